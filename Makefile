@@ -1,0 +1,60 @@
+# The two commands of the README are `make demo` and `make test`. Both start on a bare Debian 12 and
+# install what is missing. Everything else here is for working on the library.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+JOBS ?= $(shell nproc)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+
+.PHONY: help demo test soak check tidy format clean
+
+help:
+	@echo 'make demo    builds the library and gives a short tour of it on the simulator'
+	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
+	@echo 'make soak    what takes longer: long fuzzing, and each test under many seeds'
+	@echo 'make check   the quick loop before a commit (scripts/check)'
+	@echo 'make tidy    the house rules; make format applies clang-format'
+	@echo 'make clean   removes build/'
+
+demo:
+	@scripts/install-deps build
+	cmake --preset release
+	cmake --build --preset release --target tour fabric_tool
+	@build/release/examples/tour
+
+build-%:
+	cmake --preset $*
+	cmake --build --preset $*
+
+# One ctest over the three builds, so that there is one summary and it is the last thing printed.
+test:
+	@scripts/install-deps build test
+	@$(MAKE) --no-print-directory build-asan
+	@$(MAKE) --no-print-directory build-tsan
+	@$(MAKE) --no-print-directory build-release
+	@mkdir -p build/all
+	@printf 'subdirs("../%s")\n' asan tsan release > build/all/CTestTestfile.cmake
+	@ctest --test-dir build/all --output-on-failure
+
+soak:
+	@scripts/install-deps build test
+	@$(MAKE) --no-print-directory build-asan
+	@$(MAKE) --no-print-directory build-release
+	@scripts/soak
+
+check:
+	@scripts/check
+
+tidy:
+	@scripts/install-deps build
+	@python3 scripts/tidy.py
+
+format:
+	@scripts/install-deps build test
+	@git ls-files --cached --others --exclude-standard '*.h' '*.cc' | xargs clang-format -i
+
+clean:
+	rm -rf build

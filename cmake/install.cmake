@@ -1,0 +1,29 @@
+# The installed tree: both libraries, the public headers, a CMake package and a pkg-config file.
+
+include(CMakePackageConfigHelpers)
+
+set(FABRIC_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/fabric)
+set(installed_libraries fabric_static)
+if(FABRIC_SHARED)
+  list(APPEND installed_libraries fabric_shared)
+endif()
+
+install(TARGETS ${installed_libraries} EXPORT fabric-targets)
+install(FILES ${FABRIC_PUBLIC_HEADERS} ${FABRIC_GENERATED_INCLUDE}/fabric/version.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fabric)
+install(EXPORT fabric-targets NAMESPACE fabric:: DESTINATION ${FABRIC_PACKAGE_DIR})
+
+configure_package_config_file(cmake/fabric-config.cmake.in ${PROJECT_BINARY_DIR}/fabric-config.cmake
+                              INSTALL_DESTINATION ${FABRIC_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/fabric-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/fabric-config.cmake
+              ${PROJECT_BINARY_DIR}/fabric-config-version.cmake DESTINATION ${FABRIC_PACKAGE_DIR})
+
+# The .pc file finds its prefix from where it lies, so that an installed tree can be moved.
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_FULL_LIBDIR BASE_DIRECTORY ${CMAKE_INSTALL_PREFIX}
+           OUTPUT_VARIABLE FABRIC_PC_LIBDIR)
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX
+           BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig OUTPUT_VARIABLE FABRIC_PC_PREFIX)
+configure_file(cmake/fabric-lib.pc.in ${PROJECT_BINARY_DIR}/fabric-lib.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/fabric-lib.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,20 @@
+# Warnings for our own code; link a target to fabric_warnings to get them.
+
+add_library(fabric_warnings INTERFACE)
+target_compile_options(
+  fabric_warnings
+  INTERFACE -Wall
+            -Wextra
+            -Wpedantic
+            -Wshadow
+            -Wnon-virtual-dtor
+            -Woverloaded-virtual
+            -Wold-style-cast
+            -Wcast-qual
+            -Wimplicit-fallthrough
+            -Wunused-result
+            # Every request has a default for every field: leaving some out is how the API is used.
+            -Wno-missing-field-initializers
+            $<$<CXX_COMPILER_ID:GNU>:-Wduplicated-cond>
+            $<$<CXX_COMPILER_ID:GNU>:-Wlogical-op>
+            $<$<BOOL:${FABRIC_WERROR}>:-Werror>)

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fabric/memory.h>
+#include <fabric/peer.h>
+#include <fabric/result.h>
+#include <fabric/types.h>
+
+// The provider contract: the core reaches every network through these classes and nothing else.
+// How to write one: docs/providers.md.
+
+namespace fabric {
+
+/// What one rail can do. Data, not virtual functions, so that a test can read it and skip.
+struct Caps {
+  bool ordered = false;       ///< writes on one path land in posting order
+  bool slice_safe = false;    ///< pieces without an immediate, posted before the counted one on the
+                              ///< same path, are covered by it
+  bool cpu_copy = false;      ///< the provider moves the bytes itself, within a budget per poll
+  bool exact_replay = false;  ///< after a break the target can say which writes landed (P10)
+  bool checks_access = false;  ///< the target checks key and bounds, and refuses (P12)
+  FenceKind fence = FenceKind::kNone;
+  uint32_t queue_depth = 0;      ///< pieces in flight on the rail
+  uint32_t path_depth = 0;       ///< of those, on one path
+  uint32_t memory_kinds = 0;     ///< bit per MemoryKind that the rail can read and write
+  uint64_t write_bytes_max = 0;  ///< one piece
+};
+
+constexpr uint32_t kind_bit(MemoryKind kind) noexcept { return 1u << static_cast<uint32_t>(kind); }
+
+/// One piece of a write, as it is posted.
+struct WriteOp {
+  uint64_t source = 0;      ///< local address
+  uint64_t target = 0;      ///< offset in the target's region
+  uint64_t size_bytes = 0;  ///< 0 is legal: a bare immediate
+  uint64_t local_key = 0;   ///< what register_memory() returned on this rail
+  uint64_t remote_key = 0;  ///< what import_key() returned on this rail
+  uint32_t cookie = 0;      ///< comes back in the completion
+  uint32_t path = 0;        ///< what open_path() returned
+  uint32_t imm = 0;         ///< wire form: cut and key
+  uint8_t has_imm = 0;
+  uint8_t priority = 0;
+  uint16_t spare = 0;
+};
+static_assert(sizeof(WriteOp) == 56);
+
+/// What a rail reports.
+struct WireEvent {
+  enum class Kind : uint8_t {
+    kWritten,   ///< a posted piece ended: cookie, code, remote
+    kImm,       ///< an immediate arrived and its bytes are in place: imm
+    kPathDown,  ///< this end of a path broke or was closed, and is drained: path; value = how many
+                ///< immediates this end had taken (R of the failover protocol)
+    kRailDown,  ///< the NIC failed: code
+    kRailUp,    ///< and came back
+    kFenced,    ///< deregister_memory() is proved: cookie
+  };
+  Kind kind = Kind::kWritten;
+  Errc code = Errc::kOk;
+  Remote remote = Remote::kDelivered;
+  uint8_t inbound = 0;  ///< kPathDown: 1 for an end made by accept_path()
+  uint32_t cookie = 0;
+  uint32_t imm = 0;
+  uint32_t path = 0;
+  uint64_t value = 0;
+};
+static_assert(sizeof(WireEvent) == 24);
+
+/// One opened NIC (or lane) of one network.
+///
+/// Paths have a direction: the sender opens its end and shows `hello` to the peer, the peer accepts
+/// it and answers, the sender starts. The core carries hello and answer over the control channel,
+/// retransmits and deduplicates.
+///
+/// Threads: confined to the worker that owns it, except register_memory() and deregister_memory(),
+///   which may block in the kernel and come from any thread.
+/// Failure: a piece that was taken always completes, once, through poll(). There is no second place
+///   to look for errors.
+class Rail {
+ public:
+  virtual ~Rail() = default;
+  virtual const Caps& caps() const noexcept = 0;
+  virtual std::string_view device() const noexcept = 0;
+
+  /// Returns the local key; `wire_key` (at most kWireKeyBytesMax) is what peers need.
+  virtual Result<uint64_t> register_memory(const Memory& memory,
+                                           std::vector<std::byte>& wire_key) = 0;
+  /// From here on the target refuses writes to it; ends in kFenced with `cookie` when none can land
+  /// any more.
+  virtual void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept = 0;
+  /// Turns a peer's wire key into the number that WriteOp carries. Hostile bytes: kBadFormat.
+  virtual Result<uint64_t> import_key(std::span<const std::byte> wire_key) = 0;
+
+  /// `peer` is the peer's OpenNetwork::address().
+  virtual Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
+                                     std::vector<std::byte>& hello) = 0;
+  /// The target's end. Accepting the same hello again gives the same answer.
+  virtual Result<uint32_t> accept_path(std::span<const std::byte> hello,
+                                       std::vector<std::byte>& answer) = 0;
+  virtual Result<void> start_path(uint32_t path, std::span<const std::byte> answer) = 0;
+  /// Stops this end. What was posted on it ends by poll(), then kPathDown says that it is drained.
+  virtual void close_path(uint32_t path, bool inbound) noexcept = 0;
+
+  /// Takes a prefix of `ops` and returns its length. A short count is back-pressure, not an error:
+  /// poll(), then offer the rest again.
+  virtual uint32_t post(std::span<const WriteOp> ops) noexcept = 0;
+  /// Moves up to out.size() events into `out` and returns how many. Never blocks.
+  virtual uint32_t poll(std::span<WireEvent> out) noexcept = 0;
+
+  static constexpr uint32_t kWireKeyBytesMax = 32;
+};
+
+/// One configured instance of a provider: its rails, and a channel for control datagrams.
+///
+/// The control channel may lose, duplicate and reorder; the core numbers, retransmits and
+/// deduplicates. So every network needs only the simplest of services.
+///
+/// Threads: confined to the worker, as Rail is.
+class OpenNetwork {
+ public:
+  virtual ~OpenNetwork() = default;
+  virtual uint32_t rail_count() const noexcept = 0;  ///< 1..kRailsMax
+  virtual Rail& rail(uint32_t index) noexcept = 0;
+
+  /// How a peer's instance of the same provider reaches this one; at most kAddressBytesMax.
+  virtual std::vector<std::byte> address() const = 0;
+  /// Local and cheap. Fails with kBadFormat, or kUnreachable when this host cannot get there.
+  virtual Result<uint32_t> open_link(std::span<const std::byte> address) = 0;
+  virtual void close_link(uint32_t link) noexcept = 0;
+  virtual uint32_t control_bytes_max() const noexcept = 0;
+  /// False: no room now, or the link is gone. The core tries again later.
+  virtual bool send(uint32_t link, std::span<const std::byte> datagram) noexcept = 0;
+  /// Copies the next datagram that arrived into `out`; 0 when there is none.
+  virtual uint32_t receive(std::span<std::byte> out) noexcept = 0;
+
+  /// Before a sleep: false when something is there already. Afterwards the next arrival makes
+  /// wait_fd() readable, or calls the wake function that the network was opened with.
+  virtual bool arm() noexcept = 0;
+  virtual int wait_fd() const noexcept = 0;  ///< -1: it wakes by the function
+
+  static constexpr uint32_t kAddressBytesMax = 128;
+};
+
+}  // namespace fabric

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace fabric {
+
+/// Free slots 0..n-1 as a stack of indices. The head carries a tag that grows with every change, so
+/// that a slot that left and came back meanwhile is noticed (ABA); being fooled takes exactly 2^32
+/// changes between one load and its exchange.
+///
+/// Threads: everything from any thread; lock-free.
+class FreeList {
+ public:
+  explicit FreeList(uint32_t n) : next_(std::make_unique<std::atomic<uint32_t>[]>(n)), free_(n) {
+    // Nobody else sees the list yet. Slot 0 comes out first: small indices stay warm.
+    for (uint32_t i = 0; i < n; ++i) {
+      next_[i].store(i + 1 < n ? i + 1 : kNone, std::memory_order_relaxed);
+    }
+    head_.store(n > 0 ? 0 : kNone, std::memory_order_relaxed);
+  }
+
+  /// False: none is free. The slot is the caller's, with what its last owner left in it.
+  bool pop(uint32_t& index) noexcept {
+    // Pairs with the release in push(). All changes of head_ are read-modify-writes, so this also
+    // sees every push before the newest one, and with it next_ and the slot's contents.
+    uint64_t head = head_.load(std::memory_order_acquire);
+    for (;;) {
+      const auto top = static_cast<uint32_t>(head);
+      if (top == kNone) return false;
+      // May be stale when another thread takes `top` first; then the tag differs below.
+      const uint32_t below = next_[top].load(std::memory_order_relaxed);
+      // Acquire on failure too: the loop goes on with what it read.
+      if (head_.compare_exchange_weak(head, tagged(head, below), std::memory_order_acquire,
+                                      std::memory_order_acquire)) {
+        free_.fetch_sub(1, std::memory_order_relaxed);  // statistics, pairs with nothing
+        index = top;
+        return true;
+      }
+    }
+  }
+
+  /// Gives a slot back; the caller is done with it. Twice without a pop() between is a bug that the
+  /// list cannot see.
+  void push(uint32_t index) noexcept {
+    // Before the slot is there to be popped, so that the count never runs below zero.
+    free_.fetch_add(1, std::memory_order_relaxed);  // statistics, pairs with nothing
+    uint64_t head = head_.load(std::memory_order_relaxed);  // only a guess, confirmed below
+    do {
+      next_[index].store(static_cast<uint32_t>(head), std::memory_order_relaxed);
+      // Release pairs with the acquire in pop(): next_ and the slot's contents go with it.
+    } while (!head_.compare_exchange_weak(head, tagged(head, index), std::memory_order_release,
+                                          std::memory_order_relaxed));
+  }
+
+  /// Exact while nobody else pushes or pops, otherwise at least as many as there are.
+  uint32_t free_count() const noexcept { return free_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static uint64_t tagged(uint64_t old_head, uint32_t index) noexcept {
+    return ((old_head >> 32) + 1) << 32 | index;
+  }
+
+  const std::unique_ptr<std::atomic<uint32_t>[]> next_;
+  alignas(64) std::atomic<uint64_t> head_{kNone};  ///< tag above, index below
+  alignas(64) std::atomic<uint32_t> free_;
+};
+
+}  // namespace fabric

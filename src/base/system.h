@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+// What the operating system knows and a simulated world must not: real time and real randomness.
+// Only runtimes ask here; everybody else asks their Driver.
+
+namespace fabric {
+
+/// CLOCK_MONOTONIC.
+int64_t monotonic_ns() noexcept;
+
+/// 64 bits from the kernel's generator.
+uint64_t system_entropy() noexcept;
+
+/// The number of one life of an engine. The upper 46 bits are wall-clock time in steps of 2^16 ns
+/// (66 us, less than any process takes to start), the lower 18 are random, for engines of different
+/// processes that start in the same step. Within one process later calls are always larger, also
+/// when the clock steps back; across processes this needs a clock that does not.
+uint64_t next_incarnation() noexcept;
+
+}  // namespace fabric

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fabric/memory.h>
+#include <fabric/result.h>
+#include <fabric/types.h>
+
+// What a peer needs to write into a region (P12, P14), and the one-line offer that carries an
+// address, a descriptor and a key.
+
+namespace fabric::control {
+
+struct RegionDesc {
+  uint64_t owner_engine = 0;
+  uint64_t owner_incarnation = 0;
+  RegionId region{};
+  uint64_t size_bytes = 0;
+  MemoryKind kind = MemoryKind::kHost;
+  int32_t device = -1;
+  uint64_t granted_to = 0;  ///< engine id of the only peer that may use it; 0 = anyone
+  uint32_t grant = 0;       ///< number of the grant at its owner; 0 = the open descriptor
+
+  struct Section {
+    std::string network{};                             ///< its name
+    std::vector<std::vector<std::byte>> rail_keys{};   ///< 1..kRailsMax, each <= kWireKeyBytesMax
+    bool operator==(const Section&) const = default;
+  };
+  std::vector<Section> networks{};
+
+  bool operator==(const RegionDesc&) const = default;
+};
+
+/// Fails with kTooLarge when it would pass MemoryRegion::kDescBytesMax.
+Result<std::vector<std::byte>> encode(const RegionDesc& desc);
+/// Fails with kBadFormat or kVersion; `what` is "desc".
+Result<RegionDesc> decode_desc(std::span<const std::byte> bytes);
+
+struct OfferParts {
+  std::vector<std::byte> address{};
+  std::vector<std::byte> desc{};
+  Key key{};
+};
+
+/// "fabric-offer1:" and base64url of the three.
+std::string encode_offer(const OfferParts& offer);
+/// Fails with kBadFormat or kVersion; `what` is "offer". Address and descriptor are not looked
+/// into.
+Result<OfferParts> decode_offer(std::string_view text);
+
+}  // namespace fabric::control

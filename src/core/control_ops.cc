@@ -1,0 +1,440 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+#include "core/peer.h"
+
+// The numbered messages of a running session: paths, two-sided messages, names, revocations,
+// fences. Each request is answered once; the reliable channel below repeats and deduplicates.
+
+namespace fabric::core {
+
+using control::MessageType;
+
+namespace {
+// A fence asks the peer first, so that its writes drain instead of breaking; at most this long.
+constexpr int64_t kFenceGraceNs = 1'000'000'000;
+
+MessageType done_type(MessageType request) {
+  switch (request) {
+    case MessageType::kRevokeRegion: return MessageType::kRegionRevoked;
+    case MessageType::kFence: return MessageType::kFenced;
+    case MessageType::kRevokeKey: return MessageType::kKeyRevoked;
+    default: return MessageType::kMessageDone;
+  }
+}
+
+std::vector<std::byte> done(uint32_t ref, Errc code) {
+  return control::encode(control::Done{.ref = ref, .code = code});
+}
+}  // namespace
+
+/// False: not taken, the peer has to send it again.
+bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
+  using Arrival = control::ReliableChannel::Arrival;
+  switch (peer.channel->classify(frame.header.seq)) {
+    case Arrival::kBeyond:
+      return false;
+    case Arrival::kDuplicate:
+      peer.channel->owe_ack();
+      return false;
+    case Arrival::kNew:
+      break;
+  }
+  switch (frame.header.type) {
+    case MessageType::kPathOpen: on_path_open(peer, frame.body); break;
+    case MessageType::kPathAnswer: on_path_answer(peer, frame.body); break;
+    case MessageType::kMessage: on_message(peer, frame.body); break;
+    case MessageType::kResolve: on_resolve(peer, frame.body); break;
+    case MessageType::kResolved: on_resolved(peer, frame.body); break;
+    case MessageType::kRevokeRegion: on_revoke_region(peer, frame.body); break;
+    case MessageType::kFence: on_fence(peer, frame.body); break;
+    case MessageType::kRevokeKey: on_revoke_key(peer, frame.body); break;
+    case MessageType::kAbortKey: on_abort_key(peer, frame.body); break;
+    case MessageType::kMessageDone:
+    case MessageType::kRegionRevoked:
+    case MessageType::kFenced:
+    case MessageType::kKeyRevoked: on_done(peer, frame.header.type, frame.body); break;
+    default: break;  // of a newer minor version: taken and ignored
+  }
+  return true;
+}
+
+void Peers::refuse_bad(Peer& peer, MessageType type) {
+  ++core_.control_bad;
+  FABRIC_LOG(core_.log, kWarning, "core", "a control message does not parse", {"peer", peer.id()},
+             {"type", control::to_string(type)});
+}
+
+// Paths
+
+void Peers::on_path_open(Peer& peer, const control::Body& body) {
+  auto open = control::decode_path_open(body);
+  if (!open) return refuse_bad(peer, MessageType::kPathOpen);
+  control::PathAnswer answer{.ref = open->ref};
+  NetworkSlot* network = core_.network_named(open->provider, open->network);
+  if (network == nullptr || open->remote_rail >= network->rails.size()) {
+    answer.code = Errc::kUnreachable;
+  } else {
+    RailSlot& rail = network->rails[open->remote_rail];
+    auto id = rail.rail->accept_path(open->hello, answer.answer);
+    answer.code = id.error().code;
+    if (id) {
+      peer.inbound.push_back(
+          {.ref = open->ref, .network = rail.network, .rail = rail.index, .id = *id});
+      if (peer.ending) close_inbound(peer);
+    }
+  }
+  send(peer, MessageType::kPathAnswer, control::encode(answer));
+}
+
+void Peers::on_path_answer(Peer& peer, const control::Body& body) {
+  auto answer = control::decode_path_answer(body);
+  if (!answer) return refuse_bad(peer, MessageType::kPathAnswer);
+  core_.transfers.path_answered(peer, answer->ref, answer->code, answer->answer);
+}
+
+void Peers::close_inbound(Peer& peer) {
+  for (InboundPath& path : peer.inbound) {
+    if (std::exchange(path.closing, true)) continue;
+    core_.networks[path.network].rails[path.rail].rail->close_path(path.id, true);
+  }
+  fence_progress(peer);
+}
+
+void Peers::on_inbound_down(uint8_t network, uint8_t rail, uint32_t id) {
+  for (Peer* peer : all()) {
+    const auto n = std::erase_if(peer->inbound, [&](const InboundPath& path) {
+      return path.network == network && path.rail == rail && path.id == id;
+    });
+    if (n > 0) {
+      fence_progress(*peer);
+      return;
+    }
+  }
+}
+
+// Two-sided messages
+
+uint32_t Peers::ask(Peer& peer, const Op& op, bool is_message) {
+  const uint32_t ref = peer.next_ref++;
+  peer.refs[ref] = {.op = op.self, .is_message = is_message, .channel = op.channel};
+  return ref;
+}
+
+/// The question that an answer belongs to, taken out; its operation, unless that has ended.
+Op* Peers::claim(Peer& peer, uint32_t ref, Asked& asked) {
+  const auto it = peer.refs.find(ref);
+  if (it == peer.refs.end()) return nullptr;
+  asked = it->second;
+  peer.refs.erase(it);
+  return asked.op == kNone ? nullptr : &core_.ops.at(asked.op);
+}
+
+void Peers::start_send(Op& op) {
+  Peer* peer = find(op.peer);
+  const PeerState state =
+      peer == nullptr ? PeerState::kLost : peer->state.load(std::memory_order_relaxed);
+  if (state >= PeerState::kLost || peer->ending) {
+    core_.finish(op, Errc::kPeerLost, Remote::kNotDelivered);
+    return;
+  }
+  peer->credits[op.channel].waiting.push_back(op.self);
+  next_messages(*peer, op.channel);
+}
+
+void Peers::next_messages(Peer& peer, uint16_t channel) {
+  if (!peer.usable()) return;
+  ChannelCredit& credit = peer.credits[channel];
+  while (!credit.waiting.empty() && credit.outstanding < peer.hello.message_credits) {
+    Op& op = core_.ops.at(credit.waiting.front());
+    credit.waiting.pop_front();
+    if (op.list.count > peer.hello.message_bytes_max) {
+      core_.finish(op, Errc::kTooLarge, Remote::kNotDelivered);
+      continue;
+    }
+    ++credit.outstanding;
+    send_message(peer, op);
+  }
+}
+
+void Peers::send_message(Peer& peer, Op& op) {
+  op.ref = ask(peer, op, true);
+  const auto bytes = op.list.as<const std::byte>();
+  send(peer, MessageType::kMessage,
+       control::encode(
+           control::UserMessage{.ref = op.ref, .channel = op.channel, .bytes = bytes}));
+}
+
+void Peers::on_message(Peer& peer, const control::Body& body) {
+  auto message = control::decode_user_message(body);
+  if (!message || message->bytes.size() > core_.config.message_bytes_max) {
+    return refuse_bad(peer, MessageType::kMessage);
+  }
+  const auto listener = core_.report.listener(message->channel);
+  if (listener == Reporter::Listener::kNobody) {
+    send(peer, MessageType::kMessageDone, done(message->ref, Errc::kUnsupported));
+    return;
+  }
+  auto buffer = std::make_unique<MessageBuffer>();
+  buffer->bytes.assign(message->bytes.begin(), message->bytes.end());
+  auto& held = peer.held[message->channel];
+  if (listener == Reporter::Listener::kReady && held.empty()) {
+    deliver(peer, message->ref, message->channel, std::move(buffer));
+    return;
+  }
+  if (held.size() >= core_.config.message_credits) {
+    FABRIC_LOG(core_.log, kWarning, "core", "a peer sends beyond its credit: disconnected",
+               {"peer", peer.id()}, {"channel", message->channel});
+    lose(peer, PeerState::kLost, Errc::kExhausted, true);
+    return;
+  }
+  held.push_back({message->ref, std::move(buffer)});
+  ++holding_;
+}
+
+void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
+                    std::unique_ptr<MessageBuffer> buffer) {
+  Event event{.kind = EventKind::kMessage};
+  event.peer = peer.id();
+  event.value = channel;
+  for (Traffic* t : {&peer.rx, &core_.rx}) {
+    ++t->messages;
+    t->bytes += buffer->bytes.size();
+  }
+  core_.report.deliver_message(channel, event, std::move(buffer));
+  send(peer, MessageType::kMessageDone, done(ref, Errc::kOk));
+}
+
+void Peers::answer_held() {
+  if (holding_ == 0) return;
+  for (Peer* peer : all()) {
+    for (auto& [channel, messages] : peer->held) {
+      while (!messages.empty()) {
+        const auto listener = core_.report.listener(channel);
+        if (listener == Reporter::Listener::kFull) break;
+        HeldMessage message = std::move(messages.front());
+        messages.pop_front();
+        --holding_;
+        if (listener == Reporter::Listener::kReady) {
+          deliver(*peer, message.ref, channel, std::move(message.buffer));
+        } else {
+          send(*peer, MessageType::kMessageDone, done(message.ref, Errc::kUnsupported));
+        }
+      }
+    }
+  }
+}
+
+void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
+  auto answer = control::decode_done(body);
+  if (!answer) return refuse_bad(peer, type);
+  if (type == MessageType::kRegionRevoked) {
+    const auto it = peer.region_refs.find(answer->ref);
+    if (it == peer.region_refs.end()) return;
+    const uint32_t slot = it->second;
+    peer.region_refs.erase(it);
+    core_.regions.revoke_answered(slot);
+    return;
+  }
+  if (type == MessageType::kKeyRevoked) {
+    core_.counters.key_revoked(peer, answer->ref);
+    return;
+  }
+  Asked asked;
+  Op* op = claim(peer, answer->ref, asked);
+  if (type == MessageType::kFenced) {
+    if (op != nullptr && op->kind == OpKind::kFence) finish_fence(peer, Errc::kOk);
+    return;
+  }
+  if (!asked.is_message) return;
+  ChannelCredit& credit = peer.credits[asked.channel];
+  if (credit.outstanding > 0) --credit.outstanding;
+  if (op != nullptr) {
+    for (Traffic* t : {&peer.tx, &core_.tx}) ++t->messages;
+    const bool ok = answer->code == Errc::kOk;
+    core_.finish(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
+                 ok ? op->list.count : 0);
+  }
+  next_messages(peer, asked.channel);
+}
+
+// Names
+
+void Peers::start_resolve(Op& op) {
+  Peer* peer = find(op.peer);
+  if (peer == nullptr || peer->ending ||
+      peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+    core_.finish(op, Errc::kPeerLost, Remote::kNotDelivered);
+    return;
+  }
+  op.ref = ask(*peer, op, false);
+  if (peer->usable()) ask_again(*peer, op.ref, op);
+}
+
+/// Sends the question of an operation that could not be sent before the session was up.
+void Peers::ask_again(Peer& peer, uint32_t ref, Op& op) {
+  if (op.kind == OpKind::kResolve) {
+    const auto names = op.list.as<const uint64_t>();
+    send(peer, MessageType::kResolve,
+         control::encode(control::ResolveNames{.ref = ref, .names = {names.begin(), names.end()}}));
+  } else if (op.kind == OpKind::kFence) {
+    send(peer, MessageType::kFence, control::encode(control::FenceRequest{.ref = ref}));
+  }
+}
+
+void Peers::on_resolve(Peer& peer, const control::Body& body) {
+  auto request = control::decode_resolve(body);
+  if (!request) return refuse_bad(peer, MessageType::kResolve);
+  control::ResolvedNames answer{.ref = request->ref};
+  auto keys = core_.counters.resolve(peer, request->names, core_.now_ns);
+  answer.code = keys.error().code;
+  if (keys) answer.keys = *std::move(keys);
+  send(peer, MessageType::kResolved, control::encode(answer));
+}
+
+void Peers::on_resolved(Peer& peer, const control::Body& body) {
+  auto answer = control::decode_resolved(body);
+  if (!answer) return refuse_bad(peer, MessageType::kResolved);
+  Asked asked;
+  Op* op = claim(peer, answer->ref, asked);
+  if (op == nullptr || op->kind != OpKind::kResolve) return;
+  Errc code = answer->code;
+  if (code == Errc::kOk && answer->keys.size() != op->resolved.size()) code = Errc::kBadFormat;
+  if (code == Errc::kOk) {
+    for (size_t i = 0; i < answer->keys.size(); ++i) {
+      op->resolved[i] = Key::from_wire(answer->keys[i]);
+    }
+  }
+  const bool ok = code == Errc::kOk;
+  core_.finish(*op, code, ok ? Remote::kDelivered : Remote::kNotDelivered,
+               ok ? answer->keys.size() : 0);
+}
+
+void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
+  auto request = control::decode_revoke_key(body);
+  if (!request) return refuse_bad(peer, MessageType::kRevokeKey);
+  add_drain(peer, MessageType::kKeyRevoked, request->ref);
+}
+
+void Peers::on_abort_key(Peer& peer, const control::Body& body) {
+  auto request = control::decode_abort_key(body);
+  if (!request) return refuse_bad(peer, MessageType::kAbortKey);
+  core_.counters.abort(Key::from_wire(request->key), Errc::kAborted, peer.id());
+}
+
+// Revocation of regions, drains
+
+void Peers::on_revoke_region(Peer& peer, const control::Body& body) {
+  auto request = control::decode_revoke_region(body);
+  if (!request) return refuse_bad(peer, MessageType::kRevokeRegion);
+  core_.regions.revoke(peer, request->region, request->grant);
+  add_drain(peer, done_type(MessageType::kRevokeRegion), request->ref);
+}
+
+/// Answers once everything that is posted to the peer now has ended.
+void Peers::add_drain(Peer& peer, MessageType type, uint32_t ref) {
+  peer.drains.push_back({.upto_seq = peer.next_piece_seq - 1, .type = type, .ref = ref});
+  check_drains(peer);
+}
+
+void Peers::check_drains(Peer& peer) {
+  if (peer.drains.empty()) return;
+  const uint64_t oldest = core_.transfers.oldest_piece(peer);
+  std::erase_if(peer.drains, [&](const DrainAnswer& drain) {
+    if (drain.upto_seq >= oldest) return false;
+    send(peer, drain.type, done(drain.ref, Errc::kOk));
+    return true;
+  });
+}
+
+// Fences
+
+void Peers::start_fence(Op& op) {
+  Peer* peer = find(op.peer);
+  if (peer == nullptr) {
+    core_.finish(op, Errc::kNotFound, Remote::kUnknown);
+    return;
+  }
+  if (peer->is_self || peer->fence_op != kNone) {
+    core_.finish(op, peer->is_self ? Errc::kUnsupported : Errc::kBusy, Remote::kUnknown);
+    return;
+  }
+  peer->fence_op = op.self;
+  if (!peer->usable()) {
+    // Nobody to ask. A session that never came up has no path in; the others' ends are closing.
+    lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+    op.step = 1;
+    core_.timers.set(op.timer, op.deadline_ns);
+    fence_progress(*peer);
+    return;
+  }
+  peer->ending = true;
+  op.ref = ask(*peer, op, false);
+  ask_again(*peer, op.ref, op);
+  const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;
+  core_.timers.set(op.timer, std::min(core_.now_ns + kFenceGraceNs, half));
+}
+
+/// The peer did not answer in its grace: what this side can prove alone.
+void Peers::continue_fence(Op& op) {
+  op.step = 1;
+  core_.timers.set(op.timer, op.deadline_ns);
+  Peer* peer = find(op.peer);
+  FABRIC_CHECK(peer != nullptr, "a peer under a fence keeps its slot");
+  peer->refs.erase(op.ref);
+  lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+}
+
+/// Once every path in is down and each network says that this suffices, no write can land.
+void Peers::fence_progress(Peer& peer) {
+  if (peer.fence_op == kNone || !peer.inbound.empty()) return;
+  Op& op = core_.ops.at(peer.fence_op);
+  if (op.step == 0) return;
+  const bool proof = std::all_of(peer.links.begin(), peer.links.end(), [&](const auto& link) {
+    return core_.networks[link.network].fence == FenceKind::kLocal;
+  });
+  if (proof) finish_fence(peer, Errc::kOk);
+}
+
+void Peers::finish_fence(Peer& peer, Errc code) {
+  Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
+  const bool ok = code == Errc::kOk;
+  lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
+  core_.finish(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
+}
+
+void Peers::on_fence(Peer& peer, const control::Body& body) {
+  auto request = control::decode_fence(body);
+  if (!request) return refuse_bad(peer, MessageType::kFence);
+  // We may write to them no more: what is queued ends, what is posted drains, then they are told.
+  peer.ending = true;
+  core_.regions.peer_lost(peer.id());
+  core_.transfers.stop_queued(peer, Errc::kPeerLost);
+  add_drain(peer, MessageType::kFenced, request->ref);
+}
+
+void Peers::stop_control_op(Op& op, Errc code) {
+  if (op.kind == OpKind::kFence) {
+    Peer* peer = find(op.peer);
+    if (peer != nullptr && peer->fence_op == op.self) {
+      finish_fence(*peer, code);
+    } else {
+      core_.finish(op, code, Remote::kUnknown);
+    }
+    return;
+  }
+  bool sent = false;
+  if (Peer* peer = find(op.peer); peer != nullptr) {
+    auto& waiting = peer->credits[op.channel].waiting;
+    const bool queued = op.kind == OpKind::kSend && std::erase(waiting, op.self) > 0;
+    const auto it = peer->refs.find(op.ref);
+    if (!queued && it != peer->refs.end() && it->second.op == op.self) {
+      sent = peer->usable();
+      it->second.op = kNone;  // the answer still returns the credit
+    }
+  }
+  core_.finish(op, code, sent ? Remote::kUnknown : Remote::kNotDelivered);
+}
+
+}  // namespace fabric::core

@@ -1,0 +1,432 @@
+#include "core/core.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+#include "core/registry.h"
+
+// Opening and closing an engine, and the turn of its worker.
+
+namespace fabric::core {
+
+namespace {
+constexpr uint32_t kSubmissionsPerTurn = 256;
+constexpr uint32_t kDatagramsPerTurn = 64;
+constexpr uint32_t kTimersPerTurn = 256;
+// The world or a kernel may move a watched word at any time; without a wake-up it is looked at this
+// often in virtual time.
+constexpr int64_t kWatchIntervalNs = 1'000;
+// Closing a path needs no answer from anybody, so this is long; it only bounds a broken provider.
+constexpr int64_t kTearDownNs = 10'000'000'000;
+constexpr int64_t kSettleNs = 200'000;
+}  // namespace
+
+void record(Histogram& histogram, int64_t ns) noexcept {
+  const auto value = static_cast<uint64_t>(std::max<int64_t>(ns, 1));
+  const auto bucket = static_cast<size_t>(std::bit_width(value)) - 1;
+  ++histogram.bucket[std::min(bucket, histogram.bucket.size() - 1)];
+}
+
+void* EngineCore::leaked(size_t bytes) noexcept { return ::operator new(bytes, std::nothrow); }
+
+EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_runtime,
+                       Driver* given, std::unique_ptr<Driver> own)
+    : config(checked),
+      log(checked.log_sink, checked.log_level),
+      runtime(std::move(shared_runtime)),
+      own_driver(std::move(own)),
+      driver(own_driver != nullptr ? own_driver.get() : given),
+      rng(driver->entropy()),
+      ops(config.ops_max),
+      arena(config.index_arena_bytes),
+      submissions(config.ops_max),
+      ended(config.ops_max),
+      report(*this),
+      regions(*this),
+      transfers(*this),
+      peers(*this),
+      counters(*this, rng.next()),
+      groups(config.peers_max * 16) {
+  engine_id = rng.next() | 1;
+  incarnation = driver->incarnation();
+  now_ns = driver->now_ns();
+  for (uint32_t i = 0; i < ops.max(); ++i) {
+    ops.at(i).timer.kind = Timer::Kind::kOp;
+    ops.at(i).timer.index = i;
+  }
+}
+
+EngineCore::~EngineCore() = default;
+
+Result<std::shared_ptr<EngineCore>> EngineCore::open(const Config& config,
+                                                     std::shared_ptr<Runtime> runtime,
+                                                     Driver* driver) {
+  auto checked = effective_config(config);
+  if (!checked) return checked.error();
+  std::unique_ptr<Driver> own;
+  if (driver == nullptr) own = make_threads_driver();
+  std::shared_ptr<EngineCore> core;
+  try {
+    core = std::make_shared<EngineCore>(*checked, std::move(runtime), driver, std::move(own));
+  } catch (const std::bad_alloc&) {
+    return fail(Errc::kExhausted, "memory for the engine's tables");
+  }
+  if (auto ok = core->open_networks(); !ok) return ok.error();
+  const AttachOptions options{.spin_ns = config.spin.count(), .cpus = config.worker_cpus};
+  if (auto ok = core->driver->attach(*core, options); !ok) return ok.error();
+  return core;
+}
+
+Result<void> EngineCore::open_networks() {
+  std::vector<Network> wanted = config.networks;
+  if (wanted.empty()) {
+    for (const std::string& provider : built_providers()) {
+      if (provider != "self") wanted.push_back({.provider = provider, .required = false});
+    }
+  }
+  wanted.push_back({.provider = "self"});
+  uint32_t largest = 0;
+  for (Network& spec : wanted) {
+    if (spec.name.empty()) spec.name = spec.provider;
+    const OpenContext context{.driver = driver,
+                              .engine_id = engine_id,
+                              .wake = [this] { driver->wake(*this); }};
+    auto network = open_network(spec, context);
+    if (!network && !spec.required) {
+      FABRIC_LOG(log, kInfo, "core", "a network is left out", {"network", spec.name},
+                 {"error", network.error()});
+      continue;
+    }
+    if (!network) {
+      FABRIC_LOG(log, kInfo, "core", "a network is not available", {"network", spec.name},
+                 {"error", network.error()});
+      return network.error();
+    }
+    NetworkSlot slot{.provider = spec.provider, .name = spec.name, .network = *std::move(network)};
+    slot.is_self = spec.provider == "self";
+    const uint32_t rails = std::min(slot.network->rail_count(), spec.rails_max);
+    slot.memory_kinds = UINT32_MAX;
+    for (uint32_t i = 0; i < rails; ++i) {
+      Rail& rail = slot.network->rail(i);
+      slot.rails.push_back({.rail = &rail,
+                            .caps = rail.caps(),
+                            .network = static_cast<uint8_t>(networks.size()),
+                            .index = static_cast<uint8_t>(i)});
+      slot.rails.back().inbox.reserve(256);
+      slot.memory_kinds &= rail.caps().memory_kinds;
+    }
+    slot.fence = slot.rails[0].caps.fence;
+    largest = std::max(largest, slot.network->control_bytes_max());
+    networks.push_back(std::move(slot));
+  }
+  datagram_.resize(largest);
+  return {};
+}
+
+NetworkSlot* EngineCore::network_named(std::string_view provider, std::string_view name) noexcept {
+  for (NetworkSlot& network : networks) {
+    if (network.provider == provider && network.name == name) return &network;
+  }
+  return nullptr;
+}
+
+TurnResult EngineCore::turn(int64_t now) noexcept {
+  std::lock_guard lock(state_mutex);
+  TurnResult result;
+  now_ns = now;
+  ++turns;
+  // Finish old work before starting new: what ends here frees the room that is used below.
+  for (size_t n = 0; n < networks.size(); ++n) {
+    result.done += poll_control(networks[n], static_cast<uint8_t>(n));
+    result.done += transfers.poll(networks[n]);
+  }
+  result.done += take_ended();
+  result.done += take_submissions();
+  result.done += fire_timers();
+  for (NetworkSlot& network : networks) result.done += transfers.post(network);
+  peers.answer_held();
+  result.done += report.poll_watchers();
+  result.done += report.flush();
+  if (room_due.exchange(false, std::memory_order_acq_rel)) {
+    report.publish(Event{.kind = EventKind::kRoom});
+  }
+  peers.flush(now_ns);
+  result.next_ns = timers.next_ns();
+  if (report.has_polled_watchers()) {
+    result.keep_polling = true;
+    result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);
+  }
+  return result;
+}
+
+uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
+  uint32_t done = 0;
+  for (; done < kDatagramsPerTurn; ++done) {
+    const uint32_t size = network.network->receive(datagram_);
+    if (size == 0) break;
+    peers.on_datagram(index, std::span(datagram_).first(size), now_ns);
+  }
+  return done;
+}
+
+uint32_t EngineCore::take_submissions() {
+  uint32_t done = 0, slot = 0;
+  for (; done < kSubmissionsPerTurn && submissions.pop(slot); ++done) begin(ops.at(slot));
+  return done;
+}
+
+uint32_t EngineCore::take_ended() {
+  uint32_t done = 0;
+  Ended item;
+  for (; done < kSubmissionsPerTurn && ended.pop(item); ++done) {
+    Op& op = ops.at(item.op);
+    if (op.stage.load(std::memory_order_relaxed) == OpStage::kRunning) {
+      end_expectation(op, item.code);
+    } else {
+      // Met before the worker has seen it: it is in the submission ring, or about to be.
+      op.early_end = item.code;
+      op.ended_early = true;
+    }
+  }
+  return done;
+}
+
+void EngineCore::begin(Op& op) {
+  op.stage.store(OpStage::kRunning, std::memory_order_relaxed);
+  link_running(op);
+  if (op.kind != OpKind::kExpect || !op.ended_early) {
+    if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns);
+  }
+  const bool cancelled = op.cancel_asked.load(std::memory_order_relaxed) ||
+                         report.batch_refuses(op.batch);
+  const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed : cancelled ? Errc::kCancelled : Errc::kOk;
+  if (op.kind == OpKind::kExpect) {
+    if (op.ended_early) {
+      end_expectation(op, op.early_end);
+    } else if (stopped != Errc::kOk) {
+      stop(op, stopped);
+    }
+    return;
+  }
+  if (stopped != Errc::kOk) {
+    // Nothing of it was started: no part needs to be withdrawn.
+    if (is_transfer(op.kind)) {
+      op.stop_code = stopped;
+      op.code = stopped;
+      op.parts_ended = op.parts_failed = op.parts;
+      for (uint32_t i = 0; i < op.parts; ++i) {
+        report.part_ended(op, {.part = i, .code = stopped, .remote = Remote::kNotDelivered});
+      }
+      finish_transfer(op);
+    } else {
+      finish(op, stopped, Remote::kNotDelivered);
+    }
+    return;
+  }
+  switch (op.kind) {
+    case OpKind::kSend: peers.start_send(op); return;
+    case OpKind::kResolve: peers.start_resolve(op); return;
+    case OpKind::kFence: peers.start_fence(op); return;
+    case OpKind::kDeregister: regions.start_deregister(op); return;
+    case OpKind::kAlarm: return;  // its timer is set
+    default: transfers.start(op); return;
+  }
+}
+
+uint32_t EngineCore::fire_timers() {
+  uint32_t fired = 0;
+  for (; fired < kTimersPerTurn; ++fired) {
+    Timer* timer = timers.pop_due(now_ns);
+    if (timer == nullptr) break;
+    if (timer->kind == Timer::Kind::kPeer) {
+      peers.on_timer(*peers.at(timer->index), now_ns);
+      continue;
+    }
+    Op& op = ops.at(timer->index);
+    if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) {
+      transfers.force(op);
+    } else if (op.kind == OpKind::kAlarm) {
+      finish(op, Errc::kOk, Remote::kDelivered);
+    } else if (op.kind == OpKind::kDeregister && now_ns < op.deadline_ns) {
+      timers.set(op.timer, op.deadline_ns);
+      regions.skip_answers(op.source.slot);
+    } else if (op.kind == OpKind::kFence && now_ns < op.deadline_ns) {
+      peers.continue_fence(op);
+    } else {
+      stop(op, Errc::kTimeout);
+    }
+  }
+  return fired;
+}
+
+void EngineCore::stop(Op& op, Errc code) {
+  switch (op.kind) {
+    case OpKind::kSend:
+    case OpKind::kResolve:
+    case OpKind::kFence: peers.stop_control_op(op, code); return;
+    case OpKind::kDeregister: regions.stop_deregister(op, code); return;
+    case OpKind::kAlarm: finish(op, code, Remote::kNotDelivered); return;
+    case OpKind::kExpect:
+      // If it was met meanwhile, that end is in the ring already, and wins.
+      counters.table.cancel(op.expectation, code);
+      return;
+    default: transfers.stop(op, code); return;
+  }
+}
+
+void EngineCore::end_expectation(Op& op, Errc code) {
+  const Key key = op.expectation.key;
+  if (code == Errc::kAborted || code == Errc::kPeerLost) {
+    op.failed_peer = counters.spoiled_by(key);
+  }
+  finish(op, code, code == Errc::kOk ? Remote::kDelivered : Remote::kNotDelivered,
+         code == Errc::kOk ? op.expected : 0);
+}
+
+void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
+  report.part_ended(op, {.part = 0, .peer = op.failed_peer ? op.failed_peer : op.peer,
+                         .code = code,
+                         .remote = code == Errc::kOk ? Remote::kDelivered : remote});
+  Event event{.kind = EventKind::kDone, .code = code, .remote = remote};
+  event.op = op.id();
+  event.peer = op.failed_peer ? op.failed_peer : op.peer;
+  event.value = value;
+  event.parts_failed = code == Errc::kOk ? 0 : 1;
+  event.previous = remote == Remote::kUnknown ? 1 : 0;
+  conclude(op, event);
+}
+
+void EngineCore::finish_transfer(Op& op) {
+  Event event{.kind = EventKind::kDone};
+  event.op = op.id();
+  event.value = op.bytes_delivered;
+  event.previous = op.parts_unknown;
+  event.parts_failed = op.parts_failed;
+  if (op.parts_failed > 0) {
+    event.code = op.stop_code != Errc::kOk ? op.stop_code : op.code;
+    event.peer = op.failed_peer;
+    event.first_failed = op.first_failed;
+    const bool nothing = op.parts_failed == op.parts && op.parts_unknown == 0;
+    event.remote = nothing ? Remote::kNotDelivered : Remote::kUnknown;
+  }
+  conclude(op, event);
+}
+
+void EngineCore::conclude(Op& op, const Event& event) {
+  timers.clear(op.timer);
+  unlink_running(op);
+  release_lists(op);
+  report.op_ended(op, event);
+  room_made();
+}
+
+void EngineCore::release_lists(Op& op) noexcept {
+  arena.free(op.list.data);
+  op.list = {};
+}
+
+void EngineCore::room_made() noexcept {
+  // One event after a refusal, once a quarter is free: not one per operation.
+  if (!room_wanted.load(std::memory_order_relaxed)) return;
+  if (ops.free_count() < std::max(1u, ops.max() / 4)) return;
+  if (!room_wanted.exchange(false, std::memory_order_acq_rel)) return;
+  room_due.store(true, std::memory_order_release);  // pairs with turn()
+  driver->wake(*this);
+}
+
+void EngineCore::link_running(Op& op) noexcept {
+  op.running_prev = kNone;
+  op.running_next = running_head;
+  if (running_head != kNone) ops.at(running_head).running_prev = op.self;
+  running_head = op.self;
+}
+
+void EngineCore::unlink_running(Op& op) noexcept {
+  (op.running_prev == kNone ? running_head : ops.at(op.running_prev).running_next) =
+      op.running_next;
+  if (op.running_next != kNone) ops.at(op.running_next).running_prev = op.running_prev;
+  op.running_prev = op.running_next = kNone;
+}
+
+bool EngineCore::arm() noexcept {
+  std::lock_guard lock(state_mutex);
+  if (!submissions.empty() || !ended.empty()) return false;
+  bool quiet = true;
+  for (NetworkSlot& network : networks) quiet = network.network->arm() && quiet;
+  return quiet;
+}
+
+void EngineCore::wait_fds(std::vector<int>& out) const {
+  for (const NetworkSlot& network : networks) {
+    if (const int fd = network.network->wait_fd(); fd >= 0) out.push_back(fd);
+  }
+}
+
+void EngineCore::stop_where(const std::function<bool(const Op&)>& wanted, Errc code) {
+  // By number, because stopping one may end others.
+  std::vector<OpId> found;
+  for (uint32_t slot = running_head; slot != kNone; slot = ops.at(slot).running_next) {
+    if (wanted(ops.at(slot))) found.push_back(ops.at(slot).id());
+  }
+  for (const OpId id : found) {
+    Op* op = ops.find(id);
+    if (op != nullptr && op->stage.load(std::memory_order_relaxed) == OpStage::kRunning) {
+      stop(*op, code);
+    }
+  }
+}
+
+bool EngineCore::settle(int64_t limit_ns, const std::function<bool()>& done) {
+  const int64_t deadline_ns = driver->now_ns() + limit_ns;
+  if (!driver->threaded()) return driver->drive(done, deadline_ns);
+  // Nobody is told when an engine has come to rest, so it is looked at now and then.
+  while (!done()) {
+    if (driver->now_ns() >= deadline_ns) return false;
+    closing_parking.sleep(closing_parking.prepare(), kSettleNs);
+  }
+  return true;
+}
+
+Result<void> EngineCore::close(Timeout timeout) {
+  if (forked()) return fail(Errc::kClosed, "engine");
+  if (in_callback()) return fail(Errc::kWouldDeadlock, "close");
+  auto limit = timeout.ns == Timeout::kDefault ? config.drain_timeout.count() : timeout.ns;
+  limit = std::clamp<int64_t>(limit, 1, config.timeout_max.count());
+  // Sequentially consistent, and before the operations are counted: see OpTable::take().
+  if (closing.exchange(true, std::memory_order_seq_cst)) return fail(Errc::kClosed, "engine");
+  {
+    std::lock_guard lock(state_mutex);
+    now_ns = driver->now_ns();
+    stop_where([](const Op&) { return true; }, Errc::kClosed);  // what is still in the ring ends when it is taken
+  }
+  driver->wake(*this);
+  const auto reported = [&] { return ops.in_flight() == 0 && report.callbacks_idle(); };
+  const bool drained = settle(limit, reported);
+  {
+    std::lock_guard lock(state_mutex);
+    now_ns = driver->now_ns();
+    peers.close_all();  // closes every path: what still hangs on one ends now
+    regions.close_all();
+    report.wake_readers();
+  }
+  driver->wake(*this);
+  const bool torn_down = settle(kTearDownNs, [&] {
+    if (!reported()) return false;
+    std::lock_guard lock(state_mutex);
+    return transfers.idle() && peers.all_quiet() && regions.live() == 0;
+  });
+  driver->detach(*this);
+  closed.store(true, std::memory_order_release);
+  if (!torn_down) {
+    FABRIC_LOG(log, kError, "core", "a network did not let go: its memory stays with it",
+               {"operations", ops.in_flight()});
+    return fail(Errc::kTimeout, "close");
+  }
+  std::lock_guard lock(state_mutex);
+  networks.clear();  // ports, queues and descriptors go now, not with the last handle
+  if (!drained) return fail(Errc::kTimeout, "close");
+  return {};
+}
+
+}  // namespace fabric::core

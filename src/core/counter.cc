@@ -1,0 +1,244 @@
+#include <fabric/counter.h>
+
+#include <algorithm>
+
+#include "core/core.h"
+
+// The public Counter and CounterGroup.
+
+namespace fabric {
+
+using core::EngineCore;
+
+Counter::Counter(std::shared_ptr<core::CounterState> state) noexcept : state_(std::move(state)) {}
+Counter::Counter(Counter&&) noexcept = default;
+Counter& Counter::operator=(Counter&& other) noexcept {
+  Counter dying(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+Counter::~Counter() {
+  if (state_ == nullptr) return;
+  if (EngineCore::leak_if_forked(state_)) return;
+  release();
+}
+
+Key Counter::key() const noexcept { return state_ == nullptr ? Key{} : state_->key; }
+
+uint64_t Counter::count() const noexcept {
+  if (state_ == nullptr || state_->core->forked()) return 0;
+  return state_->core->counters.table.count(state_->key);
+}
+
+bool Counter::try_take(uint64_t n) noexcept {
+  if (state_ == nullptr || state_->core->refuses()) return false;
+  return state_->core->counters.table.try_take(state_->key, n);
+}
+
+Result<OpId> Counter::expect(uint64_t n, Notify notify, Timeout timeout) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "counter");
+  if (state_->grouped.load(std::memory_order_relaxed)) return fail(Errc::kBusy, "counter");
+  return state_->core->expect(state_->key, n, notify, timeout);
+}
+
+Result<void> Counter::wait(uint64_t n, Timeout timeout) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "counter");
+  if (state_->grouped.load(std::memory_order_relaxed)) return fail(Errc::kBusy, "counter");
+  return state_->core->wait_count(state_->key, n, timeout);
+}
+
+Result<void> Counter::bind(PeerId id) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "counter");
+  EngineCore& core = *state_->core;
+  if (core.refuses()) return fail(Errc::kClosed, "engine");
+  std::lock_guard lock(core.state_mutex);
+  core::Peer* peer = core.peers.find(id);
+  if (peer == nullptr) return fail(Errc::kNotFound, "peer");
+  if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
+  if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+    core.counters.abort(state_->key, Errc::kPeerLost, id);
+    return fail(Errc::kPeerLost, "peer");
+  }
+  core.counters.bind(state_->key, *peer);
+  return {};
+}
+
+void Counter::release() noexcept {
+  if (state_ == nullptr || state_->core->forked()) return;
+  EngineCore& core = *state_->core;
+  std::lock_guard lock(core.state_mutex);
+  core.counters.release({.key = state_->key, .named = state_->named, .name = state_->name},
+                        core.driver->now_ns());
+  core.driver->wake(core);
+}
+
+Result<Rest> Counter::close(Timeout timeout) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "counter");
+  EngineCore& core = *state_->core;
+  if (core.refuses()) return fail(Errc::kClosed, "engine");
+  if (core::in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
+  if (auto ok = core.deadline(timeout, false); !ok) return ok.error();
+  {
+    std::lock_guard lock(core.state_mutex);
+    if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
+    core.now_ns = core.driver->now_ns();
+    core.counters.release(
+        {.key = state_->key, .named = state_->named, .name = state_->name, .watched = true},
+        core.now_ns);
+    core.driver->wake(core);
+  }
+  // Only for a named key are all senders known. A made one travelled in the user's own message:
+  // its value rests before it comes back.
+  if (!state_->named) return Rest::kRested;
+  const auto confirmed = [&] {
+    std::lock_guard lock(core.state_mutex);
+    return core.counters.quiet(state_->key).awaited == 0;
+  };
+  const bool in_time = core.block(core.counters.revocations, confirmed, timeout).has_value();
+  std::lock_guard lock(core.state_mutex);
+  const bool proved = in_time && !core.counters.quiet(state_->key).unproved;
+  core.counters.forget(state_->key);
+  return proved ? Rest::kProved : Rest::kRested;
+}
+
+// Groups
+
+CounterGroup::CounterGroup(std::shared_ptr<core::CounterGroupState> state) noexcept
+    : state_(std::move(state)) {}
+CounterGroup::CounterGroup(CounterGroup&&) noexcept = default;
+CounterGroup& CounterGroup::operator=(CounterGroup&& other) noexcept {
+  CounterGroup dying(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+CounterGroup::~CounterGroup() {
+  if (state_ == nullptr) return;
+  if (EngineCore::leak_if_forked(state_)) return;
+  EngineCore& core = *state_->core;
+  std::lock_guard lock(core.state_mutex);
+  for (size_t i = 0; i < state_->members.size(); ++i) {
+    core.counters.table.set_parent(state_->members[i].key, Key{});
+    if (auto member = state_->handles[i].lock()) {
+      member->grouped.store(false, std::memory_order_relaxed);
+    }
+  }
+  core.counters.release({.key = state_->parent}, core.driver->now_ns());
+}
+
+Result<void> CounterGroup::add(Counter& member, PeerId id, uint64_t share) {
+  if (state_ == nullptr || member.state_ == nullptr) return fail(Errc::kReleased, "member");
+  EngineCore& core = *state_->core;
+  if (core.refuses()) return fail(Errc::kClosed, "engine");
+  if (share == 0) return fail(Errc::kInvalidArgument, "share");
+  if (member.state_->core != state_->core) return fail(Errc::kInvalidArgument, "member");
+  std::lock_guard lock(core.state_mutex);
+  core::Peer* peer = core.peers.find(id);
+  if (peer == nullptr) return fail(Errc::kNotFound, "peer");
+  if (!core.counters.table.live(member.state_->key)) return fail(Errc::kReleased, "member");
+  if (member.state_->grouped.exchange(true, std::memory_order_relaxed)) {
+    return fail(Errc::kBusy, "member");
+  }
+  state_->members.push_back({.key = member.state_->key, .peer = id, .share = share});
+  state_->handles.push_back(member.state_);
+  core.counters.table.set_parent(member.state_->key, state_->parent);
+  // The wait is on the group: losing any member's peer ends it at once, by name.
+  core.counters.bind(state_->parent, *peer);
+  return {};
+}
+
+Result<OpId> CounterGroup::expect(uint64_t n, Notify notify, Timeout timeout) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "group");
+  core::GroupStep step(*state_);
+  auto op = state_->core->expect(state_->parent, n, notify, timeout, &step.armed);
+  if (op) step.begun();
+  return op;
+}
+
+Result<void> CounterGroup::wait(uint64_t n, Timeout timeout) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "group");
+  core::GroupStep step(*state_);
+  auto ok = state_->core->wait_count(state_->parent, n, timeout, &step.armed);
+  if (ok || step.armed.expectation.seq != 0) step.begun();
+  return ok;
+}
+
+uint64_t CounterGroup::count() const noexcept {
+  if (state_ == nullptr || state_->core->forked()) return 0;
+  return state_->core->counters.table.count(state_->parent);
+}
+
+std::vector<PeerId> CounterGroup::missing() const {
+  std::vector<PeerId> out;
+  if (state_ == nullptr || state_->core->forked()) return out;
+  EngineCore& core = *state_->core;
+  std::lock_guard lock(core.state_mutex);
+  core::settle_members(*state_);
+  for (const core::GroupMember& member : state_->members) {
+    if (!member.masked && core.counters.table.count(member.key) < member.share) {
+      out.push_back(member.peer);
+    }
+  }
+  return out;
+}
+
+Result<void> CounterGroup::mask(PeerId id) {
+  if (state_ == nullptr) return fail(Errc::kReleased, "group");
+  EngineCore& core = *state_->core;
+  if (core.refuses()) return fail(Errc::kClosed, "engine");
+  std::lock_guard lock(core.state_mutex);
+  core::settle_members(*state_);
+  bool found = false;
+  for (core::GroupMember& member : state_->members) {
+    if (member.peer != id || std::exchange(member.masked, true)) continue;
+    found = true;
+    uint64_t had = 0;
+    core.counters.table.release(member.key, core.driver->now_ns(), &had);
+    // Only what is not here is taken as paid: what was here the group has counted already.
+    if (had < member.share) core.counters.table.add(state_->parent, member.share - had);
+  }
+  if (!found) return fail(Errc::kNotFound, "peer");
+  if (core::Peer* peer = core.peers.find(id); peer != nullptr) {
+    std::erase(peer->bound, state_->parent);
+  }
+  core.driver->wake(core);
+  return {};
+}
+
+}  // namespace fabric
+
+namespace fabric::core {
+
+/// Once a step has been met, each member's share of it is taken: what a member shows is then its
+/// part of the step to come, and its balance stays small. State lock held.
+void settle_members(CounterGroupState& group) {
+  CounterTable& table = group.core->counters.table;
+  if (!group.in_step) return;
+  if (!group.step.met) {
+    const auto outcome = table.result(group.step.expectation);
+    if (!outcome.done) return;
+    if (outcome.code != Errc::kOk) {
+      group.in_step = false;  // what arrived stays, for whoever asks next
+      return;
+    }
+  }
+  group.in_step = false;
+  for (const GroupMember& member : group.members) {
+    if (!member.masked) table.try_take(member.key, member.share);
+  }
+}
+
+GroupStep::GroupStep(CounterGroupState& group) : group_(group) {
+  if (group.core->refuses()) return;
+  std::lock_guard lock(group.core->state_mutex);
+  settle_members(group);
+}
+
+void GroupStep::begun() {
+  std::lock_guard lock(group_.core->state_mutex);
+  group_.in_step = true;
+  group_.step = armed;
+}
+
+}  // namespace fabric::core

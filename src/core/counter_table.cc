@@ -1,0 +1,471 @@
+#include "core/counter_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <thread>
+
+#include "base/rng.h"
+
+namespace fabric::core {
+
+namespace {
+
+// The claim of a record: [63:32] seq, [15:8] how that expectation ended, [1] pinned, [0] armed.
+// How it ended sits beside the armed bit, so that one change both frees the record and tells.
+constexpr uint64_t kArmed = 1;
+constexpr uint64_t kPinned = 2;
+constexpr uint32_t kCodeShift = 8;
+constexpr uint32_t kSeqShift = 32;
+
+constexpr uint64_t armed_claim(uint32_t seq) { return uint64_t{seq} << kSeqShift | kArmed; }
+constexpr uint32_t seq_of(uint64_t claim) { return static_cast<uint32_t>(claim >> kSeqShift); }
+constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned)) != 0; }
+
+constexpr uint32_t kLiveLimitMax = 1u << 20;
+constexpr int64_t kNoStep = INT64_MIN;
+
+// Requests for this many words are in flight at once: about what a core can have outstanding, and
+// all of it is still in the first-level cache when the adds come round.
+constexpr size_t kPrefetch = 64;
+
+// A record that is in use although nobody waits is being handed over: its holder is at most a few
+// instructions from letting go, or was suspended there. A yield lets it run, and this many of them
+// are under a millisecond on an idle machine.
+constexpr uint32_t kHandOverYields = 1024;
+
+constexpr uint64_t kLeave = word::kNoLife;  // never a word: spoiled, yet not live
+
+constexpr int64_t units_of_whole(uint64_t n) {
+  // Beyond every balance: too many for the word even when an expectation of the most is armed.
+  constexpr int64_t kTooMany = 2 * word::kBalanceMax + 1;
+  return n > word::kCountMax ? kTooMany : static_cast<int64_t>(n) * kUnitsPerWrite;
+}
+
+constexpr Errc refusal(uint64_t seen, uint64_t life) {
+  return word::is_of(seen, life) ? word::reason(seen) : Errc::kReleased;
+}
+
+uint32_t slot_bits_for(uint32_t live_limit, uint32_t key_bits) {
+  const uint32_t needed = static_cast<uint32_t>(std::countr_zero(live_limit)) + 1;
+  // What the word has no room for as a generation goes to the slots: every bit of the key then
+  // helps to keep its value from coming back.
+  const uint32_t left = key_bits > word::kGenerationBits ? key_bits - word::kGenerationBits : 0;
+  return std::max(needed, left);
+}
+
+uint32_t generation_mask_for(uint32_t slot_bits, uint32_t key_bits) {
+  const uint32_t bits = key_bits > slot_bits ? key_bits - slot_bits : 1;
+  return (1u << std::min(bits, word::kGenerationBits)) - 1;
+}
+
+}  // namespace
+
+/// What only expectations, links and the reuse of the slot need. Outlives every life: the seq goes
+/// on counting, so that no two expectations of a slot are ever taken for each other.
+struct CounterTable::Slot {
+  std::atomic<uint64_t> claim{0};
+  std::atomic<uint64_t> n{0};
+  int64_t half_turn_ns = kNoStep;    // when the generation last stepped onto 0 or half; mutex_
+  std::atomic<uint32_t> passing{0};  // arrivals that may be about to add to the parent
+  Key parent{};         // written when unlinked and nobody is passing, read only by who is passing
+  uint32_t cookie = 0;  // written by who claimed the record, read by who ends the expectation
+  ParkingSpot parking;
+};
+
+/// One attempt to change a word; `after` only when it was made.
+struct CounterTable::Change {
+  bool made = false;
+  uint64_t before = 0;
+  uint64_t after = 0;
+};
+
+/// What an arrival did, and what it must still do.
+struct CounterTable::Added {
+  enum What : uint8_t { kStale, kTaken, kLinked } what = kTaken;
+  bool ends = false;  // the armed expectation is this thread's to end, with `code`
+  Errc code = Errc::kOk;
+  int64_t pass_on = 0;  // units that the parent is due
+};
+
+CounterTable::CounterTable(const Options& options)
+    : fired_(options.fired),
+      context_(options.context),
+      live_limit_(std::bit_ceil(std::clamp(options.live_max, 1u, kLiveLimitMax))),
+      slot_bits_(slot_bits_for(live_limit_, std::min(options.key_bits, Key::kBits))),
+      slot_mask_((1u << slot_bits_) - 1),
+      generation_mask_(generation_mask_for(slot_bits_, std::min(options.key_bits, Key::kBits))),
+      words_(std::make_unique<std::atomic<uint64_t>[]>(slot_mask_ + 1)),
+      slots_(std::make_unique<Slot[]>(slot_mask_ + 1)),
+      free_ring_(std::make_unique<uint32_t[]>(slot_mask_ + 1)) {
+  const auto first = static_cast<uint32_t>(Rng(options.seed).next()) & generation_mask_;
+  for (uint32_t i = 0; i <= slot_mask_; ++i) {
+    // Pairs with nothing: no other thread knows the table yet.
+    words_[i].store(word::free_word(first), std::memory_order_relaxed);
+    if (i != 0) push_free(i);  // a key of slot 0 and generation 0 would mean "no immediate"
+  }
+}
+
+CounterTable::~CounterTable() = default;
+
+uint64_t CounterTable::life_of(Key key) const noexcept {
+  const uint32_t generation = key.wire() >> slot_bits_;
+  return generation <= generation_mask_ ? word::life(generation) : word::kNoLife;
+}
+
+/// Changes the word of a life to next(word), unless that is kLeave or the life is over. The look at
+/// the life and the change are one compare-exchange: a late arrival can never count in the next
+/// life.
+template <class Next>
+CounterTable::Change CounterTable::change(Key key, Next next) noexcept {
+  std::atomic<uint64_t>& cell = words_[index_of(key)];
+  const uint64_t life = life_of(key);
+  // Only a guess for the compare-exchange, hence relaxed; likewise when that fails.
+  uint64_t seen = cell.load(std::memory_order_relaxed);
+  for (;;) {
+    if (!word::is_of(seen, life)) [[unlikely]] {
+      return {false, seen, 0};
+    }
+    const uint64_t wanted = next(seen);
+    if (wanted == kLeave) [[unlikely]] {
+      return {false, seen, 0};
+    }
+    // Every change is of this kind, so each pairs with all before it: whoever ends an expectation
+    // has acquired its record and the bytes of every arrival, whichever worker took them.
+    if (cell.compare_exchange_weak(seen, wanted, std::memory_order_acq_rel,
+                                   std::memory_order_relaxed)) {
+      return {true, seen, wanted};
+    }
+  }
+}
+
+// --- keys ---------------------------------------------------------------------------------------
+
+void CounterTable::push_free(uint32_t index) noexcept {
+  free_ring_[(free_head_ + free_size_++) & slot_mask_] = index;
+}
+
+uint32_t CounterTable::pop_free() noexcept {
+  --free_size_;
+  return free_ring_[free_head_++ & slot_mask_];
+}
+
+Result<Key> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
+  const std::lock_guard lock(mutex_);
+  if (live_.load(std::memory_order_relaxed) == live_limit_) {  // changes under mutex_ only
+    return fail(Errc::kExhausted, "live counters");
+  }
+  for (uint32_t tries = free_size_; tries > 0; --tries) {
+    const uint32_t index = free_ring_[free_head_ & slot_mask_];
+    Slot& slot = slots_[index];
+    // A thread of the last life was suspended while it held the record or passed counts on. Its
+    // slot rests for another round; all the other slots only move up by one place.
+    // Acquire pairs with the release of the claim in fire(), cancel() and expect(), and of
+    // `passing` in deliver_and_pass_on().
+    if (in_use(slot.claim.load(std::memory_order_acquire)) ||
+        slot.passing.load(std::memory_order_acquire) != 0) [[unlikely]] {
+      push_free(pop_free());
+      continue;
+    }
+    // Nobody changes the word of a free slot, hence relaxed.
+    const uint64_t resting = words_[index].load(std::memory_order_relaxed);
+    const uint32_t generation = (word::generation(resting) + 1) & generation_mask_;
+    // The half-turn rule. Generations advance one by one, so the last landmark stepped onto was the
+    // other one. Looking further down the ring would find slots that have rested less.
+    if ((generation & generation_mask_ >> 1) == 0) {
+      if (slot.half_turn_ns != kNoStep && now_ns - slot.half_turn_ns <= rest_ns) {
+        return fail(Errc::kExhausted, "keys at rest");
+      }
+      slot.half_turn_ns = now_ns;
+    }
+    pop_free();
+    live_.fetch_add(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
+    // Pairs with the acquire of every change() in this life.
+    words_[index].exchange(word::life(generation), std::memory_order_acq_rel);
+    return Key::from_wire(generation << slot_bits_ | index);
+  }
+  return fail(Errc::kExhausted, "free counters");
+}
+
+bool CounterTable::release(Key key, int64_t /*now_ns*/, uint64_t* owed) {
+  Change ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = change(key, [](uint64_t seen) { return word::free_word(word::generation(seen)); });
+    if (!ended.made) return false;
+    push_free(index_of(key));
+    live_.fetch_sub(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
+  }
+  if (!word::waiting(ended.before)) {
+    if (owed != nullptr) *owed = word::untaken(ended.before);
+    return true;
+  }
+  // The expectation is ours to end. Until then its claim keeps acquire() away from the slot, and
+  // what was asked for in place.
+  Slot& slot = slots_[index_of(key)];
+  if (owed != nullptr) {
+    // Written before the word turned negative, which change() has acquired.
+    const uint64_t n = slot.n.load(std::memory_order_relaxed);
+    *owed = static_cast<uint64_t>(word::whole(word::balance(ended.before) + units_of_whole(n)));
+  }
+  fire(slot, Errc::kReleased);
+  return true;
+}
+
+bool CounterTable::live(Key key) const noexcept {
+  // A gauge; acquire pairs with change(), so that what came before the answer stays before it.
+  return word::is_of(words_[index_of(key)].load(std::memory_order_acquire), life_of(key));
+}
+
+uint32_t CounterTable::live_count() const noexcept {
+  return live_.load(std::memory_order_relaxed);  // a gauge; pairs with nothing
+}
+
+// --- arrivals -----------------------------------------------------------------------------------
+
+uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
+  constexpr uint32_t kKeyMask = (1u << Key::kBits) - 1;
+  uint32_t stale = 0;
+  while (!imms.empty()) {
+    const auto batch = imms.first(std::min(imms.size(), kPrefetch));
+    for (const uint32_t imm : batch) __builtin_prefetch(&words_[imm & slot_mask_], 1);
+    for (size_t i = 0; i < batch.size();) {
+      const uint32_t key = batch[i] & (kImmReserved | kKeyMask);
+      int64_t units = 0;
+      uint32_t run = 0;
+      // Paged writes come as runs of one key: one compare-exchange takes them all.
+      for (; i < batch.size() && (batch[i] & (kImmReserved | kKeyMask)) == key; ++i, ++run) {
+        units += units_of(imm_cut(batch[i]));
+      }
+      const bool ours = (key & kImmReserved) == 0;
+      if (!ours || !deliver(Key::from_wire(key), units)) stale += run;
+    }
+    imms = imms.subspan(batch.size());
+  }
+  return stale;
+}
+
+void CounterTable::add(Key key, uint64_t n) noexcept {
+  if (n != 0) deliver(key, units_of_whole(n));
+}
+
+/// Adds to one word. Links::kLeave leaves a linked word alone and says so: who adds to one must
+/// have announced itself first.
+CounterTable::Added CounterTable::add_units(Key key, int64_t units, Links links) noexcept {
+  const Change done = change(key, [units, links](uint64_t seen) {
+    if (word::spoiled(seen) || (word::linked(seen) && links == Links::kLeave)) return kLeave;
+    return word::plus(seen, units);
+  });
+  if (!done.made) {
+    if (!word::is_of(done.before, life_of(key))) return {.what = Added::kStale};
+    return {.what = word::spoiled(done.before) ? Added::kTaken : Added::kLinked};
+  }
+  const bool overrun = word::spoiled(done.after);
+  Added added;
+  added.ends = word::waiting(done.before) && !word::waiting(done.after);
+  added.code = overrun ? Errc::kOverrun : Errc::kOk;
+  if (word::linked(done.before) && !overrun) [[unlikely]] {
+    added.pass_on = kUnitsPerWrite * (word::whole(word::balance(done.after)) -
+                                      word::whole(word::balance(done.before)));
+  }
+  return added;
+}
+
+/// False: stale.
+bool CounterTable::deliver(Key key, int64_t units) noexcept {
+  const Added added = add_units(key, units, Links::kLeave);
+  if (added.what == Added::kLinked) [[unlikely]] {
+    return deliver_and_pass_on(key, units);
+  }
+  if (added.ends) fire(slots_[index_of(key)], added.code);
+  return added.what != Added::kStale;
+}
+
+[[gnu::noinline]] bool CounterTable::deliver_and_pass_on(Key key, int64_t units) noexcept {
+  Slot& slot = slots_[index_of(key)];
+  // Announced before the word is changed. Relaxed: an unlink or release that comes after that
+  // change acquires it, and with it this.
+  slot.passing.fetch_add(1, std::memory_order_relaxed);
+  const Added own = add_units(key, units, Links::kFollow);
+  Key parent{};
+  Added above;
+  if (own.pass_on != 0) {
+    parent = slot.parent;
+    above = add_units(parent, own.pass_on, Links::kFollow);
+  }
+  // Pairs with the acquire loads in set_parent() and acquire(). Before anything is fired, because
+  // what is called then may wait for exactly this.
+  slot.passing.fetch_sub(1, std::memory_order_release);
+  if (own.ends) fire(slot, own.code);
+  if (above.ends) fire(slots_[index_of(parent)], above.code);
+  return own.what != Added::kStale;
+}
+
+void CounterTable::set_parent(Key member, Key parent) noexcept {
+  if (parent == member) return;
+  Added above;
+  {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = slots_[index_of(member)];
+    // Lives and links change under mutex_ only, hence relaxed.
+    const uint64_t seen = words_[index_of(member)].load(std::memory_order_relaxed);
+    if (!word::is_of(seen, life_of(member))) return;
+    if (word::linked(seen)) {
+      if (slot.parent == parent) return;
+      change(member,
+             [](uint64_t old) { return word::spoiled(old) ? kLeave : old & ~word::kLinked; });
+    }
+    // Those who changed the word while it was linked still need the old parent. They are a few
+    // instructions from done, and no new ones can come. Pairs with deliver_and_pass_on().
+    while (slot.passing.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    if (!parent) return;
+    slot.parent = parent;
+    // One change decides which counts were already there: those are passed on here, and every
+    // later one by the arrival that brings it.
+    const Change linked = change(
+        member, [](uint64_t old) { return word::spoiled(old) ? kLeave : old | word::kLinked; });
+    if (!linked.made || word::balance(linked.before) < kUnitsPerWrite) return;
+    const int64_t present = word::whole(word::balance(linked.before));
+    above = add_units(parent, present * kUnitsPerWrite, Links::kFollow);
+  }
+  if (above.ends) fire(slots_[index_of(parent)], above.code);
+}
+
+// --- taking -------------------------------------------------------------------------------------
+
+uint64_t CounterTable::count(Key key) const noexcept {
+  const uint32_t index = index_of(key);
+  const Slot& slot = slots_[index];
+  for (;;) {
+    // Acquire pairs with claim_record(): a word read after it is no older than this expectation.
+    const uint64_t claim = slot.claim.load(std::memory_order_acquire);
+    // Acquire pairs with change(): `n` read after it is no older than this word.
+    const uint64_t seen = words_[index].load(std::memory_order_acquire);
+    if (!word::is_of(seen, life_of(key))) return 0;
+    if (!word::waiting(seen)) return word::untaken(seen);
+    // Acquire pairs with the release in expect(): were this of a later expectation, the claim below
+    // would be too.
+    const uint64_t n = slot.n.load(std::memory_order_acquire);
+    const uint64_t again = slot.claim.load(std::memory_order_relaxed);
+    // The same claim, armed, on both sides: word and n belong to the same expectation.
+    if ((claim & kArmed) != 0 && (again & ~kPinned) == (claim & ~kPinned)) {
+      return static_cast<uint64_t>(word::whole(word::balance(seen) + units_of_whole(n)));
+    }
+  }
+}
+
+bool CounterTable::try_take(Key key, uint64_t n) noexcept {
+  const int64_t units = units_of_whole(n);
+  return change(key,
+                [units](uint64_t seen) {
+                  if (word::spoiled(seen) || word::balance(seen) < units) return kLeave;
+                  return word::with_balance(seen, word::balance(seen) - units);
+                })
+      .made;
+}
+
+/// Makes the record ours to write: kOk, or why not.
+Errc CounterTable::claim_record(Key key, uint32_t* seq) noexcept {
+  Slot& slot = slots_[index_of(key)];
+  const uint64_t life = life_of(key);
+  for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
+    // Acquire pairs with the release of the claim by its last holder.
+    uint64_t claim = slot.claim.load(std::memory_order_acquire);
+    // Refused later anyway, by change(); looking here spares the record. Relaxed: an early answer
+    // is as true as a late one.
+    const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
+    if (!word::is_of(seen, life) || word::spoiled(seen)) return refusal(seen, life);
+    if (!in_use(claim)) {
+      *seq = seq_of(claim) + 1;
+      // Acquire as above; release pairs with the first load in count().
+      if (slot.claim.compare_exchange_strong(claim, armed_claim(*seq), std::memory_order_acq_rel,
+                                             std::memory_order_relaxed)) {
+        return Errc::kOk;
+      }
+    } else if (word::waiting(seen)) {
+      return Errc::kBusy;
+    }
+    if (tries != 0) std::this_thread::yield();
+  }
+  return Errc::kBusy;
+}
+
+Result<CounterTable::Armed> CounterTable::expect(Key key, uint64_t n, uint32_t cookie) {
+  if (n == 0 || n > word::kCountMax) return fail(Errc::kInvalidArgument, "n");
+  Expectation expectation{key, 0};
+  if (const Errc why = claim_record(key, &expectation.seq); why != Errc::kOk) {
+    return fail(why, "expect");
+  }
+  Slot& slot = slots_[index_of(key)];
+  slot.cookie = cookie;
+  // Pairs with the acquire in count(); everybody else comes by way of the word.
+  slot.n.store(n, std::memory_order_release);
+  const int64_t units = units_of_whole(n);
+  const Change asked = change(key, [units](uint64_t seen) {
+    return word::spoiled(seen) ? kLeave : word::with_balance(seen, word::balance(seen) - units);
+  });
+  // "Must I wait?" is decided here and "must I wake?" in add_units(), on the same word: there is no
+  // second variable to be stale about.
+  if (asked.made && word::waiting(asked.after)) return Armed{expectation, false};
+  // Pairs with the acquire in claim_record().
+  slot.claim.fetch_and(~kArmed, std::memory_order_release);
+  if (!asked.made) return fail(refusal(asked.before, life_of(key)), "expect");
+  return Armed{expectation, true};
+}
+
+/// Ends the armed expectation. Only for the one thread whose change made the word stop waiting.
+void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
+  const uint32_t cookie = slot.cookie;
+  // The last touch of the record. Release pairs with result() and claim_record(): it hands on the
+  // bytes of all arrivals, which this thread acquired by its change of the word.
+  slot.claim.fetch_xor(kArmed | pin | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
+                       std::memory_order_acq_rel);
+  if (cookie == kWaiter) {
+    // May hit a waiter of a later expectation; for that one it is a wake-up for no reason.
+    slot.parking.wake();
+  } else if (fired_ != nullptr) {
+    fired_(context_, cookie, code);
+  }
+}
+
+bool CounterTable::cancel(const Expectation& expectation, Errc why) noexcept {
+  Slot& slot = slots_[index_of(expectation.key)];
+  // The pin keeps the record from being armed anew while its `n` goes back into the word. Without
+  // it a cancel that was suspended here would give the n of this expectation to the next one.
+  // Acquire pairs with claim_record(), release with the loads of who finds the pin.
+  uint64_t claim = armed_claim(expectation.seq);
+  if (!slot.claim.compare_exchange_strong(claim, claim | kPinned, std::memory_order_acq_rel,
+                                          std::memory_order_relaxed)) {
+    return false;
+  }
+  const Change undone = change(expectation.key, [&slot](uint64_t seen) {
+    if (!word::waiting(seen)) return kLeave;
+    // Cannot change under the pin; was written before the word turned negative.
+    const int64_t units = units_of_whole(slot.n.load(std::memory_order_relaxed));
+    return word::with_balance(seen, word::balance(seen) + units);
+  });
+  if (undone.made) {
+    fire(slot, why, kPinned);
+  } else {
+    // Pairs with the acquire in claim_record().
+    slot.claim.fetch_and(~kPinned, std::memory_order_release);
+  }
+  return undone.made;
+}
+
+void CounterTable::abort(Key key, Errc why) noexcept {
+  const Change spoiled = change(
+      key, [why](uint64_t seen) { return word::spoiled(seen) ? kLeave : word::spoil(seen, why); });
+  if (spoiled.made && word::waiting(spoiled.before)) fire(slots_[index_of(key)], why);
+}
+
+CounterTable::Outcome CounterTable::result(const Expectation& expectation) const noexcept {
+  // Pairs with the release in fire(): whoever learns of the end sees the bytes.
+  const uint64_t claim = slots_[index_of(expectation.key)].claim.load(std::memory_order_acquire);
+  if (seq_of(claim) != expectation.seq) return {true, Errc::kNotFound};
+  if ((claim & kArmed) != 0) return {};
+  return {true, static_cast<Errc>(claim >> kCodeShift & 0xff)};
+}
+
+ParkingSpot& CounterTable::parking(Key key) noexcept { return slots_[index_of(key)].parking; }
+
+}  // namespace fabric::core

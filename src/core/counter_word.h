@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+
+#include <fabric/result.h>
+#include <fabric/types.h>
+
+// The arithmetic of counting, free of atomics: what an immediate says, and how one 64-bit word
+// holds a whole counter. Why it is one word: docs/design/0003-counters.md.
+
+namespace fabric::core {
+
+/// Units of one whole write: divisible by 1..8, so that shards add up to exactly one.
+inline constexpr int64_t kUnitsPerWrite = 840;
+
+/// The 32-bit immediate on the wire: bit 31 zero, cut - 1 in 30..28, key below.
+constexpr uint32_t make_imm(Key key, uint32_t cut) noexcept {
+  return (cut - 1) << Key::kBits | key.wire();
+}
+constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> Key::kBits & 7) + 1; }
+
+/// Set in immediates of the engine's own or of a later layout: they name no counter of ours.
+inline constexpr uint32_t kImmReserved = 1u << 31;
+
+/// What one shard of a write cut into `cut` adds. A table, because a division per arrival shows.
+constexpr int64_t units_of(uint32_t cut) noexcept {
+  constexpr int64_t kUnits[kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
+  return kUnits[cut - 1];
+}
+
+namespace word {
+
+// [63:47] generation  [46] linked  [45] live  [44] spoiled  [43:0] balance
+//
+// The balance is signed and in units. It is negative exactly while an expectation is armed that is
+// not met. A spoiled word counts no more; its balance gives way to [43:36] why, [35:0] whole counts
+// that were there.
+inline constexpr uint32_t kBalanceBits = 44;
+inline constexpr uint64_t kBalanceMask = (uint64_t{1} << kBalanceBits) - 1;
+inline constexpr int64_t kBalanceMax = (int64_t{1} << (kBalanceBits - 1)) - 1;
+inline constexpr uint64_t kSpoiled = uint64_t{1} << 44;
+inline constexpr uint64_t kLive = uint64_t{1} << 45;
+inline constexpr uint64_t kLinked = uint64_t{1} << 46;
+inline constexpr uint32_t kGenerationShift = 47;
+inline constexpr uint32_t kGenerationBits = 64 - kGenerationShift;
+inline constexpr uint32_t kReasonShift = 36;
+inline constexpr uint64_t kKeptMask = (uint64_t{1} << kReasonShift) - 1;
+
+/// The most whole counts that a balance can hold, or an expectation ask for.
+inline constexpr uint64_t kCountMax = static_cast<uint64_t>(kBalanceMax / kUnitsPerWrite);
+static_assert(kCountMax <= kKeptMask);
+
+// What makes a life: two words with equal bits here belong to the same one.
+inline constexpr uint64_t kLifeMask = ~uint64_t{0} << kGenerationShift | kLive;
+/// No word is of this life, since kSpoiled is not part of one.
+inline constexpr uint64_t kNoLife = kSpoiled;
+
+constexpr uint64_t free_word(uint32_t generation) noexcept {
+  return uint64_t{generation} << kGenerationShift;
+}
+constexpr uint64_t life(uint32_t generation) noexcept { return free_word(generation) | kLive; }
+constexpr uint32_t generation(uint64_t word) noexcept {
+  return static_cast<uint32_t>(word >> kGenerationShift);
+}
+constexpr bool is_of(uint64_t word, uint64_t life) noexcept { return (word & kLifeMask) == life; }
+constexpr bool spoiled(uint64_t word) noexcept { return (word & kSpoiled) != 0; }
+constexpr bool linked(uint64_t word) noexcept { return (word & kLinked) != 0; }
+
+constexpr int64_t balance(uint64_t word) noexcept {
+  constexpr uint32_t kAbove = 64 - kBalanceBits;
+  return static_cast<int64_t>(word << kAbove) >> kAbove;
+}
+constexpr uint64_t with_balance(uint64_t word, int64_t balance) noexcept {
+  return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance) & kBalanceMask);
+}
+/// An expectation is armed and not met.
+constexpr bool waiting(uint64_t word) noexcept { return !spoiled(word) && balance(word) < 0; }
+
+/// Rounds down, below zero too: then it grows by exactly one with every write that is completed,
+/// wherever takes have moved the balance by whole writes.
+constexpr int64_t whole(int64_t balance) noexcept {
+  return (balance >= 0 ? balance : balance - (kUnitsPerWrite - 1)) / kUnitsPerWrite;
+}
+
+/// What was there for an armed expectation is lost with it: how many it asked for is not in the
+/// word. Everything else stays readable, because a parent has already been given it.
+constexpr uint64_t spoil(uint64_t word, Errc why) noexcept {
+  const int64_t kept = balance(word) >= 0 ? whole(balance(word)) : 0;
+  return (word & kLifeMask) | kSpoiled | uint64_t{static_cast<uint8_t>(why)} << kReasonShift |
+         static_cast<uint64_t>(kept);
+}
+constexpr Errc reason(uint64_t word) noexcept {
+  return static_cast<Errc>(word >> kReasonShift & 0xff);
+}
+
+/// Whole counts of a word on which nobody waits.
+constexpr uint64_t untaken(uint64_t word) noexcept {
+  return spoiled(word) ? word & kKeptMask : static_cast<uint64_t>(whole(balance(word)));
+}
+
+/// An arrival. Spoils rather than wraps, so that an overrun is noticed and never lies.
+constexpr uint64_t plus(uint64_t word, int64_t units) noexcept {
+  const int64_t sum = balance(word) + units;
+  return sum > kBalanceMax ? spoil(word, Errc::kOverrun) : with_balance(word, sum);
+}
+
+}  // namespace word
+}  // namespace fabric::core

@@ -1,0 +1,158 @@
+#include "core/counters.h"
+
+#include <algorithm>
+
+#include "core/core.h"
+
+namespace fabric::core {
+
+namespace {
+void fired(void* context, uint32_t cookie, Errc code) {
+  auto& core = *static_cast<EngineCore*>(context);
+  // Has room for every operation there is, each once.
+  core.ended.push({cookie, code});
+  core.driver->wake(core);
+}
+}  // namespace
+
+Counters::Counters(EngineCore& core, uint64_t seed)
+    : table({.live_max = core.config.counters_max,
+             .seed = seed,
+             .fired = fired,
+             .context = &core}),
+      core_(core) {}
+
+int64_t Counters::rest_ns() const noexcept {
+  // The longest that any write may outlive a release: its deadline and its drain, here or at a peer.
+  int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
+  for (const Peer* peer : core_.peers.all()) {
+    longest = std::max(longest, peer->hello.timeout_max_ns + peer->hello.drain_ns);
+  }
+  return longest + 1;  // strictly longer: the half-turn rule fails with equality
+}
+
+Result<Key> Counters::make(int64_t now_ns) { return table.acquire(now_ns, rest_ns()); }
+
+Result<Key> Counters::claim_name(uint64_t name, int64_t now_ns) {
+  auto it = names_.find(name);
+  if (it == names_.end()) {
+    auto key = make(now_ns);
+    if (!key) return key.error();
+    it = names_.emplace(name, Name{.key = *key}).first;
+  }
+  if (it->second.claimed) return fail(Errc::kBusy, "name");
+  it->second.claimed = true;
+  if (Peer* maker = core_.peers.find(it->second.made_by); maker != nullptr) {
+    --maker->names_unclaimed;
+  }
+  return it->second.key;
+}
+
+Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint64_t> names,
+                                                int64_t now_ns) {
+  std::vector<uint32_t> keys;
+  keys.reserve(names.size());
+  for (const uint64_t name : names) {
+    auto it = names_.find(name);
+    if (it == names_.end()) {
+      if (peer.names_unclaimed >= core_.config.names_per_peer_max) {
+        return fail(Errc::kExhausted, "names_per_peer_max");
+      }
+      auto key = make(now_ns);
+      if (!key) return key.error();
+      it = names_.emplace(name, Name{.key = *key, .made_by = peer.id()}).first;
+      ++peer.names_unclaimed;
+    }
+    auto& resolvers = it->second.resolvers;
+    if (std::find(resolvers.begin(), resolvers.end(), peer.id()) == resolvers.end()) {
+      resolvers.push_back(peer.id());
+    }
+    keys.push_back(it->second.key.wire());
+  }
+  return keys;
+}
+
+void Counters::release(const Ending& ending, int64_t now_ns) {
+  const Key key = ending.key;
+  if (!table.release(key, now_ns)) return;
+  spoiled_.erase(key.wire());
+  for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
+  const auto it = ending.named ? names_.find(ending.name) : names_.end();
+  if (it == names_.end() || it->second.key != key) return;
+  // Whoever resolved the name is asked to confirm that its writes under the key have drained.
+  for (const PeerId id : it->second.resolvers) {
+    Peer* peer = core_.peers.find(id);
+    if (peer == nullptr || !peer->usable()) {
+      unproved_.push_back(key);  // gone without a word
+      continue;
+    }
+    const uint32_t ref = peer->next_ref++;
+    revocations_.push_back({.key = key, .peer = id, .ref = ref});
+    core_.peers.send(*peer, control::MessageType::kRevokeKey,
+                     control::encode(control::RevokeKey{.ref = ref, .key = key.wire()}));
+  }
+  names_.erase(it);
+  if (!ending.watched) forget(key);
+}
+
+void Counters::key_revoked(Peer& peer, uint32_t ref) {
+  const PeerId id = peer.id();
+  std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id && r.ref == ref; });
+  revocations.wake();
+}
+
+Counters::Quiet Counters::quiet(Key key) const noexcept {
+  Quiet quiet;
+  quiet.awaited = static_cast<uint32_t>(std::count_if(
+      revocations_.begin(), revocations_.end(), [&](const auto& r) { return r.key == key; }));
+  quiet.unproved = std::find(unproved_.begin(), unproved_.end(), key) != unproved_.end();
+  return quiet;
+}
+
+void Counters::forget(Key key) {
+  std::erase(unproved_, key);
+  std::erase_if(revocations_, [&](const Revocation& r) { return r.key == key; });
+}
+
+void Counters::bind(Key key, Peer& peer) {
+  if (std::find(peer.bound.begin(), peer.bound.end(), key) == peer.bound.end()) {
+    peer.bound.push_back(key);
+  }
+}
+
+void Counters::peer_lost(Peer& peer) {
+  const PeerId id = peer.id();
+  const auto bound = std::exchange(peer.bound, {});
+  for (const Key key : bound) abort(key, Errc::kPeerLost, id);
+  for (const Revocation& r : revocations_) {
+    if (r.peer == id) unproved_.push_back(r.key);
+  }
+  std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id; });
+  revocations.wake();
+  for (auto it = names_.begin(); it != names_.end();) {
+    Name& name = it->second;
+    const bool knew = std::erase(name.resolvers, id) > 0;
+    // A name that nobody here ever claimed, and whose last sender is gone, is forgotten.
+    if (knew && !name.claimed && name.resolvers.empty()) {
+      FABRIC_LOG(core_.log, kInfo, "core", "a name that nobody claimed is dropped",
+                 {"name", it->first}, {"count", table.count(name.key)});
+      table.release(name.key, core_.now_ns);
+      it = names_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void Counters::abort(Key key, Errc code, PeerId by) {
+  if (!table.live(key)) return;
+  spoiled_[key.wire()] = by;
+  table.abort(key, code);
+}
+
+PeerId Counters::spoiled_by(Key key) const noexcept {
+  const auto it = spoiled_.find(key.wire());
+  return it == spoiled_.end() ? PeerId{} : it->second;
+}
+
+}  // namespace fabric::core

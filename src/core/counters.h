@@ -1,0 +1,111 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <fabric/counter.h>
+
+#include "core/counter_table.h"
+#include "core/peer.h"
+
+// Names, bindings and groups around the counter table.
+
+namespace fabric::core {
+
+class EngineCore;
+
+struct CounterState {
+  std::shared_ptr<EngineCore> core{};
+  Key key{};
+  bool named = false;
+  uint64_t name = 0;
+  std::atomic<bool> grouped{false};  ///< its group waits in its place
+};
+
+struct GroupMember {
+  Key key{};
+  PeerId peer{};
+  uint64_t share = 1;
+  bool masked = false;
+};
+
+struct CounterGroupState {
+  std::shared_ptr<EngineCore> core{};
+  Key parent{};
+  std::vector<GroupMember> members{};                   ///< state lock
+  std::vector<std::weak_ptr<CounterState>> handles{};   ///< beside members
+  bool in_step = false;        ///< an expectation was begun and its members not yet settled
+  CounterTable::Armed step{};  ///< that one
+};
+
+void settle_members(CounterGroupState& group);
+
+/// The beginning of one expectation of a group: settles the step before.
+class GroupStep {
+ public:
+  explicit GroupStep(CounterGroupState& group);
+  void begun();
+  CounterTable::Armed armed{};
+
+ private:
+  CounterGroupState& group_;
+};
+
+class Counters {
+ public:
+  Counters(EngineCore& core, uint64_t seed);
+
+  CounterTable table;
+
+  // State lock held.
+  Result<Key> make(int64_t now_ns);
+  Result<Key> claim_name(uint64_t name, int64_t now_ns);
+  /// A peer asks for the keys of names. All or nothing.
+  Result<std::vector<uint32_t>> resolve(Peer& peer, std::span<const uint64_t> names, int64_t now_ns);
+  struct Ending {
+    Key key{};
+    bool named = false;
+    uint64_t name = 0;
+    bool watched = false;  ///< somebody will ask quiet()
+  };
+  void release(const Ending& ending, int64_t now_ns);
+  void key_revoked(Peer& peer, uint32_t ref);
+  /// What is known of the senders of a released named key.
+  struct Quiet {
+    uint32_t awaited = 0;   ///< asked, and not yet confirmed that they have drained
+    bool unproved = false;  ///< one is gone without having confirmed
+  };
+  Quiet quiet(Key key) const noexcept;
+  void forget(Key key);  ///< nobody waits for the confirmations any more
+  void bind(Key key, Peer& peer);
+  void peer_lost(Peer& peer);
+  void abort(Key key, Errc code, PeerId by);
+  PeerId spoiled_by(Key key) const noexcept;
+  int64_t rest_ns() const noexcept;
+
+  ParkingSpot revocations{};  ///< woken when a confirmation arrives
+
+ private:
+  struct Name {
+    Key key{};
+    bool claimed = false;
+    PeerId made_by{};                ///< whose quota it counts against while unclaimed
+    std::vector<PeerId> resolvers{};
+  };
+  struct Revocation {
+    Key key{};
+    PeerId peer{};
+    uint32_t ref = 0;
+  };
+
+  EngineCore& core_;
+  std::map<uint64_t, Name> names_;
+  std::vector<Revocation> revocations_;
+  std::vector<Key> unproved_;  ///< released keys with a sender that is gone, until forget()
+  std::map<uint32_t, PeerId> spoiled_;  ///< by key bits, while the key lives
+};
+
+}  // namespace fabric::core

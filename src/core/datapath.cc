@@ -1,0 +1,269 @@
+#include <algorithm>
+
+#include "core/core.h"
+#include "core/transfer.h"
+
+// The hot half of transfers: poll, and post in batches. No allocation in the steady state.
+
+namespace fabric::core {
+
+namespace {
+
+constexpr uint32_t kPollBatch = 64;
+constexpr uint32_t kPollsPerTurn = 8;    // a turn is bounded even under a flood of events
+constexpr uint32_t kPostBatch = 32;      // one doorbell
+constexpr uint32_t kPostsPerTurn = 8;
+constexpr uint32_t kUrgent = static_cast<uint32_t>(Priority::kUrgent);
+constexpr uint32_t kNormal = static_cast<uint32_t>(Priority::kNormal);
+constexpr uint32_t kBulk = static_cast<uint32_t>(Priority::kBulk);
+
+}  // namespace
+
+uint32_t Transfers::poll(NetworkSlot& network) {
+  uint32_t done = 0;
+  std::array<WireEvent, kPollBatch> events;
+  for (RailSlot& rail : network.rails) {
+    for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
+      const uint32_t n = rail.rail->poll(events);
+      for (uint32_t i = 0; i < n; ++i) on_event(network, rail, events[i]);
+      // Counts of one poll go in together: the table merges runs of equal keys.
+      if (!rail.inbox.empty()) {
+        const auto taken = static_cast<uint32_t>(rail.inbox.size());
+        core_.stale_imms += core_.counters.table.arrive(rail.inbox);
+        for (Traffic* t : {&rail.rx, &core_.rx}) {
+          t->ops += taken;
+          t->imms += taken;
+        }
+        rail.inbox.clear();
+      }
+      done += n;
+      if (n < kPollBatch) break;
+    }
+  }
+  return done;
+}
+
+void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
+  switch (event.kind) {
+    case WireEvent::Kind::kWritten:
+      piece_ended(event.cookie, {event.code, event.remote});
+      return;
+    case WireEvent::Kind::kImm:
+      rail.inbox.push_back(event.imm);
+      return;
+    case WireEvent::Kind::kPathDown:
+      if (event.inbound) {
+        core_.peers.on_inbound_down(rail.network, rail.index, event.path);
+      } else {
+        on_path_down(rail.network, rail.index, event.path);
+      }
+      return;
+    case WireEvent::Kind::kRailDown:
+    case WireEvent::Kind::kRailUp: {
+      rail.up = event.kind == WireEvent::Kind::kRailUp;
+      FABRIC_LOG(core_.log, kWarning, "core", rail.up ? "a rail came back" : "a rail went down",
+                 {"network", network.name}, {"rail", rail.index});
+      Event report{.kind = EventKind::kRail, .code = event.code, .rail = rail.index};
+      core_.report.publish(report);
+      return;
+    }
+    case WireEvent::Kind::kFenced:
+      core_.regions.on_fenced(event.cookie);
+      return;
+  }
+}
+
+uint32_t Transfers::post(NetworkSlot& network) {
+  uint32_t done = 0;
+  std::array<WriteOp, kPostBatch> batch;
+  for (RailSlot& rail : network.rails) {
+    if (!rail.up) continue;
+    for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
+      if (!rail.refused.empty()) {
+        const uint32_t taken = rail.rail->post(rail.refused);
+        rail.refused.erase(rail.refused.begin(), rail.refused.begin() + taken);
+        done += taken;
+        if (!rail.refused.empty()) break;
+      }
+      const uint32_t n = make_pieces(rail, batch);
+      if (n == 0) break;
+      const uint32_t taken = rail.rail->post({batch.data(), n});
+      done += taken;
+      if (taken < n) {
+        rail.refused.assign(batch.begin() + taken, batch.begin() + n);
+        break;
+      }
+    }
+  }
+  return done;
+}
+
+void Transfers::activate(Path& path, uint32_t priority) {
+  if (path.listed[priority] || path.queue[priority].empty()) return;
+  if (path.state != Path::State::kReady) return;
+  RailSlot& rail = core_.networks[path.network].rails[path.rail];
+  if (path.posted >= rail.caps.path_depth) return;
+  path.listed[priority] = true;
+  path.next_active[priority] = kNone;
+  const uint32_t last = rail.last_active[priority];
+  (last == kNone ? rail.first_active[priority] : paths_[last]->next_active[priority]) = path.index;
+  rail.last_active[priority] = path.index;
+}
+
+/// Takes the first path off the list.
+void Transfers::unlist(RailSlot& rail, uint32_t priority) {
+  Path& path = *paths_[rail.first_active[priority]];
+  rail.first_active[priority] = path.next_active[priority];
+  if (rail.first_active[priority] == kNone) rail.last_active[priority] = kNone;
+  path.next_active[priority] = kNone;
+  path.listed[priority] = false;
+}
+
+/// Takes a path out of the middle of the list; cold.
+void Transfers::unlist_path(Path& path, uint32_t priority) {
+  RailSlot& rail = core_.networks[path.network].rails[path.rail];
+  uint32_t before = kNone;
+  for (uint32_t i = rail.first_active[priority]; i != kNone; i = paths_[i]->next_active[priority]) {
+    if (i == path.index) break;
+    before = i;
+  }
+  const uint32_t next = path.next_active[priority];
+  (before == kNone ? rail.first_active[priority] : paths_[before]->next_active[priority]) = next;
+  if (rail.last_active[priority] == path.index) rail.last_active[priority] = before;
+  path.next_active[priority] = kNone;
+  path.listed[priority] = false;
+}
+
+bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
+  if (rail.bulk_bytes == 0) return true;
+  const Entry& entry = entries_.at(path.queue[kBulk].head);
+  const Op& op = core_.ops.at(entry.op);
+  const uint64_t bytes = op.kind == OpKind::kWrite
+                             ? std::min(entry.size_bytes, op.slice_bytes)
+                             : part_of(op, entry.part).size_bytes;
+  return rail.bulk_bytes + bytes <= core_.config.bulk_slice_bytes;
+}
+
+/// The path whose turn it is: urgent before normal before bulk, round robin within each.
+bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
+  for (const uint32_t p : {kUrgent, kNormal, kBulk}) {
+    while (rail.first_active[p] != kNone) {
+      Path& candidate = *paths_[rail.first_active[p]];
+      const bool ready = candidate.state == Path::State::kReady && !candidate.queue[p].empty() &&
+                         candidate.posted < rail.caps.path_depth;
+      if (!ready) {
+        unlist(rail, p);  // activate() puts it back when that changes
+        continue;
+      }
+      if (p == kBulk && !room_for_bulk(rail, candidate)) break;
+      priority = p;
+      path = &candidate;
+      return true;
+    }
+  }
+  return false;
+}
+
+uint32_t Transfers::make_pieces(RailSlot& rail, std::span<WriteOp> out) {
+  uint32_t n = 0;
+  uint32_t priority = 0;
+  Path* path = nullptr;
+  while (n < out.size() && rail.posted < rail.caps.queue_depth &&
+         next_path(rail, priority, path)) {
+    const uint32_t cookie = make_piece(rail, *path, priority);
+    out[n++] = pieces_[cookie].wire;
+    unlist(rail, priority);  // to the end of the list: every peer gets its turn
+    activate(*path, priority);
+  }
+  return n;
+}
+
+uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
+  const uint32_t entry_index = path.queue[priority].head;
+  const Entry& entry = entries_.at(entry_index);
+  Op& op = core_.ops.at(entry.op);
+  Peer& peer = *core_.peers.at(path.peer);
+  PartSource source = part_of(op, entry.part);
+  bool last = true;
+  if (op.kind == OpKind::kWrite) {
+    source.source_offset += entry.offset;
+    source.target_offset += entry.offset;
+    source.size_bytes = std::min(entry.size_bytes, op.slice_bytes);
+    last = source.size_bytes == entry.size_bytes;
+  }
+  if (!last) source.imm = {};  // only the last slice of a shard counts
+
+  const uint32_t cookie = take_piece();
+  Piece& piece = pieces_[cookie];
+  piece.op = op.self;
+  piece.part = entry.part;
+  piece.path = path.index;
+  piece.seq = peer.next_piece_seq++;
+  piece.posted_ns = core_.now_ns;
+  piece.priority = op.priority;
+  piece.wire = {};
+  piece.wire.cookie = cookie;
+  piece.wire.priority = static_cast<uint8_t>(op.priority);
+  piece.region_slot = op.source ? op.source.slot : kNone;
+  fill_wire(piece.wire, op, path, source);
+
+  piece.prev = path.last_piece;
+  piece.next = kNone;
+  (path.last_piece == kNone ? path.first_piece : pieces_[path.last_piece].next) = cookie;
+  path.last_piece = cookie;
+  ++path.posted;
+  ++rail.posted;
+  ++op.pieces_posted;
+  if (op.priority == Priority::kBulk) rail.bulk_bytes += source.size_bytes;
+  if (LocalRegion* region = core_.regions.at(piece.region_slot); region != nullptr) {
+    ++region->posted;
+  }
+  for (Traffic* t : {&rail.tx, &peer.tx, &core_.tx}) {
+    record(t->submit_to_post, core_.now_ns - op.submitted_ns);
+  }
+  advance_entry(op, entry_index, source.size_bytes);
+  return cookie;
+}
+
+void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {
+  wire.path = path.id;
+  wire.size_bytes = source.size_bytes;
+  if (source.imm) {
+    wire.has_imm = 1;
+    wire.imm = make_imm(source.imm, op.kind == OpKind::kWrite ? op.cut : 1);
+  }
+  if (op.kind == OpKind::kSignal) return;
+  const LocalRegion& region = *core_.regions.at(op.source.slot);
+  const RemoteRegionSlot& remote = *core_.regions.remote_at(source.target.slot);
+  wire.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
+  wire.target = source.target_offset;
+  wire.local_key = region.keys.local_keys[path.network][path.rail];
+  wire.remote_key = remote.keys[path.network][path.rail];
+}
+
+void Transfers::advance_entry(Op& op, uint32_t entry_index, uint64_t bytes) {
+  Entry& entry = entries_.at(entry_index);
+  if (op.kind == OpKind::kWrite) {
+    entry.offset += bytes;
+    entry.size_bytes -= bytes;
+    if (entry.size_bytes > 0) return;
+  } else if (--entry.count > 0) {
+    entry.part += entry.stride;
+    return;
+  }
+  entries_.unlink(entry_index);
+  unlink_from_op(op, entry_index);
+  entries_.give_back(entry_index);
+}
+
+uint32_t Transfers::take_piece() {
+  if (free_pieces_.empty()) {
+    pieces_.emplace_back();
+    return static_cast<uint32_t>(pieces_.size() - 1);
+  }
+  const uint32_t index = free_pieces_.back();
+  free_pieces_.pop_back();
+  return index;
+}
+
+}  // namespace fabric::core

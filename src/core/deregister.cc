@@ -1,0 +1,142 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+#include "core/region.h"
+
+// How a region ends (P13): importers are told and drain, so that an innocent does not lose its
+// connection to a refused write; own writes out of it drain; then the rails let go, and their word
+// is the proof. Without it the memory stays quarantined, and a late proof is an event.
+
+namespace fabric::core {
+
+namespace {
+// Importers get at most this long to drain before the rails let go all the same: only a silent one
+// then pays with a broken path.
+constexpr int64_t kGraceNs = 1'000'000'000;
+}  // namespace
+
+void Regions::start_deregister(Op& op) {
+  LocalRegion* region = local(op.source);
+  if (region == nullptr || region->deregister_op != kNone) {
+    core_.finish(op, Errc::kNotFound, Remote::kNotDelivered);
+    return;
+  }
+  const uint32_t slot = op.source.slot;
+  region->deregister_op = op.self;
+  const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;
+  core_.timers.set(op.timer, std::min(core_.now_ns + kGraceNs, half));
+  begin_end(slot);
+}
+
+void Regions::begin_end(uint32_t slot) {
+  LocalRegion& region = *locals_.at(slot);
+  const RegionId id(slot, region.last_generation);
+  region.end = LocalRegion::End::kRevoking;
+  region.answers_awaited = 1;  // a hold while the peers are told
+  locals_.hide(slot);          // no new operation finds it
+  core_.stop_where([&](const Op& op) { return is_transfer(op.kind) && op.source == id; },
+                   Errc::kNotFound);
+  for (Peer* peer : core_.peers.all()) {
+    if (!peer->usable() || !region.memory.remote_write) continue;
+    const uint32_t ref = peer->next_ref++;
+    peer->region_refs[ref] = slot;
+    ++region.answers_awaited;
+    core_.peers.send(*peer, control::MessageType::kRevokeRegion,
+                     control::encode(control::RevokeRegion{.ref = ref, .region = id}));
+  }
+  revoke_answered(slot);
+}
+
+void Regions::revoke_answered(uint32_t slot) {
+  LocalRegion& region = *locals_.at(slot);
+  if (region.end != LocalRegion::End::kRevoking || --region.answers_awaited > 0) return;
+  source_drained(slot);
+}
+
+void Regions::skip_answers(uint32_t slot) {
+  LocalRegion& region = *locals_.at(slot);
+  if (region.end != LocalRegion::End::kRevoking || region.answers_awaited == 0) return;
+  region.answers_awaited = 0;
+  source_drained(slot);
+}
+
+void Regions::source_drained(uint32_t slot) {
+  LocalRegion& region = *locals_.at(slot);
+  if (region.end != LocalRegion::End::kRevoking) return;
+  if (region.answers_awaited > 0 || region.posted > 0) return;
+  release_rails(slot);
+}
+
+void Regions::release_rails(uint32_t slot) {
+  LocalRegion& region = *locals_.at(slot);
+  region.end = LocalRegion::End::kReleasing;
+  region.fences_awaited = 1;  // a hold, as above
+  release_registration(region.keys, slot);
+  for (const Grant& grant : region.grants) release_registration(grant.keys, slot);
+  on_fenced(slot);
+}
+
+/// The kernel may take its time: the calls are made outside the turn.
+void Regions::release_registration(const Registration& keys, uint32_t slot) {
+  for (size_t n = 0; n < keys.local_keys.size(); ++n) {
+    for (RailSlot& rail : core_.networks[n].rails) {
+      if (keys.wire_keys[n][rail.index].empty()) continue;
+      if (slot != kNone) ++locals_.at(slot)->fences_awaited;
+      const uint64_t key = keys.local_keys[n][rail.index];
+      core_.driver->offload([target = rail.rail, key, slot] {
+        target->deregister_memory(key, slot);
+      });
+    }
+  }
+}
+
+void Regions::on_fenced(uint32_t slot) {
+  if (slot == kNone) return;  // a registration that nobody ever heard of
+  LocalRegion& region = *locals_.at(slot);
+  if (region.fences_awaited == 0 || --region.fences_awaited > 0) return;
+  const uint32_t op = region.deregister_op;
+  region.deregister_op = kNone;
+  region.end = LocalRegion::End::kAlive;
+  region.keys = {};
+  region.grants.clear();
+  locals_.recycle(slot);
+  if (op != kNone) {
+    core_.finish(core_.ops.at(op), Errc::kOk, Remote::kDelivered);
+  } else if (!core_.closing.load(std::memory_order_relaxed)) {
+    Event event{.kind = EventKind::kFenceProved};
+    event.value = slot;
+    core_.report.publish(event);
+  }
+}
+
+void Regions::stop_deregister(Op& op, Errc code) {
+  const uint32_t slot = op.source.slot;
+  LocalRegion* region = locals_.at(slot);
+  if (region != nullptr && region->deregister_op == op.self) {
+    region->deregister_op = kNone;
+    skip_answers(slot);  // the rails may still prove it, as an event
+  }
+  core_.finish(op, code, Remote::kUnknown);
+}
+
+void Regions::close_all() {
+  for (uint32_t slot = 0; slot < locals_.made(); ++slot) {
+    LocalRegion& region = *locals_.at(slot);
+    const bool alive = region.generation.load(std::memory_order_relaxed) != 0;
+    if (!alive || region.end != LocalRegion::End::kAlive) continue;
+    locals_.hide(slot);
+    region.end = LocalRegion::End::kRevoking;
+    region.answers_awaited = 0;
+    source_drained(slot);
+  }
+}
+
+bool Regions::ended(RegionId id) const noexcept {
+  const LocalRegion* region = locals_.at(id.slot);
+  return region == nullptr || region->last_generation != id.generation ||
+         (region->generation.load(std::memory_order_relaxed) == 0 &&
+          region->end == LocalRegion::End::kAlive);
+}
+
+}  // namespace fabric::core

@@ -1,0 +1,224 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include <fabric/version.h>
+
+#include "core/core.h"
+
+// Looking in: statistics, and what is in flight, on whom it waits, for how long. Everything is
+// taken under the state lock, so that a dump is one moment.
+
+namespace fabric {
+
+const char* version() noexcept { return FABRIC_VERSION_STRING; }
+
+EngineStats Engine::stats() const {
+  if (core_ == nullptr || core_->forked()) return {};
+  return core_->stats();
+}
+
+std::vector<RailStats> Engine::rail_stats() const {
+  std::vector<RailStats> out;
+  if (core_ == nullptr || core_->forked()) return out;
+  std::lock_guard lock(core_->state_mutex);
+  for (core::NetworkSlot& network : core_->networks) {
+    for (core::RailSlot& rail : network.rails) {
+      RailStats stats{.network = network.name,
+                      .device = std::string(rail.rail->device()),
+                      .index = rail.index,
+                      .up = rail.up,
+                      .tx = rail.tx,
+                      .rx = rail.rx};
+      stats.tx.posted = rail.posted;
+      for (const auto& path : core_->transfers.paths()) {
+        if (path->state == core::Path::State::kFree) continue;
+        if (path->network == rail.network && path->rail == rail.index) {
+          stats.tx.queued += core_->transfers.queued_on(*path);
+        }
+      }
+      out.push_back(std::move(stats));
+    }
+  }
+  return out;
+}
+
+std::vector<PeerStats> Engine::peer_stats() const {
+  std::vector<PeerStats> out;
+  if (core_ == nullptr || core_->forked()) return out;
+  std::lock_guard lock(core_->state_mutex);
+  const int64_t now = core_->driver->now_ns();
+  for (const core::Peer* peer : core_->peers.all()) {
+    if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
+    PeerStats stats{.peer = peer->id(),
+                    .silent_for = Nanos(now - peer->last_heard_ns),
+                    .tx = peer->tx,
+                    .rx = peer->rx};
+    for (const auto& path : core_->transfers.paths()) {
+      if (path->state == core::Path::State::kFree || path->peer != peer->slot) continue;
+      stats.tx.posted += path->posted;
+      stats.tx.queued += core_->transfers.queued_on(*path);
+    }
+    out.push_back(std::move(stats));
+  }
+  return out;
+}
+
+std::string Engine::dump() const {
+  if (core_ == nullptr || core_->forked()) return "engine: closed\n";
+  return core_->dump_text();
+}
+
+std::string Engine::dump_json() const {
+  if (core_ == nullptr || core_->forked()) return R"({"state":"closed"})";
+  return core_->dump_json();
+}
+
+}  // namespace fabric
+
+namespace fabric::core {
+
+namespace {
+
+std::string name_of(OpId id) { return fmt::format("{}.{}", id.slot, id.generation); }
+std::string name_of(PeerId id) { return fmt::format("{}.{}", id.slot, id.generation); }
+
+const char* stage_name(OpStage stage) {
+  switch (stage) {
+    case OpStage::kFree: return "free";
+    case OpStage::kQueued: return "queued";
+    case OpStage::kRunning: return "running";
+    case OpStage::kDraining: return "draining";
+    case OpStage::kReporting: return "reporting";
+  }
+  return "?";
+}
+
+/// The peers that an operation still waits for.
+std::vector<PeerId> waits_for(EngineCore& core, const Op& op) {
+  std::vector<PeerId> out;
+  const auto add = [&](PeerId id) {
+    if (id && std::find(out.begin(), out.end(), id) == out.end()) out.push_back(id);
+  };
+  add(op.peer);
+  core.transfers.each_peer_of(op, [&](uint32_t slot) { add(core.peers.at(slot)->id()); });
+  return out;
+}
+
+std::string duration(int64_t ns) {
+  if (ns < 10'000) return fmt::format("{} ns", ns);
+  if (ns < 10'000'000) return fmt::format("{} us", ns / 1'000);
+  if (ns < 10'000'000'000) return fmt::format("{} ms", ns / 1'000'000);
+  return fmt::format("{} s", ns / 1'000'000'000);
+}
+
+}  // namespace
+
+EngineStats EngineCore::stats() {
+  std::lock_guard lock(state_mutex);
+  EngineStats out{.tx = tx, .rx = rx};
+  for (const NetworkSlot& network : networks) {
+    for (const RailSlot& rail : network.rails) out.tx.posted += rail.posted;
+  }
+  for (uint32_t i = running_head; i != kNone; i = ops.at(i).running_next) {
+    out.tx.queued += transfers.queued_parts(ops.at(i));
+  }
+  out.stale_imms = stale_imms;
+  out.exhausted = exhausted.load(std::memory_order_relaxed);
+  out.turns = turns;
+  out.sleeps = sleeps.load(std::memory_order_relaxed);
+  out.callbacks = callbacks_run.load(std::memory_order_relaxed);
+  out.control_bad = control_bad;
+  out.peers = peers.live_count();
+  out.regions = regions.live();
+  out.counters = counters.table.live_count();
+  out.ops_in_flight = ops.in_flight();
+  return out;
+}
+
+nlohmann::json EngineCore::dump_object() {
+  std::lock_guard lock(state_mutex);
+  const int64_t now = driver->now_ns();
+  nlohmann::json out{{"version", FABRIC_VERSION_STRING},
+                     {"engine", engine_id},
+                     {"incarnation", incarnation},
+                     {"state", closed.load() ? "closed" : closing.load() ? "closing" : "open"},
+                     {"ops_in_flight", ops.in_flight()},
+                     {"networks", nlohmann::json::array()},
+                     {"peers", nlohmann::json::array()},
+                     {"ops", nlohmann::json::array()}};
+  for (const NetworkSlot& network : networks) {
+    nlohmann::json rails = nlohmann::json::array();
+    for (const RailSlot& rail : network.rails) {
+      rails.push_back({{"device", rail.rail->device()}, {"up", rail.up}, {"posted", rail.posted}});
+    }
+    out["networks"].push_back(
+        {{"name", network.name}, {"provider", network.provider}, {"rails", rails}});
+  }
+  for (const Peer* peer : peers.all()) {
+    const uint8_t route = peer->route[0][0];
+    out["peers"].push_back(
+        {{"peer", name_of(peer->id())},
+         {"engine", peer->remote.engine_id},
+         {"state", to_string(peer->state.load(std::memory_order_relaxed))},
+         {"route", route == kNoNetwork || networks.empty() ? "" : networks[route].name},
+         {"silent_ns", now - peer->last_heard_ns},
+         {"unacknowledged", peer->channel->unacknowledged()}});
+  }
+  for (uint32_t i = running_head; i != kNone; i = ops.at(i).running_next) {
+    const Op& op = ops.at(i);
+    nlohmann::json waits = nlohmann::json::array();
+    for (const PeerId id : waits_for(*this, op)) waits.push_back(name_of(id));
+    out["ops"].push_back({{"op", name_of(op.id())},
+                          {"kind", to_string(op.kind)},
+                          {"stage", stage_name(op.stage.load(std::memory_order_relaxed))},
+                          {"age_ns", now - op.submitted_ns},
+                          {"left_ns", op.deadline_ns == kNeverNs ? -1 : op.deadline_ns - now},
+                          {"parts", op.parts},
+                          {"parts_ended", op.parts_ended},
+                          {"posted", op.pieces_posted},
+                          {"queued", transfers.queued_parts(op)},
+                          {"waits_for", waits}});
+  }
+  return out;
+}
+
+std::string EngineCore::dump_json() { return dump_object().dump(); }
+
+std::string EngineCore::dump_text() {
+  const nlohmann::json all = dump_object();
+  std::string out = fmt::format("engine {} {}, {} operations in flight\n",
+                                all["engine"].get<uint64_t>(), all["state"].get<std::string>(),
+                                all["ops_in_flight"].get<uint32_t>());
+  for (const auto& network : all["networks"]) {
+    out += fmt::format("network {}: {} rails", network["name"].get<std::string>(),
+                       network["rails"].size());
+    for (const auto& rail : network["rails"]) {
+      out += fmt::format(", {} {} ({} posted)", rail["device"].get<std::string>(),
+                         rail["up"].get<bool>() ? "up" : "down", rail["posted"].get<uint32_t>());
+    }
+    out += "\n";
+  }
+  for (const auto& peer : all["peers"]) {
+    out += fmt::format("peer {} {} by {}, silent for {}, {} control messages unacknowledged\n",
+                       peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
+                       peer["route"].get<std::string>(), duration(peer["silent_ns"].get<int64_t>()),
+                       peer["unacknowledged"].get<uint32_t>());
+  }
+  for (const auto& op : all["ops"]) {
+    const auto left = op["left_ns"].get<int64_t>();
+    out += fmt::format("op {} {} {} for {}, {} left: {} of {} parts ended, {} posted, {} queued",
+                       op["op"].get<std::string>(), op["kind"].get<std::string>(),
+                       op["stage"].get<std::string>(), duration(op["age_ns"].get<int64_t>()),
+                       left < 0 ? "no limit" : duration(left), op["parts_ended"].get<uint32_t>(),
+                       op["parts"].get<uint32_t>(), op["posted"].get<uint32_t>(),
+                       op["queued"].get<uint64_t>());
+    std::string waits;
+    for (const auto& peer : op["waits_for"]) waits += " " + peer.get<std::string>();
+    out += waits.empty() ? "\n" : ", waits for" + waits + "\n";
+  }
+  return out;
+}
+
+}  // namespace fabric::core

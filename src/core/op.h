@@ -1,0 +1,150 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include <fabric/notify.h>
+#include <fabric/transfer.h>
+#include <fabric/types.h>
+
+#include "base/free_list.h"
+#include "core/counter_table.h"
+#include "core/timer_heap.h"
+
+namespace fabric::core {
+
+enum class OpKind : uint8_t {
+  kWrite,
+  kPaged,
+  kScatter,
+  kSignal,
+  kSend,
+  kAlarm,
+  kResolve,
+  kFence,
+  kDeregister,
+  kExpect,
+};
+
+const char* to_string(OpKind kind) noexcept;
+constexpr bool is_transfer(OpKind kind) noexcept { return kind <= OpKind::kSignal; }
+
+/// Where an operation is in its life.
+enum class OpStage : uint8_t {
+  kFree,
+  kQueued,     ///< filled by the submitter, in the submission ring
+  kRunning,    ///< the worker has it
+  kDraining,   ///< stopped (deadline, cancel, close); waits for what was posted
+  kReporting,  ///< ended; the callback thread still has to run its callback
+};
+
+/// A page list, scatter targets, names or message bytes, copied at submit into the arena.
+struct OpList {
+  void* data = nullptr;
+  uint32_t count = 0;
+  template <class T>
+  std::span<T> as() const noexcept {
+    return {static_cast<T*>(data), count};
+  }
+};
+
+/// One accepted operation.
+///
+/// Owner: the submitting thread until it is in the submission ring, then the worker, under the
+/// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
+struct Op {
+  std::atomic<uint32_t> generation{1};
+  std::atomic<OpStage> stage{OpStage::kFree};
+  std::atomic<bool> cancel_asked{false};
+
+  OpKind kind = OpKind::kWrite;
+  Priority priority = Priority::kNormal;
+  bool whole = false;
+  Errc stop_code = Errc::kOk;  ///< why it was stopped
+  Errc early_end = Errc::kOk;  ///< an expectation that ended before the worker took it ...
+  bool ended_early = false;    ///< ... did so
+  uint16_t channel = 0;
+
+  // The request.
+  BatchId batch{};
+  Notify notify{};
+  RegionId source{};
+  RemoteRegion target{};
+  PeerId peer{};
+  GroupId group{};
+  Key imm{};
+  uint64_t source_offset = 0, target_offset = 0;
+  uint64_t source_stride = 0, target_stride = 0;
+  uint64_t size_bytes = 0;  ///< of the write, or of one page
+  OpList list{};            ///< first source then target indices; targets; keys; names; bytes
+  std::span<Key> resolved{};
+  CounterTable::Expectation expectation{};
+  uint64_t expected = 0;
+  int64_t submitted_ns = 0;
+  int64_t deadline_ns = 0;
+
+  // The worker's.
+  Timer timer{};
+  uint32_t self = 0;           ///< own slot
+  uint32_t parts = 1;          ///< writes, pages, targets
+  uint32_t parts_ended = 0;
+  uint32_t shards_ended = 0;   ///< of a cut write, with how they ended:
+  uint32_t shards = 1;         ///< pieces that the write was cut and sliced into
+  uint32_t cut = 1;            ///< of those, how many are counted
+  uint64_t slice_bytes = UINT64_MAX;
+  uint32_t shards_failed = 0, shards_unknown = 0;
+  uint32_t pieces_posted = 0;  ///< in flight on rails
+  uint32_t entries = UINT32_MAX;  ///< head of the list of queued entries
+  uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
+  uint64_t bytes_delivered = 0;
+  Errc code = Errc::kOk;       ///< of the first part that failed
+  PeerId failed_peer{};
+  uint32_t step = 0;           ///< of a fence or a deregistration
+  uint32_t awaited = 0;        ///< answers a fence or a deregistration waits for
+  uint32_t ref = 0;            ///< number under which a control answer comes back
+  uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
+
+  OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }
+};
+
+/// All operations of an engine: as many as may be accepted and not yet reported.
+///
+/// Threads: take() and give_back() from any thread.
+class OpTable {
+ public:
+  explicit OpTable(uint32_t max) : ops_(std::make_unique<Op[]>(max)), free_(max), max_(max) {
+    for (uint32_t i = 0; i < max; ++i) ops_[i].self = i;
+  }
+
+  /// Counted before it is taken, and sequentially consistent: close() sets its flag and then looks
+  /// at the count, a submitter counts itself and then looks at the flag. One sees the other.
+  Op* take() noexcept {
+    taken_.fetch_add(1, std::memory_order_seq_cst);
+    uint32_t slot = 0;
+    if (free_.pop(slot)) return &ops_[slot];
+    taken_.fetch_sub(1, std::memory_order_seq_cst);
+    return nullptr;
+  }
+  void give_back(Op& op) noexcept;
+
+  Op& at(uint32_t slot) noexcept { return ops_[slot]; }
+  Op* find(OpId id) noexcept {
+    if (id.slot >= max_) return nullptr;
+    Op& op = ops_[id.slot];
+    // Pairs with the release store in give_back(): a reused slot never answers for its last life.
+    return op.generation.load(std::memory_order_acquire) == id.generation ? &op : nullptr;
+  }
+  uint32_t max() const noexcept { return max_; }
+  uint32_t free_count() const noexcept { return max_ - std::min(max_, in_flight()); }
+  uint32_t in_flight() const noexcept { return taken_.load(std::memory_order_seq_cst); }
+
+ private:
+  std::unique_ptr<Op[]> ops_;
+  FreeList free_;
+  std::atomic<uint32_t> taken_{0};
+  uint32_t max_;
+};
+
+}  // namespace fabric::core

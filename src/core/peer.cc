@@ -1,0 +1,329 @@
+#include "core/peer.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+
+// The table of sessions, routes, and what happens when one ends. The handshake is in session.cc,
+// the messages of a running session in control_ops.cc.
+
+namespace fabric::core {
+
+namespace {
+constexpr uint32_t kByes = 5;  // a goodbye may get lost; after so many the peer finds out by itself
+}
+
+Peers::Peers(EngineCore& core) : core_(core), table_(core.config.peers_max) {}
+
+std::vector<Peer*> Peers::all() const {
+  std::vector<Peer*> out;
+  for (uint32_t i = 0; i < table_.made(); ++i) {
+    Peer* peer = table_.at(i);
+    if (peer->generation.load(std::memory_order_relaxed) != 0) out.push_back(peer);
+  }
+  return out;
+}
+
+std::vector<PeerId> Peers::live() const {
+  std::vector<PeerId> out;
+  for (const Peer* peer : all()) {
+    if (peer->state.load(std::memory_order_relaxed) < PeerState::kLost) out.push_back(peer->id());
+  }
+  return out;
+}
+
+Peer* Peers::by_engine(uint64_t engine_id) const {
+  for (Peer* peer : all()) {
+    const bool alive = peer->state.load(std::memory_order_relaxed) < PeerState::kLost;
+    if (alive && peer->remote.engine_id == engine_id) return peer;
+  }
+  return nullptr;
+}
+
+Peer* Peers::by_session(uint64_t my_session) const {
+  const auto it = sessions_.find(my_session);
+  return it == sessions_.end() ? nullptr : table_.at(it->second);
+}
+
+/// Ends the memory of the oldest session that is over, so that its slot can be used again.
+bool Peers::make_room() {
+  for (Peer* peer : all()) {
+    const bool over = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
+    const bool quiet = std::all_of(peer->paths.begin(), peer->paths.end(), [](const auto& rails) {
+      return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
+    });
+    if (!over || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
+    core_.regions.forget_peer(peer->id());
+    core_.timers.clear(peer->timer);
+    sessions_.erase(peer->my_session);
+    for (const Peer::Link& link : peer->links) {
+      core_.networks[link.network].network->close_link(link.id);
+    }
+    peer->links.clear();
+    table_.recycle(peer->slot);
+    return true;
+  }
+  return false;
+}
+
+void Peers::reset(Peer& peer) {
+  const auto networks = core_.networks.size();
+  peer.is_self = peer.passive = peer.dirty = peer.ending = peer.announced = false;
+  peer.hello = {};
+  peer.options = {};
+  peer.their_session = 0;
+  peer.links.clear();
+  peer.link_in_use = 0;
+  peer.section_of.assign(networks, -1);
+  peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  peer.hello_interval_ns = core_.config.retransmit.count();
+  peer.byes_left = 0;
+  peer.link_full_until_ns = 0;
+  peer.lost_code = Errc::kOk;
+  for (auto& row : peer.route) row.fill(kNoNetwork);
+  for (auto& row : peer.route_why) row.fill({});
+  peer.waiting = {};
+  std::array<uint32_t, kRailsMax> none{};
+  none.fill(kNone);
+  peer.paths.assign(networks, none);
+  peer.inbound.clear();
+  peer.rotation = 0;
+  peer.next_piece_seq = 1;
+  peer.drains.clear();
+  peer.next_ref = 1;
+  peer.refs.clear();
+  peer.region_refs.clear();
+  peer.credits.clear();
+  peer.held.clear();
+  peer.bound.clear();
+  peer.fence_op = kNone;
+  peer.names_unclaimed = 0;
+  peer.tx = peer.rx = {};
+}
+
+Peer* Peers::make(const control::Address& address, bool is_self) {
+  uint32_t slot = 0;
+  Peer* peer = table_.acquire(slot);
+  if (peer == nullptr && make_room()) peer = table_.acquire(slot);
+  if (peer == nullptr) return nullptr;
+  reset(*peer);
+  peer->slot = slot;
+  peer->is_self = is_self;
+  peer->remote = address;
+  // Numbers ascend, so that a late hello of an old session is known as such; the low half is random
+  // and cannot be guessed from outside.
+  peer->my_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
+  peer->channel = std::make_unique<control::ReliableChannel>(control::ReliableChannel::Options{
+      .retransmit_ns = core_.config.retransmit.count()});
+  peer->timer.kind = Timer::Kind::kPeer;
+  peer->timer.index = slot;
+  peer->last_heard_ns = core_.now_ns;
+  peer->message_bytes_max.store(0, std::memory_order_relaxed);
+  peer->state.store(PeerState::kConnecting, std::memory_order_relaxed);
+  sessions_[peer->my_session] = slot;
+  table_.publish(slot);
+  ++live_count_;
+  return peer;
+}
+
+/// Opens a control link on every network that both sides have. False: there is none.
+bool Peers::open_links(Peer& peer) {
+  for (size_t n = 0; n < core_.networks.size(); ++n) {
+    NetworkSlot& network = core_.networks[n];
+    if (network.is_self != peer.is_self) continue;
+    for (size_t s = 0; s < peer.remote.networks.size(); ++s) {
+      const control::NetworkSection& section = peer.remote.networks[s];
+      if (section.provider != network.provider || section.name != network.name) continue;
+      auto link = network.network->open_link(section.address);
+      if (!link) {
+        FABRIC_LOG(core_.log, kInfo, "core", "a network does not reach the peer",
+                   {"network", network.name}, {"error", link.error()});
+        continue;
+      }
+      peer.section_of[n] = static_cast<int>(s);
+      peer.links.push_back({static_cast<uint8_t>(n), *link});
+    }
+  }
+  return !peer.links.empty();
+}
+
+void Peers::choose_routes(Peer& peer) {
+  for (uint32_t here = 0; here < kKinds; ++here) {
+    for (uint32_t there = 0; there < kKinds; ++there) {
+      std::string why;
+      for (size_t n = 0; n < core_.networks.size(); ++n) {
+        const NetworkSlot& network = core_.networks[n];
+        const auto skip = [&](const char* reason) {
+          why += (why.empty() ? "" : "; ") + network.name + ": " + reason;
+        };
+        if (network.is_self != peer.is_self) {
+          continue;  // the own address goes by copy, everybody else never does
+        }
+        const auto& wanted = peer.options.networks;
+        if (!wanted.empty() && !peer.is_self &&
+            std::find(wanted.begin(), wanted.end(), network.name) == wanted.end()) {
+          skip("excluded by ConnectOptions::networks");
+        } else if (peer.section_of[n] < 0) {
+          skip("the peer does not have it, or it does not reach there");
+        } else if ((network.memory_kinds & 1u << here) == 0) {
+          skip("cannot touch the memory here");
+        } else if ((peer.remote.networks[static_cast<size_t>(peer.section_of[n])].memory_kinds &
+                    1u << there) == 0) {
+          skip("cannot touch the memory there");
+        } else {
+          peer.route[here][there] = static_cast<uint8_t>(n);
+          break;
+        }
+      }
+      peer.route_why[here][there] = why;
+    }
+  }
+}
+
+Result<PeerId> Peers::connect(const control::Address& address, const ConnectOptions& options) {
+  if (address.engine_id == core_.engine_id && address.incarnation != core_.incarnation) {
+    return fail(Errc::kPeerLost, "address");
+  }
+  const bool is_self = address.engine_id == core_.engine_id;
+  if (Peer* known = by_engine(address.engine_id); known != nullptr) {
+    if (address.incarnation < known->remote.incarnation) return fail(Errc::kPeerLost, "address");
+    if (address.incarnation == known->remote.incarnation) {
+      if (options.warm && known->usable()) core_.transfers.warm(*known);
+      return known->id();
+    }
+    lose(*known, PeerState::kLost, Errc::kPeerLost, false);  // it has restarted
+  }
+  for (const std::string& name : options.networks) {
+    const bool there = std::any_of(core_.networks.begin(), core_.networks.end(),
+                                   [&](const NetworkSlot& n) { return n.name == name; });
+    if (!there) return fail(Errc::kUnsupported, "options.networks");
+  }
+  Peer* peer = make(is_self ? own_address(true) : address, is_self);
+  if (peer == nullptr) return fail(Errc::kExhausted, "peers_max");
+  peer->options = options;
+  const bool reached = open_links(*peer);
+  choose_routes(*peer);
+  const bool routed = std::any_of(peer->route.begin(), peer->route.end(), [](const auto& row) {
+    return std::any_of(row.begin(), row.end(), [](uint8_t n) { return n != kNoNetwork; });
+  });
+  if (!reached || !routed) {
+    peer->state.store(PeerState::kLost, std::memory_order_relaxed);
+    --live_count_;
+    return fail(Errc::kUnreachable, "address");
+  }
+  if (is_self) {
+    peer->their_session = peer->my_session;
+    peer->hello = own_hello(*peer);
+    connected(*peer);
+  } else {
+    peer->announced = true;
+    peer->hello_due_ns = core_.now_ns;
+    set_state(*peer, PeerState::kConnecting, Errc::kOk);
+    send_hello(*peer, control::MessageType::kHello);
+    schedule(*peer);
+  }
+  return peer->id();
+}
+
+void Peers::set_state(Peer& peer, PeerState state, Errc code) {
+  const PeerState old = peer.state.exchange(state, std::memory_order_acq_rel);
+  FABRIC_LOG(core_.log, kInfo, "core", "peer", {"peer", peer.id()}, {"engine", peer.remote.engine_id},
+             {"was", old}, {"is", state});
+  if (!peer.announced) return;
+  Event event{.kind = EventKind::kPeer, .code = code};
+  event.peer = peer.id();
+  event.value = static_cast<uint64_t>(state);
+  event.previous = static_cast<uint64_t>(old);
+  core_.report.publish(event);
+}
+
+void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
+  const PeerState old = peer.state.load(std::memory_order_relaxed);
+  if (old >= PeerState::kLost) return;
+  --live_count_;
+  peer.lost_code = code;
+  peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  // The state first: nothing that ends below may start anew towards this peer.
+  set_state(peer, state, code);
+  core_.regions.peer_lost(peer.id());
+  core_.transfers.peer_lost(peer, code);
+  const auto asked = std::exchange(peer.refs, {});
+  for (const auto& [ref, question] : asked) {
+    if (question.op != kNone) core_.finish(core_.ops.at(question.op), code, Remote::kUnknown);
+  }
+  auto credits = std::exchange(peer.credits, {});
+  for (auto& [channel, credit] : credits) {
+    for (const uint32_t op : credit.waiting) {
+      core_.finish(core_.ops.at(op), code, Remote::kNotDelivered);
+    }
+  }
+  const auto revocations = std::exchange(peer.region_refs, {});
+  for (const auto& [ref, slot] : revocations) core_.regions.revoke_answered(slot);
+  for (const auto& [channel, messages] : peer.held) {
+    holding_ -= static_cast<uint32_t>(messages.size());
+  }
+  peer.held.clear();
+  peer.drains.clear();
+  close_inbound(peer);
+  core_.counters.peer_lost(peer);
+  peer.byes_left = tell && !peer.is_self ? kByes : 0;
+  if (tell) say_goodbye(peer);
+  schedule(peer);
+}
+
+void Peers::disconnect(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerLost, true); }
+
+void Peers::close_all() {
+  for (Peer* peer : all()) lose(*peer, PeerState::kLost, Errc::kClosed, true);
+}
+
+bool Peers::all_quiet() const {
+  const auto peers = all();
+  return std::all_of(peers.begin(), peers.end(),
+                     [](const Peer* peer) { return peer->inbound.empty(); });
+}
+
+PeerInfo Peers::info(const Peer& peer) const {
+  PeerInfo out;
+  out.state = peer.state.load(std::memory_order_relaxed);
+  out.engine_id = peer.remote.engine_id;
+  out.incarnation = peer.remote.incarnation;
+  out.app_info = peer.hello.app_info;
+  out.message_bytes_max = peer.message_bytes_max.load(std::memory_order_relaxed);
+  uint32_t kinds_here = 0, kinds_there = 0;
+  for (const NetworkSlot& network : core_.networks) kinds_here |= network.memory_kinds;
+  for (const auto& section : peer.remote.networks) kinds_there |= section.memory_kinds;
+  for (uint32_t here = 0; here < kKinds; ++here) {
+    for (uint32_t there = 0; there < kKinds; ++there) {
+      if ((kinds_here & 1u << here) == 0 || (kinds_there & 1u << there) == 0) continue;
+      const uint8_t chosen = peer.route[here][there];
+      out.routes.push_back({static_cast<MemoryKind>(here), static_cast<MemoryKind>(there),
+                            chosen == kNoNetwork ? "" : core_.networks[chosen].name,
+                            peer.route_why[here][there]});
+    }
+  }
+  if (const uint8_t n = peer.route[0][0]; n != kNoNetwork) {
+    const auto& section = peer.remote.networks[static_cast<size_t>(peer.section_of[n])];
+    out.rails_here = static_cast<uint32_t>(core_.networks[n].rails.size());
+    out.rails_there = section.rails;
+    out.fence = core_.networks[n].fence;
+  }
+  return out;
+}
+
+control::Address Peers::own_address(bool for_self) const {
+  control::Address address{.engine_id = core_.engine_id, .incarnation = core_.incarnation};
+  for (const NetworkSlot& network : core_.networks) {
+    if (network.is_self != for_self) continue;  // the own engine needs no NIC, others no copy
+    address.networks.push_back({.provider = network.provider,
+                                .name = network.name,
+                                .rails = static_cast<uint8_t>(network.rails.size()),
+                                .fence = network.fence,
+                                .memory_kinds = network.memory_kinds,
+                                .address = network.network->address()});
+  }
+  return address;
+}
+
+}  // namespace fabric::core

@@ -1,0 +1,223 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fabric/peer.h>
+#include <fabric/stats.h>
+
+#include "control/message.h"
+#include "control/reliable.h"
+#include "core/entry.h"
+#include "core/report.h"
+#include "core/slot_table.h"
+#include "core/timer_heap.h"
+
+// Sessions with other engines: handshake, control channel, routes. The set-up is symmetric: each
+// side picks a session number of its own, and a session is up when each knows that the other knows
+// its number. So two sides that open at once need no tie-break (docs/design/0004-sessions.md).
+
+namespace fabric::core {
+
+class EngineCore;
+struct Op;
+
+inline constexpr uint32_t kKinds = 3;
+inline constexpr uint8_t kNoNetwork = 0xff;
+
+/// A message that an importer or a sender owes once everything it had posted up to now has ended.
+struct DrainAnswer {
+  uint64_t upto_seq = 0;
+  control::MessageType type{};
+  uint32_t ref = 0;
+};
+
+/// A path end that a peer opened towards us.
+struct InboundPath {
+  uint32_t ref = 0;  ///< the peer's number for it
+  uint8_t network = 0, rail = 0;
+  uint32_t id = 0;   ///< the provider's
+  bool closing = false;
+  std::vector<std::byte> answer{};
+};
+
+struct ChannelCredit {
+  uint32_t outstanding = 0;         ///< sent to the peer and not answered
+  std::deque<uint32_t> waiting{};   ///< sends that wait for credit, by operation slot
+};
+
+/// A question that went to the peer; its operation may end before the answer comes.
+struct Asked {
+  uint32_t op = UINT32_MAX;
+  bool is_message = false;
+  uint16_t channel = 0;
+};
+
+/// A message whose listener has no room: it is answered once it is queued.
+struct HeldMessage {
+  uint32_t ref = 0;
+  std::unique_ptr<MessageBuffer> buffer{};
+};
+
+/// One session with one life of a remote engine, or with the own one.
+///
+/// Owner: the peer table; everything under the state lock, but for the atomics in the head.
+struct Peer : SlotHead {
+  std::atomic<PeerState> state{PeerState::kLost};
+  std::atomic<uint32_t> message_bytes_max{0};  ///< 0: not known yet
+
+  uint32_t slot = 0;
+  bool is_self = false;
+  bool passive = false;    ///< they spoke first
+  control::Address remote{};
+  control::Hello hello{};  ///< what they told us
+  ConnectOptions options{};
+  uint64_t my_session = 0, their_session = 0;
+  std::unique_ptr<control::ReliableChannel> channel{};
+
+  struct Link {
+    uint8_t network = 0;
+    uint32_t id = 0;
+  };
+  std::vector<Link> links{};  ///< in the local order of networks
+  uint32_t link_in_use = 0;
+  std::vector<int> section_of{};  ///< per local network: index in remote.networks, or -1
+
+  Timer timer{};
+  int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;
+  int64_t give_up_ns = kNeverNs;  ///< a passive session that is never confirmed
+  int64_t last_heard_ns = 0;
+  int64_t link_full_until_ns = 0;
+  uint32_t byes_left = 0;
+  Errc lost_code = Errc::kOk;
+  bool dirty = false;   ///< has something to send this turn
+  bool ending = false;  ///< being fenced, by us or by them: takes no new operation
+  bool announced = false;  ///< the subscribers have heard of it
+
+  std::array<std::array<uint8_t, kKinds>, kKinds> route{};
+  std::array<std::array<std::string, kKinds>, kKinds> route_why{};
+
+  EntryQueue waiting{};                          ///< until the session is up
+  std::vector<std::array<uint32_t, kRailsMax>> paths{};  ///< per network and local rail
+  std::vector<InboundPath> inbound{};
+  uint32_t rotation = 0;
+  uint64_t next_piece_seq = 1;
+  std::vector<DrainAnswer> drains{};
+
+  uint32_t next_ref = 1;
+  std::map<uint32_t, Asked> refs{};              ///< by the number that the answer brings back
+  std::map<uint32_t, uint32_t> region_refs{};    ///< revocation -> region slot
+  std::map<uint16_t, ChannelCredit> credits{};   ///< ours towards them
+  std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
+  std::vector<Key> bound{};                      ///< counters that end with this peer
+  uint32_t fence_op = UINT32_MAX;
+  uint32_t names_unclaimed = 0;
+  Traffic tx{}, rx{};
+
+  PeerId id() const noexcept { return PeerId(slot, last_generation); }
+  bool usable() const noexcept {
+    const PeerState s = state.load(std::memory_order_relaxed);
+    return s == PeerState::kConnected || s == PeerState::kStalled;
+  }
+};
+
+class Peers {
+ public:
+  explicit Peers(EngineCore& core);
+
+  // State lock held.
+  Peer* find(PeerId id) const noexcept { return table_.find(id.slot, id.generation); }
+  Peer* at(uint32_t slot) const noexcept { return table_.at(slot); }
+  Result<PeerId> connect(const control::Address& address, const ConnectOptions& options);
+  void disconnect(Peer& peer);
+  PeerInfo info(const Peer& peer) const;
+  std::vector<PeerId> live() const;
+  std::vector<Peer*> all() const;  ///< slots in use, lost ones included
+  uint32_t live_count() const noexcept { return live_count_; }
+
+  /// A datagram arrived on a network.
+  void on_datagram(uint8_t network, std::span<const std::byte> datagram, int64_t now_ns);
+  void on_timer(Peer& peer, int64_t now_ns);
+  /// Sends what is owed this turn: messages, repeats, acknowledgements.
+  void flush(int64_t now_ns);
+  /// Queues a numbered message; it goes out in this turn's flush.
+  void send(Peer& peer, control::MessageType type, std::vector<std::byte> body);
+  void lose(Peer& peer, PeerState state, Errc code, bool tell);
+  /// Answers what was waiting for posted pieces to end.
+  void check_drains(Peer& peer);
+  void add_drain(Peer& peer, control::MessageType type, uint32_t ref);
+
+  // Sends, resolves and fences as operations.
+  void start_send(Op& op);
+  void start_resolve(Op& op);
+  void start_fence(Op& op);
+  void continue_fence(Op& op);  ///< the peer's grace is over
+  void stop_control_op(Op& op, Errc code);
+  void answer_held();  ///< listeners may have room again
+  void on_inbound_down(uint8_t network, uint8_t rail, uint32_t id);
+
+  control::Address own_address(bool for_self) const;
+  void close_all();
+  bool all_quiet() const;  ///< no goodbye is owed any more
+
+ private:
+  Peer* make(const control::Address& address, bool is_self);
+  Peer* by_engine(uint64_t engine_id) const;
+  Peer* by_session(uint64_t my_session) const;
+  bool open_links(Peer& peer);
+  void choose_routes(Peer& peer);
+  void set_state(Peer& peer, PeerState state, Errc code);
+  void connected(Peer& peer);
+  void send_hello(Peer& peer, control::MessageType type);
+  void send_plain(Peer& peer, control::MessageType type, std::span<const std::byte> body);
+  void reject(uint8_t network, const control::Hello& hello, uint64_t to_session, Errc code);
+  void schedule(Peer& peer);
+  control::Hello own_hello(const Peer& peer) const;
+
+  void on_hello(uint8_t network, const control::Header& header, const control::Body& body);
+  void on_welcome(Peer& peer, const control::Header& header, const control::Body& body);
+  void on_reject(Peer& peer, const control::Body& body);
+  bool on_numbered(Peer& peer, const control::Frame& frame);
+  void on_path_open(Peer& peer, const control::Body& body);
+  void on_path_answer(Peer& peer, const control::Body& body);
+  void on_message(Peer& peer, const control::Body& body);
+  void on_resolve(Peer& peer, const control::Body& body);
+  void on_resolved(Peer& peer, const control::Body& body);
+  void on_revoke_region(Peer& peer, const control::Body& body);
+  void on_fence(Peer& peer, const control::Body& body);
+  void on_done(Peer& peer, control::MessageType type, const control::Body& body);
+  void on_revoke_key(Peer& peer, const control::Body& body);
+  void on_abort_key(Peer& peer, const control::Body& body);
+  Op* claim(Peer& peer, uint32_t ref, Asked& asked);
+  uint32_t ask(Peer& peer, const Op& op, bool is_message);
+  void ask_again(Peer& peer, uint32_t ref, Op& op);
+  void send_message(Peer& peer, Op& op);
+  void next_messages(Peer& peer, uint16_t channel);
+  void close_inbound(Peer& peer);
+  void finish_fence(Peer& peer, Errc code);
+  void fence_progress(Peer& peer);
+  void reset(Peer& peer);
+  bool make_room();
+  void say_goodbye(Peer& peer);
+  void flush_peer(Peer& peer, int64_t now_ns);
+  bool put_on_wire(Peer& peer, const control::Header& header, std::span<const std::byte> body,
+                   bool again);
+  void deliver(Peer& peer, uint32_t ref, uint16_t channel, std::unique_ptr<MessageBuffer> buffer);
+  void refuse_bad(Peer& peer, control::MessageType type);
+
+  EngineCore& core_;
+  SlotTable<Peer> table_;
+  std::map<uint64_t, uint32_t> sessions_;  ///< own session number -> slot
+  std::vector<uint32_t> dirty_;
+  uint64_t next_session_ = 1;
+  uint32_t holding_ = 0;  ///< messages held back, of all peers
+  uint32_t live_count_ = 0;
+};
+
+}  // namespace fabric::core

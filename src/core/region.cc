@@ -1,0 +1,264 @@
+#include "core/region.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+
+// Registration, descriptors, grants and import. How a region ends is in deregister.cc.
+
+namespace fabric::core {
+
+namespace {
+// Imported regions of all peers together; per peer Config::regions_max bounds them.
+constexpr uint32_t kRemotesMax = 1u << 20;
+}  // namespace
+
+Regions::Regions(EngineCore& core)
+    : core_(core), locals_(core.config.regions_max), remotes_(kRemotesMax) {}
+
+Result<uint64_t> Regions::local_size(RegionId region, const char* what) const noexcept {
+  if (!region) return fail(Errc::kInvalidArgument, what);
+  const LocalRegion* slot = locals_.find(region.slot, region.generation);
+  if (slot == nullptr) return fail(Errc::kNotFound, what);
+  return slot->size_bytes.load(std::memory_order_relaxed);
+}
+
+Result<uint64_t> Regions::remote_size(RemoteRegion region, const char* what) const noexcept {
+  if (!region) return fail(Errc::kInvalidArgument, what);
+  const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
+  if (slot == nullptr) return fail(Errc::kNotFound, what);
+  switch (slot->status.load(std::memory_order_acquire)) {  // pairs with revoke(), peer_lost()
+    case RemoteRegionSlot::Status::kRevoked: return fail(Errc::kNotFound, what);
+    case RemoteRegionSlot::Status::kPeerLost: return fail(Errc::kPeerLost, what);
+    case RemoteRegionSlot::Status::kLive: break;
+  }
+  return slot->size_bytes.load(std::memory_order_relaxed);
+}
+
+Result<Registration> Regions::register_on_rails(const Memory& memory) {
+  Registration keys;
+  keys.local_keys.resize(core_.networks.size());
+  keys.wire_keys.resize(core_.networks.size());
+  for (size_t n = 0; n < core_.networks.size(); ++n) {
+    NetworkSlot& network = core_.networks[n];
+    if ((network.memory_kinds & kind_bit(memory.kind)) == 0) continue;
+    for (RailSlot& rail : network.rails) {
+      auto key = rail.rail->register_memory(memory, keys.wire_keys[n][rail.index]);
+      if (!key) {
+        FABRIC_LOG(core_.log, kWarning, "core", "memory could not be registered",
+                   {"network", network.name}, {"rail", rail.index}, {"error", key.error()});
+        // What the rails before this one took is given back; nobody was told of it yet.
+        for (size_t done = 0; done <= n; ++done) {
+          for (RailSlot& taken : core_.networks[done].rails) {
+            if (done == n && taken.index >= rail.index) break;
+            if (keys.wire_keys[done][taken.index].empty()) continue;
+            taken.rail->deregister_memory(keys.local_keys[done][taken.index], kNone);
+          }
+        }
+        return key.error();
+      }
+      keys.local_keys[n][rail.index] = *key;
+    }
+  }
+  return keys;
+}
+
+Result<RegionId> Regions::register_memory(const Memory& memory) {
+  if (memory.address == nullptr) return fail(Errc::kInvalidArgument, "memory.address");
+  if (memory.size_bytes == 0) return fail(Errc::kInvalidArgument, "memory.size_bytes");
+  if (reinterpret_cast<uint64_t>(memory.address) + memory.size_bytes < memory.size_bytes) {
+    return fail(Errc::kOutOfBounds, "memory.size_bytes");
+  }
+  const bool reachable =
+      std::any_of(core_.networks.begin(), core_.networks.end(), [&](const NetworkSlot& network) {
+        return (network.memory_kinds & kind_bit(memory.kind)) != 0;
+      });
+  if (!reachable) return fail(Errc::kUnsupported, "memory.kind");
+
+  auto keys = register_on_rails(memory);  // may block: outside the lock
+  if (!keys) return keys.error();
+  std::lock_guard lock(core_.state_mutex);
+  uint32_t slot = 0;
+  LocalRegion* region = core_.refuses() ? nullptr : locals_.acquire(slot);
+  if (region == nullptr) {
+    release_registration(*keys, kNone);
+    if (core_.refuses()) return fail(Errc::kClosed, "engine");
+    return fail(Errc::kExhausted, "regions_max");
+  }
+  region->memory = memory;
+  region->memory.dmabuf_fd = -1;  // borrowed for the call only
+  region->keys = *std::move(keys);
+  region->grants.clear();
+  region->end = LocalRegion::End::kAlive;
+  region->posted = 0;
+  region->deregister_op = kNone;
+  region->size_bytes.store(memory.size_bytes, std::memory_order_relaxed);
+  const uint32_t generation = locals_.publish(slot);
+  return RegionId(slot, generation);
+}
+
+Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, RegionId id,
+                                                    const Registration& keys, uint64_t granted_to,
+                                                    uint32_t grant) const {
+  control::RegionDesc desc{.owner_engine = core_.engine_id,
+                           .owner_incarnation = core_.incarnation,
+                           .region = id,
+                           .size_bytes = region.memory.size_bytes,
+                           .kind = region.memory.kind,
+                           .device = region.memory.device,
+                           .granted_to = granted_to,
+                           .grant = grant};
+  for (size_t n = 0; n < core_.networks.size(); ++n) {
+    const NetworkSlot& network = core_.networks[n];
+    // The own engine looks its keys up itself: "self" would only take room.
+    if (network.is_self || (network.memory_kinds & kind_bit(region.memory.kind)) == 0) continue;
+    control::RegionDesc::Section section{.network = network.name};
+    for (const RailSlot& rail : network.rails) {
+      section.rail_keys.push_back(keys.wire_keys[n][rail.index]);
+    }
+    desc.networks.push_back(std::move(section));
+  }
+  return control::encode(desc);
+}
+
+Result<std::vector<std::byte>> Regions::desc(RegionId id) const {
+  std::lock_guard lock(core_.state_mutex);
+  const LocalRegion* region = local(id);
+  if (region == nullptr) return fail(Errc::kNotFound, "region");
+  if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
+  return encode_desc(*region, id, region->keys, 0, 0);
+}
+
+Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
+  Memory memory;
+  uint64_t to_engine = 0;
+  {
+    std::lock_guard lock(core_.state_mutex);
+    const LocalRegion* region = local(id);
+    if (region == nullptr) return fail(Errc::kNotFound, "region");
+    if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
+    const Peer* peer = core_.peers.find(peer_id);
+    if (peer == nullptr) return fail(Errc::kNotFound, "peer");
+    if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+      return fail(Errc::kPeerLost, "peer");
+    }
+    for (const Grant& grant : region->grants) {
+      if (grant.peer == peer_id) {
+        return encode_desc(*region, id, grant.keys, grant.to_engine, grant.number);
+      }
+    }
+    memory = region->memory;
+    to_engine = peer->remote.engine_id;
+  }
+  // Keys of its own, so that one peer can be shut out where only the NIC's key table can do it.
+  auto keys = register_on_rails(memory);
+  if (!keys) return keys.error();
+  std::lock_guard lock(core_.state_mutex);
+  LocalRegion* region = local(id);
+  if (region == nullptr) {
+    release_registration(*keys, kNone);
+    return fail(Errc::kNotFound, "region");
+  }
+  region->grants.push_back({next_grant_++, to_engine, peer_id, *std::move(keys)});
+  const Grant& grant = region->grants.back();
+  return encode_desc(*region, id, grant.keys, to_engine, grant.number);
+}
+
+uint32_t Regions::imported_from(PeerId peer) const noexcept {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < remotes_.made(); ++i) {
+    const RemoteRegionSlot* slot = remotes_.at(i);
+    if (slot->generation.load(std::memory_order_relaxed) != 0 && slot->peer == peer) ++n;
+  }
+  return n;
+}
+
+Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> bytes) {
+  auto desc = control::decode_desc(bytes);
+  if (!desc) return desc.error();
+  if (desc->owner_engine != owner.remote.engine_id) return fail(Errc::kInvalidArgument, "owner");
+  if (desc->owner_incarnation != owner.remote.incarnation) return fail(Errc::kPeerLost, "desc");
+  if (desc->granted_to != 0 && desc->granted_to != core_.engine_id) {
+    return fail(Errc::kPermission, "desc");
+  }
+  for (uint32_t i = 0; i < remotes_.made(); ++i) {
+    const RemoteRegionSlot* slot = remotes_.at(i);
+    const uint32_t generation = slot->generation.load(std::memory_order_relaxed);
+    if (generation == 0 || slot->peer != owner.id()) continue;
+    if (slot->owner_region != desc->region || slot->grant != desc->grant) continue;
+    if (slot->status.load(std::memory_order_relaxed) != RemoteRegionSlot::Status::kLive) {
+      return fail(Errc::kNotFound, "desc");
+    }
+    return RemoteRegion(i, generation);
+  }
+  if (imported_from(owner.id()) >= core_.config.regions_max) {
+    return fail(Errc::kExhausted, "regions_max");
+  }
+  return import_new(owner, *desc);
+}
+
+Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc& desc) {
+  std::vector<RailKeys> keys(core_.networks.size());
+  std::vector<bool> has_network(core_.networks.size());
+  const LocalRegion* own = owner.is_self ? local(desc.region) : nullptr;
+  if (owner.is_self && own == nullptr) return fail(Errc::kNotFound, "desc");
+  for (size_t n = 0; n < core_.networks.size(); ++n) {
+    NetworkSlot& network = core_.networks[n];
+    const auto section = std::find_if(desc.networks.begin(), desc.networks.end(),
+                                      [&](const auto& s) { return s.network == network.name; });
+    if (network.is_self ? own == nullptr : section == desc.networks.end()) continue;
+    for (RailSlot& rail : network.rails) {
+      const std::vector<std::byte>& wire =
+          network.is_self ? own->keys.wire_keys[n][rail.index]
+                          : section->rail_keys[rail.index % section->rail_keys.size()];
+      if (wire.empty()) continue;
+      auto key = rail.rail->import_key(wire);
+      if (!key) return key.error();
+      keys[n][rail.index] = *key;
+      has_network[n] = true;
+    }
+  }
+  uint32_t slot = 0;
+  RemoteRegionSlot* remote = remotes_.acquire(slot);
+  if (remote == nullptr) return fail(Errc::kExhausted, "regions_max");
+  remote->peer = owner.id();
+  remote->kind = desc.kind;
+  remote->owner_region = desc.region;
+  remote->grant = desc.grant;
+  remote->keys = std::move(keys);
+  remote->has_network = std::move(has_network);
+  remote->size_bytes.store(desc.size_bytes, std::memory_order_relaxed);
+  remote->status.store(RemoteRegionSlot::Status::kLive, std::memory_order_relaxed);
+  return RemoteRegion(slot, remotes_.publish(slot));
+}
+
+void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
+  for (uint32_t i = 0; i < remotes_.made(); ++i) {
+    RemoteRegionSlot* slot = remotes_.at(i);
+    const uint32_t generation = slot->generation.load(std::memory_order_relaxed);
+    if (generation == 0 || slot->peer != owner.id() || slot->owner_region != region) continue;
+    if (grant != 0 && slot->grant != grant) continue;
+    slot->status.store(RemoteRegionSlot::Status::kRevoked, std::memory_order_release);
+    core_.transfers.region_revoked(RemoteRegion(i, generation));
+  }
+}
+
+void Regions::peer_lost(PeerId peer) {
+  for (uint32_t i = 0; i < remotes_.made(); ++i) {
+    RemoteRegionSlot* slot = remotes_.at(i);
+    if (slot->peer != peer) continue;
+    slot->status.store(RemoteRegionSlot::Status::kPeerLost, std::memory_order_release);
+  }
+}
+
+void Regions::forget_peer(PeerId peer) {
+  for (uint32_t i = 0; i < remotes_.made(); ++i) {
+    RemoteRegionSlot* slot = remotes_.at(i);
+    if (slot->generation.load(std::memory_order_relaxed) == 0 || slot->peer != peer) continue;
+    slot->peer = {};
+    remotes_.recycle(i);
+  }
+}
+
+}  // namespace fabric::core

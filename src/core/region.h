@@ -1,0 +1,132 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <fabric/memory.h>
+#include <fabric/provider.h>
+
+#include "control/descriptor.h"
+#include "core/slot_table.h"
+
+// Local registered memory, and peers' regions after import.
+
+namespace fabric::core {
+
+class EngineCore;
+struct Op;
+struct Peer;
+
+using RailKeys = std::array<uint64_t, kRailsMax>;
+
+/// One registration on every rail: the open descriptor of a region, or a grant to one peer.
+struct Registration {
+  std::vector<RailKeys> local_keys{};  ///< per network
+  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_keys{};
+};
+
+struct Grant {
+  uint32_t number = 0;
+  uint64_t to_engine = 0;
+  PeerId peer{};
+  Registration keys{};
+};
+
+struct LocalRegion : SlotHead {
+  std::atomic<uint64_t> size_bytes{0};  ///< read by submitters
+  Memory memory{};
+  Registration keys{};
+  std::vector<Grant> grants{};
+  uint32_t posted = 0;  ///< pieces in flight that read it
+
+  // Its end, in steps: importers are told and drain, own writes drain, the rails let go.
+  enum class End : uint8_t { kAlive, kRevoking, kReleasing, kQuarantined };
+  End end = End::kAlive;
+  uint32_t answers_awaited = 0;          ///< importers that have not said that they are quiet
+  uint32_t fences_awaited = 0;           ///< rails that have not proved it
+  uint32_t deregister_op = UINT32_MAX;   ///< none: it timed out, and the proof will be an event
+};
+
+struct RemoteRegionSlot : SlotHead {
+  enum class Status : uint8_t { kLive, kRevoked, kPeerLost };
+  std::atomic<Status> status{Status::kLive};
+  std::atomic<uint64_t> size_bytes{0};
+  PeerId peer{};
+  MemoryKind kind = MemoryKind::kHost;
+  RegionId owner_region{};
+  uint32_t grant = 0;
+  std::vector<std::byte> desc{};     ///< the same descriptor gives the same handle
+  std::vector<RailKeys> keys{};      ///< per network: what a local rail posts with
+  std::vector<bool> has_network{};   ///< which networks the descriptor speaks of
+};
+
+/// What the public MemoryRegion holds.
+struct RegionState {
+  std::shared_ptr<EngineCore> core{};
+  RegionId id{};
+  Memory memory{};
+  void* owned = nullptr;  ///< pages from allocate()
+  uint64_t owned_bytes = 0;
+};
+
+class Regions {
+ public:
+  explicit Regions(EngineCore& core);
+
+  // Any thread, no lock. `what` names the argument in the error.
+  Result<uint64_t> local_size(RegionId region, const char* what) const noexcept;
+  Result<uint64_t> remote_size(RemoteRegion region, const char* what) const noexcept;
+
+  // Any thread; registers on the rails outside the state lock, because that may block.
+  Result<RegionId> register_memory(const Memory& memory);
+  Result<std::vector<std::byte>> desc(RegionId region) const;
+  Result<std::vector<std::byte>> grant(RegionId region, PeerId peer);
+
+  // State lock held.
+  LocalRegion* local(RegionId region) const noexcept {
+    return locals_.find(region.slot, region.generation);
+  }
+  RemoteRegionSlot* remote(RemoteRegion region) const noexcept {
+    return remotes_.find(region.slot, region.generation);
+  }
+  LocalRegion* at(uint32_t slot) const noexcept { return locals_.at(slot); }
+  RemoteRegionSlot* remote_at(uint32_t slot) const noexcept { return remotes_.at(slot); }
+  Result<RemoteRegion> import(Peer& owner, std::span<const std::byte> desc);
+  /// The owner of an imported region took it back. grant 0: all of it.
+  void revoke(Peer& owner, RegionId region, uint32_t grant);
+  void peer_lost(PeerId peer);
+  void forget_peer(PeerId peer);  ///< its slots may be used again
+
+  void start_deregister(Op& op);
+  void begin_end(uint32_t slot);  ///< without an operation that waits for it
+  void stop_deregister(Op& op, Errc code);
+  void revoke_answered(uint32_t slot);  ///< one importer is quiet, or lost
+  void skip_answers(uint32_t slot);     ///< their grace is over
+  void source_drained(uint32_t slot);
+  void on_fenced(uint32_t cookie);
+  void close_all();
+  /// True when the region is gone and nothing can land in it any more.
+  bool ended(RegionId region) const noexcept;
+  uint32_t live() const noexcept { return locals_.live(); }
+
+ private:
+  Result<Registration> register_on_rails(const Memory& memory);
+
+  void release_rails(uint32_t slot);
+  void release_registration(const Registration& keys, uint32_t slot);
+  Result<RemoteRegion> import_new(Peer& owner, const control::RegionDesc& desc);
+  Result<std::vector<std::byte>> encode_desc(const LocalRegion& region, RegionId id,
+                                             const Registration& keys, uint64_t granted_to,
+                                             uint32_t grant) const;
+  uint32_t imported_from(PeerId peer) const noexcept;
+
+  EngineCore& core_;
+  SlotTable<LocalRegion> locals_;
+  SlotTable<RemoteRegionSlot> remotes_;
+  uint32_t next_grant_ = 1;
+};
+
+}  // namespace fabric::core

@@ -1,0 +1,321 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+#include "core/shard.h"
+#include "core/transfer.h"
+
+// From an accepted operation to entries on paths: which network, how it is cut, which rail.
+
+namespace fabric::core {
+
+namespace {
+
+struct UpRails {
+  std::array<uint8_t, kRailsMax> index{};
+  uint32_t count = 0;
+};
+
+UpRails up_rails(const NetworkSlot& network) {
+  UpRails up;
+  for (const RailSlot& rail : network.rails) {
+    if (rail.up) up.index[up.count++] = rail.index;
+  }
+  return up;
+}
+
+uint32_t slices(uint64_t size_bytes, uint64_t slice_bytes) {
+  return size_bytes == 0 ? 1 : static_cast<uint32_t>((size_bytes - 1) / slice_bytes + 1);
+}
+
+}  // namespace
+
+void Transfers::start(Op& op) {
+  ++op.pieces_posted;  // holds the operation while its parts are dealt out
+  if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
+    start_parts(op, 0, op.parts);
+  } else {
+    for (uint32_t i = 0; i < op.parts; ++i) start_parts(op, i, 1);
+  }
+  --op.pieces_posted;
+  finish_if_ended(op);
+}
+
+void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
+  Entry entry{.op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
+  PeerId id{};
+  Errc code = Errc::kOk;
+  if (op.kind == OpKind::kSignal) {
+    id = op.list.as<SignalTarget>()[first].peer;
+  } else {
+    const RemoteRegion target =
+        op.kind == OpKind::kScatter ? op.list.as<ScatterTarget>()[first].target.region : op.target;
+    RemoteRegionSlot* remote = core_.regions.remote(target);
+    using Status = RemoteRegionSlot::Status;
+    const Status status =
+        remote == nullptr ? Status::kPeerLost : remote->status.load(std::memory_order_relaxed);
+    if (remote != nullptr) id = remote->peer;
+    if (status == Status::kRevoked) code = Errc::kNotFound;
+    if (status == Status::kPeerLost) code = Errc::kPeerLost;
+  }
+  Peer* peer = core_.peers.find(id);
+  const bool gone = peer == nullptr || peer->ending ||
+                    peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
+  if (code == Errc::kOk && gone) code = Errc::kPeerLost;
+  if (code != Errc::kOk) {
+    end_parts(op, entry, id, code);
+    return;
+  }
+  entry.peer = peer->slot;
+  const uint32_t index = entries_.take();
+  entries_.at(index) = entry;
+  link_to_op(op, index);
+  entries_.append(peer->waiting, index);
+  if (peer->usable()) route(index);
+}
+
+void Transfers::peer_connected(Peer& peer) {
+  while (!peer.waiting.empty()) route(peer.waiting.head);
+  if (peer.options.warm) warm(peer);
+}
+
+void Transfers::warm(Peer& peer) {
+  const uint8_t chosen = peer.route[0][0];
+  if (chosen == kNoNetwork) return;
+  NetworkSlot& network = core_.networks[chosen];
+  for (uint32_t rail = 0; rail < network.rails.size(); ++rail) path_for(peer, network, rail);
+}
+
+NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why) {
+  MemoryKind here = MemoryKind::kHost, there = MemoryKind::kHost;
+  RemoteRegionSlot* remote = nullptr;
+  if (op.kind != OpKind::kSignal) {
+    const LocalRegion* region = core_.regions.local(op.source);
+    remote = core_.regions.remote(part_of(op, part).target);
+    if (region == nullptr || remote == nullptr) {
+      why = Errc::kNotFound;
+      return nullptr;
+    }
+    here = region->memory.kind;
+    there = remote->kind;
+  }
+  const uint8_t chosen = peer.route[static_cast<size_t>(here)][static_cast<size_t>(there)];
+  why = Errc::kUnreachable;
+  if (chosen == kNoNetwork) return nullptr;
+  if (remote != nullptr && !remote->has_network[chosen]) return nullptr;
+  return &core_.networks[chosen];
+}
+
+/// Takes a waiting entry and puts its parts on paths, or ends them when there is no way.
+void Transfers::route(uint32_t entry_index) {
+  const Entry entry = entries_.at(entry_index);
+  Op& op = core_.ops.at(entry.op);
+  Peer& peer = *core_.peers.at(entry.peer);
+  entries_.unlink(entry_index);
+  unlink_from_op(op, entry_index);
+  entries_.give_back(entry_index);
+
+  ++op.pieces_posted;  // holds it, as in start()
+  Errc why = Errc::kOk;
+  NetworkSlot* network = choose_network(op, entry.part, peer, why);
+  const UpRails up = network == nullptr ? UpRails{} : up_rails(*network);
+  if (network == nullptr || up.count == 0) {
+    end_parts(op, entry, peer.id(), network == nullptr ? why : Errc::kRailLost);
+  } else if (op.kind == OpKind::kWrite) {
+    route_write(op, peer, *network);
+  } else if (op.kind == OpKind::kPaged) {
+    route_paged(op, peer, *network);
+  } else {
+    enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], entry);
+  }
+  --op.pieces_posted;
+  finish_if_ended(op);
+}
+
+void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network) {
+  const UpRails up = up_rails(network);
+  const Caps& caps = network.rails[0].caps;
+  CutRule rule{.rails = op.whole ? 1 : up.count,
+               .stripe_bytes_min = core_.config.stripe_bytes_min,
+               .align = core_.config.stripe_align};
+  Cut cut = cut_write(op.size_bytes, rule);
+  const bool sliceable = !op.imm || caps.slice_safe;
+  if (sliceable) {
+    // Two half slices in flight keep the NIC busy while urgent work waits for one whole at most.
+    op.slice_bytes = op.priority == Priority::kBulk
+                         ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
+                         : caps.write_bytes_max;
+    op.slice_bytes = std::min(op.slice_bytes, caps.write_bytes_max);
+  } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.whole) {
+    // A piece has a largest size; several shards may share a rail.
+    cut = cut_write(op.size_bytes, {.rails = kRailsMax, .align = rule.align});
+  }
+  if (!sliceable && cut.begin[1] - cut.begin[0] > caps.write_bytes_max) {
+    end_parts(op, {.count = 1}, peer.id(), Errc::kTooLarge);
+    return;
+  }
+  op.cut = cut.count;
+  op.shards = 0;
+  for (uint32_t i = 0; i < cut.count; ++i) {
+    op.shards += slices(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
+  }
+  const uint32_t first = peer.rotation;
+  peer.rotation += cut.count;
+  for (uint32_t i = 0; i < cut.count; ++i) {
+    enqueue(op, peer, network, up.index[(first + i) % up.count],
+            {.count = 1, .offset = cut.begin[i], .size_bytes = cut.begin[i + 1] - cut.begin[i]});
+  }
+}
+
+void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network) {
+  const UpRails up = up_rails(network);
+  const uint32_t rails = std::min(up.count, op.parts);
+  const uint32_t first = peer.rotation++;
+  for (uint32_t i = 0; i < rails; ++i) {
+    const uint32_t count = (op.parts - i + rails - 1) / rails;
+    enqueue(op, peer, network, up.index[(first + i) % up.count],
+            {.part = i, .stride = rails, .count = count});
+  }
+}
+
+void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, Entry entry) {
+  Path* path = path_for(peer, network, rail);
+  if (path == nullptr) {
+    end_parts(op, entry, peer.id(), Errc::kUnreachable);
+    return;
+  }
+  entry.op = op.self;
+  entry.peer = peer.slot;
+  entry.path = path->index;
+  entry.queue = nullptr;
+  entry.prev = entry.next = entry.op_prev = entry.op_next = kNone;
+  const uint32_t index = entries_.take();
+  entries_.at(index) = entry;
+  link_to_op(op, index);
+  const auto priority = static_cast<uint32_t>(op.priority);
+  entries_.append(path->queue[priority], index);
+  activate(*path, priority);
+}
+
+/// Ends every part that `entry` stands for, unposted.
+void Transfers::end_parts(Op& op, const Entry& entry, PeerId peer, Errc code) {
+  const PieceEnd end{code, Remote::kNotDelivered};
+  ++op.pieces_posted;
+  if (op.kind == OpKind::kWrite) {
+    // Not routed yet: one shard stands for the whole write.
+    const uint32_t n = op.shards == 1 ? 1 : slices(entry.size_bytes, op.slice_bytes);
+    for (uint32_t i = 0; i < n; ++i) shard_ended(op, peer, end, 0);
+  } else {
+    for (uint32_t i = 0; i < entry.count; ++i) {
+      part_ended(op, entry.part + i * entry.stride, peer, end, 0);
+    }
+  }
+  --op.pieces_posted;
+}
+
+void Transfers::drop_entry(uint32_t entry_index, Errc code) {
+  const Entry entry = entries_.at(entry_index);
+  Op& op = core_.ops.at(entry.op);
+  entries_.unlink(entry_index);
+  unlink_from_op(op, entry_index);
+  entries_.give_back(entry_index);
+  end_parts(op, entry, core_.peers.at(entry.peer)->id(), code);
+  finish_if_ended(op);
+}
+
+void Transfers::link_to_op(Op& op, uint32_t entry_index) {
+  Entry& entry = entries_.at(entry_index);
+  entry.op_prev = kNone;
+  entry.op_next = op.entries;
+  if (op.entries != kNone) entries_.at(op.entries).op_prev = entry_index;
+  op.entries = entry_index;
+}
+
+void Transfers::unlink_from_op(Op& op, uint32_t entry_index) {
+  Entry& entry = entries_.at(entry_index);
+  (entry.op_prev == kNone ? op.entries : entries_.at(entry.op_prev).op_next) = entry.op_next;
+  if (entry.op_next != kNone) entries_.at(entry.op_next).op_prev = entry.op_prev;
+  entry.op_prev = entry.op_next = kNone;
+}
+
+Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
+  const auto index = static_cast<uint8_t>(&network - core_.networks.data());
+  uint32_t& slot = peer.paths[index][rail];
+  if (slot != kNone) return paths_[slot].get();
+  const int section = peer.section_of[index];
+  FABRIC_CHECK(section >= 0, "a route goes only over a network that both sides have");
+  Path* path = take_path();
+  path->peer = peer.slot;
+  path->network = index;
+  path->rail = static_cast<uint8_t>(rail);
+  // Rails pair by index; the side with fewer is used round and round (P17).
+  path->remote_rail =
+      static_cast<uint8_t>(rail % peer.remote.networks[static_cast<size_t>(section)].rails);
+  if (!open_path(peer, *path)) {
+    forget_path(*path);
+    return nullptr;
+  }
+  slot = path->index;
+  return path;
+}
+
+bool Transfers::open_path(Peer& peer, Path& path) {
+  NetworkSlot& network = core_.networks[path.network];
+  const auto& section =
+      peer.remote.networks[static_cast<size_t>(peer.section_of[path.network])];
+  std::vector<std::byte> hello;
+  auto id = network.rails[path.rail].rail->open_path(section.address, path.remote_rail, hello);
+  if (!id) {
+    FABRIC_LOG(core_.log, kWarning, "core", "a path could not be opened", {"peer", peer.id()},
+               {"network", network.name}, {"rail", path.rail}, {"error", id.error()});
+    return false;
+  }
+  path.id = *id;
+  path.state = Path::State::kOpening;
+  control::PathOpen body{.ref = path.index, .provider = network.provider, .network = network.name};
+  body.rail = path.rail;
+  body.remote_rail = path.remote_rail;
+  body.hello = std::move(hello);
+  core_.peers.send(peer, control::MessageType::kPathOpen, control::encode(body));
+  return true;
+}
+
+void Transfers::path_answered(Peer& peer, uint32_t index, Errc code,
+                              std::span<const std::byte> answer) {
+  if (index >= paths_.size()) return;
+  Path& path = *paths_[index];
+  if (path.peer != peer.slot || path.state != Path::State::kOpening) return;
+  if (code == Errc::kOk) {
+    Rail& rail = *core_.networks[path.network].rails[path.rail].rail;
+    code = rail.start_path(path.id, answer).error().code;
+  }
+  if (code != Errc::kOk) {
+    FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
+               {"rail", path.rail}, {"code", code});
+    drop_path_entries(path, code);
+    close_path(path);
+    return;
+  }
+  path.state = Path::State::kReady;
+  for (uint32_t p = 0; p < 3; ++p) activate(path, p);
+}
+
+Path* Transfers::take_path() {
+  if (!free_paths_.empty()) {
+    Path* path = paths_[free_paths_.back()].get();
+    free_paths_.pop_back();
+    return path;
+  }
+  paths_.push_back(std::make_unique<Path>());
+  paths_.back()->index = static_cast<uint32_t>(paths_.size() - 1);
+  return paths_.back().get();
+}
+
+void Transfers::forget_path(Path& path) {
+  const uint32_t index = path.index;
+  path = Path{};
+  path.index = index;
+  free_paths_.push_back(index);
+}
+
+}  // namespace fabric::core

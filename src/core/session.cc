@@ -1,0 +1,313 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+#include "core/peer.h"
+
+// Setting a session up, keeping its control channel going, and saying goodbye.
+
+namespace fabric::core {
+
+using control::Header;
+using control::MessageType;
+
+namespace {
+constexpr int64_t kHelloIntervalMaxNs = 1'000'000'000;
+constexpr int64_t kLinkFullNs = 100'000;  // how long a link that took nothing is left alone
+// More than any well-behaved peer can have us owe: answers are bounded by its own operations.
+constexpr uint32_t kUnacknowledgedMax = 65536;
+}  // namespace
+
+control::Hello Peers::own_hello(const Peer& peer) const {
+  control::Hello hello{.address = own_address(peer.is_self),
+                       .to_incarnation = peer.remote.incarnation};
+  hello.message_bytes_max = core_.config.message_bytes_max;
+  hello.message_credits = core_.config.message_credits;
+  hello.timeout_max_ns = core_.config.timeout_max.count();
+  hello.drain_ns = core_.config.drain_timeout.count();
+  hello.is_inline = !core_.driver->threaded();
+  hello.app_info = core_.config.app_info;
+  return hello;
+}
+
+bool Peers::put_on_wire(Peer& peer, const Header& header, std::span<const std::byte> body,
+                        bool again) {
+  if (peer.links.empty()) return false;
+  // A repeat tries the next network: the one in use may be what fails.
+  if (again) peer.link_in_use = (peer.link_in_use + 1) % static_cast<uint32_t>(peer.links.size());
+  const Peer::Link& link = peer.links[peer.link_in_use];
+  const auto datagram = control::encode_frame(header, body, core_.config.job_key);
+  if (again) {
+    ++peer.tx.retried;
+    ++core_.tx.retried;
+  }
+  return core_.networks[link.network].network->send(link.id, datagram);
+}
+
+void Peers::send_plain(Peer& peer, MessageType type, std::span<const std::byte> body) {
+  Header header{.type = type, .to_session = peer.their_session, .from_session = peer.my_session};
+  peer.channel->fill_ack(header);
+  // Not numbered: whoever needs it to arrive repeats it by a timer.
+  put_on_wire(peer, header, body, false);
+}
+
+void Peers::send_hello(Peer& peer, MessageType type) {
+  send_plain(peer, type, control::encode(own_hello(peer)));
+}
+
+void Peers::say_goodbye(Peer& peer) {
+  if (peer.links.empty()) return;
+  if (peer.byes_left > 0) --peer.byes_left;
+  send_plain(peer, MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  peer.hello_due_ns = core_.now_ns + peer.hello_interval_ns;
+}
+
+void Peers::reject(uint8_t network, const control::Hello& hello, uint64_t to_session, Errc code) {
+  NetworkSlot& slot = core_.networks[network];
+  for (const auto& section : hello.address.networks) {
+    if (section.provider != slot.provider || section.name != slot.name) continue;
+    auto link = slot.network->open_link(section.address);
+    if (!link) return;
+    const Header header{.type = MessageType::kReject, .to_session = to_session};
+    slot.network->send(*link, control::encode_frame(
+                                  header,
+                                  control::encode(control::Reject{
+                                      .code = code, .incarnation = core_.incarnation}),
+                                  core_.config.job_key));
+    slot.network->close_link(*link);
+    return;
+  }
+}
+
+void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, int64_t now_ns) {
+  auto frame = control::decode_frame(datagram, core_.config.job_key);
+  if (!frame) {
+    ++core_.control_bad;
+    FABRIC_LOG(core_.log, kInfo, "core", "a control message was refused",
+               {"network", core_.networks[network].name}, {"error", frame.error()});
+    return;
+  }
+  const Header& header = frame->header;
+  if (header.type == MessageType::kHello) {
+    on_hello(network, header, frame->body);
+    return;
+  }
+  Peer* peer = by_session(header.to_session);
+  if (peer == nullptr) return;  // of a session that nobody remembers
+  if (header.type == MessageType::kReject) {
+    on_reject(*peer, frame->body);
+    return;
+  }
+  if (peer->their_session != 0 && peer->their_session != header.from_session) return;
+  peer->last_heard_ns = now_ns;
+  if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+    // Over for us. The other side may not know: its goodbye ends ours, anything else earns one.
+    if (header.type == MessageType::kBye) {
+      peer->byes_left = 0;
+    } else {
+      say_goodbye(*peer);
+    }
+    schedule(*peer);
+    return;
+  }
+  if (header.type == MessageType::kWelcome) {
+    on_welcome(*peer, header, frame->body);
+    return;
+  }
+  if (peer->their_session == 0) return;  // they cannot know us yet
+  peer->channel->on_ack(header.ack, header.ack_bits);
+  if (header.type == MessageType::kBye) {
+    const bool known = control::decode_bye(frame->body).has_value();
+    if (known) say_goodbye(*peer);
+    lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
+    return;
+  }
+  // Ready, or anything numbered, proves that our welcome arrived.
+  if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(*peer);
+  if (header.seq != 0 && on_numbered(*peer, *frame)) peer->channel->arrived(header.seq);
+  if (!peer->dirty) {
+    peer->dirty = true;
+    dirty_.push_back(peer->slot);
+  }
+}
+
+void Peers::on_hello(uint8_t network, const Header& header, const control::Body& body) {
+  auto hello = control::decode_hello(body);
+  if (!hello || header.from_session == 0) {
+    ++core_.control_bad;
+    return;
+  }
+  const control::Address& from = hello->address;
+  if (from.engine_id == core_.engine_id) return;
+  if (hello->to_incarnation != core_.incarnation) {
+    reject(network, *hello, header.from_session, Errc::kPeerLost);
+    return;
+  }
+  if (core_.closing.load(std::memory_order_relaxed)) {
+    reject(network, *hello, header.from_session, Errc::kPeerLost);
+    return;
+  }
+  Peer* peer = by_engine(from.engine_id);
+  if (peer != nullptr) {
+    if (from.incarnation < peer->remote.incarnation) return;  // of an earlier life
+    if (from.incarnation == peer->remote.incarnation) {
+      if (header.from_session < peer->their_session) return;  // of an earlier session
+      const bool other = peer->their_session != 0 && header.from_session != peer->their_session;
+      if (other) lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
+    } else {
+      lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
+    }
+    if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) peer = nullptr;
+  } else {
+    // A late repeat of a session that is over must not open it again.
+    for (const Peer* old : all()) {
+      if (old->remote.engine_id == from.engine_id && old->remote.incarnation == from.incarnation &&
+          header.from_session <= old->their_session) {
+        return;
+      }
+    }
+  }
+  if (peer == nullptr) {
+    peer = make(from, false);
+    if (peer == nullptr) {
+      reject(network, *hello, header.from_session, Errc::kExhausted);
+      return;
+    }
+    peer->passive = true;
+    if (!open_links(*peer)) {
+      lose(*peer, PeerState::kLost, Errc::kUnreachable, false);
+      return;
+    }
+    choose_routes(*peer);
+    peer->give_up_ns = core_.now_ns + core_.config.lost_timeout.count();
+  }
+  peer->their_session = header.from_session;
+  peer->hello = *std::move(hello);
+  send_hello(*peer, MessageType::kWelcome);
+  schedule(*peer);
+}
+
+void Peers::on_welcome(Peer& peer, const Header& header, const control::Body& body) {
+  auto hello = control::decode_hello(body);
+  if (!hello || header.from_session == 0 || hello->address.engine_id != peer.remote.engine_id ||
+      hello->address.incarnation != peer.remote.incarnation) {
+    ++core_.control_bad;
+    return;
+  }
+  peer.their_session = header.from_session;
+  peer.hello = *std::move(hello);
+  if (peer.state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(peer);
+  send_plain(peer, MessageType::kReady, {});
+}
+
+void Peers::on_reject(Peer& peer, const control::Body& body) {
+  if (peer.state.load(std::memory_order_relaxed) != PeerState::kConnecting) return;
+  auto reject = control::decode_reject(body);
+  if (!reject) {
+    ++core_.control_bad;
+    return;
+  }
+  // Only what an honest peer says; kOk would make an error look like none.
+  const Errc code = reject->code == Errc::kOk ? Errc::kPeerLost : reject->code;
+  lose(peer, PeerState::kLost, code, false);
+}
+
+void Peers::connected(Peer& peer) {
+  peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  peer.message_bytes_max.store(peer.hello.message_bytes_max, std::memory_order_relaxed);
+  peer.announced = true;
+  set_state(peer, PeerState::kConnected, Errc::kOk);
+  core_.transfers.peer_connected(peer);
+  std::vector<uint16_t> channels;
+  for (const auto& [channel, credit] : peer.credits) channels.push_back(channel);
+  for (const uint16_t channel : channels) next_messages(peer, channel);
+  const auto questions = peer.refs;  // resolves and fences that were asked before
+  for (const auto& [ref, asked] : questions) {
+    if (asked.op != kNone && !asked.is_message) ask_again(peer, ref, core_.ops.at(asked.op));
+  }
+  schedule(peer);
+}
+
+void Peers::send(Peer& peer, MessageType type, std::vector<std::byte> body) {
+  peer.channel->push(type, std::move(body));
+  if (!peer.dirty) {
+    peer.dirty = true;
+    dirty_.push_back(peer.slot);
+  }
+}
+
+void Peers::flush(int64_t now_ns) {
+  // A flush may make others dirty (the own address answers itself): those go in the next turn.
+  const std::vector<uint32_t> due = std::exchange(dirty_, {});
+  for (const uint32_t slot : due) {
+    Peer& peer = *table_.at(slot);
+    peer.dirty = false;
+    if (peer.generation.load(std::memory_order_relaxed) != 0) flush_peer(peer, now_ns);
+  }
+}
+
+void Peers::flush_peer(Peer& peer, int64_t now_ns) {
+  if (peer.usable()) {
+    control::ReliableChannel::Due due;
+    while (peer.channel->next_due(now_ns, due)) {
+      Header header{.type = due.type,
+                    .to_session = peer.their_session,
+                    .from_session = peer.my_session,
+                    .seq = due.seq};
+      peer.channel->fill_ack(header);
+      if (!put_on_wire(peer, header, due.body, due.again)) {
+        peer.channel->unsent(due.seq);
+        peer.link_full_until_ns = now_ns + kLinkFullNs;
+        break;
+      }
+    }
+    if (peer.channel->ack_owed()) send_plain(peer, MessageType::kAck, {});
+    if (peer.channel->unacknowledged() > kUnacknowledgedMax) {
+      FABRIC_LOG(core_.log, kWarning, "core", "a peer asks and never acknowledges: disconnected",
+                 {"peer", peer.id()});
+      lose(peer, PeerState::kLost, Errc::kExhausted, true);
+    }
+  }
+  schedule(peer);
+}
+
+void Peers::schedule(Peer& peer) {
+  int64_t when = std::min(peer.hello_due_ns, peer.give_up_ns);
+  if (peer.usable()) {
+    when = std::min(when, std::max(peer.channel->next_time(), peer.link_full_until_ns));
+  }
+  if (when == kNeverNs) {
+    core_.timers.clear(peer.timer);
+  } else {
+    core_.timers.set(peer.timer, when);
+  }
+}
+
+void Peers::on_timer(Peer& peer, int64_t now_ns) {
+  const PeerState state = peer.state.load(std::memory_order_relaxed);
+  if (peer.give_up_ns <= now_ns) {
+    lose(peer, PeerState::kLost, Errc::kTimeout, false);
+    return;
+  }
+  if (peer.hello_due_ns <= now_ns) {
+    peer.hello_interval_ns = std::min(peer.hello_interval_ns * 2, kHelloIntervalMaxNs);
+    peer.hello_due_ns = now_ns + peer.hello_interval_ns;
+    if (state == PeerState::kConnecting && !peer.links.empty()) {
+      peer.link_in_use = (peer.link_in_use + 1) % static_cast<uint32_t>(peer.links.size());
+      ++peer.tx.retried;
+      ++core_.tx.retried;
+      send_hello(peer, MessageType::kHello);
+    } else if (state >= PeerState::kLost && peer.byes_left > 0) {
+      say_goodbye(peer);
+    } else {
+      peer.hello_due_ns = kNeverNs;
+    }
+  }
+  if (peer.usable()) {
+    flush_peer(peer, now_ns);
+  } else {
+    schedule(peer);
+  }
+}
+
+}  // namespace fabric::core

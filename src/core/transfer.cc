@@ -1,0 +1,302 @@
+#include "core/transfer.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "core/core.h"
+
+// The ends of pieces and operations, and the life of paths. Posting is in datapath.cc, the way from
+// an operation to its paths in route.cc.
+
+namespace fabric::core {
+
+Transfers::Transfers(EngineCore& core) : core_(core) {}
+
+Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noexcept {
+  switch (op.kind) {
+    case OpKind::kPaged: {
+      const auto indices = op.list.as<uint32_t>();
+      return {.target = op.target,
+              .source_offset = op.source_offset + indices[part] * op.source_stride,
+              .target_offset = op.target_offset + indices[op.parts + part] * op.target_stride,
+              .size_bytes = op.size_bytes,
+              .imm = op.imm};
+    }
+    case OpKind::kScatter: {
+      const ScatterTarget& target = op.list.as<ScatterTarget>()[part];
+      return {.target = target.target.region,
+              .source_offset = op.source_offset + target.source_offset,
+              .target_offset = target.target.offset,
+              .size_bytes = target.size_bytes,
+              .imm = target.imm};
+    }
+    case OpKind::kSignal:
+      return {.imm = op.list.as<SignalTarget>()[part].key};
+    default:
+      return {.target = op.target,
+              .source_offset = op.source_offset,
+              .target_offset = op.target_offset,
+              .size_bytes = op.size_bytes,
+              .imm = op.imm};
+  }
+}
+
+void Transfers::stop(Op& op, Errc code) {
+  if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) return;
+  op.stage.store(OpStage::kDraining, std::memory_order_relaxed);
+  op.stop_code = code;
+  ++op.pieces_posted;  // holds it until everything unposted has been ended
+  while (op.entries != kNone) drop_entry(op.entries, code);
+  for (NetworkSlot& network : core_.networks) {
+    for (RailSlot& rail : network.rails) {
+      std::vector<uint32_t> withdrawn;
+      std::erase_if(rail.refused, [&](const WriteOp& wire) {
+        if (pieces_[wire.cookie].op != op.self) return false;
+        withdrawn.push_back(wire.cookie);
+        return true;
+      });
+      for (const uint32_t cookie : withdrawn) piece_ended(cookie, {code, Remote::kNotDelivered});
+    }
+  }
+  --op.pieces_posted;
+  if (op.parts_ended < op.parts) {
+    core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count());
+  }
+  finish_if_ended(op);
+}
+
+void Transfers::force(Op& op) {
+  for (uint32_t i = 0; i < pieces_.size(); ++i) {
+    if (pieces_[i].op != op.self) continue;
+    Path& path = *paths_[pieces_[i].path];
+    FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: its path is torn down",
+               {"op", op.id()}, {"peer", core_.peers.at(path.peer)->id()}, {"rail", path.rail});
+    close_path(path);
+  }
+}
+
+void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
+  if (cookie >= pieces_.size() || pieces_[cookie].op == kNone) return;
+  const Piece piece = pieces_[cookie];
+  Path& path = *paths_[piece.path];
+  RailSlot& rail = core_.networks[path.network].rails[path.rail];
+  Peer& peer = *core_.peers.at(path.peer);
+  Op& op = core_.ops.at(piece.op);
+
+  (piece.prev == kNone ? path.first_piece : pieces_[piece.prev].next) = piece.next;
+  (piece.next == kNone ? path.last_piece : pieces_[piece.next].prev) = piece.prev;
+  pieces_[cookie].op = kNone;
+  free_pieces_.push_back(cookie);
+  --path.posted;
+  --rail.posted;
+  if (piece.priority == Priority::kBulk) rail.bulk_bytes -= piece.wire.size_bytes;
+  if (LocalRegion* region = core_.regions.at(piece.region_slot); region != nullptr) {
+    --region->posted;
+    core_.regions.source_drained(piece.region_slot);
+  }
+
+  PieceEnd told = end;
+  if (told.code != Errc::kOk && path.peer_gone) told.code = peer.lost_code;
+  for (Traffic* t : {&rail.tx, &peer.tx, &core_.tx}) {
+    ++t->ops;
+    if (told.code == Errc::kOk) {
+      t->bytes += piece.wire.size_bytes;
+      t->imms += piece.wire.has_imm;
+    } else {
+      ++t->failed;
+    }
+    record(t->post_to_done, core_.now_ns - piece.posted_ns);
+  }
+  --op.pieces_posted;
+  if (op.kind == OpKind::kWrite) {
+    shard_ended(op, peer.id(), told, piece.wire.size_bytes);
+  } else {
+    part_ended(op, piece.part, peer.id(), told, piece.wire.size_bytes);
+  }
+  finish_if_ended(op);
+  if (path.state == Path::State::kReady) {
+    for (uint32_t p = 0; p < 3; ++p) activate(path, p);
+  }
+  core_.peers.check_drains(peer);
+}
+
+void Transfers::shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t bytes) {
+  ++op.shards_ended;
+  if (end.code == Errc::kOk) {
+    op.bytes_delivered += bytes;
+  } else {
+    ++op.shards_failed;
+    if (end.remote != Remote::kNotDelivered) ++op.shards_unknown;
+    if (op.code == Errc::kOk) {
+      op.code = end.code;
+      op.failed_peer = peer;
+    }
+  }
+  if (op.shards_ended < op.shards) return;
+  PieceEnd whole{op.code, Remote::kDelivered};
+  if (op.shards_failed > 0) {
+    const bool nothing = op.shards_failed == op.shards && op.shards_unknown == 0;
+    whole.remote = nothing ? Remote::kNotDelivered : Remote::kUnknown;
+  }
+  part_ended(op, 0, peer, whole, 0);
+}
+
+void Transfers::part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& end,
+                           uint64_t bytes) {
+  ++op.parts_ended;
+  if (end.code == Errc::kOk) {
+    ++op.parts_delivered;
+    op.bytes_delivered += bytes;
+  } else {
+    if (op.parts_failed == 0) {
+      op.first_failed = part;
+      op.failed_peer = peer;
+      op.code = end.code;
+    }
+    ++op.parts_failed;
+    if (end.remote == Remote::kUnknown) {
+      ++op.parts_unknown;
+      spoil(op, part, peer, end.code);
+    }
+  }
+  const Remote remote = end.code == Errc::kOk ? Remote::kDelivered : end.remote;
+  const Errc code = end.code != Errc::kOk && op.stop_code != Errc::kOk ? op.stop_code : end.code;
+  core_.report.part_ended(op, {.part = part, .peer = peer, .code = code, .remote = remote});
+}
+
+/// A counted write of unknown fate makes its key unusable: half of it and half of a retry would
+/// count as one (P10). The receiver is told to end whoever waits.
+void Transfers::spoil(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
+  const Key key = part_of(op, part).imm;
+  Peer* peer = core_.peers.find(peer_id);
+  if (!key || peer == nullptr || !peer->usable()) return;
+  core_.peers.send(*peer, control::MessageType::kAbortKey,
+                   control::encode(control::AbortKey{.key = key.wire(), .code = code}));
+}
+
+void Transfers::finish_if_ended(Op& op) {
+  if (op.parts_ended < op.parts || op.pieces_posted > 0) return;
+  core_.finish_transfer(op);
+}
+
+void Transfers::drop_path_entries(Path& path, Errc code) {
+  for (EntryQueue& queue : path.queue) {
+    while (!queue.empty()) drop_entry(queue.head, code);
+  }
+}
+
+void Transfers::close_path(Path& path) {
+  if (path.state != Path::State::kOpening && path.state != Path::State::kReady) return;
+  path.state = Path::State::kClosing;
+  RailSlot& rail = core_.networks[path.network].rails[path.rail];
+  // What the provider never took cannot come back through it.
+  std::vector<uint32_t> withdrawn;
+  std::erase_if(rail.refused, [&](const WriteOp& wire) {
+    if (wire.path != path.id) return false;
+    withdrawn.push_back(wire.cookie);
+    return true;
+  });
+  for (const uint32_t cookie : withdrawn) {
+    piece_ended(cookie, {Errc::kRailLost, Remote::kNotDelivered});
+  }
+  rail.rail->close_path(path.id, false);
+}
+
+void Transfers::on_path_down(uint8_t network, uint8_t rail, uint32_t id) {
+  for (auto& candidate : paths_) {
+    Path& path = *candidate;
+    const bool open = path.state != Path::State::kFree;
+    if (!open || path.network != network || path.rail != rail || path.id != id) continue;
+    if (path.state != Path::State::kClosing) {
+      FABRIC_LOG(core_.log, kWarning, "core", "a path broke",
+                 {"peer", core_.peers.at(path.peer)->id()}, {"rail", rail});
+    }
+    FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
+    Peer& peer = *core_.peers.at(path.peer);
+    for (uint32_t p = 0; p < 3; ++p) {
+      while (path.listed[p]) unlist_path(path, p);
+    }
+    const bool wanted = !path.peer_gone && peer.usable() &&
+                        std::any_of(path.queue.begin(), path.queue.end(),
+                                    [](const EntryQueue& q) { return !q.empty(); });
+    if (wanted && open_path(peer, path)) return;
+    drop_path_entries(path, path.peer_gone ? peer.lost_code : Errc::kRailLost);
+    if (peer.paths[network][rail] == path.index) peer.paths[network][rail] = kNone;
+    forget_path(path);
+    return;
+  }
+}
+
+void Transfers::stop_queued(Peer& peer, Errc code) {
+  while (!peer.waiting.empty()) drop_entry(peer.waiting.head, code);
+  for (auto& rails : peer.paths) {
+    for (const uint32_t index : rails) {
+      if (index != kNone) drop_path_entries(*paths_[index], code);
+    }
+  }
+}
+
+void Transfers::peer_lost(Peer& peer, Errc code) {
+  stop_queued(peer, code);
+  for (auto& rails : peer.paths) {
+    for (const uint32_t index : rails) {
+      if (index == kNone) continue;
+      paths_[index]->peer_gone = true;
+      close_path(*paths_[index]);
+    }
+  }
+}
+
+void Transfers::region_revoked(RemoteRegion handle) {
+  std::vector<OpId> running;
+  for (uint32_t i = core_.running_head; i != kNone; i = core_.ops.at(i).running_next) {
+    const Op& op = core_.ops.at(i);
+    if (is_transfer(op.kind) && op.kind != OpKind::kSignal) running.push_back(op.id());
+  }
+  for (const OpId id : running) {
+    Op* op = core_.ops.find(id);
+    if (op == nullptr) continue;
+    ++op->pieces_posted;  // holds it
+    for (uint32_t index = op->entries; index != kNone;) {
+      const uint32_t next = entries_.at(index).op_next;
+      if (part_of(*op, entries_.at(index).part).target == handle) {
+        drop_entry(index, Errc::kNotFound);
+      }
+      index = next;
+    }
+    --op->pieces_posted;
+    finish_if_ended(*op);
+  }
+}
+
+uint64_t Transfers::oldest_piece(const Peer& peer) const noexcept {
+  uint64_t oldest = UINT64_MAX;
+  for (const auto& rails : peer.paths) {
+    for (const uint32_t index : rails) {
+      if (index == kNone || paths_[index]->first_piece == kNone) continue;
+      oldest = std::min(oldest, pieces_[paths_[index]->first_piece].seq);
+    }
+  }
+  return oldest;
+}
+
+uint64_t Transfers::queued_parts(const Op& op) noexcept {
+  uint64_t n = 0;
+  for (uint32_t i = op.entries; i != kNone; i = entries_.at(i).op_next) n += entries_.at(i).count;
+  return n;
+}
+
+uint64_t Transfers::queued_on(const Path& path) noexcept {
+  uint64_t n = 0;
+  for (const EntryQueue& queue : path.queue) {
+    for (uint32_t i = queue.head; i != kNone; i = entries_.at(i).next) n += entries_.at(i).count;
+  }
+  return n;
+}
+
+bool Transfers::idle() const noexcept {
+  return std::all_of(paths_.begin(), paths_.end(),
+                     [](const auto& path) { return path->state == Path::State::kFree; });
+}
+
+}  // namespace fabric::core

@@ -1,0 +1,176 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <fabric/provider.h>
+#include <fabric/stats.h>
+
+#include "core/entry.h"
+#include "core/op.h"
+
+// From operations to posted pieces and back: cutting, dealing, queueing per path, posting, and
+// counting what ended how.
+
+namespace fabric::core {
+
+class EngineCore;
+struct Peer;
+struct RemoteRegionSlot;
+
+/// One rail here to one rail of one peer, in the direction of our writes.
+struct Path {
+  enum class State : uint8_t { kFree, kOpening, kReady, kClosing };
+  State state = State::kFree;
+  uint32_t index = 0;
+  uint32_t peer = kNone;  ///< slot
+  uint8_t network = 0, rail = 0, remote_rail = 0;
+  bool peer_gone = false;  ///< not reopened once it is down
+  uint32_t id = 0;         ///< the provider's
+  std::array<EntryQueue, 3> queue{};        ///< by priority
+  std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
+  std::array<bool, 3> listed{};             ///< in the rail's list of paths with work
+  uint32_t first_piece = kNone, last_piece = kNone;  ///< in flight, oldest first
+  uint32_t posted = 0;
+};
+
+/// A posted part of an operation.
+struct Piece {
+  WriteOp wire{};
+  uint32_t op = kNone;
+  uint32_t part = 0;
+  uint32_t path = kNone;
+  uint32_t prev = kNone, next = kNone;
+  uint32_t region_slot = kNone;  ///< the source, which must not be deregistered under it
+  uint64_t seq = 0;              ///< of its peer
+  int64_t posted_ns = 0;
+  Priority priority{};
+};
+
+/// An opened rail with what is in flight on it.
+struct RailSlot {
+  Rail* rail = nullptr;
+  Caps caps{};
+  uint8_t network = 0, index = 0;
+  bool up = true;
+  uint32_t posted = 0;
+  uint64_t bulk_bytes = 0;  ///< of bulk pieces in flight
+  std::array<uint32_t, 3> first_active{kNone, kNone, kNone};
+  std::array<uint32_t, 3> last_active{kNone, kNone, kNone};
+  std::vector<WriteOp> refused{};  ///< made, and not taken by the provider for want of room
+  std::vector<uint32_t> inbox{};   ///< immediates of the present poll
+  Traffic tx{}, rx{};
+};
+
+/// An opened network with its place in the order of preference.
+struct NetworkSlot {
+  std::string provider{}, name{};
+  std::unique_ptr<OpenNetwork> network{};
+  std::vector<RailSlot> rails{};
+  uint32_t memory_kinds = 0;
+  FenceKind fence = FenceKind::kNone;
+  bool is_self = false;
+};
+
+/// One member of a Signal: who and under which key.
+struct SignalTarget {
+  PeerId peer{};
+  Key key{};
+};
+
+class Transfers {
+ public:
+  explicit Transfers(EngineCore& core);
+
+  void start(Op& op);
+  /// Deadline, cancel or close: what is not posted ends now, the rest drains.
+  void stop(Op& op, Errc code);
+  /// The drain bound has passed: the paths that hold its pieces are torn down.
+  void force(Op& op);
+  void peer_connected(Peer& peer);
+  void peer_lost(Peer& peer, Errc code);
+  /// Ends what is queued for the peer and not posted.
+  void stop_queued(Peer& peer, Errc code);
+  /// Ends what is queued for an imported region that was revoked.
+  void region_revoked(RemoteRegion handle);
+  void warm(Peer& peer);
+
+  void path_answered(Peer& peer, uint32_t path, Errc code, std::span<const std::byte> answer);
+  uint32_t poll(NetworkSlot& network);
+  uint32_t post(NetworkSlot& network);
+  /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
+  uint64_t oldest_piece(const Peer& peer) const noexcept;
+  /// Unposted parts: of one operation, and of all that wait for one rail or peer.
+  uint64_t queued_parts(const Op& op) noexcept;
+  uint64_t queued_on(const Path& path) noexcept;
+  /// Calls `visit` with the slot of every peer that holds a part of the operation.
+  template <class F>
+  void each_peer_of(const Op& op, F&& visit) {
+    for (uint32_t i = op.entries; i != kNone; i = entries_.at(i).op_next) {
+      visit(entries_.at(i).peer);
+    }
+    for (const Piece& piece : pieces_) {
+      if (piece.op == op.self) visit(paths_[piece.path]->peer);
+    }
+  }
+  bool idle() const noexcept;  ///< no path is open any more
+  const std::vector<std::unique_ptr<Path>>& paths() const noexcept { return paths_; }
+  Path& path_at(uint32_t index) noexcept { return *paths_[index]; }
+
+ private:
+  struct PieceEnd {
+    Errc code = Errc::kOk;
+    Remote remote = Remote::kDelivered;
+  };
+  struct PartSource {  ///< what one part of an operation reads, writes and counts
+    RemoteRegion target{};
+    uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
+    Key imm{};
+  };
+
+  void start_parts(Op& op, uint32_t first, uint32_t count);
+  void route(uint32_t entry_index);
+  NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why);
+  void route_write(Op& op, Peer& peer, NetworkSlot& network);
+  void route_paged(Op& op, Peer& peer, NetworkSlot& network);
+  void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, Entry entry);
+  Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail);
+  bool open_path(Peer& peer, Path& path);
+  void end_parts(Op& op, const Entry& entry, PeerId peer, Errc code);
+  void drop_path_entries(Path& path, Errc code);
+  void forget_path(Path& path);
+  void activate(Path& path, uint32_t priority);
+  void drop_entry(uint32_t entry_index, Errc code);
+  void link_to_op(Op& op, uint32_t entry_index);
+  void unlink_from_op(Op& op, uint32_t entry_index);
+  PartSource part_of(const Op& op, uint32_t part) const noexcept;
+  uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
+  bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
+  void unlist(RailSlot& rail, uint32_t priority);
+  void unlist_path(Path& path, uint32_t priority);
+  bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept;
+  uint32_t make_piece(RailSlot& rail, Path& path, uint32_t priority);
+  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
+  void advance_entry(Op& op, uint32_t entry_index, uint64_t bytes);
+  void piece_ended(uint32_t cookie, const PieceEnd& end);
+  void shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t bytes);
+  void part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& end, uint64_t bytes);
+  void finish_if_ended(Op& op);
+  void spoil(const Op& op, uint32_t part, PeerId peer, Errc code);
+  void on_path_down(uint8_t network, uint8_t rail, uint32_t id);
+  void close_path(Path& path);
+  void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
+  Path* take_path();
+  uint32_t take_piece();
+
+  EngineCore& core_;
+  EntryPool entries_;
+  std::vector<std::unique_ptr<Path>> paths_;
+  std::vector<uint32_t> free_paths_;
+  std::vector<Piece> pieces_;
+  std::vector<uint32_t> free_pieces_;
+};
+
+}  // namespace fabric::core

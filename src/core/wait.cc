@@ -1,0 +1,132 @@
+#include <algorithm>
+
+#include "core/core.h"
+
+// Cancelling and waiting.
+
+namespace fabric::core {
+
+namespace {
+// Every wake-up is announced; this only bounds the harm of a stopped announcer.
+constexpr int64_t kSleepMaxNs = 50'000'000;
+
+void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+}  // namespace
+
+Result<void> EngineCore::cancel(OpId id) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  if (!id) return fail(Errc::kInvalidArgument, "op");
+  std::lock_guard lock(state_mutex);
+  Op* op = ops.find(id);
+  if (op == nullptr) return fail(Errc::kNotFound, "op");
+  switch (op->stage.load(std::memory_order_relaxed)) {
+    case OpStage::kFree:
+    case OpStage::kReporting: return fail(Errc::kNotFound, "op");
+    case OpStage::kQueued: op->cancel_asked.store(true, std::memory_order_relaxed); break;
+    case OpStage::kRunning:
+      now_ns = driver->now_ns();
+      stop(*op, Errc::kCancelled);
+      driver->wake(*this);
+      break;
+    case OpStage::kDraining: break;
+  }
+  return {};
+}
+
+Result<void> EngineCore::cancel(BatchId id) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  std::lock_guard lock(state_mutex);
+  if (report.batches.find(id.slot, id.generation) == nullptr) {
+    return fail(Errc::kNotFound, "batch");
+  }
+  report.refuse_batch(id);  // those still in the ring end when they are taken
+  stop_batch(id, Errc::kCancelled);
+  return {};
+}
+
+void EngineCore::stop_batch(BatchId id, Errc code) {
+  now_ns = driver->now_ns();
+  stop_where([&](const Op& op) { return op.batch == id; }, code);
+  driver->wake(*this);
+}
+
+void EngineCore::abandon_batch(BatchId id) {
+  std::lock_guard lock(state_mutex);
+  if (!closed.load(std::memory_order_relaxed)) {
+    report.refuse_batch(id);
+    stop_batch(id, Errc::kCancelled);
+  }
+  report.drop_batch(id);
+}
+
+Result<void> EngineCore::block(ParkingSpot& spot, const std::function<bool()>& done,
+                               Timeout timeout) {
+  if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
+  auto until = deadline(timeout, true);
+  if (!until) return until.error();
+  if (!driver->threaded()) {
+    if (driver->drive(done, *until)) return {};
+    return fail(Errc::kTimeout, "wait");
+  }
+  const int64_t spin_until = std::min(*until, driver->now_ns() + config.spin.count());
+  for (uint32_t i = 0; !done(); ++i) {
+    relax();
+    // A look at the clock costs as much as many looks at the condition.
+    if (i % 64 == 63 && driver->now_ns() >= spin_until) break;
+  }
+  while (!done()) {
+    const int64_t left = *until - driver->now_ns();
+    if (left <= 0) return fail(Errc::kTimeout, "wait");
+    const auto ticket = spot.prepare();
+    if (done()) break;
+    spot.sleep(ticket, std::min(left, kSleepMaxNs));
+  }
+  return {};
+}
+
+Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
+  if (forked() || closed.load(std::memory_order_acquire)) return fail(Errc::kClosed, "engine");
+  BatchSlot* batch = report.batches.find(id.slot, id.generation);
+  if (batch == nullptr) return fail(Errc::kNotFound, "batch");
+  const auto empty = [&] {
+    // Acquire pairs with leave_batch(): the results below are final.
+    return (batch->word.load(std::memory_order_acquire) & BatchWord::kPending) == 0;
+  };
+  if (auto ok = block(batch->parking, empty, timeout); !ok) return ok;
+  if (batch->failure_count.load(std::memory_order_acquire) == 0) return {};
+  std::lock_guard lock(state_mutex);
+  return fail(batch->failures[0].code, "an operation of the batch failed");
+}
+
+Result<void> EngineCore::wait_count(Key key, uint64_t n, Timeout timeout,
+                                    CounterTable::Armed* told) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
+  if (auto ok = deadline(timeout, true); !ok) return ok.error();
+  auto armed = counters.table.expect(key, n, CounterTable::kWaiter);
+  if (!armed) return armed.error();
+  if (told != nullptr) *told = *armed;
+  if (armed->met) return {};
+  const CounterTable::Expectation mine = armed->expectation;
+  const auto ended_or_closing = [&] {
+    return counters.table.result(mine).done || closing.load(std::memory_order_acquire);
+  };
+  auto waited = block(counters.table.parking(key), ended_or_closing, timeout);
+  if (!counters.table.result(mine).done) {
+    // Not met in time. If it is met at this very moment, that end wins.
+    const Errc why = waited ? Errc::kClosed : waited.error().code;
+    counters.table.cancel(mine, why);
+    while (!counters.table.result(mine).done) relax();
+  }
+  const Errc code = counters.table.result(mine).code;
+  if (code == Errc::kOk) return {};
+  return fail(code, "expectation");
+}
+
+}  // namespace fabric::core

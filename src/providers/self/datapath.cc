@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <cstring>
+
+#include "providers/self/handles.h"
+
+namespace fabric::self {
+
+SelfRail::SelfRail(const OpenContext& context)
+    : caps_{.ordered = true,
+            .slice_safe = true,
+            .cpu_copy = true,
+            .exact_replay = true,
+            .checks_access = true,
+            .fence = FenceKind::kLocal,
+            .queue_depth = kQueueDepth,
+            .path_depth = kQueueDepth,
+            .memory_kinds = kind_bit(MemoryKind::kHost),
+            .write_bytes_max = uint64_t{1} << 62},
+      engine_id_(context.engine_id),
+      wake_(context.wake) {}
+
+uint32_t SelfRail::post(std::span<const WriteOp> ops) noexcept {
+  const auto room = std::min<size_t>(ops.size(), kQueueDepth - count_);
+  for (const WriteOp& op : ops.first(room)) {
+    queue_[(head_ + count_++) % kQueueDepth] = {.op = op};
+    if (Path* const path = find(op.path); path != nullptr) ++path->queued;
+  }
+  return static_cast<uint32_t>(room);
+}
+
+uint32_t SelfRail::poll(std::span<WireEvent> out) noexcept {
+  uint32_t n = poll_fences(out);
+  n += poll_pieces(out.subspan(n));
+  // Behind the pieces: a path is down when its last piece is out.
+  n += poll_paths(out.subspan(n));
+  return n;
+}
+
+uint32_t SelfRail::poll_fences(std::span<WireEvent> out) noexcept {
+  uint32_t n = 0;
+  for (uint32_t cookie = 0; n < out.size() && regions_.take_fenced(cookie);) {
+    out[n++] = {.kind = WireEvent::Kind::kFenced, .cookie = cookie};
+  }
+  return n;
+}
+
+uint32_t SelfRail::poll_pieces(std::span<WireEvent> out) noexcept {
+  uint64_t budget = kPollBytes;
+  uint32_t n = 0;
+  while (n < out.size() && count_ != 0) {
+    Piece& piece = queue_[head_];
+    const WriteOp& op = piece.op;
+    Path* const path = find(op.path);
+    Outcome outcome;
+    if (!piece.counted) {
+      if (path == nullptr || path->closing || !path->started) {
+        outcome = {Errc::kRailLost, Remote::kNotDelivered};
+      } else {
+        outcome = copy(piece, budget);
+        if (outcome.code == Errc::kOk && piece.copied_bytes < op.size_bytes) break;
+      }
+      if (outcome.code == Errc::kOk && op.has_imm != 0) {
+        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = op.imm, .path = op.path};
+        ++path->counted;
+        piece.counted = true;
+        continue;  // the completion needs a place of its own
+      }
+    }
+    out[n++] = {.kind = WireEvent::Kind::kWritten,
+                .code = outcome.code,
+                .remote = outcome.remote,
+                .cookie = op.cookie,
+                .path = op.path};
+    if (path != nullptr) --path->queued;
+    head_ = (head_ + 1) % kQueueDepth;
+    --count_;
+  }
+  return n;
+}
+
+SelfRail::Outcome SelfRail::copy(Piece& piece, uint64_t& budget) noexcept {
+  const WriteOp& op = piece.op;
+  const uint64_t stretch = std::min(op.size_bytes - piece.copied_bytes, budget);
+  if (stretch == 0) return {};  // a bare immediate, or the budget is spent
+  const RegionTable::Pinned pinned = regions_.pin(op);
+  switch (pinned.access) {
+    case RegionTable::Access::kOk:
+      break;
+    case RegionTable::Access::kSource:
+      return {Errc::kNotFound, Remote::kNotDelivered};
+    case RegionTable::Access::kTarget:
+      return {Errc::kRemoteAccess, Remote::kNotDelivered};
+  }
+  const auto target = reinterpret_cast<uint64_t>(pinned.target);
+  // A target that begins inside the source would overwrite what is still to be read: from the end
+  // then. Either way the stretches together are one memmove.
+  const bool backwards = target > op.source && target - op.source < op.size_bytes;
+  const uint64_t offset =
+      backwards ? op.size_bytes - piece.copied_bytes - stretch : piece.copied_bytes;
+  std::memmove(pinned.target + offset, reinterpret_cast<const std::byte*>(op.source) + offset,
+               stretch);
+  regions_.unpin(op);
+  piece.copied_bytes += stretch;
+  budget -= stretch;
+  return {};
+}
+
+bool SelfRail::has_work() const noexcept {
+  return count_ != 0 || closing_ != 0 || regions_.has_fenced();
+}
+
+}  // namespace fabric::self

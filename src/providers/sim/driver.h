@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/driver.h"
+#include "base/rng.h"
+
+namespace fabric::sim {
+
+class Wire;
+
+/// Virtual time: turns, callbacks and the clock, all on the thread of whoever waits.
+///
+/// Threads: one at a time, as sim::World says.
+class WorldDriver final : public Driver {
+ public:
+  WorldDriver(Wire& wire, Rng rng) noexcept : wire_(wire), rng_(rng) {}
+
+  int64_t now_ns() const noexcept override;
+  uint64_t entropy() noexcept override { return rng_.next(); }
+  uint64_t incarnation() noexcept override;
+  Result<void> attach(Progress& progress, const AttachOptions& options) override;
+  void detach(Progress& progress) noexcept override;
+  void wake(Progress& progress) noexcept override;
+  void wake_callbacks(Progress& progress) noexcept override;
+  bool threaded() const noexcept override { return false; }
+  bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
+  void offload(std::function<void()> job) override;
+
+  void each_step(std::function<void()> actor) { actors_.push_back(std::move(actor)); }
+  void drop_actors() noexcept { actors_.clear(); }
+
+ private:
+  struct Seat {
+    Progress* progress = nullptr;  // null: free
+    bool runnable = false;
+    bool callbacks = false;
+    int64_t due_ns = kNeverNs;
+  };
+
+  void step();
+  bool turn_round();
+  void take_turn(uint32_t seat);
+  void callback_round();
+  bool run_jobs();
+  void run_actors();
+  bool busy() const noexcept;
+  int64_t next_due_ns() const noexcept;
+  void advance(int64_t to_ns);
+
+  Wire& wire_;
+  Rng rng_;
+  uint64_t last_incarnation_ = 0;
+  std::vector<Seat> seats_;  // in the order of attach(); addresses never order anything
+  std::unordered_map<const Progress*, uint32_t> seat_of_;  // looked up, never walked
+  std::vector<uint32_t> order_;
+  std::vector<std::function<void()>> jobs_;
+  std::vector<std::function<void()>> actors_;
+  bool in_engine_ = false;  // a turn or a callback is running
+  bool in_actors_ = false;
+  bool in_jobs_ = false;
+};
+
+}  // namespace fabric::sim

@@ -1,0 +1,67 @@
+#include "providers/sim/model.h"
+
+#include <algorithm>
+
+namespace fabric::sim {
+namespace {
+
+constexpr uint64_t kFsPerNs = 1'000'000;
+// Beyond 4 KiB a write lands in two parts at least, so that writes interleave; and packets are
+// large enough that the bytes and not the events are the cost of a simulated gigabyte.
+constexpr uint64_t kPacketBytesMin = 4096;
+constexpr uint64_t kPacketBytesMax = 65536;
+
+}  // namespace
+
+NicModel NicModel::connectx7() {
+  NicModel model;
+  model.gbit_per_s = 400;
+  model.per_op = Nanos(90);  // 11.1 million 1 KiB writes a second
+  model.latency = Nanos(2'000);
+  model.ordered = true;
+  model.slice_safe = true;
+  model.exact_replay = true;
+  model.fence = FenceKind::kLocal;
+  return model;
+}
+
+NicModel NicModel::efa_200g() {
+  NicModel model;
+  model.gbit_per_s = 200;
+  model.per_op = Nanos(950);  // 2.1 million writes a second on two NICs, up to 16 KiB
+  model.latency = Nanos(8'000);
+  model.jitter = Nanos(6'000);
+  model.ordered = false;
+  model.slice_safe = false;
+  model.exact_replay = false;
+  model.fence = FenceKind::kRekey;
+  return model;
+}
+
+Timing::Timing(const NicModel& model) noexcept
+    : per_op_ns(std::max<int64_t>(0, model.per_op.count())),
+      latency_ns(std::max<int64_t>(0, model.latency.count())),
+      jitter_ns(static_cast<uint64_t>(std::max<int64_t>(0, model.jitter.count()))),
+      // 1 Mb/s at least: a NIC without bandwidth would never finish, and 8e9 fs per byte still
+      // leaves room for 2 GiB in 64 bits.
+      fs_per_byte(static_cast<uint64_t>(8e6 / std::max(0.001, model.gbit_per_s) + 0.5)) {
+  fs_per_byte = std::max<uint64_t>(1, fs_per_byte);
+  // Twice what fills the wire: a lone path never waits for the window, and many paths into one
+  // receiver are held back at their senders, as flow control does, instead of in our memory.
+  const uint64_t flying_ns = static_cast<uint64_t>(latency_ns) + jitter_ns;
+  window_bytes = 2 * (flying_ns * kFsPerNs / fs_per_byte) + 2 * kPacketBytesMax;
+}
+
+int64_t Timing::wire_ns(uint64_t bytes) const noexcept {
+  return static_cast<int64_t>((bytes * fs_per_byte + kFsPerNs / 2) / kFsPerNs);
+}
+
+int64_t Timing::stall_ns(uint64_t write_bytes) const noexcept {
+  return std::max<int64_t>(0, per_op_ns - wire_ns(write_bytes));
+}
+
+uint64_t packet_bytes(uint64_t write_bytes) noexcept {
+  return std::clamp((write_bytes + 3) / 4, kPacketBytesMin, kPacketBytesMax);
+}
+
+}  // namespace fabric::sim

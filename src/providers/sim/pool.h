@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+namespace fabric::sim {
+
+/// A queue in one growing array: it allocates only when it is longer than ever before.
+template <class T>
+class Fifo {
+ public:
+  bool empty() const noexcept { return count_ == 0; }
+  size_t size() const noexcept { return count_; }
+  T& front() noexcept { return items_[head_]; }
+  void push(T item) {
+    if (count_ == items_.size()) grow();
+    items_[(head_ + count_) & (items_.size() - 1)] = std::move(item);
+    ++count_;
+  }
+  T pop() noexcept {
+    T item = std::move(items_[head_]);
+    head_ = (head_ + 1) & (items_.size() - 1);
+    --count_;
+    return item;
+  }
+
+ private:
+  void grow() {
+    std::vector<T> larger(items_.empty() ? 16 : items_.size() * 2);
+    for (size_t i = 0; i < count_; ++i) {
+      larger[i] = std::move(items_[(head_ + i) & (items_.size() - 1)]);
+    }
+    items_ = std::move(larger);
+    head_ = 0;
+  }
+
+  std::vector<T> items_;  // a power of two long
+  size_t head_ = 0;
+  size_t count_ = 0;
+};
+
+/// Objects by number. They keep their address, and what they own (a buffer's capacity) while free.
+template <class T>
+class Pool {
+ public:
+  uint32_t take() {
+    if (free_.empty()) {
+      items_.emplace_back();
+      return static_cast<uint32_t>(items_.size() - 1);
+    }
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    return index;
+  }
+  void give(uint32_t index) { free_.push_back(index); }
+  T& operator[](uint32_t index) noexcept { return items_[index]; }
+  size_t in_use() const noexcept { return items_.size() - free_.size(); }
+
+ private:
+  std::deque<T> items_;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace fabric::sim

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include <fabric/result.h>
+
+namespace fabric::runtime {
+
+/// No sleep is longer. It bounds the harm of a network whose producer was stopped between
+/// publishing and waking; everything else is woken by a ring.
+inline constexpr int64_t kSleepMaxNs = 50'000'000;
+
+/// Where a thread that polls engines sleeps: on an eventfd beside the networks' descriptors.
+///
+/// The one who publishes: publish, ring(). The one who sleeps: announce(), look once more, wait(),
+/// withdraw(). Publication and flag are two variables, so both sides have a full fence between
+/// writing one and reading the other: either the ringer sees the flag or the sleeper's second look
+/// sees the publication. A ring while nobody sleeps costs the fence and a load of a line that
+/// nobody writes.
+///
+/// Threads: ring() from any thread, the rest from the sleeper.
+class Doorbell {
+ public:
+  Doorbell() = default;
+  Doorbell(const Doorbell&) = delete;
+  Doorbell& operator=(const Doorbell&) = delete;
+  ~Doorbell();
+
+  /// Once, before anything else. Fails with kExhausted.
+  Result<void> open();
+
+  void ring() noexcept {
+    // Pairs with the fence in announce().
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    ring_after_fence();
+  }
+  /// For one who has put a full fence behind the publication already.
+  void ring_after_fence() noexcept {
+    // Ordered by the fence. What was published has its own release and acquire.
+    if (listening_.load(std::memory_order_relaxed)) write();
+  }
+
+  void announce() noexcept {
+    listening_.store(true, std::memory_order_relaxed);  // ordered by the fence
+    // Pairs with the fence in ring().
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  void withdraw() noexcept {
+    // A ringer that still sees true writes once too often: the next wait() returns early.
+    listening_.store(false, std::memory_order_relaxed);
+  }
+
+  /// Sleeps until a ring, until one of `others` is readable, or for `timeout_ns` (at most
+  /// kSleepMaxNs).
+  void wait(const std::vector<int>& others, int64_t timeout_ns) noexcept;
+
+ private:
+  void write() noexcept;
+
+  int fd_ = -1;
+  std::vector<pollfd> polled_;  ///< kept, so that a sleep does not allocate in the long run
+  alignas(64) std::atomic<bool> listening_{false};
+};
+
+}  // namespace fabric::runtime

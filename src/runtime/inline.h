@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/driver.h"
+#include "base/system.h"
+#include "runtime/doorbell.h"
+#include "runtime/gate.h"
+#include "runtime/job_queue.h"
+
+namespace fabric::runtime {
+
+/// No thread of its own: whoever calls turn() or drive() makes the turns of all engines, then runs
+/// the callbacks and the jobs that are due. A second thread that comes meanwhile waits until it is
+/// let in between two turns. Calls from inside a turn or a callback do not wait and do not nest.
+class InlineDriver final : public Driver {
+ public:
+  InlineDriver() : opened_(bell_.open()) {}
+  ~InlineDriver() override { jobs_.run_all(); }
+
+  int64_t now_ns() const noexcept override { return monotonic_ns(); }
+  uint64_t entropy() noexcept override { return system_entropy(); }
+  uint64_t incarnation() noexcept override { return next_incarnation(); }
+
+  Result<void> attach(Progress& progress, const AttachOptions& options) override;
+  void detach(Progress& progress) noexcept override;
+  void wake(Progress&) noexcept override { bell_.ring(); }
+  void wake_callbacks(Progress&) noexcept override { bell_.ring(); }
+
+  bool threaded() const noexcept override { return false; }
+  bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
+  /// Run between turns by whoever drives: this runtime promises that it has no threads.
+  void offload(std::function<void()> job) override {
+    jobs_.push(std::move(job));
+    bell_.ring();
+  }
+
+  uint32_t turn() noexcept;  ///< one of every engine; returns how much was done
+
+ private:
+  struct Seat {
+    Progress* progress;  ///< null: detached during a turn, to be swept after it
+    int64_t spin_ns;
+    std::vector<int> fds;
+  };
+
+  // Calls that come from a turn or a callback of the thread inside must not wait for the gate.
+  bool inside() const noexcept {
+    // Only this thread can have stored its own mark, so there is nothing to be ordered with.
+    return inside_.load(std::memory_order_relaxed) == &thread_mark_;
+  }
+  bool enter(int64_t deadline_ns) {
+    if (!gate_.enter(deadline_ns)) return false;
+    inside_.store(&thread_mark_, std::memory_order_relaxed);  // as in inside()
+    return true;
+  }
+  void leave() noexcept {
+    inside_.store(nullptr, std::memory_order_relaxed);  // as in inside()
+    gate_.leave();
+  }
+  bool pass(int64_t deadline_ns) {
+    inside_.store(nullptr, std::memory_order_relaxed);  // as in inside()
+    if (!gate_.pass(deadline_ns)) return false;
+    inside_.store(&thread_mark_, std::memory_order_relaxed);
+    return true;
+  }
+
+  TurnResult turn_all(int64_t now_ns) noexcept;
+  uint32_t run_callbacks() noexcept;
+  bool sleep(const std::function<bool()>& done, int64_t until_ns) noexcept;
+  int64_t spin_ns() const noexcept;
+
+  // Keep-polling engines let other threads of the process run this often.
+  static constexpr uint32_t kPollsPerYield = 64;
+  static thread_local const char thread_mark_;
+
+  Doorbell bell_;
+  const Result<void> opened_;
+  JobQueue jobs_;
+  Gate gate_{bell_};
+  std::atomic<const void*> inside_{nullptr};
+  // Only touched inside the gate. Pointers, so that an attach during a turn moves no seat.
+  std::vector<std::unique_ptr<Seat>> seats_;
+  std::vector<int> fds_;
+  int64_t idle_since_ns_ = kNeverNs;
+};
+
+}  // namespace fabric::runtime

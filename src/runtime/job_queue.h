@@ -1,0 +1,73 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+namespace fabric::runtime {
+
+/// Calls that may block, run one after another in the order in which they came.
+///
+/// Threads: everything from any thread. A job may push another job.
+class JobQueue {
+ public:
+  void push(std::function<void()> job) {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(job));
+    }
+    changed_.notify_all();
+  }
+
+  bool empty() const {
+    const std::lock_guard lock(mutex_);
+    return jobs_.empty();
+  }
+
+  /// Runs what is there; returns how many. 0 while another thread, or a caller further up this
+  /// stack, is at it: that one runs them all.
+  uint32_t run_all() {
+    std::unique_lock lock(mutex_);
+    if (running_) return 0;
+    running_ = true;
+    uint32_t ran = 0;
+    for (; !jobs_.empty(); ++ran) {
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      lock.lock();
+    }
+    running_ = false;
+    lock.unlock();
+    changed_.notify_all();
+    return ran;
+  }
+
+  /// Waits for something to run; false when there is nothing left and close() was called.
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !running_ && (!jobs_.empty() || closed_); });
+    return !jobs_.empty();
+  }
+
+  void close() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  bool running_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace fabric::runtime

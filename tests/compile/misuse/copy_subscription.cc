@@ -1,0 +1,14 @@
+// One owner: a second one would end the first one's life.
+// refused: deleted
+#include <utility>
+
+#include <fabric/engine.h>
+
+fabric::Subscription take(fabric::Subscription&& from) {
+#ifdef FABRIC_MISUSE
+  fabric::Subscription other(from);
+#else
+  fabric::Subscription other(std::move(from));
+#endif
+  return other;
+}

@@ -1,0 +1,30 @@
+# tests/fuzz/<name>_fuzz.cc with its corpus in tests/fuzz/corpus/<name>/. With libFuzzer each one
+# reads its corpus and then searches for a few seconds; without it, a small main replays the corpus.
+
+file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*_fuzz.cc)
+foreach(source IN LISTS fuzz_sources)
+  cmake_path(GET source STEM target)
+  string(REGEX REPLACE "_fuzz$" "" name ${target})
+  set(corpus ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus/${name})
+  if(NOT IS_DIRECTORY ${corpus})
+    message(FATAL_ERROR "${source} has no corpus: put at least one valid input into ${corpus}")
+  endif()
+
+  add_executable(${target} ${source})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
+                                               ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${target} PRIVATE fabric::fabric fabric_warnings)
+  if(FABRIC_FUZZERS)
+    target_link_options(${target} PRIVATE -fsanitize=fuzzer)
+    # libFuzzer writes what it finds into the first folder and only reads the second.
+    set(found ${CMAKE_CURRENT_BINARY_DIR}/fuzz/${name})
+    file(MAKE_DIRECTORY ${found})
+    set(arguments -seed=1 -max_total_time=5 -timeout=10 -print_final_stats=1
+                  -artifact_prefix=${found}- ${found} ${corpus})
+  else()
+    target_sources(${target} PRIVATE support/fuzz_replay.cc)
+    set(arguments ${corpus})
+  endif()
+  add_test(NAME ${FABRIC_TEST_PREFIX}fuzz.${name} COMMAND ${target} ${arguments})
+  set_tests_properties(${FABRIC_TEST_PREFIX}fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 120)
+endforeach()

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/check.h"
+
+// A fuzz target feeds hostile bytes to a decoder. What it takes must survive another round: encoded
+// and decoded again it is the same. That also shows that a decoder lets nothing through which the
+// encoder, with its checks, would refuse.
+
+namespace fabric::fuzz {
+
+inline std::span<const std::byte> input(const uint8_t* data, size_t size) {
+  return std::as_bytes(std::span(data, size));
+}
+
+/// `decode` has just given `value`.
+template <class T, class Encode, class Decode>
+void expect_same_again(const T& value, Encode encode, Decode decode) {
+  const auto encoded = encode(value);
+  const auto again = decode(encoded);
+  FABRIC_CHECK(again.has_value(), "what was encoded does not decode");
+  FABRIC_CHECK(*again == value, "another value came back");
+}
+
+}  // namespace fabric::fuzz

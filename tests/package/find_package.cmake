@@ -1,0 +1,12 @@
+# cmake -DCOMPILER=... -DLINKAGE=static|shared -DSTAGE=... -DBUILD=... -P find_package.cmake
+# Configures, builds and runs the consumer against the CMake package of an installed tree.
+
+find_program(ninja ninja REQUIRED)
+find_program(compiler ${COMPILER} REQUIRED)
+file(REMOVE_RECURSE ${BUILD})
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${BUILD}
+          -DCMAKE_CXX_COMPILER=${compiler} -DCMAKE_PREFIX_PATH=${STAGE} -DLINKAGE=${LINKAGE}
+  COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${CMAKE_COMMAND} --build ${BUILD} COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${BUILD}/consumer COMMAND_ERROR_IS_FATAL ANY)

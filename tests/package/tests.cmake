@@ -1,0 +1,33 @@
+# The installed tree, used as a stranger would: one stage, consumers with both compilers against
+# both libraries, by CMake package and by pkg-config. Only where both libraries are built, and not
+# with sanitizers, which a consumer would have to share.
+
+if(NOT FABRIC_SHARED OR NOT FABRIC_SANITIZE STREQUAL "")
+  return()
+endif()
+
+set(package_dir ${CMAKE_CURRENT_LIST_DIR})
+set(stage ${PROJECT_BINARY_DIR}/stage)
+set(build_in ${CMAKE_CURRENT_BINARY_DIR}/package)
+
+add_test(NAME package.install
+         COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR} -DSTAGE=${stage}
+                 -P ${package_dir}/stage.cmake)
+set_tests_properties(package.install PROPERTIES LABELS unit TIMEOUT 120 FIXTURES_SETUP stage)
+
+foreach(compiler g++ clang++)
+  foreach(linkage static shared)
+    foreach(via find_package pkg_config)
+      set(test package.${via}.${linkage}.${compiler})
+      add_test(NAME ${test}
+               COMMAND ${CMAKE_COMMAND} -DCOMPILER=${compiler} -DLINKAGE=${linkage} -DSTAGE=${stage}
+                       -DBUILD=${build_in}/${test} -P ${package_dir}/${via}.cmake)
+      set_tests_properties(${test} PROPERTIES LABELS unit TIMEOUT 180 FIXTURES_REQUIRED stage)
+    endforeach()
+  endforeach()
+endforeach()
+
+add_test(NAME package.exports_only_fabric
+         COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:fabric_shared>
+                 -P ${package_dir}/exports.cmake)
+set_tests_properties(package.exports_only_fabric PROPERTIES LABELS unit TIMEOUT 60)

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Plants one violation of each rule and wants tidy to find exactly that, at the right line."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+TIDY = Path(__file__).resolve().parents[2] / "scripts" / "tidy.py"
+# What makes an otherwise empty project clean.
+CMAKE = "file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/*.cc)\n"
+
+
+def tidy(files):
+    """The findings for a project of these files, as (file:line, rule)."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in {"CMakeLists.txt": CMAKE, **files}.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        run = subprocess.run([sys.executable, TIDY, "--root", folder], capture_output=True,
+                             text=True, check=False)
+    *lines, summary = run.stdout.splitlines()
+    assert summary.startswith("tidy: "), run.stdout + run.stderr
+    assert run.returncode == (1 if lines else 0), run.stdout
+    return [tuple(line.split(": ", 2)[:2]) for line in lines]
+
+
+def body(lines):
+    return "int f() {\n" + "  g();\n" * (lines - 2) + "}\n"
+
+
+class Findings(unittest.TestCase):
+    def finds(self, rule, name, text, line=1):
+        self.assertEqual(tidy({name: text}), [(f"{name}:{line}", rule)])
+
+    def accepts(self, name, text):
+        self.assertEqual(tidy({name: text}), [])
+
+    def test_floors(self):
+        up = {
+            "src/base/a.cc": ['"control/x.h"', '"core/x.h"', "<fabric/engine.h>"],
+            "src/control/a.cc": ['"core/x.h"', '"providers/sim/x.h"', '"runtime/x.h"'],
+            "src/core/a.cc": ['"providers/sim/x.h"', '"runtime/x.h"', "<infiniband/verbs.h>"],
+            "src/runtime/a.cc": ['"providers/sim/x.h"', '"control/x.h"'],
+            "src/providers/tcp/a.cc": ['"core/x.h"', '"providers/shm/x.h"', '"runtime/x.h"'],
+            "src/workloads/kv/a.cc": ['"core/x.h"', '"control/x.h"'],
+            "src/swarm/a.cc": ['"core/x.h"'],
+        }
+        for name, targets in up.items():
+            for target in targets:
+                with self.subTest(name=name, target=target):
+                    self.finds("floor", name, f"#include <vector>\n#include {target}\n", line=2)
+
+    def test_floors_let_through_what_lies_below(self):
+        down = {
+            "src/base/a.cc": ["<fabric/result.h>", "<sys/eventfd.h>", '"base/x.h"'],
+            "src/control/a.cc": ["<fabric/engine.h>", '"base/x.h"', '"control/x.h"'],
+            "src/core/a.cc": ["<fabric/provider.h>", '"control/x.h"', '"core/x.h"'],
+            "src/runtime/a.cc": ['"base/x.h"', '"core/x.h"'],
+            "src/providers/tcp/a.cc": ['"base/x.h"', '"control/x.h"', '"providers/tcp/x.h"'],
+            "src/providers/verbs/a.cc": ["<infiniband/verbs.h>"],
+            "src/providers/registry.cc": ['"core/x.h"', '"providers/tcp/x.h"'],
+        }
+        for name, targets in down.items():
+            for target in targets:
+                with self.subTest(name=name, target=target):
+                    self.accepts(name, f"#include {target}\n")
+
+    def test_public_headers_need_only_the_standard_library(self):
+        for target in ("<infiniband/verbs.h>", "<fmt/format.h>", "<unistd.h>"):
+            with self.subTest(target=target):
+                self.finds("floor", "include/fabric/a.h", f"#pragma once\n#include {target}\n", 2)
+        self.accepts("include/fabric/a.h", "#pragma once\n#include <chrono>\n")
+
+    def test_spelling_of_includes(self):
+        self.finds("include", "src/core/a.cc", '#include "../base/x.h"\n')
+        self.finds("include", "src/core/a.cc", '#include "fabric/engine.h"\n')
+
+    def test_banned_calls(self):
+        for call in ("std::chrono::steady_clock::now()", "std::random_device d",
+                     "std::uniform_int_distribution<int> d", "std::shuffle(a, b, c)",
+                     "std::this_thread::sleep_for(t)", "usleep(3)", "std::thread t(f)",
+                     "std::jthread t(f)", "std::async(f)",
+                     "throw 3", "std::abort()", "abort()", "exit(1)", "assert(x)",
+                     "std::cerr << x", "printf(x)", "std::fprintf(stderr, x)", "sprintf(a, b)",
+                     "std::stringstream s", "rand()"):
+            with self.subTest(call=call):
+                self.finds("banned", "src/core/a.cc", f"void f() {{\n  {call};\n}}\n", line=2)
+
+    def test_banned_calls_in_tests(self):
+        self.assertEqual(tidy({"CMakeLists.txt": "file(GLOB a tests/scenario/*.cc)\n",
+                               "tests/scenario/a.cc": "void f() {\n  sleep_for(t);\n}\n"}),
+                         [("tests/scenario/a.cc:2", "banned")])
+
+    def test_where_the_calls_belong(self):
+        self.accepts("src/runtime/a.cc", "void f() { std::thread t(g); sleep_for(x); }\n")
+        self.accepts("src/base/clock.cc", "auto f() { return std::chrono::steady_clock::now(); }\n")
+        self.accepts("src/base/check.cc", "void f() { std::fprintf(stderr, x); std::abort(); }\n")
+        self.accepts("src/core/a.cc", "void f() { if (!p) throw std::bad_alloc(); }\n")
+
+    def test_names_in_comments_and_strings_are_no_calls(self):
+        self.accepts("src/core/a.cc", '// throw\n/* assert(x)\n std::thread */\n'
+                     'auto a = "exit(1)";\nauto b = R"(std::cerr)";\n'
+                     'void abort(int key);\nstatic_assert(1\'000 > 1);\n')
+
+    def test_unordered_iteration(self):
+        map_of = "std::unordered_map<int, std::vector<int>> peers_;\n"
+        self.finds("unordered", "src/core/a.cc",
+                   map_of + "void f() {\n  for (auto& p : peers_) g(p);\n}\n", line=3)
+        self.finds("unordered", "src/core/a.cc",
+                   map_of + "auto f() { return peers_.begin(); }\n", line=2)
+        self.assertEqual(
+            tidy({"src/core/a.h": "#pragma once\n" + map_of,
+                  "src/core/a.cc": "void f() {\n  for (auto& p : this->peers_) g(p);\n}\n"}),
+            [("src/core/a.cc:2", "unordered")])
+        self.accepts("src/core/a.cc", map_of + "bool f() { return peers_.contains(1); }\n")
+
+    def test_columns(self):
+        self.finds("columns", "src/core/a.cc", "// " + "x" * 98 + "\n")
+        self.accepts("src/core/a.cc", "// " + "x" * 97 + "\n")
+        self.accepts("src/core/a.cc", "// " + "\u00b5" * 97 + "\n")  # characters, not bytes
+
+    def test_function_length(self):
+        self.finds("function-length", "src/core/a.cc", "int x;\n" + body(71), line=2)
+        self.accepts("src/core/a.cc", body(70) + body(70))
+
+    def test_function_length_of_members_and_constructors(self):
+        inside = "namespace n {\nclass A {\n" + body(71) + "};\n}  // namespace n\n"
+        self.finds("function-length", "src/core/a.cc", inside, line=3)
+        constructor = "A::A(int x)\n    : a_{x}, b_{x} {\n" + "  g();\n" * 70 + "}\n"
+        self.finds("function-length", "src/core/a.cc", constructor, line=1)
+
+    def test_long_classes_tables_and_namespaces_are_no_functions(self):
+        self.accepts("src/core/a.cc", "namespace n {\n" + "class A {\n" + "  int f();\n" * 80 +
+                     "};\n" + "const int t[] = {\n" + "    1,\n" * 80 + "};\n}\n")
+
+    def test_file_length(self):
+        self.finds("file-length", "src/core/a.cc", "int x;\n" * 801, line=801)
+        self.accepts("src/core/a.cc", "int x;\n" * 800)
+
+    def test_markers(self):
+        for marker in ("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK"):
+            with self.subTest(marker=marker):
+                self.finds("marker", "src/core/a.cc", f"int x;\n// {marker}: later\n", line=2)
+
+    def test_unreachable_sources(self):
+        self.finds("unreachable", "tests/unit/core/a.cc", "int x;\n")
+        self.assertEqual(
+            tidy({"tests/CMakeLists.txt": "file(GLOB_RECURSE a CONFIGURE_DEPENDS unit/*_test.cc)\n",
+                  "tests/unit/core/a_test.cc": "int x;\n", "tests/unit/core/b.cc": "int x;\n"}),
+            [("tests/unit/core/b.cc:1", "unreachable")])
+
+    def test_umbrella(self):
+        self.assertEqual(
+            tidy({"include/fabric/fabric.h": "#pragma once\n#include <fabric/a.h>\n",
+                  "include/fabric/a.h": "#pragma once\n", "include/fabric/b.h": "#pragma once\n",
+                  "include/fabric/sim.h": "#pragma once\n"}),
+            [("include/fabric/fabric.h:1", "umbrella")])
+
+    def test_machine_paths(self):
+        for path in ("/ho" + "me/me/x", "/wo" + "rk/main", "/ro" + "ot/x"):
+            with self.subTest(path=path):
+                self.finds("machine-path", "docs/a.md", f"see\n`{path}`\n", line=2)
+        self.accepts("docs/a.md", "see src/work/a, ${stage}/work/b and /usr/include\n")
+
+    def test_headers(self):
+        self.finds("pragma-once", "src/core/a.h", "int f();\n")
+        self.finds("using-namespace", "src/core/a.h", "#pragma once\nusing namespace std;\n", 2)
+        self.accepts("src/core/a.h", "// What it is.\n#pragma once\n")
+
+    def test_blanks(self):
+        self.finds("blanks", "src/core/a.cc", "int x; \n")
+        self.finds("tabs", "src/core/a.cc", "\tint x;\n")
+        self.finds("newline", "src/core/a.cc", "int x;")
+
+
+if __name__ == "__main__":
+    unittest.main()

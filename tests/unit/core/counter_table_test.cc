@@ -1,0 +1,621 @@
+#include "core/counter_table.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+
+namespace fabric::core {
+namespace {
+
+using Armed = CounterTable::Armed;
+
+constexpr int64_t kSecondNs = 1'000'000'000;
+constexpr int64_t kRestNs = 10 * kSecondNs;
+
+class CounterTableTest : public testing::Test {
+ protected:
+  struct Ended {
+    uint32_t cookie;
+    Errc code;
+    bool operator==(const Ended&) const = default;
+  };
+  static void note(void* self, uint32_t cookie, Errc code) {
+    static_cast<CounterTableTest*>(self)->ended.push_back({cookie, code});
+  }
+  CounterTable::Options options(uint32_t live_max = 64, uint32_t key_bits = Key::kBits) {
+    return {.live_max = live_max, .seed = 7, .fired = note, .context = this, .key_bits = key_bits};
+  }
+  Key fresh() { return *table.acquire(now_ns, kRestNs); }
+  uint32_t arrive(Key key, uint32_t cut = 1, uint32_t shards = 1) {
+    const std::vector<uint32_t> imms(shards, make_imm(key, cut));
+    return table.arrive(imms);
+  }
+  Armed expect(Key key, uint64_t n, uint32_t cookie) { return *table.expect(key, n, cookie); }
+
+  std::vector<Ended> ended;
+  int64_t now_ns = kSecondNs;
+  CounterTable table{options()};
+};
+
+// --- counting -----------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, EveryCutCountsOneWhenItsLastShardArrives) {
+  const Key key = fresh();
+  for (uint32_t cut = 1; cut <= kRailsMax; ++cut) {
+    EXPECT_EQ(arrive(key, cut, cut - 1), 0u);
+    EXPECT_EQ(table.count(key), cut - 1) << "cut " << cut;
+    arrive(key, cut);
+    EXPECT_EQ(table.count(key), cut) << "cut " << cut;
+  }
+}
+
+TEST_F(CounterTableTest, TwoHalfArrivedWritesReleaseNobodyWhoWaitsForBoth) {
+  const Key key = fresh();
+  ASSERT_FALSE(expect(key, 2, 1).met);
+  arrive(key, 2, 2);
+  EXPECT_EQ(table.count(key), 1u) << "two halves also make one: a gauge, not a licence to read";
+  EXPECT_TRUE(ended.empty());
+  arrive(key, 2, 1);
+  EXPECT_TRUE(ended.empty());
+  arrive(key, 2, 1);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+  EXPECT_EQ(table.count(key), 0u);
+}
+
+TEST_F(CounterTableTest, CountStaysBetweenWholeAndBegunInRandomOrders) {
+  Rng rng(11);
+  for (uint32_t round = 0; round < 300; ++round) {
+    const Key key = fresh();
+    struct Write {
+      uint32_t cut, landed = 0;
+    };
+    std::vector<Write> writes;
+    std::vector<size_t> shards;
+    for (uint64_t i = rng.between(1, 6); i > 0; --i) {
+      writes.push_back({static_cast<uint32_t>(rng.between(1, kRailsMax))});
+      shards.insert(shards.end(), writes.back().cut, writes.size() - 1);
+    }
+    ASSERT_FALSE(expect(key, writes.size(), round).met);
+    ended.clear();
+    while (!shards.empty()) {
+      ASSERT_TRUE(ended.empty());
+      std::swap(shards[rng.below(shards.size())], shards.back());
+      Write& write = writes[shards.back()];
+      shards.pop_back();
+      ++write.landed;
+      arrive(key, write.cut);
+      uint32_t whole = 0, begun = 0;
+      for (const Write& w : writes) {
+        whole += w.landed == w.cut;
+        begun += w.landed != 0;
+      }
+      if (shards.empty()) break;
+      ASSERT_LE(whole, table.count(key));
+      ASSERT_LE(table.count(key), begun);
+    }
+    ASSERT_EQ(ended, (std::vector<Ended>{{round, Errc::kOk}}));
+    uint64_t owed = 99;
+    ASSERT_TRUE(table.release(key, now_ns, &owed));
+    ASSERT_EQ(owed, 0u);
+  }
+}
+
+TEST_F(CounterTableTest, EarlyArrivalsMeetTheExpectationAtOnce) {
+  const Key key = fresh();
+  arrive(key, 1, 3);
+  EXPECT_TRUE(expect(key, 2, 5).met);
+  EXPECT_EQ(table.count(key), 1u);
+  EXPECT_TRUE(ended.empty());
+}
+
+TEST_F(CounterTableTest, BatchMergesRunsOfAKeyAndKeepsKeysApart) {
+  const Key a = fresh();
+  const Key b = fresh();
+  std::vector<uint32_t> imms;
+  Rng rng(3);
+  std::map<Key, uint64_t> sent;
+  for (uint32_t i = 0; i < 500; ++i) {
+    const Key key = rng.chance(0.7) ? a : b;
+    const auto cut = static_cast<uint32_t>(rng.between(1, kRailsMax));
+    // Runs of one key with changing cuts, across the borders of the prefetched batches.
+    imms.insert(imms.end(), cut, make_imm(key, cut));
+    ++sent[key];
+  }
+  EXPECT_EQ(table.arrive(imms), 0u);
+  EXPECT_EQ(table.count(a), sent[a]);
+  EXPECT_EQ(table.count(b), sent[b]);
+}
+
+TEST_F(CounterTableTest, TryTakeTakesAllOrNothing) {
+  const Key key = fresh();
+  arrive(key, 1, 2);
+  arrive(key, 2);
+  EXPECT_FALSE(table.try_take(key, 3));
+  EXPECT_EQ(table.count(key), 2u);
+  EXPECT_TRUE(table.try_take(key, 2));
+  EXPECT_FALSE(table.try_take(key, 1));
+  arrive(key, 2);
+  EXPECT_TRUE(table.try_take(key, 1)) << "the half that was there is not lost";
+  EXPECT_FALSE(table.try_take(key, UINT64_MAX));
+}
+
+TEST_F(CounterTableTest, CountShowsWhatIsThereWhileAnExpectationIsArmed) {
+  const Key key = fresh();
+  arrive(key, 1, 2);
+  ASSERT_FALSE(expect(key, 5, 1).met);
+  EXPECT_EQ(table.count(key), 2u);
+  arrive(key, 3, 2);
+  EXPECT_EQ(table.count(key), 2u);
+  arrive(key, 3);
+  EXPECT_EQ(table.count(key), 3u);
+  EXPECT_FALSE(table.try_take(key, 1)) << "what is there is spoken for";
+}
+
+// --- stale --------------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
+  const Key key = fresh();
+  const Key never = Key::from_wire(key.wire() + 1);
+  const Key slot0 = Key::from_wire(key.wire() & ~2047u);
+  const Key other_generation = Key::from_wire(key.wire() ^ 1u << 27);
+  for (const Key wrong : {never, slot0, other_generation, Key{}}) {
+    EXPECT_EQ(arrive(wrong, 1, 3), 3u) << wrong.wire();
+  }
+  const std::vector<uint32_t> reserved(2, make_imm(key, 1) | kImmReserved);
+  EXPECT_EQ(table.arrive(reserved), 2u);
+  EXPECT_EQ(table.count(key), 0u);
+  EXPECT_EQ(arrive(key), 0u);
+}
+
+TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextLife) {
+  CounterTable one(options(1, 8));  // a single slot: the next key is the next life of the last one
+  const Key old = *one.acquire(now_ns, 0);
+  ASSERT_TRUE(one.release(old, now_ns));
+  const std::vector<uint32_t> late(1, make_imm(old, 1));
+  EXPECT_EQ(one.arrive(late), 1u);
+  const Key next = *one.acquire(now_ns, 0);
+  EXPECT_EQ(one.arrive(late), 1u);
+  one.add(old, 1);
+  EXPECT_EQ(one.count(next), 0u);
+  EXPECT_EQ(one.count(old), 0u);
+  EXPECT_FALSE(one.try_take(old, 1));
+  EXPECT_FALSE(one.release(old, now_ns));
+  one.abort(old, Errc::kAborted);
+  one.set_parent(old, next);
+  EXPECT_EQ(one.expect(old, 1, 1).error().code, Errc::kReleased);
+  EXPECT_TRUE(one.live(next));
+  EXPECT_TRUE(one.expect(next, 1, 1).has_value());
+}
+
+TEST_F(CounterTableTest, BitsAboveTheGenerationAreNotIgnored) {
+  CounterTable small(options(1, 8));
+  const Key key = *small.acquire(now_ns, 0);
+  for (uint32_t bit = 8; bit < Key::kBits; ++bit) {
+    const std::vector<uint32_t> imm(1, make_imm(Key::from_wire(key.wire() | 1u << bit), 1));
+    EXPECT_EQ(small.arrive(imm), 1u) << bit;
+  }
+  EXPECT_EQ(small.count(key), 0u);
+}
+
+// --- keys ---------------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, HandsOutAsManyAsWereAskedForRoundedUp) {
+  CounterTable five(options(5));
+  std::set<Key> keys;
+  for (uint32_t i = 0; i < 8; ++i) keys.insert(*five.acquire(now_ns, kRestNs));
+  EXPECT_EQ(keys.size(), 8u);
+  EXPECT_EQ(five.live_count(), 8u);
+  EXPECT_EQ(five.acquire(now_ns, kRestNs).error().code, Errc::kExhausted);
+  ASSERT_TRUE(five.release(*keys.begin(), now_ns));
+  EXPECT_EQ(five.live_count(), 7u);
+  EXPECT_TRUE(five.acquire(now_ns, kRestNs).has_value());
+}
+
+TEST_F(CounterTableTest, FirstGenerationsDependOnTheSeed) {
+  std::set<uint32_t> first;
+  for (uint64_t seed = 0; seed < 64; ++seed) {
+    CounterTable t({.live_max = 1, .seed = seed});
+    first.insert((*t.acquire(0, 0)).wire());
+  }
+  EXPECT_GT(first.size(), 60u);
+}
+
+TEST_F(CounterTableTest, ReusesTheSlotThatRestedLongest) {
+  CounterTable small(options(4, 8));  // 7 slots
+  std::vector<Key> held;
+  for (uint32_t i = 0; i < 4; ++i) held.push_back(*small.acquire(now_ns, 0));
+  const std::vector<size_t> order = {2, 0, 3, 1};
+  for (const size_t i : order) small.release(held[i], now_ns);
+  for (uint32_t i = 0; i < 3; ++i) {  // those never used come first
+    const Key key = *small.acquire(now_ns, 0);
+    EXPECT_EQ(std::count_if(held.begin(), held.end(),
+                            [&](Key k) { return k.wire() % 8 == key.wire() % 8; }),
+              0);
+  }
+  EXPECT_EQ((*small.acquire(now_ns, 0)).wire() % 8, held[order[0]].wire() % 8);
+}
+
+// Four slot bits and three generation bits: 15 slots, 8 generations each. Every value must come up
+// once before any comes back, and none may be 0.
+TEST_F(CounterTableTest, EveryKeyValueComesUpBeforeAnyComesBack) {
+  CounterTable small(options(8, 7));
+  std::set<uint32_t> turn;
+  for (uint32_t round = 0; round < 3; ++round) {
+    turn.clear();
+    for (uint32_t i = 0; i < 15 * 8; ++i) {
+      now_ns += kSecondNs;
+      const Key key = *small.acquire(now_ns, 0);
+      EXPECT_TRUE(key);
+      EXPECT_TRUE(turn.insert(key.wire()).second) << "came back after " << i;
+      EXPECT_LT(key.wire(), 1u << 7);
+      small.release(key, now_ns);
+    }
+  }
+}
+
+TEST_F(CounterTableTest, HalfTurnRuleRefusesAKeyThatHasNotRestedAndGivesItAfterwards) {
+  CounterTable one(options(1, 4));  // one slot, 8 generations
+  const auto generation = [](Key key) { return key.wire() >> 1; };
+  // Advances to the first landmark, which nothing forbids.
+  Key key = *one.acquire(now_ns, kRestNs);
+  while (generation(key) % 4 != 0) {
+    one.release(key, now_ns);
+    key = *one.acquire(now_ns, kRestNs);
+  }
+  for (uint32_t half_turn = 0; half_turn < 4; ++half_turn) {
+    const int64_t stepped_ns = now_ns;
+    const uint32_t landmark = generation(key);
+    for (uint32_t i = 1; i < 4; ++i) {
+      one.release(key, now_ns);
+      key = *one.acquire(now_ns, kRestNs);
+      EXPECT_EQ(generation(key), landmark + i);
+    }
+    one.release(key, now_ns);
+    for (const int64_t too_early : {stepped_ns, stepped_ns + 1, stepped_ns + kRestNs}) {
+      EXPECT_EQ(one.acquire(too_early, kRestNs).error().code, Errc::kExhausted);
+    }
+    EXPECT_EQ(one.live_count(), 0u);
+    now_ns = stepped_ns + kRestNs + 1;
+    const auto next = one.acquire(now_ns, kRestNs);
+    ASSERT_TRUE(next.has_value()) << "exactly more than the rest has passed";
+    key = *next;
+    EXPECT_EQ(generation(key), (landmark + 4) % 8);
+  }
+}
+
+// The promise behind the rule: whoever releases and acquires as fast as it can, no value returns
+// before its rest.
+TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsRest) {
+  CounterTable small(options(2, 6));  // 3 slots, 16 generations
+  Rng rng(5);
+  std::map<Key, int64_t> released_ns;
+  std::vector<Key> held;
+  uint32_t refused = 0, returned = 0;
+  for (uint32_t i = 0; i < 20'000; ++i) {
+    now_ns += static_cast<int64_t>(rng.below(kRestNs / 64));
+    if (!held.empty() && (held.size() == 2 || rng.chance(0.5))) {
+      std::swap(held[rng.below(held.size())], held.back());
+      small.release(held.back(), now_ns);
+      released_ns[held.back()] = now_ns;
+      held.pop_back();
+      continue;
+    }
+    const auto key = small.acquire(now_ns, kRestNs);
+    if (!key) {
+      ++refused;
+      continue;
+    }
+    if (const auto before = released_ns.find(*key); before != released_ns.end()) {
+      ++returned;
+      ASSERT_GT(now_ns - before->second, kRestNs);
+    }
+    held.push_back(*key);
+  }
+  EXPECT_GT(refused, 100u);
+  EXPECT_GT(returned, 100u);
+}
+
+// --- expectations -------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, ExpectRefusesWhatItCannotHold) {
+  const Key key = fresh();
+  EXPECT_EQ(table.expect(key, 0, 1).error().code, Errc::kInvalidArgument);
+  EXPECT_EQ(table.expect(key, word::kCountMax + 1, 1).error().code, Errc::kInvalidArgument);
+  EXPECT_EQ(table.expect(Key{}, 1, 1).error().code, Errc::kReleased);
+  EXPECT_TRUE(table.expect(key, word::kCountMax, 1).has_value());
+}
+
+TEST_F(CounterTableTest, OnlyOneExpectationIsArmedAtATime) {
+  const Key key = fresh();
+  ASSERT_FALSE(expect(key, 1, 1).met);
+  EXPECT_EQ(table.expect(key, 1, 2).error().code, Errc::kBusy);
+  arrive(key);
+  EXPECT_FALSE(expect(key, 1, 3).met);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+}
+
+TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
+  struct Way {
+    Errc code;
+    void (*end)(CounterTable&, const Armed&);
+  };
+  const Way ways[] = {
+      {Errc::kOk, [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, 3); }},
+      {Errc::kTimeout,
+       [](CounterTable& t, const Armed& a) {
+         EXPECT_TRUE(t.cancel(a.expectation, Errc::kTimeout));
+       }},
+      {Errc::kAborted,
+       [](CounterTable& t, const Armed& a) { t.abort(a.expectation.key, Errc::kAborted); }},
+      {Errc::kPeerLost,
+       [](CounterTable& t, const Armed& a) { t.abort(a.expectation.key, Errc::kPeerLost); }},
+      {Errc::kReleased, [](CounterTable& t, const Armed& a) { t.release(a.expectation.key, 0); }},
+      {Errc::kOverrun,
+       [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, UINT64_MAX); }},
+  };
+  for (const Way& way : ways) {
+    for (const uint32_t cookie : {17u, CounterTable::kWaiter}) {
+      ended.clear();
+      const Key key = fresh();
+      const Armed armed = expect(key, 3, cookie);
+      ASSERT_FALSE(armed.met);
+      EXPECT_FALSE(table.result(armed.expectation).done);
+      way.end(table, armed);
+      const bool called = cookie != CounterTable::kWaiter;
+      EXPECT_EQ(ended, called ? (std::vector<Ended>{{17, way.code}}) : std::vector<Ended>{});
+      EXPECT_TRUE(table.result(armed.expectation).done);
+      EXPECT_EQ(table.result(armed.expectation).code, way.code);
+      // Nothing that comes later ends it again.
+      EXPECT_FALSE(table.cancel(armed.expectation, Errc::kCancelled));
+      table.abort(key, Errc::kAborted);
+      table.release(key, now_ns);
+      EXPECT_EQ(ended.size(), called ? 1u : 0u);
+      EXPECT_EQ(table.result(armed.expectation).code, way.code);
+    }
+  }
+}
+
+TEST_F(CounterTableTest, WhoSleepsIsWokenByTheEnd) {
+  const Key key = fresh();
+  const Armed armed = expect(key, 1, CounterTable::kWaiter);
+  const auto ticket = table.parking(key).prepare();
+  arrive(key);
+  // A wake since the prepare makes this return at once; a missed one makes the test time out.
+  table.parking(key).sleep(ticket, INT64_MAX);
+  EXPECT_TRUE(table.result(armed.expectation).done);
+}
+
+TEST_F(CounterTableTest, CancelGivesBackWhatWasThere) {
+  const Key key = fresh();
+  arrive(key, 1, 2);
+  arrive(key, 4, 3);
+  const Armed armed = expect(key, 7, 1);
+  EXPECT_TRUE(table.cancel(armed.expectation, Errc::kCancelled));
+  EXPECT_EQ(table.count(key), 2u);
+  arrive(key, 4);
+  EXPECT_TRUE(table.try_take(key, 3));
+}
+
+TEST_F(CounterTableTest, CancelOfAnOldExpectationDoesNotHitTheNext) {
+  const Key key = fresh();
+  const Armed first = expect(key, 1, 1);
+  arrive(key);
+  const Armed second = expect(key, 2, 2);
+  EXPECT_FALSE(table.cancel(first.expectation, Errc::kTimeout));
+  EXPECT_FALSE(table.result(second.expectation).done);
+  EXPECT_EQ(table.result(first.expectation).code, Errc::kNotFound);
+  EXPECT_TRUE(table.result(first.expectation).done);
+  arrive(key, 1, 2);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}, {2, Errc::kOk}}));
+}
+
+TEST_F(CounterTableTest, CancelOfAReleasedKeyDoesNotHitTheNextLife) {
+  CounterTable one(options(1, 8));
+  const Key old = *one.acquire(now_ns, 0);
+  const Armed first = *one.expect(old, 1, 1);
+  one.release(old, now_ns);
+  const Key next = *one.acquire(now_ns, 0);
+  const Armed second = *one.expect(next, 1, 2);
+  EXPECT_FALSE(one.cancel(first.expectation, Errc::kTimeout));
+  EXPECT_FALSE(one.result(second.expectation).done);
+}
+
+struct Rearm {
+  CounterTable* table = nullptr;
+  Key key{};
+  uint32_t ends = 0;
+  static void again(void* self, uint32_t cookie, Errc) {
+    auto* r = static_cast<Rearm*>(self);
+    if (++r->ends == 10) return;
+    EXPECT_TRUE(r->table->expect(r->key, 1, cookie + 1).has_value());
+  }
+};
+
+TEST_F(CounterTableTest, FiredMayArmTheNext) {
+  Rearm rearm;
+  CounterTable t({.live_max = 1, .fired = Rearm::again, .context = &rearm});
+  rearm.table = &t;
+  rearm.key = *t.acquire(0, 0);
+  ASSERT_TRUE(t.expect(rearm.key, 1, 0).has_value());
+  for (uint32_t i = 0; i < 10; ++i) t.add(rearm.key, 1);
+  EXPECT_EQ(rearm.ends, 10u);
+}
+
+TEST_F(CounterTableTest, ReleaseTellsWhatIsOwed) {
+  struct Case {
+    uint32_t halves;
+    uint64_t expected;
+    uint64_t owed;
+  };
+  for (const Case c : {Case{0, 0, 0}, Case{1, 0, 0}, Case{5, 0, 2}, Case{5, 4, 2}, Case{7, 4, 3},
+                       Case{0, 1, 0}, Case{5, 2, 0}}) {
+    const Key key = fresh();
+    arrive(key, 2, c.halves);
+    if (c.expected != 0) expect(key, c.expected, 1);
+    uint64_t owed = 99;
+    EXPECT_TRUE(table.release(key, now_ns, &owed));
+    EXPECT_EQ(owed, c.owed) << c.halves << " halves, expecting " << c.expected;
+    EXPECT_FALSE(table.live(key));
+  }
+}
+
+// --- spoiled ------------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, SpoiledKeyRefusesWithItsFirstReason) {
+  for (const Errc why : {Errc::kAborted, Errc::kPeerLost}) {
+    const Key key = fresh();
+    arrive(key, 1, 3);
+    table.abort(key, why);
+    table.abort(key, Errc::kOverrun);
+    EXPECT_EQ(table.expect(key, 1, 1).error().code, why);
+    EXPECT_FALSE(table.try_take(key, 1));
+    EXPECT_EQ(arrive(key), 0u) << "live, so not stale";
+    EXPECT_EQ(table.count(key), 3u) << "what was there, and nothing that came later";
+    EXPECT_TRUE(table.live(key));
+    uint64_t owed = 0;
+    EXPECT_TRUE(table.release(key, now_ns, &owed));
+    EXPECT_EQ(owed, 3u);
+    EXPECT_TRUE(ended.empty());
+  }
+}
+
+TEST_F(CounterTableTest, TheNextLifeOfASpoiledSlotIsClean) {
+  CounterTable one(options(1, 8));
+  const Key old = *one.acquire(now_ns, 0);
+  one.abort(old, Errc::kPeerLost);
+  one.release(old, now_ns);
+  const Key next = *one.acquire(now_ns, 0);
+  one.add(next, 1);
+  EXPECT_TRUE((*one.expect(next, 1, 1)).met);
+}
+
+TEST_F(CounterTableTest, OverrunSpoilsInsteadOfWrapping) {
+  const Key key = fresh();
+  table.add(key, word::kCountMax);
+  EXPECT_EQ(table.count(key), word::kCountMax);
+  table.add(key, 1);
+  EXPECT_EQ(table.expect(key, 1, 1).error().code, Errc::kOverrun);
+  EXPECT_EQ(table.count(key), word::kCountMax);
+}
+
+// --- groups -------------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, ParentGainsEveryWholeCountOfItsMembers) {
+  const Key parent = fresh(), a = fresh(), b = fresh();
+  table.set_parent(a, parent);
+  table.set_parent(b, parent);
+  ASSERT_FALSE(expect(parent, 3, 1).met);
+  arrive(a, 2);
+  arrive(b, 2);
+  EXPECT_EQ(table.count(parent), 0u) << "halves of two members are not one write";
+  arrive(a, 2);
+  EXPECT_EQ(table.count(parent), 1u);
+  arrive(b, 2, 2);  // the second half of one write and the first of the next
+  EXPECT_EQ(table.count(parent), 2u);
+  EXPECT_TRUE(ended.empty());
+  arrive(b, 2);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+  EXPECT_EQ(table.count(a), 1u) << "members say who has paid";
+  EXPECT_EQ(table.count(b), 2u);
+}
+
+TEST_F(CounterTableTest, LinkingPassesOnOnceWhatIsAlreadyThere) {
+  const Key parent = fresh(), member = fresh();
+  arrive(member, 2, 5);
+  ASSERT_FALSE(expect(parent, 2, 1).met);
+  table.set_parent(member, parent);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+  table.set_parent(member, parent);
+  EXPECT_EQ(table.count(parent), 0u) << "linked again: nothing is passed on twice";
+  arrive(member, 2);
+  EXPECT_EQ(table.count(parent), 1u) << "the half from before the link counts";
+}
+
+TEST_F(CounterTableTest, TakingAndCancellingAtAMemberPassNothingOn) {
+  const Key parent = fresh(), member = fresh();
+  table.set_parent(member, parent);
+  arrive(member, 1, 3);
+  EXPECT_TRUE(table.try_take(member, 2));
+  const Armed armed = expect(member, 5, 1);
+  EXPECT_TRUE(table.cancel(armed.expectation, Errc::kCancelled));
+  EXPECT_EQ(table.count(parent), 3u);
+  EXPECT_EQ(table.count(member), 1u);
+  expect(member, 5, 2);
+  arrive(member, 1, 2);
+  EXPECT_EQ(table.count(parent), 5u);
+}
+
+TEST_F(CounterTableTest, UnlinkedMemberPassesNothingOnAndMayMove) {
+  const Key p = fresh(), q = fresh(), member = fresh();
+  table.set_parent(member, p);
+  arrive(member);
+  table.set_parent(member, Key{});
+  arrive(member);
+  EXPECT_EQ(table.count(p), 1u);
+  table.set_parent(member, q);
+  arrive(member);
+  EXPECT_EQ(table.count(p), 1u);
+  EXPECT_EQ(table.count(q), 3u) << "all that is there, and what came since";
+  table.set_parent(member, member);
+  arrive(member);
+  EXPECT_EQ(table.count(member), 4u);
+}
+
+TEST_F(CounterTableTest, MaskingPaysExactlyWhatTheMemberOwed) {
+  for (const uint32_t halves : {0u, 1u, 2u, 3u, 4u}) {
+    for (const bool lost_before : {false, true}) {
+      ended.clear();
+      const Key parent = fresh(), steady = fresh(), masked = fresh();
+      table.set_parent(steady, parent);
+      table.set_parent(masked, parent);
+      ASSERT_FALSE(expect(parent, 4, 1).met);  // two from each
+      arrive(masked, 2, halves);
+      if (lost_before) table.abort(masked, Errc::kPeerLost);
+      uint64_t paid = 0;
+      ASSERT_TRUE(table.release(masked, now_ns, &paid));
+      ASSERT_EQ(paid, halves / 2);
+      table.add(parent, 2 - paid);
+      EXPECT_EQ(arrive(masked, 1, 1), 1u) << "late traffic is stale and not passed on";
+      EXPECT_EQ(table.count(parent), 2u);
+      arrive(steady, 1, 2);
+      EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+      table.release(steady, now_ns);
+      table.release(parent, now_ns);
+    }
+  }
+}
+
+TEST_F(CounterTableTest, ReleasedParentGetsNothing) {
+  CounterTable two(options(2, 8));
+  const Key parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
+  two.set_parent(member, parent);
+  two.release(parent, now_ns);
+  const Key other = *two.acquire(now_ns, 0);
+  two.add(member, 2);
+  two.release(other, now_ns);
+  const Key reborn = *two.acquire(now_ns, 0);
+  ASSERT_EQ(reborn.wire() % 4, parent.wire() % 4) << "the parent's slot, one life later";
+  two.add(member, 2);
+  EXPECT_EQ(two.count(reborn), 0u);
+  EXPECT_EQ(two.count(member), 4u);
+}
+
+TEST_F(CounterTableTest, SlotIsReusedWithoutItsLink) {
+  CounterTable two(options(2, 8));  // 3 slots
+  const Key parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
+  two.set_parent(member, parent);
+  two.release(member, now_ns);
+  two.release(*two.acquire(now_ns, 0), now_ns);
+  const Key reborn = *two.acquire(now_ns, 0);
+  ASSERT_EQ(reborn.wire() % 4, member.wire() % 4);
+  two.add(reborn, 1);
+  EXPECT_EQ(two.count(parent), 0u);
+}
+
+}  // namespace
+}  // namespace fabric::core

@@ -1,0 +1,79 @@
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "wire/samples.h"
+#include "wire/wire_helpers.h"
+
+namespace fabric::control {
+namespace {
+
+Bytes with_minor(Bytes bytes) { return with(std::move(bytes), kMinorAt, 1); }
+
+/// The seeds of the fuzzers by their path under tests/fuzz/corpus.
+std::map<std::string, Bytes> seeds() {
+  const Bytes desc = *encode(samples::desc());
+  const std::string offer =
+      encode_offer({encode(samples::address()), desc, Key::from_wire(0x0abcdef)});
+  const Bytes no_networks = encode(Address{1, 2, {}});
+  RegionDesc open = samples::desc();
+  open.granted_to = 0;
+  open.grant = 0;
+  std::map<std::string, Bytes> files{
+      {"address/two_networks", encode(samples::address())},
+      {"address/no_networks", no_networks},
+      {"address/newer_minor", with_minor(encode(samples::address()))},
+      {"address/unknown_section", with_length(no_networks + hex("ff7f 0300 010203"))},
+      {"desc/granted", desc},
+      {"desc/open", *encode(open)},
+      {"desc/newer_minor", with_minor(desc)},
+      {"offer/small", hex("4641424f 01 00 0000 27000000 0100 0700 61646472657373"
+                          "0200 0400 64657363 0300 0400 23010000")},
+      {"text/address", samples::bytes_of(address_to_text(encode(samples::address())))},
+      {"text/offer", samples::bytes_of(offer)},
+      {"text/other_version", samples::bytes_of("fabric2:AAAA")},
+      {"text/base64", samples::bytes_of("Zm9vYmE")},
+  };
+  for (const auto& sample : samples::messages()) {
+    files[std::string("frame/") + to_string(sample.type)] =
+        encode_frame(samples::header(sample.type), sample.body, "");
+  }
+  return files;
+}
+
+/// tests/fuzz/corpus of the source tree above the working folder; empty when there is none.
+std::filesystem::path corpus_root() {
+  for (auto folder = std::filesystem::current_path();; folder = folder.parent_path()) {
+    const auto root = folder / "tests" / "fuzz" / "corpus";
+    if (std::filesystem::is_directory(root)) return root;
+    if (folder == folder.parent_path()) return {};
+  }
+}
+
+// A fuzzer that starts from the bytes of an older format gets no further than the version. After a
+// wanted change, FABRIC_TEST_WRITE_CORPUS=1 writes the files again.
+TEST(FuzzCorpus, HoldsTheFormatsOfToday) {
+  const auto root = corpus_root();
+  if (root.empty()) GTEST_SKIP() << "the working folder is not below the source tree";
+  const bool write = std::getenv("FABRIC_TEST_WRITE_CORPUS") != nullptr;
+  for (const auto& [name, bytes] : seeds()) {
+    const auto path = root / name;
+    if (write) {
+      std::filesystem::create_directories(path.parent_path());
+      std::ofstream(path, std::ios::binary)
+          .write(reinterpret_cast<const char*>(bytes.data()), static_cast<long>(bytes.size()));
+    }
+    std::ifstream file(path, std::ios::binary);
+    ASSERT_TRUE(file.is_open()) << path;
+    const std::string found{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(to_hex(samples::bytes_of(found)), to_hex(bytes)) << path;
+  }
+}
+
+}  // namespace
+}  // namespace fabric::control

@@ -1,0 +1,24 @@
+// The fabric command: one binary, one file a verb.
+
+#include <cstdio>
+#include <exception>
+
+#include "verbs.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("One-sided writes that are counted: look at a machine, run a simulated world.",
+               "fabric");
+  app.require_subcommand(1);
+  int exit_code = 0;
+  try {
+    fabric::tool::add_sim(app, exit_code);
+    fabric::tool::add_version(app, exit_code);
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fabric: %s\n", error.what());
+    return 1;
+  }
+  return exit_code;
+}
