@@ -27,19 +27,19 @@ struct Config {
 
   // Time. All of them are on the engine's clock, so they are virtual in a simulated world.
   Nanos default_timeout{30'000'000'000};
-  Nanos drain_timeout{5'000'000'000};   ///< how long posted work may drain after deadline or cancel
-  Nanos timeout_max{300'000'000'000};   ///< longest timeout of an operation; told to peers
-  Nanos peer_timeout{5'000'000'000};    ///< silence after which a peer is stalled (P16)
-  Nanos lost_timeout{30'000'000'000};   ///< silence after which it is lost, without other evidence
-  Nanos retransmit{5'000'000};          ///< first retransmission of a control message; doubles
+  Nanos drain_timeout{5'000'000'000};  ///< how long posted work may drain after deadline or cancel
+  Nanos timeout_max{300'000'000'000};  ///< longest timeout of an operation; told to peers
+  Nanos peer_timeout{5'000'000'000};   ///< silence after which a peer is stalled (P16)
+  Nanos lost_timeout{30'000'000'000};  ///< silence after which it is lost, without other evidence
+  Nanos retransmit{5'000'000};         ///< first retransmission of a control message; doubles
 
   // Bounds (P18).
-  uint32_t ops_max = 4096;                ///< operations accepted and not yet reported
+  uint32_t ops_max = 4096;  ///< operations accepted and not yet reported
   uint32_t batches_max = 4096;
   uint32_t peers_max = 1024;
-  uint32_t regions_max = 4096;            ///< local ones, and imported ones per peer
-  uint32_t counters_max = 32768;          ///< live ones; at most 1 << 20
-  uint32_t names_per_peer_max = 4096;     ///< names that a peer may resolve before we claim them
+  uint32_t regions_max = 4096;         ///< local ones, and imported ones per peer
+  uint32_t counters_max = 32768;       ///< live ones; at most 1 << 20
+  uint32_t names_per_peer_max = 4096;  ///< names that a peer may resolve before we claim them
   uint32_t message_bytes_max = 65536;
   uint32_t message_buffers = 256;         ///< arrived messages that no listener has taken yet
   uint32_t message_credits = 32;          ///< of those, per peer and channel

@@ -76,8 +76,9 @@ static_assert(sizeof(WireEvent) == 24);
 /// it and answers, the sender starts. The core carries hello and answer over the control channel,
 /// retransmits and deduplicates.
 ///
-/// Threads: confined to the worker that owns it, except register_memory() and deregister_memory(),
-///   which may block in the kernel and come from any thread.
+/// Threads: one call at a time, under the engine's state lock: nearly always its worker, a set-up
+///   call now and then. Except register_memory() and deregister_memory(), which may block in the
+///   kernel and come from any thread at any time.
 /// Failure: a piece that was taken always completes, once, through poll(). There is no second place
 ///   to look for errors.
 class Rail {
@@ -119,7 +120,7 @@ class Rail {
 /// The control channel may lose, duplicate and reorder; the core numbers, retransmits and
 /// deduplicates. So every network needs only the simplest of services.
 ///
-/// Threads: confined to the worker, as Rail is.
+/// Threads: as Rail.
 class OpenNetwork {
  public:
   virtual ~OpenNetwork() = default;

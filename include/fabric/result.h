@@ -31,12 +31,12 @@ enum class Errc : uint8_t {
   kClosed,               ///< engine closed, or opened in a parent before fork()
   kPermission,           ///< the operating system refused
   // One peer.
-  kPeerLost = 32,        ///< the peer is gone, fenced or restarted
-  kUnreachable,          ///< no common network; peer_info() says what was tried
-  kRemoteAccess,         ///< the target refused key, generation or bounds
-  kWrongJob,             ///< job key differs
+  kPeerLost = 32,  ///< the peer is gone, fenced or restarted
+  kUnreachable,    ///< no common network; peer_info() says what was tried
+  kRemoteAccess,   ///< the target refused key, generation or bounds
+  kWrongJob,       ///< job key differs
   // One NIC.
-  kRailLost = 64,        ///< a rail failed and nothing could be replayed
+  kRailLost = 64,  ///< a rail failed and nothing could be replayed
 };
 
 /// A failure. Trivially copyable: no heap, and no formatting until somebody prints it.

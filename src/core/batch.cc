@@ -91,9 +91,9 @@ BatchSlot* Reporter::make_batch(uint32_t& index) {
 void Reporter::drop_batch(BatchId batch) {
   BatchSlot* slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return;
-  const uint64_t before = slot->word.fetch_or(
-      BatchWord::kAbandoned | BatchWord::kRefuses | BatchWord::kCancelled,
-      std::memory_order_acq_rel);
+  const uint64_t before =
+      slot->word.fetch_or(BatchWord::kAbandoned | BatchWord::kRefuses | BatchWord::kCancelled,
+                          std::memory_order_acq_rel);
   if ((before & BatchWord::kPending) == 0) batches.recycle(batch.slot);
 }
 
@@ -105,8 +105,8 @@ Result<void> Reporter::seal_batch(BatchId batch, const Notify& notify) {
   }
   if (auto ok = reserve(notify); !ok) return ok.error();
   slot->on_empty = notify;
-  const uint64_t before = slot->word.fetch_or(BatchWord::kSealed | BatchWord::kRefuses,
-                                              std::memory_order_acq_rel);
+  const uint64_t before =
+      slot->word.fetch_or(BatchWord::kSealed | BatchWord::kRefuses, std::memory_order_acq_rel);
   if ((before & BatchWord::kPending) == 0) {
     slot->word.fetch_and(~BatchWord::kSealed, std::memory_order_acq_rel);
     report_batch(*slot, notify);
@@ -175,8 +175,8 @@ uint64_t Batch::unknown() const noexcept {
 uint32_t Batch::failures(std::span<Failure> out) const noexcept {
   if (state_ == nullptr || state_->core->forked()) return 0;
   std::lock_guard lock(state_->core->state_mutex);
-  const uint32_t n = std::min<uint32_t>(
-      state_->slot->failure_count.load(std::memory_order_acquire), static_cast<uint32_t>(out.size()));
+  const uint32_t n = std::min<uint32_t>(state_->slot->failure_count.load(std::memory_order_acquire),
+                                        static_cast<uint32_t>(out.size()));
   for (uint32_t i = 0; i < n; ++i) out[i] = state_->slot->failures[i];
   return n;
 }

@@ -89,20 +89,24 @@ bool each_item(std::string_view list, F&& take) {
 
 bool parse(std::string_view text, std::vector<Network>& out) {
   out.clear();
-  return each_item(text, [&](std::string_view provider) {
-    out.push_back({.provider = std::string(provider)});
-    return true;
-  }) && !out.empty();
+  return each_item(text,
+                   [&](std::string_view provider) {
+                     out.push_back({.provider = std::string(provider)});
+                     return true;
+                   }) &&
+         !out.empty();
 }
 
 bool parse(std::string_view text, std::vector<int>& out) {
   out.clear();
-  return each_item(text, [&](std::string_view item) {
-    uint32_t cpu = 0;
-    if (!parse(item, cpu)) return false;
-    out.push_back(static_cast<int>(cpu));
-    return true;
-  }) && !out.empty();
+  return each_item(text,
+                   [&](std::string_view item) {
+                     uint32_t cpu = 0;
+                     if (!parse(item, cpu)) return false;
+                     out.push_back(static_cast<int>(cpu));
+                     return true;
+                   }) &&
+         !out.empty();
 }
 
 /// Every field that a variable can set, with the variable's name.

@@ -17,10 +17,14 @@ constexpr int64_t kFenceGraceNs = 1'000'000'000;
 
 MessageType done_type(MessageType request) {
   switch (request) {
-    case MessageType::kRevokeRegion: return MessageType::kRegionRevoked;
-    case MessageType::kFence: return MessageType::kFenced;
-    case MessageType::kRevokeKey: return MessageType::kKeyRevoked;
-    default: return MessageType::kMessageDone;
+    case MessageType::kRevokeRegion:
+      return MessageType::kRegionRevoked;
+    case MessageType::kFence:
+      return MessageType::kFenced;
+    case MessageType::kRevokeKey:
+      return MessageType::kKeyRevoked;
+    default:
+      return MessageType::kMessageDone;
   }
 }
 
@@ -42,20 +46,41 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
       break;
   }
   switch (frame.header.type) {
-    case MessageType::kPathOpen: on_path_open(peer, frame.body); break;
-    case MessageType::kPathAnswer: on_path_answer(peer, frame.body); break;
-    case MessageType::kMessage: on_message(peer, frame.body); break;
-    case MessageType::kResolve: on_resolve(peer, frame.body); break;
-    case MessageType::kResolved: on_resolved(peer, frame.body); break;
-    case MessageType::kRevokeRegion: on_revoke_region(peer, frame.body); break;
-    case MessageType::kFence: on_fence(peer, frame.body); break;
-    case MessageType::kRevokeKey: on_revoke_key(peer, frame.body); break;
-    case MessageType::kAbortKey: on_abort_key(peer, frame.body); break;
+    case MessageType::kPathOpen:
+      on_path_open(peer, frame.body);
+      break;
+    case MessageType::kPathAnswer:
+      on_path_answer(peer, frame.body);
+      break;
+    case MessageType::kMessage:
+      on_message(peer, frame.body);
+      break;
+    case MessageType::kResolve:
+      on_resolve(peer, frame.body);
+      break;
+    case MessageType::kResolved:
+      on_resolved(peer, frame.body);
+      break;
+    case MessageType::kRevokeRegion:
+      on_revoke_region(peer, frame.body);
+      break;
+    case MessageType::kFence:
+      on_fence(peer, frame.body);
+      break;
+    case MessageType::kRevokeKey:
+      on_revoke_key(peer, frame.body);
+      break;
+    case MessageType::kAbortKey:
+      on_abort_key(peer, frame.body);
+      break;
     case MessageType::kMessageDone:
     case MessageType::kRegionRevoked:
     case MessageType::kFenced:
-    case MessageType::kKeyRevoked: on_done(peer, frame.header.type, frame.body); break;
-    default: break;  // of a newer minor version: taken and ignored
+    case MessageType::kKeyRevoked:
+      on_done(peer, frame.header.type, frame.body);
+      break;
+    default:
+      break;  // of a newer minor version: taken and ignored
   }
   return true;
 }
@@ -162,8 +187,7 @@ void Peers::send_message(Peer& peer, Op& op) {
   op.ref = ask(peer, op, true);
   const auto bytes = op.list.as<const std::byte>();
   send(peer, MessageType::kMessage,
-       control::encode(
-           control::UserMessage{.ref = op.ref, .channel = op.channel, .bytes = bytes}));
+       control::encode(control::UserMessage{.ref = op.ref, .channel = op.channel, .bytes = bytes}));
 }
 
 void Peers::on_message(Peer& peer, const control::Body& body) {
@@ -232,9 +256,9 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   if (type == MessageType::kRegionRevoked) {
     const auto it = peer.region_refs.find(answer->ref);
     if (it == peer.region_refs.end()) return;
-    const uint32_t slot = it->second;
+    const RegionId region = it->second;
     peer.region_refs.erase(it);
-    core_.regions.revoke_answered(slot);
+    core_.regions.revoke_answered(region);
     return;
   }
   if (type == MessageType::kKeyRevoked) {

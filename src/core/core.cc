@@ -20,6 +20,7 @@ constexpr int64_t kWatchIntervalNs = 1'000;
 // Closing a path needs no answer from anybody, so this is long; it only bounds a broken provider.
 constexpr int64_t kTearDownNs = 10'000'000'000;
 constexpr int64_t kSettleNs = 200'000;
+constexpr int64_t kFarewellNs = 200'000'000;
 }  // namespace
 
 void record(Histogram& histogram, int64_t ns) noexcept {
@@ -42,6 +43,7 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       arena(config.index_arena_bytes),
       submissions(config.ops_max),
       ended(config.ops_max),
+      timers(config.ops_max + config.peers_max),
       report(*this),
       regions(*this),
       transfers(*this),
@@ -89,9 +91,8 @@ Result<void> EngineCore::open_networks() {
   uint32_t largest = 0;
   for (Network& spec : wanted) {
     if (spec.name.empty()) spec.name = spec.provider;
-    const OpenContext context{.driver = driver,
-                              .engine_id = engine_id,
-                              .wake = [this] { driver->wake(*this); }};
+    const OpenContext context{
+        .driver = driver, .engine_id = engine_id, .wake = [this] { driver->wake(*this); }};
     auto network = open_network(spec, context);
     if (!network && !spec.required) {
       FABRIC_LOG(log, kInfo, "core", "a network is left out", {"network", spec.name},
@@ -198,9 +199,11 @@ void EngineCore::begin(Op& op) {
   if (op.kind != OpKind::kExpect || !op.ended_early) {
     if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns);
   }
-  const bool cancelled = op.cancel_asked.load(std::memory_order_relaxed) ||
-                         report.batch_refuses(op.batch);
-  const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed : cancelled ? Errc::kCancelled : Errc::kOk;
+  const bool cancelled =
+      op.cancel_asked.load(std::memory_order_relaxed) || report.batch_refuses(op.batch);
+  const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed
+                       : cancelled                             ? Errc::kCancelled
+                                                               : Errc::kOk;
   if (op.kind == OpKind::kExpect) {
     if (op.ended_early) {
       end_expectation(op, op.early_end);
@@ -225,12 +228,23 @@ void EngineCore::begin(Op& op) {
     return;
   }
   switch (op.kind) {
-    case OpKind::kSend: peers.start_send(op); return;
-    case OpKind::kResolve: peers.start_resolve(op); return;
-    case OpKind::kFence: peers.start_fence(op); return;
-    case OpKind::kDeregister: regions.start_deregister(op); return;
-    case OpKind::kAlarm: return;  // its timer is set
-    default: transfers.start(op); return;
+    case OpKind::kSend:
+      peers.start_send(op);
+      return;
+    case OpKind::kResolve:
+      peers.start_resolve(op);
+      return;
+    case OpKind::kFence:
+      peers.start_fence(op);
+      return;
+    case OpKind::kDeregister:
+      regions.start_deregister(op);
+      return;
+    case OpKind::kAlarm:
+      return;  // its timer is set
+    default:
+      transfers.start(op);
+      return;
   }
 }
 
@@ -264,14 +278,22 @@ void EngineCore::stop(Op& op, Errc code) {
   switch (op.kind) {
     case OpKind::kSend:
     case OpKind::kResolve:
-    case OpKind::kFence: peers.stop_control_op(op, code); return;
-    case OpKind::kDeregister: regions.stop_deregister(op, code); return;
-    case OpKind::kAlarm: finish(op, code, Remote::kNotDelivered); return;
+    case OpKind::kFence:
+      peers.stop_control_op(op, code);
+      return;
+    case OpKind::kDeregister:
+      regions.stop_deregister(op, code);
+      return;
+    case OpKind::kAlarm:
+      finish(op, code, Remote::kNotDelivered);
+      return;
     case OpKind::kExpect:
       // If it was met meanwhile, that end is in the ring already, and wins.
       counters.table.cancel(op.expectation, code);
       return;
-    default: transfers.stop(op, code); return;
+    default:
+      transfers.stop(op, code);
+      return;
   }
 }
 
@@ -285,7 +307,8 @@ void EngineCore::end_expectation(Op& op, Errc code) {
 }
 
 void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
-  report.part_ended(op, {.part = 0, .peer = op.failed_peer ? op.failed_peer : op.peer,
+  report.part_ended(op, {.part = 0,
+                         .peer = op.failed_peer ? op.failed_peer : op.peer,
                          .code = code,
                          .remote = code == Errc::kOk ? Remote::kDelivered : remote});
   Event event{.kind = EventKind::kDone, .code = code, .remote = remote};
@@ -398,7 +421,8 @@ Result<void> EngineCore::close(Timeout timeout) {
   {
     std::lock_guard lock(state_mutex);
     now_ns = driver->now_ns();
-    stop_where([](const Op&) { return true; }, Errc::kClosed);  // what is still in the ring ends when it is taken
+    stop_where([](const Op&) { return true; },
+               Errc::kClosed);  // what is still in the ring ends when it is taken
   }
   driver->wake(*this);
   const auto reported = [&] { return ops.in_flight() == 0 && report.callbacks_idle(); };
@@ -414,7 +438,12 @@ Result<void> EngineCore::close(Timeout timeout) {
   const bool torn_down = settle(kTearDownNs, [&] {
     if (!reported()) return false;
     std::lock_guard lock(state_mutex);
-    return transfers.idle() && peers.all_quiet() && regions.live() == 0;
+    return transfers.idle() && peers.all_closed() && regions.live() == 0;
+  });
+  // A goodbye that got lost is repeated for a moment, so that peers need not find out by silence.
+  settle(kFarewellNs, [&] {
+    std::lock_guard lock(state_mutex);
+    return peers.all_told();
   });
   driver->detach(*this);
   closed.store(true, std::memory_order_release);

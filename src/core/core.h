@@ -123,8 +123,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   // Members stand in dependency order.
   const Config config;
   Log log;
-  std::shared_ptr<Runtime> runtime;     ///< keeps a shared runtime alive
-  std::unique_ptr<Driver> own_driver;   ///< threads of this engine's own
+  std::shared_ptr<Runtime> runtime;    ///< keeps a shared runtime alive
+  std::unique_ptr<Driver> own_driver;  ///< threads of this engine's own
   Driver* const driver;
   ForkGuard fork_guard;
   uint64_t engine_id = 0, incarnation = 0;
@@ -166,6 +166,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void discard(Op& op);
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
   Error exhausted_error(const char* what);
+  Result<Op*> admit_write(const Write& request, int64_t now);
+  Result<int64_t> deadline_after(int64_t now, Timeout timeout, bool may_be_forever) const;
   Result<void> check_write(const Write& request) const;
   Result<void> check_scatter(const Scatter& request) const;
 

@@ -16,14 +16,12 @@ void fired(void* context, uint32_t cookie, Errc code) {
 }  // namespace
 
 Counters::Counters(EngineCore& core, uint64_t seed)
-    : table({.live_max = core.config.counters_max,
-             .seed = seed,
-             .fired = fired,
-             .context = &core}),
+    : table({.live_max = core.config.counters_max, .seed = seed, .fired = fired, .context = &core}),
       core_(core) {}
 
 int64_t Counters::rest_ns() const noexcept {
-  // The longest that any write may outlive a release: its deadline and its drain, here or at a peer.
+  // The longest that any write may outlive a release: its deadline and its drain, here or at a
+  // peer.
   int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
   for (const Peer* peer : core_.peers.all()) {
     longest = std::max(longest, peer->hello.timeout_max_ns + peer->hello.drain_ns);
@@ -103,8 +101,8 @@ void Counters::key_revoked(Peer& peer, uint32_t ref) {
 
 Counters::Quiet Counters::quiet(Key key) const noexcept {
   Quiet quiet;
-  quiet.awaited = static_cast<uint32_t>(std::count_if(
-      revocations_.begin(), revocations_.end(), [&](const auto& r) { return r.key == key; }));
+  quiet.awaited = static_cast<uint32_t>(std::count_if(revocations_.begin(), revocations_.end(),
+                                                      [&](const auto& r) { return r.key == key; }));
   quiet.unproved = std::find(unproved_.begin(), unproved_.end(), key) != unproved_.end();
   return quiet;
 }

@@ -35,8 +35,8 @@ struct GroupMember {
 struct CounterGroupState {
   std::shared_ptr<EngineCore> core{};
   Key parent{};
-  std::vector<GroupMember> members{};                   ///< state lock
-  std::vector<std::weak_ptr<CounterState>> handles{};   ///< beside members
+  std::vector<GroupMember> members{};                  ///< state lock
+  std::vector<std::weak_ptr<CounterState>> handles{};  ///< beside members
   bool in_step = false;        ///< an expectation was begun and its members not yet settled
   CounterTable::Armed step{};  ///< that one
 };
@@ -64,7 +64,8 @@ class Counters {
   Result<Key> make(int64_t now_ns);
   Result<Key> claim_name(uint64_t name, int64_t now_ns);
   /// A peer asks for the keys of names. All or nothing.
-  Result<std::vector<uint32_t>> resolve(Peer& peer, std::span<const uint64_t> names, int64_t now_ns);
+  Result<std::vector<uint32_t>> resolve(Peer& peer, std::span<const uint64_t> names,
+                                        int64_t now_ns);
   struct Ending {
     Key key{};
     bool named = false;
@@ -92,7 +93,7 @@ class Counters {
   struct Name {
     Key key{};
     bool claimed = false;
-    PeerId made_by{};                ///< whose quota it counts against while unclaimed
+    PeerId made_by{};  ///< whose quota it counts against while unclaimed
     std::vector<PeerId> resolvers{};
   };
   struct Revocation {

@@ -10,8 +10,8 @@ namespace fabric::core {
 namespace {
 
 constexpr uint32_t kPollBatch = 64;
-constexpr uint32_t kPollsPerTurn = 8;    // a turn is bounded even under a flood of events
-constexpr uint32_t kPostBatch = 32;      // one doorbell
+constexpr uint32_t kPollsPerTurn = 8;  // a turn is bounded even under a flood of events
+constexpr uint32_t kPostBatch = 32;    // one doorbell
 constexpr uint32_t kPostsPerTurn = 8;
 constexpr uint32_t kUrgent = static_cast<uint32_t>(Priority::kUrgent);
 constexpr uint32_t kNormal = static_cast<uint32_t>(Priority::kNormal);
@@ -138,9 +138,8 @@ bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
   if (rail.bulk_bytes == 0) return true;
   const Entry& entry = entries_.at(path.queue[kBulk].head);
   const Op& op = core_.ops.at(entry.op);
-  const uint64_t bytes = op.kind == OpKind::kWrite
-                             ? std::min(entry.size_bytes, op.slice_bytes)
-                             : part_of(op, entry.part).size_bytes;
+  const uint64_t bytes = op.kind == OpKind::kWrite ? std::min(entry.size_bytes, op.slice_bytes)
+                                                   : part_of(op, entry.part).size_bytes;
   return rail.bulk_bytes + bytes <= core_.config.bulk_slice_bytes;
 }
 
@@ -168,8 +167,7 @@ uint32_t Transfers::make_pieces(RailSlot& rail, std::span<WriteOp> out) {
   uint32_t n = 0;
   uint32_t priority = 0;
   Path* path = nullptr;
-  while (n < out.size() && rail.posted < rail.caps.queue_depth &&
-         next_path(rail, priority, path)) {
+  while (n < out.size() && rail.posted < rail.caps.queue_depth && next_path(rail, priority, path)) {
     const uint32_t cookie = make_piece(rail, *path, priority);
     out[n++] = pieces_[cookie].wire;
     unlist(rail, priority);  // to the end of the list: every peer gets its turn

@@ -40,18 +40,20 @@ void Regions::begin_end(uint32_t slot) {
   for (Peer* peer : core_.peers.all()) {
     if (!peer->usable() || !region.memory.remote_write) continue;
     const uint32_t ref = peer->next_ref++;
-    peer->region_refs[ref] = slot;
+    peer->region_refs[ref] = id;
     ++region.answers_awaited;
     core_.peers.send(*peer, control::MessageType::kRevokeRegion,
                      control::encode(control::RevokeRegion{.ref = ref, .region = id}));
   }
-  revoke_answered(slot);
+  revoke_answered(id);
 }
 
-void Regions::revoke_answered(uint32_t slot) {
-  LocalRegion& region = *locals_.at(slot);
-  if (region.end != LocalRegion::End::kRevoking || --region.answers_awaited > 0) return;
-  source_drained(slot);
+void Regions::revoke_answered(RegionId id) {
+  LocalRegion& region = *locals_.at(id.slot);
+  // An answer that comes after its grace may find the slot in another life.
+  if (region.last_generation != id.generation || region.end != LocalRegion::End::kRevoking) return;
+  if (region.answers_awaited == 0 || --region.answers_awaited > 0) return;
+  source_drained(id.slot);
 }
 
 void Regions::skip_answers(uint32_t slot) {
@@ -84,9 +86,8 @@ void Regions::release_registration(const Registration& keys, uint32_t slot) {
       if (keys.wire_keys[n][rail.index].empty()) continue;
       if (slot != kNone) ++locals_.at(slot)->fences_awaited;
       const uint64_t key = keys.local_keys[n][rail.index];
-      core_.driver->offload([target = rail.rail, key, slot] {
-        target->deregister_memory(key, slot);
-      });
+      core_.driver->offload(
+          [target = rail.rail, key, slot] { target->deregister_memory(key, slot); });
     }
   }
 }

@@ -86,11 +86,16 @@ std::string name_of(PeerId id) { return fmt::format("{}.{}", id.slot, id.generat
 
 const char* stage_name(OpStage stage) {
   switch (stage) {
-    case OpStage::kFree: return "free";
-    case OpStage::kQueued: return "queued";
-    case OpStage::kRunning: return "running";
-    case OpStage::kDraining: return "draining";
-    case OpStage::kReporting: return "reporting";
+    case OpStage::kFree:
+      return "free";
+    case OpStage::kQueued:
+      return "queued";
+    case OpStage::kRunning:
+      return "running";
+    case OpStage::kDraining:
+      return "draining";
+    case OpStage::kReporting:
+      return "reporting";
   }
   return "?";
 }
@@ -143,7 +148,9 @@ nlohmann::json EngineCore::dump_object() {
   nlohmann::json out{{"version", FABRIC_VERSION_STRING},
                      {"engine", engine_id},
                      {"incarnation", incarnation},
-                     {"state", closed.load() ? "closed" : closing.load() ? "closing" : "open"},
+                     {"state", closed.load()    ? "closed"
+                               : closing.load() ? "closing"
+                                                : "open"},
                      {"ops_in_flight", ops.in_flight()},
                      {"networks", nlohmann::json::array()},
                      {"peers", nlohmann::json::array()},
@@ -188,9 +195,9 @@ std::string EngineCore::dump_json() { return dump_object().dump(); }
 
 std::string EngineCore::dump_text() {
   const nlohmann::json all = dump_object();
-  std::string out = fmt::format("engine {} {}, {} operations in flight\n",
-                                all["engine"].get<uint64_t>(), all["state"].get<std::string>(),
-                                all["ops_in_flight"].get<uint32_t>());
+  std::string out =
+      fmt::format("engine {} {}, {} operations in flight\n", all["engine"].get<uint64_t>(),
+                  all["state"].get<std::string>(), all["ops_in_flight"].get<uint32_t>());
   for (const auto& network : all["networks"]) {
     out += fmt::format("network {}: {} rails", network["name"].get<std::string>(),
                        network["rails"].size());

@@ -246,8 +246,8 @@ Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names, std::
   if (core::in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   auto batch = make_batch();
   if (!batch) return batch.error();
-  auto op = submit(Resolve{
-      .peer = peer, .names = names, .out = out, .timeout = timeout, .batch = batch->id()});
+  auto op = submit(
+      Resolve{.peer = peer, .names = names, .out = out, .timeout = timeout, .batch = batch->id()});
   if (!op) return op.error();
   // The operation has the deadline; it must have let go of `out` before this returns.
   return core_->wait(*batch, Timeout::forever());
@@ -328,7 +328,7 @@ Result<Subscription> Engine::subscribe(Notify notify) {
 
 // Operations
 
-#define FABRIC_SUBMIT(Request)                         \
+#define FABRIC_SUBMIT(Request)                          \
   Result<OpId> Engine::submit(const Request& request) { \
     if (core_ == nullptr) return kEngineClosed;         \
     return core_->submit(request);                      \
@@ -370,7 +370,8 @@ Nanos Engine::now() const noexcept {
 }
 
 uint32_t Engine::progress() noexcept {
-  if (core_ == nullptr || core_->forked() || core_->closed.load(std::memory_order_acquire)) return 0;
+  if (core_ == nullptr || core_->forked() || core_->closed.load(std::memory_order_acquire))
+    return 0;
   if (core_->driver->threaded()) return 0;
   const uint32_t done = core_->turn(core_->driver->now_ns()).done;
   return done + core_->run_callbacks();

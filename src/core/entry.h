@@ -20,10 +20,10 @@ struct Entry {
   uint32_t op = kNone;
   uint32_t peer = kNone;  ///< slot
   uint32_t path = kNone;
-  uint32_t part = 0;     ///< the next page or target ...
-  uint32_t stride = 1;   ///< ... then every stride-th ...
-  uint32_t count = 0;    ///< ... so many
-  uint64_t offset = 0;   ///< a shard: what is left of it
+  uint32_t part = 0;    ///< the next page or target ...
+  uint32_t stride = 1;  ///< ... then every stride-th ...
+  uint32_t count = 0;   ///< ... so many
+  uint64_t offset = 0;  ///< a shard: what is left of it
   uint64_t size_bytes = 0;
   EntryQueue* queue = nullptr;
   uint32_t prev = kNone, next = kNone;        ///< in its queue

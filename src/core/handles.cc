@@ -273,7 +273,8 @@ bool EngineCore::end_region(RegionId id) {
   if (gone()) return true;
   if (!refuses()) {
     Notify none;
-    auto op = submit(Deregister{.region = id, .timeout = Timeout(config.drain_timeout), .notify = none});
+    auto op =
+        submit(Deregister{.region = id, .timeout = Timeout(config.drain_timeout), .notify = none});
     // Already being deregistered, or no slot free: then the end below is looked for all the same.
     if (!op && op.error().code == Errc::kExhausted) {
       std::lock_guard lock(state_mutex);

@@ -4,16 +4,26 @@ namespace fabric::core {
 
 const char* to_string(OpKind kind) noexcept {
   switch (kind) {
-    case OpKind::kWrite: return "write";
-    case OpKind::kPaged: return "paged write";
-    case OpKind::kScatter: return "scatter";
-    case OpKind::kSignal: return "signal";
-    case OpKind::kSend: return "send";
-    case OpKind::kAlarm: return "alarm";
-    case OpKind::kResolve: return "resolve";
-    case OpKind::kFence: return "fence";
-    case OpKind::kDeregister: return "deregister";
-    case OpKind::kExpect: return "expect";
+    case OpKind::kWrite:
+      return "write";
+    case OpKind::kPaged:
+      return "paged write";
+    case OpKind::kScatter:
+      return "scatter";
+    case OpKind::kSignal:
+      return "signal";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kAlarm:
+      return "alarm";
+    case OpKind::kResolve:
+      return "resolve";
+    case OpKind::kFence:
+      return "fence";
+    case OpKind::kDeregister:
+      return "deregister";
+    case OpKind::kExpect:
+      return "expect";
   }
   return "?";
 }

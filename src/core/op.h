@@ -87,23 +87,23 @@ struct Op {
 
   // The worker's.
   Timer timer{};
-  uint32_t self = 0;           ///< own slot
-  uint32_t parts = 1;          ///< writes, pages, targets
+  uint32_t self = 0;   ///< own slot
+  uint32_t parts = 1;  ///< writes, pages, targets
   uint32_t parts_ended = 0;
-  uint32_t shards_ended = 0;   ///< of a cut write, with how they ended:
-  uint32_t shards = 1;         ///< pieces that the write was cut and sliced into
-  uint32_t cut = 1;            ///< of those, how many are counted
+  uint32_t shards_ended = 0;  ///< of a cut write, with how they ended:
+  uint32_t shards = 1;        ///< pieces that the write was cut and sliced into
+  uint32_t cut = 1;           ///< of those, how many are counted
   uint64_t slice_bytes = UINT64_MAX;
   uint32_t shards_failed = 0, shards_unknown = 0;
-  uint32_t pieces_posted = 0;  ///< in flight on rails
+  uint32_t pieces_posted = 0;     ///< in flight on rails
   uint32_t entries = UINT32_MAX;  ///< head of the list of queued entries
   uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
   uint64_t bytes_delivered = 0;
-  Errc code = Errc::kOk;       ///< of the first part that failed
+  Errc code = Errc::kOk;  ///< of the first part that failed
   PeerId failed_peer{};
-  uint32_t step = 0;           ///< of a fence or a deregistration
-  uint32_t awaited = 0;        ///< answers a fence or a deregistration waits for
-  uint32_t ref = 0;            ///< number under which a control answer comes back
+  uint32_t step = 0;     ///< of a fence or a deregistration
+  uint32_t awaited = 0;  ///< answers a fence or a deregistration waits for
+  uint32_t ref = 0;      ///< number under which a control answer comes back
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
 
   OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }

@@ -114,8 +114,8 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   // Numbers ascend, so that a late hello of an old session is known as such; the low half is random
   // and cannot be guessed from outside.
   peer->my_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
-  peer->channel = std::make_unique<control::ReliableChannel>(control::ReliableChannel::Options{
-      .retransmit_ns = core_.config.retransmit.count()});
+  peer->channel = std::make_unique<control::ReliableChannel>(
+      control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
   peer->timer.kind = Timer::Kind::kPeer;
   peer->timer.index = slot;
   peer->last_heard_ns = core_.now_ns;
@@ -228,8 +228,8 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
 
 void Peers::set_state(Peer& peer, PeerState state, Errc code) {
   const PeerState old = peer.state.exchange(state, std::memory_order_acq_rel);
-  FABRIC_LOG(core_.log, kInfo, "core", "peer", {"peer", peer.id()}, {"engine", peer.remote.engine_id},
-             {"was", old}, {"is", state});
+  FABRIC_LOG(core_.log, kInfo, "core", "peer", {"peer", peer.id()},
+             {"engine", peer.remote.engine_id}, {"was", old}, {"is", state});
   if (!peer.announced) return;
   Event event{.kind = EventKind::kPeer, .code = code};
   event.peer = peer.id();
@@ -259,7 +259,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
     }
   }
   const auto revocations = std::exchange(peer.region_refs, {});
-  for (const auto& [ref, slot] : revocations) core_.regions.revoke_answered(slot);
+  for (const auto& [ref, region] : revocations) core_.regions.revoke_answered(region);
   for (const auto& [channel, messages] : peer.held) {
     holding_ -= static_cast<uint32_t>(messages.size());
   }
@@ -278,10 +278,16 @@ void Peers::close_all() {
   for (Peer* peer : all()) lose(*peer, PeerState::kLost, Errc::kClosed, true);
 }
 
-bool Peers::all_quiet() const {
+bool Peers::all_closed() const {
   const auto peers = all();
   return std::all_of(peers.begin(), peers.end(),
                      [](const Peer* peer) { return peer->inbound.empty(); });
+}
+
+bool Peers::all_told() const {
+  const auto peers = all();
+  return std::all_of(peers.begin(), peers.end(),
+                     [](const Peer* peer) { return peer->byes_left == 0; });
 }
 
 PeerInfo Peers::info(const Peer& peer) const {

@@ -42,14 +42,14 @@ struct DrainAnswer {
 struct InboundPath {
   uint32_t ref = 0;  ///< the peer's number for it
   uint8_t network = 0, rail = 0;
-  uint32_t id = 0;   ///< the provider's
+  uint32_t id = 0;  ///< the provider's
   bool closing = false;
   std::vector<std::byte> answer{};
 };
 
 struct ChannelCredit {
-  uint32_t outstanding = 0;         ///< sent to the peer and not answered
-  std::deque<uint32_t> waiting{};   ///< sends that wait for credit, by operation slot
+  uint32_t outstanding = 0;        ///< sent to the peer and not answered
+  std::deque<uint32_t> waiting{};  ///< sends that wait for credit, by operation slot
 };
 
 /// A question that went to the peer; its operation may end before the answer comes.
@@ -74,7 +74,7 @@ struct Peer : SlotHead {
 
   uint32_t slot = 0;
   bool is_self = false;
-  bool passive = false;    ///< they spoke first
+  bool passive = false;  ///< they spoke first
   control::Address remote{};
   control::Hello hello{};  ///< what they told us
   ConnectOptions options{};
@@ -96,14 +96,14 @@ struct Peer : SlotHead {
   int64_t link_full_until_ns = 0;
   uint32_t byes_left = 0;
   Errc lost_code = Errc::kOk;
-  bool dirty = false;   ///< has something to send this turn
-  bool ending = false;  ///< being fenced, by us or by them: takes no new operation
+  bool dirty = false;      ///< has something to send this turn
+  bool ending = false;     ///< being fenced, by us or by them: takes no new operation
   bool announced = false;  ///< the subscribers have heard of it
 
   std::array<std::array<uint8_t, kKinds>, kKinds> route{};
   std::array<std::array<std::string, kKinds>, kKinds> route_why{};
 
-  EntryQueue waiting{};                          ///< until the session is up
+  EntryQueue waiting{};                                  ///< until the session is up
   std::vector<std::array<uint32_t, kRailsMax>> paths{};  ///< per network and local rail
   std::vector<InboundPath> inbound{};
   uint32_t rotation = 0;
@@ -111,11 +111,11 @@ struct Peer : SlotHead {
   std::vector<DrainAnswer> drains{};
 
   uint32_t next_ref = 1;
-  std::map<uint32_t, Asked> refs{};              ///< by the number that the answer brings back
-  std::map<uint32_t, uint32_t> region_refs{};    ///< revocation -> region slot
-  std::map<uint16_t, ChannelCredit> credits{};   ///< ours towards them
+  std::map<uint32_t, Asked> refs{};             ///< by the number that the answer brings back
+  std::map<uint32_t, RegionId> region_refs{};   ///< revocations that await their answer
+  std::map<uint16_t, ChannelCredit> credits{};  ///< ours towards them
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
-  std::vector<Key> bound{};                      ///< counters that end with this peer
+  std::vector<Key> bound{};                            ///< counters that end with this peer
   uint32_t fence_op = UINT32_MAX;
   uint32_t names_unclaimed = 0;
   Traffic tx{}, rx{};
@@ -164,7 +164,8 @@ class Peers {
 
   control::Address own_address(bool for_self) const;
   void close_all();
-  bool all_quiet() const;  ///< no goodbye is owed any more
+  bool all_closed() const;  ///< no path in is open any more
+  bool all_told() const;    ///< no goodbye is owed any more
 
  private:
   Peer* make(const control::Address& address, bool is_self);

@@ -29,9 +29,12 @@ Result<uint64_t> Regions::remote_size(RemoteRegion region, const char* what) con
   const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
   if (slot == nullptr) return fail(Errc::kNotFound, what);
   switch (slot->status.load(std::memory_order_acquire)) {  // pairs with revoke(), peer_lost()
-    case RemoteRegionSlot::Status::kRevoked: return fail(Errc::kNotFound, what);
-    case RemoteRegionSlot::Status::kPeerLost: return fail(Errc::kPeerLost, what);
-    case RemoteRegionSlot::Status::kLive: break;
+    case RemoteRegionSlot::Status::kRevoked:
+      return fail(Errc::kNotFound, what);
+    case RemoteRegionSlot::Status::kPeerLost:
+      return fail(Errc::kPeerLost, what);
+    case RemoteRegionSlot::Status::kLive:
+      break;
   }
   return slot->size_bytes.load(std::memory_order_relaxed);
 }

@@ -43,11 +43,11 @@ struct LocalRegion : SlotHead {
   uint32_t posted = 0;  ///< pieces in flight that read it
 
   // Its end, in steps: importers are told and drain, own writes drain, the rails let go.
-  enum class End : uint8_t { kAlive, kRevoking, kReleasing, kQuarantined };
+  enum class End : uint8_t { kAlive, kRevoking, kReleasing };
   End end = End::kAlive;
-  uint32_t answers_awaited = 0;          ///< importers that have not said that they are quiet
-  uint32_t fences_awaited = 0;           ///< rails that have not proved it
-  uint32_t deregister_op = UINT32_MAX;   ///< none: it timed out, and the proof will be an event
+  uint32_t answers_awaited = 0;         ///< importers that have not said that they are quiet
+  uint32_t fences_awaited = 0;          ///< rails that have not proved it
+  uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
 };
 
 struct RemoteRegionSlot : SlotHead {
@@ -58,9 +58,9 @@ struct RemoteRegionSlot : SlotHead {
   MemoryKind kind = MemoryKind::kHost;
   RegionId owner_region{};
   uint32_t grant = 0;
-  std::vector<std::byte> desc{};     ///< the same descriptor gives the same handle
-  std::vector<RailKeys> keys{};      ///< per network: what a local rail posts with
-  std::vector<bool> has_network{};   ///< which networks the descriptor speaks of
+  std::vector<std::byte> desc{};    ///< the same descriptor gives the same handle
+  std::vector<RailKeys> keys{};     ///< per network: what a local rail posts with
+  std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
 };
 
 /// What the public MemoryRegion holds.
@@ -103,8 +103,8 @@ class Regions {
   void start_deregister(Op& op);
   void begin_end(uint32_t slot);  ///< without an operation that waits for it
   void stop_deregister(Op& op, Errc code);
-  void revoke_answered(uint32_t slot);  ///< one importer is quiet, or lost
-  void skip_answers(uint32_t slot);     ///< their grace is over
+  void revoke_answered(RegionId region);  ///< one importer is quiet, or lost
+  void skip_answers(uint32_t slot);       ///< their grace is over
   void source_drained(uint32_t slot);
   void on_fenced(uint32_t cookie);
   void close_all();

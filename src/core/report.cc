@@ -99,7 +99,8 @@ void Reporter::part_ended(const Op& op, const PartEnd& end) {
   if (end.remote == Remote::kUnknown) batch->unknown.fetch_add(1, std::memory_order_relaxed);
   const uint32_t n = batch->failure_count.load(std::memory_order_relaxed);
   if (n >= Batch::kFailuresMax) return;
-  if (batch->failures == nullptr) batch->failures = std::make_unique<Failure[]>(Batch::kFailuresMax);
+  if (batch->failures == nullptr)
+    batch->failures = std::make_unique<Failure[]>(Batch::kFailuresMax);
   batch->failures[n] = {op.id(), end.peer, end.part, end.code, end.remote};
   batch->failure_count.store(n + 1, std::memory_order_release);  // pairs with Batch::failures()
 }
@@ -137,8 +138,7 @@ void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extr
       return;
     }
     case Kind::kInbox: {
-      InboxSlot* inbox =
-          inboxes.find(NotifyAccess::slot(notify), NotifyAccess::generation(notify));
+      InboxSlot* inbox = inboxes.find(NotifyAccess::slot(notify), NotifyAccess::generation(notify));
       if (inbox == nullptr) {
         publish(event);
       } else {
@@ -195,7 +195,8 @@ void Reporter::publish(const Event& event) {
   for (auto& state : subscribers_) {
     if (state->waiting.size() >= kWaitingEventsMax) {
       state->waiting.pop_front();
-      FABRIC_LOG(core_.log, kWarning, "core", "a subscriber does not read: its oldest event is gone",
+      FABRIC_LOG(core_.log, kWarning, "core",
+                 "a subscriber does not read: its oldest event is gone",
                  {"waiting", state->waiting.size()});
     }
     state->waiting.push_back({event, nullptr});
@@ -398,6 +399,10 @@ bool Reporter::queue_watch(uint32_t index, WatcherSlot& watcher, uint64_t value)
     deliver(watcher.notify, event, extra, nullptr);
   } else {
     queued = false;
+    InboxSlot* inbox =
+        inboxes.find(NotifyAccess::slot(watcher.notify), NotifyAccess::generation(watcher.notify));
+    // Pairs with Inbox::poll(), which wakes the worker once there is room.
+    if (inbox != nullptr) inbox->starved.store(true, std::memory_order_release);
   }
   if (queued) {
     watcher.reported = value;

@@ -108,14 +108,14 @@ struct FlagState {
 };
 
 struct WatcherSlot : SlotHead {
-  alignas(8) uint64_t word = 0;        ///< the user's or a kernel's to store to
+  alignas(8) uint64_t word = 0;          ///< the user's or a kernel's to store to
   std::atomic<bool> outstanding{false};  ///< an event is queued and not yet taken
   std::atomic<bool> armed{false};
   bool polled = true;
-  bool reserved = false;               ///< holds a slot in its inbox for as long as it lives
-  uint64_t reported = 0;               ///< the last value that was queued
+  bool reserved = false;  ///< holds a slot in its inbox for as long as it lives
+  uint64_t reported = 0;  ///< the last value that was queued
   Notify notify{};
-  std::recursive_mutex running{};      ///< held while its callback runs
+  std::recursive_mutex running{};  ///< held while its callback runs
 };
 
 struct WatcherState {
@@ -134,7 +134,7 @@ struct SubscriptionState {
     Event event{};
     MessageBuffer* message = nullptr;
   };
-  std::deque<Waiting> waiting{};   ///< queued and not yet handed over; state lock
+  std::deque<Waiting> waiting{};  ///< queued and not yet handed over; state lock
   /// Messages queued or handed over and not yet read.
   std::shared_ptr<std::atomic<uint32_t>> held = std::make_shared<std::atomic<uint32_t>>(0);
   std::atomic<uint32_t> queued{0};  ///< callbacks in the queue: keeps a retired one in memory
@@ -148,7 +148,7 @@ struct CallbackItem {
   EventExtra extra{};
   Callback fn = nullptr;
   void* context = nullptr;
-  uint32_t op = UINT32_MAX;  ///< its slot is given back afterwards
+  uint32_t op = UINT32_MAX;                   ///< its slot is given back afterwards
   SubscriptionState* subscription = nullptr;  ///< kept alive while `queued` is not zero
 };
 
@@ -181,10 +181,11 @@ class Reporter {
   enum class Listener : uint8_t { kNobody, kFull, kReady };
   Listener listener(uint16_t channel) const noexcept;
   /// Only when listener() says kReady.
-  void deliver_message(uint16_t channel, const Event& event, std::unique_ptr<MessageBuffer> message);
+  void deliver_message(uint16_t channel, const Event& event,
+                       std::unique_ptr<MessageBuffer> message);
   uint32_t poll_watchers();  ///< queues what moved; how many
   bool has_polled_watchers() const noexcept { return polled_armed_ > 0; }
-  uint32_t flush();          ///< hands over what waited for room; how many
+  uint32_t flush();  ///< hands over what waited for room; how many
   void leave_batch(BatchId batch);
   void wake_readers() noexcept;  ///< the engine closes: whoever waits at an inbox looks again
 

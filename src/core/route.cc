@@ -261,8 +261,7 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
 
 bool Transfers::open_path(Peer& peer, Path& path) {
   NetworkSlot& network = core_.networks[path.network];
-  const auto& section =
-      peer.remote.networks[static_cast<size_t>(peer.section_of[path.network])];
+  const auto& section = peer.remote.networks[static_cast<size_t>(peer.section_of[path.network])];
   std::vector<std::byte> hello;
   auto id = network.rails[path.rail].rail->open_path(section.address, path.remote_rail, hello);
   if (!id) {

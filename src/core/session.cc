@@ -69,11 +69,11 @@ void Peers::reject(uint8_t network, const control::Hello& hello, uint64_t to_ses
     auto link = slot.network->open_link(section.address);
     if (!link) return;
     const Header header{.type = MessageType::kReject, .to_session = to_session};
-    slot.network->send(*link, control::encode_frame(
-                                  header,
-                                  control::encode(control::Reject{
-                                      .code = code, .incarnation = core_.incarnation}),
-                                  core_.config.job_key));
+    slot.network->send(
+        *link, control::encode_frame(
+                   header,
+                   control::encode(control::Reject{.code = code, .incarnation = core_.incarnation}),
+                   core_.config.job_key));
     slot.network->close_link(*link);
     return;
   }

@@ -16,13 +16,13 @@ struct Cut {
 };
 
 struct CutRule {
-  uint32_t rails = 1;            ///< 1..kRailsMax
-  uint64_t stripe_bytes_min = 1; ///< no shard is made for less than this
-  uint64_t align = 1;            ///< a power of two; every cut falls on a multiple
+  uint32_t rails = 1;             ///< 1..kRailsMax
+  uint64_t stripe_bytes_min = 1;  ///< no shard is made for less than this
+  uint64_t align = 1;             ///< a power of two; every cut falls on a multiple
 };
 
-/// Every byte is in exactly one shard, no shard is empty (but for an empty write, which is one), and
-/// the tail goes to the last.
+/// Every byte is in exactly one shard, no shard is empty (but for an empty write, which is one),
+/// and the tail goes to the last.
 Cut cut_write(uint64_t size_bytes, const CutRule& rule) noexcept;
 
 }  // namespace fabric::core

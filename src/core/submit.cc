@@ -35,9 +35,15 @@ struct EngineCore::Request {
   Timeout timeout{};
   BatchId batch{};
   const Notify* notify = nullptr;
+  int64_t now_ns = 0;  ///< 0: read the clock
 };
 
 Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const {
+  return deadline_after(driver->now_ns(), timeout, may_be_forever);
+}
+
+Result<int64_t> EngineCore::deadline_after(int64_t now, Timeout timeout,
+                                           bool may_be_forever) const {
   int64_t ns = timeout.ns == Timeout::kDefault ? config.default_timeout.count() : timeout.ns;
   if (ns == Timeout::kForever) {
     if (may_be_forever) return kNeverNs;
@@ -47,15 +53,14 @@ Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const
   if (!may_be_forever && ns > config.timeout_max.count()) {
     return fail(Errc::kInvalidArgument, "timeout");
   }
-  const int64_t now = driver->now_ns();
   return ns > kNeverNs - 1 - now ? kNeverNs - 1 : now + ns;
 }
 
 Error EngineCore::exhausted_error(const char* what) {
   exhausted.fetch_add(1, std::memory_order_relaxed);
   room_wanted.store(true, std::memory_order_release);  // pairs with room_made()
-  // The last operation may have ended before the flag was seen: then nobody else would tell.
-  room_made();
+  // Whatever is in flight tells when it ends; when nothing is, nobody else would.
+  if (ops.in_flight() == 0) room_made();
   return fail(Errc::kExhausted, what);
 }
 
@@ -64,7 +69,8 @@ Error EngineCore::exhausted_error(const char* what) {
 Result<Op*> EngineCore::admit(const Request& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   const bool waits = request.kind == OpKind::kExpect;
-  auto until = deadline(request.timeout, waits);
+  const int64_t now = request.now_ns != 0 ? request.now_ns : driver->now_ns();
+  auto until = deadline_after(now, request.timeout, waits);
   if (!until) return until.error();
   if (request.priority > Priority::kBulk) return fail(Errc::kInvalidArgument, "priority");
   Op* op = ops.take();
@@ -87,7 +93,7 @@ Result<Op*> EngineCore::admit(const Request& request) {
   op->batch = request.batch;
   op->notify = *request.notify;
   op->deadline_ns = *until;
-  op->submitted_ns = driver->now_ns();
+  op->submitted_ns = now;
   op->stage.store(OpStage::kQueued, std::memory_order_relaxed);
   return op;
 }
@@ -142,14 +148,15 @@ Result<void> EngineCore::check_write(const Write& request) const {
   return {};
 }
 
-Result<OpId> EngineCore::submit(const Write& request) {
+Result<Op*> EngineCore::admit_write(const Write& request, int64_t now) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (auto ok = check_write(request); !ok) return ok.error();
   auto admitted = admit({.kind = OpKind::kWrite,
                          .priority = request.priority,
                          .timeout = request.timeout,
                          .batch = request.batch,
-                         .notify = &request.notify});
+                         .notify = &request.notify,
+                         .now_ns = now});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   op.source = request.source.region;
@@ -159,18 +166,39 @@ Result<OpId> EngineCore::submit(const Write& request) {
   op.size_bytes = request.size_bytes;
   op.imm = request.imm;
   op.whole = request.whole;
-  return launch(op);
+  return &op;
+}
+
+Result<OpId> EngineCore::submit(const Write& request) {
+  auto op = admit_write(request, 0);
+  if (!op) return op.error();
+  return launch(**op);
 }
 
 Result<uint32_t> EngineCore::submit(std::span<const Write> requests) {
   if (requests.empty()) return fail(Errc::kInvalidArgument, "requests");
-  uint32_t taken = 0;
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  const int64_t now = driver->now_ns();
+  // In groups that the worker sees at once: what is taken together is posted together.
+  std::array<uint32_t, 64> group;
+  uint32_t taken = 0, in_group = 0;
+  Error why;
   for (const Write& request : requests) {
-    auto op = submit(request);
-    if (!op && taken == 0) return op.error();
-    if (!op) break;
+    auto op = admit_write(request, now);
+    if (!op) {
+      why = op.error();
+      break;
+    }
+    group[in_group++] = (*op)->self;
     ++taken;
+    if (in_group == group.size()) {
+      FABRIC_CHECK(submissions.push_all(group), "submission ring overflow");
+      in_group = 0;
+    }
   }
+  FABRIC_CHECK(submissions.push_all({group.data(), in_group}), "submission ring overflow");
+  if (taken == 0) return why;
+  driver->wake(*this);
   return taken;
 }
 
@@ -323,13 +351,13 @@ Result<OpId> EngineCore::submit(const Send& request) {
 Result<OpId> EngineCore::submit(const Alarm& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (request.after.count() < 0) return fail(Errc::kInvalidArgument, "after");
-  auto admitted = admit(
-      {.kind = OpKind::kAlarm, .batch = request.batch, .notify = &request.notify});
+  auto admitted =
+      admit({.kind = OpKind::kAlarm, .batch = request.batch, .notify = &request.notify});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   const int64_t now = op.submitted_ns;
-  op.deadline_ns = request.after.count() > kNeverNs - 1 - now ? kNeverNs - 1
-                                                              : now + request.after.count();
+  op.deadline_ns =
+      request.after.count() > kNeverNs - 1 - now ? kNeverNs - 1 : now + request.after.count();
   return launch(op);
 }
 

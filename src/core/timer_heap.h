@@ -21,6 +21,9 @@ struct Timer {
 /// end before their deadline leave nothing behind.
 class TimerHeap {
  public:
+  /// With room for every timer there can be, so that the turn allocates nothing.
+  explicit TimerHeap(size_t most = 0) { heap_.reserve(most); }
+
   int64_t next_ns() const noexcept { return heap_.empty() ? kNeverNs : heap_[0]->when_ns; }
   bool empty() const noexcept { return heap_.empty(); }
 

@@ -27,11 +27,11 @@ struct Path {
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_gone = false;  ///< not reopened once it is down
-  uint32_t id = 0;         ///< the provider's
-  std::array<EntryQueue, 3> queue{};        ///< by priority
+  bool peer_gone = false;             ///< not reopened once it is down
+  uint32_t id = 0;                    ///< the provider's
+  std::array<EntryQueue, 3> queue{};  ///< by priority
   std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
-  std::array<bool, 3> listed{};             ///< in the rail's list of paths with work
+  std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
   uint32_t first_piece = kNone, last_piece = kNone;  ///< in flight, oldest first
   uint32_t posted = 0;
 };

@@ -27,14 +27,18 @@ Result<void> EngineCore::cancel(OpId id) {
   if (op == nullptr) return fail(Errc::kNotFound, "op");
   switch (op->stage.load(std::memory_order_relaxed)) {
     case OpStage::kFree:
-    case OpStage::kReporting: return fail(Errc::kNotFound, "op");
-    case OpStage::kQueued: op->cancel_asked.store(true, std::memory_order_relaxed); break;
+    case OpStage::kReporting:
+      return fail(Errc::kNotFound, "op");
+    case OpStage::kQueued:
+      op->cancel_asked.store(true, std::memory_order_relaxed);
+      break;
     case OpStage::kRunning:
       now_ns = driver->now_ns();
       stop(*op, Errc::kCancelled);
       driver->wake(*this);
       break;
-    case OpStage::kDraining: break;
+    case OpStage::kDraining:
+      break;
   }
   return {};
 }

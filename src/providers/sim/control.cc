@@ -24,7 +24,7 @@ bool Wire::send(Port& port, uint32_t link, std::span<const std::byte> datagram) 
   if (link >= port.links.size() || port.links[link] == 0) return false;
   if (datagram.empty() || datagram.size() > kControlBytesMax) return false;
   if (port.datagrams_out >= kDatagramsMax) return false;
-  // All three are drawn for every datagram, so that one chance does not shift the others.
+  // Both are drawn for every datagram, so that one chance does not shift what the other does.
   const bool dropped = control_rng_.chance(options_.drop_control);
   const bool twice = control_rng_.chance(options_.duplicate_control);
   if (!dropped) carry(port, port.links[link], datagram);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
 #include "providers/sim/world.h"
 
 // The way of a write: post -> (the NIC's turn) send_packet -> launch -> arrive -> land ->
@@ -76,6 +77,7 @@ void Wire::unlink(OutPath& path, uint32_t index) {
 }
 
 void Wire::release(uint32_t index) {
+  FABRIC_CHECK(flights_[index].refs > 0);
   if (--flights_[index].refs == 0) flights_.give(index);
 }
 
