@@ -12,7 +12,7 @@ namespace fabric::sim {
 /// What one simulated NIC costs and promises.
 struct NicModel {
   double gbit_per_s = 400;
-  Nanos per_op{90};           ///< the NIC's time for one work request, however small
+  Nanos per_op{90};           ///< the least time of the NIC for one work request, however small
   Nanos latency{2'000};       ///< one way
   Nanos jitter{0};            ///< added to each packet, drawn evenly from [0, jitter]
   uint32_t depth = 1024;      ///< operations in flight on the NIC
@@ -65,10 +65,11 @@ class FABRIC_EXPORT World {
 
   /// Called in every step of the world; for workloads and checks. Virtual time only.
   void each_step(std::function<void()> actor);
-  /// Runs until done() or for `limit` of virtual time. True when done() said so.
+  /// Runs until done() or for `limit`. True when done() said so. Virtual time only: in realtime it
+  /// asks once.
   bool run_until(const std::function<bool()>& done, Nanos limit);
-  void run_for(Nanos time);  ///< virtual time only
-  Nanos now() const noexcept;
+  void run_for(Nanos time);    ///< virtual time only
+  Nanos now() const noexcept;  ///< in realtime the clock of the engines that are open
   /// A hash over everything that happened: equal for equal runs.
   uint64_t trace_hash() const noexcept;
 

@@ -67,6 +67,11 @@ class Driver {
   virtual bool threaded() const noexcept = 0;
   /// Not threaded: makes turns until done() or the deadline; true when done() said so.
   virtual bool drive(const std::function<bool()>& done, int64_t deadline_ns) = 0;
+  /// Not threaded: one turn of `progress` and its callbacks, without moving a clock; returns how
+  /// much was done. 0 for a threaded one, whose turns are others' to make.
+  virtual uint32_t turn_one(Progress& progress) noexcept {
+    return threaded() ? 0 : progress.turn(now_ns()).done + progress.run_callbacks();
+  }
   /// Runs a call that may block in the kernel outside any turn. Jobs run one after another.
   virtual void offload(std::function<void()> job) = 0;
 };

@@ -45,7 +45,7 @@ class FreeList {
   /// list cannot see.
   void push(uint32_t index) noexcept {
     // Before the slot is there to be popped, so that the count never runs below zero.
-    free_.fetch_add(1, std::memory_order_relaxed);  // statistics, pairs with nothing
+    free_.fetch_add(1, std::memory_order_relaxed);          // statistics, pairs with nothing
     uint64_t head = head_.load(std::memory_order_relaxed);  // only a guess, confirmed below
     do {
       next_[index].store(static_cast<uint32_t>(head), std::memory_order_relaxed);

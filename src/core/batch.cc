@@ -42,11 +42,11 @@ void Reporter::leave_batch(BatchId batch) {
   // Release: who sees the count at zero sees everything that was recorded before.
   const uint64_t before = slot->word.fetch_sub(1, std::memory_order_acq_rel);
   if ((before & BatchWord::kPending) != 1) return;
+  slot->parking.wake();
   if (before & BatchWord::kAbandoned) {
     batches.recycle(batch.slot);
     return;
   }
-  slot->parking.wake();
   if (before & BatchWord::kSealed) {
     const Notify notify = slot->on_empty;
     slot->word.fetch_and(~BatchWord::kSealed, std::memory_order_acq_rel);
@@ -81,8 +81,7 @@ BatchSlot* Reporter::make_batch(uint32_t& index) {
   slot->failed.store(0, std::memory_order_relaxed);
   slot->unknown.store(0, std::memory_order_relaxed);
   slot->failure_count.store(0, std::memory_order_relaxed);
-  uint32_t generation = slot->last_generation + 1;
-  if (generation == 0) generation = 1;
+  const uint32_t generation = SlotTable<BatchSlot>::next_generation(*slot);
   slot->word.store(batch_word(generation, 0), std::memory_order_relaxed);
   batches.publish(index);
   return slot;
@@ -119,15 +118,16 @@ Result<void> Reporter::reset_batch(BatchId batch) {
   if (slot == nullptr) return fail(Errc::kNotFound, "batch");
   uint64_t word = slot->word.load(std::memory_order_acquire);
   if ((word & BatchWord::kPending) != 0) return fail(Errc::kBusy, "batch");
+  const uint64_t clean = batch_word(batch.generation, 0);
+  if (!slot->word.compare_exchange_strong(word, clean, std::memory_order_acq_rel,
+                                          std::memory_order_relaxed)) {
+    return fail(Errc::kBusy, "batch");  // somebody joined meanwhile, and the results stay
+  }
+  // Who joins from here on cannot end before this: that takes the state lock.
   slot->delivered.store(0, std::memory_order_relaxed);
   slot->failed.store(0, std::memory_order_relaxed);
   slot->unknown.store(0, std::memory_order_relaxed);
   slot->failure_count.store(0, std::memory_order_relaxed);
-  const uint64_t clean = batch_word(batch.generation, 0);
-  if (!slot->word.compare_exchange_strong(word, clean, std::memory_order_acq_rel,
-                                          std::memory_order_relaxed)) {
-    return fail(Errc::kBusy, "batch");  // somebody joined meanwhile
-  }
   return {};
 }
 
@@ -184,16 +184,16 @@ uint32_t Batch::failures(std::span<Failure> out) const noexcept {
 Result<void> Batch::seal(Notify notify) noexcept {
   if (state_ == nullptr) return fail(Errc::kNotFound, "batch");
   core::EngineCore& core = *state_->core;
-  if (core.refuses()) return fail(Errc::kClosed, "engine");
-  std::lock_guard lock(core.state_mutex);
+  const auto lock = core.lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   return core.report.seal_batch(state_->id, notify);
 }
 
 Result<void> Batch::reset() noexcept {
   if (state_ == nullptr) return fail(Errc::kNotFound, "batch");
   core::EngineCore& core = *state_->core;
-  if (core.refuses()) return fail(Errc::kClosed, "engine");
-  std::lock_guard lock(core.state_mutex);
+  const auto lock = core.lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   return core.report.reset_batch(state_->id);
 }
 

@@ -155,7 +155,7 @@ Result<void> check_times(const Config& c) {
       {c.default_timeout, "default_timeout"}, {c.drain_timeout, "drain_timeout"},
       {c.timeout_max, "timeout_max"},         {c.peer_timeout, "peer_timeout"},
       {c.lost_timeout, "lost_timeout"},       {c.retransmit, "retransmit"}};
-  // A thousand years: sums of a few of them stay far from overflow.
+  // A hundred years: sums of a few of them stay far from overflow.
   constexpr Nanos kLongest = std::chrono::hours(24 * 365 * 100);
   for (const auto& [time, name] : times) {
     if (time.count() <= 0 || time > kLongest) return fail(Errc::kInvalidArgument, name);

@@ -423,6 +423,7 @@ void Peers::fence_progress(Peer& peer) {
 
 void Peers::finish_fence(Peer& peer, Errc code) {
   Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
+  peer.refs.erase(op.ref);  // or losing the peer would end it a second time
   const bool ok = code == Errc::kOk;
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
   core_.finish(op, code, ok ? Remote::kDelivered : Remote::kUnknown);

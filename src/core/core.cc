@@ -75,7 +75,8 @@ Result<std::shared_ptr<EngineCore>> EngineCore::open(const Config& config,
     return fail(Errc::kExhausted, "memory for the engine's tables");
   }
   if (auto ok = core->open_networks(); !ok) return ok.error();
-  const AttachOptions options{.spin_ns = config.spin.count(), .cpus = config.worker_cpus};
+  // The checked one: it has what FABRIC_SPIN and FABRIC_WORKER_CPUS say.
+  const AttachOptions options{.spin_ns = checked->spin.count(), .cpus = checked->worker_cpus};
   if (auto ok = core->driver->attach(*core, options); !ok) return ok.error();
   return core;
 }
@@ -135,6 +136,10 @@ NetworkSlot* EngineCore::network_named(std::string_view provider, std::string_vi
 TurnResult EngineCore::turn(int64_t now) noexcept {
   std::lock_guard lock(state_mutex);
   TurnResult result;
+  // An inline application may come while another thread closes: the networks are gone then.
+  if (closed.load(std::memory_order_relaxed)) return result;
+  // First: whoever stirs from here on is seen by the next look. Pairs with stir().
+  stirred.exchange(false, std::memory_order_acquire);
   now_ns = now;
   ++turns;
   // Finish old work before starting new: what ends here frees the room that is used below.
@@ -350,12 +355,13 @@ void EngineCore::release_lists(Op& op) noexcept {
 }
 
 void EngineCore::room_made() noexcept {
-  // One event after a refusal, once a quarter is free: not one per operation.
-  if (!room_wanted.load(std::memory_order_relaxed)) return;
+  // One event after a refusal, once a quarter is free: not one per operation. Sequentially
+  // consistent, and after the room was made: see exhausted_error().
+  if (!room_wanted.load(std::memory_order_seq_cst)) return;
   if (ops.free_count() < std::max(1u, ops.max() / 4)) return;
   if (!room_wanted.exchange(false, std::memory_order_acq_rel)) return;
   room_due.store(true, std::memory_order_release);  // pairs with turn()
-  driver->wake(*this);
+  stir();
 }
 
 void EngineCore::link_running(Op& op) noexcept {
@@ -374,6 +380,8 @@ void EngineCore::unlink_running(Op& op) noexcept {
 
 bool EngineCore::arm() noexcept {
   std::lock_guard lock(state_mutex);
+  // Acquire pairs with stir().
+  if (stirred.load(std::memory_order_acquire)) return false;
   if (!submissions.empty() || !ended.empty()) return false;
   bool quiet = true;
   for (NetworkSlot& network : networks) quiet = network.network->arm() && quiet;
@@ -400,6 +408,33 @@ void EngineCore::stop_where(const std::function<bool(const Op&)>& wanted, Errc c
   }
 }
 
+void EngineCore::offload(std::function<void()> job) {
+  outside.fetch_add(1, std::memory_order_seq_cst);
+  driver->offload([this, work = std::move(job)] {
+    work();
+    outside.fetch_sub(1, std::memory_order_seq_cst);  // pairs with close()
+  });
+}
+
+void EngineCore::end_group(GroupId id) {
+  dying_groups.push_back(id.slot);
+  groups.hide(id.slot);
+  std::erase_if(dying_groups, [&](uint32_t slot) {
+    // Adds nothing, yet writes: pairs with GroupReader.
+    if (groups.at(slot)->readers.fetch_add(0, std::memory_order_acq_rel) != 0) return false;
+    groups.at(slot)->peers = {};
+    groups.recycle(slot);
+    return true;
+  });
+}
+
+/// Nothing that was accepted is left, and whoever was to be called has been.
+bool EngineCore::all_reported() {
+  if (ops.in_flight() != 0) return false;
+  std::lock_guard lock(state_mutex);
+  return report.handed_over() && report.callbacks_idle();
+}
+
 bool EngineCore::settle(int64_t limit_ns, const std::function<bool()>& done) {
   const int64_t deadline_ns = driver->now_ns() + limit_ns;
   if (!driver->threaded()) return driver->drive(done, deadline_ns);
@@ -424,19 +459,18 @@ Result<void> EngineCore::close(Timeout timeout) {
     stop_where([](const Op&) { return true; },
                Errc::kClosed);  // what is still in the ring ends when it is taken
   }
-  driver->wake(*this);
-  const auto reported = [&] { return ops.in_flight() == 0 && report.callbacks_idle(); };
-  const bool drained = settle(limit, reported);
+  stir();
+  const bool drained = settle(limit, [&] { return all_reported(); });
   {
     std::lock_guard lock(state_mutex);
     now_ns = driver->now_ns();
     peers.close_all();  // closes every path: what still hangs on one ends now
     regions.close_all();
-    report.wake_readers();
   }
-  driver->wake(*this);
+  stir();
   const bool torn_down = settle(kTearDownNs, [&] {
-    if (!reported()) return false;
+    // The second pairs with OutsideCall.
+    if (!all_reported() || outside.load(std::memory_order_seq_cst) != 0) return false;
     std::lock_guard lock(state_mutex);
     return transfers.idle() && peers.all_closed() && regions.live() == 0;
   });
@@ -447,6 +481,10 @@ Result<void> EngineCore::close(Timeout timeout) {
   });
   driver->detach(*this);
   closed.store(true, std::memory_order_release);
+  {
+    std::lock_guard lock(state_mutex);
+    report.wake_readers();  // after the flag: that is what they look for
+  }
   if (!torn_down) {
     FABRIC_LOG(log, kError, "core", "a network did not let go: its memory stays with it",
                {"operations", ops.in_flight()});

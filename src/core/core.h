@@ -39,7 +39,31 @@ struct PeerGroupState {
 
 struct GroupSlot : SlotHead {
   std::vector<PeerId> peers{};
-  std::atomic<uint32_t> size{0};  ///< read by submitters
+  std::atomic<uint32_t> readers{0};  ///< submitters that look at `peers`: it must not change
+};
+
+/// A submitter's look at a group, which may be destroyed meanwhile. Reader and destroyer both change
+/// `readers` by read-modify-writes: either the destroyer sees the reader and leaves the slot alone,
+/// or the reader sees that the group is gone.
+class GroupReader {
+ public:
+  GroupReader(const SlotTable<GroupSlot>& groups, GroupId id) noexcept : slot_(groups.at(id.slot)) {
+    if (slot_ == nullptr) return;
+    slot_->readers.fetch_add(1, std::memory_order_acq_rel);  // pairs with end_group()
+    found_ = groups.find(id.slot, id.generation) != nullptr;
+  }
+  ~GroupReader() {
+    // Release pairs with end_group(): the list has been read.
+    if (slot_ != nullptr) slot_->readers.fetch_sub(1, std::memory_order_release);
+  }
+  GroupReader(const GroupReader&) = delete;
+  GroupReader& operator=(const GroupReader&) = delete;
+  explicit operator bool() const noexcept { return found_; }
+  const std::vector<PeerId>& peers() const noexcept { return slot_->peers; }
+
+ private:
+  GroupSlot* slot_;
+  bool found_ = false;
 };
 
 /// Everything behind one Engine.
@@ -75,6 +99,22 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     return true;
   }
   static void* leaked(size_t bytes) noexcept;
+  /// The state lock for a set-up call. Not held when the engine closes: close() takes the networks
+  /// away, so a look at the flag before the lock does not do.
+  std::unique_lock<std::mutex> lock_if_open() const {
+    if (refuses()) return {};
+    std::unique_lock lock(state_mutex);
+    if (closing.load(std::memory_order_acquire)) return {};  // pairs with close()
+    return lock;
+  }
+  /// Only a turn can act on what has just changed. A worker that is about to sleep looks again.
+  void stir() noexcept {
+    stirred.store(true, std::memory_order_release);  // pairs with turn() and arm()
+    driver->wake(*this);
+  }
+  /// Runs a call of a network's outside the turn; close() waits for it.
+  void offload(std::function<void()> job);
+  void end_group(GroupId id);  ///< state lock held
 
   Result<void> close(Timeout timeout);
 
@@ -148,11 +188,14 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Peers peers;
   Counters counters;
   SlotTable<GroupSlot> groups;
+  std::vector<uint32_t> dying_groups;  ///< destroyed while a submitter was looking
   uint32_t running_head = kNone;  ///< operations that the worker has
 
   std::atomic<bool> closing{false};
   std::atomic<bool> closed{false};
   ParkingSpot closing_parking{};
+  std::atomic<bool> stirred{false};
+  std::atomic<uint32_t> outside{0};  ///< calls of networks without the state lock
   std::atomic<bool> room_wanted{false};
   std::atomic<bool> room_due{false};
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};
@@ -164,6 +207,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<Op*> admit(const Request& request);
   Result<OpId> launch(Op& op);
   void discard(Op& op);
+  void give_back(Op& op);
+  bool all_reported();
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
   Error exhausted_error(const char* what);
   Result<Op*> admit_write(const Write& request, int64_t now);
@@ -188,6 +233,25 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   nlohmann::json dump_object();
 
   std::vector<std::byte> datagram_;  ///< the one being read
+};
+
+/// A call that reaches the networks without the state lock, because it may block. close() sets its
+/// flag and then looks at the count, this counts itself and then looks at the flag: one sees the
+/// other, and the networks stay until it is done.
+class OutsideCall {
+ public:
+  explicit OutsideCall(EngineCore& core) noexcept : core_(core) {
+    core_.outside.fetch_add(1, std::memory_order_seq_cst);
+    allowed_ = !core_.forked() && !core_.closing.load(std::memory_order_seq_cst);
+  }
+  ~OutsideCall() { core_.outside.fetch_sub(1, std::memory_order_seq_cst); }
+  OutsideCall(const OutsideCall&) = delete;
+  OutsideCall& operator=(const OutsideCall&) = delete;
+  explicit operator bool() const noexcept { return allowed_; }
+
+ private:
+  EngineCore& core_;
+  bool allowed_ = false;
 };
 
 /// Checks every field and applies the FABRIC_ variables. Fails with the field's or variable's name.

@@ -51,8 +51,8 @@ Result<void> Counter::wait(uint64_t n, Timeout timeout) {
 Result<void> Counter::bind(PeerId id) {
   if (state_ == nullptr) return fail(Errc::kReleased, "counter");
   EngineCore& core = *state_->core;
-  if (core.refuses()) return fail(Errc::kClosed, "engine");
-  std::lock_guard lock(core.state_mutex);
+  const auto lock = core.lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   core::Peer* peer = core.peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
   if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
@@ -70,7 +70,7 @@ void Counter::release() noexcept {
   std::lock_guard lock(core.state_mutex);
   core.counters.release({.key = state_->key, .named = state_->named, .name = state_->name},
                         core.driver->now_ns());
-  core.driver->wake(core);
+  core.stir();
 }
 
 Result<Rest> Counter::close(Timeout timeout) {
@@ -86,7 +86,7 @@ Result<Rest> Counter::close(Timeout timeout) {
     core.counters.release(
         {.key = state_->key, .named = state_->named, .name = state_->name, .watched = true},
         core.now_ns);
-    core.driver->wake(core);
+    core.stir();
   }
   // Only for a named key are all senders known. A made one travelled in the user's own message:
   // its value rests before it comes back.
@@ -130,10 +130,10 @@ CounterGroup::~CounterGroup() {
 Result<void> CounterGroup::add(Counter& member, PeerId id, uint64_t share) {
   if (state_ == nullptr || member.state_ == nullptr) return fail(Errc::kReleased, "member");
   EngineCore& core = *state_->core;
-  if (core.refuses()) return fail(Errc::kClosed, "engine");
   if (share == 0) return fail(Errc::kInvalidArgument, "share");
   if (member.state_->core != state_->core) return fail(Errc::kInvalidArgument, "member");
-  std::lock_guard lock(core.state_mutex);
+  const auto lock = core.lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   core::Peer* peer = core.peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
   if (!core.counters.table.live(member.state_->key)) return fail(Errc::kReleased, "member");
@@ -186,8 +186,8 @@ std::vector<PeerId> CounterGroup::missing() const {
 Result<void> CounterGroup::mask(PeerId id) {
   if (state_ == nullptr) return fail(Errc::kReleased, "group");
   EngineCore& core = *state_->core;
-  if (core.refuses()) return fail(Errc::kClosed, "engine");
-  std::lock_guard lock(core.state_mutex);
+  const auto lock = core.lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   core::settle_members(*state_);
   bool found = false;
   for (core::GroupMember& member : state_->members) {
@@ -202,7 +202,7 @@ Result<void> CounterGroup::mask(PeerId id) {
   if (core::Peer* peer = core.peers.find(id); peer != nullptr) {
     std::erase(peer->bound, state_->parent);
   }
-  core.driver->wake(core);
+  core.stir();
   return {};
 }
 
@@ -216,7 +216,7 @@ void settle_members(CounterGroupState& group) {
   CounterTable& table = group.core->counters.table;
   if (!group.in_step) return;
   if (!group.step.met) {
-    const auto outcome = table.result(group.step.expectation);
+    const auto outcome = table.peek(group.step.expectation);
     if (!outcome.done) return;
     if (outcome.code != Errc::kOk) {
       group.in_step = false;  // what arrived stays, for whoever asks next

@@ -10,16 +10,18 @@ namespace fabric::core {
 
 namespace {
 
-// The claim of a record: [63:32] seq, [15:8] how that expectation ended, [1] pinned, [0] armed.
+// The claim of a record: [63:32] seq, [15:8] how that expectation ended, [2] its waiter has not
+// read that yet, [1] pinned, [0] armed.
 // How it ended sits beside the armed bit, so that one change both frees the record and tells.
 constexpr uint64_t kArmed = 1;
 constexpr uint64_t kPinned = 2;
+constexpr uint64_t kUnread = 4;
 constexpr uint32_t kCodeShift = 8;
 constexpr uint32_t kSeqShift = 32;
 
 constexpr uint64_t armed_claim(uint32_t seq) { return uint64_t{seq} << kSeqShift | kArmed; }
 constexpr uint32_t seq_of(uint64_t claim) { return static_cast<uint32_t>(claim >> kSeqShift); }
-constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned)) != 0; }
+constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnread)) != 0; }
 
 constexpr uint32_t kLiveLimitMax = 1u << 20;
 constexpr int64_t kNoStep = INT64_MIN;
@@ -157,10 +159,10 @@ Result<Key> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
   for (uint32_t tries = free_size_; tries > 0; --tries) {
     const uint32_t index = free_ring_[free_head_ & slot_mask_];
     Slot& slot = slots_[index];
-    // A thread of the last life was suspended while it held the record or passed counts on. Its
-    // slot rests for another round; all the other slots only move up by one place.
-    // Acquire pairs with the release of the claim in fire(), cancel() and expect(), and of
-    // `passing` in deliver_and_pass_on().
+    // A thread of the last life was suspended while it held the record or passed counts on, or has
+    // not read its end yet. Its slot rests for another round; the others move up by one place.
+    // Acquire pairs with the release of the claim in fire(), cancel(), expect() and result(), and
+    // of `passing` in deliver_and_pass_on().
     if (in_use(slot.claim.load(std::memory_order_acquire)) ||
         slot.passing.load(std::memory_order_acquire) != 0) [[unlikely]] {
       push_free(pop_free());
@@ -415,9 +417,11 @@ Result<CounterTable::Armed> CounterTable::expect(Key key, uint64_t n, uint32_t c
 /// Ends the armed expectation. Only for the one thread whose change made the word stop waiting.
 void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
   const uint32_t cookie = slot.cookie;
+  // A waiter learns of its end from the record, so nobody may arm it anew before that.
+  const uint64_t unread = cookie == kWaiter ? kUnread : 0;
   // The last touch of the record. Release pairs with result() and claim_record(): it hands on the
   // bytes of all arrivals, which this thread acquired by its change of the word.
-  slot.claim.fetch_xor(kArmed | pin | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
+  slot.claim.fetch_xor(kArmed | pin | unread | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
                        std::memory_order_acq_rel);
   if (cookie == kWaiter) {
     // May hit a waiter of a later expectation; for that one it is a wake-up for no reason.
@@ -458,7 +462,21 @@ void CounterTable::abort(Key key, Errc why) noexcept {
   if (spoiled.made && word::waiting(spoiled.before)) fire(slots_[index_of(key)], why);
 }
 
-CounterTable::Outcome CounterTable::result(const Expectation& expectation) const noexcept {
+CounterTable::Outcome CounterTable::result(const Expectation& expectation) noexcept {
+  const Outcome outcome = peek(expectation);
+  if (!outcome.done) return outcome;
+  std::atomic<uint64_t>& record = slots_[index_of(expectation.key)].claim;
+  uint64_t claim = record.load(std::memory_order_relaxed);  // only a guess, confirmed below
+  // Only this very end: it may have been read before, and the record armed anew. Again, when a late
+  // cancel drops its pin meanwhile. Release pairs with the acquire in claim_record().
+  while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0 &&
+         !record.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
+                                       std::memory_order_relaxed)) {
+  }
+  return outcome;
+}
+
+CounterTable::Outcome CounterTable::peek(const Expectation& expectation) const noexcept {
   // Pairs with the release in fire(): whoever learns of the end sees the bytes.
   const uint64_t claim = slots_[index_of(expectation.key)].claim.load(std::memory_order_acquire);
   if (seq_of(claim) != expectation.seq) return {true, Errc::kNotFound};

@@ -73,13 +73,16 @@ class CounterTable {
   Result<Armed> expect(Key key, uint64_t n, uint32_t cookie);
   /// Ends the expectation with `why` if it is still armed. True: it did, and Fired was called.
   bool cancel(const Expectation& expectation, Errc why) noexcept;
-  /// For kWaiter: kOk and `done`, or an error code and `done`; not done while it is armed. Tells
-  /// how it ended until the next expect() on the counter, then only that it did (kNotFound).
+  /// How an expectation ended; not done while it is armed. Once the counter has been armed anew it
+  /// only tells that it did (kNotFound).
   struct Outcome {
     bool done = false;
     Errc code = Errc::kOk;
   };
-  Outcome result(const Expectation& expectation) const noexcept;
+  Outcome peek(const Expectation& expectation) const noexcept;
+  /// The same for the thread that waits (kWaiter). The counter is not armed anew before it has
+  /// read its end here, so that end is never lost.
+  Outcome result(const Expectation& expectation) noexcept;
   ParkingSpot& parking(Key key) noexcept;
 
   /// A write that counts here failed, or a peer it is bound to is lost: the key is spoiled. An

@@ -86,8 +86,7 @@ void Regions::release_registration(const Registration& keys, uint32_t slot) {
       if (keys.wire_keys[n][rail.index].empty()) continue;
       if (slot != kNone) ++locals_.at(slot)->fences_awaited;
       const uint64_t key = keys.local_keys[n][rail.index];
-      core_.driver->offload(
-          [target = rail.rail, key, slot] { target->deregister_memory(key, slot); });
+      core_.offload([target = rail.rail, key, slot] { target->deregister_memory(key, slot); });
     }
   }
 }

@@ -27,7 +27,11 @@ Engine::~Engine() {
     new (EngineCore::leaked(sizeof core_)) std::shared_ptr<EngineCore>(std::move(core_));
     return;
   }
-  if (!core_->closing.load(std::memory_order_acquire)) (void)close();
+  if (core_->closing.load(std::memory_order_acquire)) return;
+  if (close().error().code != Errc::kWouldDeadlock) return;
+  // In a callback nobody can wait for the threads, one of which this is: they keep what they use.
+  FABRIC_LOG(core_->log, kError, "core", "an engine was destroyed in a callback: it stays open");
+  new (EngineCore::leaked(sizeof core_)) std::shared_ptr<EngineCore>(std::move(core_));
 }
 
 Result<Engine> Engine::open(const Config& config, std::shared_ptr<Runtime> runtime) {
@@ -51,7 +55,8 @@ const Error kEngineClosed = {Errc::kClosed, 0, "engine", __FILE__, __LINE__};
 
 std::vector<std::byte> Engine::address() const {
   if (refused(core_)) return {};
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return {};
   return control::encode(core_->peers.own_address(false));
 }
 
@@ -61,10 +66,11 @@ Result<PeerId> Engine::connect(std::span<const std::byte> address, const Connect
   if (refused(core_)) return kEngineClosed;
   auto parsed = control::decode_address(address);
   if (!parsed) return parsed.error();
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   core_->now_ns = core_->driver->now_ns();
   auto peer = core_->peers.connect(*parsed, options);
-  core_->driver->wake(*core_);
+  core_->stir();
   return peer;
 }
 
@@ -76,7 +82,8 @@ Result<PeerId> Engine::connect(std::string_view address_text, const ConnectOptio
 
 Result<void> Engine::disconnect(PeerId id) {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   core::Peer* peer = core_->peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
   if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
@@ -84,13 +91,14 @@ Result<void> Engine::disconnect(PeerId id) {
   }
   core_->now_ns = core_->driver->now_ns();
   core_->peers.disconnect(*peer);
-  core_->driver->wake(*core_);
+  core_->stir();
   return {};
 }
 
 Result<PeerInfo> Engine::peer_info(PeerId id) const {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   const core::Peer* peer = core_->peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
   return core_->peers.info(*peer);
@@ -98,7 +106,8 @@ Result<PeerInfo> Engine::peer_info(PeerId id) const {
 
 std::vector<PeerId> Engine::peers() const {
   if (refused(core_)) return {};
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return {};
   return core_->peers.live();
 }
 
@@ -122,7 +131,8 @@ Result<Offer> Engine::accept(std::string_view text) {
 Result<PeerGroup> Engine::make_group(std::span<const PeerId> peers) {
   if (refused(core_)) return kEngineClosed;
   if (peers.empty()) return fail(Errc::kInvalidArgument, "peers");
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   for (const PeerId id : peers) {
     const core::Peer* peer = core_->peers.find(id);
     if (peer == nullptr) return fail(Errc::kNotFound, "peers");
@@ -134,7 +144,6 @@ Result<PeerGroup> Engine::make_group(std::span<const PeerId> peers) {
   core::GroupSlot* group = core_->groups.acquire(slot);
   if (group == nullptr) return fail(Errc::kExhausted, "groups");
   group->peers.assign(peers.begin(), peers.end());
-  group->size.store(static_cast<uint32_t>(peers.size()), std::memory_order_relaxed);
   auto state = std::make_shared<core::PeerGroupState>();
   state->core = core_;
   state->id = GroupId(slot, core_->groups.publish(slot));
@@ -179,7 +188,8 @@ Result<MemoryRegion> Engine::allocate(const AllocateOptions& options) {
 
 Result<RemoteRegion> Engine::import_region(PeerId owner, std::span<const std::byte> desc) {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   core::Peer* peer = core_->peers.find(owner);
   if (peer == nullptr) return fail(Errc::kNotFound, "owner");
   if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
@@ -194,7 +204,8 @@ Result<Inbox> Engine::make_inbox(uint32_t depth) {
   if (refused(core_)) return kEngineClosed;
   constexpr uint32_t kDepthMax = 1u << 20;
   if (depth == 0 || depth > kDepthMax) return fail(Errc::kInvalidArgument, "depth");
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::InboxState>();
   state->slot = core_->report.make_inbox(depth, state->index);
   if (state->slot == nullptr) return fail(Errc::kExhausted, "inboxes");
@@ -205,7 +216,8 @@ Result<Inbox> Engine::make_inbox(uint32_t depth) {
 
 Result<Batch> Engine::make_batch() {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   uint32_t index = 0;
   core::BatchSlot* slot = core_->report.make_batch(index);
   if (slot == nullptr) return fail(Errc::kExhausted, "batches_max");
@@ -218,7 +230,8 @@ Result<Batch> Engine::make_batch() {
 
 Result<Counter> Engine::make_counter() {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto key = core_->counters.make(core_->driver->now_ns());
   if (!key) return key.error();
   auto state = std::make_shared<core::CounterState>();
@@ -229,7 +242,8 @@ Result<Counter> Engine::make_counter() {
 
 Result<Counter> Engine::named_counter(uint64_t name) {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto key = core_->counters.claim_name(name, core_->driver->now_ns());
   if (!key) return key.error();
   auto state = std::make_shared<core::CounterState>();
@@ -255,7 +269,8 @@ Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names, std::
 
 Result<CounterGroup> Engine::make_counter_group() {
   if (refused(core_)) return kEngineClosed;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto key = core_->counters.make(core_->driver->now_ns());
   if (!key) return key.error();
   auto state = std::make_shared<core::CounterGroupState>();
@@ -269,7 +284,8 @@ Result<Watcher> Engine::make_watcher(Notify notify, const WatcherOptions& option
   using Kind = core::NotifyAccess::Kind;
   const Kind kind = core::NotifyAccess::kind(notify);
   if (kind != Kind::kCall && kind != Kind::kInbox) return fail(Errc::kInvalidArgument, "notify");
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   if (auto ok = core_->report.reserve(notify); !ok) return ok.error();
   core_->report.unreserve(notify);
   auto state = std::make_shared<core::WatcherState>();
@@ -284,7 +300,8 @@ Result<Flag> Engine::make_flag(MemoryKind kind, int32_t device) {
   if (refused(core_)) return kEngineClosed;
   if (kind != MemoryKind::kHost) return fail(Errc::kUnsupported, "kind");
   if (device != -1) return fail(Errc::kInvalidArgument, "device");
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::FlagState>();
   state->slot = core_->report.make_flag(state->index);
   if (state->slot == nullptr) return fail(Errc::kExhausted, "flags");
@@ -299,7 +316,8 @@ Result<Subscription> Engine::listen(uint16_t channel, Notify notify) {
   state->notify = notify;
   state->is_listener = true;
   state->channel = channel;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto ok = core_->report.subscribe(state);
   if (!ok) return ok.error();
   state->core = core_;
@@ -310,7 +328,8 @@ Result<Subscription> Engine::subscribe(Notify notify) {
   if (refused(core_)) return kEngineClosed;
   auto state = std::make_shared<core::SubscriptionState>();
   state->notify = notify;
-  std::lock_guard lock(core_->state_mutex);
+  const auto lock = core_->lock_if_open();
+  if (!lock) return kEngineClosed;
   auto ok = core_->report.subscribe(state);
   if (!ok) return ok.error();
   state->core = core_;
@@ -372,9 +391,7 @@ Nanos Engine::now() const noexcept {
 uint32_t Engine::progress() noexcept {
   if (core_ == nullptr || core_->forked() || core_->closed.load(std::memory_order_acquire))
     return 0;
-  if (core_->driver->threaded()) return 0;
-  const uint32_t done = core_->turn(core_->driver->now_ns()).done;
-  return done + core_->run_callbacks();
+  return core_->driver->turn_one(*core_);
 }
 
 // Groups of peers
@@ -399,7 +416,7 @@ core::PeerGroupState::~PeerGroupState() {
     return;
   }
   std::lock_guard lock(core->state_mutex);
-  core->groups.recycle(id.slot);
+  core->end_group(id);
 }
 
 // Subscriptions
@@ -420,6 +437,7 @@ Subscription::~Subscription() {
   {
     std::lock_guard lock(core->state_mutex);
     core->report.unsubscribe(*state_);
+    core->stir();  // messages that were held back for it are answered now
   }
   // Waits for a callback that is running now, unless this is that callback.
   std::lock_guard running(state_->running);

@@ -66,6 +66,7 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
   core::InboxSlot& slot = *state_->slot;
   for (const core::EventExtra& extra : state_->taken) core.report.release_extra(extra);
   state_->taken.clear();
+  if (out.empty()) return 0;  // the descriptor stays readable
   if (const int fd = slot.fd.load(std::memory_order_relaxed); fd >= 0) {
     // Before the queue is read: an event that comes later makes it readable again.
     uint64_t count = 0;
@@ -83,7 +84,7 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
     }
   }
   if (n == 0) return 0;
-  slot.reserved.fetch_sub(n, std::memory_order_relaxed);
+  slot.reserved.fetch_sub(n, std::memory_order_seq_cst);  // before the look at `starved` below
   if (n == out.size() && !slot.ring->empty()) {
     // More is waiting than was asked for: whoever sleeps on the descriptor must hear of it.
     if (const int fd = slot.fd.load(std::memory_order_relaxed); fd >= 0) {
@@ -91,8 +92,8 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
       [[maybe_unused]] const auto written = ::write(fd, &one, sizeof one);
     }
   }
-  // Acquire pairs with hand_over(): an event waits for the room that was just made.
-  if (slot.starved.exchange(false, std::memory_order_acq_rel)) core.driver->wake(core);
+  // Pairs with reserve_or_starve(): an event waits for the room that was just made.
+  if (slot.starved.exchange(false, std::memory_order_seq_cst)) core.stir();
   core.room_made();
   return n;
 }
@@ -110,17 +111,15 @@ Result<void> Inbox::wait(Timeout timeout) noexcept {
 }
 
 Result<int> Inbox::fd() {
-  if (state_ == nullptr || state_->core->refuses()) return fail(Errc::kClosed, "engine");
+  if (state_ == nullptr) return fail(Errc::kClosed, "engine");
+  // Events are pushed under the same lock: each of them is either seen here or announces itself.
+  const auto lock = state_->core->lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   core::InboxSlot& slot = *state_->slot;
   if (const int fd = slot.fd.load(std::memory_order_relaxed); fd >= 0) return fd;
   const int fd = ::eventfd(slot.ring->empty() ? 0 : 1, EFD_NONBLOCK | EFD_CLOEXEC);
   if (fd < 0) return fail(Errc::kExhausted, "eventfd", errno);
   slot.fd.store(fd, std::memory_order_release);  // pairs with push_inbox()
-  // An event that came between the look and the store was not announced.
-  if (!slot.ring->empty()) {
-    const uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(fd, &one, sizeof one);
-  }
   return fd;
 }
 
@@ -185,20 +184,21 @@ void Watcher::store(uint64_t value) noexcept {
   if (state_ == nullptr || state_->core->forked()) return;
   // Release pairs with the acquire in Reporter::poll_watchers().
   __atomic_store_n(&state_->slot->word, value, __ATOMIC_RELEASE);
-  state_->core->driver->wake(*state_->core);
+  state_->core->stir();
 }
 
 void Watcher::arm() noexcept {
-  if (state_ == nullptr || state_->core->refuses()) return;
-  std::lock_guard lock(state_->core->state_mutex);
+  if (state_ == nullptr) return;
+  const auto lock = state_->core->lock_if_open();
+  if (!lock) return;
   state_->core->report.arm_watcher(state_->index, true);
-  state_->core->driver->wake(*state_->core);
+  state_->core->stir();
 }
 
 void Watcher::disarm() noexcept {
-  if (state_ == nullptr || state_->core->refuses()) return;
-  std::lock_guard lock(state_->core->state_mutex);
-  state_->core->report.arm_watcher(state_->index, false);
+  if (state_ == nullptr) return;
+  const auto lock = state_->core->lock_if_open();
+  if (lock) state_->core->report.arm_watcher(state_->index, false);
 }
 
 // MemoryRegion
@@ -280,6 +280,7 @@ bool EngineCore::end_region(RegionId id) {
       std::lock_guard lock(state_mutex);
       now_ns = driver->now_ns();
       if (regions.local(id) != nullptr) regions.begin_end(id.slot);
+      stir();
     }
   }
   if (in_callback() || closed.load(std::memory_order_acquire)) return gone();

@@ -250,7 +250,15 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
   core_.transfers.peer_lost(peer, code);
   const auto asked = std::exchange(peer.refs, {});
   for (const auto& [ref, question] : asked) {
-    if (question.op != kNone) core_.finish(core_.ops.at(question.op), code, Remote::kUnknown);
+    if (question.op == kNone) continue;
+    Op& op = core_.ops.at(question.op);
+    if (question.op != peer.fence_op) {
+      core_.finish(op, code, Remote::kUnknown);
+    } else {
+      // Nobody to ask any more. The fence ends when the paths in are down, or at its deadline.
+      op.step = 1;
+      core_.timers.set(op.timer, op.deadline_ns);
+    }
   }
   auto credits = std::exchange(peer.credits, {});
   for (auto& [channel, credit] : credits) {

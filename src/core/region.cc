@@ -73,6 +73,8 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
   if (reinterpret_cast<uint64_t>(memory.address) + memory.size_bytes < memory.size_bytes) {
     return fail(Errc::kOutOfBounds, "memory.size_bytes");
   }
+  const OutsideCall outside(core_);
+  if (!outside) return fail(Errc::kClosed, "engine");
   const bool reachable =
       std::any_of(core_.networks.begin(), core_.networks.end(), [&](const NetworkSlot& network) {
         return (network.memory_kinds & kind_bit(memory.kind)) != 0;
@@ -126,7 +128,8 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
 }
 
 Result<std::vector<std::byte>> Regions::desc(RegionId id) const {
-  std::lock_guard lock(core_.state_mutex);
+  const auto lock = core_.lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   const LocalRegion* region = local(id);
   if (region == nullptr) return fail(Errc::kNotFound, "region");
   if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
@@ -134,6 +137,8 @@ Result<std::vector<std::byte>> Regions::desc(RegionId id) const {
 }
 
 Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
+  const OutsideCall outside(core_);
+  if (!outside) return fail(Errc::kClosed, "engine");
   Memory memory;
   uint64_t to_engine = 0;
   {
@@ -172,7 +177,7 @@ uint32_t Regions::imported_from(PeerId peer) const noexcept {
   uint32_t n = 0;
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     const RemoteRegionSlot* slot = remotes_.at(i);
-    if (slot->generation.load(std::memory_order_relaxed) != 0 && slot->peer == peer) ++n;
+    if (slot->generation.load(std::memory_order_relaxed) != 0 && slot->owner() == peer) ++n;
   }
   return n;
 }
@@ -188,7 +193,7 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     const RemoteRegionSlot* slot = remotes_.at(i);
     const uint32_t generation = slot->generation.load(std::memory_order_relaxed);
-    if (generation == 0 || slot->peer != owner.id()) continue;
+    if (generation == 0 || slot->owner() != owner.id()) continue;
     if (slot->owner_region != desc->region || slot->grant != desc->grant) continue;
     if (slot->status.load(std::memory_order_relaxed) != RemoteRegionSlot::Status::kLive) {
       return fail(Errc::kNotFound, "desc");
@@ -225,7 +230,7 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
   uint32_t slot = 0;
   RemoteRegionSlot* remote = remotes_.acquire(slot);
   if (remote == nullptr) return fail(Errc::kExhausted, "regions_max");
-  remote->peer = owner.id();
+  remote->set_owner(owner.id());
   remote->kind = desc.kind;
   remote->owner_region = desc.region;
   remote->grant = desc.grant;
@@ -240,7 +245,7 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     RemoteRegionSlot* slot = remotes_.at(i);
     const uint32_t generation = slot->generation.load(std::memory_order_relaxed);
-    if (generation == 0 || slot->peer != owner.id() || slot->owner_region != region) continue;
+    if (generation == 0 || slot->owner() != owner.id() || slot->owner_region != region) continue;
     if (grant != 0 && slot->grant != grant) continue;
     slot->status.store(RemoteRegionSlot::Status::kRevoked, std::memory_order_release);
     core_.transfers.region_revoked(RemoteRegion(i, generation));
@@ -250,7 +255,7 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
 void Regions::peer_lost(PeerId peer) {
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     RemoteRegionSlot* slot = remotes_.at(i);
-    if (slot->peer != peer) continue;
+    if (slot->owner() != peer) continue;
     slot->status.store(RemoteRegionSlot::Status::kPeerLost, std::memory_order_release);
   }
 }
@@ -258,8 +263,8 @@ void Regions::peer_lost(PeerId peer) {
 void Regions::forget_peer(PeerId peer) {
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     RemoteRegionSlot* slot = remotes_.at(i);
-    if (slot->generation.load(std::memory_order_relaxed) == 0 || slot->peer != peer) continue;
-    slot->peer = {};
+    if (slot->generation.load(std::memory_order_relaxed) == 0 || slot->owner() != peer) continue;
+    slot->set_owner({});
     remotes_.recycle(i);
   }
 }

@@ -54,13 +54,23 @@ struct RemoteRegionSlot : SlotHead {
   enum class Status : uint8_t { kLive, kRevoked, kPeerLost };
   std::atomic<Status> status{Status::kLive};
   std::atomic<uint64_t> size_bytes{0};
-  PeerId peer{};
   MemoryKind kind = MemoryKind::kHost;
   RegionId owner_region{};
   uint32_t grant = 0;
   std::vector<std::byte> desc{};    ///< the same descriptor gives the same handle
   std::vector<RailKeys> keys{};     ///< per network: what a local rail posts with
   std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
+
+  void set_owner(PeerId id) noexcept {
+    owner_.store(uint64_t{id.generation} << 32 | id.slot, std::memory_order_relaxed);
+  }
+  PeerId owner() const noexcept {
+    const uint64_t both = owner_.load(std::memory_order_relaxed);
+    return PeerId(static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32));
+  }
+
+ private:
+  std::atomic<uint64_t> owner_{0};  ///< read by submitters
 };
 
 /// What the public MemoryRegion holds.
@@ -79,6 +89,11 @@ class Regions {
   // Any thread, no lock. `what` names the argument in the error.
   Result<uint64_t> local_size(RegionId region, const char* what) const noexcept;
   Result<uint64_t> remote_size(RemoteRegion region, const char* what) const noexcept;
+  /// Whose it is. Of a region that goes meanwhile it may be wrong; its operation then fails anyway.
+  PeerId remote_peer(RemoteRegion region) const noexcept {
+    const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
+    return slot == nullptr ? PeerId{} : slot->owner();
+  }
 
   // Any thread; registers on the rails outside the state lock, because that may block.
   Result<RegionId> register_memory(const Memory& memory);

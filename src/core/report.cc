@@ -73,18 +73,37 @@ Result<void> Reporter::reserve(const Notify& notify) noexcept {
   }
   InboxSlot* inbox = inboxes.find(slot, generation);
   if (inbox == nullptr) return fail(Errc::kNotFound, "notify");
-  // Relaxed: the count only bounds; the ring orders the events themselves.
-  if (inbox->reserved.fetch_add(1, std::memory_order_relaxed) >= inbox->depth) {
-    inbox->reserved.fetch_sub(1, std::memory_order_relaxed);
-    return fail(Errc::kExhausted, "notify");
-  }
+  // Sequentially consistent for the sake of reserve_or_starve(). The count only bounds; the ring
+  // orders the events themselves.
+  uint64_t seen = inbox->reserved.load(std::memory_order_seq_cst);
+  do {
+    if (seen >> 32 != generation) return fail(Errc::kNotFound, "notify");
+    const auto taken = static_cast<uint32_t>(seen);
+    if (taken >= inbox->depth.load(std::memory_order_relaxed)) {
+      return fail(Errc::kExhausted, "notify");
+    }
+  } while (!inbox->reserved.compare_exchange_weak(seen, seen + 1, std::memory_order_seq_cst));
   return {};
+}
+
+/// For an event that nobody reserved room for. False: there is none, and the reader has been asked
+/// to wake the worker once it makes some. Asked first, then looked: the reader makes room first and
+/// then looks whether it was asked.
+bool Reporter::reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept {
+  if (reserve(notify)) return true;
+  inbox.starved.store(true, std::memory_order_seq_cst);  // pairs with Inbox::poll()
+  return reserve(notify).has_value();
 }
 
 void Reporter::unreserve(const Notify& notify) noexcept {
   if (NotifyAccess::kind(notify) != NotifyAccess::Kind::kInbox) return;
-  InboxSlot* inbox = inboxes.find(NotifyAccess::slot(notify), NotifyAccess::generation(notify));
-  if (inbox != nullptr) inbox->reserved.fetch_sub(1, std::memory_order_relaxed);
+  const uint32_t generation = NotifyAccess::generation(notify);
+  InboxSlot* inbox = inboxes.find(NotifyAccess::slot(notify), generation);
+  if (inbox == nullptr) return;
+  uint64_t seen = inbox->reserved.load(std::memory_order_relaxed);  // confirmed below
+  do {
+    if (seen >> 32 != generation) return;  // it went meanwhile, and its places with it
+  } while (!inbox->reserved.compare_exchange_weak(seen, seen - 1, std::memory_order_relaxed));
 }
 
 void Reporter::part_ended(const Op& op, const PartEnd& end) {
@@ -156,7 +175,7 @@ void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extr
         op->stage.store(OpStage::kReporting, std::memory_order_relaxed);
       }
       // One entry per operation slot is always there; the slot comes back after the callback.
-      FABRIC_CHECK(queue_callback(item), "callback queue overflow");
+      queue_callback(item);
       return;
     }
   }
@@ -175,12 +194,19 @@ bool Reporter::push_inbox(InboxSlot& inbox, const Event& event, const EventExtra
 }
 
 bool Reporter::queue_callback(const CallbackItem& item) {
-  if (item.op == UINT32_MAX &&
-      callbacks_queued_.load(std::memory_order_relaxed) >= kCallbacksExtra) {
-    return false;  // leave the rest of the ring to operations
+  // The rest of the ring is left to operations. Asked first, then looked once more, as in
+  // reserve_or_starve(); pairs with run_callbacks().
+  const auto full = [this] {
+    return callbacks_queued_.load(std::memory_order_seq_cst) >= kCallbacksExtra;
+  };
+  if (item.op == UINT32_MAX && full()) {
+    callbacks_starved_.store(true, std::memory_order_seq_cst);
+    if (full()) return false;
   }
-  if (!callbacks_.push(item)) return false;
-  callbacks_queued_.fetch_add(1, std::memory_order_release);  // pairs with callbacks_idle()
+  // Before it is there to be run, so that the count never runs below zero.
+  callbacks_queued_.fetch_add(1, std::memory_order_relaxed);
+  // One place per operation and kCallbacksExtra for the others: it cannot be full.
+  FABRIC_CHECK(callbacks_.push(item), "callback queue overflow");
   core_.driver->wake_callbacks(core_);
   return true;
 }
@@ -251,10 +277,7 @@ bool Reporter::hand_over(SubscriptionState& state, const SubscriptionState::Wait
     release_extra(extra);
     return true;
   }
-  if (!reserve(state.notify)) {
-    inbox->starved.store(true, std::memory_order_release);  // pairs with Inbox::poll()
-    return false;
-  }
+  if (!reserve_or_starve(state.notify, *inbox)) return false;
   return push_inbox(*inbox, event, extra);
 }
 
@@ -322,13 +345,13 @@ void Reporter::release_extra(const EventExtra& extra) noexcept {
   if (extra.message != nullptr) {
     extra.message->held->fetch_sub(1, std::memory_order_release);  // pairs with listener()
     delete extra.message;
-    core_.driver->wake(core_);  // a message that was held back may fit now
+    core_.stir();  // a message that was held back may fit now
   }
   if (extra.watcher_generation != 0) {
     WatcherSlot* watcher = watchers.find(extra.watcher_slot, extra.watcher_generation);
     if (watcher == nullptr) return;
     watcher->outstanding.store(false, std::memory_order_release);  // pairs with poll_watchers()
-    core_.driver->wake(core_);  // its word may have moved meanwhile
+    core_.stir();  // its word may have moved meanwhile
   }
 }
 
@@ -339,7 +362,18 @@ uint32_t Reporter::run_callbacks() noexcept {
     run_one(item);
     ++done;
   }
+  // After the count went down: pairs with queue_callback().
+  if (done > 0 && callbacks_starved_.exchange(false, std::memory_order_seq_cst)) core_.stir();
   return done;
+}
+
+bool Reporter::handed_over() const noexcept {
+  const auto served = [](const auto& state) {
+    // An inbox that nobody reads holds nobody up.
+    return state->waiting.empty() ||
+           NotifyAccess::kind(state->notify) != NotifyAccess::Kind::kCall;
+  };
+  return pending_seals_.empty() && std::all_of(subscribers_.begin(), subscribers_.end(), served);
 }
 
 void Reporter::run_one(CallbackItem& item) noexcept {
@@ -366,7 +400,7 @@ void Reporter::run_one(CallbackItem& item) noexcept {
     core_.ops.give_back(core_.ops.at(item.op));
     core_.room_made();
   }
-  callbacks_queued_.fetch_sub(1, std::memory_order_release);  // pairs with callbacks_idle()
+  callbacks_queued_.fetch_sub(1, std::memory_order_seq_cst);  // pairs with callbacks_idle()
 }
 
 uint32_t Reporter::poll_watchers() {
@@ -395,14 +429,11 @@ bool Reporter::queue_watch(uint32_t index, WatcherSlot& watcher, uint64_t value)
                              .extra = extra,
                              .fn = NotifyAccess::fn(watcher.notify),
                              .context = NotifyAccess::target(watcher.notify)});
-  } else if (reserve(watcher.notify)) {
-    deliver(watcher.notify, event, extra, nullptr);
   } else {
-    queued = false;
     InboxSlot* inbox =
         inboxes.find(NotifyAccess::slot(watcher.notify), NotifyAccess::generation(watcher.notify));
-    // Pairs with Inbox::poll(), which wakes the worker once there is room.
-    if (inbox != nullptr) inbox->starved.store(true, std::memory_order_release);
+    queued = inbox != nullptr && reserve_or_starve(watcher.notify, *inbox) &&
+             push_inbox(*inbox, event, extra);
   }
   if (queued) {
     watcher.reported = value;
@@ -416,8 +447,11 @@ InboxSlot* Reporter::make_inbox(uint32_t depth, uint32_t& index) {
   InboxSlot* inbox = inboxes.acquire(index);
   if (inbox == nullptr) return nullptr;
   inbox->ring = std::make_unique<SpscRing<InboxEntry>>(depth);
-  inbox->depth = depth;
-  inbox->reserved.store(0, std::memory_order_relaxed);
+  inbox->depth.store(depth, std::memory_order_relaxed);
+  inbox->starved.store(false, std::memory_order_relaxed);
+  // Release: who sees the new life sees its depth.
+  const uint64_t generation = SlotTable<InboxSlot>::next_generation(*inbox);
+  inbox->reserved.store(generation << 32, std::memory_order_release);
   inboxes.publish(index);
   return inbox;
 }
@@ -433,6 +467,7 @@ void Reporter::drop_inbox(uint32_t index) {
     release_extra(entry.extra);
   }
   if (const int fd = inbox->fd.exchange(-1, std::memory_order_acq_rel); fd >= 0) ::close(fd);
+  inbox->ring.reset();  // the slot may rest for long
   inboxes.recycle(index);
 }
 
@@ -470,7 +505,9 @@ void Reporter::arm_watcher(uint32_t index, bool armed) {
   if (armed) {
     armed_watchers_.push_back(index);
   } else {
-    poll_watchers();  // the last value is queued before disarm() returns
+    // The last value is queued before disarm() returns, also behind one that nobody has taken yet.
+    const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);
+    if (value != watcher->reported) queue_watch(index, *watcher, value);
     std::erase(armed_watchers_, index);
   }
   polled_armed_ = 0;

@@ -57,8 +57,10 @@ struct InboxEntry {
 
 struct InboxSlot : SlotHead {
   std::unique_ptr<SpscRing<InboxEntry>> ring{};
-  std::atomic<uint32_t> reserved{0};  ///< promised to operations, or queued
-  uint32_t depth = 0;
+  /// Promised to operations, or queued; the generation above it, so that a submitter who found the
+  /// inbox just before it went cannot take a place in the next one.
+  std::atomic<uint64_t> reserved{0};
+  std::atomic<uint32_t> depth{0};
   std::atomic<bool> starved{false};  ///< an event that had no reservation waits for room
   std::atomic<int> fd{-1};
   ParkingSpot parking{};
@@ -112,7 +114,6 @@ struct WatcherSlot : SlotHead {
   std::atomic<bool> outstanding{false};  ///< an event is queued and not yet taken
   std::atomic<bool> armed{false};
   bool polled = true;
-  bool reserved = false;  ///< holds a slot in its inbox for as long as it lives
   uint64_t reported = 0;  ///< the last value that was queued
   Notify notify{};
   std::recursive_mutex running{};  ///< held while its callback runs
@@ -194,6 +195,8 @@ class Reporter {
   bool callbacks_idle() const noexcept {
     return callbacks_queued_.load(std::memory_order_acquire) == 0;
   }
+  /// Nothing waits any more for room in the callback queue. State lock held.
+  bool handed_over() const noexcept;
 
   // Set-up, state lock held.
   InboxSlot* make_inbox(uint32_t depth, uint32_t& index);
@@ -222,6 +225,7 @@ class Reporter {
  private:
   void deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op);
   bool push_inbox(InboxSlot& inbox, const Event& event, const EventExtra& extra);
+  bool reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept;
   bool queue_callback(const CallbackItem& item);
   bool hand_over(SubscriptionState& state, const SubscriptionState::Waiting& waiting);
   void unclaimed(const Event& event);
@@ -232,6 +236,7 @@ class Reporter {
   EngineCore& core_;
   SpscRing<CallbackItem> callbacks_;
   std::atomic<uint32_t> callbacks_queued_{0};
+  std::atomic<bool> callbacks_starved_{false};  ///< something waits for room in the queue
   std::vector<std::shared_ptr<SubscriptionState>> subscribers_;
   std::vector<std::shared_ptr<SubscriptionState>> listeners_;
   std::vector<std::shared_ptr<SubscriptionState>> retired_;  ///< ended, with callbacks still queued

@@ -54,7 +54,7 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
     using Status = RemoteRegionSlot::Status;
     const Status status =
         remote == nullptr ? Status::kPeerLost : remote->status.load(std::memory_order_relaxed);
-    if (remote != nullptr) id = remote->peer;
+    if (remote != nullptr) id = remote->owner();
     if (status == Status::kRevoked) code = Errc::kNotFound;
     if (status == Status::kPeerLost) code = Errc::kPeerLost;
   }

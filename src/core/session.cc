@@ -180,6 +180,8 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
     }
     choose_routes(*peer);
     peer->give_up_ns = core_.now_ns + core_.config.lost_timeout.count();
+    // Their "ready" may get lost: the welcome is repeated until something answers it.
+    peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
   }
   peer->their_session = header.from_session;
   peer->hello = *std::move(hello);
@@ -296,7 +298,7 @@ void Peers::on_timer(Peer& peer, int64_t now_ns) {
       peer.link_in_use = (peer.link_in_use + 1) % static_cast<uint32_t>(peer.links.size());
       ++peer.tx.retried;
       ++core_.tx.retried;
-      send_hello(peer, MessageType::kHello);
+      send_hello(peer, peer.passive ? MessageType::kWelcome : MessageType::kHello);
     } else if (state >= PeerState::kLost && peer.byes_left > 0) {
       say_goodbye(peer);
     } else {

@@ -44,11 +44,15 @@ class SlotTable {
     return at(slot);
   }
 
+  /// What publish() is going to give the slot.
+  static uint32_t next_generation(const T& item) noexcept {
+    return item.last_generation == UINT32_MAX ? 1 : item.last_generation + 1;
+  }
+
   /// Makes the slot visible: everything stored into it before is seen by who finds it.
   uint32_t publish(uint32_t slot) noexcept {
     T* item = at(slot);
-    uint32_t next = last_generation(*item) + 1;
-    if (next == 0) next = 1;
+    const uint32_t next = next_generation(*item);
     item->last_generation = next;
     item->generation.store(next, std::memory_order_release);  // pairs with find()
     return next;
@@ -82,7 +86,6 @@ class SlotTable {
  private:
   static constexpr uint32_t kChunk = 256;
   static constexpr uint32_t kChunksMax = 4096;
-  static uint32_t last_generation(const T& item) noexcept { return item.last_generation; }
 
   uint32_t max_;
   uint32_t made_ = 0;

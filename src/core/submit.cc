@@ -58,8 +58,9 @@ Result<int64_t> EngineCore::deadline_after(int64_t now, Timeout timeout,
 
 Error EngineCore::exhausted_error(const char* what) {
   exhausted.fetch_add(1, std::memory_order_relaxed);
-  room_wanted.store(true, std::memory_order_release);  // pairs with room_made()
-  // Whatever is in flight tells when it ends; when nothing is, nobody else would.
+  // Whatever is in flight tells when it ends; when nothing is, nobody else would. Asked first, then
+  // looked, while who ends gives its slot back first and then looks whether somebody asked.
+  room_wanted.store(true, std::memory_order_seq_cst);
   if (ops.in_flight() == 0) room_made();
   return fail(Errc::kExhausted, what);
 }
@@ -76,16 +77,16 @@ Result<Op*> EngineCore::admit(const Request& request) {
   Op* op = ops.take();
   if (op == nullptr) return exhausted_error("ops_max");
   if (closing.load(std::memory_order_seq_cst)) {  // pairs with close(), see OpTable::take()
-    ops.give_back(*op);
+    give_back(*op);
     return fail(Errc::kClosed, "engine");
   }
   if (auto ok = report.reserve(*request.notify); !ok) {
-    ops.give_back(*op);
+    give_back(*op);
     return ok.error().code == Errc::kExhausted ? exhausted_error("notify") : ok.error();
   }
   if (auto ok = report.enter_batch(request.batch); !ok) {
     report.unreserve(*request.notify);
-    ops.give_back(*op);
+    give_back(*op);
     return ok.error();
   }
   op->kind = request.kind;
@@ -94,8 +95,14 @@ Result<Op*> EngineCore::admit(const Request& request) {
   op->notify = *request.notify;
   op->deadline_ns = *until;
   op->submitted_ns = now;
-  op->stage.store(OpStage::kQueued, std::memory_order_relaxed);
+  op->stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
   return op;
+}
+
+/// A slot that turned out not to be needed: somebody may have been refused while it was taken.
+void EngineCore::give_back(Op& op) {
+  ops.give_back(op);
+  room_made();
 }
 
 /// Undoes admit(): the request turned out not to fit after all.
@@ -104,7 +111,7 @@ void EngineCore::discard(Op& op) {
   op.list = {};
   report.unreserve(op.notify);
   const BatchId batch = op.batch;
-  ops.give_back(op);
+  give_back(op);
   if (batch) {
     std::lock_guard lock(state_mutex);
     report.leave_batch(batch);
@@ -248,13 +255,10 @@ Result<void> EngineCore::check_scatter(const Scatter& request) const {
   auto source = regions.local_size(request.source, "source");
   if (!source) return source.error();
   if (request.targets.empty()) return fail(Errc::kInvalidArgument, "targets");
-  const GroupSlot* group = nullptr;
-  if (request.group) {
-    group = groups.find(request.group.slot, request.group.generation);
-    if (group == nullptr) return fail(Errc::kNotFound, "group");
-    if (group->size.load(std::memory_order_relaxed) != request.targets.size()) {
-      return fail(Errc::kInvalidArgument, "group");
-    }
+  const GroupReader group(groups, request.group);
+  if (request.group && !group) return fail(Errc::kNotFound, "group");
+  if (group && group.peers().size() != request.targets.size()) {
+    return fail(Errc::kInvalidArgument, "group");
   }
   for (size_t i = 0; i < request.targets.size(); ++i) {
     const ScatterTarget& target = request.targets[i];
@@ -264,7 +268,7 @@ Result<void> EngineCore::check_scatter(const Scatter& request) const {
     if (size && !fits(target.target.offset, target.size_bytes, *size)) {
       return fail(Errc::kOutOfBounds, "targets.target");
     }
-    if (size && group != nullptr && regions.remote(target.target.region)->peer != group->peers[i]) {
+    if (size && group && regions.remote_peer(target.target.region) != group.peers()[i]) {
       return fail(Errc::kInvalidArgument, "group");
     }
     if (!fits(target.source_offset, target.size_bytes, *source)) {
@@ -295,9 +299,9 @@ Result<OpId> EngineCore::submit(const Scatter& request) {
 Result<OpId> EngineCore::submit(const Signal& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!request.group) return fail(Errc::kInvalidArgument, "group");
-  const GroupSlot* group = groups.find(request.group.slot, request.group.generation);
-  if (group == nullptr) return fail(Errc::kNotFound, "group");
-  const uint32_t n = group->size.load(std::memory_order_relaxed);
+  const GroupReader group(groups, request.group);
+  if (!group) return fail(Errc::kNotFound, "group");
+  const auto n = static_cast<uint32_t>(group.peers().size());
   if (request.keys.size() != 1 && request.keys.size() != n) {
     return fail(Errc::kInvalidArgument, "keys");
   }
@@ -315,7 +319,7 @@ Result<OpId> EngineCore::submit(const Signal& request) {
   if (!list) return list.error();
   auto* targets = static_cast<SignalTarget*>(*list);
   for (uint32_t i = 0; i < n; ++i) {
-    targets[i] = {group->peers[i], request.keys[request.keys.size() == 1 ? 0 : i]};
+    targets[i] = {group.peers()[i], request.keys[request.keys.size() == 1 ? 0 : i]};
   }
   op.list.count = op.parts = n;
   op.group = request.group;

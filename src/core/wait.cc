@@ -22,10 +22,15 @@ void relax() noexcept {
 Result<void> EngineCore::cancel(OpId id) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!id) return fail(Errc::kInvalidArgument, "op");
-  std::lock_guard lock(state_mutex);
+  const auto lock = lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   Op* op = ops.find(id);
   if (op == nullptr) return fail(Errc::kNotFound, "op");
-  switch (op->stage.load(std::memory_order_relaxed)) {
+  // Acquire pairs with admit(). The callback thread gives slots back without the lock, and the next
+  // submitter may be in this one already: then the generation tells.
+  const OpStage stage = op->stage.load(std::memory_order_acquire);
+  if (ops.find(id) == nullptr) return fail(Errc::kNotFound, "op");
+  switch (stage) {
     case OpStage::kFree:
     case OpStage::kReporting:
       return fail(Errc::kNotFound, "op");
@@ -35,7 +40,7 @@ Result<void> EngineCore::cancel(OpId id) {
     case OpStage::kRunning:
       now_ns = driver->now_ns();
       stop(*op, Errc::kCancelled);
-      driver->wake(*this);
+      stir();
       break;
     case OpStage::kDraining:
       break;
@@ -44,8 +49,8 @@ Result<void> EngineCore::cancel(OpId id) {
 }
 
 Result<void> EngineCore::cancel(BatchId id) {
-  if (refuses()) return fail(Errc::kClosed, "engine");
-  std::lock_guard lock(state_mutex);
+  const auto lock = lock_if_open();
+  if (!lock) return fail(Errc::kClosed, "engine");
   if (report.batches.find(id.slot, id.generation) == nullptr) {
     return fail(Errc::kNotFound, "batch");
   }
@@ -57,16 +62,14 @@ Result<void> EngineCore::cancel(BatchId id) {
 void EngineCore::stop_batch(BatchId id, Errc code) {
   now_ns = driver->now_ns();
   stop_where([&](const Op& op) { return op.batch == id; }, code);
-  driver->wake(*this);
+  stir();
 }
 
 void EngineCore::abandon_batch(BatchId id) {
   std::lock_guard lock(state_mutex);
-  if (!closed.load(std::memory_order_relaxed)) {
-    report.refuse_batch(id);
-    stop_batch(id, Errc::kCancelled);
-  }
+  // Abandoned first: what ends in the line below has nobody but the subscribers to tell (P1).
   report.drop_batch(id);
+  if (!closed.load(std::memory_order_relaxed)) stop_batch(id, Errc::kCancelled);
 }
 
 Result<void> EngineCore::block(ParkingSpot& spot, const std::function<bool()>& done,
@@ -99,12 +102,18 @@ Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
   BatchSlot* batch = report.batches.find(id.slot, id.generation);
   if (batch == nullptr) return fail(Errc::kNotFound, "batch");
   const auto empty = [&] {
-    // Acquire pairs with leave_batch(): the results below are final.
-    return (batch->word.load(std::memory_order_acquire) & BatchWord::kPending) == 0;
+    // Acquire pairs with leave_batch(): the results below are final. Of another life: the batch was
+    // destroyed under the wait, and its slot is in use again.
+    const uint64_t word = batch->word.load(std::memory_order_acquire);
+    return word >> 32 != id.generation || (word & BatchWord::kPending) == 0;
   };
   if (auto ok = block(batch->parking, empty, timeout); !ok) return ok;
   if (batch->failure_count.load(std::memory_order_acquire) == 0) return {};
   std::lock_guard lock(state_mutex);
+  if (report.batches.find(id.slot, id.generation) == nullptr) {
+    return fail(Errc::kNotFound, "batch");
+  }
+  if (batch->failure_count.load(std::memory_order_relaxed) == 0) return {};
   return fail(batch->failures[0].code, "an operation of the batch failed");
 }
 
@@ -119,14 +128,14 @@ Result<void> EngineCore::wait_count(Key key, uint64_t n, Timeout timeout,
   if (armed->met) return {};
   const CounterTable::Expectation mine = armed->expectation;
   const auto ended_or_closing = [&] {
-    return counters.table.result(mine).done || closing.load(std::memory_order_acquire);
+    return counters.table.peek(mine).done || closing.load(std::memory_order_acquire);
   };
   auto waited = block(counters.table.parking(key), ended_or_closing, timeout);
-  if (!counters.table.result(mine).done) {
+  if (!counters.table.peek(mine).done) {
     // Not met in time. If it is met at this very moment, that end wins.
     const Errc why = waited ? Errc::kClosed : waited.error().code;
     counters.table.cancel(mine, why);
-    while (!counters.table.result(mine).done) relax();
+    while (!counters.table.peek(mine).done) relax();
   }
   const Errc code = counters.table.result(mine).code;
   if (code == Errc::kOk) return {};

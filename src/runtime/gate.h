@@ -48,8 +48,7 @@ class Gate {
     free_.notify_all();
     const uint64_t mine = turn_;
     // The others may give up: then nobody takes over, and the last who waits goes on.
-    if (!wait(lock, deadline_ns,
-              [&] { return !busy_ && (turn_ != mine || waiting_ == 1); })) {
+    if (!wait(lock, deadline_ns, [&] { return !busy_ && (turn_ != mine || waiting_ == 1); })) {
       return false;
     }
     take();

@@ -127,6 +127,16 @@ bool InlineDriver::drive(const std::function<bool()>& done, int64_t deadline_ns)
   }
 }
 
+uint32_t InlineDriver::turn_one(Progress& progress) noexcept {
+  if (inside()) return 0;
+  enter(kNeverNs);
+  uint32_t done = progress.turn(monotonic_ns()).done;
+  done += progress.run_callbacks();
+  done += jobs_.run_all();
+  leave();
+  return done;
+}
+
 uint32_t InlineDriver::turn() noexcept {
   if (inside()) return 0;
   enter(kNeverNs);

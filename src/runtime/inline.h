@@ -33,6 +33,7 @@ class InlineDriver final : public Driver {
 
   bool threaded() const noexcept override { return false; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
+  uint32_t turn_one(Progress& progress) noexcept override;
   /// Run between turns by whoever drives: this runtime promises that it has no threads.
   void offload(std::function<void()> job) override {
     jobs_.push(std::move(job));

@@ -126,7 +126,7 @@ ThreadsDriver::ThreadsDriver() = default;
 ThreadsDriver::~ThreadsDriver() {
   jobs_.close();
   helper_.join();
-  jobs_.run_all();  // what is left when no helper could be started
+  jobs_.run_all();                               // what is left when no helper could be started
   for (const auto& crew : owned_) crew->stop();  // no-op for those that detached, as they should
 }
 
@@ -233,8 +233,6 @@ void ThreadsDriver::offload(std::function<void()> job) {
 
 namespace fabric {
 
-std::unique_ptr<Driver> make_threads_driver() {
-  return std::make_unique<runtime::ThreadsDriver>();
-}
+std::unique_ptr<Driver> make_threads_driver() { return std::make_unique<runtime::ThreadsDriver>(); }
 
 }  // namespace fabric

@@ -51,7 +51,7 @@ class ThreadsDriver final : public Driver {
   std::atomic<Crew*> crews_{nullptr};  ///< the same, to be searched without the mutex
   JobQueue jobs_;
   Thread helper_;
-  // Beside the thread itself, which the destructor joins while a last job may still offload another.
+  // Beside the thread, which the destructor joins while a last job may still offload another.
   bool helper_started_ = false;
 };
 

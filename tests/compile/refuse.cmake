@@ -4,6 +4,8 @@
 # not, and the first error must match the file's line "// refused: <regex>": a mistake that is
 # refused for a wrong reason, a typing error say, proves nothing.
 
+cmake_minimum_required(VERSION 3.25)
+
 set(flags -std=c++20 -fsyntax-only -Wall -Werror)
 foreach(folder IN LISTS INCLUDES)
   list(APPEND flags -I${folder})

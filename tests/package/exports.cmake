@@ -1,5 +1,7 @@
 # cmake -DNM=... -DLIBRARY=... -P exports.cmake: the shared library exports fabric:: and no more.
 
+cmake_minimum_required(VERSION 3.25)
+
 execute_process(COMMAND ${NM} -D -C --defined-only --format=posix ${LIBRARY}
                 OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REPLACE ";" "," symbols "${symbols}")

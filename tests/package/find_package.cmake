@@ -1,6 +1,8 @@
 # cmake -DCOMPILER=... -DLINKAGE=static|shared -DSTAGE=... -DBUILD=... -P find_package.cmake
 # Configures, builds and runs the consumer against the CMake package of an installed tree.
 
+cmake_minimum_required(VERSION 3.25)
+
 find_program(ninja ninja REQUIRED)
 find_program(compiler ${COMPILER} REQUIRED)
 file(REMOVE_RECURSE ${BUILD})

@@ -1,6 +1,8 @@
 # cmake -DCOMPILER=... -DLINKAGE=static|shared -DSTAGE=... -DBUILD=... -P pkg_config.cmake
 # Builds and runs the consumer with one compiler line, as pkg-config gives it.
 
+cmake_minimum_required(VERSION 3.25)
+
 find_program(pkg_config pkg-config REQUIRED)
 find_program(compiler ${COMPILER} REQUIRED)
 file(GLOB_RECURSE pc ${STAGE}/*/fabric-lib.pc)

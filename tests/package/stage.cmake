@@ -1,5 +1,7 @@
 # cmake -DBUILD=... -DSTAGE=... -P stage.cmake: installs a build into an empty STAGE.
 
+cmake_minimum_required(VERSION 3.25)
+
 file(REMOVE_RECURSE ${STAGE})
 execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --prefix ${STAGE}
                 COMMAND_ERROR_IS_FATAL ANY)

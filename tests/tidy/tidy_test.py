@@ -169,6 +169,7 @@ class Findings(unittest.TestCase):
         self.finds("pragma-once", "src/core/a.h", "int f();\n")
         self.finds("using-namespace", "src/core/a.h", "#pragma once\nusing namespace std;\n", 2)
         self.accepts("src/core/a.h", "// What it is.\n#pragma once\n")
+        self.accepts("src/core/a.h", "#pragma once\nusing namespace std::chrono_literals;\n")
 
     def test_blanks(self):
         self.finds("blanks", "src/core/a.cc", "int x; \n")

@@ -72,10 +72,8 @@ uint32_t SelfRail::poll_paths(std::span<WireEvent> out) noexcept {
     }
     // Behind the sender's end: nothing that is still queued can be counted any more.
     if (path.in_closing && !path.in_down && path.down && n < out.size()) {
-      out[n++] = {.kind = WireEvent::Kind::kPathDown,
-                  .inbound = 1,
-                  .path = number,
-                  .value = path.counted};
+      out[n++] = {
+          .kind = WireEvent::Kind::kPathDown, .inbound = 1, .path = number, .value = path.counted};
       path.in_down = true;
       --closing_;
     }

@@ -63,7 +63,7 @@ class RegionTable {
   std::vector<Region> regions_;
   // Room for every region is reserved when it is added: remove() and unpin() cannot fail.
   std::vector<uint32_t> free_;
-  std::vector<uint32_t> fenced_;  ///< cookies, oldest first
+  std::vector<uint32_t> fenced_;           ///< cookies, oldest first
   std::atomic<uint32_t> fenced_count_{0};  ///< its size, written under the lock
 };
 

@@ -30,7 +30,8 @@ TEST(ForkGuard, OfAChildIsAtHomeThereAndForkedInAGrandchild) {
   const int bits = in_child([&] {
     const ForkGuard childs;
     const int at_home = childs.forked() ? 0 : 1;
-    const int beyond = in_child([&] { return (childs.forked() ? 2 : 0) | (parents.forked() ? 4 : 0); });
+    const int beyond =
+        in_child([&] { return (childs.forked() ? 2 : 0) | (parents.forked() ? 4 : 0); });
     return at_home | beyond;
   });
   EXPECT_EQ(bits, 1 | 2 | 4);

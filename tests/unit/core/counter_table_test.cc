@@ -390,6 +390,21 @@ TEST_F(CounterTableTest, WhoSleepsIsWokenByTheEnd) {
   EXPECT_TRUE(table.result(armed.expectation).done);
 }
 
+TEST_F(CounterTableTest, TheEndIsKeptUntilTheWaiterHasReadIt) {
+  CounterTable one(options(1, 8));
+  const Key key = *one.acquire(now_ns, 0);
+  const Armed waiter = *one.expect(key, 1, CounterTable::kWaiter);
+  ASSERT_TRUE(one.cancel(waiter.expectation, Errc::kTimeout));
+  EXPECT_EQ(one.peek(waiter.expectation).code, Errc::kTimeout);
+  EXPECT_EQ(one.expect(key, 1, 1).error().code, Errc::kBusy);
+  one.release(key, now_ns);
+  EXPECT_EQ(one.acquire(now_ns, 0).error().code, Errc::kExhausted) << "nor is the slot reused";
+  EXPECT_EQ(one.result(waiter.expectation).code, Errc::kTimeout);
+  const auto next = one.acquire(now_ns, 0);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_TRUE(one.expect(*next, 1, 1).has_value());
+}
+
 TEST_F(CounterTableTest, CancelGivesBackWhatWasThere) {
   const Key key = fresh();
   arrive(key, 1, 2);

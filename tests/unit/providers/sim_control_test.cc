@@ -89,6 +89,11 @@ TEST(SimControl, DuplicatesAtTheRateAskedFor) {
   EXPECT_NEAR(static_cast<double>(arrived.size()), 6'000, 120);
 }
 
+TEST(SimControl, LossTakesTheDuplicateToo) {
+  const auto arrived = exchange({.seed = 3, .drop_control = 0.5, .duplicate_control = 0.5}, 5'000);
+  EXPECT_NEAR(static_cast<double>(arrived.size()), 3'750, 150);
+}
+
 TEST(SimControl, ReordersAtTheRateAskedFor) {
   const auto arrived = exchange({.seed = 3, .reorder_control = 0.2}, 5'000);
   EXPECT_EQ(arrived.size(), 5'000u);

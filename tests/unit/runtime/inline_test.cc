@@ -138,7 +138,7 @@ TEST(InlineDriver, SeesACallbackThatBecameDueAfterTheTurn) {
 
 TEST(InlineDriver, AttachesAndDetachesOthersFromInsideACallback) {
   InlineDriver driver;
-  FakeProgress host, before, after;
+  FakeProgress host, before, after, bystander;
   auto late = std::make_unique<FakeProgress>();
   auto gone = std::make_unique<FakeProgress>();
   host.on_callback = [&] {
@@ -152,8 +152,10 @@ TEST(InlineDriver, AttachesAndDetachesOthersFromInsideACallback) {
   ASSERT_TRUE(driver.attach(host, {}));
   ASSERT_TRUE(driver.attach(*gone, {}));
   ASSERT_TRUE(driver.attach(after, {}));
+  ASSERT_TRUE(driver.attach(bystander, {}));
   host.due = 1;
-  EXPECT_EQ(driver.turn(), 1u);
+  bystander.due = 1;
+  EXPECT_EQ(driver.turn(), 2u);  // nobody is passed over because others left
   EXPECT_EQ(before.turns, 1u);
   EXPECT_EQ(after.looks, 0u);
   EXPECT_EQ(driver.turn(), 0u);
@@ -201,7 +203,9 @@ TEST(InlineDriver, RunsJobsBetweenTurnsInOrder) {
 
 TEST(InlineDriver, RunsTheLastJobsAtItsEnd) {
   bool ran = false;
-  { InlineDriver().offload([&] { ran = true; }); }
+  {
+    InlineDriver().offload([&] { ran = true; });
+  }
   EXPECT_TRUE(ran);
 }
 

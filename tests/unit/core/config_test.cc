@@ -1,0 +1,274 @@
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <fabric/fabric.h>
+
+#include "core/core.h"
+#include "support/log_guard.h"
+
+namespace fabric::core {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Sets a variable for as long as it lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value, 1);
+  }
+  ~Variable() {
+    if (old_) {
+      ::setenv(name_, old_->c_str(), 1);
+    } else {
+      ::unsetenv(name_);
+    }
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+Error refusal(const Config& config) { return effective_config(config).error(); }
+
+Error refusal(const char* variable, const char* value) {
+  const Variable set(variable, value);
+  return refusal(Config{});
+}
+
+TEST(Config, TheDefaultsAreGood) {
+  EXPECT_TRUE(effective_config({}));
+}
+
+// ---- Fields -------------------------------------------------------------------------------------
+
+struct BadField {
+  const char* name;
+  Errc code;
+  std::function<void(Config&)> spoil;
+};
+
+void expect_refused(const BadField& bad) {
+  Config config;
+  bad.spoil(config);
+  const Error error = refusal(config);
+  EXPECT_EQ(error.code, bad.code) << bad.name;
+  EXPECT_STREQ(error.what, bad.name);
+}
+
+TEST(Config, EveryTimeHasBounds) {
+  const std::pair<const char*, Nanos Config::*> times[] = {
+      {"default_timeout", &Config::default_timeout}, {"drain_timeout", &Config::drain_timeout},
+      {"timeout_max", &Config::timeout_max},         {"peer_timeout", &Config::peer_timeout},
+      {"lost_timeout", &Config::lost_timeout},       {"retransmit", &Config::retransmit}};
+  for (const auto& [name, field] : times) {
+    for (const Nanos value : {Nanos(0), Nanos(-1), Nanos::min(), Nanos::max()}) {
+      // The default may not be above the maximum: with a long one it would be refused first.
+      const bool is_max = field == &Config::timeout_max;
+      expect_refused({name, Errc::kInvalidArgument, [&, f = field](Config& c) {
+                        if (is_max && value > Nanos(0)) c.default_timeout = 1s;
+                        c.*f = value;
+                      }});
+    }
+  }
+  expect_refused({"spin", Errc::kInvalidArgument, [](Config& c) { c.spin = Nanos(-1); }});
+  Config no_spin;
+  no_spin.spin = Nanos(0);
+  EXPECT_TRUE(effective_config(no_spin)) << "not to spin is a choice";
+  expect_refused({"default_timeout", Errc::kInvalidArgument, [](Config& c) {
+                    c.default_timeout = c.timeout_max + 1ns;
+                  }});
+}
+
+TEST(Config, EveryCountHasBounds) {
+  struct Count {
+    const char* name;
+    uint32_t Config::*field;
+    uint32_t most;
+  };
+  const Count counts[] = {{"ops_max", &Config::ops_max, 1u << 20},
+                          {"batches_max", &Config::batches_max, 1u << 20},
+                          {"peers_max", &Config::peers_max, 1u << 16},
+                          {"regions_max", &Config::regions_max, 1u << 20},
+                          {"counters_max", &Config::counters_max, 1u << 20},
+                          {"names_per_peer_max", &Config::names_per_peer_max, 1u << 20},
+                          {"message_bytes_max", &Config::message_bytes_max, 65536},
+                          {"message_buffers", &Config::message_buffers, 1u << 20},
+                          {"message_credits", &Config::message_credits, 4096}};
+  for (const Count& count : counts) {
+    for (const uint32_t bad : {0u, count.most + 1, UINT32_MAX}) {
+      expect_refused({count.name, Errc::kInvalidArgument, [&](Config& c) { c.*count.field = bad; }});
+    }
+    for (const uint32_t good : {1u, count.most}) {
+      Config config;
+      config.*count.field = good;
+      EXPECT_TRUE(effective_config(config)) << count.name << " = " << good;
+    }
+  }
+}
+
+TEST(Config, EverySizeHasBounds) {
+  struct Size {
+    const char* name;
+    uint64_t Config::*field;
+    uint64_t least, most;
+  };
+  const Size sizes[] = {{"index_arena_bytes", &Config::index_arena_bytes, 4096, 1ull << 36},
+                        {"stripe_bytes_min", &Config::stripe_bytes_min, 1, 1ull << 40},
+                        {"stripe_align", &Config::stripe_align, 1, 1ull << 30},
+                        {"bulk_slice_bytes", &Config::bulk_slice_bytes, 2, 1ull << 40}};
+  for (const Size& size : sizes) {
+    for (const uint64_t bad : {size.least - 1, 2 * size.most, uint64_t{UINT64_MAX}}) {
+      expect_refused({size.name, Errc::kInvalidArgument, [&](Config& c) { c.*size.field = bad; }});
+    }
+    for (const uint64_t good : {size.least, size.most}) {
+      Config config;
+      config.*size.field = good;
+      EXPECT_TRUE(effective_config(config)) << size.name << " = " << good;
+    }
+  }
+  expect_refused(
+      {"stripe_align", Errc::kInvalidArgument, [](Config& c) { c.stripe_align = 3000; }});
+}
+
+TEST(Config, WhatIsShownToPeersHasBounds) {
+  expect_refused({"app_info", Errc::kTooLarge, [](Config& c) { c.app_info.assign(1025, 'x'); }});
+  Config config;
+  config.app_info.assign(1024, 'x');
+  EXPECT_TRUE(effective_config(config));
+}
+
+TEST(Config, NetworksAreNamedWellAndOnce) {
+  const auto networks = [](std::vector<Network> list) {
+    return [list](Config& c) { c.networks = list; };
+  };
+  const BadField bad[] = {
+      {"networks.provider", Errc::kInvalidArgument, networks({{.provider = ""}})},
+      {"networks.provider", Errc::kInvalidArgument, networks({{.provider = "s\nim"}})},
+      {"networks.provider", Errc::kInvalidArgument, networks({{.provider = std::string(32, 'x')}})},
+      {"networks.provider", Errc::kInvalidArgument, networks({{.provider = "self"}})},
+      {"networks.name", Errc::kInvalidArgument, networks({{.provider = "sim", .name = "self"}})},
+      {"networks.name", Errc::kInvalidArgument, networks({{.provider = "sim", .name = "\x7f"}})},
+      {"networks.name", Errc::kInvalidArgument,
+       networks({{.provider = "sim"}, {.provider = "sim"}})},
+      {"networks.name", Errc::kInvalidArgument,
+       networks({{.provider = "sim", .name = "a"}, {.provider = "tcp", .name = "a"}})},
+      {"networks.rails_max", Errc::kInvalidArgument,
+       networks({{.provider = "sim", .rails_max = 0}})},
+      {"networks.rails_max", Errc::kInvalidArgument,
+       networks({{.provider = "sim", .rails_max = kRailsMax + 1}})},
+      {"networks", Errc::kTooLarge, networks(std::vector<Network>(9, {.provider = "sim"}))},
+  };
+  for (const BadField& field : bad) expect_refused(field);
+}
+
+// ---- Variables ----------------------------------------------------------------------------------
+
+TEST(Environment, SetsEveryKindOfField) {
+  const Variable variables[] = {
+      {"FABRIC_OPS_MAX", "8192"},       {"FABRIC_SPIN", "20us"},
+      {"FABRIC_STRIPE_ALIGN", "65536"}, {"FABRIC_NETWORKS", "shm,tcp"},
+      {"FABRIC_WORKER_CPUS", "0,3,11"}, {"FABRIC_REROUTE", "1"},
+      {"FABRIC_APP_INFO", "llama"},     {"FABRIC_LOG_LEVEL", "debug"},
+      {"FABRIC_JOB_KEY", ""},           {"FABRIC_TEST_SOMETHING", "whatever"}};
+  Config asked;
+  asked.ops_max = 1;
+  asked.job_key = "secret";
+  const auto config = effective_config(asked);
+  ASSERT_TRUE(config) << config.error().what;
+  EXPECT_EQ(config->ops_max, 8192u) << "the variable wins";
+  EXPECT_EQ(config->spin, 20us);
+  EXPECT_EQ(config->stripe_align, 65536u);
+  ASSERT_EQ(config->networks.size(), 2u);
+  EXPECT_EQ(config->networks[0].provider, "shm");
+  EXPECT_EQ(config->networks[1].provider, "tcp");
+  EXPECT_TRUE(config->networks[1].required);
+  EXPECT_EQ(config->worker_cpus, (std::vector<int>{0, 3, 11}));
+  EXPECT_TRUE(config->reroute);
+  EXPECT_EQ(config->app_info, "llama");
+  EXPECT_EQ(config->log_level, LogLevel::kDebug);
+  EXPECT_EQ(config->job_key, "");
+}
+
+TEST(Environment, DurationsHaveAUnit) {
+  const std::pair<const char*, Nanos> good[] = {
+      {"1ns", 1ns}, {"250us", 250us}, {"30ms", 30ms}, {"7s", 7s}};
+  for (const auto& [text, value] : good) {
+    const Variable set("FABRIC_RETRANSMIT", text);
+    ASSERT_TRUE(effective_config({})) << text;
+    EXPECT_EQ(effective_config({})->retransmit, value);
+  }
+  for (const char* text : {"", "5", "s", "1.5s", "-1s", " 1s", "1s ", "1m", "5 ms", "1S",
+                           "99999999999999999999s", "18446744073709551615ns"}) {
+    const Error error = refusal("FABRIC_RETRANSMIT", text);
+    EXPECT_EQ(error.code, Errc::kInvalidArgument) << text;
+    EXPECT_STREQ(error.what, "FABRIC_RETRANSMIT") << text;
+  }
+}
+
+TEST(Environment, AMalformedValueNamesItsVariable) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"FABRIC_OPS_MAX", "many"},        {"FABRIC_OPS_MAX", ""},
+      {"FABRIC_OPS_MAX", "-1"},          {"FABRIC_OPS_MAX", "0x10"},
+      {"FABRIC_OPS_MAX", "4294967296"},  {"FABRIC_INDEX_ARENA_BYTES", "8M"},
+      {"FABRIC_REROUTE", "yes"},         {"FABRIC_REROUTE", ""},
+      {"FABRIC_LOG_LEVEL", "loud"},      {"FABRIC_LOG_LEVEL", "Debug"},
+      {"FABRIC_NETWORKS", ""},           {"FABRIC_NETWORKS", "sim,,tcp"},
+      {"FABRIC_NETWORKS", ",sim"},       {"FABRIC_WORKER_CPUS", "0-3"},
+      {"FABRIC_WORKER_CPUS", "1,"},      {"FABRIC_NETWORKS", "sim,"}};
+  for (const auto& [name, value] : bad) {
+    const Error error = refusal(name, value);
+    EXPECT_EQ(error.code, Errc::kInvalidArgument) << name << "=" << value;
+    EXPECT_STREQ(error.what, name) << value;
+  }
+}
+
+TEST(Environment, AValueOutOfRangeNamesTheField) {
+  const Error error = refusal("FABRIC_OPS_MAX", "0");
+  EXPECT_EQ(error.code, Errc::kInvalidArgument);
+  EXPECT_STREQ(error.what, "ops_max");
+}
+
+TEST(Environment, AnUnknownVariableIsAnError) {
+  for (const char* name : {"FABRIC_OPS", "FABRIC_", "FABRIC_ops_max", "FABRIC_LOG_SINK",
+                           "FABRIC_OPS_MAX_", "FABRIC_TESTING"}) {
+    const Error error = refusal(name, "1");
+    EXPECT_EQ(error.code, Errc::kInvalidArgument) << name;
+    EXPECT_STREQ(error.what, name);
+  }
+  EXPECT_EQ(refusal("FABRIK_OPS", "1").code, Errc::kOk) << "somebody else's";
+}
+
+TEST(Environment, ReachesEnginesThatAreOpened) {
+  Config config;
+  config.log_sink = test::test_log_sink();
+  {
+    const Variable set("FABRIC_NO_SUCH_THING", "1");
+    const auto engine = Engine::open(config, std::make_shared<InlineRuntime>());
+    EXPECT_EQ(engine.error().code, Errc::kInvalidArgument);
+    EXPECT_STREQ(engine.error().what, "FABRIC_NO_SUCH_THING");
+  }
+  const Variable set("FABRIC_BATCHES_MAX", "1");
+  auto engine = Engine::open(config, std::make_shared<InlineRuntime>());
+  ASSERT_TRUE(engine);
+  const auto first = engine->make_batch();
+  EXPECT_TRUE(first);
+  EXPECT_EQ(engine->make_batch().error().code, Errc::kExhausted);
+}
+
+TEST(Environment, SpinAndCpusReachTheWorkerToo) {
+  // The engine works with the checked config everywhere, not with the one that was passed in.
+  const Variable set("FABRIC_DRAIN_TIMEOUT", "123ms");
+  EXPECT_EQ(effective_config({})->drain_timeout, 123ms);
+}
+
+}  // namespace
+}  // namespace fabric::core
