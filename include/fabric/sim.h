@@ -63,7 +63,8 @@ class FABRIC_EXPORT World {
   /// Opens an engine on a node. Empty config.networks: all networks of the node, in their order.
   Result<Engine> open(uint32_t node, Config config = {});
 
-  /// Called in every step of the world; for workloads and checks. Virtual time only.
+  /// Called in every step of the world; for workloads and checks. Virtual time only. Waits
+  /// inside destructors are steps too: what it uses must outlive the engines of the world.
   void each_step(std::function<void()> actor);
   /// Runs until done() or for `limit`. True when done() said so. Virtual time only: in realtime it
   /// asks once.

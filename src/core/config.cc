@@ -77,36 +77,34 @@ bool parse(std::string_view text, LogLevel& out) {
   return false;
 }
 
+/// Calls `take` with every item of a list that has one at least, and no empty ones.
 template <class F>
 bool each_item(std::string_view list, F&& take) {
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    if (comma == 0 || !take(list.substr(0, comma))) return false;
-    list.remove_prefix(std::min(comma + 1, list.size()));
+  for (;;) {
+    const size_t comma = list.find(',');
+    const std::string_view item = list.substr(0, comma);
+    if (item.empty() || !take(item)) return false;
+    if (comma == std::string_view::npos) return true;
+    list.remove_prefix(comma + 1);
   }
-  return true;
 }
 
 bool parse(std::string_view text, std::vector<Network>& out) {
   out.clear();
-  return each_item(text,
-                   [&](std::string_view provider) {
-                     out.push_back({.provider = std::string(provider)});
-                     return true;
-                   }) &&
-         !out.empty();
+  return each_item(text, [&](std::string_view provider) {
+    out.push_back({.provider = std::string(provider)});
+    return true;
+  });
 }
 
 bool parse(std::string_view text, std::vector<int>& out) {
   out.clear();
-  return each_item(text,
-                   [&](std::string_view item) {
-                     uint32_t cpu = 0;
-                     if (!parse(item, cpu)) return false;
-                     out.push_back(static_cast<int>(cpu));
-                     return true;
-                   }) &&
-         !out.empty();
+  return each_item(text, [&](std::string_view item) {
+    uint32_t cpu = 0;
+    if (!parse(item, cpu)) return false;
+    out.push_back(static_cast<int>(cpu));
+    return true;
+  });
 }
 
 /// Every field that a variable can set, with the variable's name.

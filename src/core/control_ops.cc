@@ -100,6 +100,8 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
   NetworkSlot* network = core_.network_named(open->provider, open->network);
   if (network == nullptr || open->remote_rail >= network->rails.size()) {
     answer.code = Errc::kUnreachable;
+  } else if (peer.ending) {
+    answer.code = Errc::kPeerLost;  // a way in that is closed at once would break what comes by it
   } else {
     RailSlot& rail = network->rails[open->remote_rail];
     auto id = rail.rail->accept_path(open->hello, answer.answer);
@@ -107,7 +109,6 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
     if (id) {
       peer.inbound.push_back(
           {.ref = open->ref, .network = rail.network, .rail = rail.index, .id = *id});
-      if (peer.ending) close_inbound(peer);
     }
   }
   send(peer, MessageType::kPathAnswer, control::encode(answer));
@@ -338,6 +339,7 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
 void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_revoke_key(body);
   if (!request) return refuse_bad(peer, MessageType::kRevokeKey);
+  core_.transfers.key_revoked(peer, Key::from_wire(request->key));
   add_drain(peer, MessageType::kKeyRevoked, request->ref);
 }
 
@@ -385,8 +387,13 @@ void Peers::start_fence(Op& op) {
     return;
   }
   peer->fence_op = op.self;
+  if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
+    // A session that never came up has no path in: nothing of it can land on any network.
+    finish_fence(*peer, Errc::kOk);
+    return;
+  }
   if (!peer->usable()) {
-    // Nobody to ask. A session that never came up has no path in; the others' ends are closing.
+    // Nobody to ask; its paths in are closing.
     lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
     op.step = 1;
     core_.timers.set(op.timer, op.deadline_ns);

@@ -419,6 +419,10 @@ void EngineCore::offload(std::function<void()> job) {
 void EngineCore::end_group(GroupId id) {
   dying_groups.push_back(id.slot);
   groups.hide(id.slot);
+  sweep_groups();
+}
+
+void EngineCore::sweep_groups() {
   std::erase_if(dying_groups, [&](uint32_t slot) {
     // Adds nothing, yet writes: pairs with GroupReader.
     if (groups.at(slot)->readers.fetch_add(0, std::memory_order_acq_rel) != 0) return false;

@@ -42,12 +42,13 @@ struct GroupSlot : SlotHead {
   std::atomic<uint32_t> readers{0};  ///< submitters that look at `peers`: it must not change
 };
 
-/// A submitter's look at a group, which may be destroyed meanwhile. Reader and destroyer both change
-/// `readers` by read-modify-writes: either the destroyer sees the reader and leaves the slot alone,
-/// or the reader sees that the group is gone.
+/// A submitter's look at a group, which may be destroyed meanwhile. Reader and destroyer both
+/// change `readers` by read-modify-writes: either the destroyer sees the reader and leaves the slot
+/// alone, or the reader sees that the group is gone.
 class GroupReader {
  public:
-  GroupReader(const SlotTable<GroupSlot>& groups, GroupId id) noexcept : slot_(groups.at(id.slot)) {
+  GroupReader(const SlotTable<GroupSlot>& groups, GroupId id) noexcept
+      : slot_(id ? groups.at(id.slot) : nullptr) {
     if (slot_ == nullptr) return;
     slot_->readers.fetch_add(1, std::memory_order_acq_rel);  // pairs with end_group()
     found_ = groups.find(id.slot, id.generation) != nullptr;
@@ -114,7 +115,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   }
   /// Runs a call of a network's outside the turn; close() waits for it.
   void offload(std::function<void()> job);
-  void end_group(GroupId id);  ///< state lock held
+  void end_group(GroupId id);  ///< state lock held, as for the next one
+  void sweep_groups();         ///< slots that nobody looks at any more may be used again
 
   Result<void> close(Timeout timeout);
 
@@ -189,8 +191,9 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Counters counters;
   SlotTable<GroupSlot> groups;
   std::vector<uint32_t> dying_groups;  ///< destroyed while a submitter was looking
-  uint32_t running_head = kNone;  ///< operations that the worker has
+  uint32_t running_head = kNone;       ///< operations that the worker has
 
+  std::shared_ptr<EngineCore> orphan{};  ///< itself, when it could not be closed: never ends
   std::atomic<bool> closing{false};
   std::atomic<bool> closed{false};
   ParkingSpot closing_parking{};

@@ -89,6 +89,7 @@ void Counters::release(const Ending& ending, int64_t now_ns) {
     core_.peers.send(*peer, control::MessageType::kRevokeKey,
                      control::encode(control::RevokeKey{.ref = ref, .key = key.wire()}));
   }
+  if (it->second.sender_gone) unproved_.push_back(key);
   names_.erase(it);
   if (!ending.watched) forget(key);
 }
@@ -130,6 +131,7 @@ void Counters::peer_lost(Peer& peer) {
   for (auto it = names_.begin(); it != names_.end();) {
     Name& name = it->second;
     const bool knew = std::erase(name.resolvers, id) > 0;
+    name.sender_gone |= knew;
     // A name that nobody here ever claimed, and whose last sender is gone, is forgotten.
     if (knew && !name.claimed && name.resolvers.empty()) {
       FABRIC_LOG(core_.log, kInfo, "core", "a name that nobody claimed is dropped",

@@ -95,6 +95,7 @@ class Counters {
     bool claimed = false;
     PeerId made_by{};  ///< whose quota it counts against while unclaimed
     std::vector<PeerId> resolvers{};
+    bool sender_gone = false;  ///< one that resolved it left without saying that it is quiet
   };
   struct Revocation {
     Key key{};

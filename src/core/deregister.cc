@@ -1,4 +1,7 @@
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "core/core.h"
@@ -38,7 +41,8 @@ void Regions::begin_end(uint32_t slot) {
   core_.stop_where([&](const Op& op) { return is_transfer(op.kind) && op.source == id; },
                    Errc::kNotFound);
   for (Peer* peer : core_.peers.all()) {
-    if (!peer->usable() || !region.memory.remote_write) continue;
+    if (!region.memory.remote_write) continue;
+    if (!peer->usable() && !peer->half_up()) continue;
     const uint32_t ref = peer->next_ref++;
     peer->region_refs[ref] = id;
     ++region.answers_awaited;
@@ -100,6 +104,7 @@ void Regions::on_fenced(uint32_t slot) {
   region.end = LocalRegion::End::kAlive;
   region.keys = {};
   region.grants.clear();
+  if (void* pages = std::exchange(region.pages, nullptr)) ::munmap(pages, region.pages_bytes);
   locals_.recycle(slot);
   if (op != kNone) {
     core_.finish(core_.ops.at(op), Errc::kOk, Remote::kDelivered);
@@ -130,6 +135,14 @@ void Regions::close_all() {
     region.answers_awaited = 0;
     source_drained(slot);
   }
+}
+
+bool Regions::adopt_pages(RegionId id, void* pages, uint64_t bytes) noexcept {
+  if (ended(id)) return false;
+  LocalRegion& region = *locals_.at(id.slot);
+  region.pages = pages;
+  region.pages_bytes = bytes;
+  return true;
 }
 
 bool Regions::ended(RegionId id) const noexcept {

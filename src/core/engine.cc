@@ -29,9 +29,11 @@ Engine::~Engine() {
   }
   if (core_->closing.load(std::memory_order_acquire)) return;
   if (close().error().code != Errc::kWouldDeadlock) return;
-  // In a callback nobody can wait for the threads, one of which this is: they keep what they use.
+  // In a callback nobody can wait for the threads, one of which this may be: they keep what they
+  // use.
   FABRIC_LOG(core_->log, kError, "core", "an engine was destroyed in a callback: it stays open");
-  new (EngineCore::leaked(sizeof core_)) std::shared_ptr<EngineCore>(std::move(core_));
+  EngineCore& core = *core_;
+  core.orphan = std::move(core_);
 }
 
 Result<Engine> Engine::open(const Config& config, std::shared_ptr<Runtime> runtime) {
@@ -75,6 +77,7 @@ Result<PeerId> Engine::connect(std::span<const std::byte> address, const Connect
 }
 
 Result<PeerId> Engine::connect(std::string_view address_text, const ConnectOptions& options) {
+  if (refused(core_)) return kEngineClosed;
   auto bytes = control::address_from_text(address_text);
   if (!bytes) return bytes.error();
   return connect(*bytes, options);
@@ -119,6 +122,7 @@ Result<std::string> Engine::offer(const MemoryRegion& region, Key key) const {
 }
 
 Result<Offer> Engine::accept(std::string_view text) {
+  if (refused(core_)) return kEngineClosed;
   auto parts = control::decode_offer(text);
   if (!parts) return parts.error();
   auto peer = connect(parts->address);
@@ -141,6 +145,7 @@ Result<PeerGroup> Engine::make_group(std::span<const PeerId> peers) {
     }
   }
   uint32_t slot = 0;
+  core_->sweep_groups();
   core::GroupSlot* group = core_->groups.acquire(slot);
   if (group == nullptr) return fail(Errc::kExhausted, "groups");
   group->peers.assign(peers.begin(), peers.end());

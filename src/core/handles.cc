@@ -216,8 +216,14 @@ MemoryRegion::~MemoryRegion() {
   if (state_ == nullptr) return;
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
-  const bool proved = core.end_region(state_->id);
+  bool proved = core.end_region(state_->id);
   if (state_->owned == nullptr) return;
+  if (!proved && core::in_callback()) {
+    // It could not wait. The pages go when the region does, or now when it just did.
+    std::lock_guard lock(core.state_mutex);
+    if (core.regions.adopt_pages(state_->id, state_->owned, state_->owned_bytes)) return;
+    proved = true;
+  }
   if (proved) {
     ::munmap(state_->owned, state_->owned_bytes);
   } else {

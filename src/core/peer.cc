@@ -185,6 +185,11 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   if (address.engine_id == core_.engine_id && address.incarnation != core_.incarnation) {
     return fail(Errc::kPeerLost, "address");
   }
+  for (const std::string& name : options.networks) {
+    const bool there = std::any_of(core_.networks.begin(), core_.networks.end(),
+                                   [&](const NetworkSlot& n) { return n.name == name; });
+    if (!there) return fail(Errc::kUnsupported, "options.networks");
+  }
   const bool is_self = address.engine_id == core_.engine_id;
   if (Peer* known = by_engine(address.engine_id); known != nullptr) {
     if (address.incarnation < known->remote.incarnation) return fail(Errc::kPeerLost, "address");
@@ -193,11 +198,6 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
       return known->id();
     }
     lose(*known, PeerState::kLost, Errc::kPeerLost, false);  // it has restarted
-  }
-  for (const std::string& name : options.networks) {
-    const bool there = std::any_of(core_.networks.begin(), core_.networks.end(),
-                                   [&](const NetworkSlot& n) { return n.name == name; });
-    if (!there) return fail(Errc::kUnsupported, "options.networks");
   }
   Peer* peer = make(is_self ? own_address(true) : address, is_self);
   if (peer == nullptr) return fail(Errc::kExhausted, "peers_max");

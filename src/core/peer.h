@@ -125,6 +125,10 @@ struct Peer : SlotHead {
     const PeerState s = state.load(std::memory_order_relaxed);
     return s == PeerState::kConnected || s == PeerState::kStalled;
   }
+  /// The other side may count the session as up already: its "ready" is on its way, or got lost.
+  bool half_up() const noexcept {
+    return state.load(std::memory_order_relaxed) == PeerState::kConnecting && their_session != 0;
+  }
 };
 
 class Peers {

@@ -177,7 +177,9 @@ uint32_t Regions::imported_from(PeerId peer) const noexcept {
   uint32_t n = 0;
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     const RemoteRegionSlot* slot = remotes_.at(i);
-    if (slot->generation.load(std::memory_order_relaxed) != 0 && slot->owner() == peer) ++n;
+    const bool live =
+        slot->status.load(std::memory_order_relaxed) == RemoteRegionSlot::Status::kLive;
+    if (live && slot->generation.load(std::memory_order_relaxed) != 0 && slot->owner() == peer) ++n;
   }
   return n;
 }
@@ -247,8 +249,17 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
     const uint32_t generation = slot->generation.load(std::memory_order_relaxed);
     if (generation == 0 || slot->owner() != owner.id() || slot->owner_region != region) continue;
     if (grant != 0 && slot->grant != grant) continue;
+    if (slot->status.load(std::memory_order_relaxed) != RemoteRegionSlot::Status::kLive) continue;
     slot->status.store(RemoteRegionSlot::Status::kRevoked, std::memory_order_release);
     core_.transfers.region_revoked(RemoteRegion(i, generation));
+    revoked_.push_back(RemoteRegion(i, generation));
+  }
+  // Nothing is queued for them. Whoever still holds an old handle hears kNotFound all the same.
+  for (; revoked_.size() > core_.config.regions_max; revoked_.pop_front()) {
+    RemoteRegionSlot* slot = remote(revoked_.front());
+    if (slot == nullptr) continue;  // went with its peer
+    slot->set_owner({});
+    remotes_.recycle(revoked_.front().slot);
   }
 }
 

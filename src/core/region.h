@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -48,6 +49,8 @@ struct LocalRegion : SlotHead {
   uint32_t answers_awaited = 0;         ///< importers that have not said that they are quiet
   uint32_t fences_awaited = 0;          ///< rails that have not proved it
   uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
+  void* pages = nullptr;                ///< from allocate(), to be unmapped at its end
+  uint64_t pages_bytes = 0;
 };
 
 struct RemoteRegionSlot : SlotHead {
@@ -123,6 +126,8 @@ class Regions {
   void source_drained(uint32_t slot);
   void on_fenced(uint32_t cookie);
   void close_all();
+  /// Takes over pages whose handle cannot wait for the end of the region. False: it has ended.
+  bool adopt_pages(RegionId region, void* pages, uint64_t bytes) noexcept;
   /// True when the region is gone and nothing can land in it any more.
   bool ended(RegionId region) const noexcept;
   uint32_t live() const noexcept { return locals_.live(); }
@@ -141,6 +146,8 @@ class Regions {
   EngineCore& core_;
   SlotTable<LocalRegion> locals_;
   SlotTable<RemoteRegionSlot> remotes_;
+  /// Imported regions that were taken back, oldest first: their slots say so for a while.
+  std::deque<RemoteRegion> revoked_;
   uint32_t next_grant_ = 1;
 };
 

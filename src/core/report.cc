@@ -370,8 +370,7 @@ uint32_t Reporter::run_callbacks() noexcept {
 bool Reporter::handed_over() const noexcept {
   const auto served = [](const auto& state) {
     // An inbox that nobody reads holds nobody up.
-    return state->waiting.empty() ||
-           NotifyAccess::kind(state->notify) != NotifyAccess::Kind::kCall;
+    return state->waiting.empty() || NotifyAccess::kind(state->notify) != NotifyAccess::Kind::kCall;
   };
   return pending_seals_.empty() && std::all_of(subscribers_.begin(), subscribers_.end(), served);
 }

@@ -289,8 +289,10 @@ void Transfers::path_answered(Peer& peer, uint32_t index, Errc code,
     code = rail.start_path(path.id, answer).error().code;
   }
   if (code != Errc::kOk) {
-    FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
-               {"rail", path.rail}, {"code", code});
+    if (code != Errc::kPeerLost) {  // who is about to be fenced hears of that by itself
+      FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
+                 {"rail", path.rail}, {"code", code});
+    }
     drop_path_entries(path, code);
     close_path(path);
     return;

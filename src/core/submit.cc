@@ -183,8 +183,8 @@ Result<OpId> EngineCore::submit(const Write& request) {
 }
 
 Result<uint32_t> EngineCore::submit(std::span<const Write> requests) {
-  if (requests.empty()) return fail(Errc::kInvalidArgument, "requests");
   if (refuses()) return fail(Errc::kClosed, "engine");
+  if (requests.empty()) return fail(Errc::kInvalidArgument, "requests");
   const int64_t now = driver->now_ns();
   // In groups that the worker sees at once: what is taken together is posted together.
   std::array<uint32_t, 64> group;

@@ -135,8 +135,10 @@ void Transfers::shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t b
   if (op.shards_ended < op.shards) return;
   PieceEnd whole{op.code, Remote::kDelivered};
   if (op.shards_failed > 0) {
-    const bool nothing = op.shards_failed == op.shards && op.shards_unknown == 0;
-    whole.remote = nothing ? Remote::kNotDelivered : Remote::kUnknown;
+    // Nothing of it lands any more; but a shard that was counted has left its share at the key.
+    const bool counted = op.imm && op.shards_failed < op.shards;
+    const bool known = op.shards_unknown == 0 && !counted;
+    whole.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
   }
   part_ended(op, 0, peer, whole, 0);
 }
@@ -248,10 +250,27 @@ void Transfers::peer_lost(Peer& peer, Errc code) {
 }
 
 void Transfers::region_revoked(RemoteRegion handle) {
+  drop_entries_where(
+      [&](const Op& op, const Entry& entry) {
+        return op.kind != OpKind::kSignal && part_of(op, entry.part).target == handle;
+      },
+      Errc::kNotFound);
+}
+
+void Transfers::key_revoked(const Peer& peer, Key key) {
+  if (!key) return;  // would be every write without an immediate
+  drop_entries_where(
+      [&](const Op& op, const Entry& entry) {
+        return entry.peer == peer.slot && part_of(op, entry.part).imm == key;
+      },
+      Errc::kReleased);
+}
+
+template <class F>
+void Transfers::drop_entries_where(F&& wanted, Errc code) {
   std::vector<OpId> running;
   for (uint32_t i = core_.running_head; i != kNone; i = core_.ops.at(i).running_next) {
-    const Op& op = core_.ops.at(i);
-    if (is_transfer(op.kind) && op.kind != OpKind::kSignal) running.push_back(op.id());
+    if (is_transfer(core_.ops.at(i).kind)) running.push_back(core_.ops.at(i).id());
   }
   for (const OpId id : running) {
     Op* op = core_.ops.find(id);
@@ -259,9 +278,7 @@ void Transfers::region_revoked(RemoteRegion handle) {
     ++op->pieces_posted;  // holds it
     for (uint32_t index = op->entries; index != kNone;) {
       const uint32_t next = entries_.at(index).op_next;
-      if (part_of(*op, entries_.at(index).part).target == handle) {
-        drop_entry(index, Errc::kNotFound);
-      }
+      if (wanted(*op, entries_.at(index))) drop_entry(index, code);
       index = next;
     }
     --op->pieces_posted;

@@ -95,6 +95,9 @@ class Transfers {
   void stop_queued(Peer& peer, Errc code);
   /// Ends what is queued for an imported region that was revoked.
   void region_revoked(RemoteRegion handle);
+  /// Ends what is queued for the peer under a key that it closed: what is posted may drain, but
+  /// nothing may follow once the peer has been told that we are quiet (P11).
+  void key_revoked(const Peer& peer, Key key);
   void warm(Peer& peer);
 
   void path_answered(Peer& peer, uint32_t path, Errc code, std::span<const std::byte> answer);
@@ -140,6 +143,8 @@ class Transfers {
   bool open_path(Peer& peer, Path& path);
   void end_parts(Op& op, const Entry& entry, PeerId peer, Errc code);
   void drop_path_entries(Path& path, Errc code);
+  template <class F>
+  void drop_entries_where(F&& wanted, Errc code);
   void forget_path(Path& path);
   void activate(Path& path, uint32_t priority);
   void drop_entry(uint32_t entry_index, Errc code);

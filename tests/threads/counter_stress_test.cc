@@ -25,7 +25,21 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kRunFor = 500ms;
-constexpr auto kHang = 10s;  // nothing here takes longer, even under a sanitizer on a busy machine
+constexpr uint32_t kRoundsMin = 100;  // on a busy machine rather longer than without a point
+constexpr auto kHang = 20s;  // nothing here takes longer, even under a sanitizer on a busy machine
+
+/// Whether to play another round.
+class Rounds {
+ public:
+  bool more(uint32_t played) const {
+    const auto spent = Clock::now() - start_;
+    return !testing::Test::HasFailure() &&
+           (spent < kRunFor || (played < kRoundsMin && spent < kHang));
+  }
+
+ private:
+  const Clock::time_point start_ = Clock::now();
+};
 
 int64_t now_ns() {
   return std::chrono::duration_cast<Nanos>(Clock::now().time_since_epoch()).count();
@@ -224,8 +238,8 @@ class Receiver {
     Network network(table_, payload_, jolts);
     Canceller canceller(table_, jolts);
     key_ = acquire();
-    const auto until = Clock::now() + kRunFor;
-    for (round_ = 1; Clock::now() < until && !testing::Test::HasFailure(); ++round_) {
+    const Rounds rounds;
+    for (round_ = 1; rounds.more(round_); ++round_) {
       issue(network);
       if (rng_.chance(0.15)) {
         give_up(network, canceller);
@@ -240,7 +254,7 @@ class Receiver {
     EXPECT_EQ(canceller.hits, cancels_) << "each cancel that says so ended one expectation";
     EXPECT_EQ(canceller.seqs, cancelled_seqs_) << "and it was the one that was meant";
     EXPECT_EQ(calls_.load(), callbacks_) << "exactly one call for each";
-    EXPECT_GT(round_, 100u);
+    EXPECT_GE(round_, kRoundsMin);
     EXPECT_GT(network.stale(), 0u) << "no late traffic: the test has lost its point";
     std::printf("rounds %u cancels %lu sleeps %lu callbacks %lu stale %lu\n", round_,
                 static_cast<unsigned long>(cancels_), static_cast<unsigned long>(sleeps_),
@@ -418,8 +432,8 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
     }
   });
   uint64_t taken = 0;
-  const auto until = Clock::now() + kRunFor;
-  for (uint32_t i = 0; Clock::now() < until && !testing::Test::HasFailure(); ++i) {
+  const Rounds rounds;
+  for (uint32_t i = 0; rounds.more(i); ++i) {
     const uint64_t n = i % 7 * 50 + 1;  // neighbours differ, so that a wrong n shows
     const auto armed = table.expect(key, n, CounterTable::kWaiter);
     if (!armed) {
@@ -459,9 +473,9 @@ TEST(CounterStress, ReleaseAndArrivalEndAnExpectationOnce) {
       table.arrive({&imm, 1});
     }
   });
-  const auto until = Clock::now() + kRunFor;
+  const Rounds rounds;
   uint32_t armed = 0;
-  while (Clock::now() < until && !testing::Test::HasFailure()) {
+  while (rounds.more(armed)) {
     const auto key = table.acquire(now_ns(), 0);
     if (!key) continue;
     current.store(make_imm(*key, 2), std::memory_order_relaxed);
@@ -563,10 +577,10 @@ class LinkedMember {
 TEST(CounterStress, LinkingAmidArrivalsPassesOnEveryCountExactlyOnce) {
   LinkedMember member;
   Rng rng(2);
-  const auto until = Clock::now() + kRunFor;
+  const Rounds rounds;
   uint32_t round = 1;
-  for (; Clock::now() < until && !testing::Test::HasFailure(); ++round) member.play(rng, round);
-  EXPECT_GT(round, 10u);
+  for (; rounds.more(round); ++round) member.play(rng, round);
+  EXPECT_GE(round, kRoundsMin);
 }
 
 // Keys come and go on two threads while a third keeps sending under keys of the past. A count that

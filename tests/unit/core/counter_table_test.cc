@@ -605,6 +605,28 @@ TEST_F(CounterTableTest, MaskingPaysExactlyWhatTheMemberOwed) {
   }
 }
 
+struct Unlink {
+  CounterTable* table = nullptr;
+  Key member{};
+  static void now(void* self, uint32_t, Errc) {
+    auto* u = static_cast<Unlink*>(self);
+    u->table->set_parent(u->member, Key{});
+  }
+};
+
+// Were the arrival still announced when it calls, the unlink would wait for it for ever.
+TEST_F(CounterTableTest, FiredMayUnlinkTheMemberWhoseCountEndedIt) {
+  Unlink unlink;
+  CounterTable t({.live_max = 2, .fired = Unlink::now, .context = &unlink});
+  const Key parent = *t.acquire(0, 0);
+  unlink = {&t, *t.acquire(0, 0)};
+  t.set_parent(unlink.member, parent);
+  ASSERT_TRUE(t.expect(parent, 1, 1).has_value());
+  t.add(unlink.member, 1);
+  t.add(unlink.member, 1);
+  EXPECT_EQ(t.count(parent), 0u);
+}
+
 TEST_F(CounterTableTest, ReleasedParentGetsNothing) {
   CounterTable two(options(2, 8));
   const Key parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);

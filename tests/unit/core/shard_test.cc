@@ -20,7 +20,9 @@ void expect_sound(uint64_t size, const CutRule& rule) {
     ASSERT_LE(cut.count, size / rule.stripe_bytes_min) << "cut finer than it pays";
   }
   for (uint32_t i = 0; i < cut.count; ++i) {
-    if (size > 0) ASSERT_LT(cut.begin[i], cut.begin[i + 1]) << "shard " << i << " is empty";
+    if (size > 0) {
+      ASSERT_LT(cut.begin[i], cut.begin[i + 1]) << "shard " << i << " is empty";
+    }
     ASSERT_EQ(cut.begin[i] % rule.align, 0u) << "shard " << i << " begins between";
   }
   // Nobody carries more than an even share rounded up to the alignment.
@@ -51,7 +53,7 @@ TEST(CutWrite, IsSoundForTheDefaultsAndForVeryLargeWrites) {
                      {rails, 65536, 4096});
       }
     }
-    for (const uint64_t size : {uint64_t{1} << 40, (uint64_t{1} << 62) + 1, (1ull << 63) - 1}) {
+    for (const uint64_t size : {1ull << 40, (1ull << 62) + 1, (1ull << 63) - 1}) {
       expect_sound(size, {rails, 65536, 4096});
     }
   }

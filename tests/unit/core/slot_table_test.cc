@@ -103,7 +103,9 @@ TEST(SlotTable, StaleHandlesNeverFindALaterLife) {
     const Item* found = table.find(some.first, some.second);
     const auto expected = alive.find(some);
     ASSERT_EQ(found != nullptr, expected != alive.end());
-    if (found != nullptr) ASSERT_EQ(found->value, expected->second);
+    if (found != nullptr) {
+      ASSERT_EQ(found->value, expected->second);
+    }
     ASSERT_EQ(table.live(), alive.size());
   }
 }

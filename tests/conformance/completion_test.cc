@@ -1,0 +1,674 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "conformance/conformance.h"
+
+// P1 to P5: operations end once, in time, and say what became of them. What only a fault can show
+// (a NIC that dies under a posted write, a peer that stops in the middle) comes with the faults of
+// the simulator.
+
+namespace fabric::test {
+namespace {
+
+constexpr uint64_t kName = 77;
+constexpr uint16_t kChannel = 5;
+
+/// One request of every kind that ends well, and what its end says.
+class Kinds {
+ public:
+  struct Kind {
+    const char* name;
+    uint64_t parts, value;
+    std::function<Result<OpId>(Notify, BatchId)> submit;
+  };
+
+  Kinds(End& from, End& to, const Way& way)
+      : counter_(*to.engine.make_counter()),
+        listener_(*to.engine.listen(kChannel, messages_.notify())),
+        peers_{way.peer},
+        group_(*from.engine.make_group(peers_)) {
+    Engine& e = from.engine;
+    key_ = counter_.key();
+    targets_ = {ScatterTarget{way.in.at(0), 0, 700, key_},
+                ScatterTarget{way.in.at(1000), 1000, 300, key_}};
+    kinds_ = {
+        {"write", 1, 100'000,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(Write{.source = from.out.at(0),
+                                 .target = way.in.at(0),
+                                 .size_bytes = 100'000,
+                                 .imm = key_,
+                                 .batch = batch,
+                                 .notify = n});
+         }},
+        {"paged write", 3, 3 * 512,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(PagedWrite{.source = from.out.region.id(),
+                                      .source_pages = {.indices = pages_, .stride_bytes = 512},
+                                      .target = way.in,
+                                      .target_pages = {.indices = pages_, .stride_bytes = 512},
+                                      .page_bytes = 512,
+                                      .imm = key_,
+                                      .batch = batch,
+                                      .notify = n});
+         }},
+        {"scatter", 2, 1000,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(Scatter{
+               .source = from.out.region.id(), .targets = targets_, .batch = batch, .notify = n});
+         }},
+        {"signal", 1, 0,
+         [=, this, &e](Notify n, BatchId batch) {
+           return e.submit(
+               Signal{.group = group_, .keys = {&key_, 1}, .batch = batch, .notify = n});
+         }},
+        {"send", 1, sizeof kName,
+         [=, &e](Notify n, BatchId batch) {
+           return e.submit(Send{.peer = way.peer,
+                                .channel = kChannel,
+                                .bytes = std::as_bytes(std::span(&kName, 1)),
+                                .batch = batch,
+                                .notify = n});
+         }},
+        {"alarm", 1, 0,
+         [=, &e](Notify n, BatchId batch) {
+           return e.submit(Alarm{.after = 3us, .batch = batch, .notify = n});
+         }},
+        {"resolve", 1, 1,
+         [=, this, &e](Notify n, BatchId batch) {
+           return e.submit(Resolve{.peer = way.peer,
+                                   .names = {&kName, 1},
+                                   .out = {&resolved_, 1},
+                                   .batch = batch,
+                                   .notify = n});
+         }},
+    };
+  }
+
+  const std::vector<Kind>& all() const { return kinds_; }
+  /// How often the target must have counted after each kind was sent once.
+  static constexpr uint64_t kCounts = 1 + 3 + 2 + 1;
+  Counter& counter() { return counter_; }
+  uint32_t messages() const { return messages_.total(); }
+  Key resolved() const { return resolved_; }
+
+ private:
+  Recorder messages_;  ///< dies after the listener
+  Counter counter_;
+  Subscription listener_;
+  std::array<PeerId, 1> peers_;
+  PeerGroup group_;
+  Key key_, resolved_;
+  std::array<uint32_t, 3> pages_{4, 2, 9};
+  std::array<ScatterTarget, 2> targets_;
+  std::vector<Kind> kinds_;
+};
+
+/// A sweep of the time between a submit and what happens to it: from before the first turn (the
+/// negative one) to after the end, on every network.
+constexpr std::array<Nanos, 15> kDelays{-1ns, 0ns,  100ns, 1us,  2us,  4us,   6us, 8us,
+                                        10us, 13us, 16us,  20us, 30us, 100us, 1ms};
+
+}  // namespace
+
+// ---- P1 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P01EveryKindEndsOnceByCallbackInboxFlagAndBatch) {
+  Kinds kinds(a(), b(), ab());
+  Recorder& calls = recorder();
+  auto inbox = *ea().make_inbox(64);
+  uint64_t tag = 0, rounds = 0;
+  std::vector<Event> polled(64);
+  for (const auto& kind : kinds.all()) {
+    SCOPED_TRACE(kind.name);
+    auto flag = *ea().make_flag();
+    auto batch = *ea().make_batch();
+    ++tag;
+    const auto by_call = kind.submit(calls.notify(tag), {});
+    const auto by_inbox = kind.submit(Notify::inbox(inbox, tag), {});
+    const auto by_flag = kind.submit(Notify::flag(flag, 9), {});
+    const auto by_batch = kind.submit({}, batch);
+    ASSERT_TRUE(by_call && by_inbox && by_flag && by_batch);
+    EXPECT_EQ(batch.pending(), 1u);
+    ASSERT_TRUE(ea().wait(batch));
+    ended(calls, tag);
+    ASSERT_TRUE(until([&] { return flag.load() == 9; }));
+    ASSERT_TRUE(inbox.wait(kLong));
+    settle();
+    rounds += 4;
+
+    ASSERT_EQ(calls.count(tag), 1u);
+    const Event& event = *calls.find(tag);
+    EXPECT_EQ(event.kind, EventKind::kDone);
+    EXPECT_EQ(event.code, Errc::kOk);
+    EXPECT_EQ(event.remote, Remote::kDelivered);
+    EXPECT_EQ(event.op, *by_call);
+    EXPECT_EQ(event.value, kind.value);
+    EXPECT_EQ(event.parts_failed, 0u);
+    ASSERT_EQ(inbox.poll(polled), 1u);
+    EXPECT_EQ(polled[0].op, *by_inbox);
+    EXPECT_EQ(polled[0].tag, tag);
+    EXPECT_EQ(polled[0].code, Errc::kOk);
+    EXPECT_EQ(batch.pending(), 0u);
+    EXPECT_EQ(batch.delivered(), kind.parts);
+    EXPECT_EQ(batch.failed() + batch.unknown(), 0u);
+  }
+  EXPECT_EQ(calls.total(), kinds.all().size());
+  EXPECT_EQ(ea().stats().ops_in_flight, 0u);
+  EXPECT_EQ(kinds.counter().count(), 4 * Kinds::kCounts);
+  EXPECT_EQ(kinds.messages(), 4u);
+  EXPECT_TRUE(kinds.resolved());
+  EXPECT_EQ(rounds, 28u);
+}
+
+TEST_P(Conformance, P01ABatchAndANotifyBothHearOfTheSameEndOnce) {
+  Recorder& ends = recorder();
+  Recorder& sealed = recorder();
+  auto batch = *eb().make_batch();  // of the wrong engine where there are two
+  Write request = write(0, 5000);
+  request.notify = ends.notify(1);
+  if (GetParam().caps.two_engines) {
+    request.batch = batch;
+    EXPECT_EQ(ea().submit(request).error().code, Errc::kNotFound);
+  }
+  auto own = *ea().make_batch();
+  request.batch = own;
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(ea().submit(request));
+  ASSERT_TRUE(own.seal(sealed.notify(2)));
+  EXPECT_EQ(ea().submit(request).error().code, Errc::kCancelled) << "sealed";
+  ended(sealed, 2);
+  settle();
+  EXPECT_EQ(ends.count(1), 5u);
+  EXPECT_EQ(sealed.total(), 1u);
+  EXPECT_EQ(sealed.seen()[0].event.value, 5u);
+  EXPECT_EQ(own.delivered(), 5u);
+  ASSERT_TRUE(own.reset());
+  EXPECT_EQ(own.delivered(), 0u);
+  ASSERT_TRUE(ea().submit(request));
+  ASSERT_TRUE(ea().wait(own));
+  settle();
+  EXPECT_EQ(ends.count(1), 6u);
+  EXPECT_EQ(sealed.total(), 1u) << "a seal reports once";
+}
+
+TEST_P(Conformance, P01AFailureThatNobodyAskedForReachesTheSubscribers) {
+  Recorder& heard = recorder();
+  const auto subscription = *ea().subscribe(heard.notify());
+  auto flag = *ea().make_flag();
+  auto batch = *ea().make_batch();
+  const std::byte word[4] = {};
+  Send send{.peer = ab().peer, .channel = 999, .bytes = word};  // nobody listens there
+  const auto silent = ea().submit(send);
+  send.notify = Notify::flag(flag);
+  const auto flagged = ea().submit(send);
+  send.notify = {};
+  send.batch = batch;
+  ASSERT_TRUE(silent && flagged && ea().submit(send));
+  EXPECT_EQ(ea().wait(batch).error().code, Errc::kUnsupported);
+  settle();
+  EXPECT_EQ(flag.load(), 0u);
+  EXPECT_EQ(batch.failed(), 1u);
+  ASSERT_EQ(heard.count(EventKind::kUnclaimed), 2u) << "the one in the batch was claimed by it";
+  std::vector<OpId> unclaimed;
+  for (const auto& seen : heard.seen()) {
+    if (seen.event.kind != EventKind::kUnclaimed) continue;
+    unclaimed.push_back(seen.event.op);
+    EXPECT_EQ(seen.event.code, Errc::kUnsupported);
+    EXPECT_EQ(seen.event.remote, Remote::kNotDelivered);
+    EXPECT_EQ(seen.event.peer, ab().peer);
+  }
+  std::sort(unclaimed.begin(), unclaimed.end());
+  EXPECT_EQ(unclaimed, (std::vector<OpId>{*silent, *flagged}));
+}
+
+TEST_P(Conformance, P01TheEventsOfADestroyedInboxReachTheSubscribers) {
+  Recorder& heard = recorder();
+  const auto subscription = *ea().subscribe(heard.notify());
+  std::vector<OpId> ops;
+  {
+    auto inbox = *ea().make_inbox(8);
+    Write request = write(0, 5000);
+    request.notify = Notify::inbox(inbox, 4);
+    ops.push_back(*ea().submit(request));
+    ASSERT_TRUE(inbox.wait(kLong));        // ended and never read
+    ops.push_back(*ea().submit(request));  // still on its way
+  }
+  settle();
+  std::vector<OpId> done;
+  for (const auto& seen : heard.seen()) {
+    if (seen.event.kind == EventKind::kDone) done.push_back(seen.event.op);
+  }
+  EXPECT_EQ(done, ops);
+}
+
+TEST_P(Conformance, P01CloseReportsEverythingThatItCutsShort) {
+  Recorder& ends = recorder();
+  uint32_t taken = 0;
+  {
+    Kinds kinds(a(), b(), ab());
+    auto waiting = *ea().make_counter();
+    for (int round = 0; round < 8; ++round) {
+      for (const auto& kind : kinds.all()) {
+        ASSERT_TRUE(kind.submit(ends.notify(taken), {}));
+        ++taken;
+      }
+      if (round == 3) run_for(5us);  // some under way, some not yet looked at
+    }
+    ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .notify = ends.notify(taken++)}));
+    ASSERT_TRUE(waiting.expect(1, ends.notify(taken++), Timeout::forever()));
+    ASSERT_TRUE(ea().close());
+    EXPECT_EQ(ends.total(), taken) << "all reported when close() returns";
+  }
+  settle();
+  ASSERT_EQ(ends.total(), taken);
+  uint32_t closed = 0;
+  for (uint64_t tag = 0; tag < taken; ++tag) {
+    ASSERT_EQ(ends.count(tag), 1u) << tag;
+    const Errc code = ends.find(tag)->code;
+    EXPECT_TRUE(code == Errc::kOk || code == Errc::kClosed) << to_string(code);
+    closed += code == Errc::kClosed;
+  }
+  EXPECT_GT(closed, 2u);
+  EXPECT_EQ(ea().submit(write(0, 1)).error().code, Errc::kClosed);
+}
+
+TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
+  REQUIRE_CAP(two_engines);
+  const Way ac = way(a(), c());
+  auto counter = *eb().make_counter();
+  ASSERT_TRUE(ea().disconnect(ac.peer));
+  std::vector<ScatterTarget> targets;
+  for (uint32_t i = 0; i < 6; ++i) {
+    const bool good = i % 3 != 1;  // 1 and 4 go to the peer that is gone
+    targets.push_back({(good ? ab().in : ac.in).at(i * 1000), i * 1000, 1000,
+                       good ? counter.key() : Key::from_wire(1)});
+  }
+  auto batch = *ea().make_batch();
+  const Event event =
+      end_of(ea(), Scatter{.source = a().out.region.id(), .targets = targets, .batch = batch});
+  EXPECT_EQ(event.code, Errc::kPeerLost);
+  EXPECT_EQ(event.remote, Remote::kUnknown) << "some delivered, some not";
+  EXPECT_EQ(event.parts_failed, 2u);
+  EXPECT_EQ(event.previous, 0u) << "the fate of every part is known";
+  EXPECT_EQ(event.first_failed, 1u);
+  EXPECT_EQ(event.peer, ac.peer);
+  EXPECT_EQ(event.value, 4000u);
+  EXPECT_EQ(batch.delivered(), 4u);
+  EXPECT_EQ(batch.failed(), 2u);
+  EXPECT_EQ(batch.unknown(), 0u);
+  std::array<Failure, 8> failures;
+  ASSERT_EQ(batch.failures(failures), 2u);
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(failures[i].part, 1 + 3 * i);
+    EXPECT_EQ(failures[i].peer, ac.peer);
+    EXPECT_EQ(failures[i].code, Errc::kPeerLost);
+    EXPECT_EQ(failures[i].remote, Remote::kNotDelivered);
+  }
+  settle();
+  EXPECT_EQ(counter.count(), 4u);
+  for (uint32_t i = 0; i < 6; ++i) {
+    EXPECT_TRUE(i % 3 != 1 ? arrived(i * 1000, 1000) : untouched(i * 1000, 1000)) << i;
+  }
+}
+
+// ---- P2 -----------------------------------------------------------------------------------------
+// A write that was posted and hangs needs a peer that stops in the middle: with the faults.
+
+TEST_P(Conformance, P02WhatGoesToASilentPeerEndsAtItsDeadline) {
+  REQUIRE_CAP(two_engines);
+  REQUIRE_CAP(virtual_time);
+  const Ghost gone = ghost();
+  const PeerId peer = *ea().connect(gone.address);
+  const RemoteRegion region = *ea().import_region(peer, gone.desc);
+  const auto group = *ea().make_group({&peer, 1});
+  const std::array<uint32_t, 2> pages{0, 1};
+  const std::array<ScatterTarget, 2> targets{
+      {{region.at(0), 0, 10, Key::from_wire(3)}, {ab().in.at(0), 0, 10, {}}}};
+  const Key key = Key::from_wire(3);
+  const uint64_t asked = 5;
+  Key answer;
+  Recorder& ends = recorder();
+  std::vector<Nanos> when(6);
+  ends.also = [&](const Event& e) { when[e.tag] = ea().now(); };
+  const Nanos start = ea().now();
+  const Timeout limit = 50ms;
+  const RegionId source = a().out.region.id();
+  ASSERT_TRUE(ea().submit(Write{.source = a().out.at(0),
+                                .target = region.at(0),
+                                .size_bytes = 9,
+                                .timeout = limit,
+                                .notify = ends.notify(0)}));
+  ASSERT_TRUE(ea().submit(PagedWrite{.source = source,
+                                     .source_pages = {.indices = pages, .stride_bytes = 64},
+                                     .target = region,
+                                     .target_pages = {.indices = pages, .stride_bytes = 64},
+                                     .page_bytes = 64,
+                                     .timeout = limit,
+                                     .notify = ends.notify(1)}));
+  ASSERT_TRUE(ea().submit(
+      Scatter{.source = source, .targets = targets, .timeout = limit, .notify = ends.notify(2)}));
+  ASSERT_TRUE(ea().submit(
+      Signal{.group = group, .keys = {&key, 1}, .timeout = limit, .notify = ends.notify(3)}));
+  ASSERT_TRUE(ea().submit(Send{.peer = peer, .timeout = limit, .notify = ends.notify(4)}));
+  ASSERT_TRUE(ea().submit(Resolve{.peer = peer,
+                                  .names = {&asked, 1},
+                                  .out = {&answer, 1},
+                                  .timeout = limit,
+                                  .notify = ends.notify(5)}));
+  ASSERT_TRUE(until([&] { return ends.total() == 6; }, 50ms + config().drain_timeout));
+  settle();
+  EXPECT_EQ(ends.total(), 6u);
+  for (uint64_t tag = 0; tag < 6; ++tag) {
+    SCOPED_TRACE(tag);
+    const Event& event = *ends.find(tag);
+    EXPECT_EQ(event.code, Errc::kTimeout);
+    EXPECT_GE(when[tag] - start, 50ms) << "not before its time";
+    EXPECT_LE(when[tag] - start, 50ms + config().drain_timeout);
+    EXPECT_EQ(event.remote, tag == 2 ? Remote::kUnknown : Remote::kNotDelivered);
+    EXPECT_EQ(event.parts_failed, tag == 1 ? 2u : 1u);
+  }
+  EXPECT_FALSE(answer);
+  EXPECT_TRUE(arrived(0, 10)) << "the scatter's other target";
+}
+
+TEST_P(Conformance, P02WithoutATimeoutTheEnginesDefaultHolds) {
+  REQUIRE_CAP(two_engines);
+  REQUIRE_CAP(virtual_time);
+  Config short_config = usual_config();
+  short_config.default_timeout = 40ms;
+  reopen(short_config);
+  const Ghost gone = ghost();
+  const PeerId peer = *ea().connect(gone.address);
+  const RemoteRegion region = *ea().import_region(peer, gone.desc);
+  const Nanos start = ea().now();
+  const Event event =
+      end_of(ea(), Write{.source = a().out.at(0), .target = region.at(0), .size_bytes = 9});
+  EXPECT_EQ(event.code, Errc::kTimeout);
+  EXPECT_GE(ea().now() - start, 40ms);
+  EXPECT_LE(ea().now() - start, 40ms + short_config.drain_timeout);
+  auto counter = *ea().make_counter();
+  const Nanos then = ea().now();
+  EXPECT_EQ(counter.wait(1).error().code, Errc::kTimeout);
+  EXPECT_GE(ea().now() - then, 40ms);
+  EXPECT_LE(ea().now() - then, 41ms);
+}
+
+TEST_P(Conformance, P02NoOperationMayWaitForEver) {
+  const auto refused = [&](Timeout timeout) {
+    Write request = write(0, 8);
+    request.timeout = timeout;
+    const Error error = ea().submit(request).error();
+    EXPECT_STREQ(error.what, "timeout");
+    const Error sent = ea().submit(Send{.peer = ab().peer, .timeout = timeout}).error();
+    EXPECT_EQ(sent.code, error.code);
+    return error.code;
+  };
+  EXPECT_EQ(refused(Timeout::forever()), Errc::kInvalidArgument);
+  EXPECT_EQ(refused(0ns), Errc::kInvalidArgument);
+  EXPECT_EQ(refused(-1ns), Errc::kInvalidArgument);
+  EXPECT_EQ(refused(config().timeout_max + 1ns), Errc::kInvalidArgument);
+  Write longest = write(0, 8);
+  longest.timeout = config().timeout_max;
+  EXPECT_EQ(end_of(ea(), longest).code, Errc::kOk);
+  settle();
+  EXPECT_EQ(ea().stats().ops_in_flight, 0u);
+  // A wait may, because its caller said so; and it is still told to stop.
+  auto counter = *ea().make_counter();
+  Recorder& ends = recorder();
+  const auto op = counter.expect(1, ends.notify(), Timeout::forever());
+  ASSERT_TRUE(op);
+  settle();
+  EXPECT_EQ(ends.total(), 0u);
+  ASSERT_TRUE(ea().cancel(*op));
+  EXPECT_EQ(ended(ends).code, Errc::kCancelled);
+}
+
+TEST_P(Conformance, P02EveryWaitEndsAtItsDeadline) {
+  REQUIRE_CAP(virtual_time);
+  auto counter = *ea().make_counter();
+  auto member = *ea().make_counter();
+  auto group = *ea().make_counter_group();
+  ASSERT_TRUE(group.add(member, ab().peer));
+  auto batch = *ea().make_batch();
+  auto inbox = *ea().make_inbox(4);
+  ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .batch = batch}));
+  const std::array<std::function<Errc()>, 4> waits{
+      [&] { return counter.wait(1, 10ms).error().code; },
+      [&] { return group.wait(1, 10ms).error().code; },
+      [&] { return ea().wait(batch, 10ms).error().code; },
+      [&] { return inbox.wait(10ms).error().code; }};
+  for (size_t i = 0; i < waits.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Nanos start = ea().now();
+    EXPECT_EQ(waits[i](), Errc::kTimeout);
+    EXPECT_GE(ea().now() - start, 10ms);
+    EXPECT_LE(ea().now() - start, 11ms);
+  }
+  Recorder& ends = recorder();
+  ASSERT_TRUE(counter.expect(1, ends.notify(), 5ms)) << "the wait before it let go";
+  EXPECT_EQ(ended(ends).code, Errc::kTimeout);
+}
+
+// ---- P3 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P03TheSourceIsFreeAtTheInstantOfCompletion) {
+  auto counter = *eb().make_counter();
+  const auto kept = a().out.bytes;
+  constexpr uint64_t kSize = 60'000;
+  constexpr uint32_t kWrites = 16;
+  Recorder& ends = recorder();
+  ends.also = [&](const Event& e) {
+    std::memset(a().out.bytes.data() + e.tag * kSize, 0xee, kSize);
+  };
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    Write request = write(i * kSize, kSize, counter.key());
+    request.notify = ends.notify(i);
+    request.priority = static_cast<Priority>(i % 3);
+    request.whole = i % 4 == 3;
+    ASSERT_TRUE(ea().submit(request));
+  }
+  ASSERT_TRUE(counter.wait(kWrites, kLong));
+  ASSERT_TRUE(until([&] { return ends.total() == kWrites; }));
+  settle();
+  EXPECT_EQ(std::memcmp(kept.data(), b().in.bytes.data(), kWrites * kSize), 0);
+}
+
+TEST_P(Conformance, P03SeveralPartsAreDeliveredNotDeliveredOrUnknownTogether) {
+  REQUIRE_CAP(two_engines);
+  const Way ac = way(a(), c());
+  ASSERT_TRUE(ea().disconnect(ac.peer));
+  const auto scatter = [&](std::vector<RemoteRef> to) {
+    std::vector<ScatterTarget> targets;
+    for (const RemoteRef& ref : to) targets.push_back({ref, 0, 100, {}});
+    return end_of(ea(), Scatter{.source = a().out.region.id(), .targets = targets});
+  };
+  EXPECT_EQ(scatter({ab().in.at(0), ab().in.at(500)}).remote, Remote::kDelivered);
+  EXPECT_EQ(scatter({ac.in.at(0), ac.in.at(500)}).remote, Remote::kNotDelivered);
+  const Event both = scatter({ab().in.at(0), ac.in.at(0)});
+  EXPECT_EQ(both.remote, Remote::kUnknown);
+  EXPECT_EQ(both.parts_failed, 1u);
+  EXPECT_EQ(both.value, 100u);
+}
+
+// ---- P4 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P04CancelStopsWhatWasNotPosted) {
+  REQUIRE_CAP(two_engines);
+  const Ghost gone = ghost();
+  const PeerId peer = *ea().connect(gone.address);
+  const RemoteRegion region = *ea().import_region(peer, gone.desc);
+  const Write request{.source = a().out.at(0), .target = region.at(0), .size_bytes = 100'000};
+  for (const bool looked_at : {false, true}) {
+    Recorder& ends = recorder();
+    Write one = request;
+    one.notify = ends.notify();
+    const auto op = ea().submit(one);
+    if (looked_at) run_for(1ms);
+    const Nanos start = ea().now();
+    ASSERT_TRUE(ea().cancel(*op));
+    const Event event = ended(ends);
+    EXPECT_EQ(event.code, Errc::kCancelled);
+    EXPECT_EQ(event.remote, Remote::kNotDelivered);
+    EXPECT_EQ(event.value, 0u);
+    if (GetParam().caps.virtual_time) {
+      EXPECT_LE(ea().now() - start, 1ms) << "nothing to drain";
+    }
+    settle();
+    EXPECT_EQ(ends.total(), 1u);
+    EXPECT_EQ(ea().cancel(*op).error().code, Errc::kNotFound);
+  }
+}
+
+TEST_P(Conformance, P04EveryKindCanBeCancelledAtEveryMomentAndStillEndsOnce) {
+  Kinds kinds(a(), b(), ab());
+  uint32_t cancelled = 0, done = 0;
+  for (const auto& kind : kinds.all()) {
+    for (const Nanos delay : kDelays) {
+      Recorder& ends = recorder();
+      const auto op = kind.submit(ends.notify(), {});
+      ASSERT_TRUE(op);
+      if (delay >= 0ns) run_for(delay);
+      const bool over = ends.total() > 0;
+      const auto asked = ea().cancel(*op);
+      EXPECT_EQ(asked.error().code, over ? Errc::kNotFound : asked.error().code);
+      const Event event = ended(ends);
+      settle();
+      EXPECT_EQ(ends.total(), 1u) << kind.name << " cancelled after " << delay.count() << " ns";
+      if (event.code == Errc::kOk) {
+        EXPECT_EQ(event.remote, Remote::kDelivered);
+        ++done;
+      } else {
+        EXPECT_EQ(event.code, Errc::kCancelled) << kind.name;
+        ++cancelled;
+      }
+    }
+  }
+  EXPECT_GT(cancelled, 5u);
+  EXPECT_GT(done, 5u);
+}
+
+// Whole writes are one piece each, so each is delivered and counted, or not at all; and what is
+// said not to be delivered never lands, however long one looks.
+TEST_P(Conformance, P04NothingLandsAfterACancelSaysSo) {
+  constexpr uint64_t kSize = 4000;
+  constexpr uint32_t kWrites = 250;
+  uint32_t cancelled = 0, delivered = 0;
+  for (const Nanos delay : kDelays) {
+    SCOPED_TRACE(delay.count());
+    auto counter = *eb().make_counter();
+    auto batch = *ea().make_batch();
+    Recorder& ends = recorder();
+    b().in.clear();
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      Write request = write(i * kSize, kSize, counter.key());
+      request.whole = true;
+      request.batch = batch;
+      request.notify = ends.notify(i);
+      ASSERT_TRUE(ea().submit(request));
+    }
+    if (delay >= 0ns) run_for(delay);
+    ASSERT_TRUE(ea().cancel(batch.id()));
+    EXPECT_EQ(ea().submit(Write{.source = a().out.at(0), .target = ab().in.at(0), .batch = batch})
+                  .error()
+                  .code,
+              Errc::kCancelled);
+    EXPECT_TRUE(until([&] { return ends.total() == kWrites; }));
+    const auto at_the_end = b().in.bytes;
+    settle();
+    ASSERT_EQ(ends.total(), kWrites);
+    uint32_t counted = 0;
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      ASSERT_EQ(ends.count(i), 1u);
+      const Event& event = *ends.find(i);
+      if (event.code == Errc::kOk) {
+        ++counted;
+        EXPECT_TRUE(arrived(i * kSize, kSize)) << i;
+        continue;
+      }
+      ++cancelled;
+      EXPECT_EQ(event.code, Errc::kCancelled);
+      EXPECT_EQ(event.remote, Remote::kNotDelivered);
+      EXPECT_EQ(std::memcmp(at_the_end.data() + i * kSize, b().in.bytes.data() + i * kSize, kSize),
+                0)
+          << i << " landed late";
+    }
+    delivered += counted;
+    EXPECT_EQ(counter.count(), counted);
+    EXPECT_EQ(batch.delivered(), counted);
+    EXPECT_EQ(batch.failed(), kWrites - counted);
+    EXPECT_EQ(batch.pending(), 0u);
+  }
+  EXPECT_GT(cancelled, 0u);
+  EXPECT_GT(delivered, 0u);
+}
+
+TEST_P(Conformance, P04DestroyingABatchCancelsWhatIsPending) {
+  Recorder& heard = recorder();
+  const auto subscription = *ea().subscribe(heard.notify());
+  Recorder& ends = recorder();
+  std::optional<OpId> silent;
+  {
+    auto batch = *ea().make_batch();
+    silent = *ea().submit(Alarm{.after = 1h, .batch = batch});
+    ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .batch = batch, .notify = ends.notify(1)}));
+    run_for(1us);
+  }
+  EXPECT_EQ(ended(ends, 1).code, Errc::kCancelled);
+  settle();
+  ASSERT_EQ(heard.count(EventKind::kUnclaimed), 1u);
+  EXPECT_EQ(heard.find(EventKind::kUnclaimed)->op, *silent);
+  EXPECT_EQ(heard.find(EventKind::kUnclaimed)->code, Errc::kCancelled);
+}
+
+// ---- P5 -----------------------------------------------------------------------------------------
+// A NIC that fails takes down itself only: with the faults.
+
+TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
+  REQUIRE_CAP(two_engines);
+  for (const bool we_leave : {true, false}) {
+    SCOPED_TRACE(we_leave);
+    const Way ac = way(a(), c());
+    b().in.clear();
+    auto at_b = *eb().make_counter();
+    auto at_c = *c().engine.make_counter();
+    Recorder& to_b = recorder();
+    Recorder& to_c = recorder();
+    constexpr uint32_t kWrites = 100;
+    constexpr uint64_t kSize = 9000;
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      Write request = write(i * kSize, kSize, at_b.key());
+      request.notify = to_b.notify(i);
+      ASSERT_TRUE(ea().submit(request));
+      request.target = ac.in.at(i * kSize);
+      request.imm = at_c.key();
+      request.notify = to_c.notify(i);
+      ASSERT_TRUE(ea().submit(request));
+    }
+    run_for(8us);
+    if (we_leave) {
+      ASSERT_TRUE(ea().disconnect(ac.peer));
+    } else {
+      ASSERT_TRUE(c().engine.close());
+    }
+    ASSERT_TRUE(until([&] { return to_b.total() == kWrites && to_c.total() == kWrites; }));
+    settle();
+    EXPECT_EQ(to_b.total() + to_c.total(), 2 * kWrites);
+    uint32_t lost = 0;
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      EXPECT_EQ(to_b.find(i)->code, Errc::kOk);
+      const Event& event = *to_c.find(i);
+      if (event.code == Errc::kOk) continue;
+      ++lost;
+      EXPECT_EQ(event.code, Errc::kPeerLost);
+      EXPECT_EQ(event.peer, ac.peer) << "it says who";
+    }
+    EXPECT_GT(lost, 0u);
+    EXPECT_EQ(at_b.count(), kWrites);
+    EXPECT_TRUE(arrived(0, kWrites * kSize));
+    EXPECT_EQ(ea().peer_info(ab().peer)->state, PeerState::kConnected);
+    for (const auto& rail : ea().rail_stats()) EXPECT_TRUE(rail.up);
+  }
+}
+
+}  // namespace fabric::test

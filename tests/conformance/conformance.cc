@@ -1,0 +1,189 @@
+#include "conformance/conformance.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/rng.h"
+#include "support/log_guard.h"
+
+namespace fabric {
+
+void PrintTo(Errc code, std::ostream* out) { *out << to_string(code); }
+void PrintTo(Remote remote, std::ostream* out) { *out << to_string(remote); }
+void PrintTo(PeerState state, std::ostream* out) { *out << to_string(state); }
+
+}  // namespace fabric
+
+namespace fabric::test {
+
+void PrintTo(const ProviderCase& provider, std::ostream* out) { *out << provider.name; }
+
+// Recorder
+
+void Recorder::on(const Event& event) {
+  Seen seen{.event = event, .bytes = {event.bytes().begin(), event.bytes().end()}};
+  seen.event.data = nullptr;  // valid in the callback only
+  seen_.push_back(std::move(seen));
+  if (also) also(event);
+}
+
+uint32_t Recorder::count(uint64_t tag) const {
+  return static_cast<uint32_t>(std::count_if(
+      seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.event.tag == tag; }));
+}
+
+uint32_t Recorder::count(EventKind kind) const {
+  return static_cast<uint32_t>(std::count_if(
+      seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.event.kind == kind; }));
+}
+
+const Event* Recorder::find(uint64_t tag) const {
+  const auto it = std::find_if(seen_.begin(), seen_.end(),
+                               [&](const Seen& seen) { return seen.event.tag == tag; });
+  return it == seen_.end() ? nullptr : &it->event;
+}
+
+const Event* Recorder::find(EventKind kind) const {
+  const auto it = std::find_if(seen_.begin(), seen_.end(),
+                               [&](const Seen& seen) { return seen.event.kind == kind; });
+  return it == seen_.end() ? nullptr : &it->event;
+}
+
+// Block
+
+void Block::fill(uint64_t seed) {
+  Rng rng(seed);
+  uint64_t word = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    word = i % sizeof word == 0 ? rng.next() : word >> 8;
+    // Never zero: a byte that has not arrived is told from one that has.
+    bytes[i] = static_cast<std::byte>(word | 1);
+  }
+}
+
+void Block::clear() { std::fill(bytes.begin(), bytes.end(), std::byte{0}); }
+
+// Conformance
+
+Config Conformance::usual_config() {
+  Config config;
+  config.ops_max = 1024;
+  config.batches_max = 64;
+  config.peers_max = 64;
+  config.regions_max = 1024;
+  config.counters_max = 1024;
+  config.stripe_bytes_min = kStripe;
+  config.stripe_align = 256;
+  config.log_sink = test_log_sink();
+  return config;
+}
+
+void Conformance::SetUp() { reopen(usual_config()); }
+
+void Conformance::TearDown() {
+  // The body is over, and what it looked at is gone.
+  for (auto& one : recorders_) one->also = {};
+  close_all();
+}
+
+void Conformance::close_all() {
+  for (auto& end : ends_) end.reset();
+  ground_.reset();
+}
+
+void Conformance::reopen(const Config& config, const GroundOptions& options) {
+  close_all();
+  config_ = config;
+  ground_ = GetParam().make(options);
+  ASSERT_NE(ground_, nullptr);
+  ground_->each_step([this] {
+    if (look_) look_();
+  });
+  for (uint32_t place = 0; place < (GetParam().caps.two_engines ? 2 : 1); ++place) {
+    ends_[place] = make_end(place, config);
+    ASSERT_NE(ends_[place], nullptr);
+  }
+  ab_ = way(a(), b());
+  a().out.fill(test_seed());
+}
+
+End& Conformance::c() {
+  EXPECT_TRUE(GetParam().caps.two_engines);
+  if (ends_[2] == nullptr) ends_[2] = make_end(2, config_);
+  return *ends_[2];
+}
+
+std::unique_ptr<End> Conformance::make_end(uint32_t place, const Config& config) {
+  auto engine = ground_->open(place, config);
+  EXPECT_TRUE(engine) << engine.error().what;
+  if (!engine) return nullptr;
+  Block out = make_block(*engine), in = make_block(*engine);
+  return std::make_unique<End>(End{std::move(out), std::move(in), *std::move(engine)});
+}
+
+Block Conformance::make_block(Engine& engine, uint64_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  auto region = engine.register_memory({.address = bytes.data(), .size_bytes = size_bytes});
+  EXPECT_TRUE(region) << region.error().what;
+  return {std::move(bytes), *std::move(region)};  // moving a vector leaves its bytes in place
+}
+
+Way Conformance::way(End& from, End& to) {
+  const auto peer = from.engine.connect(to.engine.address());
+  EXPECT_TRUE(peer) << peer.error().what;
+  const auto desc = to.in.region.desc();
+  EXPECT_TRUE(desc) << desc.error().what;
+  if (!peer || !desc) return {};
+  const auto region = from.engine.import_region(*peer, *desc);
+  EXPECT_TRUE(region) << region.error().what;
+  EXPECT_TRUE(until([&] {
+    const auto info = from.engine.peer_info(*peer);
+    return info && info->state == PeerState::kConnected;
+  })) << "no connection";
+  const auto back = to.engine.connect(from.engine.address());  // the session that is there already
+  EXPECT_TRUE(until([&] {
+    const auto info = to.engine.peer_info(*back);
+    return info && info->state == PeerState::kConnected;
+  })) << "only one side is connected";
+  return region ? Way{*peer, *region} : Way{*peer, {}};
+}
+
+Conformance::Ghost Conformance::ghost() {
+  auto gone = make_end(Ground::kPlaces - 1, config_);
+  return {gone->engine.address(), *gone->in.region.desc()};
+}
+
+Write Conformance::write(uint64_t offset, uint64_t size_bytes, Key imm) {
+  return {.source = a().out.at(offset),
+          .target = ab_.in.at(offset),
+          .size_bytes = size_bytes,
+          .imm = imm};
+}
+
+bool Conformance::arrived(uint64_t offset, uint64_t size_bytes) {
+  return std::memcmp(a().out.bytes.data() + offset, b().in.bytes.data() + offset, size_bytes) == 0;
+}
+
+bool Conformance::untouched(uint64_t offset, uint64_t size_bytes) {
+  static const std::vector<std::byte> zeros(kBytes);
+  return std::memcmp(b().in.bytes.data() + offset, zeros.data(), size_bytes) == 0;
+}
+
+Recorder& Conformance::recorder() {
+  recorders_.push_back(std::make_unique<Recorder>());
+  return *recorders_.back();
+}
+
+bool Conformance::until(const std::function<bool()>& done, Nanos limit) {
+  return ground_->run_until(done, limit);
+}
+
+Event Conformance::ended(Recorder& ends, uint64_t tag) {
+  const bool came = until([&] { return ends.count(tag) > 0; });
+  EXPECT_TRUE(came) << "no end for tag " << tag;
+  if (!came) return Event{.code = Errc::kTimeout, .remote = Remote::kUnknown};
+  EXPECT_EQ(ends.count(tag), 1u) << "tag " << tag;
+  return *ends.find(tag);
+}
+
+}  // namespace fabric::test

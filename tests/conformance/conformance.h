@@ -1,0 +1,211 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fabric/fabric.h>
+
+// One test body per promise (docs/contracts.md), run on every network. A body sees the public API
+// and what its case can do, nothing else: what it needs beyond that is a capability with a name,
+// and the case without it prints that name when it is skipped.
+
+namespace fabric::test {
+
+using namespace std::chrono_literals;
+
+/// What a case has beyond the public API. A body asks by REQUIRE_CAP(field).
+struct CaseCaps {
+  bool two_engines = true;        ///< the two ends are engines of their own, and a third exists
+  bool virtual_time = false;      ///< the clock is a world's: times are exact and long waits free
+  bool every_step = false;        ///< each_step() really sees every step
+  bool lossy_control = false;     ///< the network can be told to lose and repeat control messages
+  bool realtime_threads = false;  ///< the network also runs under the threaded runtime
+  bool second_network = false;    ///< two networks between the same hosts
+  bool overtaking = false;        ///< writes pass each other, so that P7 is really put to work
+  bool counted_slices = false;    ///< a counted write may go in slices (Caps::slice_safe)
+  bool local_fence = false;       ///< a peer is shut out without its help (FenceKind::kLocal)
+};
+
+/// How a ground differs from the usual one. Each field needs the capability of its name.
+struct GroundOptions {
+  double drop_control = 0, duplicate_control = 0, reorder_control = 0;  ///< lossy_control
+  bool realtime_threads = false;
+  bool second_network = false;  ///< named "second", after the usual one in the order
+};
+
+/// Where the engines of a case live: their hosts, network and time.
+class Ground {
+ public:
+  static constexpr uint32_t kPlaces = 3;
+
+  virtual ~Ground() = default;
+  /// Opens one more engine on a host, 0 .. kPlaces - 1.
+  virtual Result<Engine> open(uint32_t place, const Config& config) = 0;
+  /// Makes progress until done() or for `limit`. True when done() said so.
+  virtual bool run_until(const std::function<bool()>& done, Nanos limit) = 0;
+  virtual void run_for(Nanos time) = 0;
+  /// Longer than anything takes that has no deadline.
+  virtual void settle() = 0;
+  virtual void each_step(std::function<void()> look) = 0;
+};
+
+/// One line of the list in providers.cc.
+struct ProviderCase {
+  std::string name;
+  CaseCaps caps;
+  std::function<std::unique_ptr<Ground>(const GroundOptions&)> make;
+};
+void PrintTo(const ProviderCase& provider, std::ostream* out);
+
+/// Skips the body, and says for want of what.
+#define REQUIRE_CAP(cap)                                                                          \
+  do {                                                                                            \
+    if (!GetParam().caps.cap) GTEST_SKIP() << GetParam().name << " has no capability '" #cap "'"; \
+  } while (false)
+
+/// What arrived by callback, in order. The fixture owns it, so that it outlives every engine.
+class Recorder {
+ public:
+  struct Seen {
+    Event event{};
+    std::vector<std::byte> bytes{};  ///< of a message, copied
+  };
+
+  Notify notify(uint64_t tag = 0) noexcept { return Notify::call<&Recorder::on>(this, tag); }
+  const std::vector<Seen>& seen() const noexcept { return seen_; }
+  uint32_t total() const noexcept { return static_cast<uint32_t>(seen_.size()); }
+  uint32_t count(uint64_t tag) const;
+  uint32_t count(EventKind kind) const;
+  const Event* find(uint64_t tag) const;  ///< the first with this tag
+  const Event* find(EventKind kind) const;
+  std::function<void(const Event&)> also{};  ///< called inside the callback
+
+ private:
+  void on(const Event& event);
+  std::vector<Seen> seen_;
+};
+
+/// Memory of one end and its registration.
+struct Block {
+  std::vector<std::byte> bytes;
+  MemoryRegion region;  ///< goes before the bytes
+
+  LocalRef at(uint64_t offset) const noexcept { return region.at(offset); }
+  void fill(uint64_t seed);
+  void clear();
+};
+
+/// One engine with something to send and a place to receive.
+struct End {
+  Block out, in;
+  Engine engine;  ///< closed first: what outlives it is inert
+};
+
+/// How one end reaches another.
+struct Way {
+  PeerId peer{};
+  RemoteRegion in{};
+};
+
+class Conformance : public testing::TestWithParam<ProviderCase> {
+ protected:
+  static constexpr uint64_t kBytes = 1u << 20;
+  static constexpr uint64_t kStripe = 4096;  ///< a write of n stripes is cut in n, up to the rails
+  static constexpr Nanos kLong = 20s;        ///< bounds a wait that should end much earlier
+
+  /// Small bounds and small stripes, so that cuts are cheap to see.
+  static Config usual_config();
+
+  void SetUp() override;
+  void TearDown() override;
+  /// Starts over with other engines or another ground.
+  void reopen(const Config& config, const GroundOptions& options = {});
+
+  /// a writes to b. In a case without two engines both are the same one, its two blocks are not.
+  End& a() { return *ends_[0]; }
+  End& b() { return GetParam().caps.two_engines ? *ends_[1] : *ends_[0]; }
+  End& c();  ///< opened by the first call; two_engines only
+  Engine& ea() { return a().engine; }
+  Engine& eb() { return b().engine; }
+
+  /// Connects, waits until both know it, and imports.
+  Way way(End& from, End& to);
+  std::unique_ptr<End> make_end(uint32_t place, const Config& config);
+  Block make_block(Engine& engine, uint64_t size_bytes = kBytes);
+  /// The address and a descriptor of an engine that is gone: nobody answers there.
+  struct Ghost {
+    std::vector<std::byte> address, desc;
+  };
+  Ghost ghost();
+
+  /// From a's block to the same place in b's.
+  Write write(uint64_t offset, uint64_t size_bytes, Key imm = {});
+  bool arrived(uint64_t offset, uint64_t size_bytes);    ///< b has a's bytes there
+  bool untouched(uint64_t offset, uint64_t size_bytes);  ///< b has zeros there
+
+  Recorder& recorder();
+  bool until(const std::function<bool()>& done, Nanos limit = kLong);
+  void run_for(Nanos time) { ground_->run_for(time); }
+  void settle() { ground_->settle(); }
+  /// Looks in every step, until the end of its scope.
+  class Look {
+   public:
+    explicit Look(std::function<void()>& slot) noexcept : slot_(&slot) {}
+    Look(Look&& other) noexcept : slot_(std::exchange(other.slot_, nullptr)) {}
+    ~Look() { end(); }
+    void end() {
+      if (slot_ != nullptr) *slot_ = {};
+    }
+
+   private:
+    std::function<void()>* slot_;
+  };
+  [[nodiscard]] Look look(std::function<void()> every_step) {
+    look_ = std::move(every_step);
+    return Look(look_);
+  }
+  /// Waits for the end with this tag; the end, or a failure of the test.
+  Event ended(Recorder& ends, uint64_t tag = 0);
+  /// Submits and waits for the end.
+  template <class Request>
+  Event end_of(Engine& engine, Request request) {
+    Recorder& ends = recorder();
+    request.notify = ends.notify();
+    auto op = engine.submit(request);
+    EXPECT_TRUE(op) << to_string(op.error().code) << " " << op.error().what;
+    return op ? ended(ends) : Event{.code = op.error().code};
+  }
+
+  Ground& ground() { return *ground_; }
+  const Way& ab() const { return ab_; }
+  const Config& config() const { return config_; }
+
+ private:
+  void close_all();
+
+  Config config_;
+  std::function<void()> look_;
+  std::vector<std::unique_ptr<Recorder>> recorders_;
+  std::unique_ptr<Ground> ground_;
+  std::array<std::unique_ptr<End>, Ground::kPlaces> ends_;
+  Way ab_;
+};
+
+}  // namespace fabric::test
+
+namespace fabric {
+// Found by gtest: events and codes print as words.
+void PrintTo(Errc code, std::ostream* out);
+void PrintTo(Remote remote, std::ostream* out);
+void PrintTo(PeerState state, std::ostream* out);
+}  // namespace fabric

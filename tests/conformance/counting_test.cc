@@ -1,0 +1,371 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "conformance/conformance.h"
+
+// P6 to P8: what a count proves, and that there is exactly one per write.
+
+namespace fabric::test {
+namespace {
+
+/// Every size at which a write is cut, sliced or packed in another way, and its neighbours.
+std::vector<uint64_t> sizes_around_cuts(uint64_t stripe) {
+  std::vector<uint64_t> sizes{0, 1, 2, 255, 256, 257};
+  for (uint64_t n = 1; n <= kRailsMax + 1; ++n) {
+    for (const uint64_t around : {n * stripe - 1, n * stripe, n * stripe + 1}) {
+      sizes.push_back(around);
+    }
+  }
+  for (const uint64_t large : {65'535, 65'536, 65'537, 300'001}) sizes.push_back(large);
+  return sizes;
+}
+
+}  // namespace
+
+// ---- P6 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P06EveryByteIsThereAtTheInstantTheCountIsMet) {
+  for (const uint64_t size : sizes_around_cuts(kStripe)) {
+    for (const Priority priority : {Priority::kNormal, Priority::kBulk}) {
+      SCOPED_TRACE(std::to_string(size) + " bytes, " + to_string(priority));
+      auto counter = *eb().make_counter();
+      b().in.clear();
+      Recorder& met = recorder();
+      bool there = false;
+      met.also = [&](const Event&) { there = arrived(100, size); };
+      ASSERT_TRUE(counter.expect(1, met.notify()));
+      Write request = write(100, size, counter.key());
+      request.priority = priority;
+      ASSERT_TRUE(ea().submit(request));
+      const Event event = ended(met);
+      EXPECT_EQ(event.code, Errc::kOk);
+      EXPECT_EQ(event.value, 1u);
+      EXPECT_TRUE(there) << "the count came before its bytes";
+      EXPECT_TRUE(untouched(0, 100));
+      EXPECT_TRUE(untouched(100 + size, 1000)) << "and nothing besides";
+      met.also = {};
+    }
+  }
+}
+
+TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
+  REQUIRE_CAP(every_step);
+  auto counter = *eb().make_counter();
+  uint64_t size = 0, taken = 0, steps_before = 0;
+  bool early = false;
+  auto looking = look([&] {
+    const bool counted = counter.count() > taken;
+    if (size > 0 && !counted) ++steps_before;
+    if (counted && !arrived(0, size)) early = true;
+  });
+  for (const uint64_t next : sizes_around_cuts(kStripe)) {
+    b().in.clear();
+    size = next;
+    ASSERT_TRUE(ea().submit(write(0, size, counter.key())));
+    ASSERT_TRUE(until([&] { return counter.count() == taken + 1; }));
+    EXPECT_FALSE(early) << size;
+    ++taken;
+  }
+  EXPECT_GT(steps_before, 0u) << "the check looked";
+  looking.end();
+  settle();
+  EXPECT_EQ(counter.count(), taken);
+}
+
+// A closed batch: n issued, n expected, from several senders, by every way to hear of it.
+TEST_P(Conformance, P06AClosedBatchIsCompleteHoweverItsEndIsHeardOf) {
+  constexpr uint32_t kWrites = 24;
+  constexpr uint64_t kSize = 20'011;
+  auto inbox = *eb().make_inbox(4);
+  auto flag = *eb().make_flag();
+  Recorder& calls = recorder();
+  const auto nothing = [](Counter&) { return true; };
+  const auto arm = [](Notify notify) {
+    return [=](Counter& counter) { return counter.expect(kWrites, notify).has_value(); };
+  };
+  using Step = std::function<bool(Counter&)>;
+  const std::array<std::pair<Step, Step>, 5> ways{{
+      {arm(calls.notify()), [&](Counter&) { return ended(calls).code == Errc::kOk; }},
+      {arm(Notify::inbox(inbox)), [&](Counter&) { return inbox.wait(kLong).has_value(); }},
+      {arm(Notify::flag(flag)), [&](Counter&) { return until([&] { return flag.load() == 1; }); }},
+      {nothing, [&](Counter& counter) { return counter.wait(kWrites, kLong).has_value(); }},
+      {nothing, [&](Counter& counter) { return until([&] { return counter.try_take(kWrites); }); }},
+  }};
+  for (size_t i = 0; i < ways.size(); ++i) {
+    SCOPED_TRACE(i);
+    auto counter = *eb().make_counter();
+    b().in.clear();
+    ASSERT_TRUE(ways[i].first(counter));
+    for (uint32_t w = 0; w < kWrites; ++w) {
+      ASSERT_TRUE(ea().submit(write(w * kSize, kSize, counter.key())));
+    }
+    ASSERT_TRUE(ways[i].second(counter));
+    EXPECT_TRUE(arrived(0, kWrites * kSize));
+    settle();
+    EXPECT_EQ(counter.count(), 0u) << "taken";
+    EXPECT_FALSE(counter.try_take(1));
+  }
+}
+
+TEST_P(Conformance, P06CountsOfSeveralSendersMeetInOneCounter) {
+  REQUIRE_CAP(two_engines);
+  const Way cb = way(c(), b());
+  c().out.fill(99);
+  auto counter = *eb().make_counter();
+  constexpr uint32_t kWrites = 20;
+  constexpr uint64_t kSize = 10'007;
+  constexpr uint64_t kHalf = kBytes / 2;
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    ASSERT_TRUE(ea().submit(write(i * kSize, kSize, counter.key())));
+    ASSERT_TRUE(c().engine.submit(Write{.source = c().out.at(i * kSize),
+                                        .target = cb.in.at(kHalf + i * kSize),
+                                        .size_bytes = kSize,
+                                        .imm = counter.key()}));
+  }
+  ASSERT_TRUE(counter.wait(2 * kWrites, kLong));
+  EXPECT_TRUE(arrived(0, kWrites * kSize));
+  EXPECT_EQ(std::memcmp(c().out.bytes.data(), b().in.bytes.data() + kHalf, kWrites * kSize), 0);
+}
+
+TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
+  auto counter = *eb().make_counter();
+  Recorder& met = recorder();
+  ASSERT_TRUE(counter.expect(3, met.notify(1)));
+  EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kBusy) << "one at a time";
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
+  settle();
+  EXPECT_EQ(met.total(), 0u) << "two are not three";
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
+  ended(met, 1);
+  settle();
+  EXPECT_EQ(counter.count(), 2u);
+  ASSERT_TRUE(counter.expect(2, met.notify(3))) << "met at once";
+  EXPECT_EQ(ended(met, 3).code, Errc::kOk);
+  EXPECT_EQ(counter.count(), 0u);
+  // One that gives up gives back what it had.
+  const auto op = counter.expect(2, met.notify(4));
+  ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
+  settle();
+  ASSERT_TRUE(eb().cancel(*op));
+  EXPECT_EQ(ended(met, 4).code, Errc::kCancelled);
+  EXPECT_EQ(counter.count(), 1u);
+}
+
+// ---- P7 -----------------------------------------------------------------------------------------
+
+// Each write has a key of its own, so that whatever order the counts come in is fine; where the
+// network reorders, it is seen to happen.
+TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
+  constexpr uint32_t kWrites = 60;
+  std::vector<Counter> counters;
+  Recorder& met = recorder();
+  std::vector<uint64_t> order;
+  uint32_t wrong = 0;
+  const auto size = [](uint64_t i) { return i % 2 == 0 ? 16'000u : 64u; };
+  met.also = [&](const Event& e) {
+    order.push_back(e.tag);
+    wrong += !arrived(e.tag * 16'384, size(e.tag));
+  };
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    counters.push_back(*eb().make_counter());
+    ASSERT_TRUE(counters[i].expect(1, met.notify(i)));
+  }
+  std::vector<Write> requests;
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    requests.push_back(write(i * 16'384, size(i), counters[i].key()));
+  }
+  const auto taken = ea().submit(requests);
+  ASSERT_TRUE(taken);
+  ASSERT_EQ(*taken, kWrites);
+  ASSERT_TRUE(until([&] { return order.size() == kWrites; }));
+  EXPECT_EQ(wrong, 0u);
+  if (GetParam().caps.overtaking) {
+    EXPECT_FALSE(std::is_sorted(order.begin(), order.end())) << "nothing overtook: a weak test";
+  }
+  settle();
+  EXPECT_EQ(order.size(), kWrites);
+}
+
+// ---- P8 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P08OneWriteCountsOnceHoweverItIsCut) {
+  auto counter = *eb().make_counter();
+  uint64_t issued = 0;
+  for (const uint64_t size : sizes_around_cuts(kStripe)) {
+    for (const bool whole : {false, true}) {
+      for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
+        Write request = write(0, size, counter.key());
+        request.whole = whole;
+        request.priority = priority;
+        ASSERT_TRUE(ea().submit(request));
+        ++issued;
+      }
+    }
+    ASSERT_TRUE(until([&] { return counter.count() >= issued; })) << size;
+    settle();
+    ASSERT_EQ(counter.count(), issued) << size;
+  }
+  EXPECT_EQ(eb().stats().stale_imms, 0u);
+}
+
+TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
+  auto counter = *eb().make_counter();
+  constexpr uint64_t kPage = 1000;
+  // Page i of the source to page 2i + 1 of the target, not in order.
+  std::vector<uint32_t> from, to;
+  for (uint32_t i = 0; i < 37; ++i) {
+    from.push_back(i * 11 % 37);
+    to.push_back(2 * from.back() + 1);
+  }
+  const Event paged = end_of(
+      ea(), PagedWrite{.source = a().out.region.id(),
+                       .source_pages = {.indices = from, .stride_bytes = kPage, .offset_bytes = 3},
+                       .target = ab().in,
+                       .target_pages = {.indices = to, .stride_bytes = 1100, .offset_bytes = 7},
+                       .page_bytes = kPage,
+                       .imm = counter.key()});
+  EXPECT_EQ(paged.code, Errc::kOk);
+  EXPECT_EQ(paged.value, 37 * kPage);
+  ASSERT_TRUE(counter.wait(37, kLong));
+  for (uint32_t i = 0; i < 37; ++i) {
+    EXPECT_EQ(std::memcmp(a().out.bytes.data() + 3 + i * kPage,
+                          b().in.bytes.data() + 7 + (2 * i + 1) * 1100, kPage),
+              0)
+        << i;
+    EXPECT_TRUE(untouched(7 + 2 * i * 1100, 1100)) << "between the pages";
+  }
+  b().in.clear();
+  std::vector<ScatterTarget> targets;
+  for (uint32_t i = 0; i < 19; ++i) {
+    targets.push_back({ab().in.at(i * 2000), (18 - i) * 1500, i * 77, counter.key()});
+  }
+  EXPECT_EQ(end_of(ea(), Scatter{.source = a().out.region.id(), .targets = targets}).code,
+            Errc::kOk);
+  ASSERT_TRUE(counter.wait(19, kLong));
+  for (uint32_t i = 0; i < 19; ++i) {
+    EXPECT_EQ(
+        std::memcmp(a().out.bytes.data() + (18 - i) * 1500, b().in.bytes.data() + i * 2000, i * 77),
+        0)
+        << i;
+    EXPECT_TRUE(untouched(i * 2000 + i * 77, 2000 - i * 77)) << i;
+  }
+  const auto group = *ea().make_group({&ab().peer, 1});
+  const Key key = counter.key();
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(end_of(ea(), Signal{.group = group, .keys = {&key, 1}}).code, Errc::kOk);
+  }
+  ASSERT_TRUE(counter.wait(5, kLong));
+  settle();
+  EXPECT_EQ(counter.count(), 0u);
+}
+
+TEST_P(Conformance, P08ASignalCountsOnceAtEveryPeerOfItsGroup) {
+  REQUIRE_CAP(two_engines);
+  const Way ac = way(a(), c());
+  auto at_b = *eb().make_counter();
+  auto at_c = *c().engine.make_counter();
+  const std::array<PeerId, 2> peers{ab().peer, ac.peer};
+  const auto group = *ea().make_group(peers);
+  const std::array<Key, 2> keys{at_b.key(), at_c.key()};
+  for (uint64_t i = 1; i <= 10; ++i) {
+    EXPECT_EQ(end_of(ea(), Signal{.group = group, .keys = keys}).code, Errc::kOk);
+    ASSERT_TRUE(until([&] { return at_b.count() >= i && at_c.count() >= i; }));
+  }
+  // The group saves look-ups for scatters; target i must be a region of member i.
+  std::array<ScatterTarget, 2> targets{ScatterTarget{ab().in.at(0), 0, 500, at_b.key()},
+                                       ScatterTarget{ac.in.at(0), 500, 500, at_c.key()}};
+  const RegionId source = a().out.region.id();
+  EXPECT_EQ(end_of(ea(), Scatter{.source = source, .targets = targets, .group = group}).code,
+            Errc::kOk);
+  std::swap(targets[0], targets[1]);
+  EXPECT_EQ(ea().submit(Scatter{.source = source, .targets = targets, .group = group}).error().code,
+            Errc::kInvalidArgument);
+  settle();
+  EXPECT_EQ(at_b.count(), 11u);
+  EXPECT_EQ(at_c.count(), 11u);
+}
+
+// Sampled in every step: no count without a write that has begun to land, and what was whole a
+// moment ago is counted. `whole` writes are exact: no count without a write that is whole.
+TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
+  REQUIRE_CAP(every_step);
+  constexpr uint64_t kSize = 40'000;
+  constexpr uint32_t kWrites = 24;
+  constexpr Nanos kMoment = 200us;  // longer than an engine takes to notice an arrival
+  for (const bool whole : {false, true}) {
+    SCOPED_TRACE(whole);
+    b().in.clear();
+    auto counter = *eb().make_counter();
+    uint64_t samples = 0, above_begun = 0, above_whole = 0, below_whole = 0, partial = 0;
+    std::vector<std::pair<Nanos, uint64_t>> wholes;
+    auto looking = look([&] {
+      const uint64_t count = counter.count();
+      uint64_t begun = 0, complete = 0;
+      for (uint32_t i = 0; i < kWrites; ++i) {
+        begun += !untouched(i * kSize, kSize);
+        complete += arrived(i * kSize, kSize);
+      }
+      ++samples;
+      partial += begun > complete;
+      above_begun += count > begun;
+      above_whole += count > complete;
+      wholes.emplace_back(eb().now(), complete);
+      const auto old = std::find_if(wholes.rbegin(), wholes.rend(), [&](const auto& sample) {
+        return sample.first + kMoment < eb().now();
+      });
+      below_whole += old != wholes.rend() && count < old->second;
+    });
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      Write request = write(i * kSize, kSize, counter.key());
+      request.whole = whole;
+      ASSERT_TRUE(ea().submit(request));
+    }
+    ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));
+    run_for(2 * kMoment);
+    looking.end();
+    EXPECT_EQ(counter.count(), kWrites) << "at rest they are equal";
+    EXPECT_EQ(above_begun, 0u);
+    EXPECT_EQ(below_whole, 0u);
+    EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
+    EXPECT_GT(samples, 3u);
+    EXPECT_GT(partial, 0u) << "never seen half-arrived";
+  }
+}
+
+TEST_P(Conformance, P08AGroupOfCountersNamesWhoIsMissing) {
+  REQUIRE_CAP(two_engines);
+  const Way cb = way(c(), b());
+  const PeerId from_a = *eb().connect(ea().address());
+  const PeerId from_c = *eb().connect(c().engine.address());
+  auto of_a = *eb().make_counter();
+  auto of_c = *eb().make_counter();
+  auto group = *eb().make_counter_group();
+  ASSERT_TRUE(group.add(of_a, from_a, 2));
+  ASSERT_TRUE(group.add(of_c, from_c));
+  EXPECT_EQ(of_a.wait(1, 1ms).error().code, Errc::kBusy) << "a member waits with its group";
+  EXPECT_EQ(group.add(of_a, from_a).error().code, Errc::kBusy);
+  Recorder& met = recorder();
+  for (uint64_t step = 0; step < 3; ++step) {
+    SCOPED_TRACE(step);
+    ASSERT_TRUE(group.expect(3, met.notify(step)));
+    EXPECT_EQ(group.missing(), (std::vector<PeerId>{from_a, from_c}));
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 30'000, of_a.key())));
+    settle();
+    EXPECT_EQ(group.missing(), std::vector<PeerId>{from_c});
+    EXPECT_EQ(met.count(step), 0u);
+    ASSERT_TRUE(c().engine.submit(Write{
+        .source = c().out.at(0), .target = cb.in.at(0), .size_bytes = 30'000, .imm = of_c.key()}));
+    EXPECT_EQ(ended(met, step).code, Errc::kOk);
+    EXPECT_EQ(group.count(), 0u);
+  }
+  // Without the peer that is gone: what it owes is taken as paid.
+  ASSERT_TRUE(group.expect(3, met.notify(9)));
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 10, of_a.key())));
+  settle();
+  EXPECT_EQ(met.count(9), 0u);
+  ASSERT_TRUE(group.mask(from_c));
+  EXPECT_EQ(ended(met, 9).code, Errc::kOk);
+}
+
+}  // namespace fabric::test

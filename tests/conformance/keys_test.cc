@@ -1,0 +1,314 @@
+#include <array>
+#include <set>
+
+#include "conformance/conformance.h"
+
+// P9 to P11: names and early arrivals, never twice, and old traffic that cannot lie. Failover and
+// replay need a path that breaks: with the faults of the simulator.
+
+namespace fabric::test {
+
+// ---- P9 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P09WhatArrivesBeforeTheCounterIsClaimedCounts) {
+  const std::array<uint64_t, 3> names{0, 42, UINT64_MAX};
+  std::array<Key, 3> keys;
+  ASSERT_TRUE(ea().resolve(ab().peer, names, keys, kLong));
+  std::set<Key> distinct(keys.begin(), keys.end());
+  EXPECT_EQ(distinct.size(), 3u);
+  EXPECT_FALSE(distinct.contains(Key{}));
+  for (uint32_t i = 0; i < 3; ++i) {
+    for (uint32_t n = 0; n <= i; ++n) {
+      EXPECT_EQ(end_of(ea(), write(n * 30'000, 30'000, keys[i])).code, Errc::kOk);
+    }
+  }
+  settle();
+  for (uint32_t i = 0; i < 3; ++i) {
+    auto counter = eb().named_counter(names[i]);
+    ASSERT_TRUE(counter);
+    EXPECT_EQ(counter->key(), keys[i]);
+    EXPECT_EQ(counter->count(), i + 1);
+    EXPECT_TRUE(counter->wait(i + 1, 1ms)) << "nothing was lost by asking late";
+    EXPECT_EQ(eb().named_counter(names[i]).error().code, Errc::kBusy) << "somebody holds it";
+  }
+  EXPECT_EQ(eb().stats().stale_imms, 0u);
+}
+
+TEST_P(Conformance, P09ANameThatWasClaimedFirstResolvesToTheSameKey) {
+  auto counter = *eb().named_counter(7);
+  Recorder& met = recorder();
+  ASSERT_TRUE(counter.expect(2, met.notify()));
+  const uint64_t name = 7;
+  Key key, again;
+  ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
+  ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&again, 1}, kLong));
+  EXPECT_EQ(key, counter.key());
+  EXPECT_EQ(again, key);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 30'000, key)));
+  EXPECT_EQ(ended(met).code, Errc::kOk);
+}
+
+TEST_P(Conformance, P09AReceiverThatCannotHoldAnotherNameRefusesItAtTheSender) {
+  Config small = usual_config();
+  small.names_per_peer_max = 4;
+  reopen(small);
+  for (uint64_t name = 1; name <= 5; ++name) {
+    Key key;
+    const Event event =
+        end_of(ea(), Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}});
+    EXPECT_EQ(event.code, name <= 4 ? Errc::kOk : Errc::kExhausted);
+    EXPECT_EQ(event.remote, name <= 4 ? Remote::kDelivered : Remote::kNotDelivered);
+    EXPECT_EQ(static_cast<bool>(key), name <= 4);
+  }
+  // A name that is claimed no longer counts against the sender.
+  const auto claimed = eb().named_counter(2);
+  ASSERT_TRUE(claimed);
+  const uint64_t name = 5;
+  Key key;
+  EXPECT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
+  EXPECT_TRUE(key);
+}
+
+TEST_P(Conformance, P09CountersAreBoundedAndComeBackWhenReleased) {
+  Config small = usual_config();
+  small.counters_max = 4;
+  reopen(small);
+  std::vector<Counter> counters;
+  while (counters.size() < 100) {
+    auto counter = eb().make_counter();
+    if (!counter) {
+      EXPECT_EQ(counter.error().code, Errc::kExhausted);
+      break;
+    }
+    counters.push_back(*std::move(counter));
+  }
+  EXPECT_EQ(counters.size(), 4u);
+  const uint64_t name = 9;
+  Key key;
+  EXPECT_EQ(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong).error().code, Errc::kExhausted);
+  counters.pop_back();
+  EXPECT_TRUE(eb().make_counter());
+  // What was there all along still counts.
+  ASSERT_TRUE(ea().submit(write(0, 100, counters[0].key())));
+  EXPECT_TRUE(counters[0].wait(1, kLong));
+}
+
+// ---- P10 ----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
+  REQUIRE_CAP(lossy_control);
+  reopen(usual_config(), {.drop_control = 0.25, .duplicate_control = 0.3, .reorder_control = 0.3});
+  constexpr uint32_t kRounds = 120;
+  Recorder& messages = recorder();
+  Recorder& ends = recorder();
+  const auto listener = *eb().listen(3, messages.notify());
+  std::vector<uint64_t> names(kRounds);
+  std::vector<Key> keys(kRounds);
+  for (uint32_t i = 0; i < kRounds; ++i) {
+    names[i] = i / 4;
+    ASSERT_TRUE(ea().submit(Send{.peer = ab().peer,
+                                 .channel = 3,
+                                 .bytes = std::as_bytes(std::span(&i, 1)),
+                                 .notify = ends.notify(i)}));
+    ASSERT_TRUE(ea().submit(Resolve{.peer = ab().peer,
+                                    .names = {&names[i], 1},
+                                    .out = {&keys[i], 1},
+                                    .notify = ends.notify(1000 + i)}));
+  }
+  ASSERT_TRUE(until([&] { return ends.total() == 2 * kRounds; }));
+  for (uint32_t i = 0; i < kRounds; ++i) {
+    EXPECT_EQ(ends.find(i)->code, Errc::kOk);
+    EXPECT_EQ(keys[i], keys[i / 4 * 4]) << "one name, one key";
+    ASSERT_TRUE(ea().submit(write(0, 20'000, keys[i])));
+  }
+  settle();
+  EXPECT_EQ(ends.total(), 2 * kRounds);
+  EXPECT_EQ(messages.total(), kRounds);
+  std::set<uint32_t> distinct;
+  for (const auto& seen : messages.seen()) {
+    ASSERT_EQ(seen.bytes.size(), sizeof(uint32_t));
+    uint32_t number = 0;
+    std::copy(seen.bytes.begin(), seen.bytes.end(),
+              std::as_writable_bytes(std::span(&number, 1)).begin());
+    distinct.insert(number);
+  }
+  EXPECT_EQ(distinct.size(), kRounds) << "each message once";
+  for (uint64_t name = 0; name < kRounds / 4; ++name) {
+    EXPECT_EQ(eb().named_counter(name)->count(), 4u) << name;
+  }
+  if (GetParam().caps.two_engines) {
+    EXPECT_GT(ea().stats().tx.retried, 0u) << "nothing was lost: a weak test";
+  }
+}
+
+// Cancelled half way: some of it may be counted or not, so whoever waits for the key must not wait
+// on, nor be satisfied by the next write.
+TEST_P(Conformance, P10ACountedWriteOfUnknownFateSpoilsItsKey) {
+  REQUIRE_CAP(two_engines);
+  REQUIRE_CAP(every_step);
+  REQUIRE_CAP(counted_slices);
+  Config sliced = usual_config();
+  sliced.bulk_slice_bytes = 8192;
+  reopen(sliced);
+  const PeerId at_b_of_a = *eb().connect(ea().address());
+  auto counter = *eb().make_counter();
+  auto other = *eb().make_counter();
+  Recorder& met = recorder();
+  Recorder& ends = recorder();
+  ASSERT_TRUE(counter.expect(1, met.notify(1)));
+  Write request = write(0, kBytes, counter.key());
+  request.priority = Priority::kBulk;
+  request.notify = ends.notify();
+  const auto op = ea().submit(request);
+  ASSERT_TRUE(until([&] { return b().in.bytes[0] != std::byte{0}; }));
+  ASSERT_TRUE(ea().cancel(*op));
+  const Event event = ended(ends);
+  EXPECT_EQ(event.code, Errc::kCancelled);
+  EXPECT_EQ(event.remote, Remote::kUnknown);
+  EXPECT_GT(event.value, 0u);
+  EXPECT_LT(event.value, kBytes);
+  const Event told = ended(met, 1);
+  EXPECT_EQ(told.code, Errc::kAborted);
+  EXPECT_EQ(told.peer, at_b_of_a) << "who spoiled it";
+  ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
+  ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
+  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not spoiled";
+  EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kAborted);
+  EXPECT_EQ(counter.wait(1, 1ms).error().code, Errc::kAborted);
+  auto fresh = *eb().make_counter();
+  EXPECT_NE(fresh.key(), counter.key());
+  counter.release();
+  ASSERT_TRUE(ea().submit(write(0, 100, fresh.key())));
+  EXPECT_TRUE(fresh.wait(1, kLong));
+}
+
+// A cancelled write that says kNotDelivered was not counted at all: its key goes on.
+TEST_P(Conformance, P10AWriteThatWasNotDeliveredSpoilsNothing) {
+  auto counter = *eb().make_counter();
+  Recorder& met = recorder();
+  Recorder& ends = recorder();
+  ASSERT_TRUE(counter.expect(1, met.notify()));
+  Write request = write(0, 50'000, counter.key());
+  request.notify = ends.notify();
+  const auto op = ea().submit(request);
+  ASSERT_TRUE(ea().cancel(*op));
+  EXPECT_EQ(ended(ends).remote, Remote::kNotDelivered);
+  settle();
+  EXPECT_EQ(met.total(), 0u);
+  ASSERT_TRUE(ea().submit(write(0, 50'000, counter.key())));
+  EXPECT_EQ(ended(met).code, Errc::kOk);
+  EXPECT_TRUE(arrived(0, 50'000));
+}
+
+// ---- P11 ----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
+  auto counter = std::make_optional(*eb().make_counter());
+  Recorder& met = recorder();
+  const Key old = counter->key();
+  constexpr uint32_t kWrites = 100;
+  auto batch = *ea().make_batch();
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    Write request = write(i * 4000, 4000, old);  // one piece each: one immediate
+    request.batch = batch;
+    ASSERT_TRUE(ea().submit(request));
+  }
+  ASSERT_TRUE(counter->expect(2 * kWrites, met.notify()));
+  ASSERT_TRUE(until([&] { return !untouched(0, 4000); }));
+  const uint64_t before = eb().stats().rx.imms;
+  counter.reset();
+  EXPECT_EQ(ended(met).code, Errc::kReleased);
+  auto next = *eb().make_counter();
+  EXPECT_NE(next.key(), old);
+  ASSERT_TRUE(ea().wait(batch, kLong)) << "the senders are not disturbed";
+  settle();
+  EXPECT_EQ(next.count(), 0u);
+  EXPECT_EQ(eb().stats().stale_imms, kWrites - before);
+  const uint64_t stale = eb().stats().stale_imms;
+  ASSERT_TRUE(ea().submit(write(0, 100, old)));
+  ASSERT_TRUE(ea().submit(write(0, 100, Key::from_wire(0x0fff'fff0))));  // nobody's
+  settle();
+  EXPECT_EQ(eb().stats().stale_imms, stale + 2);
+  EXPECT_EQ(next.count(), 0u);
+}
+
+// Few slots, so that they are used again and again: a key of an earlier life never opens a later
+// one, and every count of the present one is exact.
+TEST_P(Conformance, P11KeysThatComeBackNeverTakeOldCounts) {
+  Config small = usual_config();
+  small.counters_max = 2;
+  reopen(small);
+  std::vector<Key> old;
+  std::set<Key> distinct;
+  uint64_t sent_stale = 0;
+  for (uint32_t life = 0; life < 60; ++life) {
+    auto counter = eb().make_counter();
+    ASSERT_TRUE(counter) << life;
+    const Key key = counter->key();
+    EXPECT_TRUE(distinct.insert(key).second) << "a key came back without its rest";
+    ASSERT_TRUE(ea().submit(write(0, 64, key)));
+    for (uint32_t i = 0; i < 3 && i < old.size(); ++i) {
+      ASSERT_TRUE(ea().submit(write(0, 64, old[old.size() - 1 - i])));
+      ++sent_stale;
+    }
+    settle();
+    EXPECT_EQ(counter->count(), 1u) << life;
+    old.push_back(key);
+  }
+  EXPECT_EQ(eb().stats().stale_imms, sent_stale);
+}
+
+TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
+  const uint64_t name = 12;
+  Key key;
+  ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
+  auto named = *eb().named_counter(name);
+  auto made = *eb().make_counter();
+  constexpr uint32_t kWrites = 300;
+  Recorder& ends = recorder();
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    Write request = write(i * 3000, 3000, key);
+    request.notify = ends.notify();
+    ASSERT_TRUE(ea().submit(request));
+  }
+  run_for(3us);
+  const auto proof = named.close(kLong);
+  ASSERT_TRUE(proof);
+  EXPECT_EQ(*proof, Rest::kProved) << "its only sender answered";
+  const uint64_t stale = eb().stats().stale_imms;
+  settle();
+  EXPECT_EQ(eb().stats().stale_imms, stale) << "proved to be quiet, and was not";
+  ASSERT_EQ(ends.total(), kWrites);
+  for (const auto& seen : ends.seen()) {
+    const Event& event = seen.event;
+    EXPECT_TRUE(event.code == Errc::kOk ||
+                (event.code == Errc::kReleased && event.remote == Remote::kNotDelivered))
+        << to_string(event.code);
+  }
+  const auto rest = made.close(kLong);
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(*rest, Rest::kRested) << "nobody knows who has its key";
+  EXPECT_EQ(made.close().error().code, Errc::kReleased);
+  EXPECT_EQ(named.wait(1, 1ms).error().code, Errc::kReleased);
+  // The name can be used anew, with another key.
+  auto again = *eb().named_counter(name);
+  EXPECT_NE(again.key(), key);
+  Key resolved;
+  ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&resolved, 1}, kLong));
+  EXPECT_EQ(resolved, again.key());
+}
+
+TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyRest) {
+  REQUIRE_CAP(two_engines);
+  const uint64_t name = 12;
+  Key key;
+  ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
+  auto named = *eb().named_counter(name);
+  const PeerId sender = *eb().connect(ea().address());
+  ASSERT_TRUE(eb().disconnect(sender));
+  const auto rest = named.close(kLong);
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(*rest, Rest::kRested) << "it left without a word, and nothing of it was fenced";
+}
+
+}  // namespace fabric::test

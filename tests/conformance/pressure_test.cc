@@ -1,0 +1,311 @@
+#include <array>
+#include <numeric>
+#include <set>
+
+#include "conformance/conformance.h"
+
+// P18 and P19: full queues are an answer, and callbacks know their place.
+
+namespace fabric::test {
+
+// ---- P18 ----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P18AFullQueueTakesNothingAndSaysOnceWhenThereIsRoom) {
+  Config small = usual_config();
+  small.ops_max = 8;
+  reopen(small);
+  Recorder& heard = recorder();
+  const auto subscription = *ea().subscribe(heard.notify());
+  auto batch = *ea().make_batch();
+  auto counter = *eb().make_counter();
+  auto inbox = *ea().make_inbox(16);
+  std::array<Event, 16> events;
+  for (uint32_t round = 1; round <= 3; ++round) {
+    SCOPED_TRACE(round);
+    b().in.clear();
+    Write request = write(0, 9000, counter.key());
+    request.batch = batch;
+    request.notify = Notify::inbox(inbox);
+    uint32_t taken = 0;
+    while (taken < 100 && ea().submit(request)) ++taken;
+    EXPECT_EQ(taken, 8u);
+    for (int again = 0; again < 5; ++again) {
+      const Error error = ea().submit(request).error();
+      EXPECT_EQ(error.code, Errc::kExhausted);
+      EXPECT_STREQ(error.what, "ops_max");
+    }
+    EXPECT_EQ(ea().submit(Alarm{}).error().code, Errc::kExhausted);
+    EXPECT_EQ(batch.pending(), 8u);
+    EXPECT_EQ(heard.count(EventKind::kRoom), round - 1);
+    ASSERT_TRUE(ea().wait(batch, kLong));
+    settle();
+    EXPECT_EQ(heard.count(EventKind::kRoom), round) << "once for all the refusals";
+    EXPECT_EQ(counter.count(), 8u * round) << "nothing of the refused ones was sent";
+    EXPECT_EQ(inbox.poll(events), 8u);
+    EXPECT_EQ(inbox.poll(events), 0u);
+  }
+  EXPECT_EQ(ea().stats().exhausted, 3u * 7);
+  // Nothing of a refused request stays behind: every place in the inbox is still there.
+  for (int i = 0; i < 2; ++i) {
+    for (int n = 0; n < 8; ++n) {
+      ASSERT_TRUE(ea().submit(Alarm{.notify = Notify::inbox(inbox)}));
+    }
+    settle();
+  }
+  EXPECT_EQ(inbox.poll(events), 16u);
+}
+
+TEST_P(Conformance, P18ASpanIsTakenAsFarAsItFits) {
+  Config small = usual_config();
+  small.ops_max = 8;
+  reopen(small);
+  auto counter = *eb().make_counter();
+  std::vector<Write> requests;
+  for (uint32_t i = 0; i < 20; ++i) requests.push_back(write(i * 5000, 5000, counter.key()));
+  size_t done = 0;
+  for (int round = 0; round < 10 && done < requests.size(); ++round) {
+    const auto taken = ea().submit(std::span(requests).subspan(done));
+    ASSERT_TRUE(taken);
+    EXPECT_EQ(*taken, std::min<size_t>(8, requests.size() - done));
+    done += *taken;
+    if (done < requests.size()) {
+      EXPECT_EQ(ea().submit(std::span(requests).subspan(done)).error().code, Errc::kExhausted);
+    }
+    settle();
+  }
+  EXPECT_EQ(counter.count(), 20u);
+  EXPECT_TRUE(arrived(0, 20 * 5000));
+  // A prefix up to the first that is wrong; its error when it is the first.
+  requests[2].target.offset = kBytes;
+  EXPECT_EQ(*ea().submit(std::span(requests).first(5)), 2u);
+  EXPECT_EQ(ea().submit(std::span(requests).subspan(2)).error().code, Errc::kOutOfBounds);
+  EXPECT_EQ(ea().submit(std::span<const Write>{}).error().code, Errc::kInvalidArgument);
+  settle();
+  EXPECT_EQ(counter.count(), 22u);
+}
+
+TEST_P(Conformance, P18AFullInboxRefusesAtSubmitAndThereIsRoomOnceItIsRead) {
+  Recorder& heard = recorder();
+  const auto subscription = *ea().subscribe(heard.notify());
+  auto inbox = *ea().make_inbox(4);
+  std::array<Event, 8> events;
+  const Alarm alarm{.notify = Notify::inbox(inbox)};
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(ea().submit(alarm));
+  const Error error = ea().submit(alarm).error();
+  EXPECT_EQ(error.code, Errc::kExhausted);
+  EXPECT_STREQ(error.what, "notify");
+  settle();
+  EXPECT_EQ(ea().submit(alarm).error().code, Errc::kExhausted) << "ended, but not read";
+  EXPECT_EQ(inbox.poll(std::span(events).first(3)), 3u);
+  settle();
+  EXPECT_GE(heard.count(EventKind::kRoom), 1u);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(alarm));
+  EXPECT_EQ(ea().submit(alarm).error().code, Errc::kExhausted);
+  settle();
+  EXPECT_EQ(inbox.poll(events), 4u);
+}
+
+TEST_P(Conformance, P18WhatCanNeverFitIsTooLarge) {
+  Config small = usual_config();
+  small.index_arena_bytes = 65'536;
+  small.message_bytes_max = 5000;
+  reopen(small);
+  const auto listener = *eb().listen(1, recorder().notify());
+  std::vector<std::byte> bytes(5001);
+  EXPECT_EQ(ea().submit(Send{.peer = ab().peer, .channel = 1, .bytes = bytes}).error().code,
+            Errc::kTooLarge);
+  bytes.pop_back();
+  EXPECT_EQ(end_of(ea(), Send{.peer = ab().peer, .channel = 1, .bytes = bytes}).code, Errc::kOk);
+  std::vector<uint32_t> pages(100'000);
+  const auto paged = [&](size_t n, Notify notify) {
+    const std::span<const uint32_t> list(pages.data(), n);
+    return ea().submit(PagedWrite{.source = a().out.region.id(),
+                                  .source_pages = {.indices = list, .stride_bytes = 8},
+                                  .target = ab().in,
+                                  .target_pages = {.indices = list, .stride_bytes = 8},
+                                  .page_bytes = 8,
+                                  .notify = notify});
+  };
+  EXPECT_EQ(paged(pages.size(), {}).error().code, Errc::kTooLarge);
+  // What fits, but not now, is another answer.
+  Recorder& ends = recorder();
+  uint32_t taken = 0;
+  Errc refused = Errc::kOk;
+  while (taken < 100 && refused == Errc::kOk) {
+    refused = paged(2000, ends.notify()).error().code;
+    taken += refused == Errc::kOk;
+  }
+  EXPECT_EQ(refused, Errc::kExhausted);
+  EXPECT_GE(taken, 2u);
+  ASSERT_TRUE(until([&] { return ends.total() == taken; }));
+  EXPECT_TRUE(paged(2000, {})) << "there is room again";
+  settle();
+}
+
+TEST_P(Conformance, P18AMessageAboveThePeersMaximumIsTooLarge) {
+  REQUIRE_CAP(two_engines);
+  Config modest = usual_config();
+  modest.message_bytes_max = 100;
+  const auto other = make_end(2, modest);
+  const Way there = way(a(), *other);
+  EXPECT_EQ(ea().peer_info(there.peer)->message_bytes_max, 100u);
+  const std::vector<std::byte> bytes(101);
+  EXPECT_EQ(ea().submit(Send{.peer = there.peer, .bytes = bytes}).error().code, Errc::kTooLarge);
+}
+
+// A listener that does not read holds its senders back; nothing is dropped, nothing comes twice.
+TEST_P(Conformance, P18SendersAreHeldBackByAListenerThatDoesNotRead) {
+  Config small = usual_config();
+  small.message_buffers = 4;
+  small.message_credits = 3;
+  reopen(small);
+  auto inbox = *eb().make_inbox(2);
+  const auto listener = *eb().listen(9, Notify::inbox(inbox));
+  EXPECT_EQ(eb().listen(9, Notify::inbox(inbox)).error().code, Errc::kBusy);
+  Recorder& ends = recorder();
+  constexpr uint32_t kMessages = 60;
+  for (uint32_t i = 0; i < kMessages; ++i) {
+    ASSERT_TRUE(ea().submit(Send{.peer = ab().peer,
+                                 .channel = 9,
+                                 .bytes = std::as_bytes(std::span(&i, 1)),
+                                 .notify = ends.notify(i)}));
+  }
+  settle();
+  EXPECT_LE(ends.total(), 4u) << "more than the buffers is still at the sender";
+  EXPECT_GT(ends.total(), 0u);
+  std::vector<uint32_t> got;
+  std::array<Event, 2> events;
+  while (got.size() < kMessages && inbox.wait(kLong)) {
+    const uint32_t n = inbox.poll(events);
+    for (uint32_t i = 0; i < n; ++i) {
+      EXPECT_EQ(events[i].kind, EventKind::kMessage);
+      EXPECT_EQ(events[i].value, 9u);
+      ASSERT_EQ(events[i].size_bytes, sizeof(uint32_t));
+      uint32_t number = 0;
+      std::copy_n(events[i].data, sizeof number, reinterpret_cast<std::byte*>(&number));
+      got.push_back(number);
+    }
+  }
+  settle();
+  EXPECT_EQ(inbox.poll(events), 0u);
+  EXPECT_EQ(ends.total(), kMessages);
+  EXPECT_EQ(std::set<uint32_t>(got.begin(), got.end()).size(), kMessages);
+  for (const auto& seen : ends.seen()) EXPECT_EQ(seen.event.code, Errc::kOk);
+}
+
+TEST_P(Conformance, P18ALongBacklogIsPostedWithinTheDepthOfTheNetwork) {
+  constexpr uint32_t kWrites = 1000;
+  auto counter = *eb().make_counter();
+  Recorder& ends = recorder();
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    Write request = write(i * 1000, 1000, counter.key());
+    request.notify = ends.notify(i);
+    ASSERT_TRUE(ea().submit(request)) << i;
+  }
+  ASSERT_TRUE(counter.wait(kWrites, kLong));
+  EXPECT_TRUE(arrived(0, kWrites * 1000));
+  ASSERT_TRUE(until([&] { return ends.total() == kWrites; }));
+}
+
+// ---- P19 ----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P19NoCallbackRunsInsideTheCallThatCausesIt) {
+  auto counter = *ea().make_counter();
+  const PeerId self = *ea().connect(ea().address());
+  const auto region = *ea().import_region(self, *a().in.region.desc());
+  ASSERT_TRUE(
+      ea().submit(Write{.source = a().out.at(0), .target = region.at(0), .imm = counter.key()}));
+  ASSERT_TRUE(until([&] { return counter.count() == 1; }));
+  Recorder& calls = recorder();
+  bool inside = false;
+  uint32_t inside_calls = 0;
+  calls.also = [&](const Event&) { inside_calls += inside; };
+  auto batch = *ea().make_batch();
+  auto watcher = *ea().make_watcher(calls.notify(5));
+  std::optional<Subscription> subscription;
+  const std::array<std::function<bool()>, 7> causes{
+      [&] { return ea().submit(Alarm{.notify = calls.notify(0)}).has_value(); },
+      [&] {
+        return ea()
+            .submit(Write{.source = a().out.at(0),
+                          .target = region.at(0),
+                          .size_bytes = 8,
+                          .notify = calls.notify(1)})
+            .has_value();
+      },
+      [&] { return counter.expect(1, calls.notify(2)).has_value(); },  // met already
+      [&] { return batch.seal(calls.notify(3)).has_value(); },         // empty already
+      [&] {
+        auto subscribed = ea().subscribe(calls.notify(4));  // there are peers already
+        if (subscribed) subscription.emplace(*std::move(subscribed));
+        return subscription.has_value();
+      },
+      [&] {
+        watcher.arm();
+        watcher.store(17);
+        return true;
+      },
+      [&] {
+        const auto op = ea().submit(Alarm{.after = 1h, .notify = calls.notify(6)});
+        return op && ea().cancel(*op);
+      }};
+  for (size_t i = 0; i < causes.size(); ++i) {
+    SCOPED_TRACE(i);
+    inside = true;
+    EXPECT_TRUE(causes[i]());
+    inside = false;
+    EXPECT_TRUE(until([&] { return calls.count(i) > 0; }));
+  }
+  EXPECT_EQ(inside_calls, 0u);
+}
+
+TEST_P(Conformance, P19ABlockingCallInACallbackIsRefused) {
+  auto counter = *ea().make_counter();
+  auto closed = *ea().make_counter();
+  auto group = *ea().make_counter_group();
+  auto batch = *ea().make_batch();
+  auto inbox = *ea().make_inbox(2);
+  auto region = std::make_optional(make_block(ea(), 4096));
+  ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .batch = batch}));
+  const uint64_t name = 1;
+  Key key;
+  Recorder& calls = recorder();
+  Recorder& later = recorder();
+  std::vector<Errc> codes;
+  calls.also = [&](const Event&) {
+    codes = {counter.wait(1, 1s).error().code,
+             group.wait(1, 1s).error().code,
+             closed.close(1s).error().code,
+             ea().wait(batch, 1s).error().code,
+             inbox.wait(1s).error().code,
+             ea().resolve(ab().peer, {&name, 1}, {&key, 1}, 1s).error().code,
+             ea().close(1s).error().code};
+    // What does not block may be called, and goes on afterwards.
+    Write request = write(0, 20'000);
+    request.notify = later.notify();
+    EXPECT_TRUE(ea().submit(request));
+    region.reset();
+  };
+  ASSERT_TRUE(ea().submit(Alarm{.notify = calls.notify()}));
+  ended(calls);
+  EXPECT_EQ(codes, std::vector<Errc>(7, Errc::kWouldDeadlock));
+  EXPECT_EQ(ended(later).code, Errc::kOk);
+  settle();
+  EXPECT_TRUE(arrived(0, 20'000));
+  ASSERT_TRUE(ea().submit(Write{.source = a().out.at(0), .target = ab().in.at(0)}))
+      << "the engine was not closed";
+}
+
+TEST_P(Conformance, P19NothingIsCalledAfterASubscriptionEnds) {
+  Recorder& heard = recorder();
+  std::optional<Subscription> subscription;
+  subscription.emplace(*eb().listen(2, heard.notify()));
+  heard.also = [&](const Event&) { subscription.reset(); };  // from inside its own callback
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(ea().submit(Send{.peer = ab().peer, .channel = 2}));
+  settle();
+  EXPECT_EQ(heard.total(), 1u);
+  EXPECT_FALSE(subscription.has_value());
+  EXPECT_EQ(end_of(ea(), Send{.peer = ab().peer, .channel = 2}).code, Errc::kUnsupported);
+}
+
+}  // namespace fabric::test

@@ -1,0 +1,126 @@
+#include <fabric/sim.h>
+
+#include "conformance/conformance.h"
+#include "support/log_guard.h"
+
+// Every network that the promises are shown on. A new one is a Ground of its own and a line in the
+// list at the end.
+
+namespace fabric::test {
+namespace {
+
+/// Rails of the three hosts, and what their NICs are like.
+struct SimShape {
+  std::array<uint32_t, Ground::kPlaces> rails{};
+  sim::NicModel model{};
+};
+
+/// Real time from an engine of its own, whose alarms let the waiting thread sleep.
+class Clock {
+ public:
+  explicit Clock(Engine engine) : engine_(std::move(engine)), ticks_(*engine_.make_inbox(2)) {}
+
+  bool run_until(const std::function<bool()>& done, Nanos limit) {
+    const Nanos end = engine_.now() + limit;
+    while (!done()) {
+      if (engine_.now() >= end) return false;
+      Event tick[2];
+      const auto alarm = engine_.submit(Alarm{.after = 1ms, .notify = Notify::inbox(ticks_)});
+      if (!alarm || !ticks_.wait(10s) || ticks_.poll(tick) != 1) return false;
+    }
+    return true;
+  }
+
+ private:
+  Engine engine_;
+  Inbox ticks_;
+};
+
+class SimGround final : public Ground {
+ public:
+  SimGround(const SimShape& shape, const GroundOptions& options)
+      : world_({.seed = test_seed(),
+                .realtime = options.realtime_threads,
+                .drop_control = options.drop_control,
+                .duplicate_control = options.duplicate_control,
+                .reorder_control = options.reorder_control}) {
+    for (const uint32_t rails : shape.rails) {
+      std::vector<sim::NodeNetwork> networks{{.rails = rails, .model = shape.model}};
+      if (options.second_network) {
+        networks.push_back({.name = "second", .rails = 2, .model = shape.model});
+      }
+      nodes_.push_back(world_.add_node(std::move(networks)));
+    }
+    if (options.realtime_threads) {
+      clock_ = std::make_unique<Clock>(*world_.open(nodes_[0], {.log_sink = test_log_sink()}));
+    }
+  }
+
+  Result<Engine> open(uint32_t place, const Config& config) override {
+    return world_.open(nodes_[place], config);
+  }
+  bool run_until(const std::function<bool()>& done, Nanos limit) override {
+    return clock_ == nullptr ? world_.run_until(done, limit) : clock_->run_until(done, limit);
+  }
+  void run_for(Nanos time) override {
+    run_until([] { return false; }, time);
+  }
+  void settle() override { run_for(clock_ == nullptr ? Nanos(1s) : Nanos(50ms)); }
+  void each_step(std::function<void()> look) override { world_.each_step(std::move(look)); }
+
+ private:
+  sim::World world_;
+  std::vector<uint32_t> nodes_;
+  std::unique_ptr<Clock> clock_;  ///< realtime only
+};
+
+constexpr CaseCaps kSimCaps{.virtual_time = true,
+                            .every_step = true,
+                            .lossy_control = true,
+                            .realtime_threads = true,
+                            .second_network = true};
+
+/// Connections with order, exact replay and a fence of their own, as verbs RC.
+ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
+  CaseCaps caps = kSimCaps;
+  caps.counted_slices = true;
+  caps.local_fence = true;
+  SimShape shape{rails, sim::NicModel::connectx7()};
+  shape.model.jitter = 2us;  // so that the shards of one write land at different times
+  return {std::move(name), caps, [shape](const GroundOptions& options) {
+            return std::make_unique<SimGround>(shape, options);
+          }};
+}
+
+/// Datagrams without order or replay, as EFA's SRD.
+ProviderCase sim_srd(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
+  CaseCaps caps = kSimCaps;
+  caps.overtaking = true;
+  const SimShape shape{rails, sim::NicModel::efa_200g()};
+  return {std::move(name), caps, [shape](const GroundOptions& options) {
+            return std::make_unique<SimGround>(shape, options);
+          }};
+}
+
+/// The own address: no network at all, the engine copies.
+ProviderCase self_copy() {
+  ProviderCase provider = sim_rc({1, 1, 1}, "self");
+  provider.caps.two_engines = false;
+  provider.caps.every_step = false;      // a copy is over within a step
+  provider.caps.second_network = false;  // copied whatever networks there are
+  return provider;
+}
+
+}  // namespace
+
+INSTANTIATE_TEST_SUITE_P(
+    AllProviders, Conformance,
+    testing::Values(sim_rc({1, 1, 1}, "sim_rc_1"), sim_rc({2, 2, 2}, "sim_rc_2"),
+                    sim_rc({3, 3, 3}, "sim_rc_3"), sim_rc({8, 8, 8}, "sim_rc_8"),
+                    sim_rc({8, 3, 2}, "sim_rc_8_to_3"), sim_srd({1, 1, 1}, "sim_srd_1"),
+                    sim_srd({2, 2, 2}, "sim_srd_2"), sim_srd({3, 3, 3}, "sim_srd_3"),
+                    sim_srd({8, 8, 8}, "sim_srd_8"), sim_srd({3, 8, 1}, "sim_srd_3_to_8"),
+                    self_copy()),
+    [](const auto& provider) { return provider.param.name; });
+
+}  // namespace fabric::test

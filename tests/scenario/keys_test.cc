@@ -1,0 +1,429 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "scenario/story.h"
+
+// Stories about keys: reuse under late traffic, barriers, steps of a mixture of experts, the pages
+// of a key-value cache (P6, P8, P9, P11).
+
+namespace fabric::test {
+namespace {
+
+/// `n` hosts of which each has a way to each other one.
+struct Ring {
+  Ring(uint64_t seed, uint32_t n, uint64_t size_bytes, const sim::NicModel& model = {},
+       uint32_t rails = 1)
+      : world(sim::WorldOptions{.seed = seed}), ways(n, std::vector<Way>(n)) {
+    for (uint32_t i = 0; i < n; ++i) {
+      hosts.push_back(open_host(world, world.add_node(rails, model), size_bytes));
+    }
+    for (uint32_t from = 0; from < n; ++from) {
+      for (uint32_t to = 0; to < n; ++to) {
+        if (from != to) ways[from][to] = connect(hosts[from], hosts[to]);
+      }
+    }
+  }
+  uint32_t size() const { return static_cast<uint32_t>(hosts.size()); }
+  Engine& engine(uint32_t i) { return hosts[i].engine; }
+
+  sim::World world;
+  std::vector<Host> hosts;
+  std::vector<std::vector<Way>> ways;
+};
+
+// ---- Key reuse ----------------------------------------------------------------------------------
+
+TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
+  constexpr uint64_t kPage = 8192;
+  constexpr uint32_t kLate = 64, kNew = 10;
+  for (const uint64_t seed : seeds(10)) {
+    SCOPED_TRACE(replay(seed));
+    sim::World world(sim::WorldOptions{.seed = seed});
+    sim::NicModel model = sim::NicModel::efa_200g();
+    model.jitter = 50us;
+    Config config = story_config();
+    config.counters_max = 1;  // two slots, so that the same one comes back at once
+    Host sender = open_host(world, world.add_node(2, model), 128 * kPage);
+    Host receiver = open_host(world, world.add_node(2, model), 128 * kPage, config);
+    const Way way = connect(sender, receiver);
+    Batch batch = *sender.engine.make_batch();
+    const auto send = [&](Key key, uint32_t n) {
+      for (uint32_t i = 0; i < n; ++i) {
+        ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(i * kPage),
+                                               .target = way.at(i * kPage),
+                                               .size_bytes = kPage,
+                                               .imm = key,
+                                               .batch = batch}));
+      }
+    };
+    std::set<Key> keys;
+    uint64_t stale = 0;
+    for (uint32_t round = 0; round < 4; ++round) {
+      Counter old = *receiver.engine.make_counter();
+      EXPECT_TRUE(keys.insert(old.key()).second) << "a key value came back at once";
+      send(old.key(), kLate);
+      ASSERT_TRUE(world.run_until([&] { return old.count() >= kLate / 4; }, 1s));
+      const uint64_t in_time = old.count();
+      ASSERT_LT(in_time, kLate) << "the story needs late writes";
+      old.release();
+      EXPECT_EQ(old.count(), 0u);
+      EXPECT_EQ(old.expect(1, {}).error().code, Errc::kReleased);
+
+      Counter fresh = *receiver.engine.make_counter();
+      EXPECT_TRUE(keys.insert(fresh.key()).second);
+      send(fresh.key(), kNew);
+      ASSERT_TRUE(fresh.wait(kNew));
+      ASSERT_TRUE(sender.engine.wait(batch)) << "the sender does not care";
+      world.run_for(1ms);
+      EXPECT_EQ(fresh.count(), 0u) << "a late write counted under the new key";
+      stale += kLate - in_time;
+      EXPECT_EQ(receiver.engine.stats().stale_imms, stale);
+    }
+    EXPECT_EQ(batch.failed(), 0u);
+  }
+}
+
+TEST(KeyReuse, ClosingANamedKeyProvesThatItsSendersAreQuiet) {
+  constexpr uint64_t kPage = 65536;
+  sim::NicModel slow;
+  slow.gbit_per_s = 8;
+  Ring ring(1, 2, 64 * kPage, slow);
+  Counter counter = *ring.engine(1).named_counter(42);
+  std::vector<Key> key(1);
+  const uint64_t name = 42;
+  ASSERT_TRUE(ring.engine(0).resolve(ring.ways[0][1].peer, {&name, 1}, key));
+  EXPECT_EQ(key[0], counter.key());
+  Batch batch = *ring.engine(0).make_batch();
+  for (uint32_t i = 0; i < 32; ++i) {
+    ASSERT_TRUE(ring.engine(0).submit(Write{.source = ring.hosts[0].memory.at(0),
+                                            .target = ring.ways[0][1].at(i * kPage),
+                                            .size_bytes = kPage,
+                                            .imm = key[0],
+                                            .batch = batch}));
+  }
+  ring.world.run_for(50us);
+  ASSERT_GT(batch.pending(), 0u) << "the story needs writes in flight";
+  const auto rest = counter.close();
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(*rest, Rest::kProved);
+  EXPECT_EQ(batch.pending(), 0u) << "confirmed although a posted write had not ended";
+  const uint64_t stale = ring.engine(1).stats().stale_imms;
+  ring.world.run_for(10ms);
+  EXPECT_EQ(ring.engine(1).stats().stale_imms, stale) << "something arrived after the proof";
+  // The name is free again, for a counter of its own life.
+  Counter again = *ring.engine(1).named_counter(42);
+  EXPECT_NE(again.key(), key[0]);
+}
+
+// ---- Barrier ------------------------------------------------------------------------------------
+
+/// A rank that passes barriers by itself: whenever its count is there it enters the next one.
+class Rank {
+ public:
+  Rank(Ring& ring, uint32_t me, std::vector<std::vector<uint32_t>>& entered)
+      : ring_(ring), me_(me), entered_(entered), counter_(*ring.engine(me).named_counter(7)) {
+    std::vector<PeerId> others;
+    for (uint32_t i = 0; i < ring.size(); ++i) {
+      if (i != me) others.push_back(ring.ways[me][i].peer);
+    }
+    group_ = *ring.engine(me).make_group(others);
+    keys_.resize(others.size());
+    const uint64_t name = 7;
+    for (uint32_t i = 0; i < others.size(); ++i) {
+      EXPECT_TRUE(ring.engine(me).resolve(others[i], {&name, 1}, {&keys_[i], 1}));
+    }
+  }
+  Rank(const Rank&) = delete;
+
+  void enter(uint32_t step) {
+    entered_[step].push_back(me_);
+    ASSERT_TRUE(ring_.engine(me_).submit(Signal{.group = group_, .keys = keys_}));
+    ASSERT_TRUE(counter_.expect(keys_.size(), Notify::call<&Rank::passed>(this, step)));
+  }
+  void passed(const Event& event) {
+    ASSERT_EQ(event.code, Errc::kOk);
+    EXPECT_EQ(entered_[event.tag].size(), ring_.size())
+        << "rank " << me_ << " passed barrier " << event.tag << " before all had entered it";
+    ++steps;
+    if (steps < entered_.size()) enter(steps);
+  }
+
+  uint32_t steps = 0;
+
+ private:
+  Ring& ring_;
+  const uint32_t me_;
+  std::vector<std::vector<uint32_t>>& entered_;
+  Counter counter_;
+  PeerGroup group_;
+  std::vector<Key> keys_;
+};
+
+TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
+  constexpr uint32_t kSteps = 12;
+  for (const uint64_t seed : seeds(5)) {
+    SCOPED_TRACE(replay(seed));
+    sim::NicModel model = sim::NicModel::efa_200g();
+    model.jitter = 30us;
+    std::vector<std::vector<uint32_t>> entered(kSteps);
+    Ring ring(seed, 4, 4096, model, 2);
+    std::vector<std::unique_ptr<Rank>> ranks;
+    for (uint32_t i = 0; i < 4; ++i) ranks.push_back(std::make_unique<Rank>(ring, i, entered));
+    for (auto& rank : ranks) rank->enter(0);
+    const auto all_done = [&] {
+      return std::ranges::all_of(ranks, [](const auto& r) { return r->steps == kSteps; });
+    };
+    ASSERT_TRUE(ring.world.run_until(all_done, 1s));
+    for (uint32_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(ring.engine(i).stats().rx.imms, 3u * kSteps);
+      EXPECT_EQ(ring.engine(i).stats().tx.bytes, 0u) << "a barrier moves no bytes";
+    }
+  }
+}
+
+// ---- Mixture of experts -------------------------------------------------------------------------
+
+/// Every rank sends every other one a token block a step, under a key for each pair.
+struct Moe {
+  static constexpr uint64_t kBlock = 48 << 10;
+  static constexpr uint32_t kRanks = 4;
+
+  explicit Moe(uint64_t seed)
+      : ring(seed, kRanks, 2 * kRanks * kBlock, sim::NicModel::efa_200g(), 2),
+        keys(kRanks, std::vector<Key>(kRanks)) {
+    for (uint32_t me = 0; me < kRanks; ++me) {
+      groups.push_back(*ring.engine(me).make_counter_group());
+      for (uint32_t from = 0; from < kRanks; ++from) {
+        if (from == me) continue;
+        counters.push_back(*ring.engine(me).make_counter());
+        keys[me][from] = counters.back().key();
+        EXPECT_TRUE(groups[me].add(counters.back(), ring.ways[me][from].peer));
+      }
+    }
+  }
+  static uint64_t out(uint32_t to) { return to * kBlock; }
+  static uint64_t in(uint32_t from) { return (kRanks + from) * kBlock; }
+  static uint64_t content(uint32_t step, uint32_t from, uint32_t to) {
+    return 1000 * step + 10 * from + to;
+  }
+
+  void send(uint32_t from, uint32_t step) {
+    std::vector<ScatterTarget> targets;
+    for (uint32_t to = 0; to < kRanks; ++to) {
+      if (to == from || (gone == to)) continue;
+      fill(ring.hosts[from].bytes(out(to), kBlock), content(step, from, to));
+      targets.push_back({.target = ring.ways[from][to].at(in(from)),
+                         .source_offset = out(to),
+                         .size_bytes = kBlock,
+                         .imm = keys[to][from]});
+    }
+    ASSERT_TRUE(ring.engine(from).submit(
+        Scatter{.source = ring.hosts[from].memory.id(), .targets = targets}));
+  }
+  bool received(uint32_t me, uint32_t from, uint32_t step) const {
+    return holds(ring.hosts[me].bytes(in(from), kBlock), content(step, from, me));
+  }
+
+  static constexpr uint32_t kNobody = UINT32_MAX;
+  uint32_t gone = kNobody;
+  Ring ring;
+  std::vector<std::vector<Key>> keys;
+  std::vector<Counter> counters;
+  std::vector<CounterGroup> groups;
+};
+
+TEST(MixtureOfExperts, EveryStepHasTheBlocksOfAllRanks) {
+  for (const uint64_t seed : seeds(3)) {
+    SCOPED_TRACE(replay(seed));
+    Moe moe(seed);
+    for (uint32_t step = 0; step < 6; ++step) {
+      for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) moe.send(rank, step);
+      for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
+        ASSERT_TRUE(moe.groups[rank].wait(Moe::kRanks - 1));
+        for (uint32_t from = 0; from < Moe::kRanks; ++from) {
+          if (from != rank) {
+            EXPECT_TRUE(moe.received(rank, from, step)) << from << " to " << rank;
+          }
+        }
+        EXPECT_EQ(moe.groups[rank].count(), 0u);
+      }
+      // Between two steps nobody has given its share of the next one.
+      for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
+        EXPECT_EQ(moe.groups[rank].missing().size(), Moe::kRanks - 1) << "step " << step;
+      }
+    }
+    for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
+      EXPECT_EQ(moe.ring.engine(rank).stats().stale_imms, 0u);
+    }
+  }
+}
+
+TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
+  Witness witness;
+  Moe moe(1);
+  sim::World& world = moe.ring.world;
+  const auto last = moe.ring.ways[0][3].peer;
+  for (uint32_t step = 0; step < 2; ++step) {
+    for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) moe.send(rank, step);
+    for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
+      ASSERT_TRUE(moe.groups[rank].wait(Moe::kRanks - 1));
+    }
+  }
+  // Rank 3 falls silent.
+  ASSERT_TRUE(moe.groups[0].expect(3, witness.notify(1), 10s));
+  EXPECT_EQ(moe.groups[0].missing().size(), 3u);
+  moe.send(1, 2);
+  moe.send(2, 2);
+  world.run_for(5ms);
+  EXPECT_EQ(moe.groups[0].missing(), std::vector<PeerId>{last});
+  EXPECT_EQ(witness.count(), 0u);
+  EXPECT_EQ(moe.groups[0].expect(1, {}).error().code, Errc::kBusy);
+
+  ASSERT_TRUE(moe.groups[0].mask(last));
+  ASSERT_TRUE(world.run_until([&] { return witness.count() == 1; }, 1s));
+  EXPECT_EQ(witness.events[0].code, Errc::kOk);
+  EXPECT_TRUE(moe.received(0, 1, 2));
+  EXPECT_TRUE(moe.received(0, 2, 2));
+  EXPECT_TRUE(moe.groups[0].missing().size() == 2u) << "the two that are left owe the next step";
+
+  // What rank 3 sends now is stale, and the next steps are complete with two.
+  const uint64_t stale = moe.ring.engine(0).stats().stale_imms;
+  moe.send(3, 2);
+  world.run_for(5ms);
+  EXPECT_EQ(moe.ring.engine(0).stats().stale_imms, stale + 1);
+  for (uint32_t step = 3; step < 6; ++step) {
+    EXPECT_EQ(moe.groups[0].count(), 0u);
+    moe.send(1, step);
+    moe.send(2, step);
+    ASSERT_TRUE(moe.groups[0].wait(2));
+    EXPECT_TRUE(moe.received(0, 1, step) && moe.received(0, 2, step));
+  }
+  EXPECT_EQ(moe.groups[0].mask(last).error().code, Errc::kNotFound) << "masked already";
+}
+
+TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
+  Witness witness;
+  Moe moe(2);
+  ASSERT_TRUE(moe.groups[0].expect(3, witness.notify(), 20s));
+  moe.send(1, 0);
+  moe.send(2, 0);
+  moe.ring.world.run_for(5ms);
+  ASSERT_EQ(witness.count(), 0u);
+  const Nanos before = moe.ring.world.now();
+  ASSERT_TRUE(moe.ring.engine(3).close());
+  ASSERT_TRUE(moe.ring.world.run_until([&] { return witness.count() == 1; }, 1s));
+  EXPECT_EQ(witness.events[0].code, Errc::kPeerLost);
+  EXPECT_EQ(witness.events[0].peer, moe.ring.ways[0][3].peer);
+  EXPECT_LT(moe.ring.world.now() - before, 1s) << "by its goodbye, not by a deadline";
+}
+
+// ---- Key-value cache ----------------------------------------------------------------------------
+
+/// A prefill engine whose kernel counts layers up; each finished layer's pages are pushed.
+class Prefill {
+ public:
+  static constexpr uint32_t kLayers = 12, kPages = 7;
+  static constexpr uint64_t kPage = 4096;
+  static constexpr uint64_t kLayerBytes = 16 * kPage;
+
+  Prefill(Host& host, const Way& way, std::vector<Key> keys)
+      : host_(host),
+        way_(way),
+        keys_(std::move(keys)),
+        batch_(*host.engine.make_batch()),
+        watcher_(*host.engine.make_watcher(Notify::call<&Prefill::moved>(this))) {
+    watcher_.arm();
+  }
+
+  /// What the kernel does: the bytes of a layer, then its number.
+  void finish_layer(uint32_t layer) {
+    for (uint32_t page = 0; page < kPages; ++page) {
+      fill(host_.bytes(layer * kLayerBytes + kSource[page] * kPage, kPage), layer * 100 + page);
+    }
+    __atomic_store_n(watcher_.word(), layer + 1, __ATOMIC_RELEASE);
+  }
+
+  void moved(const Event& event) {
+    EXPECT_EQ(event.kind, EventKind::kWatch);
+    EXPECT_EQ(event.previous, pushed) << "a step that was told twice, or never";
+    EXPECT_GT(event.value, event.previous);
+    ++wakes;
+    for (; pushed < event.value; ++pushed) push(static_cast<uint32_t>(pushed));
+  }
+
+  static constexpr uint32_t kSource[kPages] = {0, 1, 2, 3, 4, 5, 6};
+  static constexpr uint32_t kTarget[kPages] = {15, 3, 8, 0, 12, 7, 9};  // where there was room
+  uint64_t pushed = 0, wakes = 0;
+  BatchId batch() const { return batch_; }
+
+ private:
+  void push(uint32_t layer) {
+    const PagedWrite request{.source = host_.memory.id(),
+                             .source_pages = {.indices = kSource,
+                                              .stride_bytes = kPage,
+                                              .offset_bytes = layer * kLayerBytes},
+                             .target = way_.region,
+                             .target_pages = {.indices = kTarget,
+                                              .stride_bytes = kPage,
+                                              .offset_bytes = layer * kLayerBytes},
+                             .page_bytes = kPage,
+                             .imm = keys_[layer],
+                             .batch = batch_};
+    ASSERT_TRUE(host_.engine.submit(request));
+  }
+
+  Host& host_;
+  Way way_;
+  std::vector<Key> keys_;
+  Batch batch_;
+  Watcher watcher_;
+};
+
+TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
+  using P = Prefill;
+  for (const uint64_t seed : seeds(3)) {
+    SCOPED_TRACE(replay(seed));
+    Ring ring(seed, 2, P::kLayers * P::kLayerBytes, sim::NicModel::efa_200g(), 2);
+    // The decoder hands out a key a layer, agreed by name.
+    std::vector<uint64_t> names;
+    std::vector<Counter> layers;
+    for (uint32_t i = 0; i < P::kLayers; ++i) {
+      names.push_back(0xcafe0000 + i);
+      layers.push_back(*ring.engine(1).named_counter(names.back()));
+    }
+    std::vector<Key> keys(P::kLayers);
+    ASSERT_TRUE(ring.engine(0).resolve(ring.ways[0][1].peer, names, keys));
+
+    Prefill prefill(ring.hosts[0], ring.ways[0][1], keys);
+    const Nanos start = ring.world.now();
+    uint32_t finished = 0;
+    // The first layers come one by one, the last ones faster than anybody looks.
+    const EachStep kernel(ring.world, [&] {
+      while (finished < P::kLayers && ring.world.now() - start >= std::min(finished, 8u) * 40us) {
+        prefill.finish_layer(finished++);
+      }
+    });
+    for (uint32_t layer = 0; layer < P::kLayers; ++layer) {
+      ASSERT_TRUE(layers[layer].wait(P::kPages)) << "layer " << layer;
+      for (uint32_t page = 0; page < P::kPages; ++page) {
+        const uint64_t at = layer * P::kLayerBytes + P::kTarget[page] * P::kPage;
+        EXPECT_TRUE(holds(ring.hosts[1].bytes(at, P::kPage), layer * 100 + page))
+            << "layer " << layer << " page " << page;
+      }
+      EXPECT_EQ(layers[layer].count(), 0u);
+    }
+    EXPECT_EQ(prefill.pushed, P::kLayers);
+    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that come together are told together";
+    ASSERT_TRUE(ring.engine(0).wait(prefill.batch()));
+    // Only those pages were written.
+    uint64_t written = 0;
+    for (uint64_t at = 0; at < ring.hosts[1].bytes().size(); at += P::kPage) {
+      written += untouched(ring.hosts[1].bytes(at, P::kPage)) ? 0 : 1;
+    }
+    EXPECT_EQ(written, P::kLayers * P::kPages);
+  }
+}
+
+}  // namespace
+}  // namespace fabric::test

@@ -1,0 +1,193 @@
+#include <algorithm>
+
+#include "scenario/story.h"
+
+// Two networks to one peer: a fast one that reaches only host memory, and a slow one that also
+// reaches the memory of a GPU (P17).
+
+namespace fabric::test {
+namespace {
+
+constexpr uint64_t kSize = 512 << 10;
+
+/// Memory of a GPU, as far as a simulated NIC can tell.
+struct DeviceMemory {
+  explicit DeviceMemory(Engine& engine)
+      : bytes(kSize),
+        region(*engine.register_memory({.address = bytes.data(),
+                                        .size_bytes = bytes.size(),
+                                        .kind = MemoryKind::kCuda,
+                                        .device = 0})) {}
+  std::vector<std::byte> bytes;
+  MemoryRegion region;
+};
+
+class TwoNetworks : public testing::Test {
+ protected:
+  static std::vector<sim::NodeNetwork> networks(uint32_t fast_rails, uint32_t slow_rails) {
+    return {{.name = "fast", .rails = fast_rails, .model = sim::NicModel::connectx7()},
+            {.name = "slow",
+             .rails = slow_rails,
+             .model = sim::NicModel::efa_200g(),
+             .kinds = {MemoryKind::kHost, MemoryKind::kCuda}}};
+  }
+  static std::pair<std::string, std::string> route(const PeerInfo& info, MemoryKind here,
+                                                   MemoryKind there) {
+    const auto found = std::ranges::find_if(
+        info.routes, [&](const auto& r) { return r.here == here && r.there == there; });
+    if (found == info.routes.end()) return {"not listed", ""};
+    return {found->network, found->why};
+  }
+  uint64_t bytes_sent(const std::string& network) const {
+    uint64_t sum = 0;
+    for (const RailStats& rail : a.engine.rail_stats()) {
+      if (rail.network == network) sum += rail.tx.bytes;
+    }
+    return sum;
+  }
+
+  sim::World world;
+  Host a = open_host(world, world.add_node(networks(2, 3)), kSize);
+  Host b = open_host(world, world.add_node(networks(4, 1)), kSize);
+};
+
+TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
+  const Way way = connect(a, b);
+  const PeerInfo info = *a.engine.peer_info(way.peer);
+  using Route = std::pair<std::string, std::string>;
+  constexpr auto kHost = MemoryKind::kHost, kCuda = MemoryKind::kCuda;
+  EXPECT_EQ(route(info, kHost, kHost), Route("fast", ""));
+  EXPECT_EQ(route(info, kHost, kCuda), Route("slow", "fast: cannot touch the memory there"));
+  EXPECT_EQ(route(info, kCuda, kHost), Route("slow", "fast: cannot touch the memory here"));
+  EXPECT_EQ(route(info, kCuda, kCuda), Route("slow", "fast: cannot touch the memory here"));
+  EXPECT_EQ(route(info, kHost, MemoryKind::kRocm).first, "not listed") << "nobody has any";
+  EXPECT_EQ(info.rails_here, 2u);
+  EXPECT_EQ(info.rails_there, 4u);
+}
+
+TEST_F(TwoNetworks, AWriteTakesTheRouteOfItsMemoryOnBothEnds) {
+  DeviceMemory gpu_a(a.engine), gpu_b(b.engine);
+  const Way way = connect(a, b);
+  const RemoteRegion to_gpu = *a.engine.import_region(way.peer, *gpu_b.region.desc());
+  Counter counter = *b.engine.make_counter();
+  Batch batch = *a.engine.make_batch();
+  struct Leg {
+    LocalRef source;
+    RemoteRef target;
+    std::span<const std::byte> arrived;
+    const char* network;
+  };
+  fill(a.bytes(), 1);
+  fill(gpu_a.bytes, 2);
+  const std::vector<Leg> legs{{a.memory.at(0), way.at(0), b.bytes(), "fast"},
+                              {a.memory.at(0), to_gpu.at(0), gpu_b.bytes, "slow"},
+                              {gpu_a.region.at(0), way.at(0), b.bytes(), "slow"},
+                              {gpu_a.region.at(0), to_gpu.at(0), gpu_b.bytes, "slow"}};
+  for (const Leg& leg : legs) {
+    const uint64_t fast = bytes_sent("fast"), slow = bytes_sent("slow");
+    const bool by_fast = leg.network == std::string("fast");
+    ASSERT_TRUE(a.engine.submit(Write{.source = leg.source,
+                                      .target = leg.target,
+                                      .size_bytes = kSize,
+                                      .imm = counter.key(),
+                                      .batch = batch}));
+    ASSERT_TRUE(counter.wait(1));
+    ASSERT_TRUE(a.engine.wait(batch));
+    EXPECT_TRUE(holds(leg.arrived, leg.source.region == a.memory.id() ? 1 : 2));
+    // One write never mixes networks.
+    EXPECT_EQ(bytes_sent("fast") - fast, by_fast ? kSize : 0u);
+    EXPECT_EQ(bytes_sent("slow") - slow, by_fast ? 0u : kSize);
+  }
+}
+
+TEST_F(TwoNetworks, AScatterReachesEachTargetByItsOwnRoute) {
+  constexpr uint64_t kBlock = 4096;
+  DeviceMemory gpu(b.engine);
+  Host c = open_host(world, world.add_node({{.name = "slow"}}), kSize);  // has no fast one
+  const Way to_b = connect(a, b), to_c = connect(a, c);
+  const RemoteRegion to_gpu = *a.engine.import_region(to_b.peer, *gpu.region.desc());
+  Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
+  fill(a.bytes(0, kBlock), 5);
+  fill(a.bytes(kBlock, kBlock), 6);
+  fill(a.bytes(2 * kBlock, kBlock), 7);
+  const std::vector<ScatterTarget> targets{
+      {.target = to_b.at(64), .source_offset = 0, .size_bytes = kBlock, .imm = at_b.key()},
+      {.target = to_gpu.at(128), .source_offset = kBlock, .size_bytes = kBlock, .imm = at_b.key()},
+      {.target = to_c.at(0), .source_offset = 2 * kBlock, .size_bytes = kBlock, .imm = at_c.key()}};
+  Batch batch = *a.engine.make_batch();
+  ASSERT_TRUE(
+      a.engine.submit(Scatter{.source = a.memory.id(), .targets = targets, .batch = batch}));
+  ASSERT_TRUE(at_b.wait(2));
+  ASSERT_TRUE(at_c.wait(1));
+  ASSERT_TRUE(a.engine.wait(batch));
+  EXPECT_TRUE(holds(b.bytes(64, kBlock), 5));
+  EXPECT_TRUE(holds(std::span(gpu.bytes).subspan(128, kBlock), 6));
+  EXPECT_TRUE(holds(c.bytes(0, kBlock), 7));
+  EXPECT_EQ(bytes_sent("fast"), kBlock);
+  EXPECT_EQ(bytes_sent("slow"), 2 * kBlock);
+  EXPECT_EQ(batch.delivered(), 3u);
+  EXPECT_EQ(route(*a.engine.peer_info(to_c.peer), MemoryKind::kHost, MemoryKind::kHost).second,
+            "fast: the peer does not have it, or it does not reach there");
+}
+
+TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
+  const Way way = connect(a, b, {.networks = {"slow"}});
+  using Route = std::pair<std::string, std::string>;
+  EXPECT_EQ(route(*a.engine.peer_info(way.peer), MemoryKind::kHost, MemoryKind::kHost),
+            Route("slow", "fast: excluded by ConnectOptions::networks"));
+  Counter counter = *b.engine.make_counter();
+  fill(a.bytes(), 3);
+  ASSERT_TRUE(a.engine.submit(Write{
+      .source = a.memory.at(0), .target = way.at(0), .size_bytes = kSize, .imm = counter.key()}));
+  ASSERT_TRUE(counter.wait(1));
+  EXPECT_TRUE(holds(b.bytes(), 3));
+  world.run_for(1ms);
+  EXPECT_EQ(bytes_sent("fast"), 0u);
+  EXPECT_EQ(bytes_sent("slow"), kSize);
+  // The other side chose for itself.
+  EXPECT_EQ(
+      route(*b.engine.peer_info(b.engine.peers().at(0)), MemoryKind::kHost, MemoryKind::kHost),
+      Route("fast", ""));
+}
+
+TEST_F(TwoNetworks, MemoryThatNoAllowedNetworkReachesEndsUnreachable) {
+  Witness witness;
+  DeviceMemory gpu(b.engine);
+  const Way way = connect(a, b, {.networks = {"fast"}});
+  const PeerInfo info = *a.engine.peer_info(way.peer);
+  EXPECT_EQ(route(info, MemoryKind::kHost, MemoryKind::kCuda).first, "");
+  EXPECT_EQ(route(info, MemoryKind::kHost, MemoryKind::kCuda).second,
+            "fast: cannot touch the memory there; slow: excluded by ConnectOptions::networks");
+  const RemoteRegion to_gpu = *a.engine.import_region(way.peer, *gpu.region.desc());
+  ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
+                                    .target = to_gpu.at(0),
+                                    .size_bytes = 64,
+                                    .notify = witness.notify()}));
+  ASSERT_TRUE(world.run_until([&] { return witness.count() == 1; }, 1s));
+  EXPECT_EQ(witness.events[0].code, Errc::kUnreachable);
+  EXPECT_EQ(witness.events[0].remote, Remote::kNotDelivered);
+  EXPECT_EQ(witness.events[0].parts_failed, 1u);
+  EXPECT_EQ(witness.events[0].peer, way.peer);
+  EXPECT_TRUE(untouched(gpu.bytes));
+}
+
+TEST_F(TwoNetworks, AnUnknownNetworkInTheOptionsIsNamed) {
+  const auto peer = a.engine.connect(b.engine.address(), {.networks = {"fast", "carrier pigeon"}});
+  EXPECT_EQ(peer.error().code, Errc::kUnsupported);
+  EXPECT_STREQ(peer.error().what, "options.networks");
+  EXPECT_TRUE(a.engine.peers().empty());
+}
+
+TEST_F(TwoNetworks, NoNetworkInCommonIsUnreachableAtOnce) {
+  Host island = open_host(world, world.add_node({{.name = "elsewhere"}}), kSize);
+  const auto peer = a.engine.connect(island.engine.address());
+  EXPECT_EQ(peer.error().code, Errc::kUnreachable);
+  EXPECT_STREQ(peer.error().what, "address");
+  EXPECT_TRUE(a.engine.peers().empty());
+  EXPECT_EQ(a.engine.stats().peers, 0u);
+  // Somebody else is not disturbed.
+  EXPECT_TRUE(a.engine.connect(b.engine.address()));
+}
+
+}  // namespace
+}  // namespace fabric::test

@@ -1,0 +1,390 @@
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "scenario/story.h"
+
+// Bounded queues, what overtakes what, and listeners that do not read (P18).
+
+namespace fabric::test {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+/// One gigabyte a second, so that a microsecond is a kilobyte.
+sim::NicModel slow_nic() {
+  sim::NicModel model;
+  model.gbit_per_s = 8;
+  return model;
+}
+
+// ---- Full queues --------------------------------------------------------------------------------
+
+TEST(FullQueue, RefusesWithoutTakingAndTellsOnceThereIsRoom) {
+  constexpr uint32_t kOps = 16;
+  Witness seen, ended;
+  sim::World world;
+  Config config = story_config();
+  config.ops_max = kOps;
+  Host a = open_host(world, world.add_node(1, slow_nic()), kMiB, config);
+  Host b = open_host(world, world.add_node(1, slow_nic()), kMiB);
+  const Subscription subscription = *a.engine.subscribe(seen.notify());
+  const Way way = connect(a, b);
+  await_connected(world, a, way.peer);
+  Batch batch = *a.engine.make_batch();
+  const Write request{.source = a.memory.at(0),
+                      .target = way.at(0),
+                      .size_bytes = 64 << 10,
+                      .batch = batch,
+                      .notify = ended.notify()};
+  for (uint32_t i = 0; i < kOps; ++i) ASSERT_TRUE(a.engine.submit(request));
+  for (uint32_t i = 0; i < 3; ++i) {
+    const auto refused = a.engine.submit(request);
+    EXPECT_EQ(refused.error().code, Errc::kExhausted);
+    EXPECT_STREQ(refused.error().what, "ops_max");
+  }
+  EXPECT_EQ(a.engine.submit(Alarm{.after = 1s}).error().code, Errc::kExhausted);
+  EXPECT_EQ(batch.pending(), kOps) << "a refused one has joined the batch";
+  EXPECT_EQ(a.engine.stats().exhausted, 4u);
+  EXPECT_EQ(seen.count(EventKind::kRoom), 0u);
+
+  ASSERT_TRUE(world.run_until([&] { return seen.count(EventKind::kRoom) == 1; }, 1s));
+  EXPECT_LE(a.engine.stats().ops_in_flight, kOps - kOps / 4) << "a quarter is free";
+  EXPECT_TRUE(a.engine.submit(request));
+  ASSERT_TRUE(a.engine.wait(batch));
+  EXPECT_EQ(ended.count(), kOps + 1);
+  EXPECT_EQ(seen.count(EventKind::kRoom), 1u) << "one event after a refusal, not one each";
+  EXPECT_EQ(b.engine.stats().rx.imms, 0u);
+  EXPECT_EQ(a.engine.stats().tx.bytes, (kOps + 1) * (64u << 10));
+}
+
+TEST(FullQueue, ASpanTakesThePrefixThatFits) {
+  sim::World world;
+  Config config = story_config();
+  config.ops_max = 100;
+  Host a = open_host(world, world.add_node(2), kMiB, config);
+  Host b = open_host(world, world.add_node(2), kMiB);
+  const Way way = connect(a, b);
+  Counter counter = *b.engine.make_counter();
+  Batch batch = *a.engine.make_batch();
+  std::vector<Write> requests;
+  for (uint64_t i = 0; i < 150; ++i) {
+    requests.push_back({.source = a.memory.at(i * 1000),
+                        .target = way.at(i * 1000),
+                        .size_bytes = 1000,
+                        .imm = counter.key(),
+                        .batch = batch});
+  }
+  fill(a.bytes(), 4);
+  const auto first = a.engine.submit(std::span<const Write>(requests));
+  ASSERT_TRUE(first);
+  EXPECT_EQ(*first, 100u);
+  EXPECT_EQ(a.engine.submit(std::span<const Write>(requests).subspan(100)).error().code,
+            Errc::kExhausted);
+  ASSERT_TRUE(a.engine.wait(batch));
+  EXPECT_EQ(*a.engine.submit(std::span<const Write>(requests).subspan(100)), 50u);
+  ASSERT_TRUE(counter.wait(150));
+  EXPECT_TRUE(holds(b.bytes(0, 150 * 1000), 4));
+}
+
+TEST(FullQueue, AnInboxThatIsNotReadRefusesNewPromises) {
+  Witness seen;
+  sim::World world;
+  Host a = open_host(world, world.add_node(), 4096);
+  const Subscription subscription = *a.engine.subscribe(seen.notify());
+  Inbox inbox = *a.engine.make_inbox(4);
+  const auto alarm = [&](uint64_t tag) {
+    return a.engine.submit(Alarm{.after = 1us, .notify = Notify::inbox(inbox, tag)});
+  };
+  for (uint64_t tag = 0; tag < 4; ++tag) ASSERT_TRUE(alarm(tag));
+  EXPECT_STREQ(alarm(4).error().what, "notify");
+  world.run_for(1ms);
+  EXPECT_EQ(alarm(4).error().code, Errc::kExhausted) << "delivered, and not read";
+  std::vector<Event> out(3);
+  ASSERT_EQ(inbox.poll(out), 3u);
+  ASSERT_TRUE(alarm(4));
+  ASSERT_TRUE(world.run_until([&] { return seen.count(EventKind::kRoom) >= 1; }, 1s));
+  ASSERT_TRUE(inbox.wait(1s));
+  world.run_for(1ms);
+  std::vector<Event> rest(8);
+  ASSERT_EQ(inbox.poll(rest), 2u);
+  std::set<uint64_t> tags;  // nothing orders them
+  for (const Event& event : std::span(out)) tags.insert(event.tag);
+  for (const Event& event : std::span(rest).first(2)) tags.insert(event.tag);
+  EXPECT_EQ(tags, (std::set<uint64_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(FullQueue, AFullArenaIsExhaustedAndAListThatCanNeverFitIsTooLarge) {
+  sim::World world;
+  Config config = story_config();
+  config.index_arena_bytes = 64 << 10;
+  Host a = open_host(world, world.add_node(1, slow_nic()), kMiB, config);
+  Host b = open_host(world, world.add_node(1, slow_nic()), kMiB);
+  const Way way = connect(a, b);
+  Batch batch = *a.engine.make_batch();
+  const auto submit = [&](size_t pages) {
+    const std::vector<uint32_t> indices(pages);
+    return a.engine.submit(PagedWrite{.source = a.memory.id(),
+                                      .source_pages = {.indices = indices},
+                                      .target = way.region,
+                                      .target_pages = {.indices = indices},
+                                      .page_bytes = 512,
+                                      .batch = batch});
+  };
+  EXPECT_EQ(submit(1 << 20).error().code, Errc::kTooLarge);
+  EXPECT_EQ(batch.pending(), 0u);
+  uint32_t taken = 0;
+  Error refused;
+  while (true) {
+    const auto op = submit(1000);
+    refused = op.error();
+    if (!op || ++taken > 100) break;
+  }
+  EXPECT_GT(taken, 0u);
+  EXPECT_LE(taken, 8u) << "more lists than the arena can hold";
+  EXPECT_EQ(refused.code, Errc::kExhausted);
+  EXPECT_STREQ(refused.what, "index_arena_bytes");
+  EXPECT_EQ(batch.pending(), taken);
+  ASSERT_TRUE(a.engine.wait(batch)) << a.engine.dump();
+  EXPECT_EQ(batch.delivered(), taken * 1000u);
+  EXPECT_TRUE(submit(1000)) << "what ended gave its room back";
+  ASSERT_TRUE(a.engine.wait(batch));
+}
+
+/// How many pieces were ever posted at once: on one rail, and to one peer over both.
+struct Depths {
+  uint64_t on_a_rail = 0, to_a_peer = 0;
+  bool operator==(const Depths&) const = default;
+};
+
+Depths most_posted(uint32_t depth, uint32_t path_depth) {
+  constexpr uint32_t kWrites = 300;
+  sim::NicModel model = slow_nic();
+  model.depth = depth;
+  model.path_depth = path_depth;
+  sim::World world;
+  Host a = open_host(world, world.add_node(2, model), kMiB);
+  Host b = open_host(world, world.add_node(2, model), kMiB);
+  Host c = open_host(world, world.add_node(2, model), kMiB);
+  const Way to_b = connect(a, b), to_c = connect(a, c);
+  Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
+  Depths most;
+  const EachStep watch(world, [&] {
+    for (const RailStats& rail : a.engine.rail_stats()) {
+      most.on_a_rail = std::max(most.on_a_rail, rail.tx.posted);
+    }
+    for (const PeerStats& peer : a.engine.peer_stats()) {
+      most.to_a_peer = std::max(most.to_a_peer, peer.tx.posted);
+    }
+  });
+  fill(a.bytes(), 2);
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    const bool even = i % 2 == 0;
+    EXPECT_TRUE(a.engine.submit(Write{.source = a.memory.at(i * 100),
+                                      .target = (even ? to_b : to_c).at(i * 100),
+                                      .size_bytes = 100,
+                                      .imm = even ? at_b.key() : at_c.key()}));
+  }
+  EXPECT_TRUE(at_b.wait(kWrites / 2));
+  EXPECT_TRUE(at_c.wait(kWrites / 2));
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    const Host& target = i % 2 == 0 ? b : c;
+    EXPECT_TRUE(std::ranges::equal(target.bytes(i * 100, 100), a.bytes(i * 100, 100)));
+  }
+  return most;
+}
+
+TEST(FullQueue, NeitherANicNorAPathIsEverOverfilled) {
+  EXPECT_EQ(most_posted(6, 6), (Depths{6, 6})) << "the rails are the bound, and shared fairly";
+  EXPECT_EQ(most_posted(100, 2), (Depths{4, 4})) << "the paths are: two to each of two peers";
+  EXPECT_EQ(most_posted(1, 1), (Depths{1, 2}));
+}
+
+// ---- Priorities ---------------------------------------------------------------------------------
+
+class Priorities : public testing::TestWithParam<uint32_t> {
+ protected:
+  Priorities()
+      : a(open_host(world, world.add_node(GetParam(), model()), 64 * kMiB)),
+        b(open_host(world, world.add_node(GetParam(), model()), 64 * kMiB)),
+        way(connect(a, b)),
+        witness(&a.engine) {
+    await_connected(world, a, way.peer);
+    // Paths are opened on first use; the times below are those of a running engine.
+    Batch warm = *a.engine.make_batch();
+    for (uint32_t i = 0; i < GetParam(); ++i) submit(0, 64, Priority::kNormal, warm);
+    EXPECT_TRUE(a.engine.wait(warm));
+    EXPECT_TRUE(world.run_until([&] { return witness.count() == GetParam(); }, 1s));
+    witness.events.clear();
+    witness.times.clear();
+    start = world.now();
+  }
+  ~Priorities() override { EXPECT_TRUE(a.engine.close(1ms)); }
+  static sim::NicModel model() {
+    sim::NicModel model = slow_nic();
+    model.path_depth = 4;
+    return model;
+  }
+  void submit(uint64_t tag, uint64_t size, Priority priority, BatchId batch = {}) {
+    ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
+                                      .target = way.at(0),
+                                      .size_bytes = size,
+                                      .priority = priority,
+                                      .batch = batch,
+                                      .notify = witness.notify(tag)}));
+  }
+  void finish(uint64_t events) {
+    ASSERT_TRUE(world.run_until([&] { return witness.count() == events; }, 10s));
+  }
+  Nanos took(uint64_t tag) const { return witness.when(tag) - start; }
+
+  sim::World world;
+  Host a, b;
+  Way way;
+  Witness witness;
+  Nanos start{};
+};
+
+TEST_P(Priorities, UrgentOvertakesNormalAndNormalOvertakesBulk) {
+  constexpr uint64_t kUrgent = 1, kNormal = 100, kBulk = 200;
+  constexpr uint64_t kEach = 32;
+  for (uint64_t i = 0; i < kEach; ++i) submit(kBulk + i, 60 << 10, Priority::kBulk);
+  for (uint64_t i = 0; i < kEach; ++i) submit(kNormal + i, 60 << 10, Priority::kNormal);
+  world.run_for(1us);  // the queues are full now
+  submit(kUrgent, 4096, Priority::kUrgent);
+  finish(2 * kEach + 1);
+
+  // On the path are at most four pieces, each 61 us long; urgent waits for those and no others.
+  EXPECT_LT(took(kUrgent), 5 * 62us);
+  uint64_t normal_first = 0, bulk_first = 0;
+  for (uint64_t i = 0; i < kEach; ++i) {
+    normal_first += took(kNormal + i) < took(kUrgent) ? 1 : 0;
+    bulk_first += took(kBulk + i) < took(kNormal + kEach - 1) ? 1 : 0;
+  }
+  EXPECT_LE(normal_first, 4u * GetParam()) << "posted before, and no others";
+  EXPECT_LE(bulk_first, 4u * GetParam()) << "what was posted before normal came, and no others";
+}
+
+TEST_P(Priorities, AnUrgentWriteWaitsForOneSlicePerNicWhileBulkIsQueued) {
+  constexpr uint64_t kBulk = 1, kUrgent = 2;
+  submit(kBulk, 64 * kMiB, Priority::kBulk);
+  world.run_for(3ms);  // somewhere in the middle of a slice
+  ASSERT_EQ(witness.count(), 0u);
+  const Nanos asked = world.now();
+  submit(kUrgent, 4096, Priority::kUrgent);
+  finish(2);
+  const Nanos slice = 1049us;  // bulk_slice_bytes at a gigabyte a second
+  EXPECT_LT(witness.when(kUrgent) - asked, slice + 20us);
+  // And bulk has not been starved either: the wire was busy all the time.
+  const Nanos wire = 64 * 1049us / GetParam();
+  EXPECT_LT(took(kBulk), wire + wire / 20);
+}
+
+TEST_P(Priorities, ASignalIsUrgentByDefault) {
+  Counter counter = *b.engine.make_counter();
+  const PeerGroup group = *a.engine.make_group({&way.peer, 1});
+  submit(1, 64 * kMiB, Priority::kBulk);
+  world.run_for(3ms);
+  const Nanos asked = world.now();
+  const Key key = counter.key();
+  ASSERT_TRUE(a.engine.submit(Signal{.group = group, .keys = {&key, 1}}));
+  ASSERT_TRUE(counter.wait(1));
+  EXPECT_LT(world.now() - asked, 1070us);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rails, Priorities, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
+
+// ---- Messages -----------------------------------------------------------------------------------
+
+class MessagePressure : public testing::Test {
+ protected:
+  static constexpr uint32_t kBuffers = 8, kCredits = 4, kMessages = 100;
+
+  MessagePressure()
+      : a(open_host(world, world.add_node(), 4096, config())),
+        b(open_host(world, world.add_node(), 4096, config())),
+        way(connect(a, b)),
+        inbox(*b.engine.make_inbox(5)),
+        unread(*b.engine.listen(1, Notify::inbox(inbox))),
+        read(*b.engine.listen(2, heard.notify())),
+        batch(*a.engine.make_batch()) {}
+
+  static Config config() {
+    Config config = story_config();
+    config.message_buffers = kBuffers;
+    config.message_credits = kCredits;
+    return config;
+  }
+  void send(uint16_t channel, uint32_t number) {
+    std::vector<std::byte> text(sizeof number);
+    std::memcpy(text.data(), &number, sizeof number);
+    ASSERT_TRUE(
+        a.engine.submit(Send{.peer = way.peer, .channel = channel, .bytes = text, .batch = batch}));
+  }
+  static uint32_t number_of(std::span<const std::byte> text) {
+    uint32_t number = 0;
+    EXPECT_EQ(text.size(), sizeof number);
+    std::memcpy(&number, text.data(), sizeof number);
+    return number;
+  }
+
+  Witness heard;
+  sim::World world;
+  Host a, b;
+  Way way;
+  Inbox inbox;
+  Subscription unread, read;
+  Batch batch;
+};
+
+TEST_F(MessagePressure, AListenerThatDoesNotReadHoldsItsSenderBackAndNobodyElse) {
+  for (uint32_t i = 0; i < kMessages; ++i) send(1, i);
+  world.run_for(50ms);
+  // Buffered for the listener and reported as done; the credits beyond it are with the peer.
+  EXPECT_EQ(batch.delivered(), kBuffers);
+  EXPECT_EQ(b.engine.stats().rx.messages, kBuffers);
+  EXPECT_EQ(batch.pending(), kMessages - kBuffers);
+
+  // Another channel of the same peer goes on.
+  for (uint32_t i = 0; i < 20; ++i) send(2, 1000 + i);
+  ASSERT_TRUE(world.run_until([&] { return heard.messages.size() == 20; }, 1s));
+  // And so do writes.
+  Counter counter = *b.engine.make_counter();
+  ASSERT_TRUE(a.engine.submit(Write{
+      .source = a.memory.at(0), .target = way.at(0), .size_bytes = 4096, .imm = counter.key()}));
+  ASSERT_TRUE(counter.wait(1, 1s));
+
+  std::multiset<uint32_t> got;
+  std::vector<Event> out(3);
+  while (got.size() < kMessages) {
+    ASSERT_TRUE(inbox.wait(1s)) << "stopped after " << got.size();
+    const uint32_t n = inbox.poll(out);
+    for (uint32_t i = 0; i < n; ++i) got.insert(number_of(out[i].bytes()));
+  }
+  ASSERT_TRUE(a.engine.wait(batch));
+  std::multiset<uint32_t> sent;
+  for (uint32_t i = 0; i < kMessages; ++i) sent.insert(i);
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(batch.delivered(), kMessages + 20);
+}
+
+TEST_F(MessagePressure, AListenerThatGoesAwayEndsWhatWasHeldBack) {
+  for (uint32_t i = 0; i < 20; ++i) send(1, i);
+  world.run_for(50ms);
+  ASSERT_EQ(batch.delivered(), kBuffers);
+  unread = Subscription();
+  EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kUnsupported);
+  EXPECT_EQ(batch.delivered() + batch.failed(), 20u);
+  EXPECT_EQ(batch.unknown(), 0u);
+}
+
+TEST_F(MessagePressure, NobodyListensIsAnAnswer) {
+  send(3, 1);
+  EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kUnsupported);
+  EXPECT_EQ(batch.failed(), 1u);
+  EXPECT_EQ(batch.unknown(), 0u);
+}
+
+}  // namespace
+}  // namespace fabric::test

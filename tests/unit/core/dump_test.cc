@@ -1,0 +1,145 @@
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fabric/fabric.h>
+#include <fabric/sim.h>
+
+#include "support/log_guard.h"
+
+namespace fabric {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+using testing::HasSubstr;
+
+class Dump : public testing::Test {
+ protected:
+  static constexpr uint64_t kSize = 4 << 20;
+
+  Engine open() {
+    Config config;
+    config.log_sink = test::test_log_sink();
+    sim::NicModel model;
+    model.gbit_per_s = 8;  // 4 MiB take 2.1 ms over two of them
+    return *world.open(world.add_node(2, model), config);
+  }
+  static std::string name(PeerId id) {
+    return std::to_string(id.slot) + "." + std::to_string(id.generation);
+  }
+  json look() const { return json::parse(a.dump_json()); }
+  json the_op() const {
+    const json all = look();
+    EXPECT_EQ(all["ops"].size(), 1u) << all.dump(2);
+    return all["ops"].empty() ? json::object() : all["ops"][0];
+  }
+
+  sim::World world;
+  Engine a = open(), b = open();
+  MemoryRegion source = *a.allocate({.size_bytes = kSize});
+  MemoryRegion target = *b.allocate({.size_bytes = kSize});
+};
+
+TEST_F(Dump, OfAnIdleEngineNamesItsNetworksAndRails) {
+  const json all = look();
+  EXPECT_EQ(all["state"], "open");
+  EXPECT_EQ(all["version"], version());
+  EXPECT_EQ(all["ops_in_flight"], 0);
+  EXPECT_TRUE(all["ops"].empty());
+  EXPECT_TRUE(all["peers"].empty());
+  ASSERT_EQ(all["networks"].size(), 2u) << "the simulated one and the own address";
+  EXPECT_EQ(all["networks"][0]["name"], "sim");
+  ASSERT_EQ(all["networks"][0]["rails"].size(), 2u);
+  EXPECT_EQ(all["networks"][0]["rails"][1]["device"], "node0/sim1");
+  EXPECT_EQ(all["networks"][0]["rails"][1]["up"], true);
+  EXPECT_THAT(a.dump(), HasSubstr("node0/sim1 up (0 posted)"));
+}
+
+TEST_F(Dump, ShowsWhatAWriteWaitsForAndForHowLong) {
+  const PeerId peer = *a.connect(b.address());
+  const RemoteRegion region = *a.import_region(peer, *target.desc());
+  const OpId op = *a.submit(
+      Write{.source = source.at(0), .target = region.at(0), .size_bytes = kSize, .timeout = 10s});
+  world.run_for(1us);
+  // The peer is not there yet.
+  json shown = the_op();
+  EXPECT_EQ(shown["kind"], "write");
+  EXPECT_EQ(shown["stage"], "running");
+  EXPECT_EQ(shown["waits_for"], json::array({name(peer)}));
+  EXPECT_EQ(shown["queued"], 1);
+  EXPECT_EQ(shown["posted"], 0);
+  EXPECT_EQ(shown["age_ns"], 1'000);
+  EXPECT_EQ(shown["left_ns"], 9'999'999'000);
+  EXPECT_EQ(look()["peers"][0]["state"], "Connecting");
+
+  world.run_for(1ms);
+  // On its way, over both rails.
+  shown = the_op();
+  EXPECT_EQ(shown["op"], std::to_string(op.slot) + "." + std::to_string(op.generation));
+  EXPECT_EQ(shown["queued"], 0);
+  EXPECT_EQ(shown["posted"], 2);
+  EXPECT_EQ(shown["parts_ended"], 0);
+  EXPECT_EQ(shown["waits_for"], json::array({name(peer)}));
+  EXPECT_EQ(shown["age_ns"], 1'001'000);
+  EXPECT_EQ(look()["peers"][0]["state"], "Connected");
+  EXPECT_EQ(look()["peers"][0]["route"], "sim");
+  EXPECT_EQ(look()["networks"][0]["rails"][0]["posted"], 1);
+  EXPECT_EQ(look()["ops_in_flight"], 1);
+  const std::string text = a.dump();
+  EXPECT_THAT(text, HasSubstr("1 operations in flight"));
+  EXPECT_THAT(text, HasSubstr("write running for 1001 us, 9998 ms left"));
+  EXPECT_THAT(text, HasSubstr("2 posted, 0 queued, waits for " + name(peer)));
+
+  ASSERT_TRUE(world.run_until([&] { return a.stats().ops_in_flight == 0; }, 1s));
+  EXPECT_TRUE(look()["ops"].empty());
+}
+
+TEST_F(Dump, ShowsEveryKindOfOperationByName) {
+  const PeerId peer = *a.connect(b.address());
+  Counter counter = *a.make_counter();
+  const uint64_t name_asked = 1;
+  Key key;
+  ASSERT_TRUE(a.submit(Send{.peer = peer, .channel = 1}));
+  ASSERT_TRUE(a.submit(Alarm{.after = 1s}));
+  ASSERT_TRUE(a.submit(Resolve{.peer = peer, .names = {&name_asked, 1}, .out = {&key, 1}}));
+  ASSERT_TRUE(counter.expect(1, {}, Timeout::forever()));
+  world.run_for(1ns);
+  std::map<std::string, json> ops;
+  const json all = look();
+  for (const json& op : all["ops"]) ops[op["kind"]] = op;
+  EXPECT_EQ(ops.size(), 4u) << all.dump(2);
+  EXPECT_EQ(ops["send"]["waits_for"], json::array({name(peer)}));
+  EXPECT_EQ(ops["resolve"]["waits_for"], json::array({name(peer)}));
+  EXPECT_TRUE(ops["alarm"]["waits_for"].empty());
+  EXPECT_EQ(ops["alarm"]["left_ns"], 999'999'999);
+  EXPECT_EQ(ops["expect"]["left_ns"], -1) << "it may take for ever";
+  EXPECT_THAT(a.dump(), HasSubstr("no limit left"));
+}
+
+TEST_F(Dump, ShowsAnOperationThatDrains) {
+  const PeerId peer = *a.connect(b.address());
+  const RemoteRegion region = *a.import_region(peer, *target.desc());
+  const OpId op =
+      *a.submit(Write{.source = source.at(0), .target = region.at(0), .size_bytes = kSize});
+  world.run_for(1ms);
+  ASSERT_TRUE(a.cancel(op));
+  EXPECT_EQ(the_op()["stage"], "draining");
+  ASSERT_TRUE(world.run_until([&] { return a.stats().ops_in_flight == 0; }, 1s));
+}
+
+TEST_F(Dump, OfAClosedOrMovedEngineSaysSo) {
+  (void)*a.connect(b.address());
+  ASSERT_TRUE(a.close());
+  EXPECT_EQ(look()["state"], "closed");
+  EXPECT_THAT(a.dump(), HasSubstr("closed"));
+  const Engine gone = std::move(a);
+  EXPECT_EQ(look()["state"], "closed");
+  EXPECT_THAT(a.dump(), HasSubstr("closed"));
+}
+
+}  // namespace
+}  // namespace fabric
