@@ -16,7 +16,7 @@ struct Network {
   std::vector<std::string> devices{};  ///< empty: all of them
   uint32_t rails_max = kRailsMax;      ///< 1..kRailsMax
   bool required = true;  ///< false: leave it out when it is not there, and say so in the log
-  bool trusted = false;  ///< peers need no job key here
+  bool trusted = false;  ///< peers need no job key here (for networks that leave the host, to come)
 };
 
 /// Every knob. `FABRIC_<NAME>` sets the field of that name for every engine that a process opens
@@ -54,9 +54,11 @@ struct Config {
   Nanos spin{50'000};              ///< how long a worker polls before it sleeps (P20)
   std::vector<int> worker_cpus{};  ///< where the worker thread may run; empty: anywhere
 
-  bool reroute = false;    ///< a lost route may be replaced by another network; an event tells
+  /// A lost route may be replaced by another network; an event tells. Refused (kUnsupported) until
+  /// failover is there.
+  bool reroute = false;
   std::string app_info{};  ///< at most 1 KiB, shown to peers at connect: model, layout hash, role
-  std::string job_key{};   ///< empty: only this host, or networks that are marked as trusted
+  std::string job_key{};   ///< not empty: only peers with the same one are listened to
   LogLevel log_level = LogLevel::kWarning;
   LogSink log_sink{};
 };

@@ -43,15 +43,13 @@ void Reporter::leave_batch(BatchId batch) {
   const uint64_t before = slot->word.fetch_sub(1, std::memory_order_acq_rel);
   if ((before & BatchWord::kPending) != 1) return;
   slot->parking.wake();
-  if (before & BatchWord::kAbandoned) {
-    batches.recycle(batch.slot);
-    return;
-  }
   if (before & BatchWord::kSealed) {
     const Notify notify = slot->on_empty;
     slot->word.fetch_and(~BatchWord::kSealed, std::memory_order_acq_rel);
     report_batch(*slot, notify);
   }
+  // After the report: whoever sealed it and let go of it still waits for that.
+  if (before & BatchWord::kAbandoned) batches.recycle(batch.slot);
 }
 
 void Reporter::report_batch(BatchSlot& slot, const Notify& notify) {

@@ -107,8 +107,18 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
     auto id = rail.rail->accept_path(open->hello, answer.answer);
     answer.code = id.error().code;
     if (id) {
-      peer.inbound.push_back(
-          {.ref = open->ref, .network = rail.network, .rail = rail.index, .id = *id});
+      // One path per pair of rails: the peer has torn the one before down.
+      for (InboundPath& old : peer.inbound) {
+        const bool replaced = old.network == rail.network && old.rail == rail.index &&
+                              old.from_rail == open->rail && old.ref < open->ref;
+        if (!replaced || std::exchange(old.closing, true)) continue;
+        rail.rail->close_path(old.id, true);
+      }
+      peer.inbound.push_back({.ref = open->ref,
+                              .network = rail.network,
+                              .rail = rail.index,
+                              .from_rail = open->rail,
+                              .id = *id});
     }
   }
   send(peer, MessageType::kPathAnswer, control::encode(answer));

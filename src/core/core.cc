@@ -151,6 +151,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   result.done += take_submissions();
   result.done += fire_timers();
   for (NetworkSlot& network : networks) result.done += transfers.post(network);
+  counters.expire_names(now_ns);
   peers.answer_held();
   result.done += report.poll_watchers();
   result.done += report.flush();
@@ -158,7 +159,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
     report.publish(Event{.kind = EventKind::kRoom});
   }
   peers.flush(now_ns);
-  result.next_ns = timers.next_ns();
+  result.next_ns = std::min(timers.next_ns(), counters.next_expiry_ns());
   if (report.has_polled_watchers()) {
     result.keep_polling = true;
     result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);
@@ -201,6 +202,7 @@ uint32_t EngineCore::take_ended() {
 void EngineCore::begin(Op& op) {
   op.stage.store(OpStage::kRunning, std::memory_order_relaxed);
   link_running(op);
+  if (op.kind == OpKind::kExpect) waiting_ops.fetch_add(1, std::memory_order_relaxed);
   if (op.kind != OpKind::kExpect || !op.ended_early) {
     if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns);
   }
@@ -343,6 +345,7 @@ void EngineCore::finish_transfer(Op& op) {
 
 void EngineCore::conclude(Op& op, const Event& event) {
   timers.clear(op.timer);
+  if (op.kind == OpKind::kExpect) waiting_ops.fetch_sub(1, std::memory_order_relaxed);
   unlink_running(op);
   release_lists(op);
   report.op_ended(op, event);
@@ -358,8 +361,18 @@ void EngineCore::room_made() noexcept {
   // One event after a refusal, once a quarter is free: not one per operation. Sequentially
   // consistent, and after the room was made: see exhausted_error().
   if (!room_wanted.load(std::memory_order_seq_cst)) return;
-  if (ops.free_count() < std::max(1u, ops.max() / 4)) return;
+  // Slots that only wait for counts may stay taken for ever: the quarter is of the others.
+  const uint32_t others =
+      ops.max() - std::min(ops.max(), waiting_ops.load(std::memory_order_relaxed));
+  if (ops.free_count() < std::max(1u, others / 4)) return;
   if (!room_wanted.exchange(false, std::memory_order_acq_rel)) return;
+  room_due.store(true, std::memory_order_release);  // pairs with turn()
+  stir();
+}
+
+void EngineCore::inbox_read() noexcept {
+  if (!inbox_room_wanted.load(std::memory_order_seq_cst)) return;  // pairs with admit()
+  if (!inbox_room_wanted.exchange(false, std::memory_order_acq_rel)) return;
   room_due.store(true, std::memory_order_release);  // pairs with turn()
   stir();
 }

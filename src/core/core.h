@@ -156,6 +156,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void stop(Op& op, Errc code);
   void stop_where(const std::function<bool(const Op&)>& wanted, Errc code);
   void room_made() noexcept;
+  void inbox_read() noexcept;  ///< a reader has made room in its inbox
   NetworkSlot* network_named(std::string_view provider, std::string_view name) noexcept;
 
   std::string dump_text();
@@ -200,6 +201,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   std::atomic<bool> stirred{false};
   std::atomic<uint32_t> outside{0};  ///< calls of networks without the state lock
   std::atomic<bool> room_wanted{false};
+  std::atomic<uint32_t> waiting_ops{0};  ///< expectations that the worker has
+  std::atomic<bool> inbox_room_wanted{false};
   std::atomic<bool> room_due{false};
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};
   uint64_t turns = 0, stale_imms = 0, control_bad = 0;

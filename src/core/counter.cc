@@ -136,6 +136,9 @@ Result<void> CounterGroup::add(Counter& member, PeerId id, uint64_t share) {
   if (!lock) return fail(Errc::kClosed, "engine");
   core::Peer* peer = core.peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
+  if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+    return fail(Errc::kPeerLost, "peer");
+  }
   if (!core.counters.table.live(member.state_->key)) return fail(Errc::kReleased, "member");
   if (member.state_->grouped.exchange(true, std::memory_order_relaxed)) {
     return fail(Errc::kBusy, "member");
@@ -190,11 +193,18 @@ Result<void> CounterGroup::mask(PeerId id) {
   if (!lock) return fail(Errc::kClosed, "engine");
   core::settle_members(*state_);
   bool found = false;
-  for (core::GroupMember& member : state_->members) {
+  for (size_t i = 0; i < state_->members.size(); ++i) {
+    core::GroupMember& member = state_->members[i];
     if (member.peer != id || std::exchange(member.masked, true)) continue;
     found = true;
     uint64_t had = 0;
-    core.counters.table.release(member.key, core.driver->now_ns(), &had);
+    // A handle that is gone has released its key, and its name, itself.
+    const auto handle = state_->handles[i].lock();
+    core.counters.release({.key = member.key,
+                           .named = handle != nullptr && handle->named,
+                           .name = handle != nullptr ? handle->name : 0,
+                           .owed = &had},
+                          core.driver->now_ns());
     // Only what is not here is taken as paid: what was here the group has counted already.
     if (had < member.share) core.counters.table.add(state_->parent, member.share - had);
   }

@@ -40,6 +40,7 @@ Result<Key> Counters::claim_name(uint64_t name, int64_t now_ns) {
   }
   if (it->second.claimed) return fail(Errc::kBusy, "name");
   it->second.claimed = true;
+  it->second.expires_ns = kNeverNs;
   if (Peer* maker = core_.peers.find(it->second.made_by); maker != nullptr) {
     --maker->names_unclaimed;
   }
@@ -61,6 +62,7 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
       it = names_.emplace(name, Name{.key = *key, .made_by = peer.id()}).first;
       ++peer.names_unclaimed;
     }
+    it->second.expires_ns = kNeverNs;
     auto& resolvers = it->second.resolvers;
     if (std::find(resolvers.begin(), resolvers.end(), peer.id()) == resolvers.end()) {
       resolvers.push_back(peer.id());
@@ -72,7 +74,7 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
 
 void Counters::release(const Ending& ending, int64_t now_ns) {
   const Key key = ending.key;
-  if (!table.release(key, now_ns)) return;
+  if (!table.release(key, now_ns, ending.owed)) return;
   spoiled_.erase(key.wire());
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
   const auto it = ending.named ? names_.find(ending.name) : names_.end();
@@ -132,15 +134,40 @@ void Counters::peer_lost(Peer& peer) {
     Name& name = it->second;
     const bool knew = std::erase(name.resolvers, id) > 0;
     name.sender_gone |= knew;
-    // A name that nobody here ever claimed, and whose last sender is gone, is forgotten.
+    // Nobody here has claimed it yet, and its last sender is gone. What arrived stays for a while
+    // (P9); a name under which nothing came is nothing to keep.
     if (knew && !name.claimed && name.resolvers.empty()) {
-      FABRIC_LOG(core_.log, kInfo, "core", "a name that nobody claimed is dropped",
-                 {"name", it->first}, {"count", table.count(name.key)});
-      table.release(name.key, core_.now_ns);
-      it = names_.erase(it);
-    } else {
-      ++it;
+      if (table.count(name.key) == 0) {
+        table.release(name.key, core_.now_ns);
+        it = names_.erase(it);
+        continue;
+      }
+      name.expires_ns = core_.now_ns + core_.config.lost_timeout.count();
+      next_expiry_ns_ = std::min(next_expiry_ns_, name.expires_ns);
     }
+    ++it;
+  }
+}
+
+void Counters::expire_names(int64_t now_ns) {
+  if (now_ns < next_expiry_ns_) return;
+  next_expiry_ns_ = kNeverNs;
+  for (auto it = names_.begin(); it != names_.end();) {
+    const Name& name = it->second;
+    if (name.expires_ns > now_ns) {
+      next_expiry_ns_ = std::min(next_expiry_ns_, name.expires_ns);
+      ++it;
+      continue;
+    }
+    // Never in silence: the event says under which name how much had come.
+    Event event{.kind = EventKind::kUnclaimed, .code = Errc::kPeerLost};
+    event.value = table.count(name.key);
+    event.previous = it->first;
+    FABRIC_LOG(core_.log, kInfo, "core", "a name that nobody claimed is dropped",
+               {"name", it->first}, {"count", event.value});
+    table.release(name.key, now_ns);
+    it = names_.erase(it);
+    core_.report.publish(event);
   }
 }
 

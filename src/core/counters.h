@@ -70,7 +70,8 @@ class Counters {
     Key key{};
     bool named = false;
     uint64_t name = 0;
-    bool watched = false;  ///< somebody will ask quiet()
+    bool watched = false;      ///< somebody will ask quiet()
+    uint64_t* owed = nullptr;  ///< gets what was there and not taken
   };
   void release(const Ending& ending, int64_t now_ns);
   void key_revoked(Peer& peer, uint32_t ref);
@@ -83,6 +84,9 @@ class Counters {
   void forget(Key key);  ///< nobody waits for the confirmations any more
   void bind(Key key, Peer& peer);
   void peer_lost(Peer& peer);
+  /// Drops names that nobody claimed in time after their last sender had gone.
+  void expire_names(int64_t now_ns);
+  int64_t next_expiry_ns() const noexcept { return next_expiry_ns_; }
   void abort(Key key, Errc code, PeerId by);
   PeerId spoiled_by(Key key) const noexcept;
   int64_t rest_ns() const noexcept;
@@ -95,7 +99,8 @@ class Counters {
     bool claimed = false;
     PeerId made_by{};  ///< whose quota it counts against while unclaimed
     std::vector<PeerId> resolvers{};
-    bool sender_gone = false;  ///< one that resolved it left without saying that it is quiet
+    int64_t expires_ns = kNeverNs;  ///< unclaimed, and its last sender is gone
+    bool sender_gone = false;       ///< one that resolved it left without saying that it is quiet
   };
   struct Revocation {
     Key key{};
@@ -107,6 +112,7 @@ class Counters {
   std::map<uint64_t, Name> names_;
   std::vector<Revocation> revocations_;
   std::vector<Key> unproved_;  ///< released keys with a sender that is gone, until forget()
+  int64_t next_expiry_ns_ = kNeverNs;
   std::map<uint32_t, PeerId> spoiled_;  ///< by key bits, while the key lives
 };
 

@@ -94,7 +94,7 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
   }
   // Pairs with reserve_or_starve(): an event waits for the room that was just made.
   if (slot.starved.exchange(false, std::memory_order_seq_cst)) core.stir();
-  core.room_made();
+  core.inbox_read();
   return n;
 }
 

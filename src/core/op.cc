@@ -48,6 +48,7 @@ void OpTable::give_back(Op& op) noexcept {
   op.parts = op.shards = op.cut = 1;
   op.slice_bytes = UINT64_MAX;
   op.parts_ended = op.shards_ended = op.shards_failed = op.shards_unknown = 0;
+  op.shards_counted = 0;
   op.pieces_posted = 0;
   op.entries = UINT32_MAX;
   op.parts_delivered = op.parts_failed = op.parts_unknown = op.first_failed = 0;

@@ -94,7 +94,7 @@ struct Op {
   uint32_t shards = 1;        ///< pieces that the write was cut and sliced into
   uint32_t cut = 1;           ///< of those, how many are counted
   uint64_t slice_bytes = UINT64_MAX;
-  uint32_t shards_failed = 0, shards_unknown = 0;
+  uint32_t shards_failed = 0, shards_unknown = 0, shards_counted = 0;
   uint32_t pieces_posted = 0;     ///< in flight on rails
   uint32_t entries = UINT32_MAX;  ///< head of the list of queued entries
   uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;

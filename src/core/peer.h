@@ -40,11 +40,11 @@ struct DrainAnswer {
 
 /// A path end that a peer opened towards us.
 struct InboundPath {
-  uint32_t ref = 0;  ///< the peer's number for it
+  uint32_t ref = 0;  ///< the peer's number for it: a later path has a larger one
   uint8_t network = 0, rail = 0;
-  uint32_t id = 0;  ///< the provider's
+  uint8_t from_rail = 0;  ///< the peer's
+  uint32_t id = 0;        ///< the provider's
   bool closing = false;
-  std::vector<std::byte> answer{};
 };
 
 struct ChannelCredit {

@@ -73,6 +73,7 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
   if (reinterpret_cast<uint64_t>(memory.address) + memory.size_bytes < memory.size_bytes) {
     return fail(Errc::kOutOfBounds, "memory.size_bytes");
   }
+  if (memory.kind > MemoryKind::kRocm) return fail(Errc::kInvalidArgument, "memory.kind");
   const OutsideCall outside(core_);
   if (!outside) return fail(Errc::kClosed, "engine");
   const bool reachable =
@@ -264,6 +265,15 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
 }
 
 void Regions::peer_lost(PeerId peer) {
+  for (uint32_t i = 0; i < locals_.made(); ++i) {
+    LocalRegion& region = *locals_.at(i);
+    if (region.end == LocalRegion::End::kReleasing) continue;  // its grants go with it
+    std::erase_if(region.grants, [&](const Grant& grant) {
+      if (grant.peer != peer) return false;
+      release_registration(grant.keys, kNone);  // nobody else has these keys
+      return true;
+    });
+  }
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     RemoteRegionSlot* slot = remotes_.at(i);
     if (slot->owner() != peer) continue;

@@ -60,7 +60,6 @@ struct RemoteRegionSlot : SlotHead {
   MemoryKind kind = MemoryKind::kHost;
   RegionId owner_region{};
   uint32_t grant = 0;
-  std::vector<std::byte> desc{};    ///< the same descriptor gives the same handle
   std::vector<RailKeys> keys{};     ///< per network: what a local rail posts with
   std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
 

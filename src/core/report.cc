@@ -404,6 +404,13 @@ void Reporter::run_one(CallbackItem& item) noexcept {
 
 uint32_t Reporter::poll_watchers() {
   uint32_t done = 0;
+  std::erase_if(last_words_, [&](uint32_t index) {
+    WatcherSlot* watcher = watchers.at(index);
+    const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);  // as below
+    if (value != watcher->reported && !queue_watch(index, *watcher, value)) return false;
+    ++done;
+    return true;
+  });
   for (const uint32_t index : armed_watchers_) {
     WatcherSlot* watcher = watchers.at(index);
     // Acquire pairs with release_extra(): the reader is done with the step before.
@@ -506,7 +513,9 @@ void Reporter::arm_watcher(uint32_t index, bool armed) {
   } else {
     // The last value is queued before disarm() returns, also behind one that nobody has taken yet.
     const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);
-    if (value != watcher->reported) queue_watch(index, *watcher, value);
+    if (value != watcher->reported && !queue_watch(index, *watcher, value)) {
+      last_words_.push_back(index);  // no room: it follows as soon as there is
+    }
     std::erase(armed_watchers_, index);
   }
   polled_armed_ = 0;
@@ -515,6 +524,7 @@ void Reporter::arm_watcher(uint32_t index, bool armed) {
 
 void Reporter::drop_watcher(uint32_t index) {
   watchers.hide(index);
+  std::erase(last_words_, index);
   watchers.recycle(index);
 }
 

@@ -247,6 +247,7 @@ class Reporter {
   };
   std::deque<PendingSeal> pending_seals_;
   std::vector<uint32_t> armed_watchers_;
+  std::vector<uint32_t> last_words_;  ///< disarmed watchers whose last value found no room
   uint32_t polled_armed_ = 0;
 };
 

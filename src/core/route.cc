@@ -271,7 +271,8 @@ bool Transfers::open_path(Peer& peer, Path& path) {
   }
   path.id = *id;
   path.state = Path::State::kOpening;
-  control::PathOpen body{.ref = path.index, .provider = network.provider, .network = network.name};
+  path.ref = peer.next_ref++;
+  control::PathOpen body{.ref = path.ref, .provider = network.provider, .network = network.name};
   body.rail = path.rail;
   body.remote_rail = path.remote_rail;
   body.hello = std::move(hello);
@@ -279,11 +280,14 @@ bool Transfers::open_path(Peer& peer, Path& path) {
   return true;
 }
 
-void Transfers::path_answered(Peer& peer, uint32_t index, Errc code,
+void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
                               std::span<const std::byte> answer) {
-  if (index >= paths_.size()) return;
-  Path& path = *paths_[index];
-  if (path.peer != peer.slot || path.state != Path::State::kOpening) return;
+  const auto asked = std::find_if(paths_.begin(), paths_.end(), [&](const auto& candidate) {
+    return candidate->peer == peer.slot && candidate->ref == ref &&
+           candidate->state == Path::State::kOpening;
+  });
+  if (asked == paths_.end()) return;  // of a path that was given up meanwhile
+  Path& path = **asked;
   if (code == Errc::kOk) {
     Rail& rail = *core_.networks[path.network].rails[path.rail].rail;
     code = rail.start_path(path.id, answer).error().code;

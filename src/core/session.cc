@@ -264,7 +264,10 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
       }
     }
     if (peer.channel->ack_owed()) send_plain(peer, MessageType::kAck, {});
-    if (peer.channel->unacknowledged() > kUnacknowledgedMax) {
+    // What we ask ourselves is bounded by our own tables and no fault of the peer's.
+    const uint32_t own =
+        core_.config.ops_max + core_.config.counters_max + core_.config.regions_max;
+    if (peer.channel->unacknowledged() > kUnacknowledgedMax + own) {
       FABRIC_LOG(core_.log, kWarning, "core", "a peer asks and never acknowledges: disconnected",
                  {"peer", peer.id()});
       lose(peer, PeerState::kLost, Errc::kExhausted, true);

@@ -80,9 +80,18 @@ Result<Op*> EngineCore::admit(const Request& request) {
     give_back(*op);
     return fail(Errc::kClosed, "engine");
   }
-  if (auto ok = report.reserve(*request.notify); !ok) {
+  auto reserved = report.reserve(*request.notify);
+  if (!reserved && reserved.error().code == Errc::kExhausted) {
+    // Asked first, then looked once more, while the reader makes room and then looks whether
+    // somebody asked.
+    inbox_room_wanted.store(true, std::memory_order_seq_cst);  // pairs with inbox_read()
+    reserved = report.reserve(*request.notify);
+  }
+  if (!reserved) {
     give_back(*op);
-    return ok.error().code == Errc::kExhausted ? exhausted_error("notify") : ok.error();
+    const bool full = reserved.error().code == Errc::kExhausted;
+    if (full) exhausted.fetch_add(1, std::memory_order_relaxed);
+    return reserved.error();
   }
   if (auto ok = report.enter_batch(request.batch); !ok) {
     report.unreserve(*request.notify);

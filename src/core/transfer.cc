@@ -109,6 +109,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   }
   --op.pieces_posted;
   if (op.kind == OpKind::kWrite) {
+    if (told.code == Errc::kOk && piece.wire.has_imm != 0) ++op.shards_counted;
     shard_ended(op, peer.id(), told, piece.wire.size_bytes);
   } else {
     part_ended(op, piece.part, peer.id(), told, piece.wire.size_bytes);
@@ -136,8 +137,7 @@ void Transfers::shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t b
   PieceEnd whole{op.code, Remote::kDelivered};
   if (op.shards_failed > 0) {
     // Nothing of it lands any more; but a shard that was counted has left its share at the key.
-    const bool counted = op.imm && op.shards_failed < op.shards;
-    const bool known = op.shards_unknown == 0 && !counted;
+    const bool known = op.shards_unknown == 0 && op.shards_counted == 0;
     whole.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
   }
   part_ended(op, 0, peer, whole, 0);

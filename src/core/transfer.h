@@ -28,7 +28,8 @@ struct Path {
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
   bool peer_gone = false;             ///< not reopened once it is down
-  uint32_t id = 0;                    ///< the provider's
+  uint32_t id = 0;         ///< the provider's
+  uint32_t ref = 0;        ///< under which its answer comes back; new each time it is opened
   std::array<EntryQueue, 3> queue{};  ///< by priority
   std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
   std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
@@ -100,7 +101,7 @@ class Transfers {
   void key_revoked(const Peer& peer, Key key);
   void warm(Peer& peer);
 
-  void path_answered(Peer& peer, uint32_t path, Errc code, std::span<const std::byte> answer);
+  void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer);
   uint32_t poll(NetworkSlot& network);
   uint32_t post(NetworkSlot& network);
   /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.

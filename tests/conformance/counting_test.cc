@@ -49,6 +49,37 @@ TEST_P(Conformance, P06EveryByteIsThereAtTheInstantTheCountIsMet) {
   }
 }
 
+// Larger than what any layer takes at once: slices, packets, the budget of a copy.
+TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
+  constexpr uint64_t kLarge = 5 * kBytes + 1;
+  auto source = make_block(ea(), kLarge);
+  auto target = make_block(eb(), kLarge);
+  source.fill(11);
+  const auto region = *ea().import_region(ab().peer, *target.region.desc());
+  for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
+    for (const bool whole : {false, true}) {
+      SCOPED_TRACE(std::string(to_string(priority)) + (whole ? ", whole" : ""));
+      target.clear();
+      auto counter = *eb().make_counter();
+      Recorder& met = recorder();
+      bool there = false;
+      met.also = [&](const Event&) { there = target.bytes == source.bytes; };
+      ASSERT_TRUE(counter.expect(1, met.notify()));
+      ASSERT_TRUE(ea().submit(Write{.source = source.at(0),
+                                    .target = region.at(0),
+                                    .size_bytes = kLarge,
+                                    .imm = counter.key(),
+                                    .priority = priority,
+                                    .whole = whole}));
+      EXPECT_EQ(ended(met).code, Errc::kOk);
+      EXPECT_TRUE(there);
+      settle();
+      EXPECT_EQ(counter.count(), 0u);
+      met.also = {};
+    }
+  }
+}
+
 TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
   REQUIRE_CAP(every_step);
   auto counter = *eb().make_counter();

@@ -193,37 +193,53 @@ TEST_P(Conformance, P13DestroyingARegionFencesIt) {
 }
 
 TEST_P(Conformance, P13DeregisteringASourceEndsItsWritesFirst) {
-  auto block = make_block(ea());
-  block.fill(5);
-  const auto kept = block.bytes;
-  auto counter = *eb().make_counter();
-  Recorder& ends = recorder();
-  for (uint32_t i = 0; i < 60; ++i) {
-    ASSERT_TRUE(ea().submit(Write{.source = block.at(i * 16'000),
-                                  .target = ab().in.at(i * 16'000),
-                                  .size_bytes = 16'000,
-                                  .imm = counter.key(),
-                                  .whole = true,
-                                  .notify = ends.notify(i)}));
+  constexpr uint32_t kWrites = 60;
+  constexpr uint64_t kSize = 16'000;
+  uint32_t cut_short = 0, delivered = 0;
+  for (const Nanos delay : {-1ns, 4us + 0ns, 8us + 0ns, 12us + 0ns, 20us + 0ns, 30us + 0ns}) {
+    SCOPED_TRACE(delay.count());
+    auto block = make_block(ea());
+    block.fill(5);
+    const auto kept = block.bytes;
+    auto counter = *eb().make_counter();
+    Recorder& ends = recorder();
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      ASSERT_TRUE(ea().submit(Write{.source = block.at(i * kSize),
+                                    .target = ab().in.at(i * kSize),
+                                    .size_bytes = kSize,
+                                    .imm = counter.key(),
+                                    .whole = true,
+                                    .notify = ends.notify(i)}));
+    }
+    if (delay >= 0ns) run_for(delay);
+    uint32_t ended_before = 0;
+    Recorder& fenced = recorder();
+    fenced.also = [&](const Event&) {
+      ended_before = ends.total();
+      std::memset(block.bytes.data(), 0xee, block.bytes.size());  // the memory is ours again
+    };
+    ASSERT_TRUE(ea().submit(Deregister{.region = block.region.id(), .notify = fenced.notify()}));
+    EXPECT_EQ(ended(fenced).code, Errc::kOk);
+    EXPECT_EQ(ended_before, kWrites);
+    settle();
+    uint32_t counted = 0;
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      const Event& end = *ends.find(i);
+      if (end.code == Errc::kOk) {
+        ++counted;
+        const size_t at = i * kSize;
+        EXPECT_EQ(std::memcmp(b().in.bytes.data() + at, kept.data() + at, kSize), 0);
+      } else {
+        EXPECT_EQ(end.code, Errc::kNotFound);
+        EXPECT_EQ(end.remote, Remote::kNotDelivered) << "posted ones drain, the others never go";
+        ++cut_short;
+      }
+    }
+    EXPECT_EQ(counter.count(), counted);
+    delivered += counted;
   }
-  run_for(4us);
-  uint32_t ended_before = 0;
-  Recorder& fenced = recorder();
-  fenced.also = [&](const Event&) {
-    ended_before = ends.total();
-    std::memset(block.bytes.data(), 0xee, block.bytes.size());  // the memory is ours again
-  };
-  ASSERT_TRUE(ea().submit(Deregister{.region = block.region.id(), .notify = fenced.notify()}));
-  EXPECT_EQ(ended(fenced).code, Errc::kOk);
-  EXPECT_EQ(ended_before, 60u);
-  settle();
-  uint32_t delivered = 0;
-  for (uint32_t i = 0; i < 60; ++i) {
-    if (ends.find(i)->code != Errc::kOk) continue;
-    ++delivered;
-    EXPECT_EQ(std::memcmp(b().in.bytes.data() + i * 16'000, kept.data() + i * 16'000, 16'000), 0);
-  }
-  EXPECT_EQ(counter.count(), delivered);
+  EXPECT_GT(cut_short, 0u);
+  EXPECT_GT(delivered, 0u);
 }
 
 TEST_P(Conformance, P13AFencedPeerIsShutOutAndTheOthersAreNot) {

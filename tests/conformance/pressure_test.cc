@@ -105,6 +105,47 @@ TEST_P(Conformance, P18AFullInboxRefusesAtSubmitAndThereIsRoomOnceItIsRead) {
   EXPECT_EQ(inbox.poll(events), 4u);
 }
 
+// Whatever the reason, a refused request gives back all that it had reserved on its way.
+TEST_P(Conformance, P18ARefusedRequestLeavesNothingBehind) {
+  auto inbox = *ea().make_inbox(2);
+  auto sealed = *ea().make_batch();
+  auto open = *ea().make_batch();
+  auto armed = *ea().make_counter();
+  ASSERT_TRUE(sealed.seal({}));
+  ASSERT_TRUE(armed.expect(1, {}));
+  const Notify notify = Notify::inbox(inbox);
+  const std::vector<uint32_t> endless(3'000'000);
+  const Pages pages{.indices = endless, .stride_bytes = 1};
+  const uint32_t in_flight = ea().stats().ops_in_flight;
+  for (uint32_t i = 0; i < config().ops_max + 2; ++i) {
+    Write request = write(0, 8);
+    request.notify = notify;
+    request.batch = sealed;
+    ASSERT_EQ(ea().submit(request).error().code, Errc::kCancelled);
+    request.batch = BatchId(1, 12345);
+    ASSERT_EQ(ea().submit(request).error().code, Errc::kNotFound);
+    ASSERT_EQ(armed.expect(1, notify).error().code, Errc::kBusy);
+  }
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(ea().submit(PagedWrite{.source = a().out.region.id(),
+                                     .source_pages = pages,
+                                     .target = ab().in,
+                                     .target_pages = pages,
+                                     .page_bytes = 1,
+                                     .batch = open,
+                                     .notify = notify})
+                  .error()
+                  .code,
+              Errc::kTooLarge);
+  }
+  EXPECT_EQ(open.pending() + sealed.pending(), 0u);
+  EXPECT_EQ(ea().stats().ops_in_flight, in_flight);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(ea().submit(Alarm{.batch = open, .notify = notify}));
+  EXPECT_TRUE(ea().wait(open, kLong));
+  std::array<Event, 4> events;
+  EXPECT_EQ(inbox.poll(events), 2u);
+}
+
 TEST_P(Conformance, P18WhatCanNeverFitIsTooLarge) {
   Config small = usual_config();
   small.index_arena_bytes = 65'536;

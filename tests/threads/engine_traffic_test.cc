@@ -388,6 +388,23 @@ TEST(EngineTraffic, BatchesAreCancelledSealedResetAndAbandonedUnderTheirSubmitte
   EXPECT_EQ(sealed.load(), 4u);
 }
 
+TEST(EngineTraffic, ASealedBatchThatIsLetGoStillReportsOnce) {
+  Cluster cluster(1);
+  Inbox inbox = *cluster[0].make_inbox(1);
+  for (uint32_t round = 0; round < 3; ++round) {
+    {
+      Batch batch = *cluster[0].make_batch();
+      ASSERT_TRUE(cluster[0].submit(Alarm{.after = 20s, .batch = batch}));
+      ASSERT_TRUE(batch.seal(Notify::inbox(inbox, round))) << "its place was never given back";
+    }
+    ASSERT_TRUE(inbox.wait(20s));
+    Event event;
+    ASSERT_EQ(inbox.poll({&event, 1}), 1u);
+    EXPECT_EQ(event.tag, round);
+    EXPECT_EQ(event.code, Errc::kCancelled);
+  }
+}
+
 TEST(EngineTraffic, AFullQueueSaysWhenThereIsRoomAgainAndNobodyIsForgotten) {
   Config config = engine_config();
   config.ops_max = 16;

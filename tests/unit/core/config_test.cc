@@ -164,6 +164,7 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
       {"networks.rails_max", Errc::kInvalidArgument,
        networks({{.provider = "sim", .rails_max = kRailsMax + 1}})},
       {"networks", Errc::kTooLarge, networks(std::vector<Network>(9, {.provider = "sim"}))},
+      {"reroute", Errc::kUnsupported, [](Config& c) { c.reroute = true; }},
   };
   for (const BadField& field : bad) expect_refused(field);
 }
@@ -174,12 +175,13 @@ TEST(Environment, SetsEveryKindOfField) {
   const Variable variables[] = {
       {"FABRIC_OPS_MAX", "8192"},       {"FABRIC_SPIN", "20us"},
       {"FABRIC_STRIPE_ALIGN", "65536"}, {"FABRIC_NETWORKS", "shm,tcp"},
-      {"FABRIC_WORKER_CPUS", "0,3,11"}, {"FABRIC_REROUTE", "1"},
+      {"FABRIC_WORKER_CPUS", "0,3,11"}, {"FABRIC_REROUTE", "0"},
       {"FABRIC_APP_INFO", "llama"},     {"FABRIC_LOG_LEVEL", "debug"},
       {"FABRIC_JOB_KEY", ""},           {"FABRIC_TEST_SOMETHING", "whatever"}};
   Config asked;
   asked.ops_max = 1;
   asked.job_key = "secret";
+  asked.reroute = true;
   const auto config = effective_config(asked);
   ASSERT_TRUE(config) << config.error().what;
   EXPECT_EQ(config->ops_max, 8192u) << "the variable wins";
@@ -190,7 +192,7 @@ TEST(Environment, SetsEveryKindOfField) {
   EXPECT_EQ(config->networks[1].provider, "tcp");
   EXPECT_TRUE(config->networks[1].required);
   EXPECT_EQ(config->worker_cpus, (std::vector<int>{0, 3, 11}));
-  EXPECT_TRUE(config->reroute);
+  EXPECT_FALSE(config->reroute);
   EXPECT_EQ(config->app_info, "llama");
   EXPECT_EQ(config->log_level, LogLevel::kDebug);
   EXPECT_EQ(config->job_key, "");

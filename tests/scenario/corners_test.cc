@@ -1,0 +1,192 @@
+#include "scenario/story.h"
+
+// Corners that a reader of the promises found open once, most of them with a probe.
+
+namespace fabric::test {
+namespace {
+
+constexpr uint64_t kBytes = 1 << 16;
+
+struct Pair {
+  explicit Pair(const Config& config = story_config(), uint64_t bytes = kBytes)
+      : a(open_host(world, world.add_node(), bytes, config)),
+        b(open_host(world, world.add_node(), bytes, config)),
+        way(connect(a, b)) {
+    await_connected(world, a, way.peer);
+  }
+  sim::World world;
+  Host a, b;
+  Way way;
+};
+
+// P9: what was counted under a name waits for whoever claims it, also when its sender has left.
+TEST(Corners, ACountUnderANameOutlivesItsSender) {
+  Pair p;
+  const uint64_t name = 5;
+  Key key;
+  ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&key, 1}, 1s));
+  auto batch = p.a.engine.make_batch();
+  ASSERT_TRUE(p.a.engine.submit(Write{.source = p.a.memory.at(0),
+                                      .target = p.way.at(0),
+                                      .size_bytes = 8,
+                                      .imm = key,
+                                      .batch = *batch}));
+  ASSERT_TRUE(p.a.engine.wait(*batch, 1s));
+  ASSERT_TRUE(p.a.engine.close());
+  p.world.run_for(10ms);
+  auto counter = p.b.engine.named_counter(name);
+  ASSERT_TRUE(counter);
+  EXPECT_EQ(counter->count(), 1u);
+}
+
+// ... but not for ever, and not in silence.
+TEST(Corners, ANameThatNobodyClaimsIsDroppedWithAnEvent) {
+  Pair p;
+  Witness witness;
+  auto heard = p.b.engine.subscribe(witness.notify());
+  const uint64_t name = 7;
+  Key key;
+  ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&key, 1}, 1s));
+  ASSERT_TRUE(p.a.engine.submit(
+      Write{.source = p.a.memory.at(0), .target = p.way.at(0), .size_bytes = 8, .imm = key}));
+  p.world.run_for(1ms);
+  ASSERT_TRUE(p.a.engine.close());
+  p.world.run_for(40s);
+  ASSERT_EQ(witness.count(EventKind::kUnclaimed), 1u);
+  const Event& event = witness.events.back();
+  EXPECT_EQ(event.previous, name);
+  EXPECT_EQ(event.value, 1u);
+  EXPECT_EQ(p.b.engine.stats().counters, 0u);
+}
+
+// P16: a wait that names a peer does not begin when the peer is gone already.
+TEST(Corners, AGroupRefusesAPeerThatIsGone) {
+  Pair p;
+  ASSERT_TRUE(p.a.engine.disconnect(p.way.peer));
+  auto counter = p.a.engine.make_counter();
+  auto group = p.a.engine.make_counter_group();
+  EXPECT_EQ(group->add(*counter, p.way.peer).error().code, Errc::kPeerLost);
+}
+
+// P18: expectations without a limit may hold most slots; the one that comes free is still told of.
+TEST(Corners, RoomIsToldOfAlsoWhileMostSlotsWait) {
+  Config config = story_config();
+  config.ops_max = 8;
+  Pair p(config);
+  Witness witness;
+  auto heard = p.a.engine.subscribe(witness.notify());
+  std::vector<Counter> counters;
+  for (int i = 0; i < 7; ++i) {
+    counters.push_back(*p.a.engine.make_counter());
+    ASSERT_TRUE(counters.back().expect(1, Notify{}, Timeout::forever()));
+  }
+  ASSERT_TRUE(p.a.engine.submit(Alarm{.after = 1ms}));
+  EXPECT_EQ(p.a.engine.submit(Alarm{.after = 1ms}).error().code, Errc::kExhausted);
+  p.world.run_for(1s);
+  EXPECT_EQ(witness.count(EventKind::kRoom), 1u);
+}
+
+// P18: an inbox that nobody reads has no room, whatever else is free.
+TEST(Corners, AFullInboxHasRoomOnlyOnceItIsRead) {
+  Pair p;
+  Witness witness;
+  auto heard = p.a.engine.subscribe(witness.notify());
+  auto inbox = p.a.engine.make_inbox(1);
+  ASSERT_TRUE(p.a.engine.submit(Alarm{.notify = Notify::inbox(*inbox)}));
+  p.world.run_for(1ms);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(p.a.engine.submit(Alarm{.notify = Notify::inbox(*inbox)}).error().code,
+              Errc::kExhausted);
+    p.world.run_for(1ms);
+  }
+  EXPECT_EQ(witness.count(EventKind::kRoom), 0u);
+  Event event;
+  ASSERT_EQ(inbox->poll({&event, 1}), 1u);
+  p.world.run_for(1ms);
+  EXPECT_EQ(witness.count(EventKind::kRoom), 1u);
+  EXPECT_TRUE(p.a.engine.submit(Alarm{.notify = Notify::inbox(*inbox)}));
+}
+
+// A masked member gives its name back: the peer comes back with a new key under the same name.
+TEST(Corners, AMaskedNameCanBeClaimedAnew) {
+  Pair p;
+  const uint64_t name = 9;
+  auto group = p.b.engine.make_counter_group();
+  const PeerId sender = p.b.engine.peers().at(0);
+  Key old_key;
+  {
+    auto counter = p.b.engine.named_counter(name);
+    ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&old_key, 1}, 1s));
+    ASSERT_TRUE(group->add(*counter, sender));
+    ASSERT_TRUE(group->mask(sender));
+  }
+  auto again = p.b.engine.named_counter(name);
+  ASSERT_TRUE(again) << to_string(again.error().code);
+  Key key;
+  ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&key, 1}, 1s));
+  EXPECT_NE(key, old_key);
+  EXPECT_EQ(key, again->key());
+}
+
+// P10: only a shard that was counted spoils a key. The slices before it carry no immediate.
+TEST(Corners, CancellingASlicedWriteBeforeItsLastSliceSpoilsNothing) {
+  constexpr uint64_t kLarge = 64u << 20;
+  Pair p(story_config(), kLarge);
+  auto counter = p.b.engine.make_counter();
+  Witness witness;
+  auto op = p.a.engine.submit(Write{.source = p.a.memory.at(0),
+                                    .target = p.way.at(0),
+                                    .size_bytes = kLarge,
+                                    .imm = counter->key(),
+                                    .priority = Priority::kBulk,
+                                    .notify = witness.notify(1)});
+  ASSERT_TRUE(op);
+  p.world.run_for(200us);
+  ASSERT_TRUE(p.a.engine.cancel(*op));
+  ASSERT_TRUE(p.world.run_until([&] { return witness.count() == 1; }, 10s));
+  EXPECT_EQ(witness.events[0].code, Errc::kCancelled);
+  EXPECT_EQ(witness.events[0].remote, Remote::kNotDelivered);
+  ASSERT_TRUE(p.a.engine.submit(Write{
+      .source = p.a.memory.at(0), .target = p.way.at(0), .size_bytes = 8, .imm = counter->key()}));
+  EXPECT_TRUE(counter->wait(1, 1s));
+}
+
+// A watcher's last value is never lost, also when it is disarmed behind a full inbox.
+TEST(Corners, TheLastValueFollowsWhenTheInboxHasRoomAgain) {
+  Pair p;
+  auto inbox = p.a.engine.make_inbox(1);
+  auto watcher = p.a.engine.make_watcher(Notify::inbox(*inbox), {.polled = false});
+  watcher->arm();
+  watcher->store(1);
+  p.world.run_for(1ms);
+  watcher->store(7);
+  watcher->disarm();
+  uint64_t last = 0;
+  for (int i = 0; i < 3; ++i) {
+    Event event;
+    while (inbox->poll({&event, 1}) == 1) last = event.value;
+    p.world.run_for(1ms);
+  }
+  EXPECT_EQ(last, 7u);
+}
+
+// A granted registration ends with its peer.
+TEST(Corners, GrantsEndWithTheirPeer) {
+  Pair p;
+  const PeerId sender = p.b.engine.peers().at(0);
+  auto granted = p.b.memory.grant(sender);
+  ASSERT_TRUE(granted);
+  auto region = p.a.engine.import_region(p.way.peer, *granted);
+  ASSERT_TRUE(region);
+  ASSERT_TRUE(p.b.engine.disconnect(sender));
+  p.world.run_for(10ms);
+  auto back = p.b.engine.connect(p.a.engine.address());
+  ASSERT_TRUE(back);
+  EXPECT_EQ(p.b.memory.grant(sender).error().code, Errc::kPeerLost);
+  auto anew = p.b.memory.grant(*back);
+  ASSERT_TRUE(anew);
+  EXPECT_NE(*anew, *granted);
+}
+
+}  // namespace
+}  // namespace fabric::test
