@@ -39,6 +39,8 @@ uint32_t Transfers::poll(NetworkSlot& network) {
       done += n;
       if (n < kPollBatch) break;
     }
+    // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
+    if (rail.caps.cpu_copy && rail.posted > 0) ++done;
   }
   return done;
 }

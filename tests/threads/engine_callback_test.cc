@@ -133,6 +133,30 @@ TEST(EngineCallback, ASubscriptionMayEndInsideItsOwnCallback) {
   }
 }
 
+TEST(EngineCallback, TheEndOfASubscriptionWaitsForItsRunningCallback) {
+  Cluster cluster(1);
+  struct Slow {
+    std::atomic<bool> inside{false}, left{false};
+    void report(const Event&) {
+      inside = true;
+      std::this_thread::sleep_for(1ms);
+      left = true;
+    }
+  };
+  for (uint32_t round = 0; round < 10; ++round) {
+    Slow slow;
+    auto subscription =
+        std::make_unique<Subscription>(*cluster[0].subscribe(Notify::call<&Slow::report>(&slow)));
+    // A failure that nobody else asked to hear of.
+    const auto op = cluster[0].submit(Alarm{.after = 20s});
+    ASSERT_TRUE(op);
+    ASSERT_TRUE(cluster[0].cancel(*op));
+    ASSERT_TRUE(eventually([&] { return slow.inside.load(); }));
+    subscription.reset();
+    EXPECT_TRUE(slow.left.load());
+  }
+}
+
 TEST(EngineCallback, AWatcherMayEndInsideItsOwnCallbackOrDuringIt) {
   Cluster cluster(1);
   struct Once {
