@@ -32,8 +32,8 @@ struct CaseCaps {
   bool realtime_threads = false;  ///< the network also runs under the threaded runtime
   bool second_network = false;    ///< two networks between the same hosts
   bool overtaking = false;        ///< writes pass each other, so that P7 is really put to work
+  bool several_rails = false;     ///< a write can be cut
   bool counted_slices = false;    ///< a counted write may go in slices (Caps::slice_safe)
-  bool local_fence = false;       ///< a peer is shut out without its help (FenceKind::kLocal)
 };
 
 /// How a ground differs from the usual one. Each field needs the capability of its name.

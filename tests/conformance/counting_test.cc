@@ -80,6 +80,30 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
   }
 }
 
+// Bulk writes go in slices where the last one covers the others; where writes overtake each other
+// it does not, and the one byte at the end would come first.
+TEST_P(Conformance, P06TheLastSliceOfABulkWriteProvesTheOthers) {
+  constexpr uint32_t kWrites = 40;
+  constexpr uint64_t kSize = 16'385, kStep = 20'000;
+  Config sliced = usual_config();
+  sliced.bulk_slice_bytes = 16'384;
+  reopen(sliced);
+  std::vector<Counter> counters;
+  Recorder& met = recorder();
+  uint32_t early = 0;
+  met.also = [&](const Event& e) { early += !arrived(e.tag * kStep, kSize); };
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    counters.push_back(*eb().make_counter());
+    ASSERT_TRUE(counters[i].expect(1, met.notify(i)));
+    Write request = write(i * kStep, kSize, counters[i].key());
+    request.priority = Priority::kBulk;
+    request.whole = i % 2 == 0;
+    ASSERT_TRUE(ea().submit(request));
+  }
+  ASSERT_TRUE(until([&] { return met.total() == kWrites; }));
+  EXPECT_EQ(early, 0u);
+}
+
 TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
   REQUIRE_CAP(every_step);
   auto counter = *eb().make_counter();

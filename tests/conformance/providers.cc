@@ -83,8 +83,8 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
 /// Connections with order, exact replay and a fence of their own, as verbs RC.
 ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
   CaseCaps caps = kSimCaps;
+  caps.several_rails = rails[0] > 1;
   caps.counted_slices = true;
-  caps.local_fence = true;
   SimShape shape{rails, sim::NicModel::connectx7()};
   shape.model.jitter = 2us;  // so that the shards of one write land at different times
   return {std::move(name), caps, [shape](const GroundOptions& options) {
@@ -95,6 +95,7 @@ ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string nam
 /// Datagrams without order or replay, as EFA's SRD.
 ProviderCase sim_srd(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
   CaseCaps caps = kSimCaps;
+  caps.several_rails = rails[0] > 1;
   caps.overtaking = true;
   const SimShape shape{rails, sim::NicModel::efa_200g()};
   return {std::move(name), caps, [shape](const GroundOptions& options) {
