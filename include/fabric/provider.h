@@ -53,14 +53,15 @@ struct WireEvent {
   enum class Kind : uint8_t {
     kWritten,   ///< a posted piece ended: cookie, code, remote
     kImm,       ///< an immediate arrived and its bytes are in place: imm
-    kPathDown,  ///< this end of a path broke or was closed, and is drained: path; value = how many
-                ///< immediates this end had taken (R of the failover protocol)
-    kRailDown,  ///< the NIC failed: code
+    kPathDown,  ///< this end of a path broke or was closed, and is drained: path, code; an inbound
+                ///< end: value = how many immediates it had taken (R of the failover protocol)
+    kRailDown,  ///< the NIC or its port failed: code. The core closes the paths on it
     kRailUp,    ///< and came back
     kFenced,    ///< deregister_memory() is proved: cookie
   };
   Kind kind = Kind::kWritten;
-  Errc code = Errc::kOk;
+  Errc code = Errc::kOk;  ///< kPathDown: kPeerLost is proof that the process at the far end is gone
+  /// kPathDown, inbound: kUnknown when the end could not be drained; `value` proves nothing then.
   Remote remote = Remote::kDelivered;
   uint8_t inbound = 0;  ///< kPathDown: 1 for an end made by accept_path()
   uint32_t cookie = 0;

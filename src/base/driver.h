@@ -17,9 +17,9 @@ inline constexpr int64_t kNeverNs = INT64_MAX;
 
 /// What one turn did and when the next one is due.
 struct TurnResult {
-  uint32_t done = 0;            ///< 0: nothing happened, the caller may go idle
-  int64_t next_ns = kNeverNs;   ///< the latest time for the next turn, on the driver's clock
-  bool keep_polling = false;    ///< something is watched that cannot wake us: do not sleep
+  uint32_t done = 0;           ///< 0: nothing happened, the caller may go idle
+  int64_t next_ns = kNeverNs;  ///< the latest time for the next turn, on the driver's clock
+  bool keep_polling = false;   ///< something is watched that cannot wake us: do not sleep
 };
 
 /// One engine, as its runtime sees it.
@@ -37,11 +37,14 @@ class Progress {
   virtual void wait_fds(std::vector<int>& out) const = 0;
   /// The caller of turn() goes to sleep; for statistics.
   virtual void on_sleep() noexcept {}
+  /// The process that it stands for has died: no goodbye, no report, and from here on every handle
+  /// is inert. Only a simulated world calls it, outside turns and callbacks of this engine.
+  virtual void vanish() noexcept {}
 };
 
 struct AttachOptions {
-  int64_t spin_ns = 0;       ///< how long to poll before sleeping
-  std::vector<int> cpus{};   ///< where the worker thread may run; empty: anywhere
+  int64_t spin_ns = 0;      ///< how long to poll before sleeping
+  std::vector<int> cpus{};  ///< where the worker thread may run; empty: anywhere
 };
 
 /// Threads: everything from any thread, unless it says otherwise.
@@ -85,6 +88,7 @@ struct OpenContext {
   Driver* driver = nullptr;
   uint64_t engine_id = 0;
   std::function<void()> wake{};  ///< any thread: something arrived, a turn is due
+  Progress* progress = nullptr;  ///< whose it is
 };
 
 }  // namespace fabric

@@ -41,6 +41,8 @@ const char* to_string(MessageType type) noexcept {
       return "PathAnswer";
     case MessageType::kPathState:
       return "PathState";
+    case MessageType::kPathClose:
+      return "PathClose";
     case MessageType::kMessage:
       return "Message";
     case MessageType::kMessageDone:

@@ -46,6 +46,19 @@ Result<Bye> decode_bye(const Body& body) {
   return finish(in, body, std::move(bye), "bye");
 }
 
+std::vector<std::byte> encode(const Ping& body) {
+  ByteWriter out;
+  out.u64(body.stamp);
+  return out.take();
+}
+
+Result<Ping> decode_ping(const Body& body) {
+  ByteReader in(body);
+  Ping ping;
+  ping.stamp = in.u64();
+  return finish(in, body, std::move(ping), "ping");
+}
+
 std::vector<std::byte> encode(const PathOpen& body) {
   FABRIC_CHECK(body.rail < kRailsMax && body.remote_rail < kRailsMax);
   ByteWriter out;
@@ -86,6 +99,38 @@ Result<PathAnswer> decode_path_answer(const Body& body) {
   answer.code = read_errc(in);
   answer.answer = read_blob(in, body.size());
   return finish(in, body, std::move(answer), "path answer");
+}
+
+std::vector<std::byte> encode(const PathClose& body) {
+  ByteWriter out;
+  out.u32(body.ref);
+  return out.take();
+}
+
+Result<PathClose> decode_path_close(const Body& body) {
+  ByteReader in(body);
+  PathClose close;
+  close.ref = in.u32();
+  return finish(in, body, std::move(close), "path close");
+}
+
+std::vector<std::byte> encode(const PathState& body) {
+  ByteWriter out;
+  out.u32(body.ref);
+  out.u8(body.exact ? 1 : 0);
+  out.u64(body.taken);
+  return out.take();
+}
+
+Result<PathState> decode_path_state(const Body& body) {
+  ByteReader in(body);
+  PathState state;
+  state.ref = in.u32();
+  const uint8_t exact = in.u8();
+  in.require(exact <= 1);
+  state.exact = exact == 1;
+  state.taken = in.u64();
+  return finish(in, body, std::move(state), "path state");
 }
 
 std::vector<std::byte> encode(const UserMessage& body) {

@@ -36,7 +36,8 @@ enum class MessageType : uint16_t {
   // Numbered, retransmitted, delivered once.
   kPathOpen = 16,
   kPathAnswer = 17,
-  kPathState = 18,  ///< RAIL_STATE of the failover protocol
+  kPathState = 18,  ///< the target's end of a path is down and drained: what it had taken
+  kPathClose = 19,  ///< the sender's end is down: close yours, then say kPathState
   kMessage = 20,
   kMessageDone = 21,
   kResolve = 22,
@@ -110,6 +111,12 @@ struct Bye {
   Errc code = Errc::kOk;  ///< kPeerLost: closed; others say why
   bool operator==(const Bye&) const = default;
 };
+/// Asks whether the other side is there, and brings back when it was asked: an answer that lay in a
+/// buffer while its receiver was stopped is known as old.
+struct Ping {
+  uint64_t stamp = 0;  ///< the asker's; kPong returns it
+  bool operator==(const Ping&) const = default;
+};
 struct PathOpen {
   uint32_t ref = 0;  ///< the asker's number for the path
   std::string provider{};
@@ -124,6 +131,16 @@ struct PathAnswer {
   Errc code = Errc::kOk;
   std::vector<std::byte> answer{};
   bool operator==(const PathAnswer&) const = default;
+};
+struct PathClose {
+  uint32_t ref = 0;
+  bool operator==(const PathClose&) const = default;
+};
+struct PathState {
+  uint32_t ref = 0;
+  bool exact = false;  ///< `taken` is final: nothing lands through this path any more
+  uint64_t taken = 0;  ///< immediates, stale ones included
+  bool operator==(const PathState&) const = default;
 };
 struct UserMessage {
   uint32_t ref = 0;
@@ -172,8 +189,11 @@ struct AbortKey {
 std::vector<std::byte> encode(const Hello& body);
 std::vector<std::byte> encode(const Reject& body);
 std::vector<std::byte> encode(const Bye& body);
+std::vector<std::byte> encode(const Ping& body);
 std::vector<std::byte> encode(const PathOpen& body);
 std::vector<std::byte> encode(const PathAnswer& body);
+std::vector<std::byte> encode(const PathClose& body);
+std::vector<std::byte> encode(const PathState& body);
 std::vector<std::byte> encode(const UserMessage& body);
 std::vector<std::byte> encode(const Done& body);
 std::vector<std::byte> encode(const ResolveNames& body);
@@ -187,8 +207,11 @@ std::vector<std::byte> encode(const AbortKey& body);
 Result<Hello> decode_hello(const Body& body);
 Result<Reject> decode_reject(const Body& body);
 Result<Bye> decode_bye(const Body& body);
+Result<Ping> decode_ping(const Body& body);
 Result<PathOpen> decode_path_open(const Body& body);
 Result<PathAnswer> decode_path_answer(const Body& body);
+Result<PathClose> decode_path_close(const Body& body);
+Result<PathState> decode_path_state(const Body& body);
 Result<UserMessage> decode_user_message(const Body& body);
 Result<Done> decode_done(const Body& body);
 Result<ResolveNames> decode_resolve(const Body& body);

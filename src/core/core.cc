@@ -92,8 +92,10 @@ Result<void> EngineCore::open_networks() {
   uint32_t largest = 0;
   for (Network& spec : wanted) {
     if (spec.name.empty()) spec.name = spec.provider;
-    const OpenContext context{
-        .driver = driver, .engine_id = engine_id, .wake = [this] { driver->wake(*this); }};
+    const OpenContext context{.driver = driver,
+                              .engine_id = engine_id,
+                              .wake = [this] { driver->wake(*this); },
+                              .progress = this};
     auto network = open_network(spec, context);
     if (!network && !spec.required) {
       FABRIC_LOG(log, kInfo, "core", "a network is left out", {"network", spec.name},
@@ -511,6 +513,16 @@ Result<void> EngineCore::close(Timeout timeout) {
   networks.clear();  // ports, queues and descriptors go now, not with the last handle
   if (!drained) return fail(Errc::kTimeout, "close");
   return {};
+}
+
+void EngineCore::vanish() noexcept {
+  // As if the process had been killed: whoever waits in it never hears anything, and the kernel
+  // takes ports, queues and descriptors away.
+  closing.store(true, std::memory_order_seq_cst);
+  if (closed.exchange(true, std::memory_order_acq_rel)) return;
+  driver->detach(*this);
+  std::lock_guard lock(state_mutex);
+  networks.clear();
 }
 
 }  // namespace fabric::core

@@ -274,7 +274,7 @@ namespace fabric::core {
 bool EngineCore::end_region(RegionId id) {
   const auto gone = [&] {
     std::lock_guard lock(state_mutex);
-    return regions.ended(id);
+    return networks.empty() || regions.ended(id);  // without a network nothing can land
   };
   if (gone()) return true;
   if (!refuses()) {

@@ -78,8 +78,11 @@ Result<void> EngineCore::block(ParkingSpot& spot, const std::function<bool()>& d
   auto until = deadline(timeout, true);
   if (!until) return until.error();
   if (!driver->threaded()) {
-    if (driver->drive(done, *until)) return {};
-    return fail(Errc::kTimeout, "wait");
+    // A simulated process may die under its own wait.
+    const auto done_or_gone = [&] { return done() || closed.load(std::memory_order_acquire); };
+    if (!driver->drive(done_or_gone, *until)) return fail(Errc::kTimeout, "wait");
+    if (!done()) return fail(Errc::kClosed, "engine");
+    return {};
   }
   const int64_t spin_until = std::min(*until, driver->now_ns() + config.spin.count());
   for (uint32_t i = 0; !done(); ++i) {

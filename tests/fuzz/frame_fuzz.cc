@@ -40,6 +40,13 @@ void try_type(MessageType type, const Body& body) {
       return try_body(body, decode_path_open);
     case MessageType::kPathAnswer:
       return try_body(body, decode_path_answer);
+    case MessageType::kPathState:
+      return try_body(body, decode_path_state);
+    case MessageType::kPathClose:
+      return try_body(body, decode_path_close);
+    case MessageType::kPing:
+    case MessageType::kPong:
+      return try_body(body, decode_ping);
     case MessageType::kMessage:
       return try_user_message(body);
     case MessageType::kMessageDone:
@@ -61,9 +68,6 @@ void try_type(MessageType type, const Body& body) {
       return try_body(body, decode_abort_key);
     case MessageType::kReady:
     case MessageType::kAck:
-    case MessageType::kPing:
-    case MessageType::kPong:
-    case MessageType::kPathState:
       return;
   }
 }

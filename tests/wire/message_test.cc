@@ -130,6 +130,19 @@ TEST(MessageWire, AbortKey) {
   EXPECT_FALSE(decode_abort_key(hex("00000000 09")));
 }
 
+TEST(MessageWire, PathsThatEnd) {
+  expect_golden("91000000", samples::path_close(), decode_path_close);
+  expect_golden("a1000000 01 18171615 14131211", samples::path_state(), decode_path_state);
+  EXPECT_EQ(*decode_path_state(encode(samples::path_state())), samples::path_state());
+  EXPECT_FALSE(decode_path_state(hex("a1000000 02 18171615 14131211"))) << "neither yes nor no";
+  EXPECT_FALSE(decode_path_state(hex("a1000000 01 18171615 141312")));
+}
+
+TEST(MessageWire, PingAndPong) {
+  expect_golden("08070605 04030201", samples::ping(), decode_ping);
+  EXPECT_EQ(*decode_ping(encode(samples::ping())), samples::ping());
+}
+
 // The address inside has golden bytes of its own.
 const char* const kHelloTail =
     "0200 2100 9900000000000000 00000100 20000000"  // limits: incarnation, bytes, credits,

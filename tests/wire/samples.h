@@ -63,6 +63,10 @@ inline FenceRequest fence() { return {0x71}; }
 inline RevokeKey revoke_key() { return {0x81, 0x0fedcba9}; }
 inline AbortKey abort_key() { return {0x0fedcba9, Errc::kTimeout}; }
 
+inline Ping ping() { return {0x0102030405060708}; }
+inline PathClose path_close() { return {0x91}; }
+inline PathState path_state() { return {0xa1, true, 0x1112131415161718}; }
+
 /// Every type with a body, encoded.
 struct Sample {
   MessageType type;
@@ -76,10 +80,12 @@ inline std::vector<Sample> messages() {
           {T::kReject, encode(reject())},
           {T::kBye, encode(bye())},
           {T::kAck, {}},
-          {T::kPing, {}},
-          {T::kPong, {}},
+          {T::kPing, encode(ping())},
+          {T::kPong, encode(ping())},
           {T::kPathOpen, encode(path_open())},
           {T::kPathAnswer, encode(path_answer())},
+          {T::kPathState, encode(path_state())},
+          {T::kPathClose, encode(path_close())},
           {T::kMessage, encode(user_message())},
           {T::kMessageDone, encode(done())},
           {T::kResolve, encode(resolve())},
