@@ -25,7 +25,7 @@ enum class EventKind : uint8_t {
   kPeer,         ///< a peer changed: value = PeerState, previous = the old one
   kRail,         ///< a rail went down or came back: rail, code
   kRoom,         ///< after a kExhausted: a quarter of the queue is free again
-  kFenceProved,  ///< proof that came after its operation had ended without it
+  kFenceProved,  ///< proof that came after a fence or deregistration had ended without it: op, peer
   kUnclaimed,    ///< subscribers only: an operation failed that had neither a batch nor a notify
 };
 

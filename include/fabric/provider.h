@@ -21,7 +21,8 @@ struct Caps {
   bool slice_safe = false;    ///< pieces without an immediate, posted before the counted one on the
                               ///< same path, are covered by it
   bool cpu_copy = false;      ///< the provider moves the bytes itself, within a budget per poll
-  bool exact_replay = false;  ///< after a break the target can say which writes landed (P10)
+  bool exact_replay = false;  ///< a write that fails breaks its path: nothing behind it lands, and
+                              ///< the target can say how many immediates came by it (P10)
   bool checks_access = false;  ///< the target checks key and bounds, and refuses (P12)
   FenceKind fence = FenceKind::kNone;
   uint32_t queue_depth = 0;      ///< pieces in flight on the rail

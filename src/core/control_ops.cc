@@ -52,6 +52,12 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
     case MessageType::kPathAnswer:
       on_path_answer(peer, frame.body);
       break;
+    case MessageType::kPathClose:
+      on_path_close(peer, frame.body);
+      break;
+    case MessageType::kPathState:
+      on_path_state(peer, frame.body);
+      break;
     case MessageType::kMessage:
       on_message(peer, frame.body);
       break;
@@ -102,6 +108,8 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
     answer.code = Errc::kUnreachable;
   } else if (peer.ending) {
     answer.code = Errc::kPeerLost;  // a way in that is closed at once would break what comes by it
+  } else if (!network->rails[open->remote_rail].up) {
+    answer.code = Errc::kRailLost;
   } else {
     RailSlot& rail = network->rails[open->remote_rail];
     auto id = rail.rail->accept_path(open->hello, answer.answer);
@@ -111,8 +119,7 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
       for (InboundPath& old : peer.inbound) {
         const bool replaced = old.network == rail.network && old.rail == rail.index &&
                               old.from_rail == open->rail && old.ref < open->ref;
-        if (!replaced || std::exchange(old.closing, true)) continue;
-        rail.rail->close_path(old.id, true);
+        if (replaced) close_end(old);
       }
       peer.inbound.push_back({.ref = open->ref,
                               .network = rail.network,
@@ -130,23 +137,53 @@ void Peers::on_path_answer(Peer& peer, const control::Body& body) {
   core_.transfers.path_answered(peer, answer->ref, answer->code, answer->answer);
 }
 
-void Peers::close_inbound(Peer& peer) {
+void Peers::on_path_close(Peer& peer, const control::Body& body) {
+  auto close = control::decode_path_close(body);
+  if (!close) return refuse_bad(peer, MessageType::kPathClose);
   for (InboundPath& path : peer.inbound) {
-    if (std::exchange(path.closing, true)) continue;
-    core_.networks[path.network].rails[path.rail].rail->close_path(path.id, true);
+    if (path.ref == close->ref) close_end(path);
   }
+  // One that is not there any more went down by itself, and its state has been told.
+}
+
+void Peers::on_path_state(Peer& peer, const control::Body& body) {
+  auto state = control::decode_path_state(body);
+  if (!state) return refuse_bad(peer, MessageType::kPathState);
+  core_.transfers.path_state(peer, *state);
+}
+
+void Peers::close_end(InboundPath& path) {
+  if (std::exchange(path.closing, true)) return;
+  core_.networks[path.network].rails[path.rail].rail->close_path(path.id, true);
+}
+
+void Peers::close_inbound(Peer& peer) {
+  for (InboundPath& path : peer.inbound) close_end(path);
   fence_progress(peer);
 }
 
-void Peers::on_inbound_down(uint8_t network, uint8_t rail, uint32_t id) {
+void Peers::rail_lost(uint8_t network, uint8_t rail) {
   for (Peer* peer : all()) {
-    const auto n = std::erase_if(peer->inbound, [&](const InboundPath& path) {
-      return path.network == network && path.rail == rail && path.id == id;
-    });
-    if (n > 0) {
-      fence_progress(*peer);
-      return;
+    for (InboundPath& path : peer->inbound) {
+      if (path.network == network && path.rail == rail) close_end(path);
     }
+  }
+}
+
+void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
+  for (Peer* peer : all()) {
+    const auto path =
+        std::find_if(peer->inbound.begin(), peer->inbound.end(), [&](const InboundPath& candidate) {
+          return candidate.network == rail.network && candidate.rail == rail.index &&
+                 candidate.id == event.path;
+        });
+    if (path == peer->inbound.end()) continue;
+    control::PathState state{.ref = path->ref, .taken = event.value};
+    state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;
+    peer->inbound.erase(path);
+    if (peer->usable()) send(*peer, MessageType::kPathState, control::encode(state));
+    fence_progress(*peer);
+    return;
   }
 }
 
@@ -273,13 +310,18 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     return;
   }
   if (type == MessageType::kKeyRevoked) {
-    core_.counters.key_revoked(peer, answer->ref);
+    core_.counters.key_revoked(peer, answer->ref, answer->code == Errc::kOk);
     return;
   }
   Asked asked;
   Op* op = claim(peer, answer->ref, asked);
   if (type == MessageType::kFenced) {
-    if (op != nullptr && op->kind == OpKind::kFence) finish_fence(peer, Errc::kOk);
+    if (op == nullptr || op->kind != OpKind::kFence) return;
+    if (answer->code == Errc::kOk) {
+      finish_fence(peer, Errc::kOk);
+    } else {
+      continue_fence(*op);  // it writes no more, but something of it may be on its way
+    }
     return;
   }
   if (!asked.is_message) return;
@@ -379,7 +421,7 @@ void Peers::check_drains(Peer& peer) {
   const uint64_t oldest = core_.transfers.oldest_piece(peer);
   std::erase_if(peer.drains, [&](const DrainAnswer& drain) {
     if (drain.upto_seq >= oldest) return false;
-    send(peer, drain.type, done(drain.ref, Errc::kOk));
+    send(peer, drain.type, done(drain.ref, peer.unproved ? Errc::kRailLost : Errc::kOk));
     return true;
   });
 }
@@ -404,7 +446,6 @@ void Peers::start_fence(Op& op) {
   }
   if (!peer->usable()) {
     // Nobody to ask; its paths in are closing.
-    lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
     op.step = 1;
     core_.timers.set(op.timer, op.deadline_ns);
     fence_progress(*peer);
@@ -427,21 +468,50 @@ void Peers::continue_fence(Op& op) {
   lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
 }
 
-/// Once every path in is down and each network says that this suffices, no write can land.
-void Peers::fence_progress(Peer& peer) {
-  if (peer.fence_op == kNone || !peer.inbound.empty()) return;
-  Op& op = core_.ops.at(peer.fence_op);
-  if (op.step == 0) return;
-  const bool proof = std::all_of(peer.links.begin(), peer.links.end(), [&](const auto& link) {
-    return core_.networks[link.network].fence == FenceKind::kLocal;
+/// Whether nothing of the peer can land any more, by what each network says of its own fences.
+bool Peers::shut_out(const Peer& peer) const {
+  if (!peer.inbound.empty() || peer.grants_awaited > 0) return false;
+  return std::all_of(peer.links.begin(), peer.links.end(), [&](const Peer::Link& link) {
+    switch (core_.networks[link.network].fence) {
+      case FenceKind::kLocal:
+      case FenceKind::kHost:
+        return true;  // the paths in were the only way
+      case FenceKind::kRekey:
+        return !core_.regions.any_open();  // its own keys are gone; open ones it may still have
+      case FenceKind::kNone:
+        break;
+    }
+    return false;
   });
-  if (proof) finish_fence(peer, Errc::kOk);
+}
+
+void Peers::fence_progress(Peer& peer) {
+  if (peer.fence_op != kNone) {
+    if (core_.ops.at(peer.fence_op).step > 0 && shut_out(peer)) finish_fence(peer, Errc::kOk);
+  } else if (peer.fence_owed && shut_out(peer)) {
+    Event event{.kind = EventKind::kFenceProved};
+    event.op = std::exchange(peer.fence_owed, {});
+    event.peer = peer.id();
+    if (core_.closing.load(std::memory_order_relaxed)) return;
+    core_.report.publish(event);
+  }
+}
+
+void Peers::check_fences() {
+  for (Peer* peer : all()) fence_progress(*peer);
+}
+
+void Peers::grant_fenced(uint32_t slot) {
+  Peer& peer = *table_.at(slot);
+  if (peer.grants_awaited > 0) --peer.grants_awaited;
+  fence_progress(peer);
 }
 
 void Peers::finish_fence(Peer& peer, Errc code) {
   Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
   peer.refs.erase(op.ref);  // or losing the peer would end it a second time
   const bool ok = code == Errc::kOk;
+  if (!ok) peer.fence_owed = op.id();  // the proof may come later, as an event
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
   core_.finish(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
 }

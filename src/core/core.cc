@@ -152,6 +152,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   result.done += take_ended();
   result.done += take_submissions();
   result.done += fire_timers();
+  result.done += transfers.tick(now_ns);
   for (NetworkSlot& network : networks) result.done += transfers.post(network);
   counters.expire_names(now_ns);
   peers.answer_held();
@@ -161,7 +162,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
     report.publish(Event{.kind = EventKind::kRoom});
   }
   peers.flush(now_ns);
-  result.next_ns = std::min(timers.next_ns(), counters.next_expiry_ns());
+  result.next_ns = std::min({timers.next_ns(), counters.next_expiry_ns(), transfers.next_ns()});
   if (report.has_polled_watchers()) {
     result.keep_polling = true;
     result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);

@@ -96,8 +96,11 @@ void Counters::release(const Ending& ending, int64_t now_ns) {
   if (!ending.watched) forget(key);
 }
 
-void Counters::key_revoked(Peer& peer, uint32_t ref) {
+void Counters::key_revoked(Peer& peer, uint32_t ref, bool proved) {
   const PeerId id = peer.id();
+  for (const Revocation& r : revocations_) {
+    if (!proved && r.peer == id && r.ref == ref) unproved_.push_back(r.key);
+  }
   std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id && r.ref == ref; });
   revocations.wake();
 }

@@ -74,7 +74,8 @@ class Counters {
     uint64_t* owed = nullptr;  ///< gets what was there and not taken
   };
   void release(const Ending& ending, int64_t now_ns);
-  void key_revoked(Peer& peer, uint32_t ref);
+  /// The peer is quiet under the key. Not proved: writes of it may still land, it cannot tell.
+  void key_revoked(Peer& peer, uint32_t ref, bool proved);
   /// What is known of the senders of a released named key.
   struct Quiet {
     uint32_t awaited = 0;   ///< asked, and not yet confirmed that they have drained

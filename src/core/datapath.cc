@@ -54,21 +54,18 @@ void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& 
       rail.inbox.push_back(event.imm);
       return;
     case WireEvent::Kind::kPathDown:
+      // The counts before it go in with this poll, what it makes us say goes out after the polls of
+      // the turn: nobody is told of a count that was not applied.
       if (event.inbound) {
-        core_.peers.on_inbound_down(rail.network, rail.index, event.path);
+        core_.peers.on_inbound_down(rail, event);
       } else {
-        on_path_down(rail.network, rail.index, event.path);
+        on_path_down(rail, event);
       }
       return;
     case WireEvent::Kind::kRailDown:
-    case WireEvent::Kind::kRailUp: {
-      rail.up = event.kind == WireEvent::Kind::kRailUp;
-      FABRIC_LOG(core_.log, kWarning, "core", rail.up ? "a rail came back" : "a rail went down",
-                 {"network", network.name}, {"rail", rail.index});
-      Event report{.kind = EventKind::kRail, .code = event.code, .rail = rail.index};
-      core_.report.publish(report);
+    case WireEvent::Kind::kRailUp:
+      on_rail_state(network, rail, event);
       return;
-    }
     case WireEvent::Kind::kFenced:
       core_.regions.on_fenced(event.cookie);
       return;
@@ -82,14 +79,14 @@ uint32_t Transfers::post(NetworkSlot& network) {
     if (!rail.up) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
       if (!rail.refused.empty()) {
-        const uint32_t taken = rail.rail->post(rail.refused);
+        const uint32_t taken = post(rail, rail.refused);
         rail.refused.erase(rail.refused.begin(), rail.refused.begin() + taken);
         done += taken;
         if (!rail.refused.empty()) break;
       }
       const uint32_t n = make_pieces(rail, batch);
       if (n == 0) break;
-      const uint32_t taken = rail.rail->post({batch.data(), n});
+      const uint32_t taken = post(rail, {batch.data(), n});
       done += taken;
       if (taken < n) {
         rail.refused.assign(batch.begin() + taken, batch.begin() + n);
@@ -100,11 +97,24 @@ uint32_t Transfers::post(NetworkSlot& network) {
   return done;
 }
 
+/// Offers pieces to the rail. Those it takes get their number among the immediates of their path:
+/// the target counts only what was really sent.
+uint32_t Transfers::post(RailSlot& rail, std::span<const WriteOp> batch) {
+  const uint32_t taken = rail.rail->post(batch);
+  for (const WriteOp& wire : batch.first(taken)) {
+    Piece& piece = pieces_[wire.cookie];
+    Path& path = *paths_[piece.path];
+    piece.imms_before = path.imms_posted;
+    path.imms_posted += wire.has_imm;
+  }
+  return taken;
+}
+
 void Transfers::activate(Path& path, uint32_t priority) {
   if (path.listed[priority] || path.queue[priority].empty()) return;
-  if (path.state != Path::State::kReady) return;
+  if (path.state != Path::State::kReady || path.suspect) return;
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
-  if (path.posted >= rail.caps.path_depth) return;
+  if (!room_for(rail, path)) return;
   path.listed[priority] = true;
   path.next_active[priority] = kNone;
   const uint32_t last = rail.last_active[priority];
@@ -136,6 +146,13 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
   path.listed[priority] = false;
 }
 
+/// Nobody may hold more of the rail than is left of it: peers that take nothing cannot fill it
+/// between them, and one that is alone still gets half (P18).
+bool Transfers::room_for(const RailSlot& rail, const Path& path) noexcept {
+  const uint32_t left = rail.caps.queue_depth - std::min(rail.caps.queue_depth, rail.posted);
+  return path.posted < rail.caps.path_depth && (path.posted == 0 || path.posted < left);
+}
+
 bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
   if (rail.bulk_bytes == 0) return true;
   const Entry& entry = entries_.at(path.queue[kBulk].head);
@@ -150,8 +167,8 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
   for (const uint32_t p : {kUrgent, kNormal, kBulk}) {
     while (rail.first_active[p] != kNone) {
       Path& candidate = *paths_[rail.first_active[p]];
-      const bool ready = candidate.state == Path::State::kReady && !candidate.queue[p].empty() &&
-                         candidate.posted < rail.caps.path_depth;
+      const bool ready = candidate.state == Path::State::kReady && !candidate.suspect &&
+                         !candidate.queue[p].empty() && room_for(rail, candidate);
       if (!ready) {
         unlist(rail, p);  // activate() puts it back when that changes
         continue;
@@ -195,13 +212,16 @@ uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
 
   const uint32_t cookie = take_piece();
   Piece& piece = pieces_[cookie];
+  piece = {};
   piece.op = op.self;
   piece.part = entry.part;
   piece.path = path.index;
+  piece.peer = path.peer;
+  piece.offset = entry.offset;
+  piece.shard = entry.shard;
   piece.seq = peer.next_piece_seq++;
   piece.posted_ns = core_.now_ns;
   piece.priority = op.priority;
-  piece.wire = {};
   piece.wire.cookie = cookie;
   piece.wire.priority = static_cast<uint8_t>(op.priority);
   piece.region_slot = op.source ? op.source.slot : kNone;

@@ -88,7 +88,13 @@ void Regions::release_registration(const Registration& keys, uint32_t slot) {
   for (size_t n = 0; n < keys.local_keys.size(); ++n) {
     for (RailSlot& rail : core_.networks[n].rails) {
       if (keys.wire_keys[n][rail.index].empty()) continue;
-      if (slot != kNone) ++locals_.at(slot)->fences_awaited;
+      if (slot == kNone) {
+        // Nobody ever heard of them.
+      } else if ((slot & kGrantOf) != 0) {
+        ++core_.peers.at(slot & ~kGrantOf)->grants_awaited;
+      } else {
+        ++locals_.at(slot)->fences_awaited;
+      }
       const uint64_t key = keys.local_keys[n][rail.index];
       core_.offload([target = rail.rail, key, slot] { target->deregister_memory(key, slot); });
     }
@@ -97,6 +103,10 @@ void Regions::release_registration(const Registration& keys, uint32_t slot) {
 
 void Regions::on_fenced(uint32_t slot) {
   if (slot == kNone) return;  // a registration that nobody ever heard of
+  if ((slot & kGrantOf) != 0) {
+    core_.peers.grant_fenced(slot & ~kGrantOf);
+    return;
+  }
   LocalRegion& region = *locals_.at(slot);
   if (region.fences_awaited == 0 || --region.fences_awaited > 0) return;
   const uint32_t op = region.deregister_op;
@@ -110,9 +120,11 @@ void Regions::on_fenced(uint32_t slot) {
     core_.finish(core_.ops.at(op), Errc::kOk, Remote::kDelivered);
   } else if (!core_.closing.load(std::memory_order_relaxed)) {
     Event event{.kind = EventKind::kFenceProved};
+    event.op = region.unproved;
     event.value = slot;
     core_.report.publish(event);
   }
+  core_.peers.check_fences();
 }
 
 void Regions::stop_deregister(Op& op, Errc code) {
@@ -120,6 +132,7 @@ void Regions::stop_deregister(Op& op, Errc code) {
   LocalRegion* region = locals_.at(slot);
   if (region != nullptr && region->deregister_op == op.self) {
     region->deregister_op = kNone;
+    region->unproved = op.id();
     skip_answers(slot);  // the rails may still prove it, as an event
   }
   core_.finish(op, code, Remote::kUnknown);

@@ -14,6 +14,12 @@ struct EntryQueue {
   bool empty() const noexcept { return head == kNone; }
 };
 
+/// The bytes of a write that one path carries in order; its last piece is the one that counts.
+struct Shard {
+  uint64_t begin = 0, end = 0;  ///< in the write
+  bool operator==(const Shard&) const = default;
+};
+
 /// Accepted and not yet posted: some parts of one operation that wait for one path, or for a peer
 /// to connect. Pieces are made from it as the rail has room.
 struct Entry {
@@ -25,6 +31,7 @@ struct Entry {
   uint32_t count = 0;   ///< ... so many
   uint64_t offset = 0;  ///< a shard: what is left of it
   uint64_t size_bytes = 0;
+  Shard shard{};
   EntryQueue* queue = nullptr;
   uint32_t prev = kNone, next = kNone;        ///< in its queue
   uint32_t op_prev = kNone, op_next = kNone;  ///< among its operation's

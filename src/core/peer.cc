@@ -54,6 +54,7 @@ bool Peers::make_room() {
       return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
     });
     if (!over || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
+    if (peer->grants_awaited > 0) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
     sessions_.erase(peer->my_session);
@@ -91,6 +92,7 @@ void Peers::reset(Peer& peer) {
   peer.rotation = 0;
   peer.next_piece_seq = 1;
   peer.drains.clear();
+  peer.unproved = false;
   peer.next_ref = 1;
   peer.refs.clear();
   peer.region_refs.clear();
@@ -98,6 +100,7 @@ void Peers::reset(Peer& peer) {
   peer.held.clear();
   peer.bound.clear();
   peer.fence_op = kNone;
+  peer.fence_owed = {};
   peer.names_unclaimed = 0;
   peer.tx = peer.rx = {};
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <fabric/peer.h>
+#include <fabric/provider.h>
 #include <fabric/stats.h>
 
 #include "control/message.h"
@@ -27,6 +28,7 @@ namespace fabric::core {
 
 class EngineCore;
 struct Op;
+struct RailSlot;
 
 inline constexpr uint32_t kKinds = 3;
 inline constexpr uint8_t kNoNetwork = 0xff;
@@ -109,6 +111,8 @@ struct Peer : SlotHead {
   uint32_t rotation = 0;
   uint64_t next_piece_seq = 1;
   std::vector<DrainAnswer> drains{};
+  /// A write to it ended without proof on a network that has none: "drained" cannot be said again.
+  bool unproved = false;
 
   uint32_t next_ref = 1;
   std::map<uint32_t, Asked> refs{};             ///< by the number that the answer brings back
@@ -117,6 +121,8 @@ struct Peer : SlotHead {
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<Key> bound{};                            ///< counters that end with this peer
   uint32_t fence_op = UINT32_MAX;
+  OpId fence_owed{};            ///< a fence that ended without proof
+  uint32_t grants_awaited = 0;  ///< rails that have not let go of keys that only it had
   uint32_t names_unclaimed = 0;
   Traffic tx{}, rx{};
 
@@ -162,9 +168,12 @@ class Peers {
   void start_resolve(Op& op);
   void start_fence(Op& op);
   void continue_fence(Op& op);  ///< the peer's grace is over
+  void grant_fenced(uint32_t slot);
+  void check_fences();  ///< a region has ended that stood in the way
   void stop_control_op(Op& op, Errc code);
   void answer_held();  ///< listeners may have room again
-  void on_inbound_down(uint8_t network, uint8_t rail, uint32_t id);
+  void on_inbound_down(const RailSlot& rail, const WireEvent& event);
+  void rail_lost(uint8_t network, uint8_t rail);  ///< its ends of paths in are closed
 
   control::Address own_address(bool for_self) const;
   void close_all();
@@ -191,6 +200,8 @@ class Peers {
   bool on_numbered(Peer& peer, const control::Frame& frame);
   void on_path_open(Peer& peer, const control::Body& body);
   void on_path_answer(Peer& peer, const control::Body& body);
+  void on_path_close(Peer& peer, const control::Body& body);
+  void on_path_state(Peer& peer, const control::Body& body);
   void on_message(Peer& peer, const control::Body& body);
   void on_resolve(Peer& peer, const control::Body& body);
   void on_resolved(Peer& peer, const control::Body& body);
@@ -205,8 +216,10 @@ class Peers {
   void send_message(Peer& peer, Op& op);
   void next_messages(Peer& peer, uint16_t channel);
   void close_inbound(Peer& peer);
+  void close_end(InboundPath& path);
   void finish_fence(Peer& peer, Errc code);
   void fence_progress(Peer& peer);
+  bool shut_out(const Peer& peer) const;
   void reset(Peer& peer);
   bool make_room();
   void say_goodbye(Peer& peer);

@@ -98,6 +98,8 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
   region->grants.clear();
   region->end = LocalRegion::End::kAlive;
   region->posted = 0;
+  region->open = false;
+  region->unproved = {};
   region->deregister_op = kNone;
   region->size_bytes.store(memory.size_bytes, std::memory_order_relaxed);
   const uint32_t generation = locals_.publish(slot);
@@ -128,12 +130,13 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
   return control::encode(desc);
 }
 
-Result<std::vector<std::byte>> Regions::desc(RegionId id) const {
+Result<std::vector<std::byte>> Regions::desc(RegionId id) {
   const auto lock = core_.lock_if_open();
   if (!lock) return fail(Errc::kClosed, "engine");
-  const LocalRegion* region = local(id);
+  LocalRegion* region = local(id);
   if (region == nullptr) return fail(Errc::kNotFound, "region");
   if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
+  region->open = true;
   return encode_desc(*region, id, region->keys, 0, 0);
 }
 
@@ -172,6 +175,16 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
   region->grants.push_back({next_grant_++, to_engine, peer_id, *std::move(keys)});
   const Grant& grant = region->grants.back();
   return encode_desc(*region, id, grant.keys, to_engine, grant.number);
+}
+
+bool Regions::any_open() const noexcept {
+  for (uint32_t i = 0; i < locals_.made(); ++i) {
+    const LocalRegion& region = *locals_.at(i);
+    const bool there = region.generation.load(std::memory_order_relaxed) != 0 ||
+                       region.end != LocalRegion::End::kAlive;
+    if (there && region.open) return true;
+  }
+  return false;
 }
 
 uint32_t Regions::imported_from(PeerId peer) const noexcept {
@@ -270,7 +283,7 @@ void Regions::peer_lost(PeerId peer) {
     if (region.end == LocalRegion::End::kReleasing) continue;  // its grants go with it
     std::erase_if(region.grants, [&](const Grant& grant) {
       if (grant.peer != peer) return false;
-      release_registration(grant.keys, kNone);  // nobody else has these keys
+      release_registration(grant.keys, kGrantOf | peer.slot);  // nobody else has these keys
       return true;
     });
   }

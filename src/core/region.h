@@ -21,6 +21,9 @@ class EngineCore;
 struct Op;
 struct Peer;
 
+/// In a cookie of deregister_memory(): the keys were granted to the peer in that slot.
+inline constexpr uint32_t kGrantOf = 1u << 31;
+
 using RailKeys = std::array<uint64_t, kRailsMax>;
 
 /// One registration on every rail: the open descriptor of a region, or a grant to one peer.
@@ -42,6 +45,7 @@ struct LocalRegion : SlotHead {
   Registration keys{};
   std::vector<Grant> grants{};
   uint32_t posted = 0;  ///< pieces in flight that read it
+  bool open = false;    ///< a descriptor went out that is good for anybody
 
   // Its end, in steps: importers are told and drain, own writes drain, the rails let go.
   enum class End : uint8_t { kAlive, kRevoking, kReleasing };
@@ -49,6 +53,7 @@ struct LocalRegion : SlotHead {
   uint32_t answers_awaited = 0;         ///< importers that have not said that they are quiet
   uint32_t fences_awaited = 0;          ///< rails that have not proved it
   uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
+  OpId unproved{};                      ///< that one
   void* pages = nullptr;                ///< from allocate(), to be unmapped at its end
   uint64_t pages_bytes = 0;
 };
@@ -99,7 +104,7 @@ class Regions {
 
   // Any thread; registers on the rails outside the state lock, because that may block.
   Result<RegionId> register_memory(const Memory& memory);
-  Result<std::vector<std::byte>> desc(RegionId region) const;
+  Result<std::vector<std::byte>> desc(RegionId region);
   Result<std::vector<std::byte>> grant(RegionId region, PeerId peer);
 
   // State lock held.
@@ -130,6 +135,7 @@ class Regions {
   /// True when the region is gone and nothing can land in it any more.
   bool ended(RegionId region) const noexcept;
   uint32_t live() const noexcept { return locals_.live(); }
+  bool any_open() const noexcept;  ///< one whose open descriptor a fenced peer may have
 
  private:
   Result<Registration> register_on_rails(const Memory& memory);

@@ -11,19 +11,6 @@ namespace fabric::core {
 
 namespace {
 
-struct UpRails {
-  std::array<uint8_t, kRailsMax> index{};
-  uint32_t count = 0;
-};
-
-UpRails up_rails(const NetworkSlot& network) {
-  UpRails up;
-  for (const RailSlot& rail : network.rails) {
-    if (rail.up) up.index[up.count++] = rail.index;
-  }
-  return up;
-}
-
 uint32_t slices(uint64_t size_bytes, uint64_t slice_bytes) {
   return size_bytes == 0 ? 1 : static_cast<uint32_t>((size_bytes - 1) / slice_bytes + 1);
 }
@@ -118,9 +105,12 @@ void Transfers::route(uint32_t entry_index) {
   ++op.pieces_posted;  // holds it, as in start()
   Errc why = Errc::kOk;
   NetworkSlot* network = choose_network(op, entry.part, peer, why);
-  const UpRails up = network == nullptr ? UpRails{} : up_rails(*network);
+  const UpRails up = network == nullptr ? UpRails{} : up_rails(peer, *network);
   if (network == nullptr || up.count == 0) {
     end_parts(op, entry, peer.id(), network == nullptr ? why : Errc::kRailLost);
+  } else if (op.kind != OpKind::kWrite &&
+             part_of(op, entry.part).size_bytes > network->rails[0].caps.write_bytes_max) {
+    end_parts(op, entry, peer.id(), Errc::kTooLarge);
   } else if (op.kind == OpKind::kWrite) {
     route_write(op, peer, *network);
   } else if (op.kind == OpKind::kPaged) {
@@ -133,7 +123,7 @@ void Transfers::route(uint32_t entry_index) {
 }
 
 void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network) {
-  const UpRails up = up_rails(network);
+  const UpRails up = up_rails(peer, network);
   const Caps& caps = network.rails[0].caps;
   CutRule rule{.rails = op.whole ? 1 : up.count,
                .stripe_bytes_min = core_.config.stripe_bytes_min,
@@ -163,12 +153,15 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network) {
   peer.rotation += cut.count;
   for (uint32_t i = 0; i < cut.count; ++i) {
     enqueue(op, peer, network, up.index[(first + i) % up.count],
-            {.count = 1, .offset = cut.begin[i], .size_bytes = cut.begin[i + 1] - cut.begin[i]});
+            {.count = 1,
+             .offset = cut.begin[i],
+             .size_bytes = cut.begin[i + 1] - cut.begin[i],
+             .shard = {cut.begin[i], cut.begin[i + 1]}});
   }
 }
 
 void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network) {
-  const UpRails up = up_rails(network);
+  const UpRails up = up_rails(peer, network);
   const uint32_t rails = std::min(up.count, op.parts);
   const uint32_t first = peer.rotation++;
   for (uint32_t i = 0; i < rails; ++i) {
@@ -286,22 +279,37 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
     return candidate->peer == peer.slot && candidate->ref == ref &&
            candidate->state == Path::State::kOpening;
   });
-  if (asked == paths_.end()) return;  // of a path that was given up meanwhile
+  if (asked == paths_.end()) {
+    // Given up meanwhile. The peer has opened an end for it that nobody will use.
+    if (code == Errc::kOk) {
+      core_.peers.send(peer, control::MessageType::kPathClose,
+                       control::encode(control::PathClose{.ref = ref}));
+    }
+    return;
+  }
   Path& path = **asked;
   if (code == Errc::kOk) {
     Rail& rail = *core_.networks[path.network].rails[path.rail].rail;
     code = rail.start_path(path.id, answer).error().code;
   }
   if (code != Errc::kOk) {
-    if (code != Errc::kPeerLost) {  // who is about to be fenced hears of that by itself
+    // A rail that is down there comes back; everything else is an answer for good.
+    path.unwanted = code != Errc::kRailLost;
+    if (path.unwanted && code != Errc::kPeerLost) {  // who is fenced hears of that by itself
       FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
                  {"rail", path.rail}, {"code", code});
     }
-    drop_path_entries(path, code);
+    if (path.unwanted) drop_path_entries(path, code);
+    ++path.failures;
     close_path(path);
     return;
   }
   path.state = Path::State::kReady;
+  path.started = true;
+  if (path.suspect) {
+    start_probe(path);
+    return;
+  }
   for (uint32_t p = 0; p < 3; ++p) activate(path, p);
 }
 

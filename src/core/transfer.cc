@@ -60,33 +60,43 @@ void Transfers::stop(Op& op, Errc code) {
   }
   --op.pieces_posted;
   if (op.parts_ended < op.parts) {
-    core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count());
+    // Three quarters for the NIC, the last one for the peer's word about what it took (P2).
+    core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count() / 4 * 3);
   }
   finish_if_ended(op);
 }
 
 void Transfers::force(Op& op) {
-  for (uint32_t i = 0; i < pieces_.size(); ++i) {
-    if (pieces_[i].op != op.self) continue;
-    Path& path = *paths_[pieces_[i].path];
-    FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: its path is torn down",
-               {"op", op.id()}, {"peer", core_.peers.at(path.peer)->id()}, {"rail", path.rail});
-    close_path(path);
+  if (op.step++ == 0) {
+    for (const Piece& piece : pieces_) {
+      if (piece.op != op.self || piece.stranded) continue;
+      Path& path = *paths_[piece.path];
+      if (path.state != Path::State::kReady) continue;
+      FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: its path is torn down",
+                 {"op", op.id()}, {"peer", core_.peers.at(path.peer)->id()}, {"rail", path.rail});
+      close_path(path);
+    }
+    core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count() / 4);
+    return;
   }
+  // The bound has passed. What its NIC still holds ends with its path; nobody is waited for.
+  ++op.pieces_posted;  // holds it
+  for (uint32_t i = 0; i < pieces_.size(); ++i) {
+    if (pieces_[i].op == op.self && pieces_[i].stranded) end_stranded(i, pieces_[i].end);
+  }
+  --op.pieces_posted;
+  finish_if_ended(op);
 }
 
 void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
-  if (cookie >= pieces_.size() || pieces_[cookie].op == kNone) return;
-  const Piece piece = pieces_[cookie];
+  if (cookie >= pieces_.size() || pieces_[cookie].op == kNone || pieces_[cookie].stranded) return;
+  Piece& piece = pieces_[cookie];
   Path& path = *paths_[piece.path];
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   Peer& peer = *core_.peers.at(path.peer);
-  Op& op = core_.ops.at(piece.op);
 
   (piece.prev == kNone ? path.first_piece : pieces_[piece.prev].next) = piece.next;
   (piece.next == kNone ? path.last_piece : pieces_[piece.next].prev) = piece.prev;
-  pieces_[cookie].op = kNone;
-  free_pieces_.push_back(cookie);
   --path.posted;
   --rail.posted;
   if (piece.priority == Priority::kBulk) rail.bulk_bytes -= piece.wire.size_bytes;
@@ -94,7 +104,6 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
     --region->posted;
     core_.regions.source_drained(piece.region_slot);
   }
-
   PieceEnd told = end;
   if (told.code != Errc::kOk && path.peer_gone) told.code = peer.lost_code;
   for (Traffic* t : {&rail.tx, &peer.tx, &core_.tx}) {
@@ -107,18 +116,44 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
     }
     record(t->post_to_done, core_.now_ns - piece.posted_ns);
   }
-  --op.pieces_posted;
-  if (op.kind == OpKind::kWrite) {
-    if (told.code == Errc::kOk && piece.wire.has_imm != 0) ++op.shards_counted;
-    shard_ended(op, peer.id(), told, piece.wire.size_bytes);
-  } else {
-    part_ended(op, piece.part, peer.id(), told, piece.wire.size_bytes);
+  if (told.code == Errc::kOk) {
+    path.imms_done += piece.wire.has_imm;
+  } else if (exact(path)) {
+    close_path(path);  // or its numbers would not fit the target's any more
   }
-  finish_if_ended(op);
+
+  if (piece.op == kProbe) {
+    pieces_[cookie].op = kNone;
+    free_pieces_.push_back(cookie);
+    probe_ended(path, told);
+  } else if (may_strand(piece, path, told)) {
+    strand(cookie, path, told);
+  } else {
+    // Nobody waits for it any more, but it may still land: whoever asks for quiet has to wait.
+    if (told.code == Errc::kRailLost) path.stranded_seq = std::min(path.stranded_seq, piece.seq);
+    const Piece ended = piece;
+    pieces_[cookie].op = kNone;
+    free_pieces_.push_back(cookie);
+    if (!given_up(ended, path, told)) end_piece(ended, told);
+  }
   if (path.state == Path::State::kReady) {
     for (uint32_t p = 0; p < 3; ++p) activate(path, p);
   }
   core_.peers.check_drains(peer);
+}
+
+/// Tells the operation of a piece, which has its slot no more, how it ended.
+void Transfers::end_piece(const Piece& piece, const PieceEnd& end) {
+  Op& op = core_.ops.at(piece.op);
+  const PeerId peer = core_.peers.at(piece.peer)->id();
+  --op.pieces_posted;
+  if (op.kind == OpKind::kWrite) {
+    if (end.code == Errc::kOk && piece.wire.has_imm != 0) ++op.shards_counted;
+    shard_ended(op, peer, end, piece.wire.size_bytes);
+  } else {
+    part_ended(op, piece.part, peer, end, piece.wire.size_bytes);
+  }
+  finish_if_ended(op);
 }
 
 void Transfers::shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t bytes) {
@@ -190,6 +225,7 @@ void Transfers::drop_path_entries(Path& path, Errc code) {
 void Transfers::close_path(Path& path) {
   if (path.state != Path::State::kOpening && path.state != Path::State::kReady) return;
   path.state = Path::State::kClosing;
+  path.probe_until_ns = kNeverNs;
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   // What the provider never took cannot come back through it.
   std::vector<uint32_t> withdrawn;
@@ -204,33 +240,44 @@ void Transfers::close_path(Path& path) {
   rail.rail->close_path(path.id, false);
 }
 
-void Transfers::on_path_down(uint8_t network, uint8_t rail, uint32_t id) {
-  for (auto& candidate : paths_) {
-    Path& path = *candidate;
-    const bool open = path.state != Path::State::kFree;
-    if (!open || path.network != network || path.rail != rail || path.id != id) continue;
-    if (path.state != Path::State::kClosing) {
-      FABRIC_LOG(core_.log, kWarning, "core", "a path broke",
-                 {"peer", core_.peers.at(path.peer)->id()}, {"rail", rail});
-    }
-    FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
-    Peer& peer = *core_.peers.at(path.peer);
-    for (uint32_t p = 0; p < 3; ++p) {
-      while (path.listed[p]) unlist_path(path, p);
-    }
-    const bool wanted = !path.peer_gone && peer.usable() &&
-                        std::any_of(path.queue.begin(), path.queue.end(),
-                                    [](const EntryQueue& q) { return !q.empty(); });
-    if (wanted && open_path(peer, path)) return;
-    drop_path_entries(path, path.peer_gone ? peer.lost_code : Errc::kRailLost);
-    if (peer.paths[network][rail] == path.index) peer.paths[network][rail] = kNone;
+void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
+  const auto found = std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
+    return path->state != Path::State::kFree && path->state != Path::State::kResting &&
+           path->network == rail.network && path->rail == rail.index && path->id == event.path;
+  });
+  if (found == paths_.end()) return;
+  Path& path = **found;
+  FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
+  Peer& peer = *core_.peers.at(path.peer);
+  const bool broke = path.state != Path::State::kClosing;
+  if (broke) {
+    FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
+               {"rail", path.rail});
+  }
+  for (uint32_t p = 0; p < 3; ++p) {
+    while (path.listed[p]) unlist_path(path, p);
+  }
+  if (path.peer_gone || path.unwanted) {
+    drop_path_entries(path, path.peer_gone ? peer.lost_code : Errc::kUnreachable);
+    peer.paths[path.network][path.rail] = kNone;
     forget_path(path);
+    core_.peers.check_drains(peer);
     return;
   }
+  path.state = Path::State::kResting;
+  path.retry_ns = kNeverNs;
+  if (path.started) make_wreck(path);
+  // Settling it may have found that the peer has to go, and the path with it.
+  if (path.state == Path::State::kResting) next_life(path, !broke);
 }
 
 void Transfers::stop_queued(Peer& peer, Errc code) {
   while (!peer.waiting.empty()) drop_entry(peer.waiting.head, code);
+  for (const auto& wreck : wrecks_) {
+    if (wreck->peer != peer.slot) continue;
+    while (!wreck->begun.empty()) drop_entry(wreck->begun.head, code);
+    for (const uint32_t cookie : wreck->pieces) pieces_[cookie].barred = code;
+  }
   for (auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
       if (index != kNone) drop_path_entries(*paths_[index], code);
@@ -241,11 +288,28 @@ void Transfers::stop_queued(Peer& peer, Errc code) {
 void Transfers::peer_lost(Peer& peer, Errc code) {
   stop_queued(peer, code);
   for (auto& rails : peer.paths) {
-    for (const uint32_t index : rails) {
+    for (uint32_t& index : rails) {
       if (index == kNone) continue;
-      paths_[index]->peer_gone = true;
-      close_path(*paths_[index]);
+      Path& path = *paths_[index];
+      path.peer_gone = true;
+      for (const uint32_t cookie : std::exchange(path.stranded, {})) {
+        end_stranded(cookie, {code, pieces_[cookie].end.remote});
+      }
+      if (path.state == Path::State::kResting) {
+        index = kNone;  // nothing of it is open
+        forget_path(path);
+      } else {
+        close_path(path);
+      }
     }
+  }
+  for (size_t at = wrecks_.size(); at > 0; --at) {
+    Wreck& wreck = *wrecks_[at - 1];
+    if (wreck.peer != peer.slot) continue;
+    for (const uint32_t cookie : std::exchange(wreck.pieces, {})) {
+      if (pieces_[cookie].stranded) end_stranded(cookie, {code, pieces_[cookie].end.remote});
+    }
+    drop_wreck(at - 1);
   }
 }
 
@@ -255,6 +319,12 @@ void Transfers::region_revoked(RemoteRegion handle) {
         return op.kind != OpKind::kSignal && part_of(op, entry.part).target == handle;
       },
       Errc::kNotFound);
+  for (Piece& piece : pieces_) {
+    if (piece.op >= kProbe) continue;
+    const Op& op = core_.ops.at(piece.op);
+    const bool there = op.kind != OpKind::kSignal && part_of(op, piece.part).target == handle;
+    if (there) piece.barred = Errc::kNotFound;
+  }
 }
 
 void Transfers::key_revoked(const Peer& peer, Key key) {
@@ -264,6 +334,10 @@ void Transfers::key_revoked(const Peer& peer, Key key) {
         return entry.peer == peer.slot && part_of(op, entry.part).imm == key;
       },
       Errc::kReleased);
+  for (Piece& piece : pieces_) {
+    if (piece.op >= kProbe || piece.peer != peer.slot) continue;
+    if (part_of(core_.ops.at(piece.op), piece.part).imm == key) piece.barred = Errc::kReleased;
+  }
 }
 
 template <class F>
@@ -290,9 +364,15 @@ uint64_t Transfers::oldest_piece(const Peer& peer) const noexcept {
   uint64_t oldest = UINT64_MAX;
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
-      if (index == kNone || paths_[index]->first_piece == kNone) continue;
-      oldest = std::min(oldest, pieces_[paths_[index]->first_piece].seq);
+      if (index == kNone) continue;
+      const Path& path = *paths_[index];
+      if (path.first_piece != kNone) oldest = std::min(oldest, pieces_[path.first_piece].seq);
+      oldest = std::min(oldest, path.stranded_seq);
     }
+  }
+  // Of what a broken path carried only the target knows, whether or not anybody still waits for it.
+  for (const auto& wreck : wrecks_) {
+    if (wreck->peer == peer.slot) oldest = std::min(oldest, wreck->oldest_seq);
   }
   return oldest;
 }

@@ -8,6 +8,8 @@
 #include <fabric/provider.h>
 #include <fabric/stats.h>
 
+#include "base/driver.h"
+#include "control/message.h"
 #include "core/entry.h"
 #include "core/op.h"
 
@@ -20,14 +22,39 @@ class EngineCore;
 struct Peer;
 struct RemoteRegionSlot;
 
+/// In the place of an operation: the piece belongs to the engine itself.
+inline constexpr uint32_t kProbe = kNone - 1;
+
+/// How a piece ended, as far as its rail knows.
+struct PieceEnd {
+  Errc code = Errc::kOk;
+  Remote remote = Remote::kDelivered;
+};
+
+/// What the target said of its end of a path, once that was down and drained.
+struct FarEnd {
+  bool said = false;
+  bool exact = false;
+  uint64_t taken = 0;  ///< immediates: R of the failover protocol
+};
+
 /// One rail here to one rail of one peer, in the direction of our writes.
 struct Path {
-  enum class State : uint8_t { kFree, kOpening, kReady, kClosing };
+  enum class State : uint8_t {
+    kFree,
+    kOpening,
+    kReady,
+    kClosing,  ///< this end is being torn down
+    kResting,  ///< it broke; it is opened again at `retry_ns`
+  };
   State state = State::kFree;
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_gone = false;             ///< not reopened once it is down
+  bool peer_gone = false;  ///< not reopened once it is down
+  bool suspect = false;    ///< it broke before: a probe has to come back before anything is posted
+  bool started = false;    ///< this connection was ready once, so pieces may have been posted
+  bool unwanted = false;   ///< refused for good: forgotten once it is down
   uint32_t id = 0;         ///< the provider's
   uint32_t ref = 0;        ///< under which its answer comes back; new each time it is opened
   std::array<EntryQueue, 3> queue{};  ///< by priority
@@ -35,6 +62,16 @@ struct Path {
   std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
   uint32_t first_piece = kNone, last_piece = kNone;  ///< in flight, oldest first
   uint32_t posted = 0;
+
+  // Failover (failover.cc).
+  uint64_t imms_posted = 0, imms_done = 0;  ///< of this connection; done: acknowledged
+  std::vector<uint32_t> stranded{};         ///< pieces that the break gave back, in posting order
+  uint64_t stranded_seq = UINT64_MAX;       ///< of the first of them
+  FarEnd far{};
+  uint32_t failures = 0;  ///< in a row
+  int64_t retry_ns = kNeverNs;
+  uint32_t probe = kNone;  ///< the piece that finds out whether it works
+  int64_t probe_until_ns = kNeverNs;
 };
 
 /// A posted part of an operation.
@@ -43,11 +80,30 @@ struct Piece {
   uint32_t op = kNone;
   uint32_t part = 0;
   uint32_t path = kNone;
+  uint32_t peer = kNone;  ///< slot
   uint32_t prev = kNone, next = kNone;
   uint32_t region_slot = kNone;  ///< the source, which must not be deregistered under it
   uint64_t seq = 0;              ///< of its peer
   int64_t posted_ns = 0;
   Priority priority{};
+  /// Immediates that were posted on its path before it; the largest: the rail never took it.
+  uint64_t imms_before = UINT64_MAX;
+  uint64_t offset = 0;      ///< in its write
+  Shard shard{};            ///< of a write: what it is a slice of
+  bool stranded = false;    ///< its path broke: its fate waits for the word of the target
+  PieceEnd end{};           ///< of a stranded one, as far as this side knows
+  Errc barred = Errc::kOk;  ///< why it must not be sent again
+};
+
+/// A connection that broke, with the pieces whose fate only the target knows, until it says so.
+struct Wreck {
+  uint32_t peer = kNone;  ///< slot
+  uint32_t ref = 0;       ///< of the path
+  uint8_t network = 0, rail = 0;
+  uint64_t imms_done = 0;
+  uint64_t oldest_seq = UINT64_MAX;  ///< of the pieces that it was made with
+  std::vector<uint32_t> pieces{};    ///< in posting order; those whose operation has ended are gone
+  EntryQueue begun{};                ///< rests of shards of which a part was posted on it
 };
 
 /// An opened rail with what is in flight on it.
@@ -102,6 +158,15 @@ class Transfers {
   void warm(Peer& peer);
 
   void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer);
+  /// The target's end of a path is down: what it had taken.
+  void path_state(Peer& peer, const control::PathState& state);
+  /// A ready path of the peer carries a write without bytes, to see whether its host answers.
+  void probe(Peer& peer);
+  /// The peer was heard again: what was held back goes on.
+  void peer_resumed(Peer& peer);
+  /// Opens paths again whose rest is over; returns how much was done.
+  uint32_t tick(int64_t now_ns);
+  int64_t next_ns() const noexcept { return next_ns_; }
   uint32_t poll(NetworkSlot& network);
   uint32_t post(NetworkSlot& network);
   /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
@@ -116,7 +181,7 @@ class Transfers {
       visit(entries_.at(i).peer);
     }
     for (const Piece& piece : pieces_) {
-      if (piece.op == op.self) visit(paths_[piece.path]->peer);
+      if (piece.op == op.self) visit(piece.peer);
     }
   }
   bool idle() const noexcept;  ///< no path is open any more
@@ -124,10 +189,6 @@ class Transfers {
   Path& path_at(uint32_t index) noexcept { return *paths_[index]; }
 
  private:
-  struct PieceEnd {
-    Errc code = Errc::kOk;
-    Remote remote = Remote::kDelivered;
-  };
   struct PartSource {  ///< what one part of an operation reads, writes and counts
     RemoteRegion target{};
     uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
@@ -152,10 +213,12 @@ class Transfers {
   void link_to_op(Op& op, uint32_t entry_index);
   void unlink_from_op(Op& op, uint32_t entry_index);
   PartSource part_of(const Op& op, uint32_t part) const noexcept;
+  uint32_t post(RailSlot& rail, std::span<const WriteOp> batch);
   uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
   void unlist(RailSlot& rail, uint32_t priority);
   void unlist_path(Path& path, uint32_t priority);
+  static bool room_for(const RailSlot& rail, const Path& path) noexcept;
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept;
   uint32_t make_piece(RailSlot& rail, Path& path, uint32_t priority);
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
@@ -165,8 +228,36 @@ class Transfers {
   void part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& end, uint64_t bytes);
   void finish_if_ended(Op& op);
   void spoil(const Op& op, uint32_t part, PeerId peer, Errc code);
-  void on_path_down(uint8_t network, uint8_t rail, uint32_t id);
+  void on_path_down(const RailSlot& rail, const WireEvent& event);
   void close_path(Path& path);
+  void next_life(Path& path, bool at_once);
+
+  // failover.cc
+  struct UpRails {
+    std::array<uint8_t, kRailsMax> index{};
+    uint32_t count = 0;
+  };
+  UpRails up_rails(const Peer& peer, const NetworkSlot& network) const;
+  void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
+  bool may_strand(const Piece& piece, const Path& path, const PieceEnd& end) const;
+  bool may_repeat(const Op& op) const noexcept;
+  bool exact(const Path& path) const noexcept;
+  bool given_up(const Piece& piece, Path& path, const PieceEnd& end);
+  void strand(uint32_t cookie, Path& path, const PieceEnd& end);
+  void make_wreck(Path& path);
+  void settle(Wreck& wreck, const FarEnd& far);
+  void settle_pieces(Wreck& wreck, const FarEnd& far);
+  void drop_wreck(size_t at);
+  void end_stranded(uint32_t cookie, const PieceEnd& end);
+  void end_piece(const Piece& piece, const PieceEnd& end);
+  void repeat(Wreck& wreck, uint32_t cookie);
+  void repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t from);
+  void send_again(Op& op, Peer& peer, uint8_t network, Entry entry);
+  void reroute(Path& path);
+  void move_entry(uint32_t entry_index, Path& to);
+  void start_probe(Path& path);
+  void probe_ended(Path& path, const PieceEnd& end);
+  void rest(Path& path);
   void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
   Path* take_path();
   uint32_t take_piece();
@@ -177,6 +268,8 @@ class Transfers {
   std::vector<uint32_t> free_paths_;
   std::vector<Piece> pieces_;
   std::vector<uint32_t> free_pieces_;
+  std::vector<std::unique_ptr<Wreck>> wrecks_;
+  int64_t next_ns_ = kNeverNs;  ///< when tick() has something to do
 };
 
 }  // namespace fabric::core

@@ -9,7 +9,7 @@ SelfRail::SelfRail(const OpenContext& context)
     : caps_{.ordered = true,
             .slice_safe = true,
             .cpu_copy = true,
-            .exact_replay = true,
+            .exact_replay = false,  // a refused write breaks nothing here
             .checks_access = true,
             .fence = FenceKind::kLocal,
             .queue_depth = kQueueDepth,
