@@ -200,7 +200,7 @@ Depths most_posted(uint32_t depth, uint32_t path_depth) {
 }
 
 TEST(FullQueue, NeitherANicNorAPathIsEverOverfilled) {
-  EXPECT_EQ(most_posted(6, 6), (Depths{6, 6})) << "the rails are the bound, and shared fairly";
+  EXPECT_EQ(most_posted(6, 6), (Depths{4, 4})) << "two of six each: a third peer finds room";
   EXPECT_EQ(most_posted(100, 2), (Depths{4, 4})) << "the paths are: two to each of two peers";
   EXPECT_EQ(most_posted(1, 1), (Depths{1, 2}));
 }
