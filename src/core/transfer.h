@@ -27,7 +27,7 @@ struct Path {
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_gone = false;             ///< not reopened once it is down
+  bool peer_gone = false;  ///< not reopened once it is down
   uint32_t id = 0;         ///< the provider's
   uint32_t ref = 0;        ///< under which its answer comes back; new each time it is opened
   std::array<EntryQueue, 3> queue{};  ///< by priority
@@ -92,6 +92,8 @@ class Transfers {
   void force(Op& op);
   void peer_connected(Peer& peer);
   void peer_lost(Peer& peer, Errc code);
+  /// The lease is good again: what waited for it may be posted.
+  void peer_resumed(Peer& peer);
   /// Ends what is queued for the peer and not posted.
   void stop_queued(Peer& peer, Errc code);
   /// Ends what is queued for an imported region that was revoked.
