@@ -27,7 +27,7 @@ struct Path {
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_gone = false;  ///< not reopened once it is down
+  bool peer_gone = false;             ///< not reopened once it is down
   uint32_t id = 0;         ///< the provider's
   uint32_t ref = 0;        ///< under which its answer comes back; new each time it is opened
   std::array<EntryQueue, 3> queue{};  ///< by priority
