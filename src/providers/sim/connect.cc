@@ -54,7 +54,8 @@ Result<uint32_t> Wire::open_path(Port& port, uint32_t rail, std::span<const std:
     return fail(Errc::kInvalidArgument, "remote_rail");
   }
   auto& paths = port.rails[rail].out;
-  OutPath& path = paths.emplace_back();
+  const uint32_t made = paths.add();
+  OutPath& path = *paths.find(made);
   path.to = {*number, remote_rail, 0};
   path.nonce = key_rng_.next();
 
@@ -62,12 +63,12 @@ Result<uint32_t> Wire::open_path(Port& port, uint32_t rail, std::span<const std:
   writer.u32(kHelloMagic);
   writer.u32(port.number);
   writer.u32(rail);
-  writer.u32(static_cast<uint32_t>(paths.size()));
+  writer.u32(made);
   writer.u32(path.to.port);
   writer.u32(path.to.rail);
   writer.u64(path.nonce);
   hello = writer.take();
-  return static_cast<uint32_t>(paths.size());
+  return made;
 }
 
 Result<uint32_t> Wire::accept_path(Port& port, uint32_t rail, std::span<const std::byte> hello,
@@ -85,26 +86,28 @@ Result<uint32_t> Wire::accept_path(Port& port, uint32_t rail, std::span<const st
   if (!reader.ok()) return fail(Errc::kBadFormat, "sim: hello");
 
   RailState& state = port.rails[rail];
-  uint32_t& number = state.accepted[{from.port, hello_nonce}];
-  if (number == 0) {
-    InPath& path = state.in.emplace_back();
+  Accepted& accepted = state.accepted[{from.port, hello_nonce}];
+  if (accepted.path == 0) {
+    accepted = {state.in.add(), key_rng_.next()};
+    InPath& path = *state.in.find(accepted.path);
     path.from = from;
     path.hello_nonce = hello_nonce;
-    path.nonce = key_rng_.next();
-    number = static_cast<uint32_t>(state.in.size());
+    path.nonce = accepted.nonce;
   }
   ByteWriter writer;
   writer.u32(kAnswerMagic);
   writer.u64(hello_nonce);
-  writer.u32(number);
-  writer.u64(state.in[number - 1].nonce);
+  writer.u32(accepted.path);
+  writer.u64(accepted.nonce);
   answer = writer.take();
-  return number;
+  return accepted.path;
 }
 
 Result<void> Wire::start_path(RailState& rail, uint32_t number, std::span<const std::byte> answer) {
-  if (number - 1 >= rail.out.size()) return fail(Errc::kNotFound, "path");
-  OutPath& path = rail.out[number - 1];
+  if (!rail.out.known(number)) return fail(Errc::kNotFound, "path");
+  OutPath* found = rail.out.find(number);
+  if (found == nullptr) return fail(Errc::kClosed, "path");
+  OutPath& path = *found;
   ByteReader reader(answer);
   reader.require(reader.u32() == kAnswerMagic);
   reader.require(reader.u64() == path.nonce);
@@ -124,18 +127,19 @@ Result<void> Wire::start_path(RailState& rail, uint32_t number, std::span<const 
 }
 
 void Wire::close_path(RailState& rail, const PathRef& at, bool inbound) {
+  const int64_t down_ns = now_ns_ + kTeardownNs + nodes_[rail.nic->node].faults.late_proof_ns;
   if (inbound) {
-    if (at.path - 1 >= rail.in.size() || rail.in[at.path - 1].down) return;
+    InPath* path = rail.in.find(at.path);
+    if (path == nullptr || path->down) return;
     // A connection-less NIC has nothing to tear down: it keeps taking what carries a good key.
-    rail.in[at.path - 1].down = true;
-    schedule(now_ns_ + kTeardownNs, EventKind::kInDown, 0, at);
-    return;
+    path->down = true;
+    return schedule(down_ns, EventKind::kInDown, 0, at);
   }
-  if (at.path - 1 >= rail.out.size()) return;
-  OutPath& path = rail.out[at.path - 1];
-  if (path.state == OutPath::State::kClosing || path.state == OutPath::State::kDown) return;
-  path.state = OutPath::State::kClosing;
-  schedule(now_ns_ + kTeardownNs, EventKind::kOutDown, 0, at);
+  OutPath* path = rail.out.find(at.path);
+  if (path == nullptr) return;
+  if (path->state == OutPath::State::kClosing || path->state == OutPath::State::kDown) return;
+  path->state = OutPath::State::kClosing;
+  schedule(down_ns, EventKind::kOutDown, 0, at);
 }
 
 void Wire::out_down(const PathRef& at) {
@@ -145,20 +149,16 @@ void Wire::out_down(const PathRef& at) {
   }
 }
 
-void Wire::path_timed_out(const PathRef& at) {
-  OutPath* path = find_out(at);
-  if (path != nullptr && path->state == OutPath::State::kStarted) {
-    break_path(*path, at, Remote::kUnknown);
-  }
-}
-
 /// Ends everything on a sender's end. `left` is what is known of the writes that are on their way.
 void Wire::break_path(OutPath& path, const PathRef& at, Remote left) {
   path.state = OutPath::State::kDown;
   while (path.first != kNone) {
     const Flight& flight = flights_[path.first];
-    end(path.first, Errc::kRailLost, flight.left ? left : Remote::kNotDelivered);
+    const bool unknown = flight.left || path.undrained;
+    end(path.first, Errc::kRailLost, unknown ? left : Remote::kNotDelivered);
   }
+  forget_lost(path);
+  report_hidden(at);
   WireEvent down;
   down.kind = WireEvent::Kind::kPathDown;
   down.code = Errc::kRailLost;
@@ -175,7 +175,22 @@ void Wire::in_down(const PathRef& at) {
   down.inbound = 1;
   down.path = at.path;
   down.value = path->taken;
+  if (path->undrained) down.remote = Remote::kUnknown;
   report(at, down);
+}
+
+/// Its engine has heard that the end is down, so nobody asks for it any more. Its hello may come
+/// once more, and gets the old answer for a while.
+void Wire::forget_end(RailState& rail, uint32_t number, bool inbound) {
+  if (!inbound) {
+    rail.out.ends.erase(number);
+    return;
+  }
+  const InPath* path = rail.in.find(number);
+  if (path == nullptr) return;
+  rail.closed_hellos.push({path->from.port, path->hello_nonce});
+  rail.in.ends.erase(number);
+  if (rail.closed_hellos.size() > kClosedHellosMax) rail.accepted.erase(rail.closed_hellos.pop());
 }
 
 }  // namespace fabric::sim

@@ -35,7 +35,7 @@ bool Wire::send(Port& port, uint32_t link, std::span<const std::byte> datagram) 
 /// The one place where a datagram enters the network.
 void Wire::carry(Port& port, uint32_t to_port, std::span<const std::byte> datagram) {
   const Nic& nic = *port.rails[0].nic;
-  int64_t delay = nic.timing.latency_ns;
+  int64_t delay = nic.timing.latency_ns + nodes_[port.node].faults.delay_ns;
   delay += static_cast<int64_t>(control_rng_.between(0, nic.timing.jitter_ns));
   if (control_rng_.chance(options_.reorder_control)) {
     delay += static_cast<int64_t>(
@@ -54,7 +54,11 @@ void Wire::deliver(uint32_t index, uint32_t to_port) {
   const Packet& packet = packets_[index];
   if (Port* sender = find_port(packet.from_port)) --sender->datagrams_out;
   Port* port = find_port(to_port);
-  if (port == nullptr || port->datagrams.size() >= kDatagramsMax) return packets_.give(index);
+  const WayFaults& way = way_between(places_[packet.from_port - 1], to_port);
+  const bool cut = way.control_cut || way.datagrams_cut;
+  if (port == nullptr || cut || port->datagrams.size() >= kDatagramsMax) {
+    return packets_.give(index);
+  }
   trace(EventKind::kDatagram, *port->rails[0].nic, packet.bytes.size(), 0);
   port->datagrams.push(index);
   wake_later(*port);

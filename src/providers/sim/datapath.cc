@@ -11,6 +11,7 @@
 namespace fabric::sim {
 
 uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp> ops) {
+  if (rail.nic->faults.refuses_posts || rail.overran) return 0;
   uint32_t taken = 0;
   for (const WriteOp& op : ops) {
     OutPath* path = find_out({at.port, at.rail, op.path});
@@ -28,15 +29,14 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
     flight.nic = rail.nic;
     flight.from = from;
     flight.refs = 1;
-    const bool started = path != nullptr && path->state == OutPath::State::kStarted;
-    if (started && op.size_bytes <= rail.caps.write_bytes_max) {
+    const bool up = path != nullptr && path->up();
+    if (up && op.size_bytes <= rail.caps.write_bytes_max) {
       link(*path, index);
       make_ready(*path, from, *rail.nic);
       continue;
     }
     // Taken, so it ends by poll() like any other.
-    end_later(index, now_ns_ + rail.nic->timing.per_op_ns,
-              started ? Errc::kTooLarge : Errc::kRailLost, Remote::kNotDelivered);
+    end_later(index, up ? Errc::kTooLarge : Errc::kRailLost, Remote::kNotDelivered);
   }
   kick(*rail.nic);
   return taken;
@@ -51,8 +51,9 @@ uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
     if (event.kind == WireEvent::Kind::kWritten) {
       // The place in the queues is free only now: completions can never pile up beyond the depth.
       --rail.posted;
-      if (event.path - 1 < rail.out.size()) --rail.out[event.path - 1].posted;
+      if (OutPath* path = rail.out.find(event.path)) --path->posted;
     }
+    if (event.kind == WireEvent::Kind::kPathDown) forget_end(rail, event.path, event.inbound != 0);
     out[count++] = event;
   }
   return count;
@@ -85,7 +86,7 @@ void Wire::release(uint32_t index) {
 
 /// Puts a path in the NIC's round when it has something to send and may.
 void Wire::make_ready(OutPath& path, const PathRef& at, Nic& nic) {
-  if (path.ready || path.unsent == kNone || path.state != OutPath::State::kStarted) return;
+  if (path.ready || path.unsent == kNone || !path.up()) return;
   if (path.window_used >= nic.timing.window_bytes) return;
   path.ready = true;
   nic.ready.push(at);
@@ -93,13 +94,13 @@ void Wire::make_ready(OutPath& path, const PathRef& at, Nic& nic) {
 
 /// Sends until the NIC is busy, then comes back when it is free.
 void Wire::kick(Nic& nic) {
-  if (nic.transmit_due) return;
+  if (nic.transmit_due || nic.faults.down) return;
   while (!nic.ready.empty() && nic.egress_free_ns <= now_ns_) {
     const PathRef at = nic.ready.pop();
     OutPath* path = find_out(at);
     if (path == nullptr) continue;  // its engine has closed
     path->ready = false;
-    if (path->state != OutPath::State::kStarted || path->unsent == kNone) continue;
+    if (!path->up() || path->unsent == kNone) continue;
     send_packet(nic, *path);
     make_ready(*path, at, nic);
   }
@@ -114,9 +115,10 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   if (!source_allowed(flight)) {
     // A local protection error. What has left of it may still land; the rest is never read.
     path.unsent = flight.next;
-    return end_later(index, now_ns_ + nic.timing.per_op_ns, Errc::kNotFound,
+    return end_later(index, Errc::kNotFound,
                      flight.left ? Remote::kUnknown : Remote::kNotDelivered);
   }
+  if (!flight.left && flight.op.size_bytes > 0) damage(flight, path);
   const uint64_t size =
       std::min(packet_bytes(flight.op.size_bytes), flight.op.size_bytes - flight.sent_bytes);
   const int64_t stall = flight.left ? 0 : nic.timing.stall_ns(flight.op.size_bytes);
@@ -125,6 +127,7 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   Packet& packet = packets_[number];
   packet.flight = index;
   packet.offset = flight.sent_bytes;
+  packet.sequence = path.next_sequence++;
   packet.on_wire_ns = nic.timing.wire_ns(size);
   const auto* source = reinterpret_cast<const std::byte*>(flight.op.source) + flight.sent_bytes;
   packet.bytes.assign(source, source + size);
@@ -144,7 +147,7 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
 /// The one place where a packet enters the network.
 void Wire::launch(uint32_t number, OutPath& path, int64_t start_ns) {
   const Nic& nic = *flights_[packets_[number].flight].nic;
-  int64_t arrival = start_ns + delay_ns(nic);
+  int64_t arrival = start_ns + delay_ns(nic, nic.node);
   if (nic.model.ordered) {
     arrival = std::max(arrival, path.last_arrival_ns);
     path.last_arrival_ns = arrival;
@@ -159,7 +162,7 @@ void Wire::arrive(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
   RailState* rail = find_rail(flight.to);
-  if (rail == nullptr) return lose(number);
+  if (rail == nullptr) return lose(number, Way::kShut);
   Nic& nic = *rail->nic;
   const int64_t begin = std::max(now_ns_, nic.ingress_free_ns);
   nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.bytes.size());
@@ -173,73 +176,71 @@ void Wire::arrive(uint32_t number) {
 }
 
 void Wire::land(uint32_t number) {
-  const Flight& flight = flights_[packets_[number].flight];
-  RailState* rail = find_rail(flight.to);
+  const Packet& packet = packets_[number];
+  const Flight& flight = flights_[packet.flight];
+  if (const Way way = way_of(packet); way != Way::kOpen) return lose(number, way);
   InPath* in = find_in(flight.to);
   if (in != nullptr && in->nonce != flight.to_nonce) in = nullptr;
-  if (!flight.nic->model.ordered) {
-    if (rail == nullptr) return lose(number);
-    if (!take(number, *rail, in)) {
-      schedule(now_ns_ + kReceiverNotReadyNs, EventKind::kLand, number);
-    }
-    return;
-  }
-  if (in == nullptr || in->down) return lose(number);
-  if (in->waiting.empty()) {
-    if (take(number, *rail, in)) return;
-    schedule(now_ns_ + kReceiverNotReadyNs, EventKind::kReceiverReady, 0, flight.to);
-  }
-  in->waiting.push(number);  // nothing overtakes on an ordered path
+  if (in != nullptr) ++in->expected;
+  take(number, *find_rail(flight.to), in);
 }
 
-void Wire::receiver_ready(const PathRef& at) {
-  InPath* in = find_in(at);
-  if (in == nullptr) return;
-  while (!in->waiting.empty()) {
-    const uint32_t number = in->waiting.front();
-    if (in->down) {
-      lose(number);
-    } else if (!take(number, *find_rail(at), in)) {
-      return schedule(now_ns_ + kReceiverNotReadyNs, EventKind::kReceiverReady, 0, at);
-    }
-    in->waiting.pop();
-  }
-}
-
-/// Stores a packet, or refuses it. False: the engine has no room for the immediate that it would
-/// complete, so not even its bytes are taken.
-bool Wire::take(uint32_t number, RailState& rail, InPath* in) {
+/// Stores a packet, or refuses it.
+void Wire::take(uint32_t number, RailState& rail, InPath* in) {
   const Packet& packet = packets_[number];
   Flight& flight = flights_[packet.flight];
   if (flight.refused || !target_allowed(rail, flight)) {
     if (!flight.refused) refuse(packet.flight, in);
-    drop(number);
-    return true;
+    return drop(number);
   }
-  const bool whole = flight.landed_bytes + packet.bytes.size() == flight.op.size_bytes;
-  const bool counted = whole && flight.op.has_imm != 0;
-  if (counted && rail.immediates >= kImmediatesMax) return false;
-
-  if (!packet.bytes.empty()) {
-    std::byte* target = find_region(rail, flight.op.remote_key)->address + flight.op.target;
-    std::memcpy(target + packet.offset, packet.bytes.data(), packet.bytes.size());
-  }
+  store(packet, flight, rail);
   flight.landed_bytes += packet.bytes.size();
+  flight.taken = flight.landed_bytes == flight.op.size_bytes;
   trace(EventKind::kLand, *rail.nic, packet.bytes.size(), flight.op.imm);
-  if (counted) {
-    ++rail.immediates;
-    WireEvent arrived;
-    arrived.kind = WireEvent::Kind::kImm;
-    arrived.imm = flight.op.imm;
-    if (in != nullptr) {
-      ++in->taken;
-      arrived.path = flight.to.path;
-    }
-    report(flight.to, arrived);
+  if (flight.taken && flight.op.has_imm != 0) count(flight, rail, in);
+
+  const Place from{flight.nic->node, flight.nic->fabric};
+  if (!flight.nic->model.ordered && !packet.bytes.empty() &&
+      way_between(from, flight.to.port).twice) {
+    // The acknowledgement waits for it: nothing lands after the completion.
+    ++flight.echoes;
+    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, EventKind::kEcho, number);
   }
-  if (whole) acknowledge(packet.flight, in);
+  if (flight.taken && flight.echoes == 0) acknowledge(packet.flight, in);
   drop(number);
-  return true;
+}
+
+void Wire::store(const Packet& packet, const Flight& flight, const RailState& rail) {
+  if (packet.bytes.empty()) return;
+  std::byte* target = find_region(rail, flight.op.remote_key)->address + flight.op.target;
+  std::memcpy(target + packet.offset, packet.bytes.data(), packet.bytes.size());
+}
+
+void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
+  if (rail.nic->faults.swallows_counts) return;
+  ++rail.immediates;
+  WireEvent arrived;
+  arrived.kind = WireEvent::Kind::kImm;
+  arrived.imm = flight.op.imm;
+  if (in != nullptr) {
+    ++in->taken;
+    arrived.path = flight.to.path;
+  }
+  report(flight.to, arrived);
+}
+
+/// A packet lands a second time: its bytes, and never its count.
+void Wire::echo(uint32_t number) {
+  const Packet& packet = packets_[number];
+  Flight& flight = flights_[packet.flight];
+  const RailState* rail = find_rail(flight.to);
+  if (rail != nullptr && !shut(flight) && target_allowed(*rail, flight)) {
+    store(packet, flight, *rail);
+    trace(EventKind::kEcho, *rail->nic, packet.bytes.size(), flight.op.imm);
+  }
+  --flight.echoes;
+  if (flight.taken && flight.echoes == 0) acknowledge(packet.flight, nullptr);
+  drop(number);
 }
 
 /// Wrong key, bounds, or a region that is gone. On an ordered path that ends the connection, as RC.
@@ -252,23 +253,6 @@ void Wire::refuse(uint32_t index, InPath* in) {
   if (!flight.nic->model.ordered) return;
   in->down = true;
   in_down(flight.to);
-}
-
-/// Nobody takes the packet and nobody answers: the sender's NIC repeats it until it gives up.
-void Wire::lose(uint32_t number) {
-  const uint32_t index = packets_[number].flight;
-  Flight& flight = flights_[index];
-  if (flight.nic->model.ordered) {
-    OutPath* path = find_out(flight.from);
-    if (path != nullptr && !path->timing_out) {
-      path->timing_out = true;
-      schedule(now_ns_ + kRetryNs, EventKind::kTimeout, 0, flight.from);
-    }
-  } else if (!flight.lost && !flight.refused) {
-    flight.lost = true;
-    end_later(index, now_ns_ + kRetryNs, Errc::kRailLost, Remote::kUnknown);
-  }
-  drop(number);
 }
 
 /// The packet has left the network: its place in the window is free, and its buffer.
@@ -290,7 +274,7 @@ void Wire::drop(uint32_t number) {
 void Wire::acknowledge(uint32_t index, InPath* in) {
   Flight& flight = flights_[index];
   ++flight.refs;
-  int64_t arrival = now_ns_ + delay_ns(*flight.nic);
+  int64_t arrival = now_ns_ + delay_ns(*flight.nic, places_[flight.to.port - 1].node);
   if (in != nullptr && flight.nic->model.ordered) {
     arrival = std::max(arrival, in->last_ack_ns);
     in->last_ack_ns = arrival;
@@ -299,15 +283,31 @@ void Wire::acknowledge(uint32_t index, InPath* in) {
 }
 
 /// What the sender's own NIC finds out, without the network.
-void Wire::end_later(uint32_t index, int64_t time_ns, Errc code, Remote remote) {
+void Wire::end_later(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
   flight.code = code;
   flight.remote = remote;
   ++flight.refs;
-  schedule(time_ns, EventKind::kAck, index);
+  schedule(now_ns_ + flight.nic->timing.per_op_ns, EventKind::kEnd, index);
 }
 
 void Wire::acknowledged(uint32_t index) {
+  const Flight& flight = flights_[index];
+  if (flight.ended) return release(index);
+  OutPath* path = find_out(flight.from);
+  const Place from{flight.nic->node, flight.nic->fabric};
+  const bool lost =
+      (way_between(from, flight.to.port).lost_acks & rail_mask(flight.nic->rail)) != 0;
+  if (path == nullptr || path->undrained || lost || shut(flight)) return lose_ack(index);
+  // On an ordered path it speaks for all that the target took before.
+  while (flight.nic->model.ordered && path->first != index && flights_[path->first].taken) {
+    end(path->first, Errc::kOk, Remote::kDelivered);
+  }
+  ended(index);
+}
+
+/// The sender's NIC knows how a flight ended. On an ordered path an error is the end of the path.
+void Wire::ended(uint32_t index) {
   const Flight& flight = flights_[index];
   const PathRef from = flight.from;
   const bool breaks = flight.linked && flight.code != Errc::kOk && flight.nic->model.ordered;
@@ -315,7 +315,7 @@ void Wire::acknowledged(uint32_t index) {
   if (!flight.ended) {
     end(index, flight.code, flight.remote);
     OutPath* path = breaks ? find_out(from) : nullptr;
-    if (path != nullptr && path->state == OutPath::State::kStarted) {
+    if (path != nullptr && path->up()) {
       // After a refusal the far end takes nothing more; after a local error it does not know yet.
       break_path(*path, from, refused ? Remote::kNotDelivered : Remote::kUnknown);
     }
@@ -338,12 +338,43 @@ void Wire::end(uint32_t index, Errc code, Remote remote) {
   release(index);
 }
 
-/// The one place where something reaches an engine's queue.
+// ---- Telling the engine -------------------------------------------------------------------------
+
+/// The one place where something is reported to an engine. Reports may be late; then everything
+/// that must not overtake them is late, too.
 void Wire::report(const PathRef& at, const WireEvent& event) {
   RailState* rail = find_rail(at);
   if (rail == nullptr) return;
-  trace(event, *rail->nic);
-  rail->events.push(event);
+  const NodeFaults& node = nodes_[rail->nic->node].faults;
+  LateReports* queue = nullptr;
+  int64_t late_ns = 0;
+  if (event.kind == WireEvent::Kind::kImm) {
+    queue = &rail->late_counts;
+    late_ns = node.late_counts_ns;
+  } else if (event.kind == WireEvent::Kind::kWritten) {
+    queue = &rail->late_acks;
+    late_ns = node.late_acks_ns;
+  } else if (event.kind == WireEvent::Kind::kPathDown) {
+    queue = event.inbound != 0 ? &rail->late_counts : &rail->late_acks;
+  }
+  if (queue == nullptr || (late_ns == 0 && queue->items.empty())) return enqueue(at, *rail, event);
+  queue->last_ns = std::max(now_ns_ + late_ns, queue->last_ns);
+  queue->items.push({queue->last_ns, event});
+  schedule(queue->last_ns, EventKind::kLate, queue == &rail->late_acks, {at.port, at.rail, 0});
+}
+
+void Wire::enqueue_late(const PathRef& at, bool acks) {
+  RailState* rail = find_rail(at);
+  if (rail == nullptr) return;
+  LateReports& queue = acks ? rail->late_acks : rail->late_counts;
+  while (!queue.items.empty() && queue.items.front().due_ns <= now_ns_) {
+    enqueue(at, *rail, queue.items.pop().event);
+  }
+}
+
+void Wire::enqueue(const PathRef& at, RailState& rail, const WireEvent& event) {
+  trace(event, *rail.nic);
+  rail.events.push(event);
   wake_later(*find_port(at.port));
 }
 

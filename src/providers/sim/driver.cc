@@ -42,7 +42,9 @@ Result<void> WorldDriver::attach(Progress& progress, const AttachOptions&) {
   auto seat = std::find_if(seats_.begin(), seats_.end(),
                            [](const Seat& s) { return s.progress == nullptr; });
   if (seat == seats_.end()) seat = seats_.insert(seat, Seat{});
-  *seat = {.progress = &progress, .runnable = true, .callbacks = false, .due_ns = kNeverNs};
+  *seat = Seat{};
+  seat->progress = &progress;
+  seat->runnable = true;
   seat_of_[&progress] = static_cast<uint32_t>(seat - seats_.begin());
   return {};
 }
@@ -73,9 +75,16 @@ void WorldDriver::offload(std::function<void()> job) {
   if (seat_of_.empty()) run_jobs();
 }
 
+uint32_t WorldDriver::turn_one(Progress& progress) noexcept {
+  const auto found = seat_of_.find(&progress);
+  if (found != seat_of_.end() && seats_[found->second].stopped) return 0;
+  return Driver::turn_one(progress);
+}
+
 bool WorldDriver::drive(const std::function<bool()>& done, int64_t deadline_ns) {
   // A turn inside a turn would find the engine half changed. The core refuses such waits itself.
   if (in_engine_) return done();
+  if (wire_.next_due_ns() <= now_ns()) advance(now_ns());  // a fault that was asked for now
   uint32_t steps_here = 0;
   while (true) {
     step();
@@ -106,8 +115,9 @@ void WorldDriver::step() {
 
 bool WorldDriver::turn_round() {
   order_.clear();
+  const int64_t now = now_ns();
   for (uint32_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i].progress != nullptr && seats_[i].runnable) order_.push_back(i);
+    if (seats_[i].may_turn(now)) order_.push_back(i);
   }
   // Real hosts do not take turns in a fixed order either, and a bug may hide behind one.
   for (size_t left = order_.size(); left > 1; --left) {
@@ -128,13 +138,15 @@ void WorldDriver::take_turn(uint32_t seat) {
     result = progress->turn(now);
   }
   Seat& after = seats_[seat];
+  after.not_before_ns = now + after.slow_ns;
   after.due_ns = result.keep_polling ? std::min(result.next_ns, now + kPollNs) : result.next_ns;
   if (result.done > 0 || after.due_ns <= now) after.runnable = true;
 }
 
 void WorldDriver::callback_round() {
   for (uint32_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i].progress == nullptr || !std::exchange(seats_[i].callbacks, false)) continue;
+    if (!seats_[i].may_call_back()) continue;
+    seats_[i].callbacks = false;
     const Inside inside(in_engine_);
     // There may be more than it runs at once.
     if (seats_[i].progress->run_callbacks() > 0) seats_[i].callbacks = true;
@@ -160,23 +172,56 @@ void WorldDriver::run_actors() {
 }
 
 bool WorldDriver::busy() const noexcept {
-  return !jobs_.empty() || std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
-    return seat.progress != nullptr && (seat.runnable || seat.callbacks);
+  const int64_t now = now_ns();
+  return !jobs_.empty() || std::any_of(seats_.begin(), seats_.end(), [now](const Seat& seat) {
+    return seat.may_turn(now) || seat.may_call_back();
   });
 }
 
 int64_t WorldDriver::next_due_ns() const noexcept {
   int64_t next = wire_.next_due_ns();
   for (const Seat& seat : seats_) {
-    if (seat.progress != nullptr) next = std::min(next, seat.due_ns);
+    if (seat.progress == nullptr || seat.stopped) continue;
+    const int64_t due = seat.runnable ? 0 : seat.due_ns;
+    next = std::min(next, std::max(due, seat.not_before_ns));
   }
   return next;
 }
 
 void WorldDriver::advance(int64_t to_ns) {
-  wire_.run_to(to_ns);
+  std::vector<Fault> faults;
+  do {
+    wire_.run_to(to_ns);
+    faults = wire_.take_for_engines();
+    for (const Fault& fault : faults) apply(fault);
+  } while (!faults.empty());
   for (Seat& seat : seats_) {
     if (seat.progress != nullptr && seat.due_ns <= to_ns) seat.runnable = true;
+  }
+}
+
+/// What happens to the processes of a node. One that starts later is another process.
+void WorldDriver::apply(const Fault& fault) {
+  for (Progress* const engine : wire_.engines_of(fault.node)) {
+    const auto found = seat_of_.find(engine);
+    if (found == seat_of_.end()) continue;  // it is closing
+    Seat& seat = seats_[found->second];
+    switch (fault.kind) {
+      case Fault::Kind::kCrash:
+        engine->vanish();  // which gives up its seat
+        break;
+      case Fault::Kind::kStop:
+        seat.stopped = true;
+        break;
+      case Fault::Kind::kContinue:
+        seat.stopped = false;
+        seat.runnable = seat.callbacks = true;
+        break;
+      default:
+        seat.slow_ns = fault.time.count();
+        seat.not_before_ns = 0;
+        break;
+    }
   }
 }
 

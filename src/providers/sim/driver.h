@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <fabric/sim.h>
+
 #include "base/driver.h"
 #include "base/rng.h"
 
@@ -28,6 +30,7 @@ class WorldDriver final : public Driver {
   void wake_callbacks(Progress& progress) noexcept override;
   bool threaded() const noexcept override { return false; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
+  uint32_t turn_one(Progress& progress) noexcept override;
   void offload(std::function<void()> job) override;
 
   void each_step(std::function<void()> actor) { actors_.push_back(std::move(actor)); }
@@ -39,6 +42,14 @@ class WorldDriver final : public Driver {
     bool runnable = false;
     bool callbacks = false;
     int64_t due_ns = kNeverNs;
+    bool stopped = false;  // its process gets no time
+    int64_t slow_ns = 0;   // from one turn to the next, at least
+    int64_t not_before_ns = 0;
+
+    bool may_turn(int64_t now_ns) const noexcept {
+      return progress != nullptr && runnable && !stopped && now_ns >= not_before_ns;
+    }
+    bool may_call_back() const noexcept { return progress != nullptr && callbacks && !stopped; }
   };
 
   void step();
@@ -50,6 +61,7 @@ class WorldDriver final : public Driver {
   bool busy() const noexcept;
   int64_t next_due_ns() const noexcept;
   void advance(int64_t to_ns);
+  void apply(const Fault& fault);
 
   Wire& wire_;
   Rng rng_;

@@ -49,7 +49,8 @@ void Wire::deregister_memory(RailState& rail, const PathRef& at, uint64_t key, u
   }
   // Landing is one event, so nothing is half way into the region now: the proof is only a matter of
   // telling.
-  schedule(now_ns_ + kTeardownNs, EventKind::kFenced, cookie, at);
+  const int64_t late_ns = nodes_[rail.nic->node].faults.late_proof_ns;
+  schedule(now_ns_ + kTeardownNs + late_ns, EventKind::kFenced, cookie, at);
 }
 
 void Wire::fenced(const Event& event) {

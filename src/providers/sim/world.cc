@@ -23,7 +23,8 @@ Wire::Wire(const WorldOptions& options)
     : options_(options),
       wire_rng_(options.seed),
       control_rng_(wire_rng_.fork()),
-      key_rng_(wire_rng_.fork()) {}
+      key_rng_(wire_rng_.fork()),
+      fault_rng_(options.seed ^ 0x6661756c74730000) {}
 
 uint32_t Wire::add_node(std::vector<NodeNetwork> networks) {
   const std::lock_guard lock(mutex_);
@@ -32,11 +33,14 @@ uint32_t Wire::add_node(std::vector<NodeNetwork> networks) {
   for (NodeNetwork& network : networks) {
     network.rails = std::clamp(network.rails, 1u, kRailsMax);
     node.first_nic.push_back(static_cast<uint32_t>(nics_.size()));
+    auto fabric = std::find(fabrics_.begin(), fabrics_.end(), network.name);
+    if (fabric == fabrics_.end()) fabric = fabrics_.insert(fabric, network.name);
     for (uint32_t rail = 0; rail < network.rails; ++rail) {
       Nic& nic = nics_.emplace_back(network.model);
       nic.node = number;
       nic.index = static_cast<uint32_t>(nics_.size() - 1);
       nic.rail = rail;
+      nic.fabric = static_cast<uint32_t>(fabric - fabrics_.begin());
     }
   }
   node.networks = std::move(networks);
@@ -71,6 +75,11 @@ int64_t Wire::next_due_ns() const noexcept {
 uint64_t Wire::trace_hash() const noexcept {
   const std::lock_guard lock(mutex_);
   return hash_.value();
+}
+
+uint64_t Wire::events() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return events_;
 }
 
 uint64_t Wire::under_way() const noexcept {
@@ -125,6 +134,8 @@ void Wire::run_due(int64_t until_ns) {
     heap_.pop_back();
     now_ns_ = std::max(now_ns_, event.time_ns);
     dispatch(event);
+    if (is_network(event.kind)) after_event();
+    if (!faults_.for_engines.empty()) return;  // before anything else happens
   }
   now_ns_ = std::max(now_ns_, until_ns);
 }
@@ -138,12 +149,14 @@ void Wire::dispatch(const Event& event) {
       return arrive(event.subject);
     case EventKind::kLand:
       return land(event.subject);
-    case EventKind::kReceiverReady:
-      return receiver_ready(event.at);
+    case EventKind::kEcho:
+      return echo(event.subject);
     case EventKind::kAck:
       return acknowledged(event.subject);
-    case EventKind::kTimeout:
-      return path_timed_out(event.at);
+    case EventKind::kEnd:
+      return ended(event.subject);
+    case EventKind::kRepeat:
+      return repeat(event.at);
     case EventKind::kOutDown:
       return out_down(event.at);
     case EventKind::kInDown:
@@ -152,6 +165,14 @@ void Wire::dispatch(const Event& event) {
       return fenced(event);
     case EventKind::kDatagram:
       return deliver(event.subject, event.at.port);
+    case EventKind::kLate:
+      return enqueue_late(event.at, event.subject != 0);
+    case EventKind::kFault:
+      return apply_planned(event.subject);
+    case EventKind::kNicFails:
+      return nic_fails(nics_[event.subject]);
+    case EventKind::kCalm:
+      return calm();
   }
 }
 
@@ -185,19 +206,20 @@ RailState* Wire::find_rail(const PathRef& at) noexcept {
 
 OutPath* Wire::find_out(const PathRef& at) noexcept {
   RailState* rail = find_rail(at);
-  return rail != nullptr && at.path - 1 < rail->out.size() ? &rail->out[at.path - 1] : nullptr;
+  return rail != nullptr ? rail->out.find(at.path) : nullptr;
 }
 
 InPath* Wire::find_in(const PathRef& at) noexcept {
   RailState* rail = find_rail(at);
-  return rail != nullptr && at.path - 1 < rail->in.size() ? &rail->in[at.path - 1] : nullptr;
+  return rail != nullptr ? rail->in.find(at.path) : nullptr;
 }
 
 /// One way through the network, drawn anew for each packet.
-int64_t Wire::delay_ns(const Nic& nic) noexcept {
+int64_t Wire::delay_ns(const Nic& nic, uint32_t from_node) noexcept {
   const Timing& timing = nic.timing;
-  if (timing.jitter_ns == 0) return timing.latency_ns;
-  return timing.latency_ns + static_cast<int64_t>(wire_rng_.between(0, timing.jitter_ns));
+  const int64_t least = timing.latency_ns + nodes_[from_node].faults.delay_ns;
+  if (timing.jitter_ns == 0) return least;
+  return least + static_cast<int64_t>(wire_rng_.between(0, timing.jitter_ns));
 }
 
 bool Wire::arm(Port& port) {
@@ -255,24 +277,28 @@ Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenCont
                  .write_bytes_max = model.write_bytes_max};
     for (const MemoryKind kind : found->kinds) rail.caps.memory_kinds |= kind_bit(kind);
   }
+  places_.push_back({node, port->rails[0].nic->fabric});
   ports_.push_back(std::move(port));
-  return ports_.back().get();
+  Port& opened = *ports_.back();
+  for (uint32_t i = 0; i < opened.rails.size(); ++i) {
+    if (opened.rails[i].nic->faults.down) report_nic({opened.number, i, 0}, true);
+  }
+  return &opened;
 }
 
 void Wire::close_port(Port& port) noexcept {
   const std::lock_guard lock(mutex_);
   // What has left the NIC still lands; what has not never will, and nobody is there to be told.
   for (RailState& rail : port.rails) {
-    for (InPath& path : rail.in) {
-      while (!path.waiting.empty()) lose(path.waiting.pop());
-    }
-    for (OutPath& path : rail.out) {
+    for (auto& [number, path] : rail.out.ends) {
+      path.state = OutPath::State::kDown;
       while (path.first != kNone) {
         const uint32_t index = path.first;
         unlink(path, index);
         flights_[index].ended = true;
         release(index);
       }
+      forget_lost(path);
     }
   }
   while (!port.datagrams.empty()) packets_.give(port.datagrams.pop());
@@ -406,6 +432,20 @@ bool World::run_until(const std::function<bool()>& done, Nanos limit) {
 void World::run_for(Nanos time) {
   run_until([] { return false; }, time);
 }
+
+Result<void> World::at(Nanos time, const Fault& fault) {
+  return impl_->wire.plan(time.count(), fault);
+}
+
+Result<void> World::at_event(uint64_t events, const Fault& fault) {
+  return impl_->wire.plan_by_event(events, fault);
+}
+
+uint64_t World::events() const noexcept { return impl_->wire.events(); }
+
+Result<void> World::chaos(const Chaos& plan) { return impl_->wire.plan(plan); }
+
+uint64_t World::faults(Fault::Kind kind) const noexcept { return impl_->wire.applied(kind); }
 
 Nanos World::now() const noexcept { return Nanos(impl_->wire.now_ns()); }
 

@@ -15,12 +15,14 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "providers/sim/driver.h"
+#include "providers/sim/faults.h"
 #include "providers/sim/model.h"
 #include "providers/sim/pool.h"
 
 // The network of a simulated world. Wire holds all of it and is the only thing that changes it;
 // its parts are in the rooms that every provider has: connect.cc, memory.cc, datapath.cc,
-// control.cc. open.cc puts the provider contract in front of it, world.cc has its clock.
+// control.cc, and loss.cc, faults.cc, chaos.cc for what goes wrong. open.cc puts the provider
+// contract in front of it, world.cc has its clock.
 
 namespace fabric::sim {
 
@@ -32,10 +34,16 @@ inline constexpr uint32_t kDatagramsMax = 4096;
 inline constexpr uint32_t kControlBytesMax = 65536 + 1024;
 /// How long a NIC repeats what nobody answers: RC's seven retries of 67 ms.
 inline constexpr int64_t kRetryNs = 500'000'000;
-/// How long a sender waits for a receiver without room before it offers the packet again.
+/// How often it does: also when the way was open again in the meantime, nothing moves before.
+inline constexpr int64_t kRepeatNs = kRetryNs / 8;
+/// How long a sender waits for a receiver without room before it offers the packet again: at first,
+/// and at most.
 inline constexpr int64_t kReceiverNotReadyNs = 10'000;
+inline constexpr int64_t kReceiverNotReadyMaxNs = 320'000;
 /// Stopping a path or a registration: a command to the NIC.
 inline constexpr int64_t kTeardownNs = 1'000;
+/// Ends that are down of which a rail still knows the hello.
+inline constexpr uint32_t kClosedHellosMax = 1024;
 
 /// One end of a path, by numbers: it may be asked for after its engine has closed. Ports and paths
 /// count from 1 and are never used again.
@@ -52,10 +60,12 @@ struct Nic {
   uint32_t node = 0;
   uint32_t index = 0;  // in Wire::nics_
   uint32_t rail = 0;
+  uint32_t fabric = 0;  // the number of its network's name: equal numbers are connected
   int64_t egress_free_ns = 0;
   int64_t ingress_free_ns = 0;
   bool transmit_due = false;  // an event will look at `ready`
   Fifo<PathRef> ready{};      // paths with something to send, served in turn, a packet each
+  NicFaults faults{};
 
   explicit Nic(const NicModel& m) : model(m), timing(m) {}
 };
@@ -73,11 +83,13 @@ struct Flight {
   uint32_t refs = 0;  // the sender until it has its completion, packets, the acknowledgement
   uint32_t prev = kNone, next = kNone;  // of the same path, in posting order
   bool linked = false;
-  bool left = false;      // a packet of it is out
-  bool ended = false;     // the sender has its completion
-  bool refused = false;   // by the target, which takes no more of it
-  bool lost = false;      // unordered: the retries are running out
-  Errc code = Errc::kOk;  // what the acknowledgement will say
+  bool left = false;           // a packet of it is out
+  bool ended = false;          // the sender has its completion
+  bool refused = false;        // by the target, which takes no more of it
+  bool taken = false;          // by the target, all of it
+  int64_t lost_ns = kNeverNs;  // since when the sender's NIC repeats something of it in vain
+  uint32_t echoes = 0;         // packets that will land a second time
+  Errc code = Errc::kOk;       // what the acknowledgement will say
   Remote remote = Remote::kDelivered;
 };
 
@@ -86,6 +98,7 @@ struct Packet {
   uint32_t flight = kNone;
   uint32_t from_port = 0;  // datagrams only
   uint64_t offset = 0;
+  uint64_t sequence = 0;  // on its path
   int64_t on_wire_ns = 0;
   std::vector<std::byte> bytes{};
 };
@@ -94,8 +107,8 @@ struct Packet {
 struct OutPath {
   enum class State : uint8_t { kOpened, kStarted, kClosing, kDown };
   State state = State::kOpened;
-  bool ready = false;       // it stands in Nic::ready
-  bool timing_out = false;  // a packet met nobody: the retries are running out
+  bool ready = false;      // it stands in Nic::ready
+  bool undrained = false;  // its queue overran: it waits to be closed, and what it had is unknown
   PathRef to{};
   uint64_t nonce = 0;
   uint64_t to_nonce = 0;
@@ -103,19 +116,62 @@ struct OutPath {
   uint32_t unsent = kNone;               // the first of them that has not left completely
   uint32_t posted = 0;                   // taken, and its completion not polled
   uint64_t window_used = 0;
+  uint64_t next_sequence = 0;
   int64_t last_arrival_ns = 0;
+  std::vector<uint32_t> lost{};     // packets to send again, in their order
+  std::vector<uint32_t> unheard{};  // flights whose acknowledgement got lost
+  int64_t repeat_ns = kNeverNs;     // when the NIC looks at them
+  int64_t not_ready_ns = 0;         // how long it waited for the receiver the last time
+
+  bool up() const noexcept { return state == State::kStarted && !undrained; }
 };
 
 /// The target's end.
 struct InPath {
-  bool down = false;  // nothing lands through it any more
+  bool down = false;       // nothing lands through it any more
+  bool undrained = false;  // its queue overran: the same, and nobody knows what was taken
   PathRef from{};
   uint64_t hello_nonce = 0;
   uint64_t nonce = 0;
-  uint64_t taken = 0;  // immediates
+  uint64_t taken = 0;     // immediates
+  uint64_t expected = 0;  // ordered: the packet that comes next; no other is taken
   int64_t last_landing_ns = 0;
   int64_t last_ack_ns = 0;
-  Fifo<uint32_t> waiting{};  // packets behind an immediate that the receiver had no room for
+};
+
+/// The ends of one rail by number. A number is never used again; an end goes when its engine has
+/// polled that it is down, so that paths may be opened again for ever.
+template <class End>
+struct Ends {
+  uint32_t add() {
+    ends.try_emplace(++last);
+    return last;
+  }
+  End* find(uint32_t number) noexcept {
+    const auto found = ends.find(number);
+    return found == ends.end() ? nullptr : &found->second;
+  }
+  bool known(uint32_t number) const noexcept { return number != 0 && number <= last; }
+
+  std::map<uint32_t, End> ends{};
+  uint32_t last = 0;
+};
+
+/// What accept_path() answered, also after the end is gone.
+struct Accepted {
+  uint32_t path = 0;  // 0: not yet
+  uint64_t nonce = 0;
+};
+using HelloKey = std::pair<uint32_t, uint64_t>;  // port and nonce
+
+/// Reports that are on their way to an engine, in their order.
+struct LateReports {
+  struct Item {
+    int64_t due_ns = 0;
+    WireEvent event{};
+  };
+  Fifo<Item> items{};
+  int64_t last_ns = 0;
 };
 
 struct Region {
@@ -130,14 +186,19 @@ struct RailState {
   Nic* nic = nullptr;
   Caps caps{};
   std::string device{};
-  std::deque<OutPath> out{};
-  std::deque<InPath> in{};
-  std::map<std::pair<uint32_t, uint64_t>, uint32_t> accepted{};  // (port, nonce) of a hello
+  Ends<OutPath> out{};
+  Ends<InPath> in{};
+  std::map<HelloKey, Accepted> accepted{};
+  Fifo<HelloKey> closed_hellos{};  // of ends that are gone, the oldest first
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
   Fifo<WireEvent> events{};
-  uint32_t immediates = 0;  // of those events
-  uint32_t posted = 0;      // taken, and its completion not polled
+  LateReports late_counts{};        // kImm, and kPathDown of targets' ends
+  LateReports late_acks{};          // kWritten, and kPathDown of senders' ends
+  std::vector<WireEvent> hidden{};  // kWritten that were late when the queue overran
+  bool overran = false;             // until the NIC comes up
+  uint32_t immediates = 0;          // of those events
+  uint32_t posted = 0;              // taken, and its completion not polled
 };
 
 /// What one engine has open on one network of its node: its place in the world.
@@ -156,23 +217,38 @@ struct Port {
   int64_t timer_due_ns = kNeverNs;
 };
 
+/// Where a port is or was.
+struct Place {
+  uint32_t node = 0;
+  uint32_t fabric = 0;
+};
+
 struct Node {
   std::vector<NodeNetwork> networks{};
   std::vector<uint32_t> first_nic{};  // of each network
+  NodeFaults faults{};
 };
 
 enum class EventKind : uint8_t {
-  kTransmit,       // a NIC may send: subject = NIC
-  kArrive,         // the first bit of a packet: subject = packet
-  kLand,           // its last bit is through the receiver's NIC
-  kReceiverReady,  // what waits at a target's end is offered again
-  kAck,            // the sender learns how a flight ended: subject = flight
-  kTimeout,        // the retries of a path are over
-  kOutDown,        // close_path() of a sender's end takes effect
-  kInDown,         // and of a target's end
-  kFenced,         // deregister_memory() takes effect: subject = cookie
-  kDatagram,       // subject = packet
+  kTransmit,  // a NIC may send: subject = NIC
+  kArrive,    // the first bit of a packet: subject = packet
+  kLand,      // its last bit is through the receiver's NIC
+  kEcho,      // it lands a second time
+  kAck,       // the sender hears how a flight ended: subject = flight
+  kEnd,       // its own NIC finds out
+  kRepeat,    // what got lost on a path is sent again
+  kOutDown,   // close_path() of a sender's end takes effect
+  kInDown,    // and of a target's end
+  kFenced,    // deregister_memory() takes effect: subject = cookie
+  kDatagram,  // subject = packet
+  kLate,      // a report that was held back is due: subject = 0: counts, 1: acknowledgements
+  kFault,     // subject = planned fault
+  kNicFails,  // it has swallowed counts long enough: subject = NIC
+  kCalm,      // the end of a chaos
 };
+
+/// What an engine or the network does, and not the world's master.
+constexpr bool is_network(EventKind kind) noexcept { return kind < EventKind::kFault; }
 
 struct Event {
   int64_t time_ns = 0;
@@ -199,11 +275,21 @@ class Wire {
   bool realtime() const noexcept { return options_.realtime; }
   int64_t now_ns() const noexcept;
   int64_t next_due_ns() const noexcept;
-  void run_to(int64_t time_ns);  ///< virtual time only
+  /// Virtual time only. Stops early when something has happened to engines: take_for_engines().
+  void run_to(int64_t time_ns);
+  uint64_t events() const noexcept;
   uint64_t trace_hash() const noexcept;
   uint64_t under_way() const noexcept;  ///< pieces and packets of which something is left
   Result<Port*> open_port(uint32_t node, const Network& spec, const OpenContext& context);
   void close_port(Port& port) noexcept;
+
+  // faults.cc and chaos.cc. They take the lock themselves, too.
+  Result<void> plan(int64_t time_ns, const Fault& fault);
+  Result<void> plan_by_event(uint64_t events, const Fault& fault);
+  Result<void> plan(const Chaos& chaos);
+  uint64_t applied(Fault::Kind kind) const noexcept;
+  std::vector<Fault> take_for_engines();
+  std::vector<Progress*> engines_of(uint32_t node) const;
 
   /// The lock. In realtime it also brings the world up to the caller's time.
   [[nodiscard]] std::unique_lock<std::mutex> enter(const Port& port);
@@ -249,7 +335,7 @@ class Wire {
   RailState* find_rail(const PathRef& at) noexcept;
   OutPath* find_out(const PathRef& at) noexcept;
   InPath* find_in(const PathRef& at) noexcept;
-  int64_t delay_ns(const Nic& nic) noexcept;
+  int64_t delay_ns(const Nic& nic, uint32_t from_node) noexcept;
 
   // memory.cc
   static const Region* find_region(const RailState& rail, uint64_t key) noexcept;
@@ -259,9 +345,9 @@ class Wire {
 
   // connect.cc
   Result<uint32_t> reach(const Port& port, std::span<const std::byte> address) const;
-  void path_timed_out(const PathRef& at);
   void out_down(const PathRef& at);
   void in_down(const PathRef& at);
+  void forget_end(RailState& rail, uint32_t path, bool inbound);
   void break_path(OutPath& path, const PathRef& at, Remote left);
 
   // datapath.cc
@@ -274,16 +360,60 @@ class Wire {
   void launch(uint32_t packet, OutPath& path, int64_t start_ns);
   void arrive(uint32_t packet);
   void land(uint32_t packet);
-  bool take(uint32_t packet, RailState& rail, InPath* in);
-  void receiver_ready(const PathRef& at);
+  void take(uint32_t packet, RailState& rail, InPath* in);
+  static void store(const Packet& packet, const Flight& flight, const RailState& rail);
+  void count(const Flight& flight, RailState& rail, InPath* in);
+  void echo(uint32_t packet);
   void refuse(uint32_t flight, InPath* in);
-  void end_later(uint32_t flight, int64_t time_ns, Errc code, Remote remote);
-  void lose(uint32_t packet);
+  void end_later(uint32_t flight, Errc code, Remote remote);
   void drop(uint32_t packet);
   void acknowledge(uint32_t flight, InPath* in);
   void acknowledged(uint32_t flight);
+  void ended(uint32_t flight);
   void end(uint32_t flight, Errc code, Remote remote);
   void report(const PathRef& at, const WireEvent& event);
+  void enqueue(const PathRef& at, RailState& rail, const WireEvent& event);
+  void enqueue_late(const PathRef& at, bool acks);
+
+  // loss.cc
+  enum class Way : uint8_t { kOpen, kShut, kNotReady, kBehind };
+  bool shut(const Flight& flight) noexcept;
+  Way way_of(const Packet& packet) noexcept;
+  bool answers(const Flight& flight) noexcept;
+  void lose(uint32_t packet, Way way);
+  void lose_ack(uint32_t flight);
+  void repeat_at(OutPath& path, const PathRef& at, int64_t due_ns);
+  void repeat(const PathRef& at);
+  bool repeat_packets(OutPath& path, const PathRef& at);
+  bool repeat_acks(OutPath& path, const PathRef& at);
+  void send_again(uint32_t packet, OutPath& path);
+  int64_t wait_ns(OutPath& path, Flight& flight, Way way) noexcept;
+  void forget_lost(OutPath& path);
+
+  // faults.cc
+  Result<void> check(const Fault& fault) const;
+  void apply_planned(uint32_t planned);
+  void apply(const Fault& fault);
+  void apply_to_way(const Fault& fault, uint32_t fabric);
+  void apply_to_nic(const Fault& fault, Nic& nic);
+  void apply_to_node(const Fault& fault);
+  void damage(Flight& flight, const OutPath& path);
+  void break_ends(const Fault& fault, uint32_t fabric);
+  void after_event();
+  void set_down(Nic& nic, bool down);
+  void report_nic(const PathRef& at, bool down);
+  void nic_fails(Nic& nic);
+  void overrun(Nic& nic);
+  void overrun(RailState& rail, const PathRef& at);
+  void report_hidden(const PathRef& at);
+  void calm();
+  template <class F>
+  void each_rail(const Nic& nic, F&& f);
+  const WayFaults& way_between(const Place& from, uint32_t to_port) const noexcept;
+
+  // chaos.cc
+  void plan_now(int64_t time_ns, const Fault& fault);
+  Fault draw(Fault::Kind kind, int64_t lasts_ns);
 
   // control.cc
   void carry(Port& port, uint32_t to_port, std::span<const std::byte> datagram);
@@ -297,12 +427,16 @@ class Wire {
   std::vector<Event> heap_;
   TraceHash hash_;
   // One for each purpose, so that a change in one does not shift the others.
-  Rng wire_rng_, control_rng_, key_rng_;
+  Rng wire_rng_, control_rng_, key_rng_, fault_rng_;
   std::deque<Node> nodes_;
   std::deque<Nic> nics_;
+  std::vector<std::string> fabrics_;          // names of networks
   std::vector<std::unique_ptr<Port>> ports_;  // by number - 1; null: closed
+  std::vector<Place> places_;                 // in the same way, also of those that have closed
   Pool<Flight> flights_;
   Pool<Packet> packets_;
+  FaultBook faults_;
+  uint64_t events_ = 0;          // of the network
   std::vector<uint32_t> wakes_;  // ports with something new, virtual time only
 };
 

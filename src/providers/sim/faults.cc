@@ -1,0 +1,367 @@
+#include "providers/sim/faults.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "providers/sim/world.h"
+
+// How a fault comes about: planned, checked, applied. What it then does is up to whoever asks the
+// FaultBook.
+
+namespace fabric::sim {
+namespace {
+
+using Kind = Fault::Kind;
+
+constexpr std::array<const char*, Fault::kKinds> kNames = {
+    "nic down",       "nic up",       "cut",        "heal",
+    "control cut",    "control heal", "crash",      "stop",
+    "continue",       "slow",         "delay",      "break sender",
+    "break target",   "lose acks",    "keep acks",  "receiver not ready",
+    "receiver ready", "late counts",  "late acks",  "swallow counts",
+    "overrun",        "refuse posts", "take posts", "twice",
+    "once",           "wrong key",    "late proof"};
+
+}  // namespace
+
+const char* to_string(Fault::Kind kind) noexcept {
+  const auto index = static_cast<size_t>(kind);
+  return index < kNames.size() ? kNames[index] : "?";
+}
+
+bool is_for_pairs(Fault::Kind kind) noexcept {
+  switch (kind) {
+    case Kind::kCut:
+    case Kind::kHeal:
+    case Kind::kControlCut:
+    case Kind::kControlHeal:
+    case Kind::kBreakSender:
+    case Kind::kBreakTarget:
+    case Kind::kLoseAcks:
+    case Kind::kKeepAcks:
+    case Kind::kTwice:
+    case Kind::kOnce:
+    case Kind::kWrongKey:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// ---- Planning -----------------------------------------------------------------------------------
+
+Result<void> Wire::check(const Fault& fault) const {
+  if (static_cast<uint32_t>(fault.kind) >= Fault::kKinds) {
+    return fail(Errc::kInvalidArgument, "kind");
+  }
+  if (options_.realtime && is_for_engines(fault.kind)) {
+    return fail(Errc::kUnsupported, "sim: crash, stop and slow need virtual time");
+  }
+  if (fault.node >= nodes_.size()) return fail(Errc::kInvalidArgument, "node");
+  const auto& networks = nodes_[fault.node].networks;
+  if (fault.network >= networks.size()) return fail(Errc::kInvalidArgument, "network");
+  const NodeNetwork& network = networks[fault.network];
+  if (fault.rail != Fault::kAllRails && fault.rail >= network.rails) {
+    return fail(Errc::kInvalidArgument, "rail");
+  }
+  if (fault.time.count() < 0) return fail(Errc::kInvalidArgument, "time");
+  if (!is_for_pairs(fault.kind)) return {};
+  if (fault.other >= nodes_.size()) return fail(Errc::kInvalidArgument, "other");
+  const auto& others = nodes_[fault.other].networks;
+  const bool connected = std::any_of(others.begin(), others.end(), [&](const NodeNetwork& other) {
+    return other.name == network.name;
+  });
+  return connected ? Result<void>{} : fail(Errc::kInvalidArgument, "other");
+}
+
+Result<void> Wire::plan(int64_t time_ns, const Fault& fault) {
+  const std::lock_guard lock(mutex_);
+  if (auto checked = check(fault); !checked) return checked;
+  plan_now(time_ns, fault);
+  return {};
+}
+
+Result<void> Wire::plan_by_event(uint64_t events, const Fault& fault) {
+  const std::lock_guard lock(mutex_);
+  if (auto checked = check(fault); !checked) return checked;
+  if (events <= events_) {
+    plan_now(now_ns_, fault);
+  } else {
+    faults_.by_event.emplace(events, fault);
+  }
+  return {};
+}
+
+void Wire::plan_now(int64_t time_ns, const Fault& fault) {
+  const uint32_t planned = faults_.planned.take();
+  faults_.planned[planned] = fault;
+  schedule(time_ns, EventKind::kFault, planned);
+}
+
+void Wire::apply_planned(uint32_t planned) {
+  const Fault fault = faults_.planned[planned];
+  faults_.planned.give(planned);
+  apply(fault);
+}
+
+/// An event of the network has happened.
+void Wire::after_event() {
+  ++events_;
+  while (!faults_.by_event.empty() && faults_.by_event.begin()->first <= events_) {
+    const Fault fault = faults_.by_event.begin()->second;
+    faults_.by_event.erase(faults_.by_event.begin());
+    apply(fault);
+  }
+}
+
+uint64_t Wire::applied(Fault::Kind kind) const noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto index = static_cast<size_t>(kind);
+  return index < faults_.applied.size() ? faults_.applied[index] : 0;
+}
+
+std::vector<Fault> Wire::take_for_engines() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(faults_.for_engines, {});
+}
+
+std::vector<Progress*> Wire::engines_of(uint32_t node) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Progress*> engines;
+  for (const auto& port : ports_) {
+    if (port == nullptr || port->node != node || port->context.progress == nullptr) continue;
+    // An engine has a port on each of its networks.
+    const auto found = std::find(engines.begin(), engines.end(), port->context.progress);
+    if (found == engines.end()) engines.push_back(port->context.progress);
+  }
+  return engines;
+}
+
+// ---- Applying -----------------------------------------------------------------------------------
+
+void Wire::apply(const Fault& fault) {
+  ++faults_.applied[static_cast<size_t>(fault.kind)];
+  hash_.add(static_cast<uint64_t>(now_ns_)).add(static_cast<uint64_t>(fault.kind));
+  hash_.add(uint64_t{fault.node} << 32 | fault.other)
+      .add(uint64_t{fault.rail} << 32 | fault.network);
+  hash_.add(static_cast<uint64_t>(fault.time.count()));
+
+  const Node& node = nodes_[fault.node];
+  const uint32_t first = node.first_nic[fault.network];
+  if (is_for_engines(fault.kind)) return faults_.for_engines.push_back(fault);
+  if (is_for_pairs(fault.kind)) return apply_to_way(fault, nics_[first].fabric);
+  apply_to_node(fault);
+  for (uint32_t rail = 0; rail < node.networks[fault.network].rails; ++rail) {
+    if ((rail_mask(fault.rail) & rail_mask(rail)) != 0) apply_to_nic(fault, nics_[first + rail]);
+  }
+}
+
+void Wire::apply_to_way(const Fault& fault, uint32_t fabric) {
+  if (fault.kind == Kind::kBreakSender || fault.kind == Kind::kBreakTarget) {
+    return break_ends(fault, fabric);
+  }
+  const bool all = fault.rail == Fault::kAllRails;
+  const uint32_t mask = rail_mask(fault.rail);
+  WayFaults& there = faults_.ways[{fault.node, fault.other, fabric}];
+  WayFaults& back = faults_.ways[{fault.other, fault.node, fabric}];
+  switch (fault.kind) {
+    case Kind::kCut:
+    case Kind::kHeal:
+      for (WayFaults* way : {&there, &back}) {
+        const bool cut = fault.kind == Kind::kCut;
+        way->cut = cut ? way->cut | mask : way->cut & ~mask;
+        if (all) way->datagrams_cut = cut;
+      }
+      return;
+    case Kind::kControlCut:
+    case Kind::kControlHeal:
+      there.control_cut = back.control_cut = fault.kind == Kind::kControlCut;
+      return;
+    case Kind::kLoseAcks:
+      there.lost_acks |= mask;
+      return;
+    case Kind::kKeepAcks:
+      there.lost_acks &= ~mask;
+      return;
+    case Kind::kTwice:
+    case Kind::kOnce:
+      there.twice = fault.kind == Kind::kTwice;
+      return;
+    default:
+      there.wrong_key |= mask;
+      return;
+  }
+}
+
+void Wire::apply_to_node(const Fault& fault) {
+  NodeFaults& faults = nodes_[fault.node].faults;
+  const int64_t time_ns = fault.time.count();
+  if (fault.kind == Kind::kDelay) faults.delay_ns = time_ns;
+  if (fault.kind == Kind::kLateCounts) faults.late_counts_ns = time_ns;
+  if (fault.kind == Kind::kLateAcks) faults.late_acks_ns = time_ns;
+  if (fault.kind == Kind::kLateProof) faults.late_proof_ns = time_ns;
+}
+
+void Wire::apply_to_nic(const Fault& fault, Nic& nic) {
+  switch (fault.kind) {
+    case Kind::kNicDown:
+      return set_down(nic, true);
+    case Kind::kNicUp:
+      return set_down(nic, false);
+    case Kind::kOverrun:
+      return overrun(nic);
+    case Kind::kReceiverNotReady:
+    case Kind::kReceiverReady:
+      nic.faults.not_ready = fault.kind == Kind::kReceiverNotReady;
+      return;
+    case Kind::kSwallowCounts:
+      nic.faults.swallows_counts = true;
+      nic.faults.fails_ns = now_ns_ + fault.time.count();
+      return schedule(nic.faults.fails_ns, EventKind::kNicFails, nic.index);
+    case Kind::kRefusePosts:
+      nic.faults.refuses_posts = true;
+      return;
+    case Kind::kTakePosts:
+      nic.faults.refuses_posts = false;
+      return each_rail(nic,
+                       [&](const PathRef& at, RailState&) { wake_later(*find_port(at.port)); });
+    default:
+      return;  // it is the node's
+  }
+}
+
+// ---- What happens by itself ---------------------------------------------------------------------
+
+/// Calls f for what every engine has open on the NIC.
+template <class F>
+void Wire::each_rail(const Nic& nic, F&& f) {
+  for (const auto& port : ports_) {
+    if (port == nullptr || port->node != nic.node) continue;
+    for (uint32_t i = 0; i < port->rails.size(); ++i) {
+      if (port->rails[i].nic == &nic) f(PathRef{port->number, i, 0}, port->rails[i]);
+    }
+  }
+}
+
+const WayFaults& Wire::way_between(const Place& from, uint32_t to_port) const noexcept {
+  return faults_.way(from.node, places_[to_port - 1].node, from.fabric);
+}
+
+void Wire::set_down(Nic& nic, bool down) {
+  if (!down) nic.faults.swallows_counts = false;
+  if (nic.faults.down == down) return;
+  nic.faults.down = down;
+  each_rail(nic, [&](const PathRef& at, RailState& rail) {
+    if (!down) rail.overran = false;
+    report_nic(at, down);
+  });
+  kick(nic);
+}
+
+void Wire::report_nic(const PathRef& at, bool down) {
+  WireEvent event;
+  event.kind = down ? WireEvent::Kind::kRailDown : WireEvent::Kind::kRailUp;
+  event.code = down ? Errc::kRailLost : Errc::kOk;
+  report(at, event);
+}
+
+/// The end of kSwallowCounts, unless it was called off.
+void Wire::nic_fails(Nic& nic) {
+  if (!nic.faults.swallows_counts || nic.faults.fails_ns != now_ns_) return;
+  nic.faults.swallows_counts = false;
+  set_down(nic, true);
+}
+
+void Wire::overrun(Nic& nic) {
+  set_down(nic, true);
+  each_rail(nic, [&](const PathRef& at, RailState& rail) { overrun(rail, at); });
+}
+
+/// Nothing that was on its way to this queue gets there, and no end of it can be drained. What was
+/// posted still ends, once, when its path is closed.
+void Wire::overrun(RailState& rail, const PathRef& at) {
+  rail.overran = true;
+  for (auto& [number, path] : rail.in.ends) path.undrained = true;
+  for (auto& [number, path] : rail.out.ends) path.undrained = true;
+  while (!rail.late_counts.items.empty()) {
+    WireEvent event = rail.late_counts.items.pop().event;
+    if (event.kind == WireEvent::Kind::kImm) {
+      --rail.immediates;
+      continue;
+    }
+    event.remote = Remote::kUnknown;
+    enqueue(at, rail, event);
+  }
+  while (!rail.late_acks.items.empty()) {
+    WireEvent event = rail.late_acks.items.pop().event;
+    if (event.kind == WireEvent::Kind::kWritten) {
+      event.code = Errc::kRailLost;
+      event.remote = Remote::kUnknown;
+      rail.hidden.push_back(event);
+      continue;
+    }
+    report_hidden({at.port, at.rail, event.path});
+    enqueue(at, rail, event);
+  }
+}
+
+/// The path is down: the pieces of it that the overrun hid end now.
+void Wire::report_hidden(const PathRef& at) {
+  RailState* rail = find_rail(at);
+  if (rail == nullptr || rail->hidden.empty()) return;
+  std::vector<WireEvent> others;
+  for (const WireEvent& event : std::exchange(rail->hidden, {})) {
+    if (event.path == at.path) {
+      report(at, event);
+    } else {
+      others.push_back(event);
+    }
+  }
+  rail->hidden = std::move(others);
+}
+
+/// The ends of paths fault.node -> fault.other, on one side.
+void Wire::break_ends(const Fault& fault, uint32_t fabric) {
+  const bool senders = fault.kind == Kind::kBreakSender;
+  const uint32_t here = senders ? fault.node : fault.other;
+  const auto meant = [&](uint32_t far_port, uint32_t sender_rail) {
+    const uint32_t far = senders ? fault.other : fault.node;
+    // A target has the port from a hello, which may say anything.
+    return far_port - 1 < places_.size() && places_[far_port - 1].node == far &&
+           (rail_mask(fault.rail) & rail_mask(sender_rail)) != 0;
+  };
+  for (const auto& port : ports_) {
+    if (port == nullptr || port->node != here) continue;
+    if (places_[port->number - 1].fabric != fabric) continue;
+    for (uint32_t rail = 0; rail < port->rails.size(); ++rail) {
+      RailState& state = port->rails[rail];
+      if (senders) {
+        for (auto& [number, path] : state.out.ends) {
+          const PathRef at{port->number, rail, number};
+          if (path.up() && meant(path.to.port, rail)) break_path(path, at, Remote::kUnknown);
+        }
+        continue;
+      }
+      for (auto& [number, path] : state.in.ends) {
+        if (path.down || path.undrained || !meant(path.from.port, path.from.rail)) continue;
+        path.down = true;
+        in_down({port->number, rail, number});
+      }
+    }
+  }
+}
+
+/// The next write that leaves with bytes carries a key that was never given out.
+void Wire::damage(Flight& flight, const OutPath& path) {
+  if (faults_.ways.empty()) return;
+  const Nic& nic = *flight.nic;
+  const auto found = faults_.ways.find({nic.node, places_[path.to.port - 1].node, nic.fabric});
+  if (found == faults_.ways.end()) return;
+  uint32_t& rails = found->second.wrong_key;
+  if ((rails & rail_mask(nic.rail)) == 0) return;
+  // One write, also when it may be on any rail.
+  rails = rails == UINT32_MAX ? 0 : rails & ~rail_mask(nic.rail);
+  flight.op.remote_key ^= uint64_t{1} << 63;
+}
+
+}  // namespace fabric::sim

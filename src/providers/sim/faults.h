@@ -1,0 +1,79 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include <fabric/sim.h>
+
+#include "providers/sim/pool.h"
+
+// What is wrong with a world at this moment, and what is going to be. Wire asks at the few places
+// where something arrives; faults.cc changes it, chaos.cc plans it.
+
+namespace fabric::sim {
+
+/// Of one NIC.
+struct NicFaults {
+  bool down = false;
+  bool not_ready = false;
+  bool refuses_posts = false;
+  bool swallows_counts = false;
+  int64_t fails_ns = 0;  // when it swallows: when it goes down
+};
+
+/// Of one node.
+struct NodeFaults {
+  int64_t delay_ns = 0;
+  int64_t late_counts_ns = 0;
+  int64_t late_acks_ns = 0;
+  int64_t late_proof_ns = 0;
+};
+
+/// Of the way from one node to another on one network. Masks have a bit for each of the sender's
+/// rails.
+struct WayFaults {
+  uint32_t cut = 0;
+  uint32_t lost_acks = 0;
+  uint32_t wrong_key = 0;
+  bool datagrams_cut = false;  // by a cut of all rails
+  bool control_cut = false;
+  bool twice = false;
+};
+
+/// The rails that a fault means.
+constexpr uint32_t rail_mask(uint32_t rail) noexcept {
+  return rail == Fault::kAllRails ? UINT32_MAX : 1u << rail;
+}
+
+/// It acts on the processes of a node, so only the driver of virtual time can do it.
+constexpr bool is_for_engines(Fault::Kind kind) noexcept {
+  return kind == Fault::Kind::kCrash || kind == Fault::Kind::kStop ||
+         kind == Fault::Kind::kContinue || kind == Fault::Kind::kSlow;
+}
+
+/// It is about two nodes.
+bool is_for_pairs(Fault::Kind kind) noexcept;
+
+/// What a Wire knows of faults.
+struct FaultBook {
+  /// from, to, and the number of the network's name
+  using WayKey = std::tuple<uint32_t, uint32_t, uint32_t>;
+
+  const WayFaults& way(uint32_t from, uint32_t to, uint32_t fabric) const noexcept {
+    static constexpr WayFaults kFine{};
+    if (ways.empty()) return kFine;
+    const auto found = ways.find({from, to, fabric});
+    return found == ways.end() ? kFine : found->second;
+  }
+
+  std::map<WayKey, WayFaults> ways{};
+  Pool<Fault> planned{};                          // of events that are in the heap
+  std::multimap<uint64_t, Fault> by_event{};      // when so many events have happened
+  std::vector<Fault> for_engines{};               // that have happened: for the driver
+  std::array<uint64_t, Fault::kKinds> applied{};  // how often
+};
+
+}  // namespace fabric::sim
