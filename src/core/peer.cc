@@ -263,7 +263,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
     connected(*peer);
   } else {
     peer->announced = true;
-    peer->hello_due_ns = core_.now_ns;
+    peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
     peer->give_up_ns = core_.now_ns + core_.config.lost_timeout.count();
     set_state(*peer, PeerState::kConnecting, Errc::kOk);
     send_hello(*peer, control::MessageType::kHello);

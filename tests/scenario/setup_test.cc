@@ -175,7 +175,7 @@ TEST_F(Meeting, WhoNeverAnswersIsGivenUpWithEverythingThatWaited) {
       Send{.peer = peer, .channel = 1, .timeout = 100s, .batch = batch, .notify = ended.notify()}));
   ASSERT_TRUE(engine.submit(Resolve{.peer = peer,
                                     .names = {&name, 1},
-                                    .keys = keys,
+                                    .out = keys,
                                     .timeout = 100s,
                                     .batch = batch,
                                     .notify = ended.notify()}));
@@ -235,7 +235,8 @@ TEST_F(Meeting, ALateHelloOpensNothingAndIsAnsweredThatItIsOver) {
   puppet.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
   theatre.run_for(1s);
   ASSERT_TRUE(engine.peers().empty());
-  puppet.take(MessageType::kBye);
+  puppet.read();
+  puppet.letters.clear();
 
   puppet.say_hello();
   theatre.run_for(1ms);
@@ -351,6 +352,7 @@ TEST_F(OtherSideFirst, TheNetworksThatWeAskForAreTaken) {
   EXPECT_EQ(a.engine.peers(), std::vector<PeerId>{way.peer}) << "the session that is there";
   EXPECT_EQ(route(way.peer), "slow");
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, way, 1));
+  world.run_for(1ms);
   for (const RailStats& rail : a.engine.rail_stats()) {
     EXPECT_EQ(rail.tx.bytes, rail.network == "slow" ? kSize : 0u) << rail.network;
   }
