@@ -57,6 +57,10 @@ struct Config {
   /// A lost route may be replaced by another network; an event tells. Refused (kUnsupported) until
   /// failover is there.
   bool reroute = false;
+  /// The name of this engine across restarts; 0: a random one, new in each life. A peer that meets
+  /// the next life under the same name gives the old one up at once. Two engines that are alive at
+  /// the same time must not share one.
+  uint64_t engine_id = 0;
   std::string app_info{};  ///< at most 1 KiB, shown to peers at connect: model, layout hash, role
   std::string job_key{};   ///< not empty: only peers with the same one are listened to
   LogLevel log_level = LogLevel::kWarning;

@@ -68,6 +68,8 @@ class Driver {
 
   /// true: turns happen on other threads, and a waiter parks. false: a waiter calls drive().
   virtual bool threaded() const noexcept = 0;
+  /// true: an engine gets its turns only while its application waits or polls.
+  virtual bool by_application() const noexcept { return false; }
   /// Not threaded: makes turns until done() or the deadline; true when done() said so.
   virtual bool drive(const std::function<bool()>& done, int64_t deadline_ns) = 0;
   /// Not threaded: one turn of `progress` and its callbacks, without moving a clock; returns how

@@ -15,6 +15,42 @@ static_assert(kMacOffset == kPrologueBytes + 4 + 5 * 8, "reserved, two sessions,
 
 constexpr Mac kNoMac{};
 
+/// A frame that was taken apart and not yet looked at.
+struct Parsed {
+  Frame frame{};
+  Mac mac{};
+  uint32_t reserved = 0;
+};
+
+Result<Parsed> open_frame(std::span<const std::byte> datagram) {
+  auto opened = read_prologue(datagram, kFormat);
+  if (!opened) return opened.error();
+  ByteReader& in = opened->rest;
+  Parsed out;
+  out.reserved = in.u32();
+  Header& header = out.frame.header;
+  header.type = static_cast<MessageType>(opened->type);
+  header.to_session = in.u64();
+  header.from_session = in.u64();
+  header.seq = in.u64();
+  header.ack = in.u64();
+  header.ack_bits = in.u64();
+  const auto found = in.bytes(kMacBytes);
+  std::copy(found.begin(), found.end(), out.mac.begin());
+  out.frame.body = Body(in.rest(), opened->newer_minor);
+  if (const auto status = in.status(kFormat.what); !status) return status.error();
+  return out;
+}
+
+Result<Frame> checked(const Parsed& opened) {
+  const Header& header = opened.frame.header;
+  const bool good = (opened.frame.body.newer_minor || opened.reserved == 0) &&
+                    to_string(header.type)[0] != '?' &&
+                    is_numbered(header.type) == (header.seq != 0);
+  if (!good) return fail(Errc::kBadFormat, kFormat.what);
+  return opened.frame;
+}
+
 }  // namespace
 
 const char* to_string(MessageType type) noexcept {
@@ -86,32 +122,19 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
 }
 
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key) {
-  auto opened = read_prologue(datagram, kFormat);
+  auto opened = open_frame(datagram);
   if (!opened) return opened.error();
-  ByteReader& in = opened->rest;
-  const uint32_t reserved = in.u32();
-  Frame frame;
-  frame.header.type = static_cast<MessageType>(opened->type);
-  frame.header.to_session = in.u64();
-  frame.header.from_session = in.u64();
-  frame.header.seq = in.u64();
-  frame.header.ack = in.u64();
-  frame.header.ack_bits = in.u64();
-  Mac mac{};
-  const auto found = in.bytes(kMacBytes);
-  std::copy(found.begin(), found.end(), mac.begin());
-  frame.body = Body(in.rest(), opened->newer_minor);
-  if (const auto status = in.status(kFormat.what); !status) return status.error();
-
   // Before anything is believed. Without a key the hash is zero, which a keyed frame never is.
-  if (!equal(mac, keyed_hash(job_key, {datagram.first(kMacOffset), kNoMac, frame.body}))) {
-    return fail(Errc::kWrongJob, kFormat.what);
-  }
-  in.require(opened->newer_minor || reserved == 0);
-  in.require(to_string(frame.header.type)[0] != '?');
-  in.require(is_numbered(frame.header.type) == (frame.header.seq != 0));
-  if (const auto status = in.status(kFormat.what); !status) return status.error();
-  return frame;
+  const Mac expected =
+      keyed_hash(job_key, {datagram.first(kMacOffset), kNoMac, opened->frame.body});
+  if (!equal(opened->mac, expected)) return fail(Errc::kWrongJob, kFormat.what);
+  return checked(*opened);
+}
+
+Result<Frame> peek_frame(std::span<const std::byte> datagram) {
+  auto opened = open_frame(datagram);
+  if (!opened) return opened.error();
+  return checked(*opened);
 }
 
 }  // namespace fabric::control

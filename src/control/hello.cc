@@ -18,6 +18,7 @@ std::vector<std::byte> encode_limits(const Hello& hello) {
   out.u32(hello.message_credits);
   out.i64(hello.timeout_max_ns);
   out.i64(hello.drain_ns);
+  out.i64(hello.lost_ns);
   out.u8(hello.is_inline ? 1 : 0);
   return out.take();
 }
@@ -28,7 +29,8 @@ void read_limits(ByteReader& in, bool newer_minor, Hello& hello) {
   hello.message_credits = in.u32();
   hello.timeout_max_ns = in.i64();
   hello.drain_ns = in.i64();
-  in.require(hello.timeout_max_ns >= 0 && hello.drain_ns >= 0);
+  hello.lost_ns = in.i64();
+  in.require(hello.timeout_max_ns >= 0 && hello.drain_ns >= 0 && hello.lost_ns >= 0);
   hello.is_inline = read_bool(in);
   read_end(in, newer_minor);
 }

@@ -88,6 +88,9 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
                                     std::string_view job_key);
 /// Fails with kBadFormat, kVersion, kWrongJob (the keyed hash does not fit).
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key);
+/// The same without the proof: whoever sent it may have made up every field. Good only to tell
+/// somebody of another job that he is one.
+Result<Frame> peek_frame(std::span<const std::byte> datagram);
 
 /// Both hello and welcome.
 struct Hello {
@@ -97,6 +100,7 @@ struct Hello {
   uint32_t message_credits = 0;    ///< how many unfinished messages a channel takes from one peer
   int64_t timeout_max_ns = 0;      ///< the longest its writes may live ...
   int64_t drain_ns = 0;            ///< ... and drain
+  int64_t lost_ns = 0;             ///< the silence after which the sender gives a peer up
   bool is_inline = false;          ///< makes progress only when its application does
   std::string app_info{};
 

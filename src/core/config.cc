@@ -124,8 +124,8 @@ bool each_field(Config& c, F&& field) {
          field("STRIPE_BYTES_MIN", c.stripe_bytes_min) || field("STRIPE_ALIGN", c.stripe_align) ||
          field("BULK_SLICE_BYTES", c.bulk_slice_bytes) || field("SPIN", c.spin) ||
          field("WORKER_CPUS", c.worker_cpus) || field("REROUTE", c.reroute) ||
-         field("APP_INFO", c.app_info) || field("JOB_KEY", c.job_key) ||
-         field("LOG_LEVEL", c.log_level);
+         field("ENGINE_ID", c.engine_id) || field("APP_INFO", c.app_info) ||
+         field("JOB_KEY", c.job_key) || field("LOG_LEVEL", c.log_level);
 }
 
 Result<void> apply_environment(Config& config) {

@@ -181,6 +181,7 @@ void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
     control::PathState state{.ref = path->ref, .taken = event.value};
     state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;
     peer->inbound.erase(path);
+    if (event.code == Errc::kPeerLost) on_peer_gone(*peer);
     if (peer->usable()) send(*peer, MessageType::kPathState, control::encode(state));
     fence_progress(*peer);
     return;

@@ -50,7 +50,7 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       peers(*this),
       counters(*this, rng.next()),
       groups(config.peers_max * 16) {
-  engine_id = rng.next() | 1;
+  engine_id = config.engine_id != 0 ? config.engine_id : rng.next() | 1;
   incarnation = driver->incarnation();
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {

@@ -173,6 +173,11 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
         unlist(rail, p);  // activate() puts it back when that changes
         continue;
       }
+      if (Peer& peer = *core_.peers.at(candidate.peer); peer.lease_over(core_.now_ns)) {
+        core_.peers.want_lease(peer);
+        unlist(rail, p);  // peer_resumed() puts it back
+        continue;
+      }
       if (p == kBulk && !room_for_bulk(rail, candidate)) break;
       priority = p;
       path = &candidate;

@@ -170,6 +170,7 @@ nlohmann::json EngineCore::dump_object() {
          {"engine", peer->remote.engine_id},
          {"state", to_string(peer->state.load(std::memory_order_relaxed))},
          {"route", route == kNoNetwork || networks.empty() ? "" : networks[route].name},
+         {"since_ns", now - peer->state_since_ns},
          {"silent_ns", now - peer->last_heard_ns},
          {"unacknowledged", peer->channel->unacknowledged()}});
   }
@@ -208,10 +209,11 @@ std::string EngineCore::dump_text() {
     out += "\n";
   }
   for (const auto& peer : all["peers"]) {
-    out += fmt::format("peer {} {} by {}, silent for {}, {} control messages unacknowledged\n",
-                       peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
-                       peer["route"].get<std::string>(), duration(peer["silent_ns"].get<int64_t>()),
-                       peer["unacknowledged"].get<uint32_t>());
+    out += fmt::format(
+        "peer {} {} for {} by {}, silent for {}, {} control messages unacknowledged\n",
+        peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
+        duration(peer["since_ns"].get<int64_t>()), peer["route"].get<std::string>(),
+        duration(peer["silent_ns"].get<int64_t>()), peer["unacknowledged"].get<uint32_t>());
   }
   for (const auto& op : all["ops"]) {
     const auto left = op["left_ns"].get<int64_t>();

@@ -315,6 +315,7 @@ void Transfers::send_again(Op& op, Peer& peer, uint8_t network_index, Entry entr
 void Transfers::next_life(Path& path, bool on_purpose) {
   if (!on_purpose) ++path.failures;
   path.suspect = true;
+  path.broke = false;
   path.probe = kNone;
   path.far = {};
   path.stranded.clear();
@@ -452,15 +453,6 @@ void Transfers::probe(Peer& peer) {
       if (path.state != Path::State::kReady || path.probe != kNone) continue;
       start_probe(path);
       return;
-    }
-  }
-}
-
-void Transfers::peer_resumed(Peer& peer) {
-  for (const auto& rails : peer.paths) {
-    for (const uint32_t index : rails) {
-      if (index == kNone) continue;
-      for (uint32_t p = 0; p < 3; ++p) activate(*paths_[index], p);
     }
   }
 }

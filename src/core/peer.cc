@@ -12,7 +12,13 @@ namespace fabric::core {
 
 namespace {
 constexpr uint32_t kByes = 5;  // a goodbye may get lost; after so many the peer finds out by itself
+
+bool has_route(const Peer& peer) {
+  return std::any_of(peer.route.begin(), peer.route.end(), [](const auto& row) {
+    return std::any_of(row.begin(), row.end(), [](uint8_t n) { return n != kNoNetwork; });
+  });
 }
+}  // namespace
 
 Peers::Peers(EngineCore& core) : core_(core), table_(core.config.peers_max) {}
 
@@ -39,6 +45,13 @@ Peer* Peers::by_engine(uint64_t engine_id) const {
     if (alive && peer->remote.engine_id == engine_id) return peer;
   }
   return nullptr;
+}
+
+bool Peers::only_lost(uint64_t engine_id) const {
+  const auto peers = all();
+  return by_engine(engine_id) == nullptr &&
+         std::any_of(peers.begin(), peers.end(),
+                     [&](const Peer* peer) { return peer->remote.engine_id == engine_id; });
 }
 
 Peer* Peers::by_session(uint64_t my_session) const {
@@ -81,6 +94,11 @@ void Peers::reset(Peer& peer) {
   peer.hello_interval_ns = core_.config.retransmit.count();
   peer.byes_left = 0;
   peer.link_full_until_ns = 0;
+  peer.unreachable_ns = peer.host_answers_ns = kNeverNs;
+  peer.judged_from_ns = 0;
+  peer.ping_open = peer.lease_wanted = false;
+  peer.ping_interval_ns = 0;
+  peer.lease_ns = INT64_MAX;
   peer.lost_code = Errc::kOk;
   for (auto& row : peer.route) row.fill(kNoNetwork);
   for (auto& row : peer.route_why) row.fill({});
@@ -121,7 +139,10 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
       control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
   peer->timer.kind = Timer::Kind::kPeer;
   peer->timer.index = slot;
-  peer->last_heard_ns = core_.now_ns;
+  peer->last_heard_ns = peer->state_since_ns = core_.now_ns;
+  // Nothing of this session can have been answered before now, and nobody gives up sooner than its
+  // time-out after that.
+  peer->lease_from_ns = peer->last_ping_ns = core_.now_ns;
   peer->message_bytes_max.store(0, std::memory_order_relaxed);
   peer->state.store(PeerState::kConnecting, std::memory_order_relaxed);
   sessions_[peer->my_session] = slot;
@@ -184,6 +205,28 @@ void Peers::choose_routes(Peer& peer) {
   }
 }
 
+/// What connect() asks of a session that the other side began, as long as no path has followed the
+/// routes. False: nothing would be reached any more.
+bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
+  if (peer.is_self || options.networks.empty() || peer.options.networks == options.networks) {
+    return true;
+  }
+  const bool in_use = std::any_of(peer.paths.begin(), peer.paths.end(), [](const auto& rails) {
+    return std::any_of(rails.begin(), rails.end(), [](uint32_t path) { return path != kNone; });
+  });
+  if (in_use || !peer.options.networks.empty()) return true;  // a route never changes in silence
+  const auto route = peer.route;
+  const auto why = peer.route_why;
+  peer.options.networks = options.networks;
+  for (auto& row : peer.route) row.fill(kNoNetwork);
+  choose_routes(peer);
+  if (has_route(peer)) return true;
+  peer.options.networks.clear();
+  peer.route = route;
+  peer.route_why = why;
+  return false;
+}
+
 Result<PeerId> Peers::connect(const control::Address& address, const ConnectOptions& options) {
   if (address.engine_id == core_.engine_id && address.incarnation != core_.incarnation) {
     return fail(Errc::kPeerLost, "address");
@@ -197,6 +240,11 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   if (Peer* known = by_engine(address.engine_id); known != nullptr) {
     if (address.incarnation < known->remote.incarnation) return fail(Errc::kPeerLost, "address");
     if (address.incarnation == known->remote.incarnation) {
+      if (!restrict_networks(*known, options)) return fail(Errc::kUnreachable, "address");
+      if (!std::exchange(known->announced, true)) {
+        set_state(*known, PeerState::kConnecting, Errc::kOk);  // they began, and so do we now
+      }
+      known->options.warm |= options.warm;
       if (options.warm && known->usable()) core_.transfers.warm(*known);
       return known->id();
     }
@@ -207,10 +255,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   peer->options = options;
   const bool reached = open_links(*peer);
   choose_routes(*peer);
-  const bool routed = std::any_of(peer->route.begin(), peer->route.end(), [](const auto& row) {
-    return std::any_of(row.begin(), row.end(), [](uint8_t n) { return n != kNoNetwork; });
-  });
-  if (!reached || !routed) {
+  if (!reached || !has_route(*peer)) {
     peer->state.store(PeerState::kLost, std::memory_order_relaxed);
     --live_count_;
     return fail(Errc::kUnreachable, "address");
@@ -221,7 +266,8 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
     connected(*peer);
   } else {
     peer->announced = true;
-    peer->hello_due_ns = core_.now_ns;
+    peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
+    peer->give_up_ns = core_.now_ns + core_.config.lost_timeout.count();
     set_state(*peer, PeerState::kConnecting, Errc::kOk);
     send_hello(*peer, control::MessageType::kHello);
     schedule(*peer);
@@ -231,6 +277,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
 
 void Peers::set_state(Peer& peer, PeerState state, Errc code) {
   const PeerState old = peer.state.exchange(state, std::memory_order_acq_rel);
+  peer.state_since_ns = core_.now_ns;
   FABRIC_LOG(core_.log, kInfo, "core", "peer", {"peer", peer.id()},
              {"engine", peer.remote.engine_id}, {"was", old}, {"is", state});
   if (!peer.announced) return;
@@ -256,7 +303,9 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
     if (question.op == kNone) continue;
     Op& op = core_.ops.at(question.op);
     if (question.op != peer.fence_op) {
-      core_.finish(op, code, Remote::kUnknown);
+      // Before the session was up nothing of it was sent.
+      core_.finish(op, code,
+                   old == PeerState::kConnecting ? Remote::kNotDelivered : Remote::kUnknown);
     } else {
       // Nobody to ask any more. The fence ends when the paths in are down, or at its deadline.
       op.step = 1;

@@ -93,8 +93,20 @@ struct Peer : SlotHead {
 
   Timer timer{};
   int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;
-  int64_t give_up_ns = kNeverNs;  ///< a passive session that is never confirmed
+  int64_t give_up_ns = kNeverNs;  ///< a session that does not come up
   int64_t last_heard_ns = 0;
+
+  // Liveness (liveness.cc).
+  int64_t state_since_ns = 0;
+  int64_t unreachable_ns = kNeverNs;   ///< a path broke because nobody answered; until it is heard
+  int64_t host_answers_ns = kNeverNs;  ///< its NIC acknowledged a write last
+  int64_t judged_from_ns = 0;          ///< not before: we were away ourselves
+  int64_t last_ping_ns = 0, ping_interval_ns = 0;
+  bool ping_open = false;     ///< the last ping is not answered
+  bool lease_wanted = false;  ///< there is something to post, and the lease is over
+  int64_t lease_from_ns = 0;  ///< when we asked what was answered last: by our own clock
+  int64_t lease_ns = INT64_MAX;
+
   int64_t link_full_until_ns = 0;
   uint32_t byes_left = 0;
   Errc lost_code = Errc::kOk;
@@ -130,6 +142,10 @@ struct Peer : SlotHead {
   bool usable() const noexcept {
     const PeerState s = state.load(std::memory_order_relaxed);
     return s == PeerState::kConnected || s == PeerState::kStalled;
+  }
+  /// The other side may have given us up: nothing is posted until it has answered a new ping.
+  bool lease_over(int64_t now_ns) const noexcept {
+    return !is_self && now_ns - lease_from_ns >= lease_ns;
   }
   /// The other side may count the session as up already: its "ready" is on its way, or got lost.
   bool half_up() const noexcept {
@@ -175,6 +191,23 @@ class Peers {
   void on_inbound_down(const RailSlot& rail, const WireEvent& event);
   void rail_lost(uint8_t network, uint8_t rail);  ///< its ends of paths in are closed
 
+  // Liveness: what the network says about a peer, and who asks.
+  /// A path to it broke because nobody answered.
+  void on_unreachable(Peer& peer);
+  /// Its NIC acknowledged a write: the host is there, whatever its process does. Hot.
+  void on_host_answers(Peer& peer, int64_t now_ns) noexcept {
+    peer.host_answers_ns = now_ns;
+    peer.unreachable_ns = kNeverNs;
+  }
+  /// The network knows that its process has ended. Ends the session before it returns.
+  void on_peer_gone(Peer& peer);
+  /// Silent, and the network has said nothing lately: a write of no bytes would make it speak.
+  bool wants_probe(const Peer& peer) const noexcept;
+  /// Something is to be posted and the lease is over: asks until Transfers::peer_resumed().
+  void want_lease(Peer& peer);
+  /// No session with the engine is alive, and one was.
+  bool only_lost(uint64_t engine_id) const;
+
   control::Address own_address(bool for_self) const;
   void close_all();
   bool all_closed() const;  ///< no path in is open any more
@@ -193,6 +226,20 @@ class Peers {
   void reject(uint8_t network, const control::Hello& hello, uint64_t to_session, Errc code);
   void schedule(Peer& peer);
   control::Hello own_hello(const Peer& peer) const;
+
+  int64_t beat_ns(const Peer& peer) const noexcept;
+  int64_t ping_at(const Peer& peer) const noexcept;
+  int64_t lost_at(const Peer& peer) const noexcept;
+  int64_t judged_at(const Peer& peer) const noexcept;
+  int64_t liveness_at(const Peer& peer) const noexcept;
+  void check_liveness(Peer& peer);
+  void heard(Peer& peer, int64_t now_ns);
+  void ping(Peer& peer);
+  void on_ping(Peer& peer, const control::Body& body);
+  void on_pong(Peer& peer, const control::Body& body);
+  void on_foreign(uint8_t network, std::span<const std::byte> datagram);
+  bool ended_before(const control::Header& header, const control::Address& from);
+  bool restrict_networks(Peer& peer, const ConnectOptions& options);
 
   void on_hello(uint8_t network, const control::Header& header, const control::Body& body);
   void on_welcome(Peer& peer, const control::Header& header, const control::Body& body);

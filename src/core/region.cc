@@ -201,7 +201,10 @@ uint32_t Regions::imported_from(PeerId peer) const noexcept {
 Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> bytes) {
   auto desc = control::decode_desc(bytes);
   if (!desc) return desc.error();
-  if (desc->owner_engine != owner.remote.engine_id) return fail(Errc::kInvalidArgument, "owner");
+  if (desc->owner_engine != owner.remote.engine_id) {
+    if (core_.peers.only_lost(desc->owner_engine)) return fail(Errc::kPeerLost, "desc");
+    return fail(Errc::kInvalidArgument, "owner");
+  }
   if (desc->owner_incarnation != owner.remote.incarnation) return fail(Errc::kPeerLost, "desc");
   if (desc->granted_to != 0 && desc->granted_to != core_.engine_id) {
     return fail(Errc::kPermission, "desc");

@@ -25,7 +25,8 @@ control::Hello Peers::own_hello(const Peer& peer) const {
   hello.message_credits = core_.config.message_credits;
   hello.timeout_max_ns = core_.config.timeout_max.count();
   hello.drain_ns = core_.config.drain_timeout.count();
-  hello.is_inline = !core_.driver->threaded();
+  hello.lost_ns = core_.config.lost_timeout.count();
+  hello.is_inline = core_.driver->by_application();
   hello.app_info = core_.config.app_info;
   return hello;
 }
@@ -85,6 +86,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     ++core_.control_bad;
     FABRIC_LOG(core_.log, kInfo, "core", "a control message was refused",
                {"network", core_.networks[network].name}, {"error", frame.error()});
+    if (frame.error().code == Errc::kWrongJob) on_foreign(network, datagram);
     return;
   }
   const Header& header = frame->header;
@@ -99,8 +101,13 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     return;
   }
   if (peer->their_session != 0 && peer->their_session != header.from_session) return;
-  peer->last_heard_ns = now_ns;
-  if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+  heard(*peer, now_ns);
+  const bool over = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
+  // Their welcome may have got lost, or come too late: a goodbye needs to know whom it is for.
+  if (peer->their_session == 0 && (over || header.type == MessageType::kBye)) {
+    peer->their_session = header.from_session;
+  }
+  if (over) {
     // Over for us. The other side may not know: its goodbye ends ours, anything else earns one.
     if (header.type == MessageType::kBye) {
       peer->byes_left = 0;
@@ -114,21 +121,64 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     on_welcome(*peer, header, frame->body);
     return;
   }
-  if (peer->their_session == 0) return;  // they cannot know us yet
-  peer->channel->on_ack(header.ack, header.ack_bits);
   if (header.type == MessageType::kBye) {
     const bool known = control::decode_bye(frame->body).has_value();
     if (known) say_goodbye(*peer);
     lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     return;
   }
+  if (peer->their_session == 0) return;  // they knew us, and we have not heard of it yet
+  peer->channel->on_ack(header.ack, header.ack_bits);
   // Ready, or anything numbered, proves that our welcome arrived.
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(*peer);
+  if (header.type == MessageType::kPing) on_ping(*peer, frame->body);
+  if (header.type == MessageType::kPong) on_pong(*peer, frame->body);
   if (header.seq != 0 && on_numbered(*peer, *frame)) peer->channel->arrived(header.seq);
   if (!peer->dirty) {
     peer->dirty = true;
     dirty_.push_back(peer->slot);
   }
+}
+
+/// A message whose hash does not fit: nothing in it is proved. A wrong job key is a common mistake,
+/// though, and whoever made it should hear of it at once instead of waiting for silence.
+void Peers::on_foreign(uint8_t network, std::span<const std::byte> datagram) {
+  const auto frame = control::peek_frame(datagram);
+  if (!frame) return;
+  const Header& header = frame->header;
+  if (header.type == MessageType::kHello) {
+    // Only to somebody who knows this life of ours, and with less than he sent: no use for floods.
+    const auto hello = control::decode_hello(frame->body);
+    if (!hello || hello->to_incarnation != core_.incarnation) return;
+    reject(network, *hello, header.from_session, Errc::kWrongJob);
+    return;
+  }
+  if (header.type != MessageType::kReject) return;
+  // Believed only where it can do little harm: by a session that nobody has answered yet, whose
+  // number only those know who saw its hello.
+  Peer* peer = by_session(header.to_session);
+  const auto reject = control::decode_reject(frame->body);
+  if (peer == nullptr || !reject || reject->code != Errc::kWrongJob) return;
+  if (peer->state.load(std::memory_order_relaxed) != PeerState::kConnecting) return;
+  if (peer->their_session != 0) return;
+  lose(*peer, PeerState::kLost, Errc::kWrongJob, false);
+}
+
+/// A late repeat of a session or a life that is over must not open it again. Somebody may still
+/// wait for its answer: he hears that it is over.
+bool Peers::ended_before(const Header& header, const control::Address& from) {
+  for (Peer* old : all()) {
+    if (old->remote.engine_id != from.engine_id) continue;
+    if (from.incarnation < old->remote.incarnation) return true;
+    if (from.incarnation > old->remote.incarnation) continue;
+    if (header.from_session > old->their_session) continue;
+    if (header.from_session == old->their_session) {
+      say_goodbye(*old);
+      schedule(*old);
+    }
+    return true;
+  }
+  return false;
 }
 
 void Peers::on_hello(uint8_t network, const Header& header, const control::Body& body) {
@@ -158,14 +208,8 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
       lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     }
     if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) peer = nullptr;
-  } else {
-    // A late repeat of a session that is over must not open it again.
-    for (const Peer* old : all()) {
-      if (old->remote.engine_id == from.engine_id && old->remote.incarnation == from.incarnation &&
-          header.from_session <= old->their_session) {
-        return;
-      }
-    }
+  } else if (ended_before(header, from)) {
+    return;
   }
   if (peer == nullptr) {
     peer = make(from, false);
@@ -216,6 +260,7 @@ void Peers::on_reject(Peer& peer, const control::Body& body) {
 
 void Peers::connected(Peer& peer) {
   peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  peer.lease_ns = std::min(core_.config.lost_timeout.count(), peer.hello.lost_ns);
   peer.message_bytes_max.store(peer.hello.message_bytes_max, std::memory_order_relaxed);
   peer.announced = true;
   set_state(peer, PeerState::kConnected, Errc::kOk);
@@ -277,7 +322,7 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
 }
 
 void Peers::schedule(Peer& peer) {
-  int64_t when = std::min(peer.hello_due_ns, peer.give_up_ns);
+  int64_t when = std::min({peer.hello_due_ns, peer.give_up_ns, liveness_at(peer)});
   if (peer.usable()) {
     when = std::min(when, std::max(peer.channel->next_time(), peer.link_full_until_ns));
   }
@@ -291,7 +336,7 @@ void Peers::schedule(Peer& peer) {
 void Peers::on_timer(Peer& peer, int64_t now_ns) {
   const PeerState state = peer.state.load(std::memory_order_relaxed);
   if (peer.give_up_ns <= now_ns) {
-    lose(peer, PeerState::kLost, Errc::kTimeout, false);
+    lose(peer, PeerState::kLost, Errc::kUnreachable, peer.their_session != 0);
     return;
   }
   if (peer.hello_due_ns <= now_ns) {
@@ -308,6 +353,7 @@ void Peers::on_timer(Peer& peer, int64_t now_ns) {
       peer.hello_due_ns = kNeverNs;
     }
   }
+  check_liveness(peer);
   if (peer.usable()) {
     flush_peer(peer, now_ns);
   } else {

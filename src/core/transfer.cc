@@ -116,6 +116,12 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
     }
     record(t->post_to_done, core_.now_ns - piece.posted_ns);
   }
+  if (told.code == Errc::kOk || told.code == Errc::kRemoteAccess) {
+    core_.peers.on_host_answers(peer, core_.now_ns);
+  } else if (told.code == Errc::kRailLost && path.state == Path::State::kReady) {
+    path.broke = true;  // by itself: nobody has closed it
+    if (told.remote == Remote::kUnknown && rail.up) core_.peers.on_unreachable(peer);
+  }
   if (told.code == Errc::kOk) {
     path.imms_done += piece.wire.has_imm;
   } else if (exact(path)) {
@@ -249,7 +255,15 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
   Path& path = **found;
   FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
   Peer& peer = *core_.peers.at(path.peer);
-  const bool broke = path.state != Path::State::kClosing;
+  if (event.code == Errc::kPeerLost && !path.peer_gone) {
+    path.state = Path::State::kResting;  // nothing of it is open
+    for (uint32_t p = 0; p < 3; ++p) {
+      while (path.listed[p]) unlist_path(path, p);
+    }
+    core_.peers.on_peer_gone(peer);
+    return;
+  }
+  const bool broke = path.broke || path.state != Path::State::kClosing;
   if (broke) {
     FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
                {"rail", path.rail});

@@ -55,6 +55,7 @@ struct Path {
   bool suspect = false;    ///< it broke before: a probe has to come back before anything is posted
   bool started = false;    ///< this connection was ready once, so pieces may have been posted
   bool unwanted = false;   ///< refused for good: forgotten once it is down
+  bool broke = false;      ///< this connection did, by itself
   uint32_t id = 0;         ///< the provider's
   uint32_t ref = 0;        ///< under which its answer comes back; new each time it is opened
   std::array<EntryQueue, 3> queue{};  ///< by priority
@@ -148,6 +149,8 @@ class Transfers {
   void force(Op& op);
   void peer_connected(Peer& peer);
   void peer_lost(Peer& peer, Errc code);
+  /// The lease is good again: what waited for it may be posted.
+  void peer_resumed(Peer& peer);
   /// Ends what is queued for the peer and not posted.
   void stop_queued(Peer& peer, Errc code);
   /// Ends what is queued for an imported region that was revoked.
@@ -162,8 +165,6 @@ class Transfers {
   void path_state(Peer& peer, const control::PathState& state);
   /// A ready path of the peer carries a write without bytes, to see whether its host answers.
   void probe(Peer& peer);
-  /// The peer was heard again: what was held back goes on.
-  void peer_resumed(Peer& peer);
   /// Opens paths again whose rest is over; returns how much was done.
   uint32_t tick(int64_t now_ns);
   int64_t next_ns() const noexcept { return next_ns_; }

@@ -32,6 +32,7 @@ class InlineDriver final : public Driver {
   void wake_callbacks(Progress&) noexcept override { bell_.ring(); }
 
   bool threaded() const noexcept override { return false; }
+  bool by_application() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
   /// Run between turns by whoever drives: this runtime promises that it has no threads.

@@ -87,11 +87,11 @@ class Traffic {
     }
     std::vector<ScatterTarget> targets;
     for (uint32_t i = 0; i < 4; ++i) {
-      targets.push_back({way_.at(700'000 + i * 5000), 700'000 + i * 5000, 5000,
-                         counters_[4]->key()});
+      targets.push_back(
+          {way_.at(700'000 + i * 5000), 700'000 + i * 5000, 5000, counters_[4]->key()});
     }
-    accepted(a_.engine.submit(
-        Scatter{.source = a_.memory.id(), .targets = targets, .batch = *batch_}));
+    accepted(
+        a_.engine.submit(Scatter{.source = a_.memory.id(), .targets = targets, .batch = *batch_}));
   }
 
   void everything_arrived_once() {
@@ -104,12 +104,12 @@ class Traffic {
     }
     EXPECT_TRUE(std::ranges::equal(b_.bytes(0, 300'000), a_.bytes(0, 300'000)));
     for (uint32_t i = 0; i < 20; ++i) {
-      EXPECT_TRUE(std::ranges::equal(b_.bytes((119 - i) * 4096, 4096),
-                                     a_.bytes((100 + i) * 4096, 4096)));
+      EXPECT_TRUE(
+          std::ranges::equal(b_.bytes((119 - i) * 4096, 4096), a_.bytes((100 + i) * 4096, 4096)));
     }
     for (uint32_t i = 0; i < 10; ++i) {
-      EXPECT_TRUE(std::ranges::equal(b_.bytes(600'000 + i * 1000, 900),
-                                     a_.bytes(600'000 + i * 1000, 900)));
+      EXPECT_TRUE(
+          std::ranges::equal(b_.bytes(600'000 + i * 1000, 900), a_.bytes(600'000 + i * 1000, 900)));
     }
     EXPECT_TRUE(std::ranges::equal(b_.bytes(700'000, 20'000), a_.bytes(700'000, 20'000)));
     EXPECT_EQ(b_.engine.stats().stale_imms, 0u);

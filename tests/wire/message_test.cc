@@ -145,12 +145,13 @@ TEST(MessageWire, PingAndPong) {
 
 // The address inside has golden bytes of its own.
 const char* const kHelloTail =
-    "0200 2100 9900000000000000 00000100 20000000"  // limits: incarnation, bytes, credits,
-    "00b864d945000000 00f2052a01000000 01"          // 300 s, 5 s, inline
+    "0200 2900 9900000000000000 00000100 20000000"  // limits: incarnation, bytes, credits,
+    "00b864d945000000 00f2052a01000000"             // 300 s, 5 s
+    "00ac23fc06000000 01"                           // 30 s, inline
     "0300 0c00 6d6f64656c3d6d3b74703d38";           // "model=m;tp=8"
 
 Bytes hello_golden() { return hex("0100 5200") + encode(samples::address()) + hex(kHelloTail); }
-constexpr size_t kAddressAt = 4, kLimitsAt = 86, kAppInfoAt = 123;
+constexpr size_t kAddressAt = 4, kLimitsAt = 86, kAppInfoAt = 131;
 
 TEST(HelloWire, HasItsGoldenBytes) {
   EXPECT_EQ(to_hex(encode(samples::hello())), to_hex(hello_golden()));
@@ -165,7 +166,7 @@ TEST(HelloWire, SkipsUnknownSectionsAndTakesLongerOnesOfANewerMinor) {
   ASSERT_TRUE(unknown);
   EXPECT_EQ(*unknown, samples::hello());
 
-  Bytes longer = with(hello_golden(), kLimitsAt + 2, 0x22);
+  Bytes longer = with(hello_golden(), kLimitsAt + 2, 0x2a);
   longer.insert(longer.begin() + kAppInfoAt, std::byte{0xff});
   EXPECT_EQ(decode_hello(longer).error().code, Errc::kBadFormat);
   const auto newer = decode_hello(Body(longer, true));
@@ -180,7 +181,8 @@ TEST(HelloWire, RefusesFieldsOutOfRange) {
   EXPECT_EQ(code(with(whole, kAddressAt, 0)), Errc::kBadFormat);
   EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 16 + 7, 0x80)), Errc::kBadFormat) << "timeout < 0";
   EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 24 + 7, 0x80)), Errc::kBadFormat) << "drain < 0";
-  EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 32, 2)), Errc::kBadFormat) << "neither yes nor no";
+  EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 32 + 7, 0x80)), Errc::kBadFormat) << "lost < 0";
+  EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 40, 2)), Errc::kBadFormat) << "neither yes nor no";
   EXPECT_EQ(code(with(whole, kLimitsAt, 9, 2)), Errc::kBadFormat) << "no limits";
   EXPECT_EQ(code(with(whole, kAppInfoAt, 9, 2)), Errc::kBadFormat) << "no text";
   EXPECT_EQ(code(whole + Bytes(whole.begin() + kAppInfoAt, whole.end())), Errc::kBadFormat);

@@ -45,7 +45,8 @@ inline Header header(MessageType type) {
 }
 
 inline Hello hello() {
-  return {address(), 0x99, 65536, 32, 300'000'000'000, 5'000'000'000, true, "model=m;tp=8"};
+  return {address(),      0x99, 65536,         32, 300'000'000'000, 5'000'000'000,
+          30'000'000'000, true, "model=m;tp=8"};
 }
 inline Reject reject() { return {Errc::kWrongJob, 0x0102030405060708}; }
 inline Bye bye() { return {Errc::kPeerLost}; }

@@ -1,0 +1,143 @@
+#include <algorithm>
+
+#include "core/core.h"
+#include "core/peer.h"
+
+// Who is there: heartbeats, peers that are silent, what the network says about them, and the lease
+// under which we write (docs/design/0007-liveness.md).
+
+namespace fabric::core {
+
+using control::MessageType;
+
+/// How often a silent peer is asked. A peer that gives up early is asked more often, within reason:
+/// the number is its own to choose.
+int64_t Peers::beat_ns(const Peer& peer) const noexcept {
+  const int64_t shortest = std::min(core_.config.peer_timeout.count(), peer.lease_ns);
+  return std::max(core_.config.retransmit.count(), shortest / 4);
+}
+
+/// Silence makes a ping due after a beat. The lease makes one due after two, whatever was heard.
+int64_t Peers::ping_at(const Peer& peer) const noexcept {
+  if (peer.lease_wanted) return peer.last_ping_ns + peer.ping_interval_ns;
+  const int64_t beat = beat_ns(peer);
+  return std::min(std::max(peer.last_heard_ns, peer.last_ping_ns) + beat,
+                  peer.last_ping_ns + 2 * beat);
+}
+
+/// When the present silence, with what the network says about it, makes the peer a lost one.
+int64_t Peers::lost_at(const Peer& peer) const noexcept {
+  const int64_t by_silence = peer.last_heard_ns + core_.config.lost_timeout.count();
+  if (peer.unreachable_ns != kNeverNs) {
+    return std::min(by_silence, peer.last_heard_ns + core_.config.peer_timeout.count());
+  }
+  if (peer.host_answers_ns == kNeverNs) return by_silence;
+  return std::max(by_silence, peer.host_answers_ns + core_.config.lost_timeout.count());
+}
+
+int64_t Peers::judged_at(const Peer& peer) const noexcept {
+  int64_t when = lost_at(peer);
+  const bool may_stall = peer.state.load(std::memory_order_relaxed) == PeerState::kConnected;
+  if (may_stall && !peer.hello.is_inline) {
+    when = std::min(when, peer.last_heard_ns + core_.config.peer_timeout.count());
+  }
+  return std::max(when, peer.judged_from_ns);
+}
+
+int64_t Peers::liveness_at(const Peer& peer) const noexcept {
+  if (peer.is_self || !peer.usable()) return kNeverNs;
+  return std::min(ping_at(peer), judged_at(peer));
+}
+
+void Peers::check_liveness(Peer& peer) {
+  if (peer.is_self || !peer.usable()) return;
+  const int64_t now = core_.now_ns;
+  // Two beats at most lie between two pings. More means that we were stopped, and our own sleep is
+  // nobody's silence: the peer gets a beat to answer.
+  if (now - peer.last_ping_ns > 3 * beat_ns(peer)) peer.judged_from_ns = now + beat_ns(peer);
+  if (ping_at(peer) <= now) ping(peer);
+  if (wants_probe(peer)) core_.transfers.probe(peer);
+  if (judged_at(peer) > now) return;
+  if (lost_at(peer) <= now) {
+    lose(peer, PeerState::kLost, Errc::kPeerLost, true);
+  } else {
+    set_state(peer, PeerState::kStalled, Errc::kTimeout);
+  }
+}
+
+void Peers::heard(Peer& peer, int64_t now_ns) {
+  peer.last_heard_ns = now_ns;
+  peer.unreachable_ns = kNeverNs;
+  if (peer.state.load(std::memory_order_relaxed) == PeerState::kStalled) {
+    set_state(peer, PeerState::kConnected, Errc::kOk);
+  }
+}
+
+void Peers::ping(Peer& peer) {
+  const bool again = std::exchange(peer.ping_open, true);
+  peer.last_ping_ns = core_.now_ns;
+  peer.ping_interval_ns = std::min(peer.ping_interval_ns * 2, beat_ns(peer));
+  control::Header header{.type = MessageType::kPing,
+                         .to_session = peer.their_session,
+                         .from_session = peer.my_session};
+  peer.channel->fill_ack(header);
+  const control::Ping body{.stamp = static_cast<uint64_t>(peer.last_ping_ns)};
+  put_on_wire(peer, header, control::encode(body), again);
+}
+
+void Peers::on_ping(Peer& peer, const control::Body& body) {
+  const auto asked = control::decode_ping(body);
+  if (!asked) return refuse_bad(peer, MessageType::kPing);
+  send_plain(peer, MessageType::kPong, control::encode(*asked));
+}
+
+void Peers::on_pong(Peer& peer, const control::Body& body) {
+  const auto answer = control::decode_ping(body);
+  // A stamp that we have not reached yet would be a lease for ever.
+  if (!answer || answer->stamp > static_cast<uint64_t>(peer.last_ping_ns)) {
+    return refuse_bad(peer, MessageType::kPong);
+  }
+  const auto stamp = static_cast<int64_t>(answer->stamp);
+  if (stamp == peer.last_ping_ns) peer.ping_open = false;
+  if (stamp <= peer.lease_from_ns) return;  // overtaken by a newer one
+  const bool was_over = peer.lease_over(core_.now_ns);
+  peer.lease_from_ns = stamp;
+  if (peer.lease_over(core_.now_ns)) return;  // asked before we were stopped
+  peer.lease_wanted = false;
+  if (was_over) core_.transfers.peer_resumed(peer);
+}
+
+void Peers::want_lease(Peer& peer) {
+  if (peer.lease_wanted || peer.is_self || !peer.usable()) return;
+  peer.lease_wanted = true;
+  peer.ping_interval_ns = core_.config.retransmit.count();
+  ping(peer);
+  schedule(peer);
+}
+
+void Peers::on_unreachable(Peer& peer) {
+  peer.unreachable_ns = core_.now_ns;
+  schedule(peer);  // its silence may be long enough already: this turn's timers see to it
+}
+
+void Peers::on_peer_gone(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerLost, false); }
+
+bool Peers::wants_probe(const Peer& peer) const noexcept {
+  const int64_t half = core_.config.peer_timeout.count() / 2;
+  const auto said = [&](int64_t when_ns) {
+    return when_ns != kNeverNs && core_.now_ns - when_ns < half;
+  };
+  return !peer.is_self && peer.usable() && core_.now_ns - peer.last_heard_ns >= half &&
+         !said(peer.unreachable_ns) && !said(peer.host_answers_ns);
+}
+
+void Transfers::peer_resumed(Peer& peer) {
+  for (auto& rails : peer.paths) {
+    for (const uint32_t index : rails) {
+      if (index == kNone) continue;
+      for (uint32_t priority = 0; priority < 3; ++priority) activate(*paths_[index], priority);
+    }
+  }
+}
+
+}  // namespace fabric::core

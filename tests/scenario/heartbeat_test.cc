@@ -1,0 +1,344 @@
+#include <algorithm>
+
+#include "core/core.h"
+#include "scenario/puppet.h"
+#include "support/log_guard.h"
+
+// What an engine asks a silent peer, what it makes of the answers, and when it may write (P16).
+
+namespace fabric::test {
+namespace {
+
+using control::MessageType;
+
+using Change = std::pair<PeerState, Errc>;
+
+std::vector<Change> changes(const Witness& witness) {
+  std::vector<Change> out;
+  for (const Event& event : witness.events) {
+    if (event.kind == EventKind::kPeer) {
+      out.emplace_back(static_cast<PeerState>(event.value), event.code);
+    }
+  }
+  return out;
+}
+
+class Heartbeat : public testing::Test {
+ protected:
+  static Config config(Nanos peer_timeout, Nanos lost_timeout) {
+    Config config = story_config();
+    config.peer_timeout = peer_timeout;
+    config.lost_timeout = lost_timeout;
+    return config;
+  }
+  void meet() {
+    peer = *engine.connect(puppet.encoded_address());
+    theatre.run_for(1ms);
+    puppet.read();
+    puppet.welcome();
+    theatre.run_for(1ms);
+    ASSERT_EQ(state(), PeerState::kConnected);
+  }
+  PeerState state() const { return engine.peer_info(peer)->state; }
+  /// Lets time pass during which the puppet speaks, but answers no ping.
+  void chat_for(Nanos time) {
+    for (Nanos passed{}; passed < time; passed += 10ms) {
+      puppet.read();
+      puppet.send(MessageType::kAck);
+      theatre.run_for(10ms);
+    }
+    puppet.read();
+  }
+
+  PuppetTheatre theatre;
+  Engine engine = theatre.open(config(1s, 4s));
+  Puppet puppet{theatre, engine.address()};
+  Witness seen{&engine};
+  Subscription subscription = *engine.subscribe(seen.notify());
+  PeerId peer{};
+};
+
+TEST_F(Heartbeat, ASilentPeerIsAskedStallsResumesAndIsLost) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const Nanos met = seen.times.back();
+  theatre.run_for(3s);
+  EXPECT_EQ(state(), PeerState::kStalled);
+  EXPECT_EQ(engine.peer_stats().at(0).silent_for, engine.now() - met);
+  EXPECT_NE(engine.dump().find("Stalled for 2000 ms"), std::string::npos) << engine.dump();
+  const auto stamps = puppet.stamps();
+  ASSERT_EQ(stamps.size(), 12u);
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    EXPECT_EQ(Nanos(stamps[i]), met + 250ms * (i + 1)) << "a quarter of peer_timeout";
+  }
+
+  puppet.send(MessageType::kAck);
+  theatre.run_for(1ms);
+  EXPECT_EQ(state(), PeerState::kConnected);
+  const Nanos resumed = seen.times.back();
+  theatre.run_for(5s);
+  EXPECT_EQ(state(), PeerState::kLost);
+  EXPECT_FALSE(puppet.take(MessageType::kBye).empty());
+  const std::vector<Change> expected{
+      {PeerState::kConnecting, Errc::kOk},   {PeerState::kConnected, Errc::kOk},
+      {PeerState::kStalled, Errc::kTimeout}, {PeerState::kConnected, Errc::kOk},
+      {PeerState::kStalled, Errc::kTimeout}, {PeerState::kLost, Errc::kPeerLost}};
+  ASSERT_EQ(changes(seen), expected);
+  EXPECT_EQ(seen.times[2], met + 1s);
+  EXPECT_EQ(seen.times[4], resumed + 1s);
+  EXPECT_EQ(seen.times[5], resumed + 4s);
+  EXPECT_NE(engine.dump().find("Lost for 1000 ms"), std::string::npos) << engine.dump();
+}
+
+TEST_F(Heartbeat, APingIsAnsweredAtOnceWithItsStamp) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  puppet.send(MessageType::kPing, control::encode(control::Ping{12345}));
+  theatre.run_for(5us);
+  const auto pongs = puppet.take(MessageType::kPong);
+  ASSERT_EQ(pongs.size(), 1u);
+  EXPECT_EQ(control::decode_ping(pongs[0].body)->stamp, 12345u);
+  EXPECT_EQ(pongs[0].header.to_session, puppet.session);
+}
+
+TEST_F(Heartbeat, APeerThatSpeaksIsAskedHalfAsOften) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const Nanos began = engine.now();
+  chat_for(4s);
+  const auto stamps = puppet.stamps();
+  EXPECT_GE(stamps.size(), 7u) << "the lease needs answers, whatever else is heard";
+  EXPECT_LE(stamps.size(), 9u);
+  EXPECT_EQ(state(), PeerState::kConnected);
+  EXPECT_LE(Nanos(stamps.at(0)), began + 500ms);
+}
+
+TEST_F(Heartbeat, AWaitThatNamesItsPeerEndsWhenSilenceLosesIt) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  Counter counter = *engine.make_counter();
+  ASSERT_TRUE(counter.bind(peer));
+  const Nanos met = seen.times.back();
+  EXPECT_EQ(counter.wait(1, 60s).error().code, Errc::kPeerLost);
+  EXPECT_EQ(engine.now(), met + 4s);
+}
+
+TEST_F(Heartbeat, WhoComputesIsNotCalledStalledButLostInTheEnd) {
+  puppet.hello.is_inline = true;
+  ASSERT_NO_FATAL_FAILURE(meet());
+  theatre.run_for(3900ms);
+  EXPECT_EQ(state(), PeerState::kConnected);
+  EXPECT_EQ(changes(seen).size(), 2u);
+  theatre.run_for(200ms);
+  EXPECT_EQ(state(), PeerState::kLost) << "a death must not go unnoticed";
+}
+
+// ---- Lease --------------------------------------------------------------------------------------
+
+class Lease : public Heartbeat {
+ protected:
+  /// The puppet gives up after a second, so that is how long each of its answers lets us write.
+  void SetUp() override {
+    puppet.hello.lost_ns = 1'000'000'000;
+    ASSERT_NO_FATAL_FAILURE(meet());
+    target = *engine.import_region(peer, puppet.desc());
+    fill(source.bytes(), 1);
+    write(0);
+    chat_for(50ms);
+    ASSERT_TRUE(landed(0)) << "the first write goes under the lease of the handshake";
+  }
+  void write(uint64_t block) {
+    ASSERT_TRUE(engine.submit(Write{.source = source.at(0),
+                                    .target = target.at(block * kBlock),
+                                    .size_bytes = kBlock,
+                                    .batch = batch}));
+  }
+  bool landed(uint64_t block) const {
+    return holds(puppet.memory().subspan(block * kBlock, kBlock), 1);
+  }
+  static constexpr uint64_t kBlock = 64;
+
+  MemoryRegion source = *engine.allocate({.size_bytes = kBlock});
+  Batch batch = *engine.make_batch();
+  RemoteRegion target{};
+};
+
+TEST_F(Lease, NothingIsPostedOnceItIsOverUntilANewPingIsAnswered) {
+  chat_for(1500ms);
+  const auto before = puppet.stamps();
+  ASSERT_FALSE(before.empty());
+  write(1);
+  chat_for(100ms);
+  EXPECT_EQ(state(), PeerState::kConnected) << "it is heard all the time";
+  EXPECT_FALSE(landed(1)) << "the other side may have given us up";
+  const auto asked = puppet.stamps();
+  EXPECT_GE(asked.size(), 4u) << "something waits: it asks at once, and again soon";
+
+  puppet.pong(before.front());  // lay in a buffer while we were stopped
+  chat_for(10ms);
+  EXPECT_FALSE(landed(1)) << "an old answer renews nothing";
+  puppet.pong(asked.back());
+  theatre.run_for(1ms);
+  EXPECT_TRUE(landed(1));
+  EXPECT_TRUE(engine.wait(batch));
+}
+
+TEST_F(Lease, EndsASecondAfterThePingThatWasAnsweredAndNotAfterTheAnswer) {
+  chat_for(500ms);
+  const uint64_t stamp = puppet.stamps().back();
+  chat_for(400ms);
+  puppet.pong(stamp);
+  chat_for(10ms);
+  const Nanos over = Nanos(stamp) + 1s;
+  ASSERT_LT(engine.now(), over - 20ms);
+  theatre.run_for(over - 20ms - engine.now());
+  write(1);
+  chat_for(10ms);
+  EXPECT_TRUE(landed(1)) << "just before";
+  theatre.run_for(over - engine.now());
+  write(2);
+  chat_for(50ms);
+  EXPECT_FALSE(landed(2)) << "at that very moment";
+}
+
+TEST_F(Lease, AnAnswerToAPingThatWasNeverSentIsRefused) {
+  expect_log("does not parse");
+  const uint64_t bad = engine.stats().control_bad;
+  puppet.pong(static_cast<uint64_t>((engine.now() + 100s).count()));
+  puppet.pong(UINT64_MAX);
+  theatre.run_for(1ms);
+  EXPECT_EQ(engine.stats().control_bad, bad + 2);
+  chat_for(1500ms);
+  write(1);
+  chat_for(100ms);
+  EXPECT_FALSE(landed(1));
+}
+
+TEST_F(Lease, ALostPeerEndsWhatWaitedForIt) {
+  chat_for(1500ms);
+  write(1);
+  theatre.run_for(5s);
+  EXPECT_EQ(state(), PeerState::kStalled) << "its NIC answers";
+  EXPECT_FALSE(landed(1));
+  puppet.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  theatre.run_for(1ms);
+  EXPECT_EQ(state(), PeerState::kLost);
+  EXPECT_EQ(engine.wait(batch).error().code, Errc::kPeerLost);
+  EXPECT_EQ(batch.unknown(), 0u) << "it was never posted";
+  EXPECT_FALSE(landed(1));
+}
+
+// ---- Evidence -----------------------------------------------------------------------------------
+
+/// What the network says reaches the session from below, so these stories look at the core.
+class Evidence : public testing::Test {
+ protected:
+  void SetUp() override {
+    Config config = story_config();
+    config.peer_timeout = 1s;
+    config.lost_timeout = 4s;
+    core = *core::EngineCore::open(theatre.placed(config), theatre.world.impl,
+                                   &theatre.world.impl->world_driver);
+    puppet = std::make_unique<Puppet>(theatre, control::encode(core->peers.own_address(false)));
+    id = *core->peers.connect(puppet->address, {});
+    core->stir();
+    theatre.run_for(1ms);
+    puppet->read();
+    puppet->welcome();
+    theatre.run_for(1ms);
+    ASSERT_EQ(state(), PeerState::kConnected);
+    heard_ns = peer().last_heard_ns;
+  }
+  void TearDown() override { EXPECT_TRUE(core->close({})); }
+  core::Peer& peer() const { return *core->peers.find(id); }
+  PeerState state() const { return peer().state.load(); }
+  /// To so long after the puppet was heard.
+  void run_to(Nanos silence) {
+    theatre.run_for(Nanos(heard_ns) + silence - Nanos(theatre.world.now()));
+    core->now_ns = theatre.world.now();
+  }
+
+  PuppetTheatre theatre;
+  std::shared_ptr<core::EngineCore> core;
+  std::unique_ptr<Puppet> puppet;
+  PeerId id{};
+  int64_t heard_ns = 0;
+};
+
+TEST_F(Evidence, SilenceOfWhoCannotBeReachedIsLossAfterTheShorterTime) {
+  run_to(500ms);
+  core->peers.on_unreachable(peer());
+  run_to(999ms);
+  EXPECT_EQ(state(), PeerState::kConnected) << "another network may still bring a word";
+  run_to(1001ms);
+  EXPECT_EQ(state(), PeerState::kLost);
+  EXPECT_EQ(peer().lost_code, Errc::kPeerLost);
+}
+
+TEST_F(Evidence, AWordTakesBackThatItCannotBeReached) {
+  run_to(500ms);
+  core->peers.on_unreachable(peer());
+  puppet->send(MessageType::kAck);
+  run_to(600ms);
+  heard_ns = peer().last_heard_ns;
+  run_to(1001ms);
+  EXPECT_EQ(state(), PeerState::kStalled);
+}
+
+TEST_F(Evidence, AStalledPeerThatCannotBeReachedIsLostInTheSameTurn) {
+  run_to(2s);
+  ASSERT_EQ(state(), PeerState::kStalled);
+  core->peers.on_unreachable(peer());
+  core->stir();
+  theatre.run_for(1ns);
+  EXPECT_EQ(state(), PeerState::kLost);
+}
+
+TEST_F(Evidence, AHostThatAnswersKeepsItsPeerStalled) {
+  for (Nanos silence = 500ms; silence < 20s; silence += 500ms) {
+    run_to(silence);
+    core->peers.on_host_answers(peer(), core->now_ns);
+  }
+  run_to(23'400ms);
+  EXPECT_EQ(state(), PeerState::kStalled) << "a stopped process, and a NIC that goes on";
+  run_to(23'501ms);
+  EXPECT_EQ(state(), PeerState::kLost) << "lost_timeout after the host has answered last";
+}
+
+TEST_F(Evidence, AnAnswerOfTheHostTakesBackThatItCannotBeReached) {
+  run_to(500ms);
+  core->peers.on_unreachable(peer());
+  core->peers.on_host_answers(peer(), core->now_ns);
+  run_to(1001ms);
+  EXPECT_EQ(state(), PeerState::kStalled);
+}
+
+TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
+  Witness seen;
+  const Key key = *core->counters.make(core->now_ns);
+  core->counters.bind(key, peer());
+  ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));
+  run_to(10ms);
+  core->peers.on_peer_gone(peer());
+  EXPECT_EQ(state(), PeerState::kLost);
+  core->peers.on_peer_gone(peer());
+  core->stir();
+  theatre.run_for(1ns);
+  ASSERT_EQ(seen.count(), 1u);
+  EXPECT_EQ(seen.events[0].code, Errc::kPeerLost);
+  EXPECT_EQ(seen.events[0].peer, id);
+}
+
+TEST_F(Evidence, TheNetworkIsAskedWhenItHasSaidNothingLately) {
+  run_to(499ms);
+  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  run_to(500ms);
+  EXPECT_TRUE(core->peers.wants_probe(peer()));
+  core->peers.on_host_answers(peer(), core->now_ns);
+  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  run_to(999ms);
+  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  run_to(1000ms);
+  EXPECT_TRUE(core->peers.wants_probe(peer()));
+  core->peers.on_unreachable(peer());
+  EXPECT_FALSE(core->peers.wants_probe(peer()));
+}
+
+}  // namespace
+}  // namespace fabric::test
