@@ -104,7 +104,7 @@ TEST_F(Heartbeat, APeerThatSpeaksIsAskedHalfAsOften) {
   const Nanos began = engine.now();
   chat_for(4s);
   const auto stamps = puppet.stamps();
-  EXPECT_GE(stamps.size(), 7u) << "the lease needs answers, whatever else is heard";
+  ASSERT_GE(stamps.size(), 7u) << "the lease needs answers, whatever else is heard";
   EXPECT_LE(stamps.size(), 9u);
   EXPECT_EQ(state(), PeerState::kConnected);
   EXPECT_LE(Nanos(stamps.at(0)), began + 500ms);
@@ -168,7 +168,7 @@ TEST_F(Lease, NothingIsPostedOnceItIsOverUntilANewPingIsAnswered) {
   EXPECT_EQ(state(), PeerState::kConnected) << "it is heard all the time";
   EXPECT_FALSE(landed(1)) << "the other side may have given us up";
   const auto asked = puppet.stamps();
-  EXPECT_GE(asked.size(), 4u) << "something waits: it asks at once, and again soon";
+  ASSERT_GE(asked.size(), 4u) << "something waits: it asks at once, and again soon";
 
   puppet.pong(before.front());  // lay in a buffer while we were stopped
   chat_for(10ms);
@@ -181,7 +181,9 @@ TEST_F(Lease, NothingIsPostedOnceItIsOverUntilANewPingIsAnswered) {
 
 TEST_F(Lease, EndsASecondAfterThePingThatWasAnsweredAndNotAfterTheAnswer) {
   chat_for(500ms);
-  const uint64_t stamp = puppet.stamps().back();
+  const auto asked = puppet.stamps();
+  ASSERT_FALSE(asked.empty());
+  const uint64_t stamp = asked.back();
   chat_for(400ms);
   puppet.pong(stamp);
   chat_for(10ms);
@@ -254,6 +256,7 @@ class Evidence : public testing::Test {
     core->now_ns = theatre.world.now();
   }
 
+  Witness seen;
   PuppetTheatre theatre;
   std::shared_ptr<core::EngineCore> core;
   std::unique_ptr<Puppet> puppet;
@@ -310,7 +313,6 @@ TEST_F(Evidence, AnAnswerOfTheHostTakesBackThatItCannotBeReached) {
 }
 
 TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
-  Witness seen;
   const Key key = *core->counters.make(core->now_ns);
   core->counters.bind(key, peer());
   ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));

@@ -66,7 +66,7 @@ class Liveness : public testing::Test {
     return submitted && counter.wait(1, 2s) && holds(to.bytes(), content);
   }
 
-  Witness seen_a, seen_b;
+  Witness seen_a, seen_b, heard;
   sim::World world;
   uint32_t node_a, node_b;
   Host a, b;
@@ -86,7 +86,6 @@ TEST_F(Liveness, AQuietPairStaysTogether) {
 }
 
 TEST_F(Liveness, AStoppedProcessStallsAndEverythingResumesWithIt) {
-  Witness heard;
   Batch batch = *a.engine.make_batch();
   happens(sim::Fault::stop(node_b));
   world.run_for(1500ms);
@@ -104,6 +103,19 @@ TEST_F(Liveness, AStoppedProcessStallsAndEverythingResumesWithIt) {
   EXPECT_EQ(changes(seen_b, to_a.peer), kMet) << "its own sleep is nobody's silence";
   EXPECT_TRUE(deliver(a, b, to_b, 3));
   EXPECT_TRUE(deliver(b, a, to_a, 4));
+}
+
+TEST_F(Liveness, OurOwnSleepIsNobodysSilence) {
+  // Nothing lies in its buffer when it goes on: all that it knows is that time has passed.
+  happens(sim::Fault::stop(node_a));
+  happens(sim::Fault::control_cut(node_a, node_b));
+  world.run_for(2500ms);
+  happens(sim::Fault::control_heal(node_a, node_b));
+  happens(sim::Fault::resume(node_a));
+  world.run_for(2s);
+  EXPECT_EQ(changes(seen_a, to_b.peer), kMet);
+  EXPECT_EQ(changes(seen_b, to_a.peer),
+            met_and({{PeerState::kStalled, Errc::kTimeout}, {PeerState::kConnected, Errc::kOk}}));
 }
 
 TEST_F(Liveness, APartitionLosesBothSidesAndTheyMeetAgainAsNewSessions) {

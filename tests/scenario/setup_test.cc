@@ -52,10 +52,10 @@ TEST(WrongJob, IsToldAtOnceAndEndsWhatWasSubmitted) {
   using Keys = std::pair<const char*, const char*>;
   for (const auto& [here, there] : {Keys{"blue", "red"}, Keys{"", "red"}, Keys{"blue", ""}}) {
     SCOPED_TRACE(testing::Message() << "'" << here << "' to '" << there << "'");
+    Witness seen, ended;
     sim::World world;
     Host a = open_host(world, world.add_node(), kSize, of_job(here));
     Host b = open_host(world, world.add_node(), kSize, of_job(there));
-    Witness seen{&a.engine}, ended{&a.engine};
     const Subscription subscription = *a.engine.subscribe(seen.notify());
     const Way way = connect(a, b);
     ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
@@ -95,6 +95,7 @@ class Meeting : public testing::Test {
     theatre.run_for(1ms);
   }
 
+  Witness ended;  // outlives the engine that reports to it
   PuppetTheatre theatre;
   Engine engine;
   Puppet puppet{theatre, engine.address()};
@@ -168,7 +169,6 @@ TEST_F(Meeting, FramesOfAnotherMajorAreCountedAndDisturbNobody) {
 TEST_F(Meeting, WhoNeverAnswersIsGivenUpWithEverythingThatWaited) {
   connect();
   Batch batch = *engine.make_batch();
-  Witness ended{&engine};
   std::vector<Key> keys(1);
   const uint64_t name = 5;
   ASSERT_TRUE(engine.submit(

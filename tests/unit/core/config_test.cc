@@ -172,12 +172,17 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
 // ---- Variables ----------------------------------------------------------------------------------
 
 TEST(Environment, SetsEveryKindOfField) {
-  const Variable variables[] = {
-      {"FABRIC_OPS_MAX", "8192"},       {"FABRIC_SPIN", "20us"},
-      {"FABRIC_STRIPE_ALIGN", "65536"}, {"FABRIC_NETWORKS", "shm,tcp"},
-      {"FABRIC_WORKER_CPUS", "0,3,11"}, {"FABRIC_REROUTE", "0"},
-      {"FABRIC_APP_INFO", "llama"},     {"FABRIC_LOG_LEVEL", "debug"},
-      {"FABRIC_JOB_KEY", ""},           {"FABRIC_TEST_SOMETHING", "whatever"}};
+  const Variable variables[] = {{"FABRIC_OPS_MAX", "8192"},
+                                {"FABRIC_SPIN", "20us"},
+                                {"FABRIC_STRIPE_ALIGN", "65536"},
+                                {"FABRIC_NETWORKS", "shm,tcp"},
+                                {"FABRIC_WORKER_CPUS", "0,3,11"},
+                                {"FABRIC_REROUTE", "0"},
+                                {"FABRIC_APP_INFO", "llama"},
+                                {"FABRIC_LOG_LEVEL", "debug"},
+                                {"FABRIC_JOB_KEY", ""},
+                                {"FABRIC_TEST_SOMETHING", "whatever"},
+                                {"FABRIC_ENGINE_ID", "18446744073709551615"}};
   Config asked;
   asked.ops_max = 1;
   asked.job_key = "secret";
@@ -196,6 +201,7 @@ TEST(Environment, SetsEveryKindOfField) {
   EXPECT_EQ(config->app_info, "llama");
   EXPECT_EQ(config->log_level, LogLevel::kDebug);
   EXPECT_EQ(config->job_key, "");
+  EXPECT_EQ(config->engine_id, UINT64_MAX);
 }
 
 TEST(Environment, DurationsHaveAUnit) {
