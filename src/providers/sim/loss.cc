@@ -75,6 +75,7 @@ int64_t Wire::wait_ns(OutPath& path, Flight& flight, Way way) noexcept {
   if (way == Way::kBehind) return 2 * flight.nic->timing.latency_ns + 1;  // the receiver says so
   const RailState* rail = find_rail(flight.to);
   const bool patient = way == Way::kNotReady && !rail->nic->faults.not_ready;
+  if (patient) flight.lost_ns = kNeverNs;
   if (!patient && flight.lost_ns == kNeverNs) flight.lost_ns = now_ns_;
   int64_t wait = kRepeatNs;
   if (way == Way::kNotReady) {

@@ -87,6 +87,16 @@ uint64_t Wire::under_way() const noexcept {
   return flights_.in_use() + packets_.in_use();
 }
 
+uint64_t Wire::path_ends() const noexcept {
+  const std::lock_guard lock(mutex_);
+  uint64_t count = 0;
+  for (const auto& port : ports_) {
+    if (port == nullptr) continue;
+    for (const RailState& rail : port->rails) count += rail.out.ends.size() + rail.in.ends.size();
+  }
+  return count;
+}
+
 std::unique_lock<std::mutex> Wire::enter(const Port& port) {
   std::unique_lock lock(mutex_);
   if (options_.realtime) {

@@ -280,6 +280,7 @@ class Wire {
   uint64_t events() const noexcept;
   uint64_t trace_hash() const noexcept;
   uint64_t under_way() const noexcept;  ///< pieces and packets of which something is left
+  uint64_t path_ends() const noexcept;  ///< that take up memory
   Result<Port*> open_port(uint32_t node, const Network& spec, const OpenContext& context);
   void close_port(Port& port) noexcept;
 

@@ -30,22 +30,34 @@ class TestWorld {
     network.model = model;
     return impl->wire.add_node({network});
   }
-  Result<std::unique_ptr<OpenNetwork>> try_open(uint32_t node, std::string name = "sim") {
+  Result<std::unique_ptr<OpenNetwork>> try_open(uint32_t node, std::string name = "sim",
+                                                Progress* engine = nullptr) {
     Network spec;
     spec.provider = "sim";
     spec.name = std::move(name);
     spec.devices = {world_token(*impl, node)};
     OpenContext context;
     context.driver = &impl->world_driver;
+    context.progress = engine;
     return fabric::sim::open(spec, context);
   }
-  std::unique_ptr<OpenNetwork> open(uint32_t node, std::string name = "sim") {
-    auto opened = try_open(node, std::move(name));
+  std::unique_ptr<OpenNetwork> open(uint32_t node, std::string name = "sim",
+                                    Progress* engine = nullptr) {
+    auto opened = try_open(node, std::move(name), engine);
     EXPECT_TRUE(opened) << opened.error().what;
     return *std::move(opened);
   }
   std::unique_ptr<OpenNetwork> open_new(uint32_t rails = 1, const NicModel& model = {}) {
     return open(add_node(rails, model));
+  }
+
+  void now(const Fault& fault) {
+    in(0, fault);
+    run_for(0);
+  }
+  void in(int64_t ns, const Fault& fault) {
+    const auto planned = impl->wire.plan(now() + ns, fault);
+    ASSERT_TRUE(planned) << planned.error().what;
   }
 
   int64_t now() const { return impl->wire.now_ns(); }
