@@ -101,7 +101,8 @@ class FABRIC_EXPORT Engine {
   std::vector<std::byte> address() const;  ///< plain bytes to pass over any channel (P14)
   std::string address_text() const;        ///< the same as text; connect() takes either
   /// Returns at once; the peer is kConnecting and what is submitted to it waits. Idempotent while
-  /// the session lives. The own address is served by a copy.
+  /// the session lives. The own address is served by a copy. A peer that never answers is lost with
+  /// kUnreachable after Config::lost_timeout, one with another job key with kWrongJob at once.
   ///
   /// Fails with kBadFormat, kVersion, kUnreachable (no network in common), kExhausted.
   Result<PeerId> connect(std::span<const std::byte> address, const ConnectOptions& options = {});
