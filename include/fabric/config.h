@@ -54,8 +54,8 @@ struct Config {
   Nanos spin{50'000};              ///< how long a worker polls before it sleeps (P20)
   std::vector<int> worker_cpus{};  ///< where the worker thread may run; empty: anywhere
 
-  /// A lost route may be replaced by another network; an event tells. Refused (kUnsupported) until
-  /// failover is there.
+  /// When all rails of a network are down here, new work takes the next one that reaches the peer,
+  /// and goes back when one returns. A kPeer event with kRailLost tells each time.
   bool reroute = false;
   /// The name of this engine across restarts; 0: a random one, new in each life. A peer that meets
   /// the next life under the same name gives the old one up at once. Two engines that are alive at

@@ -190,7 +190,6 @@ Result<void> check_bounds(const Config& c) {
   }
   if (!std::has_single_bit(c.stripe_align)) return fail(Errc::kInvalidArgument, "stripe_align");
   // An option that is taken and does nothing would be a lie: rerouting comes with failover.
-  if (c.reroute) return fail(Errc::kUnsupported, "reroute");
   if (c.app_info.size() > control::kAppInfoBytesMax) return fail(Errc::kTooLarge, "app_info");
   return {};
 }

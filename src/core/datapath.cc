@@ -79,22 +79,34 @@ uint32_t Transfers::post(NetworkSlot& network) {
     if (!rail.up) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
       if (!rail.refused.empty()) {
-        const uint32_t taken = post(rail, rail.refused);
+        // A peer whose lease has run out meanwhile keeps its pieces here; nobody waits for it.
+        const auto held = std::stable_partition(
+            rail.refused.begin(), rail.refused.end(),
+            [&](const WriteOp& wire) { return may_post(pieces_[wire.cookie]); });
+        const auto offered = static_cast<size_t>(held - rail.refused.begin());
+        const uint32_t taken = post(rail, std::span(rail.refused).first(offered));
         rail.refused.erase(rail.refused.begin(), rail.refused.begin() + taken);
         done += taken;
-        if (!rail.refused.empty()) break;
+        if (taken < offered) break;
       }
       const uint32_t n = make_pieces(rail, batch);
       if (n == 0) break;
       const uint32_t taken = post(rail, {batch.data(), n});
       done += taken;
       if (taken < n) {
-        rail.refused.assign(batch.begin() + taken, batch.begin() + n);
+        rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);
         break;
       }
     }
   }
   return done;
+}
+
+bool Transfers::may_post(const Piece& piece) {
+  Peer& peer = *core_.peers.at(piece.peer);
+  if (piece.op == kProbe || !peer.lease_over(core_.now_ns)) return true;
+  core_.peers.want_lease(peer);
+  return false;
 }
 
 /// Offers pieces to the rail. Those it takes get their number among the immediates of their path:

@@ -65,6 +65,7 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
   }
   // A port event is as good a reason as any other: the senders are told what came in by it.
   if (!up) core_.peers.rail_lost(rail.network, rail.index);
+  if (core_.config.reroute) core_.peers.choose_routes_again();
 }
 
 // ---- Paths that broke ---------------------------------------------------------------------------
@@ -441,6 +442,14 @@ void Transfers::probe_ended(Path& path, const PieceEnd& end) {
     path.retry_ns = core_.now_ns + std::max(rest_ns(path.failures), kRestNs);
     next_ns_ = std::min(next_ns_, path.retry_ns);
   }
+}
+
+bool Transfers::can_probe(const Peer& peer) const noexcept {
+  return std::any_of(peer.paths.begin(), peer.paths.end(), [&](const auto& rails) {
+    return std::any_of(rails.begin(), rails.end(), [&](uint32_t index) {
+      return index != kNone && paths_[index]->state == Path::State::kReady;
+    });
+  });
 }
 
 void Transfers::probe(Peer& peer) {

@@ -31,6 +31,9 @@ int64_t Peers::lost_at(const Peer& peer) const noexcept {
   if (peer.unreachable_ns != kNeverNs) {
     return std::min(by_silence, peer.last_heard_ns + core_.config.peer_timeout.count());
   }
+  // One that makes progress only with its application is judged by its NIC, as long as we have a
+  // path by which we could hear of it.
+  if (peer.hello.is_inline && core_.transfers.can_probe(peer)) return kNeverNs;
   if (peer.host_answers_ns == kNeverNs) return by_silence;
   return std::max(by_silence, peer.host_answers_ns + core_.config.lost_timeout.count());
 }

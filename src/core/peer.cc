@@ -173,6 +173,10 @@ bool Peers::open_links(Peer& peer) {
 }
 
 void Peers::choose_routes(Peer& peer) {
+  const auto has_rail = [](const NetworkSlot& network) {
+    return std::any_of(network.rails.begin(), network.rails.end(),
+                       [](const RailSlot& rail) { return rail.up; });
+  };
   for (uint32_t here = 0; here < kKinds; ++here) {
     for (uint32_t there = 0; there < kKinds; ++there) {
       std::string why;
@@ -188,6 +192,8 @@ void Peers::choose_routes(Peer& peer) {
         if (!wanted.empty() && !peer.is_self &&
             std::find(wanted.begin(), wanted.end(), network.name) == wanted.end()) {
           skip("excluded by ConnectOptions::networks");
+        } else if (core_.config.reroute && !has_rail(network)) {
+          skip("all of its rails are down");
         } else if (peer.section_of[n] < 0) {
           skip("the peer does not have it, or it does not reach there");
         } else if ((network.memory_kinds & 1u << here) == 0) {
@@ -225,6 +231,23 @@ bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
   peer.route = route;
   peer.route_why = why;
   return false;
+}
+
+void Peers::choose_routes_again() {
+  for (Peer* peer : all()) {
+    if (peer->is_self || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
+    const auto before = peer->route;
+    for (auto& row : peer->route) row.fill(kNoNetwork);
+    choose_routes(*peer);
+    if (peer->route == before) continue;
+    // Never in silence (P17): the state is the old one, the code says why it is told.
+    const PeerState state = peer->state.load(std::memory_order_relaxed);
+    FABRIC_LOG(core_.log, kWarning, "core", "a route has changed", {"peer", peer->id()});
+    Event event{.kind = EventKind::kPeer, .code = Errc::kRailLost};
+    event.peer = peer->id();
+    event.value = event.previous = static_cast<uint64_t>(state);
+    core_.report.publish(event);
+  }
 }
 
 Result<PeerId> Peers::connect(const control::Address& address, const ConnectOptions& options) {

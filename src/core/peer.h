@@ -190,6 +190,7 @@ class Peers {
   void answer_held();  ///< listeners may have room again
   void on_inbound_down(const RailSlot& rail, const WireEvent& event);
   void rail_lost(uint8_t network, uint8_t rail);  ///< its ends of paths in are closed
+  void choose_routes_again();                     ///< Config::reroute: a network came or went
 
   // Liveness: what the network says about a peer, and who asks.
   /// A path to it broke because nobody answered.

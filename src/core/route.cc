@@ -64,13 +64,18 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
 void Transfers::peer_connected(Peer& peer) {
   while (!peer.waiting.empty()) route(peer.waiting.head);
   if (peer.options.warm) warm(peer);
+  // An inline peer is silent whenever its application computes. Only its NIC can say that it lives,
+  // and only if there is a path to ask by.
+  if (peer.hello.is_inline) warm(peer, 1);
 }
 
-void Transfers::warm(Peer& peer) {
+void Transfers::warm(Peer& peer, uint32_t rails) {
   const uint8_t chosen = peer.route[0][0];
   if (chosen == kNoNetwork) return;
   NetworkSlot& network = core_.networks[chosen];
-  for (uint32_t rail = 0; rail < network.rails.size(); ++rail) path_for(peer, network, rail);
+  for (uint32_t rail = 0; rail < network.rails.size() && rail < rails; ++rail) {
+    path_for(peer, network, rail);
+  }
 }
 
 NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why) {

@@ -158,13 +158,14 @@ class Transfers {
   /// Ends what is queued for the peer under a key that it closed: what is posted may drain, but
   /// nothing may follow once the peer has been told that we are quiet (P11).
   void key_revoked(const Peer& peer, Key key);
-  void warm(Peer& peer);
+  void warm(Peer& peer, uint32_t rails = kRailsMax);
 
   void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer);
   /// The target's end of a path is down: what it had taken.
   void path_state(Peer& peer, const control::PathState& state);
   /// A ready path of the peer carries a write without bytes, to see whether its host answers.
   void probe(Peer& peer);
+  bool can_probe(const Peer& peer) const noexcept;
   /// Opens paths again whose rest is over; returns how much was done.
   uint32_t tick(int64_t now_ns);
   int64_t next_ns() const noexcept { return next_ns_; }
@@ -215,6 +216,7 @@ class Transfers {
   void unlink_from_op(Op& op, uint32_t entry_index);
   PartSource part_of(const Op& op, uint32_t part) const noexcept;
   uint32_t post(RailSlot& rail, std::span<const WriteOp> batch);
+  bool may_post(const Piece& piece);
   uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
   void unlist(RailSlot& rail, uint32_t priority);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "scenario/story.h"
+#include "support/log_guard.h"
 
 // Two networks to one peer: a fast one that reaches only host memory, and a slow one that also
 // reaches the memory of a GPU (P17).
@@ -63,6 +64,58 @@ TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
   EXPECT_EQ(route(info, kHost, MemoryKind::kRocm).first, "not listed") << "nobody has any";
   EXPECT_EQ(info.rails_here, 2u);
   EXPECT_EQ(info.rails_there, 4u);
+}
+
+TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndEveryoneIsTold) {
+  expect_log("a rail went down");
+  expect_log("a rail came back");
+  expect_log("a route has changed");
+  expect_log("a path broke");
+  const auto run = [](bool reroute) {
+    sim::World world;
+    const auto node = [&] {
+      return world.add_node({{.name = "fast", .rails = 2}, {.name = "slow", .rails = 1}});
+    };
+    Config config = story_config();
+    config.reroute = reroute;
+    Host a = open_host(world, node(), 1000, config);
+    Host b = open_host(world, node(), 1000, config);
+    const Way way = connect(a, b);
+    await_connected(world, a, way.peer);
+    Witness seen;
+    const Subscription subscription = *a.engine.subscribe(seen.notify());
+    Batch batch = *a.engine.make_batch();
+    const auto write = [&] {
+      EXPECT_TRUE(a.engine.submit(Write{
+          .source = a.memory.at(0), .target = way.at(0), .size_bytes = 1000, .batch = batch}));
+      const Errc code = a.engine.wait(batch).error().code;
+      EXPECT_TRUE(batch.reset());
+      return code;
+    };
+    const auto route = [&] { return a.engine.peer_info(way.peer)->routes[0]; };
+    for (const uint32_t rail : {0, 1}) {
+      EXPECT_TRUE(world.at(world.now(), sim::Fault::nic_down(0, rail)));
+    }
+    world.run_for(1ms);
+    if (!reroute) {
+      EXPECT_EQ(write(), Errc::kRailLost) << "not without leave";
+      EXPECT_EQ(route().network, "fast");
+      return;
+    }
+    EXPECT_EQ(write(), Errc::kOk);
+    EXPECT_EQ(route().network, "slow");
+    EXPECT_EQ(route().why, "fast: all of its rails are down");
+    EXPECT_TRUE(world.at(world.now(), sim::Fault::nic_up(0, 1)));
+    world.run_for(1ms);
+    EXPECT_EQ(route().network, "fast");
+    EXPECT_EQ(write(), Errc::kOk);
+    const auto told = [](const Event& e) {
+      return e.kind == EventKind::kPeer && e.code == Errc::kRailLost && e.value == e.previous;
+    };
+    EXPECT_EQ(std::ranges::count_if(seen.events, told), 2);
+  };
+  run(true);
+  run(false);
 }
 
 TEST_F(TwoNetworks, AWriteTakesTheRouteOfItsMemoryOnBothEnds) {

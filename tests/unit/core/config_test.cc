@@ -164,7 +164,6 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
       {"networks.rails_max", Errc::kInvalidArgument,
        networks({{.provider = "sim", .rails_max = kRailsMax + 1}})},
       {"networks", Errc::kTooLarge, networks(std::vector<Network>(9, {.provider = "sim"}))},
-      {"reroute", Errc::kUnsupported, [](Config& c) { c.reroute = true; }},
   };
   for (const BadField& field : bad) expect_refused(field);
 }
