@@ -68,7 +68,8 @@ struct FABRIC_EXPORT Fault {
     kOverrun,      ///< the completion queue of node's rail overflows: nothing of it can be drained
     kRefusePosts,  ///< the NIC of node takes no work ("EAGAIN for ever")
     kTakePosts,
-    kTwice,  ///< packets of node -> other land twice before the completion; counts once
+    kTwice,  ///< packets of node -> other land twice before the completion; counts once. Only where
+             ///< writes are not ordered: elsewhere the NIC hides it
     kOnce,
     kWrongKey,   ///< the next write node -> other reaches the target with a key that is wrong
     kLateProof,  ///< deregistering and closing paths at node takes `time` longer; zero: as usual
@@ -195,12 +196,14 @@ class FABRIC_EXPORT World {
 
   /// Makes it happen at a time of the world's clock; one that has passed means now.
   ///
-  /// Fails with kInvalidArgument (node, rail or network is not there) and kUnsupported: crash, stop
-  /// and slow need virtual time.
+  /// Fails with kInvalidArgument, named after what is wrong (kind, node, network, rail, time,
+  /// other: also when the two share no network), and kUnsupported: crash, stop and slow need
+  /// virtual time.
   Result<void> at(Nanos time, const Fault& fault);
   /// The same when so many events of the network have happened, for stories that try every step.
   Result<void> at_event(uint64_t events, const Fault& fault);
   uint64_t events() const noexcept;  ///< of the network, so far
+  /// Fails with kInvalidArgument (gap, lasts, kinds; node: there is none) and kUnsupported as at().
   Result<void> chaos(const Chaos& plan);
   /// How often a fault of the kind has been made to happen.
   uint64_t faults(Fault::Kind kind) const noexcept;
