@@ -37,7 +37,7 @@ constexpr uint32_t kind_bit(MemoryKind kind) noexcept { return 1u << static_cast
 struct WriteOp {
   uint64_t source = 0;      ///< local address
   uint64_t target = 0;      ///< offset in the target's region
-  uint64_t size_bytes = 0;  ///< 0 is legal: a bare immediate
+  uint64_t size_bytes = 0;  ///< 0 is legal: a bare immediate, or without one a probe
   uint64_t local_key = 0;   ///< what register_memory() returned on this rail
   uint64_t remote_key = 0;  ///< what import_key() returned on this rail
   uint32_t cookie = 0;      ///< comes back in the completion
