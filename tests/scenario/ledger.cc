@@ -241,7 +241,9 @@ bool delivers(sim::World& world, Host& from, Host& to, uint64_t content) {
                                            .batch = *batch});
   if (!op || !from.engine.wait(*batch, 10s)) return false;
   world.run_for(1ms);
-  return counter->count() == 1 && holds(to.bytes(0, kSize), content);
+  const bool arrived = counter->count() == 1 && holds(to.bytes(0, kSize), content);
+  std::ranges::fill(to.bytes(0, kSize), std::byte{0});  // as if nobody had written here
+  return arrived;
 }
 
 }  // namespace fabric::test
