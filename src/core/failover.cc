@@ -192,7 +192,8 @@ void Transfers::drop_wreck(size_t at) {
   wrecks_.erase(wrecks_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-void Transfers::end_stranded(uint32_t cookie, const PieceEnd& end) {
+/// By value: `end` may be the piece's own, whose slot is given back.
+void Transfers::end_stranded(uint32_t cookie, PieceEnd end) {
   const Piece piece = pieces_[cookie];
   std::erase(paths_[piece.path]->stranded, cookie);
   for (const auto& wreck : wrecks_) std::erase(wreck->pieces, cookie);

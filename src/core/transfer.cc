@@ -124,7 +124,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   }
   if (told.code == Errc::kOk) {
     path.imms_done += piece.wire.has_imm;
-  } else if (exact(path)) {
+  } else if (exact(path) && piece.imms_before != UINT64_MAX) {
     close_path(path);  // or its numbers would not fit the target's any more
   }
 

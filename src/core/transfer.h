@@ -251,7 +251,7 @@ class Transfers {
   void settle(Wreck& wreck, const FarEnd& far);
   void settle_pieces(Wreck& wreck, const FarEnd& far);
   void drop_wreck(size_t at);
-  void end_stranded(uint32_t cookie, const PieceEnd& end);
+  void end_stranded(uint32_t cookie, PieceEnd end);
   void end_piece(const Piece& piece, const PieceEnd& end);
   void repeat(Wreck& wreck, uint32_t cookie);
   void repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t from);
