@@ -76,7 +76,8 @@ class FABRIC_EXPORT CounterGroup {
   uint64_t count() const noexcept;      ///< whole counts over all members that were not yet taken
   std::vector<PeerId> missing() const;  ///< whose share of the present expectation is not here
   /// Goes on without the peer: its members are released and what they owe is taken as paid. Its
-  /// bytes need a fence of their own (P13); it comes back only with new keys.
+  /// bytes need a fence of their own (P13); it comes back only with new keys. A step that the peer
+  /// has ended (kPeerLost, kAborted) may be asked for again: what the others had sent still counts.
   Result<void> mask(PeerId peer);
 
  private:

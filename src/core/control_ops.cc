@@ -478,7 +478,7 @@ bool Peers::shut_out(const Peer& peer) const {
       case FenceKind::kHost:
         return true;  // the paths in were the only way
       case FenceKind::kRekey:
-        return !core_.regions.any_open();  // its own keys are gone; open ones it may still have
+        return !core_.regions.open_to(peer.id());
       case FenceKind::kNone:
         break;
     }
@@ -487,15 +487,13 @@ bool Peers::shut_out(const Peer& peer) const {
 }
 
 void Peers::fence_progress(Peer& peer) {
-  if (peer.fence_op != kNone) {
-    if (core_.ops.at(peer.fence_op).step > 0 && shut_out(peer)) finish_fence(peer, Errc::kOk);
-  } else if (peer.fence_owed && shut_out(peer)) {
-    Event event{.kind = EventKind::kFenceProved};
-    event.op = std::exchange(peer.fence_owed, {});
-    event.peer = peer.id();
-    if (core_.closing.load(std::memory_order_relaxed)) return;
-    core_.report.publish(event);
-  }
+  const bool asked = peer.fence_op != kNone && core_.ops.at(peer.fence_op).step > 0;
+  if ((!asked && !peer.fence_owed) || !shut_out(peer)) return;
+  if (asked) finish_fence(peer, Errc::kOk);
+  Event event{.kind = EventKind::kFenceProved};
+  event.op = std::exchange(peer.fence_owed, {});
+  event.peer = peer.id();
+  if (event.op && !core_.closing.load(std::memory_order_relaxed)) core_.report.publish(event);
 }
 
 void Peers::check_fences() {

@@ -178,8 +178,11 @@ std::vector<PeerId> CounterGroup::missing() const {
   EngineCore& core = *state_->core;
   std::lock_guard lock(core.state_mutex);
   core::settle_members(*state_);
+  const core::CounterTable& table = core.counters.table;
   for (const core::GroupMember& member : state_->members) {
-    if (!member.masked && core.counters.table.count(member.key) < member.share) {
+    if (member.masked) continue;
+    // What a spoiled key has counted may be half of one write and half of another.
+    if (table.spoiled(member.key) || table.count(member.key) < member.share) {
       out.push_back(member.peer);
     }
   }
@@ -192,11 +195,17 @@ Result<void> CounterGroup::mask(PeerId id) {
   const auto lock = core.lock_if_open();
   if (!lock) return fail(Errc::kClosed, "engine");
   core::settle_members(*state_);
-  bool found = false;
+  const bool found =
+      std::any_of(state_->members.begin(), state_->members.end(),
+                  [&](const core::GroupMember& m) { return m.peer == id && !m.masked; });
+  if (!found) return fail(Errc::kNotFound, "peer");
+  const bool renewed = core.counters.table.spoiled(state_->parent);
+  if (renewed) {
+    if (auto ok = core::renew_group(*state_, id); !ok) return ok;
+  }
   for (size_t i = 0; i < state_->members.size(); ++i) {
     core::GroupMember& member = state_->members[i];
     if (member.peer != id || std::exchange(member.masked, true)) continue;
-    found = true;
     uint64_t had = 0;
     // A handle that is gone has released its key, and its name, itself.
     const auto handle = state_->handles[i].lock();
@@ -205,10 +214,12 @@ Result<void> CounterGroup::mask(PeerId id) {
                            .name = handle != nullptr ? handle->name : 0,
                            .owed = &had},
                           core.driver->now_ns());
-    // Only what is not here is taken as paid: what was here the group has counted already.
-    if (had < member.share) core.counters.table.add(state_->parent, member.share - had);
+    // Only what is not here is taken as paid: what was here the group has counted already, unless
+    // it began anew.
+    const uint64_t counted = renewed ? 0 : std::min(had, member.share);
+    core.counters.table.add(state_->parent, member.share - counted);
+    state_->paid += member.share;
   }
-  if (!found) return fail(Errc::kNotFound, "peer");
   if (core::Peer* peer = core.peers.find(id); peer != nullptr) {
     std::erase(peer->bound, state_->parent);
   }
@@ -234,9 +245,35 @@ void settle_members(CounterGroupState& group) {
     }
   }
   group.in_step = false;
+  group.paid = 0;
   for (const GroupMember& member : group.members) {
     if (!member.masked) table.try_take(member.key, member.share);
   }
+}
+
+/// What had arrived is still with the members: they are linked to a new key, and whoever else is
+/// lost or spoiled ends that one too.
+Result<void> renew_group(CounterGroupState& group, PeerId without) {
+  Counters& counters = group.core->counters;
+  const int64_t now = group.core->driver->now_ns();
+  const auto fresh = counters.make(now);
+  if (!fresh) return fresh.error();
+  const Key old = group.parent.exchange(*fresh);
+  counters.table.add(*fresh, group.paid);
+  for (const GroupMember& member : group.members) {
+    if (member.masked || member.peer == without) continue;
+    counters.table.set_parent(member.key, *fresh);
+    Peer* peer = group.core->peers.find(member.peer);
+    if (peer == nullptr || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
+      counters.abort(*fresh, Errc::kPeerLost, member.peer);
+    } else if (counters.table.spoiled(member.key)) {
+      counters.abort(*fresh, Errc::kAborted, counters.spoiled_by(member.key));
+    } else {
+      counters.bind(*fresh, *peer);
+    }
+  }
+  counters.release({.key = old}, now);
+  return {};
 }
 
 GroupStep::GroupStep(CounterGroupState& group) : group_(group) {

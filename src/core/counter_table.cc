@@ -456,10 +456,25 @@ bool CounterTable::cancel(const Expectation& expectation, Errc why) noexcept {
   return undone.made;
 }
 
-void CounterTable::abort(Key key, Errc why) noexcept {
-  const Change spoiled = change(
-      key, [why](uint64_t seen) { return word::spoiled(seen) ? kLeave : word::spoil(seen, why); });
-  if (spoiled.made && word::waiting(spoiled.before)) fire(slots_[index_of(key)], why);
+Key CounterTable::abort(Key key, Errc why) noexcept {
+  Slot& slot = slots_[index_of(key)];
+  Change made;
+  Key parent{};
+  {
+    const std::lock_guard lock(mutex_);  // links change under it only
+    made = change(key, [why](uint64_t seen) {
+      return word::spoiled(seen) ? kLeave : word::spoil(seen, why);
+    });
+    if (made.made && word::linked(made.before)) parent = slot.parent;
+  }
+  if (made.made && word::waiting(made.before)) fire(slot, why);
+  return parent;
+}
+
+bool CounterTable::spoiled(Key key) const noexcept {
+  // A gauge; acquire pairs with change(), as in live().
+  const uint64_t seen = words_[index_of(key)].load(std::memory_order_acquire);
+  return word::is_of(seen, life_of(key)) && word::spoiled(seen);
 }
 
 CounterTable::Outcome CounterTable::result(const Expectation& expectation) noexcept {

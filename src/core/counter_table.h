@@ -88,7 +88,9 @@ class CounterTable {
   /// A write that counts here failed, or a peer it is bound to is lost: the key is spoiled. An
   /// armed expectation ends with `why`, later ones are refused with it; the first reason stays.
   /// count() and release() go on telling what was there, unless an expectation was armed for it.
-  void abort(Key key, Errc why) noexcept;
+  /// Returns the parent that it was linked to: the caller decides what becomes of that one.
+  Key abort(Key key, Errc why) noexcept;
+  bool spoiled(Key key) const noexcept;  ///< a gauge
 
   /// From now on every whole count that `member` gains is added to `parent` too, and so are, once,
   /// those already there that no armed expectation has claimed. Key{} unlinks: when it returns, the

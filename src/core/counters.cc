@@ -177,7 +177,9 @@ void Counters::expire_names(int64_t now_ns) {
 void Counters::abort(Key key, Errc code, PeerId by) {
   if (!table.live(key)) return;
   spoiled_[key.wire()] = by;
-  table.abort(key, code);
+  const Key group = table.abort(key, code);
+  // What it would have added can never be complete any more.
+  if (group) abort(group, code, by);
 }
 
 PeerId Counters::spoiled_by(Key key) const noexcept {

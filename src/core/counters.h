@@ -34,14 +34,17 @@ struct GroupMember {
 
 struct CounterGroupState {
   std::shared_ptr<EngineCore> core{};
-  Key parent{};
+  std::atomic<Key> parent{};  ///< changes under the state lock, when a spoiled one is replaced
   std::vector<GroupMember> members{};                  ///< state lock
   std::vector<std::weak_ptr<CounterState>> handles{};  ///< beside members
+  uint64_t paid = 0;           ///< for masked members, towards the step that is not yet met
   bool in_step = false;        ///< an expectation was begun and its members not yet settled
   CounterTable::Armed step{};  ///< that one
 };
 
 void settle_members(CounterGroupState& group);
+/// A spoiled group goes on without the members of `without`. Fails with kExhausted.
+Result<void> renew_group(CounterGroupState& group, PeerId without);
 
 /// The beginning of one expectation of a group: settles the step before.
 class GroupStep {

@@ -133,7 +133,7 @@ struct Peer : SlotHead {
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<Key> bound{};                            ///< counters that end with this peer
   uint32_t fence_op = UINT32_MAX;
-  OpId fence_owed{};            ///< a fence that ended without proof
+  OpId fence_owed{};            ///< a fence that ended without proof; of several, the last
   uint32_t grants_awaited = 0;  ///< rails that have not let go of keys that only it had
   uint32_t names_unclaimed = 0;
   Traffic tx{}, rx{};

@@ -168,21 +168,29 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
   if (!keys) return keys.error();
   std::lock_guard lock(core_.state_mutex);
   LocalRegion* region = local(id);
-  if (region == nullptr) {
+  const Peer* peer = core_.peers.find(peer_id);
+  // Nobody would take back what is granted to a peer that was lost meanwhile.
+  const bool lost =
+      peer == nullptr || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
+  if (region == nullptr || lost) {
     release_registration(*keys, kNone);
-    return fail(Errc::kNotFound, "region");
+    return region == nullptr ? fail(Errc::kNotFound, "region") : fail(Errc::kPeerLost, "peer");
   }
   region->grants.push_back({next_grant_++, to_engine, peer_id, *std::move(keys)});
   const Grant& grant = region->grants.back();
   return encode_desc(*region, id, grant.keys, to_engine, grant.number);
 }
 
-bool Regions::any_open() const noexcept {
+bool Regions::open_to(PeerId peer) const noexcept {
   for (uint32_t i = 0; i < locals_.made(); ++i) {
     const LocalRegion& region = *locals_.at(i);
     const bool there = region.generation.load(std::memory_order_relaxed) != 0 ||
                        region.end != LocalRegion::End::kAlive;
-    if (there && region.open) return true;
+    if (!there) continue;
+    if (region.open) return true;
+    const bool granted = std::any_of(region.grants.begin(), region.grants.end(),
+                                     [&](const Grant& grant) { return grant.peer == peer; });
+    if (granted) return true;
   }
   return false;
 }

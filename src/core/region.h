@@ -135,7 +135,8 @@ class Regions {
   /// True when the region is gone and nothing can land in it any more.
   bool ended(RegionId region) const noexcept;
   uint32_t live() const noexcept { return locals_.live(); }
-  bool any_open() const noexcept;  ///< one whose open descriptor a fenced peer may have
+  /// A key is not proved to be gone that the peer may have: one for anybody, or one of its own.
+  bool open_to(PeerId peer) const noexcept;
 
  private:
   Result<Registration> register_on_rails(const Memory& memory);

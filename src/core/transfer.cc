@@ -119,7 +119,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   if (told.code == Errc::kOk || told.code == Errc::kRemoteAccess) {
     core_.peers.on_host_answers(peer, core_.now_ns);
   } else if (told.code == Errc::kRailLost && path.state == Path::State::kReady) {
-    path.broke = true;  // by itself: nobody has closed it
+    path.broke = exact(path);  // by itself: nobody has closed it
     if (told.remote == Remote::kUnknown && rail.up) core_.peers.on_unreachable(peer);
   }
   if (told.code == Errc::kOk) {
