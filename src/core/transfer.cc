@@ -145,6 +145,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   if (path.state == Path::State::kReady) {
     for (uint32_t p = 0; p < 3; ++p) activate(path, p);
   }
+  if (path.down && path.posted == 0) path_down(path);
   core_.peers.check_drains(peer);
 }
 
@@ -230,12 +231,16 @@ void Transfers::drop_path_entries(Path& path, Errc code) {
 
 void Transfers::close_path(Path& path) {
   if (path.state != Path::State::kOpening && path.state != Path::State::kReady) return;
+  withdraw(path);
+  core_.networks[path.network].rails[path.rail].rail->close_path(path.id, false);
+}
+
+/// Nothing more is posted. What the rail never took cannot come back through it.
+void Transfers::withdraw(Path& path) {
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
-  RailSlot& rail = core_.networks[path.network].rails[path.rail];
-  // What the provider never took cannot come back through it.
   std::vector<uint32_t> withdrawn;
-  std::erase_if(rail.refused, [&](const WriteOp& wire) {
+  std::erase_if(core_.networks[path.network].rails[path.rail].refused, [&](const WriteOp& wire) {
     if (wire.path != path.id) return false;
     withdrawn.push_back(wire.cookie);
     return true;
@@ -243,7 +248,6 @@ void Transfers::close_path(Path& path) {
   for (const uint32_t cookie : withdrawn) {
     piece_ended(cookie, {Errc::kRailLost, Remote::kNotDelivered});
   }
-  rail.rail->close_path(path.id, false);
 }
 
 void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
@@ -253,9 +257,20 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
   });
   if (found == paths_.end()) return;
   Path& path = **found;
-  FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
+  if (path.state != Path::State::kClosing) {
+    path.broke = true;
+    withdraw(path);
+  }
+  path.down = true;
+  path.down_code = event.code;
+  // What was posted before we heard of the break comes back after it.
+  if (path.posted == 0) path_down(path);
+}
+
+void Transfers::path_down(Path& path) {
   Peer& peer = *core_.peers.at(path.peer);
-  if (event.code == Errc::kPeerLost && !path.peer_gone) {
+  path.down = false;
+  if (path.down_code == Errc::kPeerLost && !path.peer_gone) {
     path.state = Path::State::kResting;  // nothing of it is open
     for (uint32_t p = 0; p < 3; ++p) {
       while (path.listed[p]) unlist_path(path, p);
@@ -263,7 +278,7 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
     core_.peers.on_peer_gone(peer);
     return;
   }
-  const bool broke = path.broke || path.state != Path::State::kClosing;
+  const bool broke = path.broke;
   if (broke) {
     FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
                {"rail", path.rail});

@@ -13,7 +13,9 @@ namespace {
 
 using sim::Fault;
 
-constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kSize = 360'000;
+constexpr uint64_t kCut = 140'000, kSliced = 60'000, kPage = 2000, kSmall = 280'000,
+                   kSpread = 320'000;
 constexpr uint32_t kFrom = 0, kTo = 1;  // nodes
 
 void expect_breaks() {
@@ -30,14 +32,20 @@ sim::NicModel rc() {
   return model;
 }
 
+Config traffic_config() {
+  Config config = story_config();
+  config.bulk_slice_bytes = 32'768;
+  return config;
+}
+
 /// One of everything that counts, from one host to another.
 class Traffic {
  public:
   explicit Traffic(uint64_t seed, uint32_t rails = 2, const sim::NicModel& model = rc(),
-                   const Config& config = story_config())
+                   const Config& config = traffic_config())
       : world_({.seed = seed}),
-        a_(open_host(world_, world_.add_node(rails, model), 2 * kMiB, config)),
-        b_(open_host(world_, world_.add_node(rails, model), 2 * kMiB, config)),
+        a_(open_host(world_, world_.add_node(rails, model), kSize, config)),
+        b_(open_host(world_, world_.add_node(rails, model), kSize, config)),
         way_(connect(a_, b_)) {
     await_connected(world_, a_, way_.peer);
     fill(a_.bytes(), seed);
@@ -51,14 +59,14 @@ class Traffic {
     auto [source, target] = both(0);
     accepted(a_.engine.submit(Write{.source = source,
                                     .target = target,
-                                    .size_bytes = 200'000,
+                                    .size_bytes = kCut,
                                     .imm = counters_[0]->key(),
                                     .batch = *batch_}));
     // In slices, each covered by the last.
-    std::tie(source, target) = both(200'000);
+    std::tie(source, target) = both(kCut);
     accepted(a_.engine.submit(Write{.source = source,
                                     .target = target,
-                                    .size_bytes = 100'000,
+                                    .size_bytes = kSliced,
                                     .imm = counters_[1]->key(),
                                     .priority = Priority::kBulk,
                                     .whole = true,
@@ -70,15 +78,15 @@ class Traffic {
       there.push_back(119 - i);
     }
     accepted(a_.engine.submit(PagedWrite{.source = a_.memory.id(),
-                                         .source_pages = {.indices = here, .stride_bytes = 4096},
+                                         .source_pages = {.indices = here, .stride_bytes = kPage},
                                          .target = way_.region,
-                                         .target_pages = {.indices = there, .stride_bytes = 4096},
-                                         .page_bytes = 4096,
+                                         .target_pages = {.indices = there, .stride_bytes = kPage},
+                                         .page_bytes = kPage,
                                          .imm = counters_[2]->key(),
                                          .batch = *batch_}));
     // Small ones, with a count and without.
     for (uint32_t i = 0; i < 10; ++i) {
-      std::tie(source, target) = both(600'000 + i * 1000);
+      std::tie(source, target) = both(kSmall + i * 1000);
       accepted(a_.engine.submit(Write{.source = source,
                                       .target = target,
                                       .size_bytes = 900,
@@ -88,7 +96,7 @@ class Traffic {
     std::vector<ScatterTarget> targets;
     for (uint32_t i = 0; i < 4; ++i) {
       targets.push_back(
-          {way_.at(700'000 + i * 5000), 700'000 + i * 5000, 5000, counters_[4]->key()});
+          {way_.at(kSpread + i * 5000), kSpread + i * 5000, 5000, counters_[4]->key()});
     }
     accepted(
         a_.engine.submit(Scatter{.source = a_.memory.id(), .targets = targets, .batch = *batch_}));
@@ -102,16 +110,16 @@ class Traffic {
     for (size_t i = 0; i < std::size(expected); ++i) {
       EXPECT_EQ(counters_[i]->count(), expected[i]) << "counter " << i;
     }
-    EXPECT_TRUE(std::ranges::equal(b_.bytes(0, 300'000), a_.bytes(0, 300'000)));
+    EXPECT_TRUE(std::ranges::equal(b_.bytes(0, kCut + kSliced), a_.bytes(0, kCut + kSliced)));
     for (uint32_t i = 0; i < 20; ++i) {
-      EXPECT_TRUE(
-          std::ranges::equal(b_.bytes((119 - i) * 4096, 4096), a_.bytes((100 + i) * 4096, 4096)));
+      EXPECT_TRUE(std::ranges::equal(b_.bytes((119 - i) * kPage, kPage),
+                                     a_.bytes((100 + i) * kPage, kPage)));
     }
     for (uint32_t i = 0; i < 10; ++i) {
       EXPECT_TRUE(
-          std::ranges::equal(b_.bytes(600'000 + i * 1000, 900), a_.bytes(600'000 + i * 1000, 900)));
+          std::ranges::equal(b_.bytes(kSmall + i * 1000, 900), a_.bytes(kSmall + i * 1000, 900)));
     }
-    EXPECT_TRUE(std::ranges::equal(b_.bytes(700'000, 20'000), a_.bytes(700'000, 20'000)));
+    EXPECT_TRUE(std::ranges::equal(b_.bytes(kSpread, 20'000), a_.bytes(kSpread, 20'000)));
     EXPECT_EQ(b_.engine.stats().stale_imms, 0u);
   }
 
