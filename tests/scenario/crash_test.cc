@@ -43,9 +43,9 @@ class Four {
   void submit() {
     ledger->pages(to[0], 20, 4096);
     ledger->scatter(to, 20'000);
-    ledger->write(to[0], 80'000);
+    ledger->write(to[0], 140'000);
     others.push_back(ledger->lines.size());
-    ledger->write(to[1], 80'000);
+    ledger->write(to[1], 140'000);
     ledger->pages(to[2], 8, 4096);
   }
 
@@ -214,13 +214,13 @@ TEST(Crash, DuringConnectEndsWhatWaitedForIt) {
                 fill(two.a.bytes(), 1);
                 const Write write{.source = two.a.memory.at(0),
                                   .target = two.to_b.at(0),
-                                  .size_bytes = 70'000,
+                                  .size_bytes = 140'000,
                                   .notify = two.seen.notify(1)};
                 ASSERT_TRUE(two.a.engine.submit(write));
               },
               [](Two& two, const Event& event) {
                 if (event.code == Errc::kOk) {
-                  EXPECT_TRUE(holds(two.b.bytes(0, 70'000), 1));
+                  EXPECT_TRUE(holds(two.b.bytes(0, 140'000), 1));
                 } else if (event.remote == Remote::kNotDelivered) {
                   std::ranges::fill(two.b.bytes(), std::byte{0});
                   two.world.run_for(1s);
