@@ -11,7 +11,7 @@ namespace {
 using sim::Fault;
 
 constexpr uint64_t kSize = 512 << 10;
-constexpr uint64_t kStride = 5;     // of the events of the network at which a story is told
+constexpr uint64_t kStride = 7;     // of the events of the network at which a story is told
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 
 /// One who writes to three, of whom the first will die.
@@ -86,7 +86,8 @@ Calm without_a_crash(const sim::NicModel& model) {
   return calm;
 }
 
-void a_receiver_dies_at_any_step(const sim::NicModel& model) {
+/// `unheard`: what it takes before it dies it counts, and nobody hears of it.
+void a_receiver_dies_at_any_step(const sim::NicModel& model, bool unheard = false) {
   expect_trouble();
   const Calm calm = without_a_crash(model);
   ASSERT_GT(calm.end, calm.begin + 100);
@@ -95,6 +96,8 @@ void a_receiver_dies_at_any_step(const sim::NicModel& model) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
     Four four(model);
     ASSERT_TRUE(four.world.at_event(at, Fault::crash(kB)));
+    const Fault deaf = unheard ? Fault::lose_acks(kA, kB) : Fault::keep_acks(kA, kB);
+    ASSERT_TRUE(four.world.at(four.world.now(), deaf));
     four.ledger->died(four.b());
     four.submit();
     run_to_the_end(four.world, *four.ledger);
@@ -136,6 +139,10 @@ void a_receiver_dies_at_any_step(const sim::NicModel& model) {
 }
 
 TEST(Crash, OfAReceiverHurtsNobodyElse) { a_receiver_dies_at_any_step(slow_rc()); }
+
+TEST(Crash, OfAReceiverThatCountedWhatNobodyHeardOf) {
+  a_receiver_dies_at_any_step(slow_rc(), true);
+}
 
 TEST(Crash, OfAReceiverHurtsNobodyElseWithoutConnectionsEither) {
   a_receiver_dies_at_any_step(slow_srd());
