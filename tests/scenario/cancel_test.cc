@@ -161,6 +161,24 @@ TEST(Cancel, AgainstABreakOfThePath) {
   }
 }
 
+TEST(Cancel, AgainstTheLossOfEveryRailOfTheReceiver) {
+  const Fault all_down = Fault::nic_down(kB, Fault::kAllRails);
+  at_any_step(slow_rc(), [&](Pair& pair, uint64_t at) {
+    ASSERT_TRUE(pair.world.at_event(at, all_down));
+    pair.submit();
+    pair.run_to_event(at);
+    const Nanos asked = pair.world.now();
+    pair.cancel_all();
+    ends_well(pair, {Errc::kOk, Errc::kCancelled});
+    pair.ledger.check_keys();
+    for (const auto& line : pair.ledger.lines) {
+      EXPECT_LE(line.ended, asked + 1ms) << "what was cancelled does not wait for a way";
+    }
+    ASSERT_TRUE(pair.world.at(pair.world.now(), Fault::nic_up(kB, Fault::kAllRails)));
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
+  });
+}
+
 TEST(Cancel, AgainstABreakWhoseTargetDoesNotAnswer) {
   at_any_step(slow_rc(), [&](Pair& pair, uint64_t at) {
     ASSERT_TRUE(pair.world.at_event(at, Fault::stop(kB)));

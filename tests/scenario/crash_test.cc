@@ -343,11 +343,23 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       const auto crashed = [&] { return two.world.faults(Fault::Kind::kCrash) > 0; };
       ASSERT_TRUE(two.world.run_until(crashed, 10s));
       const Nanos when = two.world.now();
+      // Closing its ways in takes time, and the proof is not there before.
+      constexpr Nanos kProof = 20ms;
+      ASSERT_TRUE(two.world.at(when, Fault::late_proof(kB, kProof)));
+      const Fence fence{.peer = two.to_a.peer, .notify = two.seen.notify(1)};
       const auto told = [&] { return two.seen.find(2) != nullptr; };
-      ASSERT_TRUE(early || two.world.run_until(told, 10s));
-      ASSERT_TRUE(two.b.engine.submit(Fence{.peer = two.to_a.peer, .notify = two.seen.notify(1)}));
+      if (early) {
+        ASSERT_TRUE(two.b.engine.submit(fence));
+      }
+      ASSERT_TRUE(two.world.run_until(told, 10s));
+      const Nanos lost = two.world.now();
+      if (!early) {
+        ASSERT_TRUE(two.b.engine.submit(fence));
+      }
+      const bool had_a_way = !untouched(two.b.bytes());
       ASSERT_TRUE(two.world.run_until([&] { return two.seen.find(1) != nullptr; }, 10s));
       EXPECT_EQ(two.seen.find(1)->code, Errc::kOk);
+      EXPECT_GE(two.world.now(), had_a_way ? lost + kProof : lost);
       nothing_lands(two, two.b.bytes());
       ASSERT_TRUE(told());
       EXPECT_EQ(two.seen.find(2)->code, Errc::kPeerLost);
