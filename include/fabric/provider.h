@@ -62,7 +62,8 @@ struct WireEvent {
   };
   Kind kind = Kind::kWritten;
   Errc code = Errc::kOk;  ///< kPathDown: kPeerLost is proof that the process at the far end is gone
-  /// kPathDown, inbound: kUnknown when the end could not be drained; `value` proves nothing then.
+  /// kPathDown, inbound: kUnknown when the end could not be drained; `value` then is no more than
+  /// what poll() has handed out.
   Remote remote = Remote::kDelivered;
   uint8_t inbound = 0;  ///< kPathDown: 1 for an end made by accept_path()
   uint32_t cookie = 0;

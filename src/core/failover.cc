@@ -205,9 +205,10 @@ void Transfers::end_stranded(uint32_t cookie, PieceEnd end) {
 void Transfers::settle(Wreck& wreck, const FarEnd& far) {
   Peer& peer = *core_.peers.at(wreck.peer);
   const uint32_t ref = wreck.ref;
-  if (far.exact && far.taken < wreck.imms_done) {
-    // It acknowledged what it never counted: its NIC died in between. We have said ok to somebody,
-    // so nobody may go on as if nothing had happened.
+  const RailSlot& rail = core_.networks[wreck.network].rails[wreck.rail];
+  if (rail.caps.exact_replay && far.taken < wreck.imms_done) {
+    // It acknowledged what it never counted: its NIC died in between, or its queue overflowed. We
+    // have said ok to somebody, so nobody may go on as if nothing had happened.
     FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged counts that it never took",
                {"peer", peer.id()}, {"acknowledged", wreck.imms_done}, {"taken", far.taken});
     core_.peers.lose(peer, PeerState::kLost, Errc::kPeerLost, true);

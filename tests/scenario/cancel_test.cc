@@ -12,7 +12,7 @@ namespace {
 using sim::Fault;
 
 constexpr uint64_t kSize = 1 << 20;
-constexpr uint64_t kStride = 7;     // of the events of the network at which a story is told
+constexpr uint64_t kStride = 17;    // of the events of the network at which a story is told
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 
 class Pair {
@@ -159,6 +159,24 @@ TEST(Cancel, AgainstABreakOfThePath) {
       EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
     });
   }
+}
+
+TEST(Cancel, AgainstTheLossOfEveryRailOfTheReceiver) {
+  const Fault all_down = Fault::nic_down(kB, Fault::kAllRails);
+  at_any_step(slow_rc(), [&](Pair& pair, uint64_t at) {
+    ASSERT_TRUE(pair.world.at_event(at, all_down));
+    pair.submit();
+    pair.run_to_event(at);
+    const Nanos asked = pair.world.now();
+    pair.cancel_all();
+    ends_well(pair, {Errc::kOk, Errc::kCancelled});
+    pair.ledger.check_keys();
+    for (const auto& line : pair.ledger.lines) {
+      EXPECT_LE(line.ended, asked + 1ms) << "what was cancelled does not wait for a way";
+    }
+    ASSERT_TRUE(pair.world.at(pair.world.now(), Fault::nic_up(kB, Fault::kAllRails)));
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
+  });
 }
 
 TEST(Cancel, AgainstABreakWhoseTargetDoesNotAnswer) {

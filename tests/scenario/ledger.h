@@ -73,6 +73,8 @@ class Ledger {
   /// When the network is at rest: every operation has ended once and in time, and what it said is
   /// what happened.
   void check() const;
+  /// Counts that the sender takes for certain and the receiver does not have.
+  uint64_t uncounted() const;
   /// Whether keys of unknown fate are spoiled and no others are; for receivers that can be told.
   void check_keys();
 
@@ -89,6 +91,8 @@ class Ledger {
   Key key(size_t account) const;
   void accepted(Line& line, const Result<OpId>& op);
   void on(const Event& event);
+  /// Per counter: counts that are certain, and that are possible.
+  std::vector<std::pair<uint64_t, uint64_t>> counts() const;
   static bool plausible(const Part& part, uint64_t seed);
 
   Host& from_;

@@ -287,8 +287,11 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
     WireEvent event = rail.late_counts.items.pop().event;
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
+      // Acknowledged, and never handed out.
+      if (InPath* in = find_in({at.port, at.rail, event.path})) --in->taken;
       continue;
     }
+    if (const InPath* in = find_in({at.port, at.rail, event.path})) event.value = in->taken;
     event.remote = Remote::kUnknown;
     enqueue(at, rail, event);
   }

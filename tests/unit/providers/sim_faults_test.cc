@@ -486,7 +486,7 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
 
   world.now(Fault::late_counts(pair.to, Nanos(0)));
   world.now(Fault::late_acks(pair.to, Nanos(0)));
-  pair.taken();
+  EXPECT_EQ(pair.taken(), 20u) << "no more than was handed out";
   EXPECT_EQ(pair.got.back().remote, Remote::kUnknown);
   pair.b->rail(0).close_path(back.out, false);
   pair.run(10'000);

@@ -1,0 +1,269 @@
+#include <algorithm>
+
+#include "scenario/ledger.h"
+#include "support/log_guard.h"
+
+// NICs that die with something in their hands, fill up, tell late, go and come back (P3, P10, P16).
+
+namespace fabric::test {
+namespace {
+
+using sim::Fault;
+
+constexpr uint64_t kSize = 1 << 20;
+constexpr uint64_t kStride = 11;    // of the events of the network at which a story is told
+constexpr uint32_t kA = 0, kB = 1;  // nodes
+
+class Pair {
+ public:
+  Pair()
+      : world(sim::WorldOptions{.seed = test_seed()}),
+        a(open_host(world, world.add_node(2, slow_rc()), kSize, hasty_config())),
+        b(open_host(world, world.add_node(2, slow_rc()), kSize, hasty_config())),
+        to{&b, connect(a, b)},
+        to_a(connect(b, a)),
+        ledger(a, test_seed()) {
+    await_connected(world, a, to.way.peer);
+    await_connected(world, b, to_a.peer);
+    sub_a.emplace(*a.engine.subscribe(seen_a.notify()));
+    sub_b.emplace(*b.engine.subscribe(seen_b.notify()));
+    bound.emplace(*b.engine.make_counter());
+    EXPECT_TRUE(bound->bind(to_a.peer));
+    EXPECT_TRUE(bound->expect(1, seen_b.notify(7), 60s));
+  }
+
+  void submit() {
+    ledger.pages(to, 20, 4096);
+    ledger.write(to, 150'000);
+    for (int i = 0; i < 6; ++i) ledger.write(to, 900);
+    ledger.write(to, 40'000, {.priority = Priority::kBulk, .whole = true});
+  }
+  void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
+  static uint64_t losses(const Witness& seen) {
+    return static_cast<uint64_t>(std::ranges::count_if(seen.events, [](const Event& e) {
+      return e.kind == EventKind::kPeer && e.value == static_cast<uint64_t>(PeerState::kLost);
+    }));
+  }
+  /// Bytes that went out by one rail so far.
+  uint64_t sent_by(size_t rail) const { return a.engine.rail_stats().at(rail).tx.bytes; }
+
+  Witness seen_a, seen_b;
+  sim::World world;
+  Host a, b;
+  Ledger::Target to;
+  Way to_a;
+  std::optional<Counter> bound;
+  std::optional<Subscription> sub_a, sub_b;
+  Ledger ledger;
+};
+
+void at_any_step(const std::function<void(Pair&, uint64_t)>& story, uint64_t stride = kStride) {
+  expect_trouble();
+  uint64_t begin = 0, end = 0;
+  {
+    Pair pair;
+    begin = pair.world.events();
+    pair.submit();
+    ASSERT_TRUE(pair.world.run_until([&] { return pair.ledger.all_ended(); }, 10s));
+    end = pair.world.events();
+  }
+  ASSERT_GT(end, begin + 100);
+  for (uint64_t at = begin; at <= end; at += stride) {
+    SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
+    Pair pair;
+    story(pair, at);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+/// Everything arrived, once, and nobody was told of anything worse than a rail.
+void all_is_well(Pair& pair) {
+  run_to_the_end(pair.world, pair.ledger);
+  ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
+  pair.ledger.check_keys();
+  for (const auto& line : pair.ledger.lines) EXPECT_TRUE(line.ok());
+  EXPECT_EQ(Pair::losses(pair.seen_a) + Pair::losses(pair.seen_b), 0u);
+  EXPECT_EQ(pair.seen_b.find(7), nullptr);
+}
+
+// ---- Acknowledged, and never counted ------------------------------------------------------------
+
+/// Whoever was told "ok" of something that nobody counted hears that the peer is lost, and so does
+/// the one who would wait for it. Returns whether that was so.
+bool nobody_waits_in_silence(Pair& pair) {
+  EXPECT_TRUE(pair.world.run_until([&] { return pair.ledger.all_ended(); }, 60s));
+  pair.world.run_for(1s);
+  const bool swallowed = pair.ledger.uncounted() > 0;
+  const uint64_t lost = Pair::losses(pair.seen_a);
+  EXPECT_LE(lost, 1u);
+  EXPECT_EQ(lost, Pair::losses(pair.seen_b)) << "both sides or none";
+  EXPECT_TRUE(!swallowed || lost == 1) << "counts are missing, and nobody says so";
+  EXPECT_EQ(pair.seen_b.find(7) != nullptr, lost == 1);
+  EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5)) << "by the rail that is left";
+  return swallowed;
+}
+
+TEST(Nic, ThatDiesBetweenAcknowledgementAndCompletionEndsTheSessionOnBothSides) {
+  expect_log("acknowledged counts that it never took");
+  uint64_t swallowed = 0;
+  for (const Nanos lasts : {Nanos(10us), Nanos(100us)}) {
+    at_any_step([&](Pair& pair, uint64_t at) {
+      ASSERT_TRUE(pair.world.at_event(at, Fault::swallow_counts(kB, 0, lasts)));
+      pair.submit();
+      swallowed += nobody_waits_in_silence(pair);
+    });
+  }
+  EXPECT_GT(swallowed, 5u);
+}
+
+TEST(Nic, ThatDiesSoWhileTheSendersEndBreaks) {
+  expect_log("acknowledged counts that it never took");
+  at_any_step([&](Pair& pair, uint64_t at) {
+    ASSERT_TRUE(pair.world.at_event(at, Fault::swallow_counts(kB, 0, 30us)));
+    ASSERT_TRUE(pair.world.at_event(at + 9, Fault::break_sender(kA, kB, 0)));
+    pair.submit();
+    nobody_waits_in_silence(pair);
+  });
+}
+
+// ---- Completion queues that overflow ------------------------------------------------------------
+
+TEST(Nic, WhoseQueueOverflowsAtTheReceiverSpoilsWhatItCannotTell) {
+  uint64_t unknown = 0;
+  at_any_step([&](Pair& pair, uint64_t at) {
+    ASSERT_TRUE(pair.world.at_event(at, Fault::overrun(kB, 0)));
+    pair.submit();
+    run_to_the_end(pair.world, pair.ledger);
+    ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
+    pair.ledger.check_keys();
+    for (const auto& line : pair.ledger.lines) {
+      EXPECT_TRUE(line.ok() || line.event.code == Errc::kRailLost) << to_string(line.event.code);
+      unknown += line.event.previous;
+      EXPECT_LE(line.ended, line.submitted + 10ms) << "nobody waits for a queue that is dead";
+    }
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
+    // After it was repaired the rail is used again.
+    pair.happens(Fault::nic_up(kB, 0));
+    pair.world.run_for(2s);
+    const uint64_t before = pair.sent_by(0);
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 6));
+    EXPECT_GT(pair.sent_by(0), before);
+  });
+  EXPECT_GT(unknown, 0u);
+}
+
+TEST(Nic, WhoseQueueOverflowsWithAcknowledgedCountsInItEndsTheSession) {
+  expect_log("acknowledged counts that it never took");
+  uint64_t swallowed = 0;
+  at_any_step([&](Pair& pair, uint64_t at) {
+    pair.happens(Fault::late_counts(kB, 20us));
+    ASSERT_TRUE(pair.world.at_event(at, Fault::overrun(kB, 0)));
+    pair.submit();
+    swallowed += nobody_waits_in_silence(pair);
+  });
+  EXPECT_GT(swallowed, 2u);
+}
+
+TEST(Nic, WhoseQueueOverflowsAtTheSenderIsReplacedByTheOther) {
+  at_any_step([&](Pair& pair, uint64_t at) {
+    ASSERT_TRUE(pair.world.at_event(at, Fault::overrun(kA, 0)));
+    pair.submit();
+    all_is_well(pair);
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
+    pair.happens(Fault::nic_up(kA, 0));
+    pair.world.run_for(2s);
+    const uint64_t before = pair.sent_by(0);
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 6));
+    EXPECT_GT(pair.sent_by(0), before);
+  });
+}
+
+// ---- The last rail ------------------------------------------------------------------------------
+
+TEST(Nic, TheLastOneOfTheSenderFailsEverythingAtOnceUntilItIsBack) {
+  at_any_step([&](Pair& pair, uint64_t at) {
+    for (const uint32_t rail : {0u, 1u}) {
+      ASSERT_TRUE(pair.world.at_event(at + 3 * rail, Fault::nic_down(kA, rail)));
+    }
+    pair.submit();
+    const auto both_down = [&] { return pair.world.faults(Fault::Kind::kNicDown) == 2; };
+    ASSERT_TRUE(pair.world.run_until(both_down, 1s));
+    pair.world.run_for(10us);
+    const auto& late = pair.ledger.write(pair.to, 150'000);
+    const auto& paged = pair.ledger.pages(pair.to, 3, 4096);
+    run_to_the_end(pair.world, pair.ledger);
+    ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
+    pair.ledger.check_keys();
+    for (const auto* line : {&late, &paged}) {
+      EXPECT_EQ(line->event.code, Errc::kRailLost);
+      EXPECT_EQ(line->event.remote, Remote::kNotDelivered);
+      EXPECT_LE(line->ended, line->submitted + 10us);
+    }
+    for (const auto& line : pair.ledger.lines) {
+      EXPECT_TRUE(line.ok() || line.event.code == Errc::kRailLost) << to_string(line.event.code);
+      EXPECT_LE(line.ended, line.submitted + 10ms) << "the target can still say what it took";
+    }
+    EXPECT_EQ(pair.seen_a.count(EventKind::kRail), 2u);
+    for (const uint32_t rail : {0u, 1u}) pair.happens(Fault::nic_up(kA, rail));
+    pair.world.run_for(2s);
+    EXPECT_EQ(pair.seen_a.count(EventKind::kRail), 4u);
+    const uint64_t before[] = {pair.sent_by(0), pair.sent_by(1)};
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 6));
+    for (const size_t rail : {0u, 1u}) EXPECT_GT(pair.sent_by(rail), before[rail]);
+    EXPECT_EQ(Pair::losses(pair.seen_a), 0u);
+  });
+}
+
+TEST(Nic, TheLastOneOfTheReceiverIsWaitedFor) {
+  at_any_step([&](Pair& pair, uint64_t at) {
+    for (const uint32_t rail : {0u, 1u}) {
+      ASSERT_TRUE(pair.world.at_event(at + 3 * rail, Fault::nic_down(kB, rail)));
+      ASSERT_TRUE(pair.world.at(pair.world.now() + 500ms, Fault::nic_up(kB, rail)));
+    }
+    pair.submit();
+    all_is_well(pair);
+    const uint64_t before[] = {pair.sent_by(0), pair.sent_by(1)};
+    EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 6));
+    for (const size_t rail : {0u, 1u}) EXPECT_GT(pair.sent_by(rail), before[rail]);
+  });
+}
+
+TEST(Nic, TheLastOneOfTheReceiverForGoodEndsEverythingByItsDeadline) {
+  at_any_step(
+      [&](Pair& pair, uint64_t at) {
+        for (const uint32_t rail : {0u, 1u}) {
+          ASSERT_TRUE(pair.world.at_event(at + 3 * rail, Fault::nic_down(kB, rail)));
+        }
+        pair.submit();
+        run_to_the_end(pair.world, pair.ledger);
+        ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
+        pair.ledger.check_keys();
+        for (const auto& line : pair.ledger.lines) {
+          EXPECT_TRUE(line.ok() || line.event.code == Errc::kTimeout) << to_string(line.event.code);
+          EXPECT_EQ(line.event.previous, line.parts.size() > 1 ? 0u : line.event.previous)
+              << "the target said what it took";
+        }
+      },
+      3 * kStride);
+}
+
+// ---- Late reports -------------------------------------------------------------------------------
+
+TEST(Nic, LateReportsAndABreakInBetween) {
+  for (const Fault& late : {Fault::late_counts(kB, 100us), Fault::late_acks(kA, 100us)}) {
+    for (const Fault& broken : {Fault::break_sender(kA, kB, 0), Fault::break_target(kA, kB, 0),
+                                Fault::nic_down(kB, 1), Fault::nic_down(kA, 1)}) {
+      at_any_step(
+          [&](Pair& pair, uint64_t at) {
+            pair.happens(late);
+            ASSERT_TRUE(pair.world.at_event(at, broken));
+            pair.submit();
+            all_is_well(pair);
+          },
+          2 * kStride);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fabric::test
