@@ -232,8 +232,13 @@ void Transfers::close_path(Path& path) {
   if (path.state != Path::State::kOpening && path.state != Path::State::kReady) return;
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
+  withdraw(path);
+  core_.networks[path.network].rails[path.rail].rail->close_path(path.id, false);
+}
+
+/// What the provider never took cannot come back through it.
+void Transfers::withdraw(Path& path) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
-  // What the provider never took cannot come back through it.
   std::vector<uint32_t> withdrawn;
   std::erase_if(rail.refused, [&](const WriteOp& wire) {
     if (wire.path != path.id) return false;
@@ -243,7 +248,6 @@ void Transfers::close_path(Path& path) {
   for (const uint32_t cookie : withdrawn) {
     piece_ended(cookie, {Errc::kRailLost, Remote::kNotDelivered});
   }
-  rail.rail->close_path(path.id, false);
 }
 
 void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
@@ -253,6 +257,9 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
   });
   if (found == paths_.end()) return;
   Path& path = **found;
+  const bool broke = path.broke || path.state != Path::State::kClosing;
+  path.state = Path::State::kClosing;
+  withdraw(path);
   FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
   Peer& peer = *core_.peers.at(path.peer);
   if (event.code == Errc::kPeerLost && !path.peer_gone) {
@@ -263,7 +270,6 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
     core_.peers.on_peer_gone(peer);
     return;
   }
-  const bool broke = path.broke || path.state != Path::State::kClosing;
   if (broke) {
     FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
                {"rail", path.rail});

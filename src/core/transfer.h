@@ -231,6 +231,7 @@ class Transfers {
   void spoil(const Op& op, uint32_t part, PeerId peer, Errc code);
   void on_path_down(const RailSlot& rail, const WireEvent& event);
   void close_path(Path& path);
+  void withdraw(Path& path);
   void next_life(Path& path, bool at_once);
 
   // failover.cc
