@@ -93,7 +93,9 @@ bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
   if (end.remote == Remote::kUnknown) core_.peers.at(path.peer)->unproved = true;
   if (path.state == Path::State::kReady && !std::exchange(path.suspect, true)) {
     ++path.failures;
-    start_probe(path);
+    // Not posted here: the end of the path may be among the events that are being looked at.
+    path.retry_ns = core_.now_ns;
+    next_ns_ = std::min(next_ns_, path.retry_ns);
     reroute(path);
   }
   Op& op = core_.ops.at(piece.op);

@@ -135,8 +135,11 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   } else if (may_strand(piece, path, told)) {
     strand(cookie, path, told);
   } else {
-    // Nobody waits for it any more, but it may still land: whoever asks for quiet has to wait.
-    if (told.code == Errc::kRailLost) path.stranded_seq = std::min(path.stranded_seq, piece.seq);
+    // Nobody waits for it any more, but it may still land: whoever asks for quiet has to wait until
+    // the target has spoken. Where it never will, Peer::unproved says so at once.
+    if (told.code == Errc::kRailLost && exact(path)) {
+      path.stranded_seq = std::min(path.stranded_seq, piece.seq);
+    }
     const Piece ended = piece;
     pieces_[cookie].op = kNone;
     free_pieces_.push_back(cookie);

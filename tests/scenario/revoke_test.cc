@@ -107,10 +107,10 @@ class Stage {
     reused = true;
   }
   bool intact() const { return std::memcmp(memory.data(), expected.data(), kSize) == 0; }
-  const Event* await(uint64_t tag) {
-    EXPECT_TRUE(world.run_until([&] { return ended.find(tag) != nullptr; }, 60s))
-        << owner->engine.dump();
-    return ended.find(tag);
+  Event await(uint64_t tag) {
+    const bool came = world.run_until([&] { return ended.find(tag) != nullptr; }, 60s);
+    EXPECT_TRUE(came) << owner->engine.dump();
+    return came ? *ended.find(tag) : Event{};
   }
   /// Everything to the region that stays has arrived once.
   void stays(Importer& importer, uint64_t base) {
@@ -174,7 +174,7 @@ TEST(Deregister, UnderLoadAtAnyStepBreaksNobodysConnection) {
     stage.world.run_until([&] { return stage.world.events() >= at; }, 1s);
     const Nanos began = stage.world.now();
     stage.deregister(1);
-    EXPECT_EQ(stage.await(1)->code, Errc::kOk);
+    EXPECT_EQ(stage.await(1).code, Errc::kOk);
     EXPECT_LE(stage.world.now() - began, Nanos(10ms)) << "they answer, nobody waits for a bound";
     for (Importer* importer : {&*stage.first, &*stage.second}) {
       EXPECT_EQ(importer->write_to_ending(), Errc::kNotFound) << "refused before it is posted";
@@ -205,7 +205,7 @@ void one_is_silent(const Silence& silence) {
     const Fault undo = silence(stage);
     const Nanos began = stage.world.now();
     stage.deregister(1);
-    EXPECT_EQ(stage.await(1)->code, Errc::kOk);
+    EXPECT_EQ(stage.await(1).code, Errc::kOk);
     EXPECT_GE(stage.world.now() - began, Nanos(1s)) << "it had its grace";
     EXPECT_LE(stage.world.now() - began, Nanos(1100ms));
     const uint64_t broken = logged("a path broke");
@@ -253,9 +253,9 @@ TEST(Quarantine, LastsUntilTheProofThatComesAfterTheDeadline) {
   stage.happens(Fault::late_proof(kOwner, 3s));
   const Nanos began = stage.world.now();
   const OpId op = stage.deregister(1, 1s);
-  const Event* event = stage.await(1);
-  EXPECT_EQ(event->code, Errc::kTimeout);
-  EXPECT_EQ(event->remote, Remote::kUnknown);
+  const Event event = stage.await(1);
+  EXPECT_EQ(event.code, Errc::kTimeout);
+  EXPECT_EQ(event.remote, Remote::kUnknown);
   EXPECT_LE(stage.world.now() - began, Nanos(1001ms));
   // In quarantine: nobody writes there, nobody gets its place, and it is nobody's any more.
   EXPECT_EQ(stage.first->write_to_ending(), Errc::kNotFound);

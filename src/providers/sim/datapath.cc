@@ -51,9 +51,19 @@ uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
     if (event.kind == WireEvent::Kind::kWritten) {
       // The place in the queues is free only now: completions can never pile up beyond the depth.
       --rail.posted;
-      if (OutPath* path = rail.out.find(event.path)) --path->posted;
+      OutPath* path = rail.out.find(event.path);
+      if (path != nullptr && --path->posted == 0 && path->down_held) rail.events.push(path->down);
     }
-    if (event.kind == WireEvent::Kind::kPathDown) forget_end(rail, event.path, event.inbound != 0);
+    if (event.kind == WireEvent::Kind::kPathDown) {
+      // An engine that had not heard of it yet may have posted once more. Those end first.
+      OutPath* path = event.inbound != 0 ? nullptr : rail.out.find(event.path);
+      if (path != nullptr && path->posted > 0) {
+        path->down_held = true;
+        path->down = event;
+        continue;
+      }
+      forget_end(rail, event.path, event.inbound != 0);
+    }
     out[count++] = event;
   }
   return count;

@@ -122,6 +122,8 @@ struct OutPath {
   std::vector<uint32_t> unheard{};  // flights whose acknowledgement got lost
   int64_t repeat_ns = kNeverNs;     // when the NIC looks at them
   int64_t not_ready_ns = 0;         // how long it waited for the receiver the last time
+  bool down_held = false;           // its kPathDown came before the end of what was posted last
+  WireEvent down{};                 // that one
 
   bool up() const noexcept { return state == State::kStarted && !undrained; }
 };
