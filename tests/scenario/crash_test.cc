@@ -11,7 +11,7 @@ namespace {
 using sim::Fault;
 
 constexpr uint64_t kSize = 512 << 10;
-constexpr uint64_t kStride = 7;     // of the events of the network at which a story is told
+constexpr uint64_t kStride = 11;    // of the events of the network at which a story is told
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 
 /// One who writes to three, of whom the first will die.

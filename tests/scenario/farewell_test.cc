@@ -12,7 +12,7 @@ namespace {
 using sim::Fault;
 
 constexpr uint64_t kSize = 1 << 20;
-constexpr uint64_t kStride = 9;     // of the events of the network at which a story is told
+constexpr uint64_t kStride = 13;    // of the events of the network at which a story is told
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 constexpr Nanos kMoment = 250ms;    // goodbyes that nobody hears, and the tear-down
 
