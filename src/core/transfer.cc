@@ -146,6 +146,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
     for (uint32_t p = 0; p < 3; ++p) activate(path, p);
   }
   core_.peers.check_drains(peer);
+  if (path.posted == 0 && path.down) on_path_down(rail, *std::exchange(path.down, std::nullopt));
 }
 
 /// Tells the operation of a piece, which has its slot no more, how it ended.
@@ -232,8 +233,13 @@ void Transfers::close_path(Path& path) {
   if (path.state != Path::State::kOpening && path.state != Path::State::kReady) return;
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
+  withdraw_refused(path);
+  core_.networks[path.network].rails[path.rail].rail->close_path(path.id, false);
+}
+
+/// What the provider never took cannot come back through it.
+void Transfers::withdraw_refused(const Path& path) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
-  // What the provider never took cannot come back through it.
   std::vector<uint32_t> withdrawn;
   std::erase_if(rail.refused, [&](const WriteOp& wire) {
     if (wire.path != path.id) return false;
@@ -243,7 +249,6 @@ void Transfers::close_path(Path& path) {
   for (const uint32_t cookie : withdrawn) {
     piece_ended(cookie, {Errc::kRailLost, Remote::kNotDelivered});
   }
-  rail.rail->close_path(path.id, false);
 }
 
 void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
@@ -253,7 +258,15 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
   });
   if (found == paths_.end()) return;
   Path& path = **found;
-  FABRIC_CHECK(path.posted == 0, "a path is down only when its pieces have ended");
+  if (path.posted > 0) {
+    // Posted after the end had broken and before we heard of it: the last of them ends the path.
+    path.broke = path.broke || path.state != Path::State::kClosing;
+    path.state = Path::State::kClosing;
+    path.probe_until_ns = kNeverNs;
+    path.down = event;
+    withdraw_refused(path);
+    return;
+  }
   Peer& peer = *core_.peers.at(path.peer);
   if (event.code == Errc::kPeerLost && !path.peer_gone) {
     path.state = Path::State::kResting;  // nothing of it is open

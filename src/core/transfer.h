@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <fabric/provider.h>
@@ -63,6 +64,7 @@ struct Path {
   std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
   uint32_t first_piece = kNone, last_piece = kNone;  ///< in flight, oldest first
   uint32_t posted = 0;
+  std::optional<WireEvent> down{};  ///< heard, but what was posted too late has not ended yet
 
   // Failover (failover.cc).
   uint64_t imms_posted = 0, imms_done = 0;  ///< of this connection; done: acknowledged
@@ -233,6 +235,7 @@ class Transfers {
   void spoil(const Op& op, uint32_t part, PeerId peer, Errc code);
   void on_path_down(const RailSlot& rail, const WireEvent& event);
   void close_path(Path& path);
+  void withdraw_refused(const Path& path);
   void next_life(Path& path, bool at_once);
 
   // failover.cc
