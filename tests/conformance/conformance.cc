@@ -72,19 +72,28 @@ const Event* Recorder::find(EventKind kind) const {
   return it == seen_.end() ? nullptr : &it->event;
 }
 
+std::vector<PeerState> Recorder::states(PeerId peer) const {
+  std::vector<PeerState> states;
+  for (const Seen& seen : seen_) {
+    if (seen.event.kind == EventKind::kPeer && seen.event.peer == peer) {
+      states.push_back(static_cast<PeerState>(seen.event.value));
+    }
+  }
+  return states;
+}
+
 // Block
 
 void Block::fill(uint64_t seed) {
   Rng rng(seed);
-  uint64_t word = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    word = i % sizeof word == 0 ? rng.next() : word >> 8;
+  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
     // Never zero: a byte that has not arrived is told from one that has.
-    bytes[i] = static_cast<std::byte>(word | 1);
+    const uint64_t word = rng.next() | 0x0101'0101'0101'0101;
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof word, bytes.size() - i));
   }
 }
 
-void Block::clear() { std::fill(bytes.begin(), bytes.end(), std::byte{0}); }
+void Block::clear() { std::memset(bytes.data(), 0, bytes.size()); }
 
 // Conformance
 

@@ -124,7 +124,8 @@ class Recorder {
   uint32_t count(EventKind kind) const;
   const Event* find(uint64_t tag) const;  ///< the first with this tag
   const Event* find(EventKind kind) const;
-  std::function<void(const Event&)> also{};  ///< called inside the callback
+  std::vector<PeerState> states(PeerId peer) const;  ///< that a peer went through, in order
+  std::function<void(const Event&)> also{};          ///< called inside the callback
 
  private:
   void on(const Event& event);
@@ -241,6 +242,14 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
     uint32_t whole_unknown = 0;  ///< of those that were not cut: a cut one may be half taken
   };
   Said each_end_is_true(const Act& happens, const Act& over);
+  /// The same with long ones on a network that can say what it took: all are delivered once.
+  void everything_is_delivered_once(const Act& happens, const Act& over);
+  /// Leaves a stopped with writes to b in its NICs, which are cut off and try again for a while.
+  void leave_a_zombie(RemoteRegion in, Recorder& ends);
+  /// Loses b in the middle of things: said once, in time, and to every wait that names it at once.
+  void is_lost_once(const Act& happens);
+  /// Trouble with b while a has work for it, then a closes.
+  void close_ends_in_time(const Act& happens);
   /// Trouble with b while a writes to b and c: c notices nothing.
   void others_are_served(const Act& happens,
                          const std::function<void(const Recorder& to_b)>& look_at_b);

@@ -8,7 +8,7 @@
 namespace fabric::test {
 
 namespace {
-constexpr std::byte kReused{0xee};  // even, and never zero: no byte of Block::fill()
+constexpr int kReused = 0xee;  // even, and never zero: no byte of Block::fill()
 }
 
 Ledger::Ledger(End& from, End& to, RemoteRegion in, Recorder& ends, Recorder& met)
@@ -48,7 +48,7 @@ void Ledger::submit(BatchId batch, Timeout timeout) {
 void Ledger::on_end(const Event& event) {
   last_end_ = from_.engine.now();
   const auto i = static_cast<uint32_t>(event.tag);
-  std::fill_n(from_.out.bytes.begin() + static_cast<std::ptrdiff_t>(i * kSize), kSize, kReused);
+  std::memset(from_.out.bytes.data() + i * kSize, kReused, kSize);
   if (event.remote == Remote::kNotDelivered) when_refused_[i].assign(there(i), there(i) + kSize);
 }
 
@@ -80,8 +80,7 @@ void Ledger::check_bytes(uint32_t i, const Event& end) {
     return;
   }
   if (end.remote == Remote::kNotDelivered) {
-    EXPECT_TRUE(std::equal(when_refused_[i].begin(), when_refused_[i].end(), there(i)))
-        << "landed after all";
+    EXPECT_EQ(std::memcmp(when_refused_[i].data(), there(i), kSize), 0) << "landed after all";
   }
   uint64_t foreign = 0;
   for (uint64_t n = 0; !arrived && n < kSize; ++n) {
