@@ -18,6 +18,29 @@ namespace fabric::test {
 
 void PrintTo(const ProviderCase& provider, std::ostream* out) { *out << provider.name; }
 
+// Trouble
+
+namespace {
+void not_made(const char* what) {
+  ADD_FAILURE() << "the case declares a capability that its ground does not have: " << what;
+}
+}  // namespace
+
+void Trouble::cut(uint32_t, uint32_t, Phase) { not_made("cuts"); }
+void Trouble::lose_rail(uint32_t, uint32_t, Phase) { not_made("lost_rails"); }
+void Trouble::break_path(uint32_t, uint32_t, uint32_t, Side) { not_made("broken_paths"); }
+void Trouble::kill(uint32_t) { not_made("kills"); }
+void Trouble::stop(uint32_t, Phase) { not_made("stops"); }
+void Trouble::lose_acks(uint32_t, uint32_t, Phase) { not_made("lost_acks"); }
+void Trouble::not_ready(uint32_t, Phase) { not_made("not_ready"); }
+void Trouble::wrong_key(uint32_t, uint32_t) { not_made("wrong_keys"); }
+void Trouble::delay_proofs(uint32_t, Nanos) { not_made("late_proofs"); }
+
+Trouble& Ground::trouble() {
+  static Trouble none;
+  return none;
+}
+
 // Recorder
 
 void Recorder::on(const Event& event) {
@@ -49,19 +72,28 @@ const Event* Recorder::find(EventKind kind) const {
   return it == seen_.end() ? nullptr : &it->event;
 }
 
+std::vector<PeerState> Recorder::states(PeerId peer) const {
+  std::vector<PeerState> states;
+  for (const Seen& seen : seen_) {
+    if (seen.event.kind == EventKind::kPeer && seen.event.peer == peer) {
+      states.push_back(static_cast<PeerState>(seen.event.value));
+    }
+  }
+  return states;
+}
+
 // Block
 
 void Block::fill(uint64_t seed) {
   Rng rng(seed);
-  uint64_t word = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    word = i % sizeof word == 0 ? rng.next() : word >> 8;
+  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
     // Never zero: a byte that has not arrived is told from one that has.
-    bytes[i] = static_cast<std::byte>(word | 1);
+    const uint64_t word = rng.next() | 0x0101'0101'0101'0101;
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof word, bytes.size() - i));
   }
 }
 
-void Block::clear() { std::fill(bytes.begin(), bytes.end(), std::byte{0}); }
+void Block::clear() { std::memset(bytes.data(), 0, bytes.size()); }
 
 // Conformance
 
@@ -75,6 +107,16 @@ Config Conformance::usual_config() {
   config.stripe_bytes_min = kStripe;
   config.stripe_align = 256;
   config.log_sink = test_log_sink();
+  return config;
+}
+
+Config Conformance::short_config() {
+  Config config = usual_config();
+  config.default_timeout = 5s;
+  config.drain_timeout = 1s;
+  config.peer_timeout = 3s;
+  config.lost_timeout = 6s;
+  config.bulk_slice_bytes = 8192;
   return config;
 }
 
@@ -111,6 +153,11 @@ End& Conformance::c() {
   EXPECT_TRUE(GetParam().caps.two_engines);
   if (ends_[2] == nullptr) ends_[2] = make_end(2, config_);
   return *ends_[2];
+}
+
+End& Conformance::restart(uint32_t place, const Config& config) {
+  ends_[place] = make_end(place, config);
+  return *ends_[place];
 }
 
 std::unique_ptr<End> Conformance::make_end(uint32_t place, const Config& config) {
@@ -176,6 +223,32 @@ Recorder& Conformance::recorder() {
 
 bool Conformance::until(const std::function<bool()>& done, Nanos limit) {
   return ground_->run_until(done, limit);
+}
+
+void Conformance::expect_trouble(const Config& config, const GroundOptions& options) {
+  reopen(config, options);
+  for (const char* part : {"a path broke", "a rail went down", "a rail came back",
+                           "an operation does not drain", "a path could not be opened"}) {
+    expect_log(part);
+  }
+  EXPECT_EQ(end_of(ea(), write(0, kBytes)).code, Errc::kOk);
+  b().in.clear();
+}
+
+void Conformance::expect_service(End& to) {
+  constexpr uint64_t kSize = 50'000;
+  const Way there = way(a(), to);
+  auto counter = *to.engine.make_counter();
+  a().out.fill(test_seed() + 1);
+  const Event event = end_of(ea(), Write{.source = a().out.at(0),
+                                         .target = there.in.at(0),
+                                         .size_bytes = kSize,
+                                         .imm = counter.key()});
+  EXPECT_EQ(event.code, Errc::kOk);
+  EXPECT_TRUE(counter.wait(1, kLong));
+  EXPECT_EQ(std::memcmp(a().out.bytes.data(), to.in.bytes.data(), kSize), 0);
+  settle();
+  EXPECT_EQ(counter.count(), 0u) << "counted more than once";
 }
 
 Event Conformance::ended(Recorder& ends, uint64_t tag) {

@@ -34,6 +34,18 @@ struct CaseCaps {
   bool overtaking = false;        ///< writes pass each other, so that P7 is really put to work
   bool several_rails = false;     ///< a write can be cut
   bool counted_slices = false;    ///< a counted write may go in slices (Caps::slice_safe)
+  bool exact_replay = false;      ///< the target can say what it took (Caps::exact_replay)
+
+  // What a body can ask the ground's Trouble for.
+  bool cuts = false;        ///< two hosts are cut off from each other
+  bool lost_rails = false;  ///< a NIC fails and comes back
+  bool broken_paths = false;
+  bool kills = false;        ///< a process dies without a word
+  bool stops = false;        ///< a process is stopped and goes on later; its NICs do not stop
+  bool lost_acks = false;    ///< writes arrive and their sender does not hear of it
+  bool not_ready = false;    ///< a receiver takes bytes and no counts
+  bool wrong_keys = false;   ///< a write reaches its target with a key that is refused there
+  bool late_proofs = false;  ///< taking memory and paths back takes time
 };
 
 /// How a ground differs from the usual one. Each field needs the capability of its name.
@@ -41,6 +53,29 @@ struct GroundOptions {
   double drop_control = 0, duplicate_control = 0, reorder_control = 0;  ///< lossy_control
   bool realtime_threads = false;
   bool second_network = false;  ///< named "second", after the usual one in the order
+};
+
+/// What can be made to go wrong between the hosts of a ground, each from the moment of the call.
+/// In words that every network can act on: a cut is a link that is taken down or a filter, a broken
+/// path a queue pair in error or a connection that is reset, a stop a signal. A ground overrides
+/// what its case declares; the capability stands next to it.
+class Trouble {
+ public:
+  enum class Side { kSender, kTarget };  ///< of a path
+  /// Ends what began, and may be called without it.
+  enum class Phase { kBegin, kEnd };
+
+  virtual ~Trouble() = default;
+  virtual void cut(uint32_t one, uint32_t other, Phase phase);         ///< cuts
+  virtual void lose_rail(uint32_t place, uint32_t rail, Phase phase);  ///< lost_rails
+  /// One end of the path from one host to another; the other finds out.
+  virtual void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side);  ///< broken_paths
+  virtual void kill(uint32_t place);                                              ///< kills
+  virtual void stop(uint32_t place, Phase phase);                                 ///< stops
+  virtual void lose_acks(uint32_t from, uint32_t to, Phase phase);                ///< lost_acks
+  virtual void not_ready(uint32_t place, Phase phase);                            ///< not_ready
+  virtual void wrong_key(uint32_t from, uint32_t to);   ///< wrong_keys: the next write
+  virtual void delay_proofs(uint32_t place, Nanos by);  ///< late_proofs; zero ends it
 };
 
 /// Where the engines of a case live: their hosts, network and time.
@@ -57,6 +92,7 @@ class Ground {
   /// Longer than anything takes that has no deadline.
   virtual void settle() = 0;
   virtual void each_step(std::function<void()> look) = 0;
+  virtual Trouble& trouble();  ///< one that can do nothing, for grounds without any
 };
 
 /// One line of the list in providers.cc.
@@ -88,7 +124,8 @@ class Recorder {
   uint32_t count(EventKind kind) const;
   const Event* find(uint64_t tag) const;  ///< the first with this tag
   const Event* find(EventKind kind) const;
-  std::function<void(const Event&)> also{};  ///< called inside the callback
+  std::vector<PeerState> states(PeerId peer) const;  ///< that a peer went through, in order
+  std::function<void(const Event&)> also{};          ///< called inside the callback
 
  private:
   void on(const Event& event);
@@ -123,8 +160,13 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
   static constexpr uint64_t kStripe = 4096;  ///< a write of n stripes is cut in n, up to the rails
   static constexpr Nanos kLong = 20s;        ///< bounds a wait that should end much earlier
 
+  static constexpr uint32_t kA = 0, kB = 1, kC = 2;  ///< places
+
   /// Small bounds and small stripes, so that cuts are cheap to see.
   static Config usual_config();
+  /// The same with short times. A drain is long enough for a NIC to give up on its own, and a
+  /// deadline with its drain is over before a silent peer is doubted.
+  static Config short_config();
 
   void SetUp() override;
   void TearDown() override;
@@ -186,7 +228,38 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
     return op ? ended(ends) : Event{.code = op.error().code};
   }
 
+  using Act = std::function<void(Trouble&)>;
+  /// Starts over with short times and with all paths from a to b set up. From here on the warnings
+  /// of broken networks are expected.
+  void expect_trouble(const Config& config = short_config(), const GroundOptions& options = {});
+  /// Several of every kind, and the trouble at some moments: all end once, within deadline and
+  /// drain, and service goes on when it is `over` (none: it never is). Returns how many failed.
+  uint32_t every_kind_ends_once(const Config& config, const Act& happens, const Act& over);
+  /// Counted writes with short deadlines, and the trouble at some moments: what is said of each is
+  /// so, before and after it is over. Returns what was said.
+  struct Said {
+    uint32_t delivered = 0, not_delivered = 0, unknown = 0;
+    uint32_t whole_unknown = 0;  ///< of those that were not cut: a cut one may be half taken
+  };
+  Said each_end_is_true(const Act& happens, const Act& over);
+  /// The same with long ones on a network that can say what it took: all are delivered once.
+  void everything_is_delivered_once(const Act& happens, const Act& over);
+  /// Leaves a stopped with writes to b in its NICs, which are cut off and try again for a while.
+  void leave_a_zombie(RemoteRegion in, Recorder& ends);
+  /// Loses b in the middle of things: said once, in time, and to every wait that names it at once.
+  void is_lost_once(const Act& happens);
+  /// Trouble with b while a has work for it, then a closes.
+  void close_ends_in_time(const Act& happens);
+  /// Trouble with b while a writes to b and c: c notices nothing.
+  void others_are_served(const Act& happens,
+                         const std::function<void(const Recorder& to_b)>& look_at_b);
+  /// Whatever happened: a new write from a arrives at the other, once, with all its bytes.
+  void expect_service(End& to);
+
   Ground& ground() { return *ground_; }
+  Trouble& trouble() { return ground_->trouble(); }
+  /// Opens an engine on a host whose process died, in the place of the dead one.
+  End& restart(uint32_t place, const Config& config);
   const Way& ab() const { return ab_; }
   const Config& config() const { return config_; }
 

@@ -10,21 +10,6 @@
 // a goodbye need faults.
 
 namespace fabric::test {
-namespace {
-
-/// The states that the subscribers heard for one peer, in order.
-std::vector<PeerState> states_of(const Recorder& heard, PeerId peer) {
-  std::vector<PeerState> states;
-  for (const auto& seen : heard.seen()) {
-    if (seen.event.kind == EventKind::kPeer && seen.event.peer == peer) {
-      states.push_back(static_cast<PeerState>(seen.event.value));
-    }
-  }
-  return states;
-}
-
-}  // namespace
-
 // ---- P15 ----------------------------------------------------------------------------------------
 
 TEST_P(Conformance, P15ManyEnginesLiveInOneProcessAndOnOneHost) {
@@ -151,16 +136,15 @@ TEST_P(Conformance, P16EachChangeOfAPeerIsOneEventOnEachSide) {
   ASSERT_TRUE(until([&] { return at_b.count(EventKind::kPeer) == 2; }));
   const PeerId back = at_b.seen().back().event.peer;
   settle();
-  EXPECT_EQ(states_of(at_b, of_a), std::vector<PeerState>{PeerState::kConnected})
+  EXPECT_EQ(at_b.states(of_a), std::vector<PeerState>{PeerState::kConnected})
       << "a subscription starts with the peers that are there";
-  EXPECT_EQ(states_of(at_b, back), std::vector<PeerState>{PeerState::kConnected});
-  EXPECT_EQ(states_of(at_c, there),
+  EXPECT_EQ(at_b.states(back), std::vector<PeerState>{PeerState::kConnected});
+  EXPECT_EQ(at_c.states(there),
             (std::vector<PeerState>{PeerState::kConnecting, PeerState::kConnected}));
   ASSERT_TRUE(c().engine.disconnect(there));
   settle();
-  EXPECT_EQ(states_of(at_b, back),
-            (std::vector<PeerState>{PeerState::kConnected, PeerState::kLost}));
-  EXPECT_EQ(states_of(at_c, there).back(), PeerState::kLost);
+  EXPECT_EQ(at_b.states(back), (std::vector<PeerState>{PeerState::kConnected, PeerState::kLost}));
+  EXPECT_EQ(at_c.states(there).back(), PeerState::kLost);
   EXPECT_EQ(at_c.total(), 3u);
   EXPECT_EQ(at_b.total(), 3u) << "nothing about a";
 }

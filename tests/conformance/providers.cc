@@ -36,6 +36,53 @@ class Clock {
   Inbox ticks_;
 };
 
+class SimTrouble final : public Trouble {
+ public:
+  SimTrouble(sim::World& world, const std::vector<uint32_t>& nodes)
+      : world_(world), nodes_(nodes) {}
+
+  void cut(uint32_t one, uint32_t other, Phase phase) override {
+    const uint32_t x = nodes_[one], y = nodes_[other];
+    happens(phase == Phase::kBegin ? Fault::cut(x, y) : Fault::heal(x, y));
+  }
+  void lose_rail(uint32_t place, uint32_t rail, Phase phase) override {
+    const uint32_t node = nodes_[place];
+    happens(phase == Phase::kBegin ? Fault::nic_down(node, rail) : Fault::nic_up(node, rail));
+  }
+  void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
+    happens(side == Side::kSender ? Fault::break_sender(nodes_[from], nodes_[to], rail)
+                                  : Fault::break_target(nodes_[from], nodes_[to], rail));
+  }
+  void kill(uint32_t place) override { happens(Fault::crash(nodes_[place])); }
+  void stop(uint32_t place, Phase phase) override {
+    happens(phase == Phase::kBegin ? Fault::stop(nodes_[place]) : Fault::resume(nodes_[place]));
+  }
+  void lose_acks(uint32_t from, uint32_t to, Phase phase) override {
+    const uint32_t x = nodes_[from], y = nodes_[to];
+    happens(phase == Phase::kBegin ? Fault::lose_acks(x, y) : Fault::keep_acks(x, y));
+  }
+  void not_ready(uint32_t place, Phase phase) override {
+    const uint32_t node = nodes_[place];
+    happens(phase == Phase::kBegin ? Fault::receiver_not_ready(node) : Fault::receiver_ready(node));
+  }
+  void wrong_key(uint32_t from, uint32_t to) override {
+    happens(Fault::wrong_key(nodes_[from], nodes_[to], 0));
+  }
+  void delay_proofs(uint32_t place, Nanos by) override {
+    happens(Fault::late_proof(nodes_[place], by));
+  }
+
+ private:
+  using Fault = sim::Fault;
+  void happens(const Fault& fault) {
+    const auto taken = world_.at(world_.now(), fault);
+    EXPECT_TRUE(taken) << to_string(fault.kind) << ": " << taken.error().what;
+  }
+
+  sim::World& world_;
+  const std::vector<uint32_t>& nodes_;
+};
+
 class SimGround final : public Ground {
  public:
   SimGround(const SimShape& shape, const GroundOptions& options)
@@ -67,10 +114,12 @@ class SimGround final : public Ground {
   }
   void settle() override { run_for(clock_ == nullptr ? Nanos(1s) : Nanos(50ms)); }
   void each_step(std::function<void()> look) override { world_.each_step(std::move(look)); }
+  Trouble& trouble() override { return trouble_; }
 
  private:
   sim::World world_;
   std::vector<uint32_t> nodes_;
+  SimTrouble trouble_{world_, nodes_};
   std::unique_ptr<Clock> clock_;  ///< realtime only
 };
 
@@ -78,13 +127,23 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .every_step = true,
                             .lossy_control = true,
                             .realtime_threads = true,
-                            .second_network = true};
+                            .second_network = true,
+                            .cuts = true,
+                            .lost_rails = true,
+                            .broken_paths = true,
+                            .kills = true,
+                            .stops = true,
+                            .lost_acks = true,
+                            .not_ready = true,
+                            .wrong_keys = true,
+                            .late_proofs = true};
 
 /// Connections with order, exact replay and a fence of their own, as verbs RC.
 ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;
   caps.counted_slices = true;
+  caps.exact_replay = true;
   SimShape shape{rails, sim::NicModel::connectx7()};
   shape.model.jitter = 2us;  // so that the shards of one write land at different times
   return {std::move(name), caps, [shape](const GroundOptions& options) {
@@ -106,9 +165,11 @@ ProviderCase sim_srd(std::array<uint32_t, Ground::kPlaces> rails, std::string na
 /// The own address: no network at all, the engine copies.
 ProviderCase self_copy() {
   ProviderCase provider = sim_rc({1, 1, 1}, "self");
-  provider.caps.two_engines = false;
-  provider.caps.every_step = false;      // a copy is over within a step
-  provider.caps.second_network = false;  // copied whatever networks there are
+  provider.caps = {.two_engines = false,  // and nothing between two engines that could go wrong
+                   .virtual_time = true,
+                   .lossy_control = true,
+                   .realtime_threads = true,
+                   .counted_slices = true};
   return provider;
 }
 

@@ -1,0 +1,212 @@
+#include <array>
+
+#include "conformance/conformance.h"
+#include "conformance/ledger.h"
+#include "support/log_guard.h"
+
+// P6 to P11 when paths break and hosts are cut off: counts stay exact, nothing is counted twice,
+// and what comes late lies to nobody. The Ledger looks at the bytes whenever a count is met.
+
+namespace fabric::test {
+namespace {
+
+using Phase = Trouble::Phase;
+using Side = Trouble::Side;
+using Target = Ledger::Target;
+
+constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
+
+}  // namespace
+
+// ---- P6, P10: exact networks --------------------------------------------------------------------
+
+void Conformance::everything_is_delivered_once(const Act& happens, const Act& over) {
+  uint64_t again = 0;
+  for (const Nanos moment : kMoments) {
+    SCOPED_TRACE(moment.count());
+    GroundOptions options;
+    if (moment == kMoments.back()) options.drop_control = options.duplicate_control = 0.2;
+    expect_trouble(short_config(), options);
+    Ledger ledger(a(), b(), ab().in, recorder(), recorder());
+    ledger.submit();
+    run_for(moment);
+    happens(trouble());
+    run_for(1s);  // longer than a NIC tries
+    over(trouble());
+    ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+    run_for(2s);
+    ledger.check(Target::kConnected);
+    EXPECT_EQ(ledger.delivered(), Ledger::kWrites);
+    EXPECT_EQ(eb().stats().stale_imms, 0u);
+    again += ea().stats().tx.retried;
+  }
+  EXPECT_GT(again, 0u) << "nothing had to be sent again: a weak test";
+}
+
+TEST_P(Conformance, P10WhatABrokenPathCarriedIsDeliveredOnce) {
+  REQUIRE_CAP(broken_paths);
+  REQUIRE_CAP(exact_replay);
+  for (const Side side : {Side::kSender, Side::kTarget}) {
+    everything_is_delivered_once([&](Trouble& t) { t.break_path(kA, kB, 0, side); },
+                                 [](Trouble&) {});
+  }
+}
+
+TEST_P(Conformance, P10WhatALostRailCarriedIsDeliveredOnce) {
+  REQUIRE_CAP(lost_rails);
+  REQUIRE_CAP(several_rails);
+  REQUIRE_CAP(exact_replay);
+  for (const uint32_t place : {kA, kB}) {
+    everything_is_delivered_once([&](Trouble& t) { t.lose_rail(place, 0, Phase::kBegin); },
+                                 [&](Trouble& t) { t.lose_rail(place, 0, Phase::kEnd); });
+  }
+}
+
+TEST_P(Conformance, P10WhatWasCutOffIsDeliveredOnceAfterwards) {
+  REQUIRE_CAP(cuts);
+  REQUIRE_CAP(exact_replay);
+  everything_is_delivered_once([](Trouble& t) { t.cut(kA, kB, Phase::kBegin); },
+                               [](Trouble& t) { t.cut(kA, kB, Phase::kEnd); });
+}
+
+TEST_P(Conformance, P10WhatWasTakenUnheardIsNotCountedAgain) {
+  REQUIRE_CAP(lost_acks);
+  REQUIRE_CAP(exact_replay);
+  everything_is_delivered_once([](Trouble& t) { t.lose_acks(kA, kB, Phase::kBegin); },
+                               [](Trouble& t) { t.lose_acks(kA, kB, Phase::kEnd); });
+}
+
+TEST_P(Conformance, P10WhatLandedUncountedIsCountedOnceAfterwards) {
+  REQUIRE_CAP(not_ready);
+  REQUIRE_CAP(exact_replay);
+  everything_is_delivered_once([](Trouble& t) { t.not_ready(kB, Phase::kBegin); },
+                               [](Trouble& t) { t.not_ready(kB, Phase::kEnd); });
+}
+
+// Whatever the network can prove: what stays unknown is spoiled on both sides, and is never sent
+// again, not even when everything works.
+TEST_P(Conformance, P10AFateThatStaysUnknownSpoilsItsKeyByName) {
+  REQUIRE_CAP(cuts);
+  expect_trouble();
+  const PeerId of_a = *eb().connect(ea().address());
+  Recorder& met = recorder();
+  Ledger ledger(a(), b(), ab().in, recorder(), met);
+  ledger.submit({}, 300ms);
+  run_for(1us);
+  trouble().cut(kA, kB, Phase::kBegin);
+  ASSERT_TRUE(until([&] { return ledger.ended(); }));
+  trouble().cut(kA, kB, Phase::kEnd);
+  run_for(2s);
+  ledger.check(Target::kConnected);
+  EXPECT_GT(ledger.unknown(), 0u);
+  uint32_t aborted = 0;
+  for (const auto& seen : met.seen()) {
+    if (seen.event.code != Errc::kAborted) continue;
+    ++aborted;
+    EXPECT_EQ(seen.event.peer, of_a) << "who spoiled it";
+  }
+  EXPECT_GT(aborted, 0u);
+}
+
+// ---- P8 -----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
+  REQUIRE_CAP(every_step);
+  REQUIRE_CAP(broken_paths);
+  REQUIRE_CAP(exact_replay);
+  constexpr uint64_t kSize = 30'000;
+  constexpr uint32_t kWrites = 12;
+  for (const bool whole : {false, true}) {
+    SCOPED_TRACE(whole);
+    expect_trouble();
+    auto counter = *eb().make_counter();
+    uint64_t samples = 0, above_begun = 0, above_whole = 0;
+    auto looking = look([&] {
+      const uint64_t count = counter.count();
+      uint64_t begun = 0, complete = 0;
+      for (uint32_t i = 0; i < kWrites; ++i) {
+        begun += !untouched(i * kSize, kSize);
+        complete += arrived(i * kSize, kSize);
+      }
+      ++samples;
+      above_begun += count > begun;
+      above_whole += count > complete;
+    });
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      Write request = write(i * kSize, kSize, counter.key());
+      request.whole = whole;
+      ASSERT_TRUE(ea().submit(request));
+    }
+    run_for(4us);
+    trouble().break_path(kA, kB, 0, Side::kSender);
+    EXPECT_TRUE(until([&] { return counter.count() == kWrites; })) << ea().dump();
+    run_for(10ms);
+    looking.end();
+    run_for(1s);
+    EXPECT_EQ(counter.count(), kWrites) << "at rest they are equal";
+    EXPECT_TRUE(arrived(0, kWrites * kSize));
+    EXPECT_EQ(above_begun, 0u);
+    EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
+    EXPECT_GT(samples, 3u);
+  }
+}
+
+// ---- P11 ----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, P11WhatAFaultMadeLateCountsInNoLaterLife) {
+  REQUIRE_CAP(cuts);
+  uint64_t stale = 0;
+  for (const Nanos moment : kMoments) {
+    SCOPED_TRACE(moment.count());
+    Config small = short_config();
+    small.counters_max = 2;  // the old one's place is used again
+    expect_trouble(small);
+    auto counter = std::make_optional(*eb().make_counter());
+    auto batch = *ea().make_batch();
+    for (uint32_t i = 0; i < 200; ++i) {
+      Write request = write(i * 5000, 5000, counter->key());
+      request.batch = batch;
+      ASSERT_TRUE(ea().submit(request));
+    }
+    run_for(moment);
+    trouble().cut(kA, kB, Phase::kBegin);
+    run_for(100ms);
+    counter.reset();
+    const std::array<Counter, 2> later{*eb().make_counter(), *eb().make_counter()};
+    trouble().cut(kA, kB, Phase::kEnd);
+    ASSERT_TRUE(ea().wait(batch, kLong)) << "the sender is not disturbed";
+    settle();
+    for (const Counter& one : later) EXPECT_EQ(one.count(), 0u);
+    stale += eb().stats().stale_imms;
+  }
+  EXPECT_GT(stale, 0u);
+}
+
+TEST_P(Conformance, P11CloseWithASenderThatIsCutOffCanOnlyRest) {
+  REQUIRE_CAP(cuts);
+  REQUIRE_CAP(virtual_time);
+  expect_trouble();
+  const uint64_t name = 12;
+  Key key;
+  ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
+  auto named = *eb().named_counter(name);
+  Recorder& ends = recorder();
+  trouble().cut(kA, kB, Phase::kBegin);
+  Write request = write(0, 5000, key);
+  request.notify = ends.notify();
+  ASSERT_TRUE(ea().submit(request));
+  const Nanos start = eb().now();
+  const auto rest = named.close(200ms);
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(*rest, Rest::kRested) << "nobody has confirmed anything";
+  EXPECT_LE(eb().now() - start, 201ms);
+  auto again = *eb().named_counter(name);
+  EXPECT_NE(again.key(), key);
+  trouble().cut(kA, kB, Phase::kEnd);
+  const Event end = ended(ends);
+  EXPECT_TRUE(end.code == Errc::kOk || end.code == Errc::kReleased) << to_string(end.code);
+  settle();
+  EXPECT_EQ(again.count(), 0u);
+}
+
+}  // namespace fabric::test

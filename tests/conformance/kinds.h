@@ -1,0 +1,106 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "conformance/conformance.h"
+
+namespace fabric::test {
+
+/// One request of every kind that ends well, and what its end says.
+class Kinds {
+ public:
+  struct Kind {
+    const char* name;
+    uint64_t parts, value;
+    std::function<Result<OpId>(Notify, BatchId)> submit;
+  };
+
+  static constexpr uint64_t kName = 77;
+  static constexpr uint16_t kChannel = 5;
+
+  Kinds(End& from, End& to, const Way& way)
+      : counter_(*to.engine.make_counter()),
+        listener_(*to.engine.listen(kChannel, messages_.notify())),
+        peers_{way.peer},
+        group_(*from.engine.make_group(peers_)) {
+    Engine& e = from.engine;
+    key_ = counter_.key();
+    targets_ = {ScatterTarget{way.in.at(0), 0, 700, key_},
+                ScatterTarget{way.in.at(1000), 1000, 300, key_}};
+    kinds_ = {
+        {"write", 1, 100'000,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(Write{.source = from.out.at(0),
+                                 .target = way.in.at(0),
+                                 .size_bytes = 100'000,
+                                 .imm = key_,
+                                 .batch = batch,
+                                 .notify = n});
+         }},
+        {"paged write", 3, 3 * 512,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(PagedWrite{.source = from.out.region.id(),
+                                      .source_pages = {.indices = pages_, .stride_bytes = 512},
+                                      .target = way.in,
+                                      .target_pages = {.indices = pages_, .stride_bytes = 512},
+                                      .page_bytes = 512,
+                                      .imm = key_,
+                                      .batch = batch,
+                                      .notify = n});
+         }},
+        {"scatter", 2, 1000,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(Scatter{
+               .source = from.out.region.id(), .targets = targets_, .batch = batch, .notify = n});
+         }},
+        {"signal", 1, 0,
+         [=, this, &e](Notify n, BatchId batch) {
+           return e.submit(
+               Signal{.group = group_, .keys = {&key_, 1}, .batch = batch, .notify = n});
+         }},
+        {"send", 1, sizeof kName,
+         [=, &e](Notify n, BatchId batch) {
+           return e.submit(Send{.peer = way.peer,
+                                .channel = kChannel,
+                                .bytes = std::as_bytes(std::span(&kName, 1)),
+                                .batch = batch,
+                                .notify = n});
+         }},
+        {"alarm", 1, 0,
+         [=, &e](Notify n, BatchId batch) {
+           return e.submit(Alarm{.after = 3us, .batch = batch, .notify = n});
+         }},
+        {"resolve", 1, 1,
+         [=, this, &e](Notify n, BatchId batch) {
+           return e.submit(Resolve{.peer = way.peer,
+                                   .names = {&kName, 1},
+                                   .out = {&resolved_, 1},
+                                   .batch = batch,
+                                   .notify = n});
+         }},
+    };
+  }
+
+  const std::vector<Kind>& all() const { return kinds_; }
+  /// How often the target must have counted after each kind was sent once.
+  static constexpr uint64_t kCounts = 1 + 3 + 2 + 1;
+  Counter& counter() { return counter_; }
+  uint32_t messages() const { return messages_.total(); }
+  Key resolved() const { return resolved_; }
+
+ private:
+  Recorder messages_;  ///< dies after the listener
+  Counter counter_;
+  Subscription listener_;
+  std::array<PeerId, 1> peers_;
+  PeerGroup group_;
+  Key key_, resolved_;
+  std::array<uint32_t, 3> pages_{4, 2, 9};
+  std::array<ScatterTarget, 2> targets_;
+  std::vector<Kind> kinds_;
+};
+
+}  // namespace fabric::test
