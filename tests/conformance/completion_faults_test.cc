@@ -304,7 +304,7 @@ TEST_P(Conformance, P04CancelKnowsAllWhenThePeerIsBackInTime) {
 
 void Conformance::others_are_served(const Act& happens,
                                     const std::function<void(const Recorder&)>& look_at_b) {
-  for (const Nanos moment : kMoments) {
+  for (const Nanos moment : {Nanos(1us), Nanos(5us)}) {
     SCOPED_TRACE(moment.count());
     expect_trouble();
     const Way ac = way(a(), c());

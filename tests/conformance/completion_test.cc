@@ -6,8 +6,8 @@
 #include "conformance/kinds.h"
 
 // P1 to P5: operations end once, in time, and say what became of them. What only a fault can show
-// (a NIC that dies under a posted write, a peer that stops in the middle) comes with the faults of
-// the simulator.
+// (a NIC that dies under a posted write, a peer that stops in the middle) is in
+// completion_faults_test.cc.
 
 namespace fabric::test {
 namespace {
@@ -220,7 +220,6 @@ TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
 }
 
 // ---- P2 -----------------------------------------------------------------------------------------
-// A write that was posted and hangs needs a peer that stops in the middle: with the faults.
 
 TEST_P(Conformance, P02WhatGoesToASilentPeerEndsAtItsDeadline) {
   REQUIRE_CAP(two_engines);
@@ -529,7 +528,6 @@ TEST_P(Conformance, P04DestroyingABatchCancelsWhatIsPending) {
 }
 
 // ---- P5 -----------------------------------------------------------------------------------------
-// A NIC that fails takes down itself only: with the faults.
 
 TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
   REQUIRE_CAP(two_engines);

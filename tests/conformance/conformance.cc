@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/rng.h"
 #include "support/log_guard.h"
 
 namespace fabric {
@@ -85,11 +84,12 @@ std::vector<PeerState> Recorder::states(PeerId peer) const {
 // Block
 
 void Block::fill(uint64_t seed) {
-  Rng rng(seed);
-  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
+  uint64_t word = seed;
+  for (size_t i = 0; i < bytes.size(); i += sizeof word) {
+    word = word * 0x5851'f42d'4c95'7f2d + 0x1405'7b7e'f767'814f;
     // Never zero: a byte that has not arrived is told from one that has.
-    const uint64_t word = rng.next() | 0x0101'0101'0101'0101;
-    std::memcpy(bytes.data() + i, &word, std::min(sizeof word, bytes.size() - i));
+    const uint64_t odd = (word ^ word >> 32) | 0x0101'0101'0101'0101;
+    std::memcpy(bytes.data() + i, &odd, std::min(sizeof odd, bytes.size() - i));
   }
 }
 

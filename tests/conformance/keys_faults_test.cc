@@ -83,6 +83,22 @@ TEST_P(Conformance, P10WhatLandedUncountedIsCountedOnceAfterwards) {
                                [](Trouble& t) { t.not_ready(kB, Phase::kEnd); });
 }
 
+// Where nobody can say what arrived, sending it again could count it twice, and does not happen,
+// however much time is left.
+TEST_P(Conformance, P10WhatMayHaveArrivedIsNeverCountedTwice) {
+  REQUIRE_CAP(lost_acks);
+  expect_trouble();
+  Ledger ledger(a(), b(), ab().in, recorder(), recorder());
+  ledger.submit();
+  trouble().lose_acks(kA, kB, Phase::kBegin);
+  run_for(1s);
+  trouble().lose_acks(kA, kB, Phase::kEnd);
+  ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+  run_for(2s);
+  ledger.check(Target::kConnected);
+  EXPECT_EQ(ledger.unknown() > 0, !GetParam().caps.exact_replay);
+}
+
 // Whatever the network can prove: what stays unknown is spoiled on both sides, and is never sent
 // again, not even when everything works.
 TEST_P(Conformance, P10AFateThatStaysUnknownSpoilsItsKeyByName) {

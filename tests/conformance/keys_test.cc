@@ -4,7 +4,7 @@
 #include "conformance/conformance.h"
 
 // P9 to P11: names and early arrivals, never twice, and old traffic that cannot lie. Failover and
-// replay need a path that breaks: with the faults of the simulator.
+// replay need a path that breaks: keys_faults_test.cc.
 
 namespace fabric::test {
 

@@ -7,7 +7,7 @@
 #include "support/log_guard.h"
 
 // P15 to P17: peers come and go, others notice, hardware is mixed. Peers that stall or die without
-// a goodbye need faults.
+// a goodbye are in peers_faults_test.cc.
 
 namespace fabric::test {
 // ---- P15 ----------------------------------------------------------------------------------------
