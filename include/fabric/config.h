@@ -34,7 +34,7 @@ struct Config {
   Nanos retransmit{5'000'000};         ///< first retransmission of a control message; doubles
 
   // Bounds (P18).
-  uint32_t ops_max = 4096;  ///< operations accepted and not yet reported
+  uint32_t ops_max = 4096;  ///< operations accepted and not yet reported; 7/8 of them to one peer
   uint32_t batches_max = 4096;
   uint32_t peers_max = 1024;
   uint32_t regions_max = 4096;         ///< local ones, and imported ones per peer

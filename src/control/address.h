@@ -17,9 +17,9 @@ namespace fabric::control {
 
 /// How one network of an engine is reached, and what it can do.
 struct NetworkSection {
-  std::string provider{};            ///< "sim", "verbs", ...; at most kNameBytesMax
-  std::string name{};                ///< peers meet on networks of the same provider and name
-  uint8_t rails = 0;                 ///< 1..kRailsMax
+  std::string provider{};  ///< "sim", "verbs", ...; at most kNameBytesMax
+  std::string name{};      ///< peers meet on networks of the same provider and name
+  uint8_t rails = 0;       ///< 1..kRailsMax
   FenceKind fence = FenceKind::kNone;
   uint32_t memory_kinds = 0;         ///< bit per MemoryKind
   std::vector<std::byte> address{};  ///< the provider's own; at most OpenNetwork::kAddressBytesMax
@@ -28,8 +28,8 @@ struct NetworkSection {
 };
 
 struct Address {
-  uint64_t engine_id = 0;    ///< never 0 on the wire
-  uint64_t incarnation = 0;  ///< never 0 on the wire
+  uint64_t engine_id = 0;                  ///< never 0 on the wire
+  uint64_t incarnation = 0;                ///< never 0 on the wire
   std::vector<NetworkSection> networks{};  ///< at most kNetworksMax, in the order of preference
 
   bool operator==(const Address&) const = default;

@@ -32,6 +32,7 @@ std::vector<std::byte> encode_region(const RegionDesc& desc) {
   out.i32(desc.device);
   out.u64(desc.granted_to);
   out.u32(desc.grant);
+  out.u64(desc.session);
   return out.take();
 }
 
@@ -48,7 +49,9 @@ void read_region(ByteReader& in, bool newer_minor, RegionDesc& desc) {
   in.require(desc.device >= -1);
   desc.granted_to = in.u64();
   desc.grant = in.u32();
+  desc.session = in.u64();
   in.require((desc.granted_to == 0) == (desc.grant == 0));
+  in.require(desc.grant != 0 || desc.session == 0);
   read_end(in, newer_minor);
 }
 

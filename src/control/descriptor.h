@@ -25,10 +25,12 @@ struct RegionDesc {
   int32_t device = -1;
   uint64_t granted_to = 0;  ///< engine id of the only peer that may use it; 0 = anyone
   uint32_t grant = 0;       ///< number of the grant at its owner; 0 = the open descriptor
+  uint64_t session = 0;     ///< the grantee's number of the session that it ends with; 0 = none, or
+                            ///< granted before that was known
 
   struct Section {
-    std::string network{};                             ///< its name
-    std::vector<std::vector<std::byte>> rail_keys{};   ///< 1..kRailsMax, each <= kWireKeyBytesMax
+    std::string network{};                            ///< its name
+    std::vector<std::vector<std::byte>> rail_keys{};  ///< 1..kRailsMax, each <= kWireKeyBytesMax
     bool operator==(const Section&) const = default;
   };
   std::vector<Section> networks{};

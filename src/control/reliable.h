@@ -65,16 +65,16 @@ class ReliableChannel {
     MessageType type{};
     uint64_t seq = 0;
     std::vector<std::byte> body{};
-    int64_t due_ns = 0;   ///< 0: never sent
+    int64_t due_ns = 0;  ///< 0: never sent
     uint32_t tries = 0;
     bool acked = false;
   };
 
   Options options_;
-  std::deque<Pending> pending_;   ///< numbers ascend by one; acknowledged ones leave at the front
+  std::deque<Pending> pending_;  ///< numbers ascend by one; acknowledged ones leave at the front
   uint64_t next_seq_ = 1;
-  uint64_t taken_ = 0;            ///< every number up to here has arrived
-  uint64_t taken_bits_ = 0;       ///< bit i: taken_ + 2 + i has arrived
+  uint64_t taken_ = 0;       ///< every number up to here has arrived
+  uint64_t taken_bits_ = 0;  ///< bit i: taken_ + 2 + i has arrived
   bool ack_owed_ = false;
 };
 

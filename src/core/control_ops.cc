@@ -14,6 +14,8 @@ using control::MessageType;
 namespace {
 // A fence asks the peer first, so that its writes drain instead of breaking; at most this long.
 constexpr int64_t kFenceGraceNs = 1'000'000'000;
+// Ends of paths from one peer: a pair of rails each, and as many again that are going down.
+constexpr size_t kInboundMax = 2 * kRailsMax * kRailsMax;
 
 MessageType done_type(MessageType request) {
   switch (request) {
@@ -104,8 +106,12 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
   if (!open) return refuse_bad(peer, MessageType::kPathOpen);
   control::PathAnswer answer{.ref = open->ref};
   NetworkSlot* network = core_.network_named(open->provider, open->network);
-  if (network == nullptr || open->remote_rail >= network->rails.size()) {
+  // The own engine's path is nobody else's.
+  const bool ours = network != nullptr && network->is_self == peer.is_self;
+  if (!ours || open->remote_rail >= network->rails.size()) {
     answer.code = Errc::kUnreachable;
+  } else if (peer.inbound.size() >= kInboundMax) {
+    answer.code = Errc::kExhausted;
   } else if (peer.ending) {
     answer.code = Errc::kPeerLost;  // a way in that is closed at once would break what comes by it
   } else if (!network->rails[open->remote_rail].up) {
@@ -114,7 +120,13 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
     RailSlot& rail = network->rails[open->remote_rail];
     auto id = rail.rail->accept_path(open->hello, answer.answer);
     answer.code = id.error().code;
-    if (id) {
+    const bool known =
+        id && std::any_of(peer.inbound.begin(), peer.inbound.end(), [&](const InboundPath& old) {
+          return old.network == rail.network && old.rail == rail.index && old.id == *id;
+        });
+    if (known) {
+      answer.code = Errc::kBadFormat;  // one end under two names would be closed under one
+    } else if (id) {
       // One path per pair of rails: the peer has torn the one before down.
       for (InboundPath& old : peer.inbound) {
         const bool replaced = old.network == rail.network && old.rail == rail.index &&
@@ -182,6 +194,7 @@ void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
     state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;
     peer->inbound.erase(path);
     if (event.code == Errc::kPeerLost) on_peer_gone(*peer);
+    if (peer->inbound.empty()) settle_counts(*peer);
     if (peer->usable()) send(*peer, MessageType::kPathState, control::encode(state));
     fence_progress(*peer);
     return;
@@ -313,6 +326,11 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   if (type == MessageType::kKeyRevoked) {
     core_.counters.key_revoked(peer, answer->ref, answer->code == Errc::kOk);
     return;
+  }
+  const auto question = peer.refs.find(answer->ref);
+  if (question == peer.refs.end()) return;
+  if (question->second.is_message != (type == MessageType::kMessageDone)) {
+    return refuse_bad(peer, type);  // an answer to something else
   }
   Asked asked;
   Op* op = claim(peer, answer->ref, asked);

@@ -39,7 +39,7 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       own_driver(std::move(own)),
       driver(own_driver != nullptr ? own_driver.get() : given),
       rng(driver->entropy()),
-      ops(config.ops_max),
+      ops(config.ops_max, config.peers_max),
       arena(config.index_arena_bytes),
       submissions(config.ops_max),
       ended(config.ops_max),

@@ -7,6 +7,8 @@
 namespace fabric::core {
 
 namespace {
+constexpr int64_t kLifeMaxNs = 604'800'000'000'000;  // a week
+
 void fired(void* context, uint32_t cookie, Errc code) {
   auto& core = *static_cast<EngineCore*>(context);
   // Has room for every operation there is, each once.
@@ -24,7 +26,10 @@ int64_t Counters::rest_ns() const noexcept {
   // peer.
   int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
   for (const Peer* peer : core_.peers.all()) {
-    longest = std::max(longest, peer->hello.timeout_max_ns + peer->hello.drain_ns);
+    // Its own words: a peer that claims centuries must not keep our keys for as long.
+    const int64_t lives = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kLifeMaxNs);
+    const int64_t drains = std::clamp<int64_t>(peer->hello.drain_ns, 0, kLifeMaxNs);
+    longest = std::max(longest, lives + drains);
   }
   return longest + 1;  // strictly longer: the half-turn rule fails with equality
 }

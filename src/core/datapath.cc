@@ -26,16 +26,7 @@ uint32_t Transfers::poll(NetworkSlot& network) {
     for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
       const uint32_t n = rail.rail->poll(events);
       for (uint32_t i = 0; i < n; ++i) on_event(network, rail, events[i]);
-      // Counts of one poll go in together: the table merges runs of equal keys.
-      if (!rail.inbox.empty()) {
-        const auto taken = static_cast<uint32_t>(rail.inbox.size());
-        core_.stale_imms += core_.counters.table.arrive(rail.inbox);
-        for (Traffic* t : {&rail.rx, &core_.rx}) {
-          t->ops += taken;
-          t->imms += taken;
-        }
-        rail.inbox.clear();
-      }
+      take_counts(rail);
       done += n;
       if (n < kPollBatch) break;
     }
@@ -43,6 +34,18 @@ uint32_t Transfers::poll(NetworkSlot& network) {
     if (rail.caps.cpu_copy && rail.posted > 0) ++done;
   }
   return done;
+}
+
+/// Counts of one poll go in together: the table merges runs of equal keys.
+void Transfers::take_counts(RailSlot& rail) {
+  if (rail.inbox.empty()) return;
+  const auto taken = static_cast<uint32_t>(rail.inbox.size());
+  core_.stale_imms += core_.counters.table.arrive(rail.inbox);
+  for (Traffic* t : {&rail.rx, &core_.rx}) {
+    t->ops += taken;
+    t->imms += taken;
+  }
+  rail.inbox.clear();
 }
 
 void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
@@ -54,8 +57,8 @@ void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& 
       rail.inbox.push_back(event.imm);
       return;
     case WireEvent::Kind::kPathDown:
-      // The counts before it go in with this poll, what it makes us say goes out after the polls of
-      // the turn: nobody is told of a count that was not applied.
+      // What came by it counts before anybody hears of its end.
+      take_counts(rail);
       if (event.inbound) {
         core_.peers.on_inbound_down(rail, event);
       } else {

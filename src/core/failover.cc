@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kRestNs = 10'000'000;         // after the second failure in a row; doubles ...
 constexpr int64_t kRestMaxNs = 1'000'000'000;   // ... up to here
 constexpr int64_t kProbeMaxNs = 1'000'000'000;  // a NIC that retries for ever is not waited for
+constexpr int64_t kWrecksMax = 1024;            // of one peer
 
 int64_t rest_ns(uint32_t failures) {
   if (failures <= 1) return 0;
@@ -163,6 +164,14 @@ void Transfers::make_wreck(Path& path) {
   }
   const FarEnd far = std::exchange(path.far, {});
   wrecks_.push_back(std::move(wreck));
+  const auto owed = std::count_if(wrecks_.begin(), wrecks_.end(),
+                                  [&](const auto& w) { return w->peer == peer.slot; });
+  if (owed > kWrecksMax) {
+    FABRIC_LOG(core_.log, kWarning, "core", "a peer never says what became of its paths",
+               {"peer", peer.id()});
+    core_.peers.lose(peer, PeerState::kLost, Errc::kExhausted, true);
+    return;
+  }
   if (far.said) {
     settle(*wrecks_.back(), far);
     return;
@@ -187,6 +196,7 @@ void Transfers::path_state(Peer& peer, const control::PathState& state) {
   if (path == paths_.end()) return;  // of a path that never carried anything
   // The peer's word is a reason like an error of our own.
   (*path)->far = far;
+  (*path)->far_closed = true;
   close_path(**path);
 }
 
@@ -318,7 +328,9 @@ void Transfers::send_again(Op& op, Peer& peer, uint8_t network_index, Entry entr
 /// A connection is over. What was queued for it goes elsewhere if it can, and the path is tried
 /// again: at once when it was closed on purpose, with growing rests when it breaks again and again.
 void Transfers::next_life(Path& path, bool on_purpose) {
-  if (!on_purpose) ++path.failures;
+  // Closed before it proved that it works, or by the other side: it is left alone for a while too.
+  if (!on_purpose || path.suspect || path.far_closed) ++path.failures;
+  path.far_closed = false;
   path.suspect = true;
   path.broke = false;
   path.probe = kNone;
@@ -350,8 +362,12 @@ void Transfers::reroute(Path& path) {
   const auto own = std::find(up.index.begin(), up.index.begin() + up.count, path.rail);
   if (own != up.index.begin() + up.count) return;  // no better one
   for (EntryQueue& queue : path.queue) {
-    while (!queue.empty()) {
-      const uint32_t index = queue.head;
+    for (uint32_t index = queue.head, next = kNone; index != kNone; index = next) {
+      const Entry& entry = entries_.at(index);
+      next = entry.next;
+      // What went before it went by this path, and only there does its count cover it.
+      const bool begun = entry.offset != entry.shard.begin;
+      if (core_.ops.at(entry.op).kind == OpKind::kWrite && begun) continue;
       Path* to = path_for(peer, network, up.index[peer.rotation++ % up.count]);
       if (to == nullptr) {
         drop_entry(index, Errc::kUnreachable);
@@ -456,16 +472,33 @@ bool Transfers::can_probe(const Peer& peer) const noexcept {
   });
 }
 
+/// A write to the peer was given up without an answer. One path of several may be at fault: the
+/// others are asked before anything is said of the peer.
+void Transfers::nobody_answers(Peer& peer, const Path& failed) {
+  bool asked = false;
+  for (const auto& rails : peer.paths) {
+    for (const uint32_t index : rails) {
+      if (index == kNone || index == failed.index) continue;
+      Path& path = *paths_[index];
+      if (path.state != Path::State::kReady || path.suspect) continue;
+      asked = true;
+      ask_host(path);
+    }
+  }
+  if (!asked) core_.peers.on_unreachable(peer);
+}
+
+/// What is in flight on it answers the question as well.
+void Transfers::ask_host(Path& path) {
+  if (path.posted > 0 || path.retry_ns != kNeverNs) return;
+  path.retry_ns = core_.now_ns;  // not now: its rail may be in the middle of telling us something
+  next_ns_ = std::min(next_ns_, path.retry_ns);
+}
+
 void Transfers::probe(Peer& peer) {
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
-      if (index == kNone) continue;
-      Path& path = *paths_[index];
-      // What is in flight on it answers the question as well.
-      if (path.state == Path::State::kReady && path.posted > 0) return;
-      if (path.state != Path::State::kReady || path.probe != kNone) continue;
-      start_probe(path);
-      return;
+      if (index != kNone && paths_[index]->state == Path::State::kReady) ask_host(*paths_[index]);
     }
   }
 }

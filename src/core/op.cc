@@ -29,6 +29,8 @@ const char* to_string(OpKind kind) noexcept {
 }
 
 void OpTable::give_back(Op& op) noexcept {
+  if (op.held_by != UINT32_MAX) held_[op.held_by].fetch_sub(1, std::memory_order_relaxed);
+  op.held_by = UINT32_MAX;
   op.whole = false;
   op.stop_code = op.early_end = op.code = Errc::kOk;
   op.ended_early = false;

@@ -87,8 +87,9 @@ struct Op {
 
   // The worker's.
   Timer timer{};
-  uint32_t self = 0;   ///< own slot
-  uint32_t parts = 1;  ///< writes, pages, targets
+  uint32_t self = 0;              ///< own slot
+  uint32_t held_by = UINT32_MAX;  ///< the slot of the peer in whose share it counts
+  uint32_t parts = 1;             ///< writes, pages, targets
   uint32_t parts_ended = 0;
   uint32_t shards_ended = 0;  ///< of a cut write, with how they ended:
   uint32_t shards = 1;        ///< pieces that the write was cut and sliced into
@@ -114,7 +115,11 @@ struct Op {
 /// Threads: take() and give_back() from any thread.
 class OpTable {
  public:
-  explicit OpTable(uint32_t max) : ops_(std::make_unique<Op[]>(max)), free_(max), max_(max) {
+  OpTable(uint32_t max, uint32_t peers_max)
+      : ops_(std::make_unique<Op[]>(max)),
+        held_(std::make_unique<std::atomic<uint32_t>[]>(peers_max)),
+        free_(max),
+        max_(max) {
     for (uint32_t i = 0; i < max; ++i) ops_[i].self = i;
   }
 
@@ -126,6 +131,15 @@ class OpTable {
     if (free_.pop(slot)) return &ops_[slot];
     taken_.fetch_sub(1, std::memory_order_seq_cst);
     return nullptr;
+  }
+  /// Counts a slot just taken to a peer. False: it has seven times as many as are free. So peers
+  /// that never answer cannot fill the table between them, and one that is alone gets seven
+  /// eighths.
+  bool hold(Op& op, uint32_t peer) noexcept {
+    op.held_by = peer;
+    // A gauge: nothing is published by it.
+    const uint32_t held = held_[peer].fetch_add(1, std::memory_order_relaxed) + 1;
+    return max_ < kSharedFrom || held <= kShare * free_count();
   }
   void give_back(Op& op) noexcept;
 
@@ -141,7 +155,10 @@ class OpTable {
   uint32_t in_flight() const noexcept { return taken_.load(std::memory_order_seq_cst); }
 
  private:
+  static constexpr uint32_t kShare = 7;
+  static constexpr uint32_t kSharedFrom = 64;  ///< smaller tables are not worth dividing
   std::unique_ptr<Op[]> ops_;
+  std::unique_ptr<std::atomic<uint32_t>[]> held_;  ///< by slot of the peer
   FreeList free_;
   std::atomic<uint32_t> taken_{0};
   uint32_t max_;

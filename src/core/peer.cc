@@ -11,6 +11,7 @@
 namespace fabric::core {
 
 namespace {
+constexpr int64_t kCountsNs = 100'000'000;  // how long counts of a lost peer are waited for
 constexpr uint32_t kByes = 5;  // a goodbye may get lost; after so many the peer finds out by itself
 
 bool has_route(const Peer& peer) {
@@ -67,7 +68,7 @@ bool Peers::make_room() {
       return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
     });
     if (!over || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
-    if (peer->grants_awaited > 0) continue;
+    if (peer->grants_awaited > 0 || peer->counts_due_ns != kNeverNs) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
     sessions_.erase(peer->my_session);
@@ -90,7 +91,7 @@ void Peers::reset(Peer& peer) {
   peer.links.clear();
   peer.link_in_use = 0;
   peer.section_of.assign(networks, -1);
-  peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  peer.hello_due_ns = peer.give_up_ns = peer.counts_due_ns = kNeverNs;
   peer.hello_interval_ns = core_.config.retransmit.count();
   peer.byes_left = 0;
   peer.link_full_until_ns = 0;
@@ -348,11 +349,19 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
   }
   peer.held.clear();
   peer.drains.clear();
+  // What it wrote before may still be in a NIC's queue. A path in is down after its last count, so
+  // that is when those who wait for the peer are told; soon in any case.
+  peer.counts_due_ns = core_.now_ns + kCountsNs;
   close_inbound(peer);
-  core_.counters.peer_lost(peer);
+  if (peer.inbound.empty()) settle_counts(peer);
   peer.byes_left = tell && !peer.is_self ? kByes : 0;
   if (tell) say_goodbye(peer);
   schedule(peer);
+}
+
+void Peers::settle_counts(Peer& peer) {
+  if (std::exchange(peer.counts_due_ns, kNeverNs) == kNeverNs) return;
+  core_.counters.peer_lost(peer);
 }
 
 void Peers::disconnect(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerLost, true); }

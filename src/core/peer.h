@@ -93,7 +93,8 @@ struct Peer : SlotHead {
 
   Timer timer{};
   int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;
-  int64_t give_up_ns = kNeverNs;  ///< a session that does not come up
+  int64_t counts_due_ns = kNeverNs;  ///< lost, and its last counts may be on their way
+  int64_t give_up_ns = kNeverNs;     ///< a session that does not come up
   int64_t last_heard_ns = 0;
 
   // Liveness (liveness.cc).
@@ -265,6 +266,7 @@ class Peers {
   void next_messages(Peer& peer, uint16_t channel);
   void close_inbound(Peer& peer);
   void close_end(InboundPath& path);
+  void settle_counts(Peer& peer);
   void finish_fence(Peer& peer, Errc code);
   void fence_progress(Peer& peer);
   bool shut_out(const Peer& peer) const;

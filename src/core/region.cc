@@ -107,16 +107,17 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
 }
 
 Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, RegionId id,
-                                                    const Registration& keys, uint64_t granted_to,
-                                                    uint32_t grant) const {
+                                                    const Registration& keys,
+                                                    const Grant* grant) const {
   control::RegionDesc desc{.owner_engine = core_.engine_id,
                            .owner_incarnation = core_.incarnation,
                            .region = id,
                            .size_bytes = region.memory.size_bytes,
                            .kind = region.memory.kind,
                            .device = region.memory.device,
-                           .granted_to = granted_to,
-                           .grant = grant};
+                           .granted_to = grant == nullptr ? 0 : grant->to_engine,
+                           .grant = grant == nullptr ? 0 : grant->number,
+                           .session = grant == nullptr ? 0 : grant->session};
   for (size_t n = 0; n < core_.networks.size(); ++n) {
     const NetworkSlot& network = core_.networks[n];
     // The own engine looks its keys up itself: "self" would only take room.
@@ -137,7 +138,7 @@ Result<std::vector<std::byte>> Regions::desc(RegionId id) {
   if (region == nullptr) return fail(Errc::kNotFound, "region");
   if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
   region->open = true;
-  return encode_desc(*region, id, region->keys, 0, 0);
+  return encode_desc(*region, id, region->keys, nullptr);
 }
 
 Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
@@ -157,7 +158,7 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
     }
     for (const Grant& grant : region->grants) {
       if (grant.peer == peer_id) {
-        return encode_desc(*region, id, grant.keys, grant.to_engine, grant.number);
+        return encode_desc(*region, id, grant.keys, &grant);
       }
     }
     memory = region->memory;
@@ -176,9 +177,10 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
     release_registration(*keys, kNone);
     return region == nullptr ? fail(Errc::kNotFound, "region") : fail(Errc::kPeerLost, "peer");
   }
-  region->grants.push_back({next_grant_++, to_engine, peer_id, *std::move(keys)});
+  region->grants.push_back(
+      {next_grant_++, to_engine, peer->their_session, peer_id, *std::move(keys)});
   const Grant& grant = region->grants.back();
-  return encode_desc(*region, id, grant.keys, to_engine, grant.number);
+  return encode_desc(*region, id, grant.keys, &grant);
 }
 
 bool Regions::open_to(PeerId peer) const noexcept {
@@ -217,6 +219,8 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
   if (desc->granted_to != 0 && desc->granted_to != core_.engine_id) {
     return fail(Errc::kPermission, "desc");
   }
+  // Its keys went with the session that they were granted in.
+  if (desc->session != 0 && desc->session != owner.my_session) return fail(Errc::kPeerLost, "desc");
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     const RemoteRegionSlot* slot = remotes_.at(i);
     const uint32_t generation = slot->generation.load(std::memory_order_relaxed);

@@ -35,6 +35,7 @@ struct Registration {
 struct Grant {
   uint32_t number = 0;
   uint64_t to_engine = 0;
+  uint64_t session = 0;  ///< the peer's number
   PeerId peer{};
   Registration keys{};
 };
@@ -145,8 +146,7 @@ class Regions {
   void release_registration(const Registration& keys, uint32_t slot);
   Result<RemoteRegion> import_new(Peer& owner, const control::RegionDesc& desc);
   Result<std::vector<std::byte>> encode_desc(const LocalRegion& region, RegionId id,
-                                             const Registration& keys, uint64_t granted_to,
-                                             uint32_t grant) const;
+                                             const Registration& keys, const Grant* grant) const;
   uint32_t imported_from(PeerId peer) const noexcept;
 
   EngineCore& core_;

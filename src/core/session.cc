@@ -322,7 +322,8 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
 }
 
 void Peers::schedule(Peer& peer) {
-  int64_t when = std::min({peer.hello_due_ns, peer.give_up_ns, liveness_at(peer)});
+  int64_t when =
+      std::min({peer.hello_due_ns, peer.give_up_ns, peer.counts_due_ns, liveness_at(peer)});
   if (peer.usable()) {
     when = std::min(when, std::max(peer.channel->next_time(), peer.link_full_until_ns));
   }
@@ -334,6 +335,7 @@ void Peers::schedule(Peer& peer) {
 }
 
 void Peers::on_timer(Peer& peer, int64_t now_ns) {
+  if (peer.counts_due_ns <= now_ns) settle_counts(peer);
   const PeerState state = peer.state.load(std::memory_order_relaxed);
   if (peer.give_up_ns <= now_ns) {
     lose(peer, PeerState::kLost, Errc::kUnreachable, peer.their_session != 0);

@@ -36,6 +36,7 @@ struct EngineCore::Request {
   BatchId batch{};
   const Notify* notify = nullptr;
   int64_t now_ns = 0;  ///< 0: read the clock
+  PeerId peer{};       ///< of operations with one peer, whose share of the slots is bounded
 };
 
 Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const {
@@ -76,6 +77,10 @@ Result<Op*> EngineCore::admit(const Request& request) {
   if (request.priority > Priority::kBulk) return fail(Errc::kInvalidArgument, "priority");
   Op* op = ops.take();
   if (op == nullptr) return exhausted_error("ops_max");
+  if (request.peer && !ops.hold(*op, request.peer.slot)) {
+    give_back(*op);
+    return exhausted_error("ops_max: the share of one peer");
+  }
   if (closing.load(std::memory_order_seq_cst)) {  // pairs with close(), see OpTable::take()
     give_back(*op);
     return fail(Errc::kClosed, "engine");
@@ -172,7 +177,8 @@ Result<Op*> EngineCore::admit_write(const Write& request, int64_t now) {
                          .timeout = request.timeout,
                          .batch = request.batch,
                          .notify = &request.notify,
-                         .now_ns = now});
+                         .now_ns = now,
+                         .peer = regions.remote_peer(request.target.region)});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   op.source = request.source.region;
@@ -239,7 +245,8 @@ Result<OpId> EngineCore::submit(const PagedWrite& request) {
                          .priority = request.priority,
                          .timeout = request.timeout,
                          .batch = request.batch,
-                         .notify = &request.notify});
+                         .notify = &request.notify,
+                         .peer = regions.remote_peer(request.target)});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   auto list = copy_list(op, nullptr, 2 * n * sizeof(uint32_t), "source_pages.indices");
@@ -350,7 +357,8 @@ Result<OpId> EngineCore::submit(const Send& request) {
   auto admitted = admit({.kind = OpKind::kSend,
                          .timeout = request.timeout,
                          .batch = request.batch,
-                         .notify = &request.notify});
+                         .notify = &request.notify,
+                         .peer = request.peer});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   auto list = copy_list(op, request.bytes.data(), request.bytes.size(), "bytes");
@@ -388,7 +396,8 @@ Result<OpId> EngineCore::submit(const Resolve& request) {
   auto admitted = admit({.kind = OpKind::kResolve,
                          .timeout = request.timeout,
                          .batch = request.batch,
-                         .notify = &request.notify});
+                         .notify = &request.notify,
+                         .peer = request.peer});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   auto list = copy_list(op, request.names.data(), request.names.size_bytes(), "names");

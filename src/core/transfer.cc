@@ -120,7 +120,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
     core_.peers.on_host_answers(peer, core_.now_ns);
   } else if (told.code == Errc::kRailLost && path.state == Path::State::kReady) {
     path.broke = exact(path);  // by itself: nobody has closed it
-    if (told.remote == Remote::kUnknown && rail.up) core_.peers.on_unreachable(peer);
+    if (told.remote == Remote::kUnknown && rail.up) nobody_answers(peer, path);
   }
   if (told.code == Errc::kOk) {
     path.imms_done += piece.wire.has_imm;
@@ -159,7 +159,11 @@ void Transfers::end_piece(const Piece& piece, const PieceEnd& end) {
   --op.pieces_posted;
   if (op.kind == OpKind::kWrite) {
     if (end.code == Errc::kOk && piece.wire.has_imm != 0) ++op.shards_counted;
+    ++op.pieces_posted;  // holds it
     shard_ended(op, peer, end, piece.wire.size_bytes);
+    // A count behind a slice that did not arrive would vouch for bytes that are not there (P6).
+    while (op.shards_failed > 0 && op.entries != kNone) drop_entry(op.entries, end.code);
+    --op.pieces_posted;
   } else {
     part_ended(op, piece.part, peer, end, piece.wire.size_bytes);
   }
@@ -308,7 +312,10 @@ void Transfers::stop_queued(Peer& peer, Errc code) {
   for (const auto& wreck : wrecks_) {
     if (wreck->peer != peer.slot) continue;
     while (!wreck->begun.empty()) drop_entry(wreck->begun.head, code);
-    for (const uint32_t cookie : wreck->pieces) pieces_[cookie].barred = code;
+  }
+  // Whatever comes back from a NIC later must not be sent again.
+  for (Piece& piece : pieces_) {
+    if (piece.op < kProbe && piece.peer == peer.slot) piece.barred = code;
   }
   for (auto& rails : peer.paths) {
     for (const uint32_t index : rails) {

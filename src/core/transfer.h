@@ -51,12 +51,13 @@ struct Path {
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_gone = false;  ///< not reopened once it is down
-  bool suspect = false;    ///< it broke before: a probe has to come back before anything is posted
-  bool started = false;    ///< this connection was ready once, so pieces may have been posted
-  bool unwanted = false;   ///< refused for good: forgotten once it is down
-  bool broke = false;      ///< this connection did, by itself
-  bool down = false;       ///< the rail said so; pieces that were posted meanwhile still come back
+  bool peer_gone = false;   ///< not reopened once it is down
+  bool suspect = false;     ///< it broke before: a probe has to come back before anything is posted
+  bool started = false;     ///< this connection was ready once, so pieces may have been posted
+  bool unwanted = false;    ///< refused for good: forgotten once it is down
+  bool broke = false;       ///< this connection did, by itself
+  bool far_closed = false;  ///< the target said that its end is down
+  bool down = false;        ///< the rail said so; pieces that were posted meanwhile still come back
   Errc down_code = Errc::kOk;
   uint32_t id = 0;   ///< the provider's
   uint32_t ref = 0;  ///< under which its answer comes back; new each time it is opened
@@ -219,6 +220,7 @@ class Transfers {
   PartSource part_of(const Op& op, uint32_t part) const noexcept;
   uint32_t post(RailSlot& rail, std::span<const WriteOp> batch);
   bool may_post(const Piece& piece);
+  void take_counts(RailSlot& rail);
   uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
   void unlist(RailSlot& rail, uint32_t priority);
@@ -264,6 +266,8 @@ class Transfers {
   void move_entry(uint32_t entry_index, Path& to);
   void start_probe(Path& path);
   void probe_ended(Path& path, const PieceEnd& end);
+  void nobody_answers(Peer& peer, const Path& failed);
+  void ask_host(Path& path);
   void rest(Path& path);
   void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
   Path* take_path();

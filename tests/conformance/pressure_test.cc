@@ -235,7 +235,7 @@ TEST_P(Conformance, P18SendersAreHeldBackByAListenerThatDoesNotRead) {
 }
 
 TEST_P(Conformance, P18ALongBacklogIsPostedWithinTheDepthOfTheNetwork) {
-  constexpr uint32_t kWrites = 1000;
+  constexpr uint32_t kWrites = 800;
   auto counter = *eb().make_counter();
   Recorder& ends = recorder();
   for (uint32_t i = 0; i < kWrites; ++i) {

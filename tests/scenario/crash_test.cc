@@ -351,8 +351,13 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       if (early) {
         ASSERT_TRUE(two.b.engine.submit(fence));
       }
-      ASSERT_TRUE(two.world.run_until(told, 10s));
+      const auto gone = [&] {
+        const auto info = two.b.engine.peer_info(two.to_a.peer);
+        return !info || info->state >= PeerState::kLost;
+      };
+      ASSERT_TRUE(two.world.run_until(gone, 10s));
       const Nanos lost = two.world.now();
+      ASSERT_TRUE(two.world.run_until(told, 100ms)) << "its last counts are not waited for longer";
       if (!early) {
         ASSERT_TRUE(two.b.engine.submit(fence));
       }

@@ -177,12 +177,13 @@ TEST(Hardship, ADeadPeerFillsTheQueueAndRoomIsToldOnceItsOperationsEnd) {
     refused = op.error().code;
     if (!op) break;
   }
-  EXPECT_EQ(taken, kOps);
+  EXPECT_EQ(taken, kOps / 8 * 7) << "the share of one peer";
   EXPECT_EQ(refused, Errc::kExhausted);
+  EXPECT_GT(stage.good_work(), Nanos(0)) << "nobody else is kept waiting";
   const auto room = [&] { return stage.seen.count(EventKind::kRoom) == 1; };
   ASSERT_TRUE(stage.world.run_until(room, 25s)) << stage.engine().dump();
   EXPECT_TRUE(stage.write(stage.good(), kPage));
-  ASSERT_TRUE(stage.world.run_until([&] { return stage.ended.count() == kOps; }, 25s));
+  ASSERT_TRUE(stage.world.run_until([&] { return stage.ended.count() == taken; }, 25s));
   for (const Event& event : stage.ended.events) EXPECT_NE(event.code, Errc::kOk);
   EXPECT_GT(stage.good_work(), Nanos(0));
   EXPECT_EQ(stage.seen.count(EventKind::kRoom), 1u);

@@ -24,6 +24,7 @@ std::map<std::string, Bytes> seeds() {
   RegionDesc open = samples::desc();
   open.granted_to = 0;
   open.grant = 0;
+  open.session = 0;
   std::map<std::string, Bytes> files{
       {"address/two_networks", encode(samples::address())},
       {"address/no_networks", no_networks},

@@ -9,13 +9,14 @@ namespace fabric::control {
 namespace {
 
 const char* const kGolden =
-    "46414244 01 00 0000 5d000000"                 // FABD 1.0, 93 bytes
-    "0100 3100 8877665544332211 0807060504030201"  // region: owner and its life,
+    "46414244 01 00 0000 65000000"                 // FABD 1.0, 101 bytes
+    "0100 3900 8877665544332211 0807060504030201"  // region: owner and its life,
     "05000000 09000000 0000100000000000"           // slot, generation, 1 MiB,
-    "01 03000000 ddccbbaa00000000 11000000"        // CUDA 3, granted to, grant 17
+    "01 03000000 ddccbbaa00000000 11000000"        // CUDA 3, granted to, grant 17,
+    "f8f7f6f5f4f3f2f1"                             // in this session
     "0200 0d00 04 66617374 02 02 6b30 03 6b3031"   // network "fast": two keys
     "0200 0700 04 736c6f77 01 00";                 // network "slow": one empty key
-constexpr size_t kRegionAt = 12, kNetworkAt = 65;
+constexpr size_t kRegionAt = 12, kNetworkAt = 73;
 
 TEST(DescWire, HasItsGoldenBytes) {
   const auto encoded = encode(samples::desc());
@@ -92,10 +93,10 @@ TEST(DescWire, BoundsTheBytesOfAKey) {
 
 TEST(DescWire, DoesNotFitBeyondItsBound) {
   RegionDesc desc = samples::desc();
-  // 65 bytes up to the networks; a section of one network takes 10 bytes and 33 a rail.
+  // 73 bytes up to the networks; a section of one network takes 10 bytes and 33 a rail.
   desc.networks = {{"wide", std::vector<Bytes>(8, Bytes(32))},
                    {"more", std::vector<Bytes>(4, Bytes(32))}};
-  desc.networks[1].rail_keys.push_back(Bytes(512 - 65 - 2 * 10 - 12 * 33 - 1));
+  desc.networks[1].rail_keys.push_back(Bytes(512 - 73 - 2 * 10 - 12 * 33 - 1));
   const auto fits = encode(desc);
   ASSERT_TRUE(fits);
   EXPECT_EQ(fits->size(), MemoryRegion::kDescBytesMax);

@@ -27,15 +27,12 @@ inline Address address() {
 }
 
 inline RegionDesc desc() {
-  return {0x1122334455667788,
-          0x0102030405060708,
-          RegionId(5, 9),
-          1u << 20,
-          MemoryKind::kCuda,
-          3,
-          0xaabbccdd,
-          17,
-          {{"fast", {bytes_of("k0"), bytes_of("k01")}}, {"slow", {bytes_of("")}}}};
+  return {
+      0x1122334455667788, 0x0102030405060708,
+      RegionId(5, 9),     1u << 20,
+      MemoryKind::kCuda,  3,
+      0xaabbccdd,         17,
+      0xf1f2f3f4f5f6f7f8, {{"fast", {bytes_of("k0"), bytes_of("k01")}}, {"slow", {bytes_of("")}}}};
 }
 
 inline OfferParts offer() { return {bytes_of("address"), bytes_of("desc"), Key::from_wire(0x123)}; }

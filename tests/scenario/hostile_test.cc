@@ -1,0 +1,250 @@
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "scenario/puppet.h"
+#include "support/log_guard.h"
+
+// Probes with a peer that says what no engine would.
+
+namespace fabric::test {
+namespace {
+
+using control::MessageType;
+
+class ProbeHostile : public testing::Test {
+ protected:
+  static Config config() {
+    Config config = story_config();
+    config.peer_timeout = 1s;
+    config.lost_timeout = 4s;
+    config.drain_timeout = 1s;
+    return config;
+  }
+  void meet() {
+    expect_log("a path broke");
+    expect_log("a path was refused");
+    expect_log("does not parse");
+    peer = *engine.connect(puppet.encoded_address());
+    theatre.run_for(1ms);
+    puppet.read();
+    puppet.welcome();
+    theatre.run_for(1ms);
+    ASSERT_EQ(state(), PeerState::kConnected);
+  }
+  PeerState state() const { return engine.peer_info(peer)->state; }
+  void turn(Nanos time = 100us) {
+    theatre.run_for(time);
+    puppet.read();
+    for (const uint64_t stamp : puppet.stamps()) puppet.pong(stamp);
+    puppet.send(MessageType::kAck);
+  }
+  std::vector<std::byte> hello_of_path() {
+    const auto address = *control::decode_address(engine.address());
+    std::vector<std::byte> hello;
+    EXPECT_TRUE(stranger->rail(0).open_path(address.networks[0].address, 0, hello));
+    return hello;
+  }
+  void open(uint32_t ref, std::vector<std::byte> hello, uint8_t rail = 0) {
+    control::PathOpen body{.ref = ref, .provider = "sim", .network = "sim"};
+    body.rail = rail;
+    body.hello = std::move(hello);
+    puppet.send(MessageType::kPathOpen, control::encode(body));
+  }
+  uint32_t accepted() {
+    uint32_t n = 0;
+    for (const Letter& letter : puppet.take(MessageType::kPathAnswer)) {
+      n += control::decode_path_answer(letter.body)->code == Errc::kOk;
+    }
+    return n;
+  }
+
+  PuppetTheatre theatre;
+  Engine engine = theatre.open(config());
+  Puppet puppet{theatre, engine.address()};
+  std::unique_ptr<OpenNetwork> stranger = theatre.world.open_new();
+  PeerId peer{};
+};
+
+TEST_F(ProbeHostile, FloodOfPathOpensIsBounded) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  uint32_t ok = 0, closed = 0;
+  for (uint32_t i = 0; i < 20000; ++i) {
+    open(1'000'000 - i, hello_of_path());
+    turn(20us);
+    ok += accepted();
+    closed += static_cast<uint32_t>(puppet.take(MessageType::kPathState).size());
+    puppet.letters.clear();
+    if (state() != PeerState::kConnected) break;
+  }
+  EXPECT_LT(ok - closed, 1000u) << ok << " ends were opened, " << closed << " closed again";
+}
+
+TEST_F(ProbeHostile, TheSameHelloTwiceDoesNotStopAFenceOrClose) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const auto hello = hello_of_path();
+  open(10, hello);
+  turn(1ms);
+  open(11, hello);
+  turn(1ms);
+  EXPECT_EQ(accepted(), 1u) << "one end, one name";
+  turn(5ms);
+  Witness fenced(&engine);
+  ASSERT_TRUE(engine.submit(Fence{.peer = peer, .timeout = 3s, .notify = fenced.notify(1)}));
+  for (int i = 0; i < 50; ++i) turn(100ms);
+  ASSERT_NE(fenced.find(1), nullptr);
+  EXPECT_EQ(fenced.find(1)->code, Errc::kOk) << "kLocal: its paths in are the only way";
+  expect_log("a network did not let go");
+  const Nanos began = engine.now();
+  const auto closed = engine.close();
+  EXPECT_TRUE(closed) << to_string(closed.error().code);
+  EXPECT_LE(engine.now() - began, Nanos(2s));
+}
+
+TEST_F(ProbeHostile, CannotTouchTheOwnPath) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  MemoryRegion memory = *engine.allocate({.size_bytes = 8192});
+  const PeerId self = *engine.connect(engine.address());
+  const RemoteRegion region = *engine.import_region(self, *memory.desc());
+  Counter counter = *engine.make_counter();
+  Witness ended;
+  const auto copy = [&](uint64_t tag) {
+    return engine.submit(Write{.source = memory.at(0),
+                               .target = region.at(4096),
+                               .size_bytes = 4096,
+                               .imm = counter.key(),
+                               .notify = ended.notify(tag)});
+  };
+  ASSERT_TRUE(copy(1));
+  turn(1ms);
+  ASSERT_EQ(counter.count(), 1u);
+  const auto address = *control::decode_address(engine.address());
+  uint32_t ok = 0;
+  for (uint32_t number = 0; number < 4; ++number) {
+    ByteWriter writer;
+    writer.u64(address.engine_id);
+    writer.u32(number);
+    control::PathOpen body{.ref = 100 + number, .provider = "self", .network = "self"};
+    body.hello = writer.take();
+    puppet.send(MessageType::kPathOpen, control::encode(body));
+    turn(1ms);
+    ok += accepted();
+  }
+  EXPECT_EQ(ok, 0u) << "a stranger holds an end of the engine's path to itself";
+  for (uint32_t number = 0; number < 4; ++number) {
+    puppet.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 100 + number}));
+  }
+  turn(5ms);
+  ASSERT_TRUE(copy(2));
+  turn(5ms);
+  EXPECT_EQ(counter.count(), 2u);
+  expect_log("a network did not let go");
+  const Nanos began = engine.now();
+  const auto closed = engine.close();
+  EXPECT_TRUE(closed) << to_string(closed.error().code);
+  EXPECT_LE(engine.now() - began, Nanos(2s));
+}
+
+TEST_F(ProbeHostile, NonsenseAboutPaths) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
+  const RemoteRegion target = *engine.import_region(peer, puppet.desc());
+  Witness ended;
+  uint64_t opens = 0;
+  for (uint32_t round = 0; round < 300; ++round) {
+    ASSERT_TRUE(engine.submit(Write{.source = memory.at(0),
+                                    .target = target.at(0),
+                                    .size_bytes = 64,
+                                    .imm = Key::from_wire(round + 1),
+                                    .timeout = 100ms,
+                                    .notify = ended.notify(round)}));
+    for (uint32_t ref = 0; ref < 8; ++ref) {
+      const uint32_t at = round + ref - 4;
+      switch ((round + ref) % 4) {
+        case 0:
+          puppet.send(MessageType::kPathState,
+                      control::encode(control::PathState{
+                          .ref = at, .exact = round % 3 != 0, .taken = UINT64_MAX - ref}));
+          break;
+        case 1:
+          puppet.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = at}));
+          break;
+        case 2: {
+          control::PathAnswer answer{.ref = at, .code = static_cast<Errc>(round % 20)};
+          answer.answer.resize(round % 32);
+          puppet.send(MessageType::kPathAnswer, control::encode(answer));
+          break;
+        }
+        default:
+          open(at, round % 2 != 0 ? hello_of_path() : std::vector<std::byte>(round % 40));
+      }
+    }
+    turn(1ms);
+    opens += puppet.take(MessageType::kPathOpen).size();
+    puppet.letters.clear();
+    if (state() >= PeerState::kLost) break;
+  }
+  for (int i = 0; i < 30; ++i) turn(100ms);
+  std::printf("state %s, ended %zu, opens %zu\n", to_string(state()), size_t{ended.count()},
+              size_t{opens});
+  expect_log("a network did not let go");
+  const auto closed = engine.close();
+  EXPECT_TRUE(closed) << to_string(closed.error().code);
+}
+
+// The engine's own path: the peer answers every open and at once says that it is down.
+TEST_F(ProbeHostile, AReopenLoopRests) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
+  const RemoteRegion target = *engine.import_region(peer, puppet.desc());
+  ASSERT_TRUE(engine.submit(
+      Write{.source = memory.at(0), .target = target.at(0), .size_bytes = 64, .timeout = 2s}));
+  uint32_t opens = 0;
+  for (uint32_t i = 0; i < 20000; ++i) {  // one second
+    turn(50us);
+    for (const Letter& letter : puppet.take(MessageType::kPathOpen)) {
+      ++opens;
+      const uint32_t ref = control::decode_path_open(letter.body)->ref;
+      puppet.send(MessageType::kPathState,
+                  control::encode(control::PathState{.ref = ref, .exact = true}));
+    }
+    puppet.letters.clear();
+  }
+  EXPECT_LT(opens, 200u) << "in one second";
+}
+
+TEST_F(ProbeHostile, BoundlessTimesInAHello) {
+  puppet.hello.timeout_max_ns = INT64_MAX;
+  puppet.hello.drain_ns = INT64_MAX;
+  puppet.hello.lost_ns = INT64_MAX;
+  ASSERT_NO_FATAL_FAILURE(meet());
+  EXPECT_TRUE(engine.make_counter());
+}
+
+// Answers of the wrong kind for questions that exist.
+TEST_F(ProbeHostile, AnswersOfTheWrongKind) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  Witness ended(&engine);
+  const std::byte text[4]{};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(engine.submit(Send{
+        .peer = peer, .channel = 1, .bytes = text, .timeout = 500ms, .notify = ended.notify(1)}));
+  }
+  ASSERT_TRUE(engine.submit(Fence{.peer = peer, .timeout = 3s, .notify = ended.notify(2)}));
+  turn(1ms);
+  for (const MessageType type : {MessageType::kFenced, MessageType::kMessageDone,
+                                 MessageType::kRegionRevoked, MessageType::kKeyRevoked}) {
+    for (uint32_t ref = 0; ref < 12; ++ref) {
+      puppet.send(type, control::encode(control::Done{.ref = ref, .code = Errc::kOk}));
+      turn(100us);
+    }
+  }
+  for (int i = 0; i < 60; ++i) turn(100ms);
+  for (const Event& e : ended.events) {
+    std::printf("tag %d: %s %s\n", int(e.tag), to_string(e.code), to_string(e.remote));
+  }
+  EXPECT_EQ(ended.count(), 4u);
+  EXPECT_TRUE(engine.close());
+}
+
+}  // namespace
+}  // namespace fabric::test
