@@ -278,7 +278,8 @@ void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const P
   wire.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
   wire.target = source.target_offset;
   wire.local_key = region.keys.local_keys[path.network][path.rail];
-  wire.remote_key = remote.keys[path.network][path.rail];
+  const auto& theirs = remote.keys[path.network];
+  wire.remote_key = theirs[path.remote_rail % theirs.size()][path.rail];
 }
 
 void Transfers::advance_entry(Op& op, uint32_t entry_index, uint64_t bytes) {

@@ -395,7 +395,9 @@ uint32_t Transfers::tick(int64_t now_ns) {
     Path& path = *paths_[i];
     if (path.state == Path::State::kResting && path.retry_ns <= now_ns) {
       ++done;
-      if (!open_path(*core_.peers.at(path.peer), path)) {
+      Peer& peer = *core_.peers.at(path.peer);
+      pair_rails(peer, path);
+      if (!open_path(peer, path)) {
         ++path.failures;
         rest(path);
       }

@@ -238,7 +238,7 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
 }
 
 Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc& desc) {
-  std::vector<RailKeys> keys(core_.networks.size());
+  std::vector<std::vector<RailKeys>> keys(core_.networks.size());
   std::vector<bool> has_network(core_.networks.size());
   const LocalRegion* own = owner.is_self ? local(desc.region) : nullptr;
   if (owner.is_self && own == nullptr) return fail(Errc::kNotFound, "desc");
@@ -247,15 +247,18 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
     const auto section = std::find_if(desc.networks.begin(), desc.networks.end(),
                                       [&](const auto& s) { return s.network == network.name; });
     if (network.is_self ? own == nullptr : section == desc.networks.end()) continue;
-    for (RailSlot& rail : network.rails) {
+    const size_t theirs = network.is_self ? network.rails.size() : section->rail_keys.size();
+    keys[n].resize(theirs);
+    for (size_t their = 0; their < theirs; ++their) {
       const std::vector<std::byte>& wire =
-          network.is_self ? own->keys.wire_keys[n][rail.index]
-                          : section->rail_keys[rail.index % section->rail_keys.size()];
+          network.is_self ? own->keys.wire_keys[n][their] : section->rail_keys[their];
       if (wire.empty()) continue;
-      auto key = rail.rail->import_key(wire);
-      if (!key) return key.error();
-      keys[n][rail.index] = *key;
-      has_network[n] = true;
+      for (RailSlot& rail : network.rails) {
+        auto key = rail.rail->import_key(wire);
+        if (!key) return key.error();
+        keys[n][their][rail.index] = *key;
+        has_network[n] = true;
+      }
     }
   }
   uint32_t slot = 0;

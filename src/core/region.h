@@ -66,7 +66,9 @@ struct RemoteRegionSlot : SlotHead {
   MemoryKind kind = MemoryKind::kHost;
   RegionId owner_region{};
   uint32_t grant = 0;
-  std::vector<RailKeys> keys{};     ///< per network: what a local rail posts with
+  /// Per network and rail of the owner: what each local rail posts with. The rails of a path may
+  /// pair in another way after a loss.
+  std::vector<std::vector<RailKeys>> keys{};
   std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
 
   void set_owner(PeerId id) noexcept {

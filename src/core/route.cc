@@ -246,15 +246,25 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
   path->peer = peer.slot;
   path->network = index;
   path->rail = static_cast<uint8_t>(rail);
-  // Rails pair by index; the side with fewer is used round and round (P17).
-  path->remote_rail =
-      static_cast<uint8_t>(rail % peer.remote.networks[static_cast<size_t>(section)].rails);
+  pair_rails(peer, *path);
   if (!open_path(peer, *path)) {
     forget_path(*path);
     return nullptr;
   }
   slot = path->index;
   return path;
+}
+
+/// Rails pair by index; the side with fewer is used round and round (P17). Only a peer that has no
+/// good path left is tried by its other rails in turn.
+void Transfers::pair_rails(const Peer& peer, Path& path) {
+  const auto section = static_cast<size_t>(peer.section_of[path.network]);
+  const uint32_t theirs = peer.remote.networks[section].rails;
+  const auto& paths = peer.paths[path.network];
+  const bool others = std::any_of(paths.begin(), paths.end(), [&](uint32_t index) {
+    return index != kNone && index != path.index && !paths_[index]->suspect;
+  });
+  path.remote_rail = static_cast<uint8_t>((path.rail + (others ? 0 : path.failures)) % theirs);
 }
 
 bool Transfers::open_path(Peer& peer, Path& path) {

@@ -262,5 +262,20 @@ TEST(ProbeEnumerate, TwoFaults) {
   }
 }
 
+TEST(ProbeRails, OneHereFourThere) {
+  Pair pair(slow_rc(), 1, 4);
+  for (const uint32_t rail : {0, 1, 2}) pair.happens(Fault::nic_down(1, rail));
+  pair.world.run_for(10ms);
+  ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(0),
+                                          .target = pair.way.at(0),
+                                          .size_bytes = 4096,
+                                          .timeout = 2s,
+                                          .notify = pair.ended.notify(1)}));
+  pair.world.run_for(4s);
+  ASSERT_NE(pair.ended.find(1), nullptr);
+  EXPECT_EQ(pair.ended.find(1)->code, Errc::kOk) << "a NIC of the peer is up";
+  EXPECT_TRUE(std::ranges::equal(pair.a->bytes(0, 4096), pair.b->bytes(0, 4096)));
+}
+
 }  // namespace
 }  // namespace fabric::test
