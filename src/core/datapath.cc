@@ -307,4 +307,10 @@ uint32_t Transfers::take_piece() {
   return index;
 }
 
+void Transfers::give_piece(uint32_t cookie) {
+  pieces_[cookie].op = kNone;
+  pieces_[cookie].stranded = false;
+  free_pieces_.push_back(cookie);
+}
+
 }  // namespace fabric::core

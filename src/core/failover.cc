@@ -24,6 +24,11 @@ int64_t rest_ns(uint32_t failures) {
   return std::min(kRestMaxNs, kRestNs << std::min(failures - 2, 16u));
 }
 
+/// Not one of several slices that only together are covered by a count.
+bool is_whole(const Op& op, const Piece& piece) {
+  return op.kind != OpKind::kWrite || piece.shard.end - piece.shard.begin == piece.wire.size_bytes;
+}
+
 uint64_t slices_before(const Op& op, const Shard& shard, uint64_t offset) {
   return offset == shard.begin ? 0 : (offset - shard.begin - 1) / op.slice_bytes + 1;
 }
@@ -100,9 +105,7 @@ bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
     reroute(path);
   }
   Op& op = core_.ops.at(piece.op);
-  const bool whole =
-      op.kind != OpKind::kWrite || piece.shard.end - piece.shard.begin == piece.wire.size_bytes;
-  const bool again = end.remote == Remote::kNotDelivered && (whole || !op.imm) &&
+  const bool again = end.remote == Remote::kNotDelivered && (is_whole(op, piece) || !op.imm) &&
                      piece.barred == Errc::kOk && may_repeat(op);
   if (!again) return false;
   Entry entry{.part = piece.part, .count = 1};
@@ -209,8 +212,7 @@ void Transfers::end_stranded(uint32_t cookie, PieceEnd end) {
   const Piece piece = pieces_[cookie];
   std::erase(paths_[piece.path]->stranded, cookie);
   for (const auto& wreck : wrecks_) std::erase(wreck->pieces, cookie);
-  pieces_[cookie] = Piece{};
-  free_pieces_.push_back(cookie);
+  give_piece(cookie);
   end_piece(piece, end);
 }
 
@@ -240,11 +242,10 @@ void Transfers::settle_pieces(Wreck& wreck, const FarEnd& far) {
     const uint32_t cookie = wreck.pieces.front();
     const Piece& piece = pieces_[cookie];
     const Op& op = core_.ops.at(piece.op);
-    const bool whole =
-        op.kind != OpKind::kWrite || piece.shard.end - piece.shard.begin == piece.wire.size_bytes;
     const bool took = far.exact && piece.imms_before < far.taken;
     // A piece that never left needs nobody's word, but a slice stands and falls with its shard.
-    const bool not_taken = far.exact || (piece.end.remote == Remote::kNotDelivered && whole);
+    const bool never_left = piece.end.remote == Remote::kNotDelivered;
+    const bool not_taken = far.exact || (never_left && is_whole(op, piece));
     if (took) {
       end_stranded(cookie, {Errc::kOk, Remote::kDelivered});
     } else if (not_taken && piece.barred != Errc::kOk) {
@@ -275,8 +276,7 @@ void Transfers::repeat(Wreck& wreck, uint32_t cookie) {
     return;
   }
   std::erase(wreck.pieces, cookie);
-  pieces_[cookie] = Piece{};
-  free_pieces_.push_back(cookie);
+  give_piece(cookie);
   send_again(op, *core_.peers.at(wreck.peer), wreck.network, {.part = piece.part, .count = 1});
   --op.pieces_posted;
   finish_if_ended(op);
@@ -289,8 +289,7 @@ void Transfers::repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t 
   const auto mine = [&](const Piece& piece) { return piece.op == op.self && piece.shard == shard; };
   std::erase_if(wreck.pieces, [&](uint32_t cookie) {
     if (!mine(pieces_[cookie])) return false;
-    pieces_[cookie] = Piece{};
-    free_pieces_.push_back(cookie);
+    give_piece(cookie);
     --op.pieces_posted;
     return true;
   });

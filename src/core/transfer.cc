@@ -129,8 +129,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   }
 
   if (piece.op == kProbe) {
-    pieces_[cookie].op = kNone;
-    free_pieces_.push_back(cookie);
+    give_piece(cookie);
     probe_ended(path, told);
   } else if (may_strand(piece, path, told)) {
     strand(cookie, path, told);
@@ -141,8 +140,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
       path.stranded_seq = std::min(path.stranded_seq, piece.seq);
     }
     const Piece ended = piece;
-    pieces_[cookie].op = kNone;
-    free_pieces_.push_back(cookie);
+    give_piece(cookie);
     if (!given_up(ended, path, told)) end_piece(ended, told);
   }
   if (path.state == Path::State::kReady) {
@@ -277,11 +275,11 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
 void Transfers::path_down(Path& path) {
   Peer& peer = *core_.peers.at(path.peer);
   path.down = false;
+  for (uint32_t p = 0; p < 3; ++p) {
+    while (path.listed[p]) unlist_path(path, p);
+  }
   if (path.down_code == Errc::kPeerLost && !path.peer_gone) {
     path.state = Path::State::kResting;  // nothing of it is open
-    for (uint32_t p = 0; p < 3; ++p) {
-      while (path.listed[p]) unlist_path(path, p);
-    }
     core_.peers.on_peer_gone(peer);
     return;
   }
@@ -289,9 +287,6 @@ void Transfers::path_down(Path& path) {
   if (broke) {
     FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
                {"rail", path.rail});
-  }
-  for (uint32_t p = 0; p < 3; ++p) {
-    while (path.listed[p]) unlist_path(path, p);
   }
   if (path.peer_gone || path.unwanted) {
     drop_path_entries(path, path.peer_gone ? peer.lost_code : Errc::kUnreachable);

@@ -273,6 +273,7 @@ class Transfers {
   void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
   Path* take_path();
   uint32_t take_piece();
+  void give_piece(uint32_t cookie);
 
   EngineCore& core_;
   EntryPool entries_;

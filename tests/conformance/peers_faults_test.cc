@@ -78,7 +78,8 @@ TEST_P(Conformance, P13AGrantIsTakenBackFromAStoppedWriter) {
   REQUIRE_CAP(stops);
   expect_trouble();
   const PeerId of_a = *eb().connect(ea().address());
-  if (eb().peer_info(of_a)->fence == FenceKind::kNone) GTEST_SKIP() << "no fence of its own";
+  if (eb().peer_info(of_a)->fence == FenceKind::kNone)
+    GTEST_SKIP() << GetParam().name << " has FenceKind::kNone: only the peer's word fences";
   EXPECT_EQ(end_of(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
   auto block = make_block(eb());
   const auto region = ea().import_region(ab().peer, *block.region.grant(of_a));
