@@ -12,6 +12,7 @@ configure_file(include/fabric/version.h.in ${FABRIC_GENERATED_INCLUDE}/fabric/ve
 
 file(GLOB FABRIC_PUBLIC_HEADERS CONFIGURE_DEPENDS include/fabric/*.h)
 file(GLOB_RECURSE FABRIC_SOURCES CONFIGURE_DEPENDS src/*.cc)
+list(FILTER FABRIC_SOURCES EXCLUDE REGEX "/src/swarm/")
 
 add_library(fabric_objects OBJECT ${FABRIC_SOURCES})
 target_include_directories(
@@ -56,3 +57,12 @@ if(FABRIC_SHARED)
                       -Wl,--version-script=${FABRIC_EXPORTS})
   set_target_properties(fabric_shared PROPERTIES LINK_DEPENDS ${FABRIC_EXPORTS})
 endif()
+
+# Random worlds that watch the promises: for the tool and the tests, not for users of the library.
+file(GLOB FABRIC_SWARM_SOURCES CONFIGURE_DEPENDS src/swarm/*.cc)
+add_library(fabric_swarm STATIC EXCLUDE_FROM_ALL ${FABRIC_SWARM_SOURCES})
+target_include_directories(fabric_swarm PUBLIC ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(
+  fabric_swarm
+  PUBLIC fabric_static
+  PRIVATE fabric_warnings fmt::fmt-header-only nlohmann_json::nlohmann_json)

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,9 +73,10 @@ struct FABRIC_EXPORT Fault {
              ///< writes are not ordered: elsewhere the NIC hides it
     kOnce,
     kWrongKey,   ///< the next write node -> other reaches the target with a key that is wrong
+    kRightKey,   ///< or not, when none has come yet
     kLateProof,  ///< deregistering and closing paths at node takes `time` longer; zero: as usual
   };
-  static constexpr uint32_t kKinds = 27;
+  static constexpr uint32_t kKinds = 28;
   static constexpr uint32_t kAllRails = UINT32_MAX;
 
   Kind kind = Kind::kHeal;
@@ -143,12 +145,17 @@ struct FABRIC_EXPORT Fault {
   static Fault wrong_key(uint32_t from, uint32_t to, uint32_t rail) {
     return {Kind::kWrongKey, from, to, rail};
   }
+  static Fault right_key(uint32_t from, uint32_t to, uint32_t rail) {
+    return {Kind::kRightKey, from, to, rail};
+  }
   static Fault late_proof(uint32_t node, Nanos by) {
     return {Kind::kLateProof, node, 0, kAllRails, 0, by};
   }
 };
 
 FABRIC_EXPORT const char* to_string(Fault::Kind kind) noexcept;
+/// What undoes a fault; nothing for those that are over at once, and for a crash.
+FABRIC_EXPORT std::optional<Fault> opposite(const Fault& fault) noexcept;
 
 /// Faults by the seed: one after another, each undone by its opposite, until `until`.
 struct Chaos {
@@ -156,6 +163,13 @@ struct Chaos {
   Nanos gap{10'000'000};             ///< from one to the next, drawn evenly from [0, 2 * gap]
   Nanos lasts{20'000'000};           ///< how long one stays, drawn in the same way
   std::vector<Fault::Kind> kinds{};  ///< empty: all but kCrash, which the caller has to repair
+};
+
+/// An immediate that the NIC of its target hands to its engine.
+struct Arrival {
+  uint32_t node = 0;
+  uint32_t imm = 0;                   ///< as it was on the wire
+  const std::byte* target = nullptr;  ///< where its bytes are; null: it named no memory
 };
 
 struct WorldOptions {
@@ -189,6 +203,9 @@ class FABRIC_EXPORT World {
   /// Called in every step of the world; for workloads and checks. Virtual time only. Waits
   /// inside destructors are steps too: what it uses must outlive the engines of the world.
   void each_step(std::function<void()> actor);
+  /// Called for every immediate, just before its engine sees it: what a NIC has counted, to hold
+  /// against what an engine says. Virtual time only.
+  void each_arrival(std::function<void(const Arrival&)> witness);
   /// Runs until done() or for `limit`. True when done() said so. Virtual time only: in realtime it
   /// asks once.
   bool run_until(const std::function<bool()>& done, Nanos limit);

@@ -18,9 +18,14 @@ bool lasts_by_time(Kind kind) noexcept {
          kind == Kind::kLateAcks || kind == Kind::kLateProof;
 }
 
-/// What undoes a fault; the fault itself when nothing does.
-Fault opposite(Fault fault) noexcept {
-  if (lasts_by_time(fault.kind)) fault.time = Nanos(0);
+}  // namespace
+
+std::optional<Fault> opposite(const Fault& of) noexcept {
+  Fault fault = of;
+  if (lasts_by_time(fault.kind)) {
+    fault.time = Nanos(0);
+    return fault;
+  }
   switch (fault.kind) {
     case Kind::kNicDown:
     case Kind::kSwallowCounts:
@@ -48,17 +53,14 @@ Fault opposite(Fault fault) noexcept {
     case Kind::kTwice:
       fault.kind = Kind::kOnce;
       break;
-    default:
+    case Kind::kWrongKey:
+      fault.kind = Kind::kRightKey;
       break;
+    default:
+      return std::nullopt;
   }
   return fault;
 }
-
-bool has_opposite(const Fault& fault) noexcept {
-  return lasts_by_time(fault.kind) || opposite(fault).kind != fault.kind;
-}
-
-}  // namespace
 
 Result<void> Wire::plan(const Chaos& chaos) {
   const std::lock_guard lock(mutex_);
@@ -73,10 +75,9 @@ Result<void> Wire::plan(const Chaos& chaos) {
   for (uint32_t i = 0; chaos.kinds.empty() && i < Fault::kKinds; ++i) {
     Fault fault;
     fault.kind = static_cast<Kind>(i);
-    const bool once = fault.kind == Kind::kBreakSender || fault.kind == Kind::kBreakTarget ||
-                      fault.kind == Kind::kWrongKey;
+    const bool once = fault.kind == Kind::kBreakSender || fault.kind == Kind::kBreakTarget;
     if (options_.realtime && is_for_engines(fault.kind)) continue;
-    if (once || has_opposite(fault)) kinds.push_back(fault.kind);
+    if (once || opposite(fault)) kinds.push_back(fault.kind);
   }
   const int64_t until = chaos.until.count();
   const auto gap = 2 * static_cast<uint64_t>(chaos.gap.count());
@@ -93,9 +94,8 @@ Result<void> Wire::plan(const Chaos& chaos) {
     const Fault fault = draw(kind, stays);
     if (!check(fault)) continue;  // the two nodes that were drawn share no network
     plan_now(time, fault);
-    if (has_opposite(fault)) plan_now(time + stays, opposite(fault));
+    if (const auto undone = opposite(fault)) plan_now(time + stays, *undone);
   }
-  schedule(until, EventKind::kCalm, 0);
   return {};
 }
 
@@ -116,12 +116,6 @@ Fault Wire::draw(Fault::Kind kind, int64_t lasts_ns) {
   // It must be down before it is told to come up.
   if (kind == Kind::kSwallowCounts) fault.time = Nanos(lasts_ns / 2);
   return fault;
-}
-
-/// The end of a chaos. Everything that lasts has been undone by its opposite; a wrong key that no
-/// write has taken has none.
-void Wire::calm() {
-  for (auto& [key, way] : faults_.ways) way.wrong_key = 0;
 }
 
 }  // namespace fabric::sim

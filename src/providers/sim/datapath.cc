@@ -47,7 +47,12 @@ uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
   uint32_t count = 0;
   while (count < out.size() && !rail.events.empty()) {
     const WireEvent event = rail.events.pop();
-    if (event.kind == WireEvent::Kind::kImm) --rail.immediates;
+    if (event.kind == WireEvent::Kind::kImm) {
+      --rail.immediates;
+      if (witness_) {
+        witness_({port.node, event.imm, reinterpret_cast<const std::byte*>(event.value)});
+      }
+    }
     if (event.kind == WireEvent::Kind::kWritten) {
       // The place in the queues is free only now: completions can never pile up beyond the depth.
       --rail.posted;
@@ -232,6 +237,11 @@ void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   WireEvent arrived;
   arrived.kind = WireEvent::Kind::kImm;
   arrived.imm = flight.op.imm;
+  // Nothing to the engine, but the world's witness can tell by it whose count this is.
+  const Region* region = find_region(rail, flight.op.remote_key);
+  if (region != nullptr) {
+    arrived.value = reinterpret_cast<uint64_t>(region->address) + flight.op.target;
+  }
   if (in != nullptr) {
     ++in->taken;
     arrived.path = flight.to.path;

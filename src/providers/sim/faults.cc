@@ -20,7 +20,7 @@ constexpr std::array<const char*, Fault::kKinds> kNames = {
     "break target",   "lose acks",    "keep acks",  "receiver not ready",
     "receiver ready", "late counts",  "late acks",  "swallow counts",
     "overrun",        "refuse posts", "take posts", "twice",
-    "once",           "wrong key",    "late proof"};
+    "once",           "wrong key",    "right key",  "late proof"};
 
 }  // namespace
 
@@ -42,6 +42,7 @@ bool is_for_pairs(Fault::Kind kind) noexcept {
     case Kind::kTwice:
     case Kind::kOnce:
     case Kind::kWrongKey:
+    case Kind::kRightKey:
       return true;
     default:
       return false;
@@ -186,6 +187,9 @@ void Wire::apply_to_way(const Fault& fault, uint32_t fabric) {
     case Kind::kTwice:
     case Kind::kOnce:
       there.twice = fault.kind == Kind::kTwice;
+      return;
+    case Kind::kRightKey:
+      there.wrong_key &= ~mask;
       return;
     default:
       there.wrong_key |= mask;

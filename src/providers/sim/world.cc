@@ -58,6 +58,8 @@ std::vector<NodeNetwork> Wire::networks(uint32_t node) const {
 }
 
 int64_t Wire::now_ns() const noexcept {
+  // Nobody else is there in virtual time; whoever is asked about an arrival may ask for the time.
+  if (!options_.realtime) return now_ns_;
   const std::lock_guard lock(mutex_);
   if (!options_.realtime) return now_ns_;
   // Real time is the engines'; without one the last known time stands.
@@ -75,6 +77,12 @@ int64_t Wire::next_due_ns() const noexcept {
 uint64_t Wire::trace_hash() const noexcept {
   const std::lock_guard lock(mutex_);
   return hash_.value();
+}
+
+void Wire::each_arrival(std::function<void(const Arrival&)> witness) {
+  const std::lock_guard lock(mutex_);
+  // In realtime it would be called from the workers of many engines.
+  if (!options_.realtime) witness_ = std::move(witness);
 }
 
 uint64_t Wire::events() const noexcept {
@@ -181,8 +189,6 @@ void Wire::dispatch(const Event& event) {
       return apply_planned(event.subject);
     case EventKind::kNicFails:
       return nic_fails(nics_[event.subject]);
-    case EventKind::kCalm:
-      return calm();
   }
 }
 
@@ -452,6 +458,10 @@ Result<void> World::at_event(uint64_t events, const Fault& fault) {
 }
 
 uint64_t World::events() const noexcept { return impl_->wire.events(); }
+
+void World::each_arrival(std::function<void(const Arrival&)> witness) {
+  impl_->wire.each_arrival(std::move(witness));
+}
 
 Result<void> World::chaos(const Chaos& plan) { return impl_->wire.plan(plan); }
 

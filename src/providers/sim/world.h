@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -246,7 +247,6 @@ enum class EventKind : uint8_t {
   kLate,      // a report that was held back is due: subject = 0: counts, 1: acknowledgements
   kFault,     // subject = planned fault
   kNicFails,  // it has swallowed counts long enough: subject = NIC
-  kCalm,      // the end of a chaos
 };
 
 /// What an engine or the network does, and not the world's master.
@@ -283,6 +283,7 @@ class Wire {
   uint64_t trace_hash() const noexcept;
   uint64_t under_way() const noexcept;  ///< pieces and packets of which something is left
   uint64_t path_ends() const noexcept;  ///< that take up memory
+  void each_arrival(std::function<void(const Arrival&)> witness);
   Result<Port*> open_port(uint32_t node, const Network& spec, const OpenContext& context);
   void close_port(Port& port) noexcept;
 
@@ -409,7 +410,6 @@ class Wire {
   void overrun(Nic& nic);
   void overrun(RailState& rail, const PathRef& at);
   void report_hidden(const PathRef& at);
-  void calm();
   template <class F>
   void each_rail(const Nic& nic, F&& f);
   const WayFaults& way_between(const Place& from, uint32_t to_port) const noexcept;
@@ -439,7 +439,8 @@ class Wire {
   Pool<Flight> flights_;
   Pool<Packet> packets_;
   FaultBook faults_;
-  uint64_t events_ = 0;          // of the network
+  uint64_t events_ = 0;  // of the network
+  std::function<void(const Arrival&)> witness_;
   std::vector<uint32_t> wakes_;  // ports with something new, virtual time only
 };
 

@@ -1,0 +1,279 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "swarm/stage.h"
+
+// The invariants that are looked at all the time, and those of a world at rest.
+
+namespace fabric::swarm {
+namespace {
+
+using namespace std::chrono_literals;
+using Fate = Part::Fate;
+
+constexpr int64_t kUnits = 840;
+
+}  // namespace
+
+void Stage::broken(std::string_view invariant, std::string detail) {
+  verdict_.broken(invariant, std::move(detail));
+}
+
+std::string Stage::describe(const Task& task) const {
+  return fmt::format("node {}: {} {} of {} parts, submitted at {} ns", task.node,
+                     to_string(task.kind), task.tag, task.parts.size(), task.submitted.count());
+}
+
+/// What was sent to a counter, one by one.
+std::string Stage::describe(const Tally& tally) const {
+  constexpr const char* kFates[] = {"under way", "delivered", "not delivered", "unknown"};
+  std::string out = fmt::format(" {} wanted", tally.wanted);
+  if (tally.name != 0) out += fmt::format(", name {}", tally.name);
+  if (tally.bound != kNobody) out += fmt::format(", bound to node {}", ways_[tally.bound].from);
+  for (const uint32_t number : tally.parts) {
+    const Part& part = parts_[number];
+    out += fmt::format(" [task {} of node {}: {}, {} of {} shards counted]", part.task,
+                       ways_[part.way].from, kFates[static_cast<size_t>(part.fate)], part.shards,
+                       part.cut);
+  }
+  return out;
+}
+
+void Stage::each_step() {
+  if (!verdict_.holds()) return;
+  poll_inboxes();
+  check_bounds();
+  for (const uint32_t tally : touched_) check_count(tallies_[tally]);
+  touched_.clear();
+  // One of all in turn: what changes without an arrival is found, too.
+  ++looked_;
+  if (!tallies_.empty()) check_count(tallies_[looked_ % tallies_.size()]);
+  check_place();
+}
+
+void Stage::check_bounds() {
+  while (!bounds_.empty() && bounds_.begin()->first < now()) {
+    Task& task = tasks_.at(bounds_.begin()->second);
+    bounds_.erase(bounds_.begin());
+    const Nanos more = paused(task.node, task.submitted);
+    const Nanos bound = task.due == Nanos{} || task.kind != Task::Kind::kAlarm
+                            ? task.bound + more
+                            : task.due + 10ms + more;
+    if (task.silent) continue;  // nobody says when it ended
+    if (bound < now()) {
+      const Life* owner = life(task.node);
+      return broken("every operation ends in time",
+                    describe(task) + "\n" + (owner == nullptr ? "" : owner->engine->dump()));
+    }
+    task.bound = now() + 1ms;
+    bounds_.emplace(task.bound, task.tag);
+  }
+}
+
+/// whole <= count <= begun at every instant. What NICs have handed over says more: how much
+/// exactly.
+void Stage::check_count(const Tally& tally) {
+  if (!tally.counter || !alive(tally.node, tally.life) || tally.self) return;
+  const uint64_t count = tally.counter->count();
+  const int64_t there = tally.units / kUnits - static_cast<int64_t>(tally.taken);
+  if (static_cast<int64_t>(count) > there) {
+    return broken("count <= begun",
+                  fmt::format("counter {} of node {} says {}, {} have arrived and {} were sent",
+                              tally.number, tally.node, count, there, tally.parts.size()));
+  }
+  if (tally.units / kUnits > static_cast<int64_t>(tally.parts.size())) {
+    return broken("count <= begun",
+                  fmt::format("counter {} of node {}: {} counts of {} writes", tally.number,
+                              tally.node, tally.units / kUnits, tally.parts.size()));
+  }
+  // A member of a round gives what it has to its group.
+  if (tally.round != kNobody || sender_may_be_lost(tally)) return;
+  if (static_cast<int64_t>(count) < there) {
+    broken("whole <= count", fmt::format("counter {} of node {} says {}, and {} have arrived",
+                                         tally.number, tally.node, count, there));
+  }
+}
+
+/// A place at a time: what was shut stays shut, what is open holds nothing foreign.
+void Stage::check_place() {
+  if (fields_.empty()) return;
+  const OwnedField& owned = fields_[looked_ % fields_.size()];
+  if (!alive(owned.node, owned.life) || owned.field.places() == 0) return;
+  const uint32_t place = static_cast<uint32_t>(looked_ / fields_.size() % owned.field.places());
+  if (owned.field.place(place).size > 4096 && looked_ % 16 != 0) return;
+  if (!owned.field.right(place)) {
+    broken("nothing lands where nothing may",
+           fmt::format("node {}: place {} at {}, {}", owned.node, place,
+                       owned.field.place(place).offset,
+                       owned.field.place(place).state == Field::State::kShut ? "shut" : "open"));
+  }
+}
+
+// ---- At rest ------------------------------------------------------------------------------------
+
+void Stage::rest() {
+  const auto all_reported = [this] {
+    return !verdict_.holds() ||
+           std::ranges::all_of(tasks_, [](const auto& entry) { return entry.second.silent; });
+  };
+  world_.run_until(all_reported, 5s);
+  // Sessions that broke are given up and opened again, keys are settled, rails come back.
+  world_.run_until([this] { return !verdict_.holds(); }, 3s);
+  poll_inboxes();
+  if (verdict_.holds()) settle_silent();
+  if (verdict_.holds()) check_rest();
+}
+
+/// What nobody was told of has succeeded, or its failure would have come to the subscribers.
+void Stage::settle_silent() {
+  for (const auto& life : lives_) {
+    if (life && life->engine->stats().ops_in_flight != 0) {
+      return broken("every operation ends", life->engine->dump());
+    }
+  }
+  auto silent = std::move(tasks_);
+  tasks_.clear();
+  bounds_.clear();
+  for (auto& [tag, task] : silent) ended(task, Event{.tag = tag});
+}
+
+void Stage::check_rest() {
+  for (const Tally& tally : tallies_) {
+    if (!tally.counter || !alive(tally.node, tally.life)) continue;
+    if (tally.armed != 0) {
+      return broken("every operation ends once",
+                    fmt::format("the wait at counter {}", tally.number));
+    }
+    if (sender_may_be_lost(tally) || losing_.contains(tally.node)) continue;
+    if (tally.round == kNobody && !tally.done &&
+        tally.counter->count() + tally.taken != tally.parts.size()) {
+      return broken("whole = count = begun at rest",
+                    fmt::format("counter {} of node {}: {} counted, {} taken of{}", tally.number,
+                                tally.node, tally.counter->count(), tally.taken, describe(tally)));
+    }
+  }
+  for (const OwnedField& owned : fields_) {
+    if (!alive(owned.node, owned.life)) continue;
+    for (uint32_t i = 0; i < owned.field.places(); ++i) {
+      bytes_checked_ += owned.field.place(i).size;
+      if (!owned.field.right(i)) {
+        return broken("every byte is as its write says",
+                      fmt::format("node {}: place {}", owned.node, i));
+      }
+    }
+    if (!owned.field.gaps_right()) {
+      return broken("nothing lands beside its place", fmt::format("node {}", owned.node));
+    }
+  }
+  for (const auto& [way, message] : must_hear_) {
+    const Way& by = ways_[way];
+    if (alive(by.to, by.to_life) && !said_.contains({way, message})) {
+      return broken("a message that was delivered is heard", fmt::format("number {}", message));
+    }
+  }
+  for (const auto& life : lives_) {
+    if (!life) continue;
+    if (life->wants_room) {
+      return broken("after kExhausted comes kRoom", fmt::format("node {}", life->node));
+    }
+    if (life->watched != life->stored) {
+      return broken("the last value of a watched word is told",
+                    fmt::format("node {}: {} of {}", life->node, life->watched, life->stored));
+    }
+  }
+}
+
+/// Nothing is held for what has ended.
+void Stage::check_leaks() {
+  for (auto& life : lives_) {
+    if (!life) continue;
+    const EngineStats stats = life->engine->stats();
+    uint32_t counters = 0, regions = static_cast<uint32_t>(life->sources.size());
+    uint32_t names = 0;  // that were released, and may have been resolved once more
+    for (const Tally& tally : tallies_) {
+      counters += tally.life == life->number && tally.counter;
+      names += tally.life == life->number && !tally.counter && tally.name != 0;
+    }
+    // A group has a counter of its own.
+    for (const Round& round : rounds_) counters += round.node == life->node && round.group;
+    for (const OwnedField& field : fields_) {
+      regions += field.life == life->number && field.region && !field.field.is_shut();
+    }
+    const auto leak = [&](std::string_view what, uint64_t found, uint64_t wanted) {
+      if (found == wanted) return;
+      broken("nothing leaks", fmt::format("node {}: {} {}, and it should be {}\n{}", life->node,
+                                          found, what, wanted, life->engine->dump()));
+    };
+    leak("operations", stats.ops_in_flight, 0);
+    if (stats.counters > counters + names) leak("counters", stats.counters, counters);
+    leak("pieces queued", stats.tx.queued, 0);
+    leak("pieces posted", stats.tx.posted, 0);
+    if (stats.regions > regions) leak("regions", stats.regions, regions);
+    const auto dump = nlohmann::json::parse(life->engine->dump_json());
+    const auto held = dump.find("held");
+    if (held == dump.end()) continue;
+    for (const auto& [name, value] : held->items()) leak(name, value.get<uint64_t>(), 0);
+  }
+}
+
+/// After the faults everything new succeeds, from everybody to everybody.
+void Stage::everything_works() {
+  for (uint32_t from = 0; from < lives_.size(); ++from) {
+    for (uint32_t to = 0; to < lives_.size() && verdict_.holds(); ++to) writes_through(from, to);
+  }
+  // Greetings, and answers to what came before.
+  world_.run_until([this] { return !verdict_.holds() || tasks_.empty(); }, 1s);
+}
+
+/// A way that the other side knows. Datagrams may still get lost, so one attempt may not do.
+Way* Stage::reach_surely(uint32_t from, uint32_t to) {
+  Way* way = nullptr;
+  for (uint32_t attempt = 0; attempt < 3 && verdict_.holds(); ++attempt) {
+    way = reach(*life(from), to);
+    if (way == nullptr) return nullptr;
+    world_.run_until([&] { return !verdict_.holds() || way->there || way->ended; }, 600ms);
+    if (way->there) break;
+  }
+  return way;
+}
+
+void Stage::writes_through(uint32_t from, uint32_t to) {
+  const auto fails = [&](std::string_view why) {
+    broken("everything new succeeds",
+           fmt::format("{} writes to {}: {}\n{}", from, to, why, life(from)->engine->dump()));
+  };
+  constexpr uint64_t kSize = 20'000;
+  Way* way = reach_surely(from, to);
+  if (!verdict_.holds()) return;
+  if (way == nullptr) return fails("not reached");
+  const uint32_t field = field_for(*way, kSize + 64);
+  const RemoteRegion region = field == kNobody ? RemoteRegion{} : region_of(*way, field);
+  Tally* tally = make_tally(to, 1, 0);
+  if (!region || tally == nullptr) return fails("not let in");
+  Life& sender = *life(from);
+  Task task = begin(sender, Task::Kind::kWrite, 500ms);
+  const uint64_t content = ++next_content_, tag = task.tag;
+  const Part& part = parts_[add_part(task, *way, field, kSize, content, tally, 1)];
+  const Spot source = source_for(sender, kSize, content);
+  task.source = source.bytes;
+  const auto id = sender.engine->submit(
+      Write{.source = source.ref,
+            .target = region.at(fields_[field].field.place(part.place).offset),
+            .size_bytes = kSize,
+            .imm = tally->key,
+            .timeout = Nanos(500ms),
+            .notify = Notify::call(&Ear::on_end, sender.ear.get(), tag)});
+  if (!id) return fails(to_string(id.error().code));
+  accepted(std::move(task), *id);
+  tally->armed = tag;
+  const bool counted = tally->counter->wait(1, 500ms).has_value();
+  tally->armed = 0;
+  world_.run_until([&] { return !verdict_.holds() || !tasks_.contains(tag); }, 100ms);
+  if (!counted) return fails("not counted");
+  if (part.fate != Fate::kDelivered) return fails("not reported");
+  all_there(*tally);
+}
+
+}  // namespace fabric::swarm

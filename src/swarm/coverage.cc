@@ -1,0 +1,86 @@
+#include "swarm/coverage.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <fabric/fabric.h>
+#include <fabric/sim.h>
+
+#include "swarm/story.h"
+#include "swarm/truth.h"
+
+namespace fabric::swarm {
+
+Coverage::Coverage() {
+  for (uint32_t i = 0; i < sim::Fault::kKinds; ++i) {
+    add("fault", sim::to_string(static_cast<sim::Fault::Kind>(i)), 0);
+  }
+  for (uint32_t i = 0; i < Deed::kKinds; ++i) add("deed", to_string(static_cast<Deed::Kind>(i)), 0);
+  for (uint32_t i = 0; i < Task::kKinds; ++i) {
+    add("end", fmt::format("{} ok", to_string(static_cast<Task::Kind>(i))), 0);
+  }
+  // Only a transfer can be unsure of what became of it, or sure that nothing did.
+  for (uint32_t i = 0; i <= static_cast<uint32_t>(Task::Kind::kSignal); ++i) {
+    for (const Remote remote : {Remote::kNotDelivered, Remote::kUnknown}) {
+      add("end", fmt::format("{} {}", to_string(static_cast<Task::Kind>(i)), to_string(remote)), 0);
+    }
+  }
+  for (const Errc code : {Errc::kOk, Errc::kTimeout, Errc::kCancelled, Errc::kAborted,
+                          Errc::kReleased, Errc::kClosed, Errc::kUnsupported, Errc::kPeerLost,
+                          Errc::kRemoteAccess, Errc::kNotFound, Errc::kRailLost}) {
+    add("code", to_string(code), 0);
+  }
+  for (const Errc code :
+       {Errc::kInvalidArgument, Errc::kOutOfBounds, Errc::kExhausted, Errc::kTooLarge,
+        Errc::kBadFormat, Errc::kNotFound, Errc::kBusy, Errc::kPermission, Errc::kPeerLost}) {
+    add("refusal", to_string(code), 0);
+  }
+  for (const EventKind kind : {EventKind::kPeer, EventKind::kRail, EventKind::kRoom,
+                               EventKind::kFenceProved, EventKind::kUnclaimed}) {
+    add("event", to_string(kind), 0);
+  }
+  for (const PeerState state :
+       {PeerState::kConnected, PeerState::kStalled, PeerState::kLost, PeerState::kFenced}) {
+    add("peer", to_string(state), 0);
+  }
+  add("close of a key", to_string(Rest::kProved), 0);
+  add("close of a key", to_string(Rest::kRested), 0);
+}
+
+void Coverage::add(std::string_view section, std::string_view name, uint64_t times) {
+  sections_[std::string(section)][std::string(name)] += times;
+}
+
+void Coverage::add_steps(const std::string& dump_json) {
+  const auto dump = nlohmann::json::parse(dump_json);
+  const auto steps = dump.find("steps");
+  if (steps == dump.end()) return;
+  for (const auto& [name, times] : steps->items()) add("step", name, times.get<uint64_t>());
+}
+
+void Coverage::merge(const Coverage& other) {
+  for (const auto& [section, names] : other.sections_) {
+    for (const auto& [name, times] : names) add(section, name, times);
+  }
+}
+
+std::vector<std::string> Coverage::missing() const {
+  std::vector<std::string> out;
+  for (const auto& [section, names] : sections_) {
+    for (const auto& [name, times] : names) {
+      if (times == 0) out.push_back(section + ": " + name);
+    }
+  }
+  return out;
+}
+
+std::string Coverage::table() const {
+  std::string out;
+  for (const auto& [section, names] : sections_) {
+    out += section + "\n";
+    for (const auto& [name, times] : names) out += fmt::format("  {:<40} {:>12}\n", name, times);
+  }
+  return out;
+}
+
+}  // namespace fabric::swarm

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "swarm/coverage.h"
+#include "swarm/story.h"
+#include "swarm/verdict.h"
+
+// Random worlds in which everything happens that can, and the promises are watched.
+
+namespace fabric::swarm {
+
+struct Outcome {
+  std::optional<Violation> violation{};
+  Coverage coverage{};
+  uint64_t trace_hash = 0;
+  uint64_t operations = 0;  ///< that ended
+  uint64_t bytes_checked = 0;
+  Nanos virtual_time{};
+};
+
+Outcome play(const Story& story);
+
+struct Shrunk {
+  Story story{};
+  Violation violation{};
+  uint32_t tries = 0;
+};
+
+/// Takes out what is not needed to break the same promise. Plays at most `tries_max` stories.
+Shrunk shrink(const Story& story, const Violation& violation, uint32_t tries_max = 400);
+
+}  // namespace fabric::swarm
