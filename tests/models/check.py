@@ -3,7 +3,7 @@
 
     check.py MODEL [--mutant NAME] [--large] [--build FOLDER]
     check.py --all [--large]
-    check.py --list
+    check.py --list             what ctest runs
 
 A model is a file NAME.pml beside this one. Lines of its header comment say how it is checked:
 
@@ -24,6 +24,7 @@ a mutant in which nothing, or something else, is found.
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ MEMORY_MAX_MIB = {False: 512, True: 4096}
 
 @dataclass(frozen=True)
 class Mutant:
+    kind: str  # mutant or gap
     name: str
     finds: str
     bounds: tuple
@@ -87,7 +89,8 @@ def read_model(path):
         elif word in ("mutant", "gap"):
             name, finds, why = rest.split(" ", 2)
             bounds = re.match(r"(?:\w+=\d+ )*", why).group()
-            model.mutants[name] = Mutant(name, finds, tuple(bounds.split()), why[len(bounds):])
+            model.mutants[name] = Mutant(word, name, finds, tuple(bounds.split()),
+                                         why.removeprefix(bounds))
         else:
             raise Failed(f"{path.name}: @{word} means nothing")
     if set(model.bounds) != {False, True}:
@@ -96,6 +99,8 @@ def read_model(path):
 
 
 def call(command, folder, what):
+    if shutil.which(command[0]) is None:
+        raise Failed(f"{command[0]} is not there: scripts/install-deps build test")
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise Failed(f"{what} failed:\n{result.stdout}{result.stderr}")
@@ -232,17 +237,27 @@ def all_models():
     return sorted(HERE.glob("*.pml"))
 
 
+def list_tests():
+    for path in all_models():
+        print(path.stem)
+        for mutant in read_model(path).mutants.values():
+            print(f"{path.stem}.{mutant.kind}.{mutant.name}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="its name, without .pml")
     parser.add_argument("--mutant")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--all", action="store_true", help="all models and all their mutants")
-    parser.add_argument("--list", action="store_true", help="MODEL, or MODEL MUTANT, a line each")
+    parser.add_argument("--list", action="store_true", help="MODEL, or MODEL.mutant.NAME, a line each")
     parser.add_argument("--build", type=Path, default=HERE.parent.parent / "build" / "models")
     options = parser.parse_args()
     try:
-        if options.list or options.all:
+        if options.list:
+            list_tests()
+            return 0
+        if options.all:
             todo = [(path, mutant) for path in all_models()
                     for mutant in (None, *read_model(path).mutants)]
         elif options.model:
@@ -250,11 +265,8 @@ def main():
         else:
             parser.error("a model, --all or --list")
         for path, mutant in todo:
-            if options.list:
-                print(path.stem, mutant or "")
-            else:
-                # A mutant shows itself in the small model; the large one would say nothing more.
-                check(path, mutant, options.large and mutant is None, options.build)
+            # A mutant shows itself in the small model; the large one would say nothing more.
+            check(path, mutant, options.large and mutant is None, options.build)
     except (Failed, OSError) as error:
         print(f"check.py: {error}", file=sys.stderr)
         return 1

@@ -44,7 +44,7 @@ bool up[2] = true;
 bool closed[2];
 byte epoch[2];
 byte given[2], landed[2], acked[2];
-byte breaks = BREAKS;
+byte breaks;
 #ifdef MUTANT_before_close
 bool said[2];
 #endif
@@ -225,6 +225,7 @@ end:
 init {
   byte w, k;
   atomic {
+    select(breaks : 0 .. BREAKS);
     do
     :: w < WRITES ->
        select(k : 1 .. CUT_MAX);
