@@ -29,17 +29,22 @@ was issued; a shard counts once, after all its bytes; at rest the count is exact
 #define WRITE_OF(shard) ((shard) / CUT_MAX)
 #define UNITS 2  // of a whole write; divides by every cut
 
+// The shards of the first write go in two slices; the count comes with the second.
+#define HEAD 1
+#define TAIL 2
+#define ALL (HEAD | TAIL)
+
 mtype = {none, delivered, again};
 
 // The target.
 byte units;
-byte bytes[SHARDS];    // bit per slice
+byte bytes[SHARDS];
 byte counted[SHARDS];
 byte cut[WRITES];
 
 // A connection of each rail, and what the sender knows of its shards.
-chan wire[2] = [2 * SHARDS] of {byte, byte, byte};  // shard, slice, cut
-chan taken[2] = [SHARDS] of {byte, byte};           // completions that nobody has looked at: cut
+chan wire[2] = [2 * SHARDS] of {byte, byte, byte};  // shard, bytes, cut
+chan taken[2] = [SHARDS] of {byte, byte};           // completions that nobody has looked at
 bool up[2] = true;
 bool closed[2];
 byte epoch[2];
@@ -80,6 +85,7 @@ inline look() {
 
 proctype shard(byte me) {
   byte r, now;
+  byte last = TAIL;
   now = cut[WRITE_OF(me)];
 repeat:
   atomic {
@@ -89,7 +95,14 @@ repeat:
     fi;
     rail_of[me] = r;
     sent_in[me] = epoch[r];
-    wire[r] ! me, 0, now
+#if WRITES > 1
+    if
+    :: WRITE_OF(me) > 0 -> last = ALL
+    :: else -> last = TAIL; wire[r] ! me, HEAD, now
+    fi
+#else
+    wire[r] ! me, HEAD, now
+#endif
   }
 #ifdef MUTANT_slices_apart
   if
@@ -104,7 +117,7 @@ repeat:
   atomic {
     if
     :: up[r] && epoch[r] == sent_in[me] ->
-       wire[r] ! me, 1, now;
+       wire[r] ! me, last, now;
        number[me] = given[r];
        given[r]++
     :: else  // the rest of a shard whose beginning went by a wreck
@@ -155,9 +168,9 @@ end:
   :: atomic {
        !closed[me] && nempty(wire[me]) ->
        wire[me] ? id, slice, share;
-       bytes[id] = bytes[id] | (1 << slice);
+       bytes[id] = bytes[id] | slice;
        if
-       :: slice == 1 -> taken[me] ! id, share; landed[me]++
+       :: (slice & TAIL) != 0 -> taken[me] ! id, share; landed[me]++
        :: else
        fi;
        id = 0; slice = 0; share = 0
@@ -165,7 +178,7 @@ end:
   :: atomic {
        nempty(taken[me]) ->
        taken[me] ? id, share;
-       assert(bytes[id] == 3);
+       assert(bytes[id] == ALL);
        counted[id]++;
        assert(counted[id] <= 1);
        units = units + UNITS / share;

@@ -19,3 +19,8 @@ foreach(test IN LISTS listed)
   add_test(NAME model.${test} COMMAND Python3::Interpreter ${checker} ${arguments})
   set_tests_properties(model.${test} PROPERTIES LABELS model TIMEOUT 120)
 endforeach()
+
+# The proof that the checker finds what it is for.
+add_test(NAME model.checker
+         COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_test.py)
+set_tests_properties(model.checker PROPERTIES LABELS model TIMEOUT 120)
