@@ -16,7 +16,7 @@ else's expectation; the balance is what arrived less what was taken.
 @finite
 @mutant check_then_add assert:generation
   an arrival that looks at the life first and adds later: a late one counts in the next life
-@mutant no_pin assert:
+@mutant no_pin assert:balance
   a cancel that reads n without holding the record: it gives n back to the next expectation
 @mutant one_look stuck
   a waiter that announces itself and sleeps without another look
