@@ -12,7 +12,7 @@ nobody overwrites a bank that is being read; a masked peer's late traffic counts
 group's count at the end of a step is what it expects, no more; no run is endless or stuck.
 
 @small STEPS=3 WORKERS=1
-@large STEPS=4 WORKERS=1
+@large STEPS=3 WORKERS=2
 @finite
 @unreached peer -end-
 @unreached worker -end-

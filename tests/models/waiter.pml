@@ -2,8 +2,9 @@
 A waiter against arrivals, cancels, an abort and a release of its counter.
 
 Mirrors: src/core/counter_table.cc (change, expect, claim_record, fire, cancel, abort, release,
-acquire, result), base/parking.h, and the waiting loop of wait.cc. Every atomic instruction there is
-one step here; change() is one step, since nothing of a failed compare-exchange is seen.
+acquire, result), base/parking.h, and the waiting loop of wait.cc. An atomic instruction there is a
+step here; change() is one step, since nothing of a failed compare-exchange is seen, and what only
+the holder of the record may touch goes with the step that makes it the holder.
 Left out: memory order (sequential consistency here; the stress test under ThreadSanitizer and
 tests/unit/core/counter_interleaving_test.cc look at that), parents, cutting (counting.pml),
 time-outs of the wait, so that a lost wake-up shows as a process that is stuck.
