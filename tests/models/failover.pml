@@ -1,0 +1,314 @@
+/*
+A connection whose two ends break at different times, and the word that settles it.
+
+Mirrors: src/core/failover.cc (strand, make_wreck, path_state, settle_pieces, repeat, next_life,
+start_probe), transfer.cc (piece_ended, path_down), datapath.cc (the numbering of post()), and the
+target's side in control_ops.cc (on_path_open, on_path_close, on_inbound_down);
+docs/design/0008-failover.md. One rail that is opened anew after every break, so that old
+connections with pieces of unknown fate live beside new ones; a path that broke carries a probe
+before anything else. Numbered messages arrive once each, in any order (control/reliable.h);
+datagrams are repeated. A target's NIC may die between acknowledgement and completion.
+Left out: other rails (a new connection stands for them), cutting (counting.pml), deadlines
+(deadline.pml), a target that cannot say exactly.
+Proved: nothing counts twice; what was reported as delivered has been counted, unless the session
+was ended; every piece is delivered in the end; old words settle nothing new; no run is endless.
+
+@small PIECES=2 BREAKS=1
+@large PIECES=2 BREAKS=2
+@finite
+@unreached sender -end-
+@unreached out -end-
+@unreached inwards -end-
+@unreached wire -end-
+@mutant early_word assert:counted
+  the target says what it took before it has taken everything out of its end
+@mutant open_end assert:counted
+  the target answers and leaves its end open
+@mutant acks_are_truth assert:counted
+  what was not acknowledged is sent again without asking
+@mutant any_word assert:counted BREAKS=2
+  a word that does not name its connection settles whatever waits for one
+@mutant probe_is_numbered assert:counted BREAKS=2
+  a probe, which carries no count, takes a number among the immediates
+@mutant repeats_count assert:counted
+  a repeated message is acted on again: a closed end is opened under its old name
+@mutant lost_counts_kept_quiet assert:counted
+  fewer taken than acknowledged, and the session goes on
+*/
+
+#define CONNECTIONS (BREAKS + 1)
+#define ENTRIES (PIECES + 1)  // on one connection: the pieces and a probe
+#define PROBE 99
+#define NOBODY 255
+
+mtype = {absent, opening, ready, closing, wreck, settled};
+mtype = {queued, posted, stranded, delivered};
+
+// Messages, one slot for each connection: sent and not acted on yet.
+bool path_open[CONNECTIONS], path_answer[CONNECTIONS], path_close[CONNECTIONS];
+bool path_state[CONNECTIONS];
+byte word[CONNECTIONS];      // of path_state: immediates taken
+
+// The sender.
+mtype path[CONNECTIONS] = absent;
+byte current;                // the newest connection
+bool probed;                 // it has proved that it works
+byte numbers[CONNECTIONS];   // immediates given to it
+byte done[CONNECTIONS];      // of them acknowledged, as far as the sender has looked
+byte far[CONNECTIONS] = NOBODY;  // the target's word, when it came before the wreck
+mtype piece[PIECES] = queued;
+byte piece_path[PIECES], before[PIECES];
+bool lost;                   // the session
+
+// The wire: in order, and what was posted may land as long as the target's end is open.
+byte entry[CONNECTIONS * ENTRIES];
+byte entries[CONNECTIONS], landed[CONNECTIONS], acked[CONNECTIONS], seen[CONNECTIONS];
+
+// The target.
+mtype inbound[CONNECTIONS] = absent;
+byte looked[CONNECTIONS];    // entries whose completion was taken and counted
+byte taken[CONNECTIONS];     // immediates among them
+byte counted[PIECES];
+byte breaks;
+bool nic_died;
+#ifdef MUTANT_repeats_count
+byte repeats = 1;
+#endif
+
+#define GOES_ON (!lost)  // what comes after the end of a session is another story
+#define AT(c, i) entry[(c) * ENTRIES + (i)]
+
+inline settle(c, r) {
+  if
+  :: r < done[c] ->
+#ifdef MUTANT_lost_counts_kept_quiet
+     skip
+#else
+     lost = true
+#endif
+  :: else
+  fi;
+  i = 0;
+  do
+  :: i < PIECES ->
+     if
+     :: piece[i] == stranded && piece_path[i] == c ->
+        piece[i] = (before[i] < r -> delivered : queued);
+        piece_path[i] = 0;
+        before[i] = 0
+     :: else
+     fi;
+     i++
+  :: else -> break
+  od;
+  i = 0;
+  path[c] = settled
+}
+
+// Everything that this side holds of the connection comes back, then it is down.
+inline drain(c) {
+  i = 0;
+  do
+  :: i < PIECES ->
+     piece[i] = (piece[i] == posted && piece_path[i] == c -> stranded : piece[i]);
+     i++
+  :: else -> break
+  od;
+  i = 0;
+  path[c] = wreck;
+#ifdef MUTANT_acks_are_truth
+  settle(c, done[c]);
+#else
+  if
+  :: far[c] != NOBODY -> settle(c, far[c])
+  :: else -> path_close[c] = true
+  fi;
+#endif
+}
+
+inline post(what) {
+  atomic {
+    AT(current, entries[current]) = what;
+    entries[current]++
+  }
+}
+
+proctype sender(byte me) {
+end:
+  do
+  :: atomic {
+       path[current] == ready && probed && piece[me] == queued && GOES_ON ->
+       piece[me] = posted;
+       piece_path[me] = current;
+       before[me] = numbers[current];
+       numbers[current]++;
+       post(me)
+     }
+  od
+}
+
+proctype out(byte c) {
+  byte i, id;
+end:
+  do
+  :: atomic {  // a turn that polls an acknowledgement
+       (path[c] == ready || path[c] == closing) && seen[c] < acked[c] && GOES_ON ->
+       id = AT(c, seen[c]);
+       seen[c]++;
+       if
+       :: id == PROBE -> probed = true
+       :: else -> piece[id] = delivered; done[c]++
+       fi;
+       id = 0
+     }
+  :: atomic {
+       path_state[c] && GOES_ON ->
+       path_state[c] = false;
+#ifdef MUTANT_any_word
+       id = (path[current] == wreck -> current : c);
+#else
+       id = c;
+#endif
+       if
+       :: path[id] == wreck -> settle(id, word[c])
+       :: path[id] == opening || path[id] == ready || path[id] == closing ->
+          far[id] = word[c];
+          path[id] = closing
+#if defined(MUTANT_open_end) || defined(MUTANT_any_word) || defined(MUTANT_repeats_count)
+       :: else  // otherwise one word is said of each connection, and none of a settled one
+#endif
+       fi;
+       id = 0
+     }
+  :: atomic { path[c] == closing && GOES_ON -> drain(c) }
+  :: atomic {
+       path_answer[c] && GOES_ON ->
+       path_answer[c] = false;
+       if
+       :: path[c] == opening ->
+          path[c] = ready;
+          probed = c == 0;
+          if
+          :: !probed ->
+#ifdef MUTANT_probe_is_numbered
+             numbers[c]++;
+#endif
+             post(PROBE)
+          :: else
+          fi
+       :: else -> path_close[c] = true  // given up meanwhile
+       fi
+     }
+  // The NIC gives up, or the port goes down.
+  :: atomic { path[c] == ready && breaks > 0 && GOES_ON -> breaks--; path[c] = closing }
+  // A path that is over is opened again.
+  :: atomic {
+       c == current && (path[c] == wreck || path[c] == settled) && GOES_ON ->
+       current++;
+       path[current] = opening;
+       path_open[current] = true
+     }
+  od
+}
+
+inline say(c) {
+  word[c] = taken[c];
+  path_state[c] = true
+}
+
+proctype inwards(byte c) {
+  byte i, id;
+end:
+  do
+  :: atomic {
+       path_open[c] && GOES_ON ->
+       path_open[c] = false;
+       inbound[c] = ready;
+       // One path per pair of rails: the peer has torn the one before down.
+       i = 0;
+       do
+       :: i < c -> inbound[i] = (inbound[i] == ready -> closing : inbound[i]); i++
+       :: else -> break
+       od;
+       i = 0;
+       path_answer[c] = true
+     }
+#ifdef MUTANT_repeats_count
+  :: atomic { inbound[c] == wreck && repeats > 0 -> repeats--; inbound[c] = ready }
+#endif
+  :: atomic {
+       inbound[c] == ready && path_close[c] && GOES_ON ->
+       path_close[c] = false;
+#ifdef MUTANT_open_end
+       say(c)
+#else
+       inbound[c] = closing
+#endif
+     }
+  :: atomic {
+       looked[c] < landed[c] && GOES_ON ->
+       id = AT(c, looked[c]);
+       looked[c]++;
+       if
+       :: id == PROBE
+       :: else ->
+          counted[id]++;
+          assert(counted[id] <= 1);
+          taken[c]++
+       fi;
+       id = 0
+     }
+  :: atomic { inbound[c] == ready && breaks > 0 && GOES_ON -> breaks--; inbound[c] = closing }
+  // A NIC that dies takes completions with it that it has acknowledged.
+  :: atomic {
+       inbound[c] == closing && looked[c] < landed[c] && !nic_died && GOES_ON ->
+       nic_died = true;
+       landed[c] = looked[c]
+     }
+#ifdef MUTANT_early_word
+  :: atomic { inbound[c] == closing -> inbound[c] = wreck; say(c) }
+#else
+  :: atomic {
+       inbound[c] == closing && looked[c] == landed[c] && GOES_ON ->
+       inbound[c] = wreck;
+       say(c)
+     }
+#endif
+  od
+}
+
+proctype wire(byte c) {
+end:
+  do
+  :: atomic { inbound[c] == ready && landed[c] < entries[c] && GOES_ON -> landed[c]++ }
+  :: atomic {
+       acked[c] < landed[c] && (path[c] == ready || path[c] == closing) && GOES_ON -> acked[c]++
+     }
+  od
+}
+
+init {
+  byte i;
+  atomic {
+    select(breaks : 0 .. BREAKS);
+    path[0] = opening;
+    path_open[0] = true;
+    do
+    :: i < CONNECTIONS -> run out(i); run inwards(i); run wire(i); i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < PIECES -> run sender(i); i++
+    :: else -> break
+    od;
+    i = 0
+  }
+  atomic {
+    timeout ->
+    do
+    :: i < PIECES -> assert(lost || (piece[i] == delivered && counted[i] == 1)); i++
+    :: else -> break
+    od
+  }
+}

@@ -1,0 +1,142 @@
+/*
+Key values that come back, and traffic that is late.
+
+Mirrors: acquire() and release() in src/core/counter_table.cc (first in first out over SLOTS slots,
+generations of a few bits, the half-turn rule), Counters::rest_ns() in counters.cc.
+Left out: the add itself (waiter.pml), proofs by revocation (revoke.pml), more than one live key.
+Time comes in ticks. A write may arrive up to LATE ticks after the release of its key, which is what
+its deadline and drain bound allow; a released value rests longer than that.
+Proved: whatever arrives counts in the life that it was sent for, or in none; the next key is always
+to be had after some rest.
+
+@small SLOTS=2 GENERATIONS=4 LIVES=13 LATE=2 WRITES=1
+@large SLOTS=2 GENERATIONS=4 LIVES=21 LATE=3 WRITES=2
+@claim goes_on
+@unreached sender -end-
+@unreached clock -end-
+@mutant no_rest assert:sent_for
+  values that come back as soon as they are free
+@mutant rests_as_long assert:sent_for
+  a rest as long as the longest write, not longer: a tick is a tick at both ends
+@mutant one_landmark assert:sent_for
+  a rule that looks once in a turn: a value that was released late in the turn rests too little
+*/
+
+// As rest_ns() has it. With acquire(), which wants more than that, one tick above what is needed.
+#define REST (LATE + 1)
+#define LANDMARK(generation) ((generation) % (GENERATIONS / 2) == 0)
+
+byte generation[SLOTS];
+byte since[SLOTS];   // ticks since the slot's generation stepped onto a landmark, up to REST + 1
+byte head;           // of the ring of free slots: they take turns, because one is live at a time
+bool live;
+byte life;           // how many there were
+
+bool sent[WRITES];
+byte sent_slot[WRITES], sent_generation[WRITES], sent_for[WRITES];
+byte age[WRITES];    // since the release of what it was sent for
+bool counted, stale, done;
+
+ltl goes_on { <> done }
+
+#ifdef MUTANT_no_rest
+#define RESTED(slot) true
+#elif defined(MUTANT_rests_as_long)
+#define RESTED(slot) (since[slot] >= LATE)
+#else
+#define RESTED(slot) (since[slot] > REST)
+#endif
+
+#ifdef MUTANT_one_landmark
+#define LOOKS(generation) ((generation) == 0)
+#else
+#define LOOKS(generation) LANDMARK(generation)
+#endif
+
+proctype owner() {
+  byte next;
+  do
+  :: life == LIVES -> break
+  :: life < LIVES ->
+     atomic {
+       next = (generation[head] + 1) % GENERATIONS;
+       !LOOKS(next) || RESTED(head) ->
+       since[head] = (LOOKS(next) -> 0 : since[head]);
+       generation[head] = next;
+       life++;
+       live = true;
+       next = 0
+     }
+     atomic { live = false; head = (head + 1) % SLOTS }
+  od;
+  done = true
+}
+
+proctype sender(byte me) {
+end:
+  do
+  :: atomic {
+       live && !sent[me] ->
+       sent[me] = true;
+       sent_slot[me] = head;
+       sent_generation[me] = generation[head];
+       sent_for[me] = life
+     }
+     atomic {
+       if
+       :: live && head == sent_slot[me] && generation[head] == sent_generation[me] ->
+          assert(sent_for[me] == life);
+          counted = true
+       :: else -> stale = true
+       fi;
+       sent[me] = false;
+       sent_slot[me] = 0;
+       sent_generation[me] = 0;
+       sent_for[me] = 0;
+       age[me] = 0
+     }
+  od
+}
+
+#define OUTLIVES(me) (sent[me] && age[me] == LATE)
+
+// Time does not pass beyond the last moment of a write: it has arrived by then, or never will.
+proctype clock() {
+  byte i;
+end:
+  do
+  :: atomic {
+       !OUTLIVES(0) && !OUTLIVES(WRITES - 1) && (life < LIVES || sent[0] || sent[WRITES - 1]) ->
+       i = 0;
+       do
+       :: i < WRITES ->
+          age[i] = age[i] + (sent[i] && !(live && sent_for[i] == life) -> 1 : 0);
+          i++
+       :: else -> break
+       od;
+       i = 0;
+       do
+       :: i < SLOTS -> since[i] = (since[i] > REST -> since[i] : since[i] + 1); i++
+       :: else -> break
+       od;
+       i = 0
+     }
+  od
+}
+
+init {
+  byte i;
+  atomic {
+    do
+    :: i < SLOTS -> since[i] = REST + 1; i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < WRITES -> run sender(i); i++
+    :: else -> break
+    od;
+    run owner();
+    run clock()
+  }
+}

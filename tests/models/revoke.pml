@@ -1,0 +1,261 @@
+/*
+A named key that is closed: every peer that resolved it is asked to be quiet.
+
+Mirrors: resolve(), release(), key_revoked() and peer_lost() in src/core/counters.cc, close() in
+counter.cc, on_revoke_key(), add_drain() and check_drains() in control_ops.cc, key_revoked() and
+oldest_piece() in transfer.cc. Numbered messages arrive once each, in any order. A posted write may
+end, or be left with a wreck, where it may land until the target has spoken.
+Left out: the half-turn rule, which protects counts even without proof (reuse.pml); how a wreck is
+settled (failover.pml).
+Proved: after close() has said "proved" nothing lands under that key; close() always ends.
+Assumed, and not enforced by the code, hence the two gaps: a Resolved is not overtaken by the
+RevokeKey that follows it, and an application submits nothing under a key after its engine has
+confirmed that it is quiet.
+
+@small PEERS=1 WRITES=1 LIVES=2
+@large PEERS=2 WRITES=1 LIVES=2
+@finite
+@unreached peer -end-
+@unreached session -end-
+@unreached wire -end-
+@mutant before_drain assert:proved
+  a peer that answers while what it posted is under way
+@mutant queue_goes_on assert:proved
+  what was queued under the key is posted after the answer
+@mutant wreck_forgotten assert:proved
+  a drain that looks at paths, and not at the connections that broke
+@mutant resolver_forgotten assert:proved
+  a resolver that is not asked
+@mutant lost_is_quiet assert:proved
+  a peer that is lost is taken for quiet, though nobody has fenced it
+@mutant any_answer assert:proved
+  an answer that does not say which question it belongs to: one about the last life counts for this
+@gap revoke_overtakes assert:proved
+  the question overtakes the key: the peer has nothing to drain, says so, and then learns the key
+@gap submits_later assert:proved
+  the application goes on using the key that it resolved; nobody refuses it
+*/
+
+#define SLOTS (PEERS * WRITES)
+#define NO_KEY 0
+
+mtype = {idle, queued, posted, wrecked};
+
+// The owner. Keys are numbered by their lives: the value is new each time.
+byte life;
+bool live;
+bool proved[LIVES + 1];      // close() said so
+bool resolver[PEERS], awaited[PEERS];
+bool unproved;               // somebody was lost who may still write
+
+// Messages: the key that they are about, or none.
+bool resolve_asked[PEERS];
+byte resolved[PEERS], revoke[PEERS], answer[PEERS];
+
+// The peers.
+byte holds[PEERS];           // the key that the application has got
+byte draining[PEERS];        // the key about which an answer is owed
+bool asked_name[PEERS];      // it resolves once in each life
+bool lost[PEERS];            // the owner has given it up
+
+mtype write[SLOTS] = idle;
+byte under[SLOTS];
+bool waits[SLOTS];           // it was posted when the question came
+byte writes_left[PEERS];
+
+#define SLOT(p, i) ((p) * WRITES + (i))
+#define FIRST SLOT(me, 0)
+#define LAST SLOT(me, WRITES - 1)
+
+#ifdef MUTANT_before_drain
+#define QUIET(i) true
+#elif defined(MUTANT_wreck_forgotten)
+#define QUIET(i) !(waits[i] && write[i] == posted)
+#else
+#define QUIET(i) !waits[i]
+#endif
+
+// What is posted ends, or breaks, or lands late. It lands at most once.
+proctype wire(byte slot) {
+end:
+  do
+  :: atomic { write[slot] == posted -> write[slot] = wrecked }
+  :: atomic {
+       write[slot] == posted || write[slot] == wrecked ->
+       if
+       :: assert(!proved[under[slot]])  // lands
+       :: skip                          // ends, or is settled as not taken
+       fi;
+       write[slot] = idle;
+       under[slot] = NO_KEY;
+       waits[slot] = false
+     }
+  od
+}
+
+// Drops what is queued under the key, and remembers what has to end before the answer.
+inline revoke_one(which) {
+#ifndef MUTANT_queue_goes_on
+  if
+  :: write[which] == queued && under[which] == draining[me] ->
+     write[which] = idle;
+     under[which] = NO_KEY
+  :: else
+  fi;
+#endif
+  waits[which] = write[which] == posted || write[which] == wrecked
+}
+
+#ifdef MUTANT_revoke_overtakes
+#define MAY_TAKE_REVOKE true
+#else
+#define MAY_TAKE_REVOKE (resolved[me] == NO_KEY)
+#endif
+
+#define FREE (write[FIRST] == idle || write[LAST] == idle)
+
+proctype peer(byte me) {
+  byte slot;
+end:
+  do
+  :: atomic {
+       live && !asked_name[me] && !resolve_asked[me] && !lost[me] ->
+       asked_name[me] = true;
+       resolve_asked[me] = true
+     }
+  :: atomic {
+       resolved[me] != NO_KEY && !lost[me] ->
+       holds[me] = resolved[me];
+       resolved[me] = NO_KEY
+     }
+  :: atomic {
+       holds[me] != NO_KEY && writes_left[me] > 0 && FREE && !lost[me] ->
+       slot = (write[FIRST] == idle -> FIRST : LAST);
+       write[slot] = queued;
+       under[slot] = holds[me];
+       writes_left[me]--;
+       slot = 0
+     }
+  :: atomic { write[FIRST] == queued && !lost[me] -> write[FIRST] = posted }
+#if WRITES > 1
+  :: atomic { write[LAST] == queued && !lost[me] -> write[LAST] = posted }
+#endif
+  :: atomic {
+       revoke[me] != NO_KEY && draining[me] == NO_KEY && MAY_TAKE_REVOKE && !lost[me] ->
+       draining[me] = revoke[me];
+       revoke[me] = NO_KEY;
+       revoke_one(FIRST);
+#if WRITES > 1
+       revoke_one(LAST);
+#endif
+#ifndef MUTANT_submits_later
+       holds[me] = (holds[me] == draining[me] -> NO_KEY : holds[me])
+#endif
+     }
+  :: atomic {
+       draining[me] != NO_KEY && QUIET(FIRST) && QUIET(LAST) && answer[me] == NO_KEY ->
+       answer[me] = draining[me];
+       draining[me] = NO_KEY;
+       waits[FIRST] = false;
+       waits[LAST] = false
+     }
+  od
+}
+
+#ifdef MUTANT_resolver_forgotten
+#define KNOWN(p) (p != 0)
+#else
+#define KNOWN(p) true
+#endif
+
+#ifdef MUTANT_any_answer
+#define BELONGS(p) true
+#else
+#define BELONGS(p) (answer[p] == life)
+#endif
+
+// The owner's session with one peer.
+proctype session(byte p) {
+end:
+  do
+  :: atomic {
+       live && resolve_asked[p] && !lost[p] ->
+       resolve_asked[p] = false;
+       resolver[p] = KNOWN(p);
+       resolved[p] = life
+     }
+  :: atomic {
+       answer[p] != NO_KEY && !lost[p] ->
+       awaited[p] = awaited[p] && !BELONGS(p);
+       answer[p] = NO_KEY
+     }
+  // One peer is enough to be lost.
+  :: atomic {
+       !lost[p] && p == 0 ->
+       lost[p] = true;
+#ifndef MUTANT_lost_is_quiet
+       unproved = unproved || awaited[p] || resolver[p];
+#endif
+       awaited[p] = false;
+       resolver[p] = false
+     }
+  od
+}
+
+#define ALL_ANSWERED (!awaited[0] && !awaited[PEERS - 1])
+
+proctype owner() {
+  byte i;
+  do
+  :: life == LIVES -> break
+  :: life < LIVES ->
+     atomic {
+       life++;
+       live = true;
+       unproved = false;
+       i = 0;
+       do
+       :: i < PEERS ->
+          resolver[i] = false;
+          asked_name[i] = false;
+          writes_left[i] = WRITES;
+          i++
+       :: else -> break
+       od;
+       i = 0
+     }
+     // close()
+     atomic {
+       live = false;
+       i = 0;
+       do
+       :: i < PEERS ->
+          awaited[i] = resolver[i];
+          revoke[i] = (resolver[i] -> life : revoke[i]);
+          i++
+       :: else -> break
+       od;
+       i = 0
+     }
+     if
+     :: atomic { ALL_ANSWERED -> proved[life] = !unproved }
+     :: atomic { awaited[0] = false; awaited[PEERS - 1] = false }  // its timeout
+     fi
+  od
+}
+
+init {
+  byte i;
+  atomic {
+    do
+    :: i < PEERS -> run peer(i); run session(i); i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < SLOTS -> run wire(i); i++
+    :: else -> break
+    od;
+    run owner()
+  }
+}

@@ -1,0 +1,327 @@
+/*
+A waiter against arrivals, cancels, an abort and a release of its counter.
+
+Mirrors: src/core/counter_table.cc (change, expect, claim_record, fire, cancel, abort, release,
+acquire, result), base/parking.h, and the waiting loop of wait.cc. An atomic instruction there is a
+step here; change() is one step, since nothing of a failed compare-exchange is seen, and what only
+the holder of the record may touch goes with the step that makes it the holder.
+Left out: memory order (sequential consistency here; the stress test under ThreadSanitizer and
+tests/unit/core/counter_interleaving_test.cc look at that), parents, cutting (counting.pml),
+time-outs of the wait, so that a lost wake-up shows as a process that is stuck.
+Proved: an armed expectation ends exactly once, and its waiter wakes; "ok" means that so many
+arrived and were not taken before; nothing counts in another life; a late cancel touches nobody
+else's expectation; the balance is what arrived less what was taken.
+
+@small WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=0 ARRIVALS=2 LIVES=2 ENDERS=1
+@large WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=1 ARRIVALS=2 LIVES=2 ENDERS=1
+@finite
+@mutant check_then_add assert:generation
+  an arrival that looks at the life first and adds later: a late one counts in the next life
+@mutant no_pin assert:balance
+  a cancel that reads n without holding the record: it gives n back to the next expectation
+@mutant one_look stuck
+  a waiter that announces itself and sleeps without another look
+@mutant wake_first stuck
+  an end that wakes before it is written down
+@mutant end_not_kept assert:mine
+  an end that frees the record before its waiter has read it
+*/
+
+#define IN_USE (armed || pinned || unread)
+
+// The word.
+byte generation = 1;
+bool live = true;
+bool spoiled;
+short balance;
+
+// The record: its claim, and how many were asked for.
+byte seq;
+bool armed, pinned, unread;
+byte code;
+byte asked;
+
+// The parking spot, and who sleeps in the kernel.
+byte spot;
+bool asleep[WAITERS];
+
+// What is really true.
+short surplus;     // what arrived in this life less what was taken by those who were told ok
+byte waiting_for;  // of the armed expectation
+
+#define OK 1
+#define GONE 2
+
+inline wake() {
+  if
+  :: (spot & 1) != 0 ->
+     if
+     :: atomic { (spot & 1) != 0 -> spot++ };
+        d_step { asleep[0] = false; asleep[WAITERS - 1] = false }
+     :: (spot & 1) == 0
+     fi
+  :: (spot & 1) == 0
+  fi
+}
+
+// Only for who made the word stop waiting.
+inline fire(how, pin) {
+#ifdef MUTANT_wake_first
+  wake();
+#endif
+  atomic {
+    assert(armed);
+    armed = false;
+    pinned = pinned && !pin;
+#ifndef MUTANT_end_not_kept
+    unread = true;
+#endif
+    code = how
+  }
+#ifndef MUTANT_wake_first
+  ;
+  wake()
+#endif
+}
+
+#define OF(key) (live && generation == key)
+
+proctype worker(byte key) {
+  byte left = ARRIVALS;
+  bool ends;
+  do
+  :: left > 0 ->
+#ifdef MUTANT_check_then_add
+     if
+     :: OF(key) && !spoiled
+     :: else -> goto out
+     fi;
+#endif
+     atomic {
+       left--;
+       ends = false;
+       if
+#ifdef MUTANT_check_then_add
+       :: live ->
+#else
+       :: OF(key) && !spoiled ->
+#endif
+          assert(generation == key);
+          ends = balance < 0 && balance + 1 >= 0;
+          balance++;
+          surplus = surplus + 1 - (ends -> waiting_for : 0);
+          waiting_for = (ends -> 0 : waiting_for);
+          assert(surplus >= 0)
+       :: else
+       fi
+     }
+     if
+     :: ends -> fire(OK, false)
+     :: else
+     fi;
+  :: else -> break
+  od
+#ifdef MUTANT_check_then_add
+out: skip
+#endif
+}
+
+inline is_done() {
+  atomic {
+    over = seq != mine || !armed;
+    assert(!over || seq == mine)
+  }
+}
+
+// Round about: two are asked for first, then one, so that a wrong n shows.
+proctype waiter(byte me) {
+  byte round, key, n, mine, ticket;
+  bool used, over, waits, made;
+  do
+  :: round == ROUNDS -> break
+  :: else ->
+     atomic { round++; n = ((round + me) % 2) + 1; key = generation };
+     // claim_record()
+claim:
+     atomic { mine = seq; used = IN_USE };
+     atomic {
+       waits = balance < 0 && !spoiled;
+       if
+       :: !OF(key) || spoiled -> goto next
+       :: else
+       fi
+     }
+     if
+     :: !used ->
+        atomic {
+          if
+          :: seq == mine && !IN_USE -> seq++; mine = seq; armed = true; code = 0;
+             asked = n  // nobody looks at it before the word waits
+          :: else -> goto claim
+          fi
+        }
+     :: used && waits -> goto next  // kBusy
+     :: used && !waits -> !IN_USE -> goto claim
+     fi;
+     atomic {
+       made = OF(key) && !spoiled;
+       if
+       :: made ->
+          balance = balance - n;
+          waits = balance < 0;
+          waiting_for = (waits -> n : 0);
+          surplus = surplus - (waits -> 0 : n);
+          assert(surplus >= 0)
+       :: else
+       fi
+     }
+     if
+     :: !made -> armed = false; goto next
+     :: made && !waits -> armed = false; goto next
+     :: made && waits
+     fi;
+     // block()
+     do
+     :: is_done();
+        if
+        :: over -> break
+        :: else
+        fi;
+        atomic { spot = spot | 1; ticket = spot };
+#ifndef MUTANT_one_look
+        is_done();
+        if
+        :: over -> break
+        :: else
+        fi;
+#endif
+        atomic {
+          if
+          :: spot == ticket -> asleep[me] = true
+          :: else
+          fi
+        }
+        !asleep[me]
+     od;
+     atomic {
+       // result()
+       assert(seq == mine && !armed);
+       unread = false;
+       code = 0
+     }
+next:
+     atomic { mine = 0; used = false; waits = false; made = false; ticket = 0; over = false }
+  od
+}
+
+inline cancel() {
+#ifdef MUTANT_no_pin
+  if
+  :: seq == meant && armed -> n = asked
+  :: else -> goto out
+  fi;
+#else
+  atomic {
+    if
+    :: seq == meant && armed && !pinned -> pinned = true
+    :: else -> goto out
+    fi
+  }
+#endif
+  atomic {
+#ifndef MUTANT_no_pin
+    n = asked;
+#endif
+    undone = OF(key) && !spoiled && balance < 0;
+    balance = balance + (undone -> n : 0);
+    waiting_for = (undone -> 0 : waiting_for);
+    n = 0
+  }
+  if
+#ifdef MUTANT_no_pin
+  :: undone -> fire(GONE, false)
+  :: else
+#else
+  :: undone -> fire(GONE, true)
+  :: else -> pinned = false
+#endif
+  fi
+}
+
+inline abort() {
+  atomic {
+    undone = OF(key) && !spoiled && balance < 0;
+    spoiled = spoiled || OF(key);
+    balance = (OF(key) -> 0 : balance);
+    waiting_for = (OF(key) -> 0 : waiting_for)
+  }
+  if
+  :: undone -> fire(GONE, false)
+  :: else
+  fi
+}
+
+// The owner of an operation that has passed its deadline, or a peer that was lost: at any time
+// later, against whatever was armed then.
+proctype ender() {
+  byte key, meant, n;
+  bool undone;
+end:
+  atomic { armed && balance < 0 -> key = generation; meant = seq };
+  if
+  :: cancel()
+  :: abort()
+  fi;
+out:
+  skip
+}
+
+proctype releaser() {
+  bool waits;
+  do
+  :: atomic {
+       waits = balance < 0 && !spoiled;
+       assert(spoiled || balance == surplus - waiting_for);
+       surplus = 0;
+       waiting_for = 0;
+       live = false;
+       spoiled = false;
+       balance = 0
+     }
+     if
+     :: waits -> fire(GONE, false)
+     :: else
+     fi;
+     if
+     :: generation == LIVES -> break
+     :: else
+     fi;
+     // acquire(): other slots are taken meanwhile.
+     atomic { !IN_USE -> generation++; live = true; waits = false }
+  od
+}
+
+init {
+  byte i;
+  atomic {
+    i = 0;
+    do
+    :: i < WAITERS -> run waiter(i); i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < ENDERS -> run ender(); i++
+    :: else -> break
+    od;
+    i = 0;
+    do
+    :: i < WORKERS -> run worker(1); i++
+    :: else -> break
+    od;
+#if FRESH
+    run worker(LIVES);  // for who waits in the last life
+#endif
+    run releaser()
+  }
+}
