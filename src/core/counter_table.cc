@@ -370,15 +370,16 @@ Errc CounterTable::claim_record(Key key, uint32_t* seq) noexcept {
   Slot& slot = slots_[index_of(key)];
   const uint64_t life = life_of(key);
   for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
-    // Acquire pairs with the release of the claim by its last holder.
-    uint64_t claim = slot.claim.load(std::memory_order_acquire);
+    // Only a guess that the compare-exchange confirms, hence relaxed.
+    uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // Refused later anyway, by change(); looking here spares the record. Relaxed: an early answer
     // is as true as a late one.
     const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
     if (!word::is_of(seen, life) || word::spoiled(seen)) return refusal(seen, life);
     if (!in_use(claim)) {
       *seq = seq_of(claim) + 1;
-      // Acquire as above; release pairs with the first load in count().
+      // Acquire pairs with the release of the claim by its last holder, release with the first
+      // load in count().
       if (slot.claim.compare_exchange_strong(claim, armed_claim(*seq), std::memory_order_acq_rel,
                                              std::memory_order_relaxed)) {
         return Errc::kOk;
@@ -419,10 +420,11 @@ void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
   const uint32_t cookie = slot.cookie;
   // A waiter learns of its end from the record, so nobody may arm it anew before that.
   const uint64_t unread = cookie == kWaiter ? kUnread : 0;
-  // The last touch of the record. Release pairs with result() and claim_record(): it hands on the
-  // bytes of all arrivals, which this thread acquired by its change of the word.
+  // The last touch of the record. Release pairs with peek() and claim_record(): it hands on the
+  // bytes of all arrivals, which this thread acquired by its change of the word. For the same
+  // reason it has nothing to acquire here.
   slot.claim.fetch_xor(kArmed | pin | unread | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
-                       std::memory_order_acq_rel);
+                       std::memory_order_release);
   if (cookie == kWaiter) {
     // May hit a waiter of a later expectation; for that one it is a wake-up for no reason.
     slot.parking.wake();

@@ -1,6 +1,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -79,6 +80,7 @@ struct Counting : Scene {
     const auto next = table.acquire(++clock_ns, 0);
     require(next.has_value(), "the slot is held for ever");
     if (!next) return;
+    require(table.live_count() == 1, "lives are miscounted");
     require(table.count(*next) == 0, "counts of another life");
     const uint32_t before = ended;
     require(table.expect(*next, 1, kSecond).has_value(), "the record is held for ever");
@@ -100,6 +102,30 @@ struct ArmMeetsTheArrival : Counting {
   void check() override {
     require(ended + met == 1, "not told exactly once");
     require(table.count(key) == 0, "something is left");
+    next_life_is_clean();
+  }
+};
+
+// Two arm at once, for what is there already or for nothing yet: one record, one holder.
+template <bool kThere>
+struct TwoArm : Counting {
+  std::array<bool, 2> armed{}, met{};
+  TwoArm() {
+    if (kThere) arrive(key);
+  }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    const auto one = table.expect(key, 1, static_cast<uint32_t>(index) + kSecond);
+    armed[index] = one.has_value() && !one->met;
+    met[index] = one.has_value() && one->met;
+  }
+  void check() override {
+    require(met[0] + met[1] == kThere, "what was there was not taken once");
+    require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1), "two hold the record");
+    arrive(key);
+    if (armed[0] || armed[1]) {
+      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "told the wrong one");
+    }
     next_life_is_clean();
   }
 };
@@ -182,8 +208,27 @@ struct CancelMeetsTheNextExpectation : Counting {
   }
 };
 
-// The thread whose expectation was cancelled arms anew at once, while the arrival is still coming.
-struct CancelledWaiterArmsAnew : Counting {
+// A cancel that comes too late lets go of its pin while the waiter reads its end.
+struct ResultMeetsALateCancel : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, CounterTable::kWaiter);
+  bool cancelled = false;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      write(0);
+      table.result(first.expectation);
+    } else {
+      cancelled = table.cancel(first.expectation, Errc::kCancelled);
+    }
+  }
+  void check() override {
+    const auto end = table.result(first.expectation);
+    require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk), "ends in doubt");
+    next_life_is_clean();
+  }
+};
+
+struct WaiterCancelAndArrival : Counting {
   CounterTable::Armed first = *table.expect(key, 1, CounterTable::kWaiter);
   bool cancelled = false;
   int threads() const override { return 3; }
@@ -241,6 +286,7 @@ struct ArrivalMeetsTheNextLife : Counting {
     require(owed == 0, "owes what was taken");
     if (!next) return next_life_is_clean();
     require(table.count(*next) == 0, "counted in another life");
+    require(table.live_count() == 1, "lives are miscounted");
     arrive(*next);
     require(ended == 2 && ends[1].cookie == kSecond, "lost in the next life");
   }
@@ -321,6 +367,16 @@ struct LinkMeetsAnArrival : Linked {
   }
 };
 
+struct TwoArrivalsAtAMember : Linked {
+  TwoArrivalsAtAMember() { table.set_parent(key, parent); }
+  int threads() const override { return 2; }
+  void thread(int) override { arrive(key); }
+  void check() override {
+    table.set_parent(key, Key{});
+    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+  }
+};
+
 // Moves the member while a count is on its way: the old parent has got all it will when it returns.
 struct MoveMeetsAnArrival : Linked {
   Key other = fresh();
@@ -364,7 +420,10 @@ struct ArrivalMeetsTheNextLink : Linked {
 
 const std::vector<NamedScene> kScenes = {
     scene<ArmMeetsTheArrival>("ArmMeetsTheArrival"),
+    scene<TwoArm<false>>("TwoArm"),
+    scene<TwoArm<true>>("TwoArmForWhatIsThere"),
     scene<WaiterMeetsTheArrival>("WaiterMeetsTheArrival"),
+    scene<ResultMeetsALateCancel>("ResultMeetsALateCancel"),
     scene<TwoArrivalsOneCallback>("TwoArrivalsOneCallback"),
     scene<CancelMeetsTheRelease>("CancelMeetsTheRelease"),
     scene<CancelMeetsTheNextExpectation>("CancelMeetsTheNextExpectation"),
@@ -372,6 +431,7 @@ const std::vector<NamedScene> kScenes = {
     scene<ArrivalMeetsTheNextLife>("ArrivalMeetsTheNextLife"),
     scene<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
     scene<LinkMeetsAnArrival>("LinkMeetsAnArrival"),
+    scene<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
     scene<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
     scene<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
     scene<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
@@ -380,14 +440,38 @@ const std::vector<NamedScene> kScenes = {
 // Too long to be played for every mutant.
 const std::vector<NamedScene> kLongScenes = {
     scene<TwoArrivalsOneWaiter>("TwoArrivalsOneWaiter"),
-    scene<CancelledWaiterArmsAnew>("CancelledWaiterArmsAnew"),
+    scene<WaiterCancelAndArrival>("WaiterCancelAndArrival"),
 };
 
 TEST(ExploreCounter, EveryExpectationEndsOnceAndNeverEarly) {
   expect_sound(kScenes);
   expect_sound(kLongScenes);
 }
-TEST(ExploreCounter, EveryWeakenedOperationIsFound) { expect_mutants_found(kScenes, {}); }
+
+constexpr std::string_view kLocked = "changes under the mutex only; atomic for who reads the gauge";
+constexpr std::string_view kAgain =
+    "the next owner acquires again, by claim_record() or set_parent(), before it writes anything";
+constexpr std::string_view kHanded =
+    "who has the key or the expectation got it from the thread that made it, which orders more";
+constexpr std::string_view kCarried =
+    "a read-modify-write carries on the release of the last holder, and adds nothing that counts";
+const std::vector<Survivor> kSurvivors = {
+    {"acquire load 2 without acquire", kAgain},
+    {"acquire load 3 without acquire", kAgain},
+    {"acquire fetch_add torn into load and store", kLocked},
+    {"release fetch_sub torn into load and store", kLocked},
+    {"acquire exchange torn into load and store", "nobody else changes the word of a free slot"},
+    {"acquire exchange without acquire", kHanded},
+    {"acquire exchange without release", kHanded},
+    {"cancel compare_exchange without acquire", kHanded},
+    {"cancel compare_exchange without release", "who finds the pin waits, and reads nothing"},
+    {"cancel fetch_and without release", "what was read under the pin is not used"},
+    {"claim_record compare_exchange without release", kCarried},
+    {"result compare_exchange without release", kCarried},
+    {"expect fetch_and torn into load and store",
+     "only a cancel changes an armed claim, and nobody can cancel before expect() has returned"},
+};
+TEST(ExploreCounter, EveryWeakenedOperationIsFound) { expect_mutants_found(kScenes, kSurvivors); }
 
 }  // namespace
 }  // namespace fabric::core

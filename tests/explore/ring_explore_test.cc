@@ -271,7 +271,10 @@ struct RingMeetsTheSleeper : Scene {
 };
 const std::vector<NamedScene> kDoorbell = {scene<RingMeetsTheSleeper>("RingMeetsTheSleeper")};
 TEST(ExploreDoorbell, NoRingIsMissed) { expect_sound(kDoorbell); }
-TEST(ExploreDoorbell, EveryWeakenedOrderIsFound) { expect_mutants_found(kDoorbell, {}); }
+TEST(ExploreDoorbell, EveryWeakenedOrderIsFound) {
+  expect_mutants_found(kDoorbell, {{"ring_after_fence exchange without its write",
+                                    "thins out the system calls and does nothing else"}});
+}
 
 }  // namespace
 }  // namespace fabric
