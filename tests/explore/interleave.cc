@@ -488,6 +488,7 @@ Report Explorer::run(const MakeScene& make, const Options& options) {
     if (!failure_.empty()) {
       report.failure = failure_;
       report.schedule = schedule();
+      for (const Line& line : trace_) report.order += static_cast<char>('0' + line.actor);
     } else {
       report.complete = !next_play();
     }

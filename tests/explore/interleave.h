@@ -85,6 +85,7 @@ struct Report {
   uint64_t plays = 0;
   bool complete = false;   ///< every play was tried
   std::string failure{};   ///< of the first play that failed; empty: none did
+  std::string order{};     ///< whose steps they were, in that play
   std::string schedule{};  ///< that play, a line a step
   std::vector<SiteUse> sites{};
 };

@@ -70,8 +70,9 @@ void expect_mutants_found(const std::vector<NamedScene>& scenes,
         const Report report =
             explore(one.make, {.mutant = {use.site, how}, .preemptions_max = one.preemptions_max});
         if (report.failure.empty()) continue;
-        std::printf("  %-52s %s, play %llu: %s\n", name.c_str(), one.name,
-                    static_cast<unsigned long long>(report.plays), report.failure.c_str());
+        std::printf("  %-56s %s, play %llu, order %s: %s\n", name.c_str(), one.name,
+                    static_cast<unsigned long long>(report.plays), report.order.c_str(),
+                    report.failure.c_str());
         found = true;
         break;
       }
