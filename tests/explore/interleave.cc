@@ -109,7 +109,7 @@ class Explorer {
   void full_fence();
   void yield();
   void plain(PlaceId place, bool write);
-  void sleep(PlaceId place);
+  void fall_asleep(PlaceId place);
   void wake(PlaceId place);
 
   Place& at(PlaceId place) { return places_[place]; }
@@ -414,7 +414,7 @@ void Explorer::plain(PlaceId place, bool write) {
   (write ? data.written_at : data.read_at)[running_] = known.clocks[running_];
 }
 
-void Explorer::sleep(PlaceId place) {
+void Explorer::fall_asleep(PlaceId place) {
   actors_[running_].sleeps_on = place;
   step({.place = place, .writes = true});
 }
@@ -622,7 +622,7 @@ void unlock(PlaceId place) {
 void futex_wait(PlaceId place, uint64_t value) {
   explorer->step({.place = place, .writes = true});
   explorer->note(here("wait"), place, value);
-  if (explorer->at(place).stores.back().value == value) explorer->sleep(place);
+  if (explorer->at(place).stores.back().value == value) explorer->fall_asleep(place);
 }
 
 void futex_wake(PlaceId place) {

@@ -14,6 +14,8 @@ inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec*) 
   interleave::futex_wait(word.place(), value);
   return true;
 }
-inline void futex_wake_all(Atomic<uint32_t>& word) noexcept { interleave::futex_wake(word.place()); }
+inline void futex_wake_all(Atomic<uint32_t>& word) noexcept {
+  interleave::futex_wake(word.place());
+}
 
 }  // namespace fabric

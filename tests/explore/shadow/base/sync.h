@@ -50,8 +50,7 @@ class Atomic {
   bool compare_exchange_strong(T& expected, T wanted, Order success, Order failure,
                                Site at = interleave::here("compare_exchange")) noexcept {
     uint64_t seen = 0;
-    if (interleave::begin_exchange(place_, pack(expected), &seen, success, failure,
-                                   at)) {
+    if (interleave::begin_exchange(place_, pack(expected), &seen, success, failure, at)) {
       interleave::end_modify(place_, pack(wanted), success, at);
       return true;
     }
