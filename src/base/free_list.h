@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/sync.h"
+
 namespace fabric {
 
 /// Free slots 0..n-1 as a stack of indices. The head carries a tag that grows with every change, so
@@ -13,7 +15,7 @@ namespace fabric {
 /// Threads: everything from any thread; lock-free.
 class FreeList {
  public:
-  explicit FreeList(uint32_t n) : next_(std::make_unique<std::atomic<uint32_t>[]>(n)), free_(n) {
+  explicit FreeList(uint32_t n) : next_(std::make_unique<Atomic<uint32_t>[]>(n)), free_(n) {
     // Nobody else sees the list yet. Slot 0 comes out first: small indices stay warm.
     for (uint32_t i = 0; i < n; ++i) {
       next_[i].store(i + 1 < n ? i + 1 : kNone, std::memory_order_relaxed);
@@ -63,9 +65,9 @@ class FreeList {
     return ((old_head >> 32) + 1) << 32 | index;
   }
 
-  const std::unique_ptr<std::atomic<uint32_t>[]> next_;
-  alignas(64) std::atomic<uint64_t> head_{kNone};  ///< tag above, index below
-  alignas(64) std::atomic<uint32_t> free_;
+  const std::unique_ptr<Atomic<uint32_t>[]> next_;
+  alignas(64) Atomic<uint64_t> head_{kNone};  ///< tag above, index below
+  alignas(64) Atomic<uint32_t> free_;
 };
 
 }  // namespace fabric

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/sync.h"
+
 namespace fabric {
 
 /// Where one or more threads sleep until somebody publishes something.
@@ -23,14 +25,16 @@ class ParkingSpot {
 
   /// Cheap when nobody sleeps: one read-modify-write of one word.
   void wake() noexcept {
-    // Adds nothing, yet writes: pairs with the fetch_or in prepare(), which a load could miss.
-    if ((word_.fetch_add(0, std::memory_order_acq_rel) & 1u) != 0) wake_all();
+    // Adds nothing, yet writes: either the fetch_or in prepare() comes before it and is seen here,
+    // or it comes after and acquires this release, and with it the publication. A load could miss.
+    if ((word_.fetch_add(0, std::memory_order_release) & 1u) != 0) wake_all();
   }
 
   /// Announces a sleeper. Look at the condition again before sleep().
   [[nodiscard]] Ticket prepare() noexcept {
-    // Pairs with the fetch_add in wake(): acquire, so that the look after it sees the publication.
-    return static_cast<Ticket>(word_.fetch_or(1u, std::memory_order_acq_rel) | 1u);
+    // Pairs with the release in wake(): the look after it sees the publication. Nothing is handed
+    // on to the waker, hence no release.
+    return static_cast<Ticket>(word_.fetch_or(1u, std::memory_order_acquire) | 1u);
   }
 
   /// Sleeps until a wake() after the prepare() that gave the ticket, or for `timeout_ns`, or for no
@@ -39,7 +43,7 @@ class ParkingSpot {
 
  private:
   void wake_all() noexcept;
-  std::atomic<uint32_t> word_{0};
+  Atomic<uint32_t> word_{0};
 };
 
 }  // namespace fabric

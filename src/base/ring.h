@@ -7,6 +7,8 @@
 #include <span>
 #include <type_traits>
 
+#include "base/sync.h"
+
 namespace fabric {
 
 /// A bounded queue from many threads to one (Vyukov's: every cell carries a sequence number that
@@ -83,15 +85,15 @@ class MpscRing {
 
  private:
   struct Cell {
-    std::atomic<uint64_t> turn{0};  ///< p: free for position p; p + 1: filled at position p
-    T value;
+    Atomic<uint64_t> turn{0};  ///< p: free for position p; p + 1: filled at position p
+    Plain<T> value;            ///< of whose turn it is
   };
   Cell& cell(uint64_t position) const noexcept { return cells_[position & mask_]; }
 
   const uint64_t mask_;
   const std::unique_ptr<Cell[]> cells_;
   // Apart from each other, so that producers and the consumer do not share a cache line.
-  alignas(64) std::atomic<uint64_t> tail_{0};
+  alignas(64) Atomic<uint64_t> tail_{0};
   alignas(64) uint64_t head_ = 0;
 };
 

@@ -6,6 +6,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "base/sync.h"
+
 namespace fabric {
 
 /// A bounded queue from one thread to one other. Each side keeps a copy of how far it last saw the
@@ -20,7 +22,7 @@ class SpscRing {
   /// Rounded up to a power of two.
   explicit SpscRing(uint32_t capacity_min)
       : mask_(std::bit_ceil(static_cast<uint64_t>(capacity_min < 1 ? 1 : capacity_min)) - 1),
-        values_(std::make_unique<T[]>(mask_ + 1)) {}
+        values_(std::make_unique<Plain<T>[]>(mask_ + 1)) {}
 
   /// False: full.
   bool push(const T& value) noexcept {
@@ -62,11 +64,12 @@ class SpscRing {
 
  private:
   const uint64_t mask_;
-  const std::unique_ptr<T[]> values_;
+  const std::unique_ptr<Plain<T>[]>
+      values_;  ///< [head, tail) the consumer's, the rest the producer's
   // One cache line a side.
-  alignas(64) std::atomic<uint64_t> tail_{0};
+  alignas(64) Atomic<uint64_t> tail_{0};
   uint64_t head_seen_ = 0;
-  alignas(64) std::atomic<uint64_t> head_{0};
+  alignas(64) Atomic<uint64_t> head_{0};
   uint64_t tail_seen_ = 0;
 };
 

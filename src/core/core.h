@@ -196,16 +196,25 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   uint32_t running_head = kNone;       ///< operations that the worker has
 
   std::shared_ptr<EngineCore> orphan{};  ///< itself, when it could not be closed: never ends
+  /// Whoever must not be missed by close() counts itself first and then looks here
+  /// (OpTable::take(), OutsideCall), while close() sets it first and then looks at the counts:
+  /// sequentially consistent on both sides, so one sees the other. All other looks are early
+  /// answers (acquire), or happen under the state lock (relaxed).
   std::atomic<bool> closing{false};
+  /// Release when the worker is gone: who acquires it sees all that the worker did.
   std::atomic<bool> closed{false};
   ParkingSpot closing_parking{};
+  /// Stored with release before the driver's wake(), taken with acquire by turn() and arm(): the
+  /// fences of the doorbell make sure that a worker about to sleep sees it or is rung.
   std::atomic<bool> stirred{false};
-  std::atomic<uint32_t> outside{0};  ///< calls of networks without the state lock
+  std::atomic<uint32_t> outside{0};  ///< calls of networks without the state lock; see `closing`
+  /// Who was refused asks and then looks for room once more; who makes room looks afterwards
+  /// whether somebody asked. Two variables, hence sequentially consistent on both sides.
   std::atomic<bool> room_wanted{false};
-  std::atomic<uint32_t> waiting_ops{0};  ///< expectations that the worker has
-  std::atomic<bool> inbox_room_wanted{false};
-  std::atomic<bool> room_due{false};
-  std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};
+  std::atomic<uint32_t> waiting_ops{0};  ///< expectations that the worker has; a gauge, relaxed
+  std::atomic<bool> inbox_room_wanted{false};  ///< as room_wanted, for the reader of an inbox
+  std::atomic<bool> room_due{false};           ///< from who made room to turn(), with a wake()
+  std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};  ///< statistics, relaxed
   uint64_t turns = 0, stale_imms = 0, control_bad = 0;
   Traffic tx{}, rx{};
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <thread>
+#include <mutex>
 
 #include "base/rng.h"
 
@@ -65,12 +65,12 @@ uint32_t generation_mask_for(uint32_t slot_bits, uint32_t key_bits) {
 /// What only expectations, links and the reuse of the slot need. Outlives every life: the seq goes
 /// on counting, so that no two expectations of a slot are ever taken for each other.
 struct CounterTable::Slot {
-  std::atomic<uint64_t> claim{0};
-  std::atomic<uint64_t> n{0};
-  int64_t half_turn_ns = kNoStep;    // when the generation last stepped onto 0 or half; mutex_
-  std::atomic<uint32_t> passing{0};  // arrivals that may be about to add to the parent
-  Key parent{};         // written when unlinked and nobody is passing, read only by who is passing
-  uint32_t cookie = 0;  // written by who claimed the record, read by who ends the expectation
+  Atomic<uint64_t> claim{0};
+  Atomic<uint64_t> n{0};
+  int64_t half_turn_ns = kNoStep;  // when the generation last stepped onto 0 or half; mutex_
+  Atomic<uint32_t> passing{0};     // arrivals that may be about to add to the parent
+  Plain<Key> parent{};  // written when unlinked and nobody is passing, read only by who is passing
+  Plain<uint32_t> cookie{0};  // written by who claimed the record, read by who ends the expectation
   ParkingSpot parking;
 };
 
@@ -96,7 +96,7 @@ CounterTable::CounterTable(const Options& options)
       slot_bits_(slot_bits_for(live_limit_, std::min(options.key_bits, Key::kBits))),
       slot_mask_((1u << slot_bits_) - 1),
       generation_mask_(generation_mask_for(slot_bits_, std::min(options.key_bits, Key::kBits))),
-      words_(std::make_unique<std::atomic<uint64_t>[]>(slot_mask_ + 1)),
+      words_(std::make_unique<Atomic<uint64_t>[]>(slot_mask_ + 1)),
       slots_(std::make_unique<Slot[]>(slot_mask_ + 1)),
       free_ring_(std::make_unique<uint32_t[]>(slot_mask_ + 1)) {
   const auto first = static_cast<uint32_t>(Rng(options.seed).next()) & generation_mask_;
@@ -119,7 +119,7 @@ uint64_t CounterTable::life_of(Key key) const noexcept {
 /// life.
 template <class Next>
 CounterTable::Change CounterTable::change(Key key, Next next) noexcept {
-  std::atomic<uint64_t>& cell = words_[index_of(key)];
+  Atomic<uint64_t>& cell = words_[index_of(key)];
   const uint64_t life = life_of(key);
   // Only a guess for the compare-exchange, hence relaxed; likewise when that fails.
   uint64_t seen = cell.load(std::memory_order_relaxed);
@@ -318,7 +318,7 @@ void CounterTable::set_parent(Key member, Key parent) noexcept {
     }
     // Those who changed the word while it was linked still need the old parent. They are a few
     // instructions from done, and no new ones can come. Pairs with deliver_and_pass_on().
-    while (slot.passing.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    while (slot.passing.load(std::memory_order_acquire) != 0) yield_thread();
     if (!parent) return;
     slot.parent = parent;
     // One change decides which counts were already there: those are passed on here, and every
@@ -370,15 +370,16 @@ Errc CounterTable::claim_record(Key key, uint32_t* seq) noexcept {
   Slot& slot = slots_[index_of(key)];
   const uint64_t life = life_of(key);
   for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
-    // Acquire pairs with the release of the claim by its last holder.
-    uint64_t claim = slot.claim.load(std::memory_order_acquire);
+    // Only a guess that the compare-exchange confirms, hence relaxed.
+    uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // Refused later anyway, by change(); looking here spares the record. Relaxed: an early answer
     // is as true as a late one.
     const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
     if (!word::is_of(seen, life) || word::spoiled(seen)) return refusal(seen, life);
     if (!in_use(claim)) {
       *seq = seq_of(claim) + 1;
-      // Acquire as above; release pairs with the first load in count().
+      // Acquire pairs with the release of the claim by its last holder, release with the first
+      // load in count().
       if (slot.claim.compare_exchange_strong(claim, armed_claim(*seq), std::memory_order_acq_rel,
                                              std::memory_order_relaxed)) {
         return Errc::kOk;
@@ -386,7 +387,7 @@ Errc CounterTable::claim_record(Key key, uint32_t* seq) noexcept {
     } else if (word::waiting(seen)) {
       return Errc::kBusy;
     }
-    if (tries != 0) std::this_thread::yield();
+    if (tries != 0) yield_thread();
   }
   return Errc::kBusy;
 }
@@ -419,10 +420,11 @@ void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
   const uint32_t cookie = slot.cookie;
   // A waiter learns of its end from the record, so nobody may arm it anew before that.
   const uint64_t unread = cookie == kWaiter ? kUnread : 0;
-  // The last touch of the record. Release pairs with result() and claim_record(): it hands on the
-  // bytes of all arrivals, which this thread acquired by its change of the word.
+  // The last touch of the record. Release pairs with peek() and claim_record(): it hands on the
+  // bytes of all arrivals, which this thread acquired by its change of the word. For the same
+  // reason it has nothing to acquire here.
   slot.claim.fetch_xor(kArmed | pin | unread | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
-                       std::memory_order_acq_rel);
+                       std::memory_order_release);
   if (cookie == kWaiter) {
     // May hit a waiter of a later expectation; for that one it is a wake-up for no reason.
     slot.parking.wake();
@@ -480,7 +482,7 @@ bool CounterTable::spoiled(Key key) const noexcept {
 CounterTable::Outcome CounterTable::result(const Expectation& expectation) noexcept {
   const Outcome outcome = peek(expectation);
   if (!outcome.done) return outcome;
-  std::atomic<uint64_t>& record = slots_[index_of(expectation.key)].claim;
+  Atomic<uint64_t>& record = slots_[index_of(expectation.key)].claim;
   uint64_t claim = record.load(std::memory_order_relaxed);  // only a guess, confirmed below
   // Only this very end: it may have been read before, and the record armed anew. Again, when a late
   // cancel drops its pin meanwhile. Release pairs with the acquire in claim_record().

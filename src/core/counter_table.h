@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 
 #include <fabric/result.h>
 #include <fabric/types.h>
 
 #include "base/parking.h"
+#include "base/sync.h"
 #include "core/counter_word.h"
 
 // The receiver's half of counting: keys, the counter word, expectations (P6, P8-P11). What a count
@@ -122,14 +122,14 @@ class CounterTable {
   const uint32_t slot_mask_;
   const uint32_t generation_mask_;
 
-  std::unique_ptr<std::atomic<uint64_t>[]> words_;
+  std::unique_ptr<Atomic<uint64_t>[]> words_;
   std::unique_ptr<Slot[]> slots_;
 
-  std::mutex mutex_;  // lives begin, end and are linked under it; guards the free ring
+  Mutex mutex_;  // lives begin, end and are linked under it; guards the free ring
   std::unique_ptr<uint32_t[]> free_ring_;  // slots that rest, longest first
   uint32_t free_head_ = 0;
   uint32_t free_size_ = 0;
-  std::atomic<uint32_t> live_{0};
+  Atomic<uint32_t> live_{0};
 };
 
 }  // namespace fabric::core

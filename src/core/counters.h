@@ -22,7 +22,7 @@ struct CounterState {
   Key key{};
   bool named = false;
   uint64_t name = 0;
-  std::atomic<bool> grouped{false};  ///< its group waits in its place
+  std::atomic<bool> grouped{false};  ///< its group waits in its place; state lock, gauge elsewhere
 };
 
 struct GroupMember {

@@ -55,8 +55,13 @@ struct OpList {
 /// Owner: the submitting thread until it is in the submission ring, then the worker, under the
 /// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
 struct Op {
+  /// Release when the slot is given back pairs with the acquire in OpTable::find().
   std::atomic<uint32_t> generation{1};
+  /// Release with kQueued pairs with the acquire in cancel(); later stages change under the state
+  /// lock, and who looks without it only learns an early answer.
   std::atomic<OpStage> stage{OpStage::kFree};
+  /// Set and looked at under the state lock, hence relaxed; atomic, because the callback thread
+  /// clears it without.
   std::atomic<bool> cancel_asked{false};
 
   OpKind kind = OpKind::kWrite;
@@ -158,9 +163,9 @@ class OpTable {
   static constexpr uint32_t kShare = 7;
   static constexpr uint32_t kSharedFrom = 64;  ///< smaller tables are not worth dividing
   std::unique_ptr<Op[]> ops_;
-  std::unique_ptr<std::atomic<uint32_t>[]> held_;  ///< by slot of the peer
+  std::unique_ptr<std::atomic<uint32_t>[]> held_;  ///< by slot of the peer; gauges, relaxed
   FreeList free_;
-  std::atomic<uint32_t> taken_{0};
+  std::atomic<uint32_t> taken_{0};  ///< sequentially consistent, see take()
   uint32_t max_;
 };
 

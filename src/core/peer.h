@@ -71,8 +71,10 @@ struct HeldMessage {
 ///
 /// Owner: the peer table; everything under the state lock, but for the atomics in the head.
 struct Peer : SlotHead {
+  /// Changes under the state lock. Submitters look without it, for an early refusal: the worker
+  /// looks again under the lock before anything is posted.
   std::atomic<PeerState> state{PeerState::kLost};
-  std::atomic<uint32_t> message_bytes_max{0};  ///< 0: not known yet
+  std::atomic<uint32_t> message_bytes_max{0};  ///< 0: not known yet; a bound, relaxed
 
   uint32_t slot = 0;
   bool is_self = false;

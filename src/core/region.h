@@ -41,7 +41,7 @@ struct Grant {
 };
 
 struct LocalRegion : SlotHead {
-  std::atomic<uint64_t> size_bytes{0};  ///< read by submitters
+  std::atomic<uint64_t> size_bytes{0};  ///< read by submitters; published by the generation
   Memory memory{};
   Registration keys{};
   std::vector<Grant> grants{};
@@ -61,8 +61,8 @@ struct LocalRegion : SlotHead {
 
 struct RemoteRegionSlot : SlotHead {
   enum class Status : uint8_t { kLive, kRevoked, kPeerLost };
-  std::atomic<Status> status{Status::kLive};
-  std::atomic<uint64_t> size_bytes{0};
+  std::atomic<Status> status{Status::kLive};  ///< state lock; others get an early answer
+  std::atomic<uint64_t> size_bytes{0};        ///< published by the generation
   MemoryKind kind = MemoryKind::kHost;
   RegionId owner_region{};
   uint32_t grant = 0;
@@ -80,7 +80,7 @@ struct RemoteRegionSlot : SlotHead {
   }
 
  private:
-  std::atomic<uint64_t> owner_{0};  ///< read by submitters
+  std::atomic<uint64_t> owner_{0};  ///< read by submitters; published by the generation
 };
 
 /// What the public MemoryRegion holds.

@@ -58,10 +58,14 @@ struct InboxEntry {
 struct InboxSlot : SlotHead {
   std::unique_ptr<SpscRing<InboxEntry>> ring{};
   /// Promised to operations, or queued; the generation above it, so that a submitter who found the
-  /// inbox just before it went cannot take a place in the next one.
+  /// inbox just before it went cannot take a place in the next one. It only bounds: the ring orders
+  /// the events themselves.
   std::atomic<uint64_t> reserved{0};
-  std::atomic<uint32_t> depth{0};
-  std::atomic<bool> starved{false};  ///< an event that had no reservation waits for room
+  std::atomic<uint32_t> depth{0};  ///< relaxed: published by the release of `reserved`
+  /// An event that had no reservation waits for room. The worker sets it and tries once more, the
+  /// reader lowers `reserved` and then looks: sequentially consistent, so one sees the other.
+  std::atomic<bool> starved{false};
+  /// Made by the reader, written to by the worker: release pairs with the acquire in push_inbox().
   std::atomic<int> fd{-1};
   ParkingSpot parking{};
 };
@@ -84,11 +88,13 @@ struct BatchWord {
 };
 
 struct BatchSlot : SlotHead {
-  /// One word, so that "may I join?" and "I have joined" are one step.
+  /// One word, so that "may I join?" and "I have joined" are one step. Every change is an acquire
+  /// and release read-modify-write: who finds nothing pending has acquired all that members
+  /// recorded.
   std::atomic<uint64_t> word{0};
-  std::atomic<uint64_t> delivered{0}, failed{0}, unknown{0};
-  std::atomic<uint32_t> failure_count{0};
-  std::unique_ptr<Failure[]> failures{};  ///< made with the first failure, under the state lock
+  std::atomic<uint64_t> delivered{0}, failed{0}, unknown{0};  ///< relaxed: published by the word
+  std::atomic<uint32_t> failure_count{0};  ///< release: the entry before it is complete
+  std::unique_ptr<Failure[]> failures{};   ///< made with the first failure, under the state lock
   Notify on_empty{};
   ParkingSpot parking{};
 };
@@ -100,6 +106,7 @@ struct BatchState {
 };
 
 struct FlagSlot : SlotHead {
+  /// The worker's release pairs with the acquire of the thread that polls it: bytes before flag.
   std::atomic<uint32_t> word{0};
 };
 
@@ -110,9 +117,11 @@ struct FlagState {
 };
 
 struct WatcherSlot : SlotHead {
-  alignas(8) uint64_t word = 0;          ///< the user's or a kernel's to store to
-  std::atomic<bool> outstanding{false};  ///< an event is queued and not yet taken
-  std::atomic<bool> armed{false};
+  alignas(8) uint64_t word = 0;  ///< the user's or a kernel's to store to
+  /// An event is queued and not yet taken. The reader's release pairs with the acquire of the
+  /// worker, which alone sets it; polled, so being late costs a turn and loses nothing.
+  std::atomic<bool> outstanding{false};
+  std::atomic<bool> armed{false};  ///< state lock
   bool polled = true;
   uint64_t reported = 0;  ///< the last value that was queued
   Notify notify{};
@@ -235,8 +244,8 @@ class Reporter {
 
   EngineCore& core_;
   SpscRing<CallbackItem> callbacks_;
-  std::atomic<uint32_t> callbacks_queued_{0};
-  std::atomic<bool> callbacks_starved_{false};  ///< something waits for room in the queue
+  std::atomic<uint32_t> callbacks_queued_{0};   ///< lowered when one has run; see the next
+  std::atomic<bool> callbacks_starved_{false};  ///< something waits for room; as InboxSlot::starved
   std::vector<std::shared_ptr<SubscriptionState>> subscribers_;
   std::vector<std::shared_ptr<SubscriptionState>> listeners_;
   std::vector<std::shared_ptr<SubscriptionState>> retired_;  ///< ended, with callbacks still queued

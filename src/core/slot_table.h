@@ -91,11 +91,13 @@ class SlotTable {
   uint32_t made_ = 0;
   uint32_t live_ = 0;
   std::deque<uint32_t> free_;
-  std::array<std::atomic<T*>, kChunksMax> chunks_{};
+  std::array<std::atomic<T*>, kChunksMax> chunks_{};  ///< made once: release, acquire in at()
 };
 
 /// What every T above starts with.
 struct SlotHead {
+  /// Release in publish() pairs with the acquire in find(). What a finder reads afterwards and its
+  /// owner may change meanwhile is atomic, too, or guarded by the owner's lock.
   std::atomic<uint32_t> generation{0};
   uint32_t last_generation = 0;
 };

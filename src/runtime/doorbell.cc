@@ -22,8 +22,6 @@ Result<void> Doorbell::open() {
 }
 
 void Doorbell::write() noexcept {
-  // One ringer is enough. Pairs with nothing: it only thins out the system calls.
-  if (!listening_.exchange(false, std::memory_order_relaxed)) return;
   const uint64_t one = 1;
   // Never blocks and never overflows: the sleeper reads it empty before it announces itself again.
   const ssize_t rc = ::write(fd_, &one, sizeof(one));

@@ -8,6 +8,8 @@
 
 #include <fabric/result.h>
 
+#include "base/sync.h"
+
 namespace fabric::runtime {
 
 /// No sleep is longer. It bounds the harm of a network whose producer was stopped between
@@ -35,19 +37,23 @@ class Doorbell {
 
   void ring() noexcept {
     // Pairs with the fence in announce().
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence();
     ring_after_fence();
   }
   /// For one who has put a full fence behind the publication already.
   void ring_after_fence() noexcept {
     // Ordered by the fence. What was published has its own release and acquire.
-    if (listening_.load(std::memory_order_relaxed)) write();
+    // The exchange is relaxed too: it only thins out the system calls, one ringer is enough.
+    if (listening_.load(std::memory_order_relaxed) &&
+        listening_.exchange(false, std::memory_order_relaxed)) {
+      write();
+    }
   }
 
   void announce() noexcept {
     listening_.store(true, std::memory_order_relaxed);  // ordered by the fence
     // Pairs with the fence in ring().
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence();
   }
   void withdraw() noexcept {
     // A ringer that still sees true writes once too often: the next wait() returns early.
@@ -63,7 +69,7 @@ class Doorbell {
 
   int fd_ = -1;
   std::vector<pollfd> polled_;  ///< kept, so that a sleep does not allocate in the long run
-  alignas(64) std::atomic<bool> listening_{false};
+  alignas(64) Atomic<bool> listening_{false};
 };
 
 }  // namespace fabric::runtime

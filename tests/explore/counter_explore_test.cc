@@ -1,0 +1,477 @@
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/driver.h"
+#include "base/sync.h"
+#include "core/counter_table.h"
+#include "explore/sweep.h"
+
+// The counter's protocol in all orders: who arms, who arrives, who cancels, who releases. Data that
+// only a count guards is plain, so whoever learns of an end too early is caught in a race.
+
+namespace fabric::core {
+namespace {
+
+using interleave::expect_mutants_found;
+using interleave::expect_sound;
+using interleave::NamedScene;
+using interleave::require;
+using interleave::Scene;
+using interleave::scene;
+using interleave::Survivor;
+
+constexpr uint32_t kFirst = 1, kSecond = 2;  // cookies
+
+struct Counting : Scene {
+  struct End {
+    uint32_t cookie = 0;
+    Errc code = Errc::kOk;
+  };
+  std::array<End, 4> ends{};
+  uint32_t ended = 0;
+  std::array<Plain<int>, 2> data;  // written before the arrival with the same number
+  CounterTable table;
+  Key key;
+  int64_t clock_ns = 0;
+
+  explicit Counting(uint32_t live_max = 1)
+      : table({.live_max = live_max, .fired = note, .context = this, .key_bits = 12}),
+        key(fresh()) {}
+  Key fresh() { return *table.acquire(++clock_ns, 0); }
+
+  static void note(void* self, uint32_t cookie, Errc code) {
+    auto& scene = *static_cast<Counting*>(self);
+    require(scene.ended < 4, "ends without end");
+    scene.ends[scene.ended++] = {cookie, code};
+    if (cookie == kFirst && code == Errc::kOk) scene.on_met();
+  }
+  /// The first expectation was met: this thread sees what must be there by then.
+  virtual void on_met() {}
+
+  void arrive(Key at, uint32_t cut = 1) {
+    const uint32_t imm = make_imm(at, cut);
+    table.arrive({&imm, 1});
+  }
+  void write(int index, uint32_t cut = 1) {
+    data[index] = 1;
+    arrive(key, cut);
+  }
+  void see(int index) { require(data[index] == 1, "counted before it was there"); }
+  /// As Counter::wait() does.
+  Errc wait(const CounterTable::Armed& armed) {
+    for (;;) {
+      if (const auto end = table.result(armed.expectation); end.done) return end.code;
+      const ParkingSpot::Ticket ticket = table.parking(key).prepare();
+      if (const auto end = table.result(armed.expectation); end.done) return end.code;
+      table.parking(key).sleep(ticket, kNeverNs);
+    }
+  }
+  bool ended_once(uint32_t cookie, Errc code) const {
+    return ended == 1 && ends[0].cookie == cookie && ends[0].code == code;
+  }
+  /// Nothing of the past is left: the next life counts what it is given.
+  void next_life_is_clean() {
+    table.release(key, 0);
+    const auto next = table.acquire(++clock_ns, 0);
+    require(next.has_value(), "the slot is held for ever");
+    if (!next) return;
+    require(table.live_count() == 1, "lives are miscounted");
+    require(table.count(*next) == 0, "counts of another life");
+    const uint32_t before = ended;
+    require(table.expect(*next, 1, kSecond).has_value(), "the record is held for ever");
+    require(ended == before, "met by counts of another life");
+    arrive(*next);
+    require(ended == before + 1, "lost in the next life");
+  }
+};
+
+struct ArmMeetsTheArrival : Counting {
+  bool met = false;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    met = table.expect(key, 1, kFirst)->met;
+    if (met) see(0);
+  }
+  void on_met() override { see(0); }
+  void check() override {
+    require(ended + met == 1, "not told exactly once");
+    require(table.count(key) == 0, "something is left");
+    next_life_is_clean();
+  }
+};
+
+// Two arm at once, for what is there already or for nothing yet: one record, one holder.
+template <bool kThere>
+struct TwoArm : Counting {
+  std::array<bool, 2> armed{}, met{};
+  TwoArm() {
+    if (kThere) arrive(key);
+  }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    const auto one = table.expect(key, 1, static_cast<uint32_t>(index) + kSecond);
+    armed[index] = one.has_value() && !one->met;
+    met[index] = one.has_value() && one->met;
+  }
+  void check() override {
+    require(met[0] + met[1] == kThere, "what was there was not taken once");
+    require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1), "two hold the record");
+    arrive(key);
+    if (armed[0] || armed[1]) {
+      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "told the wrong one");
+    }
+    next_life_is_clean();
+  }
+};
+
+struct WaiterMeetsTheArrival : Counting {
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    const auto armed = table.expect(key, 1, CounterTable::kWaiter);
+    if (!armed->met) require(wait(*armed) == Errc::kOk, "ended as nobody asked");
+    see(0);
+    require(!table.cancel(armed->expectation, Errc::kCancelled), "cancelled after its end");
+  }
+  void check() override { next_life_is_clean(); }
+};
+
+struct TwoArrivalsOneWaiter : Counting {
+  int threads() const override { return 3; }
+  void thread(int index) override {
+    if (index < 2) return write(index, 2);
+    const auto armed = table.expect(key, 1, CounterTable::kWaiter);
+    if (!armed->met) require(wait(*armed) == Errc::kOk, "ended as nobody asked");
+    see(0);
+    see(1);
+  }
+  void check() override { require(table.count(key) == 0, "something is left"); }
+};
+
+struct TwoArrivalsOneCallback : Counting {
+  TwoArrivalsOneCallback() { static_cast<void>(table.expect(key, 2, kFirst)); }
+  int threads() const override { return 2; }
+  void thread(int index) override { write(index); }
+  void on_met() override {
+    see(0);
+    see(1);
+  }
+  void check() override { require(ended_once(kFirst, Errc::kOk), "not told exactly once"); }
+};
+
+// Polling: whoever sees the count may read the bytes.
+struct TakerMeetsTheArrivals : Counting {
+  int threads() const override { return 3; }
+  void thread(int index) override {
+    if (index < 2) return write(index);
+    if (table.count(key) == 2) {
+      see(0);
+      see(1);
+    }
+    if (!table.try_take(key, 2)) return;
+    see(0);
+    see(1);
+  }
+  void check() override {}
+};
+
+// A cancel that is overtaken by the end of its expectation and by the next one.
+struct CancelMeetsTheNextExpectation : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, kFirst);
+  bool cancelled = false, armed_again = false;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      write(0);
+      armed_again = table.expect(key, 3, kSecond).has_value();
+    } else {
+      cancelled = table.cancel(first.expectation, Errc::kCancelled);
+    }
+  }
+  void on_met() override { see(0); }
+  void check() override {
+    require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kOk), "not told exactly once");
+    if (!armed_again) armed_again = table.expect(key, 3, kSecond).has_value();
+    require(armed_again, "the record is held for ever");
+    // What the first did not take is there for the second, no more and no less.
+    require(table.count(key) == (cancelled ? 1u : 0u), "counts made or lost");
+    for (uint32_t i = cancelled ? 1 : 0; i < 2; ++i) arrive(key);
+    require(ended == 1, "met too early");
+    arrive(key);
+    require(ended == 2 && ends[1].cookie == kSecond, "never met");
+  }
+};
+
+// A cancel that comes too late lets go of its pin while the waiter reads its end.
+struct ResultMeetsALateCancel : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, CounterTable::kWaiter);
+  bool cancelled = false;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      write(0);
+      table.result(first.expectation);
+    } else {
+      cancelled = table.cancel(first.expectation, Errc::kCancelled);
+    }
+  }
+  void check() override {
+    const auto end = table.result(first.expectation);
+    require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk), "ends in doubt");
+    next_life_is_clean();
+  }
+};
+
+struct WaiterCancelAndArrival : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, CounterTable::kWaiter);
+  bool cancelled = false;
+  int threads() const override { return 3; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    if (index == 1) {
+      cancelled = table.cancel(first.expectation, Errc::kCancelled);
+      return;
+    }
+    const Errc code = wait(first);
+    require(code == Errc::kOk || code == Errc::kCancelled, "ended as nobody asked");
+    if (code == Errc::kOk) see(0);
+  }
+  void check() override {
+    require(table.count(key) == (cancelled ? 1u : 0u), "counts made or lost");
+    require(table.expect(key, 2, kSecond).has_value(), "the record is held for ever");
+  }
+};
+
+struct CancelMeetsTheRelease : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, kFirst);
+  bool cancelled = false;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      cancelled = table.cancel(first.expectation, Errc::kCancelled);
+    } else {
+      require(table.release(key, 0), "was not live");
+    }
+  }
+  void check() override {
+    require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kReleased),
+            "not told exactly once");
+    next_life_is_clean();
+  }
+};
+
+// A late arrival, the release, and the next owner of the slot, who arms at once.
+struct ArrivalMeetsTheNextLife : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, kFirst);
+  std::optional<Key> next{};
+  uint64_t owed = 0;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    table.release(key, 0, &owed);
+    const auto again = table.acquire(++clock_ns, 0);
+    if (!again) return;  // the arrival holds the record still
+    next = *again;
+    require(table.expect(*next, 1, kSecond).has_value(), "the record of a fresh counter is taken");
+  }
+  void on_met() override { see(0); }
+  void check() override {
+    require(ended == 1 && ends[0].cookie == kFirst, "told twice, or the wrong one");
+    require(owed == 0, "owes what was taken");
+    if (!next) return next_life_is_clean();
+    require(table.count(*next) == 0, "counted in another life");
+    require(table.live_count() == 1, "lives are miscounted");
+    arrive(*next);
+    require(ended == 2 && ends[1].cookie == kSecond, "lost in the next life");
+  }
+};
+
+// The end of one expectation is told while the next is armed over it.
+struct LastArrivalMeetsTheNextExpectation : Counting {
+  CounterTable::Armed first = *table.expect(key, 1, kFirst);
+  bool armed_again = false;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    armed_again = table.expect(key, 2, kSecond).has_value();
+  }
+  void check() override {
+    require(ended_once(kFirst, Errc::kOk), "told the wrong one");
+    require(armed_again || table.expect(key, 2, kSecond).has_value(), "the record is held");
+    arrive(key);
+    require(ended == 1, "met too early");
+    arrive(key);
+    require(ended == 2 && ends[1].cookie == kSecond, "never met");
+  }
+};
+
+struct AbortMeetsTheArrivalAndTheArm : Counting {
+  bool met = false, refused = false;
+  int threads() const override { return 3; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    if (index == 1) {
+      table.abort(key, Errc::kPeerLost);
+      return;
+    }
+    const auto armed = table.expect(key, 1, kFirst);
+    refused = !armed;
+    if (!armed) return;
+    met = armed->met;
+    if (met) see(0);
+  }
+  void on_met() override { see(0); }
+  void check() override {
+    require(ended + met + refused == 1, "not told exactly once");
+    next_life_is_clean();
+  }
+};
+
+struct CountMeetsTheNextExpectation : Counting {
+  uint64_t seen = 0;
+  CountMeetsTheNextExpectation() { static_cast<void>(table.expect(key, 1, kFirst)); }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      arrive(key);
+      static_cast<void>(table.expect(key, 9, kSecond));
+    } else {
+      seen = table.count(key);
+    }
+  }
+  void check() override { require(seen == 0, "mixes two expectations"); }
+};
+
+// --- links --------------------------------------------------------------------------------------
+
+struct Linked : Counting {
+  Key parent = fresh();
+  explicit Linked(uint32_t live_max = 2) : Counting(live_max) {}
+};
+
+struct LinkMeetsAnArrival : Linked {
+  LinkMeetsAnArrival() { arrive(key); }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return arrive(key);
+    table.set_parent(key, parent);
+  }
+  void check() override {
+    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+  }
+};
+
+struct TwoArrivalsAtAMember : Linked {
+  TwoArrivalsAtAMember() { table.set_parent(key, parent); }
+  int threads() const override { return 2; }
+  void thread(int) override { arrive(key); }
+  void check() override {
+    table.set_parent(key, Key{});
+    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+  }
+};
+
+// Moves the member while a count is on its way: the old parent has got all it will when it returns.
+struct MoveMeetsAnArrival : Linked {
+  Key other = fresh();
+  uint64_t at_unlink = 0;
+  MoveMeetsAnArrival() : Linked(4) { table.set_parent(key, parent); }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return arrive(key);
+    table.set_parent(key, Key{});
+    at_unlink = table.count(parent);
+    table.set_parent(key, other);
+  }
+  void check() override {
+    require(table.count(key) == 1 && table.count(other) == 1, "passed on twice, or not at all");
+    require(table.count(parent) == at_unlink, "passed on after the unlink had returned");
+  }
+};
+
+// The slot of a member comes back while an arrival of its last life still passes its count on.
+struct ArrivalMeetsTheNextLink : Linked {
+  Key other = fresh();
+  uint64_t owed = 0;
+  ArrivalMeetsTheNextLink() : Linked(4) {
+    table.set_parent(key, parent);
+    // The other free slots rest behind the member's: it is the next to come back.
+    for (int i = 0; i < 4; ++i) spare[i] = table.acquire(++clock_ns, 0);
+  }
+  std::array<Result<Key>, 4> spare{Key{}, Key{}, Key{}, Key{}};
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return arrive(key);
+    table.release(key, 0, &owed);
+    const auto again = table.acquire(++clock_ns, 0);
+    if (again) table.set_parent(*again, other);
+  }
+  void check() override {
+    require(table.count(parent) == owed, "not passed on");
+    require(table.count(other) == 0, "passed on to the parent of another life");
+  }
+};
+
+const std::vector<NamedScene> kScenes = {
+    scene<ArmMeetsTheArrival>("ArmMeetsTheArrival"),
+    scene<TwoArm<false>>("TwoArm"),
+    scene<TwoArm<true>>("TwoArmForWhatIsThere"),
+    scene<WaiterMeetsTheArrival>("WaiterMeetsTheArrival"),
+    scene<ResultMeetsALateCancel>("ResultMeetsALateCancel"),
+    scene<TwoArrivalsOneCallback>("TwoArrivalsOneCallback"),
+    scene<CancelMeetsTheRelease>("CancelMeetsTheRelease"),
+    scene<CancelMeetsTheNextExpectation>("CancelMeetsTheNextExpectation"),
+    scene<LastArrivalMeetsTheNextExpectation>("LastArrivalMeetsTheNextExpectation"),
+    scene<ArrivalMeetsTheNextLife>("ArrivalMeetsTheNextLife"),
+    scene<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
+    scene<LinkMeetsAnArrival>("LinkMeetsAnArrival"),
+    scene<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
+    scene<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
+    scene<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
+    scene<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
+    scene<AbortMeetsTheArrivalAndTheArm>("AbortMeetsTheArrivalAndTheArm"),
+};
+// Too long to be played for every mutant.
+const std::vector<NamedScene> kLongScenes = {
+    scene<TwoArrivalsOneWaiter>("TwoArrivalsOneWaiter"),
+    scene<WaiterCancelAndArrival>("WaiterCancelAndArrival"),
+};
+
+TEST(ExploreCounter, EveryExpectationEndsOnceAndNeverEarly) {
+  expect_sound(kScenes);
+  expect_sound(kLongScenes);
+}
+
+constexpr std::string_view kLocked = "changes under the mutex only; atomic for who reads the gauge";
+constexpr std::string_view kAgain =
+    "the next owner acquires again, by claim_record() or set_parent(), before it writes anything";
+constexpr std::string_view kHanded =
+    "who has the key or the expectation got it from the thread that made it, which orders more";
+constexpr std::string_view kCarried =
+    "a read-modify-write carries on the release of the last holder, and adds nothing that counts";
+const std::vector<Survivor> kSurvivors = {
+    {"acquire load 2 without acquire", kAgain},
+    {"acquire load 3 without acquire", kAgain},
+    {"acquire fetch_add torn into load and store", kLocked},
+    {"release fetch_sub torn into load and store", kLocked},
+    {"acquire exchange torn into load and store", "nobody else changes the word of a free slot"},
+    {"acquire exchange without acquire", kHanded},
+    {"acquire exchange without release", kHanded},
+    {"cancel compare_exchange without acquire", kHanded},
+    {"cancel compare_exchange without release", "who finds the pin waits, and reads nothing"},
+    {"cancel fetch_and without release", "what was read under the pin is not used"},
+    {"claim_record compare_exchange without release", kCarried},
+    {"result compare_exchange without release", kCarried},
+    {"expect fetch_and torn into load and store",
+     "only a cancel changes an armed claim, and nobody can cancel before expect() has returned"},
+};
+TEST(ExploreCounter, EveryWeakenedOperationIsFound) { expect_mutants_found(kScenes, kSurvivors); }
+
+}  // namespace
+}  // namespace fabric::core

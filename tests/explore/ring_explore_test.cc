@@ -1,0 +1,280 @@
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/driver.h"
+#include "base/free_list.h"
+#include "base/parking.h"
+#include "base/ring.h"
+#include "base/spsc.h"
+#include "base/sync.h"
+#include "explore/sweep.h"
+#include "runtime/doorbell.h"
+
+// Rings, the free list and the places to sleep, in all orders. The values in the rings are plain
+// data to the explorer, so a cell that is reused too early is seen as well as one read too early.
+
+namespace fabric {
+
+// The doorbell without the kernel: one word that is rung and slept on.
+namespace {
+Atomic<uint32_t>* rung = nullptr;
+}
+namespace runtime {
+Doorbell::~Doorbell() = default;
+void Doorbell::write() noexcept {
+  rung->store(1, std::memory_order_relaxed);
+  interleave::futex_wake(rung->place());
+}
+void Doorbell::wait(const std::vector<int>&, int64_t) noexcept {
+  interleave::futex_wait(rung->place(), 0);
+  rung->store(0, std::memory_order_relaxed);
+}
+}  // namespace runtime
+
+namespace {
+
+using interleave::expect_mutants_found;
+using interleave::expect_sound;
+using interleave::NamedScene;
+using interleave::require;
+using interleave::Scene;
+using interleave::scene;
+
+// --- rings --------------------------------------------------------------------------------------
+
+// Three values through two cells, so that one of them is used twice.
+struct TwoProducers : Scene {
+  MpscRing<uint32_t> ring{2};
+  std::vector<uint32_t> got;
+  int threads() const override { return 3; }
+  void thread(int index) override {
+    if (index == 0) {
+      while (!ring.push(1)) yield_thread();
+    } else if (index == 1) {
+      const std::array<uint32_t, 2> both{2, 3};
+      while (!ring.push_all(both)) yield_thread();
+    } else {
+      for (uint32_t taken = 0; taken < 3;) {
+        uint32_t value = 0;
+        if (ring.pop(value)) {
+          ++taken;
+          got.push_back(value);
+        } else {
+          yield_thread();
+        }
+      }
+    }
+  }
+  void check() override {
+    using V = std::vector<uint32_t>;
+    require(got == V{1, 2, 3} || got == V{2, 3, 1}, "lost, twice, or between a span");
+    require(ring.empty(), "something is left");
+  }
+};
+
+struct OneProducerWrapsAround : Scene {
+  MpscRing<uint32_t> ring{2};
+  uint32_t next = 1;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    for (uint32_t i = 1; i <= 3; ++i) {
+      if (index == 0) {
+        while (!ring.push(i)) yield_thread();
+      } else {
+        uint32_t value = 0;
+        while (!ring.pop(value)) yield_thread();
+        require(value == next++, "out of order");
+      }
+    }
+  }
+  void check() override { require(next == 4, "lost"); }
+};
+
+struct OneToOne : Scene {
+  SpscRing<uint32_t> ring{1};
+  uint32_t next = 1;
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    for (uint32_t i = 1; i <= 3; ++i) {
+      if (index == 0) {
+        while (!ring.push(i)) yield_thread();
+      } else {
+        uint32_t value = 0;
+        while (!ring.pop(value)) yield_thread();
+        require(value == next++, "out of order");
+      }
+    }
+  }
+  void check() override { require(next == 4 && ring.empty(), "lost"); }
+};
+
+// A consumer may act on a look alone, before it pops.
+template <class Ring>
+struct LookBeforeThePop : Scene {
+  Ring ring{2};
+  Plain<int> beside{0};
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      beside = 1;
+      ring.push(1);
+      return;
+    }
+    while (ring.empty()) yield_thread();
+    require(beside == 1, "the look came too early");
+    uint32_t value = 0;
+    require(ring.pop(value), "not there although the ring is not empty");
+  }
+  void check() override { require(ring.empty(), "something is left"); }
+};
+
+const std::vector<NamedScene> kMpsc = {
+    scene<OneProducerWrapsAround>("OneProducerWrapsAround"),
+    scene<LookBeforeThePop<MpscRing<uint32_t>>>("LookBeforeThePop"),
+    scene<TwoProducers>("TwoProducers")};
+TEST(ExploreRing, ManyProducersLoseNothing) { expect_sound(kMpsc); }
+TEST(ExploreRing, EveryWeakenedOrderOfManyProducersIsFound) { expect_mutants_found(kMpsc, {}); }
+
+const std::vector<NamedScene> kSpsc = {
+    scene<OneToOne>("OneToOne"), scene<LookBeforeThePop<SpscRing<uint32_t>>>("LookBeforeThePop")};
+TEST(ExploreRing, OneProducerLosesNothing) { expect_sound(kSpsc); }
+TEST(ExploreRing, EveryWeakenedOrderOfOneProducerIsFound) { expect_mutants_found(kSpsc, {}); }
+
+// --- free list ----------------------------------------------------------------------------------
+
+// One holds what it looked at while the other takes two and gives the first back: ABA.
+struct TakesTwoGivesOneBack : Scene {
+  FreeList list{2};
+  std::array<Plain<int>, 2> contents;
+  std::array<int, 2> owners{};
+  int threads() const override { return 2; }
+  std::optional<uint32_t> take() {
+    uint32_t slot = 0;
+    if (!list.pop(slot)) return std::nullopt;
+    require(++owners[slot] == 1, "two owners");
+    contents[slot] = contents[slot] + 1;
+    return slot;
+  }
+  void give(uint32_t slot) {
+    --owners[slot];
+    list.push(slot);
+  }
+  void thread(int index) override {
+    const auto first = take();
+    if (index == 0) return;
+    take();
+    if (first) give(*first);
+  }
+  void check() override {
+    const uint32_t said = list.free_count();
+    uint32_t left = 0;
+    while (left < 2 && take()) ++left;
+    require(said == left, "the count is off");
+    require(owners[0] == 1 && owners[1] == 1, "a slot is lost");
+    require(!take(), "a slot is there twice");
+  }
+};
+
+struct TwoGiveBack : TakesTwoGivesOneBack {
+  std::array<std::optional<uint32_t>, 2> held{take(), take()};
+  void thread(int index) override { give(*held[index]); }
+};
+
+const std::vector<NamedScene> kFreeList = {scene<TakesTwoGivesOneBack>("TakesTwoGivesOneBack"),
+                                           scene<TwoGiveBack>("TwoGiveBack")};
+TEST(ExploreFreeList, ASlotHasOneOwner) { expect_sound(kFreeList); }
+TEST(ExploreFreeList, EveryWeakenedOrderIsFound) { expect_mutants_found(kFreeList, {}); }
+
+// --- sleeping -----------------------------------------------------------------------------------
+
+// What is published is relaxed: the spot alone must make it seen.
+struct WakeMeetsTheSleeper : Scene {
+  ParkingSpot spot;
+  Atomic<uint32_t> published{0};
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      published.store(1, std::memory_order_relaxed);
+      spot.wake();
+      return;
+    }
+    while (published.load(std::memory_order_relaxed) == 0) {
+      const ParkingSpot::Ticket ticket = spot.prepare();
+      if (published.load(std::memory_order_relaxed) != 0) break;
+      spot.sleep(ticket, kNeverNs);
+    }
+  }
+  void check() override {}
+};
+
+// A second sleeper comes for a second event, between a wake and the sleep of the first.
+struct TwoSleepersTwoEvents : Scene {
+  ParkingSpot spot;
+  Atomic<uint32_t> published{0};
+  int threads() const override { return 3; }
+  void wait_for(uint32_t event) {
+    for (;;) {
+      const ParkingSpot::Ticket ticket = spot.prepare();
+      if (published.load(std::memory_order_relaxed) >= event) break;
+      spot.sleep(ticket, kNeverNs);
+    }
+  }
+  void thread(int index) override {
+    if (index != 0) return wait_for(static_cast<uint32_t>(index));
+    for (uint32_t event = 1; event <= 2; ++event) {
+      published.store(event, std::memory_order_relaxed);
+      spot.wake();
+    }
+  }
+  void check() override {}
+};
+
+// One sleeper, two who wake it: the slower of them must not undo what happened since.
+struct TwoWakersOneSleeper : TwoSleepersTwoEvents {
+  void thread(int index) override {
+    if (index == 2) return wait_for(2);
+    published.fetch_add(1, std::memory_order_relaxed);
+    spot.wake();
+  }
+};
+const std::vector<NamedScene> kParking = {scene<WakeMeetsTheSleeper>("WakeMeetsTheSleeper"),
+                                          scene<TwoSleepersTwoEvents>("TwoSleepersTwoEvents", 2),
+                                          scene<TwoWakersOneSleeper>("TwoWakersOneSleeper", 3)};
+TEST(ExploreParking, NoWakeUpIsLost) { expect_sound(kParking); }
+TEST(ExploreParking, EveryWeakenedOrderIsFound) { expect_mutants_found(kParking, {}); }
+
+struct RingMeetsTheSleeper : Scene {
+  runtime::Doorbell bell;
+  Atomic<uint32_t> word{0};
+  Atomic<uint32_t> published{0};
+  RingMeetsTheSleeper() { rung = &word; }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    for (uint32_t event = 1; event <= 2; ++event) {
+      if (index == 0) {
+        published.store(event, std::memory_order_relaxed);
+        bell.ring();
+        continue;
+      }
+      while (published.load(std::memory_order_relaxed) < event) {
+        bell.announce();
+        if (published.load(std::memory_order_relaxed) < event) bell.wait({}, kNeverNs);
+        bell.withdraw();
+      }
+    }
+  }
+  void check() override {}
+};
+const std::vector<NamedScene> kDoorbell = {scene<RingMeetsTheSleeper>("RingMeetsTheSleeper")};
+TEST(ExploreDoorbell, NoRingIsMissed) { expect_sound(kDoorbell); }
+TEST(ExploreDoorbell, EveryWeakenedOrderIsFound) {
+  expect_mutants_found(kDoorbell, {{"ring_after_fence exchange without its write",
+                                    "thins out the system calls and does nothing else"}});
+}
+
+}  // namespace
+}  // namespace fabric

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+
+#include "base/sync.h"
+
+// Stands in for src/base/futex.h in the explorer's build. A limit is never reached: a sleep that
+// only its time-out ends is a lost wake-up.
+
+namespace fabric {
+
+inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec*) noexcept {
+  interleave::futex_wait(word.place(), value);
+  return true;
+}
+inline void futex_wake_all(Atomic<uint32_t>& word) noexcept {
+  interleave::futex_wake(word.place());
+}
+
+}  // namespace fabric

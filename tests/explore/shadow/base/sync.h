@@ -1,0 +1,133 @@
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "explore/interleave.h"
+
+// Stands in for src/base/sync.h in the explorer's build: the same names, on the model of memory.
+
+namespace fabric {
+
+template <class T>
+class Atomic {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t));
+  using Site = interleave::Site;
+  using Order = std::memory_order;
+
+ public:
+  Atomic() noexcept : Atomic(T{}) {}
+  Atomic(T value) noexcept : place_(interleave::enroll(pack(value))) {}
+  Atomic(const Atomic&) = delete;
+  Atomic& operator=(const Atomic&) = delete;
+
+  T load(Order order, Site at = interleave::here("load")) const noexcept {
+    return unpack(interleave::load(place_, order, at));
+  }
+  void store(T value, Order order, Site at = interleave::here("store")) noexcept {
+    interleave::store(place_, pack(value), order, at);
+  }
+  T exchange(T value, Order order, Site at = interleave::here("exchange")) noexcept {
+    return modify([value](T) { return value; }, order, at);
+  }
+  T fetch_add(T by, Order order, Site at = interleave::here("fetch_add")) noexcept {
+    return modify([by](T old) { return static_cast<T>(old + by); }, order, at);
+  }
+  T fetch_sub(T by, Order order, Site at = interleave::here("fetch_sub")) noexcept {
+    return modify([by](T old) { return static_cast<T>(old - by); }, order, at);
+  }
+  T fetch_and(T with, Order order, Site at = interleave::here("fetch_and")) noexcept {
+    return modify([with](T old) { return static_cast<T>(old & with); }, order, at);
+  }
+  T fetch_or(T with, Order order, Site at = interleave::here("fetch_or")) noexcept {
+    return modify([with](T old) { return static_cast<T>(old | with); }, order, at);
+  }
+  T fetch_xor(T with, Order order, Site at = interleave::here("fetch_xor")) noexcept {
+    return modify([with](T old) { return static_cast<T>(old ^ with); }, order, at);
+  }
+
+  bool compare_exchange_strong(T& expected, T wanted, Order success, Order failure,
+                               Site at = interleave::here("compare_exchange")) noexcept {
+    uint64_t seen = 0;
+    if (interleave::begin_exchange(place_, pack(expected), &seen, success, failure, at)) {
+      interleave::end_modify(place_, pack(wanted), success, at);
+      return true;
+    }
+    expected = unpack(seen);
+    return false;
+  }
+  bool compare_exchange_weak(T& expected, T wanted, Order success, Order failure,
+                             Site at = interleave::here("compare_exchange")) noexcept {
+    return compare_exchange_strong(expected, wanted, success, failure, at);
+  }
+  /// As in the standard, failing has the order without its release.
+  bool compare_exchange_weak(T& expected, T wanted, Order order,
+                             Site at = interleave::here("compare_exchange")) noexcept {
+    const Order failure = order == Order::acq_rel   ? Order::acquire
+                          : order == Order::release ? Order::relaxed
+                                                    : order;
+    return compare_exchange_strong(expected, wanted, order, failure, at);
+  }
+
+  interleave::PlaceId place() const noexcept { return place_; }
+
+ private:
+  template <class Next>
+  T modify(Next next, Order order, Site at) noexcept {
+    const T old = unpack(interleave::begin_modify(place_, order, at));
+    interleave::end_modify(place_, pack(next(old)), order, at);
+    return old;
+  }
+  static uint64_t pack(T value) noexcept {
+    uint64_t packed = 0;
+    std::memcpy(&packed, &value, sizeof(T));
+    return packed;
+  }
+  static T unpack(uint64_t packed) noexcept {
+    T value;
+    std::memcpy(&value, &packed, sizeof(T));
+    return value;
+  }
+
+  const interleave::PlaceId place_;
+};
+
+/// Every access is checked: two that are not ordered, one of them a write, are a race.
+template <class T>
+class Plain {
+ public:
+  Plain() noexcept : Plain(T{}) {}
+  Plain(T value) noexcept : place_(interleave::enroll(0)), value_(value) {}
+  Plain(const Plain&) = delete;
+  Plain& operator=(const Plain&) = delete;
+  Plain& operator=(const T& value) noexcept {
+    interleave::plain_write(place_);
+    value_ = value;
+    return *this;
+  }
+  operator T() const noexcept {
+    interleave::plain_read(place_);
+    return value_;
+  }
+
+ private:
+  const interleave::PlaceId place_;
+  T value_;
+};
+
+class Mutex {
+ public:
+  void lock() noexcept { interleave::lock(place_); }
+  void unlock() noexcept { interleave::unlock(place_); }
+
+ private:
+  const interleave::PlaceId place_ = interleave::enroll(0);
+};
+
+inline void full_fence(interleave::Site at = interleave::here("fence")) noexcept {
+  interleave::fence(at);
+}
+inline void yield_thread() noexcept { interleave::yield(); }
+
+}  // namespace fabric
