@@ -1,7 +1,7 @@
 # tests/fuzz/<name>_fuzz.cc with its corpus in tests/fuzz/corpus/<name>/. With libFuzzer each one
 # reads its corpus and then searches for a few seconds; without it, a small main replays the corpus.
 
-# The two that play a whole sequence share a stage; their inputs have a shape that bytes do not show.
+# The two that play a whole sequence share a stage, and a mutator that knows what an action is.
 set(sequence_fuzzers handshake session)
 add_library(fuzz_sequence OBJECT fuzz/hostile.cc fuzz/script.cc fuzz/stage.cc fuzz/stage_local.cc)
 target_include_directories(fuzz_sequence PUBLIC ${PROJECT_SOURCE_DIR}/src

@@ -251,6 +251,10 @@ Bytes Hostile::path_body(MessageType type, const Action& action) {
     }
     return control::encode(answer);
   }
+  return path_open_body(action);
+}
+
+Bytes Hostile::path_open_body(const Action& action) {
   control::PathOpen open{.ref = next_ref_, .provider = "sim", .network = "sim"};
   const bool again = action.b % 8 == 1 && !paths_.empty();
   const Path* path = again ? &paths_[action.a % paths_.size()] : make_path(action.b >= 128);
@@ -261,6 +265,9 @@ Bytes Hostile::path_body(MessageType type, const Action& action) {
   if (action.b % 8 == 4) open.rail = action.n % kRailsMax;
   if (action.b % 8 == 5) open.remote_rail = action.n % kRailsMax;
   if (action.b % 8 == 6) open.ref = action.n;
+  if (action.b % 8 == 7 && accomplice_ != nullptr && !accomplice_->paths_.empty()) {
+    open.hello = accomplice_->paths_[action.a % accomplice_->paths_.size()].hello;
+  }
   return control::encode(open);
 }
 

@@ -42,6 +42,7 @@ class Hostile {
   void replay(const Action& action, Hostile& other);
   void become(const Action& action, const Hostile& other);
   void vanish() { network_.reset(); }
+  void conspire(const Hostile& with) { accomplice_ = &with; }
 
   const control::Address& address() const { return hello_.address; }
   Bytes desc() const;
@@ -66,6 +67,7 @@ class Hostile {
   Bytes body_of(MessageType type, const Action& action);
   Bytes hello_body(const Action& action) const;
   Bytes path_body(MessageType type, const Action& action);
+  Bytes path_open_body(const Action& action);
   Bytes answer_body(MessageType type, const Action& action);
   uint32_t key_for(const Action& action) const;
   uint32_t ref_for(MessageType question, const Action& action) const;
@@ -94,6 +96,7 @@ class Hostile {
   std::deque<Path> paths_;    ///< the latest first
   std::deque<Bytes> said_;    ///< the latest first
   std::vector<Key> learned_;  ///< keys of names
+  const Hostile* accomplice_ = nullptr;
   uint32_t next_ref_ = 1;
   uint64_t counted_ = 0, paths_started_ = 0;
 };

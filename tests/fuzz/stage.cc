@@ -73,7 +73,10 @@ void play(const Script& script, Opening opening) {
 // ---- Before the story ---------------------------------------------------------------------------
 
 Stage::Stage(const Setting& setting, Opening opening)
-    : setting_(setting), world_(sim::make_world(world_options(setting))), ledger_(*world_) {
+    : setting_(setting),
+      world_(sim::make_world(world_options(setting))),
+      ledger_(*world_),
+      honest_ledger_(*world_) {
   sim::NodeNetwork network;
   const bool unordered = (setting.flags & Setting::kUnordered) != 0;
   network.model = unordered ? sim::NicModel::efa_200g() : sim::NicModel::connectx7();
@@ -102,6 +105,8 @@ Stage::Stage(const Setting& setting, Opening opening)
     told_.push_back(*engine_->engine.make_counter());
     share(who);
   }
+  hostile_[0]->conspire(*hostile_[1]);
+  hostile_[1]->conspire(*hostile_[0]);
   if (opening == Opening::kSessions) meet();
   heap_before_ = heap_bytes();
 }
@@ -234,7 +239,7 @@ void Stage::exchange(Side& from, Side& to) {
     FABRIC_CHECK(event.code == Errc::kOk || closing_, "between the honest ones everything works");
   };
   const uint64_t at = rounds_ * kSlotBytes;
-  const bool written = ledger_.offer(
+  const bool written = honest_ledger_.offer(
       kTimeoutMax,
       [&](Notify notify) {
         return from.engine.submit(Write{.source = from.memory.at(at),
@@ -245,7 +250,7 @@ void Stage::exchange(Side& from, Side& to) {
                                         .notify = notify});
       },
       well);
-  const bool sent = ledger_.offer(
+  const bool sent = honest_ledger_.offer(
       kTimeoutMax,
       [&](Notify notify) {
         return from.engine.submit(Send{.peer = from.peer,
@@ -340,6 +345,7 @@ void Stage::finish() {
     inbox_.reset();
     run_for(2 * kLost + kTimeoutMax + kDrain);
     ledger_.check_all_ended();
+    honest_ledger_.check_all_ended();
     honest_round();
     run_for((setting_.flags & Setting::kLossy) != 0 ? kTimeoutMax : 1ms);
     check_all(true);
@@ -358,6 +364,7 @@ void Stage::finish() {
   // The honest peer has heard of it, and its own operations have ended as well.
   FABRIC_CHECK(honest_->engine.peers().empty() && honest_->engine.stats().ops_in_flight == 0);
   ledger_.check_all_ended();
+  honest_ledger_.check_all_ended();
 }
 
 }  // namespace fabric::fuzz
