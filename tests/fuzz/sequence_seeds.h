@@ -75,12 +75,10 @@ inline std::map<std::string, Script> handshake_seeds() {
       {"hello", {{}, hello + honest() + pass(14)}},
       {"connect", {{}, connect + pass(6) + local(Local::kSend) + pass(10) + honest()}},
       {"both_at_once", {{}, connect + say(M::kHello) + pass(6) + honest() + pass(14)}},
-      {"two_at_once", {{}, connect + local(Local::kConnect, {.who = 1}) + second_hello + hello}},
       {"restart", {{}, hello + become(Become::kNextLife) + hello + honest() + pass(14)}},
       {"restart_under_connect", {{}, connect + become(Become::kNextLife) + hello + connect}},
       {"late_hello", {{}, hello + become(Become::kNextSession) + hello + replay(9) + pass(8)}},
       {"earlier_life", {{}, hello + become(Become::kEarlierLife) + hello + connect + pass(8)}},
-      {"earlier_session", {{}, hello + become(Become::kEarlierSession) + hello + pass(8)}},
       {"rejected", {{}, connect + pass(3, 0) + say(M::kReject, {.b = 4}) + pass(6) + connect}},
       {"bye_and_again",
        {{}, hello + say(M::kBye) + pass(4) + hello + become(Become::kNextSession) + hello}},
@@ -104,7 +102,7 @@ inline std::map<std::string, Script> handshake_seeds() {
 inline std::map<std::string, Script> session_seeds() {
   using M = MessageType;
   const uint8_t flood = Twist::of(Twist::kFlood);
-  Story all_calls, all_kinds, damaged, paths, faults;
+  Story all_calls, all_kinds, damaged, paths, faults, messages, sends;
   for (uint8_t i = 0; i < kLocals; ++i) {
     all_calls = all_calls + local(static_cast<Local>(i), {.a = 1, .n = 300}) + pass(5);
   }
@@ -122,6 +120,10 @@ inline std::map<std::string, Script> session_seeds() {
   for (uint8_t i = 0; i < 10; ++i) {
     faults = faults + local(Local::kWrite, {.a = 9, .n = 500}) + write(0) + fault(i) + pass(12);
   }
+  for (int i = 0; i < 20; ++i) {
+    messages = messages + say(M::kMessage, {.twist = flood, .a = 200, .b = 1, .n = 68}) + pass(4);
+  }
+  for (int i = 0; i < 6; ++i) sends = sends + local(Local::kSend, {.n = 9});
   const Story ask =
       local(Local::kSend) + local(Local::kResolve) + local(Local::kFence) + pass(4, 2);
   Story wrong_kind;
@@ -149,15 +151,12 @@ inline std::map<std::string, Script> session_seeds() {
       {"names", {{}, names + say(M::kAbortKey, {.a = 0}) + local(Local::kCloseCounter) + pass(8)}},
       {"names_flood", {{}, say(M::kResolve, {.twist = flood, .a = 0xf0, .n = 30}) + pass(10)}},
       {"fenced", {{}, fenced + say(M::kHello) + pass(10) + honest()}},
-      {"fenced_at_its_word", {{.flags = Setting::kUnordered}, fenced + honest()}},
       {"deregistered", {{}, dereg + dereg + honest()}},
-      {"credit",
-       {{},
-        local(Local::kListen, {.a = 1}) +
-            say(M::kMessage, {.twist = flood, .a = 100, .b = 1, .n = 40}) + pass(8) +
-            local(Local::kListen, {.a = 1}) + pass(8) + honest()}},
+      {"credit", {{}, local(Local::kListen, {.a = 1}) + messages + honest()}},
+      {"sends_beyond_credit", {{}, sends + pass(4, Manners::kAck) + say(M::kBye) + pass(12)}},
+      {"fence_cancelled",
+       {{}, local(Local::kFence) + pass(3, Manners::kAck) + local(Local::kCancel) + pass(16)}},
       {"silence", {{}, honest() + pass(17, 0) + pass(17, 0) + honest() + pass(19, 0) + honest()}},
-      {"hung", {{}, local(Local::kWrite, {.n = 99}) + pass(17, Manners::kAck) + pass(18, 0)}},
       {"restart", {{}, all_calls + become(Become::kNextLife) + say(M::kHello) + pass(8)}},
       {"lossy", {{.flags = Setting::kLossy, .seed = 5}, all_calls + paths}},
   };

@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t kEngineId = 0x1001, kHonestId = 0x2002, kHostileId = 0x9990;
 constexpr uint32_t kPeersMax = 6, kOpsMax = 256, kRegionsMax = 16, kCountersMax = 64;
 /// More than all of Config's bounds allow, less than a flood brings.
-constexpr uint64_t kHeapMax = 6u << 20;
+constexpr uint64_t kHeapMax = 4u << 20;
 
 uint64_t heap_bytes() {
 #ifdef FABRIC_COUNTS_HEAP
