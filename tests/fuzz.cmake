@@ -1,6 +1,17 @@
 # tests/fuzz/<name>_fuzz.cc with its corpus in tests/fuzz/corpus/<name>/. With libFuzzer each one
 # reads its corpus and then searches for a few seconds; without it, a small main replays the corpus.
 
+# The two that play a whole sequence share a stage, and a mutator that knows what an action is.
+set(sequence_fuzzers handshake session)
+add_library(fuzz_sequence OBJECT fuzz/hostile.cc fuzz/script.cc fuzz/stage.cc fuzz/stage_local.cc)
+target_include_directories(fuzz_sequence PUBLIC ${PROJECT_SOURCE_DIR}/src
+                                                ${PROJECT_SOURCE_DIR}/tests)
+target_link_libraries(fuzz_sequence PUBLIC fabric::fabric fabric_warnings)
+if(FABRIC_FUZZERS)
+  # What counts as new is what the library does, not what the stage does around it.
+  target_compile_options(fuzz_sequence PRIVATE -fno-sanitize=fuzzer-no-link)
+endif()
+
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*_fuzz.cc)
 foreach(source IN LISTS fuzz_sources)
   cmake_path(GET source STEM target)
@@ -14,12 +25,20 @@ foreach(source IN LISTS fuzz_sources)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
                                                ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${target} PRIVATE fabric::fabric fabric_warnings)
+  set(seconds 5)
+  if(name IN_LIST sequence_fuzzers)
+    set(seconds 12)
+    target_link_libraries(${target} PRIVATE fuzz_sequence)
+    if(FABRIC_FUZZERS)
+      target_sources(${target} PRIVATE fuzz/sequence_mutator.cc)
+    endif()
+  endif()
   if(FABRIC_FUZZERS)
     target_link_options(${target} PRIVATE -fsanitize=fuzzer)
     # libFuzzer writes what it finds into the first folder and only reads the second.
     set(found ${CMAKE_CURRENT_BINARY_DIR}/fuzz/${name})
     file(MAKE_DIRECTORY ${found})
-    set(arguments -seed=1 -max_total_time=5 -timeout=10 -print_final_stats=1
+    set(arguments -seed=1 -max_total_time=${seconds} -timeout=10 -print_final_stats=1
                   -artifact_prefix=${found}- ${found} ${corpus})
   else()
     target_sources(${target} PRIVATE support/fuzz_replay.cc)

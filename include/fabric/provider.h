@@ -102,7 +102,8 @@ class Rail {
   /// `peer` is the peer's OpenNetwork::address().
   virtual Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
                                      std::vector<std::byte>& hello) = 0;
-  /// The target's end. Accepting the same hello again gives the same answer.
+  /// The target's end. Accepting the same hello again gives the same answer, and kClosed once the
+  /// end was reported down.
   virtual Result<uint32_t> accept_path(std::span<const std::byte> hello,
                                        std::vector<std::byte>& answer) = 0;
   virtual Result<void> start_path(uint32_t path, std::span<const std::byte> answer) = 0;

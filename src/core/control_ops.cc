@@ -30,6 +30,12 @@ MessageType done_type(MessageType request) {
   }
 }
 
+std::vector<InboundPath>::iterator find_inbound(Peer& peer, const RailSlot& rail, uint32_t id) {
+  return std::find_if(peer.inbound.begin(), peer.inbound.end(), [&](const InboundPath& path) {
+    return path.network == rail.network && path.rail == rail.index && path.id == id;
+  });
+}
+
 std::vector<std::byte> done(uint32_t ref, Errc code) {
   return control::encode(control::Done{.ref = ref, .code = code});
 }
@@ -120,11 +126,7 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
     RailSlot& rail = network->rails[open->remote_rail];
     auto id = rail.rail->accept_path(open->hello, answer.answer);
     answer.code = id.error().code;
-    const bool known =
-        id && std::any_of(peer.inbound.begin(), peer.inbound.end(), [&](const InboundPath& old) {
-          return old.network == rail.network && old.rail == rail.index && old.id == *id;
-        });
-    if (known) {
+    if (id && has_inbound(rail, *id)) {
       answer.code = Errc::kBadFormat;  // one end under two names would be closed under one
     } else if (id) {
       // One path per pair of rails: the peer has torn the one before down.
@@ -182,13 +184,16 @@ void Peers::rail_lost(uint8_t network, uint8_t rail) {
   }
 }
 
+bool Peers::has_inbound(const RailSlot& rail, uint32_t id) const {
+  const auto peers = all();
+  return std::any_of(peers.begin(), peers.end(), [&](Peer* peer) {
+    return find_inbound(*peer, rail, id) != peer->inbound.end();
+  });
+}
+
 void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
   for (Peer* peer : all()) {
-    const auto path =
-        std::find_if(peer->inbound.begin(), peer->inbound.end(), [&](const InboundPath& candidate) {
-          return candidate.network == rail.network && candidate.rail == rail.index &&
-                 candidate.id == event.path;
-        });
+    const auto path = find_inbound(*peer, rail, event.path);
     if (path == peer->inbound.end()) continue;
     control::PathState state{.ref = path->ref, .taken = event.value};
     state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;

@@ -266,6 +266,7 @@ class Peers {
   void ask_again(Peer& peer, uint32_t ref, Op& op);
   void send_message(Peer& peer, Op& op);
   void next_messages(Peer& peer, uint16_t channel);
+  bool has_inbound(const RailSlot& rail, uint32_t id) const;  ///< of whichever peer
   void close_inbound(Peer& peer);
   void close_end(InboundPath& path);
   void settle_counts(Peer& peer);

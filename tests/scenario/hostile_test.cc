@@ -99,6 +99,48 @@ TEST_F(HostilePeer, TheSameHelloTwiceDoesNotStopAFenceOrClose) {
   EXPECT_LE(engine.now() - began, Nanos(2s));
 }
 
+// Who shows a hello again after its end broke gets no end that nobody would ever see go down.
+TEST_F(HostilePeer, TheHelloOfABrokenEndDoesNotStopClose) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const auto hello = hello_of_path();
+  open(10, hello);
+  turn(1ms);
+  ASSERT_EQ(accepted(), 1u);
+  puppet.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 10}));
+  turn(1ms);
+  ASSERT_EQ(puppet.take(MessageType::kPathState).size(), 1u);
+  open(11, hello);
+  turn(1ms);
+  EXPECT_EQ(accepted(), 0u);
+  const auto closed = engine.close();
+  EXPECT_TRUE(closed) << to_string(closed.error().code);
+}
+
+// An end that two peers have a name for is closed with the first, and the second waits for it.
+TEST_F(HostilePeer, TheHelloOfAnAccompliceDoesNotStopClose) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const auto hello = hello_of_path();
+  open(10, hello);
+  turn(1ms);
+  ASSERT_EQ(accepted(), 1u);
+
+  Puppet accomplice(theatre, engine.address());
+  accomplice.address.engine_id = accomplice.hello.address.engine_id = 0x8888;
+  accomplice.say_hello();
+  theatre.run_for(1ms);
+  accomplice.read();
+  accomplice.send(MessageType::kReady);
+  control::PathOpen same{.ref = 20, .provider = "sim", .network = "sim"};
+  same.hello = hello;
+  accomplice.send(MessageType::kPathOpen, control::encode(same));
+  theatre.run_for(1ms);
+  const auto answers = accomplice.take(MessageType::kPathAnswer);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(control::decode_path_answer(answers[0].body)->code, Errc::kBadFormat);
+  const auto closed = engine.close();
+  EXPECT_TRUE(closed) << to_string(closed.error().code);
+}
+
 TEST_F(HostilePeer, CannotTouchTheOwnPath) {
   ASSERT_NO_FATAL_FAILURE(meet());
   MemoryRegion memory = *engine.allocate({.size_bytes = 8192});

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "fuzz/sequence_seeds.h"
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
@@ -43,6 +44,12 @@ std::map<std::string, Bytes> seeds() {
   for (const auto& sample : samples::messages()) {
     files[std::string("frame/") + to_string(sample.type)] =
         encode_frame(samples::header(sample.type), sample.body, "");
+  }
+  for (const auto& [name, script] : fuzz::handshake_seeds()) {
+    files["handshake/" + name] = fuzz::encode_script(script);
+  }
+  for (const auto& [name, script] : fuzz::session_seeds()) {
+    files["session/" + name] = fuzz::encode_script(script);
   }
   return files;
 }

@@ -93,6 +93,9 @@ Result<uint32_t> Wire::accept_path(Port& port, uint32_t rail, std::span<const st
     path.from = from;
     path.hello_nonce = hello_nonce;
     path.nonce = accepted.nonce;
+  } else if (state.in.find(accepted.path) == nullptr) {
+    // It has been reported down, and whoever took it for open would wait for that in vain.
+    return fail(Errc::kClosed, "sim: hello");
   }
   ByteWriter writer;
   writer.u32(kAnswerMagic);
@@ -180,7 +183,7 @@ void Wire::in_down(const PathRef& at) {
 }
 
 /// Its engine has heard that the end is down, so nobody asks for it any more. Its hello may come
-/// once more, and gets the old answer for a while.
+/// once more, and is known as old for a while.
 void Wire::forget_end(RailState& rail, uint32_t number, bool inbound) {
   if (!inbound) {
     rail.out.ends.erase(number);

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control/message.h"
+#include "fuzz/sequence.h"
+#include "providers/sim/world.h"
+
+// A peer without an engine that knows what an engine would say, and says something else. What it
+// says is made of what it has heard, so that it gets past the first check of each handler.
+
+namespace fabric::fuzz {
+
+using Bytes = std::vector<std::byte>;
+
+class Hostile {
+ public:
+  struct World {
+    std::shared_ptr<sim::World::Impl> impl{};
+    control::Address engine{};
+    control::Address honest{};
+    std::vector<Key> secrets{};  ///< whoever has a key may count on it and spoil it
+  };
+  static constexpr uint64_t kMemoryBytes = 4096;
+
+  /// `knows`: it has the job key, or there is none. It cannot pass for the honest peer only because
+  /// nobody does who has that: a job trusts its own.
+  Hostile(const World& world, uint32_t node, uint64_t engine_id, std::string key, bool knows);
+
+  void say(MessageType type, const Action& action, Hostile& other);
+  /// Goes by the book.
+  void send(MessageType type, const Bytes& body = {});
+  void hello() { send(MessageType::kHello, control::encode(hello_)); }
+  void open_path();
+  void read(uint8_t manners);
+  /// On a path that the engine has let in. `count_on`: a key that was handed to it.
+  void write(const Action& action, std::span<const std::byte> wire_key, Key count_on);
+  void replay(const Action& action, Hostile& other);
+  void become(const Action& action, const Hostile& other);
+  void vanish() { network_.reset(); }
+  void conspire(const Hostile& with) { accomplice_ = &with; }
+
+  const control::Address& address() const { return hello_.address; }
+  Bytes desc() const;
+  uint64_t engine_session() const { return heard_; }
+  uint64_t counted() const { return counted_; }              ///< writes under the key given to it
+  uint64_t paths_started() const { return paths_started_; }  ///< ever
+
+ private:
+  struct Asked {
+    MessageType type{};
+    uint32_t ref = 0;
+    Bytes hello{};       ///< of a path
+    uint32_t names = 0;  ///< of a resolve
+  };
+  struct Path {
+    uint32_t ref = 0, number = 0;
+    Bytes hello{};
+    bool started = false;
+  };
+
+  control::Header header_of(MessageType type, const Action& action);
+  Bytes body_of(MessageType type, const Action& action);
+  Bytes hello_body(const Action& action) const;
+  Bytes path_body(MessageType type, const Action& action);
+  Bytes path_open_body(const Action& action);
+  Bytes answer_body(MessageType type, const Action& action);
+  uint32_t key_for(const Action& action) const;
+  uint32_t ref_for(MessageType question, const Action& action) const;
+  Path* make_path(uint32_t remote_rail);
+  void post(Bytes datagram);
+  void hear(const control::Frame& frame, uint8_t manners);
+  void hear_numbered(const control::Frame& frame, uint8_t manners);
+  void answer(const Asked& question, uint8_t manners);
+  void start_path(const control::PathAnswer& answer);
+
+  const World world_;
+  const std::string key_;
+  const bool knows_;
+  Bytes memory_;
+  Bytes wire_key_;
+  uint64_t memory_key_ = 0;
+  std::unique_ptr<OpenNetwork> network_;
+  uint32_t link_ = 0;
+
+  control::Hello hello_{};
+  uint64_t session_ = (uint64_t{1} << 32) + 77, old_session_ = 77;
+  uint64_t heard_ = 0, old_heard_ = 0;
+  uint64_t next_seq_ = 1, taken_ = 0;
+  uint64_t stamp_ = 0;
+  std::deque<Asked> asked_;   ///< the latest first
+  std::deque<Path> paths_;    ///< the latest first
+  std::deque<Bytes> said_;    ///< the latest first
+  std::vector<Key> learned_;  ///< keys of names
+  const Hostile* accomplice_ = nullptr;
+  uint32_t next_ref_ = 1;
+  uint64_t counted_ = 0, paths_started_ = 0;
+};
+
+}  // namespace fabric::fuzz
