@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <type_traits>
 
 namespace fabric {
@@ -20,7 +21,7 @@ class SpscRing {
   /// Rounded up to a power of two.
   explicit SpscRing(uint32_t capacity_min)
       : mask_(std::bit_ceil(static_cast<uint64_t>(capacity_min < 1 ? 1 : capacity_min)) - 1),
-        values_(std::make_unique<T[]>(mask_ + 1)) {}
+        values_(static_cast<T*>(::operator new(sizeof(T) * (mask_ + 1), kAlign))) {}
 
   /// False: full.
   bool push(const T& value) noexcept {
@@ -31,7 +32,7 @@ class SpscRing {
       head_seen_ = head_.load(std::memory_order_acquire);
       if (tail - head_seen_ > mask_) return false;
     }
-    values_[tail & mask_] = value;
+    std::construct_at(&values_[tail & mask_], value);
     // Pairs with the acquire in pop() and empty().
     tail_.store(tail + 1, std::memory_order_release);
     return true;
@@ -61,8 +62,14 @@ class SpscRing {
   uint64_t capacity() const noexcept { return mask_ + 1; }
 
  private:
+  static constexpr std::align_val_t kAlign{alignof(T)};
+  struct Deleted {
+    void operator()(T* values) const noexcept { ::operator delete(values, kAlign); }
+  };
+
   const uint64_t mask_;
-  const std::unique_ptr<T[]> values_;
+  /// Made when they are pushed: a deep queue costs memory as it fills for the first time.
+  const std::unique_ptr<T[], Deleted> values_;
   // One cache line a side.
   alignas(64) std::atomic<uint64_t> tail_{0};
   uint64_t head_seen_ = 0;
