@@ -89,7 +89,7 @@ TEST(PathEnds, KeepTheirNumbersWhateverGoes) {
 struct Pair {
   explicit Pair(World& world) {
     Config config;
-    config.log_sink = test_log_sink();
+    config.log_sink = test::test_log_sink();
     for (uint32_t i = 0; i < 2; ++i) {
       engines.push_back(*world.open(world.add_node(1, NicModel::connectx7()), config));
       memory.push_back(*engines[i].allocate({.size_bytes = 4096}));
