@@ -34,8 +34,8 @@ class Arena {
       : units_(bytes / kUnitBytes + (bytes % kUnitBytes != 0 || bytes == 0)),
         block_(static_cast<std::byte*>(std::aligned_alloc(kUnitBytes, units_ * kUnitBytes))),
         taken_(std::make_unique<std::atomic<uint64_t>[]>((units_ + 63) / 64)),
-        lengths_(std::make_unique<uint32_t[]>(units_)) {
-    if (block_ == nullptr || units_ > UINT32_MAX) throw std::bad_alloc();
+        lengths_(static_cast<uint32_t*>(std::calloc(units_, sizeof(uint32_t)))) {
+    if (block_ == nullptr || lengths_ == nullptr || units_ > UINT32_MAX) throw std::bad_alloc();
   }
 
   /// Aligned to kUnitBytes. Null: full, or no free run is long enough. Fails only while somebody
@@ -76,7 +76,7 @@ class Arena {
  private:
   static constexpr uint64_t kNone = UINT64_MAX;
   struct Freed {
-    void operator()(std::byte* block) const noexcept { std::free(block); }
+    void operator()(void* block) const noexcept { std::free(block); }
   };
 
   /// The bits of the units [unit, end) that lie in the word of `unit`.
@@ -139,7 +139,9 @@ class Arena {
   const uint64_t units_;
   const std::unique_ptr<std::byte, Freed> block_;
   const std::unique_ptr<std::atomic<uint64_t>[]> taken_;  ///< a bit per unit
-  const std::unique_ptr<uint32_t[]> lengths_;  ///< of the block that starts here; its owner's
+  /// Of the block that starts here; its owner's. Zeros of the kernel's, which cost nothing before
+  /// the arena is used.
+  const std::unique_ptr<uint32_t[], Freed> lengths_;
   alignas(64) std::atomic<uint64_t> hint_{0};
 };
 

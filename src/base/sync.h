@@ -1,8 +1,12 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
+#include <type_traits>
 
 // The words in which lock-free code speaks of what threads share. Here they are nothing but other
 // names for the standard ones. tests/explore compiles the same sources with a header of this name
@@ -16,6 +20,23 @@ using Atomic = std::atomic<T>;
 /// Shared, yet not atomic: the atomics beside it hand it from one owner to the next.
 template <class T>
 using Plain = T;
+
+struct FreeRoom {
+  std::align_val_t align{};
+  void operator()(void* values) const noexcept { ::operator delete(values, align); }
+};
+
+/// Room for values of which none is touched before it is written.
+template <class T>
+using Room = std::unique_ptr<Plain<T>[], FreeRoom>;
+
+template <class T>
+Room<T> make_room(uint64_t count) {
+  // Such a type begins to live when it is assigned to.
+  static_assert(std::is_trivially_copyable_v<T>);
+  constexpr std::align_val_t kAlign{alignof(T)};
+  return Room<T>(static_cast<T*>(::operator new(sizeof(T) * count, kAlign)), FreeRoom{kAlign});
+}
 
 using Mutex = std::mutex;
 

@@ -289,7 +289,7 @@ void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
   Event event{.kind = EventKind::kMessage};
   event.peer = peer.id();
   event.value = channel;
-  for (Traffic* t : {&peer.rx, &core_.rx}) {
+  for (Traffic* t : {&peer.rx(), &core_.rx}) {
     ++t->messages;
     t->bytes += buffer->bytes.size();
   }
@@ -352,7 +352,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   ChannelCredit& credit = peer.credits[asked.channel];
   if (credit.outstanding > 0) --credit.outstanding;
   if (op != nullptr) {
-    for (Traffic* t : {&peer.tx, &core_.tx}) ++t->messages;
+    for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
     const bool ok = answer->code == Errc::kOk;
     core_.finish(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
                  ok ? op->list.count : 0);

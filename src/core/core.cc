@@ -124,7 +124,9 @@ Result<void> EngineCore::open_networks() {
     largest = std::max(largest, slot.network->control_bytes_max());
     networks.push_back(std::move(slot));
   }
-  datagram_.resize(largest);
+  // As it is: most of it is never touched.
+  datagram_ = std::make_unique_for_overwrite<std::byte[]>(largest);
+  datagram_bytes_max_ = largest;
   return {};
 }
 
@@ -172,10 +174,11 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
 
 uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
   uint32_t done = 0;
+  const std::span<std::byte> datagram(datagram_.get(), datagram_bytes_max_);
   for (; done < kDatagramsPerTurn; ++done) {
-    const uint32_t size = network.network->receive(datagram_);
+    const uint32_t size = network.network->receive(datagram);
     if (size == 0) break;
-    peers.on_datagram(index, std::span(datagram_).first(size), now_ns);
+    peers.on_datagram(index, datagram.first(size), now_ns);
   }
   return done;
 }

@@ -248,7 +248,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
 
   nlohmann::json dump_object();
 
-  std::vector<std::byte> datagram_;  ///< the one being read
+  std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare
+  size_t datagram_bytes_max_ = 0;
 };
 
 /// A call that reaches the networks without the state lock, because it may block. close() sets its

@@ -9,9 +9,7 @@ namespace fabric::core {
 
 namespace {
 
-constexpr uint32_t kPollBatch = 64;
 constexpr uint32_t kPollsPerTurn = 8;  // a turn is bounded even under a flood of events
-constexpr uint32_t kPostBatch = 32;    // one doorbell
 constexpr uint32_t kPostsPerTurn = 8;
 constexpr uint32_t kUrgent = static_cast<uint32_t>(Priority::kUrgent);
 constexpr uint32_t kNormal = static_cast<uint32_t>(Priority::kNormal);
@@ -21,14 +19,14 @@ constexpr uint32_t kBulk = static_cast<uint32_t>(Priority::kBulk);
 
 uint32_t Transfers::poll(NetworkSlot& network) {
   uint32_t done = 0;
-  std::array<WireEvent, kPollBatch> events;
+  const std::span<WireEvent> events = polled_;
   for (RailSlot& rail : network.rails) {
     for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
       const uint32_t n = rail.rail->poll(events);
       for (uint32_t i = 0; i < n; ++i) on_event(network, rail, events[i]);
       take_counts(rail);
       done += n;
-      if (n < kPollBatch) break;
+      if (n < events.size()) break;
     }
     // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
     if (rail.caps.cpu_copy && rail.posted > 0) ++done;
@@ -77,7 +75,7 @@ void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& 
 
 uint32_t Transfers::post(NetworkSlot& network) {
   uint32_t done = 0;
-  std::array<WriteOp, kPostBatch> batch;
+  const std::span<WriteOp> batch = posting_;
   for (RailSlot& rail : network.rails) {
     if (!rail.up) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
@@ -94,7 +92,7 @@ uint32_t Transfers::post(NetworkSlot& network) {
       }
       const uint32_t n = make_pieces(rail, batch);
       if (n == 0) break;
-      const uint32_t taken = post(rail, {batch.data(), n});
+      const uint32_t taken = post(rail, batch.first(n));
       done += taken;
       if (taken < n) {
         rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);
@@ -258,7 +256,7 @@ uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
   if (LocalRegion* region = core_.regions.at(piece.region_slot); region != nullptr) {
     ++region->posted;
   }
-  for (Traffic* t : {&rail.tx, &peer.tx, &core_.tx}) {
+  for (Traffic* t : {&rail.tx, &peer.tx(), &core_.tx}) {
     record(t->submit_to_post, core_.now_ns - op.submitted_ns);
   }
   advance_entry(op, entry_index, source.size_bytes);

@@ -51,10 +51,11 @@ std::vector<PeerStats> Engine::peer_stats() const {
   const int64_t now = core_->driver->now_ns();
   for (const core::Peer* peer : core_->peers.all()) {
     if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
-    PeerStats stats{.peer = peer->id(),
-                    .silent_for = Nanos(now - peer->last_heard_ns),
-                    .tx = peer->tx,
-                    .rx = peer->rx};
+    PeerStats stats{.peer = peer->id(), .silent_for = Nanos(now - peer->last_heard_ns)};
+    if (peer->counts != nullptr) {
+      stats.tx = peer->counts->tx;
+      stats.rx = peer->counts->rx;
+    }
     for (const auto& path : core_->transfers.paths()) {
       if (path->state == core::Path::State::kFree || path->peer != peer->slot) continue;
       stats.tx.posted += path->posted;

@@ -313,7 +313,7 @@ void Transfers::repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t 
 
 void Transfers::send_again(Op& op, Peer& peer, uint8_t network_index, Entry entry) {
   NetworkSlot& network = core_.networks[network_index];
-  for (Traffic* t : {&peer.tx, &core_.tx}) ++t->retried;
+  for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->retried;
   const UpRails up = up_rails(peer, network);
   if (up.count == 0) {
     end_parts(op, entry, peer.id(), Errc::kRailLost);

@@ -41,9 +41,11 @@ std::vector<PeerId> Peers::live() const {
 }
 
 Peer* Peers::by_engine(uint64_t engine_id) const {
-  for (Peer* peer : all()) {
-    const bool alive = peer->state.load(std::memory_order_relaxed) < PeerState::kLost;
-    if (alive && peer->remote.engine_id == engine_id) return peer;
+  for (uint32_t i = 0; i < table_.made(); ++i) {
+    Peer* peer = table_.at(i);
+    if (peer->remote.engine_id != engine_id) continue;
+    if (peer->generation.load(std::memory_order_relaxed) == 0) continue;
+    if (peer->state.load(std::memory_order_relaxed) < PeerState::kLost) return peer;
   }
   return nullptr;
 }
@@ -118,10 +120,11 @@ void Peers::reset(Peer& peer) {
   peer.credits.clear();
   peer.held.clear();
   peer.bound.clear();
+  peer.imported.clear();
   peer.fence_op = kNone;
   peer.fence_owed = {};
   peer.names_unclaimed = 0;
-  peer.tx = peer.rx = {};
+  peer.counts.reset();
 }
 
 Peer* Peers::make(const control::Address& address, bool is_self) {

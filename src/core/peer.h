@@ -135,11 +135,22 @@ struct Peer : SlotHead {
   std::map<uint16_t, ChannelCredit> credits{};  ///< ours towards them
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<Key> bound{};                            ///< counters that end with this peer
+  std::vector<uint32_t> imported{};  ///< slots of its regions, those that it took back included
   uint32_t fence_op = UINT32_MAX;
   OpId fence_owed{};            ///< a fence that ended without proof; of several, the last
   uint32_t grants_awaited = 0;  ///< rails that have not let go of keys that only it had
   uint32_t names_unclaimed = 0;
-  Traffic tx{}, rx{};
+
+  struct Counts {
+    Traffic tx{}, rx{};
+  };
+  std::unique_ptr<Counts> counts{};  ///< of its traffic; null before there is any
+  Traffic& tx() { return made_counts().tx; }
+  Traffic& rx() { return made_counts().rx; }
+  Counts& made_counts() {
+    if (counts == nullptr) counts = std::make_unique<Counts>();
+    return *counts;
+  }
 
   PeerId id() const noexcept { return PeerId(slot, last_generation); }
   bool usable() const noexcept {

@@ -10,12 +10,17 @@
 namespace fabric::core {
 
 namespace {
-// Imported regions of all peers together; per peer Config::regions_max bounds them.
-constexpr uint32_t kRemotesMax = 1u << 20;
+/// Imported regions of all peers together; per peer Config::regions_max bounds them.
+uint32_t remotes_max(const Config& config) noexcept {
+  constexpr uint64_t kRemotesMax = 1u << 20;
+  // Twice: those that were taken back keep their slots for a while.
+  const uint64_t all = uint64_t{config.peers_max + 1} * config.regions_max * 2;
+  return static_cast<uint32_t>(std::min(all, kRemotesMax));
+}
 }  // namespace
 
 Regions::Regions(EngineCore& core)
-    : core_(core), locals_(core.config.regions_max), remotes_(kRemotesMax) {}
+    : core_(core), locals_(core.config.regions_max), remotes_(remotes_max(core.config)) {}
 
 Result<uint64_t> Regions::local_size(RegionId region, const char* what) const noexcept {
   if (!region) return fail(Errc::kInvalidArgument, what);
@@ -197,17 +202,6 @@ bool Regions::open_to(PeerId peer) const noexcept {
   return false;
 }
 
-uint32_t Regions::imported_from(PeerId peer) const noexcept {
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < remotes_.made(); ++i) {
-    const RemoteRegionSlot* slot = remotes_.at(i);
-    const bool live =
-        slot->status.load(std::memory_order_relaxed) == RemoteRegionSlot::Status::kLive;
-    if (live && slot->generation.load(std::memory_order_relaxed) != 0 && slot->owner() == peer) ++n;
-  }
-  return n;
-}
-
 Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> bytes) {
   auto desc = control::decode_desc(bytes);
   if (!desc) return desc.error();
@@ -221,19 +215,18 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
   }
   // Its keys went with the session that they were granted in.
   if (desc->session != 0 && desc->session != owner.my_session) return fail(Errc::kPeerLost, "desc");
-  for (uint32_t i = 0; i < remotes_.made(); ++i) {
+  uint32_t live = 0;
+  for (const uint32_t i : owner.imported) {
     const RemoteRegionSlot* slot = remotes_.at(i);
-    const uint32_t generation = slot->generation.load(std::memory_order_relaxed);
-    if (generation == 0 || slot->owner() != owner.id()) continue;
-    if (slot->owner_region != desc->region || slot->grant != desc->grant) continue;
-    if (slot->status.load(std::memory_order_relaxed) != RemoteRegionSlot::Status::kLive) {
-      return fail(Errc::kNotFound, "desc");
+    const bool is_live =
+        slot->status.load(std::memory_order_relaxed) == RemoteRegionSlot::Status::kLive;
+    if (slot->owner_region == desc->region && slot->grant == desc->grant) {
+      if (!is_live) return fail(Errc::kNotFound, "desc");
+      return RemoteRegion(i, slot->generation.load(std::memory_order_relaxed));
     }
-    return RemoteRegion(i, generation);
+    live += is_live ? 1 : 0;
   }
-  if (imported_from(owner.id()) >= core_.config.regions_max) {
-    return fail(Errc::kExhausted, "regions_max");
-  }
+  if (live >= core_.config.regions_max) return fail(Errc::kExhausted, "regions_max");
   return import_new(owner, *desc);
 }
 
@@ -272,6 +265,7 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
   remote->has_network = std::move(has_network);
   remote->size_bytes.store(desc.size_bytes, std::memory_order_relaxed);
   remote->status.store(RemoteRegionSlot::Status::kLive, std::memory_order_relaxed);
+  owner.imported.push_back(slot);
   return RemoteRegion(slot, remotes_.publish(slot));
 }
 
@@ -290,6 +284,9 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
   for (; revoked_.size() > core_.config.regions_max; revoked_.pop_front()) {
     RemoteRegionSlot* slot = remote(revoked_.front());
     if (slot == nullptr) continue;  // went with its peer
+    if (Peer* was = core_.peers.find(slot->owner())) {
+      std::erase(was->imported, revoked_.front().slot);
+    }
     slot->set_owner({});
     remotes_.recycle(revoked_.front().slot);
   }

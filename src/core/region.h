@@ -149,7 +149,6 @@ class Regions {
   Result<RemoteRegion> import_new(Peer& owner, const control::RegionDesc& desc);
   Result<std::vector<std::byte>> encode_desc(const LocalRegion& region, RegionId id,
                                              const Registration& keys, const Grant* grant) const;
-  uint32_t imported_from(PeerId peer) const noexcept;
 
   EngineCore& core_;
   SlotTable<LocalRegion> locals_;

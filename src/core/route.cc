@@ -117,9 +117,9 @@ void Transfers::route(uint32_t entry_index) {
              part_of(op, entry.part).size_bytes > network->rails[0].caps.write_bytes_max) {
     end_parts(op, entry, peer.id(), Errc::kTooLarge);
   } else if (op.kind == OpKind::kWrite) {
-    route_write(op, peer, *network);
+    route_write(op, peer, *network, up);
   } else if (op.kind == OpKind::kPaged) {
-    route_paged(op, peer, *network);
+    route_paged(op, peer, *network, up);
   } else {
     enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], entry);
   }
@@ -127,8 +127,7 @@ void Transfers::route(uint32_t entry_index) {
   finish_if_ended(op);
 }
 
-void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network) {
-  const UpRails up = up_rails(peer, network);
+void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up) {
   const Caps& caps = network.rails[0].caps;
   CutRule rule{.rails = op.whole ? 1 : up.count,
                .stripe_bytes_min = core_.config.stripe_bytes_min,
@@ -165,8 +164,7 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network) {
   }
 }
 
-void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network) {
-  const UpRails up = up_rails(peer, network);
+void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up) {
   const uint32_t rails = std::min(up.count, op.parts);
   const uint32_t first = peer.rotation++;
   for (uint32_t i = 0; i < rails; ++i) {
@@ -290,11 +288,15 @@ bool Transfers::open_path(Peer& peer, Path& path) {
 
 void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
                               std::span<const std::byte> answer) {
-  const auto asked = std::find_if(paths_.begin(), paths_.end(), [&](const auto& candidate) {
-    return candidate->peer == peer.slot && candidate->ref == ref &&
-           candidate->state == Path::State::kOpening;
-  });
-  if (asked == paths_.end()) {
+  Path* asked = nullptr;
+  for (const auto& rails : peer.paths) {
+    for (const uint32_t index : rails) {
+      Path* candidate = index == kNone ? nullptr : paths_[index].get();
+      if (candidate == nullptr || candidate->ref != ref) continue;
+      if (candidate->state == Path::State::kOpening) asked = candidate;
+    }
+  }
+  if (asked == nullptr) {
     // Given up meanwhile. The peer has opened an end for it that nobody will use.
     if (code == Errc::kOk) {
       core_.peers.send(peer, control::MessageType::kPathClose,
@@ -302,7 +304,7 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
     }
     return;
   }
-  Path& path = **asked;
+  Path& path = *asked;
   if (code == Errc::kOk) {
     Rail& rail = *core_.networks[path.network].rails[path.rail].rail;
     code = rail.start_path(path.id, answer).error().code;

@@ -39,7 +39,7 @@ bool Peers::put_on_wire(Peer& peer, const Header& header, std::span<const std::b
   const Peer::Link& link = peer.links[peer.link_in_use];
   const auto datagram = control::encode_frame(header, body, core_.config.job_key);
   if (again) {
-    ++peer.tx.retried;
+    ++peer.tx().retried;
     ++core_.tx.retried;
   }
   return core_.networks[link.network].network->send(link.id, datagram);
@@ -346,7 +346,7 @@ void Peers::on_timer(Peer& peer, int64_t now_ns) {
     peer.hello_due_ns = now_ns + peer.hello_interval_ns;
     if (state == PeerState::kConnecting && !peer.links.empty()) {
       peer.link_in_use = (peer.link_in_use + 1) % static_cast<uint32_t>(peer.links.size());
-      ++peer.tx.retried;
+      ++peer.tx().retried;
       ++core_.tx.retried;
       send_hello(peer, peer.passive ? MessageType::kWelcome : MessageType::kHello);
     } else if (state >= PeerState::kLost && peer.byes_left > 0) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -17,22 +17,25 @@ namespace fabric::core {
 template <class T>
 class SlotTable {
  public:
-  explicit SlotTable(uint32_t max) : max_(max) {}
+  explicit SlotTable(uint32_t max)
+      : max_(max), chunks_(std::make_unique<std::atomic<T*>[]>(chunk_count())) {}
   SlotTable(const SlotTable&) = delete;
   SlotTable& operator=(const SlotTable&) = delete;
   ~SlotTable() {
-    for (std::atomic<T*>& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
+    for (uint32_t i = 0; i < chunk_count(); ++i) {
+      delete[] chunks_[i].load(std::memory_order_relaxed);
+    }
   }
 
   /// A slot that is not yet visible to find(), or nullptr when all are taken. Freed slots come back
   /// first in, first out, so that a generation repeats as late as possible.
   T* acquire(uint32_t& slot) {
-    if (made_ < max_ && made_ < kChunk * kChunksMax) {
+    if (made_ < max_) {
       slot = made_++;
       std::atomic<T*>& chunk = chunks_[slot / kChunk];
       if (chunk.load(std::memory_order_relaxed) == nullptr) {
         // Pairs with the acquire load in at().
-        chunk.store(new T[kChunk], std::memory_order_release);
+        chunk.store(new T[std::min(kChunk, max_ - slot)], std::memory_order_release);
       }
     } else if (!free_.empty()) {
       slot = free_.front();
@@ -75,7 +78,7 @@ class SlotTable {
   }
 
   T* at(uint32_t slot) const noexcept {
-    if (slot / kChunk >= kChunksMax) return nullptr;
+    if (slot >= max_) return nullptr;
     T* chunk = chunks_[slot / kChunk].load(std::memory_order_acquire);
     return chunk == nullptr ? nullptr : &chunk[slot % kChunk];
   }
@@ -85,13 +88,15 @@ class SlotTable {
 
  private:
   static constexpr uint32_t kChunk = 256;
-  static constexpr uint32_t kChunksMax = 4096;
 
-  uint32_t max_;
+  uint32_t chunk_count() const noexcept { return (max_ + kChunk - 1) / kChunk; }
+
+  const uint32_t max_;
   uint32_t made_ = 0;
   uint32_t live_ = 0;
   std::deque<uint32_t> free_;
-  std::array<std::atomic<T*>, kChunksMax> chunks_{};  ///< made once: release, acquire in at()
+  /// Each made once: release in acquire(), acquire in at().
+  const std::unique_ptr<std::atomic<T*>[]> chunks_;
 };
 
 /// What every T above starts with.

@@ -106,7 +106,7 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   }
   PieceEnd told = end;
   if (told.code != Errc::kOk && path.peer_gone) told.code = peer.lost_code;
-  for (Traffic* t : {&rail.tx, &peer.tx, &core_.tx}) {
+  for (Traffic* t : {&rail.tx, &peer.tx(), &core_.tx}) {
     ++t->ops;
     if (told.code == Errc::kOk) {
       t->bytes += piece.wire.size_bytes;

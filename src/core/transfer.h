@@ -199,12 +199,16 @@ class Transfers {
     uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
     Key imm{};
   };
+  struct UpRails {  ///< of a network, those that carry new work
+    std::array<uint8_t, kRailsMax> index{};
+    uint32_t count = 0;
+  };
 
   void start_parts(Op& op, uint32_t first, uint32_t count);
   void route(uint32_t entry_index);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why);
-  void route_write(Op& op, Peer& peer, NetworkSlot& network);
-  void route_paged(Op& op, Peer& peer, NetworkSlot& network);
+  void route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
+  void route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
   void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, Entry entry);
   Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail);
   bool open_path(Peer& peer, Path& path);
@@ -243,10 +247,6 @@ class Transfers {
   void next_life(Path& path, bool at_once);
 
   // failover.cc
-  struct UpRails {
-    std::array<uint8_t, kRailsMax> index{};
-    uint32_t count = 0;
-  };
   UpRails up_rails(const Peer& peer, const NetworkSlot& network) const;
   void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
   bool may_strand(const Piece& piece, const Path& path, const PieceEnd& end) const;
@@ -283,6 +283,9 @@ class Transfers {
   std::vector<uint32_t> free_pieces_;
   std::vector<std::unique_ptr<Wreck>> wrecks_;
   int64_t next_ns_ = kNeverNs;  ///< when tick() has something to do
+  // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
+  std::array<WireEvent, 64> polled_{};
+  std::array<WriteOp, 32> posting_{};  ///< one doorbell
 };
 
 }  // namespace fabric::core

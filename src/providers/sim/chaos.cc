@@ -63,7 +63,7 @@ std::optional<Fault> opposite(const Fault& of) noexcept {
 }
 
 Result<void> Wire::plan(const Chaos& chaos) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   if (chaos.gap.count() <= 0) return fail(Errc::kInvalidArgument, "gap");
   if (chaos.lasts.count() < 0) return fail(Errc::kInvalidArgument, "lasts");
   if (nodes_.empty()) return fail(Errc::kInvalidArgument, "node");

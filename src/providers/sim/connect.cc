@@ -186,13 +186,13 @@ void Wire::in_down(const PathRef& at) {
 /// once more, and is known as old for a while.
 void Wire::forget_end(RailState& rail, uint32_t number, bool inbound) {
   if (!inbound) {
-    rail.out.ends.erase(number);
+    rail.out.erase(number);
     return;
   }
   const InPath* path = rail.in.find(number);
   if (path == nullptr) return;
   rail.closed_hellos.push({path->from.port, path->hello_nonce});
-  rail.in.ends.erase(number);
+  rail.in.erase(number);
   if (rail.closed_hellos.size() > kClosedHellosMax) rail.accepted.erase(rail.closed_hellos.pop());
 }
 

@@ -44,6 +44,7 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
 
 uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
   port.asleep = false;
+  port.polled_ns = now_ns_;
   uint32_t count = 0;
   while (count < out.size() && !rail.events.empty()) {
     const WireEvent event = rail.events.pop();

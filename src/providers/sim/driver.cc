@@ -42,10 +42,10 @@ Result<void> WorldDriver::attach(Progress& progress, const AttachOptions&) {
   auto seat = std::find_if(seats_.begin(), seats_.end(),
                            [](const Seat& s) { return s.progress == nullptr; });
   if (seat == seats_.end()) seat = seats_.insert(seat, Seat{});
-  *seat = Seat{};
   seat->progress = &progress;
-  seat->runnable = true;
-  seat_of_[&progress] = static_cast<uint32_t>(seat - seats_.begin());
+  const auto number = static_cast<uint32_t>(seat - seats_.begin());
+  seat_of_[&progress] = number;
+  set_runnable(number);
   return {};
 }
 
@@ -54,18 +54,20 @@ void WorldDriver::detach(Progress& progress) noexcept {
   run_jobs();
   const auto found = seat_of_.find(&progress);
   if (found == seat_of_.end()) return;
+  std::erase(runnable_, found->second);
+  std::erase(calling_, found->second);
   seats_[found->second] = Seat{};
   seat_of_.erase(found);
 }
 
 void WorldDriver::wake(Progress& progress) noexcept {
   const auto found = seat_of_.find(&progress);
-  if (found != seat_of_.end()) seats_[found->second].runnable = true;
+  if (found != seat_of_.end()) set_runnable(found->second);
 }
 
 void WorldDriver::wake_callbacks(Progress& progress) noexcept {
   const auto found = seat_of_.find(&progress);
-  if (found != seat_of_.end()) seats_[found->second].callbacks = true;
+  if (found != seat_of_.end()) set_callbacks(found->second);
 }
 
 void WorldDriver::offload(std::function<void()> job) {
@@ -116,9 +118,11 @@ void WorldDriver::step() {
 bool WorldDriver::turn_round() {
   order_.clear();
   const int64_t now = now_ns();
-  for (uint32_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i].may_turn(now)) order_.push_back(i);
-  }
+  std::erase_if(runnable_, [&](uint32_t seat) {
+    if (!seats_[seat].may_turn(now)) return false;
+    order_.push_back(seat);
+    return true;
+  });
   // Real hosts do not take turns in a fixed order either, and a bug may hide behind one.
   for (size_t left = order_.size(); left > 1; --left) {
     std::swap(order_[left - 1], order_[rng_.below(left)]);
@@ -140,16 +144,55 @@ void WorldDriver::take_turn(uint32_t seat) {
   Seat& after = seats_[seat];
   after.not_before_ns = now + after.slow_ns;
   after.due_ns = result.keep_polling ? std::min(result.next_ns, now + kPollNs) : result.next_ns;
-  if (result.done > 0 || after.due_ns <= now) after.runnable = true;
+  if (result.done > 0 || after.due_ns <= now) set_runnable(seat);
+  set_timer(seat);
+}
+
+void WorldDriver::set_runnable(uint32_t seat) {
+  if (std::exchange(seats_[seat].runnable, true)) return;
+  runnable_.push_back(seat);
+}
+
+void WorldDriver::set_callbacks(uint32_t seat) {
+  if (std::exchange(seats_[seat].callbacks, true)) return;
+  calling_.push_back(seat);
+}
+
+/// A seat has one entry that counts, its earliest; when that comes up too early it is put off. So a
+/// turn that changes nothing about the time of the next one costs nothing here.
+void WorldDriver::set_timer(uint32_t seat) {
+  const int64_t when = seats_[seat].next_turn_ns();
+  if (when >= seats_[seat].timer_ns) return;
+  seats_[seat].timer_ns = when;
+  timers_.push({when, seat});
+}
+
+/// Takes the first timer away, or puts it off. True when it was due as it stood.
+bool WorldDriver::pop_timer() {
+  const SeatTimer first = timers_.top();
+  timers_.pop();
+  Seat& seat = seats_[first.seat];
+  if (seat.timer_ns != first.when_ns) return false;  // left over
+  seat.timer_ns = kNeverNs;
+  if (seat.next_turn_ns() == first.when_ns) return true;
+  set_timer(first.seat);
+  return false;
 }
 
 void WorldDriver::callback_round() {
-  for (uint32_t i = 0; i < seats_.size(); ++i) {
-    if (!seats_[i].may_call_back()) continue;
-    seats_[i].callbacks = false;
+  if (calling_.empty()) return;
+  called_.clear();
+  std::erase_if(calling_, [&](uint32_t seat) {
+    if (!seats_[seat].may_call_back()) return false;
+    called_.push_back(seat);
+    return true;
+  });
+  std::sort(called_.begin(), called_.end());  // in the order of attach()
+  for (const uint32_t seat : called_) {
+    seats_[seat].callbacks = false;
     const Inside inside(in_engine_);
     // There may be more than it runs at once.
-    if (seats_[i].progress->run_callbacks() > 0) seats_[i].callbacks = true;
+    if (seats_[seat].progress->run_callbacks() > 0) set_callbacks(seat);
   }
 }
 
@@ -173,30 +216,35 @@ void WorldDriver::run_actors() {
 
 bool WorldDriver::busy() const noexcept {
   const int64_t now = now_ns();
-  return !jobs_.empty() || std::any_of(seats_.begin(), seats_.end(), [now](const Seat& seat) {
-    return seat.may_turn(now) || seat.may_call_back();
-  });
+  const auto turn = [&](uint32_t seat) { return seats_[seat].may_turn(now); };
+  const auto call = [&](uint32_t seat) { return seats_[seat].may_call_back(); };
+  return !jobs_.empty() || std::any_of(runnable_.begin(), runnable_.end(), turn) ||
+         std::any_of(calling_.begin(), calling_.end(), call);
 }
 
-int64_t WorldDriver::next_due_ns() const noexcept {
+int64_t WorldDriver::next_due_ns() noexcept {
   int64_t next = wire_.next_due_ns();
-  for (const Seat& seat : seats_) {
-    if (seat.progress == nullptr || seat.stopped) continue;
-    const int64_t due = seat.runnable ? 0 : seat.due_ns;
-    next = std::min(next, std::max(due, seat.not_before_ns));
+  for (const uint32_t seat : runnable_) {
+    if (!seats_[seat].stopped) next = std::min(next, seats_[seat].not_before_ns);
+  }
+  while (!timers_.empty() && timers_.top().when_ns < next) {
+    const SeatTimer first = timers_.top();
+    if (seats_[first.seat].timer_ns == first.when_ns &&
+        seats_[first.seat].next_turn_ns() == first.when_ns) {
+      return first.when_ns;
+    }
+    pop_timer();
   }
   return next;
 }
 
 void WorldDriver::advance(int64_t to_ns) {
-  std::vector<Fault> faults;
-  do {
-    wire_.run_to(to_ns);
-    faults = wire_.take_for_engines();
-    for (const Fault& fault : faults) apply(fault);
-  } while (!faults.empty());
-  for (Seat& seat : seats_) {
-    if (seat.progress != nullptr && seat.due_ns <= to_ns) seat.runnable = true;
+  while (!wire_.run_to(to_ns)) {
+    for (const Fault& fault : wire_.take_for_engines()) apply(fault);
+  }
+  while (!timers_.empty() && timers_.top().when_ns <= to_ns) {
+    const uint32_t seat = timers_.top().seat;
+    if (pop_timer()) set_runnable(seat);
   }
 }
 
@@ -215,11 +263,13 @@ void WorldDriver::apply(const Fault& fault) {
         break;
       case Fault::Kind::kContinue:
         seat.stopped = false;
-        seat.runnable = seat.callbacks = true;
+        set_runnable(found->second);
+        set_callbacks(found->second);
         break;
       default:
         seat.slow_ns = fault.time.count();
         seat.not_before_ns = 0;
+        set_timer(found->second);
         break;
     }
   }

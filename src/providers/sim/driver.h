@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <queue>
 #include <unordered_map>
 #include <vector>
 
@@ -39,17 +41,28 @@ class WorldDriver final : public Driver {
  private:
   struct Seat {
     Progress* progress = nullptr;  // null: free
-    bool runnable = false;
-    bool callbacks = false;
+    bool runnable = false;         // it stands in runnable_, or in the round that is going on
+    bool callbacks = false;        // it stands in calling_
     int64_t due_ns = kNeverNs;
-    bool stopped = false;  // its process gets no time
-    int64_t slow_ns = 0;   // from one turn to the next, at least
+    int64_t timer_ns = kNeverNs;  // of its entry in timers_; others are left over
+    bool stopped = false;         // its process gets no time
+    int64_t slow_ns = 0;          // from one turn to the next, at least
     int64_t not_before_ns = 0;
 
     bool may_turn(int64_t now_ns) const noexcept {
       return progress != nullptr && runnable && !stopped && now_ns >= not_before_ns;
     }
     bool may_call_back() const noexcept { return progress != nullptr && callbacks && !stopped; }
+    int64_t next_turn_ns() const noexcept {
+      return progress == nullptr || stopped ? kNeverNs : std::max(due_ns, not_before_ns);
+    }
+  };
+  struct SeatTimer {
+    int64_t when_ns = 0;
+    uint32_t seat = 0;
+    bool operator>(const SeatTimer& other) const noexcept {
+      return when_ns != other.when_ns ? when_ns > other.when_ns : seat > other.seat;
+    }
   };
 
   void step();
@@ -59,7 +72,11 @@ class WorldDriver final : public Driver {
   bool run_jobs();
   void run_actors();
   bool busy() const noexcept;
-  int64_t next_due_ns() const noexcept;
+  int64_t next_due_ns() noexcept;
+  void set_runnable(uint32_t seat);
+  void set_callbacks(uint32_t seat);
+  void set_timer(uint32_t seat);
+  bool pop_timer();
   void advance(int64_t to_ns);
   void apply(const Fault& fault);
 
@@ -68,7 +85,10 @@ class WorldDriver final : public Driver {
   uint64_t last_incarnation_ = 0;
   std::vector<Seat> seats_;  // in the order of attach(); addresses never order anything
   std::unordered_map<const Progress*, uint32_t> seat_of_;  // looked up, never walked
-  std::vector<uint32_t> order_;
+  // Only these are looked at in a step: most engines of a large world have nothing to do.
+  std::vector<uint32_t> runnable_, calling_;
+  std::priority_queue<SeatTimer, std::vector<SeatTimer>, std::greater<>> timers_;
+  std::vector<uint32_t> order_, called_;  // those whose turn or callbacks are due in this round
   std::vector<std::function<void()>> jobs_;
   std::vector<std::function<void()>> actors_;
   bool in_engine_ = false;  // a turn or a callback is running

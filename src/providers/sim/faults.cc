@@ -76,14 +76,14 @@ Result<void> Wire::check(const Fault& fault) const {
 }
 
 Result<void> Wire::plan(int64_t time_ns, const Fault& fault) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   if (auto checked = check(fault); !checked) return checked;
   plan_now(time_ns, fault);
   return {};
 }
 
 Result<void> Wire::plan_by_event(uint64_t events, const Fault& fault) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   if (auto checked = check(fault); !checked) return checked;
   if (events <= events_) {
     plan_now(now_ns_, fault);
@@ -116,18 +116,18 @@ void Wire::after_event() {
 }
 
 uint64_t Wire::applied(Fault::Kind kind) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   const auto index = static_cast<size_t>(kind);
   return index < faults_.applied.size() ? faults_.applied[index] : 0;
 }
 
 std::vector<Fault> Wire::take_for_engines() {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return std::exchange(faults_.for_engines, {});
 }
 
 std::vector<Progress*> Wire::engines_of(uint32_t node) const {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   std::vector<Progress*> engines;
   for (const auto& port : ports_) {
     if (port == nullptr || port->node != node || port->context.progress == nullptr) continue;
@@ -285,8 +285,8 @@ void Wire::overrun(Nic& nic) {
 /// posted still ends, once, when its path is closed.
 void Wire::overrun(RailState& rail, const PathRef& at) {
   rail.overran = true;
-  for (auto& [number, path] : rail.in.ends) path.undrained = true;
-  for (auto& [number, path] : rail.out.ends) path.undrained = true;
+  rail.in.each([](uint32_t, InPath& path) { path.undrained = true; });
+  rail.out.each([](uint32_t, OutPath& path) { path.undrained = true; });
   while (!rail.late_counts.items.empty()) {
     WireEvent event = rail.late_counts.items.pop().event;
     if (event.kind == WireEvent::Kind::kImm) {
@@ -343,17 +343,17 @@ void Wire::break_ends(const Fault& fault, uint32_t fabric) {
     for (uint32_t rail = 0; rail < port->rails.size(); ++rail) {
       RailState& state = port->rails[rail];
       if (senders) {
-        for (auto& [number, path] : state.out.ends) {
+        state.out.each([&](uint32_t number, OutPath& path) {
           const PathRef at{port->number, rail, number};
           if (path.up() && meant(path.to.port, rail)) break_path(path, at, Remote::kUnknown);
-        }
+        });
         continue;
       }
-      for (auto& [number, path] : state.in.ends) {
-        if (path.down || path.undrained || !meant(path.from.port, path.from.rail)) continue;
+      state.in.each([&](uint32_t number, InPath& path) {
+        if (path.down || path.undrained || !meant(path.from.port, path.from.rail)) return;
         path.down = true;
         in_down({port->number, rail, number});
-      }
+      });
     }
   }
 }

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -48,19 +48,21 @@ class Pool {
  public:
   uint32_t take() {
     if (free_.empty()) {
-      items_.emplace_back();
-      return static_cast<uint32_t>(items_.size() - 1);
+      if (made_ % kChunk == 0) chunks_.push_back(std::make_unique<T[]>(kChunk));
+      return made_++;
     }
     const uint32_t index = free_.back();
     free_.pop_back();
     return index;
   }
   void give(uint32_t index) { free_.push_back(index); }
-  T& operator[](uint32_t index) noexcept { return items_[index]; }
-  size_t in_use() const noexcept { return items_.size() - free_.size(); }
+  T& operator[](uint32_t index) noexcept { return chunks_[index / kChunk][index % kChunk]; }
+  size_t in_use() const noexcept { return made_ - free_.size(); }
 
  private:
-  std::deque<T> items_;
+  static constexpr uint32_t kChunk = 256;
+  std::vector<std::unique_ptr<T[]>> chunks_;
+  uint32_t made_ = 0;
   std::vector<uint32_t> free_;
 };
 

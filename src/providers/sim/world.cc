@@ -10,15 +10,6 @@
 #include "base/check.h"
 
 namespace fabric::sim {
-namespace {
-
-/// Heap order: the earliest first, and among equals the one that was scheduled first.
-bool later(const Event& a, const Event& b) noexcept {
-  return a.time_ns != b.time_ns ? a.time_ns > b.time_ns : a.order > b.order;
-}
-
-}  // namespace
-
 Wire::Wire(const WorldOptions& options)
     : options_(options),
       wire_rng_(options.seed),
@@ -27,7 +18,7 @@ Wire::Wire(const WorldOptions& options)
       fault_rng_(options.seed ^ 0x6661756c74730000) {}
 
 uint32_t Wire::add_node(std::vector<NodeNetwork> networks) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   const auto number = static_cast<uint32_t>(nodes_.size());
   Node& node = nodes_.emplace_back();
   for (NodeNetwork& network : networks) {
@@ -48,20 +39,19 @@ uint32_t Wire::add_node(std::vector<NodeNetwork> networks) {
 }
 
 uint32_t Wire::node_count() const {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return static_cast<uint32_t>(nodes_.size());
 }
 
 std::vector<NodeNetwork> Wire::networks(uint32_t node) const {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return node < nodes_.size() ? nodes_[node].networks : std::vector<NodeNetwork>{};
 }
 
 int64_t Wire::now_ns() const noexcept {
   // Nobody else is there in virtual time; whoever is asked about an arrival may ask for the time.
   if (!options_.realtime) return now_ns_;
-  const std::lock_guard lock(mutex_);
-  if (!options_.realtime) return now_ns_;
+  const auto held = lock();
   // Real time is the engines'; without one the last known time stands.
   for (const auto& port : ports_) {
     if (port != nullptr) return port->context.driver->now_ns();
@@ -70,75 +60,73 @@ int64_t Wire::now_ns() const noexcept {
 }
 
 int64_t Wire::next_due_ns() const noexcept {
-  const std::lock_guard lock(mutex_);
-  return heap_.empty() ? kNeverNs : heap_.front().time_ns;
+  const auto held = lock();
+  return queue_.next_ns();
 }
 
 uint64_t Wire::trace_hash() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return hash_.value();
 }
 
 void Wire::each_arrival(std::function<void(const Arrival&)> witness) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   // In realtime it would be called from the workers of many engines.
   if (!options_.realtime) witness_ = std::move(witness);
 }
 
 uint64_t Wire::events() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return events_;
 }
 
 uint64_t Wire::under_way() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return flights_.in_use() + packets_.in_use();
 }
 
 uint64_t Wire::path_ends() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   uint64_t count = 0;
   for (const auto& port : ports_) {
     if (port == nullptr) continue;
-    for (const RailState& rail : port->rails) count += rail.out.ends.size() + rail.in.ends.size();
+    for (const RailState& rail : port->rails) count += rail.out.size() + rail.in.size();
   }
   return count;
 }
 
+std::unique_lock<std::mutex> Wire::lock() const {
+  return options_.realtime ? std::unique_lock(mutex_) : std::unique_lock(mutex_, std::defer_lock);
+}
+
 std::unique_lock<std::mutex> Wire::enter(const Port& port) {
-  std::unique_lock lock(mutex_);
+  auto held = lock();
   if (options_.realtime) {
     real_now_ns_ = std::max(real_now_ns_, port.context.driver->now_ns());
     run_due(real_now_ns_);
   }
-  return lock;
+  return held;
 }
 
-void Wire::run_to(int64_t time_ns) {
-  std::vector<uint32_t> wakes;
-  {
-    const std::lock_guard lock(mutex_);
-    run_due(time_ns);
-    wakes.swap(wakes_);
-  }
-  // Outside the lock: waking is the engine's code.
-  for (const uint32_t number : wakes) {
+bool Wire::run_to(int64_t time_ns) {
+  run_due(time_ns);
+  // Waking is the engine's code, so it comes when nothing is half done.
+  for (const uint32_t number : wakes_) {
     Port* port = find_port(number);
     if (port == nullptr) continue;
     port->wake_due = false;
     if (port->context.wake) port->context.wake();
   }
-  wakes.clear();
-  if (wakes_.empty()) wakes_.swap(wakes);  // keeps the room
+  wakes_.clear();
+  return faults_.for_engines.empty();
 }
 
 void Wire::schedule(int64_t time_ns, EventKind kind, uint32_t subject, const PathRef& at) {
-  heap_.push_back({std::max(time_ns, now_ns_), next_order_++, kind, subject, at});
-  std::push_heap(heap_.begin(), heap_.end(), later);
+  queue_.push(std::max(time_ns, now_ns_), {kind, subject, at});
   if (!options_.realtime) return;
   // Whoever sleeps wakes at the earliest event of the whole world, because any engine may be the
   // one that has to run it. Its timer is never put off by others, so no wake-up can be lost (P20).
-  const int64_t due = heap_.front().time_ns;
+  const int64_t due = queue_.next_ns();
   for (const auto& port : ports_) {
     if (port != nullptr && port->asleep && due < port->timer_due_ns) set_timer(*port, due);
   }
@@ -146,11 +134,10 @@ void Wire::schedule(int64_t time_ns, EventKind kind, uint32_t subject, const Pat
 
 /// Runs what is due, each event at its own time, however late the caller comes.
 void Wire::run_due(int64_t until_ns) {
-  while (!heap_.empty() && heap_.front().time_ns <= until_ns) {
-    std::pop_heap(heap_.begin(), heap_.end(), later);
-    const Event event = heap_.back();
-    heap_.pop_back();
-    now_ns_ = std::max(now_ns_, event.time_ns);
+  while (queue_.next_ns() <= until_ns) {
+    if (queue_.empty()) break;  // and until the end of time
+    now_ns_ = std::max(now_ns_, queue_.next_ns());
+    const Event event = queue_.pop();
     dispatch(event);
     if (is_network(event.kind)) after_event();
     if (!faults_.for_engines.empty()) return;  // before anything else happens
@@ -189,13 +176,25 @@ void Wire::dispatch(const Event& event) {
       return apply_planned(event.subject);
     case EventKind::kNicFails:
       return nic_fails(nics_[event.subject]);
+    case EventKind::kWake:
+      return wake_again(event.subject);
   }
 }
 
 void Wire::wake_later(Port& port) {
   if (options_.realtime || port.wake_due) return;  // in realtime its timer does it
   port.wake_due = true;
+  const int64_t looks_ns = port.polled_ns + kWakeGapNs;
+  if (now_ns_ < looks_ns) return schedule(looks_ns, EventKind::kWake, port.number);
   wakes_.push_back(port.number);
+}
+
+void Wire::wake_again(uint32_t number) {
+  Port* port = find_port(number);
+  if (port == nullptr) return;
+  // It may have polled meanwhile for another reason, and have seen everything.
+  port->wake_due = !arm(*port);
+  if (port->wake_due) wakes_.push_back(number);
 }
 
 void Wire::trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept {
@@ -211,25 +210,6 @@ void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
   hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | event.value);
 }
 
-Port* Wire::find_port(uint32_t number) noexcept {
-  return number - 1 < ports_.size() ? ports_[number - 1].get() : nullptr;
-}
-
-RailState* Wire::find_rail(const PathRef& at) noexcept {
-  Port* port = find_port(at.port);
-  return port != nullptr && at.rail < port->rails.size() ? &port->rails[at.rail] : nullptr;
-}
-
-OutPath* Wire::find_out(const PathRef& at) noexcept {
-  RailState* rail = find_rail(at);
-  return rail != nullptr ? rail->out.find(at.path) : nullptr;
-}
-
-InPath* Wire::find_in(const PathRef& at) noexcept {
-  RailState* rail = find_rail(at);
-  return rail != nullptr ? rail->in.find(at.path) : nullptr;
-}
-
 /// One way through the network, drawn anew for each packet.
 int64_t Wire::delay_ns(const Nic& nic, uint32_t from_node) noexcept {
   const Timing& timing = nic.timing;
@@ -242,7 +222,7 @@ bool Wire::arm(Port& port) {
   bool idle = port.datagrams.empty();
   for (const RailState& rail : port.rails) idle = idle && rail.events.empty();
   if (!idle || !options_.realtime) return idle;
-  set_timer(port, heap_.empty() ? kNeverNs : heap_.front().time_ns);
+  set_timer(port, queue_.next_ns());
   port.asleep = true;
   return true;
 }
@@ -260,7 +240,7 @@ void Wire::set_timer(Port& port, int64_t due_ns) {
 }
 
 Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenContext& context) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   if (node >= nodes_.size()) return fail(Errc::kInvalidArgument, "sim: node");
   const auto& networks = nodes_[node].networks;
   const std::string& name = spec.name.empty() ? spec.provider : spec.name;
@@ -303,10 +283,10 @@ Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenCont
 }
 
 void Wire::close_port(Port& port) noexcept {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   // What has left the NIC still lands; what has not never will, and nobody is there to be told.
   for (RailState& rail : port.rails) {
-    for (auto& [number, path] : rail.out.ends) {
+    rail.out.each([&](uint32_t, OutPath& path) {
       path.state = OutPath::State::kDown;
       while (path.first != kNone) {
         const uint32_t index = path.first;
@@ -315,7 +295,7 @@ void Wire::close_port(Port& port) noexcept {
         release(index);
       }
       forget_lost(path);
-    }
+    });
   }
   while (!port.datagrams.empty()) packets_.give(port.datagrams.pop());
   if (port.timer_fd >= 0) ::close(port.timer_fd);

@@ -16,6 +16,8 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "providers/sim/driver.h"
+#include "providers/sim/ends.h"
+#include "providers/sim/event_queue.h"
 #include "providers/sim/faults.h"
 #include "providers/sim/model.h"
 #include "providers/sim/pool.h"
@@ -43,6 +45,9 @@ inline constexpr int64_t kReceiverNotReadyNs = 10'000;
 inline constexpr int64_t kReceiverNotReadyMaxNs = 320'000;
 /// Stopping a path or a registration: a command to the NIC.
 inline constexpr int64_t kTeardownNs = 1'000;
+/// An engine that has just polled is not interrupted: it looks again after this time, and finds
+/// together what has come meanwhile. One that was idle is woken at once.
+inline constexpr int64_t kWakeGapNs = 1'000;
 /// Ends that are down of which a rail still knows the hello.
 inline constexpr uint32_t kClosedHellosMax = 1024;
 
@@ -142,24 +147,6 @@ struct InPath {
   int64_t last_ack_ns = 0;
 };
 
-/// The ends of one rail by number. A number is never used again; an end goes when its engine has
-/// polled that it is down, so that paths may be opened again for ever.
-template <class End>
-struct Ends {
-  uint32_t add() {
-    ends.try_emplace(++last);
-    return last;
-  }
-  End* find(uint32_t number) noexcept {
-    const auto found = ends.find(number);
-    return found == ends.end() ? nullptr : &found->second;
-  }
-  bool known(uint32_t number) const noexcept { return number != 0 && number <= last; }
-
-  std::map<uint32_t, End> ends{};
-  uint32_t last = 0;
-};
-
 /// What accept_path() answered, also after the end is gone.
 struct Accepted {
   uint32_t path = 0;  // 0: not yet
@@ -215,6 +202,7 @@ struct Port {
   Fifo<uint32_t> datagrams{};     // packets
   uint32_t datagrams_out = 0;
   bool wake_due = false;
+  int64_t polled_ns = -kWakeGapNs;
   int timer_fd = -1;  // realtime only
   bool asleep = false;
   int64_t timer_due_ns = kNeverNs;
@@ -247,14 +235,13 @@ enum class EventKind : uint8_t {
   kLate,      // a report that was held back is due: subject = 0: counts, 1: acknowledgements
   kFault,     // subject = planned fault
   kNicFails,  // it has swallowed counts long enough: subject = NIC
+  kWake,      // an engine looks at its NICs again: subject = port
 };
 
 /// What an engine or the network does, and not the world's master.
 constexpr bool is_network(EventKind kind) noexcept { return kind < EventKind::kFault; }
 
 struct Event {
-  int64_t time_ns = 0;
-  uint64_t order = 0;
   EventKind kind = EventKind::kTransmit;
   uint32_t subject = 0;
   PathRef at{};
@@ -277,8 +264,9 @@ class Wire {
   bool realtime() const noexcept { return options_.realtime; }
   int64_t now_ns() const noexcept;
   int64_t next_due_ns() const noexcept;
-  /// Virtual time only. Stops early when something has happened to engines: take_for_engines().
-  void run_to(int64_t time_ns);
+  /// Virtual time only. False: it stopped early, because something has happened to engines
+  /// (take_for_engines()).
+  bool run_to(int64_t time_ns);
   uint64_t events() const noexcept;
   uint64_t trace_hash() const noexcept;
   uint64_t under_way() const noexcept;  ///< pieces and packets of which something is left
@@ -331,14 +319,28 @@ class Wire {
   void schedule(int64_t time_ns, EventKind kind, uint32_t subject, const PathRef& at = {});
   void run_due(int64_t until_ns);
   void dispatch(const Event& event);
+  std::unique_lock<std::mutex> lock() const;
   void wake_later(Port& port);
+  void wake_again(uint32_t number);
   void set_timer(Port& port, int64_t due_ns);
   void trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
   void trace(const WireEvent& event, const Nic& nic) noexcept;
-  Port* find_port(uint32_t number) noexcept;
-  RailState* find_rail(const PathRef& at) noexcept;
-  OutPath* find_out(const PathRef& at) noexcept;
-  InPath* find_in(const PathRef& at) noexcept;
+  // Every event asks several times, so these are here to be inlined.
+  Port* find_port(uint32_t number) noexcept {
+    return number - 1 < ports_.size() ? ports_[number - 1].get() : nullptr;
+  }
+  RailState* find_rail(const PathRef& at) noexcept {
+    Port* port = find_port(at.port);
+    return port != nullptr && at.rail < port->rails.size() ? &port->rails[at.rail] : nullptr;
+  }
+  OutPath* find_out(const PathRef& at) noexcept {
+    RailState* rail = find_rail(at);
+    return rail != nullptr ? rail->out.find(at.path) : nullptr;
+  }
+  InPath* find_in(const PathRef& at) noexcept {
+    RailState* rail = find_rail(at);
+    return rail != nullptr ? rail->in.find(at.path) : nullptr;
+  }
   int64_t delay_ns(const Nic& nic, uint32_t from_node) noexcept;
 
   // memory.cc
@@ -423,11 +425,10 @@ class Wire {
   void deliver(uint32_t packet, uint32_t to_port);
 
   const WorldOptions options_;
-  mutable std::mutex mutex_;
-  int64_t now_ns_ = 0;       // of the event that runs, or the last one
-  int64_t real_now_ns_ = 0;  // realtime: of the last caller
-  uint64_t next_order_ = 0;
-  std::vector<Event> heap_;
+  mutable std::mutex mutex_;  // realtime only: with virtual time nobody else is there
+  int64_t now_ns_ = 0;        // of the event that runs, or the last one
+  int64_t real_now_ns_ = 0;   // realtime: of the last caller
+  EventQueue<Event> queue_;
   TraceHash hash_;
   // One for each purpose, so that a change in one does not shift the others.
   Rng wire_rng_, control_rng_, key_rng_, fault_rng_;

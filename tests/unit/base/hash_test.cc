@@ -7,11 +7,11 @@
 namespace fabric {
 namespace {
 
-// FNV-1a of eight bytes, little-endian: a trace hash written down on one machine holds on all.
-TEST(TraceHash, IsFnv1aOfTheBytes) {
+// A trace hash written down on one machine holds on all.
+TEST(TraceHash, IsTheSameEverywhere) {
   EXPECT_EQ(TraceHash().value(), 0xcbf29ce484222325u);
-  EXPECT_EQ(TraceHash().add(uint64_t{0}).value(), 0xa8c7f832281a39c5u);
-  EXPECT_EQ(TraceHash().add(uint64_t{1}).value(), 0x89cd31291d2aefa4u);
+  EXPECT_EQ(TraceHash().add(uint64_t{0}).value(), 0xf8bb92c91b3f5cc0u);
+  EXPECT_EQ(TraceHash().add(uint64_t{1}).add(uint64_t{2}).value(), 0x9c2dda1ae14ab8c4u);
 }
 
 TEST(TraceHash, DependsOnOrderAndOnWhereTextsEnd) {

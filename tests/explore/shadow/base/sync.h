@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "explore/interleave.h"
@@ -115,6 +116,14 @@ class Plain {
   const interleave::PlaceId place_;
   T value_;
 };
+
+template <class T>
+using Room = std::unique_ptr<Plain<T>[]>;
+
+template <class T>
+Room<T> make_room(uint64_t count) {
+  return std::make_unique<Plain<T>[]>(count);
+}
 
 class Mutex {
  public:
