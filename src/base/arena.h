@@ -71,6 +71,15 @@ class Arena {
     release(unit, n);
   }
 
+  /// Bytes that somebody holds, claims that are about to fail included. Looks at all of it.
+  uint64_t used() const noexcept {
+    uint64_t units = 0;
+    for (uint64_t i = 0; i < (units_ + 63) / 64; ++i) {
+      // A gauge: pairs with nothing.
+      units += static_cast<uint64_t>(std::popcount(taken_[i].load(std::memory_order_relaxed)));
+    }
+    return units * kUnitBytes;
+  }
   uint64_t largest() const noexcept { return units_ * kUnitBytes; }  ///< more can never fit
 
  private:

@@ -342,6 +342,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   if (type == MessageType::kFenced) {
     if (op == nullptr || op->kind != OpKind::kFence) return;
     if (answer->code == Errc::kOk) {
+      core_.steps.take(Step::kFenceByWord);
       finish_fence(peer, Errc::kOk);
     } else {
       continue_fence(*op);  // it writes no more, but something of it may be on its way
@@ -422,6 +423,7 @@ void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
 void Peers::on_abort_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_abort_key(body);
   if (!request) return refuse_bad(peer, MessageType::kAbortKey);
+  core_.steps.take(Step::kKeyAborted);
   core_.counters.abort(Key::from_wire(request->key), Errc::kAborted, peer.id());
 }
 
@@ -484,6 +486,7 @@ void Peers::start_fence(Op& op) {
 
 /// The peer did not answer in its grace: what this side can prove alone.
 void Peers::continue_fence(Op& op) {
+  core_.steps.take(Step::kFenceAlone);
   op.step = 1;
   core_.timers.set(op.timer, op.deadline_ns);
   Peer* peer = find(op.peer);
@@ -516,7 +519,9 @@ void Peers::fence_progress(Peer& peer) {
   Event event{.kind = EventKind::kFenceProved};
   event.op = std::exchange(peer.fence_owed, {});
   event.peer = peer.id();
-  if (event.op && !core_.closing.load(std::memory_order_relaxed)) core_.report.publish(event);
+  if (!event.op || core_.closing.load(std::memory_order_relaxed)) return;
+  core_.steps.take(Step::kFenceProvedLate);
+  core_.report.publish(event);
 }
 
 void Peers::check_fences() {

@@ -25,6 +25,7 @@
 #include "core/region.h"
 #include "core/report.h"
 #include "core/slot_table.h"
+#include "core/steps.h"
 #include "core/timer_heap.h"
 #include "core/transfer.h"
 
@@ -216,6 +217,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   std::atomic<bool> room_due{false};           ///< from who made room to turn(), with a wake()
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};  ///< statistics, relaxed
   uint64_t turns = 0, stale_imms = 0, control_bad = 0;
+  Steps steps{};
   Traffic tx{}, rx{};
 
  private:

@@ -63,6 +63,7 @@ void Regions::revoke_answered(RegionId id) {
 void Regions::skip_answers(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
   if (region.end != LocalRegion::End::kRevoking || region.answers_awaited == 0) return;
+  core_.steps.take(Step::kGraceOver);
   region.answers_awaited = 0;
   source_drained(slot);
 }
@@ -117,8 +118,10 @@ void Regions::on_fenced(uint32_t slot) {
   if (void* pages = std::exchange(region.pages, nullptr)) ::munmap(pages, region.pages_bytes);
   locals_.recycle(slot);
   if (op != kNone) {
+    core_.steps.take(Step::kRegionProved);
     core_.finish(core_.ops.at(op), Errc::kOk, Remote::kDelivered);
   } else if (!core_.closing.load(std::memory_order_relaxed)) {
+    core_.steps.take(Step::kRegionProvedLate);
     Event event{.kind = EventKind::kFenceProved};
     event.op = region.unproved;
     event.value = slot;

@@ -112,6 +112,18 @@ std::vector<PeerId> waits_for(EngineCore& core, const Op& op) {
   return out;
 }
 
+nlohmann::json steps_object(const Steps& steps) {
+  nlohmann::json out;
+  for (uint32_t i = 0; i < kSteps; ++i) out[to_string(static_cast<Step>(i))] = steps.taken[i];
+  for (uint32_t i = 0; i < Steps::kMessages; ++i) {
+    const char* name = control::to_string(static_cast<control::MessageType>(i));
+    if (name[0] == '?') continue;
+    out[fmt::format("said {}", name)] = steps.said[i];
+    out[fmt::format("heard {}", name)] = steps.heard[i];
+  }
+  return out;
+}
+
 std::string duration(int64_t ns) {
   if (ns < 10'000) return fmt::format("{} ns", ns);
   if (ns < 10'000'000) return fmt::format("{} us", ns / 1'000);
@@ -156,6 +168,11 @@ nlohmann::json EngineCore::dump_object() {
                      {"networks", nlohmann::json::array()},
                      {"peers", nlohmann::json::array()},
                      {"ops", nlohmann::json::array()}};
+  out["steps"] = steps_object(steps);
+  out["held"] = {{"arena_bytes", arena.used()},         {"entries", transfers.entries_held()},
+                 {"pieces", transfers.pieces_held()},   {"wrecks", transfers.wrecks_held()},
+                 {"batches", report.batches.live()},    {"messages", peers.messages_held()},
+                 {"callbacks", report.callbacks_held()}};
   for (const NetworkSlot& network : networks) {
     nlohmann::json rails = nlohmann::json::array();
     for (const RailSlot& rail : network.rails) {

@@ -55,6 +55,7 @@ Transfers::UpRails Transfers::up_rails(const Peer& peer, const NetworkSlot& netw
 void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
   const bool up = event.kind == WireEvent::Kind::kRailUp;
   if (std::exchange(rail.up, up) == up) return;
+  core_.steps.take(up ? Step::kRailUp : Step::kRailDown);
   FABRIC_LOG(core_.log, kWarning, "core", up ? "a rail came back" : "a rail went down",
              {"network", network.name}, {"rail", rail.index});
   core_.report.publish(Event{.kind = EventKind::kRail, .code = event.code, .rail = rail.index});
@@ -96,7 +97,10 @@ bool Transfers::exact(const Path& path) const noexcept {
 /// copy could land after the second was reported as done.
 bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
   if (end.code != Errc::kRailLost || path.peer_gone || exact(path)) return false;
-  if (end.remote == Remote::kUnknown) core_.peers.at(path.peer)->unproved = true;
+  if (end.remote == Remote::kUnknown) {
+    core_.peers.at(path.peer)->unproved = true;
+    core_.steps.take(Step::kPieceGivenUp);
+  }
   if (path.state == Path::State::kReady && !std::exchange(path.suspect, true)) {
     ++path.failures;
     // Not posted here: the end of the path may be among the events that are being looked at.
@@ -108,6 +112,7 @@ bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
   const bool again = end.remote == Remote::kNotDelivered && (is_whole(op, piece) || !op.imm) &&
                      piece.barred == Errc::kOk && may_repeat(op);
   if (!again) return false;
+  core_.steps.take(Step::kPieceGivenUpAgain);
   Entry entry{.part = piece.part, .count = 1};
   if (op.kind == OpKind::kWrite) {
     entry.offset = piece.offset;
@@ -129,6 +134,7 @@ bool Transfers::may_repeat(const Op& op) const noexcept {
 void Transfers::strand(uint32_t cookie, Path& path, const PieceEnd& end) {
   Piece& piece = pieces_[cookie];
   piece.stranded = true;
+  core_.steps.take(Step::kPieceStranded);
   piece.end = end;
   piece.prev = piece.next = kNone;
   path.stranded_seq = std::min(path.stranded_seq, piece.seq);
@@ -228,7 +234,10 @@ void Transfers::settle(Wreck& wreck, const FarEnd& far) {
     core_.peers.lose(peer, PeerState::kLost, Errc::kPeerLost, true);
     return;
   }
-  if (!far.exact && !wreck.pieces.empty()) peer.unproved = true;
+  if (!far.exact && !wreck.pieces.empty()) {
+    peer.unproved = true;
+    core_.steps.take(Step::kSettledUnproved);
+  }
   settle_pieces(wreck, far);
   const auto at = std::find_if(wrecks_.begin(), wrecks_.end(), [&](const auto& w) {
     return w->peer == peer.slot && w->ref == ref;
@@ -247,6 +256,7 @@ void Transfers::settle_pieces(Wreck& wreck, const FarEnd& far) {
     const bool never_left = piece.end.remote == Remote::kNotDelivered;
     const bool not_taken = far.exact || (never_left && is_whole(op, piece));
     if (took) {
+      core_.steps.take(Step::kPieceFoundTaken);
       end_stranded(cookie, {Errc::kOk, Remote::kDelivered});
     } else if (not_taken && piece.barred != Errc::kOk) {
       end_stranded(cookie, {piece.barred, Remote::kNotDelivered});
@@ -275,6 +285,7 @@ void Transfers::repeat(Wreck& wreck, uint32_t cookie) {
     repeat_shard(wreck, op, piece.shard, piece.offset);
     return;
   }
+  core_.steps.take(Step::kPieceRepeated);
   std::erase(wreck.pieces, cookie);
   give_piece(cookie);
   send_again(op, *core_.peers.at(wreck.peer), wreck.network, {.part = piece.part, .count = 1});
@@ -285,6 +296,7 @@ void Transfers::repeat(Wreck& wreck, uint32_t cookie) {
 /// Sends a shard again from its beginning: its count must come by the path of all its bytes.
 /// `from`: the first byte whose end the operation has not been told yet.
 void Transfers::repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t from) {
+  core_.steps.take(Step::kShardRepeated);
   ++op.pieces_posted;  // holds it
   const auto mine = [&](const Piece& piece) { return piece.op == op.self && piece.shard == shard; };
   std::erase_if(wreck.pieces, [&](uint32_t cookie) {
@@ -340,6 +352,7 @@ void Transfers::next_life(Path& path, bool on_purpose) {
 }
 
 void Transfers::rest(Path& path) {
+  core_.steps.take(Step::kPathRested);
   path.state = Path::State::kResting;
   path.retry_ns = core_.now_ns + rest_ns(path.failures);
   if (core_.networks[path.network].rails[path.rail].up) {
@@ -420,6 +433,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
 /// Posts a write without bytes and without a count: it touches nothing and comes back if the host
 /// at the other end answers.
 void Transfers::start_probe(Path& path) {
+  core_.steps.take(Step::kProbeSent);
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   const uint32_t cookie = take_piece();
   Piece& piece = pieces_[cookie];
@@ -447,6 +461,7 @@ void Transfers::start_probe(Path& path) {
 }
 
 void Transfers::probe_ended(Path& path, const PieceEnd& end) {
+  core_.steps.take(end.code == Errc::kOk ? Step::kProbeAnswered : Step::kProbeFailed);
   path.probe = kNone;
   path.probe_until_ns = kNeverNs;
   if (end.code == Errc::kOk) {

@@ -244,6 +244,7 @@ void Peers::choose_routes_again() {
     for (auto& row : peer->route) row.fill(kNoNetwork);
     choose_routes(*peer);
     if (peer->route == before) continue;
+    core_.steps.take(Step::kRerouted);
     // Never in silence (P17): the state is the old one, the code says why it is told.
     const PeerState state = peer->state.load(std::memory_order_relaxed);
     FABRIC_LOG(core_.log, kWarning, "core", "a route has changed", {"peer", peer->id()});

@@ -180,6 +180,7 @@ class Peers {
   std::vector<PeerId> live() const;
   std::vector<Peer*> all() const;  ///< slots in use, lost ones included
   uint32_t live_count() const noexcept { return live_count_; }
+  uint32_t messages_held() const noexcept { return holding_; }  ///< for want of a listener's room
 
   /// A datagram arrived on a network.
   void on_datagram(uint8_t network, std::span<const std::byte> datagram, int64_t now_ns);

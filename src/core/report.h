@@ -204,6 +204,9 @@ class Reporter {
   bool callbacks_idle() const noexcept {
     return callbacks_queued_.load(std::memory_order_acquire) == 0;
   }
+  uint32_t callbacks_held() const noexcept {
+    return callbacks_queued_.load(std::memory_order_relaxed);  // a gauge
+  }
   /// Nothing waits any more for room in the callback queue. State lock held.
   bool handed_over() const noexcept;
 

@@ -262,6 +262,7 @@ void Transfers::pair_rails(const Peer& peer, Path& path) {
   const bool others = std::any_of(paths.begin(), paths.end(), [&](uint32_t index) {
     return index != kNone && index != path.index && !paths_[index]->suspect;
   });
+  if (!others && path.failures > 0 && theirs > 1) core_.steps.take(Step::kOtherRailPaired);
   path.remote_rail = static_cast<uint8_t>((path.rail + (others ? 0 : path.failures)) % theirs);
 }
 
@@ -323,6 +324,7 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
   }
   path.state = Path::State::kReady;
   path.started = true;
+  core_.steps.take(Step::kPathOpened);
   if (path.suspect) {
     start_probe(path);
     return;

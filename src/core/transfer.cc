@@ -45,6 +45,7 @@ void Transfers::stop(Op& op, Errc code) {
   if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) return;
   op.stage.store(OpStage::kDraining, std::memory_order_relaxed);
   op.stop_code = code;
+  core_.steps.take(op.pieces_posted == 0 ? Step::kStoppedQueued : Step::kStoppedPosted);
   ++op.pieces_posted;  // holds it until everything unposted has been ended
   while (op.entries != kNone) drop_entry(op.entries, code);
   for (NetworkSlot& network : core_.networks) {
@@ -74,11 +75,13 @@ void Transfers::force(Op& op) {
       if (path.state != Path::State::kReady) continue;
       FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: its path is torn down",
                  {"op", op.id()}, {"peer", core_.peers.at(path.peer)->id()}, {"rail", path.rail});
+      core_.steps.take(Step::kPathTornDown);
       close_path(path);
     }
     core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count() / 4);
     return;
   }
+  core_.steps.take(Step::kBoundPassed);
   // The bound has passed. What its NIC still holds ends with its path; nobody is waited for.
   ++op.pieces_posted;  // holds it
   for (uint32_t i = 0; i < pieces_.size(); ++i) {
@@ -219,6 +222,7 @@ void Transfers::spoil(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
   const Key key = part_of(op, part).imm;
   Peer* peer = core_.peers.find(peer_id);
   if (!key || peer == nullptr || !peer->usable()) return;
+  core_.steps.take(Step::kKeySpoiled);
   core_.peers.send(*peer, control::MessageType::kAbortKey,
                    control::encode(control::AbortKey{.key = key.wire(), .code = code}));
 }
@@ -285,6 +289,7 @@ void Transfers::path_down(Path& path) {
   }
   const bool broke = path.broke;
   if (broke) {
+    core_.steps.take(Step::kPathBroke);
     FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
                {"rail", path.rail});
   }

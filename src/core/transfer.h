@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -190,6 +191,13 @@ class Transfers {
     }
   }
   bool idle() const noexcept;  ///< no path is open any more
+  // What is held now, for dumps.
+  uint64_t entries_held() const noexcept { return entries_.held(); }
+  uint64_t pieces_held() const noexcept {  ///< of operations
+    return static_cast<uint64_t>(std::count_if(
+        pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.op < kProbe; }));
+  }
+  uint64_t wrecks_held() const noexcept { return wrecks_.size(); }
   const std::vector<std::unique_ptr<Path>>& paths() const noexcept { return paths_; }
   Path& path_at(uint32_t index) noexcept { return *paths_[index]; }
 

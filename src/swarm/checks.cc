@@ -208,6 +208,8 @@ void Stage::check_leaks() {
     };
     leak("operations", stats.ops_in_flight, 0);
     if (stats.counters > counters + names) leak("counters", stats.counters, counters);
+    // One session with everybody, itself included.
+    if (stats.peers > lives_.size()) leak("peers", stats.peers, lives_.size());
     leak("pieces queued", stats.tx.queued, 0);
     leak("pieces posted", stats.tx.posted, 0);
     if (stats.regions > regions) leak("regions", stats.regions, regions);

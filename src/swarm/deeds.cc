@@ -341,7 +341,7 @@ Task Stage::begin(Life& life, Task::Kind kind, Nanos timeout) {
   task.node = life.node;
   task.life = life.number;
   task.submitted = world_.now();
-  task.bound = task.submitted + timeout + 500ms + kSlack;
+  task.bound = task.submitted + timeout + kDrain + kSlack;
   return task;
 }
 

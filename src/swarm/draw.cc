@@ -87,18 +87,27 @@ std::vector<Deed> draw_deeds(Rng& dice, uint32_t nodes, Nanos calm) {
   return deeds;
 }
 
+/// What takes a peer or its paths away for longer than anybody is patient.
+constexpr sim::Fault::Kind kSilences[] = {
+    sim::Fault::Kind::kStop,    sim::Fault::Kind::kCut,       sim::Fault::Kind::kControlCut,
+    sim::Fault::Kind::kNicDown, sim::Fault::Kind::kCrash,     sim::Fault::Kind::kLoseAcks,
+    sim::Fault::Kind::kOverrun, sim::Fault::Kind::kLateProof, sim::Fault::Kind::kReceiverNotReady,
+};
+
 /// A few kinds in a world, each more than once: together they get further than all at random.
-std::vector<Trouble> draw_troubles(Rng& dice, const Story& story) {
+std::vector<Trouble> draw_troubles(Rng& dice, const Story& story, bool silent) {
   std::vector<sim::Fault::Kind> kinds;
   for (uint64_t left = dice.between(1, 6); left > 0; --left) {
-    kinds.push_back(static_cast<sim::Fault::Kind>(dice.below(sim::Fault::kKinds)));
+    kinds.push_back(silent ? kSilences[dice.below(std::size(kSilences))]
+                           : static_cast<sim::Fault::Kind>(dice.below(sim::Fault::kKinds)));
   }
   const auto count = static_cast<uint32_t>(story.nodes.size());
-  const Nanos longest = story.calm / static_cast<int64_t>(dice.between(1, 8));
+  const Nanos longest = story.calm / static_cast<int64_t>(silent ? 1 : dice.between(1, 8));
   std::vector<Trouble> troubles(dice.chance(0.1) ? 0 : dice.between(1, 16));
   for (Trouble& trouble : troubles) {
     trouble.at = between(dice, 0ns, story.calm * 3 / 4);
-    trouble.lasts = std::min(between(dice, 1us, longest), story.calm - trouble.at);
+    trouble.lasts = std::min(between(dice, silent ? longest / 4 : Nanos(1us), longest),
+                             story.calm - trouble.at);
     sim::Fault& fault = trouble.fault;
     fault.kind = kinds[dice.below(kinds.size())];
     fault.node = static_cast<uint32_t>(dice.below(count));
@@ -125,9 +134,11 @@ Story draw_story(uint64_t seed) {
   story.grants = dice.chance(0.4);
   story.job_key = dice.chance(0.3);
   story.nodes = draw_nodes(dice);
-  story.calm = between(dice, 1ms, 1ms * (int64_t{1} << dice.between(1, 11)));
+  const bool silent = dice.chance(0.2);
+  story.calm = silent ? between(dice, 1s, 4s)
+                      : between(dice, 1ms, 1ms * (int64_t{1} << dice.between(1, 11)));
   story.deeds = draw_deeds(dice, static_cast<uint32_t>(story.nodes.size()), story.calm);
-  story.troubles = draw_troubles(dice, story);
+  story.troubles = draw_troubles(dice, story, silent);
   return story;
 }
 

@@ -14,10 +14,10 @@ using FaultKind = sim::Fault::Kind;
 Config config_of(const Story& story, uint32_t node) {
   Config config;
   config.default_timeout = 500ms;
-  config.drain_timeout = 500ms;
+  config.drain_timeout = Stage::kDrain;
   config.timeout_max = 2s;
-  config.peer_timeout = 500ms;
-  config.lost_timeout = 1500ms;
+  config.peer_timeout = 200ms;
+  config.lost_timeout = 600ms;
   config.stripe_bytes_min = 4096;
   config.stripe_align = 512;
   config.bulk_slice_bytes = 8192;
@@ -133,12 +133,13 @@ void Stage::reopen_later(uint32_t node, Nanos when) { reopenings_.emplace(when, 
 void Stage::close(uint32_t node) {
   Life* leaving = life(node);
   if (leaving == nullptr) return;
-  coverage_.add_steps(leaving->engine->dump_json());
   const Nanos begun = world_.now();
   const auto closed = leaving->engine->close();
+  coverage_.add_steps(leaving->engine->dump_json());
   poll_inboxes();
   const Nanos took = world_.now() - begun - paused(node, begun);
-  if (took > 1100ms)
+  // Once for the operations, once for the memory.
+  if (took > 2 * kDrain + 100ms)
     broken("close() ends in time", fmt::format("node {}: {} ns", node, took.count()));
   for (const auto& [tag, task] : tasks_) {
     if (task.life == leaving->number && !task.silent) {

@@ -25,6 +25,8 @@ namespace fabric::swarm {
 /// checks.cc holds one against the other, stage.cc has the clock and the lives of the nodes.
 class Stage {
  public:
+  static constexpr Nanos kDrain{300'000'000};  ///< of every engine
+
   explicit Stage(const Story& story);
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;

@@ -22,8 +22,8 @@ namespace {
 /// Tries shorter stories and keeps each that still breaks the same promise.
 class Shrinker {
  public:
-  Shrinker(const Story& story, const Violation& violation, uint32_t tries_max)
-      : best_{story, violation, 0}, tries_max_(tries_max) {}
+  Shrinker(const Story& story, const Violation& violation, const Player& player, uint32_t tries_max)
+      : best_{story, violation, 0}, player_(player), tries_max_(tries_max) {}
 
   Shrunk run() {
     for (bool shorter = true; shorter && left();) {
@@ -43,7 +43,7 @@ class Shrinker {
   bool keep(const Story& story) {
     if (!left()) return false;
     ++best_.tries;
-    const Outcome outcome = play(story);
+    const Outcome outcome = player_(story);
     if (!outcome.violation || outcome.violation->invariant != best_.violation.invariant) {
       return false;
     }
@@ -83,13 +83,15 @@ class Shrinker {
   }
 
   Shrunk best_;
+  const Player& player_;
   uint32_t tries_max_;
 };
 
 }  // namespace
 
-Shrunk shrink(const Story& story, const Violation& violation, uint32_t tries_max) {
-  return Shrinker(story, violation, tries_max).run();
+Shrunk shrink(const Story& story, const Violation& violation, const Player& player,
+              uint32_t tries_max) {
+  return Shrinker(story, violation, player, tries_max).run();
 }
 
 }  // namespace fabric::swarm

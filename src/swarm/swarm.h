@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "swarm/coverage.h"
@@ -28,7 +29,10 @@ struct Shrunk {
   uint32_t tries = 0;
 };
 
+using Player = std::function<Outcome(const Story&)>;
+
 /// Takes out what is not needed to break the same promise. Plays at most `tries_max` stories.
-Shrunk shrink(const Story& story, const Violation& violation, uint32_t tries_max = 400);
+Shrunk shrink(const Story& story, const Violation& violation, const Player& player = play,
+              uint32_t tries_max = 400);
 
 }  // namespace fabric::swarm

@@ -73,6 +73,7 @@ void report_text(const Options& options, const Sum& sum) {
   fmt::print("{} worlds from seed {} on: every promise held\n", sum.worlds, options.seed);
   fmt::print("{} operations ended, {} bytes compared, {:.3f} s of virtual time\n", sum.operations,
              sum.bytes, static_cast<double>(sum.virtual_time.count()) * 1e-9);
+  fmt::print("replay with: fabric sim --seed {} --worlds {}\n", options.seed, sum.worlds);
   fmt::print("trace {:016x}\n", sum.trace);
 }
 

@@ -312,14 +312,15 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
   }
 }
 
-/// The path is down: the pieces of it that the overrun hid end now.
+/// The path is down: the pieces of it that the overrun hid end now. Not late once more, or a second
+/// overrun would hide them behind their own path.
 void Wire::report_hidden(const PathRef& at) {
   RailState* rail = find_rail(at);
   if (rail == nullptr || rail->hidden.empty()) return;
   std::vector<WireEvent> others;
   for (const WireEvent& event : std::exchange(rail->hidden, {})) {
     if (event.path == at.path) {
-      report(at, event);
+      enqueue(at, *rail, event);
     } else {
       others.push_back(event);
     }

@@ -207,7 +207,9 @@ void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
                         static_cast<uint64_t>(event.code) << 16 |
                         static_cast<uint64_t>(event.remote) << 8 | event.inbound;
   hash_.add(static_cast<uint64_t>(now_ns_)).add(what << 32 | nic.index);
-  hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | event.value);
+  // The value of an immediate is an address, which differs from run to run.
+  const uint64_t value = event.kind == WireEvent::Kind::kImm ? 0 : event.value;
+  hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
 }
 
 /// One way through the network, drawn anew for each packet.

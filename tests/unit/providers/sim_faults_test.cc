@@ -464,6 +464,23 @@ TEST_P(SimFaults, SwallowedCountsAreAcknowledgedAndMissing) {
   EXPECT_EQ(pair.taken(), 20u) << "R is below what was acknowledged";
 }
 
+TEST_P(SimFaults, WhatOneOverrunHidASecondDoesNotHideForEver) {
+  Pair pair(world, model());
+  const Path back(*pair.b, *pair.a);
+  const Block there(pair.b->rail(0), 64, 8), here(pair.a->rail(0), 64);
+  world.now(Fault::late_acks(pair.to, Nanos(1'000'000)));
+  back.post(back.counted(there, here, 64, 90, 90));
+  pair.run(500'000);
+  world.now(Fault::overrun(pair.to, 0));  // its completion is on its way
+  pair.run(10'000);
+  pair.b->rail(0).close_path(back.out, false);
+  pair.run(10'000);
+  world.now(Fault::overrun(pair.to, 0));  // and so is the end of its path
+  pair.run(5'000'000);
+  EXPECT_EQ(count_of(pair.got, Kind::kWritten), 1u);
+  EXPECT_EQ(pair.got.back().kind, Kind::kPathDown);
+}
+
 TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   Pair pair(world, model());
   const Path back(*pair.b, *pair.a);
