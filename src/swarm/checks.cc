@@ -222,40 +222,41 @@ void Stage::check_leaks() {
 
 /// After the faults everything new succeeds, from everybody to everybody.
 void Stage::everything_works() {
+  // Datagrams still get lost in some worlds, so that even a session may be given up now and then.
+  const uint32_t attempts = story_.world.drop_control > 0 ? 4 : 1;
   for (uint32_t from = 0; from < lives_.size(); ++from) {
-    for (uint32_t to = 0; to < lives_.size() && verdict_.holds(); ++to) writes_through(from, to);
+    for (uint32_t to = 0; to < lives_.size() && verdict_.holds(); ++to) {
+      std::string why = "untried";
+      for (uint32_t left = attempts; left > 0 && !why.empty(); --left) why = try_write(from, to);
+      if (why.empty()) continue;
+      broken("everything new succeeds",
+             fmt::format("{} writes to {}: {}\n{}", from, to, why, life(from)->engine->dump()));
+    }
   }
   // Greetings, and answers to what came before.
-  world_.run_until([this] { return !verdict_.holds() || tasks_.empty(); }, 1s);
+  world_.run_until([this] { return !verdict_.holds() || tasks_.empty(); }, 3s);
 }
 
-/// A way that the other side knows. Datagrams may still get lost, so one attempt may not do.
+/// A way that the other side knows, or that failed on the way to it.
 Way* Stage::reach_surely(uint32_t from, uint32_t to) {
-  Way* way = nullptr;
-  for (uint32_t attempt = 0; attempt < 3 && verdict_.holds(); ++attempt) {
-    way = reach(*life(from), to);
-    if (way == nullptr) return nullptr;
-    world_.run_until([&] { return !verdict_.holds() || way->there || way->ended; }, 600ms);
-    if (way->there) break;
-  }
+  Way* way = reach(*life(from), to);
+  if (way == nullptr) return nullptr;
+  world_.run_until([&] { return !verdict_.holds() || way->there || way->ended; }, 600ms);
   return way;
 }
 
-void Stage::writes_through(uint32_t from, uint32_t to) {
-  const auto fails = [&](std::string_view why) {
-    broken("everything new succeeds",
-           fmt::format("{} writes to {}: {}\n{}", from, to, why, life(from)->engine->dump()));
-  };
+/// Why a write did not get through; empty: it did.
+std::string Stage::try_write(uint32_t from, uint32_t to) {
   constexpr uint64_t kSize = 20'000;
+  constexpr Nanos kPatience = 1500ms;
   Way* way = reach_surely(from, to);
-  if (!verdict_.holds()) return;
-  if (way == nullptr) return fails("not reached");
+  if (way == nullptr) return "not reached";
   const uint32_t field = field_for(*way, kSize + 64);
   const RemoteRegion region = field == kNobody ? RemoteRegion{} : region_of(*way, field);
   Tally* tally = make_tally(to, 1, 0);
-  if (!region || tally == nullptr) return fails("not let in");
+  if (!region || tally == nullptr) return "not let in";
   Life& sender = *life(from);
-  Task task = begin(sender, Task::Kind::kWrite, 500ms);
+  Task task = begin(sender, Task::Kind::kWrite, kPatience);
   const uint64_t content = ++next_content_, tag = task.tag;
   const Part& part = parts_[add_part(task, *way, field, kSize, content, tally, 1)];
   const Spot source = source_for(sender, kSize, content);
@@ -265,17 +266,21 @@ void Stage::writes_through(uint32_t from, uint32_t to) {
             .target = region.at(fields_[field].field.place(part.place).offset),
             .size_bytes = kSize,
             .imm = tally->key,
-            .timeout = Nanos(500ms),
+            .timeout = kPatience,
             .notify = Notify::call(&Ear::on_end, sender.ear.get(), tag)});
-  if (!id) return fails(to_string(id.error().code));
+  if (!id) {
+    refused(sender, task, id.error());
+    return to_string(id.error().code);
+  }
   accepted(std::move(task), *id);
   tally->armed = tag;
-  const bool counted = tally->counter->wait(1, 500ms).has_value();
+  const bool counted = tally->counter->wait(1, kPatience).has_value();
   tally->armed = 0;
-  world_.run_until([&] { return !verdict_.holds() || !tasks_.contains(tag); }, 100ms);
-  if (!counted) return fails("not counted");
-  if (part.fate != Fate::kDelivered) return fails("not reported");
+  world_.run_until([&] { return !verdict_.holds() || !tasks_.contains(tag); }, kDrain + 100ms);
+  if (!counted) return "not counted";
+  if (part.fate != Fate::kDelivered) return "not reported";
   all_there(*tally);
+  return {};
 }
 
 }  // namespace fabric::swarm

@@ -156,7 +156,7 @@ class Stage {
   void check_rest();
   void check_leaks();
   void everything_works();
-  void writes_through(uint32_t from, uint32_t to);
+  std::string try_write(uint32_t from, uint32_t to);
   Way* reach_surely(uint32_t from, uint32_t to);
   void broken(std::string_view invariant, std::string detail);
   std::string describe(const Task& task) const;
