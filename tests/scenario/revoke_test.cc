@@ -354,10 +354,10 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
 /// A sender, and an owner of names.
 struct Names {
   explicit Names(const sim::WorldOptions& options = {.seed = test_seed()},
-                 const Config& config = story_config())
+                 const Config& config = story_config(), const Config& owners = story_config())
       : world(options),
-        sender(open_host(world, world.add_node(1, {}), kSize)),
-        owner(open_host(world, world.add_node(1, {}), kSize, config)),
+        sender(open_host(world, world.add_node(1, {}), kSize, config)),
+        owner(open_host(world, world.add_node(1, {}), kSize, owners)),
         way(connect(sender, owner)) {}
   Key resolve(uint64_t name) {
     Key key;
@@ -460,19 +460,26 @@ TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
 
 TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   Config config = story_config();
-  config.names_per_peer_max = 1;
-  Names names({.seed = test_seed()}, config);
-  uint64_t name = 0;
+  config.peers_max = 1;  // so that the next session has the slot of this one
+  Config owners = config;
+  owners.names_per_peer_max = 1;
+  Names names({.seed = test_seed()}, config, owners);
+  Counter first = *names.owner.engine.named_counter(0);
+  const Key old = names.resolve(0);
+  ASSERT_EQ(*first.close(), Rest::kProved);
+  uint64_t name = 1;
   for (; name < core::kRevokedPerName; ++name) {
     ASSERT_EQ(names.resolved_and_closed(name), Rest::kProved) << name;
   }
   EXPECT_EQ(names.resolved_and_closed(name), Rest::kRested) << "as much as it may keep";
   EXPECT_EQ(names.resolved_and_closed(name), Rest::kRested);
-  // The next session starts with nothing.
+  expect_refused(names.end_of(names.write(old)));
+  // The next session starts with nothing: by now the value may belong to somebody else.
   ASSERT_TRUE(names.sender.engine.disconnect(names.way.peer));
   names.world.run_for(1s);
   names.way = connect(names.sender, names.owner);
   EXPECT_EQ(names.resolved_and_closed(name), Rest::kProved);
+  EXPECT_EQ(names.end_of(names.write(old)).code, Errc::kOk);
 }
 
 /// A sender whose owner is a puppet, which says what it likes when it likes.
