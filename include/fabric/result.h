@@ -24,7 +24,7 @@ enum class Errc : uint8_t {
   kTimeout,              ///< the deadline passed
   kCancelled,            ///< cancel() came first
   kAborted,              ///< a write that counts here failed: the key is spoiled, release it
-  kReleased,             ///< the counter was released under its expectation
+  kReleased,             ///< the counter was released, here or by the peer whose key it is
   kOverrun,              ///< more arrived than a counter can hold
   kBusy,                 ///< an expectation is armed already
   kWouldDeadlock,        ///< a blocking call from a callback

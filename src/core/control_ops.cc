@@ -403,9 +403,15 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
   if (op == nullptr || op->kind != OpKind::kResolve) return;
   Errc code = answer->code;
   if (code == Errc::kOk && answer->keys.size() != op->resolved.size()) code = Errc::kBadFormat;
+  if (code == Errc::kOk && outdated(peer, *answer)) {
+    op->ref = ask(peer, *op, false);
+    ask_again(peer, op->ref, *op);
+    return;
+  }
   if (code == Errc::kOk) {
     for (size_t i = 0; i < answer->keys.size(); ++i) {
       op->resolved[i] = Key::from_wire(answer->keys[i]);
+      peer.revoked.erase(answer->keys[i]);  // given out anew since it was revoked
     }
   }
   const bool ok = code == Errc::kOk;
@@ -413,10 +419,28 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
                ok ? answer->keys.size() : 0);
 }
 
+/// Whether a key may have been revoked after the answer was given: numbered messages overtake each
+/// other.
+bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
+  return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
+    const auto it = peer.revoked.find(key);
+    return it != peer.revoked.end() && answer.ref < it->second;
+  });
+}
+
 void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_revoke_key(body);
   if (!request) return refuse_bad(peer, MessageType::kRevokeKey);
-  core_.transfers.key_revoked(peer, Key::from_wire(request->key));
+  const Key key = Key::from_wire(request->key);
+  const size_t max = size_t{kRevokedPerName} * core_.config.names_per_peer_max;
+  const bool keeps = peer.revoked.size() < max || peer.revoked.contains(key.wire());
+  if (keeps) peer.revoked[key.wire()] = peer.next_ref;
+  core_.transfers.key_revoked(peer, key);
+  if (!keeps) {
+    // Nothing would refuse what is submitted under the key from now on.
+    send(peer, MessageType::kKeyRevoked, done(request->ref, Errc::kExhausted));
+    return;
+  }
   add_drain(peer, MessageType::kKeyRevoked, request->ref);
 }
 

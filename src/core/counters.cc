@@ -34,7 +34,15 @@ int64_t Counters::rest_ns() const noexcept {
   return longest + 1;  // strictly longer: the half-turn rule fails with equality
 }
 
-Result<Key> Counters::make(int64_t now_ns) { return table.acquire(now_ns, rest_ns()); }
+Result<Key> Counters::make(int64_t now_ns) {
+  for (;;) {
+    auto key = table.acquire(now_ns, rest_ns());
+    if (!key || !told_.contains(key->wire())) return key;
+    // A session that refuses the value would refuse its new life too. The next one, then: there are
+    // far fewer of these than values.
+    table.release(*key, now_ns);
+  }
+}
 
 Result<Key> Counters::claim_name(uint64_t name, int64_t now_ns) {
   auto it = names_.find(name);
@@ -85,12 +93,17 @@ void Counters::release(const Ending& ending, int64_t now_ns) {
   const auto it = ending.named ? names_.find(ending.name) : names_.end();
   if (it == names_.end() || it->second.key != key) return;
   // Whoever resolved the name is asked to confirm that its writes under the key have drained.
+  const uint64_t told_max = uint64_t{kRevokedPerName} * core_.config.names_per_peer_max;
   for (const PeerId id : it->second.resolvers) {
     Peer* peer = core_.peers.find(id);
-    if (peer == nullptr || !peer->usable()) {
-      unproved_.push_back(key);  // gone without a word
+    // Gone without a word, or has been told of so many that this value could not be kept from
+    // coming back while it refuses it.
+    if (peer == nullptr || !peer->usable() || peer->keys_told >= told_max) {
+      unproved_.push_back(key);
       continue;
     }
+    ++peer->keys_told;
+    told_.emplace(key.wire(), id);
     const uint32_t ref = peer->next_ref++;
     revocations_.push_back({.key = key, .peer = id, .ref = ref});
     core_.peers.send(*peer, control::MessageType::kRevokeKey,
@@ -138,6 +151,7 @@ void Counters::peer_lost(Peer& peer) {
   }
   std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id; });
   revocations.wake();
+  std::erase_if(told_, [&](const auto& told) { return told.second == id; });
   for (auto it = names_.begin(); it != names_.end();) {
     Name& name = it->second;
     const bool knew = std::erase(name.resolvers, id) > 0;

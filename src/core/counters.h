@@ -116,6 +116,9 @@ class Counters {
   std::map<uint64_t, Name> names_;
   std::vector<Revocation> revocations_;
   std::vector<Key> unproved_;  ///< released keys with a sender that is gone, until forget()
+  /// Released keys, by their bits, with each session that refuses them: a value that is in here is
+  /// not handed out.
+  std::multimap<uint32_t, PeerId> told_;
   int64_t next_expiry_ns_ = kNeverNs;
   std::map<uint32_t, PeerId> spoiled_;  ///< by key bits, while the key lives
 };

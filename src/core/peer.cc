@@ -114,6 +114,8 @@ void Peers::reset(Peer& peer) {
   peer.next_piece_seq = 1;
   peer.drains.clear();
   peer.unproved = false;
+  peer.revoked.clear();
+  peer.keys_told = 0;
   peer.next_ref = 1;
   peer.refs.clear();
   peer.region_refs.clear();
@@ -353,6 +355,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
   }
   peer.held.clear();
   peer.drains.clear();
+  peer.revoked.clear();
   // What it wrote before may still be in a NIC's queue. A path in is down after its last count, so
   // that is when those who wait for the peer are told; soon in any case.
   peer.counts_due_ns = core_.now_ns + kCountsNs;

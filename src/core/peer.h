@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <fabric/peer.h>
@@ -39,6 +40,10 @@ struct DrainAnswer {
   control::MessageType type{};
   uint32_t ref = 0;
 };
+
+/// Keys that one session may revoke: this times Config::names_per_peer_max. Both sides keep them
+/// for as long as it lives; what goes beyond is never called quiet.
+inline constexpr uint32_t kRevokedPerName = 16;
 
 /// A path end that a peer opened towards us.
 struct InboundPath {
@@ -128,6 +133,11 @@ struct Peer : SlotHead {
   std::vector<DrainAnswer> drains{};
   /// A write to it ended without proof on a network that has none: "drained" cannot be said again.
   bool unproved = false;
+  /// Keys of theirs under which nothing may be posted any more, because they closed them, each with
+  /// the number of our first question after we heard of that: an answer to an earlier one is of the
+  /// life that is over.
+  std::unordered_map<uint32_t, uint32_t> revoked{};
+  uint32_t keys_told = 0;  ///< of ours, that they keep like this
 
   uint32_t next_ref = 1;
   std::map<uint32_t, Asked> refs{};             ///< by the number that the answer brings back
@@ -275,6 +285,7 @@ class Peers {
   void on_abort_key(Peer& peer, const control::Body& body);
   Op* claim(Peer& peer, uint32_t ref, Asked& asked);
   uint32_t ask(Peer& peer, const Op& op, bool is_message);
+  static bool outdated(const Peer& peer, const control::ResolvedNames& answer);
   void ask_again(Peer& peer, uint32_t ref, Op& op);
   void send_message(Peer& peer, Op& op);
   void next_messages(Peer& peer, uint16_t channel);

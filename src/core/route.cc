@@ -49,6 +49,10 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
   const bool gone = peer == nullptr || peer->ending ||
                     peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
   if (code == Errc::kOk && gone) code = Errc::kPeerLost;
+  if (code == Errc::kOk && !peer->revoked.empty()) [[unlikely]] {
+    // Parts that are started together have one key.
+    if (peer->revoked.contains(part_of(op, first).imm.wire())) code = Errc::kReleased;
+  }
   if (code != Errc::kOk) {
     end_parts(op, entry, id, code);
     return;

@@ -2,18 +2,17 @@
 A named key that is closed: every peer that resolved it is asked to be quiet.
 
 Mirrors: resolve(), release(), key_revoked() and peer_lost() in src/core/counters.cc, close() in
-counter.cc, on_revoke_key(), add_drain() and check_drains() in control_ops.cc, key_revoked() and
-oldest_piece() in transfer.cc. Numbered messages arrive once each, in any order. A posted write may
-end, or be left with a wreck, where it may land until the target has spoken.
-Left out: the half-turn rule, which protects counts even without proof (reuse.pml); how a wreck is
-settled (failover.pml).
+counter.cc, on_revoke_key(), on_resolved(), outdated(), add_drain() and check_drains() in
+control_ops.cc, start_parts() in route.cc, key_revoked() and oldest_piece() in transfer.cc. Numbered
+messages arrive once each, in any order. A posted write may end, or be left with a wreck, where it may
+land until the target has spoken. An application goes on using every key that it ever got.
+Left out: values that come back, hence the number of the question by which outdated() knows whether
+they have, and told_, which keeps them from it while the session lives; the half-turn rule, which
+protects counts even without proof (reuse.pml); how a wreck is settled (failover.pml).
 Proved: after close() has said "proved" nothing lands under that key; close() always ends.
-Assumed, and not enforced by the code, hence the two gaps: a Resolved is not overtaken by the
-RevokeKey that follows it, and an application submits nothing under a key after its engine has
-confirmed that it is quiet.
 
-@small PEERS=1 WRITES=1 LIVES=2
-@large PEERS=2 WRITES=1 LIVES=2
+@small PEERS=1 WRITES=1 LIVES=2 KEEPS=1
+@large PEERS=2 WRITES=1 LIVES=2 KEEPS=1
 @finite
 @unreached peer -end-
 @unreached session -end-
@@ -30,13 +29,19 @@ confirmed that it is quiet.
   a peer that is lost is taken for quiet, though nobody has fenced it
 @mutant any_answer assert:proved
   an answer that does not say which question it belongs to: one about the last life counts for this
-@gap revoke_overtakes assert:proved
-  the question overtakes the key: the peer has nothing to drain, says so, and then learns the key
-@gap submits_later assert:proved
+@mutant submits_later assert:proved
   the application goes on using the key that it resolved; nobody refuses it
+@mutant full_is_quiet assert:proved
+  a peer that can keep no more revoked keys confirms nevertheless
+@mutant revoke_overtakes assert:proved
+  the question overtakes the key: the peer has nothing to drain, says so, and then learns the key
+@mutant dead_answer assert:kept
+  a resolve ends with a key that was revoked while its answer was on the way
 */
 
 #define SLOTS (PEERS * WRITES)
+#define KEYS (PEERS * (LIVES + 1))
+#define KEY(p, k) ((p) * (LIVES + 1) + (k))
 #define NO_KEY 0
 
 mtype = {idle, queued, posted, wrecked};
@@ -51,9 +56,12 @@ bool unproved;               // somebody was lost who may still write
 // Messages: the key that they are about, or none.
 bool resolve_asked[PEERS];
 byte resolved[PEERS], revoke[PEERS], answer[PEERS];
+bool no_room[PEERS];         // the answer is that nothing more can be kept
 
 // The peers.
-byte holds[PEERS];           // the key that the application has got
+bool has[KEYS];              // the application has got this key
+bool kept[KEYS];             // it was revoked: nothing is started under it any more
+byte kept_count[PEERS];
 byte draining[PEERS];        // the key about which an answer is owed
 bool asked_name[PEERS];      // it resolves once in each life
 bool lost[PEERS];            // the owner has given it up
@@ -97,7 +105,7 @@ end:
 inline revoke_one(which) {
 #ifndef MUTANT_queue_goes_on
   if
-  :: write[which] == queued && under[which] == draining[me] ->
+  :: write[which] == queued && under[which] == key ->
      write[which] = idle;
      under[which] = NO_KEY
   :: else
@@ -106,16 +114,67 @@ inline revoke_one(which) {
   waits[which] = write[which] == posted || write[which] == wrecked
 }
 
-#ifdef MUTANT_revoke_overtakes
-#define MAY_TAKE_REVOKE true
+#ifdef MUTANT_submits_later
+#define REFUSED(p, k) false
 #else
-#define MAY_TAKE_REVOKE (resolved[me] == NO_KEY)
+#define REFUSED(p, k) kept[KEY(p, k)]
 #endif
+
+#ifdef MUTANT_revoke_overtakes
+#define KNOWS(p, k) has[KEY(p, k)]
+#else
+#define KNOWS(p, k) true
+#endif
+
+#ifdef MUTANT_full_is_quiet
+#define FULL(p) false
+#else
+#define FULL(p) (kept_count[p] == KEEPS)
+#endif
+
+// What was revoked is not to be learnt; the question is put once more.
+inline learn() {
+  if
+#ifndef MUTANT_dead_answer
+  :: kept[KEY(me, resolved[me])] -> resolve_asked[me] = true
+#endif
+  :: else ->
+     assert(!kept[KEY(me, resolved[me])]);
+     has[KEY(me, resolved[me])] = true
+  fi;
+  resolved[me] = NO_KEY
+}
+
+inline start(which) {
+  if
+  :: REFUSED(me, key)
+  :: else ->
+     write[which] = queued;
+     under[which] = key
+  fi
+}
+
+// Keeps the key if there is room; if not, it says so at once.
+inline take_revoke() {
+  if
+  :: FULL(me) ->
+     answer[me] = key;
+     no_room[me] = true
+  :: else ->
+     if
+     :: kept_count[me] < KEEPS && KNOWS(me, key) ->
+        kept[KEY(me, key)] = true;
+        kept_count[me]++
+     :: else
+     fi;
+     draining[me] = key
+  fi
+}
 
 #define FREE (write[FIRST] == idle || write[LAST] == idle)
 
 proctype peer(byte me) {
-  byte slot;
+  byte slot, key;
 end:
   do
   :: atomic {
@@ -125,32 +184,34 @@ end:
      }
   :: atomic {
        resolved[me] != NO_KEY && !lost[me] ->
-       holds[me] = resolved[me];
-       resolved[me] = NO_KEY
+       learn()
      }
   :: atomic {
-       holds[me] != NO_KEY && writes_left[me] > 0 && FREE && !lost[me] ->
+       (has[KEY(me, 1)] || has[KEY(me, LIVES)]) && writes_left[me] > 0 && FREE && !lost[me] ->
+       if
+       :: has[KEY(me, 1)] -> key = 1
+       :: has[KEY(me, LIVES)] -> key = LIVES
+       fi;
        slot = (write[FIRST] == idle -> FIRST : LAST);
-       write[slot] = queued;
-       under[slot] = holds[me];
+       start(slot);
        writes_left[me]--;
-       slot = 0
+       slot = 0;
+       key = NO_KEY
      }
   :: atomic { write[FIRST] == queued && !lost[me] -> write[FIRST] = posted }
 #if WRITES > 1
   :: atomic { write[LAST] == queued && !lost[me] -> write[LAST] = posted }
 #endif
   :: atomic {
-       revoke[me] != NO_KEY && draining[me] == NO_KEY && MAY_TAKE_REVOKE && !lost[me] ->
-       draining[me] = revoke[me];
+       revoke[me] != NO_KEY && draining[me] == NO_KEY && answer[me] == NO_KEY && !lost[me] ->
+       key = revoke[me];
        revoke[me] = NO_KEY;
+       take_revoke();
        revoke_one(FIRST);
 #if WRITES > 1
        revoke_one(LAST);
 #endif
-#ifndef MUTANT_submits_later
-       holds[me] = (holds[me] == draining[me] -> NO_KEY : holds[me])
-#endif
+       key = NO_KEY
      }
   :: atomic {
        draining[me] != NO_KEY && QUIET(FIRST) && QUIET(LAST) && answer[me] == NO_KEY ->
@@ -179,15 +240,17 @@ proctype session(byte p) {
 end:
   do
   :: atomic {
-       live && resolve_asked[p] && !lost[p] ->
+       live && resolve_asked[p] && resolved[p] == NO_KEY && !lost[p] ->
        resolve_asked[p] = false;
        resolver[p] = KNOWN(p);
        resolved[p] = life
      }
   :: atomic {
        answer[p] != NO_KEY && !lost[p] ->
+       unproved = unproved || (no_room[p] && awaited[p] && BELONGS(p));
        awaited[p] = awaited[p] && !BELONGS(p);
-       answer[p] = NO_KEY
+       answer[p] = NO_KEY;
+       no_room[p] = false
      }
   // One peer is enough to be lost.
   :: atomic {

@@ -1,13 +1,18 @@
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <set>
 
+#include "core/core.h"
+#include "scenario/puppet.h"
 #include "scenario/story.h"
 #include "support/log_guard.h"
 
-// Memory that is taken back under load (P13): importers hear of it first and drain, so that nobody
-// breaks a connection over a refused write; who does not listen pays alone; and without proof the
-// memory stays in quarantine.
+// What is taken back. Memory, under load (P13): importers hear of it first and drain, so that
+// nobody breaks a connection over a refused write; who does not listen pays alone; and without
+// proof the memory stays in quarantine. Named keys (P11): after the proof nothing is posted under
+// them, in whatever order the words arrive and whoever still has the key.
 
 namespace fabric::test {
 namespace {
@@ -342,6 +347,304 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
     EXPECT_EQ(write(*granted.engine.import_region(to, *stage.region->grant(session()))), Errc::kOk);
     EXPECT_TRUE(holds(std::span(stage.memory).first(kPage), 5));
   }
+}
+
+// ---- Keys ---------------------------------------------------------------------------------------
+
+/// A sender, and an owner of names.
+struct Names {
+  explicit Names(const sim::WorldOptions& options = {.seed = test_seed()},
+                 const Config& config = story_config(), const Config& owners = story_config())
+      : world(options),
+        sender(open_host(world, world.add_node(1, {}), kSize, config)),
+        owner(open_host(world, world.add_node(1, {}), kSize, owners)),
+        way(connect(sender, owner)) {}
+  Key resolve(uint64_t name) {
+    Key key;
+    EXPECT_TRUE(sender.engine.resolve(way.peer, {&name, 1}, {&key, 1}));
+    return key;
+  }
+  Rest resolved_and_closed(uint64_t name) {
+    Counter counter = *owner.engine.named_counter(name);
+    EXPECT_EQ(resolve(name), counter.key());
+    return *counter.close();
+  }
+  template <class Request>
+  Event end_of(Request request) {
+    Witness seen;
+    request.notify = seen.notify();
+    EXPECT_TRUE(sender.engine.submit(request));
+    EXPECT_TRUE(world.run_until([&] { return seen.count() > 0; }, 10s));
+    return seen.count() > 0 ? seen.events[0] : Event{};
+  }
+  Write write(Key key) const {
+    return {.source = sender.memory.at(0), .target = way.at(0), .size_bytes = 64, .imm = key};
+  }
+  uint64_t stale() {
+    world.run_for(10ms);
+    return owner.engine.stats().stale_imms;
+  }
+
+  sim::World world;
+  Host sender, owner;
+  Way way;
+};
+
+void expect_refused(const Event& event, uint32_t parts = 1) {
+  EXPECT_EQ(event.code, Errc::kReleased) << to_string(event.code);
+  EXPECT_EQ(event.remote, Remote::kNotDelivered);
+  EXPECT_EQ(event.parts_failed, parts);
+}
+
+TEST(RevokedKey, RefusesWhatIsSubmittedAfterTheProof) {
+  Names names;
+  Counter closed = *names.owner.engine.named_counter(1),
+          open = *names.owner.engine.named_counter(2);
+  const Key key = names.resolve(1), good = names.resolve(2);
+  const RegionId source = names.sender.memory.id();
+  const std::vector<uint32_t> pages = {0, 1, 2};
+  const PagedWrite paged{.source = source,
+                         .source_pages = {.indices = pages, .stride_bytes = 64},
+                         .target = names.way.region,
+                         .target_pages = {.indices = pages, .stride_bytes = 64},
+                         .page_bytes = 64,
+                         .imm = key};
+  const PeerGroup group = *names.sender.engine.make_group({&names.way.peer, 1});
+  ASSERT_EQ(*closed.close(), Rest::kProved);
+
+  expect_refused(names.end_of(names.write(key)));
+  expect_refused(names.end_of(paged), 3);
+  expect_refused(names.end_of(Signal{.group = group, .keys = {&key, 1}}));
+  const std::vector<ScatterTarget> targets = {{names.way.at(0), 0, 64, key},
+                                              {names.way.at(64), 0, 64, good}};
+  const Event scattered = names.end_of(Scatter{.source = source, .targets = targets});
+  EXPECT_EQ(scattered.code, Errc::kReleased);
+  EXPECT_EQ(scattered.parts_failed, 1u) << "a target that fails does not stop the others";
+  EXPECT_EQ(scattered.first_failed, 0u);
+  EXPECT_EQ(scattered.previous, 0u) << "and it is certain that nothing of it arrived";
+  EXPECT_EQ(names.end_of(names.write(good)).code, Errc::kOk);
+  EXPECT_EQ(names.end_of(names.write({})).code, Errc::kOk);
+  EXPECT_EQ(names.stale(), 0u) << "landed after the proof";
+  EXPECT_EQ(open.count(), 2u) << "one target, one write: other keys are nobody's business";
+}
+
+TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
+  uint32_t proved_first = 0;
+  for (const uint64_t seed : seeds(60)) {
+    SCOPED_TRACE(replay(seed));
+    sim::WorldOptions options{.seed = seed};
+    options.drop_control = 0.3;
+    Names names(options);
+    Counter counter = *names.owner.engine.named_counter(42);
+    const Key old = counter.key();
+    const uint64_t name = 42;
+    Key key;
+    Batch batch = *names.sender.engine.make_batch();
+    ASSERT_TRUE(names.sender.engine.submit(
+        Resolve{.peer = names.way.peer, .names = {&name, 1}, .out = {&key, 1}, .batch = batch}));
+    names.world.run_for(30us);
+    const auto rest = counter.close();
+    const bool came_first = batch.pending() == 0;
+    ASSERT_TRUE(names.sender.engine.wait(batch));
+    ASSERT_EQ(batch.failed(), 0u);
+    if (!rest || *rest != Rest::kProved || came_first) continue;
+    ++proved_first;
+    ASSERT_NE(key, old) << "learnt after the proof";
+    // It is the name's next key, and good.
+    ASSERT_EQ(names.end_of(names.write(key)).code, Errc::kOk);
+    ASSERT_EQ(names.owner.engine.named_counter(42)->count(), 1u);
+    ASSERT_EQ(names.stale(), 0u);
+  }
+  EXPECT_GT(proved_first, 5u) << "the story must happen";
+}
+
+TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
+  Config config = story_config();
+  config.peers_max = 1;  // so that the next session has the slot of this one
+  Config owners = config;
+  owners.names_per_peer_max = 1;
+  Names names({.seed = test_seed()}, config, owners);
+  Counter first = *names.owner.engine.named_counter(0);
+  const Key old = names.resolve(0);
+  ASSERT_EQ(*first.close(), Rest::kProved);
+  uint64_t name = 1;
+  for (; name < core::kRevokedPerName; ++name) {
+    ASSERT_EQ(names.resolved_and_closed(name), Rest::kProved) << name;
+  }
+  EXPECT_EQ(names.resolved_and_closed(name), Rest::kRested) << "as much as it may keep";
+  EXPECT_EQ(names.resolved_and_closed(name), Rest::kRested);
+  expect_refused(names.end_of(names.write(old)));
+  // The next session starts with nothing: by now the value may belong to somebody else.
+  ASSERT_TRUE(names.sender.engine.disconnect(names.way.peer));
+  names.world.run_for(1s);
+  names.way = connect(names.sender, names.owner);
+  EXPECT_EQ(names.resolved_and_closed(name), Rest::kProved);
+  EXPECT_EQ(names.end_of(names.write(old)).code, Errc::kOk);
+}
+
+/// A sender whose owner is a puppet, which says what it likes when it likes.
+class RevokingPuppet : public testing::Test {
+ protected:
+  void SetUp() override {
+    peer = *engine.connect(puppet.encoded_address());
+    theatre.run_for(1ms);
+    puppet.read();
+    puppet.welcome();
+    turn();
+    target = *engine.import_region(peer, puppet.desc());
+  }
+  void turn() {
+    theatre.run_for(1ms);
+    puppet.read();
+    for (const uint64_t stamp : puppet.stamps()) puppet.pong(stamp);
+    puppet.send(control::MessageType::kAck);
+    theatre.run_for(1ms);
+  }
+  static Config config() {
+    Config config = story_config();
+    config.names_per_peer_max = 1;
+    return config;
+  }
+  void ask(uint64_t tag) {
+    ASSERT_TRUE(engine.submit(Resolve{
+        .peer = peer, .names = {&name, 1}, .out = {&learnt, 1}, .notify = seen.notify(tag)}));
+    turn();
+  }
+  /// The number of the one question that is open.
+  uint32_t question() {
+    const auto letters = puppet.take(control::MessageType::kResolve);
+    EXPECT_EQ(letters.size(), 1u);
+    return letters.empty() ? 0 : control::decode_resolve(letters[0].body)->ref;
+  }
+  void answer(uint32_t ref, uint32_t key) {
+    puppet.send(control::MessageType::kResolved,
+                control::encode(control::ResolvedNames{.ref = ref, .keys = {key}}));
+    turn();
+  }
+  /// What the sender answers to a revocation.
+  Errc revoke(uint32_t key) {
+    const control::RevokeKey body{.ref = next_ref++, .key = key};
+    puppet.send(control::MessageType::kRevokeKey, control::encode(body));
+    turn();
+    const auto letters = puppet.take(control::MessageType::kKeyRevoked);
+    EXPECT_EQ(letters.size(), 1u);
+    if (letters.empty()) return Errc::kTimeout;
+    const auto done = control::decode_done(letters[0].body);
+    EXPECT_EQ(done->ref, body.ref);
+    return done->code;
+  }
+  Errc write_under(uint32_t key) {
+    Batch batch = *engine.make_batch();
+    const auto source = memory.at(0);
+    EXPECT_TRUE(engine.submit(Write{.source = source,
+                                    .target = target.at(0),
+                                    .size_bytes = 64,
+                                    .imm = Key::from_wire(key),
+                                    .timeout = 1s,
+                                    .batch = batch,
+                                    .notify = seen.notify(99)}));
+    for (uint32_t i = 0; i < 10 && batch.pending() > 0; ++i) turn();
+    return seen.events.back().code;
+  }
+
+  Witness seen;
+  PuppetTheatre theatre;
+  Engine engine = theatre.open(config());
+  Puppet puppet{theatre, engine.address()};
+  MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
+  PeerId peer{};
+  RemoteRegion target{};
+  const uint64_t name = 42;
+  Key learnt{};
+  uint32_t next_ref = 1;
+};
+
+TEST_F(RevokingPuppet, IsAskedAgainWhenItsWordsOvertakeEachOther) {
+  ASSERT_NO_FATAL_FAILURE(ask(1));
+  const uint32_t first = question();
+  EXPECT_EQ(revoke(77), Errc::kOk) << "nothing was posted under it";
+  answer(first, 77);
+  EXPECT_EQ(seen.find(1), nullptr) << "the key of a life that is over";
+  const uint32_t second = question();
+  EXPECT_GT(second, first);
+  answer(second, 78);
+  ASSERT_NE(seen.find(1), nullptr);
+  EXPECT_EQ(seen.find(1)->code, Errc::kOk);
+  EXPECT_EQ(learnt.wire(), 78u);
+  EXPECT_EQ(write_under(77), Errc::kReleased);
+  EXPECT_EQ(write_under(78), Errc::kOk);
+}
+
+TEST_F(RevokingPuppet, MayGiveTheValueOutAgain) {
+  ASSERT_NO_FATAL_FAILURE(ask(1));
+  answer(question(), 77);
+  EXPECT_EQ(write_under(77), Errc::kOk);
+  EXPECT_EQ(revoke(77), Errc::kOk);
+  EXPECT_EQ(write_under(77), Errc::kReleased);
+  ASSERT_NO_FATAL_FAILURE(ask(2));
+  answer(question(), 77);
+  ASSERT_NE(seen.find(2), nullptr) << "a question that was put after the revocation";
+  EXPECT_EQ(learnt.wire(), 77u);
+  EXPECT_EQ(write_under(77), Errc::kOk);
+  // And its next life ends like the first, though the answer is late again.
+  ASSERT_NO_FATAL_FAILURE(ask(3));
+  const uint32_t third = question();
+  EXPECT_EQ(revoke(77), Errc::kOk);
+  answer(third, 77);
+  EXPECT_EQ(seen.find(3), nullptr);
+  EXPECT_EQ(write_under(77), Errc::kReleased);
+}
+
+TEST_F(RevokingPuppet, IsNotCalledQuietBeyondWhatIsKept) {
+  for (uint32_t key = 1; key <= core::kRevokedPerName; ++key) ASSERT_EQ(revoke(key), Errc::kOk);
+  EXPECT_EQ(revoke(1000), Errc::kExhausted);
+  EXPECT_EQ(write_under(1000), Errc::kOk) << "hence no proof";
+  EXPECT_EQ(revoke(1), Errc::kOk) << "one that is kept anyway";
+  EXPECT_EQ(write_under(1), Errc::kReleased);
+}
+
+/// Values come back after so many keys that only a smaller table can show it.
+TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
+  PuppetTheatre theatre;
+  const auto core = *core::EngineCore::open(theatre.placed(story_config()), theatre.world.impl,
+                                            &theatre.world.impl->world_driver);
+  core::Counters& counters = core->counters;
+  std::destroy_at(&counters.table);
+  std::construct_at(&counters.table, core::CounterTable::Options{.live_max = 2, .key_bits = 8});
+  Puppet puppet(theatre, control::encode(core->peers.own_address(false)));
+  const PeerId id = *core->peers.connect(puppet.address, {});
+  core->stir();
+  theatre.run_for(1ms);
+  puppet.read();
+  puppet.welcome();
+  theatre.run_for(1ms);
+  const uint64_t name = 42;
+  puppet.send(control::MessageType::kResolve,
+              control::encode(control::ResolveNames{.ref = 1, .names = {name}}));
+  theatre.run_for(1ms);
+  const Key key = *counters.claim_name(name, theatre.world.now());
+  counters.release({.key = key, .named = true, .name = name}, theatre.world.now());
+
+  // Long enough for everything to have rested, many times over.
+  int64_t now_ns = theatre.world.now();
+  const auto later_values = [&] {
+    std::set<Key> values;
+    for (uint32_t i = 0; i < 1000; ++i) {
+      now_ns += counters.rest_ns();
+      const auto next = counters.make(now_ns);
+      if (!next) continue;
+      values.insert(*next);
+      counters.table.release(*next, now_ns);
+    }
+    return values;
+  };
+  const auto others = later_values();
+  EXPECT_GT(others.size(), 100u);
+  EXPECT_FALSE(others.contains(key)) << "its holder would refuse the new life too";
+  core->peers.disconnect(*core->peers.find(id));
+  theatre.run_for(1s);
+  EXPECT_TRUE(later_values().contains(key));
+  EXPECT_TRUE(core->close({}));
 }
 
 }  // namespace
