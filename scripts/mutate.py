@@ -242,7 +242,8 @@ class Stage:
 class Run:
     passed: bool
     timeout: bool
-    last: str  # the test that failed, or that was running
+    last: str  # the test that failed first, or that was running
+    failed: list
     times: dict  # test: ms
 
 
@@ -335,14 +336,14 @@ def limit_child():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def run_tests(binary, test_filter, folder, patience_s, expected):
-    """Runs until the first failure. A test hangs when it takes longer than `patience_s` and ten
-    times longer than when all is well: `expected`, in ms."""
-    child = subprocess.Popen([binary, "--gtest_fail_fast", f"--gtest_filter={test_filter}"],
-                             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             stdin=subprocess.DEVNULL, preexec_fn=limit_child,
-                             start_new_session=True)
-    last, failed, times, rest = "", "", {}, b""
+def run_tests(binary, test_filter, folder, patience_s, expected, fail_fast=True):
+    """A test hangs when it takes longer than `patience_s` and ten times longer than when all is
+    well: `expected`, in ms."""
+    child = subprocess.Popen([binary, f"--gtest_fail_fast={int(fail_fast)}",
+                              f"--gtest_filter={test_filter}"], cwd=folder, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                             preexec_fn=limit_child, start_new_session=True)
+    last, failed, times, rest = "", [], {}, b""
     deadline = time.monotonic() + patience_s
     timeout = False
     while True:
@@ -366,10 +367,10 @@ def run_tests(binary, test_filter, folder, patience_s, expected):
                 deadline = time.monotonic() + max(patience_s, expected.get(name, 0) / 100)
             elif match[3]:
                 times[name] = int(match[3])
-                failed = failed or (name if match[1] == b"FAILED" else "")
+                failed += [name] if match[1] == b"FAILED" else []
     child.stdout.close()
     passed = child.wait() == 0 and not timeout
-    return Run(passed, timeout, failed or last, times)
+    return Run(passed, timeout, failed[0] if failed else last, failed, times)
 
 
 class Tests:
@@ -382,14 +383,21 @@ class Tests:
         self.quick, self.slow = [], []
         for binary in build.links:
             wanted = BINARIES.get(binary, "*")
-            run = run_tests(build.binary_path(binary), wanted, work, 10 * patience_s, {})
-            if not run.passed:
+            run = self.learn(binary, wanted, work)
+            # ctest gives each test a process of its own; a few cannot follow others in the same.
+            apart = run.failed
+            if not run.passed and (not apart or not self.learn(binary, ":".join(apart), work).passed):
                 sys.exit(f"mutate: {binary} fails without a mutant: {run.last}")
-            self.times.update(run.times)
-            slow = sorted(name for name, ms in run.times.items() if ms > QUICK_MS)
-            self.quick.append(Stage(binary, f"{wanted}-{':'.join(slow)}" if slow else wanted))
-            if slow:
-                self.slow.append(Stage(binary, ":".join(slow)))
+            slow = sorted(n for n, ms in run.times.items() if ms > QUICK_MS and n not in apart)
+            others = ":".join(slow + apart)
+            self.quick.append(Stage(binary, f"{wanted}-{others}" if others else wanted))
+            self.slow += [Stage(binary, ":".join(names)) for names in (apart, slow) if names]
+
+    def learn(self, binary, wanted, work):
+        run = run_tests(self.build.binary_path(binary), wanted, work, 10 * self.patience_s, {},
+                        fail_fast=False)
+        self.times.update(run.times)
+        return run
 
     def stages(self, path):
         """Those of the file's own test files first."""
