@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -215,6 +216,17 @@ TEST_F(Stats, TellHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
   world.run_for(1ms);
   EXPECT_EQ(a.engine.stats().callbacks, 3u);
   EXPECT_GT(a.engine.stats().turns, 0u);
+}
+
+TEST_F(Stats, CountWhatIsRefusedForWantOfRoomAndNothingElse) {
+  std::optional<Inbox> inbox = *a.engine.make_inbox(1);
+  const Alarm alarm{.after = 1ms, .notify = Notify::inbox(*inbox)};
+  ASSERT_TRUE(a.engine.submit(alarm));
+  EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kExhausted);
+  EXPECT_EQ(a.engine.stats().exhausted, 1u);
+  inbox.reset();
+  EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kNotFound);
+  EXPECT_EQ(a.engine.stats().exhausted, 1u);
 }
 
 TEST_F(Stats, OfAClosedEngineStayReadable) {
