@@ -65,5 +65,27 @@ TEST(Settling, TheLossOfAPeerEndsWhatWaitedForItsWordAndNothingElse) {
   EXPECT_TRUE(holds(story.c.bytes(), 7));
 }
 
+// The target's word may be the last thing that is missing: nothing else happens afterwards that
+// would make the sender look once more.
+TEST(Settling, AClosedNameIsProvedAsSoonAsTheTargetHasSpoken) {
+  constexpr Nanos kLate = 100ms;
+  Three story;
+  const uint64_t name = 5;
+  Counter counter = *story.b.engine.named_counter(name);
+  Key key;
+  ASSERT_TRUE(story.a.engine.resolve(story.to_b.peer, {&name, 1}, {&key, 1}));
+  story.happens(Fault::late_proof(1, kLate));
+  story.write(story.to_b, key, 1);
+  story.world.run_for(300us);
+  story.happens(Fault::break_sender(0, 1, 0));
+  story.world.run_for(10ms);
+  ASSERT_EQ(story.seen.count(), 0u) << "the target is still closing its end";
+  const Nanos asked = story.world.now();
+  const auto rest = counter.close();
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(*rest, Rest::kProved);
+  EXPECT_LE(story.world.now(), asked + kLate);
+}
+
 }  // namespace
 }  // namespace fabric::test
