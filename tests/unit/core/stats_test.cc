@@ -1,6 +1,7 @@
 #include <algorithm>
-#include <optional>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -155,6 +156,26 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   EXPECT_EQ(a.engine.stats().tx.posted, of(a.engine, way.peer).tx.posted);
   ASSERT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(a.engine.stats().tx.posted, 0u);
+
+  // More pages than a path takes at once: the others wait, half of them for each rail.
+  constexpr uint32_t kPages = 2048;
+  std::vector<uint32_t> pages(kPages);
+  std::iota(pages.begin(), pages.end(), 0u);
+  ASSERT_TRUE(a.engine.submit(PagedWrite{.source = a.memory.id(),
+                                         .source_pages = {.indices = pages, .stride_bytes = 8},
+                                         .target = way.region,
+                                         .target_pages = {.indices = pages, .stride_bytes = 8},
+                                         .page_bytes = 8,
+                                         .batch = batch}));
+  world.run_for(1ns);
+  const uint64_t queued = a.engine.stats().tx.queued;
+  EXPECT_GT(queued, 0u);
+  EXPECT_EQ(queued + a.engine.stats().tx.posted, kPages);
+  EXPECT_EQ(of(a.engine, way.peer).tx.queued, queued);
+  EXPECT_EQ(a.engine.rail_stats()[0].tx.queued, queued / 2);
+  EXPECT_EQ(a.engine.rail_stats()[1].tx.queued, queued / 2);
+  EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u) << "the own address has none of it";
+  ASSERT_TRUE(a.engine.wait(batch));
 }
 
 TEST_F(Stats, CountMessagesAndTheirBytesOnBothSides) {
