@@ -474,13 +474,16 @@ class Judge:
             if stage.binary not in linked:
                 linked[stage.binary] = folder / stage.binary
                 self.build.link(stage.binary, replaced, linked[stage.binary])
-            run = run_tests(linked[stage.binary], stage.filter, folder, self.tests.patience_s,
-                            self.tests.times)
-            if run.timeout:
-                return "timeout", run.last
+            run = self.run(linked[stage.binary], stage.filter, folder)
+            # A test that looks at real time may fail on a busy machine: it has to do so again.
+            if not run.passed and self.run(linked[stage.binary], run.last, folder).passed:
+                run = self.run(linked[stage.binary], stage.filter, folder)
             if not run.passed:
-                return "killed", run.last
+                return "timeout" if run.timeout else "killed", run.last
         return "survived", ""
+
+    def run(self, binary, test_filter, folder):
+        return run_tests(binary, test_filter, folder, self.tests.patience_s, self.tests.times)
 
 
 class Report:
