@@ -54,6 +54,8 @@ class EntryPool {
     free_.push_back(index);
   }
 
+  size_t taken() const noexcept { return chunks_.size() * kChunk - free_.size(); }
+
   void append(EntryQueue& queue, uint32_t index) noexcept {
     Entry& entry = at(index);
     entry.queue = &queue;

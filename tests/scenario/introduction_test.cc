@@ -67,5 +67,62 @@ TEST(Introduction, OfOnePeerTooManyIsRefusedUntilThereIsRoom) {
   EXPECT_TRUE(delivers(world, c, b, 6));
 }
 
+/// A session with a puppet that is up.
+struct Acquainted {
+  Acquainted() {
+    theatre.run_for(1ms);
+    puppet.read();
+    puppet.welcome();
+    theatre.run_for(1ms);
+    EXPECT_EQ(state(), PeerState::kConnected);
+  }
+  PeerState state() const { return engine.peer_info(peer)->state; }
+
+  Witness ended;
+  PuppetTheatre theatre;
+  Engine engine = theatre.open();
+  Puppet puppet{theatre, engine.address()};
+  PeerId peer = *engine.connect(puppet.encoded_address());
+};
+
+TEST(Introduction, ARefusalThatComesAfterTheWelcomeEndsNothing) {
+  Acquainted story;
+  story.puppet.send(MessageType::kReject,
+                    control::encode(control::Reject{.code = Errc::kExhausted}));
+  story.theatre.run_for(1ms);
+  EXPECT_EQ(story.state(), PeerState::kConnected);
+}
+
+TEST(Introduction, AnswersToWhatNobodyAskedAreIgnored) {
+  Acquainted story;
+  for (const uint32_t ref : {0u, 7u, UINT32_MAX}) {
+    story.puppet.send(MessageType::kResolved,
+                      control::encode(control::ResolvedNames{.ref = ref, .keys = {1}}));
+    story.puppet.send(MessageType::kMessageDone, control::encode(control::Done{.ref = ref}));
+  }
+  story.theatre.run_for(1ms);
+  EXPECT_EQ(story.state(), PeerState::kConnected);
+
+  // The same answer twice: the second one belongs to nothing any more.
+  const uint64_t name = 3;
+  Key key;
+  ASSERT_TRUE(story.engine.submit(Resolve{
+      .peer = story.peer, .names = {&name, 1}, .out = {&key, 1}, .notify = story.ended.notify(1)}));
+  story.theatre.run_for(1ms);
+  const auto questions = story.puppet.take(MessageType::kResolve);
+  ASSERT_EQ(questions.size(), 1u);
+  const auto asked = control::decode_resolve(questions[0].body);
+  ASSERT_TRUE(asked);
+  for (const uint32_t wire : {5u, 6u}) {
+    story.puppet.send(MessageType::kResolved,
+                      control::encode(control::ResolvedNames{.ref = asked->ref, .keys = {wire}}));
+  }
+  story.theatre.run_for(1ms);
+  ASSERT_EQ(story.ended.count(), 1u);
+  EXPECT_EQ(story.ended.events[0].code, Errc::kOk);
+  EXPECT_EQ(key.wire(), 5u);
+  EXPECT_EQ(story.state(), PeerState::kConnected);
+}
+
 }  // namespace
 }  // namespace fabric::test
