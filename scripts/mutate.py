@@ -63,7 +63,7 @@ class Mutant:
     end: int
     operator: str
     after: str
-    source: str  # the line from there on ...
+    source: str  # the line, with a mark where it begins ...
     nth: int  # ... and which of those with the same: so it is found again when lines have moved
 
     def place(self):
@@ -212,7 +212,8 @@ def mutants_of(path, text):
             outside = operator == "constant" or (operator == "off by one" and
                                                  "constexpr" in lines[line - 1])
             if line in inside or outside:
-                source = text[begin:text.find("\n", begin)]
+                first = text.rfind("\n", 0, begin) + 1
+                source = f"{text[first:begin]}|{text[begin:text.find(chr(10), begin)]}"
                 found.add(Mutant(path, line, begin, end, operator, after, source, 0))
     seen = Counter()
     out = []
