@@ -132,7 +132,7 @@ class Changes(unittest.TestCase):
 class Fates(unittest.TestCase):
     def run_script(self, root, *options):
         run = subprocess.run([sys.executable, SCRIPTS / "mutate.py", "--root", root, "--jobs", "2",
-                              "--patience", "2", "--tests", "unit_tests", *options],
+                              "--patience", "0.7", "--tests", "unit_tests", *options],
                              capture_output=True, text=True, check=False)
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         return run.stdout
