@@ -149,7 +149,6 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   if (path.state == Path::State::kReady) {
     for (uint32_t p = 0; p < 3; ++p) activate(path, p);
   }
-  if (path.down && path.posted == 0) path_down(path);
   core_.peers.check_drains(peer);
 }
 
@@ -270,19 +269,16 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
     path.broke = true;
     withdraw(path);
   }
-  path.down = true;
-  path.down_code = event.code;
-  // What was posted before we heard of the break comes back after it.
-  if (path.posted == 0) path_down(path);
+  FABRIC_CHECK(path.posted == 0, "a path is down only after the end of its last piece");
+  path_down(path, event.code);
 }
 
-void Transfers::path_down(Path& path) {
+void Transfers::path_down(Path& path, Errc code) {
   Peer& peer = *core_.peers.at(path.peer);
-  path.down = false;
   for (uint32_t p = 0; p < 3; ++p) {
     while (path.listed[p]) unlist_path(path, p);
   }
-  if (path.down_code == Errc::kPeerLost && !path.peer_gone) {
+  if (code == Errc::kPeerLost && !path.peer_gone) {
     path.state = Path::State::kResting;  // nothing of it is open
     core_.peers.on_peer_gone(peer);
     return;
@@ -301,7 +297,6 @@ void Transfers::path_down(Path& path) {
     return;
   }
   path.state = Path::State::kResting;
-  path.retry_ns = kNeverNs;
   if (path.started) make_wreck(path);
   // Settling it may have found that the peer has to go, and the path with it.
   if (path.state == Path::State::kResting) next_life(path, !broke);
@@ -431,8 +426,13 @@ uint64_t Transfers::queued_on(const Path& path) noexcept {
 }
 
 bool Transfers::idle() const noexcept {
-  return std::all_of(paths_.begin(), paths_.end(),
-                     [](const auto& path) { return path->state == Path::State::kFree; });
+  const bool idle = std::all_of(paths_.begin(), paths_.end(),
+                                [](const auto& path) { return path->state == Path::State::kFree; });
+  // A leak: nothing is left that could give them back.
+  FABRIC_DCHECK(!idle || free_pieces_.size() == pieces_.size(), "a piece outlives its path");
+  FABRIC_DCHECK(!idle || wrecks_.empty(), "a wreck outlives its peer");
+  FABRIC_DCHECK(!idle || entries_.held() == 0, "an entry outlives its operation");
+  return idle;
 }
 
 }  // namespace fabric::core

@@ -58,10 +58,8 @@ struct Path {
   bool unwanted = false;    ///< refused for good: forgotten once it is down
   bool broke = false;       ///< this connection did, by itself
   bool far_closed = false;  ///< the target said that its end is down
-  bool down = false;        ///< the rail said so; pieces that were posted meanwhile still come back
-  Errc down_code = Errc::kOk;
-  uint32_t id = 0;   ///< the provider's
-  uint32_t ref = 0;  ///< under which its answer comes back; new each time it is opened
+  uint32_t id = 0;          ///< the provider's
+  uint32_t ref = 0;         ///< under which its answer comes back; new each time it is opened
   std::array<EntryQueue, 3> queue{};  ///< by priority
   std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
   std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
@@ -249,7 +247,7 @@ class Transfers {
   void finish_if_ended(Op& op);
   void spoil(const Op& op, uint32_t part, PeerId peer, Errc code);
   void on_path_down(const RailSlot& rail, const WireEvent& event);
-  void path_down(Path& path);
+  void path_down(Path& path, Errc code);
   void close_path(Path& path);
   void withdraw(Path& path);
   void next_life(Path& path, bool at_once);

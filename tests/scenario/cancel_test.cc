@@ -129,6 +129,20 @@ TEST(Cancel, OfABatchStopsAllOfItAndRefusesMore) {
   }
 }
 
+TEST(Cancel, OfPagesThatNobodyHasTakenYetEndsEachOfThem) {
+  constexpr uint32_t kPages = 5;
+  Pair pair;
+  auto& line = pair.ledger.pages(pair.to, kPages, 4096);
+  ASSERT_TRUE(pair.a.engine.cancel(line.id));
+  ends_well(pair, {Errc::kCancelled});
+  EXPECT_EQ(line.batch->failed(), kPages);
+  for (const auto& part : line.parts) {
+    EXPECT_EQ(part.code, Errc::kCancelled);
+    EXPECT_EQ(part.remote, Remote::kNotDelivered);
+  }
+  EXPECT_TRUE(untouched(pair.b.bytes()));
+}
+
 TEST(Cancel, AgainstTheDeadline) {
   expect_trouble();
   // The deadline falls into the middle of the writes; the cancel comes right before, with or after.

@@ -116,5 +116,33 @@ TEST_F(Farewell, WithANicThatTakesNothing) {
   tell({Fault::refuse_posts(kA)}, 5us, {Fault::take_posts(kA)});
 }
 
+// Nothing that happens would wake it in time, so the close itself has to: three quarters of the
+// bound are for the NIC, and then the path that holds the write is torn down.
+TEST_F(Farewell, OfAnEngineThatSleepsKeepsTheDrainBound) {
+  expect_trouble();
+  Config patient = hasty_config();
+  patient.default_timeout = 20s;
+  patient.peer_timeout = patient.lost_timeout = 100s;
+  Witness ended;
+  sim::World world({.seed = test_seed()});
+  Host a = open_host(world, world.add_node(1, slow_srd()), kSize, patient);
+  Host b = open_host(world, world.add_node(1, slow_srd()), kSize, patient);
+  const Way way = connect(a, b, {.warm = true});
+  await_connected(world, a, way.peer);
+  world.run_for(100ms);
+  ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
+                                    .target = way.at(0),
+                                    .size_bytes = kSize,
+                                    .notify = ended.notify(1)}));
+  world.run_for(100us);
+  ASSERT_TRUE(world.at(world.now(), Fault::cut(kA, kB)));
+  world.run_for(10ms);
+  const Nanos asked = world.now();
+  EXPECT_TRUE(a.engine.close()) << "it came to rest within its bound";
+  EXPECT_LE(world.now(), asked + patient.drain_timeout + kMoment);
+  ASSERT_EQ(ended.count(), 1u);
+  EXPECT_EQ(ended.events[0].code, Errc::kClosed);
+}
+
 }  // namespace
 }  // namespace fabric::test

@@ -109,8 +109,9 @@ TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndEveryoneIsTold) {
     world.run_for(1ms);
     EXPECT_EQ(route().network, "fast");
     EXPECT_EQ(write(), Errc::kOk);
-    const auto told = [](const Event& e) {
-      return e.kind == EventKind::kPeer && e.code == Errc::kRailLost && e.value == e.previous;
+    const auto told = [&](const Event& e) {
+      return e.kind == EventKind::kPeer && e.code == Errc::kRailLost && e.value == e.previous &&
+             e.peer == way.peer;
     };
     EXPECT_EQ(std::ranges::count_if(seen.events, told), 2);
   };

@@ -275,6 +275,21 @@ TEST(LostMember, MaskingOneOfTwoLeavesTheOtherToBeNamed) {
   EXPECT_TRUE(group.group.wait(3, 1s));
 }
 
+TEST(LostMember, AfterAnotherWasMaskedEndsTheWaitAsWell) {
+  expect_log("a path broke");
+  Stage stage(3);
+  Group group(stage);
+  stage.happens(Fault::crash(stage.all[1].node));
+  EXPECT_EQ(group.group.wait(3, 60s).error().code, Errc::kPeerLost);
+  ASSERT_TRUE(group.group.mask(stage.all[1].there));
+  stage.write(0, group.key(0));
+  stage.happens(Fault::crash(stage.all[2].node));
+  EXPECT_EQ(group.group.wait(3, 60s).error().code, Errc::kPeerLost);
+  EXPECT_EQ(group.group.missing(), std::vector<PeerId>{stage.all[2].there});
+  ASSERT_TRUE(group.group.mask(stage.all[2].there));
+  EXPECT_TRUE(group.group.wait(3, 1s)) << "what had arrived is still there";
+}
+
 // ---- Names --------------------------------------------------------------------------------------
 
 TEST(ClosedName, IsProvedOnlyByTheWordOfEverySender) {

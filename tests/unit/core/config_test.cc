@@ -2,6 +2,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -201,6 +202,44 @@ TEST(Environment, SetsEveryKindOfField) {
   EXPECT_EQ(config->log_level, LogLevel::kDebug);
   EXPECT_EQ(config->job_key, "");
   EXPECT_EQ(config->engine_id, UINT64_MAX);
+}
+
+TEST(Environment, EveryTimeAndEveryLimitHasAVariableOfItsName) {
+  const std::tuple<const char*, const char*, Nanos Config::*, Nanos> times[] = {
+      {"FABRIC_TIMEOUT_MAX", "90s", &Config::timeout_max, 90s},
+      {"FABRIC_DEFAULT_TIMEOUT", "41s", &Config::default_timeout, 41s},
+      {"FABRIC_DRAIN_TIMEOUT", "42s", &Config::drain_timeout, 42s},
+      {"FABRIC_PEER_TIMEOUT", "43s", &Config::peer_timeout, 43s},
+      {"FABRIC_LOST_TIMEOUT", "44s", &Config::lost_timeout, 44s},
+      {"FABRIC_RETRANSMIT", "45ms", &Config::retransmit, 45ms},
+      {"FABRIC_SPIN", "46us", &Config::spin, 46us}};
+  const std::tuple<const char*, const char*, uint32_t Config::*, uint32_t> counts[] = {
+      {"FABRIC_OPS_MAX", "51", &Config::ops_max, 51},
+      {"FABRIC_BATCHES_MAX", "52", &Config::batches_max, 52},
+      {"FABRIC_PEERS_MAX", "53", &Config::peers_max, 53},
+      {"FABRIC_REGIONS_MAX", "54", &Config::regions_max, 54},
+      {"FABRIC_COUNTERS_MAX", "64", &Config::counters_max, 64},
+      {"FABRIC_NAMES_PER_PEER_MAX", "55", &Config::names_per_peer_max, 55},
+      {"FABRIC_MESSAGE_BYTES_MAX", "56", &Config::message_bytes_max, 56},
+      {"FABRIC_MESSAGE_BUFFERS", "57", &Config::message_buffers, 57},
+      {"FABRIC_MESSAGE_CREDITS", "58", &Config::message_credits, 58}};
+  const std::tuple<const char*, const char*, uint64_t Config::*, uint64_t> sizes[] = {
+      {"FABRIC_INDEX_ARENA_BYTES", "61440", &Config::index_arena_bytes, 61440},
+      {"FABRIC_STRIPE_BYTES_MIN", "62", &Config::stripe_bytes_min, 62},
+      {"FABRIC_STRIPE_ALIGN", "32", &Config::stripe_align, 32},
+      {"FABRIC_BULK_SLICE_BYTES", "63", &Config::bulk_slice_bytes, 63}};
+  const auto sets = [](const auto& table) {
+    for (const auto& [name, text, field, value] : table) {
+      const Variable set(name, text);
+      const auto config = effective_config({});
+      ASSERT_TRUE(config) << name << ": " << config.error().what;
+      EXPECT_EQ((*config).*field, value) << name;
+      EXPECT_NE(Config{}.*field, value) << name << " shows nothing";
+    }
+  };
+  sets(times);
+  sets(counts);
+  sets(sizes);
 }
 
 TEST(Environment, DurationsHaveAUnit) {

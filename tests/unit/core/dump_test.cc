@@ -131,6 +131,20 @@ TEST_F(Dump, ShowsAnOperationThatDrains) {
   ASSERT_TRUE(world.run_until([&] { return a.stats().ops_in_flight == 0; }, 1s));
 }
 
+// A call from outside a turn takes the time itself: the last turn may be long ago.
+TEST_F(Dump, ShowsSinceWhenAPeerIsWhatItIs) {
+  world.run_for(20ms);
+  const PeerId peer = *a.connect(b.address());
+  EXPECT_EQ(look()["peers"][0]["since_ns"], 0);
+  world.run_for(50ms);
+  ASSERT_EQ(look()["peers"][0]["state"], "Connected");
+  ASSERT_TRUE(a.disconnect(peer));
+  EXPECT_EQ(look()["peers"][0]["state"], "Lost");
+  EXPECT_EQ(look()["peers"][0]["since_ns"], 0);
+  world.run_for(3ms);
+  EXPECT_EQ(look()["peers"][0]["since_ns"], 3'000'000);
+}
+
 TEST_F(Dump, OfAClosedOrMovedEngineSaysSo) {
   (void)*a.connect(b.address());
   ASSERT_TRUE(a.close());

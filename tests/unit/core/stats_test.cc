@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -154,6 +156,26 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   EXPECT_EQ(a.engine.stats().tx.posted, of(a.engine, way.peer).tx.posted);
   ASSERT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(a.engine.stats().tx.posted, 0u);
+
+  // More pages than a path takes at once: the others wait, half of them for each rail.
+  constexpr uint32_t kPages = 2048;
+  std::vector<uint32_t> pages(kPages);
+  std::iota(pages.begin(), pages.end(), 0u);
+  ASSERT_TRUE(a.engine.submit(PagedWrite{.source = a.memory.id(),
+                                         .source_pages = {.indices = pages, .stride_bytes = 8},
+                                         .target = way.region,
+                                         .target_pages = {.indices = pages, .stride_bytes = 8},
+                                         .page_bytes = 8,
+                                         .batch = batch}));
+  world.run_for(1ns);
+  const uint64_t queued = a.engine.stats().tx.queued;
+  EXPECT_GT(queued, 0u);
+  EXPECT_EQ(queued + a.engine.stats().tx.posted, kPages);
+  EXPECT_EQ(of(a.engine, way.peer).tx.queued, queued);
+  EXPECT_EQ(a.engine.rail_stats()[0].tx.queued, queued / 2);
+  EXPECT_EQ(a.engine.rail_stats()[1].tx.queued, queued / 2);
+  EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u) << "the own address has none of it";
+  ASSERT_TRUE(a.engine.wait(batch));
 }
 
 TEST_F(Stats, CountMessagesAndTheirBytesOnBothSides) {
@@ -215,6 +237,17 @@ TEST_F(Stats, TellHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
   world.run_for(1ms);
   EXPECT_EQ(a.engine.stats().callbacks, 3u);
   EXPECT_GT(a.engine.stats().turns, 0u);
+}
+
+TEST_F(Stats, CountWhatIsRefusedForWantOfRoomAndNothingElse) {
+  std::optional<Inbox> inbox = *a.engine.make_inbox(1);
+  const Alarm alarm{.after = 1ms, .notify = Notify::inbox(*inbox)};
+  ASSERT_TRUE(a.engine.submit(alarm));
+  EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kExhausted);
+  EXPECT_EQ(a.engine.stats().exhausted, 1u);
+  inbox.reset();
+  EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kNotFound);
+  EXPECT_EQ(a.engine.stats().exhausted, 1u);
 }
 
 TEST_F(Stats, OfAClosedEngineStayReadable) {

@@ -1,0 +1,60 @@
+#include "scenario/ledger.h"
+#include "support/log_guard.h"
+
+// A rail in doubt is asked until it answers, and is used again once it does.
+
+namespace fabric::test {
+namespace {
+
+using sim::Fault;
+
+constexpr uint64_t kSize = 64 << 10, kPage = 4096;
+
+struct Pair {
+  explicit Pair(const sim::NicModel& nic) : model(nic) {
+    expect_trouble();
+    await_connected(world, a, way.peer);
+    world.run_for(5ms);
+  }
+  Host open() { return open_host(world, world.add_node(2, model), kSize, hasty_config()); }
+  void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
+  /// Two on each rail.
+  void write_four(uint64_t tag) {
+    for (uint64_t i = 0; i < 4; ++i) {
+      ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(i * kPage),
+                                        .target = way.at(i * kPage),
+                                        .size_bytes = kPage,
+                                        .notify = ended.notify(tag + i)}));
+    }
+  }
+  Traffic rail(uint32_t index) const { return a.engine.rail_stats().at(index).tx; }
+
+  Witness ended;
+  sim::NicModel model;
+  sim::World world{sim::WorldOptions{.seed = test_seed()}};
+  Host a = open(), b = open();
+  Way way = connect(a, b, {.warm = true});
+};
+
+// Every probe takes half a second to fail; the rests between them double up to one second. Without
+// growing rests there would be 39 of them.
+TEST(Probing, OfARailThatStaysCutGetsRarer) {
+  Pair pair(slow_srd());
+  pair.happens(Fault::cut(0, 1, 0));
+  pair.write_four(0);
+  pair.world.run_for(20s);
+  EXPECT_EQ(pair.ended.count(), 4u);
+  EXPECT_GE(pair.rail(0).failed, 10u) << "it is asked all the time";
+  EXPECT_LE(pair.rail(0).failed, 25u);
+
+  pair.happens(Fault::heal(0, 1, 0));
+  pair.world.run_for(2s);
+  const uint64_t bytes = pair.rail(0).bytes;
+  pair.write_four(4);
+  pair.world.run_for(1ms);
+  EXPECT_EQ(pair.rail(0).bytes, bytes + 2 * kPage) << "it has its share again";
+  EXPECT_EQ(pair.ended.count(), 8u);
+}
+
+}  // namespace
+}  // namespace fabric::test
