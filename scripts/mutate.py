@@ -41,8 +41,7 @@ from tidy import blank_comments_and_strings, functions, line_at
 BINARIES = {"scenario_tests": "*", "conformance_tests": "*sim*", "unit_tests": "*",
             "thread_tests": "*"}
 CONFIGURE = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g0", "-DFABRIC_SHARED=OFF",
-             "-DFABRIC_TOOLS=OFF", "-DFABRIC_EXAMPLES=OFF", "-DFABRIC_WERROR=OFF",
-             "-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld")
+             "-DFABRIC_TOOLS=OFF", "-DFABRIC_EXAMPLES=OFF", "-DFABRIC_WERROR=OFF")
 QUICK_MS = 150  # tests that take longer wait until all the others have passed
 MEMORY_BYTES = 8 << 30  # a loop that allocates must not take the machine with it
 
@@ -269,7 +268,10 @@ class Build:
 
     def prepare(self, jobs):
         if not (self.folder / "build.ninja").exists():
-            subprocess.run(["cmake", "-S", self.root, "-B", self.folder, "-G", "Ninja", *CONFIGURE],
+            options = list(CONFIGURE)
+            if shutil.which("ld.lld"):  # a link for every mutant: it is many times faster
+                options.append("-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld")
+            subprocess.run(["cmake", "-S", self.root, "-B", self.folder, "-G", "Ninja", *options],
                            check=True, stdout=subprocess.DEVNULL)
         self.ninja("-j", str(jobs), *self.binaries)
         for binary in self.binaries:
@@ -622,7 +624,7 @@ def main():
             print(mutant.diff((root / mutant.path).read_text(encoding="utf-8")))
         print(f"mutate: {min(len(order), options.count)} of {len(order)}")
         return 0
-    os.nice(10)
+    os.nice(5)
     os.environ["CCACHE_DISABLE"] = "1"
     build = Build(root, folder, options.tests.split(","))
     build.prepare(options.jobs)
