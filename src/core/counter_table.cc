@@ -16,6 +16,7 @@ namespace {
 constexpr uint64_t kArmed = 1;
 constexpr uint64_t kPinned = 2;
 constexpr uint64_t kUnread = 4;
+static_assert((kArmed ^ kPinned ^ kUnread) == (kArmed + kPinned + kUnread), "a bit each");
 constexpr uint32_t kCodeShift = 8;
 constexpr uint32_t kSeqShift = 32;
 
