@@ -217,10 +217,9 @@ BUGS = (
          "const uint64_t counted = renewed ? 0 :",
          "const uint64_t counted = renewed || PLANTED ? 0 :"),
         layer="scenario", filter="LostMember.*:SpoiledMember.*:MixtureOfExperts.*"),
-    bug("list_never_freed",
-        "the copied list of a scatter is kept when the scatter has ended",
-        ("core/core.cc",
-         "  arena.free(op.list.data);\n  op.list = {};",
-         "  if (!(PLANTED && op.kind == OpKind::kScatter)) arena.free(op.list.data);\n"
-         "  op.list = {};")),
+    bug("group_key_never_released",
+        "a group of counters goes, and the key that they were joined under stays",
+        ("core/counter.cc",
+         "core.counters.release({.key = state_->parent}, core.driver->now_ns());",
+         "if (!PLANTED) core.counters.release({.key = state_->parent}, core.driver->now_ns());")),
 )
