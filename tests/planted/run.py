@@ -58,8 +58,8 @@ def ask_swarm(build, name):
                 first, where = fate, played
         if first and (played >= COUNTED or hangs >= HANGS_MAX):
             break
-    if played == 0:
-        raise RuntimeError("the swarm played no world")
+    if not first and played != WORLDS:
+        raise RuntimeError(f"the swarm played only {played} worlds")
     return first, where, finds, min(played, COUNTED)
 
 
@@ -100,9 +100,13 @@ def find(build, bug):
 
 def find_none(build):
     """Everything that is asked for a bug, without one."""
-    for played, fate in enumerate(play(build, "", FIRST_SEED + WORLDS - 1), 1):
+    played = 0
+    for fate in play(build, "", FIRST_SEED + WORLDS - 1):
+        played += 1
         if fate != "ok":
             return f"the swarm, in world {played}: {fate}"
+    if played != WORLDS:
+        return f"the swarm, which played only {played} worlds"
     for layer in sorted({bug.layer for bug in BUGS} - {""}):
         wanted = ":".join(sorted({bug.filter for bug in BUGS if bug.layer == layer}))
         said = ask_tests(build, "", layer, wanted)

@@ -4,10 +4,9 @@
 # library, so that the linker takes nothing of the same name from it; the objects of the tests are
 # those of the tests.
 
-set(planted_sources ${CMAKE_CURRENT_LIST_DIR})
 set(planted_build ${CMAKE_CURRENT_BINARY_DIR}/planted)
-set(planter ${planted_sources}/plant.py)
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${planted_sources}/bugs.py
+set(planter ${CMAKE_CURRENT_LIST_DIR}/plant.py)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/bugs.py
                                                                ${planter})
 
 # fabric_ask_planter(<variable> <option>)
@@ -25,10 +24,10 @@ list(TRANSFORM planted_files PREPEND ${planted_build}/ OUTPUT_VARIABLE planted_c
 add_custom_command(
   OUTPUT ${planted_copies} ${planted_build}/planted_names.inc
   COMMAND Python3::Interpreter ${planter} --to ${planted_build}
-  DEPENDS ${planter} ${planted_sources}/bugs.py ${planted_originals}
+  DEPENDS ${planter} ${CMAKE_CURRENT_LIST_DIR}/bugs.py ${planted_originals}
   COMMENT "Planting bugs")
 
-add_library(planted_objects OBJECT ${planted_copies} ${planted_sources}/planted.cc
+add_library(planted_objects OBJECT ${planted_copies} ${CMAKE_CURRENT_LIST_DIR}/planted.cc
                                    ${planted_build}/planted_names.inc)
 target_include_directories(
   planted_objects PRIVATE ${planted_build} ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
@@ -36,11 +35,13 @@ target_link_libraries(
   planted_objects PRIVATE fabric_static fabric_warnings fmt::fmt-header-only
                           nlohmann_json::nlohmann_json PkgConfig::FABRIC_SODIUM)
 
-add_executable(planted_swarm ${planted_sources}/swarm_main.cc $<TARGET_OBJECTS:planted_objects>)
+add_executable(planted_swarm ${CMAKE_CURRENT_LIST_DIR}/swarm_main.cc
+                             $<TARGET_OBJECTS:planted_objects>)
 target_link_libraries(planted_swarm PRIVATE fabric_swarm fabric_static fabric_warnings)
 
 foreach(layer unit scenario)
-  add_executable(planted_${layer} $<TARGET_OBJECTS:${layer}_tests> $<TARGET_OBJECTS:planted_objects>)
+  add_executable(planted_${layer} $<TARGET_OBJECTS:${layer}_tests>
+                                  $<TARGET_OBJECTS:planted_objects>)
   target_link_libraries(planted_${layer} PRIVATE test_support)
   set_target_properties(planted_${layer} PROPERTIES LINKER_LANGUAGE CXX)
 endforeach()
@@ -48,7 +49,7 @@ endforeach()
 # The explorer plays its own build of the counters, on its own model of memory.
 add_executable(
   planted_explore
-  ${planted_build}/core/counter_table.cc ${planted_sources}/planted.cc
+  ${planted_build}/core/counter_table.cc ${CMAKE_CURRENT_LIST_DIR}/planted.cc
   $<FILTER:$<TARGET_OBJECTS:explore_tests>,EXCLUDE,counter_table\\.cc>)
 target_include_directories(
   planted_explore PRIVATE explore/shadow ${planted_build} ${CMAKE_CURRENT_SOURCE_DIR}
@@ -57,7 +58,12 @@ target_link_libraries(planted_explore PRIVATE fabric_warnings GTest::gtest_main)
 add_dependencies(planted_explore planted_objects)  # one of them writes the copies
 
 foreach(bug IN LISTS planted_bugs ITEMS none)
-  add_test(NAME planted.${bug} COMMAND Python3::Interpreter ${planted_sources}/run.py ${bug}
+  add_test(NAME planted.${bug} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/run.py ${bug}
                                        --build ${CMAKE_CURRENT_BINARY_DIR})
   set_tests_properties(planted.${bug} PROPERTIES LABELS planted TIMEOUT 240)
 endforeach()
+
+# The proof that a bug which nobody finds is noticed.
+add_test(NAME planted.runner
+         COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/run_test.py)
+set_tests_properties(planted.runner PROPERTIES LABELS planted TIMEOUT 60)
