@@ -70,7 +70,8 @@ class Runner(unittest.TestCase):
         self.assertIn("NOT caught", said.getvalue())
 
     def test_counts_the_worlds_that_find_it(self):
-        self.swarm_does('[ $((seed % 20)) = 7 ] && echo "$seed broken a promise" || echo "$seed ok"')
+        self.swarm_does('[ $((seed % 20)) = 7 ] && fate="broken a promise" || fate=ok;'
+                        ' echo "$seed $fate"')
         who, worlds = run.find(self.build, SEEN)
         self.assertEqual(who, "the swarm: a promise")
         self.assertEqual(worlds, f"world 7 of {run.WORLDS} (3 of the first 50 worlds)")
