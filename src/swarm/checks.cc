@@ -283,7 +283,6 @@ void Stage::writes_through(uint32_t from, uint32_t to) {
   const RemoteRegion region = field == kNobody ? RemoteRegion{} : region_of(*way, field);
   Tally* tally = make_tally(to, 1, 0);
   if (!region || tally == nullptr) return fails("not let in");
-  check_old_desc(*way);
   Life& sender = *life(from);
   Task task = begin(sender, Task::Kind::kWrite, 500ms);
   const uint64_t content = ++next_content_, tag = task.tag;

@@ -171,6 +171,7 @@ RemoteRegion Stage::region_of(Way& way, uint32_t field) {
   }
   way.regions[field] = *imported;
   old_descs_.try_emplace(way.to, OldDesc{way.to_life, *desc});
+  check_old_desc(way);
   return *imported;
 }
 
