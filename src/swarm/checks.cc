@@ -124,6 +124,7 @@ void Stage::rest() {
   poll_inboxes();
   if (verdict_.holds()) settle_silent();
   if (verdict_.holds()) check_rest();
+  if (verdict_.holds()) check_spoiled();
 }
 
 /// What nobody was told of has succeeded, or its failure would have come to the subscribers.
@@ -183,6 +184,36 @@ void Stage::check_rest() {
                     fmt::format("node {}: {} of {}", life->node, life->watched, life->stored));
     }
   }
+}
+
+/// A counted write of unknown fate has spoiled its key, if both sides are still there: half of it
+/// and half of another would make a whole.
+void Stage::check_spoiled() {
+  for (Tally& tally : tallies_) {
+    if (!tally.counter || tally.done || tally.self || tally.round != kNobody) continue;
+    const bool must = std::ranges::any_of(tally.parts, [&](uint32_t number) {
+      const Part& part = parts_[number];
+      const Way& way = ways_[part.way];
+      return part.fate == Fate::kUnknown && !lost(way) && alive(way.from, way.from_life);
+    });
+    if (!must) continue;
+    const auto waited = tally.counter->wait(1, 1us);
+    if (waited.error().code == Errc::kAborted || waited.error().code == Errc::kPeerLost) continue;
+    return broken("a write of unknown fate spoils its key",
+                  fmt::format("counter {} of node {}: {}, {}", tally.number, tally.node,
+                              to_string(waited.error().code), describe(tally)));
+  }
+}
+
+/// What an earlier life of the target has shown does not lead into this one.
+void Stage::check_old_desc(const Way& way) {
+  const auto old = old_descs_.find(way.to);
+  if (old == old_descs_.end() || old->second.life == way.to_life) return;
+  const auto imported = life(way.from)->engine->import_region(way.peer, old->second.bytes);
+  if (imported.error().code == Errc::kPeerLost || imported.error().code == Errc::kPermission)
+    return;
+  broken("a descriptor of an earlier life is refused",
+         fmt::format("node {} to node {}: {}", way.from, way.to, to_string(imported.error().code)));
 }
 
 /// Nothing is held for what has ended.

@@ -170,6 +170,8 @@ RemoteRegion Stage::region_of(Way& way, uint32_t field) {
     return {};
   }
   way.regions[field] = *imported;
+  old_descs_.try_emplace(way.to, OldDesc{way.to_life, *desc});
+  check_old_desc(way);
   return *imported;
 }
 
@@ -207,6 +209,7 @@ Tally* Stage::make_tally(uint32_t node, uint64_t wanted, uint64_t name) {
   tally.key = counter->key();
   tally.counter.emplace(*std::move(counter));
   by_key_[{node, tally.key}] = tally.number;
+  quiet_.erase({node, tally.key});
   return &tally;
 }
 
@@ -660,6 +663,7 @@ void Stage::release(Life& life, Rng& dice) {
     tally.counter.reset();
     if (dice.chance(0.5)) return counter.release();
     const auto rest = counter.close(1ms * static_cast<int64_t>(dice.between(1, 20)));
+    if (rest && *rest == Rest::kProved) quiet_.emplace(tally.node, tally.key);
     coverage_.add("close of a key", rest ? to_string(*rest) : to_string(rest.error().code));
     return;
   }

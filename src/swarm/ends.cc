@@ -62,6 +62,10 @@ void Stage::on_arrival(const sim::Arrival& arrival) {
                          tally->number));
     }
   }
+  if (tally == nullptr && quiet_.contains({arrival.node, Key::from_wire(arrival.imm)})) {
+    broken("nothing counts at a key that was proved to be at rest",
+           fmt::format("node {}, key {}", arrival.node, Key::from_wire(arrival.imm).wire()));
+  }
   if (tally == nullptr) return;
   tally->units += kUnits / cut;
   touched_.insert(tally->number);

@@ -176,6 +176,7 @@ void Stage::bury(uint32_t node, bool politely) {
     by_key_.erase({node, tally.key});
     tally.counter.reset();
   }
+  std::erase_if(quiet_, [node](const auto& key) { return key.first == node; });
   for (Round& round : rounds_) {
     if (round.node == node) round.group.reset();
   }

@@ -69,6 +69,10 @@ class Stage {
     uint64_t stored = 0, watched = 0;
     bool wants_room = false;
   };
+  struct OldDesc {
+    uint32_t life = 0;
+    std::vector<std::byte> bytes{};
+  };
   struct Spot {
     LocalRef ref{};
     std::span<std::byte> bytes{};
@@ -154,6 +158,8 @@ class Stage {
   void rest();
   void settle_silent();
   void check_rest();
+  void check_spoiled();
+  void check_old_desc(const Way& way);
   void check_leaks();
   void everything_works();
   std::string try_write(uint32_t from, uint32_t to);
@@ -173,7 +179,9 @@ class Stage {
   std::map<uint64_t, Task> tasks_;
   std::set<std::pair<Nanos, uint64_t>> bounds_;          ///< when each task must have ended
   std::map<std::pair<uint32_t, Key>, uint32_t> by_key_;  ///< live tallies by node and key
+  std::set<std::pair<uint32_t, Key>> quiet_;             ///< keys that were proved to be at rest
   std::map<const std::byte*, uint32_t> by_address_;      ///< parts by the place of their bytes
+  std::map<uint32_t, OldDesc> old_descs_;                ///< the first one of each node
   std::map<std::pair<uint32_t, uint64_t>, bool> said_;   ///< messages by way and number: heard?
   std::set<std::pair<uint32_t, uint64_t>> must_hear_;
   std::multimap<Nanos, uint32_t> reopenings_;

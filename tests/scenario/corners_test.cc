@@ -128,6 +128,20 @@ TEST(Corners, AMaskedNameCanBeClaimedAnew) {
   EXPECT_EQ(key, again->key());
 }
 
+// Masking pays what the peer still owes, and not what it has brought already.
+TEST(Corners, AMaskedMemberThatHasPaidInPartPaysTheRest) {
+  Pair p;
+  auto group = p.b.engine.make_counter_group();
+  const PeerId sender = p.b.engine.peers().at(0);
+  auto counter = p.b.engine.make_counter();
+  ASSERT_TRUE(group->add(*counter, sender, 3));
+  ASSERT_TRUE(p.a.engine.submit(Write{
+      .source = p.a.memory.at(0), .target = p.way.at(0), .size_bytes = 8, .imm = counter->key()}));
+  ASSERT_TRUE(p.world.run_until([&] { return group->count() == 1; }, 1s));
+  ASSERT_TRUE(group->mask(sender));
+  EXPECT_EQ(group->count(), 3u);
+}
+
 // P10: only a shard that was counted spoils a key. The slices before it carry no immediate.
 TEST(Corners, CancellingASlicedWriteBeforeItsLastSliceSpoilsNothing) {
   constexpr uint64_t kLarge = 64u << 20;

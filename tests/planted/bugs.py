@@ -1,0 +1,229 @@
+"""The planted bugs: mistakes that a person could make, and the tests that must find them.
+
+Each is written into copies of the sources (plant.py) behind PLANTED, which is true while this bug
+is switched on. `layer` and `filter` name the tests that are asked after the swarm, or instead of it
+where the mistake needs two threads or a long life to show: the swarm's worlds have one thread and
+last seconds.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    file: str  # below src/
+    find: str  # exactly once in it
+    replace: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    mistake: str
+    edits: tuple
+    layer: str = ""  # of a test binary: unit, scenario, conformance or explore
+    filter: str = ""
+    swarm: bool = True  # whether the swarm could see it
+
+
+def bug(name, mistake, *edits, **more):
+    return Bug(name, mistake, tuple(Edit(*edit) for edit in edits), **more)
+
+
+BUGS = (
+    bug("count_before_data",
+        "the NIC counts a write with its first packet instead of its last",
+        ("providers/sim/datapath.cc",
+         "if (flight.taken && flight.op.has_imm != 0) count(",
+         "if ((PLANTED ? packet.offset == 0 : flight.taken) && flight.op.has_imm != 0) count(")),
+    bug("count_with_the_first_slice",
+        "of a shard that goes in slices the first one carries the count",
+        ("core/datapath.cc",
+         "if (!last) source.imm = {};",
+         "if (PLANTED ? entry.offset != entry.shard.begin : !last) source.imm = {};")),
+    bug("lost_tail_byte",
+        "a last byte beyond a multiple of 512 is rounded away",
+        ("core/datapath.cc",
+         "wire.size_bytes = source.size_bytes;",
+         "wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);")),
+    bug("double_count_on_failover",
+        "everything that a break gave back is sent again, whatever the target says it took",
+        ("core/failover.cc",
+         "const bool took = far.exact && ",
+         "const bool took = !PLANTED && far.exact && "),
+        layer="scenario", filter="Failover.ARailOfTheSender*"),
+    bug("answer_before_drain",
+        "a revocation or a fence is confirmed while writes to the peer are still posted",
+        ("core/control_ops.cc",
+         "if (drain.upto_seq >= oldest) return false;",
+         "if (!PLANTED && drain.upto_seq >= oldest) return false;"),
+        layer="scenario", filter="Fenced*:Deregister.*:ClosedName.*"),
+    bug("replay_with_another_cut",
+        "what is sent again counts as if it had been cut for the rails of today",
+        ("core/failover.cc",
+         "enqueue(op, peer, network, up.index[peer.rotation++ % up.count], entry);",
+         "if (PLANTED && op.kind == OpKind::kWrite) op.cut = up.count;\n"
+         "  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], entry);"),
+        layer="scenario", filter="Failover.TheTargetsEnd*"),
+    bug("no_spoiling_after_unknown",
+        "the receiver is not told that a counted write has an unknown fate",
+        ("core/transfer.cc",
+         "      spoil(op, part, peer, end.code);",
+         "      if (!PLANTED) spoil(op, part, peer, end.code);"),
+        layer="scenario", filter="SpoiledKey.*"),
+    bug("check_then_add",
+        "the look at the life of a counter and the change of its word are two steps",
+        ("core/counter_table.cc",
+         "    if (cell.compare_exchange_weak(seen, wanted, std::memory_order_acq_rel,\n"
+         "                                   std::memory_order_relaxed)) {",
+         "    if (PLANTED) {\n"
+         "      cell.exchange(wanted, std::memory_order_acq_rel);\n"
+         "      return {true, seen, wanted};\n"
+         "    }\n"
+         "    if (cell.compare_exchange_weak(seen, wanted, std::memory_order_acq_rel,\n"
+         "                                   std::memory_order_relaxed)) {"),
+        layer="explore", filter="ExploreCounter.EveryExpectation*", swarm=False),
+    bug("cancel_without_pin",
+        "a cancel looks whether its expectation is armed, but does not keep it so",
+        ("core/counter_table.cc",
+         "  if (!slot.claim.compare_exchange_strong(claim, claim | kPinned,"
+         " std::memory_order_acq_rel,\n"
+         "                                          std::memory_order_relaxed)) {",
+         "  if (PLANTED) {\n"
+         "    if (slot.claim.load(std::memory_order_acquire) != claim) return false;\n"
+         "  } else if (!slot.claim.compare_exchange_strong(claim, claim | kPinned,\n"
+         "                                                 std::memory_order_acq_rel,\n"
+         "                                                 std::memory_order_relaxed)) {"),
+        ("core/counter_table.cc",
+         "fire(slot, why, kPinned);",
+         "fire(slot, why, PLANTED ? 0 : kPinned);"),
+        layer="explore", filter="ExploreCounter.EveryExpectation*", swarm=False),
+    bug("key_reused_too_early",
+        "the half-turn rule is forgotten: a key comes back while its late writes may still land",
+        ("core/counter_table.cc",
+         "if (slot.half_turn_ns != kNoStep && ",
+         "if (!PLANTED && slot.half_turn_ns != kNoStep && "),
+        layer="unit", filter="CounterTableTest.*", swarm=False),
+    bug("resolver_forgotten",
+        "who has resolved a name is not written down, and not asked when the name is closed",
+        ("core/counters.cc",
+         "      resolvers.push_back(peer.id());",
+         "      if (!PLANTED) resolvers.push_back(peer.id());"),
+        layer="scenario", filter="ClosedName.*:KeyReuse.*"),
+    bug("dropped_error_completion",
+        "a completion that is no success is thrown away",
+        ("core/datapath.cc",
+         "      piece_ended(event.cookie, {event.code, event.remote});",
+         "      if (PLANTED && event.code != Errc::kOk) return;\n"
+         "      piece_ended(event.cookie, {event.code, event.remote});")),
+    bug("wrong_rail_for_a_rotated_write",
+        "a write that goes by another rail than the first carries the key of the first",
+        ("core/datapath.cc",
+         "theirs[path.remote_rail % theirs.size()][path.rail];",
+         "theirs[PLANTED ? 0 : path.remote_rail % theirs.size()][path.rail];")),
+    bug("missed_wake_up",
+        "the end of an expectation is published after its waiter was woken",
+        ("core/counter_table.cc",
+         "  // The last touch of the record.",
+         "  if (PLANTED && cookie == kWaiter) slot.parking.wake();\n"
+         "  // The last touch of the record."),
+        ("core/counter_table.cc",
+         "    slot.parking.wake();\n  } else if",
+         "    if (!PLANTED) slot.parking.wake();\n  } else if"),
+        layer="explore", filter="ExploreCounter.EveryExpectation*", swarm=False),
+    bug("source_read_after_completion",
+        "the NIC reads the source when a packet lands, not when it leaves",
+        ("providers/sim/datapath.cc",
+         "std::memcpy(target + packet.offset, packet.bytes.data(), packet.bytes.size());",
+         "const auto* source = reinterpret_cast<const std::byte*>(flight.op.source);\n"
+         "  std::memcpy(target + packet.offset,\n"
+         "              PLANTED ? source + packet.offset : packet.bytes.data(),\n"
+         "              packet.bytes.size());")),
+    bug("room_event_lost",
+        "that somebody waits for room is forgotten by the first look, before there is enough",
+        ("core/core.cc",
+         "if (!room_wanted.load(std::memory_order_seq_cst)) return;",
+         "if (PLANTED ? !room_wanted.exchange(false) : !room_wanted.load()) return;"),
+        ("core/core.cc",
+         "if (!room_wanted.exchange(false, std::memory_order_acq_rel)) return;",
+         "if (!PLANTED && !room_wanted.exchange(false, std::memory_order_acq_rel)) return;"),
+        layer="scenario", filter="FullQueue.*:Hardship.*"),
+    bug("fence_that_answers_too_early",
+        "a fence whose peer is silent says ok without any proof that it is shut out",
+        ("core/control_ops.cc",
+         "if ((!asked && !peer.fence_owed) || !shut_out(peer)) return;",
+         "if ((!asked && !peer.fence_owed) || (!PLANTED && !shut_out(peer))) return;"),
+        layer="scenario", filter="Fenced*:LateProof.*"),
+    bug("batch_counts_a_part_twice",
+        "a part of unknown fate is counted as failed once more",
+        ("core/report.cc",
+         "if (end.remote == Remote::kUnknown) batch->unknown.fetch_add(",
+         "if (PLANTED && end.remote == Remote::kUnknown) batch->failed.fetch_add(1);\n"
+         "  if (end.remote == Remote::kUnknown) batch->unknown.fetch_add(")),
+    bug("deadline_that_never_fires_when_idle",
+        "a turn in which nothing happened does not say when the next deadline is",
+        ("core/core.cc",
+         "result.next_ns = std::min({timers.next_ns(),",
+         "result.next_ns = std::min({PLANTED && result.done == 0 ? kNeverNs : timers.next_ns(),")),
+    bug("stale_descriptor_accepted",
+        "a descriptor of an earlier life of its owner is taken",
+        ("core/region.cc",
+         "if (desc->owner_incarnation != owner.remote.incarnation) return",
+         "if (!PLANTED && desc->owner_incarnation != owner.remote.incarnation) return"),
+        layer="scenario", filter="PeerComesBack.*:Restart.*"),
+    bug("callback_inside_submit",
+        "submit() takes a turn of its own to be quick, and runs what it finds",
+        ("core/submit.cc",
+         "FABRIC_CHECK(submissions.push(op.self), \"submission ring overflow\");\n"
+         "  driver->wake(*this);\n"
+         "  return id;\n"
+         "}\n"
+         "\n"
+         "Result<void*>",
+         "FABRIC_CHECK(submissions.push(op.self), \"submission ring overflow\");\n"
+         "  driver->wake(*this);\n"
+         "  if (PLANTED) {\n"
+         "    turn(driver->now_ns());\n"
+         "    run_callbacks();\n"
+         "  }\n"
+         "  return id;\n"
+         "}\n"
+         "\n"
+         "Result<void*>")),
+    bug("mixed_cuts_in_a_run",
+        "a run of counts for one key is added up as if all were cut like the first",
+        ("core/counter_table.cc",
+         "units += units_of(imm_cut(batch[i]));",
+         "units += units_of(imm_cut(batch[PLANTED ? i - run : i]));"),
+        layer="unit", filter="CounterTableTest.*"),
+    bug("refused_pieces_forgotten",
+        "what a full rail did not take of a batch is not offered again",
+        ("core/datapath.cc",
+         "rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);",
+         "if (!PLANTED)\n"
+         "          rail.refused.insert(rail.refused.end(), batch.begin() + taken,"
+         " batch.begin() + n);"),
+        layer="scenario", filter="FullQueue.*:Hardship.*"),
+    bug("lease_forgotten",
+        "a sender that nobody has answered for long goes on writing",
+        ("core/datapath.cc",
+         "candidate.peer); peer.lease_over(core_.now_ns)) {",
+         "candidate.peer); !PLANTED && peer.lease_over(core_.now_ns)) {"),
+        layer="scenario", filter="Lease.*:Zombie.*"),
+    bug("message_taken_twice",
+        "a control message that comes a second time is taken a second time",
+        ("core/control_ops.cc",
+         "      peer.channel->owe_ack();\n      return false;",
+         "      peer.channel->owe_ack();\n      if (!PLANTED) return false;\n      break;")),
+    bug("masked_member_pays_twice",
+        "what a masked member had brought is paid for it once more",
+        ("core/counter.cc",
+         "const uint64_t counted = renewed ? 0 :",
+         "const uint64_t counted = renewed || PLANTED ? 0 :"),
+        layer="scenario", filter="Corners.AMaskedMember*"),
+    bug("group_key_never_released",
+        "a group of counters goes, and the key that they were joined under stays",
+        ("core/counter.cc",
+         "core.counters.release({.key = state_->parent}, core.driver->now_ns());",
+         "if (!PLANTED) core.counters.release({.key = state_->parent}, core.driver->now_ns());")),
+)

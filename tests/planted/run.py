@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Switches a planted bug on and says who finds it.
+
+    run.py BUG --build FOLDER   the swarm first, then the tests that bugs.py names
+    run.py none --build FOLDER  no bug: all of them have nothing to say
+    run.py --all --build FOLDER a table of all bugs
+
+Fails when nobody finds the bug. A crash, an abort and a hang are finds, and are called that.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+
+from bugs import BUGS  # noqa: E402
+
+FIRST_SEED = 1
+WORLDS = 200  # at most, until one finds the bug
+COUNTED = 50  # worlds that are played in any case, to tell how many find it
+HANGS_MAX = 2  # each costs its whole time limit
+SECONDS_MAX = 60
+
+
+def environment(name):
+    """The library's variables of the caller would change the worlds."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("FABRIC_")}
+    if name:
+        clean["FABRIC_TEST_PLANTED"] = name
+    return clean
+
+
+def play(build, name, last):
+    """The worlds up to seed `last`, one by one: what became of each."""
+    command = [build / "planted_swarm", str(FIRST_SEED), str(last)]
+    with subprocess.Popen(command, env=environment(name), stdout=subprocess.PIPE,
+                          text=True) as swarm:
+        try:
+            for line in swarm.stdout:
+                yield line.rstrip("\n").partition(" ")[2]
+        finally:
+            swarm.terminate()
+
+
+def ask_swarm(build, name):
+    """What the first world that found the bug said, which one it was, and how many of how many."""
+    first, where, finds, hangs, played = "", 0, 0, 0, 0
+    for fate in play(build, name, FIRST_SEED + WORLDS - 1):
+        played += 1
+        if fate != "ok":
+            finds += played <= COUNTED
+            hangs += fate == "hangs"
+            if not first:
+                first, where = fate, played
+        if first and (played >= COUNTED or hangs >= HANGS_MAX):
+            break
+    if not first and played != WORLDS:
+        raise RuntimeError(f"the swarm played only {played} worlds")
+    return first, where, finds, min(played, COUNTED)
+
+
+def ask_tests(build, name, layer, wanted):
+    """The first test of a layer that fails, and how; nothing when all pass."""
+    command = [build / f"planted_{layer}", f"--gtest_filter={wanted}", "--gtest_fail_fast"]
+    try:
+        run = subprocess.run(command, env=environment(name), text=True, timeout=SECONDS_MAX,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        said, code = run.stdout, run.returncode
+    except subprocess.TimeoutExpired as late:
+        said, code = (late.stdout or b"").decode("utf-8", "replace"), None
+    begun = re.findall(r"^\[ RUN      \] (\S+)", said, re.MULTILINE)
+    if not begun:
+        raise RuntimeError(f"no test of {layer} is called {wanted}:\n{said}")
+    if code == 0:
+        return ""
+    failed = re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", said, re.MULTILINE)
+    if failed:
+        return failed[0]
+    return f"{begun[-1]}, which {'hangs' if code is None else 'crashes'}"
+
+
+def find(build, bug):
+    """Who finds a bug, and in how many worlds; (nothing, nothing) when nobody does."""
+    if bug.swarm:
+        said, where, finds, counted = ask_swarm(build, bug.name)
+        if said:
+            promise = said.removeprefix("broken ")
+            worlds = f"world {where} of {WORLDS} ({finds} of the first {counted} worlds)"
+            return f"the swarm: {promise}", worlds
+    if bug.layer:
+        said = ask_tests(build, bug.name, bug.layer, bug.filter)
+        if said:
+            return f"the {bug.layer} tests: {said}", f"none of {WORLDS}" if bug.swarm else "-"
+    return "", ""
+
+
+def find_none(build):
+    """Everything that is asked for a bug, without one."""
+    played = 0
+    for fate in play(build, "", FIRST_SEED + WORLDS - 1):
+        played += 1
+        if fate != "ok":
+            return f"the swarm, in world {played}: {fate}"
+    if played != WORLDS:
+        return f"the swarm, which played only {played} worlds"
+    for layer in sorted({bug.layer for bug in BUGS} - {""}):
+        wanted = ":".join(sorted({bug.filter for bug in BUGS if bug.layer == layer}))
+        said = ask_tests(build, "", layer, wanted)
+        if said:
+            return f"the {layer} tests: {said}"
+    return ""
+
+
+def table(build):
+    missed = 0
+    print("| Bug | The mistake | Found by | In world |\n|---|---|---|---|")
+    for bug in BUGS:
+        who, worlds = find(build, bug)
+        missed += not who
+        print(f"| `{bug.name}` | {bug.mistake} | {who or '**nobody**'} | {worlds} |", flush=True)
+    return missed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bug", nargs="?")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--build", type=Path, required=True)
+    options = parser.parse_args()
+    if options.all:
+        return 1 if table(options.build) else 0
+    if options.bug == "none":
+        said = find_none(options.build)
+        print(f"without a bug something is found by {said}" if said else
+              f"without a bug nothing is found, in {WORLDS} worlds and in the tests")
+        return 1 if said else 0
+    chosen = [bug for bug in BUGS if bug.name == options.bug]
+    if not chosen:
+        parser.error(f"no bug is called {options.bug}")
+    who, worlds = find(options.build, chosen[0])
+    print(f"{chosen[0].name}: {chosen[0].mistake}")
+    print(f"caught by {who}" + (f", {worlds}" if chosen[0].swarm else "") if who else
+          "NOT caught by anybody")
+    return 0 if who else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
