@@ -252,7 +252,8 @@ const WayFaults& Wire::way_between(const Place& from, uint32_t to_port) const no
 }
 
 void Wire::set_down(Nic& nic, bool down) {
-  if (!down) nic.faults.swallows_counts = false;
+  // Whose counts it has swallowed it does not know: it fails before it is good again.
+  if (std::exchange(nic.faults.swallows_counts, false) && !down) set_down(nic, true);
   if (nic.faults.down == down) return;
   nic.faults.down = down;
   each_rail(nic, [&](const PathRef& at, RailState& rail) {
@@ -269,10 +270,9 @@ void Wire::report_nic(const PathRef& at, bool down) {
   report(at, event);
 }
 
-/// The end of kSwallowCounts, unless it was called off.
+/// The end of kSwallowCounts, unless the NIC has failed before.
 void Wire::nic_fails(Nic& nic) {
   if (!nic.faults.swallows_counts || nic.faults.fails_ns != now_ns_) return;
-  nic.faults.swallows_counts = false;
   set_down(nic, true);
 }
 

@@ -464,6 +464,20 @@ TEST_P(SimFaults, SwallowedCountsAreAcknowledgedAndMissing) {
   EXPECT_EQ(pair.taken(), 20u) << "R is below what was acknowledged";
 }
 
+TEST_P(SimFaults, ANicThatHasSwallowedCountsFailsBeforeItIsGoodAgain) {
+  Pair pair(world, model());
+  world.now(Fault::swallow_counts(pair.to, 0, Nanos(1'000'000)));
+  pair.post(20, 600);
+  pair.run(500'000);
+  world.now(Fault::nic_up(pair.to, 0));
+  pair.run(10'000);
+  ASSERT_GE(pair.got.size(), 2u);
+  EXPECT_EQ(pair.got[pair.got.size() - 2].kind, Kind::kRailDown);
+  EXPECT_EQ(pair.got.back().kind, Kind::kRailUp);
+  pair.run(2'000'000);
+  EXPECT_EQ(count_of(pair.got, Kind::kRailDown), 1u);
+}
+
 TEST_P(SimFaults, WhatOneOverrunHidASecondDoesNotHideForEver) {
   Pair pair(world, model());
   const Path back(*pair.b, *pair.a);
