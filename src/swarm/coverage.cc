@@ -43,6 +43,7 @@ Coverage::Coverage() {
        {PeerState::kConnected, PeerState::kStalled, PeerState::kLost, PeerState::kFenced}) {
     add("peer", to_string(state), 0);
   }
+  for (const char* how : {"callback", "inbox", "subscriber", "nobody"}) add("told by", how, 0);
   add("close of a key", to_string(Rest::kProved), 0);
   add("close of a key", to_string(Rest::kRested), 0);
 }
@@ -78,7 +79,9 @@ std::string Coverage::table() const {
   std::string out;
   for (const auto& [section, names] : sections_) {
     out += section + "\n";
-    for (const auto& [name, times] : names) out += fmt::format("  {:<40} {:>12}\n", name, times);
+    for (const auto& [name, times] : names) {
+      if (times > 0) out += fmt::format("  {:<40} {:>12}\n", name, times);
+    }
   }
   return out;
 }

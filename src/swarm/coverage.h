@@ -20,7 +20,7 @@ class Coverage {
   void merge(const Coverage& other);
 
   std::vector<std::string> missing() const;  ///< "section: name"
-  std::string table() const;
+  std::string table() const;                 ///< of what happened
   const std::map<std::string, std::map<std::string, uint64_t>>& sections() const noexcept {
     return sections_;
   }

@@ -28,8 +28,10 @@ uint64_t draw_size(Rng& dice) {
       return dice.below(3);
     case 1:
       return dice.below(512);
-    case 2:
-      return std::min(kWriteBytesMax, (uint64_t{4096} << dice.below(4)) + dice.below(3));
+    case 2: {
+      const uint64_t edge = uint64_t{4096} << dice.below(4);
+      return std::min(kWriteBytesMax, edge + dice.below(3));
+    }
     default:
       return dice.below(kWriteBytesMax + 1);
   }
@@ -54,6 +56,12 @@ uint64_t draw_gap(Rng& dice) { return dice.between(1, 64); }
 Priority draw_priority(Rng& dice) { return static_cast<Priority>(dice.below(3)); }
 
 }  // namespace
+
+/// Once everything must succeed, nothing is given a time that it could miss.
+Nanos Stage::patience(Rng& dice) const {
+  const Nanos drawn = draw_timeout(dice);
+  return strict_ ? Nanos(1500ms) : drawn;
+}
 
 void Stage::perform(const Deed& deed) {
   Life* actor = life(deed.node);
@@ -250,10 +258,9 @@ void Stage::expect(Tally& tally, Rng& dice) {
       }
     }
   }
-  const Nanos timeout = draw_timeout(dice);
+  const Nanos timeout = patience(dice);
   Task task = begin(owner, Task::Kind::kExpect, timeout);
   task.subject = tally.number;
-  task.due = task.submitted + timeout;
   const Notify how = Notify::call(&Ear::on_end, owner.ear.get(), task.tag);
   submitting_ = true;
   const auto id = tally.counter->expect(tally.wanted, how, timeout);
@@ -305,6 +312,7 @@ void Stage::round(Life& life, Rng& dice) {
     tally->only_from = from;
     tally->round = static_cast<uint32_t>(rounds_.size());
     tally->member = way->there;
+    tally->from_way = way->number;
     if (!round.group->add(*tally->counter, way->there)) {
       tally->loose = true;
       continue;
@@ -313,7 +321,7 @@ void Stage::round(Life& life, Rng& dice) {
   }
   if (round.tallies.empty()) return;
   rounds_.push_back(std::move(round));
-  ask(static_cast<uint32_t>(rounds_.size() - 1), draw_timeout(dice));
+  ask(static_cast<uint32_t>(rounds_.size() - 1), patience(dice));
 }
 
 void Stage::ask(uint32_t number, Nanos timeout) {
@@ -324,7 +332,6 @@ void Stage::ask(uint32_t number, Nanos timeout) {
   if (members == 0) return;
   Task task = begin(owner, Task::Kind::kRound, timeout);
   task.subject = number;
-  task.due = task.submitted + timeout;
   // Those that were masked count as paid.
   const auto id = round.group->expect(
       round.tallies.size(), Notify::call(&Ear::on_end, owner.ear.get(), task.tag), timeout);
@@ -344,7 +351,8 @@ Task Stage::begin(Life& life, Task::Kind kind, Nanos timeout) {
   task.node = life.node;
   task.life = life.number;
   task.submitted = world_.now();
-  task.bound = task.submitted + timeout + kDrain + kSlack;
+  task.due = task.submitted + timeout;
+  task.bound = kind == Task::Kind::kAlarm ? task.due + kSlack : task.due + kDrain + kSlack;
   return task;
 }
 
@@ -352,6 +360,7 @@ Task Stage::begin(Life& life, Task::Kind kind, Nanos timeout) {
 Notify Stage::notify(Life& life, Task& task, Rng& dice, bool may_be_silent) {
   const uint64_t way = dice.below(10);
   const bool batched = task.parts.size() > 1 || dice.chance(0.2);
+  may_be_silent &= !strict_;
   if (batched) {
     if (auto batch = life.engine->make_batch()) task.batch.emplace(*std::move(batch));
   }
@@ -368,6 +377,7 @@ uint32_t Stage::add_part(Task& task, const Way& way, uint32_t field, uint64_t si
   Part& part = parts_.emplace_back();
   part.number = static_cast<uint32_t>(parts_.size() - 1);
   part.task = task.tag;
+  part.begun = task.submitted;
   part.way = way.number;
   if (field != kNobody) {
     part.field = field;
@@ -390,12 +400,14 @@ void Stage::refused(Life& life, Task& task, const Error& error) {
     life.wants_room = true;
   }
   // Nothing was taken: nothing may come of it.
+  if (task.kind == Task::Kind::kSend) must_not_hear_.emplace(task.subject, task.message);
   for (const uint32_t part : task.parts) part_ended(parts_[part], Remote::kNotDelivered);
 }
 
 void Stage::accepted(Task task, OpId id) {
   task.id = id;
-  bounds_.emplace(task.bound, task.tag);
+  task.look = task.bound;
+  bounds_.emplace(task.look, task.tag);
   const uint64_t tag = task.tag;
   tasks_.emplace(tag, std::move(task));
 }
@@ -428,7 +440,7 @@ void Stage::write(Life& life, uint32_t to, Rng& dice, uint32_t how_many) {
     const RemoteRegion region = region_of(*way, field);
     if (!region) break;
     Tally* tally = dice.chance(0.1) ? nullptr : tally_for(life, *way, dice, 1);
-    const Nanos timeout = draw_timeout(dice);
+    const Nanos timeout = patience(dice);
     Task task = begin(life, Task::Kind::kWrite, timeout);
     const uint64_t content = ++next_content_;
     const Part& part = parts_[add_part(task, *way, field, size, content, tally, draw_gap(dice))];
@@ -478,7 +490,7 @@ void Stage::paged(Life& life, uint32_t to, Rng& dice) {
   const RemoteRegion region = region_of(*way, field);
   if (!region) return;
   Tally* tally = dice.chance(0.1) ? nullptr : tally_for(life, *way, dice, pages);
-  const Nanos timeout = draw_timeout(dice);
+  const Nanos timeout = patience(dice);
   Task task = begin(life, Task::Kind::kPaged, timeout);
   const Spot source = source_for(life, pages * page, 0);
   task.source = source.bytes;
@@ -507,7 +519,7 @@ void Stage::paged(Life& life, uint32_t to, Rng& dice) {
 }
 
 void Stage::scatter(Life& life, Rng& dice) {
-  const Nanos timeout = draw_timeout(dice);
+  const Nanos timeout = patience(dice);
   Task task = begin(life, Task::Kind::kScatter, timeout);
   std::vector<ScatterTarget> targets;
   const auto nodes = static_cast<uint32_t>(lives_.size());
@@ -548,7 +560,7 @@ void Stage::scatter(Life& life, Rng& dice) {
 }
 
 void Stage::signal(Life& life, Rng& dice) {
-  const Nanos timeout = draw_timeout(dice);
+  const Nanos timeout = patience(dice);
   Task task = begin(life, Task::Kind::kSignal, timeout);
   std::vector<PeerId> peers;
   std::vector<Key> keys;
@@ -593,7 +605,7 @@ void Stage::greet(Life& life, Way& way) {
 void Stage::send(Life& life, uint32_t to, Rng& dice) {
   Way* way = reach(life, to);
   if (way == nullptr) return;
-  const Nanos timeout = draw_timeout(dice);
+  const Nanos timeout = patience(dice);
   Task task = begin(life, Task::Kind::kSend, timeout);
   const uint64_t words[2] = {way->number, ++next_message_};
   std::vector<std::byte> bytes(sizeof words + dice.below(4096));
@@ -601,18 +613,15 @@ void Stage::send(Life& life, uint32_t to, Rng& dice) {
   fill_content(std::span(bytes).subspan(sizeof words), words[1]);
   task.subject = way->number;
   task.message = words[1];
+  task.deaf = !strict_ && dice.chance(0.05);
+  const uint16_t channel = task.deaf ? kDeafChannel : kChannel;
   submit(life, std::move(task),
-         Send{.peer = way->peer,
-              .channel = dice.chance(0.95) ? kChannel : kDeafChannel,
-              .bytes = bytes,
-              .timeout = timeout},
-         dice);
+         Send{.peer = way->peer, .channel = channel, .bytes = bytes, .timeout = timeout}, dice);
 }
 
 void Stage::alarm(Life& life, Rng& dice) {
-  const Nanos after = draw_timeout(dice);
+  const Nanos after = patience(dice);
   Task task = begin(life, Task::Kind::kAlarm, after);
-  task.due = task.submitted + after;
   submit(life, std::move(task), Alarm{.after = after}, dice);
 }
 
@@ -647,9 +656,14 @@ void Stage::wait(Life& life, Rng& dice) {
   for (const auto& [tag, task] : tasks_) {
     if (task.life != life.number || !task.batch) continue;
     const BatchId batch = task.batch->id();
+    const uint64_t number = tag;
     // Its end lets go of the batch, which is no reason to wait for ever.
     const auto ended = life.engine->wait(batch, 1ms * static_cast<int64_t>(dice.between(1, 5)));
     coverage_.add("wait", to_string(ended.error().code));
+    const auto still = tasks_.find(number);
+    if (ended && still != tasks_.end() && still->second.batch->pending() > 0) {
+      broken("a wait for a batch ends with its last operation", describe(still->second));
+    }
     return;
   }
 }
@@ -673,7 +687,9 @@ void Stage::fence(Life& life, uint32_t other, Rng& dice) {
   for (const Way& way : ways_) {
     if (way.from != other || way.to_life != life.number || !way.there) continue;
     if (dice.chance(0.5)) continue;
-    const Nanos timeout = draw_timeout(dice);
+    // It ends what both have of each other.
+    fencing_.insert(std::minmax(way.from_life, way.to_life));
+    const Nanos timeout = patience(dice);
     Task task = begin(life, Task::Kind::kFence, timeout);
     task.subject = way.number;
     return submit(life, std::move(task), Fence{.peer = way.there, .timeout = timeout}, dice);
@@ -684,7 +700,7 @@ void Stage::deregister(Life& life, Rng& dice) {
   for (uint32_t i = 0; i < fields_.size(); ++i) {
     OwnedField& field = fields_[i];
     if (field.life != life.number || field.closing || !field.region || dice.chance(0.5)) continue;
-    const Nanos timeout = draw_timeout(dice);
+    const Nanos timeout = patience(dice);
     Task task = begin(life, Task::Kind::kDeregister, timeout);
     task.subject = i;
     field.closing = true;

@@ -18,12 +18,16 @@ constexpr uint32_t cut_of(uint32_t imm) noexcept { return (imm >> Key::kBits & 7
 
 constexpr std::byte kPoison{0xd5};
 
+/// What is due is told within this, by a process that runs.
+constexpr Nanos kPrompt{10'000'000};
+
 bool is_transfer(Task::Kind kind) noexcept { return kind <= Task::Kind::kSignal; }
 
 }  // namespace
 
 void Stage::Ear::on_end(void* self, const Event& event) {
   const Ear& ear = *static_cast<Ear*>(self);
+  ear.stage->coverage_.add("told by", "callback");
   ear.stage->on_end(event, ear.node, ear.life);
 }
 void Stage::Ear::on_news(void* self, const Event& event) {
@@ -68,6 +72,7 @@ void Stage::on_arrival(const sim::Arrival& arrival) {
   }
   if (tally == nullptr) return;
   tally->units += kUnits / cut;
+  tally->arrived_at = now();
   touched_.insert(tally->number);
   fire(*tally);
 }
@@ -77,8 +82,14 @@ void Stage::fire(Tally& tally) {
   if (tally.armed == 0 || tally.fired || tally.round != kNobody) return;
   if (tally.units / kUnits < static_cast<int64_t>(tally.taken + tally.wanted)) return;
   tally.fired = true;
-  tally.fired_at = now();
   tally.taken += tally.wanted;
+  tally.fired_at = now();
+  // From now on its end is due.
+  const auto waits = tasks_.find(tally.armed);
+  if (waits == tasks_.end() || waits->second.kind != Task::Kind::kExpect) return;
+  bounds_.erase({waits->second.look, tally.armed});
+  waits->second.bound = waits->second.look = now() + kPrompt;
+  bounds_.emplace(waits->second.look, tally.armed);
 }
 
 // ---- What the engines report --------------------------------------------------------------------
@@ -93,7 +104,7 @@ void Stage::on_end(const Event& event, uint32_t node, uint32_t life) {
   }
   Task task = std::move(it->second);
   tasks_.erase(it);
-  bounds_.erase({task.bound, task.tag});
+  bounds_.erase({task.look, task.tag});
   ended(task, event);
 }
 
@@ -131,9 +142,10 @@ void Stage::on_news(const Event& event, uint32_t node, uint32_t life) {
     return entry.second.life == life && entry.second.silent && entry.second.id == event.op;
   });
   if (it == tasks_.end()) return;  // of a batch that is gone, or a probe of misuse
+  coverage_.add("told by", "subscriber");
   Task task = std::move(it->second);
   tasks_.erase(it);
-  bounds_.erase({task.bound, task.tag});
+  bounds_.erase({task.look, task.tag});
   ended(task, event);
 }
 
@@ -149,6 +161,9 @@ void Stage::on_message(const Event& event, uint32_t node, uint32_t life) {
   }
   Way& way = ways_[words[0]];
   if (way.to_life != life || !alive(node, life)) return;
+  if (must_not_hear_.contains({way.number, words[1]})) {
+    broken("a message that was not delivered is not heard", fmt::format("number {}", words[1]));
+  }
   const auto [said, fresh] = said_.emplace(std::pair{way.number, words[1]}, true);
   if (!fresh) broken("messages arrive once", fmt::format("number {}", words[1]));
   if (!way.there) way.there = event.peer;
@@ -160,6 +175,7 @@ void Stage::poll_inboxes() {
     if (!life || !life->inbox) continue;
     uint32_t count = 0;
     while ((count = life->inbox->poll(events)) > 0) {
+      coverage_.add("told by", "inbox", count);
       for (uint32_t i = 0; i < count; ++i) on_end(events[i], life->node, life->number);
     }
   }
@@ -172,8 +188,14 @@ void Stage::ended(Task& task, const Event& event) {
   coverage_.add("code", to_string(event.code));
   coverage_.add("end", fmt::format("{} {}", to_string(task.kind),
                                    event.code == Errc::kOk ? "ok" : to_string(event.remote)));
-  if (event.code == Errc::kCancelled && !task.cancelled) {
-    broken("only what is cancelled ends with kCancelled", describe(task));
+  const bool waits = task.kind == Task::Kind::kExpect || task.kind == Task::Kind::kRound;
+  const bool must = strict_ && !waits && task.submitted >= strict_since_;
+  if (must && event.code != Errc::kOk && event.code != Errc::kTooLarge) {
+    broken("everything new succeeds", fmt::format("{}: {}", describe(task), to_string(event.code)));
+  }
+  if (!has_reason(task, event.code)) {
+    broken("every failure has a reason",
+           fmt::format("{}: {}", describe(task), to_string(event.code)));
   }
   if (is_transfer(task.kind)) return transfer_ended(task, event);
   switch (task.kind) {
@@ -182,8 +204,7 @@ void Stage::ended(Task& task, const Event& event) {
     case Task::Kind::kRound:
       return round_ended(task, event);
     case Task::Kind::kSend:
-      if (event.code == Errc::kOk) must_hear_.emplace(task.subject, task.message);
-      return;
+      return message_ended(task, event);
     case Task::Kind::kAlarm:
       if (event.code == Errc::kOk && now() < task.due) {
         broken("an alarm rings when it is due", describe(task));
@@ -210,6 +231,76 @@ void Stage::ended(Task& task, const Event& event) {
       return;
     default:
       return;
+  }
+}
+
+/// Whether something happened in this world that a code may be blamed on.
+bool Stage::has_reason(const Task& task, Errc code) const {
+  std::vector<uint32_t> ways;
+  bool field_closing = false, key_released = false;
+  for (const uint32_t number : task.parts) {
+    const Part& part = parts_[number];
+    ways.push_back(part.way);
+    field_closing |= part.field != kNobody && fields_[part.field].closing;
+    key_released |= part.tally != kNobody && !tallies_[part.tally].counter;
+  }
+  if (task.kind == Task::Kind::kSend || task.kind == Task::Kind::kFence) {
+    ways.push_back(task.subject);
+  }
+  if (task.kind == Task::Kind::kResolve) ways.push_back(task.way);
+  const bool waits = task.kind == Task::Kind::kExpect || task.kind == Task::Kind::kRound;
+  const bool way_lost = std::ranges::any_of(ways, [&](uint32_t number) {
+    const Way& way = ways_[number];
+    return lost(way) || fencing_.contains(std::minmax(way.from_life, way.to_life));
+  });
+  const bool troubled = !story_.troubles.empty() || story_.world.drop_control > 0;
+  switch (code) {
+    case Errc::kOk:
+      return task.kind == Task::Kind::kAlarm || !task.deaf;
+    case Errc::kTimeout:
+      return now() >= task.due;
+    case Errc::kCancelled:
+      return task.cancelled;
+    case Errc::kClosed:
+      return closing_ == task.life || way_lost;
+    case Errc::kPeerLost:
+      return way_lost || waits;  // which is looked at there
+    case Errc::kUnsupported:
+      return task.deaf || task.kind == Task::Kind::kFence;
+    case Errc::kReleased:
+      return key_released || waits;
+    case Errc::kAborted:
+      return waits;
+    case Errc::kNotFound:
+      return field_closing || task.kind == Task::Kind::kDeregister ||
+             task.kind == Task::Kind::kFence;
+    case Errc::kRemoteAccess:
+      return field_closing || way_lost || troubled;
+    case Errc::kRailLost:
+    case Errc::kUnreachable:
+      return troubled || way_lost;
+    case Errc::kTooLarge:
+      return std::ranges::any_of(story_.nodes[task.node].networks, [](const auto& network) {
+        return network.model.write_bytes_max < 1u << 20;
+      });
+    case Errc::kBusy:
+      return task.kind == Task::Kind::kFence;
+    case Errc::kExhausted:
+      return task.kind == Task::Kind::kResolve || way_lost;
+    default:
+      return false;
+  }
+}
+
+void Stage::message_ended(const Task& task, const Event& event) {
+  const std::pair<uint32_t, uint64_t> message{task.subject, task.message};
+  if (event.code == Errc::kOk) {
+    must_hear_.insert(message);
+  } else if (event.remote == Remote::kNotDelivered) {
+    must_not_hear_.insert(message);
+    if (said_.contains(message)) {
+      broken("a message that was not delivered is not heard", describe(task));
+    }
   }
 }
 
@@ -253,6 +344,9 @@ void Stage::part_ended(Part& part, Remote remote) {
   switch (remote) {
     case Remote::kDelivered:
       part.fate = Fate::kDelivered;
+      if ((owned != nullptr && part.begun > owned->ended) || part.begun > ways_[part.way].fenced) {
+        broken("nothing is delivered behind a fence", fmt::format("a write of task {}", part.task));
+      }
       if (there && !owned->field.make_whole(part.place)) {
         broken("what was delivered is there", fmt::format("a write of task {}", part.task));
       }
@@ -341,6 +435,7 @@ bool Stage::sender_may_be_lost(const Tally& tally) const {
   if (tally.loose || (tally.bound != kNobody && lost(ways_[tally.bound]))) return true;
   return std::ranges::any_of(tally.parts, [&](uint32_t number) {
     const Part& part = parts_[number];
+    if (part.fate == Fate::kDelivered) return false;
     if (part.fate == Fate::kUnknown || lost(ways_[part.way])) return true;
     // A part may have failed while the others go on: its key is spoiled before the operation ends.
     const auto task = tasks_.find(part.task);
@@ -350,7 +445,9 @@ bool Stage::sender_may_be_lost(const Tally& tally) const {
 
 /// Whether either side has given the session up.
 bool Stage::lost(const Way& way) const {
-  if (way.ended || !alive(way.to, way.to_life)) return true;
+  if (way.ended || !alive(way.to, way.to_life) || !alive(way.from, way.from_life)) return true;
+  const auto from = lives_[way.from]->engine->peer_info(way.peer);
+  if (!from || from->state >= PeerState::kLost) return true;
   if (!way.there) return false;
   const auto info = lives_[way.to]->engine->peer_info(way.there);
   return !info || info->state >= PeerState::kLost;
@@ -359,6 +456,24 @@ bool Stage::lost(const Way& way) const {
 void Stage::round_ended(Task& task, const Event& event) {
   Round& round = rounds_[task.subject];
   if (!round.group) return;
+  bool all_met = true, may_be_lost = false, just_now = false;
+  for (const uint32_t number : round.tallies) {
+    const Tally& tally = tallies_[number];
+    if (!tally.counter) continue;
+    all_met &= tally.units >= kUnits;
+    may_be_lost |= sender_may_be_lost(tally) || lost(ways_[tally.from_way]);
+    just_now |= tally.arrived_at == now();
+  }
+  const bool lies =
+      event.code == Errc::kOk ? !all_met
+      : event.code == Errc::kTimeout
+          ? all_met && !may_be_lost && !just_now
+          : (event.code == Errc::kPeerLost || event.code == Errc::kAborted) && !may_be_lost;
+  if (lies) {
+    broken("a round ends as it should",
+           fmt::format("{}: {} and {}", describe(task), to_string(event.code),
+                       all_met ? "all have paid" : "somebody has not"));
+  }
   if (event.code == Errc::kOk) {
     for (const uint32_t number : round.tallies) {
       if (tallies_[number].counter) all_there(tallies_[number]);
@@ -380,13 +495,17 @@ void Stage::round_ended(Task& task, const Event& event) {
 
 /// Nothing of that session can land any more.
 void Stage::fence_ended(uint32_t way) {
+  ways_[way].fenced = std::min(ways_[way].fenced, now());
   for (Part& part : parts_) {
     if (part.way != way || part.field == kNobody) continue;
     Field& field = fields_[part.field].field;
-    if (field.place(part.place).state == Field::State::kOpen) field.shut(part.place);
+    field.shut(part.place);
   }
 }
 
-void Stage::field_ended(uint32_t field) { fields_[field].field.shut_all(); }
+void Stage::field_ended(uint32_t field) {
+  fields_[field].ended = std::min(fields_[field].ended, now());
+  fields_[field].field.shut_all();
+}
 
 }  // namespace fabric::swarm

@@ -78,6 +78,7 @@ void Stage::play() {
     coverage_.add("fault", to_string(kind), world_.faults(kind));
   }
   for (uint32_t node = 0; node < lives_.size() && verdict_.holds(); ++node) close(node);
+  if (verdict_.holds()) check_fields();
 }
 
 /// Lets time pass, and nodes come back that are due. Waits inside deeds may have used it up.
@@ -134,7 +135,9 @@ void Stage::close(uint32_t node) {
   Life* leaving = life(node);
   if (leaving == nullptr) return;
   const Nanos begun = world_.now();
+  closing_ = leaving->number;
   const auto closed = leaving->engine->close();
+  closing_ = kNobody;
   coverage_.add_steps(leaving->engine->dump_json());
   poll_inboxes();
   const Nanos took = world_.now() - begun - paused(node, begun);
@@ -168,7 +171,7 @@ void Stage::bury(uint32_t node, bool politely) {
       continue;
     }
     for (const uint32_t part : task.parts) part_ended(parts_[part], Remote::kUnknown);
-    bounds_.erase({task.bound, task.tag});
+    bounds_.erase({task.look, task.tag});
     it = tasks_.erase(it);
   }
   for (Tally& tally : tallies_) {

@@ -91,6 +91,7 @@ class Stage {
   Nanos paused(uint32_t node, Nanos since) const;
 
   // deeds.cc
+  Nanos patience(Rng& dice) const;
   void perform(const Deed& deed);
   void write(Life& life, uint32_t to, Rng& dice, uint32_t how_many);
   void paged(Life& life, uint32_t to, Rng& dice);
@@ -138,6 +139,8 @@ class Stage {
   void on_news(const Event& event, uint32_t node, uint32_t life);
   void on_message(const Event& event, uint32_t node, uint32_t life);
   void ended(Task& task, const Event& event);
+  bool has_reason(const Task& task, Errc code) const;
+  void message_ended(const Task& task, const Event& event);
   void transfer_ended(Task& task, const Event& event);
   void part_ended(Part& part, Remote remote);
   void expectation_ended(Task& task, const Event& event);
@@ -158,6 +161,7 @@ class Stage {
   void rest();
   void settle_silent();
   void check_rest();
+  void check_fields();
   void check_spoiled();
   void check_old_desc(const Way& way);
   void check_leaks();
@@ -183,7 +187,8 @@ class Stage {
   std::map<const std::byte*, uint32_t> by_address_;      ///< parts by the place of their bytes
   std::map<uint32_t, OldDesc> old_descs_;                ///< the first one of each node
   std::map<std::pair<uint32_t, uint64_t>, bool> said_;   ///< messages by way and number: heard?
-  std::set<std::pair<uint32_t, uint64_t>> must_hear_;
+  std::set<std::pair<uint32_t, uint64_t>> must_hear_, must_not_hear_;
+  std::set<std::pair<uint32_t, uint32_t>> fencing_;  ///< lives of which one shuts the other out
   std::multimap<Nanos, uint32_t> reopenings_;
   std::vector<Trouble> pauses_;
   std::set<uint32_t> touched_;  ///< tallies since the last look
@@ -192,7 +197,10 @@ class Stage {
   uint32_t next_life_ = 0;
   uint64_t ended_ = 0, bytes_checked_ = 0, looked_ = 0;
   bool submitting_ = false;
-  bool lands_twice_ = false;  ///< in this story, data may land a second time
+  Nanos strict_since_{};
+  bool strict_ = false;         ///< the faults are over: everything must succeed
+  uint32_t closing_ = kNobody;  ///< the life that is being closed
+  bool lands_twice_ = false;    ///< in this story, data may land a second time
   sim::World world_;
   std::vector<std::optional<Life>> lives_;  ///< by node
 };

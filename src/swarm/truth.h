@@ -23,6 +23,7 @@ struct Part {
   enum class Fate : uint8_t { kUnderWay, kDelivered, kNotDelivered, kUnknown };
   uint32_t number = 0;
   uint64_t task = 0;
+  Nanos begun{};
   uint32_t way = kNobody;
   uint32_t field = kNobody, place = 0;  ///< nobody: it brings no bytes
   uint32_t tally = kNobody;             ///< nobody: it does not count
@@ -38,11 +39,13 @@ struct Tally {
   uint64_t name = 0;    ///< not 0: senders have to resolve it
   uint64_t wanted = 1;  ///< as many counts are sent to it, and no more
   uint32_t only_from = kNobody;
-  uint32_t bound = kNobody;            ///< the way whose end is the end of its wait
-  uint32_t round = kNobody;            ///< which one it is a member of ...
+  uint32_t bound = kNobody;  ///< the way whose end is the end of its wait
+  uint32_t round = kNobody;  ///< which one it is a member of ...
+  uint32_t from_way = kNobody;
   PeerId member{};                     ///< ... and whose
   std::vector<uint32_t> parts{};       ///< that may count: all but those that were not delivered
   int64_t units = 0;                   ///< that the NIC has handed over
+  Nanos arrived_at{};                  ///< the last of them
   uint64_t taken = 0;                  ///< whole counts
   uint64_t armed = 0;                  ///< the task that waits for it
   bool fired = false;                  ///< that one has all it asked for ...
@@ -76,7 +79,8 @@ struct Task {
   Kind kind = Kind::kWrite;
   uint32_t node = 0, life = 0;
   Nanos submitted{}, bound{};
-  Nanos due{};  ///< of an alarm; the deadline of a wait
+  Nanos look{};  ///< when it is looked at whether the bound has passed
+  Nanos due{};   ///< its deadline, or when an alarm rings
   OpId id{};
   std::vector<uint32_t> parts{};
   std::span<std::byte> source{};
@@ -87,6 +91,7 @@ struct Task {
   uint32_t subject = kNobody;  ///< the tally, field, way or round that it is about
   uint32_t way = kNobody;      ///< of a resolve
   uint64_t message = 0;
+  bool deaf = false;              ///< a message to a channel without a listener
   std::unique_ptr<Key> answer{};  ///< of a resolve
 };
 
@@ -100,6 +105,7 @@ struct Way {
   PeerId there{};  ///< what the other side calls it; known once it has heard the first message
   uint64_t greeting = 0;  ///< the task that tells it
   bool ended = false;
+  Nanos fenced = Nanos::max();                 ///< its target has shut it out
   std::map<uint32_t, RemoteRegion> regions{};  ///< by field
 };
 
@@ -108,8 +114,9 @@ struct OwnedField {
   uint32_t node = 0, life = 0;
   Field field;
   std::optional<MemoryRegion> region{};
-  bool closing = false;  ///< nobody should use it any more
-  OpId late{};           ///< the deregistration that ended without proof
+  bool closing = false;        ///< nobody should use it any more
+  Nanos ended = Nanos::max();  ///< nothing can land any more since then
+  OpId late{};                 ///< the deregistration that ended without proof
 };
 
 /// A wait for one write of every peer.

@@ -226,4 +226,22 @@ BUGS = (
         ("core/counter.cc",
          "core.counters.release({.key = state_->parent}, core.driver->now_ns());",
          "if (!PLANTED) core.counters.release({.key = state_->parent}, core.driver->now_ns());")),
+    bug("deadline_too_early",
+        "the timer of an operation is set for half of its time",
+        ("core/core.cc",
+         "if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns);",
+         "const int64_t early = PLANTED ? (op.deadline_ns - now_ns) / 2 : 0;\n"
+         "    if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns - early);")),
+    bug("message_denied",
+        "a message that was sent and not answered in time is said not to have been delivered",
+        ("core/control_ops.cc",
+         "core_.finish(op, code, sent ? Remote::kUnknown : Remote::kNotDelivered);",
+         "core_.finish(op, code,\n"
+         "               sent && !PLANTED ? Remote::kUnknown : Remote::kNotDelivered);")),
+    bug("member_pays_nothing",
+        "what arrives at a member of a group is not passed on to the group",
+        ("core/counter_table.cc",
+         "    above = add_units(parent, own.pass_on, Links::kFollow);",
+         "    if (!PLANTED) above = add_units(parent, own.pass_on, Links::kFollow);"),
+        layer="unit", filter="CounterTable*"),
 )

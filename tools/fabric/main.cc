@@ -15,7 +15,8 @@ int main(int argc, char** argv) {
     fabric::tool::add_version(app, exit_code);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    // Asking for help is no mistake; anything else is one of the caller's.
+    return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fabric: %s\n", error.what());
     return 1;

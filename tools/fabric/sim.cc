@@ -1,7 +1,10 @@
 // fabric sim: random worlds from a seed, in which everything happens that can, and every promise is
 // watched. The same seed gives the same world, event by event.
 
+#include <charconv>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 #include <string>
 
 #include <fmt/format.h>
@@ -21,6 +24,9 @@ struct Options {
   bool json = false;
 };
 
+/// So many worlds should have seen everything that is known to happen.
+constexpr uint64_t kCrowd = 500;
+
 /// Everything that was seen, over all worlds.
 struct Sum {
   uint64_t worlds = 0, operations = 0, bytes = 0, trace = 0;
@@ -38,17 +44,31 @@ struct Sum {
   }
 };
 
-int report_failure(const swarm::Story& story, const swarm::Violation& violation) {
-  fmt::print("seed {}: broken: {}\n  {}\n  at {} ns of virtual time\nshrinking ...\n", story.seed,
-             violation.invariant, violation.detail, violation.at.count());
-  std::fflush(stdout);
+int report_failure(const Options& options, const swarm::Story& story,
+                   const swarm::Violation& violation) {
+  // What a person reads on the way; with --json standard output is for the program.
+  std::FILE* talk = options.json ? stderr : stdout;
+  fmt::print(talk, "seed {}: broken: {}\n  {}\n  at {} ns of virtual time\nshrinking ...\n",
+             story.seed, violation.invariant, violation.detail, violation.at.count());
+  std::fflush(talk);
   const swarm::Shrunk shrunk = swarm::shrink(story, violation);
+  const std::string replay = fmt::format("fabric sim --seed {}", story.seed);
+  if (options.json) {
+    const nlohmann::ordered_json report{{"seed", story.seed},
+                                        {"violation", shrunk.violation.invariant},
+                                        {"detail", shrunk.violation.detail},
+                                        {"at_ns", shrunk.violation.at.count()},
+                                        {"story", swarm::tell(shrunk.story)},
+                                        {"replay", replay}};
+    fmt::print("{}\n", report.dump());
+    return 1;
+  }
   fmt::print("{} deeds and {} faults are enough (of {} and {}; {} stories tried):\n{}",
              shrunk.story.deeds.size(), shrunk.story.troubles.size(), story.deeds.size(),
              story.troubles.size(), shrunk.tries, swarm::tell(shrunk.story));
   fmt::print("{} s  broken: {}: {}\n", static_cast<double>(shrunk.violation.at.count()) * 1e-9,
              shrunk.violation.invariant, shrunk.violation.detail);
-  fmt::print("replay with: fabric sim --seed {}\n", story.seed);
+  fmt::print("replay with: {}\n", replay);
   return 1;
 }
 
@@ -69,12 +89,33 @@ void report_json(const Options& options, const Sum& sum) {
 void report_text(const Options& options, const Sum& sum) {
   fmt::print("{}", sum.coverage.table());
   const auto missing = sum.coverage.missing();
-  for (const std::string& name : missing) fmt::print("never happened: {}\n", name);
+  if (sum.worlds >= kCrowd) {
+    for (const std::string& name : missing) fmt::print("never happened: {}\n", name);
+  } else if (!missing.empty()) {
+    fmt::print("{} more that can happen did not: it takes a crowd (--worlds 1000) to see all\n",
+               missing.size());
+  }
   fmt::print("{} worlds from seed {} on: every promise held\n", sum.worlds, options.seed);
   fmt::print("{} operations ended, {} bytes compared, {:.3f} s of virtual time\n", sum.operations,
              sum.bytes, static_cast<double>(sum.virtual_time.count()) * 1e-9);
   fmt::print("replay with: fabric sim --seed {} --worlds {}\n", options.seed, sum.worlds);
   fmt::print("trace {:016x}\n", sum.trace);
+}
+
+/// CLI11 alone takes -1 for the largest number there is.
+std::string whole_number(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool good = error == std::errc{} && end == text.data() + text.size();
+  return good ? "" : "must be a whole number below 2^64, not " + text;
+}
+
+std::string positive_time(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool good =
+      error == std::errc{} && end == text.data() + text.size() && value > 0 && std::isfinite(value);
+  return good ? "" : "must be a number of seconds above 0, not " + text;
 }
 
 int run(const Options& options) {
@@ -90,9 +131,9 @@ int run(const Options& options) {
     const std::chrono::duration<double> spent = Clock::now() - begun;
     if (options.seconds > 0 && i > 0 && spent.count() >= options.seconds) break;
     const swarm::Story story = swarm::draw_story(options.seed + i);
-    if (options.story) fmt::print("{}", swarm::tell(story));
+    if (options.story) fmt::print(options.json ? stderr : stdout, "{}", swarm::tell(story));
     const swarm::Outcome outcome = swarm::play(story);
-    if (outcome.violation) return report_failure(story, *outcome.violation);
+    if (outcome.violation) return report_failure(options, story, *outcome.violation);
     sum.add(outcome);
   }
   options.json ? report_json(options, sum) : report_text(options, sum);
@@ -106,15 +147,19 @@ void add_sim(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand(
       "sim", "Play random worlds on the simulator and watch every promise in them");
   verb->add_option("--seed", options->seed, "The first world; the next ones follow it")
+      ->check(whole_number)
       ->capture_default_str();
   verb->add_option("--worlds", options->worlds, "How many worlds; 1 without --seconds")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number)
+      ->check([](const std::string& text) { return text == "0" ? "must be at least 1" : ""; });
   verb->add_option("--seconds", options->seconds, "Begin new worlds for that long")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_time);
   verb->add_flag("--story", options->story, "Tell each world before it is played");
   verb->add_flag("--json", options->json, "The report as JSON; the seed goes to standard error");
-  verb->footer("Exit code 0: every promise held in every world. A world that breaks one is shrunk\n"
-               "to a short story; `fabric sim --seed N` plays it again.");
+  verb->footer(
+      "Exit code 0: every promise held in every world; 1: one was broken; 2: bad options.\n"
+      "A world that breaks a promise is shrunk to a short story; `fabric sim --seed N`\n"
+      "plays it again.");
   verb->callback([options, &exit_code] { exit_code = run(*options); });
 }
 
