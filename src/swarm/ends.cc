@@ -253,7 +253,9 @@ bool Stage::has_reason(const Task& task, Errc code) const {
     const Way& way = ways_[number];
     return lost(way) || fencing_.contains(std::minmax(way.from_life, way.to_life));
   });
-  const bool troubled = !story_.troubles.empty() || story_.world.drop_control > 0;
+  // A write that is refused takes its path with it, and on some networks all that is on it.
+  const bool refusing = !fencing_.empty() || std::ranges::any_of(fields_, &OwnedField::closing);
+  const bool troubled = refusing || !story_.troubles.empty() || story_.world.drop_control > 0;
   switch (code) {
     case Errc::kOk:
       return task.kind == Task::Kind::kAlarm || !task.deaf;
