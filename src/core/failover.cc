@@ -62,7 +62,9 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
   for (size_t i = 0; i < paths_.size(); ++i) {
     Path& path = *paths_[i];
     if (path.network != rail.network || path.rail != rail.index) continue;
-    if (!up) {
+    if (!up && path.state == Path::State::kResting) {
+      path.retry_ns = kNeverNs;  // opened on a dead rail, it could die without another word
+    } else if (!up) {
       close_path(path);
     } else if (path.state == Path::State::kResting) {
       path.failures = 0;

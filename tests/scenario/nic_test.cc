@@ -265,5 +265,33 @@ TEST(Nic, LateReportsAndABreakInBetween) {
   }
 }
 
+// A path that rests when its own rail goes down must not be opened on it: the end of a dead NIC
+// dies again without a word, and where writes have no connection nobody would ever close it.
+void fails_twice(Nanos first, Nanos second) {
+  SCOPED_TRACE(testing::Message() << first.count() << " and " << second.count());
+  sim::World world({.seed = 3});
+  Config config = hasty_config();
+  config.log_level = LogLevel::kError;
+  const uint32_t from = world.add_node(1, slow_srd()), to = world.add_node(1, slow_srd());
+  Host sender = open_host(world, from, 1 << 20, config);
+  Host receiver = open_host(world, to, 1 << 20, config);
+  ASSERT_TRUE(delivers(world, sender, receiver, 1));
+  const Nanos now = world.now();
+  // Refused there, the path rests here, and meanwhile its own NIC fails.
+  ASSERT_TRUE(world.at(now, Fault::overrun(to, 0)));
+  ASSERT_TRUE(world.at(now + first, Fault::overrun(from, 0)));
+  ASSERT_TRUE(world.at(now + Nanos(5ms), Fault::nic_up(to, 0)));
+  ASSERT_TRUE(world.at(now + second, Fault::overrun(from, 0)));
+  ASSERT_TRUE(world.at(now + second + Nanos(10ms), Fault::nic_up(from, 0)));
+  world.run_for(2s);
+  EXPECT_TRUE(delivers(world, sender, receiver, 2));
+}
+
+TEST(RestingPath, WaitsForItsRail) {
+  for (const Nanos first : {1ms, 2ms, 4ms, 7ms, 12ms, 25ms}) {
+    for (const Nanos after : {4ms, 8ms, 16ms, 30ms, 60ms}) fails_twice(first, first + after);
+  }
+}
+
 }  // namespace
 }  // namespace fabric::test
