@@ -112,6 +112,7 @@ void Stage::make_trouble(const Trouble& trouble) {
   if (fault.kind == FaultKind::kSwallowCounts || fault.kind == FaultKind::kOverrun) {
     losing_.insert(fault.node);
   }
+  if (fault.kind == FaultKind::kLateCounts) late_.insert(fault.node);
 }
 
 void Stage::open(uint32_t node) {

@@ -192,6 +192,7 @@ class Stage {
   std::multimap<Nanos, uint32_t> reopenings_;
   std::vector<Trouble> pauses_;
   std::set<uint32_t> touched_;  ///< tallies since the last look
+  std::set<uint32_t> late_;     ///< nodes whose NIC hands counts over late
   std::set<uint32_t> losing_;   ///< nodes whose NIC has lost counts
   uint64_t next_tag_ = 0, next_content_ = 0, next_message_ = 0, next_name_ = 0;
   uint32_t next_life_ = 0;
