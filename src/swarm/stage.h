@@ -165,6 +165,7 @@ class Stage {
   void check_spoiled();
   void check_old_desc(const Way& way);
   void check_leaks();
+  std::string find_leak(const Life& life);
   void everything_works();
   std::string try_write(uint32_t from, uint32_t to);
   Way* reach_surely(uint32_t from, uint32_t to);
