@@ -25,14 +25,16 @@ Coverage::Coverage() {
       add("end", fmt::format("{} {}", to_string(static_cast<Task::Kind>(i)), to_string(remote)), 0);
     }
   }
-  for (const Errc code : {Errc::kOk, Errc::kTimeout, Errc::kCancelled, Errc::kAborted,
-                          Errc::kReleased, Errc::kClosed, Errc::kUnsupported, Errc::kPeerLost,
-                          Errc::kRemoteAccess, Errc::kNotFound, Errc::kRailLost}) {
+  for (const Errc code :
+       {Errc::kOk, Errc::kTimeout, Errc::kCancelled, Errc::kAborted, Errc::kReleased, Errc::kClosed,
+        Errc::kUnsupported, Errc::kPeerLost, Errc::kRemoteAccess, Errc::kNotFound, Errc::kRailLost,
+        Errc::kUnreachable, Errc::kTooLarge, Errc::kBusy}) {
     add("code", to_string(code), 0);
   }
   for (const Errc code :
        {Errc::kInvalidArgument, Errc::kOutOfBounds, Errc::kExhausted, Errc::kTooLarge,
-        Errc::kBadFormat, Errc::kNotFound, Errc::kBusy, Errc::kPermission, Errc::kPeerLost}) {
+        Errc::kBadFormat, Errc::kNotFound, Errc::kBusy, Errc::kPermission, Errc::kPeerLost,
+        Errc::kVersion, Errc::kWouldDeadlock, Errc::kWrongJob}) {
     add("refusal", to_string(code), 0);
   }
   for (const EventKind kind : {EventKind::kPeer, EventKind::kRail, EventKind::kRoom,

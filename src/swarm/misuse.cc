@@ -22,6 +22,50 @@ void Stage::must_refuse(std::string_view what, Errc wanted, const Error& error) 
                      error.what == nullptr ? "" : error.what, to_string(wanted)));
 }
 
+/// A blocking call where nothing could end it.
+void Stage::Ear::on_misuse(void* self, const Event&) {
+  const Ear& ear = *static_cast<Ear*>(self);
+  if (!ear.stage->alive(ear.node, ear.life)) return;
+  ear.stage->must_refuse("a close in a callback", Errc::kWouldDeadlock,
+                         ear.stage->lives_[ear.node]->engine->close().error());
+}
+
+/// Somebody of another job. Without an answer in time nothing can be said.
+void Stage::stranger(Life& life, uint32_t other) {
+  Config config;
+  config.job_key = "of another job";
+  config.log_level = LogLevel::kOff;
+  auto engine = world_.open(life.node, config);
+  Life* there = this->life(other);
+  if (!engine || there == nullptr) return;
+  const auto peer = engine->connect(there->engine->address());
+  const auto batch = engine->make_batch();
+  if (!peer || !batch) return;
+  (void)engine->submit(Send{.peer = *peer, .channel = 1, .timeout = 20ms, .batch = *batch});
+  const auto ended = engine->wait(*batch, 30ms);
+  if (ended.error().code == Errc::kTimeout) return;
+  must_refuse("a peer of another job", Errc::kWrongJob, ended.error());
+}
+
+/// The right call in the wrong place, version or job.
+void Stage::misfit(Life& life, uint32_t other, Rng& dice) {
+  Engine& engine = *life.engine;
+  switch (dice.below(3)) {
+    case 0:
+      (void)engine.submit(
+          Alarm{.after = 1us, .notify = Notify::call(&Ear::on_misuse, life.ear.get())});
+      return;
+    case 1: {
+      auto address = this->life(other)->engine->address();
+      address[4] ^= std::byte{0xff};  // the major version of its format
+      return must_refuse("an address of another version", Errc::kVersion,
+                         engine.connect(address).error());
+    }
+    default:
+      return stranger(life, other);
+  }
+}
+
 void Stage::misuse(Life& life, uint32_t other, Rng& dice) {
   Engine& engine = *life.engine;
   Way* way = reach(life, other);
@@ -32,7 +76,7 @@ void Stage::misuse(Life& life, uint32_t other, Rng& dice) {
   const RemoteRegion region = field == kNobody ? RemoteRegion{} : region_of(*way, field);
   if (!region) return;
   const std::array<std::byte, 8> nonsense{};
-  switch (dice.below(12)) {
+  switch (dice.below(15)) {
     case 0:
       return must_refuse(
           "a write past its source", Errc::kOutOfBounds,
@@ -81,6 +125,10 @@ void Stage::misuse(Life& life, uint32_t other, Rng& dice) {
     case 10:
       return must_refuse("no peer", Errc::kNotFound,
                          engine.submit(Send{.peer = PeerId(77, 77), .channel = 1}).error());
+    case 11:
+    case 12:
+    case 13:
+      return misfit(life, other, dice);
     default:
       return must_refuse(
           "an empty page list", Errc::kInvalidArgument,

@@ -105,7 +105,9 @@ void Stage::make_trouble(const Trouble& trouble) {
   // Waits inside deeds may have made it late: it must not outlive the calm.
   const Nanos until = std::max(world_.now(), trouble.at) + trouble.lasts;
   if (!world_.at(world_.now(), fault)) return;  // the two nodes share no such rail
-  if (const auto undone = sim::opposite(fault)) (void)world_.at(until, *undone);
+  if (const auto undone = sim::opposite(fault); undone && !world_.at(until, *undone)) {
+    broken("what goes wrong is undone", to_string(fault.kind));
+  }
   if (fault.kind == FaultKind::kStop || fault.kind == FaultKind::kSlow) {
     pauses_.push_back({world_.now(), trouble.lasts, fault});
   }

@@ -55,6 +55,7 @@ class Stage {
     static void on_news(void* self, const Event& event);
     static void on_message(void* self, const Event& event);
     static void on_watch(void* self, const Event& event);
+    static void on_misuse(void* self, const Event& event);
   };
   /// A process: from open() to close() or a crash.
   struct Life {
@@ -131,6 +132,8 @@ class Stage {
 
   // misuse.cc
   void misuse(Life& life, uint32_t other, Rng& dice);
+  void misfit(Life& life, uint32_t other, Rng& dice);
+  void stranger(Life& life, uint32_t other);
   void must_refuse(std::string_view what, Errc wanted, const Error& error);
 
   // ends.cc

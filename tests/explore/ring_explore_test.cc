@@ -76,26 +76,10 @@ struct TwoProducers : Scene {
   }
 };
 
-struct OneProducerWrapsAround : Scene {
-  MpscRing<uint32_t> ring{2};
-  uint32_t next = 1;
-  int threads() const override { return 2; }
-  void thread(int index) override {
-    for (uint32_t i = 1; i <= 3; ++i) {
-      if (index == 0) {
-        while (!ring.push(i)) yield_thread();
-      } else {
-        uint32_t value = 0;
-        while (!ring.pop(value)) yield_thread();
-        require(value == next++, "out of order");
-      }
-    }
-  }
-  void check() override { require(next == 4, "lost"); }
-};
-
-struct OneToOne : Scene {
-  SpscRing<uint32_t> ring{1};
+/// Three values through a ring that holds fewer, from one thread to another.
+template <class Ring, uint32_t kRoom>
+struct InOrder : Scene {
+  Ring ring{kRoom};
   uint32_t next = 1;
   int threads() const override { return 2; }
   void thread(int index) override {
@@ -111,6 +95,8 @@ struct OneToOne : Scene {
   }
   void check() override { require(next == 4 && ring.empty(), "lost"); }
 };
+using OneProducerWrapsAround = InOrder<MpscRing<uint32_t>, 2>;
+using OneToOne = InOrder<SpscRing<uint32_t>, 1>;
 
 // A consumer may act on a look alone, before it pops.
 template <class Ring>

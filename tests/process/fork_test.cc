@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "support/sanitizers.h"
 #include "threads/engine_harness.h"
 
 // Children of a process with engines (P21): every call is refused, destructors touch nothing, and
@@ -12,14 +13,6 @@
 
 namespace fabric::test {
 namespace {
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#elif defined(__has_feature)
-constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
 
 /// What a child finds. It has one thread, and another thread of its parent may have held any lock,
 /// so it writes by the system call only.

@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "scenario/story.h"
+#include "support/sanitizers.h"
 
 // Large worlds, many peers, many keys. What is asserted is bytes, never time. The full sizes are
 // those of the optimised build; the others tell the same stories with fewer.
@@ -12,28 +13,20 @@
 namespace fabric::test {
 namespace {
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FABRIC_TEST_SANITIZED
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FABRIC_TEST_SANITIZED
-#endif
-
-#if defined(FABRIC_TEST_SANITIZED)
-constexpr bool kBytesCounted = false;  // the sanitizer's allocator does not tell
-constexpr uint32_t kNodes = 16, kPeers = 200;
-constexpr uint32_t kKeys = 1u << 14;
-#elif defined(NDEBUG)
-constexpr bool kBytesCounted = true;
-constexpr uint32_t kNodes = 256, kPeers = 10'000;
-constexpr uint32_t kKeys = 1u << 20;
+#if defined(NDEBUG)
+constexpr bool kOptimised = true;
 #else
-constexpr bool kBytesCounted = true;
-constexpr uint32_t kNodes = 32, kPeers = 1'000;
-constexpr uint32_t kKeys = 1u << 17;
+constexpr bool kOptimised = false;
 #endif
+constexpr bool kSanitized = kAddressSanitizer || kThreadSanitizer;
+
+/// Full size where it is quick.
+constexpr uint32_t sized(uint32_t sanitized, uint32_t debug, uint32_t optimised) {
+  return kSanitized ? sanitized : kOptimised ? optimised : debug;
+}
+constexpr bool kBytesCounted = !kSanitized;  // a sanitizer's allocator does not tell
+constexpr uint32_t kNodes = sized(16, 32, 256), kPeers = sized(200, 1'000, 10'000);
+constexpr uint32_t kKeys = sized(1u << 14, 1u << 17, 1u << 20);
 
 constexpr uint64_t kGiB = 1u << 30;
 constexpr uint64_t kIdlePeerBytesMax = 4096;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/sanitizers.h"
 #include "swarm/field.h"
 
 // The random worlds, and whether their own instruments work: that they repeat, that everything
@@ -13,13 +14,7 @@ namespace fabric::swarm {
 namespace {
 
 // A sanitizer makes a world twenty times as slow, and looks at something else.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kSlow = true;
-#elif defined(__has_feature)
-constexpr bool kSlow = __has_feature(address_sanitizer);
-#else
-constexpr bool kSlow = false;
-#endif
+constexpr bool kSlow = test::kAddressSanitizer;
 
 std::string failed(const Story& story, const Violation& violation) {
   return "seed " + std::to_string(story.seed) + ": " + violation.invariant + ": " +

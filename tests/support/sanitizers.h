@@ -1,0 +1,25 @@
+#pragma once
+
+// Which sanitizer this build has: g++ says it by a macro, clang by a feature.
+
+#if defined(__has_feature)
+#define FABRIC_TEST_FEATURE(name) __has_feature(name)
+#else
+#define FABRIC_TEST_FEATURE(name) 0
+#endif
+
+namespace fabric::test {
+
+#if defined(__SANITIZE_ADDRESS__) || FABRIC_TEST_FEATURE(address_sanitizer)
+inline constexpr bool kAddressSanitizer = true;
+#else
+inline constexpr bool kAddressSanitizer = false;
+#endif
+
+#if defined(__SANITIZE_THREAD__) || FABRIC_TEST_FEATURE(thread_sanitizer)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+}  // namespace fabric::test
