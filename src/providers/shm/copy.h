@@ -1,0 +1,51 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "providers/shm/cards.h"
+
+// Copies into memory that another process owns and may take back at any moment.
+
+namespace fabric::shm {
+
+/// What has to hold while bytes are stored: two words that the owner changes when it closes the
+/// path or takes the memory back. A null pointer asks for nothing.
+struct Guard {
+  const std::atomic<uint64_t>* path = nullptr;
+  uint64_t path_value = 0;
+  const std::atomic<uint64_t>* key = nullptr;
+  uint64_t key_value = 0;
+};
+
+/// A store that ends the last section: it happens only if the guard still holds, behind all bytes.
+struct Commit {
+  std::atomic<uint64_t>* word = nullptr;  ///< null: none
+  uint64_t value = 0;
+};
+
+/// How this process guards its copies; the best that the machine has.
+enum class GuardKind : uint8_t {
+  kRestartable,  ///< rseq: a copy that was switched out looks at the guard again before it stores
+  kPlain,        ///< only looked at before each chunk: the owner waits for the end of the chunk
+};
+GuardKind guard_kind() noexcept;
+
+/// Longest stretch in one section, so that an owner waits some tens of microseconds at most.
+inline constexpr uint64_t kChunkBytes = 256u << 10;
+
+enum class Stored : uint8_t {
+  kDone,
+  kStale,  ///< the guard does not hold: some bytes may have been stored before, the commit was not
+};
+
+/// Copies `bytes` (0 is legal: the commit alone) in chunks, each inside a section on the calling
+/// thread's card. `fence`: the owner cannot call membarrier, so each section pays for a full fence.
+/// The ranges do not overlap. Non-temporal stores are drained before the commit.
+Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+                    const Guard& guard, const Commit& commit, bool fence) noexcept;
+
+/// For tests: the kind that guarded_copy() uses from now on, if the machine has it.
+bool use_guard_kind(GuardKind kind) noexcept;
+
+}  // namespace fabric::shm
