@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -23,7 +24,9 @@ TEST(ShmCopyThreads, ACommitPublishesWhatWasStoredBeforeIt) {
     std::array<std::byte, 200> bytes{};
     alignas(128) std::atomic<uint64_t> sequence{0};
     alignas(128) std::atomic<uint64_t> taken{0};
-  } slot;
+  };
+  const auto shared = std::make_unique<Slot>();
+  Slot& slot = *shared;
   std::thread writer([&] {
     Card& card = *(**Cards::of_process()).mine();
     std::array<std::byte, 200> source{};

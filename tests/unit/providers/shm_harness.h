@@ -48,9 +48,11 @@ class Child {
  public:
   explicit Child(const std::function<void()>& body) {
     std::fflush(nullptr);
+    const pid_t test = getpid();
     pid_ = fork();
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != test) _exit(1);  // it ended before it could take us along
       alarm(60);
       body();
       _exit(0);

@@ -176,11 +176,15 @@ TEST(ShmProof, DoesNotTakeTheNumberOfAnotherNamespace) {
   Shared<std::atomic<int>> below;
   Child child([&] {
     const bool allowed = unshare(CLONE_NEWPID) == 0;
+    Shared<std::atomic<bool>> bound;
     const pid_t inner = allowed ? fork() : -1;
     if (inner == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      bound->store(true);
       for (;;) pause();
     }
+    // Only from here on does it end with its parent.
+    while (inner > 0 && !bound->load()) sched_yield();
     below->store(inner);
     for (;;) pause();
   });
