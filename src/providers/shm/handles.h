@@ -37,7 +37,6 @@ class ShmRail final : public Rail {
 
   const Caps& caps() const noexcept override { return caps_; }
   std::string_view device() const noexcept override { return device_; }
-  std::vector<std::pair<std::string, std::string>> facts() const override;
 
   Result<uint64_t> register_memory(const Memory& memory, std::vector<std::byte>& wire_key) override;
   void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override;

@@ -10,7 +10,7 @@ namespace fabric::shm {
 
 // The line out
 
-bool Neighbour::connect(const Self& self, uint32_t line) {
+bool Neighbour::connect(const Self& self) {
   auto socket = connect_to(address_);
   if (!socket) return false;
   Greeting greeting = *self.greeting;
@@ -21,8 +21,7 @@ bool Neighbour::connect(const Self& self, uint32_t line) {
   if (send_frame(socket->get(), head, {}, descriptors) != Sent::kYes) return false;
   out_ = *std::move(socket);
   own_front_ = self.own;
-  line_ = line;
-  own_front_->sent[line_].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
+  own_front_->sent[line].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
   return true;
 }
 
@@ -43,7 +42,7 @@ bool Neighbour::flush() {
       return false;
     }
     pending_.pop_front();
-    own_front_->sent[line_].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
+    own_front_->sent[line].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
   }
   return pending_.empty();
 }
@@ -52,7 +51,7 @@ bool Neighbour::send_now(std::span<const std::byte> head, std::span<const std::b
   if (!out_ || !flush()) return false;
   switch (send_frame(out_.get(), head, rest, {})) {
     case Sent::kYes:
-      own_front_->sent[line_].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
+      own_front_->sent[line].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
       return true;
     case Sent::kFull:
       return false;
@@ -78,7 +77,7 @@ void Neighbour::wake_if_asleep() noexcept {
   static const std::vector<std::byte> kWake = encode(Frame(Wake{}));
   // A socket without room has something to read: it wakes as well.
   if (send_frame(out_.get(), kWake, {}, {}) == Sent::kYes) {
-    own_front_->sent[line_].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
+    own_front_->sent[line].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
   }
   rung_ = bell;
 }

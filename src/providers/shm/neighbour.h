@@ -40,7 +40,7 @@ class Neighbour {
     int cards = -1, front = -1;
     Front* own = nullptr;
   };
-  bool connect(const Self& self, uint32_t line);
+  bool connect(const Self& self);
   bool connected() const noexcept { return static_cast<bool>(out_); }
   /// Behind everything that waits already. A frame that must arrive waits when there is no room.
   void send(Frame frame, std::vector<UniqueFd> descriptors);
@@ -49,7 +49,6 @@ class Neighbour {
   bool flush();  ///< false: something still waits
   bool waits() const noexcept { return !pending_.empty(); }
   void hang_up() noexcept;
-  uint32_t line() const noexcept { return line_; }
 
   /// It sleeps, and has published something since: a wake, once for each sleep. `fence`: the caller
   /// needs one between its publication and this look, because not both sides can membarrier.
@@ -118,6 +117,8 @@ class Neighbour {
   std::set<uint64_t> shown{};  ///< own blocks whose descriptor it got
   /// Paths of it that ended here, by lane and number, so that a late copy of the hello is known.
   std::set<std::pair<uint32_t, uint32_t>> ended{};
+  static constexpr uint32_t kNoLine = UINT32_MAX;
+  uint32_t line = kNoLine;  ///< place of the line out in the own Front::sent
   uint32_t links = 0;
   uint32_t paths = 0;  ///< in both directions
 
@@ -131,7 +132,6 @@ class Neighbour {
   const Address address_;
   UniqueFd out_;
   Front* own_front_ = nullptr;
-  uint32_t line_ = 0;
   std::deque<Waiting> pending_;
   uint64_t rung_ = 0;  ///< the sleep that it was woken from last
 

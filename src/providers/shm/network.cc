@@ -114,14 +114,15 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address)
 bool ShmNetwork::reach(Neighbour& to) {
   if (to.connected()) return true;
   if (to.gone()) return false;
-  const uint32_t line = free_lines_.empty() ? next_line_ : free_lines_.back();
-  if (line >= Front::kLines) return false;
-  if (!to.connect({&greeting_, cards_->fd(), front_.fd.get(), &front()}, line)) return false;
-  if (free_lines_.empty()) {
-    ++next_line_;
-  } else {
+  if (to.line == Neighbour::kNoLine && free_lines_.empty()) {
+    if (next_line_ == Front::kLines) return false;
+    free_lines_.push_back(next_line_++);
+  }
+  if (to.line == Neighbour::kNoLine) {
+    to.line = free_lines_.back();
     free_lines_.pop_back();
   }
+  if (!to.connect({&greeting_, cards_->fd(), front_.fd.get(), &front()})) return false;
   to.flush();
   return true;
 }
@@ -131,8 +132,10 @@ void ShmNetwork::let_go(Neighbour& one) noexcept {
   if (one.connected()) {
     // Says what it still has to say, a goodbye for example, and is not heard any more.
     one.flush();
-    free_lines_.push_back(one.line());
     one.hang_up();
+  }
+  if (one.line != Neighbour::kNoLine) {
+    free_lines_.push_back(std::exchange(one.line, Neighbour::kNoLine));
   }
   if (one.in() < 0) neighbours_.erase(one.address().instance);
 }

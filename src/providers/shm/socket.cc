@@ -163,7 +163,7 @@ Sent send_frame(int socket, std::span<const std::byte> head, std::span<const std
     if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return Sent::kYes;
     if (errno == EINTR) continue;
     // ETOOMANYREFS: descriptors in flight that nobody has taken yet.
-    const bool full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ||
+    const bool full = errno == EAGAIN || errno == ENOBUFS ||
                       errno == ENOMEM || errno == ETOOMANYREFS;
     return full ? Sent::kFull : Sent::kBroken;
   }
@@ -184,7 +184,7 @@ Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
   } while (got < 0 && errno == EINTR);
   Received received;
   if (got < 0) {
-    const bool nothing = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOMEM;
+    const bool nothing = errno == EAGAIN || errno == ENOMEM;
     received.kind = nothing ? Received::Kind::kNothing : Received::Kind::kEnd;
     return received;
   }
