@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -303,7 +304,7 @@ class ShmNetwork final : public OpenNetwork {
   uint64_t next_permit_value_ = 1;
 
   std::vector<std::byte> buffer_;
-  std::vector<std::shared_ptr<Neighbour>> mail_;  ///< whose lines have something
+  std::deque<std::shared_ptr<Neighbour>> mail_;  ///< whose lines have something
   std::vector<uint32_t> lost_;                    ///< links to processes that are gone
   uint32_t calls_ = 0;
   int64_t next_look_ns_ = 0;

@@ -227,10 +227,12 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
     }
   }
   while (!mail_.empty()) {
-    const std::shared_ptr<Neighbour> from = mail_.back();
+    const std::shared_ptr<Neighbour> from = std::move(mail_.front());
+    mail_.pop_front();
     const uint32_t size = read_mail(*from, out);
-    if (size != 0) return size;
-    mail_.pop_back();
+    if (size == 0) continue;
+    mail_.push_back(from);  // to the end: one that talks much does not keep the others waiting
+    return size;
   }
   return 0;
 }
