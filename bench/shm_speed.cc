@@ -115,7 +115,8 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const bool mapped : {true, false}) {
-    for (const uint64_t size : {8ull, 1ull << 10, 4ull << 10, 64ull << 10, 1ull << 20, 16ull << 20}) {
+    for (const uint64_t size :
+         {8ull, 1ull << 10, 4ull << 10, 64ull << 10, 1ull << 20, 16ull << 20}) {
       const uint64_t cap = mapped ? 2'000'000 : 100'000;
       all.push_back({mapped, size, std::clamp<uint64_t>((1ull << 30) / size, 16, cap)});
     }
@@ -126,7 +127,9 @@ std::vector<Case> cases() {
 void receiver(Side& side) {
   uint64_t counted = 0;
   const auto answer = [&] {
-    need(side.engine.submit(Write{.source = side.mapped.at(0), .target = side.to_mapped.region.at(0), .imm = side.to_mapped.key}),
+    need(side.engine.submit(Write{.source = side.mapped.at(0),
+                                  .target = side.to_mapped.region.at(0),
+                                  .imm = side.to_mapped.key}),
          "answer");
   };
   for (const Case& one : cases()) {
@@ -191,10 +194,10 @@ void sender(Side& side) {
     }
     const double seconds = median(ours);
     std::printf("%-8s %9llu %9llu %10.3f %10.2f %7.2f\n", one.mapped ? "mapped" : "fetched",
-                static_cast<unsigned long long>(one.size), static_cast<unsigned long long>(one.total),
+                static_cast<unsigned long long>(one.size),
+                static_cast<unsigned long long>(one.total),
                 static_cast<double>(one.total) / seconds / 1e6,
-                static_cast<double>(one.total * one.size) / seconds / 1e9,
-                median(plain) / seconds);
+                static_cast<double>(one.total * one.size) / seconds / 1e9, median(plain) / seconds);
     std::fflush(stdout);
   }
   std::vector<double> halves;
@@ -209,9 +212,11 @@ void sender(Side& side) {
     halves.push_back(seconds_since(start) / 2);
   }
   std::sort(halves.begin(), halves.end());
-  std::printf("half round trip, 8 bytes: p50 %.0f ns, p99 %.0f ns\n", halves[halves.size() / 2] * 1e9,
-              halves[halves.size() * 99 / 100] * 1e9);
-  need(side.engine.submit(Write{.source = side.mapped.at(0), .target = side.to_mapped.region.at(0), .imm = side.to_mapped.key}),
+  std::printf("half round trip, 8 bytes: p50 %.0f ns, p99 %.0f ns\n",
+              halves[halves.size() / 2] * 1e9, halves[halves.size() * 99 / 100] * 1e9);
+  need(side.engine.submit(Write{.source = side.mapped.at(0),
+                                .target = side.to_mapped.region.at(0),
+                                .imm = side.to_mapped.key}),
        "end");
   side.runtime->turn();
   side.until(answers);
