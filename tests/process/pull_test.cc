@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -112,7 +113,8 @@ class Source {
   UniqueFd memory() const { return UniqueFd(::fcntl(memory_.get(), F_DUPFD_CLOEXEC, 0)); }
   uint64_t at(uint64_t place) const { return reinterpret_cast<uint64_t>(bytes_) + place; }
 
-  /// h: takes a page away. d: hides. x: becomes another program.
+  /// h: takes a page away. b: puts something else where the beacon was. d: hides. x: becomes
+  /// another program.
   void order(char what) {
     EXPECT_EQ(::send(line_.get(), &what, 1, MSG_NOSIGNAL), 1);
     char answer = 0;
@@ -135,6 +137,7 @@ class Source {
   [[noreturn]] void obey(int line) {
     for (char what = 0; ::recv(line, &what, 1, 0) == 1;) {
       if (what == 'h') ::munmap(bytes_ + kHole * kPage, kPage);
+      if (what == 'b') beacon_.fill(std::byte{0});
       if (what == 'd') ::prctl(PR_SET_DUMPABLE, 0);
       if (what == 'x') ::execl("/bin/sleep", "sleep", "60", nullptr);
       (void)!::send(line, &what, 1, MSG_NOSIGNAL);
@@ -307,6 +310,13 @@ TEST(PullProcess, OfANumberThatIsNoneIsNotTried) {
   EXPECT_EQ(from.obstacle().code, Errc::kUnsupported);
 }
 
+TEST_F(Pull, OfAProcessWithSomethingElseInItsPlaceFails) {
+  Source source;
+  Puller from = puller(source, Way::kProcess);
+  source.order('b');
+  EXPECT_EQ(pull(from, source.at(0), kPage), Errc::kPeerLost);
+}
+
 TEST(PullMemFile, OfSomethingElseIsClosedUnread) {
   ::alarm(60);  // to read some of these would block for ever
   const Source source;
@@ -336,6 +346,13 @@ TEST(PullMemFile, OfSomethingElseIsClosedUnread) {
                      static_cast<off_t>(beacon.address)),
             static_cast<ssize_t>(beacon.value.size()));
   refused(std::move(forged), "a forged one");
+  // And one that has the right name.
+  std::string folder = testing::TempDir() + "fabric_pull_XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/mem";
+  refused(UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)), "a plain file");
+  ::unlink(path.c_str());
+  ::rmdir(folder.c_str());
   Puller from;
   EXPECT_FALSE(from.by_memory({}, beacon));
   EXPECT_EQ(from.obstacle().code, Errc::kUnsupported);

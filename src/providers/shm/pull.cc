@@ -41,7 +41,7 @@ Error from_errno(const char* call, int code) noexcept {
       return fail(Errc::kUnsupported, call, code);
     case ENOMEM:
       return fail(Errc::kExhausted, call, code);
-    default:  // EFAULT, EIO
+    default:  // EFAULT, EIO; EINVAL where the address is no offset of a file
       return fail(Errc::kRemoteAccess, call, code);
   }
 }
@@ -147,10 +147,6 @@ Result<void> Puller::read_process(std::span<const Stretch> stretches) noexcept {
 /// of its process.
 Result<void> Puller::read_mem_file(std::span<const Stretch> stretches) noexcept {
   for (const Stretch& stretch : stretches) {
-    // Offsets are signed; no memory of a process is up there.
-    if (stretch.source > INT64_MAX || stretch.bytes > INT64_MAX - stretch.source) {
-      return fail(Errc::kRemoteAccess, "pread", EFAULT);
-    }
     for (uint64_t done = 0; done < stretch.bytes;) {
       const ssize_t got = ::pread(memory_.get(), stretch.target + done, stretch.bytes - done,
                                   static_cast<off_t>(stretch.source + done));
