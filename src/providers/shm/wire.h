@@ -9,6 +9,8 @@
 
 #include <fabric/result.h>
 
+#include "providers/shm/pull.h"
+
 // What same-host engines say to each other in bytes: addresses, the hellos of paths, and the frames
 // on their sockets. Everything decoded here is from outside.
 
@@ -45,14 +47,6 @@ struct WireKey {
 };
 std::vector<std::byte> encode(const WireKey& key);
 Result<WireKey> decode_key(std::span<const std::byte> bytes);
-
-/// Some bytes of the sender's memory: who can read them there can fetch from it, and it is the
-/// process that it seems to be.
-struct Beacon {
-  static constexpr uint32_t kBytes = 16;
-  uint64_t address = 0;
-  std::array<std::byte, kBytes> value{};
-};
 
 // Frames. The number of descriptors that come along is part of the format.
 
