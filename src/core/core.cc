@@ -119,6 +119,7 @@ Result<void> EngineCore::open_networks() {
                             .index = static_cast<uint8_t>(i)});
       slot.rails.back().inbox.reserve(256);
       slot.memory_kinds &= rail.caps().memory_kinds;
+      maps_memory = maps_memory || rail.caps().maps_memory;
     }
     slot.fence = slot.rails[0].caps.fence;
     largest = std::max(largest, slot.network->control_bytes_max());
@@ -180,6 +181,7 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
     if (size == 0) break;
     peers.on_datagram(index, datagram.first(size), now_ns);
   }
+  for (uint32_t link = 0; network.network->take_lost(link); ++done) peers.on_link_lost(index, link);
   return done;
 }
 
