@@ -127,12 +127,16 @@ class SimGround final : public Ground {
 /// are the business of tests/process.
 class ShmGround final : public Ground {
  public:
-  ShmGround(uint32_t lanes, const GroundOptions& options) : threaded_(options.realtime_threads) {
+  ShmGround(uint32_t lanes, bool mapped, const GroundOptions& options)
+      : threaded_(options.realtime_threads) {
+    use_shared_blocks(mapped);
     for (uint32_t lane = 0; lane < lanes; ++lane) {
       devices_.push_back("lane" + std::to_string(lane));
     }
     if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open({.log_sink = test_log_sink()}));
   }
+
+  ~ShmGround() override { use_shared_blocks(false); }
 
   Result<Engine> open(uint32_t, const Config& config) override {
     Config shm = config;
@@ -163,11 +167,12 @@ class ShmGround final : public Ground {
   std::function<void()> look_;
 };
 
-ProviderCase shm(uint32_t lanes, std::string name) {
+/// `mapped`: memory that senders map; otherwise the target fetches.
+ProviderCase shm(uint32_t lanes, bool mapped, std::string name) {
   return {std::move(name),
           {.realtime_threads = true, .several_rails = lanes > 1, .counted_slices = true},
-          [lanes](const GroundOptions& options) {
-            return std::make_unique<ShmGround>(lanes, options);
+          [=](const GroundOptions& options) {
+            return std::make_unique<ShmGround>(lanes, mapped, options);
           }};
 }
 
@@ -230,7 +235,8 @@ INSTANTIATE_TEST_SUITE_P(
                     sim_rc({8, 3, 2}, "sim_rc_8_to_3"), sim_srd({1, 1, 1}, "sim_srd_1"),
                     sim_srd({2, 2, 2}, "sim_srd_2"), sim_srd({3, 3, 3}, "sim_srd_3"),
                     sim_srd({8, 8, 8}, "sim_srd_8"), sim_srd({3, 8, 1}, "sim_srd_3_to_8"),
-                    self_copy(), shm(1, "shm_1"), shm(3, "shm_3")),
+                    self_copy(), shm(1, true, "shm_mapped_1"), shm(3, true, "shm_mapped_3"),
+                    shm(1, false, "shm_fetched_1"), shm(3, false, "shm_fetched_3")),
     [](const auto& provider) { return provider.param.name; });
 
 }  // namespace fabric::test
