@@ -12,7 +12,13 @@ namespace fabric::shm {
 
 bool Neighbour::connect(const Self& self) {
   auto socket = connect_to(address_);
-  if (!socket) return false;
+  if (!socket) {
+    // Who listened before anybody knew its address, and listens no more, has closed or died. One
+    // that was never heard of has nothing of ours either.
+    refuses_ = socket.error().code == Errc::kUnreachable;
+    gone_ = refuses_ && !front_;
+    return false;
+  }
   Greeting greeting = *self.greeting;
   greeting.line = line;
   const auto head = encode(Frame(greeting));
@@ -115,6 +121,16 @@ bool Neighbour::look_for_death() noexcept {
     gone_ = ::poll(&process, 1, 0) > 0;
   }
   return gone_;
+}
+
+void Neighbour::forget() noexcept {
+  hang_up();
+  views_.clear();
+  blocks_.clear();
+  puller_ = {};
+  process_.reset();
+  cards_.reset();
+  front_ = {};
 }
 
 // Its memory
