@@ -246,7 +246,8 @@ bool Referee::await_losses() {
 
 bool Referee::await_fences() {
   return await("fences", [&] {
-    return std::ranges::all_of(workers_, [](const auto& entry) { return entry.second.fences == 0; });
+    return std::ranges::all_of(workers_,
+                               [](const auto& entry) { return entry.second.fences == 0; });
   });
 }
 
@@ -268,25 +269,38 @@ bool Referee::await_end(uint32_t slot) {
   return await("a member to end", [&] { return !workers_.contains(slot); });
 }
 
-std::string Referee::footprint(uint32_t slot, const std::string& wanted) {
-  Worker& worker = workers_.at(slot);
-  std::string last;
-  bool asked = false;
-  const bool came = await("a member to be as small as before", [&] {
-    if (!asked) say(worker, "footprint");
-    asked = true;
-    pump(5);
-    if (worker.footprint.empty()) return false;
-    last = std::exchange(worker.footprint, {});
-    asked = false;
-    return wanted.empty() || last == wanted;
+bool Referee::Footprint::within(const Footprint& other) const {
+  return descriptors <= other.descriptors && mappings <= other.mappings &&
+         regions <= other.regions && peers <= other.peers;
+}
+
+Referee::Footprint Referee::footprint(uint32_t slot) {
+  say(workers_.at(slot), "footprint");
+  std::optional<Footprint> found;
+  await("a member to say how large it is", [&] {
+    if (const auto it = workers_.find(slot); it != workers_.end()) {
+      found = std::exchange(it->second.footprint, {});
+    }
+    return found.has_value();
   });
-  if (!came && !last.empty()) {
-    ADD_FAILURE() << "descriptors, mappings, regions, peers: " << last << " and not " << wanted;
-    say(worker, "list");
-    for (int i = 0; i < 50; ++i) pump(10);
-  }
-  return last;
+  return found.value_or(Footprint{});
+}
+
+bool Referee::await_footprint(uint32_t slot, const Footprint& before) {
+  Footprint last;
+  const bool came = await("a member to be as small as before", [&] {
+    linger(5'000);
+    last = footprint(slot);
+    return failed_ || last.within(before);
+  });
+  if (came) return true;
+  ADD_FAILURE() << last.descriptors << " descriptors, " << last.mappings << " mappings, "
+                << last.regions << " regions, " << last.peers << " peers; before "
+                << before.descriptors << ", " << before.mappings << ", " << before.regions << ", "
+                << before.peers;
+  if (workers_.contains(slot)) say(workers_.at(slot), "list");
+  for (int i = 0; i < 50; ++i) pump(10);
+  return false;
 }
 
 // What members say
@@ -373,7 +387,8 @@ void Referee::on_line(Worker& worker, const std::string& line) {
   } else if (verb == "settled") {
     worker.settled = true;
   } else if (verb == "footprint") {
-    worker.footprint = line.substr(verb.size() + 1);
+    Footprint& found = worker.footprint.emplace();
+    words >> found.descriptors >> found.mappings >> found.regions >> found.peers;
   } else if (verb == "dump" || verb == "list") {
     std::fprintf(stderr, "member %s: %s\n", text_of(worker.party).c_str(), line.c_str());
   } else if (verb == "broken" || (verb == "log" && !expected_log(line))) {
@@ -385,7 +400,9 @@ void Referee::on_lost(Worker& worker, const Party& party, int64_t at_ns, const s
   worker.stalled.erase(party);
   worker.to_bury.insert(party);
   if (const auto killed = killed_ns_.find(party); killed != killed_ns_.end()) {
-    if (worker.met.erase(party) > 0) noticed_ns_.push_back(at_ns - killed->second);
+    // Or its session had ended by a fence before.
+    const bool noticed = worker.met.erase(party) > 0 && at_ns > killed->second;
+    if (noticed) noticed_ns_.push_back(at_ns - killed->second);
     return;
   }
   if (closed_.contains(party)) {
@@ -421,10 +438,11 @@ void Referee::print_times() const {
   std::vector<int64_t> sorted = noticed_ns_;
   std::ranges::sort(sorted);
   const auto ms = [&](size_t i) { return static_cast<double>(sorted[i]) / 1e6; };
-  std::printf("from a kill to the news of it, %zu times: %.1f ms at least, %.1f in the middle, "
-              "%.1f at 95 %%, %.1f at most\n",
-              sorted.size(), ms(0), ms(sorted.size() / 2), ms(sorted.size() * 95 / 100),
-              ms(sorted.size() - 1));
+  std::printf(
+      "from a kill to the news of it, %zu times: %.1f ms at least, %.1f in the middle, "
+      "%.1f at 95 %%, %.1f at most\n",
+      sorted.size(), ms(0), ms(sorted.size() / 2), ms(sorted.size() * 95 / 100),
+      ms(sorted.size() - 1));
 }
 
 }  // namespace fabric::crowd

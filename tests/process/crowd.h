@@ -55,9 +55,13 @@ class Referee {
   bool await_stall(uint32_t of);     ///< somebody says that it is stalled
   bool await_settled();
   bool await_end(uint32_t slot);
-  /// Descriptors, mappings, regions and peers of a member that is alone, as soon as they are
-  /// `wanted`; without that, as they are now.
-  std::string footprint(uint32_t slot, const std::string& wanted = {});
+  /// Of a member that is alone.
+  struct Footprint {
+    uint64_t descriptors = 0, mappings = 0, regions = 0, peers = 0;
+    bool within(const Footprint& other) const;
+  };
+  Footprint footprint(uint32_t slot);
+  bool await_footprint(uint32_t slot, const Footprint& before);  ///< it is that small again
 
   bool failed() const { return failed_; }
   void print_times() const;  ///< from each kill to the moment at which a survivor knew
@@ -68,13 +72,13 @@ class Referee {
     pid_t pid = -1;
     UniqueFd line{};
     std::string address{}, loop{};
-    std::set<Party> met{};             ///< whose loss it has not reported
-    std::multiset<Party> to_bury{};    ///< lost, with operations that have not ended
-    std::map<Party, int> may_lose{};   ///< fences that end sessions of the living
+    std::set<Party> met{};            ///< whose loss it has not reported
+    std::multiset<Party> to_bury{};   ///< lost, with operations that have not ended
+    std::map<Party, int> may_lose{};  ///< fences that end sessions of the living
     std::set<Party> stalled{};
     uint32_t fences = 0;  ///< asked for, not answered
     bool stopped = false, closing = false, settled = false;
-    std::string footprint{}, dump{};
+    std::optional<Footprint> footprint{};
   };
 
   void fail(const std::string& what);

@@ -357,8 +357,8 @@ void Member::send(Link& link, Note note, std::span<const std::byte> tail) {
   std::memcpy(bytes.data(), &note, sizeof note);
   std::ranges::copy(tail, bytes.begin() + sizeof note);
   const Op op{.deed = Deed::kNote, .peer = link.peer};
-  accepted(engine_.submit(Send{
-               .peer = link.peer, .channel = kChannel, .bytes = bytes, .notify = noted(op)}),
+  accepted(engine_.submit(
+               Send{.peer = link.peer, .channel = kChannel, .bytes = bytes, .notify = noted(op)}),
            "a note");
 }
 
@@ -383,8 +383,7 @@ void Member::end_links() {
 void Member::fence_lost(Link& link) {
   link.fence_asked = true;
   const Op op{.deed = Deed::kFence, .peer = link.peer};
-  auto submitted =
-      engine_.submit(Fence{.peer = link.peer, .timeout = 5s, .notify = noted(op)});
+  auto submitted = engine_.submit(Fence{.peer = link.peer, .timeout = 5s, .notify = noted(op)});
   link.fence_pending = accepted(submitted, "the fence of a lost peer");
   if (submitted) link.fence_op = *submitted;
 }

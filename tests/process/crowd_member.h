@@ -58,7 +58,16 @@ class Member {
   void watch(Log& log) { log_ = &log; }
 
  private:
-  enum class Deed : uint8_t { kWrite, kNote, kGo, kAwaitRound, kAwaitGo, kFence, kRevoke, kRelease };
+  enum class Deed : uint8_t {
+    kWrite,
+    kNote,
+    kGo,
+    kAwaitRound,
+    kAwaitGo,
+    kFence,
+    kRevoke,
+    kRelease
+  };
   /// An accepted operation that was not reported yet.
   struct Op {
     Deed deed{};

@@ -53,9 +53,9 @@ Ground Member::make_ground(Ground::Kind kind, uint64_t bytes, bool target) {
     ground.own.resize(bytes);
     ground.bytes = ground.own;
   }
-  keep(ground.region, engine_.register_memory({.address = ground.bytes.data(),
-                                               .size_bytes = bytes,
-                                               .remote_write = target}));
+  keep(ground.region,
+       engine_.register_memory(
+           {.address = ground.bytes.data(), .size_bytes = bytes, .remote_write = target}));
   return ground;
 }
 
@@ -87,9 +87,7 @@ void Member::release_ended(const Op& op, const Event& event) {
 
 void Member::open_plot(Link& link) {
   Inbound in;
-  in.id = {.writer = link.party,
-           .owner = options_.self,
-           .number = plots_made_[link.party.slot]++};
+  in.id = {.writer = link.party, .owner = options_.self, .number = plots_made_[link.party.slot]++};
   in.ground = make_ground(static_cast<Ground::Kind>(rng_.below(3)), options_.plot_bytes, true);
   auto counter = engine_.make_counter();
   if (!counter || !in.ground.region) return broken("a plot could not be made");
@@ -124,7 +122,8 @@ void Member::begin_inbound(Link& link, Inbound& in) {
 
 Member::Inbound* Member::inbound(Link& link, uint32_t number) {
   if (link.in.id.number == number) return &link.in;
-  const auto it = std::ranges::find(link.old, number, [](const Inbound& in) { return in.id.number; });
+  const auto it =
+      std::ranges::find(link.old, number, [](const Inbound& in) { return in.id.number; });
   return it == link.old.end() ? nullptr : &*it;
 }
 
@@ -133,8 +132,8 @@ void Member::round_arrived(Link& link, const Op& op, const Event& event) {
   if (in == nullptr) return broken("a round of an unknown plot");
   in->expectation = {};
   if (event.code != Errc::kOk) {
-    const bool excused = event.code == Errc::kPeerLost ||
-                         (event.code == Errc::kCancelled && in != &link.in);
+    const bool excused =
+        event.code == Errc::kPeerLost || (event.code == Errc::kCancelled && in != &link.in);
     if (!excused) broken("a round ended with " + std::string(to_string(event.code)));
     return;
   }
@@ -208,9 +207,9 @@ void Member::revoke(Link& link) {
   link.old.push_back(std::move(link.in));
   const RegionId region = link.old.back().ground.region->id();
   const Op op{.deed = Deed::kRevoke, .peer = link.peer, .plot = id.number};
-  accepted(engine_.submit(Deregister{.region = region, .timeout = kRevokeTimeout,
-                                     .notify = noted(op)}),
-           "a revocation");
+  accepted(
+      engine_.submit(Deregister{.region = region, .timeout = kRevokeTimeout, .notify = noted(op)}),
+      "a revocation");
   link.in = {};
   open_plot(link);
 }
@@ -251,9 +250,9 @@ void Member::send_goes(Link& link) {
   for (; link.goes_owed > 0; --link.goes_owed) {
     const Op op{.deed = Deed::kGo, .peer = link.peer};
     const Key key = link.go_key;
-    if (!accepted(engine_.submit(
-                      Signal{.group = link.group, .keys = {&key, 1}, .notify = noted(op)}),
-                  "a go")) {
+    if (!accepted(
+            engine_.submit(Signal{.group = link.group, .keys = {&key, 1}, .notify = noted(op)}),
+            "a go")) {
       return;
     }
     ++link.goes_sent;
@@ -372,7 +371,9 @@ void Member::write_ended(Link& link, const Op& op, const Event& event) {
   out.unknown += event.previous;
   if (event.code == Errc::kOk) return;
   out.broken_off = true;
-  if (!excusable(event.code)) broken("a write ended with " + std::string(to_string(event.code)));
+  if (excusable(event.code)) return;
+  broken("a write ended with " + std::string(to_string(event.code)) + " and " +
+         to_string(event.remote) + ", " + text_of(out.id));
 }
 
 void Member::await_go(Link& link) {

@@ -41,7 +41,8 @@ int run(char** words) {
   const UniqueFd board_fd(static_cast<int>(number(2)));
   const Party self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
   const std::string_view loop = words[8];
-  void* board = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, board_fd.get(), 0);
+  void* board =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, board_fd.get(), 0);
   if (board == MAP_FAILED) return 2;
 
   Member::Log log;

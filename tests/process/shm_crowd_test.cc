@@ -54,7 +54,7 @@ class Crowd {
 
   void run() {
     const auto files = shared_files();
-    const std::string alone = first_visit();
+    const Referee::Footprint alone = first_visit();
     for (uint32_t slot = 1; slot < play_.members && !referee_.failed(); ++slot) {
       referee_.start(slot);
     }
@@ -80,17 +80,18 @@ class Crowd {
 
  private:
   /// What a member needs for good once it has had a peer.
-  std::string first_visit() {
+  Referee::Footprint first_visit() {
     referee_.start(0);
     if (referee_.failed()) return {};
     referee_.start(1);
     if (!referee_.await_rounds(20)) return {};
     referee_.kill(1);
     if (!referee_.await_losses()) return {};
+    referee_.linger(100'000);  // what a dead one had is given back with the next looks
     return referee_.footprint(0);
   }
 
-  void last_visit(const std::string& alone) {
+  void last_visit(const Referee::Footprint& alone) {
     if (!referee_.await_rounds(1)) return;
     referee_.quiet();
     if (!referee_.await_settled()) return;
@@ -103,8 +104,7 @@ class Crowd {
       }
     }
     if (!referee_.await_losses()) return;
-    referee_.footprint(0, alone);
-    if (referee_.failed()) return;
+    if (!referee_.await_footprint(0, alone)) return;
     referee_.close(0);
     referee_.await_end(0);
   }
@@ -131,9 +131,9 @@ class Crowd {
 
   void kill(uint32_t victim) {
     const uint64_t how = rng_.below(4);
-    if (how == 0) referee_.stop(victim);                 // dies without another instruction
-    if (how == 1) referee_.fence(any(victim), victim);   // while it is being shut out
-    if (how == 2) referee_.fence(victim, any(victim));   // while it shuts out
+    if (how == 0) referee_.stop(victim);                // dies without another instruction
+    if (how == 1) referee_.fence(any(victim), victim);  // while it is being shut out
+    if (how == 2) referee_.fence(victim, any(victim));  // while it shuts out
     if (how != 3) referee_.linger(rng_.below(1'000));
     referee_.kill(victim);
     const bool at_once = rng_.chance(0.5);

@@ -307,14 +307,15 @@ void ShmNetwork::look_around() {
   look_at_events();
   std::vector<std::shared_ptr<Neighbour>> unneeded;
   for (const auto& [instance, one] : neighbours_) {
-    if (one->look_for_death() && !std::exchange(one->mourned, true)) {
+    one->look_for_death();
+    if (one->over() && !std::exchange(one->mourned, true)) {
       for (const auto& [link, to] : links_) {
         if (to == one) lost_.push_back(link);
       }
       by_socket_.erase(one->in());
       one->line_ended();
     }
-    if (one->gone() && one->paths == 0) one->forget();
+    if (one->over() && one->paths == 0) one->forget();
     const bool needed = one->links != 0 || one->paths != 0;
     if (needed && !one->gone()) {
       if (reach(*one)) one->flush();
