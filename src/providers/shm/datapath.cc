@@ -24,7 +24,7 @@ uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
       continue;
     }
     if (path->closing) {
-      end(*path, op.cookie, {Errc::kRailLost, Remote::kNotDelivered});
+      end(*path, op.cookie, {path->broken_by(), Remote::kNotDelivered});
       continue;
     }
     uint64_t copied = 0;
@@ -59,7 +59,7 @@ void ShmRail::go_on(OutPath& path) noexcept {
     // The piece leaves the line before it ends: its end must find room.
     --waiting_;
     if (path.closing) {
-      end(path, piece.op.cookie, {Errc::kRailLost, Remote::kNotDelivered});
+      end(path, piece.op.cookie, {path.broken_by(), Remote::kNotDelivered});
     } else if (advance(path, piece.op, piece.copied_bytes) == Step::kWaits) {
       ++waiting_;
       return;
@@ -241,9 +241,9 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
       outcome = {Errc::kRemoteAccess, Remote::kNotDelivered};
     } else if (word == Order::word_of(position, Order::kClosed) ||
                word == Order::word_of(position, Order::kWithdrawn)) {
-      outcome = {Errc::kRailLost, Remote::kNotDelivered};
+      outcome = {path.broken_by(), Remote::kNotDelivered};
     } else if (path.to->gone()) {
-      outcome = {Errc::kRailLost, Remote::kUnknown};  // it died at it
+      outcome = {path.broken_by(), Remote::kUnknown};  // it died at it
     } else {
       return;
     }

@@ -113,7 +113,7 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address)
 /// Makes sure of a line to it. False: not now.
 bool ShmNetwork::reach(Neighbour& to) {
   if (to.connected()) return true;
-  if (to.gone()) return false;
+  if (to.gone() || to.refuses()) return false;
   if (to.line == Neighbour::kNoLine && free_lines_.empty()) {
     if (next_line_ == Front::kLines) return false;
     free_lines_.push_back(next_line_++);
@@ -187,6 +187,7 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   ++(*to)->links;
   reach(**to);
   const uint32_t link = next_link_++;
+  if ((*to)->mourned) lost_.push_back(link);
   links_.emplace(link, *std::move(to));
   return link;
 }
@@ -309,14 +310,15 @@ void ShmNetwork::look_around() {
   look_at_events();
   std::vector<std::shared_ptr<Neighbour>> unneeded;
   for (const auto& [instance, one] : neighbours_) {
-    const bool before = one->gone();
-    if (one->look_for_death() && !before) {
+    one->look_for_death();
+    if (one->over() && !std::exchange(one->mourned, true)) {
       for (const auto& [link, to] : links_) {
         if (to == one) lost_.push_back(link);
       }
       by_socket_.erase(one->in());
       one->line_ended();
     }
+    if (one->over() && one->paths == 0) one->forget();
     const bool needed = one->links != 0 || one->paths != 0;
     if (needed && !one->gone()) {
       if (reach(*one)) one->flush();
