@@ -252,8 +252,8 @@ void Member::on_peer(const Event& event) {
   const auto state = static_cast<PeerState>(event.value);
   const auto before = static_cast<PeerState>(event.previous);
   if (state == PeerState::kConnected && before != PeerState::kStalled) {
-    connecting_.erase(event.peer);
-    link_of(event.peer);
+    // It may be lost by now; the next event says so.
+    if (link_of(event.peer) != nullptr) connecting_.erase(event.peer);
     return;
   }
   const auto started = connecting_.find(event.peer);
