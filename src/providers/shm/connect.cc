@@ -229,7 +229,7 @@ bool ShmRail::in_end_proved(InPath& path) noexcept {
   Neighbour& from = *path.from;
   if (!path.shown || from.cards() == nullptr || from.look_for_death()) return path.proved = true;
   if (!path.proof) {
-    heavy_fence();
+    if (!heavy_fence()) return false;
     path.proof.emplace(*from.cards());
   }
   if (!path.proof->proved(*from.cards(), fresh_look_)) return false;

@@ -252,6 +252,7 @@ class ShmNetwork final : public OpenNetwork {
   Result<std::shared_ptr<Neighbour>> neighbour(const Address& address);
   /// Lines that neither a link nor a path needs any more are hung up.
   void let_go(Neighbour& one) noexcept;
+  std::string reach_text() const;  ///< how many neighbours' memory is read in which way
   /// Finds out how the neighbour's memory can be read. The answer may take a while.
   void find_reach(Neighbour& from);
   /// Everybody who may have something of ours mapped.

@@ -127,7 +127,7 @@ class Neighbour {
   static constexpr uint32_t kNoLine = UINT32_MAX;
   uint32_t line = kNoLine;  ///< place of the line out in the own Front::sent
   uint32_t links = 0;
-  uint32_t paths = 0;  ///< in both directions
+  uint32_t paths = 0;    ///< in both directions
   bool mourned = false;  ///< its links were told that it is over
 
  private:

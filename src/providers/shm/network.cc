@@ -19,7 +19,7 @@ namespace {
 constexpr uint32_t kCallsPerLook = 16;        // the clock is read this often
 constexpr int64_t kLookNs = 1'000'000;        // what no memory shows: sockets, deaths
 constexpr int64_t kSleepNs = 20'000'000;      // a dead neighbour is noticed in 50 ms by a sleeper
-constexpr int64_t kProofSleepNs = 1'000'000;  // while somebody waits for a proof
+constexpr int64_t kBriefSleepNs = 1'000'000;  // while somebody waits for a proof
 constexpr uint32_t kStrangersMax = 256;
 constexpr uint32_t kNeighboursMax = 60'000;
 constexpr uint32_t kEventsMax = 64;
@@ -177,6 +177,17 @@ void ShmNetwork::find_reach(Neighbour& from) {
     reach(from);
     from.send(NeedMemory{}, {});
   }
+}
+
+std::string ShmNetwork::reach_text() const {
+  uint32_t process = 0, file = 0, bounced = 0;
+  for (const auto& [instance, one] : neighbours_) {
+    process += one->puller().way() == Puller::Way::kProcess;
+    file += one->puller().way() == Puller::Way::kMemFile;
+    bounced += one->reach == Neighbour::Reach::kNo;
+  }
+  return "process_vm_readv from " + std::to_string(process) + ", memory file from " +
+         std::to_string(file) + ", bounced by " + std::to_string(bounced);
 }
 
 // Links
@@ -414,11 +425,13 @@ bool ShmNetwork::arm() noexcept {
   const uint64_t bell = own.bell.load(std::memory_order_relaxed);
   if ((bell & 1) == 0) own.bell.store(bell + 1, std::memory_order_relaxed);  // ordered by the fence
   // Whoever publishes from here on sees the bell, or the look behind sees what was published.
-  if (!neighbours_.empty()) heavy_fence();
+  const bool fenced = neighbours_.empty() || heavy_fence();
   if (work()) return false;
   const bool proofs = std::any_of(rails_.begin(), rails_.end(),
                                   [](const auto& rail) { return rail->has_proofs_awaited(); });
-  set_timer(neighbours_.empty() ? 0 : proofs ? kProofSleepNs : kSleepNs);
+  // Without the fence a wake may be missed: the sleep is short then.
+  const bool brief = proofs || !fenced;
+  set_timer(neighbours_.empty() ? 0 : brief ? kBriefSleepNs : kSleepNs);
   return true;
 }
 
