@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fabric/types.h>
 
@@ -31,6 +33,9 @@ struct RailStats {
   uint32_t index = 0;  ///< in its network
   bool up = false;
   Traffic tx{}, rx{};
+  /// What the network says of the rail, name and value: for people to read, not for programs. Names
+  /// and values may change with any version.
+  std::vector<std::pair<std::string, std::string>> facts{};
 };
 
 struct PeerStats {

@@ -199,9 +199,9 @@ ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) 
     made.source.store(source, std::memory_order_relaxed);
     made.size_bytes.store(stretch, std::memory_order_relaxed);
     made.imm.store(op.imm, std::memory_order_relaxed);
-    made.flags.store((last && op.has_imm != 0 ? Order::kCounted : 0) |
-                         (bounced ? Order::kBounced : 0),
-                     std::memory_order_relaxed);
+    made.flags.store(
+        (last && op.has_imm != 0 ? Order::kCounted : 0) | (bounced ? Order::kBounced : 0),
+        std::memory_order_relaxed);
     publish(path, made, {op.cookie, last, bounced ? stretch : 0});
     given += stretch;
     path.to->wake_if_asleep();
@@ -328,9 +328,11 @@ bool ShmRail::has_work() noexcept {
   for (const auto& path : in_) {
     if (!path->live || path->ring == nullptr || path->proved) continue;
     const Ring& ring = *path->ring;
-    const uint64_t count = ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
+    const uint64_t count =
+        ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
     if (count >> 32 == Ring::count_word(path->counts, 0) >> 32) return true;
-    const uint64_t order = ring.orders[path->orders % Ring::kOrders].word.load(std::memory_order_acquire);
+    const uint64_t order =
+        ring.orders[path->orders % Ring::kOrders].word.load(std::memory_order_acquire);
     const bool begun = order == Order::word_of(path->orders, Order::kPublished) ||
                        order == Order::word_of(path->orders, Order::kWithdrawn);
     if (begun && !path->closing) return true;
@@ -340,9 +342,10 @@ bool ShmRail::has_work() noexcept {
     if (can_go_on(*path) || (path->closing && path->quiet())) return true;
     if (path->orders == path->orders_ended) continue;
     const uint64_t at = path->orders_ended;
-    const uint64_t word = path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
-    const bool out = word == Order::word_of(at, Order::kPublished) ||
-                     word == Order::word_of(at, Order::kTaken);
+    const uint64_t word =
+        path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
+    const bool out =
+        word == Order::word_of(at, Order::kPublished) || word == Order::word_of(at, Order::kTaken);
     if (!out) return true;
   }
   return false;

@@ -65,8 +65,8 @@ struct Greeting {  ///< the first on every line; descriptors: cards, front
 struct Datagram {
   std::span<const std::byte> bytes{};  ///< borrowed
 };
-struct Wake {};      ///< somebody slept
-struct RingReady {   ///< the target's half of a path; descriptor: the ring
+struct Wake {};       ///< somebody slept
+struct RingReady {    ///< the target's half of a path; descriptor: the ring
   uint32_t lane = 0;  ///< of the sender, as in the hello
   uint32_t path = 0;
   uint32_t permit = 0;  ///< place in Front::paths
