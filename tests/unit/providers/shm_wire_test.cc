@@ -52,8 +52,7 @@ struct Sample {
 
 std::vector<Sample> samples() {
   return {
-      {"Greeting",
-       Greeting{.from = address(), .line = 7, .membarrier = true, .beacon = beacon()},
+      {"Greeting", Greeting{.from = address(), .line = 7, .membarrier = true, .beacon = beacon()},
        hex("00") + hex(kPlainGolden) +
            hex("07000000 01 34120000007f0000 bebebebebebebebebebebebebebebebe"),
        2, 2},
@@ -106,7 +105,8 @@ TEST(ShmWire, HellosHaveTheirGoldenBytes) {
   EXPECT_EQ(decoded->from, hello.from);
   EXPECT_EQ(decoded->lane, hello.lane);
   EXPECT_EQ(decoded->path, hello.path);
-  control::expect_no_prefix_decodes(golden, [](const Bytes& b) { return decode_hello(b); }, false);
+  control::expect_no_prefix_decodes(
+      golden, [](const Bytes& b) { return decode_hello(b); }, false);
   EXPECT_FALSE(decode_hello(golden + hex("00")));
   EXPECT_FALSE(decode_hello(with(golden, 0, 0)));
 }
@@ -118,7 +118,8 @@ TEST(ShmWire, KeysHaveTheirGoldenBytes) {
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->index, 5u);
   EXPECT_EQ(decoded->generation, 3u);
-  control::expect_no_prefix_decodes(golden, [](const Bytes& b) { return decode_key(b); }, false);
+  control::expect_no_prefix_decodes(
+      golden, [](const Bytes& b) { return decode_key(b); }, false);
   EXPECT_FALSE(decode_key(golden + hex("00")));
   EXPECT_FALSE(decode_key(with(golden, 0, 2)));
   EXPECT_FALSE(decode_key(with(golden, 5, 0, 4))) << "nobody's generation";
