@@ -293,6 +293,84 @@ void publish(Ring& ring, uint64_t position, uint64_t key, uint64_t target, uint6
   order.word.store(Order::word_of(position, Order::kPublished));
 }
 
+TEST_F(ShmHostile, OrdersOutOfBoundsAreRefused) {
+  std::vector<std::byte> mine(4096), wire;
+  const auto local = victim_.rail().register_memory({mine.data(), mine.size()}, wire);
+  const uint64_t key = *victim_.rail().import_key(wire);
+  std::vector<std::byte> read_only(4096);
+  const auto closed = victim_.rail().register_memory(
+      {.address = read_only.data(), .size_bytes = 4096, .remote_write = false}, wire);
+  ASSERT_TRUE(local && closed);
+  const auto [path, ring] = path_in();
+  ASSERT_NE(ring, nullptr);
+  constexpr uint32_t kCounted = Order::kCounted, kBounced = Order::kBounced;
+  struct Case {
+    uint64_t key, target, source, bytes;
+    uint32_t flags;
+  };
+  const Case cases[] = {
+      {key, 0, 0, 4097, kBounced | kCounted},
+      {key, 4096, 0, 1, kBounced | kCounted},
+      {key, UINT64_MAX, 0, 2, kBounced | kCounted},
+      {key, 0, Ring::kBounceBytes, 1, kBounced | kCounted},
+      {key, 0, UINT64_MAX, 2, kBounced | kCounted},
+      {key, 0, 0, UINT64_MAX, kBounced | kCounted},
+      {key, 0, 0, 0, kBounced | kCounted},  // nothing: nobody orders that
+      {key, 0, 0, 0, kCounted},
+      {key + 1, 0, 0, 8, kBounced | kCounted},
+      {key + (uint64_t{1} << 32), 0, 0, 8, kBounced | kCounted},
+      {*closed, 0, 0, 8, kBounced | kCounted},
+      {UINT64_MAX, 0, 0, 8, kBounced | kCounted},
+  };
+  uint64_t position = 0;
+  for (const Case& one : cases) {
+    publish(*ring, position, one.key, one.target, one.source, one.bytes, one.flags);
+    victim_.turns(2);
+    EXPECT_EQ(ring->orders[position].word.load(), Order::word_of(position, Order::kRefused))
+        << position;
+    EXPECT_FALSE(victim_.rail().busy()) << position;
+    ++position;
+  }
+  EXPECT_EQ(victim_.count(Kind::kImm, path), 0u);
+  // And one that is right.
+  ring->bounce[7] = std::byte{0x77};
+  publish(*ring, position, key, 4095, 7, 1, kBounced | kCounted);
+  victim_.turns(2);
+  EXPECT_EQ(ring->orders[position].word.load(), Order::word_of(position, Order::kDone));
+  EXPECT_EQ(victim_.count(Kind::kImm, path), 1u);
+  EXPECT_EQ(mine[4095], std::byte{0x77});
+  victim_.rail().deregister_memory(*local, 1);
+  victim_.rail().deregister_memory(*closed, 2);
+  victim_.turns(2);
+}
+
+TEST_F(ShmHostile, AnOrderThatChangesWhileItIsFetchedStillEnds) {
+  constexpr uint64_t kBytes = 8u << 20;
+  std::vector<std::byte> mine(kBytes), wire;
+  const auto local = victim_.rail().register_memory({mine.data(), mine.size()}, wire);
+  ASSERT_TRUE(local);
+  const uint64_t key = *victim_.rail().import_key(wire);
+  const auto [path, ring] = path_in();
+  ASSERT_NE(ring, nullptr);
+  // A poll fetches a part of it. What is left then shrinks below that, to
+  // exactly that, and grows.
+  const uint64_t sizes[] = {1, 1u << 20, 2u << 20, 0};
+  uint64_t position = 0;
+  for (const uint64_t size : sizes) {
+    publish(*ring, position, key, 0, reinterpret_cast<uint64_t>(mine.data()), kBytes, 0);
+    victim_.turn();
+    Order& order = ring->orders[position];
+    order.size_bytes.store(size);
+    for (uint32_t turn = 0; turn < 20; ++turn) victim_.turn();
+    EXPECT_NE(order.word.load(), Order::word_of(position, Order::kTaken)) << size;
+    EXPECT_FALSE(victim_.rail().busy()) << size;
+    ++position;
+  }
+  EXPECT_EQ(victim_.count(Kind::kImm, path), 0u);
+  victim_.rail().deregister_memory(*local, 1);
+  victim_.turns(2);
+}
+
 TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRing) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
