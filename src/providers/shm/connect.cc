@@ -245,7 +245,7 @@ uint32_t ShmRail::poll_in_ends(std::span<WireEvent> out) noexcept {
     // What was committed had landed.
     n += take_counts(*path, out.subspan(n));
     if (n == out.size()) break;
-    for (uint64_t at = path->orders;; ++at) {
+    for (uint64_t at = path->orders; at != path->orders + Ring::kOrders; ++at) {
       Order& order = path->ring->orders[at % Ring::kOrders];
       uint64_t word = order.word.load(std::memory_order_acquire);
       if (word >> 3 != at || word == 0) break;

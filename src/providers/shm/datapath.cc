@@ -244,6 +244,8 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
       outcome = {Errc::kRailLost, Remote::kNotDelivered};
     } else if (path.to->gone()) {
       outcome = {Errc::kRailLost, Remote::kUnknown};  // it died at it
+    } else if (path.to->left() && word != Order::word_of(position, Order::kPublished)) {
+      outcome = {Errc::kRailLost, Remote::kUnknown};  // it hung up at it, or wrote nonsense
     } else {
       return;
     }
@@ -344,9 +346,10 @@ bool ShmRail::has_work() noexcept {
     const uint64_t at = path->orders_ended;
     const uint64_t word =
         path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
-    const bool out =
-        word == Order::word_of(at, Order::kPublished) || word == Order::word_of(at, Order::kTaken);
-    if (!out) return true;
+    // Anything but an end, nonsense included, is waited for.
+    if (word >= Order::word_of(at, Order::kDone) && word <= Order::word_of(at, Order::kWithdrawn)) {
+      return true;
+    }
   }
   return false;
 }

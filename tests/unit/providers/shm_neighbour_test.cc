@@ -371,6 +371,41 @@ TEST_F(ShmHostile, AnOrderThatChangesWhileItIsFetchedStillEnds) {
   victim_.turns(2);
 }
 
+TEST_F(ShmHostile, WordsInAClosingRingDoNotKeepItOpen) {
+  const auto [path, ring] = path_in();
+  ASSERT_NE(ring, nullptr);
+  for (uint64_t at = 0; at < Ring::kOrders; ++at) {
+    ring->orders[at].word.store(Order::word_of(at, Order::State(at % 8)));
+  }
+  for (auto& count : ring->counts) count.store(UINT64_MAX);
+  ring->counts_taken.store(UINT64_MAX);
+  victim_.rail().close_path(path, true);
+  victim_.turns(4);
+  EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
+}
+
+TEST_F(ShmHostile, ATargetThatStopsAtAnOrderAndHangsUpEndsTheWrite) {
+  const uint32_t path = path_out();
+  ASSERT_TRUE(hostile_.show_ring(0, path));
+  victim_.turns(2);
+  Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
+  const uint64_t key = show_key(hostile_.front().keys[0], KeyKind::kPulled, 0, 0, 4096);
+  for (uint32_t cookie = 0; cookie < 3; ++cookie) ASSERT_TRUE(post(path, key, cookie));
+  ring.orders[0].word.store(Order::word_of(0, Order::kTaken));
+  ring.orders[1].word.store(UINT64_MAX);
+  victim_.turns(3);
+  EXPECT_EQ(victim_.ended(0), nullptr) << "it is at it";
+  hostile_.hang_up();
+  victim_.turns(4);
+  ASSERT_EQ(victim_.count(Kind::kPathDown, path), 1u);
+  for (uint32_t cookie = 0; cookie < 3; ++cookie) {
+    ASSERT_NE(victim_.ended(cookie), nullptr) << cookie;
+    EXPECT_EQ(victim_.ended(cookie)->code, Errc::kRailLost) << cookie;
+  }
+  EXPECT_EQ(victim_.ended(0)->remote, Remote::kUnknown);
+  EXPECT_EQ(victim_.ended(2)->remote, Remote::kNotDelivered) << "withdrawn";
+}
+
 TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRing) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
