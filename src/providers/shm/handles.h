@@ -171,6 +171,7 @@ class ShmRail final : public Rail {
   void go_on(OutPath& path) noexcept;
   void collect_orders(OutPath& path) noexcept;
   uint32_t poll_done(std::span<WireEvent> out) noexcept;
+  uint32_t poll_arrivals(std::span<WireEvent> out) noexcept;
 
   // inbound.cc: what arrives
   uint32_t take_counts(InPath& path, std::span<WireEvent> out) noexcept;
@@ -193,7 +194,9 @@ class ShmRail final : public Rail {
   std::vector<uint32_t> out_free_;
   std::vector<std::unique_ptr<InPath>> in_;
   std::vector<uint32_t> in_free_;
-  uint32_t serial_ = 0;  ///< upper half of the ids
+  uint32_t serial_ = 0;    ///< upper half of the ids
+  uint32_t first_in_ = 0;  ///< whose turn it is to be first
+  bool orders_first_ = false;
 
   std::vector<Piece> pieces_;
   uint32_t free_piece_ = 0;

@@ -371,6 +371,31 @@ TEST_F(ShmHostile, AnOrderThatChangesWhileItIsFetchedStillEnds) {
   victim_.turns(2);
 }
 
+TEST_F(ShmHostile, AFloodOfCountsDoesNotHoldUpTheOthers) {
+  const auto [path, ring] = path_in();
+  ASSERT_NE(ring, nullptr);
+  victim_.poll_room = 8;
+  auto pages = *SharedPages::allocate(4096, false);
+  std::vector<std::byte> key;
+  const auto local = victim_.rail().register_memory({pages.address(), 4096}, key);
+  victim_.rail().deregister_memory(*local, 77);
+  ASSERT_TRUE(in_.write() && in_fetched_.write() && out_fetched_.write());
+  uint64_t position = 0;
+  bool exact = false;
+  for (uint32_t turn = 0; turn < 400 && !exact; ++turn) {
+    // Always more than one poll can report.
+    for (; position < ring->counts_taken.load() + Ring::kCounts; ++position) {
+      ring->counts[position % Ring::kCounts].store(Ring::count_word(position, 3));
+    }
+    victim_.turn();
+    honest_.turn();
+    exact =
+        in_.exact() && in_fetched_.exact() && out_fetched_.exact() && victim_.fenced(77) != nullptr;
+  }
+  EXPECT_TRUE(exact);
+  EXPECT_GT(victim_.count(Kind::kImm, path), 0u);
+}
+
 TEST_F(ShmHostile, WordsInAClosingRingDoNotKeepItOpen) {
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
