@@ -280,6 +280,7 @@ class ShmNetwork final : public OpenNetwork {
   void look_at_events();
   void let_in();
   void greet(int socket);
+  void expect_mail(const std::shared_ptr<Neighbour>& from);
   uint32_t read_mail(Neighbour& from, std::span<std::byte> out);
   void handle(Neighbour& from, const Frame& frame, std::span<UniqueFd> descriptors);
   void set_timer(int64_t interval_ns) noexcept;
@@ -293,6 +294,7 @@ class ShmNetwork final : public OpenNetwork {
   Greeting greeting_{};
   std::array<std::byte, Beacon::kBytes> beacon_{};
   UniqueFd listener_, events_, timer_;
+  std::shared_ptr<const UniqueFd> own_memory_;  ///< for those who cannot read it otherwise
   int64_t timer_ns_ = 0;
   std::vector<std::unique_ptr<ShmRail>> rails_;
 

@@ -168,6 +168,25 @@ TEST_F(ShmHostile, MoreDescriptorsThanAFrameHasEndTheLineAndAreClosed) {
   EXPECT_EQ(footprint().descriptors, before.descriptors + 1);
 }
 
+TEST_F(ShmHostile, NobodyTakesTheLineOfAnother) {
+  const Address honest = honest_.address();
+  for (const uint32_t line : {0u, Front::kLines}) {
+    ASSERT_TRUE(hostile_.connect(victim_.address()));
+    ASSERT_TRUE(hostile_.greet(&honest, line));
+    victim_.turns(2);
+    EXPECT_FALSE(hostile_.say(Frame(Wake{}))) << line;
+    hostile_.hang_up();
+    // Its frames still come: a datagram is one.
+    const auto link = honest_.network().open_link(victim_.network().address());
+    const std::byte word[] = {std::byte{42}};
+    ASSERT_TRUE(honest_.network().send(*link, word));
+    victim_.datagrams.clear();
+    victim_.turns(4);
+    EXPECT_EQ(victim_.datagrams.size(), 1u) << line;
+    honest_.network().close_link(*link);
+  }
+}
+
 TEST_F(ShmHostile, AnAddressThatIsNotItsOwnLeadsNowhere) {
   Address other = hostile_.address();
   for (const uint32_t what : {0, 1, 2, 3}) {
@@ -182,6 +201,48 @@ TEST_F(ShmHostile, AnAddressThatIsNotItsOwnLeadsNowhere) {
     EXPECT_FALSE(hostile_.say(Frame(Wake{}))) << what;
     hostile_.hang_up();
   }
+}
+
+TEST_F(ShmHostile, AFloodDoesNotHoldUpTheOthers) {
+  introduce();
+  const auto link = honest_.network().open_link(victim_.network().address());
+  const std::byte word[] = {std::byte{42}};
+  std::vector<std::byte> buffer(victim_.network().control_bytes_max());
+  const std::byte noise[] = {std::byte{1}, std::byte{0xff}};
+  for (const bool datagrams : {true, false}) {
+    const auto flood = [&] {
+      uint32_t more = 0;
+      while (datagrams ? hostile_.say(noise) : hostile_.say(Frame(Wake{}))) ++more;
+      return more;
+    };
+    flood();
+    ASSERT_TRUE(honest_.network().send(*link, word));
+    bool heard = false;
+    for (uint32_t call = 0; call < 200 && !heard; ++call) {
+      driver_.pass(100'000);
+      heard = victim_.network().receive(buffer) == 1 && buffer[0] == std::byte{42};
+      // As fast as it is read: one call must not read for ever.
+      EXPECT_LE(flood(), 128u);
+    }
+    EXPECT_TRUE(heard) << datagrams;
+  }
+  honest_.network().close_link(*link);
+}
+
+TEST_F(ShmHostile, WhoAsksAndNeverReadsCostsALimitedAmount) {
+  introduce();
+  const Footprint before = footprint();
+  std::vector<std::byte> key;
+  auto pages = *SharedPages::allocate(4096, false);
+  ASSERT_TRUE(victim_.rail().register_memory({pages.address(), 4096}, key));
+  const uint64_t block = SharedPages::find(pages.address(), 1)->block;
+  for (uint32_t i = 0; i < 20'000; ++i) {
+    while (!hostile_.say(i % 2 == 0 ? Frame(NeedBlock{block}) : Frame(NeedMemory{}))) {
+      victim_.turn();
+    }
+  }
+  victim_.turns(400);
+  EXPECT_LE(footprint().descriptors, before.descriptors + 16);
 }
 
 TEST_F(ShmHostile, StrangersWithoutAWordAreFew) {
@@ -202,6 +263,23 @@ TEST_F(ShmHostile, StrangersWithoutAWordAreFew) {
 }
 
 // What it shows
+
+TEST_F(ShmHostile, NoiseInTheCardsHoldsUpNoFence) {
+  introduce();
+  CardPage& cards = hostile_.cards();
+  cards.used.store(UINT32_MAX);
+  for (Card& card : cards.card) {
+    card.intent.store(1);  // inside a section, for ever
+    card.tid.store(1);
+  }
+  auto pages = *SharedPages::allocate(4096, false);
+  std::vector<std::byte> key;
+  const auto local = victim_.rail().register_memory({pages.address(), 4096}, key);
+  ASSERT_TRUE(local);
+  victim_.rail().deregister_memory(*local, 77);
+  victim_.turns(20);
+  EXPECT_NE(victim_.fenced(77), nullptr) << "it never had anything of ours mapped";
+}
 
 TEST_F(ShmHostile, KeysThatLeadOutOfTheirBlockAreRefused) {
   const uint32_t path = path_out();
