@@ -24,18 +24,18 @@ ShmNode::ShmNode(StageDriver& driver, std::string directory) : driver_(driver) {
   auto opened = shm::open(spec, {.driver = &driver, .engine_id = 1, .wake = [] {}});
   FABRIC_CHECK(opened.has_value(), "a network of this host does not open");
   network_ = *std::move(opened);
+  datagram_.resize(network_->control_bytes_max());
 }
 
 Address ShmNode::address() const { return *decode_address(network_->address()); }
 
 void ShmNode::turn() {
   driver_.pass(2'000'000);
-  std::vector<std::byte> buffer(network_->control_bytes_max());
   // The sockets are looked at only with every so many calls.
   for (uint32_t call = 0; call < 16; ++call) {
-    const uint32_t size = network_->receive(buffer);
+    const uint32_t size = network_->receive(datagram_);
     if (size != 0) {
-      datagrams.emplace_back(buffer.begin(), buffer.begin() + static_cast<ptrdiff_t>(size));
+      datagrams.emplace_back(datagram_.begin(), datagram_.begin() + static_cast<ptrdiff_t>(size));
     }
   }
   uint32_t link = 0;
@@ -191,7 +191,8 @@ bool Hostile::say(std::span<const std::byte> bytes, std::span<const int> descrip
 }
 
 bool Hostile::greet(const Address* as, uint32_t line) {
-  const Greeting greeting{.from = as == nullptr ? address_ : *as, .line = line, .membarrier = true};
+  const Greeting greeting{
+      .from = as == nullptr ? address_ : *as, .line = line, .membarrier = true, .beacon = beacon};
   const int descriptors[] = {cards_.fd.get(), front_.fd.get()};
   return say(Frame(greeting), descriptors);
 }
@@ -225,13 +226,13 @@ uint32_t Hostile::listen() {
   return heard;
 }
 
-bool Hostile::show_ring(uint32_t lane, uint32_t path) {
+bool Hostile::show_ring(uint32_t lane, uint32_t path, bool pulls) {
   auto made = make_memory(sizeof(Ring), Peers::kMayWrite);
   if (!made) return false;
   const int descriptor = made->fd.get();
   front().paths[0].store(1, std::memory_order_release);  // the permit that it tells
   own_rings.push_back(*std::move(made));
-  return say(Frame(RingReady{.lane = lane, .path = path, .permit_value = 1, .pulls = true}),
+  return say(Frame(RingReady{.lane = lane, .path = path, .permit_value = 1, .pulls = pulls}),
              {&descriptor, 1});
 }
 

@@ -78,6 +78,7 @@ class ShmNode {
  private:
   StageDriver& driver_;
   std::unique_ptr<OpenNetwork> network_;
+  std::vector<std::byte> datagram_;
 };
 
 enum class Way : uint8_t { kMapped, kPulled };
@@ -85,7 +86,7 @@ enum class Way : uint8_t { kMapped, kPulled };
 /// A path from `from` to `to`, into memory of `to`, and everything ever written by it.
 class ShmTraffic {
  public:
-  static constexpr uint64_t kBytes = 64u << 10;
+  static constexpr uint64_t kBytes = 16u << 10;
   ShmTraffic(ShmNode& from, ShmNode& to, Way way);
   ~ShmTraffic();
 
@@ -142,6 +143,11 @@ class Hostile {
   }
   /// As an honest one would, apart from `as` when that is given.
   bool greet(const shm::Address* as = nullptr, uint32_t line = 0);
+  /// Where its memory can be read, if it says so.
+  shm::Beacon beacon{};
+  void show_memory() {
+    beacon = {.address = reinterpret_cast<uint64_t>(seen_.data()), .value = seen_};
+  }
 
   /// Takes what was sent to it: rings are mapped, blocks kept.
   uint32_t listen();
@@ -151,7 +157,7 @@ class Hostile {
   uint32_t greetings = 0;
 
   /// A ring of its own for a path that leads to it.
-  bool show_ring(uint32_t lane, uint32_t path);
+  bool show_ring(uint32_t lane, uint32_t path, bool pulls = true);
   std::vector<shm::SharedMemory> own_rings{};
 
  private:
@@ -159,6 +165,7 @@ class Hostile {
   shm::SharedMemory front_, cards_;
   UniqueFd listener_, out_;
   std::vector<UniqueFd> in_;
+  std::array<std::byte, shm::Beacon::kBytes> seen_{std::byte{1}};
 };
 
 /// What a process has of this network: descriptors, and mappings of its memory.
