@@ -173,6 +173,7 @@ class ShmRail final : public Rail {
   void go_on(OutPath& path) noexcept;
   void collect_orders(OutPath& path) noexcept;
   uint32_t poll_done(std::span<WireEvent> out) noexcept;
+  uint32_t poll_arrivals(std::span<WireEvent> out) noexcept;
 
   // inbound.cc: what arrives
   uint32_t take_counts(InPath& path, std::span<WireEvent> out) noexcept;
@@ -195,7 +196,9 @@ class ShmRail final : public Rail {
   std::vector<uint32_t> out_free_;
   std::vector<std::unique_ptr<InPath>> in_;
   std::vector<uint32_t> in_free_;
-  uint32_t serial_ = 0;  ///< upper half of the ids
+  uint32_t serial_ = 0;    ///< upper half of the ids
+  uint32_t first_in_ = 0;  ///< whose turn it is to be first
+  bool orders_first_ = false;
 
   std::vector<Piece> pieces_;
   uint32_t free_piece_ = 0;
@@ -280,6 +283,7 @@ class ShmNetwork final : public OpenNetwork {
   void look_at_events();
   void let_in();
   void greet(int socket);
+  void expect_mail(const std::shared_ptr<Neighbour>& from);
   uint32_t read_mail(Neighbour& from, std::span<std::byte> out);
   void handle(Neighbour& from, const Frame& frame, std::span<UniqueFd> descriptors);
   void set_timer(int64_t interval_ns) noexcept;
@@ -293,6 +297,7 @@ class ShmNetwork final : public OpenNetwork {
   Greeting greeting_{};
   std::array<std::byte, Beacon::kBytes> beacon_{};
   UniqueFd listener_, events_, timer_;
+  std::shared_ptr<const UniqueFd> own_memory_;  ///< for those who cannot read it otherwise
   int64_t timer_ns_ = 0;
   std::vector<std::unique_ptr<ShmRail>> rails_;
 

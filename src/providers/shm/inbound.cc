@@ -75,7 +75,8 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
       {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}, target, job.size_bytes);
   const bool outside =
       job.bounced && (source > Ring::kBounceBytes || job.size_bytes > Ring::kBounceBytes - source);
-  if (place == nullptr || outside || path.fetched > job.size_bytes) {
+  // Nothing is left only of an order for nothing, or one that was changed behind our look.
+  if (place == nullptr || outside || path.fetched >= job.size_bytes) {
     job.end = Order::kRefused;
     return true;
   }
