@@ -1,0 +1,180 @@
+#include "story.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include "model.h"
+
+// The acts, in order.
+
+namespace demo {
+
+namespace {
+
+using fabric::PeerState;
+
+/// A prompt of 8 ms every 16 ms and receiver leaves the machine some air, so that the times show
+/// the transfers and not the queue for a core.
+constexpr int64_t kLayerNs = 250'000;
+constexpr int64_t kRequestNs = 16'000'000;
+
+/// Enough for a machine on which much else is running; what is waited for takes milliseconds.
+constexpr int64_t kPatienceNs = 10'000'000'000;
+
+std::set<std::string> files_in_shm() {
+  std::set<std::string> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+class Story {
+ public:
+  Story(const Options& options, Stage& stage, Plot& plot)
+      : stage_(stage), plot_(plot), unit_ns_(static_cast<int64_t>(options.seconds / 15 * 1e9)) {}
+
+  /// False: something that had to happen did not.
+  bool play() { return open() && kill_one() && another_joins() && stop_one() && flat_out(); }
+
+ private:
+  bool open() {
+    stage_.pace(kLayerNs, kRequestNs);
+    plot_.bystander = stage_.start_receiver();
+    plot_.killed = stage_.start_receiver();
+    say("two receivers: a prompt each every %.0f ms, a layer every %.2f ms", kRequestNs / 1e6,
+        kLayerNs / 1e6);
+    stage_.introduce(plot_.bystander);
+    stage_.introduce(plot_.killed);
+    if (!serves(plot_.bystander) || !serves(plot_.killed)) return false;
+    plot_.before_kill = run(3.0);
+    return true;
+  }
+
+  bool kill_one() {
+    Receiver& victim = stage_[plot_.killed];
+    victim.child->channel().send({.kind = Note::Kind::kLong});
+    const bool midway = stage_.run_until([&] { return victim.midway; }, kPatienceNs);
+    plot_.kill_ns = now_ns();
+    victim.child->signal(SIGKILL);
+    victim.killed = true;
+    if (!midway) return missed("a long prompt for the receiver that is killed");
+    say("%s is killed in the middle of a long prompt (SIGKILL)", victim.name.c_str());
+    const bool lost =
+        stage_.run_until([&] { return victim.figures.state == PeerState::kLost; }, kPatienceNs);
+    if (!lost) return missed("the loss of the receiver that was killed");
+    plot_.after_kill = run(1.5);
+    plot_.after_kill.from_ns = plot_.kill_ns;
+    return true;
+  }
+
+  bool another_joins() {
+    plot_.joined = stage_.start_receiver();
+    const Receiver& receiver = stage_[plot_.joined];
+    say("%s joins with a line of text (%zu characters)", receiver.name.c_str(),
+        receiver.offer.size());
+    plot_.join_ns = now_ns();
+    stage_.introduce(plot_.joined);
+    if (!serves(plot_.joined)) return false;
+    plot_.after_join = run(3.0);
+    plot_.before_stop = plot_.after_join;
+    return true;
+  }
+
+  bool stop_one() {
+    plot_.stopped = plot_.bystander;
+    Receiver& receiver = stage_[plot_.stopped];
+    plot_.stop_ns = now_ns();
+    receiver.child->signal(SIGSTOP);
+    say("%s is stopped (SIGSTOP)", receiver.name.c_str());
+    const bool stalled = stage_.run_until(
+        [&] { return receiver.figures.state == PeerState::kStalled; }, kPatienceNs);
+    const int64_t rest_ns = plot_.stop_ns + 2 * unit_ns_ - now_ns();
+    if (rest_ns > 0) stage_.run_for(rest_ns);
+    plot_.continue_ns = now_ns();
+    receiver.child->signal(SIGCONT);
+    plot_.while_stopped = {plot_.stop_ns, plot_.continue_ns};
+    if (!stalled) return missed("the receiver that was stopped as stalled");
+    say("%s continues (SIGCONT)", receiver.name.c_str());
+    const bool back = stage_.run_until(
+        [&] { return receiver.figures.state == PeerState::kConnected; }, kPatienceNs);
+    if (!back) return missed("the return of the receiver that was stopped");
+    run(1.5);
+    return true;
+  }
+
+  bool flat_out() {
+    say("no pauses any more: as fast as it goes");
+    stage_.pace(0, 0);
+    plot_.flat_out = run(2.0);
+    return true;
+  }
+
+  /// Until it has been sent a whole request.
+  bool serves(uint32_t who) {
+    const Figures& figures = stage_[who].figures;
+    return stage_.run_until([&] { return figures.requests_done > 0; }, kPatienceNs) ||
+           missed("a request that " + stage_[who].name + " has acknowledged");
+  }
+
+  bool missed(const std::string& what) {
+    say("never seen: %s", what.c_str());
+    return false;
+  }
+
+  Plot::Span run(double units) {
+    const int64_t from_ns = now_ns();
+    stage_.run_for(static_cast<int64_t>(units * static_cast<double>(unit_ns_)));
+    return {from_ns, now_ns()};
+  }
+
+  template <class... Values>
+  void say(const char* format, Values... values) {
+    char text[200];
+    std::snprintf(text, sizeof(text), format, values...);
+    stage_.screen().say("%4.1f s   %s", stage_.seconds(), text);
+  }
+
+  Stage& stage_;
+  Plot& plot_;
+  const int64_t unit_ns_;
+};
+
+}  // namespace
+
+int play(const Options& options) {
+  const auto shm_before = files_in_shm();
+  Screen screen;
+  screen.say("fabric-lib %s: processes of this host write into each other's memory.",
+             fabric::version());
+  screen.say(
+      "A prefiller pushes KV caches to decoders: %u layers, pages of %u KiB, prompts of %u "
+      "tokens:",
+      kLayers, kPageBytes >> 10, kPagesPerLayer * kTokensPerPage);
+  screen.say("%u MiB in %u pages, one write with an immediate each, over %u lanes.",
+             kLayers * kPagesPerLayer * (kPageBytes >> 10) >> 10, kLayers * kPagesPerLayer,
+             options.lanes);
+  screen.say(
+      "p50 and p99: from the submit of a prompt's last layer until its decoder has counted "
+      "all pages.\n");
+
+  // A quarter of the time for which a receiver is stopped, so that the rest of it is seen stalled.
+  const auto stall_ns = static_cast<int64_t>(options.seconds / 15 * 2e9 / 4);
+  Plot plot;
+  bool good = false;
+  {
+    Stage stage({.lanes = options.lanes, .peer_timeout = fabric::Nanos(stall_ns)}, screen);
+    good = Story(options, stage, plot).play();
+    plot.good_order = stage.finish();
+    std::ranges::set_difference(files_in_shm(), shm_before, std::back_inserter(plot.litter));
+    screen.leave();
+    good = verdict(stage, plot) && good;
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace demo
