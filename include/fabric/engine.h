@@ -118,6 +118,7 @@ class FABRIC_EXPORT Engine {
 
   // Memory
   Result<MemoryRegion> register_memory(const Memory& memory);
+  /// Fails with kUnsupported (kind), kTooLarge, kExhausted (memory, regions_max).
   Result<MemoryRegion> allocate(const AllocateOptions& options);
   /// Idempotent: the same descriptor gives the same handle. Ends with the peer, or when its owner
   /// deregisters.

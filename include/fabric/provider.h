@@ -24,6 +24,8 @@ struct Caps {
   bool exact_replay = false;  ///< a write that fails breaks its path: nothing behind it lands, and
                               ///< the target can say how many immediates came by it (P10)
   bool checks_access = false;  ///< the target checks key and bounds, and refuses (P12)
+  bool maps_memory = false;    ///< memory from allocate() is mapped by peers: it comes as shared
+                               ///< pages
   FenceKind fence = FenceKind::kNone;
   uint32_t queue_depth = 0;      ///< pieces in flight on the rail
   uint32_t path_depth = 0;       ///< of those, on one path

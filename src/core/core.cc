@@ -119,6 +119,7 @@ Result<void> EngineCore::open_networks() {
                             .index = static_cast<uint8_t>(i)});
       slot.rails.back().inbox.reserve(256);
       slot.memory_kinds &= rail.caps().memory_kinds;
+      maps_memory = maps_memory || rail.caps().maps_memory;
     }
     slot.fence = slot.rails[0].caps.fence;
     largest = std::max(largest, slot.network->control_bytes_max());
