@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include <fabric/caps.h>
 #include <fabric/types.h>
 
 namespace fabric {
@@ -30,6 +31,7 @@ struct RailStats {
   std::string network{}, device{};
   uint32_t index = 0;  ///< in its network
   bool up = false;
+  Caps caps{};
   Traffic tx{}, rx{};
 };
 
