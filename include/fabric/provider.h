@@ -98,6 +98,9 @@ class Rail {
   virtual uint32_t post(std::span<const WriteOp> ops) noexcept = 0;
   /// Moves up to out.size() events into `out` and returns how many. Never blocks.
   virtual uint32_t poll(std::span<WireEvent> out) noexcept = 0;
+  /// With Caps::cpu_copy: the next poll() goes on with a copy at once, though this one may have
+  /// ended nothing.
+  virtual bool busy() const noexcept { return false; }
 
   static constexpr uint32_t kWireKeyBytesMax = 32;
 };
@@ -124,6 +127,11 @@ class OpenNetwork {
   virtual bool send(uint32_t link, std::span<const std::byte> datagram) noexcept = 0;
   /// Copies the next datagram that arrived into `out`; 0 when there is none.
   virtual uint32_t receive(std::span<std::byte> out) noexcept = 0;
+  /// Takes a link whose far process is proved to be gone, each once. False: there is none.
+  virtual bool take_lost(uint32_t& link) noexcept {
+    (void)link;
+    return false;
+  }
 
   /// Before a sleep: false when something is there already. Afterwards the next arrival makes
   /// wait_fd() readable, or calls the wake function that the network was opened with.

@@ -181,6 +181,7 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
     if (size == 0) break;
     peers.on_datagram(index, datagram.first(size), now_ns);
   }
+  for (uint32_t link = 0; network.network->take_lost(link); ++done) peers.on_link_lost(index, link);
   return done;
 }
 

@@ -29,7 +29,7 @@ uint32_t Transfers::poll(NetworkSlot& network) {
       if (n < events.size()) break;
     }
     // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
-    if (rail.caps.cpu_copy && rail.posted > 0) ++done;
+    if (rail.caps.cpu_copy && rail.rail->busy()) ++done;
   }
   return done;
 }

@@ -226,6 +226,7 @@ class Peers {
     peer.unreachable_ns = kNeverNs;
   }
   /// The network knows that its process has ended. Ends the session before it returns.
+  void on_link_lost(uint8_t network, uint32_t link);
   void on_peer_gone(Peer& peer);
   /// Silent, and the network has said nothing lately: a write of no bytes would make it speak.
   bool wants_probe(const Peer& peer) const noexcept;

@@ -109,6 +109,11 @@ void PrintTo(const ProviderCase& provider, std::ostream* out);
     if (!GetParam().caps.cap) GTEST_SKIP() << GetParam().name << " has no capability '" #cap "'"; \
   } while (false)
 
+/// Memory of the kind that the last call of use_shared_blocks() asked for.
+void* take_block_memory(size_t bytes);
+void free_block_memory(void* at) noexcept;
+void use_shared_blocks(bool shared) noexcept;
+
 /// What arrived by callback, in order. The fixture owns it, so that it outlives every engine.
 class Recorder {
  public:
@@ -132,9 +137,22 @@ class Recorder {
   std::vector<Seen> seen_;
 };
 
+/// Where the blocks of a case come from: the heap, or pages that a peer can map.
+template <class T>
+struct BlockMemory {
+  using value_type = T;
+  BlockMemory() = default;
+  template <class U>
+  BlockMemory(const BlockMemory<U>&) noexcept {}
+  T* allocate(size_t n) { return static_cast<T*>(take_block_memory(n * sizeof(T))); }
+  void deallocate(T* at, size_t) noexcept { free_block_memory(at); }
+  friend bool operator==(const BlockMemory&, const BlockMemory&) { return true; }
+};
+using BlockBytes = std::vector<std::byte, BlockMemory<std::byte>>;
+
 /// Memory of one end and its registration.
 struct Block {
-  std::vector<std::byte> bytes;
+  BlockBytes bytes;
   MemoryRegion region;  ///< goes before the bytes
 
   LocalRef at(uint64_t offset) const noexcept { return region.at(offset); }

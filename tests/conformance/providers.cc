@@ -123,6 +123,59 @@ class SimGround final : public Ground {
   std::unique_ptr<Clock> clock_;  ///< realtime only
 };
 
+/// Engines of this process on the network of this host, in real time. Processes that die and stop
+/// are the business of tests/process.
+class ShmGround final : public Ground {
+ public:
+  ShmGround(uint32_t lanes, bool mapped, const GroundOptions& options)
+      : threaded_(options.realtime_threads) {
+    use_shared_blocks(mapped);
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      devices_.push_back("lane" + std::to_string(lane));
+    }
+    if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open({.log_sink = test_log_sink()}));
+  }
+
+  ~ShmGround() override { use_shared_blocks(false); }
+
+  Result<Engine> open(uint32_t, const Config& config) override {
+    Config shm = config;
+    shm.networks = {{.provider = "shm", .devices = devices_}};
+    return threaded_ ? Engine::open(shm) : Engine::open(shm, runtime_);
+  }
+  bool run_until(const std::function<bool()>& done, Nanos limit) override {
+    if (threaded_) return clock_->run_until(done, limit);
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (!done()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      runtime_->turn();
+      if (look_) look_();
+    }
+    return true;
+  }
+  void run_for(Nanos time) override {
+    run_until([] { return false; }, time);
+  }
+  void settle() override { run_for(20ms); }
+  void each_step(std::function<void()> look) override { look_ = std::move(look); }
+
+ private:
+  const bool threaded_;
+  std::vector<std::string> devices_;
+  const std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
+  std::unique_ptr<Clock> clock_;
+  std::function<void()> look_;
+};
+
+/// `mapped`: memory that senders map; otherwise the target fetches.
+ProviderCase shm(uint32_t lanes, bool mapped, std::string name) {
+  return {std::move(name),
+          {.realtime_threads = true, .several_rails = lanes > 1, .counted_slices = true},
+          [=](const GroundOptions& options) {
+            return std::make_unique<ShmGround>(lanes, mapped, options);
+          }};
+}
+
 constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .every_step = true,
                             .lossy_control = true,
@@ -182,7 +235,8 @@ INSTANTIATE_TEST_SUITE_P(
                     sim_rc({8, 3, 2}, "sim_rc_8_to_3"), sim_srd({1, 1, 1}, "sim_srd_1"),
                     sim_srd({2, 2, 2}, "sim_srd_2"), sim_srd({3, 3, 3}, "sim_srd_3"),
                     sim_srd({8, 8, 8}, "sim_srd_8"), sim_srd({3, 8, 1}, "sim_srd_3_to_8"),
-                    self_copy()),
+                    self_copy(), shm(1, true, "shm_mapped_1"), shm(3, true, "shm_mapped_3"),
+                    shm(1, false, "shm_fetched_1"), shm(3, false, "shm_fetched_3")),
     [](const auto& provider) { return provider.param.name; });
 
 }  // namespace fabric::test

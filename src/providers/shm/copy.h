@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "providers/shm/cards.h"
@@ -40,12 +41,27 @@ enum class Stored : uint8_t {
 };
 
 /// Copies `bytes` (0 is legal: the commit alone) in chunks, each inside a section on the calling
-/// thread's card. `fence`: the owner cannot call membarrier, so each section pays for a full fence.
-/// The ranges do not overlap. Non-temporal stores are drained before the commit.
+/// thread's card. `fence`: the owner cannot call membarrier or this process could not register for
+/// it (FenceParts), so each section pays for a full fence. The ranges do not overlap. Non-temporal
+/// stores are drained before the section ends.
 Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
                     const Guard& guard, const Commit& commit, bool fence) noexcept;
 
-/// For tests: the kind that guarded_copy() uses from now on, if the machine has it.
+/// Whether a section of the calling thread is one that the kernel restarts: what its card says.
+bool thread_is_restartable() noexcept;
+
+/// For tests: the kind of the calling thread's card and of all that are taken from now on, if the
+/// machine has it.
 bool use_guard_kind(GuardKind kind) noexcept;
+
+/// How the bytes of a section are moved. bench/copy measures them; docs/design/0010 has the table.
+enum class Move : uint8_t {
+  kBest,    ///< by size
+  kVector,  ///< a loop of vector registers
+  kRepeat,  ///< rep movsb
+  kStream,  ///< non-temporal stores, which leave the caches alone
+};
+/// For the benchmark: what guarded_copy() uses from now on where the size allows it.
+void use_move(Move move) noexcept;
 
 }  // namespace fabric::shm

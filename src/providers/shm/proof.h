@@ -18,11 +18,13 @@ struct FenceParts {
   bool procfs = false;      ///< a thread can be seen to be off its CPU
 };
 const FenceParts& fence_parts() noexcept;
-/// Registers the process with membarrier; call before the first copy and before the first proof.
+/// Registers the process with membarrier; call before the first copy and before the first proof. A
+/// child of fork() calls it again.
 void register_fences() noexcept;
 /// After it everything that writers stored before is visible here and they see what was stored here
-/// before: membarrier, or nothing but a fence when writers pay for their own.
-void heavy_fence() noexcept;
+/// before: membarrier, or nothing but a fence when writers pay for their own. False: it is refused
+/// (a seccomp filter of later), and no proof may begin.
+bool heavy_fence() noexcept;
 
 /// Everybody of one peer process who may have been inside a section when the permit changed.
 ///
@@ -33,21 +35,26 @@ class Proof {
   /// many peers.
   explicit Proof(const PeerCards& writer);
 
-  /// Ended, dead, or - `ask_kernel` - off the CPU now or since the beginning. Without `ask_kernel`
-  /// only a few loads.
+  /// Ended, dead, or - `ask_kernel` - off the CPU now or since an earlier question. Without
+  /// `ask_kernel` only a few loads; with it some tens of microseconds for each thread that is still
+  /// inside, and a millisecond when it is just falling asleep.
   bool proved(const PeerCards& writer, bool ask_kernel) noexcept;
 
   /// How the last one inside was proved; for statistics.
   enum class By : uint8_t { kIdle, kEnded, kDead, kSwitched, kOffCpu };
-  By by() const noexcept;
+  By by() const noexcept { return by_; }
 
  private:
   struct Inside {
     uint32_t card = 0;
     uint32_t intent = 0;
     uint32_t tid = 0;
-    uint64_t switches = 0;  ///< context switches at the beginning; read when first asked
+    bool known = false;     ///< `switches` has been read
+    uint64_t switches = 0;  ///< context switches when the kernel was first asked
   };
+  /// kIdle: not proved.
+  static By look(const PeerCards& writer, Inside& inside, bool ask_kernel) noexcept;
+
   std::vector<Inside> inside_;
   By by_ = By::kIdle;
 };
