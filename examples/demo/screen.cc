@@ -65,23 +65,32 @@ void Screen::refresh(double seconds, const std::vector<Row>& rows) {
   std::fflush(stdout);
 }
 
-void Screen::leave() { drawn_ = 0; }
+void Screen::conclude(double seconds, const std::vector<Row>& rows) {
+  erase();
+  draw(seconds, rows);
+  leave();
+}
 
 void Screen::erase() {
   if (drawn_ > 0) std::printf("\033[%uA\033[J", drawn_);
   drawn_ = 0;
 }
 
+/// At most 80 columns: a line that a narrow terminal breaks could not be drawn over.
 void Screen::draw(double seconds, const std::vector<Row>& rows) {
-  std::printf("\n%5.1f s     %7s  %-10s %8s %6s %8s %8s %17s %6s\n", seconds, "pid", "state",
-              "requests", "GB/s", "p50 ms", "p99 ms", "counted/expected", "failed");
+  std::printf("\n%6.1f s  %7s %-10s %6s %5s %6s %7s %15s %6s\n", seconds, "pid", "state", "prompts",
+              "GB/s", "p50 ms", "p99 ms", "counts/expected", "failed");
   for (const Row& row : rows) {
     const std::string state = paint(row.tone, text_of("%-10s", row.state.c_str()));
+    const std::string rates = row.window.requests > 0
+                                  ? text_of("%5.2f %6.2f %7.2f", row.window.gigabytes_per_second,
+                                            row.window.p50, row.window.p99)
+                                  : text_of("%5s %6s %7s", "-", "-", "-");
     const std::string counts = std::to_string(row.counted) + "/" + std::to_string(row.expected);
-    std::printf("  %-9s %7lld  %s %8llu %6.2f %8.2f %8.2f %17s %6llu\n", row.name.c_str(),
+    std::printf("%-9s %7lld %s %7llu %s %15s %6llu\n", row.name.c_str(),
                 static_cast<long long>(row.pid), state.c_str(),
-                static_cast<unsigned long long>(row.requests), row.gigabytes_per_second, row.p50,
-                row.p99, counts.c_str(), static_cast<unsigned long long>(row.failed));
+                static_cast<unsigned long long>(row.requests), rates.c_str(), counts.c_str(),
+                static_cast<unsigned long long>(row.failed));
   }
   drawn_ = 2 + static_cast<uint32_t>(rows.size());
 }
@@ -89,10 +98,10 @@ void Screen::draw(double seconds, const std::vector<Row>& rows) {
 void Screen::line(double seconds, const std::vector<Row>& rows) {
   std::string out = text_of("%4.1f s", seconds);
   for (const Row& row : rows) {
-    const bool well = row.tone == Tone::kGood;
-    out += well ? text_of("   %s %.2f GB/s p99 %.2f ms", row.name.c_str(), row.gigabytes_per_second,
-                          row.p99)
-                : text_of("   %s %s", row.name.c_str(), row.state.c_str());
+    out += row.window.requests > 0 && row.tone == Tone::kGood
+               ? text_of("   %s %.2f GB/s p99 %.2f ms", row.name.c_str(),
+                         row.window.gigabytes_per_second, row.window.p99)
+               : text_of("   %s %s", row.name.c_str(), row.state.c_str());
   }
   std::printf("%.*s\n", static_cast<int>(kColumns), out.c_str());
 }

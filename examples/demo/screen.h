@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "figures.h"
+
 // Where the show is seen. In a terminal a table stands below the lines that were said and is drawn
 // again and again; anywhere else there is a plain line a second.
 
@@ -16,9 +18,8 @@ struct Row {
   int64_t pid = 0;
   std::string state{};
   Tone tone = Tone::kPlain;
-  uint64_t requests = 0;
-  double gigabytes_per_second = 0, p50 = 0, p99 = 0;
-  uint64_t counted = 0, expected = 0, failed = 0;
+  Window window{};
+  uint64_t requests = 0, counted = 0, expected = 0, failed = 0;
 };
 
 class Screen {
@@ -29,8 +30,10 @@ class Screen {
   /// A line that stays.
   [[gnu::format(printf, 2, 3)]] void say(const char* format, ...);
   void refresh(double seconds, const std::vector<Row>& rows);
-  /// The table stays as it is; what follows comes below it.
-  void leave();
+  /// The last table, which stays wherever the show is seen.
+  void conclude(double seconds, const std::vector<Row>& rows);
+  /// What follows comes below whatever there is.
+  void leave() { drawn_ = 0; }
   std::string paint(Tone tone, const std::string& text) const;
 
  private:

@@ -54,6 +54,7 @@ uint32_t Stage::start_receiver() {
   Receiver& receiver = *receivers_.back();
   receiver.name = "decode-" + std::to_string(options.who);
   receiver.child = std::make_unique<Child>("receiver", options);
+  receiver.pid = receiver.child->pid();
   if (!run_until([&] { return !receiver.offer.empty(); })) {
     give_up(receiver.name + " does not start");
   }
@@ -141,36 +142,39 @@ void Stage::take(const Letter& letter, const std::string& from) {
   if (note.kind == Note::Kind::kUp) source_is_up_ = true;
   if (note.kind == Note::Kind::kDrained) drained_ = note;
   if (note.kind == Note::Kind::kSaid) {
-    screen_.say("%5.1f s  %s: %s", seconds(), from.c_str(), letter.text.c_str());
+    screen_.say("%4.1f s   %s: %s", seconds(), from.c_str(), letter.text.c_str());
   }
   if (note.who == 0 || note.who > receivers_.size()) return;
   Receiver& receiver = (*this)[note.who];
   if (note.kind == Note::Kind::kOffer) receiver.offer = letter.text;
   if (note.kind == Note::Kind::kMidway) receiver.midway = true;
   if (note.kind == Note::Kind::kLeft) receiver.finished = true;
-  receiver.figures.take(note);
+  // Receivers that end when all is done are no news.
+  const bool over = drained_.kind == Note::Kind::kDrained;
+  if (!over || note.kind != Note::Kind::kState) receiver.figures.take(note);
 }
 
 void Stage::show() {
   const int64_t now = now_ns();
   show_ns_ = std::max(show_ns_ + screen_.interval_ns(), now);
+  if (!receivers_.empty()) screen_.refresh(seconds(), rows(now - 1'000'000'000, now));
+}
+
+std::vector<Row> Stage::rows(int64_t from_ns, int64_t to_ns) const {
   std::vector<Row> rows;
   for (const auto& receiver : receivers_) {
     const Figures& figures = receiver->figures;
-    const Window window = figures.window(now - 1'000'000'000, now);
     rows.push_back({.name = receiver->name,
-                    .pid = receiver->child->pid(),
+                    .pid = receiver->pid,
                     .state = lower(to_string(figures.state)),
                     .tone = tone_of(*receiver),
+                    .window = figures.window(from_ns, to_ns),
                     .requests = figures.requests_done,
-                    .gigabytes_per_second = window.gigabytes_per_second,
-                    .p50 = window.p50,
-                    .p99 = window.p99,
                     .counted = figures.pages_counted,
                     .expected = figures.pages_expected,
                     .failed = figures.failures()});
   }
-  if (!rows.empty()) screen_.refresh(seconds(), rows);
+  return rows;
 }
 
 /// The children are killed and waited for: members first, then the process.

@@ -21,6 +21,7 @@ struct Options {
 struct Receiver {
   std::string name{};
   std::unique_ptr<Child> child{};
+  pid_t pid = 0;
   Figures figures{};
   std::string offer{};
   bool killed = false;
@@ -50,6 +51,8 @@ class Stage {
 
   Receiver& operator[](uint32_t who) { return *receivers_[who - 1]; }
   const std::vector<std::unique_ptr<Receiver>>& receivers() const { return receivers_; }
+  /// What the table shows: rates and times of a stretch, sums of the whole.
+  std::vector<Row> rows(int64_t from_ns, int64_t to_ns) const;
   Screen& screen() { return screen_; }
   double seconds() const;
   uint64_t operations_accepted() const { return drained_.count; }

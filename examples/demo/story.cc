@@ -24,6 +24,12 @@ constexpr int64_t kRequestNs = 16'000'000;
 /// Enough for a machine on which much else is running; what is waited for takes milliseconds.
 constexpr int64_t kPatienceNs = 10'000'000'000;
 
+/// At least a second, however short the show is: a quarter of it is the silence that makes a peer a
+/// stalled one, and on a busy machine a healthy process may be silent for some time too.
+int64_t stop_time_ns(const Options& options) {
+  return std::max<int64_t>(static_cast<int64_t>(options.seconds / 15 * 2e9), 1'000'000'000);
+}
+
 std::set<std::string> files_in_shm() {
   std::set<std::string> names;
   std::error_code none;
@@ -36,7 +42,7 @@ std::set<std::string> files_in_shm() {
 class Story {
  public:
   Story(const Options& options, Stage& stage, Plot& plot)
-      : stage_(stage), plot_(plot), unit_ns_(static_cast<int64_t>(options.seconds / 15 * 1e9)) {}
+      : options_(options), stage_(stage), plot_(plot) {}
 
   /// False: something that had to happen did not.
   bool play() { return open() && kill_one() && another_joins() && stop_one() && flat_out(); }
@@ -88,26 +94,29 @@ class Story {
   bool stop_one() {
     plot_.stopped = plot_.bystander;
     Receiver& receiver = stage_[plot_.stopped];
+    auto& entered_ns = receiver.figures.entered_ns;
     plot_.stop_ns = now_ns();
     receiver.child->signal(SIGSTOP);
     say("%s is stopped (SIGSTOP)", receiver.name.c_str());
     const bool stalled = stage_.run_until(
-        [&] { return receiver.figures.state == PeerState::kStalled; }, kPatienceNs);
-    const int64_t rest_ns = plot_.stop_ns + 2 * unit_ns_ - now_ns();
-    if (rest_ns > 0) stage_.run_for(rest_ns);
+        [&] { return entered_ns[PeerState::kStalled] > plot_.stop_ns; }, kPatienceNs);
+    plot_.stalled_ns = entered_ns[PeerState::kStalled];
+    stage_.run_for(plot_.stop_ns + stop_time_ns(options_) - now_ns());
     plot_.continue_ns = now_ns();
     receiver.child->signal(SIGCONT);
     plot_.while_stopped = {plot_.stop_ns, plot_.continue_ns};
     if (!stalled) return missed("the receiver that was stopped as stalled");
     say("%s continues (SIGCONT)", receiver.name.c_str());
     const bool back = stage_.run_until(
-        [&] { return receiver.figures.state == PeerState::kConnected; }, kPatienceNs);
+        [&] { return entered_ns[PeerState::kConnected] > plot_.continue_ns; }, kPatienceNs);
+    plot_.back_ns = entered_ns[PeerState::kConnected];
     if (!back) return missed("the return of the receiver that was stopped");
     run(1.5);
     return true;
   }
 
   bool flat_out() {
+    plot_.paced = {plot_.before_kill.from_ns, now_ns()};
     say("no pauses any more: as fast as it goes");
     stage_.pace(0, 0);
     plot_.flat_out = run(2.0);
@@ -126,9 +135,10 @@ class Story {
     return false;
   }
 
-  Plot::Span run(double units) {
+  /// `seconds` of a show of 15.
+  Plot::Span run(double seconds) {
     const int64_t from_ns = now_ns();
-    stage_.run_for(static_cast<int64_t>(units * static_cast<double>(unit_ns_)));
+    stage_.run_for(static_cast<int64_t>(seconds * options_.seconds / 15 * 1e9));
     return {from_ns, now_ns()};
   }
 
@@ -139,9 +149,9 @@ class Story {
     stage_.screen().say("%4.1f s   %s", stage_.seconds(), text);
   }
 
+  const Options options_;
   Stage& stage_;
   Plot& plot_;
-  const int64_t unit_ns_;
 };
 
 }  // namespace
@@ -162,16 +172,14 @@ int play(const Options& options) {
       "p50 and p99: from the submit of a prompt's last layer until its decoder has counted "
       "all pages.\n");
 
-  // A quarter of the time for which a receiver is stopped, so that the rest of it is seen stalled.
-  const auto stall_ns = static_cast<int64_t>(options.seconds / 15 * 2e9 / 4);
   Plot plot;
   bool good = false;
   {
-    Stage stage({.lanes = options.lanes, .peer_timeout = fabric::Nanos(stall_ns)}, screen);
+    Stage stage({.lanes = options.lanes, .peer_timeout = fabric::Nanos(stop_time_ns(options) / 4)},
+                screen);
     good = Story(options, stage, plot).play();
     plot.good_order = stage.finish();
     std::ranges::set_difference(files_in_shm(), shm_before, std::back_inserter(plot.litter));
-    screen.leave();
     good = verdict(stage, plot) && good;
   }
   return good ? 0 : 1;

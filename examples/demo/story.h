@@ -18,10 +18,10 @@ struct Plot {
   int64_t join_ns = 0;
   // The bystander of the kill is stopped, and continues.
   uint32_t stopped = 0;
-  int64_t stop_ns = 0, continue_ns = 0;
+  int64_t stop_ns = 0, stalled_ns = 0, continue_ns = 0, back_ns = 0;
   Span before_stop{}, while_stopped{};
-  // No pause between prompts and layers.
-  Span flat_out{};
+  // No pause between prompts and layers; before it there was one.
+  Span paced{}, flat_out{};
   bool good_order = false;            ///< every process that was not killed ended by itself, with 0
   std::vector<std::string> litter{};  ///< in /dev/shm afterwards and not before
 };

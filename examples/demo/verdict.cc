@@ -1,5 +1,6 @@
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
@@ -25,7 +26,7 @@ class Verdict {
   Verdict(Stage& stage, const Plot& plot) : stage_(stage), plot_(plot) {}
 
   bool print() {
-    std::printf("\n");
+    table();
     bytes_and_counts();
     operations();
     the_kill();
@@ -53,6 +54,20 @@ class Verdict {
     std::printf("\n");
   }
 
+  /// Rates and times of each receiver while it was there, up to where it goes flat out.
+  void table() {
+    std::vector<Row> rows = stage_.rows(plot_.paced.from_ns, plot_.paced.to_ns);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Figures& figures = stage_.receivers()[i]->figures;
+      if (figures.samples.empty()) continue;
+      rows[i].window =
+          figures.window(std::max(plot_.paced.from_ns, figures.samples.front().counted_ns),
+                         std::min(plot_.paced.to_ns, figures.samples.back().counted_ns));
+    }
+    stage_.screen().conclude(stage_.seconds(), rows);
+    std::printf("\n");
+  }
+
   void bytes_and_counts() {
     uint64_t requests = 0, bytes = 0, wrong = 0, counted = 0, expected = 0, extra = 0, open = 0;
     for (const auto& receiver : stage_.receivers()) {
@@ -68,7 +83,7 @@ class Verdict {
       if (!receiver->killed) open += figures.open.size();
     }
     check(wrong == 0 && bytes == counted * kPageBytes && bytes > 0,
-          "bytes    %.2f GB in %llu requests, every byte looked at; %llu pages wrong",
+          "bytes    %.2f GB in %llu prompts, every byte looked at, %llu pages wrong",
           static_cast<double>(bytes) / 1e9, ull{requests}, ull{wrong});
     check(counted == expected && extra == 0 && open == 0,
           "counts   %llu expected, %llu seen, %llu too many", ull{expected}, ull{counted},
@@ -76,96 +91,96 @@ class Verdict {
   }
 
   void operations() {
-    uint64_t failed = 0, elsewhere = 0, refused = 0;
+    uint64_t failed = 0;
+    bool only_the_killed = true;
     std::string why;
     for (const auto& receiver : stage_.receivers()) {
       const Figures& figures = receiver->figures;
       failed += figures.failures();
-      for (const auto& [code, count] : figures.refused) refused += count;
-      for (const auto& [code, count] : figures.ended) {
-        why += " " + std::to_string(count) + " " + to_string(code) + " (" + receiver->name + ")";
-        if (!receiver->killed || code != Errc::kPeerLost) ++elsewhere;
-      }
-      if (!receiver->killed) elsewhere += figures.refused.size();
+      if (figures.ended.empty() && figures.refused.empty()) continue;
+      why += "; " + receiver->name + ":";
+      const auto add = [&](const auto& codes, const char* how) {
+        for (const auto& [code, count] : codes) {
+          why += " " + std::to_string(count) + " " + how + to_string(code);
+          only_the_killed = only_the_killed && receiver->killed && code == Errc::kPeerLost;
+        }
+      };
+      add(figures.ended, "");
+      add(figures.refused, "refused with ");
     }
-    check(stage_.operations_accepted() == stage_.operations_ended() && elsewhere == 0,
-          "ends     %llu operations accepted, %llu ended; failed:%s; refused: %llu",
-          ull{stage_.operations_accepted()}, ull{stage_.operations_ended()},
-          failed == 0 ? " none" : why.c_str(), ull{refused});
+    const uint64_t accepted = stage_.operations_accepted(), ended = stage_.operations_ended();
+    check(accepted == ended && ended > failed && only_the_killed,
+          "ends     %llu operations, %llu ended, %llu of them well%s", ull{accepted}, ull{ended},
+          ull{ended - failed}, why.c_str());
   }
 
   void the_kill() {
-    if (plot_.kill_ns == 0) return check(false, "kill     did not happen");
+    if (plot_.kill_ns == 0) return check(false, "killed   nobody");
     Receiver& victim = stage_[plot_.killed];
     Figures& figures = victim.figures;
     const int status = victim.child->reap();
-    const bool lost = figures.state == PeerState::kLost;
-    const double noticed = lost ? millis(figures.entered_ns[PeerState::kLost] - plot_.kill_ns) : 0;
-    check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && lost && figures.failures() > 0,
-          "kill     %s: lost %.1f ms after SIGKILL; %llu operations failed, the last at %.1f ms",
-          victim.name.c_str(), noticed, ull{figures.failures()},
-          figures.failures() > 0 ? millis(figures.last_failure_ns - plot_.kill_ns) : 0);
-    const Figures& other = stage_[plot_.bystander].figures;
-    const Window before = window(other, plot_.before_kill);
-    const Window after = window(other, plot_.after_kill);
-    const Window later = window(other, plot_.after_join);
-    check(went_on(before, after),
-          "         %s: %.2f GB/s before, %.2f after it, %.2f with another one; "
-          "p99 %.2f, %.2f, %.2f ms",
-          stage_[plot_.bystander].name.c_str(), before.gigabytes_per_second,
-          after.gigabytes_per_second, later.gigabytes_per_second, before.p99, after.p99, later.p99);
+    const bool lost = figures.state == PeerState::kLost && figures.failures() > 0;
+    check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && lost,
+          "killed   %s: lost %.1f ms after SIGKILL, %llu operations failed, the last at %.1f ms",
+          victim.name.c_str(),
+          lost ? millis(figures.entered_ns[PeerState::kLost] - plot_.kill_ns) : 0.0,
+          ull{figures.failures()}, lost ? millis(figures.last_failure_ns - plot_.kill_ns) : 0.0);
+    const Receiver& other = stage_[plot_.bystander];
+    const Window before = window(other.figures, plot_.before_kill);
+    const Window meanwhile = window(other.figures, plot_.after_kill);
+    const Window later = window(other.figures, plot_.after_join);
+    check(went_on(before, meanwhile) && went_on(before, later),
+          "         %s: %.2f GB/s before, %.2f meanwhile, %.2f later; p99 %.2f, %.2f, %.2f ms",
+          other.name.c_str(), before.gigabytes_per_second, meanwhile.gigabytes_per_second,
+          later.gigabytes_per_second, before.p99, meanwhile.p99, later.p99);
   }
 
   void the_join() {
-    if (plot_.join_ns == 0) return check(false, "join     did not happen");
+    if (plot_.join_ns == 0) return check(false, "joined   nobody");
     const Receiver& receiver = stage_[plot_.joined];
     const auto& samples = receiver.figures.samples;
     const int64_t first_ns = samples.empty() ? plot_.join_ns : samples.front().counted_ns;
     check(!samples.empty(),
-          "join     %s: its first prompt was there after %.1f ms, %llu by the end",
+          "joined   %s: its first prompt was there after %.1f ms, %llu by the end",
           receiver.name.c_str(), millis(first_ns - plot_.join_ns),
           ull{receiver.figures.requests_done});
   }
 
   void the_stop() {
-    if (plot_.continue_ns == 0) return check(false, "stop     did not happen");
-    Receiver& receiver = stage_[plot_.stopped];
-    Figures& figures = receiver.figures;
-    uint64_t delayed = 0;
+    if (plot_.back_ns == 0) return check(false, "stopped  nobody who came back");
+    const Receiver& receiver = stage_[plot_.stopped];
+    const Figures& figures = receiver.figures;
+    uint64_t late = 0;
     for (const Sample& sample : figures.samples) {
-      if (sample.submitted_ns < plot_.continue_ns && sample.counted_ns >= plot_.continue_ns) {
-        ++delayed;
-      }
+      const bool under_way = sample.submitted_ns < plot_.continue_ns;
+      if (under_way && sample.counted_ns >= plot_.continue_ns) ++late;
     }
-    check(figures.failures() == 0 && figures.entered_ns.contains(PeerState::kStalled) &&
-              figures.state == PeerState::kConnected,
-          "stop     %s for %.2f s: stalled after %.2f s, back %.1f ms after SIGCONT; "
-          "%llu prompts late, 0 lost",
+    check(figures.failures() == 0 && late > 0 && plot_.stalled_ns > plot_.stop_ns,
+          "stopped  %s for %.2f s: stalled after %.2f s, back %.1f ms after SIGCONT; "
+          "%llu late, %llu failed",
           receiver.name.c_str(), millis(plot_.continue_ns - plot_.stop_ns) / 1e3,
-          millis(figures.entered_ns[PeerState::kStalled] - plot_.stop_ns) / 1e3,
-          millis(figures.entered_ns[PeerState::kConnected] - plot_.continue_ns), ull{delayed});
+          millis(plot_.stalled_ns - plot_.stop_ns) / 1e3, millis(plot_.back_ns - plot_.continue_ns),
+          ull{late}, ull{figures.failures()});
     const Receiver& other = stage_[plot_.joined];
     const Window before = window(other.figures, plot_.before_stop);
     const Window meanwhile = window(other.figures, plot_.while_stopped);
     check(went_on(before, meanwhile),
-          "         %s meanwhile: %.2f GB/s (before: %.2f), p99 %.2f ms (before: %.2f)",
-          other.name.c_str(), meanwhile.gigabytes_per_second, before.gigabytes_per_second,
-          meanwhile.p99, before.p99);
+          "         %s: %.2f GB/s before, %.2f meanwhile; p99 %.2f, %.2f ms", other.name.c_str(),
+          before.gigabytes_per_second, meanwhile.gigabytes_per_second, before.p99, meanwhile.p99);
   }
 
   void flat_out() {
     double sum = 0;
     std::string each;
     for (const auto& receiver : stage_.receivers()) {
-      if (receiver->killed) continue;
       const Window seen = window(receiver->figures, plot_.flat_out);
+      if (seen.requests == 0) continue;
       sum += seen.gigabytes_per_second;
       char text[80];
-      std::snprintf(text, sizeof(text), "%s%s p99 %.2f ms", each.empty() ? "" : ", ",
-                    receiver->name.c_str(), seen.p99);
+      std::snprintf(text, sizeof(text), ", %s p99 %.2f ms", receiver->name.c_str(), seen.p99);
       each += text;
     }
-    check(sum > 0, "flat out %.2f GB/s moved and looked at; %s", sum, each.c_str());
+    check(sum > 0, "flat out %.2f GB/s moved and looked at%s", sum, each.c_str());
   }
 
   void leftovers() {
