@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fabric/caps.h>
@@ -72,6 +73,8 @@ class Rail {
   virtual ~Rail() = default;
   virtual const Caps& caps() const noexcept = 0;
   virtual std::string_view device() const noexcept = 0;
+  /// What an operator asks of it: name and value; for dumps and tools, not for programs.
+  virtual std::vector<std::pair<std::string, std::string>> facts() const { return {}; }
 
   /// Returns the local key; `wire_key` (at most kWireKeyBytesMax) is what peers need.
   virtual Result<uint64_t> register_memory(const Memory& memory,

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fabric/caps.h>
 #include <fabric/types.h>
@@ -33,6 +35,9 @@ struct RailStats {
   bool up = false;
   Caps caps{};
   Traffic tx{}, rx{};
+  /// What the network says of the rail, name and value: for people to read, not for programs. Names
+  /// and values may change with any version.
+  std::vector<std::pair<std::string, std::string>> facts{};
 };
 
 struct PeerStats {

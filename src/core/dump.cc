@@ -38,7 +38,8 @@ std::vector<RailStats> Engine::rail_stats() const {
                       .up = rail.up,
                       .caps = rail.caps,
                       .tx = rail.tx,
-                      .rx = rail.rx};
+                      .rx = rail.rx,
+                      .facts = rail.rail->facts()};
       stats.tx.posted = rail.posted;
       for (const auto& path : core_->transfers.paths()) {
         if (path->state == core::Path::State::kFree) continue;
@@ -184,7 +185,13 @@ nlohmann::json EngineCore::dump_object() {
   for (const NetworkSlot& network : networks) {
     nlohmann::json rails = nlohmann::json::array();
     for (const RailSlot& rail : network.rails) {
-      rails.push_back({{"device", rail.rail->device()}, {"up", rail.up}, {"posted", rail.posted}});
+      // An object also when there are none: the brackets of an empty list would make it null.
+      nlohmann::json facts = nlohmann::json::object();
+      for (const auto& [name, value] : rail.rail->facts()) facts[name] = value;
+      rails.push_back({{"device", rail.rail->device()},
+                       {"up", rail.up},
+                       {"posted", rail.posted},
+                       {"facts", std::move(facts)}});
     }
     out["networks"].push_back(
         {{"name", network.name}, {"provider", network.provider}, {"rails", rails}});
@@ -233,6 +240,14 @@ std::string EngineCore::dump_text() {
                          rail["up"].get<bool>() ? "up" : "down", rail["posted"].get<uint32_t>());
     }
     out += "\n";
+    for (const auto& rail : network["rails"]) {
+      if (rail["facts"].empty()) continue;
+      out += "  " + rail["device"].get<std::string>() + ":";
+      for (const auto& [name, value] : rail["facts"].items()) {
+        out += fmt::format(" {}={}", name, value.get<std::string>());
+      }
+      out += "\n";
+    }
   }
   for (const auto& peer : all["peers"]) {
     out += fmt::format(

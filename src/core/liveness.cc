@@ -130,9 +130,9 @@ void Peers::on_unreachable(Peer& peer) {
 
 void Peers::on_link_lost(uint8_t network, uint32_t link) {
   for (Peer* peer : all()) {
-    const bool its = std::any_of(peer->links.begin(), peer->links.end(), [&](const Peer::Link& one) {
-      return one.network == network && one.id == link;
-    });
+    const bool its = std::any_of(
+        peer->links.begin(), peer->links.end(),
+        [&](const Peer::Link& one) { return one.network == network && one.id == link; });
     if (its) return on_peer_gone(*peer);
   }
 }

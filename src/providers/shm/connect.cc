@@ -116,10 +116,8 @@ void ShmRail::show_ring(InPath& path) {
   if (from.reach == Neighbour::Reach::kUntried) network_.find_reach(from);
   const bool known = from.reach == Neighbour::Reach::kYes || from.reach == Neighbour::Reach::kNo;
   if (path.shown || path.closing || !known) return;
-  UniqueFd ring(::dup(path.memory.fd.get()));
-  if (!ring) return;  // tried again with the next look
   std::vector<UniqueFd> descriptors;
-  descriptors.push_back(std::move(ring));
+  descriptors.push_back(std::move(path.memory.fd));  // the mapping is all that this side needs
   path.shown = true;
   from.send(RingReady{.lane = path.lane,
                       .path = path.number,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__) && defined(__GLIBC__) && __has_include(<sys/rseq.h>)
 #include <sys/rseq.h>
@@ -30,13 +31,28 @@ std::atomic<Move> move_wanted{Move::kBest};
 /// What one section looks at and stores last. Its layout is known to the assembler code: every
 /// pointer points somewhere, so that the code has no cases.
 struct Section {
-  const void* path;
+  const uint64_t* path;
   uint64_t path_value;
-  const void* key;
+  const uint64_t* key;
   uint64_t key_value;
-  void* word;
+  uint64_t* word;
   uint64_t value;
 };
+
+constexpr uint64_t kSmallBytes = 128;
+
+/// `unseen` takes a commit that nobody asked for.
+Section section_of(const Guard& guard, const Commit& commit, uint64_t& unseen) noexcept {
+  const auto* path = reinterpret_cast<const uint64_t*>(guard.path);
+  const auto* key = reinterpret_cast<const uint64_t*>(guard.key);
+  auto* const word = reinterpret_cast<uint64_t*>(commit.word);
+  return {.path = path != nullptr ? path : &guard.path_value,
+          .path_value = guard.path_value,
+          .key = key != nullptr ? key : &guard.key_value,
+          .key_value = guard.key_value,
+          .word = word != nullptr ? word : &unseen,
+          .value = commit.value};
+}
 
 uint32_t enter(Card& card, bool fence) noexcept {
   // Odd even if a section was left by a long jump out of a signal handler.
@@ -49,17 +65,22 @@ uint32_t enter(Card& card, bool fence) noexcept {
   return inside;
 }
 
+void leave(Card& card, uint32_t inside) noexcept {
+  // Pairs with Proof's acquire load: what the section stored is seen by who sees its end.
+  card.intent.store(inside + 1, std::memory_order_release);
+}
+
 bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
                    const Section& section) noexcept {
-  const auto holds = [](const void* word, uint64_t value) {
+  const auto holds = [](const uint64_t* word, uint64_t value) {
     // Keeps the copy behind it, as acquire does for loads and, through the branch, for stores.
-    return __atomic_load_n(static_cast<const uint64_t*>(word), __ATOMIC_ACQUIRE) == value;
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value;
   };
   if (!holds(section.path, section.path_value)) return false;
   if (!holds(section.key, section.key_value)) return false;
   std::memcpy(target, source, bytes);
   // Pairs with the acquire load of whoever waits for the word.
-  __atomic_store_n(static_cast<uint64_t*>(section.word), section.value, __ATOMIC_RELEASE);
+  __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);
   return true;
 }
 
@@ -69,141 +90,155 @@ bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
 // a signal between them goes on at 4:, whatever it was about to store, and from there starts again
 // with all it needs, because nothing below changes an operand. The store of the commit is the last
 // instruction: done, the section is over. The mark before 4: is how the kernel knows a handler.
-#define FABRIC_SECTION(body)              \
-  ".pushsection __rseq_cs, \"aw\"\n"      \
-  ".balign 32\n"                          \
-  "3: .long 0, 0\n"                       \
-  ".quad 1f, 2f - 1f, 4f\n"               \
-  ".popsection\n"                         \
-  "0: leaq 3b(%%rip), %%rax\n"            \
-  "movq %%rax, %%fs:8(%[rseq])\n"         \
-  "1: movq 0(%[section]), %%rax\n"        \
-  "movq 16(%[section]), %%rcx\n"          \
-  "movq (%%rax), %%rax\n"                 \
-  "cmpq 8(%[section]), %%rax\n"           \
-  "jne %l[stale]\n"                       \
-  "movq (%%rcx), %%rcx\n"                 \
-  "cmpq 24(%[section]), %%rcx\n"          \
-  "jne %l[stale]\n"                       \
-  "movq %[target], %%rdi\n"               \
-  "movq %[source], %%rsi\n"               \
-  "movq %[bytes], %%rcx\n" body           \
-  "movq 32(%[section]), %%rax\n"          \
-  "movq 40(%[section]), %%rcx\n"          \
-  "movq %%rcx, (%%rax)\n"                 \
-  "2:\n"                                  \
-  ".pushsection __rseq_failure, \"ax\"\n" \
-  ".byte 0x0f, 0xb9, 0x3d\n"              \
-  ".long 0x53053053\n"                    \
-  "4: jmp 0b\n"                           \
+#define FABRIC_SECTION(look, copy, commit) \
+  ".pushsection __rseq_cs, \"aw\"\n"       \
+  ".balign 32\n"                           \
+  "3: .long 0, 0\n"                        \
+  ".quad 1f, 2f - 1f, 4f\n"                \
+  ".popsection\n"                          \
+  "0: leaq 3b(%%rip), %%rax\n"             \
+  "movq %%rax, %%fs:8(%[rseq])\n"          \
+  "1:\n" look copy commit                  \
+  "2:\n"                                   \
+  ".pushsection __rseq_failure, \"ax\"\n"  \
+  ".byte 0x0f, 0xb9, 0x3d\n"               \
+  ".long 0x53053053\n"                     \
+  "4: jmp 0b\n"                            \
   ".popsection\n"
-
-#define FABRIC_OPERANDS                                                                           \
-  [rseq] "r"(__rseq_offset), [section] "r"(&section), [target] "r"(target), [source] "r"(source), \
-      [bytes] "r"(bytes)
-#define FABRIC_CLOBBERS \
-  "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
-
-static_assert(offsetof(Section, path) == 0 && offsetof(Section, path_value) == 8 &&
-              offsetof(Section, key) == 16 && offsetof(Section, key_value) == 24 &&
-              offsetof(Section, word) == 32 && offsetof(Section, value) == 40);
 static_assert(offsetof(rseq, rseq_cs) == 8 && RSEQ_SIG == 0x53053053);
 
 /// At most 128 bytes, none being some: two ends that overlap, of the largest power of two that
-/// fits.
-bool small_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                   const Section& section) noexcept {
-  asm goto(FABRIC_SECTION("cmpq $16, %%rcx\n"
-                          "jae 5f\n"
-                          "cmpq $8, %%rcx\n"
-                          "jae 6f\n"
-                          "cmpq $4, %%rcx\n"
-                          "jae 7f\n"
-                          "testq %%rcx, %%rcx\n"
-                          "jz 9f\n"
-                          "movzbl (%%rsi), %%eax\n"  // 1, 2, 3: both ends and the middle
-                          "movzbl -1(%%rsi,%%rcx), %%edx\n"
-                          "movb %%al, (%%rdi)\n"
-                          "movb %%dl, -1(%%rdi,%%rcx)\n"
-                          "shrq $1, %%rcx\n"
-                          "movzbl (%%rsi,%%rcx), %%eax\n"
-                          "movb %%al, (%%rdi,%%rcx)\n"
-                          "jmp 9f\n"
-                          "7: movl (%%rsi), %%eax\n"
-                          "movl -4(%%rsi,%%rcx), %%edx\n"
-                          "movl %%eax, (%%rdi)\n"
-                          "movl %%edx, -4(%%rdi,%%rcx)\n"
-                          "jmp 9f\n"
-                          "6: movq (%%rsi), %%rax\n"
-                          "movq -8(%%rsi,%%rcx), %%rdx\n"
-                          "movq %%rax, (%%rdi)\n"
-                          "movq %%rdx, -8(%%rdi,%%rcx)\n"
-                          "jmp 9f\n"
-                          "5: movups (%%rsi), %%xmm0\n"
-                          "movups -16(%%rsi,%%rcx), %%xmm1\n"
-                          "cmpq $32, %%rcx\n"
-                          "jbe 8f\n"
-                          "movups 16(%%rsi), %%xmm2\n"
-                          "movups -32(%%rsi,%%rcx), %%xmm3\n"
-                          "movups %%xmm2, 16(%%rdi)\n"
-                          "movups %%xmm3, -32(%%rdi,%%rcx)\n"
-                          "cmpq $64, %%rcx\n"
-                          "jbe 8f\n"
-                          "movups 32(%%rsi), %%xmm2\n"
-                          "movups -48(%%rsi,%%rcx), %%xmm3\n"
-                          "movups %%xmm2, 32(%%rdi)\n"
-                          "movups %%xmm3, -48(%%rdi,%%rcx)\n"
-                          "movups 48(%%rsi), %%xmm2\n"
-                          "movups -64(%%rsi,%%rcx), %%xmm3\n"
-                          "movups %%xmm2, 48(%%rdi)\n"
-                          "movups %%xmm3, -64(%%rdi,%%rcx)\n"
-                          "8: movups %%xmm0, (%%rdi)\n"
-                          "movups %%xmm1, -16(%%rdi,%%rcx)\n"
-                          "9:\n")
-           :
-           : FABRIC_OPERANDS:FABRIC_CLOBBERS
-           : stale);
+/// fits. Everything in registers: here each nanosecond is seen.
+[[gnu::always_inline]] inline bool small_section(std::byte* target, const std::byte* source,
+                                                 uint64_t bytes, const Section& section) noexcept {
+  asm goto(
+      FABRIC_SECTION("cmpq %[path_value], (%[path])\n"
+                     "jne %l[stale]\n"
+                     "cmpq %[key_value], (%[key])\n"
+                     "jne %l[stale]\n",
+                     "cmpq $16, %[bytes]\n"
+                     "jae 5f\n"
+                     "cmpq $8, %[bytes]\n"
+                     "jae 6f\n"
+                     "cmpq $4, %[bytes]\n"
+                     "jae 7f\n"
+                     "testq %[bytes], %[bytes]\n"
+                     "jz 9f\n"
+                     "movzbl (%[source]), %%eax\n"  // 1, 2, 3: both ends and the middle
+                     "movzbl -1(%[source],%[bytes]), %%edx\n"
+                     "movb %%al, (%[target])\n"
+                     "movb %%dl, -1(%[target],%[bytes])\n"
+                     "movq %[bytes], %%rdx\n"
+                     "shrq $1, %%rdx\n"
+                     "movzbl (%[source],%%rdx), %%eax\n"
+                     "movb %%al, (%[target],%%rdx)\n"
+                     "jmp 9f\n"
+                     "7: movl (%[source]), %%eax\n"
+                     "movl -4(%[source],%[bytes]), %%edx\n"
+                     "movl %%eax, (%[target])\n"
+                     "movl %%edx, -4(%[target],%[bytes])\n"
+                     "jmp 9f\n"
+                     "6: movq (%[source]), %%rax\n"
+                     "movq -8(%[source],%[bytes]), %%rdx\n"
+                     "movq %%rax, (%[target])\n"
+                     "movq %%rdx, -8(%[target],%[bytes])\n"
+                     "jmp 9f\n"
+                     "5: movups (%[source]), %%xmm0\n"
+                     "movups -16(%[source],%[bytes]), %%xmm1\n"
+                     "cmpq $32, %[bytes]\n"
+                     "jbe 8f\n"
+                     "movups 16(%[source]), %%xmm2\n"
+                     "movups -32(%[source],%[bytes]), %%xmm3\n"
+                     "movups %%xmm2, 16(%[target])\n"
+                     "movups %%xmm3, -32(%[target],%[bytes])\n"
+                     "cmpq $64, %[bytes]\n"
+                     "jbe 8f\n"
+                     "movups 32(%[source]), %%xmm2\n"
+                     "movups -48(%[source],%[bytes]), %%xmm3\n"
+                     "movups %%xmm2, 32(%[target])\n"
+                     "movups %%xmm3, -48(%[target],%[bytes])\n"
+                     "movups 48(%[source]), %%xmm2\n"
+                     "movups -64(%[source],%[bytes]), %%xmm3\n"
+                     "movups %%xmm2, 48(%[target])\n"
+                     "movups %%xmm3, -64(%[target],%[bytes])\n"
+                     "8: movups %%xmm0, (%[target])\n"
+                     "movups %%xmm1, -16(%[target],%[bytes])\n"
+                     "9:\n",
+                     "movq %[value], (%[word])\n")
+      :
+      : [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "r"(section.path_value),
+        [key] "r"(section.key), [key_value] "r"(section.key_value), [word] "r"(section.word),
+        [value] "r"(section.value), [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
+      : "rax", "rdx", "xmm0", "xmm1", "xmm2", "xmm3", "cc", "memory"
+      : stale);
   return true;
 stale:
   return false;
 }
 
+// The same for longer ones, whose loops need the registers: the section is read through a pointer.
+#define FABRIC_LONG_SECTION(copy)    \
+  FABRIC_SECTION(                    \
+      "movq 0(%[section]), %%rax\n"  \
+      "movq 16(%[section]), %%rcx\n" \
+      "movq (%%rax), %%rax\n"        \
+      "cmpq 8(%[section]), %%rax\n"  \
+      "jne %l[stale]\n"              \
+      "movq (%%rcx), %%rcx\n"        \
+      "cmpq 24(%[section]), %%rcx\n" \
+      "jne %l[stale]\n"              \
+      "movq %[target], %%rdi\n"      \
+      "movq %[source], %%rsi\n"      \
+      "movq %[bytes], %%rcx\n",      \
+      copy,                          \
+      "movq 32(%[section]), %%rax\n" \
+      "movq 40(%[section]), %%rcx\n" \
+      "movq %%rcx, (%%rax)\n")
+#define FABRIC_OPERANDS                                                                           \
+  [rseq] "r"(__rseq_offset), [section] "r"(&section), [target] "r"(target), [source] "r"(source), \
+      [bytes] "r"(bytes)
+#define FABRIC_CLOBBERS \
+  "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
+static_assert(offsetof(Section, path) == 0 && offsetof(Section, path_value) == 8 &&
+              offsetof(Section, key) == 16 && offsetof(Section, key_value) == 24 &&
+              offsetof(Section, word) == 32 && offsetof(Section, value) == 40);
+
 /// From 128 bytes on. Both ends unaligned, and between them 128 bytes a round, aligned at the
 /// target, until the end is reached.
 bool vector_section(std::byte* target, const std::byte* source, uint64_t bytes,
                     const Section& section) noexcept {
-  asm goto(FABRIC_SECTION("vmovdqu (%%rsi), %%ymm0\n"
-                          "vmovdqu -128(%%rsi,%%rcx), %%ymm1\n"
-                          "vmovdqu -96(%%rsi,%%rcx), %%ymm2\n"
-                          "vmovdqu -64(%%rsi,%%rcx), %%ymm3\n"
-                          "vmovdqu -32(%%rsi,%%rcx), %%ymm4\n"
-                          "leaq -128(%%rdi,%%rcx), %%rdx\n"
-                          "vmovdqu %%ymm0, (%%rdi)\n"
-                          "vmovdqu %%ymm1, (%%rdx)\n"
-                          "vmovdqu %%ymm2, 32(%%rdx)\n"
-                          "vmovdqu %%ymm3, 64(%%rdx)\n"
-                          "vmovdqu %%ymm4, 96(%%rdx)\n"
-                          "leaq 32(%%rdi), %%rax\n"
-                          "andq $-32, %%rax\n"
-                          "subq %%rdi, %%rsi\n"
-                          "addq %%rax, %%rsi\n"
-                          "movq %%rax, %%rdi\n"
-                          "cmpq %%rdx, %%rdi\n"
-                          "jae 6f\n"
-                          ".balign 16\n"
-                          "5: vmovdqu (%%rsi), %%ymm0\n"
-                          "vmovdqu 32(%%rsi), %%ymm1\n"
-                          "vmovdqu 64(%%rsi), %%ymm2\n"
-                          "vmovdqu 96(%%rsi), %%ymm3\n"
-                          "addq $128, %%rsi\n"
-                          "vmovdqa %%ymm0, (%%rdi)\n"
-                          "vmovdqa %%ymm1, 32(%%rdi)\n"
-                          "vmovdqa %%ymm2, 64(%%rdi)\n"
-                          "vmovdqa %%ymm3, 96(%%rdi)\n"
-                          "addq $128, %%rdi\n"
-                          "cmpq %%rdx, %%rdi\n"
-                          "jb 5b\n"
-                          "6: vzeroupper\n")
+  asm goto(FABRIC_LONG_SECTION("vmovdqu (%%rsi), %%ymm0\n"
+                               "vmovdqu -128(%%rsi,%%rcx), %%ymm1\n"
+                               "vmovdqu -96(%%rsi,%%rcx), %%ymm2\n"
+                               "vmovdqu -64(%%rsi,%%rcx), %%ymm3\n"
+                               "vmovdqu -32(%%rsi,%%rcx), %%ymm4\n"
+                               "leaq -128(%%rdi,%%rcx), %%rdx\n"
+                               "vmovdqu %%ymm0, (%%rdi)\n"
+                               "vmovdqu %%ymm1, (%%rdx)\n"
+                               "vmovdqu %%ymm2, 32(%%rdx)\n"
+                               "vmovdqu %%ymm3, 64(%%rdx)\n"
+                               "vmovdqu %%ymm4, 96(%%rdx)\n"
+                               "leaq 32(%%rdi), %%rax\n"
+                               "andq $-32, %%rax\n"
+                               "subq %%rdi, %%rsi\n"
+                               "addq %%rax, %%rsi\n"
+                               "movq %%rax, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jae 6f\n"
+                               ".balign 16\n"
+                               "5: vmovdqu (%%rsi), %%ymm0\n"
+                               "vmovdqu 32(%%rsi), %%ymm1\n"
+                               "vmovdqu 64(%%rsi), %%ymm2\n"
+                               "vmovdqu 96(%%rsi), %%ymm3\n"
+                               "addq $128, %%rsi\n"
+                               "vmovdqa %%ymm0, (%%rdi)\n"
+                               "vmovdqa %%ymm1, 32(%%rdi)\n"
+                               "vmovdqa %%ymm2, 64(%%rdi)\n"
+                               "vmovdqa %%ymm3, 96(%%rdi)\n"
+                               "addq $128, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jb 5b\n"
+                               "6: vzeroupper\n")
            :
            : FABRIC_OPERANDS:FABRIC_CLOBBERS
            : stale);
@@ -216,7 +251,7 @@ stale:
 
 bool repeat_section(std::byte* target, const std::byte* source, uint64_t bytes,
                     const Section& section) noexcept {
-  asm goto(FABRIC_SECTION("rep movsb\n") : : FABRIC_OPERANDS:FABRIC_CLOBBERS : stale);
+  asm goto(FABRIC_LONG_SECTION("rep movsb\n") : : FABRIC_OPERANDS:FABRIC_CLOBBERS : stale);
   return true;
 stale:
   return false;
@@ -226,44 +261,44 @@ stale:
 /// the section: neither the commit nor the card's next number may overtake them.
 bool stream_section(std::byte* target, const std::byte* source, uint64_t bytes,
                     const Section& section) noexcept {
-  asm goto(FABRIC_SECTION("movups (%%rsi), %%xmm0\n"
-                          "movups 16(%%rsi), %%xmm1\n"
-                          "movups 32(%%rsi), %%xmm2\n"
-                          "movups 48(%%rsi), %%xmm3\n"
-                          "movups %%xmm0, (%%rdi)\n"
-                          "movups %%xmm1, 16(%%rdi)\n"
-                          "movups %%xmm2, 32(%%rdi)\n"
-                          "movups %%xmm3, 48(%%rdi)\n"
-                          "movups -64(%%rsi,%%rcx), %%xmm0\n"
-                          "movups -48(%%rsi,%%rcx), %%xmm1\n"
-                          "movups -32(%%rsi,%%rcx), %%xmm2\n"
-                          "movups -16(%%rsi,%%rcx), %%xmm3\n"
-                          "leaq -64(%%rdi,%%rcx), %%rdx\n"
-                          "movups %%xmm0, (%%rdx)\n"
-                          "movups %%xmm1, 16(%%rdx)\n"
-                          "movups %%xmm2, 32(%%rdx)\n"
-                          "movups %%xmm3, 48(%%rdx)\n"
-                          "leaq 64(%%rdi), %%rax\n"
-                          "andq $-64, %%rax\n"
-                          "subq %%rdi, %%rsi\n"
-                          "addq %%rax, %%rsi\n"
-                          "movq %%rax, %%rdi\n"
-                          "cmpq %%rdx, %%rdi\n"
-                          "jae 6f\n"
-                          ".balign 16\n"
-                          "5: movups (%%rsi), %%xmm0\n"
-                          "movups 16(%%rsi), %%xmm1\n"
-                          "movups 32(%%rsi), %%xmm2\n"
-                          "movups 48(%%rsi), %%xmm3\n"
-                          "addq $64, %%rsi\n"
-                          "movntps %%xmm0, (%%rdi)\n"
-                          "movntps %%xmm1, 16(%%rdi)\n"
-                          "movntps %%xmm2, 32(%%rdi)\n"
-                          "movntps %%xmm3, 48(%%rdi)\n"
-                          "addq $64, %%rdi\n"
-                          "cmpq %%rdx, %%rdi\n"
-                          "jb 5b\n"
-                          "6: sfence\n")
+  asm goto(FABRIC_LONG_SECTION("movups (%%rsi), %%xmm0\n"
+                               "movups 16(%%rsi), %%xmm1\n"
+                               "movups 32(%%rsi), %%xmm2\n"
+                               "movups 48(%%rsi), %%xmm3\n"
+                               "movups %%xmm0, (%%rdi)\n"
+                               "movups %%xmm1, 16(%%rdi)\n"
+                               "movups %%xmm2, 32(%%rdi)\n"
+                               "movups %%xmm3, 48(%%rdi)\n"
+                               "movups -64(%%rsi,%%rcx), %%xmm0\n"
+                               "movups -48(%%rsi,%%rcx), %%xmm1\n"
+                               "movups -32(%%rsi,%%rcx), %%xmm2\n"
+                               "movups -16(%%rsi,%%rcx), %%xmm3\n"
+                               "leaq -64(%%rdi,%%rcx), %%rdx\n"
+                               "movups %%xmm0, (%%rdx)\n"
+                               "movups %%xmm1, 16(%%rdx)\n"
+                               "movups %%xmm2, 32(%%rdx)\n"
+                               "movups %%xmm3, 48(%%rdx)\n"
+                               "leaq 64(%%rdi), %%rax\n"
+                               "andq $-64, %%rax\n"
+                               "subq %%rdi, %%rsi\n"
+                               "addq %%rax, %%rsi\n"
+                               "movq %%rax, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jae 6f\n"
+                               ".balign 16\n"
+                               "5: movups (%%rsi), %%xmm0\n"
+                               "movups 16(%%rsi), %%xmm1\n"
+                               "movups 32(%%rsi), %%xmm2\n"
+                               "movups 48(%%rsi), %%xmm3\n"
+                               "addq $64, %%rsi\n"
+                               "movntps %%xmm0, (%%rdi)\n"
+                               "movntps %%xmm1, 16(%%rdi)\n"
+                               "movntps %%xmm2, 32(%%rdi)\n"
+                               "movntps %%xmm3, 48(%%rdi)\n"
+                               "addq $64, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jb 5b\n"
+                               "6: sfence\n")
            :
            : FABRIC_OPERANDS:FABRIC_CLOBBERS
            : stale);
@@ -276,6 +311,7 @@ stale:
 }
 
 #undef FABRIC_SECTION
+#undef FABRIC_LONG_SECTION
 #undef FABRIC_OPERANDS
 #undef FABRIC_CLOBBERS
 
@@ -296,7 +332,7 @@ const bool has_vectors = __builtin_cpu_supports("avx2") != 0;
 
 bool restartable_section(std::byte* target, const std::byte* source, uint64_t bytes,
                          const Section& section, Move move) noexcept {
-  if (bytes <= 128) return small_section(target, source, bytes, section);
+  if (bytes < kSmallBytes) return repeat_section(target, source, bytes, section);  // what is left
   if (move == Move::kStream) return stream_section(target, source, bytes, section);
   const bool vector = move == Move::kVector || (move == Move::kBest && bytes < 4096);
   if (vector && has_vectors) return vector_section(target, source, bytes, section);
@@ -307,6 +343,10 @@ bool restartable_section(std::byte* target, const std::byte* source, uint64_t by
 
 bool registered() noexcept { return false; }
 void forget_section() noexcept {}
+bool small_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                   const Section& section) noexcept {
+  return plain_section(target, source, bytes, section);
+}
 bool restartable_section(std::byte* target, const std::byte* source, uint64_t bytes,
                          const Section& section, Move) noexcept {
   return plain_section(target, source, bytes, section);
@@ -323,38 +363,48 @@ Move best_move(uint64_t bytes) noexcept {
   return bytes >= kStreamBytes ? Move::kStream : Move::kBest;
 }
 
-}  // namespace
-
-Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Guard& guard, const Commit& commit, bool fence) noexcept {
-  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
+[[gnu::noinline]] Stored copy_chunks(Card& card, std::byte* target, const std::byte* source,
+                                     uint64_t bytes, const Guard& guard, const Commit& commit,
+                                     bool fence) noexcept {
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // as above
   const Move move = best_move(bytes);
-  uint64_t unseen = 0;  // takes the commit of all sections but the last
-  Section section{
-      .path = guard.path != nullptr ? static_cast<const void*>(guard.path) : &guard.path_value,
-      .path_value = guard.path_value,
-      .key = guard.key != nullptr ? static_cast<const void*>(guard.key) : &guard.key_value,
-      .key_value = guard.key_value,
-      .word = &unseen,
-      .value = commit.value};
-#ifdef FABRIC_TSAN
-  // It does not see the store of a section.
-  if (commit.word != nullptr) __tsan_release(commit.word);
-#endif
+  uint64_t unseen;
+  Section section = section_of(guard, commit, unseen);
+  uint64_t* const word = std::exchange(section.word, &unseen);
   bool holds = true;
   do {
     const uint64_t chunk = std::min(bytes, kChunkBytes);
-    if (chunk == bytes && commit.word != nullptr) section.word = commit.word;
+    if (chunk == bytes) section.word = word;
     const uint32_t inside = enter(card, fence);
     holds = restartable ? restartable_section(target, source, chunk, section, move)
                         : plain_section(target, source, chunk, section);
-    // Pairs with Proof's acquire load: what the section stored is seen by who sees its end.
-    card.intent.store(inside + 1, std::memory_order_release);
+    leave(card, inside);
     target += chunk;
     source += chunk;
     bytes -= chunk;
   } while (holds && bytes != 0);
   if (restartable) forget_section();
+  return holds ? Stored::kDone : Stored::kStale;
+}
+
+}  // namespace
+
+Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+                    const Guard& guard, const Commit& commit, bool fence) noexcept {
+#ifdef FABRIC_TSAN
+  // It does not see the store of a section.
+  if (commit.word != nullptr) __tsan_release(commit.word);
+#endif
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
+  if (!restartable || bytes > kSmallBytes) {
+    return copy_chunks(card, target, source, bytes, guard, commit, fence);
+  }
+  uint64_t unseen;
+  const Section section = section_of(guard, commit, unseen);
+  const uint32_t inside = enter(card, fence);
+  const bool holds = small_section(target, source, bytes, section);
+  leave(card, inside);
+  forget_section();
   return holds ? Stored::kDone : Stored::kStale;
 }
 

@@ -24,7 +24,7 @@ uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
       continue;
     }
     if (path->closing) {
-      end(*path, op.cookie, {Errc::kRailLost, Remote::kNotDelivered});
+      end(*path, op.cookie, {path->broken_by(), Remote::kNotDelivered});
       continue;
     }
     uint64_t copied = 0;
@@ -59,7 +59,7 @@ void ShmRail::go_on(OutPath& path) noexcept {
     // The piece leaves the line before it ends: its end must find room.
     --waiting_;
     if (path.closing) {
-      end(path, piece.op.cookie, {Errc::kRailLost, Remote::kNotDelivered});
+      end(path, piece.op.cookie, {path.broken_by(), Remote::kNotDelivered});
     } else if (advance(path, piece.op, piece.copied_bytes) == Step::kWaits) {
       ++waiting_;
       return;
@@ -199,9 +199,9 @@ ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) 
     made.source.store(source, std::memory_order_relaxed);
     made.size_bytes.store(stretch, std::memory_order_relaxed);
     made.imm.store(op.imm, std::memory_order_relaxed);
-    made.flags.store((last && op.has_imm != 0 ? Order::kCounted : 0) |
-                         (bounced ? Order::kBounced : 0),
-                     std::memory_order_relaxed);
+    made.flags.store(
+        (last && op.has_imm != 0 ? Order::kCounted : 0) | (bounced ? Order::kBounced : 0),
+        std::memory_order_relaxed);
     publish(path, made, {op.cookie, last, bounced ? stretch : 0});
     given += stretch;
     path.to->wake_if_asleep();
@@ -241,9 +241,9 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
       outcome = {Errc::kRemoteAccess, Remote::kNotDelivered};
     } else if (word == Order::word_of(position, Order::kClosed) ||
                word == Order::word_of(position, Order::kWithdrawn)) {
-      outcome = {Errc::kRailLost, Remote::kNotDelivered};
+      outcome = {path.broken_by(), Remote::kNotDelivered};
     } else if (path.to->gone()) {
-      outcome = {Errc::kRailLost, Remote::kUnknown};  // it died at it
+      outcome = {path.broken_by(), Remote::kUnknown};  // it died at it
     } else {
       return;
     }
@@ -328,9 +328,11 @@ bool ShmRail::has_work() noexcept {
   for (const auto& path : in_) {
     if (!path->live || path->ring == nullptr || path->proved) continue;
     const Ring& ring = *path->ring;
-    const uint64_t count = ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
+    const uint64_t count =
+        ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
     if (count >> 32 == Ring::count_word(path->counts, 0) >> 32) return true;
-    const uint64_t order = ring.orders[path->orders % Ring::kOrders].word.load(std::memory_order_acquire);
+    const uint64_t order =
+        ring.orders[path->orders % Ring::kOrders].word.load(std::memory_order_acquire);
     const bool begun = order == Order::word_of(path->orders, Order::kPublished) ||
                        order == Order::word_of(path->orders, Order::kWithdrawn);
     if (begun && !path->closing) return true;
@@ -340,9 +342,10 @@ bool ShmRail::has_work() noexcept {
     if (can_go_on(*path) || (path->closing && path->quiet())) return true;
     if (path->orders == path->orders_ended) continue;
     const uint64_t at = path->orders_ended;
-    const uint64_t word = path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
-    const bool out = word == Order::word_of(at, Order::kPublished) ||
-                     word == Order::word_of(at, Order::kTaken);
+    const uint64_t word =
+        path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
+    const bool out =
+        word == Order::word_of(at, Order::kPublished) || word == Order::word_of(at, Order::kTaken);
     if (!out) return true;
   }
   return false;

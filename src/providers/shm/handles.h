@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,6 +38,7 @@ class ShmRail final : public Rail {
 
   const Caps& caps() const noexcept override { return caps_; }
   std::string_view device() const noexcept override { return device_; }
+  std::vector<std::pair<std::string, std::string>> facts() const override;
 
   Result<uint64_t> register_memory(const Memory& memory, std::vector<std::byte>& wire_key) override;
   void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override;
@@ -102,10 +104,12 @@ class ShmRail final : public Rail {
     uint64_t orders_ended = 0;
     uint64_t bounced = 0, bounce_freed = 0;  ///< bytes, running
     std::array<Ordered, Ring::kOrders> ordered{};
-    Outcome failed{};  ///< of a piece whose orders are not all back
+    Outcome failed{};                                ///< of a piece whose orders are not all back
     uint32_t first = UINT32_MAX, last = UINT32_MAX;  ///< pieces that wait
     uint32_t unreported = 0;                         ///< ends that poll() has not handed out
 
+    /// What its pieces end with. A death may be seen here before the core hears of it.
+    Errc broken_by() const noexcept { return to->gone() ? Errc::kPeerLost : Errc::kRailLost; }
     bool quiet() const noexcept {
       return first == UINT32_MAX && orders == orders_ended && unreported == 0;
     }
@@ -201,8 +205,8 @@ class ShmRail final : public Rail {
   std::array<Done, kQueueDepth> done_{};
   uint32_t done_head_ = 0, done_count_ = 0;
   uint64_t budget_ = kTurnBytes;
-  bool copying_ = false;  ///< the next poll() goes on with a copy or a fetch
-  uint64_t looked_ = 0;   ///< the network's last look that was acted on
+  bool copying_ = false;     ///< the next poll() goes on with a copy or a fetch
+  uint64_t looked_ = 0;      ///< the network's last look that was acted on
   bool fresh_look_ = false;  ///< this poll acts on one: slower questions may be asked
 
   std::mutex revoked_mutex_;
@@ -303,8 +307,8 @@ class ShmNetwork final : public OpenNetwork {
   uint64_t next_permit_value_ = 1;
 
   std::vector<std::byte> buffer_;
-  std::vector<std::shared_ptr<Neighbour>> mail_;  ///< whose lines have something
-  std::vector<uint32_t> lost_;                    ///< links to processes that are gone
+  std::deque<std::shared_ptr<Neighbour>> mail_;  ///< whose lines have something
+  std::vector<uint32_t> lost_;                   ///< links to processes that are gone
   uint32_t calls_ = 0;
   int64_t next_look_ns_ = 0;
   uint64_t looks_ = 0;

@@ -58,8 +58,7 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
   if (word != Order::word_of(position, Order::kTaken)) {
     if (word != Order::word_of(position, Order::kPublished)) return false;
     if (!order.word.compare_exchange_strong(word, Order::word_of(position, Order::kTaken),
-                                            std::memory_order_acq_rel,
-                                            std::memory_order_acquire)) {
+                                            std::memory_order_acq_rel, std::memory_order_acquire)) {
       job.end = Order::kWithdrawn;  // that moment
       return word == Order::word_of(position, Order::kWithdrawn);
     }
@@ -74,8 +73,8 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
   job.bounced = (flags & Order::kBounced) != 0;
   std::byte* const place = network_.keys().place(
       {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}, target, job.size_bytes);
-  const bool outside = job.bounced && (source > Ring::kBounceBytes ||
-                                       job.size_bytes > Ring::kBounceBytes - source);
+  const bool outside =
+      job.bounced && (source > Ring::kBounceBytes || job.size_bytes > Ring::kBounceBytes - source);
   if (place == nullptr || outside || path.fetched > job.size_bytes) {
     job.end = Order::kRefused;
     return true;

@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "providers/shm/proof.h"
 
 namespace fabric::shm {
@@ -12,7 +14,12 @@ namespace fabric::shm {
 
 bool Neighbour::connect(const Self& self) {
   auto socket = connect_to(address_);
-  if (!socket) return false;
+  if (!socket) {
+    // Who listened before anybody knew its address, and listens no more, has closed or died.
+    const int32_t why = socket.error().native;
+    refuses_ = why == ECONNREFUSED || why == ENOENT;
+    return false;
+  }
   Greeting greeting = *self.greeting;
   greeting.line = line;
   const auto head = encode(Frame(greeting));
@@ -96,6 +103,7 @@ Result<void> Neighbour::greeted(UniqueFd socket, const Greeting& greeting, Crede
     front_ = *std::move(front);
     cards_ = *std::move(cards);
     process_.reset(who.pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, who.pid, 0)) : -1);
+    gone_ = who.pid > 0 && !process_ && errno == ESRCH;  // it died with its greeting in the socket
   }
   in_ = std::move(socket);
   their_line_ = greeting.line;
@@ -115,6 +123,16 @@ bool Neighbour::look_for_death() noexcept {
     gone_ = ::poll(&process, 1, 0) > 0;
   }
   return gone_;
+}
+
+void Neighbour::forget() noexcept {
+  hang_up();
+  views_.clear();
+  blocks_.clear();
+  puller_ = {};
+  process_.reset();
+  cards_.reset();
+  front_ = {};
 }
 
 // Its memory

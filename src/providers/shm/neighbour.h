@@ -76,8 +76,15 @@ class Neighbour {
 
   /// The process is gone for certain, and nothing of it will ever be stored again.
   bool gone() const noexcept { return gone_; }
+  /// Its engine listens no more, and will not do so again.
+  bool refuses() const noexcept { return refuses_; }
+  /// Its engine is over, whatever else its process does: all that it has said was heard.
+  bool over() const noexcept { return gone_ || (refuses_ && !in_); }
   /// Finds out. Costs a few loads, or a system call when nobody of it holds a card.
   bool look_for_death() noexcept;
+  /// Of one that is over and that no path needs: its memory is given back, however long somebody
+  /// remembers it.
+  void forget() noexcept;
 
   const Front* their_front() const noexcept { return front_.as<const Front>(); }
   const PeerCards* cards() const noexcept { return cards_.get(); }
@@ -121,6 +128,7 @@ class Neighbour {
   uint32_t line = kNoLine;  ///< place of the line out in the own Front::sent
   uint32_t links = 0;
   uint32_t paths = 0;  ///< in both directions
+  bool mourned = false;  ///< its links were told that it is over
 
  private:
   struct Waiting {
@@ -143,6 +151,7 @@ class Neighbour {
   uint32_t seen_ = 0;
   bool needs_fence_ = true;
   bool gone_ = false;
+  bool refuses_ = false;
 
   std::vector<View> views_;
   View none_{};

@@ -16,9 +16,9 @@ namespace fabric::shm {
 
 namespace {
 
-constexpr uint32_t kCallsPerLook = 16;       // the clock is read this often
-constexpr int64_t kLookNs = 1'000'000;       // what no memory shows: sockets, deaths
-constexpr int64_t kSleepNs = 20'000'000;     // a dead neighbour is noticed in 50 ms by a sleeper
+constexpr uint32_t kCallsPerLook = 16;        // the clock is read this often
+constexpr int64_t kLookNs = 1'000'000;        // what no memory shows: sockets, deaths
+constexpr int64_t kSleepNs = 20'000'000;      // a dead neighbour is noticed in 50 ms by a sleeper
 constexpr int64_t kProofSleepNs = 1'000'000;  // while somebody waits for a proof
 constexpr uint32_t kStrangersMax = 256;
 constexpr uint32_t kNeighboursMax = 60'000;
@@ -113,7 +113,7 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address)
 /// Makes sure of a line to it. False: not now.
 bool ShmNetwork::reach(Neighbour& to) {
   if (to.connected()) return true;
-  if (to.gone()) return false;
+  if (to.gone() || to.refuses()) return false;
   if (to.line == Neighbour::kNoLine && free_lines_.empty()) {
     if (next_line_ == Front::kLines) return false;
     free_lines_.push_back(next_line_++);
@@ -187,6 +187,7 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   ++(*to)->links;
   reach(**to);
   const uint32_t link = next_link_++;
+  if ((*to)->mourned) lost_.push_back(link);
   links_.emplace(link, *std::move(to));
   return link;
 }
@@ -227,10 +228,12 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
     }
   }
   while (!mail_.empty()) {
-    const std::shared_ptr<Neighbour> from = mail_.back();
+    const std::shared_ptr<Neighbour> from = std::move(mail_.front());
+    mail_.pop_front();
     const uint32_t size = read_mail(*from, out);
-    if (size != 0) return size;
-    mail_.pop_back();
+    if (size == 0) continue;
+    mail_.push_back(from);  // to the end: one that talks much does not keep the others waiting
+    return size;
   }
   return 0;
 }
@@ -243,8 +246,8 @@ uint32_t ShmNetwork::read_mail(Neighbour& from, std::span<std::byte> out) {
     if (received.kind == Received::Kind::kNothing) return 0;
     Result<Frame> frame = fail(Errc::kClosed, "shm line");
     if (received.kind == Received::Kind::kFrame) {
-      frame = decode_frame(std::span(buffer_).first(received.size_bytes),
-                           received.descriptor_count);
+      frame =
+          decode_frame(std::span(buffer_).first(received.size_bytes), received.descriptor_count);
     }
     // One that cannot be understood ends the line as hanging up does.
     if (!frame || std::holds_alternative<Greeting>(*frame)) {
@@ -293,7 +296,8 @@ void ShmNetwork::handle(Neighbour& from, const Frame& frame, std::span<UniqueFd>
     from.send(OwnMemory{}, std::move(passed));
   } else if (std::holds_alternative<OwnMemory>(frame)) {
     if (from.reach != Neighbour::Reach::kAsked) return;
-    const bool yes = descriptors[0] && from.puller().by_memory(std::move(descriptors[0]), from.beacon);
+    const bool yes =
+        descriptors[0] && from.puller().by_memory(std::move(descriptors[0]), from.beacon);
     from.reach = yes ? Neighbour::Reach::kYes : Neighbour::Reach::kNo;
     for (const auto& rail : rails_) rail->show_rings(from);
   }
@@ -306,14 +310,15 @@ void ShmNetwork::look_around() {
   look_at_events();
   std::vector<std::shared_ptr<Neighbour>> unneeded;
   for (const auto& [instance, one] : neighbours_) {
-    const bool before = one->gone();
-    if (one->look_for_death() && !before) {
+    one->look_for_death();
+    if (one->over() && !std::exchange(one->mourned, true)) {
       for (const auto& [link, to] : links_) {
         if (to == one) lost_.push_back(link);
       }
       by_socket_.erase(one->in());
       one->line_ended();
     }
+    if (one->over() && one->paths == 0) one->forget();
     const bool needed = one->links != 0 || one->paths != 0;
     if (needed && !one->gone()) {
       if (reach(*one)) one->flush();
@@ -401,7 +406,8 @@ void ShmNetwork::set_timer(int64_t interval_ns) noexcept {
 bool ShmNetwork::arm() noexcept {
   const auto work = [this] {
     return !mail_.empty() || !lost_.empty() ||
-           std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->has_work(); });
+           std::any_of(rails_.begin(), rails_.end(),
+                       [](const auto& rail) { return rail->has_work(); });
   };
   if (work()) return false;
   Front& own = front();
@@ -410,9 +416,8 @@ bool ShmNetwork::arm() noexcept {
   // Whoever publishes from here on sees the bell, or the look behind sees what was published.
   if (!neighbours_.empty()) heavy_fence();
   if (work()) return false;
-  const bool proofs = std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) {
-    return rail->has_proofs_awaited();
-  });
+  const bool proofs = std::any_of(rails_.begin(), rails_.end(),
+                                  [](const auto& rail) { return rail->has_proofs_awaited(); });
   set_timer(neighbours_.empty() ? 0 : proofs ? kProofSleepNs : kSleepNs);
   return true;
 }

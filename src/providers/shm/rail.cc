@@ -34,8 +34,7 @@ ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
   for (uint32_t i = 0; i < kQueueDepth; ++i) pieces_[i].next = i + 1;
 }
 
-std::vector<std::pair<std::string, std::string>> facts_off(const std::array<uint64_t,5>& proved_by_);
-std::vector<std::pair<std::string, std::string>> facts_off(const std::array<uint64_t,5>& proved_by_) {
+std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
   std::vector<std::pair<std::string, std::string>> facts{{"fence", fence_text()}};
   constexpr const char* kNames[] = {"idle", "ended", "dead", "switched", "off the cpu"};
   for (size_t i = 0; i < proved_by_.size(); ++i) {

@@ -31,16 +31,18 @@ Name name_of(const Address& where) {
   int written = 0;
   if (where.directory.empty()) {
     // Abstract: it begins with a zero, lives as long as the socket and leaves no file.
-    written = std::snprintf(path + 1, kRoom - 1, "%.*s%016llx", static_cast<int>(kFilePrefix.size()),
-                            kFilePrefix.data(), static_cast<unsigned long long>(where.instance)) +
-              1;
+    written =
+        std::snprintf(path + 1, kRoom - 1, "%.*s%016llx", static_cast<int>(kFilePrefix.size()),
+                      kFilePrefix.data(), static_cast<unsigned long long>(where.instance)) +
+        1;
   } else {
     written = std::snprintf(path, kRoom, "%s/%.*s%016llx", where.directory.c_str(),
                             static_cast<int>(kFilePrefix.size()), kFilePrefix.data(),
                             static_cast<unsigned long long>(where.instance)) +
               1;
   }
-  name.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + static_cast<size_t>(written));
+  name.length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + static_cast<size_t>(written));
   return name;
 }
 
@@ -163,8 +165,8 @@ Sent send_frame(int socket, std::span<const std::byte> head, std::span<const std
     if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return Sent::kYes;
     if (errno == EINTR) continue;
     // ETOOMANYREFS: descriptors in flight that nobody has taken yet.
-    const bool full = errno == EAGAIN || errno == ENOBUFS ||
-                      errno == ENOMEM || errno == ETOOMANYREFS;
+    const bool full =
+        errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
     return full ? Sent::kFull : Sent::kBroken;
   }
 }

@@ -84,42 +84,49 @@ RingReady take_ring(ByteReader& reader) {
 }
 
 /// The body behind the type; `reader` fails on an unknown one.
-Frame take_body(ByteReader& reader, uint8_t type, uint32_t descriptors) {
+void take_body(ByteReader& reader, uint8_t type, uint32_t descriptors, Frame& frame) {
   switch (type) {
     case 0:
       reader.require(descriptors == 2);
-      return take_greeting(reader);
+      frame.emplace<Greeting>(take_greeting(reader));
+      return;
     case 1:
       reader.require(descriptors == 0);
-      return Datagram{reader.rest()};
+      frame.emplace<Datagram>(Datagram{reader.rest()});
+      return;
     case 2:
       reader.require(descriptors == 0);
-      return Wake{};
+      frame.emplace<Wake>();
+      return;
     case 3:
       reader.require(descriptors == 1);
-      return take_ring(reader);
+      frame.emplace<RingReady>(take_ring(reader));
+      return;
     case 4:
       reader.require(descriptors == 0);
-      return NeedBlock{reader.u64()};
+      frame.emplace<NeedBlock>(NeedBlock{reader.u64()});
+      return;
     case 5: {
       reader.require(descriptors <= 1);
-      Block frame;
-      frame.block = reader.u64();
-      frame.size_bytes = reader.u64();
-      return frame;
+      Block& block = frame.emplace<Block>();
+      block.block = reader.u64();
+      block.size_bytes = reader.u64();
+      return;
     }
     case 6:
       reader.require(descriptors == 0);
-      return BlockGone{reader.u64()};
+      frame.emplace<BlockGone>(BlockGone{reader.u64()});
+      return;
     case 7:
       reader.require(descriptors == 0);
-      return NeedMemory{};
+      frame.emplace<NeedMemory>();
+      return;
     case 8:
       reader.require(descriptors <= 1);
-      return OwnMemory{};
+      frame.emplace<OwnMemory>();
+      return;
     default:
       reader.fail();
-      return Wake{};
   }
 }
 
@@ -187,9 +194,10 @@ std::vector<std::byte> encode(const Frame& frame) {
 Result<Frame> decode_frame(std::span<const std::byte> bytes, uint32_t descriptors) {
   ByteReader reader(bytes);
   const uint8_t type = reader.u8();
-  Frame frame = take_body(reader, type, descriptors);
+  Result<Frame> frame = Frame(Wake{});
+  take_body(reader, type, descriptors, *frame);
   reader.require(reader.remaining() == 0);
-  if (auto status = reader.status("shm frame"); !status) return status.error();
+  if (!reader.ok()) frame = fail(Errc::kBadFormat, "shm frame");
   return frame;
 }
 

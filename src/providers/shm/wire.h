@@ -9,6 +9,8 @@
 
 #include <fabric/result.h>
 
+#include "providers/shm/pull.h"
+
 // What same-host engines say to each other in bytes: addresses, the hellos of paths, and the frames
 // on their sockets. Everything decoded here is from outside.
 
@@ -46,14 +48,6 @@ struct WireKey {
 std::vector<std::byte> encode(const WireKey& key);
 Result<WireKey> decode_key(std::span<const std::byte> bytes);
 
-/// Some bytes of the sender's memory: who can read them there can fetch from it, and it is the
-/// process that it seems to be.
-struct Beacon {
-  static constexpr uint32_t kBytes = 16;
-  uint64_t address = 0;
-  std::array<std::byte, kBytes> value{};
-};
-
 // Frames. The number of descriptors that come along is part of the format.
 
 struct Greeting {  ///< the first on every line; descriptors: cards, front
@@ -65,8 +59,8 @@ struct Greeting {  ///< the first on every line; descriptors: cards, front
 struct Datagram {
   std::span<const std::byte> bytes{};  ///< borrowed
 };
-struct Wake {};      ///< somebody slept
-struct RingReady {   ///< the target's half of a path; descriptor: the ring
+struct Wake {};       ///< somebody slept
+struct RingReady {    ///< the target's half of a path; descriptor: the ring
   uint32_t lane = 0;  ///< of the sender, as in the hello
   uint32_t path = 0;
   uint32_t permit = 0;  ///< place in Front::paths

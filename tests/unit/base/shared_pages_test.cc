@@ -84,7 +84,8 @@ TEST(SharedPages, CanNeitherShrinkNorGrowNorBeUnsealed) {
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(::ftruncate(file, static_cast<off_t>(8 * kPage)), -1);
   EXPECT_EQ(errno, EPERM);
-  EXPECT_EQ(::fcntl(file, F_ADD_SEALS, F_SEAL_WRITE), -1) << "the mapping would be of no use";
+  EXPECT_EQ(::fcntl(file, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1) << "no peer could map it then";
+  EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(::fcntl(file, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
 
@@ -106,6 +107,7 @@ TEST(SharedPages, AreFoundOnlyAsAWhole) {
   EXPECT_FALSE(SharedPages::find(nullptr, 0));
   const std::vector<std::byte> heap(64);
   EXPECT_FALSE(SharedPages::find(heap.data(), heap.size()));
+  EXPECT_FALSE(SharedPages::find(&size, sizeof(size))) << "the stack is above all blocks";
 }
 
 TEST(SharedPages, EndWithTheirOwnerButAPlaceKeepsTheirFile) {

@@ -15,7 +15,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using nlohmann::json;
+using testing::Contains;
 using testing::HasSubstr;
+using testing::Pair;
 
 class Dump : public testing::Test {
  protected:
@@ -57,6 +59,18 @@ TEST_F(Dump, OfAnIdleEngineNamesItsNetworksAndRails) {
   EXPECT_EQ(all["networks"][0]["rails"][1]["device"], "node0/sim1");
   EXPECT_EQ(all["networks"][0]["rails"][1]["up"], true);
   EXPECT_THAT(a.dump(), HasSubstr("node0/sim1 up (0 posted)"));
+}
+
+TEST_F(Dump, RepeatsWhatARailSaysOfItself) {
+  const json all = look();
+  EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["fence"], "Local");
+  EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["replay"], "exact");
+  EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object()) << "it says nothing";
+  EXPECT_THAT(a.dump(), HasSubstr("  node0/sim1: fence=Local memory=any order=posting"));
+  const auto rails = a.rail_stats();
+  ASSERT_EQ(rails.size(), 3u);
+  EXPECT_THAT(rails[1].facts, Contains(Pair("fence", "Local")));
+  EXPECT_TRUE(rails[2].facts.empty());
 }
 
 TEST_F(Dump, ShowsWhatAWriteWaitsForAndForHowLong) {
