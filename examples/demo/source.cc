@@ -38,9 +38,12 @@ class Source;
 
 /// One receiver, and the thread that serves it.
 struct Stream {
+  Stream(Source& owner, uint32_t number, const fabric::Offer& theirs, fabric::Batch operations)
+      : source(owner), who(number), offer(theirs), batch(std::move(operations)) {}
+
   Source& source;
-  uint32_t who = 0;
-  fabric::Offer offer;
+  const uint32_t who;
+  const fabric::Offer offer;
   fabric::Batch batch;
   std::thread thread{};
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 
@@ -107,6 +108,15 @@ bool Stage::run_until(const std::function<bool()>& done, int64_t limit_ns) {
 
 double Stage::seconds() const { return static_cast<double>(now_ns() - begun_ns_) / 1e9; }
 
+void Stage::say(const char* format, ...) {
+  char text[256];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof(text), format, values);
+  va_end(values);
+  screen_.say("%4.1f s   %s", seconds(), text);
+}
+
 void Stage::listen(int64_t until_ns) {
   std::vector<pollfd> fds{{source_->channel().fd(), POLLIN, 0}};
   std::vector<Receiver*> speakers{nullptr};
@@ -142,7 +152,7 @@ void Stage::take(const Letter& letter, const std::string& from) {
   if (note.kind == Note::Kind::kUp) source_is_up_ = true;
   if (note.kind == Note::Kind::kDrained) drained_ = note;
   if (note.kind == Note::Kind::kSaid) {
-    screen_.say("%4.1f s   %s: %s", seconds(), from.c_str(), letter.text.c_str());
+    say("%s: %s", from.c_str(), letter.text.c_str());
   }
   if (note.who == 0 || note.who > receivers_.size()) return;
   Receiver& receiver = (*this)[note.who];

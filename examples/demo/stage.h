@@ -51,6 +51,8 @@ class Stage {
 
   Receiver& operator[](uint32_t who) { return *receivers_[who - 1]; }
   const std::vector<std::unique_ptr<Receiver>>& receivers() const { return receivers_; }
+  /// A line that stays, with the time before it.
+  [[gnu::format(printf, 2, 3)]] void say(const char* format, ...);
   /// What the table shows: rates and times of a stretch, sums of the whole.
   std::vector<Row> rows(int64_t from_ns, int64_t to_ns) const;
   Screen& screen() { return screen_; }

@@ -52,8 +52,8 @@ class Story {
     stage_.pace(kLayerNs, kRequestNs);
     plot_.bystander = stage_.start_receiver();
     plot_.killed = stage_.start_receiver();
-    say("two receivers: a prompt each every %.0f ms, a layer every %.2f ms", kRequestNs / 1e6,
-        kLayerNs / 1e6);
+    stage_.say("two receivers: a prompt each every %.0f ms, a layer every %.2f ms",
+               kRequestNs / 1e6, kLayerNs / 1e6);
     stage_.introduce(plot_.bystander);
     stage_.introduce(plot_.killed);
     if (!serves(plot_.bystander) || !serves(plot_.killed)) return false;
@@ -69,7 +69,7 @@ class Story {
     victim.child->signal(SIGKILL);
     victim.killed = true;
     if (!midway) return missed("a long prompt for the receiver that is killed");
-    say("%s is killed in the middle of a long prompt (SIGKILL)", victim.name.c_str());
+    stage_.say("%s is killed in the middle of a long prompt (SIGKILL)", victim.name.c_str());
     const bool lost =
         stage_.run_until([&] { return victim.figures.state == PeerState::kLost; }, kPatienceNs);
     if (!lost) return missed("the loss of the receiver that was killed");
@@ -81,8 +81,8 @@ class Story {
   bool another_joins() {
     plot_.joined = stage_.start_receiver();
     const Receiver& receiver = stage_[plot_.joined];
-    say("%s joins with a line of text (%zu characters)", receiver.name.c_str(),
-        receiver.offer.size());
+    stage_.say("%s joins with a line of text (%zu characters)", receiver.name.c_str(),
+               receiver.offer.size());
     plot_.join_ns = now_ns();
     stage_.introduce(plot_.joined);
     if (!serves(plot_.joined)) return false;
@@ -97,7 +97,7 @@ class Story {
     auto& entered_ns = receiver.figures.entered_ns;
     plot_.stop_ns = now_ns();
     receiver.child->signal(SIGSTOP);
-    say("%s is stopped (SIGSTOP)", receiver.name.c_str());
+    stage_.say("%s is stopped (SIGSTOP)", receiver.name.c_str());
     const bool stalled = stage_.run_until(
         [&] { return entered_ns[PeerState::kStalled] > plot_.stop_ns; }, kPatienceNs);
     plot_.stalled_ns = entered_ns[PeerState::kStalled];
@@ -106,7 +106,7 @@ class Story {
     receiver.child->signal(SIGCONT);
     plot_.while_stopped = {plot_.stop_ns, plot_.continue_ns};
     if (!stalled) return missed("the receiver that was stopped as stalled");
-    say("%s continues (SIGCONT)", receiver.name.c_str());
+    stage_.say("%s continues (SIGCONT)", receiver.name.c_str());
     const bool back = stage_.run_until(
         [&] { return entered_ns[PeerState::kConnected] > plot_.continue_ns; }, kPatienceNs);
     plot_.back_ns = entered_ns[PeerState::kConnected];
@@ -117,7 +117,7 @@ class Story {
 
   bool flat_out() {
     plot_.paced = {plot_.before_kill.from_ns, now_ns()};
-    say("no pauses any more: as fast as it goes");
+    stage_.say("no pauses any more: as fast as it goes");
     stage_.pace(0, 0);
     plot_.flat_out = run(2.0);
     return true;
@@ -131,7 +131,7 @@ class Story {
   }
 
   bool missed(const std::string& what) {
-    say("never seen: %s", what.c_str());
+    stage_.say("never seen: %s", what.c_str());
     return false;
   }
 
@@ -140,13 +140,6 @@ class Story {
     const int64_t from_ns = now_ns();
     stage_.run_for(static_cast<int64_t>(seconds * options_.seconds / 15 * 1e9));
     return {from_ns, now_ns()};
-  }
-
-  template <class... Values>
-  void say(const char* format, Values... values) {
-    char text[200];
-    std::snprintf(text, sizeof(text), format, values...);
-    stage_.screen().say("%4.1f s   %s", stage_.seconds(), text);
   }
 
   const Options options_;

@@ -115,19 +115,20 @@ std::vector<std::pair<std::string, bool>> abilities_of(const Caps& caps) {
 
 void print_rail(const RailStats& rail) {
   const auto line = [](std::string_view name, const auto& value) {
-    fmt::print("      {:<16} {}\n", name, value);
+    fmt::print("      {:<20} {}\n", name, value);
   };
   std::vector<std::string> abilities;
   for (const auto& [name, has] : abilities_of(rail.caps)) {
     if (has) abilities.push_back(name);
   }
   fmt::print("    rail {} {} ({})\n", rail.index, rail.device, rail.up ? "up" : "down");
-  line("fence", to_string(rail.caps.fence));
+  line("fence kind", to_string(rail.caps.fence));
   line("memory", fmt::format("{}", fmt::join(kinds_of(rail.caps), ", ")));
   line("abilities", fmt::format("{}", fmt::join(abilities, ", ")));
   line("in flight",
        fmt::format("{} pieces, {} on a path", rail.caps.queue_depth, rail.caps.path_depth));
   line("bytes of a piece", rail.caps.write_bytes_max);
+  for (const auto& [name, value] : rail.facts) line(name, value);
 }
 
 void print_text(const std::vector<Found>& networks, const std::vector<Limit>& limits) {
@@ -155,7 +156,13 @@ nlohmann::ordered_json to_json(const RailStats& rail) {
                               {"path_depth", rail.caps.path_depth},
                               {"write_bytes_max", rail.caps.write_bytes_max}};
   for (const auto& [name, has] : abilities_of(rail.caps)) caps[name] = has;
-  return {{"index", rail.index}, {"device", rail.device}, {"up", rail.up}, {"caps", caps}};
+  nlohmann::ordered_json facts = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : rail.facts) facts[name] = value;
+  return {{"index", rail.index},
+          {"device", rail.device},
+          {"up", rail.up},
+          {"caps", caps},
+          {"facts", facts}};
 }
 
 void print_json(const std::vector<Found>& networks, const std::vector<Limit>& limits) {
