@@ -349,11 +349,7 @@ bool ShmRail::has_work() noexcept {
     const uint64_t count =
         ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
     if (count >> 32 == Ring::count_word(path->counts, 0) >> 32) return true;
-    const uint64_t order =
-        ring.orders[path->orders % Ring::kOrders].word.load(std::memory_order_acquire);
-    const bool begun = order == Order::word_of(path->orders, Order::kPublished) ||
-                       order == Order::word_of(path->orders, Order::kWithdrawn);
-    if (begun && !path->closing) return true;
+    if (has_order(*path) && !path->closing) return true;
   }
   for (const auto& path : out_) {
     if (!path->live) continue;

@@ -177,6 +177,7 @@ class ShmRail final : public Rail {
 
   // inbound.cc: what arrives
   uint32_t take_counts(InPath& path, std::span<WireEvent> out) noexcept;
+  static bool has_order(const InPath& path) noexcept;
   uint32_t take_orders(InPath& path, std::span<WireEvent> out) noexcept;
   struct Job;
   bool begin_job(InPath& path, uint64_t position, Job& job) noexcept;

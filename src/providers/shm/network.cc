@@ -16,9 +16,9 @@ namespace fabric::shm {
 
 namespace {
 
-constexpr uint32_t kCallsPerLook = 16;        // the clock is read this often
-constexpr int64_t kLookNs = 1'000'000;        // what no memory shows: sockets, deaths
-constexpr int64_t kSleepNs = 20'000'000;      // a dead neighbour is noticed in 50 ms by a sleeper
+constexpr uint32_t kCallsPerLook = 16;    // the clock is read this often
+constexpr int64_t kLookNs = 1'000'000;    // what no memory shows: sockets, deaths
+constexpr int64_t kSleepNs = 10'000'000;  // a sleeper notices a death in 50 ms, busy CPUs or not
 constexpr int64_t kBriefSleepNs = 1'000'000;  // while somebody waits for a proof
 constexpr uint32_t kStrangersMax = 256;
 // What one call does for whoever never stops: then it is the others' turn.
