@@ -1,6 +1,5 @@
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
@@ -82,10 +81,7 @@ class Receiver {
       const Want want{
           .key = counter.key().wire(), .request = ++requests_, .pages_per_layer = per_layer};
       send(want, std::as_bytes(std::span(pages)));
-      if (last) {
-        die_in_the_middle(counter, want.request, pages.size());
-        doomed_ = true;  // all of it came too fast: the next one, then
-      }
+      if (last) die_in_the_middle(counter, want.request, pages.size());
 
       // One count per page, whatever lane brought it and in whatever order.
       const auto all = counter.wait(pages.size(), fabric::Timeout::forever());
@@ -95,6 +91,7 @@ class Receiver {
       ack.counts_extra = counter.count();
       look(pages, want, ack);
       pool_.give_back(pages);
+      if (last) doomed_ = true;  // all of it came too fast: the next one, then
       send(ack, {});
     }
   }
