@@ -12,7 +12,7 @@ export CTEST_PARALLEL_LEVEL := $(JOBS)
 .PHONY: help demo tour test soak check tidy format clean
 
 help:
-	@echo 'make demo    builds the library and shows it: processes that write to each other, die and stop'
+	@echo 'make demo    builds the library and shows it: processes that push pages, die, join and stop'
 	@echo 'make tour    a tour in eight stops on the simulator; it checks what it shows'
 	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
 	@echo 'make soak    what takes longer: long fuzzing, and each test under many seeds'

@@ -1,5 +1,5 @@
-# Every file in examples/ is a program of its own, against the public headers. The demo has a folder,
-# and a test that looks at what it says.
+# Every file in examples/ is a program of its own, against the public headers. The demo has a
+# folder, and a test that looks at what it says.
 
 file(GLOB FABRIC_EXAMPLE_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/*.cc)
 foreach(source IN LISTS FABRIC_EXAMPLE_SOURCES)

@@ -17,18 +17,18 @@ struct Note {
     kPace,   ///< since_ns: between the layers of a prompt; at_ns: between prompts; 0: flat out
     kDrain,  ///< begin nothing more, say when everything has ended
     // To a receiver.
-    kLong,    ///< the next prompt is a long one
+    kDie,     ///< in the middle of the next prompt, which is a long one
     kFinish,  ///< nothing comes any more
     // From any child.
     kSaid,  ///< a warning of the library: text
     // From a receiver.
     kOffer,  ///< text
+    kDying,  ///< its last word: count pages of `request` are there
     kLeft,   ///< count: immediates that nobody waited for
     // From the source.
     kUp,
     kState,    ///< `who` is in another state: code is the PeerState
     kBegun,    ///< a request: count pages
-    kMidway,   ///< a quarter of a long request is there
     kDone,     ///< a request was acknowledged: count, wrong, extra, bytes; since_ns: last submit
     kFailed,   ///< an operation: code is the Errc, count its pages that did not arrive
     kRefused,  ///< a submit: code is the Errc

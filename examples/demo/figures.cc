@@ -53,7 +53,6 @@ Window Figures::window(int64_t from_ns, int64_t to_ns) const {
   std::ranges::sort(times);
   const double seconds = static_cast<double>(to_ns - from_ns) / 1e9;
   out.gigabytes_per_second = static_cast<double>(bytes) / 1e9 / seconds;
-  out.requests_per_second = static_cast<double>(times.size()) / seconds;
   out.p50 = times[times.size() / 2];
   out.p99 = times[times.size() * 99 / 100];
   out.longest = times.back();

@@ -24,7 +24,6 @@ struct Sample {
 struct Window {
   uint64_t requests = 0;
   double gigabytes_per_second = 0;
-  double requests_per_second = 0;
   double p50 = 0, p99 = 0, longest = 0;
 };
 

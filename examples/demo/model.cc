@@ -72,7 +72,7 @@ std::vector<uint32_t> Pool::take(uint32_t pages) {
   const std::lock_guard lock(mutex_);
   if (pages > free_.size()) {
     std::fprintf(stderr, "demo: the pool has %zu pages left of %u\n", free_.size(), pages);
-    std::exit(1);
+    std::_Exit(1);
   }
   std::vector<uint32_t> taken(free_.begin(), free_.begin() + pages);
   free_.erase(free_.begin(), free_.begin() + pages);

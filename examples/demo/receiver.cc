@@ -1,6 +1,8 @@
-#include <array>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <cstring>
 #include <mutex>
 #include <span>
@@ -46,8 +48,8 @@ class Receiver {
     }
     for (;;) {
       const Letter letter = channel_.read();
-      if (letter.note.kind == Note::Kind::kLong) {
-        long_wanted_ = true;
+      if (letter.note.kind == Note::Kind::kDie) {
+        doomed_ = true;
       } else {
         // kFinish, or the parent is gone.
         finish(slots);
@@ -72,12 +74,14 @@ class Receiver {
       source_is_here_.wait(lock, [&] { return source_ || finishing_; });
     }
     while (!finishing_) {
-      const bool is_long = long_wanted_.exchange(false);
-      const uint32_t per_layer = is_long ? kPagesPerLayerLong : kPagesPerLayer;
+      // Only one can be long: there are pages for no more.
+      const bool last = doomed_.exchange(false);
+      const uint32_t per_layer = last ? kPagesPerLayerLong : kPagesPerLayer;
       const std::vector<uint32_t> pages = pool_.take(kLayers * per_layer);
       const Want want{
           .key = counter.key().wire(), .request = ++requests_, .pages_per_layer = per_layer};
       send(want, std::as_bytes(std::span(pages)));
+      if (last) die_in_the_middle(counter, want.request, pages.size());
 
       // One count per page, whatever lane brought it and in whatever order.
       const auto all = counter.wait(pages.size(), fabric::Timeout::forever());
@@ -87,8 +91,23 @@ class Receiver {
       ack.counts_extra = counter.count();
       look(pages, want, ack);
       pool_.give_back(pages);
+      if (last) doomed_ = true;  // all of it came too fast: the next one, then
       send(ack, {});
     }
+  }
+
+  /// By its own hand, because the parent of so many busy processes would come too late to meet the
+  /// middle. Nothing is told to the engine, nothing is closed. Returns when it missed it as well.
+  void die_in_the_middle(const fabric::Counter& counter, uint64_t request, uint64_t pages) {
+    uint64_t there = 0;
+    while (there < pages / 8 && !finishing_) there = counter.count();
+    if (there == pages || finishing_) return;
+    channel_.send({.kind = Note::Kind::kDying,
+                   .who = who_,
+                   .request = request,
+                   .count = there,
+                   .at_ns = now_ns()});
+    ::kill(::getpid(), SIGKILL);
   }
 
   void look(const std::vector<uint32_t>& pages, const Want& want, Ack& ack) {
@@ -135,7 +154,7 @@ class Receiver {
   const uint32_t who_;
   Pool pool_{kPoolPages, Pool::Reuse::kNewestFirst};
   std::atomic<uint64_t> requests_{0};
-  std::atomic<bool> long_wanted_{false};
+  std::atomic<bool> doomed_{false};
   std::atomic<bool> finishing_{false};
   std::mutex mutex_;
   std::condition_variable source_is_here_;

@@ -97,8 +97,8 @@ void Stage::run_for(int64_t ns) {
   while (now_ns() < until_ns) listen(until_ns);
 }
 
-bool Stage::run_until(const std::function<bool()>& done, int64_t limit_ns) {
-  const int64_t until_ns = now_ns() + limit_ns;
+bool Stage::run_until(const std::function<bool()>& done) {
+  const int64_t until_ns = now_ns() + 30'000'000'000;
   while (!done()) {
     if (now_ns() >= until_ns) return false;
     listen(until_ns);
@@ -132,7 +132,9 @@ void Stage::listen(int64_t until_ns) {
   for (size_t i = 0; ready > 0 && i < fds.size(); ++i) {
     if (fds[i].revents == 0) continue;
     const std::string name = i == 0 ? "the source" : speakers[i]->name;
-    if (!take_all(i == 0 ? *source_ : *speakers[i]->child, name)) give_up(name + " has ended");
+    if (take_all(i == 0 ? *source_ : *speakers[i]->child, name)) continue;
+    if (i == 0 || !speakers[i]->doomed) give_up(name + " has ended");
+    speakers[i]->killed = true;
   }
   if (now_ns() >= show_ns_) show();
 }
@@ -157,7 +159,7 @@ void Stage::take(const Letter& letter, const std::string& from) {
   if (note.who == 0 || note.who > receivers_.size()) return;
   Receiver& receiver = (*this)[note.who];
   if (note.kind == Note::Kind::kOffer) receiver.offer = letter.text;
-  if (note.kind == Note::Kind::kMidway) receiver.midway = true;
+  if (note.kind == Note::Kind::kDying) receiver.last_word = note;
   if (note.kind == Note::Kind::kLeft) receiver.finished = true;
   // Receivers that end when all is done are no news.
   const bool over = drained_.kind == Note::Kind::kDrained;

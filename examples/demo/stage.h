@@ -24,9 +24,9 @@ struct Receiver {
   pid_t pid = 0;
   Figures figures{};
   std::string offer{};
-  bool killed = false;
-  bool stopped = false;
-  bool midway = false;    ///< a long request of it is under way
+  bool doomed = false;    ///< it was told to die
+  bool killed = false;    ///< and did
+  Note last_word{};       ///< when, and in the middle of what
   bool finished = false;  ///< it has said how many counts were left over
 };
 
@@ -46,8 +46,9 @@ class Stage {
 
   /// Listens and shows for so long.
   void run_for(int64_t ns);
-  /// The same until `done`. False: it did not come in time.
-  bool run_until(const std::function<bool()>& done, int64_t limit_ns = 10'000'000'000);
+  /// The same until `done`. False: it did not come in half a minute. What is waited for takes
+  /// milliseconds, unless much else is running on the machine.
+  bool run_until(const std::function<bool()>& done);
 
   Receiver& operator[](uint32_t who) { return *receivers_[who - 1]; }
   const std::vector<std::unique_ptr<Receiver>>& receivers() const { return receivers_; }

@@ -21,9 +21,6 @@ using fabric::PeerState;
 constexpr int64_t kLayerNs = 250'000;
 constexpr int64_t kRequestNs = 16'000'000;
 
-/// Enough for a machine on which much else is running; what is waited for takes milliseconds.
-constexpr int64_t kPatienceNs = 10'000'000'000;
-
 /// At least a second, however short the show is: a quarter of it is the silence that makes a peer a
 /// stalled one, and on a busy machine a healthy process may be silent for some time too.
 int64_t stop_time_ns(const Options& options) {
@@ -63,15 +60,16 @@ class Story {
 
   bool kill_one() {
     Receiver& victim = stage_[plot_.killed];
-    victim.child->channel().send({.kind = Note::Kind::kLong});
-    const bool midway = stage_.run_until([&] { return victim.midway; }, kPatienceNs);
-    plot_.kill_ns = now_ns();
-    victim.child->signal(SIGKILL);
-    victim.killed = true;
-    if (!midway) return missed("a long prompt for the receiver that is killed");
-    stage_.say("%s is killed in the middle of a long prompt (SIGKILL)", victim.name.c_str());
-    const bool lost =
-        stage_.run_until([&] { return victim.figures.state == PeerState::kLost; }, kPatienceNs);
+    victim.doomed = true;
+    victim.child->channel().send({.kind = Note::Kind::kDie});
+    if (!stage_.run_until([&] { return victim.killed; })) {
+      return missed("the end of the receiver that should die");
+    }
+    plot_.kill_ns = victim.last_word.at_ns;
+    stage_.say("%s is killed (SIGKILL) when %llu of the %u pages of a long prompt are there",
+               victim.name.c_str(), static_cast<unsigned long long>(victim.last_word.count),
+               kPagesLong);
+    const bool lost = stage_.run_until([&] { return victim.figures.state == PeerState::kLost; });
     if (!lost) return missed("the loss of the receiver that was killed");
     plot_.after_kill = run(1.5);
     plot_.after_kill.from_ns = plot_.kill_ns;
@@ -98,8 +96,8 @@ class Story {
     plot_.stop_ns = now_ns();
     receiver.child->signal(SIGSTOP);
     stage_.say("%s is stopped (SIGSTOP)", receiver.name.c_str());
-    const bool stalled = stage_.run_until(
-        [&] { return entered_ns[PeerState::kStalled] > plot_.stop_ns; }, kPatienceNs);
+    const bool stalled =
+        stage_.run_until([&] { return entered_ns[PeerState::kStalled] > plot_.stop_ns; });
     plot_.stalled_ns = entered_ns[PeerState::kStalled];
     stage_.run_for(plot_.stop_ns + stop_time_ns(options_) - now_ns());
     plot_.continue_ns = now_ns();
@@ -107,8 +105,8 @@ class Story {
     plot_.while_stopped = {plot_.stop_ns, plot_.continue_ns};
     if (!stalled) return missed("the receiver that was stopped as stalled");
     stage_.say("%s continues (SIGCONT)", receiver.name.c_str());
-    const bool back = stage_.run_until(
-        [&] { return entered_ns[PeerState::kConnected] > plot_.continue_ns; }, kPatienceNs);
+    const bool back =
+        stage_.run_until([&] { return entered_ns[PeerState::kConnected] > plot_.continue_ns; });
     plot_.back_ns = entered_ns[PeerState::kConnected];
     if (!back) return missed("the return of the receiver that was stopped");
     run(1.5);
@@ -126,7 +124,7 @@ class Story {
   /// Until it has been sent a whole request.
   bool serves(uint32_t who) {
     const Figures& figures = stage_[who].figures;
-    return stage_.run_until([&] { return figures.requests_done > 0; }, kPatienceNs) ||
+    return stage_.run_until([&] { return figures.requests_done > 0; }) ||
            missed("a request that " + stage_[who].name + " has acknowledged");
   }
 

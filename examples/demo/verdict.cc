@@ -129,7 +129,7 @@ class Verdict {
     const Window before = window(other.figures, plot_.before_kill);
     const Window meanwhile = window(other.figures, plot_.after_kill);
     const Window later = window(other.figures, plot_.after_join);
-    check(went_on(before, meanwhile) && went_on(before, later),
+    check(went_on(other.figures, plot_.after_kill) && went_on(other.figures, plot_.after_join),
           "         %s: %.2f GB/s before, %.2f meanwhile, %.2f later; p99 %.2f, %.2f, %.2f ms",
           other.name.c_str(), before.gigabytes_per_second, meanwhile.gigabytes_per_second,
           later.gigabytes_per_second, before.p99, meanwhile.p99, later.p99);
@@ -164,7 +164,7 @@ class Verdict {
     const Receiver& other = stage_[plot_.joined];
     const Window before = window(other.figures, plot_.before_stop);
     const Window meanwhile = window(other.figures, plot_.while_stopped);
-    check(went_on(before, meanwhile),
+    check(went_on(other.figures, plot_.while_stopped),
           "         %s: %.2f GB/s before, %.2f meanwhile; p99 %.2f, %.2f ms", other.name.c_str(),
           before.gigabytes_per_second, meanwhile.gigabytes_per_second, before.p99, meanwhile.p99);
   }
@@ -194,10 +194,10 @@ class Verdict {
     return figures.window(span.from_ns, span.to_ns);
   }
 
-  /// A machine may have other things to do at any moment, so a quarter counts as undisturbed. One
-  /// that waits for the dead or the stopped would have none.
-  static bool went_on(const Window& before, const Window& after) {
-    return before.requests > 0 && after.requests_per_second > before.requests_per_second / 4;
+  /// Whoever waits for the dead or the stopped has nothing to show for the second half. How much it
+  /// should be nobody can say: the machine may have other things to do.
+  static bool went_on(const Figures& figures, const Plot::Span& span) {
+    return window(figures, {(span.from_ns + span.to_ns) / 2, span.to_ns}).requests > 0;
   }
 
   Stage& stage_;

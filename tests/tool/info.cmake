@@ -17,8 +17,11 @@ function(expect what value expected)
 endfunction()
 
 run(text ${TOOL} info)
-foreach(line "^fabric-lib ${VERSION}\n" "\n  sim +not here: InvalidArgument .sim: open the engine by"
-             "\n  self +usable\n    rail 0 self .up.\n" "\n  open files +[0-9a-z]+\n")
+foreach(line
+        "^fabric-lib ${VERSION}\n"
+        "\n  sim +not here: InvalidArgument .sim: open the engine by"
+        "\n  self +usable\n    rail 0 self .up.\n"
+        "\n  open files +[0-9a-z]+\n")
   if(NOT text MATCHES "${line}")
     message(FATAL_ERROR "no such line: ${line}")
   endif()
