@@ -255,6 +255,8 @@ class ShmNetwork final : public OpenNetwork {
   void let_go(Neighbour& one) noexcept;
   /// Finds out how the neighbour's memory can be read. The answer may take a while.
   void find_reach(Neighbour& from);
+  /// How many there are, and what they lack.
+  std::string neighbours_text() const;
   /// Everybody who may have something of ours mapped.
   std::vector<std::shared_ptr<Neighbour>> everybody() const;
   void block_unused(uint64_t block);
@@ -275,7 +277,8 @@ class ShmNetwork final : public OpenNetwork {
 
   ShmNetwork(const OpenContext& context, Cards* cards, SharedMemory front) noexcept;
   Result<void> start(const Options& options);
-  bool reach(Neighbour& to);
+  Result<void> try_reach(Neighbour& to);
+  bool reach(Neighbour& to) { return try_reach(to).has_value(); }
   void look_around();
   void look_at_events();
   void let_in();

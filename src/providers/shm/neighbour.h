@@ -34,13 +34,13 @@ class Neighbour {
 
   // The line out.
 
-  /// Connects if it has to, and greets. False: not now.
+  /// Connects and greets. Fails as connect_to(), and with kBusy.
   struct Self {
     const Greeting* greeting = nullptr;  ///< `line` is filled in
     int cards = -1, front = -1;
     Front* own = nullptr;
   };
-  bool connect(const Self& self);
+  Result<void> connect(const Self& self);
   bool connected() const noexcept { return static_cast<bool>(out_); }
   /// Behind everything that waits already. A frame that must arrive waits when there is no room;
   /// who lets thousands wait without reading any is hung up on.

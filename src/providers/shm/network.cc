@@ -95,11 +95,19 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(std::span<const std::by
 }
 
 Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address) {
-  if (address.host != address_.host) return fail(Errc::kUnreachable, "shm: another host");
-  if (address.user != address_.user) return fail(Errc::kUnreachable, "shm: another user");
-  if (address.directory.empty() && address.net_namespace != address_.net_namespace) {
+  if (address.host != address_.host) {
+    return fail(Errc::kUnreachable, "shm: the peer is on another host");
+  }
+  if (address.user != address_.user) {
+    return fail(Errc::kUnreachable, "shm: the peer runs as another user");
+  }
+  // Names without a directory exist in one network namespace only, and each side has to find the
+  // other's.
+  if ((address.directory.empty() || address_.directory.empty()) &&
+      address.net_namespace != address_.net_namespace) {
     return fail(Errc::kUnreachable,
-                "shm: another network namespace; share a directory (networks.devices)");
+                "shm: the peer is in another network namespace: give both of them a directory that "
+                "they share (Network::devices)");
   }
   if (address.instance == address_.instance) return fail(Errc::kUnreachable, "shm: itself");
   const auto known = neighbours_.find(address.instance);
@@ -113,21 +121,23 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address)
   return made;
 }
 
-/// Makes sure of a line to it. False: not now.
-bool ShmNetwork::reach(Neighbour& to) {
-  if (to.connected()) return true;
-  if (to.gone()) return false;
+/// Makes sure of a line to it.
+Result<void> ShmNetwork::try_reach(Neighbour& to) {
+  if (to.connected()) return {};
+  if (to.gone()) return fail(Errc::kPeerLost, "shm line");
   if (to.line == Neighbour::kNoLine && free_lines_.empty()) {
-    if (next_line_ == Front::kLines) return false;
+    if (next_line_ == Front::kLines) return fail(Errc::kExhausted, "shm lines");
     free_lines_.push_back(next_line_++);
   }
   if (to.line == Neighbour::kNoLine) {
     to.line = free_lines_.back();
     free_lines_.pop_back();
   }
-  if (!to.connect({&greeting_, cards_->fd(), front_.fd.get(), &front()})) return false;
+  if (auto made = to.connect({&greeting_, cards_->fd(), front_.fd.get(), &front()}); !made) {
+    return made;
+  }
   to.flush();
-  return true;
+  return {};
 }
 
 void ShmNetwork::let_go(Neighbour& one) noexcept {
@@ -141,6 +151,20 @@ void ShmNetwork::let_go(Neighbour& one) noexcept {
     free_lines_.push_back(std::exchange(one.line, Neighbour::kNoLine));
   }
   if (one.in() < 0) neighbours_.erase(one.address().instance);
+}
+
+std::string ShmNetwork::neighbours_text() const {
+  uint32_t hidden = 0, unread = 0;
+  for (const auto& [instance, one] : neighbours_) {
+    hidden += one->cards() != nullptr && one->cards()->pid() == 0;
+    unread += one->reach == Neighbour::Reach::kNo;
+  }
+  std::string text = std::to_string(neighbours_.size());
+  if (hidden != 0) {
+    text += "; in another pid namespace, where procfs proves nothing: " + std::to_string(hidden);
+  }
+  if (unread != 0) text += "; whose memory cannot be read: " + std::to_string(unread);
+  return text;
 }
 
 std::vector<std::shared_ptr<Neighbour>> ShmNetwork::everybody() const {
@@ -188,7 +212,14 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   auto to = neighbour(address);
   if (!to) return to.error();
   ++(*to)->links;
-  reach(**to);
+  const auto reached = try_reach(**to);
+  // A name is used once: who does not have it now, or has it and is somebody else, stays so.
+  if (!reached &&
+      (reached.error().code == Errc::kPermission || reached.error().code == Errc::kNotFound)) {
+    --(*to)->links;
+    let_go(**to);
+    return fail(Errc::kUnreachable, reached.error().what, reached.error().native);
+  }
   const uint32_t link = next_link_++;
   links_.emplace(link, *std::move(to));
   return link;
