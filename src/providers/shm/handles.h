@@ -277,8 +277,7 @@ class ShmNetwork final : public OpenNetwork {
 
   ShmNetwork(const OpenContext& context, Cards* cards, SharedMemory front) noexcept;
   Result<void> start(const Options& options);
-  Result<void> try_reach(Neighbour& to);
-  bool reach(Neighbour& to) { return try_reach(to).has_value(); }
+  bool reach(Neighbour& to);
   void look_around();
   void look_at_events();
   void let_in();

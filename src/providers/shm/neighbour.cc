@@ -18,21 +18,20 @@ constexpr uint32_t kWaitingMax = 1u << 17;
 
 // The line out
 
-Result<void> Neighbour::connect(const Self& self) {
+bool Neighbour::connect(const Self& self) {
   auto socket = connect_to(address_);
-  if (!socket) return socket.error();
+  obstacle_ = socket ? Error{} : socket.error();
+  if (!socket) return false;
   Greeting greeting = *self.greeting;
   greeting.line = line;
   const auto head = encode(Frame(greeting));
   const int descriptors[] = {self.cards, self.front};
   // The first frame on a new socket always finds room.
-  if (send_frame(socket->get(), head, {}, descriptors) != Sent::kYes) {
-    return fail(Errc::kBusy, "shm: the greeting");
-  }
+  if (send_frame(socket->get(), head, {}, descriptors) != Sent::kYes) return false;
   out_ = *std::move(socket);
   own_front_ = self.own;
   own_front_->sent[line].fetch_add(1, std::memory_order_release);  // pairs with has_mail()
-  return {};
+  return true;
 }
 
 void Neighbour::send(const Frame& frame, std::shared_ptr<const UniqueFd> descriptor) {

@@ -34,13 +34,15 @@ class Neighbour {
 
   // The line out.
 
-  /// Connects and greets. Fails as connect_to(), and with kBusy.
+  /// Connects if it has to, and greets. False: not now.
   struct Self {
     const Greeting* greeting = nullptr;  ///< `line` is filled in
     int cards = -1, front = -1;
     Front* own = nullptr;
   };
-  Result<void> connect(const Self& self);
+  bool connect(const Self& self);
+  /// Why the last attempt failed, as connect_to() says it; kOk when it did not.
+  Error obstacle() const noexcept { return obstacle_; }
   bool connected() const noexcept { return static_cast<bool>(out_); }
   /// Behind everything that waits already. A frame that must arrive waits when there is no room;
   /// who lets thousands wait without reading any is hung up on.
@@ -136,6 +138,7 @@ class Neighbour {
   const View& find_view(uint32_t index, uint32_t generation);
 
   const Address address_;
+  Error obstacle_{};
   UniqueFd out_;
   Front* own_front_ = nullptr;
   std::deque<Waiting> pending_;

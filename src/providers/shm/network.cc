@@ -121,23 +121,21 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address)
   return made;
 }
 
-/// Makes sure of a line to it.
-Result<void> ShmNetwork::try_reach(Neighbour& to) {
-  if (to.connected()) return {};
-  if (to.gone()) return fail(Errc::kPeerLost, "shm line");
+/// Makes sure of a line to it. False: not now.
+bool ShmNetwork::reach(Neighbour& to) {
+  if (to.connected()) return true;
+  if (to.gone()) return false;
   if (to.line == Neighbour::kNoLine && free_lines_.empty()) {
-    if (next_line_ == Front::kLines) return fail(Errc::kExhausted, "shm lines");
+    if (next_line_ == Front::kLines) return false;
     free_lines_.push_back(next_line_++);
   }
   if (to.line == Neighbour::kNoLine) {
     to.line = free_lines_.back();
     free_lines_.pop_back();
   }
-  if (auto made = to.connect({&greeting_, cards_->fd(), front_.fd.get(), &front()}); !made) {
-    return made;
-  }
+  if (!to.connect({&greeting_, cards_->fd(), front_.fd.get(), &front()})) return false;
   to.flush();
-  return {};
+  return true;
 }
 
 void ShmNetwork::let_go(Neighbour& one) noexcept {
@@ -154,16 +152,14 @@ void ShmNetwork::let_go(Neighbour& one) noexcept {
 }
 
 std::string ShmNetwork::neighbours_text() const {
-  uint32_t hidden = 0, unread = 0;
+  uint32_t hidden = 0;
   for (const auto& [instance, one] : neighbours_) {
     hidden += one->cards() != nullptr && one->cards()->pid() == 0;
-    unread += one->reach == Neighbour::Reach::kNo;
   }
   std::string text = std::to_string(neighbours_.size());
   if (hidden != 0) {
     text += "; in another pid namespace, where procfs proves nothing: " + std::to_string(hidden);
   }
-  if (unread != 0) text += "; whose memory cannot be read: " + std::to_string(unread);
   return text;
 }
 
@@ -212,13 +208,13 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   auto to = neighbour(address);
   if (!to) return to.error();
   ++(*to)->links;
-  const auto reached = try_reach(**to);
+  reach(**to);
   // A name is used once: who does not have it now, or has it and is somebody else, stays so.
-  if (!reached &&
-      (reached.error().code == Errc::kPermission || reached.error().code == Errc::kNotFound)) {
+  if (const Error obstacle = (*to)->obstacle();
+      obstacle.code == Errc::kPermission || obstacle.code == Errc::kNotFound) {
     --(*to)->links;
     let_go(**to);
-    return fail(Errc::kUnreachable, reached.error().what, reached.error().native);
+    return fail(Errc::kUnreachable, obstacle.what, obstacle.native);
   }
   const uint32_t link = next_link_++;
   links_.emplace(link, *std::move(to));
