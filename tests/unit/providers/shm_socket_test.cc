@@ -4,10 +4,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -155,23 +153,6 @@ TEST_F(ShmSocket, ASweepTakesWhatDeadEnginesLeftAndNothingElse) {
   sweep(directory_ + "/nowhere");
   unlisten(at(1));
   EXPECT_EQ(files(), 4u);
-}
-
-// Between its name and its first listener a socket looks like that of a dead engine.
-TEST_F(ShmSocket, ASweepTakesNobodyWhoJustBegins) {
-  std::atomic<bool> stop{false};
-  std::thread sweeper([&] {
-    while (!stop.load()) sweep(directory_);
-  });
-  uint32_t lost = 0;
-  for (uint64_t i = 0; i < 1000; ++i) {
-    const auto listener = listen_at(at(i));
-    lost += !listener || !connect_to(at(i));
-    unlisten(at(i));
-  }
-  stop.store(true);
-  sweeper.join();
-  EXPECT_EQ(lost, 0u);
 }
 
 }  // namespace
