@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -222,6 +224,27 @@ void sender(Side& side) {
   side.until(answers);
 }
 
+/// Two engines with threads that know each other and have nothing to do.
+void idle() {
+  Engine one = need(Engine::open({.networks = {{.provider = "shm"}}}), "open");
+  Engine other = need(Engine::open({.networks = {{.provider = "shm"}}}), "open");
+  Counter counter = need(other.make_counter(), "counter");
+  MemoryRegion memory = need(other.allocate({.size_bytes = 4096}), "allocate");
+  MemoryRegion source = need(one.allocate({.size_bytes = 4096}), "allocate");
+  const Offer offer = need(one.accept(need(other.offer(memory, counter.key()), "offer")), "accept");
+  need(one.submit(Write{.source = source.at(0),
+                        .target = offer.region.at(0),
+                        .size_bytes = 4096,
+                        .imm = offer.key}),
+       "write");
+  need(counter.wait(1), "wait");
+  constexpr double kSeconds = 3;
+  const std::clock_t before = std::clock();
+  std::this_thread::sleep_for(std::chrono::duration<double>(kSeconds));
+  const double used = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  std::printf("idle, with threads: %.2f %% of a core an engine\n", used / kSeconds / 2 * 100);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -243,5 +266,6 @@ int main(int argc, char** argv) {
   sender(side);
   int status = 0;
   ::waitpid(child, &status, 0);
+  idle();
   return status == 0 ? 0 : 1;
 }

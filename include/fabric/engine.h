@@ -186,4 +186,8 @@ class FABRIC_EXPORT Engine {
 /// The library's version, "major.minor.patch".
 FABRIC_EXPORT const char* version() noexcept;
 
+/// What Network::provider may be in this build, in the order of preference. Whether it works on
+/// this machine is found out by opening it.
+FABRIC_EXPORT std::vector<std::string> providers();
+
 }  // namespace fabric

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <fabric/caps.h>
 #include <fabric/types.h>
 
 namespace fabric {
@@ -32,6 +33,7 @@ struct RailStats {
   std::string network{}, device{};
   uint32_t index = 0;  ///< in its network
   bool up = false;
+  Caps caps{};
   Traffic tx{}, rx{};
   /// What the network says of the rail, name and value: for people to read, not for programs. Names
   /// and values may change with any version.

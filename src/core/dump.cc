@@ -6,6 +6,7 @@
 #include <fabric/version.h>
 
 #include "core/core.h"
+#include "core/registry.h"
 
 // Looking in: statistics, and what is in flight, on whom it waits, for how long. Everything is
 // taken under the state lock, so that a dump is one moment.
@@ -13,6 +14,12 @@
 namespace fabric {
 
 const char* version() noexcept { return FABRIC_VERSION_STRING; }
+
+std::vector<std::string> providers() {
+  std::vector<std::string> names = core::built_providers();
+  std::erase(names, "self");  // every engine has it, so nobody asks for it
+  return names;
+}
 
 EngineStats Engine::stats() const {
   if (core_ == nullptr || core_->forked()) return {};
@@ -29,6 +36,7 @@ std::vector<RailStats> Engine::rail_stats() const {
                       .device = std::string(rail.rail->device()),
                       .index = rail.index,
                       .up = rail.up,
+                      .caps = rail.caps,
                       .tx = rail.tx,
                       .rx = rail.rx,
                       .facts = rail.rail->facts()};

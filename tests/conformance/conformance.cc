@@ -227,7 +227,8 @@ Way Conformance::way(End& from, End& to) {
   return region ? Way{*peer, *region} : Way{*peer, {}};
 }
 
-Conformance::Ghost Conformance::ghost() {
+Ghost Conformance::ghost() {
+  if (auto mute = ground_->mute(config_)) return *std::move(mute);
   auto gone = make_end(Ground::kPlaces - 1, config_);
   return {gone->engine.address(), *gone->in.region.desc()};
 }

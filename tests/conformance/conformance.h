@@ -78,6 +78,11 @@ class Trouble {
   virtual void delay_proofs(uint32_t place, Nanos by);  ///< late_proofs; zero ends it
 };
 
+/// An address and a descriptor at which nobody answers.
+struct Ghost {
+  std::vector<std::byte> address, desc;
+};
+
 /// Where the engines of a case live: their hosts, network and time.
 class Ground {
  public:
@@ -92,6 +97,9 @@ class Ground {
   /// Longer than anything takes that has no deadline.
   virtual void settle() = 0;
   virtual void each_step(std::function<void()> look) = 0;
+  /// For networks where an engine that is gone is known to be gone at once: one that is there and
+  /// never says a word. It lives as long as the ground.
+  virtual std::optional<Ghost> mute(const Config&) { return std::nullopt; }
   virtual Trouble& trouble();  ///< one that can do nothing, for grounds without any
 };
 
@@ -202,10 +210,7 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
   Way way(End& from, End& to);
   std::unique_ptr<End> make_end(uint32_t place, const Config& config);
   Block make_block(Engine& engine, uint64_t size_bytes = kBytes);
-  /// The address and a descriptor of an engine that is gone: nobody answers there.
-  struct Ghost {
-    std::vector<std::byte> address, desc;
-  };
+  /// Of an engine that nobody turns, or that is gone: nobody answers there.
   Ghost ghost();
 
   /// From a's block to the same place in b's.

@@ -126,12 +126,23 @@ struct Tally {
   uint32_t held_up = 0;  ///< rounds in which a stopped writer could not be proved
 };
 
+bool somebody_is_inside(const PeerCards& writer) {
+  for (uint32_t i = 0; i < writer.used(); ++i) {
+    if (writer.card(i).intent.load() % 2 == 1) return true;
+  }
+  return false;
+}
+
 /// One fence against a writer that is stopped before it, after it, or not at all.
 void stop_round(Owner& owner, Child& child, const PeerCards& writer, const Storm& storm, Rng& rng,
                 Tally& tally) {
   owner.open(child);
   dally(rng);
   const uint64_t when = rng.below(4);
+  // On a busy machine the thread whose turn it is may come late: mostly the storm waits for it.
+  if (rng.chance(0.8)) {
+    ASSERT_TRUE(child.await([&] { return somebody_is_inside(writer); }));
+  }
   if (when <= 1) child.stop();
   owner.revoke();
   Proof proof(writer);

@@ -16,13 +16,13 @@ namespace {
 // Some make and unmap blocks, others look up their addresses: what is found is a file that is open
 // and has the block's size, and never that of the block which has the address next.
 TEST(SharedPagesStress, APlaceIsNeverThatOfAnotherBlock) {
-  constexpr uint32_t kRounds = 400;
+  constexpr uint32_t kRounds = 2000;
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   std::array<std::atomic<void*>, 2> latest{};
   std::atomic<uint32_t> running{2};
   std::vector<std::thread> makers, lookers;
   for (uint32_t t = 0; t < 2; ++t) {
-    makers.emplace_back([&, t] {
+    const auto make = [&, t] {
       for (uint32_t round = 0; round < kRounds; ++round) {
         auto pages = SharedPages::allocate((1 + (round + t) % 3) * page, false);
         ASSERT_TRUE(pages);
@@ -31,7 +31,10 @@ TEST(SharedPagesStress, APlaceIsNeverThatOfAnotherBlock) {
         ASSERT_TRUE(place);
         EXPECT_EQ(place->block_bytes, pages->size_bytes());
       }
-      running.fetch_sub(1);
+    };
+    makers.emplace_back([&, make] {
+      make();
+      running.fetch_sub(1);  // also when it has given up
     });
   }
   std::atomic<uint64_t> seen{0};

@@ -116,15 +116,15 @@ void ShmRail::show_ring(InPath& path) {
   if (from.reach == Neighbour::Reach::kUntried) network_.find_reach(from);
   const bool known = from.reach == Neighbour::Reach::kYes || from.reach == Neighbour::Reach::kNo;
   if (path.shown || path.closing || !known) return;
-  std::vector<UniqueFd> descriptors;
-  descriptors.push_back(std::move(path.memory.fd));  // the mapping is all that this side needs
+  // The mapping is all that this side needs.
+  auto ring = std::make_shared<const UniqueFd>(std::move(path.memory.fd));
   path.shown = true;
   from.send(RingReady{.lane = path.lane,
                       .path = path.number,
                       .permit = path.permit,
                       .permit_value = path.permit_value,
                       .pulls = from.reach == Neighbour::Reach::kYes},
-            std::move(descriptors));
+            std::move(ring));
 }
 
 void ShmRail::show_rings(Neighbour& to) {
@@ -229,7 +229,7 @@ bool ShmRail::in_end_proved(InPath& path) noexcept {
   Neighbour& from = *path.from;
   if (!path.shown || from.cards() == nullptr || from.look_for_death()) return path.proved = true;
   if (!path.proof) {
-    heavy_fence();
+    if (!heavy_fence()) return false;
     path.proof.emplace(*from.cards());
   }
   if (!path.proof->proved(*from.cards(), fresh_look_)) return false;
@@ -245,7 +245,7 @@ uint32_t ShmRail::poll_in_ends(std::span<WireEvent> out) noexcept {
     // What was committed had landed.
     n += take_counts(*path, out.subspan(n));
     if (n == out.size()) break;
-    for (uint64_t at = path->orders;; ++at) {
+    for (uint64_t at = path->orders; at != path->orders + Ring::kOrders; ++at) {
       Order& order = path->ring->orders[at % Ring::kOrders];
       uint64_t word = order.word.load(std::memory_order_acquire);
       if (word >> 3 != at || word == 0) break;

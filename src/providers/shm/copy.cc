@@ -24,12 +24,12 @@ namespace fabric::shm {
 
 namespace {
 
-// Relaxed: both are for tests and benchmarks, which set them while nobody copies.
+// Relaxed: they are for tests and benchmarks, which set them while nobody copies.
 std::atomic<bool> plain_wanted{false};
 std::atomic<Move> move_wanted{Move::kBest};
 
-/// What one section looks at and stores last. Its layout is known to the assembler code: every
-/// pointer points somewhere, so that the code has no cases.
+/// What one section looks at and stores last. Every pointer points somewhere, so that the assembler
+/// code has no cases.
 struct Section {
   const uint64_t* path;
   uint64_t path_value;
@@ -90,123 +90,111 @@ bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
 // a signal between them goes on at 4:, whatever it was about to store, and from there starts again
 // with all it needs, because nothing below changes an operand. The store of the commit is the last
 // instruction: done, the section is over. The mark before 4: is how the kernel knows a handler.
-#define FABRIC_SECTION(look, copy, commit) \
-  ".pushsection __rseq_cs, \"aw\"\n"       \
-  ".balign 32\n"                           \
-  "3: .long 0, 0\n"                        \
-  ".quad 1f, 2f - 1f, 4f\n"                \
-  ".popsection\n"                          \
-  "0: leaq 3b(%%rip), %%rax\n"             \
-  "movq %%rax, %%fs:8(%[rseq])\n"          \
-  "1:\n" look copy commit                  \
-  "2:\n"                                   \
-  ".pushsection __rseq_failure, \"ax\"\n"  \
-  ".byte 0x0f, 0xb9, 0x3d\n"               \
-  ".long 0x53053053\n"                     \
-  "4: jmp 0b\n"                            \
+// clang-format off
+#define FABRIC_SECTION(copy)              \
+  ".pushsection __rseq_cs, \"aw\"\n"      \
+  ".balign 32\n"                          \
+  "3: .long 0, 0\n"                       \
+  ".quad 1f, 2f - 1f, 4f\n"               \
+  ".popsection\n"                         \
+  "0: leaq 3b(%%rip), %%rax\n"            \
+  "movq %%rax, %%fs:8(%[rseq])\n"         \
+  "1: movq %[path_value], %%rax\n"        \
+  "cmpq %%rax, (%[path])\n"               \
+  "jne %l[stale]\n"                       \
+  "movq %[key_value], %%rax\n"            \
+  "cmpq %%rax, (%[key])\n"                \
+  "jne %l[stale]\n"                       \
+  copy                                    \
+  "movq %[value], %%rax\n"                \
+  "movq %%rax, (%[word])\n"               \
+  "2:\n"                                  \
+  ".pushsection __rseq_failure, \"ax\"\n" \
+  ".byte 0x0f, 0xb9, 0x3d\n"              \
+  ".long 0x53053053\n"                    \
+  "4: jmp 0b\n"                           \
   ".popsection\n"
+// For loops that move on.
+#define FABRIC_LONG_SECTION(copy) \
+  FABRIC_SECTION(                 \
+  "movq %[target], %%rdi\n"       \
+  "movq %[source], %%rsi\n"       \
+  "movq %[bytes], %%rcx\n"        \
+  copy)
+// clang-format on
+#define FABRIC_OPERANDS                                                                       \
+  [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "rm"(section.path_value), \
+      [key] "r"(section.key), [key_value] "rm"(section.key_value), [word] "r"(section.word),  \
+      [value] "rm"(section.value), [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
+#define FABRIC_CLOBBERS \
+  "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
 static_assert(offsetof(rseq, rseq_cs) == 8 && RSEQ_SIG == 0x53053053);
 
 /// At most 128 bytes, none being some: two ends that overlap, of the largest power of two that
-/// fits. Everything in registers: here each nanosecond is seen.
+/// fits.
 [[gnu::always_inline]] inline bool small_section(std::byte* target, const std::byte* source,
                                                  uint64_t bytes, const Section& section) noexcept {
-  asm goto(
-      FABRIC_SECTION("cmpq %[path_value], (%[path])\n"
-                     "jne %l[stale]\n"
-                     "cmpq %[key_value], (%[key])\n"
-                     "jne %l[stale]\n",
-                     "cmpq $16, %[bytes]\n"
-                     "jae 5f\n"
-                     "cmpq $8, %[bytes]\n"
-                     "jae 6f\n"
-                     "cmpq $4, %[bytes]\n"
-                     "jae 7f\n"
-                     "testq %[bytes], %[bytes]\n"
-                     "jz 9f\n"
-                     "movzbl (%[source]), %%eax\n"  // 1, 2, 3: both ends and the middle
-                     "movzbl -1(%[source],%[bytes]), %%edx\n"
-                     "movb %%al, (%[target])\n"
-                     "movb %%dl, -1(%[target],%[bytes])\n"
-                     "movq %[bytes], %%rdx\n"
-                     "shrq $1, %%rdx\n"
-                     "movzbl (%[source],%%rdx), %%eax\n"
-                     "movb %%al, (%[target],%%rdx)\n"
-                     "jmp 9f\n"
-                     "7: movl (%[source]), %%eax\n"
-                     "movl -4(%[source],%[bytes]), %%edx\n"
-                     "movl %%eax, (%[target])\n"
-                     "movl %%edx, -4(%[target],%[bytes])\n"
-                     "jmp 9f\n"
-                     "6: movq (%[source]), %%rax\n"
-                     "movq -8(%[source],%[bytes]), %%rdx\n"
-                     "movq %%rax, (%[target])\n"
-                     "movq %%rdx, -8(%[target],%[bytes])\n"
-                     "jmp 9f\n"
-                     "5: movups (%[source]), %%xmm0\n"
-                     "movups -16(%[source],%[bytes]), %%xmm1\n"
-                     "cmpq $32, %[bytes]\n"
-                     "jbe 8f\n"
-                     "movups 16(%[source]), %%xmm2\n"
-                     "movups -32(%[source],%[bytes]), %%xmm3\n"
-                     "movups %%xmm2, 16(%[target])\n"
-                     "movups %%xmm3, -32(%[target],%[bytes])\n"
-                     "cmpq $64, %[bytes]\n"
-                     "jbe 8f\n"
-                     "movups 32(%[source]), %%xmm2\n"
-                     "movups -48(%[source],%[bytes]), %%xmm3\n"
-                     "movups %%xmm2, 32(%[target])\n"
-                     "movups %%xmm3, -48(%[target],%[bytes])\n"
-                     "movups 48(%[source]), %%xmm2\n"
-                     "movups -64(%[source],%[bytes]), %%xmm3\n"
-                     "movups %%xmm2, 48(%[target])\n"
-                     "movups %%xmm3, -64(%[target],%[bytes])\n"
-                     "8: movups %%xmm0, (%[target])\n"
-                     "movups %%xmm1, -16(%[target],%[bytes])\n"
-                     "9:\n",
-                     "movq %[value], (%[word])\n")
-      :
-      : [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "r"(section.path_value),
-        [key] "r"(section.key), [key_value] "r"(section.key_value), [word] "r"(section.word),
-        [value] "r"(section.value), [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
-      : "rax", "rdx", "xmm0", "xmm1", "xmm2", "xmm3", "cc", "memory"
-      : stale);
+  asm goto(FABRIC_SECTION("cmpq $16, %[bytes]\n"
+                          "jae 5f\n"
+                          "cmpq $8, %[bytes]\n"
+                          "jae 6f\n"
+                          "cmpq $4, %[bytes]\n"
+                          "jae 7f\n"
+                          "testq %[bytes], %[bytes]\n"
+                          "jz 9f\n"
+                          "movzbl (%[source]), %%eax\n"  // 1, 2, 3: both ends and the middle
+                          "movzbl -1(%[source],%[bytes]), %%edx\n"
+                          "movb %%al, (%[target])\n"
+                          "movb %%dl, -1(%[target],%[bytes])\n"
+                          "movq %[bytes], %%rdx\n"
+                          "shrq $1, %%rdx\n"
+                          "movzbl (%[source],%%rdx), %%eax\n"
+                          "movb %%al, (%[target],%%rdx)\n"
+                          "jmp 9f\n"
+                          "7: movl (%[source]), %%eax\n"
+                          "movl -4(%[source],%[bytes]), %%edx\n"
+                          "movl %%eax, (%[target])\n"
+                          "movl %%edx, -4(%[target],%[bytes])\n"
+                          "jmp 9f\n"
+                          "6: movq (%[source]), %%rax\n"
+                          "movq -8(%[source],%[bytes]), %%rdx\n"
+                          "movq %%rax, (%[target])\n"
+                          "movq %%rdx, -8(%[target],%[bytes])\n"
+                          "jmp 9f\n"
+                          "5: movups (%[source]), %%xmm0\n"
+                          "movups -16(%[source],%[bytes]), %%xmm1\n"
+                          "cmpq $32, %[bytes]\n"
+                          "jbe 8f\n"
+                          "movups 16(%[source]), %%xmm2\n"
+                          "movups -32(%[source],%[bytes]), %%xmm3\n"
+                          "movups %%xmm2, 16(%[target])\n"
+                          "movups %%xmm3, -32(%[target],%[bytes])\n"
+                          "cmpq $64, %[bytes]\n"
+                          "jbe 8f\n"
+                          "movups 32(%[source]), %%xmm2\n"
+                          "movups -48(%[source],%[bytes]), %%xmm3\n"
+                          "movups %%xmm2, 32(%[target])\n"
+                          "movups %%xmm3, -48(%[target],%[bytes])\n"
+                          "movups 48(%[source]), %%xmm2\n"
+                          "movups -64(%[source],%[bytes]), %%xmm3\n"
+                          "movups %%xmm2, 48(%[target])\n"
+                          "movups %%xmm3, -64(%[target],%[bytes])\n"
+                          "8: movups %%xmm0, (%[target])\n"
+                          "movups %%xmm1, -16(%[target],%[bytes])\n"
+                          "9:\n")
+           :
+           : FABRIC_OPERANDS
+           : "rax", "rdx", "xmm0", "xmm1", "xmm2", "xmm3", "cc", "memory"
+           : stale);
   return true;
 stale:
   return false;
 }
 
-// The same for longer ones, whose loops need the registers: the section is read through a pointer.
-#define FABRIC_LONG_SECTION(copy)    \
-  FABRIC_SECTION(                    \
-      "movq 0(%[section]), %%rax\n"  \
-      "movq 16(%[section]), %%rcx\n" \
-      "movq (%%rax), %%rax\n"        \
-      "cmpq 8(%[section]), %%rax\n"  \
-      "jne %l[stale]\n"              \
-      "movq (%%rcx), %%rcx\n"        \
-      "cmpq 24(%[section]), %%rcx\n" \
-      "jne %l[stale]\n"              \
-      "movq %[target], %%rdi\n"      \
-      "movq %[source], %%rsi\n"      \
-      "movq %[bytes], %%rcx\n",      \
-      copy,                          \
-      "movq 32(%[section]), %%rax\n" \
-      "movq 40(%[section]), %%rcx\n" \
-      "movq %%rcx, (%%rax)\n")
-#define FABRIC_OPERANDS                                                                           \
-  [rseq] "r"(__rseq_offset), [section] "r"(&section), [target] "r"(target), [source] "r"(source), \
-      [bytes] "r"(bytes)
-#define FABRIC_CLOBBERS \
-  "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
-static_assert(offsetof(Section, path) == 0 && offsetof(Section, path_value) == 8 &&
-              offsetof(Section, key) == 16 && offsetof(Section, key_value) == 24 &&
-              offsetof(Section, word) == 32 && offsetof(Section, value) == 40);
-
 /// From 128 bytes on. Both ends unaligned, and between them 128 bytes a round, aligned at the
 /// target, until the end is reached.
-bool vector_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Section& section) noexcept {
+[[gnu::always_inline]] inline bool vector_section(std::byte* target, const std::byte* source,
+                                                  uint64_t bytes, const Section& section) noexcept {
   asm goto(FABRIC_LONG_SECTION("vmovdqu (%%rsi), %%ymm0\n"
                                "vmovdqu -128(%%rsi,%%rcx), %%ymm1\n"
                                "vmovdqu -96(%%rsi,%%rcx), %%ymm2\n"
@@ -328,14 +316,19 @@ bool registered() noexcept {
   return cpu >= 0;
 }
 
-const bool has_vectors = __builtin_cpu_supports("avx2") != 0;
+bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
 
-bool restartable_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                         const Section& section, Move move) noexcept {
-  if (bytes < kSmallBytes) return repeat_section(target, source, bytes, section);  // what is left
-  if (move == Move::kStream) return stream_section(target, source, bytes, section);
-  const bool vector = move == Move::kVector || (move == Move::kBest && bytes < 4096);
-  if (vector && has_vectors) return vector_section(target, source, bytes, section);
+bool short_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                   const Section& section) noexcept {
+  if (bytes <= kSmallBytes) return small_section(target, source, bytes, section);
+  return vector_section(target, source, bytes, section);
+}
+
+bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                  const Section& section, Move move) noexcept {
+  const bool whole = bytes >= kSmallBytes;  // and not what a chunk has left
+  if (move == Move::kStream && whole) return stream_section(target, source, bytes, section);
+  if (move == Move::kVector && whole) return vector_section(target, source, bytes, section);
   return repeat_section(target, source, bytes, section);
 }
 
@@ -343,31 +336,40 @@ bool restartable_section(std::byte* target, const std::byte* source, uint64_t by
 
 bool registered() noexcept { return false; }
 void forget_section() noexcept {}
-bool small_section(std::byte* target, const std::byte* source, uint64_t bytes,
+bool has_vectors() noexcept { return false; }
+bool short_section(std::byte* target, const std::byte* source, uint64_t bytes,
                    const Section& section) noexcept {
   return plain_section(target, source, bytes, section);
 }
-bool restartable_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                         const Section& section, Move) noexcept {
+bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                  const Section& section, Move) noexcept {
   return plain_section(target, source, bytes, section);
 }
 
 #endif
 
-/// Above it a copy passes the caches of the one who writes.
-constexpr uint64_t kStreamBytes = 4u << 20;
+// The sizes at which one way overtakes another: docs/design/0010 has the measurements.
+constexpr uint64_t kRepeatBytes = 4096;
+constexpr uint64_t kStreamBytes = 16u << 20;
 
-Move best_move(uint64_t bytes) noexcept {
+Move long_move(uint64_t bytes) noexcept {
   const Move wanted = move_wanted.load(std::memory_order_relaxed);
   if (wanted != Move::kBest) return wanted;
-  return bytes >= kStreamBytes ? Move::kStream : Move::kBest;
+  return bytes < kStreamBytes ? Move::kRepeat : Move::kStream;
 }
+
+/// The longest copy that short_section() makes.
+uint64_t short_bytes_max(Move wanted) noexcept {
+  const bool vectors = wanted == Move::kBest || wanted == Move::kVector;
+  return vectors && has_vectors() ? kRepeatBytes - 1 : kSmallBytes;
+}
+std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as above
 
 [[gnu::noinline]] Stored copy_chunks(Card& card, std::byte* target, const std::byte* source,
                                      uint64_t bytes, const Guard& guard, const Commit& commit,
                                      bool fence) noexcept {
   const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // as above
-  const Move move = best_move(bytes);
+  const Move move = long_move(bytes);
   uint64_t unseen;
   Section section = section_of(guard, commit, unseen);
   uint64_t* const word = std::exchange(section.word, &unseen);
@@ -376,7 +378,7 @@ Move best_move(uint64_t bytes) noexcept {
     const uint64_t chunk = std::min(bytes, kChunkBytes);
     if (chunk == bytes) section.word = word;
     const uint32_t inside = enter(card, fence);
-    holds = restartable ? restartable_section(target, source, chunk, section, move)
+    holds = restartable ? long_section(target, source, chunk, section, move)
                         : plain_section(target, source, chunk, section);
     leave(card, inside);
     target += chunk;
@@ -396,13 +398,13 @@ Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint
   if (commit.word != nullptr) __tsan_release(commit.word);
 #endif
   const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
-  if (!restartable || bytes > kSmallBytes) {
+  if (!restartable || bytes > short_bytes.load(std::memory_order_relaxed)) {
     return copy_chunks(card, target, source, bytes, guard, commit, fence);
   }
   uint64_t unseen;
   const Section section = section_of(guard, commit, unseen);
   const uint32_t inside = enter(card, fence);
-  const bool holds = small_section(target, source, bytes, section);
+  const bool holds = short_section(target, source, bytes, section);
   leave(card, inside);
   forget_section();
   return holds ? Stored::kDone : Stored::kStale;
@@ -428,6 +430,10 @@ bool use_guard_kind(GuardKind kind) noexcept {
   return true;
 }
 
-void use_move(Move move) noexcept { move_wanted.store(move, std::memory_order_relaxed); }
+void use_move(Move move) noexcept {
+  if (move == Move::kVector && !has_vectors()) move = Move::kRepeat;
+  move_wanted.store(move, std::memory_order_relaxed);
+  short_bytes.store(short_bytes_max(move), std::memory_order_relaxed);
+}
 
 }  // namespace fabric::shm

@@ -244,6 +244,8 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
       outcome = {path.broken_by(), Remote::kNotDelivered};
     } else if (path.to->gone()) {
       outcome = {path.broken_by(), Remote::kUnknown};  // it died at it
+    } else if (path.to->left() && word != Order::word_of(position, Order::kPublished)) {
+      outcome = {path.broken_by(), Remote::kUnknown};  // it hung up at it, or wrote nonsense
     } else {
       return;
     }
@@ -272,15 +274,31 @@ uint32_t ShmRail::poll_done(std::span<WireEvent> out) noexcept {
   return n;
 }
 
+/// Whoever comes first may fill the room, so it is another path each time, and then the other kind.
+/// What is behind this in poll() keeps some room of its own.
+uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
+  if (in_.empty()) return 0;
+  const auto room = out.first(out.size() - out.size() / 4);
+  if (++first_in_ >= in_.size()) {
+    first_in_ = 0;
+    orders_first_ = !orders_first_;
+  }
+  uint32_t n = 0;
+  for (size_t i = 0, at = first_in_; i < in_.size(); ++i, at = at + 1 == in_.size() ? 0 : at + 1) {
+    InPath& path = *in_[at];
+    if (!path.live || path.ring == nullptr || path.proved) continue;
+    if (!orders_first_) n += take_counts(path, room.subspan(n));
+    if (!path.closing) n += take_orders(path, room.subspan(n));
+    if (orders_first_) n += take_counts(path, room.subspan(n));
+  }
+  return n;
+}
+
 uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
   budget_ = kTurnBytes;
   copying_ = false;
   uint32_t n = poll_done(out);
-  for (const auto& path : in_) {
-    if (!path->live || path->ring == nullptr || path->proved) continue;
-    n += take_counts(*path, out.subspan(n));
-    if (!path->closing) n += take_orders(*path, out.subspan(n));
-  }
+  n += poll_arrivals(out.subspan(n));
   if (ordered_ != 0 || waiting_ != 0) {
     for (const auto& path : out_) {
       if (!path->live) continue;
@@ -331,11 +349,7 @@ bool ShmRail::has_work() noexcept {
     const uint64_t count =
         ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
     if (count >> 32 == Ring::count_word(path->counts, 0) >> 32) return true;
-    const uint64_t order =
-        ring.orders[path->orders % Ring::kOrders].word.load(std::memory_order_acquire);
-    const bool begun = order == Order::word_of(path->orders, Order::kPublished) ||
-                       order == Order::word_of(path->orders, Order::kWithdrawn);
-    if (begun && !path->closing) return true;
+    if (has_order(*path) && !path->closing) return true;
   }
   for (const auto& path : out_) {
     if (!path->live) continue;
@@ -344,9 +358,10 @@ bool ShmRail::has_work() noexcept {
     const uint64_t at = path->orders_ended;
     const uint64_t word =
         path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
-    const bool out =
-        word == Order::word_of(at, Order::kPublished) || word == Order::word_of(at, Order::kTaken);
-    if (!out) return true;
+    // Anything but an end, nonsense included, is waited for.
+    if (word >= Order::word_of(at, Order::kDone) && word <= Order::word_of(at, Order::kWithdrawn)) {
+      return true;
+    }
   }
   return false;
 }

@@ -173,9 +173,11 @@ class ShmRail final : public Rail {
   void go_on(OutPath& path) noexcept;
   void collect_orders(OutPath& path) noexcept;
   uint32_t poll_done(std::span<WireEvent> out) noexcept;
+  uint32_t poll_arrivals(std::span<WireEvent> out) noexcept;
 
   // inbound.cc: what arrives
   uint32_t take_counts(InPath& path, std::span<WireEvent> out) noexcept;
+  static bool has_order(const InPath& path) noexcept;
   uint32_t take_orders(InPath& path, std::span<WireEvent> out) noexcept;
   struct Job;
   bool begin_job(InPath& path, uint64_t position, Job& job) noexcept;
@@ -195,7 +197,9 @@ class ShmRail final : public Rail {
   std::vector<uint32_t> out_free_;
   std::vector<std::unique_ptr<InPath>> in_;
   std::vector<uint32_t> in_free_;
-  uint32_t serial_ = 0;  ///< upper half of the ids
+  uint32_t serial_ = 0;    ///< upper half of the ids
+  uint32_t first_in_ = 0;  ///< whose turn it is to be first
+  bool orders_first_ = false;
 
   std::vector<Piece> pieces_;
   uint32_t free_piece_ = 0;
@@ -252,8 +256,11 @@ class ShmNetwork final : public OpenNetwork {
   Result<std::shared_ptr<Neighbour>> neighbour(const Address& address);
   /// Lines that neither a link nor a path needs any more are hung up.
   void let_go(Neighbour& one) noexcept;
+  std::string reach_text() const;  ///< how many neighbours' memory is read in which way
   /// Finds out how the neighbour's memory can be read. The answer may take a while.
   void find_reach(Neighbour& from);
+  /// How many there are, and what they lack.
+  std::string neighbours_text() const;
   /// Everybody who may have something of ours mapped.
   std::vector<std::shared_ptr<Neighbour>> everybody() const;
   void block_unused(uint64_t block);
@@ -279,6 +286,7 @@ class ShmNetwork final : public OpenNetwork {
   void look_at_events();
   void let_in();
   void greet(int socket);
+  void expect_mail(const std::shared_ptr<Neighbour>& from);
   uint32_t read_mail(Neighbour& from, std::span<std::byte> out);
   void handle(Neighbour& from, const Frame& frame, std::span<UniqueFd> descriptors);
   void set_timer(int64_t interval_ns) noexcept;
@@ -292,6 +300,7 @@ class ShmNetwork final : public OpenNetwork {
   Greeting greeting_{};
   std::array<std::byte, Beacon::kBytes> beacon_{};
   UniqueFd listener_, events_, timer_;
+  std::shared_ptr<const UniqueFd> own_memory_;  ///< for those who cannot read it otherwise
   int64_t timer_ns_ = 0;
   std::vector<std::unique_ptr<ShmRail>> rails_;
 

@@ -75,7 +75,8 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
       {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}, target, job.size_bytes);
   const bool outside =
       job.bounced && (source > Ring::kBounceBytes || job.size_bytes > Ring::kBounceBytes - source);
-  if (place == nullptr || outside || path.fetched > job.size_bytes) {
+  // Nothing is left only of an order for nothing, or one that was changed behind our look.
+  if (place == nullptr || outside || path.fetched >= job.size_bytes) {
     job.end = Order::kRefused;
     return true;
   }
@@ -93,7 +94,16 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
   return true;
 }
 
+bool ShmRail::has_order(const InPath& path) noexcept {
+  const Order& order = path.ring->orders[path.orders % Ring::kOrders];
+  const uint64_t word = order.word.load(std::memory_order_relaxed);  // begin_job() looks properly
+  return word == Order::word_of(path.orders, Order::kPublished) ||
+         word == Order::word_of(path.orders, Order::kTaken) ||
+         word == Order::word_of(path.orders, Order::kWithdrawn);
+}
+
 uint32_t ShmRail::take_orders(InPath& path, std::span<WireEvent> out) noexcept {
+  if (!has_order(path)) return 0;  // before the room for many is made
   std::array<Job, kJobsMax> jobs;
   std::array<Stretch, kJobsMax> stretches;
   uint32_t n = 0;

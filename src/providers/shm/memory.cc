@@ -33,15 +33,20 @@ Result<uint64_t> ShmRail::import_key(std::span<const std::byte> wire_key) {
 
 /// Who may be storing under a key that was just taken back.
 void ShmRail::begin_fences() noexcept {
+  const auto everybody = network_.everybody();
   std::vector<Revoked> revoked;
   {
     const std::lock_guard lock(revoked_mutex_);
     revoked.swap(revoked_);
     revoked_count_.store(0, std::memory_order_relaxed);
   }
-  const auto everybody = network_.everybody();
-  // One for all keys and all neighbours.
-  if (!everybody.empty()) heavy_fence();
+  // One for all keys and all neighbours. Refused: they wait in quarantine for a better day.
+  if (!everybody.empty() && !heavy_fence()) {
+    const std::lock_guard lock(revoked_mutex_);
+    revoked_.insert(revoked_.begin(), revoked.begin(), revoked.end());
+    revoked_count_.store(static_cast<uint32_t>(revoked_.size()), std::memory_order_relaxed);
+    return;
+  }
   for (const Revoked& one : revoked) {
     Fence fence{.key = one.key, .cookie = one.cookie};
     for (const auto& neighbour : everybody) {

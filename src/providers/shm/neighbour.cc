@@ -1,6 +1,7 @@
 #include "providers/shm/neighbour.h"
 
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,10 +11,16 @@
 
 namespace fabric::shm {
 
+namespace {
+// More than any number of paths and blocks that are shown at once.
+constexpr uint32_t kWaitingMax = 1u << 17;
+}  // namespace
+
 // The line out
 
 bool Neighbour::connect(const Self& self) {
   auto socket = connect_to(address_);
+  obstacle_ = socket ? Error{} : socket.error();
   if (!socket) {
     // Who listened before anybody knew its address, and listens no more, has closed or died.
     const int32_t why = socket.error().native;
@@ -32,17 +39,18 @@ bool Neighbour::connect(const Self& self) {
   return true;
 }
 
-void Neighbour::send(Frame frame, std::vector<UniqueFd> descriptors) {
-  pending_.push_back({encode(frame), std::move(descriptors)});
+void Neighbour::send(const Frame& frame, std::shared_ptr<const UniqueFd> descriptor) {
+  if (pending_.size() == kWaitingMax) hang_up();
+  pending_.push_back({encode(frame), std::move(descriptor)});
   flush();
 }
 
 bool Neighbour::flush() {
   while (out_ && !pending_.empty()) {
     const Waiting& next = pending_.front();
-    std::vector<int> raw;
-    for (const UniqueFd& one : next.descriptors) raw.push_back(one.get());
-    const Sent sent = send_frame(out_.get(), next.head, {}, raw);
+    const int raw = next.descriptor == nullptr ? -1 : next.descriptor->get();
+    const Sent sent =
+        send_frame(out_.get(), next.head, {}, std::span(&raw, next.descriptor == nullptr ? 0 : 1));
     if (sent == Sent::kFull) return false;
     if (sent == Sent::kBroken) {
       hang_up();
@@ -94,13 +102,20 @@ void Neighbour::wake_if_asleep() noexcept {
 Result<void> Neighbour::greeted(UniqueFd socket, const Greeting& greeting, Credentials who,
                                 std::span<UniqueFd> descriptors) {
   if (greeting.line >= Front::kLines) return fail(Errc::kBadFormat, "shm line");
+  if (gone_) return fail(Errc::kPeerLost, "shm line");
+  struct stat file {};
+  if (::fstat(descriptors[1].get(), &file) != 0) return fail(Errc::kBadFormat, "shm line", errno);
   // The second line of an instance shows what the first one has shown; paths point into that.
+  if (front_ && file.st_ino != front_file_) {
+    return fail(Errc::kPermission, "shm: a line of somebody else");
+  }
   if (!front_) {
     auto front = map_foreign(descriptors[1].get(), sizeof(Front), Peers::kMayRead);
     if (!front) return front.error();
     auto cards = PeerCards::map(std::move(descriptors[0]), who.pid);
     if (!cards) return cards.error();
     front_ = *std::move(front);
+    front_file_ = file.st_ino;
     cards_ = *std::move(cards);
     process_.reset(who.pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, who.pid, 0)) : -1);
     gone_ = who.pid > 0 && !process_ && errno == ESRCH;  // it died with its greeting in the socket
@@ -160,7 +175,7 @@ const Neighbour::View& Neighbour::find_view(uint32_t index, uint32_t generation)
   } else if (unusable_.contains(block)) {
     return none_;
   } else {
-    if (asked_.insert(block).second) send(NeedBlock{block}, {});
+    if (asked_.insert(block).second) send(NeedBlock{block});
     none_ = {.way = View::Way::kAsked};
     return none_;
   }

@@ -41,9 +41,12 @@ class Neighbour {
     Front* own = nullptr;
   };
   bool connect(const Self& self);
+  /// Why the last attempt failed, as connect_to() says it; kOk when it did not.
+  Error obstacle() const noexcept { return obstacle_; }
   bool connected() const noexcept { return static_cast<bool>(out_); }
-  /// Behind everything that waits already. A frame that must arrive waits when there is no room.
-  void send(Frame frame, std::vector<UniqueFd> descriptors);
+  /// Behind everything that waits already. A frame that must arrive waits when there is no room;
+  /// who lets thousands wait without reading any is hung up on.
+  void send(const Frame& frame, std::shared_ptr<const UniqueFd> descriptor = nullptr);
   /// At once, and only when nothing waits. False: no room.
   bool send_now(std::span<const std::byte> head, std::span<const std::byte> rest);
   bool flush();  ///< false: something still waits
@@ -56,7 +59,8 @@ class Neighbour {
 
   // The line in.
 
-  /// Its greeting. Fails with kBadFormat, kExhausted.
+  /// Its greeting. Fails with kBadFormat, kExhausted, kPermission (somebody who uses its name),
+  /// kPeerLost.
   Result<void> greeted(UniqueFd socket, const Greeting& greeting, Credentials who,
                        std::span<UniqueFd> descriptors);
   int in() const noexcept { return in_.get(); }
@@ -70,6 +74,8 @@ class Neighbour {
     seen_ = sent;
     return true;
   }
+  /// Not everything was read: the next has_mail() says so.
+  void look_again() noexcept { --seen_; }
   void line_ended() noexcept { in_.reset(); }
   /// It was here and has hung up: it has no path to or from here any more.
   bool left() const noexcept { return front_ && !in_; }
@@ -122,22 +128,25 @@ class Neighbour {
   Beacon beacon{};
 
   std::set<uint64_t> shown{};  ///< own blocks whose descriptor it got
+  bool has_pages = false;      ///< it ever got one: it may be storing, and fences ask it
+  bool expected = false;       ///< its line is among those that are read next
   /// Paths of it that ended here, by lane and number, so that a late copy of the hello is known.
   std::set<std::pair<uint32_t, uint32_t>> ended{};
   static constexpr uint32_t kNoLine = UINT32_MAX;
   uint32_t line = kNoLine;  ///< place of the line out in the own Front::sent
   uint32_t links = 0;
-  uint32_t paths = 0;  ///< in both directions
+  uint32_t paths = 0;    ///< in both directions
   bool mourned = false;  ///< its links were told that it is over
 
  private:
   struct Waiting {
     std::vector<std::byte> head;
-    std::vector<UniqueFd> descriptors;
+    std::shared_ptr<const UniqueFd> descriptor;  ///< shared: the same pages may wait many times
   };
   const View& find_view(uint32_t index, uint32_t generation);
 
   const Address address_;
+  Error obstacle_{};
   UniqueFd out_;
   Front* own_front_ = nullptr;
   std::deque<Waiting> pending_;
@@ -147,6 +156,7 @@ class Neighbour {
   UniqueFd process_;  ///< a pidfd; none where it cannot be had
   std::unique_ptr<PeerCards> cards_;
   Mapping front_;
+  uint64_t front_file_ = 0;  ///< its inode: a second line must show the same
   uint32_t their_line_ = 0;
   uint32_t seen_ = 0;
   bool needs_fence_ = true;

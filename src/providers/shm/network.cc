@@ -16,11 +16,14 @@ namespace fabric::shm {
 
 namespace {
 
-constexpr uint32_t kCallsPerLook = 16;        // the clock is read this often
-constexpr int64_t kLookNs = 1'000'000;        // what no memory shows: sockets, deaths
-constexpr int64_t kSleepNs = 20'000'000;      // a dead neighbour is noticed in 50 ms by a sleeper
-constexpr int64_t kProofSleepNs = 1'000'000;  // while somebody waits for a proof
+constexpr uint32_t kCallsPerLook = 16;    // the clock is read this often
+constexpr int64_t kLookNs = 1'000'000;    // what no memory shows: sockets, deaths
+constexpr int64_t kSleepNs = 10'000'000;  // a sleeper notices a death in 50 ms, busy CPUs or not
+constexpr int64_t kBriefSleepNs = 1'000'000;  // while somebody waits for a proof
 constexpr uint32_t kStrangersMax = 256;
+// What one call does for whoever never stops: then it is the others' turn.
+constexpr uint32_t kFramesPerCall = 64;
+constexpr uint32_t kLetInPerLook = 64;
 constexpr uint32_t kNeighboursMax = 60'000;
 constexpr uint32_t kEventsMax = 64;
 
@@ -92,11 +95,19 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(std::span<const std::by
 }
 
 Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address) {
-  if (address.host != address_.host) return fail(Errc::kUnreachable, "shm: another host");
-  if (address.user != address_.user) return fail(Errc::kUnreachable, "shm: another user");
-  if (address.directory.empty() && address.net_namespace != address_.net_namespace) {
+  if (address.host != address_.host) {
+    return fail(Errc::kUnreachable, "shm: the peer is on another host");
+  }
+  if (address.user != address_.user) {
+    return fail(Errc::kUnreachable, "shm: the peer runs as another user");
+  }
+  // Names without a directory exist in one network namespace only, and each side has to find the
+  // other's.
+  if ((address.directory.empty() || address_.directory.empty()) &&
+      address.net_namespace != address_.net_namespace) {
     return fail(Errc::kUnreachable,
-                "shm: another network namespace; share a directory (networks.devices)");
+                "shm: the peer is in another network namespace: give both of them a directory that "
+                "they share (Network::devices)");
   }
   if (address.instance == address_.instance) return fail(Errc::kUnreachable, "shm: itself");
   const auto known = neighbours_.find(address.instance);
@@ -140,17 +151,29 @@ void ShmNetwork::let_go(Neighbour& one) noexcept {
   if (one.in() < 0) neighbours_.erase(one.address().instance);
 }
 
+std::string ShmNetwork::neighbours_text() const {
+  uint32_t hidden = 0;
+  for (const auto& [instance, one] : neighbours_) {
+    hidden += one->cards() != nullptr && one->cards()->pid() == 0;
+  }
+  std::string text = std::to_string(neighbours_.size());
+  if (hidden != 0) {
+    text += "; in another pid namespace, where procfs proves nothing: " + std::to_string(hidden);
+  }
+  return text;
+}
+
 std::vector<std::shared_ptr<Neighbour>> ShmNetwork::everybody() const {
   std::vector<std::shared_ptr<Neighbour>> all;
   for (const auto& [instance, one] : neighbours_) {
-    if (one->cards() != nullptr && !one->gone()) all.push_back(one);
+    if (one->cards() != nullptr && one->has_pages && !one->gone()) all.push_back(one);
   }
   return all;
 }
 
 void ShmNetwork::block_unused(uint64_t block) {
   for (const auto& [instance, one] : neighbours_) {
-    if (one->shown.erase(block) != 0) one->send(BlockGone{block}, {});
+    if (one->shown.erase(block) != 0) one->send(BlockGone{block});
   }
 }
 
@@ -175,8 +198,19 @@ void ShmNetwork::find_reach(Neighbour& from) {
   } else {
     from.reach = Neighbour::Reach::kAsked;
     reach(from);
-    from.send(NeedMemory{}, {});
+    from.send(NeedMemory{});
   }
+}
+
+std::string ShmNetwork::reach_text() const {
+  uint32_t process = 0, file = 0, bounced = 0;
+  for (const auto& [instance, one] : neighbours_) {
+    process += one->puller().way() == Puller::Way::kProcess;
+    file += one->puller().way() == Puller::Way::kMemFile;
+    bounced += one->reach == Neighbour::Reach::kNo;
+  }
+  return "process_vm_readv from " + std::to_string(process) + ", memory file from " +
+         std::to_string(file) + ", bounced by " + std::to_string(bounced);
 }
 
 // Links
@@ -186,6 +220,13 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   if (!to) return to.error();
   ++(*to)->links;
   reach(**to);
+  // A name is used once: who does not have it now, or has it and is somebody else, stays so.
+  if (const Error obstacle = (*to)->obstacle();
+      obstacle.code == Errc::kPermission || obstacle.code == Errc::kNotFound) {
+    --(*to)->links;
+    let_go(**to);
+    return fail(Errc::kUnreachable, obstacle.what, obstacle.native);
+  }
   const uint32_t link = next_link_++;
   if ((*to)->mourned) lost_.push_back(link);
   links_.emplace(link, *std::move(to));
@@ -224,23 +265,33 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
   }
   if (mail_.empty()) {
     for (const auto& [instance, one] : neighbours_) {
-      if (one->has_mail()) mail_.push_back(one);
+      if (one->has_mail()) expect_mail(one);
     }
   }
   while (!mail_.empty()) {
     const std::shared_ptr<Neighbour> from = std::move(mail_.front());
     mail_.pop_front();
+    from->expected = false;
     const uint32_t size = read_mail(*from, out);
     if (size == 0) continue;
-    mail_.push_back(from);  // to the end: one that talks much does not keep the others waiting
+    expect_mail(from);  // at the end: one that talks much does not keep the others waiting
     return size;
   }
   return 0;
 }
 
-/// The next datagram of a line; what comes before it is acted on. 0: the line is empty.
+void ShmNetwork::expect_mail(const std::shared_ptr<Neighbour>& from) {
+  if (!std::exchange(from->expected, true)) mail_.push_back(from);
+}
+
+/// The next datagram of a line; what comes before it is acted on. 0: the line is empty, or it was
+/// the others' turn.
 uint32_t ShmNetwork::read_mail(Neighbour& from, std::span<std::byte> out) {
-  while (from.in() >= 0) {
+  for (uint32_t frames = 0; from.in() >= 0; ++frames) {
+    if (frames == kFramesPerCall) {
+      from.look_again();
+      return 0;
+    }
     const int socket = from.in();
     Received received = receive_frame(socket, buffer_);
     if (received.kind == Received::Kind::kNothing) return 0;
@@ -276,24 +327,24 @@ void ShmNetwork::handle(Neighbour& from, const Frame& frame, std::span<UniqueFd>
     }
   } else if (const auto* need = std::get_if<NeedBlock>(&frame)) {
     const SharedPages::Place place = keys_.block(need->block);
-    std::vector<UniqueFd> passed;
     if (place.file != nullptr) {
-      UniqueFd copy(::dup(place.file->get()));
-      if (copy) passed.push_back(std::move(copy));
+      from.shown.insert(need->block);
+      from.has_pages = true;
     }
-    if (!passed.empty()) from.shown.insert(need->block);
     reach(from);
-    from.send(Block{need->block, place.block_bytes}, std::move(passed));
+    from.send(Block{need->block, place.block_bytes}, place.file);
   } else if (const auto* block = std::get_if<Block>(&frame)) {
     from.block_came(*block, std::move(descriptors[0]));
   } else if (const auto* gone = std::get_if<BlockGone>(&frame)) {
     from.block_gone(gone->block);
   } else if (std::holds_alternative<NeedMemory>(frame)) {
-    std::vector<UniqueFd> passed;
-    UniqueFd memory = open_own_memory();
-    if (memory) passed.push_back(std::move(memory));
+    if (own_memory_ == nullptr) {
+      if (UniqueFd memory = open_own_memory()) {
+        own_memory_ = std::make_shared<const UniqueFd>(std::move(memory));
+      }
+    }
     reach(from);
-    from.send(OwnMemory{}, std::move(passed));
+    from.send(OwnMemory{}, own_memory_);
   } else if (std::holds_alternative<OwnMemory>(frame)) {
     if (from.reach != Neighbour::Reach::kAsked) return;
     const bool yes =
@@ -341,7 +392,7 @@ void ShmNetwork::look_at_events() {
       (void)!::read(socket, &ticks, sizeof(ticks));  // it only has to stop being readable
     } else if (const auto line = by_socket_.find(socket); line != by_socket_.end()) {
       const auto from = neighbours_.find(line->second);
-      if (from != neighbours_.end()) mail_.push_back(from->second);
+      if (from != neighbours_.end()) expect_mail(from->second);
     } else if (strangers_.contains(socket)) {
       greet(socket);
     }
@@ -349,7 +400,7 @@ void ShmNetwork::look_at_events() {
 }
 
 void ShmNetwork::let_in() {
-  for (;;) {
+  for (uint32_t i = 0; i < kLetInPerLook; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
     const auto who = credentials(socket.get());
@@ -376,13 +427,14 @@ void ShmNetwork::greet(int socket) {
   const auto& greeting = std::get<Greeting>(*frame);
   const auto from = neighbour(greeting.from);
   if (!from) return;
-  if ((*from)->in() >= 0) by_socket_.erase((*from)->in());
+  const int before = (*from)->in();
   if (!(*from)->greeted(std::move(one.socket), greeting, one.who, received.descriptors)) {
     let_go(**from);
     return;
   }
+  by_socket_.erase(before);
   by_socket_[socket] = greeting.from.instance;
-  mail_.push_back(*from);
+  expect_mail(*from);
   for (const auto& rail : rails_) rail->show_rings(**from);
 }
 
@@ -414,11 +466,13 @@ bool ShmNetwork::arm() noexcept {
   const uint64_t bell = own.bell.load(std::memory_order_relaxed);
   if ((bell & 1) == 0) own.bell.store(bell + 1, std::memory_order_relaxed);  // ordered by the fence
   // Whoever publishes from here on sees the bell, or the look behind sees what was published.
-  if (!neighbours_.empty()) heavy_fence();
+  const bool fenced = neighbours_.empty() || heavy_fence();
   if (work()) return false;
   const bool proofs = std::any_of(rails_.begin(), rails_.end(),
                                   [](const auto& rail) { return rail->has_proofs_awaited(); });
-  set_timer(neighbours_.empty() ? 0 : proofs ? kProofSleepNs : kSleepNs);
+  // Without the fence a wake may be missed: the sleep is short then.
+  const bool brief = proofs || !fenced;
+  set_timer(neighbours_.empty() ? 0 : brief ? kBriefSleepNs : kSleepNs);
   return true;
 }
 

@@ -1,11 +1,11 @@
 #include "providers/shm/pull.h"
 
-#include <atomic>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+#include <atomic>
 
 #include <algorithm>
 #include <cerrno>

@@ -36,10 +36,12 @@ ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
 
 std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
   std::vector<std::pair<std::string, std::string>> facts{{"fence", fence_text()}};
+  facts.emplace_back("other memory", network_.reach_text());
   constexpr const char* kNames[] = {"idle", "ended", "dead", "switched", "off the cpu"};
   for (size_t i = 0; i < proved_by_.size(); ++i) {
     facts.emplace_back(std::string("fences proved: ") + kNames[i], std::to_string(proved_by_[i]));
   }
+  facts.emplace_back("neighbours", network_.neighbours_text());
   return facts;
 }
 
