@@ -135,11 +135,10 @@ void Member::round_arrived(Link& link, const Op& op, const Event& event) {
   if (in == nullptr) return broken("a round of an unknown plot");
   in->expectation = {};
   if (event.code != Errc::kOk) {
-    // A cut write of which one half arrived before its writer was shut out spoils the key.
-    const bool ending = in != &link.in || link.fence_asked || link.lost;
-    const bool excused =
-        event.code == Errc::kPeerLost ||
-        (ending && (event.code == Errc::kCancelled || event.code == Errc::kAborted));
+    // A cut write of which one half arrived before the session was ended spoils the key. When
+    // nobody ends the session, no round comes either, and the referee notices.
+    const bool excused = event.code == Errc::kPeerLost || event.code == Errc::kAborted ||
+                         (event.code == Errc::kCancelled && in != &link.in);
     if (!excused) {
       broken("a round ended with " + std::string(to_string(event.code)) + ", " + text_of(in->id));
     }
