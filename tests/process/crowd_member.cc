@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 constexpr uint16_t kChannel = 1;
 constexpr uint64_t kPeerTag = 0;
 /// Long enough for a proof, and half of it is the grace of a peer that does not answer.
-constexpr auto kFenceTimeout = 600ms;
+constexpr auto kFenceTimeout = 400ms;
 constexpr size_t kGravesMax = 6;
 
 std::string text_of(const Party& party) {

@@ -12,7 +12,7 @@ namespace fabric::crowd {
 namespace {
 
 /// Half of it is the grace of a writer that does not answer.
-constexpr std::chrono::milliseconds kRevokeTimeout(800);
+constexpr std::chrono::milliseconds kRevokeTimeout(400);
 
 std::string text_of(const PlotId& plot) {
   return "plot " + std::to_string(plot.number) + " of " + std::to_string(plot.owner.slot) + "." +

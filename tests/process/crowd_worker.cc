@@ -28,7 +28,7 @@ Config config_of(const Party& self, uint64_t lanes, Member::Log& log) {
   }
   config.app_info = std::to_string(self.slot) + " " + std::to_string(self.life);
   // A stop is news soon, and never a loss: whoever is lost in these tests has died.
-  config.peer_timeout = 400ms;
+  config.peer_timeout = 250ms;
   config.lost_timeout = 120s;
   config.spin = 20us;  // there are more processes than cores
   config.log_sink = log.sink();
