@@ -115,7 +115,7 @@ std::vector<std::pair<std::string, bool>> abilities_of(const Caps& caps) {
 
 void print_rail(const RailStats& rail) {
   const auto line = [](std::string_view name, const auto& value) {
-    fmt::print("      {:<20} {}\n", name, value);
+    fmt::print("      {:<24} {}\n", name, value);
   };
   std::vector<std::string> abilities;
   for (const auto& [name, has] : abilities_of(rail.caps)) {
