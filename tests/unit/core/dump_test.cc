@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,7 @@ using namespace std::chrono_literals;
 using nlohmann::json;
 using testing::Contains;
 using testing::HasSubstr;
+using testing::Not;
 using testing::Pair;
 
 class Dump : public testing::Test {
@@ -71,6 +73,27 @@ TEST_F(Dump, RepeatsWhatARailSaysOfItself) {
   ASSERT_EQ(rails.size(), 3u);
   EXPECT_THAT(rails[1].facts, Contains(Pair("fence", "Local")));
   EXPECT_TRUE(rails[2].facts.empty());
+}
+
+TEST_F(Dump, HasTheCapabilitiesOfEachRail) {
+  const auto rails = a.rail_stats();
+  ASSERT_EQ(rails.size(), 3u);
+  EXPECT_TRUE(rails[0].caps.exact_replay);
+  EXPECT_EQ(rails[0].caps.fence, FenceKind::kLocal);
+  EXPECT_GT(rails[0].caps.queue_depth, 0u);
+  EXPECT_TRUE(rails[2].caps.cpu_copy) << "the own address is served by a copy";
+  EXPECT_FALSE(rails[0].caps.cpu_copy);
+}
+
+TEST(Providers, AreWhatANetworkMayAskFor) {
+  const std::vector<std::string> all = providers();
+  EXPECT_THAT(all, Contains("sim"));
+  EXPECT_THAT(all, Not(Contains("self"))) << "no engine may ask for it";
+  for (const std::string& provider : all) {
+    const auto engine = Engine::open({.networks = {{.provider = provider}}});
+    // It may not work on this machine; then it says so itself.
+    EXPECT_STRNE(engine.error().what, "networks.provider") << provider << " is not in this build";
+  }
 }
 
 TEST_F(Dump, ShowsWhatAWriteWaitsForAndForHowLong) {
