@@ -129,7 +129,7 @@ Card* Cards::take(uint32_t among) noexcept {
     }
     // The key first: a card that is not given back would look like the death of the process.
     if (pthread_setspecific(end_of_thread, &card) != 0 || !init_robust(card.alive) ||
-        pthread_mutex_lock(&card.alive) != 0) {
+        pthread_mutex_trylock(&card.alive) != 0) {   // it is free: nobody ever waits for one
       card.tid.store(0, std::memory_order_release);  // as in give_back()
       return nullptr;
     }

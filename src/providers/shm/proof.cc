@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <optional>
@@ -18,6 +19,9 @@
 namespace fabric::shm {
 
 namespace {
+
+// Relaxed: for tests, which set it while nobody copies.
+std::atomic<bool> without_parts{false};
 
 long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }
 
@@ -103,7 +107,7 @@ bool procfs_is_ours() noexcept {
 }  // namespace
 
 const FenceParts& fence_parts() noexcept {
-  static const FenceParts parts = [] {
+  static const FenceParts found = [] {
     constexpr long kNeeded =
         MEMBARRIER_CMD_GLOBAL_EXPEDITED | MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED;
     const long has = membarrier(MEMBARRIER_CMD_QUERY);
@@ -111,7 +115,12 @@ const FenceParts& fence_parts() noexcept {
                                     membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0,
                       .procfs = procfs_is_ours()};
   }();
-  return parts;
+  static constexpr FenceParts kNothing{};
+  return without_parts.load(std::memory_order_relaxed) ? kNothing : found;
+}
+
+void do_without_parts(bool without) noexcept {
+  without_parts.store(without, std::memory_order_relaxed);
 }
 
 void register_fences() noexcept {

@@ -24,7 +24,9 @@ void register_fences() noexcept;
 /// After it everything that writers stored before is visible here and they see what was stored here
 /// before: membarrier, or nothing but a fence when writers pay for their own. False: it is refused
 /// (a seccomp filter of later), and no proof may begin.
-bool heavy_fence() noexcept;
+[[nodiscard]] bool heavy_fence() noexcept;
+/// For tests: as on a machine that lacks them.
+void do_without_parts(bool without) noexcept;
 
 /// Everybody of one peer process who may have been inside a section when the permit changed.
 ///
