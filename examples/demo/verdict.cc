@@ -101,16 +101,17 @@ class Verdict {
       why += "; " + receiver->name + ":";
       const auto add = [&](const auto& codes, const char* how) {
         for (const auto& [code, count] : codes) {
-          why += " " + std::to_string(count) + " " + how + to_string(code);
+          why += (why.ends_with(":") ? " " : ", ") + std::to_string(count) + " " + how;
+          why += to_string(code);
           only_the_killed = only_the_killed && receiver->killed && code == Errc::kPeerLost;
         }
       };
       add(figures.ended, "");
-      add(figures.refused, "refused with ");
+      add(figures.refused, "refused: ");
     }
     const uint64_t accepted = stage_.operations_accepted(), ended = stage_.operations_ended();
     check(accepted == ended && ended > failed && only_the_killed,
-          "ends     %llu operations, %llu ended, %llu of them well%s", ull{accepted}, ull{ended},
+          "ends     %llu of %llu operations, %llu well%s", ull{ended}, ull{accepted},
           ull{ended - failed}, why.c_str());
   }
 
@@ -156,7 +157,7 @@ class Verdict {
       if (under_way && sample.counted_ns >= plot_.continue_ns) ++late;
     }
     check(figures.failures() == 0 && late > 0 && plot_.stalled_ns > plot_.stop_ns,
-          "stopped  %s for %.2f s: stalled after %.2f s, back %.1f ms after SIGCONT; "
+          "stopped  %s %.2f s: stalled after %.2f s, back %.1f ms after SIGCONT; "
           "%llu late, %llu failed",
           receiver.name.c_str(), millis(plot_.continue_ns - plot_.stop_ns) / 1e3,
           millis(plot_.stalled_ns - plot_.stop_ns) / 1e3, millis(plot_.back_ns - plot_.continue_ns),

@@ -18,10 +18,10 @@ foreach(line
         "\ndecode-2 +[0-9]+ lost "
         "\n.ok. bytes    [0-9.]+ GB in [0-9]+ prompts, every byte looked at, 0 pages wrong\n"
         "\n.ok. counts   [0-9]+ expected, [0-9]+ seen, 0 too many\n"
-        "\n.ok. ends     [0-9]+ operations, [0-9]+ ended, .* decode-2: [0-9]+ PeerLost"
+        "\n.ok. ends     [0-9]+ of [0-9]+ operations, [0-9]+ well; decode-2: [0-9]+ PeerLost"
         "\n.ok. killed   decode-2: lost "
         "\n.ok. joined   decode-3: "
-        "\n.ok. stopped  decode-1 for [0-9.]+ s: stalled after "
+        "\n.ok. stopped  decode-1 [0-9.]+ s: stalled after "
         "\n.ok. flat out "
         "\n.ok. after    every process has ended; 0 new files in /dev/shm\n"
         "\nverdict: everything holds\n$")
