@@ -96,7 +96,8 @@ struct Peer : SlotHead {
   };
   std::vector<Link> links{};  ///< in the local order of networks
   uint32_t link_in_use = 0;
-  std::vector<int> section_of{};  ///< per local network: index in remote.networks, or -1
+  std::vector<int> section_of{};       ///< per local network: index in remote.networks, or -1
+  std::vector<const char*> no_link{};  ///< per local network: why it does not reach there, or null
 
   Timer timer{};
   int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;

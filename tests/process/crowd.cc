@@ -101,6 +101,7 @@ void Referee::start(uint32_t slot) {
   const UniqueFd there(ends[1]);
   Worker worker;
   worker.party = {slot, ++lives_[slot]};
+  for (auto& pair : board_->pair[slot]) pair.long_writes.store(0);
   worker.loop = kLoops[rng_.below(3)];
   // The copies have no CLOEXEC, so that they are the two that the program finds open.
   const UniqueFd line = plain_copy(there), board = plain_copy(board_fd_);
@@ -200,6 +201,14 @@ void Referee::linger(uint64_t us) {
   while (monotonic_ns() < until_ns) {
     if (until_ns - monotonic_ns() > 2'000'000) pump(1);
   }
+}
+
+void Referee::aim(uint32_t writer, uint32_t owner) {
+  constexpr int64_t kAimNs = 10'000'000;  // most rounds are short; one in four is not
+  const auto& writes = board_->pair[writer][owner].long_writes;
+  const int64_t until_ns = monotonic_ns() + kAimNs;
+  while (writes.load() == 0 && monotonic_ns() < until_ns) continue;
+  linger(rng_.below(150));
 }
 
 // Waiting

@@ -74,6 +74,7 @@ class Member {
     PeerId peer{};
     uint32_t plot = 0;    ///< its number
     uint64_t counts = 0;  ///< of a write: how many it adds
+    bool long_write = false;
   };
   struct Inbound {
     PlotId id{};
@@ -178,6 +179,7 @@ class Member {
   void new_plot(Link& link, const Note& note, std::span<const std::byte> desc);
   void advance_outbound(Link& link);
   void write_round(Link& link);
+  std::atomic<uint64_t>& long_writes(const Link& link);
   void write_ended(Link& link, const Op& op, const Event& event);
   void await_go(Link& link);
   void send_goes(Link& link);

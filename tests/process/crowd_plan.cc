@@ -24,12 +24,14 @@ constexpr uint64_t word(uint64_t name, uint64_t index) noexcept {
 
 void draw_singles(Rng& rng, Round& round, uint64_t plot_bytes) {
   struct Shape {
-    uint64_t pieces, least, most;
+    uint64_t pieces, least, most, repeats;
   };
-  // The longest has two of half the memory: a process then dies within one most of the time.
-  const Shape shapes[] = {{16, 8, 256}, {8, 1024, 32 << 10}, {2, plot_bytes / 8, plot_bytes / 2}};
+  // In the longest a process dies or stops in the middle of a copy most of the time.
+  const Shape shapes[] = {
+      {16, 8, 256, 1}, {8, 1024, 32 << 10, 2}, {2, plot_bytes / 8, plot_bytes / 2, 12}};
   const Shape& shape = shapes[rng.below(std::size(shapes))];
   round.uncut = shape.most <= (32 << 10) || rng.chance(0.5);
+  round.repeats = static_cast<uint32_t>(rng.between(1, shape.repeats));
   uint64_t at = rng.below(64);
   for (uint64_t n = rng.between(1, shape.pieces); n > 0; --n) {
     // Every second one has an odd size and the next begins at an odd place.

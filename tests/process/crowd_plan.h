@@ -37,10 +37,14 @@ struct Piece {
 
 struct Round {
   std::vector<Piece> pieces{};
+  /// How often each piece is written, the same bytes each time: so that the members are busy with
+  /// copies more than with looking at them.
+  uint32_t repeats = 1;
   bool uncut = false;  ///< no piece is cut over lanes, so each is counted exactly when it is whole
   /// Not empty: all pieces go as the pages of one request.
   std::vector<uint32_t> source_pages{}, target_pages{};
   uint64_t page_bytes = 0, stride_bytes = 0;
+  uint64_t counts() const noexcept { return pieces.size() * repeats; }
 };
 
 /// The same for everybody who asks. Pieces do not touch each other: guards fit in between.
@@ -66,6 +70,7 @@ struct Board {
     std::atomic<uint64_t> plot[kPlots];   ///< PlotId::bits()
     std::atomic<uint64_t> begun[kPlots];  ///< counts that the writer was about to ask for
     std::atomic<uint64_t> rounds;         ///< that the owner found whole
+    std::atomic<uint64_t> long_writes;    ///< of the writer that have not ended
   };
   Pair pair[kSlotsMax][kSlotsMax];  ///< [writer][owner]
 

@@ -20,6 +20,9 @@ std::string text_of(const PlotId& plot) {
          std::to_string(plot.writer.life);
 }
 
+/// What takes so long to copy that somebody can come in between.
+bool is_long(uint64_t bytes) { return bytes >= 128 << 10; }
+
 /// How a write may end because its target is being taken away.
 bool excusable(Errc code) {
   return code == Errc::kPeerLost || code == Errc::kNotFound || code == Errc::kRemoteAccess;
@@ -116,7 +119,7 @@ void Member::begin_inbound(Link& link, Inbound& in) {
   in.round = draw_round(in.id, in.number, options_.plot_bytes);
   set_guards(in.ground.bytes, in.round);
   const Op op{.deed = Deed::kAwaitRound, .peer = link.peer, .plot = in.id.number};
-  auto expected = in.counter->expect(in.round.pieces.size(), noted(op));
+  auto expected = in.counter->expect(in.round.counts(), noted(op));
   in.expectation = accepted(expected, "an expectation") ? *expected : OpId{};
 }
 
@@ -132,12 +135,17 @@ void Member::round_arrived(Link& link, const Op& op, const Event& event) {
   if (in == nullptr) return broken("a round of an unknown plot");
   in->expectation = {};
   if (event.code != Errc::kOk) {
+    // A cut write of which one half arrived before its writer was shut out spoils the key.
+    const bool ending = in != &link.in || link.fence_asked || link.lost;
     const bool excused =
-        event.code == Errc::kPeerLost || (event.code == Errc::kCancelled && in != &link.in);
-    if (!excused) broken("a round ended with " + std::string(to_string(event.code)));
+        event.code == Errc::kPeerLost ||
+        (ending && (event.code == Errc::kCancelled || event.code == Errc::kAborted));
+    if (!excused) {
+      broken("a round ended with " + std::string(to_string(event.code)) + ", " + text_of(in->id));
+    }
     return;
   }
-  in->taken += in->round.pieces.size();
+  in->taken += in->round.counts();
   if (in->taken > board_.begun(in->id)) broken("more counted than begun, " + text_of(in->id));
   if (in->closed) return;
   check_arrived(*in);
@@ -154,7 +162,7 @@ void Member::check_arrived(const Inbound& in) {
     const auto bytes = in.ground.bytes.subspan(piece.target, piece.bytes);
     const uint64_t name = name_of(in.id, in.number, i);
     const uint64_t at = first_difference(bytes, name);
-    bytes_ += piece.bytes;
+    bytes_ += piece.bytes * in.round.repeats;
     if (at == bytes.size()) continue;
     uint64_t found = 0;
     std::memcpy(&found, bytes.data(), std::min<uint64_t>(sizeof found, bytes.size()));
@@ -164,7 +172,7 @@ void Member::check_arrived(const Inbound& in) {
            std::to_string(name));
   }
   if (!guards_hold(in.ground.bytes, in.round)) broken("bytes beside a piece, " + text_of(in.id));
-  counts_ += in.round.pieces.size();
+  counts_ += in.round.counts();
   ++rounds_;
   board_.pair[in.id.writer.slot][in.id.owner.slot].rounds.fetch_add(1);
 }
@@ -185,7 +193,7 @@ void Member::look_at_gauge(Inbound& in) {
   const uint64_t count = in.counter->count();
   if (in.taken + count > board_.begun(in.id)) broken("more counted than begun, " + text_of(in.id));
   if (count == 0 || !in.round.uncut || in.ground.bytes.empty()) return;
-  if (const uint64_t whole = whole_pieces(in); whole < count) {
+  if (const uint64_t whole = whole_pieces(in); whole * in.round.repeats < count) {
     broken("counted " + std::to_string(count) + ", whole " + std::to_string(whole) + ", " +
            text_of(in.id) + " round " + std::to_string(in.number));
   }
@@ -345,8 +353,11 @@ void Member::write_round(Link& link) {
     out.broken_off = !taken;
     return;
   }
-  for (const Piece& piece : round.pieces) {
+  for (uint32_t i = 0; i < round.counts(); ++i) {
+    const Piece& piece = round.pieces[i % round.pieces.size()];
     board_.begin(out.id, 1);
+    op.long_write = is_long(piece.bytes);
+    if (op.long_write) long_writes(link).fetch_add(1);
     const bool taken = accepted(engine_.submit(Write{.source = link.source.region->at(piece.source),
                                                      .target = out.region.at(piece.target),
                                                      .size_bytes = piece.bytes,
@@ -354,13 +365,19 @@ void Member::write_round(Link& link) {
                                                      .whole = round.uncut,
                                                      .notify = noted(op)}),
                                 "a write");
+    if (op.long_write && !taken) long_writes(link).fetch_sub(1);
     out.pending += taken ? 1 : 0;
     out.broken_off = out.broken_off || !taken;
   }
 }
 
+std::atomic<uint64_t>& Member::long_writes(const Link& link) {
+  return board_.pair[options_.self.slot][link.party.slot].long_writes;
+}
+
 void Member::write_ended(Link& link, const Op& op, const Event& event) {
   Outbound& out = link.out;
+  if (op.long_write) long_writes(link).fetch_sub(1);
   if (out.id.number != op.plot || out.pending == 0) return broken("a write of an old plot");
   --out.pending;
   if (event.parts_failed > op.counts || event.previous > event.parts_failed) {

@@ -130,11 +130,13 @@ class Crowd {
   }
 
   void kill(uint32_t victim) {
-    const uint64_t how = rng_.below(4);
+    const uint64_t how = rng_.below(6);
     if (how == 0) referee_.stop(victim);                // dies without another instruction
     if (how == 1) referee_.fence(any(victim), victim);  // while it is being shut out
     if (how == 2) referee_.fence(victim, any(victim));  // while it shuts out
-    if (how != 3) referee_.linger(rng_.below(1'000));
+    if (how == 3) referee_.aim(victim, any(victim));    // in the middle of a write
+    if (how == 4) referee_.aim(any(victim), victim);    // while somebody writes to it
+    if (how < 3) referee_.linger(rng_.below(1'000));
     referee_.kill(victim);
     const bool at_once = rng_.chance(0.5);
     if (at_once) referee_.start(victim);
@@ -144,16 +146,22 @@ class Crowd {
   }
 
   void stop(uint32_t victim) {
+    // An application that makes its own turns computes now and then: only evidence speaks of it.
+    const bool until_news = rng_.chance(0.15) && referee_.threaded(victim);
+    // Only a session that is up can stall.
+    if (until_news && !referee_.await_rounds(1)) return;
     referee_.stop(victim);
     referee_.linger(rng_.below(20'000));
-    // An application that makes its own turns computes now and then: only evidence speaks of it.
-    if (rng_.chance(0.15) && referee_.threaded(victim)) referee_.await_stall(victim);
+    if (until_news) referee_.await_stall(victim);
     referee_.go_on(victim);
   }
 
   void fence(uint32_t by, uint32_t whom) {
-    const bool stopped = rng_.chance(0.25);
-    if (stopped) referee_.stop(whom);
+    const bool stopped = rng_.chance(0.3);
+    if (stopped) {
+      referee_.aim(whom, by);
+      referee_.stop(whom);
+    }
     if (rng_.chance(0.6)) {
       referee_.fence(by, whom);
     } else {

@@ -259,6 +259,8 @@ class ShmNetwork final : public OpenNetwork {
   std::string reach_text() const;  ///< how many neighbours' memory is read in which way
   /// Finds out how the neighbour's memory can be read. The answer may take a while.
   void find_reach(Neighbour& from);
+  /// How many there are, and what they lack.
+  std::string neighbours_text() const;
   /// Everybody who may have something of ours mapped.
   std::vector<std::shared_ptr<Neighbour>> everybody() const;
   void block_unused(uint64_t block);

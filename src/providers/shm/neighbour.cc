@@ -20,6 +20,7 @@ constexpr uint32_t kWaitingMax = 1u << 17;
 
 bool Neighbour::connect(const Self& self) {
   auto socket = connect_to(address_);
+  obstacle_ = socket ? Error{} : socket.error();
   if (!socket) {
     // Who listened before anybody knew its address, and listens no more, has closed or died.
     const int32_t why = socket.error().native;

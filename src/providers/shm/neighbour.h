@@ -41,6 +41,8 @@ class Neighbour {
     Front* own = nullptr;
   };
   bool connect(const Self& self);
+  /// Why the last attempt failed, as connect_to() says it; kOk when it did not.
+  Error obstacle() const noexcept { return obstacle_; }
   bool connected() const noexcept { return static_cast<bool>(out_); }
   /// Behind everything that waits already. A frame that must arrive waits when there is no room;
   /// who lets thousands wait without reading any is hung up on.
@@ -144,6 +146,7 @@ class Neighbour {
   const View& find_view(uint32_t index, uint32_t generation);
 
   const Address address_;
+  Error obstacle_{};
   UniqueFd out_;
   Front* own_front_ = nullptr;
   std::deque<Waiting> pending_;

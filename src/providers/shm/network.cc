@@ -95,11 +95,19 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(std::span<const std::by
 }
 
 Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address) {
-  if (address.host != address_.host) return fail(Errc::kUnreachable, "shm: another host");
-  if (address.user != address_.user) return fail(Errc::kUnreachable, "shm: another user");
-  if (address.directory.empty() && address.net_namespace != address_.net_namespace) {
+  if (address.host != address_.host) {
+    return fail(Errc::kUnreachable, "shm: the peer is on another host");
+  }
+  if (address.user != address_.user) {
+    return fail(Errc::kUnreachable, "shm: the peer runs as another user");
+  }
+  // Names without a directory exist in one network namespace only, and each side has to find the
+  // other's.
+  if ((address.directory.empty() || address_.directory.empty()) &&
+      address.net_namespace != address_.net_namespace) {
     return fail(Errc::kUnreachable,
-                "shm: another network namespace; share a directory (networks.devices)");
+                "shm: the peer is in another network namespace: give both of them a directory that "
+                "they share (Network::devices)");
   }
   if (address.instance == address_.instance) return fail(Errc::kUnreachable, "shm: itself");
   const auto known = neighbours_.find(address.instance);
@@ -141,6 +149,18 @@ void ShmNetwork::let_go(Neighbour& one) noexcept {
     free_lines_.push_back(std::exchange(one.line, Neighbour::kNoLine));
   }
   if (one.in() < 0) neighbours_.erase(one.address().instance);
+}
+
+std::string ShmNetwork::neighbours_text() const {
+  uint32_t hidden = 0;
+  for (const auto& [instance, one] : neighbours_) {
+    hidden += one->cards() != nullptr && one->cards()->pid() == 0;
+  }
+  std::string text = std::to_string(neighbours_.size());
+  if (hidden != 0) {
+    text += "; in another pid namespace, where procfs proves nothing: " + std::to_string(hidden);
+  }
+  return text;
 }
 
 std::vector<std::shared_ptr<Neighbour>> ShmNetwork::everybody() const {
@@ -200,6 +220,13 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   if (!to) return to.error();
   ++(*to)->links;
   reach(**to);
+  // A name is used once: who does not have it now, or has it and is somebody else, stays so.
+  if (const Error obstacle = (*to)->obstacle();
+      obstacle.code == Errc::kPermission || obstacle.code == Errc::kNotFound) {
+    --(*to)->links;
+    let_go(**to);
+    return fail(Errc::kUnreachable, obstacle.what, obstacle.native);
+  }
   const uint32_t link = next_link_++;
   if ((*to)->mourned) lost_.push_back(link);
   links_.emplace(link, *std::move(to));

@@ -41,6 +41,7 @@ std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
   for (size_t i = 0; i < proved_by_.size(); ++i) {
     facts.emplace_back(std::string("fences proved: ") + kNames[i], std::to_string(proved_by_[i]));
   }
+  facts.emplace_back("neighbours", network_.neighbours_text());
   return facts;
 }
 

@@ -6,43 +6,42 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <array>
 #include <cerrno>
-#include <cstdio>
+#include <charconv>
 #include <cstring>
 #include <memory>
 #include <string_view>
+
+#include <fmt/format.h>
 
 namespace fabric::shm {
 
 namespace {
 
 constexpr std::string_view kFilePrefix = "fabric-";
+constexpr std::string_view kUnfinished = ".new";
 
 struct Name {
   sockaddr_un address{};
   socklen_t length = 0;
 };
 
-Name name_of(const Address& where) {
+Name name_of(const Address& where, std::string_view suffix = {}) {
   Name name;
   name.address.sun_family = AF_UNIX;
-  char* const path = name.address.sun_path;
-  constexpr size_t kRoom = sizeof(name.address.sun_path);
-  int written = 0;
-  if (where.directory.empty()) {
-    // Abstract: it begins with a zero, lives as long as the socket and leaves no file.
-    written =
-        std::snprintf(path + 1, kRoom - 1, "%.*s%016llx", static_cast<int>(kFilePrefix.size()),
-                      kFilePrefix.data(), static_cast<unsigned long long>(where.instance)) +
-        1;
-  } else {
-    written = std::snprintf(path, kRoom, "%s/%.*s%016llx", where.directory.c_str(),
-                            static_cast<int>(kFilePrefix.size()), kFilePrefix.data(),
-                            static_cast<unsigned long long>(where.instance)) +
-              1;
-  }
-  name.length =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + static_cast<size_t>(written));
+  // Abstract: it begins with a zero, lives as long as the socket and leaves no file.
+  const bool abstract = where.directory.empty();
+  std::array<char, sizeof(name.address.sun_path)> path{};
+  const auto end = abstract
+                       ? fmt::format_to_n(path.data() + 1, path.size() - 1, "{}{:016x}",
+                                          kFilePrefix, where.instance)
+                       : fmt::format_to_n(path.data(), path.size() - 1, "{}/{}{:016x}{}",
+                                          where.directory, kFilePrefix, where.instance, suffix);
+  std::memcpy(name.address.sun_path, path.data(), path.size());
+  // The length of an abstract name is part of it; a file's includes the zero.
+  const auto written = static_cast<size_t>(end.out - path.data()) + (abstract ? 0 : 1);
+  name.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + written);
   return name;
 }
 
@@ -84,7 +83,9 @@ Result<Address> own_address() {
 Result<UniqueFd> listen_at(const Address& address) {
   auto listener = make_socket();
   if (!listener) return listener.error();
-  const Name name = name_of(address);
+  // A file gets its name when somebody listens behind it: before, a sweep takes it for a dead one.
+  const bool abstract = address.directory.empty();
+  const Name name = name_of(address, abstract ? std::string_view() : kUnfinished);
   if (::bind(listener->get(), as_sockaddr(name), name.length) != 0) {
     return fail(errno == EACCES || errno == ENOENT || errno == ENOTDIR || errno == EROFS
                     ? Errc::kPermission
@@ -92,7 +93,12 @@ Result<UniqueFd> listen_at(const Address& address) {
                 "shm: the socket's directory", errno);
   }
   if (::listen(listener->get(), SOMAXCONN) != 0) {
-    return fail(Errc::kExhausted, "shm socket", errno);
+    const int why = errno;
+    if (!abstract) ::unlink(name.address.sun_path);
+    return fail(Errc::kExhausted, "shm socket", why);
+  }
+  if (!abstract && ::rename(name.address.sun_path, name_of(address).address.sun_path) != 0) {
+    return fail(Errc::kExhausted, "shm: the socket's directory", errno);
   }
   return listener;
 }
@@ -107,16 +113,20 @@ void sweep(const std::string& directory) noexcept {
   if (!listing) return;
   while (const dirent* const entry = ::readdir(listing.get())) {
     const std::string_view file = entry->d_name;
-    if (!file.starts_with(kFilePrefix)) continue;
     Address left;
     left.directory = directory;
-    if (std::sscanf(entry->d_name + kFilePrefix.size(), "%16llx",
-                    reinterpret_cast<unsigned long long*>(&left.instance)) != 1) {
-      continue;
-    }
+    const char* const end = file.data() + file.size();
+    if (!file.starts_with(kFilePrefix)) continue;
+    const auto number = std::from_chars(file.data() + kFilePrefix.size(), end, left.instance, 16);
+    if (number.ec != std::errc{} || number.ptr != end) continue;
+    const Name name = name_of(left);
+    const char* const path = name.address.sun_path;
+    struct stat about {};
+    // Connecting to something else than a socket is refused in the same way.
+    if (::lstat(path, &about) != 0 || !S_ISSOCK(about.st_mode)) continue;
     auto probe = connect_to(left);
     // Only this answer says that no process has the socket any more.
-    if (!probe && probe.error().native == ECONNREFUSED) unlisten(left);
+    if (!probe && probe.error().native == ECONNREFUSED) ::unlink(path);
   }
 }
 
@@ -126,12 +136,17 @@ Result<UniqueFd> connect_to(const Address& address) {
   const Name name = name_of(address);
   if (::connect(line->get(), as_sockaddr(name), name.length) != 0) {
     if (errno == EAGAIN) return fail(Errc::kBusy, "shm: connections that wait", errno);
+    if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) {
+      return fail(Errc::kNotFound, "shm: the peer's socket is not in its directory as seen here",
+                  errno);
+    }
     return fail(Errc::kUnreachable, "shm: nobody listens there", errno);
   }
   // A name without a directory may have been taken by anybody.
   const auto there = credentials(line->get());
   if (!there) return there.error();
-  if (there->user != ::geteuid()) return fail(Errc::kPermission, "shm: a process of another user");
+  if (there->user != ::geteuid())
+    return fail(Errc::kPermission, "shm: a process of another user has the peer's name");
   return line;
 }
 

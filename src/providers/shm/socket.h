@@ -26,8 +26,8 @@ void unlisten(const Address& address) noexcept;
 /// Removes files in the directory that dead engines left.
 void sweep(const std::string& directory) noexcept;
 
-/// Fails with kUnreachable (nobody listens there), kBusy (too many wait to be let in),
-/// kPermission (somebody of another user).
+/// Fails with kUnreachable (nobody listens there), kBusy (too many wait to be let in), kNotFound
+/// (its socket is in no directory of this process), kPermission (somebody of another user).
 Result<UniqueFd> connect_to(const Address& address);
 
 /// Whoever is at the other end.
