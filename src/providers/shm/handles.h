@@ -59,6 +59,8 @@ class ShmRail final : public Rail {
   void ring_ready(Neighbour& from, const RingReady& frame, UniqueFd ring);
   /// How the neighbour's memory can be read is known now: its paths may begin.
   void show_rings(Neighbour& to);
+  /// Since the last poll(): some ten microseconds or more.
+  bool copied_much() const noexcept { return budget_ < kTurnBytes / 2; }
   /// Something that poll() would act on; asked before a sleep.
   bool has_work() noexcept;
   /// Fences whose proof is outstanding: the sleep must be short.

@@ -255,7 +255,10 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
   const uint64_t bell = own.bell.load(std::memory_order_relaxed);
   const bool slept = (bell & 1) != 0;
   if (slept) own.bell.store(bell + 1, std::memory_order_relaxed);  // only this thread writes it
-  if (slept || ++calls_ >= kCallsPerLook) {
+  // Turns that copy are long: a few of them, and a death is noticed late.
+  const bool long_turn = std::any_of(rails_.begin(), rails_.end(),
+                                     [](const auto& rail) { return rail->copied_much(); });
+  if (slept || long_turn || ++calls_ >= kCallsPerLook) {
     calls_ = 0;
     const int64_t now = now_ns();
     if (slept || now >= next_look_ns_) {
@@ -369,7 +372,7 @@ void ShmNetwork::look_around() {
       by_socket_.erase(one->in());
       one->line_ended();
     }
-    if (one->over() && one->paths == 0) one->forget();
+    if (one->over() && one->paths == 0 && one->heard_of()) one->forget();
     const bool needed = one->links != 0 || one->paths != 0;
     if (needed && !one->gone()) {
       if (reach(*one)) one->flush();
