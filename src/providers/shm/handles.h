@@ -110,8 +110,11 @@ class ShmRail final : public Rail {
     uint32_t first = UINT32_MAX, last = UINT32_MAX;  ///< pieces that wait
     uint32_t unreported = 0;                         ///< ends that poll() has not handed out
 
-    /// What its pieces end with. A death may be seen here before the core hears of it.
-    Errc broken_by() const noexcept { return to->gone() ? Errc::kPeerLost : Errc::kRailLost; }
+    /// What its pieces end with. A death may be seen here before the core hears of it, and the end
+    /// of a line before the death: a target with a path hangs up only when its engine is over.
+    Errc broken_by() const noexcept {
+      return to->gone() || to->left() ? Errc::kPeerLost : Errc::kRailLost;
+    }
     bool quiet() const noexcept {
       return first == UINT32_MAX && orders == orders_ended && unreported == 0;
     }

@@ -503,7 +503,7 @@ TEST_F(ShmHostile, ATargetThatStopsAtAnOrderAndHangsUpEndsTheWrite) {
   ASSERT_EQ(victim_.count(Kind::kPathDown, path), 1u);
   for (uint32_t cookie = 0; cookie < 3; ++cookie) {
     ASSERT_NE(victim_.ended(cookie), nullptr) << cookie;
-    EXPECT_EQ(victim_.ended(cookie)->code, Errc::kRailLost) << cookie;
+    EXPECT_EQ(victim_.ended(cookie)->code, Errc::kPeerLost) << cookie;
   }
   EXPECT_EQ(victim_.ended(0)->remote, Remote::kUnknown);
   EXPECT_EQ(victim_.ended(2)->remote, Remote::kNotDelivered) << "withdrawn";
