@@ -367,9 +367,9 @@ std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as
 
 [[gnu::noinline]] Stored copy_chunks(Card& card, std::byte* target, const std::byte* source,
                                      uint64_t bytes, const Guard& guard, const Commit& commit,
-                                     bool fence) noexcept {
+                                     bool fence, uint64_t whole_bytes) noexcept {
   const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // as above
-  const Move move = long_move(bytes);
+  const Move move = long_move(std::max(bytes, whole_bytes));
   uint64_t unseen;
   Section section = section_of(guard, commit, unseen);
   uint64_t* const word = std::exchange(section.word, &unseen);
@@ -392,14 +392,15 @@ std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as
 }  // namespace
 
 Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Guard& guard, const Commit& commit, bool fence) noexcept {
+                    const Guard& guard, const Commit& commit, bool fence,
+                    uint64_t whole_bytes) noexcept {
 #ifdef FABRIC_TSAN
   // It does not see the store of a section.
   if (commit.word != nullptr) __tsan_release(commit.word);
 #endif
   const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
   if (!restartable || bytes > short_bytes.load(std::memory_order_relaxed)) {
-    return copy_chunks(card, target, source, bytes, guard, commit, fence);
+    return copy_chunks(card, target, source, bytes, guard, commit, fence, whole_bytes);
   }
   uint64_t unseen;
   const Section section = section_of(guard, commit, unseen);

@@ -42,10 +42,12 @@ enum class Stored : uint8_t {
 
 /// Copies `bytes` (0 is legal: the commit alone) in chunks, each inside a section on the calling
 /// thread's card. `fence`: the owner cannot call membarrier or this process could not register for
-/// it (FenceParts), so each section pays for a full fence. The ranges do not overlap. Non-temporal
-/// stores are drained before the section ends.
+/// it (FenceParts), so each section pays for a full fence. `whole_bytes`: of the copy that this is
+/// a part of, which decides how bytes are moved; 0: of this one. The ranges do not overlap.
+/// Non-temporal stores are drained before the section ends.
 Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Guard& guard, const Commit& commit, bool fence) noexcept;
+                    const Guard& guard, const Commit& commit, bool fence,
+                    uint64_t whole_bytes = 0) noexcept;
 
 /// Whether a section of the calling thread is one that the kernel restarts: what its card says.
 bool thread_is_restartable() noexcept;

@@ -136,7 +136,7 @@ ShmRail::Step ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
     std::byte* const target = rest == 0 ? nullptr : view.base + op.target + copied;
     const Stored stored =
         guarded_copy(*card, target, reinterpret_cast<const std::byte*>(op.source + copied), stretch,
-                     guard, commit, path.to->needs_fence());
+                     guard, commit, path.to->needs_fence(), op.size_bytes);
     if (stored == Stored::kStale) {
       // The path's own permit is gone, or else the key's.
       if (path.guard.path->load(std::memory_order_relaxed) == path.guard.path_value) {
@@ -242,7 +242,7 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
     } else if (word == Order::word_of(position, Order::kClosed) ||
                word == Order::word_of(position, Order::kWithdrawn)) {
       outcome = {path.broken_by(), Remote::kNotDelivered};
-    } else if (path.to->look_for_death()) {  // which shows before it hangs up
+    } else if (path.to->look_for_death()) {            // which shows before it hangs up
       outcome = {path.broken_by(), Remote::kUnknown};  // it died at it
     } else if (path.to->left() && word != Order::word_of(position, Order::kPublished)) {
       outcome = {path.broken_by(), Remote::kUnknown};  // it hung up at it, or wrote nonsense
