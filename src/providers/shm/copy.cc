@@ -78,7 +78,7 @@ bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
   };
   if (!holds(section.path, section.path_value)) return false;
   if (!holds(section.key, section.key_value)) return false;
-  std::memcpy(target, source, bytes);
+  if (bytes != 0) std::memcpy(target, source, bytes);  // a commit alone may have no addresses
   // Pairs with the acquire load of whoever waits for the word.
   __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);
   return true;

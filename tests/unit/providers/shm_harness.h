@@ -102,6 +102,13 @@ class Child {
   bool ended_ = false;
 };
 
+/// Stays on its CPU. (A loop that does nothing at all may be left out by the compiler.)
+[[noreturn]] inline void run_on() {
+  for (volatile bool on = true; on;) {
+  }
+  _exit(0);
+}
+
 /// What a child says about its cards; 0 until it has some.
 using CardsFd = std::atomic<int>;
 

@@ -94,8 +94,7 @@ TEST(ShmProof, IsThereWhenTheThreadIsOffItsCpu) {
   Shared<Stage> stage;
   Child child([&] {
     go_inside(*stage);
-    for (;;) {
-    }
+    run_on();
   });
   const auto writer = cards_of(child, stage->cards_fd);
   ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
@@ -134,8 +133,7 @@ TEST(ShmProof, DoesNotTakeAPlainWriterThatIsStoppedForOneThatLooksAgain) {
     go_inside(*stage, [](Card&) {
       if (!use_guard_kind(GuardKind::kPlain)) _exit(3);
     });
-    for (;;) {
-    }
+    run_on();
   });
   const auto writer = cards_of(child, stage->cards_fd);
   ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
