@@ -211,6 +211,16 @@ void Referee::aim(uint32_t writer, uint32_t owner) {
   linger(rng_.below(150));
 }
 
+void Referee::stop_writing(uint32_t writer, uint32_t owner) {
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries && !failed_; ++i) {
+    aim(writer, owner);
+    stop(writer);
+    if (board_->pair[writer][owner].long_writes.load() != 0 || i + 1 == kTries) return;
+    go_on(writer);
+  }
+}
+
 // Waiting
 
 bool Referee::await(const char* what, const std::function<bool()>& met) {

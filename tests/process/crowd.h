@@ -45,6 +45,8 @@ class Referee {
   void linger(uint64_t us);   ///< lets them work, and listens
   /// Lingers until one is likely to be in the middle of a long write to the other.
   void aim(uint32_t writer, uint32_t owner);
+  /// Stops a writer that is likely to be in the middle of a long write to the other.
+  void stop_writing(uint32_t writer, uint32_t owner);
 
   bool alive(uint32_t slot) const { return workers_.contains(slot); }
   bool threaded(uint32_t slot) const { return workers_.at(slot).loop == "threads"; }

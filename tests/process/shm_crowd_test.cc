@@ -176,10 +176,7 @@ class Crowd {
 
   void fence(uint32_t by, uint32_t whom) {
     const bool stopped = rng_.chance(0.3);
-    if (stopped) {
-      referee_.aim(whom, by);
-      referee_.stop(whom);
-    }
+    if (stopped) referee_.stop_writing(whom, by);
     if (rng_.chance(0.6)) {
       referee_.fence(by, whom);
     } else {
