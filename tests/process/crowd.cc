@@ -288,12 +288,12 @@ bool Referee::await_end(uint32_t slot) {
   return await("a member to end", [&] { return !workers_.contains(slot); });
 }
 
-bool Referee::Footprint::within(const Footprint& other) const {
+bool Footprint::within(const Footprint& other) const {
   return descriptors <= other.descriptors && mappings <= other.mappings &&
          regions <= other.regions && peers <= other.peers;
 }
 
-Referee::Footprint Referee::footprint(uint32_t slot) {
+Footprint Referee::footprint(uint32_t slot) {
   say(workers_.at(slot), "footprint");
   std::optional<Footprint> found;
   await("a member to say how large it is", [&] {

@@ -25,6 +25,12 @@ struct RefereeOptions {
   uint64_t plot_bytes = 1 << 20;
 };
 
+/// What a member holds of the system and of its engine.
+struct Footprint {
+  uint64_t descriptors = 0, mappings = 0, regions = 0, peers = 0;
+  bool within(const Footprint& other) const;
+};
+
 class Referee {
  public:
   explicit Referee(const RefereeOptions& options);
@@ -59,11 +65,7 @@ class Referee {
   bool await_stall(uint32_t of);     ///< somebody says that it is stalled
   bool await_settled();
   bool await_end(uint32_t slot);
-  /// Of a member that is alone.
-  struct Footprint {
-    uint64_t descriptors = 0, mappings = 0, regions = 0, peers = 0;
-    bool within(const Footprint& other) const;
-  };
+  // Of a member that is alone.
   Footprint footprint(uint32_t slot);
   bool await_footprint(uint32_t slot, const Footprint& before);  ///< it is that small again
 

@@ -72,7 +72,7 @@ class Crowd {
 
   void run() {
     const auto files = shared_files();
-    const Referee::Footprint alone = first_visit();
+    const Footprint alone = first_visit();
     for (uint32_t slot = 1; slot < play_.members && !referee_.failed(); ++slot) {
       referee_.start(slot);
     }
@@ -98,7 +98,7 @@ class Crowd {
 
  private:
   /// What a member needs for good once it has had a peer.
-  Referee::Footprint first_visit() {
+  Footprint first_visit() {
     referee_.start(0);
     if (referee_.failed()) return {};
     referee_.start(1);
@@ -109,7 +109,7 @@ class Crowd {
     return referee_.footprint(0);
   }
 
-  void last_visit(const Referee::Footprint& alone) {
+  void last_visit(const Footprint& alone) {
     if (!referee_.await_rounds(1)) return;
     referee_.quiet();
     if (!referee_.await_settled()) return;
