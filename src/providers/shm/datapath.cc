@@ -275,10 +275,9 @@ uint32_t ShmRail::poll_done(std::span<WireEvent> out) noexcept {
 }
 
 /// Whoever comes first may fill the room, so it is another path each time, and then the other kind.
-/// What is behind this in poll() keeps some room of its own.
+/// All of the room: a poll that leaves some says that everything which had arrived was told.
 uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
   if (in_.empty()) return 0;
-  const auto room = out.first(out.size() - out.size() / 4);
   if (++first_in_ >= in_.size()) {
     first_in_ = 0;
     orders_first_ = !orders_first_;
@@ -287,9 +286,9 @@ uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
   for (size_t i = 0, at = first_in_; i < in_.size(); ++i, at = at + 1 == in_.size() ? 0 : at + 1) {
     InPath& path = *in_[at];
     if (!path.live || path.ring == nullptr || path.proved) continue;
-    if (!orders_first_) n += take_counts(path, room.subspan(n));
-    if (!path.closing) n += take_orders(path, room.subspan(n));
-    if (orders_first_) n += take_counts(path, room.subspan(n));
+    if (!orders_first_) n += take_counts(path, out.subspan(n));
+    if (!path.closing) n += take_orders(path, out.subspan(n));
+    if (orders_first_) n += take_counts(path, out.subspan(n));
   }
   return n;
 }
