@@ -271,27 +271,6 @@ TEST_F(ShmDirectory, FilesOfKilledEnginesAreSweptByTheNext) {
   EXPECT_EQ(files(), 0u);
 }
 
-// Between its name and its first listener a socket looks like that of a dead engine.
-TEST_F(ShmDirectory, ASweepTakesNobodyWhoJustBegins) {
-  std::atomic<bool> stop{false};
-  std::thread sweeper([&] {
-    while (!stop.load()) shm::sweep(directory_);
-  });
-  uint32_t lost = 0;
-  for (uint64_t i = 0; i < 1000; ++i) {
-    shm::Address address = *shm::own_address();
-    address.instance = i;
-    address.directory = directory_;
-    const auto listener = shm::listen_at(address);
-    lost += !listener || !shm::connect_to(address);
-    shm::unlisten(address);
-  }
-  stop.store(true);
-  sweeper.join();
-  EXPECT_EQ(lost, 0u);
-  EXPECT_EQ(files(), 0u);
-}
-
 TEST_F(ShmDirectory, AChildOfForkTakesNothingAway) {
   auto engine = std::make_unique<Engine>(*Engine::open(shm_config(directory_)));
   ASSERT_EQ(files(), 1u);

@@ -74,6 +74,8 @@ void ShmRail::go_on(OutPath& path) noexcept {
 ShmRail::Step ShmRail::advance(OutPath& path, const WriteOp& op, uint64_t& copied) noexcept {
   if (path.ring == nullptr || !path.started) return Step::kWaits;
   if (op.size_bytes == 0) {
+    // It may be what covers the pieces before it, and those that are fetched are not there yet.
+    if (op.has_imm != 0 && path.orders != path.orders_ended) return Step::kWaits;
     static constexpr Neighbour::View kNowhere{};
     return store(path, op, copied, kNowhere);
   }
@@ -275,6 +277,7 @@ uint32_t ShmRail::poll_done(std::span<WireEvent> out) noexcept {
 }
 
 /// Whoever comes first may fill the room, so it is another path each time, and then the other kind.
+/// All of the room: a poll that leaves some says that everything which had arrived was told.
 uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
   if (in_.empty()) return 0;
   if (++first_in_ >= in_.size()) {
@@ -327,6 +330,7 @@ bool ShmRail::can_go_on(OutPath& path) noexcept {
     case Way::kUnknown:
       return false;
     case Way::kMapped:
+      if (op.size_bytes == 0 && path.orders != path.orders_ended) return false;
       return op.has_imm == 0 || count_room(path);
     case Way::kPulled:
       return path.orders - path.orders_ended < Ring::kOrders &&

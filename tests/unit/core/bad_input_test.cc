@@ -463,7 +463,7 @@ TEST_F(BadInput, AddressThatIsCutShortOfAnotherVersionOrNetwork) {
   expect_refused(a.connect(island.address()), Errc::kUnreachable, "address");
   sim::World elsewhere({.seed = 2});
   Engine far = *elsewhere.open(elsewhere.add_node(), quiet());
-  expect_refused(a.connect(far.address()), Errc::kUnreachable, "address");
+  expect_refused(a.connect(far.address()), Errc::kUnreachable, "sim: address");
   expect_refused(a.connect(b.address(), {.networks = {"nowhere"}}), Errc::kUnsupported,
                  "options.networks");
   EXPECT_EQ(a.peers(), std::vector<PeerId>{peer});

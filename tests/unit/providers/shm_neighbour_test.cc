@@ -215,12 +215,13 @@ TEST_F(ShmHostile, AFloodDoesNotHoldUpTheOthers) {
       while (datagrams ? hostile_.say(noise) : hostile_.say(Frame(Wake{}))) ++more;
       return more;
     };
+    victim_.turns(64);  // what is left of the flood before
     flood();
     ASSERT_TRUE(honest_.network().send(*link, word));
     bool heard = false;
-    for (uint32_t call = 0; call < 200 && !heard; ++call) {
+    for (uint32_t call = 0; call < 100; ++call) {
       driver_.pass(100'000);
-      heard = victim_.network().receive(buffer) == 1 && buffer[0] == std::byte{42};
+      heard |= victim_.network().receive(buffer) == 1 && buffer[0] == std::byte{42};
       // As fast as it is read: one call must not read for ever.
       EXPECT_LE(flood(), 128u);
     }
@@ -453,10 +454,6 @@ TEST_F(ShmHostile, AFloodOfCountsDoesNotHoldUpTheOthers) {
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
   victim_.poll_room = 8;
-  auto pages = *SharedPages::allocate(4096, false);
-  std::vector<std::byte> key;
-  const auto local = victim_.rail().register_memory({pages.address(), 4096}, key);
-  victim_.rail().deregister_memory(*local, 77);
   ASSERT_TRUE(in_.write() && in_fetched_.write() && out_fetched_.write());
   uint64_t position = 0;
   bool exact = false;
@@ -467,8 +464,7 @@ TEST_F(ShmHostile, AFloodOfCountsDoesNotHoldUpTheOthers) {
     }
     victim_.turn();
     honest_.turn();
-    exact =
-        in_.exact() && in_fetched_.exact() && out_fetched_.exact() && victim_.fenced(77) != nullptr;
+    exact = in_.exact() && in_fetched_.exact() && out_fetched_.exact();
   }
   EXPECT_TRUE(exact);
   EXPECT_GT(victim_.count(Kind::kImm, path), 0u);

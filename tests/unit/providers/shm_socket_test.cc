@@ -1,6 +1,7 @@
 #include "providers/shm/socket.h"
 
 #include <fcntl.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -153,6 +154,27 @@ TEST_F(ShmSocket, ASweepTakesWhatDeadEnginesLeftAndNothingElse) {
   sweep(directory_ + "/nowhere");
   unlisten(at(1));
   EXPECT_EQ(files(), 4u);
+}
+
+// Between its name and its first listener a socket looks like that of a dead engine, and a sweep
+// would take it away.
+TEST_F(ShmSocket, AFileHasItsNameOnlyWhenSomebodyListens) {
+  const UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  ASSERT_GE(::inotify_add_watch(watch.get(), directory_.c_str(), IN_CREATE | IN_MOVED_TO), 0);
+  const auto listener = listen_at(at(8));
+  ASSERT_TRUE(listener && connect_to(at(8)));
+  const std::string name = fs::directory_iterator(directory_)->path().filename();
+  alignas(inotify_event) char events[4096];
+  const ssize_t got = ::read(watch.get(), events, sizeof(events));
+  uint32_t moved = 0;
+  for (ssize_t i = 0; i < got;) {
+    const auto* event = reinterpret_cast<const inotify_event*>(events + i);
+    EXPECT_TRUE(event->name != name || event->mask == IN_MOVED_TO) << "made by that name";
+    moved += event->name == name;
+    i += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+  }
+  EXPECT_EQ(moved, 1u);
+  unlisten(at(8));
 }
 
 }  // namespace
