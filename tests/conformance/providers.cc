@@ -185,7 +185,11 @@ class ShmGround final : public Ground {
   void run_for(Nanos time) override {
     run_until([] { return false; }, time);
   }
-  void settle() override { run_for(20ms); }
+  void settle() override {
+    run_for(threaded_ ? 50ms : 20ms);
+    // Time passes on a busy machine while nobody turns; turns do not.
+    for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) runtime_->turn();
+  }
   void each_step(std::function<void()> look) override { look_ = std::move(look); }
 
  private:

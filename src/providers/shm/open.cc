@@ -7,6 +7,9 @@
 namespace fabric::shm {
 
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context) {
+  if (context.driver->virtual_time()) {
+    return fail(Errc::kUnsupported, "shm: the engine's time is virtual");
+  }
   ShmNetwork::Options options;
   uint32_t lanes = 0;
   for (const std::string& device : spec.devices) {
