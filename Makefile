@@ -9,10 +9,11 @@ JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help demo test soak check tidy format clean
+.PHONY: help demo tour test soak check tidy format clean
 
 help:
-	@echo 'make demo    builds the library and gives a short tour of it on the simulator'
+	@echo 'make demo    builds the library and shows it: processes that push pages, die, join and stop'
+	@echo 'make tour    a tour in eight stops on the simulator; it checks what it shows'
 	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
 	@echo 'make soak    what takes longer: long fuzzing, and each test under many seeds'
 	@echo 'make check   the quick loop before a commit (scripts/check)'
@@ -22,7 +23,13 @@ help:
 demo:
 	@scripts/install-deps build
 	cmake --preset release
-	cmake --build --preset release --target tour fabric_tool
+	cmake --build --preset release --target demo fabric_tool
+	@build/release/examples/demo
+
+tour:
+	@scripts/install-deps build
+	cmake --preset release
+	cmake --build --preset release --target tour
 	@build/release/examples/tour
 
 build-%:

@@ -53,7 +53,8 @@ fabric_add_library(fabric_static STATIC fabric)
 if(FABRIC_SHARED)
   fabric_add_library(fabric_shared SHARED shared)
   set(FABRIC_EXPORTS ${PROJECT_SOURCE_DIR}/cmake/exports.map)
-  target_link_options(fabric_shared PRIVATE -Wl,--no-undefined
+  # Threads of the application end with a call into the library (their cards): it stays loaded.
+  target_link_options(fabric_shared PRIVATE -Wl,--no-undefined -Wl,-z,nodelete
                       -Wl,--version-script=${FABRIC_EXPORTS})
   set_target_properties(fabric_shared PROPERTIES LINK_DEPENDS ${FABRIC_EXPORTS})
 endif()

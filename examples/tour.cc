@@ -1,5 +1,5 @@
 // A short tour on the simulator: eight things the library promises, each shown and checked. Ends
-// with 1 when one of them does not hold. `make demo` runs it.
+// with 1 when one of them does not hold. `make tour` runs it.
 
 #include <algorithm>
 #include <array>

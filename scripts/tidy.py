@@ -69,6 +69,7 @@ FLOORS = (
     Floor("src/workloads/", ("base/", "workloads/")),
     Floor("tools/", ("swarm/",)),
     Floor("examples/", ()),
+    Floor("bench/copy_speed.", ("providers/shm/",)),
     Floor("bench/", ()),
     Floor("python/", ()),
     Floor("include/fabric/", ()),

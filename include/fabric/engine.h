@@ -118,6 +118,7 @@ class FABRIC_EXPORT Engine {
 
   // Memory
   Result<MemoryRegion> register_memory(const Memory& memory);
+  /// Fails with kUnsupported (kind), kTooLarge, kExhausted (memory, regions_max).
   Result<MemoryRegion> allocate(const AllocateOptions& options);
   /// Idempotent: the same descriptor gives the same handle. Ends with the peer, or when its owner
   /// deregisters.
@@ -184,5 +185,9 @@ class FABRIC_EXPORT Engine {
 
 /// The library's version, "major.minor.patch".
 FABRIC_EXPORT const char* version() noexcept;
+
+/// What Network::provider may be in this build, in the order of preference. Whether it works on
+/// this machine is found out by opening it.
+FABRIC_EXPORT std::vector<std::string> providers();
 
 }  // namespace fabric

@@ -2,6 +2,7 @@
 
 // Everything a user of the engine needs. The simulator (sim.h) and the provider contract
 // (provider.h) are included on their own.
+#include <fabric/caps.h>
 #include <fabric/config.h>
 #include <fabric/counter.h>
 #include <fabric/engine.h>

@@ -30,6 +30,12 @@ struct Memory {
   bool remote_write = true;  ///< false: a source only, least privilege
 };
 
+/// What Engine::allocate() makes: zeroed pages, registered on every network.
+///
+/// Where a network maps memory (same host) they are shared pages: all had at once, so that no peer
+/// stumbles over one that is missing, for one descriptor a block; and a child of fork() does not
+/// have them. Without a descriptor they are ordinary ones, with a warning: writes to them then go
+/// another, slower way.
 struct AllocateOptions {
   uint64_t size_bytes = 0;
   MemoryKind kind = MemoryKind::kHost;

@@ -3,8 +3,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <fabric/caps.h>
 #include <fabric/memory.h>
 #include <fabric/peer.h>
 #include <fabric/result.h>
@@ -14,24 +16,6 @@
 // How to write one: docs/providers.md.
 
 namespace fabric {
-
-/// What one rail can do. Data, not virtual functions, so that a test can read it and skip.
-struct Caps {
-  bool ordered = false;       ///< writes on one path land in posting order
-  bool slice_safe = false;    ///< pieces without an immediate, posted before the counted one on the
-                              ///< same path, are covered by it
-  bool cpu_copy = false;      ///< the provider moves the bytes itself, within a budget per poll
-  bool exact_replay = false;  ///< a write that fails breaks its path: nothing behind it lands, and
-                              ///< the target can say how many immediates came by it (P10)
-  bool checks_access = false;  ///< the target checks key and bounds, and refuses (P12)
-  FenceKind fence = FenceKind::kNone;
-  uint32_t queue_depth = 0;      ///< pieces in flight on the rail
-  uint32_t path_depth = 0;       ///< of those, on one path
-  uint32_t memory_kinds = 0;     ///< bit per MemoryKind that the rail can read and write
-  uint64_t write_bytes_max = 0;  ///< one piece
-};
-
-constexpr uint32_t kind_bit(MemoryKind kind) noexcept { return 1u << static_cast<uint32_t>(kind); }
 
 /// One piece of a write, as it is posted.
 struct WriteOp {
@@ -89,6 +73,8 @@ class Rail {
   virtual ~Rail() = default;
   virtual const Caps& caps() const noexcept = 0;
   virtual std::string_view device() const noexcept = 0;
+  /// What an operator asks of it: name and value; for dumps and tools, not for programs.
+  virtual std::vector<std::pair<std::string, std::string>> facts() const { return {}; }
 
   /// Returns the local key; `wire_key` (at most kWireKeyBytesMax) is what peers need.
   virtual Result<uint64_t> register_memory(const Memory& memory,
@@ -113,8 +99,12 @@ class Rail {
   /// Takes a prefix of `ops` and returns its length. A short count is back-pressure, not an error:
   /// poll(), then offer the rest again.
   virtual uint32_t post(std::span<const WriteOp> ops) noexcept = 0;
-  /// Moves up to out.size() events into `out` and returns how many. Never blocks.
+  /// Moves up to out.size() events into `out` and returns how many. Never blocks. Fewer than that:
+  /// everything that had arrived before the call has been handed out.
   virtual uint32_t poll(std::span<WireEvent> out) noexcept = 0;
+  /// With Caps::cpu_copy: the next poll() goes on with a copy at once, though this one may have
+  /// ended nothing.
+  virtual bool busy() const noexcept { return false; }
 
   static constexpr uint32_t kWireKeyBytesMax = 32;
 };
@@ -141,6 +131,11 @@ class OpenNetwork {
   virtual bool send(uint32_t link, std::span<const std::byte> datagram) noexcept = 0;
   /// Copies the next datagram that arrived into `out`; 0 when there is none.
   virtual uint32_t receive(std::span<std::byte> out) noexcept = 0;
+  /// Takes a link whose far process is proved to be gone, each once. False: there is none.
+  virtual bool take_lost(uint32_t& link) noexcept {
+    (void)link;
+    return false;
+  }
 
   /// Before a sleep: false when something is there already. Afterwards the next arrival makes
   /// wait_fd() readable, or calls the wake function that the network was opened with.

@@ -22,6 +22,7 @@ struct NicModel {
   bool ordered = true;       ///< like RC; false: like SRD, writes overtake each other
   bool slice_safe = true;    ///< earlier pieces on the path are covered by a later counted one
   bool exact_replay = true;  ///< the target can say which writes landed (P10)
+  bool maps_memory = false;  ///< allocate() gives shared pages, as for a network that maps them
   FenceKind fence = FenceKind::kLocal;
 
   static NicModel connectx7();  ///< 400 Gb/s, ordered, exact replay, fenced by its queue pair

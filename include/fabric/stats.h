@@ -3,7 +3,10 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include <fabric/caps.h>
 #include <fabric/types.h>
 
 namespace fabric {
@@ -30,7 +33,11 @@ struct RailStats {
   std::string network{}, device{};
   uint32_t index = 0;  ///< in its network
   bool up = false;
+  Caps caps{};
   Traffic tx{}, rx{};
+  /// What the network says of the rail, name and value: for people to read, not for programs. Names
+  /// and values may change with any version.
+  std::vector<std::pair<std::string, std::string>> facts{};
 };
 
 struct PeerStats {

@@ -68,6 +68,8 @@ class Driver {
 
   /// true: turns happen on other threads, and a waiter parks. false: a waiter calls drive().
   virtual bool threaded() const noexcept = 0;
+  /// true: its clock is a world's, and stands still while real processes go on.
+  virtual bool virtual_time() const noexcept { return false; }
   /// true: an engine gets its turns only while its application waits or polls.
   virtual bool by_application() const noexcept { return false; }
   /// Not threaded: makes turns until done() or the deadline; true when done() said so.

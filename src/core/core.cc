@@ -119,6 +119,7 @@ Result<void> EngineCore::open_networks() {
                             .index = static_cast<uint8_t>(i)});
       slot.rails.back().inbox.reserve(256);
       slot.memory_kinds &= rail.caps().memory_kinds;
+      maps_memory = maps_memory || rail.caps().maps_memory;
     }
     slot.fence = slot.rails[0].caps.fence;
     largest = std::max(largest, slot.network->control_bytes_max());
@@ -147,10 +148,12 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   now_ns = now;
   ++turns;
   // Finish old work before starting new: what ends here frees the room that is used below.
+  transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
     result.done += poll_control(networks[n], static_cast<uint8_t>(n));
     result.done += transfers.poll(networks[n]);
   }
+  counters.take_confirmed(transfers.drained());
   result.done += take_ended();
   result.done += take_submissions();
   result.done += fire_timers();
@@ -180,6 +183,7 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
     if (size == 0) break;
     peers.on_datagram(index, datagram.first(size), now_ns);
   }
+  for (uint32_t link = 0; network.network->take_lost(link); ++done) peers.on_link_lost(index, link);
   return done;
 }
 

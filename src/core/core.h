@@ -187,6 +187,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   MpscRing<Ended> ended;  ///< expectations, from whatever thread met them
   TimerHeap timers;
   std::vector<NetworkSlot> networks;  ///< fixed once open; the last one is "self"
+  bool maps_memory = false;           ///< a rail does; fixed once open
   Reporter report;
   Regions regions;
   Transfers transfers;

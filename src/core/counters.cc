@@ -115,12 +115,28 @@ void Counters::release(const Ending& ending, int64_t now_ns) {
 }
 
 void Counters::key_revoked(Peer& peer, uint32_t ref, bool proved) {
-  const PeerId id = peer.id();
-  for (const Revocation& r : revocations_) {
-    if (!proved && r.peer == id && r.ref == ref) unproved_.push_back(r.key);
+  heard_.push_back({peer.id(), ref, proved});
+}
+
+/// Behind the polls of a turn. `drained`: every rail was polled until it had nothing more. What a
+/// sender calls delivered may still lie in a queue here when its word comes, so its word counts
+/// from the first such turn behind it.
+void Counters::take_confirmed(bool drained) {
+  if (confirmed_.empty() && heard_.empty()) return;
+  if (drained) {
+    for (const Confirmed& word : std::exchange(confirmed_, {})) {
+      const auto its = [&](const Revocation& r) {
+        return r.peer == word.peer && r.ref == word.ref;
+      };
+      for (const Revocation& r : revocations_) {
+        if (!word.proved && its(r)) unproved_.push_back(r.key);
+      }
+      std::erase_if(revocations_, its);
+    }
+    revocations.wake();
   }
-  std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id && r.ref == ref; });
-  revocations.wake();
+  confirmed_.insert(confirmed_.end(), heard_.begin(), heard_.end());
+  heard_.clear();
 }
 
 Counters::Quiet Counters::quiet(Key key) const noexcept {

@@ -79,6 +79,7 @@ class Counters {
   void release(const Ending& ending, int64_t now_ns);
   /// The peer is quiet under the key. Not proved: writes of it may still land, it cannot tell.
   void key_revoked(Peer& peer, uint32_t ref, bool proved);
+  void take_confirmed(bool drained);
   /// What is known of the senders of a released named key.
   struct Quiet {
     uint32_t awaited = 0;   ///< asked, and not yet confirmed that they have drained
@@ -115,7 +116,15 @@ class Counters {
   EngineCore& core_;
   std::map<uint64_t, Name> names_;
   std::vector<Revocation> revocations_;
-  std::vector<Key> unproved_;  ///< released keys with a sender that is gone, until forget()
+  /// A sender's word that its writes under a key have drained.
+  struct Confirmed {
+    PeerId peer{};
+    uint32_t ref = 0;
+    bool proved = false;
+  };
+  std::vector<Confirmed> heard_;      ///< in this turn
+  std::vector<Confirmed> confirmed_;  ///< in earlier ones
+  std::vector<Key> unproved_;         ///< released keys with a sender that is gone, until forget()
   /// Released keys, by their bits, with each session that refuses them: a value that is in here is
   /// not handed out.
   std::multimap<uint32_t, PeerId> told_;

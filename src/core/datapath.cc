@@ -27,9 +27,10 @@ uint32_t Transfers::poll(NetworkSlot& network) {
       take_counts(rail);
       done += n;
       if (n < events.size()) break;
+      if (round + 1 == kPollsPerTurn) drained_ = false;
     }
     // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
-    if (rail.caps.cpu_copy && rail.posted > 0) ++done;
+    if (rail.caps.cpu_copy && rail.rail->busy()) ++done;
   }
   return done;
 }

@@ -1,5 +1,3 @@
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -115,7 +113,7 @@ void Regions::on_fenced(uint32_t slot) {
   region.end = LocalRegion::End::kAlive;
   region.keys = {};
   region.grants.clear();
-  if (void* pages = std::exchange(region.pages, nullptr)) ::munmap(pages, region.pages_bytes);
+  region.pages.unmap();
   locals_.recycle(slot);
   if (op != kNone) {
     core_.steps.take(Step::kRegionProved);
@@ -153,11 +151,9 @@ void Regions::close_all() {
   }
 }
 
-bool Regions::adopt_pages(RegionId id, void* pages, uint64_t bytes) noexcept {
+bool Regions::adopt_pages(RegionId id, OwnedPages& pages) noexcept {
   if (ended(id)) return false;
-  LocalRegion& region = *locals_.at(id.slot);
-  region.pages = pages;
-  region.pages_bytes = bytes;
+  locals_.at(id.slot)->pages = std::move(pages);
   return true;
 }
 

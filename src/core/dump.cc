@@ -6,6 +6,7 @@
 #include <fabric/version.h>
 
 #include "core/core.h"
+#include "core/registry.h"
 
 // Looking in: statistics, and what is in flight, on whom it waits, for how long. Everything is
 // taken under the state lock, so that a dump is one moment.
@@ -13,6 +14,12 @@
 namespace fabric {
 
 const char* version() noexcept { return FABRIC_VERSION_STRING; }
+
+std::vector<std::string> providers() {
+  std::vector<std::string> names = core::built_providers();
+  std::erase(names, "self");  // every engine has it, so nobody asks for it
+  return names;
+}
 
 EngineStats Engine::stats() const {
   if (core_ == nullptr || core_->forked()) return {};
@@ -29,8 +36,10 @@ std::vector<RailStats> Engine::rail_stats() const {
                       .device = std::string(rail.rail->device()),
                       .index = rail.index,
                       .up = rail.up,
+                      .caps = rail.caps,
                       .tx = rail.tx,
-                      .rx = rail.rx};
+                      .rx = rail.rx,
+                      .facts = rail.rail->facts()};
       stats.tx.posted = rail.posted;
       for (const auto& path : core_->transfers.paths()) {
         if (path->state == core::Path::State::kFree) continue;
@@ -176,7 +185,13 @@ nlohmann::json EngineCore::dump_object() {
   for (const NetworkSlot& network : networks) {
     nlohmann::json rails = nlohmann::json::array();
     for (const RailSlot& rail : network.rails) {
-      rails.push_back({{"device", rail.rail->device()}, {"up", rail.up}, {"posted", rail.posted}});
+      // An object also when there are none: the brackets of an empty list would make it null.
+      nlohmann::json facts = nlohmann::json::object();
+      for (const auto& [name, value] : rail.rail->facts()) facts[name] = value;
+      rails.push_back({{"device", rail.rail->device()},
+                       {"up", rail.up},
+                       {"posted", rail.posted},
+                       {"facts", std::move(facts)}});
     }
     out["networks"].push_back(
         {{"name", network.name}, {"provider", network.provider}, {"rails", rails}});
@@ -225,6 +240,14 @@ std::string EngineCore::dump_text() {
                          rail["up"].get<bool>() ? "up" : "down", rail["posted"].get<uint32_t>());
     }
     out += "\n";
+    for (const auto& rail : network["rails"]) {
+      if (rail["facts"].empty()) continue;
+      out += "  " + rail["device"].get<std::string>() + ":";
+      for (const auto& [name, value] : rail["facts"].items()) {
+        out += fmt::format(" {}={}", name, value.get<std::string>());
+      }
+      out += "\n";
+    }
   }
   for (const auto& peer : all["peers"]) {
     out += fmt::format(

@@ -1,7 +1,5 @@
 #include <fabric/engine.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "core/core.h"
@@ -173,21 +171,15 @@ Result<MemoryRegion> Engine::allocate(const AllocateOptions& options) {
   if (refused(core_)) return kEngineClosed;
   if (options.size_bytes == 0) return fail(Errc::kInvalidArgument, "size_bytes");
   if (options.kind != MemoryKind::kHost) return fail(Errc::kUnsupported, "kind");
-  constexpr uint64_t kHugeBytes = 2u << 20;
-  const uint64_t unit = options.huge_pages && options.size_bytes >= kHugeBytes ? kHugeBytes : 4096;
-  if (options.size_bytes > UINT64_MAX - unit) return fail(Errc::kTooLarge, "size_bytes");
-  const uint64_t bytes = (options.size_bytes + unit - 1) / unit * unit;
-  void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) return fail(Errc::kExhausted, "size_bytes", errno);
-  // A wish: ordinary pages do as well, only slower.
-  if (unit == kHugeBytes) (void)::madvise(pages, bytes, MADV_HUGEPAGE);
-  auto region = register_memory({.address = pages, .size_bytes = options.size_bytes});
+  auto pages = core::OwnedPages::allocate(options.size_bytes, options.huge_pages,
+                                          core_->maps_memory, core_->log);
+  if (!pages) return pages.error();
+  auto region = register_memory({.address = pages->address(), .size_bytes = options.size_bytes});
   if (!region) {
-    ::munmap(pages, bytes);
+    pages->unmap();  // nobody was told of them
     return region.error();
   }
-  region->state_->owned = pages;
-  region->state_->owned_bytes = bytes;
+  region->state_->owned = *std::move(pages);
   return region;
 }
 

@@ -1,5 +1,4 @@
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -217,19 +216,19 @@ MemoryRegion::~MemoryRegion() {
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
   bool proved = core.end_region(state_->id);
-  if (state_->owned == nullptr) return;
+  if (!state_->owned) return;
   if (!proved && core::in_callback()) {
     // It could not wait. The pages go when the region does, or now when it just did.
     std::lock_guard lock(core.state_mutex);
-    if (core.regions.adopt_pages(state_->id, state_->owned, state_->owned_bytes)) return;
+    if (core.regions.adopt_pages(state_->id, state_->owned)) return;
     proved = true;
   }
   if (proved) {
-    ::munmap(state_->owned, state_->owned_bytes);
+    state_->owned.unmap();
   } else {
     // A peer may still write there: better lost than given to somebody else.
     FABRIC_LOG(core.log, kWarning, "core", "memory is leaked: no proof that nobody writes to it",
-               {"region", state_->id}, {"bytes", state_->owned_bytes});
+               {"region", state_->id}, {"bytes", state_->owned.size_bytes()});
   }
 }
 

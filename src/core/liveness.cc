@@ -128,6 +128,15 @@ void Peers::on_unreachable(Peer& peer) {
   schedule(peer);  // its silence may be long enough already: this turn's timers see to it
 }
 
+void Peers::on_link_lost(uint8_t network, uint32_t link) {
+  for (Peer* peer : all()) {
+    const bool its = std::any_of(
+        peer->links.begin(), peer->links.end(),
+        [&](const Peer::Link& one) { return one.network == network && one.id == link; });
+    if (its) return on_peer_gone(*peer);
+  }
+}
+
 void Peers::on_peer_gone(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerLost, false); }
 
 bool Peers::wants_probe(const Peer& peer) const noexcept {

@@ -93,6 +93,7 @@ void Peers::reset(Peer& peer) {
   peer.links.clear();
   peer.link_in_use = 0;
   peer.section_of.assign(networks, -1);
+  peer.no_link.assign(networks, nullptr);
   peer.hello_due_ns = peer.give_up_ns = peer.counts_due_ns = kNeverNs;
   peer.hello_interval_ns = core_.config.retransmit.count();
   peer.byes_left = 0;
@@ -169,6 +170,7 @@ bool Peers::open_links(Peer& peer) {
       if (!link) {
         FABRIC_LOG(core_.log, kInfo, "core", "a network does not reach the peer",
                    {"network", network.name}, {"error", link.error()});
+        peer.no_link[n] = link.error().what;
         continue;
       }
       peer.section_of[n] = static_cast<int>(s);
@@ -201,7 +203,7 @@ void Peers::choose_routes(Peer& peer) {
         } else if (core_.config.reroute && !has_rail(network)) {
           skip("all of its rails are down");
         } else if (peer.section_of[n] < 0) {
-          skip("the peer does not have it, or it does not reach there");
+          skip(peer.no_link[n] != nullptr ? peer.no_link[n] : "the peer does not have it");
         } else if ((network.memory_kinds & 1u << here) == 0) {
           skip("cannot touch the memory here");
         } else if ((peer.remote.networks[static_cast<size_t>(peer.section_of[n])].memory_kinds &
@@ -288,7 +290,10 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   if (!reached || !has_route(*peer)) {
     peer->state.store(PeerState::kLost, std::memory_order_relaxed);
     --live_count_;
-    return fail(Errc::kUnreachable, "address");
+    // The first in the order of the engine is the one that was meant to be taken.
+    const auto& reasons = peer->no_link;
+    const auto why = std::find_if(reasons.begin(), reasons.end(), [](auto* one) { return one; });
+    return fail(Errc::kUnreachable, why == reasons.end() ? "address" : *why);
   }
   if (is_self) {
     peer->their_session = peer->my_session;

@@ -96,7 +96,8 @@ struct Peer : SlotHead {
   };
   std::vector<Link> links{};  ///< in the local order of networks
   uint32_t link_in_use = 0;
-  std::vector<int> section_of{};  ///< per local network: index in remote.networks, or -1
+  std::vector<int> section_of{};       ///< per local network: index in remote.networks, or -1
+  std::vector<const char*> no_link{};  ///< per local network: why it does not reach there, or null
 
   Timer timer{};
   int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;
@@ -226,6 +227,7 @@ class Peers {
     peer.unreachable_ns = kNeverNs;
   }
   /// The network knows that its process has ended. Ends the session before it returns.
+  void on_link_lost(uint8_t network, uint32_t link);
   void on_peer_gone(Peer& peer);
   /// Silent, and the network has said nothing lately: a write of no bytes would make it speak.
   bool wants_probe(const Peer& peer) const noexcept;

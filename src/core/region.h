@@ -11,6 +11,7 @@
 #include <fabric/provider.h>
 
 #include "control/descriptor.h"
+#include "core/pages.h"
 #include "core/slot_table.h"
 
 // Local registered memory, and peers' regions after import.
@@ -55,8 +56,7 @@ struct LocalRegion : SlotHead {
   uint32_t fences_awaited = 0;          ///< rails that have not proved it
   uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
   OpId unproved{};                      ///< that one
-  void* pages = nullptr;                ///< from allocate(), to be unmapped at its end
-  uint64_t pages_bytes = 0;
+  OwnedPages pages{};                   ///< from allocate(), to be unmapped at its end
 };
 
 struct RemoteRegionSlot : SlotHead {
@@ -88,8 +88,7 @@ struct RegionState {
   std::shared_ptr<EngineCore> core{};
   RegionId id{};
   Memory memory{};
-  void* owned = nullptr;  ///< pages from allocate()
-  uint64_t owned_bytes = 0;
+  OwnedPages owned{};  ///< from allocate()
 };
 
 class Regions {
@@ -133,8 +132,9 @@ class Regions {
   void source_drained(uint32_t slot);
   void on_fenced(uint32_t cookie);
   void close_all();
-  /// Takes over pages whose handle cannot wait for the end of the region. False: it has ended.
-  bool adopt_pages(RegionId region, void* pages, uint64_t bytes) noexcept;
+  /// Takes over pages whose handle cannot wait for the end of the region. False: it has ended, and
+  /// they are still the caller's.
+  bool adopt_pages(RegionId region, OwnedPages& pages) noexcept;
   /// True when the region is gone and nothing can land in it any more.
   bool ended(RegionId region) const noexcept;
   uint32_t live() const noexcept { return locals_.live(); }

@@ -171,6 +171,9 @@ class Transfers {
   /// Opens paths again whose rest is over; returns how much was done.
   uint32_t tick(int64_t now_ns);
   int64_t next_ns() const noexcept { return next_ns_; }
+  void begin_polls() noexcept { drained_ = true; }
+  /// Every rail that was polled in this turn has handed out all it had.
+  bool drained() const noexcept { return drained_; }
   uint32_t poll(NetworkSlot& network);
   uint32_t post(NetworkSlot& network);
   /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
@@ -290,6 +293,7 @@ class Transfers {
   std::vector<std::unique_ptr<Wreck>> wrecks_;
   int64_t next_ns_ = kNeverNs;  ///< when tick() has something to do
   // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
+  bool drained_ = true;
   std::array<WireEvent, 64> polled_{};
   std::array<WriteOp, 32> posting_{};  ///< one doorbell
 };

@@ -1,6 +1,7 @@
 #include "core/registry.h"
 
 #include "providers/self/open.h"
+#include "providers/shm/open.h"
 #include "providers/sim/open.h"
 
 // The composition root: the only file that names all providers.
@@ -16,6 +17,7 @@ struct Provider {
 
 constexpr Provider kProviders[] = {
     {"self", &self::open},
+    {"shm", &shm::open},
     {"sim", &sim::open},
 };
 

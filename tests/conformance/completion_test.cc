@@ -568,7 +568,10 @@ TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
       EXPECT_EQ(event.code, Errc::kPeerLost);
       EXPECT_EQ(event.peer, ac.peer) << "it says who";
     }
-    EXPECT_GT(lost, 0u);
+    // Where time is real the writes may all have been faster.
+    if (GetParam().caps.virtual_time) {
+      EXPECT_GT(lost, 0u);
+    }
     EXPECT_EQ(at_b.count(), kWrites);
     EXPECT_TRUE(arrived(0, kWrites * kSize));
     EXPECT_EQ(ea().peer_info(ab().peer)->state, PeerState::kConnected);

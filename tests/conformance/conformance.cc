@@ -1,8 +1,12 @@
 #include "conformance/conformance.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <mutex>
+#include <new>
 
+#include "base/shared_pages.h"
 #include "support/log_guard.h"
 
 namespace fabric {
@@ -38,6 +42,34 @@ void Trouble::delay_proofs(uint32_t, Nanos) { not_made("late_proofs"); }
 Trouble& Ground::trouble() {
   static Trouble none;
   return none;
+}
+
+// Memory
+
+namespace {
+std::atomic<bool> shared_blocks{false};
+std::mutex shared_mutex;
+std::map<void*, SharedPages> shared_pages;
+}  // namespace
+
+void use_shared_blocks(bool shared) noexcept { shared_blocks = shared; }
+
+void* take_block_memory(size_t bytes) {
+  if (!shared_blocks) return ::operator new(bytes);
+  auto pages = SharedPages::allocate((bytes + 4095) / 4096 * 4096, false);
+  if (!pages) throw std::bad_alloc();
+  void* const at = pages->address();
+  const std::lock_guard lock(shared_mutex);
+  shared_pages.emplace(at, *std::move(pages));
+  return at;
+}
+
+void free_block_memory(void* at) noexcept {
+  {
+    const std::lock_guard lock(shared_mutex);
+    if (shared_pages.erase(at) != 0) return;
+  }
+  ::operator delete(at);
 }
 
 // Recorder
@@ -169,7 +201,7 @@ std::unique_ptr<End> Conformance::make_end(uint32_t place, const Config& config)
 }
 
 Block Conformance::make_block(Engine& engine, uint64_t size_bytes) {
-  std::vector<std::byte> bytes(size_bytes);
+  BlockBytes bytes(size_bytes);
   auto region = engine.register_memory({.address = bytes.data(), .size_bytes = size_bytes});
   EXPECT_TRUE(region) << region.error().what;
   return {std::move(bytes), *std::move(region)};  // moving a vector leaves its bytes in place
@@ -195,7 +227,8 @@ Way Conformance::way(End& from, End& to) {
   return region ? Way{*peer, *region} : Way{*peer, {}};
 }
 
-Conformance::Ghost Conformance::ghost() {
+Ghost Conformance::ghost() {
+  if (auto mute = ground_->mute(config_)) return *std::move(mute);
   auto gone = make_end(Ground::kPlaces - 1, config_);
   return {gone->engine.address(), *gone->in.region.desc()};
 }

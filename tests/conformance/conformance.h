@@ -78,6 +78,11 @@ class Trouble {
   virtual void delay_proofs(uint32_t place, Nanos by);  ///< late_proofs; zero ends it
 };
 
+/// An address and a descriptor at which nobody answers.
+struct Ghost {
+  std::vector<std::byte> address, desc;
+};
+
 /// Where the engines of a case live: their hosts, network and time.
 class Ground {
  public:
@@ -92,6 +97,9 @@ class Ground {
   /// Longer than anything takes that has no deadline.
   virtual void settle() = 0;
   virtual void each_step(std::function<void()> look) = 0;
+  /// For networks where an engine that is gone is known to be gone at once: one that is there and
+  /// never says a word. It lives as long as the ground.
+  virtual std::optional<Ghost> mute(const Config&) { return std::nullopt; }
   virtual Trouble& trouble();  ///< one that can do nothing, for grounds without any
 };
 
@@ -108,6 +116,11 @@ void PrintTo(const ProviderCase& provider, std::ostream* out);
   do {                                                                                            \
     if (!GetParam().caps.cap) GTEST_SKIP() << GetParam().name << " has no capability '" #cap "'"; \
   } while (false)
+
+/// Memory of the kind that the last call of use_shared_blocks() asked for.
+void* take_block_memory(size_t bytes);
+void free_block_memory(void* at) noexcept;
+void use_shared_blocks(bool shared) noexcept;
 
 /// What arrived by callback, in order. The fixture owns it, so that it outlives every engine.
 class Recorder {
@@ -132,9 +145,22 @@ class Recorder {
   std::vector<Seen> seen_;
 };
 
+/// Where the blocks of a case come from: the heap, or pages that a peer can map.
+template <class T>
+struct BlockMemory {
+  using value_type = T;
+  BlockMemory() = default;
+  template <class U>
+  BlockMemory(const BlockMemory<U>&) noexcept {}
+  T* allocate(size_t n) { return static_cast<T*>(take_block_memory(n * sizeof(T))); }
+  void deallocate(T* at, size_t) noexcept { free_block_memory(at); }
+  friend bool operator==(const BlockMemory&, const BlockMemory&) { return true; }
+};
+using BlockBytes = std::vector<std::byte, BlockMemory<std::byte>>;
+
 /// Memory of one end and its registration.
 struct Block {
-  std::vector<std::byte> bytes;
+  BlockBytes bytes;
   MemoryRegion region;  ///< goes before the bytes
 
   LocalRef at(uint64_t offset) const noexcept { return region.at(offset); }
@@ -184,10 +210,7 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
   Way way(End& from, End& to);
   std::unique_ptr<End> make_end(uint32_t place, const Config& config);
   Block make_block(Engine& engine, uint64_t size_bytes = kBytes);
-  /// The address and a descriptor of an engine that is gone: nobody answers there.
-  struct Ghost {
-    std::vector<std::byte> address, desc;
-  };
+  /// Of an engine that nobody turns, or that is gone: nobody answers there.
   Ghost ghost();
 
   /// From a's block to the same place in b's.

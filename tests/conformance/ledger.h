@@ -55,7 +55,7 @@ class Ledger {
   RemoteRegion in_;
   Recorder& ends_;
   Recorder& met_;
-  std::vector<std::byte> original_;
+  BlockBytes original_;
   std::vector<std::vector<std::byte>> when_refused_;  ///< the target's bytes as kNotDelivered came
   std::vector<Counter> counters_;
   Nanos last_end_{};

@@ -1,6 +1,9 @@
 #include <fabric/sim.h>
 
 #include "conformance/conformance.h"
+#include "providers/shm/copy.h"
+#include "providers/shm/proof.h"
+#include "providers/shm/pull.h"
 #include "support/log_guard.h"
 
 // Every network that the promises are shown on. A new one is a Ground of its own and a line in the
@@ -123,6 +126,95 @@ class SimGround final : public Ground {
   std::unique_ptr<Clock> clock_;  ///< realtime only
 };
 
+/// What the machine has, as far as the network between its processes asks for it.
+struct ShmShape {
+  uint32_t lanes = 1;
+  bool mapped = true;  ///< memory that senders map; otherwise the target fetches
+  int ways = 2;        ///< to fetch: process_vm_readv, a memory file, or neither
+  bool bare = false;   ///< no restartable sequences, no membarrier, no procfs
+};
+
+/// Engines of this process on the network of this host, in real time. Processes that die and stop
+/// are the business of tests/process.
+class ShmGround final : public Ground {
+ public:
+  ShmGround(const ShmShape& shape, const GroundOptions& options)
+      : threaded_(options.realtime_threads) {
+    use_shared_blocks(shape.mapped);
+    shm::allow_ways(shape.ways > 1, shape.ways > 0);
+    shm::do_without_parts(shape.bare);
+    shm::use_guard_kind(shape.bare ? shm::GuardKind::kPlain : shm::GuardKind::kRestartable);
+    const uint32_t lanes = shape.lanes;
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      devices_.push_back("lane" + std::to_string(lane));
+    }
+    if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open({.log_sink = test_log_sink()}));
+  }
+
+  ~ShmGround() override {
+    use_shared_blocks(false);
+    shm::allow_ways(true, true);
+    shm::do_without_parts(false);
+    shm::use_guard_kind(shm::GuardKind::kRestartable);
+  }
+
+  Result<Engine> open(uint32_t, const Config& config) override {
+    Config shm = config;
+    shm.networks = {{.provider = "shm", .devices = devices_}};
+    return threaded_ ? Engine::open(shm) : Engine::open(shm, runtime_);
+  }
+  std::optional<Ghost> mute(const Config& config) override {
+    auto mute = std::make_unique<Mute>();  // nobody turns its runtime
+    Config shm = config;
+    shm.networks = {{.provider = "shm", .devices = devices_}};
+    mute->engine = *Engine::open(shm, std::make_shared<InlineRuntime>());
+    mute->region = *mute->engine->allocate({.size_bytes = 1u << 20});
+    mutes_.push_back(std::move(mute));
+    return Ghost{mutes_.back()->engine->address(), *mutes_.back()->region->desc()};
+  }
+  bool run_until(const std::function<bool()>& done, Nanos limit) override {
+    if (threaded_) return clock_->run_until(done, limit);
+    const Nanos end = watch_.now() + limit;
+    while (!done()) {
+      if (watch_.now() >= end) return false;
+      runtime_->turn();
+      if (look_) look_();
+    }
+    return true;
+  }
+  void run_for(Nanos time) override {
+    run_until([] { return false; }, time);
+  }
+  void settle() override {
+    run_for(threaded_ ? 50ms : 20ms);
+    // Time passes on a busy machine while nobody turns; turns do not.
+    for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) runtime_->turn();
+  }
+  void each_step(std::function<void()> look) override { look_ = std::move(look); }
+
+ private:
+  struct Mute {
+    std::optional<Engine> engine{};
+    std::optional<MemoryRegion> region{};
+  };
+
+  const bool threaded_;
+  std::vector<std::string> devices_;
+  const std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
+  Engine watch_ = *Engine::open({.log_sink = test_log_sink()}, runtime_);  ///< tells the time
+  std::unique_ptr<Clock> clock_;
+  std::vector<std::unique_ptr<Mute>> mutes_;
+  std::function<void()> look_;
+};
+
+ProviderCase shm_case(const ShmShape& shape, std::string name) {
+  return {std::move(name),
+          {.realtime_threads = true, .several_rails = shape.lanes > 1, .counted_slices = true},
+          [shape](const GroundOptions& options) {
+            return std::make_unique<ShmGround>(shape, options);
+          }};
+}
+
 constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .every_step = true,
                             .lossy_control = true,
@@ -182,7 +274,12 @@ INSTANTIATE_TEST_SUITE_P(
                     sim_rc({8, 3, 2}, "sim_rc_8_to_3"), sim_srd({1, 1, 1}, "sim_srd_1"),
                     sim_srd({2, 2, 2}, "sim_srd_2"), sim_srd({3, 3, 3}, "sim_srd_3"),
                     sim_srd({8, 8, 8}, "sim_srd_8"), sim_srd({3, 8, 1}, "sim_srd_3_to_8"),
-                    self_copy()),
+                    self_copy(), shm_case({}, "shm_1"), shm_case({.lanes = 3}, "shm_3"),
+                    shm_case({.bare = true}, "shm_bare"),
+                    shm_case({.mapped = false}, "shm_fetched"),
+                    shm_case({.lanes = 3, .mapped = false}, "shm_fetched_3"),
+                    shm_case({.mapped = false, .ways = 1}, "shm_memory_file"),
+                    shm_case({.mapped = false, .ways = 0}, "shm_bounced")),
     [](const auto& provider) { return provider.param.name; });
 
 }  // namespace fabric::test

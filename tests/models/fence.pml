@@ -1,15 +1,16 @@
 /*
 Shutting out a writer on the same host that has our memory mapped.
 
-Mirrors: no code yet; the protocol for the shm provider (FenceKind::kHost): intent words, permit
-words, restartable sequences. The writer announces a copy in its lane's intent word, and in one
-restartable section looks at the owner's permit and copies; the owner changes the permit, makes
-every writer's stores visible (membarrier), and then waits for each lane until its intent is clear,
-or its thread is dead, off its CPU, or was off it since. The store of the intent waits in a store
-buffer, as on every processor; a thread that is switched out inside its section starts it again.
-Left out: fresh pages as a last resort, several regions in one intent word, pulling.
-Proved: once the fence has said ok nothing is stored in that memory; what is counted has all its
-bytes; the fence ends.
+Mirrors: src/providers/shm/{cards,copy,proof}.cc (FenceKind::kHost). The writer announces a chunk by
+an odd number on its card, in one section looks at the owner's permit, copies and commits, and
+leaves by the next even number. The owner changes the permit, makes every writer's stores visible
+(membarrier), reads the cards, and then waits for each that was odd until it shows another number,
+or its thread is dead, or - where sections are restartable - off its CPU or was off it since. The
+store of the number waits in a store buffer, as on every processor; a thread that is switched out
+inside a restartable section starts it again, one with a plain section goes on.
+Left out: fresh pages as a last resort, several permits in one section, pulling.
+Proved: once the fence has said ok nothing is stored in that memory, and nothing committed; what is
+counted has all its bytes; the fence ends.
 
 @small LANES=1 CHUNKS=2 STORES=2 SWITCHES=2
 @large LANES=2 CHUNKS=1 STORES=2 SWITCHES=2
@@ -28,16 +29,23 @@ bytes; the fence ends.
   the permit is looked at before the intent is shown
 @mutant published_first assert:copied
   the slot of the ring is filled before the copy
+@mutant commit_outside assert:committed
+  the commit is stored behind the section, which may be switched out before it
+@mutant plain_switched assert:reused
+  a plain section is taken for proved because its thread was switched out
 */
 
 bool permit = true;
-bool intent[LANES], buffered[LANES], buffer[LANES];  // buffer: a store that waits, if buffered
+byte intent[LANES], number[LANES];  // as others see it, and as the writer has stored it
+bool buffered[LANES];               // the last number still waits in the store buffer
+bool plain[LANES];
 bool on_cpu[LANES] = true;
 bool inside[LANES], restart[LANES], moved[LANES];
 bool dead[LANES];
 byte copied[LANES];     // stores of the present chunk
 bool published[LANES];  // a slot of the lane's ring
 bool reused;            // the fence said ok
+bool committed;         // behind it
 byte switches;
 bool killed;
 
@@ -66,7 +74,7 @@ end:
   :: atomic {
        AT(shows) && !buffered[me] ->
        buffered[me] = true;
-       buffer[me] = true;
+       number[me]++;
 #ifdef MUTANT_published_first
        published[me] = true;
 #endif
@@ -80,17 +88,26 @@ end:
 #else
   :: atomic {
        AT(copies) && !restart[me] && copied[me] == STORES ->
+#ifdef MUTANT_commit_outside
        inside[me] = false;
+#endif
        at = publishes
      }
-  :: atomic { AT(publishes) -> published[me] = true; at = clears }
+  :: atomic {
+       AT(publishes) && !restart[me] ->
+       committed = reused;
+       assert(!committed);
+       published[me] = true;
+       inside[me] = false;
+       at = clears
+     }
 #endif
 #ifndef MUTANT_look_then_intend
   :: atomic { AT(checks) && !restart[me] && !permit -> inside[me] = false; at = clears }
 #endif
   // The kernel has sent the thread to the handler of its section.
   :: atomic {
-       (AT(checks) || AT(copies)) && restart[me] ->
+       (AT(checks) || AT(copies) || AT(publishes)) && restart[me] ->
        restart[me] = false;
 #if defined(MUTANT_goes_on)
        skip
@@ -105,7 +122,7 @@ end:
   :: atomic {
        AT(clears) && !buffered[me] ->
        buffered[me] = true;
-       buffer[me] = false;
+       number[me]++;
        at = rests
      }
   od
@@ -113,7 +130,7 @@ end:
 
 inline flush(lane) {
   if
-  :: buffered[lane] -> intent[lane] = buffer[lane]; buffered[lane] = false; buffer[lane] = false
+  :: buffered[lane] -> intent[lane] = number[lane]; buffered[lane] = false
   :: else
   fi
 }
@@ -129,7 +146,7 @@ end:
        flush(lane);
        on_cpu[lane] = false;
        moved[lane] = true;
-       restart[lane] = inside[lane]
+       restart[lane] = inside[lane] && !plain[lane]
      }
   :: atomic { !on_cpu[lane] -> on_cpu[lane] = true }
   :: atomic { !killed && lane == 0 -> killed = true; flush(lane); dead[lane] = true }
@@ -143,8 +160,14 @@ inline count(lane) {
   fi
 }
 
+#ifdef MUTANT_plain_switched
+#define SWITCHED(lane) (!on_cpu[lane] || moved[lane])
+#else
+#define SWITCHED(lane) (!plain[lane] && (!on_cpu[lane] || moved[lane]))
+#endif
+
 proctype owner() {
-  byte i;
+  byte i, was;
   bool proved = true;
   // An ordinary turn, at some time before.
   atomic { count(0) };
@@ -165,8 +188,9 @@ proctype owner() {
   do
   :: i == LANES -> break
   :: i < LANES ->
+     was = intent[i];
      if
-     :: atomic { !intent[i] || dead[i] || !on_cpu[i] || moved[i] -> i++ }
+     :: was % 2 == 0 || intent[i] != was || dead[i] || SWITCHED(i) -> i++
      :: atomic { proved = false; i++ }  // its deadline: the memory stays in quarantine
      fi
   od;
@@ -187,7 +211,14 @@ init {
   atomic {
     select(switches : 0 .. SWITCHES);
     do
-    :: i < LANES -> run writer(i); run cpu(i); i++
+    :: i < LANES ->
+       if
+       :: plain[i] = true
+       :: skip
+       fi;
+       run writer(i);
+       run cpu(i);
+       i++
     :: else -> break
     od;
     run owner()

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-EXAMPLE = "examples/01_sim_write.cc"
+EXAMPLE = "examples/01_hello_write.cc"
 EXAMPLE_LINES_MAX = 35
 SKIPPED_FOLDERS = {"build", ".git", ".cache"}
 

@@ -9,6 +9,11 @@ set_tests_properties(
   tool.version PROPERTIES LABELS unit TIMEOUT 30 PASS_REGULAR_EXPRESSION
                           "^fabric-lib ${PROJECT_VERSION}\n")
 
+add_test(NAME tool.info COMMAND ${CMAKE_COMMAND} -DTOOL=$<TARGET_FILE:fabric_tool>
+                                -DVERSION=${PROJECT_VERSION}
+                                -P ${CMAKE_CURRENT_LIST_DIR}/info.cmake)
+set_tests_properties(tool.info PROPERTIES LABELS unit TIMEOUT 30)
+
 # fabric_add_sim(<argument>...)
 function(fabric_add_sim)
   string(REGEX REPLACE "[^a-z0-9]+" "_" name "${ARGN}")
@@ -22,7 +27,7 @@ fabric_add_sim(--worlds 1)
 fabric_add_sim(--worlds 5 --json)
 fabric_add_sim(--worlds 2 --story)
 
-foreach(arguments "sim --worlds 0" "sim --seconds x" "sim --seed many" "nonsense" "")
+foreach(arguments "sim --worlds 0" "sim --seconds x" "sim --seed many" "info --all" "nonsense" "")
   string(REGEX REPLACE "[^a-z0-9]+" "_" name "${arguments}")
   separate_arguments(list UNIX_COMMAND "${arguments}")
   add_test(NAME tool.refuses_${name} COMMAND fabric_tool ${list})

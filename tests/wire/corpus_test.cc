@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "fuzz/sequence_seeds.h"
+#include "fuzz/shm_script.h"
+#include "providers/shm/wire.h"
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
@@ -15,6 +17,23 @@ namespace fabric::control {
 namespace {
 
 Bytes with_minor(Bytes bytes) { return with(std::move(bytes), kMinorAt, 1); }
+
+/// One of each of what same-host engines say. In front of a frame: how many descriptors come along.
+std::map<std::string, Bytes> shm_frames() {
+  const shm::Address here{.instance = 7, .user = 1000, .directory = "/run"};
+  const auto frame = [](char descriptors, const shm::Frame& of) {
+    return Bytes{static_cast<std::byte>(descriptors)} + shm::encode(of);
+  };
+  return {{"address", shm::encode(here)},
+          {"hello", shm::encode(shm::PathHello{here, 1, 2})},
+          {"key", shm::encode(shm::WireKey{1, 3})},
+          {"greeting", frame(2, shm::Greeting{.from = here, .line = 1})},
+          {"datagram", frame(0, shm::Datagram{}) + hex("c0ffee")},
+          {"ring", frame(1, shm::RingReady{.path = 5, .permit_value = 1})},
+          {"need_block", frame(0, shm::NeedBlock{3})},
+          {"block", frame(1, shm::Block{3, 4096})},
+          {"own_memory", frame(1, shm::OwnMemory{})}};
+}
 
 /// The seeds of the fuzzers by their path under tests/fuzz/corpus.
 std::map<std::string, Bytes> seeds() {
@@ -51,6 +70,8 @@ std::map<std::string, Bytes> seeds() {
   for (const auto& [name, script] : fuzz::session_seeds()) {
     files["session/" + name] = fuzz::encode_script(script);
   }
+  files.merge(fuzz::shm_line_seeds());
+  for (auto& [name, bytes] : shm_frames()) files["shm_frame/" + name] = std::move(bytes);
   return files;
 }
 

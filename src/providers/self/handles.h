@@ -89,6 +89,8 @@ class SelfRail final : public Rail {
   uint32_t post(std::span<const WriteOp> ops) noexcept override;
   uint32_t poll(std::span<WireEvent> out) noexcept override;
 
+  bool busy() const noexcept override { return count_ != 0; }
+
   bool has_work() const noexcept;
 
  private:

@@ -31,6 +31,7 @@ class WorldDriver final : public Driver {
   void wake(Progress& progress) noexcept override;
   void wake_callbacks(Progress& progress) noexcept override;
   bool threaded() const noexcept override { return false; }
+  bool virtual_time() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
   void offload(std::function<void()> job) override;

@@ -18,6 +18,12 @@ class SimRail final : public Rail {
 
   const Caps& caps() const noexcept override { return rail_.caps; }
   std::string_view device() const noexcept override { return rail_.device; }
+  std::vector<std::pair<std::string, std::string>> facts() const override {
+    return {{"fence", to_string(rail_.caps.fence)},
+            {"memory", rail_.caps.maps_memory ? "shared" : "any"},
+            {"order", rail_.caps.ordered ? "posting" : "none"},
+            {"replay", rail_.caps.exact_replay ? "exact" : "none"}};
+  }
 
   Result<uint64_t> register_memory(const Memory& memory,
                                    std::vector<std::byte>& wire_key) override {

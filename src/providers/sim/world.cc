@@ -269,6 +269,7 @@ Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenCont
                  .slice_safe = model.slice_safe,
                  .exact_replay = model.exact_replay,
                  .checks_access = true,
+                 .maps_memory = model.maps_memory,
                  .fence = model.fence,
                  .queue_depth = std::max(1u, model.depth),
                  .path_depth = std::clamp(model.path_depth, 1u, std::max(1u, model.depth)),

@@ -463,7 +463,7 @@ TEST_F(BadInput, AddressThatIsCutShortOfAnotherVersionOrNetwork) {
   expect_refused(a.connect(island.address()), Errc::kUnreachable, "address");
   sim::World elsewhere({.seed = 2});
   Engine far = *elsewhere.open(elsewhere.add_node(), quiet());
-  expect_refused(a.connect(far.address()), Errc::kUnreachable, "address");
+  expect_refused(a.connect(far.address()), Errc::kUnreachable, "sim: address");
   expect_refused(a.connect(b.address(), {.networks = {"nowhere"}}), Errc::kUnsupported,
                  "options.networks");
   EXPECT_EQ(a.peers(), std::vector<PeerId>{peer});
@@ -574,10 +574,11 @@ TEST_F(BadInput, NetworkThatIsNotBuiltOrNotThere) {
     config.networks = std::move(networks);
     return world.open(0, config);
   };
-  for (const char* provider : {"shm", "verbs", "ofi", "tcp", "carrier pigeon"}) {
-    expect_refused(open({{.provider = provider}}), Errc::kUnsupported, "networks.provider");
-    expect_refused(open({{.provider = "sim"}, {.provider = provider}}), Errc::kUnsupported,
-                   "networks.provider");
+  for (const std::string provider : {"shm", "verbs", "ofi", "tcp", "carrier pigeon"}) {
+    const char* const why =
+        provider == "shm" ? "shm: the engine's time is virtual" : "networks.provider";
+    expect_refused(open({{.provider = provider}}), Errc::kUnsupported, why);
+    expect_refused(open({{.provider = "sim"}, {.provider = provider}}), Errc::kUnsupported, why);
     auto without = open({{.provider = provider, .required = false}, {.provider = "sim"}});
     ASSERT_TRUE(without) << "not required, so it is left out";
     EXPECT_TRUE(without->connect(b.address()));

@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -15,7 +16,10 @@ namespace {
 
 using namespace std::chrono_literals;
 using nlohmann::json;
+using testing::Contains;
 using testing::HasSubstr;
+using testing::Not;
+using testing::Pair;
 
 class Dump : public testing::Test {
  protected:
@@ -57,6 +61,39 @@ TEST_F(Dump, OfAnIdleEngineNamesItsNetworksAndRails) {
   EXPECT_EQ(all["networks"][0]["rails"][1]["device"], "node0/sim1");
   EXPECT_EQ(all["networks"][0]["rails"][1]["up"], true);
   EXPECT_THAT(a.dump(), HasSubstr("node0/sim1 up (0 posted)"));
+}
+
+TEST_F(Dump, RepeatsWhatARailSaysOfItself) {
+  const json all = look();
+  EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["fence"], "Local");
+  EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["replay"], "exact");
+  EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object()) << "it says nothing";
+  EXPECT_THAT(a.dump(), HasSubstr("  node0/sim1: fence=Local memory=any order=posting"));
+  const auto rails = a.rail_stats();
+  ASSERT_EQ(rails.size(), 3u);
+  EXPECT_THAT(rails[1].facts, Contains(Pair("fence", "Local")));
+  EXPECT_TRUE(rails[2].facts.empty());
+}
+
+TEST_F(Dump, HasTheCapabilitiesOfEachRail) {
+  const auto rails = a.rail_stats();
+  ASSERT_EQ(rails.size(), 3u);
+  EXPECT_TRUE(rails[0].caps.exact_replay);
+  EXPECT_EQ(rails[0].caps.fence, FenceKind::kLocal);
+  EXPECT_GT(rails[0].caps.queue_depth, 0u);
+  EXPECT_TRUE(rails[2].caps.cpu_copy) << "the own address is served by a copy";
+  EXPECT_FALSE(rails[0].caps.cpu_copy);
+}
+
+TEST(Providers, AreWhatANetworkMayAskFor) {
+  const std::vector<std::string> all = providers();
+  EXPECT_THAT(all, Contains("sim"));
+  EXPECT_THAT(all, Not(Contains("self"))) << "no engine may ask for it";
+  for (const std::string& provider : all) {
+    const auto engine = Engine::open({.networks = {{.provider = provider}}});
+    // It may not work on this machine; then it says so itself.
+    EXPECT_STRNE(engine.error().what, "networks.provider") << provider << " is not in this build";
+  }
 }
 
 TEST_F(Dump, ShowsWhatAWriteWaitsForAndForHowLong) {

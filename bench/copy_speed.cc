@@ -1,0 +1,270 @@
+// How fast bytes get into another process's memory: libc against the ways of guarded_copy(), with
+// the price of its guard. Three situations: the same two buffers again and again, buffers that no
+// cache holds, and a reader on another core that looks at all bytes behind each copy, whose time
+// counts too. All times are of the threads themselves, so that others on their cores do not count.
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "providers/shm/copy.h"
+#include "providers/shm/proof.h"
+
+namespace {
+
+using namespace fabric;
+using namespace fabric::shm;
+
+struct Options {
+  uint32_t repeat = 25;
+  uint64_t bytes_max = 64u << 20;
+  uint64_t stretch = 2u << 20;  ///< bytes of one measurement
+};
+
+constexpr uint64_t kColdBytes = 256u << 20;
+
+struct Way {
+  const char* name;
+  bool libc;
+  Move move;
+  bool guard;
+  bool fence;
+};
+constexpr std::array<Way, 7> kWays{{{"memcpy", true, Move::kBest, false, false},
+                                    {"vector", false, Move::kVector, true, false},
+                                    {"rep", false, Move::kRepeat, true, false},
+                                    {"stream", false, Move::kStream, true, false},
+                                    {"best", false, Move::kBest, true, false},
+                                    {"no guard", false, Move::kBest, false, false},
+                                    {"fence", false, Move::kBest, true, true}}};
+
+enum class Situation : uint8_t { kHot, kCold, kRead };
+
+/// Of the calling thread.
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+void pin(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof(set), &set);  // a machine with one core measures that
+}
+
+std::byte* shared_memory(uint64_t bytes) {
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<std::byte*>(at);
+}
+
+/// Reads what was copied, on another core, and says so.
+class Reader {
+ public:
+  explicit Reader(const std::byte* target) : thread_([this, target] { run(target); }) {}
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+  ~Reader() {
+    bytes_.store(kEnd);
+    committed.fetch_add(1);
+    thread_.join();
+  }
+  void expect(uint64_t bytes) { bytes_.store(bytes); }
+  /// Until it has read everything; returns how long that took it.
+  double wait() const {
+    while (read_.load(std::memory_order_acquire) != committed.load(std::memory_order_relaxed)) {
+      sched_yield();
+    }
+    return took_.load(std::memory_order_relaxed);
+  }
+
+  alignas(128) std::atomic<uint64_t> committed{0};
+
+ private:
+  static constexpr uint64_t kEnd = ~uint64_t{0};
+
+  void run(const std::byte* target) {
+    pin(1);
+    for (uint64_t seen = 0;;) {
+      const uint64_t last = committed.load(std::memory_order_acquire);
+      if (last == seen) {
+        sched_yield();
+        continue;
+      }
+      const uint64_t bytes = bytes_.load();
+      if (bytes == kEnd) return;
+      const double begin = now();
+      std::array<uint64_t, 8> sums{};
+      for (uint64_t i = 0; i + sizeof(sums) <= bytes; i += sizeof(sums)) {
+        std::array<uint64_t, 8> words;
+        std::memcpy(words.data(), target + i, sizeof(words));
+        for (size_t k = 0; k < words.size(); ++k) sums[k] ^= words[k];
+      }
+      took_.store(now() - begin, std::memory_order_relaxed);
+      sum_.store(sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7]);
+      read_.store(seen = last, std::memory_order_release);
+    }
+  }
+
+  alignas(128) std::atomic<uint64_t> read_{0};
+  std::atomic<uint64_t> bytes_{0}, sum_{0};
+  std::atomic<double> took_{0};
+  std::thread thread_;  // last: it uses the rest
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options),
+        target_(shared_memory(kColdBytes)),
+        source_(shared_memory(kColdBytes)),
+        reader_(target_) {
+    const auto cards = Cards::of_process();
+    card_ = cards ? (*cards)->mine() : nullptr;
+    if (card_ == nullptr) throw std::runtime_error("no card");
+    register_fences();
+    for (uint64_t i = 0; i < kColdBytes; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
+  }
+
+  /// Seconds of one copy.
+  double measure(const Way& way, Situation situation, uint64_t bytes) {
+    use_move(way.move);
+    const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
+    const Guard guard = way.guard ? Guard{&path_, 1, &key_, 2} : Guard{};
+    std::atomic<uint64_t>& word = situation == Situation::kRead ? reader_.committed : unread_;
+    reader_.expect(bytes);
+    uint64_t at = situation == Situation::kCold ? cold_ : 0;
+    uint64_t last = at;
+    std::memset(target_ + at, 0, std::min<uint64_t>(bytes, 4096));
+    const auto copy = [&] {
+      const uint64_t value = word.load(std::memory_order_relaxed) + 1;
+      if (way.libc) {
+        std::memcpy(target_ + at, source_ + at, bytes);
+        word.store(value, std::memory_order_release);
+      } else {
+        guarded_copy(*card_, target_ + at, source_ + at, bytes, guard, {&word, value}, way.fence);
+      }
+    };
+    // The caches as this way leaves them, not the one before it.
+    if (situation != Situation::kCold) copy();
+    if (situation == Situation::kRead) reader_.wait();
+    double took = -now();
+    for (uint64_t i = 0; i < count; ++i) {
+      copy();
+      if (situation == Situation::kRead) {
+        took += now();
+        took += reader_.wait();
+        took -= now();
+      }
+      last = at;
+      if (situation == Situation::kCold) at = next(at, bytes);
+    }
+    took += now();
+    if (situation == Situation::kCold) cold_ = at;
+    if (std::memcmp(target_ + last, source_ + last, bytes) != 0) {
+      throw std::runtime_error("wrong bytes");
+    }
+    return took / static_cast<double>(count);
+  }
+
+ private:
+  static uint64_t next(uint64_t at, uint64_t bytes) {
+    at += std::max<uint64_t>(bytes, 64);
+    return at + bytes > kColdBytes ? 0 : at;
+  }
+
+  const Options options_;
+  std::byte* target_;
+  std::byte* source_;
+  uint64_t cold_ = 0;  ///< where the next cold copy goes
+  Card* card_ = nullptr;
+  std::atomic<uint64_t> path_{1}, key_{2}, unread_{0};
+  Reader reader_;
+};
+
+std::string size_name(uint64_t bytes) {
+  if (bytes >= 1u << 20) return fmt::format("{} MiB", bytes >> 20);
+  if (bytes >= 1u << 10) return fmt::format("{} KiB", bytes >> 10);
+  return fmt::format("{} B", bytes);
+}
+
+/// The lower quartile of several, in turn with the other ways: a busy neighbour slows all of them.
+void print_table(Bench& bench, const Options& options, Situation situation, const char* title) {
+  fmt::print("\n| {} |", title);
+  for (const Way& way : kWays) fmt::print(" {} |", way.name);
+  fmt::print("\n| --- |");
+  for (size_t i = 0; i < kWays.size(); ++i) fmt::print(" --- |");
+  fmt::print("\n");
+  for (const uint64_t bytes : {8ul, 64ul, 256ul, 1024ul, 4096ul, 16384ul, 65536ul, 262144ul,
+                               1ul << 20, 2ul << 20, 4ul << 20, 16ul << 20, 64ul << 20}) {
+    if (bytes > options.bytes_max) break;
+    // Asking for the time costs more than a short copy.
+    if (situation == Situation::kRead && bytes < 65536) continue;
+    std::array<std::vector<double>, kWays.size()> all;
+    for (uint32_t round = 0; round < options.repeat; ++round) {
+      for (size_t i = 0; i < kWays.size(); ++i) {
+        all[i].push_back(bench.measure(kWays[i], situation, bytes));
+      }
+    }
+    std::array<double, kWays.size()> best{};
+    for (size_t i = 0; i < kWays.size(); ++i) {
+      std::sort(all[i].begin(), all[i].end());
+      best[i] = all[i][all[i].size() / 4];
+    }
+    fmt::print("| {} |", size_name(bytes));
+    for (const double seconds : best) {
+      if (bytes < 1024) {
+        fmt::print(" {:.1f} ns |", seconds * 1e9);
+      } else {
+        fmt::print(" {:.1f} |", static_cast<double>(bytes) / seconds / 1e9);
+      }
+    }
+    fmt::print("\n");
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Copies into shared memory: nanoseconds below 1 KiB, GB/s from there on");
+  app.add_option("--repeat", options.repeat)->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--bytes-max", options.bytes_max)->capture_default_str();
+  app.add_option("--stretch", options.stretch, "Bytes of one measurement")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    pin(0);
+    Bench bench(options);
+    fmt::print("guard: {}; membarrier: {}; procfs: {}\n",
+               guard_kind() == GuardKind::kRestartable ? "restartable" : "plain",
+               fence_parts().membarrier, fence_parts().procfs);
+    print_table(bench, options, Situation::kHot, "hot");
+    print_table(bench, options, Situation::kCold, "cold");
+    print_table(bench, options, Situation::kRead, "then read");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "copy_speed: {}\n", error.what());
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}

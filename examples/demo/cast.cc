@@ -1,0 +1,79 @@
+#include "cast.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace demo {
+
+namespace {
+
+[[noreturn]] void give_up(const char* call) {
+  std::perror(call);
+  std::exit(1);
+}
+
+/// Only calls that are safe between fork and exec.
+[[noreturn]] void become(int fd, pid_t parent, char* const* arguments) {
+  // Asked for after the parent's death it would never come: hence the second look.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  // dup2() to itself would keep the flag that closes it.
+  if (fd == kChildFd ? ::fcntl(fd, F_SETFD, 0) < 0 : ::dup2(fd, kChildFd) < 0) ::_exit(1);
+  ::execv("/proc/self/exe", arguments);
+  ::_exit(127);
+}
+
+}  // namespace
+
+Child::Child(const char* role, const RoleOptions& options) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0) give_up("socketpair");
+  std::vector<std::string> words{"demo",
+                                 "--role",
+                                 role,
+                                 std::to_string(options.who),
+                                 std::to_string(options.lanes),
+                                 std::to_string(options.peer_timeout.count())};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+
+  std::fflush(nullptr);
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ < 0) give_up("fork");
+  if (pid_ == 0) become(ends[1], parent, arguments.data());
+  ::close(ends[1]);
+  channel_ = Channel(ends[0]);
+}
+
+Child::~Child() {
+  if (pid_ > 0) {
+    signal(SIGKILL);
+    reap();
+  }
+  ::close(channel_.fd());
+}
+
+void Child::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+int Child::reap() {
+  if (pid_ <= 0) return status_;
+  while (::waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+  return status_;
+}
+
+}  // namespace demo

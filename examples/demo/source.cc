@@ -1,0 +1,307 @@
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "model.h"
+#include "roles.h"
+
+// A prefiller: as soon as a layer of a prompt is computed its pages go out, one operation a layer,
+// while the next one is computed. What a decoder waits for is then only the last layer.
+
+namespace demo {
+
+namespace {
+
+using fabric::Errc;
+using fabric::PeerState;
+
+/// A long prompt, an ordinary one per receiver, and as much again, so that pages take turns and the
+/// same bytes do not go to the same place twice.
+constexpr uint32_t kPoolPages = kPagesLong + 4 * kLayers * kPagesPerLayer;
+
+struct Request {
+  Want want{};
+  std::vector<uint32_t> pages{};  ///< of the receiver's cache
+};
+
+class Source;
+
+/// One receiver, and the thread that serves it.
+struct Stream {
+  Stream(Source& owner, uint32_t number, const fabric::Offer& theirs, fabric::Batch operations)
+      : source(owner), who(number), offer(theirs), batch(std::move(operations)) {}
+
+  Source& source;
+  const uint32_t who;
+  const fabric::Offer offer;
+  fabric::Batch batch;
+  std::thread thread{};
+
+  std::mutex mutex{};
+  std::condition_variable changed{};
+  std::deque<Request> wanted{};
+  std::map<uint64_t, int64_t> submitted_ns{};  ///< last layer of requests not yet acknowledged
+  bool over = false;                           ///< there is nothing more to do
+  bool lost = false;
+
+  void on_end(const fabric::Event& event);
+};
+
+class Source {
+ public:
+  Source(const Channel& channel, const RoleOptions& options)
+      : channel_(channel),
+        engine_(open_engine(channel, options, "prefill")),
+        cache_(
+            need(engine_.allocate({.size_bytes = uint64_t{kPoolPages} * kPageBytes}), "allocate")),
+        listening_(need(engine_.listen(kChannel, fabric::Notify::call<&Source::on_message>(this)),
+                        "listen")),
+        subscription_(
+            need(engine_.subscribe(fabric::Notify::call<&Source::on_event>(this)), "subscribe")) {
+    for (uint32_t i = 0; i < kPoolPages; ++i) {
+      body_sums_.push_back(fill_body(page_at(cache_.bytes(), i), i));
+    }
+  }
+
+  int run() {
+    channel_.send({.kind = Note::Kind::kUp});
+    for (;;) {
+      const Letter letter = channel_.read();
+      switch (letter.note.kind) {
+        case Note::Kind::kJoin:
+          join(letter.note.who, letter.text);
+          break;
+        case Note::Kind::kPace:
+          layer_ns_ = letter.note.since_ns;
+          request_ns_ = letter.note.at_ns;
+          break;
+        case Note::Kind::kDrain:
+          drain();
+          channel_.send({.kind = Note::Kind::kDrained, .count = accepted_, .extra = ended_});
+          break;
+        default:  // kFinish, or the parent is gone
+          drain();
+          return 0;
+      }
+    }
+  }
+
+  void on_operation_end(Stream& stream, const fabric::Event& event) {
+    ++ended_;
+    if (event.code == Errc::kOk) return;
+    channel_.send({.kind = Note::Kind::kFailed,
+                   .who = stream.who,
+                   .code = static_cast<uint32_t>(event.code),
+                   .request = event.tag,
+                   .count = event.parts_failed,
+                   .at_ns = now_ns()});
+  }
+
+ private:
+  void join(uint32_t who, const std::string& offer) {
+    // Held over both steps: its first want may be here before it is on the list.
+    const std::lock_guard lock(mutex_);
+    auto stream = std::make_unique<Stream>(*this, who, need(engine_.accept(offer), "accept"),
+                                           need(engine_.make_batch(), "make_batch"));
+    stream->thread = std::thread([this, &s = *stream] { serve(s); });
+    streams_.push_back(std::move(stream));
+  }
+
+  Stream* find(fabric::PeerId peer) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& stream : streams_) {
+      if (stream->offer.peer == peer) return stream.get();
+    }
+    return nullptr;
+  }
+
+  // Callbacks run on the engine's callback thread.
+
+  void on_message(const fabric::Event& event) {
+    Stream* stream = find(event.peer);
+    uint32_t tag = 0;
+    if (stream == nullptr || event.size_bytes < sizeof(tag)) return;
+    std::memcpy(&tag, event.data, sizeof(tag));
+    if (tag == Want::kTag && event.size_bytes >= sizeof(Want)) {
+      on_want(*stream, event.bytes());
+    } else if (tag == Ack::kTag && event.size_bytes == sizeof(Ack)) {
+      Ack ack;
+      std::memcpy(&ack, event.data, sizeof(ack));
+      on_ack(*stream, ack);
+    }
+  }
+
+  void on_want(Stream& stream, std::span<const std::byte> bytes) {
+    Request request;
+    std::memcpy(&request.want, bytes.data(), sizeof(Want));
+    request.pages.resize(kLayers * request.want.pages_per_layer);
+    const auto pages = std::as_writable_bytes(std::span(request.pages));
+    if (bytes.size() != sizeof(Want) + pages.size()) return;
+    std::memcpy(pages.data(), bytes.data() + sizeof(Want), pages.size());
+    const std::lock_guard lock(stream.mutex);
+    stream.wanted.push_back(std::move(request));
+    stream.changed.notify_all();
+  }
+
+  void on_ack(Stream& stream, const Ack& ack) {
+    const std::lock_guard lock(stream.mutex);
+    const auto submitted = stream.submitted_ns.find(ack.request);
+    if (submitted == stream.submitted_ns.end()) return;
+    channel_.send({.kind = Note::Kind::kDone,
+                   .who = stream.who,
+                   .request = ack.request,
+                   .count = ack.pages_counted,
+                   .wrong = ack.pages_wrong,
+                   .extra = ack.counts_extra,
+                   .bytes = ack.bytes_right,
+                   .since_ns = submitted->second,
+                   .at_ns = ack.counted_ns});
+    stream.submitted_ns.erase(submitted);
+    stream.changed.notify_all();
+  }
+
+  void on_event(const fabric::Event& event) {
+    Stream* stream = find(event.peer);
+    if (event.kind != fabric::EventKind::kPeer || stream == nullptr) return;
+    channel_.send({.kind = Note::Kind::kState,
+                   .who = stream->who,
+                   .code = static_cast<uint32_t>(event.value),
+                   .at_ns = now_ns()});
+    if (static_cast<PeerState>(event.value) < PeerState::kLost) return;
+    const std::lock_guard lock(stream->mutex);
+    stream->over = stream->lost = true;
+    stream->changed.notify_all();
+  }
+
+  // One thread a receiver.
+
+  void serve(Stream& stream) {
+    int64_t due_ns = now_ns();
+    while (auto request = next_request(stream, due_ns)) {
+      due_ns = std::max(due_ns, now_ns() - request_ns_) + request_ns_;
+      push(stream, *request);
+    }
+  }
+
+  std::optional<Request> next_request(Stream& stream, int64_t due_ns) {
+    sleep_until(due_ns);
+    std::unique_lock lock(stream.mutex);
+    stream.changed.wait(lock, [&] { return stream.over || !stream.wanted.empty(); });
+    if (stream.over) return std::nullopt;
+    Request request = std::move(stream.wanted.front());
+    stream.wanted.pop_front();
+    return request;
+  }
+
+  void push(Stream& stream, const Request& request) {
+    const Want& want = request.want;
+    const uint32_t per_layer = want.pages_per_layer;
+    const std::vector<uint32_t> pages = pool_.take(kLayers * per_layer);
+    // The keys and values of a long prompt are in the cache already: all layers go at once.
+    const int64_t pace_ns = per_layer == kPagesPerLayerLong ? 0 : layer_ns_.load();
+    channel_.send({.kind = Note::Kind::kBegun,
+                   .who = stream.who,
+                   .request = want.request,
+                   .count = pages.size()});
+    int64_t due_ns = now_ns();
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      const auto from = std::span(pages).subspan(layer * per_layer, per_layer);
+      const auto to = std::span(request.pages).subspan(layer * per_layer, per_layer);
+      sleep_until(due_ns += pace_ns);
+      compute(stream, want, layer, from);
+      if (layer + 1 == kLayers) {
+        const std::lock_guard lock(stream.mutex);
+        stream.submitted_ns[want.request] = now_ns();
+      }
+      const auto taken = engine_.submit(fabric::PagedWrite{
+          .source = cache_.id(),
+          .source_pages = {.indices = from, .stride_bytes = kPageBytes},
+          .target = stream.offer.region,
+          .target_pages = {.indices = to, .stride_bytes = kPageBytes},
+          .page_bytes = kPageBytes,
+          .imm = fabric::Key::from_wire(want.key),
+          .batch = stream.batch,
+          .notify = fabric::Notify::call<&Stream::on_end>(&stream, want.request)});
+      if (!taken) {
+        channel_.send({.kind = Note::Kind::kRefused,
+                       .who = stream.who,
+                       .code = static_cast<uint32_t>(taken.error().code),
+                       .request = want.request,
+                       .at_ns = now_ns()});
+        break;
+      }
+      ++accepted_;
+    }
+    // Until every operation has ended, well or not. Only then the pages may be used again.
+    const auto all = engine_.wait(stream.batch, fabric::Timeout::forever());
+    if (!all && stream.batch.pending() > 0) need(all, "wait");
+    need(stream.batch.reset(), "reset");
+    pool_.give_back(pages);
+  }
+
+  /// In place of a GPU: the pages get what only this request, layer and page have.
+  void compute(const Stream& stream, const Want& want, uint32_t layer,
+               std::span<const uint32_t> pages) {
+    for (uint32_t i = 0; i < pages.size(); ++i) {
+      put_stamp(page_at(cache_.bytes(), pages[i]), {.receiver = stream.who,
+                                                    .request = want.request,
+                                                    .layer = layer,
+                                                    .page = i,
+                                                    .body_sum = body_sums_[pages[i]]});
+    }
+  }
+
+  static void sleep_until(int64_t due_ns) {
+    const int64_t left_ns = due_ns - now_ns();
+    if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
+  }
+
+  /// Returns when every stream has nothing open and every end was heard of.
+  void drain() {
+    for (const auto& stream : streams_) {
+      {
+        const std::lock_guard lock(stream->mutex);
+        stream->wanted.clear();
+        stream->over = true;
+        stream->changed.notify_all();
+      }
+      if (stream->thread.joinable()) stream->thread.join();
+      std::unique_lock lock(stream->mutex);
+      stream->changed.wait(lock, [&] { return stream->lost || stream->submitted_ns.empty(); });
+    }
+    // A callback may come after the wait for its batch. Not for ever: then the count is wrong.
+    for (int i = 0; i < 10'000 && ended_ != accepted_; ++i) sleep_until(now_ns() + 1'000'000);
+  }
+
+  const Channel& channel_;
+  Pool pool_{kPoolPages, Pool::Reuse::kOldestFirst};
+  std::vector<uint64_t> body_sums_{};
+  std::atomic<int64_t> layer_ns_{0}, request_ns_{0};
+  std::atomic<uint64_t> accepted_{0}, ended_{0};
+  std::mutex mutex_{};
+  std::vector<std::unique_ptr<Stream>> streams_{};  ///< under mutex_; only ever longer
+  fabric::Engine engine_;
+  fabric::MemoryRegion cache_;
+  fabric::Subscription listening_;
+  fabric::Subscription subscription_;
+};
+
+void Stream::on_end(const fabric::Event& event) { source.on_operation_end(*this, event); }
+
+}  // namespace
+
+int run_source(const Channel& channel, const RoleOptions& options) {
+  Source source(channel, options);
+  return source.run();
+}
+
+}  // namespace demo

@@ -1,0 +1,440 @@
+#include "providers/shm/copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && __has_include(<sys/rseq.h>)
+#include <sys/rseq.h>
+#define FABRIC_RSEQ 1
+#endif
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define FABRIC_TSAN 1
+#endif
+#elif defined(__SANITIZE_THREAD__)
+#define FABRIC_TSAN 1
+#endif
+#ifdef FABRIC_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace fabric::shm {
+
+namespace {
+
+// Relaxed: they are for tests and benchmarks, which set them while nobody copies.
+std::atomic<bool> plain_wanted{false};
+std::atomic<Move> move_wanted{Move::kBest};
+
+/// What one section looks at and stores last. Every pointer points somewhere, so that the assembler
+/// code has no cases.
+struct Section {
+  const uint64_t* path;
+  uint64_t path_value;
+  const uint64_t* key;
+  uint64_t key_value;
+  uint64_t* word;
+  uint64_t value;
+};
+
+constexpr uint64_t kSmallBytes = 128;
+
+/// `unseen` takes a commit that nobody asked for.
+Section section_of(const Guard& guard, const Commit& commit, uint64_t& unseen) noexcept {
+  const auto* path = reinterpret_cast<const uint64_t*>(guard.path);
+  const auto* key = reinterpret_cast<const uint64_t*>(guard.key);
+  auto* const word = reinterpret_cast<uint64_t*>(commit.word);
+  return {.path = path != nullptr ? path : &guard.path_value,
+          .path_value = guard.path_value,
+          .key = key != nullptr ? key : &guard.key_value,
+          .key_value = guard.key_value,
+          .word = word != nullptr ? word : &unseen,
+          .value = commit.value};
+}
+
+uint32_t enter(Card& card, bool fence) noexcept {
+  // Odd even if a section was left by a long jump out of a signal handler.
+  const uint32_t inside = (card.intent.load(std::memory_order_relaxed) + 1) | 1;
+  // Pairs with Proof's look behind heavy_fence(): the compiler keeps the store before the loads of
+  // the guard, and the owner's fence does what the processor might not.
+  card.intent.store(inside, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (fence) std::atomic_thread_fence(std::memory_order_seq_cst);
+  return inside;
+}
+
+void leave(Card& card, uint32_t inside) noexcept {
+  // Pairs with Proof's acquire load: what the section stored is seen by who sees its end.
+  card.intent.store(inside + 1, std::memory_order_release);
+}
+
+bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                   const Section& section) noexcept {
+  const auto holds = [](const uint64_t* word, uint64_t value) {
+    // Keeps the copy behind it, as acquire does for loads and, through the branch, for stores.
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value;
+  };
+  if (!holds(section.path, section.path_value)) return false;
+  if (!holds(section.key, section.key_value)) return false;
+  if (bytes != 0) std::memcpy(target, source, bytes);  // a commit alone may have no addresses
+  // Pairs with the acquire load of whoever waits for the word.
+  __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);
+  return true;
+}
+
+#ifdef FABRIC_RSEQ
+
+// One critical section in the kernel's sense, from 1: to 2:. A thread that is switched out or gets
+// a signal between them goes on at 4:, whatever it was about to store, and from there starts again
+// with all it needs, because nothing below changes an operand. The store of the commit is the last
+// instruction: done, the section is over. The mark before 4: is how the kernel knows a handler.
+// clang-format off
+#define FABRIC_SECTION(copy)              \
+  ".pushsection __rseq_cs, \"aw\"\n"      \
+  ".balign 32\n"                          \
+  "3: .long 0, 0\n"                       \
+  ".quad 1f, 2f - 1f, 4f\n"               \
+  ".popsection\n"                         \
+  "0: leaq 3b(%%rip), %%rax\n"            \
+  "movq %%rax, %%fs:8(%[rseq])\n"         \
+  "1: movq %[path_value], %%rax\n"        \
+  "cmpq %%rax, (%[path])\n"               \
+  "jne %l[stale]\n"                       \
+  "movq %[key_value], %%rax\n"            \
+  "cmpq %%rax, (%[key])\n"                \
+  "jne %l[stale]\n"                       \
+  copy                                    \
+  "movq %[value], %%rax\n"                \
+  "movq %%rax, (%[word])\n"               \
+  "2:\n"                                  \
+  ".pushsection __rseq_failure, \"ax\"\n" \
+  ".byte 0x0f, 0xb9, 0x3d\n"              \
+  ".long 0x53053053\n"                    \
+  "4: jmp 0b\n"                           \
+  ".popsection\n"
+// For loops that move on.
+#define FABRIC_LONG_SECTION(copy) \
+  FABRIC_SECTION(                 \
+  "movq %[target], %%rdi\n"       \
+  "movq %[source], %%rsi\n"       \
+  "movq %[bytes], %%rcx\n"        \
+  copy)
+// clang-format on
+#define FABRIC_OPERANDS                                                                       \
+  [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "rm"(section.path_value), \
+      [key] "r"(section.key), [key_value] "rm"(section.key_value), [word] "r"(section.word),  \
+      [value] "rm"(section.value), [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
+#define FABRIC_CLOBBERS \
+  "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
+static_assert(offsetof(rseq, rseq_cs) == 8 && RSEQ_SIG == 0x53053053);
+
+/// At most 128 bytes, none being some: two ends that overlap, of the largest power of two that
+/// fits.
+[[gnu::always_inline]] inline bool small_section(std::byte* target, const std::byte* source,
+                                                 uint64_t bytes, const Section& section) noexcept {
+  asm goto(FABRIC_SECTION("cmpq $16, %[bytes]\n"
+                          "jae 5f\n"
+                          "cmpq $8, %[bytes]\n"
+                          "jae 6f\n"
+                          "cmpq $4, %[bytes]\n"
+                          "jae 7f\n"
+                          "testq %[bytes], %[bytes]\n"
+                          "jz 9f\n"
+                          "movzbl (%[source]), %%eax\n"  // 1, 2, 3: both ends and the middle
+                          "movzbl -1(%[source],%[bytes]), %%edx\n"
+                          "movb %%al, (%[target])\n"
+                          "movb %%dl, -1(%[target],%[bytes])\n"
+                          "movq %[bytes], %%rdx\n"
+                          "shrq $1, %%rdx\n"
+                          "movzbl (%[source],%%rdx), %%eax\n"
+                          "movb %%al, (%[target],%%rdx)\n"
+                          "jmp 9f\n"
+                          "7: movl (%[source]), %%eax\n"
+                          "movl -4(%[source],%[bytes]), %%edx\n"
+                          "movl %%eax, (%[target])\n"
+                          "movl %%edx, -4(%[target],%[bytes])\n"
+                          "jmp 9f\n"
+                          "6: movq (%[source]), %%rax\n"
+                          "movq -8(%[source],%[bytes]), %%rdx\n"
+                          "movq %%rax, (%[target])\n"
+                          "movq %%rdx, -8(%[target],%[bytes])\n"
+                          "jmp 9f\n"
+                          "5: movups (%[source]), %%xmm0\n"
+                          "movups -16(%[source],%[bytes]), %%xmm1\n"
+                          "cmpq $32, %[bytes]\n"
+                          "jbe 8f\n"
+                          "movups 16(%[source]), %%xmm2\n"
+                          "movups -32(%[source],%[bytes]), %%xmm3\n"
+                          "movups %%xmm2, 16(%[target])\n"
+                          "movups %%xmm3, -32(%[target],%[bytes])\n"
+                          "cmpq $64, %[bytes]\n"
+                          "jbe 8f\n"
+                          "movups 32(%[source]), %%xmm2\n"
+                          "movups -48(%[source],%[bytes]), %%xmm3\n"
+                          "movups %%xmm2, 32(%[target])\n"
+                          "movups %%xmm3, -48(%[target],%[bytes])\n"
+                          "movups 48(%[source]), %%xmm2\n"
+                          "movups -64(%[source],%[bytes]), %%xmm3\n"
+                          "movups %%xmm2, 48(%[target])\n"
+                          "movups %%xmm3, -64(%[target],%[bytes])\n"
+                          "8: movups %%xmm0, (%[target])\n"
+                          "movups %%xmm1, -16(%[target],%[bytes])\n"
+                          "9:\n")
+           :
+           : FABRIC_OPERANDS
+           : "rax", "rdx", "xmm0", "xmm1", "xmm2", "xmm3", "cc", "memory"
+           : stale);
+  return true;
+stale:
+  return false;
+}
+
+/// From 128 bytes on. Both ends unaligned, and between them 128 bytes a round, aligned at the
+/// target, until the end is reached.
+[[gnu::always_inline]] inline bool vector_section(std::byte* target, const std::byte* source,
+                                                  uint64_t bytes, const Section& section) noexcept {
+  asm goto(FABRIC_LONG_SECTION("vmovdqu (%%rsi), %%ymm0\n"
+                               "vmovdqu -128(%%rsi,%%rcx), %%ymm1\n"
+                               "vmovdqu -96(%%rsi,%%rcx), %%ymm2\n"
+                               "vmovdqu -64(%%rsi,%%rcx), %%ymm3\n"
+                               "vmovdqu -32(%%rsi,%%rcx), %%ymm4\n"
+                               "leaq -128(%%rdi,%%rcx), %%rdx\n"
+                               "vmovdqu %%ymm0, (%%rdi)\n"
+                               "vmovdqu %%ymm1, (%%rdx)\n"
+                               "vmovdqu %%ymm2, 32(%%rdx)\n"
+                               "vmovdqu %%ymm3, 64(%%rdx)\n"
+                               "vmovdqu %%ymm4, 96(%%rdx)\n"
+                               "leaq 32(%%rdi), %%rax\n"
+                               "andq $-32, %%rax\n"
+                               "subq %%rdi, %%rsi\n"
+                               "addq %%rax, %%rsi\n"
+                               "movq %%rax, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jae 6f\n"
+                               ".balign 16\n"
+                               "5: vmovdqu (%%rsi), %%ymm0\n"
+                               "vmovdqu 32(%%rsi), %%ymm1\n"
+                               "vmovdqu 64(%%rsi), %%ymm2\n"
+                               "vmovdqu 96(%%rsi), %%ymm3\n"
+                               "addq $128, %%rsi\n"
+                               "vmovdqa %%ymm0, (%%rdi)\n"
+                               "vmovdqa %%ymm1, 32(%%rdi)\n"
+                               "vmovdqa %%ymm2, 64(%%rdi)\n"
+                               "vmovdqa %%ymm3, 96(%%rdi)\n"
+                               "addq $128, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jb 5b\n"
+                               "6: vzeroupper\n")
+           :
+           : FABRIC_OPERANDS:FABRIC_CLOBBERS
+           : stale);
+  return true;
+stale:
+  // A first attempt may have left them full, and what follows would be slow.
+  asm volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4");
+  return false;
+}
+
+bool repeat_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                    const Section& section) noexcept {
+  asm goto(FABRIC_LONG_SECTION("rep movsb\n") : : FABRIC_OPERANDS:FABRIC_CLOBBERS : stale);
+  return true;
+stale:
+  return false;
+}
+
+/// From 128 bytes on; as the vector loop, with stores that go to memory. They are drained inside
+/// the section: neither the commit nor the card's next number may overtake them.
+bool stream_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                    const Section& section) noexcept {
+  asm goto(FABRIC_LONG_SECTION("movups (%%rsi), %%xmm0\n"
+                               "movups 16(%%rsi), %%xmm1\n"
+                               "movups 32(%%rsi), %%xmm2\n"
+                               "movups 48(%%rsi), %%xmm3\n"
+                               "movups %%xmm0, (%%rdi)\n"
+                               "movups %%xmm1, 16(%%rdi)\n"
+                               "movups %%xmm2, 32(%%rdi)\n"
+                               "movups %%xmm3, 48(%%rdi)\n"
+                               "movups -64(%%rsi,%%rcx), %%xmm0\n"
+                               "movups -48(%%rsi,%%rcx), %%xmm1\n"
+                               "movups -32(%%rsi,%%rcx), %%xmm2\n"
+                               "movups -16(%%rsi,%%rcx), %%xmm3\n"
+                               "leaq -64(%%rdi,%%rcx), %%rdx\n"
+                               "movups %%xmm0, (%%rdx)\n"
+                               "movups %%xmm1, 16(%%rdx)\n"
+                               "movups %%xmm2, 32(%%rdx)\n"
+                               "movups %%xmm3, 48(%%rdx)\n"
+                               "leaq 64(%%rdi), %%rax\n"
+                               "andq $-64, %%rax\n"
+                               "subq %%rdi, %%rsi\n"
+                               "addq %%rax, %%rsi\n"
+                               "movq %%rax, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jae 6f\n"
+                               ".balign 16\n"
+                               "5: movups (%%rsi), %%xmm0\n"
+                               "movups 16(%%rsi), %%xmm1\n"
+                               "movups 32(%%rsi), %%xmm2\n"
+                               "movups 48(%%rsi), %%xmm3\n"
+                               "addq $64, %%rsi\n"
+                               "movntps %%xmm0, (%%rdi)\n"
+                               "movntps %%xmm1, 16(%%rdi)\n"
+                               "movntps %%xmm2, 32(%%rdi)\n"
+                               "movntps %%xmm3, 48(%%rdi)\n"
+                               "addq $64, %%rdi\n"
+                               "cmpq %%rdx, %%rdi\n"
+                               "jb 5b\n"
+                               "6: sfence\n")
+           :
+           : FABRIC_OPERANDS:FABRIC_CLOBBERS
+           : stale);
+  return true;
+stale:
+  // What a first attempt stored was drained by the interrupt that ended it; this costs nothing
+  // here, and leans on nobody.
+  asm volatile("sfence" : : : "memory");
+  return false;
+}
+
+#undef FABRIC_SECTION
+#undef FABRIC_LONG_SECTION
+#undef FABRIC_OPERANDS
+#undef FABRIC_CLOBBERS
+
+/// The kernel reads the descriptor of the last section at the next interrupt, however late, and
+/// this library may have been unloaded by then.
+void forget_section() noexcept {
+  asm volatile("movq $0, %%fs:8(%[rseq])" : : [rseq] "r"(__rseq_offset) : "memory");
+}
+
+bool registered() noexcept {
+  if (__rseq_size == 0) return false;
+  int32_t cpu = 0;  // negative unless the kernel keeps it up to date
+  asm volatile("movl %%fs:4(%[rseq]), %[cpu]" : [cpu] "=r"(cpu) : [rseq] "r"(__rseq_offset));
+  return cpu >= 0;
+}
+
+bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
+
+bool short_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                   const Section& section) noexcept {
+  if (bytes <= kSmallBytes) return small_section(target, source, bytes, section);
+  return vector_section(target, source, bytes, section);
+}
+
+bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                  const Section& section, Move move) noexcept {
+  const bool whole = bytes >= kSmallBytes;  // and not what a chunk has left
+  if (move == Move::kStream && whole) return stream_section(target, source, bytes, section);
+  if (move == Move::kVector && whole) return vector_section(target, source, bytes, section);
+  return repeat_section(target, source, bytes, section);
+}
+
+#else
+
+bool registered() noexcept { return false; }
+void forget_section() noexcept {}
+bool has_vectors() noexcept { return false; }
+bool short_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                   const Section& section) noexcept {
+  return plain_section(target, source, bytes, section);
+}
+bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                  const Section& section, Move) noexcept {
+  return plain_section(target, source, bytes, section);
+}
+
+#endif
+
+// The sizes at which one way overtakes another: docs/design/0010 has the measurements.
+constexpr uint64_t kRepeatBytes = 4096;
+constexpr uint64_t kStreamBytes = 16u << 20;
+
+Move long_move(uint64_t bytes) noexcept {
+  const Move wanted = move_wanted.load(std::memory_order_relaxed);
+  if (wanted != Move::kBest) return wanted;
+  return bytes < kStreamBytes ? Move::kRepeat : Move::kStream;
+}
+
+/// The longest copy that short_section() makes.
+uint64_t short_bytes_max(Move wanted) noexcept {
+  const bool vectors = wanted == Move::kBest || wanted == Move::kVector;
+  return vectors && has_vectors() ? kRepeatBytes - 1 : kSmallBytes;
+}
+std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as above
+
+[[gnu::noinline]] Stored copy_chunks(Card& card, std::byte* target, const std::byte* source,
+                                     uint64_t bytes, const Guard& guard, const Commit& commit,
+                                     bool fence, uint64_t whole_bytes) noexcept {
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // as above
+  const Move move = long_move(std::max(bytes, whole_bytes));
+  uint64_t unseen;
+  Section section = section_of(guard, commit, unseen);
+  uint64_t* const word = std::exchange(section.word, &unseen);
+  bool holds = true;
+  do {
+    const uint64_t chunk = std::min(bytes, kChunkBytes);
+    if (chunk == bytes) section.word = word;
+    const uint32_t inside = enter(card, fence);
+    holds = restartable ? long_section(target, source, chunk, section, move)
+                        : plain_section(target, source, chunk, section);
+    leave(card, inside);
+    target += chunk;
+    source += chunk;
+    bytes -= chunk;
+  } while (holds && bytes != 0);
+  if (restartable) forget_section();
+  return holds ? Stored::kDone : Stored::kStale;
+}
+
+}  // namespace
+
+Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+                    const Guard& guard, const Commit& commit, bool fence,
+                    uint64_t whole_bytes) noexcept {
+#ifdef FABRIC_TSAN
+  // It does not see the store of a section.
+  if (commit.word != nullptr) __tsan_release(commit.word);
+#endif
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
+  if (!restartable || bytes > short_bytes.load(std::memory_order_relaxed)) {
+    return copy_chunks(card, target, source, bytes, guard, commit, fence, whole_bytes);
+  }
+  uint64_t unseen;
+  const Section section = section_of(guard, commit, unseen);
+  const uint32_t inside = enter(card, fence);
+  const bool holds = short_section(target, source, bytes, section);
+  leave(card, inside);
+  forget_section();
+  return holds ? Stored::kDone : Stored::kStale;
+}
+
+GuardKind guard_kind() noexcept {
+  static const bool has = registered();
+  const bool plain = !has || plain_wanted.load(std::memory_order_relaxed);
+  return plain ? GuardKind::kPlain : GuardKind::kRestartable;
+}
+
+bool thread_is_restartable() noexcept {
+  return guard_kind() == GuardKind::kRestartable && registered();
+}
+
+bool use_guard_kind(GuardKind kind) noexcept {
+  plain_wanted.store(kind == GuardKind::kPlain, std::memory_order_relaxed);
+  if (guard_kind() != kind) return false;
+  const auto cards = Cards::of_process();
+  Card* const card = cards ? (*cards)->mine() : nullptr;
+  if (card == nullptr) return false;
+  card->restartable.store(thread_is_restartable() ? 1 : 0, std::memory_order_relaxed);
+  return true;
+}
+
+void use_move(Move move) noexcept {
+  if (move == Move::kVector && !has_vectors()) move = Move::kRepeat;
+  move_wanted.store(move, std::memory_order_relaxed);
+  short_bytes.store(short_bytes_max(move), std::memory_order_relaxed);
+}
+
+}  // namespace fabric::shm

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "providers/shm/cards.h"
+
+// Copies into memory that another process owns and may take back at any moment.
+
+namespace fabric::shm {
+
+/// What has to hold while bytes are stored: two words that the owner changes when it closes the
+/// path or takes the memory back. A null pointer asks for nothing.
+struct Guard {
+  const std::atomic<uint64_t>* path = nullptr;
+  uint64_t path_value = 0;
+  const std::atomic<uint64_t>* key = nullptr;
+  uint64_t key_value = 0;
+};
+
+/// A store that ends the last section: it happens only if the guard still holds, behind all bytes.
+struct Commit {
+  std::atomic<uint64_t>* word = nullptr;  ///< null: none
+  uint64_t value = 0;
+};
+
+/// How this process guards its copies; the best that the machine has.
+enum class GuardKind : uint8_t {
+  kRestartable,  ///< rseq: a copy that was switched out looks at the guard again before it stores
+  kPlain,        ///< only looked at before each chunk: the owner waits for the end of the chunk
+};
+GuardKind guard_kind() noexcept;
+
+/// Longest stretch in one section, so that an owner waits some tens of microseconds at most.
+inline constexpr uint64_t kChunkBytes = 256u << 10;
+
+enum class Stored : uint8_t {
+  kDone,
+  kStale,  ///< the guard does not hold: some bytes may have been stored before, the commit was not
+};
+
+/// Copies `bytes` (0 is legal: the commit alone) in chunks, each inside a section on the calling
+/// thread's card. `fence`: the owner cannot call membarrier or this process could not register for
+/// it (FenceParts), so each section pays for a full fence. `whole_bytes`: of the copy that this is
+/// a part of, which decides how bytes are moved; 0: of this one. The ranges do not overlap.
+/// Non-temporal stores are drained before the section ends.
+Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+                    const Guard& guard, const Commit& commit, bool fence,
+                    uint64_t whole_bytes = 0) noexcept;
+
+/// Whether a section of the calling thread is one that the kernel restarts: what its card says.
+bool thread_is_restartable() noexcept;
+
+/// For tests: the kind of the calling thread's card and of all that are taken from now on, if the
+/// machine has it.
+bool use_guard_kind(GuardKind kind) noexcept;
+
+/// How the bytes of a section are moved. bench/copy measures them; docs/design/0010 has the table.
+enum class Move : uint8_t {
+  kBest,    ///< by size
+  kVector,  ///< a loop of vector registers
+  kRepeat,  ///< rep movsb
+  kStream,  ///< non-temporal stores, which leave the caches alone
+};
+/// For the benchmark: what guarded_copy() uses from now on where the size allows it.
+void use_move(Move move) noexcept;
+
+}  // namespace fabric::shm

@@ -1,0 +1,371 @@
+#include <algorithm>
+
+#include "providers/shm/handles.h"
+
+// What leaves: pieces are stored into mapped memory, or ordered from the target. The hot code.
+
+namespace fabric::shm {
+
+namespace {
+constexpr uint32_t kNone = UINT32_MAX;
+}
+
+uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
+  uint32_t taken = 0;
+  for (const WriteOp& op : ops) {
+    // Every piece needs a place for its end, and one that waits a place of its own.
+    if (done_count_ + waiting_ + ordered_ >= kQueueDepth) break;
+    OutPath* const path = out_path(op.path);
+    ++taken;
+    if (path == nullptr) {
+      // Closed and reported: the core withdraws what it had not posted, so this is a stray one.
+      done_[(done_head_ + done_count_++) % kQueueDepth] = {
+          {Errc::kRailLost, Remote::kNotDelivered}, op.cookie, op.path};
+      continue;
+    }
+    if (path->closing) {
+      end(*path, op.cookie, {path->broken_by(), Remote::kNotDelivered});
+      continue;
+    }
+    uint64_t copied = 0;
+    // Nothing overtakes what waits: slices are covered by the counted piece behind them.
+    if (path->first != kNone || advance(*path, op, copied) == Step::kWaits) {
+      wait_in_line(*path, op, copied);
+    }
+  }
+  return taken;
+}
+
+void ShmRail::end(OutPath& path, uint32_t cookie, Outcome outcome) noexcept {
+  done_[(done_head_ + done_count_++) % kQueueDepth] = {outcome, cookie, path.id};
+  ++path.unreported;
+}
+
+void ShmRail::wait_in_line(OutPath& path, const WriteOp& op, uint64_t copied) noexcept {
+  const uint32_t index = free_piece_;
+  Piece& piece = pieces_[index];
+  free_piece_ = piece.next;
+  piece = {op, copied, kNone};
+  (path.first == kNone ? path.first : pieces_[path.last].next) = index;
+  path.last = index;
+  ++waiting_;
+}
+
+/// Takes pieces that wait one step further.
+void ShmRail::go_on(OutPath& path) noexcept {
+  while (path.first != kNone) {
+    const uint32_t index = path.first;
+    Piece& piece = pieces_[index];
+    // The piece leaves the line before it ends: its end must find room.
+    --waiting_;
+    if (path.closing) {
+      end(path, piece.op.cookie, {path.broken_by(), Remote::kNotDelivered});
+    } else if (advance(path, piece.op, piece.copied_bytes) == Step::kWaits) {
+      ++waiting_;
+      return;
+    }
+    path.first = piece.next;
+    if (path.first == kNone) path.last = kNone;
+    piece.next = free_piece_;
+    free_piece_ = index;
+  }
+}
+
+ShmRail::Step ShmRail::advance(OutPath& path, const WriteOp& op, uint64_t& copied) noexcept {
+  if (path.ring == nullptr || !path.started) return Step::kWaits;
+  if (op.size_bytes == 0) {
+    // It may be what covers the pieces before it, and those that are fetched are not there yet.
+    if (op.has_imm != 0 && path.orders != path.orders_ended) return Step::kWaits;
+    static constexpr Neighbour::View kNowhere{};
+    return store(path, op, copied, kNowhere);
+  }
+  const Neighbour::View& view = path.to->view(op.remote_key);
+  switch (view.way) {
+    case Neighbour::View::Way::kAsked:
+    case Neighbour::View::Way::kUnknown:
+      return Step::kWaits;
+    case Neighbour::View::Way::kStale:
+      return refused(path, op);
+    case Neighbour::View::Way::kMapped:
+    case Neighbour::View::Way::kPulled:
+      break;
+  }
+  if (op.target > view.size_bytes || op.size_bytes > view.size_bytes - op.target) {
+    return refused(path, op);
+  }
+  return view.way == Neighbour::View::Way::kMapped ? store(path, op, copied, view)
+                                                   : order(path, op, copied);
+}
+
+ShmRail::Step ShmRail::refused(OutPath& path, const WriteOp& op) noexcept {
+  end(path, op.cookie, {Errc::kRemoteAccess, Remote::kNotDelivered});
+  return Step::kEnded;
+}
+
+bool ShmRail::count_room(OutPath& path) noexcept {
+  if (path.counts - path.counts_taken < Ring::kCounts) return true;
+  // Pairs with the release in take_counts(): the words before have been read. From outside: more
+  // than was published would make room for ever.
+  const uint64_t taken = path.ring->counts_taken.load(std::memory_order_acquire);
+  if (taken <= path.counts) path.counts_taken = std::max(path.counts_taken, taken);
+  return path.counts - path.counts_taken < Ring::kCounts;
+}
+
+/// Bytes into the target's memory, and the count as the last of them.
+ShmRail::Step ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
+                             const Neighbour::View& view) noexcept {
+  if (op.has_imm != 0 && !count_room(path)) return Step::kWaits;
+  const uint64_t rest = op.size_bytes - copied;
+  const uint64_t stretch = std::min(rest, budget_);
+  if (stretch == 0 && rest != 0) {
+    copying_ = true;
+    return Step::kWaits;
+  }
+  Card* const card = network_.card();
+  if (card == nullptr) return Step::kWaits;  // too many threads: one of them has to end
+  Guard guard = path.guard;
+  if (rest != 0) {
+    guard.key = view.permit;
+    guard.key_value = view.generation;
+  }
+  const bool last = stretch == rest;
+  Commit commit;
+  if (last && op.has_imm != 0) {
+    commit = {&path.ring->counts[path.counts % Ring::kCounts],
+              Ring::count_word(path.counts, op.imm)};
+  }
+  if (rest != 0 || commit.word != nullptr) {
+    std::byte* const target = rest == 0 ? nullptr : view.base + op.target + copied;
+    const Stored stored =
+        guarded_copy(*card, target, reinterpret_cast<const std::byte*>(op.source + copied), stretch,
+                     guard, commit, path.to->needs_fence(), op.size_bytes);
+    if (stored == Stored::kStale) {
+      // The path's own permit is gone, or else the key's.
+      if (path.guard.path->load(std::memory_order_relaxed) == path.guard.path_value) {
+        return refused(path, op);
+      }
+      end(path, op.cookie, {Errc::kRailLost, Remote::kNotDelivered});
+      break_out(path, Errc::kRailLost);
+      return Step::kEnded;
+    }
+  }
+  copied += stretch;
+  budget_ -= stretch;
+  if (!last) {
+    copying_ = true;
+    return Step::kWaits;
+  }
+  if (commit.word != nullptr) {
+    ++path.counts;
+    path.to->wake_if_asleep();
+  }
+  end(path, op.cookie, {});
+  return Step::kEnded;
+}
+
+/// Memory that the target has to fetch for itself, or that goes through the ring's buffer.
+ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) noexcept {
+  for (;;) {
+    if (path.orders - path.orders_ended >= Ring::kOrders) return Step::kWaits;
+    const bool bounced = !path.pulls;
+    uint64_t stretch = op.size_bytes - given;
+    uint64_t source = op.source + given;
+    if (bounced) {
+      const uint64_t at = path.bounced % Ring::kBounceBytes;
+      // A stretch lies in one piece: what is left behind the last one is passed over.
+      const uint64_t room = Ring::kBounceBytes - (path.bounced - path.bounce_freed);
+      stretch = std::min({stretch, Ring::kBounceBytes - at, Ring::kBounceBytes / 4, room});
+      if (stretch == 0) return Step::kWaits;
+      if (budget_ == 0) {
+        copying_ = true;
+        return Step::kWaits;
+      }
+      stretch = std::min(stretch, budget_);
+      // The ring is the target's memory: closing the path takes it back like any other.
+      Card* const card = network_.card();
+      if (card == nullptr) return Step::kWaits;
+      const Stored stored = guarded_copy(*card, path.ring->bounce.data() + at,
+                                         reinterpret_cast<const std::byte*>(source), stretch,
+                                         path.guard, {}, path.to->needs_fence());
+      if (stored == Stored::kStale) {
+        break_out(path, Errc::kRailLost);
+        return Step::kWaits;  // go_on() ends it
+      }
+      budget_ -= stretch;
+      source = at;
+    }
+    const bool last = given + stretch == op.size_bytes;
+    Order made;
+    made.key.store(op.remote_key, std::memory_order_relaxed);
+    made.target.store(op.target + given, std::memory_order_relaxed);
+    made.source.store(source, std::memory_order_relaxed);
+    made.size_bytes.store(stretch, std::memory_order_relaxed);
+    made.imm.store(op.imm, std::memory_order_relaxed);
+    made.flags.store(
+        (last && op.has_imm != 0 ? Order::kCounted : 0) | (bounced ? Order::kBounced : 0),
+        std::memory_order_relaxed);
+    publish(path, made, {op.cookie, last, bounced ? stretch : 0});
+    given += stretch;
+    path.to->wake_if_asleep();
+    if (last) return Step::kEnded;
+  }
+}
+
+void ShmRail::publish(OutPath& path, const Order& made, const Ordered& note) noexcept {
+  const uint64_t position = path.orders++;
+  Order& order = path.ring->orders[position % Ring::kOrders];
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  order.key.store(made.key.load(kRelaxed), kRelaxed);
+  order.target.store(made.target.load(kRelaxed), kRelaxed);
+  order.source.store(made.source.load(kRelaxed), kRelaxed);
+  order.size_bytes.store(made.size_bytes.load(kRelaxed), kRelaxed);
+  order.imm.store(made.imm.load(kRelaxed), kRelaxed);
+  order.flags.store(made.flags.load(kRelaxed), kRelaxed);
+  path.ordered[position % Ring::kOrders] = note;
+  path.bounced += note.bounce_bytes;
+  ++ordered_;
+  // Pairs with the acquire in begin_job(). An order that is published late, on a path that was
+  // closed meanwhile, is not there: nobody looks into a retired ring.
+  order.word.store(Order::word_of(position, Order::kPublished), std::memory_order_release);
+}
+
+/// Orders that the target is through with, in their order.
+void ShmRail::collect_orders(OutPath& path) noexcept {
+  while (path.orders_ended != path.orders) {
+    const uint64_t position = path.orders_ended;
+    Order& order = path.ring->orders[position % Ring::kOrders];
+    const uint64_t word = order.word.load(std::memory_order_acquire);  // pairs with settle()
+    Outcome outcome;
+    if (word == Order::word_of(position, Order::kDone)) {
+      outcome = {};
+    } else if (word == Order::word_of(position, Order::kRefused) ||
+               word == Order::word_of(position, Order::kUnread)) {
+      outcome = {Errc::kRemoteAccess, Remote::kNotDelivered};
+    } else if (word == Order::word_of(position, Order::kClosed) ||
+               word == Order::word_of(position, Order::kWithdrawn)) {
+      outcome = {path.broken_by(), Remote::kNotDelivered};
+    } else if (path.to->look_for_death()) {            // which shows before it hangs up
+      outcome = {path.broken_by(), Remote::kUnknown};  // it died at it
+    } else if (path.to->left() && word != Order::word_of(position, Order::kPublished)) {
+      outcome = {path.broken_by(), Remote::kUnknown};  // it hung up at it, or wrote nonsense
+    } else {
+      return;
+    }
+    const Ordered& note = path.ordered[position % Ring::kOrders];
+    ++path.orders_ended;
+    --ordered_;
+    path.bounce_freed += note.bounce_bytes;
+    if (outcome.code != Errc::kOk && path.failed.code == Errc::kOk) path.failed = outcome;
+    if (!note.last) continue;
+    end(path, note.cookie, std::exchange(path.failed, {}));
+  }
+}
+
+uint32_t ShmRail::poll_done(std::span<WireEvent> out) noexcept {
+  uint32_t n = 0;
+  for (; n < out.size() && done_count_ != 0; --done_count_) {
+    const Done& done = done_[done_head_];
+    out[n++] = {.kind = WireEvent::Kind::kWritten,
+                .code = done.outcome.code,
+                .remote = done.outcome.remote,
+                .cookie = done.cookie,
+                .path = done.path};
+    if (OutPath* const path = out_path(done.path); path != nullptr) --path->unreported;
+    done_head_ = (done_head_ + 1) % kQueueDepth;
+  }
+  return n;
+}
+
+/// Whoever comes first may fill the room, so it is another path each time, and then the other kind.
+/// All of the room: a poll that leaves some says that everything which had arrived was told.
+uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
+  if (in_.empty()) return 0;
+  if (++first_in_ >= in_.size()) {
+    first_in_ = 0;
+    orders_first_ = !orders_first_;
+  }
+  uint32_t n = 0;
+  for (size_t i = 0, at = first_in_; i < in_.size(); ++i, at = at + 1 == in_.size() ? 0 : at + 1) {
+    InPath& path = *in_[at];
+    if (!path.live || path.ring == nullptr || path.proved) continue;
+    if (!orders_first_) n += take_counts(path, out.subspan(n));
+    if (!path.closing) n += take_orders(path, out.subspan(n));
+    if (orders_first_) n += take_counts(path, out.subspan(n));
+  }
+  return n;
+}
+
+uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
+  budget_ = kTurnBytes;
+  copying_ = false;
+  uint32_t n = poll_done(out);
+  if (ordered_ != 0 || waiting_ != 0) {
+    for (const auto& path : out_) {
+      if (!path->live) continue;
+      if (path->orders != path->orders_ended) collect_orders(*path);
+      if (path->first != kNone) go_on(*path);
+    }
+    n += poll_done(out.subspan(n));
+  }
+  fresh_look_ = looked_ != network_.looks();
+  if (fresh_look_) look_at_paths();
+  n += poll_fences(out.subspan(n));
+  // Behind the pieces: an end is down when its last piece is out.
+  if (closing_out_ != 0) n += poll_out_ends(out.subspan(n));
+  if (closing_in_ != 0) n += poll_in_ends(out.subspan(n));
+  // Last, because it may always have more; and a poll that is not filled has told everything.
+  return n + poll_arrivals(out.subspan(n));
+}
+
+/// Whether the first piece that waits would get further now.
+bool ShmRail::can_go_on(OutPath& path) noexcept {
+  if (path.first == kNone) return false;
+  if (path.closing) return true;
+  if (path.ring == nullptr || !path.started) return false;
+  const WriteOp& op = pieces_[path.first].op;
+  using Way = Neighbour::View::Way;
+  const Way way = op.size_bytes == 0 ? Way::kMapped : path.to->view(op.remote_key).way;
+  switch (way) {
+    case Way::kAsked:
+    case Way::kUnknown:
+      return false;
+    case Way::kMapped:
+      if (op.size_bytes == 0 && path.orders != path.orders_ended) return false;
+      return op.has_imm == 0 || count_room(path);
+    case Way::kPulled:
+      return path.orders - path.orders_ended < Ring::kOrders &&
+             (path.pulls || path.bounced - path.bounce_freed < Ring::kBounceBytes);
+    case Way::kStale:
+      return true;
+  }
+  return true;
+}
+
+bool ShmRail::has_work() noexcept {
+  if (done_count_ != 0 || copying_ || revoked_count_.load(std::memory_order_acquire) != 0) {
+    return true;
+  }
+  for (const auto& path : in_) {
+    if (!path->live || path->ring == nullptr || path->proved) continue;
+    const Ring& ring = *path->ring;
+    const uint64_t count =
+        ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
+    if (count >> 32 == Ring::count_word(path->counts, 0) >> 32) return true;
+    if (has_order(*path) && !path->closing) return true;
+  }
+  for (const auto& path : out_) {
+    if (!path->live) continue;
+    if (can_go_on(*path) || (path->closing && path->quiet())) return true;
+    if (path->orders == path->orders_ended) continue;
+    const uint64_t at = path->orders_ended;
+    const uint64_t word =
+        path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
+    // Anything but an end, nonsense included, is waited for.
+    if (word >= Order::word_of(at, Order::kDone) && word <= Order::word_of(at, Order::kWithdrawn)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace fabric::shm

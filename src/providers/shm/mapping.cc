@@ -1,0 +1,63 @@
+#include "providers/shm/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+namespace fabric::shm {
+
+namespace {
+
+// The kernel's number, for C libraries that do not name it.
+constexpr int kSealFutureWrite = 0x0010;
+
+Result<Mapping> map(int fd, uint64_t bytes, int protection) {
+  void* at = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return fail(Errc::kExhausted, "shm mapping", errno);
+  Mapping mapping(static_cast<std::byte*>(at), bytes);
+  // A child would go on writing into the parent's memory.
+  if (::madvise(at, bytes, MADV_DONTFORK) != 0) {
+    return fail(Errc::kExhausted, "shm mapping", errno);
+  }
+  return mapping;
+}
+
+}  // namespace
+
+Mapping::~Mapping() {
+  if (at_ != nullptr) ::munmap(at_, bytes_);
+}
+
+Result<SharedMemory> make_memory(uint64_t bytes, Peers peers) {
+  SharedMemory made;
+  made.fd.reset(::memfd_create("fabric", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!made.fd) return fail(Errc::kExhausted, "shm memory", errno);
+  if (::ftruncate(made.fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return fail(Errc::kExhausted, "shm memory", errno);
+  }
+  auto mapping = map(made.fd.get(), bytes, PROT_READ | PROT_WRITE);
+  if (!mapping) return mapping.error();
+  made.mapping = *std::move(mapping);
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+  // Mappings that exist stay writable: ours does, and no other will be.
+  if (peers == Peers::kMayRead) seals |= kSealFutureWrite;
+  if (::fcntl(made.fd.get(), F_ADD_SEALS, seals) != 0) {
+    return fail(Errc::kUnsupported, "shm memory", errno);
+  }
+  return made;
+}
+
+Result<Mapping> map_foreign(int fd, uint64_t bytes, Peers we) {
+  struct stat info {};
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  // What could shrink would fault here at the next access.
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(fd, &info) != 0 ||
+      static_cast<uint64_t>(info.st_size) != bytes || bytes == 0) {
+    return fail(Errc::kBadFormat, "shm descriptor");
+  }
+  return map(fd, bytes, we == Peers::kMayWrite ? PROT_READ | PROT_WRITE : PROT_READ);
+}
+
+}  // namespace fabric::shm

@@ -1,0 +1,185 @@
+#include "providers/shm/proof.h"
+
+#include <fcntl.h>
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/unique_fd.h"
+
+namespace fabric::shm {
+
+namespace {
+
+// Relaxed: for tests, which set it while nobody copies.
+std::atomic<bool> without_parts{false};
+
+long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }
+
+/// A file of procfs about one thread. Longer ones are cut: a status file is long only for a user in
+/// a thousand groups.
+class ThreadFile {
+ public:
+  ThreadFile(int32_t pid, uint32_t tid, const char* name) noexcept {
+    std::array<char, 64> path;
+    *fmt::format_to_n(path.data(), path.size() - 1, "/proc/{}/task/{}/{}", pid, tid, name).out = 0;
+    const UniqueFd fd(open(path.data(), O_RDONLY | O_CLOEXEC));
+    if (!fd) return;
+    while (size_ < text_.size()) {
+      const ssize_t n = read(fd.get(), text_.data() + size_, text_.size() - size_);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return;
+      size_ += static_cast<size_t>(n);
+    }
+  }
+
+  std::string_view text() const noexcept { return {text_.data(), size_}; }
+
+  /// What follows `name` and a tab, up to the end of the line.
+  std::optional<std::string_view> field(std::string_view name) const noexcept {
+    std::string_view rest = text();
+    while (!rest.empty()) {
+      const size_t end = rest.find('\n');
+      if (end == std::string_view::npos) return std::nullopt;  // cut
+      const std::string_view line = rest.substr(0, end);
+      rest.remove_prefix(end + 1);
+      if (line.starts_with(name) && line.substr(name.size()).starts_with(":\t")) {
+        return line.substr(name.size() + 2);
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// A field that is one number and nothing else.
+  std::optional<uint64_t> number(std::string_view name) const noexcept {
+    const auto digits = field(name);
+    uint64_t value = 0;
+    if (!digits) return std::nullopt;
+    const auto end = digits->data() + digits->size();
+    const auto parsed = std::from_chars(digits->data(), end, value);
+    if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;
+    return value;
+  }
+
+ private:
+  std::array<char, 16384> text_;
+  size_t size_ = 0;
+};
+
+/// How often the thread has left a CPU. Empty when that cannot be known, and when `tid` may be the
+/// number of another thread: in a pid namespace below ours each has several, and the card has the
+/// innermost.
+std::optional<uint64_t> context_switches(int32_t pid, uint32_t tid) noexcept {
+  const ThreadFile status(pid, tid, "status");
+  if (status.number("NSpid") != tid) return std::nullopt;
+  const auto voluntary = status.number("voluntary_ctxt_switches");
+  const auto forced = status.number("nonvoluntary_ctxt_switches");
+  if (!voluntary || !forced) return std::nullopt;
+  return *voluntary + *forced;
+}
+
+/// Stopped, asleep or waiting for a page: the kernel waits until the thread has really left its CPU
+/// before it says anything but "running".
+bool off_cpu(int32_t pid, uint32_t tid) noexcept {
+  const ThreadFile syscall_file(pid, tid, "syscall");
+  const std::string_view text = syscall_file.text();
+  return !text.empty() && !text.starts_with("running");
+}
+
+/// A procfs of another pid namespace has other numbers for everybody, ourselves included.
+bool procfs_is_ours() noexcept {
+  std::array<char, 32> own{};
+  if (readlink("/proc/self", own.data(), own.size() - 1) <= 0) return false;
+  const auto pid = getpid();
+  if (std::string_view(own.data()) != std::string_view(fmt::format_int(pid).c_str())) return false;
+  return context_switches(pid, static_cast<uint32_t>(gettid())).has_value();
+}
+
+}  // namespace
+
+const FenceParts& fence_parts() noexcept {
+  static const FenceParts found = [] {
+    constexpr long kNeeded =
+        MEMBARRIER_CMD_GLOBAL_EXPEDITED | MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED;
+    const long has = membarrier(MEMBARRIER_CMD_QUERY);
+    return FenceParts{.membarrier = has > 0 && (has & kNeeded) == kNeeded &&
+                                    membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0,
+                      .procfs = procfs_is_ours()};
+  }();
+  static constexpr FenceParts kNothing{};
+  return without_parts.load(std::memory_order_relaxed) ? kNothing : found;
+}
+
+void do_without_parts(bool without) noexcept {
+  without_parts.store(without, std::memory_order_relaxed);
+}
+
+void register_fences() noexcept {
+  // Cannot fail where it has succeeded before, and once is as good as twice.
+  if (fence_parts().membarrier) membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+}
+
+bool heavy_fence() noexcept {
+  if (fence_parts().membarrier) return membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in guarded_copy()
+  return true;
+}
+
+Proof::Proof(const PeerCards& writer) {
+  // A card that is not seen yet belongs to a thread that will see the new permit.
+  const uint32_t cards = writer.used();
+  for (uint32_t i = 0; i < cards; ++i) {
+    const Card& card = writer.card(i);
+    // Pairs with the release store at the end of a section: one that is over has stored its bytes.
+    const uint32_t intent = card.intent.load(std::memory_order_acquire);
+    if ((intent & 1) == 0) continue;
+    // Behind the load of the intent: as long as that has not changed, this is the right thread.
+    inside_.push_back(
+        {.card = i, .intent = intent, .tid = card.tid.load(std::memory_order_relaxed)});
+  }
+}
+
+Proof::By Proof::look(const PeerCards& writer, Inside& inside, bool ask_kernel) noexcept {
+  const Card& card = writer.card(inside.card);
+  // As in the constructor.
+  if (card.intent.load(std::memory_order_acquire) != inside.intent) return By::kEnded;
+  if (writer.died(inside.card)) return By::kDead;
+  // Relaxed: constant while the thread has the card.
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;
+  if (!ask_kernel || !restartable || writer.pid() == 0 || !fence_parts().procfs) return By::kIdle;
+
+  // Every answer is about a time behind the change of the permit, so each switch that is seen ends
+  // in a new look at it. A stranger who has the same numbers by now does no harm: then the thread
+  // is gone.
+  const auto switches = context_switches(writer.pid(), inside.tid);
+  if (!switches) return By::kIdle;
+  if (inside.known && *switches != inside.switches) return By::kSwitched;
+  inside.known = true;
+  inside.switches = *switches;
+  return off_cpu(writer.pid(), inside.tid) ? By::kOffCpu : By::kIdle;
+}
+
+bool Proof::proved(const PeerCards& writer, bool ask_kernel) noexcept {
+  for (size_t i = 0; i < inside_.size();) {
+    const By by = look(writer, inside_[i], ask_kernel);
+    if (by == By::kIdle) {
+      ++i;
+      continue;
+    }
+    by_ = by;
+    inside_[i] = inside_.back();
+    inside_.pop_back();
+  }
+  return inside_.empty();
+}
+
+}  // namespace fabric::shm

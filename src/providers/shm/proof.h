@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <fabric/result.h>
+
+#include "providers/shm/cards.h"
+
+// The owner's side of a fence: how it knows that no thread of a peer stores any more under a permit
+// that was changed. tests/models/fence.pml is the model.
+
+namespace fabric::shm {
+
+/// What this machine lets an owner do. Read once.
+struct FenceParts {
+  bool membarrier = false;  ///< writers need no fence of their own
+  bool procfs = false;      ///< a thread can be seen to be off its CPU
+};
+const FenceParts& fence_parts() noexcept;
+/// Registers the process with membarrier; call before the first copy and before the first proof. A
+/// child of fork() calls it again.
+void register_fences() noexcept;
+/// After it everything that writers stored before is visible here and they see what was stored here
+/// before: membarrier, or nothing but a fence when writers pay for their own. False: it is refused
+/// (a seccomp filter of later), and no proof may begin.
+[[nodiscard]] bool heavy_fence() noexcept;
+/// For tests: as on a machine that lacks them.
+void do_without_parts(bool without) noexcept;
+
+/// Everybody of one peer process who may have been inside a section when the permit changed.
+///
+/// Threads: one at a time.
+class Proof {
+ public:
+  /// Call after the permit has been changed and after heavy_fence(): one fence serves the proofs of
+  /// many peers.
+  explicit Proof(const PeerCards& writer);
+
+  /// Ended, dead, or - `ask_kernel` - off the CPU now or since an earlier question. Without
+  /// `ask_kernel` only a few loads; with it some tens of microseconds for each thread that is still
+  /// inside, and a millisecond when it is just falling asleep.
+  bool proved(const PeerCards& writer, bool ask_kernel) noexcept;
+
+  /// How the last one inside was proved; for statistics.
+  enum class By : uint8_t { kIdle, kEnded, kDead, kSwitched, kOffCpu };
+  By by() const noexcept { return by_; }
+
+ private:
+  struct Inside {
+    uint32_t card = 0;
+    uint32_t intent = 0;
+    uint32_t tid = 0;
+    bool known = false;     ///< `switches` has been read
+    uint64_t switches = 0;  ///< context switches when the kernel was first asked
+  };
+  /// kIdle: not proved.
+  static By look(const PeerCards& writer, Inside& inside, bool ask_kernel) noexcept;
+
+  std::vector<Inside> inside_;
+  By by_ = By::kIdle;
+};
+
+}  // namespace fabric::shm

@@ -1,0 +1,48 @@
+#include "providers/shm/handles.h"
+
+namespace fabric::shm {
+
+namespace {
+
+std::string fence_text() {
+  const FenceParts& parts = fence_parts();
+  std::string text = "intent words";
+  text += guard_kind() == GuardKind::kRestartable ? ", restartable copies" : ", plain copies";
+  text += parts.membarrier ? ", membarrier" : ", a fence per copy";
+  text += parts.procfs ? ", procfs" : ", no procfs";
+  return text;
+}
+
+}  // namespace
+
+ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
+    : network_(network),
+      lane_(lane),
+      device_("lane" + std::to_string(lane)),
+      caps_{.ordered = false,  // what is fetched lands later than what is stored behind it
+            .slice_safe = true,
+            .cpu_copy = true,
+            .exact_replay = false,   // paths break only with the process at one of their ends
+            .checks_access = false,  // on mapped memory the sender's library checks, not the owner
+            .maps_memory = true,
+            .fence = FenceKind::kHost,
+            .queue_depth = kQueueDepth,
+            .path_depth = kQueueDepth,
+            .memory_kinds = kind_bit(MemoryKind::kHost),
+            .write_bytes_max = uint64_t{1} << 40},
+      pieces_(kQueueDepth) {
+  for (uint32_t i = 0; i < kQueueDepth; ++i) pieces_[i].next = i + 1;
+}
+
+std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
+  std::vector<std::pair<std::string, std::string>> facts{{"fence", fence_text()}};
+  facts.emplace_back("other memory", network_.reach_text());
+  constexpr const char* kNames[] = {"idle", "ended", "dead", "switched", "off the cpu"};
+  for (size_t i = 0; i < proved_by_.size(); ++i) {
+    facts.emplace_back(std::string("fences proved: ") + kNames[i], std::to_string(proved_by_[i]));
+  }
+  facts.emplace_back("neighbours", network_.neighbours_text());
+  return facts;
+}
+
+}  // namespace fabric::shm

@@ -1,0 +1,235 @@
+#include "providers/shm/socket.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <string_view>
+
+#include <fmt/format.h>
+
+namespace fabric::shm {
+
+namespace {
+
+constexpr std::string_view kFilePrefix = "fabric-";
+constexpr std::string_view kUnfinished = ".new";
+
+struct Name {
+  sockaddr_un address{};
+  socklen_t length = 0;
+};
+
+Name name_of(const Address& where, std::string_view suffix = {}) {
+  Name name;
+  name.address.sun_family = AF_UNIX;
+  // Abstract: it begins with a zero, lives as long as the socket and leaves no file.
+  const bool abstract = where.directory.empty();
+  std::array<char, sizeof(name.address.sun_path)> path{};
+  const auto end = abstract
+                       ? fmt::format_to_n(path.data() + 1, path.size() - 1, "{}{:016x}",
+                                          kFilePrefix, where.instance)
+                       : fmt::format_to_n(path.data(), path.size() - 1, "{}/{}{:016x}{}",
+                                          where.directory, kFilePrefix, where.instance, suffix);
+  std::memcpy(name.address.sun_path, path.data(), path.size());
+  // The length of an abstract name is part of it; a file's includes the zero.
+  const auto written = static_cast<size_t>(end.out - path.data()) + (abstract ? 0 : 1);
+  name.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + written);
+  return name;
+}
+
+Result<UniqueFd> make_socket() {
+  UniqueFd made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!made) return fail(Errc::kExhausted, "shm socket", errno);
+  return made;
+}
+
+const sockaddr* as_sockaddr(const Name& name) noexcept {
+  return reinterpret_cast<const sockaddr*>(&name.address);
+}
+
+}  // namespace
+
+Result<Address> own_address() {
+  Address address;
+  const UniqueFd boot(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+  char text[64] = {};
+  const ssize_t got = boot ? ::read(boot.get(), text, sizeof(text) - 1) : -1;
+  uint32_t digits = 0;
+  for (ssize_t i = 0; i < got && digits < 32; ++i) {
+    const char c = text[i];
+    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (value < 0) continue;
+    std::byte& place = address.host[digits / 2];
+    place = place << 4 | static_cast<std::byte>(value);
+    ++digits;
+  }
+  struct stat space {};
+  if (digits != 32 || ::stat("/proc/self/ns/net", &space) != 0) {
+    return fail(Errc::kUnsupported, "shm: procfs does not name this host", errno);
+  }
+  address.net_namespace = space.st_ino;
+  address.user = ::geteuid();
+  return address;
+}
+
+Result<UniqueFd> listen_at(const Address& address) {
+  auto listener = make_socket();
+  if (!listener) return listener.error();
+  // A file gets its name when somebody listens behind it: before, a sweep takes it for a dead one.
+  const bool abstract = address.directory.empty();
+  const Name name = name_of(address, abstract ? std::string_view() : kUnfinished);
+  if (::bind(listener->get(), as_sockaddr(name), name.length) != 0) {
+    return fail(errno == EACCES || errno == ENOENT || errno == ENOTDIR || errno == EROFS
+                    ? Errc::kPermission
+                    : Errc::kExhausted,
+                "shm: the socket's directory", errno);
+  }
+  if (::listen(listener->get(), SOMAXCONN) != 0) {
+    const int why = errno;
+    if (!abstract) ::unlink(name.address.sun_path);
+    return fail(Errc::kExhausted, "shm socket", why);
+  }
+  if (!abstract && ::rename(name.address.sun_path, name_of(address).address.sun_path) != 0) {
+    return fail(Errc::kExhausted, "shm: the socket's directory", errno);
+  }
+  return listener;
+}
+
+void unlisten(const Address& address) noexcept {
+  if (address.directory.empty()) return;
+  ::unlink(name_of(address).address.sun_path);
+}
+
+void sweep(const std::string& directory) noexcept {
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(directory.c_str()), &::closedir);
+  if (!listing) return;
+  while (const dirent* const entry = ::readdir(listing.get())) {
+    const std::string_view file = entry->d_name;
+    Address left;
+    left.directory = directory;
+    const char* const end = file.data() + file.size();
+    if (!file.starts_with(kFilePrefix)) continue;
+    const auto number = std::from_chars(file.data() + kFilePrefix.size(), end, left.instance, 16);
+    if (number.ec != std::errc{} || number.ptr != end) continue;
+    const Name name = name_of(left);
+    const char* const path = name.address.sun_path;
+    struct stat about {};
+    // Connecting to something else than a socket is refused in the same way.
+    if (::lstat(path, &about) != 0 || !S_ISSOCK(about.st_mode)) continue;
+    auto probe = connect_to(left);
+    // Only this answer says that no process has the socket any more.
+    if (!probe && probe.error().native == ECONNREFUSED) ::unlink(path);
+  }
+}
+
+Result<UniqueFd> connect_to(const Address& address) {
+  auto line = make_socket();
+  if (!line) return line.error();
+  const Name name = name_of(address);
+  if (::connect(line->get(), as_sockaddr(name), name.length) != 0) {
+    if (errno == EAGAIN) return fail(Errc::kBusy, "shm: connections that wait", errno);
+    if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) {
+      return fail(Errc::kNotFound, "shm: the peer's socket is not in its directory as seen here",
+                  errno);
+    }
+    return fail(Errc::kUnreachable, "shm: nobody listens there", errno);
+  }
+  // A name without a directory may have been taken by anybody.
+  const auto there = credentials(line->get());
+  if (!there) return there.error();
+  if (there->user != ::geteuid())
+    return fail(Errc::kPermission, "shm: a process of another user has the peer's name");
+  return line;
+}
+
+Result<Credentials> credentials(int socket) {
+  ucred found{};
+  socklen_t length = sizeof(found);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &found, &length) != 0) {
+    return fail(Errc::kUnsupported, "shm: credentials", errno);
+  }
+  return Credentials{found.pid, found.uid};
+}
+
+Sent send_frame(int socket, std::span<const std::byte> head, std::span<const std::byte> rest,
+                std::span<const int> descriptors) noexcept {
+  iovec parts[2] = {{const_cast<std::byte*>(head.data()), head.size()},
+                    {const_cast<std::byte*>(rest.data()), rest.size()}};
+  alignas(cmsghdr) char room[CMSG_SPACE(kDescriptorsMax * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = rest.empty() ? 1 : 2;
+  if (!descriptors.empty()) {
+    message.msg_control = room;
+    message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
+    cmsghdr* const control = CMSG_FIRSTHDR(&message);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+    std::memcpy(CMSG_DATA(control), descriptors.data(), descriptors.size_bytes());
+  }
+  for (;;) {
+    if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return Sent::kYes;
+    if (errno == EINTR) continue;
+    // ETOOMANYREFS: descriptors in flight that nobody has taken yet.
+    const bool full =
+        errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
+    return full ? Sent::kFull : Sent::kBroken;
+  }
+}
+
+Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
+  iovec part{buffer.data(), buffer.size()};
+  // One more than allowed, so that a crowd of descriptors is seen instead of cut off.
+  alignas(cmsghdr) char room[CMSG_SPACE((kDescriptorsMax + 1) * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof(room);
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  Received received;
+  if (got < 0) {
+    const bool nothing = errno == EAGAIN || errno == ENOMEM;
+    received.kind = nothing ? Received::Kind::kNothing : Received::Kind::kEnd;
+    return received;
+  }
+  bool crowded = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr;
+       control = CMSG_NXTHDR(&message, control)) {
+    if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
+      UniqueFd owned(descriptor);
+      if (received.descriptor_count == kDescriptorsMax) {
+        crowded = true;  // and it is closed
+      } else {
+        received.descriptors[received.descriptor_count++] = std::move(owned);
+      }
+    }
+  }
+  // A frame has a type at least: nothing at all is the end of the stream.
+  if (got == 0 || crowded) {
+    received = {};
+    received.kind = Received::Kind::kEnd;
+    return received;
+  }
+  received.kind = Received::Kind::kFrame;
+  received.size_bytes = static_cast<uint32_t>(got);
+  return received;
+}
+
+}  // namespace fabric::shm

@@ -1,0 +1,204 @@
+#include "providers/shm/wire.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+
+namespace fabric::shm {
+
+namespace {
+
+constexpr uint8_t kVersion = 1;
+
+void put(ByteWriter& writer, const Address& address) {
+  writer.u8(kVersion);
+  writer.bytes(address.host);
+  writer.u64(address.net_namespace);
+  writer.u64(address.instance);
+  writer.u32(address.user);
+  writer.u8(static_cast<uint8_t>(address.directory.size()));
+  writer.text(address.directory);
+}
+
+Address take_address(ByteReader& reader) {
+  Address address;
+  reader.require(reader.u8() == kVersion);
+  const auto host = reader.bytes(address.host.size());
+  if (reader.ok()) std::copy(host.begin(), host.end(), address.host.begin());
+  address.net_namespace = reader.u64();
+  address.instance = reader.u64();
+  address.user = reader.u32();
+  const uint8_t length = reader.u8();
+  reader.require(length <= kDirectoryBytesMax);
+  address.directory = reader.text(length);
+  // A name with a hole would lead somewhere else than it says.
+  reader.require(address.directory.find('\0') == std::string::npos);
+  reader.require(length == 0 || address.directory.front() == '/');
+  return address;
+}
+
+void put_body(ByteWriter& writer, const Greeting& frame) {
+  put(writer, frame.from);
+  writer.u32(frame.line);
+  writer.u8(frame.membarrier);
+  writer.u64(frame.beacon.address);
+  writer.bytes(frame.beacon.value);
+}
+void put_body(ByteWriter&, const Datagram&) {}
+void put_body(ByteWriter&, const Wake&) {}
+void put_body(ByteWriter& writer, const RingReady& frame) {
+  writer.u32(frame.lane);
+  writer.u32(frame.path);
+  writer.u32(frame.permit);
+  writer.u64(frame.permit_value);
+  writer.u8(frame.pulls);
+}
+void put_body(ByteWriter& writer, const NeedBlock& frame) { writer.u64(frame.block); }
+void put_body(ByteWriter& writer, const Block& frame) {
+  writer.u64(frame.block);
+  writer.u64(frame.size_bytes);
+}
+void put_body(ByteWriter& writer, const BlockGone& frame) { writer.u64(frame.block); }
+void put_body(ByteWriter&, const NeedMemory&) {}
+void put_body(ByteWriter&, const OwnMemory&) {}
+
+Greeting take_greeting(ByteReader& reader) {
+  Greeting frame;
+  frame.from = take_address(reader);
+  frame.line = reader.u32();
+  frame.membarrier = reader.u8() != 0;
+  frame.beacon.address = reader.u64();
+  const auto value = reader.bytes(Beacon::kBytes);
+  if (reader.ok()) std::copy(value.begin(), value.end(), frame.beacon.value.begin());
+  return frame;
+}
+
+RingReady take_ring(ByteReader& reader) {
+  RingReady frame;
+  frame.lane = reader.u32();
+  frame.path = reader.u32();
+  frame.permit = reader.u32();
+  frame.permit_value = reader.u64();
+  frame.pulls = reader.u8() != 0;
+  return frame;
+}
+
+/// The body behind the type; `reader` fails on an unknown one.
+void take_body(ByteReader& reader, uint8_t type, uint32_t descriptors, Frame& frame) {
+  switch (type) {
+    case 0:
+      reader.require(descriptors == 2);
+      frame.emplace<Greeting>(take_greeting(reader));
+      return;
+    case 1:
+      reader.require(descriptors == 0);
+      frame.emplace<Datagram>(Datagram{reader.rest()});
+      return;
+    case 2:
+      reader.require(descriptors == 0);
+      frame.emplace<Wake>();
+      return;
+    case 3:
+      reader.require(descriptors == 1);
+      frame.emplace<RingReady>(take_ring(reader));
+      return;
+    case 4:
+      reader.require(descriptors == 0);
+      frame.emplace<NeedBlock>(NeedBlock{reader.u64()});
+      return;
+    case 5: {
+      reader.require(descriptors <= 1);
+      Block& block = frame.emplace<Block>();
+      block.block = reader.u64();
+      block.size_bytes = reader.u64();
+      return;
+    }
+    case 6:
+      reader.require(descriptors == 0);
+      frame.emplace<BlockGone>(BlockGone{reader.u64()});
+      return;
+    case 7:
+      reader.require(descriptors == 0);
+      frame.emplace<NeedMemory>();
+      return;
+    case 8:
+      reader.require(descriptors <= 1);
+      frame.emplace<OwnMemory>();
+      return;
+    default:
+      reader.fail();
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> encode(const Address& address) {
+  ByteWriter writer;
+  put(writer, address);
+  return writer.take();
+}
+
+Result<Address> decode_address(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  Address address = take_address(reader);
+  reader.require(reader.remaining() == 0);
+  if (auto status = reader.status("shm address"); !status) return status.error();
+  return address;
+}
+
+std::vector<std::byte> encode(const PathHello& hello) {
+  ByteWriter writer;
+  put(writer, hello.from);
+  writer.u32(hello.lane);
+  writer.u32(hello.path);
+  return writer.take();
+}
+
+Result<PathHello> decode_hello(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  PathHello hello;
+  hello.from = take_address(reader);
+  hello.lane = reader.u32();
+  hello.path = reader.u32();
+  reader.require(reader.remaining() == 0);
+  if (auto status = reader.status("shm hello"); !status) return status.error();
+  return hello;
+}
+
+std::vector<std::byte> encode(const WireKey& key) {
+  ByteWriter writer;
+  writer.u8(kVersion);
+  writer.u32(key.index);
+  writer.u32(key.generation);
+  return writer.take();
+}
+
+Result<WireKey> decode_key(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  reader.require(reader.u8() == kVersion);
+  WireKey key;
+  key.index = reader.u32();
+  key.generation = reader.u32();
+  reader.require(reader.remaining() == 0 && key.generation != 0);
+  if (auto status = reader.status("shm key"); !status) return status.error();
+  return key;
+}
+
+std::vector<std::byte> encode(const Frame& frame) {
+  ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(frame.index()));
+  std::visit([&](const auto& body) { put_body(writer, body); }, frame);
+  return writer.take();
+}
+
+Result<Frame> decode_frame(std::span<const std::byte> bytes, uint32_t descriptors) {
+  ByteReader reader(bytes);
+  const uint8_t type = reader.u8();
+  Result<Frame> frame = Frame(Wake{});
+  take_body(reader, type, descriptors, *frame);
+  reader.require(reader.remaining() == 0);
+  if (!reader.ok()) frame = fail(Errc::kBadFormat, "shm frame");
+  return frame;
+}
+
+}  // namespace fabric::shm

@@ -1,0 +1,41 @@
+#include <algorithm>
+
+#include "fuzz/fuzz_helpers.h"
+#include "providers/shm/wire.h"
+
+using namespace fabric;
+
+namespace {
+
+/// The first byte says how many descriptors came along.
+void try_frame(std::span<const std::byte> input) {
+  if (input.empty()) return;
+  const auto descriptors = std::to_integer<uint32_t>(input[0]) % (shm::kDescriptorsMax + 2);
+  const auto frame = shm::decode_frame(input.subspan(1), descriptors);
+  if (!frame) return;
+  const auto encoded = shm::encode(*frame);
+  FABRIC_CHECK(encoded.size() <= shm::kFrameHeadBytesMax);
+  if (std::holds_alternative<shm::Datagram>(*frame)) return;  // its bytes are not encoded
+  const auto again = shm::decode_frame(encoded, descriptors);
+  FABRIC_CHECK(again.has_value(), "what was encoded does not decode");
+  FABRIC_CHECK(shm::encode(*again) == encoded, "another frame came back");
+}
+
+template <class Decode>
+void try_other(std::span<const std::byte> input, Decode decode) {
+  const auto value = decode(input);
+  if (!value) return;
+  // These have one spelling only: keys and addresses are compared as bytes.
+  FABRIC_CHECK(std::ranges::equal(shm::encode(*value), input), "another spelling was taken");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto input = fuzz::input(data, size);
+  try_frame(input);
+  try_other(input, shm::decode_address);
+  try_other(input, shm::decode_hello);
+  try_other(input, shm::decode_key);
+  return 0;
+}

@@ -1,0 +1,379 @@
+#include <poll.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "support/log_guard.h"
+#include "unit/providers/shm_harness.h"
+
+// The fence against real writers: processes that copy without a pause and are stopped, continued
+// and killed at any instruction, while the owner takes its memory back and uses it again.
+
+namespace fabric::shm {
+namespace {
+
+constexpr std::byte kPoison{0xEE};
+constexpr uint64_t kTargetBytes = 1u << 20;
+constexpr uint64_t kPoisonWord = 0xEEEE'EEEE'EEEE'EEEE;
+
+/// What the owner and the writers share.
+struct Field {
+  CardsFd cards_fd{0};
+  std::atomic<uint64_t> path{3};
+  std::atomic<uint64_t> key{0};  ///< odd: open
+  std::atomic<uint64_t> word{0};
+  std::atomic<uint64_t> copies{0};
+  std::atomic<uint64_t> closed{0};  ///< the last even key that the writer has seen
+  std::atomic<uint32_t> turn{0};    ///< whose it is to copy
+  alignas(4096) std::array<std::byte, kTargetBytes> target{};
+};
+
+struct Storm {
+  GuardKind kind = GuardKind::kRestartable;
+  uint32_t threads = 1;
+  bool fence = false;  ///< as if the owner had no membarrier
+};
+
+/// One thread of an engine whose loop moves on to the next after some copies.
+void write_in_turn(Field& field, const Storm& storm, uint32_t me) {
+  const std::vector<std::byte> source(kTargetBytes, std::byte{0x11});
+  Rng rng(test::test_seed() + me);
+  Card& card = show_card(field.cards_fd);
+  for (uint64_t copies = 0;;) {
+    for (uint32_t turn = field.turn.load(); turn != me; turn = field.turn.load()) {
+      field.turn.wait(turn);
+    }
+    const uint64_t key = field.key.load();
+    if (key % 2 == 0) {
+      field.closed.store(key);
+      sched_yield();
+      continue;
+    }
+    // Mostly long ones, so that it is seldom between two.
+    const uint64_t bytes = rng.chance(0.1) ? rng.below(4096) : rng.between(64u << 10, kTargetBytes);
+    const uint64_t offset = rng.below(kTargetBytes - bytes + 1);
+    guarded_copy(card, field.target.data() + offset, source.data(), bytes,
+                 {&field.path, 3, &field.key, key}, {&field.word, ++copies}, storm.fence);
+    field.copies.fetch_add(1);
+    if (storm.threads == 1 || copies % 64 != 0) continue;
+    field.turn.store((me + 1) % storm.threads);
+    field.turn.notify_all();
+  }
+}
+
+void write_for_ever(Field& field, const Storm& storm) {
+  register_fences();
+  if (!use_guard_kind(storm.kind)) _exit(3);
+  std::vector<std::thread> others;
+  for (uint32_t i = 1; i < storm.threads; ++i) {
+    others.emplace_back([&, i] { write_in_turn(field, storm, i); });
+  }
+  write_in_turn(field, storm, 0);
+}
+
+/// The owner of the field.
+class Owner {
+ public:
+  Owner(Field& field, const Storm& storm) : field_(field), storm_(storm) {}
+
+  void open(Child& child) {
+    const uint64_t copies = field_.copies.load();
+    field_.key.fetch_add(1);
+    ASSERT_TRUE(child.await([&] { return field_.copies.load() > copies; }));
+  }
+  void revoke() {
+    field_.key.fetch_add(1);
+    if (storm_.fence) {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    } else {
+      ASSERT_TRUE(heavy_fence());
+    }
+  }
+  /// The memory has another use from here on.
+  void reuse() {
+    field_.target.fill(kPoison);
+    field_.word.store(kPoisonWord);
+  }
+  void expect_untouched() {
+    EXPECT_EQ(std::count(field_.target.begin(), field_.target.end(), kPoison),
+              static_cast<int64_t>(kTargetBytes))
+        << "late bytes";
+    EXPECT_EQ(field_.word.load(), kPoisonWord) << "a late commit";
+  }
+  void expect_refused(Child& child) {
+    ASSERT_TRUE(child.await([&] { return field_.closed.load() == field_.key.load(); }));
+    expect_untouched();
+  }
+
+ private:
+  Field& field_;
+  const Storm storm_;
+};
+
+/// Some microseconds, so that the next step comes at any point of a copy.
+void dally(Rng& rng) {
+  for (uint64_t i = rng.below(40'000); i > 0; --i)
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+struct Tally {
+  uint32_t by[5] = {};
+  uint32_t held_up = 0;  ///< rounds in which a stopped writer could not be proved
+};
+
+bool somebody_is_inside(const PeerCards& writer) {
+  for (uint32_t i = 0; i < writer.used(); ++i) {
+    if (writer.card(i).intent.load() % 2 == 1) return true;
+  }
+  return false;
+}
+
+/// One fence against a writer that is stopped before it, after it, or not at all.
+void stop_round(Owner& owner, Child& child, const PeerCards& writer, const Storm& storm, Rng& rng,
+                Tally& tally) {
+  owner.open(child);
+  dally(rng);
+  const uint64_t when = rng.below(4);
+  // On a busy machine the thread whose turn it is may come late: mostly the storm waits for it.
+  if (rng.chance(0.8)) {
+    ASSERT_TRUE(child.await([&] { return somebody_is_inside(writer); }));
+  }
+  if (when <= 1) child.stop();
+  owner.revoke();
+  Proof proof(writer);
+  if (when == 2) child.stop();
+  if (when <= 2) {
+    const bool proved = proof.proved(writer, true);
+    if (storm.kind == GuardKind::kRestartable) {
+      EXPECT_TRUE(proved) << "a thread that is stopped is off its CPU";
+    } else if (!proved) {
+      // It would go on where it was. Only that it goes on helps.
+      ++tally.held_up;
+      EXPECT_FALSE(proof.proved(writer, true));
+      child.signal(SIGCONT);
+    }
+  }
+  ASSERT_TRUE(child.await([&] { return proof.proved(writer, true); }));
+  ++tally.by[static_cast<uint32_t>(proof.by())];
+  owner.reuse();
+  if (when <= 2) child.signal(SIGCONT);
+  owner.expect_refused(child);
+}
+
+void storm_of_stops(const Storm& storm, uint32_t rounds) {
+  if (storm.kind == GuardKind::kRestartable && guard_kind() != GuardKind::kRestartable) {
+    GTEST_SKIP() << "this machine has no restartable sequences";
+  }
+  if (storm.kind == GuardKind::kRestartable && !fence_parts().procfs) {
+    GTEST_SKIP() << "no procfs of this pid namespace";
+  }
+  register_fences();
+  Shared<Field> field;
+  Child child([&] { write_for_ever(*field, storm); });
+  const auto writer = cards_of(child, field->cards_fd);
+  ASSERT_NE(writer, nullptr);
+  Owner owner(*field, storm);
+  Rng rng(test::test_seed());
+  Tally tally;
+  for (uint32_t i = 0; i < rounds && !testing::Test::HasFailure(); ++i) {
+    SCOPED_TRACE(testing::Message() << "round " << i);
+    stop_round(owner, child, *writer, storm, rng, tally);
+  }
+  // A storm that always finds the writer between two copies shows nothing.
+  const uint32_t idle = tally.by[static_cast<uint32_t>(Proof::By::kIdle)];
+  EXPECT_LT(idle, rounds - rounds / 10);
+  if (storm.kind == GuardKind::kPlain) {
+    EXPECT_GT(tally.held_up, 0u);
+    EXPECT_EQ(tally.by[static_cast<uint32_t>(Proof::By::kEnded)] + idle, rounds);
+  } else {
+    EXPECT_GT(tally.by[static_cast<uint32_t>(Proof::By::kOffCpu)], 0u);
+  }
+  EXPECT_EQ(writer->used(), storm.threads);
+}
+
+TEST(ShmFence, StoppedWritersStoreNothingLate) { storm_of_stops({}, 200); }
+
+TEST(ShmFence, StoppedPlainWritersAreWaitedForAndStoreNothingLate) {
+  storm_of_stops({.kind = GuardKind::kPlain}, 200);
+}
+
+TEST(ShmFence, WritersWhoseLoopMovesBetweenThreadsStoreNothingLate) {
+  storm_of_stops({.threads = 3}, 80);
+}
+
+TEST(ShmFence, WritersThatPayForTheirOwnFenceStoreNothingLate) {
+  storm_of_stops({.fence = true}, 80);
+}
+
+// Killed before or after the permit changes; the memory is used again as soon as there is proof,
+// while the kernel may still be taking the process apart.
+TEST(ShmFence, KilledWritersStoreNothingLate) {
+  register_fences();
+  for (const GuardKind kind : {GuardKind::kRestartable, GuardKind::kPlain}) {
+    if (kind == GuardKind::kRestartable && guard_kind() != kind) continue;
+    Rng rng(test::test_seed());
+    uint32_t by_death = 0;
+    for (uint32_t i = 0; i < 40 && !HasFailure(); ++i) {
+      SCOPED_TRACE(testing::Message() << name_of(kind) << ", round " << i);
+      const Storm storm{.kind = kind};
+      Shared<Field> field;
+      Child child([&] { write_for_ever(*field, storm); });
+      const auto writer = cards_of(child, field->cards_fd);
+      ASSERT_NE(writer, nullptr);
+      Owner owner(*field, storm);
+      owner.open(child);
+      dally(rng);
+      const bool first = rng.chance(0.5);
+      if (first) child.signal(SIGKILL);
+      owner.revoke();
+      Proof proof(*writer);
+      if (!first) child.signal(SIGKILL);
+      ASSERT_TRUE(child.await([&] { return proof.proved(*writer, false); }));
+      by_death += proof.by() == Proof::By::kDead;
+      owner.reuse();
+      child.kill();
+      EXPECT_TRUE(writer->died());
+      owner.expect_untouched();
+    }
+    EXPECT_GT(by_death, 0u);
+  }
+}
+
+// The word of death does not wait for the memory of the dead: who can see the end by a pidfd has
+// seen it on the card before.
+TEST(ShmFence, ACardTellsOfDeathBeforeTheMemoryIsTakenApart) {
+  constexpr uint64_t kMuch = 1u << 30;
+  Shared<CardsFd> fd;
+  Child child([&] {
+    void* const much = mmap(nullptr, kMuch, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (much == MAP_FAILED) _exit(3);
+    show_card(*fd);
+    for (;;) pause();
+  });
+  const auto cards = cards_of(child, *fd);
+  if (cards == nullptr) GTEST_SKIP() << "no gibibyte of memory";
+  const UniqueFd ended(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0)));
+  ASSERT_TRUE(ended);
+  child.signal(SIGKILL);
+  for (bool died = false; !died;) {
+    pollfd gone{ended.get(), POLLIN, 0};
+    const bool readable = poll(&gone, 1, 0) == 1;
+    died = cards->died();
+    ASSERT_TRUE(died || !readable) << "gone, and the card does not say so";
+  }
+}
+
+// In a dying process the threads end one after the other: the mark of one proves nothing about
+// another that is still inside.
+TEST(ShmFence, TheDeathOfOneThreadDoesNotProveAnother) {
+  Shared<CardsFd> fd;
+  Shared<std::atomic<uint32_t>> inside;
+  Child child([&] {
+    Card& card = show_card(*fd);
+    card.intent.store(1);
+    std::thread([&] {
+      show_card(*fd).intent.store(1);
+      inside->fetch_add(1);
+      while (inside->load() < 2) sched_yield();
+      syscall(SYS_exit, 0);  // the kernel's end of a thread, behind the library's back
+    }).detach();
+    for (;;) sched_yield();
+  });
+  const auto writer = cards_of(child, *fd);
+  ASSERT_TRUE(writer && child.await([&] { return inside->load() == 1; }));
+  Proof proof(*writer);
+  inside->store(2);
+  ASSERT_TRUE(child.await([&] { return writer->died(); }));
+  EXPECT_FALSE(proof.proved(*writer, false));
+  child.kill();
+  EXPECT_TRUE(proof.proved(*writer, false));
+  EXPECT_EQ(proof.by(), Proof::By::kDead);
+}
+
+TEST(ShmCardThreads, ThatEndGiveTheirCardsBack) {
+  Cards& cards = **Cards::of_process();
+  ASSERT_NE(cards.mine(), nullptr);
+  const auto seen = *PeerCards::map(UniqueFd(dup(cards.fd())), getpid());
+  const uint32_t before = seen->used();
+  for (uint32_t i = 0; i < 50; ++i) {
+    std::array<Card*, 4> taken{};
+    std::vector<std::thread> threads;
+    std::atomic<uint32_t> there{0};
+    for (Card*& card : taken) {
+      threads.emplace_back([&] {
+        card = cards.mine();
+        card->intent.store(1);  // as one that is cancelled in a section leaves it
+        there.fetch_add(1);
+        while (there.load() < taken.size()) sched_yield();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    std::sort(taken.begin(), taken.end());
+    EXPECT_NE(taken.front(), nullptr);
+    EXPECT_EQ(std::adjacent_find(taken.begin(), taken.end()), taken.end()) << "one card for two";
+    for (const Card* card : taken) EXPECT_EQ(card->intent.load() % 2, 0u);
+  }
+  EXPECT_LE(seen->used(), before + 4);
+  EXPECT_FALSE(seen->died());
+}
+
+TEST(ShmCardThreads, GetNoneWhenAllAreTakenAndOneWhenOneIsBack) {
+  Cards& cards = **Cards::of_process();
+  const Card* const mine = cards.mine();
+  const auto seen = *PeerCards::map(UniqueFd(dup(cards.fd())), getpid());
+  uint32_t among = 0;  // up to the one of this thread, and one more
+  while (among < seen->used() && seen->card(among).tid.load() != mine->tid.load()) ++among;
+  among += 2;
+  std::atomic<uint32_t> step{0};
+  Card* taken = nullptr;
+  std::thread holder([&] {
+    taken = cards.take(among);
+    step = 1;
+    while (step.load() < 2) sched_yield();
+  });
+  std::thread late([&] {
+    while (step.load() < 1) sched_yield();
+    EXPECT_EQ(cards.take(among), nullptr);
+    step = 2;
+    while (step.load() < 3) sched_yield();
+    EXPECT_EQ(cards.take(among), taken);
+    EXPECT_EQ(cards.mine(), taken);
+  });
+  holder.join();
+  EXPECT_NE(taken, nullptr);
+  step = 3;
+  late.join();
+  EXPECT_FALSE(seen->died());
+}
+
+TEST(ShmCardThreads, MayCopyUntilTheirLastDestructorHasRun) {
+  struct Last {
+    ~Last() {
+      Cards& cards = **Cards::of_process();
+      copied = cards.mine() != nullptr;
+    }
+    bool& copied;
+  };
+  Cards& cards = **Cards::of_process();
+  const auto seen = *PeerCards::map(UniqueFd(dup(cards.fd())), getpid());
+  for (const bool before : {true, false}) {
+    bool copied = false;
+    std::thread([&] {
+      if (before) cards.mine();
+      thread_local Last last{copied};
+      static_cast<void>(last);
+      cards.mine();
+    }).join();
+    EXPECT_TRUE(copied);
+  }
+  EXPECT_FALSE(seen->died()) << "a thread ended with a card that it took late";
+}
+
+}  // namespace
+}  // namespace fabric::shm

@@ -1,0 +1,382 @@
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "fuzz/shm_stage.h"
+#include "threads/engine_harness.h"
+
+// Processes that are not like each other: of another user, of another job, and in containers. What
+// can work works, and what cannot says why in one sentence.
+
+namespace fabric::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Prepare = std::function<bool()>;
+
+constexpr uint64_t kBytes = 256u << 10;
+constexpr uid_t kNobody = 65534;
+
+Config shm_config(std::string directory = {}) {
+  Config config = engine_config();
+  config.networks = {{.provider = "shm"}};
+  if (!directory.empty()) config.networks[0].devices = {std::move(directory)};
+  config.lost_timeout = 20s;
+  return config;
+}
+
+/// A child that talks to the test by two pipes, line by line, and ends with it.
+class Party {
+ public:
+  /// `body` reads lines with `hear` and answers with `say`. With `prepare` it first goes elsewhere;
+  /// a new pid namespace is for the children of whoever asked for it.
+  template <class Body>
+  Party(const Prepare& prepare, Body body) {
+    int down[2], up[2];
+    EXPECT_TRUE(::pipe2(down, O_CLOEXEC) == 0 && ::pipe2(up, O_CLOEXEC) == 0);
+    std::fflush(nullptr);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::close(down[1]);  // the test's end is the end
+      ::close(up[0]);
+      in_ = down[0];
+      out_ = up[1];
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::alarm(60);
+      if (!prepare()) {
+        say(std::string("cannot: ") + std::strerror(errno));
+        ::_exit(0);
+      }
+      const pid_t inner = ::fork();
+      if (inner == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        body(*this);
+        ::_exit(0);
+      }
+      int status = 0;
+      ::waitpid(inner, &status, 0);
+      ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    }
+    ::close(down[0]);
+    ::close(up[1]);
+    in_ = up[0];
+    out_ = down[1];
+  }
+  Party(const Party&) = delete;
+  Party& operator=(const Party&) = delete;
+  ~Party() { end(); }
+
+  void say(std::string line) const {
+    line += '\n';
+    EXPECT_EQ(::write(out_, line.data(), line.size()), static_cast<ssize_t>(line.size()));
+  }
+  /// Empty: nobody is there any more.
+  std::string hear() const {
+    std::string line;
+    for (char c = 0; ::read(in_, &c, 1) == 1 && c != '\n';) line += c;
+    return line;
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);  // and by its death the one inside
+    end();
+  }
+  void end() {
+    if (pid_ <= 0) return;
+    ::close(out_);
+    ::close(in_);
+    ::waitpid(std::exchange(pid_, -1), nullptr, 0);
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int in_ = -1, out_ = -1;
+};
+
+std::string why(const Error& error) {
+  return std::string(to_string(error.code)) + ": " + error.what;
+}
+
+/// Two regions are offered, one that senders map and one that they cannot. Says what came.
+void receive(Party& test, const std::string& directory) {
+  auto engine = Engine::open(shm_config(directory));
+  if (!engine) return test.say(why(engine.error()));
+  std::vector<std::byte> plain(kBytes);
+  const auto mapped = engine->allocate({.size_bytes = kBytes});
+  const auto fetched = engine->register_memory({plain.data(), plain.size()});
+  auto counter = *engine->make_counter();
+  test.say(*engine->offer(*mapped, counter.key()));
+  test.say(*engine->offer(*fetched, counter.key()));
+  if (test.hear() != "written") return;
+  if (const auto counted = counter.wait(2, 20s); !counted) return test.say(why(counted.error()));
+  const auto good = [](std::span<const std::byte> bytes) {
+    return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{42}; });
+  };
+  test.say(good(mapped->bytes()) && good(plain) ? "exact" : "wrong bytes");
+  test.hear();  // the sender may look around until then
+}
+
+/// Writes to both, and says how it went and what the network's facts are.
+void send(Party& test, const std::string& directory) {
+  const std::string offers[] = {test.hear(), test.hear()};
+  auto engine = Engine::open(shm_config(directory));
+  if (!engine) return test.say(why(engine.error()));
+  const std::vector<std::byte> source(kBytes, std::byte{42});
+  const auto region = engine->register_memory({const_cast<std::byte*>(source.data()), kBytes});
+  auto batch = *engine->make_batch();
+  for (const std::string& offer : offers) {
+    const auto target = engine->accept(offer);
+    if (!target) return test.say(why(target.error()));
+    const auto op = engine->submit(Write{.source = region->at(0),
+                                         .target = target->region.at(0),
+                                         .size_bytes = kBytes,
+                                         .imm = target->key,
+                                         .batch = batch});
+    if (!op) return test.say(why(op.error()));
+  }
+  if (const auto ended = engine->wait(batch, 20s); !ended) return test.say(why(ended.error()));
+  test.say(batch.delivered() == 2 ? "written" : "not delivered");
+  std::string facts;
+  for (const RailStats& rail : engine->rail_stats()) {
+    for (const auto& [name, value] : rail.facts) facts += name + "=" + value + " ";
+  }
+  test.say(facts);
+}
+
+/// What became of a receiver and a sender that were prepared in different ways.
+struct Outcome {
+  std::string sent, facts, received;
+};
+Outcome meet(const Prepare& receiver, const Prepare& sender, const std::string& directory = {}) {
+  Outcome outcome;
+  Party to(receiver, [&](Party& test) { receive(test, directory); });
+  Party from(sender, [&](Party& test) { send(test, directory); });
+  for (uint32_t i = 0; i < 2; ++i) {
+    const std::string offer = to.hear();
+    if (offer.starts_with("cannot")) return {.sent = offer};
+    from.say(offer);
+  }
+  outcome.sent = from.hear();
+  if (outcome.sent != "written") return outcome;
+  to.say("written");
+  outcome.facts = from.hear();
+  outcome.received = to.hear();
+  return outcome;
+}
+
+bool stay() { return true; }
+
+/// Other namespaces, as root or else below a user namespace with the same user in it.
+bool leave(int namespaces) {
+  if (::unshare(namespaces) == 0) return true;
+  const std::string user = std::to_string(::geteuid());
+  if (errno != EPERM || ::unshare(CLONE_NEWUSER | namespaces) != 0) return false;
+  const UniqueFd map(::open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC));
+  const std::string line = user + " " + user + " 1";
+  return ::write(map.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+}
+
+#define SKIP_IF_NOT_PERMITTED(outcome) \
+  if ((outcome).sent.starts_with("cannot")) GTEST_SKIP() << "no namespaces here: " << (outcome).sent
+
+/// A directory that all may use, gone at the end.
+class ShmDirectory : public testing::Test {
+ protected:
+  ShmDirectory() {
+    std::string name = fs::temp_directory_path() / "fabric_spaces_XXXXXX";
+    EXPECT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  ~ShmDirectory() override { fs::remove_all(directory_); }
+  size_t files() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(directory_), {}));
+  }
+  std::string directory_;
+};
+
+// Containers
+
+TEST(ShmSpaces, NeighboursWriteToEachOther) {
+  const Outcome outcome = meet(stay, stay);
+  EXPECT_EQ(outcome.sent, "written");
+  EXPECT_EQ(outcome.received, "exact");
+  EXPECT_EQ(outcome.facts.find("pid namespace"), std::string::npos) << outcome.facts;
+}
+
+TEST(ShmSpaces, AnotherPidNamespaceWorksAndTheFactsSayWhatIsMissing) {
+  const Prepare away = [] { return leave(CLONE_NEWPID); };
+  // The one inside does not see the other, and the other sees it by another number.
+  const Outcome inside = meet(stay, away);
+  SKIP_IF_NOT_PERMITTED(inside);
+  EXPECT_EQ(inside.sent, "written");
+  EXPECT_EQ(inside.received, "exact");
+  EXPECT_NE(inside.facts.find("another pid namespace"), std::string::npos) << inside.facts;
+  const Outcome outside = meet(away, stay);
+  EXPECT_EQ(outside.sent, "written");
+  EXPECT_EQ(outside.received, "exact");
+  const Outcome both = meet(away, away);
+  EXPECT_EQ(both.sent, "written");
+  EXPECT_EQ(both.received, "exact");
+}
+
+TEST(ShmSpaces, AnotherNetworkNamespaceSaysWhatToDo) {
+  const Outcome outcome = meet(stay, [] { return leave(CLONE_NEWNET); });
+  SKIP_IF_NOT_PERMITTED(outcome);
+  EXPECT_NE(outcome.sent.find("Unreachable"), std::string::npos) << outcome.sent;
+  EXPECT_NE(outcome.sent.find("another network namespace"), std::string::npos) << outcome.sent;
+  EXPECT_NE(outcome.sent.find("Network::devices"), std::string::npos) << outcome.sent;
+}
+
+TEST_F(ShmDirectory, ASharedOneJoinsContainers) {
+  const Outcome outcome =
+      meet([] { return leave(CLONE_NEWNET | CLONE_NEWNS); },
+           [] { return leave(CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWNS); }, directory_);
+  SKIP_IF_NOT_PERMITTED(outcome);
+  EXPECT_EQ(outcome.sent, "written");
+  EXPECT_EQ(outcome.received, "exact");
+  EXPECT_EQ(files(), 0u) << "closed ones leave nothing";
+}
+
+TEST_F(ShmDirectory, OneThatIsNotSharedIsSaidToBe) {
+  const Prepare hidden = [this] {
+    return leave(CLONE_NEWNS) && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           ::mount("none", directory_.c_str(), "tmpfs", 0, nullptr) == 0;
+  };
+  const Outcome outcome = meet(stay, hidden, directory_);
+  SKIP_IF_NOT_PERMITTED(outcome);
+  EXPECT_NE(outcome.sent.find("not in its directory as seen here"), std::string::npos)
+      << outcome.sent;
+}
+
+// Files
+
+TEST_F(ShmDirectory, FilesOfKilledEnginesAreSweptByTheNext) {
+  {
+    Party killed(stay, [&](Party& test) { receive(test, directory_); });
+    ASSERT_FALSE(killed.hear().empty());
+    ASSERT_EQ(files(), 1u);
+    killed.kill();
+  }
+  EXPECT_EQ(files(), 1u) << "nobody was there to take it away";
+  // The grandchild ends by a signal of its own: it may take a moment.
+  ASSERT_TRUE(eventually([&] {
+    auto engine = Engine::open(shm_config(directory_));
+    return engine.has_value() && files() == 1;
+  }));
+  EXPECT_EQ(files(), 0u);
+}
+
+TEST_F(ShmDirectory, AChildOfForkTakesNothingAway) {
+  auto engine = std::make_unique<Engine>(*Engine::open(shm_config(directory_)));
+  ASSERT_EQ(files(), 1u);
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(30);
+    engine.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(files(), 1u);
+  engine.reset();
+  EXPECT_EQ(files(), 0u);
+}
+
+TEST_F(ShmDirectory, OneThatCannotBeUsedIsAnErrorOfOpen) {
+  const auto engine = Engine::open(shm_config(directory_ + "/nowhere"));
+  ASSERT_FALSE(engine);
+  EXPECT_EQ(engine.error().code, Errc::kPermission);
+  EXPECT_NE(std::string(engine.error().what).find("directory"), std::string::npos);
+}
+
+// Other users
+
+bool become_nobody() { return ::setresuid(kNobody, kNobody, kNobody) == 0; }
+
+TEST(ShmUsers, AnotherUserIsRefusedAndToldWhy) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  for (const bool receiver : {false, true}) {
+    const Outcome outcome = meet(receiver ? become_nobody : stay, receiver ? stay : become_nobody);
+    EXPECT_NE(outcome.sent.find("the peer runs as another user"), std::string::npos)
+        << outcome.sent;
+  }
+}
+
+// An address can say anything. What counts is who is at the other end of the socket.
+TEST(ShmUsers, NobodyListensInTheNameOfAnother) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  const shm::Address address = [] {
+    shm::Address made = *shm::own_address();
+    made.instance = uint64_t{0xabc} << 32 | static_cast<uint32_t>(::getpid());
+    return made;
+  }();
+  const Party impostor(become_nobody, [&](Party& test) {
+    const auto listener = shm::listen_at(address);
+    test.say(listener ? "listening" : "cannot");
+    test.hear();
+  });
+  ASSERT_EQ(impostor.hear(), "listening");
+  EXPECT_EQ(shm::connect_to(address).error().code, Errc::kPermission);
+  fuzz::StageDriver driver;
+  fuzz::ShmNode node(driver);
+  const auto link = node.network().open_link(encode(address));
+  ASSERT_FALSE(link);
+  EXPECT_EQ(link.error().code, Errc::kUnreachable);
+  EXPECT_NE(std::string(link.error().what).find("another user"), std::string::npos);
+  impostor.say("end");
+}
+
+TEST(ShmUsers, NobodyIsLetInWithTheAddressOfAnother) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  fuzz::StageDriver driver;
+  fuzz::ShmNode node(driver);
+  const shm::Address address = node.address();
+  const auto user = ::geteuid();
+  const Party impostor(become_nobody, [&](Party& test) {
+    // What connect_to() would refuse from its side is done by hand.
+    fuzz::Hostile one(uint64_t{0xdef} << 32 | static_cast<uint32_t>(::getpid()));
+    shm::Address claimed = one.address();
+    claimed.user = user;
+    if (!one.connect_unchecked(address) || !one.greet(&claimed)) return test.say("cannot");
+    test.say("greeted");
+    test.hear();
+    test.say(one.say(shm::Frame(shm::Wake{})) ? "let in" : "refused");
+  });
+  ASSERT_EQ(impostor.hear(), "greeted");
+  node.turns(4);
+  impostor.say("looked");
+  EXPECT_EQ(impostor.hear(), "refused");
+}
+
+// Other jobs
+
+TEST(ShmJobs, AnotherJobKeyIsRefusedByTheCore) {
+  const auto runtime = std::make_shared<InlineRuntime>();
+  Config red = shm_config(), blue = shm_config();
+  red.job_key = "red";
+  blue.job_key = "blue";
+  Engine one = *Engine::open(red, runtime), other = *Engine::open(blue, runtime);
+  std::vector<Event> seen;
+  Inbox inbox = *one.make_inbox(64);
+  const Subscription subscription = *one.subscribe(Notify::inbox(inbox));
+  const PeerId peer = *one.connect(other.address());
+  const Nanos end = one.now() + 20s;
+  while (one.peer_info(peer)->state < PeerState::kLost && one.now() < end) runtime->turn();
+  EXPECT_EQ(one.peer_info(peer)->state, PeerState::kLost);
+  runtime->turn();
+  std::array<Event, 64> events;
+  const uint32_t count = inbox.poll(events);
+  ASSERT_GT(count, 0u);
+  EXPECT_EQ(events[count - 1].code, Errc::kWrongJob);
+  EXPECT_TRUE(other.peers().empty());
+}
+
+}  // namespace
+}  // namespace fabric::test
