@@ -181,6 +181,14 @@ PeerCards::~PeerCards() {
   if (!fork_.forked()) munmap(const_cast<CardPage*>(page_), sizeof(CardPage));
 }
 
+bool PeerCards::held() const noexcept {
+  const uint32_t cards = used();
+  for (uint32_t i = 0; i < cards; ++i) {
+    if (card(i).tid.load(std::memory_order_relaxed) != 0) return true;
+  }
+  return false;
+}
+
 bool PeerCards::died() const noexcept {
   const uint32_t cards = used();
   for (uint32_t i = 0; i < cards; ++i) {

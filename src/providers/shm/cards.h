@@ -97,6 +97,8 @@ class PeerCards {
   /// The same for one thread: it is past its last instruction in user space. Others of its process
   /// may not be yet.
   bool died(uint32_t index) const noexcept;
+  /// Some thread holds a card, so that a death would show there.
+  bool held() const noexcept;
   int32_t pid() const noexcept { return pid_; }
   uint32_t used() const noexcept;  ///< at most CardPage::kCards, whatever the peer wrote
   const Card& card(uint32_t index) const noexcept { return page_->card[index]; }

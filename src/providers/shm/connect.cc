@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t kSlotBits = 16;
 constexpr uint32_t kEndedMax = 256;  ///< ends of a neighbour that are remembered
+constexpr uint32_t kPatience = 50;   ///< looks, a millisecond or more each, for orders under way
 
 constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
 
@@ -67,7 +68,8 @@ Result<uint32_t> ShmRail::accept_path(std::span<const std::byte> hello,
   auto from = network_.neighbour(asked->from);
   if (!from) return from.error();
   const auto name = std::pair(asked->lane, asked->path);
-  if ((*from)->ended.contains(name)) {
+  const auto& over = (*from)->ended_paths;
+  if (std::find(over.begin(), over.end(), name) != over.end()) {
     network_.let_go(**from);
     return fail(Errc::kClosed, "shm path");
   }
@@ -170,11 +172,15 @@ void ShmRail::break_out(OutPath& path, Errc code) noexcept {
 
 /// What the target has not begun to fetch it will not fetch.
 void ShmRail::withdraw_orders(OutPath& path) noexcept {
+  take_back(path, Order::kPublished, Order::kWithdrawn);
+}
+
+void ShmRail::take_back(OutPath& path, Order::State from, Order::State to) noexcept {
   for (uint64_t position = path.orders_ended; position != path.orders; ++position) {
-    uint64_t published = Order::word_of(position, Order::kPublished);
+    uint64_t word = Order::word_of(position, from);
+    // Pairs with begin_job() and finish_orders(), which exchange as well.
     path.ring->orders[position % Ring::kOrders].word.compare_exchange_strong(
-        published, Order::word_of(position, Order::kWithdrawn), std::memory_order_acq_rel,
-        std::memory_order_relaxed);
+        word, Order::word_of(position, to), std::memory_order_acq_rel, std::memory_order_relaxed);
   }
 }
 
@@ -192,6 +198,10 @@ void ShmRail::look_at_paths() noexcept {
       break_out(*path, Errc::kRailLost);
       // An order that was published behind the target's last look: nobody will look again.
       withdraw_orders(*path);
+    }
+    // A target that was stopped at an order would hold the end of its write for as long.
+    if (path->closing && path->orders != path->orders_ended && ++path->patience == kPatience) {
+      take_back(*path, Order::kTaken, Order::kAbandoned);
     }
   }
   for (const auto& path : in_) {
@@ -227,13 +237,16 @@ uint32_t ShmRail::poll_out_ends(std::span<WireEvent> out) noexcept {
 bool ShmRail::in_end_proved(InPath& path) noexcept {
   if (path.proved) return true;
   Neighbour& from = *path.from;
-  if (!path.shown || from.cards() == nullptr || from.look_for_death()) return path.proved = true;
+  if (!path.shown || from.cards() == nullptr) return path.proved = true;
   if (!path.proof) {
     if (!heavy_fence()) return false;
     path.proof.emplace(*from.cards());
   }
-  if (!path.proof->proved(*from.cards(), fresh_look_)) return false;
-  ++proved_by_[static_cast<size_t>(path.proof->by())];
+  if (path.proof->proved(*from.cards(), fresh_look_)) {
+    ++proved_by_[static_cast<size_t>(path.proof->by())];
+  } else if (!fresh_look_ || !from.ended()) {
+    return false;
+  }
   return path.proved = true;
 }
 
@@ -248,7 +261,7 @@ uint32_t ShmRail::poll_in_ends(std::span<WireEvent> out) noexcept {
     for (uint64_t at = path->orders; at != path->orders + Ring::kOrders; ++at) {
       Order& order = path->ring->orders[at % Ring::kOrders];
       uint64_t word = order.word.load(std::memory_order_acquire);
-      if (word >> 3 != at || word == 0) break;
+      if (word >> Order::kStateBits != at || word == 0) break;
       if (word == Order::word_of(at, Order::kWithdrawn)) continue;
       // Pairs with collect_orders(). If it is withdrawn in this moment, that is as good.
       order.word.compare_exchange_strong(word, Order::word_of(at, Order::kClosed),
@@ -265,8 +278,8 @@ uint32_t ShmRail::poll_in_ends(std::span<WireEvent> out) noexcept {
     network_.free_permit(path->permit);
     in_free_.push_back(slot_of(path->id));
     const std::shared_ptr<Neighbour> from = std::move(path->from);
-    if (from->ended.size() == kEndedMax) from->ended.erase(from->ended.begin());
-    from->ended.emplace(path->lane, path->number);
+    if (from->ended_paths.size() == kEndedMax) from->ended_paths.pop_front();
+    from->ended_paths.emplace_back(path->lane, path->number);
     *path = InPath{};
     --from->paths;
     network_.let_go(*from);

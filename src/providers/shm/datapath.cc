@@ -58,8 +58,14 @@ void ShmRail::go_on(OutPath& path) noexcept {
     Piece& piece = pieces_[index];
     // The piece leaves the line before it ends: its end must find room.
     --waiting_;
-    if (path.closing) {
-      end(path, piece.op.cookie, {path.broken_by(), Remote::kNotDelivered});
+    if (path.closing && piece.copied_bytes != 0 && path.orders != path.orders_ended) {
+      // Parts of it are with the target: it ends behind the last of them.
+      Ordered& newest = path.ordered[(path.orders - 1) % Ring::kOrders];
+      newest.last = newest.cut = true;
+    } else if (path.closing) {
+      Outcome outcome = std::exchange(path.failed, {});
+      if (outcome.code == Errc::kOk) outcome = {path.broken_by(), Remote::kNotDelivered};
+      end(path, piece.op.cookie, outcome);
     } else if (advance(path, piece.op, piece.copied_bytes) == Step::kWaits) {
       ++waiting_;
       return;
@@ -204,7 +210,7 @@ ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) 
     made.flags.store(
         (last && op.has_imm != 0 ? Order::kCounted : 0) | (bounced ? Order::kBounced : 0),
         std::memory_order_relaxed);
-    publish(path, made, {op.cookie, last, bounced ? stretch : 0});
+    publish(path, made, {.cookie = op.cookie, .last = last, .bounce_bytes = bounced ? stretch : 0});
     given += stretch;
     path.to->wake_if_asleep();
     if (last) return Step::kEnded;
@@ -244,6 +250,8 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
     } else if (word == Order::word_of(position, Order::kClosed) ||
                word == Order::word_of(position, Order::kWithdrawn)) {
       outcome = {path.broken_by(), Remote::kNotDelivered};
+    } else if (word == Order::word_of(position, Order::kAbandoned)) {
+      outcome = {path.broken_by(), Remote::kUnknown};  // not counted, but it may still land
     } else if (path.to->look_for_death()) {            // which shows before it hangs up
       outcome = {path.broken_by(), Remote::kUnknown};  // it died at it
     } else if (path.to->left() && word != Order::word_of(position, Order::kPublished)) {
@@ -255,7 +263,11 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
     ++path.orders_ended;
     --ordered_;
     path.bounce_freed += note.bounce_bytes;
-    if (outcome.code != Errc::kOk && path.failed.code == Errc::kOk) path.failed = outcome;
+    const bool worse = path.failed.code == Errc::kOk || outcome.remote == Remote::kUnknown;
+    if (outcome.code != Errc::kOk && worse) path.failed = outcome;
+    if (note.cut && path.failed.code == Errc::kOk) {
+      path.failed = {path.broken_by(), Remote::kNotDelivered};
+    }
     if (!note.last) continue;
     end(path, note.cookie, std::exchange(path.failed, {}));
   }
@@ -361,7 +373,7 @@ bool ShmRail::has_work() noexcept {
     const uint64_t word =
         path->ring->orders[at % Ring::kOrders].word.load(std::memory_order_acquire);
     // Anything but an end, nonsense included, is waited for.
-    if (word >= Order::word_of(at, Order::kDone) && word <= Order::word_of(at, Order::kWithdrawn)) {
+    if (word >= Order::word_of(at, Order::kDone) && word <= Order::word_of(at, Order::kAbandoned)) {
       return true;
     }
   }

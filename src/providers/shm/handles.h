@@ -64,7 +64,9 @@ class ShmRail final : public Rail {
   /// Something that poll() would act on; asked before a sleep.
   bool has_work() noexcept;
   /// Fences whose proof is outstanding: the sleep must be short.
-  bool has_proofs_awaited() const noexcept { return !fences_.empty() || closing_in_ != 0; }
+  bool has_proofs_awaited() const noexcept {
+    return !fences_.empty() || closing_in_ != 0 || closing_out_ != 0;
+  }
 
  private:
   struct Outcome {
@@ -85,6 +87,7 @@ class ShmRail final : public Rail {
   struct Ordered {
     uint32_t cookie = 0;
     bool last = true;  ///< a piece that bounces may need several orders
+    bool cut = false;  ///< and its path may close before the last of them
     uint64_t bounce_bytes = 0;
   };
 
@@ -108,6 +111,7 @@ class ShmRail final : public Rail {
     std::array<Ordered, Ring::kOrders> ordered{};
     Outcome failed{};                                ///< of a piece whose orders are not all back
     uint32_t first = UINT32_MAX, last = UINT32_MAX;  ///< pieces that wait
+    uint32_t patience = 0;                           ///< looks since it began to close
     uint32_t unreported = 0;                         ///< ends that poll() has not handed out
 
     /// What its pieces end with. A death may be seen here before the core hears of it, and the end
@@ -145,7 +149,12 @@ class ShmRail final : public Rail {
   struct Fence {
     WireKey key{};
     uint32_t cookie = 0;
-    std::vector<std::pair<std::shared_ptr<Neighbour>, Proof>> inside{};
+    struct Writer {
+      std::shared_ptr<Neighbour> neighbour{};
+      std::shared_ptr<const PeerCards> cards{};
+      Proof proof;
+    };
+    std::vector<Writer> inside{};
   };
   struct Revoked {
     WireKey key{};
@@ -158,6 +167,7 @@ class ShmRail final : public Rail {
   void show_ring(InPath& path);
   void break_out(OutPath& path, Errc code) noexcept;
   void withdraw_orders(OutPath& path) noexcept;
+  void take_back(OutPath& path, Order::State from, Order::State to) noexcept;
   void look_at_paths() noexcept;
   uint32_t poll_out_ends(std::span<WireEvent> out) noexcept;
   uint32_t poll_in_ends(std::span<WireEvent> out) noexcept;
@@ -305,6 +315,7 @@ class ShmNetwork final : public OpenNetwork {
   Greeting greeting_{};
   std::array<std::byte, Beacon::kBytes> beacon_{};
   UniqueFd listener_, events_, timer_;
+  bool listening_ = true;  ///< false: not watched until the next look, for want of descriptors
   std::shared_ptr<const UniqueFd> own_memory_;  ///< for those who cannot read it otherwise
   int64_t timer_ns_ = 0;
   std::vector<std::unique_ptr<ShmRail>> rails_;

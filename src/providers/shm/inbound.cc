@@ -50,7 +50,8 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
   uint64_t word = order.word.load(std::memory_order_acquire);
   job = {};
   job.position = position;
-  if (word == Order::word_of(position, Order::kWithdrawn)) {
+  if (word == Order::word_of(position, Order::kWithdrawn) ||
+      word == Order::word_of(position, Order::kAbandoned)) {
     job.end = Order::kWithdrawn;
     return true;
   }
@@ -99,7 +100,8 @@ bool ShmRail::has_order(const InPath& path) noexcept {
   const uint64_t word = order.word.load(std::memory_order_relaxed);  // begin_job() looks properly
   return word == Order::word_of(path.orders, Order::kPublished) ||
          word == Order::word_of(path.orders, Order::kTaken) ||
-         word == Order::word_of(path.orders, Order::kWithdrawn);
+         word == Order::word_of(path.orders, Order::kWithdrawn) ||
+         word == Order::word_of(path.orders, Order::kAbandoned);
 }
 
 uint32_t ShmRail::take_orders(InPath& path, std::span<WireEvent> out) noexcept {
@@ -151,16 +153,17 @@ void ShmRail::finish_orders(InPath& path, std::span<Job> jobs, std::span<WireEve
       break;
     }
     path.fetched = 0;
-    if (job.end == Order::kDone && job.counted) {
-      out[n++] = {.kind = WireEvent::Kind::kImm, .imm = job.imm, .path = path.id};
-      ++path.immediates;
-    }
-    Order& order = path.ring->orders[job.position % Ring::kOrders];
     ++path.orders;
-    // Pairs with collect_orders(). What was withdrawn stays so.
-    if (job.end != Order::kWithdrawn) {
-      order.word.store(Order::word_of(job.position, job.end), std::memory_order_release);
-    }
+    if (job.end == Order::kWithdrawn) continue;
+    // Pairs with collect_orders(). What its sender has given up meanwhile is not counted.
+    uint64_t word = Order::word_of(job.position, Order::kTaken);
+    Order& order = path.ring->orders[job.position % Ring::kOrders];
+    const bool ours =
+        order.word.compare_exchange_strong(word, Order::word_of(job.position, job.end),
+                                           std::memory_order_acq_rel, std::memory_order_relaxed);
+    if (!ours || job.end != Order::kDone || !job.counted) continue;
+    out[n++] = {.kind = WireEvent::Kind::kImm, .imm = job.imm, .path = path.id};
+    ++path.immediates;
   }
   path.from->wake_if_asleep();
 }

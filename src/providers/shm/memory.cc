@@ -50,7 +50,7 @@ void ShmRail::begin_fences() noexcept {
   for (const Revoked& one : revoked) {
     Fence fence{.key = one.key, .cookie = one.cookie};
     for (const auto& neighbour : everybody) {
-      fence.inside.emplace_back(neighbour, Proof(*neighbour->cards()));
+      fence.inside.push_back({neighbour, neighbour->cards(), Proof(*neighbour->cards())});
     }
     fences_.push_back(std::move(fence));
   }
@@ -63,12 +63,11 @@ uint32_t ShmRail::poll_fences(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
   std::erase_if(fences_, [&](Fence& fence) {
     if (n == out.size()) return false;
-    std::erase_if(fence.inside, [&](auto& inside) {
-      auto& [neighbour, proof] = inside;
-      if (!neighbour->look_for_death() && !proof.proved(*neighbour->cards(), fresh_look_)) {
-        return false;
+    std::erase_if(fence.inside, [&](Fence::Writer& writer) {
+      if (!writer.proof.proved(*writer.cards, fresh_look_)) {
+        return fresh_look_ && writer.neighbour->ended();
       }
-      ++proved_by_[static_cast<size_t>(proof.by())];
+      ++proved_by_[static_cast<size_t>(writer.proof.by())];
       return true;
     });
     if (!fence.inside.empty()) return false;

@@ -118,7 +118,8 @@ Result<void> Neighbour::greeted(UniqueFd socket, const Greeting& greeting, Crede
     front_file_ = file.st_ino;
     cards_ = *std::move(cards);
     process_.reset(who.pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, who.pid, 0)) : -1);
-    gone_ = who.pid > 0 && !process_ && errno == ESRCH;  // it died with its greeting in the socket
+    gone_ = ended_ =
+        who.pid > 0 && !process_ && errno == ESRCH;  // it died with its greeting in the socket
   }
   in_ = std::move(socket);
   their_line_ = greeting.line;
@@ -132,12 +133,20 @@ bool Neighbour::look_for_death() noexcept {
   if (gone_ || cards_ == nullptr) return gone_;
   if (cards_->died()) {
     gone_ = true;
-  } else if (!in_ && process_) {
-    // It hung up, or its last thread with a card had signed off before the end.
-    pollfd process{process_.get(), POLLIN, 0};
-    gone_ = ::poll(&process, 1, 0) > 0;
+  } else if (!in_ || !cards_->held()) {
+    // It hung up, or its last thread with a card has signed off: the line may be held open by a
+    // child of it.
+    gone_ = ended();
   }
   return gone_;
+}
+
+bool Neighbour::ended() noexcept {
+  if (!ended_ && process_) {
+    pollfd process{process_.get(), POLLIN, 0};
+    ended_ = ::poll(&process, 1, 0) > 0;
+  }
+  return ended_;
 }
 
 void Neighbour::forget() noexcept {
@@ -153,6 +162,7 @@ void Neighbour::forget() noexcept {
 // Its memory
 
 const Neighbour::View& Neighbour::find_view(uint32_t index, uint32_t generation) {
+  const uint64_t remote_key = uint64_t{generation} << 32 | index;
   none_ = {.way = View::Way::kStale};
   if (!front_ || index >= Front::kKeys) return none_;
   const KeyEntry& entry = their_front()->keys[index];
@@ -172,10 +182,10 @@ const Neighbour::View& Neighbour::find_view(uint32_t index, uint32_t generation)
     if (offset > bytes || found.size_bytes > bytes - offset) return none_;
     found.way = View::Way::kMapped;
     found.base = mapped->second.data() + offset;
-  } else if (unusable_.contains(block)) {
+  } else if (unusable_.contains({block, remote_key})) {
     return none_;
   } else {
-    if (asked_.insert(block).second) send(NeedBlock{block});
+    if (asked_.emplace(block, remote_key).second) send(NeedBlock{block});
     none_ = {.way = View::Way::kAsked};
     return none_;
   }
@@ -187,12 +197,16 @@ const Neighbour::View& Neighbour::find_view(uint32_t index, uint32_t generation)
 }
 
 void Neighbour::block_came(const Block& block, UniqueFd descriptor) {
-  if (asked_.erase(block.block) == 0) return;
+  const auto asked = asked_.find(block.block);
+  if (asked == asked_.end()) return;
+  const uint64_t remote_key = asked->second;
+  asked_.erase(asked);
   auto mapping = map_foreign(descriptor.get(), block.size_bytes, Peers::kMayWrite);
   if (mapping) {
     blocks_[block.block] = *std::move(mapping);
   } else {
-    unusable_.insert(block.block);  // gone meanwhile, or no memory: writes into it are refused
+    unusable_.emplace(block.block,
+                      remote_key);  // gone meanwhile, or no memory: writes into it are refused
   }
 }
 

@@ -88,12 +88,16 @@ class Neighbour {
   bool over() const noexcept { return gone_ || (refuses_ && !in_); }
   /// Finds out. Costs a few loads, or a system call when nobody of it holds a card.
   bool look_for_death() noexcept;
+  /// No thread of the process is left, which is later than gone(): a death shows on one thread
+  /// while others may be at their last stores. A system call.
+  bool ended() noexcept;
   /// Of one that is over and that no path needs: its memory is given back, however long somebody
   /// remembers it.
   void forget() noexcept;
 
   const Front* their_front() const noexcept { return front_.as<const Front>(); }
-  const PeerCards* cards() const noexcept { return cards_.get(); }
+  /// Shared: a fence needs them for longer than anybody remembers the neighbour.
+  const std::shared_ptr<const PeerCards>& cards() const noexcept { return cards_; }
   /// Each section that stores into its memory, and each publication, needs a fence of its own.
   bool needs_fence() const noexcept { return needs_fence_; }
 
@@ -131,7 +135,7 @@ class Neighbour {
   bool has_pages = false;      ///< it ever got one: it may be storing, and fences ask it
   bool expected = false;       ///< its line is among those that are read next
   /// Paths of it that ended here, by lane and number, so that a late copy of the hello is known.
-  std::set<std::pair<uint32_t, uint32_t>> ended{};
+  std::deque<std::pair<uint32_t, uint32_t>> ended_paths{};
   static constexpr uint32_t kNoLine = UINT32_MAX;
   uint32_t line = kNoLine;  ///< place of the line out in the own Front::sent
   uint32_t links = 0;
@@ -154,20 +158,22 @@ class Neighbour {
 
   UniqueFd in_;
   UniqueFd process_;  ///< a pidfd; none where it cannot be had
-  std::unique_ptr<PeerCards> cards_;
+  std::shared_ptr<const PeerCards> cards_;
   Mapping front_;
   uint64_t front_file_ = 0;  ///< its inode: a second line must show the same
   uint32_t their_line_ = 0;
   uint32_t seen_ = 0;
   bool needs_fence_ = true;
   bool gone_ = false;
+  bool ended_ = false;
   bool refuses_ = false;
 
   std::vector<View> views_;
   View none_{};
   std::map<uint64_t, Mapping> blocks_;
-  std::set<uint64_t> asked_;
-  std::set<uint64_t> unusable_;  ///< blocks that could not be mapped
+  std::map<uint64_t, uint64_t> asked_;  ///< blocks, and the key for which
+  /// Blocks that could not be mapped, with the key that led there: another key may ask again.
+  std::set<std::pair<uint64_t, uint64_t>> unusable_;
   Puller puller_;
 };
 

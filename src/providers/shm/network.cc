@@ -303,6 +303,8 @@ uint32_t ShmNetwork::read_mail(Neighbour& from, std::span<std::byte> out) {
       frame =
           decode_frame(std::span(buffer_).first(received.size_bytes), received.descriptor_count);
     }
+    // Without its descriptors it means nothing. What waits for them ends by its deadline.
+    if (!frame && received.cut) continue;
     // One that cannot be understood ends the line as hanging up does.
     if (!frame || std::holds_alternative<Greeting>(*frame)) {
       by_socket_.erase(socket);
@@ -329,7 +331,9 @@ void ShmNetwork::handle(Neighbour& from, const Frame& frame, std::span<UniqueFd>
       rails_[ring->lane]->ring_ready(from, *ring, std::move(descriptors[0]));
     }
   } else if (const auto* need = std::get_if<NeedBlock>(&frame)) {
-    const SharedPages::Place place = keys_.block(need->block);
+    // Only whoever was let in by the core has a path, and only a path leads to memory.
+    const SharedPages::Place place =
+        from.paths == 0 ? SharedPages::Place{} : keys_.block(need->block);
     if (place.file != nullptr) {
       from.shown.insert(need->block);
       from.has_pages = true;
@@ -341,13 +345,13 @@ void ShmNetwork::handle(Neighbour& from, const Frame& frame, std::span<UniqueFd>
   } else if (const auto* gone = std::get_if<BlockGone>(&frame)) {
     from.block_gone(gone->block);
   } else if (std::holds_alternative<NeedMemory>(frame)) {
-    if (own_memory_ == nullptr) {
+    if (own_memory_ == nullptr && from.paths != 0) {
       if (UniqueFd memory = open_own_memory()) {
         own_memory_ = std::make_shared<const UniqueFd>(std::move(memory));
       }
     }
     reach(from);
-    from.send(OwnMemory{}, own_memory_);
+    from.send(OwnMemory{}, from.paths == 0 ? nullptr : own_memory_);
   } else if (std::holds_alternative<OwnMemory>(frame)) {
     if (from.reach != Neighbour::Reach::kAsked) return;
     const bool yes =
@@ -361,6 +365,7 @@ void ShmNetwork::handle(Neighbour& from, const Frame& frame, std::span<UniqueFd>
 
 void ShmNetwork::look_around() {
   ++looks_;
+  if (!listening_) listening_ = watch(events_.get(), listener_.get());
   look_at_events();
   std::vector<std::shared_ptr<Neighbour>> unneeded;
   for (const auto& [instance, one] : neighbours_) {
@@ -405,7 +410,13 @@ void ShmNetwork::look_at_events() {
 void ShmNetwork::let_in() {
   for (uint32_t i = 0; i < kLetInPerLook; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
+    if (!socket) {
+      // Out of descriptors: it stays readable, and nobody could sleep.
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED && listening_) {
+        listening_ = ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
+      }
+      return;
+    }
     const auto who = credentials(socket.get());
     if (!who || who->user != address_.user) continue;  // of another user: hung up
     if (strangers_.size() >= kStrangersMax) strangers_.erase(strangers_.begin());
@@ -475,7 +486,8 @@ bool ShmNetwork::arm() noexcept {
                                   [](const auto& rail) { return rail->has_proofs_awaited(); });
   // Without the fence a wake may be missed: the sleep is short then.
   const bool brief = proofs || !fenced;
-  set_timer(neighbours_.empty() ? 0 : brief ? kBriefSleepNs : kSleepNs);
+  const bool quiet = neighbours_.empty() && listening_;
+  set_timer(quiet ? 0 : brief ? kBriefSleepNs : kSleepNs);
   return true;
 }
 

@@ -19,7 +19,8 @@ struct alignas(64) Order {
     kRefused = 4,    ///< wrong key or bounds
     kUnread = 5,     ///< the source's memory could not be read
     kClosed = 6,     ///< the path's end came first
-    kWithdrawn = 7,  ///< by the sender
+    kWithdrawn = 7,  ///< by the sender, before the target took it
+    kAbandoned = 8,  ///< by the sender, after that: it may be fetched, and is not counted
   };
   /// Position in the ring, so that an old state is never taken for a new one, and state below it.
   std::atomic<uint64_t> word;
@@ -33,8 +34,9 @@ struct alignas(64) Order {
   static constexpr uint32_t kCounted = 1;  ///< it has an immediate
   static constexpr uint32_t kBounced = 2;  ///< its bytes are in the bounce buffer
 
+  static constexpr uint32_t kStateBits = 4;
   static constexpr uint64_t word_of(uint64_t position, State state) noexcept {
-    return position << 3 | state;
+    return position << kStateBits | state;
   }
 };
 

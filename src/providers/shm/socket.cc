@@ -205,7 +205,7 @@ Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
     received.kind = nothing ? Received::Kind::kNothing : Received::Kind::kEnd;
     return received;
   }
-  bool crowded = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  bool crowded = (message.msg_flags & MSG_TRUNC) != 0;
   for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr;
        control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
@@ -227,6 +227,8 @@ Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
     received.kind = Received::Kind::kEnd;
     return received;
   }
+  // Cut though there was room: this process has no descriptor left.
+  received.cut = (message.msg_flags & MSG_CTRUNC) != 0;
   received.kind = Received::Kind::kFrame;
   received.size_bytes = static_cast<uint32_t>(got);
   return received;

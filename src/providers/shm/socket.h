@@ -46,6 +46,7 @@ struct Received {
   Kind kind = Kind::kNothing;
   uint32_t size_bytes = 0;
   uint32_t descriptor_count = 0;
+  bool cut = false;  ///< descriptors came for which this process had no room
   std::array<UniqueFd, kDescriptorsMax> descriptors{};
 };
 /// A frame that is longer than `buffer` or brings more descriptors is the end of its line.

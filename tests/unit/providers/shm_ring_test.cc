@@ -49,7 +49,7 @@ TEST(ShmRing, AWordOfTheLapBeforeIsNotTakenForANewOne) {
 
 TEST(ShmRing, ACountKeepsAllBitsOfItsImmediate) {
   EXPECT_EQ(static_cast<uint32_t>(Ring::count_word(123, 0xdeadbeef)), 0xdeadbeefu);
-  EXPECT_EQ(Order::word_of(3, Order::kDone) >> 3, 3u);
+  EXPECT_EQ(Order::word_of(3, Order::kDone) >> Order::kStateBits, 3u);
   EXPECT_EQ(Order::word_of(3, Order::kDone) & 7, Order::kDone);
 }
 
