@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "fuzz/shm_stage.h"
 
 // Somebody of the same user who keeps no rule: on the socket, with the
@@ -282,6 +284,53 @@ TEST_F(ShmHostile, NoiseInTheCardsHoldsUpNoFence) {
   EXPECT_NE(victim_.fenced(77), nullptr) << "it never had anything of ours mapped";
 }
 
+TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
+  introduce();
+  auto pages = *SharedPages::allocate(4096, false);
+  std::vector<std::byte> key;
+  ASSERT_TRUE(victim_.rail().register_memory({pages.address(), 4096}, key));
+  const uint64_t block = SharedPages::find(pages.address(), 4096)->block;
+  const auto ask = [&] {
+    hostile_.say(Frame(NeedBlock{block}));
+    victim_.turns(3);
+    hostile_.listen();
+  };
+  ask();
+  ASSERT_EQ(hostile_.blocks.size(), 1u);
+  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting is no session";
+  path_in();
+  ask();
+  ASSERT_EQ(hostile_.blocks.size(), 2u);
+  EXPECT_EQ(hostile_.blocks[1].size_bytes, 4096u);
+}
+
+TEST_F(ShmHostile, TheDeathOfOneThreadEndsNoFence) {
+  path_in();
+  auto pages = *SharedPages::allocate(4096, false);
+  std::vector<std::byte> key;
+  const auto local = victim_.rail().register_memory({pages.address(), 4096}, key);
+  ASSERT_TRUE(local);
+  hostile_.say(Frame(NeedBlock{SharedPages::find(pages.address(), 4096)->block}));
+  victim_.turns(3);
+  CardPage& cards = hostile_.cards();
+  const auto mark = [&](uint32_t card) {
+    constexpr uint32_t kOwnerDied = 0x40000000;
+    std::memcpy(&cards.card[card].alive, &kOwnerDied, sizeof(kOwnerDied));
+  };
+  cards.used.store(2);
+  for (uint32_t card = 0; card < 2; ++card) cards.card[card].tid.store(card + 1);
+  cards.card[0].intent.store(1);  // inside a section
+  victim_.rail().deregister_memory(*local, 78);
+  victim_.turns(5);
+  EXPECT_EQ(victim_.fenced(78), nullptr);
+  mark(1);
+  victim_.turns(20);
+  EXPECT_EQ(victim_.fenced(78), nullptr) << "the other thread is at its last stores";
+  mark(0);
+  victim_.turns(20);
+  EXPECT_NE(victim_.fenced(78), nullptr);
+}
+
 TEST_F(ShmHostile, KeysThatLeadOutOfTheirBlockAreRefused) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
@@ -503,6 +552,27 @@ TEST_F(ShmHostile, ATargetThatStopsAtAnOrderAndHangsUpEndsTheWrite) {
   }
   EXPECT_EQ(victim_.ended(0)->remote, Remote::kUnknown);
   EXPECT_EQ(victim_.ended(2)->remote, Remote::kNotDelivered) << "withdrawn";
+}
+
+TEST_F(ShmHostile, ATargetThatStopsAtAnOrderHoldsTheWriteForABoundedTime) {
+  const uint32_t path = path_out();
+  ASSERT_TRUE(hostile_.show_ring(0, path));
+  victim_.turns(2);
+  Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
+  const uint64_t key = show_key(hostile_.front().keys[0], KeyKind::kPulled, 0, 0, 4096);
+  for (uint32_t cookie = 0; cookie < 2; ++cookie) ASSERT_TRUE(post(path, key, cookie));
+  ring.orders[0].word.store(Order::word_of(0, Order::kTaken));
+  victim_.rail().close_path(path, false);  // the drain bound of its operation is over
+  victim_.turns(5);
+  EXPECT_EQ(victim_.ended(0), nullptr) << "it may be at it";
+  victim_.turns(100);
+  ASSERT_NE(victim_.ended(0), nullptr);
+  EXPECT_EQ(victim_.ended(0)->remote, Remote::kUnknown);
+  ASSERT_NE(victim_.ended(1), nullptr);
+  EXPECT_EQ(victim_.ended(1)->remote, Remote::kNotDelivered) << "withdrawn";
+  EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
+  EXPECT_EQ(ring.orders[0].word.load(), Order::word_of(0, Order::kAbandoned))
+      << "and a target that goes on does not count it";
 }
 
 TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRing) {
