@@ -58,9 +58,10 @@ void ShmRail::go_on(OutPath& path) noexcept {
     Piece& piece = pieces_[index];
     // The piece leaves the line before it ends: its end must find room.
     --waiting_;
-    if (path.closing && piece.copied_bytes != 0 && path.orders != path.orders_ended) {
+    Ordered& newest = path.ordered[(path.orders - 1) % Ring::kOrders];
+    const bool begun = path.orders != path.orders_ended && !newest.last;
+    if (path.closing && begun && newest.cookie == piece.op.cookie) {
       // Parts of it are with the target: it ends behind the last of them.
-      Ordered& newest = path.ordered[(path.orders - 1) % Ring::kOrders];
       newest.last = newest.cut = true;
     } else if (path.closing) {
       Outcome outcome = std::exchange(path.failed, {});

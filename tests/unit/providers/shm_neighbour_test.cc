@@ -575,6 +575,34 @@ TEST_F(ShmHostile, ATargetThatStopsAtAnOrderHoldsTheWriteForABoundedTime) {
       << "and a target that goes on does not count it";
 }
 
+TEST_F(ShmHostile, ABouncedWriteEndsOnceAndBehindItsParts) {
+  const uint32_t path = path_out();
+  ASSERT_TRUE(hostile_.show_ring(0, path, false));
+  victim_.turns(2);
+  Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
+  const std::vector<std::byte> large(2 * Ring::kBounceBytes);
+  const uint64_t key = show_key(hostile_.front().keys[0], KeyKind::kPulled, 0, 0, large.size());
+  const WriteOp op{.source = reinterpret_cast<uint64_t>(large.data()),
+                   .size_bytes = large.size(),
+                   .remote_key = key,
+                   .cookie = 4,
+                   .path = path,
+                   .imm = 5,
+                   .has_imm = 1};
+  ASSERT_EQ(victim_.rail().post({&op, 1}), 1u);
+  victim_.turns(4);
+  ASSERT_EQ(ring.orders[1].word.load(), Order::word_of(1, Order::kPublished)) << "a part of many";
+  ring.orders[0].word.store(Order::word_of(0, Order::kTaken));
+  victim_.rail().close_path(path, false);
+  victim_.turns(5);
+  EXPECT_EQ(victim_.ended(4), nullptr) << "a part of it may be landing";
+  victim_.turns(100);
+  ASSERT_NE(victim_.ended(4), nullptr);
+  EXPECT_EQ(victim_.ended(4)->remote, Remote::kUnknown);
+  EXPECT_EQ(victim_.count(Kind::kWritten, path), 1u);
+  EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
+}
+
 TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRing) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
