@@ -151,7 +151,7 @@ UniqueFd make_descriptor(Passed kind, uint64_t right_bytes) {
 
 Hostile::Hostile(uint64_t instance) {
   address_ = *own_address();
-  address_.instance = instance;
+  address_.instance = instance - (static_cast<uint64_t>(::getpid()) << 16);  // one a process
   listener_ = *listen_at(address_);
   front_ = *make_memory(sizeof(Front), Peers::kMayRead);
   cards_ = *make_memory(sizeof(CardPage), Peers::kMayRead);
