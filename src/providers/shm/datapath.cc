@@ -179,7 +179,7 @@ ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) 
     uint64_t source = op.source + given;
     if (bounced) {
       const uint64_t at = path.bounced % Ring::kBounceBytes;
-      // A stretch lies in one piece: what is left behind the last one is passed over.
+      // A stretch lies in one piece: one that meets the end of the buffer is cut there.
       const uint64_t room = Ring::kBounceBytes - (path.bounced - path.bounce_freed);
       stretch = std::min({stretch, Ring::kBounceBytes - at, Ring::kBounceBytes / 4, room});
       if (stretch == 0) return Step::kWaits;
@@ -241,7 +241,7 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
   while (path.orders_ended != path.orders) {
     const uint64_t position = path.orders_ended;
     Order& order = path.ring->orders[position % Ring::kOrders];
-    const uint64_t word = order.word.load(std::memory_order_acquire);  // pairs with settle()
+    const uint64_t word = order.word.load(std::memory_order_acquire);  // pairs with finish_orders()
     Outcome outcome;
     if (word == Order::word_of(position, Order::kDone)) {
       outcome = {};

@@ -53,8 +53,7 @@ class Neighbour {
   bool waits() const noexcept { return !pending_.empty(); }
   void hang_up() noexcept;
 
-  /// It sleeps, and has published something since: a wake, once for each sleep. `fence`: the caller
-  /// needs one between its publication and this look, because not both sides can membarrier.
+  /// After something was published for it: a wake if it sleeps, once for each sleep.
   void wake_if_asleep() noexcept;
 
   // The line in.
@@ -126,7 +125,7 @@ class Neighbour {
   void block_gone(uint64_t block) noexcept;
 
   Puller& puller() noexcept { return puller_; }
-  /// How its memory can be read, as far as was tried: see ways_in.
+  /// Whether its memory can be read, as far as was tried.
   enum class Reach : uint8_t { kUntried, kAsked, kYes, kNo };
   Reach reach = Reach::kUntried;
   Beacon beacon{};

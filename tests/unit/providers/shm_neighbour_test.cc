@@ -6,10 +6,9 @@
 
 #include "fuzz/shm_stage.h"
 
-// Somebody of the same user who keeps no rule: on the socket, with the
-// descriptors, and in the memory that both sides share. Whatever it does, the
-// traffic of the others stays exact, and nothing of it is left when it has
-// gone. tests/fuzz/shm_line_fuzz.cc searches for more.
+// Somebody of the same user who keeps no rule: on the socket, with the descriptors, and in the
+// memory that both sides share. Whatever it does, the traffic of the others stays exact, and
+// nothing of it is left when it has gone. tests/fuzz/shm_line_fuzz.cc searches for more.
 
 namespace fabric::fuzz {
 namespace {
