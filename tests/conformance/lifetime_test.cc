@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "conformance/conformance.h"
+#include "support/sanitizers.h"
 
 // P20 to P22: engines that rest, processes that fork, requests and handles that outlive what they
 // were made from.
@@ -159,6 +160,7 @@ TEST_P(Conformance, P20AThreadThatWaitsSleeps) {
 
 TEST_P(Conformance, P21AForkedChildIsRefusedEverywhereAndTouchesNothing) {
   REQUIRE_CAP(realtime_threads);
+  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
   reopen(usual_config(), {.realtime_threads = true});
   std::vector<std::byte> bytes(10'000);
   auto handles = std::make_unique<Handles>(ea(), ab().peer, bytes);

@@ -199,6 +199,7 @@ void use_and_drop(std::unique_ptr<Cluster>& cluster, std::unique_ptr<Everything>
 }
 
 TEST(Fork, AChildIsRefusedEverythingAndItsParentGoesOn) {
+  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
   auto cluster = std::make_unique<Cluster>(2);
   auto all = std::make_unique<Everything>(*cluster);
   for (uint32_t round = 0; round < 3; ++round) {
@@ -215,6 +216,7 @@ TEST(Fork, AChildIsRefusedEverythingAndItsParentGoesOn) {
 }
 
 TEST(Fork, ChildrenOfABusyParentDoNotHang) {
+  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
   auto cluster = std::make_unique<Cluster>(2);
   auto all = std::make_unique<Everything>(*cluster);
   Ledger ledger(400'000);
@@ -260,7 +262,7 @@ TEST(Fork, AnInlineEngineIsRefusedToo) {
 }
 
 TEST(Fork, AChildMayHaveAnEngineOfItsOwn) {
-  if (kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer allows no threads after such a fork";
+  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
   Cluster cluster(1);
   const auto own_engine = [](Findings& child) {
     Cluster mine(2);

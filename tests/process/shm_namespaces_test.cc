@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "fuzz/shm_stage.h"
+#include "support/sanitizers.h"
 #include "threads/engine_harness.h"
 
 // Processes that are not like each other: of another user, of another job, and in containers. What
@@ -276,6 +277,7 @@ TEST_F(ShmDirectory, FilesOfKilledEnginesAreSweptByTheNext) {
 }
 
 TEST_F(ShmDirectory, AChildOfForkTakesNothingAway) {
+  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
   auto engine = std::make_unique<Engine>(*Engine::open(shm_config(directory_)));
   ASSERT_EQ(files(), 1u);
   std::fflush(nullptr);

@@ -22,4 +22,9 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
+/// Whether the child of a process with threads may allocate and start threads of its own. Neither
+/// sanitizer's runtime lets go of its locks in a child: what another thread of the parent held at
+/// the fork (AddressSanitizer: a size class of its allocator) stays held for ever.
+inline constexpr bool kForksWithThreads = !kAddressSanitizer && !kThreadSanitizer;
+
 }  // namespace fabric::test
