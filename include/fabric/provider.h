@@ -137,6 +137,10 @@ class OpenNetwork {
     return false;
   }
 
+  /// A cheap look before a turn calls receive(), take_lost() and the rails' poll(): false when none
+  /// of them has anything to do. Networks whose poll() is that look leave it at true.
+  virtual bool stirs() noexcept { return true; }
+
   /// Before a sleep: false when something is there already. Afterwards the next arrival makes
   /// wait_fd() readable, or calls the wake function that the network was opened with.
   virtual bool arm() noexcept = 0;

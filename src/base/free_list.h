@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/sync.h"
 
@@ -15,7 +16,7 @@ namespace fabric {
 /// Threads: everything from any thread; lock-free.
 class FreeList {
  public:
-  explicit FreeList(uint32_t n) : next_(std::make_unique<Atomic<uint32_t>[]>(n)), free_(n) {
+  explicit FreeList(uint32_t n) : next_(std::make_unique<Atomic<uint32_t>[]>(n)) {
     // Nobody else sees the list yet. Slot 0 comes out first: small indices stay warm.
     for (uint32_t i = 0; i < n; ++i) {
       next_[i].store(i + 1 < n ? i + 1 : kNone, std::memory_order_relaxed);
@@ -24,40 +25,48 @@ class FreeList {
   }
 
   /// False: none is free. The slot is the caller's, with what its last owner left in it.
-  bool pop(uint32_t& index) noexcept {
-    // Pairs with the release in push(). All changes of head_ are read-modify-writes, so this also
-    // sees every push before the newest one, and with it next_ and the slot's contents.
+  bool pop(uint32_t& index) noexcept { return pop_all({&index, 1}) == 1; }
+
+  /// As many as there are, at most out.size(); by one exchange.
+  uint32_t pop_all(std::span<uint32_t> out) noexcept {
+    // Pairs with the release in push_all(). All changes of head_ are read-modify-writes, so this
+    // also sees every push before the newest one, and with it next_ and the slot's contents.
     uint64_t head = head_.load(std::memory_order_acquire);
     for (;;) {
-      const auto top = static_cast<uint32_t>(head);
-      if (top == kNone) return false;
-      // May be stale when another thread takes `top` first; then the tag differs below.
-      const uint32_t below = next_[top].load(std::memory_order_relaxed);
+      auto below = static_cast<uint32_t>(head);
+      uint32_t n = 0;
+      while (n < out.size() && below != kNone) {
+        out[n++] = below;
+        // May be stale when another thread takes the slot first; then the tag differs below.
+        below = next_[below].load(std::memory_order_relaxed);
+      }
+      if (n == 0) return 0;
       // Acquire on failure too: the loop goes on with what it read.
       if (head_.compare_exchange_weak(head, tagged(head, below), std::memory_order_acquire,
                                       std::memory_order_acquire)) {
-        free_.fetch_sub(1, std::memory_order_relaxed);  // statistics, pairs with nothing
-        index = top;
-        return true;
+        return n;
       }
     }
   }
 
   /// Gives a slot back; the caller is done with it. Twice without a pop() between is a bug that the
   /// list cannot see.
-  void push(uint32_t index) noexcept {
-    // Before the slot is there to be popped, so that the count never runs below zero.
-    free_.fetch_add(1, std::memory_order_relaxed);          // statistics, pairs with nothing
+  void push(uint32_t index) noexcept { push_all({&index, 1}); }
+
+  /// Several, by one exchange; the first of them comes out first.
+  void push_all(std::span<const uint32_t> indices) noexcept {
+    if (indices.empty()) return;
+    // Nobody else sees these yet.
+    for (size_t i = 0; i + 1 < indices.size(); ++i) {
+      next_[indices[i]].store(indices[i + 1], std::memory_order_relaxed);
+    }
     uint64_t head = head_.load(std::memory_order_relaxed);  // only a guess, confirmed below
     do {
-      next_[index].store(static_cast<uint32_t>(head), std::memory_order_relaxed);
-      // Release pairs with the acquire in pop(): next_ and the slot's contents go with it.
-    } while (!head_.compare_exchange_weak(head, tagged(head, index), std::memory_order_release,
-                                          std::memory_order_relaxed));
+      next_[indices.back()].store(static_cast<uint32_t>(head), std::memory_order_relaxed);
+      // Release pairs with the acquire in pop_all(): next_ and the slots' contents go with it.
+    } while (!head_.compare_exchange_weak(head, tagged(head, indices.front()),
+                                          std::memory_order_release, std::memory_order_relaxed));
   }
-
-  /// Exact while nobody else pushes or pops, otherwise at least as many as there are.
-  uint32_t free_count() const noexcept { return free_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -67,7 +76,6 @@ class FreeList {
 
   const std::unique_ptr<Atomic<uint32_t>[]> next_;
   alignas(64) Atomic<uint64_t> head_{kNone};  ///< tag above, index below
-  alignas(64) Atomic<uint32_t> free_;
 };
 
 }  // namespace fabric

@@ -25,6 +25,10 @@ inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec* l
   return rc == 0 || errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT;
 }
 
+inline void futex_wake_one(Atomic<uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, nullptr, nullptr, 0);
+}
+
 inline void futex_wake_all(Atomic<uint32_t>& word) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0);
 }

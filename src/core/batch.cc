@@ -14,7 +14,7 @@ constexpr uint64_t batch_word(uint32_t generation, uint64_t rest) {
 bool of_life(uint64_t word, BatchId batch) { return word >> 32 == batch.generation; }
 }  // namespace
 
-Result<void> Reporter::enter_batch(BatchId batch) noexcept {
+Result<void> Reporter::enter_batch(BatchId batch, uint32_t members) noexcept {
   if (!batch) return {};
   BatchSlot* slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return fail(Errc::kNotFound, "batch");
@@ -23,7 +23,7 @@ Result<void> Reporter::enter_batch(BatchId batch) noexcept {
     if (!of_life(word, batch)) return fail(Errc::kNotFound, "batch");
     if (word & BatchWord::kRefuses) return fail(Errc::kCancelled, "batch");
     // Acquire-release: joins the chain of changes that leave_batch() continues.
-  } while (!slot->word.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel,
+  } while (!slot->word.compare_exchange_weak(word, word + members, std::memory_order_acq_rel,
                                              std::memory_order_relaxed));
   return {};
 }
@@ -36,12 +36,12 @@ bool Reporter::batch_refuses(BatchId batch) const noexcept {
   return of_life(word, batch) && (word & BatchWord::kCancelled);
 }
 
-void Reporter::leave_batch(BatchId batch) {
+void Reporter::leave_batch(BatchId batch, uint32_t members) {
   BatchSlot* slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return;
   // Release: who sees the count at zero sees everything that was recorded before.
-  const uint64_t before = slot->word.fetch_sub(1, std::memory_order_acq_rel);
-  if ((before & BatchWord::kPending) != 1) return;
+  const uint64_t before = slot->word.fetch_sub(members, std::memory_order_acq_rel);
+  if ((before & BatchWord::kPending) != members) return;
   slot->parking.wake();
   if (before & BatchWord::kSealed) {
     const Notify notify = slot->on_empty;

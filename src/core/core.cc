@@ -23,12 +23,6 @@ constexpr int64_t kSettleNs = 200'000;
 constexpr int64_t kFarewellNs = 200'000'000;
 }  // namespace
 
-void record(Histogram& histogram, int64_t ns) noexcept {
-  const auto value = static_cast<uint64_t>(std::max<int64_t>(ns, 1));
-  const auto bucket = static_cast<size_t>(std::bit_width(value)) - 1;
-  ++histogram.bucket[std::min(bucket, histogram.bucket.size() - 1)];
-}
-
 void* EngineCore::leaked(size_t bytes) noexcept { return ::operator new(bytes, std::nothrow); }
 
 EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_runtime,
@@ -118,6 +112,7 @@ Result<void> EngineCore::open_networks() {
                             .network = static_cast<uint8_t>(networks.size()),
                             .index = static_cast<uint8_t>(i)});
       slot.rails.back().inbox.reserve(256);
+      slot.rails.back().express.reserve(64);
       slot.memory_kinds &= rail.caps().memory_kinds;
       maps_memory = maps_memory || rail.caps().maps_memory;
     }
@@ -144,12 +139,13 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   // An inline application may come while another thread closes: the networks are gone then.
   if (closed.load(std::memory_order_relaxed)) return result;
   // First: whoever stirs from here on is seen by the next look. Pairs with stir().
-  stirred.exchange(false, std::memory_order_acquire);
+  if (stirred.load(std::memory_order_relaxed)) stirred.exchange(false, std::memory_order_acquire);
   now_ns = now;
   ++turns;
   // Finish old work before starting new: what ends here frees the room that is used below.
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
+    if (!networks[n].network->stirs()) continue;
     result.done += poll_control(networks[n], static_cast<uint8_t>(n));
     result.done += transfers.poll(networks[n]);
   }
@@ -158,12 +154,17 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   result.done += take_submissions();
   result.done += fire_timers();
   result.done += transfers.tick(now_ns);
-  for (NetworkSlot& network : networks) result.done += transfers.post(network);
+  for (NetworkSlot& network : networks) {
+    result.done += transfers.post(network);
+    result.done += transfers.poll_again(network);
+  }
   counters.expire_names(now_ns);
   peers.answer_held();
+  report.settle();
   result.done += report.poll_watchers();
   result.done += report.flush();
-  if (room_due.exchange(false, std::memory_order_acq_rel)) {
+  if (room_due.load(std::memory_order_relaxed) &&
+      room_due.exchange(false, std::memory_order_acq_rel)) {
     report.publish(Event{.kind = EventKind::kRoom});
   }
   peers.flush(now_ns);
@@ -190,6 +191,7 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
 uint32_t EngineCore::take_submissions() {
   uint32_t done = 0, slot = 0;
   for (; done < kSubmissionsPerTurn && submissions.pop(slot); ++done) begin(ops.at(slot));
+  transfers.flush_express();
   return done;
 }
 
@@ -229,6 +231,8 @@ void EngineCore::begin(Op& op) {
     }
     return;
   }
+  if (op.kind == OpKind::kWrite && stopped == Errc::kOk && transfers.express(op)) return;
+  transfers.flush_express();
   if (stopped != Errc::kOk) {
     // Nothing of it was started: no part needs to be withdrawn.
     if (is_transfer(op.kind)) {
@@ -338,6 +342,13 @@ void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
 }
 
 void EngineCore::finish_transfer(Op& op) {
+  if (op.parts_failed == 0 && report.is_silent(op)) {
+    timers.clear(op.timer);
+    unlink_running(op);
+    if (op.list.data != nullptr) release_lists(op);
+    report.op_delivered(op);
+    return;
+  }
   Event event{.kind = EventKind::kDone};
   event.op = op.id();
   event.value = op.bytes_delivered;

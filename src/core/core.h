@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "base/arena.h"
 #include "base/driver.h"
 #include "base/fork_guard.h"
+#include "base/light_mutex.h"
 #include "base/log.h"
 #include "base/ring.h"
 #include "base/rng.h"
@@ -104,7 +107,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   static void* leaked(size_t bytes) noexcept;
   /// The state lock for a set-up call. Not held when the engine closes: close() takes the networks
   /// away, so a look at the flag before the lock does not do.
-  std::unique_lock<std::mutex> lock_if_open() const {
+  std::unique_lock<LightMutex> lock_if_open() const {
     if (refuses()) return {};
     std::unique_lock lock(state_mutex);
     if (closing.load(std::memory_order_acquire)) return {};  // pairs with close()
@@ -175,7 +178,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   uint64_t engine_id = 0, incarnation = 0;
   Rng rng;
 
-  mutable std::mutex state_mutex;
+  mutable LightMutex state_mutex;
   int64_t now_ns = 0;  ///< of the present turn
   OpTable ops;
   Arena arena;
@@ -230,9 +233,17 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   bool all_reported();
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
   Error exhausted_error(const char* what);
-  Result<Op*> admit_write(const Write& request, int64_t now);
-  Result<int64_t> deadline_after(int64_t now, Timeout timeout, bool may_be_forever) const;
-  Result<void> check_write(const Write& request) const;
+  Errc deadline_after(int64_t now, Timeout timeout, bool may_be_forever,
+                      int64_t& until) const noexcept;
+  Result<void> reserve(const Notify& notify);
+  struct WriteGroup;
+  uint32_t admit_writes(std::span<const Write> requests, int64_t now, WriteGroup& group);
+  bool check_write(const Write& request, int64_t now, uint32_t at,
+                   WriteGroup& group) const noexcept;
+  uint32_t share_slots(uint32_t taken, WriteGroup& group) noexcept;
+  uint32_t promise_reports(std::span<const Write> requests, WriteGroup& group);
+  static void fill_write(Op& op, const Write& request, int64_t now, int64_t until,
+                         uint32_t owner) noexcept;
   Result<void> check_scatter(const Scatter& request) const;
 
   Result<void> open_networks();
@@ -277,7 +288,11 @@ class OutsideCall {
 /// Checks every field and applies the FABRIC_ variables. Fails with the field's or variable's name.
 Result<Config> effective_config(const Config& config);
 
-/// Adds a time to a histogram.
-void record(Histogram& histogram, int64_t ns) noexcept;
+/// Where a time belongs in a histogram.
+inline size_t bucket_of(int64_t ns) noexcept {
+  const auto value = static_cast<uint64_t>(ns) | 1;
+  const auto bucket = static_cast<size_t>(std::bit_width(value)) - 1;
+  return ns < 0 ? 0 : std::min(bucket, Histogram{}.bucket.size() - 1);
+}
 
 }  // namespace fabric::core

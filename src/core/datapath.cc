@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "core/core.h"
 #include "core/transfer.h"
@@ -32,7 +33,15 @@ uint32_t Transfers::poll(NetworkSlot& network) {
     // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
     if (rail.caps.cpu_copy && rail.rail->busy()) ++done;
   }
+  core_.report.settle();
   return done;
+}
+
+/// A network that copies by CPU has ended what was posted by now: no need to wait for a turn.
+uint32_t Transfers::poll_again(NetworkSlot& network) {
+  bool turned = false;
+  for (RailSlot& rail : network.rails) turned |= std::exchange(rail.turned, false);
+  return turned && network.rails[0].caps.cpu_copy ? poll(network) : 0;
 }
 
 /// Counts of one poll go in together: the table merges runs of equal keys.
@@ -40,10 +49,8 @@ void Transfers::take_counts(RailSlot& rail) {
   if (rail.inbox.empty()) return;
   const auto taken = static_cast<uint32_t>(rail.inbox.size());
   core_.stale_imms += core_.counters.table.arrive(rail.inbox);
-  for (Traffic* t : {&rail.rx, &core_.rx}) {
-    t->ops += taken;
-    t->imms += taken;
-  }
+  rail.rx.ops += taken;
+  rail.rx.imms += taken;
   rail.inbox.clear();
 }
 
@@ -78,7 +85,7 @@ uint32_t Transfers::post(NetworkSlot& network) {
   uint32_t done = 0;
   const std::span<WriteOp> batch = posting_;
   for (RailSlot& rail : network.rails) {
-    if (!rail.up) continue;
+    if (!rail.up || (rail.listed == 0 && rail.refused.empty())) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
       if (!rail.refused.empty()) {
         // A peer whose lease has run out meanwhile keeps its pieces here; nobody waits for it.
@@ -94,6 +101,7 @@ uint32_t Transfers::post(NetworkSlot& network) {
       const uint32_t n = make_pieces(rail, batch);
       if (n == 0) break;
       const uint32_t taken = post(rail, batch.first(n));
+      rail.turned = true;
       done += taken;
       if (taken < n) {
         rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);
@@ -130,6 +138,7 @@ void Transfers::activate(Path& path, uint32_t priority) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   if (!room_for(rail, path)) return;
   path.listed[priority] = true;
+  ++rail.listed;
   path.next_active[priority] = kNone;
   const uint32_t last = rail.last_active[priority];
   (last == kNone ? rail.first_active[priority] : paths_[last]->next_active[priority]) = path.index;
@@ -143,6 +152,7 @@ void Transfers::unlist(RailSlot& rail, uint32_t priority) {
   if (rail.first_active[priority] == kNone) rail.last_active[priority] = kNone;
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
+  --rail.listed;
 }
 
 /// Takes a path out of the middle of the list; cold.
@@ -158,6 +168,7 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
   if (rail.last_active[priority] == path.index) rail.last_active[priority] = before;
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
+  --rail.listed;
 }
 
 /// Nobody may hold more of the rail than is left of it: peers that take nothing cannot fill it
@@ -205,7 +216,8 @@ uint32_t Transfers::make_pieces(RailSlot& rail, std::span<WriteOp> out) {
   uint32_t n = 0;
   uint32_t priority = 0;
   Path* path = nullptr;
-  while (n < out.size() && rail.posted < rail.caps.queue_depth && next_path(rail, priority, path)) {
+  while (rail.listed != 0 && n < out.size() && rail.posted < rail.caps.queue_depth &&
+         next_path(rail, priority, path)) {
     const uint32_t cookie = make_piece(rail, *path, priority);
     out[n++] = pieces_[cookie].wire;
     unlist(rail, priority);  // to the end of the list: every peer gets its turn
@@ -231,21 +243,32 @@ uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
 
   const uint32_t cookie = take_piece();
   Piece& piece = pieces_[cookie];
-  piece = {};
-  piece.op = op.self;
+  piece.wire = {};
+  piece.wire.cookie = cookie;
+  piece.wire.priority = static_cast<uint8_t>(op.priority);
   piece.part = entry.part;
-  piece.path = path.index;
-  piece.peer = path.peer;
   piece.offset = entry.offset;
   piece.shard = entry.shard;
+  fill_wire(piece.wire, op, path, source);
+  piece_made(cookie, op, peer, path, rail, op.source ? core_.regions.at(op.source.slot) : nullptr);
+  advance_entry(op, entry_index, source.size_bytes);
+  return cookie;
+}
+
+/// What all pieces have in common, and everybody who keeps an account of them.
+void Transfers::piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
+                           LocalRegion* region) {
+  Piece& piece = pieces_[cookie];
+  piece.op = op.self;
+  piece.path = path.index;
+  piece.peer = path.peer;
+  piece.region_slot = region == nullptr ? kNone : op.source.slot;
   piece.seq = peer.next_piece_seq++;
   piece.posted_ns = core_.now_ns;
   piece.priority = op.priority;
-  piece.wire.cookie = cookie;
-  piece.wire.priority = static_cast<uint8_t>(op.priority);
-  piece.region_slot = op.source ? op.source.slot : kNone;
-  fill_wire(piece.wire, op, path, source);
-
+  piece.imms_before = UINT64_MAX;
+  piece.end = {};
+  piece.barred = Errc::kOk;
   piece.prev = path.last_piece;
   piece.next = kNone;
   (path.last_piece == kNone ? path.first_piece : pieces_[path.last_piece].next) = cookie;
@@ -253,15 +276,23 @@ uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
   ++path.posted;
   ++rail.posted;
   ++op.pieces_posted;
-  if (op.priority == Priority::kBulk) rail.bulk_bytes += source.size_bytes;
+  if (op.priority == Priority::kBulk) rail.bulk_bytes += piece.wire.size_bytes;
+  if (region != nullptr) ++region->posted;
+  const size_t bucket = bucket_of(core_.now_ns - op.submitted_ns);
+  for (Traffic* t : {&rail.tx, &peer.tx()}) ++t->submit_to_post.bucket[bucket];
+}
+
+/// The other end of piece_made().
+void Transfers::piece_left(const Piece& piece, Path& path, RailSlot& rail) {
+  (piece.prev == kNone ? path.first_piece : pieces_[piece.prev].next) = piece.next;
+  (piece.next == kNone ? path.last_piece : pieces_[piece.next].prev) = piece.prev;
+  --path.posted;
+  --rail.posted;
+  if (piece.priority == Priority::kBulk) rail.bulk_bytes -= piece.wire.size_bytes;
   if (LocalRegion* region = core_.regions.at(piece.region_slot); region != nullptr) {
-    ++region->posted;
+    --region->posted;
+    if (region->end != LocalRegion::End::kAlive) core_.regions.source_drained(piece.region_slot);
   }
-  for (Traffic* t : {&rail.tx, &peer.tx(), &core_.tx}) {
-    record(t->submit_to_post, core_.now_ns - op.submitted_ns);
-  }
-  advance_entry(op, entry_index, source.size_bytes);
-  return cookie;
 }
 
 void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {

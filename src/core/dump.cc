@@ -140,13 +140,29 @@ std::string duration(int64_t ns) {
   return fmt::format("{} s", ns / 1'000'000'000);
 }
 
+/// What rails count. The engine itself counts only what is none's: messages, and what was repeated.
+void add(Traffic& sum, const Traffic& one) {
+  sum.ops += one.ops;
+  sum.bytes += one.bytes;
+  sum.failed += one.failed;
+  sum.imms += one.imms;
+  for (size_t i = 0; i < sum.submit_to_post.bucket.size(); ++i) {
+    sum.submit_to_post.bucket[i] += one.submit_to_post.bucket[i];
+    sum.post_to_done.bucket[i] += one.post_to_done.bucket[i];
+  }
+}
+
 }  // namespace
 
 EngineStats EngineCore::stats() {
   std::lock_guard lock(state_mutex);
   EngineStats out{.tx = tx, .rx = rx};
   for (const NetworkSlot& network : networks) {
-    for (const RailSlot& rail : network.rails) out.tx.posted += rail.posted;
+    for (const RailSlot& rail : network.rails) {
+      out.tx.posted += rail.posted;
+      add(out.tx, rail.tx);
+      add(out.rx, rail.rx);
+    }
   }
   for (uint32_t i = running_head; i != kNone; i = ops.at(i).running_next) {
     out.tx.queued += transfers.queued_parts(ops.at(i));

@@ -55,6 +55,7 @@ Transfers::UpRails Transfers::up_rails(const Peer& peer, const NetworkSlot& netw
 void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
   const bool up = event.kind == WireEvent::Kind::kRailUp;
   if (std::exchange(rail.up, up) == up) return;
+  routes_changed();
   core_.steps.take(up ? Step::kRailUp : Step::kRailDown);
   FABRIC_LOG(core_.log, kWarning, "core", up ? "a rail came back" : "a rail went down",
              {"network", network.name}, {"rail", rail.index});
@@ -104,6 +105,7 @@ bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
     core_.steps.take(Step::kPieceGivenUp);
   }
   if (path.state == Path::State::kReady && !std::exchange(path.suspect, true)) {
+    routes_changed();
     ++path.failures;
     // Not posted here: the end of the path may be among the events that are being looked at.
     path.retry_ns = core_.now_ns;
@@ -464,6 +466,7 @@ void Transfers::start_probe(Path& path) {
 
 void Transfers::probe_ended(Path& path, const PieceEnd& end) {
   core_.steps.take(end.code == Errc::kOk ? Step::kProbeAnswered : Step::kProbeFailed);
+  routes_changed();
   path.probe = kNone;
   path.probe_until_ns = kNeverNs;
   if (end.code == Errc::kOk) {

@@ -50,11 +50,54 @@ struct OpList {
   }
 };
 
-/// One accepted operation.
+/// What was asked for. Filled by the submitter.
+struct OpRequest {
+  BatchId batch{};
+  Notify notify{};
+  RegionId source{};
+  RemoteRegion target{};
+  PeerId peer{};
+  GroupId group{};
+  Key imm{};
+  uint16_t channel = 0;
+  bool whole = false;
+  uint64_t source_offset = 0, target_offset = 0;
+  uint64_t source_stride = 0, target_stride = 0;
+  uint64_t size_bytes = 0;  ///< of the write, or of one page
+  OpList list{};            ///< first source then target indices; targets; keys; names; bytes
+  std::span<Key> resolved{};
+  CounterTable::Expectation expectation{};
+  uint64_t expected = 0;
+};
+
+/// How far it has come. The worker's, but for `parts`.
+struct OpProgress {
+  Errc stop_code = Errc::kOk;  ///< why it was stopped
+  Errc early_end = Errc::kOk;  ///< an expectation that ended before the worker took it ...
+  bool ended_early = false;    ///< ... did so
+  Errc code = Errc::kOk;       ///< of the first part that failed
+  uint32_t parts = 1;          ///< writes, pages, targets
+  uint32_t parts_ended = 0;
+  uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
+  uint32_t shards_ended = 0;  ///< of a cut write, with how they ended:
+  uint32_t shards = 1;        ///< pieces that the write was cut and sliced into
+  uint32_t cut = 1;           ///< of those, how many are counted
+  uint32_t shards_failed = 0, shards_unknown = 0, shards_counted = 0;
+  uint32_t pieces_posted = 0;     ///< in flight on rails
+  uint32_t entries = UINT32_MAX;  ///< head of the list of queued entries
+  uint64_t slice_bytes = UINT64_MAX;
+  uint64_t bytes_delivered = 0;
+  PeerId failed_peer{};
+  uint32_t step = 0;     ///< of a fence or a deregistration
+  uint32_t awaited = 0;  ///< answers a fence or a deregistration waits for
+  uint32_t ref = 0;      ///< number under which a control answer comes back
+};
+
+/// One accepted operation. Request and progress are as they were made when the slot is taken.
 ///
 /// Owner: the submitting thread until it is in the submission ring, then the worker, under the
 /// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
-struct Op {
+struct Op : OpRequest, OpProgress {
   /// Release when the slot is given back pairs with the acquire in OpTable::find().
   std::atomic<uint32_t> generation{1};
   /// Release with kQueued pairs with the acquire in cancel(); later stages change under the state
@@ -66,50 +109,11 @@ struct Op {
 
   OpKind kind = OpKind::kWrite;
   Priority priority = Priority::kNormal;
-  bool whole = false;
-  Errc stop_code = Errc::kOk;  ///< why it was stopped
-  Errc early_end = Errc::kOk;  ///< an expectation that ended before the worker took it ...
-  bool ended_early = false;    ///< ... did so
-  uint16_t channel = 0;
-
-  // The request.
-  BatchId batch{};
-  Notify notify{};
-  RegionId source{};
-  RemoteRegion target{};
-  PeerId peer{};
-  GroupId group{};
-  Key imm{};
-  uint64_t source_offset = 0, target_offset = 0;
-  uint64_t source_stride = 0, target_stride = 0;
-  uint64_t size_bytes = 0;  ///< of the write, or of one page
-  OpList list{};            ///< first source then target indices; targets; keys; names; bytes
-  std::span<Key> resolved{};
-  CounterTable::Expectation expectation{};
-  uint64_t expected = 0;
-  int64_t submitted_ns = 0;
-  int64_t deadline_ns = 0;
-
-  // The worker's.
-  Timer timer{};
   uint32_t self = 0;              ///< own slot
   uint32_t held_by = UINT32_MAX;  ///< the slot of the peer in whose share it counts
-  uint32_t parts = 1;             ///< writes, pages, targets
-  uint32_t parts_ended = 0;
-  uint32_t shards_ended = 0;  ///< of a cut write, with how they ended:
-  uint32_t shards = 1;        ///< pieces that the write was cut and sliced into
-  uint32_t cut = 1;           ///< of those, how many are counted
-  uint64_t slice_bytes = UINT64_MAX;
-  uint32_t shards_failed = 0, shards_unknown = 0, shards_counted = 0;
-  uint32_t pieces_posted = 0;     ///< in flight on rails
-  uint32_t entries = UINT32_MAX;  ///< head of the list of queued entries
-  uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
-  uint64_t bytes_delivered = 0;
-  Errc code = Errc::kOk;  ///< of the first part that failed
-  PeerId failed_peer{};
-  uint32_t step = 0;     ///< of a fence or a deregistration
-  uint32_t awaited = 0;  ///< answers a fence or a deregistration waits for
-  uint32_t ref = 0;      ///< number under which a control answer comes back
+  int64_t submitted_ns = 0;
+  int64_t deadline_ns = 0;
+  Timer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
 
   OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }
@@ -131,22 +135,41 @@ class OpTable {
   /// Counted before it is taken, and sequentially consistent: close() sets its flag and then looks
   /// at the count, a submitter counts itself and then looks at the flag. One sees the other.
   Op* take() noexcept {
-    taken_.fetch_add(1, std::memory_order_seq_cst);
     uint32_t slot = 0;
-    if (free_.pop(slot)) return &ops_[slot];
-    taken_.fetch_sub(1, std::memory_order_seq_cst);
-    return nullptr;
+    return take({&slot, 1}) == 1 ? &ops_[slot] : nullptr;
   }
-  /// Counts a slot just taken to a peer. False: it has seven times as many as are free. So peers
-  /// that never answer cannot fill the table between them, and one that is alone gets seven
-  /// eighths.
-  bool hold(Op& op, uint32_t peer) noexcept {
-    op.held_by = peer;
+  /// As many as there are.
+  uint32_t take(std::span<uint32_t> slots) noexcept {
+    const auto wanted = static_cast<uint32_t>(slots.size());
+    taken_.fetch_add(wanted, std::memory_order_seq_cst);
+    const uint32_t got = free_.pop_all(slots);
+    if (got < wanted) taken_.fetch_sub(wanted - got, std::memory_order_seq_cst);
+    return got;
+  }
+  /// Whether a peer may have `more` of the slots that were just taken. Not if it then has seven
+  /// times as many as are free: so peers that never answer cannot fill the table between them, and
+  /// one that is alone gets seven eighths.
+  bool may_hold(uint32_t peer, uint32_t more) const noexcept {
     // A gauge: nothing is published by it.
-    const uint32_t held = held_[peer].fetch_add(1, std::memory_order_relaxed) + 1;
+    const uint32_t held = held_[peer].load(std::memory_order_relaxed) + more;
     return max_ < kSharedFrom || held <= kShare * free_count();
   }
-  void give_back(Op& op) noexcept;
+  void hold(uint32_t peer, uint32_t more) noexcept {
+    held_[peer].fetch_add(more, std::memory_order_relaxed);  // a gauge
+  }
+  void let_go(uint32_t peer) noexcept { held_[peer].fetch_sub(1, std::memory_order_relaxed); }
+  void give_back(Op& op) noexcept {
+    reset(op);
+    give_back({&op.self, 1});
+  }
+  /// For one that is going to be given back with others: its life ends now.
+  void reset(Op& op) noexcept;
+  /// Of slots that were reset, or taken and not used.
+  void give_back(std::span<const uint32_t> slots) noexcept {
+    free_.push_all(slots);
+    // Pairs with take() and close().
+    taken_.fetch_sub(static_cast<uint32_t>(slots.size()), std::memory_order_seq_cst);
+  }
 
   Op& at(uint32_t slot) noexcept { return ops_[slot]; }
   Op* find(OpId id) noexcept {

@@ -181,6 +181,7 @@ bool Peers::open_links(Peer& peer) {
 }
 
 void Peers::choose_routes(Peer& peer) {
+  core_.transfers.routes_changed();
   const auto has_rail = [](const NetworkSlot& network) {
     return std::any_of(network.rails.begin(), network.rails.end(),
                        [](const RailSlot& rail) { return rail.up; });
@@ -236,6 +237,7 @@ bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
   choose_routes(peer);
   if (has_route(peer)) return true;
   peer.options.networks.clear();
+  core_.transfers.routes_changed();
   peer.route = route;
   peer.route_why = why;
   return false;

@@ -23,25 +23,18 @@ Regions::Regions(EngineCore& core)
     : core_(core), locals_(core.config.regions_max), remotes_(remotes_max(core.config)) {}
 
 Result<uint64_t> Regions::local_size(RegionId region, const char* what) const noexcept {
-  if (!region) return fail(Errc::kInvalidArgument, what);
-  const LocalRegion* slot = locals_.find(region.slot, region.generation);
-  if (slot == nullptr) return fail(Errc::kNotFound, what);
-  return slot->size_bytes.load(std::memory_order_relaxed);
+  uint64_t size_bytes = 0;
+  if (const Errc code = local_size(region, size_bytes); code != Errc::kOk) return fail(code, what);
+  return size_bytes;
 }
 
 Result<uint64_t> Regions::remote_size(RemoteRegion region, const char* what) const noexcept {
-  if (!region) return fail(Errc::kInvalidArgument, what);
-  const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
-  if (slot == nullptr) return fail(Errc::kNotFound, what);
-  switch (slot->status.load(std::memory_order_acquire)) {  // pairs with revoke(), peer_lost()
-    case RemoteRegionSlot::Status::kRevoked:
-      return fail(Errc::kNotFound, what);
-    case RemoteRegionSlot::Status::kPeerLost:
-      return fail(Errc::kPeerLost, what);
-    case RemoteRegionSlot::Status::kLive:
-      break;
+  uint64_t size_bytes = 0;
+  PeerId owner;
+  if (const Errc code = remote_size(region, size_bytes, owner); code != Errc::kOk) {
+    return fail(code, what);
   }
-  return slot->size_bytes.load(std::memory_order_relaxed);
+  return size_bytes;
 }
 
 Result<Registration> Regions::register_on_rails(const Memory& memory) {
@@ -262,6 +255,7 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
   remote->owner_region = desc.region;
   remote->grant = desc.grant;
   remote->keys = std::move(keys);
+  if (remote->route != nullptr) remote->route->epoch = 0;  // was another region's
   remote->has_network = std::move(has_network);
   remote->size_bytes.store(desc.size_bytes, std::memory_order_relaxed);
   remote->status.store(RemoteRegionSlot::Status::kLive, std::memory_order_relaxed);

@@ -59,6 +59,23 @@ struct LocalRegion : SlotHead {
   OwnedPages pages{};                   ///< from allocate(), to be unmapped at its end
 };
 
+struct Path;
+struct RailSlot;
+
+/// The paths to a region, as found out by its last write (express.cc).
+struct Route {
+  struct Lane {
+    Path* path = nullptr;
+    RailSlot* rail = nullptr;
+    uint64_t remote_key = 0;
+  };
+  uint64_t epoch = 0;  ///< of Transfers: another one, and it is found out again
+  MemoryKind here{};   ///< of the source
+  uint8_t network = 0;
+  Peer* peer = nullptr;
+  std::vector<Lane> lanes{};  ///< none: only the long way
+};
+
 struct RemoteRegionSlot : SlotHead {
   enum class Status : uint8_t { kLive, kRevoked, kPeerLost };
   std::atomic<Status> status{Status::kLive};  ///< state lock; others get an early answer
@@ -70,6 +87,7 @@ struct RemoteRegionSlot : SlotHead {
   /// pair in another way after a loss.
   std::vector<std::vector<RailKeys>> keys{};
   std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
+  std::unique_ptr<Route> route{};   ///< the worker's
 
   void set_owner(PeerId id) noexcept {
     owner_.store(uint64_t{id.generation} << 32 | id.slot, std::memory_order_relaxed);
@@ -98,7 +116,28 @@ class Regions {
   // Any thread, no lock. `what` names the argument in the error.
   Result<uint64_t> local_size(RegionId region, const char* what) const noexcept;
   Result<uint64_t> remote_size(RemoteRegion region, const char* what) const noexcept;
-  /// Whose it is. Of a region that goes meanwhile it may be wrong; its operation then fails anyway.
+  /// The same for hot code: kOk, or what the error says.
+  Errc local_size(RegionId region, uint64_t& size_bytes) const noexcept {
+    if (!region) return Errc::kInvalidArgument;
+    const LocalRegion* slot = locals_.find(region.slot, region.generation);
+    if (slot == nullptr) return Errc::kNotFound;
+    size_bytes = slot->size_bytes.load(std::memory_order_relaxed);
+    return Errc::kOk;
+  }
+  /// `owner`: whose it is. Of a region that goes meanwhile it may be wrong; its operation then
+  /// fails anyway.
+  Errc remote_size(RemoteRegion region, uint64_t& size_bytes, PeerId& owner) const noexcept {
+    if (!region) return Errc::kInvalidArgument;
+    const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
+    if (slot == nullptr) return Errc::kNotFound;
+    size_bytes = slot->size_bytes.load(std::memory_order_relaxed);
+    owner = slot->owner();
+    using Status = RemoteRegionSlot::Status;
+    const Status status = slot->status.load(std::memory_order_acquire);  // pairs with revoke()
+    if (status == Status::kLive) [[likely]]
+      return Errc::kOk;
+    return status == Status::kRevoked ? Errc::kNotFound : Errc::kPeerLost;
+  }
   PeerId remote_peer(RemoteRegion region) const noexcept {
     const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
     return slot == nullptr ? PeerId{} : slot->owner();

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "core/core.h"
@@ -57,10 +58,9 @@ Reporter::~Reporter() {
   }
 }
 
-Result<void> Reporter::reserve(const Notify& notify) noexcept {
+Result<void> Reporter::reserve_place(const Notify& notify) noexcept {
   using Kind = NotifyAccess::Kind;
   const Kind kind = NotifyAccess::kind(notify);
-  if (kind == Kind::kNone) return {};
   if (kind == Kind::kCall) {
     if (NotifyAccess::fn(notify) == nullptr) return fail(Errc::kInvalidArgument, "notify");
     return {};
@@ -122,6 +122,49 @@ void Reporter::part_ended(const Op& op, const PartEnd& end) {
     batch->failures = std::make_unique<Failure[]>(Batch::kFailuresMax);
   batch->failures[n] = {op.id(), end.peer, end.part, end.code, end.remote};
   batch->failure_count.store(n + 1, std::memory_order_release);  // pairs with Batch::failures()
+}
+
+bool Reporter::is_silent(const Op& op) noexcept {
+  return NotifyAccess::kind(op.notify) == NotifyAccess::Kind::kNone;
+}
+
+void Reporter::count_for(BatchId batch) {
+  if (settling_.batch == batch) return;
+  if (settling_.delivered != 0 || settling_.left != 0) settle();
+  settling_.batch = batch;
+}
+
+void Reporter::part_delivered(const Op& op) {
+  if (!op.batch) return;
+  count_for(op.batch);
+  ++settling_.delivered;
+}
+
+void Reporter::op_delivered(Op& op) {
+  if (op.batch) {
+    count_for(op.batch);
+    ++settling_.left;
+  }
+  core_.ops.reset(op);
+  settling_.slots[settling_.ended++] = op.self;
+  if (settling_.ended == settling_.slots.size()) settle();
+}
+
+/// Slots first: who waits for a batch may submit as soon as it sees the end of it.
+void Reporter::settle() {
+  if (settling_.ended != 0) {
+    core_.ops.give_back(std::span(settling_.slots).first(settling_.ended));
+    settling_.ended = 0;
+    core_.room_made();
+  }
+  if (!settling_.batch) return;
+  const BatchId batch = std::exchange(settling_.batch, {});
+  const uint32_t left = std::exchange(settling_.left, 0);
+  const uint32_t delivered = std::exchange(settling_.delivered, 0);
+  BatchSlot* const slot = batches.find(batch.slot, batch.generation);
+  if (slot == nullptr) return;
+  slot->delivered.fetch_add(delivered, std::memory_order_relaxed);
+  if (left != 0) leave_batch(batch, left);
 }
 
 void Reporter::op_ended(Op& op, const Event& event) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -170,10 +171,13 @@ class Reporter {
   // Any thread, no lock.
   /// Promises room for one report. Fails with kExhausted, kNotFound (inbox or flag is gone),
   /// kInvalidArgument (of another engine); `what` is "notify".
-  Result<void> reserve(const Notify& notify) noexcept;
+  Result<void> reserve(const Notify& notify) noexcept {
+    if (NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone) return {};
+    return reserve_place(notify);
+  }
   void unreserve(const Notify& notify) noexcept;
   /// Fails with kNotFound or kCancelled; `what` is "batch".
-  Result<void> enter_batch(BatchId batch) noexcept;
+  Result<void> enter_batch(BatchId batch, uint32_t members = 1) noexcept;
   bool batch_refuses(BatchId batch) const noexcept;
 
   // Worker, state lock held.
@@ -184,6 +188,12 @@ class Reporter {
     Remote remote = Remote::kDelivered;
   };
   void part_ended(const Op& op, const PartEnd& end);
+  /// Of an operation that all went well and whose end is only counted: the batches and the table
+  /// are told of several together, by settle().
+  void part_delivered(const Op& op);
+  void op_delivered(Op& op);
+  void settle();
+  static bool is_silent(const Op& op) noexcept;
   /// Reports the operation, gives its slot back unless a callback still has to run.
   void op_ended(Op& op, const Event& event);
   /// To every subscriber.
@@ -196,7 +206,7 @@ class Reporter {
   uint32_t poll_watchers();  ///< queues what moved; how many
   bool has_polled_watchers() const noexcept { return polled_armed_ > 0; }
   uint32_t flush();  ///< hands over what waited for room; how many
-  void leave_batch(BatchId batch);
+  void leave_batch(BatchId batch, uint32_t members = 1);
   void wake_readers() noexcept;  ///< the engine closes: whoever waits at an inbox looks again
 
   // The callback thread, or the inline application.
@@ -236,6 +246,7 @@ class Reporter {
 
  private:
   void deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op);
+  Result<void> reserve_place(const Notify& notify) noexcept;
   bool push_inbox(InboxSlot& inbox, const Event& event, const EventExtra& extra);
   bool reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept;
   bool queue_callback(const CallbackItem& item);
@@ -245,7 +256,17 @@ class Reporter {
   void report_batch(BatchSlot& slot, const Notify& notify);
   void run_one(CallbackItem& item) noexcept;
 
+  void count_for(BatchId batch);
+
   EngineCore& core_;
+  /// What settle() is going to tell: of one batch, and the slots of operations that have ended.
+  struct Settling {
+    BatchId batch{};
+    uint32_t delivered = 0, left = 0;
+    uint32_t ended = 0;
+    std::array<uint32_t, 64> slots{};
+  };
+  Settling settling_{};
   SpscRing<CallbackItem> callbacks_;
   std::atomic<uint32_t> callbacks_queued_{0};   ///< lowered when one has run; see the next
   std::atomic<bool> callbacks_starved_{false};  ///< something waits for room; as InboxSlot::starved

@@ -22,7 +22,12 @@ void Transfers::start(Op& op) {
   if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
     start_parts(op, 0, op.parts);
   } else {
-    for (uint32_t i = 0; i < op.parts; ++i) start_parts(op, i, 1);
+    const bool may_express = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
+    for (uint32_t i = 0; i < op.parts; ++i) {
+      if (may_express && express_part(op, i, part_of(op, i))) continue;
+      flush_express();
+      start_parts(op, i, 1);
+    }
   }
   --op.pieces_posted;
   finish_if_ended(op);
@@ -260,6 +265,7 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
 /// Rails pair by index; the side with fewer is used round and round (P17). Only a peer that has no
 /// good path left is tried by its other rails in turn.
 void Transfers::pair_rails(const Peer& peer, Path& path) {
+  routes_changed();
   const auto section = static_cast<size_t>(peer.section_of[path.network]);
   const uint32_t theirs = peer.remote.networks[section].rails;
   const auto& paths = peer.paths[path.network];
@@ -328,6 +334,7 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
   }
   path.state = Path::State::kReady;
   path.started = true;
+  routes_changed();
   core_.steps.take(Step::kPathOpened);
   if (path.suspect) {
     start_probe(path);
@@ -348,6 +355,7 @@ Path* Transfers::take_path() {
 }
 
 void Transfers::forget_path(Path& path) {
+  routes_changed();
   const uint32_t index = path.index;
   path = Path{};
   path.index = index;

@@ -26,6 +26,8 @@ bool pages_fit(const Pages& pages, uint64_t page_bytes, uint64_t limit) noexcept
          !__builtin_add_overflow(last, pages.offset_bytes, &end) && fits(end, page_bytes, limit);
 }
 
+constexpr const char* kShareOfOnePeer = "ops_max: the share of one peer";
+
 }  // namespace
 
 /// What all requests have in common.
@@ -35,26 +37,27 @@ struct EngineCore::Request {
   Timeout timeout{};
   BatchId batch{};
   const Notify* notify = nullptr;
-  int64_t now_ns = 0;  ///< 0: read the clock
-  PeerId peer{};       ///< of operations with one peer, whose share of the slots is bounded
+  PeerId peer{};  ///< of operations with one peer, whose share of the slots is bounded
 };
 
 Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const {
-  return deadline_after(driver->now_ns(), timeout, may_be_forever);
+  int64_t until = 0;
+  const Errc code = deadline_after(driver->now_ns(), timeout, may_be_forever, until);
+  if (code != Errc::kOk) return fail(code, "timeout");
+  return until;
 }
 
-Result<int64_t> EngineCore::deadline_after(int64_t now, Timeout timeout,
-                                           bool may_be_forever) const {
-  int64_t ns = timeout.ns == Timeout::kDefault ? config.default_timeout.count() : timeout.ns;
+Errc EngineCore::deadline_after(int64_t now, Timeout timeout, bool may_be_forever,
+                                int64_t& until) const noexcept {
+  const int64_t ns = timeout.ns == Timeout::kDefault ? config.default_timeout.count() : timeout.ns;
   if (ns == Timeout::kForever) {
-    if (may_be_forever) return kNeverNs;
-    return fail(Errc::kInvalidArgument, "timeout");
+    until = kNeverNs;
+    return may_be_forever ? Errc::kOk : Errc::kInvalidArgument;
   }
-  if (ns <= 0) return fail(Errc::kInvalidArgument, "timeout");
-  if (!may_be_forever && ns > config.timeout_max.count()) {
-    return fail(Errc::kInvalidArgument, "timeout");
-  }
-  return ns > kNeverNs - 1 - now ? kNeverNs - 1 : now + ns;
+  if (ns <= 0) return Errc::kInvalidArgument;
+  if (!may_be_forever && ns > config.timeout_max.count()) return Errc::kInvalidArgument;
+  until = ns > kNeverNs - 1 - now ? kNeverNs - 1 : now + ns;
+  return Errc::kOk;
 }
 
 Error EngineCore::exhausted_error(const char* what) {
@@ -66,36 +69,44 @@ Error EngineCore::exhausted_error(const char* what) {
   return fail(Errc::kExhausted, what);
 }
 
+Result<void> EngineCore::reserve(const Notify& notify) {
+  auto reserved = report.reserve(notify);
+  if (reserved || reserved.error().code != Errc::kExhausted) return reserved;
+  // Asked first, then looked once more, while the reader makes room and then looks whether
+  // somebody asked.
+  inbox_room_wanted.store(true, std::memory_order_seq_cst);  // pairs with inbox_read()
+  reserved = report.reserve(notify);
+  if (!reserved) exhausted.fetch_add(1, std::memory_order_relaxed);
+  return reserved;
+}
+
 /// Reserves everything an accepted operation needs to be reported: its slot, its place in the
 /// batch, its place in the inbox.
 Result<Op*> EngineCore::admit(const Request& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   const bool waits = request.kind == OpKind::kExpect;
-  const int64_t now = request.now_ns != 0 ? request.now_ns : driver->now_ns();
-  auto until = deadline_after(now, request.timeout, waits);
-  if (!until) return until.error();
+  const int64_t now = driver->now_ns();
+  int64_t until = 0;
+  if (const Errc code = deadline_after(now, request.timeout, waits, until); code != Errc::kOk) {
+    return fail(code, "timeout");
+  }
   if (request.priority > Priority::kBulk) return fail(Errc::kInvalidArgument, "priority");
   Op* op = ops.take();
   if (op == nullptr) return exhausted_error("ops_max");
-  if (request.peer && !ops.hold(*op, request.peer.slot)) {
-    give_back(*op);
-    return exhausted_error("ops_max: the share of one peer");
+  if (request.peer) {
+    if (!ops.may_hold(request.peer.slot, 1)) {
+      give_back(*op);
+      return exhausted_error(kShareOfOnePeer);
+    }
+    ops.hold(request.peer.slot, 1);
+    op->held_by = request.peer.slot;
   }
   if (closing.load(std::memory_order_seq_cst)) {  // pairs with close(), see OpTable::take()
     give_back(*op);
     return fail(Errc::kClosed, "engine");
   }
-  auto reserved = report.reserve(*request.notify);
-  if (!reserved && reserved.error().code == Errc::kExhausted) {
-    // Asked first, then looked once more, while the reader makes room and then looks whether
-    // somebody asked.
-    inbox_room_wanted.store(true, std::memory_order_seq_cst);  // pairs with inbox_read()
-    reserved = report.reserve(*request.notify);
-  }
-  if (!reserved) {
+  if (auto reserved = reserve(*request.notify); !reserved) {
     give_back(*op);
-    const bool full = reserved.error().code == Errc::kExhausted;
-    if (full) exhausted.fetch_add(1, std::memory_order_relaxed);
     return reserved.error();
   }
   if (auto ok = report.enter_batch(request.batch); !ok) {
@@ -107,7 +118,7 @@ Result<Op*> EngineCore::admit(const Request& request) {
   op->priority = request.priority;
   op->batch = request.batch;
   op->notify = *request.notify;
-  op->deadline_ns = *until;
+  op->deadline_ns = until;
   op->submitted_ns = now;
   op->stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
   return op;
@@ -155,32 +166,125 @@ Result<void*> EngineCore::copy_list(Op& op, const void* data, uint64_t bytes, co
   return block;
 }
 
-Result<void> EngineCore::check_write(const Write& request) const {
-  auto source = regions.local_size(request.source.region, "source");
-  if (!source) return source.error();
-  auto target = regions.remote_size(request.target.region, "target");
-  if (!target) return target.error();
-  if (!fits(request.source.offset, request.size_bytes, *source)) {
-    return fail(Errc::kOutOfBounds, "source");
+/// Writes come in groups, and a lone one is a group of one: slots, shares and places in a batch are
+/// taken for all of them together.
+struct EngineCore::WriteGroup {
+  static constexpr uint32_t kMax = 64;
+  std::array<uint32_t, kMax> slots;
+  std::array<uint32_t, kMax> owners;  ///< peer slot of each target
+  std::array<int64_t, kMax> until_ns;
+  Error why{};  ///< of the first that is refused
+};
+
+/// Checks request number `at` of the group. False: `why` says what is wrong with it.
+bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
+                             WriteGroup& group) const noexcept {
+  const auto refuse = [&](Errc code, const char* what) {
+    group.why = fail(code, what);
+    return false;
+  };
+  uint64_t source = 0, target = 0;
+  PeerId owner;
+  if (const Errc code = regions.local_size(request.source.region, source); code != Errc::kOk) {
+    return refuse(code, "source");
   }
-  if (!fits(request.target.offset, request.size_bytes, *target)) {
-    return fail(Errc::kOutOfBounds, "target");
+  const Errc known = regions.remote_size(request.target.region, target, owner);
+  if (known != Errc::kOk) return refuse(known, "target");
+  if (!fits(request.source.offset, request.size_bytes, source)) {
+    return refuse(Errc::kOutOfBounds, "source");
   }
-  return {};
+  if (!fits(request.target.offset, request.size_bytes, target)) {
+    return refuse(Errc::kOutOfBounds, "target");
+  }
+  if (const Errc code = deadline_after(now, request.timeout, false, group.until_ns[at]);
+      code != Errc::kOk) {
+    return refuse(code, "timeout");
+  }
+  if (request.priority > Priority::kBulk) return refuse(Errc::kInvalidArgument, "priority");
+  group.owners[at] = owner.slot;
+  return true;
 }
 
-Result<Op*> EngineCore::admit_write(const Write& request, int64_t now) {
-  if (refuses()) return fail(Errc::kClosed, "engine");
-  if (auto ok = check_write(request); !ok) return ok.error();
-  auto admitted = admit({.kind = OpKind::kWrite,
-                         .priority = request.priority,
-                         .timeout = request.timeout,
-                         .batch = request.batch,
-                         .notify = &request.notify,
-                         .now_ns = now,
-                         .peer = regions.remote_peer(request.target.region)});
-  if (!admitted) return admitted.error();
-  Op& op = **admitted;
+/// Counts the slots of the group to the peers that they are for; returns how many may stay.
+uint32_t EngineCore::share_slots(uint32_t taken, WriteGroup& group) noexcept {
+  for (uint32_t i = 0; i < taken;) {
+    const uint32_t owner = group.owners[i];
+    uint32_t run = i;
+    while (run < taken && group.owners[run] == owner) ++run;
+    uint32_t n = run - i;
+    while (n > 0 && !ops.may_hold(owner, n)) --n;
+    ops.hold(owner, n);
+    i += n;
+    if (i < run) return i;
+  }
+  return taken;
+}
+
+/// Promises the reports of the first `n`; returns how many got a place.
+uint32_t EngineCore::promise_reports(std::span<const Write> requests, WriteGroup& group) {
+  for (size_t i = 0; i < requests.size();) {
+    const BatchId batch = requests[i].batch;
+    size_t run = i;
+    bool full = false;
+    for (; run < requests.size() && requests[run].batch == batch; ++run) {
+      if (auto ok = reserve(requests[run].notify); !ok) {
+        group.why = ok.error();
+        full = true;
+        break;
+      }
+    }
+    if (auto ok = report.enter_batch(batch, static_cast<uint32_t>(run - i)); !ok) {
+      group.why = ok.error();
+      for (; run > i; --run) report.unreserve(requests[run - 1].notify);
+      full = true;
+    }
+    if (full) return static_cast<uint32_t>(run);
+    i = run;
+  }
+  return static_cast<uint32_t>(requests.size());
+}
+
+/// Takes what it can of the group, in its order; the rest has left nothing behind.
+uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, WriteGroup& group) {
+  uint32_t checked = 0;
+  while (checked < requests.size() && check_write(requests[checked], now, checked, group)) {
+    ++checked;
+  }
+  if (checked == 0) return 0;
+  const char* exhausted_by = nullptr;
+  const uint32_t taken = ops.take(std::span(group.slots).first(checked));
+  if (taken < checked) exhausted_by = "ops_max";
+  uint32_t shared = share_slots(taken, group);
+  if (shared < taken) exhausted_by = kShareOfOnePeer;
+  uint32_t kept = 0;
+  if (closing.load(std::memory_order_seq_cst)) {  // pairs with close(), see OpTable::take()
+    group.why = fail(Errc::kClosed, "engine");
+    exhausted_by = nullptr;
+  } else {
+    kept = promise_reports(requests.first(shared), group);
+    if (kept < shared) exhausted_by = nullptr;
+  }
+  for (uint32_t i = 0; i < kept; ++i) {
+    fill_write(ops.at(group.slots[i]), requests[i], now, group.until_ns[i], group.owners[i]);
+  }
+  if (kept < taken) {
+    for (; shared > kept; --shared) ops.let_go(group.owners[shared - 1]);
+    ops.give_back(std::span(group.slots).subspan(kept, taken - kept));
+    room_made();
+  }
+  if (exhausted_by != nullptr) group.why = exhausted_error(exhausted_by);
+  return kept;
+}
+
+void EngineCore::fill_write(Op& op, const Write& request, int64_t now, int64_t until,
+                            uint32_t owner) noexcept {
+  op.kind = OpKind::kWrite;
+  op.priority = request.priority;
+  op.batch = request.batch;
+  op.notify = request.notify;
+  op.deadline_ns = until;
+  op.submitted_ns = now;
+  op.held_by = owner;
   op.source = request.source.region;
   op.source_offset = request.source.offset;
   op.target = request.target.region;
@@ -188,38 +292,31 @@ Result<Op*> EngineCore::admit_write(const Write& request, int64_t now) {
   op.size_bytes = request.size_bytes;
   op.imm = request.imm;
   op.whole = request.whole;
-  return &op;
+  op.stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
 }
 
 Result<OpId> EngineCore::submit(const Write& request) {
-  auto op = admit_write(request, 0);
-  if (!op) return op.error();
-  return launch(**op);
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  WriteGroup group;
+  if (admit_writes({&request, 1}, driver->now_ns(), group) == 0) return group.why;
+  return launch(ops.at(group.slots[0]));
 }
 
 Result<uint32_t> EngineCore::submit(std::span<const Write> requests) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (requests.empty()) return fail(Errc::kInvalidArgument, "requests");
   const int64_t now = driver->now_ns();
-  // In groups that the worker sees at once: what is taken together is posted together.
-  std::array<uint32_t, 64> group;
-  uint32_t taken = 0, in_group = 0;
-  Error why;
-  for (const Write& request : requests) {
-    auto op = admit_write(request, now);
-    if (!op) {
-      why = op.error();
-      break;
-    }
-    group[in_group++] = (*op)->self;
-    ++taken;
-    if (in_group == group.size()) {
-      FABRIC_CHECK(submissions.push_all(group), "submission ring overflow");
-      in_group = 0;
-    }
+  WriteGroup group;
+  uint32_t taken = 0;
+  while (taken < requests.size()) {
+    const auto wanted = std::min<size_t>(WriteGroup::kMax, requests.size() - taken);
+    const uint32_t n = admit_writes(requests.subspan(taken, wanted), now, group);
+    // The worker sees them at once: what is taken together is posted together.
+    FABRIC_CHECK(submissions.push_all(std::span(group.slots).first(n)), "submission ring overflow");
+    taken += n;
+    if (n < wanted) break;
   }
-  FABRIC_CHECK(submissions.push_all({group.data(), in_group}), "submission ring overflow");
-  if (taken == 0) return why;
+  if (taken == 0) return group.why;
   driver->wake(*this);
   return taken;
 }

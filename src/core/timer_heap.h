@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -14,30 +15,50 @@ struct Timer {
   uint32_t position = kIdle;  ///< in the heap
   uint32_t index = 0;         ///< the owner's slot
   Kind kind = Kind::kOp;
+  Timer* before = nullptr;  ///< in the list
+  Timer* behind = nullptr;
   static constexpr uint32_t kIdle = UINT32_MAX;
+  static constexpr uint32_t kListed = UINT32_MAX - 1;
 };
 
-/// An indexed binary heap: a timer can be moved or taken out at any time, so that operations which
-/// end before their deadline leave nothing behind.
+/// A timer can be moved or taken out at any time, so that operations which end before their
+/// deadline leave nothing behind. Most deadlines come in their order, one default after the other:
+/// those stand in a list, which costs the same however long it is. Who is due before the last of
+/// the list goes to an indexed binary heap.
 class TimerHeap {
  public:
   /// With room for every timer there can be, so that the turn allocates nothing.
   explicit TimerHeap(size_t most = 0) { heap_.reserve(most); }
 
-  int64_t next_ns() const noexcept { return heap_.empty() ? kNeverNs : heap_[0]->when_ns; }
-  bool empty() const noexcept { return heap_.empty(); }
+  int64_t next_ns() const noexcept {
+    const int64_t listed = first_ == nullptr ? kNeverNs : first_->when_ns;
+    return heap_.empty() ? listed : std::min(listed, heap_[0]->when_ns);
+  }
+  bool empty() const noexcept { return first_ == nullptr && heap_.empty(); }
 
   void set(Timer& timer, int64_t when_ns) {
-    if (timer.position == Timer::kIdle) {
-      timer.position = static_cast<uint32_t>(heap_.size());
-      heap_.push_back(&timer);
-    }
+    if (timer.position != Timer::kIdle) clear(timer);
     timer.when_ns = when_ns;
+    if (last_ == nullptr || last_->when_ns <= when_ns) {
+      timer.position = Timer::kListed;
+      timer.before = last_;
+      timer.behind = nullptr;
+      (last_ == nullptr ? first_ : last_->behind) = &timer;
+      last_ = &timer;
+      return;
+    }
+    timer.position = static_cast<uint32_t>(heap_.size());
+    heap_.push_back(&timer);
     up(timer.position);
-    down(timer.position);
   }
 
   void clear(Timer& timer) noexcept {
+    if (timer.position == Timer::kListed) {
+      (timer.before == nullptr ? first_ : timer.before->behind) = timer.behind;
+      (timer.behind == nullptr ? last_ : timer.behind->before) = timer.before;
+      timer.position = Timer::kIdle;
+      return;
+    }
     if (timer.position == Timer::kIdle) return;
     const uint32_t hole = timer.position;
     timer.position = Timer::kIdle;
@@ -51,8 +72,11 @@ class TimerHeap {
 
   /// The earliest timer if it is due, taken out; else nullptr.
   Timer* pop_due(int64_t now_ns) noexcept {
-    if (heap_.empty() || heap_[0]->when_ns > now_ns) return nullptr;
-    Timer* timer = heap_[0];
+    Timer* timer = first_;
+    if (!heap_.empty() && (timer == nullptr || heap_[0]->when_ns < timer->when_ns)) {
+      timer = heap_[0];
+    }
+    if (timer == nullptr || timer->when_ns > now_ns) return nullptr;
     clear(*timer);
     return timer;
   }
@@ -85,6 +109,7 @@ class TimerHeap {
     place(b, first);
   }
 
+  Timer *first_ = nullptr, *last_ = nullptr;  ///< in the order of their times
   std::vector<Timer*> heap_;
 };
 

@@ -93,31 +93,22 @@ void Transfers::force(Op& op) {
 
 void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   if (cookie >= pieces_.size() || pieces_[cookie].op == kNone || pieces_[cookie].stranded) return;
+  if (end.code == Errc::kOk && pieces_[cookie].op != kProbe) [[likely]] {
+    piece_delivered(cookie);
+    return;
+  }
   Piece& piece = pieces_[cookie];
   Path& path = *paths_[piece.path];
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   Peer& peer = *core_.peers.at(path.peer);
-
-  (piece.prev == kNone ? path.first_piece : pieces_[piece.prev].next) = piece.next;
-  (piece.next == kNone ? path.last_piece : pieces_[piece.next].prev) = piece.prev;
-  --path.posted;
-  --rail.posted;
-  if (piece.priority == Priority::kBulk) rail.bulk_bytes -= piece.wire.size_bytes;
-  if (LocalRegion* region = core_.regions.at(piece.region_slot); region != nullptr) {
-    --region->posted;
-    core_.regions.source_drained(piece.region_slot);
-  }
+  piece_left(piece, path, rail);
   PieceEnd told = end;
   if (told.code != Errc::kOk && path.peer_gone) told.code = peer.lost_code;
-  for (Traffic* t : {&rail.tx, &peer.tx(), &core_.tx}) {
+  const size_t bucket = bucket_of(core_.now_ns - piece.posted_ns);
+  for (Traffic* t : {&rail.tx, &peer.tx()}) {
     ++t->ops;
-    if (told.code == Errc::kOk) {
-      t->bytes += piece.wire.size_bytes;
-      t->imms += piece.wire.has_imm;
-    } else {
-      ++t->failed;
-    }
-    record(t->post_to_done, core_.now_ns - piece.posted_ns);
+    t->failed += told.code != Errc::kOk;
+    ++t->post_to_done.bucket[bucket];
   }
   if (told.code == Errc::kOk || told.code == Errc::kRemoteAccess) {
     core_.peers.on_host_answers(peer, core_.now_ns);
@@ -245,6 +236,7 @@ void Transfers::close_path(Path& path) {
 
 /// Nothing more is posted. What the rail never took cannot come back through it.
 void Transfers::withdraw(Path& path) {
+  routes_changed();
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
@@ -274,6 +266,7 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
 }
 
 void Transfers::path_down(Path& path, Errc code) {
+  routes_changed();
   Peer& peer = *core_.peers.at(path.peer);
   for (uint32_t p = 0; p < 3; ++p) {
     while (path.listed[p]) unlist_path(path, p);

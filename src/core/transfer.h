@@ -20,8 +20,10 @@
 namespace fabric::core {
 
 class EngineCore;
+struct LocalRegion;
 struct Peer;
 struct RemoteRegionSlot;
+struct Route;
 
 /// In the place of an operation: the piece belongs to the engine itself.
 inline constexpr uint32_t kProbe = kNone - 1;
@@ -119,6 +121,9 @@ struct RailSlot {
   uint64_t bulk_bytes = 0;  ///< of bulk pieces in flight
   std::array<uint32_t, 3> first_active{kNone, kNone, kNone};
   std::array<uint32_t, 3> last_active{kNone, kNone, kNone};
+  uint32_t listed = 0;             ///< how many paths are in these lists
+  bool turned = false;             ///< posted to in this turn: it may have ended at once
+  std::vector<WriteOp> express{};  ///< made by the short way, to be posted next
   std::vector<WriteOp> refused{};  ///< made, and not taken by the provider for want of room
   std::vector<uint32_t> inbox{};   ///< immediates of the present poll
   Traffic tx{}, rx{};
@@ -176,6 +181,15 @@ class Transfers {
   bool drained() const noexcept { return drained_; }
   uint32_t poll(NetworkSlot& network);
   uint32_t post(NetworkSlot& network);
+  uint32_t poll_again(NetworkSlot& network);
+  /// Takes a write that needs no cutting and that nobody is in front of. False: it goes by start().
+  bool express(Op& op);
+  /// Before anything else happens to the rails.
+  void flush_express() {
+    if (!express_rails_.empty()) post_express();
+  }
+  /// Which path leads where has to be found out again.
+  void routes_changed() noexcept { ++epoch_; }
   /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
   uint64_t oldest_piece(const Peer& peer) const noexcept;
   /// Unposted parts: of one operation, and of all that wait for one rail or peer.
@@ -244,6 +258,13 @@ class Transfers {
   uint32_t make_piece(RailSlot& rail, Path& path, uint32_t priority);
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
   void advance_entry(Op& op, uint32_t entry_index, uint64_t bytes);
+  const Route* route_to(RemoteRegionSlot& remote, MemoryKind here);
+  void post_express();
+  bool express_part(Op& op, uint32_t part, const PartSource& source);
+  void piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
+                  LocalRegion* region);
+  void piece_left(const Piece& piece, Path& path, RailSlot& rail);
+  void piece_delivered(uint32_t cookie);
   void piece_ended(uint32_t cookie, const PieceEnd& end);
   void shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t bytes);
   void part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& end, uint64_t bytes);
@@ -295,7 +316,9 @@ class Transfers {
   // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
   bool drained_ = true;
   std::array<WireEvent, 64> polled_{};
-  std::array<WriteOp, 32> posting_{};  ///< one doorbell
+  std::array<WriteOp, 32> posting_{};     ///< one doorbell
+  std::vector<RailSlot*> express_rails_;  ///< that have some
+  uint64_t epoch_ = 1;                    ///< of every Route: it ends with any change of paths
 };
 
 }  // namespace fabric::core

@@ -36,15 +36,21 @@ void InlineDriver::detach(Progress& progress) noexcept {
   for (const auto& seat : seats_) {
     if (seat->progress == &progress) seat->progress = nullptr;
   }
+  empty_seats_ = true;
   // Inside a turn the seats are being walked through: turn_all() sweeps.
   if (!nested) {
-    std::erase_if(seats_, [](const auto& seat) { return seat->progress == nullptr; });
+    sweep();
     leave();
   }
 }
 
-TurnResult InlineDriver::turn_all(int64_t now_ns) noexcept {
+void InlineDriver::sweep() noexcept {
   std::erase_if(seats_, [](const auto& seat) { return seat->progress == nullptr; });
+  empty_seats_ = false;
+}
+
+TurnResult InlineDriver::turn_all(int64_t now_ns) noexcept {
+  if (empty_seats_) sweep();
   TurnResult all;
   // By index: turns and callbacks may attach and detach other engines.
   for (size_t i = 0; i < seats_.size(); ++i) {

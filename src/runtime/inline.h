@@ -71,6 +71,7 @@ class InlineDriver final : public Driver {
     return true;
   }
 
+  void sweep() noexcept;
   TurnResult turn_all(int64_t now_ns) noexcept;
   uint32_t run_callbacks() noexcept;
   bool sleep(const std::function<bool()>& done, int64_t until_ns) noexcept;
@@ -88,6 +89,7 @@ class InlineDriver final : public Driver {
   // Only touched inside the gate. Pointers, so that an attach during a turn moves no seat.
   std::vector<std::unique_ptr<Seat>> seats_;
   std::vector<int> fds_;
+  bool empty_seats_ = false;  ///< somebody has gone during a turn
   int64_t idle_since_ns_ = kNeverNs;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -18,18 +19,18 @@ class JobQueue {
     {
       const std::lock_guard lock(mutex_);
       jobs_.push_back(std::move(job));
+      queued_.fetch_add(1, std::memory_order_relaxed);
     }
     changed_.notify_all();
   }
 
-  bool empty() const {
-    const std::lock_guard lock(mutex_);
-    return jobs_.empty();
-  }
+  /// A look without the lock: who has just pushed one wakes whoever misses it.
+  bool empty() const noexcept { return queued_.load(std::memory_order_relaxed) == 0; }
 
   /// Runs what is there; returns how many. 0 while another thread, or a caller further up this
   /// stack, is at it: that one runs them all.
   uint32_t run_all() {
+    if (empty()) return 0;
     std::unique_lock lock(mutex_);
     if (running_) return 0;
     running_ = true;
@@ -37,6 +38,7 @@ class JobQueue {
     for (; !jobs_.empty(); ++ran) {
       const std::function<void()> job = std::move(jobs_.front());
       jobs_.pop_front();
+      queued_.fetch_sub(1, std::memory_order_relaxed);
       lock.unlock();
       job();
       lock.lock();
@@ -66,6 +68,7 @@ class JobQueue {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> jobs_;
+  std::atomic<uint32_t> queued_{0};  ///< how many; changed under the mutex, relaxed
   bool running_ = false;
   bool closed_ = false;
 };
