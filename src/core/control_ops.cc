@@ -298,7 +298,6 @@ void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
 }
 
 void Peers::answer_held() {
-  if (holding_ == 0) return;
   for (Peer* peer : all()) {
     for (auto& [channel, messages] : peer->held) {
       while (!messages.empty()) {

@@ -149,20 +149,21 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
     result.done += poll_control(networks[n], static_cast<uint8_t>(n));
     result.done += transfers.poll(networks[n]);
   }
-  counters.take_confirmed(transfers.drained());
-  result.done += take_ended();
-  result.done += take_submissions();
-  result.done += fire_timers();
-  result.done += transfers.tick(now_ns);
-  for (NetworkSlot& network : networks) {
-    result.done += transfers.post(network);
-    result.done += transfers.poll_again(network);
+  // What nearly always has nothing to do is asked before it is called.
+  if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
+  if (!ended.empty()) result.done += take_ended();
+  if (!submissions.empty()) result.done += take_submissions();
+  if (timers.next_ns() <= now_ns) result.done += fire_timers();
+  if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
+  if (transfers.may_post()) result.done += post_all();
+  if (transfers.posted()) {
+    for (NetworkSlot& network : networks) result.done += transfers.poll_again(network);
   }
-  counters.expire_names(now_ns);
-  peers.answer_held();
+  if (counters.next_expiry_ns() <= now_ns) counters.expire_names(now_ns);
+  if (peers.holds_messages()) peers.answer_held();
   report.settle();
-  result.done += report.poll_watchers();
-  result.done += report.flush();
+  if (report.has_watchers()) result.done += report.poll_watchers();
+  if (report.has_waiting()) result.done += report.flush();
   if (room_due.load(std::memory_order_relaxed) &&
       room_due.exchange(false, std::memory_order_acq_rel)) {
     report.publish(Event{.kind = EventKind::kRoom});
@@ -174,6 +175,13 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
     result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);
   }
   return result;
+}
+
+uint32_t EngineCore::post_all() {
+  uint32_t done = 0;
+  transfers.begin_posts();
+  for (NetworkSlot& network : networks) done += transfers.post(network);
+  return done;
 }
 
 uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
@@ -191,7 +199,7 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
 uint32_t EngineCore::take_submissions() {
   uint32_t done = 0, slot = 0;
   for (; done < kSubmissionsPerTurn && submissions.pop(slot); ++done) begin(ops.at(slot));
-  transfers.flush_express();
+  transfers.end_express();
   return done;
 }
 
@@ -232,7 +240,7 @@ void EngineCore::begin(Op& op) {
     return;
   }
   if (op.kind == OpKind::kWrite && stopped == Errc::kOk && transfers.express(op)) return;
-  transfers.flush_express();
+  transfers.end_express();
   if (stopped != Errc::kOk) {
     // Nothing of it was started: no part needs to be withdrawn.
     if (is_transfer(op.kind)) {
@@ -342,7 +350,7 @@ void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
 }
 
 void EngineCore::finish_transfer(Op& op) {
-  if (op.parts_failed == 0 && report.is_silent(op)) {
+  if (op.parts_failed == 0 && Reporter::is_silent(op.notify)) {
     timers.clear(op.timer);
     unlink_running(op);
     if (op.list.data != nullptr) release_lists(op);

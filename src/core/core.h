@@ -86,7 +86,9 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
 
   // Progress
   TurnResult turn(int64_t now_ns) noexcept override;
-  uint32_t run_callbacks() noexcept override { return report.run_callbacks(); }
+  uint32_t run_callbacks() noexcept override {
+    return report.callbacks_held() == 0 ? 0 : report.run_callbacks();
+  }
   bool arm() noexcept override;
   void wait_fds(std::vector<int>& out) const override;
   void on_sleep() noexcept override { sleeps.fetch_add(1, std::memory_order_relaxed); }
@@ -259,6 +261,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void unlink_running(Op& op) noexcept;
   void release_lists(Op& op) noexcept;
   uint32_t poll_control(NetworkSlot& network, uint8_t index);
+  uint32_t post_all();
 
   nlohmann::json dump_object();
 

@@ -122,7 +122,6 @@ void Counters::key_revoked(Peer& peer, uint32_t ref, bool proved) {
 /// sender calls delivered may still lie in a queue here when its word comes, so its word counts
 /// from the first such turn behind it.
 void Counters::take_confirmed(bool drained) {
-  if (confirmed_.empty() && heard_.empty()) return;
   if (drained) {
     for (const Confirmed& word : std::exchange(confirmed_, {})) {
       const auto its = [&](const Revocation& r) {

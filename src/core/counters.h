@@ -79,6 +79,7 @@ class Counters {
   void release(const Ending& ending, int64_t now_ns);
   /// The peer is quiet under the key. Not proved: writes of it may still land, it cannot tell.
   void key_revoked(Peer& peer, uint32_t ref, bool proved);
+  bool has_confirmed() const noexcept { return !confirmed_.empty() || !heard_.empty(); }
   void take_confirmed(bool drained);
   /// What is known of the senders of a released named key.
   struct Quiet {

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/core.h"
-#include "core/transfer.h"
+#include "core/pieces.h"
 
 // The hot half of transfers: poll, and post in batches. No allocation in the steady state.
 
@@ -24,8 +23,17 @@ uint32_t Transfers::poll(NetworkSlot& network) {
   for (RailSlot& rail : network.rails) {
     for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
       const uint32_t n = rail.rail->poll(events);
-      for (uint32_t i = 0; i < n; ++i) on_event(network, rail, events[i]);
-      take_counts(rail);
+      for (const WireEvent& event : events.first(n)) {
+        // The two of which there are many.
+        if (event.kind == WireEvent::Kind::kImm) {
+          rail.inbox.push_back(event.imm);
+        } else if (event.kind == WireEvent::Kind::kWritten) {
+          piece_ended(event.cookie, {event.code, event.remote});
+        } else {
+          on_event(network, rail, event);
+        }
+      }
+      if (!rail.inbox.empty()) take_counts(rail);
       done += n;
       if (n < events.size()) break;
       if (round + 1 == kPollsPerTurn) drained_ = false;
@@ -33,12 +41,12 @@ uint32_t Transfers::poll(NetworkSlot& network) {
     // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
     if (rail.caps.cpu_copy && rail.rail->busy()) ++done;
   }
-  core_.report.settle();
   return done;
 }
 
 /// A network that copies by CPU has ended what was posted by now: no need to wait for a turn.
 uint32_t Transfers::poll_again(NetworkSlot& network) {
+  posted_ = false;
   bool turned = false;
   for (RailSlot& rail : network.rails) turned |= std::exchange(rail.turned, false);
   return turned && network.rails[0].caps.cpu_copy ? poll(network) : 0;
@@ -46,7 +54,6 @@ uint32_t Transfers::poll_again(NetworkSlot& network) {
 
 /// Counts of one poll go in together: the table merges runs of equal keys.
 void Transfers::take_counts(RailSlot& rail) {
-  if (rail.inbox.empty()) return;
   const auto taken = static_cast<uint32_t>(rail.inbox.size());
   core_.stale_imms += core_.counters.table.arrive(rail.inbox);
   rail.rx.ops += taken;
@@ -57,14 +64,11 @@ void Transfers::take_counts(RailSlot& rail) {
 void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
   switch (event.kind) {
     case WireEvent::Kind::kWritten:
-      piece_ended(event.cookie, {event.code, event.remote});
-      return;
     case WireEvent::Kind::kImm:
-      rail.inbox.push_back(event.imm);
-      return;
+      return;  // poll() has them
     case WireEvent::Kind::kPathDown:
       // What came by it counts before anybody hears of its end.
-      take_counts(rail);
+      if (!rail.inbox.empty()) take_counts(rail);
       if (event.inbound) {
         core_.peers.on_inbound_down(rail, event);
       } else {
@@ -96,15 +100,17 @@ uint32_t Transfers::post(NetworkSlot& network) {
         const uint32_t taken = post(rail, std::span(rail.refused).first(offered));
         rail.refused.erase(rail.refused.begin(), rail.refused.begin() + taken);
         done += taken;
+        refused_ = refused_ || !rail.refused.empty();
         if (taken < offered) break;
       }
       const uint32_t n = make_pieces(rail, batch);
       if (n == 0) break;
       const uint32_t taken = post(rail, batch.first(n));
-      rail.turned = true;
+      rail.turned = posted_ = true;
       done += taken;
       if (taken < n) {
         rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);
+        refused_ = true;
         break;
       }
     }
@@ -139,6 +145,7 @@ void Transfers::activate(Path& path, uint32_t priority) {
   if (!room_for(rail, path)) return;
   path.listed[priority] = true;
   ++rail.listed;
+  ++listed_;
   path.next_active[priority] = kNone;
   const uint32_t last = rail.last_active[priority];
   (last == kNone ? rail.first_active[priority] : paths_[last]->next_active[priority]) = path.index;
@@ -153,6 +160,7 @@ void Transfers::unlist(RailSlot& rail, uint32_t priority) {
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
   --rail.listed;
+  --listed_;
 }
 
 /// Takes a path out of the middle of the list; cold.
@@ -169,13 +177,7 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
   --rail.listed;
-}
-
-/// Nobody may hold more of the rail than is left of it: peers that take nothing cannot fill it
-/// between them, and one that is alone still gets half (P18).
-bool Transfers::room_for(const RailSlot& rail, const Path& path) noexcept {
-  const uint32_t left = rail.caps.queue_depth - std::min(rail.caps.queue_depth, rail.posted);
-  return path.posted < rail.caps.path_depth && (path.posted == 0 || path.posted < left);
+  --listed_;
 }
 
 bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
@@ -218,8 +220,14 @@ uint32_t Transfers::make_pieces(RailSlot& rail, std::span<WriteOp> out) {
   Path* path = nullptr;
   while (rail.listed != 0 && n < out.size() && rail.posted < rail.caps.queue_depth &&
          next_path(rail, priority, path)) {
-    const uint32_t cookie = make_piece(rail, *path, priority);
-    out[n++] = pieces_[cookie].wire;
+    const Entry& entry = entries_.at(path->queue[priority].head);
+    const bool alone = rail.listed == 1 && priority != kBulk;  // nobody else waits for a turn
+    if (alone && core_.ops.at(entry.op).kind == OpKind::kPaged) {
+      n += make_pages(rail, *path, priority, out.subspan(n));
+    } else {
+      const uint32_t cookie = make_piece(rail, *path, priority);
+      out[n++] = pieces_[cookie].wire;
+    }
     unlist(rail, priority);  // to the end of the list: every peer gets its turn
     activate(*path, priority);
   }
@@ -255,44 +263,41 @@ uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
   return cookie;
 }
 
-/// What all pieces have in common, and everybody who keeps an account of them.
-void Transfers::piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
-                           LocalRegion* region) {
-  Piece& piece = pieces_[cookie];
-  piece.op = op.self;
-  piece.path = path.index;
-  piece.peer = path.peer;
-  piece.region_slot = region == nullptr ? kNone : op.source.slot;
-  piece.seq = peer.next_piece_seq++;
-  piece.posted_ns = core_.now_ns;
-  piece.priority = op.priority;
-  piece.imms_before = UINT64_MAX;
-  piece.end = {};
-  piece.barred = Errc::kOk;
-  piece.prev = path.last_piece;
-  piece.next = kNone;
-  (path.last_piece == kNone ? path.first_piece : pieces_[path.last_piece].next) = cookie;
-  path.last_piece = cookie;
-  ++path.posted;
-  ++rail.posted;
-  ++op.pieces_posted;
-  if (op.priority == Priority::kBulk) rail.bulk_bytes += piece.wire.size_bytes;
-  if (region != nullptr) ++region->posted;
-  const size_t bucket = bucket_of(core_.now_ns - op.submitted_ns);
-  for (Traffic* t : {&rail.tx, &peer.tx()}) ++t->submit_to_post.bucket[bucket];
-}
-
-/// The other end of piece_made().
-void Transfers::piece_left(const Piece& piece, Path& path, RailSlot& rail) {
-  (piece.prev == kNone ? path.first_piece : pieces_[piece.prev].next) = piece.next;
-  (piece.next == kNone ? path.last_piece : pieces_[piece.next].prev) = piece.prev;
-  --path.posted;
-  --rail.posted;
-  if (piece.priority == Priority::kBulk) rail.bulk_bytes -= piece.wire.size_bytes;
-  if (LocalRegion* region = core_.regions.at(piece.region_slot); region != nullptr) {
-    --region->posted;
-    if (region->end != LocalRegion::End::kAlive) core_.regions.source_drained(piece.region_slot);
+/// As many pages of one entry as there is room for; at least one.
+uint32_t Transfers::make_pages(RailSlot& rail, Path& path, uint32_t priority,
+                               std::span<WriteOp> out) {
+  const uint32_t entry_index = path.queue[priority].head;
+  Entry& entry = entries_.at(entry_index);
+  Op& op = core_.ops.at(entry.op);
+  Peer& peer = *core_.peers.at(path.peer);
+  LocalRegion* const region = core_.regions.at(op.source.slot);
+  const auto indices = op.list.as<uint32_t>();
+  WriteOp wire{};
+  wire.priority = static_cast<uint8_t>(op.priority);
+  fill_wire(wire, op, path, {.target = op.target, .size_bytes = op.size_bytes, .imm = op.imm});
+  const uint64_t source = wire.source + op.source_offset;
+  const auto most = std::min<uint32_t>(static_cast<uint32_t>(out.size()), entry.count);
+  uint32_t n = 0;
+  do {
+    const uint32_t cookie = take_piece();
+    Piece& piece = pieces_[cookie];
+    wire.cookie = cookie;
+    wire.source = source + indices[entry.part] * op.source_stride;
+    wire.target = op.target_offset + indices[op.parts + entry.part] * op.target_stride;
+    piece.wire = out[n] = wire;
+    piece.part = entry.part;
+    piece.offset = 0;
+    piece.shard = {};
+    piece_made(cookie, op, peer, path, rail, region);
+    entry.part += entry.stride;
+  } while (++n < most && rail.posted < rail.caps.queue_depth && room_for(rail, path));
+  entry.count -= n;
+  if (entry.count == 0) {
+    entries_.unlink(entry_index);
+    unlink_from_op(op, entry_index);
+    entries_.give_back(entry_index);
   }
+  return n;
 }
 
 void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {
@@ -325,22 +330,6 @@ void Transfers::advance_entry(Op& op, uint32_t entry_index, uint64_t bytes) {
   entries_.unlink(entry_index);
   unlink_from_op(op, entry_index);
   entries_.give_back(entry_index);
-}
-
-uint32_t Transfers::take_piece() {
-  if (free_pieces_.empty()) {
-    pieces_.emplace_back();
-    return static_cast<uint32_t>(pieces_.size() - 1);
-  }
-  const uint32_t index = free_pieces_.back();
-  free_pieces_.pop_back();
-  return index;
-}
-
-void Transfers::give_piece(uint32_t cookie) {
-  pieces_[cookie].op = kNone;
-  pieces_[cookie].stranded = false;
-  free_pieces_.push_back(cookie);
 }
 
 }  // namespace fabric::core

@@ -1,7 +1,6 @@
 #include <algorithm>
 
-#include "core/core.h"
-#include "core/transfer.h"
+#include "core/pieces.h"
 
 // The short way of parts that need no cutting and have nobody to wait for: from the submission
 // straight into the batch that is posted next, and from a good completion straight to the report.
@@ -54,18 +53,31 @@ bool Transfers::express(Op& op) {
                        .imm = op.imm});
 }
 
-bool Transfers::express_part(Op& op, uint32_t part, const PartSource& source) {
-  RemoteRegionSlot* const remote = core_.regions.remote(source.target);
-  LocalRegion* const region = core_.regions.local(op.source);
+/// Looks up both ends and the way between them. False: only the long way leads there.
+bool Transfers::know(RegionId source, RemoteRegion target) {
+  known_ = {};
+  RemoteRegionSlot* const remote = core_.regions.remote(target);
+  LocalRegion* const region = core_.regions.local(source);
   if (remote == nullptr || region == nullptr) return false;
   using Status = RemoteRegionSlot::Status;
   if (remote->status.load(std::memory_order_relaxed) != Status::kLive) return false;
   const Route* const route = route_to(*remote, region->memory.kind);
   if (route == nullptr) return false;
-  Peer& peer = *route->peer;
+  const Peer& peer = *route->peer;
   if (peer.ending || !peer.usable() || !peer.revoked.empty() || peer.lease_over(core_.now_ns)) {
     return false;
   }
+  known_ = {.source = source, .target = target, .region = region, .route = route};
+  return true;
+}
+
+bool Transfers::express_part(Op& op, uint32_t part, const PartSource& source) {
+  const bool known =
+      known_.route != nullptr && known_.source == op.source && known_.target == source.target;
+  if (!known && !know(op.source, source.target)) return false;
+  const Route* const route = known_.route;
+  LocalRegion* const region = known_.region;
+  Peer& peer = *route->peer;
   const auto lanes = static_cast<uint32_t>(route->lanes.size());
   const bool one_lane = op.whole || source.size_bytes < 2 * core_.config.stripe_bytes_min;
   if (lanes > 1 && op.kind == OpKind::kWrite && !one_lane) return false;
@@ -100,7 +112,7 @@ bool Transfers::express_part(Op& op, uint32_t part, const PartSource& source) {
   piece_made(cookie, op, peer, path, rail, region);
   if (rail.express.empty()) express_rails_.push_back(&rail);
   rail.express.push_back(wire);
-  if (rail.express.size() == posting_.size()) flush_express();
+  if (rail.express.size() == posting_.size()) post_express();
   return true;
 }
 
@@ -110,7 +122,8 @@ void Transfers::post_express() {
     const uint32_t taken = post(*rail, rail->express);
     rail->refused.insert(rail->refused.end(), rail->express.begin() + taken, rail->express.end());
     rail->express.clear();
-    rail->turned = true;
+    rail->turned = posted_ = true;
+    refused_ = refused_ || !rail->refused.empty();
   }
   express_rails_.clear();
 }

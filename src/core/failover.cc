@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/core.h"
-#include "core/transfer.h"
+#include "core/pieces.h"
 
 // What happens to the pieces of a connection that broke (P10, docs/design/0008-failover.md).
 //
@@ -462,6 +461,7 @@ void Transfers::start_probe(Path& path) {
   next_ns_ = std::min(next_ns_, path.probe_until_ns);
   if (rail.refused.empty() && post(rail, {&piece.wire, 1}) == 1) return;
   rail.refused.push_back(piece.wire);
+  refused_ = true;
 }
 
 void Transfers::probe_ended(Path& path, const PieceEnd& end) {

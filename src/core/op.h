@@ -93,7 +93,7 @@ struct OpProgress {
   uint32_t ref = 0;      ///< number under which a control answer comes back
 };
 
-/// One accepted operation. Request and progress are as they were made when the slot is taken.
+/// One accepted operation. Who takes its slot makes request and progress anew.
 ///
 /// Owner: the submitting thread until it is in the submission ring, then the worker, under the
 /// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.

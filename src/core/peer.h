@@ -213,6 +213,7 @@ class Peers {
   void grant_fenced(uint32_t slot);
   void check_fences();  ///< a region has ended that stood in the way
   void stop_control_op(Op& op, Errc code);
+  bool holds_messages() const noexcept { return holding_ != 0; }
   void answer_held();  ///< listeners may have room again
   void on_inbound_down(const RailSlot& rail, const WireEvent& event);
   void rail_lost(uint8_t network, uint8_t rail);  ///< its ends of paths in are closed

@@ -124,10 +124,6 @@ void Reporter::part_ended(const Op& op, const PartEnd& end) {
   batch->failure_count.store(n + 1, std::memory_order_release);  // pairs with Batch::failures()
 }
 
-bool Reporter::is_silent(const Op& op) noexcept {
-  return NotifyAccess::kind(op.notify) == NotifyAccess::Kind::kNone;
-}
-
 void Reporter::count_for(BatchId batch) {
   if (settling_.batch == batch) return;
   if (settling_.delivered != 0 || settling_.left != 0) settle();
@@ -151,7 +147,7 @@ void Reporter::op_delivered(Op& op) {
 }
 
 /// Slots first: who waits for a batch may submit as soon as it sees the end of it.
-void Reporter::settle() {
+void Reporter::tell_settled() {
   if (settling_.ended != 0) {
     core_.ops.give_back(std::span(settling_.slots).first(settling_.ended));
     settling_.ended = 0;
@@ -269,6 +265,7 @@ void Reporter::publish(const Event& event) {
                  {"waiting", state->waiting.size()});
     }
     state->waiting.push_back({event, nullptr});
+    may_wait_ = true;
   }
   flush();
 }
@@ -290,6 +287,7 @@ void Reporter::deliver_message(uint16_t channel, const Event& event,
     message->held = state->held;
     message->held->fetch_add(1, std::memory_order_relaxed);
     state->waiting.push_back({event, message.release()});
+    may_wait_ = true;
     flush();
     return;
   }
@@ -350,6 +348,10 @@ uint32_t Reporter::flush() {
   std::erase_if(retired_, [](const auto& state) {
     return state->queued.load(std::memory_order_acquire) == 0;
   });
+  const auto waits = [](const auto& state) { return !state->waiting.empty(); };
+  may_wait_ = !pending_seals_.empty() || !retired_.empty() ||
+              std::any_of(subscribers_.begin(), subscribers_.end(), waits) ||
+              std::any_of(listeners_.begin(), listeners_.end(), waits);
   return done;
 }
 
@@ -380,7 +382,10 @@ void Reporter::unsubscribe(SubscriptionState& state) {
   if (it == list.end()) return;
   for (auto& waiting : state.waiting) release_extra({.message = waiting.message});
   state.waiting.clear();
-  if (state.queued.load(std::memory_order_acquire) > 0) retired_.push_back(*it);
+  if (state.queued.load(std::memory_order_acquire) > 0) {
+    retired_.push_back(*it);
+    may_wait_ = true;
+  }
   list.erase(it);
 }
 

@@ -192,8 +192,12 @@ class Reporter {
   /// are told of several together, by settle().
   void part_delivered(const Op& op);
   void op_delivered(Op& op);
-  void settle();
-  static bool is_silent(const Op& op) noexcept;
+  void settle() {
+    if (settling_.ended != 0 || settling_.batch) tell_settled();
+  }
+  static bool is_silent(const Notify& notify) noexcept {
+    return NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone;
+  }
   /// Reports the operation, gives its slot back unless a callback still has to run.
   void op_ended(Op& op, const Event& event);
   /// To every subscriber.
@@ -204,6 +208,8 @@ class Reporter {
   void deliver_message(uint16_t channel, const Event& event,
                        std::unique_ptr<MessageBuffer> message);
   uint32_t poll_watchers();  ///< queues what moved; how many
+  bool has_watchers() const noexcept { return !armed_watchers_.empty() || !last_words_.empty(); }
+  bool has_waiting() const noexcept { return may_wait_; }
   bool has_polled_watchers() const noexcept { return polled_armed_ > 0; }
   uint32_t flush();  ///< hands over what waited for room; how many
   void leave_batch(BatchId batch, uint32_t members = 1);
@@ -257,6 +263,7 @@ class Reporter {
   void run_one(CallbackItem& item) noexcept;
 
   void count_for(BatchId batch);
+  void tell_settled();
 
   EngineCore& core_;
   /// What settle() is going to tell: of one batch, and the slots of operations that have ended.
@@ -282,6 +289,7 @@ class Reporter {
   std::vector<uint32_t> armed_watchers_;
   std::vector<uint32_t> last_words_;  ///< disarmed watchers whose last value found no room
   uint32_t polled_armed_ = 0;
+  bool may_wait_ = false;  ///< something waits for room: for flush()
 };
 
 /// True on a thread that is inside a callback of any engine: blocking calls are refused there.

@@ -93,6 +93,8 @@ Result<Op*> EngineCore::admit(const Request& request) {
   if (request.priority > Priority::kBulk) return fail(Errc::kInvalidArgument, "priority");
   Op* op = ops.take();
   if (op == nullptr) return exhausted_error("ops_max");
+  static_cast<OpRequest&>(*op) = {};
+  static_cast<OpProgress&>(*op) = {};
   if (request.peer) {
     if (!ops.may_hold(request.peer.slot, 1)) {
       give_back(*op);
@@ -174,6 +176,11 @@ struct EngineCore::WriteGroup {
   std::array<uint32_t, kMax> owners;  ///< peer slot of each target
   std::array<int64_t, kMax> until_ns;
   Error why{};  ///< of the first that is refused
+  // What was found out for the last one: many writes go from one region to one other.
+  RegionId source{};
+  RemoteRegion target{};
+  uint64_t source_bytes = 0, target_bytes = 0;
+  uint32_t owner = 0;
 };
 
 /// Checks request number `at` of the group. False: `why` says what is wrong with it.
@@ -183,17 +190,22 @@ bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
     group.why = fail(code, what);
     return false;
   };
-  uint64_t source = 0, target = 0;
-  PeerId owner;
-  if (const Errc code = regions.local_size(request.source.region, source); code != Errc::kOk) {
-    return refuse(code, "source");
+  if (!request.source.region || request.source.region != group.source) {
+    const Errc code = regions.local_size(request.source.region, group.source_bytes);
+    if (code != Errc::kOk) return refuse(code, "source");
+    group.source = request.source.region;
   }
-  const Errc known = regions.remote_size(request.target.region, target, owner);
-  if (known != Errc::kOk) return refuse(known, "target");
-  if (!fits(request.source.offset, request.size_bytes, source)) {
+  if (!request.target.region || request.target.region != group.target) {
+    PeerId owner;
+    const Errc code = regions.remote_size(request.target.region, group.target_bytes, owner);
+    if (code != Errc::kOk) return refuse(code, "target");
+    group.target = request.target.region;
+    group.owner = owner.slot;
+  }
+  if (!fits(request.source.offset, request.size_bytes, group.source_bytes)) {
     return refuse(Errc::kOutOfBounds, "source");
   }
-  if (!fits(request.target.offset, request.size_bytes, target)) {
+  if (!fits(request.target.offset, request.size_bytes, group.target_bytes)) {
     return refuse(Errc::kOutOfBounds, "target");
   }
   if (const Errc code = deadline_after(now, request.timeout, false, group.until_ns[at]);
@@ -201,7 +213,7 @@ bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
     return refuse(code, "timeout");
   }
   if (request.priority > Priority::kBulk) return refuse(Errc::kInvalidArgument, "priority");
-  group.owners[at] = owner.slot;
+  group.owners[at] = group.owner;
   return true;
 }
 
@@ -227,6 +239,7 @@ uint32_t EngineCore::promise_reports(std::span<const Write> requests, WriteGroup
     size_t run = i;
     bool full = false;
     for (; run < requests.size() && requests[run].batch == batch; ++run) {
+      if (Reporter::is_silent(requests[run].notify)) continue;
       if (auto ok = reserve(requests[run].notify); !ok) {
         group.why = ok.error();
         full = true;
@@ -278,8 +291,13 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
 
 void EngineCore::fill_write(Op& op, const Write& request, int64_t now, int64_t until,
                             uint32_t owner) noexcept {
+  static_cast<OpProgress&>(op) = {};
   op.kind = OpKind::kWrite;
   op.priority = request.priority;
+  // What other kinds have, and whoever ends an operation looks at.
+  op.peer = {};
+  op.group = {};
+  op.list = {};
   op.batch = request.batch;
   op.notify = request.notify;
   op.deadline_ns = until;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "core/core.h"
+#include "core/pieces.h"
 
 // The ends of pieces and operations, and the life of paths. Posting is in datapath.cc, the way from
 // an operation to its paths in route.cc.
@@ -422,7 +422,7 @@ bool Transfers::idle() const noexcept {
   const bool idle = std::all_of(paths_.begin(), paths_.end(),
                                 [](const auto& path) { return path->state == Path::State::kFree; });
   // A leak: nothing is left that could give them back.
-  FABRIC_DCHECK(!idle || free_pieces_.size() == pieces_.size(), "a piece outlives its path");
+  FABRIC_DCHECK(!idle || pieces_free_ == pieces_.size(), "a piece outlives its path");
   FABRIC_DCHECK(!idle || wrecks_.empty(), "a wreck outlives its peer");
   FABRIC_DCHECK(!idle || entries_.held() == 0, "an entry outlives its operation");
   return idle;

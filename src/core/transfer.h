@@ -181,11 +181,16 @@ class Transfers {
   bool drained() const noexcept { return drained_; }
   uint32_t poll(NetworkSlot& network);
   uint32_t post(NetworkSlot& network);
+  /// Something waits to be posted, or was refused: only then post() has work.
+  bool may_post() const noexcept { return listed_ != 0 || refused_; }
+  void begin_posts() noexcept { refused_ = false; }
+  bool posted() const noexcept { return posted_; }  ///< since poll_again()
   uint32_t poll_again(NetworkSlot& network);
   /// Takes a write that needs no cutting and that nobody is in front of. False: it goes by start().
   bool express(Op& op);
-  /// Before anything else happens to the rails.
-  void flush_express() {
+  /// Before anything else happens to rails, paths or regions.
+  void end_express() {
+    known_ = {};
     if (!express_rails_.empty()) post_express();
   }
   /// Which path leads where has to be found out again.
@@ -256,10 +261,12 @@ class Transfers {
   static bool room_for(const RailSlot& rail, const Path& path) noexcept;
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept;
   uint32_t make_piece(RailSlot& rail, Path& path, uint32_t priority);
+  uint32_t make_pages(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
   void advance_entry(Op& op, uint32_t entry_index, uint64_t bytes);
   const Route* route_to(RemoteRegionSlot& remote, MemoryKind here);
   void post_express();
+  bool know(RegionId source, RemoteRegion target);
   bool express_part(Op& op, uint32_t part, const PartSource& source);
   void piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
                   LocalRegion* region);
@@ -310,15 +317,27 @@ class Transfers {
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<uint32_t> free_paths_;
   std::vector<Piece> pieces_;
-  std::vector<uint32_t> free_pieces_;
+  uint32_t free_piece_ = kNone;  ///< by `next`
+  size_t pieces_free_ = 0;
   std::vector<std::unique_ptr<Wreck>> wrecks_;
   int64_t next_ns_ = kNeverNs;  ///< when tick() has something to do
   // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
   bool drained_ = true;
   std::array<WireEvent, 64> polled_{};
-  std::array<WriteOp, 32> posting_{};     ///< one doorbell
+  std::array<WriteOp, 32> posting_{};  ///< one doorbell
+  /// Of the last part that went the short way, while nothing else happens.
+  struct Known {
+    RegionId source{};
+    RemoteRegion target{};
+    LocalRegion* region = nullptr;
+    const Route* route = nullptr;
+  };
+  Known known_{};
   std::vector<RailSlot*> express_rails_;  ///< that have some
-  uint64_t epoch_ = 1;                    ///< of every Route: it ends with any change of paths
+  uint32_t listed_ = 0;                   ///< paths in the lists of all rails
+  bool refused_ = false;                  ///< some rail may have pieces that it did not take
+  bool posted_ = false;
+  uint64_t epoch_ = 1;  ///< of every Route: it ends with any change of paths
 };
 
 }  // namespace fabric::core

@@ -10,19 +10,8 @@ namespace fabric::shm {
 
 namespace {
 
-constexpr uint32_t kSlotBits = 16;
 constexpr uint32_t kEndedMax = 256;  ///< ends of a neighbour that are remembered
 constexpr uint32_t kPatience = 50;   ///< looks, a millisecond or more each, for orders under way
-
-constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
-
-template <class Path>
-Path* find(const std::vector<std::unique_ptr<Path>>& paths, uint32_t id) noexcept {
-  const uint32_t slot = slot_of(id);
-  if (slot >= paths.size()) return nullptr;
-  Path* const path = paths[slot].get();
-  return path->live && path->id == id ? path : nullptr;
-}
 
 /// A record with an id that was not used for a long time; null when there are too many.
 template <class Path>
@@ -43,9 +32,6 @@ Path* take(std::vector<std::unique_ptr<Path>>& paths, std::vector<uint32_t>& fre
 }
 
 }  // namespace
-
-ShmRail::OutPath* ShmRail::out_path(uint32_t id) noexcept { return find(out_, id); }
-ShmRail::InPath* ShmRail::in_path(uint32_t id) noexcept { return find(in_, id); }
 
 Result<uint32_t> ShmRail::open_path(std::span<const std::byte> peer, uint32_t remote_rail,
                                     std::vector<std::byte>& hello) {

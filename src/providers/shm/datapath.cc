@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "providers/shm/handles.h"
 
@@ -33,12 +34,19 @@ uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
       wait_in_line(*path, op, copied);
     }
   }
+  wake_published();
   return taken;
 }
 
-void ShmRail::end(OutPath& path, uint32_t cookie, Outcome outcome) noexcept {
-  done_[(done_head_ + done_count_++) % kQueueDepth] = {outcome, cookie, path.id};
-  ++path.unreported;
+/// One look at the target's bell does for all that was published behind each other.
+void ShmRail::published(OutPath& path) noexcept {
+  if (published_ == &path) return;
+  wake_published();
+  published_ = &path;
+}
+
+void ShmRail::wake_published() noexcept {
+  if (published_ != nullptr) std::exchange(published_, nullptr)->to->wake_if_asleep();
 }
 
 void ShmRail::wait_in_line(OutPath& path, const WriteOp& op, uint64_t copied) noexcept {
@@ -164,7 +172,7 @@ ShmRail::Step ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
   }
   if (commit.word != nullptr) {
     ++path.counts;
-    path.to->wake_if_asleep();
+    published(path);
   }
   end(path, op.cookie, {});
   return Step::kEnded;
@@ -213,7 +221,7 @@ ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) 
         std::memory_order_relaxed);
     publish(path, made, {.cookie = op.cookie, .last = last, .bounce_bytes = bounced ? stretch : 0});
     given += stretch;
-    path.to->wake_if_asleep();
+    published(path);
     if (last) return Step::kEnded;
   }
 }
@@ -301,9 +309,9 @@ uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
   for (size_t i = 0, at = first_in_; i < in_.size(); ++i, at = at + 1 == in_.size() ? 0 : at + 1) {
     InPath& path = *in_[at];
     if (!path.live || path.ring == nullptr || path.proved) continue;
-    if (!orders_first_) n += take_counts(path, out.subspan(n));
-    if (!path.closing) n += take_orders(path, out.subspan(n));
-    if (orders_first_) n += take_counts(path, out.subspan(n));
+    if (!orders_first_ && has_count(path)) n += take_counts(path, out.subspan(n));
+    if (!path.closing && has_order(path)) n += take_orders(path, out.subspan(n));
+    if (orders_first_ && has_count(path)) n += take_counts(path, out.subspan(n));
   }
   return n;
 }
@@ -311,18 +319,22 @@ uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
 uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
   budget_ = kTurnBytes;
   copying_ = false;
-  uint32_t n = poll_done(out);
+  uint32_t n = done_count_ == 0 ? 0 : poll_done(out);
   if (ordered_ != 0 || waiting_ != 0) {
     for (const auto& path : out_) {
       if (!path->live) continue;
       if (path->orders != path->orders_ended) collect_orders(*path);
       if (path->first != kNone) go_on(*path);
     }
+    wake_published();
     n += poll_done(out.subspan(n));
   }
   fresh_look_ = looked_ != network_.looks();
   if (fresh_look_) look_at_paths();
-  n += poll_fences(out.subspan(n));
+  // Pairs with the release in deregister_memory().
+  if (revoked_count_.load(std::memory_order_acquire) != 0 || !fences_.empty()) {
+    n += poll_fences(out.subspan(n));
+  }
   // Behind the pieces: an end is down when its last piece is out.
   if (closing_out_ != 0) n += poll_out_ends(out.subspan(n));
   if (closing_in_ != 0) n += poll_in_ends(out.subspan(n));
@@ -360,10 +372,7 @@ bool ShmRail::has_work() noexcept {
   }
   for (const auto& path : in_) {
     if (!path->live || path->ring == nullptr || path->proved) continue;
-    const Ring& ring = *path->ring;
-    const uint64_t count =
-        ring.counts[path->counts % Ring::kCounts].load(std::memory_order_acquire);
-    if (count >> 32 == Ring::count_word(path->counts, 0) >> 32) return true;
+    if (has_count(*path)) return true;
     if (has_order(*path) && !path->closing) return true;
   }
   for (const auto& path : out_) {

@@ -29,6 +29,10 @@ inline constexpr uint32_t kQueueDepth = 1024;
 /// same worker waits.
 inline constexpr uint64_t kTurnBytes = 1u << 20;
 
+/// The lower half of a path's id is its place; the upper one tells its lives apart.
+inline constexpr uint32_t kSlotBits = 16;
+constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
+
 class ShmNetwork;
 
 /// One lane: paths and their pieces. See README.md for the data that flows.
@@ -162,8 +166,15 @@ class ShmRail final : public Rail {
   };
 
   // connect.cc
-  OutPath* out_path(uint32_t id) noexcept;
-  InPath* in_path(uint32_t id) noexcept;
+  template <class Path>
+  static Path* find(const std::vector<std::unique_ptr<Path>>& paths, uint32_t id) noexcept {
+    const uint32_t slot = slot_of(id);
+    if (slot >= paths.size()) return nullptr;
+    Path* const path = paths[slot].get();
+    return path->live && path->id == id ? path : nullptr;
+  }
+  OutPath* out_path(uint32_t id) noexcept { return find(out_, id); }
+  InPath* in_path(uint32_t id) noexcept { return find(in_, id); }
   void show_ring(InPath& path);
   void break_out(OutPath& path, Errc code) noexcept;
   void withdraw_orders(OutPath& path) noexcept;
@@ -183,7 +194,12 @@ class ShmRail final : public Rail {
   Step refused(OutPath& path, const WriteOp& op) noexcept;
   void publish(OutPath& path, const Order& order, const Ordered& note) noexcept;
   bool count_room(OutPath& path) noexcept;
-  void end(OutPath& path, uint32_t cookie, Outcome outcome) noexcept;
+  void end(OutPath& path, uint32_t cookie, Outcome outcome) noexcept {
+    done_[(done_head_ + done_count_++) % kQueueDepth] = {outcome, cookie, path.id};
+    ++path.unreported;
+  }
+  void published(OutPath& path) noexcept;
+  void wake_published() noexcept;
   void wait_in_line(OutPath& path, const WriteOp& op, uint64_t copied) noexcept;
   void go_on(OutPath& path) noexcept;
   void collect_orders(OutPath& path) noexcept;
@@ -192,7 +208,21 @@ class ShmRail final : public Rail {
 
   // inbound.cc: what arrives
   uint32_t take_counts(InPath& path, std::span<WireEvent> out) noexcept;
-  static bool has_order(const InPath& path) noexcept;
+  static bool has_count(const InPath& path) noexcept {
+    // take_counts() looks properly.
+    const uint64_t word =
+        path.ring->counts[path.counts % Ring::kCounts].load(std::memory_order_relaxed);
+    return word >> 32 == Ring::count_word(path.counts, 0) >> 32;
+  }
+  static bool has_order(const InPath& path) noexcept {
+    // begin_job() looks properly. From outside: any state but an end that is ours to write.
+    const uint64_t word =
+        path.ring->orders[path.orders % Ring::kOrders].word.load(std::memory_order_relaxed);
+    if (word >> Order::kStateBits != path.orders) return false;
+    const auto state = static_cast<uint32_t>(word & ((1u << Order::kStateBits) - 1));
+    return state == Order::kPublished || state == Order::kTaken || state == Order::kWithdrawn ||
+           state == Order::kAbandoned;
+  }
   uint32_t take_orders(InPath& path, std::span<WireEvent> out) noexcept;
   struct Job;
   bool begin_job(InPath& path, uint64_t position, Job& job) noexcept;
@@ -216,6 +246,7 @@ class ShmRail final : public Rail {
   uint32_t first_in_ = 0;  ///< whose turn it is to be first
   bool orders_first_ = false;
 
+  OutPath* published_ = nullptr;  ///< something was, and its target is to be woken if it sleeps
   std::vector<Piece> pieces_;
   uint32_t free_piece_ = 0;
   uint32_t waiting_ = 0;  ///< pieces that wait

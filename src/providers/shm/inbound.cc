@@ -95,17 +95,7 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
   return true;
 }
 
-bool ShmRail::has_order(const InPath& path) noexcept {
-  const Order& order = path.ring->orders[path.orders % Ring::kOrders];
-  const uint64_t word = order.word.load(std::memory_order_relaxed);  // begin_job() looks properly
-  return word == Order::word_of(path.orders, Order::kPublished) ||
-         word == Order::word_of(path.orders, Order::kTaken) ||
-         word == Order::word_of(path.orders, Order::kWithdrawn) ||
-         word == Order::word_of(path.orders, Order::kAbandoned);
-}
-
 uint32_t ShmRail::take_orders(InPath& path, std::span<WireEvent> out) noexcept {
-  if (!has_order(path)) return 0;  // before the room for many is made
   std::array<Job, kJobsMax> jobs;
   std::array<Stretch, kJobsMax> stretches;
   uint32_t n = 0;

@@ -57,7 +57,7 @@ void ShmRail::begin_fences() noexcept {
 }
 
 uint32_t ShmRail::poll_fences(std::span<WireEvent> out) noexcept {
-  // Pairs with the release in deregister_memory().
+  // Acquire as in poll().
   if (revoked_count_.load(std::memory_order_acquire) != 0) begin_fences();
   if (fences_.empty()) return 0;
   uint32_t n = 0;

@@ -17,6 +17,7 @@ namespace fabric::shm {
 namespace {
 
 constexpr uint32_t kCallsPerLook = 16;    // the clock is read this often
+constexpr uint32_t kCallsPerMail = 4;     // and the neighbours' counts of frames
 constexpr int64_t kLookNs = 1'000'000;    // what no memory shows: sockets, deaths
 constexpr int64_t kSleepNs = 10'000'000;  // a sleeper notices a death in 50 ms, busy CPUs or not
 constexpr int64_t kBriefSleepNs = 1'000'000;  // while somebody waits for a proof
@@ -256,17 +257,17 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
   const bool slept = (bell & 1) != 0;
   if (slept) own.bell.store(bell + 1, std::memory_order_relaxed);  // only this thread writes it
   // Turns that copy are long: a few of them, and a death is noticed late.
-  const bool long_turn = std::any_of(rails_.begin(), rails_.end(),
-                                     [](const auto& rail) { return rail->copied_much(); });
-  if (slept || long_turn || ++calls_ >= kCallsPerLook) {
-    calls_ = 0;
+  bool long_turn = false;
+  for (const auto& rail : rails_) long_turn |= rail->copied_much();
+  ++calls_;
+  if (slept || long_turn || calls_ % kCallsPerLook == 0) {
     const int64_t now = now_ns();
     if (slept || now >= next_look_ns_) {
       next_look_ns_ = now + kLookNs;
       look_around();
     }
   }
-  if (mail_.empty()) {
+  if (mail_.empty() && (slept || calls_ % kCallsPerMail == 0)) {
     for (const auto& [instance, one] : neighbours_) {
       if (one->has_mail()) expect_mail(one);
     }
