@@ -1,0 +1,116 @@
+// What bench/instructions runs under callgrind. Each case warms up, then runs its operations inside
+// measured(), whose entries and ends callgrind is told to look for, and tells how many there were.
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "core/counter_table.h"
+#include "stage.h"
+
+namespace {
+
+// While a case is measured, each look at the clock finds it this much later. Otherwise work that is
+// due every millisecond would be the more per operation the slower the machine, and a figure under
+// callgrind the figure of nothing real. About what a look takes on the way of a small write.
+constexpr int64_t kStepNs = 100;
+bool stepping = false;
+int64_t stepped_ns = 0;
+
+}  // namespace
+
+// Instead of libc's, for the whole program.
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  if (!stepping || clock != CLOCK_MONOTONIC) {
+    const auto rc = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
+    stepped_ns = int64_t{time->tv_sec} * 1'000'000'000 + time->tv_nsec;
+    return rc;
+  }
+  stepped_ns += kStepNs;
+  time->tv_sec = stepped_ns / 1'000'000'000;
+  time->tv_nsec = stepped_ns % 1'000'000'000;
+  return 0;
+}
+
+extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation,
+                                           uint32_t times) {
+  for (uint32_t i = 0; i < times; ++i) operation();
+}
+
+namespace {
+
+using namespace fabric;
+using bench::need;
+using bench::Stage;
+
+struct Case {
+  const char* name;
+  uint32_t receivers;  ///< engines that are written to; 0: no engine at all
+  uint32_t parts;      ///< of one operation: what its price is divided by
+  uint32_t times;
+  void (Stage::*operation)();
+};
+
+constexpr uint32_t kTargets = 56;
+constexpr std::array<Case, 7> kCases{{
+    {"single_write", 1, 1, 2000, &Stage::write},
+    {"span64_write", 1, Stage::kSpan, 100, &Stage::span},
+    {"scatter56", kTargets, kTargets, 50, &Stage::scatter},
+    {"paged1024", 1, Stage::kPages, 10, &Stage::paged},
+    {"counted_immediate", 0, 256, 50, nullptr},
+    {"message", 1, 1, 500, &Stage::message},
+    {"expectation", 1, 1, 2000, &Stage::expectation},
+}};
+
+void measure(const Case& one, const std::function<void()>& operation) {
+  // Everything that grows when it is first used has grown, and the paths are open.
+  for (uint32_t i = 0; i < one.times / 2 + 10; ++i) operation();
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  stepping = true;
+  measured(operation, one.times);
+  stepping = false;
+  std::printf("%s %u\n", one.name, one.times * one.parts);
+}
+
+/// The counter table alone: what a poll hands over, each immediate for another counter than the one
+/// before it, so that no run is merged.
+void measure_counting(const Case& one) {
+  core::CounterTable table({.live_max = 1024});
+  std::vector<uint32_t> immediates(one.parts);
+  for (uint32_t& immediate : immediates) {
+    immediate = core::make_imm(need(table.acquire(0, 0), "acquire"), 1);
+  }
+  measure(one, [&] { need(table.arrive(immediates) == 0, "a stale immediate"); });
+}
+
+void run(const Case& one) {
+  if (one.receivers == 0) return measure_counting(one);
+  Stage stage(one.receivers);
+  measure(one, [&] { (stage.*one.operation)(); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string_view> names(argv + 1, argv + argc);
+  try {
+    for (const Case& one : kCases) {
+      if (names.empty() || std::find(names.begin(), names.end(), one.name) != names.end()) run(one);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "instruction_cases: %s\n", error.what());
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}
