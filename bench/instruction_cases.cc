@@ -42,8 +42,7 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   return 0;
 }
 
-extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation,
-                                           uint32_t times) {
+extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
   for (uint32_t i = 0; i < times; ++i) operation();
 }
 

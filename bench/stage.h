@@ -41,9 +41,8 @@ class Stage {
     for (uint32_t i = 0; i < receivers; ++i) {
       receivers_.emplace_back(runtime_);
       Receiver& to = receivers_.back();
-      offers_.push_back(
-          need(sender_.accept(need(to.engine.offer(to.region, to.counter.key()), "offer")),
-               "accept"));
+      offers_.push_back(need(
+          sender_.accept(need(to.engine.offer(to.region, to.counter.key()), "offer")), "accept"));
       targets_.push_back({.target = offers_[i].region.at(0),
                           .source_offset = 0,
                           .size_bytes = kWriteBytes,
@@ -77,8 +76,8 @@ class Stage {
 
   /// One write to each receiver.
   void scatter() {
-    need(sender_.submit(Scatter{
-             .source = source_.id(), .targets = targets_, .notify = Notify::inbox(inbox_)}),
+    need(sender_.submit(
+             Scatter{.source = source_.id(), .targets = targets_, .notify = Notify::inbox(inbox_)}),
          "scatter");
     await_event(inbox_, EventKind::kDone);
     for (Receiver& receiver : receivers_) await_counts(receiver, 1);
@@ -86,14 +85,14 @@ class Stage {
 
   /// kPages pages of one submit().
   void paged() {
-    need(sender_.submit(PagedWrite{
-             .source = source_.id(),
-             .source_pages = {.indices = source_pages_, .stride_bytes = kPageBytes},
-             .target = offers_[0].region,
-             .target_pages = {.indices = target_pages_, .stride_bytes = kPageBytes},
-             .page_bytes = kPageBytes,
-             .imm = offers_[0].key,
-             .notify = Notify::inbox(inbox_)}),
+    need(sender_.submit(
+             PagedWrite{.source = source_.id(),
+                        .source_pages = {.indices = source_pages_, .stride_bytes = kPageBytes},
+                        .target = offers_[0].region,
+                        .target_pages = {.indices = target_pages_, .stride_bytes = kPageBytes},
+                        .page_bytes = kPageBytes,
+                        .imm = offers_[0].key,
+                        .notify = Notify::inbox(inbox_)}),
          "paged write");
     await_event(inbox_, EventKind::kDone);
     await_counts(receivers_[0], kPages);
