@@ -67,11 +67,7 @@ class Stage {
   /// kSpan writes of one submit().
   void span() {
     submit_span();
-    while (batch_.pending() != 0) runtime_->turn();
-    await_counts(receivers_[0], kSpan);
-  }
-  void submit_span() {
-    need(need(sender_.submit(std::span<const Write>(writes_)), "submit") == kSpan, "a short span");
+    finish_span();
   }
 
   /// One write to each receiver.
@@ -118,10 +114,19 @@ class Stage {
     await_event(to.inbox, EventKind::kDone);
   }
 
-  uint32_t turn() { return runtime_->turn(); }
-  uint32_t receivers() const { return static_cast<uint32_t>(receivers_.size()); }
-  Batch& batch() { return batch_; }
-  Counter& counter() { return receivers_[0].counter; }
+  // The steps of span(), for who wants their times one by one.
+  void submit_span() {
+    need(need(sender_.submit(std::span<const Write>(writes_)), "submit") == kSpan, "a short span");
+  }
+  void submit_singly() {
+    for (const Write& write : writes_) need(sender_.submit(write), "submit");
+  }
+  void turn_sender() { sender_.progress(); }
+  void turn_receiver() { receivers_[0].engine.progress(); }
+  void finish_span() {
+    while (batch_.pending() != 0) runtime_->turn();
+    await_counts(receivers_[0], kSpan);
+  }
 
  private:
   static constexpr uint64_t kRegionBytes = uint64_t{kPages} * kPageBytes;
