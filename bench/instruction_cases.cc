@@ -1,15 +1,11 @@
 // What bench/instructions runs under callgrind. Each case warms up, then runs its operations inside
 // measured(), whose entries and ends callgrind is told to look for, and tells how many there were.
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <exception>
 #include <functional>
 #include <string_view>
@@ -17,30 +13,7 @@
 
 #include "core/counter_table.h"
 #include "stage.h"
-
-namespace {
-
-// While a case is measured, each look at the clock finds it this much later. Otherwise work that is
-// due every millisecond would be the more per operation the slower the machine, and a figure under
-// callgrind the figure of nothing real. About what a look takes on the way of a small write.
-constexpr int64_t kStepNs = 100;
-bool stepping = false;
-int64_t stepped_ns = 0;
-
-}  // namespace
-
-// Instead of libc's, for the whole program.
-extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
-  if (!stepping || clock != CLOCK_MONOTONIC) {
-    const auto rc = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
-    stepped_ns = int64_t{time->tv_sec} * 1'000'000'000 + time->tv_nsec;
-    return rc;
-  }
-  stepped_ns += kStepNs;
-  time->tv_sec = stepped_ns / 1'000'000'000;
-  time->tv_nsec = stepped_ns % 1'000'000'000;
-  return 0;
-}
+#include "stepped_clock.h"
 
 extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
   for (uint32_t i = 0; i < times; ++i) operation();
@@ -74,11 +47,10 @@ constexpr std::array<Case, 7> kCases{{
 void measure(const Case& one, const std::function<void()>& operation) {
   // Everything that grows when it is first used has grown, and the paths are open.
   for (uint32_t i = 0; i < one.times / 2 + 10; ++i) operation();
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  stepping = true;
-  measured(operation, one.times);
-  stepping = false;
+  {
+    const bench::SteppedClock clock;
+    measured(operation, one.times);
+  }
   std::printf("%s %u\n", one.name, one.times * one.parts);
 }
 

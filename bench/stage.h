@@ -36,10 +36,10 @@ class Stage {
   static constexpr uint32_t kWriteBytes = 8;
   static constexpr uint16_t kChannel = 1;
 
-  explicit Stage(uint32_t receivers = 1) {
+  explicit Stage(uint32_t receivers = 1, const LogSink& log = {}) : sender_(open(runtime_, log)) {
     receivers_.reserve(receivers);
     for (uint32_t i = 0; i < receivers; ++i) {
-      receivers_.emplace_back(runtime_);
+      receivers_.emplace_back(open(runtime_, log));
       Receiver& to = receivers_.back();
       offers_.push_back(need(
           sender_.accept(need(to.engine.offer(to.region, to.counter.key()), "offer")), "accept"));
@@ -132,8 +132,9 @@ class Stage {
   static constexpr uint64_t kRegionBytes = uint64_t{kPages} * kPageBytes;
 
   /// Small, because there may be many of them in one process.
-  static Engine open(const std::shared_ptr<InlineRuntime>& runtime) {
+  static Engine open(const std::shared_ptr<InlineRuntime>& runtime, const LogSink& log) {
     Config config;
+    config.log_sink = log;
     config.networks = {{.provider = "shm"}};
     config.counters_max = 64;
     config.ops_max = 1024;
@@ -141,7 +142,7 @@ class Stage {
   }
 
   struct Receiver {
-    explicit Receiver(const std::shared_ptr<InlineRuntime>& runtime) : engine(open(runtime)) {}
+    explicit Receiver(Engine opened) : engine(std::move(opened)) {}
     Engine engine;
     MemoryRegion region = need(engine.allocate({.size_bytes = kRegionBytes}), "allocate");
     Counter counter = need(engine.make_counter(), "make_counter");
@@ -165,7 +166,7 @@ class Stage {
   }
 
   std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
-  Engine sender_ = open(runtime_);
+  Engine sender_;
   MemoryRegion source_ = need(sender_.allocate({.size_bytes = kRegionBytes}), "allocate");
   Batch batch_ = need(sender_.make_batch(), "make_batch");
   Inbox inbox_ = need(sender_.make_inbox(64), "make_inbox");
