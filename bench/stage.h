@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -136,6 +137,8 @@ class Stage {
     Config config;
     config.log_sink = log;
     config.networks = {{.provider = "shm"}};
+    config.peer_timeout = config.lost_timeout =
+        std::chrono::hours(1);  // no heartbeat comes between
     config.counters_max = 64;
     config.ops_max = 1024;
     return need(Engine::open(config, runtime), "open");

@@ -13,13 +13,12 @@
 
 namespace fabric::bench {
 
-/// While there is one, each look at the monotonic clock finds it this much later: about what passes
-/// between two looks on the way of a small write. Behind it the world's clock goes on, never back.
+/// While there is one, each look at the monotonic clock finds it `step_ns` later: what passes
+/// between two looks at it. Behind it the world's clock goes on, never back.
 class SteppedClock {
  public:
-  static constexpr int64_t kStepNs = 100;
-
-  SteppedClock() noexcept {
+  explicit SteppedClock(int64_t step_ns) noexcept {
+    step_ns_ = step_ns;
     begin_ns_ = now_ns_ = worlds_ns();
     stepping_ = true;
   }
@@ -31,7 +30,7 @@ class SteppedClock {
   SteppedClock& operator=(const SteppedClock&) = delete;
 
   int64_t passed_ns() const noexcept { return now_ns_ - begin_ns_; }
-  static int64_t look() noexcept { return stepping_ ? now_ns_ += kStepNs : worlds_ns(); }
+  static int64_t look() noexcept { return stepping_ ? now_ns_ += step_ns_ : worlds_ns(); }
 
  private:
   static int64_t worlds_ns() noexcept {
@@ -41,7 +40,7 @@ class SteppedClock {
   }
 
   static inline bool stepping_ = false;
-  static inline int64_t begin_ns_ = 0, now_ns_ = 0, ahead_ns_ = 0;
+  static inline int64_t step_ns_ = 0, begin_ns_ = 0, now_ns_ = 0, ahead_ns_ = 0;
 };
 
 }  // namespace fabric::bench

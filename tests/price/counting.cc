@@ -5,36 +5,47 @@
 #include <malloc.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <filesystem>
+#include <iterator>
 
 #include <fmt/format.h>
 
 namespace fabric::test {
 namespace {
 
-constexpr size_t kPlaces = 4;
-constexpr int kFrames = 12;
+constexpr size_t kPlaces = 16;
+constexpr size_t kFrames = 8;
+constexpr size_t kOwnFrames = 2;  // note(), and the function that it stands in
 
 struct Place {
   const char* what = nullptr;
   std::array<void*, kFrames> frames{};
-  int count = 0;
+  uint64_t times = 0;
 };
 
 thread_local bool counting = false;
 uint64_t allocations = 0, frees = 0, locks = 0;
 std::array<Place, kPlaces> places{};
-size_t place_count = 0;
+ptrdiff_t place_count = 0;
 
 void note(uint64_t& counter, const char* what) {
   if (!counting) return;
   counting = false;  // what backtrace() does is not meant
   ++counter;
-  if (place_count < kPlaces) {
-    Place& place = places[place_count++];
-    place.what = what;
-    place.count = backtrace(place.frames.data(), kFrames);
+  Place here{.what = what};
+  backtrace(here.frames.data(), kFrames);
+  const auto end = places.begin() + place_count;
+  const auto known = std::find_if(places.begin(), end, [&](const Place& place) {
+    return place.what == what && place.frames == here.frames;
+  });
+  if (known != end) {
+    ++known->times;
+  } else if (place_count < std::ssize(places)) {
+    here.times = 1;
+    places[static_cast<size_t>(place_count++)] = here;
   }
   counting = true;
 }
@@ -45,16 +56,16 @@ Function* next(const char* name) {
 }
 
 std::string describe(const Place& place) {
-  std::string text = fmt::format("\n{} from", place.what);
-  for (int i = 2; i < place.count; ++i) {  // behind note() and the function itself
+  std::string text = fmt::format("{} x {} from", place.times, place.what);
+  for (size_t i = kOwnFrames; i < kFrames && place.frames[i] != nullptr; ++i) {
     Dl_info info{};
-    void* const frame = place.frames[static_cast<size_t>(i)];
-    if (dladdr(frame, &info) == 0) continue;
+    if (dladdr(place.frames[i], &info) == 0) continue;
     const auto offset =
-        reinterpret_cast<uintptr_t>(frame) - reinterpret_cast<uintptr_t>(info.dli_fbase);
-    text += fmt::format(" {}+{:#x}", info.dli_fname, offset);
+        reinterpret_cast<uintptr_t>(place.frames[i]) - reinterpret_cast<uintptr_t>(info.dli_fbase);
+    text +=
+        fmt::format(" {}+{:#x}", std::filesystem::path(info.dli_fname).filename().string(), offset);
   }
-  return text;
+  return text + '\n';
 }
 
 }  // namespace
@@ -71,7 +82,9 @@ Counting::~Counting() { counting = false; }
 Counts Counting::done() {
   counting = false;
   Counts counts{.allocations = allocations, .frees = frees, .locks = locks};
-  for (size_t i = 0; i < place_count; ++i) counts.where += describe(places[i]);
+  for (ptrdiff_t i = 0; i < place_count; ++i) {
+    counts.where += describe(places[static_cast<size_t>(i)]);
+  }
   return counts;
 }
 

@@ -14,7 +14,7 @@ struct Counts {
       0;  ///< malloc, calloc, realloc and their like, operator new by way of them
   uint64_t frees = 0;
   uint64_t locks = 0;   ///< of mutexes and of readers and writers, taken or tried
-  std::string where{};  ///< the first of them, with their callers, for addr2line
+  std::string where{};  ///< each place with its callers, for addr2line
 };
 
 /// From its beginning until done().

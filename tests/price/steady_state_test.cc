@@ -1,12 +1,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
-#include <memory>
 #include <mutex>
+#include <new>
+#include <optional>
+#include <ostream>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "price/counting.h"
 #include "price/system_calls.h"
@@ -14,9 +18,8 @@
 #include "stepped_clock.h"
 #include "support/log_guard.h"
 
-// The steady state: between submit and completion nothing is allocated, no lock is taken and no
-// system call made. The engines are inline, sender and receivers on this thread, so that all of it
-// is seen.
+// The steady state: what happens between submit and completion, and what never does. The engines
+// are inline, sender and receivers on this thread, so that all of it is seen.
 
 namespace fabric::test {
 namespace {
@@ -28,14 +31,24 @@ struct Operation {
   const char* name;
   void (Stage::*run)();
   uint32_t receivers;
+  int64_t step_ns;  ///< between two looks at the clock, roughly
 };
+
+void PrintTo(const Operation& operation, std::ostream* out) { *out << operation.name; }
+
+// epoll_wait(), by the names that it has on the machines.
+#ifdef SYS_epoll_wait
+constexpr std::array<uint64_t, 2> kLooks{SYS_epoll_wait, SYS_epoll_pwait};
+#else
+constexpr std::array<uint64_t, 1> kLooks{SYS_epoll_pwait};
+#endif
 
 class SteadyState : public testing::TestWithParam<Operation> {
  protected:
-  /// As often as it takes for everything that grows to have grown.
-  static constexpr uint32_t kWarmUp = 200;
-  /// Some milliseconds of the engines' clock: what is due every millisecond comes several times.
-  static constexpr int64_t kSpanNs = 5'000'000;
+  static constexpr uint32_t kWarmUp = 50;  // everything that grows has grown by then
+  /// Of the engines' clock: what is due every millisecond comes several times.
+  static constexpr int64_t kMillisecondNs = 1'000'000;
+  static constexpr int64_t kWhileNs = 5 * kMillisecondNs;
 
   static Stage warm_stage() {
     Stage stage(GetParam().receivers, test_log_sink());
@@ -43,14 +56,23 @@ class SteadyState : public testing::TestWithParam<Operation> {
     return stage;
   }
   static void run(Stage& stage) { (stage.*GetParam().run)(); }
-  static void run_for_a_while(Stage& stage) {
-    const SteppedClock clock;
-    while (clock.passed_ns() < kSpanNs) run(stage);
+  static void run_for_a_while(Stage& stage, const SteppedClock& clock) {
+    while (clock.passed_ns() < kWhileNs) run(stage);
+  }
+  static std::optional<SystemCalls> calls_of_a_while() {
+    return trace([](Window& window) {
+      Stage stage = warm_stage();
+      const SteppedClock clock(GetParam().step_ns);
+      window.open = true;
+      run_for_a_while(stage, clock);
+      window.open = false;
+    });
   }
   static Counts count() {
     Stage stage = warm_stage();
+    const SteppedClock clock(GetParam().step_ns);
     Counting counting;
-    run_for_a_while(stage);
+    run_for_a_while(stage, clock);
     return counting.done();
   }
 };
@@ -61,46 +83,41 @@ TEST_P(SteadyState, AllocatesNothing) {
   EXPECT_EQ(counts.frees, 0u) << counts.where;
 }
 
-TEST_P(SteadyState, TakesNoLock) {
-  const Counts counts = count();
-  EXPECT_EQ(counts.locks, 0u) << counts.where;
-}
-
-TEST_P(SteadyState, MakesNoSystemCall) {
-  const auto calls = trace([](Window& window) {
-    Stage stage = warm_stage();
-    window.open = true;
-    run_for_a_while(stage);
-    window.open = false;
-  });
+TEST_P(SteadyState, MakesNoSystemCallButALookAtSocketsEachMillisecond) {
+  const auto calls = calls_of_a_while();
   if (!calls) GTEST_SKIP() << "this process may not trace another one";
-  EXPECT_EQ(calls->failure, "");
-  EXPECT_TRUE(calls->by_number.empty()) << calls->text();
+  ASSERT_EQ(calls->failure, "");
+  uint64_t looks = 0;
+  for (const uint64_t number : kLooks) looks += calls->of(number);
+  EXPECT_EQ(looks, calls->total()) << calls->text();
+  const uint64_t engines = GetParam().receivers + 1;
+  EXPECT_LE(looks, engines * (kWhileNs / kMillisecondNs + 1)) << calls->text();
 }
 
 INSTANTIATE_TEST_SUITE_P(Operations, SteadyState,
-                         testing::Values(Operation{"write", &Stage::write, 1},
-                                         Operation{"span", &Stage::span, 1},
-                                         Operation{"paged", &Stage::paged, 1},
-                                         Operation{"scatter", &Stage::scatter, 56},
-                                         Operation{"expectation", &Stage::expectation, 1}),
+                         testing::Values(Operation{"write", &Stage::write, 1, 500},
+                                         Operation{"span", &Stage::span, 1, 5'000},
+                                         Operation{"paged", &Stage::paged, 1, 50'000},
+                                         Operation{"scatter", &Stage::scatter, 56, 20'000},
+                                         Operation{"expectation", &Stage::expectation, 1, 500}),
                          [](const auto& one) { return std::string(one.param.name); });
 
 // The counters can count.
 
 TEST(SteadyStateCounting, SeesAllocationsOfEveryKind) {
+  // Called by name: a pair of them that nobody else sees may not be left out.
+  constexpr std::align_val_t kAlign{128};
   Counting counting;
-  auto one = std::make_unique<int>(1);
-  one.reset();
-  struct alignas(128) Wide {
-    char bytes[128];
-  };
-  const auto wide = std::make_unique<Wide>();
+  ::operator delete(::operator new(16));
+  ::operator delete(::operator new(128, kAlign), kAlign);
   const std::string text(100, 'x');
+  std::vector<int> numbers(10);
+  numbers.resize(1000);
   const Counts counts = counting.done();
-  EXPECT_EQ(counts.allocations, 3u);
-  EXPECT_EQ(counts.frees, 1u);
+  EXPECT_EQ(counts.allocations, 5u) << counts.where;
+  EXPECT_EQ(counts.frees, 3u) << counts.where;
   EXPECT_NE(counts.where.find("malloc from"), std::string::npos) << counts.where;
+  EXPECT_NE(text.size(), numbers.size());
 }
 
 TEST(SteadyStateCounting, SeesLocksOfEveryKind) {

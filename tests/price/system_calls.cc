@@ -59,6 +59,12 @@ int follow(pid_t child, const Window& window, SystemCalls& calls) {
 
 }  // namespace
 
+uint64_t SystemCalls::total() const {
+  uint64_t sum = 0;
+  for (const auto& [number, count] : by_number) sum += count;
+  return sum;
+}
+
 std::string SystemCalls::text() const {
   std::string text;
   for (const auto& [number, count] : by_number) {

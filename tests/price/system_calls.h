@@ -25,6 +25,7 @@ struct SystemCalls {
     const auto found = by_number.find(number);
     return found == by_number.end() ? 0 : found->second;
   }
+  uint64_t total() const;
   std::string text() const;  ///< numbers and counts
 };
 
