@@ -70,6 +70,8 @@ FLOORS = (
     Floor("tools/", ("swarm/",)),
     Floor("examples/", ()),
     Floor("bench/copy_speed.", ("providers/shm/",)),
+    Floor("bench/instruction_cases.", ("core/",)),
+    Floor("bench/micro/", ("core/",)),
     Floor("bench/", ()),
     Floor("python/", ()),
     Floor("include/fabric/", ()),
@@ -273,7 +275,7 @@ class Tidy:
             return
         house = "/".join(name.split("/")[1:3]) + "/"
         allowed = [folder.format(house=house) for folder in floor.quoted]
-        beside = "/" not in target and name.startswith(("tools/", "examples/", "python/"))
+        beside = "/" not in target and name.startswith(("tools/", "examples/", "bench/", "python/"))
         if not beside and not target.startswith(tuple(allowed)):
             may = ", ".join(allowed) or "only public headers"
             self.add(path, line, "floor",

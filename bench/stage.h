@@ -1,0 +1,183 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fabric/fabric.h>
+
+// A sender and its receivers, all inline on one thread and on the network of this host, and the
+// operations whose price is asked. Each of them runs from submit() until both sides know that it is
+// over, and fails loudly when something is missing.
+
+namespace fabric::bench {
+
+template <class T>
+T need(Result<T> result, const char* doing) {
+  if (!result) throw std::runtime_error(std::string(doing) + ": " + result.error().what);
+  if constexpr (!std::is_void_v<T>) return *std::move(result);
+}
+
+inline void need(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+class Stage {
+ public:
+  static constexpr uint32_t kSpan = 64;
+  static constexpr uint32_t kPages = 1024;
+  static constexpr uint32_t kPageBytes = 64;
+  static constexpr uint32_t kWriteBytes = 8;
+  static constexpr uint16_t kChannel = 1;
+
+  explicit Stage(uint32_t receivers = 1, const LogSink& log = {}) : sender_(open(runtime_, log)) {
+    receivers_.reserve(receivers);
+    for (uint32_t i = 0; i < receivers; ++i) {
+      receivers_.emplace_back(open(runtime_, log));
+      Receiver& to = receivers_.back();
+      offers_.push_back(need(
+          sender_.accept(need(to.engine.offer(to.region, to.counter.key()), "offer")), "accept"));
+      targets_.push_back({.target = offers_[i].region.at(0),
+                          .source_offset = 0,
+                          .size_bytes = kWriteBytes,
+                          .imm = offers_[i].key});
+    }
+    writes_.fill(a_write());
+    for (Write& write : writes_) write.batch = batch_;
+    // Backwards: neither side of a page can be told from the one before it.
+    std::iota(source_pages_.begin(), source_pages_.end(), 0u);
+    std::iota(target_pages_.rbegin(), target_pages_.rend(), 0u);
+  }
+
+  /// One write, submitted, counted and reported.
+  void write() {
+    Write write = a_write();
+    write.notify = Notify::inbox(inbox_);
+    need(sender_.submit(write), "submit");
+    await_event(inbox_, EventKind::kDone);
+    await_counts(receivers_[0], 1);
+  }
+
+  /// kSpan writes of one submit().
+  void span() {
+    submit_span();
+    finish_span();
+  }
+
+  /// One write to each receiver.
+  void scatter() {
+    need(sender_.submit(
+             Scatter{.source = source_.id(), .targets = targets_, .notify = Notify::inbox(inbox_)}),
+         "scatter");
+    await_event(inbox_, EventKind::kDone);
+    for (Receiver& receiver : receivers_) await_counts(receiver, 1);
+  }
+
+  /// kPages pages of one submit().
+  void paged() {
+    need(sender_.submit(
+             PagedWrite{.source = source_.id(),
+                        .source_pages = {.indices = source_pages_, .stride_bytes = kPageBytes},
+                        .target = offers_[0].region,
+                        .target_pages = {.indices = target_pages_, .stride_bytes = kPageBytes},
+                        .page_bytes = kPageBytes,
+                        .imm = offers_[0].key,
+                        .notify = Notify::inbox(inbox_)}),
+         "paged write");
+    await_event(inbox_, EventKind::kDone);
+    await_counts(receivers_[0], kPages);
+  }
+
+  /// A message, in the listener's hands and reported to the sender.
+  void message() {
+    const std::array<std::byte, 64> bytes{};
+    need(sender_.submit(Send{.peer = offers_[0].peer,
+                             .channel = kChannel,
+                             .bytes = bytes,
+                             .notify = Notify::inbox(inbox_)}),
+         "send");
+    await_event(receivers_[0].inbox, EventKind::kMessage);
+    await_event(inbox_, EventKind::kDone);
+  }
+
+  /// A write whose receiver is told by an expectation; nobody asked for the sender's side.
+  void expectation() {
+    Receiver& to = receivers_[0];
+    need(to.counter.expect(1, Notify::inbox(to.inbox)), "expect");
+    need(sender_.submit(a_write()), "submit");
+    await_event(to.inbox, EventKind::kDone);
+  }
+
+  // The steps of span(), for who wants their times one by one.
+  void submit_span() {
+    need(need(sender_.submit(std::span<const Write>(writes_)), "submit") == kSpan, "a short span");
+  }
+  void submit_singly() {
+    for (const Write& write : writes_) need(sender_.submit(write), "submit");
+  }
+  void turn_sender() { sender_.progress(); }
+  void turn_receiver() { receivers_[0].engine.progress(); }
+  void finish_span() {
+    while (batch_.pending() != 0) runtime_->turn();
+    await_counts(receivers_[0], kSpan);
+  }
+
+ private:
+  static constexpr uint64_t kRegionBytes = uint64_t{kPages} * kPageBytes;
+
+  /// Small, because there may be many of them in one process.
+  static Engine open(const std::shared_ptr<InlineRuntime>& runtime, const LogSink& log) {
+    Config config;
+    config.log_sink = log;
+    config.networks = {{.provider = "shm"}};
+    config.peer_timeout = config.lost_timeout =
+        std::chrono::hours(1);  // no heartbeat comes between
+    config.counters_max = 64;
+    config.ops_max = 1024;
+    return need(Engine::open(config, runtime), "open");
+  }
+
+  struct Receiver {
+    explicit Receiver(Engine opened) : engine(std::move(opened)) {}
+    Engine engine;
+    MemoryRegion region = need(engine.allocate({.size_bytes = kRegionBytes}), "allocate");
+    Counter counter = need(engine.make_counter(), "make_counter");
+    Inbox inbox = need(engine.make_inbox(64), "make_inbox");
+    Subscription listening = need(engine.listen(kChannel, Notify::inbox(inbox)), "listen");
+  };
+
+  Write a_write() const {
+    return {.source = source_.at(0),
+            .target = offers_[0].region.at(0),
+            .size_bytes = kWriteBytes,
+            .imm = offers_[0].key};
+  }
+  void await_event(Inbox& inbox, EventKind kind) {
+    Event event;
+    while (inbox.poll({&event, 1}) == 0) runtime_->turn();
+    need(event.kind == kind && event.code == Errc::kOk, "an operation failed");
+  }
+  void await_counts(Receiver& receiver, uint64_t n) {
+    while (!receiver.counter.try_take(n)) runtime_->turn();
+  }
+
+  std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
+  Engine sender_;
+  MemoryRegion source_ = need(sender_.allocate({.size_bytes = kRegionBytes}), "allocate");
+  Batch batch_ = need(sender_.make_batch(), "make_batch");
+  Inbox inbox_ = need(sender_.make_inbox(64), "make_inbox");
+  std::vector<Receiver> receivers_;
+  std::vector<Offer> offers_;
+  std::vector<ScatterTarget> targets_;
+  std::array<Write, kSpan> writes_{};
+  std::array<uint32_t, kPages> source_pages_{}, target_pages_{};
+};
+
+}  // namespace fabric::bench

@@ -1,0 +1,153 @@
+#include "price/counting.h"
+
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <malloc.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <iterator>
+
+#include <fmt/format.h>
+
+namespace fabric::test {
+namespace {
+
+constexpr size_t kPlaces = 16;
+constexpr size_t kFrames = 8;
+constexpr size_t kOwnFrames = 2;  // note(), and the function that it stands in
+
+struct Place {
+  const char* what = nullptr;
+  std::array<void*, kFrames> frames{};
+  uint64_t times = 0;
+};
+
+thread_local bool counting = false;
+uint64_t allocations = 0, frees = 0, locks = 0;
+std::array<Place, kPlaces> places{};
+ptrdiff_t place_count = 0;
+
+void note(uint64_t& counter, const char* what) {
+  if (!counting) return;
+  counting = false;  // what backtrace() does is not meant
+  ++counter;
+  Place here{.what = what};
+  backtrace(here.frames.data(), kFrames);
+  const auto end = places.begin() + place_count;
+  const auto known = std::find_if(places.begin(), end, [&](const Place& place) {
+    return place.what == what && place.frames == here.frames;
+  });
+  if (known != end) {
+    ++known->times;
+  } else if (place_count < std::ssize(places)) {
+    here.times = 1;
+    places[static_cast<size_t>(place_count++)] = here;
+  }
+  counting = true;
+}
+
+template <class Function>
+Function* next(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+std::string describe(const Place& place) {
+  std::string text = fmt::format("{} x {} from", place.times, place.what);
+  for (size_t i = kOwnFrames; i < kFrames && place.frames[i] != nullptr; ++i) {
+    Dl_info info{};
+    if (dladdr(place.frames[i], &info) == 0) continue;
+    const auto offset =
+        reinterpret_cast<uintptr_t>(place.frames[i]) - reinterpret_cast<uintptr_t>(info.dli_fbase);
+    text +=
+        fmt::format(" {}+{:#x}", std::filesystem::path(info.dli_fname).filename().string(), offset);
+  }
+  return text + '\n';
+}
+
+}  // namespace
+
+Counting::Counting() {
+  std::array<void*, 1> frame{};
+  backtrace(frame.data(), 1);  // the first call loads a library
+  allocations = frees = locks = place_count = 0;
+  counting = true;
+}
+
+Counting::~Counting() { counting = false; }
+
+Counts Counting::done() {
+  counting = false;
+  Counts counts{.allocations = allocations, .frees = frees, .locks = locks};
+  for (ptrdiff_t i = 0; i < place_count; ++i) {
+    counts.where += describe(places[static_cast<size_t>(i)]);
+  }
+  return counts;
+}
+
+}  // namespace fabric::test
+
+using fabric::test::note;
+
+// Takes the name's place, counts, and calls the one that it stands before.
+#define FABRIC_TEST_COUNTED_LOCK(name, parameters, arguments)            \
+  int name parameters noexcept {                                         \
+    static auto* const real = fabric::test::next<int parameters>(#name); \
+    note(fabric::test::locks, #name);                                    \
+    return real arguments;                                               \
+  }
+
+extern "C" {
+
+// The allocator under its other names, which nothing else uses.
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+void __libc_free(void*);
+
+void* malloc(size_t bytes) noexcept {
+  note(fabric::test::allocations, "malloc");
+  return __libc_malloc(bytes);
+}
+void* calloc(size_t count, size_t bytes) noexcept {
+  note(fabric::test::allocations, "calloc");
+  return __libc_calloc(count, bytes);
+}
+void* realloc(void* memory, size_t bytes) noexcept {
+  note(fabric::test::allocations, "realloc");
+  return __libc_realloc(memory, bytes);
+}
+void* memalign(size_t alignment, size_t bytes) noexcept {
+  note(fabric::test::allocations, "memalign");
+  return __libc_memalign(alignment, bytes);
+}
+void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
+  note(fabric::test::allocations, "aligned_alloc");
+  return __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** memory, size_t alignment, size_t bytes) noexcept {
+  note(fabric::test::allocations, "posix_memalign");
+  *memory = __libc_memalign(alignment, bytes);
+  return *memory != nullptr ? 0 : ENOMEM;
+}
+void free(void* memory) noexcept {
+  if (memory != nullptr) note(fabric::test::frees, "free");
+  __libc_free(memory);
+}
+
+FABRIC_TEST_COUNTED_LOCK(pthread_mutex_lock, (pthread_mutex_t * lock), (lock))
+FABRIC_TEST_COUNTED_LOCK(pthread_mutex_trylock, (pthread_mutex_t * lock), (lock))
+FABRIC_TEST_COUNTED_LOCK(pthread_mutex_timedlock, (pthread_mutex_t * lock, const timespec* until),
+                         (lock, until))
+FABRIC_TEST_COUNTED_LOCK(pthread_mutex_clocklock,
+                         (pthread_mutex_t * lock, clockid_t clock, const timespec* until),
+                         (lock, clock, until))
+FABRIC_TEST_COUNTED_LOCK(pthread_rwlock_rdlock, (pthread_rwlock_t * lock), (lock))
+FABRIC_TEST_COUNTED_LOCK(pthread_rwlock_tryrdlock, (pthread_rwlock_t * lock), (lock))
+FABRIC_TEST_COUNTED_LOCK(pthread_rwlock_wrlock, (pthread_rwlock_t * lock), (lock))
+FABRIC_TEST_COUNTED_LOCK(pthread_rwlock_trywrlock, (pthread_rwlock_t * lock), (lock))
+}

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+// Counts what this thread asks of the allocator and of locks. The program's own malloc() and
+// pthread_mutex_lock() stand before libc's, so nothing escapes that the library or the standard
+// library does. Not for a build with a sanitizer, which does the same.
+
+namespace fabric::test {
+
+struct Counts {
+  uint64_t allocations =
+      0;  ///< malloc, calloc, realloc and their like, operator new by way of them
+  uint64_t frees = 0;
+  uint64_t locks = 0;   ///< of mutexes and of readers and writers, taken or tried
+  std::string where{};  ///< each place with its callers, for addr2line
+};
+
+/// From its beginning until done().
+class Counting {
+ public:
+  Counting();
+  ~Counting();
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+  Counts done();
+};
+
+}  // namespace fabric::test
