@@ -226,25 +226,40 @@ uint32_t CounterTable::live_count() const noexcept {
 // --- arrivals -----------------------------------------------------------------------------------
 
 uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
-  constexpr uint32_t kKeyMask = (1u << Key::kBits) - 1;
+  constexpr uint32_t kWho = kImmReserved | ((1u << Key::kBits) - 1);
   uint32_t stale = 0;
   while (!imms.empty()) {
     const auto batch = imms.first(std::min(imms.size(), kPrefetch));
     for (const uint32_t imm : batch) __builtin_prefetch(&words_[imm & slot_mask_], 1);
     for (size_t i = 0; i < batch.size();) {
-      const uint32_t key = batch[i] & (kImmReserved | kKeyMask);
-      int64_t units = 0;
-      uint32_t run = 0;
+      const size_t first = i;
+      const uint32_t key = batch[i] & kWho;
+      int64_t units = units_of(imm_cut(batch[i]));
       // Paged writes come as runs of one key: one compare-exchange takes them all.
-      for (; i < batch.size() && (batch[i] & (kImmReserved | kKeyMask)) == key; ++i, ++run) {
-        units += units_of(imm_cut(batch[i]));
+      while (++i < batch.size() && (batch[i] & kWho) == key) units += units_of(imm_cut(batch[i]));
+      if ((key & kImmReserved) == 0) {
+        if (add_plainly(key, units) || deliver(Key::from_wire(key), units)) continue;
       }
-      const bool ours = (key & kImmReserved) == 0;
-      if (!ours || !deliver(Key::from_wire(key), units)) stale += run;
+      stale += static_cast<uint32_t>(i - first);
     }
     imms = imms.subspan(batch.size());
   }
   return stale;
+}
+
+/// What nearly every arrival is: of a live word that is neither spoiled nor linked, and nobody is
+/// waiting whom it would satisfy. False: it may be anything else, and nothing was done.
+bool CounterTable::add_plainly(uint32_t key, int64_t units) noexcept {
+  Atomic<uint64_t>& cell = words_[key & slot_mask_];
+  uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
+  const uint64_t next = seen + static_cast<uint64_t>(units);
+  // All above the balance as in a fresh life, before and after, and the sign of the balance kept.
+  constexpr uint32_t kSign = word::kBalanceBits - 1;
+  const uint64_t life = life_of(Key::from_wire(key));
+  if ((seen ^ life) >> word::kBalanceBits != 0 || (seen ^ next) >> kSign != 0) return false;
+  // As in change().
+  return cell.compare_exchange_strong(seen, next, std::memory_order_acq_rel,
+                                      std::memory_order_relaxed);
 }
 
 void CounterTable::add(Key key, uint64_t n) noexcept {

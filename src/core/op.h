@@ -149,10 +149,11 @@ class OpTable {
   /// Whether a peer may have `more` of the slots that were just taken. Not if it then has seven
   /// times as many as are free: so peers that never answer cannot fill the table between them, and
   /// one that is alone gets seven eighths.
-  bool may_hold(uint32_t peer, uint32_t more) const noexcept {
+  /// `spare`: taken as well, and given back if it may not.
+  bool may_hold(uint32_t peer, uint32_t more, uint32_t spare = 0) const noexcept {
     // A gauge: nothing is published by it.
     const uint32_t held = held_[peer].load(std::memory_order_relaxed) + more;
-    return max_ < kSharedFrom || held <= kShare * free_count();
+    return max_ < kSharedFrom || held <= kShare * (free_count() + spare);
   }
   void hold(uint32_t peer, uint32_t more) noexcept {
     held_[peer].fetch_add(more, std::memory_order_relaxed);  // a gauge

@@ -178,7 +178,9 @@ void Reporter::op_ended(Op& op, const Event& event) {
   }
   if (!silent) deliver(notify, event, {}, &op);
   if (!has_call) core_.ops.give_back(op);
-  if (batch) leave_batch(batch);
+  if (!batch) return;
+  settle();  // parts of it may be counted there
+  leave_batch(batch);
 }
 
 void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op) {

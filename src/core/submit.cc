@@ -224,7 +224,7 @@ uint32_t EngineCore::share_slots(uint32_t taken, WriteGroup& group) noexcept {
     uint32_t run = i;
     while (run < taken && group.owners[run] == owner) ++run;
     uint32_t n = run - i;
-    while (n > 0 && !ops.may_hold(owner, n)) --n;
+    while (n > 0 && !ops.may_hold(owner, n, taken - i - n)) --n;
     ops.hold(owner, n);
     i += n;
     if (i < run) return i;
