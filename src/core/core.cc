@@ -537,7 +537,7 @@ Result<void> EngineCore::close(Timeout timeout) {
     return fail(Errc::kTimeout, "close");
   }
   std::lock_guard lock(state_mutex);
-  networks.clear();  // ports, queues and descriptors go now, not with the last handle
+  drop_networks();  // ports, queues and descriptors go now, not with the last handle
   if (!drained) return fail(Errc::kTimeout, "close");
   return {};
 }
@@ -549,7 +549,7 @@ void EngineCore::vanish() noexcept {
   if (closed.exchange(true, std::memory_order_acq_rel)) return;
   driver->detach(*this);
   std::lock_guard lock(state_mutex);
-  networks.clear();
+  drop_networks();
 }
 
 }  // namespace fabric::core

@@ -224,7 +224,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};  ///< statistics, relaxed
   uint64_t turns = 0, stale_imms = 0, control_bad = 0;
   Steps steps{};
-  Traffic tx{}, rx{};
+  Traffic tx{}, rx{};  ///< what no rail counts, and what rails had counted that are gone
 
  private:
   struct Request;  // what all requests have in common
@@ -262,6 +262,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void release_lists(Op& op) noexcept;
   uint32_t poll_control(NetworkSlot& network, uint8_t index);
   uint32_t post_all();
+  void drop_networks();
 
   nlohmann::json dump_object();
 
@@ -290,6 +291,9 @@ class OutsideCall {
 
 /// Checks every field and applies the FABRIC_ variables. Fails with the field's or variable's name.
 Result<Config> effective_config(const Config& config);
+
+/// Adds what rails count.
+void merge(Traffic& sum, const Traffic& one) noexcept;
 
 /// Where a time belongs in a histogram.
 inline size_t bucket_of(int64_t ns) noexcept {

@@ -140,8 +140,9 @@ std::string duration(int64_t ns) {
   return fmt::format("{} s", ns / 1'000'000'000);
 }
 
-/// What rails count. The engine itself counts only what is none's: messages, and what was repeated.
-void add(Traffic& sum, const Traffic& one) {
+}  // namespace
+
+void merge(Traffic& sum, const Traffic& one) noexcept {
   sum.ops += one.ops;
   sum.bytes += one.bytes;
   sum.failed += one.failed;
@@ -152,7 +153,15 @@ void add(Traffic& sum, const Traffic& one) {
   }
 }
 
-}  // namespace
+void EngineCore::drop_networks() {
+  for (const NetworkSlot& network : networks) {
+    for (const RailSlot& rail : network.rails) {
+      merge(tx, rail.tx);
+      merge(rx, rail.rx);
+    }
+  }
+  networks.clear();
+}
 
 EngineStats EngineCore::stats() {
   std::lock_guard lock(state_mutex);
@@ -160,8 +169,8 @@ EngineStats EngineCore::stats() {
   for (const NetworkSlot& network : networks) {
     for (const RailSlot& rail : network.rails) {
       out.tx.posted += rail.posted;
-      add(out.tx, rail.tx);
-      add(out.rx, rail.rx);
+      merge(out.tx, rail.tx);
+      merge(out.rx, rail.rx);
     }
   }
   for (uint32_t i = running_head; i != kNone; i = ops.at(i).running_next) {
