@@ -85,6 +85,11 @@ TEST_P(SteadyState, AllocatesNothing) {
   EXPECT_EQ(counts.frees, 0u) << counts.where;
 }
 
+TEST_P(SteadyState, TakesNoLock) {
+  const Counts counts = count();
+  EXPECT_EQ(counts.locks, 0u) << counts.where;
+}
+
 TEST_P(SteadyState, MakesNoSystemCallButALookAtSocketsEachMillisecond) {
   const auto calls = calls_of_a_while();
   if (!calls) GTEST_SKIP() << "this process may not trace another one";
