@@ -88,18 +88,21 @@ Report::Report(const Plan& plan, bool json)
     : plan_(plan),
       json_(json),
       colour_(!json && ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
-      watched_(::isatty(STDERR_FILENO) == 1) {
-  if (json_) return;
-  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan.verb), plan.network,
-             plan.threaded ? "threaded" : "inline", plan.registered ? "registered" : "allocated",
-             plan.repetitions, plan.seconds);
-  if (plan.verb == Verb::kIdle) return;
+      watched_(::isatty(STDERR_FILENO) == 1) {}
+
+void Report::head() const {
+  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan_.verb),
+             plan_.network, plan_.threaded ? "threaded" : "inline",
+             plan_.registered ? "registered" : "allocated", plan_.repetitions, plan_.seconds);
+  if (plan_.verb == Verb::kIdle) return;
   fmt::print("{:>9} {:>10} {:>8} {:>14} {:>16} {:>20}  {}\n", "size", "per second", "GB/s",
              "spread", "half trip, p99", "CPU s/GB, out and in", "bytes");
 }
 
 void Report::add(const Case& one) {
   wipe();
+  if (!json_ && !begun_) head();
+  begun_ = true;
   json_ ? add_json(one) : add_text(one);
   std::fflush(stdout);
 }
