@@ -12,7 +12,9 @@ void add_version(CLI::App& app, int& exit_code) {
   auto json = std::make_shared<bool>(false);
   CLI::App* verb = app.add_subcommand("version", "Which library this is, and what built it");
   verb->add_flag("--json", *json, "The same for programs");
-  verb->footer("Exit code 0: printed; 2: bad options.");
+  verb->footer(
+      "Examples:\n  fabric version\n  fabric version --json\n\nExit code 0: printed; 2: bad "
+      "options.");
   verb->callback([json, &exit_code] {
     nlohmann::ordered_json object;
     for (const auto& [name, value] : versions()) {
