@@ -157,6 +157,10 @@ void add_sim(CLI::App& app, int& exit_code) {
   verb->add_flag("--story", options->story, "Tell each world before it is played");
   verb->add_flag("--json", options->json, "The report as JSON; the seed goes to standard error");
   verb->footer(
+      "Examples:\n"
+      "  fabric sim --worlds 100\n"
+      "  fabric sim --seconds 60 --json\n"
+      "  fabric sim --seed 7 --story\n\n"
       "Exit code 0: every promise held in every world; 1: one was broken; 2: bad options.\n"
       "A world that breaks a promise is shrunk to a short story; `fabric sim --seed N`\n"
       "plays it again.");

@@ -1,0 +1,90 @@
+#include "networks.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+namespace fabric::tool {
+namespace {
+
+/// An engine obeys FABRIC_NETWORKS, whatever it is asked for; here every network is asked.
+class EveryNetwork {
+ public:
+  EveryNetwork() {
+    if (const char* value = std::getenv("FABRIC_NETWORKS")) chosen_ = value;
+    ::unsetenv("FABRIC_NETWORKS");
+  }
+  ~EveryNetwork() {
+    if (!chosen_.empty()) ::setenv("FABRIC_NETWORKS", chosen_.c_str(), 1);
+  }
+  EveryNetwork(EveryNetwork&&) = delete;
+
+ private:
+  std::string chosen_{};
+};
+
+/// What users ask for by name and this source does not have yet, and what serves instead.
+struct Planned {
+  const char* name;
+  const char* instead;
+};
+constexpr std::array<Planned, 3> kPlanned{
+    {{"verbs", "RDMA cards wait for it: no other network here leaves the host yet"},
+     {"ofi", "EFA and other libfabric networks wait for it: none here leaves the host yet"},
+     {"tcp", "hosts without RDMA wait for it: on one host use shm"}}};
+
+std::string remedy_of(const std::string& network, const Error& why) {
+  const std::string_view what = why.what;
+  if (what.starts_with("FABRIC_")) {
+    return fmt::format("correct or unset the environment variable {}", what);
+  }
+  if (network == "sim")
+    return "nothing is wrong: `fabric sim` and sim::World open simulated worlds";
+  switch (why.code) {
+    case Errc::kExhausted:
+      return "raise the limit of open files (ulimit -n) or free memory, then look again";
+    case Errc::kPermission:
+      return "let this user make Unix sockets and memory files (a sandbox or seccomp forbids it)";
+    case Errc::kUnsupported:
+      return "this machine lacks what it needs: use another network, or another kernel";
+    default:
+      return "FABRIC_LOG_LEVEL=debug tells more";
+  }
+}
+
+std::vector<RailStats> rails_of(const Engine& engine, const std::string& network) {
+  std::vector<RailStats> rails = engine.rail_stats();
+  std::erase_if(rails, [&](const RailStats& rail) { return rail.network != network; });
+  return rails;
+}
+
+NetworkFound look_at(const std::string& name, const Config& config) {
+  const auto engine = Engine::open(config);
+  if (engine) return {.name = name, .rails = rails_of(*engine, name)};
+  return {.name = name, .why = engine.error(), .remedy = remedy_of(name, engine.error())};
+}
+
+}  // namespace
+
+std::vector<NetworkFound> find_networks() {
+  const EveryNetwork every;
+  const std::vector<std::string> built = providers();
+  std::vector<NetworkFound> out;
+  for (const std::string& name : built) {
+    out.push_back(look_at(name, {.networks = {{.provider = name}}}));
+  }
+  for (const Planned& planned : kPlanned) {
+    if (std::find(built.begin(), built.end(), planned.name) != built.end()) continue;
+    out.push_back({.name = planned.name,
+                   .built = false,
+                   .why = fail(Errc::kUnsupported, "not part of this build"),
+                   .remedy = planned.instead});
+  }
+  // Part of every engine, whatever else it has.
+  out.push_back(look_at("self", {}));
+  return out;
+}
+
+}  // namespace fabric::tool
