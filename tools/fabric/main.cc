@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = 0;
   try {
+    fabric::tool::add_bench(app, exit_code);
     fabric::tool::add_info(app, exit_code);
     fabric::tool::add_sim(app, exit_code);
     fabric::tool::add_version(app, exit_code);

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "side.h"
+
+namespace fabric::tool::bench {
+
+/// What the two sides do in a round: one file a verb, in which one reads the conversation. Made for
+/// one size and used for many rounds.
+class Exercise {
+ public:
+  Exercise(Side& side, const Shape& shape) : side_(side), shape_(shape) {}
+  virtual ~Exercise() = default;
+  Exercise(Exercise&&) = delete;
+
+  const Shape& shape() const { return shape_; }
+
+  // Before the clock runs.
+  virtual void fill_source(uint64_t round);
+  virtual void ready_target(uint64_t round) { (void)round; }
+  // While it runs. The sender's ends when the receiver has answered, the receiver's with the
+  // answer.
+  virtual void send(uint64_t operations) = 0;
+  virtual void receive(uint64_t operations) = 0;
+  // After it, for verbs that time round trips besides: how many, and both sides of them.
+  virtual uint64_t trips() const { return 0; }
+  virtual void send_trips() {}
+  virtual void receive_trips() {}
+  /// Then: whether the bytes of all parts are those of this round. At the receiver.
+  virtual bool verify(uint64_t round, uint64_t operations);
+  /// What came back, at the sender.
+  virtual bool verify_echo(uint64_t round) {
+    (void)round;
+    return true;
+  }
+
+  /// Nanoseconds of half a round trip, of the last round.
+  std::vector<uint32_t> halves{};
+
+ protected:
+  Side& side_;
+  const Shape shape_;
+};
+
+/// How much memory each side needs for a size.
+uint64_t sender_bytes(const Plan& plan, const Shape& shape);
+
+std::unique_ptr<Exercise> make_exercise(Side& side, uint64_t size);
+
+// One each, in the file of its name.
+std::unique_ptr<Exercise> make_stream(Side& side, const Shape& shape);
+std::unique_ptr<Exercise> make_latency(Side& side, const Shape& shape);
+std::unique_ptr<Exercise> make_paged(Side& side, const Shape& shape);
+std::unique_ptr<Exercise> make_scatter(Side& side, const Shape& shape);
+std::unique_ptr<Exercise> make_message(Side& side, const Shape& shape);
+
+}  // namespace fabric::tool::bench

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <fabric/result.h>
+
+namespace fabric::tool::bench {
+
+/// Why a run cannot go on, in a sentence for the user. Caught where the run began.
+struct Failed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The value, or the end of the run.
+template <class T>
+T need(Result<T> result, const char* what) {
+  if (!result) {
+    throw Failed(
+        fmt::format("{}: {} ({})", what, result.error().what, to_string(result.error().code)));
+  }
+  if constexpr (!std::is_void_v<T>) return *std::move(result);
+}
+
+}  // namespace fabric::tool::bench

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+
+#include "line.h"
+
+namespace fabric::tool::bench {
+
+/// The other side as a process of our own. Made before any engine is open: those do not follow into
+/// a child. It ends with us, whatever happens to us.
+class Peer {
+ public:
+  /// `work` runs in the child, whose exit code it returns.
+  explicit Peer(const std::function<int(Line&)>& work);
+  ~Peer();
+  Peer(Peer&&) = delete;
+
+  Line& line() { return line_; }
+  /// Gives it a while to end, then ends it. Empty when it ended well, else how it ended.
+  std::string reap();
+
+ private:
+  Line line_;
+  pid_t pid_ = -1;
+};
+
+// The same over TCP, for two hosts or two terminals. An address is HOST, HOST:PORT or [HOST]:PORT;
+// without a host this machine only, without a port kDefaultPort. Port 0 takes a free one.
+inline constexpr const char* kDefaultPort = "18555";
+
+/// Says on standard error where it listens, and waits for one sender.
+Line listen_at(const std::string& address);
+Line connect_to(const std::string& address);
+
+/// Wherever the scheduler wants to have us: a wish that cannot be granted is a Failed.
+void pin_to(int cpu);
+
+}  // namespace fabric::tool::bench

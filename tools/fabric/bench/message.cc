@@ -1,0 +1,112 @@
+// message: Send and a listener; first as many as go, then one at a time there and back.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "exercise.h"
+#include "pattern.h"
+
+namespace fabric::tool::bench {
+namespace {
+
+constexpr uint16_t kChannel = 1;
+constexpr uint64_t kTrips = 2000;
+
+class Message final : public Exercise {
+ public:
+  Message(Side& side, const Shape& shape)
+      : Exercise(side, shape),
+        batch_(need(side.first().engine.make_batch(), "no batch")),
+        expected_(shape.size),
+        listener_(
+            need(side.first().engine.listen(kChannel, Notify::call<&Message::on_message>(this)),
+                 "no listener")) {}
+
+  uint64_t trips() const override { return kTrips; }
+
+  void fill_source(uint64_t round) override {
+    Exercise::fill_source(round);
+    ready_target(round);
+  }
+  void ready_target(uint64_t round) override { fill(expected_, round, 0); }
+
+  void send(uint64_t operations) override {
+    const Send request = message();
+    for (uint64_t i = 0; i < operations; ++i) {
+      while (batch_.pending() >= side_.plan().window) side_.turn();
+      side_.submit(side_.first().engine, request);
+      side_.moved();
+    }
+    side_.await(side_.first(), 1);
+    if (batch_.failed() > 0) throw Failed("a message failed");
+  }
+
+  void receive(uint64_t operations) override {
+    await_messages(operations);
+    side_.answer();
+  }
+
+  void send_trips() override {
+    using Clock = std::chrono::steady_clock;
+    halves.clear();
+    halves.reserve(kTrips);
+    auto before = Clock::now();
+    for (uint64_t i = 0; i < kTrips; ++i) {
+      side_.submit(side_.first().engine, message());
+      await_messages(1);
+      const auto now = Clock::now();
+      halves.push_back(static_cast<uint32_t>((now - before).count() / 2));
+      before = now;
+    }
+  }
+
+  void receive_trips() override {
+    const auto bytes = side_.first().bytes.first(shape_.size);
+    std::memcpy(bytes.data(), expected_.data(), bytes.size());
+    for (uint64_t i = 0; i < kTrips; ++i) {
+      await_messages(1);
+      side_.submit(side_.first().engine, message());
+    }
+  }
+
+  bool verify(uint64_t, uint64_t) override { return wrong_.load(std::memory_order_relaxed) == 0; }
+  bool verify_echo(uint64_t) override { return wrong_.load(std::memory_order_relaxed) == 0; }
+
+ private:
+  /// In the engine's callback: what a message says is looked at while it is there.
+  void on_message(const Event& event) {
+    const auto bytes = event.bytes();
+    if (!std::equal(bytes.begin(), bytes.end(), expected_.begin(), expected_.end())) {
+      wrong_.fetch_add(1, std::memory_order_relaxed);  // read behind the acquire of arrived_
+    }
+    arrived_.fetch_add(1, std::memory_order_release);  // pairs with await_messages()
+  }
+
+  void await_messages(uint64_t n) {
+    awaited_ += n;
+    while (arrived_.load(std::memory_order_acquire) < awaited_) side_.turn();  // on_message()
+    side_.moved();
+  }
+
+  Send message() {
+    return {.peer = side_.first().other.peer,
+            .channel = kChannel,
+            .bytes = side_.first().bytes.first(shape_.size),
+            .batch = batch_};
+  }
+
+  Batch batch_;
+  std::vector<std::byte> expected_;
+  std::atomic<uint64_t> arrived_{0}, wrong_{0};
+  uint64_t awaited_ = 0;
+  Subscription listener_;  ///< the last member: nothing arrives while the others go
+};
+
+}  // namespace
+
+std::unique_ptr<Exercise> make_message(Side& side, const Shape& shape) {
+  return std::make_unique<Message>(side, shape);
+}
+
+}  // namespace fabric::tool::bench

@@ -1,0 +1,123 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "failed.h"
+#include "pattern.h"
+
+namespace fabric::tool::bench {
+
+const char* to_string(Verb verb) {
+  constexpr std::array<const char*, kVerbs.size()> kNames{"write", "paged",   "scatter", "latency",
+                                                          "rate",  "message", "idle"};
+  return kNames[static_cast<size_t>(verb)];
+}
+
+nlohmann::ordered_json to_json(const Plan& plan) {
+  return {{"verb", to_string(plan.verb)},
+          {"network", plan.network},
+          {"sizes", plan.sizes},
+          {"window", plan.window},
+          {"group", plan.group},
+          {"pages", plan.pages},
+          {"targets", plan.targets},
+          {"registered", plan.registered},
+          {"footprint", plan.footprint},
+          {"rails", plan.rails},
+          {"threaded", plan.threaded},
+          {"seconds", plan.seconds},
+          {"repetitions", plan.repetitions}};
+}
+
+namespace {
+
+const nlohmann::json& field(const nlohmann::json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name)) {
+    throw Failed(fmt::format("the other side's plan has no {}", name));
+  }
+  return json[name];
+}
+
+template <class T>
+T number(const nlohmann::json& json, const char* name, uint64_t least, uint64_t most) {
+  const nlohmann::json& value = name[0] == '\0' ? json : field(json, name);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() < least ||
+      value.get<uint64_t>() > most) {
+    throw Failed(fmt::format("the other side's plan: {} is not a number from {} to {}",
+                             name[0] == '\0' ? "a size" : name, least, most));
+  }
+  return static_cast<T>(value.get<uint64_t>());
+}
+
+bool truth(const nlohmann::json& json, const char* name) {
+  const nlohmann::json& value = field(json, name);
+  if (!value.is_boolean()) throw Failed(fmt::format("the other side's plan: {} is no truth", name));
+  return value.get<bool>();
+}
+
+std::string word(const nlohmann::json& json, const char* name) {
+  const nlohmann::json& value = field(json, name);
+  if (!value.is_string()) throw Failed(fmt::format("the other side's plan: {} is no word", name));
+  return value.get<std::string>();
+}
+
+}  // namespace
+
+Plan plan_from(const nlohmann::json& json) {
+  Plan plan;
+  const std::string verb = word(json, "verb");
+  const auto* found =
+      std::find_if(kVerbs.begin(), kVerbs.end(), [&](Verb one) { return verb == to_string(one); });
+  if (found == kVerbs.end()) throw Failed("the other side asks for a verb that is not known here");
+  plan.verb = *found;
+  plan.network = word(json, "network");
+  const nlohmann::json& sizes = field(json, "sizes");
+  if (!sizes.is_array() || sizes.size() > 1024) throw Failed("the other side's plan: no sizes");
+  for (const nlohmann::json& size : sizes) {
+    plan.sizes.push_back(number<uint64_t>(size, "", 1, kBytesMax));
+  }
+  plan.window = number<uint32_t>(json, "window", 1, kWindowMax);
+  plan.group = number<uint32_t>(json, "group", 1, kWindowMax);
+  plan.pages = number<uint32_t>(json, "pages", 1, kPagesMax);
+  plan.targets = number<uint32_t>(json, "targets", 1, kTargetsMax);
+  plan.registered = truth(json, "registered");
+  plan.footprint = number<uint64_t>(json, "footprint", 0, kBytesMax);
+  plan.rails = number<uint32_t>(json, "rails", 1, 8);
+  plan.threaded = truth(json, "threaded");
+  const nlohmann::json& seconds = field(json, "seconds");
+  plan.seconds = seconds.is_number() ? seconds.get<double>() : 0;
+  if (!(plan.seconds > 0 && plan.seconds <= kSecondsMax)) {
+    throw Failed("the other side's plan: seconds are out of bounds");
+  }
+  plan.repetitions = number<uint32_t>(json, "repetitions", 1, kRepetitionsMax);
+  for (const uint64_t size : plan.sizes) {
+    if (shape_of(plan, size).source_bytes() > kBytesMax) {
+      throw Failed("the other side's plan asks for too much memory");
+    }
+  }
+  return plan;
+}
+
+Shape shape_of(const Plan& plan, uint64_t size) {
+  Shape shape{.size = size, .stride = (size + kWordBytes - 1) / kWordBytes * kWordBytes};
+  if (plan.verb == Verb::kPaged) {
+    shape.source_parts = shape.target_parts = shape.counts = plan.pages;
+  } else if (plan.verb == Verb::kScatter) {
+    shape.source_parts = shape.counts = plan.targets;
+  }
+  shape.places = std::max<uint64_t>(1, plan.footprint / (shape.stride * shape.source_parts));
+  return shape;
+}
+
+std::vector<uint32_t> page_order(uint32_t pages, uint64_t salt) {
+  std::vector<uint32_t> order(pages);
+  std::iota(order.begin(), order.end(), 0u);
+  for (uint32_t i = pages; i > 1; --i) std::swap(order[i - 1], order[pattern_word(salt, i) % i]);
+  return order;
+}
+
+}  // namespace fabric::tool::bench

@@ -1,0 +1,161 @@
+#include "report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace fabric::tool::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The middle of several repetitions, and how far they lie apart.
+struct Spread {
+  double median = 0, least = 0, most = 0;
+};
+
+template <class Figure>
+Spread spread(const Case& one, Figure figure) {
+  std::vector<double> values;
+  for (const Repetition& repetition : one.repetitions) values.push_back(figure(repetition));
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return {(values[(n - 1) / 2] + values[n / 2]) / 2, values.front(), values.back()};
+}
+
+Spread rate(const Case& one) {
+  return spread(one, [](auto& r) { return static_cast<double>(r.counts) / r.seconds; });
+}
+Spread speed(const Case& one) {
+  return spread(one, [](auto& r) { return static_cast<double>(r.bytes) / r.seconds * 1e-9; });
+}
+Spread half(const Case& one) {
+  return spread(one, [](auto& r) { return r.half_p50; });
+}
+double half_p99(const Case& one) {
+  return spread(one, [](auto& r) { return r.half_p99; }).median;
+}
+double cpu_per_gb(const Case& one, double Repetition::*cpu) {
+  return spread(one, [&](auto& r) { return r.*cpu / static_cast<double>(r.bytes) * 1e9; }).median;
+}
+/// Of a core, and of one engine: there is one at each side.
+double idle_percent(const Case& one) {
+  return spread(one, [](auto& r) { return (r.sender_cpu + r.receiver_cpu) / 2 / r.seconds * 100; })
+      .median;
+}
+
+std::string readable(uint64_t bytes) {
+  constexpr uint64_t kKibi = 1024;
+  if (bytes >= kKibi * kKibi * kKibi && bytes % (kKibi * kKibi * kKibi) == 0) {
+    return fmt::format("{} GiB", bytes / kKibi / kKibi / kKibi);
+  }
+  if (bytes >= kKibi * kKibi && bytes % (kKibi * kKibi) == 0) {
+    return fmt::format("{} MiB", bytes / kKibi / kKibi);
+  }
+  if (bytes >= kKibi && bytes % kKibi == 0) return fmt::format("{} KiB", bytes / kKibi);
+  return fmt::format("{} B", bytes);
+}
+
+bool timed(const Case& one) { return one.repetitions.front().half_p50 > 0; }
+
+}  // namespace
+
+Report::Report(const Plan& plan, bool json)
+    : plan_(plan),
+      json_(json),
+      colour_(!json && ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
+      watched_(::isatty(STDERR_FILENO) == 1) {
+  if (json_) return;
+  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan.verb), plan.network,
+             plan.threaded ? "threaded" : "inline", plan.registered ? "registered" : "allocated",
+             plan.repetitions, plan.seconds);
+  if (plan.verb == Verb::kIdle) return;
+  fmt::print("{:>9} {:>27} {:>27} {:>19} {:>19}  {}\n", "size", "M/s  (least, most)",
+             "GB/s  (least, most)", "half trip p50, p99", "CPU s/GB out, in", "bytes");
+}
+
+void Report::add(const Case& one) {
+  wipe();
+  json_ ? add_json(one) : add_text(one);
+  std::fflush(stdout);
+}
+
+void Report::progress(uint64_t size, uint32_t repetition) {
+  if (!watched_) return;
+  fmt::print(stderr, "\r{} {}: {} of {} \x1b[K", to_string(plan_.verb), readable(size), repetition,
+             plan_.repetitions);
+  std::fflush(stderr);
+  dirty_ = true;
+}
+
+void Report::wipe() {
+  if (dirty_) fmt::print(stderr, "\r\x1b[K");
+  std::fflush(stderr);
+  dirty_ = false;
+}
+
+void Report::add_text(const Case& one) const {
+  if (plan_.verb == Verb::kIdle) {
+    fmt::print("{:.2f} % of a core an engine\n", idle_percent(one));
+    return;
+  }
+  const Spread ops = rate(one), gb = speed(one);
+  const std::string trip =
+      timed(one) ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one)) : "-";
+  const char* verdict = one.verified ? "right" : "WRONG";
+  const char* colour = !colour_ ? "" : one.verified ? "\x1b[32m" : "\x1b[31;1m";
+  fmt::print(
+      "{:>9} {:>9.3f} ({:>7.3f}, {:>7.3f}) {:>9.3f} ({:>7.3f}, {:>7.3f}) {:>19} {:>19}  "
+      "{}{}{}\n",
+      readable(one.size), ops.median * 1e-6, ops.least * 1e-6, ops.most * 1e-6, gb.median, gb.least,
+      gb.most, trip,
+      fmt::format("{:.3f}, {:.3f}", cpu_per_gb(one, &Repetition::sender_cpu),
+                  cpu_per_gb(one, &Repetition::receiver_cpu)),
+      colour, verdict, colour_ ? "\x1b[0m" : "");
+}
+
+void Report::add_json(const Case& one) const {
+  const bool idle = plan_.verb == Verb::kIdle;
+  const auto figures = [idle](const Spread& s) {
+    return idle ? Json() : Json{{"median", s.median}, {"least", s.least}, {"most", s.most}};
+  };
+  const char* verb = to_string(plan_.verb);
+  Json line{{"case", idle ? verb : fmt::format("{}/{}", verb, one.size)},
+            {"verb", verb},
+            {"network", plan_.network},
+            {"bytes", one.size},
+            {"window", plan_.window},
+            {"group", plan_.group},
+            {"pages", plan_.pages},
+            {"targets", plan_.targets},
+            {"memory", plan_.registered ? "registered" : "allocated"},
+            {"footprint", plan_.footprint},
+            {"rails", plan_.rails},
+            {"progress", plan_.threaded ? "threaded" : "inline"},
+            {"seconds", plan_.seconds},
+            {"repetitions", one.repetitions.size()}};
+  line["ops_per_second"] = figures(rate(one));
+  line["gb_per_second"] = figures(speed(one));
+  line["half_round_trip_ns"] = nullptr;
+  if (timed(one)) {
+    const Spread trip = half(one);
+    line["half_round_trip_ns"] = {
+        {"p50", trip.median}, {"p99", half_p99(one)}, {"least", trip.least}, {"most", trip.most}};
+  }
+  line["cpu_seconds_per_gb"] = nullptr;
+  if (!idle) {
+    line["cpu_seconds_per_gb"] = {{"sender", cpu_per_gb(one, &Repetition::sender_cpu)},
+                                  {"receiver", cpu_per_gb(one, &Repetition::receiver_cpu)}};
+  }
+  line["cpu_percent"] = idle ? Json(idle_percent(one)) : Json();
+  line["verified"] = one.verified;
+  fmt::print("{}\n", line.dump());
+}
+
+}  // namespace fabric::tool::bench

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan.h"
+
+namespace fabric::tool::bench {
+
+/// One round, measured.
+struct Repetition {
+  double seconds = 0;
+  uint64_t counts = 0;  ///< writes, pages, targets or messages that the receiver counted
+  uint64_t bytes = 0;
+  double sender_cpu = 0, receiver_cpu = 0;
+  double half_p50 = 0, half_p99 = 0;  ///< nanoseconds; 0: no round trips were timed
+};
+
+/// What is told of one size.
+struct Case {
+  uint64_t size = 0;
+  std::vector<Repetition> repetitions{};
+  bool verified = true;
+};
+
+/// Lines of a table, or of JSON, as the cases end.
+class Report {
+ public:
+  Report(const Plan& plan, bool json);
+  void add(const Case& one);
+
+  /// What is going on, for somebody who watches a terminal. Gone when the next line is printed.
+  void progress(uint64_t size, uint32_t repetition);
+
+ private:
+  void add_text(const Case& one) const;
+  void add_json(const Case& one) const;
+  void wipe();
+
+  const Plan plan_;
+  const bool json_, colour_, watched_;
+  bool dirty_ = false;
+};
+
+}  // namespace fabric::tool::bench

@@ -1,0 +1,127 @@
+#include "side.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace fabric::tool::bench {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+
+Config config_of(const Plan& plan) {
+  Network network{.provider = plan.network, .rails_max = plan.rails};
+  // A lane is what the network of one host has for a rail; one that is not named is not opened.
+  for (uint32_t i = 0; plan.network == "shm" && i < plan.rails; ++i) {
+    network.devices.push_back(fmt::format("lane{}", i));
+  }
+  Config config{.networks = {std::move(network)}};
+  // One peer may have 7/8 of them, and the window is to be the only bound.
+  config.ops_max = std::max(config.ops_max, plan.window + plan.window / 4 + 64);
+  config.peers_max = std::max(config.peers_max, 2 * plan.targets);
+  return config;
+}
+
+Port::Heap take_heap(uint64_t bytes) {
+  Port::Heap heap(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)));
+  if (heap == nullptr) throw Failed(fmt::format("no {} bytes of memory", bytes));
+  std::memset(heap.get(), 0, bytes);  // so that no page fault is measured
+  return heap;
+}
+
+}  // namespace
+
+Side::Side(const Plan& plan, Line& line, uint32_t ports, uint64_t bytes)
+    : plan_(plan), line_(line) {
+  if (!plan.threaded) runtime_ = std::make_shared<InlineRuntime>();
+  const uint64_t whole = std::max<uint64_t>(1, (bytes + kPageBytes - 1) / kPageBytes) * kPageBytes;
+  ports_.reserve(ports);
+  for (uint32_t i = 0; i < ports; ++i) {
+    ports_.push_back(open_port(whole));
+    subscriptions_.push_back(
+        need(ports_.back().engine.subscribe(Notify::call<&Side::on_event>(this)), "subscribe"));
+  }
+}
+
+Port Side::open_port(uint64_t bytes) {
+  Engine engine = need(Engine::open(config_of(plan_), runtime_), "no engine");
+  Port::Heap heap = plan_.registered ? take_heap(bytes) : nullptr;
+  MemoryRegion memory =
+      need(heap ? engine.register_memory({.address = heap.get(), .size_bytes = bytes})
+                : engine.allocate({.size_bytes = bytes}),
+           "no memory");
+  const std::span<std::byte> place = heap ? std::span(heap.get(), bytes) : memory.bytes();
+  Counter counter = need(engine.make_counter(), "no counter");
+  return {std::move(engine), std::move(heap), std::move(memory), std::move(counter), place};
+}
+
+/// With threads of their own the engines wake us: in slices, to look at the line in between.
+void Side::sleep_for(Port& port, uint64_t n) {
+  using namespace std::chrono_literals;
+  for (;;) {
+    const auto done = port.counter.wait(n, 100ms);
+    if (done) return;
+    if (done.error().code != Errc::kTimeout) need<void>(done.error(), "waiting for counts");
+    look();
+  }
+}
+
+void Side::settle() {
+  for (Port& port : ports_) {
+    if (port.awaited > 0 && !port.counter.try_take(port.awaited)) {
+      throw Failed("what was counted cannot be taken");
+    }
+    port.awaited = 0;
+    if (port.counter.count() > 0) throw Failed("more was counted than was sent");
+  }
+}
+
+nlohmann::json Side::receive(double seconds) {
+  if (plan_.threaded) return line_.receive(seconds);
+  return line_.receive(seconds, [this] { runtime_->turn(); });
+}
+
+void Side::on_event(const Event& event) {
+  const bool lost =
+      event.kind == EventKind::kPeer && static_cast<PeerState>(event.value) == PeerState::kLost;
+  if (!lost && event.kind != EventKind::kUnclaimed) return;
+  const Errc why = event.code == Errc::kOk ? Errc::kPeerLost : event.code;
+  failure_.store(why, std::memory_order_relaxed);  // read by look(); nothing else goes with it
+}
+
+/// A number that changes while there is something to wait for.
+uint64_t Side::progress() const {
+  uint64_t sum = moves_;
+  for (const Port& port : ports_) sum += port.counter.count();
+  return sum;
+}
+
+/// The slow part of waiting: whether it still makes sense to wait.
+void Side::look() {
+  const Errc why = failure_.load(std::memory_order_relaxed);
+  if (why != Errc::kOk || line_.broken()) {
+    // Its own words are better than what the engine can know; when there are none, it has gone.
+    (void)line_.receive(1);
+    throw Failed(fmt::format("the other side's engine: {}", to_string(why)));
+  }
+  if (const uint64_t now = progress(); now != progress_seen_) {
+    progress_seen_ = now;
+    patient_since_ = Clock::now();
+  } else if (Clock::now() - patient_since_ > std::chrono::duration<double>(kPatienceSeconds)) {
+    throw Failed(fmt::format("nothing moved for {:.0f} s", kPatienceSeconds));
+  }
+  std::this_thread::yield();  // two that poll may have to share a core
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+}  // namespace fabric::tool::bench
