@@ -19,7 +19,7 @@ FILE_LINES_MAX = 800
 
 CODE = {".h", ".cc"}
 SCRIPTS = {".py", ".cmake", ".sh"}
-SCRIPT_NAMES = {"CMakeLists.txt", "Makefile", "check", "soak", "install-deps", "run"}
+SCRIPT_NAMES = {"CMakeLists.txt", "Makefile", "check", "soak", "install-deps", "run", "compare"}
 TEXT = CODE | SCRIPTS | {".md", ".txt", ".json", ".yml", ".in", ".map", ".cfg", ".toml", ".pml"}
 SKIPPED_FOLDERS = {"build", ".git", ".cache", "__pycache__", "corpus"}
 # They hold the very words and samples that the rules look for.
@@ -70,6 +70,8 @@ FLOORS = (
     Floor("tools/", ("swarm/",)),
     Floor("examples/", ()),
     Floor("bench/copy_speed.", ("providers/shm/",)),
+    # What we are measured against, on its own interface.
+    Floor("bench/peers/", (), vendors=True),
     Floor("bench/", ()),
     Floor("python/", ()),
     Floor("include/fabric/", ()),

@@ -60,6 +60,8 @@ def parse(arguments):
         default=(usable[0], usable[min(1, len(usable) - 1)]))
     add("--list", action="store_true", help="print the cases and their floors, measure nothing")
     add("--no-prepare", action="store_true", help="install and build nothing: take what is there")
+    add("--build", type=Path, metavar="FOLDER", default=ROOT / "build" / "release",
+        help="with --no-prepare: where our programs are")
     add("--write-results", action="store_true",
         help=f"write {report.RESULTS}, {report.LINES} and {report.DRAWING}")
     options = parser.parse_args(arguments)
@@ -69,6 +71,8 @@ def parse(arguments):
         parser.error("at least one round, of 0.01 to 10 seconds a measurement")
     if options.write_results and options.only:
         parser.error("--write-results takes all cases")
+    if options.build != ROOT / "build" / "release" and not options.no_prepare:
+        parser.error("--build goes with --no-prepare: only build/release is built")
     options.cases = selected(cases.ALL, options.only)
     if not options.cases:
         parser.error(f"no case matches {' or '.join(options.only)}; --list prints them")
@@ -186,7 +190,8 @@ def main(arguments=None, root=ROOT, everybody=None):
     needed = {rival.contender for case in options.cases for rival in case.rivals}
     try:
         absent = {} if options.no_prepare else Preparation(root, needed, say).run()
-        stage = Stage(root, options.duration, options.pin, 3.0 if options.quick else 10.0)
+        stage = Stage(root, options.build, options.duration, options.pin,
+                      3.0 if options.quick else 10.0)
         rounds = Rounds(options.cases, stage, absent, say, everybody)
         ledger = rounds.run(options.rounds, 50 if options.quick else 540)
     except Failed as failure:

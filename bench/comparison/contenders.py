@@ -21,13 +21,10 @@ class Stage:
     """Where and how long."""
 
     root: Path
+    build: Path  # where our programs are
     duration: float
     pin: tuple = (0, 1)
     idle_duration: float = 10.0
-
-    @property
-    def build(self):
-        return self.root / "build" / "release"
 
     @property
     def python(self):
@@ -43,6 +40,8 @@ def end(process):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    process.stdout.close()
+    process.stderr.close()
 
 
 def start(command, environment=None):
@@ -109,6 +108,10 @@ class Ours:
             words += ["--footprint", shot.footprint]
         if shot.verb == "paged":
             words += ["--pages", shot.pages]
+        if shot.verb in ("write", "rate"):
+            # Several groups in flight, so that the two cores work at the same time.
+            window = 512 if shot.bytes < 64 << 10 else 64
+            words += ["--window", window, "--group", window // 8]
         return words
 
     def measure(self, shot, stage):
@@ -213,8 +216,6 @@ class Ucx:
                       environment)
         finally:
             end(server)
-            server.stdout.close()
-            server.stderr.close()
         return self.value(shot, out)
 
     @staticmethod

@@ -4,7 +4,7 @@ ratios of its rounds."""
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from comparison import contenders
 from comparison.cases import Shot
@@ -122,7 +122,7 @@ class Rounds:
         return self.ledger
 
     def probe(self):
-        stage = type(self.stage)(self.stage.root, PROBE_SECONDS, self.stage.pin)
+        stage = replace(self.stage, duration=PROBE_SECONDS)
         value = self.everybody["line"].measure(Shot("latency"), stage)
         self.ledger.probes.append(value)
         return value
