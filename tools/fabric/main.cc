@@ -1,4 +1,4 @@
-// The fabric command: one binary, one file a verb.
+// The fabric command: one binary, one file or folder a verb.
 
 #include <cstdio>
 #include <exception>
@@ -6,15 +6,24 @@
 #include "verbs.h"
 
 int main(int argc, char** argv) {
-  CLI::App app("One-sided writes that are counted: look at a machine, run a simulated world.",
-               "fabric");
+  CLI::App app(
+      "One-sided writes that are counted: look at a machine, measure it, run a simulated world.",
+      "fabric");
   app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  fabric info                       what works here, and what to do about the rest\n"
+      "  fabric bench write --pin 0,1      how fast two processes write to each other\n"
+      "  fabric sim --worlds 100           random worlds with faults, every promise watched\n"
+      "  fabric bench write --help         each verb has help and examples of its own\n\n"
+      "Exit code 0: it is so; 1: something failed, or a promise was broken; 2: bad options.");
   int exit_code = 0;
   try {
-    fabric::tool::add_bench(app, exit_code);
     fabric::tool::add_info(app, exit_code);
+    fabric::tool::add_bench(app, exit_code);
     fabric::tool::add_sim(app, exit_code);
     fabric::tool::add_version(app, exit_code);
+    fabric::tool::add_completion(app, exit_code);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Asking for help is no mistake; anything else is one of the caller's.

@@ -1,28 +1,25 @@
-#include <fmt/format.h>
+#include <memory>
 
-#include <fabric/fabric.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "verbs.h"
+#include "versions.h"
 
 namespace fabric::tool {
-namespace {
-
-#ifdef __clang__
-constexpr const char* kCompiler = "clang " __clang_version__;
-#else
-constexpr const char* kCompiler = "gcc " __VERSION__;
-#endif
-
-void print() {
-  fmt::print("fabric-lib {}\ncompiler   {}\nheaders    {}\n", version(), kCompiler,
-             FABRIC_VERSION_STRING);
-}
-
-}  // namespace
 
 void add_version(CLI::App& app, int& exit_code) {
-  app.add_subcommand("version", "Which library this is, and what built it")->callback([&exit_code] {
-    print();
+  auto json = std::make_shared<bool>(false);
+  CLI::App* verb = app.add_subcommand("version", "Which library this is, and what built it");
+  verb->add_flag("--json", *json, "The same for programs");
+  verb->footer("Exit code 0: printed; 2: bad options.");
+  verb->callback([json, &exit_code] {
+    nlohmann::ordered_json object;
+    for (const auto& [name, value] : versions()) {
+      object[name] = value;
+      if (!*json) fmt::print("{:<10} {}\n", name, value);
+    }
+    if (*json) fmt::print("{}\n", object.dump());
     exit_code = 0;
   });
 }

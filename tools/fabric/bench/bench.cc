@@ -5,12 +5,12 @@
 
 #include <fmt/format.h>
 
-#include "../verbs.h"
 #include "failed.h"
 #include "meet.h"
 #include "options.h"
 #include "report.h"
 #include "rounds.h"
+#include "verbs.h"
 
 namespace fabric::tool {
 namespace bench {

@@ -4,7 +4,6 @@
 #include <charconv>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <fabric/fabric.h>
 
@@ -38,57 +37,93 @@ uint64_t need_size(const char* option, const std::string& text, uint64_t least) 
   return *size;
 }
 
+/// A range without its words in every line of the help; the message of a mistake has them.
+template <class T>
+CLI::Validator within(T least, T most) {
+  return CLI::Range(least, most).description("");
+}
+
+/// One of some words, which the help and the completion of shells show.
+CLI::Option* add_choice(CLI::App& verb, const char* name, const char* first, const char* second,
+                        bool& is_second, const char* help) {
+  return verb
+      .add_option_function<std::string>(
+          name, [&is_second, second](const std::string& word) { is_second = word == second; }, help)
+      ->type_name("WORD")
+      ->check(CLI::IsMember({first, second}))
+      ->default_str(first);
+}
+
+/// The networks that run in real time: a simulated one has nothing to measure.
+std::vector<std::string> networks() {
+  std::vector<std::string> names = providers();
+  std::erase(names, "sim");
+  return names;
+}
+
 CLI::Option* add_count(CLI::App& verb, const char* name, uint32_t& value, uint32_t most,
                        const char* help) {
   return verb.add_option(name, value, help)
-      ->check(CLI::Range(1u, most))
+      ->check(within(1u, most))
       ->type_name("N")
       ->capture_default_str();
 }
 
 void add_sizes(CLI::App& verb, Plan& plan, const char* defaults) {
-  auto* option = verb.add_option_function<std::vector<std::string>>(
-      "--sizes",
-      [&plan](const std::vector<std::string>& texts) {
-        plan.sizes.clear();
-        for (const std::string& text : texts) {
-          plan.sizes.push_back(need_size("--sizes", text, 1));
-        }
-      },
-      "Bytes, separated by commas; K, M and G are 1024s");
-  option->delimiter(',')->type_name("SIZE,...")->default_str(defaults);
-  for (const std::string& text : CLI::detail::split(defaults, ',')) {
-    plan.sizes.push_back(*size_of(text));
-  }
+  const auto take = [&plan](const std::string& list) {
+    plan.sizes.clear();
+    for (const std::string& text : CLI::detail::split(list, ',')) {
+      plan.sizes.push_back(need_size("--sizes", text, 1));
+    }
+  };
+  verb.add_option_function<std::string>("--sizes", take, "Bytes; K, M and G are 1024s")
+      ->type_name("SIZE,...")
+      ->default_str(defaults);
+  take(defaults);
 }
 
 void add_footprint(CLI::App& verb, Plan& plan) {
   verb.add_option_function<std::string>(
           "--footprint",
           [&plan](const std::string& text) { plan.footprint = need_size("--footprint", text, 1); },
-          "Rotate over so many bytes; without it one place, which stays in the caches")
+          "Rotate over so many bytes; else one place is hot")
       ->type_name("SIZE");
 }
 
 void add_pins(CLI::App& verb, Options& options) {
-  verb.add_option("--pin", options.cpus, "Cores of the sender and of the receiver")
-      ->delimiter(',')
-      ->expected(1, 2)
-      ->type_name("A,B")
-      ->check(CLI::Range(0, CPU_SETSIZE - 1));
+  verb.add_option_function<std::string>(
+          "--pin",
+          [&options](const std::string& list) {
+            cpu_set_t allowed;
+            CPU_ZERO(&allowed);
+            (void)::sched_getaffinity(0, sizeof(allowed), &allowed);  // else none is allowed
+            for (const std::string& text : CLI::detail::split(list, ',')) {
+              int cpu = -1;
+              const char* const last = text.data() + text.size();
+              const auto [end, error] = std::from_chars(text.data(), last, cpu);
+              if (error != std::errc{} || end != last || cpu < 0 || cpu >= CPU_SETSIZE ||
+                  !CPU_ISSET(static_cast<size_t>(cpu), &allowed)) {
+                throw CLI::ValidationError("--pin", fmt::format("'{}' is no core here", text));
+              }
+              options.cpus.push_back(cpu);
+            }
+            if (options.cpus.size() > 2) throw CLI::ValidationError("--pin", "takes two cores");
+          },
+          "Cores of the sender and of the receiver")
+      ->type_name("A,B");
 }
 
 void add_meeting(CLI::App& verb, Options& options) {
   auto* listen =
       verb.add_option_function<std::string>(
               "--listen", [&options](const std::string& address) { options.listen = address; },
-              "Be the receiver, and wait for a sender; without ADDRESS for one of this host")
+              "Be the receiver of one run; without ADDRESS: of this host")
           ->expected(0, 1)
           ->default_str("")
           ->type_name("[ADDRESS]");
   verb.add_option_function<std::string>(
           "--connect", [&options](const std::string& address) { options.connect = address; },
-          "Be the sender to the receiver that listens at ADDRESS")
+          "Be the sender, to who listens at ADDRESS")
       ->type_name("ADDRESS")
       ->excludes(listen);
 }
@@ -117,10 +152,10 @@ void add_options(CLI::App& verb, Options& options) {
   const Verb which = plan.verb;
   const bool stream = which == Verb::kWrite || which == Verb::kRate;
   const bool idle = which == Verb::kIdle;
-  verb.add_option("--network", plan.network, "The network to use; `fabric info` lists them")
+  verb.add_option("--network", plan.network, "The network; `fabric info` says which work here")
       ->capture_default_str()
-      ->type_name("NAME")
-      ->check(CLI::IsMember(providers()));
+      ->type_name("WORD")
+      ->check(CLI::IsMember(networks()));
   add_count(verb, "--rails", plan.rails, kRailsMax, "How many rails of it");
   if (idle) {
     plan.sizes = {8};
@@ -129,18 +164,12 @@ void add_options(CLI::App& verb, Options& options) {
     plan.repetitions = 1;
   } else {
     add_sizes(verb, plan, sizes_of(which));
-    verb.add_option_function<std::string>(
-            "--progress", [&plan](const std::string& how) { plan.threaded = how == "threaded"; },
-            "Who drives the engines: the thread that submits, or one of their own")
-        ->check(CLI::IsMember({"inline", "threaded"}))
-        ->default_str("inline");
+    add_choice(verb, "--progress", "inline", "threaded", plan.threaded,
+               "Who drives the engines: who submits, or their threads");
   }
   if (!idle && which != Verb::kMessage) {
-    verb.add_option_function<std::string>(
-            "--memory", [&plan](const std::string& how) { plan.registered = how == "registered"; },
-            "From Engine::allocate(), or ordinary memory that was registered")
-        ->check(CLI::IsMember({"allocated", "registered"}))
-        ->default_str("allocated");
+    add_choice(verb, "--memory", "allocated", "registered", plan.registered,
+               "From Engine::allocate(), or ordinary memory");
     if (which != Verb::kLatency) add_footprint(verb, plan);
   }
   if (which == Verb::kPaged) {
@@ -157,13 +186,13 @@ void add_options(CLI::App& verb, Options& options) {
   }
   if (stream) {
     add_count(verb, "--group", plan.group, kWindowMax,
-              "Writes of one submit(span); without it 64, or the window")
+              "Writes of one submit(span); else 64, or the window")
         ->default_str("");
   }
   verb.add_option("--duration", plan.seconds, "Of one repetition, in seconds")
       ->capture_default_str()
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.001, kSecondsMax));
+      ->check(within(0.001, kSecondsMax));
   add_count(verb, "--repetitions", plan.repetitions, kRepetitionsMax,
             "Median and spread are over these");
   add_pins(verb, options);

@@ -1,11 +1,13 @@
 #include "report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-
-#include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -62,6 +64,22 @@ std::string readable(uint64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
+/// Three figures that count, and a unit that keeps the number short.
+std::string scaled(double value) {
+  constexpr std::array<std::pair<double, const char*>, 3> kUnits{
+      {{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
+  for (const auto& [unit, name] : kUnits) {
+    if (value >= unit) return fmt::format("{:.3g} {}", value / unit, name);
+  }
+  return fmt::format("{:.3g} ", value);
+}
+
+/// How far the repetitions lie apart, in parts of the median.
+std::string apart(const Spread& s) {
+  return fmt::format("{:+.0f}..{:+.0f} %", (s.least / s.median - 1) * 100,
+                     (s.most / s.median - 1) * 100);
+}
+
 bool timed(const Case& one) { return one.repetitions.front().half_p50 > 0; }
 
 }  // namespace
@@ -70,18 +88,21 @@ Report::Report(const Plan& plan, bool json)
     : plan_(plan),
       json_(json),
       colour_(!json && ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
-      watched_(::isatty(STDERR_FILENO) == 1) {
-  if (json_) return;
-  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan.verb), plan.network,
-             plan.threaded ? "threaded" : "inline", plan.registered ? "registered" : "allocated",
-             plan.repetitions, plan.seconds);
-  if (plan.verb == Verb::kIdle) return;
-  fmt::print("{:>9} {:>27} {:>27} {:>19} {:>19}  {}\n", "size", "M/s  (least, most)",
-             "GB/s  (least, most)", "half trip p50, p99", "CPU s/GB out, in", "bytes");
+      watched_(::isatty(STDERR_FILENO) == 1) {}
+
+void Report::head() const {
+  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan_.verb),
+             plan_.network, plan_.threaded ? "threaded" : "inline",
+             plan_.registered ? "registered" : "allocated", plan_.repetitions, plan_.seconds);
+  if (plan_.verb == Verb::kIdle) return;
+  fmt::print("{:>9} {:>10} {:>8} {:>14} {:>16} {:>20}  {}\n", "size", "per second", "GB/s",
+             "spread", "half trip, p99", "CPU s/GB, out and in", "bytes");
 }
 
 void Report::add(const Case& one) {
   wipe();
+  if (!json_ && !begun_) head();
+  begun_ = true;
   json_ ? add_json(one) : add_text(one);
   std::fflush(stdout);
 }
@@ -105,19 +126,16 @@ void Report::add_text(const Case& one) const {
     fmt::print("{:.2f} % of a core an engine\n", idle_percent(one));
     return;
   }
-  const Spread ops = rate(one), gb = speed(one);
+  const Spread ops = rate(one);
   const std::string trip =
       timed(one) ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one)) : "-";
   const char* verdict = one.verified ? "right" : "WRONG";
   const char* colour = !colour_ ? "" : one.verified ? "\x1b[32m" : "\x1b[31;1m";
-  fmt::print(
-      "{:>9} {:>9.3f} ({:>7.3f}, {:>7.3f}) {:>9.3f} ({:>7.3f}, {:>7.3f}) {:>19} {:>19}  "
-      "{}{}{}\n",
-      readable(one.size), ops.median * 1e-6, ops.least * 1e-6, ops.most * 1e-6, gb.median, gb.least,
-      gb.most, trip,
-      fmt::format("{:.3f}, {:.3f}", cpu_per_gb(one, &Repetition::sender_cpu),
-                  cpu_per_gb(one, &Repetition::receiver_cpu)),
-      colour, verdict, colour_ ? "\x1b[0m" : "");
+  fmt::print("{:>9} {:>10} {:>8.3f} {:>14} {:>16} {:>20}  {}{}{}\n", readable(one.size),
+             scaled(ops.median), speed(one).median, apart(ops), trip,
+             fmt::format("{:.3f} {:.3f}", cpu_per_gb(one, &Repetition::sender_cpu),
+                         cpu_per_gb(one, &Repetition::receiver_cpu)),
+             colour, verdict, colour_ ? "\x1b[0m" : "");
 }
 
 void Report::add_json(const Case& one) const {

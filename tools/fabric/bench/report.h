@@ -33,13 +33,14 @@ class Report {
   void progress(uint64_t size, uint32_t repetition);
 
  private:
+  void head() const;
   void add_text(const Case& one) const;
   void add_json(const Case& one) const;
   void wipe();
 
   const Plan plan_;
   const bool json_, colour_, watched_;
-  bool dirty_ = false;
+  bool begun_ = false, dirty_ = false;
 };
 
 }  // namespace fabric::tool::bench

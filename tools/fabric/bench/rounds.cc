@@ -87,9 +87,8 @@ class Conductor {
       report_.progress(size, i + 1);
       result.repetitions.push_back(round(*exercise, operations, result.verified));
     }
-    if (result.repetitions.empty()) {
-      throw Failed(fmt::format("wrong bytes arrived already while warming up, size {}", size));
-    }
+    // Wrong already while warming up: then that is what there is to tell.
+    if (result.repetitions.empty()) result.repetitions.push_back(last_);
     return result;
   }
 
@@ -99,8 +98,8 @@ class Conductor {
     const uint64_t bytes = shape.stride * shape.counts;
     uint64_t operations = std::clamp<uint64_t>((4u << 20) / bytes, 1, 1000);
     for (uint32_t tries = 0; tries < 12 && verified; ++tries) {
-      const double seconds = round(exercise, operations, verified).seconds;
-      const double factor = side_.plan().seconds / std::max(seconds, 1e-7);
+      last_ = round(exercise, operations, verified);
+      const double factor = side_.plan().seconds / std::max(last_.seconds, 1e-7);
       const auto wanted = static_cast<uint64_t>(static_cast<double>(operations) * factor);
       // The first rounds are cold and short: not to be trusted by more than a factor of ten.
       if (factor < 4) return std::clamp<uint64_t>(wanted, 1, kOperationsMax);
@@ -166,6 +165,7 @@ class Conductor {
   Side side_;
   Report& report_;
   uint64_t round_ = 0;
+  Repetition last_{};  ///< of warming up
 };
 
 /// The receiver of a run.

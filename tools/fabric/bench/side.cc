@@ -18,8 +18,11 @@ Config config_of(const Plan& plan) {
     network.devices.push_back(fmt::format("lane{}", i));
   }
   Config config{.networks = {std::move(network)}};
-  // One peer may have 7/8 of them, and the window is to be the only bound.
-  config.ops_max = std::max(config.ops_max, plan.window + plan.window / 4 + 64);
+  // One peer may have 7/8 of them once there are 64. In a stream of writes this is the window; the
+  // other verbs count theirs themselves, with a batch.
+  const uint32_t window = plan.window < 56 ? plan.window : (plan.window * 8 + 6) / 7;
+  const bool stream = plan.verb == Verb::kWrite || plan.verb == Verb::kRate;
+  config.ops_max = stream ? window : std::max(config.ops_max, window);
   config.peers_max = std::max(config.peers_max, 2 * plan.targets);
   return config;
 }
@@ -69,6 +72,7 @@ void Side::sleep_for(Port& port, uint64_t n) {
 }
 
 void Side::settle() {
+  look();  // what failed may have been told only now
   for (Port& port : ports_) {
     if (port.awaited > 0 && !port.counter.try_take(port.awaited)) {
       throw Failed("what was counted cannot be taken");
