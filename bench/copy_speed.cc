@@ -162,14 +162,15 @@ class Bench {
  public:
   explicit Bench(const Options& options)
       : options_(options),
-        target_(shared_memory(kColdBytes)),
-        source_(shared_memory(kColdBytes)),
+        extent_(extent_of(options)),
+        target_(shared_memory(extent_)),
+        source_(shared_memory(extent_)),
         reader_(target_) {
     const auto cards = Cards::of_process();
     card_ = cards ? (*cards)->mine() : nullptr;
     if (card_ == nullptr) throw std::runtime_error("no card");
     register_fences();
-    for (uint64_t i = 0; i < kColdBytes; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
+    for (uint64_t i = 0; i < extent_; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
   }
 
   /// Seconds of one copy.
@@ -217,12 +218,18 @@ class Bench {
   }
 
  private:
-  static uint64_t next(uint64_t at, uint64_t bytes) {
+  static uint64_t extent_of(const Options& options) {
+    const auto& names = options.situations;
+    const bool cold = std::find(names.begin(), names.end(), "cold") != names.end();
+    return cold ? kColdBytes : *std::max_element(options.sizes.begin(), options.sizes.end());
+  }
+  uint64_t next(uint64_t at, uint64_t bytes) const {
     at += std::max<uint64_t>(bytes, 64);
-    return at + bytes > kColdBytes ? 0 : at;
+    return at + bytes > extent_ ? 0 : at;
   }
 
   const Options options_;
+  const uint64_t extent_;
   std::byte* target_;
   std::byte* source_;
   uint64_t cold_ = 0;  ///< where the next cold copy goes

@@ -103,7 +103,7 @@ def selected(every, patterns):
 
 
 class Preparation:
-    """Installs and builds what the chosen cases need; who cannot be had is absent, with a reason."""
+    """Installs and builds what the chosen cases need. Who cannot be had has a reason."""
 
     def __init__(self, root, needed, say):
         self.root = root
