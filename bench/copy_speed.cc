@@ -23,6 +23,7 @@
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
@@ -34,26 +35,35 @@ using namespace fabric::shm;
 
 struct Options {
   uint32_t repeat = 25;
-  uint64_t bytes_max = 64u << 20;
+  std::vector<uint64_t> sizes{8,      64,       256,      1024,     4096,      16384,    65536,
+                              262144, 1u << 20, 2u << 20, 4u << 20, 16u << 20, 64u << 20};
+  std::vector<std::string> situations{"hot", "cold", "read"};
   uint64_t stretch = 2u << 20;  ///< bytes of one measurement
+  bool json = false;
 };
 
 constexpr uint64_t kColdBytes = 256u << 20;
 
+enum class Kind : uint8_t {
+  kLibc,
+  kBare,       ///< the moves of the best way, without section, card and guard
+  kUnguarded,  ///< a section that looks at nothing
+  kGuarded,
+  kFenced,  ///< with a full fence, for an owner that cannot call membarrier
+};
 struct Way {
   const char* name;
-  bool libc;
+  Kind kind;
   Move move;
-  bool guard;
-  bool fence;
 };
-constexpr std::array<Way, 7> kWays{{{"memcpy", true, Move::kBest, false, false},
-                                    {"vector", false, Move::kVector, true, false},
-                                    {"rep", false, Move::kRepeat, true, false},
-                                    {"stream", false, Move::kStream, true, false},
-                                    {"best", false, Move::kBest, true, false},
-                                    {"no guard", false, Move::kBest, false, false},
-                                    {"fence", false, Move::kBest, true, true}}};
+constexpr std::array<Way, 8> kWays{{{"memcpy", Kind::kLibc, Move::kBest},
+                                    {"vector", Kind::kGuarded, Move::kVector},
+                                    {"rep", Kind::kGuarded, Move::kRepeat},
+                                    {"stream", Kind::kGuarded, Move::kStream},
+                                    {"best", Kind::kGuarded, Move::kBest},
+                                    {"bare", Kind::kBare, Move::kBest},
+                                    {"no guard", Kind::kUnguarded, Move::kBest},
+                                    {"fence", Kind::kFenced, Move::kBest}}};
 
 enum class Situation : uint8_t { kHot, kCold, kRead };
 
@@ -76,6 +86,22 @@ std::byte* shared_memory(uint64_t bytes) {
                         MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   return static_cast<std::byte*>(at);
+}
+
+/// What guarded_copy() does from 4 KiB to 16 MiB on this kind of processor, and nothing else:
+/// the difference is the price of the fence.
+void bare_copy(std::byte* target, const std::byte* source, uint64_t bytes) {
+#if defined(__x86_64__)
+  for (uint64_t at = 0; at < bytes;) {
+    uint64_t chunk = std::min(bytes - at, kChunkBytes);
+    std::byte* to = target + at;
+    const std::byte* from = source + at;
+    at += chunk;
+    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(chunk) : : "memory");
+  }
+#else
+  std::memcpy(target, source, bytes);
+#endif
 }
 
 /// Reads what was copied, on another core, and says so.
@@ -136,21 +162,23 @@ class Bench {
  public:
   explicit Bench(const Options& options)
       : options_(options),
-        target_(shared_memory(kColdBytes)),
-        source_(shared_memory(kColdBytes)),
+        extent_(extent_of(options)),
+        target_(shared_memory(extent_)),
+        source_(shared_memory(extent_)),
         reader_(target_) {
     const auto cards = Cards::of_process();
     card_ = cards ? (*cards)->mine() : nullptr;
     if (card_ == nullptr) throw std::runtime_error("no card");
     register_fences();
-    for (uint64_t i = 0; i < kColdBytes; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
+    for (uint64_t i = 0; i < extent_; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
   }
 
   /// Seconds of one copy.
   double measure(const Way& way, Situation situation, uint64_t bytes) {
     use_move(way.move);
     const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
-    const Guard guard = way.guard ? Guard{&path_, 1, &key_, 2} : Guard{};
+    const bool looks = way.kind == Kind::kGuarded || way.kind == Kind::kFenced;
+    const Guard guard = looks ? Guard{&path_, 1, &key_, 2} : Guard{};
     std::atomic<uint64_t>& word = situation == Situation::kRead ? reader_.committed : unread_;
     reader_.expect(bytes);
     uint64_t at = situation == Situation::kCold ? cold_ : 0;
@@ -158,11 +186,13 @@ class Bench {
     std::memset(target_ + at, 0, std::min<uint64_t>(bytes, 4096));
     const auto copy = [&] {
       const uint64_t value = word.load(std::memory_order_relaxed) + 1;
-      if (way.libc) {
-        std::memcpy(target_ + at, source_ + at, bytes);
+      if (way.kind == Kind::kLibc || way.kind == Kind::kBare) {
+        way.kind == Kind::kBare ? bare_copy(target_ + at, source_ + at, bytes)
+                                : void(std::memcpy(target_ + at, source_ + at, bytes));
         word.store(value, std::memory_order_release);
       } else {
-        guarded_copy(*card_, target_ + at, source_ + at, bytes, guard, {&word, value}, way.fence);
+        guarded_copy(*card_, target_ + at, source_ + at, bytes, guard, {&word, value},
+                     way.kind == Kind::kFenced);
       }
     };
     // The caches as this way leaves them, not the one before it.
@@ -188,12 +218,18 @@ class Bench {
   }
 
  private:
-  static uint64_t next(uint64_t at, uint64_t bytes) {
+  static uint64_t extent_of(const Options& options) {
+    const auto& names = options.situations;
+    const bool cold = std::find(names.begin(), names.end(), "cold") != names.end();
+    return cold ? kColdBytes : *std::max_element(options.sizes.begin(), options.sizes.end());
+  }
+  uint64_t next(uint64_t at, uint64_t bytes) const {
     at += std::max<uint64_t>(bytes, 64);
-    return at + bytes > kColdBytes ? 0 : at;
+    return at + bytes > extent_ ? 0 : at;
   }
 
   const Options options_;
+  const uint64_t extent_;
   std::byte* target_;
   std::byte* source_;
   uint64_t cold_ = 0;  ///< where the next cold copy goes
@@ -208,38 +244,63 @@ std::string size_name(uint64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
-/// The lower quartile of several, in turn with the other ways: a busy neighbour slows all of them.
-void print_table(Bench& bench, const Options& options, Situation situation, const char* title) {
-  fmt::print("\n| {} |", title);
-  for (const Way& way : kWays) fmt::print(" {} |", way.name);
-  fmt::print("\n| --- |");
-  for (size_t i = 0; i < kWays.size(); ++i) fmt::print(" --- |");
+/// Seconds of each way: the lower quartile of several, in turn with the other ways: a busy
+/// neighbour slows all of them.
+std::array<double, kWays.size()> measure_ways(Bench& bench, const Options& options,
+                                              Situation situation, uint64_t bytes) {
+  std::array<std::vector<double>, kWays.size()> all;
+  for (uint32_t round = 0; round < options.repeat; ++round) {
+    for (size_t i = 0; i < kWays.size(); ++i) {
+      all[i].push_back(bench.measure(kWays[i], situation, bytes));
+    }
+  }
+  std::array<double, kWays.size()> best{};
+  for (size_t i = 0; i < kWays.size(); ++i) {
+    std::sort(all[i].begin(), all[i].end());
+    best[i] = all[i][all[i].size() / 4];
+  }
+  return best;
+}
+
+void print_cells(const std::array<double, kWays.size()>& seconds, uint64_t bytes) {
+  fmt::print("| {} |", size_name(bytes));
+  for (const double each : seconds) {
+    if (bytes < 1024) {
+      fmt::print(" {:.1f} ns |", each * 1e9);
+    } else {
+      fmt::print(" {:.1f} |", static_cast<double>(bytes) / each / 1e9);
+    }
+  }
   fmt::print("\n");
-  for (const uint64_t bytes : {8ul, 64ul, 256ul, 1024ul, 4096ul, 16384ul, 65536ul, 262144ul,
-                               1ul << 20, 2ul << 20, 4ul << 20, 16ul << 20, 64ul << 20}) {
-    if (bytes > options.bytes_max) break;
+}
+
+void print_object(const std::array<double, kWays.size()>& seconds, uint64_t bytes,
+                  const std::string& situation) {
+  nlohmann::ordered_json speeds;
+  for (size_t i = 0; i < kWays.size(); ++i) {
+    speeds[kWays[i].name] = static_cast<double>(bytes) / seconds[i] / 1e9;
+  }
+  const nlohmann::ordered_json line{
+      {"situation", situation}, {"bytes", bytes}, {"gb_per_second", speeds}};
+  fmt::print("{}\n", line.dump());
+}
+
+void print_situation(Bench& bench, const Options& options, const std::string& name) {
+  const Situation situation = name == "hot"    ? Situation::kHot
+                              : name == "cold" ? Situation::kCold
+                                               : Situation::kRead;
+  if (!options.json) {
+    fmt::print("\n| {} |", situation == Situation::kRead ? "then read" : name);
+    for (const Way& way : kWays) fmt::print(" {} |", way.name);
+    fmt::print("\n| --- |");
+    for (size_t i = 0; i < kWays.size(); ++i) fmt::print(" --- |");
+    fmt::print("\n");
+  }
+  for (const uint64_t bytes : options.sizes) {
     // Asking for the time costs more than a short copy.
     if (situation == Situation::kRead && bytes < 65536) continue;
-    std::array<std::vector<double>, kWays.size()> all;
-    for (uint32_t round = 0; round < options.repeat; ++round) {
-      for (size_t i = 0; i < kWays.size(); ++i) {
-        all[i].push_back(bench.measure(kWays[i], situation, bytes));
-      }
-    }
-    std::array<double, kWays.size()> best{};
-    for (size_t i = 0; i < kWays.size(); ++i) {
-      std::sort(all[i].begin(), all[i].end());
-      best[i] = all[i][all[i].size() / 4];
-    }
-    fmt::print("| {} |", size_name(bytes));
-    for (const double seconds : best) {
-      if (bytes < 1024) {
-        fmt::print(" {:.1f} ns |", seconds * 1e9);
-      } else {
-        fmt::print(" {:.1f} |", static_cast<double>(bytes) / seconds / 1e9);
-      }
-    }
-    fmt::print("\n");
+    const auto seconds = measure_ways(bench, options, situation, bytes);
+    options.json ? print_object(seconds, bytes, name) : print_cells(seconds, bytes);
     std::fflush(stdout);
   }
 }
@@ -250,18 +311,24 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Copies into shared memory: nanoseconds below 1 KiB, GB/s from there on");
   app.add_option("--repeat", options.repeat)->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--bytes-max", options.bytes_max)->capture_default_str();
+  app.add_option("--sizes", options.sizes, "Bytes of a copy")
+      ->delimiter(',')
+      ->check(CLI::Range(uint64_t{1}, kColdBytes));
+  app.add_option("--situations", options.situations, "hot, cold or read")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"hot", "cold", "read"}));
+  app.add_flag("--json", options.json, "GB/s, one object a size");
   app.add_option("--stretch", options.stretch, "Bytes of one measurement")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     pin(0);
     Bench bench(options);
-    fmt::print("guard: {}; membarrier: {}; procfs: {}\n",
-               guard_kind() == GuardKind::kRestartable ? "restartable" : "plain",
-               fence_parts().membarrier, fence_parts().procfs);
-    print_table(bench, options, Situation::kHot, "hot");
-    print_table(bench, options, Situation::kCold, "cold");
-    print_table(bench, options, Situation::kRead, "then read");
+    if (!options.json) {
+      fmt::print("guard: {}; membarrier: {}; procfs: {}\n",
+                 guard_kind() == GuardKind::kRestartable ? "restartable" : "plain",
+                 fence_parts().membarrier, fence_parts().procfs);
+    }
+    for (const std::string& name : options.situations) print_situation(bench, options, name);
   } catch (const std::exception& error) {
     fmt::print(stderr, "copy_speed: {}\n", error.what());
     return EXIT_FAILURE;

@@ -19,7 +19,7 @@ FILE_LINES_MAX = 800
 
 CODE = {".h", ".cc"}
 SCRIPTS = {".py", ".cmake", ".sh"}
-SCRIPT_NAMES = {"CMakeLists.txt", "Makefile", "check", "soak", "install-deps", "run"}
+SCRIPT_NAMES = {"CMakeLists.txt", "Makefile", "check", "soak", "install-deps", "run", "compare"}
 TEXT = CODE | SCRIPTS | {".md", ".txt", ".json", ".yml", ".in", ".map", ".cfg", ".toml", ".pml"}
 SKIPPED_FOLDERS = {"build", ".git", ".cache", "__pycache__", "corpus"}
 # They hold the very words and samples that the rules look for.
@@ -72,6 +72,8 @@ FLOORS = (
     Floor("bench/copy_speed.", ("providers/shm/",)),
     Floor("bench/instruction_cases.", ("core/",)),
     Floor("bench/micro/", ("core/",)),
+    # What we are measured against, on its own interface.
+    Floor("bench/peers/", (), vendors=True),
     Floor("bench/", ()),
     Floor("python/", ()),
     Floor("include/fabric/", ()),

@@ -1,0 +1,212 @@
+"""The command line of bench/compare."""
+
+import argparse
+import fnmatch
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from comparison import cases, contenders, report
+from comparison.contenders import Failed, Stage
+from comparison.rounds import Rounds, rows_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+EXPLAINED = """\
+Every line is one case against one peer. `ratio` says how many times as good ours is, so that
+`floor` is a lower bound for every unit: ours / peer_value for speeds (GB/s, writes and pages a
+second), peer_value / ours for times and loads (ns, % of a core). It is the median of the ratios of
+the rounds; `spread` has the least and the greatest of them. `holds` is null where there is no floor
+or no peer. A peer that is not there has `peer_value` null, and `note` says why.
+
+Before and behind each case a cache line goes back and forth between the two cores. Where that took
+more than twice its least, the case is measured again, and such samples count only if a case has no
+others.
+
+ends with: 0 done, 1 a case does not hold (with --check) or ours could not be measured, 2 bad usage
+"""
+
+# What it takes from where, beside Debian's packages.
+WHEELS = {"nixl": (("nixl-cu12", "numpy"), "nixl_cu12._bindings"),
+          "mooncake": (("mooncake-transfer-engine-non-cuda",), "mooncake.engine")}
+UCX = [name for name, contender in contenders.ALL.items() if isinstance(contender, contenders.Ucx)]
+LIBFABRIC = ["libfabric_shm", "libfabric_tcp"]
+
+
+def two_cores(text):
+    cores = tuple(int(word) for word in text.split(","))
+    if len(cores) != 2 or not set(cores) <= os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError("two cores that this process may use, such as 0,1")
+    return cores
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(
+        prog="bench/compare", description="Ours and every peer of this host, interleaved.",
+        epilog=EXPLAINED, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    usable = sorted(os.sched_getaffinity(0))
+    add("--json", action="store_true", help="one object a line instead of the table")
+    add("--only", metavar="PATTERN", action="append",
+        help="cases that contain it, or match it as a glob: write_imm/65536, 'shm/*/8'; "
+        "case:peer selects peers too")
+    add("--check", action="store_true", help="end with 1 when a case does not hold")
+    add("--quick", action="store_true", help="one minute instead of ten")
+    add("--rounds", type=int, metavar="N", help="how many (default 9, with --quick 2)")
+    add("--duration", type=float, metavar="SECONDS",
+        help="of one measurement (default 0.3, with --quick 0.1)")
+    add("--pin", type=two_cores, metavar="A,B", help="cores of the two processes",
+        default=(usable[0], usable[min(1, len(usable) - 1)]))
+    add("--list", action="store_true", help="print the cases and their floors, measure nothing")
+    add("--no-prepare", action="store_true", help="install and build nothing: take what is there")
+    add("--build", type=Path, metavar="FOLDER", default=ROOT / "build" / "release",
+        help="with --no-prepare: where our programs are")
+    add("--write-results", action="store_true",
+        help=f"write {report.RESULTS}, {report.LINES} and {report.DRAWING}")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (2 if options.quick else 9)
+    options.duration = options.duration or (0.1 if options.quick else 0.3)
+    if options.rounds < 1 or not 0.01 <= options.duration <= 10:
+        parser.error("at least one round, of 0.01 to 10 seconds a measurement")
+    if options.write_results and options.only:
+        parser.error("--write-results takes all cases")
+    if options.build != ROOT / "build" / "release" and not options.no_prepare:
+        parser.error("--build goes with --no-prepare: only build/release is built")
+    options.cases = selected(cases.ALL, options.only)
+    if not options.cases:
+        parser.error(f"no case matches {' or '.join(options.only)}; --list prints them")
+    return options
+
+
+def selected(every, patterns):
+    """Cases with the peers that a pattern names; all peers when it names none."""
+    def matches(text, pattern):
+        return pattern in text or fnmatch.fnmatchcase(text, pattern)
+
+    if not patterns:
+        return list(every)
+    chosen = []
+    for case in every:
+        rivals = []
+        for rival in case.rivals:
+            title = contenders.ALL[rival.contender].title
+            for pattern in patterns:
+                wanted, _, peer = pattern.partition(":")
+                if matches(case.name, wanted) and matches(title, peer):
+                    rivals.append(rival)
+                    break
+        if rivals:
+            chosen.append(cases.Case(case.name, case.measure, case.shot, tuple(rivals),
+                                     ours=case.ours, once=case.once))
+    return chosen
+
+
+class Preparation:
+    """Installs and builds what the chosen cases need. Who cannot be had has a reason."""
+
+    def __init__(self, root, needed, say):
+        self.root = root
+        self.needed = needed
+        self.say = say
+        self.absent = {}
+
+    def run(self):
+        self.packages()
+        self.build()
+        for name, (wheels, module) in WHEELS.items():
+            if name in self.needed:
+                self.wheel(name, wheels, module)
+        return self.absent
+
+    def tell(self, words, why):
+        """Fails with the end of what the command says."""
+        done = subprocess.run(list(map(str, words)), cwd=self.root, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            last = done.stdout.strip().splitlines() or [f"ended with {done.returncode}"]
+            raise Failed(f"{why}: {last[-1]}")
+
+    def packages(self):
+        self.say("packages")
+        try:
+            self.tell(["scripts/install-deps", "build", "compare"], "not installed")
+        except Failed as failure:
+            # What is there already may do: each peer that is missing says so itself.
+            self.say(str(failure))
+
+    def build(self):
+        self.say("build/release")
+        self.tell(["cmake", "--preset", "release"], "cmake")
+        build = ["cmake", "--build", "build/release", "--target"]
+        self.tell(build + ["fabric_tool", "limits", "copy_speed"], "build")
+        if self.needed & set(LIBFABRIC):
+            try:
+                self.tell(build + ["libfabric_peer"], "libfabric's program is not built")
+            except Failed as failure:
+                self.absent.update(dict.fromkeys(LIBFABRIC, str(failure)))
+
+    def wheel(self, name, wheels, module):
+        """Into a folder of the build, without what it drags along: the host stays as it was."""
+        python = self.root / "build" / "peers-venv" / "bin" / "python"
+        there = [python, "-c", f"import {module}"]
+        try:
+            if not python.exists():
+                self.tell([sys.executable, "-m", "venv", python.parent.parent], "no venv")
+            try:
+                self.tell(there, "no module")
+            except Failed:
+                self.say(" ".join(wheels))
+                self.tell([python, "-m", "pip", "install", "-q", "--no-deps", *wheels],
+                          "its wheel does not install")
+                self.tell(there, "its wheel does not work")
+        except Failed as failure:
+            self.absent[name] = str(failure)
+
+
+def progress():
+    """To the terminal, each line over the one before it; to a log, as lines."""
+    terminal = sys.stderr.isatty()
+
+    def say(text):
+        sys.stderr.write(f"\r\033[K{text}" if terminal else f"compare: {text}\n")
+        sys.stderr.flush()
+    return say
+
+
+def list_cases(chosen):
+    for case in chosen:
+        for rival in case.rivals:
+            floor = "" if rival.floor is None else f"  at least {rival.floor:.2f}"
+            print(f"{case.name}  {contenders.ALL[rival.contender].title}{floor}")
+
+
+def main(arguments=None, root=ROOT, everybody=None):
+    options = parse(arguments)
+    if options.list:
+        list_cases(options.cases)
+        return 0
+    say = progress()
+    needed = {rival.contender for case in options.cases for rival in case.rivals}
+    try:
+        absent = {} if options.no_prepare else Preparation(root, needed, say).run()
+        stage = Stage(root, options.build, options.duration, options.pin,
+                      3.0 if options.quick else 10.0)
+        rounds = Rounds(options.cases, stage, absent, say, everybody)
+        ledger = rounds.run(options.rounds, 50 if options.quick else 540)
+    except Failed as failure:
+        sys.stderr.write(f"\ncompare: {failure}\n")
+        return 1
+    finally:
+        if sys.stderr.isatty():
+            say("")
+    rows = rows_of(options.cases, ledger)
+    if options.json:
+        print("\n".join(map(report.json_line, rows)))
+    else:
+        print(report.table(rows, sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    if options.write_results:
+        quick = " --quick" if options.quick else ""
+        report.write_results(rows, root, f"bench/compare{quick} --write-results")
+    failed = any(row.ours is None for row in rows)
+    return int(failed or (options.check and any(row.holds is False for row in rows)))

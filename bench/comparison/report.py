@@ -1,0 +1,122 @@
+"""What a comparison says: lines for programs, a table for people, the page of results."""
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+
+from comparison.draw import draw
+
+RESULTS = "bench/results.md"
+DRAWING = "bench/results.svg"
+LINES = "bench/results.json"
+SHORTFALLS = "bench/shortfalls.json"
+
+
+def json_line(row):
+    return json.dumps(asdict(row))
+
+
+def number(value):
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def cells(row):
+    spread = "-" if row.spread is None else f"{row.spread[0]:.2f} to {row.spread[1]:.2f}"
+    holds = {None: "", True: "yes", False: "NO"}[row.holds]
+    return [row.case, row.unit, number(row.ours), row.peer, number(row.peer_value),
+            "-" if row.ratio is None else f"{row.ratio:.2f}", spread,
+            "" if row.floor is None else f"{row.floor:.2f}", holds]
+
+
+HEAD = ["case", "unit", "ours", "peer", "peer's", "ratio", "spread", "floor", "holds"]
+
+
+def table(rows, colour=False):
+    lines = [HEAD] + [cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    out = []
+    for at, line in enumerate(lines):
+        text = "  ".join(word.ljust(width) for word, width in zip(line, widths)).rstrip()
+        row = rows[at - 1] if at else None
+        if row is not None and row.note:
+            text += f"   ({row.note})"
+        if colour and row is not None and row.holds is not None:
+            text = f"\033[{32 if row.holds else 31}m{text}\033[0m"
+        out.append(text)
+    return "\n".join(out)
+
+
+def command_says(words, root):
+    try:
+        return subprocess.run(words, cwd=root, capture_output=True, text=True,
+                              check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def machine(root):
+    """What a figure means nothing without."""
+    model = "unknown"
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        for line in info:
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    # The results themselves do not change what was measured.
+    changed = command_says(["git", "status", "--porcelain", "--", ".", ":!bench/results.*"], root)
+    commit = command_says(["git", "rev-parse", "--short=12", "HEAD"], root)
+    return {"processor": model, "cores": str(len(os.sched_getaffinity(0))),
+            "kernel": platform.release(),
+            "compiler": command_says(["g++", "--version"], root).splitlines()[0],
+            "commit": commit + (" with changes" if changed else "")}
+
+
+def shortfalls(root):
+    """case -> peer -> why it falls short, by hand."""
+    path = root / SHORTFALLS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def markdown(rows, about, reasons, how):
+    held = [row.holds for row in rows if row.holds is not None]
+    lines = [
+        "# Ours and the peers of one host",
+        "",
+        f"Written by `{how}`; do not edit. {sum(held)} of {len(held)} floors hold.",
+        "",
+        "".join(f"{key}: {value}; " for key, value in about.items()).rstrip("; ") + ".",
+        "",
+        "Two processes on two cores, inline progress, counted writes, interleaved: in each",
+        "round ours and every peer once, for a fraction of a second. A value is the median of the",
+        "rounds; the ratio is the median of the ratios of the rounds, with the least and the",
+        "greatest. It says how many times as good ours is, so a floor is a lower bound: ours over",
+        "the peer's for speeds, the peer's over ours for times and loads.",
+        "",
+        "![ratios against their floors](results.svg)",
+        "",
+        "| " + " | ".join(HEAD + ["remark"]) + " |",
+        "| " + " | ".join(["---"] * (len(HEAD) + 1)) + " |",
+    ]
+    for row in rows:
+        words = cells(row)
+        words[-1] = "**no**" if row.holds is False else words[-1]
+        lines.append("| " + " | ".join(words + [row.note]) + " |")
+    short = [row for row in rows if row.holds is False]
+    if short:
+        lines += ["", "## What falls short", ""]
+    for row in short:
+        why = reasons.get(row.case, {}).get(row.peer, "not explained yet.")
+        lines.append(f"- `{row.case}` against {row.peer}, {number(row.ratio)} of "
+                     f"{row.floor:.2f}: {why}")
+    return "\n".join(lines) + "\n"
+
+
+def write_results(rows, root, how):
+    text = markdown(rows, machine(root), shortfalls(root), how)
+    (root / RESULTS).write_text(text, encoding="utf-8")
+    (root / LINES).write_text("".join(json_line(row) + "\n" for row in rows), encoding="utf-8")
+    (root / DRAWING).write_text(draw([asdict(row) for row in rows]), encoding="utf-8")

@@ -1,0 +1,155 @@
+"""Interleaved rounds: in each, every case runs ours and its peers once, one right behind another,
+so that a machine that slows down slows down all of them. The ratio of a case is the median of the
+ratios of its rounds."""
+
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+
+from comparison import contenders
+from comparison.cases import Shot
+from comparison.contenders import Failed
+
+# The hypervisor moves the two cores apart at times, and a cache line takes three times as long
+# then: a round in which the probe took twice its least is not like the others.
+APART = 2.0
+REPEATS_MAX = 2
+PROBE_SECONDS = 0.02
+
+
+@dataclass
+class Sample:
+    """One case in one round."""
+
+    probe_ns: float
+    values: dict  # contender -> value; who failed is not in it
+
+
+@dataclass
+class Ledger:
+    """All samples of a run, and who failed why."""
+
+    samples: dict = field(default_factory=dict)  # case name -> [Sample]
+    failures: dict = field(default_factory=dict)  # (case name, contender) -> reason
+    probes: list = field(default_factory=list)
+
+    def together(self, probe_ns):
+        return probe_ns <= APART * min(self.probes)
+
+    def good(self, case):
+        """The samples taken while the cores were near; all of them when there was none."""
+        every = self.samples.get(case.name, [])
+        near = [sample for sample in every if self.together(sample.probe_ns)]
+        return (near, True) if near else (every, False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a case came to against one peer."""
+
+    case: str
+    unit: str
+    ours: float | None
+    peer: str
+    peer_value: float | None
+    ratio: float | None
+    floor: float | None
+    holds: bool | None
+    spread: tuple | None  # least and greatest ratio of a round
+    rounds: int
+    note: str
+
+
+def row_of(case, rival, ledger):
+    samples, near = ledger.good(case)
+    both = [sample.values for sample in samples
+            if case.ours in sample.values and rival.contender in sample.values]
+    notes = [rival.note] if rival.note else []
+    ratios = [case.ratio(values[case.ours], values[rival.contender]) for values in both]
+    ratio = statistics.median(ratios) if ratios else None
+    ours = [sample.values[case.ours] for sample in samples if case.ours in sample.values]
+    theirs = [values[rival.contender] for values in both]
+    if not theirs:
+        theirs = [sample.values[rival.contender] for sample in samples
+                  if rival.contender in sample.values]
+    for contender, values in ((case.ours, ours), (rival.contender, theirs)):
+        reason = ledger.failures.get((case.name, contender))
+        if reason and not values:
+            notes.append(f"{contenders.ALL[contender].title} is absent: {reason}")
+        elif reason:
+            notes.append(f"{contenders.ALL[contender].title} failed at times: {reason}")
+    if not near and samples:
+        notes.append("the cores were apart in every round")
+    holds = None
+    if rival.floor is not None and theirs:
+        # Without a value of ours nothing holds; without one of the peer nobody knows.
+        holds = ratio is not None and ratio >= rival.floor
+    return Row(case.name, case.unit, statistics.median(ours) if ours else None,
+               contenders.ALL[rival.contender].title,
+               statistics.median(theirs) if theirs else None, ratio, rival.floor, holds,
+               (min(ratios), max(ratios)) if ratios else None, len(ratios), "; ".join(notes))
+
+
+def rows_of(cases, ledger):
+    return [row_of(case, rival, ledger) for case in cases for rival in case.rivals]
+
+
+class Rounds:
+    def __init__(self, cases, stage, absent, progress, everybody=None):
+        self.cases = cases
+        self.stage = stage
+        self.absent = absent  # contender -> why nobody has to try
+        self.progress = progress
+        self.everybody = everybody or contenders.ALL
+        self.ledger = Ledger()
+
+    def run(self, rounds, budget, clock=time.monotonic):
+        """At most `rounds` of them; none is begun that would not end within `budget` seconds."""
+        begin = clock()
+        longest = 0.0
+        for number in range(rounds):
+            start = clock()
+            if number and start - begin + longest > budget:
+                self.progress(f"{number} rounds: the time is over")
+                break
+            for case in self.cases:
+                if case.once and number:
+                    continue
+                self.progress(f"round {number + 1} of {rounds}: {case.name}")
+                self.run_case(case, number)
+            if number or not any(case.once for case in self.cases):
+                longest = max(longest, clock() - start)
+        return self.ledger
+
+    def probe(self):
+        stage = replace(self.stage, duration=PROBE_SECONDS)
+        value = self.everybody["line"].measure(Shot("latency"), stage)
+        self.ledger.probes.append(value)
+        return value
+
+    def run_case(self, case, number):
+        for attempt in range(REPEATS_MAX + 1):
+            probe_ns = self.probe()
+            values = self.measure_all(case, number)
+            probe_ns = max(probe_ns, self.probe())
+            self.ledger.samples.setdefault(case.name, []).append(Sample(probe_ns, values))
+            if case.once or self.ledger.together(probe_ns):
+                return
+            if attempt < REPEATS_MAX:
+                self.progress(f"{case.name} again: the cores are apart ({probe_ns:.0f} ns)")
+
+    def measure_all(self, case, number):
+        """In another order in each round: nobody always runs behind the same one."""
+        names = [case.ours, *(rival.contender for rival in case.rivals)]
+        turn = number % len(names)
+        values = {}
+        for name in names[turn:] + names[:turn]:
+            reason = self.absent.get(name)
+            if reason is None:
+                try:
+                    values[name] = self.everybody[name].measure(case.shot, self.stage)
+                    continue
+                except Failed as failure:
+                    reason = str(failure)
+            self.ledger.failures[case.name, name] = reason
+        return values

@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""bench/compare with contenders that are not measured: what a ratio means, what holds, who is
+absent, and how the command ends."""
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from comparison import cases, command, contenders, draw, report, rounds  # noqa: E402
+from comparison.cases import Case, Rival, Shot  # noqa: E402
+from comparison.contenders import Failed, Stage  # noqa: E402
+from comparison.rounds import Ledger, Rounds, Sample, row_of  # noqa: E402
+
+SPEED = Case("shm/write_imm/65536", cases.GB, Shot("write", 65536), (Rival("memcpy", 0.9),))
+TIME = Case("shm/latency/8", cases.NANOSECONDS, Shot("latency"), (Rival("ucx_am", 1 / 1.2),))
+
+
+class Says:
+    """A contender that has its values with it; an exception among them is a failure."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+        self.shots = []
+
+    def measure(self, shot, _stage):
+        self.shots.append(shot)
+        value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+def ledger(case, *pairs, probes=None):
+    """A run with these values of ours and of the only rival."""
+    rival = case.rivals[0].contender
+    probes = probes or [100.0] * len(pairs)
+    samples = [Sample(probe, {case.ours: ours, rival: theirs})
+               for probe, (ours, theirs) in zip(probes, pairs)]
+    return Ledger({case.name: samples}, {}, list(probes))
+
+
+def only_row(case, *pairs, probes=None):
+    return row_of(case, case.rivals[0], ledger(case, *pairs, probes=probes))
+
+
+class Ratios(unittest.TestCase):
+    def test_a_speed_is_ours_over_theirs(self):
+        row = only_row(SPEED, (30.0, 40.0))
+        self.assertEqual((row.ratio, row.holds), (0.75, False))
+
+    def test_a_time_is_theirs_over_ours(self):
+        row = only_row(TIME, (120.0, 100.0))
+        self.assertAlmostEqual(row.ratio, 1 / 1.2)
+        self.assertTrue(row.holds)
+        self.assertFalse(only_row(TIME, (121.0, 100.0)).holds)
+
+    def test_is_the_median_of_the_rounds_not_the_ratio_of_medians(self):
+        row = only_row(SPEED, (10.0, 10.0), (30.0, 20.0), (20.0, 40.0))
+        self.assertEqual(row.ratio, 1.0)
+        self.assertEqual(row.spread, (0.5, 1.5))
+        self.assertEqual((row.ours, row.peer_value, row.rounds), (20.0, 20.0, 3))
+
+    def test_a_round_with_the_cores_apart_does_not_count(self):
+        pairs = ((10.0, 10.0), (1.0, 10.0), (1.0, 10.0))
+        row = only_row(SPEED, *pairs, probes=[100.0, 300.0, 201.0])
+        self.assertEqual((row.ratio, row.rounds), (1.0, 1))
+
+    def test_a_case_with_no_other_rounds_takes_them_and_says_so(self):
+        run = ledger(SPEED, (10.0, 10.0), probes=[300.0])
+        run.probes.append(100.0)
+        row = row_of(SPEED, SPEED.rivals[0], run)
+        self.assertEqual(row.ratio, 1.0)
+        self.assertIn("apart", row.note)
+
+    def test_without_a_floor_nothing_holds_or_fails(self):
+        case = Case("a", cases.GB, Shot("write"), (Rival("memcpy"),))
+        self.assertIsNone(only_row(case, (1.0, 2.0)).holds)
+
+    def test_an_absent_peer_is_a_line_with_its_reason(self):
+        run = Ledger({SPEED.name: [Sample(1.0, {"ours": 5.0})]},
+                     {(SPEED.name, "memcpy"): "no such file"}, [1.0])
+        row = row_of(SPEED, SPEED.rivals[0], run)
+        self.assertEqual((row.ours, row.peer_value, row.ratio, row.holds), (5.0, None, None, None))
+        self.assertIn("no such file", row.note)
+
+    def test_without_ours_a_floor_does_not_hold(self):
+        run = Ledger({SPEED.name: [Sample(1.0, {"memcpy": 5.0})]},
+                     {(SPEED.name, "ours"): "wrong bytes"}, [1.0])
+        row = row_of(SPEED, SPEED.rivals[0], run)
+        self.assertEqual((row.ours, row.peer_value, row.holds), (None, 5.0, False))
+        self.assertIn("wrong bytes", row.note)
+
+
+class Playing(unittest.TestCase):
+    def play(self, everybody, number=1, budget=100.0, clock=None, absent=None, case=SPEED):
+        stage = Stage(ROOT, ROOT, 0.1)
+        game = Rounds([case], stage, absent or {}, lambda text: None, everybody)
+        return game.run(number, budget, *([clock] if clock else []))
+
+    def test_every_round_measures_everybody_once_in_turn(self):
+        order = []
+
+        class Noted(Says):
+            def measure(self, shot, stage):
+                order.append(self)
+                return super().measure(shot, stage)
+
+        ours, memcpy = Noted(1.0), Noted(2.0)
+        run = self.play({"ours": ours, "memcpy": memcpy, "line": Says(50.0)}, number=2)
+        self.assertEqual(order, [ours, memcpy, memcpy, ours])
+        self.assertEqual(len(run.samples[SPEED.name]), 2)
+
+    def test_repeats_a_case_whose_cores_went_apart(self):
+        ours = Says(1.0)
+        line = Says(50.0, 150.0, 50.0, 50.0)
+        run = self.play({"ours": ours, "memcpy": Says(2.0), "line": line})
+        self.assertEqual([sample.probe_ns for sample in run.samples[SPEED.name]], [150.0, 50.0])
+
+    def test_gives_up_repeating(self):
+        run = self.play({"ours": Says(1.0), "memcpy": Says(2.0), "line": Says(50.0, 150.0)})
+        self.assertEqual(len(run.samples[SPEED.name]), 1 + rounds.REPEATS_MAX)
+
+    def test_begins_no_round_that_would_not_end_in_time(self):
+        seconds = iter(range(0, 10_000, 40))
+        run = self.play({"ours": Says(1.0), "memcpy": Says(2.0), "line": Says(50.0)}, number=9,
+                        budget=200.0, clock=lambda: next(seconds))
+        self.assertLess(len(run.samples[SPEED.name]), 4)
+
+    def test_does_not_try_who_is_known_to_be_absent(self):
+        memcpy = Says(2.0)
+        run = self.play({"ours": Says(1.0), "memcpy": memcpy, "line": Says(50.0)},
+                        absent={"memcpy": "not built"})
+        self.assertEqual(memcpy.shots, [])
+        self.assertEqual(run.failures[SPEED.name, "memcpy"], "not built")
+
+
+class Command(unittest.TestCase):
+    def run_main(self, *arguments, **values):
+        """Exit code and lines of a run in which ours has 1 and all others have what is said."""
+        everybody = {name: Says(values.get(name, 0.5)) for name in contenders.ALL}
+        everybody |= {"ours": Says(values.get("ours", 1.0)), "line": Says(50.0)}
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            code = command.main(["--no-prepare", "--rounds", "1", "--json", *arguments],
+                                everybody=everybody)
+        return code, [json.loads(line) for line in out.getvalue().splitlines()]
+
+    def test_a_line_has_what_was_promised(self):
+        _, lines = self.run_main("--only", "write_imm/65536:memcpy")
+        self.assertEqual(len(lines), 1)
+        for key in ("case", "unit", "ours", "peer", "peer_value", "ratio", "floor", "holds"):
+            self.assertIn(key, lines[0])
+        self.assertEqual(lines[0]["case"], "shm/write_imm/65536")
+        self.assertEqual(lines[0]["ratio"], 2.0)
+
+    def test_check_fails_when_a_case_does_not_hold(self):
+        only = ("--only", "write_imm/65536:memcpy")
+        self.assertEqual(self.run_main("--check", *only)[0], 0)
+        self.assertEqual(self.run_main("--check", *only, memcpy=2.0)[0], 1)
+        self.assertEqual(self.run_main(*only, memcpy=2.0)[0], 0)
+
+    def test_check_does_not_fail_for_an_absent_peer(self):
+        code, lines = self.run_main("--check", "--only", "write_imm/65536:memcpy",
+                                    memcpy=Failed("gone"))
+        self.assertEqual(code, 0)
+        self.assertEqual((lines[0]["peer_value"], lines[0]["holds"]), (None, None))
+        self.assertIn("gone", lines[0]["note"])
+
+    def test_fails_when_ours_cannot_be_measured(self):
+        code, lines = self.run_main("--only", "write_imm/65536:memcpy", ours=Failed("wrong bytes"))
+        self.assertEqual((code, lines[0]["ours"]), (1, None))
+
+    def test_only_selects_by_part_glob_and_peer(self):
+        def names(*arguments):
+            return {(line["case"], line["peer"]) for line in self.run_main(*arguments)[1]}
+
+        self.assertEqual({case for case, _ in names("--only", "paged")},
+                         {"shm/paged_write/1024", "shm/paged_write/4096"})
+        self.assertEqual({case for case, _ in names("--only", "shm/*/8")},
+                         {"shm/write_imm_rate/8", "shm/latency/8"})
+        self.assertEqual(names("--only", "latency:NIXL", "--only", "idle"),
+                         {("shm/latency/8", "NIXL"), ("shm/idle", "1 % of a core")})
+
+    def test_bad_usage_ends_with_2(self):
+        for words in (("--only", "nothing"), ("--rounds", "-1"), ("--pin", "0"), ("--what",),
+                      ("--only", "idle", "--write-results")):
+            with self.assertRaises(SystemExit) as end, contextlib.redirect_stderr(io.StringIO()):
+                command.main(list(words))
+            self.assertEqual(end.exception.code, 2, words)
+
+
+class Programs(unittest.TestCase):
+    """Contenders with real processes, which print what they are told to."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = Path(folder.name)
+        self.stage = Stage(ROOT, self.build, 0.1)
+
+    def program(self, name, text):
+        path = self.build / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def fabric(self, result, code=0):
+        self.program("fabric", f"echo \"$@\" > {self.build}/words\n"
+                     f"echo '{json.dumps(result)}'\nexit {code}")
+
+    def test_ours_is_read_in_the_unit_of_the_case(self):
+        result = {"gb_per_second": {"median": 8.192}, "ops_per_second": {"median": 3e6},
+                  "half_round_trip_ns": {"p50": 90.0}, "cpu_percent": 0.2, "verified": True}
+        self.fabric(result)
+        ours = contenders.Ours()
+        for shot, value in ((Shot("write", 65536), 8.192), (Shot("rate"), 3.0),
+                            (Shot("paged", 4096, pages=1024), 2.0), (Shot("latency"), 90.0),
+                            (Shot("idle"), 0.2)):
+            self.assertAlmostEqual(ours.measure(shot, self.stage), value, msg=shot.verb)
+
+    def test_ours_is_asked_for_what_the_case_is_about(self):
+        self.fabric({"gb_per_second": {"median": 1.0}})
+        contenders.Ours().measure(Shot("write", 65536, "registered", 1 << 28), self.stage)
+        words = (self.build / "words").read_text(encoding="utf-8")
+        for part in ("bench write", "--sizes 65536", "--memory registered", "--progress inline",
+                     f"--footprint {1 << 28}", "--pin 0,1"):
+            self.assertIn(part, words)
+
+    def test_wrong_bytes_are_no_value(self):
+        self.fabric({"gb_per_second": {"median": 1.0}, "verified": False})
+        with self.assertRaisesRegex(Failed, "wrong bytes"):
+            contenders.Ours().measure(Shot("write"), self.stage)
+
+    def test_who_fails_is_quoted(self):
+        self.program("fabric", "echo first >&2; echo 'no shared memory' >&2; exit 1")
+        with self.assertRaisesRegex(Failed, "no shared memory"):
+            contenders.Ours().measure(Shot("write"), self.stage)
+
+    def test_who_is_not_there_or_silent_fails(self):
+        with self.assertRaisesRegex(Failed, "no such file"):
+            contenders.ALL["memcpy"].measure(Shot("write"), self.stage)
+        self.program("bench/limits", "true")
+        with self.assertRaisesRegex(Failed, "no result"):
+            contenders.ALL["memcpy"].measure(Shot("write"), self.stage)
+
+    def test_who_never_ends_is_ended(self):
+        with self.assertRaisesRegex(Failed, "no answer"):
+            contenders.run(["/bin/sh", "-c", "sleep 60 & wait"], limit=0.1)
+
+    def test_guard_and_bare_copy_come_from_one_run(self):
+        self.program("bench/copy_speed", f"echo >> {self.build}/runs\n"
+                     """echo '{"gb_per_second":{"best":9.5,"bare":10.0}}'""")
+        shot = Shot("fence", 4096)
+        self.assertEqual(contenders.ALL["unguarded"].measure(shot, self.stage), 10.0)
+        self.assertEqual(contenders.ALL["guarded"].measure(shot, self.stage), 9.5)
+        self.assertEqual((self.build / "runs").read_text(encoding="utf-8").count("\n"), 1)
+
+    def test_a_line_of_ucx_is_understood(self):
+        line = "300000,0.154,0.321,0.339,23.79,23.79,3117646,3000000\n"
+        self.assertEqual(contenders.Ucx.value(Shot("latency"), line), 154.0)
+        self.assertEqual(contenders.Ucx.value(Shot("rate"), line), 3.0)
+        self.assertAlmostEqual(contenders.Ucx.value(Shot("write", 4096), line), 12.288)
+        with self.assertRaises(Failed):
+            contenders.Ucx.value(Shot("rate"), "Failed to run test\n")
+
+
+class Reports(unittest.TestCase):
+    ROWS = [only_row(SPEED, (30.0, 40.0)), only_row(TIME, (60.0, 120.0)),
+            row_of(SPEED, Rival("nixl", 10.0), Ledger({}, {(SPEED.name, "nixl"): "no wheel"}))]
+
+    def test_a_shortfall_stays_with_its_reason(self):
+        text = report.markdown(self.ROWS, {"commit": "abc"}, {SPEED.name: {"memcpy": "Because."}},
+                               "bench/compare")
+        self.assertIn("1 of 2 floors hold", text)
+        self.assertIn("**no**", text)
+        self.assertIn("`shm/write_imm/65536` against memcpy, 0.75 of 0.90: Because.", text)
+        self.assertIn("no wheel", text)
+        self.assertIn("not explained", report.markdown(self.ROWS, {}, {}, "bench/compare"))
+
+    def test_reasons_name_cases_and_peers_that_exist(self):
+        known = {(case.name, contenders.ALL[rival.contender].title)
+                 for case in cases.ALL for rival in case.rivals}
+        for case, peers in report.shortfalls(ROOT).items():
+            for peer in peers:
+                self.assertIn((case, peer), known)
+
+    def test_the_drawing_has_a_bar_for_each_ratio_and_a_mark_for_each_floor(self):
+        lines = [json.loads(report.json_line(row)) for row in self.ROWS]
+        tree = xml.etree.ElementTree.fromstring(draw.draw(lines))
+        space = "{http://www.w3.org/2000/svg}"
+        bars = [bar.get("fill") for bar in tree.iter(space + "rect")][1:]
+        self.assertEqual(bars, [draw.SHORT, draw.HOLDS])
+        marks = [mark for mark in tree.iter(space + "line") if mark.get("stroke-width") == "2.5"]
+        self.assertEqual(len(marks), 3)
+        self.assertIn("absent", [text.text for text in tree.iter(space + "text")])
+
+
+if __name__ == "__main__":
+    unittest.main()
