@@ -14,6 +14,16 @@ add_test(NAME tool.info COMMAND ${CMAKE_COMMAND} -DTOOL=$<TARGET_FILE:fabric_too
                                 -P ${CMAKE_CURRENT_LIST_DIR}/info.cmake)
 set_tests_properties(tool.info PROPERTIES LABELS unit TIMEOUT 30)
 
+# Processes that poll want a core each, hence PROCESSORS.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+foreach(name command bench meet)
+  add_test(NAME tool.${name} COMMAND Python3::Interpreter -B
+                                     ${CMAKE_CURRENT_LIST_DIR}/${name}_test.py
+                                     $<TARGET_FILE:fabric_tool>)
+  set_tests_properties(tool.${name} PROPERTIES LABELS unit TIMEOUT 180)
+endforeach()
+set_tests_properties(tool.bench tool.meet PROPERTIES PROCESSORS 2)
+
 # fabric_add_sim(<argument>...)
 function(fabric_add_sim)
   string(REGEX REPLACE "[^a-z0-9]+" "_" name "${ARGN}")

@@ -37,10 +37,15 @@ uint64_t need_size(const char* option, const std::string& text, uint64_t least) 
   return *size;
 }
 
-/// A range without its words in every line of the help; the message of a mistake has them.
+/// CLI11's own range takes "nan", and has its words in every line of the help.
 template <class T>
 CLI::Validator within(T least, T most) {
-  return CLI::Range(least, most).description("");
+  const auto check = [least, most](const std::string& text) -> std::string {
+    T value{};
+    const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+    return good ? "" : fmt::format("'{}' is not a number from {} to {}", text, least, most);
+  };
+  return CLI::Validator(check, "");
 }
 
 /// One of some words, which the help and the completion of shells show.
