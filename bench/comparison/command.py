@@ -157,7 +157,8 @@ class Preparation:
                 self.tell(there, "no module")
             except Failed:
                 self.say(" ".join(wheels))
-                self.tell([python, "-m", "pip", "install", "-q", "--no-deps", *wheels],
+                self.tell([python, "-m", "pip", "install", "-q", "--no-deps",
+                           "--disable-pip-version-check", *wheels],
                           "its wheel does not install")
                 self.tell(there, "its wheel does not work")
         except Failed as failure:
