@@ -17,6 +17,7 @@ HOLDS, SHORT, PLAIN = "#2f7d4f", "#b3362b", "#8a94a3"
 def scale_of(rows):
     """Powers of ten around all ratios and floors; 1 is always in sight."""
     values = [1.0] + [row[key] for row in rows for key in ("ratio", "floor") if row[key]]
+    values += [value for row in rows for value in row["spread"] or ()]
     return (math.floor(math.log10(min(values))), math.ceil(math.log10(max(values) * 1.0001)))
 
 
@@ -67,7 +68,8 @@ def bar(row, x, y):
         begin, end = sorted((x(1.0), x(row["ratio"])))
         out.append(f'<rect x="{begin:.1f}" y="{y + 3}" width="{max(end - begin, 1):.1f}" '
                    f'height="{ROW - 6}" fill="{colour}"/>')
-        text_at = max(end, x(row["floor"]) if row["floor"] else 0) + 6
+        text_at = max(end, *(x(value) for value in (row["floor"], *(row["spread"] or ()))
+                             if value)) + 6
         out.append(f'<text x="{text_at:.1f}" y="{middle + 4}" fill="{colour}">'
                    f'{row["ratio"]:.2f}</text>')
         if row["spread"]:

@@ -79,7 +79,7 @@ def row_of(case, rival, ledger):
         elif reason:
             notes.append(f"{contenders.ALL[contender].title} failed at times: {reason}")
     if not near and samples:
-        notes.append("the cores were apart in every round")
+        notes.append("the cores were apart or busy in every round")
     holds = None
     if rival.floor is not None and theirs:
         # Without a value of ours nothing holds; without one of the peer nobody knows.
@@ -136,7 +136,7 @@ class Rounds:
             if case.once or self.ledger.together(probe_ns):
                 return
             if attempt < REPEATS_MAX:
-                self.progress(f"{case.name} again: the cores are apart ({probe_ns:.0f} ns)")
+                self.progress(f"{case.name} again: the cores are apart or busy ({probe_ns:.0f} ns)")
 
     def measure_all(self, case, number):
         """In another order in each round: nobody always runs behind the same one."""
