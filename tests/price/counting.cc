@@ -21,6 +21,7 @@ constexpr size_t kFrames = 8;
 constexpr size_t kOwnFrames = 2;  // note(), and the function that it stands in
 
 struct Place {
+  const uint64_t* counter = nullptr;
   const char* what = nullptr;
   std::array<void*, kFrames> frames{};
   uint64_t times = 0;
@@ -35,7 +36,7 @@ void note(uint64_t& counter, const char* what) {
   if (!counting) return;
   counting = false;  // what backtrace() does is not meant
   ++counter;
-  Place here{.what = what};
+  Place here{.counter = &counter, .what = what};
   backtrace(here.frames.data(), kFrames);
   const auto end = places.begin() + place_count;
   const auto known = std::find_if(places.begin(), end, [&](const Place& place) {
@@ -83,7 +84,8 @@ Counts Counting::done() {
   counting = false;
   Counts counts{.allocations = allocations, .frees = frees, .locks = locks};
   for (ptrdiff_t i = 0; i < place_count; ++i) {
-    counts.where += describe(places[static_cast<size_t>(i)]);
+    const Place& place = places[static_cast<size_t>(i)];
+    (place.counter == &locks ? counts.where_locked : counts.where_allocated) += describe(place);
   }
   return counts;
 }

@@ -12,11 +12,11 @@
 namespace fabric::test {
 
 struct Counts {
-  uint64_t allocations =
-      0;  ///< malloc, calloc, realloc and their like, operator new by way of them
+  uint64_t allocations = 0;  ///< operator new included, which comes by way of malloc()
   uint64_t frees = 0;
-  uint64_t locks = 0;   ///< of mutexes and of readers and writers, taken or tried
-  std::string where{};  ///< each place with its callers, for addr2line
+  uint64_t locks = 0;  ///< of mutexes and of readers and writers, taken or tried
+  // Each place with its callers, for addr2line.
+  std::string where_allocated{}, where_locked{};
 };
 
 /// From its beginning until done().
