@@ -112,7 +112,6 @@ Result<void> EngineCore::open_networks() {
                             .network = static_cast<uint8_t>(networks.size()),
                             .index = static_cast<uint8_t>(i)});
       slot.rails.back().inbox.reserve(256);
-      slot.rails.back().express.reserve(64);
       slot.memory_kinds &= rail.caps().memory_kinds;
       maps_memory = maps_memory || rail.caps().maps_memory;
     }
@@ -142,7 +141,8 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   if (stirred.load(std::memory_order_relaxed)) stirred.exchange(false, std::memory_order_acquire);
   now_ns = now;
   ++turns;
-  // Finish old work before starting new: what ends here frees the room that is used below.
+  // New work that finds room leaves at once; what has to wait gets what the polls below free.
+  if (!submissions.empty()) result.done += take_submissions();
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
     if (!networks[n].network->stirs()) continue;
@@ -152,7 +152,6 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   // What nearly always has nothing to do is asked before it is called.
   if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
   if (!ended.empty()) result.done += take_ended();
-  if (!submissions.empty()) result.done += take_submissions();
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
   if (transfers.may_post()) result.done += post_all();

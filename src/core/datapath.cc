@@ -281,10 +281,14 @@ uint32_t Transfers::make_pages(RailSlot& rail, Path& path, uint32_t priority,
   do {
     const uint32_t cookie = take_piece();
     Piece& piece = pieces_[cookie];
-    wire.cookie = cookie;
-    wire.source = source + indices[entry.part] * op.source_stride;
-    wire.target = op.target_offset + indices[op.parts + entry.part] * op.target_stride;
-    piece.wire = out[n] = wire;
+    const uint64_t from = source + indices[entry.part] * op.source_stride;
+    const uint64_t to = op.target_offset + indices[op.parts + entry.part] * op.target_stride;
+    for (WriteOp* const one : {&piece.wire, &out[n]}) {
+      *one = wire;
+      one->cookie = cookie;
+      one->source = from;
+      one->target = to;
+    }
     piece.part = entry.part;
     piece.offset = 0;
     piece.shard = {};

@@ -95,33 +95,40 @@ bool Transfers::express_part(Op& op, uint32_t part, const PartSource& source) {
   }
   const uint32_t cookie = take_piece();
   Piece& piece = pieces_[cookie];
-  WriteOp& wire = piece.wire;
-  wire.source = reinterpret_cast<uint64_t>(region->memory.address) + source.source_offset;
-  wire.target = source.target_offset;
-  wire.size_bytes = source.size_bytes;
-  wire.local_key = region->keys.local_keys[route->network][path.rail];
-  wire.remote_key = lane.remote_key;
-  wire.cookie = cookie;
-  wire.path = path.id;
-  wire.imm = source.imm ? make_imm(source.imm, 1) : 0;
-  wire.has_imm = source.imm ? 1 : 0;
-  wire.priority = static_cast<uint8_t>(op.priority);
+  const uint64_t address =
+      reinterpret_cast<uint64_t>(region->memory.address) + source.source_offset;
+  const uint64_t local_key = region->keys.local_keys[route->network][path.rail];
+  // Twice, field by field: a copy would read wider than what has just been stored, and wait for it.
+  const auto fill = [&](WriteOp& wire) {
+    wire.source = address;
+    wire.target = source.target_offset;
+    wire.size_bytes = source.size_bytes;
+    wire.local_key = local_key;
+    wire.remote_key = lane.remote_key;
+    wire.cookie = cookie;
+    wire.path = path.id;
+    wire.imm = source.imm ? make_imm(source.imm, 1) : 0;
+    wire.has_imm = source.imm ? 1 : 0;
+    wire.priority = static_cast<uint8_t>(op.priority);
+  };
+  fill(piece.wire);
   piece.part = part;
   piece.offset = 0;
   piece.shard = {0, op.kind == OpKind::kWrite ? source.size_bytes : 0};
   piece_made(cookie, op, peer, path, rail, region);
-  if (rail.express.empty()) express_rails_.push_back(&rail);
-  rail.express.push_back(wire);
-  if (rail.express.size() == posting_.size()) post_express();
+  if (rail.express_count == 0) express_rails_.push_back(&rail);
+  fill(rail.express[rail.express_count++]);
+  if (rail.express_count == rail.express.size()) post_express();
   return true;
 }
 
 /// Posts what went the short way. Behind it nothing of that sort is left anywhere.
 void Transfers::post_express() {
   for (RailSlot* const rail : express_rails_) {
-    const uint32_t taken = post(*rail, rail->express);
-    rail->refused.insert(rail->refused.end(), rail->express.begin() + taken, rail->express.end());
-    rail->express.clear();
+    const std::span<const WriteOp> made(rail->express.data(), rail->express_count);
+    const uint32_t taken = post(*rail, made);
+    rail->refused.insert(rail->refused.end(), made.begin() + taken, made.end());
+    rail->express_count = 0;
     rail->turned = posted_ = true;
     refused_ = refused_ || !rail->refused.empty();
   }

@@ -29,7 +29,6 @@ const char* to_string(OpKind kind) noexcept {
 }
 
 void OpTable::reset(Op& op) noexcept {
-  if (op.held_by != UINT32_MAX) held_[op.held_by].fetch_sub(1, std::memory_order_relaxed);
   op.held_by = UINT32_MAX;
   op.cancel_asked.store(false, std::memory_order_relaxed);
   op.stage.store(OpStage::kFree, std::memory_order_relaxed);

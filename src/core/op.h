@@ -158,12 +158,15 @@ class OpTable {
   void hold(uint32_t peer, uint32_t more) noexcept {
     held_[peer].fetch_add(more, std::memory_order_relaxed);  // a gauge
   }
-  void let_go(uint32_t peer) noexcept { held_[peer].fetch_sub(1, std::memory_order_relaxed); }
+  void let_go(uint32_t peer, uint32_t less = 1) noexcept {
+    held_[peer].fetch_sub(less, std::memory_order_relaxed);  // a gauge
+  }
   void give_back(Op& op) noexcept {
+    if (op.held_by != UINT32_MAX) let_go(op.held_by);
     reset(op);
     give_back({&op.self, 1});
   }
-  /// For one that is going to be given back with others: its life ends now.
+  /// For one that is going to be given back with others, and let go: its life ends now.
   void reset(Op& op) noexcept;
   /// Of slots that were reset, or taken and not used.
   void give_back(std::span<const uint32_t> slots) noexcept {

@@ -141,6 +141,12 @@ void Reporter::op_delivered(Op& op) {
     count_for(op.batch);
     ++settling_.left;
   }
+  if (op.held_by != settling_.held_by) {
+    if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
+    settling_.held_by = op.held_by;
+    settling_.held = 0;
+  }
+  if (op.held_by != UINT32_MAX) ++settling_.held;
   core_.ops.reset(op);
   settling_.slots[settling_.ended++] = op.self;
   if (settling_.ended == settling_.slots.size()) settle();
@@ -149,6 +155,8 @@ void Reporter::op_delivered(Op& op) {
 /// Slots first: who waits for a batch may submit as soon as it sees the end of it.
 void Reporter::tell_settled() {
   if (settling_.ended != 0) {
+    if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
+    settling_.held = 0;
     core_.ops.give_back(std::span(settling_.slots).first(settling_.ended));
     settling_.ended = 0;
     core_.room_made();

@@ -270,6 +270,7 @@ class Reporter {
   struct Settling {
     BatchId batch{};
     uint32_t delivered = 0, left = 0;
+    uint32_t held_by = UINT32_MAX, held = 0;  ///< slots of one peer
     uint32_t ended = 0;
     std::array<uint32_t, 64> slots{};
   };

@@ -39,7 +39,8 @@ class TimerHeap {
   void set(Timer& timer, int64_t when_ns) {
     if (timer.position != Timer::kIdle) clear(timer);
     timer.when_ns = when_ns;
-    if (last_ == nullptr || last_->when_ns <= when_ns) {
+    // Those of peers move all the time, and one that is late would keep everybody off the list.
+    if (timer.kind == Timer::Kind::kOp && (last_ == nullptr || last_->when_ns <= when_ns)) {
       timer.position = Timer::kListed;
       timer.before = last_;
       timer.behind = nullptr;

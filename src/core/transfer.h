@@ -25,6 +25,9 @@ struct Peer;
 struct RemoteRegionSlot;
 struct Route;
 
+inline constexpr uint32_t kPostMax =
+    32;  ///< pieces in one call of a rail, and so under one doorbell
+
 /// In the place of an operation: the piece belongs to the engine itself.
 inline constexpr uint32_t kProbe = kNone - 1;
 
@@ -121,9 +124,10 @@ struct RailSlot {
   uint64_t bulk_bytes = 0;  ///< of bulk pieces in flight
   std::array<uint32_t, 3> first_active{kNone, kNone, kNone};
   std::array<uint32_t, 3> last_active{kNone, kNone, kNone};
-  uint32_t listed = 0;             ///< how many paths are in these lists
-  bool turned = false;             ///< posted to in this turn: it may have ended at once
-  std::vector<WriteOp> express{};  ///< made by the short way, to be posted next
+  uint32_t listed = 0;  ///< how many paths are in these lists
+  bool turned = false;  ///< posted to in this turn: it may have ended at once
+  uint32_t express_count = 0;
+  std::array<WriteOp, kPostMax> express{};  ///< made by the short way, to be posted next
   std::vector<WriteOp> refused{};  ///< made, and not taken by the provider for want of room
   std::vector<uint32_t> inbox{};   ///< immediates of the present poll
   Traffic tx{}, rx{};
@@ -324,7 +328,7 @@ class Transfers {
   // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
   bool drained_ = true;
   std::array<WireEvent, 64> polled_{};
-  std::array<WriteOp, 32> posting_{};  ///< one doorbell
+  std::array<WriteOp, kPostMax> posting_{};
   /// Of the last part that went the short way, while nothing else happens.
   struct Known {
     RegionId source{};

@@ -361,7 +361,7 @@ Move long_move(uint64_t bytes) noexcept {
 /// The longest copy that short_section() makes.
 uint64_t short_bytes_max(Move wanted) noexcept {
   const bool vectors = wanted == Move::kBest || wanted == Move::kVector;
-  return vectors && has_vectors() ? kRepeatBytes - 1 : kSmallBytes;
+  return vectors && has_vectors() ? kRepeatBytes : kSmallBytes;
 }
 std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as above
 

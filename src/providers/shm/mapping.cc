@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace fabric::shm {
@@ -25,6 +26,16 @@ Result<Mapping> map(int fd, uint64_t bytes, int protection) {
 }
 
 }  // namespace
+
+void Mapping::populate(uint64_t from, uint64_t bytes) const noexcept {
+  if (from >= bytes_) return;
+#ifdef MADV_POPULATE_WRITE
+  // A wish: the answer changes nothing.
+  (void)::madvise(at_ + from, std::min(bytes, bytes_ - from), MADV_POPULATE_WRITE);
+#else
+  (void)bytes;
+#endif
+}
 
 Mapping::~Mapping() {
   if (at_ != nullptr) ::munmap(at_, bytes_);

@@ -27,6 +27,9 @@ class Mapping {
   std::byte* data() const noexcept { return at_; }
   uint64_t size() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return at_ != nullptr; }
+  /// Enters `bytes` of its pages from `from` on into the page table, so that stores find them
+  /// there. Where the kernel cannot, the first store to each page does it.
+  void populate(uint64_t from, uint64_t bytes) const noexcept;
   template <class T>
   T* as() const noexcept {
     return reinterpret_cast<T*>(at_);

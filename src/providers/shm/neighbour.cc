@@ -153,6 +153,7 @@ void Neighbour::forget() noexcept {
   hang_up();
   views_.clear();
   blocks_.clear();
+  unpopulated_.clear();
   puller_ = {};
   process_.reset();
   cards_.reset();
@@ -204,10 +205,21 @@ void Neighbour::block_came(const Block& block, UniqueFd descriptor) {
   auto mapping = map_foreign(descriptor.get(), block.size_bytes, Peers::kMayWrite);
   if (mapping) {
     blocks_[block.block] = *std::move(mapping);
+    unpopulated_[block.block] = 0;
   } else {
     unusable_.emplace(block.block,
                       remote_key);  // gone meanwhile, or no memory: writes into it are refused
   }
+}
+
+void Neighbour::populate_some() noexcept {
+  if (unpopulated_.empty()) return;
+  constexpr uint64_t kStretch = 8u << 20;  // half a millisecond, once in a look
+  const auto next = unpopulated_.begin();
+  const auto block = blocks_.find(next->first);
+  if (block != blocks_.end()) block->second.populate(next->second, kStretch);
+  next->second += kStretch;
+  if (block == blocks_.end() || next->second >= block->second.size()) unpopulated_.erase(next);
 }
 
 void Neighbour::block_gone(uint64_t block) noexcept {

@@ -123,6 +123,9 @@ class Neighbour {
   }
   void block_came(const Block& block, UniqueFd descriptor);
   void block_gone(uint64_t block) noexcept;
+  /// Makes a stretch of a newly mapped block ready to be stored to: faults page by page would slow
+  /// down the first writes everywhere. A system call while there is something left.
+  void populate_some() noexcept;
 
   Puller& puller() noexcept { return puller_; }
   /// Whether its memory can be read, as far as was tried.
@@ -170,7 +173,8 @@ class Neighbour {
   std::vector<View> views_;
   View none_{};
   std::map<uint64_t, Mapping> blocks_;
-  std::map<uint64_t, uint64_t> asked_;  ///< blocks, and the key for which
+  std::map<uint64_t, uint64_t> unpopulated_;  ///< of those, with how far they are
+  std::map<uint64_t, uint64_t> asked_;        ///< blocks, and the key for which
   /// Blocks that could not be mapped, with the key that led there: another key may ask again.
   std::set<std::pair<uint64_t, uint64_t>> unusable_;
   Puller puller_;

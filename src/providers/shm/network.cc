@@ -371,6 +371,7 @@ void ShmNetwork::look_around() {
   std::vector<std::shared_ptr<Neighbour>> unneeded;
   for (const auto& [instance, one] : neighbours_) {
     one->look_for_death();
+    one->populate_some();
     if (one->over() && !std::exchange(one->mourned, true)) {
       for (const auto& [link, to] : links_) {
         if (to == one) lost_.push_back(link);
