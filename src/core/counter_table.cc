@@ -26,6 +26,7 @@ constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnr
 
 constexpr uint32_t kLiveLimitMax = 1u << 20;
 constexpr int64_t kNoStep = INT64_MIN;
+constexpr uint32_t kKeyMask = (1u << Key::kBits) - 1;
 
 // Requests for this many words are in flight at once: about what a core can have outstanding, and
 // all of it is still in the first-level cache when the adds come round.
@@ -46,6 +47,24 @@ constexpr int64_t units_of_whole(uint64_t n) {
 
 constexpr Errc refusal(uint64_t seen, uint64_t life) {
   return word::is_of(seen, life) ? word::reason(seen) : Errc::kReleased;
+}
+
+/// What nearly every arrival is: of a live word that is neither spoiled nor linked, and nobody is
+/// waiting whom it would satisfy. False: it may be anything else, and nothing was done.
+/// `resting` is the free word of the generation that arrives.
+[[gnu::always_inline]] inline bool add_plainly(Atomic<uint64_t>& cell, uint64_t resting,
+                                               int64_t units) noexcept {
+  uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
+  const uint64_t next = seen + static_cast<uint64_t>(units);
+  // Above the balance only that it is live, and the sign of the balance kept.
+  constexpr uint64_t kOnlyLive = word::kLive >> word::kBalanceBits;
+  const uint64_t other = (seen ^ resting) >> word::kBalanceBits ^ kOnlyLive;
+  const uint64_t crossed = (seen ^ next) >> (word::kBalanceBits - 1);
+  if ((other | crossed) != 0) return false;
+  // Pairs with the acquire of whoever ends or reads the count. It ends nothing itself, so it has
+  // nothing to acquire.
+  return cell.compare_exchange_strong(seen, next, std::memory_order_release,
+                                      std::memory_order_relaxed);
 }
 
 uint32_t slot_bits_for(uint32_t live_limit, uint32_t key_bits) {
@@ -226,40 +245,46 @@ uint32_t CounterTable::live_count() const noexcept {
 // --- arrivals -----------------------------------------------------------------------------------
 
 uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
-  constexpr uint32_t kWho = kImmReserved | ((1u << Key::kBits) - 1);
+  // In locals, because each compare-exchange makes the compiler read members anew.
+  Atomic<uint64_t>* const words = words_.get();
+  const uint32_t slot_mask = slot_mask_;
+  const uint64_t generations = uint64_t{generation_mask_} << slot_bits_;
+  const uint64_t to_word = uint64_t{1} << (word::kGenerationShift - slot_bits_);
+  // Bits that no key of this table has.
+  const auto foreign =
+      static_cast<uint32_t>(kImmReserved | (kKeyMask & ~(generations | slot_mask)));
   uint32_t stale = 0;
-  while (!imms.empty()) {
-    const auto batch = imms.first(std::min(imms.size(), kPrefetch));
-    for (const uint32_t imm : batch) __builtin_prefetch(&words_[imm & slot_mask_], 1);
-    for (size_t i = 0; i < batch.size();) {
-      const size_t first = i;
-      const uint32_t key = batch[i] & kWho;
-      int64_t units = units_of(imm_cut(batch[i]));
-      // Paged writes come as runs of one key: one compare-exchange takes them all.
-      while (++i < batch.size() && (batch[i] & kWho) == key) units += units_of(imm_cut(batch[i]));
-      if ((key & kImmReserved) == 0) {
-        if (add_plainly(key, units) || deliver(Key::from_wire(key), units)) continue;
-      }
-      stale += static_cast<uint32_t>(i - first);
+  const uint32_t* at = imms.data();
+  for (const uint32_t* const end = at + imms.size(); at != end;) {
+    const uint32_t* const group = at + std::min<ptrdiff_t>(end - at, kPrefetch);
+    uint32_t all = 0;
+    for (const uint32_t* i = at; i != group; ++i) {
+      const uint32_t imm = *i;
+      all |= imm;
+      __builtin_prefetch(&words[imm & slot_mask], 1);
     }
-    imms = imms.subspan(batch.size());
+    if ((all & foreign) != 0) [[unlikely]] {
+      for (; at != group; ++at) stale += !deliver_any(*at);
+      continue;
+    }
+    while (at != group) {
+      const uint32_t imm = *at++;
+      int64_t units = units_of_imm(imm);
+      // Paged writes come as runs of one key: one compare-exchange takes them all.
+      for (; at != group && *at == imm; ++at) units += units_of_imm(imm);
+      if (!add_plainly(words[imm & slot_mask], (imm & generations) * to_word, units) &&
+          !deliver(Key::from_wire(imm & kKeyMask), units)) [[unlikely]] {
+        stale += static_cast<uint32_t>(units / units_of_imm(imm));
+      }
+    }
   }
   return stale;
 }
 
-/// What nearly every arrival is: of a live word that is neither spoiled nor linked, and nobody is
-/// waiting whom it would satisfy. False: it may be anything else, and nothing was done.
-bool CounterTable::add_plainly(uint32_t key, int64_t units) noexcept {
-  Atomic<uint64_t>& cell = words_[key & slot_mask_];
-  uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
-  const uint64_t next = seen + static_cast<uint64_t>(units);
-  // All above the balance as in a fresh life, before and after, and the sign of the balance kept.
-  constexpr uint32_t kSign = word::kBalanceBits - 1;
-  const uint64_t life = life_of(Key::from_wire(key));
-  if ((seen ^ life) >> word::kBalanceBits != 0 || (seen ^ next) >> kSign != 0) return false;
-  // As in change().
-  return cell.compare_exchange_strong(seen, next, std::memory_order_acq_rel,
-                                      std::memory_order_relaxed);
+/// One that may be reserved, or of another table. False: stale.
+[[gnu::noinline]] bool CounterTable::deliver_any(uint32_t imm) noexcept {
+  return (imm & kImmReserved) == 0 &&
+         deliver(Key::from_wire(imm & kKeyMask), units_of(imm_cut(imm)));
 }
 
 void CounterTable::add(Key key, uint64_t n) noexcept {

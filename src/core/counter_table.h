@@ -108,8 +108,8 @@ class CounterTable {
   template <class Next>
   Change change(Key key, Next next) noexcept;
   Added add_units(Key key, int64_t units, Links links) noexcept;
-  bool add_plainly(uint32_t key, int64_t units) noexcept;
   bool deliver(Key key, int64_t units) noexcept;
+  bool deliver_any(uint32_t imm) noexcept;
   bool deliver_and_pass_on(Key key, int64_t units) noexcept;
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
   Errc claim_record(Key key, uint32_t* seq) noexcept;

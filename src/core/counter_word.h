@@ -22,11 +22,12 @@ constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> Key::kBits & 
 /// Set in immediates of the engine's own or of a later layout: they name no counter of ours.
 inline constexpr uint32_t kImmReserved = 1u << 31;
 
-/// What one shard of a write cut into `cut` adds. A table, because a division per arrival shows.
-constexpr int64_t units_of(uint32_t cut) noexcept {
-  constexpr int64_t kUnits[kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
-  return kUnits[cut - 1];
-}
+/// What an immediate adds: the share of one shard of a write cut into imm_cut(), nothing if it is
+/// reserved. A table, because a division per arrival shows; out here, because inside a function it
+/// would be made anew on the stack for each.
+inline constexpr int64_t kUnitsOfCut[2 * kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
+constexpr int64_t units_of(uint32_t cut) noexcept { return kUnitsOfCut[cut - 1]; }
+constexpr int64_t units_of_imm(uint32_t imm) noexcept { return kUnitsOfCut[imm >> Key::kBits]; }
 
 namespace word {
 
