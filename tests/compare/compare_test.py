@@ -256,7 +256,8 @@ class Programs(unittest.TestCase):
             contenders.run(["/bin/sh", "-c", "sleep 60 & wait"], limit=0.1)
 
     def test_nobody_stays_behind(self):
-        contenders.run(["/bin/sh", "-c", f"sleep 20 & echo $! > {self.build}/pid"])
+        contenders.run(["/bin/sh", "-c", f"sleep 20 > {self.build}/out 2>&1 & "
+                        f"echo $! > {self.build}/pid"])
         pid = (self.build / "pid").read_text(encoding="utf-8").strip()
         begin = time.monotonic()
         while time.monotonic() - begin < 5:
