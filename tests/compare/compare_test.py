@@ -243,6 +243,9 @@ class Programs(unittest.TestCase):
         self.program("fabric", "echo first >&2; echo 'no shared memory' >&2; exit 1")
         with self.assertRaisesRegex(Failed, "no shared memory"):
             contenders.Ours().measure(Shot("write"), self.stage)
+        self.program("fabric", "echo 'a warning' >&2; kill -ALRM $$")
+        with self.assertRaisesRegex(Failed, "ended by SIGALRM"):
+            contenders.Ours().measure(Shot("write"), self.stage)
 
     def test_who_is_not_there_or_silent_fails(self):
         with self.assertRaisesRegex(Failed, "no such file"):
