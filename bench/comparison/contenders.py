@@ -63,6 +63,9 @@ def run(command, environment=None, limit=60):
         raise Failed(f"{Path(command[0]).name}: no answer in {limit} s") from None
     finally:
         end(process)
+    if process.returncode < 0:
+        raise Failed(f"{Path(command[0]).name}: ended by "
+                     f"{signal.Signals(-process.returncode).name}")
     if process.returncode != 0:
         lines = complaint.strip().splitlines() or [f"ended with {process.returncode}"]
         raise Failed(lines[-1])

@@ -243,6 +243,9 @@ class Programs(unittest.TestCase):
         self.program("fabric", "echo first >&2; echo 'no shared memory' >&2; exit 1")
         with self.assertRaisesRegex(Failed, "no shared memory"):
             contenders.Ours().measure(Shot("write"), self.stage)
+        self.program("fabric", "echo 'a warning' >&2; kill -ALRM $$")
+        with self.assertRaisesRegex(Failed, "ended by SIGALRM"):
+            contenders.Ours().measure(Shot("write"), self.stage)
 
     def test_who_is_not_there_or_silent_fails(self):
         with self.assertRaisesRegex(Failed, "no such file"):
@@ -256,7 +259,8 @@ class Programs(unittest.TestCase):
             contenders.run(["/bin/sh", "-c", "sleep 60 & wait"], limit=0.1)
 
     def test_nobody_stays_behind(self):
-        contenders.run(["/bin/sh", "-c", f"sleep 20 & echo $! > {self.build}/pid"])
+        contenders.run(["/bin/sh", "-c", f"sleep 20 > {self.build}/out 2>&1 & "
+                        f"echo $! > {self.build}/pid"])
         pid = (self.build / "pid").read_text(encoding="utf-8").strip()
         begin = time.monotonic()
         while time.monotonic() - begin < 5:
