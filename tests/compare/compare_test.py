@@ -231,7 +231,7 @@ class Programs(unittest.TestCase):
         contenders.Ours().measure(Shot("write", 65536, "registered", 1 << 28), self.stage)
         words = (self.build / "words").read_text(encoding="utf-8")
         for part in ("bench write", "--sizes 65536", "--memory registered", "--progress inline",
-                     f"--footprint {1 << 28}", "--pin 0,1"):
+                     f"--footprint {1 << 28}", "--repetitions 3", "--pin 0,1"):
             self.assertIn(part, words)
 
     def test_wrong_bytes_are_no_value(self):
