@@ -146,7 +146,8 @@ class Strangers(Ending):
 
 class Losing(Ending):
     def test_a_killed_receiver_ends_the_sender(self):
-        for options in (("write",), ("latency",), ("message",), ("write", "--progress", "threaded")):
+        for options in (("write",), ("latency",), ("message",),
+                        ("write", "--progress", "threaded")):
             with self.subTest(options):
                 child = start("bench", *options, *LONG_RUN)
                 (other,) = until("a receiver", lambda: children(child.pid))

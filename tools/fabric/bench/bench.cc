@@ -46,11 +46,11 @@ int pair_up(const Options& options) {
   } catch (const Failed& failed) {
     why = failed.what();
   }
-  const std::string end = peer.reap();
-  if (end.empty() && why.empty()) return code;
+  // Who failed may go at once; who ended well lets the other end too.
+  const Peer::End end = peer.reap(why.empty() ? 10'000 : 1000);
+  if (end.well && why.empty()) return code;
   // A signal explains more than what it led to; an exit code less.
-  const bool signalled = end.find("signal") != std::string::npos;
-  throw Failed(signalled || why.empty() ? end : why);
+  throw Failed(end.signalled || why.empty() ? end.how : why);
 }
 
 int run(const Options& options) {

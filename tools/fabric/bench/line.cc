@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Offers of kTargetsMax engines fit; a stranger cannot make us take more.
 constexpr uint32_t kMessageBytesMax = 4u << 20;
+constexpr int kSendMs = 30'000;
 constexpr const char* kGone = "the other side has gone";
 
 }  // namespace
@@ -35,8 +36,14 @@ void Line::send(const nlohmann::ordered_json& message) {
   }
   frame += text;
   for (size_t sent = 0; sent < frame.size();) {
-    const ssize_t n = ::send(fd_, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+    const ssize_t n =
+        ::send(fd_, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) {
+      pollfd one{.fd = fd_, .events = POLLOUT, .revents = 0};
+      if (::poll(&one, 1, kSendMs) == 0) throw Failed("the other side reads nothing");
+      continue;
+    }
     if (n <= 0) throw Failed(kGone);
     sent += static_cast<size_t>(n);
   }

@@ -23,7 +23,6 @@
 namespace fabric::tool::bench {
 namespace {
 
-constexpr int kReapMs = 10'000;
 constexpr int kListenMs = 600'000;
 constexpr int kConnectMs = 10'000;
 
@@ -125,28 +124,32 @@ Peer::Peer(const std::function<int(Line&)>& work) {
 }
 
 Peer::~Peer() {
-  if (pid_ > 0) (void)reap();
+  if (pid_ > 0) (void)reap(0);
 }
 
-std::string Peer::reap() {
+Peer::End Peer::reap(int ms) {
   int status = 0;
   pid_t ended = 0;
-  for (int waited = 0; waited < kReapMs && ended == 0; ++waited) {
+  for (int waited = 0; waited < ms && ended == 0; ++waited) {
     ended = ::waitpid(pid_, &status, WNOHANG);
     if (ended == 0) ::usleep(1000);
   }
   if (ended == 0) {
     ::kill(pid_, SIGKILL);
-    ended = ::waitpid(pid_, &status, 0);
+    ::waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return {.how = "the other side did not end, and was ended"};
   }
   pid_ = -1;
-  if (ended < 0) return std::strerror(errno);
+  if (ended < 0) return {.how = fmt::format("waitpid: {}", std::strerror(errno))};
   if (WIFSIGNALED(status)) {
-    return fmt::format("the other side was ended by signal {} ({})", WTERMSIG(status),
-                       ::strsignal(WTERMSIG(status)));
+    const int number = WTERMSIG(status);
+    return {.signalled = true,
+            .how = fmt::format("the other side was ended by signal {} ({})", number,
+                               ::strsignal(number))};
   }
   const int code = WEXITSTATUS(status);
-  return code == 0 ? "" : fmt::format("the other side ended with {}", code);
+  return {.well = code == 0, .how = fmt::format("the other side ended with {}", code)};
 }
 
 Line listen_at(const std::string& address) {

@@ -19,8 +19,13 @@ class Peer {
   Peer(Peer&&) = delete;
 
   Line& line() { return line_; }
-  /// Gives it a while to end, then ends it. Empty when it ended well, else how it ended.
-  std::string reap();
+  struct End {
+    bool well = false;
+    bool signalled = false;  ///< by somebody else
+    std::string how{};
+  };
+  /// Gives it `ms` to end, then ends it.
+  End reap(int ms);
 
  private:
   Line line_;

@@ -18,7 +18,7 @@ namespace fabric::tool::bench {
 /// An engine with memory to write from or into, and the counter of what arrives there.
 struct Port {
   struct Free {
-    void operator()(std::byte* bytes) const { std::free(bytes); }
+    void operator()(std::byte* first) const { std::free(first); }
   };
   using Heap = std::unique_ptr<std::byte, Free>;
 
@@ -99,9 +99,9 @@ class Side {
   const Plan plan_;
   Line& line_;
   std::shared_ptr<InlineRuntime> runtime_;
+  std::atomic<Errc> failure_{Errc::kOk};  ///< what the engines reported; look() reads it
   std::vector<Port> ports_;
   std::vector<Subscription> subscriptions_;
-  std::atomic<Errc> failure_{Errc::kOk};  ///< what the engines reported; look() reads it
   uint64_t turns_ = 0, moves_ = 0, progress_seen_ = 0;
   Clock::time_point patient_since_ = Clock::now();
 };
