@@ -80,6 +80,8 @@ TEST(EngineChurn, RegionsThatWereTakenBackDoNotCountAgainstTheBound) {
   config.regions_max = 4;
   Cluster cluster(2, config);
   const PeerId peer = cluster.connect(0, 1);
+  // Who has not heard of its importer yet cannot tell it of the end of a region.
+  ASSERT_TRUE(eventually([&] { return cluster[1].peers().size() == 1; }));
   RemoteRegion first;
   for (uint32_t round = 0; round < 40; ++round) {
     Area area(cluster[1], 64);
