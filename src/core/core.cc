@@ -1,7 +1,7 @@
 #include "core/core.h"
 
 #include <algorithm>
-#include <bit>
+#include <utility>
 
 #include "base/check.h"
 #include "core/registry.h"
@@ -142,7 +142,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   now_ns = now;
   ++turns;
   // New work that finds room leaves at once; what has to wait gets what the polls below free.
-  if (!submissions.empty()) result.done += take_submissions();
+  if (!submissions.empty()) result.done += take_submissions(Take::kTransfers);
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
     if (!networks[n].network->stirs()) continue;
@@ -152,6 +152,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   // What nearly always has nothing to do is asked before it is called.
   if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
   if (!ended.empty()) result.done += take_ended();
+  if (held_submission_ != kNone) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
   if (transfers.may_post()) result.done += post_all();
@@ -195,9 +196,19 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
   return done;
 }
 
-uint32_t EngineCore::take_submissions() {
-  uint32_t done = 0, slot = 0;
-  for (; done < kSubmissionsPerTurn && submissions.pop(slot); ++done) begin(ops.at(slot));
+/// kTransfers: up to the first operation of another kind. Those act on what peers have said, and
+/// that has not been read yet.
+uint32_t EngineCore::take_submissions(Take what) {
+  uint32_t done = 0, slot = std::exchange(held_submission_, kNone);
+  for (; done < kSubmissionsPerTurn && (slot != kNone || submissions.pop(slot)); ++done) {
+    Op& op = ops.at(slot);
+    if (what == Take::kTransfers && !is_transfer(op.kind) && op.kind != OpKind::kExpect) {
+      held_submission_ = slot;
+      break;
+    }
+    begin(op);
+    slot = kNone;
+  }
   transfers.end_express();
   return done;
 }

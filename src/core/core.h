@@ -234,7 +234,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void give_back(Op& op);
   bool all_reported();
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
-  Error exhausted_error(const char* what);
+  Error exhausted_error(const char* what, uint32_t peer = kNone);
   Errc deadline_after(int64_t now, Timeout timeout, bool may_be_forever,
                       int64_t& until) const noexcept;
   Result<void> reserve(const Notify& notify);
@@ -249,7 +249,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<void> check_scatter(const Scatter& request) const;
 
   Result<void> open_networks();
-  uint32_t take_submissions();
+  enum class Take : uint8_t { kTransfers, kAll };
+  uint32_t take_submissions(Take what);
   uint32_t take_ended();
   void begin(Op& op);
   uint32_t fire_timers();
@@ -266,6 +267,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
 
   nlohmann::json dump_object();
 
+  uint32_t held_submission_ = kNone;       ///< of this turn: it waits for the polls
   std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare
   size_t datagram_bytes_max_ = 0;
 };

@@ -45,6 +45,7 @@ const Route* Transfers::route_to(RemoteRegionSlot& remote, MemoryKind here) {
 
 bool Transfers::express(Op& op) {
   if (op.priority == Priority::kBulk) return false;  // is sliced
+  if (op.deadline_ns <= core_.now_ns) return false;  // its timer comes before its post
   return express_part(op, 0,
                       {.target = op.target,
                        .source_offset = op.source_offset,

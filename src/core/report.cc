@@ -184,11 +184,11 @@ void Reporter::op_ended(Op& op, const Event& event) {
   if (event.code != Errc::kOk && (silent || flagged) && (joined == nullptr || abandoned)) {
     unclaimed(event);
   }
-  if (!silent) deliver(notify, event, {}, &op);
+  // Whoever sees the event finds the slot free and its parts counted.
+  if (batch) settle();
   if (!has_call) core_.ops.give_back(op);
-  if (!batch) return;
-  settle();  // parts of it may be counted there
-  leave_batch(batch);
+  if (!silent) deliver(notify, event, {}, has_call ? &op : nullptr);
+  if (batch) leave_batch(batch);
 }
 
 void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op) {

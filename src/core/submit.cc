@@ -60,12 +60,13 @@ Errc EngineCore::deadline_after(int64_t now, Timeout timeout, bool may_be_foreve
   return Errc::kOk;
 }
 
-Error EngineCore::exhausted_error(const char* what) {
+Error EngineCore::exhausted_error(const char* what, uint32_t peer) {
   exhausted.fetch_add(1, std::memory_order_relaxed);
-  // Whatever is in flight tells when it ends; when nothing is, nobody else would. Asked first, then
-  // looked, while who ends gives its slot back first and then looks whether somebody asked.
+  // Whatever is in flight tells when it ends; what ended just before this would tell nobody. Asked
+  // first, then looked, while who ends gives its slot back first and then looks whether somebody
+  // asked. Room that the peer may not have is none.
   room_wanted.store(true, std::memory_order_seq_cst);
-  if (ops.in_flight() == 0) room_made();
+  if (peer == kNone || ops.in_flight() == 0 || ops.may_hold(peer, 1)) room_made();
   return fail(Errc::kExhausted, what);
 }
 
@@ -98,7 +99,7 @@ Result<Op*> EngineCore::admit(const Request& request) {
   if (request.peer) {
     if (!ops.may_hold(request.peer.slot, 1)) {
       give_back(*op);
-      return exhausted_error(kShareOfOnePeer);
+      return exhausted_error(kShareOfOnePeer, request.peer.slot);
     }
     ops.hold(request.peer.slot, 1);
     op->held_by = request.peer.slot;
@@ -191,12 +192,14 @@ bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
     return false;
   };
   if (!request.source.region || request.source.region != group.source) {
+    group.source = {};
     const Errc code = regions.local_size(request.source.region, group.source_bytes);
     if (code != Errc::kOk) return refuse(code, "source");
     group.source = request.source.region;
   }
   if (!request.target.region || request.target.region != group.target) {
     PeerId owner;
+    group.target = {};
     const Errc code = regions.remote_size(request.target.region, group.target_bytes, owner);
     if (code != Errc::kOk) return refuse(code, "target");
     group.target = request.target.region;
@@ -265,10 +268,14 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
   }
   if (checked == 0) return 0;
   const char* exhausted_by = nullptr;
+  uint32_t share_of = kNone;
   const uint32_t taken = ops.take(std::span(group.slots).first(checked));
   if (taken < checked) exhausted_by = "ops_max";
   uint32_t shared = share_slots(taken, group);
-  if (shared < taken) exhausted_by = kShareOfOnePeer;
+  if (shared < taken) {
+    exhausted_by = kShareOfOnePeer;
+    share_of = group.owners[shared];
+  }
   uint32_t kept = 0;
   if (closing.load(std::memory_order_seq_cst)) {  // pairs with close(), see OpTable::take()
     group.why = fail(Errc::kClosed, "engine");
@@ -285,7 +292,7 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
     ops.give_back(std::span(group.slots).subspan(kept, taken - kept));
     room_made();
   }
-  if (exhausted_by != nullptr) group.why = exhausted_error(exhausted_by);
+  if (exhausted_by != nullptr) group.why = exhausted_error(exhausted_by, share_of);
   return kept;
 }
 

@@ -9,7 +9,8 @@ namespace fabric::shm {
 
 namespace {
 constexpr uint32_t kNone = UINT32_MAX;
-}
+constexpr uint64_t kWakeBytes = 32u << 10;  ///< a microsecond
+}  // namespace
 
 uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
   uint32_t taken = 0;
@@ -136,6 +137,8 @@ ShmRail::Step ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
     copying_ = true;
     return Step::kWaits;
   }
+  // Nobody sleeps through a long copy to somebody else.
+  if (stretch > kWakeBytes && published_ != nullptr && published_ != &path) wake_published();
   Card* const card = network_.card();
   if (card == nullptr) return Step::kWaits;  // too many threads: one of them has to end
   Guard guard = path.guard;
@@ -339,7 +342,9 @@ uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
   if (closing_out_ != 0) n += poll_out_ends(out.subspan(n));
   if (closing_in_ != 0) n += poll_in_ends(out.subspan(n));
   // Last, because it may always have more; and a poll that is not filled has told everything.
-  return n + poll_arrivals(out.subspan(n));
+  n += poll_arrivals(out.subspan(n));
+  found_ = n != 0;
+  return n;
 }
 
 /// Whether the first piece that waits would get further now.

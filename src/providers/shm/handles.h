@@ -65,6 +65,8 @@ class ShmRail final : public Rail {
   void show_rings(Neighbour& to);
   /// Since the last poll(): some ten microseconds or more.
   bool copied_much() const noexcept { return budget_ < kTurnBytes / 2; }
+  /// The last poll() had something to tell.
+  bool found() const noexcept { return found_; }
   /// Something that poll() would act on; asked before a sleep.
   bool has_work() noexcept;
   /// Fences whose proof is outstanding: the sleep must be short.
@@ -255,6 +257,7 @@ class ShmRail final : public Rail {
   std::array<Done, kQueueDepth> done_{};
   uint32_t done_head_ = 0, done_count_ = 0;
   uint64_t budget_ = kTurnBytes;
+  bool found_ = false;
   bool copying_ = false;     ///< the next poll() goes on with a copy or a fetch
   uint64_t looked_ = 0;      ///< the network's last look that was acted on
   bool fresh_look_ = false;  ///< this poll acts on one: slower questions may be asked
@@ -328,6 +331,7 @@ class ShmNetwork final : public OpenNetwork {
   ShmNetwork(const OpenContext& context, Cards* cards, SharedMemory front) noexcept;
   Result<void> start(const Options& options);
   bool reach(Neighbour& to);
+  void populate_some() noexcept;
   void look_around();
   void look_at_events();
   void let_in();

@@ -7,6 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
 namespace fabric::shm {
 
 namespace {
@@ -29,12 +33,8 @@ Result<Mapping> map(int fd, uint64_t bytes, int protection) {
 
 void Mapping::populate(uint64_t from, uint64_t bytes) const noexcept {
   if (from >= bytes_) return;
-#ifdef MADV_POPULATE_WRITE
   // A wish: the answer changes nothing.
   (void)::madvise(at_ + from, std::min(bytes, bytes_ - from), MADV_POPULATE_WRITE);
-#else
-  (void)bytes;
-#endif
 }
 
 Mapping::~Mapping() {

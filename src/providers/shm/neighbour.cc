@@ -212,14 +212,15 @@ void Neighbour::block_came(const Block& block, UniqueFd descriptor) {
   }
 }
 
-void Neighbour::populate_some() noexcept {
-  if (unpopulated_.empty()) return;
-  constexpr uint64_t kStretch = 8u << 20;  // half a millisecond, once in a look
+bool Neighbour::populate_some() noexcept {
+  if (unpopulated_.empty()) return false;
+  constexpr uint64_t kStretch = 2u << 20;  // some 100 us
   const auto next = unpopulated_.begin();
   const auto block = blocks_.find(next->first);
   if (block != blocks_.end()) block->second.populate(next->second, kStretch);
   next->second += kStretch;
   if (block == blocks_.end() || next->second >= block->second.size()) unpopulated_.erase(next);
+  return true;
 }
 
 void Neighbour::block_gone(uint64_t block) noexcept {

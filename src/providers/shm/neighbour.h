@@ -124,8 +124,8 @@ class Neighbour {
   void block_came(const Block& block, UniqueFd descriptor);
   void block_gone(uint64_t block) noexcept;
   /// Makes a stretch of a newly mapped block ready to be stored to: faults page by page would slow
-  /// down the first writes everywhere. A system call while there is something left.
-  void populate_some() noexcept;
+  /// down the first writes everywhere. False: nothing is left.
+  bool populate_some() noexcept;
 
   Puller& puller() noexcept { return puller_; }
   /// Whether its memory can be read, as far as was tried.

@@ -17,7 +17,7 @@ namespace fabric::shm {
 namespace {
 
 constexpr uint32_t kCallsPerLook = 16;    // the clock is read this often
-constexpr uint32_t kCallsPerMail = 4;     // and the neighbours' counts of frames
+constexpr uint32_t kCallsPerMail = 4;     // and, while writes come, the counts of frames
 constexpr int64_t kLookNs = 1'000'000;    // what no memory shows: sockets, deaths
 constexpr int64_t kSleepNs = 10'000'000;  // a sleeper notices a death in 50 ms, busy CPUs or not
 constexpr int64_t kBriefSleepNs = 1'000'000;  // while somebody waits for a proof
@@ -257,17 +257,21 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
   const bool slept = (bell & 1) != 0;
   if (slept) own.bell.store(bell + 1, std::memory_order_relaxed);  // only this thread writes it
   // Turns that copy are long: a few of them, and a death is noticed late.
-  bool long_turn = false;
-  for (const auto& rail : rails_) long_turn |= rail->copied_much();
+  bool long_turn = false, found = false;
+  for (const auto& rail : rails_) {
+    long_turn |= rail->copied_much();
+    found |= rail->found();
+  }
   ++calls_;
   if (slept || long_turn || calls_ % kCallsPerLook == 0) {
     const int64_t now = now_ns();
     if (slept || now >= next_look_ns_) {
       next_look_ns_ = now + kLookNs;
       look_around();
+      if (!slept) populate_some();
     }
   }
-  if (mail_.empty() && (slept || calls_ % kCallsPerMail == 0)) {
+  if (mail_.empty() && (!found || calls_ % kCallsPerMail == 0)) {
     for (const auto& [instance, one] : neighbours_) {
       if (one->has_mail()) expect_mail(one);
     }
@@ -371,7 +375,11 @@ void ShmNetwork::look_around() {
   std::vector<std::shared_ptr<Neighbour>> unneeded;
   for (const auto& [instance, one] : neighbours_) {
     one->look_for_death();
-    one->populate_some();
+    // Its last words are read before it is mourned.
+    if (one->over() && one->has_mail()) {
+      expect_mail(one);
+      continue;
+    }
     if (one->over() && !std::exchange(one->mourned, true)) {
       for (const auto& [link, to] : links_) {
         if (to == one) lost_.push_back(link);
@@ -388,6 +396,13 @@ void ShmNetwork::look_around() {
     }
   }
   for (const auto& one : unneeded) let_go(*one);
+}
+
+/// Of one neighbour, and not when somebody has just woken up for something else.
+void ShmNetwork::populate_some() noexcept {
+  for (const auto& [instance, one] : neighbours_) {
+    if (one->populate_some()) return;
+  }
 }
 
 void ShmNetwork::look_at_events() {
