@@ -112,8 +112,8 @@ class Ours:
                  "--pin", stage.cores, "--repetitions", 3 if shot.footprint else 1]
         if shot.verb == "idle":
             return words + ["--duration", stage.idle_duration]
-        words += ["--duration", seconds_of(shot, stage), "--sizes", shot.bytes, "--memory", shot.memory,
-                  "--progress", "inline"]
+        words += ["--duration", seconds_of(shot, stage), "--sizes", shot.bytes,
+                  "--memory", shot.memory, "--progress", "inline"]
         if shot.footprint:
             words += ["--footprint", shot.footprint]
         if shot.verb == "paged":
