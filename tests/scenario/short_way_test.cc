@@ -1,0 +1,50 @@
+#include "scenario/story.h"
+#include "support/log_guard.h"
+
+// Small writes take a short way through the core, along what was found out by the write before
+// them. What was found out must not outlive the paths that it speaks of.
+
+namespace fabric::test {
+namespace {
+
+using sim::Fault;
+
+constexpr uint32_t kTo = 1;
+
+void expect_breaks() {
+  for (const char* part : {"a path broke", "a rail went down", "a path could not be opened"}) {
+    expect_log(part);
+  }
+}
+
+// The sender has one rail. When the rail of the target that it writes to is gone, its path leads
+// to the other one, which knows the same memory under another key.
+TEST(ShortWay, GoesByTheKeyOfTheRailThatThePathLeadsTo) {
+  expect_breaks();
+  sim::World world({.seed = seeds(1)[0]});
+  Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096);
+  Host to = open_host(world, world.add_node(2, sim::NicModel::connectx7()), 4096);
+  const Way way = connect(from, to);
+  Counter counter = *to.engine.make_counter();
+  const auto write = [&](uint64_t seed) {
+    fill(from.bytes(), seed);
+    Batch batch = *from.engine.make_batch();
+    ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
+                                         .target = way.at(0),
+                                         .size_bytes = 4096,
+                                         .imm = counter.key(),
+                                         .batch = batch}));
+    ASSERT_TRUE(from.engine.wait(batch));
+    EXPECT_EQ(batch.delivered(), 1u) << "write " << seed;
+    ASSERT_TRUE(counter.wait(1));
+    EXPECT_TRUE(holds(to.bytes(), seed));
+  };
+  write(1);
+  write(2);  // by the short way: the path is open
+  ASSERT_TRUE(world.at(0ns, Fault::nic_down(kTo, 0)));
+  for (uint64_t i = 3; i < 8; ++i) write(i);
+  EXPECT_GT(to.engine.rail_stats()[1].rx.imms, 0u) << "the other rail was never used";
+}
+
+}  // namespace
+}  // namespace fabric::test
