@@ -257,7 +257,7 @@ BUGS = (
         "what was found out about the way to a region is used after its paths have changed",
         ("core/express.cc",
          "if (route.epoch == epoch_ &&",
-         "if ((PLANTED ? route.epoch != 0 : route.epoch == epoch_) &&"),
+         "if ((PLANTED ? !route.lanes.empty() : route.epoch == epoch_) &&"),
         layer="scenario", filter="ShortWay.*", swarm=False),
     bug("batch_of_another",
         "parts of one batch are counted for the batch before it",
