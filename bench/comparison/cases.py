@@ -41,6 +41,7 @@ class Case:
     rivals: tuple
     ours: str = "ours"
     once: bool = False  # takes long and does not vary
+    between_cores: bool = True  # how far apart the two cores are shows
     more_is_better: bool = field(init=False)
     unit: str = field(init=False)
 
@@ -94,7 +95,7 @@ def fences():
     for size in (4 * KIB, 64 * KIB, MIB):
         yield Case(f"shm/fence/{size}", GB, Shot("fence", size),
                    (Rival("unguarded", 1 / 1.05, "the same moves without section and guard"),),
-                   ours="guarded")
+                   ours="guarded", between_cores=False)
 
 
 ALL = (
@@ -118,5 +119,6 @@ ALL = (
         Rival("mooncake", None, "TCP"),
         Rival("line", None, "one cache line, nothing else"))),
     *fences(),
-    Case("shm/idle", PERCENT, Shot("idle"), (Rival("one_percent", 1.0),), once=True),
+    Case("shm/idle", PERCENT, Shot("idle"), (Rival("one_percent", 1.0),), once=True,
+         between_cores=False),
 )

@@ -106,7 +106,8 @@ def selected(every, patterns):
                     break
         if rivals:
             chosen.append(cases.Case(case.name, case.measure, case.shot, tuple(rivals),
-                                     ours=case.ours, once=case.once))
+                                     ours=case.ours, once=case.once,
+                                     between_cores=case.between_cores))
     return chosen
 
 

@@ -80,6 +80,18 @@ class Ratios(unittest.TestCase):
         self.assertEqual(row.ratio, 1.0)
         self.assertIn("apart", row.note)
 
+    def test_one_lucky_probe_does_not_condemn_the_others(self):
+        pairs = ((10.0, 10.0),) * 5
+        row = only_row(SPEED, *pairs, probes=[30.0, 100.0, 100.0, 110.0, 120.0])
+        self.assertEqual(row.rounds, 5)
+        self.assertNotIn("apart", row.note)
+
+    def test_what_runs_on_one_core_is_never_called_apart(self):
+        case = Case("a", cases.GB, Shot("fence"), (Rival("memcpy"),), between_cores=False)
+        run = ledger(case, (10.0, 10.0), probes=[300.0])
+        run.probes.append(100.0)
+        self.assertNotIn("apart", row_of(case, case.rivals[0], run).note)
+
     def test_without_a_floor_nothing_holds_or_fails(self):
         case = Case("a", cases.GB, Shot("write"), (Rival("memcpy"),))
         self.assertIsNone(only_row(case, (1.0, 2.0)).holds)

@@ -2,6 +2,9 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
+
+#include <fabric/fabric.h>
 
 #include "verbs.h"
 
@@ -10,6 +13,7 @@ int main(int argc, char** argv) {
       "One-sided writes that are counted: look at a machine, measure it, run a simulated world.",
       "fabric");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("fabric-lib ") + fabric::version());
   app.footer(
       "Examples:\n"
       "  fabric info                       what works here, and what to do about the rest\n"

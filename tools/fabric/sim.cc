@@ -1,6 +1,8 @@
 // fabric sim: random worlds from a seed, in which everything happens that can, and every promise is
 // watched. The same seed gives the same world, event by event.
 
+#include <unistd.h>
+
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -126,16 +128,23 @@ int run(const Options& options) {
   const uint64_t worlds =
       options.worlds > 0 ? options.worlds : (options.seconds > 0 ? UINT64_MAX : 1);
   const auto begun = Clock::now();
+  const bool watched = ::isatty(STDERR_FILENO) != 0;
+  auto told = begun;
   Sum sum;
   for (uint64_t i = 0; i < worlds; ++i) {
     const std::chrono::duration<double> spent = Clock::now() - begun;
     if (options.seconds > 0 && i > 0 && spent.count() >= options.seconds) break;
+    if (watched && Clock::now() - told >= std::chrono::seconds(1)) {
+      told = Clock::now();
+      fmt::print(stderr, "\r{} worlds in {:.0f} s", i, spent.count());
+    }
     const swarm::Story story = swarm::draw_story(options.seed + i);
     if (options.story) fmt::print(options.json ? stderr : stdout, "{}", swarm::tell(story));
     const swarm::Outcome outcome = swarm::play(story);
     if (outcome.violation) return report_failure(options, story, *outcome.violation);
     sum.add(outcome);
   }
+  if (told != begun) fmt::print(stderr, "\r\033[K");
   options.json ? report_json(options, sum) : report_text(options, sum);
   return 0;
 }

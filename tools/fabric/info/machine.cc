@@ -111,12 +111,13 @@ Nearness nearness_of(hwloc_topology* topology, const hwloc_obj* nic, const hwloc
   return Nearness::kFar;
 }
 
-/// Devices of the display classes: graphics boards and accelerators without a screen.
+/// Devices of the display classes and accelerators that call themselves only that.
 std::vector<const hwloc_obj*> gpus_of(hwloc_topology* topology) {
-  constexpr uint32_t kDisplay = 0x03;
+  constexpr uint32_t kDisplay = 0x03, kAccelerator = 0x12;
   std::vector<const hwloc_obj*> out;
   for (hwloc_obj* at = nullptr; (at = hwloc_get_next_pcidev(topology, at)) != nullptr;) {
-    if (at->attr->pcidev.class_id >> 8 == kDisplay) out.push_back(at);
+    const uint32_t kind = at->attr->pcidev.class_id >> 8;
+    if (kind == kDisplay || kind == kAccelerator) out.push_back(at);
   }
   return out;
 }
