@@ -114,7 +114,8 @@ class Completion(unittest.TestCase):
 
     def test_bash(self):
         for words, expected in (
-                (["fabric", ""], ["info", "bench", "sim", "version", "completion", "--help"]),
+                (["fabric", ""],
+                 ["info", "bench", "sim", "version", "completion", "--help", "--version"]),
                 (["fabric", "b"], ["bench"]),
                 (["fabric", "bench", ""], [*VERBS, "--help"]),
                 (["fabric", "bench", "write", "--me"], ["--memory"]),
