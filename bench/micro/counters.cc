@@ -11,8 +11,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include "bench/stage.h"
 #include "core/counter_table.h"
-#include "stage.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include "stage.h"
+#include "bench/stage.h"
 
 namespace {
 

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "bench/stage.h"
+#include "bench/stepped_clock.h"
 #include "price/counting.h"
 #include "price/system_calls.h"
-#include "stage.h"
-#include "stepped_clock.h"
 #include "support/log_guard.h"
 
 // The steady state: what happens between submit and completion, and what never does. The engines
