@@ -71,7 +71,7 @@ FLOORS = (
     Floor("examples/", ()),
     Floor("bench/copy_speed.", ("providers/shm/",)),
     Floor("bench/instruction_cases.", ("core/",)),
-    Floor("bench/micro/", ("core/",)),
+    Floor("bench/micro/", ("core/", "bench/")),
     # What we are measured against, on its own interface.
     Floor("bench/peers/", (), vendors=True),
     Floor("bench/", ()),

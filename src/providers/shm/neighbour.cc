@@ -14,6 +14,8 @@ namespace fabric::shm {
 namespace {
 // More than any number of paths and blocks that are shown at once.
 constexpr uint32_t kWaitingMax = 1u << 17;
+// Entered into the page table at a time: some 100 us.
+constexpr uint64_t kPopulateBytes = 2u << 20;
 }  // namespace
 
 // The line out
@@ -204,8 +206,9 @@ void Neighbour::block_came(const Block& block, UniqueFd descriptor) {
   asked_.erase(asked);
   auto mapping = map_foreign(descriptor.get(), block.size_bytes, Peers::kMayWrite);
   if (mapping) {
+    mapping->populate(0, kPopulateBytes);
+    if (mapping->size() > kPopulateBytes) unpopulated_[block.block] = kPopulateBytes;
     blocks_[block.block] = *std::move(mapping);
-    unpopulated_[block.block] = 0;
   } else {
     unusable_.emplace(block.block,
                       remote_key);  // gone meanwhile, or no memory: writes into it are refused
@@ -214,11 +217,10 @@ void Neighbour::block_came(const Block& block, UniqueFd descriptor) {
 
 bool Neighbour::populate_some() noexcept {
   if (unpopulated_.empty()) return false;
-  constexpr uint64_t kStretch = 2u << 20;  // some 100 us
   const auto next = unpopulated_.begin();
   const auto block = blocks_.find(next->first);
-  if (block != blocks_.end()) block->second.populate(next->second, kStretch);
-  next->second += kStretch;
+  if (block != blocks_.end()) block->second.populate(next->second, kPopulateBytes);
+  next->second += kPopulateBytes;
   if (block == blocks_.end() || next->second >= block->second.size()) unpopulated_.erase(next);
   return true;
 }
