@@ -27,7 +27,14 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "host.h"
+
 namespace {
+
+using peers::map;
+using peers::now;
+using peers::pause_cpu;
+using peers::pin;
 
 struct Options {
   uint64_t bytes = 8;
@@ -35,32 +42,6 @@ struct Options {
   double duration = 0.3;
   std::vector<int> pin{0, 1};
 };
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void pin(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0) {
-    throw std::system_error(errno, std::generic_category(), fmt::format("core {}", cpu));
-  }
-}
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-std::byte* map(uint64_t bytes, int sharing) {
-  void* const at =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (at == MAP_FAILED) throw std::bad_alloc();
-  return static_cast<std::byte*>(at);
-}
 
 /// Every word is another one; the last bytes of an odd size stay zero.
 void fill(std::byte* at, uint64_t bytes) {

@@ -160,7 +160,7 @@ TEST_P(Conformance, P20AThreadThatWaitsSleeps) {
 
 TEST_P(Conformance, P21AForkedChildIsRefusedEverywhereAndTouchesNothing) {
   REQUIRE_CAP(realtime_threads);
-  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
+  if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   reopen(usual_config(), {.realtime_threads = true});
   std::vector<std::byte> bytes(10'000);
   auto handles = std::make_unique<Handles>(ea(), ab().peer, bytes);

@@ -199,7 +199,7 @@ void use_and_drop(std::unique_ptr<Cluster>& cluster, std::unique_ptr<Everything>
 }
 
 TEST(Fork, AChildIsRefusedEverythingAndItsParentGoesOn) {
-  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
+  if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   auto cluster = std::make_unique<Cluster>(2);
   auto all = std::make_unique<Everything>(*cluster);
   for (uint32_t round = 0; round < 3; ++round) {
@@ -216,7 +216,7 @@ TEST(Fork, AChildIsRefusedEverythingAndItsParentGoesOn) {
 }
 
 TEST(Fork, ChildrenOfABusyParentDoNotHang) {
-  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
+  if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   auto cluster = std::make_unique<Cluster>(2);
   auto all = std::make_unique<Everything>(*cluster);
   Ledger ledger(400'000);
@@ -262,7 +262,7 @@ TEST(Fork, AnInlineEngineIsRefusedToo) {
 }
 
 TEST(Fork, AChildMayHaveAnEngineOfItsOwn) {
-  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
+  if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   Cluster cluster(1);
   const auto own_engine = [](Findings& child) {
     Cluster mine(2);

@@ -277,7 +277,7 @@ TEST_F(ShmDirectory, FilesOfKilledEnginesAreSweptByTheNext) {
 }
 
 TEST_F(ShmDirectory, AChildOfForkTakesNothingAway) {
-  if (!kForksWithThreads) GTEST_SKIP() << "not with the locks of this sanitizer";
+  if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   auto engine = std::make_unique<Engine>(*Engine::open(shm_config(directory_)));
   ASSERT_EQ(files(), 1u);
   std::fflush(nullptr);

@@ -100,6 +100,16 @@ class Devices(unittest.TestCase):
         self.assertIn("GPU 0000:02:00.0: same PCI switch", out)
 
 
+class Refusal(unittest.TestCase):
+    def test_bad_options_end_with_2_and_are_named(self):
+        for words, named in (("sim --worlds 0", "--worlds"), ("sim --seconds x", "--seconds"),
+                             ("sim --seed many", "--seed"), ("info --all", "--all"),
+                             ("nonsense", "nonsense"), ("", "subcommand")):
+            with self.subTest(words):
+                out, err = run(*words.split(), code=2)
+                self.assertIn(named, out + err)
+
+
 class Completion(unittest.TestCase):
     """Sourced by the shell, which then completes. What it should offer is known from --help."""
 

@@ -28,6 +28,14 @@ int main(int argc, char** argv) {
     fabric::tool::add_sim(app, exit_code);
     fabric::tool::add_version(app, exit_code);
     fabric::tool::add_completion(app, exit_code);
+    // The parser would only say that some verb is missing.
+    const std::string verb = argc > 1 ? argv[1] : "-";
+    const auto known = app.get_subcommands(
+        [&](const CLI::App* one) { return one->get_name() == verb || verb[0] == '-'; });
+    if (known.empty()) {
+      std::fprintf(stderr, "fabric: no verb '%s'; fabric --help has them\n", verb.c_str());
+      return 2;
+    }
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Asking for help is no mistake; anything else is one of the caller's.
