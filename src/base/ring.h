@@ -18,7 +18,7 @@ namespace fabric {
 /// filling it holds back what was pushed behind it, but never another producer, and the consumer
 /// only sees "empty" meanwhile.
 ///
-/// Threads: push() and push_all() from any thread; pop() and empty() from one.
+/// Threads: push() and push_all() from any thread; pop(), pop_all() and empty() from one.
 template <class T>
 class MpscRing {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -73,6 +73,13 @@ class MpscRing {
     next.turn.store(head_ + capacity(), std::memory_order_release);
     ++head_;
     return true;
+  }
+
+  /// As many as are there, at most out.size().
+  uint32_t pop_all(std::span<T> out) noexcept {
+    uint32_t n = 0;
+    while (n < out.size() && pop(out[n])) ++n;
+    return n;
   }
 
   /// The consumer's view: false when pop() would succeed.

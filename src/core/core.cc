@@ -142,7 +142,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   now_ns = now;
   ++turns;
   // New work that finds room leaves at once; what has to wait gets what the polls below free.
-  if (!submissions.empty()) result.done += take_submissions(Take::kTransfers);
+  if (has_submissions()) result.done += take_submissions(Take::kTransfers);
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
     if (!networks[n].network->stirs()) continue;
@@ -152,7 +152,7 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
   // What nearly always has nothing to do is asked before it is called.
   if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
   if (!ended.empty()) result.done += take_ended();
-  if (held_submission_ != kNone) result.done += take_submissions(Take::kAll);
+  if (!taken_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
   if (transfers.may_post()) result.done += post_all();
@@ -199,15 +199,23 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
 /// kTransfers: up to the first operation of another kind. Those act on what peers have said, and
 /// that has not been read yet.
 uint32_t EngineCore::take_submissions(Take what) {
-  uint32_t done = 0, slot = std::exchange(held_submission_, kNone);
-  for (; done < kSubmissionsPerTurn && (slot != kNone || submissions.pop(slot)); ++done) {
-    Op& op = ops.at(slot);
-    if (what == Take::kTransfers && !is_transfer(op.kind) && op.kind != OpKind::kExpect) {
-      held_submission_ = slot;
-      break;
+  uint32_t done = 0;
+  while (done < kSubmissionsPerTurn) {
+    if (taken_.empty()) {
+      taken_.at = 0;
+      taken_.count = submissions.pop_all(taken_.slots);
+      if (taken_.empty()) break;
     }
+    if (const uint32_t boarded = transfers.board(taken_.rest()); boarded != 0) {
+      taken_.at += boarded;
+      done += boarded;
+      continue;
+    }
+    Op& op = ops.at(taken_.rest().front());
+    if (what == Take::kTransfers && !is_transfer(op.kind) && op.kind != OpKind::kExpect) break;
+    ++taken_.at;
+    ++done;
     begin(op);
-    slot = kNone;
   }
   transfers.end_express();
   return done;
@@ -230,12 +238,11 @@ uint32_t EngineCore::take_ended() {
 }
 
 void EngineCore::begin(Op& op) {
+  // What is taken in groups comes without.
+  if (op.kind == OpKind::kWrite) static_cast<OpProgress&>(op) = {};
   op.stage.store(OpStage::kRunning, std::memory_order_relaxed);
-  link_running(op);
   if (op.kind == OpKind::kExpect) waiting_ops.fetch_add(1, std::memory_order_relaxed);
-  if (op.kind != OpKind::kExpect || !op.ended_early) {
-    if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns);
-  }
+  run(op);
   const bool cancelled =
       op.cancel_asked.load(std::memory_order_relaxed) || report.batch_refuses(op.batch);
   const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed
@@ -249,7 +256,6 @@ void EngineCore::begin(Op& op) {
     }
     return;
   }
-  if (op.kind == OpKind::kWrite && stopped == Errc::kOk && transfers.express(op)) return;
   transfers.end_express();
   if (stopped != Errc::kOk) {
     // Nothing of it was started: no part needs to be withdrawn.
@@ -294,6 +300,10 @@ uint32_t EngineCore::fire_timers() {
     if (timer == nullptr) break;
     if (timer->kind == Timer::Kind::kPeer) {
       peers.on_timer(*peers.at(timer->index), now_ns);
+      continue;
+    }
+    if (timer->kind == Timer::Kind::kTrain) {
+      transfers.dissolve_train(timer->index);  // their own timers follow
       continue;
     }
     Op& op = ops.at(timer->index);
@@ -357,6 +367,19 @@ void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
   event.parts_failed = code == Errc::kOk ? 0 : 1;
   event.previous = remote == Remote::kUnknown ? 1 : 0;
   conclude(op, event);
+}
+
+void EngineCore::run(Op& op) {
+  link_running(op);
+  if (op.deadline_ns != kNeverNs && !op.ended_early) timers.set(op.timer, op.deadline_ns);
+}
+
+void EngineCore::tell_arrived(Op& op) {
+  Event event{.kind = EventKind::kDone};
+  event.op = op.id();
+  event.value = op.size_bytes;
+  report.op_ended(op, event);
+  room_made();
 }
 
 void EngineCore::finish_transfer(Op& op) {
@@ -434,7 +457,7 @@ bool EngineCore::arm() noexcept {
   std::lock_guard lock(state_mutex);
   // Acquire pairs with stir().
   if (stirred.load(std::memory_order_acquire)) return false;
-  if (!submissions.empty() || !ended.empty()) return false;
+  if (has_submissions() || !ended.empty()) return false;
   bool quiet = true;
   for (NetworkSlot& network : networks) quiet = network.network->arm() && quiet;
   return quiet;
@@ -447,6 +470,7 @@ void EngineCore::wait_fds(std::vector<int>& out) const {
 }
 
 void EngineCore::stop_where(const std::function<bool(const Op&)>& wanted, Errc code) {
+  transfers.dissolve_all();
   // By number, because stopping one may end others.
   std::vector<OpId> found;
   for (uint32_t slot = running_head; slot != kNone; slot = ops.at(slot).running_next) {

@@ -160,6 +160,18 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   /// Reports an operation that has no parts (alarms, fences, sends, expectations).
   void finish(Op& op, Errc code, Remote remote, uint64_t value = 0);
   void finish_transfer(Op& op);
+  /// Among those that the worker has, with its deadline set.
+  void run(Op& op);
+  /// The end of a write that went the short way.
+  void write_arrived(Op& op) {
+    report.parts_delivered(op, 1);
+    if (Reporter::is_silent(op.notify)) {
+      report.op_delivered(op);
+    } else {
+      tell_arrived(op);
+    }
+  }
+  void tell_arrived(Op& op);
   void stop(Op& op, Errc code);
   void stop_where(const std::function<bool(const Op&)>& wanted, Errc code);
   void room_made() noexcept;
@@ -267,7 +279,17 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
 
   nlohmann::json dump_object();
 
-  uint32_t held_submission_ = kNone;       ///< of this turn: it waits for the polls
+  /// Out of the ring and not begun: it waits for the polls, or for the next turn.
+  struct Taken {
+    std::array<uint32_t, 64> slots{};
+    uint32_t at = 0, count = 0;
+    bool empty() const noexcept { return at == count; }
+    std::span<const uint32_t> rest() const noexcept {
+      return std::span(slots).subspan(at, count - at);
+    }
+  };
+  Taken taken_{};
+  bool has_submissions() const noexcept { return !taken_.empty() || !submissions.empty(); }
   std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare
   size_t datagram_bytes_max_ = 0;
 };

@@ -23,15 +23,20 @@ uint32_t Transfers::poll(NetworkSlot& network) {
   for (RailSlot& rail : network.rails) {
     for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
       const uint32_t n = rail.rail->poll(events);
-      for (const WireEvent& event : events.first(n)) {
+      for (uint32_t i = 0; i < n;) {
+        const WireEvent& event = events[i];
         // The two of which there are many.
         if (event.kind == WireEvent::Kind::kImm) {
           rail.inbox.push_back(event.imm);
-        } else if (event.kind == WireEvent::Kind::kWritten) {
-          piece_ended(event.cookie, {event.code, event.remote});
-        } else {
+        } else if (event.kind != WireEvent::Kind::kWritten) {
           on_event(network, rail, event);
+        } else if (Train::has(event.cookie)) {
+          i += cars_ended(events.subspan(i, n - i));
+          continue;
+        } else {
+          piece_ended(event.cookie, {event.code, event.remote});
         }
+        ++i;
       }
       if (!rail.inbox.empty()) take_counts(rail);
       done += n;
@@ -108,11 +113,8 @@ uint32_t Transfers::post(NetworkSlot& network) {
       const uint32_t taken = post(rail, batch.first(n));
       rail.turned = posted_ = true;
       done += taken;
-      if (taken < n) {
-        rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);
-        refused_ = true;
-        break;
-      }
+      refuse(rail, batch.subspan(taken, n - taken));
+      if (taken < n) break;
     }
   }
   return done;
@@ -127,13 +129,22 @@ bool Transfers::may_post(const Piece& piece) {
 
 /// Offers pieces to the rail. Those it takes get their number among the immediates of their path:
 /// the target counts only what was really sent.
-uint32_t Transfers::post(RailSlot& rail, std::span<const WriteOp> batch) {
+uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> batch) {
   const uint32_t taken = rail.rail->post(batch);
-  for (const WriteOp& wire : batch.first(taken)) {
+  for (uint32_t i = 0; i < taken;) {
+    const WriteOp& wire = batch[i];
+    if (Train::has(wire.cookie)) {
+      Train& train = *trains_.at(Train::index_of(wire.cookie));
+      const uint32_t cars = std::min(train.count, taken - i);
+      depart(train, cars);
+      i += cars;
+      continue;
+    }
     Piece& piece = pieces_[wire.cookie];
     Path& path = *paths_[piece.path];
     piece.imms_before = path.imms_posted;
     path.imms_posted += wire.has_imm;
+    ++i;
   }
   return taken;
 }
@@ -276,25 +287,28 @@ uint32_t Transfers::make_pages(RailSlot& rail, Path& path, uint32_t priority,
   wire.priority = static_cast<uint8_t>(op.priority);
   fill_wire(wire, op, path, {.target = op.target, .size_bytes = op.size_bytes, .imm = op.imm});
   const uint64_t source = wire.source + op.source_offset;
-  const auto most = std::min<uint32_t>(static_cast<uint32_t>(out.size()), entry.count);
-  uint32_t n = 0;
-  do {
-    const uint32_t cookie = take_piece();
-    Piece& piece = pieces_[cookie];
-    const uint64_t from = source + indices[entry.part] * op.source_stride;
-    const uint64_t to = op.target_offset + indices[op.parts + entry.part] * op.target_stride;
-    for (WriteOp* const one : {&piece.wire, &out[n]}) {
-      *one = wire;
-      one->cookie = cookie;
-      one->source = from;
-      one->target = to;
-    }
-    piece.part = entry.part;
-    piece.offset = 0;
-    piece.shard = {};
-    piece_made(cookie, op, peer, path, rail, region);
-    entry.part += entry.stride;
-  } while (++n < most && rail.posted < rail.caps.queue_depth && room_for(rail, path));
+  const uint32_t n =
+      std::min({static_cast<uint32_t>(out.size()), entry.count, room_on(rail, path)});
+  Train& train = new_train(path, peer, rail, region, op);
+  train.op = op.self;
+  train.first_part = entry.part;
+  train.stride = entry.stride;
+  train.count = n;
+  train.out = Train::first(n);
+  train.counted = wire.has_imm != 0 ? train.out : 0;
+  const uint32_t* from = indices.data() + entry.part;
+  for (uint32_t i = 0; i < n; ++i, from += entry.stride) {
+    WriteOp& one = out[i];
+    one = wire;
+    one.cookie = train.cookie(i);
+    one.source = source + from[0] * op.source_stride;
+    one.target = op.target_offset + from[op.parts] * op.target_stride;
+  }
+  path.posted += n;
+  rail.posted += n;
+  region->posted += n;
+  op.pieces_posted += n;
+  entry.part += n * entry.stride;
   entry.count -= n;
   if (entry.count == 0) {
     entries_.unlink(entry_index);

@@ -191,6 +191,7 @@ EngineStats EngineCore::stats() {
 
 nlohmann::json EngineCore::dump_object() {
   std::lock_guard lock(state_mutex);
+  transfers.dissolve_all();  // who is in flight is shown by itself
   const int64_t now = driver->now_ns();
   nlohmann::json out{{"version", FABRIC_VERSION_STRING},
                      {"engine", engine_id},

@@ -28,13 +28,4 @@ const char* to_string(OpKind kind) noexcept {
   return "?";
 }
 
-void OpTable::reset(Op& op) noexcept {
-  op.held_by = UINT32_MAX;
-  op.cancel_asked.store(false, std::memory_order_relaxed);
-  op.stage.store(OpStage::kFree, std::memory_order_relaxed);
-  uint32_t next = op.generation.load(std::memory_order_relaxed) + 1;
-  if (next == 0) next = 1;
-  op.generation.store(next, std::memory_order_release);  // pairs with find()
-}
-
 }  // namespace fabric::core

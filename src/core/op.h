@@ -115,6 +115,7 @@ struct Op : OpRequest, OpProgress {
   int64_t deadline_ns = 0;
   Timer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
+  uint32_t train = UINT32_MAX;  ///< a write that went the short way: where it is in flight
 
   OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }
 };
@@ -167,7 +168,14 @@ class OpTable {
     give_back({&op.self, 1});
   }
   /// For one that is going to be given back with others, and let go: its life ends now.
-  void reset(Op& op) noexcept;
+  static void reset(Op& op) noexcept {
+    op.held_by = UINT32_MAX;
+    op.cancel_asked.store(false, std::memory_order_relaxed);
+    op.stage.store(OpStage::kFree, std::memory_order_relaxed);
+    uint32_t next = op.generation.load(std::memory_order_relaxed) + 1;
+    if (next == 0) next = 1;
+    op.generation.store(next, std::memory_order_release);  // pairs with find()
+  }
   /// Of slots that were reset, or taken and not used.
   void give_back(std::span<const uint32_t> slots) noexcept {
     free_.push_all(slots);

@@ -34,6 +34,14 @@ inline bool Transfers::room_for(const RailSlot& rail, const Path& path) noexcept
   return path.posted < rail.caps.path_depth && (path.posted == 0 || path.posted < left);
 }
 
+/// How many pieces room_for() would let through, one after the other.
+inline uint32_t Transfers::room_on(const RailSlot& rail, const Path& path) noexcept {
+  if (rail.posted >= rail.caps.queue_depth || !room_for(rail, path)) return 0;
+  const uint32_t left = rail.caps.queue_depth - rail.posted;
+  const uint32_t share = path.posted < left ? (left - path.posted + 1) / 2 : 1;
+  return std::min({left, rail.caps.path_depth - path.posted, share});
+}
+
 /// What all pieces have in common, and everybody who keeps an account of them.
 inline void Transfers::piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
                                   LocalRegion* region) {

@@ -63,12 +63,12 @@ struct Path;
 struct RailSlot;
 
 /// The paths to a region, as found out by its last write (express.cc).
+struct Lane {
+  Path* path = nullptr;
+  RailSlot* rail = nullptr;
+  uint64_t remote_key = 0;
+};
 struct Route {
-  struct Lane {
-    Path* path = nullptr;
-    RailSlot* rail = nullptr;
-    uint64_t remote_key = 0;
-  };
   uint64_t epoch = 0;  ///< of Transfers: another one, and it is found out again
   MemoryKind here{};   ///< of the source
   uint8_t network = 0;

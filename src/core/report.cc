@@ -125,31 +125,14 @@ void Reporter::part_ended(const Op& op, const PartEnd& end) {
 }
 
 void Reporter::count_for(BatchId batch) {
-  if (settling_.batch == batch) return;
   if (settling_.delivered != 0 || settling_.left != 0) settle();
   settling_.batch = batch;
 }
 
-void Reporter::part_delivered(const Op& op) {
-  if (!op.batch) return;
-  count_for(op.batch);
-  ++settling_.delivered;
-}
-
-void Reporter::op_delivered(Op& op) {
-  if (op.batch) {
-    count_for(op.batch);
-    ++settling_.left;
-  }
-  if (op.held_by != settling_.held_by) {
-    if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
-    settling_.held_by = op.held_by;
-    settling_.held = 0;
-  }
-  if (op.held_by != UINT32_MAX) ++settling_.held;
-  core_.ops.reset(op);
-  settling_.slots[settling_.ended++] = op.self;
-  if (settling_.ended == settling_.slots.size()) settle();
+void Reporter::hold_for(uint32_t peer) {
+  if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
+  settling_.held_by = peer;
+  settling_.held = 0;
 }
 
 /// Slots first: who waits for a batch may submit as soon as it sees the end of it.

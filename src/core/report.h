@@ -13,6 +13,7 @@
 
 #include "base/parking.h"
 #include "base/spsc.h"
+#include "core/op.h"
 #include "core/slot_table.h"
 
 // Where things end: batches, inboxes, flags, subscriptions and the callback queue. Everything is
@@ -22,7 +23,6 @@
 namespace fabric::core {
 
 class EngineCore;
-struct Op;
 
 /// Opens Notify to the core: the public type shows its users nothing.
 struct NotifyAccess {
@@ -190,8 +190,35 @@ class Reporter {
   void part_ended(const Op& op, const PartEnd& end);
   /// Of an operation that all went well and whose end is only counted: the batches and the table
   /// are told of several together, by settle().
-  void part_delivered(const Op& op);
-  void op_delivered(Op& op);
+  void parts_delivered(const Op& op, uint32_t n) {
+    if (!op.batch) return;
+    if (settling_.batch != op.batch) count_for(op.batch);
+    settling_.delivered += n;
+  }
+  void op_delivered(Op& op) {
+    if (op.batch) {
+      if (settling_.batch != op.batch) count_for(op.batch);
+      ++settling_.left;
+    }
+    if (op.held_by != settling_.held_by) hold_for(op.held_by);
+    if (op.held_by != UINT32_MAX) ++settling_.held;
+    slot_done(op);
+  }
+  /// The same for several writes of one batch to one peer, whose slots were told by slot_done().
+  void writes_delivered(BatchId batch, uint32_t peer, uint32_t n) {
+    if (batch) {
+      if (settling_.batch != batch) count_for(batch);
+      settling_.delivered += n;
+      settling_.left += n;
+    }
+    if (peer != settling_.held_by) hold_for(peer);
+    settling_.held += n;
+  }
+  void slot_done(Op& op) {
+    OpTable::reset(op);
+    settling_.slots[settling_.ended++] = op.self;
+    if (settling_.ended == settling_.slots.size()) tell_settled();
+  }
   void settle() {
     if (settling_.ended != 0 || settling_.batch) tell_settled();
   }
@@ -263,6 +290,7 @@ class Reporter {
   void run_one(CallbackItem& item) noexcept;
 
   void count_for(BatchId batch);
+  void hold_for(uint32_t peer);
   void tell_settled();
 
   EngineCore& core_;

@@ -24,7 +24,7 @@ void Transfers::start(Op& op) {
   } else {
     const bool may_express = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
     for (uint32_t i = 0; i < op.parts; ++i) {
-      if (may_express && express_part(op, i, part_of(op, i))) continue;
+      if (may_express && board_part(op, i, part_of(op, i))) continue;
       end_express();
       start_parts(op, i, 1);
     }

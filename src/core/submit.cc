@@ -182,24 +182,24 @@ struct EngineCore::WriteGroup {
   RemoteRegion target{};
   uint64_t source_bytes = 0, target_bytes = 0;
   uint32_t owner = 0;
+  int64_t timeout_ns = 0, until = 0;
 };
 
 /// Checks request number `at` of the group. False: `why` says what is wrong with it.
-bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
-                             WriteGroup& group) const noexcept {
+inline bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
+                                    WriteGroup& group) const noexcept {
   const auto refuse = [&](Errc code, const char* what) {
     group.why = fail(code, what);
     return false;
   };
-  if (!request.source.region || request.source.region != group.source) {
-    group.source = {};
+  const bool first = at == 0;
+  if (first || request.source.region != group.source) [[unlikely]] {
     const Errc code = regions.local_size(request.source.region, group.source_bytes);
     if (code != Errc::kOk) return refuse(code, "source");
     group.source = request.source.region;
   }
-  if (!request.target.region || request.target.region != group.target) {
+  if (first || request.target.region != group.target) [[unlikely]] {
     PeerId owner;
-    group.target = {};
     const Errc code = regions.remote_size(request.target.region, group.target_bytes, owner);
     if (code != Errc::kOk) return refuse(code, "target");
     group.target = request.target.region;
@@ -211,10 +211,12 @@ bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
   if (!fits(request.target.offset, request.size_bytes, group.target_bytes)) {
     return refuse(Errc::kOutOfBounds, "target");
   }
-  if (const Errc code = deadline_after(now, request.timeout, false, group.until_ns[at]);
-      code != Errc::kOk) {
-    return refuse(code, "timeout");
+  if (first || request.timeout.ns != group.timeout_ns) [[unlikely]] {
+    const Errc code = deadline_after(now, request.timeout, false, group.until);
+    if (code != Errc::kOk) return refuse(code, "timeout");
+    group.timeout_ns = request.timeout.ns;
   }
+  group.until_ns[at] = group.until;
   if (request.priority > Priority::kBulk) return refuse(Errc::kInvalidArgument, "priority");
   group.owners[at] = group.owner;
   return true;
@@ -298,7 +300,6 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
 
 void EngineCore::fill_write(Op& op, const Write& request, int64_t now, int64_t until,
                             uint32_t owner) noexcept {
-  static_cast<OpProgress&>(op) = {};
   op.kind = OpKind::kWrite;
   op.priority = request.priority;
   // What other kinds have, and whoever ends an operation looks at.

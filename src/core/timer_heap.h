@@ -10,7 +10,7 @@ namespace fabric::core {
 
 /// A point in time that somebody waits for. Lives inside its owner; the heap only points to it.
 struct Timer {
-  enum class Kind : uint8_t { kOp, kPeer };
+  enum class Kind : uint8_t { kOp, kTrain, kPeer };
   int64_t when_ns = kNeverNs;
   uint32_t position = kIdle;  ///< in the heap
   uint32_t index = 0;         ///< the owner's slot
@@ -40,7 +40,7 @@ class TimerHeap {
     if (timer.position != Timer::kIdle) clear(timer);
     timer.when_ns = when_ns;
     // Those of peers move all the time, and one that is late would keep everybody off the list.
-    if (timer.kind == Timer::Kind::kOp && (last_ == nullptr || last_->when_ns <= when_ns)) {
+    if (timer.kind != Timer::Kind::kPeer && (last_ == nullptr || last_->when_ns <= when_ns)) {
       timer.position = Timer::kListed;
       timer.before = last_;
       timer.behind = nullptr;

@@ -43,6 +43,7 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
 
 void Transfers::stop(Op& op, Errc code) {
   if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) return;
+  if (op.train != kNone) dissolve_train(op.train);
   op.stage.store(OpStage::kDraining, std::memory_order_relaxed);
   op.stop_code = code;
   core_.steps.take(op.pieces_posted == 0 ? Step::kStoppedQueued : Step::kStoppedPosted);
@@ -68,6 +69,7 @@ void Transfers::stop(Op& op, Errc code) {
 }
 
 void Transfers::force(Op& op) {
+  dissolve_all();
   if (op.step++ == 0) {
     for (const Piece& piece : pieces_) {
       if (piece.op != op.self || piece.stranded) continue;
@@ -237,6 +239,9 @@ void Transfers::close_path(Path& path) {
 /// Nothing more is posted. What the rail never took cannot come back through it.
 void Transfers::withdraw(Path& path) {
   routes_changed();
+  trains_.each([&](Train& train) {
+    if (train.path == &path) dissolve(train);
+  });
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
@@ -296,6 +301,7 @@ void Transfers::path_down(Path& path, Errc code) {
 }
 
 void Transfers::stop_queued(Peer& peer, Errc code) {
+  dissolve_all();
   while (!peer.waiting.empty()) drop_entry(peer.waiting.head, code);
   for (const auto& wreck : wrecks_) {
     if (wreck->peer != peer.slot) continue;
@@ -341,6 +347,7 @@ void Transfers::peer_lost(Peer& peer, Errc code) {
 }
 
 void Transfers::region_revoked(RemoteRegion handle) {
+  dissolve_all();
   drop_entries_where(
       [&](const Op& op, const Entry& entry) {
         return op.kind != OpKind::kSignal && part_of(op, entry.part).target == handle;
@@ -356,6 +363,7 @@ void Transfers::region_revoked(RemoteRegion handle) {
 
 void Transfers::key_revoked(const Peer& peer, Key key) {
   if (!key) return;  // would be every write without an immediate
+  dissolve_all();
   drop_entries_where(
       [&](const Op& op, const Entry& entry) {
         return entry.peer == peer.slot && part_of(op, entry.part).imm == key;
@@ -397,6 +405,9 @@ uint64_t Transfers::oldest_piece(const Peer& peer) const noexcept {
       oldest = std::min(oldest, path.stranded_seq);
     }
   }
+  trains_.each([&](const Train& train) {
+    if (train.whole && train.peer == &peer) oldest = std::min(oldest, train.seq);
+  });
   // Of what a broken path carried only the target knows, whether or not anybody still waits for it.
   for (const auto& wreck : wrecks_) {
     if (wreck->peer == peer.slot) oldest = std::min(oldest, wreck->oldest_seq);
@@ -423,6 +434,7 @@ bool Transfers::idle() const noexcept {
                                 [](const auto& path) { return path->state == Path::State::kFree; });
   // A leak: nothing is left that could give them back.
   FABRIC_DCHECK(!idle || pieces_free_ == pieces_.size(), "a piece outlives its path");
+  FABRIC_DCHECK(!idle || trains_.empty(), "a train outlives its path");
   FABRIC_DCHECK(!idle || wrecks_.empty(), "a wreck outlives its peer");
   FABRIC_DCHECK(!idle || entries_.held() == 0, "an entry outlives its operation");
   return idle;

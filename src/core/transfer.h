@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "control/message.h"
 #include "core/entry.h"
 #include "core/op.h"
+#include "core/train.h"
 
 // From operations to posted pieces and back: cutting, dealing, queueing per path, posting, and
 // counting what ended how.
@@ -24,9 +26,7 @@ struct LocalRegion;
 struct Peer;
 struct RemoteRegionSlot;
 struct Route;
-
-inline constexpr uint32_t kPostMax =
-    32;  ///< pieces in one call of a rail, and so under one doorbell
+struct Lane;
 
 /// In the place of an operation: the piece belongs to the engine itself.
 inline constexpr uint32_t kProbe = kNone - 1;
@@ -128,6 +128,7 @@ struct RailSlot {
   bool turned = false;  ///< posted to in this turn: it may have ended at once
   uint32_t express_count = 0;
   std::array<WriteOp, kPostMax> express{};  ///< made by the short way, to be posted next
+  Train* boarding = nullptr;                ///< the last of the trains that they are
   std::vector<WriteOp> refused{};  ///< made, and not taken by the provider for want of room
   std::vector<uint32_t> inbox{};   ///< immediates of the present poll
   Traffic tx{}, rx{};
@@ -190,13 +191,18 @@ class Transfers {
   void begin_posts() noexcept { refused_ = false; }
   bool posted() const noexcept { return posted_; }  ///< since poll_again()
   uint32_t poll_again(NetworkSlot& network);
-  /// Takes a write that needs no cutting and that nobody is in front of. False: it goes by start().
-  bool express(Op& op);
+  /// Takes writes that need no cutting and that nobody is in front of, from the head of `slots` to
+  /// the first that is something else. Returns how many.
+  uint32_t board(std::span<const uint32_t> slots);
   /// Before anything else happens to rails, paths or regions.
   void end_express() {
-    known_ = {};
+    known_.route = nullptr;
     if (!express_rails_.empty()) post_express();
   }
+  /// A train becomes pieces: something is going to happen to one of them.
+  void dissolve(Train& train);
+  void dissolve_train(uint32_t index) { dissolve(*trains_.at(index)); }
+  void dissolve_all();
   /// Which path leads where has to be found out again.
   void routes_changed() noexcept { ++epoch_; }
   /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
@@ -218,8 +224,12 @@ class Transfers {
   // What is held now, for dumps.
   uint64_t entries_held() const noexcept { return entries_.held(); }
   uint64_t pieces_held() const noexcept {  ///< of operations
-    return static_cast<uint64_t>(std::count_if(
+    auto held = static_cast<uint64_t>(std::count_if(
         pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.op < kProbe; }));
+    trains_.each([&](const Train& train) {
+      if (train.whole) held += Train::number(train.out);
+    });
+    return held;
   }
   uint64_t wrecks_held() const noexcept { return wrecks_.size(); }
   const std::vector<std::unique_ptr<Path>>& paths() const noexcept { return paths_; }
@@ -255,7 +265,8 @@ class Transfers {
   void link_to_op(Op& op, uint32_t entry_index);
   void unlink_from_op(Op& op, uint32_t entry_index);
   PartSource part_of(const Op& op, uint32_t part) const noexcept;
-  uint32_t post(RailSlot& rail, std::span<const WriteOp> batch);
+  uint32_t post(RailSlot& rail, std::span<WriteOp> batch);
+  void refuse(RailSlot& rail, std::span<WriteOp> rest);
   bool may_post(const Piece& piece);
   void take_counts(RailSlot& rail);
   uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
@@ -263,6 +274,7 @@ class Transfers {
   void unlist(RailSlot& rail, uint32_t priority);
   void unlist_path(Path& path, uint32_t priority);
   static bool room_for(const RailSlot& rail, const Path& path) noexcept;
+  static uint32_t room_on(const RailSlot& rail, const Path& path) noexcept;
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept;
   uint32_t make_piece(RailSlot& rail, Path& path, uint32_t priority);
   uint32_t make_pages(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
@@ -271,7 +283,26 @@ class Transfers {
   const Route* route_to(RemoteRegionSlot& remote, MemoryKind here);
   void post_express();
   bool know(RegionId source, RemoteRegion target);
-  bool express_part(Op& op, uint32_t part, const PartSource& source);
+  const Lane& next_lane() const noexcept;
+  static uint32_t places_on(const Lane& lane) noexcept;
+  static bool may_board(const Op& op, int64_t now_ns) noexcept;
+  uint32_t board_run(std::span<const uint32_t> slots);
+  bool board_part(Op& op, uint32_t part, const PartSource& source);
+  Train& new_train(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region, const Op& op);
+  Train& train_on(const Lane& lane, const Op& op, uint32_t of, uint32_t part);
+  WriteOp stamp_of(const Lane& lane) const noexcept;
+  static bool load(WriteOp& wire, const WriteOp& stamp, uint32_t cookie, Priority priority,
+                   const PartSource& source) noexcept;
+  void boarded(Train& train, const Lane& lane, uint32_t n);
+  void depart(Train& train, uint32_t taken);
+  uint32_t get_off(Train& train, uint32_t at);
+  uint32_t cars_ended(std::span<const WireEvent> events);
+  void car_ended(Train& train, const WireEvent& event);
+  void cars_arrived(Train& train, uint32_t cars);
+  uint64_t end_writes(const Train& train, uint32_t cars, uint32_t n);
+  uint64_t bytes_of(const Train& train, uint32_t cars, uint32_t n) const noexcept;
+  void link_piece(Path& path, uint32_t cookie);
+  void look_for_work(Peer& peer, Path& path);
   void piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
                   LocalRegion* region);
   void piece_left(const Piece& piece, Path& path, RailSlot& rail);
@@ -318,6 +349,7 @@ class Transfers {
 
   EngineCore& core_;
   EntryPool entries_;
+  TrainYard trains_;
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<uint32_t> free_paths_;
   std::vector<Piece> pieces_;
@@ -333,8 +365,10 @@ class Transfers {
   struct Known {
     RegionId source{};
     RemoteRegion target{};
+    BatchId batch{};  ///< refuses nobody
     LocalRegion* region = nullptr;
     const Route* route = nullptr;
+    const uint64_t* local_keys = nullptr;  ///< by rail
   };
   Known known_{};
   std::vector<RailSlot*> express_rails_;  ///< that have some
