@@ -3,6 +3,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+
+#include <fabric/provider.h>
 
 #include "providers/shm/cards.h"
 
@@ -48,6 +51,13 @@ enum class Stored : uint8_t {
 Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
                     const Guard& guard, const Commit& commit, bool fence,
                     uint64_t whole_bytes = 0) noexcept;
+
+/// Small pieces in one section, with one commit behind all of them: they are there together or, as
+/// far as anybody is told, not at all. Each goes to its target behind `base` and has 1 to
+/// run_piece_bytes_max() bytes; all together stay far below a chunk. `fence` as above.
+Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces, const Guard& guard,
+                   const Commit& commit, bool fence) noexcept;
+uint64_t run_piece_bytes_max() noexcept;
 
 /// Whether a section of the calling thread is one that the kernel restarts: what its card says.
 bool thread_is_restartable() noexcept;
