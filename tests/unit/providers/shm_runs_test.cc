@@ -1,7 +1,12 @@
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstring>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -192,6 +197,54 @@ TEST_F(ShmRuns, ARunOnAPathThatItsTargetClosedIsNotDelivered) {
   ASSERT_NE(down, to_.events.end());
   EXPECT_EQ(down->value, 2u);
   EXPECT_EQ(from_.count(Kind::kPathDown, out_), 1u);
+}
+
+/// A source that runs a function when it is first read.
+class TrappedSource {
+ public:
+  explicit TrappedSource(std::function<void()> then) : then_(std::move(then)) {
+    at_ = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    trapped = this;
+    struct sigaction action {};
+    action.sa_handler = [](int) {
+      TrappedSource* const trap = std::exchange(trapped, nullptr);
+      if (trap == nullptr) _exit(9);
+      mprotect(trap->at_, kBytes, PROT_READ);
+      trap->then_();
+    };
+    sigaction(SIGSEGV, &action, &before_);
+  }
+  TrappedSource(const TrappedSource&) = delete;
+  TrappedSource& operator=(const TrappedSource&) = delete;
+  ~TrappedSource() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(at_, kBytes);
+  }
+  uint64_t address() const { return reinterpret_cast<uint64_t>(at_); }
+  static bool sprung() { return trapped == nullptr; }
+
+ private:
+  static constexpr uint64_t kBytes = 4096;
+  static inline TrappedSource* trapped = nullptr;
+
+  void* at_;
+  std::function<void()> then_;
+  struct sigaction before_ {};
+};
+
+TEST_F(ShmRuns, NoCountIsSeenBeforeTheLastByteOfItsRunIsThere) {
+  std::vector<WriteOp> ops{piece(0, 0, 8, 1), piece(0, 64, 8, 2), piece(0, 128, 8, 3)};
+  size_t seen_early = 0;
+  const TrappedSource source([&] {
+    to_.turn();
+    seen_early = immediates().size();
+  });
+  ops[2].source = source.address();
+  EXPECT_EQ(from_.rail().post(ops), 3u);
+  EXPECT_TRUE(TrappedSource::sprung());
+  EXPECT_EQ(seen_early, 0u);
+  turns(1);
+  EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 2, 3}));
 }
 
 // A ring that is full ends a run; what waits goes first when there is room again.
