@@ -69,7 +69,7 @@ bool use_guard_kind(GuardKind kind) noexcept;
 /// How the bytes of a section are moved. bench/copy measures them; docs/design/0010 has the table.
 enum class Move : uint8_t {
   kBest,    ///< by size
-  kVector,  ///< a loop of vector registers
+  kVector,  ///< a loop of vector registers, of 32 bytes
   kRepeat,  ///< rep movsb
   kStream,  ///< non-temporal stores, which leave the caches alone
 };
