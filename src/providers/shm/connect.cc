@@ -71,6 +71,7 @@ Result<uint32_t> ShmRail::accept_path(std::span<const std::byte> hello,
   if (!memory) return memory.error();
   auto permit = network_.take_permit();
   if (!permit) return permit.error();
+  watched_.reserve(in_.size() + 1);
   InPath* const path = take(in_, in_free_, serial_);
   if (path == nullptr) {
     network_.free_permit(permit->first);
@@ -84,6 +85,7 @@ Result<uint32_t> ShmRail::accept_path(std::span<const std::byte> hello,
   path->ring = path->memory.mapping.as<Ring>();
   std::tie(path->permit, path->permit_value) = *permit;
   network_.front().paths[path->permit].store(path->permit_value, std::memory_order_release);
+  watched_.push_back(path);
   show_ring(*path);
   return path->id;
 }
@@ -95,6 +97,7 @@ Result<void> ShmRail::start_path(uint32_t path, std::span<const std::byte> answe
   OutPath* const found = out_path(path);
   if (found == nullptr) return fail(Errc::kNotFound, "shm path");
   found->started = true;
+  found->open = found->ring != nullptr && !found->closing;
   return {};
 }
 
@@ -132,6 +135,7 @@ void ShmRail::ring_ready(Neighbour& from, const RingReady& frame, UniqueFd ring)
   path->pulls = frame.pulls;
   path->guard.path = &from.their_front()->paths[frame.permit];
   path->guard.path_value = frame.permit_value;
+  path->open = path->started;
 }
 
 void ShmRail::close_path(uint32_t path, bool inbound) noexcept {
@@ -151,6 +155,7 @@ void ShmRail::close_path(uint32_t path, bool inbound) noexcept {
 void ShmRail::break_out(OutPath& path, Errc code) noexcept {
   if (path.closing) return;
   path.closing = true;
+  path.open = false;
   path.code = code;
   ++closing_out_;
   withdraw_orders(path);
@@ -204,7 +209,7 @@ uint32_t ShmRail::poll_out_ends(std::span<WireEvent> out) noexcept {
     if (n == out.size()) break;
     if (!path->live || !path->closing) continue;
     if (path->orders != path->orders_ended) collect_orders(*path);
-    if (!path->quiet()) continue;
+    if (!path->quiet(told_)) continue;
     const bool gone = path->to->gone();
     out[n++] = {.kind = WireEvent::Kind::kPathDown,
                 .code = gone ? Errc::kPeerLost : path->code,
@@ -241,6 +246,7 @@ uint32_t ShmRail::poll_in_ends(std::span<WireEvent> out) noexcept {
   for (const auto& path : in_) {
     if (n == out.size()) break;
     if (!path->live || !path->closing || !in_end_proved(*path)) continue;
+    std::erase(watched_, path.get());
     // What was committed had landed.
     n += take_counts(*path, out.subspan(n));
     if (n == out.size()) break;

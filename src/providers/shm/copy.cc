@@ -70,17 +70,34 @@ void leave(Card& card, uint32_t inside) noexcept {
   card.intent.store(inside + 1, std::memory_order_release);
 }
 
+bool permitted(const Section& section) noexcept {
+  // Keeps the copy behind it, as acquire does for loads and, through the branch, for stores.
+  return __atomic_load_n(section.path, __ATOMIC_ACQUIRE) == section.path_value &&
+         __atomic_load_n(section.key, __ATOMIC_ACQUIRE) == section.key_value;
+}
+
 bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
                    const Section& section) noexcept {
-  const auto holds = [](const uint64_t* word, uint64_t value) {
-    // Keeps the copy behind it, as acquire does for loads and, through the branch, for stores.
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value;
-  };
-  if (!holds(section.path, section.path_value)) return false;
-  if (!holds(section.key, section.key_value)) return false;
+  if (!permitted(section)) return false;
   if (bytes != 0) std::memcpy(target, source, bytes);  // a commit alone may have no addresses
   // Pairs with the acquire load of whoever waits for the word.
   __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);
+  return true;
+}
+
+bool plain_run(std::byte* base, std::span<const WriteOp> pieces, const Section& section) noexcept {
+  if (!permitted(section)) return false;
+  for (const WriteOp& piece : pieces) {
+    std::byte* const target = base + piece.target;
+    const auto* const source = reinterpret_cast<const std::byte*>(piece.source);
+    // Flags and counters are words.
+    if (piece.size_bytes == sizeof(uint64_t)) {
+      std::memcpy(target, source, sizeof(uint64_t));
+    } else {
+      std::memcpy(target, source, piece.size_bytes);
+    }
+  }
+  __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);  // as above
   return true;
 }
 
@@ -122,123 +139,180 @@ bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
   "movq %[bytes], %%rcx\n"        \
   copy)
 // clang-format on
-#define FABRIC_OPERANDS                                                                       \
+#define FABRIC_GUARD                                                                          \
   [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "rm"(section.path_value), \
       [key] "r"(section.key), [key_value] "rm"(section.key_value), [word] "r"(section.word),  \
-      [value] "rm"(section.value), [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
+      [value] "rm"(section.value)
+#define FABRIC_OPERANDS FABRIC_GUARD, [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
 #define FABRIC_CLOBBERS \
   "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
 static_assert(offsetof(rseq, rseq_cs) == 8 && RSEQ_SIG == 0x53053053);
 
-/// At most 128 bytes, none being some: two ends that overlap, of the largest power of two that
-/// fits.
-[[gnu::always_inline]] inline bool small_section(std::byte* target, const std::byte* source,
-                                                 uint64_t bytes, const Section& section) noexcept {
-  asm goto(FABRIC_SECTION("cmpq $16, %[bytes]\n"
-                          "jae 5f\n"
-                          "cmpq $8, %[bytes]\n"
-                          "jae 6f\n"
-                          "cmpq $4, %[bytes]\n"
-                          "jae 7f\n"
-                          "testq %[bytes], %[bytes]\n"
-                          "jz 9f\n"
-                          "movzbl (%[source]), %%eax\n"  // 1, 2, 3: both ends and the middle
-                          "movzbl -1(%[source],%[bytes]), %%edx\n"
-                          "movb %%al, (%[target])\n"
-                          "movb %%dl, -1(%[target],%[bytes])\n"
-                          "movq %[bytes], %%rdx\n"
-                          "shrq $1, %%rdx\n"
-                          "movzbl (%[source],%%rdx), %%eax\n"
-                          "movb %%al, (%[target],%%rdx)\n"
-                          "jmp 9f\n"
-                          "7: movl (%[source]), %%eax\n"
-                          "movl -4(%[source],%[bytes]), %%edx\n"
-                          "movl %%eax, (%[target])\n"
-                          "movl %%edx, -4(%[target],%[bytes])\n"
-                          "jmp 9f\n"
-                          "6: movq (%[source]), %%rax\n"
-                          "movq -8(%[source],%[bytes]), %%rdx\n"
-                          "movq %%rax, (%[target])\n"
-                          "movq %%rdx, -8(%[target],%[bytes])\n"
-                          "jmp 9f\n"
-                          "5: movups (%[source]), %%xmm0\n"
-                          "movups -16(%[source],%[bytes]), %%xmm1\n"
-                          "cmpq $32, %[bytes]\n"
-                          "jbe 8f\n"
-                          "movups 16(%[source]), %%xmm2\n"
-                          "movups -32(%[source],%[bytes]), %%xmm3\n"
-                          "movups %%xmm2, 16(%[target])\n"
-                          "movups %%xmm3, -32(%[target],%[bytes])\n"
-                          "cmpq $64, %[bytes]\n"
-                          "jbe 8f\n"
-                          "movups 32(%[source]), %%xmm2\n"
-                          "movups -48(%[source],%[bytes]), %%xmm3\n"
-                          "movups %%xmm2, 32(%[target])\n"
-                          "movups %%xmm3, -48(%[target],%[bytes])\n"
-                          "movups 48(%[source]), %%xmm2\n"
-                          "movups -64(%[source],%[bytes]), %%xmm3\n"
-                          "movups %%xmm2, 48(%[target])\n"
-                          "movups %%xmm3, -64(%[target],%[bytes])\n"
-                          "8: movups %%xmm0, (%[target])\n"
-                          "movups %%xmm1, -16(%[target],%[bytes])\n"
-                          "9:\n")
-           :
-           : FABRIC_OPERANDS
-           : "rax", "rdx", "xmm0", "xmm1", "xmm2", "xmm3", "cc", "memory"
-           : stale);
-  return true;
-stale:
-  return false;
-}
+bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
+// The first processors with registers of 64 bytes ran slower behind their use; these do not.
+bool has_wide_vectors() noexcept { return __builtin_cpu_supports("avx512vbmi2") != 0; }
+std::atomic<bool> wide_wanted{has_wide_vectors()};  // relaxed: as above
 
-/// From 128 bytes on. Both ends unaligned, and between them 128 bytes a round, aligned at the
-/// target, until the end is reached.
-[[gnu::always_inline]] inline bool vector_section(std::byte* target, const std::byte* source,
-                                                  uint64_t bytes, const Section& section) noexcept {
-  asm goto(FABRIC_LONG_SECTION("vmovdqu (%%rsi), %%ymm0\n"
-                               "vmovdqu -128(%%rsi,%%rcx), %%ymm1\n"
-                               "vmovdqu -96(%%rsi,%%rcx), %%ymm2\n"
-                               "vmovdqu -64(%%rsi,%%rcx), %%ymm3\n"
-                               "vmovdqu -32(%%rsi,%%rcx), %%ymm4\n"
-                               "leaq -128(%%rdi,%%rcx), %%rdx\n"
-                               "vmovdqu %%ymm0, (%%rdi)\n"
-                               "vmovdqu %%ymm1, (%%rdx)\n"
-                               "vmovdqu %%ymm2, 32(%%rdx)\n"
-                               "vmovdqu %%ymm3, 64(%%rdx)\n"
-                               "vmovdqu %%ymm4, 96(%%rdx)\n"
-                               "leaq 32(%%rdi), %%rax\n"
-                               "andq $-32, %%rax\n"
-                               "subq %%rdi, %%rsi\n"
-                               "addq %%rax, %%rsi\n"
-                               "movq %%rax, %%rdi\n"
-                               "cmpq %%rdx, %%rdi\n"
-                               "jae 6f\n"
-                               ".balign 16\n"
-                               "5: vmovdqu (%%rsi), %%ymm0\n"
-                               "vmovdqu 32(%%rsi), %%ymm1\n"
-                               "vmovdqu 64(%%rsi), %%ymm2\n"
-                               "vmovdqu 96(%%rsi), %%ymm3\n"
-                               "addq $128, %%rsi\n"
-                               "vmovdqa %%ymm0, (%%rdi)\n"
-                               "vmovdqa %%ymm1, 32(%%rdi)\n"
-                               "vmovdqa %%ymm2, 64(%%rdi)\n"
-                               "vmovdqa %%ymm3, 96(%%rdi)\n"
-                               "addq $128, %%rdi\n"
-                               "cmpq %%rdx, %%rdi\n"
-                               "jb 5b\n"
-                               "6: vzeroupper\n")
+// Pieces one behind the other, read from the operations as they were posted. Up to 128 bytes: two
+// ends that overlap, of the largest power of two that fits. From there on both ends unaligned, and
+// between them 128 bytes a round, aligned at the target, until the end is reached.
+// clang-format off
+#define FABRIC_RUN(long_piece)                                                     \
+  FABRIC_SECTION(                                                                  \
+  "movq %[first], %%rcx\n"                                                         \
+  "jmp 11f\n"                                                                      \
+  "5: movq %c[at_source](%%rcx), %%rsi\n"                                          \
+  "movq %c[at_target](%%rcx), %%rdi\n"                                             \
+  "movq %c[at_bytes](%%rcx), %%rdx\n"                                              \
+  "addq %[base], %%rdi\n"                                                          \
+  "addq $%c[stride], %%rcx\n"                                                      \
+  "cmpq $16, %%rdx\n"                                                              \
+  "jae 7f\n"                                                                       \
+  "cmpq $8, %%rdx\n"                                                               \
+  "jb 6f\n"                                                                        \
+  "movq (%%rsi), %%rax\n"                                                          \
+  "movq -8(%%rsi,%%rdx), %%rsi\n"                                                  \
+  "movq %%rax, (%%rdi)\n"                                                          \
+  "movq %%rsi, -8(%%rdi,%%rdx)\n"                                                  \
+  "cmpq %[last], %%rcx\n"                                                          \
+  "jne 5b\n"                                                                       \
+  "jmp 12f\n"                                                                      \
+  "6: cmpq $4, %%rdx\n"                                                            \
+  "jb 8f\n"                                                                        \
+  "movl (%%rsi), %%eax\n"                                                          \
+  "movl -4(%%rsi,%%rdx), %%esi\n"                                                  \
+  "movl %%eax, (%%rdi)\n"                                                          \
+  "movl %%esi, -4(%%rdi,%%rdx)\n"                                                  \
+  "jmp 11f\n"                                                                      \
+  "8: movzbl (%%rsi), %%eax\n"  /* 1, 2, 3: both ends and the middle */            \
+  "movb %%al, (%%rdi)\n"                                                           \
+  "movzbl -1(%%rsi,%%rdx), %%eax\n"                                                \
+  "movb %%al, -1(%%rdi,%%rdx)\n"                                                   \
+  "shrq $1, %%rdx\n"                                                               \
+  "movzbl (%%rsi,%%rdx), %%eax\n"                                                  \
+  "movb %%al, (%%rdi,%%rdx)\n"                                                     \
+  "jmp 11f\n"                                                                      \
+  "7: cmpq $128, %%rdx\n"                                                          \
+  "ja 9f\n"                                                                        \
+  "movups (%%rsi), %%xmm0\n"                                                       \
+  "movups -16(%%rsi,%%rdx), %%xmm1\n"                                              \
+  "cmpq $32, %%rdx\n"                                                              \
+  "jbe 8f\n"                                                                       \
+  "movups 16(%%rsi), %%xmm2\n"                                                     \
+  "movups -32(%%rsi,%%rdx), %%xmm3\n"                                              \
+  "movups %%xmm2, 16(%%rdi)\n"                                                     \
+  "movups %%xmm3, -32(%%rdi,%%rdx)\n"                                              \
+  "cmpq $64, %%rdx\n"                                                              \
+  "jbe 8f\n"                                                                       \
+  "movups 32(%%rsi), %%xmm2\n"                                                     \
+  "movups -48(%%rsi,%%rdx), %%xmm3\n"                                              \
+  "movups %%xmm2, 32(%%rdi)\n"                                                     \
+  "movups %%xmm3, -48(%%rdi,%%rdx)\n"                                              \
+  "movups 48(%%rsi), %%xmm2\n"                                                     \
+  "movups -64(%%rsi,%%rdx), %%xmm3\n"                                              \
+  "movups %%xmm2, 48(%%rdi)\n"                                                     \
+  "movups %%xmm3, -64(%%rdi,%%rdx)\n"                                              \
+  "8: movups %%xmm0, (%%rdi)\n"                                                    \
+  "movups %%xmm1, -16(%%rdi,%%rdx)\n"                                              \
+  "jmp 11f\n"                                                                      \
+  "9:\n" long_piece                                                                \
+  "11: cmpq %[last], %%rcx\n"                                                      \
+  "jne 5b\n"                                                                       \
+  "12:\n")
+#define FABRIC_TO_ALIGNED(bytes)             \
+  "leaq " bytes "(%%rdi), %%rax\n"           \
+  "andq $-" bytes ", %%rax\n"                \
+  "subq %%rdi, %%rsi\n"                      \
+  "addq %%rax, %%rsi\n"                      \
+  "movq %%rax, %%rdi\n"                      \
+  "cmpq %%rdx, %%rdi\n"                      \
+  "jae 10f\n"                                \
+  ".balign 16\n"
+#define FABRIC_32_A_REGISTER                 \
+  "vmovdqu (%%rsi), %%ymm0\n"                \
+  "vmovdqu -128(%%rsi,%%rdx), %%ymm1\n"      \
+  "vmovdqu -96(%%rsi,%%rdx), %%ymm2\n"       \
+  "vmovdqu -64(%%rsi,%%rdx), %%ymm3\n"       \
+  "vmovdqu -32(%%rsi,%%rdx), %%ymm4\n"       \
+  "leaq -128(%%rdi,%%rdx), %%rdx\n"          \
+  "vmovdqu %%ymm0, (%%rdi)\n"                \
+  "vmovdqu %%ymm1, (%%rdx)\n"                \
+  "vmovdqu %%ymm2, 32(%%rdx)\n"              \
+  "vmovdqu %%ymm3, 64(%%rdx)\n"              \
+  "vmovdqu %%ymm4, 96(%%rdx)\n"              \
+  FABRIC_TO_ALIGNED("32")                    \
+  "8: vmovdqu (%%rsi), %%ymm0\n"             \
+  "vmovdqu 32(%%rsi), %%ymm1\n"              \
+  "vmovdqu 64(%%rsi), %%ymm2\n"              \
+  "vmovdqu 96(%%rsi), %%ymm3\n"              \
+  "addq $128, %%rsi\n"                       \
+  "vmovdqa %%ymm0, (%%rdi)\n"                \
+  "vmovdqa %%ymm1, 32(%%rdi)\n"              \
+  "vmovdqa %%ymm2, 64(%%rdi)\n"              \
+  "vmovdqa %%ymm3, 96(%%rdi)\n"              \
+  "addq $128, %%rdi\n"                       \
+  "cmpq %%rdx, %%rdi\n"                      \
+  "jb 8b\n"                                  \
+  "10: vzeroupper\n"
+// Registers that nothing else uses: there is nothing to clean up behind them.
+#define FABRIC_64_A_REGISTER                 \
+  "vmovdqu64 (%%rsi), %%zmm16\n"             \
+  "vmovdqu64 -128(%%rsi,%%rdx), %%zmm17\n"   \
+  "vmovdqu64 -64(%%rsi,%%rdx), %%zmm18\n"    \
+  "leaq -128(%%rdi,%%rdx), %%rdx\n"          \
+  "vmovdqu64 %%zmm16, (%%rdi)\n"             \
+  "vmovdqu64 %%zmm17, (%%rdx)\n"             \
+  "vmovdqu64 %%zmm18, 64(%%rdx)\n"           \
+  FABRIC_TO_ALIGNED("64")                    \
+  "8: vmovdqu64 (%%rsi), %%zmm16\n"          \
+  "vmovdqu64 64(%%rsi), %%zmm17\n"           \
+  "addq $128, %%rsi\n"                       \
+  "vmovdqa64 %%zmm16, (%%rdi)\n"             \
+  "vmovdqa64 %%zmm17, 64(%%rdi)\n"           \
+  "addq $128, %%rdi\n"                       \
+  "cmpq %%rdx, %%rdi\n"                      \
+  "jb 8b\n"                                  \
+  "10:\n"
+// clang-format on
+#define FABRIC_PIECES                                                                         \
+  [base] "r"(base), [first] "r"(pieces.data()), [last] "r"(pieces.data() + pieces.size()),    \
+      [at_source] "i"(offsetof(WriteOp, source)), [at_target] "i"(offsetof(WriteOp, target)), \
+      [at_bytes] "i"(offsetof(WriteOp, size_bytes)), [stride] "i"(sizeof(WriteOp))
+
+[[gnu::always_inline]] inline bool run_section_32(std::byte* base, std::span<const WriteOp> pieces,
+                                                  const Section& section) noexcept {
+  asm goto(FABRIC_RUN(FABRIC_32_A_REGISTER)
            :
-           : FABRIC_OPERANDS:FABRIC_CLOBBERS
+           : FABRIC_GUARD, FABRIC_PIECES:FABRIC_CLOBBERS
            : stale);
   return true;
 stale:
   // A first attempt may have left them full, and what follows would be slow.
-  asm volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4");
+  if (has_vectors()) asm volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4");
   return false;
 }
 
-bool repeat_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Section& section) noexcept {
+[[gnu::always_inline]] inline bool run_section_64(std::byte* base, std::span<const WriteOp> pieces,
+                                                  const Section& section) noexcept {
+  asm goto(FABRIC_RUN(FABRIC_64_A_REGISTER)
+           :
+           : FABRIC_GUARD, FABRIC_PIECES:FABRIC_CLOBBERS
+           : stale);
+  return true;
+stale:
+  return false;
+}
+
+[[gnu::always_inline]] inline bool run_section(std::byte* base, std::span<const WriteOp> pieces,
+                                               const Section& section) noexcept {
+  return wide_wanted.load(std::memory_order_relaxed) ? run_section_64(base, pieces, section)
+                                                     : run_section_32(base, pieces, section);
+}
+
+// Not inlined: among the variables of a loop the operands would come from the stack, and a copy
+// waits for its length.
+[[gnu::noinline]] bool repeat_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                                      const Section& section) noexcept {
   asm goto(FABRIC_LONG_SECTION("rep movsb\n") : : FABRIC_OPERANDS:FABRIC_CLOBBERS : stale);
   return true;
 stale:
@@ -247,8 +321,8 @@ stale:
 
 /// From 128 bytes on; as the vector loop, with stores that go to memory. They are drained inside
 /// the section: neither the commit nor the card's next number may overtake them.
-bool stream_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Section& section) noexcept {
+[[gnu::noinline]] bool stream_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                                      const Section& section) noexcept {
   asm goto(FABRIC_LONG_SECTION("movups (%%rsi), %%xmm0\n"
                                "movups 16(%%rsi), %%xmm1\n"
                                "movups 32(%%rsi), %%xmm2\n"
@@ -300,8 +374,18 @@ stale:
 
 #undef FABRIC_SECTION
 #undef FABRIC_LONG_SECTION
+#undef FABRIC_RUN
+#undef FABRIC_TO_ALIGNED
+#undef FABRIC_32_A_REGISTER
+#undef FABRIC_64_A_REGISTER
+#undef FABRIC_PIECES
+#undef FABRIC_GUARD
 #undef FABRIC_OPERANDS
 #undef FABRIC_CLOBBERS
+
+void use_wide_vectors(bool use) noexcept {
+  wide_wanted.store(use && has_wide_vectors(), std::memory_order_relaxed);
+}
 
 /// The kernel reads the descriptor of the last section at the next interrupt, however late, and
 /// this library may have been unloaded by then.
@@ -316,12 +400,10 @@ bool registered() noexcept {
   return cpu >= 0;
 }
 
-bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
-
-bool short_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                   const Section& section) noexcept {
-  if (bytes <= kSmallBytes) return small_section(target, source, bytes, section);
-  return vector_section(target, source, bytes, section);
+[[gnu::noinline]] bool vector_section(std::byte* target, const std::byte* source, uint64_t bytes,
+                                      const Section& section) noexcept {
+  const WriteOp piece{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
+  return run_section(target, {&piece, 1}, section);
 }
 
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
@@ -336,10 +418,11 @@ bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
 
 bool registered() noexcept { return false; }
 void forget_section() noexcept {}
-bool has_vectors() noexcept { return false; }
-bool short_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                   const Section& section) noexcept {
-  return plain_section(target, source, bytes, section);
+bool has_vectors() noexcept { return true; }  // memcpy has what there is
+void use_wide_vectors(bool) noexcept {}
+bool run_section(std::byte* base, std::span<const WriteOp> pieces,
+                 const Section& section) noexcept {
+  return plain_run(base, pieces, section);
 }
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
                   const Section& section, Move) noexcept {
@@ -358,35 +441,47 @@ Move long_move(uint64_t bytes) noexcept {
   return bytes < kStreamBytes ? Move::kRepeat : Move::kStream;
 }
 
-/// The longest copy that short_section() makes.
+/// The longest piece of a run.
 uint64_t short_bytes_max(Move wanted) noexcept {
   const bool vectors = wanted == Move::kBest || wanted == Move::kVector;
   return vectors && has_vectors() ? kRepeatBytes : kSmallBytes;
 }
 std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as above
 
+/// One section; `bytes` at most a chunk.
+bool copy_chunk(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+                const Section& section, bool fence, Move move) noexcept {
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
+  const uint32_t inside = enter(card, fence);
+  const bool holds = restartable ? long_section(target, source, bytes, section, move)
+                                 : plain_section(target, source, bytes, section);
+  leave(card, inside);
+  if (restartable) forget_section();
+  return holds;
+}
+
 [[gnu::noinline]] Stored copy_chunks(Card& card, std::byte* target, const std::byte* source,
                                      uint64_t bytes, const Guard& guard, const Commit& commit,
                                      bool fence, uint64_t whole_bytes) noexcept {
-  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // as above
   const Move move = long_move(std::max(bytes, whole_bytes));
   uint64_t unseen;
-  Section section = section_of(guard, commit, unseen);
-  uint64_t* const word = std::exchange(section.word, &unseen);
-  bool holds = true;
-  do {
-    const uint64_t chunk = std::min(bytes, kChunkBytes);
-    if (chunk == bytes) section.word = word;
-    const uint32_t inside = enter(card, fence);
-    holds = restartable ? long_section(target, source, chunk, section, move)
-                        : plain_section(target, source, chunk, section);
-    leave(card, inside);
-    target += chunk;
-    source += chunk;
-    bytes -= chunk;
-  } while (holds && bytes != 0);
-  if (restartable) forget_section();
+  const Section last = section_of(guard, commit, unseen);
+  while (bytes > kChunkBytes) {
+    const Section section = section_of(guard, {}, unseen);
+    if (!copy_chunk(card, target, source, kChunkBytes, section, fence, move)) return Stored::kStale;
+    target += kChunkBytes;
+    source += kChunkBytes;
+    bytes -= kChunkBytes;
+  }
+  const bool holds = copy_chunk(card, target, source, bytes, last, fence, move);
   return holds ? Stored::kDone : Stored::kStale;
+}
+
+/// It does not see the store of a section.
+void told_to_tsan([[maybe_unused]] const Commit& commit) noexcept {
+#ifdef FABRIC_TSAN
+  if (commit.word != nullptr) __tsan_release(commit.word);
+#endif
 }
 
 }  // namespace
@@ -394,22 +489,29 @@ std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as
 Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
                     const Guard& guard, const Commit& commit, bool fence,
                     uint64_t whole_bytes) noexcept {
-#ifdef FABRIC_TSAN
-  // It does not see the store of a section.
-  if (commit.word != nullptr) __tsan_release(commit.word);
-#endif
-  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
-  if (!restartable || bytes > short_bytes.load(std::memory_order_relaxed)) {
-    return copy_chunks(card, target, source, bytes, guard, commit, fence, whole_bytes);
+  if (bytes <= short_bytes.load(std::memory_order_relaxed)) {
+    const WriteOp piece{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
+    return guarded_run(card, target, {&piece, bytes == 0 ? size_t{0} : 1}, guard, commit, fence);
   }
+  told_to_tsan(commit);
+  return copy_chunks(card, target, source, bytes, guard, commit, fence, whole_bytes);
+}
+
+Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces, const Guard& guard,
+                   const Commit& commit, bool fence) noexcept {
+  told_to_tsan(commit);
+  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
   uint64_t unseen;
   const Section section = section_of(guard, commit, unseen);
   const uint32_t inside = enter(card, fence);
-  const bool holds = short_section(target, source, bytes, section);
+  const bool holds =
+      restartable ? run_section(base, pieces, section) : plain_run(base, pieces, section);
   leave(card, inside);
-  forget_section();
+  if (restartable) forget_section();
   return holds ? Stored::kDone : Stored::kStale;
 }
+
+uint64_t run_piece_bytes_max() noexcept { return short_bytes.load(std::memory_order_relaxed); }
 
 GuardKind guard_kind() noexcept {
   static const bool has = registered();
@@ -434,6 +536,7 @@ bool use_guard_kind(GuardKind kind) noexcept {
 void use_move(Move move) noexcept {
   if (move == Move::kVector && !has_vectors()) move = Move::kRepeat;
   move_wanted.store(move, std::memory_order_relaxed);
+  use_wide_vectors(move == Move::kBest);
   short_bytes.store(short_bytes_max(move), std::memory_order_relaxed);
 }
 

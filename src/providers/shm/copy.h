@@ -3,6 +3,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+
+#include <fabric/provider.h>
 
 #include "providers/shm/cards.h"
 
@@ -49,6 +52,13 @@ Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint
                     const Guard& guard, const Commit& commit, bool fence,
                     uint64_t whole_bytes = 0) noexcept;
 
+/// Small pieces in one section, with one commit behind all of them: they are there together or, as
+/// far as anybody is told, not at all. Each goes to its target behind `base` and has 1 to
+/// run_piece_bytes_max() bytes; all together stay far below a chunk. `fence` as above.
+Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces, const Guard& guard,
+                   const Commit& commit, bool fence) noexcept;
+uint64_t run_piece_bytes_max() noexcept;
+
 /// Whether a section of the calling thread is one that the kernel restarts: what its card says.
 bool thread_is_restartable() noexcept;
 
@@ -59,7 +69,7 @@ bool use_guard_kind(GuardKind kind) noexcept;
 /// How the bytes of a section are moved. bench/copy measures them; docs/design/0010 has the table.
 enum class Move : uint8_t {
   kBest,    ///< by size
-  kVector,  ///< a loop of vector registers
+  kVector,  ///< a loop of vector registers, of 32 bytes
   kRepeat,  ///< rep movsb
   kStream,  ///< non-temporal stores, which leave the caches alone
 };

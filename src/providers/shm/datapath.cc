@@ -10,33 +10,122 @@ namespace fabric::shm {
 namespace {
 constexpr uint32_t kNone = UINT32_MAX;
 constexpr uint64_t kWakeBytes = 32u << 10;  ///< a microsecond
+// What leaves in one section: nobody waits longer than that for the first of its counts.
+constexpr uint64_t kRunBytes = kWakeBytes;
+constexpr uint32_t kRunPieces = 64;
 }  // namespace
 
 uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
-  uint32_t taken = 0;
-  for (const WriteOp& op : ops) {
+  size_t taken = 0;
+  while (taken < ops.size()) {
     // Every piece needs a place for its end, and one that waits a place of its own.
-    if (done_count_ + waiting_ + ordered_ >= kQueueDepth) break;
+    const uint32_t room = kQueueDepth - done_count_ - waiting_ - ordered_;
+    if (room == 0) break;
+    const WriteOp& op = ops[taken];
     OutPath* const path = out_path(op.path);
+    if (path != nullptr && path->open && path->first == kNone) {
+      const auto next = ops.subspan(taken, std::min<size_t>(room, ops.size() - taken));
+      if (const uint32_t stored = store_run(*path, next); stored != 0) {
+        taken += stored;
+        continue;
+      }
+    }
     ++taken;
-    if (path == nullptr) {
-      // Closed and reported: the core withdraws what it had not posted, so this is a stray one.
-      done_[(done_head_ + done_count_++) % kQueueDepth] = {
-          {Errc::kRailLost, Remote::kNotDelivered}, op.cookie, op.path};
-      continue;
-    }
-    if (path->closing) {
-      end(*path, op.cookie, {path->broken_by(), Remote::kNotDelivered});
-      continue;
-    }
-    uint64_t copied = 0;
-    // Nothing overtakes what waits: slices are covered by the counted piece behind them.
-    if (path->first != kNone || advance(*path, op, copied) == Step::kWaits) {
-      wait_in_line(*path, op, copied);
-    }
+    post_one(path, op);
   }
   wake_published();
-  return taken;
+  return static_cast<uint32_t>(taken);
+}
+
+/// Anything that is not one of many small pieces for mapped memory.
+void ShmRail::post_one(OutPath* path, const WriteOp& op) noexcept {
+  if (path == nullptr) {
+    // Closed and reported: the core withdraws what it had not posted, so this is a stray one.
+    place_for_end(done_count_++) = {.code = Errc::kRailLost,
+                                    .remote = Remote::kNotDelivered,
+                                    .cookie = op.cookie,
+                                    .path = op.path};
+    return;
+  }
+  if (path->closing) {
+    end(*path, op.cookie, {path->broken_by(), Remote::kNotDelivered});
+    return;
+  }
+  uint64_t copied = 0;
+  // Nothing overtakes what waits: slices are covered by the counted piece behind them.
+  if (path->first != kNone || advance(*path, op, copied) == Step::kWaits) {
+    wait_in_line(*path, op, copied);
+  }
+}
+
+/// Stores the pieces at the head of `ops` that go to the same memory, in one section. Their counts
+/// stand in the ring before it, and nobody sees them: a target reads its ring in order, and the
+/// first of them is the commit. Returns how many have ended; 0: the first one goes another way.
+uint32_t ShmRail::store_run(OutPath& path, std::span<const WriteOp> ops) noexcept {
+  const uint64_t key = ops[0].remote_key;
+  const uint64_t piece_max = run_piece_bytes_max();
+  if (ops[0].size_bytes - 1 >= piece_max) return 0;  // nothing at all is too much as well
+  const Neighbour::View& view = path.to->view(key);
+  if (view.way != Neighbour::View::Way::kMapped) return 0;
+  Card* const card = network_.card();
+  if (card == nullptr) return 0;
+  const uint64_t region_bytes = view.size_bytes;
+  const uint32_t id = path.id;
+  std::atomic<uint64_t>* const slots = path.ring->counts.data();
+  uint64_t counts = path.counts;
+  const uint64_t counts_end = path.counts_taken + Ring::kCounts;
+  uint64_t bytes_left = std::min(kRunBytes, budget_);
+  const uint64_t bytes_before = bytes_left;
+  Commit commit;
+  const WriteOp* op = ops.data();
+  const WriteOp* const last = op + std::min<size_t>(ops.size(), kRunPieces);
+  for (uint32_t place = done_head_ + done_count_; op != last; ++op) {
+    const uint64_t bytes = op->size_bytes;
+    if (op->path != id || op->remote_key != key) break;
+    if (bytes - 1 >= piece_max || bytes > bytes_left) break;
+    if (op->target > region_bytes || bytes > region_bytes - op->target) break;
+    if (op->has_imm != 0) {
+      if (counts == counts_end) break;
+      std::atomic<uint64_t>* const slot = slots + counts % Ring::kCounts;
+      const uint64_t word = Ring::count_word(counts++, op->imm);
+      if (commit.word == nullptr) {
+        commit = {slot, word};
+      } else {
+        slot->store(word, std::memory_order_relaxed);  // the commit publishes it
+      }
+    }
+    bytes_left -= bytes;
+    done_[place++ % kQueueDepth] = {.cookie = op->cookie, .path = id};
+  }
+  const auto run = ops.first(static_cast<size_t>(op - ops.data()));
+  if (run.empty()) return 0;
+  const Guard guard{path.guard.path, path.guard.path_value, view.permit, view.generation};
+  const auto count = static_cast<uint32_t>(run.size());
+  if (guarded_run(*card, view.base, run, guard, commit, path.to->needs_fence()) == Stored::kStale) {
+    refuse_run(path, run, counts);
+    return count;
+  }
+  budget_ -= bytes_before - bytes_left;
+  done_count_ += count;
+  path.last_end = told_ + done_count_;
+  if (commit.word != nullptr) {
+    path.counts = counts;
+    published(path);
+  }
+  return count;
+}
+
+/// A guard did not hold: the path's, or else the key's. `counts`: how far the ring was filled.
+void ShmRail::refuse_run(OutPath& path, std::span<const WriteOp> ops, uint64_t counts) noexcept {
+  // The next commit must not publish what stands behind it.
+  for (uint64_t at = path.counts; at != counts; ++at) {
+    path.ring->counts[at % Ring::kCounts].store(0, std::memory_order_relaxed);
+  }
+  const bool open = path.guard.path->load(std::memory_order_relaxed) == path.guard.path_value;
+  for (const WriteOp& op : ops) {
+    end(path, op.cookie, {open ? Errc::kRemoteAccess : Errc::kRailLost, Remote::kNotDelivered});
+  }
+  if (!open) break_out(path, Errc::kRailLost);
 }
 
 /// One look at the target's bell does for all that was published behind each other.
@@ -88,7 +177,7 @@ void ShmRail::go_on(OutPath& path) noexcept {
 }
 
 ShmRail::Step ShmRail::advance(OutPath& path, const WriteOp& op, uint64_t& copied) noexcept {
-  if (path.ring == nullptr || !path.started) return Step::kWaits;
+  if (!path.open) return Step::kWaits;
   if (op.size_bytes == 0) {
     // It may be what covers the pieces before it, and those that are fetched are not there yet.
     if (op.has_imm != 0 && path.orders != path.orders_ended) return Step::kWaits;
@@ -158,12 +247,7 @@ ShmRail::Step ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
         guarded_copy(*card, target, reinterpret_cast<const std::byte*>(op.source + copied), stretch,
                      guard, commit, path.to->needs_fence(), op.size_bytes);
     if (stored == Stored::kStale) {
-      // The path's own permit is gone, or else the key's.
-      if (path.guard.path->load(std::memory_order_relaxed) == path.guard.path_value) {
-        return refused(path, op);
-      }
-      end(path, op.cookie, {Errc::kRailLost, Remote::kNotDelivered});
-      break_out(path, Errc::kRailLost);
+      refuse_run(path, {&op, 1}, path.counts);
       return Step::kEnded;
     }
   }
@@ -286,43 +370,64 @@ void ShmRail::collect_orders(OutPath& path) noexcept {
 }
 
 uint32_t ShmRail::poll_done(std::span<WireEvent> out) noexcept {
-  uint32_t n = 0;
-  for (; n < out.size() && done_count_ != 0; --done_count_) {
-    const Done& done = done_[done_head_];
-    out[n++] = {.kind = WireEvent::Kind::kWritten,
-                .code = done.outcome.code,
-                .remote = done.outcome.remote,
-                .cookie = done.cookie,
-                .path = done.path};
-    if (OutPath* const path = out_path(done.path); path != nullptr) --path->unreported;
-    done_head_ = (done_head_ + 1) % kQueueDepth;
-  }
-  return n;
+  const auto count = static_cast<uint32_t>(std::min<size_t>(out.size(), done_count_));
+  const uint32_t straight = std::min(count, kQueueDepth - done_head_);
+  std::copy_n(done_.begin() + done_head_, straight, out.begin());
+  std::copy_n(done_.begin(), count - straight, out.begin() + straight);
+  told_ += count;
+  done_count_ -= count;
+  // From the start when it is empty: the same lines again.
+  done_head_ = done_count_ == 0 ? 0 : (done_head_ + count) % kQueueDepth;
+  return count;
 }
 
 /// Whoever comes first may fill the room, so it is another path each time, and then the other kind.
 /// All of the room: a poll that leaves some says that everything which had arrived was told.
 uint32_t ShmRail::poll_arrivals(std::span<WireEvent> out) noexcept {
-  if (in_.empty()) return 0;
-  if (++first_in_ >= in_.size()) {
+  const size_t paths = watched_.size();
+  if (paths == 0) return 0;
+  if (++first_in_ >= paths) {
     first_in_ = 0;
     orders_first_ = !orders_first_;
   }
   uint32_t n = 0;
-  for (size_t i = 0, at = first_in_; i < in_.size(); ++i, at = at + 1 == in_.size() ? 0 : at + 1) {
-    InPath& path = *in_[at];
-    if (!path.live || path.ring == nullptr || path.proved) continue;
-    if (!orders_first_ && has_count(path)) n += take_counts(path, out.subspan(n));
-    if (!path.closing && has_order(path)) n += take_orders(path, out.subspan(n));
-    if (orders_first_ && has_count(path)) n += take_counts(path, out.subspan(n));
-  }
+  size_t at = first_in_;
+  do {
+    InPath& path = *watched_[at];
+    if (has_order(path)) {
+      n += take_both(path, out.subspan(n));
+    } else if (has_count(path)) {
+      n += take_counts(path, out.subspan(n));
+    }
+    at = at + 1 == paths ? 0 : at + 1;
+  } while (at != first_in_);
   return n;
+}
+
+uint32_t ShmRail::take_both(InPath& path, std::span<WireEvent> out) noexcept {
+  uint32_t n = orders_first_ ? 0 : take_counts(path, out);
+  if (!path.closing) n += take_orders(path, out.subspan(n));
+  return orders_first_ ? n + take_counts(path, out.subspan(n)) : n;
 }
 
 uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
   budget_ = kTurnBytes;
   copying_ = false;
   uint32_t n = done_count_ == 0 ? 0 : poll_done(out);
+  const bool begun = (ordered_ | waiting_ | closing_out_ | closing_in_) != 0 || !fences_.empty();
+  // Pairs with the release in deregister_memory().
+  if (begun || looked_ != network_.looks() || revoked_count_.load(std::memory_order_acquire) != 0) {
+    n += poll_rest(out.subspan(n));
+  }
+  // Last, because it may always have more; and a poll that is not filled has told everything.
+  n += poll_arrivals(out.subspan(n));
+  found_ = n != 0;
+  return n;
+}
+
+/// What takes more than one poll.
+uint32_t ShmRail::poll_rest(std::span<WireEvent> out) noexcept {
+  uint32_t n = 0;
   if (ordered_ != 0 || waiting_ != 0) {
     for (const auto& path : out_) {
       if (!path->live) continue;
@@ -330,20 +435,17 @@ uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
       if (path->first != kNone) go_on(*path);
     }
     wake_published();
-    n += poll_done(out.subspan(n));
+    n += poll_done(out);
   }
   fresh_look_ = looked_ != network_.looks();
   if (fresh_look_) look_at_paths();
-  // Pairs with the release in deregister_memory().
+  // Acquire as in poll().
   if (revoked_count_.load(std::memory_order_acquire) != 0 || !fences_.empty()) {
     n += poll_fences(out.subspan(n));
   }
   // Behind the pieces: an end is down when its last piece is out.
   if (closing_out_ != 0) n += poll_out_ends(out.subspan(n));
   if (closing_in_ != 0) n += poll_in_ends(out.subspan(n));
-  // Last, because it may always have more; and a poll that is not filled has told everything.
-  n += poll_arrivals(out.subspan(n));
-  found_ = n != 0;
   return n;
 }
 
@@ -351,7 +453,7 @@ uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
 bool ShmRail::can_go_on(OutPath& path) noexcept {
   if (path.first == kNone) return false;
   if (path.closing) return true;
-  if (path.ring == nullptr || !path.started) return false;
+  if (!path.open) return false;
   const WriteOp& op = pieces_[path.first].op;
   using Way = Neighbour::View::Way;
   const Way way = op.size_bytes == 0 ? Way::kMapped : path.to->view(op.remote_key).way;
@@ -375,14 +477,13 @@ bool ShmRail::has_work() noexcept {
   if (done_count_ != 0 || copying_ || revoked_count_.load(std::memory_order_acquire) != 0) {
     return true;
   }
-  for (const auto& path : in_) {
-    if (!path->live || path->ring == nullptr || path->proved) continue;
+  for (const InPath* const path : watched_) {
     if (has_count(*path)) return true;
     if (has_order(*path) && !path->closing) return true;
   }
   for (const auto& path : out_) {
     if (!path->live) continue;
-    if (can_go_on(*path) || (path->closing && path->quiet())) return true;
+    if (can_go_on(*path) || (path->closing && path->quiet(told_))) return true;
     if (path->orders == path->orders_ended) continue;
     const uint64_t at = path->orders_ended;
     const uint64_t word =

@@ -79,11 +79,6 @@ class ShmRail final : public Rail {
     Errc code = Errc::kOk;
     Remote remote = Remote::kDelivered;
   };
-  struct Done {
-    Outcome outcome{};
-    uint32_t cookie = 0;
-    uint32_t path = 0;
-  };
   struct Piece {
     WriteOp op{};
     uint64_t copied_bytes = 0;  ///< or given to the bounce buffer
@@ -104,6 +99,7 @@ class ShmRail final : public Rail {
     bool live = false;
     bool started = false;
     bool closing = false;
+    bool open = false;      ///< started, shown and not closing: pieces may leave
     Errc code = Errc::kOk;  ///< why it broke
     Mapping memory{};
     Ring* ring = nullptr;  ///< null until the target has shown it
@@ -118,15 +114,15 @@ class ShmRail final : public Rail {
     Outcome failed{};                                ///< of a piece whose orders are not all back
     uint32_t first = UINT32_MAX, last = UINT32_MAX;  ///< pieces that wait
     uint32_t patience = 0;                           ///< looks since it began to close
-    uint32_t unreported = 0;                         ///< ends that poll() has not handed out
+    uint64_t last_end = 0;                           ///< of its pieces, as ShmRail::told_ counts
 
     /// What its pieces end with. A death may be seen here before the core hears of it, and the end
     /// of a line before the death: a target with a path hangs up only when its engine is over.
     Errc broken_by() const noexcept {
       return to->gone() || to->left() ? Errc::kPeerLost : Errc::kRailLost;
     }
-    bool quiet() const noexcept {
-      return first == UINT32_MAX && orders == orders_ended && unreported == 0;
+    bool quiet(uint64_t told) const noexcept {
+      return first == UINT32_MAX && orders == orders_ended && last_end <= told;
     }
   };
 
@@ -189,6 +185,9 @@ class ShmRail final : public Rail {
 
   // datapath.cc: what leaves
   enum class Step : uint8_t { kEnded, kWaits };
+  uint32_t store_run(OutPath& path, std::span<const WriteOp> ops) noexcept;
+  void refuse_run(OutPath& path, std::span<const WriteOp> ops, uint64_t counts) noexcept;
+  void post_one(OutPath* path, const WriteOp& op) noexcept;
   Step advance(OutPath& path, const WriteOp& op, uint64_t& copied) noexcept;
   Step store(OutPath& path, const WriteOp& op, uint64_t& copied,
              const Neighbour::View& view) noexcept;
@@ -196,9 +195,13 @@ class ShmRail final : public Rail {
   Step refused(OutPath& path, const WriteOp& op) noexcept;
   void publish(OutPath& path, const Order& order, const Ordered& note) noexcept;
   bool count_room(OutPath& path) noexcept;
+  WireEvent& place_for_end(uint32_t behind) noexcept {
+    return done_[(done_head_ + behind) % kQueueDepth];
+  }
   void end(OutPath& path, uint32_t cookie, Outcome outcome) noexcept {
-    done_[(done_head_ + done_count_++) % kQueueDepth] = {outcome, cookie, path.id};
-    ++path.unreported;
+    place_for_end(done_count_++) = {
+        .code = outcome.code, .remote = outcome.remote, .cookie = cookie, .path = path.id};
+    path.last_end = told_ + done_count_;
   }
   void published(OutPath& path) noexcept;
   void wake_published() noexcept;
@@ -206,7 +209,9 @@ class ShmRail final : public Rail {
   void go_on(OutPath& path) noexcept;
   void collect_orders(OutPath& path) noexcept;
   uint32_t poll_done(std::span<WireEvent> out) noexcept;
+  uint32_t poll_rest(std::span<WireEvent> out) noexcept;
   uint32_t poll_arrivals(std::span<WireEvent> out) noexcept;
+  uint32_t take_both(InPath& path, std::span<WireEvent> out) noexcept;
 
   // inbound.cc: what arrives
   uint32_t take_counts(InPath& path, std::span<WireEvent> out) noexcept;
@@ -244,8 +249,9 @@ class ShmRail final : public Rail {
   std::vector<uint32_t> out_free_;
   std::vector<std::unique_ptr<InPath>> in_;
   std::vector<uint32_t> in_free_;
-  uint32_t serial_ = 0;    ///< upper half of the ids
-  uint32_t first_in_ = 0;  ///< whose turn it is to be first
+  std::vector<InPath*> watched_;  ///< of those, whose ring may have something
+  uint32_t serial_ = 0;           ///< upper half of the ids
+  uint32_t first_in_ = 0;         ///< whose turn it is to be first
   bool orders_first_ = false;
 
   OutPath* published_ = nullptr;  ///< something was, and its target is to be woken if it sleeps
@@ -254,8 +260,9 @@ class ShmRail final : public Rail {
   uint32_t waiting_ = 0;  ///< pieces that wait
   uint32_t ordered_ = 0;  ///< orders that are out
   uint32_t closing_out_ = 0, closing_in_ = 0;
-  std::array<Done, kQueueDepth> done_{};
+  std::array<WireEvent, kQueueDepth> done_{};  ///< ends, as poll() hands them out
   uint32_t done_head_ = 0, done_count_ = 0;
+  uint64_t told_ = 0;  ///< ends that poll() has handed out
   uint64_t budget_ = kTurnBytes;
   bool found_ = false;
   bool copying_ = false;     ///< the next poll() goes on with a copy or a fetch
@@ -356,6 +363,7 @@ class ShmNetwork final : public OpenNetwork {
   std::vector<std::unique_ptr<ShmRail>> rails_;
 
   std::map<uint64_t, std::shared_ptr<Neighbour>> neighbours_;  ///< by instance
+  std::vector<Neighbour*> listed_;                             ///< the same ones, quick to walk
   std::map<int, uint64_t> by_socket_;                          ///< lines in
   std::map<int, Stranger> strangers_;                          ///< connected, and not a word yet
   std::map<uint32_t, std::shared_ptr<Neighbour>> links_;

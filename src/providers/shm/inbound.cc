@@ -25,15 +25,25 @@ struct ShmRail::Job {
 };
 
 uint32_t ShmRail::take_counts(InPath& path, std::span<WireEvent> out) noexcept {
+  const uint64_t before = path.counts;
   uint32_t n = 0;
-  while (n < out.size()) {
-    const uint64_t expected = Ring::count_word(path.counts, 0);
-    // Pairs with the commit of guarded_copy(): the bytes are in place.
-    const uint64_t word =
-        path.ring->counts[path.counts % Ring::kCounts].load(std::memory_order_acquire);
-    if (word >> 32 != expected >> 32) break;
-    out[n++] = {.kind = WireEvent::Kind::kImm, .imm = static_cast<uint32_t>(word), .path = path.id};
-    ++path.counts;
+  for (bool more = true; more && n < out.size();) {
+    // Up to the end of the lap, in which all of them have the same upper half.
+    const uint64_t at = path.counts % Ring::kCounts;
+    const uint64_t lap = Ring::count_word(path.counts, 0) >> 32;
+    const uint64_t end = at + std::min<uint64_t>(out.size() - n, Ring::kCounts - at);
+    const std::atomic<uint64_t>* slot = &path.ring->counts[at];
+    const std::atomic<uint64_t>* const last = slot + (end - at);
+    WireEvent event{.kind = WireEvent::Kind::kImm, .path = path.id};
+    for (; slot != last; ++slot) {
+      // Pairs with the commit of a section: the bytes are in place.
+      const uint64_t word = slot->load(std::memory_order_acquire);
+      if (word >> 32 != lap) break;
+      event.imm = static_cast<uint32_t>(word);
+      out[n++] = event;
+    }
+    more = slot == last;
+    path.counts = before + n;
   }
   if (n == 0) return 0;
   path.immediates += n;

@@ -84,13 +84,8 @@ void Neighbour::hang_up() noexcept {
   pending_.clear();
 }
 
-void Neighbour::wake_if_asleep() noexcept {
-  if (!front_) return;
-  // Without this fence the sleeper has called membarrier between its bell and its second look.
-  if (needs_fence_) std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Relaxed: either this load sees the bell, or the second look sees what was published.
-  const uint64_t bell = their_front()->bell.load(std::memory_order_relaxed);
-  if ((bell & 1) == 0 || bell == rung_ || !out_) return;
+void Neighbour::wake(uint64_t bell) noexcept {
+  if (!out_) return;
   static const std::vector<std::byte> kWake = encode(Frame(Wake{}));
   // A socket without room has something to read: it wakes as well.
   if (send_frame(out_.get(), kWake, {}, {}) == Sent::kYes) {

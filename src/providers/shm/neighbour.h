@@ -54,7 +54,14 @@ class Neighbour {
   void hang_up() noexcept;
 
   /// After something was published for it: a wake if it sleeps, once for each sleep.
-  void wake_if_asleep() noexcept;
+  void wake_if_asleep() noexcept {
+    if (!front_) return;
+    // Without this fence the sleeper has called membarrier between its bell and its second look.
+    if (needs_fence_) std::atomic_thread_fence(std::memory_order_seq_cst);
+    // Relaxed: either this load sees the bell, or the second look sees what was published.
+    const uint64_t bell = their_front()->bell.load(std::memory_order_relaxed);
+    if ((bell & 1) != 0 && bell != rung_) wake(bell);
+  }
 
   // The line in.
 
@@ -150,6 +157,7 @@ class Neighbour {
     std::shared_ptr<const UniqueFd> descriptor;  ///< shared: the same pages may wait many times
   };
   const View& find_view(uint32_t index, uint32_t generation);
+  void wake(uint64_t bell) noexcept;
 
   const Address address_;
   Error obstacle_{};

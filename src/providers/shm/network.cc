@@ -118,7 +118,9 @@ Result<std::shared_ptr<Neighbour>> ShmNetwork::neighbour(const Address& address)
   }
   if (neighbours_.size() >= kNeighboursMax) return fail(Errc::kExhausted, "shm neighbours");
   auto made = std::make_shared<Neighbour>(address);
+  listed_.reserve(listed_.size() + 1);  // so that it is in both, or in neither
   neighbours_.emplace(address.instance, made);
+  listed_.push_back(made.get());
   return made;
 }
 
@@ -149,7 +151,10 @@ void ShmNetwork::let_go(Neighbour& one) noexcept {
   if (one.line != Neighbour::kNoLine) {
     free_lines_.push_back(std::exchange(one.line, Neighbour::kNoLine));
   }
-  if (one.in() < 0) neighbours_.erase(one.address().instance);
+  if (one.in() < 0) {
+    std::erase(listed_, &one);
+    neighbours_.erase(one.address().instance);
+  }
 }
 
 std::string ShmNetwork::neighbours_text() const {
@@ -272,8 +277,8 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
     }
   }
   if (mail_.empty() && (!found || calls_ % kCallsPerMail == 0)) {
-    for (const auto& [instance, one] : neighbours_) {
-      if (one->has_mail()) expect_mail(one);
+    for (Neighbour* const one : listed_) {
+      if (one->has_mail()) expect_mail(neighbours_.find(one->address().instance)->second);
     }
   }
   while (!mail_.empty()) {

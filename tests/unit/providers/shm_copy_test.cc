@@ -249,6 +249,96 @@ TEST_P(ShmCopy, ThatIsRefusedHalfWayDoesNotCommit) {
             static_cast<int64_t>(kChunkBytes));
 }
 
+/// Pieces of many sizes, out of `source` to places behind each other with a gap between them.
+std::vector<WriteOp> pieces_of(const std::vector<std::byte>& source,
+                               const std::vector<uint64_t>& sizes) {
+  std::vector<WriteOp> pieces;
+  uint64_t at = 3, from = 0;
+  for (const uint64_t n : sizes) {
+    from = (from + 101) % (source.size() - n);
+    pieces.push_back({.source = reinterpret_cast<uint64_t>(source.data() + from),
+                      .target = at,
+                      .size_bytes = n});
+    at += n + 1 + n % 5;
+  }
+  return pieces;
+}
+
+TEST_P(ShmCopy, OfARunMovesExactlyTheBytesOfEachPieceInOneSection) {
+  const auto source = random_bytes(6000);
+  std::vector<uint64_t> sizes;
+  for (uint64_t n = 1; n <= run_piece_bytes_max(); n += 1 + n / 40) sizes.push_back(n);
+  sizes.push_back(run_piece_bytes_max());
+  for (size_t skip = 0; skip < 40; ++skip) {
+    use_move(skip % 2 == 0 ? Move::kBest : Move::kVector);
+    const auto pieces =
+        pieces_of(source, {sizes.begin() + static_cast<int64_t>(skip), sizes.end()});
+    std::vector<std::byte> target(pieces.back().target + pieces.back().size_bytes + 200, kPoison);
+    auto expected = target;
+    for (const WriteOp& piece : pieces) {
+      std::memcpy(expected.data() + piece.target, reinterpret_cast<const void*>(piece.source),
+                  piece.size_bytes);
+    }
+    word_ = 0;
+    const uint32_t before = card_->intent.load();
+    ASSERT_EQ(guarded_run(*card_, target.data(), pieces, guard(), {&word_, 77}, skip % 4 == 0),
+              Stored::kDone);
+    EXPECT_EQ(word_.load(), 77u);
+    EXPECT_EQ(card_->intent.load(), before + 2);
+    const auto wrong = std::mismatch(target.begin(), target.end(), expected.begin()).first;
+    ASSERT_EQ(wrong, target.end()) << "at " << wrong - target.begin();
+  }
+}
+
+TEST_P(ShmCopy, OfARunStoresNothingWhenEitherWordHasChanged) {
+  const auto source = random_bytes(4096);
+  const auto pieces = pieces_of(source, {8, 1, 200, 40});
+  for (std::atomic<uint64_t>* revoked : {&path_, &key_}) {
+    std::vector<std::byte> target(1000, kPoison);
+    const uint64_t held = revoked->exchange(99);
+    EXPECT_EQ(guarded_run(*card_, target.data(), pieces, guard(), {&word_, 77}, false),
+              Stored::kStale);
+    EXPECT_EQ(std::count(target.begin(), target.end(), kPoison), 1000);
+    EXPECT_EQ(word_.load(), 0u);
+    revoked->store(held);
+  }
+}
+
+// A run starts again with its first piece, and only if it is still allowed to.
+TEST_P(ShmCopy, OfARunThatIsInterruptedLooksAtTheGuardAgain) {
+  const auto source = random_bytes(4096);
+  for (const uint64_t n : {2u, 6u, 12u, 24u, 48u, 100u, 600u, 4000u}) {
+    for (const uint32_t round : {0u, 1u, 2u, 3u}) {
+      const bool revoked = round % 2 != 0;
+      use_move(round < 2 ? Move::kBest : Move::kVector);
+      TrappedPages pages(5);
+      auto pieces = pieces_of(source, {8, n, 200});
+      pieces[1].target = 2 * kPage - n / 2;  // the trap is in the middle of it
+      pieces[2].target = 4 * kPage;
+      pages.set(2, [&] {
+        if (!revoked) return;
+        key_ = 99;
+        std::memset(pages.at(0), static_cast<int>(kPoison), 5 * kPage);  // used again
+      });
+      word_ = 0;
+      const Stored stored = guarded_run(*card_, pages.at(0), pieces, guard(), {&word_, 77}, false);
+      EXPECT_TRUE(pages.sprung());
+      const bool stops = revoked && restartable();
+      EXPECT_EQ(stored, stops ? Stored::kStale : Stored::kDone);
+      EXPECT_EQ(word_.load(), stops ? 0u : 77u);
+      if (stops) {
+        EXPECT_EQ(std::count(pages.at(0), pages.at(5 * kPage), kPoison), int64_t{5 * kPage}) << n;
+      } else if (!revoked) {
+        for (const WriteOp& piece : pieces) {
+          const auto* const from = reinterpret_cast<const std::byte*>(piece.source);
+          EXPECT_EQ(std::memcmp(pages.at(piece.target), from, piece.size_bytes), 0) << n;
+        }
+      }
+      key_ = 6;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EachKind, ShmCopy,
                          testing::Values(GuardKind::kRestartable, GuardKind::kPlain),
                          [](const auto& kind) { return name_of(kind.param); });
