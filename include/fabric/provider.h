@@ -36,8 +36,9 @@ static_assert(sizeof(WriteOp) == 56);
 /// What a rail reports.
 struct WireEvent {
   enum class Kind : uint8_t {
-    kWritten,   ///< a posted piece ended: cookie, code, remote
-    kImm,       ///< an immediate arrived and its bytes are in place: imm
+    kWritten,   ///< a posted piece ended: cookie, code, remote; and `value` more, whose cookies
+                ///< follow one after the other, in the same way
+    kImm,       ///< an immediate arrived and its bytes are in place: imm; and `value` more like it
     kPathDown,  ///< this end of a path broke or was closed, and is drained: path, code; an inbound
                 ///< end: value = how many immediates it had taken (R of the failover protocol)
     kRailDown,  ///< the NIC or its port failed: code. The core closes the paths on it

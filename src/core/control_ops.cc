@@ -501,6 +501,7 @@ void Peers::start_fence(Op& op) {
     return;
   }
   peer->ending = true;
+  core_.transfers.routes_changed();
   op.ref = ask(*peer, op, false);
   ask_again(*peer, op.ref, op);
   const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;

@@ -252,12 +252,12 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<void> reserve(const Notify& notify);
   struct WriteGroup;
   uint32_t admit_writes(std::span<const Write> requests, int64_t now, WriteGroup& group);
-  bool check_write(const Write& request, int64_t now, uint32_t at,
-                   WriteGroup& group) const noexcept;
+  bool look_up(const Write& request, int64_t now, WriteGroup& group) const noexcept;
+  uint32_t check_writes(std::span<const Write> requests, int64_t now,
+                        WriteGroup& group) const noexcept;
   uint32_t share_slots(uint32_t taken, WriteGroup& group) noexcept;
   uint32_t promise_reports(std::span<const Write> requests, WriteGroup& group);
-  static void fill_write(Op& op, const Write& request, int64_t now, int64_t until,
-                         uint32_t owner) noexcept;
+  void fill_writes(std::span<const Write> requests, int64_t now, const WriteGroup& group) noexcept;
   Result<void> check_scatter(const Scatter& request) const;
 
   Result<void> open_networks();

@@ -281,6 +281,21 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
   return stale;
 }
 
+uint32_t CounterTable::arrive(uint32_t imm, uint32_t n) noexcept {
+  const uint64_t generations = uint64_t{generation_mask_} << slot_bits_;
+  const uint64_t to_word = uint64_t{1} << (word::kGenerationShift - slot_bits_);
+  if ((imm & (kImmReserved | (kKeyMask & ~(generations | slot_mask_)))) != 0) [[unlikely]] {
+    uint32_t stale = 0;
+    for (uint32_t i = 0; i < n; ++i) stale += !deliver_any(imm);
+    return stale;
+  }
+  const int64_t units = units_of_imm(imm) * int64_t{n};
+  const bool counted =
+      add_plainly(words_[imm & slot_mask_], (imm & generations) * to_word, units) ||
+      deliver(Key::from_wire(imm & kKeyMask), units);
+  return counted ? 0 : n;
+}
+
 /// One that may be reserved, or of another table. False: stale.
 [[gnu::noinline]] bool CounterTable::deliver_any(uint32_t imm) noexcept {
   return (imm & kImmReserved) == 0 &&

@@ -51,6 +51,8 @@ class CounterTable {
 
   /// Takes a polled batch of immediates. Returns how many were stale and dropped.
   uint32_t arrive(std::span<const uint32_t> imms) noexcept;
+  /// The same one, `n` times.
+  uint32_t arrive(uint32_t imm, uint32_t n) noexcept;
   /// Adds whole counts directly (a masked member's debt).
   void add(Key key, uint64_t n) noexcept;
 

@@ -27,14 +27,20 @@ uint32_t Transfers::poll(NetworkSlot& network) {
         const WireEvent& event = events[i];
         // The two of which there are many.
         if (event.kind == WireEvent::Kind::kImm) {
-          rail.inbox.push_back(event.imm);
+          if (event.value == 0) {
+            rail.inbox.push_back(event.imm);
+          } else {
+            take_run(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
+          }
         } else if (event.kind != WireEvent::Kind::kWritten) {
           on_event(network, rail, event);
         } else if (Train::has(event.cookie)) {
           i += cars_ended(events.subspan(i, n - i));
           continue;
         } else {
-          piece_ended(event.cookie, {event.code, event.remote});
+          for (uint64_t more = 0; more <= event.value; ++more) {
+            piece_ended(event.cookie + static_cast<uint32_t>(more), {event.code, event.remote});
+          }
         }
         ++i;
       }
@@ -64,6 +70,12 @@ void Transfers::take_counts(RailSlot& rail) {
   rail.rx.ops += taken;
   rail.rx.imms += taken;
   rail.inbox.clear();
+}
+
+void Transfers::take_run(RailSlot& rail, uint32_t imm, uint32_t n) {
+  core_.stale_imms += core_.counters.table.arrive(imm, n);
+  rail.rx.ops += n;
+  rail.rx.imms += n;
 }
 
 void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {

@@ -46,7 +46,15 @@ const Route* Transfers::route_to(RemoteRegionSlot& remote, MemoryKind here) {
   return route.lanes.empty() ? nullptr : &route;
 }
 
-/// Looks up both ends and the way between them. False: only the long way leads there.
+/// Whether the two ends are known, or can be; a lease runs out by itself. False: only the long way
+/// leads there.
+inline bool Transfers::knows(RegionId source, RemoteRegion target) {
+  const bool known = known_.epoch == epoch_ && known_.source == source && known_.target == target;
+  if (!known && !know(source, target)) return false;
+  return !known_.route->peer->lease_over(core_.now_ns);
+}
+
+/// Looks up both ends and the way between them.
 bool Transfers::know(RegionId source, RemoteRegion target) {
   known_ = {};
   RemoteRegionSlot* const remote = core_.regions.remote(target);
@@ -59,10 +67,9 @@ bool Transfers::know(RegionId source, RemoteRegion target) {
   const Route* const route = route_to(*remote, region->memory.kind);
   if (route == nullptr) return false;
   const Peer& peer = *route->peer;
-  if (peer.ending || !peer.usable() || !peer.revoked.empty() || peer.lease_over(core_.now_ns)) {
-    return false;
-  }
-  known_ = {.source = source,
+  if (peer.ending || !peer.usable() || !peer.revoked.empty()) return false;
+  known_ = {.epoch = epoch_,
+            .source = source,
             .target = target,
             .region = region,
             .route = route,
@@ -97,9 +104,7 @@ uint32_t Transfers::board(std::span<const uint32_t> slots) {
   while (n < slots.size()) {
     Op& first = core_.ops.at(slots[n]);
     if (!may_board(first, core_.now_ns)) break;
-    const bool known =
-        known_.route != nullptr && known_.source == first.source && known_.target == first.target;
-    if (!known && !know(first.source, first.target)) break;
+    if (!knows(first.source, first.target)) break;
     if (first.batch != known_.batch) {
       if (core_.report.batch_refuses(first.batch)) break;
       known_.batch = first.batch;
@@ -128,17 +133,16 @@ uint32_t Transfers::board_run(std::span<const uint32_t> slots) {
   const WriteOp stamp = stamp_of(lane);
   WriteOp* const wires = &rail.express[rail.express_count];
   const uint32_t cars = train.count;
-  const RegionId source = known_.source;
-  const RemoteRegion target = known_.target;
-  const BatchId batch = known_.batch;
-  const int64_t now_ns = core_.now_ns;
   int64_t deadline_ns = train.deadline_ns;
   uint32_t n = 0, counted = 0;
   bool silent = train.silent;
   for (; n < most; ++n) {
     Op& op = core_.ops.at(slots[n]);
-    const bool alike = op.source == source && op.target == target && op.batch == batch;
-    if (n > 0 && !(alike && op.size_bytes <= size_max && may_board(op, now_ns))) break;
+    if (n > 0) {
+      // In the ring next to the one before, and so of the same submit().
+      const bool cancelled = op.cancel_asked.load(std::memory_order_relaxed);
+      if (op.kind != OpKind::kWrite || !op.alike || cancelled || op.size_bytes > size_max) break;
+    }
     train.car[cars + n] = op.self;
     deadline_ns = std::min(deadline_ns, op.deadline_ns);
     silent = silent && Reporter::is_silent(op.notify);
@@ -160,9 +164,7 @@ uint32_t Transfers::board_run(std::span<const uint32_t> slots) {
 
 /// The same for a part of an operation that the worker has already.
 bool Transfers::board_part(Op& op, uint32_t part, const PartSource& source) {
-  const bool known =
-      known_.route != nullptr && known_.source == op.source && known_.target == source.target;
-  if (!known && !know(op.source, source.target)) return false;
+  if (!knows(op.source, source.target)) return false;
   const Lane& lane = next_lane();
   if (places_on(lane) == 0 || source.size_bytes > lane.rail->caps.write_bytes_max) return false;
   Train& train = train_on(lane, op, op.self, part);
@@ -200,8 +202,10 @@ Train& Transfers::train_on(const Lane& lane, const Op& op, uint32_t of, uint32_t
   RailSlot& rail = *lane.rail;
   Train* const last = rail.boarding;
   const bool fits = last != nullptr && last->path == lane.path && last->region == known_.region &&
-                    last->op == of && last->batch == op.batch && (of == kNone || part == last->first_part + last->count);
-  if (fits) [[likely]] return *last;
+                    last->op == of && last->batch == op.batch &&
+                    (of == kNone || part == last->first_part + last->count);
+  if (fits) [[likely]]
+    return *last;
   Train& train = new_train(*lane.path, *known_.route->peer, rail, known_.region, op);
   train.op = of;
   train.first_part = part;
@@ -264,8 +268,7 @@ void Transfers::post_express() {
 /// The rail has taken the first `taken` of a train.
 void Transfers::depart(Train& train, uint32_t taken) {
   train.imms_before = train.path->imms_posted;
-  train.path->imms_posted +=
-      Train::number(train.counted & Train::first(taken));
+  train.path->imms_posted += Train::number(train.counted & Train::first(taken));
   if (train.deadline_ns != kNeverNs) core_.timers.set(train.timer, train.deadline_ns);
   const size_t bucket = bucket_of(core_.now_ns - train.submitted_ns);
   train.rail->tx.submit_to_post.bucket[bucket] += train.count;
@@ -329,6 +332,7 @@ void Transfers::dissolve(Train& train) {
 }
 
 void Transfers::dissolve_all() {
+  routes_changed();
   trains_.each([this](Train& train) { dissolve(train); });
 }
 
@@ -355,18 +359,27 @@ uint32_t Transfers::cars_ended(std::span<const WireEvent> events) {
   const WireEvent& first = events.front();
   Train* const train = trains_.at(Train::index_of(first.cookie));
   if (train == nullptr) return 1;  // of a network that makes things up
+  const uint32_t left = Train::kCars - Train::car_of(first.cookie);
+  if (first.value >= left) [[unlikely]] {  // the run goes on in the next train
+    WireEvent head = first, tail = first;
+    head.value = left - 1;
+    tail.value -= left;
+    tail.cookie += left;
+    cars_ended({&head, 1});
+    cars_ended({&tail, 1});
+    return 1;
+  }
   if (!train->whole || first.code != Errc::kOk) {
-    car_ended(*train, first);
+    for (uint32_t i = 0; i <= first.value; ++i) car_ended(*train, first.cookie + i, first);
     return 1;
   }
   uint32_t n = 0, cars = 0;
   const uint32_t lowest = train->cookie(0);
   for (const WireEvent& event : events) {
     const uint32_t at = event.cookie - lowest;
-    if (event.kind != WireEvent::Kind::kWritten || event.code != Errc::kOk || at >= Train::kCars) {
-      break;
-    }
-    cars |= 1u << at;
+    const bool of_it = at < Train::kCars && event.value < Train::kCars - at;
+    if (event.kind != WireEvent::Kind::kWritten || event.code != Errc::kOk || !of_it) break;
+    cars |= Train::first(static_cast<uint32_t>(event.value) + 1) << at;
     ++n;
   }
   cars &= train->out;  // or it was told twice
@@ -446,8 +459,8 @@ uint64_t Transfers::bytes_of(const Train& train, uint32_t cars, uint32_t n) cons
 }
 
 /// One of a train that is none any more, or that ends with this.
-void Transfers::car_ended(Train& train, const WireEvent& event) {
-  const uint32_t at = Train::car_of(event.cookie);
+void Transfers::car_ended(Train& train, uint32_t train_cookie, const WireEvent& event) {
+  const uint32_t at = Train::car_of(train_cookie);
   if ((train.out >> at & 1) == 0) return;  // told twice
   dissolve(train);
   train.out &= ~(1u << at);

@@ -50,21 +50,25 @@ struct OpList {
   }
 };
 
-/// What was asked for. Filled by the submitter.
+/// What was asked for. Filled by the submitter. A write comes first, in the order of its request.
 struct OpRequest {
-  BatchId batch{};
-  Notify notify{};
   RegionId source{};
+  uint64_t source_offset = 0;
   RemoteRegion target{};
-  PeerId peer{};
-  GroupId group{};
+  uint64_t target_offset = 0;
+  uint64_t size_bytes = 0;  ///< of the write, or of one page
   Key imm{};
   uint16_t channel = 0;
   bool whole = false;
-  uint64_t source_offset = 0, target_offset = 0;
+  /// A write that goes between the same regions as the one in front of it in the ring, in the same
+  /// batch, and has the same priority and deadline.
+  bool alike = false;
+  BatchId batch{};
+  Notify notify{};
+  PeerId peer{};
+  GroupId group{};
+  OpList list{};  ///< first source then target indices; targets; keys; names; bytes
   uint64_t source_stride = 0, target_stride = 0;
-  uint64_t size_bytes = 0;  ///< of the write, or of one page
-  OpList list{};            ///< first source then target indices; targets; keys; names; bytes
   std::span<Key> resolved{};
   CounterTable::Expectation expectation{};
   uint64_t expected = 0;
@@ -93,11 +97,8 @@ struct OpProgress {
   uint32_t ref = 0;      ///< number under which a control answer comes back
 };
 
-/// One accepted operation. Who takes its slot makes request and progress anew.
-///
-/// Owner: the submitting thread until it is in the submission ring, then the worker, under the
-/// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
-struct Op : OpRequest, OpProgress {
+/// What every operation has, whatever it is.
+struct OpHead {
   /// Release when the slot is given back pairs with the acquire in OpTable::find().
   std::atomic<uint32_t> generation{1};
   /// Release with kQueued pairs with the acquire in cancel(); later stages change under the state
@@ -111,13 +112,21 @@ struct Op : OpRequest, OpProgress {
   Priority priority = Priority::kNormal;
   uint32_t self = 0;              ///< own slot
   uint32_t held_by = UINT32_MAX;  ///< the slot of the peer in whose share it counts
+  uint32_t train = UINT32_MAX;    ///< a write that went the short way: where it is in flight
   int64_t submitted_ns = 0;
   int64_t deadline_ns = 0;
-  Timer timer{};
-  uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
-  uint32_t train = UINT32_MAX;  ///< a write that went the short way: where it is in flight
 
   OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }
+};
+
+/// One accepted operation. Who takes its slot makes request and progress anew. What the short way
+/// of a write touches stands in front.
+///
+/// Owner: the submitting thread until it is in the submission ring, then the worker, under the
+/// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
+struct alignas(64) Op : OpHead, OpRequest, OpProgress {
+  Timer timer{};
+  uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
 };
 
 /// All operations of an engine: as many as may be accepted and not yet reported.

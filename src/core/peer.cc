@@ -85,6 +85,7 @@ bool Peers::make_room() {
 }
 
 void Peers::reset(Peer& peer) {
+  core_.transfers.routes_changed();
   const auto networks = core_.networks.size();
   peer.is_self = peer.passive = peer.dirty = peer.ending = peer.announced = false;
   peer.hello = {};
@@ -313,6 +314,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
 }
 
 void Peers::set_state(Peer& peer, PeerState state, Errc code) {
+  core_.transfers.routes_changed();
   const PeerState old = peer.state.exchange(state, std::memory_order_acq_rel);
   peer.state_since_ns = core_.now_ns;
   FABRIC_LOG(core_.log, kInfo, "core", "peer", {"peer", peer.id()},

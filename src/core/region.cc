@@ -287,6 +287,7 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
 }
 
 void Regions::peer_lost(PeerId peer) {
+  core_.transfers.routes_changed();
   for (uint32_t i = 0; i < locals_.made(); ++i) {
     LocalRegion& region = *locals_.at(i);
     if (region.end == LocalRegion::End::kReleasing) continue;  // its grants go with it
@@ -304,6 +305,7 @@ void Regions::peer_lost(PeerId peer) {
 }
 
 void Regions::forget_peer(PeerId peer) {
+  core_.transfers.routes_changed();
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     RemoteRegionSlot* slot = remotes_.at(i);
     if (slot->generation.load(std::memory_order_relaxed) == 0 || slot->owner() != peer) continue;

@@ -176,57 +176,73 @@ struct EngineCore::WriteGroup {
   std::array<uint32_t, kMax> slots;
   std::array<uint32_t, kMax> owners;  ///< peer slot of each target
   std::array<int64_t, kMax> until_ns;
-  Error why{};  ///< of the first that is refused
+  uint64_t alike = 0;  ///< who is like the one before, a bit each
+  bool mixed = false;  ///< somebody is not
+  bool loud = false;   ///< somebody wants to be told
+  Error why{};         ///< of the first that is refused
   // What was found out for the last one: many writes go from one region to one other.
-  RegionId source{};
-  RemoteRegion target{};
   uint64_t source_bytes = 0, target_bytes = 0;
   uint32_t owner = 0;
-  int64_t timeout_ns = 0, until = 0;
+  int64_t until = 0;
 };
 
-/// Checks request number `at` of the group. False: `why` says what is wrong with it.
-inline bool EngineCore::check_write(const Write& request, int64_t now, uint32_t at,
-                                    WriteGroup& group) const noexcept {
-  const auto refuse = [&](Errc code, const char* what) {
-    group.why = fail(code, what);
-    return false;
-  };
-  const bool first = at == 0;
-  if (first || request.source.region != group.source) [[unlikely]] {
-    const Errc code = regions.local_size(request.source.region, group.source_bytes);
-    if (code != Errc::kOk) return refuse(code, "source");
-    group.source = request.source.region;
+/// Looks up what many writes have in common. False: `why` says what is wrong with it.
+bool EngineCore::look_up(const Write& request, int64_t now, WriteGroup& group) const noexcept {
+  PeerId owner;
+  Errc code = regions.local_size(request.source.region, group.source_bytes);
+  const char* what = "source";
+  if (code == Errc::kOk) {
+    code = regions.remote_size(request.target.region, group.target_bytes, owner);
+    what = "target";
   }
-  if (first || request.target.region != group.target) [[unlikely]] {
-    PeerId owner;
-    const Errc code = regions.remote_size(request.target.region, group.target_bytes, owner);
-    if (code != Errc::kOk) return refuse(code, "target");
-    group.target = request.target.region;
-    group.owner = owner.slot;
+  if (code == Errc::kOk) {
+    code = deadline_after(now, request.timeout, false, group.until);
+    what = "timeout";
   }
-  if (!fits(request.source.offset, request.size_bytes, group.source_bytes)) {
-    return refuse(Errc::kOutOfBounds, "source");
+  if (code == Errc::kOk && request.priority > Priority::kBulk) {
+    code = Errc::kInvalidArgument;
+    what = "priority";
   }
-  if (!fits(request.target.offset, request.size_bytes, group.target_bytes)) {
-    return refuse(Errc::kOutOfBounds, "target");
+  group.owner = owner.slot;
+  if (code != Errc::kOk) group.why = fail(code, what);
+  return code == Errc::kOk;
+}
+
+/// Checks the group; returns how many come before the first that is refused.
+uint32_t EngineCore::check_writes(std::span<const Write> requests, int64_t now,
+                                  WriteGroup& group) const noexcept {
+  uint64_t alike = 0;
+  bool loud = false;
+  uint32_t n = 0;
+  for (const Write* last = nullptr; n < requests.size(); ++n) {
+    const Write& request = requests[n];
+    const bool same = last != nullptr && request.source.region == last->source.region &&
+                      request.target.region == last->target.region &&
+                      request.batch == last->batch && request.timeout.ns == last->timeout.ns &&
+                      request.priority == last->priority;
+    if (!same && !look_up(request, now, group)) break;
+    const bool fits_source = fits(request.source.offset, request.size_bytes, group.source_bytes);
+    if (!fits_source || !fits(request.target.offset, request.size_bytes, group.target_bytes)) {
+      group.why = fail(Errc::kOutOfBounds, fits_source ? "target" : "source");
+      break;
+    }
+    alike |= uint64_t{same} << n;
+    loud = loud || !Reporter::is_silent(request.notify);
+    group.owners[n] = group.owner;
+    group.until_ns[n] = group.until;
+    last = &request;
   }
-  if (first || request.timeout.ns != group.timeout_ns) [[unlikely]] {
-    const Errc code = deadline_after(now, request.timeout, false, group.until);
-    if (code != Errc::kOk) return refuse(code, "timeout");
-    group.timeout_ns = request.timeout.ns;
-  }
-  group.until_ns[at] = group.until;
-  if (request.priority > Priority::kBulk) return refuse(Errc::kInvalidArgument, "priority");
-  group.owners[at] = group.owner;
-  return true;
+  group.alike = alike;
+  group.loud = loud;
+  group.mixed = n > 0 && (alike >> 1) + 1 != uint64_t{1} << (n - 1);
+  return n;
 }
 
 /// Counts the slots of the group to the peers that they are for; returns how many may stay.
 uint32_t EngineCore::share_slots(uint32_t taken, WriteGroup& group) noexcept {
   for (uint32_t i = 0; i < taken;) {
     const uint32_t owner = group.owners[i];
-    uint32_t run = i;
+    uint32_t run = group.mixed ? i : taken;
     while (run < taken && group.owners[run] == owner) ++run;
     uint32_t n = run - i;
     while (n > 0 && !ops.may_hold(owner, n, taken - i - n)) --n;
@@ -241,7 +257,8 @@ uint32_t EngineCore::share_slots(uint32_t taken, WriteGroup& group) noexcept {
 uint32_t EngineCore::promise_reports(std::span<const Write> requests, WriteGroup& group) {
   for (size_t i = 0; i < requests.size();) {
     const BatchId batch = requests[i].batch;
-    size_t run = i;
+    const bool plain = !group.loud && !group.mixed;
+    size_t run = plain ? requests.size() : i;
     bool full = false;
     for (; run < requests.size() && requests[run].batch == batch; ++run) {
       if (Reporter::is_silent(requests[run].notify)) continue;
@@ -264,10 +281,7 @@ uint32_t EngineCore::promise_reports(std::span<const Write> requests, WriteGroup
 
 /// Takes what it can of the group, in its order; the rest has left nothing behind.
 uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, WriteGroup& group) {
-  uint32_t checked = 0;
-  while (checked < requests.size() && check_write(requests[checked], now, checked, group)) {
-    ++checked;
-  }
+  const uint32_t checked = check_writes(requests, now, group);
   if (checked == 0) return 0;
   const char* exhausted_by = nullptr;
   uint32_t share_of = kNone;
@@ -286,9 +300,7 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
     kept = promise_reports(requests.first(shared), group);
     if (kept < shared) exhausted_by = nullptr;
   }
-  for (uint32_t i = 0; i < kept; ++i) {
-    fill_write(ops.at(group.slots[i]), requests[i], now, group.until_ns[i], group.owners[i]);
-  }
+  fill_writes(requests.first(kept), now, group);
   if (kept < taken) {
     for (; shared > kept; --shared) ops.let_go(group.owners[shared - 1]);
     ops.give_back(std::span(group.slots).subspan(kept, taken - kept));
@@ -298,27 +310,33 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
   return kept;
 }
 
-void EngineCore::fill_write(Op& op, const Write& request, int64_t now, int64_t until,
-                            uint32_t owner) noexcept {
-  op.kind = OpKind::kWrite;
-  op.priority = request.priority;
-  // What other kinds have, and whoever ends an operation looks at.
-  op.peer = {};
-  op.group = {};
-  op.list = {};
-  op.batch = request.batch;
-  op.notify = request.notify;
-  op.deadline_ns = until;
-  op.submitted_ns = now;
-  op.held_by = owner;
-  op.source = request.source.region;
-  op.source_offset = request.source.offset;
-  op.target = request.target.region;
-  op.target_offset = request.target.offset;
-  op.size_bytes = request.size_bytes;
-  op.imm = request.imm;
-  op.whole = request.whole;
-  op.stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
+void EngineCore::fill_writes(std::span<const Write> requests, int64_t now,
+                             const WriteGroup& group) noexcept {
+  uint64_t alike = group.alike;
+  for (size_t i = 0; i < requests.size(); ++i, alike >>= 1) {
+    const Write& request = requests[i];
+    Op& op = ops.at(group.slots[i]);
+    op.kind = OpKind::kWrite;
+    op.priority = request.priority;
+    op.held_by = group.owners[i];
+    op.submitted_ns = now;
+    op.deadline_ns = group.until_ns[i];
+    op.source = request.source.region;
+    op.source_offset = request.source.offset;
+    op.target = request.target.region;
+    op.target_offset = request.target.offset;
+    op.size_bytes = request.size_bytes;
+    op.imm = request.imm;
+    op.whole = request.whole;
+    op.alike = (alike & 1) != 0;
+    op.batch = request.batch;
+    op.notify = request.notify;
+    // What other kinds have, and whoever ends an operation looks at.
+    op.peer = {};
+    op.group = {};
+    op.list = {};
+    op.stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
+  }
 }
 
 Result<OpId> EngineCore::submit(const Write& request) {

@@ -181,7 +181,10 @@ class Transfers {
   /// Opens paths again whose rest is over; returns how much was done.
   uint32_t tick(int64_t now_ns);
   int64_t next_ns() const noexcept { return next_ns_; }
-  void begin_polls() noexcept { drained_ = true; }
+  void begin_polls() noexcept {
+    drained_ = true;
+    posted_ = false;  // what submissions have posted is polled now
+  }
   /// Every rail that was polled in this turn has handed out all it had.
   bool drained() const noexcept { return drained_; }
   uint32_t poll(NetworkSlot& network);
@@ -196,14 +199,15 @@ class Transfers {
   uint32_t board(std::span<const uint32_t> slots);
   /// Before anything else happens to rails, paths or regions.
   void end_express() {
-    known_.route = nullptr;
+    known_.batch = {};
     if (!express_rails_.empty()) post_express();
   }
   /// A train becomes pieces: something is going to happen to one of them.
   void dissolve(Train& train);
   void dissolve_train(uint32_t index) { dissolve(*trains_.at(index)); }
-  void dissolve_all();
-  /// Which path leads where has to be found out again.
+  void dissolve_all();  ///< and what was found out about routes is forgotten
+  /// Which path leads where, and whether it may be taken, has to be found out again: something
+  /// about rails, paths, peers, regions or keys has changed.
   void routes_changed() noexcept { ++epoch_; }
   /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
   uint64_t oldest_piece(const Peer& peer) const noexcept;
@@ -269,6 +273,7 @@ class Transfers {
   void refuse(RailSlot& rail, std::span<WriteOp> rest);
   bool may_post(const Piece& piece);
   void take_counts(RailSlot& rail);
+  void take_run(RailSlot& rail, uint32_t imm, uint32_t n);
   uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
   void unlist(RailSlot& rail, uint32_t priority);
@@ -282,6 +287,7 @@ class Transfers {
   void advance_entry(Op& op, uint32_t entry_index, uint64_t bytes);
   const Route* route_to(RemoteRegionSlot& remote, MemoryKind here);
   void post_express();
+  bool knows(RegionId source, RemoteRegion target);
   bool know(RegionId source, RemoteRegion target);
   const Lane& next_lane() const noexcept;
   static uint32_t places_on(const Lane& lane) noexcept;
@@ -297,7 +303,7 @@ class Transfers {
   void depart(Train& train, uint32_t taken);
   uint32_t get_off(Train& train, uint32_t at);
   uint32_t cars_ended(std::span<const WireEvent> events);
-  void car_ended(Train& train, const WireEvent& event);
+  void car_ended(Train& train, uint32_t train_cookie, const WireEvent& event);
   void cars_arrived(Train& train, uint32_t cars);
   uint64_t end_writes(const Train& train, uint32_t cars, uint32_t n);
   uint64_t bytes_of(const Train& train, uint32_t cars, uint32_t n) const noexcept;
@@ -361,11 +367,12 @@ class Transfers {
   bool drained_ = true;
   std::array<WireEvent, 64> polled_{};
   std::array<WriteOp, kPostMax> posting_{};
-  /// Of the last part that went the short way, while nothing else happens.
+  /// Of the last part that went the short way: what was found out about its two ends.
   struct Known {
+    uint64_t epoch = 0;  ///< good until routes_changed()
     RegionId source{};
     RemoteRegion target{};
-    BatchId batch{};  ///< refuses nobody
+    BatchId batch{};  ///< refuses nobody; until end_express()
     LocalRegion* region = nullptr;
     const Route* route = nullptr;
     const uint64_t* local_keys = nullptr;  ///< by rail

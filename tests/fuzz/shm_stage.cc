@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "providers/shm/open.h"
@@ -44,7 +45,17 @@ void ShmNode::turn() {
   }
   std::vector<WireEvent> out(poll_room);
   const uint32_t n = rail().poll(out);
-  events.insert(events.end(), out.begin(), out.begin() + n);
+  for (WireEvent event : std::span(out).first(n)) {
+    // A run of ends or counts is told as single ones.
+    const bool run = event.kind == WireEvent::Kind::kWritten || event.kind == WireEvent::Kind::kImm;
+    const uint64_t more = run ? std::exchange(event.value, 0) : 0;
+    told += run ? 1 : 0;
+    events.push_back(event);
+    for (uint64_t i = 0; i < more; ++i) {
+      if (event.kind == WireEvent::Kind::kWritten) ++event.cookie;
+      events.push_back(event);
+    }
+  }
 }
 
 uint32_t ShmNode::count(WireEvent::Kind kind, uint32_t path) const {

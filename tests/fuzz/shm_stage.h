@@ -66,6 +66,7 @@ class ShmNode {
   }
 
   std::vector<WireEvent> events{};
+  uint32_t told = 0;  ///< as how many ends and counts the rail told them
   std::vector<std::vector<std::byte>> datagrams{};
   /// How many events of a kind: on one path, or with one cookie.
   uint32_t count(WireEvent::Kind kind, uint32_t path) const;

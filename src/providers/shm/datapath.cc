@@ -79,7 +79,9 @@ uint32_t ShmRail::store_run(OutPath& path, std::span<const WriteOp> ops) noexcep
   Commit commit;
   const WriteOp* op = ops.data();
   const WriteOp* const last = op + std::min<size_t>(ops.size(), kRunPieces);
-  for (uint32_t place = done_head_ + done_count_; op != last; ++op) {
+  WireEvent* newest = nullptr;
+  uint32_t ends = done_count_;
+  for (; op != last; ++op) {
     const uint64_t bytes = op->size_bytes;
     if (op->path != id || op->remote_key != key) break;
     if (bytes - 1 >= piece_max || bytes > bytes_left) break;
@@ -95,7 +97,13 @@ uint32_t ShmRail::store_run(OutPath& path, std::span<const WriteOp> ops) noexcep
       }
     }
     bytes_left -= bytes;
-    done_[place++ % kQueueDepth] = {.cookie = op->cookie, .path = id};
+    // One end for all whose cookies follow each other.
+    if (newest != nullptr && op->cookie - newest->cookie == newest->value + 1) {
+      ++newest->value;
+    } else {
+      newest = &place_for_end(ends++);
+      *newest = {.cookie = op->cookie, .path = id};
+    }
   }
   const auto run = ops.first(static_cast<size_t>(op - ops.data()));
   if (run.empty()) return 0;
@@ -106,7 +114,7 @@ uint32_t ShmRail::store_run(OutPath& path, std::span<const WriteOp> ops) noexcep
     return count;
   }
   budget_ -= bytes_before - bytes_left;
-  done_count_ += count;
+  done_count_ = ends;
   path.last_end = told_ + done_count_;
   if (commit.word != nullptr) {
     path.counts = counts;

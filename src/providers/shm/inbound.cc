@@ -25,28 +25,36 @@ struct ShmRail::Job {
 };
 
 uint32_t ShmRail::take_counts(InPath& path, std::span<WireEvent> out) noexcept {
+  if (out.empty()) return 0;
   const uint64_t before = path.counts;
   uint32_t n = 0;
-  for (bool more = true; more && n < out.size();) {
+  uint64_t word = 0;
+  // A poll is bounded, and all of this may be one event: no more than the ring holds.
+  for (bool more = true; more && path.counts - before < Ring::kCounts;) {
     // Up to the end of the lap, in which all of them have the same upper half.
     const uint64_t at = path.counts % Ring::kCounts;
     const uint64_t lap = Ring::count_word(path.counts, 0) >> 32;
-    const uint64_t end = at + std::min<uint64_t>(out.size() - n, Ring::kCounts - at);
     const std::atomic<uint64_t>* slot = &path.ring->counts[at];
-    const std::atomic<uint64_t>* const last = slot + (end - at);
-    WireEvent event{.kind = WireEvent::Kind::kImm, .path = path.id};
+    const std::atomic<uint64_t>* const first = slot;
+    const std::atomic<uint64_t>* const last = slot + (Ring::kCounts - at);
     for (; slot != last; ++slot) {
+      const uint64_t previous = word;
       // Pairs with the commit of a section: the bytes are in place.
-      const uint64_t word = slot->load(std::memory_order_acquire);
+      word = slot->load(std::memory_order_acquire);
       if (word >> 32 != lap) break;
-      event.imm = static_cast<uint32_t>(word);
-      out[n++] = event;
+      if (n != 0 && static_cast<uint32_t>(word) == static_cast<uint32_t>(previous)) {
+        ++out[n - 1].value;  // paged writes come as runs of one key
+        continue;
+      }
+      if (n == out.size()) break;
+      out[n++] = {
+          .kind = WireEvent::Kind::kImm, .imm = static_cast<uint32_t>(word), .path = path.id};
     }
     more = slot == last;
-    path.counts = before + n;
+    path.counts += static_cast<uint64_t>(slot - first);
   }
   if (n == 0) return 0;
-  path.immediates += n;
+  path.immediates += path.counts - before;
   // Pairs with count_room(): the words may be written again.
   path.ring->counts_taken.store(path.counts, std::memory_order_release);
   path.from->wake_if_asleep();

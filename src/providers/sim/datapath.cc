@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "providers/sim/world.h"
@@ -47,12 +48,12 @@ uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
   port.polled_ns = now_ns_;
   uint32_t count = 0;
   while (count < out.size() && !rail.events.empty()) {
-    const WireEvent event = rail.events.pop();
+    WireEvent event = rail.events.pop();
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
-      if (witness_) {
-        witness_({port.node, event.imm, reinterpret_cast<const std::byte*>(event.value)});
-      }
+      // Where its bytes are, for the witness alone: the engine hears of one count.
+      const uint64_t place = std::exchange(event.value, 0);
+      if (witness_) witness_({port.node, event.imm, reinterpret_cast<const std::byte*>(place)});
     }
     if (event.kind == WireEvent::Kind::kWritten) {
       // The place in the queues is free only now: completions can never pile up beyond the depth.

@@ -247,6 +247,23 @@ TEST_F(ShmRuns, NoCountIsSeenBeforeTheLastByteOfItsRunIsThere) {
   EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 2, 3}));
 }
 
+// Cookies that follow each other end together, and so do counts of one key.
+TEST_F(ShmRuns, EndsAndCountsOfARunAreToldAsOne) {
+  std::vector<WriteOp> ops;
+  for (uint32_t i = 0; i < 20; ++i) ops.push_back(piece(0, i * 64, 8, i < 12 ? 5 : 6));
+  cookies_ += 7;
+  for (uint32_t i = 20; i < 30; ++i) ops.push_back(piece(0, i * 64, 8, 6));
+  from_.told = to_.told = 0;
+  post(ops);
+  turns(2);
+  EXPECT_EQ(from_.told, 2u);
+  EXPECT_EQ(to_.told, 2u);
+  for (const WriteOp& op : ops) EXPECT_EQ(end_of(op).code, Errc::kOk);
+  const auto found = immediates();
+  EXPECT_EQ(std::ranges::count(found, 5u), 12);
+  EXPECT_EQ(std::ranges::count(found, 6u), 18);
+}
+
 // A ring that is full ends a run; what waits goes first when there is room again.
 TEST_F(ShmRuns, ATargetThatTakesNothingGetsItAllLater) {
   constexpr uint32_t kMany = Ring::kCounts + 500;
