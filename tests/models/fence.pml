@@ -8,7 +8,8 @@ leaves by the next even number. The owner changes the permit, makes every writer
 or its thread is dead, or - where sections are restartable - off its CPU or was off it since. The
 store of the number waits in a store buffer, as on every processor; a thread that is switched out
 inside a restartable section starts it again, one with a plain section goes on.
-Left out: fresh pages as a last resort, several permits in one section, pulling.
+Left out: fresh pages as a last resort, several permits in one section, pulling; a run of pieces is
+one copy here, because nobody looks at its other slots before the one that is committed.
 Proved: once the fence has said ok nothing is stored in that memory, and nothing committed; what is
 counted has all its bytes; the fence ends.
 

@@ -74,6 +74,42 @@ TEST(ShmThreads, AllocatedMemoryIsTakenBackUnderTheWritesOfOthers) {
   ledger.expect_exactly_once();
 }
 
+// Small writes of one submit() leave in runs. Whoever has seen n counts finds the bytes of n
+// writes.
+TEST(ShmThreads, EveryCountOfASpanIsBehindItsBytes) {
+  Pair pair{*Engine::open(shm_config(1)), *Engine::open(shm_config(1))};
+  constexpr uint32_t kSpan = 48;
+  constexpr uint64_t kStride = 264;  // some long enough for the vector loop
+  constexpr uint64_t kSize = kSpan * kStride;
+  MemoryRegion source = *pair.writer.allocate({.size_bytes = kSize});
+  MemoryRegion area = *pair.owner.allocate({.size_bytes = kSize});
+  Counter counter = *pair.owner.make_counter();
+  const RemoteRegion target = *pair.writer.import_region(pair.peer, *area.desc());
+  for (uint32_t round = 1; round <= 100; ++round) {
+    std::fill(source.bytes().begin(), source.bytes().end(), static_cast<std::byte>(round));
+    std::vector<Write> writes;
+    for (uint32_t i = 0; i < kSpan; ++i) {
+      writes.push_back({.source = source.at(i * kStride),
+                        .target = target.at(i * kStride),
+                        .size_bytes = i % 3 == 0 ? kStride : 8,
+                        .imm = counter.key()});
+    }
+    const auto taken = pair.writer.submit(writes);
+    ASSERT_TRUE(taken && *taken == kSpan);
+    uint32_t wrong = 0;
+    ASSERT_TRUE(eventually([&] {
+      const uint64_t seen = counter.count();
+      for (uint64_t i = 0; i < seen; ++i) {
+        const uint64_t last = i * kStride + writes[i].size_bytes - 1;
+        wrong += area.bytes()[last] != static_cast<std::byte>(round);
+      }
+      return seen == kSpan;
+    }));
+    ASSERT_EQ(wrong, 0u) << "in round " << round;
+    ASSERT_TRUE(counter.try_take(kSpan));
+  }
+}
+
 TEST(ShmThreads, ALoopMovesFromThreadToThreadAndThreadsEnd) {
   const auto runtime = std::make_shared<InlineRuntime>();
   Pair pair{*Engine::open(shm_config(1), runtime), *Engine::open(shm_config(1))};

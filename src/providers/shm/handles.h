@@ -339,11 +339,13 @@ class ShmNetwork final : public OpenNetwork {
   Result<void> start(const Options& options);
   bool reach(Neighbour& to);
   void populate_some() noexcept;
+  void look_if_due(bool slept);
   void look_around();
   void look_at_events();
   void let_in();
   void greet(int socket);
   void expect_mail(const std::shared_ptr<Neighbour>& from);
+  uint32_t next_mail(std::span<std::byte> out);
   uint32_t read_mail(Neighbour& from, std::span<std::byte> out);
   void handle(Neighbour& from, const Frame& frame, std::span<UniqueFd> descriptors);
   void set_timer(int64_t interval_ns) noexcept;

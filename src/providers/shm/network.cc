@@ -257,10 +257,6 @@ bool ShmNetwork::send(uint32_t link, std::span<const std::byte> datagram) noexce
 }
 
 uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
-  Front& own = front();
-  const uint64_t bell = own.bell.load(std::memory_order_relaxed);
-  const bool slept = (bell & 1) != 0;
-  if (slept) own.bell.store(bell + 1, std::memory_order_relaxed);  // only this thread writes it
   // Turns that copy are long: a few of them, and a death is noticed late.
   bool long_turn = false, found = false;
   for (const auto& rail : rails_) {
@@ -268,19 +264,26 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
     found |= rail->found();
   }
   ++calls_;
-  if (slept || long_turn || calls_ % kCallsPerLook == 0) {
-    const int64_t now = now_ns();
-    if (slept || now >= next_look_ns_) {
-      next_look_ns_ = now + kLookNs;
-      look_around();
-      if (!slept) populate_some();
-    }
-  }
+  const bool slept = (front().bell.load(std::memory_order_relaxed) & 1) != 0;
+  if (slept || long_turn || calls_ % kCallsPerLook == 0) look_if_due(slept);
   if (mail_.empty() && (!found || calls_ % kCallsPerMail == 0)) {
     for (Neighbour* const one : listed_) {
       if (one->has_mail()) expect_mail(neighbours_.find(one->address().instance)->second);
     }
   }
+  return mail_.empty() ? 0 : next_mail(out);
+}
+
+void ShmNetwork::look_if_due(bool slept) {
+  if (slept) front().bell.fetch_add(1, std::memory_order_relaxed);
+  const int64_t now = now_ns();
+  if (!slept && now < next_look_ns_) return;
+  next_look_ns_ = now + kLookNs;
+  look_around();
+  if (!slept) populate_some();
+}
+
+uint32_t ShmNetwork::next_mail(std::span<std::byte> out) {
   while (!mail_.empty()) {
     const std::shared_ptr<Neighbour> from = std::move(mail_.front());
     mail_.pop_front();
