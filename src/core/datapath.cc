@@ -308,6 +308,7 @@ uint32_t Transfers::make_pages(RailSlot& rail, Path& path, uint32_t priority,
   train.count = n;
   train.out = Train::first(n);
   train.counted = wire.has_imm != 0 ? train.out : 0;
+  train.bytes = n * op.size_bytes;
   const uint32_t* from = indices.data() + entry.part;
   for (uint32_t i = 0; i < n; ++i, from += entry.stride) {
     WriteOp& one = out[i];

@@ -11,21 +11,20 @@
 
 namespace fabric::core {
 
-/// Which paths lead to a region, as the long way would choose them. Good while nothing about
-/// networks, rails and paths has changed; what changes with every write is looked at each time.
-const Route* Transfers::route_to(RemoteRegionSlot& remote, MemoryKind here) {
+/// Which paths lead to a region, as the long way would choose them, and whether anything speaks
+/// against them: then there are none. Good until routes_changed().
+Route& Transfers::find_route(RemoteRegionSlot& remote, MemoryKind here) {
   if (remote.route == nullptr) remote.route = std::make_unique<Route>();
   Route& route = *remote.route;
-  if (route.epoch == epoch_ && route.here == here) [[likely]] {
-    return route.lanes.empty() ? nullptr : &route;
-  }
   route.epoch = epoch_;
   route.here = here;
   route.lanes.clear();
+  using Status = RemoteRegionSlot::Status;
+  if (remote.status.load(std::memory_order_relaxed) != Status::kLive) return route;
   Peer* const peer = core_.peers.find(remote.owner());
-  if (peer == nullptr || !peer->usable()) return nullptr;
+  if (peer == nullptr || !peer->usable() || peer->ending || !peer->revoked.empty()) return route;
   const uint8_t chosen = peer->route[static_cast<size_t>(here)][static_cast<size_t>(remote.kind)];
-  if (chosen == kNoNetwork || !remote.has_network[chosen]) return nullptr;
+  if (chosen == kNoNetwork || !remote.has_network[chosen]) return route;
   NetworkSlot& network = core_.networks[chosen];
   const UpRails up = up_rails(*peer, network);
   for (uint32_t i = 0; i < up.count; ++i) {
@@ -33,7 +32,7 @@ const Route* Transfers::route_to(RemoteRegionSlot& remote, MemoryKind here) {
     // A path that is not open yet is opened by the long way.
     if (index == kNone || paths_[index]->state != Path::State::kReady || paths_[index]->suspect) {
       route.lanes.clear();
-      return nullptr;
+      return route;
     }
     Path& path = *paths_[index];
     const auto& theirs = remote.keys[chosen];
@@ -43,49 +42,51 @@ const Route* Transfers::route_to(RemoteRegionSlot& remote, MemoryKind here) {
   }
   route.peer = peer;
   route.network = chosen;
-  return route.lanes.empty() ? nullptr : &route;
+  return route;
 }
 
 /// Whether the two ends are known, or can be; a lease runs out by itself. False: only the long way
 /// leads there.
 inline bool Transfers::knows(RegionId source, RemoteRegion target) {
   const bool known = known_.epoch == epoch_ && known_.source == source && known_.target == target;
-  if (!known && !know(source, target)) return false;
+  if (!known && !know(source, target)) {
+    known_ = {};
+    return false;
+  }
   return !known_.route->peer->lease_over(core_.now_ns);
 }
 
-/// Looks up both ends and the way between them.
+/// Looks up both ends and the way between them; many targets may have one source.
 bool Transfers::know(RegionId source, RemoteRegion target) {
-  known_ = {};
+  if (known_.epoch != epoch_ || known_.source != source) {
+    // Under the state lock: who is let through here is found by close() when it gets that lock.
+    if (core_.closing.load(std::memory_order_relaxed)) return false;
+    known_ = {.epoch = epoch_, .source = source, .region = core_.regions.local(source)};
+    if (known_.region == nullptr) return false;
+  }
   RemoteRegionSlot* const remote = core_.regions.remote(target);
-  LocalRegion* const region = core_.regions.local(source);
-  if (remote == nullptr || region == nullptr) return false;
-  using Status = RemoteRegionSlot::Status;
-  if (remote->status.load(std::memory_order_relaxed) != Status::kLive) return false;
-  // Under the state lock: who is let through here is found by close() when it gets that lock.
-  if (core_.closing.load(std::memory_order_relaxed)) return false;
-  const Route* const route = route_to(*remote, region->memory.kind);
-  if (route == nullptr) return false;
-  const Peer& peer = *route->peer;
-  if (peer.ending || !peer.usable() || !peer.revoked.empty()) return false;
-  known_ = {.epoch = epoch_,
-            .source = source,
-            .target = target,
-            .region = region,
-            .route = route,
-            .local_keys = region->keys.local_keys[route->network].data()};
+  if (remote == nullptr) return false;
+  const MemoryKind here = known_.region->memory.kind;
+  const Route* route = remote->route.get();
+  if (route == nullptr || route->epoch != epoch_ || route->here != here) [[unlikely]] {
+    route = &find_route(*remote, here);
+  }
+  if (route->lanes.empty()) return false;
+  known_.target = target;
+  known_.route = route;
+  known_.local_keys = known_.region->keys.local_keys[route->network].data();
   return true;
 }
 
 /// The lane whose turn it is.
-const Lane& Transfers::next_lane() const noexcept {
+[[gnu::always_inline]] inline const Lane& Transfers::next_lane() const noexcept {
   const Route& route = *known_.route;
   const auto lanes = static_cast<uint32_t>(route.lanes.size());
   return route.lanes[lanes == 1 ? 0 : route.peer->rotation % lanes];
 }
 
 /// How many pieces may leave by the lane now: nobody is overtaken.
-uint32_t Transfers::places_on(const Lane& lane) noexcept {
+[[gnu::always_inline]] inline uint32_t Transfers::places_on(const Lane& lane) noexcept {
   const RailSlot& rail = *lane.rail;
   if (!rail.up || rail.listed != 0 || !rail.refused.empty()) return 0;
   return std::min(room_on(rail, *lane.path), kPostMax - rail.express_count);
@@ -117,7 +118,7 @@ uint32_t Transfers::board(std::span<const uint32_t> slots) {
 }
 
 /// As many writes between the two known ends as may go together. The first one may board.
-uint32_t Transfers::board_run(std::span<const uint32_t> slots) {
+[[gnu::always_inline]] inline uint32_t Transfers::board_run(std::span<const uint32_t> slots) {
   const Lane& lane = next_lane();
   RailSlot& rail = *lane.rail;
   const uint64_t size_max = rail.caps.write_bytes_max;
@@ -169,6 +170,7 @@ bool Transfers::board_part(Op& op, uint32_t part, const PartSource& source) {
   if (places_on(lane) == 0 || source.size_bytes > lane.rail->caps.write_bytes_max) return false;
   Train& train = train_on(lane, op, op.self, part);
   ++op.pieces_posted;
+  train.bytes += source.size_bytes;
   const bool has_imm = load(lane.rail->express[lane.rail->express_count], stamp_of(lane),
                             train.cookie(train.count), op.priority, source);
   train.counted |= uint32_t{has_imm} << train.count;
@@ -183,6 +185,7 @@ Train& Transfers::new_train(Path& path, Peer& peer, RailSlot& rail, LocalRegion*
   train.stride = 1;
   train.count = train.out = train.counted = 0;
   train.whole = train.silent = true;
+  train.bytes = 0;
   train.batch = op.batch;
   train.path = &path;
   train.peer = &peer;
@@ -198,7 +201,8 @@ Train& Transfers::new_train(Path& path, Peer& peer, RailSlot& rail, LocalRegion*
 }
 
 /// The train that leaves next by the lane; a new one when the last is of another sort.
-Train& Transfers::train_on(const Lane& lane, const Op& op, uint32_t of, uint32_t part) {
+[[gnu::always_inline]] inline Train& Transfers::train_on(const Lane& lane, const Op& op,
+                                                         uint32_t of, uint32_t part) {
   RailSlot& rail = *lane.rail;
   Train* const last = rail.boarding;
   const bool fits = last != nullptr && last->path == lane.path && last->region == known_.region &&
@@ -215,7 +219,7 @@ Train& Transfers::train_on(const Lane& lane, const Op& op, uint32_t of, uint32_t
 }
 
 /// What all pieces by the lane between the two known ends have in common.
-WriteOp Transfers::stamp_of(const Lane& lane) const noexcept {
+[[gnu::always_inline]] inline WriteOp Transfers::stamp_of(const Lane& lane) const noexcept {
   return {.source = reinterpret_cast<uint64_t>(known_.region->memory.address),
           .local_key = known_.local_keys[lane.rail->index],
           .remote_key = lane.remote_key,
@@ -241,7 +245,7 @@ inline bool Transfers::load(WriteOp& wire, const WriteOp& stamp, uint32_t cookie
 }
 
 /// `n` more are in the train, and in the account of everybody who keeps one.
-void Transfers::boarded(Train& train, const Lane& lane, uint32_t n) {
+[[gnu::always_inline]] inline void Transfers::boarded(Train& train, const Lane& lane, uint32_t n) {
   RailSlot& rail = *lane.rail;
   rail.express_count += n;
   train.count += n;
@@ -360,15 +364,8 @@ uint32_t Transfers::cars_ended(std::span<const WireEvent> events) {
   Train* const train = trains_.at(Train::index_of(first.cookie));
   if (train == nullptr) return 1;  // of a network that makes things up
   const uint32_t left = Train::kCars - Train::car_of(first.cookie);
-  if (first.value >= left) [[unlikely]] {  // the run goes on in the next train
-    WireEvent head = first, tail = first;
-    head.value = left - 1;
-    tail.value -= left;
-    tail.cookie += left;
-    cars_ended({&head, 1});
-    cars_ended({&tail, 1});
-    return 1;
-  }
+  if (first.value >= left) [[unlikely]]
+    return cars_of_several(first, left);
   if (!train->whole || first.code != Errc::kOk) {
     for (uint32_t i = 0; i <= first.value; ++i) car_ended(*train, first.cookie + i, first);
     return 1;
@@ -385,6 +382,17 @@ uint32_t Transfers::cars_ended(std::span<const WireEvent> events) {
   cars &= train->out;  // or it was told twice
   if (cars != 0) cars_arrived(*train, cars);
   return n;
+}
+
+/// A run that goes on in the next train.
+[[gnu::noinline]] uint32_t Transfers::cars_of_several(const WireEvent& run, uint32_t left) {
+  WireEvent head = run, tail = run;
+  head.value = left - 1;
+  tail.value -= left;
+  tail.cookie += left;
+  cars_ended({&head, 1});
+  cars_ended({&tail, 1});
+  return 1;
 }
 
 /// Everything that a failure needs beside it is in piece_ended().
@@ -429,7 +437,8 @@ void Transfers::cars_arrived(Train& train, uint32_t cars) {
 }
 
 /// The operations behind cars that arrived. Returns their bytes.
-uint64_t Transfers::end_writes(const Train& train, uint32_t cars, uint32_t n) {
+[[gnu::always_inline]] inline uint64_t Transfers::end_writes(const Train& train, uint32_t cars,
+                                                             uint32_t n) {
   Reporter& report = core_.report;
   uint64_t bytes = 0;
   for (uint32_t rest = cars; rest != 0; rest &= rest - 1) {
@@ -448,6 +457,7 @@ uint64_t Transfers::end_writes(const Train& train, uint32_t cars, uint32_t n) {
 }
 
 uint64_t Transfers::bytes_of(const Train& train, uint32_t cars, uint32_t n) const noexcept {
+  if (n == train.count) return train.bytes;
   const Op& op = core_.ops.at(train.op);
   if (op.kind == OpKind::kPaged) return n * op.size_bytes;
   uint64_t bytes = 0;
@@ -494,7 +504,7 @@ void Transfers::piece_delivered(uint32_t cookie) {
 }
 
 /// Something has left a path: whoever waits for its room or its end comes next.
-void Transfers::look_for_work(Peer& peer, Path& path) {
+[[gnu::always_inline]] inline void Transfers::look_for_work(Peer& peer, Path& path) {
   const bool waited_for =
       !path.queue[0].empty() || !path.queue[1].empty() || !path.queue[2].empty();
   if (waited_for && path.state == Path::State::kReady) {

@@ -197,7 +197,9 @@ class Peers {
   void on_datagram(uint8_t network, std::span<const std::byte> datagram, int64_t now_ns);
   void on_timer(Peer& peer, int64_t now_ns);
   /// Sends what is owed this turn: messages, repeats, acknowledgements.
-  void flush(int64_t now_ns);
+  void flush(int64_t now_ns) {
+    if (!dirty_.empty()) flush_dirty(now_ns);
+  }
   /// Queues a numbered message; it goes out in this turn's flush.
   void send(Peer& peer, control::MessageType type, std::vector<std::byte> body);
   void lose(Peer& peer, PeerState state, Errc code, bool tell);
@@ -302,6 +304,7 @@ class Peers {
   void reset(Peer& peer);
   bool make_room();
   void say_goodbye(Peer& peer);
+  void flush_dirty(int64_t now_ns);
   void flush_peer(Peer& peer, int64_t now_ns);
   bool put_on_wire(Peer& peer, const control::Header& header, std::span<const std::byte> body,
                    bool again);

@@ -286,9 +286,8 @@ void Peers::send(Peer& peer, MessageType type, std::vector<std::byte> body) {
   }
 }
 
-void Peers::flush(int64_t now_ns) {
+void Peers::flush_dirty(int64_t now_ns) {
   // A flush may make others dirty (the own address answers itself): those go in the next turn.
-  if (dirty_.empty()) return;
   const std::vector<uint32_t> due = std::exchange(dirty_, {});
   for (const uint32_t slot : due) {
     Peer& peer = *table_.at(slot);

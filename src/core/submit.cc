@@ -187,7 +187,8 @@ struct EngineCore::WriteGroup {
 };
 
 /// Looks up what many writes have in common. False: `why` says what is wrong with it.
-bool EngineCore::look_up(const Write& request, int64_t now, WriteGroup& group) const noexcept {
+[[gnu::always_inline]] inline bool EngineCore::look_up(const Write& request, int64_t now,
+                                                       WriteGroup& group) const noexcept {
   PeerId owner;
   Errc code = regions.local_size(request.source.region, group.source_bytes);
   const char* what = "source";
@@ -209,8 +210,9 @@ bool EngineCore::look_up(const Write& request, int64_t now, WriteGroup& group) c
 }
 
 /// Checks the group; returns how many come before the first that is refused.
-uint32_t EngineCore::check_writes(std::span<const Write> requests, int64_t now,
-                                  WriteGroup& group) const noexcept {
+[[gnu::always_inline]] inline uint32_t EngineCore::check_writes(std::span<const Write> requests,
+                                                                int64_t now,
+                                                                WriteGroup& group) const noexcept {
   uint64_t alike = 0;
   bool loud = false;
   uint32_t n = 0;
@@ -239,7 +241,8 @@ uint32_t EngineCore::check_writes(std::span<const Write> requests, int64_t now,
 }
 
 /// Counts the slots of the group to the peers that they are for; returns how many may stay.
-uint32_t EngineCore::share_slots(uint32_t taken, WriteGroup& group) noexcept {
+[[gnu::always_inline]] inline uint32_t EngineCore::share_slots(uint32_t taken,
+                                                               WriteGroup& group) noexcept {
   for (uint32_t i = 0; i < taken;) {
     const uint32_t owner = group.owners[i];
     uint32_t run = group.mixed ? i : taken;
@@ -254,7 +257,8 @@ uint32_t EngineCore::share_slots(uint32_t taken, WriteGroup& group) noexcept {
 }
 
 /// Promises the reports of the first `n`; returns how many got a place.
-uint32_t EngineCore::promise_reports(std::span<const Write> requests, WriteGroup& group) {
+[[gnu::always_inline]] inline uint32_t EngineCore::promise_reports(std::span<const Write> requests,
+                                                                   WriteGroup& group) {
   for (size_t i = 0; i < requests.size();) {
     const BatchId batch = requests[i].batch;
     const bool plain = !group.loud && !group.mixed;
@@ -310,8 +314,9 @@ uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, 
   return kept;
 }
 
-void EngineCore::fill_writes(std::span<const Write> requests, int64_t now,
-                             const WriteGroup& group) noexcept {
+[[gnu::always_inline]] inline void EngineCore::fill_writes(std::span<const Write> requests,
+                                                           int64_t now,
+                                                           const WriteGroup& group) noexcept {
   uint64_t alike = group.alike;
   for (size_t i = 0; i < requests.size(); ++i, alike >>= 1) {
     const Write& request = requests[i];

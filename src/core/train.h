@@ -45,7 +45,8 @@ struct Train {
   RailSlot* rail = nullptr;
   LocalRegion* region = nullptr;
   uint32_t region_slot = kNone;
-  uint64_t seq = 0;  ///< of the first; the others count on
+  uint64_t seq = 0;    ///< of the first; the others count on
+  uint64_t bytes = 0;  ///< parts: of all of them
   uint64_t imms_before = 0;
   int64_t submitted_ns = 0;  ///< the first of them
   int64_t posted_ns = 0;
@@ -59,6 +60,7 @@ struct Train {
   static uint32_t car_of(uint32_t cookie) noexcept { return cookie % kCars; }
   /// How many are set. By hand: without an instruction for it the library's is a call.
   static uint32_t number(uint32_t bits) noexcept {
+    if ((bits & (bits - 1)) == 0) return bits != 0 ? 1 : 0;
     bits -= bits >> 1 & 0x55555555u;
     bits = (bits & 0x33333333u) + (bits >> 2 & 0x33333333u);
     return ((bits + (bits >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24;

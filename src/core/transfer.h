@@ -285,7 +285,7 @@ class Transfers {
   uint32_t make_pages(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
   void advance_entry(Op& op, uint32_t entry_index, uint64_t bytes);
-  const Route* route_to(RemoteRegionSlot& remote, MemoryKind here);
+  Route& find_route(RemoteRegionSlot& remote, MemoryKind here);
   void post_express();
   bool knows(RegionId source, RemoteRegion target);
   bool know(RegionId source, RemoteRegion target);
@@ -303,6 +303,7 @@ class Transfers {
   void depart(Train& train, uint32_t taken);
   uint32_t get_off(Train& train, uint32_t at);
   uint32_t cars_ended(std::span<const WireEvent> events);
+  uint32_t cars_of_several(const WireEvent& run, uint32_t left);
   void car_ended(Train& train, uint32_t train_cookie, const WireEvent& event);
   void cars_arrived(Train& train, uint32_t cars);
   uint64_t end_writes(const Train& train, uint32_t cars, uint32_t n);

@@ -47,8 +47,9 @@ BUGS = (
          "wire.size_bytes = source.size_bytes;",
          "wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);"),
         ("core/express.cc",
-         "wire.size_bytes = source.size_bytes;",
-         "wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);")),
+         "  wire.size_bytes = source.size_bytes;\n  wire.local_key",
+         "  wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);\n"
+         "  wire.local_key")),
     bug("double_count_on_failover",
         "everything that a break gave back is sent again, whatever the target says it took",
         ("core/failover.cc",
@@ -116,9 +117,13 @@ BUGS = (
     bug("dropped_error_completion",
         "a completion that is no success is thrown away",
         ("core/datapath.cc",
-         "      piece_ended(event.cookie, {event.code, event.remote});",
-         "      if (PLANTED && event.code != Errc::kOk) continue;\n"
-         "      piece_ended(event.cookie, {event.code, event.remote});")),
+         "        const WireEvent& event = events[i];",
+         "        const WireEvent& event = events[i];\n"
+         "        if (PLANTED && event.kind == WireEvent::Kind::kWritten &&"
+         " event.code != Errc::kOk) {\n"
+         "          ++i;\n"
+         "          continue;\n"
+         "        }")),
     bug("wrong_rail_for_a_rotated_write",
         "a write that goes by another rail than the first carries the key of the first",
         ("core/datapath.cc",
@@ -205,10 +210,8 @@ BUGS = (
     bug("refused_pieces_forgotten",
         "what a full rail did not take of a batch is not offered again",
         ("core/datapath.cc",
-         "rail.refused.insert(rail.refused.end(), batch.begin() + taken, batch.begin() + n);",
-         "if (!PLANTED)\n"
-         "          rail.refused.insert(rail.refused.end(), batch.begin() + taken,"
-         " batch.begin() + n);"),
+         "refuse(rail, batch.subspan(taken, n - taken));",
+         "if (!PLANTED) refuse(rail, batch.subspan(taken, n - taken));"),
         layer="scenario", filter="FullQueue.*:Hardship.*"),
     bug("lease_forgotten",
         "a sender that nobody has answered for long goes on writing",
@@ -216,8 +219,8 @@ BUGS = (
          "candidate.peer); peer.lease_over(core_.now_ns)) {",
          "candidate.peer); !PLANTED && peer.lease_over(core_.now_ns)) {"),
         ("core/express.cc",
-         "!peer.revoked.empty() || peer.lease_over(core_.now_ns)) {",
-         "!peer.revoked.empty() || (!PLANTED && peer.lease_over(core_.now_ns))) {"),
+         "return !known_.route->peer->lease_over(core_.now_ns);",
+         "return PLANTED || !known_.route->peer->lease_over(core_.now_ns);"),
         layer="scenario", filter="Lease.*:Zombie.*"),
     bug("message_taken_twice",
         "a control message that comes a second time is taken a second time",
@@ -238,9 +241,14 @@ BUGS = (
     bug("deadline_too_early",
         "the timer of an operation is set for half of its time",
         ("core/core.cc",
-         "if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns);",
-         "const int64_t early = PLANTED ? (op.deadline_ns - now_ns) / 2 : 0;\n"
-         "    if (op.deadline_ns != kNeverNs) timers.set(op.timer, op.deadline_ns - early);")),
+         "!op.ended_early) timers.set(op.timer, op.deadline_ns);",
+         "!op.ended_early)\n"
+         "    timers.set(op.timer,"
+         " PLANTED ? (op.submitted_ns + op.deadline_ns) / 2 : op.deadline_ns);"),
+        ("core/express.cc",
+         "core_.timers.set(train.timer, train.deadline_ns);",
+         "core_.timers.set(train.timer, PLANTED ? (train.submitted_ns + train.deadline_ns) / 2"
+         " : train.deadline_ns);")),
     bug("message_denied",
         "a message that was sent and not answered in time is said not to have been delivered",
         ("core/control_ops.cc",
@@ -256,19 +264,42 @@ BUGS = (
     bug("route_outlives_its_path",
         "what was found out about the way to a region is used after its paths have changed",
         ("core/express.cc",
-         "if (route.epoch == epoch_ &&",
-         "if ((PLANTED ? !route.lanes.empty() : route.epoch == epoch_) &&"),
+         "if (route == nullptr || route->epoch != epoch_ || route->here != here) [[unlikely]] {",
+         "if (route == nullptr || (PLANTED ? route->lanes.empty() : route->epoch != epoch_) ||\n"
+         "      route->here != here) {"),
+        ("core/express.cc",
+         "const bool known = known_.epoch == epoch_ &&",
+         "const bool known = (PLANTED || known_.epoch == epoch_) &&"),
         layer="scenario", filter="ShortWay.*", swarm=False),
     bug("batch_of_another",
         "parts of one batch are counted for the batch before it",
         ("core/report.cc",
-         "if (settling_.batch == batch) return;",
-         "if (settling_.batch == batch || (PLANTED && settling_.batch)) return;")),
+         "void Reporter::count_for(BatchId batch) {",
+         "void Reporter::count_for(BatchId batch) {\n"
+         "  if (PLANTED && settling_.batch) return;")),
     bug("short_way_forgets_the_rest",
         "what a full rail did not take of what went the short way is not offered again",
         ("core/express.cc",
-         "rail->refused.insert(rail->refused.end(), made.begin() + taken, made.end());",
-         "if (!PLANTED)\n"
-         "      rail->refused.insert(rail->refused.end(), made.begin() + taken, made.end());"),
+         "refuse(*rail, made.subspan(post(*rail, made)));",
+         "const uint32_t taken = post(*rail, made);\n"
+         "    if (!PLANTED) refuse(*rail, made.subspan(taken));"),
         layer="scenario", filter="FullQueue.*:Hardship.*"),
+    bug("train_without_a_deadline",
+        "nobody looks at the clock for writes that travel together",
+        ("core/express.cc",
+         "if (train.deadline_ns != kNeverNs) core_",
+         "if (!PLANTED && train.deadline_ns != kNeverNs) core_"),
+        layer="scenario", filter="Deadline.*"),
+    bug("cars_numbered_alike",
+        "pieces that a train becomes all have the number of its first among the counts of the path",
+        ("core/express.cc",
+         "train.imms_before + Train::number(train.counted & Train::first(at));",
+         "train.imms_before + (PLANTED ? 0 : Train::number(train.counted & Train::first(at)));"),
+        layer="scenario", filter="Failover.*"),
+    bug("cancelled_in_its_train",
+        "a write that is cancelled stays in its train, which knows nothing of it",
+        ("core/transfer.cc",
+         "if (op.train != kNone) dissolve_train(op.train);",
+         "if (!PLANTED && op.train != kNone) dissolve_train(op.train);"),
+        layer="scenario", filter="Cancel.*", swarm=False),
 )
