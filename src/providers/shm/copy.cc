@@ -24,9 +24,16 @@ namespace fabric::shm {
 
 namespace {
 
+// The sizes at which one way overtakes another: docs/design/0010 has the measurements.
+constexpr uint64_t kSmallBytes = 128;         ///< above: vectors
+constexpr uint64_t kVectorBytes = 4096;       ///< above: rep movsb
+constexpr uint64_t kStreamBytes = 16u << 20;  ///< from there on: non-temporal stores
+constexpr uint64_t kPieceBytes = 32u << 10;   ///< the longest piece of a run
+
 // Relaxed: they are for tests and benchmarks, which set them while nobody copies.
 std::atomic<bool> plain_wanted{false};
 std::atomic<Move> move_wanted{Move::kBest};
+std::atomic<uint64_t> piece_bytes{kPieceBytes};
 
 /// What one section looks at and stores last. Every pointer points somewhere, so that the assembler
 /// code has no cases.
@@ -38,8 +45,6 @@ struct Section {
   uint64_t* word;
   uint64_t value;
 };
-
-constexpr uint64_t kSmallBytes = 128;
 
 /// `unseen` takes a commit that nobody asked for.
 Section section_of(const Guard& guard, const Commit& commit, uint64_t& unseen) noexcept {
@@ -152,10 +157,13 @@ bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
 // The first processors with registers of 64 bytes ran slower behind their use; these do not.
 bool has_wide_vectors() noexcept { return __builtin_cpu_supports("avx512vbmi2") != 0; }
 std::atomic<bool> wide_wanted{has_wide_vectors()};  // relaxed: as above
+/// The longest piece of a run that is moved by vectors.
+std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
 
 // Pieces one behind the other, read from the operations as they were posted. Up to 128 bytes: two
 // ends that overlap, of the largest power of two that fits. From there on both ends unaligned, and
-// between them 128 bytes a round, aligned at the target, until the end is reached.
+// between them 128 bytes a round, aligned at the target, until the end is reached; the longest by
+// the processor's own way.
 // clang-format off
 #define FABRIC_RUN(long_piece)                                                     \
   FABRIC_SECTION(                                                                  \
@@ -215,7 +223,14 @@ std::atomic<bool> wide_wanted{has_wide_vectors()};  // relaxed: as above
   "8: movups %%xmm0, (%%rdi)\n"                                                    \
   "movups %%xmm1, -16(%%rdi,%%rdx)\n"                                              \
   "jmp 11f\n"                                                                      \
-  "9:\n" long_piece                                                                \
+  "9: cmpq %[vector_bytes], %%rdx\n"                                               \
+  "jbe 13f\n"                                                                      \
+  "movq %%rcx, %%rax\n"                                                            \
+  "movq %%rdx, %%rcx\n"                                                            \
+  "rep movsb\n"                                                                    \
+  "movq %%rax, %%rcx\n"                                                            \
+  "jmp 11f\n"                                                                      \
+  "13:\n" long_piece                                                               \
   "11: cmpq %[last], %%rcx\n"                                                      \
   "jne 5b\n"                                                                       \
   "12:\n")
@@ -274,13 +289,15 @@ std::atomic<bool> wide_wanted{has_wide_vectors()};  // relaxed: as above
   "jb 8b\n"                                  \
   "10:\n"
 // clang-format on
-#define FABRIC_PIECES                                                                         \
-  [base] "r"(base), [first] "r"(pieces.data()), [last] "r"(pieces.data() + pieces.size()),    \
-      [at_source] "i"(offsetof(WriteOp, source)), [at_target] "i"(offsetof(WriteOp, target)), \
-      [at_bytes] "i"(offsetof(WriteOp, size_bytes)), [stride] "i"(sizeof(WriteOp))
+#define FABRIC_PIECES                                                                            \
+  [vector_bytes] "rm"(vectors_up_to), [base] "r"(base), [first] "r"(pieces.data()),              \
+      [last] "r"(pieces.data() + pieces.size()), [at_source] "i"(offsetof(WriteOp, source)),     \
+      [at_target] "i"(offsetof(WriteOp, target)), [at_bytes] "i"(offsetof(WriteOp, size_bytes)), \
+      [stride] "i"(sizeof(WriteOp))
 
 [[gnu::always_inline]] inline bool run_section_32(std::byte* base, std::span<const WriteOp> pieces,
                                                   const Section& section) noexcept {
+  const uint64_t vectors_up_to = vector_bytes.load(std::memory_order_relaxed);
   asm goto(FABRIC_RUN(FABRIC_32_A_REGISTER)
            :
            : FABRIC_GUARD, FABRIC_PIECES:FABRIC_CLOBBERS
@@ -294,6 +311,7 @@ stale:
 
 [[gnu::always_inline]] inline bool run_section_64(std::byte* base, std::span<const WriteOp> pieces,
                                                   const Section& section) noexcept {
+  const uint64_t vectors_up_to = vector_bytes.load(std::memory_order_relaxed);
   asm goto(FABRIC_RUN(FABRIC_64_A_REGISTER)
            :
            : FABRIC_GUARD, FABRIC_PIECES:FABRIC_CLOBBERS
@@ -383,8 +401,10 @@ stale:
 #undef FABRIC_OPERANDS
 #undef FABRIC_CLOBBERS
 
-void use_wide_vectors(bool use) noexcept {
-  wide_wanted.store(use && has_wide_vectors(), std::memory_order_relaxed);
+void use_vectors(Move move) noexcept {
+  const uint64_t best = has_vectors() ? kVectorBytes : kSmallBytes;
+  vector_bytes.store(move == Move::kVector ? UINT64_MAX : best, std::memory_order_relaxed);
+  wide_wanted.store(move == Move::kBest && has_wide_vectors(), std::memory_order_relaxed);
 }
 
 /// The kernel reads the descriptor of the last section at the next interrupt, however late, and
@@ -419,7 +439,7 @@ bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
 bool registered() noexcept { return false; }
 void forget_section() noexcept {}
 bool has_vectors() noexcept { return true; }  // memcpy has what there is
-void use_wide_vectors(bool) noexcept {}
+void use_vectors(Move) noexcept {}
 bool run_section(std::byte* base, std::span<const WriteOp> pieces,
                  const Section& section) noexcept {
   return plain_run(base, pieces, section);
@@ -431,22 +451,11 @@ bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
 
 #endif
 
-// The sizes at which one way overtakes another: docs/design/0010 has the measurements.
-constexpr uint64_t kRepeatBytes = 4096;
-constexpr uint64_t kStreamBytes = 16u << 20;
-
 Move long_move(uint64_t bytes) noexcept {
   const Move wanted = move_wanted.load(std::memory_order_relaxed);
   if (wanted != Move::kBest) return wanted;
   return bytes < kStreamBytes ? Move::kRepeat : Move::kStream;
 }
-
-/// The longest piece of a run.
-uint64_t short_bytes_max(Move wanted) noexcept {
-  const bool vectors = wanted == Move::kBest || wanted == Move::kVector;
-  return vectors && has_vectors() ? kRepeatBytes : kSmallBytes;
-}
-std::atomic<uint64_t> short_bytes{short_bytes_max(Move::kBest)};  // relaxed: as above
 
 /// One section; `bytes` at most a chunk.
 bool copy_chunk(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
@@ -489,7 +498,7 @@ void told_to_tsan([[maybe_unused]] const Commit& commit) noexcept {
 Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
                     const Guard& guard, const Commit& commit, bool fence,
                     uint64_t whole_bytes) noexcept {
-  if (bytes <= short_bytes.load(std::memory_order_relaxed)) {
+  if (bytes <= piece_bytes.load(std::memory_order_relaxed)) {
     const WriteOp piece{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
     return guarded_run(card, target, {&piece, bytes == 0 ? size_t{0} : 1}, guard, commit, fence);
   }
@@ -511,7 +520,7 @@ Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces,
   return holds ? Stored::kDone : Stored::kStale;
 }
 
-uint64_t run_piece_bytes_max() noexcept { return short_bytes.load(std::memory_order_relaxed); }
+uint64_t run_piece_bytes_max() noexcept { return piece_bytes.load(std::memory_order_relaxed); }
 
 GuardKind guard_kind() noexcept {
   static const bool has = registered();
@@ -536,8 +545,9 @@ bool use_guard_kind(GuardKind kind) noexcept {
 void use_move(Move move) noexcept {
   if (move == Move::kVector && !has_vectors()) move = Move::kRepeat;
   move_wanted.store(move, std::memory_order_relaxed);
-  use_wide_vectors(move == Move::kBest);
-  short_bytes.store(short_bytes_max(move), std::memory_order_relaxed);
+  const bool by_size = move == Move::kBest || move == Move::kVector;
+  piece_bytes.store(by_size ? kPieceBytes : kSmallBytes, std::memory_order_relaxed);
+  use_vectors(move);
 }
 
 }  // namespace fabric::shm

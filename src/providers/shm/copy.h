@@ -54,7 +54,7 @@ Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint
 
 /// Small pieces in one section, with one commit behind all of them: they are there together or, as
 /// far as anybody is told, not at all. Each goes to its target behind `base` and has 1 to
-/// run_piece_bytes_max() bytes; all together stay far below a chunk. `fence` as above.
+/// run_piece_bytes_max() bytes; all together stay below a chunk. `fence` as above.
 Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces, const Guard& guard,
                    const Commit& commit, bool fence) noexcept;
 uint64_t run_piece_bytes_max() noexcept;
