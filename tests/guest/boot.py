@@ -2,10 +2,10 @@
 """Boots a guest with four SoftRoCE devices, runs commands in it, and ends as they ended.
 
     boot.py --bin build/release/tests tests/guest/suite
-    boot.py --bin build/dev/tests -c '60 conformance_tests --gtest_filter=*verbs*' -c '5 ibv_devinfo'
+    boot.py --bin build/dev/tests -c '5 ibv_devices' -c '60 guest_tests --gtest_brief=1'
 
-Each line of a suite, and each -c, is a time limit in seconds and a shell command. The guest sees the
-host's root read-only, so that everything installed here runs there. Programs named in a command and
+Each line of a suite, and each -c, is a time limit in seconds and a shell command. The guest sees
+the host's root read-only, so that everything installed here runs there. Programs named in a command and
 found in a --bin folder are copied to the guest's memory. Variables FABRIC_TEST_* go along.
 
 The kernel is Debian's own package, unpacked and not installed. Exit code 77: it cannot be had, or
@@ -217,7 +217,7 @@ def parse():
                         help="a time limit in seconds and a command; can be repeated")
     parser.add_argument("--bin", dest="folders", action="append", default=[], type=pathlib.Path,
                         help="a folder of programs; can be repeated")
-    parser.add_argument("--limit", type=float, help="seconds for all of it, once up; otherwise the sum")
+    parser.add_argument("--limit", type=float, help="seconds for all of it, otherwise the sum")
     parser.add_argument("--tcg", action="store_true", help="never KVM")
     return parser, parser.parse_args()
 

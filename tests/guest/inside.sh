@@ -8,8 +8,8 @@ cp -r /tmp/job/bin /tmp/bin
 . /tmp/job/environment
 cd /tmp || exit 1
 
-# Both hosts have one kernel, which would rather deliver to itself: what goes from one end of a rail to
-# the other must leave by its port, so that the control datagrams share the fate of their rail.
+# Both hosts have one kernel, which would rather deliver to itself: what goes from one end of a rail
+# to the other must leave by its port, so that the control datagrams share the fate of their rail.
 rail() {
   local here=10.9.$1.1 there=10.9.$1.2
   ip link add a$1 mtu 4200 type veth peer name b$1 mtu 4200
