@@ -1,0 +1,143 @@
+#include <algorithm>
+
+#include "providers/verbs/handles.h"
+
+// Paths from open_path() to the moment when they carry something.
+
+namespace fabric::verbs {
+
+/// A queue pair on a completion queue that has room for all that it can ever have outstanding.
+Result<std::shared_ptr<QueuePair>> VerbsRail::make_pair(Direction direction) {
+  const uint32_t places = QueuePair::places(direction, device_->options());
+  auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const auto& one) {
+    return !one->overrun && one->size - one->taken >= places;
+  });
+  if (queue == queues_.end()) {
+    auto made = CompletionQueue::make(device_, places);
+    if (!made) return made.error();
+    queue = queues_.insert(queues_.end(), *std::move(made));
+  }
+  auto pair = QueuePair::make(*queue, direction);
+  if (pair) (*queue)->taken += places;
+  return pair;
+}
+
+Endpoint VerbsRail::own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const {
+  const bool ethernet = device_->port_state().link_layer == IBV_LINK_LAYER_ETHERNET;
+  return {.nonce = nonce,
+          .queue_pair = pair.number(),
+          .packet = packet,
+          .gid = device_->gid().bytes,
+          .lid = device_->port_state().lid,
+          .mtu = device_->mtu(),
+          .grh = ethernet || device_->options().gid_index >= 0};
+}
+
+/// Two calls into the kernel, which talks to the card: outside the turn.
+void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
+                              uint32_t path, const Endpoint& far, uint32_t packet) {
+  driver_.offload([pair, box = mailbox_, direction, path, far, packet] {
+    const int error = pair->connect(far, packet);
+    box->put({Mail::Kind::kConnected, direction, error, path});
+  });
+}
+
+Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t remote_rail,
+                                      std::vector<std::byte>& hello) {
+  const auto address = decode_address(peer);
+  if (!address) return address.error();
+  if (remote_rail >= address->rails) return fail(Errc::kInvalidArgument, "remote_rail");
+  auto pair = make_pair(Direction::kOut);
+  if (!pair) return pair.error();
+  OutPath* path = out_.add();
+  if (path == nullptr) return fail(Errc::kExhausted, "verbs: paths");
+  const uint32_t depth = device_->options().send_depth;
+  path->mask = std::bit_ceil(depth) - 1;
+  path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
+  path->pair = *std::move(pair);
+  path->to = address->instance;
+  path->nonce = driver_.entropy() | 1;
+  path->packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
+  hello = encode(PathHello{.from = instance_,
+                           .to = address->instance,
+                           .to_rail = static_cast<uint8_t>(remote_rail),
+                           .end = own_end(*path->pair, path->nonce, path->packet)});
+  return path->id;
+}
+
+Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
+                                        std::vector<std::byte>& answer) {
+  const auto hello = decode_hello(bytes);
+  if (!hello) return hello.error();
+  if (hello->to != instance_ || hello->to_rail != index_) {
+    return fail(Errc::kBadFormat, "verbs: hello");
+  }
+  const std::pair name(hello->from, hello->end.nonce);
+  if (const auto known = accepted_.find(name); known != accepted_.end()) {
+    // It has been reported down, and whoever took it for open would wait for that in vain.
+    if (in_.find(known->second.path) == nullptr) return fail(Errc::kClosed, "verbs: hello");
+    answer = known->second.answer;
+    return known->second.path;
+  }
+  auto pair = make_pair(Direction::kIn);
+  if (!pair) return pair.error();
+  InPath* path = in_.add();
+  if (path == nullptr) return fail(Errc::kExhausted, "verbs: paths");
+  path->pair = *std::move(pair);
+  path->hello = name;
+  if (!refill(*path)) {
+    release(path->pair, Direction::kIn);
+    in_.erase(path->id);
+    return fail(Errc::kExhausted, "ibv_post_recv");
+  }
+  const uint64_t nonce = driver_.entropy() | 1;
+  const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
+  answer = encode(
+      PathAnswer{.hello_nonce = hello->end.nonce, .end = own_end(*path->pair, nonce, packet)});
+  accepted_[name] = {path->id, answer};
+  // The answer may be there before this has happened. The first packets are lost then, and the
+  // sender's card repeats them.
+  connect_later(path->pair, Direction::kIn, path->id, hello->end, packet);
+  return path->id;
+}
+
+Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes) {
+  OutPath* path = out_.find(id);
+  if (path == nullptr) return fail(Errc::kNotFound, "path");
+  const auto answer = decode_answer(bytes);
+  if (!answer) return answer.error();
+  if (answer->hello_nonce != path->nonce) return fail(Errc::kBadFormat, "verbs: answer");
+  switch (path->state) {
+    case OutPath::State::kOpened:
+      break;
+    case OutPath::State::kStarting:
+    case OutPath::State::kReady:
+      if (path->far == answer->end) return {};
+      return fail(Errc::kBadFormat, "verbs: another answer");
+    default:
+      return fail(Errc::kClosed, "path");
+  }
+  path->far = answer->end;
+  path->state = OutPath::State::kStarting;
+  connect_later(path->pair, Direction::kOut, id, path->far, path->packet);
+  return {};
+}
+
+/// The connection stands, or it never will.
+void VerbsRail::connected(OutPath& path, int error) {
+  if (path.state != OutPath::State::kStarting) return;
+  if (error != 0) return break_out(path);
+  path.state = OutPath::State::kReady;
+  const std::vector<WriteOp> held = std::exchange(path.held, {});
+  post_run(path, held);
+}
+
+void VerbsRail::close_path(uint32_t id, bool inbound) noexcept {
+  if (inbound) {
+    if (InPath* path = in_.find(id)) break_in(*path);
+  } else {
+    if (OutPath* path = out_.find(id)) break_out(*path);
+  }
+}
+
+}  // namespace fabric::verbs
