@@ -5,8 +5,8 @@
     boot.py --bin build/dev/tests -c '5 ibv_devices' -c '60 guest_tests --gtest_brief=1'
 
 Each line of a suite, and each -c, is a time limit in seconds and a shell command. The guest sees
-the host's root read-only, so that everything installed here runs there. Programs named in a command and
-found in a --bin folder are copied to the guest's memory. Variables FABRIC_TEST_* go along.
+the host's root read-only, so that everything installed here runs there. Programs named in a command
+and found in a --bin folder are copied to the guest's memory. Variables FABRIC_TEST_* go along.
 
 The kernel is Debian's own package, unpacked and not installed. Exit code 77: it cannot be had, or
 there is no QEMU, so nothing was run.

@@ -1,3 +1,5 @@
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -53,7 +55,18 @@ class Failover : public testing::Test {
   }
   std::vector<Stream*> both() { return {&*ab, &*ba}; }
 
-  void break_rail(Break kind, char rail) {
+  /// Both go on writing until it is broken; what is in flight then, each way.
+  std::array<uint32_t, 2> break_under_load(const std::function<void()>& broken) {
+    std::atomic<bool> done = false;
+    std::thread elsewhere([&] {
+      broken();
+      done = true;
+    });
+    run(both(), [&] { return done.load(); });
+    elsewhere.join();
+    return {ab->outstanding(), ba->outstanding()};
+  }
+  static void break_rail(Break kind, char rail) {
     const std::string here{'a', rail}, there{'b', rail};
     switch (kind) {
       case Break::kOwnLink:
@@ -67,7 +80,7 @@ class Failover : public testing::Test {
       case Break::kMangled:
         set_netem(here, "delay 5ms 4ms reorder 50% duplicate 10%");
         set_netem(there, "delay 5ms 4ms reorder 50% duplicate 10%");
-        run_for(200ms);
+        std::this_thread::sleep_for(200ms);
         return set_link(there, false);
     }
   }
@@ -96,8 +109,7 @@ TEST_F(Failover, WhatFliesWhenARailBreaksIsDeliveredOnceOverTheOther) {
     const auto kind = static_cast<Break>(trial < kBreaks ? trial : rng.below(kBreaks));
     const char rail = rng.chance(0.5) ? '0' : '1';
     run_for(Nanos(rng.between(1, 60) * 1'000'000));
-    break_rail(kind, rail);
-    const uint32_t left[] = {ab->outstanding(), ba->outstanding()};
+    const auto left = break_under_load([&] { break_rail(kind, rail); });
     const auto begin = std::chrono::steady_clock::now();
     expect_moved_on();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
@@ -115,11 +127,11 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
   Rng rng(test_seed() + 7);
   for (uint32_t trial = 0; trial < 3 * rounds() && !HasFailure(); ++trial) {
     const char first = rng.chance(0.5) ? '0' : '1', second = first == '0' ? '1' : '0';
-    break_rail(rng.chance(0.5) ? Break::kDataLost : Break::kOtherDataLost, first);
+    const Break kind = rng.chance(0.5) ? Break::kDataLost : Break::kOtherDataLost;
+    break_under_load([&] { break_rail(kind, first); });
     run_for(Nanos(rng.between(20, 700) * 1'000'000));  // before, while and after it is replayed
     const std::string port{rng.chance(0.5) ? 'a' : 'b', second};
-    set_netem(port, "loss 100%");
-    const uint32_t left[] = {ab->outstanding(), ba->outstanding()};
+    const auto left = break_under_load([&] { set_netem(port, "loss 100%"); });
     clear_netem({'a', first});
     clear_netem({'b', first});
     expect_moved_on();

@@ -1,7 +1,8 @@
 # The job, as root of the guest: two hosts of two rails each, then the commands one after another.
 # Host A has the devices xa0 and xa1 with 10.9.0.1 and 10.9.1.1, host B has xb0 and xb1 with .2.
 # A rail is a veth pair, so that either end can be taken down or made lossy.
-export PATH=/tmp/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LD_LIBRARY_PATH=/tmp/bin
+export PATH=/tmp/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LD_LIBRARY_PATH=/tmp/bin \
+  TERM=dumb
 ulimit -l unlimited
 dmesg -n 1  # rxe tells the console of every packet that it cannot send
 cp -r /tmp/job/bin /tmp/bin

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -77,6 +79,13 @@ std::string Party::ask(const std::string& question) {
   const std::string answer = hear(from_);
   EXPECT_FALSE(answer.empty()) << "the other process is gone";
   return answer.empty() ? "0" : answer;
+}
+
+uint64_t Party::count_of(uint64_t at_least) {
+  for (int looks = 0; looks < 1000 && count() < at_least; ++looks) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return count();
 }
 
 void Party::stop() {

@@ -24,6 +24,8 @@ class Party {
   std::string open() { return ask("open"); }  ///< returns the offer
   /// How many whole counts have come that nobody took.
   uint64_t count() { return std::stoull(ask("count")); }
+  /// The same, as soon as there are so many: what a card has acknowledged, the process takes later.
+  uint64_t count_of(uint64_t at_least);
   /// How many bytes of the region hold this value.
   uint64_t bytes(uint8_t value) { return std::stoull(ask("bytes " + std::to_string(value))); }
   void stop();

@@ -33,7 +33,7 @@ uint32_t rounds();
 class Stream {
  public:
   struct Options {
-    uint32_t places = 32;        ///< as many writes are in flight
+    uint32_t places = 48;        ///< as many writes are in flight
     uint64_t bytes_max = 65536;  ///< of one
     Nanos timeout{30'000'000'000};
   };
