@@ -110,7 +110,7 @@ void VerbsRail::take_mail() noexcept {
 /// the error state does, and behind all others.
 void VerbsRail::out_in_error(OutPath& path) noexcept {
   if (path.destroying) return;
-  if (path.sends.next() == 0) return finish(path, true);
+  if (!path.sends.has_rest()) return finish(path, true);
   if (!post_marker(path)) path.deadline_ns = INT64_MIN;
 }
 
