@@ -13,10 +13,10 @@ constexpr int64_t kDrainNs = 2'000'000'000;  // a hundred times what the slowest
 constexpr size_t kClosedHellosMax = 1024;
 }  // namespace
 
-void Mailbox::put(const Mail& mail) noexcept {
+void Mailbox::put(Mail mail) noexcept {
   const std::lock_guard lock(mutex_);
   if (!wake_) return;
-  mails_.push_back(mail);
+  mails_.push_back(std::move(mail));
   full_.store(true, std::memory_order_release);  // pairs with empty()
   wake_();
 }
@@ -85,6 +85,10 @@ void VerbsRail::take_mail() noexcept {
   for (const Mail& mail : mailbox_->take()) {
     if (mail.kind == Mail::Kind::kFenced) {
       events_.push_back({.kind = WireEvent::Kind::kFenced, .cookie = mail.cookie});
+      continue;
+    }
+    if (mail.kind == Mail::Kind::kSpare) {
+      stocked(mail);
       continue;
     }
     if (mail.direction == Direction::kOut) {
