@@ -40,6 +40,9 @@ class ReceiveAccount {
 /// success speaks for all before it, and so does the first error.
 class SendAccount {
  public:
+  explicit SendAccount(uint32_t first = 0) noexcept
+      : posted_(first), delivered_(first), told_(first) {}
+
   /// Numbers the next `count` requests; the first of them is returned.
   uint32_t post(uint32_t count) noexcept {
     const uint32_t first = posted_;
@@ -74,7 +77,7 @@ class SendAccount {
   bool is_open(uint32_t number) const noexcept {
     return number - delivered_ < posted_ - delivered_;
   }
-  uint32_t posted_ = 0, delivered_ = 0, told_ = 0;
+  uint32_t posted_, delivered_, told_;
   bool failed_ = false;
 };
 

@@ -13,10 +13,10 @@ constexpr int64_t kDrainNs = 2'000'000'000;  // a hundred times what the slowest
 constexpr size_t kClosedHellosMax = 1024;
 }  // namespace
 
-void Mailbox::put(const Mail& mail) noexcept {
+void Mailbox::put(Mail mail) noexcept {
   const std::lock_guard lock(mutex_);
   if (!wake_) return;
-  mails_.push_back(mail);
+  mails_.push_back(std::move(mail));
   full_.store(true, std::memory_order_release);  // pairs with empty()
   wake_();
 }
@@ -87,6 +87,10 @@ void VerbsRail::take_mail() noexcept {
       events_.push_back({.kind = WireEvent::Kind::kFenced, .cookie = mail.cookie});
       continue;
     }
+    if (mail.kind == Mail::Kind::kSpare) {
+      stocked(mail);
+      continue;
+    }
     if (mail.direction == Direction::kOut) {
       OutPath* path = out_.find(mail.path);
       if (path == nullptr || path->state == OutPath::State::kDown) continue;
@@ -110,7 +114,7 @@ void VerbsRail::take_mail() noexcept {
 /// the error state does, and behind all others.
 void VerbsRail::out_in_error(OutPath& path) noexcept {
   if (path.destroying) return;
-  if (path.sends.next() == 0) return finish(path, true);
+  if (!path.sends.has_rest()) return finish(path, true);
   if (!post_marker(path)) path.deadline_ns = INT64_MIN;
 }
 

@@ -6,19 +6,70 @@
 
 namespace fabric::verbs {
 
-/// A queue pair on a completion queue that has room for all that it can ever have outstanding.
-Result<std::shared_ptr<QueuePair>> VerbsRail::make_pair(Direction direction) {
-  const uint32_t places = QueuePair::places(direction, device_->options());
-  auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const auto& one) {
+std::shared_ptr<CompletionQueue> VerbsRail::find_queue(uint32_t places) const {
+  const auto found = std::find_if(queues_.begin(), queues_.end(), [&](const auto& one) {
     return !one->overrun && one->size - one->taken >= places;
   });
-  if (queue == queues_.end()) {
+  return found == queues_.end() ? nullptr : *found;
+}
+
+/// Orders what is missing. Every queue pair has places on its completion queue for all that it can
+/// ever have outstanding; when they are used up, another queue is made.
+void VerbsRail::fill_stock(Direction direction) {
+  Stock& stock = stock_[static_cast<size_t>(direction)];
+  const uint32_t places = QueuePair::places(direction, device_->options());
+  while (stock.ready.size() + stock.ordered < Stock::kSize) {
+    auto queue = find_queue(places);
+    if (queue == nullptr && stock.ordered != 0) return;  // that one may bring a queue along
+    if (queue != nullptr) queue->taken += places;
+    ++stock.ordered;
+    driver_.offload([queue, places, direction, device = device_, box = mailbox_] {
+      Mail mail{.kind = Mail::Kind::kSpare, .direction = direction, .queue = queue};
+      if (queue == nullptr) {
+        if (auto made = CompletionQueue::make(device, places)) mail.queue = *std::move(made);
+        if (mail.queue != nullptr) mail.queue->taken = places;
+      }
+      if (mail.queue != nullptr) {
+        if (auto made = QueuePair::make(mail.queue, direction)) mail.pair = *std::move(made);
+      }
+      box->put(std::move(mail));
+    });
+  }
+}
+
+void VerbsRail::stocked(const Mail& mail) {
+  Stock& stock = stock_[static_cast<size_t>(mail.direction)];
+  --stock.ordered;
+  if (mail.queue == nullptr) return;
+  const bool known = std::find(queues_.begin(), queues_.end(), mail.queue) != queues_.end();
+  if (!known) queues_.push_back(mail.queue);
+  if (mail.pair != nullptr) {
+    stock.ready.push_back(mail.pair);
+  } else {
+    // Whoever needs one asks the kernel again, and hears why not.
+    mail.queue->taken -= QueuePair::places(mail.direction, device_->options());
+  }
+}
+
+/// From the stock. When many paths are opened at once it runs out, and the turn waits for the
+/// kernel.
+Result<std::shared_ptr<QueuePair>> VerbsRail::take_pair(Direction direction) {
+  Stock& stock = stock_[static_cast<size_t>(direction)];
+  if (!stock.ready.empty()) {
+    auto pair = std::move(stock.ready.back());
+    stock.ready.pop_back();
+    fill_stock(direction);
+    return pair;
+  }
+  const uint32_t places = QueuePair::places(direction, device_->options());
+  auto queue = find_queue(places);
+  if (queue == nullptr) {
     auto made = CompletionQueue::make(device_, places);
     if (!made) return made.error();
-    queue = queues_.insert(queues_.end(), *std::move(made));
+    queue = queues_.emplace_back(*std::move(made));
   }
-  auto pair = QueuePair::make(*queue, direction);
-  if (pair) (*queue)->taken += places;
+  auto pair = QueuePair::make(queue, direction);
+  if (pair) queue->taken += places;
   return pair;
 }
 
@@ -47,7 +98,7 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   const auto address = decode_address(peer);
   if (!address) return address.error();
   if (remote_rail >= address->rails) return fail(Errc::kInvalidArgument, "remote_rail");
-  auto pair = make_pair(Direction::kOut);
+  auto pair = take_pair(Direction::kOut);
   if (!pair) return pair.error();
   OutPath* path = out_.add();
   if (path == nullptr) return fail(Errc::kExhausted, "verbs: paths");
@@ -79,7 +130,7 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
     answer = known->second.answer;
     return known->second.path;
   }
-  auto pair = make_pair(Direction::kIn);
+  auto pair = take_pair(Direction::kIn);
   if (!pair) return pair.error();
   InPath* path = in_.add();
   if (path == nullptr) return fail(Errc::kExhausted, "verbs: paths");

@@ -24,6 +24,7 @@ struct Mail {
     kConnected,  ///< or not: error
     kInError,    ///< the queue pair is in the error state
     kDestroyed,
+    kSpare,   ///< a queue pair in stock, or none: queue, pair
     kFenced,  ///< a registration is gone: cookie
   };
   Kind kind = Kind::kConnected;
@@ -31,13 +32,15 @@ struct Mail {
   int error = 0;
   uint32_t path = 0;
   uint32_t cookie = 0;
+  std::shared_ptr<CompletionQueue> queue{};
+  std::shared_ptr<QueuePair> pair{};
 };
 
 /// Jobs may be at it when the rail is gone, so they share this with it and nothing else.
 class Mailbox {
  public:
   explicit Mailbox(std::function<void()> wake) : wake_(std::move(wake)) {}
-  void put(const Mail& mail) noexcept;
+  void put(Mail mail) noexcept;
   bool empty() const noexcept {
     return !full_.load(std::memory_order_acquire);
   }  // pairs with put()
@@ -150,7 +153,7 @@ class PathTable {
 /// One port: paths and their pieces. README.md tells the life of a path.
 class VerbsRail final : public Rail {
  public:
-  VerbsRail(std::shared_ptr<Device> device, const OpenContext& context, uint64_t instance,
+  VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& context, uint64_t instance,
             uint32_t index);
   ~VerbsRail() override;
   VerbsRail(const VerbsRail&) = delete;
@@ -192,8 +195,18 @@ class VerbsRail final : public Rail {
     std::vector<std::byte> answer{};
   };
 
+  /// Queue pairs that stand ready: to make one takes the kernel a while.
+  struct Stock {
+    static constexpr size_t kSize = 2;
+    std::vector<std::shared_ptr<QueuePair>> ready{};
+    uint32_t ordered = 0;
+  };
+
   // connect.cc
-  Result<std::shared_ptr<QueuePair>> make_pair(Direction direction);
+  Result<std::shared_ptr<QueuePair>> take_pair(Direction direction);
+  std::shared_ptr<CompletionQueue> find_queue(uint32_t places) const;
+  void fill_stock(Direction direction);
+  void stocked(const Mail& mail);
   Endpoint own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const;
   void connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path,
                      const Endpoint& far, uint32_t packet);
@@ -240,6 +253,7 @@ class VerbsRail final : public Rail {
   const std::shared_ptr<Mailbox> mailbox_;
   Caps caps_;
   std::vector<std::shared_ptr<CompletionQueue>> queues_;
+  std::array<Stock, 2> stock_;  ///< by direction
   PathTable<OutPath> out_;
   PathTable<InPath> in_;
   std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce

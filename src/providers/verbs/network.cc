@@ -43,7 +43,9 @@ Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Options& options, 
                   .places = sockets->places()};
   std::unique_ptr<VerbsNetwork> network(new VerbsNetwork(*std::move(sockets), std::move(address)));
   for (uint32_t i = 0; i < devices->size(); ++i) {
-    network->rails_.push_back(std::make_unique<VerbsRail>((*devices)[i], context, instance, i));
+    auto queue = CompletionQueue::make((*devices)[i], 0);
+    if (!queue) return queue.error();
+    network->rails_.push_back(std::make_unique<VerbsRail>(*std::move(queue), context, instance, i));
   }
   if (auto ok = network->watch(); !ok) return ok.error();
   return std::unique_ptr<OpenNetwork>(std::move(network));

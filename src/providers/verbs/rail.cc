@@ -5,9 +5,9 @@
 
 namespace fabric::verbs {
 
-VerbsRail::VerbsRail(std::shared_ptr<Device> device, const OpenContext& context, uint64_t instance,
-                     uint32_t index)
-    : device_(std::move(device)),
+VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& context,
+                     uint64_t instance, uint32_t index)
+    : device_(queue->device),
       driver_(*context.driver),
       instance_(instance),
       index_(index),
@@ -22,6 +22,7 @@ VerbsRail::VerbsRail(std::shared_ptr<Device> device, const OpenContext& context,
             .memory_kinds = device_->memory_kinds(),
             .write_bytes_max =
                 std::clamp<uint64_t>(device_->port_state().max_msg_sz, 1u << 20, 1u << 30)},
+      queues_{std::move(queue)},
       receives_(device_->options().receive_depth),
       // As it is: most of it is never touched.
       shifts_(std::make_unique_for_overwrite<uint64_t[]>(kMemoryMax)) {
@@ -32,6 +33,8 @@ VerbsRail::VerbsRail(std::shared_ptr<Device> device, const OpenContext& context,
   for (size_t i = 0; i + 1 < receives_.size(); ++i) receives_[i].next = &receives_[i + 1];
   shifts_[0] = 0;  // a piece without bytes may name no memory at all
   if (!device_->active()) rail_state(false);
+  fill_stock(Direction::kOut);
+  fill_stock(Direction::kIn);
 }
 
 VerbsRail::~VerbsRail() {
