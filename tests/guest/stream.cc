@@ -187,6 +187,13 @@ bool Stream::step(bool refill) {
   return moved;
 }
 
+std::string Stream::describe() const {
+  return std::to_string(delivered_) + " delivered, " + std::to_string(not_delivered_) + " not, " +
+         std::to_string(unknown_) + " unknown (" + first_failure_ + "), " +
+         std::to_string(outstanding()) + " in flight\nits sender: " + from_.dump() +
+         "\nits receiver: " + to_.dump();
+}
+
 uint32_t Stream::outstanding() const {
   return static_cast<uint32_t>(std::ranges::count_if(places_, [](const auto& place) {
     return place->phase == Phase::kFlying && place->ends.load() == 0;
@@ -201,9 +208,7 @@ void Stream::finish() {
                                     [](const auto& p) { return p->phase == Phase::kFlying; });
       },
       false);
-  EXPECT_TRUE(over) << "not everything ended, or not everything delivered was counted: "
-                    << outstanding() << " have no end\n"
-                    << from_.dump() << to_.dump();
+  EXPECT_TRUE(over) << "not everything ended, or what was delivered is not counted: " << describe();
   std::this_thread::sleep_for(20ms);
   for (uint32_t i = 0; i < options_.places; ++i) {
     const Place& place = *places_[i];
@@ -231,12 +236,17 @@ bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool r
 void expect_service(std::vector<Stream*> streams, uint64_t writes) {
   std::vector<uint64_t> aims;
   for (Stream* stream : streams) aims.push_back(stream->delivered() + writes);
-  EXPECT_TRUE(run(streams, [&] {
+  const auto served = [&](size_t i) { return streams[i]->delivered() >= aims[i]; };
+  const bool all_served = run(streams, [&] {
     for (size_t i = 0; i < streams.size(); ++i) {
-      if (streams[i]->delivered() < aims[i]) return false;
+      if (!served(i)) return false;
     }
     return true;
-  }));
+  });
+  if (all_served) return;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    EXPECT_TRUE(served(i)) << "stream " << i << " is stuck: " << streams[i]->describe();
+  }
 }
 
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams) {
