@@ -32,7 +32,8 @@ target_link_libraries(
                          fmt::fmt-header-only nlohmann_json::nlohmann_json)
 
 if(FABRIC_HAS_VERBS)
-  target_compile_definitions(fabric_objects PRIVATE FABRIC_HAS_VERBS)
+  set_source_files_properties(src/providers/registry.cc PROPERTIES COMPILE_DEFINITIONS
+                                                                   FABRIC_HAS_VERBS)
 endif()
 
 # fmt and nlohmann_json are headers that stop in our objects. libsodium and threads are linked, so a

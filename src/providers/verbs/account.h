@@ -81,19 +81,4 @@ class SendAccount {
   bool failed_ = false;
 };
 
-/// Which requests ask for a completion. Every so many, so that places come free while a long chain
-/// is under way; and the last one always, or nobody would hear of those before it.
-class SignalPlan {
- public:
-  static constexpr uint32_t kEvery = 16;
-  bool signal(bool last) noexcept {
-    if (!last && ++since_ < kEvery) return false;
-    since_ = 0;
-    return true;
-  }
-
- private:
-  uint32_t since_ = 0;
-};
-
 }  // namespace fabric::verbs

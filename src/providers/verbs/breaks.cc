@@ -10,6 +10,8 @@ namespace fabric::verbs {
 
 namespace {
 constexpr int64_t kDrainNs = 2'000'000'000;  // a hundred times what the slowest one took
+// Before that the kernel has to get to it: a job in front may wait for a host that does not answer.
+constexpr int64_t kErrorNs = 30'000'000'000;
 constexpr size_t kClosedHellosMax = 1024;
 }  // namespace
 
@@ -50,11 +52,7 @@ void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& pair, Direction 
 
 /// Gives a queue pair back that has nothing outstanding any more.
 void VerbsRail::release(std::shared_ptr<QueuePair>& pair, Direction direction) noexcept {
-  CompletionQueue& queue = *pair->queue();
-  queue.taken -= QueuePair::places(direction, device_->options());
-  if (queue.overrun && queue.taken == 0) {
-    std::erase_if(queues_, [&](const auto& one) { return one.get() == &queue; });
-  }
+  pair->queue()->taken -= QueuePair::places(direction, device_->options());
   driver_.offload([gone = std::exchange(pair, nullptr)] { gone->destroy(); });
 }
 
@@ -63,7 +61,7 @@ void VerbsRail::release(std::shared_ptr<QueuePair>& pair, Direction direction) n
 void VerbsRail::break_out(OutPath& path) noexcept {
   if (path.state > OutPath::State::kReady) return;
   path.state = OutPath::State::kBreaking;
-  path.deadline_ns = driver_.now_ns() + kDrainNs;
+  path.deadline_ns = driver_.now_ns() + kErrorNs;
   ++draining_;
   refuse(&path, std::exchange(path.held, {}), Errc::kRailLost);
   error_later(path.pair, Direction::kOut, path.id);
@@ -74,7 +72,7 @@ void VerbsRail::break_out(OutPath& path) noexcept {
 void VerbsRail::break_in(InPath& path) noexcept {
   if (path.state != InPath::State::kReady) return;
   path.state = InPath::State::kBreaking;
-  path.deadline_ns = driver_.now_ns() + kDrainNs;
+  path.deadline_ns = driver_.now_ns() + kErrorNs;
   ++draining_;
   error_later(path.pair, Direction::kIn, path.id);
 }
@@ -104,6 +102,7 @@ void VerbsRail::take_mail() noexcept {
     if (mail.kind == Mail::Kind::kConnected && mail.error != 0) break_in(*path);
     if (mail.kind == Mail::Kind::kInError) {
       path->in_error = true;
+      path->deadline_ns = std::min(path->deadline_ns, driver_.now_ns() + kDrainNs);
       look_at_drain(*path);
     }
     if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
@@ -115,6 +114,7 @@ void VerbsRail::take_mail() noexcept {
 void VerbsRail::out_in_error(OutPath& path) noexcept {
   if (path.destroying) return;
   if (!path.sends.has_rest()) return finish(path, true);
+  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kDrainNs);
   if (!post_marker(path)) path.deadline_ns = INT64_MIN;
 }
 

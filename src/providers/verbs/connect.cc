@@ -180,7 +180,7 @@ void VerbsRail::connected(OutPath& path, int error) {
   if (error != 0) return break_out(path);
   path.state = OutPath::State::kReady;
   const std::vector<WriteOp> held = std::exchange(path.held, {});
-  post_run(path, held);
+  post(held);  // no more than there is room for
 }
 
 void VerbsRail::close_path(uint32_t id, bool inbound) noexcept {

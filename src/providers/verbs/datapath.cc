@@ -25,25 +25,21 @@ constexpr bool is_receive(uint64_t id) noexcept { return id >> 63 != 0; }
 uint32_t VerbsRail::post(std::span<const WriteOp> ops) noexcept {
   size_t done = 0;
   while (done < ops.size()) {
-    const uint32_t id = ops[done].path;
-    size_t end = done + 1;
-    while (end < ops.size() && ops[end].path == id) ++end;
-    const auto run = ops.subspan(done, end - done);
-    OutPath* path = out_.find(id);
+    const auto rest = ops.subspan(done);
+    OutPath* path = out_.find(rest[0].path);
     if (path != nullptr && path->state == OutPath::State::kReady) [[likely]] {
-      const uint32_t taken = post_run(*path, run);
+      const uint32_t taken = post_chain(*path, rest);
+      if (taken == 0) break;
       done += taken;
-      if (taken < run.size()) break;
-    } else if (path != nullptr && path->state == OutPath::State::kStarting) {
-      const size_t room = device_->options().send_depth - path->held.size();
-      const auto kept = run.first(std::min(room, run.size()));
-      path->held.insert(path->held.end(), kept.begin(), kept.end());
-      done += kept.size();
-      if (kept.size() < run.size()) break;
-    } else {
-      refuse(path, run, Errc::kRailLost);
-      done = end;
+      continue;
     }
+    if (path != nullptr && path->state == OutPath::State::kStarting) {
+      if (path->held.size() == device_->options().send_depth) break;
+      path->held.push_back(rest[0]);
+    } else {
+      refuse(path, rest.first(1), Errc::kRailLost);
+    }
+    ++done;
   }
   return static_cast<uint32_t>(done);
 }
@@ -61,59 +57,53 @@ void VerbsRail::refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) n
   }
 }
 
-uint32_t VerbsRail::post_run(OutPath& path, std::span<const WriteOp> ops) noexcept {
-  uint32_t done = 0;
-  while (done < ops.size()) {
-    const auto rest = ops.subspan(done);
-    if (path.state != OutPath::State::kReady) {
-      refuse(&path, rest, Errc::kRailLost);
-      return static_cast<uint32_t>(ops.size());
-    }
-    if (rest[0].size_bytes > caps_.write_bytes_max) [[unlikely]] {
-      refuse(&path, rest.first(1), Errc::kTooLarge);
-      ++done;
-      continue;
-    }
-    const uint32_t taken = post_chain(path, rest);
-    if (taken == 0) break;
-    done += taken;
-  }
-  return done;
-}
-
-/// One doorbell. Returns how many were taken; those that the device did not want have ended then.
+/// The next pieces of one path, with one doorbell. Returns how many were taken; those that the
+/// device did not want have ended then.
 uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noexcept {
+  const uint64_t bytes_max = caps_.write_bytes_max;
+  if (ops[0].size_bytes > bytes_max) [[unlikely]] {
+    refuse(&path, ops.first(1), Errc::kTooLarge);
+    return 1;
+  }
   const uint32_t room = device_->options().send_depth - path.sends.outstanding();
   const auto most =
       static_cast<uint32_t>(std::min<size_t>({ops.size(), room, static_cast<size_t>(kChain)}));
   const uint64_t inline_max = path.pair->inline_bytes();
-  const uint64_t bytes_max = caps_.write_bytes_max;
+  const uint32_t id = path.id, mask = path.mask;
+  const uint64_t* const shifts = shifts_.get();
+  uint32_t* const cookies = path.cookies.get();
+  uint64_t name = send_id(id, path.sends.next());
   uint32_t count = 0;
-  uint32_t number = path.sends.next();
-  for (; count < most; ++count, ++number) {
+  for (; count < most; ++count) {
     const WriteOp& op = ops[count];
-    if (op.size_bytes > bytes_max) break;
+    if (op.path != id || op.size_bytes > bytes_max) break;
     ibv_send_wr& request = sends_[count];
     ibv_sge& source = sources_[count];
-    // Bytes that travel in the request are read here, by their address; others by the device.
-    const bool inlined = op.size_bytes - 1 < inline_max && is_readable(op.local_key);
-    source.addr = inlined ? op.source : op.source - shifts_[memory_slot(op.local_key)];
     source.length = static_cast<uint32_t>(op.size_bytes);
     source.lkey = static_cast<uint32_t>(op.local_key);
-    request.wr_id = send_id(path.id, number);
     request.num_sge = op.size_bytes != 0;
-    request.opcode = op.has_imm != 0 ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+    request.wr_id = name;
+    cookies[name & mask] = op.cookie;
+    // The lower half alone counts on; it wraps.
+    name = (name & ~uint64_t{UINT32_MAX}) | static_cast<uint32_t>(name + 1);
+    static_assert(IBV_WR_RDMA_WRITE == 0 && IBV_WR_RDMA_WRITE_WITH_IMM == 1);
+    request.opcode = static_cast<ibv_wr_opcode>(op.has_imm);
     request.imm_data = htonl(op.imm);
-    request.send_flags = 0;
-    if (inlined) request.send_flags = IBV_SEND_INLINE;
-    if (path.signals.signal(count + 1 == most)) request.send_flags |= IBV_SEND_SIGNALED;
     request.wr.rdma.remote_addr = op.target + (op.remote_key >> 32);
     request.wr.rdma.rkey = static_cast<uint32_t>(op.remote_key);
-    path.cookies[number & path.mask] = op.cookie;
+    // Bytes that travel in the request are read here, by their address; others by the device.
+    if (op.size_bytes - 1 < inline_max && is_readable(op.local_key)) {
+      source.addr = op.source;
+      request.send_flags = IBV_SEND_INLINE;
+    } else {
+      source.addr = op.source - shifts[memory_slot(op.local_key)];
+      request.send_flags = 0;
+    }
   }
   if (count == 0) return 0;
   ibv_send_wr& last = sends_[count - 1];
   last.send_flags |= IBV_SEND_SIGNALED;
+  if (count > kSignalEvery) sends_[kSignalEvery - 1].send_flags |= IBV_SEND_SIGNALED;
   path.sends.post(count);
   ibv_send_wr* const next = std::exchange(last.next, nullptr);
   ibv_send_wr* bad = nullptr;
@@ -319,8 +309,8 @@ bool VerbsRail::arm() noexcept {
   ibv_cq* cq = nullptr;
   void* owner = nullptr;
   while (lib.get_cq_event(device_->channel(), &cq, &owner) == 0) {
-    lib.ack_cq_events(cq, 1);
     static_cast<CompletionQueue*>(owner)->armed = false;
+    lib.ack_cq_events(cq, 1);  // from here on it may be gone
   }
   for (const auto& queue : queues_) {
     if (!std::exchange(queue->armed, true)) ibv_req_notify_cq(queue->cq, 0);

@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 
 #include <fabric/caps.h>
 
@@ -25,8 +26,12 @@ Errc code_of(int error) noexcept {
 
 bool query_port(ibv_context* context, uint8_t port, ibv_port_attr& out) {
   out = {};
-  verbs_context* full = verbs_get_ctx_op(context, query_port);
-  return full != nullptr && full->query_port(context, port, &out, sizeof(out)) == 0;
+  verbs_context* full = verbs_get_ctx(context);
+  // Libraries that are new enough for the rest have it.
+  if (full == nullptr || full->sz < sizeof(verbs_context) - offsetof(verbs_context, query_port)) {
+    return false;
+  }
+  return full->query_port != nullptr && full->query_port(context, port, &out, sizeof(out)) == 0;
 }
 
 std::vector<Gid> query_gids(ibv_context* context, uint8_t port) {

@@ -7,6 +7,7 @@ namespace fabric::verbs {
 void VerbsRail::look_at_events() noexcept {
   constexpr uint32_t kEventsMax = 64;
   look_ = false;
+  std::erase_if(queues_, [](const auto& queue) { return queue->overrun && queue->taken == 0; });
   ibv_async_event event{};
   for (uint32_t i = 0; i < kEventsMax; ++i) {
     if (library().get_async_event(device_->context(), &event) != 0) return;

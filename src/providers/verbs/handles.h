@@ -87,7 +87,6 @@ struct OutPath {
   Remote behind = Remote::kUnknown;
   std::shared_ptr<QueuePair> pair{};
   SendAccount sends{};
-  SignalPlan signals{};
   std::unique_ptr<uint32_t[]> cookies{};  ///< by number
   uint32_t mask = 0;
   uint32_t owed = 0;            ///< refused pieces whose end is not polled yet
@@ -185,7 +184,10 @@ class VerbsRail final : public Rail {
   bool is_draining() const noexcept { return draining_ != 0; }
 
  private:
-  static constexpr uint32_t kChain = 32;       ///< requests for one doorbell
+  static constexpr uint32_t kChain = 32;  ///< requests for one doorbell
+  /// Of a chain, those that ask for a completion: every so many, so that places come free while a
+  /// long one is under way, and the last, or nobody would hear of those before it.
+  static constexpr uint32_t kSignalEvery = 16;
   static constexpr uint32_t kHarvest = 32;     ///< completions of one look
   static constexpr uint32_t kLooksApart = 64;  ///< polls between looks at the device's events
   static constexpr uint8_t kOwed = 2;  ///< WireEvent::inbound of a refused piece, before it is told
@@ -234,7 +236,6 @@ class VerbsRail final : public Rail {
   void broken(const ibv_qp* pair) noexcept;
 
   // datapath.cc
-  uint32_t post_run(OutPath& path, std::span<const WriteOp> ops) noexcept;
   uint32_t post_chain(OutPath& path, std::span<const WriteOp> ops) noexcept;
   void refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept;
   bool refill(InPath& path) noexcept;
@@ -298,7 +299,7 @@ class VerbsNetwork final : public OpenNetwork {
   int wait_fd() const noexcept override { return wait_.get(); }
 
  private:
-  static constexpr uint32_t kReadsApart = 16;  ///< turns between looks at the socket
+  static constexpr uint32_t kReadsApart = 4;  ///< turns between looks at the sockets
 
   VerbsNetwork(ControlSockets sockets, Address address)
       : sockets_(std::move(sockets)), address_(std::move(address)) {}

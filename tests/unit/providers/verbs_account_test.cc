@@ -107,21 +107,5 @@ TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
   EXPECT_FALSE(sends.has_rest());
 }
 
-TEST(VerbsSignals, TheLastAlwaysAndSomeOnTheWay) {
-  SignalPlan plan;
-  uint32_t since = 0, signals = 0;
-  for (uint32_t i = 0; i < 100; ++i) {
-    ++since;
-    if (!plan.signal(false)) continue;
-    EXPECT_EQ(since, SignalPlan::kEvery);
-    since = 0;
-    ++signals;
-  }
-  EXPECT_EQ(signals, 100 / SignalPlan::kEvery);
-  EXPECT_TRUE(plan.signal(true));
-  EXPECT_TRUE(plan.signal(true));
-  for (uint32_t i = 1; i < SignalPlan::kEvery; ++i) EXPECT_FALSE(plan.signal(false));
-}
-
 }  // namespace
 }  // namespace fabric::verbs
