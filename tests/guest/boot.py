@@ -218,6 +218,8 @@ def parse():
     parser.add_argument("--bin", dest="folders", action="append", default=[], type=pathlib.Path,
                         help="a folder of programs; can be repeated")
     parser.add_argument("--limit", type=float, help="seconds for all of it, otherwise the sum")
+    parser.add_argument("--stretch", type=int, default=1, metavar="N",
+                        help="N times as long for every command")
     parser.add_argument("--tcg", action="store_true", help="never KVM")
     return parser, parser.parse_args()
 
@@ -230,6 +232,8 @@ def main():
     lines = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not lines or not all(re.match(r"\d+ \S", line) for line in lines):
         parser.error("each command is a time limit in seconds and what to run")
+    lines = [f"{int(seconds) * args.stretch} {command}"
+             for seconds, command in (line.split(" ", 1) for line in lines)]
     limit = args.limit or 10 + sum(int(line.split()[0]) for line in lines)
     job = CACHE / f"job-{os.getpid()}"
     try:
