@@ -85,6 +85,9 @@ Device::~Device() {
 Result<std::shared_ptr<Device>> Device::open(ibv_device* device, uint8_t port,
                                              const Options& options) {
   const Library& lib = library();
+  if (device->transport_type != IBV_TRANSPORT_IB) {
+    return fail(Errc::kUnsupported, "verbs: the device has no reliable connections");
+  }
   errno = 0;
   ibv_context* context = lib.open_device(device);
   if (context == nullptr) return fail(code_of(errno), "ibv_open_device", errno);
