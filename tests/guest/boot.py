@@ -145,7 +145,8 @@ class Guest:
     def __init__(self, job, accelerator):
         share = "local,security_model=none,multidevs=remap"
         self.qemu = subprocess.Popen(
-            ["qemu-system-x86_64", "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "3072",
+            ["setpriv", "--pdeathsig", "KILL",  # whoever ends this script ends the guest
+             "qemu-system-x86_64", "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "3072",
              "-nodefaults", "-nographic", "-no-reboot", "-serial", "stdio",
              "-kernel", CACHE / "kernel" / "vmlinuz", "-initrd", make_initramfs(CACHE / "kernel"),
              "-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check "
