@@ -20,7 +20,7 @@ class Boot(unittest.TestCase):
     def test_without_qemu_nothing_is_run_and_that_is_said(self):
         with tempfile.TemporaryDirectory() as empty:
             done = self.run_boot("-c", "5 true", PATH=empty)
-        self.assertEqual(done.returncode, boot.SKIPPED)
+        self.assertEqual(done.returncode, 77)  # as tests.cmake has it
         self.assertIn("skipped, nothing was run: no qemu-system-x86_64", done.stdout)
 
     def test_a_command_without_a_time_limit_is_refused(self):
