@@ -106,7 +106,6 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   path->mask = std::bit_ceil(depth) - 1;
   path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
   path->pair = *std::move(pair);
-  path->to = address->instance;
   path->nonce = driver_.entropy() | 1;
   path->packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
   hello = encode(PathHello{.from = instance_,

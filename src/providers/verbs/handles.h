@@ -91,7 +91,6 @@ struct OutPath {
   uint32_t mask = 0;
   uint32_t owed = 0;            ///< refused pieces whose end is not polled yet
   std::vector<WriteOp> held{};  ///< posted before the connection stood
-  uint64_t to = 0;              ///< instance
   uint32_t packet = 0;
   Endpoint far{};
   uint64_t nonce = 0;
