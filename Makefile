@@ -9,12 +9,13 @@ JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help demo tour test soak check tidy format clean
+.PHONY: help demo tour test test-verbs guest soak check tidy format clean
 
 help:
 	@echo 'make demo    builds the library and shows it: processes that push pages, die, join and stop'
 	@echo 'make tour    a tour in eight stops on the simulator; it checks what it shows'
 	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
+	@echo 'make test-verbs    the verbs network on SoftRoCE devices, in a guest without KVM'
 	@echo 'make soak    what takes longer: long fuzzing, and each test under many seeds'
 	@echo 'make check   the quick loop before a commit (scripts/check)'
 	@echo 'make tidy    the house rules; make format applies clang-format'
@@ -46,7 +47,17 @@ test:
 	@printf 'subdirs("../%s")\n' asan tsan release > build/all/CTestTestfile.cmake
 	@ctest --test-dir build/all --output-on-failure
 
-soak:
+# Where it cannot be installed the test says so and is skipped.
+guest:
+	@scripts/install-deps guest || true
+
+test-verbs: guest
+	@scripts/install-deps build test
+	cmake --preset release
+	cmake --build --preset release --target conformance_tests guest_tests
+	@tests/guest/boot.py --bin build/release/tests tests/guest/suite
+
+soak: guest
 	@scripts/install-deps build test
 	@$(MAKE) --no-print-directory build-asan
 	@$(MAKE) --no-print-directory build-release

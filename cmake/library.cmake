@@ -13,6 +13,9 @@ configure_file(include/fabric/version.h.in ${FABRIC_GENERATED_INCLUDE}/fabric/ve
 file(GLOB FABRIC_PUBLIC_HEADERS CONFIGURE_DEPENDS include/fabric/*.h)
 file(GLOB_RECURSE FABRIC_SOURCES CONFIGURE_DEPENDS src/*.cc)
 list(FILTER FABRIC_SOURCES EXCLUDE REGEX "/src/swarm/")
+if(NOT FABRIC_HAS_VERBS)
+  list(FILTER FABRIC_SOURCES EXCLUDE REGEX "${FABRIC_VERBS_SOURCES}")
+endif()
 
 add_library(fabric_objects OBJECT ${FABRIC_SOURCES})
 target_include_directories(
@@ -28,6 +31,11 @@ target_link_libraries(
   fabric_objects PRIVATE fabric_warnings Threads::Threads PkgConfig::FABRIC_SODIUM
                          fmt::fmt-header-only nlohmann_json::nlohmann_json)
 
+if(FABRIC_HAS_VERBS)
+  set_source_files_properties(src/providers/registry.cc PROPERTIES COMPILE_DEFINITIONS
+                                                                   FABRIC_HAS_VERBS)
+endif()
+
 # fmt and nlohmann_json are headers that stop in our objects. libsodium and threads are linked, so a
 # user of the static library needs them at the link and nowhere else.
 function(fabric_add_library name kind export_name)
@@ -38,7 +46,7 @@ function(fabric_add_library name kind export_name)
                       $<BUILD_INTERFACE:${FABRIC_GENERATED_INCLUDE}>
                       $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${name} INTERFACE cxx_std_20)
-  target_link_libraries(${name} PRIVATE Threads::Threads PkgConfig::FABRIC_SODIUM)
+  target_link_libraries(${name} PRIVATE Threads::Threads PkgConfig::FABRIC_SODIUM ${CMAKE_DL_LIBS})
   set_target_properties(
     ${name}
     PROPERTIES OUTPUT_NAME fabric-lib

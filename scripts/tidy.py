@@ -81,8 +81,8 @@ FLOORS = (
 VENDOR_HEADER = re.compile(r"(infiniband|rdma|cuda|hip|nccl)\b")
 
 # Where the outside world comes in, and the tests of those places.
-REAL_TIME = ("src/base/", "src/runtime/", "tests/threads/", "tests/process/", "tests/hw/",
-             "tests/unit/base/", "tests/unit/runtime/",
+REAL_TIME = ("src/base/", "src/runtime/", "tests/threads/", "tests/process/", "tests/guest/",
+             "tests/hw/", "tests/unit/base/", "tests/unit/runtime/",
              # Parks a real thread: only the clock tells a lost wake-up from a late one.
              "tests/unit/core/counter_interleaving_test.cc")
 

@@ -11,7 +11,7 @@ namespace fabric {
 
 /// One network the engine may use. The order in Config::networks is the order of preference.
 struct Network {
-  std::string provider{};              ///< "sim" today; "shm", "verbs", "ofi", "tcp" to come
+  std::string provider{};              ///< "shm", "verbs", "sim"; "ofi", "tcp" to come
   std::string name{};                  ///< how peers recognise it; empty: the provider's name
   std::vector<std::string> devices{};  ///< empty: all of them
   uint32_t rails_max = kRailsMax;      ///< 1..kRailsMax

@@ -14,5 +14,6 @@
 #include <fabric/stats.h>
 #include <fabric/transfer.h>
 #include <fabric/types.h>
+#include <fabric/verbs.h>
 #include <fabric/version.h>
 #include <fabric/watcher.h>

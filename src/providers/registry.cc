@@ -3,6 +3,9 @@
 #include "providers/self/open.h"
 #include "providers/shm/open.h"
 #include "providers/sim/open.h"
+#ifdef FABRIC_HAS_VERBS
+#include "providers/verbs/open.h"
+#endif
 
 // The composition root: the only file that names all providers.
 
@@ -18,6 +21,9 @@ struct Provider {
 constexpr Provider kProviders[] = {
     {"self", &self::open},
     {"shm", &shm::open},
+#ifdef FABRIC_HAS_VERBS
+    {"verbs", &verbs::open},
+#endif
     {"sim", &sim::open},
 };
 

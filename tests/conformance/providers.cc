@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <filesystem>
+
 #include <fabric/sim.h>
+#include <fabric/verbs.h>
 
 #include "conformance/conformance.h"
 #include "providers/shm/copy.h"
@@ -134,46 +138,20 @@ struct ShmShape {
   bool bare = false;   ///< no restartable sequences, no membarrier, no procfs
 };
 
-/// Engines of this process on the network of this host, in real time. Processes that die and stop
-/// are the business of tests/process.
-class ShmGround final : public Ground {
+/// Engines of this process on a network of this machine, in real time.
+class RealGround : public Ground {
  public:
-  ShmGround(const ShmShape& shape, const GroundOptions& options)
-      : threaded_(options.realtime_threads) {
-    use_shared_blocks(shape.mapped);
-    shm::allow_ways(shape.ways > 1, shape.ways > 0);
-    shm::do_without_parts(shape.bare);
-    shm::use_guard_kind(shape.bare ? shm::GuardKind::kPlain : shm::GuardKind::kRestartable);
-    const uint32_t lanes = shape.lanes;
-    for (uint32_t lane = 0; lane < lanes; ++lane) {
-      devices_.push_back("lane" + std::to_string(lane));
-    }
-    if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open({.log_sink = test_log_sink()}));
+  explicit RealGround(const GroundOptions& options) : threaded_(options.realtime_threads) {
+    if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open(watch_config()));
   }
 
-  ~ShmGround() override {
-    use_shared_blocks(false);
-    shm::allow_ways(true, true);
-    shm::do_without_parts(false);
-    shm::use_guard_kind(shm::GuardKind::kRestartable);
-  }
-
-  Result<Engine> open(uint32_t, const Config& config) override {
-    Config shm = config;
-    shm.networks = {{.provider = "shm", .devices = devices_}};
-    return threaded_ ? Engine::open(shm) : Engine::open(shm, runtime_);
-  }
-  std::optional<Ghost> mute(const Config& config) override {
-    auto mute = std::make_unique<Mute>();  // nobody turns its runtime
-    Config shm = config;
-    shm.networks = {{.provider = "shm", .devices = devices_}};
-    mute->engine = *Engine::open(shm, std::make_shared<InlineRuntime>());
-    mute->region = *mute->engine->allocate({.size_bytes = 1u << 20});
-    mutes_.push_back(std::move(mute));
-    return Ghost{mutes_.back()->engine->address(), *mutes_.back()->region->desc()};
+  Result<Engine> open(uint32_t place, const Config& config) override {
+    Config real = config;
+    real.networks = {network(place)};
+    return threaded_ ? Engine::open(real) : Engine::open(real, runtime_);
   }
   bool run_until(const std::function<bool()>& done, Nanos limit) override {
-    if (threaded_) return clock_->run_until(done, limit);
+    if (clock_ != nullptr) return clock_->run_until(done, limit);
     const Nanos end = watch_.now() + limit;
     while (!done()) {
       if (watch_.now() >= end) return false;
@@ -192,19 +170,62 @@ class ShmGround final : public Ground {
   }
   void each_step(std::function<void()> look) override { look_ = std::move(look); }
 
+ protected:
+  virtual Network network(uint32_t place) const = 0;
+
+ private:
+  /// On a network that costs little to open and to poll.
+  static Config watch_config() {
+    return {.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()};
+  }
+
+  const bool threaded_;
+  const std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
+  Engine watch_ = *Engine::open(watch_config(), runtime_);  ///< tells the time
+  std::unique_ptr<Clock> clock_;
+  std::function<void()> look_;
+};
+
+/// Processes that die and stop are the business of tests/process.
+class ShmGround final : public RealGround {
+ public:
+  ShmGround(const ShmShape& shape, const GroundOptions& options) : RealGround(options) {
+    use_shared_blocks(shape.mapped);
+    shm::allow_ways(shape.ways > 1, shape.ways > 0);
+    shm::do_without_parts(shape.bare);
+    shm::use_guard_kind(shape.bare ? shm::GuardKind::kPlain : shm::GuardKind::kRestartable);
+    for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
+      network_.devices.push_back("lane" + std::to_string(lane));
+    }
+  }
+
+  ~ShmGround() override {
+    use_shared_blocks(false);
+    shm::allow_ways(true, true);
+    shm::do_without_parts(false);
+    shm::use_guard_kind(shm::GuardKind::kRestartable);
+  }
+
+  std::optional<Ghost> mute(const Config& config) override {
+    auto mute = std::make_unique<Mute>();  // nobody turns its runtime
+    Config shm = config;
+    shm.networks = {network_};
+    mute->engine = *Engine::open(shm, std::make_shared<InlineRuntime>());
+    mute->region = *mute->engine->allocate({.size_bytes = 1u << 20});
+    mutes_.push_back(std::move(mute));
+    return Ghost{mutes_.back()->engine->address(), *mutes_.back()->region->desc()};
+  }
+
  private:
   struct Mute {
     std::optional<Engine> engine{};
     std::optional<MemoryRegion> region{};
   };
 
-  const bool threaded_;
-  std::vector<std::string> devices_;
-  const std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
-  Engine watch_ = *Engine::open({.log_sink = test_log_sink()}, runtime_);  ///< tells the time
-  std::unique_ptr<Clock> clock_;
+  Network network(uint32_t) const override { return network_; }
+
+  Network network_{.provider = "shm"};
   std::vector<std::unique_ptr<Mute>> mutes_;
-  std::function<void()> look_;
 };
 
 ProviderCase shm_case(const ShmShape& shape, std::string name) {
@@ -213,6 +234,53 @@ ProviderCase shm_case(const ShmShape& shape, std::string name) {
           [shape](const GroundOptions& options) {
             return std::make_unique<ShmGround>(shape, options);
           }};
+}
+
+/// RDMA devices of the hosts. In the guest there are two hosts (tests/guest); on a machine with a
+/// card the engines meet on it.
+std::vector<std::string> verbs_devices(uint32_t place) {
+  std::vector<std::string> all, own;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+    all.push_back(entry.path().filename());
+  }
+  std::sort(all.begin(), all.end());
+  const std::string host = place == 0 ? "xa" : "xb";
+  std::copy_if(all.begin(), all.end(), std::back_inserter(own),
+               [&](const std::string& name) { return name.starts_with(host); });
+  return own.empty() ? all : own;
+}
+
+class VerbsGround final : public RealGround {
+ public:
+  VerbsGround(uint32_t rails, const GroundOptions& options) : RealGround(options), rails_(rails) {}
+
+ private:
+  Network network(uint32_t place) const override {
+    auto devices = verbs_devices(place);
+    devices.resize(rails_);
+    return verbs::network({.devices = devices});
+  }
+
+  const uint32_t rails_;
+};
+
+/// One line for each number of rails that the machine has.
+std::vector<ProviderCase> verbs_cases() {
+  const std::vector<std::string> built = providers();
+  std::vector<ProviderCase> cases;
+  if (std::find(built.begin(), built.end(), "verbs") == built.end()) return cases;
+  for (uint32_t rails = 1; rails <= verbs_devices(0).size() && rails <= 2; ++rails) {
+    cases.push_back({"verbs_" + std::to_string(rails),
+                     {.realtime_threads = true,
+                      .several_rails = rails > 1,
+                      .counted_slices = true,
+                      .exact_replay = true},
+                     [rails](const GroundOptions& options) {
+                       return std::make_unique<VerbsGround>(rails, options);
+                     }});
+  }
+  return cases;
 }
 
 constexpr CaseCaps kSimCaps{.virtual_time = true,
@@ -281,5 +349,9 @@ INSTANTIATE_TEST_SUITE_P(
                     shm_case({.mapped = false, .ways = 1}, "shm_memory_file"),
                     shm_case({.mapped = false, .ways = 0}, "shm_bounced")),
     [](const auto& provider) { return provider.param.name; });
+
+// Only where there are devices: in the guest, and on machines with a card.
+INSTANTIATE_TEST_SUITE_P(Verbs, Conformance, testing::ValuesIn(verbs_cases()),
+                         [](const auto& provider) { return provider.param.name; });
 
 }  // namespace fabric::test

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "scenario/story.h"
 #include "support/log_guard.h"
 
@@ -44,6 +46,35 @@ TEST(ShortWay, GoesByTheKeyOfTheRailThatThePathLeadsTo) {
   ASSERT_TRUE(world.at(0ns, Fault::nic_down(kTo, 0)));
   for (uint64_t i = 3; i < 8; ++i) write(i);
   EXPECT_GT(to.engine.rail_stats()[1].rx.imms, 0u) << "the other rail was never used";
+}
+
+// What travels together has one timer, which is that of its first deadline.
+TEST(ShortWay, WatchesTheEarliestDeadlineOfWritesThatTravelTogether) {
+  expect_breaks();
+  expect_log("an operation does not drain");
+  sim::World world({.seed = seeds(1)[0]});
+  Config config;
+  config.drain_timeout = 20ms;
+  Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
+  Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
+  const Way way = connect(from, to);
+  const auto write = [&](Batch& batch, Timeout timeout) {
+    return Write{.source = from.memory.at(0),
+                 .target = way.at(0),
+                 .size_bytes = 64,
+                 .timeout = timeout,
+                 .batch = batch};
+  };
+  Batch first = *from.engine.make_batch(), hasty = *from.engine.make_batch();
+  ASSERT_TRUE(from.engine.submit(write(first, 1s)));
+  ASSERT_TRUE(from.engine.wait(first));
+  // The NIC takes what it is given, and says nothing of it for long.
+  ASSERT_TRUE(world.at(world.now(), Fault::late_acks(0, 5s)));
+  const std::array<Write, 3> together{write(first, 30s), write(hasty, 10ms), write(first, 30s)};
+  ASSERT_EQ(*from.engine.submit(together), 3u);
+  const auto begin = world.now();
+  ASSERT_TRUE(from.engine.wait(hasty, 10s));
+  EXPECT_LE(world.now() - begin, 10ms + config.drain_timeout + 1ms);
 }
 
 }  // namespace

@@ -31,9 +31,22 @@ struct Planned {
   const char* instead;
 };
 constexpr std::array<Planned, 3> kPlanned{
-    {{"verbs", "RDMA cards wait for it: no other network here leaves the host yet"},
+    {{"verbs",
+      "for RDMA cards configure with libibverbs-dev installed, or FABRIC_VERBS=ON to insist"},
      {"ofi", "EFA and other libfabric networks wait for it: none here leaves the host yet"},
      {"tcp", "hosts without RDMA wait for it: on one host use shm"}}};
+
+std::string remedy_of_verbs(const Error& why) {
+  const std::string_view what = why.what;
+  if (what.find("libibverbs") != std::string_view::npos) {
+    return "install rdma-core: libibverbs1 and ibverbs-providers";
+  }
+  if (why.code == Errc::kPermission) return "let this user open the devices in /dev/infiniband";
+  if (why.code == Errc::kUnsupported) {
+    return "it needs an RDMA card with an active port: `rdma link` shows them";
+  }
+  return "FABRIC_LOG_LEVEL=debug tells more";
+}
 
 std::string remedy_of(const std::string& network, const Error& why) {
   const std::string_view what = why.what;
@@ -42,6 +55,7 @@ std::string remedy_of(const std::string& network, const Error& why) {
   }
   if (network == "sim")
     return "nothing is wrong: `fabric sim` and sim::World open simulated worlds";
+  if (network == "verbs" && why.code != Errc::kExhausted) return remedy_of_verbs(why);
   switch (why.code) {
     case Errc::kExhausted:
       return "raise the limit of open files (ulimit -n) or free memory, then look again";

@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <utility>
+
+#include "providers/verbs/handles.h"
+
+// The end of a path: error state, drain, word. Exact failover stands on the order of these steps
+// (docs/design/0013-verbs.md).
+
+namespace fabric::verbs {
+
+namespace {
+constexpr int64_t kDrainNs = 2'000'000'000;  // a hundred times what the slowest one took
+// Before that the kernel has to get to it: a job in front may wait for a host that does not answer.
+constexpr int64_t kErrorNs = 30'000'000'000;
+constexpr size_t kClosedHellosMax = 1024;
+}  // namespace
+
+void Mailbox::put(Mail mail) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!wake_) return;
+  mails_.push_back(std::move(mail));
+  full_.store(true, std::memory_order_release);  // pairs with empty()
+  wake_();
+}
+
+std::vector<Mail> Mailbox::take() {
+  const std::lock_guard lock(mutex_);
+  full_.store(false, std::memory_order_relaxed);  // the mutex orders it
+  return std::exchange(mails_, {});
+}
+
+void Mailbox::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  wake_ = nullptr;
+}
+
+void VerbsRail::error_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
+                            uint32_t path) {
+  driver_.offload([pair, box = mailbox_, direction, path] {
+    const int error = pair->to_error();
+    box->put({Mail::Kind::kInError, direction, error, path});
+  });
+}
+
+void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
+                              uint32_t path) {
+  driver_.offload([pair, box = mailbox_, direction, path] {
+    pair->destroy();
+    box->put({Mail::Kind::kDestroyed, direction, 0, path});
+  });
+}
+
+/// Gives a queue pair back that has nothing outstanding any more.
+void VerbsRail::release(std::shared_ptr<QueuePair>& pair, Direction direction) noexcept {
+  pair->queue()->taken -= QueuePair::places(direction, device_->options());
+  driver_.offload([gone = std::exchange(pair, nullptr)] { gone->destroy(); });
+}
+
+// ---- Reasons ------------------------------------------------------------------------------------
+
+void VerbsRail::break_out(OutPath& path) noexcept {
+  if (path.state > OutPath::State::kReady) return;
+  path.state = OutPath::State::kBreaking;
+  path.deadline_ns = driver_.now_ns() + kErrorNs;
+  ++draining_;
+  refuse(&path, std::exchange(path.held, {}), Errc::kRailLost);
+  error_later(path.pair, Direction::kOut, path.id);
+}
+
+/// From here on nothing is refilled: a receive that is posted behind the error state never comes
+/// back.
+void VerbsRail::break_in(InPath& path) noexcept {
+  if (path.state != InPath::State::kReady) return;
+  path.state = InPath::State::kBreaking;
+  path.deadline_ns = driver_.now_ns() + kErrorNs;
+  ++draining_;
+  error_later(path.pair, Direction::kIn, path.id);
+}
+
+// ---- Drains -------------------------------------------------------------------------------------
+
+void VerbsRail::take_mail() noexcept {
+  for (const Mail& mail : mailbox_->take()) {
+    if (mail.kind == Mail::Kind::kFenced) {
+      events_.push_back({.kind = WireEvent::Kind::kFenced, .cookie = mail.cookie});
+      continue;
+    }
+    if (mail.kind == Mail::Kind::kSpare) {
+      stocked(mail);
+      continue;
+    }
+    if (mail.direction == Direction::kOut) {
+      OutPath* path = out_.find(mail.path);
+      if (path == nullptr || path->state == OutPath::State::kDown) continue;
+      if (mail.kind == Mail::Kind::kConnected) connected(*path, mail.error);
+      if (mail.kind == Mail::Kind::kInError) out_in_error(*path);
+      if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
+      continue;
+    }
+    InPath* path = in_.find(mail.path);
+    if (path == nullptr || path->state == InPath::State::kDown) continue;
+    if (mail.kind == Mail::Kind::kConnected && mail.error != 0) break_in(*path);
+    if (mail.kind == Mail::Kind::kInError) {
+      path->in_error = true;
+      path->deadline_ns = std::min(path->deadline_ns, driver_.now_ns() + kDrainNs);
+      look_at_drain(*path);
+    }
+    if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
+  }
+}
+
+/// Requests that were acknowledged and not signalled never come back. One that is posted behind
+/// the error state does, and behind all others.
+void VerbsRail::out_in_error(OutPath& path) noexcept {
+  if (path.destroying) return;
+  if (!path.sends.has_rest()) return finish(path, true);
+  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kDrainNs);
+  if (!post_marker(path)) path.deadline_ns = INT64_MIN;
+}
+
+void VerbsRail::look_at_drain(InPath& path) noexcept {
+  if (!path.in_error || path.destroying || path.state != InPath::State::kBreaking) return;
+  switch (path.receives.drain()) {
+    case ReceiveAccount::Drain::kWait:
+      return;
+    case ReceiveAccount::Drain::kDone:
+      return finish(path, true);
+    case ReceiveAccount::Drain::kNeedsMarker:
+      break;
+  }
+  ibv_recv_wr marker{};
+  ibv_recv_wr* bad = nullptr;
+  marker.wr_id = receive_id(path.id);
+  if (ibv_post_recv(path.pair->get(), &marker, &bad) != 0) {
+    path.deadline_ns = INT64_MIN;
+    return;
+  }
+  path.receives.post(1);
+  path.in_error = false;
+  error_later(path.pair, Direction::kIn, path.id);
+}
+
+/// A drain that does not end proves nothing. But behind the end of the queue pair nothing is read
+/// or written any more, and that much can be told.
+void VerbsRail::give_up_drains() noexcept {
+  const int64_t now_ns = driver_.now_ns();
+  const auto due = [&](const auto& path) { return path.deadline_ns <= now_ns && !path.destroying; };
+  out_.each([&](OutPath& path) {
+    if (path.state != OutPath::State::kBreaking || !due(path)) return;
+    path.destroying = true;
+    ++given_up_;
+    destroy_later(path.pair, Direction::kOut, path.id);
+  });
+  in_.each([&](InPath& path) {
+    if (path.state != InPath::State::kBreaking || !due(path)) return;
+    path.destroying = true;
+    ++given_up_;
+    destroy_later(path.pair, Direction::kIn, path.id);
+  });
+}
+
+// ---- Words --------------------------------------------------------------------------------------
+
+void VerbsRail::finish(OutPath& path, bool proved) noexcept {
+  path.state = OutPath::State::kDown;
+  --draining_;
+  WireEvent written{.kind = WireEvent::Kind::kWritten, .path = path.id};
+  while (path.sends.has_news()) {
+    written.cookie = path.cookies[path.sends.tell() & path.mask];
+    events_.push_back(written);
+  }
+  written.code = path.code;
+  written.remote = path.remote;
+  while (path.sends.has_rest()) {
+    written.cookie = path.cookies[path.sends.tell() & path.mask];
+    events_.push_back(written);
+    written.code = Errc::kRailLost;
+    written.remote = proved ? path.behind : Remote::kUnknown;
+  }
+  events_.push_back({.kind = WireEvent::Kind::kPathDown, .code = Errc::kRailLost, .path = path.id});
+  release(path.pair, Direction::kOut);
+}
+
+void VerbsRail::finish(InPath& path, bool proved) noexcept {
+  path.state = InPath::State::kDown;
+  --draining_;
+  events_.push_back({.kind = WireEvent::Kind::kPathDown,
+                     .code = Errc::kRailLost,
+                     .remote = proved ? Remote::kDelivered : Remote::kUnknown,
+                     .inbound = 1,
+                     .path = path.id,
+                     .value = path.taken});
+  release(path.pair, Direction::kIn);
+}
+
+/// Its engine has heard that the end is down. Its hello may come once more, and is known as old for
+/// a while.
+void VerbsRail::forget(const WireEvent& down) {
+  if (down.inbound == 0) return out_.erase(down.path);
+  const InPath* path = in_.find(down.path);
+  if (path == nullptr) return;
+  closed_hellos_.push_back(path->hello);
+  in_.erase(down.path);
+  if (closed_hellos_.size() <= kClosedHellosMax) return;
+  accepted_.erase(closed_hellos_.front());
+  closed_hellos_.pop_front();
+}
+
+}  // namespace fabric::verbs

@@ -1,0 +1,327 @@
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "providers/verbs/handles.h"
+
+// post() and poll(). Requests are filled into templates and handed over in chains; completions come
+// in batches, and one that is signalled speaks for those before it.
+
+namespace fabric::verbs {
+
+namespace {
+
+constexpr uint64_t send_id(uint32_t path, uint32_t number) noexcept {
+  return uint64_t{path} << 32 | number;
+}
+constexpr uint32_t path_of(uint64_t id) noexcept {
+  return static_cast<uint32_t>(id >> 32) & 0x7fffffffu;
+}
+constexpr bool is_receive(uint64_t id) noexcept { return id >> 63 != 0; }
+
+}  // namespace
+
+uint32_t VerbsRail::post(std::span<const WriteOp> ops) noexcept {
+  size_t done = 0;
+  while (done < ops.size()) {
+    const auto rest = ops.subspan(done);
+    OutPath* path = out_.find(rest[0].path);
+    if (path != nullptr && path->state == OutPath::State::kReady) [[likely]] {
+      const uint32_t taken = post_chain(*path, rest);
+      if (taken == 0) break;
+      done += taken;
+      continue;
+    }
+    if (path != nullptr && path->state == OutPath::State::kStarting) {
+      if (path->held.size() == device_->options().send_depth) break;
+      path->held.push_back(rest[0]);
+    } else {
+      refuse(path, rest.first(1), Errc::kRailLost);
+    }
+    ++done;
+  }
+  return static_cast<uint32_t>(done);
+}
+
+/// Taken, so they end by poll() like all others.
+void VerbsRail::refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept {
+  for (const WriteOp& op : ops) {
+    if (path != nullptr) ++path->owed;
+    events_.push_back({.kind = WireEvent::Kind::kWritten,
+                       .code = code,
+                       .remote = Remote::kNotDelivered,
+                       .inbound = kOwed,
+                       .cookie = op.cookie,
+                       .path = op.path});
+  }
+}
+
+/// The next pieces of one path, with one doorbell. Returns how many were taken; those that the
+/// device did not want have ended then.
+uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noexcept {
+  const uint64_t bytes_max = caps_.write_bytes_max;
+  if (ops[0].size_bytes > bytes_max) [[unlikely]] {
+    refuse(&path, ops.first(1), Errc::kTooLarge);
+    return 1;
+  }
+  const uint32_t room = device_->options().send_depth - path.sends.outstanding();
+  const auto most =
+      static_cast<uint32_t>(std::min<size_t>({ops.size(), room, static_cast<size_t>(kChain)}));
+  const uint64_t inline_max = path.pair->inline_bytes();
+  const uint32_t id = path.id, mask = path.mask;
+  const uint64_t* const shifts = shifts_.get();
+  uint32_t* const cookies = path.cookies.get();
+  uint64_t name = send_id(id, path.sends.next());
+  uint32_t count = 0;
+  for (; count < most; ++count) {
+    const WriteOp& op = ops[count];
+    if (op.path != id || op.size_bytes > bytes_max) break;
+    ibv_send_wr& request = sends_[count];
+    ibv_sge& source = sources_[count];
+    source.length = static_cast<uint32_t>(op.size_bytes);
+    source.lkey = static_cast<uint32_t>(op.local_key);
+    request.num_sge = op.size_bytes != 0;
+    request.wr_id = name;
+    cookies[name & mask] = op.cookie;
+    // The lower half alone counts on; it wraps.
+    name = (name & ~uint64_t{UINT32_MAX}) | static_cast<uint32_t>(name + 1);
+    static_assert(IBV_WR_RDMA_WRITE == 0 && IBV_WR_RDMA_WRITE_WITH_IMM == 1);
+    request.opcode = static_cast<ibv_wr_opcode>(op.has_imm);
+    request.imm_data = htonl(op.imm);
+    request.wr.rdma.remote_addr = op.target + (op.remote_key >> 32);
+    request.wr.rdma.rkey = static_cast<uint32_t>(op.remote_key);
+    // Bytes that travel in the request are read here, by their address; others by the device.
+    if (op.size_bytes - 1 < inline_max && is_readable(op.local_key)) {
+      source.addr = op.source;
+      request.send_flags = IBV_SEND_INLINE;
+    } else {
+      source.addr = op.source - shifts[memory_slot(op.local_key)];
+      request.send_flags = 0;
+    }
+  }
+  if (count == 0) return 0;
+  ibv_send_wr& last = sends_[count - 1];
+  last.send_flags |= IBV_SEND_SIGNALED;
+  if (count > kSignalEvery) sends_[kSignalEvery - 1].send_flags |= IBV_SEND_SIGNALED;
+  path.sends.post(count);
+  ibv_send_wr* const next = std::exchange(last.next, nullptr);
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(path.pair->get(), sends_.data(), &bad);
+  last.next = next;
+  if (error != 0) [[unlikely]] {
+    const uint32_t good = bad == nullptr ? 0 : static_cast<uint32_t>(bad - sends_.data());
+    path.sends.unpost(count - good);
+    refuse(&path, ops.subspan(good, count - good), Errc::kRailLost);
+    break_out(path);
+  }
+  return count;
+}
+
+/// Posted behind the error state, it comes back when everything before it has.
+bool VerbsRail::post_marker(OutPath& path) noexcept {
+  ibv_send_wr marker{};
+  ibv_send_wr* bad = nullptr;
+  marker.wr_id = send_id(path.id, path.sends.next());
+  marker.opcode = IBV_WR_RDMA_WRITE;
+  marker.send_flags = IBV_SEND_SIGNALED;
+  return ibv_post_send(path.pair->get(), &marker, &bad) == 0;
+}
+
+/// Fills the receive queue up again, in one chain.
+bool VerbsRail::refill(InPath& path) noexcept {
+  const uint32_t count = device_->options().receive_depth - path.receives.outstanding();
+  if (count == 0) return true;
+  for (uint32_t i = 0; i < count; ++i) receives_[i].wr_id = receive_id(path.id);
+  ibv_recv_wr* const next = std::exchange(receives_[count - 1].next, nullptr);
+  ibv_recv_wr* bad = nullptr;
+  const int error = ibv_post_recv(path.pair->get(), receives_.data(), &bad);
+  receives_[count - 1].next = next;
+  const uint32_t good = error == 0       ? count
+                        : bad == nullptr ? 0
+                                         : static_cast<uint32_t>(bad - receives_.data());
+  path.receives.post(good);
+  return error == 0;
+}
+
+// ---- Polling ------------------------------------------------------------------------------------
+
+uint32_t VerbsRail::poll(std::span<WireEvent> out) noexcept {
+  if (!mailbox_->empty()) [[unlikely]]
+    take_mail();
+  if (look_ || ++polls_ % kLooksApart == 0) look_at_events();
+  if (draining_ != 0) [[unlikely]]
+    give_up_drains();
+  uint32_t n = 0;
+  if (!events_.empty()) [[unlikely]]
+    n = tell(out);
+  if (!news_.empty()) n += tell_news(out.subspan(n));
+  n += harvest(out.subspan(n));
+  // What a break in this very poll has brought.
+  if (!events_.empty()) [[unlikely]]
+    n += tell(out.subspan(n));
+  return n;
+}
+
+uint32_t VerbsRail::tell(std::span<WireEvent> out) noexcept {
+  uint32_t n = 0;
+  while (n < out.size() && !events_.empty()) {
+    WireEvent event = events_.front();
+    events_.pop_front();
+    if (event.kind == WireEvent::Kind::kWritten && event.inbound == kOwed) {
+      event.inbound = 0;
+      if (OutPath* path = out_.find(event.path)) --path->owed;
+    }
+    if (event.kind == WireEvent::Kind::kPathDown) {
+      // An engine that had not heard of it yet may have posted once more. Those end first.
+      const OutPath* path = event.inbound != 0 ? nullptr : out_.find(event.path);
+      if (path != nullptr && path->owed != 0) {
+        events_.push_back(event);
+        continue;
+      }
+      forget(event);
+    }
+    out[n++] = event;
+  }
+  return n;
+}
+
+uint32_t VerbsRail::tell_news(std::span<WireEvent> out) noexcept {
+  uint32_t n = 0;
+  while (!news_.empty()) {
+    OutPath* path = out_.find(news_.back());
+    if (path != nullptr) {
+      while (path->sends.has_news()) {
+        if (n == out.size()) return n;
+        out[n++] = {.kind = WireEvent::Kind::kWritten,
+                    .cookie = path->cookies[path->sends.tell() & path->mask],
+                    .path = path->id};
+      }
+      path->news = false;
+    }
+    news_.pop_back();
+  }
+  return n;
+}
+
+uint32_t VerbsRail::harvest(std::span<WireEvent> out) noexcept {
+  uint32_t n = 0;
+  if (!early_.empty()) {
+    const size_t count = std::min(early_.size(), out.size());
+    n += take(std::span(early_).first(count), out);
+    early_.erase(early_.begin(), early_.begin() + static_cast<std::ptrdiff_t>(count));
+    n += tell_news(out.subspan(n));
+    if (!early_.empty()) return n;
+  }
+  std::array<ibv_wc, kHarvest> completions;
+  for (const auto& queue : queues_) {
+    for (;;) {
+      const auto room = static_cast<int>(std::min<size_t>(kHarvest, out.size() - n));
+      if (room == 0) return n;
+      const int got = ibv_poll_cq(queue->cq, room, completions.data());
+      if (got <= 0) break;
+      n += take(std::span(completions).first(static_cast<size_t>(got)), out.subspan(n));
+      if (!news_.empty()) n += tell_news(out.subspan(n));
+      if (got < room) break;
+    }
+  }
+  return n;
+}
+
+/// At most one event for each: `out` has room for them.
+uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept {
+  const uint32_t low = device_->options().receive_depth / 2;
+  uint32_t n = 0;
+  for (const ibv_wc& completion : completions) {
+    const uint32_t id = path_of(completion.wr_id);
+    if (is_receive(completion.wr_id)) {
+      InPath* path = in_.find(id);
+      if (path == nullptr || path->state == InPath::State::kDown) continue;  // it was given up
+      if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
+        received_badly(*path);
+        continue;
+      }
+      path->receives.succeed();
+      if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
+        break_in(*path);  // nobody of ours sends anything else
+      } else {
+        ++path->taken;
+        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data), .path = id};
+      }
+      if (path->receives.outstanding() > low && path->state == InPath::State::kReady) [[likely]] {
+        continue;
+      }
+      if (path->state != InPath::State::kReady) {
+        look_at_drain(*path);
+      } else if (!refill(*path)) {
+        break_in(*path);
+      }
+      continue;
+    }
+    OutPath* path = out_.find(id);
+    if (path == nullptr || path->state == OutPath::State::kDown) continue;
+    if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
+      sent_badly(*path, completion);
+      continue;
+    }
+    path->sends.succeed(static_cast<uint32_t>(completion.wr_id));
+    if (!path->news) {
+      path->news = true;
+      news_.push_back(id);
+    }
+  }
+  return n;
+}
+
+void VerbsRail::received_badly(InPath& path) noexcept {
+  path.receives.fail();
+  break_in(path);
+  look_at_drain(path);
+}
+
+void VerbsRail::sent_badly(OutPath& path, const ibv_wc& completion) noexcept {
+  const auto number = static_cast<uint32_t>(completion.wr_id);
+  const bool marker = path.state == OutPath::State::kBreaking && number == path.sends.next();
+  if (path.sends.fail(number)) {
+    switch (completion.status) {
+      case IBV_WC_REM_ACCESS_ERR:
+        // The far end has gone into the error state by itself, so nothing behind it lands either.
+        path.code = Errc::kRemoteAccess;
+        path.remote = path.behind = Remote::kNotDelivered;
+        break;
+      case IBV_WC_LOC_PROT_ERR:
+        path.code = Errc::kNotFound;  // some of its packets may have left before
+        break;
+      default:
+        break;
+    }
+  }
+  break_out(path);
+  if (marker) finish(path, true);
+}
+
+// ---- Sleeping -----------------------------------------------------------------------------------
+
+bool VerbsRail::arm() noexcept {
+  look_ = true;
+  if (!mailbox_->empty() || !events_.empty() || !news_.empty() || !early_.empty()) return false;
+  const Library& lib = library();
+  ibv_cq* cq = nullptr;
+  void* owner = nullptr;
+  while (lib.get_cq_event(device_->channel(), &cq, &owner) == 0) {
+    static_cast<CompletionQueue*>(owner)->armed = false;
+    lib.ack_cq_events(cq, 1);  // from here on it may be gone
+  }
+  for (const auto& queue : queues_) {
+    if (!std::exchange(queue->armed, true)) ibv_req_notify_cq(queue->cq, 0);
+  }
+  // Whatever came before the bell was set did not ring it.
+  std::array<ibv_wc, kHarvest> completions;
+  for (const auto& queue : queues_) {
+    const int got = ibv_poll_cq(queue->cq, kHarvest, completions.data());
+    if (got > 0) early_.insert(early_.end(), completions.begin(), completions.begin() + got);
+  }
+  return early_.empty();
+}
+
+}  // namespace fabric::verbs

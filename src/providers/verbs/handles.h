@@ -1,0 +1,318 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <fabric/provider.h>
+
+#include "base/driver.h"
+#include "providers/verbs/account.h"
+#include "providers/verbs/device.h"
+#include "providers/verbs/socket.h"
+
+namespace fabric::verbs {
+
+/// What a job outside the turn has to say to the rail.
+struct Mail {
+  enum class Kind : uint8_t {
+    kConnected,  ///< or not: error
+    kInError,    ///< the queue pair is in the error state
+    kDestroyed,
+    kSpare,   ///< a queue pair in stock, or none: queue, pair
+    kFenced,  ///< a registration is gone: cookie
+  };
+  Kind kind = Kind::kConnected;
+  Direction direction = Direction::kOut;
+  int error = 0;
+  uint32_t path = 0;
+  uint32_t cookie = 0;
+  std::shared_ptr<CompletionQueue> queue{};
+  std::shared_ptr<QueuePair> pair{};
+};
+
+/// Jobs may be at it when the rail is gone, so they share this with it and nothing else.
+class Mailbox {
+ public:
+  explicit Mailbox(std::function<void()> wake) : wake_(std::move(wake)) {}
+  void put(Mail mail) noexcept;
+  bool empty() const noexcept {
+    return !full_.load(std::memory_order_acquire);
+  }  // pairs with put()
+  std::vector<Mail> take();
+  void close() noexcept;  ///< nobody is woken from here on
+
+ private:
+  std::mutex mutex_;
+  std::vector<Mail> mails_;
+  std::atomic<bool> full_{false};
+  std::function<void()> wake_;
+};
+
+/// The lower half of a path's id is its place; the upper one tells its lives apart. 31 bits,
+/// because a completion carries it beside the direction.
+inline constexpr uint32_t kSlotBits = 16;
+inline constexpr uint32_t kLives = 1u << 15;
+constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
+
+/// The name of a request in its completion: path and number; the top bit is for receives, which
+/// need no number.
+constexpr uint64_t receive_id(uint32_t path) noexcept {
+  return uint64_t{1} << 63 | uint64_t{path} << 32;
+}
+
+// A local key: the device's in the lower half, above it the place in the table of registrations,
+// and on top whether the CPU can read the memory, so that bytes may travel inside a request.
+inline constexpr uint32_t kMemoryMax = 1u << 16;
+inline constexpr uint64_t kReadable = uint64_t{1} << 63;
+constexpr uint32_t memory_slot(uint64_t key) noexcept {
+  return static_cast<uint32_t>(key >> 32) & (kMemoryMax - 1);
+}
+constexpr bool is_readable(uint64_t key) noexcept { return (key & kReadable) != 0; }
+
+/// The sender's end.
+struct OutPath {
+  enum class State : uint8_t { kOpened, kStarting, kReady, kBreaking, kDown };
+  uint32_t id = 0;
+  State state = State::kOpened;
+  bool news = false;                 ///< it stands in VerbsRail::news_
+  bool destroying = false;           ///< the drain was given up
+  Errc code = Errc::kRailLost;       ///< of the request that broke it
+  Remote remote = Remote::kUnknown;  ///< and of what is behind it
+  Remote behind = Remote::kUnknown;
+  std::shared_ptr<QueuePair> pair{};
+  SendAccount sends{};
+  std::unique_ptr<uint32_t[]> cookies{};  ///< by number
+  uint32_t mask = 0;
+  uint32_t owed = 0;            ///< refused pieces whose end is not polled yet
+  std::vector<WriteOp> held{};  ///< posted before the connection stood
+  uint32_t packet = 0;
+  Endpoint far{};
+  uint64_t nonce = 0;
+  int64_t deadline_ns = kNeverNs;
+};
+
+/// The target's end.
+struct InPath {
+  enum class State : uint8_t { kReady, kBreaking, kDown };
+  uint32_t id = 0;
+  State state = State::kReady;
+  bool in_error = false;  ///< the job is back
+  bool destroying = false;
+  std::shared_ptr<QueuePair> pair{};
+  ReceiveAccount receives{};
+  uint64_t taken = 0;  ///< immediates
+  std::pair<uint64_t, uint64_t> hello{};
+  int64_t deadline_ns = kNeverNs;
+};
+
+/// Places with lives. Never many, and never in the way of a write.
+template <class Path>
+class PathTable {
+ public:
+  Path* add() {
+    uint32_t slot = 0;
+    while (slot < paths_.size() && paths_[slot] != nullptr) ++slot;
+    if (slot >= 1u << kSlotBits) return nullptr;
+    if (slot == paths_.size()) {
+      paths_.emplace_back();
+      lives_.push_back(0);
+    }
+    lives_[slot] = lives_[slot] % (kLives - 1) + 1;
+    paths_[slot] = std::make_unique<Path>();
+    paths_[slot]->id = lives_[slot] << kSlotBits | slot;
+    return paths_[slot].get();
+  }
+  Path* find(uint32_t id) const noexcept {
+    const uint32_t slot = slot_of(id);
+    Path* path = slot < paths_.size() ? paths_[slot].get() : nullptr;
+    return path != nullptr && path->id == id ? path : nullptr;
+  }
+  void erase(uint32_t id) noexcept {
+    if (find(id) != nullptr) paths_[slot_of(id)].reset();
+  }
+  template <class F>
+  void each(F&& f) {
+    for (size_t i = 0; i < paths_.size(); ++i) {
+      if (paths_[i] != nullptr) f(*paths_[i]);
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Path>> paths_;
+  std::vector<uint32_t> lives_;
+};
+
+/// One port: paths and their pieces. README.md tells the life of a path.
+class VerbsRail final : public Rail {
+ public:
+  VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& context, uint64_t instance,
+            uint32_t index);
+  ~VerbsRail() override;
+  VerbsRail(const VerbsRail&) = delete;
+  VerbsRail& operator=(const VerbsRail&) = delete;
+
+  const Caps& caps() const noexcept override { return caps_; }
+  std::string_view device() const noexcept override { return device_->name(); }
+  std::vector<std::pair<std::string, std::string>> facts() const override;
+
+  Result<uint64_t> register_memory(const Memory& memory, std::vector<std::byte>& wire_key) override;
+  void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override;
+  Result<uint64_t> import_key(std::span<const std::byte> wire_key) override;
+
+  Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
+                             std::vector<std::byte>& hello) override;
+  Result<uint32_t> accept_path(std::span<const std::byte> hello,
+                               std::vector<std::byte>& answer) override;
+  Result<void> start_path(uint32_t path, std::span<const std::byte> answer) override;
+  void close_path(uint32_t path, bool inbound) noexcept override;
+
+  uint32_t post(std::span<const WriteOp> ops) noexcept override;
+  uint32_t poll(std::span<WireEvent> out) noexcept override;
+
+  const Device& port() const noexcept { return *device_; }
+  /// Before a sleep: false when there is something to do at once.
+  bool arm() noexcept;
+  bool up() const noexcept { return up_; }
+  /// A drain is under way: its limit needs a look at the time.
+  bool is_draining() const noexcept { return draining_ != 0; }
+
+ private:
+  static constexpr uint32_t kChain = 32;  ///< requests for one doorbell
+  /// Of a chain, those that ask for a completion: every so many, so that places come free while a
+  /// long one is under way, and the last, or nobody would hear of those before it.
+  static constexpr uint32_t kSignalEvery = 16;
+  static constexpr uint32_t kHarvest = 32;     ///< completions of one look
+  static constexpr uint32_t kLooksApart = 64;  ///< polls between looks at the device's events
+  static constexpr uint8_t kOwed = 2;  ///< WireEvent::inbound of a refused piece, before it is told
+
+  struct Accepted {
+    uint32_t path = 0;
+    std::vector<std::byte> answer{};
+  };
+
+  /// Queue pairs that stand ready: to make one takes the kernel a while.
+  struct Stock {
+    static constexpr size_t kSize = 2;
+    std::vector<std::shared_ptr<QueuePair>> ready{};
+    uint32_t ordered = 0;
+  };
+
+  // connect.cc
+  Result<std::shared_ptr<QueuePair>> take_pair(Direction direction);
+  std::shared_ptr<CompletionQueue> find_queue(uint32_t places) const;
+  void fill_stock(Direction direction);
+  void stocked(const Mail& mail);
+  Endpoint own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const;
+  void connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path,
+                     const Endpoint& far, uint32_t packet);
+  void connected(OutPath& path, int error);
+
+  // breaks.cc
+  void break_out(OutPath& path) noexcept;
+  void break_in(InPath& path) noexcept;
+  void take_mail() noexcept;
+  void out_in_error(OutPath& path) noexcept;
+  void look_at_drain(InPath& path) noexcept;
+  void error_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
+  void destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
+  void give_up_drains() noexcept;
+  void finish(OutPath& path, bool proved) noexcept;
+  void finish(InPath& path, bool proved) noexcept;
+  void forget(const WireEvent& down);
+  void release(std::shared_ptr<QueuePair>& pair, Direction direction) noexcept;
+
+  // events.cc
+  void look_at_events() noexcept;
+  void on_event(const ibv_async_event& event) noexcept;
+  void rail_state(bool up) noexcept;
+  void overrun(const ibv_cq* cq) noexcept;
+  void broken(const ibv_qp* pair) noexcept;
+
+  // datapath.cc
+  uint32_t post_chain(OutPath& path, std::span<const WriteOp> ops) noexcept;
+  void refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept;
+  bool refill(InPath& path) noexcept;
+  bool post_marker(OutPath& path) noexcept;
+  uint32_t tell(std::span<WireEvent> out) noexcept;
+  uint32_t tell_news(std::span<WireEvent> out) noexcept;
+  uint32_t take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept;
+  void received_badly(InPath& path) noexcept;
+  void sent_badly(OutPath& path, const ibv_wc& completion) noexcept;
+  uint32_t harvest(std::span<WireEvent> out) noexcept;
+
+  const std::shared_ptr<Device> device_;
+  Driver& driver_;
+  const uint64_t instance_;
+  const uint32_t index_;
+  const std::shared_ptr<Mailbox> mailbox_;
+  Caps caps_;
+  std::vector<std::shared_ptr<CompletionQueue>> queues_;
+  std::array<Stock, 2> stock_;  ///< by direction
+  PathTable<OutPath> out_;
+  PathTable<InPath> in_;
+  std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce
+  std::deque<std::pair<uint64_t, uint64_t>> closed_hellos_;
+  std::vector<uint32_t> news_;    ///< outbound ends with deliveries that are not told yet
+  std::deque<WireEvent> events_;  ///< all that is rare
+  std::vector<ibv_wc> early_;     ///< found while arming
+  uint32_t draining_ = 0;
+  uint64_t given_up_ = 0;  ///< drains
+  uint32_t polls_ = 0;
+  bool up_ = true;
+  bool fatal_ = false;
+  bool look_ = true;  ///< at the device's events, before anything else
+
+  // Requests with everything filled in that is the same for all of them.
+  std::array<ibv_send_wr, kChain> sends_{};
+  std::array<ibv_sge, kChain> sources_{};
+  std::vector<ibv_recv_wr> receives_;
+
+  // Registered memory. The table is written by any thread before its key is given out.
+  std::mutex memory_mutex_;
+  std::vector<ibv_mr*> memory_;
+  std::vector<uint32_t> memory_free_;
+  const std::unique_ptr<uint64_t[]> shifts_;  ///< from an address here to one that the device knows
+};
+
+/// Its rails, and the socket for control datagrams.
+class VerbsNetwork final : public OpenNetwork {
+ public:
+  static Result<std::unique_ptr<OpenNetwork>> open(const Options& options, uint32_t rails_max,
+                                                   const OpenContext& context);
+
+  uint32_t rail_count() const noexcept override { return static_cast<uint32_t>(rails_.size()); }
+  Rail& rail(uint32_t index) noexcept override { return *rails_[index]; }
+  std::vector<std::byte> address() const override { return encode(address_); }
+  Result<uint32_t> open_link(std::span<const std::byte> address) override;
+  void close_link(uint32_t link) noexcept override;
+  uint32_t control_bytes_max() const noexcept override { return kControlBytesMax; }
+  bool send(uint32_t link, std::span<const std::byte> datagram) noexcept override;
+  uint32_t receive(std::span<std::byte> out) noexcept override;
+  bool arm() noexcept override;
+  int wait_fd() const noexcept override { return wait_.get(); }
+
+ private:
+  static constexpr uint32_t kReadsApart = 4;  ///< turns between looks at the sockets
+
+  VerbsNetwork(ControlSockets sockets, Address address)
+      : sockets_(std::move(sockets)), address_(std::move(address)) {}
+  Result<void> watch();
+  void set_timer(bool on) noexcept;
+
+  ControlSockets sockets_;
+  const Address address_;
+  std::vector<std::unique_ptr<VerbsRail>> rails_;
+  std::vector<Link> links_;
+  UniqueFd wait_, timer_;
+  bool timer_on_ = false;
+  uint32_t turns_ = 0;
+  bool look_ = true;
+};
+
+}  // namespace fabric::verbs

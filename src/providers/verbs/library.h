@@ -1,0 +1,46 @@
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <fabric/result.h>
+
+namespace fabric::verbs {
+
+/// libibverbs, loaded when the first network is opened: a program that is linked to this one runs
+/// on machines that do not have it. What the header defines inline goes through the device's own
+/// table and is called as it is.
+struct Library {
+  ibv_device** (*get_device_list)(int*);
+  void (*free_device_list)(ibv_device**);
+  const char* (*get_device_name)(ibv_device*);
+  ibv_context* (*open_device)(ibv_device*);
+  int (*close_device)(ibv_context*);
+  int (*query_device)(ibv_context*, ibv_device_attr*);
+  ssize_t (*query_gid_table)(ibv_context*, ibv_gid_entry*, size_t, uint32_t, size_t);
+  ibv_pd* (*alloc_pd)(ibv_context*);
+  int (*dealloc_pd)(ibv_pd*);
+  ibv_mr* (*reg_mr_iova2)(ibv_pd*, void*, size_t, uint64_t, unsigned int);
+  /// Null in libraries before rdma-core 34.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd*, uint64_t, size_t, uint64_t, int, int);
+  int (*dereg_mr)(ibv_mr*);
+  ibv_comp_channel* (*create_comp_channel)(ibv_context*);
+  int (*destroy_comp_channel)(ibv_comp_channel*);
+  ibv_cq* (*create_cq)(ibv_context*, int, void*, ibv_comp_channel*, int);
+  int (*destroy_cq)(ibv_cq*);
+  int (*get_cq_event)(ibv_comp_channel*, ibv_cq**, void**);
+  void (*ack_cq_events)(ibv_cq*, unsigned int);
+  ibv_qp* (*create_qp)(ibv_pd*, ibv_qp_init_attr*);
+  int (*modify_qp)(ibv_qp*, ibv_qp_attr*, int);
+  int (*destroy_qp)(ibv_qp*);
+  int (*get_async_event)(ibv_context*, ibv_async_event*);
+  void (*ack_async_event)(ibv_async_event*);
+};
+
+/// Fails with kUnsupported: not installed, or too old. The answer is the same for the whole life of
+/// the process.
+Result<const Library*> load_library();
+
+/// For those who hold something that came out of it.
+const Library& library() noexcept;
+
+}  // namespace fabric::verbs

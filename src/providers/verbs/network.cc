@@ -1,0 +1,138 @@
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "providers/verbs/handles.h"
+
+namespace fabric::verbs {
+
+namespace {
+
+constexpr int64_t kDrainLookNs = 5'000'000;  // while a drain is under way
+
+Result<std::vector<GidBytes>> ips_of(const Options& options,
+                                     std::span<const std::shared_ptr<Device>> devices) {
+  if (!options.control_address.empty()) {
+    auto ip = parse_ip(options.control_address);
+    if (!ip) return ip.error();
+    return std::vector{*ip};
+  }
+  std::vector<Gid> gids;
+  for (const auto& device : devices) gids.push_back(device->gid());
+  auto ips = own_ips(gids);
+  if (ips.empty()) return fail(Errc::kUnsupported, "verbs: set control_address");
+  return ips;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Options& options, uint32_t rails_max,
+                                                        const OpenContext& context) {
+  if (auto loaded = load_library(); !loaded) return loaded.error();
+  auto devices = open_devices(options, std::min(rails_max, kRailsMax));
+  if (!devices) return devices.error();
+  const auto ips = ips_of(options, *devices);
+  if (!ips) return ips.error();
+  const uint64_t instance = context.driver->entropy() | 1;
+  auto sockets = ControlSockets::open(*ips, static_cast<uint16_t>(options.control_port), instance);
+  if (!sockets) return sockets.error();
+  Address address{.instance = instance,
+                  .rails = static_cast<uint8_t>(devices->size()),
+                  .places = sockets->places()};
+  std::unique_ptr<VerbsNetwork> network(new VerbsNetwork(*std::move(sockets), std::move(address)));
+  for (uint32_t i = 0; i < devices->size(); ++i) {
+    auto queue = CompletionQueue::make((*devices)[i], 0);
+    if (!queue) return queue.error();
+    network->rails_.push_back(std::make_unique<VerbsRail>(*std::move(queue), context, instance, i));
+  }
+  if (auto ok = network->watch(); !ok) return ok.error();
+  return std::unique_ptr<OpenNetwork>(std::move(network));
+}
+
+Result<void> VerbsNetwork::watch() {
+  wait_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!wait_ || !timer_) return fail(Errc::kExhausted, "epoll_create1", errno);
+  std::vector<int> sources = sockets_.fds();
+  sources.push_back(timer_.get());
+  for (const auto& rail : rails_) {
+    sources.push_back(rail->port().channel()->fd);
+    sources.push_back(rail->port().context()->async_fd);
+  }
+  for (const int fd : sources) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    if (::epoll_ctl(wait_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      return fail(Errc::kExhausted, "epoll_ctl", errno);
+    }
+  }
+  return {};
+}
+
+Result<uint32_t> VerbsNetwork::open_link(std::span<const std::byte> bytes) {
+  auto address = decode_address(bytes);
+  if (!address) return address.error();
+  if (!sockets_.reaches(*address)) {
+    return fail(Errc::kUnreachable, "verbs: no address of the peer's kind here");
+  }
+  auto free = std::find_if(links_.begin(), links_.end(), [](const Link& l) { return !l.open; });
+  if (free == links_.end()) free = links_.insert(free, Link{});
+  *free = Link{.to = *std::move(address), .open = true};
+  return static_cast<uint32_t>(free - links_.begin());
+}
+
+void VerbsNetwork::close_link(uint32_t link) noexcept {
+  if (link < links_.size()) links_[link].open = false;
+}
+
+bool VerbsNetwork::send(uint32_t link, std::span<const std::byte> datagram) noexcept {
+  if (link >= links_.size() || !links_[link].open) return false;
+  if (datagram.empty() || datagram.size() > kControlBytesMax) return false;
+  uint32_t down = 0;
+  for (uint32_t i = 0; i < address_.places.size(); ++i) {
+    const auto rail = std::find_if(rails_.begin(), rails_.end(), [&](const auto& one) {
+      return one->port().gid().bytes == address_.places[i].ip;
+    });
+    if (rail != rails_.end() && !(*rail)->up()) down |= 1u << i;
+  }
+  return sockets_.send(links_[link], datagram, down);
+}
+
+/// A look at the sockets is a system call: not in every turn of an engine that is busy.
+uint32_t VerbsNetwork::receive(std::span<std::byte> out) noexcept {
+  if (!look_ && ++turns_ % kReadsApart != 0) return 0;
+  const auto heard = sockets_.receive();
+  look_ = !heard.datagram.empty();
+  for (Link& link : links_) {
+    if (!look_ || !link.open || link.to.instance != heard.from) continue;
+    link.unanswered = 0;
+    if (heard.place < link.to.places.size()) link.place = heard.place;
+  }
+  const size_t size = std::min(heard.datagram.size(), out.size());  // cut short, as UDP would
+  std::copy_n(heard.datagram.begin(), size, out.begin());
+  return static_cast<uint32_t>(size);
+}
+
+// Sleeping
+
+void VerbsNetwork::set_timer(bool on) noexcept {
+  if (!on && !timer_on_) return;
+  timer_on_ = on;
+  itimerspec when{};
+  if (on) when.it_value.tv_nsec = kDrainLookNs;
+  ::timerfd_settime(timer_.get(), 0, &when, nullptr);  // also makes it unreadable
+}
+
+bool VerbsNetwork::arm() noexcept {
+  look_ = true;
+  bool quiet = true, draining = false;
+  for (const auto& rail : rails_) {
+    quiet = rail->arm() && quiet;
+    draining = draining || rail->is_draining();
+  }
+  set_timer(draining);
+  return quiet;
+}
+
+}  // namespace fabric::verbs

@@ -1,0 +1,54 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "providers/verbs/handles.h"
+
+namespace fabric::verbs {
+
+VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& context,
+                     uint64_t instance, uint32_t index)
+    : device_(queue->device),
+      driver_(*context.driver),
+      instance_(instance),
+      index_(index),
+      mailbox_(std::make_shared<Mailbox>(context.wake)),
+      caps_{.ordered = false,  // relaxed ordering lets bytes pass each other on the bus
+            .slice_safe = true,
+            .exact_replay = true,
+            .checks_access = true,
+            .fence = FenceKind::kLocal,
+            .queue_depth = std::min(16 * device_->options().send_depth, 1u << 14),
+            .path_depth = device_->options().send_depth,
+            .memory_kinds = device_->memory_kinds(),
+            .write_bytes_max =
+                std::clamp<uint64_t>(device_->port_state().max_msg_sz, 4096, 1u << 30)},
+      queues_{std::move(queue)},
+      receives_(device_->options().receive_depth),
+      // As it is: most of it is never touched.
+      shifts_(std::make_unique_for_overwrite<uint64_t[]>(kMemoryMax)) {
+  for (uint32_t i = 0; i < kChain; ++i) {
+    sends_[i].sg_list = &sources_[i];
+    sends_[i].next = i + 1 < kChain ? &sends_[i + 1] : nullptr;
+  }
+  for (size_t i = 0; i + 1 < receives_.size(); ++i) receives_[i].next = &receives_[i + 1];
+  shifts_[0] = 0;  // a piece without bytes may name no memory at all
+  if (!device_->active()) rail_state(false);
+  fill_stock(Direction::kOut);
+  fill_stock(Direction::kIn);
+}
+
+VerbsRail::~VerbsRail() {
+  mailbox_->close();
+  for (ibv_mr* mr : memory_) {
+    if (mr != nullptr) library().dereg_mr(mr);
+  }
+}
+
+std::vector<std::pair<std::string, std::string>> VerbsRail::facts() const {
+  auto facts = device_->facts();
+  facts.emplace_back("completion queues", std::to_string(queues_.size()));
+  facts.emplace_back("drains given up", std::to_string(given_up_));
+  return facts;
+}
+
+}  // namespace fabric::verbs

@@ -1,0 +1,203 @@
+#include "providers/verbs/socket.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+namespace fabric::verbs {
+
+namespace {
+
+constexpr int kBufferBytes = 4 << 20;  // for bursts of large messages; the kernel may give less
+constexpr uint32_t kPatience = 4;      // datagrams without an answer before another way is tried
+constexpr uint32_t kReadsMax = 64;     // a flood of fragments waits for its turn
+
+socklen_t to_sockaddr(const Place& place, sockaddr_storage& out) {
+  std::memset(&out, 0, sizeof(out));
+  if (!is_ipv4(place.ip)) {
+    auto* address = reinterpret_cast<sockaddr_in6*>(&out);
+    address->sin6_family = AF_INET6;
+    address->sin6_port = htons(place.port);
+    std::memcpy(&address->sin6_addr, place.ip.data(), place.ip.size());
+    return sizeof(*address);
+  }
+  auto* address = reinterpret_cast<sockaddr_in*>(&out);
+  address->sin_family = AF_INET;
+  address->sin_port = htons(place.port);
+  std::memcpy(&address->sin_addr, place.ip.data() + 12, 4);
+  return sizeof(*address);
+}
+
+GidBytes from_ipv4(const void* bytes) {
+  GidBytes out{};
+  out[10] = out[11] = 0xff;
+  std::memcpy(out.data() + 12, bytes, 4);
+  return out;
+}
+
+uint16_t bound_port(int fd) {
+  sockaddr_storage at{};
+  socklen_t size = sizeof(at);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size) != 0) return 0;
+  return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&at)->sin6_port
+                                        : reinterpret_cast<sockaddr_in*>(&at)->sin_port);
+}
+
+}  // namespace
+
+Result<ControlSockets> ControlSockets::open(std::span<const GidBytes> ips, uint16_t port,
+                                            uint64_t instance) {
+  ControlSockets made;
+  made.instance_ = instance;
+  made.buffer_.resize(FragmentHead::kBytes + kFragmentBytes);
+  for (const GidBytes& ip : ips) {
+    Place place{.ip = ip, .port = made.fds_.empty() ? port : uint16_t{0}};
+    UniqueFd fd(
+        ::socket(is_ipv4(ip) ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) return fail(Errc::kExhausted, "verbs: control socket", errno);
+    const int size = kBufferBytes;
+    // It only helps: less room is more repeats.
+    (void)::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+    sockaddr_storage at{};
+    const socklen_t length = to_sockaddr(place, at);
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), length) != 0) {
+      return fail(errno == EACCES ? Errc::kPermission : Errc::kInvalidArgument,
+                  errno == EADDRNOTAVAIL ? "control_address" : "control_port", errno);
+    }
+    place.port = bound_port(fd.get());
+    made.fds_.push_back(std::move(fd));
+    made.places_.push_back(place);
+  }
+  return made;
+}
+
+std::vector<int> ControlSockets::fds() const {
+  std::vector<int> out;
+  for (const UniqueFd& fd : fds_) out.push_back(fd.get());
+  return out;
+}
+
+/// Rails pair by index, and so do their places. -1: none of ours speaks its kind of address.
+int ControlSockets::pair(const Link& link, uint32_t place) const noexcept {
+  const bool v4 = is_ipv4(link.to.places[place].ip);
+  for (uint32_t i = 0; i < places_.size(); ++i) {
+    const auto own = static_cast<uint32_t>((place + i) % places_.size());
+    if (is_ipv4(places_[own].ip) == v4) return static_cast<int>(own);
+  }
+  return -1;
+}
+
+bool ControlSockets::reaches(const Address& address) const noexcept {
+  const Link link{.to = address};
+  for (uint32_t place = 0; place < address.places.size(); ++place) {
+    if (pair(link, place) >= 0) return true;
+  }
+  return false;
+}
+
+/// Stays where it was heard. Goes on to the next one when nothing comes back, and past those that
+/// cannot work; if none can, it stays.
+void ControlSockets::choose(Link& link, uint32_t down) const noexcept {
+  const auto count = static_cast<uint32_t>(link.to.places.size());
+  if (++link.unanswered > kPatience) {
+    link.unanswered = 0;
+    link.place = (link.place + 1) % count;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t place = (link.place + i) % count;
+    const int own = pair(link, place);
+    if (own < 0 || (down >> own & 1) != 0) continue;
+    link.place = place;
+    return;
+  }
+}
+
+bool ControlSockets::send(Link& link, std::span<const std::byte> datagram, uint32_t down) noexcept {
+  choose(link, down);
+  const int own = pair(link, link.place);
+  if (own < 0) return true;
+  sockaddr_storage at{};
+  const socklen_t length = to_sockaddr(link.to.places[link.place], at);
+  FragmentHead head{.from = instance_,
+                    .number = next_number_++,
+                    .count = static_cast<uint16_t>(fragments_of(datagram.size())),
+                    .place = static_cast<uint8_t>(own)};
+  for (; head.index < head.count; ++head.index) {
+    auto bytes = encode(head);
+    const auto rest = datagram.subspan(size_t{head.index} * kFragmentBytes);
+    const auto part = rest.first(std::min<size_t>(rest.size(), kFragmentBytes));
+    iovec parts[2] = {{bytes.data(), bytes.size()},
+                      {const_cast<std::byte*>(part.data()), part.size()}};
+    msghdr message{};
+    message.msg_name = &at;
+    message.msg_namelen = length;
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    if (::sendmsg(fds_[static_cast<size_t>(own)].get(), &message, MSG_NOSIGNAL) >= 0) continue;
+    return errno != EAGAIN && errno != ENOBUFS;
+  }
+  return true;
+}
+
+/// One after another, so that a flood on one rail leaves the others their turn.
+ControlSockets::Heard ControlSockets::receive() noexcept {
+  for (size_t i = 0; i < fds_.size(); ++i) {
+    const Heard heard = receive(fds_[turn_++ % fds_.size()].get());
+    if (!heard.datagram.empty()) return heard;
+  }
+  return {};
+}
+
+ControlSockets::Heard ControlSockets::receive(int fd) noexcept {
+  for (uint32_t reads = 0; reads < kReadsMax; ++reads) {
+    const ssize_t size = ::recv(fd, buffer_.data(), buffer_.size(), MSG_TRUNC);
+    if (size < 0 && errno == EAGAIN) return {};
+    // Interrupted, or an error that came back for something sent: the next one may be good.
+    if (size < 0 || static_cast<size_t>(size) > buffer_.size()) continue;
+    const auto bytes = std::span(buffer_).first(static_cast<size_t>(size));
+    const auto head = decode_fragment(bytes);
+    if (!head) continue;
+    const auto whole = assembler_.take(*head, bytes.subspan(FragmentHead::kBytes));
+    if (!whole.empty()) return {head->from, head->place, whole};
+  }
+  return {};
+}
+
+std::vector<GidBytes> own_ips(std::span<const Gid> rails) {
+  std::vector<GidBytes> ips;
+  const auto add = [&](const GidBytes& ip) {
+    const bool known = std::find(ips.begin(), ips.end(), ip) != ips.end();
+    if (!known && ips.size() < kControlPlacesMax) ips.push_back(ip);
+  };
+  for (const Gid& gid : rails) {
+    if (is_routable_ip(gid)) add(gid.bytes);
+  }
+  if (!ips.empty()) return ips;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return ips;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    const bool usable = (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
+    if (!usable || one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    add(from_ipv4(&reinterpret_cast<const sockaddr_in*>(one->ifa_addr)->sin_addr));
+  }
+  return ips;
+}
+
+Result<GidBytes> parse_ip(const std::string& text) {
+  in_addr v4{};
+  if (::inet_pton(AF_INET, text.c_str(), &v4) == 1) return from_ipv4(&v4);
+  GidBytes v6{};
+  if (::inet_pton(AF_INET6, text.c_str(), v6.data()) == 1) return v6;
+  return fail(Errc::kInvalidArgument, "control_address");
+}
+
+}  // namespace fabric::verbs

@@ -1,0 +1,123 @@
+#include <algorithm>
+#include <chrono>
+
+#include <gtest/gtest.h>
+
+#include "guest/links.h"
+#include "guest/party.h"
+#include "guest/stream.h"
+#include "support/log_guard.h"
+
+// A process on the other host that is killed, stopped and started again.
+
+namespace fabric::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Peers : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!in_guest()) GTEST_SKIP() << "not in the guest of tests/guest/boot.py";
+    for (const char* part :
+         {"a path broke", "stalled", "lost", "does not drain", "a path could not be opened"}) {
+      expect_log(part);
+    }
+  }
+
+  void open() {
+    engine.emplace(open_host('a'));
+    source.emplace(*engine->allocate({.size_bytes = Party::kBytes}));
+    batch.emplace(*engine->make_batch());
+  }
+  Offer accept(Party& party) {
+    const std::string text = party.open();
+    const auto offer = engine->accept(text);
+    EXPECT_TRUE(offer) << text;
+    return *offer;
+  }
+  /// Counted writes of one value, side by side.
+  void write(const Offer& to, uint8_t value, uint32_t writes, uint64_t size_bytes,
+             Timeout timeout) {
+    EXPECT_TRUE(batch->reset());
+    std::ranges::fill(source->bytes(), static_cast<std::byte>(value));
+    for (uint32_t i = 0; i < writes; ++i) {
+      const uint64_t at = i * size_bytes % Party::kBytes;
+      const auto op = engine->submit(Write{.source = source->at(at),
+                                           .target = to.region.at(at),
+                                           .size_bytes = size_bytes,
+                                           .imm = to.key,
+                                           .timeout = timeout,
+                                           .batch = *batch});
+      ASSERT_TRUE(op) << i << ": " << op.error().what;
+    }
+  }
+  Result<void> ended() { return engine->wait(*batch, 60s); }
+  std::optional<Engine> engine;
+  std::optional<MemoryRegion> source;
+  std::optional<Batch> batch;
+};
+
+TEST_F(Peers, AKilledOneIsLostAndItsNextLifeIsServed) {
+  constexpr uint64_t kName = 77;
+  Party first(kName), next(kName);
+  open();
+  const Offer old = accept(first);
+  write(old, 1, 8, 65536, 20s);
+  ASSERT_TRUE(ended()) << engine->dump();
+  EXPECT_EQ(first.count_of(8), 8u);
+  write(old, 2, 64, 16384, 20s);
+  first.kill();
+  EXPECT_FALSE(ended()) << "64 writes to a dead process were delivered";
+  EXPECT_EQ(batch->pending(), 0u);
+  const Offer anew = accept(next);
+  EXPECT_NE(anew.peer, old.peer);
+  write(anew, 3, 8, 65536, 20s);
+  EXPECT_TRUE(ended()) << engine->dump();
+  EXPECT_EQ(next.count_of(8), 8u);
+  EXPECT_EQ(next.bytes(3), 8u * 65536);
+  EXPECT_EQ(next.bytes(2), 0u) << "of the life before";
+}
+
+TEST_F(Peers, WritesToAStoppedOneEndByTheirDeadlineAndWhatIsSaidOfThemIsSo) {
+  Party party;
+  open();
+  const Offer offer = accept(party);
+  write(offer, 1, 4, 4096, 20s);
+  ASSERT_TRUE(ended()) << engine->dump();
+  ASSERT_EQ(party.count_of(4), 4u);
+  party.stop();
+  // More than its card takes without the process: the receiver does not refill.
+  constexpr uint64_t kSize = 256;
+  write(offer, 2, 3000, kSize, 3s);
+  EXPECT_FALSE(ended());
+  EXPECT_EQ(batch->pending(), 0u);
+  const uint64_t delivered = batch->delivered(), unknown = batch->unknown();
+  EXPECT_LT(delivered, 3000u);
+  EXPECT_GT(delivered, 0u) << "what fits into its queue needs no process";
+  party.go_on();
+  EXPECT_GE(party.bytes(2), delivered * kSize);
+  EXPECT_LE(party.bytes(2), (delivered + unknown) * kSize);
+  // A key that writes of unknown fate carried is spoiled, and counts no more.
+  EXPECT_LE(party.count(), 4 + delivered + unknown);
+  std::printf("stopped: %lu delivered, %lu unknown\n", delivered, unknown);
+}
+
+TEST_F(Peers, WhatWaitsForAReceiverWithoutRoomArrivesOnceItRefills) {
+  Party party;
+  open();
+  const Offer offer = accept(party);
+  write(offer, 1, 4, 4096, 20s);
+  ASSERT_TRUE(ended()) << engine->dump();
+  ASSERT_EQ(party.count_of(4), 4u);
+  party.stop();
+  write(offer, 2, 3000, 256, 30s);
+  std::this_thread::sleep_for(1s);
+  EXPECT_GT(batch->pending(), 0u) << "it took them all without refilling";
+  party.go_on();
+  EXPECT_TRUE(ended()) << engine->dump();
+  EXPECT_EQ(party.count_of(3004), 3004u);
+}
+
+}  // namespace
+}  // namespace fabric::test

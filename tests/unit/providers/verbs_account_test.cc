@@ -1,0 +1,111 @@
+#include "providers/verbs/account.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace fabric::verbs {
+namespace {
+
+using Drain = ReceiveAccount::Drain;
+
+TEST(VerbsReceives, AreDrainedWhenAllCameBackAndOneByTheError) {
+  ReceiveAccount receives;
+  receives.post(3);
+  receives.succeed();
+  EXPECT_EQ(receives.drain(), Drain::kWait);
+  receives.fail();
+  EXPECT_EQ(receives.drain(), Drain::kWait);
+  EXPECT_EQ(receives.outstanding(), 1u);
+  receives.fail();
+  EXPECT_EQ(receives.drain(), Drain::kDone);
+}
+
+TEST(VerbsReceives, ASumThatFitsProvesNothingWithoutAnError) {
+  ReceiveAccount none;
+  EXPECT_EQ(none.drain(), Drain::kNeedsMarker);
+  ReceiveAccount receives;
+  receives.post(2);
+  receives.succeed();
+  receives.succeed();
+  EXPECT_EQ(receives.drain(), Drain::kNeedsMarker);
+  receives.post(1);
+  EXPECT_EQ(receives.drain(), Drain::kWait);
+  receives.succeed();  // the marker may still be taken by a write
+  EXPECT_EQ(receives.drain(), Drain::kNeedsMarker);
+  receives.post(1);
+  receives.fail();
+  EXPECT_EQ(receives.drain(), Drain::kDone);
+}
+
+std::vector<uint32_t> told(SendAccount& sends) {
+  std::vector<uint32_t> out;
+  while (sends.has_news()) out.push_back(sends.tell());
+  return out;
+}
+
+TEST(VerbsSends, ASuccessSpeaksForAllBeforeIt) {
+  SendAccount sends;
+  EXPECT_EQ(sends.post(4), 0u);
+  EXPECT_FALSE(sends.has_news());
+  sends.succeed(2);
+  EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(sends.outstanding(), 1u);
+  EXPECT_TRUE(sends.has_rest());
+  sends.succeed(3);
+  EXPECT_EQ(told(sends), (std::vector<uint32_t>{3}));
+  EXPECT_FALSE(sends.has_rest());
+}
+
+TEST(VerbsSends, SoDoesTheFirstErrorAndNoOther) {
+  SendAccount sends;
+  sends.post(6);
+  EXPECT_TRUE(sends.fail(3));
+  EXPECT_FALSE(sends.fail(4));
+  sends.succeed(5);  // nothing behind an error is ever delivered
+  EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(sends.tell(), 3u);
+  EXPECT_TRUE(sends.has_rest());
+}
+
+TEST(VerbsSends, IfTheMarkerIsTheFirstErrorAllWereDelivered) {
+  SendAccount sends;
+  sends.post(3);
+  EXPECT_TRUE(sends.fail(sends.next()));
+  EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_FALSE(sends.has_rest());
+}
+
+TEST(VerbsSends, NumbersWrap) {
+  SendAccount sends(UINT32_MAX - 1);
+  EXPECT_EQ(sends.post(4), UINT32_MAX - 1);
+  sends.succeed(0);
+  EXPECT_EQ(told(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX, 0}));
+  EXPECT_TRUE(sends.fail(1));
+  EXPECT_FALSE(sends.has_news());
+  EXPECT_EQ(sends.outstanding(), 1u);
+}
+
+TEST(VerbsSends, ANumberThatIsNotOutstandingIsNoNews) {
+  SendAccount sends;
+  sends.post(2);
+  sends.succeed(7);
+  EXPECT_FALSE(sends.has_news());
+  sends.succeed(1);
+  EXPECT_EQ(told(sends).size(), 2u);
+  sends.succeed(0);  // of the past
+  EXPECT_FALSE(sends.has_news());
+}
+
+TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
+  SendAccount sends;
+  sends.post(5);
+  sends.unpost(2);
+  EXPECT_EQ(sends.next(), 3u);
+  sends.succeed(2);
+  EXPECT_EQ(told(sends).size(), 3u);
+  EXPECT_FALSE(sends.has_rest());
+}
+
+}  // namespace
+}  // namespace fabric::verbs

@@ -1,0 +1,131 @@
+#include "providers/verbs/socket.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+namespace fabric::verbs {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+GidBytes ip(const char* text) { return *parse_ip(text); }
+
+/// Two addresses of the loopback stand for two rails.
+ControlSockets two_rails(uint64_t instance) {
+  const GidBytes ips[] = {ip("127.0.0.1"), ip("127.0.0.2")};
+  auto sockets = ControlSockets::open(ips, 0, instance);
+  EXPECT_TRUE(sockets) << sockets.error().what;
+  return *std::move(sockets);
+}
+
+Link link_to(const ControlSockets& to, uint64_t instance) {
+  return {.to = {.instance = instance, .rails = 2, .places = to.places()}, .open = true};
+}
+
+/// Waits for something to read, then reads once around.
+ControlSockets::Heard hear(ControlSockets& sockets) {
+  std::vector<pollfd> fds;
+  for (const int fd : sockets.fds()) fds.push_back({fd, POLLIN, 0});
+  EXPECT_GT(::poll(fds.data(), fds.size(), 10'000), 0);
+  return sockets.receive();
+}
+
+TEST(VerbsSockets, CarryDatagramsOfEverySize) {
+  ControlSockets a = two_rails(1), b = two_rails(2);
+  Link to_b = link_to(b, 2);
+  for (const size_t size : {size_t{1}, size_t{kFragmentBytes}, size_t{kControlBytesMax}}) {
+    const Bytes datagram(size, std::byte{0x5a});
+    ASSERT_TRUE(a.send(to_b, datagram, 0));
+    const auto heard = hear(b);
+    EXPECT_EQ(heard.from, 1u);
+    EXPECT_TRUE(
+        std::equal(heard.datagram.begin(), heard.datagram.end(), datagram.begin(), datagram.end()));
+    to_b.unanswered = 0;
+  }
+  EXPECT_TRUE(b.receive().datagram.empty());
+}
+
+TEST(VerbsSockets, SayFromWhichRailTheyCame) {
+  ControlSockets a = two_rails(1), b = two_rails(2);
+  Link to_b = link_to(b, 2);
+  for (const uint32_t place : {0u, 1u}) {
+    to_b.place = place;
+    ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
+    EXPECT_EQ(hear(b).place, place);
+  }
+}
+
+TEST(VerbsSockets, ARailThatIsDownIsPassedBy) {
+  ControlSockets a = two_rails(1), b = two_rails(2);
+  Link to_b = link_to(b, 2);
+  ASSERT_TRUE(a.send(to_b, Bytes(1), 0b01));
+  EXPECT_EQ(hear(b).place, 1u);
+  EXPECT_EQ(to_b.place, 1u);
+  // With none left it is tried all the same: ports that are said to be down may carry it.
+  ASSERT_TRUE(a.send(to_b, Bytes(1), 0b11));
+  EXPECT_EQ(hear(b).place, 1u);
+}
+
+TEST(VerbsSockets, WithoutAnAnswerTheNextRailIsTried) {
+  ControlSockets a = two_rails(1), b = two_rails(2);
+  Link to_b = link_to(b, 2);
+  uint32_t first = 0;
+  for (uint32_t i = 0; i < 100 && to_b.place == 0; ++i, ++first) {
+    ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
+  }
+  EXPECT_GT(first, 1u) << "one that is lost is no reason";
+  EXPECT_LT(first, 16u) << "and silence is one before long";
+  for (uint32_t i = 0; i < 100; ++i) {
+    to_b.unanswered = 0;  // as when it is heard
+    ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
+    ASSERT_EQ(to_b.place, 1u);
+  }
+}
+
+TEST(VerbsSockets, OnlyAddressesOfTheirKindAreReached) {
+  const ControlSockets a = two_rails(1);
+  Address far{.instance = 2, .rails = 1, .places = {{ip("2001:db8::1"), 1}}};
+  EXPECT_FALSE(a.reaches(far));
+  far.places.push_back({ip("192.0.2.1"), 1});
+  EXPECT_TRUE(a.reaches(far));
+}
+
+TEST(VerbsSockets, WhatIsNoFragmentIsDropped) {
+  ControlSockets a = two_rails(1), b = two_rails(2);
+  Link to_b = link_to(b, 2);
+  // A stranger who does not speak the format, in front of somebody who does.
+  auto stranger = ControlSockets::open(std::vector{ip("127.0.0.3")}, 0, 9);
+  ASSERT_TRUE(stranger);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(b.places()[0].port);
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const Bytes noise(5000, std::byte{1});
+  for (const size_t size : {size_t{1}, size_t{30}, noise.size()}) {
+    ASSERT_GT(::sendto(stranger->fds()[0], noise.data(), size, 0,
+                       reinterpret_cast<const sockaddr*>(&at), sizeof(at)),
+              0);
+  }
+  ASSERT_TRUE(a.send(to_b, Bytes(7), 0));
+  EXPECT_EQ(hear(b).datagram.size(), 7u);
+}
+
+TEST(VerbsSockets, AnAddressThatIsNotOursOrNoneAtAllIsNamed) {
+  const auto foreign = ControlSockets::open(std::vector{ip("192.0.2.1")}, 0, 1);
+  ASSERT_FALSE(foreign);
+  EXPECT_STREQ(foreign.error().what, "control_address");
+  for (const char* text : {"", "localhost", "1.2.3", "1.2.3.4:5", "::g"}) {
+    const auto parsed = parse_ip(text);
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_STREQ(parsed.error().what, "control_address");
+  }
+}
+
+}  // namespace
+}  // namespace fabric::verbs
