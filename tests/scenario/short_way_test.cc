@@ -58,23 +58,32 @@ TEST(ShortWay, WatchesTheEarliestDeadlineOfWritesThatTravelTogether) {
   Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
   Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
   const Way way = connect(from, to);
+  Counter counter = *to.engine.make_counter();
   const auto write = [&](Batch& batch, Timeout timeout) {
     return Write{.source = from.memory.at(0),
                  .target = way.at(0),
                  .size_bytes = 64,
+                 .imm = counter.key(),
                  .timeout = timeout,
                  .batch = batch};
   };
   Batch first = *from.engine.make_batch(), hasty = *from.engine.make_batch();
   ASSERT_TRUE(from.engine.submit(write(first, 1s)));
   ASSERT_TRUE(from.engine.wait(first));
-  // The NIC takes what it is given, and says nothing of it for long.
-  ASSERT_TRUE(world.at(world.now(), Fault::late_acks(0, 5s)));
+  // The NIC takes what it is given, and nobody takes it from there.
+  ASSERT_TRUE(world.at(world.now(), Fault::receiver_not_ready(kTo)));
   const std::array<Write, 3> together{write(first, 30s), write(hasty, 10ms), write(first, 30s)};
   ASSERT_EQ(*from.engine.submit(together), 3u);
   const auto begin = world.now();
-  ASSERT_TRUE(from.engine.wait(hasty, 10s));
+  EXPECT_FALSE(from.engine.wait(hasty, 10s));
+  std::array<Failure, 2> failed;
+  ASSERT_EQ(hasty.failures(failed), 1u);
+  EXPECT_EQ(failed[0].code, Errc::kTimeout);
   EXPECT_LE(world.now() - begin, 10ms + config.drain_timeout + 1ms);
+  EXPECT_EQ(hasty.delivered(), 0u);
+  ASSERT_TRUE(world.at(world.now(), Fault::receiver_ready(kTo)));
+  ASSERT_TRUE(from.engine.wait(first, 40s));
+  EXPECT_EQ(first.delivered(), 3u) << "innocents in the same train";
 }
 
 }  // namespace
