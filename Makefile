@@ -61,6 +61,7 @@ soak: guest
 	@scripts/install-deps build test
 	@$(MAKE) --no-print-directory build-asan
 	@$(MAKE) --no-print-directory build-release
+	cmake --build --preset release --target guest_tests
 	@scripts/soak
 
 check:

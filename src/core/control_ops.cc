@@ -411,6 +411,7 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
     for (size_t i = 0; i < answer->keys.size(); ++i) {
       op->resolved[i] = Key::from_wire(answer->keys[i]);
       peer.revoked.erase(answer->keys[i]);  // given out anew since it was revoked
+      core_.transfers.routes_changed();
     }
   }
   const bool ok = code == Errc::kOk;

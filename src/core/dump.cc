@@ -191,7 +191,8 @@ EngineStats EngineCore::stats() {
 
 nlohmann::json EngineCore::dump_object() {
   std::lock_guard lock(state_mutex);
-  transfers.dissolve_all();  // who is in flight is shown by itself
+  // Who is in flight is shown by itself; without networks nobody is.
+  if (!networks.empty()) transfers.dissolve_all();
   const int64_t now = driver->now_ns();
   nlohmann::json out{{"version", FABRIC_VERSION_STRING},
                      {"engine", engine_id},

@@ -137,7 +137,7 @@ void Reporter::hold_for(uint32_t peer) {
 
 /// Slots first: who waits for a batch may submit as soon as it sees the end of it.
 void Reporter::tell_settled() {
-  if (settling_.ended != 0) {
+  if (settling_.ended != 0 || settling_.held != 0) {
     if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
     settling_.held = 0;
     core_.ops.give_back(std::span(settling_.slots).first(settling_.ended));

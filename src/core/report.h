@@ -220,7 +220,7 @@ class Reporter {
     if (settling_.ended == settling_.slots.size()) tell_settled();
   }
   void settle() {
-    if (settling_.ended != 0 || settling_.batch) tell_settled();
+    if (settling_.ended != 0 || settling_.held != 0 || settling_.batch) tell_settled();
   }
   static bool is_silent(const Notify& notify) noexcept {
     return NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone;

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -359,7 +360,7 @@ class Transfers {
   TrainYard trains_;
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<uint32_t> free_paths_;
-  std::vector<Piece> pieces_;
+  std::deque<Piece> pieces_;  ///< they stay where they are: dissolving a train makes more of them
   uint32_t free_piece_ = kNone;  ///< by `next`
   size_t pieces_free_ = 0;
   std::vector<std::unique_ptr<Wreck>> wrecks_;

@@ -1,4 +1,6 @@
 #include <array>
+#include <cstring>
+#include <vector>
 
 #include "scenario/story.h"
 #include "support/log_guard.h"
@@ -46,6 +48,38 @@ TEST(ShortWay, GoesByTheKeyOfTheRailThatThePathLeadsTo) {
   ASSERT_TRUE(world.at(0ns, Fault::nic_down(kTo, 0)));
   for (uint64_t i = 3; i < 8; ++i) write(i);
   EXPECT_GT(to.engine.rail_stats()[1].rx.imms, 0u) << "the other rail was never used";
+}
+
+// A break ends several trains of one path at once: all that was in them arrives, and counts once.
+TEST(ShortWay, TrainsOfAPathThatBreaksArriveOnce) {
+  expect_breaks();
+  constexpr uint32_t kWrites = 256;
+  for (const Nanos when : {1us, 2us, 3us, 5us, 8us}) {
+    sim::World world({.seed = seeds(1)[0]});
+    Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 1 << 16);
+    Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 1 << 16);
+    const Way way = connect(from, to);
+    Counter counter = *to.engine.make_counter();
+    Batch batch = *from.engine.make_batch();
+    std::vector<Write> writes;
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      writes.push_back({.source = from.memory.at(i * 64),
+                        .target = way.at(i * 64),
+                        .size_bytes = 64,
+                        .imm = counter.key(),
+                        .batch = batch});
+    }
+    fill(from.bytes(), 7);
+    ASSERT_TRUE(from.engine.submit(writes[0]));
+    ASSERT_TRUE(from.engine.wait(batch));  // the path is open, and not one piece was ever made
+    ASSERT_EQ(*from.engine.submit(std::span(writes).subspan(1)), kWrites - 1);
+    ASSERT_TRUE(world.at(world.now() + when, Fault::break_sender(0, kTo, 0)));
+    ASSERT_TRUE(from.engine.wait(batch, 10s)) << when.count() << " ns";
+    EXPECT_EQ(batch.delivered(), kWrites);
+    ASSERT_TRUE(counter.wait(kWrites));
+    EXPECT_EQ(counter.count(), 0u) << when.count() << " ns";
+    EXPECT_EQ(std::memcmp(from.bytes().data(), to.bytes().data(), kWrites * 64), 0);
+  }
 }
 
 // What travels together has one timer, which is that of its first deadline.
