@@ -137,7 +137,13 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
     }
     const Piece ended = piece;
     give_piece(cookie);
-    if (!given_up(ended, path, told)) end_piece(ended, told);
+    if (!given_up(ended, path, told)) {
+      // It certainly did not arrive, and would have gone again but for that.
+      const bool barred = told.code == Errc::kRailLost && told.remote == Remote::kNotDelivered &&
+                          ended.barred != Errc::kOk;
+      if (barred) told.code = ended.barred;
+      end_piece(ended, told);
+    }
   }
   if (path.state == Path::State::kReady) {
     for (uint32_t p = 0; p < 3; ++p) activate(path, p);

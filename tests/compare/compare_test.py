@@ -278,7 +278,7 @@ class Programs(unittest.TestCase):
         while time.monotonic() - begin < 5:
             try:
                 state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2]
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):  # gone before or while it was read
                 return
             if state == "Z":  # dead, and init has not looked yet
                 return

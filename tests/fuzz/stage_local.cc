@@ -93,9 +93,15 @@ void Stage::local_control(const Action& action, uint32_t who, Nanos timeout) {
   const Nanos within = timeout + kDrain + kSlack;
   switch (static_cast<Local>(action.what % kLocals)) {
     case Local::kConnect: {
-      const auto peer =
-          engine.connect(control::encode(hostile_[who]->address()), {.warm = action.a % 2 != 0});
-      // One without the job key may call itself whatever it likes; the user does not.
+      // One without the job key may call itself whatever it likes; the user, who gave us the
+      // address, does not call it a later life of the honest one.
+      const control::Address named = hostile_[who]->address();
+      const auto honest = control::decode_address(honest_->engine.address());
+      if (honest && named.engine_id == honest->engine_id &&
+          named.incarnation > honest->incarnation) {
+        break;
+      }
+      const auto peer = engine.connect(control::encode(named), {.warm = action.a % 2 != 0});
       if (peer && *peer != engine_->peer) peer_[who] = *peer;
       break;
     }
