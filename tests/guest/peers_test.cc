@@ -53,6 +53,15 @@ class Peers : public testing::Test {
     }
   }
   Result<void> ended() { return engine->wait(*batch, 60s); }
+  Offer stopped_behind_four_writes(Party& party) {
+    open();
+    const Offer offer = accept(party);
+    write(offer, 1, 4, 4096, 20s);
+    EXPECT_TRUE(ended()) << engine->dump();
+    EXPECT_EQ(party.count_of(4), 4u);
+    party.stop();
+    return offer;
+  }
   std::optional<Engine> engine;
   std::optional<MemoryRegion> source;
   std::optional<Batch> batch;
@@ -81,12 +90,7 @@ TEST_F(Peers, AKilledOneIsLostAndItsNextLifeIsServed) {
 
 TEST_F(Peers, WritesToAStoppedOneEndByTheirDeadlineAndWhatIsSaidOfThemIsSo) {
   Party party;
-  open();
-  const Offer offer = accept(party);
-  write(offer, 1, 4, 4096, 20s);
-  ASSERT_TRUE(ended()) << engine->dump();
-  ASSERT_EQ(party.count_of(4), 4u);
-  party.stop();
+  const Offer offer = stopped_behind_four_writes(party);
   // More than its card takes without the process: the receiver does not refill.
   constexpr uint64_t kSize = 256;
   write(offer, 2, 3000, kSize, 3s);
@@ -105,12 +109,7 @@ TEST_F(Peers, WritesToAStoppedOneEndByTheirDeadlineAndWhatIsSaidOfThemIsSo) {
 
 TEST_F(Peers, WhatWaitsForAReceiverWithoutRoomArrivesOnceItRefills) {
   Party party;
-  open();
-  const Offer offer = accept(party);
-  write(offer, 1, 4, 4096, 20s);
-  ASSERT_TRUE(ended()) << engine->dump();
-  ASSERT_EQ(party.count_of(4), 4u);
-  party.stop();
+  const Offer offer = stopped_behind_four_writes(party);
   write(offer, 2, 3000, 256, 30s);
   std::this_thread::sleep_for(1s);
   EXPECT_GT(batch->pending(), 0u) << "it took them all without refilling";
