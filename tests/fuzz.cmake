@@ -1,8 +1,13 @@
 # tests/fuzz/<name>_fuzz.cc with its corpus in tests/fuzz/corpus/<name>/. With libFuzzer each one
 # reads its corpus and then searches for a few seconds; without it, a small main replays the corpus.
+# Whoever plays whole sequences searches the same way in every run: a change shows what it found
+# where it was made, not on somebody else's machine a day later. `make soak` searches at random.
+find_program(SETARCH setarch)
 
 # The two that play a whole sequence share a stage, and a mutator that knows what an action is.
 set(sequence_fuzzers handshake session)
+set(handshake_runs 1000)  # some 12 seconds each
+set(session_runs 600)
 add_library(fuzz_sequence OBJECT fuzz/hostile.cc fuzz/script.cc fuzz/stage.cc fuzz/stage_local.cc)
 target_include_directories(fuzz_sequence PUBLIC ${PROJECT_SOURCE_DIR}/src
                                                 ${PROJECT_SOURCE_DIR}/tests)
@@ -27,7 +32,6 @@ foreach(source IN LISTS fuzz_sources)
   target_link_libraries(${target} PRIVATE fabric::fabric fabric_warnings)
   set(seconds 5)
   if(name IN_LIST sequence_fuzzers)
-    set(seconds 12)
     target_link_libraries(${target} PRIVATE fuzz_sequence)
     if(FABRIC_FUZZERS)
       target_sources(${target} PRIVATE fuzz/sequence_mutator.cc)
@@ -37,17 +41,28 @@ foreach(source IN LISTS fuzz_sources)
     set(seconds 8)
     target_sources(${target} PRIVATE fuzz/shm_stage.cc)
   endif()
-  if(FABRIC_FUZZERS)
+  set(run ${target})
+  set(arguments ${corpus})
+  if(NOT FABRIC_FUZZERS)
+    target_sources(${target} PRIVATE support/fuzz_replay.cc)
+  else()
     target_link_options(${target} PRIVATE -fsanitize=fuzzer)
-    # libFuzzer writes what it finds into the first folder and only reads the second.
     set(found ${CMAKE_CURRENT_BINARY_DIR}/fuzz/${name})
     file(MAKE_DIRECTORY ${found})
-    set(arguments -seed=1 -max_total_time=${seconds} -timeout=10 -print_final_stats=1
-                  -artifact_prefix=${found}- ${found} ${corpus})
-  else()
-    target_sources(${target} PRIVATE support/fuzz_replay.cc)
-    set(arguments ${corpus})
+    if(name IN_LIST sequence_fuzzers)
+      # The same inputs in the same order, and nothing that depends on an address.
+      file(GLOB seeds CONFIGURE_DEPENDS ${corpus}/*)
+      list(JOIN seeds "," seeds)
+      set(arguments -runs=${${name}_runs} -use_cmp=0 -seed_inputs=${seeds})
+      if(SETARCH)
+        set(run ${SETARCH} -R $<TARGET_FILE:${target}>)
+      endif()
+    else()
+      # libFuzzer writes what it finds into the first folder and only reads the second.
+      set(arguments -max_total_time=${seconds} ${found} ${corpus})
+    endif()
+    list(APPEND arguments -seed=1 -timeout=10 -print_final_stats=1 -artifact_prefix=${found}-)
   endif()
-  add_test(NAME ${FABRIC_TEST_PREFIX}fuzz.${name} COMMAND ${target} ${arguments})
+  add_test(NAME ${FABRIC_TEST_PREFIX}fuzz.${name} COMMAND ${run} ${arguments})
   set_tests_properties(${FABRIC_TEST_PREFIX}fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 120)
 endforeach()

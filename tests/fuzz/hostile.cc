@@ -369,22 +369,29 @@ void Hostile::become(const Action& action, const Hostile& other) {
       if (self.incarnation > 1) --self.incarnation;
       break;
     case Become::kTheOther:
-      self.engine_id = other.address().engine_id;
+      take_name(other.address().engine_id);
       break;
     case Become::kSomebody:
-      self.engine_id = 0x70000000 + action.n % 16;
+      take_name(0x70000000 + action.n % 16);
       break;
     case Become::kTheEngine:
-      self.engine_id = world_.engine.engine_id;
+      take_name(world_.engine.engine_id);
       break;
     case Become::kHonest:
-      if (!knows_) self.engine_id = world_.honest.engine_id;
+      take_name(world_.honest.engine_id);
       break;
     case Become::kNextSession:
       break;
   }
   next_seq_ = 1;
   taken_ = 0;
+}
+
+/// A job trusts its own: who has its key does not pass for the honest peer, whomever it asked for
+/// the name.
+void Hostile::take_name(uint64_t engine_id) {
+  if (knows_ && engine_id == world_.honest.engine_id) return;
+  hello_.address.engine_id = engine_id;
 }
 
 // ---- What it hears ------------------------------------------------------------------------------

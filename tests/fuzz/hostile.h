@@ -77,6 +77,7 @@ class Hostile {
   void hear_numbered(const control::Frame& frame, uint8_t manners);
   void answer(const Asked& question, uint8_t manners);
   void start_path(const control::PathAnswer& answer);
+  void take_name(uint64_t engine_id);
 
   const World world_;
   const std::string key_;
