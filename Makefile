@@ -38,7 +38,7 @@ build-%:
 	cmake --build --preset $*
 
 # One ctest over the three builds, so that there is one summary and it is the last thing printed.
-test:
+test: guest
 	@scripts/install-deps build test
 	@$(MAKE) --no-print-directory build-asan
 	@$(MAKE) --no-print-directory build-tsan
@@ -54,14 +54,13 @@ guest:
 test-verbs: guest
 	@scripts/install-deps build test
 	cmake --preset release
-	cmake --build --preset release --target conformance_tests guest_tests
-	@tests/guest/boot.py --bin build/release/tests tests/guest/suite
+	cmake --build --preset release --target conformance_tests guest_tests planted_guest
+	@tests/guest/boot.py --bin build/release/tests --bin tests/guest tests/guest/suite
 
 soak: guest
 	@scripts/install-deps build test
 	@$(MAKE) --no-print-directory build-asan
 	@$(MAKE) --no-print-directory build-release
-	cmake --build --preset release --target guest_tests
 	@scripts/soak
 
 check:

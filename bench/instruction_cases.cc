@@ -11,6 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#ifdef FABRIC_HAS_VERBS
+#include "rail_stage.h"
+#endif
 #include "core/counter_table.h"
 #include "stage.h"
 #include "stepped_clock.h"
@@ -18,6 +21,9 @@
 extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
   for (uint32_t i = 0; i < times; ++i) operation();
 }
+
+/// Within measured(): callgrind stops counting when it begins and goes on when it ends.
+extern "C" [[gnu::noinline]] void unmeasured(const std::function<void()>& rest) { rest(); }
 
 namespace {
 
@@ -35,7 +41,7 @@ struct Case {
 
 constexpr uint32_t kTargets = 56;
 constexpr int64_t kStepNs = 100;  // a small write looks at the clock a few times
-constexpr std::array<Case, 7> kCases{{
+constexpr std::array<Case, 8> kCases{{
     {"single_write", 1, 1, 2000, &Stage::write},
     {"span64_write", 1, Stage::kSpan, 100, &Stage::span},
     {"scatter56", kTargets, kTargets, 50, &Stage::scatter},
@@ -43,14 +49,19 @@ constexpr std::array<Case, 7> kCases{{
     {"counted_immediate", 0, 256, 50, nullptr},
     {"message", 1, 1, 500, &Stage::message},
     {"expectation", 1, 1, 2000, &Stage::expectation},
+    {"idle_turn", 1, 1, 2000, &Stage::turn_sender},
 }};
+
+bool counting = false;
 
 void measure(const Case& one, const std::function<void()>& operation) {
   // Everything that grows when it is first used has grown, and the paths are open.
   for (uint32_t i = 0; i < one.times / 2 + 10; ++i) operation();
   {
     const bench::SteppedClock clock(kStepNs);
+    counting = true;
     measured(operation, one.times);
+    counting = false;
   }
   std::printf("%s %u\n", one.name, one.times * one.parts);
 }
@@ -66,6 +77,69 @@ void measure_counting(const Case& one) {
   measure(one, [&] { need(table.arrive(immediates) == 0, "a stale immediate"); });
 }
 
+#ifdef FABRIC_HAS_VERBS
+constexpr uint32_t kChain = bench::RailStage::kChain;
+
+/// What has to be done and is not the operation.
+void aside(const std::function<void()>& rest) {
+  if (counting) {
+    unmeasured(rest);
+  } else {
+    rest();
+  }
+}
+
+/// Requests of one chain, up to the driver.
+void measure_work_requests() {
+  bench::RailStage stage(true);
+  measure({"verbs_work_request", 0, kChain, 100, nullptr}, [&] {
+    stage.post();
+    aside([&] {
+      stage.poll_sender();
+      stage.poll_receiver();
+    });
+  });
+}
+
+/// What a sender hears of them: one look, two completions, which speak for all of the chain.
+void measure_completions() {
+  bench::RailStage stage(false);
+  measure({"verbs_completion", 0, kChain, 100, nullptr}, [&] {
+    aside([&] { stage.post(); });
+    stage.poll_sender();
+  });
+}
+
+/// And a receiver: one look, a completion each, and the receives that take their places.
+void measure_immediates() {
+  bench::RailStage stage(true);
+  measure({"verbs_immediate", 0, kChain, 100, nullptr}, [&] {
+    aside([&] {
+      stage.post();
+      stage.poll_sender();
+    });
+    stage.poll_receiver();
+  });
+}
+#endif
+
+struct OwnCase {
+  const char* name;
+  void (*measure)();  ///< null: not in this build
+};
+
+constexpr std::array<OwnCase, 3> kOwnCases{{
+#ifdef FABRIC_HAS_VERBS
+    {"verbs_work_request", &measure_work_requests},
+    {"verbs_completion", &measure_completions},
+    {"verbs_immediate", &measure_immediates},
+#else
+    {"verbs_work_request", nullptr},
+    {"verbs_completion", nullptr},
+    {"verbs_immediate", nullptr},
+#endif
+}};
+
 void run(const Case& one) {
   if (one.receivers == 0) return measure_counting(one);
   Stage stage(one.receivers);
@@ -76,9 +150,20 @@ void run(const Case& one) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string_view> names(argv + 1, argv + argc);
+  const auto wanted = [&](const char* name) {
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  };
   try {
     for (const Case& one : kCases) {
-      if (names.empty() || std::find(names.begin(), names.end(), one.name) != names.end()) run(one);
+      if (wanted(one.name)) run(one);
+    }
+    for (const OwnCase& one : kOwnCases) {
+      if (!wanted(one.name)) continue;
+      if (one.measure == nullptr) {
+        std::printf("%s 0\n", one.name);
+      } else {
+        one.measure();
+      }
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "instruction_cases: %s\n", error.what());

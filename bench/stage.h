@@ -37,10 +37,14 @@ class Stage {
   static constexpr uint32_t kWriteBytes = 8;
   static constexpr uint16_t kChannel = 1;
 
-  explicit Stage(uint32_t receivers = 1, const LogSink& log = {}) : sender_(open(runtime_, log)) {
+  /// Whose bytes they are: the engines' own, or the program's, which the target has to fetch.
+  enum class Of : uint8_t { kEngines, kProgram };
+
+  explicit Stage(uint32_t receivers = 1, const LogSink& log = {}, Of memory = Of::kEngines)
+      : sender_(open(runtime_, log)), source_(memory_of(sender_, heap_, memory)) {
     receivers_.reserve(receivers);
     for (uint32_t i = 0; i < receivers; ++i) {
-      receivers_.emplace_back(open(runtime_, log));
+      receivers_.emplace_back(open(runtime_, log), memory);
       Receiver& to = receivers_.back();
       offers_.push_back(need(
           sender_.accept(need(to.engine.offer(to.region, to.counter.key()), "offer")), "accept"));
@@ -144,10 +148,22 @@ class Stage {
     return need(Engine::open(config, runtime), "open");
   }
 
+  using Heap = std::unique_ptr<std::byte[]>;
+  static MemoryRegion memory_of(Engine& engine, Heap& heap, Of memory) {
+    if (memory == Of::kEngines) {
+      return need(engine.allocate({.size_bytes = kRegionBytes}), "allocate");
+    }
+    heap = std::make_unique<std::byte[]>(kRegionBytes);
+    return need(engine.register_memory({.address = heap.get(), .size_bytes = kRegionBytes}),
+                "register_memory");
+  }
+
   struct Receiver {
-    explicit Receiver(Engine opened) : engine(std::move(opened)) {}
+    Receiver(Engine opened, Of memory)
+        : engine(std::move(opened)), region(memory_of(engine, heap, memory)) {}
     Engine engine;
-    MemoryRegion region = need(engine.allocate({.size_bytes = kRegionBytes}), "allocate");
+    Heap heap{};
+    MemoryRegion region;
     Counter counter = need(engine.make_counter(), "make_counter");
     Inbox inbox = need(engine.make_inbox(64), "make_inbox");
     Subscription listening = need(engine.listen(kChannel, Notify::inbox(inbox)), "listen");
@@ -170,7 +186,8 @@ class Stage {
 
   std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
   Engine sender_;
-  MemoryRegion source_ = need(sender_.allocate({.size_bytes = kRegionBytes}), "allocate");
+  Heap heap_{};
+  MemoryRegion source_;
   Batch batch_ = need(sender_.make_batch(), "make_batch");
   Inbox inbox_ = need(sender_.make_inbox(64), "make_inbox");
   std::vector<Receiver> receivers_;

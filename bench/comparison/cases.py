@@ -14,6 +14,9 @@ MILLION_PAGES = ("M pages/s", True)
 NANOSECONDS = ("ns", False)
 PERCENT = ("% of a core", False)
 
+# Of the networks that need a kernel of their own.
+GUEST = "verbs/"
+
 
 @dataclass(frozen=True)
 class Shot:
@@ -28,7 +31,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Rival:
-    contender: str  # a key of contenders.ALL
+    contender: str  # a key of everybody.ALL
     floor: float | None = None  # what the ratio has to reach; None: printed for information
     note: str = ""
 
@@ -44,6 +47,10 @@ class Case:
     between_cores: bool = True  # how far apart the two cores are shows
     more_is_better: bool = field(init=False)
     unit: str = field(init=False)
+
+    @property
+    def in_guest(self):
+        return self.name.startswith(GUEST)
 
     def __post_init__(self):
         object.__setattr__(self, "unit", self.measure[0])
@@ -73,7 +80,8 @@ def writes():
 
 
 def cold_writes():
-    for size in (64 * KIB, MIB, 16 * MIB):
+    """Those between lie between: a full run takes at most ten minutes."""
+    for size in (KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB):
         yield Case(f"shm/write_imm_cold/{size}", GB, Shot("write", size, footprint=COLD_BYTES),
                    (Rival("memcpy", 0.9, "nobody is told"),))
 
@@ -88,6 +96,7 @@ def pages():
     for size in (KIB, 4 * KIB):
         yield Case(f"shm/paged_write/{size}", MILLION_PAGES, Shot("paged", size, pages=PAGES),
                    (Rival("libfabric_shm", 4.0), Rival("nixl", 10.0),
+                    Rival("memcpy", None, "the same pages in order, nobody is told"),
                     Rival("mooncake", None, "TCP, no notification")))
 
 
@@ -96,6 +105,24 @@ def fences():
         yield Case(f"shm/fence/{size}", GB, Shot("fence", size),
                    (Rival("unguarded", 1 / 1.05, "the same moves without section and guard"),),
                    ours="guarded", between_cores=False)
+
+
+def over_verbs():
+    """Perftest has no writes with immediates in Debian 12, and UCX's puts have none: both tell
+    nobody."""
+    silent = "sends no notification"
+    for size in (KIB, 8 * KIB, 64 * KIB, MIB):
+        floor = 0.95 if size >= 64 * KIB else None
+        yield Case(f"verbs/write_imm/{size}", GB, Shot("write", size),
+                   (Rival("perftest", floor, silent), Rival("uct_rc", floor, silent)),
+                   ours="ours_verbs", between_cores=False)
+    yield Case(f"verbs/write_imm_rate/{KIB}", MILLION_WRITES, Shot("rate", KIB),
+               (Rival("perftest", 1.0, silent + "; posts lists"), Rival("uct_rc", 1.0, silent)),
+               ours="ours_verbs", between_cores=False)
+    yield Case("verbs/latency/8", NANOSECONDS, Shot("latency"),
+               (Rival("perftest", None, silent + ": the target looks at the bytes"),
+                Rival("uct_rc", None, silent + ": the target looks at the bytes")),
+               ours="ours_verbs", between_cores=False)
 
 
 ALL = (
@@ -121,4 +148,5 @@ ALL = (
     *fences(),
     Case("shm/idle", PERCENT, Shot("idle"), (Rival("one_percent", 1.0),), once=True,
          between_cores=False),
+    *over_verbs(),
 )

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from comparison import cases, contenders, report
+from comparison import cases, contenders, guest, report
+from comparison import everybody as known
 from comparison.contenders import Failed, Stage
 from comparison.rounds import Rounds, rows_of
 
@@ -21,12 +22,17 @@ the rounds; `spread` has the least and the greatest of them. `holds` is null whe
 or no peer. A peer that is not there has `peer_value` null, and `note` says why.
 
 UCX is what its users call (UCP); the lines named UCT are its lower interface, which cma is only
-reached by here. NIXL and Mooncake come as Python wheels into build/peers-venv, the rest is Debian's
-(scripts/install-deps build compare).
+reached by here, and the only one that comes up on SoftRoCE. NIXL and Mooncake come as Python wheels
+into build/peers-venv, the rest is Debian's (scripts/install-deps build compare guest).
 
 Before and behind each case a cache line goes back and forth between the two cores. Where that took
-more than twice its least, they were apart or busy: the case is measured again, and such samples
-count only if a case has no others.
+more than twice that of the better quarter of the run, they were apart or busy: the case is measured
+again, and such samples count only if a case has no others.
+
+The cases of `verbs` run in one boot of a guest with SoftRoCE devices (tests/guest), which usually
+is emulated: their values say nothing of a card, their ratios how much we add to what all have in
+common. --quick leaves them out unless --only names them. Where there can be no guest they are left
+out, and a sentence says why.
 
 ends with: 0 done, 1 a case does not hold (with --check) or ours could not be measured, 2 bad usage
 """
@@ -34,11 +40,14 @@ ends with: 0 done, 1 a case does not hold (with --check) or ours could not be me
 # Seconds within which the last round begins and should end. What was promised is a minute and ten:
 # the rest is for installing, building, and a round in which much is repeated.
 QUICK_BUDGET, FULL_BUDGET = 50, 500
+# What of it the guest has for its rounds; booting and ending comes on top.
+GUEST_QUICK_BUDGET, GUEST_BUDGET = 25, 150
+# A second at least: in an emulated one 1 MiB takes some 20 ms.
+GUEST_DURATION = 1.0
 
 # What it takes from where, beside Debian's packages.
 WHEELS = {"nixl": (("nixl-cu12", "numpy"), "nixl_cu12._bindings"),
           "mooncake": (("mooncake-transfer-engine-non-cuda",), "mooncake.engine")}
-UCX = [name for name, contender in contenders.ALL.items() if isinstance(contender, contenders.Ucx)]
 LIBFABRIC = ["libfabric_shm", "libfabric_tcp"]
 
 
@@ -59,7 +68,8 @@ def parse(arguments):
     add("--only", metavar="PATTERN", action="append",
         help="cases that contain it, or match it as a glob: write_imm/65536, 'shm/*/8'; "
         "case:peer selects peers too")
-    add("--check", action="store_true", help="end with 1 when a case does not hold")
+    add("--check", action="store_true",
+        help="end with 1 when a case does not hold; one without its peer is not counted")
     add("--quick", action="store_true", help="one minute instead of ten")
     add("--rounds", type=int, metavar="N", help="how many (default 9, with --quick 2)")
     add("--duration", type=float, metavar="SECONDS",
@@ -98,7 +108,7 @@ def selected(every, patterns):
     for case in every:
         rivals = []
         for rival in case.rivals:
-            title = contenders.ALL[rival.contender].title
+            title = known.ALL[rival.contender].title
             for pattern in patterns:
                 wanted, _, peer = pattern.partition(":")
                 if matches(case.name, wanted) and matches(title, peer):
@@ -114,9 +124,10 @@ def selected(every, patterns):
 class Preparation:
     """Installs and builds what the chosen cases need. Who cannot be had has a reason."""
 
-    def __init__(self, root, needed, say):
+    def __init__(self, root, needed, in_guest, say):
         self.root = root
         self.needed = needed
+        self.in_guest = in_guest
         self.say = say
         self.absent = {}
 
@@ -139,7 +150,8 @@ class Preparation:
     def packages(self):
         self.say("packages")
         try:
-            self.tell(["scripts/install-deps", "build", "compare"], "not installed")
+            guests = ["guest"] if self.in_guest else []
+            self.tell(["scripts/install-deps", "build", "compare", *guests], "not installed")
         except Failed as failure:
             # What is there already may do: each peer that is missing says so itself.
             self.say(str(failure))
@@ -174,6 +186,24 @@ class Preparation:
             self.absent[name] = str(failure)
 
 
+def split(options):
+    """The cases of this host, and those of the guest."""
+    ours = [case for case in options.cases if not case.in_guest]
+    guests = [case for case in options.cases if case.in_guest]
+    named = any("verbs" in pattern.partition(":")[0] for pattern in options.only or ())
+    return ours, guests if named or not options.quick else []
+
+
+def play_in_guest(chosen, options, root, say, in_guest):
+    """A ledger and no reason; or an empty one, and the reason why nothing was measured."""
+    try:
+        return in_guest(chosen, root, options.build, say, rounds=options.rounds,
+                        duration=options.duration if options.quick else GUEST_DURATION,
+                        budget=GUEST_QUICK_BUDGET if options.quick else GUEST_BUDGET), ""
+    except Failed as failure:
+        return None, f"the cases of verbs are left out: {failure}"
+
+
 def progress():
     """To the terminal, each line over the one before it; to a log, as lines."""
     terminal = sys.stderr.isatty()
@@ -188,35 +218,44 @@ def list_cases(chosen):
     for case in chosen:
         for rival in case.rivals:
             floor = "" if rival.floor is None else f"  at least {rival.floor:.2f}"
-            print(f"{case.name}  {contenders.ALL[rival.contender].title}{floor}")
+            print(f"{case.name}  {known.ALL[rival.contender].title}{floor}")
 
 
-def main(arguments=None, root=ROOT, everybody=None):
+def main(arguments=None, root=ROOT, everybody=None, in_guest=guest.measure):
     options = parse(arguments)
     if options.list:
         list_cases(options.cases)
         return 0
     say = progress()
+    here, there = split(options)
     needed = {rival.contender for case in options.cases for rival in case.rivals}
+    rows, left_out = [], ""
     try:
-        absent = {} if options.no_prepare else Preparation(root, needed, say).run()
+        absent = {} if options.no_prepare else Preparation(root, needed, bool(there), say).run()
         stage = Stage(root, options.build, options.duration, options.pin,
                       3.0 if options.quick else 10.0)
-        rounds = Rounds(options.cases, stage, absent, say, everybody)
-        ledger = rounds.run(options.rounds, QUICK_BUDGET if options.quick else FULL_BUDGET)
+        if here:
+            budget = QUICK_BUDGET if options.quick else FULL_BUDGET - GUEST_BUDGET * bool(there)
+            ledger = Rounds(here, stage, absent, say, everybody).run(options.rounds, budget)
+            rows += rows_of(here, ledger)
+        if there:
+            ledger, left_out = play_in_guest(there, options, root, say, in_guest)
+            rows += rows_of(there, ledger) if ledger else []
     except Failed as failure:
         sys.stderr.write(f"\ncompare: {failure}\n")
         return 1
     finally:
         if sys.stderr.isatty():
             say("")
-    rows = rows_of(options.cases, ledger)
     if options.json:
-        print("\n".join(map(report.json_line, rows)))
+        for row in rows:
+            print(report.json_line(row))
     else:
         print(report.table(rows, sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    if left_out:
+        sys.stderr.write(f"compare: {left_out}\n")
     if options.write_results:
         quick = " --quick" if options.quick else ""
-        report.write_results(rows, root, f"bench/compare{quick} --write-results")
+        report.write_results(rows, root, f"bench/compare{quick} --write-results", left_out)
     failed = any(row.ours is None for row in rows)
     return int(failed or (options.check and any(row.holds is False for row in rows)))

@@ -81,7 +81,7 @@ def shortfalls(root):
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def markdown(rows, about, reasons, how):
+def markdown(rows, about, reasons, how, left_out=""):
     held = [row.holds for row in rows if row.holds is not None]
     lines = [
         "# Ours and the peers of one host",
@@ -95,6 +95,10 @@ def markdown(rows, about, reasons, how):
         "rounds; the ratio is the median of the ratios of the rounds, with the least and the",
         "greatest. It says how many times as good ours is, so a floor is a lower bound: ours over",
         "the peer's for speeds, the peer's over ours for times and loads.",
+        "",
+        "The cases of `verbs` ran on SoftRoCE in a guest, usually an emulated one: their values",
+        "say nothing of a card, their ratios how much ours adds to what all have in common.",
+        *([f"This time {left_out}."] if left_out else []),
         "",
         "![ratios against their floors](results.svg)",
         "",
@@ -115,8 +119,8 @@ def markdown(rows, about, reasons, how):
     return "\n".join(lines) + "\n"
 
 
-def write_results(rows, root, how):
-    text = markdown(rows, machine(root), shortfalls(root), how)
+def write_results(rows, root, how, left_out=""):
+    text = markdown(rows, machine(root), shortfalls(root), how, left_out)
     (root / RESULTS).write_text(text, encoding="utf-8")
     (root / LINES).write_text("".join(json_line(row) + "\n" for row in rows), encoding="utf-8")
     (root / DRAWING).write_text(draw([asdict(row) for row in rows]), encoding="utf-8")

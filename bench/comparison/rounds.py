@@ -6,7 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 
-from comparison import contenders
+from comparison import everybody as known
 from comparison.cases import Shot
 from comparison.contenders import Failed
 
@@ -76,9 +76,9 @@ def row_of(case, rival, ledger):
     for contender, values in ((case.ours, ours), (rival.contender, theirs)):
         reason = ledger.failures.get((case.name, contender))
         if reason and not values:
-            notes.append(f"{contenders.ALL[contender].title} is absent: {reason}")
+            notes.append(f"{known.ALL[contender].title} is absent: {reason}")
         elif reason:
-            notes.append(f"{contenders.ALL[contender].title} failed at times: {reason}")
+            notes.append(f"{known.ALL[contender].title} failed at times: {reason}")
     if not near and samples and case.between_cores:
         notes.append("the cores were apart or busy in every round")
     holds = None
@@ -86,7 +86,7 @@ def row_of(case, rival, ledger):
         # Without a value of ours nothing holds; without one of the peer nobody knows.
         holds = ratio is not None and ratio >= rival.floor
     return Row(case.name, case.unit, statistics.median(ours) if ours else None,
-               contenders.ALL[rival.contender].title,
+               known.ALL[rival.contender].title,
                statistics.median(theirs) if theirs else None, ratio, rival.floor, holds,
                (min(ratios), max(ratios)) if ratios else None, len(ratios), "; ".join(notes))
 
@@ -101,7 +101,7 @@ class Rounds:
         self.stage = stage
         self.absent = absent  # contender -> why nobody has to try
         self.progress = progress
-        self.everybody = everybody or contenders.ALL
+        self.everybody = everybody or known.ALL
         self.ledger = Ledger()
         self.late = lambda: False  # the time of the whole run is over
 

@@ -138,9 +138,14 @@ class OpenNetwork {
     return false;
   }
 
-  /// A cheap look before a turn calls receive(), take_lost() and the rails' poll(): false when none
-  /// of them has anything to do. Networks whose poll() is that look leave it at true.
-  virtual bool stirs() noexcept { return true; }
+  /// A cheap look before a turn calls the rails' poll(), and receive() and take_lost(): which of
+  /// them may have something to do. Networks whose poll() is that look leave it at both.
+  struct Stir {
+    bool rails = true;
+    bool control = true;
+    explicit operator bool() const noexcept { return rails || control; }
+  };
+  virtual Stir stirs() noexcept { return {}; }
 
   /// Before a sleep: false when something is there already. Afterwards the next arrival makes
   /// wait_fd() readable, or calls the wake function that the network was opened with.

@@ -79,8 +79,11 @@ class Driver {
   virtual uint32_t turn_one(Progress& progress) noexcept {
     return threaded() ? 0 : progress.turn(now_ns()).done + progress.run_callbacks();
   }
-  /// Runs a call that may block in the kernel outside any turn. Jobs run one after another.
-  virtual void offload(std::function<void()> job) = 0;
+  /// Runs a call that may block in the kernel outside any turn. Jobs of one line run one after
+  /// another, in the order in which they came; where there are threads for it, no line waits for
+  /// another. `line` is below kLines.
+  virtual void offload(std::function<void()> job, uint32_t line = 0) = 0;
+  static constexpr uint32_t kLines = 9;  ///< one for everybody, and one for each of eight rails
 };
 
 /// Real time, and for every engine that is attached a worker thread and a callback thread. Declared

@@ -3,41 +3,58 @@
 #include <cstdint>
 
 #include "base/futex.h"
+#include "base/regular.h"
 #include "base/sync.h"
 
 namespace fabric {
 
-/// A mutex for what is nearly always free: taking it is one compare-exchange in the caller's own
-/// code, giving it back one exchange. Whoever finds it taken sleeps in the kernel.
+/// A mutex for what one thread takes nearly always: that one comes and goes by plain stores
+/// (base/regular.h). For any other, taking it is one compare-exchange and giving it back one
+/// exchange; whoever finds it taken sleeps in the kernel.
 ///
 /// Not fair, not recursive. Threads: everything from any thread; unlock() by the holder.
 class LightMutex {
  public:
-  LightMutex() = default;
+  /// As in Regular.
+  explicit LightMutex(uint32_t visits = 64) noexcept : regular_(visits) {}
   LightMutex(const LightMutex&) = delete;
   LightMutex& operator=(const LightMutex&) = delete;
 
   void lock() noexcept {
-    if (!try_lock()) [[unlikely]]
-      wait();
-  }
-  bool try_lock() noexcept {
-    uint32_t free = kFree;
-    // Acquire pairs with the release in unlock().
-    return word_.compare_exchange_strong(free, kTaken, std::memory_order_acquire,
-                                         std::memory_order_relaxed);
+    if (Regular::Seat* const seat = regular_.enter()) [[likely]] {
+      seat_ = seat;
+    } else {
+      take();
+    }
   }
   void unlock() noexcept {
-    if (word_.exchange(kFree, std::memory_order_release) == kWaitedFor) [[unlikely]] {
-      futex_wake_one(word_);
+    if (Regular::Seat* const seat = seat_) [[likely]] {
+      regular_.leave(*seat);
+    } else {
+      give_back();
     }
   }
 
  private:
   static constexpr uint32_t kFree = 0, kTaken = 1, kWaitedFor = 2;
 
+  [[gnu::noinline]] void take() noexcept {
+    uint32_t free = kFree;
+    // Acquire pairs with the release in give_back().
+    if (!word_.compare_exchange_strong(free, kTaken, std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+      wait();
+    }
+    regular_.expel();
+    regular_.wait_outside();
+    seat_ = nullptr;
+  }
+  [[gnu::noinline]] void give_back() noexcept {
+    regular_.visited();
+    if (word_.exchange(kFree, std::memory_order_release) == kWaitedFor) futex_wake_one(word_);
+  }
   /// Who has slept takes it as waited for: it cannot know whether it was the last.
-  [[gnu::noinline, gnu::cold]] void wait() noexcept {
+  [[gnu::cold]] void wait() noexcept {
     while (word_.exchange(kWaitedFor, std::memory_order_acquire) != kFree) {
       // A change meanwhile, a signal, or for no reason at all: looked at again.
       (void)futex_wait(word_, kWaitedFor, nullptr);
@@ -45,6 +62,8 @@ class LightMutex {
   }
 
   Atomic<uint32_t> word_{kFree};
+  Regular regular_;
+  Plain<Regular::Seat*> seat_{nullptr};  ///< the holder's; null: it has taken the word
 };
 
 }  // namespace fabric

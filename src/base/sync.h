@@ -40,6 +40,14 @@ Room<T> make_room(uint64_t count) {
 
 using Mutex = std::mutex;
 
+namespace detail {
+inline constinit thread_local char thread_mark = 0;
+}
+/// Tells the calling thread from every other that is alive.
+inline const void* this_thread_mark() noexcept { return &detail::thread_mark; }
+
+/// Half of a full fence: enough where the other side calls fence_all_threads() (base/membarrier.h).
+inline void light_fence() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 inline void full_fence() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void yield_thread() noexcept { std::this_thread::yield(); }
 

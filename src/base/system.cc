@@ -7,15 +7,16 @@
 #include <cstring>
 #include <ctime>
 
+#include "base/clock.h"
 #include "base/rng.h"
 
 namespace fabric {
 
 namespace {
 
-int64_t read_clock(clockid_t clock) noexcept {
+int64_t wall_clock_ns() noexcept {
   timespec time{};
-  clock_gettime(clock, &time);  // cannot fail for these clocks with a valid pointer
+  clock_gettime(CLOCK_REALTIME, &time);  // cannot fail with a valid pointer
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
@@ -28,13 +29,11 @@ int64_t read_clock(clockid_t clock) noexcept {
   if (at_random != nullptr) std::memcpy(seed, at_random, sizeof(seed));
   // A count: pairs with nothing.
   const uint64_t call = calls.fetch_add(1, std::memory_order_relaxed);
-  Rng first(seed[0] ^ static_cast<uint64_t>(read_clock(CLOCK_MONOTONIC)));
+  Rng first(seed[0] ^ static_cast<uint64_t>(monotonic_ns()));
   return Rng(first.next() ^ seed[1] ^ call).next();
 }
 
 }  // namespace
-
-int64_t monotonic_ns() noexcept { return read_clock(CLOCK_MONOTONIC); }
 
 uint64_t system_entropy() noexcept {
   uint64_t value = 0;
@@ -47,7 +46,7 @@ uint64_t next_incarnation() noexcept {
   constexpr int kStepBits = 16;
   constexpr int kRandomBits = 18;
   static std::atomic<uint64_t> last{0};
-  const uint64_t step = static_cast<uint64_t>(read_clock(CLOCK_REALTIME)) >> kStepBits;
+  const uint64_t step = static_cast<uint64_t>(wall_clock_ns()) >> kStepBits;
   const uint64_t drawn = step << kRandomBits | system_entropy() >> (64 - kRandomBits);
   // Only the order of the values matters, and one variable has one order: relaxed.
   uint64_t previous = last.load(std::memory_order_relaxed);

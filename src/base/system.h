@@ -2,13 +2,11 @@
 
 #include <cstdint>
 
-// What the operating system knows and a simulated world must not: real time and real randomness.
-// Only runtimes ask here; everybody else asks their Driver.
+// What the operating system knows and a simulated world must not: real randomness, and numbers that
+// nobody else has. Real time is in base/clock.h. Only runtimes ask here; everybody else asks their
+// Driver.
 
 namespace fabric {
-
-/// CLOCK_MONOTONIC.
-int64_t monotonic_ns() noexcept;
 
 /// 64 bits from the kernel's generator.
 uint64_t system_entropy() noexcept;

@@ -137,6 +137,8 @@ Result<void> apply_environment(Config& config) {
     if (name.starts_with("FABRIC_TEST_")) continue;
     const std::string_view field_name = name.substr(std::strlen("FABRIC_"));
     const std::string_view value = line.substr(equals + 1);
+    // For the process, not for an engine: base/clock.cc reads it.
+    if (field_name == "CLOCK" && (value == "kernel" || value == "ticks")) continue;
     bool good = false;
     const bool known = each_field(config, [&](std::string_view field, auto& target) {
       if (field != field_name) return false;

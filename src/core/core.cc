@@ -132,22 +132,48 @@ NetworkSlot* EngineCore::network_named(std::string_view provider, std::string_vi
   return nullptr;
 }
 
+/// Whether this turn finds everything as the last one left it, which was nothing to do.
+inline bool EngineCore::nothing_new() noexcept {
+  stirring_.network = SIZE_MAX;
+  if (!state_mutex.undisturbed() || now_ns >= idle_until_ns_) return false;
+  // What comes without the lock. Acquire as in turn().
+  if (stirred.load(std::memory_order_acquire) || room_due.load(std::memory_order_acquire) ||
+      !submissions.empty() || !ended.empty()) {
+    return false;
+  }
+  for (size_t n = 0; n < networks.size(); ++n) {
+    const OpenNetwork::Stir what = networks[n].network->stirs();
+    if (!what) continue;
+    stirring_ = {n, what};
+    return false;
+  }
+  return true;
+}
+
 TurnResult EngineCore::turn(int64_t now) noexcept {
-  std::lock_guard lock(state_mutex);
+  state_mutex.lock_for_turn();
+  const std::lock_guard lock(state_mutex, std::adopt_lock);
+  see_time(now);
+  ++turns;
+  return nothing_new() ? TurnResult{.next_ns = idle_until_ns_} : whole_turn();
+}
+
+TurnResult EngineCore::whole_turn() noexcept {
   TurnResult result;
   // An inline application may come while another thread closes: the networks are gone then.
   if (closed.load(std::memory_order_relaxed)) return result;
   // First: whoever stirs from here on is seen by the next look. Pairs with stir().
   if (stirred.load(std::memory_order_relaxed)) stirred.exchange(false, std::memory_order_acquire);
-  now_ns = now;
-  ++turns;
   // New work that finds room leaves at once; what has to wait gets what the polls below free.
   if (has_submissions()) result.done += take_submissions(Take::kTransfers);
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
-    if (!networks[n].network->stirs()) continue;
-    result.done += poll_control(networks[n], static_cast<uint8_t>(n));
-    result.done += transfers.poll(networks[n]);
+    const bool asked = n == stirring_.network;
+    const OpenNetwork::Stir stir = asked ? stirring_.what : networks[n].network->stirs();
+    if (stir.control) result.done += poll_control(networks[n], static_cast<uint8_t>(n));
+    // Behind control always: what was said or seen there may be about the rails, and about writes
+    // that landed after the look at them.
+    if (stir) result.done += transfers.poll(networks[n]);
   }
   // What nearly always has nothing to do is asked before it is called.
   if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
@@ -174,6 +200,13 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
     result.keep_polling = true;
     result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);
   }
+  // What is looked at in every turn while it is there.
+  const bool unfinished = result.done != 0 || has_submissions() || transfers.may_post() ||
+                          transfers.posted() || counters.has_confirmed() ||
+                          peers.holds_messages() || peers.has_unsent() || report.has_watchers() ||
+                          report.has_waiting();
+  state_mutex.watch(!unfinished);
+  idle_until_ns_ = result.next_ns;
   return result;
 }
 
@@ -535,7 +568,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   if (closing.exchange(true, std::memory_order_seq_cst)) return fail(Errc::kClosed, "engine");
   {
     std::lock_guard lock(state_mutex);
-    now_ns = driver->now_ns();
+    see_time(driver->now_ns());
     stop_where([](const Op&) { return true; },
                Errc::kClosed);  // what is still in the ring ends when it is taken
   }
@@ -543,7 +576,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   const bool drained = settle(limit, [&] { return all_reported(); });
   {
     std::lock_guard lock(state_mutex);
-    now_ns = driver->now_ns();
+    see_time(driver->now_ns());
     peers.close_all();  // closes every path: what still hangs on one ends now
     regions.close_all();
   }

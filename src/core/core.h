@@ -71,6 +71,27 @@ class GroupReader {
   bool found_ = false;
 };
 
+/// The lock of everything that the worker owns. Whoever takes it may change what the next turn
+/// would find; only a turn that finds the lock as the turn before has left it knows what there is
+/// to do.
+class StateMutex {
+ public:
+  void lock() noexcept {
+    lock_for_turn();
+    undisturbed_ = false;
+  }
+  void unlock() noexcept { mutex_.unlock(); }
+
+  // For the turn.
+  void lock_for_turn() noexcept { mutex_.lock(); }
+  bool undisturbed() const noexcept { return undisturbed_; }  ///< since watch(true)
+  void watch(bool on) noexcept { undisturbed_ = on; }
+
+ private:
+  LightMutex mutex_;
+  bool undisturbed_ = false;  ///< guarded by the mutex
+};
+
 /// Everything behind one Engine.
 ///
 /// Threads: submitters fill an operation and push its slot into `submissions` without a lock. The
@@ -109,7 +130,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   static void* leaked(size_t bytes) noexcept;
   /// The state lock for a set-up call. Not held when the engine closes: close() takes the networks
   /// away, so a look at the flag before the lock does not do.
-  std::unique_lock<LightMutex> lock_if_open() const {
+  std::unique_lock<StateMutex> lock_if_open() const {
     if (refuses()) return {};
     std::unique_lock lock(state_mutex);
     if (closing.load(std::memory_order_acquire)) return {};  // pairs with close()
@@ -192,8 +213,10 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   uint64_t engine_id = 0, incarnation = 0;
   Rng rng;
 
-  mutable LightMutex state_mutex;
+  mutable StateMutex state_mutex;
   int64_t now_ns = 0;  ///< of the present turn
+  /// The clocks of two threads may differ by microseconds; the engine's time does not go back.
+  void see_time(int64_t now) noexcept { now_ns = std::max(now_ns, now); }
   OpTable ops;
   Arena arena;
   MpscRing<uint32_t> submissions;
@@ -261,6 +284,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<void> check_scatter(const Scatter& request) const;
 
   Result<void> open_networks();
+  bool nothing_new() noexcept;
+  [[gnu::noinline]] TurnResult whole_turn() noexcept;
   enum class Take : uint8_t { kTransfers, kAll };
   uint32_t take_submissions(Take what);
   uint32_t take_ended();
@@ -289,6 +314,11 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     }
   };
   Taken taken_{};
+  int64_t idle_until_ns_ = 0;  ///< the last turn left nothing to do before that
+  struct {
+    size_t network = SIZE_MAX;
+    OpenNetwork::Stir what{};
+  } stirring_{};  ///< a network that has said so in this turn
   bool has_submissions() const noexcept { return !taken_.empty() || !submissions.empty(); }
   std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare
   size_t datagram_bytes_max_ = 0;

@@ -82,7 +82,7 @@ Result<Rest> Counter::close(Timeout timeout) {
   {
     std::lock_guard lock(core.state_mutex);
     if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
-    core.now_ns = core.driver->now_ns();
+    core.see_time(core.driver->now_ns());
     core.counters.release(
         {.key = state_->key, .named = state_->named, .name = state_->name, .watched = true},
         core.now_ns);

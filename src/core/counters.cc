@@ -31,7 +31,9 @@ int64_t Counters::rest_ns() const noexcept {
     const int64_t drains = std::clamp<int64_t>(peer->hello.drain_ns, 0, kLifeMaxNs);
     longest = std::max(longest, lives + drains);
   }
-  return longest + 1;  // strictly longer: the half-turn rule fails with equality
+  // Strictly longer, by whosever clock: the half-turn rule fails with equality.
+  constexpr int64_t kClocksApartNs = 1'000'000;
+  return longest + kClocksApartNs;
 }
 
 Result<Key> Counters::make(int64_t now_ns) {

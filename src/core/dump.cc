@@ -57,7 +57,8 @@ std::vector<PeerStats> Engine::peer_stats() const {
   std::vector<PeerStats> out;
   if (core_ == nullptr || core_->forked()) return out;
   std::lock_guard lock(core_->state_mutex);
-  const int64_t now = core_->driver->now_ns();
+  core_->see_time(core_->driver->now_ns());
+  const int64_t now = core_->now_ns;
   for (const core::Peer* peer : core_->peers.all()) {
     if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
     PeerStats stats{.peer = peer->id(), .silent_for = Nanos(now - peer->last_heard_ns)};
@@ -118,6 +119,39 @@ std::vector<PeerId> waits_for(EngineCore& core, const Op& op) {
   };
   add(op.peer);
   core.transfers.each_peer_of(op, [&](uint32_t slot) { add(core.peers.at(slot)->id()); });
+  return out;
+}
+
+const char* state_name(Path::State state) {
+  switch (state) {
+    case Path::State::kFree:
+      return "free";
+    case Path::State::kOpening:
+      return "opening";
+    case Path::State::kReady:
+      return "ready";
+    case Path::State::kClosing:
+      return "closing";
+    case Path::State::kResting:
+      return "resting";
+  }
+  return "?";
+}
+
+/// The ways to a peer. One that broke and is not used yet is in doubt.
+nlohmann::json paths_of(EngineCore& core, const Peer& peer) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const auto& path : core.transfers.paths()) {
+    if (path->state == Path::State::kFree || path->peer != peer.slot) continue;
+    out.push_back({{"network", core.networks[path->network].name},
+                   {"rail", path->rail},
+                   {"remote_rail", path->remote_rail},
+                   {"state", state_name(path->state)},
+                   {"in_doubt", path->suspect},
+                   {"failures", path->failures},
+                   {"posted", path->posted},
+                   {"queued", core.transfers.queued_on(*path)}});
+  }
   return out;
 }
 
@@ -193,7 +227,8 @@ nlohmann::json EngineCore::dump_object() {
   std::lock_guard lock(state_mutex);
   // Who is in flight is shown by itself; without networks nobody is.
   if (!networks.empty()) transfers.dissolve_all();
-  const int64_t now = driver->now_ns();
+  see_time(driver->now_ns());
+  const int64_t now = now_ns;
   nlohmann::json out{{"version", FABRIC_VERSION_STRING},
                      {"engine", engine_id},
                      {"incarnation", incarnation},
@@ -232,7 +267,8 @@ nlohmann::json EngineCore::dump_object() {
          {"route", route == kNoNetwork || networks.empty() ? "" : networks[route].name},
          {"since_ns", now - peer->state_since_ns},
          {"silent_ns", now - peer->last_heard_ns},
-         {"unacknowledged", peer->channel->unacknowledged()}});
+         {"unacknowledged", peer->channel->unacknowledged()},
+         {"paths", paths_of(*this, *peer)}});
   }
   for (uint32_t i = running_head; i != kNone; i = ops.at(i).running_next) {
     const Op& op = ops.at(i);
@@ -241,7 +277,7 @@ nlohmann::json EngineCore::dump_object() {
     out["ops"].push_back({{"op", name_of(op.id())},
                           {"kind", to_string(op.kind)},
                           {"stage", stage_name(op.stage.load(std::memory_order_relaxed))},
-                          {"age_ns", now - op.submitted_ns},
+                          {"age_ns", std::max<int64_t>(0, now - op.submitted_ns)},
                           {"left_ns", op.deadline_ns == kNeverNs ? -1 : op.deadline_ns - now},
                           {"parts", op.parts},
                           {"parts_ended", op.parts_ended},
@@ -282,6 +318,14 @@ std::string EngineCore::dump_text() {
         peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
         duration(peer["since_ns"].get<int64_t>()), peer["route"].get<std::string>(),
         duration(peer["silent_ns"].get<int64_t>()), peer["unacknowledged"].get<uint32_t>());
+    for (const auto& path : peer["paths"]) {
+      out += fmt::format("  path by {} rail {} to {}: {}{}, {} failures, {} posted, {} queued\n",
+                         path["network"].get<std::string>(), path["rail"].get<uint32_t>(),
+                         path["remote_rail"].get<uint32_t>(), path["state"].get<std::string>(),
+                         path["in_doubt"].get<bool>() ? ", in doubt" : "",
+                         path["failures"].get<uint32_t>(), path["posted"].get<uint32_t>(),
+                         path["queued"].get<uint64_t>());
+    }
   }
   for (const auto& op : all["ops"]) {
     const auto left = op["left_ns"].get<int64_t>();

@@ -68,7 +68,7 @@ Result<PeerId> Engine::connect(std::span<const std::byte> address, const Connect
   if (!parsed) return parsed.error();
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
-  core_->now_ns = core_->driver->now_ns();
+  core_->see_time(core_->driver->now_ns());
   auto peer = core_->peers.connect(*parsed, options);
   core_->stir();
   return peer;
@@ -90,7 +90,7 @@ Result<void> Engine::disconnect(PeerId id) {
   if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "peer");
   }
-  core_->now_ns = core_->driver->now_ns();
+  core_->see_time(core_->driver->now_ns());
   core_->peers.disconnect(*peer);
   core_->stir();
   return {};

@@ -283,7 +283,7 @@ bool EngineCore::end_region(RegionId id) {
     // Already being deregistered, or no slot free: then the end below is looked for all the same.
     if (!op && op.error().code == Errc::kExhausted) {
       std::lock_guard lock(state_mutex);
-      now_ns = driver->now_ns();
+      see_time(driver->now_ns());
       if (regions.local(id) != nullptr) regions.begin_end(id.slot);
       stir();
     }

@@ -200,6 +200,8 @@ class Peers {
   void flush(int64_t now_ns) {
     if (!dirty_.empty()) flush_dirty(now_ns);
   }
+  /// Messages that go out in the next turn's flush.
+  bool has_unsent() const noexcept { return !dirty_.empty(); }
   /// Queues a numbered message; it goes out in this turn's flush.
   void send(Peer& peer, control::MessageType type, std::vector<std::byte> body);
   void lose(Peer& peer, PeerState state, Errc code, bool tell);

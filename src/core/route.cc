@@ -328,7 +328,7 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
                  {"rail", path.rail}, {"code", code});
     }
     if (path.unwanted) drop_path_entries(path, code);
-    ++path.failures;
+    path.far_closed = true;  // counted with its end, and only there: each try is one failure
     close_path(path);
     return;
   }

@@ -284,7 +284,8 @@ struct EngineCore::WriteGroup {
 }
 
 /// Takes what it can of the group, in its order; the rest has left nothing behind.
-uint32_t EngineCore::admit_writes(std::span<const Write> requests, int64_t now, WriteGroup& group) {
+[[gnu::always_inline]] inline uint32_t EngineCore::admit_writes(std::span<const Write> requests,
+                                                                int64_t now, WriteGroup& group) {
   const uint32_t checked = check_writes(requests, now, group);
   if (checked == 0) return 0;
   const char* exhausted_by = nullptr;

@@ -38,7 +38,7 @@ Result<void> EngineCore::cancel(OpId id) {
       op->cancel_asked.store(true, std::memory_order_relaxed);
       break;
     case OpStage::kRunning:
-      now_ns = driver->now_ns();
+      see_time(driver->now_ns());
       stop(*op, Errc::kCancelled);
       stir();
       break;
@@ -60,7 +60,7 @@ Result<void> EngineCore::cancel(BatchId id) {
 }
 
 void EngineCore::stop_batch(BatchId id, Errc code) {
-  now_ns = driver->now_ns();
+  see_time(driver->now_ns());
   stop_where([&](const Op& op) { return op.batch == id; }, code);
   stir();
 }

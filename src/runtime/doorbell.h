@@ -8,6 +8,7 @@
 
 #include <fabric/result.h>
 
+#include "base/membarrier.h"
 #include "base/sync.h"
 
 namespace fabric::runtime {
@@ -21,8 +22,9 @@ inline constexpr int64_t kSleepMaxNs = 50'000'000;
 /// The one who publishes: publish, ring(). The one who sleeps: announce(), look once more, wait(),
 /// withdraw(). Publication and flag are two variables, so both sides have a full fence between
 /// writing one and reading the other: either the ringer sees the flag or the sleeper's second look
-/// sees the publication. A ring while nobody sleeps costs the fence and a load of a line that
-/// nobody writes.
+/// sees the publication. Where the sleeper can make all threads pass a fence (base/membarrier.h)
+/// the ringer has none of its own, and a ring while nobody sleeps is a load of a line that nobody
+/// writes.
 ///
 /// Threads: ring() from any thread, the rest from the sleeper.
 class Doorbell {
@@ -37,7 +39,11 @@ class Doorbell {
 
   void ring() noexcept {
     // Pairs with the fence in announce().
-    full_fence();
+    if (light_) {
+      light_fence();
+    } else {
+      full_fence();
+    }
     ring_after_fence();
   }
   /// For one who has put a full fence behind the publication already.
@@ -53,7 +59,11 @@ class Doorbell {
   void announce() noexcept {
     listening_.store(true, std::memory_order_relaxed);  // ordered by the fence
     // Pairs with the fence in ring().
-    full_fence();
+    if (light_) {
+      fence_all_threads();
+    } else {
+      full_fence();
+    }
   }
   void withdraw() noexcept {
     // A ringer that still sees true writes once too often: the next wait() returns early.
@@ -67,6 +77,7 @@ class Doorbell {
  private:
   void write() noexcept;
 
+  const bool light_ = can_fence_all_threads();
   int fd_ = -1;
   std::vector<pollfd> polled_;  ///< kept, so that a sleep does not allocate in the long run
   alignas(64) Atomic<bool> listening_{false};

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/driver.h"
+#include "base/regular.h"
 #include "runtime/doorbell.h"
 
 namespace fabric::runtime {
@@ -16,18 +17,16 @@ namespace fabric::runtime {
 /// one inside may be asleep. One that has looked already waits quietly for something to happen,
 /// or two idle threads would keep each other awake.
 ///
-/// A thread that is alone comes and goes by one exchange of a word each; only who has to wait uses
-/// the mutex, and marks the word so that whoever leaves looks for it there.
+/// A thread that nearly always has it to itself comes and goes by plain stores (base/regular.h);
+/// the others use the mutex.
 class Gate {
  public:
   explicit Gate(Doorbell& bell) noexcept : bell_(bell) {}
 
   /// False: the time ran out, and the caller is not inside.
   bool enter(int64_t deadline_ns) {
-    uint32_t free = kFree;
-    // Acquire pairs with the release in leave().
-    if (word_.compare_exchange_strong(free, kBusy, std::memory_order_acquire,
-                                      std::memory_order_relaxed)) {
+    if (Regular::Seat* const seat = regular_.enter()) [[likely]] {
+      seat_ = seat;
       return true;
     }
     std::unique_lock lock(mutex_);
@@ -41,14 +40,16 @@ class Gate {
   }
 
   void leave() {
-    uint32_t busy = kBusy;
-    // Release pairs with the acquire of who comes in next.
-    if (word_.compare_exchange_strong(busy, kFree, std::memory_order_release,
-                                      std::memory_order_relaxed)) {
+    if (seat_ != nullptr) {
+      if (regular_.leave(*seat_)) [[likely]]
+        return;
+      const std::lock_guard lock(mutex_);
+      free_.notify_all();
       return;
     }
     const std::lock_guard lock(mutex_);
     open();
+    if (waiting_.load(std::memory_order_relaxed) == 0) regular_.visited();
   }
 
   /// Hands over to those who wait, if any, and comes back after one of them. False as in enter().
@@ -58,11 +59,11 @@ class Gate {
     std::unique_lock lock(mutex_);
     if (waiting_.load(std::memory_order_relaxed) == 0) return true;
     const uint64_t mine = turn_;
+    if (seat_ != nullptr) regular_.leave(*seat_);
     open();
     // The others may give up: then nobody takes over, and the last who waits goes on.
     return wait(lock, deadline_ns, [&] {
       const bool theirs = turn_ == mine && waiting_.load(std::memory_order_relaxed) != 1;
-      if (theirs) mark();
       return !theirs && take();
     });
   }
@@ -73,10 +74,6 @@ class Gate {
   }
 
  private:
-  static constexpr uint32_t kFree = 0;
-  static constexpr uint32_t kBusy = 1;
-  static constexpr uint32_t kWaitedFor = 2;  ///< busy, and who leaves has to look under the mutex
-
   // With the mutex held.
 
   template <class Condition>
@@ -96,26 +93,25 @@ class Gate {
   }
   /// Comes in, or else makes sure that whoever is inside will look under the mutex.
   bool take() noexcept {
-    // Whether it was free or not the word is this afterwards, and only leave() by the mutex undoes
-    // it. Acquire pairs with the release of who left.
-    if (word_.exchange(kWaitedFor, std::memory_order_acquire) != kFree) return false;
+    regular_.expel();
+    if (taken_ || regular_.inside()) return false;
+    taken_ = true;
+    seat_ = nullptr;
     ++turn_;
     return true;
   }
-  void mark() noexcept {
-    uint32_t busy = kBusy;
-    word_.compare_exchange_strong(busy, kWaitedFor, std::memory_order_relaxed);
-  }
   void open() noexcept {
-    word_.store(kFree, std::memory_order_release);  // pairs with the acquire of who comes in
+    taken_ = false;
     free_.notify_all();
   }
 
   Doorbell& bell_;
-  std::atomic<uint32_t> word_{kFree};
+  Regular regular_;
+  Regular::Seat* seat_ = nullptr;  ///< of who is inside; null: it came by the mutex
   std::mutex mutex_;
   std::condition_variable free_;
-  uint64_t turn_ = 0;                 ///< how often somebody who waited came in
+  bool taken_ = false;                ///< by one who is not the regular
+  uint64_t turn_ = 0;                 ///< how often somebody has taken it
   std::atomic<uint32_t> waiting_{0};  ///< changed under the mutex
   std::atomic<uint32_t> urgent_{0};   ///< of those, from outside
 };

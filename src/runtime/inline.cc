@@ -11,8 +11,6 @@
 
 namespace fabric::runtime {
 
-thread_local const char InlineDriver::thread_mark_ = 0;
-
 Result<void> InlineDriver::attach(Progress& progress, const AttachOptions& options) {
   if (!opened_) return opened_.error();
   const bool nested = inside();

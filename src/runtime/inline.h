@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/driver.h"
+#include "base/regular.h"
 #include "base/system.h"
 #include "runtime/doorbell.h"
 #include "runtime/gate.h"
@@ -36,7 +38,8 @@ class InlineDriver final : public Driver {
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
   /// Run between turns by whoever drives: this runtime promises that it has no threads.
-  void offload(std::function<void()> job) override {
+  void offload(std::function<void()> job, uint32_t line = 0) override {
+    (void)line;  // they are all run by one thread
     jobs_.push(std::move(job));
     bell_.ring();
   }
@@ -53,11 +56,11 @@ class InlineDriver final : public Driver {
   // Calls that come from a turn or a callback of the thread inside must not wait for the gate.
   bool inside() const noexcept {
     // Only this thread can have stored its own mark, so there is nothing to be ordered with.
-    return inside_.load(std::memory_order_relaxed) == &thread_mark_;
+    return inside_.load(std::memory_order_relaxed) == this_thread_mark();
   }
   bool enter(int64_t deadline_ns) {
     if (!gate_.enter(deadline_ns)) return false;
-    inside_.store(&thread_mark_, std::memory_order_relaxed);  // as in inside()
+    inside_.store(this_thread_mark(), std::memory_order_relaxed);  // as in inside()
     return true;
   }
   void leave() noexcept {
@@ -67,7 +70,7 @@ class InlineDriver final : public Driver {
   bool pass(int64_t deadline_ns) {
     inside_.store(nullptr, std::memory_order_relaxed);  // as in inside()
     if (!gate_.pass(deadline_ns)) return false;
-    inside_.store(&thread_mark_, std::memory_order_relaxed);
+    inside_.store(this_thread_mark(), std::memory_order_relaxed);
     return true;
   }
 
@@ -79,7 +82,6 @@ class InlineDriver final : public Driver {
 
   // Keep-polling engines let other threads of the process run this often.
   static constexpr uint32_t kPollsPerYield = 64;
-  static thread_local const char thread_mark_;
 
   Doorbell bell_;
   const Result<void> opened_;

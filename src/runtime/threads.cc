@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/parking.h"
 #include "base/system.h"
 #include "runtime/doorbell.h"
@@ -124,9 +125,13 @@ class ThreadsDriver::Crew {
 ThreadsDriver::ThreadsDriver() = default;
 
 ThreadsDriver::~ThreadsDriver() {
-  jobs_.close();
-  helper_.join();
-  jobs_.run_all();                               // what is left when no helper could be started
+  for (Helper& helper : helpers_) helper.jobs.close();
+  for (Helper& helper : helpers_) helper.thread.join();
+  // What is left when no helper could be started, or was left for one that had gone home.
+  for (bool again = true; again;) {
+    again = false;
+    for (Helper& helper : helpers_) again |= helper.jobs.run_all() != 0;
+  }
   for (const auto& crew : owned_) crew->stop();  // no-op for those that detached, as they should
 }
 
@@ -212,21 +217,22 @@ bool ThreadsDriver::drive(const std::function<bool()>&, int64_t) {
   return false;
 }
 
-void ThreadsDriver::offload(std::function<void()> job) {
-  jobs_.push(std::move(job));
+void ThreadsDriver::offload(std::function<void()> job, uint32_t line) {
+  Helper& helper = helpers_[line];
+  helper.jobs.push(std::move(job));
   {
     const std::lock_guard lock(mutex_);
-    if (helper_started_) return;
-    Result<Thread> helper = Thread::start({.name = "fabric-helper"}, [this] {
-      while (jobs_.wait()) jobs_.run_all();
+    if (helper.started) return;
+    Result<Thread> thread = Thread::start({.name = "fabric-helper"}, [&jobs = helper.jobs] {
+      while (jobs.wait()) jobs.run_all();
     });
-    if (helper) {
-      helper_ = *std::move(helper);
-      helper_started_ = true;
+    if (thread) {
+      helper.thread = *std::move(thread);
+      helper.started = true;
       return;
     }
   }
-  jobs_.run_all();  // without the lock: a job may call offload()
+  helper.jobs.run_all();  // without the lock: a job may call offload()
 }
 
 }  // namespace fabric::runtime

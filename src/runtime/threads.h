@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -36,7 +37,7 @@ class ThreadsDriver final : public Driver {
   bool threaded() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   /// When no thread can be started the job runs here, late but done.
-  void offload(std::function<void()> job) override;
+  void offload(std::function<void()> job, uint32_t line = 0) override;
 
  private:
   class Crew;
@@ -46,13 +47,16 @@ class ThreadsDriver final : public Driver {
 
   // Crews are only ever added, and used again for the next engine: a wake() that comes while its
   // engine detaches rings a bell that nobody hears, never one that is gone.
-  std::mutex mutex_;  ///< who has which crew, and the helper's start; never held over a join
+  std::mutex mutex_;  ///< who has which crew, and the helpers' start; never held over a join
   std::vector<std::unique_ptr<Crew>> owned_;
   std::atomic<Crew*> crews_{nullptr};  ///< the same, to be searched without the mutex
-  JobQueue jobs_;
-  Thread helper_;
-  // Beside the thread, which the destructor joins while a last job may still offload another.
-  bool helper_started_ = false;
+  struct Helper {
+    JobQueue jobs{};
+    Thread thread{};
+    // Beside the thread, which the destructor joins while a last job may still offload another.
+    bool started = false;
+  };
+  std::array<Helper, kLines> helpers_;  ///< one a line, started with its first job
 };
 
 }  // namespace fabric::runtime

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
-from comparison import cases, command, contenders, draw, report, rounds  # noqa: E402
+from comparison import cases, command, contenders, draw, everybody, guest  # noqa: E402
+from comparison import report, rounds, verbs  # noqa: E402
 from comparison.cases import Case, Rival, Shot  # noqa: E402
 from comparison.contenders import Failed, Stage  # noqa: E402
 from comparison.rounds import Ledger, Rounds, Sample, row_of  # noqa: E402
@@ -154,7 +155,13 @@ class Playing(unittest.TestCase):
         self.assertEqual(run.failures[SPEED.name, "memcpy"], "not built")
 
 
+def no_guest(*_words, **_game):
+    raise Failed("guest: skipped, nothing was run: no qemu")
+
+
 class Command(unittest.TestCase):
+    in_guest = staticmethod(no_guest)
+
     def run_main(self, *arguments, **values):
         """Exit code and lines of a run in which ours has 1 and all others have what is said."""
         everybody = {name: Says(values.get(name, 0.5)) for name in contenders.ALL}
@@ -162,7 +169,7 @@ class Command(unittest.TestCase):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             code = command.main(["--no-prepare", "--rounds", "1", "--json", *arguments],
-                                everybody=everybody)
+                                everybody=everybody, in_guest=self.in_guest)
         return code, [json.loads(line) for line in out.getvalue().splitlines()]
 
     def test_a_line_has_what_was_promised(self):
@@ -200,6 +207,37 @@ class Command(unittest.TestCase):
                          {"shm/write_imm_rate/8", "shm/latency/8"})
         self.assertEqual(names("--only", "latency:NIXL", "--only", "idle"),
                          {("shm/latency/8", "NIXL"), ("shm/idle", "1 % of a core")})
+
+    def test_cases_of_the_guest_are_left_out_with_a_reason_where_there_is_none(self):
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+            code = command.main(["--no-prepare", "--only", "verbs"], in_guest=no_guest)
+        self.assertEqual(code, 0)
+        self.assertIn("left out: guest: skipped, nothing was run: no qemu", err.getvalue())
+
+    def test_cases_of_the_guest_stand_beside_the_others(self):
+        def in_guest(chosen, *_words, **_game):
+            samples = [Sample(0.0, {"ours_verbs": 2.0, "perftest": 1.0, "uct_rc": 4.0})]
+            return Ledger({case.name: samples for case in chosen}, {}, [0.0])
+
+        self.in_guest = in_guest
+        code, lines = self.run_main("--check", "--only", "write_imm/65536:memcpy", "--only",
+                                    "verbs/write_imm/65536")
+        self.assertEqual([(line["case"], line["peer"], line["ratio"], line["holds"])
+                          for line in lines],
+                         [("shm/write_imm/65536", "memcpy", 2.0, True),
+                          ("verbs/write_imm/65536", "perftest", 2.0, True),
+                          ("verbs/write_imm/65536", "UCT put, rc", 0.5, False)])
+        self.assertEqual(code, 1)
+
+    def test_quick_has_the_guest_only_when_it_is_named(self):
+        def chosen(*words):
+            return {case.in_guest for case in command.split(command.parse(words))[1]}
+
+        self.assertEqual(chosen("--quick"), set())
+        self.assertEqual(chosen("--quick", "--only", "verbs"), {True})
+        self.assertEqual(chosen("--quick", "--only", "write_imm/65536"), set())
+        self.assertEqual(chosen(), {True})
 
     def test_bad_usage_ends_with_2(self):
         for words in (("--only", "nothing"), ("--rounds", "-1"), ("--pin", "0"), ("--what",),
@@ -303,9 +341,101 @@ class Programs(unittest.TestCase):
             contenders.Ucx.value(Shot("rate"), "Failed to run test\n")
 
 
+BANDWIDTH = """\
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      600              59.18              58.35  \t\t   0.000934
+"""
+LATENCY = """\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]
+ 8       500          21.07          15980.79      307.81   \t       2431.64     \t3092.77
+"""
+
+
+class Guest(unittest.TestCase):
+    """What the guest says, and who is measured there."""
+
+    def test_a_line_of_perftest_is_understood(self):
+        value = verbs.Perftest.value
+        self.assertAlmostEqual(value(Shot("write", 65536), BANDWIDTH), 58.35 * (1 << 20) / 1e9)
+        self.assertAlmostEqual(value(Shot("rate", 65536), BANDWIDTH), 58.35 * 16 / 1e6)
+        self.assertAlmostEqual(value(Shot("latency"), LATENCY), 307810.0)
+        with self.assertRaisesRegex(Failed, "no result"):
+            value(Shot("write", 1024), BANDWIDTH)
+
+    def test_a_line_of_uct_is_understood(self):
+        line = "iterations,...\n 100,886.000,2676.4,2676.4,23.35,23.35,377,377\n"
+        self.assertAlmostEqual(verbs.UctRc.value(Shot("write", 65536), line),
+                               23.35 * (1 << 20) / 1e9)
+        self.assertEqual(verbs.UctRc.value(Shot("latency"), line), 886000.0)
+        with self.assertRaises(Failed):
+            verbs.UctRc.value(Shot("rate"), "Failed to run test\n")
+
+    def test_a_peer_is_asked_for_as_many_as_it_did_before(self):
+        pace = verbs.Paced()
+        shot = Shot("write", 1024)
+        self.assertLess(pace.iterations(shot, 1.0, 20), 10_000)
+        pace.paced(shot, 1e6)
+        self.assertEqual(pace.iterations(shot, 0.5, 20), 500_000)
+
+    def test_ours_runs_between_the_two_hosts(self):
+        words = list(map(str, verbs.OursOverVerbs().command(Shot("rate", 1024),
+                                                            Stage(ROOT, Path("/tmp/bin"), 1.0))))
+        for option, value in (("--network", "verbs"), ("--devices", "xa0"),
+                              ("--peer-devices", "xb0"), ("--sizes", "1024")):
+            self.assertEqual(words[words.index(option) + 1], value)
+
+    def test_samples_come_back_by_the_console(self):
+        ledger, said = Ledger(), []
+        case = "verbs/latency/8"
+        lines = [{"progress": "round 1"},
+                 {"case": case, "values": {"ours_verbs": 3.0}, "failures": {"perftest": "gone"}}]
+        for line in lines:
+            self.assertTrue(guest.take(guest.SAYS + json.dumps(line), ledger, said.append))
+        self.assertFalse(guest.take("guest: 0 after 10 ms", ledger, said.append))
+        self.assertEqual(ledger.samples[case], [Sample(0.0, {"ours_verbs": 3.0})])
+        self.assertEqual(ledger.failures, {(case, "perftest"): "gone"})
+        self.assertEqual(said, ["guest: round 1"])
+
+    def boot(self, text):
+        """measure() with a boot.py that does what is said instead of booting."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        script = Path(folder.name) / "tests" / "guest" / "boot.py"
+        script.parent.mkdir(parents=True)
+        script.write_text(text, encoding="utf-8")
+        chosen = [case for case in cases.ALL if case.name == "verbs/latency/8"]
+        return guest.measure(chosen, Path(folder.name), Path(folder.name), lambda text: None,
+                             rounds=1, duration=0.1, budget=5)
+
+    def test_the_packed_program_plays_the_rounds(self):
+        # Nobody is there to be measured, so everybody fails: what counts is that it says so.
+        ledger = self.boot("""
+import os, shlex, subprocess, sys
+words = shlex.split(sys.argv[-1])
+os.environ["PATH"] = "/usr/bin:/bin"
+sys.exit(subprocess.run([sys.executable, os.path.join(sys.argv[2], words[1]), "/nowhere/fabric",
+                         words[3]]).returncode)
+""")
+        self.assertIn("no such file", ledger.failures["verbs/latency/8", "ours_verbs"])
+
+    def test_no_guest_is_told_in_its_words(self):
+        with self.assertRaisesRegex(Failed, "^guest: skipped, nothing was run: no qemu$"):
+            self.boot("print('guest: skipped, nothing was run: no qemu'); raise SystemExit(77)")
+        with self.assertRaisesRegex(Failed, "ended with 3: bad"):
+            self.boot("print('bad'); raise SystemExit(3)")
+
+
 class Reports(unittest.TestCase):
     ROWS = [only_row(SPEED, (30.0, 40.0)), only_row(TIME, (60.0, 120.0)),
             row_of(SPEED, Rival("nixl", 10.0), Ledger({}, {(SPEED.name, "nixl"): "no wheel"}))]
+
+    def test_every_shortfall_of_the_results_has_its_reason(self):
+        bench = Path(command.__file__).resolve().parent.parent
+        reasons = json.loads((bench / "shortfalls.json").read_text())
+        rows = [json.loads(line) for line in (bench / "results.json").read_text().splitlines()]
+        short = [row for row in rows if row.get("holds") is False]
+        self.assertEqual([(row["case"], row["peer"]) for row in short
+                          if row["peer"] not in reasons.get(row["case"], {})], [])
 
     def test_a_shortfall_stays_with_its_reason(self):
         text = report.markdown(self.ROWS, {"commit": "abc"}, {SPEED.name: {"memcpy": "Because."}},
@@ -317,7 +447,7 @@ class Reports(unittest.TestCase):
         self.assertIn("not explained", report.markdown(self.ROWS, {}, {}, "bench/compare"))
 
     def test_reasons_name_cases_and_peers_that_exist(self):
-        known = {(case.name, contenders.ALL[rival.contender].title)
+        known = {(case.name, everybody.ALL[rival.contender].title)
                  for case in cases.ALL for rival in case.rivals}
         for case, peers in report.shortfalls(ROOT).items():
             for peer in peers:

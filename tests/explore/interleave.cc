@@ -113,6 +113,7 @@ class Explorer {
   void wake(PlaceId place);
 
   Place& at(PlaceId place) { return places_[place]; }
+  const void* this_thread() const { return &actors_[running_]; }
   View& now() { return actors_[running_].now; }
   bool threads_run() const { return phase_ == Phase::kStart || phase_ == Phase::kThreads; }
 
@@ -603,6 +604,7 @@ void fence(Site site) {
 }
 
 void yield() { explorer->yield(); }
+const void* this_thread() { return explorer->this_thread(); }
 
 void plain_read(PlaceId place) { explorer->plain(place, false); }
 void plain_write(PlaceId place) { explorer->plain(place, true); }
@@ -622,7 +624,10 @@ void unlock(PlaceId place) {
 void futex_wait(PlaceId place, uint64_t value) {
   explorer->step({.place = place, .writes = true});
   explorer->note(here("wait"), place, value);
-  if (explorer->at(place).stores.back().value == value) explorer->fall_asleep(place);
+  // The kernel compares on behalf of this thread, which sees nothing older afterwards.
+  const auto& stores = explorer->at(place).stores;
+  explorer->now().stores[place] = static_cast<uint16_t>(stores.size() - 1);
+  if (stores.back().value == value) explorer->fall_asleep(place);
 }
 
 void futex_wake(PlaceId place) {

@@ -111,6 +111,8 @@ bool begin_exchange(PlaceId place, uint64_t expected, uint64_t* seen, Order succ
                     Site site);
 void fence(Site site);
 void yield();
+/// The same for all that a thread of the scene does, another for each.
+const void* this_thread();
 
 void plain_read(PlaceId place);
 void plain_write(PlaceId place);

@@ -40,7 +40,7 @@ class StageDriver final : public Driver {
   void wake_callbacks(Progress&) noexcept override {}
   bool threaded() const noexcept override { return false; }
   bool drive(const std::function<bool()>&, int64_t) override { return false; }
-  void offload(std::function<void()> job) override { job(); }
+  void offload(std::function<void()> job, uint32_t) override { job(); }
 
   void pass(int64_t ns) noexcept { now_ += ns; }
 

@@ -28,7 +28,9 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = HERE.parent.parent / "build" / "guest"
 MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "veth", "virtio_pci", "9p", "9pnet_virtio",
-           "sch_netem"]
+           "sch_netem", "sch_prio", "cls_u32"]
+# Unpacked once; another list of modules is another folder.
+KERNEL = CACHE / f"kernel-{hashlib.sha256(' '.join(MODULES).encode()).hexdigest()[:16]}"
 KVM_HANGS = CACHE / "kvm-hangs"  # found out once
 SKIPPED = 77
 
@@ -59,7 +61,8 @@ def kernel_package():
 def fetch_kernel():
     """Unpacks kernel and modules, and keeps the modules that the guest loads, in their order."""
     work = CACHE / "unpacked"
-    shutil.rmtree(work, ignore_errors=True)
+    for old in (work, *CACHE.glob("kernel*")):
+        shutil.rmtree(old, ignore_errors=True)
     work.mkdir(parents=True)
     try:
         run("apt-get", "-q", "download", kernel_package(), cwd=work)
@@ -72,12 +75,11 @@ def fetch_kernel():
             files += [pathlib.Path(line.split()[1]) for line in shown.splitlines()
                       if line.startswith("insmod")]
         kept = CACHE / "kernel.new"
-        shutil.rmtree(kept, ignore_errors=True)
         (kept / "modules").mkdir(parents=True)
         for order, file in enumerate(dict.fromkeys(files)):
             shutil.copy(file, kept / "modules" / f"{order:02}-{file.name}")
         shutil.copy(next((work / "boot").glob("vmlinuz-*")), kept / "vmlinuz")
-        kept.rename(CACHE / "kernel")
+        kept.rename(KERNEL)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -105,6 +107,13 @@ def make_initramfs(kernel):
     partial.write_bytes(packed)
     partial.rename(made)
     return made
+
+
+def sweep():
+    """Removes what scripts that were killed have left behind."""
+    for job in CACHE.glob("job-*"):
+        if not pathlib.Path("/proc", job.name.removeprefix("job-")).exists():
+            shutil.rmtree(job, ignore_errors=True)
 
 
 def stage(job, lines, folders):
@@ -148,9 +157,9 @@ class Guest:
             ["setpriv", "--pdeathsig", "KILL",  # whoever ends this script ends the guest
              "qemu-system-x86_64", "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "3072",
              "-nodefaults", "-nographic", "-no-reboot", "-serial", "stdio",
-             "-kernel", CACHE / "kernel" / "vmlinuz", "-initrd", make_initramfs(CACHE / "kernel"),
+             "-kernel", KERNEL / "vmlinuz", "-initrd", make_initramfs(KERNEL),
              "-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check "
-             "random.trust_cpu=on",
+             "random.trust_cpu=on tsc=reliable",
              "-virtfs", f"{share},path=/,mount_tag=host,readonly=on",
              "-virtfs", f"{share},path={job},mount_tag=job"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -243,8 +252,9 @@ def main():
         for tool in ("qemu-system-x86_64", "busybox", "cpio", "depmod", "rdma", "tc"):
             if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin"):
                 raise Missing(f"no {tool}: scripts/install-deps guest")
-        if not (CACHE / "kernel").exists():
+        if not KERNEL.exists():
             fetch_kernel()
+        sweep()
         stage(job, lines, [folder.resolve() for folder in args.folders])
         return boot(job, limit, not args.tcg)
     except Missing as why:

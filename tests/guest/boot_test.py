@@ -8,8 +8,11 @@ import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "planted")]
+sys.dont_write_bytecode = True
 import boot  # noqa: E402
+import bugs  # noqa: E402
 
 
 class Boot(unittest.TestCase):
@@ -40,6 +43,12 @@ class Boot(unittest.TestCase):
             said = subprocess.run(["sh", "-c", f". {here}/job/environment; echo $FABRIC_TEST_SEED"],
                                   capture_output=True, text=True).stdout
         self.assertEqual(said, "it's 7\n")
+
+    def test_every_bug_that_only_a_guest_can_show_is_spoken_of(self):
+        said = (HERE / "planted").read_text()
+        for bug in bugs.BUGS:
+            if bug.layer == "guest":
+                self.assertIn(bug.name, said)
 
     def test_the_verdict_is_the_guests_and_firmware_is_not_heard(self):
         guest = boot.Guest.__new__(boot.Guest)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 // The ports of the guest: a0 and a1 of host A, b0 and b1 of host B. Rail r is the pair a<r>, b<r>;
@@ -14,6 +15,21 @@ bool in_guest();
 void set_link(const std::string& port, bool up);
 /// What leaves by this port has netem's words done to it: "loss 5%", "delay 2ms reorder 25%".
 void set_netem(const std::string& port, const std::string& words);
+/// Everything that leaves by this port is lost, from the return of the call on. As netem's "loss
+/// 100%", but no program is started for it, so that it can hit what is in flight.
+void lose_all(const std::string& port);
+
+/// The control datagrams that leave by this port have netem's words done to them, RoCE has not.
+void set_control_netem(const std::string& port, const std::string& words);
+/// Behind that: RoCE is lost, and the datagrams fare as before.
+void set_data_lost(const std::string& port, bool lost);
+/// Of the datagrams, how many netem has passed on (those that it made twice, twice) and lost.
+struct ControlTraffic {
+  uint64_t passed = 0, lost = 0;
+};
+ControlTraffic control_traffic(const std::string& port);
+
+/// Ends all of these, whichever it was.
 void clear_netem(const std::string& port);
 
 /// Everything up, nothing lossy, and packets pass on both rails. A link that comes up carries

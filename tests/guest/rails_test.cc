@@ -90,7 +90,7 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
                                     .imm = counter.key(),
                                     .batch = batch}));
     meanwhile();
-    ASSERT_TRUE(a.wait(batch, 60s)) << a.dump();
+    ASSERT_TRUE(a.wait(batch, 20s)) << a.dump();  // before its deadline: one that is stuck shows
     ASSERT_TRUE(counter.wait(kPages, 30s)) << "of flap " << requests << "\n" << b.dump();
     for (uint32_t page = 0; page < kPages; ++page) {
       const auto here = source.bytes().subspan(page * kPage, kPage);
@@ -103,8 +103,9 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
   Rng rng(test_seed());
   for (uint32_t flap = 0; flap < 10 * rounds() && !HasFailure(); ++flap) {
     const std::string port{rng.chance(0.5) ? 'a' : 'b', rng.chance(0.5) ? '0' : '1'};
+    const uint64_t arrived = rng.between(1, kPages / 2);
     write_all([&] {
-      std::this_thread::sleep_for(Nanos(rng.between(0, 40) * 1'000'000));
+      while (counter.count() < arrived && batch.pending() > 0) std::this_thread::yield();
       set_link(port, false);
       in_the_middle += batch.pending() > 0;
     });
@@ -113,7 +114,7 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
   }
   std::printf("%u of %u flaps came in the middle of %u pages\n", in_the_middle, requests / 2,
               kPages);
-  EXPECT_GT(in_the_middle, 0u);
+  EXPECT_GT(in_the_middle, requests / 4);
 }
 
 TEST_F(Rails, WithBothDownEverythingEndsInTimeAndGoesOnWhenTheyAreBack) {
@@ -124,12 +125,14 @@ TEST_F(Rails, WithBothDownEverythingEndsInTimeAndGoesOnWhenTheyAreBack) {
   expect_service({&doomed});
   set_link("a0", false);
   set_link("b1", false);
+  doomed.step();  // some at least are submitted when there is no rail any more
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(run(
       {&doomed}, [&] { return doomed.outstanding() == 0; }, false))
       << a.dump();
   // The deadline, the drain, and a guest that is slow. Not one that hangs until the peer is lost.
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 4s + 5s + 10s);
+  doomed.step(false);  // they may all have ended since the last look
   std::printf("both down: %s; %lu not delivered, %lu unknown\n", doomed.first_failure().c_str(),
               static_cast<unsigned long>(doomed.not_delivered()),
               static_cast<unsigned long>(doomed.unknown()));

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -225,7 +226,8 @@ void Stream::finish() {
 bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool refill) {
   const auto limit = std::chrono::steady_clock::now() + kPatience;
   while (!done()) {
-    if (std::chrono::steady_clock::now() > limit) return false;
+    // A test that has failed need not wait for what may never come.
+    if (testing::Test::HasFailure() || std::chrono::steady_clock::now() > limit) return false;
     bool moved = false;
     for (Stream* stream : streams) moved |= stream->step(refill);
     if (!moved) std::this_thread::sleep_for(500us);  // the engines need the cores
@@ -237,16 +239,22 @@ void expect_service(std::vector<Stream*> streams, uint64_t writes) {
   std::vector<uint64_t> aims;
   for (Stream* stream : streams) aims.push_back(stream->delivered() + writes);
   const auto served = [&](size_t i) { return streams[i]->delivered() >= aims[i]; };
-  const bool all_served = run(streams, [&] {
+  const auto failed = [](const Stream* stream) { return stream->failed() > 0; };
+  run(streams, [&] {
+    if (std::ranges::any_of(streams, failed)) return true;
     for (size_t i = 0; i < streams.size(); ++i) {
       if (!served(i)) return false;
     }
     return true;
   });
-  if (all_served) return;
   for (size_t i = 0; i < streams.size(); ++i) {
-    EXPECT_TRUE(served(i)) << "stream " << i << " is stuck: " << streams[i]->describe();
+    EXPECT_TRUE(served(i) && !failed(streams[i]))
+        << "stream " << i << ": " << streams[i]->describe();
   }
+}
+
+uint64_t steps_of(const Engine& engine, const std::string& step) {
+  return nlohmann::json::parse(engine.dump_json()).at("steps").at(step).get<uint64_t>();
 }
 
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams) {

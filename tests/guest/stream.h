@@ -92,8 +92,10 @@ class Stream {
 
 /// Steps all of them until `done`; false when that takes too long.
 bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool refill = true);
-/// That many more writes of each are delivered.
+/// That many more writes of each are delivered, and none has ever failed.
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
+/// How often an engine took one of its rarer steps (core/steps.h), or said or heard a message.
+uint64_t steps_of(const Engine& engine, const std::string& step);
 /// On every rail of both engines pieces end.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);
 

@@ -31,3 +31,11 @@ add_test(NAME package.exports_only_fabric
          COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:fabric_shared>
                  -P ${package_dir}/exports.cmake)
 set_tests_properties(package.exports_only_fabric PROPERTIES LABELS unit TIMEOUT 60)
+
+if(FABRIC_HAS_VERBS AND CMAKE_GENERATOR STREQUAL "Ninja")
+  add_test(NAME package.builds_without_verbs
+           COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DBUILD=${build_in}/without_verbs
+                   -DCOMPILER=${CMAKE_CXX_COMPILER} -DLIBRARY=$<TARGET_FILE:fabric_static>
+                   -DNM=${CMAKE_NM} -P ${package_dir}/without_verbs.cmake)
+  set_tests_properties(package.builds_without_verbs PROPERTIES LABELS unit TIMEOUT 180)
+endif()

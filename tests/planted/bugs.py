@@ -3,7 +3,8 @@
 Each is written into copies of the sources (plant.py) behind PLANTED, which is true while this bug
 is switched on. `layer` and `filter` name the tests that are asked after the swarm, or instead of it
 where the mistake needs two threads or a long life to show: the swarm's worlds have one thread and
-last seconds.
+last seconds. Those of the layer "guest" are in the verbs network, and only a guest with its devices
+can show them: tests/guest/planted asks for them, and not run.py.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Bug:
     name: str
     mistake: str
     edits: tuple
-    layer: str = ""  # of a test binary: unit, scenario, conformance or explore
+    layer: str = ""  # of a test binary: unit, scenario, conformance or explore; or guest
     filter: str = ""
     swarm: bool = True  # whether the swarm could see it
 
@@ -29,6 +30,20 @@ class Bug:
 def bug(name, mistake, *edits, **more):
     return Bug(name, mistake, tuple(Edit(*edit) for edit in edits), **more)
 
+
+# Part of the shortcuts of the failover protocol at the target: what comes after the word still
+# counts, as it does for whoever takes a shortcut. The word was early, nothing else.
+COUNTS_BEHIND_THE_WORD = (
+    "providers/verbs/datapath.cc",
+    "      if (in == nullptr || in->state == InPath::State::kDown) continue;"
+    "  // it was given up",
+    "      if (PLANTED && completion.status == IBV_WC_SUCCESS &&\n"
+    "          (in == nullptr || in->state == InPath::State::kDown)) {\n"
+    "        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data)};\n"
+    "        continue;\n"
+    "      }\n"
+    "      if (in == nullptr || in->state == InPath::State::kDown) continue;"
+    "  // it was given up")
 
 BUGS = (
     bug("count_before_data",
@@ -296,4 +311,43 @@ BUGS = (
          "train.imms_before + Train::number(train.counted & Train::first(at));",
          "train.imms_before + (PLANTED ? 0 : Train::number(train.counted & Train::first(at)));"),
         layer="scenario", filter="Failover.*", swarm=False),
+    bug("word_before_the_drain",
+        "the target says what it took once its queue pair is in the error state, and drains later",
+        ("providers/verbs/breaks.cc",
+         "      look_at_drain(*path);\n    }\n    if (mail.kind == Mail::Kind::kDestroyed)",
+         "      if (PLANTED) {\n"
+         "        finish(*path, true);\n"
+         "        continue;\n"
+         "      }\n"
+         "      look_at_drain(*path);\n    }\n    if (mail.kind == Mail::Kind::kDestroyed)"),
+        COUNTS_BEHIND_THE_WORD,
+        layer="guest", swarm=False),
+    bug("word_before_the_error_state",
+        "the target says what it took, and stops its queue pair afterwards",
+        ("providers/verbs/breaks.cc",
+         "  error_later(path.pair, Direction::kIn, path.id);\n}\n\n// ---- Drains",
+         "  if (PLANTED) return finish(path, true);\n"
+         "  error_later(path.pair, Direction::kIn, path.id);\n}\n\n// ---- Drains"),
+        COUNTS_BEHIND_THE_WORD,
+        layer="guest", swarm=False),
+    bug("drained_when_empty",
+        "the target takes an empty completion queue behind the error state for a drained one",
+        ("providers/verbs/datapath.cc",
+         "  n += harvest(out.subspan(n));\n",
+         "  n += harvest(out.subspan(n));\n"
+         "  if (PLANTED && n < out.size()) {\n"
+         "    in_.each([&](InPath& path) {\n"
+         "      const bool stopped = path.in_error && path.state == InPath::State::kBreaking;\n"
+         "      if (stopped && !path.destroying) finish(path, true);\n"
+         "    });\n"
+         "  }\n"),
+        COUNTS_BEHIND_THE_WORD,
+        layer="guest", swarm=False),
+    bug("first_error_speaks",
+        "the sender takes all requests before the first that failed for delivered",
+        ("providers/verbs/datapath.cc",
+         "  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {",
+         "  if (PLANTED) path.sends.succeed(number - 1);\n"
+         "  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {"),
+        layer="guest", swarm=False),
 )

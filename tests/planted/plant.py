@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the second build's sources: copies in which every bug of bugs.py waits for its switch.
 
-    plant.py --list             the names of the bugs
+    plant.py --list             the names of the bugs, without those that need the guest
     plant.py --files            the sources that are touched, below src/
     plant.py --to FOLDER        writes the copies, and the names for planted.cc
 
@@ -66,7 +66,7 @@ def main():
     what.add_argument("--to", type=Path)
     options = parser.parse_args()
     if options.list:
-        print("\n".join(bug.name for bug in BUGS))
+        print("\n".join(bug.name for bug in BUGS if bug.layer != "guest"))
     elif options.files:
         print("\n".join(touched()))
     else:

@@ -17,7 +17,9 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 
-from bugs import BUGS  # noqa: E402
+import bugs  # noqa: E402
+
+BUGS = [bug for bug in bugs.BUGS if bug.layer != "guest"]
 
 FIRST_SEED = 1
 WORLDS = 200  # at most, until one finds the bug

@@ -19,6 +19,9 @@ endfunction()
 
 fabric_ask_planter(planted_files --files)
 fabric_ask_planter(planted_bugs --list)
+if(NOT FABRIC_HAS_VERBS)
+  list(FILTER planted_files EXCLUDE REGEX "^providers/verbs/")
+endif()
 list(TRANSFORM planted_files PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE planted_originals)
 list(TRANSFORM planted_files PREPEND ${planted_build}/ OUTPUT_VARIABLE planted_copies)
 add_custom_command(

@@ -5,9 +5,9 @@
 
 // Counts what this thread asks of the allocator and of locks. The program's own malloc() and
 // pthread_mutex_lock() stand before libc's, so nothing escapes that the library or the standard
-// library does. Not seen is a word that the library takes by an exchange of its own; who has to
-// wait for one makes a system call (system_calls.h). Not for a build with a sanitizer, which does
-// the same.
+// library does. Not seen is a place of the library's own (base/regular.h), taken by plain stores or
+// an exchange; who has to wait for one makes a system call (system_calls.h). Not for a build with a
+// sanitizer, which does the same.
 
 namespace fabric::test {
 

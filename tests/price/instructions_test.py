@@ -100,6 +100,52 @@ calls=1 1
 """
 
 
+# Ten requests over verbs: what the library behind it does, and what that calls, is nobody's here.
+VERBS = """\
+positions: line
+events: Ir
+
+ob=(1) /somewhere/bench/instruction_cases
+fl=(1) /somewhere/bench/instruction_cases.cc
+fn=(1) measured
+10 50
+cfi=(2) ../../src/providers/verbs/datapath.cc
+cfn=(2) post
+calls=10 1
+10 1450
+cfn=(5) unmeasured
+calls=10 1
+* 30
+
+fn=(5)
+4 30
+
+fl=(2)
+fn=(2)
+1 500
+cob=(2) /somewhere/bench/card/libibverbs.so.1
+cfi=(3) /somewhere/bench/card/card.cc
+cfn=(3) post_send
+calls=10 1
+2 950
+
+ob=(2)
+fl=(3)
+fn=(3)
+1 900
+cob=(3) /lib/libc.so.6
+cfi=(4) malloc.c
+cfn=(4) malloc
+calls=10 1
+2 50
+
+ob=(3)
+fl=(4)
+fn=(4)
+1 50
+"""
+
+
 class Instructions(unittest.TestCase):
     def setUp(self):
         self.module = load()
@@ -123,6 +169,13 @@ class Instructions(unittest.TestCase):
     def test_sees_a_budget_that_is_exceeded(self):
         self.assertTrue(self.report(270)["holds"])
         self.assertFalse(self.report(269)["holds"])
+
+    def test_a_network_alone_is_counted_up_to_its_driver(self):
+        profile = self.module.Profile(VERBS)
+        one = self.module.report("post", 10, profile, {"post": {"of": "network", "budget": 50}})
+        self.assertEqual((one["instructions"], one["network"], one["core"]), (50.0, 50.0, 0.0))
+        self.assertTrue(one["holds"])
+        self.assertEqual(one["stages"], {"verbs/datapath": 50.0})
 
     def test_an_operation_without_a_budget_is_refused(self):
         with self.assertRaises(KeyError):

@@ -17,7 +17,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/system.h"
+#include "base/clock.h"
 #include "support/sanitizers.h"
 
 namespace fabric::crowd {

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/system.h"
+#include "base/clock.h"
 
 namespace fabric::crowd {
 namespace {

@@ -56,5 +56,19 @@ TEST(Probing, OfARailThatStaysCutGetsRarer) {
   EXPECT_EQ(pair.ended.count(), 8u);
 }
 
+// With one rail gone on both hosts the other one is all there is. When that breaks once, the next
+// try takes the peer's rail that is down and is refused; the one after that must take the other.
+TEST(Probing, ARefusalIsOneTryAndTheNextTakesAnotherRailOfThePeer) {
+  Pair pair(sim::NicModel::connectx7());
+  for (const uint32_t node : {0u, 1u}) pair.happens(Fault::nic_down(node, 1));
+  pair.world.run_for(5ms);
+  pair.happens(Fault::break_sender(0, 1, 0));
+  pair.world.run_for(5ms);
+  pair.write_four(0);
+  pair.world.run_for(2s);
+  EXPECT_EQ(pair.ended.count(), 4u) << pair.a.engine.dump();
+  EXPECT_EQ(pair.a.engine.stats().tx.failed, 0u);
+}
+
 }  // namespace
 }  // namespace fabric::test

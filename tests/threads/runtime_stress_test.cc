@@ -7,10 +7,10 @@
 
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "base/driver.h"
 #include "base/ring.h"
 #include "base/spsc.h"
-#include "base/system.h"
 #include "providers/self/handles.h"
 #include "runtime/inline.h"
 #include "runtime/threads.h"

@@ -26,7 +26,7 @@ class RealClock final : public Driver {
   void wake_callbacks(Progress&) noexcept override {}
   bool threaded() const noexcept override { return true; }
   bool drive(const std::function<bool()>&, int64_t) override { return false; }
-  void offload(std::function<void()>) override {}
+  void offload(std::function<void()>, uint32_t) override {}
 };
 
 class SimRealtime : public testing::Test {

@@ -39,15 +39,19 @@ class Json(unittest.TestCase):
         self.assertEqual(case["repetitions"], 2)
         self.check_spread(case["ops_per_second"])
         self.check_spread(case["gb_per_second"])
-        self.assertEqual(list(case["cpu_seconds_per_gb"]), ["sender", "receiver"])
-        self.assertTrue(all(cpu >= 0 for cpu in case["cpu_seconds_per_gb"].values()))
+        cpu = case["cpu_seconds_per_gb"]
+        self.assertEqual(list(cpu), ["sender", "receiver", "sender_least", "sender_most",
+                                     "receiver_least", "receiver_most"])
+        for side in ("sender", "receiver"):
+            self.assertTrue(0 <= cpu[f"{side}_least"] <= cpu[side] <= cpu[f"{side}_most"])
         self.assertIsNone(case["cpu_percent"])
         self.assertIs(case["verified"], True)
         trip = case["half_round_trip_ns"]
         if verb in ("latency", "message"):
-            self.assertEqual(list(trip), ["p50", "p99", "least", "most"])
+            self.assertEqual(list(trip),
+                             ["p50", "p99", "least", "most", "p99_least", "p99_most"])
             self.assertTrue(0 < trip["least"] <= trip["p50"] <= trip["most"])
-            self.assertLessEqual(trip["least"], trip["p99"])
+            self.assertTrue(trip["least"] <= trip["p99_least"] <= trip["p99"] <= trip["p99_most"])
         else:
             self.assertIsNone(trip)
 
@@ -79,6 +83,8 @@ class Json(unittest.TestCase):
                 (("write", "--window", "1000"), {"window": 1000, "group": 64}),
                 (("rate", "--group", "1", "--pin", "0"), {"group": 1, "window": 64}),
                 (("write", "--rails", "2"), {"rails": 2}),
+                (("write", "--rails", "2", "--devices", "lane0,lane1", "--peer-devices",
+                  "lane0,lane1"), {"rails": 2}),
                 (("write", "--progress", "threaded"), {"progress": "threaded"}),
                 (("latency", "--progress", "threaded"), {"progress": "threaded", "window": 1}),
                 (("scatter", "--targets", "3", "--footprint", "10K"), {"targets": 3}),
@@ -120,7 +126,8 @@ class Mistakes(unittest.TestCase):
                           "write --pin 9999", "write --pin x,1", "write --pin 0,0,0",
                           "write --duration 0", "write --duration nan", "write --repetitions 0",
                           "message --sizes 65K", "latency --window 2", "idle --sizes 8",
-                          "write --connect", "write --connect localhost --listen"):
+                          "write --connect", "write --connect localhost --listen",
+                          "write --connect localhost --peer-devices lane0"):
             with self.subTest(arguments):
                 words = arguments.split()
                 out, err = run("bench", *words, code=2)

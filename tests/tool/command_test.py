@@ -143,7 +143,7 @@ class Completion(unittest.TestCase):
     def test_bash_knows_every_option(self):
         for place in PLACES:
             out, _ = run(*place, "--help")
-            options = set(re.findall(r"(?m)^  (?:-h,)?(--[a-z]+)", out))
+            options = set(re.findall(r"(?m)^  (?:-h,)?(--[a-z-]+)", out))
             self.assertIn("--help", options)
             self.assertLessEqual(options, set(self.in_bash("fabric", *place, "--")), place)
 

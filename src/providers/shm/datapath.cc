@@ -275,6 +275,7 @@ ShmRail::Step ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
 
 /// Memory that the target has to fetch for itself, or that goes through the ring's buffer.
 ShmRail::Step ShmRail::order(OutPath& path, const WriteOp& op, uint64_t& given) noexcept {
+  network_.show_life();
   for (;;) {
     if (path.orders - path.orders_ended >= Ring::kOrders) return Step::kWaits;
     const bool bounced = !path.pulls;
@@ -418,15 +419,19 @@ uint32_t ShmRail::take_both(InPath& path, std::span<WireEvent> out) noexcept {
   return orders_first_ ? n + take_counts(path, out.subspan(n)) : n;
 }
 
+/// Something that poll_rest() has to look at.
+inline bool ShmRail::has_begun() const noexcept {
+  return (ordered_ | waiting_ | closing_out_ | closing_in_) != 0 || !fences_.empty() ||
+         looked_ != network_.looks() ||
+         // Pairs with the release in deregister_memory().
+         revoked_count_.load(std::memory_order_acquire) != 0;
+}
+
 uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
   budget_ = kTurnBytes;
   copying_ = false;
   uint32_t n = done_count_ == 0 ? 0 : poll_done(out);
-  const bool begun = (ordered_ | waiting_ | closing_out_ | closing_in_) != 0 || !fences_.empty();
-  // Pairs with the release in deregister_memory().
-  if (begun || looked_ != network_.looks() || revoked_count_.load(std::memory_order_acquire) != 0) {
-    n += poll_rest(out.subspan(n));
-  }
+  if (has_begun()) n += poll_rest(out.subspan(n));
   // Last, because it may always have more; and a poll that is not filled has told everything.
   n += poll_arrivals(out.subspan(n));
   found_ = n != 0;
@@ -481,8 +486,17 @@ bool ShmRail::can_go_on(OutPath& path) noexcept {
   return true;
 }
 
+bool ShmRail::stirs() const noexcept {
+  if (done_count_ != 0 || copying_ || has_begun()) return true;
+  for (const InPath* const path : watched_) {
+    if (has_count(*path) || has_order(*path)) return true;
+  }
+  return false;
+}
+
 bool ShmRail::has_work() noexcept {
-  if (done_count_ != 0 || copying_ || revoked_count_.load(std::memory_order_acquire) != 0) {
+  if (done_count_ != 0 || copying_ || looked_ != network_.looks() ||
+      revoked_count_.load(std::memory_order_acquire) != 0) {
     return true;
   }
   for (const InPath* const path : watched_) {

@@ -69,6 +69,8 @@ class ShmRail final : public Rail {
   bool found() const noexcept { return found_; }
   /// Something that poll() would act on; asked before a sleep.
   bool has_work() noexcept;
+  /// The same, quickly: whatever takes more than one poll counts as something.
+  bool stirs() const noexcept;
   /// Fences whose proof is outstanding: the sleep must be short.
   bool has_proofs_awaited() const noexcept {
     return !fences_.empty() || closing_in_ != 0 || closing_out_ != 0;
@@ -209,6 +211,7 @@ class ShmRail final : public Rail {
   void go_on(OutPath& path) noexcept;
   void collect_orders(OutPath& path) noexcept;
   uint32_t poll_done(std::span<WireEvent> out) noexcept;
+  bool has_begun() const noexcept;
   uint32_t poll_rest(std::span<WireEvent> out) noexcept;
   uint32_t poll_arrivals(std::span<WireEvent> out) noexcept;
   uint32_t take_both(InPath& path, std::span<WireEvent> out) noexcept;
@@ -297,6 +300,7 @@ class ShmNetwork final : public OpenNetwork {
   bool send(uint32_t link, std::span<const std::byte> datagram) noexcept override;
   uint32_t receive(std::span<std::byte> out) noexcept override;
   bool take_lost(uint32_t& link) noexcept override;
+  Stir stirs() noexcept override;
   bool arm() noexcept override;
   int wait_fd() const noexcept override { return events_.get(); }
 
@@ -323,6 +327,9 @@ class ShmNetwork final : public OpenNetwork {
   Result<std::pair<uint32_t, uint64_t>> take_permit();  ///< place and value
   void free_permit(uint32_t permit) { free_permits_.push_back(permit); }
   Card* card() noexcept { return cards_->mine(); }
+  /// From here on memory shows the end of this process: whoever works with it need not ask the
+  /// kernel at every step.
+  void show_life() noexcept { (void)cards_->mine(); }  // without a card the kernel is asked
   /// Counts the looks for what no poll shows: deaths, ends of lines. Rails compare.
   uint64_t looks() const noexcept { return looks_; }
 
@@ -380,6 +387,7 @@ class ShmNetwork final : public OpenNetwork {
   std::deque<std::shared_ptr<Neighbour>> mail_;  ///< whose lines have something
   std::vector<uint32_t> lost_;                   ///< links to processes that are gone
   uint32_t calls_ = 0;
+  uint32_t calls_unlooked_ = 0;  ///< of stirs(), since the last look at the clock
   int64_t next_look_ns_ = 0;
   uint64_t looks_ = 0;
 };

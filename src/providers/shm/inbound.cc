@@ -114,6 +114,7 @@ bool ShmRail::begin_job(InPath& path, uint64_t position, Job& job) noexcept {
 }
 
 uint32_t ShmRail::take_orders(InPath& path, std::span<WireEvent> out) noexcept {
+  network_.show_life();
   std::array<Job, kJobsMax> jobs;
   std::array<Stretch, kJobsMax> stretches;
   uint32_t n = 0;

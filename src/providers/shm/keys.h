@@ -7,6 +7,7 @@
 #include <fabric/memory.h>
 #include <fabric/result.h>
 
+#include "base/light_mutex.h"
 #include "base/shared_pages.h"
 #include "providers/shm/front.h"
 #include "providers/shm/wire.h"
@@ -48,7 +49,7 @@ class Keys {
     uint32_t keys = 0;
   };
 
-  std::mutex mutex_;
+  LightMutex mutex_;  // nearly always the worker's, in place()
   Front& front_;
   std::vector<Own> keys_;
   std::vector<uint32_t> free_;

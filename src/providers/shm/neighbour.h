@@ -80,6 +80,10 @@ class Neighbour {
     seen_ = sent;
     return true;
   }
+  /// What has_mail() would say, and says later all the same.
+  bool may_have_mail() const noexcept {
+    return in_ && their_front()->sent[their_line_].load(std::memory_order_relaxed) != seen_;
+  }
   /// Not everything was read: the next has_mail() says so.
   void look_again() noexcept { --seen_; }
   void line_ended() noexcept { in_.reset(); }

@@ -274,7 +274,24 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
   return mail_.empty() ? 0 : next_mail(out);
 }
 
+/// Memory shows nearly everything; for the rest receive() is called now and then all the same.
+OpenNetwork::Stir ShmNetwork::stirs() noexcept {
+  const bool slept = (front().bell.load(std::memory_order_relaxed) & 1) != 0;
+  Stir stir{.rails = false, .control = slept || !mail_.empty() || !lost_.empty()};
+  for (const auto& rail : rails_) {
+    stir.rails |= rail->stirs();
+    stir.control |= rail->copied_much();
+  }
+  for (const Neighbour* const one : listed_) stir.control |= one->may_have_mail();
+  if (++calls_unlooked_ >= kCallsPerLook) {
+    stir.control = true;
+    calls_ |= kCallsPerLook - 1;  // so that the next receive() looks at the clock
+  }
+  return stir;
+}
+
 void ShmNetwork::look_if_due(bool slept) {
+  calls_unlooked_ = 0;
   if (slept) front().bell.fetch_add(1, std::memory_order_relaxed);
   const int64_t now = now_ns();
   if (!slept && now < next_look_ns_) return;

@@ -70,7 +70,7 @@ void WorldDriver::wake_callbacks(Progress& progress) noexcept {
   if (found != seat_of_.end()) set_callbacks(found->second);
 }
 
-void WorldDriver::offload(std::function<void()> job) {
+void WorldDriver::offload(std::function<void()> job, uint32_t) {
   jobs_.push_back(std::move(job));
   // Whoever offloads may hold a lock that the job needs, so jobs wait for the next step. With no
   // engine left there may be none, and nobody's lock either.

@@ -34,7 +34,7 @@ class WorldDriver final : public Driver {
   bool virtual_time() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
-  void offload(std::function<void()> job) override;
+  void offload(std::function<void()> job, uint32_t line = 0) override;
 
   void each_step(std::function<void()> actor) { actors_.push_back(std::move(actor)); }
   void drop_actors() noexcept { actors_.clear(); }

@@ -37,7 +37,8 @@ class ReceiveAccount {
 };
 
 /// Sends of an outbound end, numbered in posting order; numbers wrap. Only some are signalled: a
-/// success speaks for all before it, and so does the first error.
+/// success speaks for all before it. An error speaks for itself alone: the first that comes back
+/// need not be the first that was lost.
 class SendAccount {
  public:
   explicit SendAccount(uint32_t first = 0) noexcept
@@ -55,19 +56,24 @@ class SendAccount {
   void succeed(uint32_t number) noexcept {
     if (!failed_ && is_open(number)) delivered_ = number + 1;
   }
-  /// True: it is the first error, so this request is the one that broke the path.
-  bool fail(uint32_t number) noexcept {
+  /// True: it is the first error. `refused`: by the far end, which has taken all before it then.
+  bool fail(uint32_t number, bool refused) noexcept {
     if (failed_) return false;
     failed_ = true;
-    // The marker of a drain has the number behind the last: if it is the first, all were delivered.
-    if (number - delivered_ <= posted_ - delivered_) delivered_ = number;
+    if (refused && is_open(number)) delivered_ = number;
     return true;
   }
   /// The next request whose delivery has not been told yet; ask has_news() first.
   uint32_t tell() noexcept { return told_++; }
+  uint32_t told() const noexcept { return told_; }
   bool has_news() const noexcept { return told_ != delivered_; }
-  /// The rest, once nothing of it can be delivered any more.
+  /// The rest, behind the news, once nothing of it can be delivered any more.
   bool has_rest() const noexcept { return told_ != posted_; }
+  /// The next of the rest; what is told is no news.
+  uint32_t tell_rest() noexcept {
+    delivered_ = told_ + 1;
+    return told_++;
+  }
 
   uint32_t next() const noexcept { return posted_; }
   uint32_t outstanding() const noexcept { return posted_ - told_; }

@@ -36,7 +36,7 @@ void Mailbox::close() noexcept {
 
 void VerbsRail::error_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
                             uint32_t path) {
-  driver_.offload([pair, box = mailbox_, direction, path] {
+  offload([pair, box = mailbox_, direction, path] {
     const int error = pair->to_error();
     box->put({Mail::Kind::kInError, direction, error, path});
   });
@@ -44,7 +44,7 @@ void VerbsRail::error_later(const std::shared_ptr<QueuePair>& pair, Direction di
 
 void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
                               uint32_t path) {
-  driver_.offload([pair, box = mailbox_, direction, path] {
+  offload([pair, box = mailbox_, direction, path] {
     pair->destroy();
     box->put({Mail::Kind::kDestroyed, direction, 0, path});
   });
@@ -53,7 +53,7 @@ void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& pair, Direction 
 /// Gives a queue pair back that has nothing outstanding any more.
 void VerbsRail::release(std::shared_ptr<QueuePair>& pair, Direction direction) noexcept {
   pair->queue()->taken -= QueuePair::places(direction, device_->options());
-  driver_.offload([gone = std::exchange(pair, nullptr)] { gone->destroy(); });
+  offload([gone = std::exchange(pair, nullptr)] { gone->destroy(); });
 }
 
 // ---- Reasons ------------------------------------------------------------------------------------
@@ -169,13 +169,13 @@ void VerbsRail::finish(OutPath& path, bool proved) noexcept {
     written.cookie = path.cookies[path.sends.tell() & path.mask];
     events_.push_back(written);
   }
-  written.code = path.code;
-  written.remote = path.remote;
   while (path.sends.has_rest()) {
-    written.cookie = path.cookies[path.sends.tell() & path.mask];
+    const uint32_t number = path.sends.tell_rest();
+    const bool culprit = number == path.culprit;
+    written.cookie = path.cookies[number & path.mask];
+    written.code = culprit ? path.code : Errc::kRailLost;
+    written.remote = culprit ? path.remote : proved ? path.behind : Remote::kUnknown;
     events_.push_back(written);
-    written.code = Errc::kRailLost;
-    written.remote = proved ? path.behind : Remote::kUnknown;
   }
   events_.push_back({.kind = WireEvent::Kind::kPathDown, .code = Errc::kRailLost, .path = path.id});
   release(path.pair, Direction::kOut);

@@ -23,7 +23,7 @@ void VerbsRail::fill_stock(Direction direction) {
     if (queue == nullptr && stock.ordered != 0) return;  // that one may bring a queue along
     if (queue != nullptr) queue->taken += places;
     ++stock.ordered;
-    driver_.offload([queue, places, direction, device = device_, box = mailbox_] {
+    offload([queue, places, direction, device = device_, box = mailbox_] {
       Mail mail{.kind = Mail::Kind::kSpare, .direction = direction, .queue = queue};
       if (queue == nullptr) {
         if (auto made = CompletionQueue::make(device, places)) mail.queue = *std::move(made);
@@ -70,6 +70,7 @@ Result<std::shared_ptr<QueuePair>> VerbsRail::take_pair(Direction direction) {
   }
   auto pair = QueuePair::make(queue, direction);
   if (pair) queue->taken += places;
+  fill_stock(direction);  // also when an order of it has failed meanwhile
   return pair;
 }
 
@@ -87,7 +88,7 @@ Endpoint VerbsRail::own_end(const QueuePair& pair, uint64_t nonce, uint32_t pack
 /// Two calls into the kernel, which talks to the card: outside the turn.
 void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
                               uint32_t path, const Endpoint& far, uint32_t packet) {
-  driver_.offload([pair, box = mailbox_, direction, path, far, packet] {
+  offload([pair, box = mailbox_, direction, path, far, packet] {
     const int error = pair->connect(far, packet);
     box->put({Mail::Kind::kConnected, direction, error, path});
   });

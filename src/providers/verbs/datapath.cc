@@ -190,12 +190,19 @@ uint32_t VerbsRail::tell_news(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
   while (!news_.empty()) {
     OutPath* path = out_.find(news_.back());
-    if (path != nullptr) {
+    // One that is down has told everything, in finish().
+    if (path != nullptr && path->state != OutPath::State::kDown) {
       while (path->sends.has_news()) {
         if (n == out.size()) return n;
-        out[n++] = {.kind = WireEvent::Kind::kWritten,
-                    .cookie = path->cookies[path->sends.tell() & path->mask],
-                    .path = path->id};
+        const uint32_t cookie = path->cookies[path->sends.tell() & path->mask];
+        uint32_t more = 0;  // pieces of one train follow one after the other
+        while (path->sends.has_news() &&
+               path->cookies[path->sends.told() & path->mask] == cookie + more + 1) {
+          path->sends.tell();
+          ++more;
+        }
+        out[n++] = {
+            .kind = WireEvent::Kind::kWritten, .cookie = cookie, .path = path->id, .value = more};
       }
       path->news = false;
     }
@@ -232,29 +239,30 @@ uint32_t VerbsRail::harvest(std::span<WireEvent> out) noexcept {
 uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept {
   const uint32_t low = device_->options().receive_depth / 2;
   uint32_t n = 0;
+  InPath* in = nullptr;  // most come by the same one
   for (const ibv_wc& completion : completions) {
     const uint32_t id = path_of(completion.wr_id);
     if (is_receive(completion.wr_id)) {
-      InPath* path = in_.find(id);
-      if (path == nullptr || path->state == InPath::State::kDown) continue;  // it was given up
+      if (in == nullptr || in->id != id) in = in_.find(id);
+      if (in == nullptr || in->state == InPath::State::kDown) continue;  // it was given up
       if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
-        received_badly(*path);
+        received_badly(*in);
         continue;
       }
-      path->receives.succeed();
+      in->receives.succeed();
       if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
-        break_in(*path);  // nobody of ours sends anything else
+        break_in(*in);  // nobody of ours sends anything else
       } else {
-        ++path->taken;
+        ++in->taken;
         out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data), .path = id};
       }
-      if (path->receives.outstanding() > low && path->state == InPath::State::kReady) [[likely]] {
+      if (in->receives.outstanding() > low && in->state == InPath::State::kReady) [[likely]] {
         continue;
       }
-      if (path->state != InPath::State::kReady) {
-        look_at_drain(*path);
-      } else if (!refill(*path)) {
-        break_in(*path);
+      if (in->state != InPath::State::kReady) {
+        look_at_drain(*in);
+      } else if (!refill(*in)) {
+        break_in(*in);
       }
       continue;
     }
@@ -282,7 +290,8 @@ void VerbsRail::received_badly(InPath& path) noexcept {
 void VerbsRail::sent_badly(OutPath& path, const ibv_wc& completion) noexcept {
   const auto number = static_cast<uint32_t>(completion.wr_id);
   const bool marker = path.state == OutPath::State::kBreaking && number == path.sends.next();
-  if (path.sends.fail(number)) {
+  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {
+    path.culprit = number;
     switch (completion.status) {
       case IBV_WC_REM_ACCESS_ERR:
         // The far end has gone into the error state by itself, so nothing behind it lands either.

@@ -80,11 +80,12 @@ struct OutPath {
   enum class State : uint8_t { kOpened, kStarting, kReady, kBreaking, kDown };
   uint32_t id = 0;
   State state = State::kOpened;
-  bool news = false;                 ///< it stands in VerbsRail::news_
-  bool destroying = false;           ///< the drain was given up
-  Errc code = Errc::kRailLost;       ///< of the request that broke it
-  Remote remote = Remote::kUnknown;  ///< and of what is behind it
-  Remote behind = Remote::kUnknown;
+  bool news = false;            ///< it stands in VerbsRail::news_
+  bool destroying = false;      ///< the drain was given up
+  uint32_t culprit = 0;         ///< the request whose fault it was, if `code` says so
+  Errc code = Errc::kRailLost;  ///< of that one
+  Remote remote = Remote::kUnknown;
+  Remote behind = Remote::kUnknown;  ///< and of what is behind it
   std::shared_ptr<QueuePair> pair{};
   SendAccount sends{};
   std::unique_ptr<uint32_t[]> cookies{};  ///< by number
@@ -212,6 +213,12 @@ class VerbsRail final : public Rail {
   void connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path,
                      const Endpoint& far, uint32_t packet);
   void connected(OutPath& path, int error);
+
+  /// A rail has a line of its own: the kernel may look for a neighbour's address for a second, and
+  /// on a rail that loses everything it does.
+  void offload(std::function<void()> job) {
+    driver_.offload(std::move(job), 1 + index_ % (Driver::kLines - 1));
+  }
 
   // breaks.cc
   void break_out(OutPath& path) noexcept;

@@ -7,15 +7,6 @@
 namespace fabric {
 namespace {
 
-TEST(System, ClockDoesNotStepBack) {
-  int64_t last = monotonic_ns();
-  for (int i = 0; i < 1000; ++i) {
-    const int64_t now = monotonic_ns();
-    ASSERT_GE(now, last);
-    last = now;
-  }
-}
-
 TEST(System, EntropyDiffersAndFillsAllBits) {
   uint64_t ones = 0, zeros = 0;
   for (int i = 0; i < 64; ++i) {

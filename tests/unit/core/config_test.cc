@@ -291,6 +291,14 @@ TEST(Environment, AnUnknownVariableIsAnError) {
   EXPECT_EQ(refusal("FABRIK_OPS", "1").code, Errc::kOk) << "somebody else's";
 }
 
+TEST(Environment, TheClockIsForTheProcessAndHasTwoWords) {
+  EXPECT_EQ(refusal("FABRIC_CLOCK", "kernel").code, Errc::kOk);
+  EXPECT_EQ(refusal("FABRIC_CLOCK", "ticks").code, Errc::kOk);
+  const Error error = refusal("FABRIC_CLOCK", "sundial");
+  EXPECT_EQ(error.code, Errc::kInvalidArgument);
+  EXPECT_STREQ(error.what, "FABRIC_CLOCK");
+}
+
 TEST(Environment, ReachesEnginesThatAreOpened) {
   Config config;
   config.log_sink = test::test_log_sink();

@@ -9,7 +9,7 @@
 #include <fabric/engine.h>
 #include <gtest/gtest.h>
 
-#include "base/system.h"
+#include "base/clock.h"
 #include "base/thread.h"
 #include "support/fake_progress.h"
 

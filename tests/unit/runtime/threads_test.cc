@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -11,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/system.h"
+#include "base/clock.h"
 #include "support/fake_progress.h"
 
 namespace fabric::runtime {
@@ -275,6 +276,18 @@ TEST(ThreadsDriver, RunsJobsInOrderOnOneThreadAndFinishesThemAtItsEnd) {
   for (const int i : ran) in_order += i == static_cast<int>(in_order);
   EXPECT_EQ(in_order, 100u);
   EXPECT_EQ(name, "fabric-helper");
+}
+
+// A call that the kernel holds up, on a rail that loses everything for example, holds up no other
+// rail: the first job waits here for one that came behind it.
+TEST(ThreadsDriver, ALineThatIsHeldUpHoldsUpNoOther) {
+  std::atomic<bool> other_ran = false, went_on = false;
+  {
+    ThreadsDriver driver;
+    driver.offload([&] { went_on = eventually([&] { return other_ran.load(); }); }, 1);
+    driver.offload([&] { other_ran = true; }, Driver::kLines - 1);
+  }
+  EXPECT_TRUE(went_on.load());
 }
 
 TEST(ThreadsDriver, IsWhatTheCoreFallsBackTo) {

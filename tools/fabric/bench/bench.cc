@@ -26,7 +26,7 @@ int send(const Options& options, Line& line) {
 
 void receive(const Options& options, Line& line) {
   if (!options.cpus.empty()) pin_to(options.cpus.back());
-  follow(options.plan.verb, line);
+  follow(options.plan.verb, options.listen ? options.plan.devices : options.peer_devices, line);
 }
 
 /// Both sides: the receiver is a child.
@@ -82,6 +82,7 @@ constexpr Text kTexts[] = {
      "  fabric bench write --pin 0,1\n"
      "  fabric bench write --sizes 64K,1M --memory registered\n"
      "  fabric bench write --sizes 1M --footprint 256M     past the caches\n"
+     "  fabric bench write --network verbs --devices mlx5_0 --peer-devices mlx5_1\n"
      "  fabric bench write --listen                        in one terminal, and in another\n"
      "  fabric bench write --connect 127.0.0.1"},
     {Verb::kPaged, "Many pages in one request, in another order at both ends",

@@ -28,7 +28,11 @@ bool Exercise::verify(uint64_t round, uint64_t operations) {
 }
 
 uint64_t sender_bytes(const Plan& plan, const Shape& shape) {
-  return shape.source_bytes() + (plan.verb == Verb::kLatency ? shape.stride : 0);
+  return plan.verb == Verb::kLatency ? shape.behind_at() + shape.stride : shape.source_bytes();
+}
+
+uint64_t receiver_bytes(const Plan& plan, const Shape& shape) {
+  return plan.verb == Verb::kLatency ? sender_bytes(plan, shape) : shape.target_bytes();
 }
 
 std::unique_ptr<Exercise> make_exercise(Side& side, uint64_t size) {

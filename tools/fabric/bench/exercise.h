@@ -46,6 +46,7 @@ class Exercise {
 
 /// How much memory each side needs for a size.
 uint64_t sender_bytes(const Plan& plan, const Shape& shape);
+uint64_t receiver_bytes(const Plan& plan, const Shape& shape);
 
 std::unique_ptr<Exercise> make_exercise(Side& side, uint64_t size);
 

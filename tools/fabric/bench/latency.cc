@@ -1,4 +1,6 @@
-// latency: a write there, a write back with the bytes that came, one at a time.
+// latency: a write there, a write back when it is counted, one at a time. Each side sends bytes of
+// its own, as the others' tests do; at each side what is sent and what comes lie on different
+// pages.
 
 #include "exercise.h"
 #include "pattern.h"
@@ -12,8 +14,9 @@ class Latency final : public Exercise {
 
   void fill_source(uint64_t round) override {
     Exercise::fill_source(round);
-    fill(echo(), round + 1, 0);  // so that an echo that never came is seen
+    fill(behind(), round + 1, 0);  // so that an answer that never came is seen
   }
+  void ready_target(uint64_t round) override { fill(behind(), round, shape_.behind_at()); }
 
   void send(uint64_t operations) override {
     using Clock = std::chrono::steady_clock;
@@ -32,7 +35,7 @@ class Latency final : public Exercise {
   }
 
   void receive(uint64_t operations) override {
-    const Write pong = write_to(0, shape_.source_bytes());
+    const Write pong = write_to(shape_.behind_at(), shape_.behind_at());
     for (uint64_t i = 0; i < operations; ++i) {
       side_.await(side_.first(), 1);
       side_.submit(side_.first().engine, pong);
@@ -40,7 +43,7 @@ class Latency final : public Exercise {
     }
   }
 
-  bool verify_echo(uint64_t round) override { return matches(echo(), round, 0); }
+  bool verify_echo(uint64_t round) override { return matches(behind(), round, shape_.behind_at()); }
 
  private:
   Write write_to(uint64_t from, uint64_t to) {
@@ -50,9 +53,9 @@ class Latency final : public Exercise {
             .size_bytes = shape_.size,
             .imm = port.other.key};
   }
-  /// Behind what the sender sends lies what comes back.
-  std::span<std::byte> echo() {
-    return side_.first().bytes.subspan(shape_.source_bytes(), shape_.size);
+  /// The answer: at the receiver as it is sent, at the sender as it came.
+  std::span<std::byte> behind() {
+    return side_.first().bytes.subspan(shape_.behind_at(), shape_.size);
   }
 };
 

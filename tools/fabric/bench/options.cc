@@ -118,6 +118,17 @@ void add_pins(CLI::App& verb, Options& options) {
       ->type_name("A,B");
 }
 
+void add_devices(CLI::App& verb, Options& options) {
+  const auto add = [&verb](const char* name, std::vector<std::string>& devices, const char* help) {
+    verb.add_option_function<std::string>(
+            name, [&devices](const std::string& list) { devices = CLI::detail::split(list, ','); },
+            help)
+        ->type_name("NAME,...");
+  };
+  add("--devices", options.plan.devices, "Devices of this side; also options, as gid_index=3");
+  add("--peer-devices", options.peer_devices, "Devices of a receiver that is started here");
+}
+
 void add_meeting(CLI::App& verb, Options& options) {
   auto* listen =
       verb.add_option_function<std::string>(
@@ -162,6 +173,7 @@ void add_options(CLI::App& verb, Options& options) {
       ->type_name("WORD")
       ->check(CLI::IsMember(networks()));
   add_count(verb, "--rails", plan.rails, kRailsMax, "How many rails of it");
+  add_devices(verb, options);
   if (idle) {
     plan.sizes = {8};
     plan.threaded = true;
@@ -211,6 +223,9 @@ void complete(Options& options) {
     throw CLI::ValidationError("--group", "is larger than --window");
   }
   if (plan.group == 0) plan.group = std::min(plan.window, 64u);
+  if (!options.peer_devices.empty() && (options.listen || options.connect)) {
+    throw CLI::ValidationError("--peer-devices", "is for a receiver that is started here");
+  }
   if (plan.verb == Verb::kLatency) plan.window = plan.group = 1;
   for (const uint64_t size : plan.sizes) {
     if (plan.verb == Verb::kMessage && size > Config{}.message_bytes_max) {

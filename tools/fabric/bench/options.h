@@ -14,6 +14,7 @@ namespace fabric::tool::bench {
 struct Options {
   Plan plan{};
   std::vector<int> cpus{};
+  std::vector<std::string> peer_devices{};  ///< of a receiver that is started here
   std::optional<std::string> listen{};
   std::optional<std::string> connect{};
   bool json = false;

@@ -25,7 +25,7 @@ inline constexpr uint32_t kTargetsMax = 512;
 inline constexpr uint32_t kRepetitionsMax = 1000;
 inline constexpr double kSecondsMax = 3600;
 
-/// What both sides have to agree on. The sender makes it, and it travels.
+/// What both sides have to agree on. The sender makes it, and it travels, but for the devices.
 struct Plan {
   Verb verb = Verb::kWrite;
   std::string network = "shm";
@@ -37,6 +37,7 @@ struct Plan {
   bool registered = false;
   uint64_t footprint = 0;  ///< 0: one place, which stays in the caches
   uint32_t rails = 1;
+  std::vector<std::string> devices{};  ///< of this side; empty: the network's choice
   bool threaded = false;
   double seconds = 0.25;
   uint32_t repetitions = 5;
@@ -59,6 +60,9 @@ struct Shape {
 
   uint64_t source_bytes() const { return places * source_parts * stride; }
   uint64_t target_bytes() const { return places * target_parts * stride; }
+  /// For a second use of the same memory, on a page of its own: what is sent there stays in the
+  /// cache while something arrives here.
+  uint64_t behind_at() const { return (source_bytes() + 4095) / 4096 * 4096; }
 };
 
 Shape shape_of(const Plan& plan, uint64_t size);

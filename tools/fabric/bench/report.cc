@@ -40,11 +40,11 @@ Spread speed(const Case& one) {
 Spread half(const Case& one) {
   return spread(one, [](auto& r) { return r.half_p50; });
 }
-double half_p99(const Case& one) {
-  return spread(one, [](auto& r) { return r.half_p99; }).median;
+Spread half_p99(const Case& one) {
+  return spread(one, [](auto& r) { return r.half_p99; });
 }
-double cpu_per_gb(const Case& one, double Repetition::*cpu) {
-  return spread(one, [&](auto& r) { return r.*cpu / static_cast<double>(r.bytes) * 1e9; }).median;
+Spread cpu_per_gb(const Case& one, double Repetition::*cpu) {
+  return spread(one, [&](auto& r) { return r.*cpu / static_cast<double>(r.bytes) * 1e9; });
 }
 /// Of a core, and of one engine: there is one at each side.
 double idle_percent(const Case& one) {
@@ -128,13 +128,13 @@ void Report::add_text(const Case& one) const {
   }
   const Spread ops = rate(one);
   const std::string trip =
-      timed(one) ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one)) : "-";
+      timed(one) ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one).median) : "-";
   const char* verdict = one.verified ? "right" : "WRONG";
   const char* colour = !colour_ ? "" : one.verified ? "\x1b[32m" : "\x1b[31;1m";
   fmt::print("{:>9} {:>10} {:>8.3f} {:>14} {:>16} {:>20}  {}{}{}\n", readable(one.size),
              scaled(ops.median), speed(one).median, apart(ops), trip,
-             fmt::format("{:.3f} {:.3f}", cpu_per_gb(one, &Repetition::sender_cpu),
-                         cpu_per_gb(one, &Repetition::receiver_cpu)),
+             fmt::format("{:.3f} {:.3f}", cpu_per_gb(one, &Repetition::sender_cpu).median,
+                         cpu_per_gb(one, &Repetition::receiver_cpu).median),
              colour, verdict, colour_ ? "\x1b[0m" : "");
 }
 
@@ -162,14 +162,18 @@ void Report::add_json(const Case& one) const {
   line["gb_per_second"] = figures(speed(one));
   line["half_round_trip_ns"] = nullptr;
   if (timed(one)) {
-    const Spread trip = half(one);
-    line["half_round_trip_ns"] = {
-        {"p50", trip.median}, {"p99", half_p99(one)}, {"least", trip.least}, {"most", trip.most}};
+    const Spread trip = half(one), late = half_p99(one);
+    line["half_round_trip_ns"] = {{"p50", trip.median},      {"p99", late.median},
+                                  {"least", trip.least},     {"most", trip.most},
+                                  {"p99_least", late.least}, {"p99_most", late.most}};
   }
   line["cpu_seconds_per_gb"] = nullptr;
   if (!idle) {
-    line["cpu_seconds_per_gb"] = {{"sender", cpu_per_gb(one, &Repetition::sender_cpu)},
-                                  {"receiver", cpu_per_gb(one, &Repetition::receiver_cpu)}};
+    const Spread out = cpu_per_gb(one, &Repetition::sender_cpu);
+    const Spread in = cpu_per_gb(one, &Repetition::receiver_cpu);
+    line["cpu_seconds_per_gb"] = {{"sender", out.median},       {"receiver", in.median},
+                                  {"sender_least", out.least},  {"sender_most", out.most},
+                                  {"receiver_least", in.least}, {"receiver_most", in.most}};
   }
   line["cpu_percent"] = idle ? Json(idle_percent(one)) : Json();
   line["verified"] = one.verified;

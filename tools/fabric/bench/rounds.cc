@@ -176,7 +176,7 @@ class Follower {
  public:
   Follower(const Plan& plan, Line& line, const std::string& offer)
       : side_(plan, line, plan.verb == Verb::kScatter ? plan.targets : 1,
-              most_bytes(plan, [](const Shape& shape) { return shape.target_bytes(); })) {
+              most_bytes(plan, [&](const Shape& shape) { return receiver_bytes(plan, shape); })) {
     Json offers = Json::array();
     for (Port& port : side_.ports()) {
       offers.push_back(need(port.engine.offer(port.memory, port.counter.key()), "offer"));
@@ -225,7 +225,7 @@ class Follower {
   std::unique_ptr<Exercise> exercise_;
 };
 
-void serve(Verb verb, Line& line) {
+void serve(Verb verb, const std::vector<std::string>& devices, Line& line) {
   const nlohmann::json hello = line.receive(kPatienceSeconds);
   if (!hello.contains("hello") || hello["hello"] != "fabric bench") {
     throw Failed("what came is no message of fabric bench: no hello");
@@ -236,11 +236,12 @@ void serve(Verb verb, Line& line) {
   if (!hello.contains("plan") || !hello.contains("offer") || !hello["offer"].is_string()) {
     throw Failed("what came is no message of fabric bench: no plan");
   }
-  const Plan plan = plan_from(hello["plan"]);
+  Plan plan = plan_from(hello["plan"]);
   if (plan.verb != verb) {
     throw Failed(fmt::format("the sender asks for {}, the receiver for {}", to_string(plan.verb),
                              to_string(verb)));
   }
+  plan.devices = devices;
   Follower(plan, line, hello["offer"].get<std::string>()).run();
 }
 
@@ -264,8 +265,8 @@ bool conduct(const Plan& plan, Line& line, Report& report) {
   return or_tell(line, [&] { return Conductor(plan, line, report).run(); });
 }
 
-void follow(Verb verb, Line& line) {
-  or_tell(line, [&] { serve(verb, line); });
+void follow(Verb verb, const std::vector<std::string>& devices, Line& line) {
+  or_tell(line, [&] { serve(verb, devices, line); });
 }
 
 }  // namespace fabric::tool::bench

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "line.h"
 #include "plan.h"
 #include "report.h"
@@ -10,7 +13,8 @@ namespace fabric::tool::bench {
 bool conduct(const Plan& plan, Line& line, Report& report);
 
 /// The receiver's side: does what the sender asks until it says goodbye. `verb` is what was asked
-/// for here, and the sender has to want the same. Throws Failed, and tells the sender why.
-void follow(Verb verb, Line& line);
+/// for here, and the sender has to want the same; `devices` are this side's own. Throws Failed, and
+/// tells the sender why.
+void follow(Verb verb, const std::vector<std::string>& devices, Line& line);
 
 }  // namespace fabric::tool::bench

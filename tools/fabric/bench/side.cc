@@ -14,9 +14,10 @@ constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kHugePageBytes = 2u << 20;
 
 Config config_of(const Plan& plan) {
-  Network network{.provider = plan.network, .rails_max = plan.rails};
+  Network network{.provider = plan.network, .devices = plan.devices, .rails_max = plan.rails};
   // A lane is what the network of one host has for a rail; one that is not named is not opened.
-  for (uint32_t i = 0; plan.network == "shm" && i < plan.rails; ++i) {
+  const bool lanes = plan.network == "shm" && plan.devices.empty();
+  for (uint32_t i = 0; lanes && i < plan.rails; ++i) {
     network.devices.push_back(fmt::format("lane{}", i));
   }
   Config config{.networks = {std::move(network)}};

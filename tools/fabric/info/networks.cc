@@ -33,7 +33,8 @@ struct Planned {
 constexpr std::array<Planned, 3> kPlanned{
     {{"verbs",
       "for RDMA cards configure with libibverbs-dev installed, or FABRIC_VERBS=ON to insist"},
-     {"ofi", "EFA and other libfabric networks wait for it: none here leaves the host yet"},
+     {"ofi",
+      "EFA and other libfabric networks wait for it: between hosts with RDMA cards use verbs"},
      {"tcp", "hosts without RDMA wait for it: on one host use shm"}}};
 
 std::string remedy_of_verbs(const Error& why) {

@@ -14,6 +14,10 @@ inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec*) 
   interleave::futex_wait(word.place(), value);
   return true;
 }
+// Waking all instead of one hides no error: who is woken for nothing looks again.
+inline void futex_wake_one(Atomic<uint32_t>& word) noexcept {
+  interleave::futex_wake(word.place());
+}
 inline void futex_wake_all(Atomic<uint32_t>& word) noexcept {
   interleave::futex_wake(word.place());
 }

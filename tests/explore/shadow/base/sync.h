@@ -134,6 +134,13 @@ class Mutex {
   const interleave::PlaceId place_ = interleave::enroll(0);
 };
 
+inline const void* this_thread_mark() noexcept { return interleave::this_thread(); }
+
+// The kernel's promise for the two halves of an asymmetric fence is that of a full one on each
+// side.
+inline void light_fence(interleave::Site at = interleave::here("fence")) noexcept {
+  interleave::fence(at);
+}
 inline void full_fence(interleave::Site at = interleave::here("fence")) noexcept {
   interleave::fence(at);
 }

@@ -1,0 +1,79 @@
+"""The cases that need a kernel of their own: one boot of the guest of the tests, in which the same
+rounds are played by inside.py. What it measures comes back by the guest's console."""
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from comparison.contenders import Failed
+from comparison.rounds import Ledger, Sample
+
+SKIPPED = 77  # boot.py's word: there is no guest here
+SAYS = "compare: "
+# For booting, and for the measurement that is under way when the time is over.
+MARGIN_SECONDS = 60
+
+
+def pack(folder):
+    """This package in one program: the guest does not see every folder of the host."""
+    program = folder / "compare_inside"
+    with open(program, "wb") as out:
+        out.write(b"#!/usr/bin/env python3\n")
+        with zipfile.ZipFile(out, "w") as archive:
+            for file in sorted(Path(__file__).parent.glob("*.py")):
+                archive.write(file, f"comparison/{file.name}")
+            archive.writestr("__main__.py", "import sys\nfrom comparison.inside import main\n"
+                             "sys.exit(main())\n")
+    program.chmod(0o755)
+
+
+def command(chosen, rounds, duration, budget):
+    """A line for boot.py. Programs that it names are carried over."""
+    game = {"cases": {case.name: [rival.contender for rival in case.rivals] for case in chosen},
+            "rounds": rounds, "duration": duration, "budget": budget}
+    return (f"{int(budget) + MARGIN_SECONDS} compare_inside /tmp/bin/fabric "
+            f"{shlex.quote(json.dumps(game))}")
+
+
+def take(line, ledger, say):
+    """A line of the guest's console. True: it was one of inside.py's."""
+    if not line.startswith(SAYS):
+        return False
+    word = json.loads(line.removeprefix(SAYS))
+    if "progress" in word:
+        say(f"guest: {word['progress']}")
+    else:
+        ledger.samples.setdefault(word["case"], []).append(Sample(0.0, word["values"]))
+        for contender, reason in word["failures"].items():
+            ledger.failures[word["case"], contender] = reason
+    return True
+
+
+def measure(chosen, root, build, say, **game):
+    """A Ledger of the cases. Fails when there is no guest here, or it came to nothing."""
+    ledger = Ledger()
+    ledger.probes.append(0.0)
+    unknown = []
+    say("guest: booting")
+    with tempfile.TemporaryDirectory() as folder:
+        pack(Path(folder))
+        words = [sys.executable, root / "tests" / "guest" / "boot.py", "--bin", folder,
+                 "--bin", build, "-c", command(chosen, **game)]
+        with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True,
+                              stdin=subprocess.DEVNULL) as boot:
+            for line in boot.stdout:
+                try:
+                    if not take(line.rstrip(), ledger, say):
+                        unknown.append(line.strip())
+                except (ValueError, KeyError):
+                    say(f"guest: not understood: {line.strip()}")
+    if boot.returncode == 0 and ledger.samples:
+        return ledger
+    why = unknown[-1] if unknown else f"the guest ended with {boot.returncode}"
+    if boot.returncode != SKIPPED:
+        why = f"the guest ended with {boot.returncode}: {why}"
+    raise Failed(why)

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "providers/verbs/handles.h"
+#include "stage.h"
+
+namespace fabric::bench {
+
+/// Time stands still, and a job is done when it is ordered.
+class StillDriver final : public Driver {
+ public:
+  int64_t now_ns() const noexcept override { return 0; }
+  uint64_t entropy() noexcept override { return ++numbers_; }
+  uint64_t incarnation() noexcept override { return ++numbers_; }
+  Result<void> attach(Progress&, const AttachOptions&) override { return {}; }
+  void detach(Progress&) noexcept override {}
+  void wake(Progress&) noexcept override {}
+  void wake_callbacks(Progress&) noexcept override {}
+  bool threaded() const noexcept override { return false; }
+  bool drive(const std::function<bool()>& done, int64_t) override { return done(); }
+  void offload(std::function<void()> job, uint32_t) override { job(); }
+
+ private:
+  uint64_t numbers_ = 0;
+};
+
+/// Two rails of the verbs network and a path from one to the other, on the library of card.cc.
+class RailStage {
+ public:
+  static constexpr uint32_t kChain = 32;
+
+  /// With an immediate each, or without.
+  explicit RailStage(bool immediates) {
+    need(verbs::load_library(), "libibverbs");
+    const auto devices = need(verbs::open_devices(verbs::Options{}, 1), "open_devices");
+    const OpenContext context{.driver = &driver_, .wake = [] {}};
+    for (uint32_t i = 0; i < 2; ++i) {
+      auto queue = need(verbs::CompletionQueue::make(devices[0], 0), "completion queue");
+      rails_[i] = std::make_unique<verbs::VerbsRail>(std::move(queue), context, kFirst + i, 0);
+    }
+    std::vector<std::byte> key;
+    const Memory memory{.address = bytes_.data(), .size_bytes = bytes_.size()};
+    const uint64_t local = need(sender().register_memory(memory, key), "register_memory");
+    need(receiver().register_memory(memory, key), "register_memory");
+    const uint64_t remote = need(sender().import_key(key), "import_key");
+    const uint32_t path = connect();
+    for (uint32_t i = 0; i < kChain; ++i) {
+      ops_[i] = {.source = reinterpret_cast<uint64_t>(bytes_.data()) + i * kPieceBytes,
+                 .target = i * kPieceBytes,
+                 .size_bytes = kPieceBytes,
+                 .local_key = local,
+                 .remote_key = remote,
+                 .cookie = i,
+                 .path = path,
+                 .imm = i,
+                 .has_imm = immediates};
+    }
+  }
+
+  void post() { need(sender().post(ops_) == kChain, "post"); }
+  void poll_sender() { need(poll(sender(), WireEvent::Kind::kWritten) == kChain, "completions"); }
+  void poll_receiver() { need(poll(receiver(), WireEvent::Kind::kImm) == kChain, "immediates"); }
+
+ private:
+  // Too long to travel inside the request.
+  static constexpr uint64_t kPieceBytes = 1024;
+  static constexpr uint64_t kFirst = 7;  // instance
+
+  verbs::VerbsRail& sender() { return *rails_[0]; }
+  verbs::VerbsRail& receiver() { return *rails_[1]; }
+
+  uint32_t connect() {
+    const verbs::Address to{.instance = kFirst + 1, .rails = 1, .places = {{.ip = {1}, .port = 1}}};
+    std::vector<std::byte> hello, answer;
+    const uint32_t path = need(sender().open_path(verbs::encode(to), 0, hello), "open_path");
+    need(receiver().accept_path(hello, answer), "accept_path");
+    need(sender().start_path(path, answer), "start_path");
+    for (const auto& rail : rails_) need(rail->poll(events_) == 0, "an event");  // its mail
+    return path;
+  }
+
+  /// How many pieces one look has told of.
+  uint64_t poll(verbs::VerbsRail& rail, WireEvent::Kind kind) {
+    const uint32_t n = rail.poll(events_);
+    uint64_t pieces = 0;
+    for (const WireEvent& event : std::span(events_).first(n)) {
+      need(event.kind == kind && event.code == Errc::kOk, "another event");
+      pieces += 1 + event.value;
+    }
+    return pieces;
+  }
+
+  StillDriver driver_;
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(kChain * kPieceBytes);
+  std::array<std::unique_ptr<verbs::VerbsRail>, 2> rails_;
+  std::array<WriteOp, kChain> ops_{};
+  std::array<WireEvent, 256> events_{};
+};
+
+}  // namespace fabric::bench

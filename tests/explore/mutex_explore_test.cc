@@ -1,0 +1,56 @@
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/light_mutex.h"
+#include "base/membarrier.h"
+#include "base/sync.h"
+#include "explore/sweep.h"
+
+// The mutex that its regular takes by plain stores, in all orders. What it guards is plain data:
+// two inside at once are a race, and so is one who does not see what the one before has done.
+
+namespace fabric {
+
+// What the kernel promises: as if each thread had a full fence where it is just now. For the
+// explorer the light halves are full ones.
+bool can_fence_all_threads() noexcept { return true; }
+void fence_all_threads() noexcept { full_fence(); }
+
+namespace {
+
+using interleave::expect_mutants_found;
+using interleave::expect_sound;
+using interleave::NamedScene;
+using interleave::require;
+using interleave::Scene;
+using interleave::scene;
+
+constexpr uint32_t kVisits = 1;  // the first who comes is the regular from then on
+
+/// Threads that add to one number, each so many times.
+template <int... kTimes>
+struct Adders : Scene {
+  static constexpr int kThreads = sizeof...(kTimes);
+  LightMutex mutex{kVisits};
+  Plain<int> sum{0};
+  int threads() const override { return kThreads; }
+  void thread(int index) override {
+    constexpr int kEach[] = {kTimes...};
+    for (int i = 0; i < kEach[index]; ++i) {
+      mutex.lock();
+      sum = sum + 1;
+      mutex.unlock();
+    }
+  }
+  void check() override { require(sum == (kTimes + ...), "an addition was lost"); }
+};
+
+const std::vector<NamedScene> kMutex = {scene<Adders<2, 1>>("ARegularAndAnother", 4),
+                                        scene<Adders<2, 2>>("TheRegularChanges", 3),
+                                        scene<Adders<2, 1, 1>>("TwoSendItAway", 2)};
+TEST(ExploreMutex, OneIsInside) { expect_sound(kMutex); }
+TEST(ExploreMutex, EveryWeakenedOrderIsFound) { expect_mutants_found(kMutex, {}); }
+
+}  // namespace
+}  // namespace fabric
