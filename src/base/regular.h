@@ -95,7 +95,7 @@ class Regular {
 
   Atomic<Seat*> now_{nullptr};
   // Guarded by the lock behind.
-  std::array<Seat, 4> seats_{};  ///< more threads than that never become the regular
+  std::array<Seat, 16> seats_{};  ///< more threads than that never become the regular
   Plain<Seat*> last_{nullptr};   ///< who was sent away last
   Plain<const void*> visitor_{nullptr};
   uint32_t visits_ = 0;  ///< of the visitor, in a row

@@ -141,6 +141,7 @@ const char* state_name(Path::State state) {
 /// The ways to a peer. One that broke and is not used yet is in doubt.
 nlohmann::json paths_of(EngineCore& core, const Peer& peer) {
   nlohmann::json out = nlohmann::json::array();
+  if (core.networks.empty()) return out;  // its process has died, and they with it
   for (const auto& path : core.transfers.paths()) {
     if (path->state == Path::State::kFree || path->peer != peer.slot) continue;
     out.push_back({{"network", core.networks[path->network].name},

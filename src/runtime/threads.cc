@@ -125,6 +125,10 @@ class ThreadsDriver::Crew {
 ThreadsDriver::ThreadsDriver() = default;
 
 ThreadsDriver::~ThreadsDriver() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;  // a last job may offload another: no thread is started for it any more
+  }
   for (Helper& helper : helpers_) helper.jobs.close();
   for (Helper& helper : helpers_) helper.thread.join();
   // What is left when no helper could be started, or was left for one that had gone home.
@@ -222,7 +226,7 @@ void ThreadsDriver::offload(std::function<void()> job, uint32_t line) {
   helper.jobs.push(std::move(job));
   {
     const std::lock_guard lock(mutex_);
-    if (helper.started) return;
+    if (helper.started || leaving_) return;
     Result<Thread> thread = Thread::start({.name = "fabric-helper"}, [&jobs = helper.jobs] {
       while (jobs.wait()) jobs.run_all();
     });

@@ -56,6 +56,7 @@ class ThreadsDriver final : public Driver {
     // Beside the thread, which the destructor joins while a last job may still offload another.
     bool started = false;
   };
+  bool leaving_ = false;  ///< guarded by the mutex
   std::array<Helper, kLines> helpers_;  ///< one a line, started with its first job
 };
 

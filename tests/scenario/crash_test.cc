@@ -342,6 +342,7 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       ledger.write(to, 150'000);
       const auto crashed = [&] { return two.world.faults(Fault::Kind::kCrash) > 0; };
       ASSERT_TRUE(two.world.run_until(crashed, 10s));
+      EXPECT_NE(two.a.engine.dump(), "") << "whoever looks at what is left of it";
       const Nanos when = two.world.now();
       // Closing its ways in takes time, and the proof is not there before.
       constexpr Nanos kProof = 20ms;

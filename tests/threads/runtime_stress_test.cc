@@ -137,6 +137,26 @@ TEST(ThreadsDriverStress, RunsJobsOfManyThreadsOneAfterAnother) {
   EXPECT_EQ(plain, kThreads * 500u);
 }
 
+// A last job may need another line, while the driver is already waiting for the lines to end.
+TEST(ThreadsDriverStress, JobsThatOffloadOnOtherLinesWhileTheDriverGoesAllRun) {
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<uint32_t> ran{0};
+    {
+      ThreadsDriver driver;
+      for (uint32_t line = 1; line < Driver::kLines; line += 2) {
+        driver.offload(
+            [&, line] {
+              std::this_thread::yield();
+              driver.offload([&] { ++ran; }, (line + 3) % Driver::kLines);
+              ++ran;
+            },
+            line);
+      }
+    }
+    ASSERT_EQ(ran.load(), 8u);
+  }
+}
+
 // Every client submits and drives; whoever is let in makes everybody's turns.
 TEST(InlineDriverStress, SeveralThreadsMayWaitAtOnce) {
   constexpr uint32_t kRequests = 500;

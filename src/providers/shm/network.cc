@@ -409,6 +409,8 @@ void ShmNetwork::look_around() {
       for (const auto& [link, to] : links_) {
         if (to == one) lost_.push_back(link);
       }
+    }
+    if (one->mourned) {  // a greeting that was on its way may have come behind the news
       by_socket_.erase(one->in());
       one->line_ended();
     }
