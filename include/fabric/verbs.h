@@ -28,7 +28,7 @@ struct Options {
   uint32_t rnr_retry = 7;     ///< 0..7; 7: a receiver without room is waited for, until a deadline
   uint32_t rnr_timer = 12;    ///< 0..31: the pause that such a receiver asks for; 12: 0.64 ms
   uint32_t send_depth = 256;  ///< writes in flight on one path, 16..8192
-  uint32_t receive_depth = 1024;  ///< immediates that a path takes before it is polled, 16..16384
+  uint32_t receive_depth = 1024;  ///< immediates that a path takes before it is polled, 4..16384
   uint32_t inline_bytes = 64;     ///< up to this size the bytes travel in the request; 0..512
   /// Where control datagrams are received: an address of this host, or empty for those of the
   /// rails, and a port, 0 for any.

@@ -259,7 +259,9 @@ bool Conformance::until(const std::function<bool()>& done, Nanos limit) {
 }
 
 void Conformance::expect_trouble(const Config& config, const GroundOptions& options) {
-  reopen(config, options);
+  GroundOptions with_trouble = options;
+  with_trouble.trouble = true;
+  reopen(config, with_trouble);
   for (const char* part : {"a path broke", "a rail went down", "a rail came back",
                            "an operation does not drain", "a path could not be opened"}) {
     expect_log(part);
@@ -276,8 +278,9 @@ void Conformance::expect_service(End& to) {
   const Event event = end_of(ea(), Write{.source = a().out.at(0),
                                          .target = there.in.at(0),
                                          .size_bytes = kSize,
-                                         .imm = counter.key()});
-  EXPECT_EQ(event.code, Errc::kOk);
+                                         .imm = counter.key(),
+                                         .timeout = 5s});
+  EXPECT_EQ(event.code, Errc::kOk) << ea().dump() << ea().dump_json();
   EXPECT_TRUE(counter.wait(1, kLong));
   EXPECT_EQ(std::memcmp(a().out.bytes.data(), to.in.bytes.data(), kSize), 0);
   settle();

@@ -27,7 +27,8 @@ using namespace std::chrono_literals;
 struct CaseCaps {
   bool two_engines = true;        ///< the two ends are engines of their own, and a third exists
   bool virtual_time = false;      ///< the clock is a world's: times are exact and long waits free
-  bool every_step = false;        ///< each_step() really sees every step
+  bool looks = false;             ///< each_step() looks again and again while things happen
+  bool every_step = false;        ///< and really sees every step
   bool lossy_control = false;     ///< the network can be told to lose and repeat control messages
   bool realtime_threads = false;  ///< the network also runs under the threaded runtime
   bool second_network = false;    ///< two networks between the same hosts
@@ -37,8 +38,9 @@ struct CaseCaps {
   bool exact_replay = false;      ///< the target can say what it took (Caps::exact_replay)
 
   // What a body can ask the ground's Trouble for.
-  bool cuts = false;        ///< two hosts are cut off from each other
-  bool lost_rails = false;  ///< a NIC fails and comes back
+  bool cuts = false;           ///< two hosts are cut off from each other
+  bool lost_rails = false;     ///< a NIC fails and comes back
+  bool control_apart = false;  ///< without any rail the hosts can still talk to each other
   bool broken_paths = false;
   bool kills = false;        ///< a process dies without a word
   bool stops = false;        ///< a process is stopped and goes on later; its NICs do not stop
@@ -53,6 +55,7 @@ struct GroundOptions {
   double drop_control = 0, duplicate_control = 0, reorder_control = 0;  ///< lossy_control
   bool realtime_threads = false;
   bool second_network = false;  ///< named "second", after the usual one in the order
+  bool trouble = false;         ///< the body will ask for some
 };
 
 /// What can be made to go wrong between the hosts of a ground, each from the moment of the call.
@@ -101,6 +104,8 @@ class Ground {
   /// never says a word. It lives as long as the ground.
   virtual std::optional<Ghost> mute(const Config&) { return std::nullopt; }
   virtual Trouble& trouble();  ///< one that can do nothing, for grounds without any
+  /// How long writes take here to come as far as on the simulator in that time.
+  virtual Nanos on_the_wire(Nanos simulated) const { return simulated; }
 };
 
 /// One line of the list in providers.cc.
@@ -221,6 +226,7 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
   Recorder& recorder();
   bool until(const std::function<bool()>& done, Nanos limit = kLong);
   void run_for(Nanos time) { ground_->run_for(time); }
+  void let_fly(Nanos simulated) { ground_->run_for(ground_->on_the_wire(simulated)); }
   void settle() { ground_->settle(); }
   /// Looks in every step, until the end of its scope.
   class Look {

@@ -1,10 +1,7 @@
-#include <algorithm>
-#include <filesystem>
-
 #include <fabric/sim.h>
-#include <fabric/verbs.h>
 
-#include "conformance/conformance.h"
+#include "conformance/grounds.h"
+#include "conformance/real_ground.h"
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
 #include "providers/shm/pull.h"
@@ -20,27 +17,6 @@ namespace {
 struct SimShape {
   std::array<uint32_t, Ground::kPlaces> rails{};
   sim::NicModel model{};
-};
-
-/// Real time from an engine of its own, whose alarms let the waiting thread sleep.
-class Clock {
- public:
-  explicit Clock(Engine engine) : engine_(std::move(engine)), ticks_(*engine_.make_inbox(2)) {}
-
-  bool run_until(const std::function<bool()>& done, Nanos limit) {
-    const Nanos end = engine_.now() + limit;
-    while (!done()) {
-      if (engine_.now() >= end) return false;
-      Event tick[2];
-      const auto alarm = engine_.submit(Alarm{.after = 1ms, .notify = Notify::inbox(ticks_)});
-      if (!alarm || !ticks_.wait(10s) || ticks_.poll(tick) != 1) return false;
-    }
-    return true;
-  }
-
- private:
-  Engine engine_;
-  Inbox ticks_;
 };
 
 class SimTrouble final : public Trouble {
@@ -138,54 +114,6 @@ struct ShmShape {
   bool bare = false;   ///< no restartable sequences, no membarrier, no procfs
 };
 
-/// Engines of this process on a network of this machine, in real time.
-class RealGround : public Ground {
- public:
-  explicit RealGround(const GroundOptions& options) : threaded_(options.realtime_threads) {
-    if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open(watch_config()));
-  }
-
-  Result<Engine> open(uint32_t place, const Config& config) override {
-    Config real = config;
-    real.networks = {network(place)};
-    return threaded_ ? Engine::open(real) : Engine::open(real, runtime_);
-  }
-  bool run_until(const std::function<bool()>& done, Nanos limit) override {
-    if (clock_ != nullptr) return clock_->run_until(done, limit);
-    const Nanos end = watch_.now() + limit;
-    while (!done()) {
-      if (watch_.now() >= end) return false;
-      runtime_->turn();
-      if (look_) look_();
-    }
-    return true;
-  }
-  void run_for(Nanos time) override {
-    run_until([] { return false; }, time);
-  }
-  void settle() override {
-    run_for(threaded_ ? 50ms : 20ms);
-    // Time passes on a busy machine while nobody turns; turns do not.
-    for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) runtime_->turn();
-  }
-  void each_step(std::function<void()> look) override { look_ = std::move(look); }
-
- protected:
-  virtual Network network(uint32_t place) const = 0;
-
- private:
-  /// On a network that costs little to open and to poll.
-  static Config watch_config() {
-    return {.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()};
-  }
-
-  const bool threaded_;
-  const std::shared_ptr<InlineRuntime> runtime_ = std::make_shared<InlineRuntime>();
-  Engine watch_ = *Engine::open(watch_config(), runtime_);  ///< tells the time
-  std::unique_ptr<Clock> clock_;
-  std::function<void()> look_;
-};
-
 /// Processes that die and stop are the business of tests/process.
 class ShmGround final : public RealGround {
  public:
@@ -222,7 +150,7 @@ class ShmGround final : public RealGround {
     std::optional<MemoryRegion> region{};
   };
 
-  Network network(uint32_t) const override { return network_; }
+  std::vector<Network> networks(uint32_t) const override { return {network_}; }
 
   Network network_{.provider = "shm"};
   std::vector<std::unique_ptr<Mute>> mutes_;
@@ -236,60 +164,15 @@ ProviderCase shm_case(const ShmShape& shape, std::string name) {
           }};
 }
 
-/// RDMA devices of the hosts. In the guest there are two hosts (tests/guest); on a machine with a
-/// card the engines meet on it.
-std::vector<std::string> verbs_devices(uint32_t place) {
-  std::vector<std::string> all, own;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
-    all.push_back(entry.path().filename());
-  }
-  std::sort(all.begin(), all.end());
-  const std::string host = place == 0 ? "xa" : "xb";
-  std::copy_if(all.begin(), all.end(), std::back_inserter(own),
-               [&](const std::string& name) { return name.starts_with(host); });
-  return own.empty() ? all : own;
-}
-
-class VerbsGround final : public RealGround {
- public:
-  VerbsGround(uint32_t rails, const GroundOptions& options) : RealGround(options), rails_(rails) {}
-
- private:
-  Network network(uint32_t place) const override {
-    auto devices = verbs_devices(place);
-    devices.resize(rails_);
-    return verbs::network({.devices = devices});
-  }
-
-  const uint32_t rails_;
-};
-
-/// One line for each number of rails that the machine has.
-std::vector<ProviderCase> verbs_cases() {
-  const std::vector<std::string> built = providers();
-  std::vector<ProviderCase> cases;
-  if (std::find(built.begin(), built.end(), "verbs") == built.end()) return cases;
-  for (uint32_t rails = 1; rails <= verbs_devices(0).size() && rails <= 2; ++rails) {
-    cases.push_back({"verbs_" + std::to_string(rails),
-                     {.realtime_threads = true,
-                      .several_rails = rails > 1,
-                      .counted_slices = true,
-                      .exact_replay = true},
-                     [rails](const GroundOptions& options) {
-                       return std::make_unique<VerbsGround>(rails, options);
-                     }});
-  }
-  return cases;
-}
-
 constexpr CaseCaps kSimCaps{.virtual_time = true,
+                            .looks = true,
                             .every_step = true,
                             .lossy_control = true,
                             .realtime_threads = true,
                             .second_network = true,
                             .cuts = true,
                             .lost_rails = true,
+                            .control_apart = true,
                             .broken_paths = true,
                             .kills = true,
                             .stops = true,
@@ -350,8 +233,9 @@ INSTANTIATE_TEST_SUITE_P(
                     shm_case({.mapped = false, .ways = 0}, "shm_bounced")),
     [](const auto& provider) { return provider.param.name; });
 
-// Only where there are devices: in the guest, and on machines with a card.
+#ifdef FABRIC_HAS_VERBS
 INSTANTIATE_TEST_SUITE_P(Verbs, Conformance, testing::ValuesIn(verbs_cases()),
                          [](const auto& provider) { return provider.param.name; });
+#endif
 
 }  // namespace fabric::test

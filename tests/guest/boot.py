@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Boots a guest with four SoftRoCE devices, runs commands in it, and ends as they ended.
+"""Boots a guest with six SoftRoCE devices, runs commands in it, and ends as they ended.
 
     boot.py --bin build/release/tests tests/guest/suite
     boot.py --bin build/dev/tests -c '5 ibv_devices' -c '60 guest_tests --gtest_brief=1'
@@ -27,8 +27,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = HERE.parent.parent / "build" / "guest"
-MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "veth", "virtio_pci", "9p", "9pnet_virtio",
-           "sch_netem", "sch_prio", "cls_u32"]
+MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "veth", "bridge", "virtio_pci", "9p",
+           "9pnet_virtio", "sch_netem", "sch_prio", "cls_u32"]
 # Unpacked once; another list of modules is another folder.
 KERNEL = CACHE / f"kernel-{hashlib.sha256(' '.join(MODULES).encode()).hexdigest()[:16]}"
 KVM_HANGS = CACHE / "kvm-hangs"  # found out once

@@ -1,6 +1,7 @@
-# The job, as root of the guest: two hosts of two rails each, then the commands one after another.
-# Host A has the devices xa0 and xa1 with 10.9.0.1 and 10.9.1.1, host B has xb0 and xb1 with .2.
-# A rail is a veth pair, so that either end can be taken down or made lossy.
+# The job, as root of the guest: three hosts of two rails each, then the commands one after another.
+# Host A has the devices xa0 and xa1 with 10.9.0.1 and 10.9.1.1, host B has xb0 and xb1 with .2, and
+# so on. A rail is a switch with a port for every host: sa0 is where a0 is plugged in. Either end of
+# a cable can be taken down or made lossy, and who is at another port of the switch does not see it.
 export PATH=/tmp/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LD_LIBRARY_PATH=/tmp/bin \
   TERM=dumb
 ulimit -l unlimited
@@ -9,31 +10,35 @@ cp -r /tmp/job/bin /tmp/bin
 . /tmp/job/environment
 cd /tmp || exit 1
 
-# Both hosts have one kernel, which would rather deliver to itself: what goes from one end of a rail
-# to the other must leave by its port, so that the control datagrams share the fate of their rail.
-rail() {
-  local here=10.9.$1.1 there=10.9.$1.2
-  ip link add a$1 mtu 4200 type veth peer name b$1 mtu 4200
-  ip addr add $here/32 dev a$1
-  ip addr add $there/32 dev b$1
-  for port in a$1 b$1; do
-    echo 1 >/proc/sys/net/ipv4/conf/$port/accept_local
-    echo 1 >/proc/sys/net/ipv4/conf/$port/arp_ignore
-    echo 2 >/proc/sys/net/ipv4/conf/$port/arp_announce
-    ip link set $port up
-    ip rule add pref 10 iif $port lookup local
-    rdma link add x$port type rxe netdev $port || return 1
-  done
-  echo "route replace $there dev a$1 src $here" >>/tmp/routes
-  echo "route replace $here dev b$1 src $there" >>/tmp/routes
-  for way in "from $here to $there" "from $there to $here"; do
-    ip rule add pref 20 iif lo $way lookup main
-    ip rule add pref 21 iif lo $way unreachable
+# All hosts have one kernel, which would rather deliver to itself: what goes from one to another
+# must leave by its port, so that the control datagrams share the fate of their rail.
+port() {
+  local port=$1$2 address=10.9.$2.$3
+  ip link add $port mtu 4200 type veth peer name s$port mtu 4200
+  ip addr add $address/32 dev $port
+  echo 1 >/proc/sys/net/ipv4/conf/$port/accept_local
+  echo 1 >/proc/sys/net/ipv4/conf/$port/arp_ignore
+  echo 2 >/proc/sys/net/ipv4/conf/$port/arp_announce
+  ip link set s$port master sw$2 up
+  ip link set $port up
+  ip rule add pref 10 iif $port lookup local
+  rdma link add x$port type rxe netdev $port || return 1
+  for other in 1 2 3; do
+    [ $other = $3 ] && continue
+    local there=10.9.$2.$other table=$((100 + 10 * $2 + $3))
+    echo "route replace $there dev $port src $address table $table" >>/tmp/routes
+    ip rule add pref 20 iif lo from $address to $there lookup $table
+    ip rule add pref 21 iif lo from $address to $there unreachable
   done
 }
 hosts() {
   ip link set lo up
-  rail 0 && rail 1 && ip rule add pref 30 lookup local && ip rule del pref 0
+  for rail in 0 1; do
+    ip link add sw$rail mtu 4200 type bridge stp_state 0 forward_delay 0 mcast_snooping 0
+    ip link set sw$rail arp off up  # or it answers for all of them, who live in its kernel
+    port a $rail 1 && port b $rail 2 && port c $rail 3 || return 1
+  done
+  ip rule add pref 30 lookup local && ip rule del pref 0
   ip -force -batch /tmp/routes
   # The kernel forgets the routes of a port that goes down.
   ip monitor link | while read -r _; do ip -force -batch /tmp/routes 2>/dev/null; done &

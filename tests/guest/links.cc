@@ -17,8 +17,10 @@
 #include <filesystem>
 #include <memory>
 #include <set>
+#include <span>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -29,52 +31,63 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr const char* kPorts[] = {"a0", "a1", "b0", "b1"};
+constexpr const char* kPorts[] = {"a0", "a1", "b0", "b1", "c0", "c1"};
 
 std::set<std::string>& lossy() {
   static std::set<std::string> ports;
   return ports;
 }
 
-void tc(const std::string& arguments) {
-  const std::string command = "tc " + arguments;
-  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+/// Takes several lines of arguments, for one start of the program.
+void tc(const std::string& lines) {
+  FILE* const pipe = ::popen("tc -batch -", "w");
+  ASSERT_NE(pipe, nullptr);
+  std::fputs((lines + "\n").c_str(), pipe);
+  EXPECT_EQ(::pclose(pipe), 0) << lines;
 }
 
 constexpr std::string_view kBlackHole = "blackhole", kFifo = "pfifo";
-constexpr uint32_t kDataBand = 0x10001;  // "1:1"
 
 /// One queue in the place of another. By hand: to start tc takes a tenth of a second here, and by
 /// then all that was in flight has landed.
-void replace_queue(const std::string& port, uint32_t parent, std::string_view kind) {
+void replace_queue(const std::string& port, uint32_t parent, std::string_view kind,
+                   std::span<const std::byte> options = {}) {
+  constexpr size_t kRoom = 128;
   struct {
     nlmsghdr head{};
     tcmsg body{};
-    rtattr attribute{};
-    std::array<char, 12> name{};
+    std::array<std::byte, kRoom> attributes{};
   } request;
-  request.head.nlmsg_len = sizeof request;
+  size_t used = 0;
+  const auto add = [&](uint16_t type, std::span<const std::byte> value) {
+    const rtattr attribute{static_cast<uint16_t>(RTA_LENGTH(value.size())), type};
+    std::memcpy(request.attributes.data() + used, &attribute, sizeof attribute);
+    std::memcpy(request.attributes.data() + used + sizeof attribute, value.data(), value.size());
+    used += RTA_SPACE(value.size());
+  };
+  const std::string name(kind);
+  add(TCA_KIND, std::as_bytes(std::span(name.c_str(), name.size() + 1)));
+  if (!options.empty()) add(TCA_OPTIONS, options);
+  request.head.nlmsg_len = static_cast<uint32_t>(sizeof request - kRoom + used);
   request.head.nlmsg_type = RTM_NEWQDISC;
   request.head.nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
   request.body.tcm_ifindex = static_cast<int>(::if_nametoindex(port.c_str()));
   request.body.tcm_parent = parent;
-  request.attribute.rta_type = TCA_KIND;
-  request.attribute.rta_len = RTA_LENGTH(kind.size() + 1);
-  std::ranges::copy(kind, request.name.begin());
   struct {
     nlmsghdr head{};
     nlmsgerr error{};
     std::array<char, 512> rest{};
   } answer;
   const UniqueFd fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
-  ASSERT_EQ(::send(fd.get(), &request, sizeof request, 0), static_cast<ssize_t>(sizeof request));
+  ASSERT_EQ(::send(fd.get(), &request, request.head.nlmsg_len, 0),
+            static_cast<ssize_t>(request.head.nlmsg_len));
   ASSERT_GE(::recv(fd.get(), &answer, sizeof answer, 0),
             static_cast<ssize_t>(NLMSG_LENGTH(sizeof answer.error)));
   ASSERT_EQ(answer.error.error, 0) << port << ": " << std::strerror(-answer.error.error);
 }
 
 sockaddr_in address_of(char host, char rail, uint16_t port) {
-  const std::string text = std::string("10.9.") + rail + (host == 'a' ? ".1" : ".2");
+  const std::string text = std::string("10.9.") + rail + "." + static_cast<char>('1' + host - 'a');
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
@@ -89,10 +102,9 @@ UniqueFd bound(const sockaddr_in& address) {
   return fd;
 }
 
-/// One datagram gets from this port to the other end of its rail.
-bool passes(char host, char rail) {
+/// One datagram gets from this port to another one of its rail.
+bool passes(char host, char other, char rail) {
   constexpr uint16_t kProbe = 9;
-  const char other = host == 'a' ? 'b' : 'a';
   const sockaddr_in target = address_of(other, rail, kProbe);
   const UniqueFd here = bound(address_of(host, rail, 0)), there = bound(target);
   for (int tries = 0; tries < 100; ++tries) {
@@ -136,19 +148,33 @@ void lose_all(const std::string& port) {
   lossy().insert(port);
 }
 
-void set_control_netem(const std::string& port, const std::string& words) {
-  // Two bands of one queue: RoCE (and ARP) takes the first, all other UDP the second.
-  tc("qdisc replace dev " + port + " root handle 1: prio bands 2 priomap" +
-     " 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0");
-  tc("qdisc add dev " + port + " parent 1:2 netem " + words);
-  const std::string filter = "filter add dev " + port + " parent 1: protocol ip prio ";
-  tc(filter + "1 u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:1");
-  tc(filter + "2 u32 match ip protocol 17 0xff flowid 1:2");
+void set_delay(const std::string& port, std::chrono::nanoseconds time) {
+  constexpr int64_t kTickNs = 64;  // of the kernel's packet schedulers
+  const tc_netem_qopt options{.latency = static_cast<uint32_t>(time.count() / kTickNs),
+                              .limit = 100'000};
+  replace_queue(port, TC_H_ROOT, "netem", std::as_bytes(std::span(&options, 1)));
   lossy().insert(port);
 }
 
+void set_control_netem(const std::string& port, const std::string& words) {
+  const std::string queue = "qdisc replace dev " + port;
+  const std::string filter = "\nfilter add dev " + port + " parent 1: protocol ip prio ";
+  const std::string roce = " u32 match ip protocol 17 0xff match ip dport 4791 0xffff ";
+  // The operation code of RoCE follows the headers of IP and UDP; 17 acknowledges.
+  tc(queue + " root handle 1: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0" +
+     (words.empty() ? "" : "\n" + queue + " parent 1:2 netem " + words) + filter + "1" + roce +
+     "match u8 17 0xff at 28 flowid 1:3" + filter + "2" + roce + "flowid 1:1" + filter +
+     "3 u32 match ip protocol 17 0xff flowid 1:2");
+  lossy().insert(port);
+}
+
+void set_band_lost(const std::string& port, Band band, bool lost) {
+  replace_queue(port, 0x10000 + static_cast<uint32_t>(band), lost ? kBlackHole : kFifo);
+}
+
 void set_data_lost(const std::string& port, bool lost) {
-  replace_queue(port, kDataBand, lost ? kBlackHole : kFifo);
+  set_band_lost(port, Band::kData, lost);
+  set_band_lost(port, Band::kAcks, lost);
 }
 
 ControlTraffic control_traffic(const std::string& port) {
@@ -170,13 +196,11 @@ void clear_netem(const std::string& port) {
 
 void heal_all() {
   if (!in_guest()) return;
-  for (const char* port : kPorts) {
-    clear_netem(port);
-    set_link(port, true);
-  }
+  for (const std::string& port : std::set(lossy())) clear_netem(port);
+  for (const char* port : kPorts) set_link(port, true);
   for (const char rail : {'0', '1'}) {
-    for (const char host : {'a', 'b'}) {
-      EXPECT_TRUE(passes(host, rail)) << "rail " << rail << " from host " << host;
+    for (const auto& [host, other] : {std::pair('a', 'b'), {'b', 'a'}, {'a', 'c'}, {'c', 'a'}}) {
+      EXPECT_TRUE(passes(host, other, rail)) << "rail " << rail << ": " << host << " to " << other;
     }
   }
 }

@@ -1,17 +1,18 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
-// The ports of the guest: a0 and a1 of host A, b0 and b1 of host B. Rail r is the pair a<r>, b<r>;
-// tests/guest/inside.sh plugs them together.
+// The ports of the guest: a0 and a1 of host A, b0 and b1 of host B, c0 and c1 of host C. Rail r is
+// a switch with the ports sa<r>, sb<r> and sc<r>; tests/guest/inside.sh plugs them together.
 
 namespace fabric::test {
 
-/// Whether this is the guest, with its four devices. Elsewhere its tests are skipped.
+/// Whether this is the guest, with its six devices. Elsewhere its tests are skipped.
 bool in_guest();
 
-/// As `ip link set`, in milliseconds. Both ends lose their carrier, only this one its address.
+/// As `ip link set`, in milliseconds. The switch notices, the other hosts do not.
 void set_link(const std::string& port, bool up);
 /// What leaves by this port has netem's words done to it: "loss 5%", "delay 2ms reorder 25%".
 void set_netem(const std::string& port, const std::string& words);
@@ -19,8 +20,17 @@ void set_netem(const std::string& port, const std::string& words);
 /// 100%", but no program is started for it, so that it can hit what is in flight.
 void lose_all(const std::string& port);
 
+/// Everything that leaves by this port comes so much later. As quick as lose_all().
+void set_delay(const std::string& port, std::chrono::nanoseconds time);
+
+/// What leaves by a port, in three queues: of RoCE everything but acknowledgements (and ARP with
+/// it), the control datagrams, and the acknowledgements.
+enum class Band : uint8_t { kData = 1, kControl, kAcks };
 /// The control datagrams that leave by this port have netem's words done to them, RoCE has not.
+/// Without words nothing happens to either.
 void set_control_netem(const std::string& port, const std::string& words);
+/// Behind that: all of a band is lost, from the return of the call on, or again nothing.
+void set_band_lost(const std::string& port, Band band, bool lost);
 /// Behind that: RoCE is lost, and the datagrams fare as before.
 void set_data_lost(const std::string& port, bool lost);
 /// Of the datagrams, how many netem has passed on (those that it made twice, twice) and lost.
@@ -32,8 +42,8 @@ ControlTraffic control_traffic(const std::string& port);
 /// Ends all of these, whichever it was.
 void clear_netem(const std::string& port);
 
-/// Everything up, nothing lossy, and packets pass on both rails. A link that comes up carries
-/// nothing for about a second.
+/// Everything up, nothing lossy, and packets pass on both rails, between all hosts. A link that
+/// comes up carries nothing for about a second.
 void heal_all();
 
 /// Heals when the test ends, however it ends.

@@ -34,6 +34,7 @@ class LogGuard {
     if (record.level < LogLevel::kWarning) return;
     const std::scoped_lock lock(mutex_);
     lines_.push_back(line_of(record));
+    if (shown_) std::fprintf(stderr, "%s\n", lines_.back().c_str());
   }
 
   void expect(std::string_view part) {
@@ -60,6 +61,7 @@ class LogGuard {
 
  private:
   std::mutex mutex_;
+  const bool shown_ = std::getenv("FABRIC_TEST_LOG") != nullptr;  ///< for people: as they come
   std::vector<std::string> lines_;
   std::vector<std::string> expected_;
 };

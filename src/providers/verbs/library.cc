@@ -44,8 +44,8 @@ bool find_all(void* handle, Library& t) {
 }
 
 /// Never unloaded: drivers of the devices live in it, and threads of them may.
-const Loaded& loaded() {
-  static const Loaded once = [] {
+Loaded& loaded() {
+  static Loaded once = [] {
     Loaded all;
     void* handle = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
@@ -70,5 +70,7 @@ const Library& library() noexcept {
   FABRIC_DCHECK(loaded().trouble == nullptr);
   return loaded().table;
 }
+
+Library& library_for_tests() noexcept { return loaded().table; }
 
 }  // namespace fabric::verbs

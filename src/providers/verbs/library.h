@@ -43,4 +43,7 @@ Result<const Library*> load_library();
 /// For those who hold something that came out of it.
 const Library& library() noexcept;
 
+/// For tests that stand between the network and its cards. Before the first network is opened.
+Library& library_for_tests() noexcept;
+
 }  // namespace fabric::verbs

@@ -26,7 +26,7 @@ constexpr std::array<Number, 12> kNumbers{{
     {"rnr_retry", &Options::rnr_retry, 0, 7},
     {"rnr_timer", &Options::rnr_timer, 0, 31},
     {"send_depth", &Options::send_depth, 16, 8192},
-    {"receive_depth", &Options::receive_depth, 16, 16384},
+    {"receive_depth", &Options::receive_depth, 4, 16384},
     {"inline_bytes", &Options::inline_bytes, 0, 512},
     {"control_port", &Options::control_port, 0, 65535},
 }};

@@ -68,6 +68,7 @@ TEST(VerbsOptions, NameWhatIsOutOfRange) {
   EXPECT_EQ(refused({"rnr_retry=8"}), "rnr_retry");
   EXPECT_EQ(refused({"send_depth=15"}), "send_depth");
   EXPECT_EQ(refused({"receive_depth=20000"}), "receive_depth");
+  EXPECT_EQ(refused({"receive_depth=3"}), "receive_depth");
   EXPECT_EQ(refused({"inline_bytes=513"}), "inline_bytes");
   EXPECT_EQ(refused({"control_port=65536"}), "control_port");
 }

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <vector>
+
+#include "conformance/conformance.h"
+
+namespace fabric::test {
+
+/// Where there are RDMA devices: one line for each number of rails. Elsewhere none.
+std::vector<ProviderCase> verbs_cases();
+
+}  // namespace fabric::test
