@@ -82,6 +82,9 @@ def parse(arguments):
         help="with --no-prepare: where our programs are")
     add("--write-results", action="store_true",
         help=f"write {report.RESULTS}, {report.LINES} and {report.DRAWING}")
+    add("--rewrite", action="store_true",
+        help=f"write {report.RESULTS} and {report.DRAWING} anew from {report.LINES} and "
+        f"{report.SHORTFALLS}, measure nothing")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (2 if options.quick else 9)
     options.duration = options.duration or (0.1 if options.quick else 0.3)
@@ -225,6 +228,9 @@ def main(arguments=None, root=ROOT, everybody=None, in_guest=guest.measure):
     options = parse(arguments)
     if options.list:
         list_cases(options.cases)
+        return 0
+    if options.rewrite:
+        report.rewrite_results(root)
         return 0
     say = progress()
     here, there = split(options)

@@ -3,10 +3,12 @@
 import json
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict
 
 from comparison.draw import draw
+from comparison.rounds import Row
 
 RESULTS = "bench/results.md"
 DRAWING = "bench/results.svg"
@@ -28,11 +30,11 @@ def cells(row):
     spread = "-" if row.spread is None else f"{row.spread[0]:.2f} to {row.spread[1]:.2f}"
     holds = {None: "", True: "yes", False: "NO"}[row.holds]
     return [row.case, row.unit, number(row.ours), row.peer, number(row.peer_value),
-            "-" if row.ratio is None else f"{row.ratio:.2f}", spread,
+            "-" if row.ratio is None else f"{row.ratio:.2f}", spread, str(row.rounds),
             "" if row.floor is None else f"{row.floor:.2f}", holds]
 
 
-HEAD = ["case", "unit", "ours", "peer", "peer's", "ratio", "spread", "floor", "holds"]
+HEAD = ["case", "unit", "ours", "peer", "peer's", "ratio", "spread", "rounds", "floor", "holds"]
 
 
 def table(rows, colour=False):
@@ -81,6 +83,10 @@ def shortfalls(root):
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
+def about_line(about):
+    return "".join(f"{key}: {value}; " for key, value in about.items()).rstrip("; ") + "."
+
+
 def markdown(rows, about, reasons, how, left_out=""):
     held = [row.holds for row in rows if row.holds is not None]
     lines = [
@@ -88,7 +94,7 @@ def markdown(rows, about, reasons, how, left_out=""):
         "",
         f"Written by `{how}`; do not edit. {sum(held)} of {len(held)} floors hold.",
         "",
-        "".join(f"{key}: {value}; " for key, value in about.items()).rstrip("; ") + ".",
+        about if isinstance(about, str) else about_line(about),
         "",
         "Two processes on two cores, inline progress, counted writes, interleaved: in each",
         "round ours and every peer once, for a fraction of a second. A value is the median of the",
@@ -123,4 +129,18 @@ def write_results(rows, root, how, left_out=""):
     text = markdown(rows, machine(root), shortfalls(root), how, left_out)
     (root / RESULTS).write_text(text, encoding="utf-8")
     (root / LINES).write_text("".join(json_line(row) + "\n" for row in rows), encoding="utf-8")
+    (root / DRAWING).write_text(draw([asdict(row) for row in rows]), encoding="utf-8")
+
+
+def rewrite_results(root):
+    """The documents anew from the rows that were measured, with the reasons of today. When and
+    where they were measured stays as it was."""
+    rows = [Row(**json.loads(line))
+            for line in (root / LINES).read_text(encoding="utf-8").splitlines()]
+    old = (root / RESULTS).read_text(encoding="utf-8")
+    how = re.search(r"^Written by `(.*)`", old, re.MULTILINE).group(1)
+    about = re.search(r"^processor: .*$", old, re.MULTILINE).group(0)
+    left_out = re.search(r"^This time (.*)\.$", old, re.MULTILINE)
+    text = markdown(rows, about, shortfalls(root), how, left_out.group(1) if left_out else "")
+    (root / RESULTS).write_text(text, encoding="utf-8")
     (root / DRAWING).write_text(draw([asdict(row) for row in rows]), encoding="utf-8")

@@ -5,6 +5,7 @@ absent, and how the command ends."""
 import contextlib
 import io
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -445,6 +446,16 @@ class Reports(unittest.TestCase):
         self.assertIn("`shm/write_imm/65536` against memcpy, 0.75 of 0.90: Because.", text)
         self.assertIn("no wheel", text)
         self.assertIn("not explained", report.markdown(self.ROWS, {}, {}, "bench/compare"))
+
+    def test_what_stands_in_the_documents_is_what_was_measured(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            (root / "bench").mkdir()
+            for name in (report.RESULTS, report.LINES, report.DRAWING, report.SHORTFALLS):
+                shutil.copy(ROOT / name, root / name)
+            report.rewrite_results(root)
+            for name in (report.RESULTS, report.DRAWING):
+                self.assertEqual((root / name).read_text(), (ROOT / name).read_text(), name)
 
     def test_reasons_name_cases_and_peers_that_exist(self):
         known = {(case.name, everybody.ALL[rival.contender].title)

@@ -199,7 +199,8 @@ void heal_all() {
   for (const std::string& port : std::set(lossy())) clear_netem(port);
   for (const char* port : kPorts) set_link(port, true);
   for (const char rail : {'0', '1'}) {
-    for (const auto& [host, other] : {std::pair('a', 'b'), {'b', 'a'}, {'a', 'c'}, {'c', 'a'}}) {
+    for (const auto& [host, other] :
+         {std::pair('a', 'b'), {'b', 'a'}, {'a', 'c'}, {'c', 'a'}, {'b', 'c'}, {'c', 'b'}}) {
       EXPECT_TRUE(passes(host, other, rail)) << "rail " << rail << ": " << host << " to " << other;
     }
   }

@@ -29,12 +29,16 @@ int main(int argc, char** argv) {
     fabric::tool::add_version(app, exit_code);
     fabric::tool::add_completion(app, exit_code);
     // The parser would only say that some verb is missing.
-    const std::string verb = argc > 1 ? argv[1] : "-";
-    const auto known = app.get_subcommands(
-        [&](const CLI::App* one) { return one->get_name() == verb || verb[0] == '-'; });
-    if (known.empty()) {
-      std::fprintf(stderr, "fabric: no verb '%s'; fabric --help has them\n", verb.c_str());
-      return 2;
+    const CLI::App* place = &app;
+    for (int i = 1; i < argc && argv[i][0] != '-' && !place->get_subcommands({}).empty(); ++i) {
+      const std::string verb = argv[i];
+      const auto known =
+          place->get_subcommands([&](const CLI::App* one) { return one->get_name() == verb; });
+      if (known.empty()) {
+        std::fprintf(stderr, "fabric: no verb '%s'; --help in its place has them\n", verb.c_str());
+        return 2;
+      }
+      place = known.front();
     }
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

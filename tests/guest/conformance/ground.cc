@@ -25,7 +25,7 @@ std::string port_of(uint32_t host, uint32_t rail) {
 
 class GuestTrouble final : public Trouble {
  public:
-  using Processes = std::function<const std::vector<std::shared_ptr<Process>>&(uint32_t place)>;
+  using Processes = std::function<std::vector<std::shared_ptr<Process>>(uint32_t place)>;
 
   GuestTrouble(uint32_t rails, Processes processes)
       : rails_(rails), processes_(std::move(processes)) {}
@@ -141,10 +141,8 @@ class GuestGround final : public RealGround {
 
   const GroundOptions options_;
   const uint32_t rails_;
-  GuestTrouble trouble_{rails_, [this](uint32_t place) -> const auto& {return processes(place);
-}
-};  // namespace
-};  // namespace fabric::test
+  GuestTrouble trouble_{rails_, [this](uint32_t place) { return processes(place); }};
+};
 
 std::vector<std::string> all_devices() {
   std::vector<std::string> names;
