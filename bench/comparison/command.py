@@ -11,6 +11,7 @@ from comparison import cases, contenders, guest, report
 from comparison import everybody as known
 from comparison.contenders import Failed, Stage
 from comparison.rounds import Rounds, rows_of
+from comparison.verbs import AT_HOST_B
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -163,7 +164,8 @@ class Preparation:
         self.say("build/release")
         self.tell(["cmake", "--preset", "release"], "cmake")
         build = ["cmake", "--build", "build/release", "--target"]
-        self.tell(build + ["fabric_tool", "limits", "copy_speed"], "build")
+        helpers = [AT_HOST_B] if self.in_guest else []
+        self.tell(build + ["fabric_tool", "limits", "copy_speed", *helpers], "build")
         if self.needed & set(LIBFABRIC):
             try:
                 self.tell(build + ["libfabric_peer"], "libfabric's program is not built")

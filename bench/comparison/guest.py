@@ -11,6 +11,7 @@ from pathlib import Path
 
 from comparison.contenders import Failed
 from comparison.rounds import Ledger, Sample
+from comparison.verbs import AT_HOST_B
 
 SKIPPED = 77  # boot.py's word: there is no guest here
 SAYS = "compare: "
@@ -36,7 +37,7 @@ def command(chosen, rounds, duration, budget):
     game = {"cases": {case.name: [rival.contender for rival in case.rivals] for case in chosen},
             "rounds": rounds, "duration": duration, "budget": budget}
     return (f"{int(budget) + MARGIN_SECONDS} compare_inside /tmp/bin/fabric "
-            f"{shlex.quote(json.dumps(game))}")
+            f"{shlex.quote(json.dumps(game))} {AT_HOST_B}")
 
 
 def take(line, ledger, say):
@@ -62,7 +63,7 @@ def measure(chosen, root, build, say, **game):
     with tempfile.TemporaryDirectory() as folder:
         pack(Path(folder))
         words = [sys.executable, root / "tests" / "guest" / "boot.py", "--bin", folder,
-                 "--bin", build, "-c", command(chosen, **game)]
+                 "--bin", build, "--bin", build / "bench", "-c", command(chosen, **game)]
         with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True,
                               stdin=subprocess.DEVNULL) as boot:
             for line in boot.stdout:

@@ -1,5 +1,7 @@
 """Who is measured over verbs, inside the guest: from the first rail of its host A to that of B."""
 
+import contextlib
+import pathlib
 import re
 
 from comparison.contenders import Failed, Ours, end, free_port, run, start, wait_listening
@@ -7,6 +9,7 @@ from comparison.contenders import Failed, Ours, end, free_port, run, start, wait
 HERE, THERE = "xa0", "xb0"
 # RoCE v2 with the rail's IPv4 address; 0 is link-local. Ours finds that out.
 GID = 1
+AT_HOST_B = "at_host_b"  # bench/peers
 # Of tests/guest/inside.sh, whose links take it.
 MTU = 4096
 
@@ -20,6 +23,30 @@ def in_flight(shot):
     if shot.bytes >= 64 << 10:
         return 4, 1
     return (64, 32) if shot.bytes >= 8 << 10 else (256, 64)
+
+
+def packets(device, counter):
+    file = pathlib.Path("/sys/class/infiniband", device, "ports/1/hw_counters", counter)
+    try:
+        return int(file.read_text())
+    except OSError as error:
+        raise Failed(f"{device}: {error.strerror.lower()}") from error
+
+
+@contextlib.contextmanager
+def crossing():
+    """What leaves host A in it must arrive at host B. A program that takes both ends from one device
+    does not use the network, and looks half as fast again."""
+    sent, arrived = packets(HERE, "sent_pkts"), packets(THERE, "rcvd_pkts")
+    yield
+    sent, arrived = packets(HERE, "sent_pkts") - sent, packets(THERE, "rcvd_pkts") - arrived
+    check_crossed(sent, arrived)
+
+
+def check_crossed(sent, arrived):
+    """Some may be lost, or be under way."""
+    if sent == 0 or arrived < 0.9 * sent:
+        raise Failed(f"of {sent} packets {arrived} went from {HERE} to {THERE}")
 
 
 class Paced:
@@ -38,6 +65,10 @@ class Paced:
 
 
 class OursOverVerbs(Ours):
+    def measure(self, shot, stage):
+        with crossing():
+            return super().measure(shot, stage)
+
     def command(self, shot, stage):
         words = [stage.build / "fabric", "bench", shot.verb, "--network", "verbs", "--json",
                  "--devices", HERE, "--peer-devices", THERE, "--pin", stage.cores,
@@ -73,7 +104,8 @@ class Perftest:
         server = start([*pinned[1], "-d", THERE, *common])
         try:
             wait_listening(port, server, limit=20.0, name=program)
-            out = run([*pinned[0], "-d", HERE, *common, "127.0.0.1"])
+            with crossing():
+                out = run([*pinned[0], "-d", HERE, *common, "127.0.0.1"])
         finally:
             end(server)
         value = self.value(shot, out)
@@ -114,14 +146,16 @@ class UctRc:
         environment = {"UCX_LOG_LEVEL": "error", "UCX_IB_GID_INDEX": str(GID)}
         count = self.pace.iterations(shot, stage.duration, least=20)
         common = ["-p", port, "-f", "-v"]
-        server = start(["ucx_perftest", *common, "-c", stage.pin[1], "-d", f"{THERE}:1"],
-                       environment)
+        # The server takes over the client's device; under this it finds the other one by that name.
+        swapped = {"LD_PRELOAD": stage.build / AT_HOST_B}
+        server = start(["ucx_perftest", *common, "-c", stage.pin[1]], environment | swapped)
         try:
             wait_listening(port, server, limit=20.0)
-            out = run(["ucx_perftest", "127.0.0.1", *common, "-c", stage.pin[0],
-                       "-t", "put_lat" if latency else "put_bw", "-x", "rc_verbs",
-                       "-d", f"{HERE}:1", "-D", "short" if latency else "zcopy",
-                       "-s", shot.bytes, "-n", count, "-w", count // 10 + 1], environment)
+            with crossing():
+                out = run(["ucx_perftest", "127.0.0.1", *common, "-c", stage.pin[0],
+                           "-t", "put_lat" if latency else "put_bw", "-x", "rc_verbs",
+                           "-d", f"{HERE}:1", "-D", "short" if latency else "zcopy",
+                           "-s", shot.bytes, "-n", count, "-w", count // 10 + 1], environment)
         finally:
             end(server)
         value = self.value(shot, out)

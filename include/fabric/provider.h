@@ -152,7 +152,7 @@ class OpenNetwork {
   virtual bool arm() noexcept = 0;
   virtual int wait_fd() const noexcept = 0;  ///< -1: it wakes by the function
 
-  static constexpr uint32_t kAddressBytesMax = 128;
+  static constexpr uint32_t kAddressBytesMax = 192;
 };
 
 }  // namespace fabric

@@ -83,7 +83,9 @@ class Driver {
   /// another, in the order in which they came; where there are threads for it, no line waits for
   /// another. `line` is below kLines.
   virtual void offload(std::function<void()> job, uint32_t line = 0) = 0;
-  static constexpr uint32_t kLines = 9;  ///< one for everybody, and one for each of eight rails
+  /// One for everybody, and for each of eight rails three of its own: a network has calls that must
+  /// not wait for its slow ones.
+  static constexpr uint32_t kLines = 1 + 3 * 8;
 };
 
 /// Real time, and for every engine that is attached a worker thread and a callback thread. Declared

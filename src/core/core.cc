@@ -578,14 +578,27 @@ Result<void> EngineCore::close(Timeout timeout) {
     std::lock_guard lock(state_mutex);
     see_time(driver->now_ns());
     peers.close_all();  // closes every path: what still hangs on one ends now
+  }
+  stir();
+  const auto paths_closed = [&] {
+    std::lock_guard lock(state_mutex);
+    return transfers.idle() && peers.all_closed();
+  };
+  settle(kTearDownNs, paths_closed);
+  {
+    // Behind the paths: a write that is still under way here must not be refused because of its
+    // memory. Its sender would take that for a mistake of its own.
+    std::lock_guard lock(state_mutex);
+    see_time(driver->now_ns());
     regions.close_all();
   }
   stir();
   const bool torn_down = settle(kTearDownNs, [&] {
     // The second pairs with OutsideCall.
     if (!all_reported() || outside.load(std::memory_order_seq_cst) != 0) return false;
+    if (!paths_closed()) return false;
     std::lock_guard lock(state_mutex);
-    return transfers.idle() && peers.all_closed() && regions.live() == 0;
+    return regions.live() == 0;
   });
   // A goodbye that got lost is repeated for a moment, so that peers need not find out by silence.
   settle(kFarewellNs, [&] {

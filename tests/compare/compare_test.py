@@ -385,6 +385,13 @@ class Guest(unittest.TestCase):
                               ("--peer-devices", "xb0"), ("--sizes", "1024")):
             self.assertEqual(words[words.index(option) + 1], value)
 
+    def test_who_does_not_leave_its_device_is_found_out(self):
+        verbs.check_crossed(sent=1000, arrived=950)
+        with self.assertRaisesRegex(Failed, "of 1000 packets 3 went from xa0 to xb0"):
+            verbs.check_crossed(sent=1000, arrived=3)
+        with self.assertRaises(Failed):
+            verbs.check_crossed(sent=0, arrived=0)
+
     def test_samples_come_back_by_the_console(self):
         ledger, said = Ledger(), []
         case = "verbs/latency/8"

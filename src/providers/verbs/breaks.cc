@@ -64,7 +64,8 @@ void VerbsRail::break_out(OutPath& path) noexcept {
   path.deadline_ns = driver_.now_ns() + kErrorNs;
   ++draining_;
   refuse(&path, std::exchange(path.held, {}), Errc::kRailLost);
-  error_later(path.pair, Direction::kOut, path.id);
+  path.pair->abandon();
+  if (!path.connecting) error_later(path.pair, Direction::kOut, path.id);
 }
 
 /// From here on nothing is refilled: a receive that is posted behind the error state never comes
@@ -74,7 +75,8 @@ void VerbsRail::break_in(InPath& path) noexcept {
   path.state = InPath::State::kBreaking;
   path.deadline_ns = driver_.now_ns() + kErrorNs;
   ++draining_;
-  error_later(path.pair, Direction::kIn, path.id);
+  path.pair->abandon();
+  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);
 }
 
 // ---- Drains -------------------------------------------------------------------------------------
@@ -89,33 +91,44 @@ void VerbsRail::take_mail() noexcept {
       stocked(mail);
       continue;
     }
+    if (mail.kind == Mail::Kind::kLooked) {
+      looked(mail);
+      continue;
+    }
     if (mail.direction == Direction::kOut) {
       OutPath* path = out_.find(mail.path);
       if (path == nullptr || path->state == OutPath::State::kDown) continue;
       if (mail.kind == Mail::Kind::kConnected) connected(*path, mail.error);
-      if (mail.kind == Mail::Kind::kInError) out_in_error(*path);
+      if (mail.kind == Mail::Kind::kInError) out_in_error(*path, mail.error);
       if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
       continue;
     }
     InPath* path = in_.find(mail.path);
     if (path == nullptr || path->state == InPath::State::kDown) continue;
-    if (mail.kind == Mail::Kind::kConnected && mail.error != 0) break_in(*path);
-    if (mail.kind == Mail::Kind::kInError) {
-      path->in_error = true;
-      path->deadline_ns = std::min(path->deadline_ns, driver_.now_ns() + kDrainNs);
-      look_at_drain(*path);
-    }
+    if (mail.kind == Mail::Kind::kConnected) connected(*path, mail.error);
+    if (mail.kind == Mail::Kind::kInError) in_in_error(*path, mail.error);
     if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
   }
 }
 
 /// Requests that were acknowledged and not signalled never come back. One that is posted behind
 /// the error state does, and behind all others.
-void VerbsRail::out_in_error(OutPath& path) noexcept {
+void VerbsRail::out_in_error(OutPath& path, int error) noexcept {
   if (path.destroying) return;
+  if (error != 0) {
+    path.deadline_ns = INT64_MIN;  // it is in no such state, and nothing will come back
+    return;
+  }
   if (!path.sends.has_rest()) return finish(path, true);
   path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kDrainNs);
   if (!post_marker(path)) path.deadline_ns = INT64_MIN;
+}
+
+void VerbsRail::in_in_error(InPath& path, int error) noexcept {
+  path.in_error = error == 0;
+  path.deadline_ns =
+      error != 0 ? INT64_MIN : std::min(path.deadline_ns, driver_.now_ns() + kDrainNs);
+  look_at_drain(path);
 }
 
 void VerbsRail::look_at_drain(InPath& path) noexcept {
@@ -144,7 +157,9 @@ void VerbsRail::look_at_drain(InPath& path) noexcept {
 /// or written any more, and that much can be told.
 void VerbsRail::give_up_drains() noexcept {
   const int64_t now_ns = driver_.now_ns();
-  const auto due = [&](const auto& path) { return path.deadline_ns <= now_ns && !path.destroying; };
+  const auto due = [&](const auto& path) {
+    return path.deadline_ns <= now_ns && !path.destroying && !path.connecting;
+  };
   out_.each([&](OutPath& path) {
     if (path.state != OutPath::State::kBreaking || !due(path)) return;
     path.destroying = true;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cerrno>
 
 #include "providers/verbs/handles.h"
 
@@ -18,7 +19,7 @@ std::shared_ptr<CompletionQueue> VerbsRail::find_queue(uint32_t places) const {
 void VerbsRail::fill_stock(Direction direction) {
   Stock& stock = stock_[static_cast<size_t>(direction)];
   const uint32_t places = QueuePair::places(direction, device_->options());
-  while (stock.ready.size() + stock.ordered < Stock::kSize) {
+  while (stock.ready.size() + stock.ordered < Stock::kSize + stock.expected) {
     auto queue = find_queue(places);
     if (queue == nullptr && stock.ordered != 0) return;  // that one may bring a queue along
     if (queue != nullptr) queue->taken += places;
@@ -43,18 +44,30 @@ void VerbsRail::stocked(const Mail& mail) {
   if (mail.queue == nullptr) return;
   const bool known = std::find(queues_.begin(), queues_.end(), mail.queue) != queues_.end();
   if (!known) queues_.push_back(mail.queue);
-  if (mail.pair != nullptr) {
+  if (mail.pair != nullptr && !mail.queue->overrun) {
     stock.ready.push_back(mail.pair);
+  } else if (auto useless = mail.pair; useless != nullptr) {
+    release(useless, mail.direction);
   } else {
     // Whoever needs one asks the kernel again, and hears why not.
     mail.queue->taken -= QueuePair::places(mail.direction, device_->options());
   }
 }
 
-/// From the stock. When many paths are opened at once it runs out, and the turn waits for the
-/// kernel.
+void VerbsRail::expect_peer(bool comes) {
+  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    Stock& stock = stock_[static_cast<size_t>(direction)];
+    if (comes && stock.expected < Stock::kExpectedMax) ++stock.expected;
+    if (!comes && stock.expected > 0) --stock.expected;
+    fill_stock(direction);
+  }
+}
+
+/// From the stock. When more paths are opened at once than peers were announced it runs out, and
+/// the turn waits for the kernel.
 Result<std::shared_ptr<QueuePair>> VerbsRail::take_pair(Direction direction) {
   Stock& stock = stock_[static_cast<size_t>(direction)];
+  if (stock.expected != 0) --stock.expected;
   if (!stock.ready.empty()) {
     auto pair = std::move(stock.ready.back());
     stock.ready.pop_back();
@@ -75,23 +88,27 @@ Result<std::shared_ptr<QueuePair>> VerbsRail::take_pair(Direction direction) {
 }
 
 Endpoint VerbsRail::own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const {
-  const bool ethernet = device_->port_state().link_layer == IBV_LINK_LAYER_ETHERNET;
+  const ibv_port_attr& port = device_->state().attributes;
+  const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
   return {.nonce = nonce,
           .queue_pair = pair.number(),
           .packet = packet,
           .gid = device_->gid().bytes,
-          .lid = device_->port_state().lid,
+          .lid = port.lid,
           .mtu = device_->mtu(),
           .grh = ethernet || device_->options().gid_index >= 0};
 }
 
-/// Two calls into the kernel, which talks to the card: outside the turn.
+/// Two calls into the kernel, which talks to the card: outside the turn. Whom it did not find the
+/// last time it looks for in a line apart.
 void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
-                              uint32_t path, const Endpoint& far, uint32_t packet) {
-  offload([pair, box = mailbox_, direction, path, far, packet] {
-    const int error = pair->connect(far, packet);
+                              uint32_t path, const Near& near, const Endpoint& far,
+                              uint32_t packet) {
+  const auto connect = [pair, box = mailbox_, direction, path, near, far, packet] {
+    const int error = pair->connect(near, far, packet);
     box->put({Mail::Kind::kConnected, direction, error, path});
-  });
+  };
+  offload(connect, unfound_.contains(far.gid) ? Line::kConnectUnfound : Line::kConnect);
 }
 
 Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t remote_rail,
@@ -102,13 +119,17 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   auto pair = take_pair(Direction::kOut);
   if (!pair) return pair.error();
   OutPath* path = out_.add();
-  if (path == nullptr) return fail(Errc::kExhausted, "verbs: paths");
+  if (path == nullptr) {
+    release(*pair, Direction::kOut);
+    return fail(Errc::kExhausted, "verbs: paths");
+  }
   const uint32_t depth = device_->options().send_depth;
   path->mask = std::bit_ceil(depth) - 1;
   path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
   path->pair = *std::move(pair);
   path->nonce = driver_.entropy() | 1;
   path->packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
+  path->near = device_->near();
   hello = encode(PathHello{.from = instance_,
                            .to = address->instance,
                            .to_rail = static_cast<uint8_t>(remote_rail),
@@ -133,7 +154,10 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
   auto pair = take_pair(Direction::kIn);
   if (!pair) return pair.error();
   InPath* path = in_.add();
-  if (path == nullptr) return fail(Errc::kExhausted, "verbs: paths");
+  if (path == nullptr) {
+    release(*pair, Direction::kIn);
+    return fail(Errc::kExhausted, "verbs: paths");
+  }
   path->pair = *std::move(pair);
   path->hello = name;
   if (!refill(*path)) {
@@ -148,7 +172,9 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
   accepted_[name] = {path->id, answer};
   // The answer may be there before this has happened. The first packets are lost then, and the
   // sender's card repeats them.
-  connect_later(path->pair, Direction::kIn, path->id, hello->end, packet);
+  path->far = hello->end.gid;
+  path->connecting = true;
+  connect_later(path->pair, Direction::kIn, path->id, device_->near(), hello->end, packet);
   return path->id;
 }
 
@@ -170,17 +196,40 @@ Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes
   }
   path->far = answer->end;
   path->state = OutPath::State::kStarting;
-  connect_later(path->pair, Direction::kOut, id, path->far, path->packet);
+  path->connecting = true;
+  connect_later(path->pair, Direction::kOut, id, path->near, path->far, path->packet);
   return {};
 }
 
-/// The connection stands, or it never will.
+void VerbsRail::found(const GidBytes& far, int error) {
+  constexpr size_t kUnfoundMax = 1024;
+  if (error == 0) {
+    unfound_.erase(far);
+  } else if (error != ECANCELED && unfound_.size() < kUnfoundMax) {
+    unfound_.insert(far);
+  }
+}
+
+/// The connection stands, or it never will. What was decided meanwhile is done now.
 void VerbsRail::connected(OutPath& path, int error) {
-  if (path.state != OutPath::State::kStarting) return;
+  path.connecting = false;
+  found(path.far.gid, error);
+  if (path.state == OutPath::State::kBreaking) {
+    return error_later(path.pair, Direction::kOut, path.id);
+  }
   if (error != 0) return break_out(path);
   path.state = OutPath::State::kReady;
   const std::vector<WriteOp> held = std::exchange(path.held, {});
   post(held);  // no more than there is room for
+}
+
+void VerbsRail::connected(InPath& path, int error) {
+  path.connecting = false;
+  found(path.far, error);
+  if (path.state == InPath::State::kBreaking) {
+    return error_later(path.pair, Direction::kIn, path.id);
+  }
+  if (error != 0) break_in(path);
 }
 
 void VerbsRail::close_path(uint32_t id, bool inbound) noexcept {

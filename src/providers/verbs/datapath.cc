@@ -110,7 +110,8 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
   const int error = ibv_post_send(path.pair->get(), sends_.data(), &bad);
   last.next = next;
   if (error != 0) [[unlikely]] {
-    const uint32_t good = bad == nullptr ? 0 : static_cast<uint32_t>(bad - sends_.data());
+    // A driver that does not say which one it refused may have taken all of them.
+    const uint32_t good = bad == nullptr ? count : static_cast<uint32_t>(bad - sends_.data());
     path.sends.unpost(count - good);
     refuse(&path, ops.subspan(good, count - good), Errc::kRailLost);
     break_out(path);
@@ -137,10 +138,10 @@ bool VerbsRail::refill(InPath& path) noexcept {
   ibv_recv_wr* bad = nullptr;
   const int error = ibv_post_recv(path.pair->get(), receives_.data(), &bad);
   receives_[count - 1].next = next;
-  const uint32_t good = error == 0       ? count
-                        : bad == nullptr ? 0
-                                         : static_cast<uint32_t>(bad - receives_.data());
-  path.receives.post(good);
+  // Of a driver that does not say which one it refused all are waited for, and then given up: a
+  // drain that ends too early would be worse.
+  const bool all = error == 0 || bad == nullptr;
+  path.receives.post(all ? count : static_cast<uint32_t>(bad - receives_.data()));
   return error == 0;
 }
 

@@ -41,7 +41,8 @@ std::vector<Gid> query_gids(ibv_context* context, uint8_t port) {
   std::vector<Gid> out;
   for (ssize_t i = 0; i < count; ++i) {
     const ibv_gid_entry& entry = entries[static_cast<size_t>(i)];
-    if (entry.port_num != port) continue;
+    // An address handle has eight bits for it.
+    if (entry.port_num != port || entry.gid_index > UINT8_MAX) continue;
     Gid gid{.index = entry.gid_index};
     std::copy(std::begin(entry.gid.raw), std::end(entry.gid.raw), gid.bytes.begin());
     gid.type = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? GidType::kRoceV2
@@ -102,12 +103,9 @@ Result<void> Device::look() {
   if (const int error = library().query_device(context_, &limits_); error != 0) {
     return fail(code_of(error), "ibv_query_device", error);
   }
-  if (!query_port(context_, port_, port_attr_)) return fail(Errc::kUnsupported, "ibv_query_port");
-  const std::vector<Gid> table = query_gids(context_, port_);
-  const auto chosen = choose_gid(table, options_.gid_index);
-  if (!chosen) return chosen.error();
-  gid_ = *chosen;
-  gids_ = rank_gids(table);
+  auto state = ask_port();
+  if (!state) return state.error();
+  renew(*std::move(state));
   if (options_.pkey_index >= limits_.max_pkeys) {
     return fail(Errc::kInvalidArgument, "pkey_index");
   }
@@ -115,6 +113,19 @@ Result<void> Device::look() {
   if (options_.send_depth >= most) return fail(Errc::kInvalidArgument, "send_depth");
   if (options_.receive_depth >= most) return fail(Errc::kInvalidArgument, "receive_depth");
   return {};
+}
+
+Result<PortState> Device::ask_port() const {
+  PortState state;
+  if (!query_port(context_, port_, state.attributes)) {
+    return fail(Errc::kUnsupported, "ibv_query_port");
+  }
+  const std::vector<Gid> table = query_gids(context_, port_);
+  const auto chosen = choose_gid(table, options_.gid_index);
+  if (!chosen) return chosen.error();
+  state.gid = *chosen;
+  state.gids = rank_gids(table);
+  return state;
 }
 
 Result<void> Device::make_domains() {
@@ -149,20 +160,20 @@ uint32_t Device::memory_kinds() const noexcept {
 }
 
 uint8_t Device::mtu() const noexcept {
-  const auto active = static_cast<uint8_t>(std::clamp<int>(port_attr_.active_mtu, 1, 5));
+  const auto active = static_cast<uint8_t>(std::clamp<int>(state_.attributes.active_mtu, 1, 5));
   if (options_.mtu_bytes == 0) return active;
   return std::min(active, static_cast<uint8_t>(std::countr_zero(options_.mtu_bytes) - 7));
 }
 
 std::vector<std::pair<std::string, std::string>> Device::facts() const {
   std::string others;
-  for (const Gid& gid : gids_) {
-    if (gid.index == gid_.index) continue;
+  for (const Gid& gid : state_.gids) {
+    if (gid.index == state_.gid.index) continue;
     others += (others.empty() ? "" : ", ") + to_text(gid);
   }
-  const bool ethernet = port_attr_.link_layer == IBV_LINK_LAYER_ETHERNET;
+  const bool ethernet = state_.attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
   return {{"port", std::to_string(port_) + (ethernet ? ", Ethernet" : ", InfiniBand")},
-          {"gid", to_text(gid_)},
+          {"gid", to_text(state_.gid)},
           {"other gids", others.empty() ? "none" : others},
           {"mtu", std::to_string(128u << mtu())},
           {"thread domain", parent_ != nullptr ? "yes" : "no"},
@@ -275,18 +286,19 @@ int QueuePair::to_init() noexcept {
                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-int QueuePair::connect(const Endpoint& far, uint32_t packet) noexcept {
-  const int error = to_receive(far);
+int QueuePair::connect(const Near& near, const Endpoint& far, uint32_t packet) noexcept {
+  if (abandoned_.load(std::memory_order_relaxed)) return ECANCELED;
+  const int error = to_receive(near, far);
   if (error != 0 || direction_ == Direction::kIn) return error;
   return to_send(packet);
 }
 
-int QueuePair::to_receive(const Endpoint& far) noexcept {
+int QueuePair::to_receive(const Near& near, const Endpoint& far) noexcept {
   const Device& device = *queue_->device;
   const Options& options = device.options();
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTR;
-  attr.path_mtu = static_cast<ibv_mtu>(std::min(far.mtu, device.mtu()));
+  attr.path_mtu = static_cast<ibv_mtu>(std::min(far.mtu, near.mtu));
   attr.dest_qp_num = far.queue_pair;
   attr.rq_psn = far.packet;
   attr.min_rnr_timer = static_cast<uint8_t>(options.rnr_timer);
@@ -296,7 +308,7 @@ int QueuePair::to_receive(const Endpoint& far) noexcept {
   if (far.grh) {
     attr.ah_attr.is_global = 1;
     std::copy(far.gid.begin(), far.gid.end(), std::begin(attr.ah_attr.grh.dgid.raw));
-    attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(device.gid().index);
+    attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(near.gid_index);
     attr.ah_attr.grh.hop_limit = 64;
     attr.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
   }

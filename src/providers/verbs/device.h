@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +18,20 @@
 // last, a path or a job that is still in the kernel, takes them down in the right order.
 
 namespace fabric::verbs {
+
+/// What a port is at the moment: cables, switches and administrators change it.
+struct PortState {
+  ibv_port_attr attributes{};
+  Gid gid{};                ///< the one in use
+  std::vector<Gid> gids{};  ///< the best first
+};
+
+/// What a connection has to know of its own port. Kept from the hello on: the far side has been
+/// told of this one.
+struct Near {
+  uint32_t gid_index = 0;
+  uint8_t mtu = 0;  ///< as on the wire: 1..5
+};
 
 /// One port of one device, opened.
 class Device {
@@ -38,13 +53,18 @@ class Device {
   uint8_t port() const noexcept { return port_; }
   const Options& options() const noexcept { return options_; }
   const ibv_device_attr& limits() const noexcept { return limits_; }
-  const ibv_port_attr& port_state() const noexcept { return port_attr_; }
-  const Gid& gid() const noexcept { return gid_; }
-  const std::vector<Gid>& gids() const noexcept { return gids_; }
-  bool active() const noexcept { return port_attr_.state == IBV_PORT_ACTIVE; }
   bool takes_dmabuf() const noexcept { return dmabuf_; }
   uint32_t memory_kinds() const noexcept;
+
+  /// Asks the kernel, which asks the card: from any thread, not in a turn.
+  Result<PortState> ask_port() const;
+  /// The rest under the engine's lock.
+  void renew(PortState state) { state_ = std::move(state); }
+  const PortState& state() const noexcept { return state_; }
+  const Gid& gid() const noexcept { return state_.gid; }
+  bool active() const noexcept { return state_.attributes.state == IBV_PORT_ACTIVE; }
   uint8_t mtu() const noexcept;  ///< as on the wire: 1..5
+  Near near() const noexcept { return {gid().index, mtu()}; }
   std::vector<std::pair<std::string, std::string>> facts() const;
 
  private:
@@ -61,9 +81,7 @@ class Device {
   ibv_pd* parent_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;
   ibv_device_attr limits_{};
-  ibv_port_attr port_attr_{};
-  Gid gid_{};
-  std::vector<Gid> gids_{};  ///< the best first
+  PortState state_{};
   bool dmabuf_ = false;
 };
 
@@ -103,8 +121,11 @@ class QueuePair {
   QueuePair& operator=(const QueuePair&) = delete;
 
   /// Ready to receive from `far`; an end that sends is ready for that too. The first packet of
-  /// this end has the number `packet`. Returns an errno.
-  int connect(const Endpoint& far, uint32_t packet) noexcept;
+  /// this end has the number `packet`. Returns an errno. Takes a second where the kernel finds no
+  /// neighbour of that address.
+  int connect(const Near& near, const Endpoint& far, uint32_t packet) noexcept;
+  /// From any thread: a connect() that has not begun has nothing to do any more.
+  void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
   int to_error() noexcept;
   void destroy() noexcept;  ///< once is enough, more is harmless
 
@@ -125,7 +146,7 @@ class QueuePair {
   QueuePair(std::shared_ptr<CompletionQueue> queue, Direction direction) noexcept
       : queue_(std::move(queue)), direction_(direction) {}
   int to_init() noexcept;
-  int to_receive(const Endpoint& far) noexcept;
+  int to_receive(const Near& near, const Endpoint& far) noexcept;
   int to_send(uint32_t packet) noexcept;
 
   const std::shared_ptr<CompletionQueue> queue_;
@@ -133,6 +154,7 @@ class QueuePair {
   ibv_qp* qp_ = nullptr;
   uint32_t number_ = 0;
   uint32_t inline_bytes_ = 0;
+  std::atomic<bool> abandoned_{false};  ///< nothing is ordered by it
 };
 
 }  // namespace fabric::verbs

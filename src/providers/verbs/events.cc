@@ -24,11 +24,18 @@ void VerbsRail::on_event(const ibv_async_event& event) noexcept {
       if (event.element.port_num == device_->port()) rail_state(false);
       return;
     case IBV_EVENT_PORT_ACTIVE:
-      if (event.element.port_num == device_->port() && !fatal_) rail_state(true);
+      if (event.element.port_num != device_->port()) return;
+      if (!fatal_) rail_state(true);
+      return look_at_port();  // at the other end of the cable there may be another switch
+    case IBV_EVENT_GID_CHANGE:
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+      if (event.element.port_num == device_->port()) look_at_port();
       return;
     case IBV_EVENT_DEVICE_FATAL:
       fatal_ = true;
-      return rail_state(false);
+      rail_state(false);
+      return give_up(nullptr);
     case IBV_EVENT_CQ_ERR:
       return overrun(event.element.cq);
     case IBV_EVENT_QP_FATAL:
@@ -47,18 +54,52 @@ void VerbsRail::rail_state(bool up) noexcept {
                      .code = up ? Errc::kOk : Errc::kRailLost});
 }
 
+/// Paths that are open keep what they were opened with: if it is wrong from now on, they break, and
+/// the next ones are opened with what is right.
+void VerbsRail::look_at_port() {
+  port_changed_ = std::exchange(port_asked_, true);
+  if (port_changed_) return;  // what it has seen may be old
+  offload([device = device_, box = mailbox_] {
+    Mail mail{.kind = Mail::Kind::kLooked};
+    if (auto state = device->ask_port()) mail.port = std::make_shared<PortState>(*std::move(state));
+    box->put(std::move(mail));
+  });
+}
+
+/// A port that has no address at the moment keeps its last one: there is no better.
+void VerbsRail::looked(const Mail& mail) {
+  if (mail.port != nullptr) device_->renew(*mail.port);
+  port_asked_ = false;
+  if (port_changed_) look_at_port();
+}
+
 /// Completions are lost, so the drains of its paths would never end: they are given up at once.
 void VerbsRail::overrun(const ibv_cq* cq) noexcept {
   for (const auto& queue : queues_) {
     if (queue->cq == cq) queue->overrun = true;
   }
+  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    std::erase_if(stock_[static_cast<size_t>(direction)].ready, [&](auto pair) {
+      if (!pair->queue()->overrun) return false;
+      release(pair, direction);
+      return true;
+    });
+  }
+  give_up(cq);
+}
+
+/// Ends the paths with completions on this queue, or all, without a drain.
+void VerbsRail::give_up(const ibv_cq* cq) noexcept {
+  const auto hit = [cq](const auto& path) {
+    return path.pair != nullptr && (cq == nullptr || path.pair->queue()->cq == cq);
+  };
   out_.each([&](OutPath& path) {
-    if (path.state == OutPath::State::kDown || path.pair->queue()->cq != cq) return;
+    if (!hit(path)) return;
     break_out(path);
     path.deadline_ns = INT64_MIN;
   });
   in_.each([&](InPath& path) {
-    if (path.state == InPath::State::kDown || path.pair->queue()->cq != cq) return;
+    if (!hit(path)) return;
     break_in(path);
     path.deadline_ns = INT64_MIN;
   });

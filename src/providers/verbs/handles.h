@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include <fabric/provider.h>
@@ -26,6 +27,7 @@ struct Mail {
     kDestroyed,
     kSpare,   ///< a queue pair in stock, or none: queue, pair
     kFenced,  ///< a registration is gone: cookie
+    kLooked,  ///< at the port, or not: port
   };
   Kind kind = Kind::kConnected;
   Direction direction = Direction::kOut;
@@ -34,6 +36,7 @@ struct Mail {
   uint32_t cookie = 0;
   std::shared_ptr<CompletionQueue> queue{};
   std::shared_ptr<QueuePair> pair{};
+  std::shared_ptr<PortState> port{};
 };
 
 /// Jobs may be at it when the rail is gone, so they share this with it and nothing else.
@@ -81,6 +84,7 @@ struct OutPath {
   uint32_t id = 0;
   State state = State::kOpened;
   bool news = false;            ///< it stands in VerbsRail::news_
+  bool connecting = false;      ///< the job is under way; whatever comes next waits for it
   bool destroying = false;      ///< the drain was given up
   uint32_t culprit = 0;         ///< the request whose fault it was, if `code` says so
   Errc code = Errc::kRailLost;  ///< of that one
@@ -93,6 +97,7 @@ struct OutPath {
   uint32_t owed = 0;            ///< refused pieces whose end is not polled yet
   std::vector<WriteOp> held{};  ///< posted before the connection stood
   uint32_t packet = 0;
+  Near near{};
   Endpoint far{};
   uint64_t nonce = 0;
   int64_t deadline_ns = kNeverNs;
@@ -103,12 +108,14 @@ struct InPath {
   enum class State : uint8_t { kReady, kBreaking, kDown };
   uint32_t id = 0;
   State state = State::kReady;
-  bool in_error = false;  ///< the job is back
+  bool connecting = false;  ///< the job is under way; whatever comes next waits for it
+  bool in_error = false;    ///< the job is back
   bool destroying = false;
   std::shared_ptr<QueuePair> pair{};
   ReceiveAccount receives{};
   uint64_t taken = 0;  ///< immediates
   std::pair<uint64_t, uint64_t> hello{};
+  GidBytes far{};
   int64_t deadline_ns = kNeverNs;
 };
 
@@ -180,6 +187,8 @@ class VerbsRail final : public Rail {
   /// Before a sleep: false when there is something to do at once.
   bool arm() noexcept;
   bool up() const noexcept { return up_; }
+  /// Paths to one more peer will be opened soon; or not, if they have not been by now.
+  void expect_peer(bool comes);
   /// A drain is under way: its limit needs a look at the time.
   bool is_draining() const noexcept { return draining_ != 0; }
 
@@ -200,9 +209,16 @@ class VerbsRail final : public Rail {
   /// Queue pairs that stand ready: to make one takes the kernel a while.
   struct Stock {
     static constexpr size_t kSize = 2;
+    static constexpr size_t kExpectedMax = 64;
     std::vector<std::shared_ptr<QueuePair>> ready{};
     uint32_t ordered = 0;
+    size_t expected = 0;  ///< beyond the usual: peers whose paths are not open yet
   };
+
+  /// Calls into the kernel that wait for each other. On a rail that loses everything it looks for a
+  /// neighbour's address for a second, and a path that has to end, or one to another neighbour,
+  /// must not wait for that.
+  enum class Line : uint8_t { kUsual, kConnect, kConnectUnfound };
 
   // connect.cc
   Result<std::shared_ptr<QueuePair>> take_pair(Direction direction);
@@ -211,20 +227,22 @@ class VerbsRail final : public Rail {
   void stocked(const Mail& mail);
   Endpoint own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const;
   void connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path,
-                     const Endpoint& far, uint32_t packet);
+                     const Near& near, const Endpoint& far, uint32_t packet);
   void connected(OutPath& path, int error);
+  void connected(InPath& path, int error);
+  void found(const GidBytes& far, int error);
 
-  /// A rail has a line of its own: the kernel may look for a neighbour's address for a second, and
-  /// on a rail that loses everything it does.
-  void offload(std::function<void()> job) {
-    driver_.offload(std::move(job), 1 + index_ % (Driver::kLines - 1));
+  void offload(std::function<void()> job, Line line = Line::kUsual) {
+    static_assert(Driver::kLines > 3 * kRailsMax);
+    driver_.offload(std::move(job), 1 + 3 * index_ + static_cast<uint32_t>(line));
   }
 
   // breaks.cc
   void break_out(OutPath& path) noexcept;
   void break_in(InPath& path) noexcept;
   void take_mail() noexcept;
-  void out_in_error(OutPath& path) noexcept;
+  void out_in_error(OutPath& path, int error) noexcept;
+  void in_in_error(InPath& path, int error) noexcept;
   void look_at_drain(InPath& path) noexcept;
   void error_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
   void destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
@@ -238,7 +256,10 @@ class VerbsRail final : public Rail {
   void look_at_events() noexcept;
   void on_event(const ibv_async_event& event) noexcept;
   void rail_state(bool up) noexcept;
+  void look_at_port();
+  void looked(const Mail& mail);
   void overrun(const ibv_cq* cq) noexcept;
+  void give_up(const ibv_cq* cq) noexcept;
   void broken(const ibv_qp* pair) noexcept;
 
   // datapath.cc
@@ -261,6 +282,7 @@ class VerbsRail final : public Rail {
   Caps caps_;
   std::vector<std::shared_ptr<CompletionQueue>> queues_;
   std::array<Stock, 2> stock_;  ///< by direction
+  std::set<GidBytes> unfound_;  ///< to whom the last attempt to connect failed
   PathTable<OutPath> out_;
   PathTable<InPath> in_;
   std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce
@@ -273,7 +295,9 @@ class VerbsRail final : public Rail {
   uint32_t polls_ = 0;
   bool up_ = true;
   bool fatal_ = false;
-  bool look_ = true;  ///< at the device's events, before anything else
+  bool look_ = true;           ///< at the device's events, before anything else
+  bool port_asked_ = false;    ///< a job is at it
+  bool port_changed_ = false;  ///< and has to go once more
 
   // Requests with everything filled in that is the same for all of them.
   std::array<ibv_send_wr, kChain> sends_{};
@@ -306,15 +330,18 @@ class VerbsNetwork final : public OpenNetwork {
 
  private:
   static constexpr uint32_t kReadsApart = 4;  ///< turns between looks at the sockets
+  static constexpr uint32_t kNobodys = UINT32_MAX;
 
   VerbsNetwork(ControlSockets sockets, Address address)
       : sockets_(std::move(sockets)), address_(std::move(address)) {}
+  void tell_places();
   Result<void> watch();
   void set_timer(bool on) noexcept;
 
   ControlSockets sockets_;
   const Address address_;
   std::vector<std::unique_ptr<VerbsRail>> rails_;
+  std::vector<uint32_t> rail_of_place_;  ///< or kNobodys: a place of the host's own
   std::vector<Link> links_;
   UniqueFd wait_, timer_;
   bool timer_on_ = false;

@@ -47,8 +47,20 @@ Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Options& options, 
     if (!queue) return queue.error();
     network->rails_.push_back(std::make_unique<VerbsRail>(*std::move(queue), context, instance, i));
   }
+  network->tell_places();
   if (auto ok = network->watch(); !ok) return ok.error();
   return std::unique_ptr<OpenNetwork>(std::move(network));
+}
+
+/// Once: the sockets stay where they are when a port gets another address.
+void VerbsNetwork::tell_places() {
+  for (const Place& place : address_.places) {
+    const auto rail = std::find_if(rails_.begin(), rails_.end(), [&](const auto& one) {
+      return one->port().gid().bytes == place.ip;
+    });
+    rail_of_place_.push_back(rail == rails_.end() ? kNobodys
+                                                  : static_cast<uint32_t>(rail - rails_.begin()));
+  }
 }
 
 Result<void> VerbsNetwork::watch() {
@@ -79,22 +91,23 @@ Result<uint32_t> VerbsNetwork::open_link(std::span<const std::byte> bytes) {
   auto free = std::find_if(links_.begin(), links_.end(), [](const Link& l) { return !l.open; });
   if (free == links_.end()) free = links_.insert(free, Link{});
   *free = Link{.to = *std::move(address), .open = true};
+  for (const auto& rail : rails_) rail->expect_peer(true);
   return static_cast<uint32_t>(free - links_.begin());
 }
 
 void VerbsNetwork::close_link(uint32_t link) noexcept {
-  if (link < links_.size()) links_[link].open = false;
+  if (link >= links_.size() || !links_[link].open) return;
+  links_[link].open = false;
+  for (const auto& rail : rails_) rail->expect_peer(false);
 }
 
 bool VerbsNetwork::send(uint32_t link, std::span<const std::byte> datagram) noexcept {
   if (link >= links_.size() || !links_[link].open) return false;
   if (datagram.empty() || datagram.size() > kControlBytesMax) return false;
   uint32_t down = 0;
-  for (uint32_t i = 0; i < address_.places.size(); ++i) {
-    const auto rail = std::find_if(rails_.begin(), rails_.end(), [&](const auto& one) {
-      return one->port().gid().bytes == address_.places[i].ip;
-    });
-    if (rail != rails_.end() && !(*rail)->up()) down |= 1u << i;
+  for (uint32_t i = 0; i < rail_of_place_.size(); ++i) {
+    const uint32_t rail = rail_of_place_[i];
+    if (rail != kNobodys && !rails_[rail]->up()) down |= 1u << i;
   }
   return sockets_.send(links_[link], datagram, down);
 }

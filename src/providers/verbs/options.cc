@@ -31,7 +31,7 @@ constexpr std::array<Number, 12> kNumbers{{
     {"control_port", &Options::control_port, 0, 65535},
 }};
 
-constexpr int32_t kGidIndexMax = 4095;
+constexpr int32_t kGidIndexMax = 255;  // an address handle has eight bits for it
 
 template <class T>
 bool parse(std::string_view text, T least, T most, T& out) {

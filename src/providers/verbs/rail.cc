@@ -21,7 +21,7 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
             .path_depth = device_->options().send_depth,
             .memory_kinds = device_->memory_kinds(),
             .write_bytes_max =
-                std::clamp<uint64_t>(device_->port_state().max_msg_sz, 4096, 1u << 30)},
+                std::clamp<uint64_t>(device_->state().attributes.max_msg_sz, 4096, 1u << 30)},
       queues_{std::move(queue)},
       receives_(device_->options().receive_depth),
       // As it is: most of it is never touched.
@@ -39,6 +39,12 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
 
 VerbsRail::~VerbsRail() {
   mailbox_->close();
+  out_.each([](OutPath& path) {
+    if (path.pair != nullptr) path.pair->abandon();
+  });
+  in_.each([](InPath& path) {
+    if (path.pair != nullptr) path.pair->abandon();
+  });
   for (ibv_mr* mr : memory_) {
     if (mr != nullptr) library().dereg_mr(mr);
   }

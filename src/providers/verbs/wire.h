@@ -16,7 +16,7 @@
 namespace fabric::verbs {
 
 inline constexpr uint32_t kNumberMax = (1u << 24) - 1;  ///< queue pairs and packets have 24 bits
-inline constexpr uint32_t kControlPlacesMax = 4;
+inline constexpr uint32_t kControlPlacesMax = kRailsMax;
 
 /// Where control datagrams are received.
 struct Place {
@@ -26,7 +26,7 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 
-/// How a network is reached: a place on every rail, as long as they are few.
+/// How a network is reached: a place on every rail.
 struct Address {
   uint64_t instance = 0;  ///< random, one per opened network
   uint8_t rails = 0;

@@ -63,6 +63,8 @@ TEST(VerbsOptions, NameWhatIsOutOfRange) {
   EXPECT_EQ(refused({"timeout_code=0"}), "timeout_code");
   EXPECT_EQ(refused({"timeout_code=23"}), "timeout_code");
   EXPECT_EQ(refused({"gid_index=-2"}), "gid_index");
+  EXPECT_EQ(refused({"gid_index=255"}), "");
+  EXPECT_EQ(refused({"gid_index=256"}), "gid_index") << "it would be cut to eight bits";
   EXPECT_EQ(refused({"traffic_class=256"}), "traffic_class");
   EXPECT_EQ(refused({"service_level=16"}), "service_level");
   EXPECT_EQ(refused({"rnr_retry=8"}), "rnr_retry");

@@ -63,7 +63,7 @@ TEST(VerbsWire, GoesThereAndBack) {
 
 TEST(VerbsWire, FitsWhereItHasToGo) {
   Address full = address();
-  full.places.assign(kControlPlacesMax, {kIp, 1});
+  full.places.assign(kRailsMax, {kIp, 1});  // control lives as long as any rail does
   EXPECT_EQ(*decode_address(encode(full)), full);
   EXPECT_LE(encode(full).size(), OpenNetwork::kAddressBytesMax);
   EXPECT_LE(encode(WireKey{}).size(), Rail::kWireKeyBytesMax);
