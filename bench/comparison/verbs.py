@@ -35,8 +35,8 @@ def packets(device, counter):
 
 @contextlib.contextmanager
 def crossing():
-    """What leaves host A in it must arrive at host B. A program that takes both ends from one device
-    does not use the network, and looks half as fast again."""
+    """What leaves host A in it must arrive at host B. A program that has both ends on one device does
+    not use the network, and looks half as fast again."""
     sent, arrived = packets(HERE, "sent_pkts"), packets(THERE, "rcvd_pkts")
     yield
     sent, arrived = packets(HERE, "sent_pkts") - sent, packets(THERE, "rcvd_pkts") - arrived

@@ -116,7 +116,7 @@ TEST(VerbsWire, OutOfRangeIsRefused) {
   EXPECT_TRUE(address_refused([](Address& a) { a.rails = 0; }));
   EXPECT_TRUE(address_refused([](Address& a) { a.rails = kRailsMax + 1; }));
   EXPECT_TRUE(address_refused([](Address& a) { a.places.clear(); }));
-  EXPECT_TRUE(address_refused([](Address& a) { a.places.resize(5, {kIp, 1}); }));
+  EXPECT_TRUE(address_refused([](Address& a) { a.places.resize(kRailsMax + 1, {kIp, 1}); }));
   EXPECT_TRUE(address_refused([](Address& a) { a.places[1].port = 0; }));
   EXPECT_TRUE(address_refused([](Address& a) { a.places[0].ip = {}; }));
   EXPECT_FALSE(decode_key(encode(WireKey{.key = 1, .base = WireKey::kBaseMax + 1})));
