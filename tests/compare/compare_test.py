@@ -381,7 +381,7 @@ class Guest(unittest.TestCase):
     def test_ours_runs_between_the_two_hosts(self):
         words = list(map(str, verbs.OursOverVerbs().command(Shot("rate", 1024),
                                                             Stage(ROOT, Path("/tmp/bin"), 1.0))))
-        for option, value in (("--network", "verbs"), ("--devices", "xa0"),
+        for option, value in (("--network", "verbs"), ("--devices", "xa0,timeout_code=18"),
                               ("--peer-devices", "xb0"), ("--sizes", "1024")):
             self.assertEqual(words[words.index(option) + 1], value)
 

@@ -103,7 +103,7 @@ Result<void> Device::look() {
   if (const int error = library().query_device(context_, &limits_); error != 0) {
     return fail(code_of(error), "ibv_query_device", error);
   }
-  auto state = ask_port();
+  auto state = ask_port(nullptr);
   if (!state) return state.error();
   renew(*std::move(state));
   if (options_.pkey_index >= limits_.max_pkeys) {
@@ -115,13 +115,14 @@ Result<void> Device::look() {
   return {};
 }
 
-Result<PortState> Device::ask_port() const {
+Result<PortState> Device::ask_port(const Gid* now) const {
   PortState state;
   if (!query_port(context_, port_, state.attributes)) {
     return fail(Errc::kUnsupported, "ibv_query_port");
   }
   const std::vector<Gid> table = query_gids(context_, port_);
-  const auto chosen = choose_gid(table, options_.gid_index);
+  const auto chosen = now == nullptr ? choose_gid(table, options_.gid_index)
+                                     : choose_gid_again(table, options_.gid_index, *now);
   if (!chosen) return chosen.error();
   state.gid = *chosen;
   state.gids = rank_gids(table);

@@ -56,8 +56,9 @@ class Device {
   bool takes_dmabuf() const noexcept { return dmabuf_; }
   uint32_t memory_kinds() const noexcept;
 
-  /// Asks the kernel, which asks the card: from any thread, not in a turn.
-  Result<PortState> ask_port() const;
+  /// Asks the kernel, which asks the card: from any thread, not in a turn. `now`: the GID in use,
+  /// if there is one.
+  Result<PortState> ask_port(const Gid* now) const;
   /// The rest under the engine's lock.
   void renew(PortState state) { state_ = std::move(state); }
   const PortState& state() const noexcept { return state_; }

@@ -59,9 +59,10 @@ void VerbsRail::rail_state(bool up) noexcept {
 void VerbsRail::look_at_port() {
   port_changed_ = std::exchange(port_asked_, true);
   if (port_changed_) return;  // what it has seen may be old
-  offload([device = device_, box = mailbox_] {
+  offload([device = device_, box = mailbox_, now = device_->gid()] {
     Mail mail{.kind = Mail::Kind::kLooked};
-    if (auto state = device->ask_port()) mail.port = std::make_shared<PortState>(*std::move(state));
+    if (auto state = device->ask_port(&now))
+      mail.port = std::make_shared<PortState>(*std::move(state));
     box->put(std::move(mail));
   });
 }

@@ -57,6 +57,19 @@ Result<Gid> choose_gid(std::span<const Gid> table, int32_t index) {
   return *chosen;
 }
 
+Result<Gid> choose_gid_again(std::span<const Gid> table, int32_t index, const Gid& now) {
+  auto best = choose_gid(table, index);
+  if (!best || index >= 0) return best;
+  const auto same = std::find_if(table.begin(), table.end(), [&](const Gid& gid) {
+    return gid.bytes == now.bytes && gid.type == now.type;
+  });
+  if (same != table.end()) return *same;
+  if (is_link_local(best->bytes) && !is_link_local(now.bytes)) {
+    return fail(Errc::kUnsupported, "verbs: the port has lost its address (GID)");
+  }
+  return best;
+}
+
 std::string to_text(const Gid& gid) {
   char text[INET6_ADDRSTRLEN] = "?";
   const bool v4 = is_ipv4(gid.bytes);

@@ -36,6 +36,11 @@ std::vector<Gid> rank_gids(std::span<const Gid> table);
 /// `index` -1: the best. Fails with kInvalidArgument (no such entry), kUnsupported (none at all).
 Result<Gid> choose_gid(std::span<const Gid> table, int32_t index);
 
+/// The next choice of a port that has been using `now`: the same address, wherever it stands in the
+/// table by now, if the choice is ours. Another one only if that is gone, and no link-local one for
+/// one that was not: addresses come back.
+Result<Gid> choose_gid_again(std::span<const Gid> table, int32_t index, const Gid& now);
+
 std::string to_text(const Gid& gid);  ///< "1: 10.0.0.1 (RoCE v2)"
 
 }  // namespace fabric::verbs

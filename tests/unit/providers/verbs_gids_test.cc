@@ -65,6 +65,23 @@ TEST(VerbsGids, AnIndexOverridesAndMustExist) {
   }
 }
 
+TEST(VerbsGids, AnAddressThatMovesIsFollowed) {
+  const Gid now = gid(3, "::ffff:10.0.0.1");
+  const auto next = [&](std::vector<Gid> table, int32_t index = -1) {
+    const auto chosen = choose_gid_again(table, index, now);
+    return chosen ? static_cast<int>(chosen->index) : -1;
+  };
+  const Gid local = gid(0, "fe80::1"), other = gid(1, "::ffff:10.0.0.9");
+  EXPECT_EQ(next({local, other, gid(7, "::ffff:10.0.0.1")}), 7);
+  EXPECT_EQ(next({local, gid(7, "::ffff:10.0.0.1", GidType::kRoceV1), other}), 1)
+      << "the same address of another kind is another";
+  EXPECT_EQ(next({local, other}), 1) << "it is gone";
+  EXPECT_EQ(next({local}), -1) << "it may come back, and a local one reaches nobody";
+  EXPECT_EQ(next({}), -1);
+  EXPECT_EQ(next({local, other, gid(7, "::ffff:10.0.0.1")}, 1), 1)
+      << "whoever names a place means it";
+}
+
 TEST(VerbsGids, OnlyRoutableOnesCarryDatagrams) {
   EXPECT_TRUE(is_routable_ip(gid(0, "::ffff:10.0.0.1")));
   EXPECT_TRUE(is_routable_ip(gid(0, "2001:db8::1")));
