@@ -52,6 +52,7 @@ void VerbsRail::overrun(const ibv_cq* cq) noexcept {
   for (const auto& queue : queues_) {
     if (queue->cq == cq) queue->overrun = true;
   }
+  drop_stock();
   out_.each([&](OutPath& path) {
     if (path.state == OutPath::State::kDown || path.pair->queue()->cq != cq) return;
     break_out(path);
