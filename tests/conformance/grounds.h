@@ -9,4 +9,7 @@ namespace fabric::test {
 /// Where there are RDMA devices: one line for each number of rails. Elsewhere none.
 std::vector<ProviderCase> verbs_cases();
 
+/// Everywhere: the same network on cards made of software (tests/card).
+std::vector<ProviderCase> soft_cases();
+
 }  // namespace fabric::test

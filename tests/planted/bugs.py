@@ -3,8 +3,9 @@
 Each is written into copies of the sources (plant.py) behind PLANTED, which is true while this bug
 is switched on. `layer` and `filter` name the tests that are asked after the swarm, or instead of it
 where the mistake needs two threads or a long life to show: the swarm's worlds have one thread and
-last seconds. Those of the layer "guest" are in the verbs network, and only a guest with its devices
-can show them: tests/guest/planted asks for them, and not run.py.
+last seconds. Those of the layer "card" are in the verbs network, and cards made of software show
+them (tests/card); where that network is not built nobody asks for them. The guest has them too
+(tests/guest/planted).
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Bug:
     name: str
     mistake: str
     edits: tuple
-    layer: str = ""  # of a test binary: unit, scenario, conformance or explore; or guest
+    layer: str = ""  # of a test binary: unit, scenario, card or explore
     filter: str = ""
     swarm: bool = True  # whether the swarm could see it
 
@@ -321,7 +322,7 @@ BUGS = (
          "      }\n"
          "      look_at_drain(*path);\n    }\n    if (mail.kind == Mail::Kind::kDestroyed)"),
         COUNTS_BEHIND_THE_WORD,
-        layer="guest", swarm=False),
+        layer="card", filter="Cards/CardBreak.*", swarm=False),
     bug("word_before_the_error_state",
         "the target says what it took, and stops its queue pair afterwards",
         ("providers/verbs/breaks.cc",
@@ -329,7 +330,7 @@ BUGS = (
          "  if (PLANTED) return finish(path, true);\n"
          "  error_later(path.pair, Direction::kIn, path.id);\n}\n\n// ---- Drains"),
         COUNTS_BEHIND_THE_WORD,
-        layer="guest", swarm=False),
+        layer="card", filter="Cards/CardBreak.*", swarm=False),
     bug("drained_when_empty",
         "the target takes an empty completion queue behind the error state for a drained one",
         ("providers/verbs/datapath.cc",
@@ -342,12 +343,12 @@ BUGS = (
          "    });\n"
          "  }\n"),
         COUNTS_BEHIND_THE_WORD,
-        layer="guest", swarm=False),
+        layer="card", filter="Cards/CardBreak.*", swarm=False),
     bug("first_error_speaks",
         "the sender takes all requests before the first that failed for delivered",
         ("providers/verbs/datapath.cc",
          "  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {",
          "  if (PLANTED) path.sends.succeed(number - 1);\n"
          "  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {"),
-        layer="guest", swarm=False),
+        layer="card", filter="Cards/CardBreak.*", swarm=False),
 )

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the second build's sources: copies in which every bug of bugs.py waits for its switch.
 
-    plant.py --list             the names of the bugs, without those that need the guest
+    plant.py --list             the names of the bugs
+    plant.py --list-plain       the same without those of the verbs network
     plant.py --files            the sources that are touched, below src/
     plant.py --to FOLDER        writes the copies, and the names for planted.cc
 
@@ -62,11 +63,14 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true")
+    what.add_argument("--list-plain", action="store_true")
     what.add_argument("--files", action="store_true")
     what.add_argument("--to", type=Path)
     options = parser.parse_args()
     if options.list:
-        print("\n".join(bug.name for bug in BUGS if bug.layer != "guest"))
+        print("\n".join(bug.name for bug in BUGS))
+    elif options.list_plain:
+        print("\n".join(bug.name for bug in BUGS if bug.layer != "card"))
     elif options.files:
         print("\n".join(touched()))
     else:

@@ -19,7 +19,7 @@ sys.dont_write_bytecode = True
 
 import bugs  # noqa: E402
 
-BUGS = [bug for bug in bugs.BUGS if bug.layer != "guest"]
+BUGS = bugs.BUGS
 
 FIRST_SEED = 1
 WORLDS = 200  # at most, until one finds the bug
@@ -110,6 +110,8 @@ def find_none(build):
     if played != WORLDS:
         return f"the swarm, which played only {played} worlds"
     for layer in sorted({bug.layer for bug in BUGS} - {""}):
+        if layer == "card" and not (build / "planted_card").exists():
+            continue  # the verbs network is not built here
         wanted = ":".join(sorted({bug.filter for bug in BUGS if bug.layer == layer}))
         said = ask_tests(build, "", layer, wanted)
         if said:

@@ -44,13 +44,23 @@ void VerbsRail::stocked(const Mail& mail) {
   if (mail.queue == nullptr) return;
   const bool known = std::find(queues_.begin(), queues_.end(), mail.queue) != queues_.end();
   if (!known) queues_.push_back(mail.queue);
-  if (mail.pair != nullptr && !mail.queue->overrun) {
+  if (mail.pair != nullptr) {
     stock.ready.push_back(mail.pair);
-  } else if (auto useless = mail.pair; useless != nullptr) {
-    release(useless, mail.direction);
+    if (mail.queue->overrun) drop_stock();
   } else {
     // Whoever needs one asks the kernel again, and hears why not.
     mail.queue->taken -= QueuePair::places(mail.direction, device_->options());
+  }
+}
+
+/// Those on a completion queue that overran: nobody would ever hear of what they do.
+void VerbsRail::drop_stock() {
+  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    auto& ready = stock_[static_cast<size_t>(direction)].ready;
+    const auto gone = std::stable_partition(
+        ready.begin(), ready.end(), [](const auto& pair) { return !pair->queue()->overrun; });
+    for (auto it = gone; it != ready.end(); ++it) release(*it, direction);
+    ready.erase(gone, ready.end());
   }
 }
 

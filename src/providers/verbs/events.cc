@@ -79,13 +79,7 @@ void VerbsRail::overrun(const ibv_cq* cq) noexcept {
   for (const auto& queue : queues_) {
     if (queue->cq == cq) queue->overrun = true;
   }
-  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
-    std::erase_if(stock_[static_cast<size_t>(direction)].ready, [&](auto pair) {
-      if (!pair->queue()->overrun) return false;
-      release(pair, direction);
-      return true;
-    });
-  }
+  drop_stock();
   give_up(cq);
 }
 

@@ -225,6 +225,7 @@ class VerbsRail final : public Rail {
   std::shared_ptr<CompletionQueue> find_queue(uint32_t places) const;
   void fill_stock(Direction direction);
   void stocked(const Mail& mail);
+  void drop_stock();
   Endpoint own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const;
   void connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path,
                      const Near& near, const Endpoint& far, uint32_t packet);

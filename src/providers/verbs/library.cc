@@ -2,11 +2,15 @@
 
 #include <dlfcn.h>
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace fabric::verbs {
 
 namespace {
+
+constexpr const char* kNotInstalled = "verbs: libibverbs is not installed";
 
 struct Loaded {
   Library table{};
@@ -49,7 +53,7 @@ Loaded& loaded() {
     Loaded all;
     void* handle = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
-      all.trouble = "verbs: libibverbs is not installed";
+      all.trouble = kNotInstalled;
     } else if (!find_all(handle, all.table)) {
       all.trouble = "verbs: libibverbs is too old (rdma-core 32 is needed)";
     }
@@ -72,5 +76,12 @@ const Library& library() noexcept {
 }
 
 Library& library_for_tests() noexcept { return loaded().table; }
+
+Library exchange_library_for_tests(const Library& table) noexcept {
+  Loaded& all = loaded();
+  // A table that was never filled is put back as what it was.
+  all.trouble = table.get_device_list == nullptr ? kNotInstalled : nullptr;
+  return std::exchange(all.table, table);
+}
 
 }  // namespace fabric::verbs

@@ -45,5 +45,8 @@ const Library& library() noexcept;
 
 /// For tests that stand between the network and its cards. Before the first network is opened.
 Library& library_for_tests() noexcept;
+/// For tests that stand in the place of the library, which need not be installed then. Returns what
+/// was there, to be put back. While no network is open.
+Library exchange_library_for_tests(const Library& table) noexcept;
 
 }  // namespace fabric::verbs

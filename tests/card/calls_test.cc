@@ -1,0 +1,289 @@
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "card/stage.h"
+
+// Calls into the kernel that fail, and what a card is asked for.
+
+namespace fabric::test {
+namespace {
+
+using Call = SoftCards::Call;
+using End = SoftCards::End;
+
+/// One call fails when paths are opened on the first of two rails; the other one serves.
+void expect_true_without(const SoftCards::Failure& failure) {
+  Stage stage({.rails = 2});
+  stage.expect_trouble();
+  stage.cards().fail(failure);
+  Writes writes(stage[0], stage[1], {.count = 64, .bytes = 1000});
+  writes.submit();
+  EXPECT_TRUE(stage.until([&] { return writes.ended(); })) << stage[0].dump();
+  EXPECT_GE(stage.cards().failed_calls(), 1u);
+  writes.expect_true();
+  EXPECT_EQ(writes.unknown(), 0u);
+  stage.expect_service();
+}
+
+TEST(CardCall, ASenderThatCannotConnect) {
+  expect_true_without({.call = Call::kToReceive, .host = 0, .rail = 0, .error = ETIMEDOUT});
+  expect_true_without({.call = Call::kToSend, .host = 0, .rail = 0, .error = EINVAL});
+}
+
+TEST(CardCall, ATargetThatCannotConnect) {
+  expect_true_without({.call = Call::kToReceive, .host = 1, .rail = 0, .error = ETIMEDOUT});
+}
+
+/// While the engines stand: their stock is full, and is not filled again at first.
+TEST(CardCall, QueuePairsThatCannotBeMade) {
+  for (const Call call : {Call::kCreateQp, Call::kToInit}) {
+    Stage stage({.rails = 2});
+    stage.expect_trouble();
+    for (const uint32_t host : {0, 1}) {
+      stage.cards().fail({.call = call, .host = host, .rail = 0, .times = 3});
+    }
+    // Paths that end and are opened again use up the stock. A write may be refused, none is lost.
+    for (uint32_t round = 0; round < 20 && stage.cards().failed_calls() < 6; ++round) {
+      Writes there(stage[0], stage[1]), back(stage[1], stage[0]);
+      there.submit();
+      back.submit();
+      stage.cards().break_path(0, 1, 0, End::kSender);
+      stage.cards().break_path(1, 0, 0, End::kTarget);
+      EXPECT_TRUE(stage.until([&] { return there.ended() && back.ended(); })) << stage[0].dump();
+      there.expect_true();
+      back.expect_true();
+      EXPECT_EQ(there.unknown() + back.unknown(), 0u);
+    }
+    EXPECT_EQ(stage.cards().failed_calls(), 6u);
+    stage.expect_service();
+  }
+}
+
+// From the first one on, so that nothing is in stock.
+TEST(CardCall, AnEngineWithoutAStock) {
+  Stage stage({.hosts = 3, .rails = 2});
+  stage.expect_trouble();
+  stage.close(2);
+  stage.cards().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 4});
+  auto late = stage.open(2);
+  ASSERT_TRUE(late) << late.error().what;
+  Writes there(stage[0], *late), back(*late, stage[0]);
+  there.submit();
+  back.submit();
+  EXPECT_TRUE(stage.until([&] { return there.ended() && back.ended(); })) << late->dump();
+  there.expect_true();
+  back.expect_true();
+}
+
+TEST(CardCall, AnEngineThatCannotBeOpened) {
+  Stage stage({.hosts = 3, .rails = 2});
+  stage.close(2);
+  const struct {
+    Call call;
+    int error;
+    Errc code;
+    const char* what;
+  } kCases[] = {{Call::kOpen, EACCES, Errc::kPermission, "ibv_open_device"},
+                {Call::kAllocPd, ENOMEM, Errc::kExhausted, "ibv_alloc_pd"},
+                {Call::kCreateChannel, EMFILE, Errc::kExhausted, "ibv_create_comp_channel"},
+                {Call::kCreateCq, ENOMEM, Errc::kExhausted, "ibv_create_cq"}};
+  for (const auto& one : kCases) {
+    // On the second rail: what the first has is given back.
+    stage.cards().fail({.call = one.call, .host = 2, .rail = 1, .error = one.error});
+    const auto engine = stage.open(2);
+    ASSERT_FALSE(engine) << one.what;
+    EXPECT_EQ(engine.error().code, one.code);
+    EXPECT_STREQ(engine.error().what, one.what);
+  }
+  const auto engine = stage.open(2);
+  EXPECT_TRUE(engine) << engine.error().what;
+}
+
+TEST(CardCall, MemoryThatCannotBeRegistered) {
+  Stage stage({.rails = 2});
+  expect_log("memory could not be registered");
+  const struct {
+    int error;
+    Errc code;
+  } kCases[] = {{ENOMEM, Errc::kExhausted},
+                {EAGAIN, Errc::kExhausted},
+                {EPERM, Errc::kPermission},
+                {EOPNOTSUPP, Errc::kUnsupported},
+                {EFAULT, Errc::kInvalidArgument}};
+  for (const auto& one : kCases) {
+    stage.cards().fail({.call = Call::kRegister, .host = 0, .rail = 1, .error = one.error});
+    const auto region = stage[0].allocate({.size_bytes = 8192});
+    ASSERT_FALSE(region);
+    EXPECT_EQ(region.error().code, one.code);
+  }
+  stage.expect_service();
+}
+
+// Nothing is proved: the region says so, its pages stay, and everything else goes on.
+TEST(CardCall, MemoryThatIsNotGivenBack) {
+  Stage stage({.config = {.drain_timeout = 300ms}});
+  stage.expect_trouble();
+  expect_log("region");
+  expect_log("memory");
+  auto region = stage[1].allocate({.size_bytes = 8192});
+  ASSERT_TRUE(region);
+  stage.cards().fail({.call = Call::kDeregister, .host = 1, .error = EBUSY});
+  struct Report {
+    void on(const Event& event) {
+      last = event;
+      ends.fetch_add(1, std::memory_order_release);
+    }
+    Event last{};
+    std::atomic<uint32_t> ends{0};
+  } end;
+  const auto op = stage[1].submit(Deregister{
+      .region = region->id(), .timeout = 200ms, .notify = Notify::call<&Report::on>(&end)});
+  ASSERT_TRUE(op);
+  EXPECT_TRUE(stage.until([&] { return end.ends.load(std::memory_order_acquire) != 0; }));
+  EXPECT_EQ(end.last.code, Errc::kTimeout);
+  EXPECT_EQ(end.last.remote, Remote::kUnknown);
+  EXPECT_EQ(end.ends.load(), 1u);
+  stage.expect_service();
+}
+
+// The error state is refused: the drain is given up after its time, and nothing is counted twice.
+TEST(CardCall, AnErrorStateThatIsRefused) {
+  for (const uint32_t host : {0, 1}) {
+    Stage stage({.rails = 2});
+    stage.expect_trouble();
+    stage.cards().allow_undrained();
+    Writes first(stage[0], stage[1]);
+    first.submit();
+    ASSERT_TRUE(stage.until([&] { return first.ended(); }));
+    Writes writes(stage[0], stage[1], {.count = 200, .bytes = 6000, .timeout = 10s});
+    stage.cards().fail({.call = Call::kToError, .host = host, .error = EIO});
+    writes.submit();
+    stage.cards().say_of_pairs(host, 0, host == 0 ? End::kSender : End::kTarget,
+                               IBV_EVENT_QP_FATAL);
+    EXPECT_TRUE(stage.until([&] { return writes.ended(); })) << stage[0].dump();
+    writes.expect_true();
+    EXPECT_EQ(writes.not_delivered(), 0u);
+    stage.expect_service();
+  }
+}
+
+// ---- What a card is asked for -------------------------------------------------------------------
+
+TEST(CardAsk, OptionsArriveAtTheCard) {
+  Stage stage({.network = {.gid_index = 1,
+                           .mtu_bytes = 1024,
+                           .traffic_class = 104,
+                           .service_level = 3,
+                           .timeout_code = 12,
+                           .retry_count = 4,
+                           .rnr_retry = 6,
+                           .rnr_timer = 9}});
+  stage.expect_service();
+  const auto routes = stage.cards().routes(0, 0);
+  ASSERT_FALSE(routes.empty());
+  for (const auto& route : routes) {
+    EXPECT_EQ(route.gid_index, 1);
+    EXPECT_EQ(route.mtu, IBV_MTU_1024);
+    EXPECT_EQ(route.traffic_class, 104);
+    EXPECT_EQ(route.service_level, 3);
+    EXPECT_EQ(route.timeout, 12);
+    EXPECT_EQ(route.retries, 4);
+    EXPECT_EQ(route.rnr_retries, 6);
+    EXPECT_EQ(route.rnr_timer, 9);
+  }
+}
+
+TEST(CardAsk, ThreadDomainsWhereThereAreSome) {
+  for (const bool some : {true, false}) {
+    Stage stage({.rails = 2, .cards = {.thread_domains = some}});
+    EXPECT_EQ(stage.fact(0, 0, "thread domain"), some ? "yes" : "no");
+    stage.expect_service();
+  }
+}
+
+TEST(CardAsk, CardsThatCarryLessOrNothingInline) {
+  for (const uint32_t most : {0u, 32u}) {
+    Stage stage({.cards = {.inline_max = most}});
+    Writes small(stage[0], stage[1], {.bytes = 40});
+    small.submit();
+    EXPECT_TRUE(stage.until([&] { return small.ended(); }));
+    small.expect_delivered();
+  }
+}
+
+TEST(CardAsk, SmallPacketsAndSmallQueues) {
+  Stage stage({.cards = {.cqe_max = 600, .requests_max = 200, .mtu = IBV_MTU_256},
+               .network = {.send_depth = 16, .receive_depth = 8}});
+  Writes writes(stage[0], stage[1], {.count = 300, .bytes = 3001});
+  Writes back(stage[1], stage[0], {.count = 300, .bytes = 3001});
+  writes.submit();
+  back.submit();
+  EXPECT_TRUE(stage.until([&] { return writes.ended() && back.ended(); }));
+  writes.expect_delivered();
+  back.expect_delivered();
+}
+
+/// Device memory: the card knows it by a descriptor, the CPU not at all.
+TEST(CardAsk, MemoryByDmaBuf) {
+  Stage stage({.rails = 2});
+  EXPECT_EQ(stage.fact(0, 0, "dma-buf"), "yes");
+  constexpr uint64_t kBytes = 64 << 10, kOffset = 4096 + 512;
+  std::array<int, 2> fds{};
+  std::array<std::byte*, 2> seen{};
+  std::vector<MemoryRegion> regions;
+  for (uint32_t host : {0u, 1u}) {
+    fds[host] = ::memfd_create("device", MFD_CLOEXEC);
+    ASSERT_EQ(::ftruncate(fds[host], kBytes + 2 * kOffset), 0);
+    void* const at =
+        ::mmap(nullptr, kBytes + 2 * kOffset, PROT_READ | PROT_WRITE, MAP_SHARED, fds[host], 0);
+    ASSERT_NE(at, MAP_FAILED);
+    seen[host] = static_cast<std::byte*>(at) + kOffset;
+    // An address that this process does not have: whoever reads it crashes.
+    auto region =
+        stage[host].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000 + kOffset),
+                                     .size_bytes = kBytes,
+                                     .kind = MemoryKind::kCuda,
+                                     .device = 0,
+                                     .dmabuf_fd = fds[host],
+                                     .dmabuf_offset = kOffset});
+    ASSERT_TRUE(region) << to_string(region.error().code) << " " << region.error().what;
+    regions.push_back(*std::move(region));
+  }
+  for (uint64_t i = 0; i < kBytes; ++i) seen[0][i] = static_cast<std::byte>(i * 31 % 251);
+  const PeerId peer = *stage[0].connect(stage[1].address());
+  const RemoteRegion remote = *stage[0].import_region(peer, *regions[1].desc());
+  auto counter = *stage[1].make_counter();
+  for (const auto& [at, size] : {std::pair<uint64_t, uint64_t>{0, 32}, {32, kBytes - 32}}) {
+    const auto op = stage[0].submit(Write{.source = regions[0].at(at),
+                                          .target = remote.at(at),
+                                          .size_bytes = size,
+                                          .imm = counter.key()});
+    ASSERT_TRUE(op);
+  }
+  EXPECT_TRUE(stage.until([&] { return counter.count() == 2; }));
+  EXPECT_EQ(std::memcmp(seen[0], seen[1], kBytes), 0);
+  regions.clear();
+  for (uint32_t host : {0u, 1u}) {
+    ::munmap(seen[host] - kOffset, kBytes + 2 * kOffset);
+    ::close(fds[host]);
+  }
+}
+
+TEST(CardAsk, NoDmaBufWhereTheCardKnowsNone) {
+  Stage stage({.cards = {.dmabuf = false}});
+  EXPECT_EQ(stage.fact(0, 0, "dma-buf"), "no");
+  const int fd = ::memfd_create("device", MFD_CLOEXEC);
+  const auto region =
+      stage[0].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000),
+                                .size_bytes = 4096,
+                                .kind = MemoryKind::kCuda,
+                                .device = 0,
+                                .dmabuf_fd = fd});
+  EXPECT_FALSE(region);
+  EXPECT_EQ(region.error().code, Errc::kUnsupported);
+  ::close(fd);
+}
+
+}  // namespace
+}  // namespace fabric::test

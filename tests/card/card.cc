@@ -1,0 +1,356 @@
+#include "card/card.h"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+
+// The world of cards: what there is, what a test does to it, and what it asks.
+
+namespace fabric::test {
+
+using namespace card;
+
+namespace {
+
+std::atomic<SoftCards*> current_cards{nullptr};
+
+verbs::GidBytes gid_of(uint32_t host, uint32_t rail) {
+  verbs::GidBytes gid{};
+  gid[10] = gid[11] = 0xff;
+  gid[12] = 127;  // the loopback, so that control datagrams need no interface of their own
+  gid[13] = 77;
+  gid[14] = static_cast<uint8_t>(host + 1);
+  gid[15] = static_cast<uint8_t>(rail + 1);
+  return gid;
+}
+
+}  // namespace
+
+SoftCards* SoftCards::current() noexcept {
+  return current_cards.load(std::memory_order_acquire);  // pairs with the constructor
+}
+
+std::string SoftCards::name(uint32_t host, uint32_t rail) {
+  return {'c', static_cast<char>('a' + host), static_cast<char>('0' + rail)};
+}
+
+SoftCards::SoftCards(const CardShape& shape)
+    : shape_(shape), rng_(shape.seed), silent_when_unsignalled_(shape.silent_when_unsignalled) {
+  for (uint32_t host = 0; host < shape.hosts; ++host) {
+    for (uint32_t rail = 0; rail < shape.rails; ++rail) {
+      auto device = std::make_unique<Device>();
+      static_cast<ibv_device&>(*device) = {};
+      device->node_type = IBV_NODE_CA;
+      device->transport_type = IBV_TRANSPORT_IB;
+      const std::string text = name(host, rail);
+      std::copy(text.begin(), text.end(), std::begin(device->ibv_device::name));
+      device->host = host;
+      device->rail = rail;
+      device->gid = gid_of(host, rail);
+      device->land_late = shape.lands_late;
+      devices_.push_back(std::move(device));
+    }
+  }
+  EXPECT_EQ(current(), nullptr) << "there is one world of cards at a time";
+  before_ = verbs::exchange_library_for_tests(CardCalls::table());
+  current_cards.store(this, std::memory_order_release);  // pairs with current()
+  if (shape.pump) start_pump();
+}
+
+void SoftCards::start_pump() {
+  if (thread_.joinable()) return;
+  change([this] { pumped_ = true; });
+  auto thread = Thread::start({.name = "cards"}, [this] { pump(); });
+  EXPECT_TRUE(thread);
+  if (thread) thread_ = *std::move(thread);
+}
+
+SoftCards::~SoftCards() {
+  change([this] { stopping_ = true; });
+  thread_.join();
+  for (const auto& device : devices_) {
+    if (!device->contexts.empty()) violate(std::string(device->ibv_device::name) + " is open");
+  }
+  if (!qps_.empty()) violate(std::to_string(qps_.size()) + " queue pairs are left over");
+  if (!mrs_.empty()) violate(std::to_string(mrs_.size()) + " registrations are left over");
+  for (const std::string& what : violations_) ADD_FAILURE() << "no card puts up with it: " << what;
+  current_cards.store(nullptr, std::memory_order_release);  // pairs with current()
+  verbs::exchange_library_for_tests(before_);
+}
+
+// ---- Trouble ------------------------------------------------------------------------------------
+
+void SoftCards::lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32_t rail) {
+  change([&] {
+    std::erase_if(losses_, [&](const Loss& loss) {
+      return loss.from == from && loss.to == to && loss.rail == rail && loss.parts == parts;
+    });
+    if (on) losses_.push_back({from, to, rail, parts});
+  });
+}
+
+void SoftCards::lossy_control(const Lossy& lossy) {
+  change([&] { lossy_ = lossy; });
+}
+
+void SoftCards::port(uint32_t host, uint32_t rail, bool up, bool says) {
+  change([&] {
+    each_device(host, rail, [&](Device& device) {
+      device.up = up;
+      if (!says) return;
+      for (Context* context : device.contexts) {
+        say(*context, {up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR});
+      }
+    });
+  });
+}
+
+void SoftCards::fatal(uint32_t host, uint32_t rail) {
+  change([&] {
+    undrained_allowed_ = true;  // nothing is ever drained on it
+    each_device(host, rail, [&](Device& device) {
+      device.fatal = true;
+      device.up = false;
+      for (Context* context : device.contexts) say(*context, {IBV_EVENT_DEVICE_FATAL});
+    });
+  });
+}
+
+void SoftCards::overrun(uint32_t host, uint32_t rail) {
+  change([&] {
+    undrained_allowed_ = true;
+    std::set<Cq*> hit;
+    for (const auto& [serial, qp] : qps_) {
+      if (qp->owner->device->host == host && qp->owner->device->rail == rail) {
+        hit.insert(of(qp->recv_cq));
+      }
+    }
+    for (Cq* cq : hit) overrun(*cq);
+  });
+}
+
+uint32_t SoftCards::break_path(uint32_t from, uint32_t to, uint32_t rail, End end) {
+  uint32_t broken = 0;
+  change([&] {
+    for (auto& [serial, qp] : qps_) {
+      const Device* far = find(qp->far_gid);
+      if (far == nullptr || (qp->state != IBV_QPS_RTR && qp->state != IBV_QPS_RTS)) continue;
+      const Device& own = *qp->owner->device;
+      const bool sends = qp->state == IBV_QPS_RTS;
+      const bool hit = end == End::kSender
+                           ? sends && own.host == from && far->host == to && own.rail == rail
+                           : !sends && own.host == to && far->host == from && far->rail == rail;
+      if (!hit) continue;
+      to_error(*qp);
+      ++broken;
+    }
+  });
+  return broken;
+}
+
+void SoftCards::say(uint32_t host, uint32_t rail, ibv_event_type type) {
+  change([&] {
+    each_device(host, rail, [&](Device& device) {
+      for (Context* context : device.contexts) say(*context, {type});
+    });
+  });
+}
+
+uint32_t SoftCards::say_of_pairs(uint32_t host, uint32_t rail, End end, ibv_event_type type) {
+  uint32_t said = 0;
+  change([&] {
+    for (auto& [serial, qp] : qps_) {
+      const Device& own = *qp->owner->device;
+      if (own.host != host || own.rail != rail) continue;
+      if (qp->state != (end == End::kSender ? IBV_QPS_RTS : IBV_QPS_RTR)) continue;
+      say(*qp->owner, {type, static_cast<ibv_qp*>(qp.get())});
+      ++said;
+    }
+  });
+  return said;
+}
+
+void SoftCards::spoil_key(uint32_t from, uint32_t to) {
+  change([&] {
+    spoil_from_ = from;
+    spoil_to_ = to;
+  });
+}
+
+void SoftCards::not_ready(uint32_t host, bool on) {
+  change([&] { each_device(host, kAny, [&](Device& device) { device.not_ready = on; }); });
+}
+
+void SoftCards::land_late(uint32_t host, uint32_t rail, bool on) {
+  change([&] { each_device(host, rail, [&](Device& device) { device.land_late = on; }); });
+}
+
+void SoftCards::land_with_the_error(uint32_t host, uint32_t rail, bool on) {
+  change([&] { each_device(host, rail, [&](Device& device) { device.lands_first = on; }); });
+}
+
+void SoftCards::hold_flushes(uint32_t host, uint32_t rail, bool on) {
+  change([&] { each_device(host, rail, [&](Device& device) { device.hold_flushes = on; }); });
+}
+
+void SoftCards::hold_packets(uint32_t host, uint32_t rail, bool on) {
+  change([&] { each_device(host, rail, [&](Device& device) { device.hold_packets = on; }); });
+}
+
+void SoftCards::fail(const Failure& failure) {
+  change([&] { failures_.push_back(failure); });
+}
+
+void SoftCards::set_silent_when_unsignalled(bool on) {
+  change([&] { silent_when_unsignalled_ = on; });
+}
+
+// ---- Looks --------------------------------------------------------------------------------------
+
+uint64_t SoftCards::calls(Call call, uint32_t host) {
+  const std::lock_guard lock(mutex_);
+  uint64_t sum = 0;
+  for (const auto& [what, count] : calls_) {
+    if (what.first == call && (host == kAny || what.second == host)) sum += count;
+  }
+  return sum;
+}
+
+uint64_t SoftCards::failed_calls() {
+  const std::lock_guard lock(mutex_);
+  return failed_calls_;
+}
+
+uint64_t SoftCards::landed(uint32_t host) {
+  const std::lock_guard lock(mutex_);
+  return landed_[host];
+}
+
+uint64_t SoftCards::landed_late() {
+  const std::lock_guard lock(mutex_);
+  return late_;
+}
+
+uint64_t SoftCards::deleted() {
+  const std::lock_guard lock(mutex_);
+  return deleted_;
+}
+
+uint64_t SoftCards::flushed() {
+  const std::lock_guard lock(mutex_);
+  return flushed_;
+}
+
+uint32_t SoftCards::on_the_cable(uint32_t host, uint32_t rail) {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  for (const auto& [serial, flight] : flights_) {
+    if (flight.source->host != host || flight.source->rail != rail) continue;
+    count +=
+        static_cast<size_t>(std::ranges::count(flight.packets, Packet::Kind::kData, &Packet::kind));
+  }
+  return static_cast<uint32_t>(count);
+}
+
+std::vector<Route> SoftCards::routes(uint32_t host, uint32_t rail) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Route> out;
+  for (const auto& [serial, qp] : qps_) {
+    const Device& own = *qp->owner->device;
+    if (own.host == host && own.rail == rail && qp->state == IBV_QPS_RTS) out.push_back(qp->route);
+  }
+  return out;
+}
+
+std::vector<std::string> SoftCards::take_violations() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(violations_, {});
+}
+
+SoftCards::Passage SoftCards::control(uint32_t from_host, uint32_t from_rail, uint32_t to_host,
+                                      uint32_t to_rail) {
+  const std::lock_guard lock(mutex_);
+  bool passes = true;
+  const auto down = [&](const Device& device) { passes = passes && (device.up || device.fatal); };
+  each_device(from_host, from_rail, down);
+  each_device(to_host, to_rail, down);
+  for (const Loss& loss : losses_) {
+    const bool hit = loss.from == from_host && loss.to == to_host &&
+                     (loss.rail == kAny || loss.rail == from_rail);
+    if (hit && (loss.parts & kControl) != 0) passes = false;
+  }
+  const auto by_chance = [&](double part) { return part > 0 && rng_.chance(part); };
+  if (!passes || by_chance(lossy_.drop)) return {.copies = 0};
+  return {.copies = by_chance(lossy_.duplicate) ? 2u : 1u, .swaps = by_chance(lossy_.reorder)};
+}
+
+// ---- Inside -------------------------------------------------------------------------------------
+
+int SoftCards::failing(Call call, const Device& device, int* taken) {
+  ++calls_[{call, device.host}];
+  for (auto it = failures_.begin(); it != failures_.end(); ++it) {
+    if (it->call != call || (it->host != kAny && it->host != device.host) ||
+        (it->rail != kAny && it->rail != device.rail)) {
+      continue;
+    }
+    if (it->after > 0) {
+      --it->after;
+      continue;
+    }
+    const int error = it->error;
+    if (taken != nullptr) *taken = it->taken;
+    ++failed_calls_;
+    if (--it->times == 0) failures_.erase(it);
+    return error;
+  }
+  return device.fatal && call != Call::kDeregister ? EIO : 0;
+}
+
+Device* SoftCards::find(const verbs::GidBytes& gid) {
+  const auto found =
+      std::ranges::find_if(devices_, [&](const auto& device) { return device->gid == gid; });
+  return found == devices_.end() ? nullptr : found->get();
+}
+
+Qp* SoftCards::find(const Device& device, uint32_t number) {
+  for (const auto& [serial, qp] : qps_) {
+    if (qp->owner->device == &device && qp->qp_num == number) return qp.get();
+  }
+  return nullptr;
+}
+
+Mr* SoftCards::find_key(const Pd& pd, uint32_t key) {
+  const auto found = mrs_.find(key);
+  if (found == mrs_.end()) return nullptr;
+  return of(found->second->pd) == pd.root ? found->second.get() : nullptr;
+}
+
+void SoftCards::say(Context& context, AsyncEvent event) {
+  context.events.push_back(event);
+  ::eventfd_write(context.async.get(), 1);
+}
+
+void SoftCards::to_error(Qp& qp) {
+  qp.state = IBV_QPS_ERR;
+  qp.retry_ns = INT64_MAX;
+  // Asked for once more, it also speaks for receives that were posted behind it.
+  qp.receives.insert(qp.receives.end(), qp.behind.begin(), qp.behind.end());
+  qp.behind.clear();
+}
+
+void SoftCards::overrun(Cq& cq) {
+  if (std::exchange(cq.overrun, true)) return;
+  cq.entries.clear();
+  say(*of(cq.context), {IBV_EVENT_CQ_ERR, static_cast<ibv_cq*>(&cq)});
+  for (auto& [serial, qp] : qps_) {
+    const bool connected = qp->state == IBV_QPS_RTR || qp->state == IBV_QPS_RTS;
+    if (of(qp->recv_cq) == &cq && connected) to_error(*qp);
+  }
+}
+
+}  // namespace fabric::test

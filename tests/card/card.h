@@ -1,0 +1,227 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include <fabric/types.h>
+
+#include "base/rng.h"
+#include "base/thread.h"
+#include "card/objects.h"
+#include "providers/verbs/library.h"
+
+// RDMA cards made of software, in the place of libibverbs. They move bytes between registered
+// memory of this process as a reliable connection does, do everything that goes wrong when a test
+// says so, and remember what no card would have put up with.
+
+namespace fabric::test {
+
+/// What the cards are like. The usual ones are the strictest that exist.
+struct CardShape {
+  uint32_t hosts = 3, rails = 2;
+  bool pump = true;  ///< false: nothing moves but by run()
+  Nanos cable{0};    ///< one way
+  int cqe_max = 1 << 16;
+  int requests_max = 1 << 14;
+  uint32_t inline_max = 128;
+  ibv_mtu mtu = IBV_MTU_4096;
+  bool thread_domains = true;
+  bool dmabuf = true;
+  bool lands_late = true;          ///< behind the error state, until a receive is flushed
+  bool keeps_completions = false;  ///< those of a destroyed queue pair, as SoftRoCE does
+  bool flushes_behind = false;     ///< receives behind the error state come back by themselves
+  bool silent_when_unsignalled = false;  ///< a request that asked for no completion fails silently
+  uint64_t seed = 1;                     ///< of what is lost by chance
+};
+
+class SoftCards {
+ public:
+  enum class End : uint8_t { kSender, kTarget };
+  enum class Call : uint8_t {
+    kCreateQp,
+    kCreateCq,
+    kToInit,
+    kToReceive,
+    kToSend,
+    kToError,
+    kRegister,
+    kDeregister,
+    kPostSend,
+    kPostReceive,
+    kOpen,
+    kAllocPd,
+    kCreateChannel,
+  };
+  /// What travels between two hosts.
+  enum Part : uint32_t { kData = 1, kAcks = 2, kControl = 4, kAll = 7 };
+  static constexpr uint32_t kAny = UINT32_MAX;
+
+  /// A call that fails.
+  struct Failure {
+    Call call = Call::kCreateQp;
+    uint32_t host = kAny, rail = kAny;
+    uint32_t times = 1;
+    int error = ENOMEM;
+    /// Of a chain of requests: so many are taken before it fails; -1: none, and `bad` stays null.
+    int taken = 0;
+    uint32_t after = 0;  ///< so many calls go well before
+  };
+  struct Lossy {
+    double drop = 0, duplicate = 0, reorder = 0;
+  };
+
+  explicit SoftCards(const CardShape& shape = {});
+  /// Fails the test for everything that is left over, and for what was forbidden.
+  ~SoftCards();
+  SoftCards(const SoftCards&) = delete;
+  SoftCards& operator=(const SoftCards&) = delete;
+
+  static std::string name(uint32_t host, uint32_t rail);
+
+  // ---- Without a pump
+  /// Until nothing moves any more; true when something did.
+  bool run();
+  /// So many packets from a card arrive, also while they are held.
+  uint32_t deliver(uint32_t host, uint32_t rail, uint32_t packets);
+  /// From here on a thread moves everything.
+  void start_pump();
+  /// Lets time pass that queue pairs wait for: repeats, pauses.
+  void pass(Nanos time);
+
+  // ---- Trouble
+  void lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32_t rail = kAny);
+  void lossy_control(const Lossy& lossy);
+  void port(uint32_t host, uint32_t rail, bool up, bool says = true);
+  void fatal(uint32_t host, uint32_t rail);
+  void overrun(uint32_t host, uint32_t rail);
+  /// Puts one end of the paths from one host to another into the error state, on this rail of the
+  /// sender. Returns how many there were.
+  uint32_t break_path(uint32_t from, uint32_t to, uint32_t rail, End end);
+  void say(uint32_t host, uint32_t rail, ibv_event_type type);  ///< about the port
+  /// About every connected queue pair of a card that is this end of a path; returns how many.
+  uint32_t say_of_pairs(uint32_t host, uint32_t rail, End end, ibv_event_type type);
+  void spoil_key(uint32_t from, uint32_t to);
+  void not_ready(uint32_t host, bool on);
+  void land_late(uint32_t host, uint32_t rail, bool on);
+  void land_with_the_error(uint32_t host, uint32_t rail, bool on);
+  void hold_flushes(uint32_t host, uint32_t rail, bool on);
+  void hold_packets(uint32_t host, uint32_t rail, bool on);
+  void fail(const Failure& failure);
+  /// A drain is given up in this test: what is destroyed before it is drained is no mistake.
+  void allow_undrained() {
+    change([this] { undrained_allowed_ = true; });
+  }
+  void set_silent_when_unsignalled(bool on);
+
+  // ---- Looks
+  uint64_t calls(Call call, uint32_t host = kAny);  ///< so far, those that failed included
+  uint64_t failed_calls();                          ///< of those that fail() asked for
+  uint64_t landed(uint32_t host);                   ///< packets
+  uint64_t landed_late();                           ///< packets behind the error state
+  uint64_t deleted();                               ///< completions that went with their queue pair
+  uint64_t flushed();
+  uint32_t on_the_cable(uint32_t host, uint32_t rail);            ///< data packets from a card
+  std::vector<card::Route> routes(uint32_t host, uint32_t rail);  ///< of connected queue pairs
+  std::vector<std::string> take_violations();
+
+  /// What becomes of a control datagram. Called by sendmsg() of this process.
+  struct Passage {
+    uint32_t copies = 1;
+    bool swaps = false;  ///< the next one passes it
+  };
+  Passage control(uint32_t from_host, uint32_t from_rail, uint32_t to_host, uint32_t to_rail);
+  static SoftCards* current() noexcept;
+
+ private:
+  friend struct CardKernel;
+  friend struct CardDriver;
+  using Lock = std::unique_lock<std::mutex>;
+  template <class F>
+  void change(F&& f) {
+    const std::lock_guard lock(mutex_);
+    f();
+    moved_.notify_all();
+  }
+  template <class F>
+  void each_device(uint32_t host, uint32_t rail, F&& f) {
+    for (auto& device : devices_) {
+      if ((host == kAny || device->host == host) && (rail == kAny || device->rail == rail)) {
+        f(*device);
+      }
+    }
+  }
+
+  // card.cc
+  void violate(const std::string& what) { violations_.push_back(what); }
+  /// The errno of a failure that was asked for, or 0.
+  int failing(Call call, const card::Device& device, int* taken = nullptr);
+  card::Device* find(const verbs::GidBytes& gid);
+  card::Qp* find(const card::Device& device, uint32_t number);
+  card::Mr* find_key(const card::Pd& pd, uint32_t key);
+  void say(card::Context& context, card::AsyncEvent event);
+  void to_error(card::Qp& qp);
+  void overrun(card::Cq& cq);
+
+  // wire.cc
+  bool round();
+  int64_t now_ns() const;
+  int64_t next_ns() const;
+  bool flush(card::Qp& qp);
+  bool transmit(card::Qp& qp);
+  bool watch(card::Qp& qp);
+  bool deliver_due(card::Flight& flight);
+  bool is_held(const card::Packet& packet);
+  bool passes(const card::Packet& packet);
+  void arrive(card::Packet&& packet);
+  void take_data(card::Qp& qp, const card::Packet& packet);
+  bool land(card::Qp& qp, const card::Packet& packet);
+  void answer(card::Qp& qp, card::Packet::Kind kind, uint32_t number);
+  void take_answer(card::Qp& qp, const card::Packet& packet);
+  void acknowledge(card::Qp& qp, uint32_t packets);
+  void break_send(card::Qp& qp, ibv_wc_status status);
+  void complete_send(card::Qp& qp, const card::Request& request, ibv_wc_status status);
+  void complete(card::Cq& cq, const card::Completion& completion);
+  void land_all(card::Device& device);
+  void pump();
+
+  const CardShape shape_;
+  verbs::Library before_{};
+  std::mutex mutex_;
+  std::condition_variable moved_;
+  std::vector<std::unique_ptr<card::Device>> devices_;
+  std::map<uint64_t, std::unique_ptr<card::Qp>> qps_;
+  std::vector<std::unique_ptr<card::Qp>> graves_;  ///< so that a late caller is recognised
+  std::map<uint64_t, card::Flight> flights_;       ///< by the serial of who sent them
+  std::map<uint32_t, std::unique_ptr<card::Mr>> mrs_;
+  std::vector<Failure> failures_;
+  std::map<std::pair<Call, uint32_t>, uint64_t> calls_;  ///< with the host
+  struct Loss {
+    uint32_t from = 0, to = 0, rail = kAny, parts = 0;
+  };
+  std::vector<Loss> losses_;
+  std::vector<std::string> violations_;
+  Lossy lossy_{};
+  Rng rng_;
+  uint32_t spoil_from_ = kAny, spoil_to_ = kAny;
+  uint64_t serials_ = 0;
+  uint32_t keys_ = 0x11;
+  uint64_t failed_calls_ = 0, late_ = 0, deleted_ = 0, flushed_ = 0;
+  std::map<uint32_t, uint64_t> landed_;
+  int64_t virtual_ns_ = 0;
+  bool undrained_allowed_ = false;
+  bool silent_when_unsignalled_ = false;
+  bool pumped_ = false;
+  bool stopping_ = false;
+  Thread thread_;
+};
+
+/// The calls of libibverbs and of the tables of a device.
+struct CardCalls {
+  static verbs::Library table();
+  static void fill(card::Context& context);
+  static void fill_kernel(card::Context& context);
+};
+
+}  // namespace fabric::test

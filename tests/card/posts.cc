@@ -1,0 +1,189 @@
+#include <cerrno>
+
+#include <algorithm>
+
+#include "card/card.h"
+
+// What a driver does without the kernel: posting, polling, arming.
+
+namespace fabric::test {
+
+using namespace card;
+
+namespace {
+
+SoftCards& cards() { return *SoftCards::current(); }
+
+}  // namespace
+
+struct CardDriver {
+  /// With a thread domain a driver takes no lock, so two calls at once would damage its queues.
+  class Alone {
+   public:
+    explicit Alone(Qp& qp) : qp_(of(qp.pd)->one_thread ? &qp : nullptr) {
+      if (qp_ == nullptr) return;
+      // Relaxed: it must order nothing that the network forgot to order.
+      crowded_ = qp_->busy.exchange(true, std::memory_order_relaxed);
+      ++qp_->unlocked;
+    }
+    ~Alone() {
+      if (qp_ != nullptr) qp_->busy.store(false, std::memory_order_relaxed);  // as above
+    }
+    bool crowded() const { return crowded_; }
+
+   private:
+    Qp* const qp_;
+    bool crowded_ = false;
+  };
+
+  static int post_send(ibv_qp* named, ibv_send_wr* first, ibv_send_wr** bad) {
+    SoftCards& all = cards();
+    Qp& qp = *of(named);
+    const Alone alone(qp);
+    const std::lock_guard lock(all.mutex_);
+    if (alone.crowded()) all.violate("two threads post to a queue pair of one thread domain");
+    int taken = 0;
+    const int asked = all.failing(SoftCards::Call::kPostSend, *qp.owner->device, &taken);
+    if (asked != 0 && taken < 0) return asked;
+    for (ibv_send_wr* one = first; one != nullptr; one = one->next, --taken) {
+      const int error = asked != 0 && taken == 0 ? asked : take_send(all, qp, *one);
+      if (error == 0) continue;
+      *bad = one;
+      all.moved_.notify_all();
+      return error;
+    }
+    all.moved_.notify_all();
+    return 0;
+  }
+
+  static int take_send(SoftCards& all, Qp& qp, ibv_send_wr& wr) {
+    if (qp.destroyed) {
+      all.violate("a request is posted to a queue pair that is gone");
+      return EINVAL;
+    }
+    if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) {
+      all.violate("a request is posted before the queue pair is ready");
+      return EINVAL;
+    }
+    if (qp.posted - qp.released >= qp.send_max) {
+      all.violate("more requests than the send queue has room for");
+      return ENOMEM;
+    }
+    const bool carried = (wr.send_flags & IBV_SEND_INLINE) != 0;
+    Request made{.index = qp.posted, .wr = wr};
+    if (wr.num_sge > 1 ||
+        (wr.opcode != IBV_WR_RDMA_WRITE && wr.opcode != IBV_WR_RDMA_WRITE_WITH_IMM)) {
+      all.violate("a request of another kind");
+      return EINVAL;
+    }
+    if (wr.num_sge == 1) made.source = wr.sg_list[0];
+    made.length = made.source.length;
+    if (carried && made.length > qp.inline_max) {
+      all.violate("more bytes in a request than it has room for");
+      return EINVAL;
+    }
+    if (carried) {
+      const auto* from = reinterpret_cast<const std::byte*>(made.source.addr);
+      made.carried.assign(from, from + made.length);
+    } else if (made.length != 0) {
+      look_up(all, qp, made);
+    }
+    spoil(all, qp, made);
+    made.packets = std::max(1u, (made.length + qp.packet_bytes - 1) / qp.packet_bytes);
+    made.first_packet = qp.packets_made;
+    qp.packets_made += made.packets;
+    ++qp.posted;
+    qp.requests.push_back(std::move(made));
+    return 0;
+  }
+
+  /// What it does not find ends with a protection error when its turn comes.
+  static void look_up(SoftCards& all, Qp& qp, Request& made) {
+    Mr* const mr = all.find_key(*of(qp.pd), made.source.lkey);
+    if (mr == nullptr || made.source.addr < mr->iova || made.length > mr->length ||
+        made.source.addr - mr->iova > mr->length - made.length) {
+      return;
+    }
+    made.mr = mr;
+    ++mr->users;
+  }
+
+  static void spoil(SoftCards& all, Qp& qp, Request& made) {
+    if (made.length == 0 || qp.owner->device->host != all.spoil_from_) return;
+    const Device* far = all.find(qp.far_gid);
+    if (far == nullptr || far->host != all.spoil_to_) return;
+    made.wr.wr.rdma.rkey ^= 0x5a;
+    all.spoil_from_ = all.spoil_to_ = SoftCards::kAny;
+  }
+
+  static int post_recv(ibv_qp* named, ibv_recv_wr* first, ibv_recv_wr** bad) {
+    SoftCards& all = cards();
+    Qp& qp = *of(named);
+    const Alone alone(qp);
+    const std::lock_guard lock(all.mutex_);
+    if (alone.crowded()) all.violate("two threads post to a queue pair of one thread domain");
+    int taken = 0;
+    const int asked = all.failing(SoftCards::Call::kPostReceive, *qp.owner->device, &taken);
+    if (asked != 0 && taken < 0) return asked;
+    for (ibv_recv_wr* one = first; one != nullptr; one = one->next, --taken) {
+      int error = asked != 0 && taken == 0 ? asked : 0;
+      if (error == 0 && (qp.destroyed || qp.state == IBV_QPS_RESET)) {
+        all.violate("a receive is posted to a queue pair that is gone or not ready");
+        error = EINVAL;
+      }
+      if (error == 0 && qp.receives_posted - qp.receives_polled >= qp.receive_max) {
+        all.violate("more receives than the queue has room for");
+        error = ENOMEM;
+      }
+      if (error != 0) {
+        *bad = one;
+        return error;
+      }
+      const bool behind = qp.state == IBV_QPS_ERR && !all.shape_.flushes_behind;
+      (behind ? qp.behind : qp.receives).push_back(one->wr_id);
+      ++qp.receives_posted;
+    }
+    all.moved_.notify_all();
+    return 0;
+  }
+
+  static int poll_cq(ibv_cq* named, int most, ibv_wc* out) {
+    SoftCards& all = cards();
+    const std::lock_guard lock(all.mutex_);
+    Cq& cq = *of(named);
+    std::string& undrained = of(cq.context)->undrained;
+    if (!undrained.empty() && !all.undrained_allowed_) all.violate(undrained);
+    undrained.clear();
+    if (of(cq.context)->device->fatal) return 0;
+    int count = 0;
+    for (; count < most && !cq.entries.empty(); ++count) {
+      const Completion& one = cq.entries.front();
+      out[count] = one.wc;
+      if (one.receive) {
+        ++one.qp->receives_polled;
+      } else {
+        one.qp->released = one.index + 1;
+      }
+      cq.entries.pop_front();
+    }
+    return count;
+  }
+
+  static int req_notify_cq(ibv_cq* named, int) {
+    SoftCards& all = cards();
+    const std::lock_guard lock(all.mutex_);
+    of(named)->armed = true;
+    return 0;
+  }
+};
+
+void CardCalls::fill(Context& context) {
+  fill_kernel(context);
+  ibv_context_ops& ops = context.context.ops;
+  ops.post_send = CardDriver::post_send;
+  ops.post_recv = CardDriver::post_recv;
+  ops.poll_cq = CardDriver::poll_cq;
+  ops.req_notify_cq = CardDriver::req_notify_cq;
+}
+
+}  // namespace fabric::test
