@@ -106,7 +106,7 @@ struct CardKernel {
     out[0].gid.raw[0] = 0xfe;
     out[0].gid.raw[1] = 0x80;
     out[0].gid.raw[15] = 1;
-    out[1].gid_index = 1;
+    out[1].gid_index = of(context)->device->gid_index;
     const auto& gid = of(context)->device->gid;
     std::copy(gid.begin(), gid.end(), std::begin(out[1].gid.raw));
     for (uint32_t i = 0; i < 2; ++i) {
@@ -416,7 +416,7 @@ struct CardKernel {
   }
   static int modify_qp(ibv_qp* named, ibv_qp_attr* wanted, int mask) {
     SoftCards& all = cards();
-    const std::lock_guard lock(all.mutex_);
+    std::unique_lock lock(all.mutex_);
     Qp& qp = *of(named);
     const Device& device = *qp.owner->device;
     all.moved_.notify_all();
@@ -428,7 +428,7 @@ struct CardKernel {
       case IBV_QPS_INIT:
         return to_init(all, qp, *wanted, mask);
       case IBV_QPS_RTR:
-        return to_receive(all, qp, *wanted, mask);
+        return finds(all, lock, *wanted) ? to_receive(all, qp, *wanted, mask) : ETIMEDOUT;
       case IBV_QPS_RTS:
         return to_send(all, qp, *wanted, mask);
       case IBV_QPS_ERR:
@@ -457,6 +457,19 @@ struct CardKernel {
     qp.state = IBV_QPS_INIT;
     return 0;
   }
+  /// Whether the kernel has an address for the neighbour.
+  static bool finds(SoftCards& all, std::unique_lock<std::mutex>& lock, const ibv_qp_attr& wanted) {
+    verbs::GidBytes gid{};
+    const auto& raw = wanted.ah_attr.grh.dgid.raw;
+    std::copy(std::begin(raw), std::end(raw), gid.begin());
+    const Device* far = all.find(gid);
+    if (far == nullptr || !all.hidden_.contains({far->host, far->rail})) return true;
+    ++all.searches_;
+    all.moved_.notify_all();
+    all.moved_.wait(lock, [&] { return !all.hidden_.contains({far->host, far->rail}); });
+    --all.searches_;
+    return false;
+  }
   static int to_receive(SoftCards& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
     if (const int error = all.failing(Call::kToReceive, *qp.owner->device)) return error;
     constexpr int kNeeded = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -465,6 +478,7 @@ struct CardKernel {
     const ibv_ah_attr& to = wanted.ah_attr;
     if (to.is_global == 0 || to.port_num != 1) all.violate("RoCE without a global address");
     if (wanted.path_mtu > all.shape_.mtu) all.violate("packets that the port does not carry");
+    if (to.grh.sgid_index != qp.owner->device->gid_index) return EINVAL;  // nothing is there
     std::copy(std::begin(to.grh.dgid.raw), std::end(to.grh.dgid.raw), qp.far_gid.begin());
     qp.far_number = wanted.dest_qp_num;
     qp.expected = wanted.rq_psn;

@@ -206,6 +206,30 @@ void SoftCards::fail(const Failure& failure) {
   change([&] { failures_.push_back(failure); });
 }
 
+void SoftCards::move_gid(uint32_t host, uint32_t rail, uint8_t index) {
+  change([&] {
+    each_device(host, rail, [&](Device& device) {
+      device.gid_index = index;
+      for (Context* context : device.contexts) say(*context, {IBV_EVENT_GID_CHANGE});
+    });
+  });
+}
+
+void SoftCards::hide(uint32_t host, uint32_t rail, bool on) {
+  change([&] {
+    if (on) {
+      hidden_.emplace(host, rail);
+    } else {
+      hidden_.erase({host, rail});
+    }
+  });
+}
+
+uint32_t SoftCards::searches() {
+  const std::lock_guard lock(mutex_);
+  return searches_;
+}
+
 void SoftCards::set_silent_when_unsignalled(bool on) {
   change([&] { silent_when_unsignalled_ = on; });
 }
@@ -291,7 +315,7 @@ SoftCards::Passage SoftCards::control(uint32_t from_host, uint32_t from_rail, ui
 
 // ---- Inside -------------------------------------------------------------------------------------
 
-int SoftCards::failing(Call call, const Device& device, int* taken) {
+int SoftCards::failing(Call call, const Device& device, Failure* how) {
   ++calls_[{call, device.host}];
   for (auto it = failures_.begin(); it != failures_.end(); ++it) {
     if (it->call != call || (it->host != kAny && it->host != device.host) ||
@@ -303,7 +327,7 @@ int SoftCards::failing(Call call, const Device& device, int* taken) {
       continue;
     }
     const int error = it->error;
-    if (taken != nullptr) *taken = it->taken;
+    if (how != nullptr) *how = *it;
     ++failed_calls_;
     if (--it->times == 0) failures_.erase(it);
     return error;

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include <fabric/types.h>
@@ -64,9 +65,10 @@ class SoftCards {
     uint32_t host = kAny, rail = kAny;
     uint32_t times = 1;
     int error = ENOMEM;
-    /// Of a chain of requests: so many are taken before it fails; -1: none, and `bad` stays null.
+    /// Of a chain of requests: so many are taken before it fails.
     int taken = 0;
-    uint32_t after = 0;  ///< so many calls go well before
+    bool silent = false;  ///< and `bad` stays null
+    uint32_t after = 0;   ///< so many calls go well before
   };
   struct Lossy {
     double drop = 0, duplicate = 0, reorder = 0;
@@ -102,6 +104,12 @@ class SoftCards {
   void say(uint32_t host, uint32_t rail, ibv_event_type type);  ///< about the port
   /// About every connected queue pair of a card that is this end of a path; returns how many.
   uint32_t say_of_pairs(uint32_t host, uint32_t rail, End end, ibv_event_type type);
+  /// The address of a port goes to another place of its table, and the device says so.
+  void move_gid(uint32_t host, uint32_t rail, uint8_t index);
+  /// The kernel looks for the neighbour, in every call that connects to this host by this rail,
+  /// until that ends; then it says that there is none.
+  void hide(uint32_t host, uint32_t rail, bool on);
+  uint32_t searches();  ///< calls that are at it
   void spoil_key(uint32_t from, uint32_t to);
   void not_ready(uint32_t host, bool on);
   void land_late(uint32_t host, uint32_t rail, bool on);
@@ -156,7 +164,7 @@ class SoftCards {
   // card.cc
   void violate(const std::string& what) { violations_.push_back(what); }
   /// The errno of a failure that was asked for, or 0.
-  int failing(Call call, const card::Device& device, int* taken = nullptr);
+  int failing(Call call, const card::Device& device, Failure* how = nullptr);
   card::Device* find(const verbs::GidBytes& gid);
   card::Qp* find(const card::Device& device, uint32_t number);
   card::Mr* find_key(const card::Pd& pd, uint32_t key);
@@ -210,6 +218,8 @@ class SoftCards {
   uint64_t failed_calls_ = 0, late_ = 0, deleted_ = 0, flushed_ = 0;
   std::map<uint32_t, uint64_t> landed_;
   int64_t virtual_ns_ = 0;
+  std::set<std::pair<uint32_t, uint32_t>> hidden_;  ///< hosts and rails
+  uint32_t searches_ = 0;
   bool undrained_allowed_ = false;
   bool silent_when_unsignalled_ = false;
   bool pumped_ = false;

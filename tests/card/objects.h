@@ -27,6 +27,7 @@ struct Context;
 struct Device : ibv_device {
   uint32_t host = 0, rail = 0;
   verbs::GidBytes gid{};
+  uint8_t gid_index = 1;
   bool up = true;
   bool fatal = false;         ///< it answers nothing any more
   bool land_late = false;     ///< packets land behind the error state, until a receive is flushed

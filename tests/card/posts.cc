@@ -42,13 +42,12 @@ struct CardDriver {
     const Alone alone(qp);
     const std::lock_guard lock(all.mutex_);
     if (alone.crowded()) all.violate("two threads post to a queue pair of one thread domain");
-    int taken = 0;
-    const int asked = all.failing(SoftCards::Call::kPostSend, *qp.owner->device, &taken);
-    if (asked != 0 && taken < 0) return asked;
-    for (ibv_send_wr* one = first; one != nullptr; one = one->next, --taken) {
-      const int error = asked != 0 && taken == 0 ? asked : take_send(all, qp, *one);
+    SoftCards::Failure how{};
+    const int asked = all.failing(SoftCards::Call::kPostSend, *qp.owner->device, &how);
+    for (ibv_send_wr* one = first; one != nullptr; one = one->next, --how.taken) {
+      const int error = asked != 0 && how.taken == 0 ? asked : take_send(all, qp, *one);
       if (error == 0) continue;
-      *bad = one;
+      if (!how.silent) *bad = one;
       all.moved_.notify_all();
       return error;
     }
@@ -122,11 +121,10 @@ struct CardDriver {
     const Alone alone(qp);
     const std::lock_guard lock(all.mutex_);
     if (alone.crowded()) all.violate("two threads post to a queue pair of one thread domain");
-    int taken = 0;
-    const int asked = all.failing(SoftCards::Call::kPostReceive, *qp.owner->device, &taken);
-    if (asked != 0 && taken < 0) return asked;
-    for (ibv_recv_wr* one = first; one != nullptr; one = one->next, --taken) {
-      int error = asked != 0 && taken == 0 ? asked : 0;
+    SoftCards::Failure how{};
+    const int asked = all.failing(SoftCards::Call::kPostReceive, *qp.owner->device, &how);
+    for (ibv_recv_wr* one = first; one != nullptr; one = one->next, --how.taken) {
+      int error = asked != 0 && how.taken == 0 ? asked : 0;
       if (error == 0 && (qp.destroyed || qp.state == IBV_QPS_RESET)) {
         all.violate("a receive is posted to a queue pair that is gone or not ready");
         error = EINVAL;
@@ -136,7 +134,7 @@ struct CardDriver {
         error = ENOMEM;
       }
       if (error != 0) {
-        *bad = one;
+        if (!how.silent) *bad = one;
         return error;
       }
       const bool behind = qp.state == IBV_QPS_ERR && !all.shape_.flushes_behind;
