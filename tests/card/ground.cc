@@ -55,6 +55,7 @@ class SoftTrouble final : public Trouble {
 
 CardShape shape_of(uint32_t rails, const GroundOptions& options) {
   CardShape shape{.hosts = Ground::kPlaces, .rails = rails, .seed = test_seed()};
+  shape.dmabuf = false;  // the bodies know host memory only
   if (options.trouble) shape.cable = kCable;
   return shape;
 }
