@@ -412,7 +412,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
       ++done;
       Peer& peer = *core_.peers.at(path.peer);
       pair_rails(peer, path);
-      if (!open_path(peer, path)) {
+      if (open_path(peer, path) != Errc::kOk) {
         ++path.failures;
         rest(path);
       }

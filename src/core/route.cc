@@ -189,6 +189,7 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
     end_parts(op, entry, peer.id(), Errc::kUnreachable);
     return;
   }
+  const bool rests = path->state == Path::State::kResting;
   entry.op = op.self;
   entry.peer = peer.slot;
   entry.path = path->index;
@@ -200,6 +201,7 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
   const auto priority = static_cast<uint32_t>(op.priority);
   entries_.append(path->queue[priority], index);
   activate(*path, priority);
+  if (rests) reroute(*path);  // it may have failed to open just now, and another rail has not
 }
 
 /// Ends every part that `entry` stands for, unposted.
@@ -254,11 +256,17 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
   path->network = index;
   path->rail = static_cast<uint8_t>(rail);
   pair_rails(peer, *path);
-  if (!open_path(peer, *path)) {
+  const Errc code = open_path(peer, *path);
+  if (code != Errc::kOk && code != Errc::kExhausted) {
     forget_path(*path);
     return nullptr;
   }
   slot = path->index;
+  if (code == Errc::kExhausted) {  // that ends
+    ++path->failures;
+    path->suspect = true;
+    rest(*path);
+  }
   return path;
 }
 
@@ -276,7 +284,7 @@ void Transfers::pair_rails(const Peer& peer, Path& path) {
   path.remote_rail = static_cast<uint8_t>((path.rail + (others ? 0 : path.failures)) % theirs);
 }
 
-bool Transfers::open_path(Peer& peer, Path& path) {
+Errc Transfers::open_path(Peer& peer, Path& path) {
   NetworkSlot& network = core_.networks[path.network];
   const auto& section = peer.remote.networks[static_cast<size_t>(peer.section_of[path.network])];
   std::vector<std::byte> hello;
@@ -284,7 +292,7 @@ bool Transfers::open_path(Peer& peer, Path& path) {
   if (!id) {
     FABRIC_LOG(core_.log, kWarning, "core", "a path could not be opened", {"peer", peer.id()},
                {"network", network.name}, {"rail", path.rail}, {"error", id.error()});
-    return false;
+    return id.error().code;
   }
   path.id = *id;
   path.state = Path::State::kOpening;
@@ -294,7 +302,7 @@ bool Transfers::open_path(Peer& peer, Path& path) {
   body.remote_rail = path.remote_rail;
   body.hello = std::move(hello);
   core_.peers.send(peer, control::MessageType::kPathOpen, control::encode(body));
-  return true;
+  return Errc::kOk;
 }
 
 void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
@@ -321,8 +329,9 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
     code = rail.start_path(path.id, answer).error().code;
   }
   if (code != Errc::kOk) {
-    // A rail that is down there comes back; everything else is an answer for good.
-    path.unwanted = code != Errc::kRailLost;
+    // A rail that is down there comes back, and so does room; everything else is an answer for
+    // good.
+    path.unwanted = code != Errc::kRailLost && code != Errc::kExhausted;
     if (path.unwanted && code != Errc::kPeerLost) {  // who is fenced hears of that by itself
       FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
                  {"rail", path.rail}, {"code", code});

@@ -258,7 +258,8 @@ class Transfers {
   void route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
   void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, Entry entry);
   Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail);
-  bool open_path(Peer& peer, Path& path);
+  /// kExhausted may be over soon; everything else is not.
+  Errc open_path(Peer& peer, Path& path);
   void pair_rails(const Peer& peer, Path& path);
   void end_parts(Op& op, const Entry& entry, PeerId peer, Errc code);
   void drop_path_entries(Path& path, Errc code);

@@ -179,6 +179,7 @@ TEST_F(CardEvent, ADeviceThatIsGoneHasAnotherBesideIt) {
     later.expect_delivered();
     back.expect_delivered();
     EXPECT_FALSE(stage.rail_up(host, 0));
+    stage.expect_service();  // with memory that is registered now, on what is left
   }
 }
 

@@ -43,7 +43,7 @@ TEST(CardNeighbour, WhoIsGoneHoldsUpNoEndOfAnotherPath) {
   warm_up(stage, 1);
   warm_up(stage, 2);
   stage.cards().hide(2, 0, true);
-  EXPECT_EQ(stage.cards().break_path(0, 2, 0, End::kSender), 1u);
+  EXPECT_EQ(stage.cards().break_path(0, 2, 0, End::kTarget), 1u);
   EXPECT_TRUE(stage.until([&] { return stage.cards().searches() > 0; })) << stage[0].dump();
   Writes writes(stage[0], stage[1], {.count = 200, .bytes = 6000});
   writes.submit(0, 100);
@@ -64,14 +64,14 @@ TEST(CardNeighbour, WhoWasNotFoundHoldsUpNoOtherConnection) {
   warm_up(stage, 2);
   const auto searched = [&] { return stage.cards().searches() > 0; };
   stage.cards().hide(2, 0, true);
-  EXPECT_EQ(stage.cards().break_path(0, 2, 0, End::kSender), 1u);
+  EXPECT_EQ(stage.cards().break_path(0, 2, 0, End::kTarget), 1u);
   EXPECT_TRUE(stage.until(searched)) << stage[0].dump();
   stage.cards().hide(2, 0, false);  // there is none
   EXPECT_TRUE(stage.until([&] { return !searched(); }));
   stage.cards().hide(2, 0, true);
   EXPECT_TRUE(stage.until(searched)) << stage[0].dump();
   const uint64_t connected = stage.cards().calls(Call::kToSend, 0);
-  EXPECT_EQ(stage.cards().break_path(0, 1, 0, End::kSender), 1u);
+  EXPECT_EQ(stage.cards().break_path(0, 1, 0, End::kTarget), 1u);
   Writes writes(stage[0], stage[1]);
   writes.submit();
   EXPECT_TRUE(stage.until([&] { return stage.cards().calls(Call::kToSend, 0) > connected; }))
@@ -90,7 +90,7 @@ TEST(CardNeighbour, APathThatEndsWhileItIsConnectedEndsBehindThat) {
   stage.expect_trouble();
   warm_up(stage, 1);
   stage.cards().hide(1, 0, true);
-  EXPECT_EQ(stage.cards().break_path(0, 1, 0, End::kSender), 1u);
+  EXPECT_EQ(stage.cards().break_path(0, 1, 0, End::kTarget), 1u);
   EXPECT_TRUE(stage.until([&] { return stage.cards().searches() > 0; })) << stage[0].dump();
   stage.cards().port(0, 0, false);  // the core closes the paths of the rail
   EXPECT_TRUE(stage.until([&] { return !stage.rail_up(0, 0); }));

@@ -115,8 +115,8 @@ void VerbsRail::take_mail() noexcept {
 /// the error state does, and behind all others.
 void VerbsRail::out_in_error(OutPath& path, int error) noexcept {
   if (path.destroying) return;
-  if (error != 0) {
-    path.deadline_ns = INT64_MIN;  // it is in no such state, and nothing will come back
+  if (error != 0) {  // it is in no such state, and nothing will come back
+    path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kLastLookNs);
     return;
   }
   if (!path.sends.has_rest()) return finish(path, true);
@@ -126,8 +126,8 @@ void VerbsRail::out_in_error(OutPath& path, int error) noexcept {
 
 void VerbsRail::in_in_error(InPath& path, int error) noexcept {
   path.in_error = error == 0;
-  path.deadline_ns =
-      error != 0 ? INT64_MIN : std::min(path.deadline_ns, driver_.now_ns() + kDrainNs);
+  const int64_t limit_ns = error == 0 ? kDrainNs : kLastLookNs;
+  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);
   look_at_drain(path);
 }
 

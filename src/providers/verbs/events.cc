@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "providers/verbs/handles.h"
 
 // What a device says by itself.
@@ -25,7 +27,7 @@ void VerbsRail::on_event(const ibv_async_event& event) noexcept {
       return;
     case IBV_EVENT_PORT_ACTIVE:
       if (event.element.port_num != device_->port()) return;
-      if (!fatal_) rail_state(true);
+      if (!fatal_.load(std::memory_order_relaxed)) rail_state(true);
       return look_at_port();  // at the other end of the cable there may be another switch
     case IBV_EVENT_GID_CHANGE:
     case IBV_EVENT_LID_CHANGE:
@@ -33,7 +35,7 @@ void VerbsRail::on_event(const ibv_async_event& event) noexcept {
       if (event.element.port_num == device_->port()) look_at_port();
       return;
     case IBV_EVENT_DEVICE_FATAL:
-      fatal_ = true;
+      fatal_.store(true, std::memory_order_relaxed);
       rail_state(false);
       return give_up(nullptr);
     case IBV_EVENT_CQ_ERR:
@@ -74,7 +76,7 @@ void VerbsRail::looked(const Mail& mail) {
   if (port_changed_) look_at_port();
 }
 
-/// Completions are lost, so the drains of its paths would never end: they are given up at once.
+/// Completions are lost, so the drains of its paths would never end: they are given up.
 void VerbsRail::overrun(const ibv_cq* cq) noexcept {
   for (const auto& queue : queues_) {
     if (queue->cq == cq) queue->overrun = true;
@@ -85,18 +87,19 @@ void VerbsRail::overrun(const ibv_cq* cq) noexcept {
 
 /// Ends the paths with completions on this queue, or all, without a drain.
 void VerbsRail::give_up(const ibv_cq* cq) noexcept {
+  const int64_t last_look_ns = driver_.now_ns() + kLastLookNs;
   const auto hit = [cq](const auto& path) {
     return path.pair != nullptr && (cq == nullptr || path.pair->queue()->cq == cq);
   };
   out_.each([&](OutPath& path) {
     if (!hit(path)) return;
     break_out(path);
-    path.deadline_ns = INT64_MIN;
+    path.deadline_ns = std::min(path.deadline_ns, last_look_ns);
   });
   in_.each([&](InPath& path) {
     if (!hit(path)) return;
     break_in(path);
-    path.deadline_ns = INT64_MIN;
+    path.deadline_ns = std::min(path.deadline_ns, last_look_ns);
   });
 }
 

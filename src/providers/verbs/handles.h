@@ -199,6 +199,9 @@ class VerbsRail final : public Rail {
   static constexpr uint32_t kSignalEvery = 16;
   static constexpr uint32_t kHarvest = 32;     ///< completions of one look
   static constexpr uint32_t kLooksApart = 64;  ///< polls between looks at the device's events
+  /// Before a drain is given up that cannot end: what has completed by then is still taken. Its
+  /// sender has been told that it arrived.
+  static constexpr int64_t kLastLookNs = 50'000'000;
   static constexpr uint8_t kOwed = 2;  ///< WireEvent::inbound of a refused piece, before it is told
 
   struct Accepted {
@@ -295,10 +298,10 @@ class VerbsRail final : public Rail {
   uint64_t given_up_ = 0;  ///< drains
   uint32_t polls_ = 0;
   bool up_ = true;
-  bool fatal_ = false;
-  bool look_ = true;           ///< at the device's events, before anything else
-  bool port_asked_ = false;    ///< a job is at it
-  bool port_changed_ = false;  ///< and has to go once more
+  std::atomic<bool> fatal_{false};  ///< read by whoever registers; nothing is ordered by it
+  bool look_ = true;                ///< at the device's events, before anything else
+  bool port_asked_ = false;         ///< a job is at it
+  bool port_changed_ = false;       ///< and has to go once more
 
   // Requests with everything filled in that is the same for all of them.
   std::array<ibv_send_wr, kChain> sends_{};

@@ -35,12 +35,14 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
                                           memory.size_bytes, base, memory.dmabuf_fd, access)
                       : lib.reg_mr_iova2(device_->memory_domain(), memory.address,
                                          memory.size_bytes, base, static_cast<unsigned>(access));
-  if (mr == nullptr) return registration_failed(errno);
+  // A device that is gone is not asked for anything any more: what lives on has other rails.
+  const bool gone = mr == nullptr && fatal_.load(std::memory_order_relaxed);
+  if (mr == nullptr && !gone) return registration_failed(errno);
   uint64_t slot = 0;
   {
     const std::lock_guard lock(memory_mutex_);
     if (memory_free_.empty() && memory_.size() == kMemoryMax) {
-      lib.dereg_mr(mr);
+      if (!gone) lib.dereg_mr(mr);
       return fail(Errc::kExhausted, "verbs: registrations");
     }
     if (memory_free_.empty()) {
@@ -52,9 +54,10 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
     memory_[slot] = mr;
     shifts_[slot] = address - base;
   }
-  wire_key = encode(WireKey{mr->rkey, static_cast<uint32_t>(base)});
+  const uint32_t far_key = gone ? 0 : mr->rkey, near_key = gone ? 0 : mr->lkey;
+  wire_key = encode(WireKey{far_key, static_cast<uint32_t>(base)});
   const bool readable = memory.kind == MemoryKind::kHost;
-  return uint64_t{mr->lkey} | slot << 32 | (readable ? kReadable : 0);
+  return uint64_t{near_key} | slot << 32 | (readable ? kReadable : 0);
 }
 
 /// When the call has returned, the device takes nothing for this memory any more: that is the
@@ -66,8 +69,9 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
     const std::lock_guard lock(memory_mutex_);
     if (slot < memory_.size()) mr = std::exchange(memory_[slot], nullptr);
   }
-  if (mr == nullptr) return;
-  if (library().dereg_mr(mr) != 0) {
+  const bool was_gone = static_cast<uint32_t>(local_key) == 0;  // when it was to be registered
+  if (mr == nullptr && !was_gone) return;
+  if (mr != nullptr && library().dereg_mr(mr) != 0) {
     // Nothing is proved: it stays as it is, and so does the memory's quarantine.
     const std::lock_guard lock(memory_mutex_);
     memory_[slot] = mr;
