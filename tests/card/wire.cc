@@ -319,6 +319,9 @@ void SoftCards::answer(Qp& qp, Packet::Kind kind, uint32_t number) {
                             .queue_pair = qp.far_number,
                             .number = number & (kNumbers - 1),
                             .due_ns = now_ns() + shape_.cable.count()});
+  if (kind != Packet::Kind::kRefused) return;
+  // What the target's process says of it goes by no cable here, and must not come before it.
+  for (Packet& packet : flight.packets) packet.due_ns = now_ns();
 }
 
 void SoftCards::take_data(Qp& qp, const Packet& packet) {
