@@ -19,6 +19,10 @@ add_executable(planted_guest $<TARGET_OBJECTS:guest_tests> $<TARGET_OBJECTS:plan
 target_link_libraries(planted_guest PRIVATE test_support)
 set_target_properties(planted_guest PROPERTIES LINKER_LANGUAGE CXX)
 
+# A program for whoever suspects a device. No part of the suite.
+add_executable(rc_alone ${CMAKE_CURRENT_LIST_DIR}/alone/rc_alone.cc)
+target_link_libraries(rc_alone PRIVATE fabric_warnings ibverbs Threads::Threads)
+
 # An emulated machine of two cores leaves none to anybody else. It takes four to five minutes; a
 # host that is three times as slow is no failure. 77: there can be no guest here.
 add_test(NAME guest.suite
