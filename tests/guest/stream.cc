@@ -69,6 +69,20 @@ Engine open_host(char host, uint32_t rails) {
   return *std::move(engine);
 }
 
+std::vector<std::byte> forged(const MemoryRegion& region,
+                              const std::function<void(control::RegionDesc&)>& change) {
+  auto desc = control::decode_desc(*region.desc());
+  EXPECT_TRUE(desc);
+  change(*desc);
+  return *control::encode(*desc);
+}
+
+void with_wrong_keys(control::RegionDesc& desc) {
+  for (auto& section : desc.networks) {
+    for (auto& key : section.rail_keys) key[key.size() - 8] ^= std::byte{0x5a};
+  }
+}
+
 uint32_t rounds() {
   const char* text = std::getenv("FABRIC_TEST_ROUNDS");
   uint32_t times = 1;
@@ -136,8 +150,12 @@ void Stream::check_bytes(uint32_t index, const char* when) {
 }
 
 void Stream::expect_wiped(uint32_t index, const char* when) {
+  const Place& place = *places_[index];
   EXPECT_TRUE(all(target(index), kWiped)) << when << ": something landed in place " << index;
-  EXPECT_EQ(places_[index]->counter.count(), 0u) << when << ": place " << index;
+  EXPECT_EQ(place.counter.count(), 0u)
+      << when << ": place " << index << " of " << to_.rail_stats()[0].device
+      << ", last written with " << place.size_bytes << " bytes "
+      << (place.counts ? "and" : "without") << " a count";
 }
 
 void Stream::take_end(uint32_t index) {

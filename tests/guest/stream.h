@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <fabric/fabric.h>
 
 #include "base/rng.h"
+#include "control/descriptor.h"
 
 // Engines on the devices of the guest, and writes between them of which everything is checked.
 
@@ -20,6 +22,11 @@ Network rails_of(char host, uint32_t rails = 2);
 Config guest_config(char host, uint32_t rails = 2);
 /// Opens or fails the test.
 Engine open_host(char host, uint32_t rails = 2);
+
+/// What a peer could make of a descriptor that it was given.
+std::vector<std::byte> forged(const MemoryRegion& region,
+                              const std::function<void(control::RegionDesc&)>& change);
+void with_wrong_keys(control::RegionDesc& desc);
 
 /// FABRIC_TEST_ROUNDS, or 1: how much more than in `make test`.
 uint32_t rounds();
