@@ -103,7 +103,7 @@ bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool r
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
 /// How often an engine took one of its rarer steps (core/steps.h), or said or heard a message.
 uint64_t steps_of(const Engine& engine, const std::string& step);
-/// On every rail of both engines pieces end.
+/// On every rail of both engines pieces end, and no write has ever failed.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);
 
 }  // namespace fabric::test
