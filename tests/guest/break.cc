@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include "guest/conformance/cards.h"
 #include "guest/links.h"
 
 namespace fabric::test {
@@ -74,6 +73,22 @@ const char* before(Break kind) {
       return "delay 15ms 5ms reorder 25% duplicate 10% loss 1%";
     default:
       return nullptr;
+  }
+}
+
+/// The hosts whose ports are down in their own eyes, one bit each.
+uint32_t ports_down(Break kind) {
+  switch (kind) {
+    case Break::kOwnLink:
+      return 1 << kA;
+    case Break::kOtherLink:
+    case Break::kMangled:
+    case Break::kPort:
+      return 1 << kB;
+    case Break::kBothLinks:
+      return 1 << kA | 1 << kB;
+    default:
+      return 0;
   }
 }
 
@@ -150,14 +165,9 @@ void RailBreak::lose_acks(bool lost) const {
   for (const char host : kHosts) set_band_lost(port(host), Band::kAcks, lost);
 }
 
-void RailBreak::break_targets() const {
-  Cards::get().break_path(kA, kB, rail(), End::kTarget);
-  Cards::get().break_path(kB, kA, rail(), End::kTarget);
-}
-
-void RailBreak::break_senders() const {
-  Cards::get().break_path(kA, kB, rail(), End::kSender);
-  Cards::get().break_path(kB, kA, rail(), End::kSender);
+void RailBreak::break_ends(End end) {
+  ends_ =
+      Cards::get().break_path(kA, kB, rail(), end) + Cards::get().break_path(kB, kA, rail(), end);
 }
 
 void RailBreak::strike(Rng& rng, const std::function<void(std::chrono::nanoseconds)>& wait,
@@ -181,23 +191,23 @@ void RailBreak::strike(Rng& rng, const std::function<void(std::chrono::nanosecon
     case Break::kAcksLost:
       return lose_acks(true);
     case Break::kTargets:
-      return break_targets();
+      return break_ends(End::kTarget);
     case Break::kSenders:
     case Break::kLossyThenSenders:
     case Break::kMangledThenSenders:
     case Break::kAcksLateThenSenders:
-      return break_senders();
+      return break_ends(End::kSender);
     case Break::kBothEnds:
-      break_targets();
-      return break_senders();
+      break_ends(End::kTarget);
+      return break_ends(End::kSender);
     case Break::kAcksLostThenTargets:
       lose_acks(true);
       wait(std::chrono::milliseconds(rng.between(0, 10)));
-      return break_targets();
+      return break_ends(End::kTarget);
     case Break::kTargetsSaySo:
       Cards::get().say_broken(kA, kB, rail(), End::kTarget);
       Cards::get().say_broken(kB, kA, rail(), End::kTarget);
-      return break_targets();
+      return break_ends(End::kTarget);
     case Break::kPort:
       return Cards::get().say_port(kB, rail(), false);
     case Break::kRefused:
@@ -217,6 +227,10 @@ void RailBreak::mend() const {
     }
     set_link(port(host), true);
   }
+}
+
+bool RailBreak::leave_a_rail(Break one, Break other) {
+  return (ports_down(one) & ports_down(other)) == 0;
 }
 
 std::string RailBreak::describe() const {

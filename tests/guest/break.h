@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "guest/conformance/cards.h"
 
 // The ways in which a rail between hosts A and B breaks, both of which write to each other: at the
 // links, at either end of its paths, by what a card says, and several of them after one another.
@@ -76,19 +77,24 @@ class RailBreak {
   void mend() const;
 
   std::string describe() const;
+  /// There were paths whose ends it could break, if it is of that kind.
+  bool has_hit() const { return ends_ != 0; }
   /// Whether it comes at once, and not when a card has tried for long enough.
   bool is_sudden() const;
+  /// A host that knows of no rail that is up ends its writes: a second break must not be the one
+  /// that takes the last.
+  static bool leave_a_rail(Break one, Break other);
 
  private:
   void lose(char host) const;
   void lose_acks(bool lost) const;
-  void break_targets() const;
-  void break_senders() const;
+  void break_ends(Cards::End end);
   std::string port(char host) const { return {host, plan_.rail}; }
   std::string far_port(char host) const { return {'s', host, plan_.rail}; }
   uint32_t rail() const { return static_cast<uint32_t>(plan_.rail - '0'); }
 
   const Plan plan_;
+  uint32_t ends_ = 1;  ///< that were broken, if it breaks ends
 };
 
 }  // namespace fabric::test

@@ -159,6 +159,7 @@ TEST_F(Failover, WhatFliesWhenARailBreaksIsDeliveredOnceOverTheOther) {
                                           : RailBreak::random(deck.next(), rng));
     run_for(Nanos(rng.between(1, 60) * 1'000'000));
     const auto left = break_under_load([&] { strike(one, rng); });
+    EXPECT_TRUE(one.has_hit()) << one.describe();
     const auto begin = std::chrono::steady_clock::now();
     expect_moved_on();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
@@ -178,8 +179,10 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
   BreakDeck firsts(rng), seconds(rng);
   uint64_t during = 0;
   for (uint32_t trial = 0; trial < 6 * rounds() && !HasFailure(); ++trial) {
-    RailBreak::Plan plans[] = {RailBreak::random(firsts.next(), rng),
-                               RailBreak::random(seconds.next(), rng)};
+    const Break kind = firsts.next();
+    Break then = seconds.next();
+    while (!RailBreak::leave_a_rail(kind, then)) then = seconds.next();
+    RailBreak::Plan plans[] = {RailBreak::random(kind, rng), RailBreak::random(then, rng)};
     plans[1].rail = plans[0].rail == '0' ? '1' : '0';
     RailBreak first(plans[0]), second(plans[1]);
     const uint64_t before = repeated();
@@ -219,6 +222,7 @@ TEST_F(Failover, WordsThatAreLostAndRepeatedSettleEachBreakOnce) {
     plan.has_bands = true;
     RailBreak one(plan);
     const auto left = break_under_load([&] { strike(one, rng); });
+    EXPECT_TRUE(one.has_hit()) << one.describe();
     expect_moved_on();
     one.mend();
     expect_all_rails(*a, *b, both());

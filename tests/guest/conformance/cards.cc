@@ -174,11 +174,13 @@ void Cards::watch(Pair& pair, const ibv_wc& completion) {
     ++pair.taken;
     return;
   }
+  // One that came before, or one behind others that are missing. Which of the two does not always
+  // show: a key that is free again is used again.
   const auto at = std::ranges::find(imms, completion.imm_data);
   ADD_FAILURE() << "the device has brought an immediate that was not next: rail " << pair.rail
                 << ", from host " << pair.far_host << ", behind " << pair.taken << " in order and "
-                << pair.errors << " errors; of " << imms.size() << " on their way it is "
-                << (at == imms.end() ? "none" : "one before whose turn");
+                << pair.errors << " errors, number " << at - imms.begin() << " of " << imms.size()
+                << " on their way";
   if (at != imms.end()) imms.erase(imms.begin(), at + 1);
   std::ofstream{kDeviceFault} << "an immediate that was not next\n";
 }
