@@ -315,20 +315,19 @@ BUGS = (
     bug("word_before_the_drain",
         "the target says what it took once its queue pair is in the error state, and drains later",
         ("providers/verbs/breaks.cc",
-         "      look_at_drain(*path);\n    }\n    if (mail.kind == Mail::Kind::kDestroyed)",
-         "      if (PLANTED) {\n"
-         "        finish(*path, true);\n"
-         "        continue;\n"
-         "      }\n"
-         "      look_at_drain(*path);\n    }\n    if (mail.kind == Mail::Kind::kDestroyed)"),
+         "  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);\n"
+         "  look_at_drain(path);\n",
+         "  if (PLANTED) return finish(path, true);\n"
+         "  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);\n"
+         "  look_at_drain(path);\n"),
         COUNTS_BEHIND_THE_WORD,
         layer="card", filter="Cards/CardBreak.*", swarm=False),
     bug("word_before_the_error_state",
         "the target says what it took, and stops its queue pair afterwards",
         ("providers/verbs/breaks.cc",
-         "  error_later(path.pair, Direction::kIn, path.id);\n}\n\n// ---- Drains",
+         "  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);\n",
          "  if (PLANTED) return finish(path, true);\n"
-         "  error_later(path.pair, Direction::kIn, path.id);\n}\n\n// ---- Drains"),
+         "  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);\n"),
         COUNTS_BEHIND_THE_WORD,
         layer="card", filter="Cards/CardBreak.*", swarm=False),
     bug("drained_when_empty",
