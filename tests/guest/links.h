@@ -9,6 +9,11 @@
 
 namespace fabric::test {
 
+// Options of its devices. One that waits 67 ms, as usual, repeats what a slow guest is about to
+// acknowledge, and then SoftRoCE brings an immediate twice now and then (docs/verbs.md). These wait
+// 268 ms, and give up after 0.8 s all the same.
+inline constexpr uint32_t kTimeoutCode = 16, kRetries = 2;
+
 /// Whether this is the guest, with its six devices. Elsewhere its tests are skipped.
 bool in_guest();
 

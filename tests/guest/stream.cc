@@ -45,9 +45,7 @@ MemoryRegion block(Engine& engine, uint64_t size_bytes) {
 }  // namespace
 
 Network rails_of(char host, uint32_t rails) {
-  // A card that waits 67 ms, as usual, repeats what a slow guest is about to acknowledge, and then
-  // SoftRoCE brings an immediate twice now and then. This one gives up after 0.8 s all the same.
-  verbs::Options options{.timeout_code = 16, .retry_count = 2};
+  verbs::Options options{.timeout_code = kTimeoutCode, .retry_count = kRetries};
   for (uint32_t rail = 0; rail < rails; ++rail) {
     options.devices.push_back(std::string("x") + host + std::to_string(rail));
   }

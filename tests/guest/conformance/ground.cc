@@ -120,7 +120,7 @@ class GuestGround final : public RealGround {
 
  private:
   std::vector<Network> networks(uint32_t place) const override {
-    verbs::Options usual;
+    verbs::Options usual{.timeout_code = kTimeoutCode, .retry_count = kRetries};
     for (uint32_t rail = 0; rail < rails_; ++rail)
       usual.devices.push_back("x" + port_of(place, rail));
     // Few places, so that some writes wait for one and some immediates find none.
