@@ -12,10 +12,8 @@ namespace {
 using namespace std::chrono_literals;
 using End = Cards::End;
 
-// There and back in much less than the 67 ms that a card waits. With 30 ms cards repeated what was
-// about to be acknowledged, and SoftRoCE brought immediates twice.
-constexpr auto kLongCable = 20ms;
-constexpr auto kSlowCard = 40ms;  // longer than what is on the cable takes to arrive
+constexpr auto kLongCable = 20ms;  // there and back in much less than a card waits
+constexpr auto kSlowCard = 40ms;   // longer than what is on the cable takes to arrive
 constexpr auto kLateAcks = 20ms;
 constexpr char kHosts[] = {'a', 'b'};
 constexpr uint32_t kA = 0, kB = 1;
@@ -115,7 +113,6 @@ Break BreakDeck::next() {
 
 RailBreak::Plan RailBreak::random(Break kind, Rng& rng) {
   Plan plan{.kind = kind, .rail = rng.chance(0.5) ? '0' : '1'};
-  // The waits of a card are no longer than a long cable and late acknowledgements together.
   plan.is_long = before(kind) == nullptr && kind != Break::kAcksLateThenSenders && rng.chance(0.5);
   plan.is_slow = rng.chance(0.5);
   return plan;
