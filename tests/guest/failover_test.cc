@@ -1,59 +1,77 @@
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
 
+#include "guest/break.h"
+#include "guest/conformance/cards.h"
 #include "guest/links.h"
 #include "guest/stream.h"
 #include "support/log_guard.h"
 
-// Rails that break in every way that a link can, while both hosts write to each other: every write
-// is delivered and counted once, over the rail that is left.
+// Rails that break in every way (break.h) while both hosts write to each other: every write is
+// delivered and counted once, over the rail that is left or by a new path.
 //
-// FABRIC_TEST_ROUNDS=N plays N times as many breaks.
+// FABRIC_TEST_ROUNDS=N plays N times as many breaks, FABRIC_TEST_BREAK=K those of kind K alone.
 
 namespace fabric::test {
 namespace {
 
 using namespace std::chrono_literals;
 
-enum class Break : uint8_t {
-  kOwnLink,
-  kOtherLink,
-  kBothLinks,
-  kDataLost,
-  kOtherDataLost,
-  kBothLost,
-  kMangled
-};
-constexpr uint32_t kBreaks = 7;
-
-const char* words(Break kind) {
-  switch (kind) {
-    case Break::kOwnLink:
-      return "link of A down";
-    case Break::kOtherLink:
-      return "link of B down";
-    case Break::kBothLinks:
-      return "links of A and B down";
-    case Break::kDataLost:
-      return "all lost that A sends";  // its acknowledgements too
-    case Break::kOtherDataLost:
-      return "all lost that B sends";
-    case Break::kBothLost:
-      return "all lost that A and B send";
-    case Break::kMangled:
-      return "delayed, out of order, twice, then B's link down";
+/// Writes with a key that the card of the other host does not know, by the paths of all others.
+class Forger {
+ public:
+  Forger(Engine& from, Engine& to)
+      : from_(from),
+        batch_(*from.make_batch()),
+        source_(*from.allocate({.size_bytes = kBytes})),
+        target_(*to.allocate({.size_bytes = kBytes})),
+        counter_(*to.make_counter()) {
+    const auto peer = from.connect(to.address());
+    EXPECT_TRUE(peer);
+    const auto remote = from.import_region(*peer, forged(target_, with_wrong_keys));
+    EXPECT_TRUE(remote);
+    remote_ = *remote;
+    std::ranges::fill(source_.bytes(), std::byte{0x66});
   }
-  return "?";
-}
+  void submit() {
+    ASSERT_TRUE(from_.submit(Write{.source = source_.at(0),
+                                   .target = remote_.at(0),
+                                   .size_bytes = kBytes,
+                                   .imm = counter_.key(),
+                                   .whole = true,
+                                   .batch = batch_}));
+    waiting_ = true;
+  }
+  /// All that was submitted, if anything was.
+  void expect_refused() {
+    if (!std::exchange(waiting_, false)) return;
+    const auto ended = from_.wait(batch_, 30s);
+    ASSERT_FALSE(ended);
+    EXPECT_EQ(ended.error().code, Errc::kRemoteAccess) << ended.error().what;
+    EXPECT_EQ(batch_.unknown(), 0u);
+    EXPECT_EQ(counter_.count(), 0u);
+    EXPECT_EQ(std::ranges::count(target_.bytes(), std::byte{0x66}), 0);
+    batch_ = *from_.make_batch();
+  }
+
+ private:
+  static constexpr uint64_t kBytes = 4096;
+  Engine& from_;
+  Batch batch_;
+  MemoryRegion source_, target_;
+  RemoteRegion remote_{};
+  Counter counter_;
+  bool waiting_ = false;
+};
 
 class Failover : public testing::Test {
  protected:
   static constexpr uint32_t kPlaces = 96;
-  static constexpr Nanos kLongCable = 30ms;  // there and back in less than a card waits
   /// What one host has done about breaks, summed up since it was opened.
   struct Deeds {
     uint64_t stranded = 0, taken = 0, repeated = 0;
@@ -62,55 +80,40 @@ class Failover : public testing::Test {
   void SetUp() override {
     if (!in_guest()) GTEST_SKIP() << "not in the guest of tests/guest/boot.py";
     for (const char* part : {"a path broke", "a rail went down", "a rail came back", "stalled",
-                             "a path could not be opened"}) {
+                             "a path could not be opened", "refused"}) {
       expect_log(part);
     }
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what hangs has said where
+    Cards::get();                              // before the first network is opened
     a.emplace(open_host('a'));
     b.emplace(open_host('b'));
     ab.emplace(*a, *b, test_seed(), Stream::Options{.places = kPlaces});
     ba.emplace(*b, *a, test_seed() + 1, Stream::Options{.places = kPlaces});
+    ab_forger.emplace(*a, *b);
+    ba_forger.emplace(*b, *a);
     expect_service(both());
   }
+  uint64_t failed() const { return ab->failed() + ba->failed(); }
   std::vector<Stream*> both() { return {&*ab, &*ba}; }
 
   /// Goes on until much is in flight each way, breaks it in that moment, and says what was in
   /// flight when it was broken.
   std::array<uint32_t, 2> break_under_load(const std::function<void()>& broken) {
-    EXPECT_TRUE(run(both(), [&] {
-      return ab->outstanding() > kPlaces / 2 && ba->outstanding() > kPlaces / 2;
-    })) << "there is never much in flight both ways";
+    const bool loaded = run(both(), [&] {
+      return failed() != 0 || (ab->outstanding() > kPlaces / 2 && ba->outstanding() > kPlaces / 2);
+    });
+    EXPECT_TRUE(loaded && failed() == 0)
+        << "there is never much in flight both ways: " << ab->describe() << ba->describe();
     broken();
     return {ab->outstanding(), ba->outstanding()};
   }
-  static void break_rail(Break kind, char rail) {
-    const std::string here{'a', rail}, there{'b', rail};
-    switch (kind) {
-      case Break::kOwnLink:
-        return set_link(here, false);
-      case Break::kOtherLink:
-      case Break::kMangled:
-        return set_link(there, false);
-      case Break::kBothLinks:
-        set_link(here, false);
-        return set_link(there, false);
-      case Break::kDataLost:
-        return lose_all(here);
-      case Break::kOtherDataLost:
-        return lose_all(there);
-      case Break::kBothLost:
-        lose_all(here);
-        return lose_all(there);
-    }
-  }
-  /// What is done to a rail before it breaks. A long cable still delivers when its other end is
-  /// dead, and the words about that go by the short one: whoever answers too early is caught.
-  void prepare(Break kind, char rail, bool is_long) {
-    for (const char host : {'a', 'b'}) {
-      if (is_long) set_delay({'s', host, rail}, kLongCable);
-      if (kind == Break::kMangled) {
-        set_netem({host, rail}, "delay 5ms 4ms reorder 50% duplicate 10%");
-      }
-    }
+  void strike(RailBreak& one, Rng& rng) {
+    one.strike(
+        rng, [this](Nanos time) { run_for(time); },
+        [this] {
+          ab_forger->submit();
+          ba_forger->submit();
+        });
   }
   void run_for(Nanos time) {
     const auto end = std::chrono::steady_clock::now() + time;
@@ -120,12 +123,17 @@ class Failover : public testing::Test {
     return {steps_of(engine, "piece stranded"), steps_of(engine, "piece found taken"),
             steps_of(engine, "piece repeated") + steps_of(engine, "shard repeated")};
   }
+  uint64_t repeated() const { return deeds_of(*a).repeated + deeds_of(*b).repeated; }
   /// What was in flight when it broke was delivered, over the rail that is left.
-  void expect_moved_on() { expect_service(both(), kPlaces); }
+  void expect_moved_on() {
+    expect_service(both(), kPlaces);
+    ab_forger->expect_refused();
+    ba_forger->expect_refused();
+  }
   void expect_exact() {
     ab->finish();
     ba->finish();
-    EXPECT_EQ(ab->failed() + ba->failed(), 0u) << ab->first_failure() << ba->first_failure();
+    EXPECT_EQ(failed(), 0u) << ab->first_failure() << ba->first_failure();
     for (const Engine* engine : {&*a, &*b}) {
       const Deeds deeds = deeds_of(*engine);
       std::printf("host %c: %lu pieces came back, %lu of them were taken, %lu were sent again\n",
@@ -136,26 +144,29 @@ class Failover : public testing::Test {
   Healed healed;
   std::optional<Engine> a, b;
   std::optional<Stream> ab, ba;  // go before their engines
+  std::optional<Forger> ab_forger, ba_forger;
 };
 
 TEST_F(Failover, WhatFliesWhenARailBreaksIsDeliveredOnceOverTheOther) {
   Rng rng(test_seed());
+  BreakDeck deck(rng);
   uint32_t both_ways = 0;
-  const uint32_t trials = 10 * rounds();
+  const uint32_t trials = kBreaks * rounds();
   for (uint32_t trial = 0; trial < trials && !HasFailure(); ++trial) {
-    const auto kind = static_cast<Break>(trial < kBreaks ? trial : rng.below(kBreaks));
-    const char rail = rng.chance(0.5) ? '0' : '1';
-    // Who loses its own link says so at once, while what it has sent is still under way.
-    const bool is_long = kind == Break::kOwnLink || kind == Break::kBothLinks || rng.chance(0.5);
-    prepare(kind, rail, is_long);
+    // Each of them once in the way that is hardest, and then as they come.
+    RailBreak one(trial < deck.size()     ? RailBreak::hard(deck[trial], rng)
+                  : deck.size() < kBreaks ? RailBreak::hard(deck.next(), rng)
+                                          : RailBreak::random(deck.next(), rng));
     run_for(Nanos(rng.between(1, 60) * 1'000'000));
-    const auto left = break_under_load([&] { break_rail(kind, rail); });
+    const auto left = break_under_load([&] { strike(one, rng); });
+    EXPECT_TRUE(one.has_hit()) << one.describe();
     const auto begin = std::chrono::steady_clock::now();
     expect_moved_on();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    std::printf("trial %u: rail %c%s, %s; outstanding %u and %u; went on after %.2f s\n", trial,
-                rail, is_long ? " (long)" : "", words(kind), left[0], left[1], took.count());
+    std::printf("trial %u: %s; outstanding %u and %u; went on after %.2f s\n", trial,
+                one.describe().c_str(), left[0], left[1], took.count());
     both_ways += left[0] > 0 && left[1] > 0;
+    one.mend();
     heal_all();
     expect_all_rails(*a, *b, both());
   }
@@ -165,22 +176,32 @@ TEST_F(Failover, WhatFliesWhenARailBreaksIsDeliveredOnceOverTheOther) {
 
 TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
   Rng rng(test_seed() + 7);
-  for (uint32_t trial = 0; trial < 2 * rounds() && !HasFailure(); ++trial) {
-    const char first = rng.chance(0.5) ? '0' : '1', second = first == '0' ? '1' : '0';
-    const Break kind = rng.chance(0.5) ? Break::kDataLost : Break::kOtherDataLost;
-    break_under_load([&] { break_rail(kind, first); });
-    run_for(Nanos(rng.between(20, 700) * 1'000'000));  // before, while and after it is replayed
-    const std::string port{rng.chance(0.5) ? 'a' : 'b', second};
-    lose_all(port);
+  BreakDeck firsts(rng), seconds(rng);
+  uint64_t during = 0;
+  for (uint32_t trial = 0; trial < 6 * rounds() && !HasFailure(); ++trial) {
+    const Break kind = firsts.next();
+    Break then = seconds.next();
+    while (!RailBreak::leave_a_rail(kind, then)) then = seconds.next();
+    RailBreak::Plan plans[] = {RailBreak::random(kind, rng), RailBreak::random(then, rng)};
+    plans[1].rail = plans[0].rail == '0' ? '1' : '0';
+    RailBreak first(plans[0]), second(plans[1]);
+    const uint64_t before = repeated();
+    break_under_load([&] { strike(first, rng); });
+    // Before, while and after it is replayed.
+    run_for(Nanos(rng.between(0, first.is_sudden() ? 60 : 700) * 1'000'000));
+    strike(second, rng);
     const uint32_t left[] = {ab->outstanding(), ba->outstanding()};
-    clear_netem({'a', first});
-    clear_netem({'b', first});
+    const uint64_t between = repeated() - before;
+    first.mend();
     expect_moved_on();
-    std::printf("trial %u: rail %c, then %c; outstanding %u and %u at the second\n", trial, first,
-                second, left[0], left[1]);
+    std::printf("trial %u: %s; then %s; outstanding %u and %u, and %lu pieces sent again\n", trial,
+                first.describe().c_str(), second.describe().c_str(), left[0], left[1], between);
+    second.mend();
     heal_all();
     expect_all_rails(*a, *b, both());
+    during += between > 0;
   }
+  std::printf("%lu second breaks came when pieces had been sent again\n", during);
   expect_exact();
 }
 
@@ -194,25 +215,19 @@ TEST_F(Failover, WordsThatAreLostAndRepeatedSettleEachBreakOnce) {
     return steps_of(*a, what + message) + steps_of(*b, what + message);
   };
   Rng rng(test_seed() + 9);
+  BreakDeck deck(rng);
   uint32_t both_ways = 0;
-  for (uint32_t trial = 0; trial < 4 * rounds() && !HasFailure(); ++trial) {
-    const char rail = rng.chance(0.5) ? '0' : '1';
-    const std::string here{'a', rail}, there{'b', rail};
-    const bool link = trial % 4 == 3, from_a = trial % 4 != 1, from_b = trial % 4 != 0;
-    const auto change = [&](bool broken) {
-      if (link) return set_link(there, !broken);
-      if (from_a) set_data_lost(here, broken);
-      if (from_b) set_data_lost(there, broken);
-    };
-    const auto left = break_under_load([&] { change(true); });
+  for (uint32_t trial = 0; trial < 6 * rounds() && !HasFailure(); ++trial) {
+    RailBreak::Plan plan = RailBreak::random(deck.next(), rng);
+    plan.has_bands = true;
+    RailBreak one(plan);
+    const auto left = break_under_load([&] { strike(one, rng); });
+    EXPECT_TRUE(one.has_hit()) << one.describe();
     expect_moved_on();
-    change(false);
+    one.mend();
     expect_all_rails(*a, *b, both());
-    std::printf("trial %u: rail %c, %s; outstanding %u and %u\n", trial, rail,
-                link     ? "link of B down"
-                : from_a ? from_b ? "RoCE lost both ways" : "RoCE lost that A sends"
-                         : "RoCE lost that B sends",
-                left[0], left[1]);
+    std::printf("trial %u: %s; outstanding %u and %u\n", trial, one.describe().c_str(), left[0],
+                left[1]);
     both_ways += left[0] > 0 && left[1] > 0;
   }
   ControlTraffic all;

@@ -86,6 +86,15 @@ void replace_queue(const std::string& port, uint32_t parent, std::string_view ki
   ASSERT_EQ(answer.error.error, 0) << port << ": " << std::strerror(-answer.error.error);
 }
 
+void replace_by_delay(const std::string& port, uint32_t parent, std::chrono::nanoseconds time) {
+  constexpr int64_t kTickNs = 64;  // of the kernel's packet schedulers
+  const tc_netem_qopt options{.latency = static_cast<uint32_t>(time.count() / kTickNs),
+                              .limit = 100'000};
+  replace_queue(port, parent, "netem", std::as_bytes(std::span(&options, 1)));
+}
+
+constexpr uint32_t place_of(Band band) { return 0x10000 + static_cast<uint32_t>(band); }
+
 sockaddr_in address_of(char host, char rail, uint16_t port) {
   const std::string text = std::string("10.9.") + rail + "." + static_cast<char>('1' + host - 'a');
   sockaddr_in address{};
@@ -149,10 +158,7 @@ void lose_all(const std::string& port) {
 }
 
 void set_delay(const std::string& port, std::chrono::nanoseconds time) {
-  constexpr int64_t kTickNs = 64;  // of the kernel's packet schedulers
-  const tc_netem_qopt options{.latency = static_cast<uint32_t>(time.count() / kTickNs),
-                              .limit = 100'000};
-  replace_queue(port, TC_H_ROOT, "netem", std::as_bytes(std::span(&options, 1)));
+  replace_by_delay(port, TC_H_ROOT, time);
   lossy().insert(port);
 }
 
@@ -169,7 +175,11 @@ void set_control_netem(const std::string& port, const std::string& words) {
 }
 
 void set_band_lost(const std::string& port, Band band, bool lost) {
-  replace_queue(port, 0x10000 + static_cast<uint32_t>(band), lost ? kBlackHole : kFifo);
+  replace_queue(port, place_of(band), lost ? kBlackHole : kFifo);
+}
+
+void set_band_delay(const std::string& port, Band band, std::chrono::nanoseconds time) {
+  replace_by_delay(port, place_of(band), time);
 }
 
 void set_data_lost(const std::string& port, bool lost) {

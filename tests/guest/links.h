@@ -31,6 +31,8 @@ enum class Band : uint8_t { kData = 1, kControl, kAcks };
 void set_control_netem(const std::string& port, const std::string& words);
 /// Behind that: all of a band is lost, from the return of the call on, or again nothing.
 void set_band_lost(const std::string& port, Band band, bool lost);
+/// Behind that: all of a band comes so much later; set_band_lost() ends it.
+void set_band_delay(const std::string& port, Band band, std::chrono::nanoseconds time);
 /// Behind that: RoCE is lost, and the datagrams fare as before.
 void set_data_lost(const std::string& port, bool lost);
 /// Of the datagrams, how many netem has passed on (those that it made twice, twice) and lost.

@@ -145,15 +145,6 @@ TEST_F(Rails, WithBothDownEverythingEndsInTimeAndGoesOnWhenTheyAreBack) {
   EXPECT_EQ(again.failed(), 0u) << again.first_failure();
 }
 
-/// What a peer could make of a descriptor that it was given.
-std::vector<std::byte> forged(const MemoryRegion& region,
-                              const std::function<void(control::RegionDesc&)>& change) {
-  auto desc = control::decode_desc(*region.desc());
-  EXPECT_TRUE(desc);
-  change(*desc);
-  return *control::encode(*desc);
-}
-
 TEST_F(Rails, ACardRefusesWrongKeysAndBoundsAndOthersGoOn) {
   expect_broken_rails();
   expect_log("refused");
@@ -163,11 +154,7 @@ TEST_F(Rails, ACardRefusesWrongKeysAndBoundsAndOthersGoOn) {
   const MemoryRegion source = block(a, 65536), target = block(b, 4096);
   std::ranges::fill(source.bytes(), std::byte{0x66});
   const PeerId peer = *a.connect(b.address());
-  const auto wrong_key = forged(target, [](control::RegionDesc& desc) {
-    for (auto& section : desc.networks) {
-      for (auto& key : section.rail_keys) key[key.size() - 8] ^= std::byte{0x5a};
-    }
-  });
+  const auto wrong_key = forged(target, with_wrong_keys);
   const auto too_large = forged(target, [](control::RegionDesc& desc) {
     desc.size_bytes = 65536;
     desc.region = RegionId(desc.region.slot, desc.region.generation + 1);

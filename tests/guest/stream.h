@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <fabric/fabric.h>
 
 #include "base/rng.h"
+#include "control/descriptor.h"
 
 // Engines on the devices of the guest, and writes between them of which everything is checked.
 
@@ -20,6 +22,11 @@ Network rails_of(char host, uint32_t rails = 2);
 Config guest_config(char host, uint32_t rails = 2);
 /// Opens or fails the test.
 Engine open_host(char host, uint32_t rails = 2);
+
+/// What a peer could make of a descriptor that it was given.
+std::vector<std::byte> forged(const MemoryRegion& region,
+                              const std::function<void(control::RegionDesc&)>& change);
+void with_wrong_keys(control::RegionDesc& desc);
 
 /// FABRIC_TEST_ROUNDS, or 1: how much more than in `make test`.
 uint32_t rounds();
@@ -96,7 +103,7 @@ bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool r
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
 /// How often an engine took one of its rarer steps (core/steps.h), or said or heard a message.
 uint64_t steps_of(const Engine& engine, const std::string& step);
-/// On every rail of both engines pieces end.
+/// On every rail of both engines pieces end, and no write has ever failed.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);
 
 }  // namespace fabric::test

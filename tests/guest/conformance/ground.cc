@@ -103,6 +103,7 @@ class GuestGround final : public RealGround {
  public:
   GuestGround(uint32_t rails, const GroundOptions& options)
       : RealGround(options), options_(options), rails_(rails) {
+    Cards::get();  // before the first network is opened
     if (options.trouble) trouble_.begin();
     std::string words;
     const auto percent = [](double part) { return std::to_string(100 * part) + "% "; };
@@ -114,10 +115,6 @@ class GuestGround final : public RealGround {
     if (!words.empty()) trouble_.lose_control(words);
   }
 
-  Result<Engine> open(uint32_t place, const Config& config) override {
-    Cards::get().belong_to(place);
-    return RealGround::open(place, config);
-  }
   Trouble& trouble() override { return trouble_; }
   Nanos on_the_wire(Nanos simulated) const override { return 1000 * simulated; }
 
