@@ -415,6 +415,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
       if (open_path(peer, path) != Errc::kOk) {
         ++path.failures;
         rest(path);
+        reroute(path);  // another rail may have become good meanwhile
       }
     } else if (path.state == Path::State::kReady && path.probe_until_ns <= now_ns) {
       ++done;

@@ -231,7 +231,8 @@ struct CardKernel {
     const std::lock_guard lock(all.mutex_);
     Mr* const gone = of(mr);
     Context& owner = *of(mr->context);
-    if (const int error = all.failing(Call::kDeregister, *owner.device)) return error;
+    const int error = all.failing(Call::kDeregister, *owner.device);
+    if (error != 0) return error;
     if (gone->users != 0) {
       owner.undrained = "memory is deregistered while requests read it";
       for (auto& [serial, qp] : all.qps_) {
@@ -243,8 +244,9 @@ struct CardKernel {
     if (gone->mapped != nullptr) ::munmap(gone->mapped, gone->mapped_bytes);
     --of(gone->pd)->users;
     --owner.mrs;
+    const bool fatal = owner.device->fatal;
     all.mrs_.erase(gone->lkey);
-    return 0;
+    return fatal ? EIO : 0;  // the kernel has taken it away already
   }
 
   // ---- Completion queues

@@ -78,6 +78,35 @@ TEST(CardCall, AnEngineWithoutAStock) {
   }
 }
 
+// Neither rail has room at first, and one never gets any: what waits for it goes by the other.
+TEST(CardCall, ARailThatNeverGetsRoom) {
+  Stage stage({.hosts = 3, .rails = 2});
+  stage.expect_trouble();
+  stage.close(2);
+  stage.cards().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 10});
+  stage.cards().fail({.call = Call::kCreateQp, .host = 2, .rail = 1, .times = UINT32_MAX});
+  auto late = stage.open(2);
+  ASSERT_TRUE(late) << late.error().what;
+  Writes back(*late, stage[0], {.count = 32, .bytes = 1000});
+  back.submit();
+  EXPECT_TRUE(stage.until([&] { return back.ended(); })) << late->dump();
+  back.expect_delivered();
+}
+
+// What is no lack of room is no reason to wait.
+TEST(CardCall, QueuePairsThatTheKernelDoesNotWant) {
+  Stage stage({.hosts = 3});
+  stage.expect_trouble();
+  stage.close(2);
+  stage.cards().fail({.call = Call::kToInit, .host = 2, .times = UINT32_MAX, .error = EINVAL});
+  auto late = stage.open(2);
+  ASSERT_TRUE(late) << late.error().what;
+  Writes back(*late, stage[0], {.count = 8, .bytes = 1000});
+  back.submit();
+  EXPECT_TRUE(stage.until([&] { return back.ended(); })) << late->dump();
+  EXPECT_EQ(back.with(Errc::kUnreachable), 8u);
+}
+
 TEST(CardCall, AnEngineThatCannotBeOpened) {
   Stage stage({.hosts = 3, .rails = 2});
   stage.close(2);

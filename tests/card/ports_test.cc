@@ -83,6 +83,25 @@ TEST(CardNeighbour, WhoWasNotFoundHoldsUpNoOtherConnection) {
   stage.expect_service(0, 2);
 }
 
+// The first connection of all to one host is looked for, and the first to another waits for that:
+// it is given up soon, and the other rail serves.
+TEST(CardNeighbour, WhoIsGoneHoldsUpNoFirstContactForLong) {
+  Stage stage({.hosts = 3, .rails = 2});
+  stage.expect_trouble();
+  stage.cards().hide(2, 0, true);
+  Writes lost(stage[0], stage[2], {.count = 4, .bytes = 100});
+  lost.submit();
+  EXPECT_TRUE(stage.until([&] { return stage.cards().searches() > 0; }));
+  Writes good(stage[0], stage[1], {.count = 32, .bytes = 1000});
+  good.submit();
+  EXPECT_TRUE(stage.until([&] { return good.ended(); })) << stage[0].dump();
+  EXPECT_GT(stage.cards().searches(), 0u) << "it is over, and shows nothing";
+  good.expect_delivered();
+  stage.cards().hide(2, 0, false);
+  EXPECT_TRUE(stage.until([&] { return lost.ended(); })) << stage[0].dump();
+  lost.expect_delivered();
+}
+
 // A path that ends while the kernel looks for its far end ends behind that, and not before: no
 // other call may touch a queue pair that is being connected.
 TEST(CardNeighbour, APathThatEndsWhileItIsConnectedEndsBehindThat) {

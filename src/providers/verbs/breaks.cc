@@ -60,12 +60,14 @@ void VerbsRail::release(std::shared_ptr<QueuePair>& pair, Direction direction) n
 
 void VerbsRail::break_out(OutPath& path) noexcept {
   if (path.state > OutPath::State::kReady) return;
+  if (path.state == OutPath::State::kStarting) --timed_;
   path.state = OutPath::State::kBreaking;
   path.deadline_ns = driver_.now_ns() + kErrorNs;
-  ++draining_;
+  ++timed_;
   refuse(&path, std::exchange(path.held, {}), Errc::kRailLost);
   path.pair->abandon();
-  if (!path.connecting) error_later(path.pair, Direction::kOut, path.id);
+  if (path.connecting) return finish(path, true);  // nothing was ever posted on it
+  error_later(path.pair, Direction::kOut, path.id);
 }
 
 /// From here on nothing is refilled: a receive that is posted behind the error state never comes
@@ -74,7 +76,7 @@ void VerbsRail::break_in(InPath& path) noexcept {
   if (path.state != InPath::State::kReady) return;
   path.state = InPath::State::kBreaking;
   path.deadline_ns = driver_.now_ns() + kErrorNs;
-  ++draining_;
+  ++timed_;
   path.pair->abandon();
   if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);
 }
@@ -95,7 +97,13 @@ void VerbsRail::take_mail() noexcept {
       looked(mail);
       continue;
     }
+    if (mail.kind == Mail::Kind::kConnected) found(mail.far, mail.error);
     if (mail.direction == Direction::kOut) {
+      if (const auto orphan = orphans_.find(mail.path); orphan != orphans_.end()) {
+        release(orphan->second, Direction::kOut);
+        orphans_.erase(orphan);
+        continue;
+      }
       OutPath* path = out_.find(mail.path);
       if (path == nullptr || path->state == OutPath::State::kDown) continue;
       if (mail.kind == Mail::Kind::kConnected) connected(*path, mail.error);
@@ -153,14 +161,18 @@ void VerbsRail::look_at_drain(InPath& path) noexcept {
   error_later(path.pair, Direction::kIn, path.id);
 }
 
-/// A drain that does not end proves nothing. But behind the end of the queue pair nothing is read
-/// or written any more, and that much can be told.
-void VerbsRail::give_up_drains() noexcept {
+/// A path whose connection does not stand by now is given up: other rails may serve, and the kernel
+/// may be looking for many neighbours who are gone. A drain that does not end proves nothing; but
+/// behind the end of the queue pair nothing is read or written any more, and that much can be told.
+void VerbsRail::look_at_time() noexcept {
   const int64_t now_ns = driver_.now_ns();
   const auto due = [&](const auto& path) {
     return path.deadline_ns <= now_ns && !path.destroying && !path.connecting;
   };
   out_.each([&](OutPath& path) {
+    if (path.state == OutPath::State::kStarting && path.deadline_ns <= now_ns) {
+      return break_out(path);
+    }
     if (path.state != OutPath::State::kBreaking || !due(path)) return;
     path.destroying = true;
     ++given_up_;
@@ -178,7 +190,7 @@ void VerbsRail::give_up_drains() noexcept {
 
 void VerbsRail::finish(OutPath& path, bool proved) noexcept {
   path.state = OutPath::State::kDown;
-  --draining_;
+  --timed_;
   WireEvent written{.kind = WireEvent::Kind::kWritten, .path = path.id};
   while (path.sends.has_news()) {
     written.cookie = path.cookies[path.sends.tell() & path.mask];
@@ -193,12 +205,16 @@ void VerbsRail::finish(OutPath& path, bool proved) noexcept {
     events_.push_back(written);
   }
   events_.push_back({.kind = WireEvent::Kind::kPathDown, .code = Errc::kRailLost, .path = path.id});
-  release(path.pair, Direction::kOut);
+  if (path.connecting) {
+    orphans_[path.id] = std::move(path.pair);
+  } else {
+    release(path.pair, Direction::kOut);
+  }
 }
 
 void VerbsRail::finish(InPath& path, bool proved) noexcept {
   path.state = InPath::State::kDown;
-  --draining_;
+  --timed_;
   events_.push_back({.kind = WireEvent::Kind::kPathDown,
                      .code = Errc::kRailLost,
                      .remote = proved ? Remote::kDelivered : Remote::kUnknown,

@@ -115,8 +115,9 @@ void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& pair, Direction 
                               uint32_t path, const Near& near, const Endpoint& far,
                               uint32_t packet) {
   const auto connect = [pair, box = mailbox_, direction, path, near, far, packet] {
-    const int error = pair->connect(near, far, packet);
-    box->put({Mail::Kind::kConnected, direction, error, path});
+    Mail mail{.kind = Mail::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
+    mail.error = pair->connect(near, far, packet);
+    box->put(std::move(mail));
   };
   offload(connect, unfound_.contains(far.gid) ? Line::kConnectUnfound : Line::kConnect);
 }
@@ -182,7 +183,6 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
   accepted_[name] = {path->id, answer};
   // The answer may be there before this has happened. The first packets are lost then, and the
   // sender's card repeats them.
-  path->far = hello->end.gid;
   path->connecting = true;
   connect_later(path->pair, Direction::kIn, path->id, device_->near(), hello->end, packet);
   return path->id;
@@ -206,6 +206,8 @@ Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes
   }
   path->far = answer->end;
   path->state = OutPath::State::kStarting;
+  path->deadline_ns = driver_.now_ns() + kConnectNs;
+  ++timed_;
   path->connecting = true;
   connect_later(path->pair, Direction::kOut, id, path->near, path->far, path->packet);
   return {};
@@ -220,22 +222,20 @@ void VerbsRail::found(const GidBytes& far, int error) {
   }
 }
 
-/// The connection stands, or it never will. What was decided meanwhile is done now.
+/// The connection stands, or it never will.
 void VerbsRail::connected(OutPath& path, int error) {
   path.connecting = false;
-  found(path.far.gid, error);
-  if (path.state == OutPath::State::kBreaking) {
-    return error_later(path.pair, Direction::kOut, path.id);
-  }
   if (error != 0) return break_out(path);
   path.state = OutPath::State::kReady;
+  path.deadline_ns = kNeverNs;
+  --timed_;
   const std::vector<WriteOp> held = std::exchange(path.held, {});
   post(held);  // no more than there is room for
 }
 
+/// What was decided meanwhile is done now.
 void VerbsRail::connected(InPath& path, int error) {
   path.connecting = false;
-  found(path.far, error);
   if (path.state == InPath::State::kBreaking) {
     return error_later(path.pair, Direction::kIn, path.id);
   }

@@ -151,8 +151,8 @@ uint32_t VerbsRail::poll(std::span<WireEvent> out) noexcept {
   if (!mailbox_->empty()) [[unlikely]]
     take_mail();
   if (look_ || ++polls_ % kLooksApart == 0) look_at_events();
-  if (draining_ != 0) [[unlikely]]
-    give_up_drains();
+  if (timed_ != 0) [[unlikely]]
+    look_at_time();
   uint32_t n = 0;
   if (!events_.empty()) [[unlikely]]
     n = tell(out);

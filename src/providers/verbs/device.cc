@@ -20,8 +20,11 @@ constexpr uint8_t kPortsMax = 8;
 
 Errc code_of(int error) noexcept {
   if (error == EPERM || error == EACCES) return Errc::kPermission;
-  if (error == EOPNOTSUPP || error == ENOSYS || error == EPROTONOSUPPORT) return Errc::kUnsupported;
-  return Errc::kExhausted;
+  if (error == EIO || error == ENODEV || error == ENXIO) return Errc::kRailLost;
+  // Only what ends by itself: whoever hears it tries again.
+  const bool room = error == ENOMEM || error == EAGAIN || error == ENOSPC || error == EMFILE ||
+                    error == ENFILE || error == EBUSY;
+  return room ? Errc::kExhausted : Errc::kUnsupported;
 }
 
 bool query_port(ibv_context* context, uint8_t port, ibv_port_attr& out) {
@@ -123,8 +126,8 @@ Result<PortState> Device::ask_port(const Gid* now) const {
   const std::vector<Gid> table = query_gids(context_, port_);
   const auto chosen = now == nullptr ? choose_gid(table, options_.gid_index)
                                      : choose_gid_again(table, options_.gid_index, *now);
-  if (!chosen) return chosen.error();
-  state.gid = *chosen;
+  if (!chosen && now == nullptr) return chosen.error();
+  state.gid = chosen ? *chosen : *now;  // there is no better at the moment
   state.gids = rank_gids(table);
   return state;
 }

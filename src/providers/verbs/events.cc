@@ -69,7 +69,6 @@ void VerbsRail::look_at_port() {
   });
 }
 
-/// A port that has no address at the moment keeps its last one: there is no better.
 void VerbsRail::looked(const Mail& mail) {
   if (mail.port != nullptr) device_->renew(*mail.port);
   port_asked_ = false;

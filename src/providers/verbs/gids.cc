@@ -64,7 +64,8 @@ Result<Gid> choose_gid_again(std::span<const Gid> table, int32_t index, const Gi
     return gid.bytes == now.bytes && gid.type == now.type;
   });
   if (same != table.end()) return *same;
-  if (is_link_local(best->bytes) && !is_link_local(now.bytes)) {
+  const bool ethernet = best->type != GidType::kInfiniband;  // there a local one is the usual one
+  if (ethernet && is_link_local(best->bytes) && !is_link_local(now.bytes)) {
     return fail(Errc::kUnsupported, "verbs: the port has lost its address (GID)");
   }
   return best;

@@ -37,6 +37,7 @@ struct Mail {
   std::shared_ptr<CompletionQueue> queue{};
   std::shared_ptr<QueuePair> pair{};
   std::shared_ptr<PortState> port{};
+  GidBytes far{};  ///< of a connection
 };
 
 /// Jobs may be at it when the rail is gone, so they share this with it and nothing else.
@@ -115,7 +116,6 @@ struct InPath {
   ReceiveAccount receives{};
   uint64_t taken = 0;  ///< immediates
   std::pair<uint64_t, uint64_t> hello{};
-  GidBytes far{};
   int64_t deadline_ns = kNeverNs;
 };
 
@@ -189,8 +189,9 @@ class VerbsRail final : public Rail {
   bool up() const noexcept { return up_; }
   /// Paths to one more peer will be opened soon; or not, if they have not been by now.
   void expect_peer(bool comes);
-  /// A drain is under way: its limit needs a look at the time.
-  bool is_draining() const noexcept { return draining_ != 0; }
+  /// Something has a limit in time, and needs a look at it.
+  bool is_timed() const noexcept { return timed_ != 0; }
+  bool is_gone() const noexcept { return fatal_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr uint32_t kChain = 32;  ///< requests for one doorbell
@@ -199,6 +200,8 @@ class VerbsRail final : public Rail {
   static constexpr uint32_t kSignalEvery = 16;
   static constexpr uint32_t kHarvest = 32;     ///< completions of one look
   static constexpr uint32_t kLooksApart = 64;  ///< polls between looks at the device's events
+  /// Until a connection stands. The kernel looks for one neighbour for a second.
+  static constexpr int64_t kConnectNs = 1'500'000'000;
   /// Before a drain is given up that cannot end: what has completed by then is still taken. Its
   /// sender has been told that it arrived.
   static constexpr int64_t kLastLookNs = 50'000'000;
@@ -250,7 +253,7 @@ class VerbsRail final : public Rail {
   void look_at_drain(InPath& path) noexcept;
   void error_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
   void destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
-  void give_up_drains() noexcept;
+  void look_at_time() noexcept;
   void finish(OutPath& path, bool proved) noexcept;
   void finish(InPath& path, bool proved) noexcept;
   void forget(const WireEvent& down);
@@ -289,13 +292,15 @@ class VerbsRail final : public Rail {
   std::set<GidBytes> unfound_;  ///< to whom the last attempt to connect failed
   PathTable<OutPath> out_;
   PathTable<InPath> in_;
+  /// Queue pairs of outbound ends that were over before they were connected: the kernel is at it.
+  std::map<uint32_t, std::shared_ptr<QueuePair>> orphans_;
   std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce
   std::deque<std::pair<uint64_t, uint64_t>> closed_hellos_;
   std::vector<uint32_t> news_;    ///< outbound ends with deliveries that are not told yet
   std::deque<WireEvent> events_;  ///< all that is rare
   std::vector<ibv_wc> early_;     ///< found while arming
-  uint32_t draining_ = 0;
-  uint64_t given_up_ = 0;  ///< drains
+  uint32_t timed_ = 0;            ///< paths that are being started or drained
+  uint64_t given_up_ = 0;         ///< drains
   uint32_t polls_ = 0;
   bool up_ = true;
   std::atomic<bool> fatal_{false};  ///< read by whoever registers; nothing is ordered by it
@@ -341,6 +346,7 @@ class VerbsNetwork final : public OpenNetwork {
   void tell_places();
   Result<void> watch();
   void set_timer(bool on) noexcept;
+  void forget(const VerbsRail& rail) noexcept;
 
   ControlSockets sockets_;
   const Address address_;

@@ -15,6 +15,7 @@ Error registration_failed(int error) {
     return fail(Errc::kExhausted, "ibv_reg_mr (locked memory: ulimit -l)", error);
   }
   if (error == EPERM || error == EACCES) return fail(Errc::kPermission, "ibv_reg_mr", error);
+  if (error == EIO || error == ENODEV) return fail(Errc::kRailLost, "ibv_reg_mr", error);
   if (error == EOPNOTSUPP) return fail(Errc::kUnsupported, "ibv_reg_mr", error);
   return fail(Errc::kInvalidArgument, "memory.address", error);
 }
@@ -71,7 +72,9 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
   }
   const bool was_gone = static_cast<uint32_t>(local_key) == 0;  // when it was to be registered
   if (mr == nullptr && !was_gone) return;
-  if (mr != nullptr && library().dereg_mr(mr) != 0) {
+  const int error = mr == nullptr ? 0 : library().dereg_mr(mr);
+  // Of a device that is gone the kernel has taken everything away before it answers like that.
+  if (error != 0 && !(error == EIO && is_gone())) {
     // Nothing is proved: it stays as it is, and so does the memory's quarantine.
     const std::lock_guard lock(memory_mutex_);
     memory_[slot] = mr;

@@ -137,14 +137,22 @@ void VerbsNetwork::set_timer(bool on) noexcept {
   ::timerfd_settime(timer_.get(), 0, &when, nullptr);  // also makes it unreadable
 }
 
+/// The descriptors of a device that is gone are readable for ever.
+void VerbsNetwork::forget(const VerbsRail& rail) noexcept {
+  for (const int fd : {rail.port().channel()->fd, rail.port().context()->async_fd}) {
+    ::epoll_ctl(wait_.get(), EPOLL_CTL_DEL, fd, nullptr);  // once is enough, more is harmless
+  }
+}
+
 bool VerbsNetwork::arm() noexcept {
   look_ = true;
-  bool quiet = true, draining = false;
+  bool quiet = true, timed = false;
   for (const auto& rail : rails_) {
+    if (rail->is_gone()) forget(*rail);
     quiet = rail->arm() && quiet;
-    draining = draining || rail->is_draining();
+    timed = timed || rail->is_timed();
   }
-  set_timer(draining);
+  set_timer(timed);
   return quiet;
 }
 
