@@ -316,6 +316,7 @@ class VerbsRail final : public Rail {
   // Registered memory. The table is written by any thread before its key is given out.
   std::mutex memory_mutex_;
   std::vector<ibv_mr*> memory_;
+  ibv_mr nothing_{};  ///< stands there for what was to be registered when the device was gone
   std::vector<uint32_t> memory_free_;
   const std::unique_ptr<uint64_t[]> shifts_;  ///< from an address here to one that the device knows
 };

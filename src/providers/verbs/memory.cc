@@ -37,13 +37,13 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
                       : lib.reg_mr_iova2(device_->memory_domain(), memory.address,
                                          memory.size_bytes, base, static_cast<unsigned>(access));
   // A device that is gone is not asked for anything any more: what lives on has other rails.
-  const bool gone = mr == nullptr && fatal_.load(std::memory_order_relaxed);
-  if (mr == nullptr && !gone) return registration_failed(errno);
+  if (mr == nullptr && is_gone()) mr = &nothing_;
+  if (mr == nullptr) return registration_failed(errno);
   uint64_t slot = 0;
   {
     const std::lock_guard lock(memory_mutex_);
     if (memory_free_.empty() && memory_.size() == kMemoryMax) {
-      if (!gone) lib.dereg_mr(mr);
+      if (mr != &nothing_) lib.dereg_mr(mr);
       return fail(Errc::kExhausted, "verbs: registrations");
     }
     if (memory_free_.empty()) {
@@ -55,10 +55,9 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
     memory_[slot] = mr;
     shifts_[slot] = address - base;
   }
-  const uint32_t far_key = gone ? 0 : mr->rkey, near_key = gone ? 0 : mr->lkey;
-  wire_key = encode(WireKey{far_key, static_cast<uint32_t>(base)});
+  wire_key = encode(WireKey{mr->rkey, static_cast<uint32_t>(base)});
   const bool readable = memory.kind == MemoryKind::kHost;
-  return uint64_t{near_key} | slot << 32 | (readable ? kReadable : 0);
+  return uint64_t{mr->lkey} | slot << 32 | (readable ? kReadable : 0);
 }
 
 /// When the call has returned, the device takes nothing for this memory any more: that is the
@@ -70,9 +69,8 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
     const std::lock_guard lock(memory_mutex_);
     if (slot < memory_.size()) mr = std::exchange(memory_[slot], nullptr);
   }
-  const bool was_gone = static_cast<uint32_t>(local_key) == 0;  // when it was to be registered
-  if (mr == nullptr && !was_gone) return;
-  const int error = mr == nullptr ? 0 : library().dereg_mr(mr);
+  if (mr == nullptr) return;
+  const int error = mr == &nothing_ ? 0 : library().dereg_mr(mr);
   // Of a device that is gone the kernel has taken everything away before it answers like that.
   if (error != 0 && !(error == EIO && is_gone())) {
     // Nothing is proved: it stays as it is, and so does the memory's quarantine.

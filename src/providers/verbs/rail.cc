@@ -46,7 +46,7 @@ VerbsRail::~VerbsRail() {
     if (path.pair != nullptr) path.pair->abandon();
   });
   for (ibv_mr* mr : memory_) {
-    if (mr != nullptr) library().dereg_mr(mr);
+    if (mr != nullptr && mr != &nothing_) library().dereg_mr(mr);
   }
 }
 
