@@ -168,8 +168,10 @@ TEST_F(CardEvent, ADeviceThatIsGoneHasAnotherBesideIt) {
     ASSERT_TRUE(stage.until([&] { return first.ended(); }));
     Writes there(stage[0], stage[1], {.count = 200, .bytes = 6000});
     Writes later(stage[0], stage[1]), back(stage[1], stage[0]);
+    stage.cards().lose(1, 0, SoftCards::kAcks, true);  // as above
     there.submit(0, 100);
     stage.cards().fatal(host, 0);
+    stage.cards().lose(1, 0, SoftCards::kAcks, false);
     there.submit(100, 100);
     EXPECT_TRUE(stage.until([&] { return there.ended(); })) << stage[0].dump();
     there.expect_true();
@@ -192,6 +194,7 @@ TEST_F(CardEvent, ADeviceThatIsGoneAndWasTheOnlyOne) {
   Stage stage({.config = {.drain_timeout = 1s}});
   stage.expect_trouble();
   Writes there(stage[0], stage[1], {.count = 100, .bytes = 6000, .timeout = 1s});
+  stage.cards().lose(1, 0, SoftCards::kAcks, true);  // as above
   there.submit();
   stage.cards().fatal(1, 0);
   EXPECT_TRUE(stage.until([&] { return there.ended(); })) << stage[0].dump();

@@ -101,6 +101,7 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
   constexpr uint32_t kRounds = 120;
   Recorder& messages = recorder();
   Recorder& ends = recorder();
+  Recorder& written = recorder();
   const auto listener = *eb().listen(3, messages.notify());
   std::vector<uint64_t> names(kRounds);
   std::vector<Key> keys(kRounds);
@@ -119,8 +120,11 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
   for (uint32_t i = 0; i < kRounds; ++i) {
     EXPECT_EQ(ends.find(i)->code, Errc::kOk);
     EXPECT_EQ(keys[i], keys[i / 4 * 4]) << "one name, one key";
-    ASSERT_TRUE(ea().submit(write(0, 20'000, keys[i])));
+    Write request = write(0, 20'000, keys[i]);
+    request.notify = written.notify();
+    ASSERT_TRUE(ea().submit(request));
   }
+  ASSERT_TRUE(until([&] { return written.total() == kRounds; }));  // a path's hello may be lost too
   settle();
   EXPECT_EQ(ends.total(), 2 * kRounds);
   EXPECT_EQ(messages.total(), kRounds);
