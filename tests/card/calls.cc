@@ -82,7 +82,7 @@ struct CardKernel {
     *out = {};
     out->max_qp_wr = shape.requests_max;
     out->max_cqe = shape.cqe_max;
-    out->max_pkeys = 1;
+    out->max_pkeys = 4;
     out->phys_port_cnt = 1;
     return 0;
   }
@@ -499,7 +499,7 @@ struct CardKernel {
                             IBV_QP_MAX_QP_RD_ATOMIC;
     if (lacks(all, qp, IBV_QPS_RTR, mask, kNeeded)) return EINVAL;
     if (wanted.retry_cnt > 6 || wanted.timeout == 0) all.violate("retries without an end");
-    qp.first_number = wanted.sq_psn;
+    qp.first_number = qp.route.first_packet = wanted.sq_psn;
     qp.route.timeout = wanted.timeout;
     qp.route.retries = wanted.retry_cnt;
     qp.route.rnr_retries = wanted.rnr_retry;

@@ -1,6 +1,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <set>
 
 #include "card/stage.h"
 
@@ -206,6 +207,7 @@ TEST(CardAsk, OptionsArriveAtTheCard) {
                            .mtu_bytes = 1024,
                            .traffic_class = 104,
                            .service_level = 3,
+                           .pkey_index = 2,
                            .timeout_code = 12,
                            .retry_count = 4,
                            .rnr_retry = 6,
@@ -218,10 +220,40 @@ TEST(CardAsk, OptionsArriveAtTheCard) {
     EXPECT_EQ(route.mtu, IBV_MTU_1024);
     EXPECT_EQ(route.traffic_class, 104);
     EXPECT_EQ(route.service_level, 3);
+    EXPECT_EQ(route.pkey_index, 2);
     EXPECT_EQ(route.timeout, 12);
     EXPECT_EQ(route.retries, 4);
     EXPECT_EQ(route.rnr_retries, 6);
     EXPECT_EQ(route.rnr_timer, 9);
+  }
+}
+
+// Nobody may write where nobody was allowed to, not even by a key that was guessed.
+TEST(CardAsk, MemoryIsOpenToOthersOnlyWhereItsOwnerSaysSo) {
+  Stage stage;
+  std::vector<std::byte> bytes(8192);
+  for (const bool open : {false, true}) {
+    const auto region = stage[0].register_memory(
+        {.address = bytes.data(), .size_bytes = bytes.size(), .remote_write = open});
+    ASSERT_TRUE(region) << region.error().what;
+    const unsigned write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    EXPECT_EQ(stage.cards().access(bytes.data()),
+              IBV_ACCESS_RELAXED_ORDERING | (open ? write : 0u));
+  }
+}
+
+// A packet of an old connection fits into a new one by chance only: one in 16 million.
+TEST(CardAsk, EveryConnectionBeginsWithAnotherPacket) {
+  Stage stage;
+  stage.expect_trouble();
+  std::set<uint32_t> firsts;
+  for (uint32_t life = 1; life <= 4; ++life) {
+    stage.expect_service();
+    for (const auto& route : stage.cards().routes(0, 0)) {
+      if (route.timeout != 0) firsts.insert(route.first_packet);  // it sends
+    }
+    EXPECT_EQ(firsts.size(), life);
+    EXPECT_EQ(stage.cards().break_path(0, 1, 0, End::kSender), 1u);
   }
 }
 

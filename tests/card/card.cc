@@ -291,6 +291,13 @@ std::vector<Route> SoftCards::routes(uint32_t host, uint32_t rail) {
   return out;
 }
 
+unsigned SoftCards::access(const void* address) {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::ranges::find_if(mrs_, [&](const auto& one) { return one.second->addr == address; });
+  return found == mrs_.end() ? 0 : found->second->access;
+}
+
 std::vector<std::string> SoftCards::take_violations() {
   const std::lock_guard lock(mutex_);
   return std::exchange(violations_, {});

@@ -132,6 +132,7 @@ class SoftCards {
   uint64_t flushed();
   uint32_t on_the_cable(uint32_t host, uint32_t rail);            ///< data packets from a card
   std::vector<card::Route> routes(uint32_t host, uint32_t rail);  ///< of connected queue pairs
+  unsigned access(const void* address);  ///< what the region that begins there allows
   std::vector<std::string> take_violations();
 
   /// What becomes of a control datagram. Called by sendmsg() of this process.

@@ -199,6 +199,7 @@ TEST_F(CardEvent, ADeviceThatIsGoneAndWasTheOnlyOne) {
   stage.cards().fatal(1, 0);
   EXPECT_TRUE(stage.until([&] { return there.ended(); })) << stage[0].dump();
   there.expect_true();
+  for (const uint32_t host : {0, 1}) EXPECT_TRUE(stage[host].close());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "card/card.h"
 #include "conformance/grounds.h"
 #include "conformance/real_ground.h"
+#include "conformance/verbs_networks.h"
 #include "support/log_guard.h"
 
 // The conformance suite on cards made of software, with the trouble that it asks for.
@@ -84,17 +85,7 @@ class SoftGround final : private WithCards, public RealGround {
     for (uint32_t rail = 0; rail < rails_; ++rail) {
       usual.devices.push_back(SoftCards::name(place, rail));
     }
-    // Few places, so that some writes wait for one and some immediates find none.
-    if (options_.trouble) {
-      usual.send_depth = 16;
-      usual.receive_depth = 4;
-    }
-    std::vector<Network> all{verbs::network(usual)};
-    if (options_.second_network) {
-      all.push_back(all.front());
-      all.back().name = "second";
-    }
-    return all;
+    return verbs_networks(usual, options_);
   }
 
   const GroundOptions options_;

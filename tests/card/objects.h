@@ -126,6 +126,7 @@ struct Route {
   uint8_t service_level = 0, traffic_class = 0, gid_index = 0, timeout = 0, retries = 0;
   uint8_t rnr_retries = 0, rnr_timer = 0;
   uint16_t pkey_index = 0;
+  uint32_t first_packet = 0;  ///< of an end that sends
   ibv_mtu mtu = IBV_MTU_256;
 };
 

@@ -206,7 +206,7 @@ Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes
   }
   path->far = answer->end;
   path->state = OutPath::State::kStarting;
-  path->deadline_ns = driver_.now_ns() + kConnectNs;
+  path->deadline_ns = driver_.now_ns() + kConnectNs + timed_ * kConnectEachNs;
   ++timed_;
   path->connecting = true;
   connect_later(path->pair, Direction::kOut, id, path->near, path->far, path->packet);

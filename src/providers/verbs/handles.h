@@ -200,8 +200,9 @@ class VerbsRail final : public Rail {
   static constexpr uint32_t kSignalEvery = 16;
   static constexpr uint32_t kHarvest = 32;     ///< completions of one look
   static constexpr uint32_t kLooksApart = 64;  ///< polls between looks at the device's events
-  /// Until a connection stands. The kernel looks for one neighbour for a second.
-  static constexpr int64_t kConnectNs = 1'500'000'000;
+  /// Until a connection stands. The kernel looks for one neighbour for a second; for those who are
+  /// there a card takes it a millisecond or two, and many can be in line before this one.
+  static constexpr int64_t kConnectNs = 1'500'000'000, kConnectEachNs = 5'000'000;
   /// Before a drain is given up that cannot end: what has completed by then is still taken. Its
   /// sender has been told that it arrived.
   static constexpr int64_t kLastLookNs = 50'000'000;

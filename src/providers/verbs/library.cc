@@ -75,8 +75,6 @@ const Library& library() noexcept {
   return loaded().table;
 }
 
-Library& library_for_tests() noexcept { return loaded().table; }
-
 Library exchange_library_for_tests(const Library& table) noexcept {
   Loaded& all = loaded();
   // A table that was never filled is put back as what it was.

@@ -43,10 +43,8 @@ Result<const Library*> load_library();
 /// For those who hold something that came out of it.
 const Library& library() noexcept;
 
-/// For tests that stand between the network and its cards. Before the first network is opened.
-Library& library_for_tests() noexcept;
-/// For tests that stand in the place of the library, which need not be installed then. Returns what
-/// was there, to be put back. While no network is open.
+/// For tests that stand between the network and its cards, or in the place of the library, which
+/// need not be installed then. Returns what was there. While no network is open.
 Library exchange_library_for_tests(const Library& table) noexcept;
 
 }  // namespace fabric::verbs

@@ -39,12 +39,11 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
 
 VerbsRail::~VerbsRail() {
   mailbox_->close();
-  out_.each([](OutPath& path) {
+  const auto abandon = [](auto& path) {
     if (path.pair != nullptr) path.pair->abandon();
-  });
-  in_.each([](InPath& path) {
-    if (path.pair != nullptr) path.pair->abandon();
-  });
+  };
+  out_.each(abandon);
+  in_.each(abandon);
   for (ibv_mr* mr : memory_) {
     if (mr != nullptr && mr != &nothing_) library().dereg_mr(mr);
   }

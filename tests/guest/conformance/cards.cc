@@ -25,7 +25,7 @@ Cards::Cards() {
   const auto loaded = verbs::load_library();
   EXPECT_TRUE(loaded) << loaded.error().what;
   real_ = **loaded;
-  verbs::Library& table = verbs::library_for_tests();
+  verbs::Library table = real_;
   table.open_device = open_device;
   table.close_device = close_device;
   table.create_qp = create_qp;
@@ -33,6 +33,7 @@ Cards::Cards() {
   table.destroy_qp = destroy_qp;
   table.get_async_event = get_async_event;
   table.ack_async_event = ack_async_event;
+  verbs::exchange_library_for_tests(table);
 }
 
 // ---- What the network calls ---------------------------------------------------------------------

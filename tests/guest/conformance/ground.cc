@@ -5,6 +5,7 @@
 
 #include "conformance/grounds.h"
 #include "conformance/real_ground.h"
+#include "conformance/verbs_networks.h"
 #include "guest/conformance/cards.h"
 #include "guest/links.h"
 
@@ -123,17 +124,7 @@ class GuestGround final : public RealGround {
     verbs::Options usual{.timeout_code = kTimeoutCode, .retry_count = kRetries};
     for (uint32_t rail = 0; rail < rails_; ++rail)
       usual.devices.push_back("x" + port_of(place, rail));
-    // Few places, so that some writes wait for one and some immediates find none.
-    if (options_.trouble) {
-      usual.send_depth = 16;
-      usual.receive_depth = 4;
-    }
-    std::vector<Network> all{verbs::network(usual)};
-    if (options_.second_network) {
-      all.push_back(all.front());
-      all.back().name = "second";
-    }
-    return all;
+    return verbs_networks(usual, options_);
   }
 
   const GroundOptions options_;
