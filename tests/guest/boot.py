@@ -8,8 +8,8 @@ Each line of a suite, and each -c, is a time limit in seconds and a shell comman
 the host's root read-only, so that everything installed here runs there. Programs named in a command
 and found in a --bin folder are copied to the guest's memory. Variables FABRIC_TEST_* go along.
 
-The kernel is Debian's own package, unpacked and not installed. Exit code 77: it cannot be had, or
-there is no QEMU, so nothing was run.
+The kernel is Debian's own package, unpacked and not installed. Exit code 77: the kernel cannot be
+downloaded or there is no QEMU, so nothing was run.
 """
 
 import argparse
@@ -27,16 +27,17 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = HERE.parent.parent / "build" / "guest"
-MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "veth", "bridge", "virtio_pci", "9p",
-           "9pnet_virtio", "sch_netem", "sch_prio", "cls_u32"]
-# Unpacked once; another list of modules is another folder.
+MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "veth", "bridge", "virtio_pci",
+           "virtio_console", "9p", "9pnet_virtio", "sch_netem", "sch_prio", "cls_u32"]
+# Unpacked once; a different list of modules gets a different folder.
 KERNEL = CACHE / f"kernel-{hashlib.sha256(' '.join(MODULES).encode()).hexdigest()[:16]}"
-KVM_HANGS = CACHE / "kvm-hangs"  # found out once
+KVM_HANGS = CACHE / "kvm-hangs"  # remembers that KVM does not work on this host
 SKIPPED = 77
+POWER_OFF_SECONDS = 10  # from the verdict until QEMU has exited, on a busy host
 
 
 class Missing(Exception):
-    """What a guest needs and this machine cannot give it."""
+    """The guest needs something that this machine does not have."""
 
 
 def run(*command, **more):
@@ -59,7 +60,7 @@ def kernel_package():
 
 
 def fetch_kernel():
-    """Unpacks kernel and modules, and keeps the modules that the guest loads, in their order."""
+    """Unpacks the kernel and the modules that the guest loads, numbered in load order."""
     work = CACHE / "unpacked"
     for old in (work, *CACHE.glob("kernel*")):
         shutil.rmtree(old, ignore_errors=True)
@@ -85,7 +86,7 @@ def fetch_kernel():
 
 
 def make_initramfs(kernel):
-    """A busybox, the modules and init, made again when one of them is another."""
+    """Packs busybox, the modules and init; rebuilt when one of them changes."""
     parts = [pathlib.Path("/bin/busybox"), HERE / "init", *sorted((kernel / "modules").iterdir())]
     digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
     made = CACHE / f"initramfs-{digest}"
@@ -110,14 +111,14 @@ def make_initramfs(kernel):
 
 
 def sweep():
-    """Removes what scripts that were killed have left behind."""
+    """Removes the job folders of scripts that were killed."""
     for job in CACHE.glob("job-*"):
         if not pathlib.Path("/proc", job.name.removeprefix("job-")).exists():
             shutil.rmtree(job, ignore_errors=True)
 
 
-def stage(job, lines, folders):
-    """Puts into the job's folder what its commands need from this host."""
+def prepare(job, lines, folders):
+    """Copies what the commands need from this host into the job's folder."""
     shutil.rmtree(job, ignore_errors=True)
     (job / "bin").mkdir(parents=True)
     carried = {}
@@ -128,7 +129,7 @@ def stage(job, lines, folders):
                 carried.setdefault(word, program)
     for program in list(carried.values()):
         needed = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
-        for library in re.findall(r"=> (/\S+)", needed):  # of a script: nothing
+        for library in re.findall(r"=> (/\S+)", needed):  # empty for a script
             if not library.startswith(("/lib", "/usr/lib")):
                 carried.setdefault(pathlib.Path(library).name, pathlib.Path(library))
     for name, file in carried.items():
@@ -141,83 +142,113 @@ def stage(job, lines, folders):
 
 
 def accelerators(allowed):
-    """QEMU's options, the quick one first. A KVM that is there can still be one that hangs."""
+    """Accelerators and boot limits in seconds, fastest first; /dev/kvm may exist and hang."""
     if allowed and os.access("/dev/kvm", os.R_OK | os.W_OK) and not KVM_HANGS.exists():
         yield "kvm", 20
-    for _ in range(2):  # on a very busy host a boot can get stuck
-        yield "tcg,thread=multi", 75
+    for _ in range(2):  # a boot can hang on a very busy host
+        yield "tcg,thread=multi", 150
 
 
 class Guest:
-    """A QEMU of which each line is passed on, once it has said that it is up."""
+    """A QEMU process. Its output lines are printed once the guest has reported that it is up.
+
+    Three channels, so that the kernel cannot garble the output of the suite: it writes to a virtio
+    port (QEMU's stdout), kernel and firmware write to the serial console (job/console), and the
+    exit code of the suite is a file on the job's 9p share (job/verdict), written last.
+    """
 
     def __init__(self, job, accelerator):
+        self.job = job
         share = "local,security_model=none,multidevs=remap"
         self.qemu = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL",  # whoever ends this script ends the guest
+            ["setpriv", "--pdeathsig", "KILL",  # the guest ends with this script
              "qemu-system-x86_64", "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "3072",
-             "-nodefaults", "-nographic", "-no-reboot", "-serial", "stdio",
+             "-nodefaults", "-display", "none", "-no-reboot", "-serial", f"file:{job}/console",
+             "-chardev", "file,id=output,path=/dev/stdout", "-device", "virtio-serial-pci",
+             "-device", "virtserialport,chardev=output,name=output",
              "-kernel", KERNEL / "vmlinuz", "-initrd", make_initramfs(KERNEL),
              "-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check "
              "random.trust_cpu=on tsc=reliable",
              "-virtfs", f"{share},path=/,mount_tag=host,readonly=on",
              "-virtfs", f"{share},path={job},mount_tag=job"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.init()
+
+    def init(self):
         self.rest = b""
         self.up = False
-        self.verdict = None
-        self.unsaid = []  # what firmware and kernel said before, for the case that it stays at that
+        self.before_up = []  # printed only when the guest does not come up
+
+    def verdict(self):
+        """The suite's exit code, or None while there is none. A partial write has no newline."""
+        try:
+            written = (self.job / "verdict").read_text()
+        except FileNotFoundError:
+            return None
+        return int(written) if written.endswith("\n") else None
 
     def follow(self, seconds, enough):
-        """Reads until enough() or for so long. False: it has gone away, or time is over."""
+        """Prints output until enough(), the end of QEMU, or the time limit; True if enough()."""
         end = time.monotonic() + seconds
         ready = selectors.DefaultSelector()
         ready.register(self.qemu.stdout, selectors.EVENT_READ)
-        while (left := end - time.monotonic()) > 0:
-            if not ready.select(left):
+        while not enough() and (left := end - time.monotonic()) > 0:
+            if not ready.select(min(left, 1.0)):
                 continue
             chunk = os.read(self.qemu.stdout.fileno(), 65536)
             if not chunk:
-                break
+                break  # powered off, or crashed: nothing more will come
             *lines, self.rest = (self.rest + chunk).split(b"\n")
             for line in lines:
                 self.take(line.decode(errors="replace").rstrip("\r"))
-            if enough():
-                return True
-        self.unsaid.append(self.rest.decode(errors="replace"))
-        return False
+        return enough()
 
     def take(self, line):
-        if answer := re.fullmatch(r"guest: ended with (\d+)", line):
-            self.verdict = int(answer.group(1))
-        elif line.endswith("guest: up"):  # behind the firmware's last words
-            self.up = True
-        elif self.up and self.verdict is None:
+        if self.up:
             print(line, flush=True)
+        elif line == "guest: up":
+            self.up = True
         else:
-            self.unsaid.append(line)
+            self.before_up.append(line)
+
+    def finish(self, limit):
+        """Follows the suite to its verdict and the guest to its power-off. None: no verdict."""
+        self.follow(limit, lambda: self.verdict() is not None)
+        self.follow(POWER_OFF_SECONDS, lambda: False)  # returns when QEMU has exited
+        return self.verdict()
+
+    def explain(self):
+        """What to print for a guest without a verdict: all that QEMU and the kernel wrote."""
+        console = self.job / "console"
+        kernel = console.read_text(errors="replace") if console.exists() else ""
+        how = f"QEMU exited with {self.qemu.returncode}" if self.qemu.returncode else "time is up"
+        return "\n".join([*self.before_up, self.rest.decode(errors="replace"), kernel,
+                          f"guest: no verdict: {how}"])
 
     def end(self):
-        self.qemu.kill()
+        # A guest that has powered off keeps its own exit code.
+        if self.qemu.poll() is None:
+            self.qemu.kill()
         self.qemu.wait()
 
 
 def boot(job, limit, kvm_allowed):
-    """The guest's verdict, or 1 when it came to none in time."""
+    """The guest's verdict, or 1 when there is none in time."""
     for accelerator, patience in accelerators(kvm_allowed):
         guest = Guest(job, accelerator)
+        verdict = None
         try:
-            if guest.follow(patience, lambda: guest.up):
-                guest.follow(limit, lambda: guest.verdict is not None)
+            if guest.follow(patience, lambda: guest.up or guest.verdict() is not None):
+                verdict = guest.finish(limit)
                 break
         finally:
             guest.end()
         if accelerator == "kvm":
             KVM_HANGS.touch()
-    if guest.verdict is None:
-        print(*guest.unsaid, "guest: it came to no verdict in time", sep="\n")
+    if verdict is None or not guest.up:
+        print(guest.explain())
         return 1
-    return guest.verdict
+    return verdict
 
 
 def parse():
@@ -255,7 +286,7 @@ def main():
         if not KERNEL.exists():
             fetch_kernel()
         sweep()
-        stage(job, lines, [folder.resolve() for folder in args.folders])
+        prepare(job, lines, [folder.resolve() for folder in args.folders])
         return boot(job, limit, not args.tcg)
     except Missing as why:
         print(f"guest: skipped, nothing was run: {why}")
