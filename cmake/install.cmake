@@ -13,7 +13,7 @@ install(FILES ${FABRIC_PUBLIC_HEADERS} ${FABRIC_GENERATED_INCLUDE}/fabric/versio
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fabric)
 install(EXPORT fabric-targets NAMESPACE fabric:: DESTINATION ${FABRIC_PACKAGE_DIR})
 
-configure_package_config_file(cmake/fabric-config.cmake.in ${PROJECT_BINARY_DIR}/fabric-config.cmake
+configure_package_config_file(cmake/fabric-lib-config.cmake.in ${PROJECT_BINARY_DIR}/fabric-config.cmake
                               INSTALL_DESTINATION ${FABRIC_PACKAGE_DIR})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/fabric-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)

@@ -72,7 +72,7 @@ FLOORS = (
     Floor("bench/copy_speed.", ("providers/shm/",)),
     Floor("bench/instruction_cases.", ("core/",)),
     Floor("bench/rail_stage.", ("providers/verbs/",)),
-    Floor("bench/card/", (), vendors=True),
+    Floor("bench/fake_verbs/", (), vendors=True),
     Floor("bench/micro/", ("core/", "bench/")),
     # What we are measured against, on its own interface.
     Floor("bench/peers/", (), vendors=True),

@@ -11,7 +11,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include "bench/stage.h"
+#include "bench/bench_engines.h"
 #include "core/counter_table.h"
 
 namespace {

@@ -6,7 +6,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include "bench/stage.h"
+#include "bench/bench_engines.h"
 
 namespace {
 

@@ -3,13 +3,13 @@
 #include <cstdint>
 
 #include "base/futex.h"
-#include "base/regular.h"
+#include "base/biased_lock.h"
 #include "base/sync.h"
 
 namespace fabric {
 
 /// A mutex for what one thread takes nearly always: that one comes and goes by plain stores
-/// (base/regular.h). For any other, taking it is one compare-exchange and giving it back one
+/// (base/biased_lock.h). For any other, taking it is one compare-exchange and giving it back one
 /// exchange; whoever finds it taken sleeps in the kernel.
 ///
 /// Not fair, not recursive. Threads: everything from any thread; unlock() by the holder.

@@ -28,7 +28,7 @@
 #include "core/region.h"
 #include "core/report.h"
 #include "core/slot_table.h"
-#include "core/steps.h"
+#include "core/protocol_counters.h"
 #include "core/timer_heap.h"
 #include "core/transfer.h"
 

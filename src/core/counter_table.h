@@ -8,7 +8,7 @@
 #include <fabric/result.h>
 #include <fabric/types.h>
 
-#include "base/parking.h"
+#include "base/event_count.h"
 #include "base/sync.h"
 #include "core/counter_word.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/pieces.h"
+#include "core/inflight.h"
 
 // The hot half of transfers: poll, and post in batches. No allocation in the steady state.
 

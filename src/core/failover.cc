@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/pieces.h"
+#include "core/inflight.h"
 
 // What happens to the pieces of a connection that broke (P10, docs/design/0008-failover.md).
 //

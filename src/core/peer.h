@@ -16,7 +16,7 @@
 
 #include "control/message.h"
 #include "control/reliable.h"
-#include "core/entry.h"
+#include "core/pending.h"
 #include "core/report.h"
 #include "core/slot_table.h"
 #include "core/timer_heap.h"

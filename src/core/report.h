@@ -11,7 +11,7 @@
 #include <fabric/engine.h>
 #include <fabric/notify.h>
 
-#include "base/parking.h"
+#include "base/event_count.h"
 #include "base/spsc.h"
 #include "core/op.h"
 #include "core/slot_table.h"

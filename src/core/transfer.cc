@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "core/pieces.h"
+#include "core/inflight.h"
 
 // The ends of pieces and operations, and the life of paths. Posting is in datapath.cc, the way from
 // an operation to its paths in route.cc.

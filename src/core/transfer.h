@@ -13,9 +13,9 @@
 
 #include "base/driver.h"
 #include "control/message.h"
-#include "core/entry.h"
+#include "core/pending.h"
 #include "core/op.h"
-#include "core/train.h"
+#include "core/post_batch.h"
 
 // From operations to posted pieces and back: cutting, dealing, queueing per path, posting, and
 // counting what ended how.

@@ -8,10 +8,10 @@
 
 #include "base/clock.h"
 #include "base/driver.h"
-#include "base/regular.h"
+#include "base/biased_lock.h"
 #include "base/system.h"
-#include "runtime/doorbell.h"
-#include "runtime/gate.h"
+#include "runtime/waker.h"
+#include "runtime/turn_lock.h"
 #include "runtime/job_queue.h"
 
 namespace fabric::runtime {

@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/parking.h"
+#include "base/event_count.h"
 #include "base/system.h"
-#include "runtime/doorbell.h"
+#include "runtime/waker.h"
 
 namespace fabric::runtime {
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "swarm/stage.h"
+#include "swarm/runner.h"
 
 // The invariants that are looked at all the time, and those of a world at rest.
 

@@ -6,8 +6,8 @@
 #include <fabric/fabric.h>
 #include <fabric/sim.h>
 
-#include "swarm/story.h"
-#include "swarm/truth.h"
+#include "swarm/plan.h"
+#include "swarm/model.h"
 
 namespace fabric::swarm {
 

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "base/rng.h"
-#include "swarm/story.h"
+#include "swarm/plan.h"
 
 namespace fabric::swarm {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "swarm/stage.h"
+#include "swarm/runner.h"
 
 // Calls that must be refused, in the middle of everything: they say which argument is wrong, and
 // nothing comes of them.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "swarm/stage.h"
+#include "swarm/runner.h"
 
 namespace fabric::swarm {
 

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "swarm/coverage.h"
-#include "swarm/story.h"
-#include "swarm/verdict.h"
+#include "swarm/plan.h"
+#include "swarm/run_result.h"
 
 // Random worlds in which everything happens that can, and the promises are watched.
 

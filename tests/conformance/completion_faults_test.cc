@@ -2,7 +2,7 @@
 
 #include "conformance/conformance.h"
 #include "conformance/kinds.h"
-#include "conformance/ledger.h"
+#include "conformance/audited_writes.h"
 #include "support/log_guard.h"
 
 // P1 to P5 when something goes wrong under operations that are on their way: rails, paths, hosts

@@ -1,7 +1,7 @@
 #include <array>
 
 #include "conformance/conformance.h"
-#include "conformance/ledger.h"
+#include "conformance/audited_writes.h"
 #include "support/log_guard.h"
 
 // P6 to P11 when paths break and hosts are cut off: counts stay exact, nothing is counted twice,

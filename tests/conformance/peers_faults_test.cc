@@ -3,7 +3,7 @@
 
 #include "conformance/conformance.h"
 #include "conformance/kinds.h"
-#include "conformance/ledger.h"
+#include "conformance/audited_writes.h"
 #include "support/log_guard.h"
 
 // P13 to P22 with peers that are stopped, cut off or dead: memory is taken back from writers that

@@ -1,7 +1,7 @@
 #include <fabric/sim.h>
 
-#include "conformance/grounds.h"
-#include "conformance/real_ground.h"
+#include "conformance/verbs_cases.h"
+#include "harness/real_time_env.h"
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
 #include "providers/shm/pull.h"

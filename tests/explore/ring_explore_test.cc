@@ -7,12 +7,12 @@
 
 #include "base/driver.h"
 #include "base/free_list.h"
-#include "base/parking.h"
+#include "base/event_count.h"
 #include "base/ring.h"
 #include "base/spsc.h"
 #include "base/sync.h"
 #include "explore/sweep.h"
-#include "runtime/doorbell.h"
+#include "runtime/waker.h"
 
 // Rings, the free list and the places to sleep, in all orders. The values in the rings are plain
 // data to the explorer, so a cell that is reused too early is seen as well as one read too early.

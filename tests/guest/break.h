@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "guest/conformance/cards.h"
+#include "guest/conformance/interposer.h"
 
 // The ways in which a rail between hosts A and B breaks, both of which write to each other: at the
 // links, at either end of its paths, by what a card says, and several of them after one another.

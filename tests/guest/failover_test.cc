@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "guest/break.h"
-#include "guest/conformance/cards.h"
+#include "guest/conformance/interposer.h"
 #include "guest/links.h"
 #include "guest/stream.h"
 #include "support/log_guard.h"

@@ -59,7 +59,7 @@ play() {
   dmesg | grep -v 'soft lockup' | grep -E 'BUG:|WARNING:|Oops|lockup' && verdict=1
 }
 starved() { dmesg | grep 'soft lockup'; }
-at_fault() { cat /tmp/device-fault 2>/dev/null; }  # guest/conformance/cards.h
+at_fault() { cat /tmp/device-fault 2>/dev/null; }  # guest/conformance/interposer.h
 unjudged() { [ $verdict -ne 0 ] && { starved || at_fault; }; }
 play
 # A host that leaves the guest without one of its cores for 20 seconds makes writes time out, and a

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "guest/links.h"
-#include "guest/party.h"
+#include "guest/host_process.h"
 #include "guest/stream.h"
 #include "support/log_guard.h"
 

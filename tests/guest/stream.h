@@ -101,7 +101,7 @@ class Stream {
 bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool refill = true);
 /// That many more writes of each are delivered, and none has ever failed.
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
-/// How often an engine took one of its rarer steps (core/steps.h), or said or heard a message.
+/// How often an engine took one of its rarer steps (core/protocol_counters.h), or said or heard a message.
 uint64_t steps_of(const Engine& engine, const std::string& step);
 /// On every rail of both engines pieces end, and no write has ever failed.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);

@@ -2,7 +2,7 @@
 A waiter against arrivals, cancels, an abort and a release of its counter.
 
 Mirrors: src/core/counter_table.cc (change, expect, claim_record, fire, cancel, abort, release,
-acquire, result), base/parking.h, and the waiting loop of wait.cc. An atomic instruction there is a
+acquire, result), base/event_count.h, and the waiting loop of wait.cc. An atomic instruction there is a
 step here; change() is one step, since nothing of a failed compare-exchange is seen, and what only
 the holder of the record may touch goes with the step that makes it the holder.
 Left out: memory order (sequential consistency here; the stress test under ThreadSanitizer and

@@ -4,7 +4,7 @@ Each is written into copies of the sources (plant.py) behind PLANTED, which is t
 is switched on. `layer` and `filter` name the tests that are asked after the swarm, or instead of it
 where the mistake needs two threads or a long life to show: the swarm's worlds have one thread and
 last seconds. Those of the layer "card" are in the verbs network, and cards made of software show
-them (tests/card); where that network is not built nobody asks for them. The guest has them too
+them (tests/fake_verbs); where that network is not built nobody asks for them. The guest has them too
 (tests/guest/planted).
 """
 
@@ -62,7 +62,7 @@ BUGS = (
         ("core/datapath.cc",
          "wire.size_bytes = source.size_bytes;",
          "wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);"),
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "  wire.size_bytes = source.size_bytes;\n  wire.local_key",
          "  wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);\n"
          "  wire.local_key")),
@@ -145,7 +145,7 @@ BUGS = (
         ("core/datapath.cc",
          "theirs[path.remote_rail % theirs.size()][path.rail];",
          "theirs[PLANTED ? 0 : path.remote_rail % theirs.size()][path.rail];"),
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "theirs[path.remote_rail % theirs.size()][path.rail]",
          "theirs[PLANTED ? 0 : path.remote_rail % theirs.size()][path.rail]")),
     bug("missed_wake_up",
@@ -234,7 +234,7 @@ BUGS = (
         ("core/datapath.cc",
          "candidate.peer); peer.lease_over(core_.now_ns)) {",
          "candidate.peer); !PLANTED && peer.lease_over(core_.now_ns)) {"),
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "return !known_.route->peer->lease_over(core_.now_ns);",
          "return PLANTED || !known_.route->peer->lease_over(core_.now_ns);"),
         layer="scenario", filter="Lease.*:Zombie.*"),
@@ -261,7 +261,7 @@ BUGS = (
          "!op.ended_early)\n"
          "    timers.set(op.timer,"
          " PLANTED ? (op.submitted_ns + op.deadline_ns) / 2 : op.deadline_ns);"),
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "core_.timers.set(train.timer, train.deadline_ns);",
          "core_.timers.set(train.timer, PLANTED ? (train.submitted_ns + train.deadline_ns) / 2"
          " : train.deadline_ns);")),
@@ -279,11 +279,11 @@ BUGS = (
         layer="unit", filter="CounterTable*"),
     bug("route_outlives_its_path",
         "what was found out about the way to a region is used after its paths have changed",
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "if (route == nullptr || route->epoch != epoch_ || route->here != here) [[unlikely]] {",
          "if (route == nullptr || (PLANTED ? route->lanes.empty() : route->epoch != epoch_) ||\n"
          "      route->here != here) {"),
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "const bool known = known_.epoch == epoch_ &&",
          "const bool known = (PLANTED || known_.epoch == epoch_) &&"),
         layer="scenario", filter="ShortWay.*", swarm=False),
@@ -295,26 +295,26 @@ BUGS = (
          "  if (PLANTED && settling_.batch) return;")),
     bug("short_way_forgets_the_rest",
         "what a full rail did not take of what went the short way is not offered again",
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "refuse(*rail, made.subspan(post(*rail, made)));",
          "const uint32_t taken = post(*rail, made);\n"
          "    if (!PLANTED) refuse(*rail, made.subspan(taken));"),
         layer="scenario", filter="FullQueue.*:Hardship.*"),
     bug("train_without_a_deadline",
         "nobody looks at the clock for writes that travel together",
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "if (train.deadline_ns != kNeverNs) core_",
          "if (!PLANTED && train.deadline_ns != kNeverNs) core_"),
         layer="scenario", filter="ShortWay.*", swarm=False),
     bug("cars_numbered_alike",
         "pieces that a train becomes all have the number of its first among the counts of the path",
-        ("core/express.cc",
+        ("core/fast_path.cc",
          "train.imms_before + Train::number(train.counted & Train::first(at));",
          "train.imms_before + (PLANTED ? 0 : Train::number(train.counted & Train::first(at)));"),
         layer="scenario", filter="Failover.*", swarm=False),
     bug("word_before_the_drain",
         "the target says what it took once its queue pair is in the error state, and drains later",
-        ("providers/verbs/breaks.cc",
+        ("providers/verbs/teardown.cc",
          "  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);\n"
          "  look_at_drain(path);\n",
          "  if (PLANTED) return finish(path, true);\n"
@@ -324,7 +324,7 @@ BUGS = (
         layer="card", filter="Cards/CardBreak.*", swarm=False),
     bug("word_before_the_error_state",
         "the target says what it took, and stops its queue pair afterwards",
-        ("providers/verbs/breaks.cc",
+        ("providers/verbs/teardown.cc",
          "  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);\n",
          "  if (PLANTED) return finish(path, true);\n"
          "  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);\n"),

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "fuzz/shm_stage.h"
+#include "fuzz/shm_fixture.h"
 #include "support/sanitizers.h"
 #include "threads/engine_harness.h"
 

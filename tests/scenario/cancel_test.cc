@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // Cancelling what is queued, on its way or done, at every step, alone and against everything else

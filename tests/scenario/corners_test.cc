@@ -1,4 +1,4 @@
-#include "scenario/story.h"
+#include "harness/host.h"
 
 // Corners that a reader of the promises found open once, most of them with a probe.
 

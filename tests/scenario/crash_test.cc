@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // Processes that die without a word, at every step of what others do with them (P1, P3, P5, P16).

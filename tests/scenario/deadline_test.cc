@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // Deadlines: in time to the nanosecond while nothing else happens, and never later than one drain

@@ -2,7 +2,7 @@
 #include <map>
 #include <string>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Connections that break, rails that go and come back. Whatever happens to the network between two

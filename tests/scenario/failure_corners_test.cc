@@ -1,7 +1,7 @@
 #include <cstring>
 #include <optional>
 
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // Where two rules of the failure model meet: honest engines and a network that fails.

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // Closing an engine whose peers do not answer, at every step of what it was doing (P1, P2): within

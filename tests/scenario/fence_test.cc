@@ -2,7 +2,7 @@
 #include <cstring>
 #include <optional>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Fences (P13): a writer that is stopped with writes on their way, the owner of the memory who

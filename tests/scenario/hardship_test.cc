@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Back-pressure while things fail (P18): a dead, a slow and a flooding peer, and a good one that

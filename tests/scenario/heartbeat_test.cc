@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/core.h"
-#include "scenario/puppet.h"
+#include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
 // What an engine asks a silent peer, what it makes of the answers, and when it may write (P16).

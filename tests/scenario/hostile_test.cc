@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
-#include "scenario/puppet.h"
+#include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
 // A peer that says what no engine would.

@@ -1,5 +1,5 @@
-#include "scenario/ledger.h"
-#include "scenario/puppet.h"
+#include "harness/write_auditor.h"
+#include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
 // What engines tell each other of themselves, and how one says that it has no room (P16).

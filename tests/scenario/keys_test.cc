@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 
 // Stories about keys: reuse under late traffic, barriers, steps of a mixture of experts, the pages
 // of a key-value cache (P6, P8, P9, P11).

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Peers that fall silent, are stopped, die, come back, and writers that were away for too long

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Two networks to one peer: a fast one that reaches only host memory, and a slow one that also

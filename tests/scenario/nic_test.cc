@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // NICs that die with something in their hands, fill up, tell late, go and come back (P3, P10, P16).

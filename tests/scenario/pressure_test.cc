@@ -2,7 +2,7 @@
 #include <cstring>
 #include <set>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 
 // Bounded queues, what overtakes what, and listeners that do not read (P18).
 

@@ -1,4 +1,4 @@
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // A rail in doubt is asked until it answers, and is used again once it does.

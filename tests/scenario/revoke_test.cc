@@ -5,8 +5,8 @@
 #include <set>
 
 #include "core/core.h"
-#include "scenario/puppet.h"
-#include "scenario/story.h"
+#include "scenario/scripted_peer.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // What is taken back. Memory, under load (P13): importers hear of it first and drain, so that

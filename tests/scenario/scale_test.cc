@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "base/rng.h"
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/sanitizers.h"
 
 // Large worlds, many peers, many keys. What is asserted is bytes, never time. The full sizes are

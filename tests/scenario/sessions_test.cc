@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <set>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Two sides find each other, whatever the control channel does to their messages, and lose and find

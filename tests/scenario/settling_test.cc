@@ -1,4 +1,4 @@
-#include "scenario/ledger.h"
+#include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
 // What a break leaves behind waits for the word of its target, and only for that one's.

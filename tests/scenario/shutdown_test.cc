@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Closing an engine with everything in flight: every operation is reported once, by whatever way it

@@ -1,7 +1,7 @@
 #include <array>
 #include <vector>
 
-#include "scenario/story.h"
+#include "harness/host.h"
 #include "support/log_guard.h"
 
 // Signals to many at once: who gets which key.

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "support/sanitizers.h"
-#include "swarm/field.h"
+#include "swarm/target_arena.h"
 
 // The random worlds, and whether their own instruments work: that they repeat, that everything
 // happens in them, that a short story is found, and that a wrong byte is seen.

@@ -17,7 +17,7 @@
 #include <fabric/fabric.h>
 #include <fabric/sim.h>
 
-#include "base/parking.h"
+#include "base/event_count.h"
 #include "base/rng.h"
 #include "base/system.h"
 #include "support/log_guard.h"

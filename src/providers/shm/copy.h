@@ -7,7 +7,7 @@
 
 #include <fabric/provider.h>
 
-#include "providers/shm/cards.h"
+#include "providers/shm/writer_slots.h"
 
 // Copies into memory that another process owns and may take back at any moment.
 

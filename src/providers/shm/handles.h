@@ -14,11 +14,11 @@
 
 #include "base/driver.h"
 #include "base/log.h"
-#include "providers/shm/cards.h"
+#include "providers/shm/writer_slots.h"
 #include "providers/shm/copy.h"
-#include "providers/shm/front.h"
-#include "providers/shm/keys.h"
-#include "providers/shm/neighbour.h"
+#include "providers/shm/shared_header.h"
+#include "providers/shm/rkeys.h"
+#include "providers/shm/shm_peer.h"
 #include "providers/shm/proof.h"
 #include "providers/shm/ring.h"
 

@@ -5,7 +5,7 @@
 
 #include <fabric/result.h>
 
-#include "providers/shm/cards.h"
+#include "providers/shm/writer_slots.h"
 
 // The owner's side of a fence: how it knows that no thread of a peer stores any more under a permit
 // that was changed. tests/models/fence.pml is the model.

@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "providers/sim/driver.h"
-#include "providers/sim/ends.h"
+#include "providers/sim/path_ends.h"
 #include "providers/sim/event_queue.h"
 #include "providers/sim/faults.h"
 #include "providers/sim/model.h"

@@ -11,7 +11,7 @@
 
 #include "providers/verbs/gids.h"
 #include "providers/verbs/library.h"
-#include "providers/verbs/options.h"
+#include "providers/verbs/port_name.h"
 #include "providers/verbs/wire.h"
 
 // The C objects of libibverbs with owners. Each holds what it was made from, so whoever lets go

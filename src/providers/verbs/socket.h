@@ -8,7 +8,7 @@
 #include <fabric/result.h>
 
 #include "base/unique_fd.h"
-#include "providers/verbs/fragments.h"
+#include "providers/verbs/datagram_parts.h"
 #include "providers/verbs/wire.h"
 
 namespace fabric::verbs {

@@ -18,7 +18,7 @@
 
 #include <gtest/gtest.h>
 
-#include "providers/shm/cards.h"
+#include "providers/shm/writer_slots.h"
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "providers/shm/front.h"
+#include "providers/shm/shared_header.h"
 
 // The layout that two processes share, and the words in it that make an old value tell from a new.
 

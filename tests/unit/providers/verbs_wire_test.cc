@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
-#include "providers/verbs/fragments.h"
+#include "providers/verbs/datagram_parts.h"
 
 namespace fabric::verbs {
 namespace {

@@ -1,0 +1,34 @@
+#include "base/event_count.h"
+
+#include <ctime>
+
+#include "base/check.h"
+#include "base/driver.h"
+#include "base/futex.h"
+
+namespace fabric {
+
+void ParkingSpot::sleep(Ticket ticket, int64_t timeout_ns) noexcept {
+  if (timeout_ns <= 0) return;
+  constexpr int64_t kSecond = 1'000'000'000;
+  const timespec relative{static_cast<time_t>(timeout_ns / kSecond),
+                          static_cast<long>(timeout_ns % kSecond)};
+  // A wake() since prepare() changed the word, and the call returns at once. Signals and time-outs
+  // are reasons the caller allows.
+  FABRIC_CHECK(futex_wait(word_, static_cast<uint32_t>(ticket),
+                          timeout_ns == kNeverNs ? nullptr : &relative),
+               "futex wait failed");
+}
+
+void ParkingSpot::wake_all() noexcept {
+  // A guess that the exchange confirms, hence relaxed; likewise when that fails.
+  uint32_t seen = word_.load(std::memory_order_relaxed);
+  // An even word means that another wake() was faster and wakes the same sleepers.
+  do {
+    if ((seen & 1u) == 0) return;
+    // Relaxed: a read-modify-write carries on the release of the fetch_add in wake().
+  } while (!word_.compare_exchange_weak(seen, seen + 1, std::memory_order_relaxed));
+  futex_wake_all(word_);
+}
+
+}  // namespace fabric

@@ -1,0 +1,121 @@
+#include <fabric/verbs.h>
+
+#include "card/card.h"
+#include "conformance/verbs_cases.h"
+#include "harness/real_time_env.h"
+#include "conformance/verbs_networks.h"
+#include "support/log_guard.h"
+
+// The conformance suite on cards made of software, with the trouble that it asks for.
+
+namespace fabric::test {
+namespace {
+
+/// One way, while there is trouble: long enough for an engine to do something while its writes are
+/// under way.
+constexpr Nanos kCable = 300us;
+
+class SoftTrouble final : public Trouble {
+ public:
+  using Processes = std::function<std::vector<std::shared_ptr<Process>>(uint32_t place)>;
+
+  SoftTrouble(SoftCards& cards, Processes processes)
+      : cards_(cards), processes_(std::move(processes)) {}
+
+  void cut(uint32_t one, uint32_t other, Phase phase) override {
+    cards_.lose(one, other, SoftCards::kAll, phase == Phase::kBegin);
+    cards_.lose(other, one, SoftCards::kAll, phase == Phase::kBegin);
+  }
+  void lose_rail(uint32_t place, uint32_t rail, Phase phase) override {
+    cards_.port(place, rail, phase == Phase::kEnd);
+  }
+  void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
+    const auto end = side == Side::kSender ? SoftCards::End::kSender : SoftCards::End::kTarget;
+    EXPECT_GT(cards_.break_path(from, to, rail, end), 0u) << "there is no such path";
+  }
+  void kill(uint32_t place) override {
+    for (const auto& process : processes_(place)) process->kill();
+  }
+  void stop(uint32_t place, Phase phase) override {
+    for (const auto& process : processes_(place)) {
+      phase == Phase::kBegin ? process->stop() : process->go_on();
+    }
+  }
+  void lose_acks(uint32_t from, uint32_t to, Phase phase) override {
+    cards_.lose(to, from, SoftCards::kAcks, phase == Phase::kBegin);
+  }
+  void not_ready(uint32_t place, Phase phase) override {
+    cards_.not_ready(place, phase == Phase::kBegin);
+  }
+  void wrong_key(uint32_t from, uint32_t to) override { cards_.spoil_key(from, to); }
+
+ private:
+  SoftCards& cards_;
+  const Processes processes_;
+};
+
+CardShape shape_of(uint32_t rails, const GroundOptions& options) {
+  CardShape shape{.hosts = Ground::kPlaces, .rails = rails, .seed = test_seed()};
+  shape.dmabuf = false;  // the bodies know host memory only
+  if (options.trouble) shape.cable = kCable;
+  return shape;
+}
+
+/// The cards are there before the first engine is opened, and when the last job of one has ended.
+struct WithCards {
+  explicit WithCards(const CardShape& shape) : cards(shape) {}
+  SoftCards cards;
+};
+
+class SoftGround final : private WithCards, public RealGround {
+ public:
+  SoftGround(uint32_t rails, const GroundOptions& options)
+      : WithCards(shape_of(rails, options)), RealGround(options), options_(options), rails_(rails) {
+    cards.lossy_control({.drop = options.drop_control,
+                         .duplicate = options.duplicate_control,
+                         .reorder = options.reorder_control});
+  }
+
+  Trouble& trouble() override { return trouble_; }
+  Nanos on_the_wire(Nanos simulated) const override { return 100 * simulated; }
+
+ private:
+  std::vector<Network> networks(uint32_t place) const override {
+    verbs::Options usual;
+    for (uint32_t rail = 0; rail < rails_; ++rail) {
+      usual.devices.push_back(SoftCards::name(place, rail));
+    }
+    return verbs_networks(usual, options_);
+  }
+
+  const GroundOptions options_;
+  const uint32_t rails_;
+  SoftTrouble trouble_{cards, [this](uint32_t place) { return processes(place); }};
+};
+
+ProviderCase soft_case(uint32_t rails) {
+  const CaseCaps caps{.looks = true,
+                      .lossy_control = true,
+                      .realtime_threads = true,
+                      .second_network = true,
+                      .several_rails = rails > 1,
+                      .counted_slices = true,
+                      .exact_replay = true,
+                      .cuts = true,
+                      .lost_rails = true,
+                      .broken_paths = true,
+                      .kills = true,
+                      .stops = true,
+                      .lost_acks = true,
+                      .not_ready = true,
+                      .wrong_keys = true};
+  return {"verbs_soft_" + std::to_string(rails), caps, [rails](const GroundOptions& options) {
+            return std::make_unique<SoftGround>(rails, options);
+          }};
+}
+
+}  // namespace
+
+std::vector<ProviderCase> soft_cases() { return {soft_case(1), soft_case(2)}; }
+
+}  // namespace fabric::test

@@ -1,0 +1,370 @@
+#include "fuzz/fuzz_session.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "control/descriptor.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__has_feature)
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#include <sanitizer/allocator_interface.h>
+#define FABRIC_COUNTS_HEAP 1
+#endif
+#endif
+
+namespace fabric::fuzz {
+
+namespace {
+
+constexpr uint64_t kEngineId = 0x1001, kHonestId = 0x2002, kHostileId = 0x9990;
+constexpr uint32_t kPeersMax = 6, kOpsMax = 256, kRegionsMax = 16, kCountersMax = 64;
+/// More than all of Config's bounds allow, less than a flood brings.
+constexpr uint64_t kHeapMax = 4u << 20;
+
+uint64_t heap_bytes() {
+#ifdef FABRIC_COUNTS_HEAP
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  return 0;
+#endif
+}
+
+/// Warnings about what hostile peers do are right, and as many as there are inputs.
+void no_log(void*, const LogRecord&) {}
+
+Config stage_config(const Setting& setting) {
+  Config config;
+  config.ops_max = kOpsMax;
+  config.batches_max = 16;
+  config.peers_max = kPeersMax;
+  config.regions_max = kRegionsMax;
+  config.counters_max = kCountersMax;
+  config.names_per_peer_max = 8;
+  config.message_bytes_max = 4096;
+  config.message_buffers = 16;
+  config.message_credits = 4;
+  config.index_arena_bytes = 256u << 10;
+  config.log_sink = {.write = no_log};
+  if ((setting.flags & Setting::kJobKey) != 0) config.job_key = "the job";
+  return config;
+}
+
+sim::WorldOptions world_options(const Setting& setting) {
+  sim::WorldOptions options{.seed = setting.seed + 1u};
+  if ((setting.flags & Setting::kLossy) != 0) {
+    options.drop_control = options.duplicate_control = options.reorder_control = 0.1;
+  }
+  return options;
+}
+
+std::byte byte_of(uint64_t engine_id, uint64_t place) {
+  return static_cast<std::byte>(1 + (engine_id * 31 + place * 7 + place / 256) % 255);
+}
+
+}  // namespace
+
+void play(const Script& script, Opening opening) {
+  Stage stage(script.setting, opening);
+  for (const Action& action : script.actions) stage.act(action);
+  stage.finish();
+}
+
+// ---- Before the story ---------------------------------------------------------------------------
+
+Stage::Stage(const Setting& setting, Opening opening)
+    : setting_(setting),
+      world_(sim::make_world(world_options(setting))),
+      ledger_(*world_),
+      honest_ledger_(*world_) {
+  sim::NodeNetwork network;
+  const bool unordered = (setting.flags & Setting::kUnordered) != 0;
+  network.model = unordered ? sim::NicModel::efa_200g() : sim::NicModel::connectx7();
+  for (size_t i = 0; i < node_.size(); ++i) {
+    const bool two_rails = i < 2 && (setting.flags & Setting::kTwoRails) != 0;
+    network.rails = two_rails ? 2 : 1;
+    node_[i] = world_->wire.add_node({network});
+  }
+  engine_.emplace(open_side(kEngineId, node_[0]));
+  honest_.emplace(open_side(kHonestId, node_[1]));
+  quiet_.emplace(*engine_->engine.make_counter());
+  introduce_honest();
+
+  Hostile::World around{.impl = world_};
+  around.engine = *control::decode_address(engine_->engine.address());
+  around.honest = *control::decode_address(honest_->engine.address());
+  around.secrets = {engine_->counter.key(), quiet_->key()};
+  const bool keyed = (setting.flags & Setting::kJobKey) != 0;
+  for (uint32_t who = 0; who < 2; ++who) {
+    const bool knows = !keyed || who == 0 || (setting.flags & Setting::kSecondKnows) != 0;
+    const std::string key = !keyed                  ? ""
+                            : knows                 ? "the job"
+                            : setting.seed % 2 == 0 ? ""
+                                                    : "another";
+    hostile_[who] = std::make_unique<Hostile>(around, node_[2 + who], kHostileId + who, key, knows);
+    told_.push_back(*engine_->engine.make_counter());
+    share(who);
+  }
+  hostile_[0]->conspire(*hostile_[1]);
+  hostile_[1]->conspire(*hostile_[0]);
+  if (opening == Opening::kSessions) meet();
+  heap_before_ = heap_bytes();
+}
+
+Stage::Side Stage::open_side(uint64_t engine_id, uint32_t node) {
+  Config config = stage_config(setting_);
+  config.engine_id = engine_id;
+  config.default_timeout = config.timeout_max = kTimeoutMax;
+  config.drain_timeout = kDrain;
+  config.peer_timeout = kPeerTimeout;
+  config.lost_timeout = kLost;
+  config.networks = {{.provider = "sim", .name = "sim"}};
+  config.networks[0].devices = {sim::world_token(*world_, node)};
+  Engine engine = *Engine::open(config, world_);
+  Bytes bytes(2 * kSlots * kSlotBytes);
+  for (size_t i = 0; i < bytes.size() / 2; ++i) bytes[i] = byte_of(engine_id, i);
+  MemoryRegion memory =
+      *engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
+  Counter counter = *engine.make_counter();
+  return {std::move(bytes), std::move(engine), std::move(memory), std::move(counter)};
+}
+
+void Stage::run_for(Nanos time) {
+  world_->world_driver.drive([] { return false; }, world_->wire.now_ns() + time.count());
+}
+
+void Stage::introduce_honest() {
+  const auto introduce = [](Side& side, const Side& to) {
+    side.peer = *side.engine.connect(to.engine.address());
+    side.target = *side.engine.import_region(side.peer, *to.memory.desc());
+    side.listener = *side.engine.listen(kHonestChannel, Notify::call<&Side::hear>(&side));
+  };
+  introduce(*honest_, *engine_);
+  introduce(*engine_, *honest_);
+  honest_round();
+  run_for((setting_.flags & Setting::kLossy) != 0 ? kTimeoutMax : 1ms);
+  check_all(true);
+}
+
+void Stage::meet() {
+  peer_[0] = *engine_->engine.connect(control::encode(hostile_[0]->address()));
+  hostile_[1]->hello();
+  const auto turns = [&] {
+    for (int i = 0; i < 4; ++i) {
+      run_for(10us);
+      for (const auto& hostile : hostile_) hostile->read(Manners::kAll);
+    }
+  };
+  turns();
+  for (const auto& hostile : hostile_) hostile->open_path();
+  turns();
+  for (uint32_t who = 0; who < 2; ++who) {
+    const auto target = engine_->engine.import_region(peer_of(who), hostile_[who]->desc());
+    if (target) target_[who] = *target;
+  }
+}
+
+/// New memory for a hostile peer, as long as there is room.
+void Stage::share(uint32_t who) {
+  Bytes bytes(kSharedBytes);
+  auto memory =
+      engine_->engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
+  if (!memory) return;
+  Bytes wire_key = control::decode_desc(*memory->desc())->networks.at(0).rail_keys.at(0);
+  shared_[who].push_back(
+      std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_key)}));
+}
+
+/// The session with a hostile peer, whoever began it; the last one when there is none.
+PeerId Stage::peer_of(uint32_t who) {
+  for (const PeerId id : engine_->engine.peers()) {
+    if (id == engine_->peer) continue;
+    const auto info = engine_->engine.peer_info(id);
+    if (info && info->engine_id == hostile_[who]->address().engine_id) peer_[who] = id;
+  }
+  return peer_[who];
+}
+
+// ---- The story ----------------------------------------------------------------------------------
+
+void Stage::act(const Action& action) {
+  Hostile& hostile = *hostile_[action.who % 2];
+  Hostile& other = *hostile_[1 - action.who % 2];
+  switch (action.verb) {
+    case Verb::kSay:
+      hostile.say(kFrameKinds[action.what % kFrameKinds.size()], action, other);
+      if ((action.who & 2) != 0) run_for(5us);  // before anything else happens
+      break;
+    case Verb::kPass: {
+      const uint32_t parts = 1 + action.n % 4u;
+      for (uint32_t i = 0; i < parts; ++i) {
+        run_for(1us * (1u << action.what % 20) / parts);
+        hostile_[0]->read(action.twist);
+        hostile_[1]->read(action.a);
+      }
+      break;
+    }
+    case Verb::kLocal:
+      local(action);
+      break;
+    case Verb::kHonest:
+      honest_round();
+      break;
+    case Verb::kWrite:
+      hostile.write(action, shared_[action.who % 2].back()->wire_key, told_[action.who % 2].key());
+      break;
+    case Verb::kReplay:
+      hostile.replay(action, other);
+      break;
+    case Verb::kBecome:
+      hostile.become(action, other);
+      break;
+    case Verb::kFault:
+      fault(action);
+      break;
+  }
+  check_all(false);
+}
+
+/// One write and one message each way.
+void Stage::honest_round() {
+  if (rounds_ == kSlots) return;
+  exchange(*honest_, *engine_);
+  exchange(*engine_, *honest_);
+  ++rounds_;
+}
+
+void Stage::exchange(Side& from, Side& to) {
+  const auto well = [this](const Event& event) {
+    FABRIC_CHECK(event.code == Errc::kOk || closing_, "between the honest ones everything works");
+  };
+  const uint64_t at = rounds_ * kSlotBytes;
+  const bool written = honest_ledger_.offer(
+      kTimeoutMax,
+      [&](Notify notify) {
+        return from.engine.submit(Write{.source = from.memory.at(at),
+                                        .target = from.target.at(kSlots * kSlotBytes + at),
+                                        .size_bytes = kSlotBytes,
+                                        .imm = to.counter.key(),
+                                        .timeout = kTimeoutMax,
+                                        .notify = notify});
+      },
+      well);
+  const bool sent = honest_ledger_.offer(
+      kTimeoutMax,
+      [&](Notify notify) {
+        return from.engine.submit(Send{.peer = from.peer,
+                                       .channel = kHonestChannel,
+                                       .bytes = std::span(from.bytes).subspan(at, kSlotBytes),
+                                       .timeout = kTimeoutMax,
+                                       .notify = notify});
+      },
+      well);
+  FABRIC_CHECK(written && sent, "there is room for the honest");
+}
+
+/// Only where the honest peer does not feel it.
+void Stage::fault(const Action& action) {
+  const uint32_t here = node_[0], there = node_[2 + action.who % 2];
+  const sim::Fault faults[] = {sim::Fault::break_sender(here, there, 0),
+                               sim::Fault::break_target(here, there, 0),
+                               sim::Fault::break_sender(there, here, 0),
+                               sim::Fault::break_target(there, here, 0),
+                               sim::Fault::cut(here, there),
+                               sim::Fault::heal(here, there),
+                               sim::Fault::lose_acks(here, there),
+                               sim::Fault::keep_acks(here, there),
+                               sim::Fault::control_cut(here, there),
+                               sim::Fault::control_heal(here, there)};
+  const auto planned =
+      world_->wire.plan(world_->wire.now_ns(), faults[action.what % std::size(faults)]);
+  FABRIC_CHECK(planned.has_value());
+}
+
+// ---- What must hold -----------------------------------------------------------------------------
+
+void Stage::check_bounds() const {
+  const EngineStats stats = engine_->engine.stats();
+  FABRIC_CHECK(stats.peers <= kPeersMax && stats.ops_in_flight <= kOpsMax);
+  FABRIC_CHECK(stats.regions <= kRegionsMax && stats.counters <= kCountersMax);
+  FABRIC_CHECK(heap_bytes() <= heap_before_ + kHeapMax || heap_before_ == 0,
+               "what a peer says is kept without a bound");
+}
+
+void Stage::check_sealed() const {
+  for (uint32_t who = 0; who < 2; ++who) {
+    for (const auto& shared : shared_[who]) {
+      if (!shared->sealed) continue;
+      const bool again = hostile_[who]->paths_started() != shared->paths_then;
+      if (again && !shared->deregistered) continue;
+      FABRIC_CHECK(shared->bytes == *shared->sealed, "written after it was proved impossible");
+    }
+  }
+}
+
+void Stage::check_honest(const Side& from, const Side& to, bool at_rest) const {
+  const uint64_t count = to.counter.count();
+  FABRIC_CHECK(at_rest ? count == rounds_ : count <= rounds_, "counts of nobody, or lost ones");
+  FABRIC_CHECK(at_rest ? to.messages.size() == rounds_ : to.messages.size() <= rounds_);
+  const auto out = std::span(from.bytes).first(kSlots * kSlotBytes);
+  const auto in = std::span(to.bytes).subspan(kSlots * kSlotBytes);
+  if (at_rest) {
+    FABRIC_CHECK(std::memcmp(out.data(), in.data(), rounds_ * kSlotBytes) == 0);
+    std::vector<Bytes> expected, arrived = to.messages;
+    for (uint64_t i = 0; i < rounds_; ++i) {
+      const auto slot = out.subspan(i * kSlotBytes, kSlotBytes);
+      expected.emplace_back(slot.begin(), slot.end());
+    }
+    std::ranges::sort(expected);
+    std::ranges::sort(arrived);
+    FABRIC_CHECK(arrived == expected, "a message that was not sent, or twice");
+  }
+  static constexpr std::array<std::byte, kSlots * kSlotBytes> kNothing{};
+  const auto unused = in.subspan(rounds_ * kSlotBytes);
+  FABRIC_CHECK(std::memcmp(unused.data(), kNothing.data(), unused.size()) == 0,
+               "somebody else writes here");
+}
+
+void Stage::check_all(bool at_rest) const {
+  check_bounds();
+  check_sealed();
+  check_honest(*honest_, *engine_, at_rest);
+  check_honest(*engine_, *honest_, at_rest);
+  FABRIC_CHECK(quiet_->count() == 0);
+  for (uint32_t who = 0; who < told_.size(); ++who) {
+    FABRIC_CHECK(told_[who].count() <= hostile_[who]->counted(), "counted more than was written");
+  }
+}
+
+void Stage::finish() {
+  Engine& engine = engine_->engine;
+  if ((setting_.flags & Setting::kAbrupt) == 0) {
+    for (const auto& hostile : hostile_) hostile->vanish();
+    counters_.clear();
+    small_listener_.reset();
+    inbox_.reset();
+    run_for(2 * kLost + kTimeoutMax + kDrain);
+    ledger_.check_all_ended();
+    honest_ledger_.check_all_ended();
+    honest_round();
+    run_for((setting_.flags & Setting::kLossy) != 0 ? kTimeoutMax : 1ms);
+    check_all(true);
+    FABRIC_CHECK(engine.peers() == std::vector<PeerId>{engine_->peer}, "a peer that is gone stays");
+    const EngineStats stats = engine.stats();
+    FABRIC_CHECK(stats.ops_in_flight == 0 && stats.peers == 1);
+    FABRIC_CHECK(stats.counters == 2 + told_.size(), "names of those who are gone stay");
+  }
+  closing_ = true;
+  const int64_t began = world_->wire.now_ns();
+  const auto closed = engine.close();
+  FABRIC_CHECK(closed.has_value(), "nothing of a peer keeps an engine open");
+  FABRIC_CHECK(world_->wire.now_ns() - began <= (2 * kDrain).count());
+  FABRIC_CHECK(engine.stats().ops_in_flight == 0);
+  run_for(kLost + kDrain);
+  // The honest peer has heard of it, and its own operations have ended as well.
+  FABRIC_CHECK(honest_->engine.peers().empty() && honest_->engine.stats().ops_in_flight == 0);
+  ledger_.check_all_ended();
+  honest_ledger_.check_all_ended();
+}
+
+}  // namespace fabric::fuzz

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fabric/fabric.h>
+
+#include "fuzz/hostile.h"
+#include "fuzz/completion_auditor.h"
+#include "fuzz/sequence.h"
+
+// The engine under test, an honest peer beside it, and two hostile ones. Whatever those say: every
+// operation that was accepted ends once and in time, and between the engine and the honest peer
+// each byte and each count arrives.
+
+namespace fabric::fuzz {
+
+using namespace std::chrono_literals;
+
+class Stage {
+ public:
+  Stage(const Setting& setting, Opening opening);
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
+
+  void act(const Action& action);
+  /// The hostile peers are gone, or with Setting::kAbrupt still there. Ends the engine.
+  void finish();
+
+ private:
+  static constexpr uint64_t kSlotBytes = 32;  ///< of the honest exchange, one for each round
+  static constexpr uint64_t kSlots = kActionsMax + 2;
+  static constexpr Nanos kDrain = 200ms, kPeerTimeout = 200ms, kLost = 500ms, kTimeoutMax = 1s;
+  static constexpr uint64_t kSharedBytes = 4096;
+  static constexpr uint16_t kHonestChannel = 9;
+
+  /// One side of the honest exchange.
+  struct Side {
+    Bytes bytes;  ///< the first half goes out, the second comes in
+    Engine engine;
+    MemoryRegion memory;
+    Counter counter;
+    PeerId peer{};
+    RemoteRegion target{};
+    std::vector<Bytes> messages{};
+    Subscription listener{};
+    void hear(const Event& event) {
+      messages.emplace_back(event.bytes().begin(), event.bytes().end());
+    }
+  };
+  /// Memory that a hostile peer may write to, until it may not.
+  struct Shared {
+    Bytes bytes;
+    MemoryRegion memory;
+    Bytes wire_key{};
+    std::optional<Bytes> sealed{};  ///< what stood there when a fence or deregistration was proved
+    uint64_t paths_then = 0;        ///< a path opened after a fence is of a session after it
+    bool deregistered = false;
+  };
+
+  Side open_side(uint64_t engine_id, uint32_t node);
+  void run_for(Nanos time);
+  void introduce_honest();
+  void meet();
+  void share(uint32_t who);
+  PeerId peer_of(uint32_t who);
+
+  void local(const Action& action);
+  void local_transfer(const Action& action, uint32_t who, Nanos timeout);
+  void local_counter(const Action& action, uint32_t who, Nanos timeout);
+  void local_control(const Action& action, uint32_t who, Nanos timeout);
+  void local_region(const Action& action, uint32_t who, Nanos timeout);
+  void seal(uint32_t who, size_t which, bool deregistered);
+  void honest_round();
+  void exchange(Side& from, Side& to);
+  void fault(const Action& action);
+
+  void check_bounds() const;
+  void check_sealed() const;
+  void check_honest(const Side& from, const Side& to, bool at_rest) const;
+  void check_all(bool at_rest) const;
+
+  const Setting setting_;
+  std::shared_ptr<sim::World::Impl> world_;
+  Ledger ledger_, honest_ledger_;
+  std::vector<std::unique_ptr<std::array<Key, 8>>> resolved_;  ///< until the engine is gone
+  std::array<uint32_t, 4> node_{};  ///< the engine's, the honest peer's, the hostile ones'
+  std::optional<Side> engine_, honest_;
+  std::optional<Counter> quiet_;  ///< nobody was told of its key
+  std::vector<Counter> told_;     ///< one for each hostile peer
+  std::vector<Counter> counters_;
+  std::optional<Inbox> inbox_;
+  std::optional<Subscription> small_listener_;
+  std::array<std::unique_ptr<Hostile>, 2> hostile_;
+  std::array<std::vector<std::unique_ptr<Shared>>, 2> shared_;  ///< the last is in use
+  std::array<PeerId, 2> peer_{};
+  std::array<RemoteRegion, 2> target_{};
+  uint64_t rounds_ = 0;
+  uint64_t heap_before_ = 0;
+  bool closing_ = false;
+};
+
+}  // namespace fabric::fuzz

@@ -1,0 +1,410 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "fuzz/fuzz_helpers.h"
+#include "fuzz/shm_script.h"
+#include "fuzz/shm_fixture.h"
+
+// Three processes of the same user that keep no rule, and two networks that do. Whatever the three
+// say on the sockets, pass over and store into the shared memory: what the two write to each other
+// arrives exactly, everything that was posted ends once, and nothing is left at the end.
+
+namespace fabric::fuzz {
+namespace {
+
+using namespace fabric::shm;
+using Kind = WireEvent::Kind;
+
+/// A number of all sizes from a small one.
+uint64_t wide(uint32_t value) {
+  const uint64_t low = value & 0x3fffffff;
+  switch (value >> 30) {
+    case 0:
+      return low;
+    case 1:
+      return uint64_t{1} << (low % 64);
+    case 2:
+      return ~(low & 0xffff);
+    default:
+      return low * 0x9e3779b97f4a7c15;
+  }
+}
+
+class Play {
+ public:
+  void run(std::span<const std::byte> script) {
+    for (ShmTraffic* one : traffic()) one->write();
+    // Whoever greets first by a name has it: the honest two know each other.
+    expect_exact_traffic();
+    for (size_t at = 0; at + kShmActionBytes <= script.size(); at += kShmActionBytes) {
+      if (at / kShmActionBytes == kShmActionsMax) break;
+      const auto byte = [&](size_t i) { return std::to_integer<uint8_t>(script[at + i]); };
+      uint32_t value = 0;
+      for (uint32_t i = 0; i < 4; ++i) value |= uint32_t{byte(4 + i)} << (8 * i);
+      const auto verbs = static_cast<uint8_t>(ShmVerb::kCount);
+      act({static_cast<ShmVerb>(byte(0) % verbs), byte(1), byte(2), byte(3), value});
+    }
+    expect_exact_traffic();
+    expect_everything_ends();
+  }
+
+ private:
+  static constexpr uint32_t kHostile = 3;
+  static constexpr uint64_t kOpenBytes = 64u << 10;
+  static constexpr uint32_t kOpenKeys = 4;  ///< memory that anybody may write to; indices 0 to 3
+
+  std::array<ShmTraffic*, 4> traffic() { return {&in_, &in_fetched_, &out_, &out_fetched_}; }
+
+  void act(const ShmAction& a);
+  void say(Hostile& one, const ShmAction& a);
+  void greet(Hostile& one, const ShmAction& a);
+  void show_key(Hostile& one, const ShmAction& a);
+  void post(const ShmAction& a);
+  void scribble_ring(Hostile& one, const ShmAction& a);
+  static void scribble_front(Hostile& one, const ShmAction& a);
+  static void scribble_cards(Hostile& one, const ShmAction& a);
+  void path_in(Hostile& one, const ShmAction& a);
+  void path_out(Hostile& one);
+  void revoke(uint32_t index);
+  void expect_exact_traffic();
+  void expect_everything_ends();
+
+  struct Path {
+    uint32_t id;
+    bool inbound;
+    bool operator==(const Path&) const = default;
+  };
+
+  StageDriver driver_;
+  ShmNode victim_{driver_}, honest_{driver_};
+  // Registered first: what the hostile ones can name is this.
+  SharedPages pages_ = *SharedPages::allocate(kOpenBytes * kOpenKeys / 2, false);
+  std::vector<std::byte> plain_ = std::vector<std::byte>(kOpenBytes * kOpenKeys / 2);
+  std::array<uint64_t, kOpenKeys> open_ = [this] {
+    std::array<uint64_t, kOpenKeys> keys{};
+    for (uint32_t i = 0; i < kOpenKeys; ++i) keys[i] = open(i);
+    return keys;
+  }();
+  ShmTraffic in_{honest_, victim_, Way::kMapped}, in_fetched_{honest_, victim_, Way::kPulled};
+  ShmTraffic out_{victim_, honest_, Way::kMapped}, out_fetched_{victim_, honest_, Way::kPulled};
+  std::array<Hostile, kHostile> hostile_{Hostile(1), Hostile(uint64_t{1} << 40),
+                                         Hostile(UINT64_MAX - 1)};
+  std::vector<Path> paths_;
+  std::vector<std::byte> source_ = std::vector<std::byte>(kOpenBytes);
+  uint32_t posted_ = 0, revoked_ = 0;
+
+  uint64_t open(uint32_t index) {
+    std::byte* const at =
+        index < kOpenKeys / 2 ? static_cast<std::byte*>(pages_.address()) : plain_.data();
+    std::vector<std::byte> wire;
+    const auto key = victim_.rail().register_memory(
+        {at + index % (kOpenKeys / 2) * kOpenBytes, kOpenBytes}, wire);
+    FABRIC_CHECK(key.has_value());
+    return *key;
+  }
+};
+
+void Play::act(const ShmAction& a) {
+  Hostile& one = hostile_[a.who % kHostile];
+  switch (a.verb) {
+    case ShmVerb::kConnect:
+      one.connect(victim_.address());
+      return;
+    case ShmVerb::kGreet:
+      return greet(one, a);
+    case ShmVerb::kSay:
+      return say(one, a);
+    case ShmVerb::kFlood:
+      for (uint32_t i = 0; i < uint32_t{a.n} + 1; ++i) say(one, a);
+      return;
+    case ShmVerb::kHangUp:
+      return one.hang_up();
+    case ShmVerb::kListen:
+      one.listen();
+      return;
+    case ShmVerb::kTurn:
+      victim_.turns(a.n % 4 + 1);
+      return honest_.turn();
+    case ShmVerb::kTraffic:
+      for (ShmTraffic* traffic : traffic()) traffic->write();
+      return;
+    case ShmVerb::kPathIn:
+      return path_in(one, a);
+    case ShmVerb::kPathOut:
+      return path_out(one);
+    case ShmVerb::kShowRing:
+      if (!paths_.empty()) one.show_ring(0, paths_[a.what % paths_.size()].id, a.n % 2 != 0);
+      return;
+    case ShmVerb::kShowKey:
+      return show_key(one, a);
+    case ShmVerb::kBlock: {
+      const auto kind = static_cast<Passed>(a.what % static_cast<uint8_t>(Passed::kCount));
+      const UniqueFd passed = make_descriptor(kind, 4096);
+      const int descriptor = passed.get();
+      one.say(Frame(Block{a.n, wide(a.value)}), {&descriptor, 1});
+      return;
+    }
+    case ShmVerb::kPost:
+      return post(a);
+    case ShmVerb::kScribbleRing:
+      return scribble_ring(one, a);
+    case ShmVerb::kScribbleFront:
+      return scribble_front(one, a);
+    case ShmVerb::kScribbleCards:
+      return scribble_cards(one, a);
+    case ShmVerb::kClosePath:
+      if (!paths_.empty()) {
+        const Path path = paths_[a.what % paths_.size()];
+        victim_.rail().close_path(path.id, path.inbound);
+      }
+      return;
+    case ShmVerb::kRevoke:
+      return revoke(a.n % kOpenKeys);
+    case ShmVerb::kCount:
+      return;
+  }
+}
+
+void Play::greet(Hostile& one, const ShmAction& a) {
+  const Address names[] = {one.address(), honest_.address(), victim_.address(),
+                           hostile_[(a.who + 1u) % kHostile].address()};
+  const Address& name = names[a.what % 4];
+  if (a.n == 0) {
+    if ((a.what & 4) != 0) one.show_memory();
+    one.greet(&name, static_cast<uint32_t>(wide(a.value)));
+    return;
+  }
+  const auto kind = [](uint32_t n) {
+    return static_cast<Passed>(n % static_cast<uint8_t>(Passed::kCount));
+  };
+  const UniqueFd cards = make_descriptor(kind(a.n & 15), sizeof(CardPage));
+  const UniqueFd front = make_descriptor(kind(a.n >> 4), sizeof(Front));
+  const int both[] = {cards.get(), front.get()};
+  one.say(Frame(Greeting{.from = name, .line = static_cast<uint32_t>(wide(a.value))}), both);
+}
+
+void Play::say(Hostile& one, const ShmAction& a) {
+  const uint64_t number = wide(a.value);
+  const auto small = static_cast<uint32_t>(number);
+  const uint32_t path = paths_.empty() ? small : paths_[small % paths_.size()].id;
+  const UniqueFd passed =
+      make_descriptor(static_cast<Passed>(a.n / 8 % static_cast<uint8_t>(Passed::kCount)), 4096);
+  const std::array<int, 7> descriptors = {passed.get(), passed.get(), passed.get(), passed.get(),
+                                          passed.get(), passed.get(), passed.get()};
+  const auto some = std::span(descriptors).first(a.n % 8);
+  switch (a.what % 10) {
+    case 0:
+      return void(one.say(Frame(Greeting{.from = one.address(), .line = small}), some));
+    case 1:
+      return void(one.say(encode(Frame(Datagram{})), some));
+    case 2:
+      return void(one.say(Frame(Wake{}), some));
+    case 3:
+      return void(
+          one.say(Frame(RingReady{
+                      .lane = a.what / 10u, .path = path, .permit = small, .permit_value = number}),
+                  some));
+    case 4:
+      return void(one.say(Frame(NeedBlock{number}), some));
+    case 5:
+      return void(one.say(Frame(Block{number, 4096}), some));
+    case 6:
+      return void(one.say(Frame(BlockGone{number}), some));
+    case 7:
+      return void(one.say(Frame(NeedMemory{}), some));
+    case 8:
+      return void(one.say(Frame(OwnMemory{}), some));
+    default: {
+      std::vector<std::byte> noise(1 + small % 300, static_cast<std::byte>(a.what));
+      noise[0] = static_cast<std::byte>(small >> 16);
+      return void(one.say(noise, some));
+    }
+  }
+}
+
+void Play::show_key(Hostile& one, const ShmAction& a) {
+  KeyEntry& entry = one.front().keys[a.n % 16];
+  entry.block.store(a.n >> 4);
+  entry.offset.store(a.what >= 64 ? wide(a.value) : 0);
+  entry.size_bytes.store(wide(a.value));
+  entry.kind.store(a.what % 4);
+  entry.permit.store(1);
+}
+
+void Play::path_in(Hostile& one, const ShmAction& a) {
+  std::vector<std::byte> answer;
+  const auto path = victim_.rail().accept_path(
+      encode(PathHello{.from = one.address(), .lane = a.what, .path = a.n}), answer);
+  if (!path) return;
+  const Path made{*path, true};
+  if (std::ranges::find(paths_, made) == paths_.end()) paths_.push_back(made);
+}
+
+void Play::path_out(Hostile& one) {
+  std::vector<std::byte> hello;
+  const auto path = victim_.rail().open_path(encode(one.address()), 0, hello);
+  if (!path) return;
+  const std::byte answer[] = {std::byte{1}};
+  FABRIC_CHECK(victim_.rail().start_path(*path, answer).has_value());
+  paths_.push_back({*path, false});
+}
+
+void Play::post(const ShmAction& a) {
+  if (paths_.empty() || paths_[a.what % paths_.size()].inbound) return;
+  const WriteOp op{.source = reinterpret_cast<uint64_t>(source_.data()),
+                   .target = (a.n & 16) != 0 ? wide(a.value) : 0,
+                   .size_bytes = a.value % kOpenBytes,
+                   .remote_key = uint64_t{1} << 32 | a.n % 16,
+                   .cookie = posted_,
+                   .path = paths_[a.what % paths_.size()].id,
+                   .imm = a.value,
+                   .has_imm = static_cast<uint8_t>(a.n >> 7)};
+  posted_ += victim_.rail().post({&op, 1});
+}
+
+void Play::scribble_ring(Hostile& one, const ShmAction& a) {
+  // Its own rings and those that it was shown, in turn.
+  const size_t rings = one.rings.size() + one.own_rings.size();
+  if (rings == 0) return;
+  const size_t which = a.what / 16 % rings;
+  Ring& ring =
+      *(which < one.rings.size() ? one.rings[which].as<Ring>()
+                                 : one.own_rings[which - one.rings.size()].mapping.as<Ring>());
+  const uint64_t value = wide(a.value);
+  Order& order = ring.orders[a.n % Ring::kOrders];
+  switch (a.what % 16) {
+    case 0:
+      return ring.counts_taken.store(value);
+    case 1:
+      return ring.counts[a.n].store(Ring::count_word(a.n, a.value));
+    case 2:
+      return ring.counts[a.n].store(value);
+    case 3:
+      return order.word.store(Order::word_of(a.n, static_cast<Order::State>(a.value % 8)));
+    case 4: {
+      // What the honest two write to is theirs: to name it is to be allowed to write there.
+      const uint64_t index = value & 0xffffffff;
+      return order.key.store(uint64_t{1} << 32 | (index < 64 ? index % kOpenKeys : index));
+    }
+    case 5:
+      return order.target.store(value);
+    case 6:
+      return order.source.store((a.value & 1) != 0 ? value
+                                                   : reinterpret_cast<uint64_t>(source_.data()));
+    case 7:
+      return order.size_bytes.store(value);
+    case 8:
+      return order.word.store(value);
+    case 9:
+      return order.flags.store(a.value);
+    case 10:
+      return ring.retired.store(a.value);
+    case 11:
+      return ring.orders_taken.store(value);
+    default:
+      for (uint64_t at = 0; at < Ring::kOrders; ++at) {
+        ring.orders[at].word.store(Order::word_of(at, static_cast<Order::State>(a.value % 8)));
+      }
+      return;
+  }
+}
+
+void Play::scribble_front(Hostile& one, const ShmAction& a) {
+  Front& front = one.front();
+  const uint64_t value = wide(a.value);
+  switch (a.what % 8) {
+    case 0:
+      return front.paths[a.n % 2].store(value);
+    case 1:
+      return front.bell.store(value);
+    case 2:
+      return front.sent[0].store(static_cast<uint32_t>(value));
+    case 3:
+      return front.keys[a.n % 16].permit.store(value);
+    case 4:
+      return front.keys[a.n % 16].size_bytes.store(value);
+    case 5:
+      return front.keys[a.n % 16].offset.store(value);
+    case 6:
+      return front.keys[a.n % 16].block.store(value);
+    default:
+      return front.keys[a.n % 16].kind.store(a.value);
+  }
+}
+
+void Play::scribble_cards(Hostile& one, const ShmAction& a) {
+  CardPage& cards = one.cards();
+  Card& card = cards.card[a.n];
+  switch (a.what % 4) {
+    case 0:
+      return cards.used.store(a.value);
+    case 1:
+      card.intent.store(a.value);
+      return card.restartable.store(a.value >> 8);
+    case 2:
+      return card.tid.store(a.value);
+    default:
+      std::memset(static_cast<void*>(&card.alive), static_cast<int>(a.value), sizeof(card.alive));
+      return;
+  }
+}
+
+void Play::revoke(uint32_t index) {
+  victim_.rail().deregister_memory(open_[index], 1000 + revoked_++);
+  // Another may get its place: only when it is proved is it free.
+}
+
+void Play::expect_exact_traffic() {
+  for (uint32_t turn = 0; turn < 200; ++turn) {
+    const auto all = traffic();
+    if (std::ranges::all_of(all, [](const ShmTraffic* one) { return one->exact(); })) return;
+    victim_.turn();
+    honest_.turn();
+  }
+  FABRIC_CHECK(false, "the honest two were held up, or their bytes are wrong");
+}
+
+void Play::expect_everything_ends() {
+  for (Hostile& one : hostile_) {
+    // It goes, and nobody of it is inside a section: the proof that is owed can be had.
+    CardPage& cards = one.cards();
+    for (uint32_t i = 0; i < 256; ++i) cards.card[i].intent.store(0);
+    one.hang_up();
+  }
+  for (const Path& path : paths_) victim_.rail().close_path(path.id, path.inbound);
+  std::multiset<uint32_t> cookies;
+  size_t looked = 0, down = 0, fenced = 0;
+  for (uint32_t turn = 0; turn < 40; ++turn) {
+    for (; looked < victim_.events.size(); ++looked) {
+      const WireEvent& event = victim_.events[looked];
+      down += event.kind == Kind::kPathDown;
+      fenced += event.kind == Kind::kFenced;
+      const bool written = event.kind == Kind::kWritten && event.cookie < posted_;
+      if (written) cookies.insert(event.cookie);
+    }
+    victim_.turn();
+  }
+  FABRIC_CHECK(down == paths_.size(), "an end of a path was told twice or never");
+  FABRIC_CHECK(fenced == revoked_, "a fence was told twice or never");
+  for (uint32_t cookie = 0; cookie < posted_; ++cookie) {
+    FABRIC_CHECK(cookies.count(cookie) == 1, "a piece ended twice or never");
+  }
+}
+
+}  // namespace
+}  // namespace fabric::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace fabric::fuzz;
+  // The cards of the process stay, and so does whatever the first play warms up.
+  [[maybe_unused]] static const bool warm = [] {
+    Play().run({});
+    return true;
+  }();
+  const Footprint before = footprint();
+  Play().run(input(data, size));
+  FABRIC_CHECK(footprint() == before, "descriptors or mappings are left");
+  return 0;
+}

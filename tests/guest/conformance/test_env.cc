@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <filesystem>
+
+#include <fabric/verbs.h>
+
+#include "conformance/verbs_cases.h"
+#include "harness/real_time_env.h"
+#include "conformance/verbs_networks.h"
+#include "guest/conformance/interposer.h"
+#include "guest/links.h"
+
+// The conformance suite on RDMA devices: in the guest on three hosts, with everything that can be
+// made to go wrong between them; on a machine with cards the engines meet on those, and nothing
+// goes wrong on purpose.
+
+namespace fabric::test {
+namespace {
+
+/// One way, while there is trouble. Long enough for an engine of the guest to do something while
+/// its writes are under way, and short for a card that waits for an acknowledgement.
+constexpr Nanos kCable = 4ms;
+
+std::string port_of(uint32_t host, uint32_t rail) {
+  return {static_cast<char>('a' + host), static_cast<char>('0' + rail)};
+}
+
+class GuestTrouble final : public Trouble {
+ public:
+  using Processes = std::function<std::vector<std::shared_ptr<Process>>(uint32_t place)>;
+
+  GuestTrouble(uint32_t rails, Processes processes)
+      : rails_(rails), processes_(std::move(processes)) {}
+
+  void begin() {
+    each_rail([](uint32_t rail) {
+      for (const uint32_t host : {0, 1, 2}) set_delay("s" + port_of(host, rail), kCable);
+      // So that a part of what leaves here can be lost from one moment to the next.
+      for (const uint32_t host : {0, 1}) set_control_netem(port_of(host, rail), "");
+    });
+    troubled_ = true;
+  }
+  void lose_control(const std::string& words) {
+    each_rail([&](uint32_t rail) {
+      for (const uint32_t host : {0, 1}) set_control_netem(port_of(host, rail), words);
+    });
+    troubled_ = true;
+  }
+  ~GuestTrouble() override {
+    if (!troubled_) return;
+    Cards::get().withhold_receives(0, false);
+    heal_all();
+  }
+
+  /// At the second one's end of its cables: nobody else is meant.
+  void cut(uint32_t, uint32_t other, Phase phase) override {
+    each_rail([&](uint32_t rail) {
+      const std::string port = port_of(other, rail);
+      for (const Band band : {Band::kData, Band::kControl, Band::kAcks}) {
+        set_band_lost(port, band, phase == Phase::kBegin);
+      }
+      if (phase == Phase::kBegin) {
+        lose_all("s" + port);
+      } else {
+        set_delay("s" + port, kCable);
+      }
+    });
+  }
+  void lose_rail(uint32_t place, uint32_t rail, Phase phase) override {
+    set_link(port_of(place, rail), phase == Phase::kEnd);
+  }
+  void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
+    const auto end = side == Side::kSender ? Cards::End::kSender : Cards::End::kTarget;
+    EXPECT_GT(Cards::get().break_path(from, to, rail, end), 0u) << "there is no such path";
+  }
+  void kill(uint32_t place) override {
+    for (const auto& process : processes_(place)) process->kill();
+  }
+  void stop(uint32_t place, Phase phase) override {
+    for (const auto& process : processes_(place)) {
+      phase == Phase::kBegin ? process->stop() : process->go_on();
+    }
+  }
+  void lose_acks(uint32_t, uint32_t to, Phase phase) override {
+    each_rail([&](uint32_t rail) {
+      set_band_lost(port_of(to, rail), Band::kAcks, phase == Phase::kBegin);
+    });
+  }
+  void not_ready(uint32_t place, Phase phase) override {
+    Cards::get().withhold_receives(place, phase == Phase::kBegin);
+  }
+  void wrong_key(uint32_t from, uint32_t to) override { Cards::get().spoil_key(from, to); }
+
+ private:
+  void each_rail(const std::function<void(uint32_t)>& act) const {
+    for (uint32_t rail = 0; rail < rails_; ++rail) act(rail);
+  }
+
+  const uint32_t rails_;
+  const Processes processes_;
+  bool troubled_ = false;
+};
+
+class GuestGround final : public RealGround {
+ public:
+  GuestGround(uint32_t rails, const GroundOptions& options)
+      : RealGround(options), options_(options), rails_(rails) {
+    Cards::get();  // before the first network is opened
+    if (options.trouble) trouble_.begin();
+    std::string words;
+    const auto percent = [](double part) { return std::to_string(100 * part) + "% "; };
+    if (options.drop_control > 0) words += "loss " + percent(options.drop_control);
+    if (options.duplicate_control > 0) words += "duplicate " + percent(options.duplicate_control);
+    if (options.reorder_control > 0) {
+      words += "delay 3ms reorder " + percent(1 - options.reorder_control);
+    }
+    if (!words.empty()) trouble_.lose_control(words);
+  }
+
+  Trouble& trouble() override { return trouble_; }
+  Nanos on_the_wire(Nanos simulated) const override { return 1000 * simulated; }
+
+ private:
+  std::vector<Network> networks(uint32_t place) const override {
+    verbs::Options usual{.timeout_code = kTimeoutCode, .retry_count = kRetries};
+    for (uint32_t rail = 0; rail < rails_; ++rail)
+      usual.devices.push_back("x" + port_of(place, rail));
+    return verbs_networks(usual, options_);
+  }
+
+  const GroundOptions options_;
+  const uint32_t rails_;
+  GuestTrouble trouble_{rails_, [this](uint32_t place) { return processes(place); }};
+};
+
+std::vector<std::string> all_devices() {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+    names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class CardGround final : public RealGround {
+ public:
+  CardGround(uint32_t rails, const GroundOptions& options) : RealGround(options), rails_(rails) {}
+
+ private:
+  std::vector<Network> networks(uint32_t) const override {
+    auto devices = all_devices();
+    devices.resize(rails_);
+    return {verbs::network({.devices = devices})};
+  }
+
+  const uint32_t rails_;
+};
+
+CaseCaps card_caps(uint32_t rails) {
+  return {.realtime_threads = true,
+          .several_rails = rails > 1,
+          .counted_slices = true,
+          .exact_replay = true};
+}
+
+CaseCaps guest_caps(uint32_t rails) {
+  CaseCaps caps = card_caps(rails);
+  caps.looks = caps.lossy_control = caps.second_network = true;
+  caps.cuts = caps.lost_rails = caps.broken_paths = caps.kills = caps.stops = true;
+  caps.lost_acks = caps.not_ready = caps.wrong_keys = true;
+  return caps;
+}
+
+template <class G>
+ProviderCase verbs_case(uint32_t rails, const CaseCaps& caps) {
+  return {"verbs_" + std::to_string(rails), caps,
+          [rails](const GroundOptions& options) { return std::make_unique<G>(rails, options); }};
+}
+
+}  // namespace
+
+std::vector<ProviderCase> verbs_cases() {
+  std::vector<ProviderCase> cases;
+  for (uint32_t rails = 1; rails <= 2 && rails <= all_devices().size(); ++rails) {
+    cases.push_back(in_guest() ? verbs_case<GuestGround>(rails, guest_caps(rails))
+                               : verbs_case<CardGround>(rails, card_caps(rails)));
+  }
+  return cases;
+}
+
+}  // namespace fabric::test

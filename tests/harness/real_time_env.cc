@@ -1,0 +1,89 @@
+#include "harness/real_time_env.h"
+
+#include "support/log_guard.h"
+
+namespace fabric::test {
+
+bool Clock::run_until(const std::function<bool()>& done, Nanos limit) {
+  const Nanos end = engine_.now() + limit;
+  while (!done()) {
+    if (engine_.now() >= end) return false;
+    Event tick[2];
+    const auto alarm = engine_.submit(Alarm{.after = 1ms, .notify = Notify::inbox(ticks_)});
+    if (!alarm || !ticks_.wait(10s) || ticks_.poll(tick) != 1) return false;
+  }
+  return true;
+}
+
+// Process
+
+void Process::go_on() {
+  stopped_ = false;
+  for (auto& [job, line] : std::exchange(held_, {})) helper().offload(std::move(job), line);
+}
+
+void Process::kill() noexcept {
+  if (engine_ != nullptr) engine_->vanish();  // which gives up its seat
+  go_on();                                    // the kernel takes away what it had
+}
+
+Result<void> Process::attach(Progress& engine, const AttachOptions& options) {
+  engine_ = &engine;
+  return host_->attach(*this, options);
+}
+
+void Process::detach(Progress&) noexcept {
+  host_->detach(*this);
+  engine_ = nullptr;
+}
+
+void Process::offload(std::function<void()> job, uint32_t line) {
+  if (stopped_) {
+    held_.emplace_back(std::move(job), line);
+  } else {
+    helper().offload(std::move(job), line);
+  }
+}
+
+// RealGround
+
+namespace {
+/// On a network that costs little to open and to poll.
+Config watch_config() { return {.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()}; }
+}  // namespace
+
+RealGround::RealGround(const GroundOptions& options)
+    : threaded_(options.realtime_threads), punctual_(options.trouble) {
+  if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open(watch_config()));
+}
+
+Result<Engine> RealGround::open(uint32_t place, const Config& config) {
+  Config real = config;
+  real.networks = networks(place);
+  if (threaded_) return Engine::open(real);
+  processes_[place].push_back(std::make_shared<Process>(host_, punctual_));
+  return Engine::open(real, processes_[place].back());
+}
+
+bool RealGround::run_until(const std::function<bool()>& done, Nanos limit) {
+  if (clock_ != nullptr) return clock_->run_until(done, limit);
+  const int64_t end_ns = host_->now_ns() + limit.count();
+  while (!done()) {
+    if (host_->now_ns() >= end_ns) return false;
+    host_->turn();
+    if (look_) look_();
+  }
+  return true;
+}
+
+void RealGround::run_for(Nanos time) {
+  run_until([] { return false; }, time);
+}
+
+void RealGround::settle() {
+  run_for(threaded_ ? 50ms : punctual_ ? 200ms : 20ms);
+  // Time passes on a busy machine while nobody turns; turns do not.
+  for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) host_->turn();
+}
+
+}  // namespace fabric::test

@@ -1,0 +1,80 @@
+// One process of a crowd, started by the tests of real processes (crowd.h).
+//
+//   crowd_worker LINE BOARD SLOT LIFE SEED PLOT_BYTES LANES LOOP
+//
+// LINE and BOARD are descriptors: the way to the referee, and memory that all of them share.
+
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+
+#include "process/stress_member.h"
+
+namespace fabric::crowd {
+namespace {
+
+using namespace std::chrono_literals;
+
+Config config_of(const Party& self, uint64_t lanes, Member::Log& log) {
+  Config config;
+  config.networks = {{.provider = "shm"}};
+  for (uint64_t i = 0; i < lanes; ++i) {
+    config.networks[0].devices.push_back("lane" + std::to_string(i));
+  }
+  config.app_info = std::to_string(self.slot) + " " + std::to_string(self.life);
+  // A stop is news soon, and never a loss: whoever is lost in these tests has died.
+  config.peer_timeout = 250ms;
+  config.lost_timeout = 120s;
+  config.spin = 20us;  // there are more processes than cores
+  config.log_sink = log.sink();
+  return config;
+}
+
+int run(char** words) {
+  const auto number = [&](int i) { return std::strtoull(words[i], nullptr, 10); };
+  UniqueFd line(static_cast<int>(number(1)));
+  const UniqueFd board_fd(static_cast<int>(number(2)));
+  const Party self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
+  const std::string_view loop = words[8];
+  void* board =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, board_fd.get(), 0);
+  if (board == MAP_FAILED) return 2;
+
+  Member::Log log;
+  auto engine = Engine::open(config_of(self, number(7), log),
+                             loop == "threads" ? nullptr : std::make_shared<InlineRuntime>());
+  if (!engine) {
+    std::fprintf(stderr, "open: %s %s\n", to_string(engine.error().code), engine.error().what);
+    return 2;
+  }
+  Member member(*std::move(engine), {.self = self, .seed = number(5), .plot_bytes = number(6)},
+                *static_cast<Board*>(board), std::move(line));
+  member.watch(log);
+  if (!member.begin()) return 2;
+  if (loop == "moves") {
+    // Every stretch in another thread, which has ended before the next begins.
+    for (bool more = true; more;) {
+      std::thread([&] {
+        for (int i = 0; i < 32 && more; ++i) more = member.step();
+      }).join();
+    }
+  } else {
+    while (member.step()) continue;
+  }
+  return member.finish() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace fabric::crowd
+
+int main(int argc, char** argv) {
+  // The referee may have ended before this line: then nobody listens, and step() finds out.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (argc != 9) return 2;
+  return fabric::crowd::run(argv);
+}

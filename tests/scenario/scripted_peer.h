@@ -1,0 +1,147 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/descriptor.h"
+#include "control/message.h"
+#include "harness/host.h"
+#include "unit/providers/sim_harness.h"
+
+// A peer without an engine: the test says every word of it, and when.
+
+namespace fabric::test {
+
+struct Letter {
+  control::Header header{};
+  std::vector<std::byte> body{};
+};
+
+/// A world whose engines can meet puppets.
+class PuppetTheatre {
+ public:
+  explicit PuppetTheatre(const sim::WorldOptions& options = {}) : world(options) {}
+
+  Engine open(Config config = story_config()) { return *Engine::open(placed(config), world.impl); }
+  /// For a node of its own.
+  Config placed(Config config) {
+    config.networks = {{.provider = "sim", .name = "sim"}};
+    config.networks[0].devices = {sim::world_token(*world.impl, world.add_node())};
+    return config;
+  }
+  void run_for(Nanos time) { world.run_for(time.count()); }
+
+  sim::TestWorld world;
+};
+
+class Puppet {
+ public:
+  static constexpr uint64_t kMemoryBytes = 4096;
+
+  Puppet(PuppetTheatre& theatre, std::span<const std::byte> engine, std::string job_key = "")
+      : network_(theatre.world.open_new()),
+        memory_(network_->rail(0), kMemoryBytes),
+        engine_(*control::decode_address(engine)),
+        key_(std::move(job_key)) {
+    address.engine_id = 0x9999;
+    address.incarnation = 7;
+    address.networks.push_back({.provider = "sim",
+                                .name = "sim",
+                                .rails = 1,
+                                .fence = FenceKind::kLocal,
+                                .memory_kinds = 1,
+                                .address = network_->address()});
+    hello = {.address = address,
+             .to_incarnation = engine_.incarnation,
+             .message_bytes_max = 1024,
+             .message_credits = 4,
+             .timeout_max_ns = 1'000'000'000,
+             .drain_ns = 1'000'000'000,
+             .lost_ns = 4'000'000'000};
+    link_ = *network_->open_link(engine_.networks.at(0).address);
+  }
+
+  std::vector<std::byte> encoded_address() const { return control::encode(address); }
+  std::vector<std::byte> desc() const {
+    control::RegionDesc desc{.owner_engine = address.engine_id,
+                             .owner_incarnation = address.incarnation,
+                             .region = RegionId(1, 1),
+                             .size_bytes = kMemoryBytes};
+    desc.networks.push_back({.network = "sim", .rail_keys = {memory_.wire_key}});
+    return *control::encode(desc);
+  }
+  std::span<const std::byte> memory() const { return memory_.bytes; }
+
+  control::Header header(control::MessageType type) const {
+    return {.type = type, .to_session = engine_session, .from_session = session, .ack = taken_};
+  }
+  void send(control::MessageType type, std::span<const std::byte> body = {}) {
+    control::Header out = header(type);
+    if (control::is_numbered(type)) out.seq = next_seq_++;
+    post(control::encode_frame(out, body, key_));
+  }
+  void say_hello() { send(control::MessageType::kHello, control::encode(hello)); }
+  void welcome() { send(control::MessageType::kWelcome, control::encode(hello)); }
+  void pong(uint64_t stamp) {
+    send(control::MessageType::kPong, control::encode(control::Ping{stamp}));
+  }
+  /// Any bytes at all.
+  void post(std::span<const std::byte> datagram) { EXPECT_TRUE(network_->send(link_, datagram)); }
+
+  /// Reads what has arrived and lets in whoever asks for a path.
+  void read() {
+    std::vector<std::byte> datagram(network_->control_bytes_max());
+    while (const uint32_t size = network_->receive(datagram)) {
+      const auto frame = control::decode_frame(std::span(datagram).first(size), key_);
+      if (!frame) {
+        strangers.emplace_back(datagram.begin(), datagram.begin() + size);
+        continue;
+      }
+      letters.push_back({frame->header, {frame->body.begin(), frame->body.end()}});
+      engine_session = frame->header.from_session;
+      taken_ = std::max(taken_, frame->header.seq);
+      if (frame->header.type != control::MessageType::kPathOpen) continue;
+      const auto asked = control::decode_path_open(frame->body);
+      control::PathAnswer answer{.ref = asked->ref};
+      EXPECT_TRUE(network_->rail(0).accept_path(asked->hello, answer.answer));
+      send(control::MessageType::kPathAnswer, control::encode(answer));
+    }
+  }
+  /// The letters of one type, taken out.
+  std::vector<Letter> take(control::MessageType type) {
+    read();
+    std::vector<Letter> out;
+    std::erase_if(letters, [&](Letter& letter) {
+      if (letter.header.type != type) return false;
+      out.push_back(std::move(letter));
+      return true;
+    });
+    return out;
+  }
+  std::vector<uint64_t> stamps() {
+    std::vector<uint64_t> out;
+    for (const Letter& ping : take(control::MessageType::kPing)) {
+      out.push_back(control::decode_ping(ping.body)->stamp);
+    }
+    return out;
+  }
+
+  control::Address address;
+  control::Hello hello;
+  uint64_t session = (uint64_t{1} << 32) + 77;
+  uint64_t engine_session = 0;
+  std::vector<Letter> letters;
+  std::vector<std::vector<std::byte>> strangers;  ///< what was said under another key
+
+ private:
+  std::unique_ptr<OpenNetwork> network_;
+  sim::Block memory_;
+  control::Address engine_;
+  std::string key_;
+  uint32_t link_ = 0;
+  uint64_t next_seq_ = 1, taken_ = 0;
+};
+
+}  // namespace fabric::test
