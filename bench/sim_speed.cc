@@ -50,7 +50,7 @@ struct Node {
   Counter counter;
   Batch batch;
   std::vector<RemoteRegion> remotes{};  ///< of the other nodes ...
-  std::vector<Key> keys{};              ///< ... and what counts there
+  std::vector<CounterKey> keys{};              ///< ... and what counts there
   std::vector<Write> requests{};
   uint64_t submitted = 0;
 };

@@ -35,7 +35,7 @@ struct Host {
   std::vector<fabric::Counter> counters{};       // one per neighbour
   std::vector<fabric::CounterGroup> arrivals{};  // all of them as one wait
   fabric::PeerGroup neighbours{};
-  std::vector<fabric::Key> keys{};  // what each neighbour calls us by
+  std::vector<fabric::CounterKey> keys{};  // what each neighbour calls us by
 };
 
 /// Names to keys: once, ahead of time. Whichever side comes first makes the counter.
@@ -47,7 +47,7 @@ void meet(std::vector<Host>& hosts, uint32_t me) {
     if (other == me) continue;
     const fabric::PeerId peer = need(host.engine.connect(hosts[other].engine.address()));
     peers.push_back(peer);
-    fabric::Key key;
+    fabric::CounterKey key;
     const uint64_t name = name_of(me, other);
     need(host.engine.resolve(peer, {&name, 1}, {&key, 1}, 1s));
     host.keys.push_back(key);

@@ -229,12 +229,12 @@ void two_halves_are_not_a_whole() {
   };
   // A large write keeps one NIC busy, so that of the two that follow only the other half gets
   // through. `whole` puts it on one NIC.
-  const auto round = [&](uint64_t salt, fabric::Key key_a, fabric::Key key_b) {
+  const auto round = [&](uint64_t salt, fabric::CounterKey key_a, fabric::CounterKey key_b) {
     fill(sender, salt);
     const std::array writes = {fabric::Write{.source = sender.memory.at(0),
                                              .target = target.at(0),
                                              .size_bytes = 4 * kMiB,
-                                             .whole = true},
+                                             .unsplit = true},
                                fabric::Write{.source = sender.memory.at(4 * kMiB),
                                              .target = target.at(4 * kMiB),
                                              .size_bytes = kMiB,

@@ -228,7 +228,7 @@ class Source {
           .target = stream.offer.region,
           .target_pages = {.indices = to, .stride_bytes = kPageBytes},
           .page_bytes = kPageBytes,
-          .imm = fabric::Key::from_wire(want.key),
+          .imm = fabric::CounterKey::from_wire(want.key),
           .batch = stream.batch,
           .notify = fabric::Notify::call<&Stream::on_end>(&stream, want.request)});
       if (!taken) {

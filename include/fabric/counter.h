@@ -16,12 +16,12 @@ struct CounterGroupState;
 }  // namespace core
 
 /// How it is known that a closed key can bring nothing more.
-enum class Rest : uint8_t {
+enum class Quiescence : uint8_t {
   kProved,  ///< every sender that knew the key confirmed that it is quiet, or was lost and fenced
-  kRested,  ///< no proof could be had; the key rests longer than any write can live before reuse
+  kQuarantined,  ///< no proof could be had; the key rests longer than any write can live before reuse
 };
 
-FABRIC_EXPORT const char* to_string(Rest rest) noexcept;
+FABRIC_EXPORT const char* to_string(Quiescence rest) noexcept;
 
 /// Counts whole writes that carried its key. Engine-wide: whatever NIC or network took them.
 ///
@@ -37,7 +37,7 @@ class FABRIC_EXPORT Counter {
   Counter(Counter&&) noexcept;
   Counter& operator=(Counter&&) noexcept;
   ~Counter();
-  Key key() const noexcept;
+  CounterKey key() const noexcept;
   uint64_t count() const noexcept;     ///< gauge: one acquire load
   bool try_take(uint64_t n) noexcept;  ///< polling: takes n if they are there
   /// Ends once: ok, kTimeout, kPeerLost, kAborted (a contributor failed: the key is spoiled),
@@ -48,7 +48,7 @@ class FABRIC_EXPORT Counter {
   Result<void> bind(PeerId peer);  ///< losing the peer ends the expectation at once, by name
   void release() noexcept;         ///< at once; late traffic becomes stale
   /// Releases, and waits until no sender can use the key any more: by proof, or by rest.
-  Result<Rest> close(Timeout timeout = {});
+  Result<Quiescence> close(Timeout timeout = {});
 
  private:
   friend class Engine;

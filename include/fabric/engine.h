@@ -74,7 +74,7 @@ class FABRIC_EXPORT Subscription {
 struct Offer {
   PeerId peer{};
   RemoteRegion region{};
-  Key key{};
+  CounterKey key{};
 };
 
 /// One-sided writes with counts. As many engines per process as wanted; usually one, shared by all
@@ -113,7 +113,7 @@ class FABRIC_EXPORT Engine {
   std::vector<PeerId> peers() const;  ///< the live sessions, those that others opened included
   Result<PeerGroup> make_group(std::span<const PeerId> peers);
   /// Address, descriptor and key in one line of text, for the simplest program.
-  Result<std::string> offer(const MemoryRegion& region, Key key) const;
+  Result<std::string> offer(const MemoryRegion& region, CounterKey key) const;
   Result<Offer> accept(std::string_view offer);
 
   // Memory
@@ -134,7 +134,7 @@ class FABRIC_EXPORT Engine {
   /// Agreed beforehand; made by whichever side comes first. kBusy while another handle holds it.
   Result<Counter> named_counter(uint64_t name);
   /// Blocking form of Resolve.
-  Result<void> resolve(PeerId peer, std::span<const uint64_t> names, std::span<Key> out,
+  Result<void> resolve(PeerId peer, std::span<const uint64_t> names, std::span<CounterKey> out,
                        Timeout timeout = {});
   Result<CounterGroup> make_counter_group();
   Result<Watcher> make_watcher(Notify notify, const WatcherOptions& options = {});
@@ -151,7 +151,7 @@ class FABRIC_EXPORT Engine {
   Result<OpId> submit(const Scatter& request);
   Result<OpId> submit(const Signal& request);
   Result<OpId> submit(const Send& request);
-  Result<OpId> submit(const Alarm& request);
+  Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
   Result<OpId> submit(const Deregister& request);

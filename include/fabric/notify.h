@@ -26,7 +26,7 @@ enum class EventKind : uint8_t {
   kRail,         ///< a rail went down or came back: rail, code
   kRoom,         ///< after a kExhausted: a quarter of the queue is free again
   kFenceProved,  ///< proof that came after a fence or deregistration had ended without it: op, peer
-  kUnclaimed,    ///< subscribers only: an operation failed that had neither a batch nor a notify
+  kUnhandled,    ///< subscribers only: an operation failed that had neither a batch nor a notify
 };
 
 /// Everything asynchronous arrives as this, whatever the way of delivery. One cache line.
@@ -57,7 +57,7 @@ using Callback = void (*)(void* context, const Event& event);
 /// Where the end of an operation is reported. Plain data, no allocation, 32 bytes.
 ///
 /// A default Notify reports success nowhere; failure is kept by the operation's batch, or without
-/// one goes to Engine::subscribe() as kUnclaimed: never lost (P1). The slot for the report is
+/// one goes to Engine::subscribe() as kUnhandled: never lost (P1). The slot for the report is
 /// reserved at submit, which says kExhausted when the inbox has no more, so that an accepted
 /// operation can always be reported (P18).
 class Notify {

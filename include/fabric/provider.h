@@ -140,12 +140,12 @@ class OpenNetwork {
 
   /// A cheap look before a turn calls the rails' poll(), and receive() and take_lost(): which of
   /// them may have something to do. Networks whose poll() is that look leave it at both.
-  struct Stir {
+  struct PendingWork {
     bool rails = true;
     bool control = true;
     explicit operator bool() const noexcept { return rails || control; }
   };
-  virtual Stir stirs() noexcept { return {}; }
+  virtual PendingWork pending_work() noexcept { return {}; }
 
   /// Before a sleep: false when something is there already. Afterwards the next arrival makes
   /// wait_fd() readable, or calls the wake function that the network was opened with.

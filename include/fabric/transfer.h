@@ -18,9 +18,9 @@ struct Write {
   LocalRef source{};
   RemoteRef target{};
   uint64_t size_bytes = 0;
-  Key imm{};
+  CounterKey imm{};
   Priority priority = Priority::kNormal;
-  bool whole = false;  ///< one NIC, one piece
+  bool unsplit = false;  ///< one NIC, one piece
   Timeout timeout{};
   BatchId batch{};
   Notify notify{};
@@ -41,7 +41,7 @@ struct PagedWrite {
   RemoteRegion target{};
   Pages target_pages{};
   uint64_t page_bytes = 0;
-  Key imm{};
+  CounterKey imm{};
   Priority priority = Priority::kNormal;
   Timeout timeout{};
   BatchId batch{};
@@ -52,7 +52,7 @@ struct ScatterTarget {
   RemoteRef target{};  ///< names the peer as well
   uint64_t source_offset = 0;
   uint64_t size_bytes = 0;
-  Key imm{};  ///< receivers have keys of their own
+  CounterKey imm{};  ///< receivers have keys of their own
 };
 static_assert(sizeof(ScatterTarget) <= 40);
 
@@ -71,7 +71,7 @@ struct Scatter {
 /// Adds one to each member's counter, no bytes: a barrier. keys: one for all, or one per member.
 struct Signal {
   GroupId group{};
-  std::span<const Key> keys{};
+  std::span<const CounterKey> keys{};
   Priority priority = Priority::kUrgent;
   Timeout timeout{};
   BatchId batch{};
@@ -91,7 +91,7 @@ struct Send {
 };
 
 /// An alarm on the engine's clock: also in virtual time.
-struct Alarm {
+struct Timer {
   Nanos after{};
   BatchId batch{};
   Notify notify{};
@@ -102,7 +102,7 @@ struct Alarm {
 struct Resolve {
   PeerId peer{};
   std::span<const uint64_t> names{};
-  std::span<Key> out{};
+  std::span<CounterKey> out{};
   Timeout timeout{};
   BatchId batch{};
   Notify notify{};

@@ -85,19 +85,19 @@ enum class Remote : uint8_t {
 enum class Priority : uint8_t { kNormal, kUrgent, kBulk };
 
 /// What a write counts under: 28 bits that the receiver handed out (Counter::key(), or resolve()
-/// of a name). Ship it as 4 bytes in a message of your own. A default Key means no immediate.
-class Key {
+/// of a name). Ship it as 4 bytes in a message of your own. A default CounterKey means no immediate.
+class CounterKey {
  public:
   static constexpr uint32_t kBits = 28;
 
-  constexpr Key() = default;
-  static constexpr Key from_wire(uint32_t bits) noexcept { return Key(bits & ((1u << kBits) - 1)); }
+  constexpr CounterKey() = default;
+  static constexpr CounterKey from_wire(uint32_t bits) noexcept { return CounterKey(bits & ((1u << kBits) - 1)); }
   constexpr uint32_t wire() const noexcept { return bits_; }
   constexpr explicit operator bool() const noexcept { return bits_ != 0; }
-  friend constexpr auto operator<=>(const Key&, const Key&) = default;
+  friend constexpr auto operator<=>(const CounterKey&, const CounterKey&) = default;
 
  private:
-  constexpr explicit Key(uint32_t bits) : bits_(bits) {}
+  constexpr explicit CounterKey(uint32_t bits) : bits_(bits) {}
   uint32_t bits_ = 0;
 };
 

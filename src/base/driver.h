@@ -81,11 +81,11 @@ class Driver {
   }
   /// Runs a call that may block in the kernel outside any turn. Jobs of one line run one after
   /// another, in the order in which they came; where there are threads for it, no line waits for
-  /// another. `line` is below kLines.
+  /// another. `line` is below kOffloadQueues.
   virtual void offload(std::function<void()> job, uint32_t line = 0) = 0;
   /// One for everybody, and for each of eight rails three of its own: a network has calls that must
   /// not wait for its slow ones.
-  static constexpr uint32_t kLines = 1 + 3 * 8;
+  static constexpr uint32_t kOffloadQueues = 1 + 3 * 8;
 };
 
 /// Real time, and for every engine that is attached a worker thread and a callback thread. Declared

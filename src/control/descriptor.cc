@@ -161,8 +161,8 @@ Result<OfferParts> decode_offer(std::string_view text) {
       into.assign(part.begin(), part.end());
     } else if (section.type == kKeySection) {
       const uint32_t key = section.body.u32();
-      section.body.require(key < (1u << Key::kBits));  // 0: an offer without a counter
-      offer.key = Key::from_wire(key);
+      section.body.require(key < (1u << CounterKey::kBits));  // 0: an offer without a counter
+      offer.key = CounterKey::from_wire(key);
       read_end(section.body, newer);
     }
     in.require(section.body.ok());

@@ -46,7 +46,7 @@ Result<RegionDesc> decode_desc(std::span<const std::byte> bytes);
 struct OfferParts {
   std::vector<std::byte> address{};
   std::vector<std::byte> desc{};
-  Key key{};
+  CounterKey key{};
 };
 
 /// "fabric-offer1:" and base64url of the three.

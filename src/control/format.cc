@@ -90,7 +90,7 @@ bool read_bool(ByteReader& in) {
 
 uint32_t read_key(ByteReader& in) {
   const uint32_t key = in.u32();
-  in.require(key != 0 && key < (1u << Key::kBits));
+  in.require(key != 0 && key < (1u << CounterKey::kBits));
   return key;
 }
 

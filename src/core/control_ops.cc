@@ -409,7 +409,7 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
   }
   if (code == Errc::kOk) {
     for (size_t i = 0; i < answer->keys.size(); ++i) {
-      op->resolved[i] = Key::from_wire(answer->keys[i]);
+      op->resolved[i] = CounterKey::from_wire(answer->keys[i]);
       peer.revoked.erase(answer->keys[i]);  // given out anew since it was revoked
       core_.transfers.routes_changed();
     }
@@ -431,7 +431,7 @@ bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
 void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_revoke_key(body);
   if (!request) return refuse_bad(peer, MessageType::kRevokeKey);
-  const Key key = Key::from_wire(request->key);
+  const CounterKey key = CounterKey::from_wire(request->key);
   const size_t max = size_t{kRevokedPerName} * core_.config.names_per_peer_max;
   const bool keeps = peer.revoked.size() < max || peer.revoked.contains(key.wire());
   if (keeps) peer.revoked[key.wire()] = peer.next_ref;
@@ -448,7 +448,7 @@ void Peers::on_abort_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_abort_key(body);
   if (!request) return refuse_bad(peer, MessageType::kAbortKey);
   core_.steps.take(Step::kKeyAborted);
-  core_.counters.abort(Key::from_wire(request->key), Errc::kAborted, peer.id());
+  core_.counters.abort(CounterKey::from_wire(request->key), Errc::kAborted, peer.id());
 }
 
 // Revocation of regions, drains

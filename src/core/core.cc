@@ -48,7 +48,7 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
   incarnation = driver->incarnation();
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {
-    ops.at(i).timer.kind = Timer::Kind::kOp;
+    ops.at(i).timer.kind = HeapTimer::Kind::kOp;
     ops.at(i).timer.index = i;
   }
 }
@@ -142,7 +142,7 @@ inline bool EngineCore::nothing_new() noexcept {
     return false;
   }
   for (size_t n = 0; n < networks.size(); ++n) {
-    const OpenNetwork::Stir what = networks[n].network->stirs();
+    const OpenNetwork::PendingWork what = networks[n].network->pending_work();
     if (!what) continue;
     stirring_ = {n, what};
     return false;
@@ -162,14 +162,14 @@ TurnResult EngineCore::whole_turn() noexcept {
   TurnResult result;
   // An inline application may come while another thread closes: the networks are gone then.
   if (closed.load(std::memory_order_relaxed)) return result;
-  // First: whoever stirs from here on is seen by the next look. Pairs with stir().
+  // First: whoever pending_work from here on is seen by the next look. Pairs with stir().
   if (stirred.load(std::memory_order_relaxed)) stirred.exchange(false, std::memory_order_acquire);
   // New work that finds room leaves at once; what has to wait gets what the polls below free.
   if (has_submissions()) result.done += take_submissions(Take::kTransfers);
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
     const bool asked = n == stirring_.network;
-    const OpenNetwork::Stir stir = asked ? stirring_.what : networks[n].network->stirs();
+    const OpenNetwork::PendingWork stir = asked ? stirring_.what : networks[n].network->pending_work();
     if (stir.control) result.done += poll_control(networks[n], static_cast<uint8_t>(n));
     // Behind control always: what was said or seen there may be about the rails, and about writes
     // that landed after the look at them.
@@ -318,7 +318,7 @@ void EngineCore::begin(Op& op) {
     case OpKind::kDeregister:
       regions.start_deregister(op);
       return;
-    case OpKind::kAlarm:
+    case OpKind::kTimer:
       return;  // its timer is set
     default:
       transfers.start(op);
@@ -329,20 +329,20 @@ void EngineCore::begin(Op& op) {
 uint32_t EngineCore::fire_timers() {
   uint32_t fired = 0;
   for (; fired < kTimersPerTurn; ++fired) {
-    Timer* timer = timers.pop_due(now_ns);
+    HeapTimer* timer = timers.pop_due(now_ns);
     if (timer == nullptr) break;
-    if (timer->kind == Timer::Kind::kPeer) {
+    if (timer->kind == HeapTimer::Kind::kPeer) {
       peers.on_timer(*peers.at(timer->index), now_ns);
       continue;
     }
-    if (timer->kind == Timer::Kind::kTrain) {
+    if (timer->kind == HeapTimer::Kind::kTrain) {
       transfers.dissolve_train(timer->index);  // their own timers follow
       continue;
     }
     Op& op = ops.at(timer->index);
     if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) {
       transfers.force(op);
-    } else if (op.kind == OpKind::kAlarm) {
+    } else if (op.kind == OpKind::kTimer) {
       finish(op, Errc::kOk, Remote::kDelivered);
     } else if (op.kind == OpKind::kDeregister && now_ns < op.deadline_ns) {
       timers.set(op.timer, op.deadline_ns);
@@ -366,7 +366,7 @@ void EngineCore::stop(Op& op, Errc code) {
     case OpKind::kDeregister:
       regions.stop_deregister(op, code);
       return;
-    case OpKind::kAlarm:
+    case OpKind::kTimer:
       finish(op, code, Remote::kNotDelivered);
       return;
     case OpKind::kExpect:
@@ -380,7 +380,7 @@ void EngineCore::stop(Op& op, Errc code) {
 }
 
 void EngineCore::end_expectation(Op& op, Errc code) {
-  const Key key = op.expectation.key;
+  const CounterKey key = op.expectation.key;
   if (code == Errc::kAborted || code == Errc::kPeerLost) {
     op.failed_peer = counters.spoiled_by(key);
   }

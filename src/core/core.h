@@ -154,15 +154,15 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<OpId> submit(const Scatter& request);
   Result<OpId> submit(const Signal& request);
   Result<OpId> submit(const Send& request);
-  Result<OpId> submit(const Alarm& request);
+  Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
   Result<OpId> submit(const Deregister& request);
   Result<uint32_t> submit(std::span<const Write> requests);
   /// `armed`, where given, gets the expectation, so that its end can be asked for.
-  Result<OpId> expect(Key key, uint64_t n, const Notify& notify, Timeout timeout,
+  Result<OpId> expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
                       CounterTable::Armed* armed = nullptr);
-  Result<void> wait_count(Key key, uint64_t n, Timeout timeout,
+  Result<void> wait_count(CounterKey key, uint64_t n, Timeout timeout,
                           CounterTable::Armed* armed = nullptr);
   Result<void> cancel(OpId id);
   Result<void> cancel(BatchId id);
@@ -317,7 +317,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   int64_t idle_until_ns_ = 0;  ///< the last turn left nothing to do before that
   struct {
     size_t network = SIZE_MAX;
-    OpenNetwork::Stir what{};
+    OpenNetwork::PendingWork what{};
   } stirring_{};  ///< a network that has said so in this turn
   bool has_submissions() const noexcept { return !taken_.empty() || !submissions.empty(); }
   std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare

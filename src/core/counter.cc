@@ -24,7 +24,7 @@ Counter::~Counter() {
   release();
 }
 
-Key Counter::key() const noexcept { return state_ == nullptr ? Key{} : state_->key; }
+CounterKey Counter::key() const noexcept { return state_ == nullptr ? CounterKey{} : state_->key; }
 
 uint64_t Counter::count() const noexcept {
   if (state_ == nullptr || state_->core->forked()) return 0;
@@ -73,7 +73,7 @@ void Counter::release() noexcept {
   core.stir();
 }
 
-Result<Rest> Counter::close(Timeout timeout) {
+Result<Quiescence> Counter::close(Timeout timeout) {
   if (state_ == nullptr) return fail(Errc::kReleased, "counter");
   EngineCore& core = *state_->core;
   if (core.refuses()) return fail(Errc::kClosed, "engine");
@@ -90,7 +90,7 @@ Result<Rest> Counter::close(Timeout timeout) {
   }
   // Only for a named key are all senders known. A made one travelled in the user's own message:
   // its value rests before it comes back.
-  if (!state_->named) return Rest::kRested;
+  if (!state_->named) return Quiescence::kQuarantined;
   const auto confirmed = [&] {
     std::lock_guard lock(core.state_mutex);
     return core.counters.quiet(state_->key).awaited == 0;
@@ -99,7 +99,7 @@ Result<Rest> Counter::close(Timeout timeout) {
   std::lock_guard lock(core.state_mutex);
   const bool proved = in_time && !core.counters.quiet(state_->key).unproved;
   core.counters.forget(state_->key);
-  return proved ? Rest::kProved : Rest::kRested;
+  return proved ? Quiescence::kProved : Quiescence::kQuarantined;
 }
 
 // Groups
@@ -119,7 +119,7 @@ CounterGroup::~CounterGroup() {
   EngineCore& core = *state_->core;
   std::lock_guard lock(core.state_mutex);
   for (size_t i = 0; i < state_->members.size(); ++i) {
-    core.counters.table.set_parent(state_->members[i].key, Key{});
+    core.counters.table.set_parent(state_->members[i].key, CounterKey{});
     if (auto member = state_->handles[i].lock()) {
       member->grouped.store(false, std::memory_order_relaxed);
     }
@@ -258,7 +258,7 @@ Result<void> renew_group(CounterGroupState& group, PeerId without) {
   const int64_t now = group.core->driver->now_ns();
   const auto fresh = counters.make(now);
   if (!fresh) return fresh.error();
-  const Key old = group.parent.exchange(*fresh);
+  const CounterKey old = group.parent.exchange(*fresh);
   counters.table.add(*fresh, group.paid);
   for (const GroupMember& member : group.members) {
     if (member.masked || member.peer == without) continue;

@@ -26,7 +26,7 @@ constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnr
 
 constexpr uint32_t kLiveLimitMax = 1u << 20;
 constexpr int64_t kNoStep = INT64_MIN;
-constexpr uint32_t kKeyMask = (1u << Key::kBits) - 1;
+constexpr uint32_t kKeyMask = (1u << CounterKey::kBits) - 1;
 
 // Requests for this many words are in flight at once: about what a core can have outstanding, and
 // all of it is still in the first-level cache when the adds come round.
@@ -89,7 +89,7 @@ struct CounterTable::Slot {
   Atomic<uint64_t> n{0};
   int64_t half_turn_ns = kNoStep;  // when the generation last stepped onto 0 or half; mutex_
   Atomic<uint32_t> passing{0};     // arrivals that may be about to add to the parent
-  Plain<Key> parent{};  // written when unlinked and nobody is passing, read only by who is passing
+  Plain<CounterKey> parent{};  // written when unlinked and nobody is passing, read only by who is passing
   Plain<uint32_t> cookie{0};  // written by who claimed the record, read by who ends the expectation
   ParkingSpot parking;
 };
@@ -113,9 +113,9 @@ CounterTable::CounterTable(const Options& options)
     : fired_(options.fired),
       context_(options.context),
       live_limit_(std::bit_ceil(std::clamp(options.live_max, 1u, kLiveLimitMax))),
-      slot_bits_(slot_bits_for(live_limit_, std::min(options.key_bits, Key::kBits))),
+      slot_bits_(slot_bits_for(live_limit_, std::min(options.key_bits, CounterKey::kBits))),
       slot_mask_((1u << slot_bits_) - 1),
-      generation_mask_(generation_mask_for(slot_bits_, std::min(options.key_bits, Key::kBits))),
+      generation_mask_(generation_mask_for(slot_bits_, std::min(options.key_bits, CounterKey::kBits))),
       words_(std::make_unique<Atomic<uint64_t>[]>(slot_mask_ + 1)),
       slots_(std::make_unique<Slot[]>(slot_mask_ + 1)),
       free_ring_(std::make_unique<uint32_t[]>(slot_mask_ + 1)) {
@@ -129,7 +129,7 @@ CounterTable::CounterTable(const Options& options)
 
 CounterTable::~CounterTable() = default;
 
-uint64_t CounterTable::life_of(Key key) const noexcept {
+uint64_t CounterTable::life_of(CounterKey key) const noexcept {
   const uint32_t generation = key.wire() >> slot_bits_;
   return generation <= generation_mask_ ? word::life(generation) : word::kNoLife;
 }
@@ -138,7 +138,7 @@ uint64_t CounterTable::life_of(Key key) const noexcept {
 /// the life and the change are one compare-exchange: a late arrival can never count in the next
 /// life.
 template <class Next>
-CounterTable::Change CounterTable::change(Key key, Next next) noexcept {
+CounterTable::Change CounterTable::change(CounterKey key, Next next) noexcept {
   Atomic<uint64_t>& cell = words_[index_of(key)];
   const uint64_t life = life_of(key);
   // Only a guess for the compare-exchange, hence relaxed; likewise when that fails.
@@ -171,7 +171,7 @@ uint32_t CounterTable::pop_free() noexcept {
   return free_ring_[free_head_++ & slot_mask_];
 }
 
-Result<Key> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
+Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
   const std::lock_guard lock(mutex_);
   if (live_.load(std::memory_order_relaxed) == live_limit_) {  // changes under mutex_ only
     return fail(Errc::kExhausted, "live counters");
@@ -203,12 +203,12 @@ Result<Key> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
     live_.fetch_add(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
     // Pairs with the acquire of every change() in this life.
     words_[index].exchange(word::life(generation), std::memory_order_acq_rel);
-    return Key::from_wire(generation << slot_bits_ | index);
+    return CounterKey::from_wire(generation << slot_bits_ | index);
   }
   return fail(Errc::kExhausted, "free counters");
 }
 
-bool CounterTable::release(Key key, int64_t /*now_ns*/, uint64_t* owed) {
+bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* owed) {
   Change ended;
   {
     const std::lock_guard lock(mutex_);
@@ -233,7 +233,7 @@ bool CounterTable::release(Key key, int64_t /*now_ns*/, uint64_t* owed) {
   return true;
 }
 
-bool CounterTable::live(Key key) const noexcept {
+bool CounterTable::live(CounterKey key) const noexcept {
   // A gauge; acquire pairs with change(), so that what came before the answer stays before it.
   return word::is_of(words_[index_of(key)].load(std::memory_order_acquire), life_of(key));
 }
@@ -273,7 +273,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
       // Paged writes come as runs of one key: one compare-exchange takes them all.
       for (; at != group && *at == imm; ++at) units += units_of_imm(imm);
       if (!add_plainly(words[imm & slot_mask], (imm & generations) * to_word, units) &&
-          !deliver(Key::from_wire(imm & kKeyMask), units)) [[unlikely]] {
+          !deliver(CounterKey::from_wire(imm & kKeyMask), units)) [[unlikely]] {
         stale += static_cast<uint32_t>(units / units_of_imm(imm));
       }
     }
@@ -292,23 +292,23 @@ uint32_t CounterTable::arrive(uint32_t imm, uint32_t n) noexcept {
   const int64_t units = units_of_imm(imm) * int64_t{n};
   const bool counted =
       add_plainly(words_[imm & slot_mask_], (imm & generations) * to_word, units) ||
-      deliver(Key::from_wire(imm & kKeyMask), units);
+      deliver(CounterKey::from_wire(imm & kKeyMask), units);
   return counted ? 0 : n;
 }
 
 /// One that may be reserved, or of another table. False: stale.
 [[gnu::noinline]] bool CounterTable::deliver_any(uint32_t imm) noexcept {
   return (imm & kImmReserved) == 0 &&
-         deliver(Key::from_wire(imm & kKeyMask), units_of(imm_cut(imm)));
+         deliver(CounterKey::from_wire(imm & kKeyMask), units_of(imm_cut(imm)));
 }
 
-void CounterTable::add(Key key, uint64_t n) noexcept {
+void CounterTable::add(CounterKey key, uint64_t n) noexcept {
   if (n != 0) deliver(key, units_of_whole(n));
 }
 
 /// Adds to one word. Links::kLeave leaves a linked word alone and says so: who adds to one must
 /// have announced itself first.
-CounterTable::Added CounterTable::add_units(Key key, int64_t units, Links links) noexcept {
+CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links links) noexcept {
   const Change done = change(key, [units, links](uint64_t seen) {
     if (word::spoiled(seen) || (word::linked(seen) && links == Links::kLeave)) return kLeave;
     return word::plus(seen, units);
@@ -329,7 +329,7 @@ CounterTable::Added CounterTable::add_units(Key key, int64_t units, Links links)
 }
 
 /// False: stale.
-bool CounterTable::deliver(Key key, int64_t units) noexcept {
+bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
   const Added added = add_units(key, units, Links::kLeave);
   if (added.what == Added::kLinked) [[unlikely]] {
     return deliver_and_pass_on(key, units);
@@ -338,13 +338,13 @@ bool CounterTable::deliver(Key key, int64_t units) noexcept {
   return added.what != Added::kStale;
 }
 
-[[gnu::noinline]] bool CounterTable::deliver_and_pass_on(Key key, int64_t units) noexcept {
+[[gnu::noinline]] bool CounterTable::deliver_and_pass_on(CounterKey key, int64_t units) noexcept {
   Slot& slot = slots_[index_of(key)];
   // Announced before the word is changed. Relaxed: an unlink or release that comes after that
   // change acquires it, and with it this.
   slot.passing.fetch_add(1, std::memory_order_relaxed);
   const Added own = add_units(key, units, Links::kFollow);
-  Key parent{};
+  CounterKey parent{};
   Added above;
   if (own.pass_on != 0) {
     parent = slot.parent;
@@ -358,7 +358,7 @@ bool CounterTable::deliver(Key key, int64_t units) noexcept {
   return own.what != Added::kStale;
 }
 
-void CounterTable::set_parent(Key member, Key parent) noexcept {
+void CounterTable::set_parent(CounterKey member, CounterKey parent) noexcept {
   if (parent == member) return;
   Added above;
   {
@@ -390,7 +390,7 @@ void CounterTable::set_parent(Key member, Key parent) noexcept {
 
 // --- taking -------------------------------------------------------------------------------------
 
-uint64_t CounterTable::count(Key key) const noexcept {
+uint64_t CounterTable::count(CounterKey key) const noexcept {
   const uint32_t index = index_of(key);
   const Slot& slot = slots_[index];
   for (;;) {
@@ -411,7 +411,7 @@ uint64_t CounterTable::count(Key key) const noexcept {
   }
 }
 
-bool CounterTable::try_take(Key key, uint64_t n) noexcept {
+bool CounterTable::try_take(CounterKey key, uint64_t n) noexcept {
   const int64_t units = units_of_whole(n);
   return change(key,
                 [units](uint64_t seen) {
@@ -422,7 +422,7 @@ bool CounterTable::try_take(Key key, uint64_t n) noexcept {
 }
 
 /// Makes the record ours to write: kOk, or why not.
-Errc CounterTable::claim_record(Key key, uint32_t* seq) noexcept {
+Errc CounterTable::claim_record(CounterKey key, uint32_t* seq) noexcept {
   Slot& slot = slots_[index_of(key)];
   const uint64_t life = life_of(key);
   for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
@@ -448,7 +448,7 @@ Errc CounterTable::claim_record(Key key, uint32_t* seq) noexcept {
   return Errc::kBusy;
 }
 
-Result<CounterTable::Armed> CounterTable::expect(Key key, uint64_t n, uint32_t cookie) {
+Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uint32_t cookie) {
   if (n == 0 || n > word::kCountMax) return fail(Errc::kInvalidArgument, "n");
   Expectation expectation{key, 0};
   if (const Errc why = claim_record(key, &expectation.seq); why != Errc::kOk) {
@@ -514,10 +514,10 @@ bool CounterTable::cancel(const Expectation& expectation, Errc why) noexcept {
   return undone.made;
 }
 
-Key CounterTable::abort(Key key, Errc why) noexcept {
+CounterKey CounterTable::abort(CounterKey key, Errc why) noexcept {
   Slot& slot = slots_[index_of(key)];
   Change made;
-  Key parent{};
+  CounterKey parent{};
   {
     const std::lock_guard lock(mutex_);  // links change under it only
     made = change(key, [why](uint64_t seen) {
@@ -529,7 +529,7 @@ Key CounterTable::abort(Key key, Errc why) noexcept {
   return parent;
 }
 
-bool CounterTable::spoiled(Key key) const noexcept {
+bool CounterTable::spoiled(CounterKey key) const noexcept {
   // A gauge; acquire pairs with change(), as in live().
   const uint64_t seen = words_[index_of(key)].load(std::memory_order_acquire);
   return word::is_of(seen, life_of(key)) && word::spoiled(seen);
@@ -557,6 +557,6 @@ CounterTable::Outcome CounterTable::peek(const Expectation& expectation) const n
   return {true, static_cast<Errc>(claim >> kCodeShift & 0xff)};
 }
 
-ParkingSpot& CounterTable::parking(Key key) noexcept { return slots_[index_of(key)].parking; }
+ParkingSpot& CounterTable::parking(CounterKey key) noexcept { return slots_[index_of(key)].parking; }
 
 }  // namespace fabric::core

@@ -33,7 +33,7 @@ class CounterTable {
     uint64_t seed = 0;          ///< first generations
     Fired fired = nullptr;
     void* context = nullptr;
-    uint32_t key_bits = Key::kBits;  ///< fewer in tests, to see key values come back
+    uint32_t key_bits = CounterKey::kBits;  ///< fewer in tests, to see key values come back
   };
   explicit CounterTable(const Options& options);
   ~CounterTable();
@@ -42,11 +42,11 @@ class CounterTable {
 
   /// A new key. `rest_ns`: how long a key must rest before its value comes back without proof (the
   /// longest life of a write). Fails with kExhausted: too many live, or the half-turn rule.
-  Result<Key> acquire(int64_t now_ns, int64_t rest_ns);
+  Result<CounterKey> acquire(int64_t now_ns, int64_t rest_ns);
   /// Ends the life of the key: late arrivals are stale, an armed expectation ends with kReleased.
   /// `owed` (optional) gets the whole counts that were there and not taken. False: was not live.
-  bool release(Key key, int64_t now_ns, uint64_t* owed = nullptr);
-  bool live(Key key) const noexcept;
+  bool release(CounterKey key, int64_t now_ns, uint64_t* owed = nullptr);
+  bool live(CounterKey key) const noexcept;
   uint32_t live_count() const noexcept;
 
   /// Takes a polled batch of immediates. Returns how many were stale and dropped.
@@ -54,14 +54,14 @@ class CounterTable {
   /// The same one, `n` times.
   uint32_t arrive(uint32_t imm, uint32_t n) noexcept;
   /// Adds whole counts directly (a masked member's debt).
-  void add(Key key, uint64_t n) noexcept;
+  void add(CounterKey key, uint64_t n) noexcept;
 
-  uint64_t count(Key key) const noexcept;  ///< whole counts here and not taken; 0 when not live
-  bool try_take(Key key, uint64_t n) noexcept;
+  uint64_t count(CounterKey key) const noexcept;  ///< whole counts here and not taken; 0 when not live
+  bool try_take(CounterKey key, uint64_t n) noexcept;
 
   /// One expectation, so that a late cancel cannot hit the next one.
   struct Expectation {
-    Key key{};
+    CounterKey key{};
     uint32_t seq = 0;
   };
   struct Armed {
@@ -72,7 +72,7 @@ class CounterTable {
                                                    ///< parking() tell a blocked thread
   /// Fails with kBusy (one is armed), kReleased (not live), kAborted / kPeerLost / kOverrun
   /// (spoiled), kInvalidArgument (n = 0 or beyond what the word can hold).
-  Result<Armed> expect(Key key, uint64_t n, uint32_t cookie);
+  Result<Armed> expect(CounterKey key, uint64_t n, uint32_t cookie);
   /// Ends the expectation with `why` if it is still armed. True: it did, and Fired was called.
   bool cancel(const Expectation& expectation, Errc why) noexcept;
   /// How an expectation ended; not done while it is armed. Once the counter has been armed anew it
@@ -85,19 +85,19 @@ class CounterTable {
   /// The same for the thread that waits (kWaiter). The counter is not armed anew before it has
   /// read its end here, so that end is never lost.
   Outcome result(const Expectation& expectation) noexcept;
-  ParkingSpot& parking(Key key) noexcept;
+  ParkingSpot& parking(CounterKey key) noexcept;
 
   /// A write that counts here failed, or a peer it is bound to is lost: the key is spoiled. An
   /// armed expectation ends with `why`, later ones are refused with it; the first reason stays.
   /// count() and release() go on telling what was there, unless an expectation was armed for it.
   /// Returns the parent that it was linked to: the caller decides what becomes of that one.
-  Key abort(Key key, Errc why) noexcept;
-  bool spoiled(Key key) const noexcept;  ///< a gauge
+  CounterKey abort(CounterKey key, Errc why) noexcept;
+  bool spoiled(CounterKey key) const noexcept;  ///< a gauge
 
   /// From now on every whole count that `member` gains is added to `parent` too, and so are, once,
-  /// those already there that no armed expectation has claimed. Key{} unlinks: when it returns, the
+  /// those already there that no armed expectation has claimed. CounterKey{} unlinks: when it returns, the
   /// old parent has got all it ever will. Counts passed on travel one level only.
-  void set_parent(Key member, Key parent) noexcept;
+  void set_parent(CounterKey member, CounterKey parent) noexcept;
 
  private:
   struct Slot;  // cold record
@@ -105,16 +105,16 @@ class CounterTable {
   struct Added;
   enum class Links : uint8_t { kLeave, kFollow };
 
-  uint32_t index_of(Key key) const noexcept { return key.wire() & slot_mask_; }
-  uint64_t life_of(Key key) const noexcept;
+  uint32_t index_of(CounterKey key) const noexcept { return key.wire() & slot_mask_; }
+  uint64_t life_of(CounterKey key) const noexcept;
   template <class Next>
-  Change change(Key key, Next next) noexcept;
-  Added add_units(Key key, int64_t units, Links links) noexcept;
-  bool deliver(Key key, int64_t units) noexcept;
+  Change change(CounterKey key, Next next) noexcept;
+  Added add_units(CounterKey key, int64_t units, Links links) noexcept;
+  bool deliver(CounterKey key, int64_t units) noexcept;
   bool deliver_any(uint32_t imm) noexcept;
-  bool deliver_and_pass_on(Key key, int64_t units) noexcept;
+  bool deliver_and_pass_on(CounterKey key, int64_t units) noexcept;
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
-  Errc claim_record(Key key, uint32_t* seq) noexcept;
+  Errc claim_record(CounterKey key, uint32_t* seq) noexcept;
   void push_free(uint32_t index) noexcept;
   uint32_t pop_free() noexcept;
 

@@ -14,10 +14,10 @@ namespace fabric::core {
 inline constexpr int64_t kUnitsPerWrite = 840;
 
 /// The 32-bit immediate on the wire: bit 31 zero, cut - 1 in 30..28, key below.
-constexpr uint32_t make_imm(Key key, uint32_t cut) noexcept {
-  return (cut - 1) << Key::kBits | key.wire();
+constexpr uint32_t make_imm(CounterKey key, uint32_t cut) noexcept {
+  return (cut - 1) << CounterKey::kBits | key.wire();
 }
-constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> Key::kBits & 7) + 1; }
+constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
 /// Set in immediates of the engine's own or of a later layout: they name no counter of ours.
 inline constexpr uint32_t kImmReserved = 1u << 31;
@@ -27,7 +27,7 @@ inline constexpr uint32_t kImmReserved = 1u << 31;
 /// would be made anew on the stack for each.
 inline constexpr int64_t kUnitsOfCut[2 * kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
 constexpr int64_t units_of(uint32_t cut) noexcept { return kUnitsOfCut[cut - 1]; }
-constexpr int64_t units_of_imm(uint32_t imm) noexcept { return kUnitsOfCut[imm >> Key::kBits]; }
+constexpr int64_t units_of_imm(uint32_t imm) noexcept { return kUnitsOfCut[imm >> CounterKey::kBits]; }
 
 namespace word {
 

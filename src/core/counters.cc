@@ -37,7 +37,7 @@ int64_t Counters::rest_ns() const noexcept {
   return longest + kClocksApartNs;
 }
 
-Result<Key> Counters::make(int64_t now_ns) {
+Result<CounterKey> Counters::make(int64_t now_ns) {
   for (;;) {
     auto key = table.acquire(now_ns, rest_ns());
     if (!key || !told_.contains(key->wire())) return key;
@@ -47,7 +47,7 @@ Result<Key> Counters::make(int64_t now_ns) {
   }
 }
 
-Result<Key> Counters::claim_name(uint64_t name, int64_t now_ns) {
+Result<CounterKey> Counters::claim_name(uint64_t name, int64_t now_ns) {
   auto it = names_.find(name);
   if (it == names_.end()) {
     auto key = make(now_ns);
@@ -89,7 +89,7 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
 }
 
 void Counters::release(const Ending& ending, int64_t now_ns) {
-  const Key key = ending.key;
+  const CounterKey key = ending.key;
   if (!table.release(key, now_ns, ending.owed)) return;
   spoiled_.erase(key.wire());
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
@@ -141,7 +141,7 @@ void Counters::take_confirmed(bool drained) {
   heard_.clear();
 }
 
-Counters::Quiet Counters::quiet(Key key) const noexcept {
+Counters::Quiet Counters::quiet(CounterKey key) const noexcept {
   Quiet quiet;
   quiet.awaited = static_cast<uint32_t>(std::count_if(revocations_.begin(), revocations_.end(),
                                                       [&](const auto& r) { return r.key == key; }));
@@ -149,12 +149,12 @@ Counters::Quiet Counters::quiet(Key key) const noexcept {
   return quiet;
 }
 
-void Counters::forget(Key key) {
+void Counters::forget(CounterKey key) {
   std::erase(unproved_, key);
   std::erase_if(revocations_, [&](const Revocation& r) { return r.key == key; });
 }
 
-void Counters::bind(Key key, Peer& peer) {
+void Counters::bind(CounterKey key, Peer& peer) {
   if (std::find(peer.bound.begin(), peer.bound.end(), key) == peer.bound.end()) {
     peer.bound.push_back(key);
   }
@@ -163,7 +163,7 @@ void Counters::bind(Key key, Peer& peer) {
 void Counters::peer_lost(Peer& peer) {
   const PeerId id = peer.id();
   const auto bound = std::exchange(peer.bound, {});
-  for (const Key key : bound) abort(key, Errc::kPeerLost, id);
+  for (const CounterKey key : bound) abort(key, Errc::kPeerLost, id);
   for (const Revocation& r : revocations_) {
     if (r.peer == id) unproved_.push_back(r.key);
   }
@@ -200,7 +200,7 @@ void Counters::expire_names(int64_t now_ns) {
       continue;
     }
     // Never in silence: the event says under which name how much had come.
-    Event event{.kind = EventKind::kUnclaimed, .code = Errc::kPeerLost};
+    Event event{.kind = EventKind::kUnhandled, .code = Errc::kPeerLost};
     event.value = table.count(name.key);
     event.previous = it->first;
     FABRIC_LOG(core_.log, kInfo, "core", "a name that nobody claimed is dropped",
@@ -211,15 +211,15 @@ void Counters::expire_names(int64_t now_ns) {
   }
 }
 
-void Counters::abort(Key key, Errc code, PeerId by) {
+void Counters::abort(CounterKey key, Errc code, PeerId by) {
   if (!table.live(key)) return;
   spoiled_[key.wire()] = by;
-  const Key group = table.abort(key, code);
+  const CounterKey group = table.abort(key, code);
   // What it would have added can never be complete any more.
   if (group) abort(group, code, by);
 }
 
-PeerId Counters::spoiled_by(Key key) const noexcept {
+PeerId Counters::spoiled_by(CounterKey key) const noexcept {
   const auto it = spoiled_.find(key.wire());
   return it == spoiled_.end() ? PeerId{} : it->second;
 }

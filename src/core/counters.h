@@ -19,14 +19,14 @@ class EngineCore;
 
 struct CounterState {
   std::shared_ptr<EngineCore> core{};
-  Key key{};
+  CounterKey key{};
   bool named = false;
   uint64_t name = 0;
   std::atomic<bool> grouped{false};  ///< its group waits in its place; state lock, gauge elsewhere
 };
 
 struct GroupMember {
-  Key key{};
+  CounterKey key{};
   PeerId peer{};
   uint64_t share = 1;
   bool masked = false;
@@ -34,7 +34,7 @@ struct GroupMember {
 
 struct CounterGroupState {
   std::shared_ptr<EngineCore> core{};
-  std::atomic<Key> parent{};  ///< changes under the state lock, when a spoiled one is replaced
+  std::atomic<CounterKey> parent{};  ///< changes under the state lock, when a spoiled one is replaced
   std::vector<GroupMember> members{};                  ///< state lock
   std::vector<std::weak_ptr<CounterState>> handles{};  ///< beside members
   uint64_t paid = 0;           ///< for masked members, towards the step that is not yet met
@@ -64,13 +64,13 @@ class Counters {
   CounterTable table;
 
   // State lock held.
-  Result<Key> make(int64_t now_ns);
-  Result<Key> claim_name(uint64_t name, int64_t now_ns);
+  Result<CounterKey> make(int64_t now_ns);
+  Result<CounterKey> claim_name(uint64_t name, int64_t now_ns);
   /// A peer asks for the keys of names. All or nothing.
   Result<std::vector<uint32_t>> resolve(Peer& peer, std::span<const uint64_t> names,
                                         int64_t now_ns);
   struct Ending {
-    Key key{};
+    CounterKey key{};
     bool named = false;
     uint64_t name = 0;
     bool watched = false;      ///< somebody will ask quiet()
@@ -86,22 +86,22 @@ class Counters {
     uint32_t awaited = 0;   ///< asked, and not yet confirmed that they have drained
     bool unproved = false;  ///< one is gone without having confirmed
   };
-  Quiet quiet(Key key) const noexcept;
-  void forget(Key key);  ///< nobody waits for the confirmations any more
-  void bind(Key key, Peer& peer);
+  Quiet quiet(CounterKey key) const noexcept;
+  void forget(CounterKey key);  ///< nobody waits for the confirmations any more
+  void bind(CounterKey key, Peer& peer);
   void peer_lost(Peer& peer);
   /// Drops names that nobody claimed in time after their last sender had gone.
   void expire_names(int64_t now_ns);
   int64_t next_expiry_ns() const noexcept { return next_expiry_ns_; }
-  void abort(Key key, Errc code, PeerId by);
-  PeerId spoiled_by(Key key) const noexcept;
+  void abort(CounterKey key, Errc code, PeerId by);
+  PeerId spoiled_by(CounterKey key) const noexcept;
   int64_t rest_ns() const noexcept;
 
   ParkingSpot revocations{};  ///< woken when a confirmation arrives
 
  private:
   struct Name {
-    Key key{};
+    CounterKey key{};
     bool claimed = false;
     PeerId made_by{};  ///< whose quota it counts against while unclaimed
     std::vector<PeerId> resolvers{};
@@ -109,7 +109,7 @@ class Counters {
     bool sender_gone = false;       ///< one that resolved it left without saying that it is quiet
   };
   struct Revocation {
-    Key key{};
+    CounterKey key{};
     PeerId peer{};
     uint32_t ref = 0;
   };
@@ -125,7 +125,7 @@ class Counters {
   };
   std::vector<Confirmed> heard_;      ///< in this turn
   std::vector<Confirmed> confirmed_;  ///< in earlier ones
-  std::vector<Key> unproved_;         ///< released keys with a sender that is gone, until forget()
+  std::vector<CounterKey> unproved_;         ///< released keys with a sender that is gone, until forget()
   /// Released keys, by their bits, with each session that refuses them: a value that is in here is
   /// not handed out.
   std::multimap<uint32_t, PeerId> told_;

@@ -112,7 +112,7 @@ std::vector<PeerId> Engine::peers() const {
   return core_->peers.live();
 }
 
-Result<std::string> Engine::offer(const MemoryRegion& region, Key key) const {
+Result<std::string> Engine::offer(const MemoryRegion& region, CounterKey key) const {
   if (refused(core_)) return kEngineClosed;
   auto desc = region.desc();
   if (!desc) return desc.error();
@@ -251,7 +251,7 @@ Result<Counter> Engine::named_counter(uint64_t name) {
   return Counter(std::move(state));
 }
 
-Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names, std::span<Key> out,
+Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names, std::span<CounterKey> out,
                              Timeout timeout) {
   if (refused(core_)) return kEngineClosed;
   if (core::in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
@@ -354,7 +354,7 @@ FABRIC_SUBMIT(PagedWrite)
 FABRIC_SUBMIT(Scatter)
 FABRIC_SUBMIT(Signal)
 FABRIC_SUBMIT(Send)
-FABRIC_SUBMIT(Alarm)
+FABRIC_SUBMIT(Timer)
 FABRIC_SUBMIT(Resolve)
 FABRIC_SUBMIT(Fence)
 FABRIC_SUBMIT(Deregister)

@@ -126,7 +126,7 @@ uint32_t Transfers::board(std::span<const uint32_t> slots) {
   const Op& first = core_.ops.at(slots[0]);
   if (known_.route->lanes.size() > 1) {
     // Dealt out over the lanes one by one; what would be cut is not for this way.
-    if (!first.whole && first.size_bytes >= 2 * core_.config.stripe_bytes_min) return 0;
+    if (!first.unsplit && first.size_bytes >= 2 * core_.config.stripe_bytes_min) return 0;
     most = std::min(most, 1u);
   }
   if (most == 0 || first.size_bytes > size_max) return 0;

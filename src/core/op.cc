@@ -14,7 +14,7 @@ const char* to_string(OpKind kind) noexcept {
       return "signal";
     case OpKind::kSend:
       return "send";
-    case OpKind::kAlarm:
+    case OpKind::kTimer:
       return "alarm";
     case OpKind::kResolve:
       return "resolve";

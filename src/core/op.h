@@ -21,7 +21,7 @@ enum class OpKind : uint8_t {
   kScatter,
   kSignal,
   kSend,
-  kAlarm,
+  kTimer,
   kResolve,
   kFence,
   kDeregister,
@@ -57,9 +57,9 @@ struct OpRequest {
   RemoteRegion target{};
   uint64_t target_offset = 0;
   uint64_t size_bytes = 0;  ///< of the write, or of one page
-  Key imm{};
+  CounterKey imm{};
   uint16_t channel = 0;
-  bool whole = false;
+  bool unsplit = false;
   /// A write that goes between the same regions as the one in front of it in the ring, in the same
   /// batch, and has the same priority and deadline.
   bool alike = false;
@@ -69,7 +69,7 @@ struct OpRequest {
   GroupId group{};
   OpList list{};  ///< first source then target indices; targets; keys; names; bytes
   uint64_t source_stride = 0, target_stride = 0;
-  std::span<Key> resolved{};
+  std::span<CounterKey> resolved{};
   CounterTable::Expectation expectation{};
   uint64_t expected = 0;
 };
@@ -125,7 +125,7 @@ struct OpHead {
 /// Owner: the submitting thread until it is in the submission ring, then the worker, under the
 /// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
 struct alignas(64) Op : OpHead, OpRequest, OpProgress {
-  Timer timer{};
+  HeapTimer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
 };
 

@@ -145,7 +145,7 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   peer->my_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
   peer->channel = std::make_unique<control::ReliableChannel>(
       control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
-  peer->timer.kind = Timer::Kind::kPeer;
+  peer->timer.kind = HeapTimer::Kind::kPeer;
   peer->timer.index = slot;
   peer->last_heard_ns = peer->state_since_ns = core_.now_ns;
   // Nothing of this session can have been answered before now, and nobody gives up sooner than its

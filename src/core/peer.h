@@ -99,7 +99,7 @@ struct Peer : SlotHead {
   std::vector<int> section_of{};       ///< per local network: index in remote.networks, or -1
   std::vector<const char*> no_link{};  ///< per local network: why it does not reach there, or null
 
-  Timer timer{};
+  HeapTimer timer{};
   int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;
   int64_t counts_due_ns = kNeverNs;  ///< lost, and its last counts may be on their way
   int64_t give_up_ns = kNeverNs;     ///< a session that does not come up
@@ -145,7 +145,7 @@ struct Peer : SlotHead {
   std::map<uint32_t, RegionId> region_refs{};   ///< revocations that await their answer
   std::map<uint16_t, ChannelCredit> credits{};  ///< ours towards them
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
-  std::vector<Key> bound{};                            ///< counters that end with this peer
+  std::vector<CounterKey> bound{};                            ///< counters that end with this peer
   std::vector<uint32_t> imported{};  ///< slots of its regions, those that it took back included
   uint32_t fence_op = UINT32_MAX;
   OpId fence_owed{};            ///< a fence that ended without proof; of several, the last

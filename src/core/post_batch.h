@@ -51,7 +51,7 @@ struct Train {
   int64_t submitted_ns = 0;  ///< the first of them
   int64_t posted_ns = 0;
   int64_t deadline_ns = kNeverNs;  ///< the earliest of theirs
-  Timer timer{};
+  HeapTimer timer{};
   std::array<uint32_t, kCars> car{};  ///< slots of operations; once dissolved, of pieces
 
   uint32_t cookie(uint32_t at) const noexcept { return kCookie | (index * kCars + at); }
@@ -112,7 +112,7 @@ class TrainYard {
     for (uint32_t i = kChunk; i > 0; --i) {
       Train& train = chunks_.back()[i - 1];
       train.index = train.timer.index = base + i - 1;
-      train.timer.kind = Timer::Kind::kTrain;
+      train.timer.kind = HeapTimer::Kind::kTrain;
       free_.push_back(train.index);
     }
   }

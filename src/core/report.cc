@@ -245,7 +245,7 @@ bool Reporter::queue_callback(const CallbackItem& item) {
 
 void Reporter::unclaimed(const Event& event) {
   Event copy = event;
-  copy.kind = EventKind::kUnclaimed;
+  copy.kind = EventKind::kUnhandled;
   publish(copy);
 }
 

@@ -138,7 +138,7 @@ void Transfers::route(uint32_t entry_index) {
 
 void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up) {
   const Caps& caps = network.rails[0].caps;
-  CutRule rule{.rails = op.whole ? 1 : up.count,
+  CutRule rule{.rails = op.unsplit ? 1 : up.count,
                .stripe_bytes_min = core_.config.stripe_bytes_min,
                .align = core_.config.stripe_align};
   Cut cut = cut_write(op.size_bytes, rule);
@@ -149,7 +149,7 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRa
                          ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
                          : caps.write_bytes_max;
     op.slice_bytes = std::min(op.slice_bytes, caps.write_bytes_max);
-  } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.whole) {
+  } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.unsplit) {
     // A piece has a largest size; several shards may share a rail.
     cut = cut_write(op.size_bytes, {.rails = kRailsMax, .align = rule.align});
   }

@@ -333,7 +333,7 @@ struct EngineCore::WriteGroup {
     op.target_offset = request.target.offset;
     op.size_bytes = request.size_bytes;
     op.imm = request.imm;
-    op.whole = request.whole;
+    op.unsplit = request.unsplit;
     op.alike = (alike & 1) != 0;
     op.batch = request.batch;
     op.notify = request.notify;
@@ -468,7 +468,7 @@ Result<OpId> EngineCore::submit(const Signal& request) {
   if (request.keys.size() != 1 && request.keys.size() != n) {
     return fail(Errc::kInvalidArgument, "keys");
   }
-  if (std::any_of(request.keys.begin(), request.keys.end(), [](Key key) { return !key; })) {
+  if (std::any_of(request.keys.begin(), request.keys.end(), [](CounterKey key) { return !key; })) {
     return fail(Errc::kInvalidArgument, "keys");
   }
   auto admitted = admit({.kind = OpKind::kSignal,
@@ -516,11 +516,11 @@ Result<OpId> EngineCore::submit(const Send& request) {
   return launch(op);
 }
 
-Result<OpId> EngineCore::submit(const Alarm& request) {
+Result<OpId> EngineCore::submit(const Timer& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (request.after.count() < 0) return fail(Errc::kInvalidArgument, "after");
   auto admitted =
-      admit({.kind = OpKind::kAlarm, .batch = request.batch, .notify = &request.notify});
+      admit({.kind = OpKind::kTimer, .batch = request.batch, .notify = &request.notify});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
   const int64_t now = op.submitted_ns;
@@ -580,7 +580,7 @@ Result<OpId> EngineCore::submit(const Deregister& request) {
   return launch(**admitted);
 }
 
-Result<OpId> EngineCore::expect(Key key, uint64_t n, const Notify& notify, Timeout timeout,
+Result<OpId> EngineCore::expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
                                 CounterTable::Armed* told) {
   auto admitted = admit({.kind = OpKind::kExpect, .timeout = timeout, .notify = &notify});
   if (!admitted) return admitted.error();

@@ -9,14 +9,14 @@
 namespace fabric::core {
 
 /// A point in time that somebody waits for. Lives inside its owner; the heap only points to it.
-struct Timer {
+struct HeapTimer {
   enum class Kind : uint8_t { kOp, kTrain, kPeer };
   int64_t when_ns = kNeverNs;
   uint32_t position = kIdle;  ///< in the heap
   uint32_t index = 0;         ///< the owner's slot
   Kind kind = Kind::kOp;
-  Timer* before = nullptr;  ///< in the list
-  Timer* behind = nullptr;
+  HeapTimer* before = nullptr;  ///< in the list
+  HeapTimer* behind = nullptr;
   static constexpr uint32_t kIdle = UINT32_MAX;
   static constexpr uint32_t kListed = UINT32_MAX - 1;
 };
@@ -36,12 +36,12 @@ class TimerHeap {
   }
   bool empty() const noexcept { return first_ == nullptr && heap_.empty(); }
 
-  void set(Timer& timer, int64_t when_ns) {
-    if (timer.position != Timer::kIdle) clear(timer);
+  void set(HeapTimer& timer, int64_t when_ns) {
+    if (timer.position != HeapTimer::kIdle) clear(timer);
     timer.when_ns = when_ns;
     // Those of peers move all the time, and one that is late would keep everybody off the list.
-    if (timer.kind != Timer::Kind::kPeer && (last_ == nullptr || last_->when_ns <= when_ns)) {
-      timer.position = Timer::kListed;
+    if (timer.kind != HeapTimer::Kind::kPeer && (last_ == nullptr || last_->when_ns <= when_ns)) {
+      timer.position = HeapTimer::kListed;
       timer.before = last_;
       timer.behind = nullptr;
       (last_ == nullptr ? first_ : last_->behind) = &timer;
@@ -53,17 +53,17 @@ class TimerHeap {
     up(timer.position);
   }
 
-  void clear(Timer& timer) noexcept {
-    if (timer.position == Timer::kListed) {
+  void clear(HeapTimer& timer) noexcept {
+    if (timer.position == HeapTimer::kListed) {
       (timer.before == nullptr ? first_ : timer.before->behind) = timer.behind;
       (timer.behind == nullptr ? last_ : timer.behind->before) = timer.before;
-      timer.position = Timer::kIdle;
+      timer.position = HeapTimer::kIdle;
       return;
     }
-    if (timer.position == Timer::kIdle) return;
+    if (timer.position == HeapTimer::kIdle) return;
     const uint32_t hole = timer.position;
-    timer.position = Timer::kIdle;
-    Timer* last = heap_.back();
+    timer.position = HeapTimer::kIdle;
+    HeapTimer* last = heap_.back();
     heap_.pop_back();
     if (last == &timer) return;
     place(hole, last);
@@ -72,8 +72,8 @@ class TimerHeap {
   }
 
   /// The earliest timer if it is due, taken out; else nullptr.
-  Timer* pop_due(int64_t now_ns) noexcept {
-    Timer* timer = first_;
+  HeapTimer* pop_due(int64_t now_ns) noexcept {
+    HeapTimer* timer = first_;
     if (!heap_.empty() && (timer == nullptr || heap_[0]->when_ns < timer->when_ns)) {
       timer = heap_[0];
     }
@@ -83,7 +83,7 @@ class TimerHeap {
   }
 
  private:
-  void place(uint32_t position, Timer* timer) noexcept {
+  void place(uint32_t position, HeapTimer* timer) noexcept {
     heap_[position] = timer;
     timer->position = position;
   }
@@ -105,13 +105,13 @@ class TimerHeap {
     }
   }
   void swap(uint32_t a, uint32_t b) noexcept {
-    Timer* first = heap_[a];
+    HeapTimer* first = heap_[a];
     place(a, heap_[b]);
     place(b, first);
   }
 
-  Timer *first_ = nullptr, *last_ = nullptr;  ///< in the order of their times
-  std::vector<Timer*> heap_;
+  HeapTimer *first_ = nullptr, *last_ = nullptr;  ///< in the order of their times
+  std::vector<HeapTimer*> heap_;
 };
 
 }  // namespace fabric::core

@@ -25,7 +25,7 @@ const char* to_string(EventKind kind) noexcept {
       return "Room";
     case EventKind::kFenceProved:
       return "FenceProved";
-    case EventKind::kUnclaimed:
+    case EventKind::kUnhandled:
       return "Unclaimed";
   }
   return "?";
@@ -67,11 +67,11 @@ const char* to_string(MemoryKind kind) noexcept {
   return "?";
 }
 
-const char* to_string(Rest rest) noexcept {
+const char* to_string(Quiescence rest) noexcept {
   switch (rest) {
-    case Rest::kProved:
+    case Quiescence::kProved:
       return "Proved";
-    case Rest::kRested:
+    case Quiescence::kQuarantined:
       return "Rested";
   }
   return "?";

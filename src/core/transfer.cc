@@ -217,7 +217,7 @@ void Transfers::part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& e
 /// A counted write of unknown fate makes its key unusable: half of it and half of a retry would
 /// count as one (P10). The receiver is told to end whoever waits.
 void Transfers::spoil(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
-  const Key key = part_of(op, part).imm;
+  const CounterKey key = part_of(op, part).imm;
   Peer* peer = core_.peers.find(peer_id);
   if (!key || peer == nullptr || !peer->usable()) return;
   core_.steps.take(Step::kKeySpoiled);
@@ -367,7 +367,7 @@ void Transfers::region_revoked(RemoteRegion handle) {
   }
 }
 
-void Transfers::key_revoked(const Peer& peer, Key key) {
+void Transfers::key_revoked(const Peer& peer, CounterKey key) {
   if (!key) return;  // would be every write without an immediate
   dissolve_all();
   drop_entries_where(

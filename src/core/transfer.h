@@ -148,7 +148,7 @@ struct NetworkSlot {
 /// One member of a Signal: who and under which key.
 struct SignalTarget {
   PeerId peer{};
-  Key key{};
+  CounterKey key{};
 };
 
 class Transfers {
@@ -170,7 +170,7 @@ class Transfers {
   void region_revoked(RemoteRegion handle);
   /// Ends what is queued for the peer under a key that it closed: what is posted may drain, but
   /// nothing may follow once the peer has been told that we are quiet (P11).
-  void key_revoked(const Peer& peer, Key key);
+  void key_revoked(const Peer& peer, CounterKey key);
   void warm(Peer& peer, uint32_t rails = kRailsMax);
 
   void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer);
@@ -244,7 +244,7 @@ class Transfers {
   struct PartSource {  ///< what one part of an operation reads, writes and counts
     RemoteRegion target{};
     uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
-    Key imm{};
+    CounterKey imm{};
   };
   struct UpRails {  ///< of a network, those that carry new work
     std::array<uint8_t, kRailsMax> index{};

@@ -120,7 +120,7 @@ Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
   return fail(batch->failures[0].code, "an operation of the batch failed");
 }
 
-Result<void> EngineCore::wait_count(Key key, uint64_t n, Timeout timeout,
+Result<void> EngineCore::wait_count(CounterKey key, uint64_t n, Timeout timeout,
                                     CounterTable::Armed* told) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");

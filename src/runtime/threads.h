@@ -57,7 +57,7 @@ class ThreadsDriver final : public Driver {
     bool started = false;
   };
   bool leaving_ = false;  ///< guarded by the mutex
-  std::array<Helper, kLines> helpers_;  ///< one a line, started with its first job
+  std::array<Helper, kOffloadQueues> helpers_;  ///< one a line, started with its first job
 };
 
 }  // namespace fabric::runtime

@@ -81,7 +81,7 @@ void Stage::perform(const Deed& deed) {
       return signal(*actor, dice);
     case Deed::Kind::kSend:
       return send(*actor, deed.other, dice);
-    case Deed::Kind::kAlarm:
+    case Deed::Kind::kTimer:
       return alarm(*actor, dice);
     case Deed::Kind::kWatch:
       return watch(*actor);
@@ -352,7 +352,7 @@ Task Stage::begin(Life& life, Task::Kind kind, Nanos timeout) {
   task.life = life.number;
   task.submitted = world_.now();
   task.due = task.submitted + timeout;
-  task.bound = kind == Task::Kind::kAlarm ? task.due + kSlack : task.due + kDrain + kSlack;
+  task.bound = kind == Task::Kind::kTimer ? task.due + kSlack : task.due + kDrain + kSlack;
   return task;
 }
 
@@ -450,9 +450,9 @@ void Stage::write(Life& life, uint32_t to, Rng& dice, uint32_t how_many) {
     requests.push_back({.source = source.ref,
                         .target = region.at(fields_[field].field.place(part.place).offset),
                         .size_bytes = size,
-                        .imm = tally == nullptr ? Key{} : tally->key,
+                        .imm = tally == nullptr ? CounterKey{} : tally->key,
                         .priority = draw_priority(dice),
-                        .whole = dice.chance(0.2),
+                        .unsplit = dice.chance(0.2),
                         .timeout = timeout});
     tasks.push_back(std::move(task));
   }
@@ -512,7 +512,7 @@ void Stage::paged(Life& life, uint32_t to, Rng& dice) {
                     .target = region,
                     .target_pages = {there, stride, base},
                     .page_bytes = page,
-                    .imm = tally == nullptr ? Key{} : tally->key,
+                    .imm = tally == nullptr ? CounterKey{} : tally->key,
                     .priority = draw_priority(dice),
                     .timeout = timeout},
          dice);
@@ -547,7 +547,7 @@ void Stage::scatter(Life& life, Rng& dice) {
     targets.push_back({.target = region.at(fields_[field].field.place(part.place).offset),
                        .source_offset = source.ref.offset + at,
                        .size_bytes = sizes[i],
-                       .imm = tally == nullptr ? Key{} : tally->key});
+                       .imm = tally == nullptr ? CounterKey{} : tally->key});
     at += sizes[i];
   }
   if (targets.empty()) return;
@@ -563,7 +563,7 @@ void Stage::signal(Life& life, Rng& dice) {
   const Nanos timeout = patience(dice);
   Task task = begin(life, Task::Kind::kSignal, timeout);
   std::vector<PeerId> peers;
-  std::vector<Key> keys;
+  std::vector<CounterKey> keys;
   for (uint32_t to = 0; to < lives_.size(); ++to) {
     Way* way = to == life.node ? nullptr : reach(life, to);
     Tally* tally = way == nullptr ? nullptr : tally_for(life, *way, dice, 1);
@@ -621,8 +621,8 @@ void Stage::send(Life& life, uint32_t to, Rng& dice) {
 
 void Stage::alarm(Life& life, Rng& dice) {
   const Nanos after = patience(dice);
-  Task task = begin(life, Task::Kind::kAlarm, after);
-  submit(life, std::move(task), Alarm{.after = after}, dice);
+  Task task = begin(life, Task::Kind::kTimer, after);
+  submit(life, std::move(task), Timer{.after = after}, dice);
 }
 
 void Stage::watch(Life& life) {
@@ -677,7 +677,7 @@ void Stage::release(Life& life, Rng& dice) {
     tally.counter.reset();
     if (dice.chance(0.5)) return counter.release();
     const auto rest = counter.close(1ms * static_cast<int64_t>(dice.between(1, 20)));
-    if (rest && *rest == Rest::kProved) quiet_.emplace(tally.node, tally.key);
+    if (rest && *rest == Quiescence::kProved) quiet_.emplace(tally.node, tally.key);
     coverage_.add("close of a key", rest ? to_string(*rest) : to_string(rest.error().code));
     return;
   }
@@ -721,7 +721,7 @@ void Stage::resolve(Life& life, const Way& way, Tally& tally, Rng& dice) {
   Task task = begin(life, Task::Kind::kResolve, 500ms);
   task.subject = tally.number;
   task.way = way.number;
-  task.answer = std::make_unique<Key>();
+  task.answer = std::make_unique<CounterKey>();
   const uint64_t name = tally.name;
   const Resolve request{.peer = way.peer,
                         .names = std::span(&name, 1),

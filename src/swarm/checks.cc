@@ -295,7 +295,7 @@ void Stage::everything_works() {
   strict_ = story_.world.drop_control == 0;
   strict_since_ = now();
   all_do({Deed::Kind::kPaged, Deed::Kind::kWrites, Deed::Kind::kScatter, Deed::Kind::kSignal,
-          Deed::Kind::kSend, Deed::Kind::kAlarm, Deed::Kind::kPaged},
+          Deed::Kind::kSend, Deed::Kind::kTimer, Deed::Kind::kPaged},
          Rng(story_.seed));
   all_do({Deed::Kind::kDeregister}, Rng(story_.seed));
   strict_ = false;

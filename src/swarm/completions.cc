@@ -14,7 +14,7 @@ namespace {
 using Fate = Part::Fate;
 
 constexpr int64_t kUnits = 840;  // of one whole count
-constexpr uint32_t cut_of(uint32_t imm) noexcept { return (imm >> Key::kBits & 7) + 1; }
+constexpr uint32_t cut_of(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
 constexpr std::byte kPoison{0xd5};
 
@@ -47,7 +47,7 @@ void Stage::Ear::on_watch(void* self, const Event& event) {
 
 void Stage::on_arrival(const sim::Arrival& arrival) {
   const uint32_t cut = cut_of(arrival.imm);
-  const auto found = by_key_.find({arrival.node, Key::from_wire(arrival.imm)});
+  const auto found = by_key_.find({arrival.node, CounterKey::from_wire(arrival.imm)});
   Tally* tally = found == by_key_.end() ? nullptr : &tallies_[found->second];
   auto whose = by_address_.upper_bound(arrival.target);
   if (arrival.target != nullptr && whose != by_address_.begin()) {
@@ -67,10 +67,10 @@ void Stage::on_arrival(const sim::Arrival& arrival) {
     }
   }
   // What its sender has called done may still lie in a NIC that is late: stale, and no lie.
-  const bool quiet = quiet_.contains({arrival.node, Key::from_wire(arrival.imm)});
+  const bool quiet = quiet_.contains({arrival.node, CounterKey::from_wire(arrival.imm)});
   if (tally == nullptr && quiet && !late_.contains(arrival.node)) {
     broken("nothing counts at a key that was proved to be at rest",
-           fmt::format("node {}, key {}", arrival.node, Key::from_wire(arrival.imm).wire()));
+           fmt::format("node {}, key {}", arrival.node, CounterKey::from_wire(arrival.imm).wire()));
   }
   if (tally == nullptr) return;
   tally->units += kUnits / cut;
@@ -135,7 +135,7 @@ void Stage::on_news(const Event& event, uint32_t node, uint32_t life) {
         if (event.peer && way.to_life == life && way.there == event.peer) fence_ended(way.number);
       }
       return;
-    case EventKind::kUnclaimed:
+    case EventKind::kUnhandled:
       break;
     default:
       return;
@@ -207,7 +207,7 @@ void Stage::ended(Task& task, const Event& event) {
       return round_ended(task, event);
     case Task::Kind::kSend:
       return message_ended(task, event);
-    case Task::Kind::kAlarm:
+    case Task::Kind::kTimer:
       if (event.code == Errc::kOk && now() < task.due) {
         broken("an alarm rings when it is due", describe(task));
       }
@@ -260,7 +260,7 @@ bool Stage::has_reason(const Task& task, Errc code) const {
   const bool troubled = refusing || !story_.troubles.empty() || story_.world.drop_control > 0;
   switch (code) {
     case Errc::kOk:
-      return task.kind == Task::Kind::kAlarm || !task.deaf;
+      return task.kind == Task::Kind::kTimer || !task.deaf;
     case Errc::kTimeout:
       return now() >= task.due;
     case Errc::kCancelled:

@@ -38,7 +38,7 @@ Coverage::Coverage() {
     add("refusal", to_string(code), 0);
   }
   for (const EventKind kind : {EventKind::kPeer, EventKind::kRail, EventKind::kRoom,
-                               EventKind::kFenceProved, EventKind::kUnclaimed}) {
+                               EventKind::kFenceProved, EventKind::kUnhandled}) {
     add("event", to_string(kind), 0);
   }
   for (const PeerState state :
@@ -46,8 +46,8 @@ Coverage::Coverage() {
     add("peer", to_string(state), 0);
   }
   for (const char* how : {"callback", "inbox", "subscriber", "nobody"}) add("told by", how, 0);
-  add("close of a key", to_string(Rest::kProved), 0);
-  add("close of a key", to_string(Rest::kRested), 0);
+  add("close of a key", to_string(Quiescence::kProved), 0);
+  add("close of a key", to_string(Quiescence::kQuarantined), 0);
 }
 
 void Coverage::add(std::string_view section, std::string_view name, uint64_t times) {

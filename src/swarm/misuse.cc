@@ -53,7 +53,7 @@ void Stage::misfit(Life& life, uint32_t other, Rng& dice) {
   switch (dice.below(3)) {
     case 0:
       (void)engine.submit(
-          Alarm{.after = 1us, .notify = Notify::call(&Ear::on_misuse, life.ear.get())});
+          Timer{.after = 1us, .notify = Notify::call(&Ear::on_misuse, life.ear.get())});
       return;
     case 1: {
       auto address = this->life(other)->engine->address();

@@ -35,7 +35,7 @@ struct Part {
 struct Tally {
   uint32_t number = 0, node = 0, life = 0;
   std::optional<Counter> counter{};  ///< empty: released
-  Key key{};
+  CounterKey key{};
   uint64_t name = 0;    ///< not 0: senders have to resolve it
   uint64_t wanted = 1;  ///< as many counts are sent to it, and no more
   uint32_t only_from = kNobody;
@@ -53,7 +53,7 @@ struct Tally {
   bool loose = false;                  ///< for a reason that was told, counts may be missing
   bool self = false;                   ///< some of it came without a network, unseen
   bool done = false;                   ///< all of it was taken and looked at
-  std::map<uint32_t, Key> resolved{};  ///< by way
+  std::map<uint32_t, CounterKey> resolved{};  ///< by way
 
   bool open() const noexcept { return counter.has_value() && !done && !loose; }
 };
@@ -66,7 +66,7 @@ struct Task {
     kScatter,
     kSignal,
     kSend,
-    kAlarm,
+    kTimer,
     kResolve,
     kFence,
     kDeregister,
@@ -92,7 +92,7 @@ struct Task {
   uint32_t way = kNobody;      ///< of a resolve
   uint64_t message = 0;
   bool deaf = false;              ///< a message to a channel without a listener
-  std::unique_ptr<Key> answer{};  ///< of a resolve
+  std::unique_ptr<CounterKey> answer{};  ///< of a resolve
 };
 
 const char* to_string(Task::Kind kind) noexcept;

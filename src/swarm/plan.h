@@ -21,7 +21,7 @@ struct Deed {
     kScatter,
     kSignal,
     kSend,
-    kAlarm,
+    kTimer,
     kWatch,    ///< stores to a watched word
     kExpect,   ///< waits for a counter that nobody waits for yet
     kTake,     ///< polls one

@@ -186,8 +186,8 @@ class Stage {
   std::deque<Round> rounds_;
   std::map<uint64_t, Task> tasks_;
   std::set<std::pair<Nanos, uint64_t>> bounds_;          ///< when each task must have ended
-  std::map<std::pair<uint32_t, Key>, uint32_t> by_key_;  ///< live tallies by node and key
-  std::set<std::pair<uint32_t, Key>> quiet_;             ///< keys that were proved to be at rest
+  std::map<std::pair<uint32_t, CounterKey>, uint32_t> by_key_;  ///< live tallies by node and key
+  std::set<std::pair<uint32_t, CounterKey>> quiet_;             ///< keys that were proved to be at rest
   std::map<const std::byte*, uint32_t> by_address_;      ///< parts by the place of their bytes
   std::map<uint32_t, OldDesc> old_descs_;                ///< the first one of each node
   std::map<std::pair<uint32_t, uint64_t>, bool> said_;   ///< messages by way and number: heard?

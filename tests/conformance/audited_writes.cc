@@ -37,7 +37,7 @@ void Ledger::submit(BatchId batch, Timeout timeout) {
                                               .size_bytes = kSize,
                                               .imm = counters_[i].key(),
                                               .priority = kPriorities[i % 3],
-                                              .whole = i % 2 == 0,
+                                              .unsplit = i % 2 == 0,
                                               .timeout = timeout,
                                               .batch = batch,
                                               .notify = ends_.notify(i)});

@@ -116,10 +116,10 @@ TEST_P(Conformance, P01AFailureThatNobodyAskedForReachesTheSubscribers) {
   settle();
   EXPECT_EQ(flag.load(), 0u);
   EXPECT_EQ(batch.failed(), 1u);
-  ASSERT_EQ(heard.count(EventKind::kUnclaimed), 2u) << "the one in the batch was claimed by it";
+  ASSERT_EQ(heard.count(EventKind::kUnhandled), 2u) << "the one in the batch was claimed by it";
   std::vector<OpId> unclaimed;
   for (const auto& seen : heard.seen()) {
-    if (seen.event.kind != EventKind::kUnclaimed) continue;
+    if (seen.event.kind != EventKind::kUnhandled) continue;
     unclaimed.push_back(seen.event.op);
     EXPECT_EQ(seen.event.code, Errc::kUnsupported);
     EXPECT_EQ(seen.event.remote, Remote::kNotDelivered);
@@ -162,7 +162,7 @@ TEST_P(Conformance, P01CloseReportsEverythingThatItCutsShort) {
       }
       if (round == 3) run_for(5us);  // some under way, some not yet looked at
     }
-    ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .notify = ends.notify(taken++)}));
+    ASSERT_TRUE(ea().submit(Timer{.after = 1h, .notify = ends.notify(taken++)}));
     ASSERT_TRUE(waiting.expect(1, ends.notify(taken++), Timeout::forever()));
     ASSERT_TRUE(ea().close());
     EXPECT_EQ(ends.total(), taken) << "all reported when close() returns";
@@ -189,7 +189,7 @@ TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
   for (uint32_t i = 0; i < 6; ++i) {
     const bool good = i % 3 != 1;  // 1 and 4 go to the peer that is gone
     targets.push_back({(good ? ab().in : ac.in).at(i * 1000), i * 1000, 1000,
-                       good ? counter.key() : Key::from_wire(1)});
+                       good ? counter.key() : CounterKey::from_wire(1)});
   }
   auto batch = *ea().make_batch();
   const Event event =
@@ -230,10 +230,10 @@ TEST_P(Conformance, P02WhatGoesToASilentPeerEndsAtItsDeadline) {
   const auto group = *ea().make_group({&peer, 1});
   const std::array<uint32_t, 2> pages{0, 1};
   const std::array<ScatterTarget, 2> targets{
-      {{region.at(0), 0, 10, Key::from_wire(3)}, {ab().in.at(0), 0, 10, {}}}};
-  const Key key = Key::from_wire(3);
+      {{region.at(0), 0, 10, CounterKey::from_wire(3)}, {ab().in.at(0), 0, 10, {}}}};
+  const CounterKey key = CounterKey::from_wire(3);
   const uint64_t asked = 5;
-  Key answer;
+  CounterKey answer;
   Recorder& ends = recorder();
   std::vector<Nanos> when(6);
   ends.also = [&](const Event& e) { when[e.tag] = ea().now(); };
@@ -338,7 +338,7 @@ TEST_P(Conformance, P02EveryWaitEndsAtItsDeadline) {
   ASSERT_TRUE(group.add(member, ab().peer));
   auto batch = *ea().make_batch();
   auto inbox = *ea().make_inbox(4);
-  ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .batch = batch}));
+  ASSERT_TRUE(ea().submit(Timer{.after = 1h, .batch = batch}));
   const std::array<std::function<Errc()>, 4> waits{
       [&] { return counter.wait(1, 10ms).error().code; },
       [&] { return group.wait(1, 10ms).error().code; },
@@ -371,7 +371,7 @@ TEST_P(Conformance, P03TheSourceIsFreeAtTheInstantOfCompletion) {
     Write request = write(i * kSize, kSize, counter.key());
     request.notify = ends.notify(i);
     request.priority = static_cast<Priority>(i % 3);
-    request.whole = i % 4 == 3;
+    request.unsplit = i % 4 == 3;
     ASSERT_TRUE(ea().submit(request));
   }
   ASSERT_TRUE(counter.wait(kWrites, kLong));
@@ -468,7 +468,7 @@ TEST_P(Conformance, P04NothingLandsAfterACancelSaysSo) {
     b().in.clear();
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
-      request.whole = true;
+      request.unsplit = true;
       request.batch = batch;
       request.notify = ends.notify(i);
       ASSERT_TRUE(ea().submit(request));
@@ -516,15 +516,15 @@ TEST_P(Conformance, P04DestroyingABatchCancelsWhatIsPending) {
   std::optional<OpId> silent;
   {
     auto batch = *ea().make_batch();
-    silent = *ea().submit(Alarm{.after = 1h, .batch = batch});
-    ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .batch = batch, .notify = ends.notify(1)}));
+    silent = *ea().submit(Timer{.after = 1h, .batch = batch});
+    ASSERT_TRUE(ea().submit(Timer{.after = 1h, .batch = batch, .notify = ends.notify(1)}));
     run_for(1us);
   }
   EXPECT_EQ(ended(ends, 1).code, Errc::kCancelled);
   settle();
-  ASSERT_EQ(heard.count(EventKind::kUnclaimed), 1u);
-  EXPECT_EQ(heard.find(EventKind::kUnclaimed)->op, *silent);
-  EXPECT_EQ(heard.find(EventKind::kUnclaimed)->code, Errc::kCancelled);
+  ASSERT_EQ(heard.count(EventKind::kUnhandled), 1u);
+  EXPECT_EQ(heard.find(EventKind::kUnhandled)->op, *silent);
+  EXPECT_EQ(heard.find(EventKind::kUnhandled)->code, Errc::kCancelled);
 }
 
 // ---- P5 -----------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ Ghost Conformance::ghost() {
   return {gone->engine.address(), *gone->in.region.desc()};
 }
 
-Write Conformance::write(uint64_t offset, uint64_t size_bytes, Key imm) {
+Write Conformance::write(uint64_t offset, uint64_t size_bytes, CounterKey imm) {
   return {.source = a().out.at(offset),
           .target = ab_.in.at(offset),
           .size_bytes = size_bytes,

@@ -219,7 +219,7 @@ class Conformance : public testing::TestWithParam<ProviderCase> {
   Ghost ghost();
 
   /// From a's block to the same place in b's.
-  Write write(uint64_t offset, uint64_t size_bytes, Key imm = {});
+  Write write(uint64_t offset, uint64_t size_bytes, CounterKey imm = {});
   bool arrived(uint64_t offset, uint64_t size_bytes);    ///< b has a's bytes there
   bool untouched(uint64_t offset, uint64_t size_bytes);  ///< b has zeros there
 

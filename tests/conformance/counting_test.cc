@@ -70,7 +70,7 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
                                     .size_bytes = kLarge,
                                     .imm = counter.key(),
                                     .priority = priority,
-                                    .whole = whole}));
+                                    .unsplit = whole}));
       EXPECT_EQ(ended(met).code, Errc::kOk);
       EXPECT_TRUE(there);
       settle();
@@ -97,7 +97,7 @@ TEST_P(Conformance, P06TheLastSliceOfABulkWriteProvesTheOthers) {
     ASSERT_TRUE(counters[i].expect(1, met.notify(i)));
     Write request = write(i * kStep, kSize, counters[i].key());
     request.priority = Priority::kBulk;
-    request.whole = i % 2 == 0;
+    request.unsplit = i % 2 == 0;
     ASSERT_TRUE(ea().submit(request));
   }
   ASSERT_TRUE(until([&] { return met.total() == kWrites; }));
@@ -251,7 +251,7 @@ TEST_P(Conformance, P08OneWriteCountsOnceHoweverItIsCut) {
     for (const bool whole : {false, true}) {
       for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
         Write request = write(0, size, counter.key());
-        request.whole = whole;
+        request.unsplit = whole;
         request.priority = priority;
         ASSERT_TRUE(ea().submit(request));
         ++issued;
@@ -306,7 +306,7 @@ TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
     EXPECT_TRUE(untouched(i * 2000 + i * 77, 2000 - i * 77)) << i;
   }
   const auto group = *ea().make_group({&ab().peer, 1});
-  const Key key = counter.key();
+  const CounterKey key = counter.key();
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(end_of(ea(), Signal{.group = group, .keys = {&key, 1}}).code, Errc::kOk);
   }
@@ -322,7 +322,7 @@ TEST_P(Conformance, P08ASignalCountsOnceAtEveryPeerOfItsGroup) {
   auto at_c = *c().engine.make_counter();
   const std::array<PeerId, 2> peers{ab().peer, ac.peer};
   const auto group = *ea().make_group(peers);
-  const std::array<Key, 2> keys{at_b.key(), at_c.key()};
+  const std::array<CounterKey, 2> keys{at_b.key(), at_c.key()};
   for (uint64_t i = 1; i <= 10; ++i) {
     EXPECT_EQ(end_of(ea(), Signal{.group = group, .keys = keys}).code, Errc::kOk);
     ASSERT_TRUE(until([&] { return at_b.count() >= i && at_c.count() >= i; }));
@@ -373,7 +373,7 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     });
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
-      request.whole = whole;
+      request.unsplit = whole;
       ASSERT_TRUE(ea().submit(request));
     }
     ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));

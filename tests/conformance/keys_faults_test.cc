@@ -150,7 +150,7 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
     });
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
-      request.whole = whole;
+      request.unsplit = whole;
       ASSERT_TRUE(ea().submit(request));
     }
     let_fly(4us);
@@ -202,7 +202,7 @@ TEST_P(Conformance, P11CloseWithASenderThatIsCutOffCanOnlyRest) {
   REQUIRE_CAP(cuts);
   expect_trouble();
   const uint64_t name = 12;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   auto named = *eb().named_counter(name);
   Recorder& ends = recorder();
@@ -213,7 +213,7 @@ TEST_P(Conformance, P11CloseWithASenderThatIsCutOffCanOnlyRest) {
   const Nanos start = eb().now();
   const auto rest = named.close(200ms);
   ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Rest::kRested) << "nobody has confirmed anything";
+  EXPECT_EQ(*rest, Quiescence::kQuarantined) << "nobody has confirmed anything";
   if (GetParam().caps.virtual_time) {
     EXPECT_LE(eb().now() - start, 201ms);
   }

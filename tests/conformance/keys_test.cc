@@ -12,11 +12,11 @@ namespace fabric::test {
 
 TEST_P(Conformance, P09WhatArrivesBeforeTheCounterIsClaimedCounts) {
   const std::array<uint64_t, 3> names{0, 42, UINT64_MAX};
-  std::array<Key, 3> keys;
+  std::array<CounterKey, 3> keys;
   ASSERT_TRUE(ea().resolve(ab().peer, names, keys, kLong));
-  std::set<Key> distinct(keys.begin(), keys.end());
+  std::set<CounterKey> distinct(keys.begin(), keys.end());
   EXPECT_EQ(distinct.size(), 3u);
-  EXPECT_FALSE(distinct.contains(Key{}));
+  EXPECT_FALSE(distinct.contains(CounterKey{}));
   for (uint32_t i = 0; i < 3; ++i) {
     for (uint32_t n = 0; n <= i; ++n) {
       EXPECT_EQ(end_of(ea(), write(n * 30'000, 30'000, keys[i])).code, Errc::kOk);
@@ -39,7 +39,7 @@ TEST_P(Conformance, P09ANameThatWasClaimedFirstResolvesToTheSameKey) {
   Recorder& met = recorder();
   ASSERT_TRUE(counter.expect(2, met.notify()));
   const uint64_t name = 7;
-  Key key, again;
+  CounterKey key, again;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&again, 1}, kLong));
   EXPECT_EQ(key, counter.key());
@@ -53,7 +53,7 @@ TEST_P(Conformance, P09AReceiverThatCannotHoldAnotherNameRefusesItAtTheSender) {
   small.names_per_peer_max = 4;
   reopen(small);
   for (uint64_t name = 1; name <= 5; ++name) {
-    Key key;
+    CounterKey key;
     const Event event =
         end_of(ea(), Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}});
     EXPECT_EQ(event.code, name <= 4 ? Errc::kOk : Errc::kExhausted);
@@ -64,7 +64,7 @@ TEST_P(Conformance, P09AReceiverThatCannotHoldAnotherNameRefusesItAtTheSender) {
   const auto claimed = eb().named_counter(2);
   ASSERT_TRUE(claimed);
   const uint64_t name = 5;
-  Key key;
+  CounterKey key;
   EXPECT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   EXPECT_TRUE(key);
 }
@@ -84,7 +84,7 @@ TEST_P(Conformance, P09CountersAreBoundedAndComeBackWhenReleased) {
   }
   EXPECT_EQ(counters.size(), 4u);
   const uint64_t name = 9;
-  Key key;
+  CounterKey key;
   EXPECT_EQ(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong).error().code, Errc::kExhausted);
   counters.pop_back();
   EXPECT_TRUE(eb().make_counter());
@@ -104,7 +104,7 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
   Recorder& written = recorder();
   const auto listener = *eb().listen(3, messages.notify());
   std::vector<uint64_t> names(kRounds);
-  std::vector<Key> keys(kRounds);
+  std::vector<CounterKey> keys(kRounds);
   for (uint32_t i = 0; i < kRounds; ++i) {
     names[i] = i / 4;
     ASSERT_TRUE(ea().submit(Send{.peer = ab().peer,
@@ -250,7 +250,7 @@ TEST_P(Conformance, P10AWriteThatWasNotDeliveredSpoilsNothing) {
 TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
   auto counter = std::make_optional(*eb().make_counter());
   Recorder& met = recorder();
-  const Key old = counter->key();
+  const CounterKey old = counter->key();
   constexpr uint32_t kWrites = 100;
   auto batch = *ea().make_batch();
   for (uint32_t i = 0; i < kWrites; ++i) {
@@ -271,7 +271,7 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
   EXPECT_EQ(eb().stats().stale_imms, kWrites - before);
   const uint64_t stale = eb().stats().stale_imms;
   ASSERT_TRUE(ea().submit(write(0, 100, old)));
-  ASSERT_TRUE(ea().submit(write(0, 100, Key::from_wire(0x0fff'fff0))));  // nobody's
+  ASSERT_TRUE(ea().submit(write(0, 100, CounterKey::from_wire(0x0fff'fff0))));  // nobody's
   settle();
   EXPECT_EQ(eb().stats().stale_imms, stale + 2);
   EXPECT_EQ(next.count(), 0u);
@@ -285,7 +285,7 @@ TEST_P(Conformance, P11NoKeyOfAnEarlierLifeOpensALaterOne) {
   small.counters_max = 2;
   reopen(small);
   std::vector<ScatterTarget> late;
-  std::set<Key> distinct;
+  std::set<CounterKey> distinct;
   for (uint32_t life = 0; life < kLives; ++life) {
     const auto counter = eb().make_counter();
     ASSERT_TRUE(counter) << life;
@@ -304,7 +304,7 @@ TEST_P(Conformance, P11NoKeyOfAnEarlierLifeOpensALaterOne) {
 
 TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
   const uint64_t name = 12;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   auto named = *eb().named_counter(name);
   auto made = *eb().make_counter();
@@ -318,7 +318,7 @@ TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
   run_for(3us);
   const auto proof = named.close(kLong);
   ASSERT_TRUE(proof);
-  EXPECT_EQ(*proof, Rest::kProved) << "its only sender answered";
+  EXPECT_EQ(*proof, Quiescence::kProved) << "its only sender answered";
   const uint64_t stale = eb().stats().stale_imms;
   settle();
   EXPECT_EQ(eb().stats().stale_imms, stale) << "proved to be quiet, and was not";
@@ -331,13 +331,13 @@ TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
   }
   const auto rest = made.close(kLong);
   ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Rest::kRested) << "nobody knows who has its key";
+  EXPECT_EQ(*rest, Quiescence::kQuarantined) << "nobody knows who has its key";
   EXPECT_EQ(made.close().error().code, Errc::kReleased);
   EXPECT_EQ(named.wait(1, 1ms).error().code, Errc::kReleased);
   // The name can be used anew, with another key.
   auto again = *eb().named_counter(name);
   EXPECT_NE(again.key(), key);
-  Key resolved;
+  CounterKey resolved;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&resolved, 1}, kLong));
   EXPECT_EQ(resolved, again.key());
 }
@@ -345,14 +345,14 @@ TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
 TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyRest) {
   REQUIRE_CAP(two_engines);
   const uint64_t name = 12;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   auto named = *eb().named_counter(name);
   const PeerId sender = *eb().connect(ea().address());
   ASSERT_TRUE(eb().disconnect(sender));
   const auto rest = named.close(kLong);
   ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Rest::kRested) << "it left without a word, and nothing of it was fenced";
+  EXPECT_EQ(*rest, Quiescence::kQuarantined) << "it left without a word, and nothing of it was fenced";
 }
 
 }  // namespace fabric::test

@@ -71,7 +71,7 @@ class Kinds {
          }},
         {"alarm", 1, 0,
          [=, &e](Notify n, BatchId batch) {
-           return e.submit(Alarm{.after = 3us, .batch = batch, .notify = n});
+           return e.submit(Timer{.after = 3us, .batch = batch, .notify = n});
          }},
         {"resolve", 1, 1,
          [=, this, &e](Notify n, BatchId batch) {
@@ -89,7 +89,7 @@ class Kinds {
   static constexpr uint64_t kCounts = 1 + 3 + 2 + 1;
   Counter& counter() { return counter_; }
   uint32_t messages() const { return messages_.total(); }
-  Key resolved() const { return resolved_; }
+  CounterKey resolved() const { return resolved_; }
 
  private:
   Recorder messages_;  ///< dies after the listener
@@ -97,7 +97,7 @@ class Kinds {
   Subscription listener_;
   std::array<PeerId, 1> peers_;
   PeerGroup group_;
-  Key key_, resolved_;
+  CounterKey key_, resolved_;
   std::array<uint32_t, 3> pages_{4, 2, 9};
   std::array<ScatterTarget, 2> targets_;
   std::vector<Kind> kinds_;

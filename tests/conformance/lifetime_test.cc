@@ -75,7 +75,7 @@ struct Handles {
 std::vector<Errc> ask_for_everything(Engine& engine, PeerId peer, RegionId region,
                                      RemoteRegion target) {
   std::byte byte{};
-  Key key = Key::from_wire(1);
+  CounterKey key = CounterKey::from_wire(1);
   const uint64_t name = 1;
   const uint32_t page = 0;
   const ScatterTarget one{target.at(0), 0, 1, {}};
@@ -111,7 +111,7 @@ std::vector<Errc> ask_for_everything(Engine& engine, PeerId peer, RegionId regio
       engine.submit(Scatter{.source = region, .targets = {&one, 1}}).error().code,
       engine.submit(Signal{.group = GroupId(0, 1), .keys = {&key, 1}}).error().code,
       engine.submit(Send{.peer = peer}).error().code,
-      engine.submit(Alarm{}).error().code,
+      engine.submit(Timer{}).error().code,
       engine.submit(Resolve{.peer = peer, .names = {&name, 1}, .out = {&key, 1}}).error().code,
       engine.submit(Fence{.peer = peer}).error().code,
       engine.submit(Deregister{.region = region}).error().code,
@@ -208,12 +208,12 @@ TEST_P(Conformance, P22RequestsAreCopiedWhenTheyAreSubmitted) {
   auto batch = *ea().make_batch();
   const uint64_t name = 4242;
   auto named = *eb().named_counter(name);
-  Key resolved;
+  CounterKey resolved;
   {
     std::vector<uint32_t> from{0, 1, 2, 3}, to{3, 2, 1, 0};
     std::vector<ScatterTarget> targets{{ab().in.at(10'000), 10'000, 500, counter.key()},
                                        {ab().in.at(20'000), 20'000, 500, counter.key()}};
-    std::vector<Key> keys{counter.key()};
+    std::vector<CounterKey> keys{counter.key()};
     std::vector<std::byte> message(100, std::byte{0x5a});
     std::vector<uint64_t> names{name};
     std::vector<Write> writes{write(30'000, 500, counter.key()), write(40'000, 500, counter.key())};
@@ -298,7 +298,7 @@ TEST_P(Conformance, P22AMovedFromHandleIsEmptyAndHarmless) {
   auto counter2 = std::move(counter);
   auto batch2 = std::move(batch);
   auto inbox2 = std::move(inbox);
-  ASSERT_TRUE(ea().submit(Alarm{.batch = batch2, .notify = notify})) << "moving it is fine";
+  ASSERT_TRUE(ea().submit(Timer{.batch = batch2, .notify = notify})) << "moving it is fine";
   ASSERT_TRUE(inbox2.wait(kLong));
   Event event;
   EXPECT_EQ(inbox2.poll({&event, 1}), 1u);
@@ -310,8 +310,8 @@ TEST_P(Conformance, P22AMovedFromHandleIsEmptyAndHarmless) {
   // NOLINTEND(bugprone-use-after-move)
   EXPECT_TRUE(counter2.key());
   Engine moved = std::move(a().engine);
-  EXPECT_EQ(a().engine.submit(Alarm{}).error().code, Errc::kClosed);
-  EXPECT_TRUE(moved.submit(Alarm{}));
+  EXPECT_EQ(a().engine.submit(Timer{}).error().code, Errc::kClosed);
+  EXPECT_TRUE(moved.submit(Timer{}));
   a().engine = std::move(moved);
   EXPECT_EQ(end_of(ea(), write(0, 100)).code, Errc::kOk);
 }

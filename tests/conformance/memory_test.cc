@@ -125,7 +125,7 @@ TEST_P(Conformance, P13AfterDeregisterNothingLandsAnyMore) {
                                     .target = region->at(i * kSize),
                                     .size_bytes = kSize,
                                     .imm = counter.key(),
-                                    .whole = true,
+                                    .unsplit = true,
                                     .notify = ends.notify(i)}));
     }
     run_for(delay);
@@ -208,7 +208,7 @@ TEST_P(Conformance, P13DeregisteringASourceEndsItsWritesFirst) {
                                     .target = ab().in.at(i * kSize),
                                     .size_bytes = kSize,
                                     .imm = counter.key(),
-                                    .whole = true,
+                                    .unsplit = true,
                                     .notify = ends.notify(i)}));
     }
     if (delay >= 0ns) run_for(delay);
@@ -355,7 +355,7 @@ TEST_P(Conformance, P14EveryCutShortTextAndByteStringIsAnError) {
   const auto address = eb().address();
   const auto text = eb().address_text();
   const auto desc = *b().in.region.desc();
-  const auto offer = *eb().offer(b().in.region, Key::from_wire(5));
+  const auto offer = *eb().offer(b().in.region, CounterKey::from_wire(5));
   const auto refused = [](Errc code) { return code == Errc::kBadFormat || code == Errc::kVersion; };
   for (size_t n = 0; n < address.size(); ++n) {
     EXPECT_TRUE(refused(ea().connect(std::span(address).first(n)).error().code)) << n;
@@ -382,7 +382,7 @@ TEST_P(Conformance, P14EveryCutShortTextAndByteStringIsAnError) {
   ASSERT_TRUE(accepted);
   EXPECT_EQ(accepted->peer, ab().peer);
   EXPECT_EQ(accepted->region, ab().in);
-  EXPECT_EQ(accepted->key, Key::from_wire(5));
+  EXPECT_EQ(accepted->key, CounterKey::from_wire(5));
 }
 
 // A garbled one may still parse: as somebody else's, of another size. It must do no harm.

@@ -43,7 +43,7 @@ TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
   const auto old_address = eb().address();
   const auto old = *ea().peer_info(ab().peer);
   auto old_counter = std::make_optional(*eb().make_counter());
-  const Key old_key = old_counter->key();
+  const CounterKey old_key = old_counter->key();
   Recorder& ends = recorder();
   Write request = write(0, 100'000, old_key);
   request.notify = ends.notify();
@@ -187,7 +187,7 @@ TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerLeaves) {
 TEST_P(Conformance, P16WhatIsUnderWayToAPeerThatLeavesEndsWithIt) {
   REQUIRE_CAP(two_engines);
   const uint64_t name = 3;
-  Key key;
+  CounterKey key;
   Recorder& ends = recorder();
   const auto listener = *eb().listen(1, recorder().notify());
   for (int i = 0; i < 40; ++i) {

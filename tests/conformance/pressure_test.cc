@@ -34,7 +34,7 @@ TEST_P(Conformance, P18AFullQueueTakesNothingAndSaysOnceWhenThereIsRoom) {
       EXPECT_EQ(error.code, Errc::kExhausted);
       EXPECT_STREQ(error.what, "ops_max");
     }
-    EXPECT_EQ(ea().submit(Alarm{}).error().code, Errc::kExhausted);
+    EXPECT_EQ(ea().submit(Timer{}).error().code, Errc::kExhausted);
     EXPECT_EQ(batch.pending(), 8u);
     EXPECT_EQ(heard.count(EventKind::kRoom), round - 1);
     ASSERT_TRUE(ea().wait(batch, kLong));
@@ -48,7 +48,7 @@ TEST_P(Conformance, P18AFullQueueTakesNothingAndSaysOnceWhenThereIsRoom) {
   // Nothing of a refused request stays behind: every place in the inbox is still there.
   for (int i = 0; i < 2; ++i) {
     for (int n = 0; n < 8; ++n) {
-      ASSERT_TRUE(ea().submit(Alarm{.notify = Notify::inbox(inbox)}));
+      ASSERT_TRUE(ea().submit(Timer{.notify = Notify::inbox(inbox)}));
     }
     settle();
   }
@@ -89,7 +89,7 @@ TEST_P(Conformance, P18AFullInboxRefusesAtSubmitAndThereIsRoomOnceItIsRead) {
   const auto subscription = *ea().subscribe(heard.notify());
   auto inbox = *ea().make_inbox(4);
   std::array<Event, 8> events;
-  const Alarm alarm{.notify = Notify::inbox(inbox)};
+  const Timer alarm{.notify = Notify::inbox(inbox)};
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(ea().submit(alarm));
   const Error error = ea().submit(alarm).error();
   EXPECT_EQ(error.code, Errc::kExhausted);
@@ -140,7 +140,7 @@ TEST_P(Conformance, P18ARefusedRequestLeavesNothingBehind) {
   }
   EXPECT_EQ(open.pending() + sealed.pending(), 0u);
   EXPECT_EQ(ea().stats().ops_in_flight, in_flight);
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(ea().submit(Alarm{.batch = open, .notify = notify}));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(ea().submit(Timer{.batch = open, .notify = notify}));
   EXPECT_TRUE(ea().wait(open, kLong));
   std::array<Event, 4> events;
   EXPECT_EQ(inbox.poll(events), 2u);
@@ -265,7 +265,7 @@ TEST_P(Conformance, P19NoCallbackRunsInsideTheCallThatCausesIt) {
   auto watcher = *ea().make_watcher(calls.notify(5));
   std::optional<Subscription> subscription;
   const std::array<std::function<bool()>, 7> causes{
-      [&] { return ea().submit(Alarm{.notify = calls.notify(0)}).has_value(); },
+      [&] { return ea().submit(Timer{.notify = calls.notify(0)}).has_value(); },
       [&] {
         return ea()
             .submit(Write{.source = a().out.at(0),
@@ -287,7 +287,7 @@ TEST_P(Conformance, P19NoCallbackRunsInsideTheCallThatCausesIt) {
         return true;
       },
       [&] {
-        const auto op = ea().submit(Alarm{.after = 1h, .notify = calls.notify(6)});
+        const auto op = ea().submit(Timer{.after = 1h, .notify = calls.notify(6)});
         return op && ea().cancel(*op);
       }};
   for (size_t i = 0; i < causes.size(); ++i) {
@@ -307,9 +307,9 @@ TEST_P(Conformance, P19ABlockingCallInACallbackIsRefused) {
   auto batch = *ea().make_batch();
   auto inbox = *ea().make_inbox(2);
   auto region = std::make_optional(make_block(ea(), 4096));
-  ASSERT_TRUE(ea().submit(Alarm{.after = 1h, .batch = batch}));
+  ASSERT_TRUE(ea().submit(Timer{.after = 1h, .batch = batch}));
   const uint64_t name = 1;
-  Key key;
+  CounterKey key;
   Recorder& calls = recorder();
   Recorder& later = recorder();
   std::vector<Errc> codes;
@@ -327,7 +327,7 @@ TEST_P(Conformance, P19ABlockingCallInACallbackIsRefused) {
     EXPECT_TRUE(ea().submit(request));
     region.reset();
   };
-  ASSERT_TRUE(ea().submit(Alarm{.notify = calls.notify()}));
+  ASSERT_TRUE(ea().submit(Timer{.notify = calls.notify()}));
   ended(calls);
   EXPECT_EQ(codes, std::vector<Errc>(7, Errc::kWouldDeadlock));
   EXPECT_EQ(ended(later).code, Errc::kOk);

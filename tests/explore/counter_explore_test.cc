@@ -36,13 +36,13 @@ struct Counting : Scene {
   uint32_t ended = 0;
   std::array<Plain<int>, 2> data;  // written before the arrival with the same number
   CounterTable table;
-  Key key;
+  CounterKey key;
   int64_t clock_ns = 0;
 
   explicit Counting(uint32_t live_max = 1)
       : table({.live_max = live_max, .fired = note, .context = this, .key_bits = 12}),
         key(fresh()) {}
-  Key fresh() { return *table.acquire(++clock_ns, 0); }
+  CounterKey fresh() { return *table.acquire(++clock_ns, 0); }
 
   static void note(void* self, uint32_t cookie, Errc code) {
     auto& scene = *static_cast<Counting*>(self);
@@ -53,7 +53,7 @@ struct Counting : Scene {
   /// The first expectation was met: this thread sees what must be there by then.
   virtual void on_met() {}
 
-  void arrive(Key at, uint32_t cut = 1) {
+  void arrive(CounterKey at, uint32_t cut = 1) {
     const uint32_t imm = make_imm(at, cut);
     table.arrive({&imm, 1});
   }
@@ -269,7 +269,7 @@ struct CancelMeetsTheRelease : Counting {
 // A late arrival, the release, and the next owner of the slot, who arms at once.
 struct ArrivalMeetsTheNextLife : Counting {
   CounterTable::Armed first = *table.expect(key, 1, kFirst);
-  std::optional<Key> next{};
+  std::optional<CounterKey> next{};
   uint64_t owed = 0;
   int threads() const override { return 2; }
   void thread(int index) override {
@@ -351,7 +351,7 @@ struct CountMeetsTheNextExpectation : Counting {
 // --- links --------------------------------------------------------------------------------------
 
 struct Linked : Counting {
-  Key parent = fresh();
+  CounterKey parent = fresh();
   explicit Linked(uint32_t live_max = 2) : Counting(live_max) {}
 };
 
@@ -372,20 +372,20 @@ struct TwoArrivalsAtAMember : Linked {
   int threads() const override { return 2; }
   void thread(int) override { arrive(key); }
   void check() override {
-    table.set_parent(key, Key{});
+    table.set_parent(key, CounterKey{});
     require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
   }
 };
 
 // Moves the member while a count is on its way: the old parent has got all it will when it returns.
 struct MoveMeetsAnArrival : Linked {
-  Key other = fresh();
+  CounterKey other = fresh();
   uint64_t at_unlink = 0;
   MoveMeetsAnArrival() : Linked(4) { table.set_parent(key, parent); }
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) return arrive(key);
-    table.set_parent(key, Key{});
+    table.set_parent(key, CounterKey{});
     at_unlink = table.count(parent);
     table.set_parent(key, other);
   }
@@ -397,14 +397,14 @@ struct MoveMeetsAnArrival : Linked {
 
 // The slot of a member comes back while an arrival of its last life still passes its count on.
 struct ArrivalMeetsTheNextLink : Linked {
-  Key other = fresh();
+  CounterKey other = fresh();
   uint64_t owed = 0;
   ArrivalMeetsTheNextLink() : Linked(4) {
     table.set_parent(key, parent);
     // The other free slots rest behind the member's: it is the next to come back.
     for (int i = 0; i < 4; ++i) spare[i] = table.acquire(++clock_ns, 0);
   }
-  std::array<Result<Key>, 4> spare{Key{}, Key{}, Key{}, Key{}};
+  std::array<Result<CounterKey>, 4> spare{CounterKey{}, CounterKey{}, CounterKey{}, CounterKey{}};
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) return arrive(key);

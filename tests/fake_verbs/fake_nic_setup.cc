@@ -50,7 +50,7 @@ void Writes::submit(uint32_t first, uint32_t count) {
   for (uint32_t i = first; i < first + count; ++i) {
     const uint64_t at = i * options_.bytes;
     places_[i]->submitted = true;
-    const Key key = places_[options_.shared_key ? 0 : i]->counter.key();
+    const CounterKey key = places_[options_.shared_key ? 0 : i]->counter.key();
     requests.push_back({.source = source_.at(at),
                         .target = remote_.at(at),
                         .size_bytes = options_.bytes,
@@ -181,7 +181,7 @@ bool Stage::until(const std::function<bool()>& done, Nanos limit) {
       continue;
     }
     Event tick[2];
-    const auto alarm = clock.submit(Alarm{.after = 1ms, .notify = Notify::inbox(*ticks_)});
+    const auto alarm = clock.submit(Timer{.after = 1ms, .notify = Notify::inbox(*ticks_)});
     if (!alarm || !ticks_->wait(10s) || ticks_->poll(tick) != 1) return false;
   }
   return true;

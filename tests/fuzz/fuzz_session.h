@@ -86,7 +86,7 @@ class Stage {
   const Setting setting_;
   std::shared_ptr<sim::World::Impl> world_;
   Ledger ledger_, honest_ledger_;
-  std::vector<std::unique_ptr<std::array<Key, 8>>> resolved_;  ///< until the engine is gone
+  std::vector<std::unique_ptr<std::array<CounterKey, 8>>> resolved_;  ///< until the engine is gone
   std::array<uint32_t, 4> node_{};  ///< the engine's, the honest peer's, the hostile ones'
   std::optional<Side> engine_, honest_;
   std::optional<Counter> quiet_;  ///< nobody was told of its key

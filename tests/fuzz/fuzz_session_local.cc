@@ -31,7 +31,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
   Engine& engine = engine_->engine;
   const MemoryRegion& source = shared_[who].back()->memory;
   const Nanos within = timeout + kDrain + kSlack;
-  const Key imm = Key::from_wire(action.a);
+  const CounterKey imm = CounterKey::from_wire(action.a);
   const uint32_t pages[] = {0, 3, 1, 2};
   switch (static_cast<Local>(action.what % kLocals)) {
     case Local::kWrite:
@@ -121,7 +121,7 @@ void Stage::local_control(const Action& action, uint32_t who, Nanos timeout) {
           });
       break;
     case Local::kResolve: {
-      resolved_.push_back(std::make_unique<std::array<Key, 8>>());
+      resolved_.push_back(std::make_unique<std::array<CounterKey, 8>>());
       const std::array<uint64_t, 8> names{1, 2, 3, 4, 5, 6, 7, action.n};
       const size_t count = 1 + action.a % 8;
       ledger_.offer(within, [&](Notify notify) {

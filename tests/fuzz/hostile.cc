@@ -150,7 +150,7 @@ uint32_t Hostile::ref_for(MessageType question, const Action& action) const {
 /// One that it was told, or a guess that fails.
 uint32_t Hostile::key_for(const Action& action) const {
   if (action.a < 0x80 && !learned_.empty()) return learned_[action.a % learned_.size()].wire();
-  const Key guess = Key::from_wire(action.n);
+  const CounterKey guess = CounterKey::from_wire(action.n);
   return std::ranges::find(world_.secrets, guess) == world_.secrets.end() ? action.n : 0;
 }
 
@@ -467,7 +467,7 @@ void Hostile::hear_numbered(const control::Frame& frame, uint8_t manners) {
     case MessageType::kResolved: {
       const auto names = control::decode_resolved(frame.body);
       for (const uint32_t key : names->keys) {
-        if (learned_.size() < kRemembered) learned_.push_back(Key::from_wire(key));
+        if (learned_.size() < kRemembered) learned_.push_back(CounterKey::from_wire(key));
       }
       return;
     }
@@ -514,7 +514,7 @@ void Hostile::start_path(const control::PathAnswer& answer) {
   paths_started_ += path->started;
 }
 
-void Hostile::write(const Action& action, std::span<const std::byte> wire_key, Key count_on) {
+void Hostile::write(const Action& action, std::span<const std::byte> wire_key, CounterKey count_on) {
   std::vector<const Path*> open;
   for (const Path& path : paths_) {
     if (path.started) open.push_back(&path);

@@ -23,7 +23,7 @@ class Hostile {
     std::shared_ptr<sim::World::Impl> impl{};
     control::Address engine{};
     control::Address honest{};
-    std::vector<Key> secrets{};  ///< whoever has a key may count on it and spoil it
+    std::vector<CounterKey> secrets{};  ///< whoever has a key may count on it and spoil it
   };
   static constexpr uint64_t kMemoryBytes = 4096;
 
@@ -38,7 +38,7 @@ class Hostile {
   void open_path();
   void read(uint8_t manners);
   /// On a path that the engine has let in. `count_on`: a key that was handed to it.
-  void write(const Action& action, std::span<const std::byte> wire_key, Key count_on);
+  void write(const Action& action, std::span<const std::byte> wire_key, CounterKey count_on);
   void replay(const Action& action, Hostile& other);
   void become(const Action& action, const Hostile& other);
   void vanish() { network_.reset(); }
@@ -96,7 +96,7 @@ class Hostile {
   std::deque<Asked> asked_;   ///< the latest first
   std::deque<Path> paths_;    ///< the latest first
   std::deque<Bytes> said_;    ///< the latest first
-  std::vector<Key> learned_;  ///< keys of names
+  std::vector<CounterKey> learned_;  ///< keys of names
   const Hostile* accomplice_ = nullptr;
   uint32_t next_ref_ = 1;
   uint64_t counted_ = 0, paths_started_ = 0;

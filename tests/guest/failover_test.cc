@@ -43,7 +43,7 @@ class Forger {
                                    .target = remote_.at(0),
                                    .size_bytes = kBytes,
                                    .imm = counter_.key(),
-                                   .whole = true,
+                                   .unsplit = true,
                                    .batch = batch_}));
     waiting_ = true;
   }

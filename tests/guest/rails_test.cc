@@ -170,7 +170,7 @@ TEST_F(Rails, ACardRefusesWrongKeysAndBoundsAndOthersGoOn) {
                                .target = region->at(0),
                                .size_bytes = size_bytes,
                                .imm = counter.key(),
-                               .whole = true,
+                               .unsplit = true,
                                .batch = batch}));
     const auto ended = a.wait(batch, 30s);
     ASSERT_FALSE(ended);

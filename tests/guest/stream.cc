@@ -134,7 +134,7 @@ void Stream::submit(uint32_t index) {
   const auto op = from_.submit(Write{.source = source_.at(at),
                                      .target = remote_.at(at),
                                      .size_bytes = place.size_bytes,
-                                     .imm = place.counts ? place.counter.key() : Key(),
+                                     .imm = place.counts ? place.counter.key() : CounterKey(),
                                      .timeout = options_.timeout,
                                      .notify = Notify::call<&Place::on>(&place)});
   if (op) place.phase = Phase::kFlying;

@@ -9,7 +9,7 @@ bool Clock::run_until(const std::function<bool()>& done, Nanos limit) {
   while (!done()) {
     if (engine_.now() >= end) return false;
     Event tick[2];
-    const auto alarm = engine_.submit(Alarm{.after = 1ms, .notify = Notify::inbox(ticks_)});
+    const auto alarm = engine_.submit(Timer{.after = 1ms, .notify = Notify::inbox(ticks_)});
     if (!alarm || !ticks_.wait(10s) || ticks_.poll(tick) != 1) return false;
   }
   return true;

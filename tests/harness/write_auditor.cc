@@ -55,8 +55,8 @@ size_t Ledger::open_account(Host& host) {
   return accounts_.size() - 1;
 }
 
-Key Ledger::key(size_t account) const {
-  return account == SIZE_MAX ? Key{} : accounts_[account].counter.key();
+CounterKey Ledger::key(size_t account) const {
+  return account == SIZE_MAX ? CounterKey{} : accounts_[account].counter.key();
 }
 
 Ledger::Part Ledger::take_part(Host& host, uint64_t size, size_t account) {
@@ -81,7 +81,7 @@ Ledger::Line& Ledger::write(const Target& to, uint64_t size, const Options& opti
                                      .size_bytes = size,
                                      .imm = key(account),
                                      .priority = options.priority,
-                                     .whole = options.whole,
+                                     .unsplit = options.whole,
                                      .timeout = options.timeout,
                                      .batch = *line.batch,
                                      .notify = Notify::call<&Ledger::on>(this, lines.size() - 1)}));

@@ -34,7 +34,7 @@ class Ledger {
   struct Options {
     Timeout timeout{};
     Priority priority = Priority::kNormal;
-    bool whole = false;
+    bool unsplit = false;
     bool counted = true;
   };
   struct Part {
@@ -88,7 +88,7 @@ class Ledger {
   Line& open_line(Timeout timeout);
   Part take_part(Host& host, uint64_t size, size_t key);
   size_t open_account(Host& host);
-  Key key(size_t account) const;
+  CounterKey key(size_t account) const;
   void accepted(Line& line, const Result<OpId>& op);
   void on(const Event& event);
   /// Per counter: counts that are certain, and that are possible.

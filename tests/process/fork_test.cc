@@ -97,9 +97,9 @@ void expect_requests_refused(Everything& all, Findings& child) {
   const std::array<uint32_t, 1> page{0};
   const Pages pages{.indices = page, .stride_bytes = 64};
   const ScatterTarget target{all.remote.at(0), 0, 64, {}};
-  const Key key = all.counter.key();
+  const CounterKey key = all.counter.key();
   const uint64_t name = 8;
-  Key out;
+  CounterKey out;
   const Write write = all.write();
   child.closed(engine.submit(write).error().code, "submit(Write)");
   child.closed(engine.submit(std::span(&write, 1)).error().code, "submit(span)");
@@ -118,7 +118,7 @@ void expect_requests_refused(Everything& all, Findings& child) {
   child.closed(engine.submit(Signal{.group = all.group, .keys = {&key, 1}}).error().code,
                "submit(Signal)");
   child.closed(engine.submit(Send{.peer = all.peer}).error().code, "submit(Send)");
-  child.closed(engine.submit(Alarm{}).error().code, "submit(Alarm)");
+  child.closed(engine.submit(Timer{}).error().code, "submit(Timer)");
   child.closed(
       engine.submit(Resolve{.peer = all.peer, .names = {&name, 1}, .out = {&out, 1}}).error().code,
       "submit(Resolve)");
@@ -140,7 +140,7 @@ void expect_set_up_refused(Everything& all, Findings& child) {
   child.closed(engine.disconnect(all.peer).error().code, "disconnect");
   child.closed(engine.peer_info(all.peer).error().code, "peer_info");
   child.closed(engine.make_group({&all.peer, 1}).error().code, "make_group");
-  child.closed(engine.offer(all.region, Key{}).error().code, "offer");
+  child.closed(engine.offer(all.region, CounterKey{}).error().code, "offer");
   child.closed(engine.register_memory({bytes.data(), bytes.size()}).error().code, "register");
   child.closed(engine.allocate({.size_bytes = 4096}).error().code, "allocate");
   child.closed(engine.import_region(all.peer, bytes).error().code, "import_region");
@@ -250,14 +250,14 @@ TEST(Fork, AnInlineEngineIsRefusedToo) {
   auto engine = std::make_unique<Engine>(*Engine::open(config, runtime));
   Batch batch = *engine->make_batch();
   EXPECT_EQ(in_child([&](Findings& child) {
-              child.closed(engine->submit(Alarm{}).error().code, "submit");
+              child.closed(engine->submit(Timer{}).error().code, "submit");
               child.closed(engine->wait(batch).error().code, "wait");
               child.expect(engine->progress() == 0, "progress");
               engine.reset();
               runtime.reset();
             }),
             0);
-  ASSERT_TRUE(engine->submit(Alarm{.after = 1us, .batch = batch}));
+  ASSERT_TRUE(engine->submit(Timer{.after = 1us, .batch = batch}));
   EXPECT_TRUE(engine->wait(batch, 20s));
 }
 
@@ -296,7 +296,7 @@ TEST(Process, AnEngineThatIsDestroyedInItsCallbackStaysOpenAndSaysSo) {
     last.engine = std::make_unique<Engine>(std::move(cluster[0]));
     Batch batch = *last.engine->make_batch();
     child.expect(
-        last.engine->submit(Alarm{.notify = Notify::call<&Last::report>(&last)}).has_value(),
+        last.engine->submit(Timer{.notify = Notify::call<&Last::report>(&last)}).has_value(),
         "submit");
     child.expect(eventually([&] { return last.done.load(); }), "the callback ran");
     child.expect(logged("an engine was destroyed in a callback") == 1, "it was logged");

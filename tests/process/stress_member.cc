@@ -210,7 +210,7 @@ void Member::on_event(const Event& event) {
         }
       }
       return;
-    case EventKind::kUnclaimed:
+    case EventKind::kUnhandled:
       return broken("an operation with a notify went to the subscribers");
     default:
       return;
@@ -289,7 +289,7 @@ void Member::on_note(const Event& event) {
   Link* link = link_of(event.peer);
   // It may have been lost between the note and now.
   if (link == nullptr || link->lost) return;
-  link->go_key = Key::from_wire(note.go_key);
+  link->go_key = CounterKey::from_wire(note.go_key);
   if (note.kind == Note::kPlot) return new_plot(*link, note, event.bytes().subspan(sizeof note));
   Inbound* in = inbound(*link, note.number);
   if (in == nullptr || in->told) return broken("the end of an unknown plot");

@@ -92,7 +92,7 @@ class Member {
   struct Outbound {
     PlotId id{};
     RemoteRegion region{};
-    Key key{};
+    CounterKey key{};
     uint64_t plot_bytes = 0;
     uint64_t go_base = 0;  ///< goes that belong to earlier plots
     uint32_t number = 0;   ///< of the round
@@ -113,7 +113,7 @@ class Member {
     Ground source{};
     std::optional<Counter> go{};
     uint64_t goes_heard = 0, goes_sent = 0, goes_owed = 0;
-    Key go_key{};      ///< the other's
+    CounterKey go_key{};      ///< the other's
     uint32_t ops = 0;  ///< accepted and not yet reported, the expectations included
     bool lost = false;
     bool fence_asked = false, fence_pending = false;

@@ -256,7 +256,7 @@ void Member::send_goes(Link& link) {
   if (link.lost || !link.go_key) return;
   for (; link.goes_owed > 0; --link.goes_owed) {
     const Op op{.deed = Deed::kGo, .peer = link.peer};
-    const Key key = link.go_key;
+    const CounterKey key = link.go_key;
     if (!accepted(
             engine_.submit(Signal{.group = link.group, .keys = {&key, 1}, .notify = noted(op)}),
             "a go")) {
@@ -283,7 +283,7 @@ void Member::retire_graves(size_t keep) {
 void Member::new_plot(Link& link, const Note& note, std::span<const std::byte> desc) {
   Outbound next;
   next.id = {.writer = options_.self, .owner = link.party, .number = note.number};
-  next.key = Key::from_wire(note.key);
+  next.key = CounterKey::from_wire(note.key);
   next.plot_bytes = note.plot_bytes;
   next.go_base = note.goes;
   const Outbound* last = link.next ? &*link.next : link.out.key ? &link.out : nullptr;
@@ -361,7 +361,7 @@ void Member::write_round(Link& link) {
                                                      .target = out.region.at(piece.target),
                                                      .size_bytes = piece.bytes,
                                                      .imm = out.key,
-                                                     .whole = round.uncut,
+                                                     .unsplit = round.uncut,
                                                      .notify = noted(op)}),
                                 "a write");
     if (op.long_write && !taken) long_writes(link).fetch_sub(1);

@@ -29,7 +29,7 @@ class Pair {
   void submit(Timeout timeout = {}) {
     ledger.write(to, 150'000, {.timeout = timeout});
     ledger.pages(to, 30, 4096, {.timeout = timeout});
-    ledger.write(to, 60'000, {.timeout = timeout, .priority = Priority::kBulk, .whole = true});
+    ledger.write(to, 60'000, {.timeout = timeout, .priority = Priority::kBulk, .unsplit = true});
     ledger.write(to, 500, {.timeout = timeout, .counted = false});
   }
 

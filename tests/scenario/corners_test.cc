@@ -23,7 +23,7 @@ struct Pair {
 TEST(Corners, ACountUnderANameOutlivesItsSender) {
   Pair p;
   const uint64_t name = 5;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&key, 1}, 1s));
   auto batch = p.a.engine.make_batch();
   ASSERT_TRUE(p.a.engine.submit(Write{.source = p.a.memory.at(0),
@@ -45,14 +45,14 @@ TEST(Corners, ANameThatNobodyClaimsIsDroppedWithAnEvent) {
   Witness witness;
   auto heard = p.b.engine.subscribe(witness.notify());
   const uint64_t name = 7;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&key, 1}, 1s));
   ASSERT_TRUE(p.a.engine.submit(
       Write{.source = p.a.memory.at(0), .target = p.way.at(0), .size_bytes = 8, .imm = key}));
   p.world.run_for(1ms);
   ASSERT_TRUE(p.a.engine.close());
   p.world.run_for(40s);
-  ASSERT_EQ(witness.count(EventKind::kUnclaimed), 1u);
+  ASSERT_EQ(witness.count(EventKind::kUnhandled), 1u);
   const Event& event = witness.events.back();
   EXPECT_EQ(event.previous, name);
   EXPECT_EQ(event.value, 1u);
@@ -80,8 +80,8 @@ TEST(Corners, RoomIsToldOfAlsoWhileMostSlotsWait) {
     counters.push_back(*p.a.engine.make_counter());
     ASSERT_TRUE(counters.back().expect(1, Notify{}, Timeout::forever()));
   }
-  ASSERT_TRUE(p.a.engine.submit(Alarm{.after = 1ms}));
-  EXPECT_EQ(p.a.engine.submit(Alarm{.after = 1ms}).error().code, Errc::kExhausted);
+  ASSERT_TRUE(p.a.engine.submit(Timer{.after = 1ms}));
+  EXPECT_EQ(p.a.engine.submit(Timer{.after = 1ms}).error().code, Errc::kExhausted);
   p.world.run_for(1s);
   EXPECT_EQ(witness.count(EventKind::kRoom), 1u);
 }
@@ -92,10 +92,10 @@ TEST(Corners, AFullInboxHasRoomOnlyOnceItIsRead) {
   Witness witness;
   auto heard = p.a.engine.subscribe(witness.notify());
   auto inbox = p.a.engine.make_inbox(1);
-  ASSERT_TRUE(p.a.engine.submit(Alarm{.notify = Notify::inbox(*inbox)}));
+  ASSERT_TRUE(p.a.engine.submit(Timer{.notify = Notify::inbox(*inbox)}));
   p.world.run_for(1ms);
   for (int i = 0; i < 10; ++i) {
-    EXPECT_EQ(p.a.engine.submit(Alarm{.notify = Notify::inbox(*inbox)}).error().code,
+    EXPECT_EQ(p.a.engine.submit(Timer{.notify = Notify::inbox(*inbox)}).error().code,
               Errc::kExhausted);
     p.world.run_for(1ms);
   }
@@ -104,7 +104,7 @@ TEST(Corners, AFullInboxHasRoomOnlyOnceItIsRead) {
   ASSERT_EQ(inbox->poll({&event, 1}), 1u);
   p.world.run_for(1ms);
   EXPECT_EQ(witness.count(EventKind::kRoom), 1u);
-  EXPECT_TRUE(p.a.engine.submit(Alarm{.notify = Notify::inbox(*inbox)}));
+  EXPECT_TRUE(p.a.engine.submit(Timer{.notify = Notify::inbox(*inbox)}));
 }
 
 // A masked member gives its name back: the peer comes back with a new key under the same name.
@@ -113,7 +113,7 @@ TEST(Corners, AMaskedNameCanBeClaimedAnew) {
   const uint64_t name = 9;
   auto group = p.b.engine.make_counter_group();
   const PeerId sender = p.b.engine.peers().at(0);
-  Key old_key;
+  CounterKey old_key;
   {
     auto counter = p.b.engine.named_counter(name);
     ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&old_key, 1}, 1s));
@@ -122,7 +122,7 @@ TEST(Corners, AMaskedNameCanBeClaimedAnew) {
   }
   auto again = p.b.engine.named_counter(name);
   ASSERT_TRUE(again) << to_string(again.error().code);
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(p.a.engine.resolve(p.way.peer, {&name, 1}, {&key, 1}, 1s));
   EXPECT_NE(key, old_key);
   EXPECT_EQ(key, again->key());

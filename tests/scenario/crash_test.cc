@@ -243,7 +243,7 @@ TEST(Crash, DuringConnectEndsWhatWaitedForIt) {
 
 TEST(Crash, DuringResolveEndsIt) {
   static constexpr uint64_t kNames[] = {1, 2, 3};
-  std::array<Key, 3> out{};
+  std::array<CounterKey, 3> out{};
   dies_during(
       meet,
       [&](Two& two) {
@@ -254,7 +254,7 @@ TEST(Crash, DuringResolveEndsIt) {
       [&](Two&, const Event& event) {
         const bool ok = event.code == Errc::kOk;
         EXPECT_TRUE(ok || event.code == Errc::kPeerLost || event.code == Errc::kTimeout);
-        for (const Key key : out) EXPECT_EQ(static_cast<bool>(key), ok);
+        for (const CounterKey key : out) EXPECT_EQ(static_cast<bool>(key), ok);
       },
       1);
 }

@@ -75,7 +75,7 @@ TEST_F(Deadline, OfEverythingForAPeerThatNeverAnswers) {
   const Way way = connect(a, b);
   Witness seen(&a.engine);
   const Nanos begin = world.now();
-  Key out;
+  CounterKey out;
   const uint64_t name = 5;
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
                                     .target = way.at(0),

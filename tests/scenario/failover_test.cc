@@ -69,7 +69,7 @@ class Traffic {
                                     .size_bytes = kSliced,
                                     .imm = counters_[1]->key(),
                                     .priority = Priority::kBulk,
-                                    .whole = true,
+                                    .unsplit = true,
                                     .batch = *batch_}));
     // Pages, back to front.
     std::vector<uint32_t> here, there;
@@ -90,7 +90,7 @@ class Traffic {
       accepted(a_.engine.submit(Write{.source = source,
                                       .target = target,
                                       .size_bytes = 900,
-                                      .imm = i % 2 == 0 ? counters_[3]->key() : Key{},
+                                      .imm = i % 2 == 0 ? counters_[3]->key() : CounterKey{},
                                       .batch = *batch_}));
     }
     std::vector<ScatterTarget> targets;

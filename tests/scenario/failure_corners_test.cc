@@ -92,7 +92,7 @@ void slices(bool whole, const Fault& fault, uint64_t at) {
                                           .size_bytes = 2 << 20,
                                           .imm = counter.key(),
                                           .priority = Priority::kBulk,
-                                          .whole = whole,
+                                          .unsplit = whole,
                                           .notify = pair.ended.notify(1)}));
   pair.world.run_for(5s);
   const Event* e = pair.ended.find(1);
@@ -115,7 +115,7 @@ TEST(CornerSlices, CountComesByThePathOfItsBytes) {
 void name_count(Nanos late) {
   Pair pair(slow_rc(), 1, 1);
   const uint64_t name = 42;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(pair.a->engine.resolve(pair.way.peer, {&name, 1}, {&key, 1}));
   if (late.count() > 0) pair.happens(Fault::late_counts(1, late));
   Batch batch = *pair.a->engine.make_batch();
@@ -195,7 +195,7 @@ TEST(CornerFence, ARevokedNameIsQuietWhenItSaysSo) {
   Pair pair(slow_srd());
   const uint64_t name = 5;
   Counter counter = *pair.b->engine.named_counter(name);
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(pair.a->engine.resolve(pair.way.peer, {&name, 1}, {&key, 1}));
   pair.happens(Fault::refuse_posts(0, 0));
   for (uint32_t i = 0; i < 4; ++i) {

@@ -34,7 +34,7 @@ class Farewell : public testing::Test {
       ledger.write(to_b, 150'000);
       ledger.pages(to_b, 20, 4096);
       ledger.write(to_c, 50'000);
-      ledger.write(to_b, 40'000, {.priority = Priority::kBulk, .whole = true});
+      ledger.write(to_b, 40'000, {.priority = Priority::kBulk, .unsplit = true});
       const auto channel = a.engine.submit(Send{.peer = to_b.way.peer, .notify = seen.notify(1)});
       const auto fence = a.engine.submit(Resolve{
           .peer = to_b.way.peer, .names = {&name, 1}, .out = {&key, 1}, .notify = seen.notify(2)});
@@ -42,7 +42,7 @@ class Farewell : public testing::Test {
     }
 
     uint64_t name = 3;
-    Key key;
+    CounterKey key;
     Witness seen;
     sim::World world;
     Host a, b, c;

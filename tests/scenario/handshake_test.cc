@@ -169,7 +169,7 @@ TEST_F(Meeting, FramesOfAnotherMajorAreCountedAndDisturbNobody) {
 TEST_F(Meeting, WhoNeverAnswersIsGivenUpWithEverythingThatWaited) {
   connect();
   Batch batch = *engine.make_batch();
-  std::vector<Key> keys(1);
+  std::vector<CounterKey> keys(1);
   const uint64_t name = 5;
   ASSERT_TRUE(engine.submit(
       Send{.peer = peer, .channel = 1, .timeout = 100s, .batch = batch, .notify = ended.notify()}));

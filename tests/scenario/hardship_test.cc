@@ -56,7 +56,7 @@ class Stage {
   const Way& flooding() const { return ways[3]; }
   static constexpr uint32_t kDead = 2, kSlow = 3, kFlooding = 4;  // nodes
 
-  Result<OpId> write(const Way& way, uint64_t size, Notify notify = {}, Key key = {}) {
+  Result<OpId> write(const Way& way, uint64_t size, Notify notify = {}, CounterKey key = {}) {
     return engine().submit(Write{.source = hosts[0].memory.at(0),
                                  .target = way.at(0),
                                  .size_bytes = size,
@@ -100,7 +100,7 @@ TEST(Hardship, OfOthersDoesNotDelayAGoodPeer) {
   }
   // As much as its own engine takes, of everything, all the time.
   uint64_t name = 1000, flooded = 0;
-  std::vector<Key> out(1);
+  std::vector<CounterKey> out(1);
   const EachStep flood(stage.world, [&] {
     ++name;
     flooded += flooder.engine.submit(Resolve{.peer = back.peer, .names = {&name, 1}, .out = out})
@@ -133,7 +133,7 @@ TEST(Hardship, AFloodOfNamesAndMessagesDoesNotGrowTheEngine) {
   const Subscription listener = *engine.listen(1, Notify::inbox(nobody_reads));
   Host& flooder = stage.hosts[Stage::kFlooding];
   const Way back = connect(flooder, stage.hosts[0]);
-  std::vector<Key> out(1);
+  std::vector<CounterKey> out(1);
   uint64_t name = 0, ended = 0;
   const auto flood = [&](Nanos time) {
     const Nanos until = stage.world.now() + time;

@@ -313,7 +313,7 @@ TEST_F(Evidence, AnAnswerOfTheHostTakesBackThatItCannotBeReached) {
 }
 
 TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
-  const Key key = *core->counters.make(core->now_ns);
+  const CounterKey key = *core->counters.make(core->now_ns);
   core->counters.bind(key, peer());
   ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));
   run_to(10ms);

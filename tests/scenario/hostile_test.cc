@@ -193,7 +193,7 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
     ASSERT_TRUE(engine.submit(Write{.source = memory.at(0),
                                     .target = target.at(0),
                                     .size_bytes = 64,
-                                    .imm = Key::from_wire(round + 1),
+                                    .imm = CounterKey::from_wire(round + 1),
                                     .timeout = 100ms,
                                     .notify = ended.notify(round)}));
     for (uint32_t ref = 0; ref < 8; ++ref) {

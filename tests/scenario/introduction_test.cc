@@ -105,7 +105,7 @@ TEST(Introduction, AnswersToWhatNobodyAskedAreIgnored) {
 
   // The same answer twice: the second one belongs to nothing any more.
   const uint64_t name = 3;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(story.engine.submit(Resolve{
       .peer = story.peer, .names = {&name, 1}, .out = {&key, 1}, .notify = story.ended.notify(1)}));
   story.theatre.run_for(1ms);

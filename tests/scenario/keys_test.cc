@@ -32,7 +32,7 @@ struct Ring {
   std::vector<std::vector<Way>> ways;
 };
 
-// ---- Key reuse ----------------------------------------------------------------------------------
+// ---- CounterKey reuse ----------------------------------------------------------------------------------
 
 TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
   constexpr uint64_t kPage = 8192;
@@ -48,7 +48,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
     Host receiver = open_host(world, world.add_node(2, model), 128 * kPage, config);
     const Way way = connect(sender, receiver);
     Batch batch = *sender.engine.make_batch();
-    const auto send = [&](Key key, uint32_t n) {
+    const auto send = [&](CounterKey key, uint32_t n) {
       for (uint32_t i = 0; i < n; ++i) {
         ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(i * kPage),
                                                .target = way.at(i * kPage),
@@ -57,7 +57,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
                                                .batch = batch}));
       }
     };
-    std::set<Key> keys;
+    std::set<CounterKey> keys;
     uint64_t stale = 0;
     for (uint32_t round = 0; round < 4; ++round) {
       Counter old = *receiver.engine.make_counter();
@@ -90,7 +90,7 @@ TEST(KeyReuse, ClosingANamedKeyProvesThatItsSendersAreQuiet) {
   slow.gbit_per_s = 8;
   Ring ring(1, 2, 64 * kPage, slow);
   Counter counter = *ring.engine(1).named_counter(42);
-  std::vector<Key> key(1);
+  std::vector<CounterKey> key(1);
   const uint64_t name = 42;
   ASSERT_TRUE(ring.engine(0).resolve(ring.ways[0][1].peer, {&name, 1}, key));
   EXPECT_EQ(key[0], counter.key());
@@ -106,7 +106,7 @@ TEST(KeyReuse, ClosingANamedKeyProvesThatItsSendersAreQuiet) {
   ASSERT_GT(batch.pending(), 0u) << "the story needs writes in flight";
   const auto rest = counter.close();
   ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Rest::kProved);
+  EXPECT_EQ(*rest, Quiescence::kProved);
   EXPECT_EQ(batch.pending(), 0u) << "confirmed although a posted write had not ended";
   const uint64_t stale = ring.engine(1).stats().stale_imms;
   ring.world.run_for(10ms);
@@ -157,7 +157,7 @@ class Rank {
   std::vector<std::vector<uint32_t>>& entered_;
   Counter counter_;
   PeerGroup group_;
-  std::vector<Key> keys_;
+  std::vector<CounterKey> keys_;
 };
 
 TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
@@ -191,7 +191,7 @@ struct Moe {
 
   explicit Moe(uint64_t seed)
       : ring(seed, kRanks, 2 * kRanks * kBlock, sim::NicModel::efa_200g(), 2),
-        keys(kRanks, std::vector<Key>(kRanks)) {
+        keys(kRanks, std::vector<CounterKey>(kRanks)) {
     for (uint32_t me = 0; me < kRanks; ++me) {
       groups.push_back(*ring.engine(me).make_counter_group());
       for (uint32_t from = 0; from < kRanks; ++from) {
@@ -228,7 +228,7 @@ struct Moe {
   static constexpr uint32_t kNobody = UINT32_MAX;
   uint32_t gone = kNobody;
   Ring ring;
-  std::vector<std::vector<Key>> keys;
+  std::vector<std::vector<CounterKey>> keys;
   std::vector<Counter> counters;
   std::vector<CounterGroup> groups;
 };
@@ -318,7 +318,7 @@ TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
   EXPECT_LT(moe.ring.world.now() - before, 1s) << "by its goodbye, not by a deadline";
 }
 
-// ---- Key-value cache ----------------------------------------------------------------------------
+// ---- CounterKey-value cache ----------------------------------------------------------------------------
 
 /// A prefill engine whose kernel counts layers up; each finished layer's pages are pushed.
 class Prefill {
@@ -327,7 +327,7 @@ class Prefill {
   static constexpr uint64_t kPage = 4096;
   static constexpr uint64_t kLayerBytes = 16 * kPage;
 
-  Prefill(Host& host, const Way& way, std::vector<Key> keys)
+  Prefill(Host& host, const Way& way, std::vector<CounterKey> keys)
       : host_(host),
         way_(way),
         keys_(std::move(keys)),
@@ -375,7 +375,7 @@ class Prefill {
 
   Host& host_;
   Way way_;
-  std::vector<Key> keys_;
+  std::vector<CounterKey> keys_;
   Batch batch_;
   Watcher watcher_;
 };
@@ -392,7 +392,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
       names.push_back(0xcafe0000 + i);
       layers.push_back(*ring.engine(1).named_counter(names.back()));
     }
-    std::vector<Key> keys(P::kLayers);
+    std::vector<CounterKey> keys(P::kLayers);
     ASSERT_TRUE(ring.engine(0).resolve(ring.ways[0][1].peer, names, keys));
 
     Prefill prefill(ring.hosts[0], ring.ways[0][1], keys);

@@ -36,7 +36,7 @@ class Pair {
     ledger.pages(to, 20, 4096);
     ledger.write(to, 150'000);
     for (int i = 0; i < 6; ++i) ledger.write(to, 900);
-    ledger.write(to, 40'000, {.priority = Priority::kBulk, .whole = true});
+    ledger.write(to, 40'000, {.priority = Priority::kBulk, .unsplit = true});
   }
   void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
   static uint64_t losses(const Witness& seen) {

@@ -54,7 +54,7 @@ class Stage {
       }
     }
   }
-  void write(uint32_t sender, Key key, uint32_t times = 1) {
+  void write(uint32_t sender, CounterKey key, uint32_t times = 1) {
     Sender& from = all[sender];
     for (uint32_t i = 0; i < times; ++i) {
       ASSERT_TRUE(from.host.engine.submit(Write{.source = from.host.memory.at(0),
@@ -64,8 +64,8 @@ class Stage {
                                                 .notify = ended.notify(sender)}));
     }
   }
-  Key resolve(uint32_t sender, uint64_t name) {
-    Key key;
+  CounterKey resolve(uint32_t sender, uint64_t name) {
+    CounterKey key;
     EXPECT_TRUE(all[sender].host.engine.resolve(all[sender].way.peer, {&name, 1}, {&key, 1}));
     return key;
   }
@@ -82,7 +82,7 @@ class Stage {
     return came ? *waited.find(tag) : Event{};
   }
   /// One write of the sender under the key lands, and its sender never hears of it.
-  void write_of_unknown_fate(uint32_t sender, Key key) {
+  void write_of_unknown_fate(uint32_t sender, CounterKey key) {
     happens(Fault::lose_acks(all[sender].node, kReceiver));
     write(sender, key);
     const Event event = next_end();
@@ -117,7 +117,7 @@ TEST(SpoiledKey, EndsWhoeverWaitsAndNamesThePeer) {
   EXPECT_EQ(bad.expect(1, {}).error().code, Errc::kAborted);
   EXPECT_FALSE(bad.try_take(1));
   // Replaced, it works; others were never touched.
-  const Key old = bad.key();
+  const CounterKey old = bad.key();
   bad = *engine.make_counter();
   EXPECT_NE(bad.key(), old);
   stage.write(0, bad.key(), 2);
@@ -157,7 +157,7 @@ TEST(SpoiledKey, OfManyPartsEndsTheKeyOfThePartOnly) {
   ASSERT_TRUE(first.expect(2, stage.waited.notify(1)));
   const std::vector<ScatterTarget> targets{
       {stage.all[0].way.at(0), 0, kPage, first.key()},
-      {stage.all[0].way.at(kPage), kPage, kPage, Key{}},
+      {stage.all[0].way.at(kPage), kPage, kPage, CounterKey{}},
   };
   stage.happens(Fault::lose_acks(stage.all[0].node, kReceiver));
   ASSERT_TRUE(from.engine.submit(
@@ -179,7 +179,7 @@ struct Group {
       EXPECT_TRUE(group.add(members.back(), sender.there));
     }
   }
-  Key key(uint32_t i) const { return members[i].key(); }
+  CounterKey key(uint32_t i) const { return members[i].key(); }
   std::vector<Counter> members;
   CounterGroup group;
 };
@@ -293,7 +293,7 @@ TEST(LostMember, AfterAnotherWasMaskedEndsTheWaitAsWell) {
 // ---- Names --------------------------------------------------------------------------------------
 
 TEST(ClosedName, IsProvedOnlyByTheWordOfEverySender) {
-  using Trouble = std::function<void(Stage&, Key)>;
+  using Trouble = std::function<void(Stage&, CounterKey)>;
   Nanos took{};
   const auto close_after = [&](const Trouble& trouble) {
     Stage stage(2);
@@ -302,7 +302,7 @@ TEST(ClosedName, IsProvedOnlyByTheWordOfEverySender) {
     EXPECT_TRUE(counter.wait(2, 5s));
     trouble(stage, counter.key());
     const Nanos began = stage.world.now();
-    const Rest rest = *counter.close(2s);
+    const Quiescence rest = *counter.close(2s);
     took = stage.world.now() - began;
     EXPECT_LE(took, Nanos(2s));
     Counter again = *stage.receiver->engine.named_counter(5);
@@ -312,30 +312,30 @@ TEST(ClosedName, IsProvedOnlyByTheWordOfEverySender) {
   };
   expect_log("a path broke");
   const uint32_t kNode = 2;  // of the second sender
-  EXPECT_EQ(close_after([](Stage&, Key) {}), Rest::kProved);
-  EXPECT_EQ(close_after([](Stage& stage, Key key) { stage.write(1, key, 10); }), Rest::kProved)
+  EXPECT_EQ(close_after([](Stage&, CounterKey) {}), Quiescence::kProved);
+  EXPECT_EQ(close_after([](Stage& stage, CounterKey key) { stage.write(1, key, 10); }), Quiescence::kProved)
       << "what is posted drains, what is queued ends";
-  EXPECT_EQ(close_after([](Stage& stage, Key) { stage.happens(Fault::stop(kNode)); }),
-            Rest::kRested);
-  EXPECT_EQ(close_after([](Stage& stage, Key) {
+  EXPECT_EQ(close_after([](Stage& stage, CounterKey) { stage.happens(Fault::stop(kNode)); }),
+            Quiescence::kQuarantined);
+  EXPECT_EQ(close_after([](Stage& stage, CounterKey) {
               stage.happens(Fault::stop(kNode));
               stage.world.run_for(1500ms);  // stalled
             }),
-            Rest::kRested);
-  EXPECT_EQ(close_after([](Stage& stage, Key) {
+            Quiescence::kQuarantined);
+  EXPECT_EQ(close_after([](Stage& stage, CounterKey) {
               stage.happens(Fault::crash(kNode));
               stage.world.run_for(10s);  // lost
             }),
-            Rest::kRested);
-  EXPECT_EQ(close_after([](Stage& stage, Key key) { stage.write_of_unknown_fate(1, key); }),
-            Rest::kRested)
+            Quiescence::kQuarantined);
+  EXPECT_EQ(close_after([](Stage& stage, CounterKey key) { stage.write_of_unknown_fate(1, key); }),
+            Quiescence::kQuarantined)
       << "it may still land, and its sender cannot say";
   EXPECT_LE(took, Nanos(10ms)) << "but it can say that";
-  EXPECT_EQ(close_after([](Stage& stage, Key) {
+  EXPECT_EQ(close_after([](Stage& stage, CounterKey) {
               stage.happens(Fault::stop(kNode));
               ASSERT_TRUE(stage.world.at(stage.world.now() + 1s, Fault::resume(kNode)));
             }),
-            Rest::kProved)
+            Quiescence::kProved)
       << "late, but in time";
 }
 
@@ -345,14 +345,14 @@ TEST(ClosedName, EndsWhatASenderHasQueuedAndNothingElse) {
   Stage stage(1, quick(), model);
   Counter closing = *stage.receiver->engine.named_counter(1);
   Counter staying = *stage.receiver->engine.named_counter(2);
-  const Key one = stage.resolve(0, 1), two = stage.resolve(0, 2);
+  const CounterKey one = stage.resolve(0, 1), two = stage.resolve(0, 2);
   stage.ended.events.clear();
   for (uint32_t i = 0; i < 20; ++i) {
     stage.write(0, one);
     stage.write(0, two);
   }
   stage.world.run_for(10us);
-  EXPECT_EQ(*closing.close(5s), Rest::kProved);
+  EXPECT_EQ(*closing.close(5s), Quiescence::kProved);
   const uint64_t stale = stage.receiver->engine.stats().stale_imms;
   EXPECT_TRUE(staying.wait(20, 5s));
   stage.world.run_for(10ms);
@@ -372,7 +372,7 @@ TEST(LateCount, OfAReleasedKeyNeverCountsInItsNextLife) {
     SCOPED_TRACE(by_network ? "late packets" : "late completions");
     Stage stage(1, config);
     Engine& engine = stage.receiver->engine;
-    std::set<Key> keys;
+    std::set<CounterKey> keys;
     uint64_t late = 0;
     for (uint32_t life = 0; life < 20; ++life) {
       const Counter counter = *engine.make_counter();  // released at the end of its life
@@ -398,14 +398,14 @@ TEST(Names, OfOnePeerAreBoundedAndNobodyElsePays) {
   config.names_per_peer_max = 8;
   Stage stage(2, config);
   Engine& greedy = stage.all[0].host.engine;
-  std::vector<Key> out(1);
+  std::vector<CounterKey> out(1);
   Errc refused = Errc::kOk;
   for (uint64_t name = 0; name < 1000 && refused == Errc::kOk; ++name) {
     refused = greedy.resolve(stage.all[0].way.peer, {&name, 1}, out).error().code;
   }
   EXPECT_EQ(refused, Errc::kExhausted);
   EXPECT_EQ(stage.receiver->engine.stats().counters, 8u);
-  const Key key = stage.resolve(1, 500);
+  const CounterKey key = stage.resolve(1, 500);
   stage.write(1, key);
   Counter counter = *stage.receiver->engine.named_counter(500);
   EXPECT_TRUE(counter.wait(1, 5s));

@@ -47,7 +47,7 @@ TEST(FullQueue, RefusesWithoutTakingAndTellsOnceThereIsRoom) {
     EXPECT_EQ(refused.error().code, Errc::kExhausted);
     EXPECT_STREQ(refused.error().what, "ops_max");
   }
-  EXPECT_EQ(a.engine.submit(Alarm{.after = 1s}).error().code, Errc::kExhausted);
+  EXPECT_EQ(a.engine.submit(Timer{.after = 1s}).error().code, Errc::kExhausted);
   EXPECT_EQ(batch.pending(), kOps) << "a refused one has joined the batch";
   EXPECT_EQ(a.engine.stats().exhausted, 4u);
   EXPECT_EQ(seen.count(EventKind::kRoom), 0u);
@@ -99,7 +99,7 @@ TEST(FullQueue, AnInboxThatIsNotReadRefusesNewPromises) {
   const Subscription subscription = *a.engine.subscribe(seen.notify());
   Inbox inbox = *a.engine.make_inbox(4);
   const auto alarm = [&](uint64_t tag) {
-    return a.engine.submit(Alarm{.after = 1us, .notify = Notify::inbox(inbox, tag)});
+    return a.engine.submit(Timer{.after = 1us, .notify = Notify::inbox(inbox, tag)});
   };
   for (uint64_t tag = 0; tag < 4; ++tag) ASSERT_TRUE(alarm(tag));
   EXPECT_STREQ(alarm(4).error().what, "notify");
@@ -312,7 +312,7 @@ TEST_P(Priorities, ASignalIsUrgentByDefault) {
   submit(1, 64 * kMiB, Priority::kBulk);
   world.run_for(3ms);
   const Nanos asked = world.now();
-  const Key key = counter.key();
+  const CounterKey key = counter.key();
   ASSERT_TRUE(a.engine.submit(Signal{.group = group, .keys = {&key, 1}}));
   ASSERT_TRUE(counter.wait(1));
   EXPECT_LT(world.now() - asked, 1070us);

@@ -359,12 +359,12 @@ struct Names {
         sender(open_host(world, world.add_node(1, {}), kSize, config)),
         owner(open_host(world, world.add_node(1, {}), kSize, owners)),
         way(connect(sender, owner)) {}
-  Key resolve(uint64_t name) {
-    Key key;
+  CounterKey resolve(uint64_t name) {
+    CounterKey key;
     EXPECT_TRUE(sender.engine.resolve(way.peer, {&name, 1}, {&key, 1}));
     return key;
   }
-  Rest resolved_and_closed(uint64_t name) {
+  Quiescence resolved_and_closed(uint64_t name) {
     Counter counter = *owner.engine.named_counter(name);
     EXPECT_EQ(resolve(name), counter.key());
     return *counter.close();
@@ -377,7 +377,7 @@ struct Names {
     EXPECT_TRUE(world.run_until([&] { return seen.count() > 0; }, 10s));
     return seen.count() > 0 ? seen.events[0] : Event{};
   }
-  Write write(Key key) const {
+  Write write(CounterKey key) const {
     return {.source = sender.memory.at(0), .target = way.at(0), .size_bytes = 64, .imm = key};
   }
   uint64_t stale() {
@@ -400,7 +400,7 @@ TEST(RevokedKey, RefusesWhatIsSubmittedAfterTheProof) {
   Names names;
   Counter closed = *names.owner.engine.named_counter(1),
           open = *names.owner.engine.named_counter(2);
-  const Key key = names.resolve(1), good = names.resolve(2);
+  const CounterKey key = names.resolve(1), good = names.resolve(2);
   const RegionId source = names.sender.memory.id();
   const std::vector<uint32_t> pages = {0, 1, 2};
   const PagedWrite paged{.source = source,
@@ -410,7 +410,7 @@ TEST(RevokedKey, RefusesWhatIsSubmittedAfterTheProof) {
                          .page_bytes = 64,
                          .imm = key};
   const PeerGroup group = *names.sender.engine.make_group({&names.way.peer, 1});
-  ASSERT_EQ(*closed.close(), Rest::kProved);
+  ASSERT_EQ(*closed.close(), Quiescence::kProved);
 
   expect_refused(names.end_of(names.write(key)));
   expect_refused(names.end_of(paged), 3);
@@ -436,9 +436,9 @@ TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
     options.drop_control = 0.3;
     Names names(options);
     Counter counter = *names.owner.engine.named_counter(42);
-    const Key old = counter.key();
+    const CounterKey old = counter.key();
     const uint64_t name = 42;
-    Key key;
+    CounterKey key;
     Batch batch = *names.sender.engine.make_batch();
     ASSERT_TRUE(names.sender.engine.submit(
         Resolve{.peer = names.way.peer, .names = {&name, 1}, .out = {&key, 1}, .batch = batch}));
@@ -447,7 +447,7 @@ TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
     const bool came_first = batch.pending() == 0;
     ASSERT_TRUE(names.sender.engine.wait(batch));
     ASSERT_EQ(batch.failed(), 0u);
-    if (!rest || *rest != Rest::kProved || came_first) continue;
+    if (!rest || *rest != Quiescence::kProved || came_first) continue;
     ++proved_first;
     ASSERT_NE(key, old) << "learnt after the proof";
     // It is the name's next key, and good.
@@ -465,20 +465,20 @@ TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   owners.names_per_peer_max = 1;
   Names names({.seed = test_seed()}, config, owners);
   Counter first = *names.owner.engine.named_counter(0);
-  const Key old = names.resolve(0);
-  ASSERT_EQ(*first.close(), Rest::kProved);
+  const CounterKey old = names.resolve(0);
+  ASSERT_EQ(*first.close(), Quiescence::kProved);
   uint64_t name = 1;
   for (; name < core::kRevokedPerName; ++name) {
-    ASSERT_EQ(names.resolved_and_closed(name), Rest::kProved) << name;
+    ASSERT_EQ(names.resolved_and_closed(name), Quiescence::kProved) << name;
   }
-  EXPECT_EQ(names.resolved_and_closed(name), Rest::kRested) << "as much as it may keep";
-  EXPECT_EQ(names.resolved_and_closed(name), Rest::kRested);
+  EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined) << "as much as it may keep";
+  EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined);
   expect_refused(names.end_of(names.write(old)));
   // The next session starts with nothing: by now the value may belong to somebody else.
   ASSERT_TRUE(names.sender.engine.disconnect(names.way.peer));
   names.world.run_for(1s);
   names.way = connect(names.sender, names.owner);
-  EXPECT_EQ(names.resolved_and_closed(name), Rest::kProved);
+  EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kProved);
   EXPECT_EQ(names.end_of(names.write(old)).code, Errc::kOk);
 }
 
@@ -539,7 +539,7 @@ class RevokingPuppet : public testing::Test {
     EXPECT_TRUE(engine.submit(Write{.source = source,
                                     .target = target.at(0),
                                     .size_bytes = 64,
-                                    .imm = Key::from_wire(key),
+                                    .imm = CounterKey::from_wire(key),
                                     .timeout = 1s,
                                     .batch = batch,
                                     .notify = seen.notify(99)}));
@@ -555,7 +555,7 @@ class RevokingPuppet : public testing::Test {
   PeerId peer{};
   RemoteRegion target{};
   const uint64_t name = 42;
-  Key learnt{};
+  CounterKey learnt{};
   uint32_t next_ref = 1;
 };
 
@@ -622,13 +622,13 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   puppet.send(control::MessageType::kResolve,
               control::encode(control::ResolveNames{.ref = 1, .names = {name}}));
   theatre.run_for(1ms);
-  const Key key = *counters.claim_name(name, theatre.world.now());
+  const CounterKey key = *counters.claim_name(name, theatre.world.now());
   counters.release({.key = key, .named = true, .name = name}, theatre.world.now());
 
   // Long enough for everything to have rested, many times over.
   int64_t now_ns = theatre.world.now();
   const auto later_values = [&] {
-    std::set<Key> values;
+    std::set<CounterKey> values;
     for (uint32_t i = 0; i < 1000; ++i) {
       now_ns += counters.rest_ns();
       const auto next = counters.make(now_ns);

@@ -183,7 +183,7 @@ TEST_P(CutOverRails, AWholeWriteIsOnePieceWhateverItsLength) {
     SCOPED_TRACE(testing::Message() << size << " bytes");
     const uint64_t imms = bench.imms();
     const uint64_t pieces = bench.sender.engine.stats().tx.ops;
-    ASSERT_NO_FATAL_FAILURE(bench.write_and_check(5, size, size + 1, {.whole = true}));
+    ASSERT_NO_FATAL_FAILURE(bench.write_and_check(5, size, size + 1, {.unsplit = true}));
     EXPECT_EQ(bench.imms() - imms, 1u);
     EXPECT_EQ(bench.sender.engine.stats().tx.ops - pieces, 1u);
   }
@@ -398,7 +398,7 @@ TEST(TwoHalfArrivedWrites, AreCountedExactlyWhenTheyAreWhole) {
                                            .target = story.way.at(i * TwoHalves::kSize),
                                            .size_bytes = TwoHalves::kSize,
                                            .imm = story.counter.key(),
-                                           .whole = true}));
+                                           .unsplit = true}));
     }
     ASSERT_TRUE(story.world.run_until([&] { return story.counter.count() == 2; }, 1s));
   }

@@ -158,12 +158,12 @@ TEST_F(LossyControl, NamesAreResolvedToTheSameKeysByEverybody) {
     Pair pair(seed);
     std::vector<uint64_t> names;
     for (uint64_t i = 0; i < 20; ++i) names.push_back(i * i * 1000003);
-    std::vector<Key> keys(names.size()), again(names.size());
+    std::vector<CounterKey> keys(names.size()), again(names.size());
     Counter claimed_before = *pair.b.engine.named_counter(names[3]);
     ASSERT_TRUE(pair.a.engine.resolve(pair.way.peer, names, keys));
     ASSERT_TRUE(pair.a.engine.resolve(pair.way.peer, names, again));
     EXPECT_EQ(keys, again);
-    EXPECT_EQ(std::set<Key>(keys.begin(), keys.end()).size(), keys.size());
+    EXPECT_EQ(std::set<CounterKey>(keys.begin(), keys.end()).size(), keys.size());
     EXPECT_EQ(keys[3], claimed_before.key());
     // Counted before anybody claims it: nothing is lost (P9).
     ASSERT_TRUE(pair.a.engine.submit(Write{.source = pair.a.memory.at(0),

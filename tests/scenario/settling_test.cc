@@ -20,7 +20,7 @@ struct Three {
     fill(a.bytes(), 7);
   }
   void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
-  void write(const Way& way, Key key, uint64_t tag) {
+  void write(const Way& way, CounterKey key, uint64_t tag) {
     ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
                                       .target = way.at(0),
                                       .size_bytes = kSize,
@@ -72,7 +72,7 @@ TEST(Settling, AClosedNameIsProvedAsSoonAsTheTargetHasSpoken) {
   Three story;
   const uint64_t name = 5;
   Counter counter = *story.b.engine.named_counter(name);
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(story.a.engine.resolve(story.to_b.peer, {&name, 1}, {&key, 1}));
   story.happens(Fault::late_proof(1, kLate));
   story.write(story.to_b, key, 1);
@@ -83,7 +83,7 @@ TEST(Settling, AClosedNameIsProvedAsSoonAsTheTargetHasSpoken) {
   const Nanos asked = story.world.now();
   const auto rest = counter.close();
   ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Rest::kProved);
+  EXPECT_EQ(*rest, Quiescence::kProved);
   EXPECT_LE(story.world.now(), asked + kLate);
 }
 

@@ -43,7 +43,7 @@ class Everything {
       submit(told, Scatter{.source = host_.memory.id(), .targets = targets});
       submit(told, Signal{.group = group_, .keys = kKeys});
       submit(told, Send{.peer = way_.peer, .channel = 5, .bytes = text_});
-      submit(told, Alarm{.after = 100s});
+      submit(told, Timer{.after = 100s});
       submit(told, Resolve{.peer = way_.peer, .names = kNames, .out = resolved_});
       regions_.push_back(*host_.engine.register_memory({.address = text_, .size_bytes = 64}));
       submit(told, Deregister{.region = regions_.back().id()});
@@ -72,7 +72,7 @@ class Everything {
     // Flags and those who asked for nothing: a success is silent, a failure is never lost.
     std::map<OpId, uint32_t> told;
     for (const Event& event : unclaimed.events) {
-      if (event.kind == EventKind::kUnclaimed) ++told[event.op];
+      if (event.kind == EventKind::kUnhandled) ++told[event.op];
     }
     for (const auto& [op, times] : told) EXPECT_EQ(times, 1u) << "op " << op.slot;
     for (const OpId op : without_event_) {
@@ -93,7 +93,7 @@ class Everything {
  private:
   static constexpr uint32_t kPages[] = {0, 5, 9, 2};
   static constexpr uint64_t kNames[] = {1, 2, 3};
-  static constexpr Key kKeys[] = {Key::from_wire(77)};
+  static constexpr CounterKey kKeys[] = {CounterKey::from_wire(77)};
 
   Notify notify(Told told, uint64_t tag) {
     switch (told) {
@@ -132,7 +132,7 @@ class Everything {
   std::vector<Counter> counters_;
   std::vector<MemoryRegion> regions_;
   std::byte text_[64] = {};
-  Key resolved_[3];
+  CounterKey resolved_[3];
   uint64_t last_tag_ = 0;
   std::map<Told, std::multiset<uint64_t>> expected_;
   std::vector<OpId> without_event_;

@@ -25,7 +25,7 @@ TEST(Signals, SubmittedTogetherKeepTheirListsApart) {
   std::array<std::vector<Counter>, kSignals> counters;
   Batch batch = *sender.engine.make_batch();
   for (auto& of_signal : counters) {
-    std::vector<Key> keys;
+    std::vector<CounterKey> keys;
     for (Host& receiver : receivers) {
       of_signal.push_back(*receiver.engine.make_counter());
       keys.push_back(of_signal.back().key());

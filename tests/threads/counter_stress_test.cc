@@ -211,7 +211,7 @@ class Canceller {
       const uint64_t target = rng.chance(0.3) ? previous : latest;
       if (target != 0 && rng.chance(0.5)) {
         const auto seq = static_cast<uint32_t>(target);
-        const auto key = Key::from_wire(static_cast<uint32_t>(target >> 32));
+        const auto key = CounterKey::from_wire(static_cast<uint32_t>(target >> 32));
         if (table.cancel({key, seq}, Errc::kCancelled)) {
           ++hits;
           seqs += seq;
@@ -270,7 +270,7 @@ class Receiver {
                            std::memory_order_release);  // pairs with wait_called()
   }
 
-  Key acquire() { return *table_.acquire(now_ns(), 0); }
+  CounterKey acquire() { return *table_.acquire(now_ns(), 0); }
 
   void issue(Network& network) {
     writes_ = static_cast<uint32_t>(rng_.between(1, kWritesMax));
@@ -395,7 +395,7 @@ class Receiver {
   CounterTable table_;
   Payload payload_{};
   Rng rng_{1};
-  Key key_{};
+  CounterKey key_{};
   uint32_t round_ = 0;
   uint32_t writes_ = 0;
   std::array<uint32_t, kWritesMax> cuts_{};
@@ -413,7 +413,7 @@ TEST(CounterStress, NoWakeUpIsLostNoCountIsEarlyAndNothingIsLeftBehind) { Receiv
 // that was sent is taken by exactly one expectation.
 TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
   CounterTable table({.live_max = 1});
-  const Key key = *table.acquire(0, 0);
+  const CounterKey key = *table.acquire(0, 0);
   Jolts jolts;
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> sent{0};
@@ -507,8 +507,8 @@ class LinkedMember {
 
   void play(Rng& rng, uint32_t round) {
     member_ = *table_.acquire(now_ns(), 0);
-    const Key first = *table_.acquire(now_ns(), 0);
-    const Key second = *table_.acquire(now_ns(), 0);
+    const CounterKey first = *table_.acquire(now_ns(), 0);
+    const CounterKey second = *table_.acquire(now_ns(), 0);
     const auto armed = table_.expect(second, kCounts, CounterTable::kWaiter);
     ASSERT_TRUE(armed && !armed->met);
     round_.store(round, std::memory_order_release);
@@ -520,7 +520,7 @@ class LinkedMember {
     dawdle();
     table_.set_parent(member_, first);
     dawdle();
-    table_.set_parent(member_, Key{});
+    table_.set_parent(member_, CounterKey{});
     const uint64_t at_unlink = table_.count(first);
     dawdle();
     table_.set_parent(member_, second);
@@ -538,7 +538,7 @@ class LinkedMember {
     ASSERT_EQ(table_.count(member_), kCounts);
     ASSERT_EQ(table_.count(second), 0u) << "counted twice";
     ASSERT_EQ(table_.count(first), at_unlink) << "passed on after the unlink had returned";
-    for (const Key key : {member_, first, second}) table_.release(key, now_ns());
+    for (const CounterKey key : {member_, first, second}) table_.release(key, now_ns());
   }
 
  private:
@@ -567,7 +567,7 @@ class LinkedMember {
 
   CounterTable table_;
   Jolts jolts_;
-  Key member_{};
+  CounterKey member_{};
   std::array<std::array<uint32_t, kSteps>, 2> payload_{};
   std::atomic<uint32_t> round_{0};
   std::atomic<uint32_t> at_rest_{0};
@@ -615,7 +615,7 @@ TEST(CounterStress, OldKeysNeverCountInALaterLife) {
   while (Clock::now() < until) {
     const uint32_t bits = recent.load(std::memory_order_relaxed);
     for (uint32_t i = 0; bits != 0 && i < 50; ++i, ++sent) {
-      const uint32_t imm = make_imm(Key::from_wire(bits), 1);
+      const uint32_t imm = make_imm(CounterKey::from_wire(bits), 1);
       stale += table.arrive({&imm, 1});
     }
   }

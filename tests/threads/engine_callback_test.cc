@@ -16,7 +16,7 @@ namespace {
 class InCallback {
  public:
   InCallback(Engine& engine, std::function<void()> body) : body_(std::move(body)) {
-    EXPECT_TRUE(engine.submit(Alarm{.notify = Notify::call<&InCallback::report>(this)}));
+    EXPECT_TRUE(engine.submit(Timer{.notify = Notify::call<&InCallback::report>(this)}));
     EXPECT_TRUE(eventually([&] { return done_.load(); }));
   }
 
@@ -35,11 +35,11 @@ TEST(EngineCallback, EveryBlockingCallIsRefused) {
   Counter counter = *cluster[0].make_counter();
   Inbox inbox = *cluster[0].make_inbox(1);
   Batch batch = *cluster[0].make_batch();
-  ASSERT_TRUE(cluster[0].submit(Alarm{.after = 10s, .batch = batch}));
+  ASSERT_TRUE(cluster[0].submit(Timer{.after = 10s, .batch = batch}));
   for (uint32_t which = 0; which < 2; ++which) {  // also in a callback of another engine
     const InCallback callback(cluster[which], [&] {
       const uint64_t name = 5;
-      Key key;
+      CounterKey key;
       EXPECT_EQ(cluster[0].close().error().code, Errc::kWouldDeadlock);
       EXPECT_EQ(cluster[0].wait(batch).error().code, Errc::kWouldDeadlock);
       EXPECT_EQ(counter.wait(1).error().code, Errc::kWouldDeadlock);
@@ -148,7 +148,7 @@ TEST(EngineCallback, TheEndOfASubscriptionWaitsForItsRunningCallback) {
     auto subscription =
         std::make_unique<Subscription>(*cluster[0].subscribe(Notify::call<&Slow::report>(&slow)));
     // A failure that nobody else asked to hear of.
-    const auto op = cluster[0].submit(Alarm{.after = 20s});
+    const auto op = cluster[0].submit(Timer{.after = 20s});
     ASSERT_TRUE(op);
     ASSERT_TRUE(cluster[0].cancel(*op));
     ASSERT_TRUE(eventually([&] { return slow.inside.load(); }));
@@ -193,7 +193,7 @@ TEST(EngineCallback, ManyEventsForOneSubscriberOverflowTheQueueAndAllArriveInOrd
     std::atomic<size_t> count{0};
     void report(const Event& event) {
       EXPECT_TRUE(eventually([&] { return go_on.load(); }));
-      if (event.kind != EventKind::kUnclaimed) return;
+      if (event.kind != EventKind::kUnhandled) return;
       seen.push_back(event.op.generation);
       count.fetch_add(1);
     }
@@ -201,7 +201,7 @@ TEST(EngineCallback, ManyEventsForOneSubscriberOverflowTheQueueAndAllArriveInOrd
   Subscription subscription = *cluster[0].subscribe(Notify::call<&Slow::report>(&slow));
   constexpr uint32_t kEvents = 3000;  // more than the queue holds beside operations
   for (uint32_t i = 0; i < kEvents; ++i) {
-    auto op = cluster[0].submit(Alarm{.after = 10s});
+    auto op = cluster[0].submit(Timer{.after = 10s});
     ASSERT_TRUE(op);
     ASSERT_TRUE(cluster[0].cancel(*op));
   }

@@ -223,7 +223,7 @@ TEST(EngineChurn, GroupsEndWhileTheirSignalsAreSubmitted) {
   Cluster cluster(2, config);
   const PeerId peer = cluster.connect(0, 1);
   Counter counter = *cluster[1].make_counter();
-  const Key key = counter.key();
+  const CounterKey key = counter.key();
   std::atomic<uint64_t> id{0}, accepted{0};
   std::atomic<bool> stop{false};
   Ledger ledger(400'000);
@@ -273,12 +273,12 @@ TEST(EngineChurn, NamesAreResolvedAndClosedByManyThreads) {
       for (uint32_t i = 0; i < 25; ++i) {
         const uint64_t name = t * 1000 + i;
         Counter counter = *cluster[1].named_counter(name);
-        Key key;
+        CounterKey key;
         ASSERT_TRUE(cluster[0].resolve(peer, {&name, 1}, {&key, 1}, 20s));
         ASSERT_EQ(key, counter.key());
         const auto rest = counter.close(20s);
         ASSERT_TRUE(rest);
-        EXPECT_EQ(*rest, Rest::kProved);
+        EXPECT_EQ(*rest, Quiescence::kProved);
       }
     });
   }

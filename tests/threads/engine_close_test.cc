@@ -48,7 +48,7 @@ class Load {
       const uint64_t tag = ledger.open();
       const Notify notify = ledger.call(tag);
       Result<OpId> op = fail(Errc::kClosed, "");
-      const Key key = Key::from_wire(77);
+      const CounterKey key = CounterKey::from_wire(77);
       switch (rng.below(5)) {
         case 0:
           op = cluster_[0].submit(Write{.source = source_.region().at(0),
@@ -58,7 +58,7 @@ class Load {
                                         .notify = notify});
           break;
         case 1:
-          op = cluster_[0].submit(Alarm{.after = 10s, .batch = batch_, .notify = notify});
+          op = cluster_[0].submit(Timer{.after = 10s, .batch = batch_, .notify = notify});
           break;
         case 2:
           op = cluster_[0].submit(Send{.peer = peer_, .bytes = bytes, .notify = notify});
@@ -81,7 +81,7 @@ class Load {
   void wait_for_inbox() {
     auto inbox = cluster_[0].make_inbox(4);
     while (inbox) {
-      (void)cluster_[0].submit(Alarm{.after = 200us, .notify = Notify::inbox(*inbox)});
+      (void)cluster_[0].submit(Timer{.after = 200us, .notify = Notify::inbox(*inbox)});
       const auto waited = inbox->wait(Timeout::forever());
       if (!waited) {
         EXPECT_EQ(waited.error().code, Errc::kClosed);

@@ -149,7 +149,7 @@ TEST(EngineInline, ClosesWhileOthersSubmitAndDrive) {
     EXPECT_TRUE(loop.engine.close(20s));
     // The other engine of the runtime goes on.
     Batch batch = *other.engine.make_batch();
-    EXPECT_TRUE(other.engine.submit(Alarm{.after = 100us, .batch = batch}));
+    EXPECT_TRUE(other.engine.submit(Timer{.after = 100us, .batch = batch}));
     EXPECT_TRUE(other.engine.wait(batch, 20s));
     stop.store(true);
     crowd.join();

@@ -41,7 +41,7 @@ TEST(EngineNotify, CountersAreWaitedForByThreadsCallbacksAndPollingAtOnce) {
   for (uint32_t t = 0; t < kThreads; ++t) {
     crowd.add([&] {
       for (uint32_t i = 0; i < kSignals; ++i) {
-        for (const Key key : {blocked.key(), polled.key(), chain.counter.key()}) {
+        for (const CounterKey key : {blocked.key(), polled.key(), chain.counter.key()}) {
           while (!cluster[0].submit(Signal{.group = group, .keys = {&key, 1}})) {
             std::this_thread::yield();
           }
@@ -73,7 +73,7 @@ TEST(EngineNotify, TwoThreadsThatWaitInTurnsLoseNoCount) {
   const PeerId peer = cluster.connect(0, 1);
   const PeerGroup group = *cluster[0].make_group({&peer, 1});
   Counter counter = *cluster[1].make_counter();
-  const Key key = counter.key();
+  const CounterKey key = counter.key();
   constexpr uint32_t kSignals = 600;
   std::atomic<uint32_t> met{0};
   Crowd crowd;
@@ -105,7 +105,7 @@ TEST(EngineNotify, CountersAreMadeAndReleasedUnderTrafficAndTheirWaits) {
   Crowd sender;
   sender.add([&] {
     while (!stop.load()) {
-      const Key key = Key::from_wire(current.load());
+      const CounterKey key = CounterKey::from_wire(current.load());
       if (key) (void)cluster[0].submit(Signal{.group = group, .keys = {&key, 1}});
       std::this_thread::sleep_for(5us);
     }
@@ -276,7 +276,7 @@ TEST(EngineNotify, ListenersAndSubscribersComeAndGo) {
   crowd.add([&] {
     while (!stop.load()) {
       // Fails, and nobody else asked: the subscribers hear of it.
-      auto op = cluster[1].submit(Alarm{.after = 1s});
+      auto op = cluster[1].submit(Timer{.after = 1s});
       if (op) (void)cluster[1].cancel(*op);
       std::this_thread::sleep_for(50us);
     }
@@ -343,7 +343,7 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsGone) {
         Crowd helper;
         helper.add([&] {  // may come when the inbox is gone
           for (uint32_t i = 0; i < 24; ++i) {
-            const auto op = cluster[0].submit(Alarm{.after = Nanos(i * 1000), .notify = notify});
+            const auto op = cluster[0].submit(Timer{.after = Nanos(i * 1000), .notify = notify});
             if (op) told.accept(*op);
           }
         });
@@ -386,7 +386,7 @@ TEST(EngineNotify, TheDescriptorOfAnInboxIsReadableExactlyWhileEventsWait) {
   EXPECT_EQ(*inbox.fd(), fd);
   EXPECT_FALSE(readable(fd, 0));
   for (uint32_t i = 0; i < 3; ++i) {
-    ASSERT_TRUE(cluster[0].submit(Alarm{.notify = Notify::inbox(inbox, i)}));
+    ASSERT_TRUE(cluster[0].submit(Timer{.notify = Notify::inbox(inbox, i)}));
   }
   ASSERT_TRUE(readable(fd, 20'000));
   ASSERT_TRUE(eventually([&] { return cluster[0].stats().ops_in_flight == 0; }));
@@ -401,7 +401,7 @@ TEST(EngineNotify, TheDescriptorOfAnInboxIsReadableExactlyWhileEventsWait) {
 
   // Made while something waits.
   Inbox second = *cluster[0].make_inbox(8);
-  ASSERT_TRUE(cluster[0].submit(Alarm{.notify = Notify::inbox(second)}));
+  ASSERT_TRUE(cluster[0].submit(Timer{.notify = Notify::inbox(second)}));
   ASSERT_TRUE(second.wait(20s));
   EXPECT_TRUE(readable(*second.fd(), 0));
 }
@@ -414,7 +414,7 @@ TEST(EngineNotify, ALoopThatSleepsOnEpollMissesNothingWhenTheDescriptorIsMadeUnd
     Crowd crowd;
     crowd.add([&] {
       for (uint32_t i = 0; i < kEvents; ++i) {
-        ASSERT_TRUE(cluster[0].submit(Alarm{.notify = Notify::inbox(inbox, i)}));
+        ASSERT_TRUE(cluster[0].submit(Timer{.notify = Notify::inbox(inbox, i)}));
       }
     });
     const int loop = ::epoll_create1(EPOLL_CLOEXEC);

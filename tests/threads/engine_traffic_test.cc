@@ -18,7 +18,7 @@ struct Field {
   Area source{engine, kAreaBytes};
   std::vector<std::unique_ptr<Area>> targets;
   std::vector<Counter> counters;
-  std::vector<Key> keys;
+  std::vector<CounterKey> keys;
   std::vector<PeerId> peers;
   std::vector<RemoteRegion> regions;
   Result<PeerGroup> group = fail(Errc::kClosed, "not made");
@@ -153,7 +153,7 @@ class Submitter {
       }
       default:
         return engine.submit(
-            Alarm{.after = Nanos(rng_.below(200'000)), .batch = batch, .notify = notify});
+            Timer{.after = Nanos(rng_.below(200'000)), .batch = batch, .notify = notify});
     }
   }
 
@@ -218,7 +218,7 @@ TEST(EngineTraffic, CountsAtRestAreWhatTheCompletionsSay) {
   const PeerId peer = cluster.connect(0, 1);
   const RemoteRegion remote = target.seen_by(cluster[0], peer);
   Counter counter = *cluster[1].make_counter();
-  const Key key = counter.key();
+  const CounterKey key = counter.key();
   Delivered delivered;
   std::atomic<uint64_t> accepted{0};
   RecentOps recent;
@@ -394,7 +394,7 @@ TEST(EngineTraffic, ASealedBatchThatIsLetGoStillReportsOnce) {
   for (uint32_t round = 0; round < 3; ++round) {
     {
       Batch batch = *cluster[0].make_batch();
-      ASSERT_TRUE(cluster[0].submit(Alarm{.after = 20s, .batch = batch}));
+      ASSERT_TRUE(cluster[0].submit(Timer{.after = 20s, .batch = batch}));
       ASSERT_TRUE(batch.seal(Notify::inbox(inbox, round))) << "its place was never given back";
     }
     ASSERT_TRUE(inbox.wait(20s));

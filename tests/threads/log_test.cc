@@ -27,18 +27,18 @@ struct Guarded {
 
 TEST(LogThreads, NeverCallsTheSinkFromTwoThreadsAtOnce) {
   constexpr int kThreads = 4;
-  constexpr int kLines = 500;
+  constexpr int kOffloadQueues = 500;
   Guarded guarded;
   Log log({&Guarded::write, &guarded}, LogLevel::kInfo);
   std::vector<std::thread> writers;
   for (int t = 0; t < kThreads; ++t) {
     writers.emplace_back([&, t] {
-      for (int i = 0; i < kLines; ++i) FABRIC_LOG(log, kInfo, "test", "line", {"thread", t});
+      for (int i = 0; i < kOffloadQueues; ++i) FABRIC_LOG(log, kInfo, "test", "line", {"thread", t});
     });
   }
   for (auto& writer : writers) writer.join();
   EXPECT_EQ(guarded.overlaps, 0);
-  EXPECT_EQ(guarded.lines, kThreads * kLines);
+  EXPECT_EQ(guarded.lines, kThreads * kOffloadQueues);
 }
 
 }  // namespace

@@ -143,17 +143,17 @@ TEST(ThreadsDriverStress, JobsThatOffloadOnOtherLinesWhileTheDriverGoesAllRun) {
     std::atomic<uint32_t> ran{0};
     {
       ThreadsDriver driver;
-      for (uint32_t line = 1; line < Driver::kLines; line += 2) {
+      for (uint32_t line = 1; line < Driver::kOffloadQueues; line += 2) {
         driver.offload(
             [&, line] {
               std::this_thread::yield();
-              driver.offload([&] { ++ran; }, (line + 3) % Driver::kLines);
+              driver.offload([&] { ++ran; }, (line + 3) % Driver::kOffloadQueues);
               ++ran;
             },
             line);
       }
     }
-    ASSERT_EQ(ran.load(), Driver::kLines - 1) << "two for every other line";
+    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "two for every other line";
   }
 }
 

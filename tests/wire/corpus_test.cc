@@ -39,7 +39,7 @@ std::map<std::string, Bytes> shm_frames() {
 std::map<std::string, Bytes> seeds() {
   const Bytes desc = *encode(samples::desc());
   const std::string offer =
-      encode_offer({encode(samples::address()), desc, Key::from_wire(0x0abcdef)});
+      encode_offer({encode(samples::address()), desc, CounterKey::from_wire(0x0abcdef)});
   const Bytes no_networks = encode(Address{1, 2, {}});
   RegionDesc open = samples::desc();
   open.granted_to = 0;

@@ -149,7 +149,7 @@ class SelfNetwork final : public OpenNetwork {
   bool send(uint32_t link, std::span<const std::byte> datagram) noexcept override;
   uint32_t receive(std::span<std::byte> out) noexcept override;
 
-  Stir stirs() noexcept override { return {rail_.has_work(), count_ != 0}; }
+  PendingWork pending_work() noexcept override { return {rail_.has_work(), count_ != 0}; }
   bool arm() noexcept override;
   int wait_fd() const noexcept override { return -1; }
 

@@ -57,7 +57,7 @@ uint32_t SelfNetwork::receive(std::span<std::byte> out) noexcept {
   return static_cast<uint32_t>(size);
 }
 
-bool SelfNetwork::arm() noexcept { return !stirs(); }
+bool SelfNetwork::arm() noexcept { return !pending_work(); }
 
 Result<std::unique_ptr<OpenNetwork>> open(const Network&, const OpenContext& context) {
   return std::unique_ptr<OpenNetwork>(std::make_unique<SelfNetwork>(context));

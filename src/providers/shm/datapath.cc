@@ -486,7 +486,7 @@ bool ShmRail::can_go_on(OutPath& path) noexcept {
   return true;
 }
 
-bool ShmRail::stirs() const noexcept {
+bool ShmRail::pending_work() const noexcept {
   if (done_count_ != 0 || copying_ || has_begun()) return true;
   for (const InPath* const path : watched_) {
     if (has_count(*path) || has_order(*path)) return true;

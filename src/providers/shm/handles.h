@@ -70,7 +70,7 @@ class ShmRail final : public Rail {
   /// Something that poll() would act on; asked before a sleep.
   bool has_work() noexcept;
   /// The same, quickly: whatever takes more than one poll counts as something.
-  bool stirs() const noexcept;
+  bool pending_work() const noexcept;
   /// Fences whose proof is outstanding: the sleep must be short.
   bool has_proofs_awaited() const noexcept {
     return !fences_.empty() || closing_in_ != 0 || closing_out_ != 0;
@@ -300,7 +300,7 @@ class ShmNetwork final : public OpenNetwork {
   bool send(uint32_t link, std::span<const std::byte> datagram) noexcept override;
   uint32_t receive(std::span<std::byte> out) noexcept override;
   bool take_lost(uint32_t& link) noexcept override;
-  Stir stirs() noexcept override;
+  PendingWork pending_work() noexcept override;
   bool arm() noexcept override;
   int wait_fd() const noexcept override { return events_.get(); }
 
@@ -387,7 +387,7 @@ class ShmNetwork final : public OpenNetwork {
   std::deque<std::shared_ptr<Neighbour>> mail_;  ///< whose lines have something
   std::vector<uint32_t> lost_;                   ///< links to processes that are gone
   uint32_t calls_ = 0;
-  uint32_t calls_unlooked_ = 0;  ///< of stirs(), since the last look at the clock
+  uint32_t calls_unlooked_ = 0;  ///< of pending_work(), since the last look at the clock
   int64_t next_look_ns_ = 0;
   uint64_t looks_ = 0;
 };

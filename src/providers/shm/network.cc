@@ -129,7 +129,7 @@ bool ShmNetwork::reach(Neighbour& to) {
   if (to.connected()) return true;
   if (to.gone() || to.refuses()) return false;
   if (to.line == Neighbour::kNoLine && free_lines_.empty()) {
-    if (next_line_ == Front::kLines) return false;
+    if (next_line_ == Front::kOffloadQueues) return false;
     free_lines_.push_back(next_line_++);
   }
   if (to.line == Neighbour::kNoLine) {
@@ -275,11 +275,11 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
 }
 
 /// Memory shows nearly everything; for the rest receive() is called now and then all the same.
-OpenNetwork::Stir ShmNetwork::stirs() noexcept {
+OpenNetwork::PendingWork ShmNetwork::pending_work() noexcept {
   const bool slept = (front().bell.load(std::memory_order_relaxed) & 1) != 0;
-  Stir stir{.rails = false, .control = slept || !mail_.empty() || !lost_.empty()};
+  PendingWork stir{.rails = false, .control = slept || !mail_.empty() || !lost_.empty()};
   for (const auto& rail : rails_) {
-    stir.rails |= rail->stirs();
+    stir.rails |= rail->pending_work();
     stir.control |= rail->copied_much();
   }
   for (const Neighbour* const one : listed_) stir.control |= one->may_have_mail();

@@ -30,12 +30,12 @@ struct alignas(64) KeyEntry {
 struct Front {
   static constexpr uint32_t kKeys = 1u << 17;
   static constexpr uint32_t kPaths = 1u << 16;
-  static constexpr uint32_t kLines = 1u << 16;
+  static constexpr uint32_t kOffloadQueues = 1u << 16;
 
   /// Odd: its worker sleeps, or is about to. Another number for every sleep.
   alignas(64) std::atomic<uint64_t> bell;
   /// Per outgoing line: frames sent. A peer that polls sees by it that there is something to read.
-  alignas(64) std::array<std::atomic<uint32_t>, kLines> sent;
+  alignas(64) std::array<std::atomic<uint32_t>, kOffloadQueues> sent;
   /// Per inbound path: the number that its writer was told, while it may write.
   alignas(64) std::array<std::atomic<uint64_t>, kPaths> paths;
   alignas(64) std::array<KeyEntry, kKeys> keys;

@@ -98,7 +98,7 @@ void Neighbour::wake(uint64_t bell) noexcept {
 
 Result<void> Neighbour::greeted(UniqueFd socket, const Greeting& greeting, Credentials who,
                                 std::span<UniqueFd> descriptors) {
-  if (greeting.line >= Front::kLines) return fail(Errc::kBadFormat, "shm line");
+  if (greeting.line >= Front::kOffloadQueues) return fail(Errc::kBadFormat, "shm line");
   if (gone_) return fail(Errc::kPeerLost, "shm line");
   struct stat file {};
   if (::fstat(descriptors[1].get(), &file) != 0) return fail(Errc::kBadFormat, "shm line", errno);

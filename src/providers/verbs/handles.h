@@ -241,7 +241,7 @@ class VerbsRail final : public Rail {
   void found(const GidBytes& far, int error);
 
   void offload(std::function<void()> job, Line line = Line::kUsual) {
-    static_assert(Driver::kLines > 3 * kRailsMax);
+    static_assert(Driver::kOffloadQueues > 3 * kRailsMax);
     driver_.offload(std::move(job), 1 + 3 * index_ + static_cast<uint32_t>(line));
   }
 

@@ -1,10 +1,10 @@
 // refused: no match for|no viable
 #include <fabric/types.h>
 
-void set(fabric::Key& key) {
+void set(fabric::CounterKey& key) {
 #ifdef FABRIC_MISUSE
   key = 7;
 #else
-  key = fabric::Key::from_wire(7);
+  key = fabric::CounterKey::from_wire(7);
 #endif
 }

@@ -2,7 +2,7 @@
 #include <fabric/types.h>
 
 #ifdef FABRIC_MISUSE
-fabric::Key key(7);
+fabric::CounterKey key(7);
 #else
-fabric::Key key = fabric::Key::from_wire(7);
+fabric::CounterKey key = fabric::CounterKey::from_wire(7);
 #endif

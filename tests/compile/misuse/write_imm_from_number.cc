@@ -5,5 +5,5 @@
 #ifdef FABRIC_MISUSE
 fabric::Write request{.imm = 7};
 #else
-fabric::Write request{.imm = fabric::Key::from_wire(7)};
+fabric::Write request{.imm = fabric::CounterKey::from_wire(7)};
 #endif

@@ -33,7 +33,7 @@ TEST(ToString, NamesEveryEnumeratorAndNothingElse) {
   EXPECT_EQ(named<Remote>(), 3u);
   EXPECT_EQ(named<Priority>(), 3u);
   EXPECT_EQ(named<MemoryKind>(), 3u);
-  EXPECT_EQ(named<Rest>(), 2u);
+  EXPECT_EQ(named<Quiescence>(), 2u);
   EXPECT_EQ(named<PeerState>(), 5u);
   EXPECT_EQ(named<FenceKind>(), 4u);
 }

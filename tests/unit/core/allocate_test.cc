@@ -125,7 +125,7 @@ TEST_P(Allocate, InACallbackItsPagesGoWhenTheProofComes) {
     std::unique_ptr<MemoryRegion>& region;
     void on(const Event&) { region.reset(); }
   } drop{region};
-  ASSERT_TRUE(a.submit(Alarm{.after = 1us, .notify = Notify::call<&Drop::on>(&drop)}));
+  ASSERT_TRUE(a.submit(Timer{.after = 1us, .notify = Notify::call<&Drop::on>(&drop)}));
   world.run_for(50ms);
   EXPECT_EQ(region, nullptr);
   EXPECT_TRUE(mapped(address));

@@ -41,7 +41,7 @@ class BadInput : public testing::Test {
 
   /// After every refusal: the engine is as it was, and works.
   ~BadInput() override {
-    if (!a.submit(Alarm{.after = 1ns})) return;  // a test that closed it
+    if (!a.submit(Timer{.after = 1ns})) return;  // a test that closed it
     const EngineStats stats = a.stats();
     EXPECT_EQ(stats.tx.ops, 0u) << "something was posted";
     Counter counter = *b.make_counter();
@@ -236,7 +236,7 @@ TEST_F(BadInput, ZeroTargetsOrAGroupThatDoesNotFit) {
 
 TEST_F(BadInput, NoKeyWhereOneIsNeeded) {
   const PeerGroup group = *a.make_group({&peer, 1});
-  const Key none, keys[] = {Key::from_wire(5), Key::from_wire(6)};
+  const CounterKey none, keys[] = {CounterKey::from_wire(5), CounterKey::from_wire(6)};
   expect_refused(Signal{.group = group}, Errc::kInvalidArgument, "keys");
   expect_refused(Signal{.group = group, .keys = {&none, 1}}, Errc::kInvalidArgument, "keys");
   expect_refused(Signal{.group = group, .keys = keys}, Errc::kInvalidArgument, "keys");
@@ -246,9 +246,9 @@ TEST_F(BadInput, NoKeyWhereOneIsNeeded) {
 
 TEST_F(BadInput, NamesAndRoomForTheirKeys) {
   const uint64_t names[] = {1, 2};
-  Key out[2];
+  CounterKey out[2];
   const std::vector<uint64_t> many(100'000);
-  std::vector<Key> room(many.size());
+  std::vector<CounterKey> room(many.size());
   expect_refused(Resolve{.peer = peer, .out = out}, Errc::kInvalidArgument, "names");
   expect_refused(Resolve{.peer = peer, .names = names, .out = {out, 1}}, Errc::kInvalidArgument,
                  "out");
@@ -265,7 +265,7 @@ TEST_F(BadInput, TimeoutOfZeroAboveTheMaximumOrForEver) {
   const Timeout bad[] = {0ns, -1ns, -5s, 300s + 1ns, Nanos::max() - 1ns, Timeout::forever()};
   const uint32_t page = 0;
   const uint64_t name = 1;
-  Key key = Key::from_wire(5);
+  CounterKey key = CounterKey::from_wire(5);
   const PeerGroup group = *a.make_group({&peer, 1});
   const ScatterTarget to{.target = region.at(0), .size_bytes = 8};
   for (const Timeout timeout : bad) {
@@ -290,7 +290,7 @@ TEST_F(BadInput, TimeoutOfZeroAboveTheMaximumOrForEver) {
   Inbox inbox = *a.make_inbox(1);
   expect_refused(inbox.wait(0ns), Errc::kInvalidArgument, "timeout");
   expect_refused(a.wait(batch, -1ns), Errc::kInvalidArgument, "timeout");
-  expect_refused(a.submit(Alarm{.after = -1ns}), Errc::kInvalidArgument, "after");
+  expect_refused(a.submit(Timer{.after = -1ns}), Errc::kInvalidArgument, "after");
   EXPECT_EQ(counter.count(), 0u);
   EXPECT_TRUE(counter.expect(1, {}, 1ns)) << "nothing was left armed";
   world.run_for(1us);
@@ -313,12 +313,12 @@ TEST_F(BadInput, BatchThatIsGoneSealedOrCancelled) {
   ASSERT_TRUE(a.cancel(cancelled));
   expect_refused(write({.batch = cancelled}), Errc::kCancelled, "batch");
   ASSERT_TRUE(cancelled.reset());
-  ASSERT_TRUE(a.submit(Alarm{.after = 1ns, .batch = cancelled})) << "ready for the next round";
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .batch = cancelled})) << "ready for the next round";
   ASSERT_TRUE(a.wait(cancelled));
 }
 
 TEST_F(BadInput, BatchThatIsResetOrSealedWhileSomethingIsPending) {
-  ASSERT_TRUE(a.submit(Alarm{.after = 1ms, .batch = batch}));
+  ASSERT_TRUE(a.submit(Timer{.after = 1ms, .batch = batch}));
   EXPECT_EQ(batch.reset().error().code, Errc::kBusy);
   EXPECT_STREQ(batch.reset().error().what, "batch");
   ASSERT_TRUE(batch.seal(Notify::call(ignore, nullptr)));
@@ -351,7 +351,7 @@ TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsGone) {
   const Notify to_inbox = Notify::inbox(*inbox), to_flag = Notify::flag(*flag);
   Inbox moved = *std::move(inbox);
   expect_refused(write({.notify = Notify::inbox(*inbox)}), Errc::kInvalidArgument, "notify");
-  ASSERT_TRUE(a.submit(Alarm{.after = 1ns, .notify = to_inbox})) << "moving it is fine";
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .notify = to_inbox})) << "moving it is fine";
   world.run_for(1us);
   std::vector<Event> out(1);
   EXPECT_EQ(moved.poll(out), 1u);
@@ -366,7 +366,7 @@ TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsGone) {
 TEST_F(BadInput, OperationThatIsNoneOrHasEnded) {
   expect_refused(a.cancel(OpId{}), Errc::kInvalidArgument, "op");
   expect_refused(a.cancel(OpId(UINT32_MAX, 1)), Errc::kNotFound, "op");
-  const OpId op = *a.submit(Alarm{.after = 1ns});
+  const OpId op = *a.submit(Timer{.after = 1ns});
   world.run_for(1us);
   expect_refused(a.cancel(op), Errc::kNotFound, "op");
 }
@@ -618,7 +618,7 @@ std::map<std::string, Error> call_everything(Engine& engine, const std::vector<s
                                              const std::string& address_text,
                                              const MemoryRegion& region) {
   const uint64_t name = 1;
-  Key key = Key::from_wire(1);
+  CounterKey key = CounterKey::from_wire(1);
   const PeerId peer(0, 1);
   std::map<std::string, Error> out;
   out["connect"] = engine.connect(address).error();
@@ -649,7 +649,7 @@ std::map<std::string, Error> call_everything(Engine& engine, const std::vector<s
   out["Scatter"] = engine.submit(Scatter{}).error();
   out["Signal"] = engine.submit(Signal{}).error();
   out["Send"] = engine.submit(Send{}).error();
-  out["Alarm"] = engine.submit(Alarm{}).error();
+  out["Timer"] = engine.submit(Timer{}).error();
   out["Resolve"] = engine.submit(Resolve{}).error();
   out["Fence"] = engine.submit(Fence{}).error();
   out["Deregister"] = engine.submit(Deregister{}).error();
@@ -723,7 +723,7 @@ TEST_F(BadInput, MovedEngineAndHandlesAreInert) {
   const Counter kept = std::move(counter);
   EXPECT_EQ(counter.wait(1).error().code, Errc::kReleased);
   EXPECT_EQ(counter.expect(1, {}).error().code, Errc::kReleased);
-  EXPECT_EQ(counter.key(), Key{});
+  EXPECT_EQ(counter.key(), CounterKey{});
   EXPECT_EQ(counter.count(), 0u);
   counter.release();
   Batch gone = *moved.make_batch();
@@ -752,7 +752,7 @@ TEST_F(BadInput, BlockingCallsInACallback) {
   } callback;
   callback.body = [&] {
     const uint64_t name = 1;
-    Key key;
+    CounterKey key;
     answers["wait"] = a.wait(batch).error();
     answers["resolve"] = a.resolve(peer, {&name, 1}, {&key, 1}).error();
     answers["Counter::wait"] = counter.wait(1).error();
@@ -762,10 +762,10 @@ TEST_F(BadInput, BlockingCallsInACallback) {
     answers["close"] = a.close().error();
     answers["close of another engine"] = b.close().error();
     // What does not block goes on.
-    EXPECT_TRUE(a.submit(Alarm{.after = 1ns, .notify = Notify::inbox(inbox)}));
+    EXPECT_TRUE(a.submit(Timer{.after = 1ns, .notify = Notify::inbox(inbox)}));
     EXPECT_TRUE(a.make_batch());
   };
-  ASSERT_TRUE(a.submit(Alarm{.after = 1ns, .notify = Notify::call<&Callback::run>(&callback)}));
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .notify = Notify::call<&Callback::run>(&callback)}));
   ASSERT_TRUE(world.run_until([&] { return !answers.empty(); }, 1s));
   EXPECT_EQ(answers.size(), 8u);
   for (const auto& [call, error] : answers) {

@@ -137,8 +137,8 @@ struct Stage {
     auto* stage = static_cast<Stage*>(self);
     stage->ends[stage->ended++ % 8] = {cookie, code};
   }
-  Key fresh() { return *table.acquire(++clock_ns, 0); }
-  void arrive(Key key, uint32_t cut = 1, uint32_t shards = 1) {
+  CounterKey fresh() { return *table.acquire(++clock_ns, 0); }
+  void arrive(CounterKey key, uint32_t cut = 1, uint32_t shards = 1) {
     const uint32_t imm = make_imm(key, cut);
     for (; shards > 0; --shards) table.arrive({&imm, 1});
   }
@@ -147,7 +147,7 @@ struct Stage {
 
 struct CancelMeetsTheNextExpectation : Stage {
   static constexpr uint64_t kNext = 50;
-  Key key = fresh();
+  CounterKey key = fresh();
   CounterTable::Armed first = *table.expect(key, 1, 1);
   std::optional<CounterTable::Armed> second{};
   bool cancelled = false;
@@ -179,8 +179,8 @@ TEST(CounterInterleaving, CancelNeverHitsTheNextExpectation) {
 }
 
 struct ArrivalMeetsTheNextLife : Stage {
-  Key old = fresh();
-  Key next{};
+  CounterKey old = fresh();
+  CounterKey next{};
   void victim() { arrive(old); }
   void intruder() {
     table.release(old, 0);
@@ -198,7 +198,7 @@ TEST(CounterInterleaving, LateArrivalNeverCountsInTheNextLife) {
 }
 
 struct ReleaseMeetsTheLastArrival : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 2, 1);
   uint64_t owed = 99;
   ReleaseMeetsTheLastArrival() { arrive(key, 2, 3); }
@@ -216,7 +216,7 @@ TEST(CounterInterleaving, ReleaseAndLastArrivalEndTheExpectationOnce) {
 }
 
 struct ExpectMeetsTheArrival : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   CounterTable::Armed armed{};
   void victim() { armed = *table.expect(key, 1, CounterTable::kWaiter); }
   void intruder() { arrive(key); }
@@ -231,7 +231,7 @@ TEST(CounterInterleaving, ExpectNeverWaitsForWhatHasArrived) {
 
 template <class Ending>
 struct ExpectMeetsTheEnd : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   Errc refused = Errc::kOk;
   void victim() {
     if (const auto armed = table.expect(key, 1, 1); !armed) refused = armed.error().code;
@@ -246,17 +246,17 @@ struct ExpectMeetsTheEnd : Stage {
     }
     ASSERT_EQ(refused, Ending::kCode);
     table.release(key, 0);
-    const Key next = fresh();
+    const CounterKey next = fresh();
     ASSERT_TRUE(table.expect(next, 1, 2).has_value());
   }
 };
 struct Lost {
   static constexpr Errc kCode = Errc::kPeerLost;
-  static void come(CounterTable& table, Key key) { table.abort(key, kCode); }
+  static void come(CounterTable& table, CounterKey key) { table.abort(key, kCode); }
 };
 struct Released {
   static constexpr Errc kCode = Errc::kReleased;
-  static void come(CounterTable& table, Key key) { table.release(key, 0); }
+  static void come(CounterTable& table, CounterKey key) { table.release(key, 0); }
 };
 TEST(CounterInterleaving, ExpectNeverOutlivesAnAbort) { at_every_place<ExpectMeetsTheEnd<Lost>>(); }
 TEST(CounterInterleaving, ExpectNeverOutlivesARelease) {
@@ -264,7 +264,7 @@ TEST(CounterInterleaving, ExpectNeverOutlivesARelease) {
 }
 
 struct LastArrivalMeetsTheNextExpectation : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   CounterTable::Armed first = *table.expect(key, 1, 1);
   bool armed_again = false;
   void victim() { arrive(key); }
@@ -285,7 +285,7 @@ TEST(CounterInterleaving, NextExpectationIsNeverTakenForTheLast) {
 }
 
 struct LastArrivalMeetsTheSleeper : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
   std::optional<ParkingSpot::Ticket> ticket{};
   void victim() { arrive(key); }
@@ -308,7 +308,7 @@ TEST(CounterInterleaving, WhoGoesToSleepDuringTheEndIsWoken) {
 }
 
 struct CountMeetsTheNextExpectation : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   uint64_t seen = 0;
   CountMeetsTheNextExpectation() {
     arrive(key, 1, 5);
@@ -326,7 +326,7 @@ TEST(CounterInterleaving, CountNeverMixesTwoExpectations) {
 }
 
 struct LinkMeetsAnArrival : Stage {
-  Key parent, member;
+  CounterKey parent, member;
   LinkMeetsAnArrival() : Stage(2), parent(fresh()), member(fresh()) { arrive(member, 2, 5); }
   void victim() { table.set_parent(member, parent); }
   void intruder() { arrive(member, 2, 3); }
@@ -340,14 +340,14 @@ TEST(CounterInterleaving, LinkPassesOnEveryCountExactlyOnce) {
 }
 
 struct UnlinkMeetsAnArrival : Stage {
-  Key parent, member;
+  CounterKey parent, member;
   UnlinkMeetsAnArrival() : Stage(2), parent(fresh()), member(fresh()) {
     table.set_parent(member, parent);
     arrive(member, 2);
   }
   uint64_t before_return = 99;
   void victim() {
-    table.set_parent(member, Key{});
+    table.set_parent(member, CounterKey{});
     before_return = table.count(parent);
   }
   void intruder() { arrive(member, 2); }
@@ -361,7 +361,7 @@ TEST(CounterInterleaving, UnlinkLosesNoCountOfTheMember) { at_every_place<Unlink
 
 // The group goes on without a member whose last half is just being counted: paid by one, not both.
 struct ArrivalMeetsTheMask : Stage {
-  Key parent, member;
+  CounterKey parent, member;
   ArrivalMeetsTheMask() : Stage(2), parent(fresh()), member(fresh()) {
     table.set_parent(member, parent);
     static_cast<void>(table.expect(parent, 1, 1));
@@ -382,7 +382,7 @@ TEST(CounterInterleaving, MaskingPaysWhatTheMemberDidNot) { at_every_place<Arriv
 
 // The slot of the member comes back while an arrival of its last life still passes its count on.
 struct ArrivalMeetsTheNextLink : Stage {
-  Key parent, other, member, next{};
+  CounterKey parent, other, member, next{};
   ArrivalMeetsTheNextLink() : Stage(4), parent(fresh()), other(fresh()), member(fresh()) {
     table.set_parent(member, parent);
   }
@@ -414,7 +414,7 @@ TEST(CounterInterleaving, CountsArePassedOnToTheParentOfTheirLife) {
 
 // The reader of an end and a late cancel that lets go of its pin: the record is free after both.
 struct ResultMeetsALateCancel : Stage {
-  Key key = fresh();
+  CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
   Errc read = Errc::kBusy;
   void victim() { table.cancel(armed.expectation, Errc::kCancelled); }
@@ -444,7 +444,7 @@ TEST(CounterInterleaving, LateCancelDoesNotDisturbTheReader) {
 // Moving the member waits for an arrival that still needs the old parent, so it comes from a thread
 // of its own; the arrival stands still until the move is done or is plainly waiting.
 struct ArrivalMeetsAMove : Stage {
-  Key before, after, member;
+  CounterKey before, after, member;
   std::atomic<bool> go{false}, moved{false};
   uint64_t at_unlink = 99;
   std::thread mover;
@@ -453,7 +453,7 @@ struct ArrivalMeetsAMove : Stage {
     table.set_parent(member, before);
     mover = std::thread([this] {
       while (!go.load(std::memory_order_acquire)) std::this_thread::yield();
-      table.set_parent(member, Key{});
+      table.set_parent(member, CounterKey{});
       at_unlink = table.count(before);
       table.set_parent(member, after);
       moved.store(true, std::memory_order_release);

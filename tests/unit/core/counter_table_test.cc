@@ -27,15 +27,15 @@ class CounterTableTest : public testing::Test {
   static void note(void* self, uint32_t cookie, Errc code) {
     static_cast<CounterTableTest*>(self)->ended.push_back({cookie, code});
   }
-  CounterTable::Options options(uint32_t live_max = 64, uint32_t key_bits = Key::kBits) {
+  CounterTable::Options options(uint32_t live_max = 64, uint32_t key_bits = CounterKey::kBits) {
     return {.live_max = live_max, .seed = 7, .fired = note, .context = this, .key_bits = key_bits};
   }
-  Key fresh() { return *table.acquire(now_ns, kRestNs); }
-  uint32_t arrive(Key key, uint32_t cut = 1, uint32_t shards = 1) {
+  CounterKey fresh() { return *table.acquire(now_ns, kRestNs); }
+  uint32_t arrive(CounterKey key, uint32_t cut = 1, uint32_t shards = 1) {
     const std::vector<uint32_t> imms(shards, make_imm(key, cut));
     return table.arrive(imms);
   }
-  Armed expect(Key key, uint64_t n, uint32_t cookie) { return *table.expect(key, n, cookie); }
+  Armed expect(CounterKey key, uint64_t n, uint32_t cookie) { return *table.expect(key, n, cookie); }
 
   std::vector<Ended> ended;
   int64_t now_ns = kSecondNs;
@@ -45,7 +45,7 @@ class CounterTableTest : public testing::Test {
 // --- counting -----------------------------------------------------------------------------------
 
 TEST_F(CounterTableTest, EveryCutCountsOneWhenItsLastShardArrives) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   for (uint32_t cut = 1; cut <= kRailsMax; ++cut) {
     EXPECT_EQ(arrive(key, cut, cut - 1), 0u);
     EXPECT_EQ(table.count(key), cut - 1) << "cut " << cut;
@@ -55,7 +55,7 @@ TEST_F(CounterTableTest, EveryCutCountsOneWhenItsLastShardArrives) {
 }
 
 TEST_F(CounterTableTest, TwoHalfArrivedWritesReleaseNobodyWhoWaitsForBoth) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   ASSERT_FALSE(expect(key, 2, 1).met);
   arrive(key, 2, 2);
   EXPECT_EQ(table.count(key), 1u) << "two halves also make one: a gauge, not a licence to read";
@@ -70,7 +70,7 @@ TEST_F(CounterTableTest, TwoHalfArrivedWritesReleaseNobodyWhoWaitsForBoth) {
 TEST_F(CounterTableTest, CountStaysBetweenWholeAndBegunInRandomOrders) {
   Rng rng(11);
   for (uint32_t round = 0; round < 300; ++round) {
-    const Key key = fresh();
+    const CounterKey key = fresh();
     struct Write {
       uint32_t cut, landed = 0;
     };
@@ -106,7 +106,7 @@ TEST_F(CounterTableTest, CountStaysBetweenWholeAndBegunInRandomOrders) {
 }
 
 TEST_F(CounterTableTest, EarlyArrivalsMeetTheExpectationAtOnce) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   arrive(key, 1, 3);
   EXPECT_TRUE(expect(key, 2, 5).met);
   EXPECT_EQ(table.count(key), 1u);
@@ -114,13 +114,13 @@ TEST_F(CounterTableTest, EarlyArrivalsMeetTheExpectationAtOnce) {
 }
 
 TEST_F(CounterTableTest, BatchMergesRunsOfAKeyAndKeepsKeysApart) {
-  const Key a = fresh();
-  const Key b = fresh();
+  const CounterKey a = fresh();
+  const CounterKey b = fresh();
   std::vector<uint32_t> imms;
   Rng rng(3);
-  std::map<Key, uint64_t> sent;
+  std::map<CounterKey, uint64_t> sent;
   for (uint32_t i = 0; i < 500; ++i) {
-    const Key key = rng.chance(0.7) ? a : b;
+    const CounterKey key = rng.chance(0.7) ? a : b;
     const auto cut = static_cast<uint32_t>(rng.between(1, kRailsMax));
     // Runs of one key with changing cuts, across the borders of the prefetched batches.
     imms.insert(imms.end(), cut, make_imm(key, cut));
@@ -132,7 +132,7 @@ TEST_F(CounterTableTest, BatchMergesRunsOfAKeyAndKeepsKeysApart) {
 }
 
 TEST_F(CounterTableTest, TryTakeTakesAllOrNothing) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   arrive(key, 1, 2);
   arrive(key, 2);
   EXPECT_FALSE(table.try_take(key, 3));
@@ -145,7 +145,7 @@ TEST_F(CounterTableTest, TryTakeTakesAllOrNothing) {
 }
 
 TEST_F(CounterTableTest, CountShowsWhatIsThereWhileAnExpectationIsArmed) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   arrive(key, 1, 2);
   ASSERT_FALSE(expect(key, 5, 1).met);
   EXPECT_EQ(table.count(key), 2u);
@@ -159,11 +159,11 @@ TEST_F(CounterTableTest, CountShowsWhatIsThereWhileAnExpectationIsArmed) {
 // --- stale --------------------------------------------------------------------------------------
 
 TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
-  const Key key = fresh();
-  const Key never = Key::from_wire(key.wire() + 1);
-  const Key slot0 = Key::from_wire(key.wire() & ~2047u);
-  const Key other_generation = Key::from_wire(key.wire() ^ 1u << 27);
-  for (const Key wrong : {never, slot0, other_generation, Key{}}) {
+  const CounterKey key = fresh();
+  const CounterKey never = CounterKey::from_wire(key.wire() + 1);
+  const CounterKey slot0 = CounterKey::from_wire(key.wire() & ~2047u);
+  const CounterKey other_generation = CounterKey::from_wire(key.wire() ^ 1u << 27);
+  for (const CounterKey wrong : {never, slot0, other_generation, CounterKey{}}) {
     EXPECT_EQ(arrive(wrong, 1, 3), 3u) << wrong.wire();
   }
   const std::vector<uint32_t> reserved(2, make_imm(key, 1) | kImmReserved);
@@ -174,11 +174,11 @@ TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
 
 TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextLife) {
   CounterTable one(options(1, 8));  // a single slot: the next key is the next life of the last one
-  const Key old = *one.acquire(now_ns, 0);
+  const CounterKey old = *one.acquire(now_ns, 0);
   ASSERT_TRUE(one.release(old, now_ns));
   const std::vector<uint32_t> late(1, make_imm(old, 1));
   EXPECT_EQ(one.arrive(late), 1u);
-  const Key next = *one.acquire(now_ns, 0);
+  const CounterKey next = *one.acquire(now_ns, 0);
   EXPECT_EQ(one.arrive(late), 1u);
   one.add(old, 1);
   EXPECT_EQ(one.count(next), 0u);
@@ -194,9 +194,9 @@ TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextLife) {
 
 TEST_F(CounterTableTest, BitsAboveTheGenerationAreNotIgnored) {
   CounterTable small(options(1, 8));
-  const Key key = *small.acquire(now_ns, 0);
-  for (uint32_t bit = 8; bit < Key::kBits; ++bit) {
-    const std::vector<uint32_t> imm(1, make_imm(Key::from_wire(key.wire() | 1u << bit), 1));
+  const CounterKey key = *small.acquire(now_ns, 0);
+  for (uint32_t bit = 8; bit < CounterKey::kBits; ++bit) {
+    const std::vector<uint32_t> imm(1, make_imm(CounterKey::from_wire(key.wire() | 1u << bit), 1));
     EXPECT_EQ(small.arrive(imm), 1u) << bit;
   }
   EXPECT_EQ(small.count(key), 0u);
@@ -206,7 +206,7 @@ TEST_F(CounterTableTest, BitsAboveTheGenerationAreNotIgnored) {
 
 TEST_F(CounterTableTest, HandsOutAsManyAsWereAskedForRoundedUp) {
   CounterTable five(options(5));
-  std::set<Key> keys;
+  std::set<CounterKey> keys;
   for (uint32_t i = 0; i < 8; ++i) keys.insert(*five.acquire(now_ns, kRestNs));
   EXPECT_EQ(keys.size(), 8u);
   EXPECT_EQ(five.live_count(), 8u);
@@ -227,14 +227,14 @@ TEST_F(CounterTableTest, FirstGenerationsDependOnTheSeed) {
 
 TEST_F(CounterTableTest, ReusesTheSlotThatRestedLongest) {
   CounterTable small(options(4, 8));  // 7 slots
-  std::vector<Key> held;
+  std::vector<CounterKey> held;
   for (uint32_t i = 0; i < 4; ++i) held.push_back(*small.acquire(now_ns, 0));
   const std::vector<size_t> order = {2, 0, 3, 1};
   for (const size_t i : order) small.release(held[i], now_ns);
   for (uint32_t i = 0; i < 3; ++i) {  // those never used come first
-    const Key key = *small.acquire(now_ns, 0);
+    const CounterKey key = *small.acquire(now_ns, 0);
     EXPECT_EQ(std::count_if(held.begin(), held.end(),
-                            [&](Key k) { return k.wire() % 8 == key.wire() % 8; }),
+                            [&](CounterKey k) { return k.wire() % 8 == key.wire() % 8; }),
               0);
   }
   EXPECT_EQ((*small.acquire(now_ns, 0)).wire() % 8, held[order[0]].wire() % 8);
@@ -249,7 +249,7 @@ TEST_F(CounterTableTest, EveryKeyValueComesUpBeforeAnyComesBack) {
     turn.clear();
     for (uint32_t i = 0; i < 15 * 8; ++i) {
       now_ns += kSecondNs;
-      const Key key = *small.acquire(now_ns, 0);
+      const CounterKey key = *small.acquire(now_ns, 0);
       EXPECT_TRUE(key);
       EXPECT_TRUE(turn.insert(key.wire()).second) << "came back after " << i;
       EXPECT_LT(key.wire(), 1u << 7);
@@ -260,9 +260,9 @@ TEST_F(CounterTableTest, EveryKeyValueComesUpBeforeAnyComesBack) {
 
 TEST_F(CounterTableTest, HalfTurnRuleRefusesAKeyThatHasNotRestedAndGivesItAfterwards) {
   CounterTable one(options(1, 4));  // one slot, 8 generations
-  const auto generation = [](Key key) { return key.wire() >> 1; };
+  const auto generation = [](CounterKey key) { return key.wire() >> 1; };
   // Advances to the first landmark, which nothing forbids.
-  Key key = *one.acquire(now_ns, kRestNs);
+  CounterKey key = *one.acquire(now_ns, kRestNs);
   while (generation(key) % 4 != 0) {
     one.release(key, now_ns);
     key = *one.acquire(now_ns, kRestNs);
@@ -293,8 +293,8 @@ TEST_F(CounterTableTest, HalfTurnRuleRefusesAKeyThatHasNotRestedAndGivesItAfterw
 TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsRest) {
   CounterTable small(options(2, 6));  // 3 slots, 16 generations
   Rng rng(5);
-  std::map<Key, int64_t> released_ns;
-  std::vector<Key> held;
+  std::map<CounterKey, int64_t> released_ns;
+  std::vector<CounterKey> held;
   uint32_t refused = 0, returned = 0;
   for (uint32_t i = 0; i < 20'000; ++i) {
     now_ns += static_cast<int64_t>(rng.below(kRestNs / 64));
@@ -323,15 +323,15 @@ TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsRest) {
 // --- expectations -------------------------------------------------------------------------------
 
 TEST_F(CounterTableTest, ExpectRefusesWhatItCannotHold) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   EXPECT_EQ(table.expect(key, 0, 1).error().code, Errc::kInvalidArgument);
   EXPECT_EQ(table.expect(key, word::kCountMax + 1, 1).error().code, Errc::kInvalidArgument);
-  EXPECT_EQ(table.expect(Key{}, 1, 1).error().code, Errc::kReleased);
+  EXPECT_EQ(table.expect(CounterKey{}, 1, 1).error().code, Errc::kReleased);
   EXPECT_TRUE(table.expect(key, word::kCountMax, 1).has_value());
 }
 
 TEST_F(CounterTableTest, OnlyOneExpectationIsArmedAtATime) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   ASSERT_FALSE(expect(key, 1, 1).met);
   EXPECT_EQ(table.expect(key, 1, 2).error().code, Errc::kBusy);
   arrive(key);
@@ -361,7 +361,7 @@ TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
   for (const Way& way : ways) {
     for (const uint32_t cookie : {17u, CounterTable::kWaiter}) {
       ended.clear();
-      const Key key = fresh();
+      const CounterKey key = fresh();
       const Armed armed = expect(key, 3, cookie);
       ASSERT_FALSE(armed.met);
       EXPECT_FALSE(table.result(armed.expectation).done);
@@ -381,7 +381,7 @@ TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
 }
 
 TEST_F(CounterTableTest, WhoSleepsIsWokenByTheEnd) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   const Armed armed = expect(key, 1, CounterTable::kWaiter);
   const auto ticket = table.parking(key).prepare();
   arrive(key);
@@ -392,7 +392,7 @@ TEST_F(CounterTableTest, WhoSleepsIsWokenByTheEnd) {
 
 TEST_F(CounterTableTest, TheEndIsKeptUntilTheWaiterHasReadIt) {
   CounterTable one(options(1, 8));
-  const Key key = *one.acquire(now_ns, 0);
+  const CounterKey key = *one.acquire(now_ns, 0);
   const Armed waiter = *one.expect(key, 1, CounterTable::kWaiter);
   ASSERT_TRUE(one.cancel(waiter.expectation, Errc::kTimeout));
   EXPECT_EQ(one.peek(waiter.expectation).code, Errc::kTimeout);
@@ -406,7 +406,7 @@ TEST_F(CounterTableTest, TheEndIsKeptUntilTheWaiterHasReadIt) {
 }
 
 TEST_F(CounterTableTest, CancelGivesBackWhatWasThere) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   arrive(key, 1, 2);
   arrive(key, 4, 3);
   const Armed armed = expect(key, 7, 1);
@@ -417,7 +417,7 @@ TEST_F(CounterTableTest, CancelGivesBackWhatWasThere) {
 }
 
 TEST_F(CounterTableTest, CancelOfAnOldExpectationDoesNotHitTheNext) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   const Armed first = expect(key, 1, 1);
   arrive(key);
   const Armed second = expect(key, 2, 2);
@@ -431,10 +431,10 @@ TEST_F(CounterTableTest, CancelOfAnOldExpectationDoesNotHitTheNext) {
 
 TEST_F(CounterTableTest, CancelOfAReleasedKeyDoesNotHitTheNextLife) {
   CounterTable one(options(1, 8));
-  const Key old = *one.acquire(now_ns, 0);
+  const CounterKey old = *one.acquire(now_ns, 0);
   const Armed first = *one.expect(old, 1, 1);
   one.release(old, now_ns);
-  const Key next = *one.acquire(now_ns, 0);
+  const CounterKey next = *one.acquire(now_ns, 0);
   const Armed second = *one.expect(next, 1, 2);
   EXPECT_FALSE(one.cancel(first.expectation, Errc::kTimeout));
   EXPECT_FALSE(one.result(second.expectation).done);
@@ -442,7 +442,7 @@ TEST_F(CounterTableTest, CancelOfAReleasedKeyDoesNotHitTheNextLife) {
 
 struct Rearm {
   CounterTable* table = nullptr;
-  Key key{};
+  CounterKey key{};
   uint32_t ends = 0;
   static void again(void* self, uint32_t cookie, Errc) {
     auto* r = static_cast<Rearm*>(self);
@@ -469,7 +469,7 @@ TEST_F(CounterTableTest, ReleaseTellsWhatIsOwed) {
   };
   for (const Case c : {Case{0, 0, 0}, Case{1, 0, 0}, Case{5, 0, 2}, Case{5, 4, 2}, Case{7, 4, 3},
                        Case{0, 1, 0}, Case{5, 2, 0}}) {
-    const Key key = fresh();
+    const CounterKey key = fresh();
     arrive(key, 2, c.halves);
     if (c.expected != 0) expect(key, c.expected, 1);
     uint64_t owed = 99;
@@ -483,7 +483,7 @@ TEST_F(CounterTableTest, ReleaseTellsWhatIsOwed) {
 
 TEST_F(CounterTableTest, SpoiledKeyRefusesWithItsFirstReason) {
   for (const Errc why : {Errc::kAborted, Errc::kPeerLost}) {
-    const Key key = fresh();
+    const CounterKey key = fresh();
     arrive(key, 1, 3);
     table.abort(key, why);
     table.abort(key, Errc::kOverrun);
@@ -501,16 +501,16 @@ TEST_F(CounterTableTest, SpoiledKeyRefusesWithItsFirstReason) {
 
 TEST_F(CounterTableTest, TheNextLifeOfASpoiledSlotIsClean) {
   CounterTable one(options(1, 8));
-  const Key old = *one.acquire(now_ns, 0);
+  const CounterKey old = *one.acquire(now_ns, 0);
   one.abort(old, Errc::kPeerLost);
   one.release(old, now_ns);
-  const Key next = *one.acquire(now_ns, 0);
+  const CounterKey next = *one.acquire(now_ns, 0);
   one.add(next, 1);
   EXPECT_TRUE((*one.expect(next, 1, 1)).met);
 }
 
 TEST_F(CounterTableTest, OverrunSpoilsInsteadOfWrapping) {
-  const Key key = fresh();
+  const CounterKey key = fresh();
   table.add(key, word::kCountMax);
   EXPECT_EQ(table.count(key), word::kCountMax);
   table.add(key, 1);
@@ -521,7 +521,7 @@ TEST_F(CounterTableTest, OverrunSpoilsInsteadOfWrapping) {
 // --- groups -------------------------------------------------------------------------------------
 
 TEST_F(CounterTableTest, ParentGainsEveryWholeCountOfItsMembers) {
-  const Key parent = fresh(), a = fresh(), b = fresh();
+  const CounterKey parent = fresh(), a = fresh(), b = fresh();
   table.set_parent(a, parent);
   table.set_parent(b, parent);
   ASSERT_FALSE(expect(parent, 3, 1).met);
@@ -540,7 +540,7 @@ TEST_F(CounterTableTest, ParentGainsEveryWholeCountOfItsMembers) {
 }
 
 TEST_F(CounterTableTest, LinkingPassesOnOnceWhatIsAlreadyThere) {
-  const Key parent = fresh(), member = fresh();
+  const CounterKey parent = fresh(), member = fresh();
   arrive(member, 2, 5);
   ASSERT_FALSE(expect(parent, 2, 1).met);
   table.set_parent(member, parent);
@@ -552,7 +552,7 @@ TEST_F(CounterTableTest, LinkingPassesOnOnceWhatIsAlreadyThere) {
 }
 
 TEST_F(CounterTableTest, TakingAndCancellingAtAMemberPassNothingOn) {
-  const Key parent = fresh(), member = fresh();
+  const CounterKey parent = fresh(), member = fresh();
   table.set_parent(member, parent);
   arrive(member, 1, 3);
   EXPECT_TRUE(table.try_take(member, 2));
@@ -566,10 +566,10 @@ TEST_F(CounterTableTest, TakingAndCancellingAtAMemberPassNothingOn) {
 }
 
 TEST_F(CounterTableTest, UnlinkedMemberPassesNothingOnAndMayMove) {
-  const Key p = fresh(), q = fresh(), member = fresh();
+  const CounterKey p = fresh(), q = fresh(), member = fresh();
   table.set_parent(member, p);
   arrive(member);
-  table.set_parent(member, Key{});
+  table.set_parent(member, CounterKey{});
   arrive(member);
   EXPECT_EQ(table.count(p), 1u);
   table.set_parent(member, q);
@@ -585,7 +585,7 @@ TEST_F(CounterTableTest, MaskingPaysExactlyWhatTheMemberOwed) {
   for (const uint32_t halves : {0u, 1u, 2u, 3u, 4u}) {
     for (const bool lost_before : {false, true}) {
       ended.clear();
-      const Key parent = fresh(), steady = fresh(), masked = fresh();
+      const CounterKey parent = fresh(), steady = fresh(), masked = fresh();
       table.set_parent(steady, parent);
       table.set_parent(masked, parent);
       ASSERT_FALSE(expect(parent, 4, 1).met);  // two from each
@@ -607,10 +607,10 @@ TEST_F(CounterTableTest, MaskingPaysExactlyWhatTheMemberOwed) {
 
 struct Unlink {
   CounterTable* table = nullptr;
-  Key member{};
+  CounterKey member{};
   static void now(void* self, uint32_t, Errc) {
     auto* u = static_cast<Unlink*>(self);
-    u->table->set_parent(u->member, Key{});
+    u->table->set_parent(u->member, CounterKey{});
   }
 };
 
@@ -618,7 +618,7 @@ struct Unlink {
 TEST_F(CounterTableTest, FiredMayUnlinkTheMemberWhoseCountEndedIt) {
   Unlink unlink;
   CounterTable t({.live_max = 2, .fired = Unlink::now, .context = &unlink});
-  const Key parent = *t.acquire(0, 0);
+  const CounterKey parent = *t.acquire(0, 0);
   unlink = {&t, *t.acquire(0, 0)};
   t.set_parent(unlink.member, parent);
   ASSERT_TRUE(t.expect(parent, 1, 1).has_value());
@@ -629,13 +629,13 @@ TEST_F(CounterTableTest, FiredMayUnlinkTheMemberWhoseCountEndedIt) {
 
 TEST_F(CounterTableTest, ReleasedParentGetsNothing) {
   CounterTable two(options(2, 8));
-  const Key parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
+  const CounterKey parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
   two.set_parent(member, parent);
   two.release(parent, now_ns);
-  const Key other = *two.acquire(now_ns, 0);
+  const CounterKey other = *two.acquire(now_ns, 0);
   two.add(member, 2);
   two.release(other, now_ns);
-  const Key reborn = *two.acquire(now_ns, 0);
+  const CounterKey reborn = *two.acquire(now_ns, 0);
   ASSERT_EQ(reborn.wire() % 4, parent.wire() % 4) << "the parent's slot, one life later";
   two.add(member, 2);
   EXPECT_EQ(two.count(reborn), 0u);
@@ -644,11 +644,11 @@ TEST_F(CounterTableTest, ReleasedParentGetsNothing) {
 
 TEST_F(CounterTableTest, SlotIsReusedWithoutItsLink) {
   CounterTable two(options(2, 8));  // 3 slots
-  const Key parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
+  const CounterKey parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
   two.set_parent(member, parent);
   two.release(member, now_ns);
   two.release(*two.acquire(now_ns, 0), now_ns);
-  const Key reborn = *two.acquire(now_ns, 0);
+  const CounterKey reborn = *two.acquire(now_ns, 0);
   ASSERT_EQ(reborn.wire() % 4, member.wire() % 4);
   two.add(reborn, 1);
   EXPECT_EQ(two.count(parent), 0u);

@@ -27,10 +27,10 @@ std::vector<int64_t> balances_at_the_edges() {
 TEST(CounterImm, KeepsKeyAndCutApart) {
   for (const uint32_t bits : {1u, 0x0fff'ffffu, 0x0800'0000u, 0x0123'4567u}) {
     for (uint32_t cut = 1; cut <= kRailsMax; ++cut) {
-      const uint32_t imm = make_imm(Key::from_wire(bits), cut);
+      const uint32_t imm = make_imm(CounterKey::from_wire(bits), cut);
       EXPECT_EQ(imm & kImmReserved, 0u);
       EXPECT_EQ(imm_cut(imm), cut);
-      EXPECT_EQ(Key::from_wire(imm).wire(), bits);
+      EXPECT_EQ(CounterKey::from_wire(imm).wire(), bits);
     }
   }
 }

@@ -139,9 +139,9 @@ TEST_F(Dump, ShowsEveryKindOfOperationByName) {
   const PeerId peer = *a.connect(b.address());
   Counter counter = *a.make_counter();
   const uint64_t name_asked = 1;
-  Key key;
+  CounterKey key;
   ASSERT_TRUE(a.submit(Send{.peer = peer, .channel = 1}));
-  ASSERT_TRUE(a.submit(Alarm{.after = 1s}));
+  ASSERT_TRUE(a.submit(Timer{.after = 1s}));
   ASSERT_TRUE(a.submit(Resolve{.peer = peer, .names = {&name_asked, 1}, .out = {&key, 1}}));
   ASSERT_TRUE(counter.expect(1, {}, Timeout::forever()));
   world.run_for(1ns);

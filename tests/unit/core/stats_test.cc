@@ -82,7 +82,7 @@ TEST_F(Stats, StartAtZeroAndCountWhatIsThere) {
     EXPECT_EQ(a.engine.stats().counters, 1u);
     const Way way = reach(a, b);
     EXPECT_EQ(a.engine.stats().peers, 1u);
-    ASSERT_TRUE(a.engine.submit(Alarm{.after = 1s}));
+    ASSERT_TRUE(a.engine.submit(Timer{.after = 1s}));
     EXPECT_EQ(a.engine.stats().ops_in_flight, 1u);
     ASSERT_TRUE(a.engine.disconnect(way.peer));
   }
@@ -199,7 +199,7 @@ TEST_F(Stats, CountFailuresAndStaleImmediates) {
   const Way way = reach(a, b);
   Batch batch = *a.engine.make_batch();
   Counter counter = *b.engine.make_counter();
-  const Key key = counter.key();
+  const CounterKey key = counter.key();
   counter.release();
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
                                     .target = way.region.at(0),
@@ -232,7 +232,7 @@ TEST_F(Stats, TellHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
   EXPECT_EQ(a.engine.stats().callbacks, 0u);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(a.engine.submit(
-        Alarm{.after = 1us, .notify = Notify::call([](void*, const Event&) {}, nullptr)}));
+        Timer{.after = 1us, .notify = Notify::call([](void*, const Event&) {}, nullptr)}));
   }
   world.run_for(1ms);
   EXPECT_EQ(a.engine.stats().callbacks, 3u);
@@ -241,7 +241,7 @@ TEST_F(Stats, TellHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
 
 TEST_F(Stats, CountWhatIsRefusedForWantOfRoomAndNothingElse) {
   std::optional<Inbox> inbox = *a.engine.make_inbox(1);
-  const Alarm alarm{.after = 1ms, .notify = Notify::inbox(*inbox)};
+  const Timer alarm{.after = 1ms, .notify = Notify::inbox(*inbox)};
   ASSERT_TRUE(a.engine.submit(alarm));
   EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kExhausted);
   EXPECT_EQ(a.engine.stats().exhausted, 1u);

@@ -13,7 +13,7 @@ namespace {
 
 TEST(TimerHeap, GivesWhatIsDueInOrderAndNothingElse) {
   TimerHeap heap;
-  Timer late, early, middle;
+  HeapTimer late, early, middle;
   EXPECT_TRUE(heap.empty());
   EXPECT_EQ(heap.next_ns(), kNeverNs);
   EXPECT_EQ(heap.pop_due(kNeverNs), nullptr);
@@ -32,7 +32,7 @@ TEST(TimerHeap, GivesWhatIsDueInOrderAndNothingElse) {
 
 TEST(TimerHeap, MovesATimerThatIsSetAgain) {
   TimerHeap heap;
-  Timer a, b;
+  HeapTimer a, b;
   heap.set(a, 100);
   heap.set(b, 200);
   heap.set(a, 300);
@@ -46,15 +46,15 @@ TEST(TimerHeap, MovesATimerThatIsSetAgain) {
 
 TEST(TimerHeap, ClearingIsFinalAndMayBeRepeated) {
   TimerHeap heap;
-  Timer a, b;
+  HeapTimer a, b;
   heap.clear(a);
   heap.set(a, 1);
   heap.set(b, 2);
   heap.clear(a);
   heap.clear(a);
-  EXPECT_EQ(a.position, Timer::kIdle);
+  EXPECT_EQ(a.position, HeapTimer::kIdle);
   EXPECT_EQ(heap.pop_due(10), &b);
-  EXPECT_EQ(b.position, Timer::kIdle);
+  EXPECT_EQ(b.position, HeapTimer::kIdle);
   heap.clear(b);
   EXPECT_TRUE(heap.empty());
   heap.set(a, 5);
@@ -66,9 +66,9 @@ TEST(TimerHeap, AgreesWithASortedListUnderRandomOperations) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Rng rng(seed);
-    std::vector<Timer> timers(60);
+    std::vector<HeapTimer> timers(60);
     TimerHeap heap(timers.size());
-    std::map<Timer*, int64_t> model;
+    std::map<HeapTimer*, int64_t> model;
     const auto earliest = [&] {
       int64_t when = kNeverNs;
       for (const auto& [timer, at] : model) when = std::min(when, at);
@@ -76,7 +76,7 @@ TEST(TimerHeap, AgreesWithASortedListUnderRandomOperations) {
     };
     int64_t now = 0;
     for (int step = 0; step < 2'000; ++step) {
-      Timer& timer = timers[rng.below(timers.size())];
+      HeapTimer& timer = timers[rng.below(timers.size())];
       switch (rng.below(4)) {
         case 0:
         case 1:
@@ -90,7 +90,7 @@ TEST(TimerHeap, AgreesWithASortedListUnderRandomOperations) {
           break;
         default:
           now += static_cast<int64_t>(rng.below(8));
-          while (Timer* due = heap.pop_due(now)) {
+          while (HeapTimer* due = heap.pop_due(now)) {
             ASSERT_TRUE(model.contains(due)) << "not set, or given twice";
             ASSERT_EQ(model[due], earliest());
             ASSERT_LE(model[due], now);

@@ -171,7 +171,7 @@ TEST_F(ShmHostile, MoreDescriptorsThanAFrameHasEndTheLineAndAreClosed) {
 
 TEST_F(ShmHostile, NobodyTakesTheLineOfAnother) {
   const Address honest = honest_.address();
-  for (const uint32_t line : {0u, Front::kLines}) {
+  for (const uint32_t line : {0u, Front::kOffloadQueues}) {
     ASSERT_TRUE(hostile_.connect(victim_.address()));
     ASSERT_TRUE(hostile_.greet(&honest, line));
     victim_.turns(2);

@@ -21,7 +21,7 @@ TEST(ShmRing, HasTheLayoutThatProcessesOfOtherBuildsExpect) {
   EXPECT_EQ(sizeof(Ring) % 4096, 0u);
   EXPECT_EQ(sizeof(KeyEntry), 64u);
   EXPECT_EQ(offsetof(Front, sent), 64u);
-  EXPECT_EQ(offsetof(Front, paths), 64u + 4 * Front::kLines);
+  EXPECT_EQ(offsetof(Front, paths), 64u + 4 * Front::kOffloadQueues);
   EXPECT_EQ(offsetof(Front, keys), offsetof(Front, paths) + 8 * Front::kPaths);
   EXPECT_TRUE(std::atomic<uint64_t>::is_always_lock_free);
 }

@@ -105,7 +105,7 @@ struct Pair {
   Write request() const {
     return {.source = memory[0].at(0), .target = region.at(0), .size_bytes = 64, .imm = key()};
   }
-  Key key() const { return counter[0].key(); }
+  CounterKey key() const { return counter[0].key(); }
 
   std::vector<Engine> engines;
   std::vector<MemoryRegion> memory;

@@ -285,7 +285,7 @@ TEST(ThreadsDriver, ALineThatIsHeldUpHoldsUpNoOther) {
   {
     ThreadsDriver driver;
     driver.offload([&] { went_on = eventually([&] { return other_ran.load(); }); }, 1);
-    driver.offload([&] { other_ran = true; }, Driver::kLines - 1);
+    driver.offload([&] { other_ran = true; }, Driver::kOffloadQueues - 1);
   }
   EXPECT_TRUE(went_on.load());
 }

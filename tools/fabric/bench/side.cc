@@ -98,7 +98,7 @@ nlohmann::json Side::receive(double seconds) {
 void Side::on_event(const Event& event) {
   const bool lost =
       event.kind == EventKind::kPeer && static_cast<PeerState>(event.value) == PeerState::kLost;
-  if (!lost && event.kind != EventKind::kUnclaimed) return;
+  if (!lost && event.kind != EventKind::kUnhandled) return;
   const Errc why = event.code == Errc::kOk ? Errc::kPeerLost : event.code;
   failure_.store(why, std::memory_order_relaxed);  // read by look(); nothing else goes with it
 }
