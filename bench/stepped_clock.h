@@ -46,7 +46,7 @@ class SteppedClock {
 };
 
 /// Before main(), and so before anybody has read a clock.
-inline const bool asks_every_time = ::setenv("FABRIC_CLOCK", "kernel", 1) == 0;
+inline const bool asks_every_time = ::setenv("FABRICLIB_CLOCK", "kernel", 1) == 0;
 
 }  // namespace fabric::bench
 

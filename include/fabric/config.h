@@ -19,9 +19,9 @@ struct Network {
   bool trusted = false;  ///< peers need no job key here (for networks that leave the host, to come)
 };
 
-/// Every knob. `FABRIC_<NAME>` sets the field of that name for every engine that a process opens
-/// (FABRIC_OPS_MAX=8192, FABRIC_SPIN=20us, FABRIC_NETWORKS=shm,tcp); durations take ns, us, ms or
-/// s. An unknown variable is an error, FABRIC_TEST_* aside. docs/configuration.md lists them.
+/// Every knob. `FABRICLIB_<NAME>` sets the field of that name for every engine that a process opens
+/// (FABRICLIB_OPS_MAX=8192, FABRICLIB_SPIN=20us, FABRICLIB_NETWORKS=shm,tcp); durations take ns, us, ms or
+/// s. An unknown variable is an error, FABRICLIB_TEST_* aside. docs/configuration.md lists them.
 struct Config {
   std::vector<Network> networks{};  ///< empty: every network that this build and machine have
 

@@ -55,7 +55,7 @@ bool kernel_counts_by_it() {
 
 bool ticks_are_trusted() noexcept {
   try {
-    const char* asked = std::getenv("FABRIC_CLOCK");
+    const char* asked = std::getenv("FABRICLIB_CLOCK");
     if (asked != nullptr && std::string_view(asked) == "kernel") return false;
     return counts_evenly() && kernel_counts_by_it();
   } catch (...) {

@@ -49,7 +49,7 @@ int64_t read_clock_ns() noexcept;
 
 /// CLOCK_MONOTONIC, to some microseconds: a thread asks the kernel once a millisecond and counts
 /// ticks in between, where the kernel itself trusts the processor's counter. Never goes back as
-/// seen by one thread; two threads may differ by as much. FABRIC_CLOCK=kernel asks the kernel every
+/// seen by one thread; two threads may differ by as much. FABRICLIB_CLOCK=kernel asks the kernel every
 /// time.
 inline int64_t monotonic_ns() noexcept {
   const detail::TickClock& clock = detail::tick_clock;

@@ -132,10 +132,10 @@ Result<void> apply_environment(Config& config) {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view line = *entry;
     const size_t equals = line.find('=');
-    if (!line.starts_with("FABRIC_") || equals == std::string_view::npos) continue;
+    if (!line.starts_with("FABRICLIB_") || equals == std::string_view::npos) continue;
     const std::string_view name = line.substr(0, equals);
-    if (name.starts_with("FABRIC_TEST_")) continue;
-    const std::string_view field_name = name.substr(std::strlen("FABRIC_"));
+    if (name.starts_with("FABRICLIB_TEST_")) continue;
+    const std::string_view field_name = name.substr(std::strlen("FABRICLIB_"));
     const std::string_view value = line.substr(equals + 1);
     // For the process, not for an engine: base/clock.cc reads it.
     if (field_name == "CLOCK" && (value == "kernel" || value == "ticks")) continue;

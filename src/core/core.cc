@@ -69,7 +69,7 @@ Result<std::shared_ptr<EngineCore>> EngineCore::open(const Config& config,
     return fail(Errc::kExhausted, "memory for the engine's tables");
   }
   if (auto ok = core->open_networks(); !ok) return ok.error();
-  // The checked one: it has what FABRIC_SPIN and FABRIC_WORKER_CPUS say.
+  // The checked one: it has what FABRICLIB_SPIN and FABRICLIB_WORKER_CPUS say.
   const AttachOptions options{.spin_ns = checked->spin.count(), .cpus = checked->worker_cpus};
   if (auto ok = core->driver->attach(*core, options); !ok) return ok.error();
   return core;

@@ -6,7 +6,7 @@
 
 Each line of a suite, and each -c, is a time limit in seconds and a shell command. The guest sees
 the host's root read-only, so that everything installed here runs there. Programs named in a command
-and found in a --bin folder are copied to the guest's memory. Variables FABRIC_TEST_* go along.
+and found in a --bin folder are copied to the guest's memory. Variables FABRICLIB_TEST_* go along.
 
 The kernel is Debian's own package, unpacked and not installed. Exit code 77: the kernel cannot be
 downloaded or there is no QEMU, so nothing was run.
@@ -138,7 +138,7 @@ def prepare(job, lines, folders):
     (job / "commands").write_text("".join(line + "\n" for line in lines))
     (job / "environment").write_text("".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in sorted(os.environ.items())
-        if name.startswith(("FABRIC_TEST_", "GTEST_"))))
+        if name.startswith(("FABRICLIB_TEST_", "GTEST_"))))
 
 
 def accelerators(allowed):

@@ -40,10 +40,10 @@ class Boot(unittest.TestCase):
             for name in ("named", "other"):
                 (here / name).write_text("#!/bin/sh\n")
                 (here / name).chmod(0o755)
-            os.environ["FABRIC_TEST_SEED"] = "it's 7"
+            os.environ["FABRICLIB_TEST_SEED"] = "it's 7"
             boot.prepare(here / "job", ["9 SIZE=1 named --filter='*x*'"], [here])
             self.assertEqual(os.listdir(here / "job/bin"), ["named"])
-            said = subprocess.run(["sh", "-c", f". {here}/job/environment; echo $FABRIC_TEST_SEED"],
+            said = subprocess.run(["sh", "-c", f". {here}/job/environment; echo $FABRICLIB_TEST_SEED"],
                                   capture_output=True, text=True).stdout
         self.assertEqual(said, "it's 7\n")
 

@@ -97,7 +97,7 @@ bool loses_acks(Break kind) {
 }  // namespace
 
 BreakDeck::BreakDeck(Rng& rng) : rng_(rng) {
-  const char* text = std::getenv("FABRIC_TEST_BREAK");
+  const char* text = std::getenv("FABRICLIB_TEST_BREAK");
   for (uint32_t kind = 0; kind < kBreaks; ++kind) {
     if (text == nullptr || std::to_string(kind) == text) all_.push_back(static_cast<Break>(kind));
   }

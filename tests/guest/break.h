@@ -36,7 +36,7 @@ enum class Break : uint8_t {
 };
 constexpr uint32_t kBreaks = 18;
 
-/// All of them in a random order, and then again in another; with FABRIC_TEST_BREAK=K kind K alone.
+/// All of them in a random order, and then again in another; with FABRICLIB_TEST_BREAK=K kind K alone.
 class BreakDeck {
  public:
   explicit BreakDeck(Rng& rng);

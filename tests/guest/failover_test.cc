@@ -15,7 +15,7 @@
 // Rails that break in every way (break.h) while both hosts write to each other: every write is
 // delivered and counted once, over the rail that is left or by a new path.
 //
-// FABRIC_TEST_ROUNDS=N plays N times as many breaks, FABRIC_TEST_BREAK=K those of kind K alone.
+// FABRICLIB_TEST_ROUNDS=N plays N times as many breaks, FABRICLIB_TEST_BREAK=K those of kind K alone.
 
 namespace fabric::test {
 namespace {

@@ -14,7 +14,7 @@
 // Two hosts with two rails each: what is cut over them, pages while one of them comes and goes, the
 // loss of both, what a card refuses, many peers, and peers of the same host.
 //
-// FABRIC_TEST_ROUNDS=N plays N times as many flaps, and up to 64 peers.
+// FABRICLIB_TEST_ROUNDS=N plays N times as many flaps, and up to 64 peers.
 
 namespace fabric::test {
 namespace {

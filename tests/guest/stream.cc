@@ -85,7 +85,7 @@ void with_wrong_keys(control::RegionDesc& desc) {
 }
 
 uint32_t rounds() {
-  const char* text = std::getenv("FABRIC_TEST_ROUNDS");
+  const char* text = std::getenv("FABRICLIB_TEST_ROUNDS");
   uint32_t times = 1;
   if (text != nullptr) std::from_chars(text, text + std::strlen(text), times);
   return std::max(times, 1u);

@@ -28,7 +28,7 @@ std::vector<std::byte> forged(const MemoryRegion& region,
                               const std::function<void(control::RegionDesc&)>& change);
 void with_wrong_keys(control::RegionDesc& desc);
 
-/// FABRIC_TEST_ROUNDS, or 1: how much more than in `make test`.
+/// FABRICLIB_TEST_ROUNDS, or 1: how much more than in `make test`.
 uint32_t rounds();
 
 /// Writes from one engine to another without a pause, of several sizes, with and without an

@@ -84,6 +84,6 @@ std::vector<uint64_t> seeds(uint64_t how_many) {
   return all;
 }
 
-std::string replay(uint64_t seed) { return "replay: FABRIC_TEST_SEED=" + std::to_string(seed); }
+std::string replay(uint64_t seed) { return "replay: FABRICLIB_TEST_SEED=" + std::to_string(seed); }
 
 }  // namespace fabric::test

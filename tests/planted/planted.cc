@@ -13,14 +13,14 @@ constexpr const char* kNames[] = {
 
 /// A name that nobody knows must not look like a bug that nobody finds.
 int chosen() noexcept {
-  const char* wanted = std::getenv("FABRIC_TEST_PLANTED");
+  const char* wanted = std::getenv("FABRICLIB_TEST_PLANTED");
   if (wanted == nullptr) return -1;
   int number = 0;
   for (const char* name : kNames) {
     if (std::strcmp(name, wanted) == 0) return number;
     ++number;
   }
-  std::fprintf(stderr, "FABRIC_TEST_PLANTED: no bug is called %s\n", wanted);
+  std::fprintf(stderr, "FABRICLIB_TEST_PLANTED: no bug is called %s\n", wanted);
   std::_Exit(64);
 }
 

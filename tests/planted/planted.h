@@ -5,7 +5,7 @@
 
 namespace fabric {
 
-/// The bug that is on, by its place in bugs.py; -1: none. From FABRIC_TEST_PLANTED.
+/// The bug that is on, by its place in bugs.py; -1: none. From FABRICLIB_TEST_PLANTED.
 extern const int planted_number;
 
 inline bool planted(int number) noexcept { return planted_number == number; }

@@ -30,9 +30,9 @@ SECONDS_MAX = 60
 
 def environment(name):
     """The library's variables of the caller would change the worlds."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("FABRIC_")}
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("FABRICLIB_")}
     if name:
-        clean["FABRIC_TEST_PLANTED"] = name
+        clean["FABRICLIB_TEST_PLANTED"] = name
     return clean
 
 

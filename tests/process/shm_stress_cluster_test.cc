@@ -22,7 +22,7 @@
 // shut out at any instruction. Every byte and every count is checked by its receiver
 // (crowd_member.h), and every loss by the referee, who knows who has died.
 //
-// FABRIC_TEST_ROUNDS=N plays N times as many deeds.
+// FABRICLIB_TEST_ROUNDS=N plays N times as many deeds.
 
 namespace fabric::crowd {
 namespace {
@@ -37,10 +37,10 @@ struct Play {
 
 uint32_t scaled(uint32_t deeds) {
   const std::string text =
-      std::getenv("FABRIC_TEST_ROUNDS") ? std::getenv("FABRIC_TEST_ROUNDS") : "1";
+      std::getenv("FABRICLIB_TEST_ROUNDS") ? std::getenv("FABRICLIB_TEST_ROUNDS") : "1";
   uint32_t times = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), times);
-  EXPECT_TRUE(parsed.ec == std::errc{} && times > 0) << "FABRIC_TEST_ROUNDS is '" << text << "'";
+  EXPECT_TRUE(parsed.ec == std::errc{} && times > 0) << "FABRICLIB_TEST_ROUNDS is '" << text << "'";
   // The builds with a sanitizer are several times slower, and look at other things.
   return test::kAddressSanitizer ? (deeds * times + 3) / 4 : deeds * times;
 }

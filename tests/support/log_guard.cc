@@ -61,7 +61,7 @@ class LogGuard {
 
  private:
   std::mutex mutex_;
-  const bool shown_ = std::getenv("FABRIC_TEST_LOG") != nullptr;  ///< for people: as they come
+  const bool shown_ = std::getenv("FABRICLIB_TEST_LOG") != nullptr;  ///< for people: as they come
   std::vector<std::string> lines_;
   std::vector<std::string> expected_;
 };
@@ -86,14 +86,14 @@ uint64_t logged(std::string_view text_part) { return guard().count(text_part); }
 
 uint64_t test_seed() {
   static const uint64_t seed = [] {
-    const char* text = std::getenv("FABRIC_TEST_SEED");
+    const char* text = std::getenv("FABRICLIB_TEST_SEED");
     if (text == nullptr) return uint64_t{1};
     uint64_t value = 0;
     const char* end = text + std::strlen(text);
     const auto [stop, error] = std::from_chars(text, end, value);
     if (error != std::errc{} || stop != end) {
       // A seed that is silently replaced would replay another run than the one that failed.
-      std::fprintf(stderr, "FABRIC_TEST_SEED is '%s': a decimal number is needed\n", text);
+      std::fprintf(stderr, "FABRICLIB_TEST_SEED is '%s': a decimal number is needed\n", text);
       std::exit(2);
     }
     return value;

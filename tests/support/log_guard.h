@@ -20,7 +20,7 @@ void expect_log(std::string_view text_part);
 /// How many records at warning or above contain `text_part` so far in this test.
 uint64_t logged(std::string_view text_part);
 
-/// FABRIC_TEST_SEED, or 1. main() prints it before the first test.
+/// FABRICLIB_TEST_SEED, or 1. main() prints it before the first test.
 uint64_t test_seed();
 
 }  // namespace fabric::test

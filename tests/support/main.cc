@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
   // Listing is for machines: ctest reads the names from it.
   if (!testing::GTEST_FLAG(list_tests)) {
-    std::printf("FABRIC_TEST_SEED=%" PRIu64 "\n", fabric::test::test_seed());
+    std::printf("FABRICLIB_TEST_SEED=%" PRIu64 "\n", fabric::test::test_seed());
     std::fflush(stdout);
   }
   // The listeners own it. It was added after the printer, so it speaks first at a test's end and

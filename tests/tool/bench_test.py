@@ -106,11 +106,11 @@ class Bytes(unittest.TestCase):
             for fault in ("flip", "stale"):
                 with self.subTest(f"{verb}, {fault}"):
                     (case,) = bench(verb, "--sizes", "1000", *places, code=1,
-                                    FABRIC_TEST_BENCH=fault)
+                                    FABRICLIB_TEST_BENCH=fault)
                     self.assertIs(case["verified"], False)
 
     def test_people_are_told(self):
-        out, err = run("bench", "write", *QUICK, "--sizes", "8", code=1, FABRIC_TEST_BENCH="flip")
+        out, err = run("bench", "write", *QUICK, "--sizes", "8", code=1, FABRICLIB_TEST_BENCH="flip")
         self.assertIn("WRONG", out)
         self.assertIn("wrong bytes arrived", err)
 

@@ -7,7 +7,7 @@ import sys
 import time
 import unittest
 
-TOOL = os.environ.get("FABRIC_TEST_TOOL", "fabric")
+TOOL = os.environ.get("FABRICLIB_TEST_TOOL", "fabric")
 # Far beyond what anything here takes, and below what ctest allows.
 LONG = 60
 
@@ -46,5 +46,5 @@ def until(what, condition):
 def main():
     """unittest with the path of the tool before its own arguments."""
     global TOOL
-    TOOL = os.environ["FABRIC_TEST_TOOL"] = os.path.abspath(sys.argv.pop(1))
+    TOOL = os.environ["FABRICLIB_TEST_TOOL"] = os.path.abspath(sys.argv.pop(1))
     unittest.main()

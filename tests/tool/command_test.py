@@ -71,8 +71,8 @@ class Json(unittest.TestCase):
         self.assertLessEqual(set(info["advice"]), set(info["limits"]))
 
     def test_info_names_the_variable_to_correct(self):
-        info = json.loads(run("info", "--json", FABRIC_OPS_MAX="many")[0])
-        self.assertIn("FABRIC_OPS_MAX", info["networks"][0]["remedy"])
+        info = json.loads(run("info", "--json", FABRICLIB_OPS_MAX="many")[0])
+        self.assertIn("FABRICLIB_OPS_MAX", info["networks"][0]["remedy"])
 
 
 class Devices(unittest.TestCase):

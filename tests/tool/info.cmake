@@ -28,7 +28,7 @@ foreach(line
 endforeach()
 
 # What an environment chooses does not hide what there is; what it has wrong is named.
-foreach(variable FABRIC_NETWORKS=sim FABRIC_NONSENSE=1)
+foreach(variable FABRICLIB_NETWORKS=sim FABRICLIB_NONSENSE=1)
   run(json ${variable} ${TOOL} info --json)
   string(JSON version GET "${json}" version)
   expect(version "${version}" "${VERSION}")
@@ -39,7 +39,7 @@ foreach(variable FABRIC_NETWORKS=sim FABRIC_NONSENSE=1)
   expect("the last network" "${name}" self)
   if(variable MATCHES NONSENSE)
     string(JSON why GET "${json}" networks 0 why what)
-    expect("the reason" "${why}" FABRIC_NONSENSE)
+    expect("the reason" "${why}" FABRICLIB_NONSENSE)
     expect("self usable" "${usable}" OFF)
   else()
     string(JSON fence GET "${json}" networks ${last} rails 0 caps fence)

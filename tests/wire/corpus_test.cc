@@ -85,11 +85,11 @@ std::filesystem::path corpus_root() {
 }
 
 // A fuzzer that starts from the bytes of an older format gets no further than the version. After a
-// wanted change, FABRIC_TEST_WRITE_CORPUS=1 writes the files again.
+// wanted change, FABRICLIB_TEST_WRITE_CORPUS=1 writes the files again.
 TEST(FuzzCorpus, HoldsTheFormatsOfToday) {
   const auto root = corpus_root();
   if (root.empty()) GTEST_SKIP() << "the working folder is not below the source tree";
-  const bool write = std::getenv("FABRIC_TEST_WRITE_CORPUS") != nullptr;
+  const bool write = std::getenv("FABRICLIB_TEST_WRITE_CORPUS") != nullptr;
   for (const auto& [name, bytes] : seeds()) {
     const auto path = root / name;
     if (write) {

@@ -10,12 +10,12 @@ namespace {
 TEST(Intern, OutlivesWhatItWasMadeFromAndSharesEqualTexts) {
   const char* first = nullptr;
   {
-    std::string text = "FABRIC_OPS_MAX";
+    std::string text = "FABRICLIB_OPS_MAX";
     first = intern(text);
     text.assign("overwritten...");
   }
-  EXPECT_STREQ(first, "FABRIC_OPS_MAX");
-  EXPECT_EQ(intern("FABRIC_OPS_MAX"), first);
+  EXPECT_STREQ(first, "FABRICLIB_OPS_MAX");
+  EXPECT_EQ(intern("FABRICLIB_OPS_MAX"), first);
 }
 
 TEST(Intern, CutsLongTexts) {

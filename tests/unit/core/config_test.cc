@@ -172,17 +172,17 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
 // ---- Variables ----------------------------------------------------------------------------------
 
 TEST(Environment, SetsEveryKindOfField) {
-  const Variable variables[] = {{"FABRIC_OPS_MAX", "8192"},
-                                {"FABRIC_SPIN", "20us"},
-                                {"FABRIC_STRIPE_ALIGN", "65536"},
-                                {"FABRIC_NETWORKS", "shm,tcp"},
-                                {"FABRIC_WORKER_CPUS", "0,3,11"},
-                                {"FABRIC_REROUTE", "0"},
-                                {"FABRIC_APP_INFO", "llama"},
-                                {"FABRIC_LOG_LEVEL", "debug"},
-                                {"FABRIC_JOB_KEY", ""},
-                                {"FABRIC_TEST_SOMETHING", "whatever"},
-                                {"FABRIC_ENGINE_ID", "18446744073709551615"}};
+  const Variable variables[] = {{"FABRICLIB_OPS_MAX", "8192"},
+                                {"FABRICLIB_SPIN", "20us"},
+                                {"FABRICLIB_STRIPE_ALIGN", "65536"},
+                                {"FABRICLIB_NETWORKS", "shm,tcp"},
+                                {"FABRICLIB_WORKER_CPUS", "0,3,11"},
+                                {"FABRICLIB_REROUTE", "0"},
+                                {"FABRICLIB_APP_INFO", "llama"},
+                                {"FABRICLIB_LOG_LEVEL", "debug"},
+                                {"FABRICLIB_JOB_KEY", ""},
+                                {"FABRICLIB_TEST_SOMETHING", "whatever"},
+                                {"FABRICLIB_ENGINE_ID", "18446744073709551615"}};
   Config asked;
   asked.ops_max = 1;
   asked.job_key = "secret";
@@ -206,28 +206,28 @@ TEST(Environment, SetsEveryKindOfField) {
 
 TEST(Environment, EveryTimeAndEveryLimitHasAVariableOfItsName) {
   const std::tuple<const char*, const char*, Nanos Config::*, Nanos> times[] = {
-      {"FABRIC_TIMEOUT_MAX", "90s", &Config::timeout_max, 90s},
-      {"FABRIC_DEFAULT_TIMEOUT", "41s", &Config::default_timeout, 41s},
-      {"FABRIC_DRAIN_TIMEOUT", "42s", &Config::drain_timeout, 42s},
-      {"FABRIC_PEER_TIMEOUT", "43s", &Config::peer_timeout, 43s},
-      {"FABRIC_LOST_TIMEOUT", "44s", &Config::lost_timeout, 44s},
-      {"FABRIC_RETRANSMIT", "45ms", &Config::retransmit, 45ms},
-      {"FABRIC_SPIN", "46us", &Config::spin, 46us}};
+      {"FABRICLIB_TIMEOUT_MAX", "90s", &Config::timeout_max, 90s},
+      {"FABRICLIB_DEFAULT_TIMEOUT", "41s", &Config::default_timeout, 41s},
+      {"FABRICLIB_DRAIN_TIMEOUT", "42s", &Config::drain_timeout, 42s},
+      {"FABRICLIB_PEER_TIMEOUT", "43s", &Config::peer_timeout, 43s},
+      {"FABRICLIB_LOST_TIMEOUT", "44s", &Config::lost_timeout, 44s},
+      {"FABRICLIB_RETRANSMIT", "45ms", &Config::retransmit, 45ms},
+      {"FABRICLIB_SPIN", "46us", &Config::spin, 46us}};
   const std::tuple<const char*, const char*, uint32_t Config::*, uint32_t> counts[] = {
-      {"FABRIC_OPS_MAX", "51", &Config::ops_max, 51},
-      {"FABRIC_BATCHES_MAX", "52", &Config::batches_max, 52},
-      {"FABRIC_PEERS_MAX", "53", &Config::peers_max, 53},
-      {"FABRIC_REGIONS_MAX", "54", &Config::regions_max, 54},
-      {"FABRIC_COUNTERS_MAX", "64", &Config::counters_max, 64},
-      {"FABRIC_NAMES_PER_PEER_MAX", "55", &Config::names_per_peer_max, 55},
-      {"FABRIC_MESSAGE_BYTES_MAX", "56", &Config::message_bytes_max, 56},
-      {"FABRIC_MESSAGE_BUFFERS", "57", &Config::message_buffers, 57},
-      {"FABRIC_MESSAGE_CREDITS", "58", &Config::message_credits, 58}};
+      {"FABRICLIB_OPS_MAX", "51", &Config::ops_max, 51},
+      {"FABRICLIB_BATCHES_MAX", "52", &Config::batches_max, 52},
+      {"FABRICLIB_PEERS_MAX", "53", &Config::peers_max, 53},
+      {"FABRICLIB_REGIONS_MAX", "54", &Config::regions_max, 54},
+      {"FABRICLIB_COUNTERS_MAX", "64", &Config::counters_max, 64},
+      {"FABRICLIB_NAMES_PER_PEER_MAX", "55", &Config::names_per_peer_max, 55},
+      {"FABRICLIB_MESSAGE_BYTES_MAX", "56", &Config::message_bytes_max, 56},
+      {"FABRICLIB_MESSAGE_BUFFERS", "57", &Config::message_buffers, 57},
+      {"FABRICLIB_MESSAGE_CREDITS", "58", &Config::message_credits, 58}};
   const std::tuple<const char*, const char*, uint64_t Config::*, uint64_t> sizes[] = {
-      {"FABRIC_INDEX_ARENA_BYTES", "61440", &Config::index_arena_bytes, 61440},
-      {"FABRIC_STRIPE_BYTES_MIN", "62", &Config::stripe_bytes_min, 62},
-      {"FABRIC_STRIPE_ALIGN", "32", &Config::stripe_align, 32},
-      {"FABRIC_BULK_SLICE_BYTES", "63", &Config::bulk_slice_bytes, 63}};
+      {"FABRICLIB_INDEX_ARENA_BYTES", "61440", &Config::index_arena_bytes, 61440},
+      {"FABRICLIB_STRIPE_BYTES_MIN", "62", &Config::stripe_bytes_min, 62},
+      {"FABRICLIB_STRIPE_ALIGN", "32", &Config::stripe_align, 32},
+      {"FABRICLIB_BULK_SLICE_BYTES", "63", &Config::bulk_slice_bytes, 63}};
   const auto sets = [](const auto& table) {
     for (const auto& [name, text, field, value] : table) {
       const Variable set(name, text);
@@ -246,28 +246,28 @@ TEST(Environment, DurationsHaveAUnit) {
   const std::pair<const char*, Nanos> good[] = {
       {"1ns", 1ns}, {"250us", 250us}, {"30ms", 30ms}, {"7s", 7s}};
   for (const auto& [text, value] : good) {
-    const Variable set("FABRIC_RETRANSMIT", text);
+    const Variable set("FABRICLIB_RETRANSMIT", text);
     ASSERT_TRUE(effective_config({})) << text;
     EXPECT_EQ(effective_config({})->retransmit, value);
   }
   for (const char* text : {"", "5", "s", "1.5s", "-1s", " 1s", "1s ", "1m", "5 ms", "1S",
                            "99999999999999999999s", "18446744073709551615ns"}) {
-    const Error error = refusal("FABRIC_RETRANSMIT", text);
+    const Error error = refusal("FABRICLIB_RETRANSMIT", text);
     EXPECT_EQ(error.code, Errc::kInvalidArgument) << text;
-    EXPECT_STREQ(error.what, "FABRIC_RETRANSMIT") << text;
+    EXPECT_STREQ(error.what, "FABRICLIB_RETRANSMIT") << text;
   }
 }
 
 TEST(Environment, AMalformedValueNamesItsVariable) {
   const std::pair<const char*, const char*> bad[] = {
-      {"FABRIC_OPS_MAX", "many"},       {"FABRIC_OPS_MAX", ""},
-      {"FABRIC_OPS_MAX", "-1"},         {"FABRIC_OPS_MAX", "0x10"},
-      {"FABRIC_OPS_MAX", "4294967296"}, {"FABRIC_INDEX_ARENA_BYTES", "8M"},
-      {"FABRIC_REROUTE", "yes"},        {"FABRIC_REROUTE", ""},
-      {"FABRIC_LOG_LEVEL", "loud"},     {"FABRIC_LOG_LEVEL", "Debug"},
-      {"FABRIC_NETWORKS", ""},          {"FABRIC_NETWORKS", "sim,,tcp"},
-      {"FABRIC_NETWORKS", ",sim"},      {"FABRIC_WORKER_CPUS", "0-3"},
-      {"FABRIC_WORKER_CPUS", "1,"},     {"FABRIC_NETWORKS", "sim,"}};
+      {"FABRICLIB_OPS_MAX", "many"},       {"FABRICLIB_OPS_MAX", ""},
+      {"FABRICLIB_OPS_MAX", "-1"},         {"FABRICLIB_OPS_MAX", "0x10"},
+      {"FABRICLIB_OPS_MAX", "4294967296"}, {"FABRICLIB_INDEX_ARENA_BYTES", "8M"},
+      {"FABRICLIB_REROUTE", "yes"},        {"FABRICLIB_REROUTE", ""},
+      {"FABRICLIB_LOG_LEVEL", "loud"},     {"FABRICLIB_LOG_LEVEL", "Debug"},
+      {"FABRICLIB_NETWORKS", ""},          {"FABRICLIB_NETWORKS", "sim,,tcp"},
+      {"FABRICLIB_NETWORKS", ",sim"},      {"FABRICLIB_WORKER_CPUS", "0-3"},
+      {"FABRICLIB_WORKER_CPUS", "1,"},     {"FABRICLIB_NETWORKS", "sim,"}};
   for (const auto& [name, value] : bad) {
     const Error error = refusal(name, value);
     EXPECT_EQ(error.code, Errc::kInvalidArgument) << name << "=" << value;
@@ -276,14 +276,14 @@ TEST(Environment, AMalformedValueNamesItsVariable) {
 }
 
 TEST(Environment, AValueOutOfRangeNamesTheField) {
-  const Error error = refusal("FABRIC_OPS_MAX", "0");
+  const Error error = refusal("FABRICLIB_OPS_MAX", "0");
   EXPECT_EQ(error.code, Errc::kInvalidArgument);
   EXPECT_STREQ(error.what, "ops_max");
 }
 
 TEST(Environment, AnUnknownVariableIsAnError) {
-  for (const char* name : {"FABRIC_OPS", "FABRIC_", "FABRIC_ops_max", "FABRIC_LOG_SINK",
-                           "FABRIC_OPS_MAX_", "FABRIC_TESTING"}) {
+  for (const char* name : {"FABRICLIB_OPS", "FABRICLIB_", "FABRICLIB_ops_max", "FABRICLIB_LOG_SINK",
+                           "FABRICLIB_OPS_MAX_", "FABRICLIB_TESTING"}) {
     const Error error = refusal(name, "1");
     EXPECT_EQ(error.code, Errc::kInvalidArgument) << name;
     EXPECT_STREQ(error.what, name);
@@ -292,23 +292,23 @@ TEST(Environment, AnUnknownVariableIsAnError) {
 }
 
 TEST(Environment, TheClockIsForTheProcessAndHasTwoWords) {
-  EXPECT_EQ(refusal("FABRIC_CLOCK", "kernel").code, Errc::kOk);
-  EXPECT_EQ(refusal("FABRIC_CLOCK", "ticks").code, Errc::kOk);
-  const Error error = refusal("FABRIC_CLOCK", "sundial");
+  EXPECT_EQ(refusal("FABRICLIB_CLOCK", "kernel").code, Errc::kOk);
+  EXPECT_EQ(refusal("FABRICLIB_CLOCK", "ticks").code, Errc::kOk);
+  const Error error = refusal("FABRICLIB_CLOCK", "sundial");
   EXPECT_EQ(error.code, Errc::kInvalidArgument);
-  EXPECT_STREQ(error.what, "FABRIC_CLOCK");
+  EXPECT_STREQ(error.what, "FABRICLIB_CLOCK");
 }
 
 TEST(Environment, ReachesEnginesThatAreOpened) {
   Config config;
   config.log_sink = test::test_log_sink();
   {
-    const Variable set("FABRIC_NO_SUCH_THING", "1");
+    const Variable set("FABRICLIB_NO_SUCH_THING", "1");
     const auto engine = Engine::open(config, std::make_shared<InlineRuntime>());
     EXPECT_EQ(engine.error().code, Errc::kInvalidArgument);
-    EXPECT_STREQ(engine.error().what, "FABRIC_NO_SUCH_THING");
+    EXPECT_STREQ(engine.error().what, "FABRICLIB_NO_SUCH_THING");
   }
-  const Variable set("FABRIC_BATCHES_MAX", "1");
+  const Variable set("FABRICLIB_BATCHES_MAX", "1");
   auto engine = Engine::open(config, std::make_shared<InlineRuntime>());
   ASSERT_TRUE(engine);
   const auto first = engine->make_batch();
@@ -320,7 +320,7 @@ TEST(Environment, ReachesTheWorkerThread) {
   Config config;
   config.log_sink = test::test_log_sink();
   ASSERT_TRUE(Engine::open(config));
-  const Variable set("FABRIC_WORKER_CPUS", "100000");
+  const Variable set("FABRICLIB_WORKER_CPUS", "100000");
   EXPECT_EQ(Engine::open(config).error().code, Errc::kInvalidArgument)
       << "no machine has that processor: the worker was started without it";
 }

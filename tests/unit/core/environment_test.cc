@@ -12,9 +12,9 @@ namespace {
 // What a variable says must reach the threads too, which get it by another way than the core does.
 // No machine has this CPU, so an engine that opens did not look.
 TEST(Environment, ReachesTheWorkerThread) {
-  ASSERT_EQ(setenv("FABRIC_WORKER_CPUS", "1000000", 1), 0);
+  ASSERT_EQ(setenv("FABRICLIB_WORKER_CPUS", "1000000", 1), 0);
   const auto engine = Engine::open({.log_sink = test::test_log_sink()});
-  ASSERT_EQ(unsetenv("FABRIC_WORKER_CPUS"), 0);
+  ASSERT_EQ(unsetenv("FABRICLIB_WORKER_CPUS"), 0);
   EXPECT_FALSE(engine);
   EXPECT_EQ(engine.error().code, Errc::kInvalidArgument);
 }

@@ -10,7 +10,7 @@ namespace fabric::tool::bench {
 
 void Exercise::fill_source(uint64_t round) {
   // For the test of verify(): one wrong bit in the last byte, or the bytes of the first round.
-  const char* fault = std::getenv("FABRIC_TEST_BENCH");
+  const char* fault = std::getenv("FABRICLIB_TEST_BENCH");
   const std::string_view planted = fault == nullptr ? "" : fault;
   if (planted == "stale" && round > 1) return;
   const auto bytes = side_.first().bytes.first(shape_.source_bytes());

@@ -114,7 +114,7 @@ void print_text(const Found& found) {
     fmt::print("  {:<30} {}\n", limit.name, limit.text);
     if (!limit.advice.empty()) fmt::print("        {}\n", limit.advice);
   }
-  if (const char* chosen = std::getenv("FABRIC_NETWORKS")) {
+  if (const char* chosen = std::getenv("FABRICLIB_NETWORKS")) {
     fmt::print("\nFABRIC_NETWORKS={}: engines in this environment use these only\n", chosen);
   }
 }

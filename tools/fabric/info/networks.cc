@@ -9,15 +9,15 @@
 namespace fabric::tool {
 namespace {
 
-/// An engine obeys FABRIC_NETWORKS, whatever it is asked for; here every network is asked.
+/// An engine obeys FABRICLIB_NETWORKS, whatever it is asked for; here every network is asked.
 class EveryNetwork {
  public:
   EveryNetwork() {
-    if (const char* value = std::getenv("FABRIC_NETWORKS")) chosen_ = value;
-    ::unsetenv("FABRIC_NETWORKS");
+    if (const char* value = std::getenv("FABRICLIB_NETWORKS")) chosen_ = value;
+    ::unsetenv("FABRICLIB_NETWORKS");
   }
   ~EveryNetwork() {
-    if (!chosen_.empty()) ::setenv("FABRIC_NETWORKS", chosen_.c_str(), 1);
+    if (!chosen_.empty()) ::setenv("FABRICLIB_NETWORKS", chosen_.c_str(), 1);
   }
   EveryNetwork(EveryNetwork&&) = delete;
 
@@ -46,12 +46,12 @@ std::string remedy_of_verbs(const Error& why) {
   if (why.code == Errc::kUnsupported) {
     return "it needs an RDMA card with an active port: `rdma link` shows them";
   }
-  return "FABRIC_LOG_LEVEL=debug tells more";
+  return "FABRICLIB_LOG_LEVEL=debug tells more";
 }
 
 std::string remedy_of(const std::string& network, const Error& why) {
   const std::string_view what = why.what;
-  if (what.starts_with("FABRIC_")) {
+  if (what.starts_with("FABRICLIB_")) {
     return fmt::format("correct or unset the environment variable {}", what);
   }
   if (network == "sim")
@@ -65,7 +65,7 @@ std::string remedy_of(const std::string& network, const Error& why) {
     case Errc::kUnsupported:
       return "this machine lacks what it needs: use another network, or another kernel";
     default:
-      return "FABRIC_LOG_LEVEL=debug tells more";
+      return "FABRICLIB_LOG_LEVEL=debug tells more";
   }
 }
 
