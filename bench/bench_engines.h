@@ -29,7 +29,7 @@ inline void need(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-class Stage {
+class BenchEngines {
  public:
   static constexpr uint32_t kSpan = 64;
   static constexpr uint32_t kPages = 1024;
@@ -40,7 +40,7 @@ class Stage {
   /// Whose bytes they are: the engines' own, or the program's, which the target has to fetch.
   enum class Of : uint8_t { kEngines, kProgram };
 
-  explicit Stage(uint32_t receivers = 1, const LogSink& log = {}, Of memory = Of::kEngines)
+  explicit BenchEngines(uint32_t receivers = 1, const LogSink& log = {}, Of memory = Of::kEngines)
       : sender_(open(runtime_, log)), source_(memory_of(sender_, heap_, memory)) {
     receivers_.reserve(receivers);
     for (uint32_t i = 0; i < receivers; ++i) {

@@ -46,17 +46,17 @@ constexpr uint64_t kColdBytes = 256u << 20;
 
 enum class Kind : uint8_t {
   kLibc,
-  kBare,       ///< the moves of the best way, without section, card and guard
+  kBare,       ///< the moves of the best variant, without section, card and guard
   kUnguarded,  ///< a section that looks at nothing
   kGuarded,
   kFenced,  ///< with a full fence, for an owner that cannot call membarrier
 };
-struct Way {
+struct CopyVariant {
   const char* name;
   Kind kind;
   Move move;
 };
-constexpr std::array<Way, 8> kWays{{{"memcpy", Kind::kLibc, Move::kBest},
+constexpr std::array<CopyVariant, 8> kVariants{{{"memcpy", Kind::kLibc, Move::kBest},
                                     {"vector", Kind::kGuarded, Move::kVector},
                                     {"rep", Kind::kGuarded, Move::kRepeat},
                                     {"stream", Kind::kGuarded, Move::kStream},
@@ -174,10 +174,10 @@ class Bench {
   }
 
   /// Seconds of one copy.
-  double measure(const Way& way, Situation situation, uint64_t bytes) {
-    use_move(way.move);
+  double measure(const CopyVariant& variant, Situation situation, uint64_t bytes) {
+    use_move(variant.move);
     const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
-    const bool looks = way.kind == Kind::kGuarded || way.kind == Kind::kFenced;
+    const bool looks = variant.kind == Kind::kGuarded || variant.kind == Kind::kFenced;
     const Guard guard = looks ? Guard{&path_, 1, &key_, 2} : Guard{};
     std::atomic<uint64_t>& word = situation == Situation::kRead ? reader_.committed : unread_;
     reader_.expect(bytes);
@@ -186,13 +186,13 @@ class Bench {
     std::memset(target_ + at, 0, std::min<uint64_t>(bytes, 4096));
     const auto copy = [&] {
       const uint64_t value = word.load(std::memory_order_relaxed) + 1;
-      if (way.kind == Kind::kLibc || way.kind == Kind::kBare) {
-        way.kind == Kind::kBare ? bare_copy(target_ + at, source_ + at, bytes)
+      if (variant.kind == Kind::kLibc || variant.kind == Kind::kBare) {
+        variant.kind == Kind::kBare ? bare_copy(target_ + at, source_ + at, bytes)
                                 : void(std::memcpy(target_ + at, source_ + at, bytes));
         word.store(value, std::memory_order_release);
       } else {
         guarded_copy(*card_, target_ + at, source_ + at, bytes, guard, {&word, value},
-                     way.kind == Kind::kFenced);
+                     variant.kind == Kind::kFenced);
       }
     };
     // The caches as this way leaves them, not the one before it.
@@ -246,23 +246,23 @@ std::string size_name(uint64_t bytes) {
 
 /// Seconds of each way: the lower quartile of several, in turn with the other ways: a busy
 /// neighbour slows all of them.
-std::array<double, kWays.size()> measure_ways(Bench& bench, const Options& options,
+std::array<double, kVariants.size()> measure_variants(Bench& bench, const Options& options,
                                               Situation situation, uint64_t bytes) {
-  std::array<std::vector<double>, kWays.size()> all;
+  std::array<std::vector<double>, kVariants.size()> all;
   for (uint32_t round = 0; round < options.repeat; ++round) {
-    for (size_t i = 0; i < kWays.size(); ++i) {
-      all[i].push_back(bench.measure(kWays[i], situation, bytes));
+    for (size_t i = 0; i < kVariants.size(); ++i) {
+      all[i].push_back(bench.measure(kVariants[i], situation, bytes));
     }
   }
-  std::array<double, kWays.size()> best{};
-  for (size_t i = 0; i < kWays.size(); ++i) {
+  std::array<double, kVariants.size()> best{};
+  for (size_t i = 0; i < kVariants.size(); ++i) {
     std::sort(all[i].begin(), all[i].end());
     best[i] = all[i][all[i].size() / 4];
   }
   return best;
 }
 
-void print_cells(const std::array<double, kWays.size()>& seconds, uint64_t bytes) {
+void print_cells(const std::array<double, kVariants.size()>& seconds, uint64_t bytes) {
   fmt::print("| {} |", size_name(bytes));
   for (const double each : seconds) {
     if (bytes < 1024) {
@@ -274,11 +274,11 @@ void print_cells(const std::array<double, kWays.size()>& seconds, uint64_t bytes
   fmt::print("\n");
 }
 
-void print_object(const std::array<double, kWays.size()>& seconds, uint64_t bytes,
+void print_object(const std::array<double, kVariants.size()>& seconds, uint64_t bytes,
                   const std::string& situation) {
   nlohmann::ordered_json speeds;
-  for (size_t i = 0; i < kWays.size(); ++i) {
-    speeds[kWays[i].name] = static_cast<double>(bytes) / seconds[i] / 1e9;
+  for (size_t i = 0; i < kVariants.size(); ++i) {
+    speeds[kVariants[i].name] = static_cast<double>(bytes) / seconds[i] / 1e9;
   }
   const nlohmann::ordered_json line{
       {"situation", situation}, {"bytes", bytes}, {"gb_per_second", speeds}};
@@ -291,15 +291,15 @@ void print_situation(Bench& bench, const Options& options, const std::string& na
                                                : Situation::kRead;
   if (!options.json) {
     fmt::print("\n| {} |", situation == Situation::kRead ? "then read" : name);
-    for (const Way& way : kWays) fmt::print(" {} |", way.name);
+    for (const CopyVariant& variant : kVariants) fmt::print(" {} |", variant.name);
     fmt::print("\n| --- |");
-    for (size_t i = 0; i < kWays.size(); ++i) fmt::print(" --- |");
+    for (size_t i = 0; i < kVariants.size(); ++i) fmt::print(" --- |");
     fmt::print("\n");
   }
   for (const uint64_t bytes : options.sizes) {
     // Asking for the time costs more than a short copy.
     if (situation == Situation::kRead && bytes < 65536) continue;
-    const auto seconds = measure_ways(bench, options, situation, bytes);
+    const auto seconds = measure_variants(bench, options, situation, bytes);
     options.json ? print_object(seconds, bytes, name) : print_cells(seconds, bytes);
     std::fflush(stdout);
   }

@@ -12,10 +12,10 @@
 #include <vector>
 
 #ifdef FABRIC_HAS_VERBS
-#include "rail_stage.h"
+#include "verbs_rail_pair.h"
 #endif
 #include "core/counter_table.h"
-#include "stage.h"
+#include "bench_engines.h"
 #include "stepped_clock.h"
 
 extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
@@ -29,27 +29,27 @@ namespace {
 
 using namespace fabric;
 using bench::need;
-using bench::Stage;
+using bench::BenchEngines;
 
 struct Case {
   const char* name;
   uint32_t receivers;  ///< engines that are written to; 0: no engine at all
   uint32_t parts;      ///< of one operation: what its price is divided by
   uint32_t times;
-  void (Stage::*operation)();
+  void (BenchEngines::*operation)();
 };
 
 constexpr uint32_t kTargets = 56;
 constexpr int64_t kStepNs = 100;  // a small write looks at the clock a few times
 constexpr std::array<Case, 8> kCases{{
-    {"single_write", 1, 1, 2000, &Stage::write},
-    {"span64_write", 1, Stage::kSpan, 100, &Stage::span},
-    {"scatter56", kTargets, kTargets, 50, &Stage::scatter},
-    {"paged1024", 1, Stage::kPages, 10, &Stage::paged},
+    {"single_write", 1, 1, 2000, &BenchEngines::write},
+    {"span64_write", 1, BenchEngines::kSpan, 100, &BenchEngines::span},
+    {"scatter56", kTargets, kTargets, 50, &BenchEngines::scatter},
+    {"paged1024", 1, BenchEngines::kPages, 10, &BenchEngines::paged},
     {"counted_immediate", 0, 256, 50, nullptr},
-    {"message", 1, 1, 500, &Stage::message},
-    {"expectation", 1, 1, 2000, &Stage::expectation},
-    {"idle_turn", 1, 1, 2000, &Stage::turn_sender},
+    {"message", 1, 1, 500, &BenchEngines::message},
+    {"expectation", 1, 1, 2000, &BenchEngines::expectation},
+    {"idle_turn", 1, 1, 2000, &BenchEngines::turn_sender},
 }};
 
 bool counting = false;
@@ -78,7 +78,7 @@ void measure_counting(const Case& one) {
 }
 
 #ifdef FABRIC_HAS_VERBS
-constexpr uint32_t kChain = bench::RailStage::kChain;
+constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
 
 /// What has to be done and is not the operation.
 void aside(const std::function<void()>& rest) {
@@ -91,34 +91,34 @@ void aside(const std::function<void()>& rest) {
 
 /// Requests of one chain, up to the driver.
 void measure_work_requests() {
-  bench::RailStage stage(true);
+  bench::VerbsRailPair rails(true);
   measure({"verbs_work_request", 0, kChain, 100, nullptr}, [&] {
-    stage.post();
+    rails.post();
     aside([&] {
-      stage.poll_sender();
-      stage.poll_receiver();
+      rails.poll_sender();
+      rails.poll_receiver();
     });
   });
 }
 
 /// What a sender hears of them: one look, two completions, which speak for all of the chain.
 void measure_completions() {
-  bench::RailStage stage(false);
+  bench::VerbsRailPair rails(false);
   measure({"verbs_completion", 0, kChain, 100, nullptr}, [&] {
-    aside([&] { stage.post(); });
-    stage.poll_sender();
+    aside([&] { rails.post(); });
+    rails.poll_sender();
   });
 }
 
 /// And a receiver: one look, a completion each, and the receives that take their places.
 void measure_immediates() {
-  bench::RailStage stage(true);
+  bench::VerbsRailPair rails(true);
   measure({"verbs_immediate", 0, kChain, 100, nullptr}, [&] {
     aside([&] {
-      stage.post();
-      stage.poll_sender();
+      rails.post();
+      rails.poll_sender();
     });
-    stage.poll_receiver();
+    rails.poll_receiver();
   });
 }
 #endif
@@ -142,8 +142,8 @@ constexpr std::array<OwnCase, 3> kOwnCases{{
 
 void run(const Case& one) {
   if (one.receivers == 0) return measure_counting(one);
-  Stage stage(one.receivers);
-  measure(one, [&] { (stage.*one.operation)(); });
+  BenchEngines engines(one.receivers);
+  measure(one, [&] { (engines.*one.operation)(); });
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "providers/verbs/handles.h"
-#include "stage.h"
+#include "bench_engines.h"
 
 namespace fabric::bench {
 
 /// Time stands still, and a job is done when it is ordered.
-class StillDriver final : public Driver {
+class FixedTimeDriver final : public Driver {
  public:
   int64_t now_ns() const noexcept override { return 0; }
   uint64_t entropy() noexcept override { return ++numbers_; }
@@ -28,12 +28,12 @@ class StillDriver final : public Driver {
 };
 
 /// Two rails of the verbs network and a path from one to the other, on the library of card.cc.
-class RailStage {
+class VerbsRailPair {
  public:
   static constexpr uint32_t kChain = 32;
 
   /// With an immediate each, or without.
-  explicit RailStage(bool immediates) {
+  explicit VerbsRailPair(bool immediates) {
     need(verbs::load_library(), "libibverbs");
     const auto devices = need(verbs::open_devices(verbs::Options{}, 1), "open_devices");
     const OpenContext context{.driver = &driver_, .wake = [] {}};
@@ -48,9 +48,9 @@ class RailStage {
     const uint64_t remote = need(sender().import_key(key), "import_key");
     const uint32_t path = connect();
     for (uint32_t i = 0; i < kChain; ++i) {
-      ops_[i] = {.source = reinterpret_cast<uint64_t>(bytes_.data()) + i * kPieceBytes,
-                 .target = i * kPieceBytes,
-                 .size_bytes = kPieceBytes,
+      ops_[i] = {.source = reinterpret_cast<uint64_t>(bytes_.data()) + i * kWriteBytes,
+                 .target = i * kWriteBytes,
+                 .size_bytes = kWriteBytes,
                  .local_key = local,
                  .remote_key = remote,
                  .cookie = i,
@@ -66,14 +66,14 @@ class RailStage {
 
  private:
   // Too long to travel inside the request.
-  static constexpr uint64_t kPieceBytes = 1024;
+  static constexpr uint64_t kWriteBytes = 1024;
   static constexpr uint64_t kFirst = 7;  // instance
 
   verbs::VerbsRail& sender() { return *rails_[0]; }
   verbs::VerbsRail& receiver() { return *rails_[1]; }
 
   uint32_t connect() {
-    const verbs::Address to{.instance = kFirst + 1, .rails = 1, .places = {{.ip = {1}, .port = 1}}};
+    const verbs::Address to{.instance = kFirst + 1, .rails = 1, .control = {{.ip = {1}, .port = 1}}};
     std::vector<std::byte> hello, answer;
     const uint32_t path = need(sender().open_path(verbs::encode(to), 0, hello), "open_path");
     need(receiver().accept_path(hello, answer), "accept_path");
@@ -85,16 +85,16 @@ class RailStage {
   /// How many pieces one look has told of.
   uint64_t poll(verbs::VerbsRail& rail, WireEvent::Kind kind) {
     const uint32_t n = rail.poll(events_);
-    uint64_t pieces = 0;
+    uint64_t completed = 0;
     for (const WireEvent& event : std::span(events_).first(n)) {
       need(event.kind == kind && event.code == Errc::kOk, "another event");
-      pieces += 1 + event.value;
+      completed += 1 + event.value;
     }
-    return pieces;
+    return completed;
   }
 
-  StillDriver driver_;
-  std::vector<std::byte> bytes_ = std::vector<std::byte>(kChain * kPieceBytes);
+  FixedTimeDriver driver_;
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(kChain * kWriteBytes);
   std::array<std::unique_ptr<verbs::VerbsRail>, 2> rails_;
   std::array<WriteOp, kChain> ops_{};
   std::array<WireEvent, 256> events_{};

@@ -71,7 +71,7 @@ FLOORS = (
     Floor("examples/", ()),
     Floor("bench/copy_speed.", ("providers/shm/",)),
     Floor("bench/instruction_cases.", ("core/",)),
-    Floor("bench/rail_stage.", ("providers/verbs/",)),
+    Floor("bench/verbs_rail_pair.", ("providers/verbs/",)),
     Floor("bench/fake_verbs/", (), vendors=True),
     Floor("bench/micro/", ("core/", "bench/")),
     # What we are measured against, on its own interface.

@@ -29,7 +29,7 @@ struct WriteOp {
   uint32_t imm = 0;         ///< wire form: cut and key
   uint8_t has_imm = 0;
   uint8_t priority = 0;
-  uint16_t spare = 0;
+  uint16_t reserved = 0;
 };
 static_assert(sizeof(WriteOp) == 56);
 

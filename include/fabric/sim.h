@@ -203,10 +203,10 @@ class FABRIC_EXPORT World {
 
   /// Called in every step of the world; for workloads and checks. Virtual time only. Waits
   /// inside destructors are steps too: what it uses must outlive the engines of the world.
-  void each_step(std::function<void()> actor);
+  void each_step(std::function<void()> hook);
   /// Called for every immediate, just before its engine sees it: what a NIC has counted, to hold
   /// against what an engine says. Virtual time only.
-  void each_arrival(std::function<void(const Arrival&)> witness);
+  void each_arrival(std::function<void(const Arrival&)> observer);
   /// Runs until done() or for `limit`. True when done() said so. Virtual time only: in realtime it
   /// asks once.
   bool run_until(const std::function<bool()>& done, Nanos limit);

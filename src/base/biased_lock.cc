@@ -6,23 +6,23 @@
 
 namespace fabric {
 
-void Regular::send_away() noexcept {
-  last_ = now_.load(std::memory_order_relaxed);
-  now_.store(nullptr, std::memory_order_relaxed);  // ordered by the fence
-  visits_ = 0;
-  visits_needed_ = std::min(visits_needed_ * 2, kVisitsMost);
+void BiasedLock::revoke_slow() noexcept {
+  revoked_ = owner_.load(std::memory_order_relaxed);
+  owner_.store(nullptr, std::memory_order_relaxed);  // ordered by the fence
+  streak_ = 0;
+  rebias_after_ = std::min(rebias_after_ * 2, kRebiasAfterMax);
   fence_all_threads();
 }
 
-void Regular::settle() noexcept {
-  visits_ = 0;
+void BiasedLock::rebias() noexcept {
+  streak_ = 0;
   if (!can_fence_all_threads()) return;
-  for (Seat& seat : seats_) {
-    const void* const whose = seat.whose.load(std::memory_order_relaxed);
-    if (whose != nullptr && whose != visitor_) continue;
+  for (Owner& owner : owners_) {
+    const void* const thread = owner.thread.load(std::memory_order_relaxed);
+    if (thread != nullptr && thread != candidate_) continue;
     // Relaxed, both: the thread for which they mean something is this one.
-    seat.whose.store(visitor_, std::memory_order_relaxed);
-    now_.store(&seat, std::memory_order_relaxed);
+    owner.thread.store(candidate_, std::memory_order_relaxed);
+    owner_.store(&owner, std::memory_order_relaxed);
     return;
   }
 }

@@ -79,10 +79,10 @@ class Driver {
   virtual uint32_t turn_one(Progress& progress) noexcept {
     return threaded() ? 0 : progress.turn(now_ns()).done + progress.run_callbacks();
   }
-  /// Runs a call that may block in the kernel outside any turn. Jobs of one line run one after
-  /// another, in the order in which they came; where there are threads for it, no line waits for
-  /// another. `line` is below kOffloadQueues.
-  virtual void offload(std::function<void()> job, uint32_t line = 0) = 0;
+  /// Runs a call that may block in the kernel outside any turn. Jobs of one queue run one after
+  /// another, in the order in which they came; where there are threads for it, no queue waits for
+  /// another. `queue` is below kOffloadQueues.
+  virtual void offload(std::function<void()> job, uint32_t queue = 0) = 0;
   /// One for everybody, and for each of eight rails three of its own: a network has calls that must
   /// not wait for its slow ones.
   static constexpr uint32_t kOffloadQueues = 1 + 3 * 8;

@@ -8,7 +8,7 @@
 
 namespace fabric {
 
-void ParkingSpot::sleep(Ticket ticket, int64_t timeout_ns) noexcept {
+void EventCount::sleep(Ticket ticket, int64_t timeout_ns) noexcept {
   if (timeout_ns <= 0) return;
   constexpr int64_t kSecond = 1'000'000'000;
   const timespec relative{static_cast<time_t>(timeout_ns / kSecond),
@@ -20,7 +20,7 @@ void ParkingSpot::sleep(Ticket ticket, int64_t timeout_ns) noexcept {
                "futex wait failed");
 }
 
-void ParkingSpot::wake_all() noexcept {
+void EventCount::wake_all() noexcept {
   // A guess that the exchange confirms, hence relaxed; likewise when that fails.
   uint32_t seen = word_.load(std::memory_order_relaxed);
   // An even word means that another wake() was faster and wakes the same sleepers.

@@ -19,7 +19,7 @@ namespace fabric {
 /// after a wake and hide that wake from a first one that had not fallen asleep yet.
 ///
 /// Lifetime: must live where a late wake() may still touch it: never on a sleeper's stack.
-class ParkingSpot {
+class EventCount {
  public:
   enum class Ticket : uint32_t {};
 

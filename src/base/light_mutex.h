@@ -15,42 +15,42 @@ namespace fabric {
 /// Not fair, not recursive. Threads: everything from any thread; unlock() by the holder.
 class LightMutex {
  public:
-  /// As in Regular.
-  explicit LightMutex(uint32_t visits = 64) noexcept : regular_(visits) {}
+  /// As in BiasedLock.
+  explicit LightMutex(uint32_t rebias_after = 64) noexcept : bias_(rebias_after) {}
   LightMutex(const LightMutex&) = delete;
   LightMutex& operator=(const LightMutex&) = delete;
 
   void lock() noexcept {
-    if (Regular::Seat* const seat = regular_.enter()) [[likely]] {
-      seat_ = seat;
+    if (BiasedLock::Owner* const owner = bias_.enter()) [[likely]] {
+      held_by_ = owner;
     } else {
-      take();
+      lock_slow();
     }
   }
   void unlock() noexcept {
-    if (Regular::Seat* const seat = seat_) [[likely]] {
-      regular_.leave(*seat);
+    if (BiasedLock::Owner* const owner = held_by_) [[likely]] {
+      bias_.leave(*owner);
     } else {
-      give_back();
+      unlock_slow();
     }
   }
 
  private:
   static constexpr uint32_t kFree = 0, kTaken = 1, kWaitedFor = 2;
 
-  [[gnu::noinline]] void take() noexcept {
+  [[gnu::noinline]] void lock_slow() noexcept {
     uint32_t free = kFree;
-    // Acquire pairs with the release in give_back().
+    // Acquire pairs with the release in unlock_slow().
     if (!word_.compare_exchange_strong(free, kTaken, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
       wait();
     }
-    regular_.expel();
-    regular_.wait_outside();
-    seat_ = nullptr;
+    bias_.revoke();
+    bias_.wait_owner_left();
+    held_by_ = nullptr;
   }
-  [[gnu::noinline]] void give_back() noexcept {
-    regular_.visited();
+  [[gnu::noinline]] void unlock_slow() noexcept {
+    bias_.fallback_used();
     if (word_.exchange(kFree, std::memory_order_release) == kWaitedFor) futex_wake_one(word_);
   }
   /// Who has slept takes it as waited for: it cannot know whether it was the last.
@@ -62,8 +62,8 @@ class LightMutex {
   }
 
   Atomic<uint32_t> word_{kFree};
-  Regular regular_;
-  Plain<Regular::Seat*> seat_{nullptr};  ///< the holder's; null: it has taken the word
+  BiasedLock bias_;
+  Plain<BiasedLock::Owner*> held_by_{nullptr};  ///< the holder's; null: it has taken the word
 };
 
 }  // namespace fabric

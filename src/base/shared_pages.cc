@@ -178,7 +178,7 @@ Result<SharedPages> SharedPages::allocate(uint64_t bytes, bool huge) {
   }
 }
 
-std::optional<SharedPages::Place> SharedPages::find(const void* address, uint64_t bytes) noexcept {
+std::optional<SharedPages::Location> SharedPages::find(const void* address, uint64_t bytes) noexcept {
   Registry* registry = Registry::current.load(std::memory_order_acquire);  // see own_registry()
   if (registry == nullptr || registry->guard.forked()) return std::nullopt;
   const auto at = reinterpret_cast<uint64_t>(address);
@@ -188,7 +188,7 @@ std::optional<SharedPages::Place> SharedPages::find(const void* address, uint64_
   const auto& [begin, block] = *--next;
   const uint64_t offset = at - begin;
   if (offset >= block.bytes || bytes > block.bytes - offset) return std::nullopt;
-  return Place{block.file, offset, block.bytes, block.number};
+  return Location{block.file, offset, block.bytes, block.number};
 }
 
 SharedPages::SharedPages(SharedPages&& other) noexcept

@@ -30,7 +30,7 @@ class SharedPages {
   static Result<SharedPages> allocate(uint64_t bytes, bool huge);
 
   /// Where a piece of memory lies.
-  struct Place {
+  struct Location {
     /// Stays open for as long as the place is kept, also when the pages are unmapped meanwhile:
     /// nobody gets the number of another file instead.
     std::shared_ptr<const UniqueFd> file{};
@@ -39,7 +39,7 @@ class SharedPages {
     uint64_t block = 0;        ///< its number in this process, never used again
   };
   /// Only when all of it lies in one block that is mapped now.
-  static std::optional<Place> find(const void* address, uint64_t bytes) noexcept;
+  static std::optional<Location> find(const void* address, uint64_t bytes) noexcept;
 
   SharedPages(SharedPages&& other) noexcept;
   SharedPages& operator=(SharedPages&& other) noexcept;

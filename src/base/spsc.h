@@ -22,7 +22,7 @@ class SpscRing {
   /// Rounded up to a power of two.
   explicit SpscRing(uint32_t capacity_min)
       : mask_(std::bit_ceil(static_cast<uint64_t>(capacity_min < 1 ? 1 : capacity_min)) - 1),
-        values_(make_room<T>(mask_ + 1)) {}
+        values_(make_uninit_array<T>(mask_ + 1)) {}
 
   /// False: full.
   bool push(const T& value) noexcept {
@@ -66,7 +66,7 @@ class SpscRing {
   const uint64_t mask_;
   /// [head, tail) the consumer's, the rest the producer's. A deep queue costs memory only as it
   /// fills for the first time.
-  const Room<T> values_;
+  const UninitArray<T> values_;
   // One cache line a side.
   alignas(64) Atomic<uint64_t> tail_{0};
   uint64_t head_seen_ = 0;

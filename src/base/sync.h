@@ -21,21 +21,21 @@ using Atomic = std::atomic<T>;
 template <class T>
 using Plain = T;
 
-struct FreeRoom {
+struct FreeUninitArray {
   std::align_val_t align{};
   void operator()(void* values) const noexcept { ::operator delete(values, align); }
 };
 
 /// Room for values of which none is touched before it is written.
 template <class T>
-using Room = std::unique_ptr<Plain<T>[], FreeRoom>;
+using UninitArray = std::unique_ptr<Plain<T>[], FreeUninitArray>;
 
 template <class T>
-Room<T> make_room(uint64_t count) {
+UninitArray<T> make_uninit_array(uint64_t count) {
   // Such a type begins to live when it is assigned to.
   static_assert(std::is_trivially_copyable_v<T>);
   constexpr std::align_val_t kAlign{alignof(T)};
-  return Room<T>(static_cast<T*>(::operator new(sizeof(T) * count, kAlign)), FreeRoom{kAlign});
+  return UninitArray<T>(static_cast<T*>(::operator new(sizeof(T) * count, kAlign)), FreeUninitArray{kAlign});
 }
 
 using Mutex = std::mutex;

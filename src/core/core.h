@@ -173,7 +173,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   /// Deregisters and waits for the proof. False: it did not come.
   bool end_region(RegionId id);
   /// Waits for done(); kWouldDeadlock in a callback, kTimeout at the deadline.
-  Result<void> block(ParkingSpot& spot, const std::function<bool()>& done, Timeout timeout);
+  Result<void> block(EventCount& spot, const std::function<bool()>& done, Timeout timeout);
   /// A relative timeout to an absolute time; checked against the maximum for operations.
   Result<int64_t> deadline(Timeout timeout, bool may_be_forever) const;
 
@@ -245,7 +245,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   std::atomic<bool> closing{false};
   /// Release when the worker is gone: who acquires it sees all that the worker did.
   std::atomic<bool> closed{false};
-  ParkingSpot closing_parking{};
+  EventCount closing_parking{};
   /// Stored with release before the driver's wake(), taken with acquire by turn() and arm(): the
   /// fences of the doorbell make sure that a worker about to sleep sees it or is rung.
   std::atomic<bool> stirred{false};

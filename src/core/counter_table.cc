@@ -91,7 +91,7 @@ struct CounterTable::Slot {
   Atomic<uint32_t> passing{0};     // arrivals that may be about to add to the parent
   Plain<CounterKey> parent{};  // written when unlinked and nobody is passing, read only by who is passing
   Plain<uint32_t> cookie{0};  // written by who claimed the record, read by who ends the expectation
-  ParkingSpot parking;
+  EventCount parking;
 };
 
 /// One attempt to change a word; `after` only when it was made.
@@ -557,6 +557,6 @@ CounterTable::Outcome CounterTable::peek(const Expectation& expectation) const n
   return {true, static_cast<Errc>(claim >> kCodeShift & 0xff)};
 }
 
-ParkingSpot& CounterTable::parking(CounterKey key) noexcept { return slots_[index_of(key)].parking; }
+EventCount& CounterTable::parking(CounterKey key) noexcept { return slots_[index_of(key)].parking; }
 
 }  // namespace fabric::core

@@ -85,7 +85,7 @@ class CounterTable {
   /// The same for the thread that waits (kWaiter). The counter is not armed anew before it has
   /// read its end here, so that end is never lost.
   Outcome result(const Expectation& expectation) noexcept;
-  ParkingSpot& parking(CounterKey key) noexcept;
+  EventCount& parking(CounterKey key) noexcept;
 
   /// A write that counts here failed, or a peer it is bound to is lost: the key is spoiled. An
   /// armed expectation ends with `why`, later ones are refused with it; the first reason stays.

@@ -97,7 +97,7 @@ class Counters {
   PeerId spoiled_by(CounterKey key) const noexcept;
   int64_t rest_ns() const noexcept;
 
-  ParkingSpot revocations{};  ///< woken when a confirmation arrives
+  EventCount revocations{};  ///< woken when a confirmation arrives
 
  private:
   struct Name {

@@ -240,7 +240,7 @@ inline bool Transfers::load(WriteOp& wire, const WriteOp& stamp, uint32_t cookie
   wire.imm = has_imm ? make_imm(source.imm, 1) : 0;
   wire.has_imm = has_imm ? 1 : 0;
   wire.priority = static_cast<uint8_t>(priority);
-  wire.spare = 0;
+  wire.reserved = 0;
   return has_imm;
 }
 

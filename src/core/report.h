@@ -68,7 +68,7 @@ struct InboxSlot : SlotHead {
   std::atomic<bool> starved{false};
   /// Made by the reader, written to by the worker: release pairs with the acquire in push_inbox().
   std::atomic<int> fd{-1};
-  ParkingSpot parking{};
+  EventCount parking{};
 };
 
 /// The reader's side of an inbox.
@@ -97,7 +97,7 @@ struct BatchSlot : SlotHead {
   std::atomic<uint32_t> failure_count{0};  ///< release: the entry before it is complete
   std::unique_ptr<Failure[]> failures{};   ///< made with the first failure, under the state lock
   Notify on_empty{};
-  ParkingSpot parking{};
+  EventCount parking{};
 };
 
 struct BatchState {

@@ -72,7 +72,7 @@ void EngineCore::abandon_batch(BatchId id) {
   if (!closed.load(std::memory_order_relaxed)) stop_batch(id, Errc::kCancelled);
 }
 
-Result<void> EngineCore::block(ParkingSpot& spot, const std::function<bool()>& done,
+Result<void> EngineCore::block(EventCount& spot, const std::function<bool()>& done,
                                Timeout timeout) {
   if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   auto until = deadline(timeout, true);

@@ -17,9 +17,9 @@ Result<void> InlineDriver::attach(Progress& progress, const AttachOptions& optio
   if (!nested) enter(kNeverNs);
   Result<void> attached;
   try {
-    auto seat = std::make_unique<Seat>(Seat{&progress, options.spin_ns, {}});
-    progress.wait_fds(seat->fds);
-    seats_.push_back(std::move(seat));
+    auto attachment = std::make_unique<Attachment>(Attachment{&progress, options.spin_ns, {}});
+    progress.wait_fds(attachment->fds);
+    attachments_.push_back(std::move(attachment));
   } catch (const std::bad_alloc&) {
     attached = fail(Errc::kExhausted, "attach");
   }
@@ -31,10 +31,10 @@ Result<void> InlineDriver::attach(Progress& progress, const AttachOptions& optio
 void InlineDriver::detach(Progress& progress) noexcept {
   const bool nested = inside();
   if (!nested) enter(kNeverNs);
-  for (const auto& seat : seats_) {
-    if (seat->progress == &progress) seat->progress = nullptr;
+  for (const auto& attachment : attachments_) {
+    if (attachment->progress == &progress) attachment->progress = nullptr;
   }
-  empty_seats_ = true;
+  has_detached_ = true;
   // Inside a turn the seats are being walked through: turn_all() sweeps.
   if (!nested) {
     sweep();
@@ -43,17 +43,17 @@ void InlineDriver::detach(Progress& progress) noexcept {
 }
 
 void InlineDriver::sweep() noexcept {
-  std::erase_if(seats_, [](const auto& seat) { return seat->progress == nullptr; });
-  empty_seats_ = false;
+  std::erase_if(attachments_, [](const auto& attachment) { return attachment->progress == nullptr; });
+  has_detached_ = false;
 }
 
 TurnResult InlineDriver::turn_all(int64_t now_ns) noexcept {
-  if (empty_seats_) sweep();
+  if (has_detached_) sweep();
   TurnResult all;
   // By index: turns and callbacks may attach and detach other engines.
-  for (size_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i]->progress == nullptr) continue;
-    const TurnResult one = seats_[i]->progress->turn(now_ns);
+  for (size_t i = 0; i < attachments_.size(); ++i) {
+    if (attachments_[i]->progress == nullptr) continue;
+    const TurnResult one = attachments_[i]->progress->turn(now_ns);
     all.done += one.done;
     all.next_ns = std::min(all.next_ns, one.next_ns);
     all.keep_polling = all.keep_polling || one.keep_polling;
@@ -65,39 +65,39 @@ TurnResult InlineDriver::turn_all(int64_t now_ns) noexcept {
 
 uint32_t InlineDriver::run_callbacks() noexcept {
   uint32_t ran = 0;
-  for (size_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i]->progress != nullptr) ran += seats_[i]->progress->run_callbacks();
+  for (size_t i = 0; i < attachments_.size(); ++i) {
+    if (attachments_[i]->progress != nullptr) ran += attachments_[i]->progress->run_callbacks();
   }
   return ran;
 }
 
 int64_t InlineDriver::spin_ns() const noexcept {
   int64_t longest = 0;
-  for (const auto& seat : seats_) longest = std::max(longest, seat->spin_ns);
+  for (const auto& attachment : attachments_) longest = std::max(longest, attachment->spin_ns);
   return longest;
 }
 
 /// Sleeps unless the second look finds something. True: it slept.
 bool InlineDriver::sleep(const std::function<bool()>& done, int64_t until_ns) noexcept {
-  bell_.announce();
-  bool rest = !done() && !gate_.wanted() && jobs_.empty() && run_callbacks() == 0;
+  waker_.begin_sleep();
+  bool may_sleep = !done() && !turn_lock_.has_urgent_waiter() && jobs_.empty() && run_callbacks() == 0;
   fds_.clear();
-  for (size_t i = 0; rest && i < seats_.size(); ++i) {
-    const Seat& seat = *seats_[i];
-    if (seat.progress == nullptr) continue;
-    rest = seat.progress->arm();
-    fds_.insert(fds_.end(), seat.fds.begin(), seat.fds.end());
+  for (size_t i = 0; may_sleep && i < attachments_.size(); ++i) {
+    const Attachment& attachment = *attachments_[i];
+    if (attachment.progress == nullptr) continue;
+    may_sleep = attachment.progress->arm();
+    fds_.insert(fds_.end(), attachment.fds.begin(), attachment.fds.end());
   }
   const int64_t now_ns = monotonic_ns();
-  rest = rest && until_ns > now_ns;
-  if (rest) {
-    for (const auto& seat : seats_) {
-      if (seat->progress != nullptr) seat->progress->on_sleep();
+  may_sleep = may_sleep && until_ns > now_ns;
+  if (may_sleep) {
+    for (const auto& attachment : attachments_) {
+      if (attachment->progress != nullptr) attachment->progress->on_sleep();
     }
-    bell_.wait(fds_, until_ns - now_ns);
+    waker_.wait(fds_, until_ns - now_ns);
   }
-  bell_.withdraw();
-  return rest;
+  waker_.end_sleep();
+  return may_sleep;
 }
 
 bool InlineDriver::drive(const std::function<bool()>& done, int64_t deadline_ns) {
@@ -119,8 +119,8 @@ bool InlineDriver::drive(const std::function<bool()>& done, int64_t deadline_ns)
     }
     // What happened may be what another thread waits for. After the others were here the result of
     // the turn is old.
-    if (turn.done != 0 || std::exchange(slept, false) || gate_.wanted()) {
-      if (!pass(deadline_ns)) return false;
+    if (turn.done != 0 || std::exchange(slept, false) || turn_lock_.has_urgent_waiter()) {
+      if (!yield(deadline_ns)) return false;
     } else if (turn.keep_polling) {
       if (polls % kPollsPerYield == 0) sched_yield();
     } else if (now_ns - idle_since_ns_ < spin_ns()) {

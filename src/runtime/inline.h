@@ -21,7 +21,7 @@ namespace fabric::runtime {
 /// let in between two turns. Calls from inside a turn or a callback do not wait and do not nest.
 class InlineDriver final : public Driver {
  public:
-  InlineDriver() : opened_(bell_.open()) {}
+  InlineDriver() : opened_(waker_.open()) {}
   ~InlineDriver() override { jobs_.run_all(); }
 
   int64_t now_ns() const noexcept override { return monotonic_ns(); }
@@ -30,24 +30,24 @@ class InlineDriver final : public Driver {
 
   Result<void> attach(Progress& progress, const AttachOptions& options) override;
   void detach(Progress& progress) noexcept override;
-  void wake(Progress&) noexcept override { bell_.ring(); }
-  void wake_callbacks(Progress&) noexcept override { bell_.ring(); }
+  void wake(Progress&) noexcept override { waker_.wake(); }
+  void wake_callbacks(Progress&) noexcept override { waker_.wake(); }
 
   bool threaded() const noexcept override { return false; }
   bool by_application() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
   /// Run between turns by whoever drives: this runtime promises that it has no threads.
-  void offload(std::function<void()> job, uint32_t line = 0) override {
-    (void)line;  // they are all run by one thread
+  void offload(std::function<void()> job, uint32_t queue = 0) override {
+    (void)queue;  // they are all run by one thread
     jobs_.push(std::move(job));
-    bell_.ring();
+    waker_.wake();
   }
 
   uint32_t turn() noexcept;  ///< one of every engine; returns how much was done
 
  private:
-  struct Seat {
+  struct Attachment {
     Progress* progress;  ///< null: detached during a turn, to be swept after it
     int64_t spin_ns;
     std::vector<int> fds;
@@ -59,17 +59,17 @@ class InlineDriver final : public Driver {
     return inside_.load(std::memory_order_relaxed) == this_thread_mark();
   }
   bool enter(int64_t deadline_ns) {
-    if (!gate_.enter(deadline_ns)) return false;
+    if (!turn_lock_.enter(deadline_ns)) return false;
     inside_.store(this_thread_mark(), std::memory_order_relaxed);  // as in inside()
     return true;
   }
   void leave() noexcept {
     inside_.store(nullptr, std::memory_order_relaxed);  // as in inside()
-    gate_.leave();
+    turn_lock_.leave();
   }
-  bool pass(int64_t deadline_ns) {
+  bool yield(int64_t deadline_ns) {
     inside_.store(nullptr, std::memory_order_relaxed);  // as in inside()
-    if (!gate_.pass(deadline_ns)) return false;
+    if (!turn_lock_.yield(deadline_ns)) return false;
     inside_.store(this_thread_mark(), std::memory_order_relaxed);
     return true;
   }
@@ -83,15 +83,15 @@ class InlineDriver final : public Driver {
   // Keep-polling engines let other threads of the process run this often.
   static constexpr uint32_t kPollsPerYield = 64;
 
-  Doorbell bell_;
+  Waker waker_;
   const Result<void> opened_;
   JobQueue jobs_;
-  Gate gate_{bell_};
+  TurnLock turn_lock_{waker_};
   std::atomic<const void*> inside_{nullptr};
-  // Only touched inside the gate. Pointers, so that an attach during a turn moves no seat.
-  std::vector<std::unique_ptr<Seat>> seats_;
+  // Only touched inside the gate. Pointers, so that an attach during a turn moves no attachment.
+  std::vector<std::unique_ptr<Attachment>> attachments_;
   std::vector<int> fds_;
-  bool empty_seats_ = false;  ///< somebody has gone during a turn
+  bool has_detached_ = false;  ///< somebody has gone during a turn
   int64_t idle_since_ns_ = kNeverNs;
 };
 

@@ -16,11 +16,11 @@
 namespace fabric::runtime {
 
 /// The two threads of one engine.
-class ThreadsDriver::Crew {
+class ThreadsDriver::WorkerThreads {
  public:
-  explicit Crew(Crew* next_) noexcept : next(next_) {}
+  explicit WorkerThreads(WorkerThreads* next_) noexcept : next(next_) {}
 
-  Result<void> open() { return bell_.open(); }
+  Result<void> open() { return waker_.open(); }
 
   Result<void> start(const AttachOptions& options) {
     spin_ns_ = options.spin_ns;
@@ -44,17 +44,17 @@ class ThreadsDriver::Crew {
   void stop() noexcept {
     // Pairs with the acquire in stopping().
     stopping_.store(true, std::memory_order_release);
-    bell_.ring();
-    spot_.wake();
+    waker_.wake();
+    callbacks_due_.wake();
     worker_.join();
     caller_.join();
   }
 
-  void ring_after_fence() noexcept { bell_.ring_after_fence(); }
-  void wake_callbacks() noexcept { spot_.wake(); }
+  void wake_after_fence() noexcept { waker_.wake_after_fence(); }
+  void wake_callbacks() noexcept { callbacks_due_.wake(); }
 
-  Crew* const next;
-  /// Whose crew it is; null: free. Release when it is set, acquire in find().
+  WorkerThreads* const next;
+  /// Whose threads it is; null: free. Release when it is set, acquire in find().
   std::atomic<Progress*> progress{nullptr};
 
  private:
@@ -93,28 +93,28 @@ class ThreadsDriver::Crew {
   }
 
   void sleep(int64_t until_ns) noexcept {
-    bell_.announce();
+    waker_.begin_sleep();
     if (!stopping() && engine().arm()) {
       const int64_t now_ns = monotonic_ns();
       if (until_ns > now_ns) {
         engine().on_sleep();
-        bell_.wait(fds_, until_ns - now_ns);
+        waker_.wait(fds_, until_ns - now_ns);
       }
     }
-    bell_.withdraw();
+    waker_.end_sleep();
   }
 
   void call() noexcept {
     while (!stopping()) {
       if (engine().run_callbacks() != 0) continue;
-      const ParkingSpot::Ticket ticket = spot_.prepare();
+      const EventCount::Ticket ticket = callbacks_due_.prepare();
       if (stopping() || engine().run_callbacks() != 0) continue;
-      spot_.sleep(ticket, kNeverNs);
+      callbacks_due_.sleep(ticket, kNeverNs);
     }
   }
 
-  Doorbell bell_;
-  ParkingSpot spot_;
+  Waker waker_;
+  EventCount callbacks_due_;
   int64_t spin_ns_ = 0;
   std::vector<int> fds_;
   std::atomic<bool> stopping_{false};
@@ -127,71 +127,71 @@ ThreadsDriver::ThreadsDriver() = default;
 ThreadsDriver::~ThreadsDriver() {
   {
     const std::lock_guard lock(mutex_);
-    leaving_ = true;  // a last job may offload another: no thread is started for it any more
+    closing_ = true;  // a last job may offload another: no thread is started for it any more
   }
-  for (Helper& helper : helpers_) helper.jobs.close();
-  for (Helper& helper : helpers_) helper.thread.join();
+  for (OffloadQueue& target : offload_queues_) target.jobs.close();
+  for (OffloadQueue& target : offload_queues_) target.thread.join();
   // What is left when no helper could be started, or was left for one that had gone home.
   for (bool again = true; again;) {
     again = false;
-    for (Helper& helper : helpers_) again |= helper.jobs.run_all() != 0;
+    for (OffloadQueue& target : offload_queues_) again |= target.jobs.run_all() != 0;
   }
-  for (const auto& crew : owned_) crew->stop();  // no-op for those that detached, as they should
+  for (const auto& threads : owned_) threads->stop();  // no-op for those that detached, as they should
 }
 
 int64_t ThreadsDriver::now_ns() const noexcept { return monotonic_ns(); }
 uint64_t ThreadsDriver::entropy() noexcept { return system_entropy(); }
 uint64_t ThreadsDriver::incarnation() noexcept { return next_incarnation(); }
 
-ThreadsDriver::Crew* ThreadsDriver::find(const Progress& progress) const noexcept {
-  // Usually there is one. Both loads pair with the releases in hire().
-  Crew* crew = crews_.load(std::memory_order_acquire);
-  while (crew != nullptr && crew->progress.load(std::memory_order_acquire) != &progress) {
-    crew = crew->next;
+ThreadsDriver::WorkerThreads* ThreadsDriver::find(const Progress& progress) const noexcept {
+  // Usually there is one. Both loads pair with the releases in attach_threads().
+  WorkerThreads* threads = all_threads_.load(std::memory_order_acquire);
+  while (threads != nullptr && threads->progress.load(std::memory_order_acquire) != &progress) {
+    threads = threads->next;
   }
-  return crew;
+  return threads;
 }
 
-Result<ThreadsDriver::Crew*> ThreadsDriver::hire(Progress& progress) {
+Result<ThreadsDriver::WorkerThreads*> ThreadsDriver::attach_threads(Progress& progress) {
   const std::lock_guard lock(mutex_);
   // Written under the mutex only, so these loads may be relaxed.
-  Crew* const first = crews_.load(std::memory_order_relaxed);
-  Crew* crew = first;
-  while (crew != nullptr && crew->progress.load(std::memory_order_relaxed) != nullptr) {
-    FABRIC_CHECK(crew->progress.load(std::memory_order_relaxed) != &progress, "attached twice");
-    crew = crew->next;
+  WorkerThreads* const first = all_threads_.load(std::memory_order_relaxed);
+  WorkerThreads* threads = first;
+  while (threads != nullptr && threads->progress.load(std::memory_order_relaxed) != nullptr) {
+    FABRIC_CHECK(threads->progress.load(std::memory_order_relaxed) != &progress, "attached twice");
+    threads = threads->next;
   }
-  if (crew == nullptr) {
-    auto fresh = std::make_unique<Crew>(first);
+  if (threads == nullptr) {
+    auto fresh = std::make_unique<WorkerThreads>(first);
     if (const Result<void> opened = fresh->open(); !opened) return opened.error();
-    crew = owned_.emplace_back(std::move(fresh)).get();
-    crews_.store(crew, std::memory_order_release);  // pairs with the acquire in find()
+    threads = owned_.emplace_back(std::move(fresh)).get();
+    all_threads_.store(threads, std::memory_order_release);  // pairs with the acquire in find()
   }
-  crew->progress.store(&progress, std::memory_order_release);  // pairs with the acquire in find()
-  // A wake() that does not find the crew yet has published before its fence, so the first turn,
+  threads->progress.store(&progress, std::memory_order_release);  // pairs with the acquire in find()
+  // A wake() that does not find the threads yet has published before its fence, so the first turn,
   // which comes after this one, sees it. Pairs with the fence in wake().
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return crew;
+  return threads;
 }
 
-void ThreadsDriver::dismiss(Crew& crew) noexcept {
+void ThreadsDriver::detach_threads(WorkerThreads& threads) noexcept {
   const std::lock_guard lock(mutex_);
-  // Relaxed: a wake() that still finds it rings for nobody, and the mutex orders the next hire().
-  crew.progress.store(nullptr, std::memory_order_relaxed);
+  // Relaxed: a wake() that still finds it rings for nobody, and the mutex orders the next attach_threads().
+  threads.progress.store(nullptr, std::memory_order_relaxed);
 }
 
 Result<void> ThreadsDriver::attach(Progress& progress, const AttachOptions& options) {
   try {
-    const Result<Crew*> crew = hire(progress);
-    if (!crew) return crew.error();
+    const Result<WorkerThreads*> threads = attach_threads(progress);
+    if (!threads) return threads.error();
     Result<void> started;
     try {
-      started = (*crew)->start(options);
+      started = (*threads)->start(options);
     } catch (const std::bad_alloc&) {
-      (*crew)->stop();
+      (*threads)->stop();
       started = fail(Errc::kExhausted, "attach");
     }
-    if (!started) dismiss(**crew);
+    if (!started) detach_threads(**threads);
     return started;
   } catch (const std::bad_alloc&) {
     return fail(Errc::kExhausted, "attach");
@@ -199,21 +199,21 @@ Result<void> ThreadsDriver::attach(Progress& progress, const AttachOptions& opti
 }
 
 void ThreadsDriver::detach(Progress& progress) noexcept {
-  Crew* const crew = find(progress);
-  if (crew == nullptr) return;
-  crew->stop();
-  dismiss(*crew);
+  WorkerThreads* const threads = find(progress);
+  if (threads == nullptr) return;
+  threads->stop();
+  detach_threads(*threads);
 }
 
 void ThreadsDriver::wake(Progress& progress) noexcept {
-  // Pairs with the fence in hire(), and with the one in Doorbell::announce().
+  // Pairs with the fence in attach_threads(), and with the one in Waker::begin_sleep().
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (Crew* const crew = find(progress); crew != nullptr) crew->ring_after_fence();
+  if (WorkerThreads* const threads = find(progress); threads != nullptr) threads->wake_after_fence();
 }
 
 void ThreadsDriver::wake_callbacks(Progress& progress) noexcept {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in hire()
-  if (Crew* const crew = find(progress); crew != nullptr) crew->wake_callbacks();
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in attach_threads()
+  if (WorkerThreads* const threads = find(progress); threads != nullptr) threads->wake_callbacks();
 }
 
 bool ThreadsDriver::drive(const std::function<bool()>&, int64_t) {
@@ -221,22 +221,22 @@ bool ThreadsDriver::drive(const std::function<bool()>&, int64_t) {
   return false;
 }
 
-void ThreadsDriver::offload(std::function<void()> job, uint32_t line) {
-  Helper& helper = helpers_[line];
-  helper.jobs.push(std::move(job));
+void ThreadsDriver::offload(std::function<void()> job, uint32_t queue) {
+  OffloadQueue& target = offload_queues_[queue];
+  target.jobs.push(std::move(job));
   {
     const std::lock_guard lock(mutex_);
-    if (helper.started || leaving_) return;
-    Result<Thread> thread = Thread::start({.name = "fabric-helper"}, [&jobs = helper.jobs] {
+    if (target.started || closing_) return;
+    Result<Thread> thread = Thread::start({.name = "fabric-helper"}, [&jobs = target.jobs] {
       while (jobs.wait()) jobs.run_all();
     });
     if (thread) {
-      helper.thread = *std::move(thread);
-      helper.started = true;
+      target.thread = *std::move(thread);
+      target.started = true;
       return;
     }
   }
-  helper.jobs.run_all();  // without the lock: a job may call offload()
+  target.jobs.run_all();  // without the lock: a job may call offload()
 }
 
 }  // namespace fabric::runtime

@@ -37,27 +37,27 @@ class ThreadsDriver final : public Driver {
   bool threaded() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   /// When no thread can be started the job runs here, late but done.
-  void offload(std::function<void()> job, uint32_t line = 0) override;
+  void offload(std::function<void()> job, uint32_t queue = 0) override;
 
  private:
-  class Crew;
-  Crew* find(const Progress& progress) const noexcept;
-  Result<Crew*> hire(Progress& progress);
-  void dismiss(Crew& crew) noexcept;
+  class WorkerThreads;
+  WorkerThreads* find(const Progress& progress) const noexcept;
+  Result<WorkerThreads*> attach_threads(Progress& progress);
+  void detach_threads(WorkerThreads& threads) noexcept;
 
   // Crews are only ever added, and used again for the next engine: a wake() that comes while its
   // engine detaches rings a bell that nobody hears, never one that is gone.
-  std::mutex mutex_;  ///< who has which crew, and the helpers' start; never held over a join
-  std::vector<std::unique_ptr<Crew>> owned_;
-  std::atomic<Crew*> crews_{nullptr};  ///< the same, to be searched without the mutex
-  struct Helper {
+  std::mutex mutex_;  ///< who has which threads, and the helpers' start; never held over a join
+  std::vector<std::unique_ptr<WorkerThreads>> owned_;
+  std::atomic<WorkerThreads*> all_threads_{nullptr};  ///< the same, to be searched without the mutex
+  struct OffloadQueue {
     JobQueue jobs{};
     Thread thread{};
     // Beside the thread, which the destructor joins while a last job may still offload another.
     bool started = false;
   };
-  bool leaving_ = false;  ///< guarded by the mutex
-  std::array<Helper, kOffloadQueues> helpers_;  ///< one a line, started with its first job
+  bool closing_ = false;  ///< guarded by the mutex
+  std::array<OffloadQueue, kOffloadQueues> offload_queues_;  ///< one a queue, started with its first job
 };
 
 }  // namespace fabric::runtime

@@ -19,57 +19,57 @@ namespace fabric::runtime {
 ///
 /// A thread that nearly always has it to itself comes and goes by plain stores (base/biased_lock.h);
 /// the others use the mutex.
-class Gate {
+class TurnLock {
  public:
-  explicit Gate(Doorbell& bell) noexcept : bell_(bell) {}
+  explicit TurnLock(Waker& waker) noexcept : waker_(waker) {}
 
   /// False: the time ran out, and the caller is not inside.
   bool enter(int64_t deadline_ns) {
-    if (Regular::Seat* const seat = regular_.enter()) [[likely]] {
-      seat_ = seat;
+    if (BiasedLock::Owner* const owner = bias_.enter()) [[likely]] {
+      held_by_ = owner;
       return true;
     }
     std::unique_lock lock(mutex_);
-    if (take()) return true;
-    // Relaxed, because the fences of the bell order it with wanted().
+    if (try_take()) return true;
+    // Relaxed, because the fences of the bell order it with has_urgent_waiter().
     urgent_.fetch_add(1, std::memory_order_relaxed);
-    bell_.ring();
-    const bool came_in = wait(lock, deadline_ns, [this] { return take(); });
+    waker_.wake();
+    const bool entered = wait(lock, deadline_ns, [this] { return try_take(); });
     urgent_.fetch_sub(1, std::memory_order_relaxed);  // as above
-    return came_in;
+    return entered;
   }
 
   void leave() {
-    if (seat_ != nullptr) {
-      if (regular_.leave(*seat_)) [[likely]]
+    if (held_by_ != nullptr) {
+      if (bias_.leave(*held_by_)) [[likely]]
         return;
       const std::lock_guard lock(mutex_);
       free_.notify_all();
       return;
     }
     const std::lock_guard lock(mutex_);
-    open();
-    if (waiting_.load(std::memory_order_relaxed) == 0) regular_.visited();
+    release();
+    if (waiting_.load(std::memory_order_relaxed) == 0) bias_.fallback_used();
   }
 
   /// Hands over to those who wait, if any, and comes back after one of them. False as in enter().
-  bool pass(int64_t deadline_ns) {
+  bool yield(int64_t deadline_ns) {
     // Only a look: who comes to wait at this moment is let in next time.
     if (waiting_.load(std::memory_order_relaxed) == 0) return true;
     std::unique_lock lock(mutex_);
     if (waiting_.load(std::memory_order_relaxed) == 0) return true;
     const uint64_t mine = turn_;
-    if (seat_ != nullptr) regular_.leave(*seat_);
-    open();
+    if (held_by_ != nullptr) bias_.leave(*held_by_);
+    release();
     // The others may give up: then nobody takes over, and the last who waits goes on.
     return wait(lock, deadline_ns, [&] {
       const bool theirs = turn_ == mine && waiting_.load(std::memory_order_relaxed) != 1;
-      return !theirs && take();
+      return !theirs && try_take();
     });
   }
 
   /// Somebody came from outside and has not been let in yet.
-  bool wanted() const noexcept {
+  bool has_urgent_waiter() const noexcept {
     return urgent_.load(std::memory_order_relaxed) != 0;  // ordered by the fences of the bell
   }
 
@@ -88,26 +88,26 @@ class Gate {
       met = free_.wait_until(lock, deadline, condition);
     }
     waiting_.fetch_sub(1, std::memory_order_relaxed);
-    if (!met) free_.notify_all();  // one who waits in pass() may be the last now
+    if (!met) free_.notify_all();  // one who waits in yield() may be the last now
     return met;
   }
   /// Comes in, or else makes sure that whoever is inside will look under the mutex.
-  bool take() noexcept {
-    regular_.expel();
-    if (taken_ || regular_.inside()) return false;
+  bool try_take() noexcept {
+    bias_.revoke();
+    if (taken_ || bias_.owner_inside()) return false;
     taken_ = true;
-    seat_ = nullptr;
+    held_by_ = nullptr;
     ++turn_;
     return true;
   }
-  void open() noexcept {
+  void release() noexcept {
     taken_ = false;
     free_.notify_all();
   }
 
-  Doorbell& bell_;
-  Regular regular_;
-  Regular::Seat* seat_ = nullptr;  ///< of who is inside; null: it came by the mutex
+  Waker& waker_;
+  BiasedLock bias_;
+  BiasedLock::Owner* held_by_ = nullptr;  ///< of who is inside; null: it came by the mutex
   std::mutex mutex_;
   std::condition_variable free_;
   bool taken_ = false;                ///< by one who is not the regular

@@ -11,24 +11,24 @@
 
 namespace fabric::runtime {
 
-Doorbell::~Doorbell() {
+Waker::~Waker() {
   if (fd_ >= 0) close(fd_);
 }
 
-Result<void> Doorbell::open() {
+Result<void> Waker::open() {
   fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (fd_ < 0) return fail(Errc::kExhausted, "eventfd", errno);
   return {};
 }
 
-void Doorbell::write() noexcept {
+void Waker::write() noexcept {
   const uint64_t one = 1;
   // Never blocks and never overflows: the sleeper reads it empty before it announces itself again.
   const ssize_t rc = ::write(fd_, &one, sizeof(one));
   FABRIC_CHECK(rc == sizeof(one) || errno == EAGAIN, "eventfd write failed");
 }
 
-void Doorbell::wait(const std::vector<int>& others, int64_t timeout_ns) noexcept {
+void Waker::wait(const std::vector<int>& others, int64_t timeout_ns) noexcept {
   if (timeout_ns <= 0) return;
   polled_.clear();
   polled_.push_back({fd_, POLLIN, 0});

@@ -24,15 +24,15 @@
 namespace fabric::test {
 namespace {
 
-using bench::Stage;
+using bench::BenchEngines;
 using bench::SteppedClock;
 
 struct Operation {
   const char* name;
-  void (Stage::*run)();
+  void (BenchEngines::*run)();
   uint32_t receivers;
   int64_t step_ns;  ///< between two looks at the clock, roughly
-  Stage::Of memory = Stage::Of::kEngines;
+  BenchEngines::Of memory = BenchEngines::Of::kEngines;
 };
 
 void PrintTo(const Operation& operation, std::ostream* out) { *out << operation.name; }
@@ -52,30 +52,30 @@ class SteadyState : public testing::TestWithParam<Operation> {
   static constexpr int64_t kWarmUpNs = 20 * kMillisecondNs;
   static constexpr int64_t kWhileNs = 5 * kMillisecondNs;
 
-  static Stage warm_stage() {
-    Stage stage(GetParam().receivers, test_log_sink(), GetParam().memory);
-    run(stage);
-    run_for(stage, kWarmUpNs, SteppedClock(GetParam().step_ns));
-    return stage;
+  static BenchEngines warm_engines() {
+    BenchEngines engines(GetParam().receivers, test_log_sink(), GetParam().memory);
+    run(engines);
+    run_for(engines, kWarmUpNs, SteppedClock(GetParam().step_ns));
+    return engines;
   }
-  static void run(Stage& stage) { (stage.*GetParam().run)(); }
-  static void run_for(Stage& stage, int64_t span_ns, const SteppedClock& clock) {
-    while (clock.passed_ns() < span_ns) run(stage);
+  static void run(BenchEngines& engines) { (engines.*GetParam().run)(); }
+  static void run_for(BenchEngines& engines, int64_t span_ns, const SteppedClock& clock) {
+    while (clock.passed_ns() < span_ns) run(engines);
   }
   static std::optional<SystemCalls> calls_of_a_while() {
     return trace([](Window& window) {
-      Stage stage = warm_stage();
+      BenchEngines engines = warm_engines();
       const SteppedClock clock(GetParam().step_ns);
       window.open = true;
-      run_for(stage, kWhileNs, clock);
+      run_for(engines, kWhileNs, clock);
       window.open = false;
     });
   }
   static Counts count() {
-    Stage stage = warm_stage();
+    BenchEngines engines = warm_engines();
     const SteppedClock clock(GetParam().step_ns);
     Counting counting;
-    run_for(stage, kWhileNs, clock);
+    run_for(engines, kWhileNs, clock);
     return counting.done();
   }
 };
@@ -98,7 +98,7 @@ TEST_P(SteadyState, MakesNoSystemCallButALookAtSocketsEachMillisecond) {
   uint64_t looks = 0;
   for (const uint64_t number : kLooks) looks += calls->of(number);
   // What the program registered the target fetches, and only the kernel can do that.
-  const bool fetched = GetParam().memory == Stage::Of::kProgram;
+  const bool fetched = GetParam().memory == BenchEngines::Of::kProgram;
   const uint64_t fetches = calls->of(SYS_process_vm_readv);
   EXPECT_EQ(fetches != 0, fetched) << calls->text();
   EXPECT_EQ(looks + fetches, calls->total()) << calls->text();
@@ -108,13 +108,13 @@ TEST_P(SteadyState, MakesNoSystemCallButALookAtSocketsEachMillisecond) {
 
 INSTANTIATE_TEST_SUITE_P(
     Operations, SteadyState,
-    testing::Values(Operation{"write", &Stage::write, 1, 500},
-                    Operation{"span", &Stage::span, 1, 5'000},
-                    Operation{"paged", &Stage::paged, 1, 20'000},
-                    Operation{"scatter", &Stage::scatter, 56, 5'000},
-                    Operation{"expectation", &Stage::expectation, 1, 500},
-                    Operation{"registered_write", &Stage::write, 1, 500, Stage::Of::kProgram},
-                    Operation{"registered_pages", &Stage::paged, 1, 20'000, Stage::Of::kProgram}),
+    testing::Values(Operation{"write", &BenchEngines::write, 1, 500},
+                    Operation{"span", &BenchEngines::span, 1, 5'000},
+                    Operation{"paged", &BenchEngines::paged, 1, 20'000},
+                    Operation{"scatter", &BenchEngines::scatter, 56, 5'000},
+                    Operation{"expectation", &BenchEngines::expectation, 1, 500},
+                    Operation{"registered_write", &BenchEngines::write, 1, 500, BenchEngines::Of::kProgram},
+                    Operation{"registered_pages", &BenchEngines::paged, 1, 20'000, BenchEngines::Of::kProgram}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // The counters can count.

@@ -19,15 +19,15 @@ namespace {
 
 using interleave::expect_mutants_found;
 using interleave::expect_sound;
-using interleave::NamedScene;
+using interleave::NamedProgram;
 using interleave::require;
-using interleave::Scene;
-using interleave::scene;
+using interleave::Program;
+using interleave::program;
 using interleave::Survivor;
 
 constexpr uint32_t kFirst = 1, kSecond = 2;  // cookies
 
-struct Counting : Scene {
+struct Counting : Program {
   struct End {
     uint32_t cookie = 0;
     Errc code = Errc::kOk;
@@ -45,10 +45,10 @@ struct Counting : Scene {
   CounterKey fresh() { return *table.acquire(++clock_ns, 0); }
 
   static void note(void* self, uint32_t cookie, Errc code) {
-    auto& scene = *static_cast<Counting*>(self);
-    require(scene.ended < 4, "ends without end");
-    scene.ends[scene.ended++] = {cookie, code};
-    if (cookie == kFirst && code == Errc::kOk) scene.on_met();
+    auto& program = *static_cast<Counting*>(self);
+    require(program.ended < 4, "ends without end");
+    program.ends[program.ended++] = {cookie, code};
+    if (cookie == kFirst && code == Errc::kOk) program.on_met();
   }
   /// The first expectation was met: this thread sees what must be there by then.
   virtual void on_met() {}
@@ -66,7 +66,7 @@ struct Counting : Scene {
   Errc wait(const CounterTable::Armed& armed) {
     for (;;) {
       if (const auto end = table.result(armed.expectation); end.done) return end.code;
-      const ParkingSpot::Ticket ticket = table.parking(key).prepare();
+      const EventCount::Ticket ticket = table.parking(key).prepare();
       if (const auto end = table.result(armed.expectation); end.done) return end.code;
       table.parking(key).sleep(ticket, kNeverNs);
     }
@@ -267,7 +267,7 @@ struct CancelMeetsTheRelease : Counting {
 };
 
 // A late arrival, the release, and the next owner of the slot, who arms at once.
-struct ArrivalMeetsTheNextLife : Counting {
+struct ArrivalMeetsTheNextGeneration : Counting {
   CounterTable::Armed first = *table.expect(key, 1, kFirst);
   std::optional<CounterKey> next{};
   uint64_t owed = 0;
@@ -418,29 +418,29 @@ struct ArrivalMeetsTheNextLink : Linked {
   }
 };
 
-const std::vector<NamedScene> kScenes = {
-    scene<ArmMeetsTheArrival>("ArmMeetsTheArrival"),
-    scene<TwoArm<false>>("TwoArm"),
-    scene<TwoArm<true>>("TwoArmForWhatIsThere"),
-    scene<WaiterMeetsTheArrival>("WaiterMeetsTheArrival"),
-    scene<ResultMeetsALateCancel>("ResultMeetsALateCancel"),
-    scene<TwoArrivalsOneCallback>("TwoArrivalsOneCallback"),
-    scene<CancelMeetsTheRelease>("CancelMeetsTheRelease"),
-    scene<CancelMeetsTheNextExpectation>("CancelMeetsTheNextExpectation"),
-    scene<LastArrivalMeetsTheNextExpectation>("LastArrivalMeetsTheNextExpectation"),
-    scene<ArrivalMeetsTheNextLife>("ArrivalMeetsTheNextLife"),
-    scene<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
-    scene<LinkMeetsAnArrival>("LinkMeetsAnArrival"),
-    scene<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
-    scene<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
-    scene<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
-    scene<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
-    scene<AbortMeetsTheArrivalAndTheArm>("AbortMeetsTheArrivalAndTheArm"),
+const std::vector<NamedProgram> kScenes = {
+    program<ArmMeetsTheArrival>("ArmMeetsTheArrival"),
+    program<TwoArm<false>>("TwoArm"),
+    program<TwoArm<true>>("TwoArmForWhatIsThere"),
+    program<WaiterMeetsTheArrival>("WaiterMeetsTheArrival"),
+    program<ResultMeetsALateCancel>("ResultMeetsALateCancel"),
+    program<TwoArrivalsOneCallback>("TwoArrivalsOneCallback"),
+    program<CancelMeetsTheRelease>("CancelMeetsTheRelease"),
+    program<CancelMeetsTheNextExpectation>("CancelMeetsTheNextExpectation"),
+    program<LastArrivalMeetsTheNextExpectation>("LastArrivalMeetsTheNextExpectation"),
+    program<ArrivalMeetsTheNextGeneration>("ArrivalMeetsTheNextGeneration"),
+    program<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
+    program<LinkMeetsAnArrival>("LinkMeetsAnArrival"),
+    program<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
+    program<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
+    program<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
+    program<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
+    program<AbortMeetsTheArrivalAndTheArm>("AbortMeetsTheArrivalAndTheArm"),
 };
 // Too long to be played for every mutant.
-const std::vector<NamedScene> kLongScenes = {
-    scene<TwoArrivalsOneWaiter>("TwoArrivalsOneWaiter"),
-    scene<WaiterCancelAndArrival>("WaiterCancelAndArrival"),
+const std::vector<NamedProgram> kLongScenes = {
+    program<TwoArrivalsOneWaiter>("TwoArrivalsOneWaiter"),
+    program<WaiterCancelAndArrival>("WaiterCancelAndArrival"),
 };
 
 TEST(ExploreCounter, EveryExpectationEndsOnceAndNeverEarly) {

@@ -21,7 +21,7 @@ constexpr auto kSeqCst = std::memory_order_seq_cst;
 using Outcomes = std::set<std::vector<int>>;
 Outcomes* outcomes = nullptr;
 
-struct Litmus : Scene {
+struct Litmus : Program {
   Atomic<int> x{0}, y{0};
   std::array<int, 2> read{};
   int threads() const override { return 2; }

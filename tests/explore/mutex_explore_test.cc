@@ -21,18 +21,18 @@ namespace {
 
 using interleave::expect_mutants_found;
 using interleave::expect_sound;
-using interleave::NamedScene;
+using interleave::NamedProgram;
 using interleave::require;
-using interleave::Scene;
-using interleave::scene;
+using interleave::Program;
+using interleave::program;
 
-constexpr uint32_t kVisits = 1;  // the first who comes is the regular from then on
+constexpr uint32_t kRebiasAfter = 1;  // the first who comes is the regular from then on
 
 /// Threads that add to one number, each so many times.
 template <int... kTimes>
-struct Adders : Scene {
+struct Adders : Program {
   static constexpr int kThreads = sizeof...(kTimes);
-  LightMutex mutex{kVisits};
+  LightMutex mutex{kRebiasAfter};
   Plain<int> sum{0};
   int threads() const override { return kThreads; }
   void thread(int index) override {
@@ -46,9 +46,9 @@ struct Adders : Scene {
   void check() override { require(sum == (kTimes + ...), "an addition was lost"); }
 };
 
-const std::vector<NamedScene> kMutex = {scene<Adders<2, 1>>("ARegularAndAnother", 4),
-                                        scene<Adders<2, 2>>("TheRegularChanges", 3),
-                                        scene<Adders<2, 1, 1>>("TwoSendItAway", 2)};
+const std::vector<NamedProgram> kMutex = {program<Adders<2, 1>>("AnOwnerAndAnother", 4),
+                                        program<Adders<2, 2>>("TheOwnerChanges", 3),
+                                        program<Adders<2, 1, 1>>("TwoRevokeTheBias", 2)};
 TEST(ExploreMutex, OneIsInside) { expect_sound(kMutex); }
 TEST(ExploreMutex, EveryWeakenedOrderIsFound) { expect_mutants_found(kMutex, {}); }
 

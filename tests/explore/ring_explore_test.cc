@@ -19,19 +19,19 @@
 
 namespace fabric {
 
-// The doorbell without the kernel: one word that is rung and slept on.
+// The doorbell without the kernel: one word that is woken and slept on.
 namespace {
-Atomic<uint32_t>* rung = nullptr;
+Atomic<uint32_t>* woken = nullptr;
 }
 namespace runtime {
-Doorbell::~Doorbell() = default;
-void Doorbell::write() noexcept {
-  rung->store(1, std::memory_order_relaxed);
-  interleave::futex_wake(rung->place());
+Waker::~Waker() = default;
+void Waker::write() noexcept {
+  woken->store(1, std::memory_order_relaxed);
+  interleave::futex_wake(woken->location());
 }
-void Doorbell::wait(const std::vector<int>&, int64_t) noexcept {
-  interleave::futex_wait(rung->place(), 0);
-  rung->store(0, std::memory_order_relaxed);
+void Waker::wait(const std::vector<int>&, int64_t) noexcept {
+  interleave::futex_wait(woken->location(), 0);
+  woken->store(0, std::memory_order_relaxed);
 }
 }  // namespace runtime
 
@@ -39,15 +39,15 @@ namespace {
 
 using interleave::expect_mutants_found;
 using interleave::expect_sound;
-using interleave::NamedScene;
+using interleave::NamedProgram;
 using interleave::require;
-using interleave::Scene;
-using interleave::scene;
+using interleave::Program;
+using interleave::program;
 
 // --- rings --------------------------------------------------------------------------------------
 
 // Three values through two cells, so that one of them is used twice.
-struct TwoProducers : Scene {
+struct TwoProducers : Program {
   MpscRing<uint32_t> ring{2};
   std::vector<uint32_t> got;
   int threads() const override { return 3; }
@@ -78,7 +78,7 @@ struct TwoProducers : Scene {
 
 /// Three values through a ring that holds fewer, from one thread to another.
 template <class Ring, uint32_t kRoom>
-struct InOrder : Scene {
+struct InOrder : Program {
   Ring ring{kRoom};
   uint32_t next = 1;
   int threads() const override { return 2; }
@@ -100,7 +100,7 @@ using OneToOne = InOrder<SpscRing<uint32_t>, 1>;
 
 // A consumer may act on a look alone, before it pops.
 template <class Ring>
-struct LookBeforeThePop : Scene {
+struct LookBeforeThePop : Program {
   Ring ring{2};
   Plain<int> beside{0};
   int threads() const override { return 2; }
@@ -118,22 +118,22 @@ struct LookBeforeThePop : Scene {
   void check() override { require(ring.empty(), "something is left"); }
 };
 
-const std::vector<NamedScene> kMpsc = {
-    scene<OneProducerWrapsAround>("OneProducerWrapsAround"),
-    scene<LookBeforeThePop<MpscRing<uint32_t>>>("LookBeforeThePop"),
-    scene<TwoProducers>("TwoProducers")};
+const std::vector<NamedProgram> kMpsc = {
+    program<OneProducerWrapsAround>("OneProducerWrapsAround"),
+    program<LookBeforeThePop<MpscRing<uint32_t>>>("LookBeforeThePop"),
+    program<TwoProducers>("TwoProducers")};
 TEST(ExploreRing, ManyProducersLoseNothing) { expect_sound(kMpsc); }
 TEST(ExploreRing, EveryWeakenedOrderOfManyProducersIsFound) { expect_mutants_found(kMpsc, {}); }
 
-const std::vector<NamedScene> kSpsc = {
-    scene<OneToOne>("OneToOne"), scene<LookBeforeThePop<SpscRing<uint32_t>>>("LookBeforeThePop")};
+const std::vector<NamedProgram> kSpsc = {
+    program<OneToOne>("OneToOne"), program<LookBeforeThePop<SpscRing<uint32_t>>>("LookBeforeThePop")};
 TEST(ExploreRing, OneProducerLosesNothing) { expect_sound(kSpsc); }
 TEST(ExploreRing, EveryWeakenedOrderOfOneProducerIsFound) { expect_mutants_found(kSpsc, {}); }
 
 // --- free list ----------------------------------------------------------------------------------
 
 // One holds what it looked at while the other takes two and gives the first back: ABA.
-struct TakesTwoGivesOneBack : Scene {
+struct TakesTwoGivesOneBack : Program {
   FreeList list{2};
   std::array<Plain<int>, 2> contents;
   std::array<int, 2> owners{};
@@ -186,51 +186,51 @@ struct TakesTwoAtOnce : TakesTwoGivesOneBack {
   }
 };
 
-const std::vector<NamedScene> kFreeList = {scene<TakesTwoGivesOneBack>("TakesTwoGivesOneBack"),
-                                           scene<TwoGiveBack>("TwoGiveBack"),
-                                           scene<TakesTwoAtOnce>("TakesTwoAtOnce")};
+const std::vector<NamedProgram> kFreeList = {program<TakesTwoGivesOneBack>("TakesTwoGivesOneBack"),
+                                           program<TwoGiveBack>("TwoGiveBack"),
+                                           program<TakesTwoAtOnce>("TakesTwoAtOnce")};
 TEST(ExploreFreeList, ASlotHasOneOwner) { expect_sound(kFreeList); }
 TEST(ExploreFreeList, EveryWeakenedOrderIsFound) { expect_mutants_found(kFreeList, {}); }
 
 // --- sleeping -----------------------------------------------------------------------------------
 
-// What is published is relaxed: the spot alone must make it seen.
-struct WakeMeetsTheSleeper : Scene {
-  ParkingSpot spot;
+// What is published is relaxed: the event_count alone must make it seen.
+struct WakeMeetsTheSleeper : Program {
+  EventCount event_count;
   Atomic<uint32_t> published{0};
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) {
       published.store(1, std::memory_order_relaxed);
-      spot.wake();
+      event_count.wake();
       return;
     }
     while (published.load(std::memory_order_relaxed) == 0) {
-      const ParkingSpot::Ticket ticket = spot.prepare();
+      const EventCount::Ticket ticket = event_count.prepare();
       if (published.load(std::memory_order_relaxed) != 0) break;
-      spot.sleep(ticket, kNeverNs);
+      event_count.sleep(ticket, kNeverNs);
     }
   }
   void check() override {}
 };
 
 // A second sleeper comes for a second event, between a wake and the sleep of the first.
-struct TwoSleepersTwoEvents : Scene {
-  ParkingSpot spot;
+struct TwoSleepersTwoEvents : Program {
+  EventCount event_count;
   Atomic<uint32_t> published{0};
   int threads() const override { return 3; }
   void wait_for(uint32_t event) {
     for (;;) {
-      const ParkingSpot::Ticket ticket = spot.prepare();
+      const EventCount::Ticket ticket = event_count.prepare();
       if (published.load(std::memory_order_relaxed) >= event) break;
-      spot.sleep(ticket, kNeverNs);
+      event_count.sleep(ticket, kNeverNs);
     }
   }
   void thread(int index) override {
     if (index != 0) return wait_for(static_cast<uint32_t>(index));
     for (uint32_t event = 1; event <= 2; ++event) {
       published.store(event, std::memory_order_relaxed);
-      spot.wake();
+      event_count.wake();
     }
   }
   void check() override {}
@@ -241,41 +241,41 @@ struct TwoWakersOneSleeper : TwoSleepersTwoEvents {
   void thread(int index) override {
     if (index == 2) return wait_for(2);
     published.fetch_add(1, std::memory_order_relaxed);
-    spot.wake();
+    event_count.wake();
   }
 };
-const std::vector<NamedScene> kParking = {scene<WakeMeetsTheSleeper>("WakeMeetsTheSleeper"),
-                                          scene<TwoSleepersTwoEvents>("TwoSleepersTwoEvents", 2),
-                                          scene<TwoWakersOneSleeper>("TwoWakersOneSleeper", 3)};
-TEST(ExploreParking, NoWakeUpIsLost) { expect_sound(kParking); }
-TEST(ExploreParking, EveryWeakenedOrderIsFound) { expect_mutants_found(kParking, {}); }
+const std::vector<NamedProgram> kEventCount = {program<WakeMeetsTheSleeper>("WakeMeetsTheSleeper"),
+                                          program<TwoSleepersTwoEvents>("TwoSleepersTwoEvents", 2),
+                                          program<TwoWakersOneSleeper>("TwoWakersOneSleeper", 3)};
+TEST(ExploreEventCount, NoWakeUpIsLost) { expect_sound(kEventCount); }
+TEST(ExploreEventCount, EveryWeakenedOrderIsFound) { expect_mutants_found(kEventCount, {}); }
 
-struct RingMeetsTheSleeper : Scene {
-  runtime::Doorbell bell;
+struct PublisherMeetsTheSleeper : Program {
+  runtime::Waker waker;
   Atomic<uint32_t> word{0};
   Atomic<uint32_t> published{0};
-  RingMeetsTheSleeper() { rung = &word; }
+  PublisherMeetsTheSleeper() { woken = &word; }
   int threads() const override { return 2; }
   void thread(int index) override {
     for (uint32_t event = 1; event <= 2; ++event) {
       if (index == 0) {
         published.store(event, std::memory_order_relaxed);
-        bell.ring();
+        waker.wake();
         continue;
       }
       while (published.load(std::memory_order_relaxed) < event) {
-        bell.announce();
-        if (published.load(std::memory_order_relaxed) < event) bell.wait({}, kNeverNs);
-        bell.withdraw();
+        waker.begin_sleep();
+        if (published.load(std::memory_order_relaxed) < event) waker.wait({}, kNeverNs);
+        waker.end_sleep();
       }
     }
   }
   void check() override {}
 };
-const std::vector<NamedScene> kDoorbell = {scene<RingMeetsTheSleeper>("RingMeetsTheSleeper")};
-TEST(ExploreDoorbell, NoRingIsMissed) { expect_sound(kDoorbell); }
-TEST(ExploreDoorbell, EveryWeakenedOrderIsFound) {
-  expect_mutants_found(kDoorbell, {{"ring_after_fence exchange without its write",
+const std::vector<NamedProgram> kWaker = {program<PublisherMeetsTheSleeper>("PublisherMeetsTheSleeper")};
+TEST(ExploreWaker, NoWakeIsMissed) { expect_sound(kWaker); }
+TEST(ExploreWaker, EveryWeakenedOrderIsFound) {
+  expect_mutants_found(kWaker, {{"wake_after_fence exchange without its write",
                                     "thins out the system calls and does nothing else"}});
 }
 

@@ -13,7 +13,7 @@ std::string_view function_of(const Site& site) {
   return name.substr(0, name.find('<'));
 }
 
-bool alike(const Site& a, const Site& b) {
+bool same_operation(const Site& a, const Site& b) {
   return function_of(a) == function_of(b) && std::string_view(a.operation) == b.operation;
 }
 
@@ -21,17 +21,17 @@ bool alike(const Site& a, const Site& b) {
 std::string name_of(const std::vector<SiteUse>& all, const Site& site) {
   int before = 0, count = 0;
   for (const SiteUse& use : all) {
-    count += alike(use.site, site);
-    before += alike(use.site, site) && use.site.line < site.line;
+    count += same_operation(use.site, site);
+    before += same_operation(use.site, site) && use.site.line < site.line;
   }
   std::string name = std::string(function_of(site)) + " " + site.operation;
   if (count > 1) name += " " + std::to_string(before + 1);
   return name;
 }
 
-std::vector<SiteUse> sites_of(const std::vector<NamedScene>& scenes) {
+std::vector<SiteUse> sites_of(const std::vector<NamedProgram>& programs) {
   std::vector<SiteUse> all;
-  for (const NamedScene& one : scenes) {
+  for (const NamedProgram& one : programs) {
     for (const SiteUse& use : explore(one.make, {.preemptions_max = one.preemptions_max}).sites)
       all.push_back(use);
   }
@@ -48,30 +48,30 @@ std::vector<SiteUse> sites_of(const std::vector<NamedScene>& scenes) {
 
 }  // namespace
 
-void expect_sound(const std::vector<NamedScene>& scenes) {
-  for (const NamedScene& one : scenes) {
+void expect_sound(const std::vector<NamedProgram>& programs) {
+  for (const NamedProgram& one : programs) {
     const Report report = explore(one.make, {.preemptions_max = one.preemptions_max});
-    EXPECT_EQ(report.failure, "") << one.name << ", play " << report.plays << "\n"
+    EXPECT_EQ(report.failure, "") << one.name << ", play " << report.executions << "\n"
                                   << report.schedule;
     EXPECT_TRUE(report.complete) << one.name;
-    std::printf("  %-44s %8llu plays\n", one.name, static_cast<unsigned long long>(report.plays));
+    std::printf("  %-44s %8llu plays\n", one.name, static_cast<unsigned long long>(report.executions));
   }
 }
 
-void expect_mutants_found(const std::vector<NamedScene>& scenes,
+void expect_mutants_found(const std::vector<NamedProgram>& programs,
                           const std::vector<Survivor>& survivors) {
-  const std::vector<SiteUse> sites = sites_of(scenes);
+  const std::vector<SiteUse> sites = sites_of(programs);
   std::vector<std::string> alive;
   for (const SiteUse& use : sites) {
-    for (const Weakening how : use.ways) {
+    for (const Weakening how : use.weakenings) {
       const std::string name = name_of(sites, use.site) + " " + to_string(how);
       bool found = false;
-      for (const NamedScene& one : scenes) {
+      for (const NamedProgram& one : programs) {
         const Report report =
             explore(one.make, {.mutant = {use.site, how}, .preemptions_max = one.preemptions_max});
         if (report.failure.empty()) continue;
         std::printf("  %-56s %s, play %llu, order %s: %s\n", name.c_str(), one.name,
-                    static_cast<unsigned long long>(report.plays), report.order.c_str(),
+                    static_cast<unsigned long long>(report.executions), report.order.c_str(),
                     report.failure.c_str());
         found = true;
         break;
@@ -82,7 +82,7 @@ void expect_mutants_found(const std::vector<NamedScene>& scenes,
   for (const std::string& name : alive) {
     const bool known = std::any_of(survivors.begin(), survivors.end(),
                                    [&](const Survivor& one) { return one.mutant == name; });
-    EXPECT_TRUE(known) << "no scene sees: " << name;
+    EXPECT_TRUE(known) << "no program sees: " << name;
   }
   for (const Survivor& one : survivors) {
     EXPECT_TRUE(std::find(alive.begin(), alive.end(), one.mutant) != alive.end())

@@ -162,7 +162,7 @@ def cpu_s():
     return used.ru_utime + used.ru_stime
 
 
-def story(folder, source, defines):
+def error_trace(folder, source, defines):
     """The way to the error, statement by statement."""
     text = subprocess.run(["spin", *defines, "-p", "-t", source], cwd=folder, capture_output=True,
                           text=True, check=False).stdout
@@ -231,7 +231,7 @@ def check(path, mutant_name, large, build):
             print(f"{label}: {name}: {run.states} states, depth {run.depth}, {took:.1f} s of CPU"
                   f"{', found ' + run.found if run.found else ''}", flush=True)
             if mutant is None and run.found:
-                raise Failed(f"{label}: {run.found}\n{story(folder, source, defines)}")
+                raise Failed(f"{label}: {run.found}\n{error_trace(folder, source, defines)}")
             if mutant is None and kind == "safety":
                 check_unreached(model, run, path)
             if mutant is not None and not matches(mutant.finds, run.found):

@@ -51,12 +51,12 @@ byte epoch[2];
 byte given[2], landed[2], acked[2];
 byte breaks;
 #ifdef MUTANT_before_close
-bool said[2];
+bool reported[2];
 #endif
 
 byte rail_of[SHARDS];
 byte number[SHARDS] = 255;  // among the immediates of its connection; 255: not posted
-mtype verdict[SHARDS] = none;
+mtype result[SHARDS] = none;
 byte sent_in[SHARDS] = 255;  // epoch
 
 inline look() {
@@ -106,7 +106,7 @@ repeat:
   }
 #ifdef MUTANT_slices_apart
   if
-  :: verdict[me] == none && counted[me] == 0 && epoch[0] + epoch[1] > 0 ->
+  :: result[me] == none && counted[me] == 0 && epoch[0] + epoch[1] > 0 ->
      if
      :: atomic { up[0] -> r = 0; rail_of[me] = 0; sent_in[me] = epoch[0] }
      :: atomic { up[1] -> r = 1; rail_of[me] = 1; sent_in[me] = epoch[1] }
@@ -124,12 +124,12 @@ repeat:
     fi
   }
   atomic {
-    verdict[me] != none ->
+    result[me] != none ->
     number[me] = 255;
     sent_in[me] = 255;
     if
-    :: verdict[me] == again ->
-       verdict[me] = none;
+    :: result[me] == again ->
+       result[me] = none;
 #ifdef MUTANT_other_cut
        now = 1;
 #endif
@@ -141,18 +141,18 @@ repeat:
 
 #define BROKE(r) (!up[r] || epoch[r] > 0)
 
-inline settle() {
+inline reconcile() {
   d_step {
     i = 0;
     do
     :: i < SHARDS ->
        if
-       :: sent_in[i] == epoch[me] && rail_of[i] == me && verdict[i] == none ->
+       :: sent_in[i] == epoch[me] && rail_of[i] == me && result[i] == none ->
 #ifdef MUTANT_before_drain
-          verdict[i] = (number[i] != 255 && number[i] < landed[me] - len(taken[me]) ->
+          result[i] = (number[i] != 255 && number[i] < landed[me] - len(taken[me]) ->
                         delivered : again)
 #else
-          verdict[i] = (number[i] != 255 && number[i] < landed[me] -> delivered : again)
+          result[i] = (number[i] != 255 && number[i] < landed[me] -> delivered : again)
 #endif
        :: else
        fi;
@@ -194,16 +194,16 @@ end:
        :: sent_in[i] == epoch[me] && rail_of[i] == me && number[i] == acked[me] -> break
        :: else -> i++
        od;
-       verdict[i] = delivered;
+       result[i] = delivered;
        acked[me]++;
        i = 0
      }
   // The first to break is rail 0: the other way round would look the same.
   :: atomic { up[me] && breaks > 0 && (me == 0 || BROKE(0)) -> breaks--; up[me] = false }
 #ifdef MUTANT_before_close
-  :: atomic { !up[me] && !closed[me] && !said[me] -> settle(); said[me] = true }
+  :: atomic { !up[me] && !closed[me] && !reported[me] -> reconcile(); reported[me] = true }
   :: atomic {
-       said[me] && !closed[me] ->
+       reported[me] && !closed[me] ->
 #else
   :: atomic {
        !up[me] && !closed[me] ->
@@ -223,9 +223,9 @@ end:
        closed[me] && empty(taken[me]) ->
 #endif
 #ifdef MUTANT_before_close
-       said[me] = false;
+       reported[me] = false;
 #else
-       settle();
+       reconcile();
 #endif
        // The next connection.
        given[me] = 0;

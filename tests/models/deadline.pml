@@ -12,8 +12,8 @@ Proved: each operation ends once, the victim always; when it has ended its NIC d
 source; "not delivered" never lands, "delivered" is counted, "unknown" spoils the key; the innocent
 is delivered and counted once; a confirmation that all is quiet is not given before the word.
 
-@small PIECES=2 BREAKS=1
-@large PIECES=3 BREAKS=1
+@small WRITES=2 BREAKS=1
+@large WRITES=3 BREAKS=1
 @finite
 @unreached nic -end-
 @unreached target -end-
@@ -22,55 +22,55 @@ is delivered and counted once; a confirmation that all is quiet is not given bef
   the bound ends the operation although its NIC still holds the source
 @mutant silence_is_no assert:counted
   no word from the target is taken for "not delivered"
-@mutant no_spoil assert:spoiled
+@mutant no_poison assert:poisoned
   an unknown end that nobody tells the receiver of
-@mutant wreck_is_quiet assert:quiet
+@mutant broken_is_quiet assert:quiet
   a confirmation that looks at what is posted, and not at what a broken path has left behind
-@mutant innocents_die assert:ending
+@mutant others_die assert:ending
   whatever was on the path that is torn down ends with it
-@mutant innocents_twice assert:counted
+@mutant others_twice assert:counted
   whatever was on the path that is torn down is sent again at once, without the word
-@mutant waits_for_the_nic assert:piece
+@mutant waits_for_the_nic assert:write
   a drain without a bound: the path of an operation that hangs is never torn down
 */
 
-#define VICTIM 0
-#define NOWHERE 255
+#define STOPPED 0
+#define UNSET 255
 
-mtype = {queued, posted, stranded, again, ended};
+mtype = {queued, posted, in_doubt, again, ended};
 mtype = {none, delivered, not_delivered, unknown};
-mtype = {ready, closing, wreck, settled};
-mtype = {running, draining, forced, over};
+mtype = {ready, closing, broken, reconciled};
+mtype = {running, draining, forced, expired};
 
 // The sender.
-mtype piece[PIECES] = queued;
-mtype ending[PIECES] = none;
+mtype write[WRITES] = queued;
+mtype ending[WRITES] = none;
 mtype stage = running;        // of the victim; over: its bound has passed
 mtype path = ready;
-byte number[PIECES] = NOWHERE;  // among the immediates of the path
+byte number[WRITES] = UNSET;  // among the immediates of the path
 byte given;
-bool never_left[PIECES];      // so the NIC said when it gave it back
-bool returned[PIECES];        // by a break: its fate is not known until the word
-byte far = NOWHERE;           // the word, when it came before the wreck
+bool never_left[WRITES];      // so the NIC said when it gave it back
+bool returned[WRITES];        // by a break: its fate is not known until the word
+byte far = UNSET;           // the word, when it came before the broken
 bool asked_quiet, quiet;
-bool old[PIECES];             // posted when quiet was asked for
+bool old[WRITES];             // posted when quiet was asked for
 
 // Messages.
 bool path_close, path_state, abort_key;
-byte word;
+byte report;
 
 // NIC and wire.
-bool held[PIECES];            // the NIC may read the source
-byte fifo[PIECES];
+bool held[WRITES];            // the NIC may read the source
+byte fifo[WRITES];
 byte sent, landed, acked;
 bool hangs;
-bool second[PIECES];          // it is on the path that works
+bool second[WRITES];          // it is on the path that works
 
 // The target.
 mtype inbound = ready;
-byte looked;
-byte counted[PIECES];
-bool spoiled;
+byte polled;
+byte counted[WRITES];
+bool poisoned;
 byte breaks;
 
 inline finish(p, how) {
@@ -78,48 +78,48 @@ inline finish(p, how) {
   assert(!held[p]);
   assert(how != not_delivered || counted[p] == 0);
   ending[p] = how;
-  piece[p] = ended;
-#ifndef MUTANT_no_spoil
+  write[p] = ended;
+#ifndef MUTANT_no_poison
   abort_key = abort_key || how == unknown
 #endif
 }
 
 #ifdef MUTANT_silence_is_no
-#define WITHOUT_A_WORD(p) not_delivered
+#define WITHOUT_A_REPORT(p) not_delivered
 #else
-#define WITHOUT_A_WORD(p) (never_left[p] -> not_delivered : unknown)
+#define WITHOUT_A_REPORT(p) (never_left[p] -> not_delivered : unknown)
 #endif
 
-inline settle(taken) {
+inline reconcile(taken) {
   i = 0;
   do
-  :: i < PIECES ->
+  :: i < WRITES ->
      if
-     :: piece[i] == stranded && number[i] < taken -> finish(i, delivered)
-     :: piece[i] == stranded && number[i] >= taken && i == VICTIM && stage != running ->
+     :: write[i] == in_doubt && number[i] < taken -> finish(i, delivered)
+     :: write[i] == in_doubt && number[i] >= taken && i == STOPPED && stage != running ->
         finish(i, not_delivered)
-     :: piece[i] == stranded && number[i] >= taken && (i != VICTIM || stage == running) ->
-        piece[i] = again
+     :: write[i] == in_doubt && number[i] >= taken && (i != STOPPED || stage == running) ->
+        write[i] = again
      :: else
      fi;
      i++
   :: else -> break
   od;
   i = 0;
-  path = settled
+  path = reconciled
 }
 
 #define QUIET(p) \
-  (!old[p] || (piece[p] != posted && (piece[p] != stranded || LOOKS_AWAY) && \
-               (!returned[p] || path == settled || LOOKS_AWAY)))
-#ifdef MUTANT_wreck_is_quiet
+  (!old[p] || (write[p] != posted && (write[p] != in_doubt || LOOKS_AWAY) && \
+               (!returned[p] || path == reconciled || LOOKS_AWAY)))
+#ifdef MUTANT_broken_is_quiet
 #define LOOKS_AWAY true
 #else
 #define LOOKS_AWAY false
 #endif
 
 #define NONE_POSTED \
-  (piece[0] != posted && piece[1] != posted && piece[PIECES - 1] != posted)
+  (write[0] != posted && write[1] != posted && write[WRITES - 1] != posted)
 
 // The engine's turns, apart from its timers.
 proctype sender() {
@@ -129,9 +129,9 @@ end:
   :: atomic { path == ready && breaks > 0 -> breaks--; path = closing }
   :: atomic {
        path == closing && NONE_POSTED ->
-       path = wreck;
+       path = broken;
        if
-       :: far != NOWHERE -> settle(far)
+       :: far != UNSET -> reconcile(far)
        :: else -> path_close = true
        fi
      }
@@ -139,8 +139,8 @@ end:
        path_state ->
        path_state = false;
        if
-       :: path == wreck -> settle(word)
-       :: else -> far = word; path = closing
+       :: path == broken -> reconcile(report)
+       :: else -> far = report; path = closing
        fi
      }
   // Somebody revokes a key or a region, and wants to hear that all is quiet.
@@ -148,12 +148,12 @@ end:
        !asked_quiet ->
        asked_quiet = true;
        do
-       :: i < PIECES -> old[i] = piece[i] == posted || piece[i] == stranded || returned[i]; i++
+       :: i < WRITES -> old[i] = write[i] == posted || write[i] == in_doubt || returned[i]; i++
        :: else -> break
        od;
        i = 0
      }
-  :: atomic { asked_quiet && !quiet && QUIET(0) && QUIET(1) && QUIET(PIECES - 1) -> quiet = true }
+  :: atomic { asked_quiet && !quiet && QUIET(0) && QUIET(1) && QUIET(WRITES - 1) -> quiet = true }
   od
 }
 
@@ -162,8 +162,8 @@ proctype timers() {
   atomic {
     stage = draining;
     if
-    :: piece[VICTIM] == queued || (piece[VICTIM] == again && !second[VICTIM]) ->
-       finish(VICTIM, not_delivered)
+    :: write[STOPPED] == queued || (write[STOPPED] == again && !second[STOPPED]) ->
+       finish(STOPPED, not_delivered)
     :: else
     fi
   }
@@ -171,16 +171,16 @@ proctype timers() {
   atomic {
     stage = forced;
 #ifndef MUTANT_waits_for_the_nic
-    path = (piece[VICTIM] == posted && path == ready -> closing : path)
+    path = (write[STOPPED] == posted && path == ready -> closing : path)
 #endif
   }
   // The last quarter.
   atomic {
-    stage = over;
+    stage = expired;
     if
-    :: piece[VICTIM] == stranded -> finish(VICTIM, WITHOUT_A_WORD(VICTIM))
+    :: write[STOPPED] == in_doubt -> finish(STOPPED, WITHOUT_A_REPORT(STOPPED))
 #ifdef MUTANT_clock_ends_it
-    :: piece[VICTIM] == posted -> finish(VICTIM, unknown)
+    :: write[STOPPED] == posted -> finish(STOPPED, unknown)
 #endif
     :: else
     fi
@@ -192,13 +192,13 @@ inline give_back(p) {
   never_left[p] = number[p] >= sent;
   returned[p] = true;
   if
-  :: p == VICTIM && stage == over -> finish(p, WITHOUT_A_WORD(p))
-#if defined(MUTANT_innocents_die)
-  :: p != VICTIM -> finish(p, unknown)
-#elif defined(MUTANT_innocents_twice)
-  :: p != VICTIM -> piece[p] = again
+  :: p == STOPPED && stage == expired -> finish(p, WITHOUT_A_REPORT(p))
+#if defined(MUTANT_others_die)
+  :: p != STOPPED -> finish(p, unknown)
+#elif defined(MUTANT_others_twice)
+  :: p != STOPPED -> write[p] = again
 #endif
-  :: else -> piece[p] = stranded
+  :: else -> write[p] = in_doubt
   fi
 }
 
@@ -206,27 +206,27 @@ proctype nic(byte me) {
 end:
   do
   :: atomic {
-       piece[me] == queued && path == ready ->
-       piece[me] = posted;
+       write[me] == queued && path == ready ->
+       write[me] = posted;
        held[me] = true;
        number[me] = given;
        fifo[given] = me;
        given++
      }
-  :: atomic { piece[me] == queued && path != ready -> piece[me] = again }
+  :: atomic { write[me] == queued && path != ready -> write[me] = again }
   :: atomic { number[me] == sent && path == ready && !hangs -> sent++ }
   :: atomic {
-       number[me] == acked && acked < landed && path != wreck && path != settled && held[me] &&
+       number[me] == acked && acked < landed && path != broken && path != reconciled && held[me] &&
        !hangs ->
        acked++;
        held[me] = false;
        finish(me, delivered)
      }
-  :: atomic { me == VICTIM && piece[me] == posted && !hangs -> hangs = true }
-  :: atomic { path == closing && piece[me] == posted -> give_back(me) }
-  :: atomic { piece[me] == again && !second[me] -> second[me] = true; held[me] = true }
+  :: atomic { me == STOPPED && write[me] == posted && !hangs -> hangs = true }
+  :: atomic { path == closing && write[me] == posted -> give_back(me) }
+  :: atomic { write[me] == again && !second[me] -> second[me] = true; held[me] = true }
   :: atomic {
-       piece[me] == again && second[me] ->
+       write[me] == again && second[me] ->
        held[me] = false;
        counted[me]++;
        assert(counted[me] <= 1);
@@ -248,9 +248,9 @@ end:
        p = 0
      }
   :: atomic {
-       looked < landed ->
-       p = fifo[looked];
-       looked++;
+       polled < landed ->
+       p = fifo[polled];
+       polled++;
        counted[p]++;
        assert(counted[p] <= 1);
        p = 0
@@ -258,12 +258,12 @@ end:
   :: atomic { inbound == ready && path_close -> path_close = false; inbound = closing }
   :: atomic { inbound == ready && breaks > 0 -> breaks--; inbound = closing }
   :: atomic {
-       inbound == closing && looked == landed ->
-       inbound = settled;
-       word = looked;
+       inbound == closing && polled == landed ->
+       inbound = reconciled;
+       report = polled;
        path_state = true
      }
-  :: atomic { abort_key -> abort_key = false; spoiled = true }
+  :: atomic { abort_key -> abort_key = false; poisoned = true }
   od
 }
 
@@ -272,7 +272,7 @@ init {
   atomic {
     select(breaks : 0 .. BREAKS);
     do
-    :: i < PIECES -> run nic(i); i++
+    :: i < WRITES -> run nic(i); i++
     :: else -> break
     od;
     i = 1;
@@ -282,12 +282,12 @@ init {
   }
   atomic {
     timeout ->
-    assert(piece[VICTIM] == ended);
-    assert(ending[VICTIM] != delivered || counted[VICTIM] == 1);
-    assert(ending[VICTIM] != unknown || spoiled);
+    assert(write[STOPPED] == ended);
+    assert(ending[STOPPED] != delivered || counted[STOPPED] == 1);
+    assert(ending[STOPPED] != unknown || poisoned);
     assert(asked_quiet && quiet);
     do
-    :: i < PIECES -> assert(ending[i] == delivered && counted[i] == 1); i++
+    :: i < WRITES -> assert(ending[i] == delivered && counted[i] == 1); i++
     :: else -> break
     od
   }

@@ -13,51 +13,51 @@ Left out: other rails (a new connection stands for them), cutting (counting.pml)
 Proved: nothing counts twice; what was reported as delivered has been counted, unless the session
 was ended; every piece is delivered in the end; old words settle nothing new; no run is endless.
 
-@small PIECES=2 BREAKS=1
-@large PIECES=2 BREAKS=2
+@small WRITES=2 BREAKS=1
+@large WRITES=2 BREAKS=2
 @finite
 @unreached sender -end-
 @unreached out -end-
 @unreached inwards -end-
 @unreached wire -end-
-@mutant early_word assert:counted
+@mutant early_report assert:counted
   the target says what it took before it has taken everything out of its end
 @mutant open_end assert:counted
   the target answers and leaves its end open
-@mutant acks_are_truth assert:counted
+@mutant acks_are_proof assert:counted
   what was not acknowledged is sent again without asking
-@mutant any_word assert:counted BREAKS=2
+@mutant any_report assert:counted BREAKS=2
   a word that does not name its connection settles whatever waits for one
 @mutant probe_is_numbered assert:counted BREAKS=2
   a probe, which carries no count, takes a number among the immediates
 @mutant repeats_count assert:counted
   a repeated message is acted on again: a closed end is opened under its old name
-@mutant lost_counts_kept_quiet assert:counted
+@mutant lost_counts_ignored assert:counted
   fewer taken than acknowledged, and the session goes on
 */
 
 #define CONNECTIONS (BREAKS + 1)
-#define ENTRIES (PIECES + 1)  // on one connection: the pieces and a probe
+#define ENTRIES (WRITES + 1)  // on one connection: the pieces and a probe
 #define PROBE 99
-#define NOBODY 255
+#define UNSET 255
 
-mtype = {absent, opening, ready, closing, wreck, settled};
-mtype = {queued, posted, stranded, delivered};
+mtype = {absent, opening, ready, closing, broken, reconciled};
+mtype = {queued, posted, in_doubt, delivered};
 
 // Messages, one slot for each connection: sent and not acted on yet.
 bool path_open[CONNECTIONS], path_answer[CONNECTIONS], path_close[CONNECTIONS];
 bool path_state[CONNECTIONS];
-byte word[CONNECTIONS];      // of path_state: immediates taken
+byte report[CONNECTIONS];      // of path_state: immediates taken
 
 // The sender.
 mtype path[CONNECTIONS] = absent;
 byte current;                // the newest connection
 bool probed;                 // it has proved that it works
 byte numbers[CONNECTIONS];   // immediates given to it
-byte done[CONNECTIONS];      // of them acknowledged, as far as the sender has looked
-byte far[CONNECTIONS] = NOBODY;  // the target's word, when it came before the wreck
-mtype piece[PIECES] = queued;
-byte piece_path[PIECES], before[PIECES];
+byte done[CONNECTIONS];      // of them acknowledged, as far as the sender has polled
+byte far[CONNECTIONS] = UNSET;  // the target's word, when it came before the broken
+mtype write[WRITES] = queued;
+byte write_path[WRITES], before[WRITES];
 bool lost;                   // the session
 
 // The wire: in order, and what was posted may land as long as the target's end is open.
@@ -66,9 +66,9 @@ byte entries[CONNECTIONS], landed[CONNECTIONS], acked[CONNECTIONS], seen[CONNECT
 
 // The target.
 mtype inbound[CONNECTIONS] = absent;
-byte looked[CONNECTIONS];    // entries whose completion was taken and counted
+byte polled[CONNECTIONS];    // entries whose completion was taken and counted
 byte taken[CONNECTIONS];     // immediates among them
-byte counted[PIECES];
+byte counted[WRITES];
 byte breaks;
 bool nic_died;
 #ifdef MUTANT_repeats_count
@@ -78,10 +78,10 @@ byte repeats = 1;
 #define GOES_ON (!lost)  // what comes after the end of a session is another story
 #define AT(c, i) entry[(c) * ENTRIES + (i)]
 
-inline settle(c, r) {
+inline reconcile(c, r) {
   if
   :: r < done[c] ->
-#ifdef MUTANT_lost_counts_kept_quiet
+#ifdef MUTANT_lost_counts_ignored
      skip
 #else
      lost = true
@@ -90,11 +90,11 @@ inline settle(c, r) {
   fi;
   i = 0;
   do
-  :: i < PIECES ->
+  :: i < WRITES ->
      if
-     :: piece[i] == stranded && piece_path[i] == c ->
-        piece[i] = (before[i] < r -> delivered : queued);
-        piece_path[i] = 0;
+     :: write[i] == in_doubt && write_path[i] == c ->
+        write[i] = (before[i] < r -> delivered : queued);
+        write_path[i] = 0;
         before[i] = 0
      :: else
      fi;
@@ -102,25 +102,25 @@ inline settle(c, r) {
   :: else -> break
   od;
   i = 0;
-  path[c] = settled
+  path[c] = reconciled
 }
 
 // Everything that this side holds of the connection comes back, then it is down.
 inline drain(c) {
   i = 0;
   do
-  :: i < PIECES ->
-     piece[i] = (piece[i] == posted && piece_path[i] == c -> stranded : piece[i]);
+  :: i < WRITES ->
+     write[i] = (write[i] == posted && write_path[i] == c -> in_doubt : write[i]);
      i++
   :: else -> break
   od;
   i = 0;
-  path[c] = wreck;
-#ifdef MUTANT_acks_are_truth
-  settle(c, done[c]);
+  path[c] = broken;
+#ifdef MUTANT_acks_are_proof
+  reconcile(c, done[c]);
 #else
   if
-  :: far[c] != NOBODY -> settle(c, far[c])
+  :: far[c] != UNSET -> reconcile(c, far[c])
   :: else -> path_close[c] = true
   fi;
 #endif
@@ -137,9 +137,9 @@ proctype sender(byte me) {
 end:
   do
   :: atomic {
-       path[current] == ready && probed && piece[me] == queued && GOES_ON ->
-       piece[me] = posted;
-       piece_path[me] = current;
+       path[current] == ready && probed && write[me] == queued && GOES_ON ->
+       write[me] = posted;
+       write_path[me] = current;
        before[me] = numbers[current];
        numbers[current]++;
        post(me)
@@ -157,25 +157,25 @@ end:
        seen[c]++;
        if
        :: id == PROBE -> probed = true
-       :: else -> piece[id] = delivered; done[c]++
+       :: else -> write[id] = delivered; done[c]++
        fi;
        id = 0
      }
   :: atomic {
        path_state[c] && GOES_ON ->
        path_state[c] = false;
-#ifdef MUTANT_any_word
-       id = (path[current] == wreck -> current : c);
+#ifdef MUTANT_any_report
+       id = (path[current] == broken -> current : c);
 #else
        id = c;
 #endif
        if
-       :: path[id] == wreck -> settle(id, word[c])
+       :: path[id] == broken -> reconcile(id, report[c])
        :: path[id] == opening || path[id] == ready || path[id] == closing ->
-          far[id] = word[c];
+          far[id] = report[c];
           path[id] = closing
-#if defined(MUTANT_open_end) || defined(MUTANT_any_word) || defined(MUTANT_repeats_count)
-       :: else  // otherwise one word is said of each connection, and none of a settled one
+#if defined(MUTANT_open_end) || defined(MUTANT_any_report) || defined(MUTANT_repeats_count)
+       :: else  // otherwise one word is said of each connection, and none of a reconciled one
 #endif
        fi;
        id = 0
@@ -203,7 +203,7 @@ end:
   :: atomic { path[c] == ready && breaks > 0 && GOES_ON -> breaks--; path[c] = closing }
   // A path that is over is opened again.
   :: atomic {
-       c == current && (path[c] == wreck || path[c] == settled) && GOES_ON ->
+       c == current && (path[c] == broken || path[c] == reconciled) && GOES_ON ->
        current++;
        path[current] = opening;
        path_open[current] = true
@@ -211,8 +211,8 @@ end:
   od
 }
 
-inline say(c) {
-  word[c] = taken[c];
+inline send_report(c) {
+  report[c] = taken[c];
   path_state[c] = true
 }
 
@@ -234,21 +234,21 @@ end:
        path_answer[c] = true
      }
 #ifdef MUTANT_repeats_count
-  :: atomic { inbound[c] == wreck && repeats > 0 -> repeats--; inbound[c] = ready }
+  :: atomic { inbound[c] == broken && repeats > 0 -> repeats--; inbound[c] = ready }
 #endif
   :: atomic {
        inbound[c] == ready && path_close[c] && GOES_ON ->
        path_close[c] = false;
 #ifdef MUTANT_open_end
-       say(c)
+       send_report(c)
 #else
        inbound[c] = closing
 #endif
      }
   :: atomic {
-       looked[c] < landed[c] && GOES_ON ->
-       id = AT(c, looked[c]);
-       looked[c]++;
+       polled[c] < landed[c] && GOES_ON ->
+       id = AT(c, polled[c]);
+       polled[c]++;
        if
        :: id == PROBE
        :: else ->
@@ -261,17 +261,17 @@ end:
   :: atomic { inbound[c] == ready && breaks > 0 && GOES_ON -> breaks--; inbound[c] = closing }
   // A NIC that dies takes completions with it that it has acknowledged.
   :: atomic {
-       inbound[c] == closing && looked[c] < landed[c] && !nic_died && GOES_ON ->
+       inbound[c] == closing && polled[c] < landed[c] && !nic_died && GOES_ON ->
        nic_died = true;
-       landed[c] = looked[c]
+       landed[c] = polled[c]
      }
-#ifdef MUTANT_early_word
-  :: atomic { inbound[c] == closing -> inbound[c] = wreck; say(c) }
+#ifdef MUTANT_early_report
+  :: atomic { inbound[c] == closing -> inbound[c] = broken; send_report(c) }
 #else
   :: atomic {
-       inbound[c] == closing && looked[c] == landed[c] && GOES_ON ->
-       inbound[c] = wreck;
-       say(c)
+       inbound[c] == closing && polled[c] == landed[c] && GOES_ON ->
+       inbound[c] = broken;
+       send_report(c)
      }
 #endif
   od
@@ -299,7 +299,7 @@ init {
     od;
     i = 0;
     do
-    :: i < PIECES -> run sender(i); i++
+    :: i < WRITES -> run sender(i); i++
     :: else -> break
     od;
     i = 0
@@ -307,7 +307,7 @@ init {
   atomic {
     timeout ->
     do
-    :: i < PIECES -> assert(lost || (piece[i] == delivered && counted[i] == 1)); i++
+    :: i < WRITES -> assert(lost || (write[i] == delivered && counted[i] == 1)); i++
     :: else -> break
     od
   }

@@ -6,7 +6,7 @@ deliver_and_pass_on() in counter_table.cc. Every peer has a key of its own in ea
 the bank's group; step s lands in bank s % 2. A peer may send step s once it has heard that s - 2
 was consumed; the message that says so may come late. A write is cut in two, and the network orders
 nothing; between the count at a member and the count at the group other things happen.
-Left out: groups that are spoiled and begin anew (renew_group), shares above one, kernels.
+Left out: groups that are poisoned and begin anew (renew_group), shares above one, kernels.
 Proved: when a step is met, the write of every peer that is not masked is whole and of that step;
 nobody overwrites a bank that is being read; a masked peer's late traffic counts for nobody; the
 group's count at the end of a step is what it expects, no more; no run is endless or stuck.
@@ -36,7 +36,7 @@ group's count at the end of a step is what it expects, no more; no run is endles
 byte shard[PEERS * STEPS * 2];
 byte next[PEERS];              // step to send
 byte credit[PEERS] = 2;        // steps that may be sent
-byte told[PEERS] = 2;          // the same, on its way
+byte credit_sent[PEERS] = 2;          // the same, on its way
 
 byte member[PEERS * BANKS];    // in halves of a write
 bool released[PEERS * BANKS];
@@ -66,7 +66,7 @@ end:
        shard[SHARD(me, next[me], 1)] = SENT;
        next[me]++
      }
-  :: atomic { credit[me] < told[me] -> credit[me] = told[me] }
+  :: atomic { credit[me] < credit_sent[me] -> credit[me] = credit_sent[me] }
   od
 }
 
@@ -148,7 +148,7 @@ inline consume() {
      if
      :: !masked[i] ->
         member[KEY(i, step)] = member[KEY(i, step)] - 2;
-        told[i] = step + 1 + BANKS
+        credit_sent[i] = step + 1 + BANKS
      :: else
      fi;
      i++

@@ -9,28 +9,28 @@ its deadline and drain bound allow; a released value rests longer than that.
 Proved: whatever arrives counts in the life that it was sent for, or in none; the next key is always
 to be had after some rest.
 
-@small SLOTS=2 GENERATIONS=4 LIVES=13 LATE=2 WRITES=1
-@large SLOTS=2 GENERATIONS=4 LIVES=21 LATE=3 WRITES=2
+@small SLOTS=2 GENERATIONS=4 ISSUES=13 LATE=2 WRITES=1
+@large SLOTS=2 GENERATIONS=4 ISSUES=21 LATE=3 WRITES=2
 @claim goes_on
 @unreached sender -end-
 @unreached clock -end-
-@mutant no_rest assert:sent_for
+@mutant no_quarantine assert:sent_for
   values that come back as soon as they are free
-@mutant rests_as_long assert:sent_for
+@mutant quarantine_too_short assert:sent_for
   a rest as long as the longest write, not longer: a tick is a tick at both ends
 @mutant one_landmark assert:sent_for
   a rule that looks once in a turn: a value that was released late in the turn rests too little
 */
 
 // As rest_ns() has it. With acquire(), which wants more than that, one tick above what is needed.
-#define REST (LATE + 1)
+#define QUARANTINE (LATE + 1)
 #define LANDMARK(generation) ((generation) % (GENERATIONS / 2) == 0)
 
 byte generation[SLOTS];
-byte since[SLOTS];   // ticks since the slot's generation stepped onto a landmark, up to REST + 1
+byte since[SLOTS];   // ticks since the slot's generation stepped onto a landmark, up to QUARANTINE + 1
 byte head;           // of the ring of free slots: they take turns, because one is live at a time
 bool live;
-byte life;           // how many there were
+byte issued;           // how many there were
 
 bool sent[WRITES];
 byte sent_slot[WRITES], sent_generation[WRITES], sent_for[WRITES];
@@ -39,12 +39,12 @@ bool counted, stale, done;
 
 ltl goes_on { <> done }
 
-#ifdef MUTANT_no_rest
-#define RESTED(slot) true
-#elif defined(MUTANT_rests_as_long)
-#define RESTED(slot) (since[slot] >= LATE)
+#ifdef MUTANT_no_quarantine
+#define QUARANTINE_OVER(slot) true
+#elif defined(MUTANT_quarantine_too_short)
+#define QUARANTINE_OVER(slot) (since[slot] >= LATE)
 #else
-#define RESTED(slot) (since[slot] > REST)
+#define QUARANTINE_OVER(slot) (since[slot] > QUARANTINE)
 #endif
 
 #ifdef MUTANT_one_landmark
@@ -56,14 +56,14 @@ ltl goes_on { <> done }
 proctype owner() {
   byte next;
   do
-  :: life == LIVES -> break
-  :: life < LIVES ->
+  :: issued == ISSUES -> break
+  :: issued < ISSUES ->
      atomic {
        next = (generation[head] + 1) % GENERATIONS;
-       !LOOKS(next) || RESTED(head) ->
+       !LOOKS(next) || QUARANTINE_OVER(head) ->
        since[head] = (LOOKS(next) -> 0 : since[head]);
        generation[head] = next;
-       life++;
+       issued++;
        live = true;
        next = 0
      }
@@ -80,12 +80,12 @@ end:
        sent[me] = true;
        sent_slot[me] = head;
        sent_generation[me] = generation[head];
-       sent_for[me] = life
+       sent_for[me] = issued
      }
      atomic {
        if
        :: live && head == sent_slot[me] && generation[head] == sent_generation[me] ->
-          assert(sent_for[me] == life);
+          assert(sent_for[me] == issued);
           counted = true
        :: else -> stale = true
        fi;
@@ -106,17 +106,17 @@ proctype clock() {
 end:
   do
   :: atomic {
-       !OUTLIVES(0) && !OUTLIVES(WRITES - 1) && (life < LIVES || sent[0] || sent[WRITES - 1]) ->
+       !OUTLIVES(0) && !OUTLIVES(WRITES - 1) && (issued < ISSUES || sent[0] || sent[WRITES - 1]) ->
        i = 0;
        do
        :: i < WRITES ->
-          age[i] = age[i] + (sent[i] && !(live && sent_for[i] == life) -> 1 : 0);
+          age[i] = age[i] + (sent[i] && !(live && sent_for[i] == issued) -> 1 : 0);
           i++
        :: else -> break
        od;
        i = 0;
        do
-       :: i < SLOTS -> since[i] = (since[i] > REST -> since[i] : since[i] + 1); i++
+       :: i < SLOTS -> since[i] = (since[i] > QUARANTINE -> since[i] : since[i] + 1); i++
        :: else -> break
        od;
        i = 0
@@ -128,7 +128,7 @@ init {
   byte i;
   atomic {
     do
-    :: i < SLOTS -> since[i] = REST + 1; i++
+    :: i < SLOTS -> since[i] = QUARANTINE + 1; i++
     :: else -> break
     od;
     i = 0;

@@ -11,8 +11,8 @@ they have, and told_, which keeps them from it while the session lives; the half
 protects counts even without proof (reuse.pml); how a wreck is settled (failover.pml).
 Proved: after close() has said "proved" nothing lands under that key; close() always ends.
 
-@small PEERS=1 WRITES=1 LIVES=2 KEEPS=1
-@large PEERS=2 WRITES=1 LIVES=2 KEEPS=1
+@small PEERS=1 WRITES=1 EPOCHS=2 KEEPS=1
+@large PEERS=2 WRITES=1 EPOCHS=2 KEEPS=1
 @finite
 @unreached peer -end-
 @unreached session -end-
@@ -21,7 +21,7 @@ Proved: after close() has said "proved" nothing lands under that key; close() al
   a peer that answers while what it posted is under way
 @mutant queue_goes_on assert:proved
   what was queued under the key is posted after the answer
-@mutant wreck_forgotten assert:proved
+@mutant broken_forgotten assert:proved
   a drain that looks at paths, and not at the connections that broke
 @mutant resolver_forgotten assert:proved
   a resolver that is not asked
@@ -40,16 +40,16 @@ Proved: after close() has said "proved" nothing lands under that key; close() al
 */
 
 #define SLOTS (PEERS * WRITES)
-#define KEYS (PEERS * (LIVES + 1))
-#define KEY(p, k) ((p) * (LIVES + 1) + (k))
+#define KEYS (PEERS * (EPOCHS + 1))
+#define KEY(p, k) ((p) * (EPOCHS + 1) + (k))
 #define NO_KEY 0
 
-mtype = {idle, queued, posted, wrecked};
+mtype = {idle, queued, posted, in_doubt};
 
 // The owner. Keys are numbered by their lives: the value is new each time.
-byte life;
+byte epoch;
 bool live;
-bool proved[LIVES + 1];      // close() said so
+bool proved[EPOCHS + 1];      // close() said so
 bool resolver[PEERS], awaited[PEERS];
 bool unproved;               // somebody was lost who may still write
 
@@ -77,7 +77,7 @@ byte writes_left[PEERS];
 
 #ifdef MUTANT_before_drain
 #define QUIET(i) true
-#elif defined(MUTANT_wreck_forgotten)
+#elif defined(MUTANT_broken_forgotten)
 #define QUIET(i) !(waits[i] && write[i] == posted)
 #else
 #define QUIET(i) !waits[i]
@@ -87,9 +87,9 @@ byte writes_left[PEERS];
 proctype wire(byte slot) {
 end:
   do
-  :: atomic { write[slot] == posted -> write[slot] = wrecked }
+  :: atomic { write[slot] == posted -> write[slot] = in_doubt }
   :: atomic {
-       write[slot] == posted || write[slot] == wrecked ->
+       write[slot] == posted || write[slot] == in_doubt ->
        if
        :: assert(!proved[under[slot]])  // lands
        :: skip                          // ends, or is settled as not taken
@@ -111,7 +111,7 @@ inline revoke_one(which) {
   :: else
   fi;
 #endif
-  waits[which] = write[which] == posted || write[which] == wrecked
+  waits[which] = write[which] == posted || write[which] == in_doubt
 }
 
 #ifdef MUTANT_submits_later
@@ -187,10 +187,10 @@ end:
        learn()
      }
   :: atomic {
-       (has[KEY(me, 1)] || has[KEY(me, LIVES)]) && writes_left[me] > 0 && FREE && !lost[me] ->
+       (has[KEY(me, 1)] || has[KEY(me, EPOCHS)]) && writes_left[me] > 0 && FREE && !lost[me] ->
        if
        :: has[KEY(me, 1)] -> key = 1
-       :: has[KEY(me, LIVES)] -> key = LIVES
+       :: has[KEY(me, EPOCHS)] -> key = EPOCHS
        fi;
        slot = (write[FIRST] == idle -> FIRST : LAST);
        start(slot);
@@ -232,7 +232,7 @@ end:
 #ifdef MUTANT_any_answer
 #define BELONGS(p) true
 #else
-#define BELONGS(p) (answer[p] == life)
+#define BELONGS(p) (answer[p] == epoch)
 #endif
 
 // The owner's session with one peer.
@@ -243,7 +243,7 @@ end:
        live && resolve_asked[p] && resolved[p] == NO_KEY && !lost[p] ->
        resolve_asked[p] = false;
        resolver[p] = KNOWN(p);
-       resolved[p] = life
+       resolved[p] = epoch
      }
   :: atomic {
        answer[p] != NO_KEY && !lost[p] ->
@@ -270,10 +270,10 @@ end:
 proctype owner() {
   byte i;
   do
-  :: life == LIVES -> break
-  :: life < LIVES ->
+  :: epoch == EPOCHS -> break
+  :: epoch < EPOCHS ->
      atomic {
-       life++;
+       epoch++;
        live = true;
        unproved = false;
        i = 0;
@@ -294,14 +294,14 @@ proctype owner() {
        do
        :: i < PEERS ->
           awaited[i] = resolver[i];
-          revoke[i] = (resolver[i] -> life : revoke[i]);
+          revoke[i] = (resolver[i] -> epoch : revoke[i]);
           i++
        :: else -> break
        od;
        i = 0
      }
      if
-     :: atomic { ALL_ANSWERED -> proved[life] = !unproved }
+     :: atomic { ALL_ANSWERED -> proved[epoch] = !unproved }
      :: atomic { awaited[0] = false; awaited[PEERS - 1] = false }  // its timeout
      fi
   od

@@ -12,18 +12,18 @@ Proved: an armed expectation ends exactly once, and its waiter wakes; "ok" means
 arrived and were not taken before; nothing counts in another life; a late cancel touches nobody
 else's expectation; the balance is what arrived less what was taken.
 
-@small WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=0 ARRIVALS=2 LIVES=2 ENDERS=1
-@large WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=1 ARRIVALS=2 LIVES=2 ENDERS=1
+@small WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=0 ARRIVALS=2 GENERATIONS=2 CANCELLERS=1
+@large WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=1 ARRIVALS=2 GENERATIONS=2 CANCELLERS=1
 @finite
 @mutant check_then_add assert:generation
   an arrival that looks at the life first and adds later: a late one counts in the next life
 @mutant no_pin assert:balance
   a cancel that reads n without holding the record: it gives n back to the next expectation
-@mutant one_look stuck
+@mutant one_check stuck
   a waiter that announces itself and sleeps without another look
 @mutant wake_first stuck
   an end that wakes before it is written down
-@mutant end_not_kept assert:mine
+@mutant result_not_kept assert:mine
   an end that frees the record before its waiter has read it
 */
 
@@ -32,7 +32,7 @@ else's expectation; the balance is what arrived less what was taken.
 // The word.
 byte generation = 1;
 bool live = true;
-bool spoiled;
+bool poisoned;
 short balance;
 
 // The record: its claim, and how many were asked for.
@@ -41,8 +41,8 @@ bool armed, pinned, unread;
 byte code;
 byte asked;
 
-// The parking spot, and who sleeps in the kernel.
-byte spot;
+// The parking event_count, and who sleeps in the kernel.
+byte event_count;
 bool asleep[WAITERS];
 
 // What is really true.
@@ -50,17 +50,17 @@ short surplus;     // what arrived in this life less what was taken by those who
 byte waiting_for;  // of the armed expectation
 
 #define OK 1
-#define GONE 2
+#define ABORTED 2
 
 inline wake() {
   if
-  :: (spot & 1) != 0 ->
+  :: (event_count & 1) != 0 ->
      if
-     :: atomic { (spot & 1) != 0 -> spot++ };
+     :: atomic { (event_count & 1) != 0 -> event_count++ };
         d_step { asleep[0] = false; asleep[WAITERS - 1] = false }
-     :: (spot & 1) == 0
+     :: (event_count & 1) == 0
      fi
-  :: (spot & 1) == 0
+  :: (event_count & 1) == 0
   fi
 }
 
@@ -73,7 +73,7 @@ inline fire(how, pin) {
     assert(armed);
     armed = false;
     pinned = pinned && !pin;
-#ifndef MUTANT_end_not_kept
+#ifndef MUTANT_result_not_kept
     unread = true;
 #endif
     code = how
@@ -93,7 +93,7 @@ proctype worker(byte key) {
   :: left > 0 ->
 #ifdef MUTANT_check_then_add
      if
-     :: OF(key) && !spoiled
+     :: OF(key) && !poisoned
      :: else -> goto out
      fi;
 #endif
@@ -104,7 +104,7 @@ proctype worker(byte key) {
 #ifdef MUTANT_check_then_add
        :: live ->
 #else
-       :: OF(key) && !spoiled ->
+       :: OF(key) && !poisoned ->
 #endif
           assert(generation == key);
           ends = balance < 0 && balance + 1 >= 0;
@@ -128,15 +128,15 @@ out: skip
 
 inline is_done() {
   atomic {
-    over = seq != mine || !armed;
-    assert(!over || seq == mine)
+    done_seen = seq != mine || !armed;
+    assert(!done_seen || seq == mine)
   }
 }
 
 // Round about: two are asked for first, then one, so that a wrong n shows.
 proctype waiter(byte me) {
   byte round, key, n, mine, ticket;
-  bool used, over, waits, made;
+  bool used, done_seen, waits, made;
   do
   :: round == ROUNDS -> break
   :: else ->
@@ -145,9 +145,9 @@ proctype waiter(byte me) {
 claim:
      atomic { mine = seq; used = IN_USE };
      atomic {
-       waits = balance < 0 && !spoiled;
+       waits = balance < 0 && !poisoned;
        if
-       :: !OF(key) || spoiled -> goto next
+       :: !OF(key) || poisoned -> goto next
        :: else
        fi
      }
@@ -164,7 +164,7 @@ claim:
      :: used && !waits -> !IN_USE -> goto claim
      fi;
      atomic {
-       made = OF(key) && !spoiled;
+       made = OF(key) && !poisoned;
        if
        :: made ->
           balance = balance - n;
@@ -184,20 +184,20 @@ claim:
      do
      :: is_done();
         if
-        :: over -> break
+        :: done_seen -> break
         :: else
         fi;
-        atomic { spot = spot | 1; ticket = spot };
-#ifndef MUTANT_one_look
+        atomic { event_count = event_count | 1; ticket = event_count };
+#ifndef MUTANT_one_check
         is_done();
         if
-        :: over -> break
+        :: done_seen -> break
         :: else
         fi;
 #endif
         atomic {
           if
-          :: spot == ticket -> asleep[me] = true
+          :: event_count == ticket -> asleep[me] = true
           :: else
           fi
         }
@@ -210,7 +210,7 @@ claim:
        code = 0
      }
 next:
-     atomic { mine = 0; used = false; waits = false; made = false; ticket = 0; over = false }
+     atomic { mine = 0; used = false; waits = false; made = false; ticket = 0; done_seen = false }
   od
 }
 
@@ -232,17 +232,17 @@ inline cancel() {
 #ifndef MUTANT_no_pin
     n = asked;
 #endif
-    undone = OF(key) && !spoiled && balance < 0;
+    undone = OF(key) && !poisoned && balance < 0;
     balance = balance + (undone -> n : 0);
     waiting_for = (undone -> 0 : waiting_for);
     n = 0
   }
   if
 #ifdef MUTANT_no_pin
-  :: undone -> fire(GONE, false)
+  :: undone -> fire(ABORTED, false)
   :: else
 #else
-  :: undone -> fire(GONE, true)
+  :: undone -> fire(ABORTED, true)
   :: else -> pinned = false
 #endif
   fi
@@ -250,20 +250,20 @@ inline cancel() {
 
 inline abort() {
   atomic {
-    undone = OF(key) && !spoiled && balance < 0;
-    spoiled = spoiled || OF(key);
+    undone = OF(key) && !poisoned && balance < 0;
+    poisoned = poisoned || OF(key);
     balance = (OF(key) -> 0 : balance);
     waiting_for = (OF(key) -> 0 : waiting_for)
   }
   if
-  :: undone -> fire(GONE, false)
+  :: undone -> fire(ABORTED, false)
   :: else
   fi
 }
 
 // The owner of an operation that has passed its deadline, or a peer that was lost: at any time
 // later, against whatever was armed then.
-proctype ender() {
+proctype canceller() {
   byte key, meant, n;
   bool undone;
 end:
@@ -280,20 +280,20 @@ proctype releaser() {
   bool waits;
   do
   :: atomic {
-       waits = balance < 0 && !spoiled;
-       assert(spoiled || balance == surplus - waiting_for);
+       waits = balance < 0 && !poisoned;
+       assert(poisoned || balance == surplus - waiting_for);
        surplus = 0;
        waiting_for = 0;
        live = false;
-       spoiled = false;
+       poisoned = false;
        balance = 0
      }
      if
-     :: waits -> fire(GONE, false)
+     :: waits -> fire(ABORTED, false)
      :: else
      fi;
      if
-     :: generation == LIVES -> break
+     :: generation == GENERATIONS -> break
      :: else
      fi;
      // acquire(): other slots are taken meanwhile.
@@ -311,7 +311,7 @@ init {
     od;
     i = 0;
     do
-    :: i < ENDERS -> run ender(); i++
+    :: i < CANCELLERS -> run canceller(); i++
     :: else -> break
     od;
     i = 0;
@@ -320,7 +320,7 @@ init {
     :: else -> break
     od;
 #if FRESH
-    run worker(LIVES);  // for who waits in the last life
+    run worker(GENERATIONS);  // for who waits in the last life
 #endif
     run releaser()
   }

@@ -219,16 +219,16 @@ TEST(Fork, ChildrenOfABusyParentDoNotHang) {
   if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   auto cluster = std::make_unique<Cluster>(2);
   auto all = std::make_unique<Everything>(*cluster);
-  Ledger ledger(400'000);
+  ReportAudit audit(400'000);
   std::atomic<bool> stop{false};
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 3; ++t) {
-    crowd.add([&] {
-      while (!stop.load() && ledger.opened() < 390'000) {
-        const uint64_t tag = ledger.open();
+    threads.add([&] {
+      while (!stop.load() && audit.opened() < 390'000) {
+        const uint64_t tag = audit.open();
         Write write = all->write();
-        write.notify = ledger.call(tag);
-        if (!all->engine.submit(write)) ledger.refused(tag);
+        write.notify = audit.call(tag);
+        if (!all->engine.submit(write)) audit.refused(tag);
         (void)all->engine.make_counter();  // takes the locks
         std::this_thread::sleep_for(20us);
       }
@@ -238,10 +238,10 @@ TEST(Fork, ChildrenOfABusyParentDoNotHang) {
     EXPECT_EQ(in_child([&](Findings& child) { use_and_drop(cluster, all, child); }), 0);
   }
   stop.store(true);
-  crowd.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
-  EXPECT_GT(ledger.ok(), 0u);
+  threads.join();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
+  EXPECT_GT(audit.ok(), 0u);
 }
 
 TEST(Fork, AnInlineEngineIsRefusedToo) {

@@ -319,7 +319,7 @@ class Receiver {
     return static_cast<Errc>(ended & 0xff);
   }
   Errc wait_asleep() {
-    ParkingSpot& spot = table_.parking(key_);
+    EventCount& spot = table_.parking(key_);
     const auto until = Clock::now() + kHang;
     for (;;) {
       if (const auto r = table_.result(armed_); r.done) return r.code;
@@ -585,7 +585,7 @@ TEST(CounterStress, LinkingAmidArrivalsPassesOnEveryCountExactlyOnce) {
 
 // Keys come and go on two threads while a third keeps sending under keys of the past. A count that
 // shows up in a life that nobody wrote to was added without a look at the life.
-TEST(CounterStress, OldKeysNeverCountInALaterLife) {
+TEST(CounterStress, OldKeysNeverCountInALaterGeneration) {
   constexpr int64_t kRestNs = 200'000'000;  // longer than the sender can be away between two sends
   CounterTable table({.live_max = 2, .key_bits = 22});  // 31 slots, so that lives follow closely
   std::atomic<uint32_t> recent{0};

@@ -57,7 +57,7 @@ TEST(EngineCallback, EverythingThatDoesNotBlockIsAllowed) {
   Area source(cluster[0], 4096), target(cluster[1], 4096);
   const PeerId peer = cluster.connect(0, 1);
   const RemoteRegion remote = target.seen_by(cluster[0], peer);
-  Ledger ledger(8);
+  ReportAudit audit(8);
   const InCallback callback(cluster[0], [&] {
     Counter counter = *cluster[0].make_counter();
     Inbox inbox = *cluster[0].make_inbox(2);
@@ -66,14 +66,14 @@ TEST(EngineCallback, EverythingThatDoesNotBlockIsAllowed) {
                                         .target = remote.at(0),
                                         .size_bytes = 8,
                                         .batch = batch,
-                                        .notify = ledger.call(ledger.open())}));
-    ASSERT_TRUE(counter.expect(1, ledger.call(ledger.open())));
+                                        .notify = audit.call(audit.open())}));
+    ASSERT_TRUE(counter.expect(1, audit.call(audit.open())));
     EXPECT_TRUE(cluster[0].cancel(batch));
     EXPECT_FALSE(cluster[0].dump().empty());
     EXPECT_TRUE(cluster[0].make_watcher(Notify::inbox(inbox)));
   });
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
 }
 
 TEST(EngineCallback, AllocatedMemoryMayEndThereAndItsPagesGoWithTheProof) {
@@ -85,18 +85,18 @@ TEST(EngineCallback, AllocatedMemoryMayEndThereAndItsPagesGoWithTheProof) {
     auto region = std::make_unique<MemoryRegion>(*cluster[0].allocate({.size_bytes = 4096}));
     const auto remote = cluster[1].import_region(back, *region->desc());
     ASSERT_TRUE(remote);
-    Ledger ledger(8);
+    ReportAudit audit(8);
     for (uint32_t i = 0; i < 8; ++i) {
       ASSERT_TRUE(cluster[1].submit(Write{.source = source.region().at(0),
                                           .target = remote->at(0),
                                           .size_bytes = 4096,
-                                          .notify = ledger.call(ledger.open())}));
+                                          .notify = audit.call(audit.open())}));
     }
     // Nothing is logged: nothing is leaked.
     const InCallback callback(cluster[0], [&] { region.reset(); });
     ASSERT_TRUE(eventually([&] { return cluster[0].stats().regions == 0; }));
-    ASSERT_TRUE(eventually([&] { return ledger.complete(); }));
-    ledger.expect_exactly_once();
+    ASSERT_TRUE(eventually([&] { return audit.complete(); }));
+    audit.expect_exactly_once();
   }
   EXPECT_TRUE(cluster[0].disconnect(peer));
 }
@@ -119,14 +119,14 @@ TEST(EngineCallback, ASubscriptionMayEndInsideItsOwnCallback) {
   for (uint32_t round = 0; round < 20; ++round) {
     Once once;
     once.subscription = *cluster[1].listen(2, Notify::call<&Once::report>(&once));
-    Ledger ledger(4);
+    ReportAudit audit(4);
     for (uint32_t i = 0; i < 4; ++i) {
       ASSERT_TRUE(cluster[0].submit(
-          Send{.peer = peer, .channel = 2, .bytes = bytes, .notify = ledger.call(ledger.open())}));
+          Send{.peer = peer, .channel = 2, .bytes = bytes, .notify = audit.call(audit.open())}));
     }
     once.ready = true;
-    ASSERT_TRUE(eventually([&] { return ledger.complete() && once.calls.load() == 1; }));
-    ledger.expect_exactly_once();
+    ASSERT_TRUE(eventually([&] { return audit.complete() && once.calls.load() == 1; }));
+    audit.expect_exactly_once();
     // Nothing may run into `once` after this.
     const InCallback last(cluster[1], [] {});
     EXPECT_EQ(once.calls.load(), 1u);

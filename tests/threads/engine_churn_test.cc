@@ -17,27 +17,27 @@ TEST(EngineChurn, RegionsEndUnderTheWritesOfOthersAndAreNeverWrittenAfterwards) 
   std::mutex mutex;
   RemoteRegion current;
   std::atomic<bool> stop{false};
-  Ledger ledger(200'000);
+  ReportAudit audit(200'000);
   std::atomic<uint64_t> delivered{0};
-  Crowd writers;
+  ScopedThreads writers;
   for (uint32_t t = 0; t < 3; ++t) {
     writers.add([&] {
       Inbox inbox = *cluster[0].make_inbox(4);
       std::array<Event, 4> events;
-      while (!stop.load() && ledger.opened() < 190'000) {
+      while (!stop.load() && audit.opened() < 190'000) {
         RemoteRegion target;
         {
           const std::lock_guard lock(mutex);
           target = current;
         }
-        const uint64_t tag = ledger.open();
+        const uint64_t tag = audit.open();
         const auto op = target ? cluster[0].submit(Write{.source = source.region().at(0),
                                                          .target = target.at(0),
                                                          .size_bytes = 4096,
                                                          .notify = Notify::inbox(inbox, tag)})
                                : Result<OpId>(fail(Errc::kNotFound, "target"));
         if (!op) {
-          ledger.refused(tag);
+          audit.refused(tag);
           ASSERT_TRUE(one_of(op.error().code, {Errc::kNotFound, Errc::kExhausted}))
               << to_string(op.error().code);
           std::this_thread::sleep_for(20us);  // until there is a region again
@@ -46,7 +46,7 @@ TEST(EngineChurn, RegionsEndUnderTheWritesOfOthersAndAreNeverWrittenAfterwards) 
         }
         const uint32_t n = inbox.poll(events);
         for (uint32_t i = 0; i < n; ++i) {
-          ledger.report(events[i]);
+          audit.report(events[i]);
           ASSERT_TRUE(one_of(events[i].code, {Errc::kOk, Errc::kNotFound}))
               << to_string(events[i].code);
           if (events[i].code == Errc::kOk) delivered.fetch_add(1);
@@ -71,8 +71,8 @@ TEST(EngineChurn, RegionsEndUnderTheWritesOfOthersAndAreNeverWrittenAfterwards) 
   }
   stop.store(true);
   writers.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
 }
 
 TEST(EngineChurn, RegionsThatWereTakenBackDoNotCountAgainstTheBound) {
@@ -102,28 +102,28 @@ TEST(EngineChurn, OwnRegionsEndUnderOwnWrites) {
   Area target(cluster[1], 4096);
   const PeerId peer = cluster.connect(0, 1);
   const RemoteRegion remote = target.seen_by(cluster[0], peer);
-  Ledger ledger(4 * 40 * 20);
-  Crowd crowd;
+  ReportAudit audit(4 * 40 * 20);
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 4; ++t) {
-    crowd.add([&, t] {
+    threads.add([&, t] {
       for (uint32_t round = 0; round < 40; ++round) {
         auto area = std::make_unique<Area>(cluster[0], 4096);
         for (uint32_t i = 0; i < 20; ++i) {
-          const uint64_t tag = ledger.open();
+          const uint64_t tag = audit.open();
           if (!cluster[0].submit(Write{.source = area->region().at(0),
                                        .target = remote.at(1024 * t),
                                        .size_bytes = 1024,
-                                       .notify = ledger.call(tag)})) {
-            ledger.refused(tag);
+                                       .notify = audit.call(tag)})) {
+            audit.refused(tag);
           }
         }
         area.reset();  // waits for the fence; the bytes are gone right after
       }
     });
   }
-  crowd.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
+  threads.join();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
   EXPECT_EQ(cluster[0].stats().regions, 0u);
 }
 
@@ -132,14 +132,14 @@ TEST(EngineChurn, PeersDisconnectAndComeBackUnderTraffic) {
   Area source(cluster[0], 4096);
   std::vector<std::unique_ptr<Area>> targets;
   for (uint32_t i = 1; i < 3; ++i) targets.push_back(std::make_unique<Area>(cluster[i], 4096));
-  Ledger ledger(100'000);
+  ReportAudit audit(100'000);
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> connected{0};
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 4; ++t) {
-    crowd.add([&, t] {
+    threads.add([&, t] {
       const uint32_t to = 1 + t % 2;
-      while (!stop.load() && ledger.opened() < 90'000) {
+      while (!stop.load() && audit.opened() < 90'000) {
         auto peer = cluster[0].connect(cluster[to].address());
         if (!peer) continue;
         auto desc = targets[to - 1]->region().desc();
@@ -148,17 +148,17 @@ TEST(EngineChurn, PeersDisconnectAndComeBackUnderTraffic) {
         auto group = cluster[0].make_group({&*peer, 1});
         if (!remote || !group) continue;
         for (uint32_t i = 0; i < 20; ++i) {
-          const uint64_t tag = ledger.open();
+          const uint64_t tag = audit.open();
           const ScatterTarget target{remote->at(0), 0, 64, {}};
           const auto op = i % 2 == 0 ? cluster[0].submit(Write{.source = source.region().at(0),
                                                                .target = remote->at(t * 512),
                                                                .size_bytes = 512,
-                                                               .notify = ledger.call(tag)})
+                                                               .notify = audit.call(tag)})
                                      : cluster[0].submit(Scatter{.source = source.region().id(),
                                                                  .targets = {&target, 1},
                                                                  .group = *group,
-                                                                 .notify = ledger.call(tag)});
-          if (!op) ledger.refused(tag);
+                                                                 .notify = audit.call(tag)});
+          if (!op) audit.refused(tag);
         }
         std::this_thread::sleep_for(100us);
       }
@@ -184,36 +184,36 @@ TEST(EngineChurn, PeersDisconnectAndComeBackUnderTraffic) {
     std::this_thread::sleep_for(300us);
   }
   stop.store(true);
-  crowd.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); })) << cluster[0].dump();
-  ledger.expect_exactly_once();
-  EXPECT_GT(ledger.ok(), 0u);
+  threads.join();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); })) << cluster[0].dump();
+  audit.expect_exactly_once();
+  EXPECT_GT(audit.ok(), 0u);
 }
 
 TEST(EngineChurn, FencesAreCancelledAndLosePeersUnderThem) {
   Cluster cluster(2);
-  Ledger ledger(4 * 60);
+  ReportAudit audit(4 * 60);
   for (uint32_t round = 0; round < 60; ++round) {
     const PeerId peer = cluster.connect(0, 1);
     ASSERT_TRUE(eventually([&] {
       const auto info = cluster[0].peer_info(peer);
       return !info || info->state != PeerState::kConnecting;
     }));
-    const uint64_t tag = ledger.open();
-    const auto op = cluster[0].submit(Fence{.peer = peer, .notify = ledger.call(tag)});
-    if (!op) ledger.refused(tag);
-    Crowd crowd;
-    if (op && round % 3 == 0) crowd.add([&] { (void)cluster[0].cancel(*op); });
-    if (round % 3 == 1) crowd.add([&] { (void)cluster[0].disconnect(peer); });
+    const uint64_t tag = audit.open();
+    const auto op = cluster[0].submit(Fence{.peer = peer, .notify = audit.call(tag)});
+    if (!op) audit.refused(tag);
+    ScopedThreads threads;
+    if (op && round % 3 == 0) threads.add([&] { (void)cluster[0].cancel(*op); });
+    if (round % 3 == 1) threads.add([&] { (void)cluster[0].disconnect(peer); });
     if (round % 3 == 2) {
-      crowd.add([&] {
+      threads.add([&] {
         for (const PeerId back : cluster[1].peers()) (void)cluster[1].disconnect(back);
       });
     }
-    crowd.join();
-    ASSERT_TRUE(eventually([&] { return ledger.complete(); })) << cluster[0].dump();
+    threads.join();
+    ASSERT_TRUE(eventually([&] { return audit.complete(); })) << cluster[0].dump();
   }
-  ledger.expect_exactly_once();
+  audit.expect_exactly_once();
   EXPECT_EQ(cluster[0].stats().ops_in_flight, 0u);
 }
 
@@ -226,18 +226,18 @@ TEST(EngineChurn, GroupsEndWhileTheirSignalsAreSubmitted) {
   const CounterKey key = counter.key();
   std::atomic<uint64_t> id{0}, accepted{0};
   std::atomic<bool> stop{false};
-  Ledger ledger(400'000);
-  Crowd crowd;
+  ReportAudit audit(400'000);
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 3; ++t) {
-    crowd.add([&] {
-      while (!stop.load() && ledger.opened() < 390'000) {
+    threads.add([&] {
+      while (!stop.load() && audit.opened() < 390'000) {
         const uint64_t packed = id.load();
         const GroupId group(static_cast<uint32_t>(packed), static_cast<uint32_t>(packed >> 32));
-        const uint64_t tag = ledger.open();
+        const uint64_t tag = audit.open();
         const auto op = cluster[0].submit(
-            Signal{.group = group, .keys = {&key, 1}, .notify = ledger.call(tag)});
+            Signal{.group = group, .keys = {&key, 1}, .notify = audit.call(tag)});
         if (!op) {
-          ledger.refused(tag);
+          audit.refused(tag);
           ASSERT_TRUE(
               one_of(op.error().code, {Errc::kNotFound, Errc::kInvalidArgument, Errc::kExhausted}))
               << to_string(op.error().code);
@@ -255,10 +255,10 @@ TEST(EngineChurn, GroupsEndWhileTheirSignalsAreSubmitted) {
     std::this_thread::yield();
   }
   stop.store(true);
-  crowd.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
-  EXPECT_EQ(ledger.ok(), accepted.load());
+  threads.join();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
+  EXPECT_EQ(audit.ok(), accepted.load());
   if (accepted.load() > 0) {
     EXPECT_TRUE(counter.wait(accepted.load(), 20s));
   }
@@ -267,9 +267,9 @@ TEST(EngineChurn, GroupsEndWhileTheirSignalsAreSubmitted) {
 TEST(EngineChurn, NamesAreResolvedAndClosedByManyThreads) {
   Cluster cluster(2);
   const PeerId peer = cluster.connect(0, 1);
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 4; ++t) {
-    crowd.add([&, t] {
+    threads.add([&, t] {
       for (uint32_t i = 0; i < 25; ++i) {
         const uint64_t name = t * 1000 + i;
         Counter counter = *cluster[1].named_counter(name);
@@ -282,7 +282,7 @@ TEST(EngineChurn, NamesAreResolvedAndClosedByManyThreads) {
       }
     });
   }
-  crowd.join();
+  threads.join();
   EXPECT_EQ(cluster[1].stats().counters, 0u);
 }
 

@@ -20,17 +20,17 @@ class Load {
         counter_(*cluster[0].make_counter()),
         group_(*cluster[0].make_group({&peer_, 1})) {}
 
-  void start(Crowd& crowd) {
-    for (uint32_t t = 0; t < 3; ++t) crowd.add([this, t] { submit(t); });
-    crowd.add([this] { wait_for_inbox(); });
-    crowd.add([this] { wait_for_counter(); });
-    crowd.add([this] { set_up(); });
-    crowd.add([this] { look(); });
-    crowd.add([this] { watch(); });
+  void start(ScopedThreads& threads) {
+    for (uint32_t t = 0; t < 3; ++t) threads.add([this, t] { submit(t); });
+    threads.add([this] { wait_for_inbox(); });
+    threads.add([this] { wait_for_counter(); });
+    threads.add([this] { set_up(); });
+    threads.add([this] { look(); });
+    threads.add([this] { watch(); });
   }
   void expect_all_reported() {
-    ledger.expect_exactly_once();
-    EXPECT_EQ(ledger.reported() + ledger.refusals(), ledger.opened());
+    audit.expect_exactly_once();
+    EXPECT_EQ(audit.reported() + audit.refusals(), audit.opened());
     EXPECT_EQ(batch_.pending(), 0u);
     EXPECT_EQ(cluster_[0].wait(batch_).error().code, Errc::kClosed);
     EXPECT_EQ(cluster_[0].close().error().code, Errc::kClosed);
@@ -38,15 +38,15 @@ class Load {
     EXPECT_EQ(cluster_[0].stats().ops_in_flight, 0u);
   }
 
-  Ledger ledger{400'000};
+  ReportAudit audit{400'000};
 
  private:
   void submit(uint32_t number) {
     Rng rng(test_seed() + number);
     const std::array<std::byte, 32> bytes{};
-    while (ledger.opened() < 390'000) {
-      const uint64_t tag = ledger.open();
-      const Notify notify = ledger.call(tag);
+    while (audit.opened() < 390'000) {
+      const uint64_t tag = audit.open();
+      const Notify notify = audit.call(tag);
       Result<OpId> op = fail(Errc::kClosed, "");
       const CounterKey key = CounterKey::from_wire(77);
       switch (rng.below(5)) {
@@ -72,7 +72,7 @@ class Load {
           break;  // refused: a timeout of nothing
       }
       if (op) continue;
-      ledger.refused(tag);
+      audit.refused(tag);
       if (op.error().code == Errc::kClosed) return;
       std::this_thread::yield();
     }
@@ -159,15 +159,15 @@ TEST(EngineClose, EverythingInFlightIsReportedAndEverybodyIsLetGo) {
     config.ops_max = 512;
     Cluster cluster(2, config);
     Load load(cluster);
-    Crowd crowd;
-    load.start(crowd);
+    ScopedThreads threads;
+    load.start(threads);
     // From the very first moment to well under way.
     std::this_thread::sleep_for(std::chrono::milliseconds(round * 3));
     const auto begin = std::chrono::steady_clock::now();
     EXPECT_TRUE(cluster[0].close());
     // Right on return, before anybody has been joined: callbacks included.
     EXPECT_EQ(cluster[0].stats().ops_in_flight, 0u);
-    crowd.join();
+    threads.join();
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kPatience);
     load.expect_all_reported();
   }
@@ -179,22 +179,22 @@ TEST(EngineClose, BothEndsAtOnce) {
     Area source(cluster[0], 1 << 16), target(cluster[1], 1 << 16);
     const PeerId peer = cluster.connect(0, 1);
     const RemoteRegion remote = target.seen_by(cluster[0], peer);
-    Ledger ledger(64);
+    ReportAudit audit(64);
     for (uint32_t i = 0; i < 64; ++i) {
-      const uint64_t tag = ledger.open();
+      const uint64_t tag = audit.open();
       if (!cluster[0].submit(Write{.source = source.region().at(0),
                                    .target = remote.at(0),
                                    .size_bytes = 1 << 16,
-                                   .notify = ledger.call(tag)})) {
-        ledger.refused(tag);
+                                   .notify = audit.call(tag)})) {
+        audit.refused(tag);
       }
     }
     std::this_thread::sleep_for(round * 100us);
-    Crowd crowd;
-    for (uint32_t i = 0; i < 2; ++i) crowd.add([&, i] { EXPECT_TRUE(cluster[i].close()); });
-    crowd.join();
-    EXPECT_TRUE(ledger.complete());
-    ledger.expect_exactly_once();
+    ScopedThreads threads;
+    for (uint32_t i = 0; i < 2; ++i) threads.add([&, i] { EXPECT_TRUE(cluster[i].close()); });
+    threads.join();
+    EXPECT_TRUE(audit.complete());
+    audit.expect_exactly_once();
   }
 }
 
@@ -202,15 +202,15 @@ TEST(EngineClose, OfTwoThatCloseOneDoesAndTheOtherIsRefused) {
   for (uint32_t round = 0; round < 10; ++round) {
     Cluster cluster(1);
     std::atomic<uint32_t> done{0}, refused{0};
-    Crowd crowd;
+    ScopedThreads threads;
     for (uint32_t t = 0; t < 2; ++t) {
-      crowd.add([&] {
+      threads.add([&] {
         const auto closed = cluster[0].close();
         closed ? done.fetch_add(1) : refused.fetch_add(1);
         EXPECT_TRUE(closed_or_ok(closed.error().code));
       });
     }
-    crowd.join();
+    threads.join();
     EXPECT_EQ(done.load(), 1u);
     EXPECT_EQ(refused.load(), 1u);
   }
@@ -231,8 +231,8 @@ TEST(EngineClose, HandlesOutliveTheEngineInertly) {
   const PeerId peer = cluster->connect(0, 1);
   PeerGroup group = *engine.make_group({&peer, 1});
   ASSERT_TRUE(counters.add(counter, peer));
-  Ledger ledger(1);
-  Watcher watcher = *engine.make_watcher(ledger.call(0));
+  ReportAudit audit(1);
+  Watcher watcher = *engine.make_watcher(audit.call(0));
   Subscription subscription = *engine.subscribe(Notify::inbox(inbox));
   watcher.arm();
   cluster.reset();

@@ -106,14 +106,14 @@ class Area {
 /// Which of the accepted operations were reported, and how often.
 ///
 /// Threads: everything from any thread.
-class Ledger {
+class ReportAudit {
  public:
-  explicit Ledger(uint64_t tags) : reports_(tags) {}
+  explicit ReportAudit(uint64_t tags) : reports_(tags) {}
 
   /// The tag of the next request.
   uint64_t open() {
     const uint64_t tag = next_.fetch_add(1);
-    EXPECT_LT(tag, reports_.size()) << "the ledger is too small";
+    EXPECT_LT(tag, reports_.size()) << "the audit is too small";
     return tag;
   }
   /// It was not taken: nothing may be reported for it.
@@ -122,9 +122,9 @@ class Ledger {
     ASSERT_LT(event.tag, reports_.size());
     reports_[event.tag].fetch_add(1);
     if (event.code == Errc::kOk) ok_.fetch_add(1);
-    reported_.fetch_add(1);  // the last: whoever sees it may end the ledger
+    reported_.fetch_add(1);  // the last: whoever sees it may end the audit
   }
-  Notify call(uint64_t tag) { return Notify::call<&Ledger::report>(this, tag); }
+  Notify call(uint64_t tag) { return Notify::call<&ReportAudit::report>(this, tag); }
 
   uint64_t opened() const { return next_.load(); }
   uint64_t reported() const { return reported_.load(); }
@@ -154,9 +154,9 @@ class Ledger {
 };
 
 /// Threads that are joined at the end of the scope.
-class Crowd {
+class ScopedThreads {
  public:
-  ~Crowd() { join(); }
+  ~ScopedThreads() { join(); }
   template <class F>
   void add(F body) {
     threads_.emplace_back(std::move(body));

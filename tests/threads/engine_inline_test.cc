@@ -44,23 +44,23 @@ TEST(EngineInline, OneThreadDrivesSeveralEnginesWhileOthersSubmit) {
   for (uint32_t i = 0; i < 3; ++i) loops.push_back(std::make_unique<Loop>(site));
   for (uint32_t i = 0; i < 3; ++i) loops[i]->aim_at(*loops[(i + 1) % 3]);
   constexpr uint32_t kThreads = 6, kWrites = 200;
-  Ledger ledger(kThreads * kWrites);
+  ReportAudit audit(kThreads * kWrites);
   std::atomic<uint32_t> submitting{kThreads};
   const std::thread::id driver = std::this_thread::get_id();
   struct Here {
-    Ledger& ledger;
+    ReportAudit& audit;
     std::thread::id driver;
     void report(const Event& event) {
       EXPECT_EQ(std::this_thread::get_id(), driver) << "a callback on a submitter's thread";
-      ledger.report(event);
+      audit.report(event);
     }
-  } here{ledger, driver};
-  Crowd crowd;
+  } here{audit, driver};
+  ScopedThreads threads;
   for (uint32_t t = 0; t < kThreads; ++t) {
-    crowd.add([&, t] {
+    threads.add([&, t] {
       Loop& loop = *loops[t % loops.size()];
       for (uint32_t i = 0; i < kWrites; ++i) {
-        const uint64_t tag = ledger.open();
+        const uint64_t tag = audit.open();
         ASSERT_TRUE(loop.engine.submit(Write{.source = loop.source.region().at(0),
                                              .target = loop.remote.at(0),
                                              .size_bytes = 256,
@@ -75,11 +75,11 @@ TEST(EngineInline, OneThreadDrivesSeveralEnginesWhileOthersSubmit) {
   EXPECT_TRUE(eventually([&] {
     site.runtime->turn();
     loops[1]->engine.progress();
-    return submitting.load() == 0 && ledger.complete();
+    return submitting.load() == 0 && audit.complete();
   }));
-  crowd.join();
-  ledger.expect_exactly_once();
-  EXPECT_EQ(ledger.ok(), kThreads * kWrites);
+  threads.join();
+  audit.expect_exactly_once();
+  EXPECT_EQ(audit.ok(), kThreads * kWrites);
   for (uint32_t i = 1; i < 3; ++i) EXPECT_TRUE(loops[i]->counter.wait(kThreads / 3 * kWrites, 20s));
 }
 
@@ -88,30 +88,30 @@ TEST(EngineInline, ThreadsThatWaitTakeTurnsAtDrivingAndNoneRunsTheOthersCallback
   Loop loop(site);
   loop.aim_at(loop);  // by a copy
   constexpr uint32_t kThreads = 4, kRounds = 60;
-  Ledger ledger(kThreads * kRounds);
-  Crowd crowd;
+  ReportAudit audit(kThreads * kRounds);
+  ScopedThreads threads;
   for (uint32_t t = 0; t < kThreads; ++t) {
-    crowd.add([&] {
+    threads.add([&] {
       Batch batch = *loop.engine.make_batch();
       for (uint32_t i = 0; i < kRounds; ++i) {
-        const uint64_t tag = ledger.open();
+        const uint64_t tag = audit.open();
         ASSERT_TRUE(loop.engine.submit(Write{.source = loop.source.region().at(0),
                                              .target = loop.remote.at(0),
                                              .size_bytes = 64,
                                              .batch = batch,
-                                             .notify = ledger.call(tag)}));
+                                             .notify = audit.call(tag)}));
         if (i % 3 == 0) loop.engine.progress();
         if (i % 3 == 1) site.runtime->turn();
         ASSERT_TRUE(loop.engine.wait(batch, 20s));
       }
     });
   }
-  crowd.join();
+  threads.join();
   EXPECT_TRUE(eventually([&] {
     site.runtime->turn();
-    return ledger.complete();
+    return audit.complete();
   }));
-  ledger.expect_exactly_once();
+  audit.expect_exactly_once();
 }
 
 TEST(EngineInline, ClosesWhileOthersSubmitAndDrive) {
@@ -119,31 +119,31 @@ TEST(EngineInline, ClosesWhileOthersSubmitAndDrive) {
     Site site;
     Loop loop(site), other(site);
     loop.aim_at(other);
-    Ledger ledger(200'000);
+    ReportAudit audit(200'000);
     std::atomic<bool> stop{false};
-    Crowd crowd;
+    ScopedThreads threads;
     for (uint32_t t = 0; t < 2; ++t) {
-      crowd.add([&] {
-        while (ledger.opened() < 190'000) {
-          const uint64_t tag = ledger.open();
+      threads.add([&] {
+        while (audit.opened() < 190'000) {
+          const uint64_t tag = audit.open();
           const auto op = loop.engine.submit(Write{.source = loop.source.region().at(0),
                                                    .target = loop.remote.at(0),
                                                    .size_bytes = 64,
-                                                   .notify = ledger.call(tag)});
+                                                   .notify = audit.call(tag)});
           if (op) continue;
-          ledger.refused(tag);
+          audit.refused(tag);
           if (op.error().code == Errc::kClosed) return;
           std::this_thread::yield();
         }
       });
     }
-    crowd.add([&] {
+    threads.add([&] {
       while (!stop.load()) {
         site.runtime->turn();
         loop.engine.progress();
       }
     });
-    crowd.add(
+    threads.add(
         [&] { EXPECT_EQ(loop.counter.wait(1, Timeout::forever()).error().code, Errc::kClosed); });
     std::this_thread::sleep_for(round * 500us);
     EXPECT_TRUE(loop.engine.close(20s));
@@ -152,9 +152,9 @@ TEST(EngineInline, ClosesWhileOthersSubmitAndDrive) {
     EXPECT_TRUE(other.engine.submit(Timer{.after = 100us, .batch = batch}));
     EXPECT_TRUE(other.engine.wait(batch, 20s));
     stop.store(true);
-    crowd.join();
-    EXPECT_TRUE(ledger.complete());
-    ledger.expect_exactly_once();
+    threads.join();
+    EXPECT_TRUE(audit.complete());
+    audit.expect_exactly_once();
   }
 }
 

@@ -37,9 +37,9 @@ TEST(EngineNotify, CountersAreWaitedForByThreadsCallbacksAndPollingAtOnce) {
   Chain chain(*cluster[1].make_counter());
   chain.ask();
   constexpr uint32_t kThreads = 4, kSignals = 250;
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < kThreads; ++t) {
-    crowd.add([&] {
+    threads.add([&] {
       for (uint32_t i = 0; i < kSignals; ++i) {
         for (const CounterKey key : {blocked.key(), polled.key(), chain.counter.key()}) {
           while (!cluster[0].submit(Signal{.group = group, .keys = {&key, 1}})) {
@@ -49,19 +49,19 @@ TEST(EngineNotify, CountersAreWaitedForByThreadsCallbacksAndPollingAtOnce) {
       }
     });
   }
-  crowd.add([&] {
+  threads.add([&] {
     for (uint32_t i = 0; i < kThreads * kSignals / 2; ++i) ASSERT_TRUE(blocked.wait(2, 20s));
   });
   std::atomic<uint32_t> taken{0};
   for (uint32_t t = 0; t < 2; ++t) {
-    crowd.add([&] {
+    threads.add([&] {
       EXPECT_TRUE(eventually([&] {
         while (polled.try_take(1)) taken.fetch_add(1);
         return taken.load() == kThreads * kSignals;
       }));
     });
   }
-  crowd.join();
+  threads.join();
   EXPECT_TRUE(eventually([&] { return chain.seen.load() == kThreads * kSignals; }));
   EXPECT_EQ(blocked.count(), 0u);
   chain.counter.release();
@@ -76,9 +76,9 @@ TEST(EngineNotify, TwoThreadsThatWaitInTurnsLoseNoCount) {
   const CounterKey key = counter.key();
   constexpr uint32_t kSignals = 600;
   std::atomic<uint32_t> met{0};
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 2; ++t) {
-    crowd.add([&] {
+    threads.add([&] {
       while (met.load() < kSignals) {
         const auto waited = counter.wait(1, 5ms);
         if (waited) met.fetch_add(1);
@@ -91,7 +91,7 @@ TEST(EngineNotify, TwoThreadsThatWaitInTurnsLoseNoCount) {
     ASSERT_TRUE(cluster[0].submit(Signal{.group = group, .keys = {&key, 1}}));
     if (i % 16 == 0) std::this_thread::sleep_for(100us);
   }
-  crowd.join();
+  threads.join();
   EXPECT_EQ(met.load(), kSignals);
   EXPECT_EQ(counter.count(), 0u);
 }
@@ -102,7 +102,7 @@ TEST(EngineNotify, CountersAreMadeAndReleasedUnderTrafficAndTheirWaits) {
   const PeerGroup group = *cluster[0].make_group({&peer, 1});
   std::atomic<uint32_t> current{0};
   std::atomic<bool> stop{false};
-  Crowd sender;
+  ScopedThreads sender;
   sender.add([&] {
     while (!stop.load()) {
       const CounterKey key = CounterKey::from_wire(current.load());
@@ -113,21 +113,21 @@ TEST(EngineNotify, CountersAreMadeAndReleasedUnderTrafficAndTheirWaits) {
   for (uint32_t i = 0; i < 60; ++i) {
     Counter counter = *cluster[1].make_counter();
     current.store(counter.key().wire());
-    Ledger ledger(1);
-    Crowd waiters;
+    ReportAudit audit(1);
+    ScopedThreads waiters;
     waiters.add([&] {
       // Ends by the release: so many never come.
       const auto waited = counter.wait(1'000'000, 20s);
       const Errc code = waited.error().code;
       EXPECT_TRUE(code == Errc::kReleased || code == Errc::kBusy) << to_string(code);
     });
-    const uint64_t tag = ledger.open();
-    if (!counter.expect(2'000'000, ledger.call(tag))) ledger.refused(tag);
+    const uint64_t tag = audit.open();
+    if (!counter.expect(2'000'000, audit.call(tag))) audit.refused(tag);
     std::this_thread::sleep_for(500us);
     counter.release();
     waiters.join();
-    ASSERT_TRUE(eventually([&] { return ledger.complete(); }));
-    ledger.expect_exactly_once();
+    ASSERT_TRUE(eventually([&] { return audit.complete(); }));
+    audit.expect_exactly_once();
   }
   stop.store(true);
   sender.join();
@@ -157,8 +157,8 @@ TEST(EngineNotify, TheLastValueOfAWatchedWordIsNeverLost) {
     by_call.arm();
     by_inbox.arm();
     constexpr uint64_t kBursts = 40, kValues = 50;
-    Crowd crowd;
-    crowd.add([&] {
+    ScopedThreads threads;
+    threads.add([&] {
       Event event;
       for (uint64_t burst = 1; burst <= kBursts; ++burst) {
         while (read.last.load() < burst * kValues) {
@@ -176,12 +176,12 @@ TEST(EngineNotify, TheLastValueOfAWatchedWordIsNeverLost) {
         return called.last.load() == burst * kValues && read.last.load() == burst * kValues;
       }));
     }
-    crowd.join();
+    threads.join();
     EXPECT_LE(called.events.load(), kBursts * kValues);
   }
 }
 
-TEST(EngineNotify, DisarmingQueuesTheLastValueAlsoBehindOneThatIsBeingTold) {
+TEST(EngineNotify, DisarmingQueuesTheLastValueAlsoAfterOneThatIsBeingReported) {
   Cluster cluster(1);
   struct Slow {
     std::atomic<bool> inside{false}, go_on{false};
@@ -222,11 +222,11 @@ TEST(EngineNotify, MessagesGoBothWaysAndEachArrivesOnce) {
   Subscription by_call = *cluster[0].listen(3, Notify::call<&Post::report>(&posts[0]));
   Inbox inbox = *cluster[1].make_inbox(8);
   Subscription by_inbox = *cluster[1].listen(3, Notify::inbox(inbox));
-  Ledger ledger(2 * kThreads * kMessages);
-  Crowd crowd;
+  ReportAudit audit(2 * kThreads * kMessages);
+  ScopedThreads threads;
   for (uint32_t side = 0; side < 2; ++side) {
     for (uint32_t t = 0; t < kThreads; ++t) {
-      crowd.add([&, side, t] {
+      threads.add([&, side, t] {
         for (uint32_t i = 0; i < kMessages; ++i) {
           const uint32_t number = t * kMessages + i;
           std::vector<std::byte> bytes(sizeof number + number % 300,
@@ -235,7 +235,7 @@ TEST(EngineNotify, MessagesGoBothWaysAndEachArrivesOnce) {
           ASSERT_TRUE(cluster[side].submit(Send{.peer = peers[side],
                                                 .channel = 3,
                                                 .bytes = bytes,
-                                                .notify = ledger.call(ledger.open())}));
+                                                .notify = audit.call(audit.open())}));
         }
       });
     }
@@ -247,10 +247,10 @@ TEST(EngineNotify, MessagesGoBothWaysAndEachArrivesOnce) {
     for (uint32_t i = 0; i < n; ++i) posts[1].report(events[i]);
     got += n;
   }
-  crowd.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
-  EXPECT_EQ(ledger.ok(), ledger.opened());
+  threads.join();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
+  EXPECT_EQ(audit.ok(), audit.opened());
   for (const Post& post : posts) {
     for (uint32_t i = 0; i < kThreads * kMessages; ++i) EXPECT_EQ(post.seen[i].load(), 1u);
   }
@@ -259,21 +259,21 @@ TEST(EngineNotify, MessagesGoBothWaysAndEachArrivesOnce) {
 TEST(EngineNotify, ListenersAndSubscribersComeAndGo) {
   Cluster cluster(2);
   const PeerId peer = cluster.connect(0, 1);
-  Ledger ledger(20000);
+  ReportAudit audit(20000);
   std::atomic<bool> stop{false};
-  Crowd crowd;
-  crowd.add([&] {
+  ScopedThreads threads;
+  threads.add([&] {
     const std::array<std::byte, 8> bytes{};
     for (uint32_t i = 0; i < 5000 && !stop.load(); ++i) {
-      const uint64_t tag = ledger.open();
+      const uint64_t tag = audit.open();
       if (!cluster[0].submit(
-              Send{.peer = peer, .channel = 9, .bytes = bytes, .notify = ledger.call(tag)})) {
-        ledger.refused(tag);
+              Send{.peer = peer, .channel = 9, .bytes = bytes, .notify = audit.call(tag)})) {
+        audit.refused(tag);
       }
       if (i % 8 == 0) std::this_thread::sleep_for(50us);
     }
   });
-  crowd.add([&] {
+  threads.add([&] {
     while (!stop.load()) {
       // Fails, and nobody else asked: the subscribers hear of it.
       auto op = cluster[1].submit(Timer{.after = 1s});
@@ -301,10 +301,10 @@ TEST(EngineNotify, ListenersAndSubscribersComeAndGo) {
     events += heard.events.load() + told.events.load();
   }
   stop.store(true);
-  crowd.join();
+  threads.join();
   EXPECT_GT(events, 0u);
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
 }
 
 /// Who was accepted, and who was reported to whom: by operation, because a subscriber gets its own
@@ -326,7 +326,7 @@ struct Redirected {
   }
 };
 
-TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsGone) {
+TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
   Cluster cluster(2);
   Area source(cluster[0], 4096), target(cluster[1], 4096);
   const PeerId peer = cluster.connect(0, 1);
@@ -334,13 +334,13 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsGone) {
   Redirected told;
   Subscription subscription = *cluster[0].subscribe(Notify::call<&Redirected::report>(&told));
   std::atomic<uint64_t> read{0};
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 3; ++t) {
-    crowd.add([&] {
+    threads.add([&] {
       for (uint32_t round = 0; round < 40; ++round) {
         auto inbox = std::make_unique<Inbox>(*cluster[0].make_inbox(24));
         const Notify notify = Notify::inbox(*inbox);
-        Crowd helper;
+        ScopedThreads helper;
         helper.add([&] {  // may come when the inbox is gone
           for (uint32_t i = 0; i < 24; ++i) {
             const auto op = cluster[0].submit(Timer{.after = Nanos(i * 1000), .notify = notify});
@@ -363,7 +363,7 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsGone) {
       }
     });
   }
-  crowd.join();
+  threads.join();
   EXPECT_TRUE(eventually([&] { return told.complete(); }));
   std::sort(told.accepted.begin(), told.accepted.end());
   std::sort(told.reported.begin(), told.reported.end());
@@ -411,8 +411,8 @@ TEST(EngineNotify, ALoopThatSleepsOnEpollMissesNothingWhenTheDescriptorIsMadeUnd
   for (uint32_t round = 0; round < 30; ++round) {
     constexpr uint32_t kEvents = 40;
     Inbox inbox = *cluster[0].make_inbox(kEvents);
-    Crowd crowd;
-    crowd.add([&] {
+    ScopedThreads threads;
+    threads.add([&] {
       for (uint32_t i = 0; i < kEvents; ++i) {
         ASSERT_TRUE(cluster[0].submit(Timer{.notify = Notify::inbox(inbox, i)}));
       }
@@ -428,7 +428,7 @@ TEST(EngineNotify, ALoopThatSleepsOnEpollMissesNothingWhenTheDescriptorIsMadeUnd
       got += inbox.poll(events);
     }
     ::close(loop);
-    crowd.join();
+    threads.join();
   }
 }
 

@@ -45,9 +45,9 @@ struct Field {
 /// One thread's own things, and what it knows of the counts that it caused.
 class Submitter {
  public:
-  Submitter(Field& field, Ledger& ledger, RecentOps& recent, uint32_t number)
+  Submitter(Field& field, ReportAudit& audit, RecentOps& recent, uint32_t number)
       : field_(field),
-        ledger_(ledger),
+        audit_(audit),
         recent_(recent),
         number_(number),
         rng_(test_seed() * 1000 + number),
@@ -74,7 +74,7 @@ class Submitter {
   void drain() {
     std::array<Event, 16> events;
     while (const uint32_t n = inbox_.poll(events)) {
-      for (uint32_t i = 0; i < n; ++i) ledger_.report(events[i]);
+      for (uint32_t i = 0; i < n; ++i) audit_.report(events[i]);
       in_inbox_ -= n;
     }
   }
@@ -86,8 +86,8 @@ class Submitter {
     Notify notify;
     uint64_t tag = 0;
     if (how < 2) {
-      tag = ledger_.open();
-      notify = how == 0 ? ledger_.call(tag) : Notify::inbox(inbox_, tag);
+      tag = audit_.open();
+      notify = how == 0 ? audit_.call(tag) : Notify::inbox(inbox_, tag);
     } else {
       batch = batch_;
       if (how == 2) notify = Notify::flag(flag_);
@@ -99,7 +99,7 @@ class Submitter {
       if (how >= 2) ++in_batch_;
       return;
     }
-    if (how < 2) ledger_.refused(tag);
+    if (how < 2) audit_.refused(tag);
     const Errc why = op.error().code;
     EXPECT_TRUE(why == Errc::kExhausted || why == Errc::kBusy) << to_string(why);
   }
@@ -158,7 +158,7 @@ class Submitter {
   }
 
   Field& field_;
-  Ledger& ledger_;
+  ReportAudit& audit_;
   RecentOps& recent_;
   uint32_t number_;
   Rng rng_;
@@ -170,14 +170,14 @@ class Submitter {
 
 TEST(EngineTraffic, EveryAcceptedOperationIsReportedOnceWhateverIsCancelled) {
   Field field;
-  Ledger ledger(kSubmitters * kRounds);
+  ReportAudit audit(kSubmitters * kRounds);
   RecentOps recent;
   std::vector<std::unique_ptr<Submitter>> submitters;
   for (uint32_t i = 0; i < kSubmitters; ++i) {
-    submitters.push_back(std::make_unique<Submitter>(field, ledger, recent, i));
+    submitters.push_back(std::make_unique<Submitter>(field, audit, recent, i));
   }
   std::atomic<bool> stop{false};
-  Crowd cancellers;
+  ScopedThreads cancellers;
   for (uint32_t i = 0; i < 2; ++i) {
     cancellers.add([&, i] {
       Rng rng(test_seed() + i);
@@ -188,15 +188,15 @@ TEST(EngineTraffic, EveryAcceptedOperationIsReportedOnceWhateverIsCancelled) {
       }
     });
   }
-  Crowd crowd;
-  for (auto& submitter : submitters) crowd.add([&] { submitter->run(); });
-  crowd.join();
+  ScopedThreads threads;
+  for (auto& submitter : submitters) threads.add([&] { submitter->run(); });
+  threads.join();
   stop.store(true);
   cancellers.join();
 
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); })) << field.engine.dump();
-  ledger.expect_exactly_once();
-  EXPECT_GT(ledger.ok(), ledger.opened() / 4);
+  EXPECT_TRUE(eventually([&] { return audit.complete(); })) << field.engine.dump();
+  audit.expect_exactly_once();
+  EXPECT_GT(audit.ok(), audit.opened() / 4);
   EXPECT_TRUE(eventually([&] { return field.engine.stats().ops_in_flight == 0; }));
   for (auto& submitter : submitters) EXPECT_GT(submitter->in_batch(), 0u);
 }
@@ -222,9 +222,9 @@ TEST(EngineTraffic, CountsAtRestAreWhatTheCompletionsSay) {
   Delivered delivered;
   std::atomic<uint64_t> accepted{0};
   RecentOps recent;
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < kSubmitters; ++t) {
-    crowd.add([&, t] {
+    threads.add([&, t] {
       Rng rng(test_seed() + 31 * t);
       const std::array<uint32_t, kPages> pages{0, 1, 2, 3};
       const Pages both{.indices = pages, .stride_bytes = 1024, .offset_bytes = t * kSliceBytes};
@@ -250,7 +250,7 @@ TEST(EngineTraffic, CountsAtRestAreWhatTheCompletionsSay) {
       }
     });
   }
-  crowd.join();
+  threads.join();
   ASSERT_TRUE(eventually([&] { return delivered.reports.load() == accepted.load(); }));
   EXPECT_EQ(delivered.unknown.load(), 0u);
   EXPECT_GT(delivered.parts.load(), 0u);
@@ -325,7 +325,7 @@ TEST(EngineTraffic, BytesAreThereWithTheCountAndNotCountedWhenCancelled) {
   }
   RecentOps recent;
   std::atomic<bool> stop{false};
-  Crowd canceller, crowd;
+  ScopedThreads canceller, threads;
   canceller.add([&] {
     Rng rng(test_seed());
     while (!stop.load()) {
@@ -333,8 +333,8 @@ TEST(EngineTraffic, BytesAreThereWithTheCountAndNotCountedWhenCancelled) {
       std::this_thread::sleep_for(10us);
     }
   });
-  for (auto& courier : couriers) crowd.add([&] { courier->run(recent); });
-  crowd.join();
+  for (auto& courier : couriers) threads.add([&] { courier->run(recent); });
+  threads.join();
   stop.store(true);
   canceller.join();
   for (auto& courier : couriers) EXPECT_GT(courier->delivered, 0u);
@@ -345,7 +345,7 @@ TEST(EngineTraffic, BatchesAreCancelledSealedResetAndAbandonedUnderTheirSubmitte
   Area source(cluster[0], kAreaBytes), target(cluster[1], kAreaBytes);
   const PeerId peer = cluster.connect(0, 1);
   const RemoteRegion remote = target.seen_by(cluster[0], peer);
-  Ledger ledger(4096);
+  ReportAudit audit(4096);
   std::atomic<uint64_t> seals{0}, sealed{0};
   struct Seal {
     std::atomic<uint64_t>& seals;
@@ -356,21 +356,21 @@ TEST(EngineTraffic, BatchesAreCancelledSealedResetAndAbandonedUnderTheirSubmitte
     auto batch = std::make_unique<Batch>(*cluster[0].make_batch());
     const BatchId id = *batch;
     std::atomic<bool> stop{false};
-    Crowd crowd;
+    ScopedThreads threads;
     for (uint32_t t = 0; t < 3; ++t) {
-      crowd.add([&, t] {
+      threads.add([&, t] {
         for (uint32_t i = 0; i < 40 && !stop.load(); ++i) {
-          const uint64_t tag = ledger.open();
+          const uint64_t tag = audit.open();
           const auto op = cluster[0].submit(Write{.source = source.region().at(0),
                                                   .target = remote.at(t * kSliceBytes),
                                                   .size_bytes = kSliceBytes,
                                                   .batch = id,
-                                                  .notify = ledger.call(tag)});
-          if (!op) ledger.refused(tag);
+                                                  .notify = audit.call(tag)});
+          if (!op) audit.refused(tag);
         }
       });
     }
-    crowd.add([&] {
+    threads.add([&] {
       const auto waited = cluster[0].wait(id, 20s);
       EXPECT_NE(waited.error().code, Errc::kTimeout);
     });
@@ -381,10 +381,10 @@ TEST(EngineTraffic, BatchesAreCancelledSealedResetAndAbandonedUnderTheirSubmitte
     }
     if (round % 3 == 1 && batch->seal(Notify::call<&Seal::report>(&seal))) sealed.fetch_add(1);
     if (round % 3 == 2) batch.reset();
-    crowd.join();
+    threads.join();
   }
-  EXPECT_TRUE(eventually([&] { return ledger.complete() && seals.load() == sealed.load(); }));
-  ledger.expect_exactly_once();
+  EXPECT_TRUE(eventually([&] { return audit.complete() && seals.load() == sealed.load(); }));
+  audit.expect_exactly_once();
   EXPECT_EQ(sealed.load(), 4u);
 }
 
@@ -405,7 +405,7 @@ TEST(EngineTraffic, ASealedBatchThatIsLetGoStillReportsOnce) {
   }
 }
 
-TEST(EngineTraffic, AFullQueueSaysWhenThereIsRoomAgainAndNobodyIsForgotten) {
+TEST(EngineTraffic, AFullQueueReportsWhenThereIsRoomAgainToEverySubmitter) {
   Config config = engine_config();
   config.ops_max = 16;
   Cluster cluster(2, config);
@@ -424,24 +424,24 @@ TEST(EngineTraffic, AFullQueueSaysWhenThereIsRoomAgainAndNobodyIsForgotten) {
     }
   } room;
   Subscription subscription = *cluster[0].subscribe(Notify::call<&Room::report>(&room));
-  Ledger ledger(4 * 300 * 64);
+  ReportAudit audit(4 * 300 * 64);
   std::atomic<uint64_t> refused{0};
-  Crowd crowd;
+  ScopedThreads threads;
   for (uint32_t t = 0; t < 4; ++t) {
-    crowd.add([&, t] {
+    threads.add([&, t] {
       for (uint32_t i = 0; i < 300; ++i) {
         while (true) {
           std::unique_lock lock(room.mutex);
           const uint64_t before = room.events;
           lock.unlock();
-          const uint64_t tag = ledger.open();
+          const uint64_t tag = audit.open();
           if (cluster[0].submit(Write{.source = source.region().at(0),
                                       .target = remote.at(t * kSliceBytes),
                                       .size_bytes = 64,
-                                      .notify = ledger.call(tag)})) {
+                                      .notify = audit.call(tag)})) {
             break;
           }
-          ledger.refused(tag);
+          audit.refused(tag);
           refused.fetch_add(1);
           lock.lock();
           ASSERT_TRUE(room.changed.wait_for(lock, kPatience, [&] { return room.events > before; }))
@@ -450,10 +450,10 @@ TEST(EngineTraffic, AFullQueueSaysWhenThereIsRoomAgainAndNobodyIsForgotten) {
       }
     });
   }
-  crowd.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
-  EXPECT_EQ(ledger.ok(), 4u * 300u);
+  threads.join();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
+  EXPECT_EQ(audit.ok(), 4u * 300u);
   EXPECT_GT(refused.load(), 0u);
 }
 

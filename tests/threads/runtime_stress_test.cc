@@ -137,23 +137,23 @@ TEST(ThreadsDriverStress, RunsJobsOfManyThreadsOneAfterAnother) {
   EXPECT_EQ(plain, kThreads * 500u);
 }
 
-// A last job may need another line, while the driver is already waiting for the lines to end.
-TEST(ThreadsDriverStress, JobsThatOffloadOnOtherLinesWhileTheDriverGoesAllRun) {
+// A last job may need another queue, while the driver is already waiting for the queues to end.
+TEST(ThreadsDriverStress, JobsThatOffloadToOtherQueuesWhileTheDriverClosesAllRun) {
   for (int round = 0; round < 50; ++round) {
     std::atomic<uint32_t> ran{0};
     {
       ThreadsDriver driver;
-      for (uint32_t line = 1; line < Driver::kOffloadQueues; line += 2) {
+      for (uint32_t queue = 1; queue < Driver::kOffloadQueues; queue += 2) {
         driver.offload(
-            [&, line] {
+            [&, queue] {
               std::this_thread::yield();
-              driver.offload([&] { ++ran; }, (line + 3) % Driver::kOffloadQueues);
+              driver.offload([&] { ++ran; }, (queue + 3) % Driver::kOffloadQueues);
               ++ran;
             },
-            line);
+            queue);
       }
     }
-    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "two for every other line";
+    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "two for every other queue";
   }
 }
 

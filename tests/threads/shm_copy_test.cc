@@ -19,31 +19,31 @@ namespace {
 // ThreadSanitizer does not look into a section and has to be told.
 TEST(ShmCopyThreads, ACommitPublishesWhatWasStoredBeforeIt) {
   constexpr uint64_t kRounds = 20'000;
-  struct Slot {
+  struct SharedBlock {
     uint64_t round = 0;
     std::array<std::byte, 200> bytes{};
     alignas(128) std::atomic<uint64_t> sequence{0};
     alignas(128) std::atomic<uint64_t> taken{0};
   };
-  const auto shared = std::make_unique<Slot>();
-  Slot& slot = *shared;
+  const auto shared = std::make_unique<SharedBlock>();
+  SharedBlock& block = *shared;
   std::thread writer([&] {
     Card& card = *(**Cards::of_process()).mine();
     std::array<std::byte, 200> source{};
     for (uint64_t i = 1; i <= kRounds; ++i) {
-      while (slot.taken.load(std::memory_order_acquire) != i - 1) sched_yield();
-      slot.round = i;
+      while (block.taken.load(std::memory_order_acquire) != i - 1) sched_yield();
+      block.round = i;
       source.fill(static_cast<std::byte>(i));
       // Short ones and long ones take turns.
-      guarded_copy(card, slot.bytes.data(), source.data(), i % 2 == 0 ? 8 : 200, {},
-                   {&slot.sequence, i}, false);
+      guarded_copy(card, block.bytes.data(), source.data(), i % 2 == 0 ? 8 : 200, {},
+                   {&block.sequence, i}, false);
     }
   });
   uint64_t wrong = 0;
   for (uint64_t i = 1; i <= kRounds; ++i) {
-    while (slot.sequence.load(std::memory_order_acquire) != i) sched_yield();
-    wrong += slot.round != i || slot.bytes[7] != static_cast<std::byte>(i);
-    slot.taken.store(i, std::memory_order_release);
+    while (block.sequence.load(std::memory_order_acquire) != i) sched_yield();
+    wrong += block.round != i || block.bytes[7] != static_cast<std::byte>(i);
+    block.taken.store(i, std::memory_order_release);
   }
   writer.join();
   EXPECT_EQ(wrong, 0u);

@@ -30,8 +30,8 @@ TEST(ShmThreads, AllocatedMemoryIsTakenBackUnderTheWritesOfOthers) {
   std::mutex mutex;
   RemoteRegion current;
   std::atomic<bool> stop{false};
-  Ledger ledger(400'000);
-  Crowd writers;
+  ReportAudit audit(400'000);
+  ScopedThreads writers;
   for (uint32_t t = 0; t < 2; ++t) {
     writers.add([&, t] {
       while (!stop.load()) {
@@ -41,14 +41,14 @@ TEST(ShmThreads, AllocatedMemoryIsTakenBackUnderTheWritesOfOthers) {
           target = current;
         }
         if (!target) continue;
-        const uint64_t tag = ledger.open();
+        const uint64_t tag = audit.open();
         const auto op = pair.writer.submit(Write{.source = source.at(0),
                                                  .target = target.at(0),
                                                  .size_bytes = t == 0 ? kSize : 64,
-                                                 .notify = ledger.call(tag)});
-        if (!op) ledger.refused(tag);
+                                                 .notify = audit.call(tag)});
+        if (!op) audit.refused(tag);
         if (!op) std::this_thread::sleep_for(100us);
-        if (ledger.opened() > 390'000) return;
+        if (audit.opened() > 390'000) return;
       }
     });
   }
@@ -58,8 +58,8 @@ TEST(ShmThreads, AllocatedMemoryIsTakenBackUnderTheWritesOfOthers) {
       const std::lock_guard lock(mutex);
       current = *pair.writer.import_region(pair.peer, *area.desc());
     }
-    const uint64_t before = ledger.ok();
-    ASSERT_TRUE(eventually([&] { return ledger.ok() > before + 2; }));
+    const uint64_t before = audit.ok();
+    ASSERT_TRUE(eventually([&] { return audit.ok() > before + 2; }));
     Batch batch = *pair.owner.make_batch();
     ASSERT_TRUE(pair.owner.submit(Deregister{.region = area.id(), .batch = batch}));
     ASSERT_TRUE(pair.owner.wait(batch, 20s));
@@ -70,13 +70,13 @@ TEST(ShmThreads, AllocatedMemoryIsTakenBackUnderTheWritesOfOthers) {
   }
   stop.store(true);
   writers.join();
-  EXPECT_TRUE(eventually([&] { return ledger.complete(); }));
-  ledger.expect_exactly_once();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); }));
+  audit.expect_exactly_once();
 }
 
 // Small writes of one submit() leave in runs. Whoever has seen n counts finds the bytes of n
 // writes.
-TEST(ShmThreads, EveryCountOfASpanIsBehindItsBytes) {
+TEST(ShmThreads, EveryCountOfASpanComesAfterItsBytes) {
   Pair pair{*Engine::open(shm_config(1)), *Engine::open(shm_config(1))};
   constexpr uint32_t kSpan = 48;
   constexpr uint64_t kStride = 264;  // some long enough for the vector loop
@@ -123,7 +123,7 @@ TEST(ShmThreads, ALoopMovesFromThreadToThreadAndThreadsEnd) {
     std::fill(source.bytes().begin(), source.bytes().end(), static_cast<std::byte>(round + 1));
     // A thread of its own for every few turns: the next one goes on where it stopped.
     for (uint32_t part = 0; part < 4; ++part) {
-      Crowd one;
+      ScopedThreads one;
       one.add([&] {
         ASSERT_TRUE(pair.writer.submit(Write{.source = source.at(0),
                                              .target = target.at(0),
@@ -134,7 +134,7 @@ TEST(ShmThreads, ALoopMovesFromThreadToThreadAndThreadsEnd) {
       one.join();
       ++sent;
     }
-    Crowd last;
+    ScopedThreads last;
     last.add([&] {
       ASSERT_TRUE(eventually([&] {
         runtime->turn();
@@ -146,7 +146,7 @@ TEST(ShmThreads, ALoopMovesFromThreadToThreadAndThreadsEnd) {
     Batch batch = *pair.owner.make_batch();
     ASSERT_TRUE(pair.owner.submit(Deregister{.region = area.id(), .batch = batch}));
     std::atomic<bool> done{false};
-    Crowd turning;
+    ScopedThreads turning;
     turning.add([&] {
       while (!done.load()) runtime->turn();
     });

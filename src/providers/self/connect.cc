@@ -77,8 +77,8 @@ uint32_t SelfRail::poll_paths(std::span<WireEvent> out) noexcept {
       path.in_down = true;
       --closing_;
     }
-    const bool over = path.down && path.in_down == path.accepted && path.queued == 0;
-    at = over ? paths_.erase(at) : std::next(at);
+    const bool finished = path.down && path.in_down == path.accepted && path.queued == 0;
+    at = finished ? paths_.erase(at) : std::next(at);
   }
   return n;
 }

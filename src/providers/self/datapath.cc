@@ -30,7 +30,7 @@ uint32_t SelfRail::post(std::span<const WriteOp> ops) noexcept {
 
 uint32_t SelfRail::poll(std::span<WireEvent> out) noexcept {
   uint32_t n = poll_fences(out);
-  n += poll_pieces(out.subspan(n));
+  n += poll_writes(out.subspan(n));
   // Behind the pieces: a path is down when its last piece is out.
   n += poll_paths(out.subspan(n));
   return n;
@@ -44,31 +44,31 @@ uint32_t SelfRail::poll_fences(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t SelfRail::poll_pieces(std::span<WireEvent> out) noexcept {
+uint32_t SelfRail::poll_writes(std::span<WireEvent> out) noexcept {
   uint64_t budget = kPollBytes;
   uint32_t n = 0;
   while (n < out.size() && count_ != 0) {
-    Piece& piece = queue_[head_];
-    const WriteOp& op = piece.op;
+    QueuedWrite& write = queue_[head_];
+    const WriteOp& op = write.op;
     Path* const path = find(op.path);
-    Outcome outcome;
-    if (!piece.counted) {
+    CopyResult result;
+    if (!write.counted) {
       if (path == nullptr || path->closing || !path->started) {
-        outcome = {Errc::kRailLost, Remote::kNotDelivered};
+        result = {Errc::kRailLost, Remote::kNotDelivered};
       } else {
-        outcome = copy(piece, budget);
-        if (outcome.code == Errc::kOk && piece.copied_bytes < op.size_bytes) break;
+        result = copy(write, budget);
+        if (result.code == Errc::kOk && write.copied_bytes < op.size_bytes) break;
       }
-      if (outcome.code == Errc::kOk && op.has_imm != 0) {
+      if (result.code == Errc::kOk && op.has_imm != 0) {
         out[n++] = {.kind = WireEvent::Kind::kImm, .imm = op.imm, .path = op.path};
         ++path->counted;
-        piece.counted = true;
+        write.counted = true;
         continue;  // the completion needs a place of its own
       }
     }
     out[n++] = {.kind = WireEvent::Kind::kWritten,
-                .code = outcome.code,
-                .remote = outcome.remote,
+                .code = result.code,
+                .remote = result.remote,
                 .cookie = op.cookie,
                 .path = op.path};
     if (path != nullptr) --path->queued;
@@ -78,10 +78,10 @@ uint32_t SelfRail::poll_pieces(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-SelfRail::Outcome SelfRail::copy(Piece& piece, uint64_t& budget) noexcept {
-  const WriteOp& op = piece.op;
-  const uint64_t stretch = std::min(op.size_bytes - piece.copied_bytes, budget);
-  if (stretch == 0) return {};  // a bare immediate, or the budget is spent
+SelfRail::CopyResult SelfRail::copy(QueuedWrite& write, uint64_t& budget) noexcept {
+  const WriteOp& op = write.op;
+  const uint64_t chunk = std::min(op.size_bytes - write.copied_bytes, budget);
+  if (chunk == 0) return {};  // a bare immediate, or the budget is spent
   const RegionTable::Pinned pinned = regions_.pin(op);
   switch (pinned.access) {
     case RegionTable::Access::kOk:
@@ -96,12 +96,12 @@ SelfRail::Outcome SelfRail::copy(Piece& piece, uint64_t& budget) noexcept {
   // then. Either way the stretches together are one memmove.
   const bool backwards = target > op.source && target - op.source < op.size_bytes;
   const uint64_t offset =
-      backwards ? op.size_bytes - piece.copied_bytes - stretch : piece.copied_bytes;
+      backwards ? op.size_bytes - write.copied_bytes - chunk : write.copied_bytes;
   std::memmove(pinned.target + offset, reinterpret_cast<const std::byte*>(op.source) + offset,
-               stretch);
+               chunk);
   regions_.unpin(op);
-  piece.copied_bytes += stretch;
-  budget -= stretch;
+  write.copied_bytes += chunk;
+  budget -= chunk;
   return {};
 }
 

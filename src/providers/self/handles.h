@@ -56,7 +56,7 @@ class RegionTable {
     bool remote_write = false;
   };
   Region* find(uint64_t key) noexcept;
-  void let_go(uint64_t key) noexcept;
+  void unpin_region(uint64_t key) noexcept;
   void retire(Region& region) noexcept;
 
   std::mutex mutex_;
@@ -105,21 +105,21 @@ class SelfRail final : public Rail {
     bool down = false;        ///< the sender's end has been reported
     bool in_down = false;     ///< the target's end has been reported
   };
-  struct Piece {
+  struct QueuedWrite {
     WriteOp op{};
     uint64_t copied_bytes = 0;
     bool counted = false;  ///< its immediate is out: from here on it is delivered
   };
-  struct Outcome {
+  struct CopyResult {
     Errc code = Errc::kOk;
     Remote remote = Remote::kDelivered;
   };
 
-  /// Copies the next stretch of the piece, at most `budget` bytes, and takes it off the budget.
-  Outcome copy(Piece& piece, uint64_t& budget) noexcept;
+  /// Copies the next stretch of the write, at most `budget` bytes, and takes it off the budget.
+  CopyResult copy(QueuedWrite& write, uint64_t& budget) noexcept;
   uint32_t poll_fences(std::span<WireEvent> out) noexcept;
   uint32_t poll_paths(std::span<WireEvent> out) noexcept;
-  uint32_t poll_pieces(std::span<WireEvent> out) noexcept;
+  uint32_t poll_writes(std::span<WireEvent> out) noexcept;
   Path* find(uint32_t path) noexcept;
 
   const Caps caps_;
@@ -130,7 +130,7 @@ class SelfRail final : public Rail {
   std::map<uint32_t, Path> paths_;
   uint32_t next_path_ = 1;
   uint32_t closing_ = 0;  ///< ends that have something to report
-  std::array<Piece, kQueueDepth> queue_;
+  std::array<QueuedWrite, kQueueDepth> queue_;
   uint32_t head_ = 0;
   uint32_t count_ = 0;
 };

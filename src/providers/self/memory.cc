@@ -91,11 +91,11 @@ RegionTable::Pinned RegionTable::pin(const WriteOp& op) noexcept {
 
 void RegionTable::unpin(const WriteOp& op) noexcept {
   const std::lock_guard lock(mutex_);
-  let_go(op.local_key);
-  let_go(op.remote_key);
+  unpin_region(op.local_key);
+  unpin_region(op.remote_key);
 }
 
-void RegionTable::let_go(uint64_t key) noexcept {
+void RegionTable::unpin_region(uint64_t key) noexcept {
   Region* const region = find(key);  // a pin keeps the generation
   FABRIC_DCHECK(region != nullptr && region->pins != 0);
   if (--region->pins == 0 && !region->live) retire(*region);

@@ -362,8 +362,8 @@ void ShmNetwork::handle(Neighbour& from, const Frame& frame, std::span<UniqueFd>
     }
   } else if (const auto* need = std::get_if<NeedBlock>(&frame)) {
     // Only whoever was let in by the core has a path, and only a path leads to memory.
-    const SharedPages::Place place =
-        from.paths == 0 ? SharedPages::Place{} : keys_.block(need->block);
+    const SharedPages::Location place =
+        from.paths == 0 ? SharedPages::Location{} : keys_.block(need->block);
     if (place.file != nullptr) {
       from.shown.insert(need->block);
       from.has_pages = true;

@@ -76,10 +76,10 @@ std::byte* Keys::place(WireKey key, uint64_t offset, uint64_t bytes) noexcept {
   return own.address + offset;
 }
 
-SharedPages::Place Keys::block(uint64_t number) {
+SharedPages::Location Keys::block(uint64_t number) {
   const std::lock_guard lock(mutex_);
   const auto shown = blocks_.find(number);
-  return shown == blocks_.end() ? SharedPages::Place{} : shown->second.place;
+  return shown == blocks_.end() ? SharedPages::Location{} : shown->second.place;
 }
 
 }  // namespace fabric::shm

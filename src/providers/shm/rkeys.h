@@ -33,7 +33,7 @@ class Keys {
   std::byte* place(WireKey key, uint64_t offset, uint64_t bytes) noexcept;
 
   /// Shared pages that at least one key lies in; without a file when there are none of that number.
-  SharedPages::Place block(uint64_t number);
+  SharedPages::Location block(uint64_t number);
 
  private:
   struct Own {
@@ -45,7 +45,7 @@ class Keys {
     bool remote_write = false;
   };
   struct Shown {
-    SharedPages::Place place{};
+    SharedPages::Location place{};
     uint32_t keys = 0;
   };
 

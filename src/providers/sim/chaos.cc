@@ -11,7 +11,7 @@ namespace {
 using Kind = Fault::Kind;
 
 /// How long something is late or slow, at most.
-constexpr uint64_t kTroubleNs = 1'000'000;
+constexpr uint64_t kDelayMaxNs = 1'000'000;
 
 bool lasts_by_time(Kind kind) noexcept {
   return kind == Kind::kSlow || kind == Kind::kDelay || kind == Kind::kLateCounts ||
@@ -112,7 +112,7 @@ Fault Wire::draw(Fault::Kind kind, int64_t lasts_ns) {
   fault.network = static_cast<uint32_t>(fault_rng_.below(networks.size()));
   fault.rail = static_cast<uint32_t>(fault_rng_.below(networks[fault.network].rails));
   if (fault_rng_.chance(0.25)) fault.rail = Fault::kAllRails;
-  fault.time = Nanos(static_cast<int64_t>(fault_rng_.between(1, kTroubleNs)));
+  fault.time = Nanos(static_cast<int64_t>(fault_rng_.between(1, kDelayMaxNs)));
   // It must be down before it is told to come up.
   if (kind == Kind::kSwallowCounts) fault.time = Nanos(lasts_ns / 2);
   return fault;

@@ -153,12 +153,12 @@ void Wire::out_down(const PathRef& at) {
 }
 
 /// Ends everything on a sender's end. `left` is what is known of the writes that are on their way.
-void Wire::break_path(OutPath& path, const PathRef& at, Remote left) {
+void Wire::break_path(OutPath& path, const PathRef& at, Remote started) {
   path.state = OutPath::State::kDown;
   while (path.first != kNone) {
     const Flight& flight = flights_[path.first];
-    const bool unknown = flight.left || path.undrained;
-    end(path.first, Errc::kRailLost, unknown ? left : Remote::kNotDelivered);
+    const bool unknown = flight.started || path.undrained;
+    complete(path.first, Errc::kRailLost, unknown ? started : Remote::kNotDelivered);
   }
   forget_lost(path);
   report_hidden(at);
@@ -177,7 +177,7 @@ void Wire::in_down(const PathRef& at) {
   down.code = Errc::kRailLost;
   down.inbound = 1;
   down.path = at.path;
-  down.value = path->taken;
+  down.value = path->received;
   if (path->undrained) down.remote = Remote::kUnknown;
   report(at, down);
 }

@@ -54,8 +54,8 @@ void Wire::deliver(uint32_t index, uint32_t to_port) {
   const Packet& packet = packets_[index];
   if (Port* sender = find_port(packet.from_port)) --sender->datagrams_out;
   Port* port = find_port(to_port);
-  const WayFaults& way = way_between(places_[packet.from_port - 1], to_port);
-  const bool cut = way.control_cut || way.datagrams_cut;
+  const PairFaults& pair = pair_faults(locations_[packet.from_port - 1], to_port);
+  const bool cut = pair.control_cut || pair.datagrams_cut;
   if (port == nullptr || cut || port->datagrams.size() >= kDatagramsMax) {
     return packets_.give(index);
   }

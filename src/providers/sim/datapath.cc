@@ -37,7 +37,7 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
       continue;
     }
     // Taken, so it ends by poll() like any other.
-    end_later(index, up ? Errc::kTooLarge : Errc::kRailLost, Remote::kNotDelivered);
+    fail_locally(index, up ? Errc::kTooLarge : Errc::kRailLost, Remote::kNotDelivered);
   }
   kick(*rail.nic);
   return taken;
@@ -51,9 +51,9 @@ uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
     WireEvent event = rail.events.pop();
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
-      // Where its bytes are, for the witness alone: the engine hears of one count.
-      const uint64_t place = std::exchange(event.value, 0);
-      if (witness_) witness_({port.node, event.imm, reinterpret_cast<const std::byte*>(place)});
+      // Where its bytes are, for the observer alone: the engine hears of one count.
+      const uint64_t address = std::exchange(event.value, 0);
+      if (observer_) observer_({port.node, event.imm, reinterpret_cast<const std::byte*>(address)});
     }
     if (event.kind == WireEvent::Kind::kWritten) {
       // The place in the queues is free only now: completions can never pile up beyond the depth.
@@ -132,13 +132,13 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   if (!source_allowed(flight)) {
     // A local protection error. What has left of it may still land; the rest is never read.
     path.unsent = flight.next;
-    return end_later(index, Errc::kNotFound,
-                     flight.left ? Remote::kUnknown : Remote::kNotDelivered);
+    return fail_locally(index, Errc::kNotFound,
+                     flight.started ? Remote::kUnknown : Remote::kNotDelivered);
   }
-  if (!flight.left && flight.op.size_bytes > 0) damage(flight, path);
+  if (!flight.started && flight.op.size_bytes > 0) corrupt_key(flight, path);
   const uint64_t size =
       std::min(packet_bytes(flight.op.size_bytes), flight.op.size_bytes - flight.sent_bytes);
-  const int64_t stall = flight.left ? 0 : nic.timing.stall_ns(flight.op.size_bytes);
+  const int64_t stall = flight.started ? 0 : nic.timing.stall_ns(flight.op.size_bytes);
 
   const uint32_t number = packets_.take();
   Packet& packet = packets_[number];
@@ -151,7 +151,7 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
 
   flight.to = path.to;
   flight.to_nonce = path.to_nonce;
-  flight.left = true;
+  flight.started = true;
   flight.sent_bytes += size;
   ++flight.refs;
   path.window_used += size;
@@ -179,7 +179,7 @@ void Wire::arrive(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
   RailState* rail = find_rail(flight.to);
-  if (rail == nullptr) return lose(number, Way::kShut);
+  if (rail == nullptr) return lose(number, Admission::kLost);
   Nic& nic = *rail->nic;
   const int64_t begin = std::max(now_ns_, nic.ingress_free_ns);
   nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.bytes.size());
@@ -195,7 +195,7 @@ void Wire::arrive(uint32_t number) {
 void Wire::land(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
-  if (const Way way = way_of(packet); way != Way::kOpen) return lose(number, way);
+  if (const Admission admission = admission_of(packet); admission != Admission::kAccept) return lose(number, admission);
   InPath* in = find_in(flight.to);
   if (in != nullptr && in->nonce != flight.to_nonce) in = nullptr;
   if (in != nullptr) ++in->expected;
@@ -212,18 +212,18 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
   }
   store(packet, flight, rail);
   flight.landed_bytes += packet.bytes.size();
-  flight.taken = flight.landed_bytes == flight.op.size_bytes;
+  flight.landed = flight.landed_bytes == flight.op.size_bytes;
   trace(EventKind::kLand, *rail.nic, packet.bytes.size(), flight.op.imm);
-  if (flight.taken && flight.op.has_imm != 0) count(flight, rail, in);
+  if (flight.landed && flight.op.has_imm != 0) count(flight, rail, in);
 
-  const Place from{flight.nic->node, flight.nic->fabric};
+  const PortLocation from{flight.nic->node, flight.nic->fabric};
   if (!flight.nic->model.ordered && !packet.bytes.empty() &&
-      way_between(from, flight.to.port).twice) {
+      pair_faults(from, flight.to.port).twice) {
     // The acknowledgement waits for it: nothing lands after the completion.
-    ++flight.echoes;
-    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, EventKind::kEcho, number);
+    ++flight.duplicates;
+    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, EventKind::kDuplicate, number);
   }
-  if (flight.taken && flight.echoes == 0) acknowledge(packet.flight, in);
+  if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, in);
   drop(number);
 }
 
@@ -239,29 +239,29 @@ void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   WireEvent arrived;
   arrived.kind = WireEvent::Kind::kImm;
   arrived.imm = flight.op.imm;
-  // Nothing to the engine, but the world's witness can tell by it whose count this is.
+  // Nothing to the engine, but the world's observer can tell by it whose count this is.
   const Region* region = find_region(rail, flight.op.remote_key);
   if (region != nullptr) {
     arrived.value = reinterpret_cast<uint64_t>(region->address) + flight.op.target;
   }
   if (in != nullptr) {
-    ++in->taken;
+    ++in->received;
     arrived.path = flight.to.path;
   }
   report(flight.to, arrived);
 }
 
 /// A packet lands a second time: its bytes, and never its count.
-void Wire::echo(uint32_t number) {
+void Wire::land_duplicate(uint32_t number) {
   const Packet& packet = packets_[number];
   Flight& flight = flights_[packet.flight];
   const RailState* rail = find_rail(flight.to);
-  if (rail != nullptr && !shut(flight) && target_allowed(*rail, flight)) {
+  if (rail != nullptr && !is_cut(flight) && target_allowed(*rail, flight)) {
     store(packet, flight, *rail);
-    trace(EventKind::kEcho, *rail->nic, packet.bytes.size(), flight.op.imm);
+    trace(EventKind::kDuplicate, *rail->nic, packet.bytes.size(), flight.op.imm);
   }
-  --flight.echoes;
-  if (flight.taken && flight.echoes == 0) acknowledge(packet.flight, nullptr);
+  --flight.duplicates;
+  if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, nullptr);
   drop(number);
 }
 
@@ -296,7 +296,7 @@ void Wire::drop(uint32_t number) {
 void Wire::acknowledge(uint32_t index, InPath* in) {
   Flight& flight = flights_[index];
   ++flight.refs;
-  int64_t arrival = now_ns_ + delay_ns(*flight.nic, places_[flight.to.port - 1].node);
+  int64_t arrival = now_ns_ + delay_ns(*flight.nic, locations_[flight.to.port - 1].node);
   if (in != nullptr && flight.nic->model.ordered) {
     arrival = std::max(arrival, in->last_ack_ns);
     in->last_ack_ns = arrival;
@@ -305,37 +305,37 @@ void Wire::acknowledge(uint32_t index, InPath* in) {
 }
 
 /// What the sender's own NIC finds out, without the network.
-void Wire::end_later(uint32_t index, Errc code, Remote remote) {
+void Wire::fail_locally(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
   flight.code = code;
   flight.remote = remote;
   ++flight.refs;
-  schedule(now_ns_ + flight.nic->timing.per_op_ns, EventKind::kEnd, index);
+  schedule(now_ns_ + flight.nic->timing.per_op_ns, EventKind::kLocalError, index);
 }
 
 void Wire::acknowledged(uint32_t index) {
   const Flight& flight = flights_[index];
-  if (flight.ended) return release(index);
+  if (flight.completed) return release(index);
   OutPath* path = find_out(flight.from);
-  const Place from{flight.nic->node, flight.nic->fabric};
+  const PortLocation from{flight.nic->node, flight.nic->fabric};
   const bool lost =
-      (way_between(from, flight.to.port).lost_acks & rail_mask(flight.nic->rail)) != 0;
-  if (path == nullptr || path->undrained || lost || shut(flight)) return lose_ack(index);
+      (pair_faults(from, flight.to.port).lost_acks & rail_mask(flight.nic->rail)) != 0;
+  if (path == nullptr || path->undrained || lost || is_cut(flight)) return lose_ack(index);
   // On an ordered path it speaks for all that the target took before.
-  while (flight.nic->model.ordered && path->first != index && flights_[path->first].taken) {
-    end(path->first, Errc::kOk, Remote::kDelivered);
+  while (flight.nic->model.ordered && path->first != index && flights_[path->first].landed) {
+    complete(path->first, Errc::kOk, Remote::kDelivered);
   }
-  ended(index);
+  complete_flight(index);
 }
 
 /// The sender's NIC knows how a flight ended. On an ordered path an error is the end of the path.
-void Wire::ended(uint32_t index) {
+void Wire::complete_flight(uint32_t index) {
   const Flight& flight = flights_[index];
   const PathRef from = flight.from;
   const bool breaks = flight.linked && flight.code != Errc::kOk && flight.nic->model.ordered;
   const bool refused = flight.code == Errc::kRemoteAccess;
-  if (!flight.ended) {
-    end(index, flight.code, flight.remote);
+  if (!flight.completed) {
+    complete(index, flight.code, flight.remote);
     OutPath* path = breaks ? find_out(from) : nullptr;
     if (path != nullptr && path->up()) {
       // After a refusal the far end takes nothing more; after a local error it does not know yet.
@@ -346,9 +346,9 @@ void Wire::ended(uint32_t index) {
 }
 
 /// A posted piece ends, whatever became of it: exactly once.
-void Wire::end(uint32_t index, Errc code, Remote remote) {
+void Wire::complete(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
-  flight.ended = true;
+  flight.completed = true;
   if (OutPath* path = find_out(flight.from)) unlink(*path, index);
   WireEvent written;
   written.kind = WireEvent::Kind::kWritten;

@@ -17,12 +17,12 @@ constexpr uint32_t kRoundsPerStep = 64;
 constexpr uint32_t kStepsPerInstant = 64;
 
 /// Marks a stretch of code, also when it is left by an exception of the user's.
-class Inside {
+class ScopedFlag {
  public:
-  explicit Inside(bool& mark) noexcept : mark_(mark) { mark_ = true; }
-  ~Inside() { mark_ = false; }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
+  explicit ScopedFlag(bool& mark) noexcept : mark_(mark) { mark_ = true; }
+  ~ScopedFlag() { mark_ = false; }
+  ScopedFlag(const ScopedFlag&) = delete;
+  ScopedFlag& operator=(const ScopedFlag&) = delete;
 
  private:
   bool& mark_;
@@ -38,13 +38,13 @@ uint64_t WorldDriver::incarnation() noexcept {
 }
 
 Result<void> WorldDriver::attach(Progress& progress, const AttachOptions&) {
-  FABRIC_CHECK(!seat_of_.contains(&progress), "attached twice");
-  auto seat = std::find_if(seats_.begin(), seats_.end(),
-                           [](const Seat& s) { return s.progress == nullptr; });
-  if (seat == seats_.end()) seat = seats_.insert(seat, Seat{});
-  seat->progress = &progress;
-  const auto number = static_cast<uint32_t>(seat - seats_.begin());
-  seat_of_[&progress] = number;
+  FABRIC_CHECK(!slot_of_.contains(&progress), "attached twice");
+  auto slot = std::find_if(slots_.begin(), slots_.end(),
+                           [](const EngineSlot& s) { return s.progress == nullptr; });
+  if (slot == slots_.end()) slot = slots_.insert(slot, EngineSlot{});
+  slot->progress = &progress;
+  const auto number = static_cast<uint32_t>(slot - slots_.begin());
+  slot_of_[&progress] = number;
   set_runnable(number);
   return {};
 }
@@ -52,34 +52,34 @@ Result<void> WorldDriver::attach(Progress& progress, const AttachOptions&) {
 void WorldDriver::detach(Progress& progress) noexcept {
   // Its jobs still reach into the engine, so none may be left behind.
   run_jobs();
-  const auto found = seat_of_.find(&progress);
-  if (found == seat_of_.end()) return;
+  const auto found = slot_of_.find(&progress);
+  if (found == slot_of_.end()) return;
   std::erase(runnable_, found->second);
   std::erase(calling_, found->second);
-  seats_[found->second] = Seat{};
-  seat_of_.erase(found);
+  slots_[found->second] = EngineSlot{};
+  slot_of_.erase(found);
 }
 
 void WorldDriver::wake(Progress& progress) noexcept {
-  const auto found = seat_of_.find(&progress);
-  if (found != seat_of_.end()) set_runnable(found->second);
+  const auto found = slot_of_.find(&progress);
+  if (found != slot_of_.end()) set_runnable(found->second);
 }
 
 void WorldDriver::wake_callbacks(Progress& progress) noexcept {
-  const auto found = seat_of_.find(&progress);
-  if (found != seat_of_.end()) set_callbacks(found->second);
+  const auto found = slot_of_.find(&progress);
+  if (found != slot_of_.end()) set_callbacks(found->second);
 }
 
 void WorldDriver::offload(std::function<void()> job, uint32_t) {
   jobs_.push_back(std::move(job));
   // Whoever offloads may hold a lock that the job needs, so jobs wait for the next step. With no
   // engine left there may be none, and nobody's lock either.
-  if (seat_of_.empty()) run_jobs();
+  if (slot_of_.empty()) run_jobs();
 }
 
 uint32_t WorldDriver::turn_one(Progress& progress) noexcept {
-  const auto found = seat_of_.find(&progress);
-  if (found != seat_of_.end() && seats_[found->second].stopped) return 0;
+  const auto found = slot_of_.find(&progress);
+  if (found != slot_of_.end() && slots_[found->second].stopped) return 0;
   return Driver::turn_one(progress);
 }
 
@@ -108,129 +108,129 @@ bool WorldDriver::drive(const std::function<bool()>& done, int64_t deadline_ns) 
 void WorldDriver::step() {
   for (uint32_t round = 0; round < kRoundsPerStep; ++round) {
     const bool jobs = run_jobs();
-    const bool turns = turn_round();
+    const bool turns = run_due_turns();
     if (!jobs && !turns) break;
   }
-  callback_round();
-  run_actors();
+  run_due_callbacks();
+  run_step_hooks();
 }
 
-bool WorldDriver::turn_round() {
+bool WorldDriver::run_due_turns() {
   order_.clear();
   const int64_t now = now_ns();
-  std::erase_if(runnable_, [&](uint32_t seat) {
-    if (!seats_[seat].may_turn(now)) return false;
-    order_.push_back(seat);
+  std::erase_if(runnable_, [&](uint32_t slot) {
+    if (!slots_[slot].may_turn(now)) return false;
+    order_.push_back(slot);
     return true;
   });
   // Real hosts do not take turns in a fixed order either, and a bug may hide behind one.
   for (size_t left = order_.size(); left > 1; --left) {
     std::swap(order_[left - 1], order_[rng_.below(left)]);
   }
-  for (const uint32_t seat : order_) take_turn(seat);
+  for (const uint32_t slot : order_) take_turn(slot);
   return !order_.empty();
 }
 
-void WorldDriver::take_turn(uint32_t seat) {
-  Progress* const progress = seats_[seat].progress;
+void WorldDriver::take_turn(uint32_t slot) {
+  Progress* const progress = slots_[slot].progress;
   if (progress == nullptr) return;
-  seats_[seat].runnable = false;  // before the turn, so that a wake during it is kept
+  slots_[slot].runnable = false;  // before the turn, so that a wake during it is kept
   const int64_t now = now_ns();
   TurnResult result;
   {
-    const Inside inside(in_engine_);
+    const ScopedFlag inside(in_engine_);
     result = progress->turn(now);
   }
-  Seat& after = seats_[seat];
+  EngineSlot& after = slots_[slot];
   after.not_before_ns = now + after.slow_ns;
   after.due_ns = result.keep_polling ? std::min(result.next_ns, now + kPollNs) : result.next_ns;
-  if (result.done > 0 || after.due_ns <= now) set_runnable(seat);
-  set_timer(seat);
+  if (result.done > 0 || after.due_ns <= now) set_runnable(slot);
+  set_timer(slot);
 }
 
-void WorldDriver::set_runnable(uint32_t seat) {
-  if (std::exchange(seats_[seat].runnable, true)) return;
-  runnable_.push_back(seat);
+void WorldDriver::set_runnable(uint32_t slot) {
+  if (std::exchange(slots_[slot].runnable, true)) return;
+  runnable_.push_back(slot);
 }
 
-void WorldDriver::set_callbacks(uint32_t seat) {
-  if (std::exchange(seats_[seat].callbacks, true)) return;
-  calling_.push_back(seat);
+void WorldDriver::set_callbacks(uint32_t slot) {
+  if (std::exchange(slots_[slot].callbacks, true)) return;
+  calling_.push_back(slot);
 }
 
-/// A seat has one entry that counts, its earliest; when that comes up too early it is put off. So a
+/// A slot has one entry that counts, its earliest; when that comes up too early it is put off. So a
 /// turn that changes nothing about the time of the next one costs nothing here.
-void WorldDriver::set_timer(uint32_t seat) {
-  const int64_t when = seats_[seat].next_turn_ns();
-  if (when >= seats_[seat].timer_ns) return;
-  seats_[seat].timer_ns = when;
-  timers_.push({when, seat});
+void WorldDriver::set_timer(uint32_t slot) {
+  const int64_t when = slots_[slot].next_turn_ns();
+  if (when >= slots_[slot].timer_ns) return;
+  slots_[slot].timer_ns = when;
+  timers_.push({when, slot});
 }
 
 /// Takes the first timer away, or puts it off. True when it was due as it stood.
 bool WorldDriver::pop_timer() {
-  const SeatTimer first = timers_.top();
+  const SlotTimer first = timers_.top();
   timers_.pop();
-  Seat& seat = seats_[first.seat];
-  if (seat.timer_ns != first.when_ns) return false;  // left over
-  seat.timer_ns = kNeverNs;
-  if (seat.next_turn_ns() == first.when_ns) return true;
-  set_timer(first.seat);
+  EngineSlot& slot = slots_[first.slot];
+  if (slot.timer_ns != first.when_ns) return false;  // left over
+  slot.timer_ns = kNeverNs;
+  if (slot.next_turn_ns() == first.when_ns) return true;
+  set_timer(first.slot);
   return false;
 }
 
-void WorldDriver::callback_round() {
+void WorldDriver::run_due_callbacks() {
   if (calling_.empty()) return;
   called_.clear();
-  std::erase_if(calling_, [&](uint32_t seat) {
-    if (!seats_[seat].may_call_back()) return false;
-    called_.push_back(seat);
+  std::erase_if(calling_, [&](uint32_t slot) {
+    if (!slots_[slot].may_call_back()) return false;
+    called_.push_back(slot);
     return true;
   });
   std::sort(called_.begin(), called_.end());  // in the order of attach()
-  for (const uint32_t seat : called_) {
-    seats_[seat].callbacks = false;
-    const Inside inside(in_engine_);
+  for (const uint32_t slot : called_) {
+    slots_[slot].callbacks = false;
+    const ScopedFlag inside(in_engine_);
     // There may be more than it runs at once.
-    if (seats_[seat].progress->run_callbacks() > 0) set_callbacks(seat);
+    if (slots_[slot].progress->run_callbacks() > 0) set_callbacks(slot);
   }
 }
 
 bool WorldDriver::run_jobs() {
   if (in_jobs_ || jobs_.empty()) return false;
-  const Inside inside(in_jobs_);
+  const ScopedFlag inside(in_jobs_);
   // A job may offload another one, which then runs in the same loop.
   for (size_t i = 0; i < jobs_.size(); ++i) std::exchange(jobs_[i], nullptr)();
   jobs_.clear();
   return true;
 }
 
-void WorldDriver::run_actors() {
-  if (in_actors_) return;  // an actor may wait, and then the world runs without the actors
-  const Inside inside(in_actors_);
-  for (size_t i = 0; i < actors_.size(); ++i) {
-    const auto actor = actors_[i];  // a copy: it may add another one
-    actor();
+void WorldDriver::run_step_hooks() {
+  if (in_step_hooks_) return;  // an actor may wait, and then the world runs without the actors
+  const ScopedFlag inside(in_step_hooks_);
+  for (size_t i = 0; i < step_hooks_.size(); ++i) {
+    const auto hook = step_hooks_[i];  // a copy: it may add another one
+    hook();
   }
 }
 
 bool WorldDriver::busy() const noexcept {
   const int64_t now = now_ns();
-  const auto turn = [&](uint32_t seat) { return seats_[seat].may_turn(now); };
-  const auto call = [&](uint32_t seat) { return seats_[seat].may_call_back(); };
+  const auto turn = [&](uint32_t slot) { return slots_[slot].may_turn(now); };
+  const auto call = [&](uint32_t slot) { return slots_[slot].may_call_back(); };
   return !jobs_.empty() || std::any_of(runnable_.begin(), runnable_.end(), turn) ||
          std::any_of(calling_.begin(), calling_.end(), call);
 }
 
 int64_t WorldDriver::next_due_ns() noexcept {
   int64_t next = wire_.next_due_ns();
-  for (const uint32_t seat : runnable_) {
-    if (!seats_[seat].stopped) next = std::min(next, seats_[seat].not_before_ns);
+  for (const uint32_t slot : runnable_) {
+    if (!slots_[slot].stopped) next = std::min(next, slots_[slot].not_before_ns);
   }
   while (!timers_.empty() && timers_.top().when_ns < next) {
-    const SeatTimer first = timers_.top();
-    if (seats_[first.seat].timer_ns == first.when_ns &&
-        seats_[first.seat].next_turn_ns() == first.when_ns) {
+    const SlotTimer first = timers_.top();
+    if (slots_[first.slot].timer_ns == first.when_ns &&
+        slots_[first.slot].next_turn_ns() == first.when_ns) {
       return first.when_ns;
     }
     pop_timer();
@@ -243,32 +243,32 @@ void WorldDriver::advance(int64_t to_ns) {
     for (const Fault& fault : wire_.take_for_engines()) apply(fault);
   }
   while (!timers_.empty() && timers_.top().when_ns <= to_ns) {
-    const uint32_t seat = timers_.top().seat;
-    if (pop_timer()) set_runnable(seat);
+    const uint32_t slot = timers_.top().slot;
+    if (pop_timer()) set_runnable(slot);
   }
 }
 
 /// What happens to the processes of a node. One that starts later is another process.
 void WorldDriver::apply(const Fault& fault) {
   for (Progress* const engine : wire_.engines_of(fault.node)) {
-    const auto found = seat_of_.find(engine);
-    if (found == seat_of_.end()) continue;  // it is closing
-    Seat& seat = seats_[found->second];
+    const auto found = slot_of_.find(engine);
+    if (found == slot_of_.end()) continue;  // it is closing
+    EngineSlot& slot = slots_[found->second];
     switch (fault.kind) {
       case Fault::Kind::kCrash:
-        engine->vanish();  // which gives up its seat
+        engine->vanish();  // which gives up its slot
         break;
       case Fault::Kind::kStop:
-        seat.stopped = true;
+        slot.stopped = true;
         break;
       case Fault::Kind::kContinue:
-        seat.stopped = false;
+        slot.stopped = false;
         set_runnable(found->second);
         set_callbacks(found->second);
         break;
       default:
-        seat.slow_ns = fault.time.count();
-        seat.not_before_ns = 0;
+        slot.slow_ns = fault.time.count();
+        slot.not_before_ns = 0;
         set_timer(found->second);
         break;
     }

@@ -34,13 +34,13 @@ class WorldDriver final : public Driver {
   bool virtual_time() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
-  void offload(std::function<void()> job, uint32_t line = 0) override;
+  void offload(std::function<void()> job, uint32_t queue = 0) override;
 
-  void each_step(std::function<void()> actor) { actors_.push_back(std::move(actor)); }
-  void drop_actors() noexcept { actors_.clear(); }
+  void each_step(std::function<void()> hook) { step_hooks_.push_back(std::move(hook)); }
+  void drop_step_hooks() noexcept { step_hooks_.clear(); }
 
  private:
-  struct Seat {
+  struct EngineSlot {
     Progress* progress = nullptr;  // null: free
     bool runnable = false;         // it stands in runnable_, or in the round that is going on
     bool callbacks = false;        // it stands in calling_
@@ -58,25 +58,25 @@ class WorldDriver final : public Driver {
       return progress == nullptr || stopped ? kNeverNs : std::max(due_ns, not_before_ns);
     }
   };
-  struct SeatTimer {
+  struct SlotTimer {
     int64_t when_ns = 0;
-    uint32_t seat = 0;
-    bool operator>(const SeatTimer& other) const noexcept {
-      return when_ns != other.when_ns ? when_ns > other.when_ns : seat > other.seat;
+    uint32_t slot = 0;
+    bool operator>(const SlotTimer& other) const noexcept {
+      return when_ns != other.when_ns ? when_ns > other.when_ns : slot > other.slot;
     }
   };
 
   void step();
-  bool turn_round();
-  void take_turn(uint32_t seat);
-  void callback_round();
+  bool run_due_turns();
+  void take_turn(uint32_t slot);
+  void run_due_callbacks();
   bool run_jobs();
-  void run_actors();
+  void run_step_hooks();
   bool busy() const noexcept;
   int64_t next_due_ns() noexcept;
-  void set_runnable(uint32_t seat);
-  void set_callbacks(uint32_t seat);
-  void set_timer(uint32_t seat);
+  void set_runnable(uint32_t slot);
+  void set_callbacks(uint32_t slot);
+  void set_timer(uint32_t slot);
   bool pop_timer();
   void advance(int64_t to_ns);
   void apply(const Fault& fault);
@@ -84,16 +84,16 @@ class WorldDriver final : public Driver {
   Wire& wire_;
   Rng rng_;
   uint64_t last_incarnation_ = 0;
-  std::vector<Seat> seats_;  // in the order of attach(); addresses never order anything
-  std::unordered_map<const Progress*, uint32_t> seat_of_;  // looked up, never walked
+  std::vector<EngineSlot> slots_;  // in the order of attach(); addresses never order anything
+  std::unordered_map<const Progress*, uint32_t> slot_of_;  // looked up, never walked
   // Only these are looked at in a step: most engines of a large world have nothing to do.
   std::vector<uint32_t> runnable_, calling_;
-  std::priority_queue<SeatTimer, std::vector<SeatTimer>, std::greater<>> timers_;
+  std::priority_queue<SlotTimer, std::vector<SlotTimer>, std::greater<>> timers_;
   std::vector<uint32_t> order_, called_;  // those whose turn or callbacks are due in this round
   std::vector<std::function<void()>> jobs_;
-  std::vector<std::function<void()>> actors_;
+  std::vector<std::function<void()>> step_hooks_;
   bool in_engine_ = false;  // a turn or a callback is running
-  bool in_actors_ = false;
+  bool in_step_hooks_ = false;
   bool in_jobs_ = false;
 };
 

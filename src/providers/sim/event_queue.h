@@ -20,10 +20,10 @@ class EventQueue {
   int64_t next_ns() const noexcept { return heap_.empty() ? kNeverNs : heap_[0].time_ns; }
 
   void push(int64_t time_ns, const Event& event) {
-    const uint32_t place = events_.take();
-    FABRIC_CHECK(place < kPlacesMax, "too much is under way");
-    events_[place] = event;
-    const Item item{time_ns, next_order_++ << kPlaceBits | place};
+    const uint32_t index = events_.take();
+    FABRIC_CHECK(index < kEventsMax, "too much is under way");
+    events_[index] = event;
+    const Item item{time_ns, next_order_++ << kIndexBits | index};
     size_t hole = heap_.size();
     heap_.push_back(item);
     while (hole > 0 && item.before(heap_[(hole - 1) / kChildren])) {
@@ -34,18 +34,18 @@ class EventQueue {
   }
 
   Event pop() {
-    const auto place = static_cast<uint32_t>(heap_[0].order & (kPlacesMax - 1));
+    const auto index = static_cast<uint32_t>(heap_[0].order & (kEventsMax - 1));
     const Item last = heap_.back();
     heap_.pop_back();
     if (!heap_.empty()) sink(last);
-    events_.give(place);
-    return events_[place];
+    events_.give(index);
+    return events_[index];
   }
 
  private:
   // Seventeen million events at once, and a million million in the life of a world.
-  static constexpr uint32_t kPlaceBits = 24;
-  static constexpr uint32_t kPlacesMax = 1u << kPlaceBits;
+  static constexpr uint32_t kIndexBits = 24;
+  static constexpr uint32_t kEventsMax = 1u << kIndexBits;
   static constexpr size_t kChildren = 4;
 
   struct Item {

@@ -6,7 +6,7 @@
 #include "providers/sim/world.h"
 
 // How a fault comes about: planned, checked, applied. What it then does is up to whoever asks the
-// FaultBook.
+// FaultTable.
 
 namespace fabric::sim {
 namespace {
@@ -150,28 +150,28 @@ void Wire::apply(const Fault& fault) {
   const Node& node = nodes_[fault.node];
   const uint32_t first = node.first_nic[fault.network];
   if (is_for_engines(fault.kind)) return faults_.for_engines.push_back(fault);
-  if (is_for_pairs(fault.kind)) return apply_to_way(fault, nics_[first].fabric);
+  if (is_for_pairs(fault.kind)) return apply_to_pair(fault, nics_[first].fabric);
   apply_to_node(fault);
   for (uint32_t rail = 0; rail < node.networks[fault.network].rails; ++rail) {
     if ((rail_mask(fault.rail) & rail_mask(rail)) != 0) apply_to_nic(fault, nics_[first + rail]);
   }
 }
 
-void Wire::apply_to_way(const Fault& fault, uint32_t fabric) {
+void Wire::apply_to_pair(const Fault& fault, uint32_t fabric) {
   if (fault.kind == Kind::kBreakSender || fault.kind == Kind::kBreakTarget) {
     return break_ends(fault, fabric);
   }
   const bool all = fault.rail == Fault::kAllRails;
   const uint32_t mask = rail_mask(fault.rail);
-  WayFaults& there = faults_.ways[{fault.node, fault.other, fabric}];
-  WayFaults& back = faults_.ways[{fault.other, fault.node, fabric}];
+  PairFaults& there = faults_.pairs[{fault.node, fault.other, fabric}];
+  PairFaults& back = faults_.pairs[{fault.other, fault.node, fabric}];
   switch (fault.kind) {
     case Kind::kCut:
     case Kind::kHeal:
-      for (WayFaults* way : {&there, &back}) {
+      for (PairFaults* pair : {&there, &back}) {
         const bool cut = fault.kind == Kind::kCut;
-        way->cut = cut ? way->cut | mask : way->cut & ~mask;
-        if (all) way->datagrams_cut = cut;
+        pair->cut = cut ? pair->cut | mask : pair->cut & ~mask;
+        if (all) pair->datagrams_cut = cut;
       }
       return;
     case Kind::kControlCut:
@@ -247,8 +247,8 @@ void Wire::each_rail(const Nic& nic, F&& f) {
   }
 }
 
-const WayFaults& Wire::way_between(const Place& from, uint32_t to_port) const noexcept {
-  return faults_.way(from.node, places_[to_port - 1].node, from.fabric);
+const PairFaults& Wire::pair_faults(const PortLocation& from, uint32_t to_port) const noexcept {
+  return faults_.pair(from.node, locations_[to_port - 1].node, from.fabric);
 }
 
 void Wire::set_down(Nic& nic, bool down) {
@@ -292,10 +292,10 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
       // Acknowledged, and never handed out.
-      if (InPath* in = find_in({at.port, at.rail, event.path})) --in->taken;
+      if (InPath* in = find_in({at.port, at.rail, event.path})) --in->received;
       continue;
     }
-    if (const InPath* in = find_in({at.port, at.rail, event.path})) event.value = in->taken;
+    if (const InPath* in = find_in({at.port, at.rail, event.path})) event.value = in->received;
     event.remote = Remote::kUnknown;
     enqueue(at, rail, event);
   }
@@ -335,12 +335,12 @@ void Wire::break_ends(const Fault& fault, uint32_t fabric) {
   const auto meant = [&](uint32_t far_port, uint32_t sender_rail) {
     const uint32_t far = senders ? fault.other : fault.node;
     // A target has the port from a hello, which may say anything.
-    return far_port - 1 < places_.size() && places_[far_port - 1].node == far &&
+    return far_port - 1 < locations_.size() && locations_[far_port - 1].node == far &&
            (rail_mask(fault.rail) & rail_mask(sender_rail)) != 0;
   };
   for (const auto& port : ports_) {
     if (port == nullptr || port->node != here) continue;
-    if (places_[port->number - 1].fabric != fabric) continue;
+    if (locations_[port->number - 1].fabric != fabric) continue;
     for (uint32_t rail = 0; rail < port->rails.size(); ++rail) {
       RailState& state = port->rails[rail];
       if (senders) {
@@ -360,11 +360,11 @@ void Wire::break_ends(const Fault& fault, uint32_t fabric) {
 }
 
 /// The next write that leaves with bytes carries a key that was never given out.
-void Wire::damage(Flight& flight, const OutPath& path) {
-  if (faults_.ways.empty()) return;
+void Wire::corrupt_key(Flight& flight, const OutPath& path) {
+  if (faults_.pairs.empty()) return;
   const Nic& nic = *flight.nic;
-  const auto found = faults_.ways.find({nic.node, places_[path.to.port - 1].node, nic.fabric});
-  if (found == faults_.ways.end()) return;
+  const auto found = faults_.pairs.find({nic.node, locations_[path.to.port - 1].node, nic.fabric});
+  if (found == faults_.pairs.end()) return;
   uint32_t& rails = found->second.wrong_key;
   if ((rails & rail_mask(nic.rail)) == 0) return;
   // One write, also when it may be on any rail.

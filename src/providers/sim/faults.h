@@ -34,7 +34,7 @@ struct NodeFaults {
 
 /// Of the way from one node to another on one network. Masks have a bit for each of the sender's
 /// rails.
-struct WayFaults {
+struct PairFaults {
   uint32_t cut = 0;
   uint32_t lost_acks = 0;
   uint32_t wrong_key = 0;
@@ -58,18 +58,18 @@ constexpr bool is_for_engines(Fault::Kind kind) noexcept {
 bool is_for_pairs(Fault::Kind kind) noexcept;
 
 /// What a Wire knows of faults.
-struct FaultBook {
+struct FaultTable {
   /// from, to, and the number of the network's name
-  using WayKey = std::tuple<uint32_t, uint32_t, uint32_t>;
+  using PairKey = std::tuple<uint32_t, uint32_t, uint32_t>;
 
-  const WayFaults& way(uint32_t from, uint32_t to, uint32_t fabric) const noexcept {
-    static constexpr WayFaults kFine{};
-    if (ways.empty()) return kFine;
-    const auto found = ways.find({from, to, fabric});
-    return found == ways.end() ? kFine : found->second;
+  const PairFaults& pair(uint32_t from, uint32_t to, uint32_t fabric) const noexcept {
+    static constexpr PairFaults kFine{};
+    if (pairs.empty()) return kFine;
+    const auto found = pairs.find({from, to, fabric});
+    return found == pairs.end() ? kFine : found->second;
   }
 
-  std::map<WayKey, WayFaults> ways{};
+  std::map<PairKey, PairFaults> pairs{};
   Pool<Fault> planned{};                          // of events that are in the heap
   std::multimap<uint64_t, Fault> by_event{};      // when so many events have happened
   std::vector<Fault> for_engines{};               // that have happened: for the driver

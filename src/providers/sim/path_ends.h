@@ -10,7 +10,7 @@ namespace fabric::sim {
 /// The ends of one rail by number. A number is never used again; an end goes when its engine has
 /// polled that it is down, so that paths may be opened again for ever. Ends keep their address.
 template <class End>
-class Ends {
+class PathEnds {
  public:
   uint32_t add() {
     ends_.push_back({++last_, std::make_unique<End>()});
@@ -22,12 +22,12 @@ class Ends {
     // Numbers rise, so an end stands where its number says, or before when others have gone.
     const size_t at = std::min<size_t>(number, ends_.size()) - 1;
     if (ends_[at].number == number) return ends_[at].end.get();
-    const auto found = place(number);
+    const auto found = lower_bound(number);
     return found == ends_.end() || found->number != number ? nullptr : found->end.get();
   }
 
   void erase(uint32_t number) {
-    const auto found = place(number);
+    const auto found = lower_bound(number);
     if (found != ends_.end() && found->number == number) ends_.erase(found);
   }
 
@@ -46,7 +46,7 @@ class Ends {
     std::unique_ptr<End> end{};
   };
 
-  auto place(uint32_t number) const noexcept {
+  auto lower_bound(uint32_t number) const noexcept {
     return std::lower_bound(ends_.begin(), ends_.end(), number,
                             [](const Item& item, uint32_t n) { return item.number < n; });
   }

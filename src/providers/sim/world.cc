@@ -69,10 +69,10 @@ uint64_t Wire::trace_hash() const noexcept {
   return hash_.value();
 }
 
-void Wire::each_arrival(std::function<void(const Arrival&)> witness) {
+void Wire::each_arrival(std::function<void(const Arrival&)> observer) {
   const auto held = lock();
   // In realtime it would be called from the workers of many engines.
-  if (!options_.realtime) witness_ = std::move(witness);
+  if (!options_.realtime) observer_ = std::move(observer);
 }
 
 uint64_t Wire::events() const noexcept {
@@ -80,7 +80,7 @@ uint64_t Wire::events() const noexcept {
   return events_;
 }
 
-uint64_t Wire::under_way() const noexcept {
+uint64_t Wire::in_flight() const noexcept {
   const auto held = lock();
   return flights_.in_use() + packets_.in_use();
 }
@@ -154,14 +154,14 @@ void Wire::dispatch(const Event& event) {
       return arrive(event.subject);
     case EventKind::kLand:
       return land(event.subject);
-    case EventKind::kEcho:
-      return echo(event.subject);
+    case EventKind::kDuplicate:
+      return land_duplicate(event.subject);
     case EventKind::kAck:
       return acknowledged(event.subject);
-    case EventKind::kEnd:
-      return ended(event.subject);
-    case EventKind::kRepeat:
-      return repeat(event.at);
+    case EventKind::kLocalError:
+      return complete_flight(event.subject);
+    case EventKind::kRetransmit:
+      return retransmit(event.at);
     case EventKind::kOutDown:
       return out_down(event.at);
     case EventKind::kInDown:
@@ -198,8 +198,8 @@ void Wire::wake_again(uint32_t number) {
 }
 
 void Wire::trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept {
-  const uint64_t place = static_cast<uint64_t>(kind) << 56 | uint64_t{nic.index} << 32 | imm;
-  hash_.add(static_cast<uint64_t>(now_ns_)).add(place).add(size_bytes);
+  const uint64_t where = static_cast<uint64_t>(kind) << 56 | uint64_t{nic.index} << 32 | imm;
+  hash_.add(static_cast<uint64_t>(now_ns_)).add(where).add(size_bytes);
 }
 
 void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
@@ -276,7 +276,7 @@ Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenCont
                  .write_bytes_max = model.write_bytes_max};
     for (const MemoryKind kind : found->kinds) rail.caps.memory_kinds |= kind_bit(kind);
   }
-  places_.push_back({node, port->rails[0].nic->fabric});
+  locations_.push_back({node, port->rails[0].nic->fabric});
   ports_.push_back(std::move(port));
   Port& opened = *ports_.back();
   for (uint32_t i = 0; i < opened.rails.size(); ++i) {
@@ -294,7 +294,7 @@ void Wire::close_port(Port& port) noexcept {
       while (path.first != kNone) {
         const uint32_t index = path.first;
         unlink(path, index);
-        flights_[index].ended = true;
+        flights_[index].completed = true;
         release(index);
       }
       forget_lost(path);
@@ -387,7 +387,7 @@ World& World::operator=(World&& other) noexcept {
 
 World::~World() {
   // Actors usually hold engines, and engines hold the world.
-  if (impl_ != nullptr) impl_->world_driver.drop_actors();
+  if (impl_ != nullptr) impl_->world_driver.drop_step_hooks();
 }
 
 uint32_t World::add_node(uint32_t rails, const NicModel& model) {
@@ -417,8 +417,8 @@ Result<Engine> World::open(uint32_t node, Config config) {
   return Engine::open(config, impl_);
 }
 
-void World::each_step(std::function<void()> actor) {
-  impl_->world_driver.each_step(std::move(actor));
+void World::each_step(std::function<void()> hook) {
+  impl_->world_driver.each_step(std::move(hook));
 }
 
 bool World::run_until(const std::function<bool()>& done, Nanos limit) {
@@ -442,8 +442,8 @@ Result<void> World::at_event(uint64_t events, const Fault& fault) {
 
 uint64_t World::events() const noexcept { return impl_->wire.events(); }
 
-void World::each_arrival(std::function<void(const Arrival&)> witness) {
-  impl_->wire.each_arrival(std::move(witness));
+void World::each_arrival(std::function<void(const Arrival&)> observer) {
+  impl_->wire.each_arrival(std::move(observer));
 }
 
 Result<void> World::chaos(const Chaos& plan) { return impl_->wire.plan(plan); }

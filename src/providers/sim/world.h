@@ -38,7 +38,7 @@ inline constexpr uint32_t kControlBytesMax = 65536 + 1024;
 /// How long a NIC repeats what nobody answers: RC's seven retries of 67 ms.
 inline constexpr int64_t kRetryNs = 500'000'000;
 /// How often it does: also when the way was open again in the meantime, nothing moves before.
-inline constexpr int64_t kRepeatNs = kRetryNs / 8;
+inline constexpr int64_t kRetransmitNs = kRetryNs / 8;
 /// How long a sender waits for a receiver without room before it offers the packet again: at first,
 /// and at most.
 inline constexpr int64_t kReceiverNotReadyNs = 10'000;
@@ -89,12 +89,12 @@ struct Flight {
   uint32_t refs = 0;  // the sender until it has its completion, packets, the acknowledgement
   uint32_t prev = kNone, next = kNone;  // of the same path, in posting order
   bool linked = false;
-  bool left = false;           // a packet of it is out
-  bool ended = false;          // the sender has its completion
+  bool started = false;        // a packet of it is out
+  bool completed = false;      // the sender has its completion
   bool refused = false;        // by the target, which takes no more of it
-  bool taken = false;          // by the target, all of it
-  int64_t lost_ns = kNeverNs;  // since when the sender's NIC repeats something of it in vain
-  uint32_t echoes = 0;         // packets that will land a second time
+  bool landed = false;         // by the target, all of it
+  int64_t retry_since_ns = kNeverNs;  // since when the sender's NIC repeats something of it in vain
+  uint32_t duplicates = 0;         // packets that will land a second time
   Errc code = Errc::kOk;       // what the acknowledgement will say
   Remote remote = Remote::kDelivered;
 };
@@ -125,8 +125,8 @@ struct OutPath {
   uint64_t next_sequence = 0;
   int64_t last_arrival_ns = 0;
   std::vector<uint32_t> lost{};     // packets to send again, in their order
-  std::vector<uint32_t> unheard{};  // flights whose acknowledgement got lost
-  int64_t repeat_ns = kNeverNs;     // when the NIC looks at them
+  std::vector<uint32_t> unacked{};  // flights whose acknowledgement got lost
+  int64_t retransmit_ns = kNeverNs;     // when the NIC looks at them
   int64_t not_ready_ns = 0;         // how long it waited for the receiver the last time
   bool down_held = false;           // its kPathDown came before the end of what was posted last
   WireEvent down{};                 // that one
@@ -141,7 +141,7 @@ struct InPath {
   PathRef from{};
   uint64_t hello_nonce = 0;
   uint64_t nonce = 0;
-  uint64_t taken = 0;     // immediates
+  uint64_t received = 0;  // immediates
   uint64_t expected = 0;  // ordered: the packet that comes next; no other is taken
   int64_t last_landing_ns = 0;
   int64_t last_ack_ns = 0;
@@ -176,8 +176,8 @@ struct RailState {
   Nic* nic = nullptr;
   Caps caps{};
   std::string device{};
-  Ends<OutPath> out{};
-  Ends<InPath> in{};
+  PathEnds<OutPath> out{};
+  PathEnds<InPath> in{};
   std::map<HelloKey, Accepted> accepted{};
   Fifo<HelloKey> closed_hellos{};  // of ends that are gone, the oldest first
   std::vector<Region> regions{};
@@ -209,7 +209,7 @@ struct Port {
 };
 
 /// Where a port is or was.
-struct Place {
+struct PortLocation {
   uint32_t node = 0;
   uint32_t fabric = 0;
 };
@@ -224,10 +224,10 @@ enum class EventKind : uint8_t {
   kTransmit,  // a NIC may send: subject = NIC
   kArrive,    // the first bit of a packet: subject = packet
   kLand,      // its last bit is through the receiver's NIC
-  kEcho,      // it lands a second time
+  kDuplicate,      // it lands a second time
   kAck,       // the sender hears how a flight ended: subject = flight
-  kEnd,       // its own NIC finds out
-  kRepeat,    // what got lost on a path is sent again
+  kLocalError,       // its own NIC finds out
+  kRetransmit,    // what got lost on a path is sent again
   kOutDown,   // close_path() of a sender's end takes effect
   kInDown,    // and of a target's end
   kFenced,    // deregister_memory() takes effect: subject = cookie
@@ -269,9 +269,9 @@ class Wire {
   bool run_to(int64_t time_ns);
   uint64_t events() const noexcept;
   uint64_t trace_hash() const noexcept;
-  uint64_t under_way() const noexcept;  ///< pieces and packets of which something is left
+  uint64_t in_flight() const noexcept;  ///< pieces and packets of which something is left
   uint64_t path_ends() const noexcept;  ///< that take up memory
-  void each_arrival(std::function<void(const Arrival&)> witness);
+  void each_arrival(std::function<void(const Arrival&)> observer);
   Result<Port*> open_port(uint32_t node, const Network& spec, const OpenContext& context);
   void close_port(Port& port) noexcept;
 
@@ -354,7 +354,7 @@ class Wire {
   void out_down(const PathRef& at);
   void in_down(const PathRef& at);
   void forget_end(RailState& rail, uint32_t path, bool inbound);
-  void break_path(OutPath& path, const PathRef& at, Remote left);
+  void break_path(OutPath& path, const PathRef& at, Remote started);
 
   // datapath.cc
   void link(OutPath& path, uint32_t index);
@@ -369,41 +369,41 @@ class Wire {
   void take(uint32_t packet, RailState& rail, InPath* in);
   static void store(const Packet& packet, const Flight& flight, const RailState& rail);
   void count(const Flight& flight, RailState& rail, InPath* in);
-  void echo(uint32_t packet);
+  void land_duplicate(uint32_t packet);
   void refuse(uint32_t flight, InPath* in);
-  void end_later(uint32_t flight, Errc code, Remote remote);
+  void fail_locally(uint32_t flight, Errc code, Remote remote);
   void drop(uint32_t packet);
   void acknowledge(uint32_t flight, InPath* in);
   void acknowledged(uint32_t flight);
-  void ended(uint32_t flight);
-  void end(uint32_t flight, Errc code, Remote remote);
+  void complete_flight(uint32_t flight);
+  void complete(uint32_t flight, Errc code, Remote remote);
   void report(const PathRef& at, const WireEvent& event);
   void enqueue(const PathRef& at, RailState& rail, const WireEvent& event);
   void enqueue_late(const PathRef& at, bool acks);
 
   // loss.cc
-  enum class Way : uint8_t { kOpen, kShut, kNotReady, kBehind };
-  bool shut(const Flight& flight) noexcept;
-  Way way_of(const Packet& packet) noexcept;
-  bool answers(const Flight& flight) noexcept;
-  void lose(uint32_t packet, Way way);
+  enum class Admission : uint8_t { kAccept, kLost, kNotReady, kOutOfOrder };
+  bool is_cut(const Flight& flight) noexcept;
+  Admission admission_of(const Packet& packet) noexcept;
+  bool would_ack(const Flight& flight) noexcept;
+  void lose(uint32_t packet, Admission admission);
   void lose_ack(uint32_t flight);
-  void repeat_at(OutPath& path, const PathRef& at, int64_t due_ns);
-  void repeat(const PathRef& at);
-  bool repeat_packets(OutPath& path, const PathRef& at);
-  bool repeat_acks(OutPath& path, const PathRef& at);
-  void send_again(uint32_t packet, OutPath& path);
-  int64_t wait_ns(OutPath& path, Flight& flight, Way way) noexcept;
+  void schedule_retransmit(OutPath& path, const PathRef& at, int64_t due_ns);
+  void retransmit(const PathRef& at);
+  bool retransmit_packets(OutPath& path, const PathRef& at);
+  bool request_acks(OutPath& path, const PathRef& at);
+  void resend(uint32_t packet, OutPath& path);
+  int64_t wait_ns(OutPath& path, Flight& flight, Admission admission) noexcept;
   void forget_lost(OutPath& path);
 
   // faults.cc
   Result<void> check(const Fault& fault) const;
   void apply_planned(uint32_t planned);
   void apply(const Fault& fault);
-  void apply_to_way(const Fault& fault, uint32_t fabric);
+  void apply_to_pair(const Fault& fault, uint32_t fabric);
   void apply_to_nic(const Fault& fault, Nic& nic);
   void apply_to_node(const Fault& fault);
-  void damage(Flight& flight, const OutPath& path);
+  void corrupt_key(Flight& flight, const OutPath& path);
   void break_ends(const Fault& fault, uint32_t fabric);
   void after_event();
   void set_down(Nic& nic, bool down);
@@ -414,7 +414,7 @@ class Wire {
   void report_hidden(const PathRef& at);
   template <class F>
   void each_rail(const Nic& nic, F&& f);
-  const WayFaults& way_between(const Place& from, uint32_t to_port) const noexcept;
+  const PairFaults& pair_faults(const PortLocation& from, uint32_t to_port) const noexcept;
 
   // chaos.cc
   void plan_now(int64_t time_ns, const Fault& fault);
@@ -436,12 +436,12 @@ class Wire {
   std::deque<Nic> nics_;
   std::vector<std::string> fabrics_;          // names of networks
   std::vector<std::unique_ptr<Port>> ports_;  // by number - 1; null: closed
-  std::vector<Place> places_;                 // in the same way, also of those that have closed
+  std::vector<PortLocation> locations_;                 // in the same way, also of those that have closed
   Pool<Flight> flights_;
   Pool<Packet> packets_;
-  FaultBook faults_;
+  FaultTable faults_;
   uint64_t events_ = 0;  // of the network
-  std::function<void(const Arrival&)> witness_;
+  std::function<void(const Arrival&)> observer_;
   std::vector<uint32_t> wakes_;  // ports with something new, virtual time only
 };
 

@@ -31,7 +31,7 @@ TEST(CheckDeathTest, DebugChecksAreOnInDebug) {
 }
 #endif
 
-TEST(ResultDeathTest, SaysWhatWasNotLookedAt) {
+TEST(ResultDeathTest, NamesTheErrorThatWasNotChecked) {
   const Result<int> failed = fail(Errc::kUnreachable, "connect", 113);
   EXPECT_DEATH(static_cast<void>(*failed), "Unreachable: connect \\(native 113, .*check_test");
 }

@@ -112,8 +112,8 @@ TEST(SharedPages, AreFoundOnlyAsAWhole) {
   EXPECT_FALSE(SharedPages::find(&size, sizeof(size))) << "the stack is above all blocks";
 }
 
-TEST(SharedPages, EndWithTheirOwnerButAPlaceKeepsTheirFile) {
-  std::optional<SharedPages::Place> place;
+TEST(SharedPages, EndWithTheirOwnerButALocationKeepsTheirFile) {
+  std::optional<SharedPages::Location> place;
   void* address = nullptr;
   {
     auto made = SharedPages::allocate(kPage, false);
@@ -158,7 +158,7 @@ TEST(SharedPages, AssignedOverAreUnmapped) {
   EXPECT_EQ(a->address(), second);
 }
 
-TEST(SharedPages, MoreThanThereIsAreRefusedAndNobodyIsEndedForThem) {
+TEST(SharedPages, MoreThanThereIsAreRefusedAndNoProcessIsKilledForThem) {
   for (const uint64_t bytes : {uint64_t{1} << 46, uint64_t{1} << 62, UINT64_MAX}) {
     const auto pages = SharedPages::allocate(bytes, true);
     ASSERT_FALSE(pages);

@@ -19,7 +19,7 @@ uint32_t thread_count() {
   return n;
 }
 
-TEST(Thread, HasItsNameAndHearsNoSignal) {
+TEST(Thread, HasItsNameAndBlocksSignals) {
   std::string name;
   bool deaf = false;
   Result<Thread> thread = Thread::start({.name = "fabric-test"}, [&] {
@@ -47,7 +47,7 @@ TEST(Thread, LeavesTheCallersSignalsAlone) {
   }
 }
 
-TEST(Thread, RunsWhereItIsTold) {
+TEST(Thread, RunsOnTheCpusItIsGiven) {
   cpu_set_t allowed;
   ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
   int cpu = CPU_SETSIZE - 1;
@@ -59,7 +59,7 @@ TEST(Thread, RunsWhereItIsTold) {
   EXPECT_EQ(ran_on, cpu);
 }
 
-TEST(Thread, RefusesACpuThatIsNotThereAndLeavesNothingBehind) {
+TEST(Thread, RefusesACpuThatDoesNotExistAndLeavesNothingBehind) {
   const uint32_t before = thread_count();
   for (const int cpu : {-1, CPU_SETSIZE - 1, CPU_SETSIZE}) {
     const Result<Thread> thread = Thread::start({.cpus = {cpu}}, [] { ADD_FAILURE(); });

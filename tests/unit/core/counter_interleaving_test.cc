@@ -178,7 +178,7 @@ TEST(CounterInterleaving, CancelNeverHitsTheNextExpectation) {
   at_every_place<CancelMeetsTheNextExpectation>();
 }
 
-struct ArrivalMeetsTheNextLife : Stage {
+struct ArrivalMeetsTheNextGeneration : Stage {
   CounterKey old = fresh();
   CounterKey next{};
   void victim() { arrive(old); }
@@ -194,7 +194,7 @@ struct ArrivalMeetsTheNextLife : Stage {
   }
 };
 TEST(CounterInterleaving, LateArrivalNeverCountsInTheNextLife) {
-  at_every_place<ArrivalMeetsTheNextLife>();
+  at_every_place<ArrivalMeetsTheNextGeneration>();
 }
 
 struct ReleaseMeetsTheLastArrival : Stage {
@@ -287,7 +287,7 @@ TEST(CounterInterleaving, NextExpectationIsNeverTakenForTheLast) {
 struct LastArrivalMeetsTheSleeper : Stage {
   CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
-  std::optional<ParkingSpot::Ticket> ticket{};
+  std::optional<EventCount::Ticket> ticket{};
   void victim() { arrive(key); }
   void intruder() {
     const auto announced = table.parking(key).prepare();

@@ -117,7 +117,7 @@ TEST_F(SelfTest, CopiesBytesThenCountsThenCompletes) {
   EXPECT_TRUE(network_->arm());
 }
 
-TEST_F(SelfTest, CopiesALargePieceWithinItsBudgetPerPoll) {
+TEST_F(SelfTest, CopiesALargeWriteWithinItsBudgetPerPoll) {
   const auto source = pattern(3 * kPollBytes + 4097);
   std::vector<std::byte> target(source.size());
   const Region from = add(const_cast<std::byte*>(source.data()), source.size());
@@ -139,7 +139,7 @@ TEST_F(SelfTest, CopiesALargePieceWithinItsBudgetPerPoll) {
   EXPECT_EQ(target, source);
 }
 
-TEST_F(SelfTest, SharesOneBudgetBetweenThePiecesOfAPoll) {
+TEST_F(SelfTest, SharesOneBudgetBetweenTheWritesOfAPoll) {
   std::vector<std::byte> source(kPollBytes), target(kPollBytes);
   const Region from = add(source.data(), source.size());
   const Region to = add(target.data(), target.size());
@@ -249,7 +249,7 @@ TEST_F(SelfTest, FencesAtOnceAndRefusesWhatIsQueued) {
   EXPECT_EQ(target[0], std::byte{0});
 }
 
-TEST_F(SelfTest, StopsInTheMiddleOfAPieceWhoseTargetGoesAway) {
+TEST_F(SelfTest, StopsInTheMiddleOfAWriteWhoseTargetIsDeregistered) {
   const auto source = pattern(2 * kPollBytes);
   std::vector<std::byte> target(source.size());
   const Region from = add(const_cast<std::byte*>(source.data()), source.size());
@@ -397,7 +397,7 @@ TEST_F(SelfTest, FlushesAClosedPathOnceAndThenReportsIt) {
   EXPECT_EQ(down, std::vector<uint32_t>{path_});
 }
 
-TEST_F(SelfTest, ClosingTheTargetsEndBreaksTheSendersAndTellsTheCount) {
+TEST_F(SelfTest, ClosingTheTargetsEndBreaksTheSendersAndReportsTheCount) {
   const WriteOp op{.cookie = 1, .path = path_, .imm = 1, .has_imm = 1};
   for (int i = 0; i < 3; ++i) ASSERT_EQ(rail_->post({&op, 1}), 1u);
   EXPECT_EQ(poll(4).size(), 4u);  // two of them
@@ -414,7 +414,7 @@ TEST_F(SelfTest, ClosingTheTargetsEndBreaksTheSendersAndTellsTheCount) {
   EXPECT_TRUE(drain().empty());
 }
 
-TEST_F(SelfTest, ReportsAPathOnlyBehindItsLastPieceAlsoWhenAnotherHoldsItUp) {
+TEST_F(SelfTest, ReportsAPathOnlyAfterItsLastWriteAlsoWhenAnotherHoldsItUp) {
   std::vector<std::byte> bytes(2 * kPollBytes);
   const Region region = add(bytes.data(), bytes.size());
   const uint32_t closed = path_;

@@ -23,14 +23,14 @@ struct Ends {
   explicit Ends(const std::vector<WireEvent>& events) {
     for (const WireEvent& event : events) {
       if (event.kind != Kind::kWritten) continue;
-      EXPECT_TRUE(told.insert(event.cookie).second) << "told twice: " << event.cookie;
+      EXPECT_TRUE(reported.insert(event.cookie).second) << "reported twice: " << event.cookie;
       (event.remote == Remote::kDelivered      ? delivered
        : event.remote == Remote::kNotDelivered ? not_delivered
                                                : unknown)
           .insert(event.cookie);
     }
   }
-  std::set<uint32_t> told, delivered, not_delivered, unknown;
+  std::set<uint32_t> reported, delivered, not_delivered, unknown;
 };
 
 class Burst {
@@ -60,7 +60,7 @@ class Burst {
 };
 
 // P1, P3: whenever the path is closed, each write ends once, and kNotDelivered is the truth.
-TEST_P(SimPaths, ClosingTheSendersEndEndsEveryPieceExactlyOnce) {
+TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
   bool some_unknown = false, some_not_delivered = false;
   for (int64_t when = 0; when < 60'000; when += 3'700) {
     Burst burst(world, model());
@@ -70,7 +70,7 @@ TEST_P(SimPaths, ClosingTheSendersEndEndsEveryPieceExactlyOnce) {
     world.run_for(2 * kTeardownNs);
     const auto events = drain(burst.a->rail(0));
     const Ends ends(events);
-    EXPECT_EQ(ends.told.size(), Burst::kWrites);
+    EXPECT_EQ(ends.reported.size(), Burst::kWrites);
     EXPECT_EQ(events.back().kind, Kind::kPathDown);
     EXPECT_EQ(count_of(events, Kind::kPathDown), 1u);
     std::set<uint32_t> counted;
@@ -86,7 +86,7 @@ TEST_P(SimPaths, ClosingTheSendersEndEndsEveryPieceExactlyOnce) {
     EXPECT_TRUE(drain(burst.a->rail(0)).empty());
   }
   EXPECT_TRUE(some_unknown && some_not_delivered) << "the closes came at the wrong times";
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 TEST(SimOrdered, ClosingTheTargetsEndStopsLandingAndCountsWhatWasTaken) {
@@ -111,7 +111,7 @@ TEST(SimOrdered, ClosingTheTargetsEndStopsLandingAndCountsWhatWasTaken) {
   const auto rest = drain(burst.a->rail(0));
   sent.insert(sent.end(), rest.begin(), rest.end());
   const Ends ends(sent);
-  EXPECT_EQ(ends.told.size(), Burst::kWrites);
+  EXPECT_EQ(ends.reported.size(), Burst::kWrites);
   EXPECT_EQ(sent.back().kind, Kind::kPathDown);
   EXPECT_LE(ends.delivered.size(), taken.back().value);
   EXPECT_FALSE(ends.unknown.empty());
@@ -141,11 +141,11 @@ TEST_P(SimPaths, PeerThatClosedIsFoundOutByTime) {
   const auto rest = drain(burst.a->rail(0));
   sent.insert(sent.end(), rest.begin(), rest.end());
   const Ends ends(sent);
-  EXPECT_EQ(ends.told.size(), Burst::kWrites);
+  EXPECT_EQ(ends.reported.size(), Burst::kWrites);
   EXPECT_FALSE(ends.unknown.empty());
   EXPECT_EQ(count_of(sent, Kind::kPathDown), GetParam() ? 1u : 0u);
   EXPECT_EQ(burst.target.bytes, before);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
   EXPECT_TRUE(burst.a->open_link(stale)) << "whether anybody is there shows only by use";
 }
 
@@ -159,10 +159,10 @@ TEST_P(SimPaths, WritesOutliveTheEngineThatPostedThem) {
   const size_t counted = drain(burst->b->rail(0)).size();
   EXPECT_GT(counted, 0u);
   EXPECT_LT(counted, Burst::kWrites);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
-TEST_P(SimPaths, PostOnAPathThatIsNotUpEndsByPoll) {
+TEST_P(SimPaths, PostOnAPathThatIsNotUpCompletesThroughPoll) {
   auto a = world.open_new(1, model());
   auto b = world.open_new(1, model());
   std::vector<std::byte> hello;

@@ -112,7 +112,7 @@ TEST(SimControl, QueuesAreBounded) {
   for (uint32_t i = 0; i < 100; ++i) EXPECT_TRUE(a->send(*link, bytes_of(sent + i)));
   world.run_for(10'000);
   EXPECT_EQ(receive_all(*b).size(), kDatagramsMax) << "the rest is dropped, as UDP would";
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 TEST(SimControl, PortOfAClosedEngineIsSilentAndNeverUsedAgain) {
@@ -135,7 +135,7 @@ TEST(SimControl, PortOfAClosedEngineIsSilentAndNeverUsedAgain) {
   a->close_link(*link);
   EXPECT_FALSE(a->send(*link, bytes_of(3)));
   EXPECT_FALSE(a->send(77, bytes_of(3)));
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 }  // namespace

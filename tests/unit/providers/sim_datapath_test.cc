@@ -50,7 +50,7 @@ TEST_P(SimDatapath, ImmediateComesOnlyAfterEveryByteOfItsWrite) {
   const auto written = drain(a->rail(0));
   EXPECT_EQ(written.size(), kWrites);
   for (const WireEvent& event : written) EXPECT_EQ(event.code, Errc::kOk);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 TEST(SimOrdered, WritesCountAndCompleteInPostingOrder) {
@@ -170,7 +170,7 @@ TEST(SimOrdered, SourceIsReadWhenAPacketLeavesAndNeverAfterCompletion) {
 
 struct Refusal {
   const char* name;
-  void (*spoil)(WriteOp& op);
+  void (*invalidate)(WriteOp& op);
 };
 
 class SimRefusal : public testing::TestWithParam<std::tuple<bool, Refusal>> {};
@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::get<1>(param.param).name;
     });
 
-TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderIsTold) {
+TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderGetsTheError) {
   const auto [ordered, refusal] = GetParam();
   TestWorld world;
   const NicModel model = ordered ? NicModel::connectx7() : NicModel::efa_200g();
@@ -199,7 +199,7 @@ TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderIsTold) {
   const Block source(a->rail(0), 20'000, 5);
   const Block target(b->rail(0), 20'000);
   WriteOp op = path.counted(source, target, 20'000, 42, 1);
-  refusal.spoil(op);
+  refusal.invalidate(op);
   path.post(op);
   world.run_for(1'000'000);
   const auto events = drain(a->rail(0));
@@ -213,7 +213,7 @@ TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderIsTold) {
   EXPECT_EQ(target.bytes, std::vector<std::byte>(20'000));
 }
 
-TEST(SimOrdered, RefusalBreaksBothEndsAndNothingBehindItLands) {
+TEST(SimOrdered, RefusalBreaksBothEndsAndNothingAfterItLands) {
   TestWorld world;
   auto a = world.open_new(1, jittery_ordered_model());
   auto b = world.open_new(1, jittery_ordered_model());
@@ -248,7 +248,7 @@ TEST(SimOrdered, RefusalBreaksBothEndsAndNothingBehindItLands) {
                           [](std::byte x) { return x == std::byte{0}; }));
   world.run_for(2 * kRetryNs);
   EXPECT_TRUE(drain(a->rail(0)).empty()) << "something was told twice";
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 TEST(SimUnordered, RefusalLeavesThePathAlone) {
@@ -446,10 +446,10 @@ TEST_P(SimDatapath, ReceiverThatClosesWithoutRoomLeavesNothingBehind) {
   const auto rest = drain(a->rail(0));
   ASSERT_EQ(count_of(rest, Kind::kWritten), 10u);
   for (const WireEvent& event : rest) EXPECT_EQ(event.code, Errc::kRailLost);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
-TEST(SimBackPressure, WriteBeyondTheLimitEndsByPoll) {
+TEST(SimBackPressure, WriteBeyondTheLimitCompletesThroughPoll) {
   TestWorld world;
   NicModel model;
   model.write_bytes_max = 1000;

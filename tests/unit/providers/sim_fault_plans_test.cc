@@ -127,7 +127,7 @@ TEST(SimEngineFaults, CrashTakesTheProcessesOfANodeAndWhatHadLeftLands) {
   EXPECT_TRUE(
       std::equal(source.bytes.begin(), source.bytes.begin() + 65'536, target.bytes.begin()));
   EXPECT_NE(source.bytes, target.bytes);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
   Process reborn(world, a);
   EXPECT_GE(reborn.turns_in(10'000), 10u);
   EXPECT_EQ(world.impl->wire.applied(Fault::Kind::kCrash), 1u);
@@ -146,7 +146,7 @@ TEST(SimEngineFaults, CrashComesBeforeAnythingElseOfItsInstant) {
   EXPECT_EQ(world.impl->wire.events(), before + 1);
   EXPECT_EQ(receiver.vanished, 1u);
   EXPECT_EQ(receiver.unread, 0u) << "the datagram was there first";
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 // ---- Plans --------------------------------------------------------------------------------------

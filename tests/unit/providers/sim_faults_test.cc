@@ -143,14 +143,14 @@ TEST_P(SimFaults, CutThatHealsInTimeLosesDoublesAndMiscountsNothing) {
       pair.post(150, 6'000);
       world.in(when, Fault::cut(pair.from, pair.to));
       world.in(when + lasts, Fault::heal(pair.from, pair.to));
-      pair.run(when + lasts + 4 * kRepeatNs);
+      pair.run(when + lasts + 4 * kRetransmitNs);
       pair.check_all_delivered();
       if (ordered()) pair.check_order();
       EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u);
       EXPECT_EQ(pair.taken(), pair.posted);
     }
   }
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 /// A path holds 150 KiB on its way.
@@ -160,7 +160,7 @@ NicModel narrow_model() {
   return model;
 }
 
-TEST(SimOrderedFaults, CutThatLastsBreaksTheSendersEndWithTheTruth) {
+TEST(SimOrderedFaults, CutThatLastsBreaksTheSendersEndWithCorrectResults) {
   TestWorld world;
   bool half_landed = false;
   for (int64_t when = 0; when < 100'000; when += 4'700) {
@@ -184,10 +184,10 @@ TEST(SimOrderedFaults, CutThatLastsBreaksTheSendersEndWithTheTruth) {
     EXPECT_EQ(pair.taken(), pair.counted.size());
   }
   EXPECT_TRUE(half_landed) << "no cut came in the middle of a write";
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
-TEST(SimUnorderedFaults, CutThatLastsEndsEachPieceAlone) {
+TEST(SimUnorderedFaults, CutThatLastsFailsEachWriteAlone) {
   TestWorld world;
   Pair pair(world, wild_model());
   pair.post(10, 6'000);
@@ -281,7 +281,7 @@ TEST_P(SimFaults, DelayIsAddedToWhatTheNodeSends) {
 
 TEST_P(SimFaults, NicThatFailsIsKnownAtItsOwnNodeOnly) {
   Pair pair(world, model());
-  auto neighbour = world.open(pair.to);
+  auto second_engine = world.open(pair.to);
   pair.post(100, 6'000);
   world.in(60'000, Fault::nic_down(pair.to, 0));
   world.in(60'000, Fault::nic_down(pair.to, 0));
@@ -289,7 +289,7 @@ TEST_P(SimFaults, NicThatFailsIsKnownAtItsOwnNodeOnly) {
   EXPECT_EQ(pair.got.back().kind, Kind::kRailDown);
   EXPECT_EQ(pair.got.back().code, Errc::kRailLost);
   EXPECT_EQ(count_of(pair.got, Kind::kRailDown), 1u);
-  EXPECT_EQ(drain(neighbour->rail(0)).at(0).kind, Kind::kRailDown);
+  EXPECT_EQ(drain(second_engine->rail(0)).at(0).kind, Kind::kRailDown);
   auto newcomer = world.open(pair.to);
   EXPECT_EQ(drain(newcomer->rail(0)).at(0).kind, Kind::kRailDown) << "it has to know, too";
   const auto before = pair.target.bytes;
@@ -338,7 +338,7 @@ TEST_P(SimFaults, NicThatRefusesPostsTakesThemLater) {
 
 // ---- Acknowledgements and counts ----------------------------------------------------------------
 
-TEST_P(SimFaults, LostAcknowledgementsLeaveTheSenderInTheDark) {
+TEST_P(SimFaults, LostAcknowledgementsLeaveTheResultUnknown) {
   Pair pair(world, model());
   pair.post(50, 6'000);
   world.in(40'000, Fault::lose_acks(pair.from, pair.to));
@@ -562,7 +562,7 @@ TEST_P(SimFaults, SendersEndThatBreaksStopsNothingOnTheWay) {
   world.run_for(1'000'000);
   EXPECT_EQ(drain(pair.b->rail(0)).at(0).path, second.in);
   EXPECT_EQ(pair.taken(), old);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 TEST(SimOrderedFaults, TheTwoEndsBreakAtTimesOfTheirOwn) {
@@ -665,7 +665,7 @@ TEST_P(SimFaults, PathsThatAreOpenedAgainForEverTakeNoMoreRoom) {
   }
   EXPECT_EQ(world.impl->wire.path_ends(), 2u) << "only the path of the pair is left";
   world.run_for(2 * kRetryNs);
-  EXPECT_EQ(world.impl->wire.under_way(), 0u);
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
   pair.post(1, 64);
   pair.run(1'000'000);
   pair.check_all_delivered();

@@ -61,7 +61,7 @@ TEST(EventQueue, GivesTheEarliestFirstAndEqualsInTheirOrder) {
 // ---- The ends -----------------------------------------------------------------------------------
 
 TEST(PathEnds, KeepTheirNumbersWhateverGoes) {
-  Ends<uint32_t> ends;
+  PathEnds<uint32_t> ends;
   EXPECT_EQ(ends.find(0), nullptr);
   EXPECT_EQ(ends.find(1), nullptr);
   std::vector<uint32_t> numbers;

@@ -69,7 +69,7 @@ TEST(SimDriver, EngineThatCannotBeWokenIsPolledEveryMicrosecond) {
   driver.detach(engine);
 }
 
-TEST(SimDriver, EngineThatNeverRestsDoesNotStopTheClock) {
+TEST(SimDriver, EngineThatIsNeverIdleDoesNotStopTheClock) {
   TestWorld world;
   WorldDriver& driver = world.impl->world_driver;
   Fake busy, impatient;

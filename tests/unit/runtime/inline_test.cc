@@ -101,7 +101,7 @@ TEST(InlineDriver, MakesTheNextTurnWhenTheFirstOfItsEnginesIsDue) {
   EXPECT_GE(monotonic_ns() - start, (kRounds - 1) * 2'000'000);
 }
 
-TEST(InlineDriver, IsWokenByWhatComesBetweenTheLastLookAndTheSleep) {
+TEST(InlineDriver, IsWokenByWhatComesBetweenTheLastCheckAndTheSleep) {
   InlineDriver driver;
   FakeProgress engine;
   uint32_t rounds = 0;

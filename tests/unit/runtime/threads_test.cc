@@ -44,7 +44,7 @@ uint32_t thread_count() {
   return n;
 }
 
-TEST(ThreadsDriver, TurnsAndCallsOnTwoThreadsOfItsOwnThatHearNoSignals) {
+TEST(ThreadsDriver, TurnsAndCallsOnTwoThreadsOfItsOwnThatBlockSignals) {
   FakeProgress engine;
   std::string turn_name, call_name;
   bool deaf = true;
@@ -101,7 +101,7 @@ TEST(ThreadsDriver, SpinsForItsTimeBeforeItSleeps) {
 }
 
 // The narrowest moment: the worker has looked for the last time and is about to sleep.
-TEST(ThreadsDriver, IsWokenByWhatComesBetweenTheLastLookAndTheSleep) {
+TEST(ThreadsDriver, IsWokenByWhatComesBetweenTheLastCheckAndTheSleep) {
   FakeProgress engine;
   ThreadsDriver driver;
   uint32_t rounds = 0;
@@ -207,7 +207,7 @@ TEST(ThreadsDriver, ASlowCallbackDoesNotHoldUpTurns) {
   driver.detach(engine);
 }
 
-TEST(ThreadsDriver, NobodyCallsAfterDetach) {
+TEST(ThreadsDriver, NothingIsCalledAfterDetach) {
   ThreadsDriver driver;
   const uint32_t before = thread_count();
   for (int i = 0; i < 20; ++i) {
@@ -280,7 +280,7 @@ TEST(ThreadsDriver, RunsJobsInOrderOnOneThreadAndFinishesThemAtItsEnd) {
 
 // A call that the kernel holds up, on a rail that loses everything for example, holds up no other
 // rail: the first job waits here for one that came behind it.
-TEST(ThreadsDriver, ALineThatIsHeldUpHoldsUpNoOther) {
+TEST(ThreadsDriver, AnOffloadQueueThatIsHeldUpHoldsUpNoOther) {
   std::atomic<bool> other_ran = false, went_on = false;
   {
     ThreadsDriver driver;

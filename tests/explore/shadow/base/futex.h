@@ -11,15 +11,15 @@
 namespace fabric {
 
 inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec*) noexcept {
-  interleave::futex_wait(word.place(), value);
+  interleave::futex_wait(word.location(), value);
   return true;
 }
 // Waking all instead of one hides no error: who is woken for nothing looks again.
 inline void futex_wake_one(Atomic<uint32_t>& word) noexcept {
-  interleave::futex_wake(word.place());
+  interleave::futex_wake(word.location());
 }
 inline void futex_wake_all(Atomic<uint32_t>& word) noexcept {
-  interleave::futex_wake(word.place());
+  interleave::futex_wake(word.location());
 }
 
 }  // namespace fabric

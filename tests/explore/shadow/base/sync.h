@@ -19,15 +19,15 @@ class Atomic {
 
  public:
   Atomic() noexcept : Atomic(T{}) {}
-  Atomic(T value) noexcept : place_(interleave::enroll(pack(value))) {}
+  Atomic(T value) noexcept : location_(interleave::new_location(pack(value))) {}
   Atomic(const Atomic&) = delete;
   Atomic& operator=(const Atomic&) = delete;
 
   T load(Order order, Site at = interleave::here("load")) const noexcept {
-    return unpack(interleave::load(place_, order, at));
+    return unpack(interleave::load(location_, order, at));
   }
   void store(T value, Order order, Site at = interleave::here("store")) noexcept {
-    interleave::store(place_, pack(value), order, at);
+    interleave::store(location_, pack(value), order, at);
   }
   T exchange(T value, Order order, Site at = interleave::here("exchange")) noexcept {
     return modify([value](T) { return value; }, order, at);
@@ -51,8 +51,8 @@ class Atomic {
   bool compare_exchange_strong(T& expected, T wanted, Order success, Order failure,
                                Site at = interleave::here("compare_exchange")) noexcept {
     uint64_t seen = 0;
-    if (interleave::begin_exchange(place_, pack(expected), &seen, success, failure, at)) {
-      interleave::end_modify(place_, pack(wanted), success, at);
+    if (interleave::begin_exchange(location_, pack(expected), &seen, success, failure, at)) {
+      interleave::end_modify(location_, pack(wanted), success, at);
       return true;
     }
     expected = unpack(seen);
@@ -71,13 +71,13 @@ class Atomic {
     return compare_exchange_strong(expected, wanted, order, failure, at);
   }
 
-  interleave::PlaceId place() const noexcept { return place_; }
+  interleave::LocationId location() const noexcept { return location_; }
 
  private:
   template <class Next>
   T modify(Next next, Order order, Site at) noexcept {
-    const T old = unpack(interleave::begin_modify(place_, order, at));
-    interleave::end_modify(place_, pack(next(old)), order, at);
+    const T old = unpack(interleave::begin_modify(location_, order, at));
+    interleave::end_modify(location_, pack(next(old)), order, at);
     return old;
   }
   static uint64_t pack(T value) noexcept {
@@ -91,7 +91,7 @@ class Atomic {
     return value;
   }
 
-  const interleave::PlaceId place_;
+  const interleave::LocationId location_;
 };
 
 /// Every access is checked: two that are not ordered, one of them a write, are a race.
@@ -99,39 +99,39 @@ template <class T>
 class Plain {
  public:
   Plain() noexcept : Plain(T{}) {}
-  Plain(T value) noexcept : place_(interleave::enroll(0)), value_(value) {}
+  Plain(T value) noexcept : location_(interleave::new_location(0)), value_(value) {}
   Plain(const Plain&) = delete;
   Plain& operator=(const Plain&) = delete;
   Plain& operator=(const T& value) noexcept {
-    interleave::plain_write(place_);
+    interleave::plain_write(location_);
     value_ = value;
     return *this;
   }
   operator T() const noexcept {
-    interleave::plain_read(place_);
+    interleave::plain_read(location_);
     return value_;
   }
 
  private:
-  const interleave::PlaceId place_;
+  const interleave::LocationId location_;
   T value_;
 };
 
 template <class T>
-using Room = std::unique_ptr<Plain<T>[]>;
+using UninitArray = std::unique_ptr<Plain<T>[]>;
 
 template <class T>
-Room<T> make_room(uint64_t count) {
+UninitArray<T> make_uninit_array(uint64_t count) {
   return std::make_unique<Plain<T>[]>(count);
 }
 
 class Mutex {
  public:
-  void lock() noexcept { interleave::lock(place_); }
-  void unlock() noexcept { interleave::unlock(place_); }
+  void lock() noexcept { interleave::lock(location_); }
+  void unlock() noexcept { interleave::unlock(location_); }
 
  private:
-  const interleave::PlaceId place_ = interleave::enroll(0);
+  const interleave::LocationId location_ = interleave::new_location(0);
 };
 
 inline const void* this_thread_mark() noexcept { return interleave::this_thread(); }
