@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t batch_word(uint32_t generation, uint64_t rest) {
   return static_cast<uint64_t>(generation) << 32 | rest;
 }
-bool of_life(uint64_t word, BatchId batch) { return word >> 32 == batch.generation; }
+bool is_generation(uint64_t word, BatchId batch) { return word >> 32 == batch.generation; }
 }  // namespace
 
 Result<void> Reporter::enter_batch(BatchId batch, uint32_t members) noexcept {
@@ -20,7 +20,7 @@ Result<void> Reporter::enter_batch(BatchId batch, uint32_t members) noexcept {
   if (slot == nullptr) return fail(Errc::kNotFound, "batch");
   uint64_t word = slot->word.load(std::memory_order_relaxed);
   do {
-    if (!of_life(word, batch)) return fail(Errc::kNotFound, "batch");
+    if (!is_generation(word, batch)) return fail(Errc::kNotFound, "batch");
     if (word & BatchWord::kRefuses) return fail(Errc::kCancelled, "batch");
     // Acquire-release: joins the chain of changes that leave_batch() continues.
   } while (!slot->word.compare_exchange_weak(word, word + members, std::memory_order_acq_rel,
@@ -28,12 +28,12 @@ Result<void> Reporter::enter_batch(BatchId batch, uint32_t members) noexcept {
   return {};
 }
 
-bool Reporter::batch_refuses(BatchId batch) const noexcept {
+bool Reporter::batch_cancelled(BatchId batch) const noexcept {
   if (!batch) return false;
   const BatchSlot* slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return false;
   const uint64_t word = slot->word.load(std::memory_order_acquire);
-  return of_life(word, batch) && (word & BatchWord::kCancelled);
+  return is_generation(word, batch) && (word & BatchWord::kCancelled);
 }
 
 void Reporter::leave_batch(BatchId batch, uint32_t members) {
@@ -42,7 +42,7 @@ void Reporter::leave_batch(BatchId batch, uint32_t members) {
   // Release: who sees the count at zero sees everything that was recorded before.
   const uint64_t before = slot->word.fetch_sub(members, std::memory_order_acq_rel);
   if ((before & BatchWord::kPending) != members) return;
-  slot->parking.wake();
+  slot->event_count.wake();
   if (before & BatchWord::kSealed) {
     const Notify notify = slot->on_empty;
     slot->word.fetch_and(~BatchWord::kSealed, std::memory_order_acq_rel);
@@ -129,7 +129,7 @@ Result<void> Reporter::reset_batch(BatchId batch) {
   return {};
 }
 
-void Reporter::refuse_batch(BatchId batch) {
+void Reporter::cancel_batch(BatchId batch) {
   BatchSlot* slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return;
   slot->word.fetch_or(BatchWord::kRefuses | BatchWord::kCancelled, std::memory_order_acq_rel);
@@ -184,7 +184,7 @@ Result<void> Batch::seal(Notify notify) noexcept {
   core::EngineCore& core = *state_->core;
   const auto lock = core.lock_if_open();
   if (!lock) return fail(Errc::kClosed, "engine");
-  return core.report.seal_batch(state_->id, notify);
+  return core.reporter.seal_batch(state_->id, notify);
 }
 
 Result<void> Batch::reset() noexcept {
@@ -192,7 +192,7 @@ Result<void> Batch::reset() noexcept {
   core::EngineCore& core = *state_->core;
   const auto lock = core.lock_if_open();
   if (!lock) return fail(Errc::kClosed, "engine");
-  return core.report.reset_batch(state_->id);
+  return core.reporter.reset_batch(state_->id);
 }
 
 }  // namespace fabric

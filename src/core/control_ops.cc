@@ -228,7 +228,7 @@ void Peers::start_send(Op& op) {
   const PeerState state =
       peer == nullptr ? PeerState::kLost : peer->state.load(std::memory_order_relaxed);
   if (state >= PeerState::kLost || peer->ending) {
-    core_.finish(op, Errc::kPeerLost, Remote::kNotDelivered);
+    core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
     return;
   }
   peer->credits[op.channel].waiting.push_back(op.self);
@@ -242,7 +242,7 @@ void Peers::next_messages(Peer& peer, uint16_t channel) {
     Op& op = core_.ops.at(credit.waiting.front());
     credit.waiting.pop_front();
     if (op.list.count > peer.hello.message_bytes_max) {
-      core_.finish(op, Errc::kTooLarge, Remote::kNotDelivered);
+      core_.complete(op, Errc::kTooLarge, Remote::kNotDelivered);
       continue;
     }
     ++credit.outstanding;
@@ -262,8 +262,8 @@ void Peers::on_message(Peer& peer, const control::Body& body) {
   if (!message || message->bytes.size() > core_.config.message_bytes_max) {
     return refuse_bad(peer, MessageType::kMessage);
   }
-  const auto listener = core_.report.listener(message->channel);
-  if (listener == Reporter::Listener::kNobody) {
+  const auto listener = core_.reporter.listener(message->channel);
+  if (listener == Reporter::Listener::kMissing) {
     send(peer, MessageType::kMessageDone, done(message->ref, Errc::kUnsupported));
     return;
   }
@@ -293,7 +293,7 @@ void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
     ++t->messages;
     t->bytes += buffer->bytes.size();
   }
-  core_.report.deliver_message(channel, event, std::move(buffer));
+  core_.reporter.deliver_message(channel, event, std::move(buffer));
   send(peer, MessageType::kMessageDone, done(ref, Errc::kOk));
 }
 
@@ -301,7 +301,7 @@ void Peers::answer_held() {
   for (Peer* peer : all()) {
     for (auto& [channel, messages] : peer->held) {
       while (!messages.empty()) {
-        const auto listener = core_.report.listener(channel);
+        const auto listener = core_.reporter.listener(channel);
         if (listener == Reporter::Listener::kFull) break;
         HeldMessage message = std::move(messages.front());
         messages.pop_front();
@@ -341,7 +341,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   if (type == MessageType::kFenced) {
     if (op == nullptr || op->kind != OpKind::kFence) return;
     if (answer->code == Errc::kOk) {
-      core_.steps.take(Step::kFenceByWord);
+      core_.protocol.count(ProtocolEvent::kFenceByReply);
       finish_fence(peer, Errc::kOk);
     } else {
       continue_fence(*op);  // it writes no more, but something of it may be on its way
@@ -354,7 +354,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   if (op != nullptr) {
     for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
     const bool ok = answer->code == Errc::kOk;
-    core_.finish(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
+    core_.complete(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
                  ok ? op->list.count : 0);
   }
   next_messages(peer, asked.channel);
@@ -366,7 +366,7 @@ void Peers::start_resolve(Op& op) {
   Peer* peer = find(op.peer);
   if (peer == nullptr || peer->ending ||
       peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
-    core_.finish(op, Errc::kPeerLost, Remote::kNotDelivered);
+    core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
     return;
   }
   op.ref = ask(*peer, op, false);
@@ -415,7 +415,7 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
     }
   }
   const bool ok = code == Errc::kOk;
-  core_.finish(*op, code, ok ? Remote::kDelivered : Remote::kNotDelivered,
+  core_.complete(*op, code, ok ? Remote::kDelivered : Remote::kNotDelivered,
                ok ? answer->keys.size() : 0);
 }
 
@@ -447,7 +447,7 @@ void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
 void Peers::on_abort_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_abort_key(body);
   if (!request) return refuse_bad(peer, MessageType::kAbortKey);
-  core_.steps.take(Step::kKeyAborted);
+  core_.protocol.count(ProtocolEvent::kKeyAborted);
   core_.counters.abort(CounterKey::from_wire(request->key), Errc::kAborted, peer.id());
 }
 
@@ -468,7 +468,7 @@ void Peers::add_drain(Peer& peer, MessageType type, uint32_t ref) {
 
 void Peers::check_drains(Peer& peer) {
   if (peer.drains.empty()) return;
-  const uint64_t oldest = core_.transfers.oldest_piece(peer);
+  const uint64_t oldest = core_.transfers.oldest_inflight(peer);
   std::erase_if(peer.drains, [&](const DrainAnswer& drain) {
     if (drain.upto_seq >= oldest) return false;
     send(peer, drain.type, done(drain.ref, peer.unproved ? Errc::kRailLost : Errc::kOk));
@@ -481,11 +481,11 @@ void Peers::check_drains(Peer& peer) {
 void Peers::start_fence(Op& op) {
   Peer* peer = find(op.peer);
   if (peer == nullptr) {
-    core_.finish(op, Errc::kNotFound, Remote::kUnknown);
+    core_.complete(op, Errc::kNotFound, Remote::kUnknown);
     return;
   }
   if (peer->is_self || peer->fence_op != kNone) {
-    core_.finish(op, peer->is_self ? Errc::kUnsupported : Errc::kBusy, Remote::kUnknown);
+    core_.complete(op, peer->is_self ? Errc::kUnsupported : Errc::kBusy, Remote::kUnknown);
     return;
   }
   peer->fence_op = op.self;
@@ -511,7 +511,7 @@ void Peers::start_fence(Op& op) {
 
 /// The peer did not answer in its grace: what this side can prove alone.
 void Peers::continue_fence(Op& op) {
-  core_.steps.take(Step::kFenceAlone);
+  core_.protocol.count(ProtocolEvent::kFenceWithoutPeer);
   op.step = 1;
   core_.timers.set(op.timer, op.deadline_ns);
   Peer* peer = find(op.peer);
@@ -545,8 +545,8 @@ void Peers::fence_progress(Peer& peer) {
   event.op = std::exchange(peer.fence_owed, {});
   event.peer = peer.id();
   if (!event.op || core_.closing.load(std::memory_order_relaxed)) return;
-  core_.steps.take(Step::kFenceProvedLate);
-  core_.report.publish(event);
+  core_.protocol.count(ProtocolEvent::kFenceProvedLate);
+  core_.reporter.publish(event);
 }
 
 void Peers::check_fences() {
@@ -565,7 +565,7 @@ void Peers::finish_fence(Peer& peer, Errc code) {
   const bool ok = code == Errc::kOk;
   if (!ok) peer.fence_owed = op.id();  // the proof may come later, as an event
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
-  core_.finish(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
+  core_.complete(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
 }
 
 void Peers::on_fence(Peer& peer, const control::Body& body) {
@@ -584,7 +584,7 @@ void Peers::stop_control_op(Op& op, Errc code) {
     if (peer != nullptr && peer->fence_op == op.self) {
       finish_fence(*peer, code);
     } else {
-      core_.finish(op, code, Remote::kUnknown);
+      core_.complete(op, code, Remote::kUnknown);
     }
     return;
   }
@@ -598,7 +598,7 @@ void Peers::stop_control_op(Op& op, Errc code) {
       it->second.op = kNone;  // the answer still returns the credit
     }
   }
-  core_.finish(op, code, sent ? Remote::kUnknown : Remote::kNotDelivered);
+  core_.complete(op, code, sent ? Remote::kUnknown : Remote::kNotDelivered);
 }
 
 }  // namespace fabric::core

@@ -19,7 +19,7 @@ constexpr uint32_t kTimersPerTurn = 256;
 constexpr int64_t kWatchIntervalNs = 1'000;
 // Closing a path needs no answer from anybody, so this is long; it only bounds a broken provider.
 constexpr int64_t kTearDownNs = 10'000'000'000;
-constexpr int64_t kSettleNs = 200'000;
+constexpr int64_t kPollIntervalNs = 200'000;
 constexpr int64_t kFarewellNs = 200'000'000;
 }  // namespace
 
@@ -36,9 +36,9 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       ops(config.ops_max, config.peers_max),
       arena(config.index_arena_bytes),
       submissions(config.ops_max),
-      ended(config.ops_max),
+      completed_expectations(config.ops_max),
       timers(config.ops_max + config.peers_max),
-      report(*this),
+      reporter(*this),
       regions(*this),
       transfers(*this),
       peers(*this),
@@ -111,7 +111,7 @@ Result<void> EngineCore::open_networks() {
                             .caps = rail.caps(),
                             .network = static_cast<uint8_t>(networks.size()),
                             .index = static_cast<uint8_t>(i)});
-      slot.rails.back().inbox.reserve(256);
+      slot.rails.back().arrived_imms.reserve(256);
       slot.memory_kinds &= rail.caps().memory_kinds;
       maps_memory = maps_memory || rail.caps().maps_memory;
     }
@@ -134,17 +134,17 @@ NetworkSlot* EngineCore::network_named(std::string_view provider, std::string_vi
 
 /// Whether this turn finds everything as the last one left it, which was nothing to do.
 inline bool EngineCore::nothing_new() noexcept {
-  stirring_.network = SIZE_MAX;
+  pending_network_.network = SIZE_MAX;
   if (!state_mutex.undisturbed() || now_ns >= idle_until_ns_) return false;
   // What comes without the lock. Acquire as in turn().
-  if (stirred.load(std::memory_order_acquire) || room_due.load(std::memory_order_acquire) ||
-      !submissions.empty() || !ended.empty()) {
+  if (kicked.load(std::memory_order_acquire) || room_due.load(std::memory_order_acquire) ||
+      !submissions.empty() || !completed_expectations.empty()) {
     return false;
   }
   for (size_t n = 0; n < networks.size(); ++n) {
     const OpenNetwork::PendingWork what = networks[n].network->pending_work();
     if (!what) continue;
-    stirring_ = {n, what};
+    pending_network_ = {n, what};
     return false;
   }
   return true;
@@ -153,31 +153,31 @@ inline bool EngineCore::nothing_new() noexcept {
 TurnResult EngineCore::turn(int64_t now) noexcept {
   state_mutex.lock_for_turn();
   const std::lock_guard lock(state_mutex, std::adopt_lock);
-  see_time(now);
+  advance_clock(now);
   ++turns;
-  return nothing_new() ? TurnResult{.next_ns = idle_until_ns_} : whole_turn();
+  return nothing_new() ? TurnResult{.next_ns = idle_until_ns_} : full_turn();
 }
 
-TurnResult EngineCore::whole_turn() noexcept {
+TurnResult EngineCore::full_turn() noexcept {
   TurnResult result;
   // An inline application may come while another thread closes: the networks are gone then.
   if (closed.load(std::memory_order_relaxed)) return result;
-  // First: whoever pending_work from here on is seen by the next look. Pairs with stir().
-  if (stirred.load(std::memory_order_relaxed)) stirred.exchange(false, std::memory_order_acquire);
+  // First: whoever pending_work from here on is seen by the next look. Pairs with kick().
+  if (kicked.load(std::memory_order_relaxed)) kicked.exchange(false, std::memory_order_acquire);
   // New work that finds room leaves at once; what has to wait gets what the polls below free.
   if (has_submissions()) result.done += take_submissions(Take::kTransfers);
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
-    const bool asked = n == stirring_.network;
-    const OpenNetwork::PendingWork stir = asked ? stirring_.what : networks[n].network->pending_work();
-    if (stir.control) result.done += poll_control(networks[n], static_cast<uint8_t>(n));
+    const bool asked = n == pending_network_.network;
+    const OpenNetwork::PendingWork work = asked ? pending_network_.what : networks[n].network->pending_work();
+    if (work.control) result.done += poll_control(networks[n], static_cast<uint8_t>(n));
     // Behind control always: what was said or seen there may be about the rails, and about writes
     // that landed after the look at them.
-    if (stir) result.done += transfers.poll(networks[n]);
+    if (work) result.done += transfers.poll(networks[n]);
   }
   // What nearly always has nothing to do is asked before it is called.
   if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
-  if (!ended.empty()) result.done += take_ended();
+  if (!completed_expectations.empty()) result.done += take_completed_expectations();
   if (!taken_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
@@ -187,24 +187,24 @@ TurnResult EngineCore::whole_turn() noexcept {
   }
   if (counters.next_expiry_ns() <= now_ns) counters.expire_names(now_ns);
   if (peers.holds_messages()) peers.answer_held();
-  report.settle();
-  if (report.has_watchers()) result.done += report.poll_watchers();
-  if (report.has_waiting()) result.done += report.flush();
+  reporter.flush_deferred();
+  if (reporter.has_watchers()) result.done += reporter.poll_watchers();
+  if (reporter.has_waiting()) result.done += reporter.flush();
   if (room_due.load(std::memory_order_relaxed) &&
       room_due.exchange(false, std::memory_order_acq_rel)) {
-    report.publish(Event{.kind = EventKind::kRoom});
+    reporter.publish(Event{.kind = EventKind::kRoom});
   }
   peers.flush(now_ns);
   result.next_ns = std::min({timers.next_ns(), counters.next_expiry_ns(), transfers.next_ns()});
-  if (report.has_polled_watchers()) {
+  if (reporter.has_polled_watchers()) {
     result.keep_polling = true;
     result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);
   }
   // What is looked at in every turn while it is there.
   const bool unfinished = result.done != 0 || has_submissions() || transfers.may_post() ||
                           transfers.posted() || counters.has_confirmed() ||
-                          peers.holds_messages() || peers.has_unsent() || report.has_watchers() ||
-                          report.has_waiting();
+                          peers.holds_messages() || peers.has_unsent() || reporter.has_watchers() ||
+                          reporter.has_waiting();
   state_mutex.watch(!unfinished);
   idle_until_ns_ = result.next_ns;
   return result;
@@ -239,9 +239,9 @@ uint32_t EngineCore::take_submissions(Take what) {
       taken_.count = submissions.pop_all(taken_.slots);
       if (taken_.empty()) break;
     }
-    if (const uint32_t boarded = transfers.board(taken_.rest()); boarded != 0) {
-      taken_.at += boarded;
-      done += boarded;
+    if (const uint32_t added = transfers.try_add(taken_.rest()); added != 0) {
+      taken_.at += added;
+      done += added;
       continue;
     }
     Op& op = ops.at(taken_.rest().front());
@@ -250,21 +250,21 @@ uint32_t EngineCore::take_submissions(Take what) {
     ++done;
     begin(op);
   }
-  transfers.end_express();
+  transfers.flush_staged();
   return done;
 }
 
-uint32_t EngineCore::take_ended() {
+uint32_t EngineCore::take_completed_expectations() {
   uint32_t done = 0;
-  Ended item;
-  for (; done < kSubmissionsPerTurn && ended.pop(item); ++done) {
+  CompletedExpectation item;
+  for (; done < kSubmissionsPerTurn && completed_expectations.pop(item); ++done) {
     Op& op = ops.at(item.op);
-    if (op.stage.load(std::memory_order_relaxed) == OpStage::kRunning) {
-      end_expectation(op, item.code);
+    if (op.state.load(std::memory_order_relaxed) == OpState::kRunning) {
+      complete_expectation(op, item.code);
     } else {
       // Met before the worker has seen it: it is in the submission ring, or about to be.
-      op.early_end = item.code;
-      op.ended_early = true;
+      op.early_code = item.code;
+      op.completed_early = true;
     }
   }
   return done;
@@ -273,35 +273,35 @@ uint32_t EngineCore::take_ended() {
 void EngineCore::begin(Op& op) {
   // What is taken in groups comes without.
   if (op.kind == OpKind::kWrite) static_cast<OpProgress&>(op) = {};
-  op.stage.store(OpStage::kRunning, std::memory_order_relaxed);
+  op.state.store(OpState::kRunning, std::memory_order_relaxed);
   if (op.kind == OpKind::kExpect) waiting_ops.fetch_add(1, std::memory_order_relaxed);
-  run(op);
+  add_running(op);
   const bool cancelled =
-      op.cancel_asked.load(std::memory_order_relaxed) || report.batch_refuses(op.batch);
+      op.cancel_asked.load(std::memory_order_relaxed) || reporter.batch_cancelled(op.batch);
   const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed
                        : cancelled                             ? Errc::kCancelled
                                                                : Errc::kOk;
   if (op.kind == OpKind::kExpect) {
-    if (op.ended_early) {
-      end_expectation(op, op.early_end);
+    if (op.completed_early) {
+      complete_expectation(op, op.early_code);
     } else if (stopped != Errc::kOk) {
       stop(op, stopped);
     }
     return;
   }
-  transfers.end_express();
+  transfers.flush_staged();
   if (stopped != Errc::kOk) {
     // Nothing of it was started: no part needs to be withdrawn.
     if (is_transfer(op.kind)) {
       op.stop_code = stopped;
       op.code = stopped;
-      op.parts_ended = op.parts_failed = op.parts;
+      op.parts_completed = op.parts_failed = op.parts;
       for (uint32_t i = 0; i < op.parts; ++i) {
-        report.part_ended(op, {.part = i, .code = stopped, .remote = Remote::kNotDelivered});
+        reporter.report_part(op, {.part = i, .code = stopped, .remote = Remote::kNotDelivered});
       }
-      finish_transfer(op);
+      complete_transfer(op);
     } else {
-      finish(op, stopped, Remote::kNotDelivered);
+      complete(op, stopped, Remote::kNotDelivered);
     }
     return;
   }
@@ -335,15 +335,15 @@ uint32_t EngineCore::fire_timers() {
       peers.on_timer(*peers.at(timer->index), now_ns);
       continue;
     }
-    if (timer->kind == HeapTimer::Kind::kTrain) {
-      transfers.dissolve_train(timer->index);  // their own timers follow
+    if (timer->kind == HeapTimer::Kind::kPostBatch) {
+      transfers.expand_post_batch(timer->index);  // their own timers follow
       continue;
     }
     Op& op = ops.at(timer->index);
-    if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) {
-      transfers.force(op);
+    if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) {
+      transfers.force_drain(op);
     } else if (op.kind == OpKind::kTimer) {
-      finish(op, Errc::kOk, Remote::kDelivered);
+      complete(op, Errc::kOk, Remote::kDelivered);
     } else if (op.kind == OpKind::kDeregister && now_ns < op.deadline_ns) {
       timers.set(op.timer, op.deadline_ns);
       regions.skip_answers(op.source.slot);
@@ -367,7 +367,7 @@ void EngineCore::stop(Op& op, Errc code) {
       regions.stop_deregister(op, code);
       return;
     case OpKind::kTimer:
-      finish(op, code, Remote::kNotDelivered);
+      complete(op, code, Remote::kNotDelivered);
       return;
     case OpKind::kExpect:
       // If it was met meanwhile, that end is in the ring already, and wins.
@@ -379,17 +379,17 @@ void EngineCore::stop(Op& op, Errc code) {
   }
 }
 
-void EngineCore::end_expectation(Op& op, Errc code) {
+void EngineCore::complete_expectation(Op& op, Errc code) {
   const CounterKey key = op.expectation.key;
   if (code == Errc::kAborted || code == Errc::kPeerLost) {
     op.failed_peer = counters.spoiled_by(key);
   }
-  finish(op, code, code == Errc::kOk ? Remote::kDelivered : Remote::kNotDelivered,
+  complete(op, code, code == Errc::kOk ? Remote::kDelivered : Remote::kNotDelivered,
          code == Errc::kOk ? op.expected : 0);
 }
 
-void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
-  report.part_ended(op, {.part = 0,
+void EngineCore::complete(Op& op, Errc code, Remote remote, uint64_t value) {
+  reporter.report_part(op, {.part = 0,
                          .peer = op.failed_peer ? op.failed_peer : op.peer,
                          .code = code,
                          .remote = code == Errc::kOk ? Remote::kDelivered : remote});
@@ -399,28 +399,28 @@ void EngineCore::finish(Op& op, Errc code, Remote remote, uint64_t value) {
   event.value = value;
   event.parts_failed = code == Errc::kOk ? 0 : 1;
   event.previous = remote == Remote::kUnknown ? 1 : 0;
-  conclude(op, event);
+  report_completion(op, event);
 }
 
-void EngineCore::run(Op& op) {
+void EngineCore::add_running(Op& op) {
   link_running(op);
-  if (op.deadline_ns != kNeverNs && !op.ended_early) timers.set(op.timer, op.deadline_ns);
+  if (op.deadline_ns != kNeverNs && !op.completed_early) timers.set(op.timer, op.deadline_ns);
 }
 
-void EngineCore::tell_arrived(Op& op) {
+void EngineCore::report_write(Op& op) {
   Event event{.kind = EventKind::kDone};
   event.op = op.id();
   event.value = op.size_bytes;
-  report.op_ended(op, event);
+  reporter.report_op(op, event);
   room_made();
 }
 
-void EngineCore::finish_transfer(Op& op) {
+void EngineCore::complete_transfer(Op& op) {
   if (op.parts_failed == 0 && Reporter::is_silent(op.notify)) {
     timers.clear(op.timer);
     unlink_running(op);
     if (op.list.data != nullptr) release_lists(op);
-    report.op_delivered(op);
+    reporter.defer_op(op);
     return;
   }
   Event event{.kind = EventKind::kDone};
@@ -435,15 +435,15 @@ void EngineCore::finish_transfer(Op& op) {
     const bool nothing = op.parts_failed == op.parts && op.parts_unknown == 0;
     event.remote = nothing ? Remote::kNotDelivered : Remote::kUnknown;
   }
-  conclude(op, event);
+  report_completion(op, event);
 }
 
-void EngineCore::conclude(Op& op, const Event& event) {
+void EngineCore::report_completion(Op& op, const Event& event) {
   timers.clear(op.timer);
   if (op.kind == OpKind::kExpect) waiting_ops.fetch_sub(1, std::memory_order_relaxed);
   unlink_running(op);
   release_lists(op);
-  report.op_ended(op, event);
+  reporter.report_op(op, event);
   room_made();
 }
 
@@ -462,14 +462,14 @@ void EngineCore::room_made() noexcept {
   if (ops.free_count() < std::max(1u, others / 4)) return;
   if (!room_wanted.exchange(false, std::memory_order_acq_rel)) return;
   room_due.store(true, std::memory_order_release);  // pairs with turn()
-  stir();
+  kick();
 }
 
 void EngineCore::inbox_read() noexcept {
   if (!inbox_room_wanted.load(std::memory_order_seq_cst)) return;  // pairs with admit()
   if (!inbox_room_wanted.exchange(false, std::memory_order_acq_rel)) return;
   room_due.store(true, std::memory_order_release);  // pairs with turn()
-  stir();
+  kick();
 }
 
 void EngineCore::link_running(Op& op) noexcept {
@@ -488,9 +488,9 @@ void EngineCore::unlink_running(Op& op) noexcept {
 
 bool EngineCore::arm() noexcept {
   std::lock_guard lock(state_mutex);
-  // Acquire pairs with stir().
-  if (stirred.load(std::memory_order_acquire)) return false;
-  if (has_submissions() || !ended.empty()) return false;
+  // Acquire pairs with kick().
+  if (kicked.load(std::memory_order_acquire)) return false;
+  if (has_submissions() || !completed_expectations.empty()) return false;
   bool quiet = true;
   for (NetworkSlot& network : networks) quiet = network.network->arm() && quiet;
   return quiet;
@@ -503,7 +503,7 @@ void EngineCore::wait_fds(std::vector<int>& out) const {
 }
 
 void EngineCore::stop_where(const std::function<bool(const Op&)>& wanted, Errc code) {
-  transfers.dissolve_all();
+  transfers.expand_all();
   // By number, because stopping one may end others.
   std::vector<OpId> found;
   for (uint32_t slot = running_head; slot != kNone; slot = ops.at(slot).running_next) {
@@ -511,7 +511,7 @@ void EngineCore::stop_where(const std::function<bool(const Op&)>& wanted, Errc c
   }
   for (const OpId id : found) {
     Op* op = ops.find(id);
-    if (op != nullptr && op->stage.load(std::memory_order_relaxed) == OpStage::kRunning) {
+    if (op != nullptr && op->state.load(std::memory_order_relaxed) == OpState::kRunning) {
       stop(*op, code);
     }
   }
@@ -525,7 +525,7 @@ void EngineCore::offload(std::function<void()> job) {
   });
 }
 
-void EngineCore::end_group(GroupId id) {
+void EngineCore::destroy_group(GroupId id) {
   dying_groups.push_back(id.slot);
   groups.hide(id.slot);
   sweep_groups();
@@ -545,16 +545,16 @@ void EngineCore::sweep_groups() {
 bool EngineCore::all_reported() {
   if (ops.in_flight() != 0) return false;
   std::lock_guard lock(state_mutex);
-  return report.handed_over() && report.callbacks_idle();
+  return reporter.handed_over() && reporter.callbacks_idle();
 }
 
-bool EngineCore::settle(int64_t limit_ns, const std::function<bool()>& done) {
+bool EngineCore::wait_until(int64_t limit_ns, const std::function<bool()>& done) {
   const int64_t deadline_ns = driver->now_ns() + limit_ns;
   if (!driver->threaded()) return driver->drive(done, deadline_ns);
   // Nobody is told when an engine has come to rest, so it is looked at now and then.
   while (!done()) {
     if (driver->now_ns() >= deadline_ns) return false;
-    closing_parking.sleep(closing_parking.prepare(), kSettleNs);
+    close_event_count.sleep(close_event_count.prepare(), kPollIntervalNs);
   }
   return true;
 }
@@ -568,32 +568,32 @@ Result<void> EngineCore::close(Timeout timeout) {
   if (closing.exchange(true, std::memory_order_seq_cst)) return fail(Errc::kClosed, "engine");
   {
     std::lock_guard lock(state_mutex);
-    see_time(driver->now_ns());
+    advance_clock(driver->now_ns());
     stop_where([](const Op&) { return true; },
                Errc::kClosed);  // what is still in the ring ends when it is taken
   }
-  stir();
-  const bool drained = settle(limit, [&] { return all_reported(); });
+  kick();
+  const bool drained = wait_until(limit, [&] { return all_reported(); });
   {
     std::lock_guard lock(state_mutex);
-    see_time(driver->now_ns());
+    advance_clock(driver->now_ns());
     peers.close_all();  // closes every path: what still hangs on one ends now
   }
-  stir();
+  kick();
   const auto paths_closed = [&] {
     std::lock_guard lock(state_mutex);
     return transfers.idle() && peers.all_closed();
   };
-  settle(kTearDownNs, paths_closed);
+  wait_until(kTearDownNs, paths_closed);
   {
     // Behind the paths: a write that is still under way here must not be refused because of its
     // memory. Its sender would take that for a mistake of its own.
     std::lock_guard lock(state_mutex);
-    see_time(driver->now_ns());
+    advance_clock(driver->now_ns());
     regions.close_all();
   }
-  stir();
-  const bool torn_down = settle(kTearDownNs, [&] {
+  kick();
+  const bool torn_down = wait_until(kTearDownNs, [&] {
     // The second pairs with OutsideCall.
     if (!all_reported() || outside.load(std::memory_order_seq_cst) != 0) return false;
     if (!paths_closed()) return false;
@@ -601,7 +601,7 @@ Result<void> EngineCore::close(Timeout timeout) {
     return regions.live() == 0;
   });
   // A goodbye that got lost is repeated for a moment, so that peers need not find out by silence.
-  settle(kFarewellNs, [&] {
+  wait_until(kFarewellNs, [&] {
     std::lock_guard lock(state_mutex);
     return peers.all_told();
   });
@@ -609,7 +609,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   closed.store(true, std::memory_order_release);
   {
     std::lock_guard lock(state_mutex);
-    report.wake_readers();  // after the flag: that is what they look for
+    reporter.wake_readers();  // after the flag: that is what they look for
   }
   if (!torn_down) {
     FABRIC_LOG(log, kError, "core", "a network did not let go: its memory stays with it",

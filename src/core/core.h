@@ -54,11 +54,11 @@ class GroupReader {
   GroupReader(const SlotTable<GroupSlot>& groups, GroupId id) noexcept
       : slot_(id ? groups.at(id.slot) : nullptr) {
     if (slot_ == nullptr) return;
-    slot_->readers.fetch_add(1, std::memory_order_acq_rel);  // pairs with end_group()
+    slot_->readers.fetch_add(1, std::memory_order_acq_rel);  // pairs with destroy_group()
     found_ = groups.find(id.slot, id.generation) != nullptr;
   }
   ~GroupReader() {
-    // Release pairs with end_group(): the list has been read.
+    // Release pairs with destroy_group(): the list has been read.
     if (slot_ != nullptr) slot_->readers.fetch_sub(1, std::memory_order_release);
   }
   GroupReader(const GroupReader&) = delete;
@@ -108,7 +108,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   // Progress
   TurnResult turn(int64_t now_ns) noexcept override;
   uint32_t run_callbacks() noexcept override {
-    return report.callbacks_held() == 0 ? 0 : report.run_callbacks();
+    return reporter.callbacks_held() == 0 ? 0 : reporter.run_callbacks();
   }
   bool arm() noexcept override;
   void wait_fds(std::vector<int>& out) const override;
@@ -137,13 +137,13 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     return lock;
   }
   /// Only a turn can act on what has just changed. A worker that is about to sleep looks again.
-  void stir() noexcept {
-    stirred.store(true, std::memory_order_release);  // pairs with turn() and arm()
+  void kick() noexcept {
+    kicked.store(true, std::memory_order_release);  // pairs with turn() and arm()
     driver->wake(*this);
   }
   /// Runs a call of a network's outside the turn; close() waits for it.
   void offload(std::function<void()> job);
-  void end_group(GroupId id);  ///< state lock held, as for the next one
+  void destroy_group(GroupId id);  ///< state lock held, as for the next one
   void sweep_groups();         ///< slots that nobody looks at any more may be used again
 
   Result<void> close(Timeout timeout);
@@ -173,26 +173,26 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   /// Deregisters and waits for the proof. False: it did not come.
   bool end_region(RegionId id);
   /// Waits for done(); kWouldDeadlock in a callback, kTimeout at the deadline.
-  Result<void> block(EventCount& spot, const std::function<bool()>& done, Timeout timeout);
+  Result<void> block(EventCount& event_count, const std::function<bool()>& done, Timeout timeout);
   /// A relative timeout to an absolute time; checked against the maximum for operations.
   Result<int64_t> deadline(Timeout timeout, bool may_be_forever) const;
 
   // Worker, state lock held.
   /// Reports an operation that has no parts (alarms, fences, sends, expectations).
-  void finish(Op& op, Errc code, Remote remote, uint64_t value = 0);
-  void finish_transfer(Op& op);
+  void complete(Op& op, Errc code, Remote remote, uint64_t value = 0);
+  void complete_transfer(Op& op);
   /// Among those that the worker has, with its deadline set.
-  void run(Op& op);
+  void add_running(Op& op);
   /// The end of a write that went the short way.
-  void write_arrived(Op& op) {
-    report.parts_delivered(op, 1);
+  void complete_write(Op& op) {
+    reporter.defer_parts(op, 1);
     if (Reporter::is_silent(op.notify)) {
-      report.op_delivered(op);
+      reporter.defer_op(op);
     } else {
-      tell_arrived(op);
+      report_write(op);
     }
   }
-  void tell_arrived(Op& op);
+  void report_write(Op& op);
   void stop(Op& op, Errc code);
   void stop_where(const std::function<bool(const Op&)>& wanted, Errc code);
   void room_made() noexcept;
@@ -216,19 +216,19 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   mutable StateMutex state_mutex;
   int64_t now_ns = 0;  ///< of the present turn
   /// The clocks of two threads may differ by microseconds; the engine's time does not go back.
-  void see_time(int64_t now) noexcept { now_ns = std::max(now_ns, now); }
+  void advance_clock(int64_t now) noexcept { now_ns = std::max(now_ns, now); }
   OpTable ops;
   Arena arena;
   MpscRing<uint32_t> submissions;
-  struct Ended {
+  struct CompletedExpectation {
     uint32_t op = 0;
     Errc code = Errc::kOk;
   };
-  MpscRing<Ended> ended;  ///< expectations, from whatever thread met them
+  MpscRing<CompletedExpectation> completed_expectations;  ///< expectations, from whatever thread met them
   TimerHeap timers;
   std::vector<NetworkSlot> networks;  ///< fixed once open; the last one is "self"
   bool maps_memory = false;           ///< a rail does; fixed once open
-  Reporter report;
+  Reporter reporter;
   Regions regions;
   Transfers transfers;
   Peers peers;
@@ -245,10 +245,10 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   std::atomic<bool> closing{false};
   /// Release when the worker is gone: who acquires it sees all that the worker did.
   std::atomic<bool> closed{false};
-  EventCount closing_parking{};
+  EventCount close_event_count{};
   /// Stored with release before the driver's wake(), taken with acquire by turn() and arm(): the
   /// fences of the doorbell make sure that a worker about to sleep sees it or is rung.
-  std::atomic<bool> stirred{false};
+  std::atomic<bool> kicked{false};
   std::atomic<uint32_t> outside{0};  ///< calls of networks without the state lock; see `closing`
   /// Who was refused asks and then looks for room once more; who makes room looks afterwards
   /// whether somebody asked. Two variables, hence sequentially consistent on both sides.
@@ -258,7 +258,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   std::atomic<bool> room_due{false};           ///< from who made room to turn(), with a wake()
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};  ///< statistics, relaxed
   uint64_t turns = 0, stale_imms = 0, control_bad = 0;
-  Steps steps{};
+  ProtocolCounters protocol{};
   Traffic tx{}, rx{};  ///< what no rail counts, and what rails had counted that are gone
 
  private:
@@ -275,26 +275,26 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<void> reserve(const Notify& notify);
   struct WriteGroup;
   uint32_t admit_writes(std::span<const Write> requests, int64_t now, WriteGroup& group);
-  bool look_up(const Write& request, int64_t now, WriteGroup& group) const noexcept;
+  bool look_up_regions(const Write& request, int64_t now, WriteGroup& group) const noexcept;
   uint32_t check_writes(std::span<const Write> requests, int64_t now,
                         WriteGroup& group) const noexcept;
-  uint32_t share_slots(uint32_t taken, WriteGroup& group) noexcept;
-  uint32_t promise_reports(std::span<const Write> requests, WriteGroup& group);
+  uint32_t charge_slots(uint32_t taken, WriteGroup& group) noexcept;
+  uint32_t reserve_reports(std::span<const Write> requests, WriteGroup& group);
   void fill_writes(std::span<const Write> requests, int64_t now, const WriteGroup& group) noexcept;
   Result<void> check_scatter(const Scatter& request) const;
 
   Result<void> open_networks();
   bool nothing_new() noexcept;
-  [[gnu::noinline]] TurnResult whole_turn() noexcept;
+  [[gnu::noinline]] TurnResult full_turn() noexcept;
   enum class Take : uint8_t { kTransfers, kAll };
   uint32_t take_submissions(Take what);
-  uint32_t take_ended();
+  uint32_t take_completed_expectations();
   void begin(Op& op);
   uint32_t fire_timers();
-  void conclude(Op& op, const Event& event);
+  void report_completion(Op& op, const Event& event);
   /// Waits until done(), which nobody announces; false at the limit.
-  bool settle(int64_t limit_ns, const std::function<bool()>& done);
-  void end_expectation(Op& op, Errc code);
+  bool wait_until(int64_t limit_ns, const std::function<bool()>& done);
+  void complete_expectation(Op& op, Errc code);
   void link_running(Op& op) noexcept;
   void unlink_running(Op& op) noexcept;
   void release_lists(Op& op) noexcept;
@@ -318,7 +318,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   struct {
     size_t network = SIZE_MAX;
     OpenNetwork::PendingWork what{};
-  } stirring_{};  ///< a network that has said so in this turn
+  } pending_network_{};  ///< a network that has said so in this turn
   bool has_submissions() const noexcept { return !taken_.empty() || !submissions.empty(); }
   std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare
   size_t datagram_bytes_max_ = 0;

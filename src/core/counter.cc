@@ -70,7 +70,7 @@ void Counter::release() noexcept {
   std::lock_guard lock(core.state_mutex);
   core.counters.release({.key = state_->key, .named = state_->named, .name = state_->name},
                         core.driver->now_ns());
-  core.stir();
+  core.kick();
 }
 
 Result<Quiescence> Counter::close(Timeout timeout) {
@@ -82,11 +82,11 @@ Result<Quiescence> Counter::close(Timeout timeout) {
   {
     std::lock_guard lock(core.state_mutex);
     if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
-    core.see_time(core.driver->now_ns());
+    core.advance_clock(core.driver->now_ns());
     core.counters.release(
         {.key = state_->key, .named = state_->named, .name = state_->name, .watched = true},
         core.now_ns);
-    core.stir();
+    core.kick();
   }
   // Only for a named key are all senders known. A made one travelled in the user's own message:
   // its value rests before it comes back.
@@ -223,7 +223,7 @@ Result<void> CounterGroup::mask(PeerId id) {
   if (core::Peer* peer = core.peers.find(id); peer != nullptr) {
     std::erase(peer->bound, state_->parent);
   }
-  core.stir();
+  core.kick();
   return {};
 }
 

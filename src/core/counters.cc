@@ -12,7 +12,7 @@ constexpr int64_t kLifeMaxNs = 604'800'000'000'000;  // a week
 void fired(void* context, uint32_t cookie, Errc code) {
   auto& core = *static_cast<EngineCore*>(context);
   // Has room for every operation there is, each once.
-  core.ended.push({cookie, code});
+  core.completed_expectations.push({cookie, code});
   core.driver->wake(core);
 }
 }  // namespace
@@ -207,7 +207,7 @@ void Counters::expire_names(int64_t now_ns) {
                {"name", it->first}, {"count", event.value});
     table.release(name.key, now_ns);
     it = names_.erase(it);
-    core_.report.publish(event);
+    core_.reporter.publish(event);
   }
 }
 

@@ -28,23 +28,23 @@ uint32_t Transfers::poll(NetworkSlot& network) {
         // The two of which there are many.
         if (event.kind == WireEvent::Kind::kImm) {
           if (event.value == 0) {
-            rail.inbox.push_back(event.imm);
+            rail.arrived_imms.push_back(event.imm);
           } else {
-            take_run(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
+            take_burst(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
           }
         } else if (event.kind != WireEvent::Kind::kWritten) {
           on_event(network, rail, event);
-        } else if (Train::has(event.cookie)) {
-          i += cars_ended(events.subspan(i, n - i));
+        } else if (PostBatch::is_cookie(event.cookie)) {
+          i += retire_batched(events.subspan(i, n - i));
           continue;
         } else {
           for (uint64_t more = 0; more <= event.value; ++more) {
-            piece_ended(event.cookie + static_cast<uint32_t>(more), {event.code, event.remote});
+            retire_write(event.cookie + static_cast<uint32_t>(more), {event.code, event.remote});
           }
         }
         ++i;
       }
-      if (!rail.inbox.empty()) take_counts(rail);
+      if (!rail.arrived_imms.empty()) take_counts(rail);
       done += n;
       if (n < events.size()) break;
       if (round + 1 == kPollsPerTurn) drained_ = false;
@@ -58,21 +58,21 @@ uint32_t Transfers::poll(NetworkSlot& network) {
 /// A network that copies by CPU has ended what was posted by now: no need to wait for a turn.
 uint32_t Transfers::poll_again(NetworkSlot& network) {
   posted_ = false;
-  bool turned = false;
-  for (RailSlot& rail : network.rails) turned |= std::exchange(rail.turned, false);
-  return turned && network.rails[0].caps.cpu_copy ? poll(network) : 0;
+  bool posted_this_turn = false;
+  for (RailSlot& rail : network.rails) posted_this_turn |= std::exchange(rail.posted_this_turn, false);
+  return posted_this_turn && network.rails[0].caps.cpu_copy ? poll(network) : 0;
 }
 
 /// Counts of one poll go in together: the table merges runs of equal keys.
 void Transfers::take_counts(RailSlot& rail) {
-  const auto taken = static_cast<uint32_t>(rail.inbox.size());
-  core_.stale_imms += core_.counters.table.arrive(rail.inbox);
+  const auto taken = static_cast<uint32_t>(rail.arrived_imms.size());
+  core_.stale_imms += core_.counters.table.arrive(rail.arrived_imms);
   rail.rx.ops += taken;
   rail.rx.imms += taken;
-  rail.inbox.clear();
+  rail.arrived_imms.clear();
 }
 
-void Transfers::take_run(RailSlot& rail, uint32_t imm, uint32_t n) {
+void Transfers::take_burst(RailSlot& rail, uint32_t imm, uint32_t n) {
   core_.stale_imms += core_.counters.table.arrive(imm, n);
   rail.rx.ops += n;
   rail.rx.imms += n;
@@ -85,7 +85,7 @@ void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& 
       return;  // poll() has them
     case WireEvent::Kind::kPathDown:
       // What came by it counts before anybody hears of its end.
-      if (!rail.inbox.empty()) take_counts(rail);
+      if (!rail.arrived_imms.empty()) take_counts(rail);
       if (event.inbound) {
         core_.peers.on_inbound_down(rail, event);
       } else {
@@ -109,10 +109,10 @@ uint32_t Transfers::post(NetworkSlot& network) {
     if (!rail.up || (rail.listed == 0 && rail.refused.empty())) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
       if (!rail.refused.empty()) {
-        // A peer whose lease has run out meanwhile keeps its pieces here; nobody waits for it.
+        // A peer whose lease has run out meanwhile keeps its writes here; nobody waits for it.
         const auto held = std::stable_partition(
             rail.refused.begin(), rail.refused.end(),
-            [&](const WriteOp& wire) { return may_post(pieces_[wire.cookie]); });
+            [&](const WriteOp& wire) { return may_post(inflight_[wire.cookie]); });
         const auto offered = static_cast<size_t>(held - rail.refused.begin());
         const uint32_t taken = post(rail, std::span(rail.refused).first(offered));
         rail.refused.erase(rail.refused.begin(), rail.refused.begin() + taken);
@@ -120,10 +120,10 @@ uint32_t Transfers::post(NetworkSlot& network) {
         refused_ = refused_ || !rail.refused.empty();
         if (taken < offered) break;
       }
-      const uint32_t n = make_pieces(rail, batch);
+      const uint32_t n = make_writes(rail, batch);
       if (n == 0) break;
       const uint32_t taken = post(rail, batch.first(n));
-      rail.turned = posted_ = true;
+      rail.posted_this_turn = posted_ = true;
       done += taken;
       refuse(rail, batch.subspan(taken, n - taken));
       if (taken < n) break;
@@ -132,29 +132,29 @@ uint32_t Transfers::post(NetworkSlot& network) {
   return done;
 }
 
-bool Transfers::may_post(const Piece& piece) {
-  Peer& peer = *core_.peers.at(piece.peer);
-  if (piece.op == kProbe || !peer.lease_over(core_.now_ns)) return true;
+bool Transfers::may_post(const InflightWrite& write) {
+  Peer& peer = *core_.peers.at(write.peer);
+  if (write.op == kProbe || !peer.lease_over(core_.now_ns)) return true;
   core_.peers.want_lease(peer);
   return false;
 }
 
-/// Offers pieces to the rail. Those it takes get their number among the immediates of their path:
+/// Offers writes to the rail. Those it takes get their number among the immediates of their path:
 /// the target counts only what was really sent.
 uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> batch) {
   const uint32_t taken = rail.rail->post(batch);
   for (uint32_t i = 0; i < taken;) {
     const WriteOp& wire = batch[i];
-    if (Train::has(wire.cookie)) {
-      Train& train = *trains_.at(Train::index_of(wire.cookie));
-      const uint32_t cars = std::min(train.count, taken - i);
-      depart(train, cars);
-      i += cars;
+    if (PostBatch::is_cookie(wire.cookie)) {
+      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
+      const uint32_t n_posted = std::min(post_batch.count, taken - i);
+      on_posted(post_batch, n_posted);
+      i += n_posted;
       continue;
     }
-    Piece& piece = pieces_[wire.cookie];
-    Path& path = *paths_[piece.path];
-    piece.imms_before = path.imms_posted;
+    InflightWrite& write = inflight_[wire.cookie];
+    Path& path = *paths_[write.path];
+    write.imms_before = path.imms_posted;
     path.imms_posted += wire.has_imm;
     ++i;
   }
@@ -163,7 +163,7 @@ uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> batch) {
 
 void Transfers::activate(Path& path, uint32_t priority) {
   if (path.listed[priority] || path.queue[priority].empty()) return;
-  if (path.state != Path::State::kReady || path.suspect) return;
+  if (path.state != Path::State::kReady || path.needs_probe) return;
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   if (!room_for(rail, path)) return;
   path.listed[priority] = true;
@@ -205,10 +205,10 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
 
 bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
   if (rail.bulk_bytes == 0) return true;
-  const Entry& entry = entries_.at(path.queue[kBulk].head);
-  const Op& op = core_.ops.at(entry.op);
-  const uint64_t bytes = op.kind == OpKind::kWrite ? std::min(entry.size_bytes, op.slice_bytes)
-                                                   : part_of(op, entry.part).size_bytes;
+  const PendingFragment& fragment = pending_.at(path.queue[kBulk].head);
+  const Op& op = core_.ops.at(fragment.op);
+  const uint64_t bytes = op.kind == OpKind::kWrite ? std::min(fragment.size_bytes, op.slice_bytes)
+                                                   : part_of(op, fragment.part).size_bytes;
   return rail.bulk_bytes + bytes <= core_.config.bulk_slice_bytes;
 }
 
@@ -217,7 +217,7 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
   for (const uint32_t p : {kUrgent, kNormal, kBulk}) {
     while (rail.first_active[p] != kNone) {
       Path& candidate = *paths_[rail.first_active[p]];
-      const bool ready = candidate.state == Path::State::kReady && !candidate.suspect &&
+      const bool ready = candidate.state == Path::State::kReady && !candidate.needs_probe &&
                          !candidate.queue[p].empty() && room_for(rail, candidate);
       if (!ready) {
         unlist(rail, p);  // activate() puts it back when that changes
@@ -237,19 +237,19 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
   return false;
 }
 
-uint32_t Transfers::make_pieces(RailSlot& rail, std::span<WriteOp> out) {
+uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
   uint32_t n = 0;
   uint32_t priority = 0;
   Path* path = nullptr;
-  while (rail.listed != 0 && n < out.size() && rail.posted < rail.caps.queue_depth &&
+  while (rail.listed != 0 && n < out.size() && rail.inflight < rail.caps.queue_depth &&
          next_path(rail, priority, path)) {
-    const Entry& entry = entries_.at(path->queue[priority].head);
+    const PendingFragment& fragment = pending_.at(path->queue[priority].head);
     const bool alone = rail.listed == 1 && priority != kBulk;  // nobody else waits for a turn
-    if (alone && core_.ops.at(entry.op).kind == OpKind::kPaged) {
-      n += make_pages(rail, *path, priority, out.subspan(n));
+    if (alone && core_.ops.at(fragment.op).kind == OpKind::kPaged) {
+      n += make_page_batch(rail, *path, priority, out.subspan(n));
     } else {
-      const uint32_t cookie = make_piece(rail, *path, priority);
-      out[n++] = pieces_[cookie].wire;
+      const uint32_t cookie = make_write(rail, *path, priority);
+      out[n++] = inflight_[cookie].wire;
     }
     unlist(rail, priority);  // to the end of the list: every peer gets its turn
     activate(*path, priority);
@@ -257,41 +257,41 @@ uint32_t Transfers::make_pieces(RailSlot& rail, std::span<WriteOp> out) {
   return n;
 }
 
-uint32_t Transfers::make_piece(RailSlot& rail, Path& path, uint32_t priority) {
-  const uint32_t entry_index = path.queue[priority].head;
-  const Entry& entry = entries_.at(entry_index);
-  Op& op = core_.ops.at(entry.op);
+uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
+  const uint32_t index = path.queue[priority].head;
+  const PendingFragment& fragment = pending_.at(index);
+  Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
-  PartSource source = part_of(op, entry.part);
+  PartSource source = part_of(op, fragment.part);
   bool last = true;
   if (op.kind == OpKind::kWrite) {
-    source.source_offset += entry.offset;
-    source.target_offset += entry.offset;
-    source.size_bytes = std::min(entry.size_bytes, op.slice_bytes);
-    last = source.size_bytes == entry.size_bytes;
+    source.source_offset += fragment.offset;
+    source.target_offset += fragment.offset;
+    source.size_bytes = std::min(fragment.size_bytes, op.slice_bytes);
+    last = source.size_bytes == fragment.size_bytes;
   }
   if (!last) source.imm = {};  // only the last slice of a shard counts
 
-  const uint32_t cookie = take_piece();
-  Piece& piece = pieces_[cookie];
-  piece.wire = {};
-  piece.wire.cookie = cookie;
-  piece.wire.priority = static_cast<uint8_t>(op.priority);
-  piece.part = entry.part;
-  piece.offset = entry.offset;
-  piece.shard = entry.shard;
-  fill_wire(piece.wire, op, path, source);
-  piece_made(cookie, op, peer, path, rail, op.source ? core_.regions.at(op.source.slot) : nullptr);
-  advance_entry(op, entry_index, source.size_bytes);
+  const uint32_t cookie = take_inflight();
+  InflightWrite& write = inflight_[cookie];
+  write.wire = {};
+  write.wire.cookie = cookie;
+  write.wire.priority = static_cast<uint8_t>(op.priority);
+  write.part = fragment.part;
+  write.offset = fragment.offset;
+  write.shard = fragment.shard;
+  fill_wire(write.wire, op, path, source);
+  open_inflight(cookie, op, peer, path, rail, op.source ? core_.regions.at(op.source.slot) : nullptr);
+  advance_pending(op, index, source.size_bytes);
   return cookie;
 }
 
-/// As many pages of one entry as there is room for; at least one.
-uint32_t Transfers::make_pages(RailSlot& rail, Path& path, uint32_t priority,
+/// As many pages of one fragment as there is room for; at least one.
+uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priority,
                                std::span<WriteOp> out) {
-  const uint32_t entry_index = path.queue[priority].head;
-  Entry& entry = entries_.at(entry_index);
-  Op& op = core_.ops.at(entry.op);
+  const uint32_t index = path.queue[priority].head;
+  PendingFragment& fragment = pending_.at(index);
+  Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
   LocalRegion* const region = core_.regions.at(op.source.slot);
   const auto indices = op.list.as<uint32_t>();
@@ -300,33 +300,33 @@ uint32_t Transfers::make_pages(RailSlot& rail, Path& path, uint32_t priority,
   fill_wire(wire, op, path, {.target = op.target, .size_bytes = op.size_bytes, .imm = op.imm});
   const uint64_t source = wire.source + op.source_offset;
   const uint32_t n =
-      std::min({static_cast<uint32_t>(out.size()), entry.count, room_on(rail, path)});
-  Train& train = new_train(path, peer, rail, region, op);
-  train.op = op.self;
-  train.first_part = entry.part;
-  train.stride = entry.stride;
-  train.count = n;
-  train.out = Train::first(n);
-  train.counted = wire.has_imm != 0 ? train.out : 0;
-  train.bytes = n * op.size_bytes;
-  const uint32_t* from = indices.data() + entry.part;
-  for (uint32_t i = 0; i < n; ++i, from += entry.stride) {
+      std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
+  PostBatch& post_batch = new_post_batch(path, peer, rail, region, op);
+  post_batch.op = op.self;
+  post_batch.first_part = fragment.part;
+  post_batch.stride = fragment.stride;
+  post_batch.count = n;
+  post_batch.inflight = PostBatch::low_bits(n);
+  post_batch.with_imm = wire.has_imm != 0 ? post_batch.inflight : 0;
+  post_batch.bytes = n * op.size_bytes;
+  const uint32_t* from = indices.data() + fragment.part;
+  for (uint32_t i = 0; i < n; ++i, from += fragment.stride) {
     WriteOp& one = out[i];
     one = wire;
-    one.cookie = train.cookie(i);
+    one.cookie = post_batch.cookie(i);
     one.source = source + from[0] * op.source_stride;
     one.target = op.target_offset + from[op.parts] * op.target_stride;
   }
-  path.posted += n;
-  rail.posted += n;
-  region->posted += n;
-  op.pieces_posted += n;
-  entry.part += n * entry.stride;
-  entry.count -= n;
-  if (entry.count == 0) {
-    entries_.unlink(entry_index);
-    unlink_from_op(op, entry_index);
-    entries_.give_back(entry_index);
+  path.inflight += n;
+  rail.inflight += n;
+  region->inflight += n;
+  op.inflight += n;
+  fragment.part += n * fragment.stride;
+  fragment.count -= n;
+  if (fragment.count == 0) {
+    pending_.unlink(index);
+    unlink_from_op(op, index);
+    pending_.give_back(index);
   }
   return n;
 }
@@ -336,7 +336,7 @@ void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const P
   wire.size_bytes = source.size_bytes;
   if (source.imm) {
     wire.has_imm = 1;
-    wire.imm = make_imm(source.imm, op.kind == OpKind::kWrite ? op.cut : 1);
+    wire.imm = make_imm(source.imm, op.kind == OpKind::kWrite ? op.shards : 1);
   }
   if (op.kind == OpKind::kSignal) return;
   const LocalRegion& region = *core_.regions.at(op.source.slot);
@@ -348,19 +348,19 @@ void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const P
   wire.remote_key = theirs[path.remote_rail % theirs.size()][path.rail];
 }
 
-void Transfers::advance_entry(Op& op, uint32_t entry_index, uint64_t bytes) {
-  Entry& entry = entries_.at(entry_index);
+void Transfers::advance_pending(Op& op, uint32_t index, uint64_t bytes) {
+  PendingFragment& fragment = pending_.at(index);
   if (op.kind == OpKind::kWrite) {
-    entry.offset += bytes;
-    entry.size_bytes -= bytes;
-    if (entry.size_bytes > 0) return;
-  } else if (--entry.count > 0) {
-    entry.part += entry.stride;
+    fragment.offset += bytes;
+    fragment.size_bytes -= bytes;
+    if (fragment.size_bytes > 0) return;
+  } else if (--fragment.count > 0) {
+    fragment.part += fragment.stride;
     return;
   }
-  entries_.unlink(entry_index);
-  unlink_from_op(op, entry_index);
-  entries_.give_back(entry_index);
+  pending_.unlink(index);
+  unlink_from_op(op, index);
+  pending_.give_back(index);
 }
 
 }  // namespace fabric::core

@@ -20,7 +20,7 @@ constexpr int64_t kGraceNs = 1'000'000'000;
 void Regions::start_deregister(Op& op) {
   LocalRegion* region = local(op.source);
   if (region == nullptr || region->deregister_op != kNone) {
-    core_.finish(op, Errc::kNotFound, Remote::kNotDelivered);
+    core_.complete(op, Errc::kNotFound, Remote::kNotDelivered);
     return;
   }
   const uint32_t slot = op.source.slot;
@@ -61,7 +61,7 @@ void Regions::revoke_answered(RegionId id) {
 void Regions::skip_answers(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
   if (region.end != LocalRegion::End::kRevoking || region.answers_awaited == 0) return;
-  core_.steps.take(Step::kGraceOver);
+  core_.protocol.count(ProtocolEvent::kGraceExpired);
   region.answers_awaited = 0;
   source_drained(slot);
 }
@@ -69,7 +69,7 @@ void Regions::skip_answers(uint32_t slot) {
 void Regions::source_drained(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
   if (region.end != LocalRegion::End::kRevoking) return;
-  if (region.answers_awaited > 0 || region.posted > 0) return;
+  if (region.answers_awaited > 0 || region.inflight > 0) return;
   release_rails(slot);
 }
 
@@ -116,14 +116,14 @@ void Regions::on_fenced(uint32_t slot) {
   region.pages.unmap();
   locals_.recycle(slot);
   if (op != kNone) {
-    core_.steps.take(Step::kRegionProved);
-    core_.finish(core_.ops.at(op), Errc::kOk, Remote::kDelivered);
+    core_.protocol.count(ProtocolEvent::kRegionProved);
+    core_.complete(core_.ops.at(op), Errc::kOk, Remote::kDelivered);
   } else if (!core_.closing.load(std::memory_order_relaxed)) {
-    core_.steps.take(Step::kRegionProvedLate);
+    core_.protocol.count(ProtocolEvent::kRegionProvedLate);
     Event event{.kind = EventKind::kFenceProved};
     event.op = region.unproved;
     event.value = slot;
-    core_.report.publish(event);
+    core_.reporter.publish(event);
   }
   core_.peers.check_fences();
 }
@@ -136,7 +136,7 @@ void Regions::stop_deregister(Op& op, Errc code) {
     region->unproved = op.id();
     skip_answers(slot);  // the rails may still prove it, as an event
   }
-  core_.finish(op, code, Remote::kUnknown);
+  core_.complete(op, code, Remote::kUnknown);
 }
 
 void Regions::close_all() {

@@ -40,7 +40,7 @@ std::vector<RailStats> Engine::rail_stats() const {
                       .tx = rail.tx,
                       .rx = rail.rx,
                       .facts = rail.rail->facts()};
-      stats.tx.posted = rail.posted;
+      stats.tx.posted = rail.inflight;
       for (const auto& path : core_->transfers.paths()) {
         if (path->state == core::Path::State::kFree) continue;
         if (path->network == rail.network && path->rail == rail.index) {
@@ -57,7 +57,7 @@ std::vector<PeerStats> Engine::peer_stats() const {
   std::vector<PeerStats> out;
   if (core_ == nullptr || core_->forked()) return out;
   std::lock_guard lock(core_->state_mutex);
-  core_->see_time(core_->driver->now_ns());
+  core_->advance_clock(core_->driver->now_ns());
   const int64_t now = core_->now_ns;
   for (const core::Peer* peer : core_->peers.all()) {
     if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
@@ -68,7 +68,7 @@ std::vector<PeerStats> Engine::peer_stats() const {
     }
     for (const auto& path : core_->transfers.paths()) {
       if (path->state == core::Path::State::kFree || path->peer != peer->slot) continue;
-      stats.tx.posted += path->posted;
+      stats.tx.posted += path->inflight;
       stats.tx.queued += core_->transfers.queued_on(*path);
     }
     out.push_back(std::move(stats));
@@ -95,17 +95,17 @@ namespace {
 std::string name_of(OpId id) { return fmt::format("{}.{}", id.slot, id.generation); }
 std::string name_of(PeerId id) { return fmt::format("{}.{}", id.slot, id.generation); }
 
-const char* stage_name(OpStage stage) {
-  switch (stage) {
-    case OpStage::kFree:
+const char* op_state_name(OpState state) {
+  switch (state) {
+    case OpState::kFree:
       return "free";
-    case OpStage::kQueued:
+    case OpState::kQueued:
       return "queued";
-    case OpStage::kRunning:
+    case OpState::kRunning:
       return "running";
-    case OpStage::kDraining:
+    case OpState::kDraining:
       return "draining";
-    case OpStage::kReporting:
+    case OpState::kReporting:
       return "reporting";
   }
   return "?";
@@ -132,7 +132,7 @@ const char* state_name(Path::State state) {
       return "ready";
     case Path::State::kClosing:
       return "closing";
-    case Path::State::kResting:
+    case Path::State::kBackingOff:
       return "resting";
   }
   return "?";
@@ -148,22 +148,22 @@ nlohmann::json paths_of(EngineCore& core, const Peer& peer) {
                    {"rail", path->rail},
                    {"remote_rail", path->remote_rail},
                    {"state", state_name(path->state)},
-                   {"in_doubt", path->suspect},
+                   {"needs_probe", path->needs_probe},
                    {"failures", path->failures},
-                   {"posted", path->posted},
+                   {"posted", path->inflight},
                    {"queued", core.transfers.queued_on(*path)}});
   }
   return out;
 }
 
-nlohmann::json steps_object(const Steps& steps) {
+nlohmann::json protocol_object(const ProtocolCounters& counters) {
   nlohmann::json out;
-  for (uint32_t i = 0; i < kSteps; ++i) out[to_string(static_cast<Step>(i))] = steps.taken[i];
-  for (uint32_t i = 0; i < Steps::kMessages; ++i) {
+  for (uint32_t i = 0; i < kProtocolEvents; ++i) out[to_string(static_cast<ProtocolEvent>(i))] = counters.events[i];
+  for (uint32_t i = 0; i < ProtocolCounters::kMessages; ++i) {
     const char* name = control::to_string(static_cast<control::MessageType>(i));
     if (name[0] == '?') continue;
-    out[fmt::format("said {}", name)] = steps.said[i];
-    out[fmt::format("heard {}", name)] = steps.heard[i];
+    out[fmt::format("said {}", name)] = counters.sent[i];
+    out[fmt::format("heard {}", name)] = counters.received[i];
   }
   return out;
 }
@@ -203,7 +203,7 @@ EngineStats EngineCore::stats() {
   EngineStats out{.tx = tx, .rx = rx};
   for (const NetworkSlot& network : networks) {
     for (const RailSlot& rail : network.rails) {
-      out.tx.posted += rail.posted;
+      out.tx.posted += rail.inflight;
       merge(out.tx, rail.tx);
       merge(out.rx, rail.rx);
     }
@@ -227,8 +227,8 @@ EngineStats EngineCore::stats() {
 nlohmann::json EngineCore::dump_object() {
   std::lock_guard lock(state_mutex);
   // Who is in flight is shown by itself; without networks nobody is.
-  if (!networks.empty()) transfers.dissolve_all();
-  see_time(driver->now_ns());
+  if (!networks.empty()) transfers.expand_all();
+  advance_clock(driver->now_ns());
   const int64_t now = now_ns;
   nlohmann::json out{{"version", FABRIC_VERSION_STRING},
                      {"engine", engine_id},
@@ -240,11 +240,11 @@ nlohmann::json EngineCore::dump_object() {
                      {"networks", nlohmann::json::array()},
                      {"peers", nlohmann::json::array()},
                      {"ops", nlohmann::json::array()}};
-  out["steps"] = steps_object(steps);
-  out["held"] = {{"arena_bytes", arena.used()},         {"entries", transfers.entries_held()},
-                 {"pieces", transfers.pieces_held()},   {"wrecks", transfers.wrecks_held()},
-                 {"batches", report.batches.live()},    {"messages", peers.messages_held()},
-                 {"callbacks", report.callbacks_held()}};
+  out["steps"] = protocol_object(protocol);
+  out["held"] = {{"arena_bytes", arena.used()},         {"pending_fragments", transfers.pending_held()},
+                 {"inflight_writes", transfers.inflight_held()},   {"broken_connections", transfers.broken_held()},
+                 {"batches", reporter.batches.live()},    {"messages", peers.messages_held()},
+                 {"callbacks", reporter.callbacks_held()}};
   for (const NetworkSlot& network : networks) {
     nlohmann::json rails = nlohmann::json::array();
     for (const RailSlot& rail : network.rails) {
@@ -253,7 +253,7 @@ nlohmann::json EngineCore::dump_object() {
       for (const auto& [name, value] : rail.rail->facts()) facts[name] = value;
       rails.push_back({{"device", rail.rail->device()},
                        {"up", rail.up},
-                       {"posted", rail.posted},
+                       {"posted", rail.inflight},
                        {"facts", std::move(facts)}});
     }
     out["networks"].push_back(
@@ -277,12 +277,12 @@ nlohmann::json EngineCore::dump_object() {
     for (const PeerId id : waits_for(*this, op)) waits.push_back(name_of(id));
     out["ops"].push_back({{"op", name_of(op.id())},
                           {"kind", to_string(op.kind)},
-                          {"stage", stage_name(op.stage.load(std::memory_order_relaxed))},
+                          {"stage", op_state_name(op.state.load(std::memory_order_relaxed))},
                           {"age_ns", std::max<int64_t>(0, now - op.submitted_ns)},
                           {"left_ns", op.deadline_ns == kNeverNs ? -1 : op.deadline_ns - now},
                           {"parts", op.parts},
-                          {"parts_ended", op.parts_ended},
-                          {"posted", op.pieces_posted},
+                          {"parts_completed", op.parts_completed},
+                          {"posted", op.inflight},
                           {"queued", transfers.queued_parts(op)},
                           {"waits_for", waits}});
   }
@@ -323,7 +323,7 @@ std::string EngineCore::dump_text() {
       out += fmt::format("  path by {} rail {} to {}: {}{}, {} failures, {} posted, {} queued\n",
                          path["network"].get<std::string>(), path["rail"].get<uint32_t>(),
                          path["remote_rail"].get<uint32_t>(), path["state"].get<std::string>(),
-                         path["in_doubt"].get<bool>() ? ", in doubt" : "",
+                         path["needs_probe"].get<bool>() ? ", needs a probe" : "",
                          path["failures"].get<uint32_t>(), path["posted"].get<uint32_t>(),
                          path["queued"].get<uint64_t>());
     }
@@ -333,7 +333,7 @@ std::string EngineCore::dump_text() {
     out += fmt::format("op {} {} {} for {}, {} left: {} of {} parts ended, {} posted, {} queued",
                        op["op"].get<std::string>(), op["kind"].get<std::string>(),
                        op["stage"].get<std::string>(), duration(op["age_ns"].get<int64_t>()),
-                       left < 0 ? "no limit" : duration(left), op["parts_ended"].get<uint32_t>(),
+                       left < 0 ? "no limit" : duration(left), op["parts_completed"].get<uint32_t>(),
                        op["parts"].get<uint32_t>(), op["posted"].get<uint32_t>(),
                        op["queued"].get<uint64_t>());
     std::string waits;

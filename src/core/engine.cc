@@ -68,9 +68,9 @@ Result<PeerId> Engine::connect(std::span<const std::byte> address, const Connect
   if (!parsed) return parsed.error();
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
-  core_->see_time(core_->driver->now_ns());
+  core_->advance_clock(core_->driver->now_ns());
   auto peer = core_->peers.connect(*parsed, options);
-  core_->stir();
+  core_->kick();
   return peer;
 }
 
@@ -90,9 +90,9 @@ Result<void> Engine::disconnect(PeerId id) {
   if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "peer");
   }
-  core_->see_time(core_->driver->now_ns());
+  core_->advance_clock(core_->driver->now_ns());
   core_->peers.disconnect(*peer);
-  core_->stir();
+  core_->kick();
   return {};
 }
 
@@ -204,7 +204,7 @@ Result<Inbox> Engine::make_inbox(uint32_t depth) {
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::InboxState>();
-  state->slot = core_->report.make_inbox(depth, state->index);
+  state->slot = core_->reporter.make_inbox(depth, state->index);
   if (state->slot == nullptr) return fail(Errc::kExhausted, "inboxes");
   state->generation = state->slot->last_generation;
   state->core = core_;
@@ -216,7 +216,7 @@ Result<Batch> Engine::make_batch() {
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
   uint32_t index = 0;
-  core::BatchSlot* slot = core_->report.make_batch(index);
+  core::BatchSlot* slot = core_->reporter.make_batch(index);
   if (slot == nullptr) return fail(Errc::kExhausted, "batches_max");
   auto state = std::make_shared<core::BatchState>();
   state->core = core_;
@@ -283,10 +283,10 @@ Result<Watcher> Engine::make_watcher(Notify notify, const WatcherOptions& option
   if (kind != Kind::kCall && kind != Kind::kInbox) return fail(Errc::kInvalidArgument, "notify");
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
-  if (auto ok = core_->report.reserve(notify); !ok) return ok.error();
-  core_->report.unreserve(notify);
+  if (auto ok = core_->reporter.reserve(notify); !ok) return ok.error();
+  core_->reporter.unreserve(notify);
   auto state = std::make_shared<core::WatcherState>();
-  state->slot = core_->report.make_watcher(notify, options.polled, state->index);
+  state->slot = core_->reporter.make_watcher(notify, options.polled, state->index);
   if (state->slot == nullptr) return fail(Errc::kExhausted, "watchers");
   state->generation = state->slot->last_generation;
   state->core = core_;
@@ -300,7 +300,7 @@ Result<Flag> Engine::make_flag(MemoryKind kind, int32_t device) {
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::FlagState>();
-  state->slot = core_->report.make_flag(state->index);
+  state->slot = core_->reporter.make_flag(state->index);
   if (state->slot == nullptr) return fail(Errc::kExhausted, "flags");
   state->generation = state->slot->last_generation;
   state->core = core_;
@@ -315,7 +315,7 @@ Result<Subscription> Engine::listen(uint16_t channel, Notify notify) {
   state->channel = channel;
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
-  auto ok = core_->report.subscribe(state);
+  auto ok = core_->reporter.subscribe(state);
   if (!ok) return ok.error();
   state->core = core_;
   return Subscription(std::move(state));
@@ -327,7 +327,7 @@ Result<Subscription> Engine::subscribe(Notify notify) {
   state->notify = notify;
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
-  auto ok = core_->report.subscribe(state);
+  auto ok = core_->reporter.subscribe(state);
   if (!ok) return ok.error();
   state->core = core_;
   for (const core::Peer* peer : core_->peers.all()) {
@@ -338,7 +338,7 @@ Result<Subscription> Engine::subscribe(Notify notify) {
     event.value = event.previous = static_cast<uint64_t>(now);
     state->waiting.push_back({event, nullptr});
   }
-  core_->report.flush();
+  core_->reporter.flush();
   return Subscription(std::move(state));
 }
 
@@ -413,7 +413,7 @@ core::PeerGroupState::~PeerGroupState() {
     return;
   }
   std::lock_guard lock(core->state_mutex);
-  core->end_group(id);
+  core->destroy_group(id);
 }
 
 // Subscriptions
@@ -433,8 +433,8 @@ Subscription::~Subscription() {
   const std::shared_ptr<EngineCore> core = state_->core;
   {
     std::lock_guard lock(core->state_mutex);
-    core->report.unsubscribe(*state_);
-    core->stir();  // messages that were held back for it are answered now
+    core->reporter.unsubscribe(*state_);
+    core->kick();  // messages that were held back for it are answered now
   }
   // Waits for a callback that is running now, unless this is that callback.
   std::lock_guard running(state_->running);

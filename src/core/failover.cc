@@ -3,29 +3,29 @@
 
 #include "core/inflight.h"
 
-// What happens to the pieces of a connection that broke (P10, docs/design/0008-failover.md).
+// What happens to the writes of a connection that broke (P10, docs/design/0008-failover.md).
 //
-// Only the target knows what it took. So a piece that a break gave back is stranded: it waits with
-// its connection's wreck until the target has closed its end too, drained it, and said how many
+// Only the target knows what it took. So a write that a break gave back is in_doubt: it waits with
+// its connection's broken until the target has closed its end too, drained it, and said how many
 // immediates came through. Everything up to that one was delivered, everything behind it never will
 // be, and is sent again: same cut, same immediate, by another path.
 
 namespace fabric::core {
 
 namespace {
-constexpr int64_t kRestNs = 10'000'000;         // after the second failure in a row; doubles ...
-constexpr int64_t kRestMaxNs = 1'000'000'000;   // ... up to here
+constexpr int64_t kBackOffNs = 10'000'000;         // after the second failure in a row; doubles ...
+constexpr int64_t kBackOffMaxNs = 1'000'000'000;   // ... up to here
 constexpr int64_t kProbeMaxNs = 1'000'000'000;  // a NIC that retries for ever is not waited for
-constexpr int64_t kWrecksMax = 1024;            // of one peer
+constexpr int64_t kBrokenConnectionsMax = 1024;            // of one peer
 
-int64_t rest_ns(uint32_t failures) {
+int64_t back_off_ns(uint32_t failures) {
   if (failures <= 1) return 0;
-  return std::min(kRestMaxNs, kRestNs << std::min(failures - 2, 16u));
+  return std::min(kBackOffMaxNs, kBackOffNs << std::min(failures - 2, 16u));
 }
 
 /// Not one of several slices that only together are covered by a count.
-bool is_whole(const Op& op, const Piece& piece) {
-  return op.kind != OpKind::kWrite || piece.shard.end - piece.shard.begin == piece.wire.size_bytes;
+bool is_unsliced(const Op& op, const InflightWrite& write) {
+  return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wire.size_bytes;
 }
 
 uint64_t slices_before(const Op& op, const Shard& shard, uint64_t offset) {
@@ -44,9 +44,9 @@ Transfers::UpRails Transfers::up_rails(const Peer& peer, const NetworkSlot& netw
     if (!rail.up) continue;
     up.index[up.count++] = rail.index;
     const uint32_t path = paths[rail.index];
-    const bool doubtful =
-        path != kNone && (paths_[path]->suspect || paths_[path]->state == Path::State::kClosing);
-    if (!doubtful) good.index[good.count++] = rail.index;
+    const bool avoided =
+        path != kNone && (paths_[path]->needs_probe || paths_[path]->state == Path::State::kClosing);
+    if (!avoided) good.index[good.count++] = rail.index;
   }
   return good.count > 0 ? good : up;
 }
@@ -55,18 +55,18 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
   const bool up = event.kind == WireEvent::Kind::kRailUp;
   if (std::exchange(rail.up, up) == up) return;
   routes_changed();
-  core_.steps.take(up ? Step::kRailUp : Step::kRailDown);
+  core_.protocol.count(up ? ProtocolEvent::kRailUp : ProtocolEvent::kRailDown);
   FABRIC_LOG(core_.log, kWarning, "core", up ? "a rail came back" : "a rail went down",
              {"network", network.name}, {"rail", rail.index});
-  core_.report.publish(Event{.kind = EventKind::kRail, .code = event.code, .rail = rail.index});
+  core_.reporter.publish(Event{.kind = EventKind::kRail, .code = event.code, .rail = rail.index});
   for (size_t i = 0; i < paths_.size(); ++i) {
     Path& path = *paths_[i];
     if (path.network != rail.network || path.rail != rail.index) continue;
-    if (!up && path.state == Path::State::kResting) {
+    if (!up && path.state == Path::State::kBackingOff) {
       path.retry_ns = kNeverNs;  // opened on a dead rail, it could die without another word
     } else if (!up) {
       close_path(path);
-    } else if (path.state == Path::State::kResting) {
+    } else if (path.state == Path::State::kBackingOff) {
       path.failures = 0;
       path.retry_ns = core_.now_ns;
       next_ns_ = std::min(next_ns_, path.retry_ns);
@@ -79,31 +79,31 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
 
 // ---- Paths that broke ---------------------------------------------------------------------------
 
-/// A break says nothing of what the target did; a refusal does, and is the end of its piece. Where
+/// A break says nothing of what the target did; a refusal does, and is the end of its write. Where
 /// the target keeps no account there is nothing to wait for either.
-bool Transfers::may_strand(const Piece& piece, const Path& path, const PieceEnd& end) const {
-  if (end.code != Errc::kRailLost || path.peer_gone || !exact(path)) return false;
-  const Op& op = core_.ops.at(piece.op);
+bool Transfers::goes_in_doubt(const InflightWrite& write, const Path& path, const CompletionStatus& status) const {
+  if (status.code != Errc::kRailLost || path.peer_lost || !replay_is_exact(path)) return false;
+  const Op& op = core_.ops.at(write.op);
   const bool bound_passed =
-      op.stage.load(std::memory_order_relaxed) == OpStage::kDraining && op.step > 1;
+      op.state.load(std::memory_order_relaxed) == OpState::kDraining && op.step > 1;
   return !bound_passed;
 }
 
-bool Transfers::exact(const Path& path) const noexcept {
+bool Transfers::replay_is_exact(const Path& path) const noexcept {
   return core_.networks[path.network].rails[path.rail].caps.exact_replay;
 }
 
-/// A network without connections gave one piece up. The others on the path are not touched, but new
-/// work goes elsewhere until a probe has come back. True: the piece goes again, because it
+/// A network without connections gave one write up. The others on the path are not touched, but new
+/// work goes elsewhere until a probe has come back. True: the write goes again, because it
 /// certainly did not arrive. What may have arrived is never sent again, counted or not: the first
 /// copy could land after the second was reported as done.
-bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
-  if (end.code != Errc::kRailLost || path.peer_gone || exact(path)) return false;
-  if (end.remote == Remote::kUnknown) {
+bool Transfers::on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status) {
+  if (status.code != Errc::kRailLost || path.peer_lost || replay_is_exact(path)) return false;
+  if (status.remote == Remote::kUnknown) {
     core_.peers.at(path.peer)->unproved = true;
-    core_.steps.take(Step::kPieceGivenUp);
+    core_.protocol.count(ProtocolEvent::kWriteGivenUp);
   }
-  if (path.state == Path::State::kReady && !std::exchange(path.suspect, true)) {
+  if (path.state == Path::State::kReady && !std::exchange(path.needs_probe, true)) {
     routes_changed();
     ++path.failures;
     // Not posted here: the end of the path may be among the events that are being looked at.
@@ -111,81 +111,81 @@ bool Transfers::given_up(const Piece& piece, Path& path, const PieceEnd& end) {
     next_ns_ = std::min(next_ns_, path.retry_ns);
     reroute(path);
   }
-  Op& op = core_.ops.at(piece.op);
-  const bool again = end.remote == Remote::kNotDelivered && (is_whole(op, piece) || !op.imm) &&
-                     piece.barred == Errc::kOk && may_repeat(op);
+  Op& op = core_.ops.at(write.op);
+  const bool again = status.remote == Remote::kNotDelivered && (is_unsliced(op, write) || !op.imm) &&
+                     write.replay_error == Errc::kOk && may_replay(op);
   if (!again) return false;
-  core_.steps.take(Step::kPieceGivenUpAgain);
-  Entry entry{.part = piece.part, .count = 1};
+  core_.protocol.count(ProtocolEvent::kGivenUpWriteResent);
+  PendingFragment fragment{.part = write.part, .count = 1};
   if (op.kind == OpKind::kWrite) {
-    entry.offset = piece.offset;
-    entry.size_bytes = piece.wire.size_bytes;
-    entry.shard = {piece.offset, piece.offset + piece.wire.size_bytes};
+    fragment.offset = write.offset;
+    fragment.size_bytes = write.wire.size_bytes;
+    fragment.shard = {write.offset, write.offset + write.wire.size_bytes};
   }
-  send_again(op, *core_.peers.at(piece.peer), path.network, entry);
-  --op.pieces_posted;
-  finish_if_ended(op);
+  resend(op, *core_.peers.at(write.peer), path.network, fragment);
+  --op.inflight;
+  complete_if_done(op);
   return true;
 }
 
-/// Whether a piece of the operation that was not delivered is worth sending again.
-bool Transfers::may_repeat(const Op& op) const noexcept {
-  if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) return false;
-  return op.kind != OpKind::kWrite || op.shards_failed == 0;
+/// Whether a write of the operation that was not delivered is worth sending again.
+bool Transfers::may_replay(const Op& op) const noexcept {
+  if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) return false;
+  return op.kind != OpKind::kWrite || op.fragments_failed == 0;
 }
 
-void Transfers::strand(uint32_t cookie, Path& path, const PieceEnd& end) {
-  Piece& piece = pieces_[cookie];
-  piece.stranded = true;
-  core_.steps.take(Step::kPieceStranded);
-  piece.end = end;
-  piece.prev = piece.next = kNone;
-  path.stranded_seq = std::min(path.stranded_seq, piece.seq);
+void Transfers::put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status) {
+  InflightWrite& write = inflight_[cookie];
+  write.in_doubt = true;
+  core_.protocol.count(ProtocolEvent::kWriteInDoubt);
+  write.status = status;
+  write.prev = write.next = kNone;
+  path.in_doubt_seq = std::min(path.in_doubt_seq, write.seq);
   // Completions may come in any order; what is sent again keeps the order of posting.
-  const auto at = std::find_if(path.stranded.begin(), path.stranded.end(),
-                               [&](uint32_t other) { return pieces_[other].seq > piece.seq; });
-  path.stranded.insert(at, cookie);
+  const auto at = std::find_if(path.in_doubt.begin(), path.in_doubt.end(),
+                               [&](uint32_t other) { return inflight_[other].seq > write.seq; });
+  path.in_doubt.insert(at, cookie);
   // Whoever sees a reason tears its end down; it need not be told twice.
   close_path(path);
 }
 
 /// Leaves a connection behind that this side has drained, and asks the target for its word.
-void Transfers::make_wreck(Path& path) {
+void Transfers::record_broken(Path& path) {
   Peer& peer = *core_.peers.at(path.peer);
-  auto wreck = std::make_unique<Wreck>();
-  wreck->peer = path.peer;
-  wreck->ref = path.ref;
-  wreck->network = path.network;
-  wreck->rail = path.rail;
-  wreck->imms_done = std::exchange(path.imms_done, 0);
-  wreck->pieces = std::exchange(path.stranded, {});
-  wreck->oldest_seq = std::exchange(path.stranded_seq, UINT64_MAX);
+  auto broken = std::make_unique<BrokenConnection>();
+  broken->peer = path.peer;
+  broken->ref = path.ref;
+  broken->network = path.network;
+  broken->rail = path.rail;
+  broken->imms_done = std::exchange(path.imms_done, 0);
+  broken->writes = std::exchange(path.in_doubt, {});
+  broken->oldest_seq = std::exchange(path.in_doubt_seq, UINT64_MAX);
   path.imms_posted = 0;
   path.started = false;
-  for (EntryQueue& queue : path.queue) {
+  for (PendingQueue& queue : path.queue) {
     for (uint32_t i = queue.head; i != kNone;) {
-      const uint32_t next = entries_.at(i).next;
-      const Entry& entry = entries_.at(i);
+      const uint32_t next = pending_.at(i).next;
+      const PendingFragment& fragment = pending_.at(i);
       // Its earlier slices went by the old connection; only together are they covered by a count.
-      if (core_.ops.at(entry.op).kind == OpKind::kWrite && entry.offset != entry.shard.begin) {
-        entries_.unlink(i);
-        entries_.append(wreck->begun, i);
+      if (core_.ops.at(fragment.op).kind == OpKind::kWrite && fragment.offset != fragment.shard.begin) {
+        pending_.unlink(i);
+        pending_.append(broken->partly_posted, i);
       }
       i = next;
     }
   }
-  const FarEnd far = std::exchange(path.far, {});
-  wrecks_.push_back(std::move(wreck));
-  const auto owed = std::count_if(wrecks_.begin(), wrecks_.end(),
+  const DrainReport report = std::exchange(path.drain_report, {});
+  broken_.push_back(std::move(broken));
+  const auto owed = std::count_if(broken_.begin(), broken_.end(),
                                   [&](const auto& w) { return w->peer == peer.slot; });
-  if (owed > kWrecksMax) {
+  if (owed > kBrokenConnectionsMax) {
     FABRIC_LOG(core_.log, kWarning, "core", "a peer never says what became of its paths",
                {"peer", peer.id()});
     core_.peers.lose(peer, PeerState::kLost, Errc::kExhausted, true);
     return;
   }
-  if (far.said) {
-    settle(*wrecks_.back(), far);
+  if (report.received) {
+    reconcile(*broken_.back(), report);
     return;
   }
   core_.peers.send(peer, control::MessageType::kPathClose,
@@ -193,171 +193,171 @@ void Transfers::make_wreck(Path& path) {
 }
 
 void Transfers::path_state(Peer& peer, const control::PathState& state) {
-  const FarEnd far{.said = true, .exact = state.exact, .taken = state.taken};
-  const auto wreck = std::find_if(wrecks_.begin(), wrecks_.end(), [&](const auto& w) {
+  const DrainReport report{.received = true, .exact = state.exact, .taken = state.taken};
+  const auto broken = std::find_if(broken_.begin(), broken_.end(), [&](const auto& w) {
     return w->peer == peer.slot && w->ref == state.ref;
   });
-  if (wreck != wrecks_.end()) {
-    settle(**wreck, far);
+  if (broken != broken_.end()) {
+    reconcile(**broken, report);
     return;
   }
   const auto path = std::find_if(paths_.begin(), paths_.end(), [&](const auto& p) {
     return p->peer == peer.slot && p->ref == state.ref && p->state != Path::State::kFree &&
-           p->state != Path::State::kResting;
+           p->state != Path::State::kBackingOff;
   });
   if (path == paths_.end()) return;  // of a path that never carried anything
   // The peer's word is a reason like an error of our own.
-  (*path)->far = far;
-  (*path)->far_closed = true;
+  (*path)->drain_report = report;
+  (*path)->remote_closed = true;
   close_path(**path);
 }
 
-void Transfers::drop_wreck(size_t at) {
-  wrecks_.erase(wrecks_.begin() + static_cast<std::ptrdiff_t>(at));
+void Transfers::drop_broken(size_t at) {
+  broken_.erase(broken_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-/// By value: `end` may be the piece's own, whose slot is given back.
-void Transfers::end_stranded(uint32_t cookie, PieceEnd end) {
-  const Piece piece = pieces_[cookie];
-  std::erase(paths_[piece.path]->stranded, cookie);
-  for (const auto& wreck : wrecks_) std::erase(wreck->pieces, cookie);
-  give_piece(cookie);
-  end_piece(piece, end);
+/// By value: `end` may be the write's own, whose slot is given back.
+void Transfers::complete_in_doubt(uint32_t cookie, CompletionStatus status) {
+  const InflightWrite write = inflight_[cookie];
+  std::erase(paths_[write.path]->in_doubt, cookie);
+  for (const auto& broken : broken_) std::erase(broken->writes, cookie);
+  give_back_inflight(cookie);
+  complete_inflight(write, status);
 }
 
-void Transfers::settle(Wreck& wreck, const FarEnd& far) {
-  Peer& peer = *core_.peers.at(wreck.peer);
-  const uint32_t ref = wreck.ref;
-  const RailSlot& rail = core_.networks[wreck.network].rails[wreck.rail];
-  if (rail.caps.exact_replay && far.taken < wreck.imms_done) {
+void Transfers::reconcile(BrokenConnection& broken, const DrainReport& report) {
+  Peer& peer = *core_.peers.at(broken.peer);
+  const uint32_t ref = broken.ref;
+  const RailSlot& rail = core_.networks[broken.network].rails[broken.rail];
+  if (rail.caps.exact_replay && report.taken < broken.imms_done) {
     // It acknowledged what it never counted: its NIC died in between, or its queue overflowed. We
     // have said ok to somebody, so nobody may go on as if nothing had happened.
-    FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged counts that it never took",
-               {"peer", peer.id()}, {"acknowledged", wreck.imms_done}, {"taken", far.taken});
+    FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged writes that it never counted",
+               {"peer", peer.id()}, {"acknowledged", broken.imms_done}, {"taken", report.taken});
     core_.peers.lose(peer, PeerState::kLost, Errc::kPeerLost, true);
     return;
   }
-  if (!far.exact && !wreck.pieces.empty()) {
+  if (!report.exact && !broken.writes.empty()) {
     peer.unproved = true;
-    core_.steps.take(Step::kSettledUnproved);
+    core_.protocol.count(ProtocolEvent::kReconciledUnproved);
   }
-  settle_pieces(wreck, far);
-  const auto at = std::find_if(wrecks_.begin(), wrecks_.end(), [&](const auto& w) {
+  reconcile_writes(broken, report);
+  const auto at = std::find_if(broken_.begin(), broken_.end(), [&](const auto& w) {
     return w->peer == peer.slot && w->ref == ref;
   });
-  if (at != wrecks_.end()) drop_wreck(static_cast<size_t>(at - wrecks_.begin()));
+  if (at != broken_.end()) drop_broken(static_cast<size_t>(at - broken_.begin()));
   core_.peers.check_drains(peer);
 }
 
-void Transfers::settle_pieces(Wreck& wreck, const FarEnd& far) {
-  while (!wreck.pieces.empty()) {
-    const uint32_t cookie = wreck.pieces.front();
-    const Piece& piece = pieces_[cookie];
-    const Op& op = core_.ops.at(piece.op);
-    const bool took = far.exact && piece.imms_before < far.taken;
-    // A piece that never left needs nobody's word, but a slice stands and falls with its shard.
-    const bool never_left = piece.end.remote == Remote::kNotDelivered;
-    const bool not_taken = far.exact || (never_left && is_whole(op, piece));
+void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& report) {
+  while (!broken.writes.empty()) {
+    const uint32_t cookie = broken.writes.front();
+    const InflightWrite& write = inflight_[cookie];
+    const Op& op = core_.ops.at(write.op);
+    const bool took = report.exact && write.imms_before < report.taken;
+    // A write that never left needs nobody's word, but a slice stands and falls with its shard.
+    const bool never_left = write.status.remote == Remote::kNotDelivered;
+    const bool not_taken = report.exact || (never_left && is_unsliced(op, write));
     if (took) {
-      core_.steps.take(Step::kPieceFoundTaken);
-      end_stranded(cookie, {Errc::kOk, Remote::kDelivered});
-    } else if (not_taken && piece.barred != Errc::kOk) {
-      end_stranded(cookie, {piece.barred, Remote::kNotDelivered});
-    } else if (not_taken && may_repeat(op)) {
-      repeat(wreck, cookie);
+      core_.protocol.count(ProtocolEvent::kWriteFoundDelivered);
+      complete_in_doubt(cookie, {Errc::kOk, Remote::kDelivered});
+    } else if (not_taken && write.replay_error != Errc::kOk) {
+      complete_in_doubt(cookie, {write.replay_error, Remote::kNotDelivered});
+    } else if (not_taken && may_replay(op)) {
+      replay(broken, cookie);
     } else {
-      end_stranded(cookie, {Errc::kRailLost, not_taken ? Remote::kNotDelivered : Remote::kUnknown});
+      complete_in_doubt(cookie, {Errc::kRailLost, not_taken ? Remote::kNotDelivered : Remote::kUnknown});
     }
   }
-  while (!wreck.begun.empty()) {
-    const Entry entry = entries_.at(wreck.begun.head);
-    Op& op = core_.ops.at(entry.op);
-    if (far.exact && may_repeat(op)) {
-      repeat_shard(wreck, op, entry.shard, entry.offset);
+  while (!broken.partly_posted.empty()) {
+    const PendingFragment fragment = pending_.at(broken.partly_posted.head);
+    Op& op = core_.ops.at(fragment.op);
+    if (report.exact && may_replay(op)) {
+      replay_shard(broken, op, fragment.shard, fragment.offset);
     } else {
-      drop_entry(wreck.begun.head, Errc::kRailLost);
+      drop_pending(broken.partly_posted.head, Errc::kRailLost);
     }
   }
 }
 
-/// Turns a piece that was not delivered into queued work again. A slice takes its shard with it.
-void Transfers::repeat(Wreck& wreck, uint32_t cookie) {
-  const Piece piece = pieces_[cookie];
-  Op& op = core_.ops.at(piece.op);
+/// Turns a write that was not delivered into queued work again. A slice takes its shard with it.
+void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
+  const InflightWrite write = inflight_[cookie];
+  Op& op = core_.ops.at(write.op);
   if (op.kind == OpKind::kWrite) {
-    repeat_shard(wreck, op, piece.shard, piece.offset);
+    replay_shard(broken, op, write.shard, write.offset);
     return;
   }
-  core_.steps.take(Step::kPieceRepeated);
-  std::erase(wreck.pieces, cookie);
-  give_piece(cookie);
-  send_again(op, *core_.peers.at(wreck.peer), wreck.network, {.part = piece.part, .count = 1});
-  --op.pieces_posted;
-  finish_if_ended(op);
+  core_.protocol.count(ProtocolEvent::kWriteReplayed);
+  std::erase(broken.writes, cookie);
+  give_back_inflight(cookie);
+  resend(op, *core_.peers.at(broken.peer), broken.network, {.part = write.part, .count = 1});
+  --op.inflight;
+  complete_if_done(op);
 }
 
 /// Sends a shard again from its beginning: its count must come by the path of all its bytes.
 /// `from`: the first byte whose end the operation has not been told yet.
-void Transfers::repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t from) {
-  core_.steps.take(Step::kShardRepeated);
-  ++op.pieces_posted;  // holds it
-  const auto mine = [&](const Piece& piece) { return piece.op == op.self && piece.shard == shard; };
-  std::erase_if(wreck.pieces, [&](uint32_t cookie) {
-    if (!mine(pieces_[cookie])) return false;
-    give_piece(cookie);
-    --op.pieces_posted;
+void Transfers::replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from) {
+  core_.protocol.count(ProtocolEvent::kShardReplayed);
+  ++op.inflight;  // holds it
+  const auto mine = [&](const InflightWrite& write) { return write.op == op.self && write.shard == shard; };
+  std::erase_if(broken.writes, [&](uint32_t cookie) {
+    if (!mine(inflight_[cookie])) return false;
+    give_back_inflight(cookie);
+    --op.inflight;
     return true;
   });
-  for (uint32_t i = wreck.begun.head; i != kNone;) {
-    const uint32_t next = entries_.at(i).next;
-    if (entries_.at(i).op == op.self && entries_.at(i).shard == shard) {
-      entries_.unlink(i);
+  for (uint32_t i = broken.partly_posted.head; i != kNone;) {
+    const uint32_t next = pending_.at(i).next;
+    if (pending_.at(i).op == op.self && pending_.at(i).shard == shard) {
+      pending_.unlink(i);
       unlink_from_op(op, i);
-      entries_.give_back(i);
+      pending_.give_back(i);
     }
     i = next;
   }
-  op.shards_ended -= static_cast<uint32_t>(slices_before(op, shard, from));
+  op.fragments_completed -= static_cast<uint32_t>(slices_before(op, shard, from));
   op.bytes_delivered -= from - shard.begin;
-  Entry entry{.count = 1, .offset = shard.begin, .size_bytes = shard.end - shard.begin};
-  entry.shard = shard;
-  send_again(op, *core_.peers.at(wreck.peer), wreck.network, entry);
-  --op.pieces_posted;
-  finish_if_ended(op);
+  PendingFragment fragment{.count = 1, .offset = shard.begin, .size_bytes = shard.end - shard.begin};
+  fragment.shard = shard;
+  resend(op, *core_.peers.at(broken.peer), broken.network, fragment);
+  --op.inflight;
+  complete_if_done(op);
 }
 
-void Transfers::send_again(Op& op, Peer& peer, uint8_t network_index, Entry entry) {
+void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragment fragment) {
   NetworkSlot& network = core_.networks[network_index];
   for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->retried;
   const UpRails up = up_rails(peer, network);
   if (up.count == 0) {
-    end_parts(op, entry, peer.id(), Errc::kRailLost);
+    complete_unposted(op, fragment, peer.id(), Errc::kRailLost);
     return;
   }
-  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], entry);
+  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);
 }
 
 // ---- The next life of a path --------------------------------------------------------------------
 
 /// A connection is over. What was queued for it goes elsewhere if it can, and the path is tried
 /// again: at once when it was closed on purpose, with growing rests when it breaks again and again.
-void Transfers::next_life(Path& path, bool on_purpose) {
+void Transfers::schedule_reopen(Path& path, bool on_purpose) {
   // Closed before it proved that it works, or by the other side: it is left alone for a while too.
-  if (!on_purpose || path.suspect || path.far_closed) ++path.failures;
-  path.far_closed = false;
-  path.suspect = true;
+  if (!on_purpose || path.needs_probe || path.remote_closed) ++path.failures;
+  path.remote_closed = false;
+  path.needs_probe = true;
   path.broke = false;
   path.probe = kNone;
-  path.far = {};
-  path.stranded.clear();
-  rest(path);
+  path.drain_report = {};
+  path.in_doubt.clear();
+  back_off(path);
   reroute(path);
 }
 
-void Transfers::rest(Path& path) {
-  core_.steps.take(Step::kPathRested);
-  path.state = Path::State::kResting;
-  path.retry_ns = core_.now_ns + rest_ns(path.failures);
+void Transfers::back_off(Path& path) {
+  core_.protocol.count(ProtocolEvent::kPathBackedOff);
+  path.state = Path::State::kBackingOff;
+  path.retry_ns = core_.now_ns + back_off_ns(path.failures);
   if (core_.networks[path.network].rails[path.rail].up) {
     next_ns_ = std::min(next_ns_, path.retry_ns);
   } else {
@@ -371,34 +371,34 @@ void Transfers::reroute(Path& path) {
   NetworkSlot& network = core_.networks[path.network];
   const UpRails up = up_rails(peer, network);
   if (up.count == 0) {
-    drop_path_entries(path, Errc::kRailLost);
+    drop_path_pending(path, Errc::kRailLost);
     return;
   }
   const auto own = std::find(up.index.begin(), up.index.begin() + up.count, path.rail);
   if (own != up.index.begin() + up.count) return;  // no better one
-  for (EntryQueue& queue : path.queue) {
+  for (PendingQueue& queue : path.queue) {
     for (uint32_t index = queue.head, next = kNone; index != kNone; index = next) {
-      const Entry& entry = entries_.at(index);
-      next = entry.next;
+      const PendingFragment& fragment = pending_.at(index);
+      next = fragment.next;
       // What went before it went by this path, and only there does its count cover it.
-      const bool begun = entry.offset != entry.shard.begin;
-      if (core_.ops.at(entry.op).kind == OpKind::kWrite && begun) continue;
+      const bool begun = fragment.offset != fragment.shard.begin;
+      if (core_.ops.at(fragment.op).kind == OpKind::kWrite && begun) continue;
       Path* to = path_for(peer, network, up.index[peer.rotation++ % up.count]);
       if (to == nullptr) {
-        drop_entry(index, Errc::kUnreachable);
+        drop_pending(index, Errc::kUnreachable);
       } else {
-        move_entry(index, *to);
+        move_pending(index, *to);
       }
     }
   }
 }
 
-void Transfers::move_entry(uint32_t entry_index, Path& to) {
-  Entry& entry = entries_.at(entry_index);
-  const auto priority = static_cast<uint32_t>(core_.ops.at(entry.op).priority);
-  entries_.unlink(entry_index);
-  entry.path = to.index;
-  entries_.append(to.queue[priority], entry_index);
+void Transfers::move_pending(uint32_t index, Path& to) {
+  PendingFragment& fragment = pending_.at(index);
+  const auto priority = static_cast<uint32_t>(core_.ops.at(fragment.op).priority);
+  pending_.unlink(index);
+  fragment.path = to.index;
+  pending_.append(to.queue[priority], index);
   activate(to, priority);
 }
 
@@ -408,13 +408,13 @@ uint32_t Transfers::tick(int64_t now_ns) {
   uint32_t done = 0;
   for (size_t i = 0; i < paths_.size(); ++i) {
     Path& path = *paths_[i];
-    if (path.state == Path::State::kResting && path.retry_ns <= now_ns) {
+    if (path.state == Path::State::kBackingOff && path.retry_ns <= now_ns) {
       ++done;
       Peer& peer = *core_.peers.at(path.peer);
       pair_rails(peer, path);
       if (open_path(peer, path) != Errc::kOk) {
         ++path.failures;
-        rest(path);
+        back_off(path);
         reroute(path);  // another rail may have become good meanwhile
       }
     } else if (path.state == Path::State::kReady && path.probe_until_ns <= now_ns) {
@@ -424,7 +424,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
       ++done;
       start_probe(path);
     }
-    if (path.state == Path::State::kResting) next_ns_ = std::min(next_ns_, path.retry_ns);
+    if (path.state == Path::State::kBackingOff) next_ns_ = std::min(next_ns_, path.retry_ns);
     if (path.state == Path::State::kReady) {
       next_ns_ = std::min({next_ns_, path.probe_until_ns, path.retry_ns});
     }
@@ -437,51 +437,51 @@ uint32_t Transfers::tick(int64_t now_ns) {
 /// Posts a write without bytes and without a count: it touches nothing and comes back if the host
 /// at the other end answers.
 void Transfers::start_probe(Path& path) {
-  core_.steps.take(Step::kProbeSent);
+  core_.protocol.count(ProtocolEvent::kProbeSent);
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
-  const uint32_t cookie = take_piece();
-  Piece& piece = pieces_[cookie];
-  piece = Piece{};
-  piece.op = kProbe;
-  piece.path = path.index;
-  piece.peer = path.peer;
-  piece.seq = core_.peers.at(path.peer)->next_piece_seq++;
-  piece.posted_ns = core_.now_ns;
-  piece.priority = Priority::kUrgent;
-  piece.wire.cookie = cookie;
-  piece.wire.path = path.id;
-  piece.wire.priority = static_cast<uint8_t>(Priority::kUrgent);
-  piece.prev = path.last_piece;
-  (path.last_piece == kNone ? path.first_piece : pieces_[path.last_piece].next) = cookie;
-  path.last_piece = cookie;
-  ++path.posted;
-  ++rail.posted;
+  const uint32_t cookie = take_inflight();
+  InflightWrite& write = inflight_[cookie];
+  write = InflightWrite{};
+  write.op = kProbe;
+  write.path = path.index;
+  write.peer = path.peer;
+  write.seq = core_.peers.at(path.peer)->next_piece_seq++;
+  write.posted_ns = core_.now_ns;
+  write.priority = Priority::kUrgent;
+  write.wire.cookie = cookie;
+  write.wire.path = path.id;
+  write.wire.priority = static_cast<uint8_t>(Priority::kUrgent);
+  write.prev = path.last_inflight;
+  (path.last_inflight == kNone ? path.first_inflight : inflight_[path.last_inflight].next) = cookie;
+  path.last_inflight = cookie;
+  ++path.inflight;
+  ++rail.inflight;
   path.probe = cookie;
   path.retry_ns = kNeverNs;
   path.probe_until_ns = core_.now_ns + kProbeMaxNs;
   next_ns_ = std::min(next_ns_, path.probe_until_ns);
-  if (rail.refused.empty() && post(rail, {&piece.wire, 1}) == 1) return;
-  rail.refused.push_back(piece.wire);
+  if (rail.refused.empty() && post(rail, {&write.wire, 1}) == 1) return;
+  rail.refused.push_back(write.wire);
   refused_ = true;
 }
 
-void Transfers::probe_ended(Path& path, const PieceEnd& end) {
-  core_.steps.take(end.code == Errc::kOk ? Step::kProbeAnswered : Step::kProbeFailed);
+void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
+  core_.protocol.count(status.code == Errc::kOk ? ProtocolEvent::kProbeAnswered : ProtocolEvent::kProbeFailed);
   routes_changed();
   path.probe = kNone;
   path.probe_until_ns = kNeverNs;
-  if (end.code == Errc::kOk) {
-    path.suspect = false;
+  if (status.code == Errc::kOk) {
+    path.needs_probe = false;
     path.failures = 0;
-    return;  // what is queued goes on with the end of this piece
+    return;  // what is queued goes on with the end of this write
   }
-  if (exact(path)) {
+  if (replay_is_exact(path)) {
     close_path(path);
   } else if (path.state == Path::State::kReady) {
     // There is no connection to set up again, and closing would cut off what may still arrive.
-    path.suspect = true;
+    path.needs_probe = true;
     ++path.failures;
-    path.retry_ns = core_.now_ns + std::max(rest_ns(path.failures), kRestNs);
+    path.retry_ns = core_.now_ns + std::max(back_off_ns(path.failures), kBackOffNs);
     next_ns_ = std::min(next_ns_, path.retry_ns);
   }
 }
@@ -496,23 +496,23 @@ bool Transfers::can_probe(const Peer& peer) const noexcept {
 
 /// A write to the peer was given up without an answer. One path of several may be at fault: the
 /// others are asked before anything is said of the peer.
-void Transfers::nobody_answers(Peer& peer, const Path& failed) {
+void Transfers::on_no_answer(Peer& peer, const Path& failed) {
   bool asked = false;
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
       if (index == kNone || index == failed.index) continue;
       Path& path = *paths_[index];
-      if (path.state != Path::State::kReady || path.suspect) continue;
+      if (path.state != Path::State::kReady || path.needs_probe) continue;
       asked = true;
-      ask_host(path);
+      request_probe(path);
     }
   }
   if (!asked) core_.peers.on_unreachable(peer);
 }
 
 /// What is in flight on it answers the question as well.
-void Transfers::ask_host(Path& path) {
-  if (path.posted > 0 || path.retry_ns != kNeverNs) return;
+void Transfers::request_probe(Path& path) {
+  if (path.inflight > 0 || path.retry_ns != kNeverNs) return;
   path.retry_ns = core_.now_ns;  // not now: its rail may be in the middle of telling us something
   next_ns_ = std::min(next_ns_, path.retry_ns);
 }
@@ -520,7 +520,7 @@ void Transfers::ask_host(Path& path) {
 void Transfers::probe(Peer& peer) {
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
-      if (index != kNone && paths_[index]->state == Path::State::kReady) ask_host(*paths_[index]);
+      if (index != kNone && paths_[index]->state == Path::State::kReady) request_probe(*paths_[index]);
     }
   }
 }

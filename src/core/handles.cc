@@ -54,16 +54,16 @@ Inbox::~Inbox() {
   if (state_ == nullptr) return;
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
-  for (const core::EventExtra& extra : state_->taken) core.report.release_extra(extra);
+  for (const core::EventExtra& extra : state_->taken) core.reporter.release_extra(extra);
   std::lock_guard lock(core.state_mutex);
-  core.report.drop_inbox(state_->index);
+  core.reporter.drop_inbox(state_->index);
 }
 
 uint32_t Inbox::poll(std::span<Event> out) noexcept {
   if (state_ == nullptr || state_->core->forked()) return 0;
   EngineCore& core = *state_->core;
   core::InboxSlot& slot = *state_->slot;
-  for (const core::EventExtra& extra : state_->taken) core.report.release_extra(extra);
+  for (const core::EventExtra& extra : state_->taken) core.reporter.release_extra(extra);
   state_->taken.clear();
   if (out.empty()) return 0;  // the descriptor stays readable
   if (const int fd = slot.fd.load(std::memory_order_relaxed); fd >= 0) {
@@ -79,7 +79,7 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
     if (owes && entry.extra.message != nullptr) {
       state_->taken.push_back(entry.extra);
     } else if (owes) {
-      core.report.release_extra(entry.extra);
+      core.reporter.release_extra(entry.extra);
     }
   }
   if (n == 0) return 0;
@@ -92,7 +92,7 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
     }
   }
   // Pairs with reserve_or_starve(): an event waits for the room that was just made.
-  if (slot.starved.exchange(false, std::memory_order_seq_cst)) core.stir();
+  if (slot.starved.exchange(false, std::memory_order_seq_cst)) core.kick();
   core.inbox_read();
   return n;
 }
@@ -104,7 +104,7 @@ Result<void> Inbox::wait(Timeout timeout) noexcept {
   const auto ready = [&] {
     return !slot.ring->empty() || core.closed.load(std::memory_order_acquire);
   };
-  if (auto ok = core.block(slot.parking, ready, timeout); !ok) return ok;
+  if (auto ok = core.block(slot.event_count, ready, timeout); !ok) return ok;
   if (slot.ring->empty()) return fail(Errc::kClosed, "engine");
   return {};
 }
@@ -137,7 +137,7 @@ Flag::~Flag() {
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
   std::lock_guard lock(core.state_mutex);
-  core.report.drop_flag(state_->index);
+  core.reporter.drop_flag(state_->index);
 }
 
 uint32_t Flag::load() const noexcept {
@@ -165,13 +165,13 @@ Watcher::~Watcher() {
   EngineCore& core = *state_->core;
   {
     std::lock_guard lock(core.state_mutex);
-    core.report.arm_watcher(state_->index, false);
-    core.report.watchers.hide(state_->index);
+    core.reporter.arm_watcher(state_->index, false);
+    core.reporter.watchers.hide(state_->index);
   }
   // A callback of it that runs now is waited for, unless this is that callback.
   { std::lock_guard running(state_->slot->running); }
   std::lock_guard lock(core.state_mutex);
-  core.report.drop_watcher(state_->index);
+  core.reporter.drop_watcher(state_->index);
 }
 
 uint64_t* Watcher::word() const noexcept {
@@ -183,21 +183,21 @@ void Watcher::store(uint64_t value) noexcept {
   if (state_ == nullptr || state_->core->forked()) return;
   // Release pairs with the acquire in Reporter::poll_watchers().
   __atomic_store_n(&state_->slot->word, value, __ATOMIC_RELEASE);
-  state_->core->stir();
+  state_->core->kick();
 }
 
 void Watcher::arm() noexcept {
   if (state_ == nullptr) return;
   const auto lock = state_->core->lock_if_open();
   if (!lock) return;
-  state_->core->report.arm_watcher(state_->index, true);
-  state_->core->stir();
+  state_->core->reporter.arm_watcher(state_->index, true);
+  state_->core->kick();
 }
 
 void Watcher::disarm() noexcept {
   if (state_ == nullptr) return;
   const auto lock = state_->core->lock_if_open();
-  if (lock) state_->core->report.arm_watcher(state_->index, false);
+  if (lock) state_->core->reporter.arm_watcher(state_->index, false);
 }
 
 // MemoryRegion
@@ -271,11 +271,11 @@ namespace fabric::core {
 
 /// Deregisters and waits for the proof. False: it did not come.
 bool EngineCore::end_region(RegionId id) {
-  const auto gone = [&] {
+  const auto released = [&] {
     std::lock_guard lock(state_mutex);
     return networks.empty() || regions.ended(id);  // without a network nothing can land
   };
-  if (gone()) return true;
+  if (released()) return true;
   if (!refuses()) {
     Notify none;
     auto op =
@@ -283,13 +283,13 @@ bool EngineCore::end_region(RegionId id) {
     // Already being deregistered, or no slot free: then the end below is looked for all the same.
     if (!op && op.error().code == Errc::kExhausted) {
       std::lock_guard lock(state_mutex);
-      see_time(driver->now_ns());
+      advance_clock(driver->now_ns());
       if (regions.local(id) != nullptr) regions.begin_end(id.slot);
-      stir();
+      kick();
     }
   }
-  if (in_callback() || closed.load(std::memory_order_acquire)) return gone();
-  return settle(config.drain_timeout.count(), gone);
+  if (in_callback() || closed.load(std::memory_order_acquire)) return released();
+  return wait_until(config.drain_timeout.count(), released);
 }
 
 }  // namespace fabric::core

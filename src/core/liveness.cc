@@ -63,10 +63,10 @@ void Peers::check_liveness(Peer& peer) {
   if (judged_at(peer) > now) return;
   if (lost_at(peer) <= now) {
     const bool evidence = peer.unreachable_ns != kNeverNs;
-    core_.steps.take(evidence ? Step::kPeerLostByEvidence : Step::kPeerLostBySilence);
+    core_.protocol.count(evidence ? ProtocolEvent::kPeerLostByEvidence : ProtocolEvent::kPeerLostBySilence);
     lose(peer, PeerState::kLost, Errc::kPeerLost, true);
   } else {
-    core_.steps.take(Step::kPeerStalled);
+    core_.protocol.count(ProtocolEvent::kPeerStalled);
     set_state(peer, PeerState::kStalled, Errc::kTimeout);
   }
 }
@@ -75,7 +75,7 @@ void Peers::heard(Peer& peer, int64_t now_ns) {
   peer.last_heard_ns = now_ns;
   peer.unreachable_ns = kNeverNs;
   if (peer.state.load(std::memory_order_relaxed) == PeerState::kStalled) {
-    core_.steps.take(Step::kPeerResumed);
+    core_.protocol.count(ProtocolEvent::kPeerResumed);
     set_state(peer, PeerState::kConnected, Errc::kOk);
   }
 }
@@ -116,7 +116,7 @@ void Peers::on_pong(Peer& peer, const control::Body& body) {
 
 void Peers::want_lease(Peer& peer) {
   if (peer.lease_wanted || peer.is_self || !peer.usable()) return;
-  core_.steps.take(Step::kLeaseOver);
+  core_.protocol.count(ProtocolEvent::kLeaseExpired);
   peer.lease_wanted = true;
   peer.ping_interval_ns = core_.config.retransmit.count();
   ping(peer);

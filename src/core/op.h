@@ -32,7 +32,7 @@ const char* to_string(OpKind kind) noexcept;
 constexpr bool is_transfer(OpKind kind) noexcept { return kind <= OpKind::kSignal; }
 
 /// Where an operation is in its life.
-enum class OpStage : uint8_t {
+enum class OpState : uint8_t {
   kFree,
   kQueued,     ///< filled by the submitter, in the submission ring
   kRunning,    ///< the worker has it
@@ -62,7 +62,7 @@ struct OpRequest {
   bool unsplit = false;
   /// A write that goes between the same regions as the one in front of it in the ring, in the same
   /// batch, and has the same priority and deadline.
-  bool alike = false;
+  bool same_flow = false;
   BatchId batch{};
   Notify notify{};
   PeerId peer{};
@@ -77,18 +77,18 @@ struct OpRequest {
 /// How far it has come. The worker's, but for `parts`.
 struct OpProgress {
   Errc stop_code = Errc::kOk;  ///< why it was stopped
-  Errc early_end = Errc::kOk;  ///< an expectation that ended before the worker took it ...
-  bool ended_early = false;    ///< ... did so
+  Errc early_code = Errc::kOk;  ///< an expectation that ended before the worker took it ...
+  bool completed_early = false;    ///< ... did so
   Errc code = Errc::kOk;       ///< of the first part that failed
   uint32_t parts = 1;          ///< writes, pages, targets
-  uint32_t parts_ended = 0;
+  uint32_t parts_completed = 0;
   uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
-  uint32_t shards_ended = 0;  ///< of a cut write, with how they ended:
-  uint32_t shards = 1;        ///< pieces that the write was cut and sliced into
-  uint32_t cut = 1;           ///< of those, how many are counted
-  uint32_t shards_failed = 0, shards_unknown = 0, shards_counted = 0;
-  uint32_t pieces_posted = 0;     ///< in flight on rails
-  uint32_t entries = UINT32_MAX;  ///< head of the list of queued entries
+  uint32_t fragments_completed = 0;  ///< of a cut write, with how they ended:
+  uint32_t fragments = 1;        ///< pieces that the write was cut and sliced into
+  uint32_t shards = 1;           ///< of those, how many are counted
+  uint32_t fragments_failed = 0, fragments_unknown = 0, fragments_counted = 0;
+  uint32_t inflight = 0;     ///< in flight on rails
+  uint32_t pending = UINT32_MAX;  ///< head of the list of queued entries
   uint64_t slice_bytes = UINT64_MAX;
   uint64_t bytes_delivered = 0;
   PeerId failed_peer{};
@@ -103,7 +103,7 @@ struct OpHead {
   std::atomic<uint32_t> generation{1};
   /// Release with kQueued pairs with the acquire in cancel(); later stages change under the state
   /// lock, and who looks without it only learns an early answer.
-  std::atomic<OpStage> stage{OpStage::kFree};
+  std::atomic<OpState> state{OpState::kFree};
   /// Set and looked at under the state lock, hence relaxed; atomic, because the callback thread
   /// clears it without.
   std::atomic<bool> cancel_asked{false};
@@ -111,8 +111,8 @@ struct OpHead {
   OpKind kind = OpKind::kWrite;
   Priority priority = Priority::kNormal;
   uint32_t self = 0;              ///< own slot
-  uint32_t held_by = UINT32_MAX;  ///< the slot of the peer in whose share it counts
-  uint32_t train = UINT32_MAX;    ///< a write that went the short way: where it is in flight
+  uint32_t quota_peer = UINT32_MAX;  ///< the slot of the peer in whose share it counts
+  uint32_t post_batch = UINT32_MAX;    ///< a write that went the short way: where it is in flight
   int64_t submitted_ns = 0;
   int64_t deadline_ns = 0;
 
@@ -123,7 +123,7 @@ struct OpHead {
 /// of a write touches stands in front.
 ///
 /// Owner: the submitting thread until it is in the submission ring, then the worker, under the
-/// state lock. `generation`, `stage` and `cancel_asked` may be read by any thread.
+/// state lock. `generation`, `state` and `cancel_asked` may be read by any thread.
 struct alignas(64) Op : OpHead, OpRequest, OpProgress {
   HeapTimer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
@@ -136,7 +136,7 @@ class OpTable {
  public:
   OpTable(uint32_t max, uint32_t peers_max)
       : ops_(std::make_unique<Op[]>(max)),
-        held_(std::make_unique<std::atomic<uint32_t>[]>(peers_max)),
+        charged_(std::make_unique<std::atomic<uint32_t>[]>(peers_max)),
         free_(max),
         max_(max) {
     for (uint32_t i = 0; i < max; ++i) ops_[i].self = i;
@@ -159,28 +159,28 @@ class OpTable {
   /// Whether a peer may have `more` of the slots that were just taken. Not if it then has seven
   /// times as many as are free: so peers that never answer cannot fill the table between them, and
   /// one that is alone gets seven eighths.
-  /// `spare`: taken as well, and given back if it may not.
-  bool may_hold(uint32_t peer, uint32_t more, uint32_t spare = 0) const noexcept {
+  /// `surplus`: taken as well, and given back if it may not.
+  bool within_quota(uint32_t peer, uint32_t more, uint32_t surplus = 0) const noexcept {
     // A gauge: nothing is published by it.
-    const uint32_t held = held_[peer].load(std::memory_order_relaxed) + more;
-    return max_ < kSharedFrom || held <= kShare * (free_count() + spare);
+    const uint32_t charged = charged_[peer].load(std::memory_order_relaxed) + more;
+    return max_ < kSharedFrom || charged <= kShare * (free_count() + surplus);
   }
-  void hold(uint32_t peer, uint32_t more) noexcept {
-    held_[peer].fetch_add(more, std::memory_order_relaxed);  // a gauge
+  void charge(uint32_t peer, uint32_t more) noexcept {
+    charged_[peer].fetch_add(more, std::memory_order_relaxed);  // a gauge
   }
-  void let_go(uint32_t peer, uint32_t less = 1) noexcept {
-    held_[peer].fetch_sub(less, std::memory_order_relaxed);  // a gauge
+  void uncharge(uint32_t peer, uint32_t less = 1) noexcept {
+    charged_[peer].fetch_sub(less, std::memory_order_relaxed);  // a gauge
   }
   void give_back(Op& op) noexcept {
-    if (op.held_by != UINT32_MAX) let_go(op.held_by);
+    if (op.quota_peer != UINT32_MAX) uncharge(op.quota_peer);
     reset(op);
     give_back({&op.self, 1});
   }
   /// For one that is going to be given back with others, and let go: its life ends now.
   static void reset(Op& op) noexcept {
-    op.held_by = UINT32_MAX;
+    op.quota_peer = UINT32_MAX;
     op.cancel_asked.store(false, std::memory_order_relaxed);
-    op.stage.store(OpStage::kFree, std::memory_order_relaxed);
+    op.state.store(OpState::kFree, std::memory_order_relaxed);
     uint32_t next = op.generation.load(std::memory_order_relaxed) + 1;
     if (next == 0) next = 1;
     op.generation.store(next, std::memory_order_release);  // pairs with find()
@@ -207,7 +207,7 @@ class OpTable {
   static constexpr uint32_t kShare = 7;
   static constexpr uint32_t kSharedFrom = 64;  ///< smaller tables are not worth dividing
   std::unique_ptr<Op[]> ops_;
-  std::unique_ptr<std::atomic<uint32_t>[]> held_;  ///< by slot of the peer; gauges, relaxed
+  std::unique_ptr<std::atomic<uint32_t>[]> charged_;  ///< by slot of the peer; gauges, relaxed
   FreeList free_;
   std::atomic<uint32_t> taken_{0};  ///< sequentially consistent, see take()
   uint32_t max_;

@@ -251,14 +251,14 @@ void Peers::choose_routes_again() {
     for (auto& row : peer->route) row.fill(kNoNetwork);
     choose_routes(*peer);
     if (peer->route == before) continue;
-    core_.steps.take(Step::kRerouted);
+    core_.protocol.count(ProtocolEvent::kRerouted);
     // Never in silence (P17): the state is the old one, the code says why it is told.
     const PeerState state = peer->state.load(std::memory_order_relaxed);
     FABRIC_LOG(core_.log, kWarning, "core", "a route has changed", {"peer", peer->id()});
     Event event{.kind = EventKind::kPeer, .code = Errc::kRailLost};
     event.peer = peer->id();
     event.value = event.previous = static_cast<uint64_t>(state);
-    core_.report.publish(event);
+    core_.reporter.publish(event);
   }
 }
 
@@ -324,7 +324,7 @@ void Peers::set_state(Peer& peer, PeerState state, Errc code) {
   event.peer = peer.id();
   event.value = static_cast<uint64_t>(state);
   event.previous = static_cast<uint64_t>(old);
-  core_.report.publish(event);
+  core_.reporter.publish(event);
 }
 
 void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
@@ -343,7 +343,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
     Op& op = core_.ops.at(question.op);
     if (question.op != peer.fence_op) {
       // Before the session was up nothing of it was sent.
-      core_.finish(op, code,
+      core_.complete(op, code,
                    old == PeerState::kConnecting ? Remote::kNotDelivered : Remote::kUnknown);
     } else {
       // Nobody to ask any more. The fence ends when the paths in are down, or at its deadline.
@@ -354,7 +354,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
   auto credits = std::exchange(peer.credits, {});
   for (auto& [channel, credit] : credits) {
     for (const uint32_t op : credit.waiting) {
-      core_.finish(core_.ops.at(op), code, Remote::kNotDelivered);
+      core_.complete(core_.ops.at(op), code, Remote::kNotDelivered);
     }
   }
   const auto revocations = std::exchange(peer.region_refs, {});

@@ -126,7 +126,7 @@ struct Peer : SlotHead {
   std::array<std::array<uint8_t, kKinds>, kKinds> route{};
   std::array<std::array<std::string, kKinds>, kKinds> route_why{};
 
-  EntryQueue waiting{};                                  ///< until the session is up
+  PendingQueue waiting{};                                  ///< until the session is up
   std::vector<std::array<uint32_t, kRailsMax>> paths{};  ///< per network and local rail
   std::vector<InboundPath> inbound{};
   uint32_t rotation = 0;

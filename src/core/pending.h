@@ -9,12 +9,12 @@ namespace fabric::core {
 
 inline constexpr uint32_t kNone = UINT32_MAX;
 
-struct EntryQueue {
+struct PendingQueue {
   uint32_t head = kNone, tail = kNone;
   bool empty() const noexcept { return head == kNone; }
 };
 
-/// The bytes of a write that one path carries in order; its last piece is the one that counts.
+/// The bytes of a write that one path carries in order; its last write is the one that counts.
 struct Shard {
   uint64_t begin = 0, end = 0;  ///< in the write
   bool operator==(const Shard&) const = default;
@@ -22,7 +22,7 @@ struct Shard {
 
 /// Accepted and not yet posted: some parts of one operation that wait for one path, or for a peer
 /// to connect. Pieces are made from it as the rail has room.
-struct Entry {
+struct PendingFragment {
   uint32_t op = kNone;
   uint32_t peer = kNone;  ///< slot
   uint32_t path = kNone;
@@ -32,16 +32,16 @@ struct Entry {
   uint64_t offset = 0;  ///< a shard: what is left of it
   uint64_t size_bytes = 0;
   Shard shard{};
-  EntryQueue* queue = nullptr;
+  PendingQueue* queue = nullptr;
   uint32_t prev = kNone, next = kNone;        ///< in its queue
   uint32_t op_prev = kNone, op_next = kNone;  ///< among its operation's
 };
 
 /// Entries in chunks that are never given back, so that the steady state allocates nothing. Bounded
 /// by the operations and their lists, which are bounded themselves.
-class EntryPool {
+class PendingPool {
  public:
-  Entry& at(uint32_t index) noexcept { return chunks_[index / kChunk][index % kChunk]; }
+  PendingFragment& at(uint32_t index) noexcept { return chunks_[index / kChunk][index % kChunk]; }
 
   uint32_t take() {
     if (free_.empty()) grow();
@@ -50,38 +50,38 @@ class EntryPool {
     return index;
   }
   void give_back(uint32_t index) {
-    at(index) = Entry{};
+    at(index) = PendingFragment{};
     free_.push_back(index);
   }
 
   uint64_t held() const noexcept { return chunks_.size() * kChunk - free_.size(); }
 
-  void append(EntryQueue& queue, uint32_t index) noexcept {
-    Entry& entry = at(index);
-    entry.queue = &queue;
-    entry.prev = queue.tail;
-    entry.next = kNone;
+  void append(PendingQueue& queue, uint32_t index) noexcept {
+    PendingFragment& fragment = at(index);
+    fragment.queue = &queue;
+    fragment.prev = queue.tail;
+    fragment.next = kNone;
     (queue.tail == kNone ? queue.head : at(queue.tail).next) = index;
     queue.tail = index;
   }
   void unlink(uint32_t index) noexcept {
-    Entry& entry = at(index);
-    EntryQueue& queue = *entry.queue;
-    (entry.prev == kNone ? queue.head : at(entry.prev).next) = entry.next;
-    (entry.next == kNone ? queue.tail : at(entry.next).prev) = entry.prev;
-    entry.queue = nullptr;
-    entry.prev = entry.next = kNone;
+    PendingFragment& fragment = at(index);
+    PendingQueue& queue = *fragment.queue;
+    (fragment.prev == kNone ? queue.head : at(fragment.prev).next) = fragment.next;
+    (fragment.next == kNone ? queue.tail : at(fragment.next).prev) = fragment.prev;
+    fragment.queue = nullptr;
+    fragment.prev = fragment.next = kNone;
   }
 
  private:
   static constexpr uint32_t kChunk = 1024;
   void grow() {
     const auto base = static_cast<uint32_t>(chunks_.size()) * kChunk;
-    chunks_.push_back(std::make_unique<Entry[]>(kChunk));
+    chunks_.push_back(std::make_unique<PendingFragment[]>(kChunk));
     free_.reserve(base + kChunk);
     for (uint32_t i = kChunk; i > 0; --i) free_.push_back(base + i - 1);
   }
-  std::vector<std::unique_ptr<Entry[]>> chunks_;
+  std::vector<std::unique_ptr<PendingFragment[]>> chunks_;
   std::vector<uint32_t> free_;
 };
 

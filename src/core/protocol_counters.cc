@@ -3,18 +3,18 @@
 namespace fabric::core {
 namespace {
 
-constexpr std::array<const char*, kSteps> kNames = {"path opened",
+constexpr std::array<const char*, kProtocolEvents> kNames = {"path opened",
                                                     "path broke",
                                                     "path torn down",
-                                                    "path rested",
+                                                    "path backed off",
                                                     "other rail paired",
-                                                    "piece stranded",
-                                                    "piece found taken",
-                                                    "piece repeated",
-                                                    "shard repeated",
-                                                    "piece given up",
-                                                    "piece given up again",
-                                                    "settled unproved",
+                                                    "write in doubt",
+                                                    "write found delivered",
+                                                    "write replayed",
+                                                    "shard replayed",
+                                                    "write given up",
+                                                    "given-up write resent",
+                                                    "reconciled unproved",
                                                     "probe sent",
                                                     "probe answered",
                                                     "probe failed",
@@ -23,23 +23,23 @@ constexpr std::array<const char*, kSteps> kNames = {"path opened",
                                                     "rerouted",
                                                     "stopped queued",
                                                     "stopped posted",
-                                                    "bound passed",
-                                                    "key spoiled",
+                                                    "drain timed out",
+                                                    "key poisoned",
                                                     "key aborted",
                                                     "peer stalled",
                                                     "peer resumed",
                                                     "peer lost by evidence",
                                                     "peer lost by silence",
-                                                    "lease over",
-                                                    "fence by word",
-                                                    "fence alone",
+                                                    "lease expired",
+                                                    "fence by reply",
+                                                    "fence without peer",
                                                     "fence proved late",
                                                     "region proved",
                                                     "region proved late",
-                                                    "grace over"};
+                                                    "grace expired"};
 
 }  // namespace
 
-const char* to_string(Step step) noexcept { return kNames[static_cast<uint32_t>(step)]; }
+const char* to_string(ProtocolEvent event) noexcept { return kNames[static_cast<uint32_t>(event)]; }
 
 }  // namespace fabric::core

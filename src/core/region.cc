@@ -95,7 +95,7 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
   region->keys = *std::move(keys);
   region->grants.clear();
   region->end = LocalRegion::End::kAlive;
-  region->posted = 0;
+  region->inflight = 0;
   region->open = false;
   region->unproved = {};
   region->deregister_op = kNone;

@@ -46,7 +46,7 @@ struct LocalRegion : SlotHead {
   Memory memory{};
   Registration keys{};
   std::vector<Grant> grants{};
-  uint32_t posted = 0;  ///< pieces in flight that read it
+  uint32_t inflight = 0;  ///< pieces in flight that read it
   bool open = false;    ///< a descriptor went out that is good for anybody
 
   // Its end, in steps: importers are told and drain, own writes drain, the rails let go.

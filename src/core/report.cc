@@ -51,14 +51,14 @@ Reporter::~Reporter() {
     while (inbox->ring != nullptr && inbox->ring->pop(entry)) delete entry.extra.message;
     if (const int fd = inbox->fd.load(std::memory_order_relaxed); fd >= 0) ::close(fd);
   }
-  for (auto* list : {&subscribers_, &listeners_, &retired_}) {
+  for (auto* list : {&subscribers_, &listeners_, &unsubscribed_}) {
     for (auto& state : *list) {
       for (auto& waiting : state->waiting) delete waiting.message;
     }
   }
 }
 
-Result<void> Reporter::reserve_place(const Notify& notify) noexcept {
+Result<void> Reporter::reserve_room(const Notify& notify) noexcept {
   using Kind = NotifyAccess::Kind;
   const Kind kind = NotifyAccess::kind(notify);
   if (kind == Kind::kCall) {
@@ -106,55 +106,55 @@ void Reporter::unreserve(const Notify& notify) noexcept {
   } while (!inbox->reserved.compare_exchange_weak(seen, seen - 1, std::memory_order_relaxed));
 }
 
-void Reporter::part_ended(const Op& op, const PartEnd& end) {
+void Reporter::report_part(const Op& op, const PartCompletion& completion) {
   if (!op.batch) return;
   BatchSlot* batch = batches.find(op.batch.slot, op.batch.generation);
   if (batch == nullptr) return;
-  if (end.remote == Remote::kDelivered) {
+  if (completion.remote == Remote::kDelivered) {
     batch->delivered.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   batch->failed.fetch_add(1, std::memory_order_relaxed);
-  if (end.remote == Remote::kUnknown) batch->unknown.fetch_add(1, std::memory_order_relaxed);
+  if (completion.remote == Remote::kUnknown) batch->unknown.fetch_add(1, std::memory_order_relaxed);
   const uint32_t n = batch->failure_count.load(std::memory_order_relaxed);
   if (n >= Batch::kFailuresMax) return;
   if (batch->failures == nullptr)
     batch->failures = std::make_unique<Failure[]>(Batch::kFailuresMax);
-  batch->failures[n] = {op.id(), end.peer, end.part, end.code, end.remote};
+  batch->failures[n] = {op.id(), completion.peer, completion.part, completion.code, completion.remote};
   batch->failure_count.store(n + 1, std::memory_order_release);  // pairs with Batch::failures()
 }
 
-void Reporter::count_for(BatchId batch) {
-  if (settling_.delivered != 0 || settling_.left != 0) settle();
-  settling_.batch = batch;
+void Reporter::defer_for_batch(BatchId batch) {
+  if (deferred_.delivered != 0 || deferred_.completed != 0) flush_deferred();
+  deferred_.batch = batch;
 }
 
-void Reporter::hold_for(uint32_t peer) {
-  if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
-  settling_.held_by = peer;
-  settling_.held = 0;
+void Reporter::defer_for_peer(uint32_t peer) {
+  if (deferred_.charged != 0) core_.ops.uncharge(deferred_.quota_peer, deferred_.charged);
+  deferred_.quota_peer = peer;
+  deferred_.charged = 0;
 }
 
 /// Slots first: who waits for a batch may submit as soon as it sees the end of it.
-void Reporter::tell_settled() {
-  if (settling_.ended != 0 || settling_.held != 0) {
-    if (settling_.held != 0) core_.ops.let_go(settling_.held_by, settling_.held);
-    settling_.held = 0;
-    core_.ops.give_back(std::span(settling_.slots).first(settling_.ended));
-    settling_.ended = 0;
+void Reporter::report_deferred() {
+  if (deferred_.slot_count != 0 || deferred_.charged != 0) {
+    if (deferred_.charged != 0) core_.ops.uncharge(deferred_.quota_peer, deferred_.charged);
+    deferred_.charged = 0;
+    core_.ops.give_back(std::span(deferred_.slots).first(deferred_.slot_count));
+    deferred_.slot_count = 0;
     core_.room_made();
   }
-  if (!settling_.batch) return;
-  const BatchId batch = std::exchange(settling_.batch, {});
-  const uint32_t left = std::exchange(settling_.left, 0);
-  const uint32_t delivered = std::exchange(settling_.delivered, 0);
+  if (!deferred_.batch) return;
+  const BatchId batch = std::exchange(deferred_.batch, {});
+  const uint32_t left = std::exchange(deferred_.completed, 0);
+  const uint32_t delivered = std::exchange(deferred_.delivered, 0);
   BatchSlot* const slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return;
   slot->delivered.fetch_add(delivered, std::memory_order_relaxed);
   if (left != 0) leave_batch(batch, left);
 }
 
-void Reporter::op_ended(Op& op, const Event& event) {
+void Reporter::report_op(Op& op, const Event& event) {
   const Notify notify = op.notify;
   const BatchId batch = op.batch;
   const bool has_call = NotifyAccess::kind(notify) == NotifyAccess::Kind::kCall;
@@ -165,10 +165,10 @@ void Reporter::op_ended(Op& op, const Event& event) {
   const bool abandoned =
       joined != nullptr && (joined->word.load(std::memory_order_relaxed) & BatchWord::kAbandoned);
   if (event.code != Errc::kOk && (silent || flagged) && (joined == nullptr || abandoned)) {
-    unclaimed(event);
+    report_unhandled(event);
   }
   // Whoever sees the event finds the slot free and its parts counted.
-  if (batch) settle();
+  if (batch) flush_deferred();
   if (!has_call) core_.ops.give_back(op);
   if (!silent) deliver(notify, event, {}, has_call ? &op : nullptr);
   if (batch) leave_batch(batch);
@@ -204,7 +204,7 @@ void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extr
                         .context = NotifyAccess::target(notify)};
       if (op != nullptr) {
         item.op = op->self;
-        op->stage.store(OpStage::kReporting, std::memory_order_relaxed);
+        op->state.store(OpState::kReporting, std::memory_order_relaxed);
       }
       // One entry per operation slot is always there; the slot comes back after the callback.
       queue_callback(item);
@@ -221,7 +221,7 @@ bool Reporter::push_inbox(InboxSlot& inbox, const Event& event, const EventExtra
     // Cannot fail but by overflow of the counter, which leaves the descriptor readable: fine.
     [[maybe_unused]] const auto n = ::write(fd, &one, sizeof one);
   }
-  inbox.parking.wake();
+  inbox.event_count.wake();
   return true;
 }
 
@@ -243,7 +243,7 @@ bool Reporter::queue_callback(const CallbackItem& item) {
   return true;
 }
 
-void Reporter::unclaimed(const Event& event) {
+void Reporter::report_unhandled(const Event& event) {
   Event copy = event;
   copy.kind = EventKind::kUnhandled;
   publish(copy);
@@ -258,7 +258,7 @@ void Reporter::publish(const Event& event) {
                  {"waiting", state->waiting.size()});
     }
     state->waiting.push_back({event, nullptr});
-    may_wait_ = true;
+    has_waiting_ = true;
   }
   flush();
 }
@@ -270,7 +270,7 @@ Reporter::Listener Reporter::listener(uint16_t channel) const noexcept {
     const uint32_t held = state->held->load(std::memory_order_acquire);
     return held < core_.config.message_buffers ? Listener::kReady : Listener::kFull;
   }
-  return Listener::kNobody;
+  return Listener::kMissing;
 }
 
 void Reporter::deliver_message(uint16_t channel, const Event& event,
@@ -280,7 +280,7 @@ void Reporter::deliver_message(uint16_t channel, const Event& event,
     message->held = state->held;
     message->held->fetch_add(1, std::memory_order_relaxed);
     state->waiting.push_back({event, message.release()});
-    may_wait_ = true;
+    has_waiting_ = true;
     flush();
     return;
   }
@@ -338,11 +338,11 @@ uint32_t Reporter::flush() {
     ++done;
   }
   // Acquire pairs with the release in run_one(): the callback no longer touches it.
-  std::erase_if(retired_, [](const auto& state) {
+  std::erase_if(unsubscribed_, [](const auto& state) {
     return state->queued.load(std::memory_order_acquire) == 0;
   });
   const auto waits = [](const auto& state) { return !state->waiting.empty(); };
-  may_wait_ = !pending_seals_.empty() || !retired_.empty() ||
+  has_waiting_ = !pending_seals_.empty() || !unsubscribed_.empty() ||
               std::any_of(subscribers_.begin(), subscribers_.end(), waits) ||
               std::any_of(listeners_.begin(), listeners_.end(), waits);
   return done;
@@ -360,7 +360,7 @@ Result<std::shared_ptr<SubscriptionState>> Reporter::subscribe(
     unreserve(state->notify);
   }
   if (state->is_listener) {
-    if (listener(state->channel) != Listener::kNobody) return fail(Errc::kBusy, "channel");
+    if (listener(state->channel) != Listener::kMissing) return fail(Errc::kBusy, "channel");
     listeners_.push_back(state);
   } else {
     subscribers_.push_back(state);
@@ -376,8 +376,8 @@ void Reporter::unsubscribe(SubscriptionState& state) {
   for (auto& waiting : state.waiting) release_extra({.message = waiting.message});
   state.waiting.clear();
   if (state.queued.load(std::memory_order_acquire) > 0) {
-    retired_.push_back(*it);
-    may_wait_ = true;
+    unsubscribed_.push_back(*it);
+    has_waiting_ = true;
   }
   list.erase(it);
 }
@@ -386,13 +386,13 @@ void Reporter::release_extra(const EventExtra& extra) noexcept {
   if (extra.message != nullptr) {
     extra.message->held->fetch_sub(1, std::memory_order_release);  // pairs with listener()
     delete extra.message;
-    core_.stir();  // a message that was held back may fit now
+    core_.kick();  // a message that was held back may fit now
   }
   if (extra.watcher_generation != 0) {
     WatcherSlot* watcher = watchers.find(extra.watcher_slot, extra.watcher_generation);
     if (watcher == nullptr) return;
     watcher->outstanding.store(false, std::memory_order_release);  // pairs with poll_watchers()
-    core_.stir();  // its word may have moved meanwhile
+    core_.kick();  // its word may have moved meanwhile
   }
 }
 
@@ -404,7 +404,7 @@ uint32_t Reporter::run_callbacks() noexcept {
     ++done;
   }
   // After the count went down: pairs with queue_callback().
-  if (done > 0 && callbacks_starved_.exchange(false, std::memory_order_seq_cst)) core_.stir();
+  if (done > 0 && callbacks_starved_.exchange(false, std::memory_order_seq_cst)) core_.kick();
   return done;
 }
 
@@ -445,7 +445,7 @@ void Reporter::run_one(CallbackItem& item) noexcept {
 
 uint32_t Reporter::poll_watchers() {
   uint32_t done = 0;
-  std::erase_if(last_words_, [&](uint32_t index) {
+  std::erase_if(final_values_, [&](uint32_t index) {
     WatcherSlot* watcher = watchers.at(index);
     const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);  // as below
     if (value != watcher->reported && !queue_watch(index, *watcher, value)) return false;
@@ -519,7 +519,7 @@ void Reporter::drop_inbox(uint32_t index) {
 }
 
 void Reporter::wake_readers() noexcept {
-  for (uint32_t i = 0; i < inboxes.made(); ++i) inboxes.at(i)->parking.wake();
+  for (uint32_t i = 0; i < inboxes.made(); ++i) inboxes.at(i)->event_count.wake();
 }
 
 FlagSlot* Reporter::make_flag(uint32_t& index) {
@@ -555,7 +555,7 @@ void Reporter::arm_watcher(uint32_t index, bool armed) {
     // The last value is queued before disarm() returns, also behind one that nobody has taken yet.
     const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);
     if (value != watcher->reported && !queue_watch(index, *watcher, value)) {
-      last_words_.push_back(index);  // no room: it follows as soon as there is
+      final_values_.push_back(index);  // no room: it follows as soon as there is
     }
     std::erase(armed_watchers_, index);
   }
@@ -565,7 +565,7 @@ void Reporter::arm_watcher(uint32_t index, bool armed) {
 
 void Reporter::drop_watcher(uint32_t index) {
   watchers.hide(index);
-  std::erase(last_words_, index);
+  std::erase(final_values_, index);
   watchers.recycle(index);
 }
 

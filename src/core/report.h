@@ -68,7 +68,7 @@ struct InboxSlot : SlotHead {
   std::atomic<bool> starved{false};
   /// Made by the reader, written to by the worker: release pairs with the acquire in push_inbox().
   std::atomic<int> fd{-1};
-  EventCount parking{};
+  EventCount event_count{};
 };
 
 /// The reader's side of an inbox.
@@ -97,7 +97,7 @@ struct BatchSlot : SlotHead {
   std::atomic<uint32_t> failure_count{0};  ///< release: the entry before it is complete
   std::unique_ptr<Failure[]> failures{};   ///< made with the first failure, under the state lock
   Notify on_empty{};
-  EventCount parking{};
+  EventCount event_count{};
 };
 
 struct BatchState {
@@ -173,70 +173,70 @@ class Reporter {
   /// kInvalidArgument (of another engine); `what` is "notify".
   Result<void> reserve(const Notify& notify) noexcept {
     if (NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone) return {};
-    return reserve_place(notify);
+    return reserve_room(notify);
   }
   void unreserve(const Notify& notify) noexcept;
   /// Fails with kNotFound or kCancelled; `what` is "batch".
   Result<void> enter_batch(BatchId batch, uint32_t members = 1) noexcept;
-  bool batch_refuses(BatchId batch) const noexcept;
+  bool batch_cancelled(BatchId batch) const noexcept;
 
   // Worker, state lock held.
-  struct PartEnd {
+  struct PartCompletion {
     uint32_t part = 0;
     PeerId peer{};
     Errc code = Errc::kOk;
     Remote remote = Remote::kDelivered;
   };
-  void part_ended(const Op& op, const PartEnd& end);
+  void report_part(const Op& op, const PartCompletion& completion);
   /// Of an operation that all went well and whose end is only counted: the batches and the table
-  /// are told of several together, by settle().
-  void parts_delivered(const Op& op, uint32_t n) {
+  /// are told of several together, by flush_deferred().
+  void defer_parts(const Op& op, uint32_t n) {
     if (!op.batch) return;
-    if (settling_.batch != op.batch) count_for(op.batch);
-    settling_.delivered += n;
+    if (deferred_.batch != op.batch) defer_for_batch(op.batch);
+    deferred_.delivered += n;
   }
-  void op_delivered(Op& op) {
+  void defer_op(Op& op) {
     if (op.batch) {
-      if (settling_.batch != op.batch) count_for(op.batch);
-      ++settling_.left;
+      if (deferred_.batch != op.batch) defer_for_batch(op.batch);
+      ++deferred_.completed;
     }
-    if (op.held_by != settling_.held_by) hold_for(op.held_by);
-    if (op.held_by != UINT32_MAX) ++settling_.held;
-    slot_done(op);
+    if (op.quota_peer != deferred_.quota_peer) defer_for_peer(op.quota_peer);
+    if (op.quota_peer != UINT32_MAX) ++deferred_.charged;
+    defer_slot(op);
   }
-  /// The same for several writes of one batch to one peer, whose slots were told by slot_done().
-  void writes_delivered(BatchId batch, uint32_t peer, uint32_t n) {
+  /// The same for several writes of one batch to one peer, whose slots were told by defer_slot().
+  void defer_writes(BatchId batch, uint32_t peer, uint32_t n) {
     if (batch) {
-      if (settling_.batch != batch) count_for(batch);
-      settling_.delivered += n;
-      settling_.left += n;
+      if (deferred_.batch != batch) defer_for_batch(batch);
+      deferred_.delivered += n;
+      deferred_.completed += n;
     }
-    if (peer != settling_.held_by) hold_for(peer);
-    settling_.held += n;
+    if (peer != deferred_.quota_peer) defer_for_peer(peer);
+    deferred_.charged += n;
   }
-  void slot_done(Op& op) {
+  void defer_slot(Op& op) {
     OpTable::reset(op);
-    settling_.slots[settling_.ended++] = op.self;
-    if (settling_.ended == settling_.slots.size()) tell_settled();
+    deferred_.slots[deferred_.slot_count++] = op.self;
+    if (deferred_.slot_count == deferred_.slots.size()) report_deferred();
   }
-  void settle() {
-    if (settling_.ended != 0 || settling_.held != 0 || settling_.batch) tell_settled();
+  void flush_deferred() {
+    if (deferred_.slot_count != 0 || deferred_.charged != 0 || deferred_.batch) report_deferred();
   }
   static bool is_silent(const Notify& notify) noexcept {
     return NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone;
   }
   /// Reports the operation, gives its slot back unless a callback still has to run.
-  void op_ended(Op& op, const Event& event);
+  void report_op(Op& op, const Event& event);
   /// To every subscriber.
   void publish(const Event& event);
-  enum class Listener : uint8_t { kNobody, kFull, kReady };
+  enum class Listener : uint8_t { kMissing, kFull, kReady };
   Listener listener(uint16_t channel) const noexcept;
   /// Only when listener() says kReady.
   void deliver_message(uint16_t channel, const Event& event,
                        std::unique_ptr<MessageBuffer> message);
   uint32_t poll_watchers();  ///< queues what moved; how many
-  bool has_watchers() const noexcept { return !armed_watchers_.empty() || !last_words_.empty(); }
-  bool has_waiting() const noexcept { return may_wait_; }
+  bool has_watchers() const noexcept { return !armed_watchers_.empty() || !final_values_.empty(); }
+  bool has_waiting() const noexcept { return has_waiting_; }
   bool has_polled_watchers() const noexcept { return polled_armed_ > 0; }
   uint32_t flush();  ///< hands over what waited for room; how many
   void leave_batch(BatchId batch, uint32_t members = 1);
@@ -265,7 +265,7 @@ class Reporter {
   void arm_watcher(uint32_t index, bool armed);
   Result<void> seal_batch(BatchId batch, const Notify& notify);
   Result<void> reset_batch(BatchId batch);
-  void refuse_batch(BatchId batch);
+  void cancel_batch(BatchId batch);
   Result<std::shared_ptr<SubscriptionState>> subscribe(std::shared_ptr<SubscriptionState> state);
   void unsubscribe(SubscriptionState& state);
 
@@ -279,36 +279,36 @@ class Reporter {
 
  private:
   void deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op);
-  Result<void> reserve_place(const Notify& notify) noexcept;
+  Result<void> reserve_room(const Notify& notify) noexcept;
   bool push_inbox(InboxSlot& inbox, const Event& event, const EventExtra& extra);
   bool reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept;
   bool queue_callback(const CallbackItem& item);
   bool hand_over(SubscriptionState& state, const SubscriptionState::Waiting& waiting);
-  void unclaimed(const Event& event);
+  void report_unhandled(const Event& event);
   bool queue_watch(uint32_t index, WatcherSlot& watcher, uint64_t value);
   void report_batch(BatchSlot& slot, const Notify& notify);
   void run_one(CallbackItem& item) noexcept;
 
-  void count_for(BatchId batch);
-  void hold_for(uint32_t peer);
-  void tell_settled();
+  void defer_for_batch(BatchId batch);
+  void defer_for_peer(uint32_t peer);
+  void report_deferred();
 
   EngineCore& core_;
-  /// What settle() is going to tell: of one batch, and the slots of operations that have ended.
-  struct Settling {
+  /// What flush_deferred() is going to tell: of one batch, and the slots of operations that have ended.
+  struct Deferred {
     BatchId batch{};
-    uint32_t delivered = 0, left = 0;
-    uint32_t held_by = UINT32_MAX, held = 0;  ///< slots of one peer
-    uint32_t ended = 0;
+    uint32_t delivered = 0, completed = 0;
+    uint32_t quota_peer = UINT32_MAX, charged = 0;  ///< slots of one peer
+    uint32_t slot_count = 0;
     std::array<uint32_t, 64> slots{};
   };
-  Settling settling_{};
+  Deferred deferred_{};
   SpscRing<CallbackItem> callbacks_;
   std::atomic<uint32_t> callbacks_queued_{0};   ///< lowered when one has run; see the next
   std::atomic<bool> callbacks_starved_{false};  ///< something waits for room; as InboxSlot::starved
   std::vector<std::shared_ptr<SubscriptionState>> subscribers_;
   std::vector<std::shared_ptr<SubscriptionState>> listeners_;
-  std::vector<std::shared_ptr<SubscriptionState>> retired_;  ///< ended, with callbacks still queued
+  std::vector<std::shared_ptr<SubscriptionState>> unsubscribed_;  ///< ended, with callbacks still queued
   /// Sealed batches whose callback found no room in the queue; at most one per batch.
   struct PendingSeal {
     Event event{};
@@ -316,9 +316,9 @@ class Reporter {
   };
   std::deque<PendingSeal> pending_seals_;
   std::vector<uint32_t> armed_watchers_;
-  std::vector<uint32_t> last_words_;  ///< disarmed watchers whose last value found no room
+  std::vector<uint32_t> final_values_;  ///< disarmed watchers whose last value found no room
   uint32_t polled_armed_ = 0;
-  bool may_wait_ = false;  ///< something waits for room: for flush()
+  bool has_waiting_ = false;  ///< something waits for room: for flush()
 };
 
 /// True on a thread that is inside a callback of any engine: blocking calls are refused there.

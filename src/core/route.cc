@@ -18,23 +18,23 @@ uint32_t slices(uint64_t size_bytes, uint64_t slice_bytes) {
 }  // namespace
 
 void Transfers::start(Op& op) {
-  ++op.pieces_posted;  // holds the operation while its parts are dealt out
+  ++op.inflight;  // holds the operation while its parts are dealt out
   if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
     start_parts(op, 0, op.parts);
   } else {
-    const bool may_express = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
+    const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
     for (uint32_t i = 0; i < op.parts; ++i) {
-      if (may_express && board_part(op, i, part_of(op, i))) continue;
-      end_express();
+      if (may_batch && try_add_part(op, i, part_of(op, i))) continue;
+      flush_staged();
       start_parts(op, i, 1);
     }
   }
-  --op.pieces_posted;
-  finish_if_ended(op);
+  --op.inflight;
+  complete_if_done(op);
 }
 
 void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
-  Entry entry{.op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
+  PendingFragment fragment{.op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
   PeerId id{};
   Errc code = Errc::kOk;
   if (op.kind == OpKind::kSignal) {
@@ -51,22 +51,22 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
     if (status == Status::kPeerLost) code = Errc::kPeerLost;
   }
   Peer* peer = core_.peers.find(id);
-  const bool gone = peer == nullptr || peer->ending ||
+  const bool lost = peer == nullptr || peer->ending ||
                     peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
-  if (code == Errc::kOk && gone) code = Errc::kPeerLost;
+  if (code == Errc::kOk && lost) code = Errc::kPeerLost;
   if (code == Errc::kOk && !peer->revoked.empty()) [[unlikely]] {
     // Parts that are started together have one key.
     if (peer->revoked.contains(part_of(op, first).imm.wire())) code = Errc::kReleased;
   }
   if (code != Errc::kOk) {
-    end_parts(op, entry, id, code);
+    complete_unposted(op, fragment, id, code);
     return;
   }
-  entry.peer = peer->slot;
-  const uint32_t index = entries_.take();
-  entries_.at(index) = entry;
+  fragment.peer = peer->slot;
+  const uint32_t index = pending_.take();
+  pending_.at(index) = fragment;
   link_to_op(op, index);
-  entries_.append(peer->waiting, index);
+  pending_.append(peer->waiting, index);
   if (peer->usable()) route(index);
 }
 
@@ -107,33 +107,33 @@ NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& 
   return &core_.networks[chosen];
 }
 
-/// Takes a waiting entry and puts its parts on paths, or ends them when there is no way.
-void Transfers::route(uint32_t entry_index) {
-  const Entry entry = entries_.at(entry_index);
-  Op& op = core_.ops.at(entry.op);
-  Peer& peer = *core_.peers.at(entry.peer);
-  entries_.unlink(entry_index);
-  unlink_from_op(op, entry_index);
-  entries_.give_back(entry_index);
+/// Takes a waiting fragment and puts its parts on paths, or ends them when there is no way.
+void Transfers::route(uint32_t index) {
+  const PendingFragment fragment = pending_.at(index);
+  Op& op = core_.ops.at(fragment.op);
+  Peer& peer = *core_.peers.at(fragment.peer);
+  pending_.unlink(index);
+  unlink_from_op(op, index);
+  pending_.give_back(index);
 
-  ++op.pieces_posted;  // holds it, as in start()
+  ++op.inflight;  // holds it, as in start()
   Errc why = Errc::kOk;
-  NetworkSlot* network = choose_network(op, entry.part, peer, why);
+  NetworkSlot* network = choose_network(op, fragment.part, peer, why);
   const UpRails up = network == nullptr ? UpRails{} : up_rails(peer, *network);
   if (network == nullptr || up.count == 0) {
-    end_parts(op, entry, peer.id(), network == nullptr ? why : Errc::kRailLost);
+    complete_unposted(op, fragment, peer.id(), network == nullptr ? why : Errc::kRailLost);
   } else if (op.kind != OpKind::kWrite &&
-             part_of(op, entry.part).size_bytes > network->rails[0].caps.write_bytes_max) {
-    end_parts(op, entry, peer.id(), Errc::kTooLarge);
+             part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
+    complete_unposted(op, fragment, peer.id(), Errc::kTooLarge);
   } else if (op.kind == OpKind::kWrite) {
     route_write(op, peer, *network, up);
   } else if (op.kind == OpKind::kPaged) {
     route_paged(op, peer, *network, up);
   } else {
-    enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], entry);
+    enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], fragment);
   }
-  --op.pieces_posted;
-  finish_if_ended(op);
+  --op.inflight;
+  complete_if_done(op);
 }
 
 void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up) {
@@ -150,17 +150,17 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRa
                          : caps.write_bytes_max;
     op.slice_bytes = std::min(op.slice_bytes, caps.write_bytes_max);
   } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.unsplit) {
-    // A piece has a largest size; several shards may share a rail.
+    // A write has a largest size; several shards may share a rail.
     cut = cut_write(op.size_bytes, {.rails = kRailsMax, .align = rule.align});
   }
   if (!sliceable && cut.begin[1] - cut.begin[0] > caps.write_bytes_max) {
-    end_parts(op, {.count = 1}, peer.id(), Errc::kTooLarge);
+    complete_unposted(op, {.count = 1}, peer.id(), Errc::kTooLarge);
     return;
   }
-  op.cut = cut.count;
-  op.shards = 0;
+  op.shards = cut.count;
+  op.fragments = 0;
   for (uint32_t i = 0; i < cut.count; ++i) {
-    op.shards += slices(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
+    op.fragments += slices(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
   }
   const uint32_t first = peer.rotation;
   peer.rotation += cut.count;
@@ -183,66 +183,66 @@ void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRa
   }
 }
 
-void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, Entry entry) {
+void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment) {
   Path* path = path_for(peer, network, rail);
   if (path == nullptr) {
-    end_parts(op, entry, peer.id(), Errc::kUnreachable);
+    complete_unposted(op, fragment, peer.id(), Errc::kUnreachable);
     return;
   }
-  const bool rests = path->state == Path::State::kResting;
-  entry.op = op.self;
-  entry.peer = peer.slot;
-  entry.path = path->index;
-  entry.queue = nullptr;
-  entry.prev = entry.next = entry.op_prev = entry.op_next = kNone;
-  const uint32_t index = entries_.take();
-  entries_.at(index) = entry;
+  const bool is_backing_off = path->state == Path::State::kBackingOff;
+  fragment.op = op.self;
+  fragment.peer = peer.slot;
+  fragment.path = path->index;
+  fragment.queue = nullptr;
+  fragment.prev = fragment.next = fragment.op_prev = fragment.op_next = kNone;
+  const uint32_t index = pending_.take();
+  pending_.at(index) = fragment;
   link_to_op(op, index);
   const auto priority = static_cast<uint32_t>(op.priority);
-  entries_.append(path->queue[priority], index);
+  pending_.append(path->queue[priority], index);
   activate(*path, priority);
-  if (rests) reroute(*path);  // it may have failed to open just now, and another rail has not
+  if (is_backing_off) reroute(*path);  // it may have failed to open just now, and another rail has not
 }
 
-/// Ends every part that `entry` stands for, unposted.
-void Transfers::end_parts(Op& op, const Entry& entry, PeerId peer, Errc code) {
-  const PieceEnd end{code, Remote::kNotDelivered};
-  ++op.pieces_posted;
+/// Ends every part that `fragment` stands for, unposted.
+void Transfers::complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code) {
+  const CompletionStatus status{code, Remote::kNotDelivered};
+  ++op.inflight;
   if (op.kind == OpKind::kWrite) {
     // Not routed yet: one shard stands for the whole write.
-    const uint32_t n = op.shards == 1 ? 1 : slices(entry.size_bytes, op.slice_bytes);
-    for (uint32_t i = 0; i < n; ++i) shard_ended(op, peer, end, 0);
+    const uint32_t n = op.fragments == 1 ? 1 : slices(fragment.size_bytes, op.slice_bytes);
+    for (uint32_t i = 0; i < n; ++i) complete_fragment(op, peer, status, 0);
   } else {
-    for (uint32_t i = 0; i < entry.count; ++i) {
-      part_ended(op, entry.part + i * entry.stride, peer, end, 0);
+    for (uint32_t i = 0; i < fragment.count; ++i) {
+      complete_part(op, fragment.part + i * fragment.stride, peer, status, 0);
     }
   }
-  --op.pieces_posted;
+  --op.inflight;
 }
 
-void Transfers::drop_entry(uint32_t entry_index, Errc code) {
-  const Entry entry = entries_.at(entry_index);
-  Op& op = core_.ops.at(entry.op);
-  entries_.unlink(entry_index);
-  unlink_from_op(op, entry_index);
-  entries_.give_back(entry_index);
-  end_parts(op, entry, core_.peers.at(entry.peer)->id(), code);
-  finish_if_ended(op);
+void Transfers::drop_pending(uint32_t index, Errc code) {
+  const PendingFragment fragment = pending_.at(index);
+  Op& op = core_.ops.at(fragment.op);
+  pending_.unlink(index);
+  unlink_from_op(op, index);
+  pending_.give_back(index);
+  complete_unposted(op, fragment, core_.peers.at(fragment.peer)->id(), code);
+  complete_if_done(op);
 }
 
-void Transfers::link_to_op(Op& op, uint32_t entry_index) {
-  Entry& entry = entries_.at(entry_index);
-  entry.op_prev = kNone;
-  entry.op_next = op.entries;
-  if (op.entries != kNone) entries_.at(op.entries).op_prev = entry_index;
-  op.entries = entry_index;
+void Transfers::link_to_op(Op& op, uint32_t index) {
+  PendingFragment& fragment = pending_.at(index);
+  fragment.op_prev = kNone;
+  fragment.op_next = op.pending;
+  if (op.pending != kNone) pending_.at(op.pending).op_prev = index;
+  op.pending = index;
 }
 
-void Transfers::unlink_from_op(Op& op, uint32_t entry_index) {
-  Entry& entry = entries_.at(entry_index);
-  (entry.op_prev == kNone ? op.entries : entries_.at(entry.op_prev).op_next) = entry.op_next;
-  if (entry.op_next != kNone) entries_.at(entry.op_next).op_prev = entry.op_prev;
-  entry.op_prev = entry.op_next = kNone;
+void Transfers::unlink_from_op(Op& op, uint32_t index) {
+  PendingFragment& fragment = pending_.at(index);
+  (fragment.op_prev == kNone ? op.pending : pending_.at(fragment.op_prev).op_next) = fragment.op_next;
+  if (fragment.op_next != kNone) pending_.at(fragment.op_next).op_prev = fragment.op_prev;
+  fragment.op_prev = fragment.op_next = kNone;
 }
 
 Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
@@ -258,14 +258,14 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
   pair_rails(peer, *path);
   const Errc code = open_path(peer, *path);
   if (code != Errc::kOk && code != Errc::kExhausted) {
-    forget_path(*path);
+    free_path(*path);
     return nullptr;
   }
   slot = path->index;
   if (code == Errc::kExhausted) {  // that ends
     ++path->failures;
-    path->suspect = true;
-    rest(*path);
+    path->needs_probe = true;
+    back_off(*path);
   }
   return path;
 }
@@ -278,9 +278,9 @@ void Transfers::pair_rails(const Peer& peer, Path& path) {
   const uint32_t theirs = peer.remote.networks[section].rails;
   const auto& paths = peer.paths[path.network];
   const bool others = std::any_of(paths.begin(), paths.end(), [&](uint32_t index) {
-    return index != kNone && index != path.index && !paths_[index]->suspect;
+    return index != kNone && index != path.index && !paths_[index]->needs_probe;
   });
-  if (!others && path.failures > 0 && theirs > 1) core_.steps.take(Step::kOtherRailPaired);
+  if (!others && path.failures > 0 && theirs > 1) core_.protocol.count(ProtocolEvent::kOtherRailPaired);
   path.remote_rail = static_cast<uint8_t>((path.rail + (others ? 0 : path.failures)) % theirs);
 }
 
@@ -331,21 +331,21 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
   if (code != Errc::kOk) {
     // A rail that is down there comes back, and so does room; everything else is an answer for
     // good.
-    path.unwanted = code != Errc::kRailLost && code != Errc::kExhausted;
-    if (path.unwanted && code != Errc::kPeerLost) {  // who is fenced hears of that by itself
+    path.rejected = code != Errc::kRailLost && code != Errc::kExhausted;
+    if (path.rejected && code != Errc::kPeerLost) {  // who is fenced hears of that by itself
       FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
                  {"rail", path.rail}, {"code", code});
     }
-    if (path.unwanted) drop_path_entries(path, code);
-    path.far_closed = true;  // counted with its end, and only there: each try is one failure
+    if (path.rejected) drop_path_pending(path, code);
+    path.remote_closed = true;  // counted with its end, and only there: each try is one failure
     close_path(path);
     return;
   }
   path.state = Path::State::kReady;
   path.started = true;
   routes_changed();
-  core_.steps.take(Step::kPathOpened);
-  if (path.suspect) {
+  core_.protocol.count(ProtocolEvent::kPathOpened);
+  if (path.needs_probe) {
     start_probe(path);
     return;
   }
@@ -363,7 +363,7 @@ Path* Transfers::take_path() {
   return paths_.back().get();
 }
 
-void Transfers::forget_path(Path& path) {
+void Transfers::free_path(Path& path) {
   routes_changed();
   const uint32_t index = path.index;
   path = Path{};

@@ -34,7 +34,7 @@ control::Hello Peers::own_hello(const Peer& peer) const {
 bool Peers::put_on_wire(Peer& peer, const Header& header, std::span<const std::byte> body,
                         bool again) {
   if (peer.links.empty()) return false;
-  core_.steps.say(header.type);
+  core_.protocol.count_sent(header.type);
   // A repeat tries the next network: the one in use may be what fails.
   if (again) peer.link_in_use = (peer.link_in_use + 1) % static_cast<uint32_t>(peer.links.size());
   const Peer::Link& link = peer.links[peer.link_in_use];
@@ -70,7 +70,7 @@ void Peers::reject(uint8_t network, const control::Hello& hello, uint64_t to_ses
     if (section.provider != slot.provider || section.name != slot.name) continue;
     auto link = slot.network->open_link(section.address);
     if (!link) return;
-    core_.steps.say(MessageType::kReject);
+    core_.protocol.count_sent(MessageType::kReject);
     const Header header{.type = MessageType::kReject, .to_session = to_session};
     slot.network->send(
         *link, control::encode_frame(
@@ -92,7 +92,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     return;
   }
   const Header& header = frame->header;
-  core_.steps.hear(header.type);
+  core_.protocol.count_received(header.type);
   if (header.type == MessageType::kHello) {
     on_hello(network, header, frame->body);
     return;

@@ -66,17 +66,17 @@ Error EngineCore::exhausted_error(const char* what, uint32_t peer) {
   // first, then looked, while who ends gives its slot back first and then looks whether somebody
   // asked. Room that the peer may not have is none.
   room_wanted.store(true, std::memory_order_seq_cst);
-  if (peer == kNone || ops.in_flight() == 0 || ops.may_hold(peer, 1)) room_made();
+  if (peer == kNone || ops.in_flight() == 0 || ops.within_quota(peer, 1)) room_made();
   return fail(Errc::kExhausted, what);
 }
 
 Result<void> EngineCore::reserve(const Notify& notify) {
-  auto reserved = report.reserve(notify);
+  auto reserved = reporter.reserve(notify);
   if (reserved || reserved.error().code != Errc::kExhausted) return reserved;
   // Asked first, then looked once more, while the reader makes room and then looks whether
   // somebody asked.
   inbox_room_wanted.store(true, std::memory_order_seq_cst);  // pairs with inbox_read()
-  reserved = report.reserve(notify);
+  reserved = reporter.reserve(notify);
   if (!reserved) exhausted.fetch_add(1, std::memory_order_relaxed);
   return reserved;
 }
@@ -97,12 +97,12 @@ Result<Op*> EngineCore::admit(const Request& request) {
   static_cast<OpRequest&>(*op) = {};
   static_cast<OpProgress&>(*op) = {};
   if (request.peer) {
-    if (!ops.may_hold(request.peer.slot, 1)) {
+    if (!ops.within_quota(request.peer.slot, 1)) {
       give_back(*op);
       return exhausted_error(kShareOfOnePeer, request.peer.slot);
     }
-    ops.hold(request.peer.slot, 1);
-    op->held_by = request.peer.slot;
+    ops.charge(request.peer.slot, 1);
+    op->quota_peer = request.peer.slot;
   }
   if (closing.load(std::memory_order_seq_cst)) {  // pairs with close(), see OpTable::take()
     give_back(*op);
@@ -112,8 +112,8 @@ Result<Op*> EngineCore::admit(const Request& request) {
     give_back(*op);
     return reserved.error();
   }
-  if (auto ok = report.enter_batch(request.batch); !ok) {
-    report.unreserve(*request.notify);
+  if (auto ok = reporter.enter_batch(request.batch); !ok) {
+    reporter.unreserve(*request.notify);
     give_back(*op);
     return ok.error();
   }
@@ -123,7 +123,7 @@ Result<Op*> EngineCore::admit(const Request& request) {
   op->notify = *request.notify;
   op->deadline_ns = until;
   op->submitted_ns = now;
-  op->stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
+  op->state.store(OpState::kQueued, std::memory_order_release);  // pairs with cancel()
   return op;
 }
 
@@ -137,12 +137,12 @@ void EngineCore::give_back(Op& op) {
 void EngineCore::discard(Op& op) {
   arena.free(op.list.data);
   op.list = {};
-  report.unreserve(op.notify);
+  reporter.unreserve(op.notify);
   const BatchId batch = op.batch;
   give_back(op);
   if (batch) {
     std::lock_guard lock(state_mutex);
-    report.leave_batch(batch);
+    reporter.leave_batch(batch);
   }
 }
 
@@ -176,9 +176,9 @@ struct EngineCore::WriteGroup {
   std::array<uint32_t, kMax> slots;
   std::array<uint32_t, kMax> owners;  ///< peer slot of each target
   std::array<int64_t, kMax> until_ns;
-  uint64_t alike = 0;  ///< who is like the one before, a bit each
-  bool mixed = false;  ///< somebody is not
-  bool loud = false;   ///< somebody wants to be told
+  uint64_t same_flow = 0;  ///< who is like the one before, a bit each
+  bool mixed_flows = false;  ///< somebody is not
+  bool has_notify = false;   ///< somebody wants to be told
   Error why{};         ///< of the first that is refused
   // What was found out for the last one: many writes go from one region to one other.
   uint64_t source_bytes = 0, target_bytes = 0;
@@ -187,7 +187,7 @@ struct EngineCore::WriteGroup {
 };
 
 /// Looks up what many writes have in common. False: `why` says what is wrong with it.
-[[gnu::always_inline]] inline bool EngineCore::look_up(const Write& request, int64_t now,
+[[gnu::always_inline]] inline bool EngineCore::look_up_regions(const Write& request, int64_t now,
                                                        WriteGroup& group) const noexcept {
   PeerId owner;
   Errc code = regions.local_size(request.source.region, group.source_bytes);
@@ -213,8 +213,8 @@ struct EngineCore::WriteGroup {
 [[gnu::always_inline]] inline uint32_t EngineCore::check_writes(std::span<const Write> requests,
                                                                 int64_t now,
                                                                 WriteGroup& group) const noexcept {
-  uint64_t alike = 0;
-  bool loud = false;
+  uint64_t same_flow = 0;
+  bool has_notify = false;
   uint32_t n = 0;
   for (const Write* last = nullptr; n < requests.size(); ++n) {
     const Write& request = requests[n];
@@ -222,34 +222,34 @@ struct EngineCore::WriteGroup {
                       request.target.region == last->target.region &&
                       request.batch == last->batch && request.timeout.ns == last->timeout.ns &&
                       request.priority == last->priority;
-    if (!same && !look_up(request, now, group)) break;
+    if (!same && !look_up_regions(request, now, group)) break;
     const bool fits_source = fits(request.source.offset, request.size_bytes, group.source_bytes);
     if (!fits_source || !fits(request.target.offset, request.size_bytes, group.target_bytes)) {
       group.why = fail(Errc::kOutOfBounds, fits_source ? "target" : "source");
       break;
     }
-    alike |= uint64_t{same} << n;
-    loud = loud || !Reporter::is_silent(request.notify);
+    same_flow |= uint64_t{same} << n;
+    has_notify = has_notify || !Reporter::is_silent(request.notify);
     group.owners[n] = group.owner;
     group.until_ns[n] = group.until;
     last = &request;
   }
-  group.alike = alike;
-  group.loud = loud;
-  group.mixed = n > 0 && (alike >> 1) + 1 != uint64_t{1} << (n - 1);
+  group.same_flow = same_flow;
+  group.has_notify = has_notify;
+  group.mixed_flows = n > 0 && (same_flow >> 1) + 1 != uint64_t{1} << (n - 1);
   return n;
 }
 
 /// Counts the slots of the group to the peers that they are for; returns how many may stay.
-[[gnu::always_inline]] inline uint32_t EngineCore::share_slots(uint32_t taken,
+[[gnu::always_inline]] inline uint32_t EngineCore::charge_slots(uint32_t taken,
                                                                WriteGroup& group) noexcept {
   for (uint32_t i = 0; i < taken;) {
     const uint32_t owner = group.owners[i];
-    uint32_t run = group.mixed ? i : taken;
+    uint32_t run = group.mixed_flows ? i : taken;
     while (run < taken && group.owners[run] == owner) ++run;
     uint32_t n = run - i;
-    while (n > 0 && !ops.may_hold(owner, n, taken - i - n)) --n;
-    ops.hold(owner, n);
+    while (n > 0 && !ops.within_quota(owner, n, taken - i - n)) --n;
+    ops.charge(owner, n);
     i += n;
     if (i < run) return i;
   }
@@ -257,11 +257,11 @@ struct EngineCore::WriteGroup {
 }
 
 /// Promises the reports of the first `n`; returns how many got a place.
-[[gnu::always_inline]] inline uint32_t EngineCore::promise_reports(std::span<const Write> requests,
+[[gnu::always_inline]] inline uint32_t EngineCore::reserve_reports(std::span<const Write> requests,
                                                                    WriteGroup& group) {
   for (size_t i = 0; i < requests.size();) {
     const BatchId batch = requests[i].batch;
-    const bool plain = !group.loud && !group.mixed;
+    const bool plain = !group.has_notify && !group.mixed_flows;
     size_t run = plain ? requests.size() : i;
     bool full = false;
     for (; run < requests.size() && requests[run].batch == batch; ++run) {
@@ -272,9 +272,9 @@ struct EngineCore::WriteGroup {
         break;
       }
     }
-    if (auto ok = report.enter_batch(batch, static_cast<uint32_t>(run - i)); !ok) {
+    if (auto ok = reporter.enter_batch(batch, static_cast<uint32_t>(run - i)); !ok) {
       group.why = ok.error();
-      for (; run > i; --run) report.unreserve(requests[run - 1].notify);
+      for (; run > i; --run) reporter.unreserve(requests[run - 1].notify);
       full = true;
     }
     if (full) return static_cast<uint32_t>(run);
@@ -292,7 +292,7 @@ struct EngineCore::WriteGroup {
   uint32_t share_of = kNone;
   const uint32_t taken = ops.take(std::span(group.slots).first(checked));
   if (taken < checked) exhausted_by = "ops_max";
-  uint32_t shared = share_slots(taken, group);
+  uint32_t shared = charge_slots(taken, group);
   if (shared < taken) {
     exhausted_by = kShareOfOnePeer;
     share_of = group.owners[shared];
@@ -302,12 +302,12 @@ struct EngineCore::WriteGroup {
     group.why = fail(Errc::kClosed, "engine");
     exhausted_by = nullptr;
   } else {
-    kept = promise_reports(requests.first(shared), group);
+    kept = reserve_reports(requests.first(shared), group);
     if (kept < shared) exhausted_by = nullptr;
   }
   fill_writes(requests.first(kept), now, group);
   if (kept < taken) {
-    for (; shared > kept; --shared) ops.let_go(group.owners[shared - 1]);
+    for (; shared > kept; --shared) ops.uncharge(group.owners[shared - 1]);
     ops.give_back(std::span(group.slots).subspan(kept, taken - kept));
     room_made();
   }
@@ -318,13 +318,13 @@ struct EngineCore::WriteGroup {
 [[gnu::always_inline]] inline void EngineCore::fill_writes(std::span<const Write> requests,
                                                            int64_t now,
                                                            const WriteGroup& group) noexcept {
-  uint64_t alike = group.alike;
-  for (size_t i = 0; i < requests.size(); ++i, alike >>= 1) {
+  uint64_t same_flow = group.same_flow;
+  for (size_t i = 0; i < requests.size(); ++i, same_flow >>= 1) {
     const Write& request = requests[i];
     Op& op = ops.at(group.slots[i]);
     op.kind = OpKind::kWrite;
     op.priority = request.priority;
-    op.held_by = group.owners[i];
+    op.quota_peer = group.owners[i];
     op.submitted_ns = now;
     op.deadline_ns = group.until_ns[i];
     op.source = request.source.region;
@@ -334,14 +334,14 @@ struct EngineCore::WriteGroup {
     op.size_bytes = request.size_bytes;
     op.imm = request.imm;
     op.unsplit = request.unsplit;
-    op.alike = (alike & 1) != 0;
+    op.same_flow = (same_flow & 1) != 0;
     op.batch = request.batch;
     op.notify = request.notify;
     // What other kinds have, and whoever ends an operation looks at.
     op.peer = {};
     op.group = {};
     op.list = {};
-    op.stage.store(OpStage::kQueued, std::memory_order_release);  // pairs with cancel()
+    op.state.store(OpState::kQueued, std::memory_order_release);  // pairs with cancel()
   }
 }
 
@@ -581,7 +581,7 @@ Result<OpId> EngineCore::submit(const Deregister& request) {
 }
 
 Result<OpId> EngineCore::expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
-                                CounterTable::Armed* told) {
+                                CounterTable::Armed* armed_out) {
   auto admitted = admit({.kind = OpKind::kExpect, .timeout = timeout, .notify = &notify});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
@@ -595,10 +595,10 @@ Result<OpId> EngineCore::expect(CounterKey key, uint64_t n, const Notify& notify
     return armed.error();
   }
   op.expectation = armed->expectation;
-  if (told != nullptr) *told = *armed;
+  if (armed_out != nullptr) *armed_out = *armed;
   if (armed->met) {
-    op.ended_early = true;
-    op.early_end = Errc::kOk;
+    op.completed_early = true;
+    op.early_code = Errc::kOk;
   }
   FABRIC_CHECK(submissions.push(op.self), "submission ring overflow");
   driver->wake(*this);

@@ -10,7 +10,7 @@ namespace fabric::core {
 
 /// A point in time that somebody waits for. Lives inside its owner; the heap only points to it.
 struct HeapTimer {
-  enum class Kind : uint8_t { kOp, kTrain, kPeer };
+  enum class Kind : uint8_t { kOp, kPostBatch, kPeer };
   int64_t when_ns = kNeverNs;
   uint32_t position = kIdle;  ///< in the heap
   uint32_t index = 0;         ///< the owner's slot

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "core/inflight.h"
 
-// The ends of pieces and operations, and the life of paths. Posting is in datapath.cc, the way from
+// The ends of writes and operations, and the life of paths. Posting is in datapath.cc, the way from
 // an operation to its paths in route.cc.
 
 namespace fabric::core {
@@ -42,107 +42,107 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
 }
 
 void Transfers::stop(Op& op, Errc code) {
-  if (op.stage.load(std::memory_order_relaxed) == OpStage::kDraining) return;
-  if (op.train != kNone) dissolve_train(op.train);
-  op.stage.store(OpStage::kDraining, std::memory_order_relaxed);
+  if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) return;
+  if (op.post_batch != kNone) expand_post_batch(op.post_batch);
+  op.state.store(OpState::kDraining, std::memory_order_relaxed);
   op.stop_code = code;
-  core_.steps.take(op.pieces_posted == 0 ? Step::kStoppedQueued : Step::kStoppedPosted);
-  ++op.pieces_posted;  // holds it until everything unposted has been ended
-  while (op.entries != kNone) drop_entry(op.entries, code);
+  core_.protocol.count(op.inflight == 0 ? ProtocolEvent::kStoppedQueued : ProtocolEvent::kStoppedPosted);
+  ++op.inflight;  // holds it until everything unposted has been ended
+  while (op.pending != kNone) drop_pending(op.pending, code);
   for (NetworkSlot& network : core_.networks) {
     for (RailSlot& rail : network.rails) {
       std::vector<uint32_t> withdrawn;
       std::erase_if(rail.refused, [&](const WriteOp& wire) {
-        if (pieces_[wire.cookie].op != op.self) return false;
+        if (inflight_[wire.cookie].op != op.self) return false;
         withdrawn.push_back(wire.cookie);
         return true;
       });
-      for (const uint32_t cookie : withdrawn) piece_ended(cookie, {code, Remote::kNotDelivered});
+      for (const uint32_t cookie : withdrawn) retire_write(cookie, {code, Remote::kNotDelivered});
     }
   }
-  --op.pieces_posted;
-  if (op.parts_ended < op.parts) {
+  --op.inflight;
+  if (op.parts_completed < op.parts) {
     // Three quarters for the NIC, the last one for the peer's word about what it took (P2).
     core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count() / 4 * 3);
   }
-  finish_if_ended(op);
+  complete_if_done(op);
 }
 
-void Transfers::force(Op& op) {
-  dissolve_all();
+void Transfers::force_drain(Op& op) {
+  expand_all();
   if (op.step++ == 0) {
-    for (const Piece& piece : pieces_) {
-      if (piece.op != op.self || piece.stranded) continue;
-      Path& path = *paths_[piece.path];
+    for (const InflightWrite& write : inflight_) {
+      if (write.op != op.self || write.in_doubt) continue;
+      Path& path = *paths_[write.path];
       if (path.state != Path::State::kReady) continue;
       FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: its path is torn down",
                  {"op", op.id()}, {"peer", core_.peers.at(path.peer)->id()}, {"rail", path.rail});
-      core_.steps.take(Step::kPathTornDown);
+      core_.protocol.count(ProtocolEvent::kPathTornDown);
       close_path(path);
     }
     core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count() / 4);
     return;
   }
-  core_.steps.take(Step::kBoundPassed);
+  core_.protocol.count(ProtocolEvent::kDrainTimedOut);
   // The bound has passed. What its NIC still holds ends with its path; nobody is waited for.
-  ++op.pieces_posted;  // holds it
-  for (uint32_t i = 0; i < pieces_.size(); ++i) {
-    if (pieces_[i].op == op.self && pieces_[i].stranded) end_stranded(i, pieces_[i].end);
+  ++op.inflight;  // holds it
+  for (uint32_t i = 0; i < inflight_.size(); ++i) {
+    if (inflight_[i].op == op.self && inflight_[i].in_doubt) complete_in_doubt(i, inflight_[i].status);
   }
-  --op.pieces_posted;
-  finish_if_ended(op);
+  --op.inflight;
+  complete_if_done(op);
 }
 
-void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
-  if (cookie >= pieces_.size() || pieces_[cookie].op == kNone || pieces_[cookie].stranded) return;
-  if (end.code == Errc::kOk && pieces_[cookie].op != kProbe) [[likely]] {
-    piece_delivered(cookie);
+void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) {
+  if (cookie >= inflight_.size() || inflight_[cookie].op == kNone || inflight_[cookie].in_doubt) return;
+  if (reported.code == Errc::kOk && inflight_[cookie].op != kProbe) [[likely]] {
+    retire_delivered(cookie);
     return;
   }
-  Piece& piece = pieces_[cookie];
-  Path& path = *paths_[piece.path];
+  InflightWrite& write = inflight_[cookie];
+  Path& path = *paths_[write.path];
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   Peer& peer = *core_.peers.at(path.peer);
-  piece_left(piece, path, rail);
-  PieceEnd told = end;
-  if (told.code != Errc::kOk && path.peer_gone) told.code = peer.lost_code;
-  const size_t bucket = bucket_of(core_.now_ns - piece.posted_ns);
+  close_inflight(write, path, rail);
+  CompletionStatus status = reported;
+  if (status.code != Errc::kOk && path.peer_lost) status.code = peer.lost_code;
+  const size_t bucket = bucket_of(core_.now_ns - write.posted_ns);
   for (Traffic* t : {&rail.tx, &peer.tx()}) {
     ++t->ops;
-    t->failed += told.code != Errc::kOk;
+    t->failed += status.code != Errc::kOk;
     ++t->post_to_done.bucket[bucket];
   }
-  if (told.code == Errc::kOk || told.code == Errc::kRemoteAccess) {
+  if (status.code == Errc::kOk || status.code == Errc::kRemoteAccess) {
     core_.peers.on_host_answers(peer, core_.now_ns);
-  } else if (told.code == Errc::kRailLost && path.state == Path::State::kReady) {
-    path.broke = exact(path);  // by itself: nobody has closed it
-    if (told.remote == Remote::kUnknown && rail.up) nobody_answers(peer, path);
+  } else if (status.code == Errc::kRailLost && path.state == Path::State::kReady) {
+    path.broke = replay_is_exact(path);  // by itself: nobody has closed it
+    if (status.remote == Remote::kUnknown && rail.up) on_no_answer(peer, path);
   }
-  if (told.code == Errc::kOk) {
-    path.imms_done += piece.wire.has_imm;
-  } else if (exact(path) && piece.imms_before != UINT64_MAX) {
+  if (status.code == Errc::kOk) {
+    path.imms_done += write.wire.has_imm;
+  } else if (replay_is_exact(path) && write.imms_before != UINT64_MAX) {
     close_path(path);  // or its numbers would not fit the target's any more
   }
 
-  if (piece.op == kProbe) {
-    give_piece(cookie);
-    probe_ended(path, told);
-  } else if (may_strand(piece, path, told)) {
-    strand(cookie, path, told);
+  if (write.op == kProbe) {
+    give_back_inflight(cookie);
+    complete_probe(path, status);
+  } else if (goes_in_doubt(write, path, status)) {
+    put_in_doubt(cookie, path, status);
   } else {
     // Nobody waits for it any more, but it may still land: whoever asks for quiet has to wait until
     // the target has spoken. Where it never will, Peer::unproved says so at once.
-    if (told.code == Errc::kRailLost && exact(path)) {
-      path.stranded_seq = std::min(path.stranded_seq, piece.seq);
+    if (status.code == Errc::kRailLost && replay_is_exact(path)) {
+      path.in_doubt_seq = std::min(path.in_doubt_seq, write.seq);
     }
-    const Piece ended = piece;
-    give_piece(cookie);
-    if (!given_up(ended, path, told)) {
+    const InflightWrite retired = write;
+    give_back_inflight(cookie);
+    if (!on_given_up(retired, path, status)) {
       // It certainly did not arrive, and would have gone again but for that.
-      const bool barred = told.code == Errc::kRailLost && told.remote == Remote::kNotDelivered &&
-                          ended.barred != Errc::kOk;
-      if (barred) told.code = ended.barred;
-      end_piece(ended, told);
+      const bool no_replay = status.code == Errc::kRailLost && status.remote == Remote::kNotDelivered &&
+                          retired.replay_error != Errc::kOk;
+      if (no_replay) status.code = retired.replay_error;
+      complete_inflight(retired, status);
     }
   }
   if (path.state == Path::State::kReady) {
@@ -151,102 +151,102 @@ void Transfers::piece_ended(uint32_t cookie, const PieceEnd& end) {
   core_.peers.check_drains(peer);
 }
 
-/// Tells the operation of a piece, which has its slot no more, how it ended.
-void Transfers::end_piece(const Piece& piece, const PieceEnd& end) {
-  Op& op = core_.ops.at(piece.op);
-  const PeerId peer = core_.peers.at(piece.peer)->id();
-  --op.pieces_posted;
+/// Tells the operation of a write, which has its slot no more, how it ended.
+void Transfers::complete_inflight(const InflightWrite& write, const CompletionStatus& status) {
+  Op& op = core_.ops.at(write.op);
+  const PeerId peer = core_.peers.at(write.peer)->id();
+  --op.inflight;
   if (op.kind == OpKind::kWrite) {
-    if (end.code == Errc::kOk && piece.wire.has_imm != 0) ++op.shards_counted;
-    ++op.pieces_posted;  // holds it
-    shard_ended(op, peer, end, piece.wire.size_bytes);
+    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++op.fragments_counted;
+    ++op.inflight;  // holds it
+    complete_fragment(op, peer, status, write.wire.size_bytes);
     // A count behind a slice that did not arrive would vouch for bytes that are not there (P6).
-    while (op.shards_failed > 0 && op.entries != kNone) drop_entry(op.entries, end.code);
-    --op.pieces_posted;
+    while (op.fragments_failed > 0 && op.pending != kNone) drop_pending(op.pending, status.code);
+    --op.inflight;
   } else {
-    part_ended(op, piece.part, peer, end, piece.wire.size_bytes);
+    complete_part(op, write.part, peer, status, write.wire.size_bytes);
   }
-  finish_if_ended(op);
+  complete_if_done(op);
 }
 
-void Transfers::shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t bytes) {
-  ++op.shards_ended;
-  if (end.code == Errc::kOk) {
+void Transfers::complete_fragment(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes) {
+  ++op.fragments_completed;
+  if (status.code == Errc::kOk) {
     op.bytes_delivered += bytes;
   } else {
-    ++op.shards_failed;
-    if (end.remote != Remote::kNotDelivered) ++op.shards_unknown;
+    ++op.fragments_failed;
+    if (status.remote != Remote::kNotDelivered) ++op.fragments_unknown;
     if (op.code == Errc::kOk) {
-      op.code = end.code;
+      op.code = status.code;
       op.failed_peer = peer;
     }
   }
-  if (op.shards_ended < op.shards) return;
-  PieceEnd whole{op.code, Remote::kDelivered};
-  if (op.shards_failed > 0) {
+  if (op.fragments_completed < op.fragments) return;
+  CompletionStatus write_status{op.code, Remote::kDelivered};
+  if (op.fragments_failed > 0) {
     // Nothing of it lands any more; but a shard that was counted has left its share at the key.
-    const bool known = op.shards_unknown == 0 && op.shards_counted == 0;
-    whole.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
+    const bool known = op.fragments_unknown == 0 && op.fragments_counted == 0;
+    write_status.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
   }
-  part_ended(op, 0, peer, whole, 0);
+  complete_part(op, 0, peer, write_status, 0);
 }
 
-void Transfers::part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& end,
+void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
                            uint64_t bytes) {
-  ++op.parts_ended;
-  if (end.code == Errc::kOk) {
+  ++op.parts_completed;
+  if (status.code == Errc::kOk) {
     ++op.parts_delivered;
     op.bytes_delivered += bytes;
   } else {
     if (op.parts_failed == 0) {
       op.first_failed = part;
       op.failed_peer = peer;
-      op.code = end.code;
+      op.code = status.code;
     }
     ++op.parts_failed;
-    if (end.remote == Remote::kUnknown) {
+    if (status.remote == Remote::kUnknown) {
       ++op.parts_unknown;
-      spoil(op, part, peer, end.code);
+      poison_key(op, part, peer, status.code);
     }
   }
-  const Remote remote = end.code == Errc::kOk ? Remote::kDelivered : end.remote;
-  const Errc code = end.code != Errc::kOk && op.stop_code != Errc::kOk ? op.stop_code : end.code;
-  core_.report.part_ended(op, {.part = part, .peer = peer, .code = code, .remote = remote});
+  const Remote remote = status.code == Errc::kOk ? Remote::kDelivered : status.remote;
+  const Errc code = status.code != Errc::kOk && op.stop_code != Errc::kOk ? op.stop_code : status.code;
+  core_.reporter.report_part(op, {.part = part, .peer = peer, .code = code, .remote = remote});
 }
 
 /// A counted write of unknown fate makes its key unusable: half of it and half of a retry would
-/// count as one (P10). The receiver is told to end whoever waits.
-void Transfers::spoil(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
+/// count as one (P10). The receiver is status to end whoever waits.
+void Transfers::poison_key(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
   const CounterKey key = part_of(op, part).imm;
   Peer* peer = core_.peers.find(peer_id);
   if (!key || peer == nullptr || !peer->usable()) return;
-  core_.steps.take(Step::kKeySpoiled);
+  core_.protocol.count(ProtocolEvent::kKeyPoisoned);
   core_.peers.send(*peer, control::MessageType::kAbortKey,
                    control::encode(control::AbortKey{.key = key.wire(), .code = code}));
 }
 
-void Transfers::finish_if_ended(Op& op) {
-  if (op.parts_ended < op.parts || op.pieces_posted > 0) return;
-  core_.finish_transfer(op);
+void Transfers::complete_if_done(Op& op) {
+  if (op.parts_completed < op.parts || op.inflight > 0) return;
+  core_.complete_transfer(op);
 }
 
-void Transfers::drop_path_entries(Path& path, Errc code) {
-  for (EntryQueue& queue : path.queue) {
-    while (!queue.empty()) drop_entry(queue.head, code);
+void Transfers::drop_path_pending(Path& path, Errc code) {
+  for (PendingQueue& queue : path.queue) {
+    while (!queue.empty()) drop_pending(queue.head, code);
   }
 }
 
 void Transfers::close_path(Path& path) {
   if (path.state != Path::State::kOpening && path.state != Path::State::kReady) return;
-  withdraw(path);
+  begin_close(path);
   core_.networks[path.network].rails[path.rail].rail->close_path(path.id, false);
 }
 
 /// Nothing more is posted. What the rail never took cannot come back through it.
-void Transfers::withdraw(Path& path) {
+void Transfers::begin_close(Path& path) {
   routes_changed();
-  trains_.each([&](Train& train) {
-    if (train.path == &path) dissolve(train);
+  post_batches_.each([&](PostBatch& post_batch) {
+    if (post_batch.path == &path) expand(post_batch);
   });
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
@@ -257,22 +257,22 @@ void Transfers::withdraw(Path& path) {
     return true;
   });
   for (const uint32_t cookie : withdrawn) {
-    piece_ended(cookie, {Errc::kRailLost, Remote::kNotDelivered});
+    retire_write(cookie, {Errc::kRailLost, Remote::kNotDelivered});
   }
 }
 
 void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
   const auto found = std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
-    return path->state != Path::State::kFree && path->state != Path::State::kResting &&
+    return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
            path->network == rail.network && path->rail == rail.index && path->id == event.path;
   });
   if (found == paths_.end()) return;
   Path& path = **found;
   if (path.state != Path::State::kClosing) {
     path.broke = true;
-    withdraw(path);
+    begin_close(path);
   }
-  FABRIC_CHECK(path.posted == 0, "a path is down only after the end of its last piece");
+  FABRIC_CHECK(path.inflight == 0, "a path is down only after the end of its last write");
   path_down(path, event.code);
 }
 
@@ -282,44 +282,44 @@ void Transfers::path_down(Path& path, Errc code) {
   for (uint32_t p = 0; p < 3; ++p) {
     while (path.listed[p]) unlist_path(path, p);
   }
-  if (code == Errc::kPeerLost && !path.peer_gone) {
-    path.state = Path::State::kResting;  // nothing of it is open
+  if (code == Errc::kPeerLost && !path.peer_lost) {
+    path.state = Path::State::kBackingOff;  // nothing of it is open
     core_.peers.on_peer_gone(peer);
     return;
   }
   const bool broke = path.broke;
   if (broke) {
-    core_.steps.take(Step::kPathBroke);
+    core_.protocol.count(ProtocolEvent::kPathBroke);
     FABRIC_LOG(core_.log, kWarning, "core", "a path broke", {"peer", peer.id()},
                {"rail", path.rail});
   }
-  if (path.peer_gone || path.unwanted) {
-    drop_path_entries(path, path.peer_gone ? peer.lost_code : Errc::kUnreachable);
+  if (path.peer_lost || path.rejected) {
+    drop_path_pending(path, path.peer_lost ? peer.lost_code : Errc::kUnreachable);
     peer.paths[path.network][path.rail] = kNone;
-    forget_path(path);
+    free_path(path);
     core_.peers.check_drains(peer);
     return;
   }
-  path.state = Path::State::kResting;
-  if (path.started) make_wreck(path);
-  // Settling it may have found that the peer has to go, and the path with it.
-  if (path.state == Path::State::kResting) next_life(path, !broke);
+  path.state = Path::State::kBackingOff;
+  if (path.started) record_broken(path);
+  // Deferred it may have found that the peer has to go, and the path with it.
+  if (path.state == Path::State::kBackingOff) schedule_reopen(path, !broke);
 }
 
 void Transfers::stop_queued(Peer& peer, Errc code) {
-  dissolve_all();
-  while (!peer.waiting.empty()) drop_entry(peer.waiting.head, code);
-  for (const auto& wreck : wrecks_) {
-    if (wreck->peer != peer.slot) continue;
-    while (!wreck->begun.empty()) drop_entry(wreck->begun.head, code);
+  expand_all();
+  while (!peer.waiting.empty()) drop_pending(peer.waiting.head, code);
+  for (const auto& broken : broken_) {
+    if (broken->peer != peer.slot) continue;
+    while (!broken->partly_posted.empty()) drop_pending(broken->partly_posted.head, code);
   }
   // Whatever comes back from a NIC later must not be sent again.
-  for (Piece& piece : pieces_) {
-    if (piece.op < kProbe && piece.peer == peer.slot) piece.barred = code;
+  for (InflightWrite& write : inflight_) {
+    if (write.op < kProbe && write.peer == peer.slot) write.replay_error = code;
   }
   for (auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
-      if (index != kNone) drop_path_entries(*paths_[index], code);
+      if (index != kNone) drop_path_pending(*paths_[index], code);
     }
   }
 }
@@ -330,59 +330,59 @@ void Transfers::peer_lost(Peer& peer, Errc code) {
     for (uint32_t& index : rails) {
       if (index == kNone) continue;
       Path& path = *paths_[index];
-      path.peer_gone = true;
-      for (const uint32_t cookie : std::exchange(path.stranded, {})) {
-        end_stranded(cookie, {code, pieces_[cookie].end.remote});
+      path.peer_lost = true;
+      for (const uint32_t cookie : std::exchange(path.in_doubt, {})) {
+        complete_in_doubt(cookie, {code, inflight_[cookie].status.remote});
       }
-      if (path.state == Path::State::kResting) {
+      if (path.state == Path::State::kBackingOff) {
         index = kNone;  // nothing of it is open
-        forget_path(path);
+        free_path(path);
       } else {
         close_path(path);
       }
     }
   }
-  for (size_t at = wrecks_.size(); at > 0; --at) {
-    Wreck& wreck = *wrecks_[at - 1];
-    if (wreck.peer != peer.slot) continue;
-    for (const uint32_t cookie : std::exchange(wreck.pieces, {})) {
-      if (pieces_[cookie].stranded) end_stranded(cookie, {code, pieces_[cookie].end.remote});
+  for (size_t at = broken_.size(); at > 0; --at) {
+    BrokenConnection& broken = *broken_[at - 1];
+    if (broken.peer != peer.slot) continue;
+    for (const uint32_t cookie : std::exchange(broken.writes, {})) {
+      if (inflight_[cookie].in_doubt) complete_in_doubt(cookie, {code, inflight_[cookie].status.remote});
     }
-    drop_wreck(at - 1);
+    drop_broken(at - 1);
   }
 }
 
 void Transfers::region_revoked(RemoteRegion handle) {
-  dissolve_all();
-  drop_entries_where(
-      [&](const Op& op, const Entry& entry) {
-        return op.kind != OpKind::kSignal && part_of(op, entry.part).target == handle;
+  expand_all();
+  drop_pending_where(
+      [&](const Op& op, const PendingFragment& fragment) {
+        return op.kind != OpKind::kSignal && part_of(op, fragment.part).target == handle;
       },
       Errc::kNotFound);
-  for (Piece& piece : pieces_) {
-    if (piece.op >= kProbe) continue;
-    const Op& op = core_.ops.at(piece.op);
-    const bool there = op.kind != OpKind::kSignal && part_of(op, piece.part).target == handle;
-    if (there) piece.barred = Errc::kNotFound;
+  for (InflightWrite& write : inflight_) {
+    if (write.op >= kProbe) continue;
+    const Op& op = core_.ops.at(write.op);
+    const bool there = op.kind != OpKind::kSignal && part_of(op, write.part).target == handle;
+    if (there) write.replay_error = Errc::kNotFound;
   }
 }
 
 void Transfers::key_revoked(const Peer& peer, CounterKey key) {
   if (!key) return;  // would be every write without an immediate
-  dissolve_all();
-  drop_entries_where(
-      [&](const Op& op, const Entry& entry) {
-        return entry.peer == peer.slot && part_of(op, entry.part).imm == key;
+  expand_all();
+  drop_pending_where(
+      [&](const Op& op, const PendingFragment& fragment) {
+        return fragment.peer == peer.slot && part_of(op, fragment.part).imm == key;
       },
       Errc::kReleased);
-  for (Piece& piece : pieces_) {
-    if (piece.op >= kProbe || piece.peer != peer.slot) continue;
-    if (part_of(core_.ops.at(piece.op), piece.part).imm == key) piece.barred = Errc::kReleased;
+  for (InflightWrite& write : inflight_) {
+    if (write.op >= kProbe || write.peer != peer.slot) continue;
+    if (part_of(core_.ops.at(write.op), write.part).imm == key) write.replay_error = Errc::kReleased;
   }
 }
 
 template <class F>
-void Transfers::drop_entries_where(F&& wanted, Errc code) {
+void Transfers::drop_pending_where(F&& wanted, Errc code) {
   std::vector<OpId> running;
   for (uint32_t i = core_.running_head; i != kNone; i = core_.ops.at(i).running_next) {
     if (is_transfer(core_.ops.at(i).kind)) running.push_back(core_.ops.at(i).id());
@@ -390,47 +390,47 @@ void Transfers::drop_entries_where(F&& wanted, Errc code) {
   for (const OpId id : running) {
     Op* op = core_.ops.find(id);
     if (op == nullptr) continue;
-    ++op->pieces_posted;  // holds it
-    for (uint32_t index = op->entries; index != kNone;) {
-      const uint32_t next = entries_.at(index).op_next;
-      if (wanted(*op, entries_.at(index))) drop_entry(index, code);
+    ++op->inflight;  // holds it
+    for (uint32_t index = op->pending; index != kNone;) {
+      const uint32_t next = pending_.at(index).op_next;
+      if (wanted(*op, pending_.at(index))) drop_pending(index, code);
       index = next;
     }
-    --op->pieces_posted;
-    finish_if_ended(*op);
+    --op->inflight;
+    complete_if_done(*op);
   }
 }
 
-uint64_t Transfers::oldest_piece(const Peer& peer) const noexcept {
+uint64_t Transfers::oldest_inflight(const Peer& peer) const noexcept {
   uint64_t oldest = UINT64_MAX;
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
       if (index == kNone) continue;
       const Path& path = *paths_[index];
-      if (path.first_piece != kNone) oldest = std::min(oldest, pieces_[path.first_piece].seq);
-      oldest = std::min(oldest, path.stranded_seq);
+      if (path.first_inflight != kNone) oldest = std::min(oldest, inflight_[path.first_inflight].seq);
+      oldest = std::min(oldest, path.in_doubt_seq);
     }
   }
-  trains_.each([&](const Train& train) {
-    if (train.whole && train.peer == &peer) oldest = std::min(oldest, train.seq);
+  post_batches_.each([&](const PostBatch& post_batch) {
+    if (post_batch.compact && post_batch.peer == &peer) oldest = std::min(oldest, post_batch.seq);
   });
   // Of what a broken path carried only the target knows, whether or not anybody still waits for it.
-  for (const auto& wreck : wrecks_) {
-    if (wreck->peer == peer.slot) oldest = std::min(oldest, wreck->oldest_seq);
+  for (const auto& broken : broken_) {
+    if (broken->peer == peer.slot) oldest = std::min(oldest, broken->oldest_seq);
   }
   return oldest;
 }
 
 uint64_t Transfers::queued_parts(const Op& op) noexcept {
   uint64_t n = 0;
-  for (uint32_t i = op.entries; i != kNone; i = entries_.at(i).op_next) n += entries_.at(i).count;
+  for (uint32_t i = op.pending; i != kNone; i = pending_.at(i).op_next) n += pending_.at(i).count;
   return n;
 }
 
 uint64_t Transfers::queued_on(const Path& path) noexcept {
   uint64_t n = 0;
-  for (const EntryQueue& queue : path.queue) {
-    for (uint32_t i = queue.head; i != kNone; i = entries_.at(i).next) n += entries_.at(i).count;
+  for (const PendingQueue& queue : path.queue) {
+    for (uint32_t i = queue.head; i != kNone; i = pending_.at(i).next) n += pending_.at(i).count;
   }
   return n;
 }
@@ -439,10 +439,10 @@ bool Transfers::idle() const noexcept {
   const bool idle = std::all_of(paths_.begin(), paths_.end(),
                                 [](const auto& path) { return path->state == Path::State::kFree; });
   // A leak: nothing is left that could give them back.
-  FABRIC_DCHECK(!idle || pieces_free_ == pieces_.size(), "a piece outlives its path");
-  FABRIC_DCHECK(!idle || trains_.empty(), "a train outlives its path");
-  FABRIC_DCHECK(!idle || wrecks_.empty(), "a wreck outlives its peer");
-  FABRIC_DCHECK(!idle || entries_.held() == 0, "an entry outlives its operation");
+  FABRIC_DCHECK(!idle || inflight_free_ == inflight_.size(), "a write outlives its path");
+  FABRIC_DCHECK(!idle || post_batches_.empty(), "a post_batch outlives its path");
+  FABRIC_DCHECK(!idle || broken_.empty(), "a broken outlives its peer");
+  FABRIC_DCHECK(!idle || pending_.held() == 0, "an fragment outlives its operation");
   return idle;
 }
 

@@ -17,7 +17,7 @@
 #include "core/op.h"
 #include "core/post_batch.h"
 
-// From operations to posted pieces and back: cutting, dealing, queueing per path, posting, and
+// From operations to posted writes and back: cutting, dealing, queueing per path, posting, and
 // counting what ended how.
 
 namespace fabric::core {
@@ -29,18 +29,18 @@ struct RemoteRegionSlot;
 struct Route;
 struct Lane;
 
-/// In the place of an operation: the piece belongs to the engine itself.
+/// In the place of an operation: the write belongs to the engine itself.
 inline constexpr uint32_t kProbe = kNone - 1;
 
-/// How a piece ended, as far as its rail knows.
-struct PieceEnd {
+/// How a write ended, as far as its rail knows.
+struct CompletionStatus {
   Errc code = Errc::kOk;
   Remote remote = Remote::kDelivered;
 };
 
 /// What the target said of its end of a path, once that was down and drained.
-struct FarEnd {
-  bool said = false;
+struct DrainReport {
+  bool received = false;
   bool exact = false;
   uint64_t taken = 0;  ///< immediates: R of the failover protocol
 };
@@ -52,39 +52,39 @@ struct Path {
     kOpening,
     kReady,
     kClosing,  ///< this end is being torn down
-    kResting,  ///< it broke; it is opened again at `retry_ns`
+    kBackingOff,  ///< it broke; it is opened again at `retry_ns`
   };
   State state = State::kFree;
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_gone = false;   ///< not reopened once it is down
-  bool suspect = false;     ///< it broke before: a probe has to come back before anything is posted
-  bool started = false;     ///< this connection was ready once, so pieces may have been posted
-  bool unwanted = false;    ///< refused for good: forgotten once it is down
+  bool peer_lost = false;   ///< not reopened once it is down
+  bool needs_probe = false;     ///< it broke before: a probe has to come back before anything is posted
+  bool started = false;     ///< this connection was ready once, so writes may have been posted
+  bool rejected = false;    ///< refused for good: forgotten once it is down
   bool broke = false;       ///< this connection did, by itself
-  bool far_closed = false;  ///< the target said that its end is down
+  bool remote_closed = false;  ///< the target said that its end is down
   uint32_t id = 0;          ///< the provider's
   uint32_t ref = 0;         ///< under which its answer comes back; new each time it is opened
-  std::array<EntryQueue, 3> queue{};  ///< by priority
+  std::array<PendingQueue, 3> queue{};  ///< by priority
   std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
   std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
-  uint32_t first_piece = kNone, last_piece = kNone;  ///< in flight, oldest first
-  uint32_t posted = 0;
+  uint32_t first_inflight = kNone, last_inflight = kNone;  ///< in flight, oldest first
+  uint32_t inflight = 0;
 
   // Failover (failover.cc).
   uint64_t imms_posted = 0, imms_done = 0;  ///< of this connection; done: acknowledged
-  std::vector<uint32_t> stranded{};         ///< pieces that the break gave back, in posting order
-  uint64_t stranded_seq = UINT64_MAX;       ///< of the first of them
-  FarEnd far{};
+  std::vector<uint32_t> in_doubt{};         ///< writes that the break gave back, in posting order
+  uint64_t in_doubt_seq = UINT64_MAX;       ///< of the first of them
+  DrainReport drain_report{};
   uint32_t failures = 0;  ///< in a row
   int64_t retry_ns = kNeverNs;
-  uint32_t probe = kNone;  ///< the piece that finds out whether it works
+  uint32_t probe = kNone;  ///< the write that finds out whether it works
   int64_t probe_until_ns = kNeverNs;
 };
 
 /// A posted part of an operation.
-struct Piece {
+struct InflightWrite {
   WriteOp wire{};
   uint32_t op = kNone;
   uint32_t part = 0;
@@ -99,20 +99,20 @@ struct Piece {
   uint64_t imms_before = UINT64_MAX;
   uint64_t offset = 0;      ///< in its write
   Shard shard{};            ///< of a write: what it is a slice of
-  bool stranded = false;    ///< its path broke: its fate waits for the word of the target
-  PieceEnd end{};           ///< of a stranded one, as far as this side knows
-  Errc barred = Errc::kOk;  ///< why it must not be sent again
+  bool in_doubt = false;    ///< its path broke: its fate waits for the word of the target
+  CompletionStatus status{};           ///< of a in_doubt one, as far as this side knows
+  Errc replay_error = Errc::kOk;  ///< why it must not be sent again
 };
 
-/// A connection that broke, with the pieces whose fate only the target knows, until it says so.
-struct Wreck {
+/// A connection that broke, with the writes whose fate only the target knows, until it says so.
+struct BrokenConnection {
   uint32_t peer = kNone;  ///< slot
   uint32_t ref = 0;       ///< of the path
   uint8_t network = 0, rail = 0;
   uint64_t imms_done = 0;
-  uint64_t oldest_seq = UINT64_MAX;  ///< of the pieces that it was made with
-  std::vector<uint32_t> pieces{};    ///< in posting order; those whose operation has ended are gone
-  EntryQueue begun{};                ///< rests of shards of which a part was posted on it
+  uint64_t oldest_seq = UINT64_MAX;  ///< of the writes that it was made with
+  std::vector<uint32_t> writes{};    ///< in posting order; those whose operation has ended are gone
+  PendingQueue partly_posted{};                ///< rests of shards of which a part was posted on it
 };
 
 /// An opened rail with what is in flight on it.
@@ -121,17 +121,17 @@ struct RailSlot {
   Caps caps{};
   uint8_t network = 0, index = 0;
   bool up = true;
-  uint32_t posted = 0;
-  uint64_t bulk_bytes = 0;  ///< of bulk pieces in flight
+  uint32_t inflight = 0;
+  uint64_t bulk_bytes = 0;  ///< of bulk writes in flight
   std::array<uint32_t, 3> first_active{kNone, kNone, kNone};
   std::array<uint32_t, 3> last_active{kNone, kNone, kNone};
   uint32_t listed = 0;  ///< how many paths are in these lists
-  bool turned = false;  ///< posted to in this turn: it may have ended at once
-  uint32_t express_count = 0;
-  std::array<WriteOp, kPostMax> express{};  ///< made by the short way, to be posted next
-  Train* boarding = nullptr;                ///< the last of the trains that they are
+  bool posted_this_turn = false;  ///< posted to in this turn: it may have ended at once
+  uint32_t staged_count = 0;
+  std::array<WriteOp, kPostMax> staged{};  ///< made by the short way, to be posted next
+  PostBatch* open_batch = nullptr;                ///< the last of the post batches that they are
   std::vector<WriteOp> refused{};  ///< made, and not taken by the provider for want of room
-  std::vector<uint32_t> inbox{};   ///< immediates of the present poll
+  std::vector<uint32_t> arrived_imms{};   ///< immediates of the present poll
   Traffic tx{}, rx{};
 };
 
@@ -158,8 +158,8 @@ class Transfers {
   void start(Op& op);
   /// Deadline, cancel or close: what is not posted ends now, the rest drains.
   void stop(Op& op, Errc code);
-  /// The drain bound has passed: the paths that hold its pieces are torn down.
-  void force(Op& op);
+  /// The drain bound has passed: the paths that hold its writes are torn down.
+  void force_drain(Op& op);
   void peer_connected(Peer& peer);
   void peer_lost(Peer& peer, Errc code);
   /// The lease is good again: what waited for it may be posted.
@@ -197,46 +197,46 @@ class Transfers {
   uint32_t poll_again(NetworkSlot& network);
   /// Takes writes that need no cutting and that nobody is in front of, from the head of `slots` to
   /// the first that is something else. Returns how many.
-  uint32_t board(std::span<const uint32_t> slots);
+  uint32_t try_add(std::span<const uint32_t> slots);
   /// Before anything else happens to rails, paths or regions.
-  void end_express() {
-    known_.batch = {};
-    if (!express_rails_.empty()) post_express();
+  void flush_staged() {
+    flow_.batch = {};
+    if (!staged_rails_.empty()) post_staged();
   }
-  /// A train becomes pieces: something is going to happen to one of them.
-  void dissolve(Train& train);
-  void dissolve_train(uint32_t index) { dissolve(*trains_.at(index)); }
-  void dissolve_all();  ///< and what was found out about routes is forgotten
+  /// A post_batch becomes writes: something is going to happen to one of them.
+  void expand(PostBatch& post_batch);
+  void expand_post_batch(uint32_t index) { expand(*post_batches_.at(index)); }
+  void expand_all();  ///< and what was found out about routes is forgotten
   /// Which path leads where, and whether it may be taken, has to be found out again: something
   /// about rails, paths, peers, regions or keys has changed.
   void routes_changed() noexcept { ++epoch_; }
-  /// The lowest number among the pieces in flight to the peer; UINT64_MAX: none.
-  uint64_t oldest_piece(const Peer& peer) const noexcept;
+  /// The lowest number among the writes in flight to the peer; UINT64_MAX: none.
+  uint64_t oldest_inflight(const Peer& peer) const noexcept;
   /// Unposted parts: of one operation, and of all that wait for one rail or peer.
   uint64_t queued_parts(const Op& op) noexcept;
   uint64_t queued_on(const Path& path) noexcept;
   /// Calls `visit` with the slot of every peer that holds a part of the operation.
   template <class F>
   void each_peer_of(const Op& op, F&& visit) {
-    for (uint32_t i = op.entries; i != kNone; i = entries_.at(i).op_next) {
-      visit(entries_.at(i).peer);
+    for (uint32_t i = op.pending; i != kNone; i = pending_.at(i).op_next) {
+      visit(pending_.at(i).peer);
     }
-    for (const Piece& piece : pieces_) {
-      if (piece.op == op.self) visit(piece.peer);
+    for (const InflightWrite& write : inflight_) {
+      if (write.op == op.self) visit(write.peer);
     }
   }
   bool idle() const noexcept;  ///< no path is open any more
   // What is held now, for dumps.
-  uint64_t entries_held() const noexcept { return entries_.held(); }
-  uint64_t pieces_held() const noexcept {  ///< of operations
+  uint64_t pending_held() const noexcept { return pending_.held(); }
+  uint64_t inflight_held() const noexcept {  ///< of operations
     auto held = static_cast<uint64_t>(std::count_if(
-        pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.op < kProbe; }));
-    trains_.each([&](const Train& train) {
-      if (train.whole) held += Train::number(train.out);
+        inflight_.begin(), inflight_.end(), [](const InflightWrite& write) { return write.op < kProbe; }));
+    post_batches_.each([&](const PostBatch& post_batch) {
+      if (post_batch.compact) held += PostBatch::popcount(post_batch.inflight);
     });
     return held;
   }
-  uint64_t wrecks_held() const noexcept { return wrecks_.size(); }
+  uint64_t broken_held() const noexcept { return broken_.size(); }
   const std::vector<std::unique_ptr<Path>>& paths() const noexcept { return paths_; }
   Path& path_at(uint32_t index) noexcept { return *paths_[index]; }
 
@@ -252,138 +252,138 @@ class Transfers {
   };
 
   void start_parts(Op& op, uint32_t first, uint32_t count);
-  void route(uint32_t entry_index);
+  void route(uint32_t index);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why);
   void route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
   void route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
-  void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, Entry entry);
+  void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment);
   Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail);
   /// kExhausted may be over soon; everything else is not.
   Errc open_path(Peer& peer, Path& path);
   void pair_rails(const Peer& peer, Path& path);
-  void end_parts(Op& op, const Entry& entry, PeerId peer, Errc code);
-  void drop_path_entries(Path& path, Errc code);
+  void complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code);
+  void drop_path_pending(Path& path, Errc code);
   template <class F>
-  void drop_entries_where(F&& wanted, Errc code);
-  void forget_path(Path& path);
+  void drop_pending_where(F&& wanted, Errc code);
+  void free_path(Path& path);
   void activate(Path& path, uint32_t priority);
-  void drop_entry(uint32_t entry_index, Errc code);
-  void link_to_op(Op& op, uint32_t entry_index);
-  void unlink_from_op(Op& op, uint32_t entry_index);
+  void drop_pending(uint32_t index, Errc code);
+  void link_to_op(Op& op, uint32_t index);
+  void unlink_from_op(Op& op, uint32_t index);
   PartSource part_of(const Op& op, uint32_t part) const noexcept;
   uint32_t post(RailSlot& rail, std::span<WriteOp> batch);
   void refuse(RailSlot& rail, std::span<WriteOp> rest);
-  bool may_post(const Piece& piece);
+  bool may_post(const InflightWrite& write);
   void take_counts(RailSlot& rail);
-  void take_run(RailSlot& rail, uint32_t imm, uint32_t n);
-  uint32_t make_pieces(RailSlot& rail, std::span<WriteOp> out);
+  void take_burst(RailSlot& rail, uint32_t imm, uint32_t n);
+  uint32_t make_writes(RailSlot& rail, std::span<WriteOp> out);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
   void unlist(RailSlot& rail, uint32_t priority);
   void unlist_path(Path& path, uint32_t priority);
   static bool room_for(const RailSlot& rail, const Path& path) noexcept;
   static uint32_t room_on(const RailSlot& rail, const Path& path) noexcept;
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept;
-  uint32_t make_piece(RailSlot& rail, Path& path, uint32_t priority);
-  uint32_t make_pages(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
+  uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority);
+  uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
-  void advance_entry(Op& op, uint32_t entry_index, uint64_t bytes);
+  void advance_pending(Op& op, uint32_t index, uint64_t bytes);
   Route& find_route(RemoteRegionSlot& remote, MemoryKind here);
-  void post_express();
-  bool knows(RegionId source, RemoteRegion target);
-  bool know(RegionId source, RemoteRegion target);
-  const Lane& next_lane() const noexcept;
-  static uint32_t places_on(const Lane& lane) noexcept;
-  static bool may_board(const Op& op, int64_t now_ns) noexcept;
-  uint32_t board_run(std::span<const uint32_t> slots);
-  bool board_part(Op& op, uint32_t part, const PartSource& source);
-  Train& new_train(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region, const Op& op);
-  Train& train_on(const Lane& lane, const Op& op, uint32_t of, uint32_t part);
-  WriteOp stamp_of(const Lane& lane) const noexcept;
-  static bool load(WriteOp& wire, const WriteOp& stamp, uint32_t cookie, Priority priority,
+  void post_staged();
+  bool has_flow(RegionId source, RemoteRegion target);
+  bool look_up_flow(RegionId source, RemoteRegion target);
+  const Lane& next_cached_path() const noexcept;
+  static uint32_t fast_path_room(const Lane& cached_path) noexcept;
+  static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
+  uint32_t add_burst(std::span<const uint32_t> slots);
+  bool try_add_part(Op& op, uint32_t part, const PartSource& source);
+  PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region, const Op& op);
+  PostBatch& post_batch_on(const Lane& cached_path, const Op& op, uint32_t of, uint32_t part);
+  WriteOp wire_template(const Lane& cached_path) const noexcept;
+  static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
                    const PartSource& source) noexcept;
-  void boarded(Train& train, const Lane& lane, uint32_t n);
-  void depart(Train& train, uint32_t taken);
-  uint32_t get_off(Train& train, uint32_t at);
-  uint32_t cars_ended(std::span<const WireEvent> events);
-  uint32_t cars_of_several(const WireEvent& run, uint32_t left);
-  void car_ended(Train& train, uint32_t train_cookie, const WireEvent& event);
-  void cars_arrived(Train& train, uint32_t cars);
-  uint64_t end_writes(const Train& train, uint32_t cars, uint32_t n);
-  uint64_t bytes_of(const Train& train, uint32_t cars, uint32_t n) const noexcept;
-  void link_piece(Path& path, uint32_t cookie);
-  void look_for_work(Peer& peer, Path& path);
-  void piece_made(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
+  void account_added(PostBatch& post_batch, const Lane& cached_path, uint32_t n);
+  void on_posted(PostBatch& post_batch, uint32_t taken);
+  uint32_t split_out(PostBatch& post_batch, uint32_t at);
+  uint32_t retire_batched(std::span<const WireEvent> events);
+  uint32_t retire_across_batches(const WireEvent& run, uint32_t left);
+  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event);
+  void retire_delivered_batch(PostBatch& post_batch, uint32_t bits);
+  uint64_t complete_writes(const PostBatch& post_batch, uint32_t bits, uint32_t n);
+  uint64_t bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_t n) const noexcept;
+  void link_inflight(Path& path, uint32_t cookie);
+  void after_retire(Peer& peer, Path& path);
+  void open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
                   LocalRegion* region);
-  void piece_left(const Piece& piece, Path& path, RailSlot& rail);
-  void piece_delivered(uint32_t cookie);
-  void piece_ended(uint32_t cookie, const PieceEnd& end);
-  void shard_ended(Op& op, PeerId peer, const PieceEnd& end, uint64_t bytes);
-  void part_ended(Op& op, uint32_t part, PeerId peer, const PieceEnd& end, uint64_t bytes);
-  void finish_if_ended(Op& op);
-  void spoil(const Op& op, uint32_t part, PeerId peer, Errc code);
+  void close_inflight(const InflightWrite& write, Path& path, RailSlot& rail);
+  void retire_delivered(uint32_t cookie);
+  void retire_write(uint32_t cookie, const CompletionStatus& reported);
+  void complete_fragment(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes);
+  void complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status, uint64_t bytes);
+  void complete_if_done(Op& op);
+  void poison_key(const Op& op, uint32_t part, PeerId peer, Errc code);
   void on_path_down(const RailSlot& rail, const WireEvent& event);
   void path_down(Path& path, Errc code);
   void close_path(Path& path);
-  void withdraw(Path& path);
-  void next_life(Path& path, bool at_once);
+  void begin_close(Path& path);
+  void schedule_reopen(Path& path, bool at_once);
 
   // failover.cc
   UpRails up_rails(const Peer& peer, const NetworkSlot& network) const;
   void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
-  bool may_strand(const Piece& piece, const Path& path, const PieceEnd& end) const;
-  bool may_repeat(const Op& op) const noexcept;
-  bool exact(const Path& path) const noexcept;
-  bool given_up(const Piece& piece, Path& path, const PieceEnd& end);
-  void strand(uint32_t cookie, Path& path, const PieceEnd& end);
-  void make_wreck(Path& path);
-  void settle(Wreck& wreck, const FarEnd& far);
-  void settle_pieces(Wreck& wreck, const FarEnd& far);
-  void drop_wreck(size_t at);
-  void end_stranded(uint32_t cookie, PieceEnd end);
-  void end_piece(const Piece& piece, const PieceEnd& end);
-  void repeat(Wreck& wreck, uint32_t cookie);
-  void repeat_shard(Wreck& wreck, Op& op, const Shard& shard, uint64_t from);
-  void send_again(Op& op, Peer& peer, uint8_t network, Entry entry);
+  bool goes_in_doubt(const InflightWrite& write, const Path& path, const CompletionStatus& status) const;
+  bool may_replay(const Op& op) const noexcept;
+  bool replay_is_exact(const Path& path) const noexcept;
+  bool on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status);
+  void put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status);
+  void record_broken(Path& path);
+  void reconcile(BrokenConnection& broken, const DrainReport& report);
+  void reconcile_writes(BrokenConnection& broken, const DrainReport& report);
+  void drop_broken(size_t at);
+  void complete_in_doubt(uint32_t cookie, CompletionStatus status);
+  void complete_inflight(const InflightWrite& write, const CompletionStatus& status);
+  void replay(BrokenConnection& broken, uint32_t cookie);
+  void replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from);
+  void resend(Op& op, Peer& peer, uint8_t network, PendingFragment fragment);
   void reroute(Path& path);
-  void move_entry(uint32_t entry_index, Path& to);
+  void move_pending(uint32_t index, Path& to);
   void start_probe(Path& path);
-  void probe_ended(Path& path, const PieceEnd& end);
-  void nobody_answers(Peer& peer, const Path& failed);
-  void ask_host(Path& path);
-  void rest(Path& path);
+  void complete_probe(Path& path, const CompletionStatus& status);
+  void on_no_answer(Peer& peer, const Path& failed);
+  void request_probe(Path& path);
+  void back_off(Path& path);
   void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
   Path* take_path();
-  uint32_t take_piece();
-  void give_piece(uint32_t cookie);
+  uint32_t take_inflight();
+  void give_back_inflight(uint32_t cookie);
 
   EngineCore& core_;
-  EntryPool entries_;
-  TrainYard trains_;
+  PendingPool pending_;
+  PostBatchPool post_batches_;
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<uint32_t> free_paths_;
-  std::deque<Piece> pieces_;  ///< they stay where they are: dissolving a train makes more of them
-  uint32_t free_piece_ = kNone;  ///< by `next`
-  size_t pieces_free_ = 0;
-  std::vector<std::unique_ptr<Wreck>> wrecks_;
+  std::deque<InflightWrite> inflight_;  ///< they stay where they are: dissolving a post_batch makes more of them
+  uint32_t free_inflight_ = kNone;  ///< by `next`
+  size_t inflight_free_ = 0;
+  std::vector<std::unique_ptr<BrokenConnection>> broken_;
   int64_t next_ns_ = kNeverNs;  ///< when tick() has something to do
   // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
   bool drained_ = true;
   std::array<WireEvent, 64> polled_{};
   std::array<WriteOp, kPostMax> posting_{};
   /// Of the last part that went the short way: what was found out about its two ends.
-  struct Known {
+  struct Flow {
     uint64_t epoch = 0;  ///< good until routes_changed()
     RegionId source{};
     RemoteRegion target{};
-    BatchId batch{};  ///< refuses nobody; until end_express()
+    BatchId batch{};  ///< refuses nobody; until flush_staged()
     LocalRegion* region = nullptr;
     const Route* route = nullptr;
     const uint64_t* local_keys = nullptr;  ///< by rail
   };
-  Known known_{};
-  std::vector<RailSlot*> express_rails_;  ///< that have some
+  Flow flow_{};
+  std::vector<RailSlot*> staged_rails_;  ///< that have some
   uint32_t listed_ = 0;                   ///< paths in the lists of all rails
-  bool refused_ = false;                  ///< some rail may have pieces that it did not take
+  bool refused_ = false;                  ///< some rail may have writes that it did not take
   bool posted_ = false;
   uint64_t epoch_ = 1;  ///< of every Route: it ends with any change of paths
 };

@@ -28,21 +28,21 @@ Result<void> EngineCore::cancel(OpId id) {
   if (op == nullptr) return fail(Errc::kNotFound, "op");
   // Acquire pairs with admit(). The callback thread gives slots back without the lock, and the next
   // submitter may be in this one already: then the generation tells.
-  const OpStage stage = op->stage.load(std::memory_order_acquire);
+  const OpState state = op->state.load(std::memory_order_acquire);
   if (ops.find(id) == nullptr) return fail(Errc::kNotFound, "op");
-  switch (stage) {
-    case OpStage::kFree:
-    case OpStage::kReporting:
+  switch (state) {
+    case OpState::kFree:
+    case OpState::kReporting:
       return fail(Errc::kNotFound, "op");
-    case OpStage::kQueued:
+    case OpState::kQueued:
       op->cancel_asked.store(true, std::memory_order_relaxed);
       break;
-    case OpStage::kRunning:
-      see_time(driver->now_ns());
+    case OpState::kRunning:
+      advance_clock(driver->now_ns());
       stop(*op, Errc::kCancelled);
-      stir();
+      kick();
       break;
-    case OpStage::kDraining:
+    case OpState::kDraining:
       break;
   }
   return {};
@@ -51,28 +51,28 @@ Result<void> EngineCore::cancel(OpId id) {
 Result<void> EngineCore::cancel(BatchId id) {
   const auto lock = lock_if_open();
   if (!lock) return fail(Errc::kClosed, "engine");
-  if (report.batches.find(id.slot, id.generation) == nullptr) {
+  if (reporter.batches.find(id.slot, id.generation) == nullptr) {
     return fail(Errc::kNotFound, "batch");
   }
-  report.refuse_batch(id);  // those still in the ring end when they are taken
+  reporter.cancel_batch(id);  // those still in the ring end when they are taken
   stop_batch(id, Errc::kCancelled);
   return {};
 }
 
 void EngineCore::stop_batch(BatchId id, Errc code) {
-  see_time(driver->now_ns());
+  advance_clock(driver->now_ns());
   stop_where([&](const Op& op) { return op.batch == id; }, code);
-  stir();
+  kick();
 }
 
 void EngineCore::abandon_batch(BatchId id) {
   std::lock_guard lock(state_mutex);
   // Abandoned first: what ends in the line below has nobody but the subscribers to tell (P1).
-  report.drop_batch(id);
+  reporter.drop_batch(id);
   if (!closed.load(std::memory_order_relaxed)) stop_batch(id, Errc::kCancelled);
 }
 
-Result<void> EngineCore::block(EventCount& spot, const std::function<bool()>& done,
+Result<void> EngineCore::block(EventCount& event_count, const std::function<bool()>& done,
                                Timeout timeout) {
   if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   auto until = deadline(timeout, true);
@@ -93,16 +93,16 @@ Result<void> EngineCore::block(EventCount& spot, const std::function<bool()>& do
   while (!done()) {
     const int64_t left = *until - driver->now_ns();
     if (left <= 0) return fail(Errc::kTimeout, "wait");
-    const auto ticket = spot.prepare();
+    const auto ticket = event_count.prepare();
     if (done()) break;
-    spot.sleep(ticket, std::min(left, kSleepMaxNs));
+    event_count.sleep(ticket, std::min(left, kSleepMaxNs));
   }
   return {};
 }
 
 Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
   if (forked() || closed.load(std::memory_order_acquire)) return fail(Errc::kClosed, "engine");
-  BatchSlot* batch = report.batches.find(id.slot, id.generation);
+  BatchSlot* batch = reporter.batches.find(id.slot, id.generation);
   if (batch == nullptr) return fail(Errc::kNotFound, "batch");
   const auto empty = [&] {
     // Acquire pairs with leave_batch(): the results below are final. Of another life: the batch was
@@ -110,10 +110,10 @@ Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
     const uint64_t word = batch->word.load(std::memory_order_acquire);
     return word >> 32 != id.generation || (word & BatchWord::kPending) == 0;
   };
-  if (auto ok = block(batch->parking, empty, timeout); !ok) return ok;
+  if (auto ok = block(batch->event_count, empty, timeout); !ok) return ok;
   if (batch->failure_count.load(std::memory_order_acquire) == 0) return {};
   std::lock_guard lock(state_mutex);
-  if (report.batches.find(id.slot, id.generation) == nullptr) {
+  if (reporter.batches.find(id.slot, id.generation) == nullptr) {
     return fail(Errc::kNotFound, "batch");
   }
   if (batch->failure_count.load(std::memory_order_relaxed) == 0) return {};
@@ -121,19 +121,19 @@ Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
 }
 
 Result<void> EngineCore::wait_count(CounterKey key, uint64_t n, Timeout timeout,
-                                    CounterTable::Armed* told) {
+                                    CounterTable::Armed* armed_out) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   if (auto ok = deadline(timeout, true); !ok) return ok.error();
   auto armed = counters.table.expect(key, n, CounterTable::kWaiter);
   if (!armed) return armed.error();
-  if (told != nullptr) *told = *armed;
+  if (armed_out != nullptr) *armed_out = *armed;
   if (armed->met) return {};
   const CounterTable::Expectation mine = armed->expectation;
   const auto ended_or_closing = [&] {
     return counters.table.peek(mine).done || closing.load(std::memory_order_acquire);
   };
-  auto waited = block(counters.table.parking(key), ended_or_closing, timeout);
+  auto waited = block(counters.table.event_count(key), ended_or_closing, timeout);
   if (!counters.table.peek(mine).done) {
     // Not met in time. If it is met at this very moment, that end wins.
     const Errc why = waited ? Errc::kClosed : waited.error().code;

@@ -120,8 +120,8 @@ class Failover : public testing::Test {
     run(both(), [&] { return std::chrono::steady_clock::now() > end; });
   }
   static Deeds deeds_of(const Engine& engine) {
-    return {steps_of(engine, "piece stranded"), steps_of(engine, "piece found taken"),
-            steps_of(engine, "piece repeated") + steps_of(engine, "shard repeated")};
+    return {steps_of(engine, "write in doubt"), steps_of(engine, "write found delivered"),
+            steps_of(engine, "write replayed") + steps_of(engine, "shard replayed")};
   }
   uint64_t repeated() const { return deeds_of(*a).repeated + deeds_of(*b).repeated; }
   /// What was in flight when it broke was delivered, over the rail that is left.

@@ -2,7 +2,7 @@
 Counting writes that are cut over rails that break.
 
 Mirrors: units_of() and whole() in src/core/counter_word.h, the cut of route.cc and shard.cc, slices
-of one shard on one path (datapath.cc), settle_pieces() and repeat_shard() in failover.cc. A rail
+of one shard on one path (datapath.cc), reconcile_writes() and replay_shard() in failover.cc. A rail
 executes in order, rails know nothing of each other. What the target does to give its word is in
 steps here (close, drain, say); how the word gets to the sender is failover.pml.
 Left out: keys and waiters (waiter.pml), messages, more than two slices, rails that stay down.

@@ -1,8 +1,8 @@
 /*
 A deadline, then a drain, then a path that is torn down, then the target's word.
 
-Mirrors: stop(), force(), piece_ended() and path_down() in src/core/transfer.cc, may_strand(),
-make_wreck() and settle_pieces() in failover.cc, spoil(), oldest_piece() and check_drains(). One
+Mirrors: stop(), force_drain(), retire_write() and path_down() in src/core/transfer.cc, goes_in_doubt(),
+record_broken() and reconcile_writes() in failover.cc, spoil(), oldest_inflight() and check_drains(). One
 path carries a piece of the operation that is stopped (the victim) and one of an operation that is
 not (the innocent); a second path works. The NIC may hang: it sends and acknowledges nothing, and
 gives pieces back only when the path is closed. What it has sent may land until the target has
@@ -167,7 +167,7 @@ proctype timers() {
     :: else
     fi
   }
-  // Three quarters of the drain bound: force().
+  // Three quarters of the drain bound: force_drain().
   atomic {
     stage = forced;
 #ifndef MUTANT_waits_for_the_nic

@@ -1,8 +1,8 @@
 /*
 A connection whose two ends break at different times, and the word that settles it.
 
-Mirrors: src/core/failover.cc (strand, make_wreck, path_state, settle_pieces, repeat, next_life,
-start_probe), transfer.cc (piece_ended, path_down), datapath.cc (the numbering of post()), and the
+Mirrors: src/core/failover.cc (strand, record_broken, path_state, reconcile_writes, replay, schedule_reopen,
+start_probe), transfer.cc (retire_write, path_down), datapath.cc (the numbering of post()), and the
 target's side in control_ops.cc (on_path_open, on_path_close, on_inbound_down);
 docs/design/0008-failover.md. One rail that is opened anew after every break, so that old
 connections with pieces of unknown fate live beside new ones; a path that broke carries a probe

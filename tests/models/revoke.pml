@@ -3,7 +3,7 @@ A named key that is closed: every peer that resolved it is asked to be quiet.
 
 Mirrors: resolve(), release(), key_revoked() and peer_lost() in src/core/counters.cc, close() in
 counter.cc, on_revoke_key(), on_resolved(), outdated(), add_drain() and check_drains() in
-control_ops.cc, start_parts() in route.cc, key_revoked() and oldest_piece() in transfer.cc. Numbered
+control_ops.cc, start_parts() in route.cc, key_revoked() and oldest_inflight() in transfer.cc. Numbered
 messages arrive once each, in any order. A posted write may end, or be left with a wreck, where it may
 land until the target has spoken. An application goes on using every key that it ever got.
 Left out: values that come back, hence the number of the question by which outdated() knows whether

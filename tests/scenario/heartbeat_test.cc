@@ -239,7 +239,7 @@ class Evidence : public testing::Test {
                                    &theatre.world.impl->world_driver);
     puppet = std::make_unique<Puppet>(theatre, control::encode(core->peers.own_address(false)));
     id = *core->peers.connect(puppet->address, {});
-    core->stir();
+    core->kick();
     theatre.run_for(1ms);
     puppet->read();
     puppet->welcome();
@@ -288,7 +288,7 @@ TEST_F(Evidence, AStalledPeerThatCannotBeReachedIsLostInTheSameTurn) {
   run_to(2s);
   ASSERT_EQ(state(), PeerState::kStalled);
   core->peers.on_unreachable(peer());
-  core->stir();
+  core->kick();
   theatre.run_for(1ns);
   EXPECT_EQ(state(), PeerState::kLost);
 }
@@ -320,7 +320,7 @@ TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
   core->peers.on_peer_gone(peer());
   EXPECT_EQ(state(), PeerState::kLost);
   core->peers.on_peer_gone(peer());
-  core->stir();
+  core->kick();
   theatre.run_for(1ns);
   ASSERT_EQ(seen.count(), 1u);
   EXPECT_EQ(seen.events[0].code, Errc::kPeerLost);

@@ -104,7 +104,7 @@ bool nobody_waits_in_silence(Pair& pair) {
 }
 
 TEST(Nic, ThatDiesBetweenAcknowledgementAndCompletionEndsTheSessionOnBothSides) {
-  expect_log("acknowledged counts that it never took");
+  expect_log("acknowledged writes that it never counted");
   uint64_t swallowed = 0;
   for (const Nanos lasts : {Nanos(10us), Nanos(100us)}) {
     at_any_step([&](Pair& pair, uint64_t at) {
@@ -117,7 +117,7 @@ TEST(Nic, ThatDiesBetweenAcknowledgementAndCompletionEndsTheSessionOnBothSides) 
 }
 
 TEST(Nic, ThatDiesSoWhileTheSendersEndBreaks) {
-  expect_log("acknowledged counts that it never took");
+  expect_log("acknowledged writes that it never counted");
   at_any_step([&](Pair& pair, uint64_t at) {
     ASSERT_TRUE(pair.world.at_event(at, Fault::swallow_counts(kB, 0, 30us)));
     ASSERT_TRUE(pair.world.at_event(at + 9, Fault::break_sender(kA, kB, 0)));
@@ -153,7 +153,7 @@ TEST(Nic, WhoseQueueOverflowsAtTheReceiverSpoilsWhatItCannotTell) {
 }
 
 TEST(Nic, WhoseQueueOverflowsWithAcknowledgedCountsInItEndsTheSession) {
-  expect_log("acknowledged counts that it never took");
+  expect_log("acknowledged writes that it never counted");
   uint64_t swallowed = 0;
   at_any_step([&](Pair& pair, uint64_t at) {
     pair.happens(Fault::late_counts(kB, 20us));

@@ -613,7 +613,7 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   std::construct_at(&counters.table, core::CounterTable::Options{.live_max = 2, .key_bits = 8});
   Puppet puppet(theatre, control::encode(core->peers.own_address(false)));
   const PeerId id = *core->peers.connect(puppet.address, {});
-  core->stir();
+  core->kick();
   theatre.run_for(1ms);
   puppet.read();
   puppet.welcome();

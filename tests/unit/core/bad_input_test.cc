@@ -300,7 +300,7 @@ TEST_F(BadInput, PriorityThatDoesNotExist) {
   expect_refused(write({.priority = static_cast<Priority>(3)}), Errc::kInvalidArgument, "priority");
 }
 
-TEST_F(BadInput, BatchThatIsGoneSealedOrCancelled) {
+TEST_F(BadInput, BatchThatIsDestroyedSealedOrCancelled) {
   BatchId gone;
   { gone = a.make_batch()->id(); }
   expect_refused(write({.batch = gone}), Errc::kNotFound, "batch");
@@ -328,7 +328,7 @@ TEST_F(BadInput, BatchThatIsResetOrSealedWhileSomethingIsPending) {
   ASSERT_TRUE(batch.reset());
 }
 
-TEST_F(BadInput, NotifyOfAnotherEngineOrToNobody) {
+TEST_F(BadInput, NotifyOfAnotherEngineOrWithoutTarget) {
   Inbox theirs = *b.make_inbox(4);
   Flag flag = *b.make_flag();
   expect_refused(write({.notify = Notify::inbox(theirs)}), Errc::kInvalidArgument, "notify");
@@ -345,7 +345,7 @@ TEST_F(BadInput, NotifyOfAnotherEngineOrToNobody) {
   EXPECT_TRUE(batch.reset());
 }
 
-TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsGone) {
+TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsDestroyed) {
   std::optional<Inbox> inbox(*a.make_inbox(4));
   std::optional<Flag> flag(*a.make_flag());
   const Notify to_inbox = Notify::inbox(*inbox), to_flag = Notify::flag(*flag);
@@ -363,7 +363,7 @@ TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsGone) {
   expect_refused(a.make_inbox(UINT32_MAX), Errc::kInvalidArgument, "depth");
 }
 
-TEST_F(BadInput, OperationThatIsNoneOrHasEnded) {
+TEST_F(BadInput, OperationThatIsNoneOrHasCompleted) {
   expect_refused(a.cancel(OpId{}), Errc::kInvalidArgument, "op");
   expect_refused(a.cancel(OpId(UINT32_MAX, 1)), Errc::kNotFound, "op");
   const OpId op = *a.submit(Timer{.after = 1ns});
@@ -420,15 +420,15 @@ TEST_F(BadInput, DescriptorOfAnotherVersionCutShortOrForged) {
   for (size_t size = 0; size < desc.size(); ++size) {
     expect_refused(a.import_region(peer, std::span(desc).first(size)), Errc::kBadFormat, "desc");
   }
-  auto spoiled = desc;
-  spoiled[4] ^= std::byte{0x40};  // the major version
-  expect_refused(a.import_region(peer, spoiled), Errc::kVersion, "desc");
-  spoiled = desc;
-  spoiled[0] ^= std::byte{1};
-  expect_refused(a.import_region(peer, spoiled), Errc::kBadFormat, "desc");
-  spoiled = desc;
-  spoiled.push_back({});
-  expect_refused(a.import_region(peer, spoiled), Errc::kBadFormat, "desc");
+  auto damaged = desc;
+  damaged[4] ^= std::byte{0x40};  // the major version
+  expect_refused(a.import_region(peer, damaged), Errc::kVersion, "desc");
+  damaged = desc;
+  damaged[0] ^= std::byte{1};
+  expect_refused(a.import_region(peer, damaged), Errc::kBadFormat, "desc");
+  damaged = desc;
+  damaged.push_back({});
+  expect_refused(a.import_region(peer, damaged), Errc::kBadFormat, "desc");
   expect_refused(a.import_region(PeerId{}, desc), Errc::kNotFound, "owner");
   expect_refused(a.import_region(PeerId(9, 9), desc), Errc::kNotFound, "owner");
   expect_refused(a.import_region(peer, *memory.desc()), Errc::kInvalidArgument, "owner");
@@ -451,9 +451,9 @@ TEST_F(BadInput, AddressThatIsCutShortOfAnotherVersionOrNetwork) {
   for (size_t size = 0; size < address.size(); ++size) {
     expect_refused(a.connect(std::span(address).first(size)), Errc::kBadFormat, "address");
   }
-  auto spoiled = address;
-  spoiled[4] ^= std::byte{0x40};
-  expect_refused(a.connect(spoiled), Errc::kVersion, "address");
+  auto damaged = address;
+  damaged[4] ^= std::byte{0x40};
+  expect_refused(a.connect(damaged), Errc::kVersion, "address");
   expect_refused(a.connect(""), Errc::kBadFormat, "address");
   expect_refused(a.connect("fabric1:"), Errc::kBadFormat, "address");
   expect_refused(a.connect("fabric1:!!!"), Errc::kBadFormat, "address");
@@ -523,7 +523,7 @@ TEST_F(BadInput, MessageAboveThePeersMaximum) {
   EXPECT_EQ(inbox.poll(out), 1u);
 }
 
-TEST_F(BadInput, ChannelOrNameThatSomebodyElseHolds) {
+TEST_F(BadInput, ChannelOrNameThatIsTaken) {
   Inbox inbox = *a.make_inbox(4);
   const Subscription first = *a.listen(1, Notify::inbox(inbox));
   expect_refused(a.listen(1, Notify::inbox(inbox)), Errc::kBusy, "channel");

@@ -119,7 +119,7 @@ TEST_F(Dump, ShowsWhatAWriteWaitsForAndForHowLong) {
   EXPECT_EQ(shown["op"], std::to_string(op.slot) + "." + std::to_string(op.generation));
   EXPECT_EQ(shown["queued"], 0);
   EXPECT_EQ(shown["posted"], 2);
-  EXPECT_EQ(shown["parts_ended"], 0);
+  EXPECT_EQ(shown["parts_completed"], 0);
   EXPECT_EQ(shown["waits_for"], json::array({name(peer)}));
   EXPECT_EQ(shown["age_ns"], 1'001'000);
   EXPECT_EQ(look()["peers"][0]["state"], "Connected");

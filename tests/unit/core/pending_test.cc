@@ -11,7 +11,7 @@
 namespace fabric::core {
 namespace {
 
-std::vector<uint32_t> walk(EntryPool& pool, const EntryQueue& queue) {
+std::vector<uint32_t> walk(PendingPool& pool, const PendingQueue& queue) {
   std::vector<uint32_t> out;
   uint32_t before = kNone;
   for (uint32_t i = queue.head; i != kNone; i = pool.at(i).next) {
@@ -24,24 +24,24 @@ std::vector<uint32_t> walk(EntryPool& pool, const EntryQueue& queue) {
   return out;
 }
 
-TEST(EntryPool, QueuesKeepTheirOrderWhereverAnEntryIsTakenOut) {
+TEST(PendingPool, QueuesKeepTheirOrderWhicheverFragmentIsUnlinked) {
   for (uint32_t victim = 0; victim < 4; ++victim) {
-    EntryPool pool;
-    EntryQueue queue;
-    std::vector<uint32_t> entries;
+    PendingPool pool;
+    PendingQueue queue;
+    std::vector<uint32_t> fragments;
     for (int i = 0; i < 4; ++i) {
-      entries.push_back(pool.take());
-      pool.append(queue, entries.back());
+      fragments.push_back(pool.take());
+      pool.append(queue, fragments.back());
     }
-    pool.unlink(entries[victim]);
-    EXPECT_EQ(pool.at(entries[victim]).queue, nullptr);
-    entries.erase(entries.begin() + victim);
-    EXPECT_EQ(walk(pool, queue), entries);
+    pool.unlink(fragments[victim]);
+    EXPECT_EQ(pool.at(fragments[victim]).queue, nullptr);
+    fragments.erase(fragments.begin() + victim);
+    EXPECT_EQ(walk(pool, queue), fragments);
   }
 }
 
-TEST(EntryPool, AnEntryThatComesBackIsEmpty) {
-  EntryPool pool;
+TEST(PendingPool, AFragmentThatIsTakenAgainIsEmpty) {
+  PendingPool pool;
   const uint32_t index = pool.take();
   pool.at(index) = {.op = 3, .peer = 4, .part = 5, .stride = 6, .count = 7, .size_bytes = 8};
   pool.give_back(index);
@@ -54,26 +54,26 @@ TEST(EntryPool, AnEntryThatComesBackIsEmpty) {
   EXPECT_EQ(pool.at(again).op_next, kNone);
 }
 
-TEST(EntryPool, GrowsWithoutMovingAnybody) {
-  EntryPool pool;
+TEST(PendingPool, GrowsWithoutMovingAnyFragment) {
+  PendingPool pool;
   const uint32_t first = pool.take();
-  Entry* const place = &pool.at(first);
+  PendingFragment* const place = &pool.at(first);
   std::set<uint32_t> taken{first};
   for (int i = 0; i < 5'000; ++i) ASSERT_TRUE(taken.insert(pool.take()).second) << "given twice";
   EXPECT_EQ(&pool.at(first), place);
 }
 
-TEST(EntryPool, AgreesWithListsUnderRandomOperations) {
+TEST(PendingPool, AgreesWithListsUnderRandomOperations) {
   Rng rng(3);
-  EntryPool pool;
-  std::vector<EntryQueue> queues(3);
+  PendingPool pool;
+  std::vector<PendingQueue> queues(3);
   std::vector<std::list<uint32_t>> model(3);
   for (int step = 0; step < 3'000; ++step) {
     const uint64_t q = rng.below(3);
     if (model[q].empty() || rng.below(5) < 3) {
-      const uint32_t entry = pool.take();
-      pool.append(queues[q], entry);
-      model[q].push_back(entry);
+      const uint32_t fragment = pool.take();
+      pool.append(queues[q], fragment);
+      model[q].push_back(fragment);
     } else {
       auto victim = model[q].begin();
       std::advance(victim, static_cast<long>(rng.below(model[q].size())));

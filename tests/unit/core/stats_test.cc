@@ -51,11 +51,11 @@ class Stats : public testing::Test {
     MemoryRegion memory = *engine.allocate({.size_bytes = kSize});
     return {std::move(engine), std::move(memory)};
   }
-  struct Way {
+  struct ReachedPeer {
     PeerId peer;
     RemoteRegion region;
   };
-  static Way reach(Side& from, const Side& to) {
+  static ReachedPeer reach(Side& from, const Side& to) {
     const PeerId peer = *from.engine.connect(to.engine.address());
     return {peer, *from.engine.import_region(peer, *to.memory.desc())};
   }
@@ -80,11 +80,11 @@ TEST_F(Stats, StartAtZeroAndCountWhatIsThere) {
   {
     const Counter counter = *a.engine.make_counter();
     EXPECT_EQ(a.engine.stats().counters, 1u);
-    const Way way = reach(a, b);
+    const ReachedPeer to_b = reach(a, b);
     EXPECT_EQ(a.engine.stats().peers, 1u);
     ASSERT_TRUE(a.engine.submit(Timer{.after = 1s}));
     EXPECT_EQ(a.engine.stats().ops_in_flight, 1u);
-    ASSERT_TRUE(a.engine.disconnect(way.peer));
+    ASSERT_TRUE(a.engine.disconnect(to_b.peer));
   }
   world.run_for(2s);
   EXPECT_EQ(a.engine.stats().counters, 0u);
@@ -93,7 +93,7 @@ TEST_F(Stats, StartAtZeroAndCountWhatIsThere) {
 }
 
 TEST_F(Stats, AddUpOverRailsAndPeers) {
-  const Way to_b = reach(a, b), to_c = reach(a, c);
+  const ReachedPeer to_b = reach(a, b), to_c = reach(a, c);
   Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
   Batch batch = *a.engine.make_batch();
   // Two pieces to b, counted; three pages to c, counted; one piece to c, not counted.
@@ -145,15 +145,15 @@ TEST_F(Stats, AddUpOverRailsAndPeers) {
 }
 
 TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
-  const Way way = reach(a, b);
+  const ReachedPeer to_b = reach(a, b);
   Batch batch = *a.engine.make_batch();
   ASSERT_TRUE(a.engine.submit(Write{
-      .source = a.memory.at(0), .target = way.region.at(0), .size_bytes = kSize, .batch = batch}));
+      .source = a.memory.at(0), .target = to_b.region.at(0), .size_bytes = kSize, .batch = batch}));
   world.run_for(1ns);
   EXPECT_EQ(a.engine.stats().tx.queued, 1u) << "until the peer is there";
   EXPECT_EQ(a.engine.stats().tx.posted, 0u);
   ASSERT_TRUE(world.run_until([&] { return a.engine.stats().tx.posted > 0; }, 1s));
-  EXPECT_EQ(a.engine.stats().tx.posted, of(a.engine, way.peer).tx.posted);
+  EXPECT_EQ(a.engine.stats().tx.posted, of(a.engine, to_b.peer).tx.posted);
   ASSERT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(a.engine.stats().tx.posted, 0u);
 
@@ -163,7 +163,7 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   std::iota(pages.begin(), pages.end(), 0u);
   ASSERT_TRUE(a.engine.submit(PagedWrite{.source = a.memory.id(),
                                          .source_pages = {.indices = pages, .stride_bytes = 8},
-                                         .target = way.region,
+                                         .target = to_b.region,
                                          .target_pages = {.indices = pages, .stride_bytes = 8},
                                          .page_bytes = 8,
                                          .batch = batch}));
@@ -171,7 +171,7 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   const uint64_t queued = a.engine.stats().tx.queued;
   EXPECT_GT(queued, 0u);
   EXPECT_EQ(queued + a.engine.stats().tx.posted, kPages);
-  EXPECT_EQ(of(a.engine, way.peer).tx.queued, queued);
+  EXPECT_EQ(of(a.engine, to_b.peer).tx.queued, queued);
   EXPECT_EQ(a.engine.rail_stats()[0].tx.queued, queued / 2);
   EXPECT_EQ(a.engine.rail_stats()[1].tx.queued, queued / 2);
   EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u) << "the own address has none of it";
@@ -181,28 +181,28 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
 TEST_F(Stats, CountMessagesAndTheirBytesOnBothSides) {
   Inbox inbox = *b.engine.make_inbox(16);
   const Subscription listener = *b.engine.listen(3, Notify::inbox(inbox));
-  const Way way = reach(a, b);
+  const ReachedPeer to_b = reach(a, b);
   Batch batch = *a.engine.make_batch();
   for (int i = 0; i < 4; ++i) {
     ASSERT_TRUE(a.engine.submit(Send{
-        .peer = way.peer, .channel = 3, .bytes = a.memory.bytes().first(250), .batch = batch}));
+        .peer = to_b.peer, .channel = 3, .bytes = a.memory.bytes().first(250), .batch = batch}));
   }
   ASSERT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(a.engine.stats().tx.messages, 4u);
-  EXPECT_EQ(of(a.engine, way.peer).tx.messages, 4u);
+  EXPECT_EQ(of(a.engine, to_b.peer).tx.messages, 4u);
   EXPECT_EQ(b.engine.stats().rx.messages, 4u);
   EXPECT_EQ(b.engine.stats().rx.bytes, 1000u);
   EXPECT_EQ(of(b.engine, b.engine.peers().at(0)).rx.messages, 4u);
 }
 
 TEST_F(Stats, CountFailuresAndStaleImmediates) {
-  const Way way = reach(a, b);
+  const ReachedPeer to_b = reach(a, b);
   Batch batch = *a.engine.make_batch();
   Counter counter = *b.engine.make_counter();
   const CounterKey key = counter.key();
   counter.release();
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
-                                    .target = way.region.at(0),
+                                    .target = to_b.region.at(0),
                                     .size_bytes = 64,
                                     .imm = key,
                                     .batch = batch}));
@@ -212,23 +212,23 @@ TEST_F(Stats, CountFailuresAndStaleImmediates) {
   EXPECT_EQ(a.engine.stats().tx.failed, 0u);
 
   ASSERT_TRUE(a.engine.submit(Write{
-      .source = a.memory.at(0), .target = way.region.at(0), .size_bytes = kSize, .batch = batch}));
+      .source = a.memory.at(0), .target = to_b.region.at(0), .size_bytes = kSize, .batch = batch}));
   ASSERT_TRUE(world.run_until([&] { return a.engine.stats().tx.posted == 2; }, 1s));
   const uint64_t bytes = a.engine.stats().tx.bytes;
-  ASSERT_TRUE(a.engine.disconnect(way.peer));
+  ASSERT_TRUE(a.engine.disconnect(to_b.peer));
   EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kPeerLost);
   EXPECT_EQ(a.engine.stats().tx.failed, 2u);
   EXPECT_EQ(a.engine.stats().tx.bytes, bytes) << "only what was delivered counts";
   EXPECT_EQ(a.engine.stats().tx.posted, 0u);
 }
 
-TEST_F(Stats, TellHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
-  const Way way = reach(a, b);
+TEST_F(Stats, ShowHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
+  const ReachedPeer to_b = reach(a, b);
   ASSERT_TRUE(world.run_until(
-      [&] { return a.engine.peer_info(way.peer)->state == PeerState::kConnected; }, 1s));
-  const Nanos silent = of(a.engine, way.peer).silent_for;
+      [&] { return a.engine.peer_info(to_b.peer)->state == PeerState::kConnected; }, 1s));
+  const Nanos silent = of(a.engine, to_b.peer).silent_for;
   world.run_for(1ms);
-  EXPECT_GE(of(a.engine, way.peer).silent_for, silent);
+  EXPECT_GE(of(a.engine, to_b.peer).silent_for, silent);
   EXPECT_EQ(a.engine.stats().callbacks, 0u);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(a.engine.submit(
@@ -241,20 +241,20 @@ TEST_F(Stats, TellHowLongAPeerHasBeenSilentAndHowOftenCallbacksRan) {
 
 TEST_F(Stats, CountWhatIsRefusedForWantOfRoomAndNothingElse) {
   std::optional<Inbox> inbox = *a.engine.make_inbox(1);
-  const Timer alarm{.after = 1ms, .notify = Notify::inbox(*inbox)};
-  ASSERT_TRUE(a.engine.submit(alarm));
-  EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kExhausted);
+  const Timer timer{.after = 1ms, .notify = Notify::inbox(*inbox)};
+  ASSERT_TRUE(a.engine.submit(timer));
+  EXPECT_EQ(a.engine.submit(timer).error().code, Errc::kExhausted);
   EXPECT_EQ(a.engine.stats().exhausted, 1u);
   inbox.reset();
-  EXPECT_EQ(a.engine.submit(alarm).error().code, Errc::kNotFound);
+  EXPECT_EQ(a.engine.submit(timer).error().code, Errc::kNotFound);
   EXPECT_EQ(a.engine.stats().exhausted, 1u);
 }
 
 TEST_F(Stats, OfAClosedEngineStayReadable) {
-  const Way way = reach(a, b);
+  const ReachedPeer to_b = reach(a, b);
   Batch batch = *a.engine.make_batch();
   ASSERT_TRUE(a.engine.submit(Write{
-      .source = a.memory.at(0), .target = way.region.at(0), .size_bytes = 10, .batch = batch}));
+      .source = a.memory.at(0), .target = to_b.region.at(0), .size_bytes = 10, .batch = batch}));
   ASSERT_TRUE(a.engine.wait(batch));
   ASSERT_TRUE(a.engine.close());
   EXPECT_EQ(a.engine.stats().tx.bytes, 10u);
