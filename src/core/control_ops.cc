@@ -99,7 +99,7 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
   return true;
 }
 
-void Peers::refuse_bad(Peer& peer, MessageType type) {
+void Peers::on_bad_message(Peer& peer, MessageType type) {
   ++core_.control_bad;
   FABRIC_LOG(core_.log, kWarning, "core", "a control message does not parse", {"peer", peer.id()},
              {"type", control::to_string(type)});
@@ -109,16 +109,16 @@ void Peers::refuse_bad(Peer& peer, MessageType type) {
 
 void Peers::on_path_open(Peer& peer, const control::Body& body) {
   auto open = control::decode_path_open(body);
-  if (!open) return refuse_bad(peer, MessageType::kPathOpen);
+  if (!open) return on_bad_message(peer, MessageType::kPathOpen);
   control::PathAnswer answer{.ref = open->ref};
   NetworkSlot* network = core_.network_named(open->provider, open->network);
   // The own engine's path is nobody else's.
-  const bool ours = network != nullptr && network->is_self == peer.is_self;
-  if (!ours || open->remote_rail >= network->rails.size()) {
+  const bool reachable = network != nullptr && network->is_self == peer.is_self;
+  if (!reachable || open->remote_rail >= network->rails.size()) {
     answer.code = Errc::kUnreachable;
   } else if (peer.inbound.size() >= kInboundMax) {
     answer.code = Errc::kExhausted;
-  } else if (peer.ending) {
+  } else if (peer.fencing) {
     answer.code = Errc::kPeerLost;  // a way in that is closed at once would break what comes by it
   } else if (!network->rails[open->remote_rail].up) {
     answer.code = Errc::kRailLost;
@@ -132,13 +132,13 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
       // One path per pair of rails: the peer has torn the one before down.
       for (InboundPath& old : peer.inbound) {
         const bool replaced = old.network == rail.network && old.rail == rail.index &&
-                              old.from_rail == open->rail && old.ref < open->ref;
-        if (replaced) close_end(old);
+                              old.remote_rail == open->rail && old.ref < open->ref;
+        if (replaced) close_inbound_path(old);
       }
       peer.inbound.push_back({.ref = open->ref,
                               .network = rail.network,
                               .rail = rail.index,
-                              .from_rail = open->rail,
+                              .remote_rail = open->rail,
                               .id = *id});
     }
   }
@@ -147,39 +147,39 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
 
 void Peers::on_path_answer(Peer& peer, const control::Body& body) {
   auto answer = control::decode_path_answer(body);
-  if (!answer) return refuse_bad(peer, MessageType::kPathAnswer);
+  if (!answer) return on_bad_message(peer, MessageType::kPathAnswer);
   core_.transfers.path_answered(peer, answer->ref, answer->code, answer->answer);
 }
 
 void Peers::on_path_close(Peer& peer, const control::Body& body) {
   auto close = control::decode_path_close(body);
-  if (!close) return refuse_bad(peer, MessageType::kPathClose);
+  if (!close) return on_bad_message(peer, MessageType::kPathClose);
   for (InboundPath& path : peer.inbound) {
-    if (path.ref == close->ref) close_end(path);
+    if (path.ref == close->ref) close_inbound_path(path);
   }
   // One that is not there any more went down by itself, and its state has been told.
 }
 
 void Peers::on_path_state(Peer& peer, const control::Body& body) {
   auto state = control::decode_path_state(body);
-  if (!state) return refuse_bad(peer, MessageType::kPathState);
+  if (!state) return on_bad_message(peer, MessageType::kPathState);
   core_.transfers.path_state(peer, *state);
 }
 
-void Peers::close_end(InboundPath& path) {
+void Peers::close_inbound_path(InboundPath& path) {
   if (std::exchange(path.closing, true)) return;
   core_.networks[path.network].rails[path.rail].rail->close_path(path.id, true);
 }
 
 void Peers::close_inbound(Peer& peer) {
-  for (InboundPath& path : peer.inbound) close_end(path);
-  fence_progress(peer);
+  for (InboundPath& path : peer.inbound) close_inbound_path(path);
+  advance_fence(peer);
 }
 
 void Peers::rail_lost(uint8_t network, uint8_t rail) {
   for (Peer* peer : all()) {
     for (InboundPath& path : peer->inbound) {
-      if (path.network == network && path.rail == rail) close_end(path);
+      if (path.network == network && path.rail == rail) close_inbound_path(path);
     }
   }
 }
@@ -198,44 +198,44 @@ void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
     control::PathState state{.ref = path->ref, .taken = event.value};
     state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;
     peer->inbound.erase(path);
-    if (event.code == Errc::kPeerLost) on_peer_gone(*peer);
-    if (peer->inbound.empty()) settle_counts(*peer);
+    if (event.code == Errc::kPeerLost) on_peer_dead(*peer);
+    if (peer->inbound.empty()) abort_counters(*peer);
     if (peer->usable()) send(*peer, MessageType::kPathState, control::encode(state));
-    fence_progress(*peer);
+    advance_fence(*peer);
     return;
   }
 }
 
 // Two-sided messages
 
-uint32_t Peers::ask(Peer& peer, const Op& op, bool is_message) {
+uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   const uint32_t ref = peer.next_ref++;
-  peer.refs[ref] = {.op = op.self, .is_message = is_message, .channel = op.channel};
+  peer.requests[ref] = {.op = op.self, .is_message = is_message, .channel = op.channel};
   return ref;
 }
 
 /// The question that an answer belongs to, taken out; its operation, unless that has ended.
-Op* Peers::claim(Peer& peer, uint32_t ref, Asked& asked) {
-  const auto it = peer.refs.find(ref);
-  if (it == peer.refs.end()) return nullptr;
-  asked = it->second;
-  peer.refs.erase(it);
-  return asked.op == kNone ? nullptr : &core_.ops.at(asked.op);
+Op* Peers::take_request(Peer& peer, uint32_t ref, PendingRequest& pending) {
+  const auto it = peer.requests.find(ref);
+  if (it == peer.requests.end()) return nullptr;
+  pending = it->second;
+  peer.requests.erase(it);
+  return pending.op == kNone ? nullptr : &core_.ops.at(pending.op);
 }
 
 void Peers::start_send(Op& op) {
   Peer* peer = find(op.peer);
   const PeerState state =
       peer == nullptr ? PeerState::kLost : peer->state.load(std::memory_order_relaxed);
-  if (state >= PeerState::kLost || peer->ending) {
+  if (state >= PeerState::kLost || peer->fencing) {
     core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
     return;
   }
   peer->credits[op.channel].waiting.push_back(op.self);
-  next_messages(*peer, op.channel);
+  send_queued_messages(*peer, op.channel);
 }
 
-void Peers::next_messages(Peer& peer, uint16_t channel) {
+void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
   if (!peer.usable()) return;
   ChannelCredit& credit = peer.credits[channel];
   while (!credit.waiting.empty() && credit.outstanding < peer.hello.message_credits) {
@@ -251,7 +251,7 @@ void Peers::next_messages(Peer& peer, uint16_t channel) {
 }
 
 void Peers::send_message(Peer& peer, Op& op) {
-  op.ref = ask(peer, op, true);
+  op.ref = new_request(peer, op, true);
   const auto bytes = op.list.as<const std::byte>();
   send(peer, MessageType::kMessage,
        control::encode(control::UserMessage{.ref = op.ref, .channel = op.channel, .bytes = bytes}));
@@ -260,7 +260,7 @@ void Peers::send_message(Peer& peer, Op& op) {
 void Peers::on_message(Peer& peer, const control::Body& body) {
   auto message = control::decode_user_message(body);
   if (!message || message->bytes.size() > core_.config.message_bytes_max) {
-    return refuse_bad(peer, MessageType::kMessage);
+    return on_bad_message(peer, MessageType::kMessage);
   }
   const auto listener = core_.reporter.listener(message->channel);
   if (listener == Reporter::Listener::kMissing) {
@@ -281,7 +281,7 @@ void Peers::on_message(Peer& peer, const control::Body& body) {
     return;
   }
   held.push_back({message->ref, std::move(buffer)});
-  ++holding_;
+  ++messages_held_;
 }
 
 void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
@@ -297,7 +297,7 @@ void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
   send(peer, MessageType::kMessageDone, done(ref, Errc::kOk));
 }
 
-void Peers::answer_held() {
+void Peers::deliver_held() {
   for (Peer* peer : all()) {
     for (auto& [channel, messages] : peer->held) {
       while (!messages.empty()) {
@@ -305,7 +305,7 @@ void Peers::answer_held() {
         if (listener == Reporter::Listener::kFull) break;
         HeldMessage message = std::move(messages.front());
         messages.pop_front();
-        --holding_;
+        --messages_held_;
         if (listener == Reporter::Listener::kReady) {
           deliver(*peer, message.ref, channel, std::move(message.buffer));
         } else {
@@ -318,38 +318,38 @@ void Peers::answer_held() {
 
 void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   auto answer = control::decode_done(body);
-  if (!answer) return refuse_bad(peer, type);
+  if (!answer) return on_bad_message(peer, type);
   if (type == MessageType::kRegionRevoked) {
-    const auto it = peer.region_refs.find(answer->ref);
-    if (it == peer.region_refs.end()) return;
+    const auto it = peer.region_revocations.find(answer->ref);
+    if (it == peer.region_revocations.end()) return;
     const RegionId region = it->second;
-    peer.region_refs.erase(it);
+    peer.region_revocations.erase(it);
     core_.regions.revoke_answered(region);
     return;
   }
   if (type == MessageType::kKeyRevoked) {
-    core_.counters.key_revoked(peer, answer->ref, answer->code == Errc::kOk);
+    core_.counters.on_key_revoked(peer, answer->ref, answer->code == Errc::kOk);
     return;
   }
-  const auto question = peer.refs.find(answer->ref);
-  if (question == peer.refs.end()) return;
-  if (question->second.is_message != (type == MessageType::kMessageDone)) {
-    return refuse_bad(peer, type);  // an answer to something else
+  const auto request = peer.requests.find(answer->ref);
+  if (request == peer.requests.end()) return;
+  if (request->second.is_message != (type == MessageType::kMessageDone)) {
+    return on_bad_message(peer, type);  // an answer to something else
   }
-  Asked asked;
-  Op* op = claim(peer, answer->ref, asked);
+  PendingRequest pending;
+  Op* op = take_request(peer, answer->ref, pending);
   if (type == MessageType::kFenced) {
     if (op == nullptr || op->kind != OpKind::kFence) return;
     if (answer->code == Errc::kOk) {
       core_.protocol.count(ProtocolEvent::kFenceByReply);
-      finish_fence(peer, Errc::kOk);
+      complete_fence(peer, Errc::kOk);
     } else {
-      continue_fence(*op);  // it writes no more, but something of it may be on its way
+      fence_without_peer(*op);  // it writes no more, but something of it may be on its way
     }
     return;
   }
-  if (!asked.is_message) return;
-  ChannelCredit& credit = peer.credits[asked.channel];
+  if (!pending.is_message) return;
+  ChannelCredit& credit = peer.credits[pending.channel];
   if (credit.outstanding > 0) --credit.outstanding;
   if (op != nullptr) {
     for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
@@ -357,24 +357,24 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     core_.complete(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
                  ok ? op->list.count : 0);
   }
-  next_messages(peer, asked.channel);
+  send_queued_messages(peer, pending.channel);
 }
 
 // Names
 
 void Peers::start_resolve(Op& op) {
   Peer* peer = find(op.peer);
-  if (peer == nullptr || peer->ending ||
+  if (peer == nullptr || peer->fencing ||
       peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
     core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
     return;
   }
-  op.ref = ask(*peer, op, false);
-  if (peer->usable()) ask_again(*peer, op.ref, op);
+  op.ref = new_request(*peer, op, false);
+  if (peer->usable()) send_request(*peer, op.ref, op);
 }
 
 /// Sends the question of an operation that could not be sent before the session was up.
-void Peers::ask_again(Peer& peer, uint32_t ref, Op& op) {
+void Peers::send_request(Peer& peer, uint32_t ref, Op& op) {
   if (op.kind == OpKind::kResolve) {
     const auto names = op.list.as<const uint64_t>();
     send(peer, MessageType::kResolve,
@@ -386,7 +386,7 @@ void Peers::ask_again(Peer& peer, uint32_t ref, Op& op) {
 
 void Peers::on_resolve(Peer& peer, const control::Body& body) {
   auto request = control::decode_resolve(body);
-  if (!request) return refuse_bad(peer, MessageType::kResolve);
+  if (!request) return on_bad_message(peer, MessageType::kResolve);
   control::ResolvedNames answer{.ref = request->ref};
   auto keys = core_.counters.resolve(peer, request->names, core_.now_ns);
   answer.code = keys.error().code;
@@ -396,21 +396,21 @@ void Peers::on_resolve(Peer& peer, const control::Body& body) {
 
 void Peers::on_resolved(Peer& peer, const control::Body& body) {
   auto answer = control::decode_resolved(body);
-  if (!answer) return refuse_bad(peer, MessageType::kResolved);
-  Asked asked;
-  Op* op = claim(peer, answer->ref, asked);
+  if (!answer) return on_bad_message(peer, MessageType::kResolved);
+  PendingRequest pending;
+  Op* op = take_request(peer, answer->ref, pending);
   if (op == nullptr || op->kind != OpKind::kResolve) return;
   Errc code = answer->code;
   if (code == Errc::kOk && answer->keys.size() != op->resolved.size()) code = Errc::kBadFormat;
   if (code == Errc::kOk && outdated(peer, *answer)) {
-    op->ref = ask(peer, *op, false);
-    ask_again(peer, op->ref, *op);
+    op->ref = new_request(peer, *op, false);
+    send_request(peer, op->ref, *op);
     return;
   }
   if (code == Errc::kOk) {
     for (size_t i = 0; i < answer->keys.size(); ++i) {
       op->resolved[i] = CounterKey::from_wire(answer->keys[i]);
-      peer.revoked.erase(answer->keys[i]);  // given out anew since it was revoked
+      peer.revoked_keys.erase(answer->keys[i]);  // given out anew since it was revoked
       core_.transfers.routes_changed();
     }
   }
@@ -423,18 +423,18 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
 /// other.
 bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
   return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
-    const auto it = peer.revoked.find(key);
-    return it != peer.revoked.end() && answer.ref < it->second;
+    const auto it = peer.revoked_keys.find(key);
+    return it != peer.revoked_keys.end() && answer.ref < it->second;
   });
 }
 
 void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_revoke_key(body);
-  if (!request) return refuse_bad(peer, MessageType::kRevokeKey);
+  if (!request) return on_bad_message(peer, MessageType::kRevokeKey);
   const CounterKey key = CounterKey::from_wire(request->key);
-  const size_t max = size_t{kRevokedPerName} * core_.config.names_per_peer_max;
-  const bool keeps = peer.revoked.size() < max || peer.revoked.contains(key.wire());
-  if (keeps) peer.revoked[key.wire()] = peer.next_ref;
+  const size_t max = size_t{kRevokedKeysPerName} * core_.config.names_per_peer_max;
+  const bool keeps = peer.revoked_keys.size() < max || peer.revoked_keys.contains(key.wire());
+  if (keeps) peer.revoked_keys[key.wire()] = peer.next_ref;
   core_.transfers.key_revoked(peer, key);
   if (!keeps) {
     // Nothing would refuse what is submitted under the key from now on.
@@ -446,7 +446,7 @@ void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
 
 void Peers::on_abort_key(Peer& peer, const control::Body& body) {
   auto request = control::decode_abort_key(body);
-  if (!request) return refuse_bad(peer, MessageType::kAbortKey);
+  if (!request) return on_bad_message(peer, MessageType::kAbortKey);
   core_.protocol.count(ProtocolEvent::kKeyAborted);
   core_.counters.abort(CounterKey::from_wire(request->key), Errc::kAborted, peer.id());
 }
@@ -455,21 +455,21 @@ void Peers::on_abort_key(Peer& peer, const control::Body& body) {
 
 void Peers::on_revoke_region(Peer& peer, const control::Body& body) {
   auto request = control::decode_revoke_region(body);
-  if (!request) return refuse_bad(peer, MessageType::kRevokeRegion);
+  if (!request) return on_bad_message(peer, MessageType::kRevokeRegion);
   core_.regions.revoke(peer, request->region, request->grant);
   add_drain(peer, done_type(MessageType::kRevokeRegion), request->ref);
 }
 
 /// Answers once everything that is posted to the peer now has ended.
 void Peers::add_drain(Peer& peer, MessageType type, uint32_t ref) {
-  peer.drains.push_back({.upto_seq = peer.next_piece_seq - 1, .type = type, .ref = ref});
+  peer.drain_replies.push_back({.upto_seq = peer.next_write_seq - 1, .type = type, .ref = ref});
   check_drains(peer);
 }
 
 void Peers::check_drains(Peer& peer) {
-  if (peer.drains.empty()) return;
+  if (peer.drain_replies.empty()) return;
   const uint64_t oldest = core_.transfers.oldest_inflight(peer);
-  std::erase_if(peer.drains, [&](const DrainAnswer& drain) {
+  std::erase_if(peer.drain_replies, [&](const DrainReply& drain) {
     if (drain.upto_seq >= oldest) return false;
     send(peer, drain.type, done(drain.ref, peer.unproved ? Errc::kRailLost : Errc::kOk));
     return true;
@@ -491,37 +491,37 @@ void Peers::start_fence(Op& op) {
   peer->fence_op = op.self;
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
     // A session that never came up has no path in: nothing of it can land on any network.
-    finish_fence(*peer, Errc::kOk);
+    complete_fence(*peer, Errc::kOk);
     return;
   }
   if (!peer->usable()) {
     // Nobody to ask; its paths in are closing.
     op.step = 1;
     core_.timers.set(op.timer, op.deadline_ns);
-    fence_progress(*peer);
+    advance_fence(*peer);
     return;
   }
-  peer->ending = true;
+  peer->fencing = true;
   core_.transfers.routes_changed();
-  op.ref = ask(*peer, op, false);
-  ask_again(*peer, op.ref, op);
+  op.ref = new_request(*peer, op, false);
+  send_request(*peer, op.ref, op);
   const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;
   core_.timers.set(op.timer, std::min(core_.now_ns + kFenceGraceNs, half));
 }
 
 /// The peer did not answer in its grace: what this side can prove alone.
-void Peers::continue_fence(Op& op) {
+void Peers::fence_without_peer(Op& op) {
   core_.protocol.count(ProtocolEvent::kFenceWithoutPeer);
   op.step = 1;
   core_.timers.set(op.timer, op.deadline_ns);
   Peer* peer = find(op.peer);
   FABRIC_CHECK(peer != nullptr, "a peer under a fence keeps its slot");
-  peer->refs.erase(op.ref);
+  peer->requests.erase(op.ref);
   lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
 }
 
 /// Whether nothing of the peer can land any more, by what each network says of its own fences.
-bool Peers::shut_out(const Peer& peer) const {
+bool Peers::fully_fenced(const Peer& peer) const {
   if (!peer.inbound.empty() || peer.grants_awaited > 0) return false;
   return std::all_of(peer.links.begin(), peer.links.end(), [&](const Peer::Link& link) {
     switch (core_.networks[link.network].fence) {
@@ -529,7 +529,7 @@ bool Peers::shut_out(const Peer& peer) const {
       case FenceKind::kHost:
         return true;  // the paths in were the only way
       case FenceKind::kRekey:
-        return !core_.regions.open_to(peer.id());
+        return !core_.regions.writable_by(peer.id());
       case FenceKind::kNone:
         break;
     }
@@ -537,12 +537,12 @@ bool Peers::shut_out(const Peer& peer) const {
   });
 }
 
-void Peers::fence_progress(Peer& peer) {
+void Peers::advance_fence(Peer& peer) {
   const bool asked = peer.fence_op != kNone && core_.ops.at(peer.fence_op).step > 0;
-  if ((!asked && !peer.fence_owed) || !shut_out(peer)) return;
-  if (asked) finish_fence(peer, Errc::kOk);
+  if ((!asked && !peer.unproved_fence) || !fully_fenced(peer)) return;
+  if (asked) complete_fence(peer, Errc::kOk);
   Event event{.kind = EventKind::kFenceProved};
-  event.op = std::exchange(peer.fence_owed, {});
+  event.op = std::exchange(peer.unproved_fence, {});
   event.peer = peer.id();
   if (!event.op || core_.closing.load(std::memory_order_relaxed)) return;
   core_.protocol.count(ProtocolEvent::kFenceProvedLate);
@@ -550,29 +550,29 @@ void Peers::fence_progress(Peer& peer) {
 }
 
 void Peers::check_fences() {
-  for (Peer* peer : all()) fence_progress(*peer);
+  for (Peer* peer : all()) advance_fence(*peer);
 }
 
-void Peers::grant_fenced(uint32_t slot) {
+void Peers::grant_released(uint32_t slot) {
   Peer& peer = *table_.at(slot);
   if (peer.grants_awaited > 0) --peer.grants_awaited;
-  fence_progress(peer);
+  advance_fence(peer);
 }
 
-void Peers::finish_fence(Peer& peer, Errc code) {
+void Peers::complete_fence(Peer& peer, Errc code) {
   Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
-  peer.refs.erase(op.ref);  // or losing the peer would end it a second time
+  peer.requests.erase(op.ref);  // or losing the peer would end it a second time
   const bool ok = code == Errc::kOk;
-  if (!ok) peer.fence_owed = op.id();  // the proof may come later, as an event
+  if (!ok) peer.unproved_fence = op.id();  // the proof may come later, as an event
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
   core_.complete(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
 }
 
 void Peers::on_fence(Peer& peer, const control::Body& body) {
   auto request = control::decode_fence(body);
-  if (!request) return refuse_bad(peer, MessageType::kFence);
+  if (!request) return on_bad_message(peer, MessageType::kFence);
   // We may write to them no more: what is queued ends, what is posted drains, then they are told.
-  peer.ending = true;
+  peer.fencing = true;
   core_.regions.peer_lost(peer.id());
   core_.transfers.stop_queued(peer, Errc::kPeerLost);
   add_drain(peer, MessageType::kFenced, request->ref);
@@ -582,7 +582,7 @@ void Peers::stop_control_op(Op& op, Errc code) {
   if (op.kind == OpKind::kFence) {
     Peer* peer = find(op.peer);
     if (peer != nullptr && peer->fence_op == op.self) {
-      finish_fence(*peer, code);
+      complete_fence(*peer, code);
     } else {
       core_.complete(op, code, Remote::kUnknown);
     }
@@ -592,8 +592,8 @@ void Peers::stop_control_op(Op& op, Errc code) {
   if (Peer* peer = find(op.peer); peer != nullptr) {
     auto& waiting = peer->credits[op.channel].waiting;
     const bool queued = op.kind == OpKind::kSend && std::erase(waiting, op.self) > 0;
-    const auto it = peer->refs.find(op.ref);
-    if (!queued && it != peer->refs.end() && it->second.op == op.self) {
+    const auto it = peer->requests.find(op.ref);
+    if (!queued && it != peer->requests.end() && it->second.op == op.self) {
       sent = peer->usable();
       it->second.op = kNone;  // the answer still returns the credit
     }

@@ -176,7 +176,7 @@ TurnResult EngineCore::full_turn() noexcept {
     if (work) result.done += transfers.poll(networks[n]);
   }
   // What nearly always has nothing to do is asked before it is called.
-  if (counters.has_confirmed()) counters.take_confirmed(transfers.drained());
+  if (counters.has_confirmations()) counters.apply_confirmations(transfers.drained());
   if (!completed_expectations.empty()) result.done += take_completed_expectations();
   if (!taken_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
@@ -186,7 +186,7 @@ TurnResult EngineCore::full_turn() noexcept {
     for (NetworkSlot& network : networks) result.done += transfers.poll_again(network);
   }
   if (counters.next_expiry_ns() <= now_ns) counters.expire_names(now_ns);
-  if (peers.holds_messages()) peers.answer_held();
+  if (peers.holds_messages()) peers.deliver_held();
   reporter.flush_deferred();
   if (reporter.has_watchers()) result.done += reporter.poll_watchers();
   if (reporter.has_waiting()) result.done += reporter.flush();
@@ -202,7 +202,7 @@ TurnResult EngineCore::full_turn() noexcept {
   }
   // What is looked at in every turn while it is there.
   const bool unfinished = result.done != 0 || has_submissions() || transfers.may_post() ||
-                          transfers.posted() || counters.has_confirmed() ||
+                          transfers.posted() || counters.has_confirmations() ||
                           peers.holds_messages() || peers.has_unsent() || reporter.has_watchers() ||
                           reporter.has_waiting();
   state_mutex.watch(!unfinished);
@@ -348,7 +348,7 @@ uint32_t EngineCore::fire_timers() {
       timers.set(op.timer, op.deadline_ns);
       regions.skip_answers(op.source.slot);
     } else if (op.kind == OpKind::kFence && now_ns < op.deadline_ns) {
-      peers.continue_fence(op);
+      peers.fence_without_peer(op);
     } else {
       stop(op, Errc::kTimeout);
     }
@@ -382,7 +382,7 @@ void EngineCore::stop(Op& op, Errc code) {
 void EngineCore::complete_expectation(Op& op, Errc code) {
   const CounterKey key = op.expectation.key;
   if (code == Errc::kAborted || code == Errc::kPeerLost) {
-    op.failed_peer = counters.spoiled_by(key);
+    op.failed_peer = counters.poisoned_by(key);
   }
   complete(op, code, code == Errc::kOk ? Remote::kDelivered : Remote::kNotDelivered,
          code == Errc::kOk ? op.expected : 0);
@@ -582,7 +582,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   kick();
   const auto paths_closed = [&] {
     std::lock_guard lock(state_mutex);
-    return transfers.idle() && peers.all_closed();
+    return transfers.idle() && peers.inbound_closed();
   };
   wait_until(kTearDownNs, paths_closed);
   {
@@ -603,7 +603,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   // A goodbye that got lost is repeated for a moment, so that peers need not find out by silence.
   wait_until(kFarewellNs, [&] {
     std::lock_guard lock(state_mutex);
-    return peers.all_told();
+    return peers.byes_sent();
   });
   driver->detach(*this);
   closed.store(true, std::memory_order_release);

@@ -84,7 +84,7 @@ Result<Quiescence> Counter::close(Timeout timeout) {
     if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
     core.advance_clock(core.driver->now_ns());
     core.counters.release(
-        {.key = state_->key, .named = state_->named, .name = state_->name, .watched = true},
+        {.key = state_->key, .named = state_->named, .name = state_->name, .awaits_drain = true},
         core.now_ns);
     core.kick();
   }
@@ -93,11 +93,11 @@ Result<Quiescence> Counter::close(Timeout timeout) {
   if (!state_->named) return Quiescence::kQuarantined;
   const auto confirmed = [&] {
     std::lock_guard lock(core.state_mutex);
-    return core.counters.quiet(state_->key).awaited == 0;
+    return core.counters.revocation_state(state_->key).awaited == 0;
   };
-  const bool in_time = core.block(core.counters.revocations, confirmed, timeout).has_value();
+  const bool in_time = core.block(core.counters.confirmations, confirmed, timeout).has_value();
   std::lock_guard lock(core.state_mutex);
-  const bool proved = in_time && !core.counters.quiet(state_->key).unproved;
+  const bool proved = in_time && !core.counters.revocation_state(state_->key).unproved;
   core.counters.forget(state_->key);
   return proved ? Quiescence::kProved : Quiescence::kQuarantined;
 }
@@ -153,17 +153,17 @@ Result<void> CounterGroup::add(Counter& member, PeerId id, uint64_t share) {
 
 Result<OpId> CounterGroup::expect(uint64_t n, Notify notify, Timeout timeout) {
   if (state_ == nullptr) return fail(Errc::kReleased, "group");
-  core::GroupStep step(*state_);
-  auto op = state_->core->expect(state_->parent, n, notify, timeout, &step.armed);
-  if (op) step.begun();
+  core::GroupExpectation expectation(*state_);
+  auto op = state_->core->expect(state_->parent, n, notify, timeout, &expectation.armed);
+  if (op) expectation.record();
   return op;
 }
 
 Result<void> CounterGroup::wait(uint64_t n, Timeout timeout) {
   if (state_ == nullptr) return fail(Errc::kReleased, "group");
-  core::GroupStep step(*state_);
-  auto ok = state_->core->wait_count(state_->parent, n, timeout, &step.armed);
-  if (ok || step.armed.expectation.seq != 0) step.begun();
+  core::GroupExpectation expectation(*state_);
+  auto ok = state_->core->wait_count(state_->parent, n, timeout, &expectation.armed);
+  if (ok || expectation.armed.expectation.seq != 0) expectation.record();
   return ok;
 }
 
@@ -177,12 +177,12 @@ std::vector<PeerId> CounterGroup::missing() const {
   if (state_ == nullptr || state_->core->forked()) return out;
   EngineCore& core = *state_->core;
   std::lock_guard lock(core.state_mutex);
-  core::settle_members(*state_);
+  core::take_member_shares(*state_);
   const core::CounterTable& table = core.counters.table;
   for (const core::GroupMember& member : state_->members) {
     if (member.masked) continue;
-    // What a spoiled key has counted may be half of one write and half of another.
-    if (table.spoiled(member.key) || table.count(member.key) < member.share) {
+    // What a poisoned key has counted may be half of one write and half of another.
+    if (table.poisoned(member.key) || table.count(member.key) < member.share) {
       out.push_back(member.peer);
     }
   }
@@ -194,12 +194,12 @@ Result<void> CounterGroup::mask(PeerId id) {
   EngineCore& core = *state_->core;
   const auto lock = core.lock_if_open();
   if (!lock) return fail(Errc::kClosed, "engine");
-  core::settle_members(*state_);
+  core::take_member_shares(*state_);
   const bool found =
       std::any_of(state_->members.begin(), state_->members.end(),
                   [&](const core::GroupMember& m) { return m.peer == id && !m.masked; });
   if (!found) return fail(Errc::kNotFound, "peer");
-  const bool renewed = core.counters.table.spoiled(state_->parent);
+  const bool renewed = core.counters.table.poisoned(state_->parent);
   if (renewed) {
     if (auto ok = core::renew_group(*state_, id); !ok) return ok;
   }
@@ -212,13 +212,13 @@ Result<void> CounterGroup::mask(PeerId id) {
     core.counters.release({.key = member.key,
                            .named = handle != nullptr && handle->named,
                            .name = handle != nullptr ? handle->name : 0,
-                           .owed = &had},
+                           .untaken = &had},
                           core.driver->now_ns());
-    // Only what is not here is taken as paid: what was here the group has counted already, unless
+    // Only what is not here is taken as masked_credit: what was here the group has counted already, unless
     // it began anew.
     const uint64_t counted = renewed ? 0 : std::min(had, member.share);
     core.counters.table.add(state_->parent, member.share - counted);
-    state_->paid += member.share;
+    state_->masked_credit += member.share;
   }
   if (core::Peer* peer = core.peers.find(id); peer != nullptr) {
     std::erase(peer->bound, state_->parent);
@@ -233,41 +233,41 @@ namespace fabric::core {
 
 /// Once a step has been met, each member's share of it is taken: what a member shows is then its
 /// part of the step to come, and its balance stays small. State lock held.
-void settle_members(CounterGroupState& group) {
+void take_member_shares(CounterGroupState& group) {
   CounterTable& table = group.core->counters.table;
-  if (!group.in_step) return;
-  if (!group.step.met) {
-    const auto outcome = table.peek(group.step.expectation);
-    if (!outcome.done) return;
-    if (outcome.code != Errc::kOk) {
-      group.in_step = false;  // what arrived stays, for whoever asks next
+  if (!group.expectation_pending) return;
+  if (!group.expectation.met) {
+    const auto status = table.peek(group.expectation.expectation);
+    if (!status.done) return;
+    if (status.code != Errc::kOk) {
+      group.expectation_pending = false;  // what arrived stays, for whoever asks next
       return;
     }
   }
-  group.in_step = false;
-  group.paid = 0;
+  group.expectation_pending = false;
+  group.masked_credit = 0;
   for (const GroupMember& member : group.members) {
     if (!member.masked) table.try_take(member.key, member.share);
   }
 }
 
 /// What had arrived is still with the members: they are linked to a new key, and whoever else is
-/// lost or spoiled ends that one too.
+/// lost or poisoned ends that one too.
 Result<void> renew_group(CounterGroupState& group, PeerId without) {
   Counters& counters = group.core->counters;
   const int64_t now = group.core->driver->now_ns();
   const auto fresh = counters.make(now);
   if (!fresh) return fresh.error();
   const CounterKey old = group.parent.exchange(*fresh);
-  counters.table.add(*fresh, group.paid);
+  counters.table.add(*fresh, group.masked_credit);
   for (const GroupMember& member : group.members) {
     if (member.masked || member.peer == without) continue;
     counters.table.set_parent(member.key, *fresh);
     Peer* peer = group.core->peers.find(member.peer);
     if (peer == nullptr || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
       counters.abort(*fresh, Errc::kPeerLost, member.peer);
-    } else if (counters.table.spoiled(member.key)) {
-      counters.abort(*fresh, Errc::kAborted, counters.spoiled_by(member.key));
+    } else if (counters.table.poisoned(member.key)) {
+      counters.abort(*fresh, Errc::kAborted, counters.poisoned_by(member.key));
     } else {
       counters.bind(*fresh, *peer);
     }
@@ -276,16 +276,16 @@ Result<void> renew_group(CounterGroupState& group, PeerId without) {
   return {};
 }
 
-GroupStep::GroupStep(CounterGroupState& group) : group_(group) {
+GroupExpectation::GroupExpectation(CounterGroupState& group) : group_(group) {
   if (group.core->refuses()) return;
   std::lock_guard lock(group.core->state_mutex);
-  settle_members(group);
+  take_member_shares(group);
 }
 
-void GroupStep::begun() {
+void GroupExpectation::record() {
   std::lock_guard lock(group_.core->state_mutex);
-  group_.in_step = true;
-  group_.step = armed;
+  group_.expectation_pending = true;
+  group_.expectation = armed;
 }
 
 }  // namespace fabric::core

@@ -25,7 +25,7 @@ constexpr uint32_t seq_of(uint64_t claim) { return static_cast<uint32_t>(claim >
 constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnread)) != 0; }
 
 constexpr uint32_t kLiveLimitMax = 1u << 20;
-constexpr int64_t kNoStep = INT64_MIN;
+constexpr int64_t kNeverWrapped = INT64_MIN;
 constexpr uint32_t kKeyMask = (1u << CounterKey::kBits) - 1;
 
 // Requests for this many words are in flight at once: about what a core can have outstanding, and
@@ -37,7 +37,7 @@ constexpr size_t kPrefetch = 64;
 // are under a millisecond on an idle machine.
 constexpr uint32_t kHandOverYields = 1024;
 
-constexpr uint64_t kLeave = word::kNoLife;  // never a word: spoiled, yet not live
+constexpr uint64_t kLeave = word::kNoTag;  // never a word: poisoned, yet not live
 
 constexpr int64_t units_of_whole(uint64_t n) {
   // Beyond every balance: too many for the word even when an expectation of the most is armed.
@@ -45,20 +45,20 @@ constexpr int64_t units_of_whole(uint64_t n) {
   return n > word::kCountMax ? kTooMany : static_cast<int64_t>(n) * kUnitsPerWrite;
 }
 
-constexpr Errc refusal(uint64_t seen, uint64_t life) {
-  return word::is_of(seen, life) ? word::reason(seen) : Errc::kReleased;
+constexpr Errc refusal(uint64_t seen, uint64_t tag) {
+  return word::has_tag(seen, tag) ? word::reason(seen) : Errc::kReleased;
 }
 
-/// What nearly every arrival is: of a live word that is neither spoiled nor linked, and nobody is
+/// What nearly every arrival is: of a live word that is neither poisoned nor linked, and nobody is
 /// waiting whom it would satisfy. False: it may be anything else, and nothing was done.
-/// `resting` is the free word of the generation that arrives.
-[[gnu::always_inline]] inline bool add_plainly(Atomic<uint64_t>& cell, uint64_t resting,
+/// `free_word` is the free word of the generation that arrives.
+[[gnu::always_inline]] inline bool try_add_fast(Atomic<uint64_t>& cell, uint64_t free_word,
                                                int64_t units) noexcept {
   uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
   const uint64_t next = seen + static_cast<uint64_t>(units);
   // Above the balance only that it is live, and the sign of the balance kept.
   constexpr uint64_t kOnlyLive = word::kLive >> word::kBalanceBits;
-  const uint64_t other = (seen ^ resting) >> word::kBalanceBits ^ kOnlyLive;
+  const uint64_t other = (seen ^ free_word) >> word::kBalanceBits ^ kOnlyLive;
   const uint64_t crossed = (seen ^ next) >> (word::kBalanceBits - 1);
   if ((other | crossed) != 0) return false;
   // Pairs with the acquire of whoever ends or reads the count. It ends nothing itself, so it has
@@ -82,16 +82,16 @@ uint32_t generation_mask_for(uint32_t slot_bits, uint32_t key_bits) {
 
 }  // namespace
 
-/// What only expectations, links and the reuse of the slot need. Outlives every life: the seq goes
+/// What only expectations, links and the reuse of the slot need. Outlives every tag: the seq goes
 /// on counting, so that no two expectations of a slot are ever taken for each other.
 struct CounterTable::Slot {
   Atomic<uint64_t> claim{0};
   Atomic<uint64_t> n{0};
-  int64_t half_turn_ns = kNoStep;  // when the generation last stepped onto 0 or half; mutex_
-  Atomic<uint32_t> passing{0};     // arrivals that may be about to add to the parent
-  Plain<CounterKey> parent{};  // written when unlinked and nobody is passing, read only by who is passing
+  int64_t half_wrap_ns = kNeverWrapped;  // when the generation last stepped onto 0 or half; mutex_
+  Atomic<uint32_t> forwarding{0};     // arrivals that may be about to add to the parent
+  Plain<CounterKey> parent{};  // written when unlinked and nobody is forwarding, read only by who is forwarding
   Plain<uint32_t> cookie{0};  // written by who claimed the record, read by who ends the expectation
-  EventCount parking;
+  EventCount waiters;
 };
 
 /// One attempt to change a word; `after` only when it was made.
@@ -106,7 +106,7 @@ struct CounterTable::Added {
   enum What : uint8_t { kStale, kTaken, kLinked } what = kTaken;
   bool ends = false;  // the armed expectation is this thread's to end, with `code`
   Errc code = Errc::kOk;
-  int64_t pass_on = 0;  // units that the parent is due
+  int64_t forward_units = 0;  // units that the parent is due
 };
 
 CounterTable::CounterTable(const Options& options)
@@ -129,22 +129,22 @@ CounterTable::CounterTable(const Options& options)
 
 CounterTable::~CounterTable() = default;
 
-uint64_t CounterTable::life_of(CounterKey key) const noexcept {
+uint64_t CounterTable::tag_of(CounterKey key) const noexcept {
   const uint32_t generation = key.wire() >> slot_bits_;
-  return generation <= generation_mask_ ? word::life(generation) : word::kNoLife;
+  return generation <= generation_mask_ ? word::live_tag(generation) : word::kNoTag;
 }
 
-/// Changes the word of a life to next(word), unless that is kLeave or the life is over. The look at
-/// the life and the change are one compare-exchange: a late arrival can never count in the next
-/// life.
+/// Changes the word of a tag to next(word), unless that is kLeave or the tag is over. The look at
+/// the tag and the change are one compare-exchange: a late arrival can never count in the next
+/// tag.
 template <class Next>
 CounterTable::Change CounterTable::change(CounterKey key, Next next) noexcept {
   Atomic<uint64_t>& cell = words_[index_of(key)];
-  const uint64_t life = life_of(key);
+  const uint64_t tag = tag_of(key);
   // Only a guess for the compare-exchange, hence relaxed; likewise when that fails.
   uint64_t seen = cell.load(std::memory_order_relaxed);
   for (;;) {
-    if (!word::is_of(seen, life)) [[unlikely]] {
+    if (!word::has_tag(seen, tag)) [[unlikely]] {
       return {false, seen, 0};
     }
     const uint64_t wanted = next(seen);
@@ -171,7 +171,7 @@ uint32_t CounterTable::pop_free() noexcept {
   return free_ring_[free_head_++ & slot_mask_];
 }
 
-Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
+Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t quarantine_ns) {
   const std::lock_guard lock(mutex_);
   if (live_.load(std::memory_order_relaxed) == live_limit_) {  // changes under mutex_ only
     return fail(Errc::kExhausted, "live counters");
@@ -179,36 +179,36 @@ Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t rest_ns) {
   for (uint32_t tries = free_size_; tries > 0; --tries) {
     const uint32_t index = free_ring_[free_head_ & slot_mask_];
     Slot& slot = slots_[index];
-    // A thread of the last life was suspended while it held the record or passed counts on, or has
+    // A thread of the last tag was suspended while it held the record or passed counts on, or has
     // not read its end yet. Its slot rests for another round; the others move up by one place.
     // Acquire pairs with the release of the claim in fire(), cancel(), expect() and result(), and
-    // of `passing` in deliver_and_pass_on().
+    // of `forwarding` in deliver_and_forward().
     if (in_use(slot.claim.load(std::memory_order_acquire)) ||
-        slot.passing.load(std::memory_order_acquire) != 0) [[unlikely]] {
+        slot.forwarding.load(std::memory_order_acquire) != 0) [[unlikely]] {
       push_free(pop_free());
       continue;
     }
     // Nobody changes the word of a free slot, hence relaxed.
-    const uint64_t resting = words_[index].load(std::memory_order_relaxed);
-    const uint32_t generation = (word::generation(resting) + 1) & generation_mask_;
-    // The half-turn rule. Generations advance one by one, so the last landmark stepped onto was the
+    const uint64_t free_word = words_[index].load(std::memory_order_relaxed);
+    const uint32_t generation = (word::generation(free_word) + 1) & generation_mask_;
+    // The half-wrap rule. Generations advance one by one, so the last landmark stepped onto was the
     // other one. Looking further down the ring would find slots that have rested less.
     if ((generation & generation_mask_ >> 1) == 0) {
-      if (slot.half_turn_ns != kNoStep && now_ns - slot.half_turn_ns <= rest_ns) {
+      if (slot.half_wrap_ns != kNeverWrapped && now_ns - slot.half_wrap_ns <= quarantine_ns) {
         return fail(Errc::kExhausted, "keys at rest");
       }
-      slot.half_turn_ns = now_ns;
+      slot.half_wrap_ns = now_ns;
     }
     pop_free();
     live_.fetch_add(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
-    // Pairs with the acquire of every change() in this life.
-    words_[index].exchange(word::life(generation), std::memory_order_acq_rel);
+    // Pairs with the acquire of every change() in this tag.
+    words_[index].exchange(word::live_tag(generation), std::memory_order_acq_rel);
     return CounterKey::from_wire(generation << slot_bits_ | index);
   }
   return fail(Errc::kExhausted, "free counters");
 }
 
-bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* owed) {
+bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* untaken) {
   Change ended;
   {
     const std::lock_guard lock(mutex_);
@@ -218,16 +218,16 @@ bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* owed) {
     live_.fetch_sub(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
   }
   if (!word::waiting(ended.before)) {
-    if (owed != nullptr) *owed = word::untaken(ended.before);
+    if (untaken != nullptr) *untaken = word::untaken(ended.before);
     return true;
   }
   // The expectation is ours to end. Until then its claim keeps acquire() away from the slot, and
   // what was asked for in place.
   Slot& slot = slots_[index_of(key)];
-  if (owed != nullptr) {
+  if (untaken != nullptr) {
     // Written before the word turned negative, which change() has acquired.
     const uint64_t n = slot.n.load(std::memory_order_relaxed);
-    *owed = static_cast<uint64_t>(word::whole(word::balance(ended.before) + units_of_whole(n)));
+    *untaken = static_cast<uint64_t>(word::whole_counts(word::balance(ended.before) + units_of_whole(n)));
   }
   fire(slot, Errc::kReleased);
   return true;
@@ -235,7 +235,7 @@ bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* owed) {
 
 bool CounterTable::live(CounterKey key) const noexcept {
   // A gauge; acquire pairs with change(), so that what came before the answer stays before it.
-  return word::is_of(words_[index_of(key)].load(std::memory_order_acquire), life_of(key));
+  return word::has_tag(words_[index_of(key)].load(std::memory_order_acquire), tag_of(key));
 }
 
 uint32_t CounterTable::live_count() const noexcept {
@@ -272,7 +272,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
       int64_t units = units_of_imm(imm);
       // Paged writes come as runs of one key: one compare-exchange takes them all.
       for (; at != group && *at == imm; ++at) units += units_of_imm(imm);
-      if (!add_plainly(words[imm & slot_mask], (imm & generations) * to_word, units) &&
+      if (!try_add_fast(words[imm & slot_mask], (imm & generations) * to_word, units) &&
           !deliver(CounterKey::from_wire(imm & kKeyMask), units)) [[unlikely]] {
         stale += static_cast<uint32_t>(units / units_of_imm(imm));
       }
@@ -291,7 +291,7 @@ uint32_t CounterTable::arrive(uint32_t imm, uint32_t n) noexcept {
   }
   const int64_t units = units_of_imm(imm) * int64_t{n};
   const bool counted =
-      add_plainly(words_[imm & slot_mask_], (imm & generations) * to_word, units) ||
+      try_add_fast(words_[imm & slot_mask_], (imm & generations) * to_word, units) ||
       deliver(CounterKey::from_wire(imm & kKeyMask), units);
   return counted ? 0 : n;
 }
@@ -310,20 +310,20 @@ void CounterTable::add(CounterKey key, uint64_t n) noexcept {
 /// have announced itself first.
 CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links links) noexcept {
   const Change done = change(key, [units, links](uint64_t seen) {
-    if (word::spoiled(seen) || (word::linked(seen) && links == Links::kLeave)) return kLeave;
+    if (word::poisoned(seen) || (word::linked(seen) && links == Links::kLeave)) return kLeave;
     return word::plus(seen, units);
   });
   if (!done.made) {
-    if (!word::is_of(done.before, life_of(key))) return {.what = Added::kStale};
-    return {.what = word::spoiled(done.before) ? Added::kTaken : Added::kLinked};
+    if (!word::has_tag(done.before, tag_of(key))) return {.what = Added::kStale};
+    return {.what = word::poisoned(done.before) ? Added::kTaken : Added::kLinked};
   }
-  const bool overrun = word::spoiled(done.after);
+  const bool overrun = word::poisoned(done.after);
   Added added;
   added.ends = word::waiting(done.before) && !word::waiting(done.after);
   added.code = overrun ? Errc::kOverrun : Errc::kOk;
   if (word::linked(done.before) && !overrun) [[unlikely]] {
-    added.pass_on = kUnitsPerWrite * (word::whole(word::balance(done.after)) -
-                                      word::whole(word::balance(done.before)));
+    added.forward_units = kUnitsPerWrite * (word::whole_counts(word::balance(done.after)) -
+                                      word::whole_counts(word::balance(done.before)));
   }
   return added;
 }
@@ -332,27 +332,27 @@ CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links
 bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
   const Added added = add_units(key, units, Links::kLeave);
   if (added.what == Added::kLinked) [[unlikely]] {
-    return deliver_and_pass_on(key, units);
+    return deliver_and_forward(key, units);
   }
   if (added.ends) fire(slots_[index_of(key)], added.code);
   return added.what != Added::kStale;
 }
 
-[[gnu::noinline]] bool CounterTable::deliver_and_pass_on(CounterKey key, int64_t units) noexcept {
+[[gnu::noinline]] bool CounterTable::deliver_and_forward(CounterKey key, int64_t units) noexcept {
   Slot& slot = slots_[index_of(key)];
   // Announced before the word is changed. Relaxed: an unlink or release that comes after that
   // change acquires it, and with it this.
-  slot.passing.fetch_add(1, std::memory_order_relaxed);
+  slot.forwarding.fetch_add(1, std::memory_order_relaxed);
   const Added own = add_units(key, units, Links::kFollow);
   CounterKey parent{};
   Added above;
-  if (own.pass_on != 0) {
+  if (own.forward_units != 0) {
     parent = slot.parent;
-    above = add_units(parent, own.pass_on, Links::kFollow);
+    above = add_units(parent, own.forward_units, Links::kFollow);
   }
   // Pairs with the acquire loads in set_parent() and acquire(). Before anything is fired, because
   // what is called then may wait for exactly this.
-  slot.passing.fetch_sub(1, std::memory_order_release);
+  slot.forwarding.fetch_sub(1, std::memory_order_release);
   if (own.ends) fire(slot, own.code);
   if (above.ends) fire(slots_[index_of(parent)], above.code);
   return own.what != Added::kStale;
@@ -366,23 +366,23 @@ void CounterTable::set_parent(CounterKey member, CounterKey parent) noexcept {
     Slot& slot = slots_[index_of(member)];
     // Lives and links change under mutex_ only, hence relaxed.
     const uint64_t seen = words_[index_of(member)].load(std::memory_order_relaxed);
-    if (!word::is_of(seen, life_of(member))) return;
+    if (!word::has_tag(seen, tag_of(member))) return;
     if (word::linked(seen)) {
       if (slot.parent == parent) return;
       change(member,
-             [](uint64_t old) { return word::spoiled(old) ? kLeave : old & ~word::kLinked; });
+             [](uint64_t old) { return word::poisoned(old) ? kLeave : old & ~word::kLinked; });
     }
     // Those who changed the word while it was linked still need the old parent. They are a few
-    // instructions from done, and no new ones can come. Pairs with deliver_and_pass_on().
-    while (slot.passing.load(std::memory_order_acquire) != 0) yield_thread();
+    // instructions from done, and no new ones can come. Pairs with deliver_and_forward().
+    while (slot.forwarding.load(std::memory_order_acquire) != 0) yield_thread();
     if (!parent) return;
     slot.parent = parent;
     // One change decides which counts were already there: those are passed on here, and every
     // later one by the arrival that brings it.
     const Change linked = change(
-        member, [](uint64_t old) { return word::spoiled(old) ? kLeave : old | word::kLinked; });
+        member, [](uint64_t old) { return word::poisoned(old) ? kLeave : old | word::kLinked; });
     if (!linked.made || word::balance(linked.before) < kUnitsPerWrite) return;
-    const int64_t present = word::whole(word::balance(linked.before));
+    const int64_t present = word::whole_counts(word::balance(linked.before));
     above = add_units(parent, present * kUnitsPerWrite, Links::kFollow);
   }
   if (above.ends) fire(slots_[index_of(parent)], above.code);
@@ -398,7 +398,7 @@ uint64_t CounterTable::count(CounterKey key) const noexcept {
     const uint64_t claim = slot.claim.load(std::memory_order_acquire);
     // Acquire pairs with change(): `n` read after it is no older than this word.
     const uint64_t seen = words_[index].load(std::memory_order_acquire);
-    if (!word::is_of(seen, life_of(key))) return 0;
+    if (!word::has_tag(seen, tag_of(key))) return 0;
     if (!word::waiting(seen)) return word::untaken(seen);
     // Acquire pairs with the release in expect(): were this of a later expectation, the claim below
     // would be too.
@@ -406,7 +406,7 @@ uint64_t CounterTable::count(CounterKey key) const noexcept {
     const uint64_t again = slot.claim.load(std::memory_order_relaxed);
     // The same claim, armed, on both sides: word and n belong to the same expectation.
     if ((claim & kArmed) != 0 && (again & ~kPinned) == (claim & ~kPinned)) {
-      return static_cast<uint64_t>(word::whole(word::balance(seen) + units_of_whole(n)));
+      return static_cast<uint64_t>(word::whole_counts(word::balance(seen) + units_of_whole(n)));
     }
   }
 }
@@ -415,7 +415,7 @@ bool CounterTable::try_take(CounterKey key, uint64_t n) noexcept {
   const int64_t units = units_of_whole(n);
   return change(key,
                 [units](uint64_t seen) {
-                  if (word::spoiled(seen) || word::balance(seen) < units) return kLeave;
+                  if (word::poisoned(seen) || word::balance(seen) < units) return kLeave;
                   return word::with_balance(seen, word::balance(seen) - units);
                 })
       .made;
@@ -424,14 +424,14 @@ bool CounterTable::try_take(CounterKey key, uint64_t n) noexcept {
 /// Makes the record ours to write: kOk, or why not.
 Errc CounterTable::claim_record(CounterKey key, uint32_t* seq) noexcept {
   Slot& slot = slots_[index_of(key)];
-  const uint64_t life = life_of(key);
+  const uint64_t tag = tag_of(key);
   for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
     // Only a guess that the compare-exchange confirms, hence relaxed.
     uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // Refused later anyway, by change(); looking here spares the record. Relaxed: an early answer
     // is as true as a late one.
     const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
-    if (!word::is_of(seen, life) || word::spoiled(seen)) return refusal(seen, life);
+    if (!word::has_tag(seen, tag) || word::poisoned(seen)) return refusal(seen, tag);
     if (!in_use(claim)) {
       *seq = seq_of(claim) + 1;
       // Acquire pairs with the release of the claim by its last holder, release with the first
@@ -460,14 +460,14 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
   slot.n.store(n, std::memory_order_release);
   const int64_t units = units_of_whole(n);
   const Change asked = change(key, [units](uint64_t seen) {
-    return word::spoiled(seen) ? kLeave : word::with_balance(seen, word::balance(seen) - units);
+    return word::poisoned(seen) ? kLeave : word::with_balance(seen, word::balance(seen) - units);
   });
   // "Must I wait?" is decided here and "must I wake?" in add_units(), on the same word: there is no
   // second variable to be stale about.
   if (asked.made && word::waiting(asked.after)) return Armed{expectation, false};
   // Pairs with the acquire in claim_record().
   slot.claim.fetch_and(~kArmed, std::memory_order_release);
-  if (!asked.made) return fail(refusal(asked.before, life_of(key)), "expect");
+  if (!asked.made) return fail(refusal(asked.before, tag_of(key)), "expect");
   return Armed{expectation, true};
 }
 
@@ -483,7 +483,7 @@ void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
                        std::memory_order_release);
   if (cookie == kWaiter) {
     // May hit a waiter of a later expectation; for that one it is a wake-up for no reason.
-    slot.parking.wake();
+    slot.waiters.wake();
   } else if (fired_ != nullptr) {
     fired_(context_, cookie, code);
   }
@@ -521,7 +521,7 @@ CounterKey CounterTable::abort(CounterKey key, Errc why) noexcept {
   {
     const std::lock_guard lock(mutex_);  // links change under it only
     made = change(key, [why](uint64_t seen) {
-      return word::spoiled(seen) ? kLeave : word::spoil(seen, why);
+      return word::poisoned(seen) ? kLeave : word::poison(seen, why);
     });
     if (made.made && word::linked(made.before)) parent = slot.parent;
   }
@@ -529,15 +529,15 @@ CounterKey CounterTable::abort(CounterKey key, Errc why) noexcept {
   return parent;
 }
 
-bool CounterTable::spoiled(CounterKey key) const noexcept {
+bool CounterTable::poisoned(CounterKey key) const noexcept {
   // A gauge; acquire pairs with change(), as in live().
   const uint64_t seen = words_[index_of(key)].load(std::memory_order_acquire);
-  return word::is_of(seen, life_of(key)) && word::spoiled(seen);
+  return word::has_tag(seen, tag_of(key)) && word::poisoned(seen);
 }
 
-CounterTable::Outcome CounterTable::result(const Expectation& expectation) noexcept {
-  const Outcome outcome = peek(expectation);
-  if (!outcome.done) return outcome;
+CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectation) noexcept {
+  const ExpectationStatus status = peek(expectation);
+  if (!status.done) return status;
   Atomic<uint64_t>& record = slots_[index_of(expectation.key)].claim;
   uint64_t claim = record.load(std::memory_order_relaxed);  // only a guess, confirmed below
   // Only this very end: it may have been read before, and the record armed anew. Again, when a late
@@ -546,10 +546,10 @@ CounterTable::Outcome CounterTable::result(const Expectation& expectation) noexc
          !record.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
                                        std::memory_order_relaxed)) {
   }
-  return outcome;
+  return status;
 }
 
-CounterTable::Outcome CounterTable::peek(const Expectation& expectation) const noexcept {
+CounterTable::ExpectationStatus CounterTable::peek(const Expectation& expectation) const noexcept {
   // Pairs with the release in fire(): whoever learns of the end sees the bytes.
   const uint64_t claim = slots_[index_of(expectation.key)].claim.load(std::memory_order_acquire);
   if (seq_of(claim) != expectation.seq) return {true, Errc::kNotFound};
@@ -557,6 +557,6 @@ CounterTable::Outcome CounterTable::peek(const Expectation& expectation) const n
   return {true, static_cast<Errc>(claim >> kCodeShift & 0xff)};
 }
 
-EventCount& CounterTable::parking(CounterKey key) noexcept { return slots_[index_of(key)].parking; }
+EventCount& CounterTable::event_count(CounterKey key) noexcept { return slots_[index_of(key)].waiters; }
 
 }  // namespace fabric::core

@@ -40,12 +40,12 @@ class CounterTable {
   CounterTable(const CounterTable&) = delete;
   CounterTable& operator=(const CounterTable&) = delete;
 
-  /// A new key. `rest_ns`: how long a key must rest before its value comes back without proof (the
-  /// longest life of a write). Fails with kExhausted: too many live, or the half-turn rule.
-  Result<CounterKey> acquire(int64_t now_ns, int64_t rest_ns);
+  /// A new key. `quarantine_ns`: how long a key must rest before its value comes back without proof (the
+  /// longest life of a write). Fails with kExhausted: too many live, or the half-wrap rule.
+  Result<CounterKey> acquire(int64_t now_ns, int64_t quarantine_ns);
   /// Ends the life of the key: late arrivals are stale, an armed expectation ends with kReleased.
-  /// `owed` (optional) gets the whole counts that were there and not taken. False: was not live.
-  bool release(CounterKey key, int64_t now_ns, uint64_t* owed = nullptr);
+  /// `untaken` (optional) gets the whole counts that were there and not taken. False: was not live.
+  bool release(CounterKey key, int64_t now_ns, uint64_t* untaken = nullptr);
   bool live(CounterKey key) const noexcept;
   uint32_t live_count() const noexcept;
 
@@ -71,28 +71,28 @@ class CounterTable {
   static constexpr uint32_t kWaiter = UINT32_MAX;  ///< a cookie: nobody is called, result() and
                                                    ///< parking() tell a blocked thread
   /// Fails with kBusy (one is armed), kReleased (not live), kAborted / kPeerLost / kOverrun
-  /// (spoiled), kInvalidArgument (n = 0 or beyond what the word can hold).
+  /// (poisoned), kInvalidArgument (n = 0 or beyond what the word can hold).
   Result<Armed> expect(CounterKey key, uint64_t n, uint32_t cookie);
   /// Ends the expectation with `why` if it is still armed. True: it did, and Fired was called.
   bool cancel(const Expectation& expectation, Errc why) noexcept;
   /// How an expectation ended; not done while it is armed. Once the counter has been armed anew it
   /// only tells that it did (kNotFound).
-  struct Outcome {
+  struct ExpectationStatus {
     bool done = false;
     Errc code = Errc::kOk;
   };
-  Outcome peek(const Expectation& expectation) const noexcept;
+  ExpectationStatus peek(const Expectation& expectation) const noexcept;
   /// The same for the thread that waits (kWaiter). The counter is not armed anew before it has
   /// read its end here, so that end is never lost.
-  Outcome result(const Expectation& expectation) noexcept;
-  EventCount& parking(CounterKey key) noexcept;
+  ExpectationStatus result(const Expectation& expectation) noexcept;
+  EventCount& event_count(CounterKey key) noexcept;
 
-  /// A write that counts here failed, or a peer it is bound to is lost: the key is spoiled. An
+  /// A write that counts here failed, or a peer it is bound to is lost: the key is poisoned. An
   /// armed expectation ends with `why`, later ones are refused with it; the first reason stays.
   /// count() and release() go on telling what was there, unless an expectation was armed for it.
   /// Returns the parent that it was linked to: the caller decides what becomes of that one.
   CounterKey abort(CounterKey key, Errc why) noexcept;
-  bool spoiled(CounterKey key) const noexcept;  ///< a gauge
+  bool poisoned(CounterKey key) const noexcept;  ///< a gauge
 
   /// From now on every whole count that `member` gains is added to `parent` too, and so are, once,
   /// those already there that no armed expectation has claimed. CounterKey{} unlinks: when it returns, the
@@ -106,13 +106,13 @@ class CounterTable {
   enum class Links : uint8_t { kLeave, kFollow };
 
   uint32_t index_of(CounterKey key) const noexcept { return key.wire() & slot_mask_; }
-  uint64_t life_of(CounterKey key) const noexcept;
+  uint64_t tag_of(CounterKey key) const noexcept;
   template <class Next>
   Change change(CounterKey key, Next next) noexcept;
   Added add_units(CounterKey key, int64_t units, Links links) noexcept;
   bool deliver(CounterKey key, int64_t units) noexcept;
   bool deliver_any(uint32_t imm) noexcept;
-  bool deliver_and_pass_on(CounterKey key, int64_t units) noexcept;
+  bool deliver_and_forward(CounterKey key, int64_t units) noexcept;
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
   Errc claim_record(CounterKey key, uint32_t* seq) noexcept;
   void push_free(uint32_t index) noexcept;

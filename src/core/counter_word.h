@@ -31,15 +31,15 @@ constexpr int64_t units_of_imm(uint32_t imm) noexcept { return kUnitsOfCut[imm >
 
 namespace word {
 
-// [63:47] generation  [46] linked  [45] live  [44] spoiled  [43:0] balance
+// [63:47] generation  [46] linked  [45] live  [44] poisoned  [43:0] balance
 //
 // The balance is signed and in units. It is negative exactly while an expectation is armed that is
-// not met. A spoiled word counts no more; its balance gives way to [43:36] why, [35:0] whole counts
+// not met. A poisoned word counts no more; its balance gives way to [43:36] why, [35:0] whole counts
 // that were there.
 inline constexpr uint32_t kBalanceBits = 44;
 inline constexpr uint64_t kBalanceMask = (uint64_t{1} << kBalanceBits) - 1;
 inline constexpr int64_t kBalanceMax = (int64_t{1} << (kBalanceBits - 1)) - 1;
-inline constexpr uint64_t kSpoiled = uint64_t{1} << 44;
+inline constexpr uint64_t kPoisoned = uint64_t{1} << 44;
 inline constexpr uint64_t kLive = uint64_t{1} << 45;
 inline constexpr uint64_t kLinked = uint64_t{1} << 46;
 inline constexpr uint32_t kGenerationShift = 47;
@@ -51,20 +51,20 @@ inline constexpr uint64_t kKeptMask = (uint64_t{1} << kReasonShift) - 1;
 inline constexpr uint64_t kCountMax = static_cast<uint64_t>(kBalanceMax / kUnitsPerWrite);
 static_assert(kCountMax <= kKeptMask);
 
-// What makes a life: two words with equal bits here belong to the same one.
-inline constexpr uint64_t kLifeMask = ~uint64_t{0} << kGenerationShift | kLive;
-/// No word is of this life, since kSpoiled is not part of one.
-inline constexpr uint64_t kNoLife = kSpoiled;
+// What makes a tag: two words with equal bits here belong to the same one.
+inline constexpr uint64_t kTagMask = ~uint64_t{0} << kGenerationShift | kLive;
+/// No word is of this tag, since kPoisoned is not part of one.
+inline constexpr uint64_t kNoTag = kPoisoned;
 
 constexpr uint64_t free_word(uint32_t generation) noexcept {
   return uint64_t{generation} << kGenerationShift;
 }
-constexpr uint64_t life(uint32_t generation) noexcept { return free_word(generation) | kLive; }
+constexpr uint64_t live_tag(uint32_t generation) noexcept { return free_word(generation) | kLive; }
 constexpr uint32_t generation(uint64_t word) noexcept {
   return static_cast<uint32_t>(word >> kGenerationShift);
 }
-constexpr bool is_of(uint64_t word, uint64_t life) noexcept { return (word & kLifeMask) == life; }
-constexpr bool spoiled(uint64_t word) noexcept { return (word & kSpoiled) != 0; }
+constexpr bool has_tag(uint64_t word, uint64_t tag) noexcept { return (word & kTagMask) == tag; }
+constexpr bool poisoned(uint64_t word) noexcept { return (word & kPoisoned) != 0; }
 constexpr bool linked(uint64_t word) noexcept { return (word & kLinked) != 0; }
 
 constexpr int64_t balance(uint64_t word) noexcept {
@@ -75,19 +75,19 @@ constexpr uint64_t with_balance(uint64_t word, int64_t balance) noexcept {
   return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance) & kBalanceMask);
 }
 /// An expectation is armed and not met.
-constexpr bool waiting(uint64_t word) noexcept { return !spoiled(word) && balance(word) < 0; }
+constexpr bool waiting(uint64_t word) noexcept { return !poisoned(word) && balance(word) < 0; }
 
 /// Rounds down, below zero too: then it grows by exactly one with every write that is completed,
 /// wherever takes have moved the balance by whole writes.
-constexpr int64_t whole(int64_t balance) noexcept {
+constexpr int64_t whole_counts(int64_t balance) noexcept {
   return (balance >= 0 ? balance : balance - (kUnitsPerWrite - 1)) / kUnitsPerWrite;
 }
 
 /// What was there for an armed expectation is lost with it: how many it asked for is not in the
 /// word. Everything else stays readable, because a parent has already been given it.
-constexpr uint64_t spoil(uint64_t word, Errc why) noexcept {
-  const int64_t kept = balance(word) >= 0 ? whole(balance(word)) : 0;
-  return (word & kLifeMask) | kSpoiled | uint64_t{static_cast<uint8_t>(why)} << kReasonShift |
+constexpr uint64_t poison(uint64_t word, Errc why) noexcept {
+  const int64_t kept = balance(word) >= 0 ? whole_counts(balance(word)) : 0;
+  return (word & kTagMask) | kPoisoned | uint64_t{static_cast<uint8_t>(why)} << kReasonShift |
          static_cast<uint64_t>(kept);
 }
 constexpr Errc reason(uint64_t word) noexcept {
@@ -96,13 +96,13 @@ constexpr Errc reason(uint64_t word) noexcept {
 
 /// Whole counts of a word on which nobody waits.
 constexpr uint64_t untaken(uint64_t word) noexcept {
-  return spoiled(word) ? word & kKeptMask : static_cast<uint64_t>(whole(balance(word)));
+  return poisoned(word) ? word & kKeptMask : static_cast<uint64_t>(whole_counts(balance(word)));
 }
 
 /// An arrival. Spoils rather than wraps, so that an overrun is noticed and never lies.
 constexpr uint64_t plus(uint64_t word, int64_t units) noexcept {
   const int64_t sum = balance(word) + units;
-  return sum > kBalanceMax ? spoil(word, Errc::kOverrun) : with_balance(word, sum);
+  return sum > kBalanceMax ? poison(word, Errc::kOverrun) : with_balance(word, sum);
 }
 
 }  // namespace word

@@ -7,7 +7,7 @@
 namespace fabric::core {
 
 namespace {
-constexpr int64_t kLifeMaxNs = 604'800'000'000'000;  // a week
+constexpr int64_t kPeerTimeMaxNs = 604'800'000'000'000;  // a week
 
 void fired(void* context, uint32_t cookie, Errc code) {
   auto& core = *static_cast<EngineCore*>(context);
@@ -21,17 +21,17 @@ Counters::Counters(EngineCore& core, uint64_t seed)
     : table({.live_max = core.config.counters_max, .seed = seed, .fired = fired, .context = &core}),
       core_(core) {}
 
-int64_t Counters::rest_ns() const noexcept {
+int64_t Counters::quarantine_ns() const noexcept {
   // The longest that any write may outlive a release: its deadline and its drain, here or at a
   // peer.
   int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
   for (const Peer* peer : core_.peers.all()) {
     // Its own words: a peer that claims centuries must not keep our keys for as long.
-    const int64_t lives = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kLifeMaxNs);
-    const int64_t drains = std::clamp<int64_t>(peer->hello.drain_ns, 0, kLifeMaxNs);
+    const int64_t lives = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kPeerTimeMaxNs);
+    const int64_t drains = std::clamp<int64_t>(peer->hello.drain_ns, 0, kPeerTimeMaxNs);
     longest = std::max(longest, lives + drains);
   }
-  // Strictly longer, by whosever clock: the half-turn rule fails with equality.
+  // Strictly longer, by whosever clock: the half-wrap rule fails with equality.
   // One that goes by ticks is a millisecond and a little off at most (base/clock.cc).
   constexpr int64_t kClocksApartNs = 2'000'000;
   return longest + kClocksApartNs;
@@ -39,8 +39,8 @@ int64_t Counters::rest_ns() const noexcept {
 
 Result<CounterKey> Counters::make(int64_t now_ns) {
   for (;;) {
-    auto key = table.acquire(now_ns, rest_ns());
-    if (!key || !told_.contains(key->wire())) return key;
+    auto key = table.acquire(now_ns, quarantine_ns());
+    if (!key || !refused_keys_.contains(key->wire())) return key;
     // A session that refuses the value would refuse its new life too. The next one, then: there are
     // far fewer of these than values.
     table.release(*key, now_ns);
@@ -58,7 +58,7 @@ Result<CounterKey> Counters::claim_name(uint64_t name, int64_t now_ns) {
   it->second.claimed = true;
   it->second.expires_ns = kNeverNs;
   if (Peer* maker = core_.peers.find(it->second.made_by); maker != nullptr) {
-    --maker->names_unclaimed;
+    --maker->names_pending;
   }
   return it->second.key;
 }
@@ -70,13 +70,13 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
   for (const uint64_t name : names) {
     auto it = names_.find(name);
     if (it == names_.end()) {
-      if (peer.names_unclaimed >= core_.config.names_per_peer_max) {
+      if (peer.names_pending >= core_.config.names_per_peer_max) {
         return fail(Errc::kExhausted, "names_per_peer_max");
       }
       auto key = make(now_ns);
       if (!key) return key.error();
       it = names_.emplace(name, Name{.key = *key, .made_by = peer.id()}).first;
-      ++peer.names_unclaimed;
+      ++peer.names_pending;
     }
     it->second.expires_ns = kNeverNs;
     auto& resolvers = it->second.resolvers;
@@ -88,45 +88,45 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
   return keys;
 }
 
-void Counters::release(const Ending& ending, int64_t now_ns) {
-  const CounterKey key = ending.key;
-  if (!table.release(key, now_ns, ending.owed)) return;
-  spoiled_.erase(key.wire());
+void Counters::release(const KeyRelease& request, int64_t now_ns) {
+  const CounterKey key = request.key;
+  if (!table.release(key, now_ns, request.untaken)) return;
+  poisoned_.erase(key.wire());
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
-  const auto it = ending.named ? names_.find(ending.name) : names_.end();
+  const auto it = request.named ? names_.find(request.name) : names_.end();
   if (it == names_.end() || it->second.key != key) return;
   // Whoever resolved the name is asked to confirm that its writes under the key have drained.
-  const uint64_t told_max = uint64_t{kRevokedPerName} * core_.config.names_per_peer_max;
+  const uint64_t told_max = uint64_t{kRevokedKeysPerName} * core_.config.names_per_peer_max;
   for (const PeerId id : it->second.resolvers) {
     Peer* peer = core_.peers.find(id);
     // Gone without a word, or has been told of so many that this value could not be kept from
     // coming back while it refuses it.
-    if (peer == nullptr || !peer->usable() || peer->keys_told >= told_max) {
+    if (peer == nullptr || !peer->usable() || peer->revocations_sent >= told_max) {
       unproved_.push_back(key);
       continue;
     }
-    ++peer->keys_told;
-    told_.emplace(key.wire(), id);
+    ++peer->revocations_sent;
+    refused_keys_.emplace(key.wire(), id);
     const uint32_t ref = peer->next_ref++;
     revocations_.push_back({.key = key, .peer = id, .ref = ref});
     core_.peers.send(*peer, control::MessageType::kRevokeKey,
                      control::encode(control::RevokeKey{.ref = ref, .key = key.wire()}));
   }
-  if (it->second.sender_gone) unproved_.push_back(key);
+  if (it->second.sender_lost) unproved_.push_back(key);
   names_.erase(it);
-  if (!ending.watched) forget(key);
+  if (!request.awaits_drain) forget(key);
 }
 
-void Counters::key_revoked(Peer& peer, uint32_t ref, bool proved) {
-  heard_.push_back({peer.id(), ref, proved});
+void Counters::on_key_revoked(Peer& peer, uint32_t ref, bool proved) {
+  confirmed_this_turn_.push_back({peer.id(), ref, proved});
 }
 
 /// Behind the polls of a turn. `drained`: every rail was polled until it had nothing more. What a
 /// sender calls delivered may still lie in a queue here when its word comes, so its word counts
 /// from the first such turn behind it.
-void Counters::take_confirmed(bool drained) {
+void Counters::apply_confirmations(bool drained) {
   if (drained) {
-    for (const Confirmed& word : std::exchange(confirmed_, {})) {
+    for (const Confirmation& word : std::exchange(confirmed_earlier_, {})) {
       const auto its = [&](const Revocation& r) {
         return r.peer == word.peer && r.ref == word.ref;
       };
@@ -135,18 +135,18 @@ void Counters::take_confirmed(bool drained) {
       }
       std::erase_if(revocations_, its);
     }
-    revocations.wake();
+    confirmations.wake();
   }
-  confirmed_.insert(confirmed_.end(), heard_.begin(), heard_.end());
-  heard_.clear();
+  confirmed_earlier_.insert(confirmed_earlier_.end(), confirmed_this_turn_.begin(), confirmed_this_turn_.end());
+  confirmed_this_turn_.clear();
 }
 
-Counters::Quiet Counters::quiet(CounterKey key) const noexcept {
-  Quiet quiet;
-  quiet.awaited = static_cast<uint32_t>(std::count_if(revocations_.begin(), revocations_.end(),
+Counters::RevocationState Counters::revocation_state(CounterKey key) const noexcept {
+  RevocationState state;
+  state.awaited = static_cast<uint32_t>(std::count_if(revocations_.begin(), revocations_.end(),
                                                       [&](const auto& r) { return r.key == key; }));
-  quiet.unproved = std::find(unproved_.begin(), unproved_.end(), key) != unproved_.end();
-  return quiet;
+  state.unproved = std::find(unproved_.begin(), unproved_.end(), key) != unproved_.end();
+  return state;
 }
 
 void Counters::forget(CounterKey key) {
@@ -168,12 +168,12 @@ void Counters::peer_lost(Peer& peer) {
     if (r.peer == id) unproved_.push_back(r.key);
   }
   std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id; });
-  revocations.wake();
-  std::erase_if(told_, [&](const auto& told) { return told.second == id; });
+  confirmations.wake();
+  std::erase_if(refused_keys_, [&](const auto& told) { return told.second == id; });
   for (auto it = names_.begin(); it != names_.end();) {
     Name& name = it->second;
     const bool knew = std::erase(name.resolvers, id) > 0;
-    name.sender_gone |= knew;
+    name.sender_lost |= knew;
     // Nobody here has claimed it yet, and its last sender is gone. What arrived stays for a while
     // (P9); a name under which nothing came is nothing to keep.
     if (knew && !name.claimed && name.resolvers.empty()) {
@@ -213,15 +213,15 @@ void Counters::expire_names(int64_t now_ns) {
 
 void Counters::abort(CounterKey key, Errc code, PeerId by) {
   if (!table.live(key)) return;
-  spoiled_[key.wire()] = by;
+  poisoned_[key.wire()] = by;
   const CounterKey group = table.abort(key, code);
   // What it would have added can never be complete any more.
   if (group) abort(group, code, by);
 }
 
-PeerId Counters::spoiled_by(CounterKey key) const noexcept {
-  const auto it = spoiled_.find(key.wire());
-  return it == spoiled_.end() ? PeerId{} : it->second;
+PeerId Counters::poisoned_by(CounterKey key) const noexcept {
+  const auto it = poisoned_.find(key.wire());
+  return it == poisoned_.end() ? PeerId{} : it->second;
 }
 
 }  // namespace fabric::core

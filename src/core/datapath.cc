@@ -134,8 +134,8 @@ uint32_t Transfers::post(NetworkSlot& network) {
 
 bool Transfers::may_post(const InflightWrite& write) {
   Peer& peer = *core_.peers.at(write.peer);
-  if (write.op == kProbe || !peer.lease_over(core_.now_ns)) return true;
-  core_.peers.want_lease(peer);
+  if (write.op == kProbe || !peer.lease_expired(core_.now_ns)) return true;
+  core_.peers.renew_lease(peer);
   return false;
 }
 
@@ -223,8 +223,8 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
         unlist(rail, p);  // activate() puts it back when that changes
         continue;
       }
-      if (Peer& peer = *core_.peers.at(candidate.peer); peer.lease_over(core_.now_ns)) {
-        core_.peers.want_lease(peer);
+      if (Peer& peer = *core_.peers.at(candidate.peer); peer.lease_expired(core_.now_ns)) {
+        core_.peers.renew_lease(peer);
         unlist(rail, p);  // peer_resumed() puts it back
         continue;
       }
@@ -343,8 +343,8 @@ void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const P
   const RemoteRegionSlot& remote = *core_.regions.remote_at(source.target.slot);
   wire.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
   wire.target = source.target_offset;
-  wire.local_key = region.keys.local_keys[path.network][path.rail];
-  const auto& theirs = remote.keys[path.network];
+  wire.local_key = region.registration.local_keys[path.network][path.rail];
+  const auto& theirs = remote.rkeys[path.network];
   wire.remote_key = theirs[path.remote_rail % theirs.size()][path.rail];
 }
 

@@ -27,22 +27,22 @@ void Regions::start_deregister(Op& op) {
   region->deregister_op = op.self;
   const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;
   core_.timers.set(op.timer, std::min(core_.now_ns + kGraceNs, half));
-  begin_end(slot);
+  begin_deregister(slot);
 }
 
-void Regions::begin_end(uint32_t slot) {
+void Regions::begin_deregister(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
   const RegionId id(slot, region.last_generation);
-  region.end = LocalRegion::End::kRevoking;
+  region.phase = LocalRegion::Phase::kRevoking;
   region.answers_awaited = 1;  // a hold while the peers are told
   locals_.hide(slot);          // no new operation finds it
   core_.stop_where([&](const Op& op) { return is_transfer(op.kind) && op.source == id; },
                    Errc::kNotFound);
   for (Peer* peer : core_.peers.all()) {
     if (!region.memory.remote_write) continue;
-    if (!peer->usable() && !peer->half_up()) continue;
+    if (!peer->usable() && !peer->half_open()) continue;
     const uint32_t ref = peer->next_ref++;
-    peer->region_refs[ref] = id;
+    peer->region_revocations[ref] = id;
     ++region.answers_awaited;
     core_.peers.send(*peer, control::MessageType::kRevokeRegion,
                      control::encode(control::RevokeRegion{.ref = ref, .region = id}));
@@ -53,14 +53,14 @@ void Regions::begin_end(uint32_t slot) {
 void Regions::revoke_answered(RegionId id) {
   LocalRegion& region = *locals_.at(id.slot);
   // An answer that comes after its grace may find the slot in another life.
-  if (region.last_generation != id.generation || region.end != LocalRegion::End::kRevoking) return;
+  if (region.last_generation != id.generation || region.phase != LocalRegion::Phase::kRevoking) return;
   if (region.answers_awaited == 0 || --region.answers_awaited > 0) return;
   source_drained(id.slot);
 }
 
 void Regions::skip_answers(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
-  if (region.end != LocalRegion::End::kRevoking || region.answers_awaited == 0) return;
+  if (region.phase != LocalRegion::Phase::kRevoking || region.answers_awaited == 0) return;
   core_.protocol.count(ProtocolEvent::kGraceExpired);
   region.answers_awaited = 0;
   source_drained(slot);
@@ -68,17 +68,17 @@ void Regions::skip_answers(uint32_t slot) {
 
 void Regions::source_drained(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
-  if (region.end != LocalRegion::End::kRevoking) return;
+  if (region.phase != LocalRegion::Phase::kRevoking) return;
   if (region.answers_awaited > 0 || region.inflight > 0) return;
   release_rails(slot);
 }
 
 void Regions::release_rails(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
-  region.end = LocalRegion::End::kReleasing;
+  region.phase = LocalRegion::Phase::kReleasing;
   region.fences_awaited = 1;  // a hold, as above
-  release_registration(region.keys, slot);
-  for (const Grant& grant : region.grants) release_registration(grant.keys, slot);
+  release_registration(region.registration, slot);
+  for (const Grant& grant : region.grants) release_registration(grant.registration, slot);
   on_fenced(slot);
 }
 
@@ -89,8 +89,8 @@ void Regions::release_registration(const Registration& keys, uint32_t slot) {
       if (keys.wire_keys[n][rail.index].empty()) continue;
       if (slot == kNone) {
         // Nobody ever heard of them.
-      } else if ((slot & kGrantOf) != 0) {
-        ++core_.peers.at(slot & ~kGrantOf)->grants_awaited;
+      } else if ((slot & kGrantCookie) != 0) {
+        ++core_.peers.at(slot & ~kGrantCookie)->grants_awaited;
       } else {
         ++locals_.at(slot)->fences_awaited;
       }
@@ -102,16 +102,16 @@ void Regions::release_registration(const Registration& keys, uint32_t slot) {
 
 void Regions::on_fenced(uint32_t slot) {
   if (slot == kNone) return;  // a registration that nobody ever heard of
-  if ((slot & kGrantOf) != 0) {
-    core_.peers.grant_fenced(slot & ~kGrantOf);
+  if ((slot & kGrantCookie) != 0) {
+    core_.peers.grant_released(slot & ~kGrantCookie);
     return;
   }
   LocalRegion& region = *locals_.at(slot);
   if (region.fences_awaited == 0 || --region.fences_awaited > 0) return;
   const uint32_t op = region.deregister_op;
   region.deregister_op = kNone;
-  region.end = LocalRegion::End::kAlive;
-  region.keys = {};
+  region.phase = LocalRegion::Phase::kLive;
+  region.registration = {};
   region.grants.clear();
   region.pages.unmap();
   locals_.recycle(slot);
@@ -121,7 +121,7 @@ void Regions::on_fenced(uint32_t slot) {
   } else if (!core_.closing.load(std::memory_order_relaxed)) {
     core_.protocol.count(ProtocolEvent::kRegionProvedLate);
     Event event{.kind = EventKind::kFenceProved};
-    event.op = region.unproved;
+    event.op = region.unproved_op;
     event.value = slot;
     core_.reporter.publish(event);
   }
@@ -133,7 +133,7 @@ void Regions::stop_deregister(Op& op, Errc code) {
   LocalRegion* region = locals_.at(slot);
   if (region != nullptr && region->deregister_op == op.self) {
     region->deregister_op = kNone;
-    region->unproved = op.id();
+    region->unproved_op = op.id();
     skip_answers(slot);  // the rails may still prove it, as an event
   }
   core_.complete(op, code, Remote::kUnknown);
@@ -143,25 +143,25 @@ void Regions::close_all() {
   for (uint32_t slot = 0; slot < locals_.made(); ++slot) {
     LocalRegion& region = *locals_.at(slot);
     const bool alive = region.generation.load(std::memory_order_relaxed) != 0;
-    if (!alive || region.end != LocalRegion::End::kAlive) continue;
+    if (!alive || region.phase != LocalRegion::Phase::kLive) continue;
     locals_.hide(slot);
-    region.end = LocalRegion::End::kRevoking;
+    region.phase = LocalRegion::Phase::kRevoking;
     region.answers_awaited = 0;
     source_drained(slot);
   }
 }
 
 bool Regions::adopt_pages(RegionId id, OwnedPages& pages) noexcept {
-  if (ended(id)) return false;
+  if (released(id)) return false;
   locals_.at(id.slot)->pages = std::move(pages);
   return true;
 }
 
-bool Regions::ended(RegionId id) const noexcept {
+bool Regions::released(RegionId id) const noexcept {
   const LocalRegion* region = locals_.at(id.slot);
   return region == nullptr || region->last_generation != id.generation ||
          (region->generation.load(std::memory_order_relaxed) == 0 &&
-          region->end == LocalRegion::End::kAlive);
+          region->phase == LocalRegion::Phase::kLive);
 }
 
 }  // namespace fabric::core

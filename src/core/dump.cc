@@ -61,7 +61,7 @@ std::vector<PeerStats> Engine::peer_stats() const {
   const int64_t now = core_->now_ns;
   for (const core::Peer* peer : core_->peers.all()) {
     if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
-    PeerStats stats{.peer = peer->id(), .silent_for = Nanos(now - peer->last_heard_ns)};
+    PeerStats stats{.peer = peer->id(), .silent_for = Nanos(now - peer->last_received_ns)};
     if (peer->counts != nullptr) {
       stats.tx = peer->counts->tx;
       stats.rx = peer->counts->rx;
@@ -133,7 +133,7 @@ const char* state_name(Path::State state) {
     case Path::State::kClosing:
       return "closing";
     case Path::State::kBackingOff:
-      return "resting";
+      return "backing off";
   }
   return "?";
 }
@@ -162,8 +162,8 @@ nlohmann::json protocol_object(const ProtocolCounters& counters) {
   for (uint32_t i = 0; i < ProtocolCounters::kMessages; ++i) {
     const char* name = control::to_string(static_cast<control::MessageType>(i));
     if (name[0] == '?') continue;
-    out[fmt::format("said {}", name)] = counters.sent[i];
-    out[fmt::format("heard {}", name)] = counters.received[i];
+    out[fmt::format("sent {}", name)] = counters.sent[i];
+    out[fmt::format("received {}", name)] = counters.received[i];
   }
   return out;
 }
@@ -240,7 +240,7 @@ nlohmann::json EngineCore::dump_object() {
                      {"networks", nlohmann::json::array()},
                      {"peers", nlohmann::json::array()},
                      {"ops", nlohmann::json::array()}};
-  out["steps"] = protocol_object(protocol);
+  out["protocol_counters"] = protocol_object(protocol);
   out["held"] = {{"arena_bytes", arena.used()},         {"pending_fragments", transfers.pending_held()},
                  {"inflight_writes", transfers.inflight_held()},   {"broken_connections", transfers.broken_held()},
                  {"batches", reporter.batches.live()},    {"messages", peers.messages_held()},
@@ -266,8 +266,8 @@ nlohmann::json EngineCore::dump_object() {
          {"engine", peer->remote.engine_id},
          {"state", to_string(peer->state.load(std::memory_order_relaxed))},
          {"route", route == kNoNetwork || networks.empty() ? "" : networks[route].name},
-         {"since_ns", now - peer->state_since_ns},
-         {"silent_ns", now - peer->last_heard_ns},
+         {"in_state_ns", now - peer->state_since_ns},
+         {"silent_ns", now - peer->last_received_ns},
          {"unacknowledged", peer->channel->unacknowledged()},
          {"paths", paths_of(*this, *peer)}});
   }
@@ -277,9 +277,9 @@ nlohmann::json EngineCore::dump_object() {
     for (const PeerId id : waits_for(*this, op)) waits.push_back(name_of(id));
     out["ops"].push_back({{"op", name_of(op.id())},
                           {"kind", to_string(op.kind)},
-                          {"stage", op_state_name(op.state.load(std::memory_order_relaxed))},
+                          {"state", op_state_name(op.state.load(std::memory_order_relaxed))},
                           {"age_ns", std::max<int64_t>(0, now - op.submitted_ns)},
-                          {"left_ns", op.deadline_ns == kNeverNs ? -1 : op.deadline_ns - now},
+                          {"remaining_ns", op.deadline_ns == kNeverNs ? -1 : op.deadline_ns - now},
                           {"parts", op.parts},
                           {"parts_completed", op.parts_completed},
                           {"posted", op.inflight},
@@ -317,7 +317,7 @@ std::string EngineCore::dump_text() {
     out += fmt::format(
         "peer {} {} for {} by {}, silent for {}, {} control messages unacknowledged\n",
         peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
-        duration(peer["since_ns"].get<int64_t>()), peer["route"].get<std::string>(),
+        duration(peer["in_state_ns"].get<int64_t>()), peer["route"].get<std::string>(),
         duration(peer["silent_ns"].get<int64_t>()), peer["unacknowledged"].get<uint32_t>());
     for (const auto& path : peer["paths"]) {
       out += fmt::format("  path by {} rail {} to {}: {}{}, {} failures, {} posted, {} queued\n",
@@ -329,10 +329,10 @@ std::string EngineCore::dump_text() {
     }
   }
   for (const auto& op : all["ops"]) {
-    const auto left = op["left_ns"].get<int64_t>();
+    const auto left = op["remaining_ns"].get<int64_t>();
     out += fmt::format("op {} {} {} for {}, {} left: {} of {} parts ended, {} posted, {} queued",
                        op["op"].get<std::string>(), op["kind"].get<std::string>(),
-                       op["stage"].get<std::string>(), duration(op["age_ns"].get<int64_t>()),
+                       op["state"].get<std::string>(), duration(op["age_ns"].get<int64_t>()),
                        left < 0 ? "no limit" : duration(left), op["parts_completed"].get<uint32_t>(),
                        op["parts"].get<uint32_t>(), op["posted"].get<uint32_t>(),
                        op["queued"].get<uint64_t>());

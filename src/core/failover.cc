@@ -74,7 +74,7 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
   }
   // A port event is as good a reason as any other: the senders are told what came in by it.
   if (!up) core_.peers.rail_lost(rail.network, rail.index);
-  if (core_.config.reroute) core_.peers.choose_routes_again();
+  if (core_.config.reroute) core_.peers.reroute_all();
 }
 
 // ---- Paths that broke ---------------------------------------------------------------------------
@@ -445,7 +445,7 @@ void Transfers::start_probe(Path& path) {
   write.op = kProbe;
   write.path = path.index;
   write.peer = path.peer;
-  write.seq = core_.peers.at(path.peer)->next_piece_seq++;
+  write.seq = core_.peers.at(path.peer)->next_write_seq++;
   write.posted_ns = core_.now_ns;
   write.priority = Priority::kUrgent;
   write.wire.cookie = cookie;

@@ -13,16 +13,16 @@ namespace fabric::core {
 
 /// Which paths lead to a region, as the long way would choose them, and whether anything speaks
 /// against them: then there are none. Good until routes_changed().
-Route& Transfers::find_route(RemoteRegionSlot& remote, MemoryKind here) {
-  if (remote.route == nullptr) remote.route = std::make_unique<Route>();
-  Route& route = *remote.route;
+CachedRoute& Transfers::find_route(RemoteRegionSlot& remote, MemoryKind here) {
+  if (remote.route == nullptr) remote.route = std::make_unique<CachedRoute>();
+  CachedRoute& route = *remote.route;
   route.epoch = epoch_;
-  route.here = here;
+  route.source_kind = here;
   route.paths.clear();
   using Status = RemoteRegionSlot::Status;
   if (remote.status.load(std::memory_order_relaxed) != Status::kLive) return route;
   Peer* const peer = core_.peers.find(remote.owner());
-  if (peer == nullptr || !peer->usable() || peer->ending || !peer->revoked.empty()) return route;
+  if (peer == nullptr || !peer->usable() || peer->fencing || !peer->revoked_keys.empty()) return route;
   const uint8_t chosen = peer->route[static_cast<size_t>(here)][static_cast<size_t>(remote.kind)];
   if (chosen == kNoNetwork || !remote.has_network[chosen]) return route;
   NetworkSlot& network = core_.networks[chosen];
@@ -35,7 +35,7 @@ Route& Transfers::find_route(RemoteRegionSlot& remote, MemoryKind here) {
       return route;
     }
     Path& path = *paths_[index];
-    const auto& theirs = remote.keys[chosen];
+    const auto& theirs = remote.rkeys[chosen];
     route.paths.push_back({.path = &path,
                            .rail = &network.rails[path.rail],
                            .remote_key = theirs[path.remote_rail % theirs.size()][path.rail]});
@@ -53,7 +53,7 @@ inline bool Transfers::has_flow(RegionId source, RemoteRegion target) {
     flow_ = {};
     return false;
   }
-  return !flow_.route->peer->lease_over(core_.now_ns);
+  return !flow_.route->peer->lease_expired(core_.now_ns);
 }
 
 /// Looks up both ends and the way between them; many targets may have one source.
@@ -67,26 +67,26 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   RemoteRegionSlot* const remote = core_.regions.remote(target);
   if (remote == nullptr) return false;
   const MemoryKind here = flow_.region->memory.kind;
-  const Route* route = remote->route.get();
-  if (route == nullptr || route->epoch != epoch_ || route->here != here) [[unlikely]] {
+  const CachedRoute* route = remote->route.get();
+  if (route == nullptr || route->epoch != epoch_ || route->source_kind != here) [[unlikely]] {
     route = &find_route(*remote, here);
   }
   if (route->paths.empty()) return false;
   flow_.target = target;
   flow_.route = route;
-  flow_.local_keys = flow_.region->keys.local_keys[route->network].data();
+  flow_.local_keys = flow_.region->registration.local_keys[route->network].data();
   return true;
 }
 
 /// The cached_path whose turn it is.
-[[gnu::always_inline]] inline const Lane& Transfers::next_cached_path() const noexcept {
-  const Route& route = *flow_.route;
+[[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path() const noexcept {
+  const CachedRoute& route = *flow_.route;
   const auto paths = static_cast<uint32_t>(route.paths.size());
   return route.paths[paths == 1 ? 0 : route.peer->rotation % paths];
 }
 
 /// How many writes may leave by the cached_path now: nobody is overtaken.
-[[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(const Lane& cached_path) noexcept {
+[[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(const CachedPath& cached_path) noexcept {
   const RailSlot& rail = *cached_path.rail;
   if (!rail.up || rail.listed != 0 || !rail.refused.empty()) return 0;
   return std::min(room_on(rail, *cached_path.path), kPostMax - rail.staged_count);
@@ -119,7 +119,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
 
 /// As many writes between the two known ends as may go together. The first one may board.
 [[gnu::always_inline]] inline uint32_t Transfers::add_burst(std::span<const uint32_t> slots) {
-  const Lane& cached_path = next_cached_path();
+  const CachedPath& cached_path = next_cached_path();
   RailSlot& rail = *cached_path.rail;
   const uint64_t size_max = rail.caps.write_bytes_max;
   auto most = static_cast<uint32_t>(std::min<size_t>(slots.size(), fast_path_room(cached_path)));
@@ -166,7 +166,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
 /// The same for a part of an operation that the worker has already.
 bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
   if (!has_flow(op.source, source.target)) return false;
-  const Lane& cached_path = next_cached_path();
+  const CachedPath& cached_path = next_cached_path();
   if (fast_path_room(cached_path) == 0 || source.size_bytes > cached_path.rail->caps.write_bytes_max) return false;
   PostBatch& post_batch = post_batch_on(cached_path, op, op.self, part);
   ++op.inflight;
@@ -192,8 +192,8 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
   post_batch.rail = &rail;
   post_batch.region = region;
   post_batch.region_slot = op.source.slot;
-  post_batch.seq = peer.next_piece_seq;
-  peer.next_piece_seq += PostBatch::kEntriesMax;
+  post_batch.seq = peer.next_write_seq;
+  peer.next_write_seq += PostBatch::kEntriesMax;
   post_batch.submitted_ns = op.submitted_ns;
   post_batch.posted_ns = core_.now_ns;
   post_batch.deadline_ns = kNeverNs;
@@ -201,7 +201,7 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
 }
 
 /// The post_batch that leaves next by the cached_path; a new one when the last is of another sort.
-[[gnu::always_inline]] inline PostBatch& Transfers::post_batch_on(const Lane& cached_path, const Op& op,
+[[gnu::always_inline]] inline PostBatch& Transfers::post_batch_on(const CachedPath& cached_path, const Op& op,
                                                          uint32_t of, uint32_t part) {
   RailSlot& rail = *cached_path.rail;
   PostBatch* const last = rail.open_batch;
@@ -219,7 +219,7 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
 }
 
 /// What all writes by the cached_path between the two known ends have in common.
-[[gnu::always_inline]] inline WriteOp Transfers::wire_template(const Lane& cached_path) const noexcept {
+[[gnu::always_inline]] inline WriteOp Transfers::wire_template(const CachedPath& cached_path) const noexcept {
   return {.source = reinterpret_cast<uint64_t>(flow_.region->memory.address),
           .local_key = flow_.local_keys[cached_path.rail->index],
           .remote_key = cached_path.remote_key,
@@ -245,7 +245,7 @@ inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t co
 }
 
 /// `n` more are in the post_batch, and in the account of everybody who keeps one.
-[[gnu::always_inline]] inline void Transfers::account_added(PostBatch& post_batch, const Lane& cached_path, uint32_t n) {
+[[gnu::always_inline]] inline void Transfers::account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n) {
   RailSlot& rail = *cached_path.rail;
   rail.staged_count += n;
   post_batch.count += n;
@@ -414,9 +414,9 @@ void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
   path.inflight -= n;
   rail.inflight -= n;
   path.imms_done += imms;
-  core_.peers.on_host_answers(peer, core_.now_ns);
+  core_.peers.on_host_alive(peer, core_.now_ns);
   post_batch.region->inflight -= n;
-  if (post_batch.region->end != LocalRegion::End::kAlive) {
+  if (post_batch.region->phase != LocalRegion::Phase::kLive) {
     core_.regions.source_drained(post_batch.region_slot);
   }
   const uint32_t of = post_batch.op;
@@ -495,7 +495,7 @@ void Transfers::retire_delivered(uint32_t cookie) {
     t->imms += has_imm;
     ++t->post_to_done.bucket[bucket];
   }
-  core_.peers.on_host_answers(peer, core_.now_ns);
+  core_.peers.on_host_alive(peer, core_.now_ns);
   path.imms_done += has_imm;
   const InflightWrite retired = write;
   give_back_inflight(cookie);
@@ -510,7 +510,7 @@ void Transfers::retire_delivered(uint32_t cookie) {
   if (waited_for && path.state == Path::State::kReady) {
     for (uint32_t p = 0; p < 3; ++p) activate(path, p);
   }
-  if (!peer.drains.empty()) core_.peers.check_drains(peer);
+  if (!peer.drain_replies.empty()) core_.peers.check_drains(peer);
 }
 
 }  // namespace fabric::core

@@ -273,7 +273,7 @@ namespace fabric::core {
 bool EngineCore::end_region(RegionId id) {
   const auto released = [&] {
     std::lock_guard lock(state_mutex);
-    return networks.empty() || regions.ended(id);  // without a network nothing can land
+    return networks.empty() || regions.released(id);  // without a network nothing can land
   };
   if (released()) return true;
   if (!refuses()) {
@@ -284,7 +284,7 @@ bool EngineCore::end_region(RegionId id) {
     if (!op && op.error().code == Errc::kExhausted) {
       std::lock_guard lock(state_mutex);
       advance_clock(driver->now_ns());
-      if (regions.local(id) != nullptr) regions.begin_end(id.slot);
+      if (regions.local(id) != nullptr) regions.begin_deregister(id.slot);
       kick();
     }
   }

@@ -50,7 +50,7 @@ inline void Transfers::open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& 
   write.path = path.index;
   write.peer = path.peer;
   write.region_slot = region == nullptr ? kNone : op.source.slot;
-  write.seq = peer.next_piece_seq++;
+  write.seq = peer.next_write_seq++;
   write.posted_ns = core_.now_ns;
   write.priority = op.priority;
   write.imms_before = UINT64_MAX;
@@ -79,7 +79,7 @@ inline void Transfers::close_inflight(const InflightWrite& write, Path& path, Ra
   if (write.priority == Priority::kBulk) rail.bulk_bytes -= write.wire.size_bytes;
   if (LocalRegion* region = core_.regions.at(write.region_slot); region != nullptr) {
     --region->inflight;
-    if (region->end != LocalRegion::End::kAlive) core_.regions.source_drained(write.region_slot);
+    if (region->phase != LocalRegion::Phase::kLive) core_.regions.source_drained(write.region_slot);
   }
 }
 

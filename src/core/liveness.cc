@@ -12,44 +12,44 @@ using control::MessageType;
 
 /// How often a silent peer is asked. A peer that gives up early is asked more often, within reason:
 /// the number is its own to choose.
-int64_t Peers::beat_ns(const Peer& peer) const noexcept {
+int64_t Peers::heartbeat_ns(const Peer& peer) const noexcept {
   const int64_t shortest = std::min(core_.config.peer_timeout.count(), peer.lease_ns);
   return std::max(core_.config.retransmit.count(), shortest / 4);
 }
 
-/// Silence makes a ping due after a beat. The lease makes one due after two, whatever was heard.
+/// Silence makes a ping due after a beat. The lease makes one due after two, whatever was on_received.
 int64_t Peers::ping_at(const Peer& peer) const noexcept {
   if (peer.lease_wanted) return peer.last_ping_ns + peer.ping_interval_ns;
-  const int64_t beat = beat_ns(peer);
-  return std::min(std::max(peer.last_heard_ns, peer.last_ping_ns) + beat,
+  const int64_t beat = heartbeat_ns(peer);
+  return std::min(std::max(peer.last_received_ns, peer.last_ping_ns) + beat,
                   peer.last_ping_ns + 2 * beat);
 }
 
 /// When the present silence, with what the network says about it, makes the peer a lost one.
 int64_t Peers::lost_at(const Peer& peer) const noexcept {
-  const int64_t by_silence = peer.last_heard_ns + core_.config.lost_timeout.count();
+  const int64_t by_silence = peer.last_received_ns + core_.config.lost_timeout.count();
   if (peer.unreachable_ns != kNeverNs) {
-    return std::min(by_silence, peer.last_heard_ns + core_.config.peer_timeout.count());
+    return std::min(by_silence, peer.last_received_ns + core_.config.peer_timeout.count());
   }
   // One that makes progress only with its application is judged by its NIC, as long as we have a
   // path by which we could hear of it.
   if (peer.hello.is_inline && core_.transfers.can_probe(peer)) return kNeverNs;
-  if (peer.host_answers_ns == kNeverNs) return by_silence;
-  return std::max(by_silence, peer.host_answers_ns + core_.config.lost_timeout.count());
+  if (peer.host_alive_ns == kNeverNs) return by_silence;
+  return std::max(by_silence, peer.host_alive_ns + core_.config.lost_timeout.count());
 }
 
-int64_t Peers::judged_at(const Peer& peer) const noexcept {
+int64_t Peers::state_change_at(const Peer& peer) const noexcept {
   int64_t when = lost_at(peer);
   const bool may_stall = peer.state.load(std::memory_order_relaxed) == PeerState::kConnected;
   if (may_stall && !peer.hello.is_inline) {
-    when = std::min(when, peer.last_heard_ns + core_.config.peer_timeout.count());
+    when = std::min(when, peer.last_received_ns + core_.config.peer_timeout.count());
   }
-  return std::max(when, peer.judged_from_ns);
+  return std::max(when, peer.grace_until_ns);
 }
 
 int64_t Peers::liveness_at(const Peer& peer) const noexcept {
   if (peer.is_self || !peer.usable()) return kNeverNs;
-  return std::min(ping_at(peer), judged_at(peer));
+  return std::min(ping_at(peer), state_change_at(peer));
 }
 
 void Peers::check_liveness(Peer& peer) {
@@ -57,10 +57,10 @@ void Peers::check_liveness(Peer& peer) {
   const int64_t now = core_.now_ns;
   // Two beats at most lie between two pings. More means that we were stopped, and our own sleep is
   // nobody's silence: the peer gets a beat to answer.
-  if (now - peer.last_ping_ns > 3 * beat_ns(peer)) peer.judged_from_ns = now + beat_ns(peer);
+  if (now - peer.last_ping_ns > 3 * heartbeat_ns(peer)) peer.grace_until_ns = now + heartbeat_ns(peer);
   if (ping_at(peer) <= now) ping(peer);
-  if (wants_probe(peer)) core_.transfers.probe(peer);
-  if (judged_at(peer) > now) return;
+  if (probe_due(peer)) core_.transfers.probe(peer);
+  if (state_change_at(peer) > now) return;
   if (lost_at(peer) <= now) {
     const bool evidence = peer.unreachable_ns != kNeverNs;
     core_.protocol.count(evidence ? ProtocolEvent::kPeerLostByEvidence : ProtocolEvent::kPeerLostBySilence);
@@ -71,8 +71,8 @@ void Peers::check_liveness(Peer& peer) {
   }
 }
 
-void Peers::heard(Peer& peer, int64_t now_ns) {
-  peer.last_heard_ns = now_ns;
+void Peers::on_received(Peer& peer, int64_t now_ns) {
+  peer.last_received_ns = now_ns;
   peer.unreachable_ns = kNeverNs;
   if (peer.state.load(std::memory_order_relaxed) == PeerState::kStalled) {
     core_.protocol.count(ProtocolEvent::kPeerResumed);
@@ -81,40 +81,40 @@ void Peers::heard(Peer& peer, int64_t now_ns) {
 }
 
 void Peers::ping(Peer& peer) {
-  const bool again = std::exchange(peer.ping_open, true);
+  const bool again = std::exchange(peer.ping_outstanding, true);
   peer.last_ping_ns = core_.now_ns;
-  peer.ping_interval_ns = std::min(peer.ping_interval_ns * 2, beat_ns(peer));
+  peer.ping_interval_ns = std::min(peer.ping_interval_ns * 2, heartbeat_ns(peer));
   control::Header header{.type = MessageType::kPing,
                          .to_session = peer.their_session,
                          .from_session = peer.my_session};
   peer.channel->fill_ack(header);
   const control::Ping body{.stamp = static_cast<uint64_t>(peer.last_ping_ns)};
-  put_on_wire(peer, header, control::encode(body), again);
+  transmit(peer, header, control::encode(body), again);
 }
 
 void Peers::on_ping(Peer& peer, const control::Body& body) {
   const auto asked = control::decode_ping(body);
-  if (!asked) return refuse_bad(peer, MessageType::kPing);
-  send_plain(peer, MessageType::kPong, control::encode(*asked));
+  if (!asked) return on_bad_message(peer, MessageType::kPing);
+  send_unnumbered(peer, MessageType::kPong, control::encode(*asked));
 }
 
 void Peers::on_pong(Peer& peer, const control::Body& body) {
   const auto answer = control::decode_ping(body);
   // A stamp that we have not reached yet would be a lease for ever.
   if (!answer || answer->stamp > static_cast<uint64_t>(peer.last_ping_ns)) {
-    return refuse_bad(peer, MessageType::kPong);
+    return on_bad_message(peer, MessageType::kPong);
   }
   const auto stamp = static_cast<int64_t>(answer->stamp);
-  if (stamp == peer.last_ping_ns) peer.ping_open = false;
-  if (stamp <= peer.lease_from_ns) return;  // overtaken by a newer one
-  const bool was_over = peer.lease_over(core_.now_ns);
-  peer.lease_from_ns = stamp;
-  if (peer.lease_over(core_.now_ns)) return;  // asked before we were stopped
+  if (stamp == peer.last_ping_ns) peer.ping_outstanding = false;
+  if (stamp <= peer.lease_start_ns) return;  // overtaken by a newer one
+  const bool was_over = peer.lease_expired(core_.now_ns);
+  peer.lease_start_ns = stamp;
+  if (peer.lease_expired(core_.now_ns)) return;  // asked before we were stopped
   peer.lease_wanted = false;
   if (was_over) core_.transfers.peer_resumed(peer);
 }
 
-void Peers::want_lease(Peer& peer) {
+void Peers::renew_lease(Peer& peer) {
   if (peer.lease_wanted || peer.is_self || !peer.usable()) return;
   core_.protocol.count(ProtocolEvent::kLeaseExpired);
   peer.lease_wanted = true;
@@ -133,19 +133,19 @@ void Peers::on_link_lost(uint8_t network, uint32_t link) {
     const bool its = std::any_of(
         peer->links.begin(), peer->links.end(),
         [&](const Peer::Link& one) { return one.network == network && one.id == link; });
-    if (its) return on_peer_gone(*peer);
+    if (its) return on_peer_dead(*peer);
   }
 }
 
-void Peers::on_peer_gone(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerLost, false); }
+void Peers::on_peer_dead(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerLost, false); }
 
-bool Peers::wants_probe(const Peer& peer) const noexcept {
+bool Peers::probe_due(const Peer& peer) const noexcept {
   const int64_t half = core_.config.peer_timeout.count() / 2;
   const auto said = [&](int64_t when_ns) {
     return when_ns != kNeverNs && core_.now_ns - when_ns < half;
   };
-  return !peer.is_self && peer.usable() && core_.now_ns - peer.last_heard_ns >= half &&
-         !said(peer.unreachable_ns) && !said(peer.host_answers_ns);
+  return !peer.is_self && peer.usable() && core_.now_ns - peer.last_received_ns >= half &&
+         !said(peer.unreachable_ns) && !said(peer.host_alive_ns);
 }
 
 void Transfers::peer_resumed(Peer& peer) {

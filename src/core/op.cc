@@ -15,7 +15,7 @@ const char* to_string(OpKind kind) noexcept {
     case OpKind::kSend:
       return "send";
     case OpKind::kTimer:
-      return "alarm";
+      return "timer";
     case OpKind::kResolve:
       return "resolve";
     case OpKind::kFence:

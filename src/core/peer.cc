@@ -50,7 +50,7 @@ Peer* Peers::by_engine(uint64_t engine_id) const {
   return nullptr;
 }
 
-bool Peers::only_lost(uint64_t engine_id) const {
+bool Peers::all_sessions_lost(uint64_t engine_id) const {
   const auto peers = all();
   return by_engine(engine_id) == nullptr &&
          std::any_of(peers.begin(), peers.end(),
@@ -63,14 +63,14 @@ Peer* Peers::by_session(uint64_t my_session) const {
 }
 
 /// Ends the memory of the oldest session that is over, so that its slot can be used again.
-bool Peers::make_room() {
+bool Peers::recycle_lost_peer() {
   for (Peer* peer : all()) {
     const bool over = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
     const bool quiet = std::all_of(peer->paths.begin(), peer->paths.end(), [](const auto& rails) {
       return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
     });
     if (!over || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
-    if (peer->grants_awaited > 0 || peer->counts_due_ns != kNeverNs) continue;
+    if (peer->grants_awaited > 0 || peer->abort_counters_ns != kNeverNs) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
     sessions_.erase(peer->my_session);
@@ -87,54 +87,54 @@ bool Peers::make_room() {
 void Peers::reset(Peer& peer) {
   core_.transfers.routes_changed();
   const auto networks = core_.networks.size();
-  peer.is_self = peer.passive = peer.dirty = peer.ending = peer.announced = false;
+  peer.is_self = peer.passive = peer.dirty = peer.fencing = peer.announced = false;
   peer.hello = {};
   peer.options = {};
   peer.their_session = 0;
   peer.links.clear();
   peer.link_in_use = 0;
   peer.section_of.assign(networks, -1);
-  peer.no_link.assign(networks, nullptr);
-  peer.hello_due_ns = peer.give_up_ns = peer.counts_due_ns = kNeverNs;
+  peer.no_link_reason.assign(networks, nullptr);
+  peer.hello_due_ns = peer.connect_deadline_ns = peer.abort_counters_ns = kNeverNs;
   peer.hello_interval_ns = core_.config.retransmit.count();
   peer.byes_left = 0;
   peer.link_full_until_ns = 0;
-  peer.unreachable_ns = peer.host_answers_ns = kNeverNs;
-  peer.judged_from_ns = 0;
-  peer.ping_open = peer.lease_wanted = false;
+  peer.unreachable_ns = peer.host_alive_ns = kNeverNs;
+  peer.grace_until_ns = 0;
+  peer.ping_outstanding = peer.lease_wanted = false;
   peer.ping_interval_ns = 0;
   peer.lease_ns = INT64_MAX;
   peer.lost_code = Errc::kOk;
   for (auto& row : peer.route) row.fill(kNoNetwork);
-  for (auto& row : peer.route_why) row.fill({});
+  for (auto& row : peer.route_reason) row.fill({});
   peer.waiting = {};
   std::array<uint32_t, kRailsMax> none{};
   none.fill(kNone);
   peer.paths.assign(networks, none);
   peer.inbound.clear();
   peer.rotation = 0;
-  peer.next_piece_seq = 1;
-  peer.drains.clear();
+  peer.next_write_seq = 1;
+  peer.drain_replies.clear();
   peer.unproved = false;
-  peer.revoked.clear();
-  peer.keys_told = 0;
+  peer.revoked_keys.clear();
+  peer.revocations_sent = 0;
   peer.next_ref = 1;
-  peer.refs.clear();
-  peer.region_refs.clear();
+  peer.requests.clear();
+  peer.region_revocations.clear();
   peer.credits.clear();
   peer.held.clear();
   peer.bound.clear();
   peer.imported.clear();
   peer.fence_op = kNone;
-  peer.fence_owed = {};
-  peer.names_unclaimed = 0;
+  peer.unproved_fence = {};
+  peer.names_pending = 0;
   peer.counts.reset();
 }
 
 Peer* Peers::make(const control::Address& address, bool is_self) {
   uint32_t slot = 0;
   Peer* peer = table_.acquire(slot);
-  if (peer == nullptr && make_room()) peer = table_.acquire(slot);
+  if (peer == nullptr && recycle_lost_peer()) peer = table_.acquire(slot);
   if (peer == nullptr) return nullptr;
   reset(*peer);
   peer->slot = slot;
@@ -147,10 +147,10 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
       control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
   peer->timer.kind = HeapTimer::Kind::kPeer;
   peer->timer.index = slot;
-  peer->last_heard_ns = peer->state_since_ns = core_.now_ns;
+  peer->last_received_ns = peer->state_since_ns = core_.now_ns;
   // Nothing of this session can have been answered before now, and nobody gives up sooner than its
   // time-out after that.
-  peer->lease_from_ns = peer->last_ping_ns = core_.now_ns;
+  peer->lease_start_ns = peer->last_ping_ns = core_.now_ns;
   peer->message_bytes_max.store(0, std::memory_order_relaxed);
   peer->state.store(PeerState::kConnecting, std::memory_order_relaxed);
   sessions_[peer->my_session] = slot;
@@ -171,7 +171,7 @@ bool Peers::open_links(Peer& peer) {
       if (!link) {
         FABRIC_LOG(core_.log, kInfo, "core", "a network does not reach the peer",
                    {"network", network.name}, {"error", link.error()});
-        peer.no_link[n] = link.error().what;
+        peer.no_link_reason[n] = link.error().what;
         continue;
       }
       peer.section_of[n] = static_cast<int>(s);
@@ -205,18 +205,18 @@ void Peers::choose_routes(Peer& peer) {
         } else if (core_.config.reroute && !has_rail(network)) {
           skip("all of its rails are down");
         } else if (peer.section_of[n] < 0) {
-          skip(peer.no_link[n] != nullptr ? peer.no_link[n] : "the peer does not have it");
+          skip(peer.no_link_reason[n] != nullptr ? peer.no_link_reason[n] : "the peer does not have it");
         } else if ((network.memory_kinds & 1u << here) == 0) {
-          skip("cannot touch the memory here");
+          skip("cannot access this memory kind here");
         } else if ((peer.remote.networks[static_cast<size_t>(peer.section_of[n])].memory_kinds &
                     1u << there) == 0) {
-          skip("cannot touch the memory there");
+          skip("cannot access this memory kind there");
         } else {
           peer.route[here][there] = static_cast<uint8_t>(n);
           break;
         }
       }
-      peer.route_why[here][there] = why;
+      peer.route_reason[here][there] = why;
     }
   }
 }
@@ -232,7 +232,7 @@ bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
   });
   if (in_use || !peer.options.networks.empty()) return true;  // a route never changes in silence
   const auto route = peer.route;
-  const auto why = peer.route_why;
+  const auto why = peer.route_reason;
   peer.options.networks = options.networks;
   for (auto& row : peer.route) row.fill(kNoNetwork);
   choose_routes(peer);
@@ -240,11 +240,11 @@ bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
   peer.options.networks.clear();
   core_.transfers.routes_changed();
   peer.route = route;
-  peer.route_why = why;
+  peer.route_reason = why;
   return false;
 }
 
-void Peers::choose_routes_again() {
+void Peers::reroute_all() {
   for (Peer* peer : all()) {
     if (peer->is_self || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) continue;
     const auto before = peer->route;
@@ -254,7 +254,7 @@ void Peers::choose_routes_again() {
     core_.protocol.count(ProtocolEvent::kRerouted);
     // Never in silence (P17): the state is the old one, the code says why it is told.
     const PeerState state = peer->state.load(std::memory_order_relaxed);
-    FABRIC_LOG(core_.log, kWarning, "core", "a route has changed", {"peer", peer->id()});
+    FABRIC_LOG(core_.log, kWarning, "core", "a route changed", {"peer", peer->id()});
     Event event{.kind = EventKind::kPeer, .code = Errc::kRailLost};
     event.peer = peer->id();
     event.value = event.previous = static_cast<uint64_t>(state);
@@ -294,7 +294,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
     peer->state.store(PeerState::kLost, std::memory_order_relaxed);
     --live_count_;
     // The first in the order of the engine is the one that was meant to be taken.
-    const auto& reasons = peer->no_link;
+    const auto& reasons = peer->no_link_reason;
     const auto why = std::find_if(reasons.begin(), reasons.end(), [](auto* one) { return one; });
     return fail(Errc::kUnreachable, why == reasons.end() ? "address" : *why);
   }
@@ -305,7 +305,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   } else {
     peer->announced = true;
     peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
-    peer->give_up_ns = core_.now_ns + core_.config.lost_timeout.count();
+    peer->connect_deadline_ns = core_.now_ns + core_.config.lost_timeout.count();
     set_state(*peer, PeerState::kConnecting, Errc::kOk);
     send_hello(*peer, control::MessageType::kHello);
     schedule(*peer);
@@ -327,21 +327,21 @@ void Peers::set_state(Peer& peer, PeerState state, Errc code) {
   core_.reporter.publish(event);
 }
 
-void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
+void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   const PeerState old = peer.state.load(std::memory_order_relaxed);
   if (old >= PeerState::kLost) return;
   --live_count_;
   peer.lost_code = code;
-  peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  peer.hello_due_ns = peer.connect_deadline_ns = kNeverNs;
   // The state first: nothing that ends below may start anew towards this peer.
   set_state(peer, state, code);
   core_.regions.peer_lost(peer.id());
   core_.transfers.peer_lost(peer, code);
-  const auto asked = std::exchange(peer.refs, {});
-  for (const auto& [ref, question] : asked) {
-    if (question.op == kNone) continue;
-    Op& op = core_.ops.at(question.op);
-    if (question.op != peer.fence_op) {
+  const auto requests = std::exchange(peer.requests, {});
+  for (const auto& [ref, request] : requests) {
+    if (request.op == kNone) continue;
+    Op& op = core_.ops.at(request.op);
+    if (request.op != peer.fence_op) {
       // Before the session was up nothing of it was sent.
       core_.complete(op, code,
                    old == PeerState::kConnecting ? Remote::kNotDelivered : Remote::kUnknown);
@@ -357,26 +357,26 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool tell) {
       core_.complete(core_.ops.at(op), code, Remote::kNotDelivered);
     }
   }
-  const auto revocations = std::exchange(peer.region_refs, {});
+  const auto revocations = std::exchange(peer.region_revocations, {});
   for (const auto& [ref, region] : revocations) core_.regions.revoke_answered(region);
   for (const auto& [channel, messages] : peer.held) {
-    holding_ -= static_cast<uint32_t>(messages.size());
+    messages_held_ -= static_cast<uint32_t>(messages.size());
   }
   peer.held.clear();
-  peer.drains.clear();
-  peer.revoked.clear();
+  peer.drain_replies.clear();
+  peer.revoked_keys.clear();
   // What it wrote before may still be in a NIC's queue. A path in is down after its last count, so
   // that is when those who wait for the peer are told; soon in any case.
-  peer.counts_due_ns = core_.now_ns + kCountsNs;
+  peer.abort_counters_ns = core_.now_ns + kCountsNs;
   close_inbound(peer);
-  if (peer.inbound.empty()) settle_counts(peer);
-  peer.byes_left = tell && !peer.is_self ? kByes : 0;
-  if (tell) say_goodbye(peer);
+  if (peer.inbound.empty()) abort_counters(peer);
+  peer.byes_left = notify_peer && !peer.is_self ? kByes : 0;
+  if (notify_peer) send_bye(peer);
   schedule(peer);
 }
 
-void Peers::settle_counts(Peer& peer) {
-  if (std::exchange(peer.counts_due_ns, kNeverNs) == kNeverNs) return;
+void Peers::abort_counters(Peer& peer) {
+  if (std::exchange(peer.abort_counters_ns, kNeverNs) == kNeverNs) return;
   core_.counters.peer_lost(peer);
 }
 
@@ -386,13 +386,13 @@ void Peers::close_all() {
   for (Peer* peer : all()) lose(*peer, PeerState::kLost, Errc::kClosed, true);
 }
 
-bool Peers::all_closed() const {
+bool Peers::inbound_closed() const {
   const auto peers = all();
   return std::all_of(peers.begin(), peers.end(),
                      [](const Peer* peer) { return peer->inbound.empty(); });
 }
 
-bool Peers::all_told() const {
+bool Peers::byes_sent() const {
   const auto peers = all();
   return std::all_of(peers.begin(), peers.end(),
                      [](const Peer* peer) { return peer->byes_left == 0; });
@@ -414,7 +414,7 @@ PeerInfo Peers::info(const Peer& peer) const {
       const uint8_t chosen = peer.route[here][there];
       out.routes.push_back({static_cast<MemoryKind>(here), static_cast<MemoryKind>(there),
                             chosen == kNoNetwork ? "" : core_.networks[chosen].name,
-                            peer.route_why[here][there]});
+                            peer.route_reason[here][there]});
     }
   }
   if (const uint8_t n = peer.route[0][0]; n != kNoNetwork) {

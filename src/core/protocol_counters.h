@@ -8,7 +8,7 @@
 namespace fabric::core {
 
 /// The rare turns that things take: what the engine did about failures, and how peers and memory
-/// were let go. Off the hot path, so each is counted; Engine::dump_json() shows them as "steps",
+/// were let go. Off the hot path, so each is counted; Engine::dump_json() shows them as "protocol_counters",
 /// and the swarm looks whether all of them are ever taken.
 enum class ProtocolEvent : uint8_t {
   kPathOpened,

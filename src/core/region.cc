@@ -92,12 +92,12 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
   }
   region->memory = memory;
   region->memory.dmabuf_fd = -1;  // borrowed for the call only
-  region->keys = *std::move(keys);
+  region->registration = *std::move(keys);
   region->grants.clear();
-  region->end = LocalRegion::End::kAlive;
+  region->phase = LocalRegion::Phase::kLive;
   region->inflight = 0;
-  region->open = false;
-  region->unproved = {};
+  region->has_open_desc = false;
+  region->unproved_op = {};
   region->deregister_op = kNone;
   region->size_bytes.store(memory.size_bytes, std::memory_order_relaxed);
   const uint32_t generation = locals_.publish(slot);
@@ -135,8 +135,8 @@ Result<std::vector<std::byte>> Regions::desc(RegionId id) {
   LocalRegion* region = local(id);
   if (region == nullptr) return fail(Errc::kNotFound, "region");
   if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
-  region->open = true;
-  return encode_desc(*region, id, region->keys, nullptr);
+  region->has_open_desc = true;
+  return encode_desc(*region, id, region->registration, nullptr);
 }
 
 Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
@@ -156,7 +156,7 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
     }
     for (const Grant& grant : region->grants) {
       if (grant.peer == peer_id) {
-        return encode_desc(*region, id, grant.keys, &grant);
+        return encode_desc(*region, id, grant.registration, &grant);
       }
     }
     memory = region->memory;
@@ -178,16 +178,16 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
   region->grants.push_back(
       {next_grant_++, to_engine, peer->their_session, peer_id, *std::move(keys)});
   const Grant& grant = region->grants.back();
-  return encode_desc(*region, id, grant.keys, &grant);
+  return encode_desc(*region, id, grant.registration, &grant);
 }
 
-bool Regions::open_to(PeerId peer) const noexcept {
+bool Regions::writable_by(PeerId peer) const noexcept {
   for (uint32_t i = 0; i < locals_.made(); ++i) {
     const LocalRegion& region = *locals_.at(i);
     const bool there = region.generation.load(std::memory_order_relaxed) != 0 ||
-                       region.end != LocalRegion::End::kAlive;
+                       region.phase != LocalRegion::Phase::kLive;
     if (!there) continue;
-    if (region.open) return true;
+    if (region.has_open_desc) return true;
     const bool granted = std::any_of(region.grants.begin(), region.grants.end(),
                                      [&](const Grant& grant) { return grant.peer == peer; });
     if (granted) return true;
@@ -199,7 +199,7 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
   auto desc = control::decode_desc(bytes);
   if (!desc) return desc.error();
   if (desc->owner_engine != owner.remote.engine_id) {
-    if (core_.peers.only_lost(desc->owner_engine)) return fail(Errc::kPeerLost, "desc");
+    if (core_.peers.all_sessions_lost(desc->owner_engine)) return fail(Errc::kPeerLost, "desc");
     return fail(Errc::kInvalidArgument, "owner");
   }
   if (desc->owner_incarnation != owner.remote.incarnation) return fail(Errc::kPeerLost, "desc");
@@ -237,7 +237,7 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
     keys[n].resize(theirs);
     for (size_t their = 0; their < theirs; ++their) {
       const std::vector<std::byte>& wire =
-          network.is_self ? own->keys.wire_keys[n][their] : section->rail_keys[their];
+          network.is_self ? own->registration.wire_keys[n][their] : section->rail_keys[their];
       if (wire.empty()) continue;
       for (RailSlot& rail : network.rails) {
         auto key = rail.rail->import_key(wire);
@@ -254,7 +254,7 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
   remote->kind = desc.kind;
   remote->owner_region = desc.region;
   remote->grant = desc.grant;
-  remote->keys = std::move(keys);
+  remote->rkeys = std::move(keys);
   if (remote->route != nullptr) remote->route->epoch = 0;  // was another region's
   remote->has_network = std::move(has_network);
   remote->size_bytes.store(desc.size_bytes, std::memory_order_relaxed);
@@ -290,10 +290,10 @@ void Regions::peer_lost(PeerId peer) {
   core_.transfers.routes_changed();
   for (uint32_t i = 0; i < locals_.made(); ++i) {
     LocalRegion& region = *locals_.at(i);
-    if (region.end == LocalRegion::End::kReleasing) continue;  // its grants go with it
+    if (region.phase == LocalRegion::Phase::kReleasing) continue;  // its grants go with it
     std::erase_if(region.grants, [&](const Grant& grant) {
       if (grant.peer != peer) return false;
-      release_registration(grant.keys, kGrantOf | peer.slot);  // nobody else has these keys
+      release_registration(grant.registration, kGrantCookie | peer.slot);  // nobody else has these keys
       return true;
     });
   }

@@ -23,7 +23,7 @@ struct Op;
 struct Peer;
 
 /// In a cookie of deregister_memory(): the keys were granted to the peer in that slot.
-inline constexpr uint32_t kGrantOf = 1u << 31;
+inline constexpr uint32_t kGrantCookie = 1u << 31;
 
 using RailKeys = std::array<uint64_t, kRailsMax>;
 
@@ -38,24 +38,24 @@ struct Grant {
   uint64_t to_engine = 0;
   uint64_t session = 0;  ///< the peer's number
   PeerId peer{};
-  Registration keys{};
+  Registration registration{};
 };
 
 struct LocalRegion : SlotHead {
   std::atomic<uint64_t> size_bytes{0};  ///< read by submitters; published by the generation
   Memory memory{};
-  Registration keys{};
+  Registration registration{};
   std::vector<Grant> grants{};
   uint32_t inflight = 0;  ///< pieces in flight that read it
-  bool open = false;    ///< a descriptor went out that is good for anybody
+  bool has_open_desc = false;  ///< a descriptor went out that is good for anybody
 
   // Its end, in steps: importers are told and drain, own writes drain, the rails let go.
-  enum class End : uint8_t { kAlive, kRevoking, kReleasing };
-  End end = End::kAlive;
+  enum class Phase : uint8_t { kLive, kRevoking, kReleasing };
+  Phase phase = Phase::kLive;
   uint32_t answers_awaited = 0;         ///< importers that have not said that they are quiet
   uint32_t fences_awaited = 0;          ///< rails that have not proved it
   uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
-  OpId unproved{};                      ///< that one
+  OpId unproved_op{};                      ///< that one
   OwnedPages pages{};                   ///< from allocate(), to be unmapped at its end
 };
 
@@ -63,17 +63,17 @@ struct Path;
 struct RailSlot;
 
 /// The paths to a region, as found out by its last write (express.cc).
-struct Lane {
+struct CachedPath {
   Path* path = nullptr;
   RailSlot* rail = nullptr;
   uint64_t remote_key = 0;
 };
-struct Route {
+struct CachedRoute {
   uint64_t epoch = 0;  ///< of Transfers: another one, and it is found out again
-  MemoryKind here{};   ///< of the source
+  MemoryKind source_kind{};   ///< of the source
   uint8_t network = 0;
   Peer* peer = nullptr;
-  std::vector<Lane> lanes{};  ///< none: only the long way
+  std::vector<CachedPath> paths{};  ///< none: only the long way
 };
 
 struct RemoteRegionSlot : SlotHead {
@@ -85,9 +85,9 @@ struct RemoteRegionSlot : SlotHead {
   uint32_t grant = 0;
   /// Per network and rail of the owner: what each local rail posts with. The rails of a path may
   /// pair in another way after a loss.
-  std::vector<std::vector<RailKeys>> keys{};
+  std::vector<std::vector<RailKeys>> rkeys{};
   std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
-  std::unique_ptr<Route> route{};   ///< the worker's
+  std::unique_ptr<CachedRoute> route{};   ///< the worker's
 
   void set_owner(PeerId id) noexcept {
     owner_.store(uint64_t{id.generation} << 32 | id.slot, std::memory_order_relaxed);
@@ -164,7 +164,7 @@ class Regions {
   void forget_peer(PeerId peer);  ///< its slots may be used again
 
   void start_deregister(Op& op);
-  void begin_end(uint32_t slot);  ///< without an operation that waits for it
+  void begin_deregister(uint32_t slot);  ///< without an operation that waits for it
   void stop_deregister(Op& op, Errc code);
   void revoke_answered(RegionId region);  ///< one importer is quiet, or lost
   void skip_answers(uint32_t slot);       ///< their grace is over
@@ -175,10 +175,10 @@ class Regions {
   /// they are still the caller's.
   bool adopt_pages(RegionId region, OwnedPages& pages) noexcept;
   /// True when the region is gone and nothing can land in it any more.
-  bool ended(RegionId region) const noexcept;
+  bool released(RegionId region) const noexcept;
   uint32_t live() const noexcept { return locals_.live(); }
   /// A key is not proved to be gone that the peer may have: one for anybody, or one of its own.
-  bool open_to(PeerId peer) const noexcept;
+  bool writable_by(PeerId peer) const noexcept;
 
  private:
   Result<Registration> register_on_rails(const Memory& memory);

@@ -51,12 +51,12 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
     if (status == Status::kPeerLost) code = Errc::kPeerLost;
   }
   Peer* peer = core_.peers.find(id);
-  const bool lost = peer == nullptr || peer->ending ||
+  const bool lost = peer == nullptr || peer->fencing ||
                     peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
   if (code == Errc::kOk && lost) code = Errc::kPeerLost;
-  if (code == Errc::kOk && !peer->revoked.empty()) [[unlikely]] {
+  if (code == Errc::kOk && !peer->revoked_keys.empty()) [[unlikely]] {
     // Parts that are started together have one key.
-    if (peer->revoked.contains(part_of(op, first).imm.wire())) code = Errc::kReleased;
+    if (peer->revoked_keys.contains(part_of(op, first).imm.wire())) code = Errc::kReleased;
   }
   if (code != Errc::kOk) {
     complete_unposted(op, fragment, id, code);

@@ -31,7 +31,7 @@ control::Hello Peers::own_hello(const Peer& peer) const {
   return hello;
 }
 
-bool Peers::put_on_wire(Peer& peer, const Header& header, std::span<const std::byte> body,
+bool Peers::transmit(Peer& peer, const Header& header, std::span<const std::byte> body,
                         bool again) {
   if (peer.links.empty()) return false;
   core_.protocol.count_sent(header.type);
@@ -46,21 +46,21 @@ bool Peers::put_on_wire(Peer& peer, const Header& header, std::span<const std::b
   return core_.networks[link.network].network->send(link.id, datagram);
 }
 
-void Peers::send_plain(Peer& peer, MessageType type, std::span<const std::byte> body) {
+void Peers::send_unnumbered(Peer& peer, MessageType type, std::span<const std::byte> body) {
   Header header{.type = type, .to_session = peer.their_session, .from_session = peer.my_session};
   peer.channel->fill_ack(header);
   // Not numbered: whoever needs it to arrive repeats it by a timer.
-  put_on_wire(peer, header, body, false);
+  transmit(peer, header, body, false);
 }
 
 void Peers::send_hello(Peer& peer, MessageType type) {
-  send_plain(peer, type, control::encode(own_hello(peer)));
+  send_unnumbered(peer, type, control::encode(own_hello(peer)));
 }
 
-void Peers::say_goodbye(Peer& peer) {
+void Peers::send_bye(Peer& peer) {
   if (peer.links.empty()) return;
   if (peer.byes_left > 0) --peer.byes_left;
-  send_plain(peer, MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  send_unnumbered(peer, MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
   peer.hello_due_ns = core_.now_ns + peer.hello_interval_ns;
 }
 
@@ -88,7 +88,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     ++core_.control_bad;
     FABRIC_LOG(core_.log, kInfo, "core", "a control message was refused",
                {"network", core_.networks[network].name}, {"error", frame.error()});
-    if (frame.error().code == Errc::kWrongJob) on_foreign(network, datagram);
+    if (frame.error().code == Errc::kWrongJob) on_wrong_job(network, datagram);
     return;
   }
   const Header& header = frame->header;
@@ -104,7 +104,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     return;
   }
   if (peer->their_session != 0 && peer->their_session != header.from_session) return;
-  heard(*peer, now_ns);
+  on_received(*peer, now_ns);
   const bool over = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
   // Their welcome may have got lost, or come too late: a goodbye needs to know whom it is for.
   if (peer->their_session == 0 && (over || header.type == MessageType::kBye)) {
@@ -115,7 +115,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     if (header.type == MessageType::kBye) {
       peer->byes_left = 0;
     } else {
-      say_goodbye(*peer);
+      send_bye(*peer);
     }
     schedule(*peer);
     return;
@@ -126,7 +126,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
   }
   if (header.type == MessageType::kBye) {
     const bool known = control::decode_bye(frame->body).has_value();
-    if (known) say_goodbye(*peer);
+    if (known) send_bye(*peer);
     lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     return;
   }
@@ -145,7 +145,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
 
 /// A message whose hash does not fit: nothing in it is proved. A wrong job key is a common mistake,
 /// though, and whoever made it should hear of it at once instead of waiting for silence.
-void Peers::on_foreign(uint8_t network, std::span<const std::byte> datagram) {
+void Peers::on_wrong_job(uint8_t network, std::span<const std::byte> datagram) {
   const auto frame = control::peek_frame(datagram);
   if (!frame) return;
   const Header& header = frame->header;
@@ -169,14 +169,14 @@ void Peers::on_foreign(uint8_t network, std::span<const std::byte> datagram) {
 
 /// A late repeat of a session or a life that is over must not open it again. Somebody may still
 /// wait for its answer: he hears that it is over.
-bool Peers::ended_before(const Header& header, const control::Address& from) {
+bool Peers::refuse_stale_hello(const Header& header, const control::Address& from) {
   for (Peer* old : all()) {
     if (old->remote.engine_id != from.engine_id) continue;
     if (from.incarnation < old->remote.incarnation) return true;
     if (from.incarnation > old->remote.incarnation) continue;
     if (header.from_session > old->their_session) continue;
     if (header.from_session == old->their_session) {
-      say_goodbye(*old);
+      send_bye(*old);
       schedule(*old);
     }
     return true;
@@ -211,7 +211,7 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
       lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     }
     if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) peer = nullptr;
-  } else if (ended_before(header, from)) {
+  } else if (refuse_stale_hello(header, from)) {
     return;
   }
   if (peer == nullptr) {
@@ -226,7 +226,7 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
       return;
     }
     choose_routes(*peer);
-    peer->give_up_ns = core_.now_ns + core_.config.lost_timeout.count();
+    peer->connect_deadline_ns = core_.now_ns + core_.config.lost_timeout.count();
     // Their "ready" may get lost: the welcome is repeated until something answers it.
     peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
   }
@@ -246,7 +246,7 @@ void Peers::on_welcome(Peer& peer, const Header& header, const control::Body& bo
   peer.their_session = header.from_session;
   peer.hello = *std::move(hello);
   if (peer.state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(peer);
-  send_plain(peer, MessageType::kReady, {});
+  send_unnumbered(peer, MessageType::kReady, {});
 }
 
 void Peers::on_reject(Peer& peer, const control::Body& body) {
@@ -262,7 +262,7 @@ void Peers::on_reject(Peer& peer, const control::Body& body) {
 }
 
 void Peers::connected(Peer& peer) {
-  peer.hello_due_ns = peer.give_up_ns = kNeverNs;
+  peer.hello_due_ns = peer.connect_deadline_ns = kNeverNs;
   peer.lease_ns = std::min(core_.config.lost_timeout.count(), peer.hello.lost_ns);
   peer.message_bytes_max.store(peer.hello.message_bytes_max, std::memory_order_relaxed);
   peer.announced = true;
@@ -270,10 +270,10 @@ void Peers::connected(Peer& peer) {
   core_.transfers.peer_connected(peer);
   std::vector<uint16_t> channels;
   for (const auto& [channel, credit] : peer.credits) channels.push_back(channel);
-  for (const uint16_t channel : channels) next_messages(peer, channel);
-  const auto questions = peer.refs;  // resolves and fences that were asked before
-  for (const auto& [ref, asked] : questions) {
-    if (asked.op != kNone && !asked.is_message) ask_again(peer, ref, core_.ops.at(asked.op));
+  for (const uint16_t channel : channels) send_queued_messages(peer, channel);
+  const auto requests = peer.requests;  // resolves and fences that were asked before
+  for (const auto& [ref, request] : requests) {
+    if (request.op != kNone && !request.is_message) send_request(peer, ref, core_.ops.at(request.op));
   }
   schedule(peer);
 }
@@ -305,13 +305,13 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
                     .from_session = peer.my_session,
                     .seq = due.seq};
       peer.channel->fill_ack(header);
-      if (!put_on_wire(peer, header, due.body, due.again)) {
+      if (!transmit(peer, header, due.body, due.again)) {
         peer.channel->unsent(due.seq);
         peer.link_full_until_ns = now_ns + kLinkFullNs;
         break;
       }
     }
-    if (peer.channel->ack_owed()) send_plain(peer, MessageType::kAck, {});
+    if (peer.channel->ack_owed()) send_unnumbered(peer, MessageType::kAck, {});
     // What we ask ourselves is bounded by our own tables and no fault of the peer's.
     const uint32_t own =
         core_.config.ops_max + core_.config.counters_max + core_.config.regions_max;
@@ -326,7 +326,7 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
 
 void Peers::schedule(Peer& peer) {
   int64_t when =
-      std::min({peer.hello_due_ns, peer.give_up_ns, peer.counts_due_ns, liveness_at(peer)});
+      std::min({peer.hello_due_ns, peer.connect_deadline_ns, peer.abort_counters_ns, liveness_at(peer)});
   if (peer.usable()) {
     when = std::min(when, std::max(peer.channel->next_time(), peer.link_full_until_ns));
   }
@@ -338,9 +338,9 @@ void Peers::schedule(Peer& peer) {
 }
 
 void Peers::on_timer(Peer& peer, int64_t now_ns) {
-  if (peer.counts_due_ns <= now_ns) settle_counts(peer);
+  if (peer.abort_counters_ns <= now_ns) abort_counters(peer);
   const PeerState state = peer.state.load(std::memory_order_relaxed);
-  if (peer.give_up_ns <= now_ns) {
+  if (peer.connect_deadline_ns <= now_ns) {
     lose(peer, PeerState::kLost, Errc::kUnreachable, peer.their_session != 0);
     return;
   }
@@ -353,7 +353,7 @@ void Peers::on_timer(Peer& peer, int64_t now_ns) {
       ++core_.tx.retried;
       send_hello(peer, peer.passive ? MessageType::kWelcome : MessageType::kHello);
     } else if (state >= PeerState::kLost && peer.byes_left > 0) {
-      say_goodbye(peer);
+      send_bye(peer);
     } else {
       peer.hello_due_ns = kNeverNs;
     }

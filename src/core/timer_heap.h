@@ -15,8 +15,8 @@ struct HeapTimer {
   uint32_t position = kIdle;  ///< in the heap
   uint32_t index = 0;         ///< the owner's slot
   Kind kind = Kind::kOp;
-  HeapTimer* before = nullptr;  ///< in the list
-  HeapTimer* behind = nullptr;
+  HeapTimer* prev = nullptr;  ///< in the list
+  HeapTimer* next = nullptr;
   static constexpr uint32_t kIdle = UINT32_MAX;
   static constexpr uint32_t kListed = UINT32_MAX - 1;
 };
@@ -42,9 +42,9 @@ class TimerHeap {
     // Those of peers move all the time, and one that is late would keep everybody off the list.
     if (timer.kind != HeapTimer::Kind::kPeer && (last_ == nullptr || last_->when_ns <= when_ns)) {
       timer.position = HeapTimer::kListed;
-      timer.before = last_;
-      timer.behind = nullptr;
-      (last_ == nullptr ? first_ : last_->behind) = &timer;
+      timer.prev = last_;
+      timer.next = nullptr;
+      (last_ == nullptr ? first_ : last_->next) = &timer;
       last_ = &timer;
       return;
     }
@@ -55,8 +55,8 @@ class TimerHeap {
 
   void clear(HeapTimer& timer) noexcept {
     if (timer.position == HeapTimer::kListed) {
-      (timer.before == nullptr ? first_ : timer.before->behind) = timer.behind;
-      (timer.behind == nullptr ? last_ : timer.behind->before) = timer.before;
+      (timer.prev == nullptr ? first_ : timer.prev->next) = timer.next;
+      (timer.next == nullptr ? last_ : timer.next->prev) = timer.prev;
       timer.position = HeapTimer::kIdle;
       return;
     }

@@ -26,7 +26,7 @@ const char* to_string(EventKind kind) noexcept {
     case EventKind::kFenceProved:
       return "FenceProved";
     case EventKind::kUnhandled:
-      return "Unclaimed";
+      return "Unhandled";
   }
   return "?";
 }
@@ -67,12 +67,12 @@ const char* to_string(MemoryKind kind) noexcept {
   return "?";
 }
 
-const char* to_string(Quiescence rest) noexcept {
-  switch (rest) {
+const char* to_string(Quiescence quiescence) noexcept {
+  switch (quiescence) {
     case Quiescence::kProved:
       return "Proved";
     case Quiescence::kQuarantined:
-      return "Rested";
+      return "Quarantined";
   }
   return "?";
 }

@@ -113,7 +113,7 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
     ++t->post_to_done.bucket[bucket];
   }
   if (status.code == Errc::kOk || status.code == Errc::kRemoteAccess) {
-    core_.peers.on_host_answers(peer, core_.now_ns);
+    core_.peers.on_host_alive(peer, core_.now_ns);
   } else if (status.code == Errc::kRailLost && path.state == Path::State::kReady) {
     path.broke = replay_is_exact(path);  // by itself: nobody has closed it
     if (status.remote == Remote::kUnknown && rail.up) on_no_answer(peer, path);
@@ -284,7 +284,7 @@ void Transfers::path_down(Path& path, Errc code) {
   }
   if (code == Errc::kPeerLost && !path.peer_lost) {
     path.state = Path::State::kBackingOff;  // nothing of it is open
-    core_.peers.on_peer_gone(peer);
+    core_.peers.on_peer_dead(peer);
     return;
   }
   const bool broke = path.broke;

@@ -26,8 +26,8 @@ class EngineCore;
 struct LocalRegion;
 struct Peer;
 struct RemoteRegionSlot;
-struct Route;
-struct Lane;
+struct CachedRoute;
+struct CachedPath;
 
 /// In the place of an operation: the write belongs to the engine itself.
 inline constexpr uint32_t kProbe = kNone - 1;
@@ -287,21 +287,21 @@ class Transfers {
   uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
   void advance_pending(Op& op, uint32_t index, uint64_t bytes);
-  Route& find_route(RemoteRegionSlot& remote, MemoryKind here);
+  CachedRoute& find_route(RemoteRegionSlot& remote, MemoryKind here);
   void post_staged();
   bool has_flow(RegionId source, RemoteRegion target);
   bool look_up_flow(RegionId source, RemoteRegion target);
-  const Lane& next_cached_path() const noexcept;
-  static uint32_t fast_path_room(const Lane& cached_path) noexcept;
+  const CachedPath& next_cached_path() const noexcept;
+  static uint32_t fast_path_room(const CachedPath& cached_path) noexcept;
   static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
   uint32_t add_burst(std::span<const uint32_t> slots);
   bool try_add_part(Op& op, uint32_t part, const PartSource& source);
   PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region, const Op& op);
-  PostBatch& post_batch_on(const Lane& cached_path, const Op& op, uint32_t of, uint32_t part);
-  WriteOp wire_template(const Lane& cached_path) const noexcept;
+  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op, uint32_t of, uint32_t part);
+  WriteOp wire_template(const CachedPath& cached_path) const noexcept;
   static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
                    const PartSource& source) noexcept;
-  void account_added(PostBatch& post_batch, const Lane& cached_path, uint32_t n);
+  void account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n);
   void on_posted(PostBatch& post_batch, uint32_t taken);
   uint32_t split_out(PostBatch& post_batch, uint32_t at);
   uint32_t retire_batched(std::span<const WireEvent> events);
@@ -377,7 +377,7 @@ class Transfers {
     RemoteRegion target{};
     BatchId batch{};  ///< refuses nobody; until flush_staged()
     LocalRegion* region = nullptr;
-    const Route* route = nullptr;
+    const CachedRoute* route = nullptr;
     const uint64_t* local_keys = nullptr;  ///< by rail
   };
   Flow flow_{};
@@ -385,7 +385,7 @@ class Transfers {
   uint32_t listed_ = 0;                   ///< paths in the lists of all rails
   bool refused_ = false;                  ///< some rail may have writes that it did not take
   bool posted_ = false;
-  uint64_t epoch_ = 1;  ///< of every Route: it ends with any change of paths
+  uint64_t epoch_ = 1;  ///< of every CachedRoute: it ends with any change of paths
 };
 
 }  // namespace fabric::core

@@ -56,7 +56,7 @@ void Coverage::add(std::string_view section, std::string_view name, uint64_t tim
 
 void Coverage::add_steps(const std::string& dump_json) {
   const auto dump = nlohmann::json::parse(dump_json);
-  const auto steps = dump.find("steps");
+  const auto steps = dump.find("protocol_counters");
   if (steps == dump.end()) return;
   for (const auto& [name, times] : steps->items()) add("step", name, times.get<uint64_t>());
 }

@@ -15,7 +15,7 @@ class Coverage {
   Coverage();  ///< knows faults, codes, ends and deeds
 
   void add(std::string_view section, std::string_view name, uint64_t times = 1);
-  /// Takes over what an engine tells of itself ("steps" of its dump).
+  /// Takes over what an engine tells of itself ("protocol_counters" of its dump).
   void add_steps(const std::string& dump_json);
   void merge(const Coverage& other);
 

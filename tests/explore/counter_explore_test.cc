@@ -66,9 +66,9 @@ struct Counting : Program {
   Errc wait(const CounterTable::Armed& armed) {
     for (;;) {
       if (const auto end = table.result(armed.expectation); end.done) return end.code;
-      const EventCount::Ticket ticket = table.parking(key).prepare();
+      const EventCount::Ticket ticket = table.event_count(key).prepare();
       if (const auto end = table.result(armed.expectation); end.done) return end.code;
-      table.parking(key).sleep(ticket, kNeverNs);
+      table.event_count(key).sleep(ticket, kNeverNs);
     }
   }
   bool ended_once(uint32_t cookie, Errc code) const {
@@ -270,11 +270,11 @@ struct CancelMeetsTheRelease : Counting {
 struct ArrivalMeetsTheNextGeneration : Counting {
   CounterTable::Armed first = *table.expect(key, 1, kFirst);
   std::optional<CounterKey> next{};
-  uint64_t owed = 0;
+  uint64_t untaken = 0;
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) return write(0);
-    table.release(key, 0, &owed);
+    table.release(key, 0, &untaken);
     const auto again = table.acquire(++clock_ns, 0);
     if (!again) return;  // the arrival holds the record still
     next = *again;
@@ -283,7 +283,7 @@ struct ArrivalMeetsTheNextGeneration : Counting {
   void on_met() override { see(0); }
   void check() override {
     require(ended == 1 && ends[0].cookie == kFirst, "told twice, or the wrong one");
-    require(owed == 0, "owes what was taken");
+    require(untaken == 0, "owes what was taken");
     if (!next) return next_life_is_clean();
     require(table.count(*next) == 0, "counted in another life");
     require(table.live_count() == 1, "lives are miscounted");
@@ -398,7 +398,7 @@ struct MoveMeetsAnArrival : Linked {
 // The slot of a member comes back while an arrival of its last life still passes its count on.
 struct ArrivalMeetsTheNextLink : Linked {
   CounterKey other = fresh();
-  uint64_t owed = 0;
+  uint64_t untaken = 0;
   ArrivalMeetsTheNextLink() : Linked(4) {
     table.set_parent(key, parent);
     // The other free slots rest behind the member's: it is the next to come back.
@@ -408,12 +408,12 @@ struct ArrivalMeetsTheNextLink : Linked {
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) return arrive(key);
-    table.release(key, 0, &owed);
+    table.release(key, 0, &untaken);
     const auto again = table.acquire(++clock_ns, 0);
     if (again) table.set_parent(*again, other);
   }
   void check() override {
-    require(table.count(parent) == owed, "not passed on");
+    require(table.count(parent) == untaken, "not passed on");
     require(table.count(other) == 0, "passed on to the parent of another life");
   }
 };

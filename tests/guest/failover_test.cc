@@ -240,8 +240,8 @@ TEST_F(Failover, WordsThatAreLostAndRepeatedSettleEachBreakOnce) {
   std::printf(
       "datagrams: %lu passed, %lu lost; PathClose said %lu times and heard %lu, PathState "
       "said %lu times and heard %lu\n",
-      all.passed, all.lost, words_said("said ", "PathClose"), words_said("heard ", "PathClose"),
-      words_said("said ", "PathState"), words_said("heard ", "PathState"));
+      all.passed, all.lost, words_said("sent ", "PathClose"), words_said("received ", "PathClose"),
+      words_said("sent ", "PathState"), words_said("received ", "PathState"));
   EXPECT_GT(all.lost, 0u);
   EXPECT_GT(both_ways, 0u);
   expect_exact();

@@ -273,7 +273,7 @@ void expect_service(std::vector<Stream*> streams, uint64_t writes) {
 }
 
 uint64_t steps_of(const Engine& engine, const std::string& step) {
-  return nlohmann::json::parse(engine.dump_json()).at("steps").at(step).get<uint64_t>();
+  return nlohmann::json::parse(engine.dump_json()).at("protocol_counters").at(step).get<uint64_t>();
 }
 
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams) {

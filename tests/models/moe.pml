@@ -1,8 +1,8 @@
 /*
 Two banks, credits, and a step that goes on without a peer.
 
-Mirrors: CounterGroup in src/core/counter.cc (expect, mask, settle_members), set_parent() and
-deliver_and_pass_on() in counter_table.cc. Every peer has a key of its own in each bank, a member of
+Mirrors: CounterGroup in src/core/counter.cc (expect, mask, take_member_shares), set_parent() and
+deliver_and_forward() in counter_table.cc. Every peer has a key of its own in each bank, a member of
 the bank's group; step s lands in bank s % 2. A peer may send step s once it has heard that s - 2
 was consumed; the message that says so may come late. A write is cut in two, and the network orders
 nothing; between the count at a member and the count at the group other things happen.

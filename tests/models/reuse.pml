@@ -2,7 +2,7 @@
 Key values that come back, and traffic that is late.
 
 Mirrors: acquire() and release() in src/core/counter_table.cc (first in first out over SLOTS slots,
-generations of a few bits, the half-turn rule), Counters::rest_ns() in counters.cc.
+generations of a few bits, the half-wrap rule), Counters::quarantine_ns() in counters.cc.
 Left out: the add itself (waiter.pml), proofs by revocation (revoke.pml), more than one live key.
 Time comes in ticks. A write may arrive up to LATE ticks after the release of its key, which is what
 its deadline and drain bound allow; a released value rests longer than that.
@@ -22,7 +22,7 @@ to be had after some rest.
   a rule that looks once in a turn: a value that was released late in the turn rests too little
 */
 
-// As rest_ns() has it. With acquire(), which wants more than that, one tick above what is needed.
+// As quarantine_ns() has it. With acquire(), which wants more than that, one tick above what is needed.
 #define QUARANTINE (LATE + 1)
 #define LANDMARK(generation) ((generation) % (GENERATIONS / 2) == 0)
 

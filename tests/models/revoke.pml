@@ -7,7 +7,7 @@ control_ops.cc, start_parts() in route.cc, key_revoked() and oldest_inflight() i
 messages arrive once each, in any order. A posted write may end, or be left with a wreck, where it may
 land until the target has spoken. An application goes on using every key that it ever got.
 Left out: values that come back, hence the number of the question by which outdated() knows whether
-they have, and told_, which keeps them from it while the session lives; the half-turn rule, which
+they have, and refused_keys_, which keeps them from it while the session lives; the half-wrap rule, which
 protects counts even without proof (reuse.pml); how a wreck is settled (failover.pml).
 Proved: after close() has said "proved" nothing lands under that key; close() always ends.
 

@@ -245,7 +245,7 @@ class Evidence : public testing::Test {
     puppet->welcome();
     theatre.run_for(1ms);
     ASSERT_EQ(state(), PeerState::kConnected);
-    heard_ns = peer().last_heard_ns;
+    heard_ns = peer().last_received_ns;
   }
   void TearDown() override { EXPECT_TRUE(core->close({})); }
   core::Peer& peer() const { return *core->peers.find(id); }
@@ -279,7 +279,7 @@ TEST_F(Evidence, AWordTakesBackThatItCannotBeReached) {
   core->peers.on_unreachable(peer());
   puppet->send(MessageType::kAck);
   run_to(600ms);
-  heard_ns = peer().last_heard_ns;
+  heard_ns = peer().last_received_ns;
   run_to(1001ms);
   EXPECT_EQ(state(), PeerState::kStalled);
 }
@@ -296,7 +296,7 @@ TEST_F(Evidence, AStalledPeerThatCannotBeReachedIsLostInTheSameTurn) {
 TEST_F(Evidence, AHostThatAnswersKeepsItsPeerStalled) {
   for (Nanos silence = 500ms; silence < 20s; silence += 500ms) {
     run_to(silence);
-    core->peers.on_host_answers(peer(), core->now_ns);
+    core->peers.on_host_alive(peer(), core->now_ns);
   }
   run_to(23'400ms);
   EXPECT_EQ(state(), PeerState::kStalled) << "a stopped process, and a NIC that goes on";
@@ -307,7 +307,7 @@ TEST_F(Evidence, AHostThatAnswersKeepsItsPeerStalled) {
 TEST_F(Evidence, AnAnswerOfTheHostTakesBackThatItCannotBeReached) {
   run_to(500ms);
   core->peers.on_unreachable(peer());
-  core->peers.on_host_answers(peer(), core->now_ns);
+  core->peers.on_host_alive(peer(), core->now_ns);
   run_to(1001ms);
   EXPECT_EQ(state(), PeerState::kStalled);
 }
@@ -317,9 +317,9 @@ TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
   core->counters.bind(key, peer());
   ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));
   run_to(10ms);
-  core->peers.on_peer_gone(peer());
+  core->peers.on_peer_dead(peer());
   EXPECT_EQ(state(), PeerState::kLost);
-  core->peers.on_peer_gone(peer());
+  core->peers.on_peer_dead(peer());
   core->kick();
   theatre.run_for(1ns);
   ASSERT_EQ(seen.count(), 1u);
@@ -329,17 +329,17 @@ TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
 
 TEST_F(Evidence, TheNetworkIsAskedWhenItHasSaidNothingLately) {
   run_to(499ms);
-  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  EXPECT_FALSE(core->peers.probe_due(peer()));
   run_to(500ms);
-  EXPECT_TRUE(core->peers.wants_probe(peer()));
-  core->peers.on_host_answers(peer(), core->now_ns);
-  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  EXPECT_TRUE(core->peers.probe_due(peer()));
+  core->peers.on_host_alive(peer(), core->now_ns);
+  EXPECT_FALSE(core->peers.probe_due(peer()));
   run_to(999ms);
-  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  EXPECT_FALSE(core->peers.probe_due(peer()));
   run_to(1000ms);
-  EXPECT_TRUE(core->peers.wants_probe(peer()));
+  EXPECT_TRUE(core->peers.probe_due(peer()));
   core->peers.on_unreachable(peer());
-  EXPECT_FALSE(core->peers.wants_probe(peer()));
+  EXPECT_FALSE(core->peers.probe_due(peer()));
 }
 
 }  // namespace

@@ -58,9 +58,9 @@ TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
   using Route = std::pair<std::string, std::string>;
   constexpr auto kHost = MemoryKind::kHost, kCuda = MemoryKind::kCuda;
   EXPECT_EQ(route(info, kHost, kHost), Route("fast", ""));
-  EXPECT_EQ(route(info, kHost, kCuda), Route("slow", "fast: cannot touch the memory there"));
-  EXPECT_EQ(route(info, kCuda, kHost), Route("slow", "fast: cannot touch the memory here"));
-  EXPECT_EQ(route(info, kCuda, kCuda), Route("slow", "fast: cannot touch the memory here"));
+  EXPECT_EQ(route(info, kHost, kCuda), Route("slow", "fast: cannot access this memory kind there"));
+  EXPECT_EQ(route(info, kCuda, kHost), Route("slow", "fast: cannot access this memory kind here"));
+  EXPECT_EQ(route(info, kCuda, kCuda), Route("slow", "fast: cannot access this memory kind here"));
   EXPECT_EQ(route(info, kHost, MemoryKind::kRocm).first, "not listed") << "nobody has any";
   EXPECT_EQ(info.rails_here, 2u);
   EXPECT_EQ(info.rails_there, 4u);
@@ -69,7 +69,7 @@ TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
 TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndEveryoneIsTold) {
   expect_log("a rail went down");
   expect_log("a rail came back");
-  expect_log("a route has changed");
+  expect_log("a route changed");
   expect_log("a path broke");
   const auto run = [](bool reroute) {
     sim::World world;
@@ -211,7 +211,7 @@ TEST_F(TwoNetworks, MemoryThatNoAllowedNetworkReachesEndsUnreachable) {
   const PeerInfo info = *a.engine.peer_info(way.peer);
   EXPECT_EQ(route(info, MemoryKind::kHost, MemoryKind::kCuda).first, "");
   EXPECT_EQ(route(info, MemoryKind::kHost, MemoryKind::kCuda).second,
-            "fast: cannot touch the memory there; slow: excluded by ConnectOptions::networks");
+            "fast: cannot access this memory kind there; slow: excluded by ConnectOptions::networks");
   const RemoteRegion to_gpu = *a.engine.import_region(way.peer, *gpu.region.desc());
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
                                     .target = to_gpu.at(0),

@@ -468,7 +468,7 @@ TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   const CounterKey old = names.resolve(0);
   ASSERT_EQ(*first.close(), Quiescence::kProved);
   uint64_t name = 1;
-  for (; name < core::kRevokedPerName; ++name) {
+  for (; name < core::kRevokedKeysPerName; ++name) {
     ASSERT_EQ(names.resolved_and_closed(name), Quiescence::kProved) << name;
   }
   EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined) << "as much as it may keep";
@@ -596,7 +596,7 @@ TEST_F(RevokingPuppet, MayGiveTheValueOutAgain) {
 }
 
 TEST_F(RevokingPuppet, IsNotCalledQuietBeyondWhatIsKept) {
-  for (uint32_t key = 1; key <= core::kRevokedPerName; ++key) ASSERT_EQ(revoke(key), Errc::kOk);
+  for (uint32_t key = 1; key <= core::kRevokedKeysPerName; ++key) ASSERT_EQ(revoke(key), Errc::kOk);
   EXPECT_EQ(revoke(1000), Errc::kExhausted);
   EXPECT_EQ(write_under(1000), Errc::kOk) << "hence no proof";
   EXPECT_EQ(revoke(1), Errc::kOk) << "one that is kept anyway";
@@ -630,7 +630,7 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   const auto later_values = [&] {
     std::set<CounterKey> values;
     for (uint32_t i = 0; i < 1000; ++i) {
-      now_ns += counters.rest_ns();
+      now_ns += counters.quarantine_ns();
       const auto next = counters.make(now_ns);
       if (!next) continue;
       values.insert(*next);

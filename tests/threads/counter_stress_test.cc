@@ -319,7 +319,7 @@ class Receiver {
     return static_cast<Errc>(ended & 0xff);
   }
   Errc wait_asleep() {
-    EventCount& spot = table_.parking(key_);
+    EventCount& spot = table_.event_count(key_);
     const auto until = Clock::now() + kHang;
     for (;;) {
       if (const auto r = table_.result(armed_); r.done) return r.code;
@@ -369,9 +369,9 @@ class Receiver {
     check_empty();
   }
   void renew() {
-    uint64_t owed = 99;
-    ASSERT_TRUE(table_.release(key_, now_ns(), &owed));
-    ASSERT_EQ(owed, 0u);
+    uint64_t untaken = 99;
+    ASSERT_TRUE(table_.release(key_, now_ns(), &untaken));
+    ASSERT_EQ(untaken, 0u);
     take_next_key();
   }
   void take_next_key() {
@@ -482,8 +482,8 @@ TEST(CounterStress, ReleaseAndArrivalEndAnExpectationOnce) {
     const auto expectation = table.expect(*key, 1, 1);
     EXPECT_TRUE(expectation.has_value());
     armed += expectation.has_value() && !expectation->met;
-    uint64_t owed = 99;
-    EXPECT_TRUE(table.release(*key, now_ns(), &owed));
+    uint64_t untaken = 99;
+    EXPECT_TRUE(table.release(*key, now_ns(), &untaken));
     const auto hang = Clock::now() + kHang;
     while (calls.load() != armed && Clock::now() < hang) std::this_thread::yield();
     EXPECT_EQ(calls.load(), armed);
@@ -599,11 +599,11 @@ TEST(CounterStress, OldKeysNeverCountInALaterGeneration) {
       if (!key) continue;
       owner[key->wire() & 31] = self;
       const uint32_t old = recent.exchange(0, std::memory_order_relaxed);
-      uint64_t owed = 99;
+      uint64_t untaken = 99;
       EXPECT_EQ(table.count(*key), 0u);
       EXPECT_EQ(owner[key->wire() & 31], self);
-      EXPECT_TRUE(table.release(*key, now_ns(), &owed));
-      EXPECT_EQ(owed, 0u);
+      EXPECT_TRUE(table.release(*key, now_ns(), &untaken));
+      EXPECT_EQ(untaken, 0u);
       // Only the dead are given to the sender.
       if (old == 0) recent.store(key->wire(), std::memory_order_relaxed);
     }

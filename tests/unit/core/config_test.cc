@@ -52,12 +52,12 @@ TEST(Config, TheDefaultsAreGood) { EXPECT_TRUE(effective_config({})); }
 struct BadField {
   const char* name;
   Errc code;
-  std::function<void(Config&)> spoil;
+  std::function<void(Config&)> set_bad_value;
 };
 
 void expect_refused(const BadField& bad) {
   Config config;
-  bad.spoil(config);
+  bad.set_bad_value(config);
   const Error error = refusal(config);
   EXPECT_EQ(error.code, bad.code) << bad.name;
   EXPECT_STREQ(error.what, bad.name);

@@ -121,7 +121,7 @@ void at_every_place() {
 }
 
 /// A table with room for some keys, and what its expectations came to.
-struct Stage {
+struct TableFixture {
   struct End {
     uint32_t cookie;
     Errc code;
@@ -131,11 +131,11 @@ struct Stage {
   uint32_t ended = 0;
   CounterTable table;
 
-  explicit Stage(uint32_t live_max = 1, uint32_t key_bits = 12)
+  explicit TableFixture(uint32_t live_max = 1, uint32_t key_bits = 12)
       : table({.live_max = live_max, .fired = note, .context = this, .key_bits = key_bits}) {}
   static void note(void* self, uint32_t cookie, Errc code) {
-    auto* stage = static_cast<Stage*>(self);
-    stage->ends[stage->ended++ % 8] = {cookie, code};
+    auto* fixture = static_cast<TableFixture*>(self);
+    fixture->ends[fixture->ended++ % 8] = {cookie, code};
   }
   CounterKey fresh() { return *table.acquire(++clock_ns, 0); }
   void arrive(CounterKey key, uint32_t cut = 1, uint32_t shards = 1) {
@@ -145,7 +145,7 @@ struct Stage {
   int64_t clock_ns = 0;
 };
 
-struct CancelMeetsTheNextExpectation : Stage {
+struct CancelMeetsTheNextExpectation : TableFixture {
   static constexpr uint64_t kNext = 50;
   CounterKey key = fresh();
   CounterTable::Armed first = *table.expect(key, 1, 1);
@@ -178,7 +178,7 @@ TEST(CounterInterleaving, CancelNeverHitsTheNextExpectation) {
   at_every_place<CancelMeetsTheNextExpectation>();
 }
 
-struct ArrivalMeetsTheNextGeneration : Stage {
+struct ArrivalMeetsTheNextGeneration : TableFixture {
   CounterKey old = fresh();
   CounterKey next{};
   void victim() { arrive(old); }
@@ -193,20 +193,20 @@ struct ArrivalMeetsTheNextGeneration : Stage {
     ASSERT_EQ(table.count(next), 0u) << "not even a fraction";
   }
 };
-TEST(CounterInterleaving, LateArrivalNeverCountsInTheNextLife) {
+TEST(CounterInterleaving, LateArrivalNeverCountsInTheNextGeneration) {
   at_every_place<ArrivalMeetsTheNextGeneration>();
 }
 
-struct ReleaseMeetsTheLastArrival : Stage {
+struct ReleaseMeetsTheLastArrival : TableFixture {
   CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 2, 1);
-  uint64_t owed = 99;
+  uint64_t untaken = 99;
   ReleaseMeetsTheLastArrival() { arrive(key, 2, 3); }
-  void victim() { table.release(key, 0, &owed); }
+  void victim() { table.release(key, 0, &untaken); }
   void intruder() { arrive(key, 2); }
   void check() {
     ASSERT_EQ(ended, 1u);
-    ASSERT_EQ(owed, ends[0].code == Errc::kOk ? 0u : 1u);
+    ASSERT_EQ(untaken, ends[0].code == Errc::kOk ? 0u : 1u);
     ASSERT_TRUE(ends[0].code == Errc::kOk || ends[0].code == Errc::kReleased);
     ASSERT_TRUE(table.acquire(++clock_ns, 0).has_value());
   }
@@ -215,7 +215,7 @@ TEST(CounterInterleaving, ReleaseAndLastArrivalEndTheExpectationOnce) {
   at_every_place<ReleaseMeetsTheLastArrival>();
 }
 
-struct ExpectMeetsTheArrival : Stage {
+struct ExpectMeetsTheArrival : TableFixture {
   CounterKey key = fresh();
   CounterTable::Armed armed{};
   void victim() { armed = *table.expect(key, 1, CounterTable::kWaiter); }
@@ -230,7 +230,7 @@ TEST(CounterInterleaving, ExpectNeverWaitsForWhatHasArrived) {
 }
 
 template <class Ending>
-struct ExpectMeetsTheEnd : Stage {
+struct ExpectMeetsTheEnd : TableFixture {
   CounterKey key = fresh();
   Errc refused = Errc::kOk;
   void victim() {
@@ -263,7 +263,7 @@ TEST(CounterInterleaving, ExpectNeverOutlivesARelease) {
   at_every_place<ExpectMeetsTheEnd<Released>>();
 }
 
-struct LastArrivalMeetsTheNextExpectation : Stage {
+struct LastArrivalMeetsTheNextExpectation : TableFixture {
   CounterKey key = fresh();
   CounterTable::Armed first = *table.expect(key, 1, 1);
   bool armed_again = false;
@@ -284,30 +284,30 @@ TEST(CounterInterleaving, NextExpectationIsNeverTakenForTheLast) {
   at_every_place<LastArrivalMeetsTheNextExpectation>();
 }
 
-struct LastArrivalMeetsTheSleeper : Stage {
+struct LastArrivalMeetsTheSleeper : TableFixture {
   CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
   std::optional<EventCount::Ticket> ticket{};
   void victim() { arrive(key); }
   void intruder() {
-    const auto announced = table.parking(key).prepare();
+    const auto announced = table.event_count(key).prepare();
     if (!table.result(armed.expectation).done) ticket = announced;
   }
   void check() {
     if (!ticket) return;
     constexpr int64_t kLimitNs = 2'000'000'000;
     const auto start = std::chrono::steady_clock::now();
-    table.parking(key).sleep(*ticket, kLimitNs);
+    table.event_count(key).sleep(*ticket, kLimitNs);
     ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::nanoseconds(kLimitNs))
         << "the wake-up was lost";
     ASSERT_TRUE(table.result(armed.expectation).done);
   }
 };
-TEST(CounterInterleaving, WhoGoesToSleepDuringTheEndIsWoken) {
+TEST(CounterInterleaving, WaiterThatGoesToSleepDuringTheEndIsWoken) {
   at_every_place<LastArrivalMeetsTheSleeper>();
 }
 
-struct CountMeetsTheNextExpectation : Stage {
+struct CountMeetsTheNextExpectation : TableFixture {
   CounterKey key = fresh();
   uint64_t seen = 0;
   CountMeetsTheNextExpectation() {
@@ -325,9 +325,9 @@ TEST(CounterInterleaving, CountNeverMixesTwoExpectations) {
   at_every_place<CountMeetsTheNextExpectation>();
 }
 
-struct LinkMeetsAnArrival : Stage {
+struct LinkMeetsAnArrival : TableFixture {
   CounterKey parent, member;
-  LinkMeetsAnArrival() : Stage(2), parent(fresh()), member(fresh()) { arrive(member, 2, 5); }
+  LinkMeetsAnArrival() : TableFixture(2), parent(fresh()), member(fresh()) { arrive(member, 2, 5); }
   void victim() { table.set_parent(member, parent); }
   void intruder() { arrive(member, 2, 3); }
   void check() {
@@ -335,13 +335,13 @@ struct LinkMeetsAnArrival : Stage {
     ASSERT_EQ(table.count(parent), 4u);
   }
 };
-TEST(CounterInterleaving, LinkPassesOnEveryCountExactlyOnce) {
+TEST(CounterInterleaving, LinkForwardsEveryCountExactlyOnce) {
   at_every_place<LinkMeetsAnArrival>();
 }
 
-struct UnlinkMeetsAnArrival : Stage {
+struct UnlinkMeetsAnArrival : TableFixture {
   CounterKey parent, member;
-  UnlinkMeetsAnArrival() : Stage(2), parent(fresh()), member(fresh()) {
+  UnlinkMeetsAnArrival() : TableFixture(2), parent(fresh()), member(fresh()) {
     table.set_parent(member, parent);
     arrive(member, 2);
   }
@@ -360,9 +360,9 @@ struct UnlinkMeetsAnArrival : Stage {
 TEST(CounterInterleaving, UnlinkLosesNoCountOfTheMember) { at_every_place<UnlinkMeetsAnArrival>(); }
 
 // The group goes on without a member whose last half is just being counted: paid by one, not both.
-struct ArrivalMeetsTheMask : Stage {
+struct ArrivalMeetsTheMask : TableFixture {
   CounterKey parent, member;
-  ArrivalMeetsTheMask() : Stage(2), parent(fresh()), member(fresh()) {
+  ArrivalMeetsTheMask() : TableFixture(2), parent(fresh()), member(fresh()) {
     table.set_parent(member, parent);
     static_cast<void>(table.expect(parent, 1, 1));
     arrive(member, 2);
@@ -378,20 +378,20 @@ struct ArrivalMeetsTheMask : Stage {
     ASSERT_EQ(table.count(parent), 0u);
   }
 };
-TEST(CounterInterleaving, MaskingPaysWhatTheMemberDidNot) { at_every_place<ArrivalMeetsTheMask>(); }
+TEST(CounterInterleaving, MaskingAddsWhatTheMemberDidNot) { at_every_place<ArrivalMeetsTheMask>(); }
 
 // The slot of the member comes back while an arrival of its last life still passes its count on.
-struct ArrivalMeetsTheNextLink : Stage {
+struct ArrivalMeetsTheNextLink : TableFixture {
   CounterKey parent, other, member, next{};
-  ArrivalMeetsTheNextLink() : Stage(4), parent(fresh()), other(fresh()), member(fresh()) {
+  ArrivalMeetsTheNextLink() : TableFixture(4), parent(fresh()), other(fresh()), member(fresh()) {
     table.set_parent(member, parent);
   }
   bool counted = false;
   void victim() { arrive(member); }
   void intruder() {
-    uint64_t owed = 0;
-    table.release(member, 0, &owed);
-    counted = owed != 0;
+    uint64_t untaken = 0;
+    table.release(member, 0, &untaken);
+    counted = untaken != 0;
     for (uint32_t i = 0; i < 8 && !next; ++i) {  // round the ring, up to the same slot
       const auto key = table.acquire(++clock_ns, 0);
       if (!key) return;
@@ -408,12 +408,12 @@ struct ArrivalMeetsTheNextLink : Stage {
     ASSERT_EQ(table.count(other), 0u) << "passed on to the parent of another life";
   }
 };
-TEST(CounterInterleaving, CountsArePassedOnToTheParentOfTheirLife) {
+TEST(CounterInterleaving, CountsAreForwardedToTheParentOfTheirGeneration) {
   at_every_place<ArrivalMeetsTheNextLink>();
 }
 
 // The reader of an end and a late cancel that lets go of its pin: the record is free after both.
-struct ResultMeetsALateCancel : Stage {
+struct ResultMeetsALateCancel : TableFixture {
   CounterKey key = fresh();
   CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
   Errc read = Errc::kBusy;
@@ -443,13 +443,13 @@ TEST(CounterInterleaving, LateCancelDoesNotDisturbTheReader) {
 
 // Moving the member waits for an arrival that still needs the old parent, so it comes from a thread
 // of its own; the arrival stands still until the move is done or is plainly waiting.
-struct ArrivalMeetsAMove : Stage {
+struct ArrivalMeetsAMove : TableFixture {
   CounterKey before, after, member;
   std::atomic<bool> go{false}, moved{false};
   uint64_t at_unlink = 99;
   std::thread mover;
 
-  ArrivalMeetsAMove() : Stage(4), before(fresh()), after(fresh()), member(fresh()) {
+  ArrivalMeetsAMove() : TableFixture(4), before(fresh()), after(fresh()), member(fresh()) {
     table.set_parent(member, before);
     mover = std::thread([this] {
       while (!go.load(std::memory_order_acquire)) std::this_thread::yield();

@@ -54,7 +54,7 @@ TEST_F(CounterTableTest, EveryCutCountsOneWhenItsLastShardArrives) {
   }
 }
 
-TEST_F(CounterTableTest, TwoHalfArrivedWritesReleaseNobodyWhoWaitsForBoth) {
+TEST_F(CounterTableTest, TwoHalfArrivedWritesDoNotMeetAnExpectationOfBoth) {
   const CounterKey key = fresh();
   ASSERT_FALSE(expect(key, 2, 1).met);
   arrive(key, 2, 2);
@@ -99,9 +99,9 @@ TEST_F(CounterTableTest, CountStaysBetweenWholeAndBegunInRandomOrders) {
       ASSERT_LE(table.count(key), begun);
     }
     ASSERT_EQ(ended, (std::vector<Ended>{{round, Errc::kOk}}));
-    uint64_t owed = 99;
-    ASSERT_TRUE(table.release(key, now_ns, &owed));
-    ASSERT_EQ(owed, 0u);
+    uint64_t untaken = 99;
+    ASSERT_TRUE(table.release(key, now_ns, &untaken));
+    ASSERT_EQ(untaken, 0u);
   }
 }
 
@@ -172,7 +172,7 @@ TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
   EXPECT_EQ(arrive(key), 0u);
 }
 
-TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextLife) {
+TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextGeneration) {
   CounterTable one(options(1, 8));  // a single slot: the next key is the next life of the last one
   const CounterKey old = *one.acquire(now_ns, 0);
   ASSERT_TRUE(one.release(old, now_ns));
@@ -225,7 +225,7 @@ TEST_F(CounterTableTest, FirstGenerationsDependOnTheSeed) {
   EXPECT_GT(first.size(), 60u);
 }
 
-TEST_F(CounterTableTest, ReusesTheSlotThatRestedLongest) {
+TEST_F(CounterTableTest, ReusesTheSlotFreedLongestAgo) {
   CounterTable small(options(4, 8));  // 7 slots
   std::vector<CounterKey> held;
   for (uint32_t i = 0; i < 4; ++i) held.push_back(*small.acquire(now_ns, 0));
@@ -258,7 +258,7 @@ TEST_F(CounterTableTest, EveryKeyValueComesUpBeforeAnyComesBack) {
   }
 }
 
-TEST_F(CounterTableTest, HalfTurnRuleRefusesAKeyThatHasNotRestedAndGivesItAfterwards) {
+TEST_F(CounterTableTest, HalfWrapRuleRefusesAKeyInQuarantineAndHandsItOutAfterwards) {
   CounterTable one(options(1, 4));  // one slot, 8 generations
   const auto generation = [](CounterKey key) { return key.wire() >> 1; };
   // Advances to the first landmark, which nothing forbids.
@@ -290,7 +290,7 @@ TEST_F(CounterTableTest, HalfTurnRuleRefusesAKeyThatHasNotRestedAndGivesItAfterw
 
 // The promise behind the rule: whoever releases and acquires as fast as it can, no value returns
 // before its rest.
-TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsRest) {
+TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsQuarantineEnds) {
   CounterTable small(options(2, 6));  // 3 slots, 16 generations
   Rng rng(5);
   std::map<CounterKey, int64_t> released_ns;
@@ -380,13 +380,13 @@ TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
   }
 }
 
-TEST_F(CounterTableTest, WhoSleepsIsWokenByTheEnd) {
+TEST_F(CounterTableTest, SleepingWaiterIsWokenByTheEnd) {
   const CounterKey key = fresh();
   const Armed armed = expect(key, 1, CounterTable::kWaiter);
-  const auto ticket = table.parking(key).prepare();
+  const auto ticket = table.event_count(key).prepare();
   arrive(key);
   // A wake since the prepare makes this return at once; a missed one makes the test time out.
-  table.parking(key).sleep(ticket, INT64_MAX);
+  table.event_count(key).sleep(ticket, INT64_MAX);
   EXPECT_TRUE(table.result(armed.expectation).done);
 }
 
@@ -429,7 +429,7 @@ TEST_F(CounterTableTest, CancelOfAnOldExpectationDoesNotHitTheNext) {
   EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}, {2, Errc::kOk}}));
 }
 
-TEST_F(CounterTableTest, CancelOfAReleasedKeyDoesNotHitTheNextLife) {
+TEST_F(CounterTableTest, CancelOfAReleasedKeyDoesNotHitTheNextGeneration) {
   CounterTable one(options(1, 8));
   const CounterKey old = *one.acquire(now_ns, 0);
   const Armed first = *one.expect(old, 1, 1);
@@ -461,27 +461,27 @@ TEST_F(CounterTableTest, FiredMayArmTheNext) {
   EXPECT_EQ(rearm.ends, 10u);
 }
 
-TEST_F(CounterTableTest, ReleaseTellsWhatIsOwed) {
+TEST_F(CounterTableTest, ReleaseReportsUntakenCounts) {
   struct Case {
     uint32_t halves;
     uint64_t expected;
-    uint64_t owed;
+    uint64_t untaken;
   };
   for (const Case c : {Case{0, 0, 0}, Case{1, 0, 0}, Case{5, 0, 2}, Case{5, 4, 2}, Case{7, 4, 3},
                        Case{0, 1, 0}, Case{5, 2, 0}}) {
     const CounterKey key = fresh();
     arrive(key, 2, c.halves);
     if (c.expected != 0) expect(key, c.expected, 1);
-    uint64_t owed = 99;
-    EXPECT_TRUE(table.release(key, now_ns, &owed));
-    EXPECT_EQ(owed, c.owed) << c.halves << " halves, expecting " << c.expected;
+    uint64_t untaken = 99;
+    EXPECT_TRUE(table.release(key, now_ns, &untaken));
+    EXPECT_EQ(untaken, c.untaken) << c.halves << " halves, expecting " << c.expected;
     EXPECT_FALSE(table.live(key));
   }
 }
 
-// --- spoiled ------------------------------------------------------------------------------------
+// --- poisoned ------------------------------------------------------------------------------------
 
-TEST_F(CounterTableTest, SpoiledKeyRefusesWithItsFirstReason) {
+TEST_F(CounterTableTest, PoisonedKeyRefusesWithItsFirstReason) {
   for (const Errc why : {Errc::kAborted, Errc::kPeerLost}) {
     const CounterKey key = fresh();
     arrive(key, 1, 3);
@@ -492,14 +492,14 @@ TEST_F(CounterTableTest, SpoiledKeyRefusesWithItsFirstReason) {
     EXPECT_EQ(arrive(key), 0u) << "live, so not stale";
     EXPECT_EQ(table.count(key), 3u) << "what was there, and nothing that came later";
     EXPECT_TRUE(table.live(key));
-    uint64_t owed = 0;
-    EXPECT_TRUE(table.release(key, now_ns, &owed));
-    EXPECT_EQ(owed, 3u);
+    uint64_t untaken = 0;
+    EXPECT_TRUE(table.release(key, now_ns, &untaken));
+    EXPECT_EQ(untaken, 3u);
     EXPECT_TRUE(ended.empty());
   }
 }
 
-TEST_F(CounterTableTest, TheNextLifeOfASpoiledSlotIsClean) {
+TEST_F(CounterTableTest, TheNextGenerationOfAPoisonedSlotIsClean) {
   CounterTable one(options(1, 8));
   const CounterKey old = *one.acquire(now_ns, 0);
   one.abort(old, Errc::kPeerLost);
@@ -509,7 +509,7 @@ TEST_F(CounterTableTest, TheNextLifeOfASpoiledSlotIsClean) {
   EXPECT_TRUE((*one.expect(next, 1, 1)).met);
 }
 
-TEST_F(CounterTableTest, OverrunSpoilsInsteadOfWrapping) {
+TEST_F(CounterTableTest, OverrunPoisonsInsteadOfWrapping) {
   const CounterKey key = fresh();
   table.add(key, word::kCountMax);
   EXPECT_EQ(table.count(key), word::kCountMax);
@@ -539,7 +539,7 @@ TEST_F(CounterTableTest, ParentGainsEveryWholeCountOfItsMembers) {
   EXPECT_EQ(table.count(b), 2u);
 }
 
-TEST_F(CounterTableTest, LinkingPassesOnOnceWhatIsAlreadyThere) {
+TEST_F(CounterTableTest, LinkingForwardsOnceWhatIsAlreadyThere) {
   const CounterKey parent = fresh(), member = fresh();
   arrive(member, 2, 5);
   ASSERT_FALSE(expect(parent, 2, 1).met);
@@ -551,7 +551,7 @@ TEST_F(CounterTableTest, LinkingPassesOnOnceWhatIsAlreadyThere) {
   EXPECT_EQ(table.count(parent), 1u) << "the half from before the link counts";
 }
 
-TEST_F(CounterTableTest, TakingAndCancellingAtAMemberPassNothingOn) {
+TEST_F(CounterTableTest, TakingAndCancellingAtAMemberForwardNothing) {
   const CounterKey parent = fresh(), member = fresh();
   table.set_parent(member, parent);
   arrive(member, 1, 3);
@@ -565,7 +565,7 @@ TEST_F(CounterTableTest, TakingAndCancellingAtAMemberPassNothingOn) {
   EXPECT_EQ(table.count(parent), 5u);
 }
 
-TEST_F(CounterTableTest, UnlinkedMemberPassesNothingOnAndMayMove) {
+TEST_F(CounterTableTest, UnlinkedMemberForwardsNothingAndMayMove) {
   const CounterKey p = fresh(), q = fresh(), member = fresh();
   table.set_parent(member, p);
   arrive(member);
@@ -581,7 +581,7 @@ TEST_F(CounterTableTest, UnlinkedMemberPassesNothingOnAndMayMove) {
   EXPECT_EQ(table.count(member), 4u);
 }
 
-TEST_F(CounterTableTest, MaskingPaysExactlyWhatTheMemberOwed) {
+TEST_F(CounterTableTest, MaskingAddsExactlyWhatTheMemberOwed) {
   for (const uint32_t halves : {0u, 1u, 2u, 3u, 4u}) {
     for (const bool lost_before : {false, true}) {
       ended.clear();

@@ -44,52 +44,52 @@ TEST(CounterImm, AllShardsOfEveryCutAddUpToExactlyOneWrite) {
 TEST(CounterWord, KeepsEveryBalanceAndNothingElseMoves) {
   for (const uint32_t generation : kGenerations) {
     for (const uint64_t link : {uint64_t{0}, word::kLinked}) {
-      const uint64_t start = word::life(generation) | link;
+      const uint64_t start = word::live_tag(generation) | link;
       for (const int64_t balance : balances_at_the_edges()) {
         const uint64_t w = word::with_balance(start, balance);
         ASSERT_EQ(word::balance(w), balance);
         ASSERT_EQ(word::generation(w), generation);
-        ASSERT_TRUE(word::is_of(w, word::life(generation)));
+        ASSERT_TRUE(word::has_tag(w, word::live_tag(generation)));
         ASSERT_EQ(word::linked(w), link != 0);
-        ASSERT_FALSE(word::spoiled(w));
+        ASSERT_FALSE(word::poisoned(w));
         ASSERT_EQ(word::waiting(w), balance < 0);
       }
     }
   }
 }
 
-TEST(CounterWord, TellsLivesApart) {
+TEST(CounterWord, TellsGenerationsApart) {
   for (const uint32_t mine : kGenerations) {
     for (const uint32_t other : kGenerations) {
-      EXPECT_EQ(word::is_of(word::life(mine), word::life(other)), mine == other);
+      EXPECT_EQ(word::has_tag(word::live_tag(mine), word::live_tag(other)), mine == other);
     }
-    EXPECT_FALSE(word::is_of(word::free_word(mine), word::life(mine)));
-    EXPECT_FALSE(word::is_of(word::free_word(mine), word::kNoLife));
-    EXPECT_FALSE(word::is_of(word::life(mine), word::kNoLife));
+    EXPECT_FALSE(word::has_tag(word::free_word(mine), word::live_tag(mine)));
+    EXPECT_FALSE(word::has_tag(word::free_word(mine), word::kNoTag));
+    EXPECT_FALSE(word::has_tag(word::live_tag(mine), word::kNoTag));
   }
 }
 
-TEST(CounterWord, WholeRoundsDownOnBothSidesOfZero) {
+TEST(CounterWord, WholeCountsRoundDownOnBothSidesOfZero) {
   int64_t expected = -3;
   for (int64_t balance = -3 * kUnitsPerWrite; balance < 3 * kUnitsPerWrite; ++balance) {
     if (balance != -3 * kUnitsPerWrite && balance % kUnitsPerWrite == 0) ++expected;
-    ASSERT_EQ(word::whole(balance), expected) << balance;
+    ASSERT_EQ(word::whole_counts(balance), expected) << balance;
   }
 }
 
-TEST(CounterWord, PlusIsExactUpToTheLastUnitAndSpoilsBeyond) {
+TEST(CounterWord, PlusIsExactUpToTheLastUnitAndPoisonsBeyond) {
   for (const int64_t balance : balances_at_the_edges()) {
-    const uint64_t w = word::with_balance(word::life(3), balance);
+    const uint64_t w = word::with_balance(word::live_tag(3), balance);
     for (const int64_t units : {int64_t{105}, int64_t{840}, word::kBalanceMax - balance,
                                 word::kBalanceMax - balance + 1, word::kBalanceMax + 1}) {
       if (units <= 0) continue;
       const uint64_t sum = word::plus(w, units);
-      ASSERT_TRUE(word::is_of(sum, word::life(3)));
+      ASSERT_TRUE(word::has_tag(sum, word::live_tag(3)));
       if (balance + units <= word::kBalanceMax) {
-        ASSERT_FALSE(word::spoiled(sum));
+        ASSERT_FALSE(word::poisoned(sum));
         ASSERT_EQ(word::balance(sum), balance + units);
       } else {
-        ASSERT_TRUE(word::spoiled(sum));
+        ASSERT_TRUE(word::poisoned(sum));
         ASSERT_EQ(word::reason(sum), Errc::kOverrun);
         ASSERT_FALSE(word::waiting(sum));
       }
@@ -97,14 +97,14 @@ TEST(CounterWord, PlusIsExactUpToTheLastUnitAndSpoilsBeyond) {
   }
 }
 
-TEST(CounterWord, SpoiledKeepsTheReasonAndWhatNobodyHadClaimed) {
+TEST(CounterWord, PoisonedKeepsTheReasonAndCountsNotClaimed) {
   for (const Errc why : {Errc::kAborted, Errc::kPeerLost, Errc::kOverrun, Errc::kRailLost}) {
     for (const int64_t balance : balances_at_the_edges()) {
-      const uint64_t w = word::spoil(
-          word::with_balance(word::life(kLastGeneration) | word::kLinked, balance), why);
-      ASSERT_TRUE(word::spoiled(w));
-      ASSERT_TRUE(word::is_of(w, word::life(kLastGeneration)));
-      ASSERT_FALSE(word::linked(w)) << "a spoiled member gives its parent nothing more";
+      const uint64_t w = word::poison(
+          word::with_balance(word::live_tag(kLastGeneration) | word::kLinked, balance), why);
+      ASSERT_TRUE(word::poisoned(w));
+      ASSERT_TRUE(word::has_tag(w, word::live_tag(kLastGeneration)));
+      ASSERT_FALSE(word::linked(w)) << "a poisoned member gives its parent nothing more";
       ASSERT_FALSE(word::waiting(w));
       ASSERT_EQ(word::reason(w), why);
       ASSERT_EQ(word::untaken(w), static_cast<uint64_t>(balance < 0 ? 0 : balance / 840));
@@ -129,7 +129,7 @@ struct Enumeration {
       whole += landed[i] == cut[i];
       begun += landed[i] != 0;
     }
-    const auto count = static_cast<uint32_t>(word::whole(balance));
+    const auto count = static_cast<uint32_t>(word::whole_counts(balance));
     ASSERT_LE(whole, count);
     ASSERT_LE(count, begun);
     if (count >= writes) {

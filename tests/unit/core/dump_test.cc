@@ -105,12 +105,12 @@ TEST_F(Dump, ShowsWhatAWriteWaitsForAndForHowLong) {
   // The peer is not there yet.
   json shown = the_op();
   EXPECT_EQ(shown["kind"], "write");
-  EXPECT_EQ(shown["stage"], "running");
+  EXPECT_EQ(shown["state"], "running");
   EXPECT_EQ(shown["waits_for"], json::array({name(peer)}));
   EXPECT_EQ(shown["queued"], 1);
   EXPECT_EQ(shown["posted"], 0);
   EXPECT_EQ(shown["age_ns"], 1'000);
-  EXPECT_EQ(shown["left_ns"], 9'999'999'000);
+  EXPECT_EQ(shown["remaining_ns"], 9'999'999'000);
   EXPECT_EQ(look()["peers"][0]["state"], "Connecting");
 
   world.run_for(1ms);
@@ -151,9 +151,9 @@ TEST_F(Dump, ShowsEveryKindOfOperationByName) {
   EXPECT_EQ(ops.size(), 4u) << all.dump(2);
   EXPECT_EQ(ops["send"]["waits_for"], json::array({name(peer)}));
   EXPECT_EQ(ops["resolve"]["waits_for"], json::array({name(peer)}));
-  EXPECT_TRUE(ops["alarm"]["waits_for"].empty());
-  EXPECT_EQ(ops["alarm"]["left_ns"], 999'999'999);
-  EXPECT_EQ(ops["expect"]["left_ns"], -1) << "it may take for ever";
+  EXPECT_TRUE(ops["timer"]["waits_for"].empty());
+  EXPECT_EQ(ops["timer"]["remaining_ns"], 999'999'999);
+  EXPECT_EQ(ops["expect"]["remaining_ns"], -1) << "it may take for ever";
   EXPECT_THAT(a.dump(), HasSubstr("no limit left"));
 }
 
@@ -164,7 +164,7 @@ TEST_F(Dump, ShowsAnOperationThatDrains) {
       *a.submit(Write{.source = source.at(0), .target = region.at(0), .size_bytes = kSize});
   world.run_for(1ms);
   ASSERT_TRUE(a.cancel(op));
-  EXPECT_EQ(the_op()["stage"], "draining");
+  EXPECT_EQ(the_op()["state"], "draining");
   ASSERT_TRUE(world.run_until([&] { return a.stats().ops_in_flight == 0; }, 1s));
 }
 
@@ -172,14 +172,14 @@ TEST_F(Dump, ShowsAnOperationThatDrains) {
 TEST_F(Dump, ShowsSinceWhenAPeerIsWhatItIs) {
   world.run_for(20ms);
   const PeerId peer = *a.connect(b.address());
-  EXPECT_EQ(look()["peers"][0]["since_ns"], 0);
+  EXPECT_EQ(look()["peers"][0]["in_state_ns"], 0);
   world.run_for(50ms);
   ASSERT_EQ(look()["peers"][0]["state"], "Connected");
   ASSERT_TRUE(a.disconnect(peer));
   EXPECT_EQ(look()["peers"][0]["state"], "Lost");
-  EXPECT_EQ(look()["peers"][0]["since_ns"], 0);
+  EXPECT_EQ(look()["peers"][0]["in_state_ns"], 0);
   world.run_for(3ms);
-  EXPECT_EQ(look()["peers"][0]["since_ns"], 3'000'000);
+  EXPECT_EQ(look()["peers"][0]["in_state_ns"], 3'000'000);
 }
 
 TEST_F(Dump, OfAClosedOrMovedEngineSaysSo) {

@@ -14,7 +14,7 @@ struct Item : SlotHead {
   int value = 0;
 };
 
-TEST(SlotTable, AnswersOnlyForThePresentLife) {
+TEST(SlotTable, AnswersOnlyForThePresentGeneration) {
   SlotTable<Item> table(4);
   uint32_t slot = 99;
   Item* item = table.acquire(slot);
@@ -76,7 +76,7 @@ TEST(SlotTable, GenerationsNeverBecomeZero) {
 }
 
 // Against a map of what must be found, with every handle there ever was.
-TEST(SlotTable, StaleHandlesNeverFindALaterLife) {
+TEST(SlotTable, StaleHandlesNeverFindALaterGeneration) {
   Rng rng(1);
   SlotTable<Item> table(40);
   using Handle = std::pair<uint32_t, uint32_t>;
