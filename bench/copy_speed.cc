@@ -46,7 +46,7 @@ constexpr uint64_t kColdBytes = 256u << 20;
 
 enum class Kind : uint8_t {
   kLibc,
-  kBare,       ///< the moves of the best variant, without section, card and guard
+  kBare,       ///< the moves of the best variant, without section, slot and guard
   kUnguarded,  ///< a section that looks at nothing
   kGuarded,
   kFenced,  ///< with a full fence, for an owner that cannot call membarrier
@@ -166,9 +166,9 @@ class Bench {
         target_(shared_memory(extent_)),
         source_(shared_memory(extent_)),
         reader_(target_) {
-    const auto cards = Cards::of_process();
-    card_ = cards ? (*cards)->mine() : nullptr;
-    if (card_ == nullptr) throw std::runtime_error("no card");
+    const auto slots = WriterSlots::of_process();
+    slot_ = slots ? (*slots)->mine() : nullptr;
+    if (slot_ == nullptr) throw std::runtime_error("no slot");
     register_fences();
     for (uint64_t i = 0; i < extent_; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
   }
@@ -178,7 +178,7 @@ class Bench {
     use_move(variant.move);
     const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
     const bool looks = variant.kind == Kind::kGuarded || variant.kind == Kind::kFenced;
-    const Guard guard = looks ? Guard{&path_, 1, &key_, 2} : Guard{};
+    const Guard guard = looks ? Guard{&path_, 1, &rkey_, 2} : Guard{};
     std::atomic<uint64_t>& word = situation == Situation::kRead ? reader_.committed : unread_;
     reader_.expect(bytes);
     uint64_t at = situation == Situation::kCold ? cold_ : 0;
@@ -191,7 +191,7 @@ class Bench {
                                 : void(std::memcpy(target_ + at, source_ + at, bytes));
         word.store(value, std::memory_order_release);
       } else {
-        guarded_copy(*card_, target_ + at, source_ + at, bytes, guard, {&word, value},
+        guarded_copy(*slot_, target_ + at, source_ + at, bytes, guard, {&word, value},
                      variant.kind == Kind::kFenced);
       }
     };
@@ -233,8 +233,8 @@ class Bench {
   std::byte* target_;
   std::byte* source_;
   uint64_t cold_ = 0;  ///< where the next cold copy goes
-  Card* card_ = nullptr;
-  std::atomic<uint64_t> path_{1}, key_{2}, unread_{0};
+  WriterSlot* slot_ = nullptr;
+  std::atomic<uint64_t> path_{1}, rkey_{2}, unread_{0};
   Reader reader_;
 };
 
@@ -326,7 +326,7 @@ int main(int argc, char** argv) {
     if (!options.json) {
       fmt::print("guard: {}; membarrier: {}; procfs: {}\n",
                  guard_kind() == GuardKind::kRestartable ? "restartable" : "plain",
-                 fence_parts().membarrier, fence_parts().procfs);
+                 fence_support().membarrier, fence_support().procfs);
     }
     for (const std::string& name : options.situations) print_situation(bench, options, name);
   } catch (const std::exception& error) {

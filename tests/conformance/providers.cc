@@ -119,8 +119,8 @@ class ShmGround final : public RealGround {
  public:
   ShmGround(const ShmShape& shape, const GroundOptions& options) : RealGround(options) {
     use_shared_blocks(shape.mapped);
-    shm::allow_ways(shape.ways > 1, shape.ways > 0);
-    shm::do_without_parts(shape.bare);
+    shm::allow_read_methods(shape.ways > 1, shape.ways > 0);
+    shm::disable_fence_support(shape.bare);
     shm::use_guard_kind(shape.bare ? shm::GuardKind::kPlain : shm::GuardKind::kRestartable);
     for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
       network_.devices.push_back("lane" + std::to_string(lane));
@@ -129,8 +129,8 @@ class ShmGround final : public RealGround {
 
   ~ShmGround() override {
     use_shared_blocks(false);
-    shm::allow_ways(true, true);
-    shm::do_without_parts(false);
+    shm::allow_read_methods(true, true);
+    shm::disable_fence_support(false);
     shm::use_guard_kind(shm::GuardKind::kRestartable);
   }
 
@@ -181,7 +181,7 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .wrong_keys = true,
                             .late_proofs = true};
 
-/// Connections with order, exact replay and a fence of their own, as verbs RC.
+/// Connections with request, exact replay and a fence of their own, as verbs RC.
 ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;
@@ -194,7 +194,7 @@ ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string nam
           }};
 }
 
-/// Datagrams without order or replay, as EFA's SRD.
+/// Datagrams without request or replay, as EFA's SRD.
 ProviderCase sim_srd(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;

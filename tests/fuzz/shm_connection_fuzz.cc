@@ -32,7 +32,7 @@ uint64_t wide(uint32_t value) {
   }
 }
 
-class Play {
+class ShmFuzzSession {
  public:
   void run(std::span<const std::byte> script) {
     for (ShmTraffic* one : traffic()) one->write();
@@ -47,29 +47,29 @@ class Play {
       act({static_cast<ShmVerb>(byte(0) % verbs), byte(1), byte(2), byte(3), value});
     }
     expect_exact_traffic();
-    expect_everything_ends();
+    expect_everything_completes();
   }
 
  private:
   static constexpr uint32_t kHostile = 3;
   static constexpr uint64_t kOpenBytes = 64u << 10;
-  static constexpr uint32_t kOpenKeys = 4;  ///< memory that anybody may write to; indices 0 to 3
+  static constexpr uint32_t kOpenRkeys = 4;  ///< memory that anybody may write to; indices 0 to 3
 
-  std::array<ShmTraffic*, 4> traffic() { return {&in_, &in_fetched_, &out_, &out_fetched_}; }
+  std::array<ShmTraffic*, 4> traffic() { return {&in_, &in_pulled_, &out_, &out_pulled_}; }
 
   void act(const ShmAction& a);
-  void say(Hostile& one, const ShmAction& a);
-  void greet(Hostile& one, const ShmAction& a);
-  void show_key(Hostile& one, const ShmAction& a);
+  void send_frame(HostileProcess& one, const ShmAction& a);
+  void greet(HostileProcess& one, const ShmAction& a);
+  void show_rkey(HostileProcess& one, const ShmAction& a);
   void post(const ShmAction& a);
-  void scribble_ring(Hostile& one, const ShmAction& a);
-  static void scribble_front(Hostile& one, const ShmAction& a);
-  static void scribble_cards(Hostile& one, const ShmAction& a);
-  void path_in(Hostile& one, const ShmAction& a);
-  void path_out(Hostile& one);
+  void scribble_ring(HostileProcess& one, const ShmAction& a);
+  static void scribble_header(HostileProcess& one, const ShmAction& a);
+  static void scribble_slots(HostileProcess& one, const ShmAction& a);
+  void path_in(HostileProcess& one, const ShmAction& a);
+  void path_out(HostileProcess& one);
   void revoke(uint32_t index);
   void expect_exact_traffic();
-  void expect_everything_ends();
+  void expect_everything_completes();
 
   struct Path {
     uint32_t id;
@@ -77,52 +77,52 @@ class Play {
     bool operator==(const Path&) const = default;
   };
 
-  StageDriver driver_;
+  StepDriver driver_;
   ShmNode victim_{driver_}, honest_{driver_};
   // Registered first: what the hostile ones can name is this.
-  SharedPages pages_ = *SharedPages::allocate(kOpenBytes * kOpenKeys / 2, false);
-  std::vector<std::byte> plain_ = std::vector<std::byte>(kOpenBytes * kOpenKeys / 2);
-  std::array<uint64_t, kOpenKeys> open_ = [this] {
-    std::array<uint64_t, kOpenKeys> keys{};
-    for (uint32_t i = 0; i < kOpenKeys; ++i) keys[i] = open(i);
-    return keys;
+  SharedPages pages_ = *SharedPages::allocate(kOpenBytes * kOpenRkeys / 2, false);
+  std::vector<std::byte> plain_ = std::vector<std::byte>(kOpenBytes * kOpenRkeys / 2);
+  std::array<uint64_t, kOpenRkeys> open_ = [this] {
+    std::array<uint64_t, kOpenRkeys> rkeys{};
+    for (uint32_t i = 0; i < kOpenRkeys; ++i) rkeys[i] = open(i);
+    return rkeys;
   }();
-  ShmTraffic in_{honest_, victim_, Way::kMapped}, in_fetched_{honest_, victim_, Way::kPulled};
-  ShmTraffic out_{victim_, honest_, Way::kMapped}, out_fetched_{victim_, honest_, Way::kPulled};
-  std::array<Hostile, kHostile> hostile_{Hostile(1), Hostile(uint64_t{1} << 40),
-                                         Hostile(UINT64_MAX - 1)};
+  ShmTraffic in_{honest_, victim_, TargetKind::kMapped}, in_pulled_{honest_, victim_, TargetKind::kPulled};
+  ShmTraffic out_{victim_, honest_, TargetKind::kMapped}, out_pulled_{victim_, honest_, TargetKind::kPulled};
+  std::array<HostileProcess, kHostile> hostile_{HostileProcess(1), HostileProcess(uint64_t{1} << 40),
+                                         HostileProcess(UINT64_MAX - 1)};
   std::vector<Path> paths_;
   std::vector<std::byte> source_ = std::vector<std::byte>(kOpenBytes);
   uint32_t posted_ = 0, revoked_ = 0;
 
   uint64_t open(uint32_t index) {
     std::byte* const at =
-        index < kOpenKeys / 2 ? static_cast<std::byte*>(pages_.address()) : plain_.data();
+        index < kOpenRkeys / 2 ? static_cast<std::byte*>(pages_.address()) : plain_.data();
     std::vector<std::byte> wire;
-    const auto key = victim_.rail().register_memory(
-        {at + index % (kOpenKeys / 2) * kOpenBytes, kOpenBytes}, wire);
-    FABRIC_CHECK(key.has_value());
-    return *key;
+    const auto rkey = victim_.rail().register_memory(
+        {at + index % (kOpenRkeys / 2) * kOpenBytes, kOpenBytes}, wire);
+    FABRIC_CHECK(rkey.has_value());
+    return *rkey;
   }
 };
 
-void Play::act(const ShmAction& a) {
-  Hostile& one = hostile_[a.who % kHostile];
+void ShmFuzzSession::act(const ShmAction& a) {
+  HostileProcess& one = hostile_[a.who % kHostile];
   switch (a.verb) {
     case ShmVerb::kConnect:
       one.connect(victim_.address());
       return;
     case ShmVerb::kGreet:
       return greet(one, a);
-    case ShmVerb::kSay:
-      return say(one, a);
+    case ShmVerb::kSend:
+      return send_frame(one, a);
     case ShmVerb::kFlood:
-      for (uint32_t i = 0; i < uint32_t{a.n} + 1; ++i) say(one, a);
+      for (uint32_t i = 0; i < uint32_t{a.n} + 1; ++i) send_frame(one, a);
       return;
-    case ShmVerb::kHangUp:
-      return one.hang_up();
-    case ShmVerb::kListen:
-      one.listen();
+    case ShmVerb::kDisconnect:
+      return one.disconnect();
+    case ShmVerb::kReceive:
+      one.receive();
       return;
     case ShmVerb::kTurn:
       victim_.turns(a.n % 4 + 1);
@@ -137,23 +137,23 @@ void Play::act(const ShmAction& a) {
     case ShmVerb::kShowRing:
       if (!paths_.empty()) one.show_ring(0, paths_[a.what % paths_.size()].id, a.n % 2 != 0);
       return;
-    case ShmVerb::kShowKey:
-      return show_key(one, a);
+    case ShmVerb::kShowRkey:
+      return show_rkey(one, a);
     case ShmVerb::kBlock: {
       const auto kind = static_cast<Passed>(a.what % static_cast<uint8_t>(Passed::kCount));
       const UniqueFd passed = make_descriptor(kind, 4096);
       const int descriptor = passed.get();
-      one.say(Frame(Block{a.n, wide(a.value)}), {&descriptor, 1});
+      one.send(Frame(BlockReply{a.n, wide(a.value)}), {&descriptor, 1});
       return;
     }
     case ShmVerb::kPost:
       return post(a);
     case ShmVerb::kScribbleRing:
       return scribble_ring(one, a);
-    case ShmVerb::kScribbleFront:
-      return scribble_front(one, a);
-    case ShmVerb::kScribbleCards:
-      return scribble_cards(one, a);
+    case ShmVerb::kScribbleHeader:
+      return scribble_header(one, a);
+    case ShmVerb::kScribbleSlots:
+      return scribble_slots(one, a);
     case ShmVerb::kClosePath:
       if (!paths_.empty()) {
         const Path path = paths_[a.what % paths_.size()];
@@ -161,13 +161,13 @@ void Play::act(const ShmAction& a) {
       }
       return;
     case ShmVerb::kRevoke:
-      return revoke(a.n % kOpenKeys);
+      return revoke(a.n % kOpenRkeys);
     case ShmVerb::kCount:
       return;
   }
 }
 
-void Play::greet(Hostile& one, const ShmAction& a) {
+void ShmFuzzSession::greet(HostileProcess& one, const ShmAction& a) {
   const Address names[] = {one.address(), honest_.address(), victim_.address(),
                            hostile_[(a.who + 1u) % kHostile].address()};
   const Address& name = names[a.what % 4];
@@ -179,13 +179,13 @@ void Play::greet(Hostile& one, const ShmAction& a) {
   const auto kind = [](uint32_t n) {
     return static_cast<Passed>(n % static_cast<uint8_t>(Passed::kCount));
   };
-  const UniqueFd cards = make_descriptor(kind(a.n & 15), sizeof(CardPage));
-  const UniqueFd front = make_descriptor(kind(a.n >> 4), sizeof(Front));
-  const int both[] = {cards.get(), front.get()};
-  one.say(Frame(Greeting{.from = name, .line = static_cast<uint32_t>(wide(a.value))}), both);
+  const UniqueFd slots = make_descriptor(kind(a.n & 15), sizeof(WriterSlotPage));
+  const UniqueFd header = make_descriptor(kind(a.n >> 4), sizeof(SharedHeader));
+  const int both[] = {slots.get(), header.get()};
+  one.send(Frame(Greeting{.from = name, .connection = static_cast<uint32_t>(wide(a.value))}), both);
 }
 
-void Play::say(Hostile& one, const ShmAction& a) {
+void ShmFuzzSession::send_frame(HostileProcess& one, const ShmAction& a) {
   const uint64_t number = wide(a.value);
   const auto small = static_cast<uint32_t>(number);
   const uint32_t path = paths_.empty() ? small : paths_[small % paths_.size()].id;
@@ -196,44 +196,44 @@ void Play::say(Hostile& one, const ShmAction& a) {
   const auto some = std::span(descriptors).first(a.n % 8);
   switch (a.what % 10) {
     case 0:
-      return void(one.say(Frame(Greeting{.from = one.address(), .line = small}), some));
+      return void(one.send(Frame(Greeting{.from = one.address(), .connection = small}), some));
     case 1:
-      return void(one.say(encode(Frame(Datagram{})), some));
+      return void(one.send(encode(Frame(Datagram{})), some));
     case 2:
-      return void(one.say(Frame(Wake{}), some));
+      return void(one.send(Frame(Wake{}), some));
     case 3:
       return void(
-          one.say(Frame(RingReady{
-                      .lane = a.what / 10u, .path = path, .permit = small, .permit_value = number}),
+          one.send(Frame(RingReady{
+                      .lane = a.what / 10u, .path = path, .epoch_index = small, .epoch = number}),
                   some));
     case 4:
-      return void(one.say(Frame(NeedBlock{number}), some));
+      return void(one.send(Frame(BlockRequest{number}), some));
     case 5:
-      return void(one.say(Frame(Block{number, 4096}), some));
+      return void(one.send(Frame(BlockReply{number, 4096}), some));
     case 6:
-      return void(one.say(Frame(BlockGone{number}), some));
+      return void(one.send(Frame(BlockReleased{number}), some));
     case 7:
-      return void(one.say(Frame(NeedMemory{}), some));
+      return void(one.send(Frame(MemoryRequest{}), some));
     case 8:
-      return void(one.say(Frame(OwnMemory{}), some));
+      return void(one.send(Frame(MemoryReply{}), some));
     default: {
       std::vector<std::byte> noise(1 + small % 300, static_cast<std::byte>(a.what));
       noise[0] = static_cast<std::byte>(small >> 16);
-      return void(one.say(noise, some));
+      return void(one.send(noise, some));
     }
   }
 }
 
-void Play::show_key(Hostile& one, const ShmAction& a) {
-  KeyEntry& entry = one.front().keys[a.n % 16];
+void ShmFuzzSession::show_rkey(HostileProcess& one, const ShmAction& a) {
+  RkeyEntry& entry = one.header().rkeys[a.n % 16];
   entry.block.store(a.n >> 4);
   entry.offset.store(a.what >= 64 ? wide(a.value) : 0);
   entry.size_bytes.store(wide(a.value));
   entry.kind.store(a.what % 4);
-  entry.permit.store(1);
+  entry.validity_epoch.store(1);
 }
 
-void Play::path_in(Hostile& one, const ShmAction& a) {
+void ShmFuzzSession::path_in(HostileProcess& one, const ShmAction& a) {
   std::vector<std::byte> answer;
   const auto path = victim_.rail().accept_path(
       encode(PathHello{.from = one.address(), .lane = a.what, .path = a.n}), answer);
@@ -242,7 +242,7 @@ void Play::path_in(Hostile& one, const ShmAction& a) {
   if (std::ranges::find(paths_, made) == paths_.end()) paths_.push_back(made);
 }
 
-void Play::path_out(Hostile& one) {
+void ShmFuzzSession::path_out(HostileProcess& one) {
   std::vector<std::byte> hello;
   const auto path = victim_.rail().open_path(encode(one.address()), 0, hello);
   if (!path) return;
@@ -251,7 +251,7 @@ void Play::path_out(Hostile& one) {
   paths_.push_back({*path, false});
 }
 
-void Play::post(const ShmAction& a) {
+void ShmFuzzSession::post(const ShmAction& a) {
   if (paths_.empty() || paths_[a.what % paths_.size()].inbound) return;
   const WriteOp op{.source = reinterpret_cast<uint64_t>(source_.data()),
                    .target = (a.n & 16) != 0 ? wide(a.value) : 0,
@@ -264,7 +264,7 @@ void Play::post(const ShmAction& a) {
   posted_ += victim_.rail().post({&op, 1});
 }
 
-void Play::scribble_ring(Hostile& one, const ShmAction& a) {
+void ShmFuzzSession::scribble_ring(HostileProcess& one, const ShmAction& a) {
   // Its own rings and those that it was shown, in turn.
   const size_t rings = one.rings.size() + one.own_rings.size();
   if (rings == 0) return;
@@ -273,90 +273,90 @@ void Play::scribble_ring(Hostile& one, const ShmAction& a) {
       *(which < one.rings.size() ? one.rings[which].as<Ring>()
                                  : one.own_rings[which - one.rings.size()].mapping.as<Ring>());
   const uint64_t value = wide(a.value);
-  Order& order = ring.orders[a.n % Ring::kOrders];
+  PullRequest& request = ring.pulls[a.n % Ring::kPulls];
   switch (a.what % 16) {
     case 0:
-      return ring.counts_taken.store(value);
+      return ring.imms_taken.store(value);
     case 1:
-      return ring.counts[a.n].store(Ring::count_word(a.n, a.value));
+      return ring.imms[a.n].store(Ring::imm_word(a.n, a.value));
     case 2:
-      return ring.counts[a.n].store(value);
+      return ring.imms[a.n].store(value);
     case 3:
-      return order.word.store(Order::word_of(a.n, static_cast<Order::State>(a.value % 8)));
+      return request.word.store(PullRequest::word_of(a.n, static_cast<PullRequest::State>(a.value % 8)));
     case 4: {
       // What the honest two write to is theirs: to name it is to be allowed to write there.
       const uint64_t index = value & 0xffffffff;
-      return order.key.store(uint64_t{1} << 32 | (index < 64 ? index % kOpenKeys : index));
+      return request.rkey.store(uint64_t{1} << 32 | (index < 64 ? index % kOpenRkeys : index));
     }
     case 5:
-      return order.target.store(value);
+      return request.target.store(value);
     case 6:
-      return order.source.store((a.value & 1) != 0 ? value
+      return request.source.store((a.value & 1) != 0 ? value
                                                    : reinterpret_cast<uint64_t>(source_.data()));
     case 7:
-      return order.size_bytes.store(value);
+      return request.size_bytes.store(value);
     case 8:
-      return order.word.store(value);
+      return request.word.store(value);
     case 9:
-      return order.flags.store(a.value);
+      return request.flags.store(a.value);
     case 10:
       return ring.retired.store(a.value);
     case 11:
-      return ring.orders_taken.store(value);
+      return ring.pulls_taken.store(value);
     default:
-      for (uint64_t at = 0; at < Ring::kOrders; ++at) {
-        ring.orders[at].word.store(Order::word_of(at, static_cast<Order::State>(a.value % 8)));
+      for (uint64_t at = 0; at < Ring::kPulls; ++at) {
+        ring.pulls[at].word.store(PullRequest::word_of(at, static_cast<PullRequest::State>(a.value % 8)));
       }
       return;
   }
 }
 
-void Play::scribble_front(Hostile& one, const ShmAction& a) {
-  Front& front = one.front();
+void ShmFuzzSession::scribble_header(HostileProcess& one, const ShmAction& a) {
+  SharedHeader& header = one.header();
   const uint64_t value = wide(a.value);
   switch (a.what % 8) {
     case 0:
-      return front.paths[a.n % 2].store(value);
+      return header.path_epochs[a.n % 2].store(value);
     case 1:
-      return front.bell.store(value);
+      return header.sleep_epoch.store(value);
     case 2:
-      return front.sent[0].store(static_cast<uint32_t>(value));
+      return header.frames_sent[0].store(static_cast<uint32_t>(value));
     case 3:
-      return front.keys[a.n % 16].permit.store(value);
+      return header.rkeys[a.n % 16].validity_epoch.store(value);
     case 4:
-      return front.keys[a.n % 16].size_bytes.store(value);
+      return header.rkeys[a.n % 16].size_bytes.store(value);
     case 5:
-      return front.keys[a.n % 16].offset.store(value);
+      return header.rkeys[a.n % 16].offset.store(value);
     case 6:
-      return front.keys[a.n % 16].block.store(value);
+      return header.rkeys[a.n % 16].block.store(value);
     default:
-      return front.keys[a.n % 16].kind.store(a.value);
+      return header.rkeys[a.n % 16].kind.store(a.value);
   }
 }
 
-void Play::scribble_cards(Hostile& one, const ShmAction& a) {
-  CardPage& cards = one.cards();
-  Card& card = cards.card[a.n];
+void ShmFuzzSession::scribble_slots(HostileProcess& one, const ShmAction& a) {
+  WriterSlotPage& slots = one.slots();
+  WriterSlot& slot = slots.slot[a.n];
   switch (a.what % 4) {
     case 0:
-      return cards.used.store(a.value);
+      return slots.used.store(a.value);
     case 1:
-      card.intent.store(a.value);
-      return card.restartable.store(a.value >> 8);
+      slot.intent.store(a.value);
+      return slot.restartable.store(a.value >> 8);
     case 2:
-      return card.tid.store(a.value);
+      return slot.tid.store(a.value);
     default:
-      std::memset(static_cast<void*>(&card.alive), static_cast<int>(a.value), sizeof(card.alive));
+      std::memset(static_cast<void*>(&slot.alive), static_cast<int>(a.value), sizeof(slot.alive));
       return;
   }
 }
 
-void Play::revoke(uint32_t index) {
+void ShmFuzzSession::revoke(uint32_t index) {
   victim_.rail().deregister_memory(open_[index], 1000 + revoked_++);
   // Another may get its place: only when it is proved is it free.
 }
 
-void Play::expect_exact_traffic() {
+void ShmFuzzSession::expect_exact_traffic() {
   for (uint32_t turn = 0; turn < 200; ++turn) {
     const auto all = traffic();
     if (std::ranges::all_of(all, [](const ShmTraffic* one) { return one->exact(); })) return;
@@ -366,12 +366,12 @@ void Play::expect_exact_traffic() {
   FABRIC_CHECK(false, "the honest two were held up, or their bytes are wrong");
 }
 
-void Play::expect_everything_ends() {
-  for (Hostile& one : hostile_) {
+void ShmFuzzSession::expect_everything_completes() {
+  for (HostileProcess& one : hostile_) {
     // It goes, and nobody of it is inside a section: the proof that is owed can be had.
-    CardPage& cards = one.cards();
-    for (uint32_t i = 0; i < 256; ++i) cards.card[i].intent.store(0);
-    one.hang_up();
+    WriterSlotPage& slots = one.slots();
+    for (uint32_t i = 0; i < 256; ++i) slots.slot[i].intent.store(0);
+    one.disconnect();
   }
   for (const Path& path : paths_) victim_.rail().close_path(path.id, path.inbound);
   std::multiset<uint32_t> cookies;
@@ -398,13 +398,13 @@ void Play::expect_everything_ends() {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fabric::fuzz;
-  // The cards of the process stay, and so does whatever the first play warms up.
+  // The slots of the process stay, and so does whatever the first play warms up.
   [[maybe_unused]] static const bool warm = [] {
-    Play().run({});
+    ShmFuzzSession().run({});
     return true;
   }();
   const Footprint before = footprint();
-  Play().run(input(data, size));
+  ShmFuzzSession().run(input(data, size));
   FABRIC_CHECK(footprint() == before, "descriptors or mappings are left");
   return 0;
 }

@@ -20,7 +20,7 @@ using namespace fabric::shm;
 
 // Nodes
 
-ShmNode::ShmNode(StageDriver& driver, std::string directory) : driver_(driver) {
+ShmNode::ShmNode(StepDriver& driver, std::string directory) : driver_(driver) {
   Network spec;
   if (!directory.empty()) spec.devices.push_back(std::move(directory));
   auto opened = shm::open(spec, {.driver = &driver, .engine_id = 1, .wake = [] {}});
@@ -46,10 +46,10 @@ void ShmNode::turn() {
   std::vector<WireEvent> out(poll_room);
   const uint32_t n = rail().poll(out);
   for (WireEvent event : std::span(out).first(n)) {
-    // A run of ends or counts is told as single ones.
+    // A run of ends or counts is reported as single ones.
     const bool run = event.kind == WireEvent::Kind::kWritten || event.kind == WireEvent::Kind::kImm;
     const uint64_t more = run ? std::exchange(event.value, 0) : 0;
-    told += run ? 1 : 0;
+    reported += run ? 1 : 0;
     events.push_back(event);
     for (uint64_t i = 0; i < more; ++i) {
       if (event.kind == WireEvent::Kind::kWritten) ++event.cookie;
@@ -63,7 +63,7 @@ uint32_t ShmNode::count(WireEvent::Kind kind, uint32_t path) const {
       events, [&](const WireEvent& event) { return event.kind == kind && event.path == path; }));
 }
 
-const WireEvent* ShmNode::ended(uint32_t cookie) const {
+const WireEvent* ShmNode::completion(uint32_t cookie) const {
   const auto found = std::ranges::find_if(events, [&](const WireEvent& event) {
     return event.kind == WireEvent::Kind::kWritten && event.cookie == cookie;
   });
@@ -79,19 +79,19 @@ const WireEvent* ShmNode::fenced(uint32_t cookie) const {
 
 // Honest traffic
 
-ShmTraffic::ShmTraffic(ShmNode& from, ShmNode& to, Way way)
+ShmTraffic::ShmTraffic(ShmNode& from, ShmNode& to, TargetKind kind)
     : from_(from), to_(to), target_(plain_) {
-  if (way == Way::kMapped) {
+  if (kind == TargetKind::kMapped) {
     pages_ = *SharedPages::allocate(kBytes, false);
     target_ = {static_cast<std::byte*>(pages_->address()), kBytes};
   }
-  std::vector<std::byte> hello, answer, key;
-  const auto local = from.rail().register_memory({source_.data(), source_.size()}, key);
-  const auto target = to.rail().register_memory({target_.data(), target_.size()}, key);
+  std::vector<std::byte> hello, answer, rkey;
+  const auto local = from.rail().register_memory({source_.data(), source_.size()}, rkey);
+  const auto target = to.rail().register_memory({target_.data(), target_.size()}, rkey);
   FABRIC_CHECK(local.has_value() && target.has_value());
   local_key_ = *local;
   target_key_ = *target;
-  remote_key_ = *from.rail().import_key(key);
+  remote_key_ = *from.rail().import_key(rkey);
   out_ = *from.rail().open_path(to.network().address(), 0, hello);
   in_ = *to.rail().accept_path(hello, answer);
   FABRIC_CHECK(from.rail().start_path(out_, answer).has_value());
@@ -160,22 +160,22 @@ UniqueFd make_descriptor(Passed kind, uint64_t right_bytes) {
   return made;
 }
 
-Hostile::Hostile(uint64_t instance) {
+HostileProcess::HostileProcess(uint64_t instance) {
   address_ = *own_address();
   address_.instance = instance - (static_cast<uint64_t>(::getpid()) << 16);  // one a process
   listener_ = *listen_at(address_);
-  front_ = *make_memory(sizeof(Front), Peers::kMayRead);
-  cards_ = *make_memory(sizeof(CardPage), Peers::kMayRead);
+  header_ = *make_memory(sizeof(SharedHeader), PeerAccess::kReadOnly);
+  slots_ = *make_memory(sizeof(WriterSlotPage), PeerAccess::kReadOnly);
 }
 
-bool Hostile::connect(const Address& victim) {
-  auto line = connect_to(victim);
-  if (!line) return false;
-  out_ = *std::move(line);
+bool HostileProcess::connect(const Address& victim) {
+  auto connection = connect_to(victim);
+  if (!connection) return false;
+  out_ = *std::move(connection);
   return true;
 }
 
-bool Hostile::connect_unchecked(const Address& victim) {
+bool HostileProcess::connect_unchecked(const Address& victim) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   const int length = std::snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "fabric-%016llx",
@@ -186,12 +186,12 @@ bool Hostile::connect_unchecked(const Address& victim) {
                    static_cast<socklen_t>(bytes)) == 0;
 }
 
-void Hostile::hang_up() {
+void HostileProcess::disconnect() {
   out_.reset();
   in_.clear();
 }
 
-bool Hostile::say(std::span<const std::byte> bytes, std::span<const int> descriptors) {
+bool HostileProcess::send(std::span<const std::byte> bytes, std::span<const int> descriptors) {
   if (!out_) return false;
   // By hand: what the library sends has its limits.
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
@@ -209,53 +209,53 @@ bool Hostile::say(std::span<const std::byte> bytes, std::span<const int> descrip
     std::memcpy(CMSG_DATA(control), descriptors.data(), descriptors.size_bytes());
   }
   if (::sendmsg(out_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return false;
-  front().sent[0].fetch_add(1, std::memory_order_release);  // pairs with Neighbour::has_mail()
+  header().frames_sent[0].fetch_add(1, std::memory_order_release);  // pairs with ShmPeer::has_frames()
   return true;
 }
 
-bool Hostile::greet(const Address* as, uint32_t line) {
+bool HostileProcess::greet(const Address* as, uint32_t connection) {
   const Greeting greeting{
-      .from = as == nullptr ? address_ : *as, .line = line, .membarrier = true, .beacon = beacon};
-  const int descriptors[] = {cards_.fd.get(), front_.fd.get()};
-  return say(Frame(greeting), descriptors);
+      .from = as == nullptr ? address_ : *as, .connection = connection, .membarrier = true, .beacon = beacon};
+  const int descriptors[] = {slots_.fd.get(), header_.fd.get()};
+  return send(Frame(greeting), descriptors);
 }
 
-uint32_t Hostile::listen() {
+uint32_t HostileProcess::receive() {
   for (;;) {
     UniqueFd more(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!more) break;
     in_.push_back(std::move(more));
   }
-  uint32_t heard = 0;
+  uint32_t received_frames = 0;
   std::vector<std::byte> buffer(256u << 10);
-  for (const UniqueFd& line : in_) {
+  for (const UniqueFd& connection : in_) {
     for (;;) {
-      Received received = receive_frame(line.get(), buffer);
+      Received received = receive_frame(connection.get(), buffer);
       if (received.kind != Received::Kind::kFrame) break;
-      ++heard;
+      ++received_frames;
       const auto frame =
           decode_frame(std::span(buffer).first(received.size_bytes), received.descriptor_count);
       FABRIC_CHECK(frame.has_value(), "an honest network says something that cannot be understood");
       if (std::holds_alternative<Greeting>(*frame)) ++greetings;
-      if (const auto* block = std::get_if<Block>(&*frame)) blocks.push_back(*block);
+      if (const auto* block = std::get_if<BlockReply>(&*frame)) blocks.push_back(*block);
       if (const auto* ring = std::get_if<RingReady>(&*frame)) {
-        auto mapped = map_foreign(received.descriptors[0].get(), sizeof(Ring), Peers::kMayWrite);
+        auto mapped = map_foreign(received.descriptors[0].get(), sizeof(Ring), PeerAccess::kReadWrite);
         FABRIC_CHECK(mapped.has_value());
         ready.push_back(*ring);
         rings.push_back(*std::move(mapped));
       }
     }
   }
-  return heard;
+  return received_frames;
 }
 
-bool Hostile::show_ring(uint32_t lane, uint32_t path, bool pulls) {
-  auto made = make_memory(sizeof(Ring), Peers::kMayWrite);
+bool HostileProcess::show_ring(uint32_t lane, uint32_t path, bool can_pull) {
+  auto made = make_memory(sizeof(Ring), PeerAccess::kReadWrite);
   if (!made) return false;
   const int descriptor = made->fd.get();
-  front().paths[0].store(1, std::memory_order_release);  // the permit that it tells
+  header().path_epochs[0].store(1, std::memory_order_release);  // the validity_epoch that it tells
   own_rings.push_back(*std::move(made));
-  return say(Frame(RingReady{.lane = lane, .path = path, .permit_value = 1, .pulls = pulls}),
+  return send(Frame(RingReady{.lane = lane, .path = path, .epoch = 1, .can_pull = can_pull}),
              {&descriptor, 1});
 }
 

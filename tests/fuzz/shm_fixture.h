@@ -29,7 +29,7 @@
 namespace fabric::fuzz {
 
 /// Time stands still unless a node takes a turn.
-class StageDriver final : public Driver {
+class StepDriver final : public Driver {
  public:
   int64_t now_ns() const noexcept override { return now_; }
   uint64_t entropy() noexcept override { return entropy_ += 0x9e3779b97f4a7c15; }
@@ -54,7 +54,7 @@ class StageDriver final : public Driver {
 /// One network, and what it reported.
 class ShmNode {
  public:
-  explicit ShmNode(StageDriver& driver, std::string directory = {});
+  explicit ShmNode(StepDriver& driver, std::string directory = {});
 
   OpenNetwork& network() noexcept { return *network_; }
   Rail& rail() noexcept { return network_->rail(0); }
@@ -66,29 +66,29 @@ class ShmNode {
   }
 
   std::vector<WireEvent> events{};
-  uint32_t told = 0;  ///< as how many ends and counts the rail told them
+  uint32_t reported = 0;  ///< as how many ends and counts the rail reported them
   std::vector<std::vector<std::byte>> datagrams{};
   /// How many events of a kind: on one path, or with one cookie.
   uint32_t count(WireEvent::Kind kind, uint32_t path) const;
-  const WireEvent* ended(uint32_t cookie) const;  ///< its kWritten
+  const WireEvent* completion(uint32_t cookie) const;  ///< its kWritten
   const WireEvent* fenced(uint32_t cookie) const;
 
   /// What one poll may report.
   uint32_t poll_room = 64;
 
  private:
-  StageDriver& driver_;
+  StepDriver& driver_;
   std::unique_ptr<OpenNetwork> network_;
   std::vector<std::byte> datagram_;
 };
 
-enum class Way : uint8_t { kMapped, kPulled };
+enum class TargetKind : uint8_t { kMapped, kPulled };
 
 /// A path from `from` to `to`, into memory of `to`, and everything ever written by it.
 class ShmTraffic {
  public:
   static constexpr uint64_t kBytes = 16u << 10;
-  ShmTraffic(ShmNode& from, ShmNode& to, Way way);
+  ShmTraffic(ShmNode& from, ShmNode& to, TargetKind kind);
   ~ShmTraffic();
 
   /// Fresh bytes with a count. False: no room.
@@ -97,7 +97,7 @@ class ShmTraffic {
   bool exact() const;
   uint32_t in() const noexcept { return in_; }
   uint64_t remote_key() const noexcept { return remote_key_; }
-  uint32_t key_index() const noexcept { return static_cast<uint32_t>(remote_key_); }
+  uint32_t rkey_index() const noexcept { return static_cast<uint32_t>(remote_key_); }
 
  private:
   ShmNode& from_;
@@ -127,25 +127,25 @@ enum class Passed : uint8_t {
 UniqueFd make_descriptor(Passed kind, uint64_t right_bytes);
 
 /// A process of the same user that says and stores whatever it likes.
-class Hostile {
+class HostileProcess {
  public:
-  explicit Hostile(uint64_t instance);
+  explicit HostileProcess(uint64_t instance);
 
   const shm::Address& address() const noexcept { return address_; }
-  shm::Front& front() noexcept { return *front_.mapping.as<shm::Front>(); }
-  shm::CardPage& cards() noexcept { return *cards_.mapping.as<shm::CardPage>(); }
+  shm::SharedHeader& header() noexcept { return *header_.mapping.as<shm::SharedHeader>(); }
+  shm::WriterSlotPage& slots() noexcept { return *slots_.mapping.as<shm::WriterSlotPage>(); }
 
   bool connect(const shm::Address& victim);
   /// Whoever is there.
   bool connect_unchecked(const shm::Address& victim);
   bool connected() const noexcept { return static_cast<bool>(out_); }
-  void hang_up();
-  bool say(std::span<const std::byte> bytes, std::span<const int> descriptors = {});
-  bool say(const shm::Frame& frame, std::span<const int> descriptors = {}) {
-    return say(shm::encode(frame), descriptors);
+  void disconnect();
+  bool send(std::span<const std::byte> bytes, std::span<const int> descriptors = {});
+  bool send(const shm::Frame& frame, std::span<const int> descriptors = {}) {
+    return send(shm::encode(frame), descriptors);
   }
   /// As an honest one would, apart from `as` when that is given.
-  bool greet(const shm::Address* as = nullptr, uint32_t line = 0);
+  bool greet(const shm::Address* as = nullptr, uint32_t connection = 0);
   /// Where its memory can be read, if it says so.
   shm::Beacon beacon{};
   void show_memory() {
@@ -153,19 +153,19 @@ class Hostile {
   }
 
   /// Takes what was sent to it: rings are mapped, blocks kept.
-  uint32_t listen();
+  uint32_t receive();
   std::vector<shm::RingReady> ready{};  ///< rings[i] came with it
   std::vector<shm::Mapping> rings{};
-  std::vector<shm::Block> blocks{};
+  std::vector<shm::BlockReply> blocks{};
   uint32_t greetings = 0;
 
   /// A ring of its own for a path that leads to it.
-  bool show_ring(uint32_t lane, uint32_t path, bool pulls = true);
+  bool show_ring(uint32_t lane, uint32_t path, bool can_pull = true);
   std::vector<shm::SharedMemory> own_rings{};
 
  private:
   shm::Address address_{};
-  shm::SharedMemory front_, cards_;
+  shm::SharedMemory header_, slots_;
   UniqueFd listener_, out_;
   std::vector<UniqueFd> in_;
   std::array<std::byte, shm::Beacon::kBytes> seen_{std::byte{1}};

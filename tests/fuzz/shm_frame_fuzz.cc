@@ -25,7 +25,7 @@ template <class Decode>
 void try_other(std::span<const std::byte> input, Decode decode) {
   const auto value = decode(input);
   if (!value) return;
-  // These have one spelling only: keys and addresses are compared as bytes.
+  // These have one spelling only: rkeys and addresses are compared as bytes.
   FABRIC_CHECK(std::ranges::equal(shm::encode(*value), input), "another spelling was taken");
 }
 
@@ -36,6 +36,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try_frame(input);
   try_other(input, shm::decode_address);
   try_other(input, shm::decode_hello);
-  try_other(input, shm::decode_key);
+  try_other(input, shm::decode_rkey);
   return 0;
 }

@@ -25,7 +25,7 @@
 namespace fabric::shm {
 namespace {
 
-using Way = Puller::Way;
+using Method = Puller::Method;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPages = 64;
@@ -87,7 +87,7 @@ class Source {
     for (std::byte& byte : lit_) byte = static_cast<std::byte>(rng.next());
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-    line_.reset(ends[0]);
+    socket_.reset(ends[0]);
     pid_ = ::fork();
     if (pid_ == 0) {
       die_with_parent();
@@ -99,7 +99,7 @@ class Source {
       obey(ends[1]);
     }
     ::close(ends[1]);
-    memory_ = receive_file(line_.get());
+    memory_ = receive_file(socket_.get());
   }
   ~Source() {
     end();
@@ -115,11 +115,11 @@ class Source {
 
   /// h: takes a page away. b: puts something else where the beacon was. d: hides. x: becomes
   /// another program.
-  void order(char what) {
-    EXPECT_EQ(::send(line_.get(), &what, 1, MSG_NOSIGNAL), 1);
+  void request(char what) {
+    EXPECT_EQ(::send(socket_.get(), &what, 1, MSG_NOSIGNAL), 1);
     char answer = 0;
     // The line of a program that was replaced ends.
-    EXPECT_EQ(::recv(line_.get(), &answer, 1, 0), what == 'x' ? 0 : 1);
+    EXPECT_EQ(::recv(socket_.get(), &answer, 1, 0), what == 'x' ? 0 : 1);
   }
   void kill() {
     ::kill(pid_, SIGKILL);
@@ -149,26 +149,26 @@ class Source {
   std::array<std::byte, Beacon::kBytes> lit_{};
   std::byte* bytes_ = nullptr;
   pid_t pid_ = -1;
-  UniqueFd line_{}, memory_{};
+  UniqueFd socket_{}, memory_{};
 };
 
-Puller puller(const Source& source, Way way) {
+Puller puller(const Source& source, Method method) {
   Puller out;
-  const bool ok = way == Way::kProcess ? out.by_process(source.pid(), source.beacon())
-                                       : out.by_memory(source.memory(), source.beacon());
-  EXPECT_TRUE(ok) << to_string(way) << ": " << out.obstacle().what << out.obstacle().native;
-  EXPECT_EQ(out.way(), way);
+  const bool ok = method == Method::kProcessVm ? out.try_process(source.pid(), source.beacon())
+                                       : out.try_mem_file(source.memory(), source.beacon());
+  EXPECT_TRUE(ok) << to_string(method) << ": " << out.last_error().what << out.last_error().native;
+  EXPECT_EQ(out.method(), method);
   return out;
 }
 
-class Pull : public testing::TestWithParam<Way> {
+class Pull : public testing::TestWithParam<Method> {
  protected:
   void SetUp() override { ::alarm(60); }
   void TearDown() override { ::alarm(0); }
 
   Errc pull(Puller& from, uint64_t source, uint64_t bytes) {
-    const Stretch stretch{source, target.data(), bytes};
-    return from.read({&stretch, 1}).error().code;
+    const Extent extent{source, target.data(), bytes};
+    return from.read({&extent, 1}).error().code;
   }
   bool arrived(uint64_t place, uint64_t bytes) const {
     for (uint64_t i = 0; i < bytes; ++i) {
@@ -180,12 +180,12 @@ class Pull : public testing::TestWithParam<Way> {
   std::vector<std::byte> target = std::vector<std::byte>(kSize);
 };
 
-INSTANTIATE_TEST_SUITE_P(Ways, Pull, testing::Values(Way::kProcess, Way::kMemFile),
-                         [](const auto& way) {
-                           return way.param == Way::kProcess ? "Process" : "MemFile";
+INSTANTIATE_TEST_SUITE_P(Ways, Pull, testing::Values(Method::kProcessVm, Method::kMemFile),
+                         [](const auto& method) {
+                           return method.param == Method::kProcessVm ? "Process" : "MemFile";
                          });
 
-TEST_P(Pull, BringsTheBytesThatTheSourceHas) {
+TEST_P(Pull, ReadsTheBytesOfTheSource) {
   const Source source;
   Puller from = puller(source, GetParam());
   for (const uint64_t size : {uint64_t{0}, uint64_t{1}, kPage, kPage + 1, kSize}) {
@@ -197,19 +197,19 @@ TEST_P(Pull, BringsTheBytesThatTheSourceHas) {
   EXPECT_TRUE(from.read({}));
 }
 
-TEST_P(Pull, ManyStretchesComeTogetherEachToItsPlace) {
+TEST_P(Pull, ManyExtentsAreReadTogetherEachToItsTarget) {
   const Source source;
   Puller from = puller(source, GetParam());
   // More than fit into one call twice, of odd sizes, none of them at the end.
-  const uint64_t count = 2 * Puller::kStretchesMax + 3;
+  const uint64_t count = 2 * Puller::kExtentsMax + 3;
   const uint64_t size = kSize / count;
-  std::vector<Stretch> stretches;
+  std::vector<Extent> extents;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t from_end = count - 1 - i;
-    stretches.push_back(
+    extents.push_back(
         {source.at(from_end * size), target.data() + from_end * size, i % 50 == 7 ? 0 : size});
   }
-  ASSERT_TRUE(from.read(stretches));
+  ASSERT_TRUE(from.read(extents));
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t place = (count - 1 - i) * size;
     for (uint64_t b = 0; b < size; ++b) {
@@ -219,17 +219,17 @@ TEST_P(Pull, ManyStretchesComeTogetherEachToItsPlace) {
   }
 }
 
-TEST_P(Pull, NeighboursThereMayGoFarApartHere) {
+TEST_P(Pull, AdjacentExtentsMayHaveScatteredTargets) {
   const Source source;
   Puller from = puller(source, GetParam());
-  std::vector<Stretch> stretches;
+  std::vector<Extent> extents;
   for (uint64_t i = 0; i < kPages; ++i) {
     // Runs of three, then one from elsewhere.
     const uint64_t place = i % 4 == 3 ? kPages - 1 - i / 4 : i;
-    stretches.push_back(
+    extents.push_back(
         {source.at(place * kPage), target.data() + (i * 5 % kPages) * kPage, kPage});
   }
-  ASSERT_TRUE(from.read(stretches));
+  ASSERT_TRUE(from.read(extents));
   for (uint64_t i = 0; i < kPages; ++i) {
     const uint64_t place = i % 4 == 3 ? kPages - 1 - i / 4 : i;
     const std::byte* page = target.data() + (i * 5 % kPages) * kPage;
@@ -237,21 +237,21 @@ TEST_P(Pull, NeighboursThereMayGoFarApartHere) {
   }
 }
 
-TEST_P(Pull, APageThatIsNotThereIsRefusedAndTheRestGoesOn) {
+TEST_P(Pull, AMissingPageIsRefusedAndTheOthersAreRead) {
   Source source;
   Puller from = puller(source, GetParam());
-  source.order('h');
+  source.request('h');
   EXPECT_EQ(pull(from, source.at(kHole * kPage), kPage), Errc::kRemoteAccess);
   EXPECT_EQ(pull(from, source.at(kHole * kPage - 10), 20), Errc::kRemoteAccess);
   EXPECT_EQ(pull(from, source.at(0), kSize), Errc::kRemoteAccess);
-  const Stretch both[] = {{source.at(0), target.data(), kPage},
+  const Extent both[] = {{source.at(0), target.data(), kPage},
                           {source.at(kHole * kPage), target.data() + kPage, 1}};
   EXPECT_EQ(from.read(both).error().code, Errc::kRemoteAccess);
   ASSERT_EQ(pull(from, source.at((kHole + 1) * kPage), 5 * kPage), Errc::kOk);
   EXPECT_TRUE(arrived((kHole + 1) * kPage, 5 * kPage));
 }
 
-TEST_P(Pull, AddressesThatNobodyHasAreRefused) {
+TEST_P(Pull, UnmappedAddressesAreRefused) {
   const Source source;
   Puller from = puller(source, GetParam());
   for (const uint64_t address :
@@ -271,53 +271,53 @@ TEST_P(Pull, OfADeadProcessFails) {
   EXPECT_EQ(pull(from, source.at(0), kPage), Errc::kPeerLost);
 }
 
-TEST_P(Pull, OfAProcessThatBecameAnotherProgramFails) {
+TEST_P(Pull, OfAProcessThatCalledExecFails) {
   Source source;
   Puller from = puller(source, GetParam());
-  source.order('x');
+  source.request('x');
   EXPECT_EQ(pull(from, source.at(0), kPage), Errc::kPeerLost);
 }
 
-TEST_P(Pull, AProcessIsKnownByItsBeacon) {
+TEST_P(Pull, AProcessIsIdentifiedByItsBeacon) {
   const Source source, other;
   Puller from;
   const auto attempt = [&](const Source& which, const Beacon& beacon) {
-    return GetParam() == Way::kProcess ? from.by_process(which.pid(), beacon)
-                                       : from.by_memory(which.memory(), beacon);
+    return GetParam() == Method::kProcessVm ? from.try_process(which.pid(), beacon)
+                                       : from.try_mem_file(which.memory(), beacon);
   };
   EXPECT_FALSE(attempt(other, source.beacon())) << "its number, another process";
-  EXPECT_EQ(from.obstacle().code, Errc::kPeerLost);
+  EXPECT_EQ(from.last_error().code, Errc::kPeerLost);
   Beacon wrong = source.beacon();
   wrong.value[15] ^= std::byte{1};
   EXPECT_FALSE(attempt(source, wrong));
   EXPECT_FALSE(attempt(source, {.address = 1, .value = wrong.value}));
   EXPECT_FALSE(attempt(source, {.address = UINT64_MAX - 3, .value = wrong.value}));
-  EXPECT_EQ(from.way(), Way::kNone);
+  EXPECT_EQ(from.method(), Method::kNone);
   EXPECT_EQ(pull(from, source.at(0), 1), Errc::kUnsupported);
   EXPECT_TRUE(attempt(source, source.beacon()));
-  EXPECT_EQ(from.obstacle().code, Errc::kOk);
-  // A way that works stays when another attempt fails.
+  EXPECT_EQ(from.last_error().code, Errc::kOk);
+  // A method that works stays when another attempt fails.
   EXPECT_FALSE(attempt(other, source.beacon()));
   EXPECT_EQ(pull(from, source.at(0), kPage), Errc::kOk);
   EXPECT_TRUE(arrived(0, kPage));
 }
 
-TEST(PullProcess, OfANumberThatIsNoneIsNotTried) {
+TEST(PullProcess, OfAnInvalidPidIsNotTried) {
   const Source source;
   Puller from;
-  EXPECT_FALSE(from.by_process(0, source.beacon()));
-  EXPECT_FALSE(from.by_process(-1, source.beacon()));
-  EXPECT_EQ(from.obstacle().code, Errc::kUnsupported);
+  EXPECT_FALSE(from.try_process(0, source.beacon()));
+  EXPECT_FALSE(from.try_process(-1, source.beacon()));
+  EXPECT_EQ(from.last_error().code, Errc::kUnsupported);
 }
 
-TEST_F(Pull, OfAProcessWithSomethingElseInItsPlaceFails) {
+TEST_F(Pull, OfAProcessWithAnotherBeaconFails) {
   Source source;
-  Puller from = puller(source, Way::kProcess);
-  source.order('b');
+  Puller from = puller(source, Method::kProcessVm);
+  source.request('b');
   EXPECT_EQ(pull(from, source.at(0), kPage), Errc::kPeerLost);
 }
 
-TEST(PullMemFile, OfSomethingElseIsClosedUnread) {
+TEST(PullMemFile, OfAnotherFileIsClosedUnread) {
   ::alarm(60);  // to read some of these would block for ever
   const Source source;
   const Beacon beacon = source.beacon();
@@ -325,8 +325,8 @@ TEST(PullMemFile, OfSomethingElseIsClosedUnread) {
     ASSERT_TRUE(file) << what;
     const int number = file.get();
     Puller from;
-    EXPECT_FALSE(from.by_memory(std::move(file), beacon)) << what;
-    EXPECT_EQ(from.obstacle().code, Errc::kBadFormat) << what;
+    EXPECT_FALSE(from.try_mem_file(std::move(file), beacon)) << what;
+    EXPECT_EQ(from.last_error().code, Errc::kBadFormat) << what;
     EXPECT_EQ(::fcntl(number, F_GETFD), -1) << what << " is closed";
   };
   const auto open = [](const char* path) { return UniqueFd(::open(path, O_RDONLY | O_CLOEXEC)); };
@@ -354,8 +354,8 @@ TEST(PullMemFile, OfSomethingElseIsClosedUnread) {
   ::unlink(path.c_str());
   ::rmdir(folder.c_str());
   Puller from;
-  EXPECT_FALSE(from.by_memory({}, beacon));
-  EXPECT_EQ(from.obstacle().code, Errc::kUnsupported);
+  EXPECT_FALSE(from.try_mem_file({}, beacon));
+  EXPECT_EQ(from.last_error().code, Errc::kUnsupported);
   ::alarm(0);
 }
 
@@ -396,33 +396,33 @@ TEST_P(Pull, NeedsNoPrivileges) {
   });
 }
 
-TEST_F(Pull, OfAProcessThatHidesGoesByTheFileThatItGave) {
+TEST_F(Pull, OfANonDumpableProcessUsesTheFileThatItSent) {
   without_privileges([&] {
     const Source source([] { ::prctl(PR_SET_DUMPABLE, 0); });
     Puller from;
-    EXPECT_FALSE(from.by_process(source.pid(), source.beacon()));
-    EXPECT_EQ(from.obstacle().code, Errc::kPermission);
-    EXPECT_EQ(from.way(), Way::kNone);
-    ASSERT_TRUE(from.by_memory(source.memory(), source.beacon()));
-    EXPECT_EQ(from.way(), Way::kMemFile);
+    EXPECT_FALSE(from.try_process(source.pid(), source.beacon()));
+    EXPECT_EQ(from.last_error().code, Errc::kPermission);
+    EXPECT_EQ(from.method(), Method::kNone);
+    ASSERT_TRUE(from.try_mem_file(source.memory(), source.beacon()));
+    EXPECT_EQ(from.method(), Method::kMemFile);
     EXPECT_EQ(pull(from, source.at(0), kSize), Errc::kOk);
     EXPECT_TRUE(arrived(0, kSize));
   });
 }
 
-TEST_F(Pull, OfAProcessThatHidesLaterIsDeniedAndMayGoOnByTheFile) {
+TEST_F(Pull, OfAProcessThatBecomesNonDumpableIsDeniedAndMayUseTheFile) {
   without_privileges([&] {
     Source source;
-    Puller from = puller(source, Way::kProcess);
-    source.order('d');
+    Puller from = puller(source, Method::kProcessVm);
+    source.request('d');
     EXPECT_EQ(pull(from, source.at(0), kSize), Errc::kPermission);
-    ASSERT_TRUE(from.by_memory(source.memory(), source.beacon()));
+    ASSERT_TRUE(from.try_mem_file(source.memory(), source.beacon()));
     EXPECT_EQ(pull(from, source.at(0), kSize), Errc::kOk);
     EXPECT_TRUE(arrived(0, kSize));
   });
 }
 
-TEST(PullMemFile, IsNotGivenByWhoHidesAlready) {
+TEST(PullMemFile, IsNotAvailableToANonDumpableProcess) {
   without_privileges([] {
     EXPECT_TRUE(open_own_memory());
     EXPECT_EQ(::prctl(PR_SET_DUMPABLE, 0), 0);

@@ -53,7 +53,7 @@ class Party {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       ::alarm(60);
       if (!prepare()) {
-        say(std::string("cannot: ") + std::strerror(errno));
+        send(std::string("cannot: ") + std::strerror(errno));
         ::_exit(0);
       }
       const pid_t inner = ::fork();
@@ -75,14 +75,14 @@ class Party {
   Party& operator=(const Party&) = delete;
   ~Party() { end(); }
 
-  void say(std::string line) const {
+  void send(std::string line) const {
     line += '\n';
     const ssize_t written = ::write(out_, line.data(), line.size());
-    // One that could not go elsewhere has said so and ended: hear() tells.
+    // One that could not go elsewhere has said so and ended: receive() tells.
     EXPECT_TRUE(written == static_cast<ssize_t>(line.size()) || errno == EPIPE);
   }
   /// Empty: nobody is there any more.
-  std::string hear() const {
+  std::string receive() const {
     std::string line;
     for (char c = 0; ::read(in_, &c, 1) == 1 && c != '\n';) line += c;
     return line;
@@ -110,68 +110,68 @@ std::string why(const Error& error) {
 /// Two regions are offered, one that senders map and one that they cannot. Says what came.
 void receive(Party& test, const std::string& directory) {
   auto engine = Engine::open(shm_config(directory));
-  if (!engine) return test.say(why(engine.error()));
+  if (!engine) return test.send(why(engine.error()));
   std::vector<std::byte> plain(kBytes);
   const auto mapped = engine->allocate({.size_bytes = kBytes});
   const auto fetched = engine->register_memory({plain.data(), plain.size()});
   auto counter = *engine->make_counter();
-  test.say(*engine->offer(*mapped, counter.key()));
-  test.say(*engine->offer(*fetched, counter.key()));
-  if (test.hear() != "written") return;
-  if (const auto counted = counter.wait(2, 20s); !counted) return test.say(why(counted.error()));
+  test.send(*engine->offer(*mapped, counter.key()));
+  test.send(*engine->offer(*fetched, counter.key()));
+  if (test.receive() != "written") return;
+  if (const auto counted = counter.wait(2, 20s); !counted) return test.send(why(counted.error()));
   const auto good = [](std::span<const std::byte> bytes) {
     return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{42}; });
   };
-  test.say(good(mapped->bytes()) && good(plain) ? "exact" : "wrong bytes");
-  test.hear();  // the sender may look around until then
+  test.send(good(mapped->bytes()) && good(plain) ? "exact" : "wrong bytes");
+  test.receive();  // the sender may look around until then
 }
 
 /// Writes to both, and says how it went and what the network's facts are.
 void send(Party& test, const std::string& directory) {
-  const std::string offers[] = {test.hear(), test.hear()};
+  const std::string offers[] = {test.receive(), test.receive()};
   auto engine = Engine::open(shm_config(directory));
-  if (!engine) return test.say(why(engine.error()));
+  if (!engine) return test.send(why(engine.error()));
   const std::vector<std::byte> source(kBytes, std::byte{42});
   const auto region = engine->register_memory({const_cast<std::byte*>(source.data()), kBytes});
   auto batch = *engine->make_batch();
   for (const std::string& offer : offers) {
     const auto target = engine->accept(offer);
-    if (!target) return test.say(why(target.error()));
+    if (!target) return test.send(why(target.error()));
     const auto op = engine->submit(Write{.source = region->at(0),
                                          .target = target->region.at(0),
                                          .size_bytes = kBytes,
                                          .imm = target->key,
                                          .batch = batch});
-    if (!op) return test.say(why(op.error()));
+    if (!op) return test.send(why(op.error()));
   }
-  if (const auto ended = engine->wait(batch, 20s); !ended) return test.say(why(ended.error()));
-  test.say(batch.delivered() == 2 ? "written" : "not delivered");
+  if (const auto ended = engine->wait(batch, 20s); !ended) return test.send(why(ended.error()));
+  test.send(batch.delivered() == 2 ? "written" : "not delivered");
   std::string facts;
   for (const RailStats& rail : engine->rail_stats()) {
     for (const auto& [name, value] : rail.facts) facts += name + "=" + value + " ";
   }
-  test.say(facts);
+  test.send(facts);
 }
 
 /// What became of a receiver and a sender that were prepared in different ways.
-struct Outcome {
+struct RunReport {
   std::string sent, facts, received;
 };
-Outcome meet(const Prepare& receiver, const Prepare& sender, const std::string& directory = {}) {
-  Outcome outcome;
+RunReport meet(const Prepare& receiver, const Prepare& sender, const std::string& directory = {}) {
+  RunReport report;
   Party to(receiver, [&](Party& test) { receive(test, directory); });
   Party from(sender, [&](Party& test) { send(test, directory); });
   for (uint32_t i = 0; i < 2; ++i) {
-    const std::string offer = to.hear();
+    const std::string offer = to.receive();
     if (offer.starts_with("cannot")) return {.sent = offer};
-    from.say(offer);
+    from.send(offer);
   }
-  outcome.sent = from.hear();
-  if (outcome.sent != "written") return outcome;
-  to.say("written");
-  outcome.facts = from.hear();
-  outcome.received = to.hear();
-  return outcome;
+  report.sent = from.receive();
+  if (report.sent != "written") return report;
+  to.send("written");
+  report.facts = from.receive();
+  report.received = to.receive();
+  return report;
 }
 
 bool stay() { return true; }
@@ -186,8 +186,8 @@ bool leave(int namespaces) {
   return ::write(map.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
 }
 
-#define SKIP_IF_NOT_PERMITTED(outcome) \
-  if ((outcome).sent.starts_with("cannot")) GTEST_SKIP() << "no namespaces here: " << (outcome).sent
+#define SKIP_IF_NOT_PERMITTED(report) \
+  if ((report).sent.starts_with("cannot")) GTEST_SKIP() << "no namespaces here: " << (report).sent
 
 /// A directory that all may use, gone at the end.
 class ShmDirectory : public testing::Test {
@@ -206,64 +206,64 @@ class ShmDirectory : public testing::Test {
 
 // Containers
 
-TEST(ShmSpaces, NeighboursWriteToEachOther) {
-  const Outcome outcome = meet(stay, stay);
-  EXPECT_EQ(outcome.sent, "written");
-  EXPECT_EQ(outcome.received, "exact");
-  EXPECT_EQ(outcome.facts.find("pid namespace"), std::string::npos) << outcome.facts;
+TEST(ShmSpaces, PeersWriteToEachOther) {
+  const RunReport report = meet(stay, stay);
+  EXPECT_EQ(report.sent, "written");
+  EXPECT_EQ(report.received, "exact");
+  EXPECT_EQ(report.facts.find("pid namespace"), std::string::npos) << report.facts;
 }
 
-TEST(ShmSpaces, AnotherPidNamespaceWorksAndTheFactsSayWhatIsMissing) {
+TEST(ShmSpaces, AnotherPidNamespaceWorksAndTheFactsShowWhatIsMissing) {
   const Prepare away = [] { return leave(CLONE_NEWPID); };
   // The one inside does not see the other, and the other sees it by another number.
-  const Outcome inside = meet(stay, away);
+  const RunReport inside = meet(stay, away);
   SKIP_IF_NOT_PERMITTED(inside);
   EXPECT_EQ(inside.sent, "written");
   EXPECT_EQ(inside.received, "exact");
   EXPECT_NE(inside.facts.find("another pid namespace"), std::string::npos) << inside.facts;
-  const Outcome outside = meet(away, stay);
+  const RunReport outside = meet(away, stay);
   EXPECT_EQ(outside.sent, "written");
   EXPECT_EQ(outside.received, "exact");
-  const Outcome both = meet(away, away);
+  const RunReport both = meet(away, away);
   EXPECT_EQ(both.sent, "written");
   EXPECT_EQ(both.received, "exact");
 }
 
-TEST(ShmSpaces, AnotherNetworkNamespaceSaysWhatToDo) {
-  const Outcome outcome = meet(stay, [] { return leave(CLONE_NEWNET); });
-  SKIP_IF_NOT_PERMITTED(outcome);
-  EXPECT_NE(outcome.sent.find("Unreachable"), std::string::npos) << outcome.sent;
-  EXPECT_NE(outcome.sent.find("another network namespace"), std::string::npos) << outcome.sent;
-  EXPECT_NE(outcome.sent.find("Network::devices"), std::string::npos) << outcome.sent;
+TEST(ShmSpaces, AnotherNetworkNamespaceIsRefusedWithAHint) {
+  const RunReport report = meet(stay, [] { return leave(CLONE_NEWNET); });
+  SKIP_IF_NOT_PERMITTED(report);
+  EXPECT_NE(report.sent.find("Unreachable"), std::string::npos) << report.sent;
+  EXPECT_NE(report.sent.find("another network namespace"), std::string::npos) << report.sent;
+  EXPECT_NE(report.sent.find("Network::devices"), std::string::npos) << report.sent;
 }
 
 TEST_F(ShmDirectory, ASharedOneJoinsContainers) {
-  const Outcome outcome =
+  const RunReport report =
       meet([] { return leave(CLONE_NEWNET | CLONE_NEWNS); },
            [] { return leave(CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWNS); }, directory_);
-  SKIP_IF_NOT_PERMITTED(outcome);
-  EXPECT_EQ(outcome.sent, "written");
-  EXPECT_EQ(outcome.received, "exact");
+  SKIP_IF_NOT_PERMITTED(report);
+  EXPECT_EQ(report.sent, "written");
+  EXPECT_EQ(report.received, "exact");
   EXPECT_EQ(files(), 0u) << "closed ones leave nothing";
 }
 
-TEST_F(ShmDirectory, OneThatIsNotSharedIsSaidToBe) {
+TEST_F(ShmDirectory, OneThatIsNotSharedIsReported) {
   const Prepare hidden = [this] {
     return leave(CLONE_NEWNS) && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
            ::mount("none", directory_.c_str(), "tmpfs", 0, nullptr) == 0;
   };
-  const Outcome outcome = meet(stay, hidden, directory_);
-  SKIP_IF_NOT_PERMITTED(outcome);
-  EXPECT_NE(outcome.sent.find("not in its directory as seen here"), std::string::npos)
-      << outcome.sent;
+  const RunReport report = meet(stay, hidden, directory_);
+  SKIP_IF_NOT_PERMITTED(report);
+  EXPECT_NE(report.sent.find("not in its directory as seen here"), std::string::npos)
+      << report.sent;
 }
 
 // Files
 
-TEST_F(ShmDirectory, FilesOfKilledEnginesAreSweptByTheNext) {
+TEST_F(ShmDirectory, FilesOfKilledEnginesAreRemovedByTheNext) {
   {
     Party killed(stay, [&](Party& test) { receive(test, directory_); });
-    ASSERT_FALSE(killed.hear().empty());
+    ASSERT_FALSE(killed.receive().empty());
     ASSERT_EQ(files(), 1u);
     killed.kill();
   }
@@ -276,7 +276,7 @@ TEST_F(ShmDirectory, FilesOfKilledEnginesAreSweptByTheNext) {
   EXPECT_EQ(files(), 0u);
 }
 
-TEST_F(ShmDirectory, AChildOfForkTakesNothingAway) {
+TEST_F(ShmDirectory, AChildOfForkRemovesNothing) {
   if (!kForksWithThreads) GTEST_SKIP() << "the sanitizer's own locks stay held in a child";
   auto engine = std::make_unique<Engine>(*Engine::open(shm_config(directory_)));
   ASSERT_EQ(files(), 1u);
@@ -306,17 +306,17 @@ TEST_F(ShmDirectory, OneThatCannotBeUsedIsAnErrorOfOpen) {
 
 bool become_nobody() { return ::setresuid(kNobody, kNobody, kNobody) == 0; }
 
-TEST(ShmUsers, AnotherUserIsRefusedAndToldWhy) {
+TEST(ShmUsers, AnotherUserIsRefusedWithAReason) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   for (const bool receiver : {false, true}) {
-    const Outcome outcome = meet(receiver ? become_nobody : stay, receiver ? stay : become_nobody);
-    EXPECT_NE(outcome.sent.find("the peer runs as another user"), std::string::npos)
-        << outcome.sent;
+    const RunReport report = meet(receiver ? become_nobody : stay, receiver ? stay : become_nobody);
+    EXPECT_NE(report.sent.find("the peer runs as another user"), std::string::npos)
+        << report.sent;
   }
 }
 
 // An address can say anything. What counts is who is at the other end of the socket.
-TEST(ShmUsers, NobodyListensInTheNameOfAnother) {
+TEST(ShmUsers, NoProcessListensInTheNameOfAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   const shm::Address address = [] {
     shm::Address made = *shm::own_address();
@@ -325,40 +325,40 @@ TEST(ShmUsers, NobodyListensInTheNameOfAnother) {
   }();
   const Party impostor(become_nobody, [&](Party& test) {
     const auto listener = shm::listen_at(address);
-    test.say(listener ? "listening" : "cannot");
-    test.hear();
+    test.send(listener ? "listening" : "cannot");
+    test.receive();
   });
-  ASSERT_EQ(impostor.hear(), "listening");
+  ASSERT_EQ(impostor.receive(), "listening");
   EXPECT_EQ(shm::connect_to(address).error().code, Errc::kPermission);
-  fuzz::StageDriver driver;
+  fuzz::StepDriver driver;
   fuzz::ShmNode node(driver);
   const auto link = node.network().open_link(encode(address));
   ASSERT_FALSE(link);
   EXPECT_EQ(link.error().code, Errc::kUnreachable);
   EXPECT_NE(std::string(link.error().what).find("another user"), std::string::npos);
-  impostor.say("end");
+  impostor.send("end");
 }
 
-TEST(ShmUsers, NobodyIsLetInWithTheAddressOfAnother) {
+TEST(ShmUsers, NoProcessIsAcceptedWithTheAddressOfAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
-  fuzz::StageDriver driver;
+  fuzz::StepDriver driver;
   fuzz::ShmNode node(driver);
   const shm::Address address = node.address();
   const auto user = ::geteuid();
   const Party impostor(become_nobody, [&](Party& test) {
     // What connect_to() would refuse from its side is done by hand.
-    fuzz::Hostile one(uint64_t{0xdef} << 32 | static_cast<uint32_t>(::getpid()));
+    fuzz::HostileProcess one(uint64_t{0xdef} << 32 | static_cast<uint32_t>(::getpid()));
     shm::Address claimed = one.address();
     claimed.user = user;
-    if (!one.connect_unchecked(address) || !one.greet(&claimed)) return test.say("cannot");
-    test.say("greeted");
-    test.hear();
-    test.say(one.say(shm::Frame(shm::Wake{})) ? "let in" : "refused");
+    if (!one.connect_unchecked(address) || !one.greet(&claimed)) return test.send("cannot");
+    test.send("greeted");
+    test.receive();
+    test.send(one.send(shm::Frame(shm::Wake{})) ? "let in" : "refused");
   });
-  ASSERT_EQ(impostor.hear(), "greeted");
+  ASSERT_EQ(impostor.receive(), "greeted");
   node.turns(4);
-  impostor.say("looked");
-  EXPECT_EQ(impostor.hear(), "refused");
+  impostor.send("looked");
+  EXPECT_EQ(impostor.receive(), "refused");
 }
 
 // Other jobs

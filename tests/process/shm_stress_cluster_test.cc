@@ -20,29 +20,29 @@
 
 // Real processes that write to each other all the time, while some of them are killed, stopped and
 // shut out at any instruction. Every byte and every count is checked by its receiver
-// (crowd_member.h), and every loss by the referee, who knows who has died.
+// (stress_member.h), and every loss by the referee, who knows who has died.
 //
-// FABRICLIB_TEST_ROUNDS=N plays N times as many deeds.
+// FABRICLIB_TEST_ROUNDS=N plays N times as many faults.
 
-namespace fabric::crowd {
+namespace fabric::stress {
 namespace {
 
-enum class Deed : uint8_t { kKill, kStop, kFence };
+enum class StressFault : uint8_t { kKill, kStop, kFence };
 
-struct Play {
+struct StressOptions {
   uint32_t members = 2;
   uint32_t of_each = 20;  ///< kills, stops and fences
-  uint64_t plot_bytes = 4 << 20;
+  uint64_t buffer_bytes = 4 << 20;
 };
 
-uint32_t scaled(uint32_t deeds) {
+uint32_t scaled(uint32_t faults) {
   const std::string text =
       std::getenv("FABRICLIB_TEST_ROUNDS") ? std::getenv("FABRICLIB_TEST_ROUNDS") : "1";
   uint32_t times = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), times);
   EXPECT_TRUE(parsed.ec == std::errc{} && times > 0) << "FABRICLIB_TEST_ROUNDS is '" << text << "'";
   // The builds with a sanitizer are several times slower, and look at other things.
-  return test::kAddressSanitizer ? (deeds * times + 3) / 4 : deeds * times;
+  return test::kAddressSanitizer ? (faults * times + 3) / 4 : faults * times;
 }
 
 std::set<std::string> shared_files() {
@@ -63,154 +63,154 @@ void expect_no_more_than(const std::set<std::string>& before) {
   EXPECT_TRUE(std::ranges::includes(before, now)) << "something is left in /dev/shm";
 }
 
-class Crowd {
+class StressRun {
  public:
-  explicit Crowd(const Play& play)
-      : play_(play),
-        rng_(test::test_seed() * 100 + play.members),
-        referee_({.seed = test::test_seed(), .plot_bytes = play.plot_bytes}) {}
+  explicit StressRun(const StressOptions& options)
+      : options_(options),
+        rng_(test::test_seed() * 100 + options.members),
+        cluster_({.seed = test::test_seed(), .buffer_bytes = options.buffer_bytes}) {}
 
   void run() {
     const auto files = shared_files();
-    const Footprint alone = first_visit();
-    for (uint32_t slot = 1; slot < play_.members && !referee_.failed(); ++slot) {
-      referee_.start(slot);
+    const Footprint alone = baseline_footprint();
+    for (uint32_t slot = 1; slot < options_.members && !cluster_.failed(); ++slot) {
+      cluster_.start(slot);
     }
-    if (!referee_.await_rounds(1)) return;
-    std::vector<Deed> deeds;
-    for (const Deed deed : {Deed::kKill, Deed::kStop, Deed::kFence}) {
-      deeds.insert(deeds.end(), scaled(play_.of_each), deed);
+    if (!cluster_.await_rounds(1)) return;
+    std::vector<StressFault> faults;
+    for (const StressFault fault : {StressFault::kKill, StressFault::kStop, StressFault::kFence}) {
+      faults.insert(faults.end(), scaled(options_.of_each), fault);
     }
-    for (size_t i = deeds.size(); i > 1; --i) std::swap(deeds[i - 1], deeds[rng_.below(i)]);
-    for (size_t i = 0; i < deeds.size() && !referee_.failed(); ++i) {
-      act(deeds[i]);
+    for (size_t i = faults.size(); i > 1; --i) std::swap(faults[i - 1], faults[rng_.below(i)]);
+    for (size_t i = 0; i < faults.size() && !cluster_.failed(); ++i) {
+      inject(faults[i]);
       // Most of them with everybody at work, some on top of each other.
-      if (rng_.chance(0.7)) referee_.await_rounds(1);
+      if (rng_.chance(0.7)) cluster_.await_rounds(1);
     }
-    if (referee_.failed()) return;
-    last_visit(alone);
-    if (referee_.failed()) return;
+    if (cluster_.failed()) return;
+    shut_down(alone);
+    if (cluster_.failed()) return;
     EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
     EXPECT_EQ(errno, ECHILD);
     expect_no_more_than(files);
-    referee_.print_times();
+    cluster_.print_times();
   }
 
  private:
   /// What a member needs for good once it has had a peer.
-  Footprint first_visit() {
-    referee_.start(0);
-    if (referee_.failed()) return {};
-    referee_.start(1);
-    if (!referee_.await_rounds(20)) return {};
-    referee_.kill(1);
-    if (!referee_.await_losses()) return {};
-    referee_.linger(100'000);  // what a dead one had is given back with the next looks
-    return referee_.footprint(0);
+  Footprint baseline_footprint() {
+    cluster_.start(0);
+    if (cluster_.failed()) return {};
+    cluster_.start(1);
+    if (!cluster_.await_rounds(20)) return {};
+    cluster_.kill(1);
+    if (!cluster_.await_losses()) return {};
+    cluster_.run_for(100'000);  // what a dead one had is given back with the next looks
+    return cluster_.footprint(0);
   }
 
-  void last_visit(const Footprint& alone) {
-    if (!referee_.await_rounds(1)) return;
-    referee_.quiet();
-    if (!referee_.await_settled()) return;
-    for (uint32_t slot = 1; slot < play_.members; ++slot) {
+  void shut_down(const Footprint& alone) {
+    if (!cluster_.await_rounds(1)) return;
+    cluster_.drain();
+    if (!cluster_.await_reconciled()) return;
+    for (uint32_t slot = 1; slot < options_.members; ++slot) {
       if (rng_.chance(0.5)) {
-        referee_.kill(slot);
+        cluster_.kill(slot);
       } else {
-        referee_.close(slot);
-        if (!referee_.await_end(slot)) return;
+        cluster_.close(slot);
+        if (!cluster_.await_exit(slot)) return;
       }
     }
-    if (!referee_.await_losses()) return;
-    if (!referee_.await_footprint(0, alone)) return;
-    referee_.close(0);
-    referee_.await_end(0);
+    if (!cluster_.await_losses()) return;
+    if (!cluster_.await_footprint(0, alone)) return;
+    cluster_.close(0);
+    cluster_.await_exit(0);
   }
 
   uint32_t any(uint32_t but) {
     uint32_t slot = but;
-    while (slot == but) slot = static_cast<uint32_t>(rng_.below(play_.members));
+    while (slot == but) slot = static_cast<uint32_t>(rng_.below(options_.members));
     return slot;
   }
 
-  void act(Deed deed) {
+  void inject(StressFault fault) {
     // The eldest lives through all of it, and must be as small as before at the end.
-    const auto victim = static_cast<uint32_t>(rng_.between(1, play_.members - 1));
-    referee_.linger(rng_.below(4'000));
-    switch (deed) {
-      case Deed::kKill:
+    const auto victim = static_cast<uint32_t>(rng_.between(1, options_.members - 1));
+    cluster_.run_for(rng_.below(4'000));
+    switch (fault) {
+      case StressFault::kKill:
         return kill(victim);
-      case Deed::kStop:
+      case StressFault::kStop:
         return stop(rng_.chance(0.5) ? victim : any(victim));
-      case Deed::kFence:
+      case StressFault::kFence:
         return rng_.chance(0.5) ? fence(any(victim), victim) : fence(victim, any(victim));
     }
   }
 
   void kill(uint32_t victim) {
     const uint64_t how = rng_.below(6);
-    if (how == 0) referee_.stop(victim);                // dies without another instruction
-    if (how == 1) referee_.fence(any(victim), victim);  // while it is being shut out
-    if (how == 2) referee_.fence(victim, any(victim));  // while it shuts out
-    if (how == 3) referee_.aim(victim, any(victim));    // in the middle of a write
-    if (how == 4) referee_.aim(any(victim), victim);    // while somebody writes to it
-    if (how < 3) referee_.linger(rng_.below(1'000));
-    referee_.kill(victim);
+    if (how == 0) cluster_.stop(victim);                // dies without another instruction
+    if (how == 1) cluster_.fence(any(victim), victim);  // while it is being shut out
+    if (how == 2) cluster_.fence(victim, any(victim));  // while it shuts out
+    if (how == 3) cluster_.await_long_write(victim, any(victim));    // in the middle of a write
+    if (how == 4) cluster_.await_long_write(any(victim), victim);    // while somebody writes to it
+    if (how < 3) cluster_.run_for(rng_.below(1'000));
+    cluster_.kill(victim);
     const bool at_once = rng_.chance(0.5);
-    if (at_once) referee_.start(victim);
-    referee_.await_losses();
-    referee_.await_fences();
-    if (!at_once && !referee_.failed()) referee_.start(victim);
+    if (at_once) cluster_.start(victim);
+    cluster_.await_losses();
+    cluster_.await_fences();
+    if (!at_once && !cluster_.failed()) cluster_.start(victim);
   }
 
   void stop(uint32_t victim) {
     // An application that makes its own turns computes now and then: only evidence speaks of it.
-    const bool until_news = rng_.chance(0.15) && referee_.threaded(victim);
+    const bool until_stall = rng_.chance(0.15) && cluster_.threaded(victim);
     // Only a session that is up can stall.
-    if (until_news && !referee_.await_rounds(1)) return;
-    referee_.stop(victim);
-    referee_.linger(rng_.below(20'000));
-    if (until_news) referee_.await_stall(victim);
-    referee_.go_on(victim);
+    if (until_stall && !cluster_.await_rounds(1)) return;
+    cluster_.stop(victim);
+    cluster_.run_for(rng_.below(20'000));
+    if (until_stall) cluster_.await_stall(victim);
+    cluster_.resume(victim);
   }
 
   void fence(uint32_t by, uint32_t whom) {
     const bool stopped = rng_.chance(0.3);
-    if (stopped) referee_.stop_writing(whom, by);
+    if (stopped) cluster_.stop_mid_write(whom, by);
     if (rng_.chance(0.6)) {
-      referee_.fence(by, whom);
+      cluster_.fence(by, whom);
     } else {
-      referee_.revoke(by, whom);
+      cluster_.revoke(by, whom);
     }
     // The proof does not need the one who is shut out.
-    referee_.await_fences();
-    if (stopped) referee_.go_on(whom);
+    cluster_.await_fences();
+    if (stopped) cluster_.resume(whom);
   }
 
-  const Play play_;
+  const StressOptions options_;
   Rng rng_;
-  Referee referee_;
+  StressCluster cluster_;
 };
 
-void play(const Play& play) {
-  Crowd crowd(play);
-  crowd.run();
+void run_stress(const StressOptions& options) {
+  StressRun run(options);
+  run.run();
 }
 
-TEST(ShmCrowd, TwoKeepTheirPromisesWhenTheyAreKilledStoppedAndFenced) {
-  play({.members = 2, .of_each = 20});
+TEST(ShmStressCluster, TwoMembersKeepAllPromisesWhenKilledStoppedAndFenced) {
+  run_stress({.members = 2, .of_each = 20});
 }
 
-TEST(ShmCrowd, ThreeKeepTheirPromisesWhenTheyAreKilledStoppedAndFenced) {
-  play({.members = 3, .of_each = 20});
+TEST(ShmStressCluster, ThreeMembersKeepAllPromisesWhenKilledStoppedAndFenced) {
+  run_stress({.members = 3, .of_each = 20});
 }
 
-TEST(ShmCrowd, EightKeepTheirPromisesWhenTheyAreKilledStoppedAndFenced) {
-  play({.members = 8, .of_each = 20, .plot_bytes = 1 << 20});
+TEST(ShmStressCluster, EightMembersKeepAllPromisesWhenKilledStoppedAndFenced) {
+  run_stress({.members = 8, .of_each = 20, .buffer_bytes = 1 << 20});
 }
 
-// The checks themselves: one wrong bit anywhere is found, and so is a byte beside a piece.
-TEST(CrowdPlan, FindsOneWrongBitAnywhere) {
+// The checks themselves: one wrong bit anywhere is found, and so is a byte beside a write.
+TEST(StressPlan, FindsOneWrongBitAnywhere) {
   std::vector<std::byte> bytes(1021);
   stamp(bytes, 42);
   ASSERT_EQ(first_difference(bytes, 42), bytes.size());
@@ -222,32 +222,32 @@ TEST(CrowdPlan, FindsOneWrongBitAnywhere) {
   EXPECT_EQ(first_difference(bytes, 43), 0u) << "another's";
 }
 
-TEST(CrowdPlan, PiecesAndGuardsDoNotTouchEachOther) {
+TEST(StressPlan, WritesAndGuardsDoNotOverlap) {
   constexpr uint64_t kBytes = 1 << 20;
-  const PlotId plot{.writer = {1, 2}, .owner = {3, 4}, .number = 5};
+  const BufferId buffer{.writer = {1, 2}, .owner = {3, 4}, .number = 5};
   std::vector<std::byte> target(kBytes), source(kBytes);
   for (uint32_t number = 0; number < 300; ++number) {
-    const Round round = draw_round(plot, number, kBytes);
-    ASSERT_FALSE(round.pieces.empty());
+    const TrafficRound round = draw_round(buffer, number, kBytes);
+    ASSERT_FALSE(round.writes.empty());
     set_guards(target, round);
-    for (uint32_t i = 0; i < round.pieces.size(); ++i) {
-      const Piece& piece = round.pieces[i];
-      stamp(std::span(source).subspan(piece.source, piece.bytes), name_of(plot, number, i));
+    for (uint32_t i = 0; i < round.writes.size(); ++i) {
+      const RoundWrite& write = round.writes[i];
+      stamp(std::span(source).subspan(write.source, write.bytes), name_of(buffer, number, i));
     }
-    for (const Piece& piece : round.pieces) {
-      std::ranges::copy(std::span(source).subspan(piece.source, piece.bytes),
-                        target.begin() + static_cast<ptrdiff_t>(piece.target));
+    for (const RoundWrite& write : round.writes) {
+      std::ranges::copy(std::span(source).subspan(write.source, write.bytes),
+                        target.begin() + static_cast<ptrdiff_t>(write.target));
     }
-    for (uint32_t i = 0; i < round.pieces.size(); ++i) {
-      const Piece& piece = round.pieces[i];
-      const auto bytes = std::span(target).subspan(piece.target, piece.bytes);
-      ASSERT_EQ(first_difference(bytes, name_of(plot, number, i)), piece.bytes);
+    for (uint32_t i = 0; i < round.writes.size(); ++i) {
+      const RoundWrite& write = round.writes[i];
+      const auto bytes = std::span(target).subspan(write.target, write.bytes);
+      ASSERT_EQ(first_difference(bytes, name_of(buffer, number, i)), write.bytes);
     }
     ASSERT_TRUE(guards_hold(target, round));
-    target[round.pieces[0].target + round.pieces[0].bytes] ^= std::byte{1};
+    target[round.writes[0].target + round.writes[0].bytes] ^= std::byte{1};
     ASSERT_FALSE(guards_hold(target, round));
   }
 }
 
 }  // namespace
-}  // namespace fabric::crowd
+}  // namespace fabric::stress

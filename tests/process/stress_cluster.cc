@@ -20,14 +20,14 @@
 #include "base/clock.h"
 #include "support/sanitizers.h"
 
-namespace fabric::crowd {
+namespace fabric::stress {
 namespace {
 
 /// Nothing here takes nearly as long, whatever else the machine is doing.
-constexpr int64_t kPatienceNs = test::kAddressSanitizer ? 120'000'000'000 : 40'000'000'000;
+constexpr int64_t kAwaitLimitNs = test::kAddressSanitizer ? 120'000'000'000 : 40'000'000'000;
 
-std::string text_of(const Party& party) {
-  return std::to_string(party.slot) + "." + std::to_string(party.life);
+std::string text_of(const Party& member) {
+  return std::to_string(member.slot) + "." + std::to_string(member.generation);
 }
 
 UniqueFd plain_copy(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD, 3)); }
@@ -38,10 +38,10 @@ std::string status_of(int status) {
 }
 
 /// What a peer that dies or is shut out in the middle of a write leaves in a log.
-bool expected_log(const std::string& line) {
+bool expected_log(const std::string& text) {
   constexpr const char* kParts[] = {"a path broke", "a path could not be opened"};
   return std::ranges::any_of(
-      kParts, [&](const char* part) { return line.find(part) != std::string::npos; });
+      kParts, [&](const char* part) { return text.find(part) != std::string::npos; });
 }
 
 std::string first_line(const std::string& path) {
@@ -53,149 +53,149 @@ std::string first_line(const std::string& path) {
 
 }  // namespace
 
-Referee::Referee(const RefereeOptions& options) : options_(options), rng_(options.seed) {
-  board_fd_.reset(::memfd_create("crowd-board", MFD_CLOEXEC));
+StressCluster::StressCluster(const ClusterOptions& options) : options_(options), rng_(options.seed) {
+  scoreboard_fd_.reset(::memfd_create("crowd-scoreboard", MFD_CLOEXEC));
   void* at = MAP_FAILED;
-  if (board_fd_ && ::ftruncate(board_fd_.get(), sizeof(Board)) == 0) {
-    at = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, board_fd_.get(), 0);
+  if (scoreboard_fd_ && ::ftruncate(scoreboard_fd_.get(), sizeof(Scoreboard)) == 0) {
+    at = ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED, scoreboard_fd_.get(), 0);
   }
   if (at == MAP_FAILED) {
     fail("no memory to share");
   } else {
-    board_ = static_cast<Board*>(at);
+    scoreboard_ = static_cast<Scoreboard*>(at);
   }
 }
 
-Referee::~Referee() {
-  for (auto& [slot, worker] : workers_) {
-    ::kill(worker.pid, SIGKILL);
-    dying_.push_back(worker.pid);
+StressCluster::~StressCluster() {
+  for (auto& [slot, process] : processes_) {
+    ::kill(process.pid, SIGKILL);
+    dying_.push_back(process.pid);
   }
   for (const pid_t pid : dying_) ::waitpid(pid, nullptr, 0);
-  if (board_ != nullptr) ::munmap(board_, sizeof(Board));
+  if (scoreboard_ != nullptr) ::munmap(scoreboard_, sizeof(Scoreboard));
 }
 
-void Referee::fail(const std::string& what) {
+void StressCluster::fail(const std::string& what) {
   failed_ = true;
   ADD_FAILURE() << what;
 }
 
-std::vector<uint32_t> Referee::slots() const {
+std::vector<uint32_t> StressCluster::slots() const {
   std::vector<uint32_t> slots;
-  for (const auto& [slot, worker] : workers_) slots.push_back(slot);
+  for (const auto& [slot, process] : processes_) slots.push_back(slot);
   return slots;
 }
 
-Referee::Worker* Referee::find(const Party& party) {
-  const auto it = workers_.find(party.slot);
-  return it != workers_.end() && it->second.party == party ? &it->second : nullptr;
+StressCluster::MemberProcess* StressCluster::find(const Party& member) {
+  const auto it = processes_.find(member.slot);
+  return it != processes_.end() && it->second.member == member ? &it->second : nullptr;
 }
 
 // Processes
 
-void Referee::start(uint32_t slot) {
+void StressCluster::start(uint32_t slot) {
   constexpr const char* kLoops[] = {"threads", "inline", "moves"};
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return fail("socketpair");
   UniqueFd here(ends[0]);
   const UniqueFd there(ends[1]);
-  Worker worker;
-  worker.party = {slot, ++lives_[slot]};
-  for (auto& pair : board_->pair[slot]) pair.long_writes.store(0);
-  worker.loop = kLoops[rng_.below(3)];
+  MemberProcess process;
+  process.member = {slot, ++generations_[slot]};
+  for (auto& pair : scoreboard_->pair[slot]) pair.long_writes.store(0);
+  process.loop = kLoops[rng_.below(3)];
   // The copies have no CLOEXEC, so that they are the two that the program finds open.
-  const UniqueFd line = plain_copy(there), board = plain_copy(board_fd_);
-  const std::string words[] = {FABRIC_TEST_CROWD_WORKER,
-                               std::to_string(line.get()),
-                               std::to_string(board.get()),
+  const UniqueFd channel = plain_copy(there), scoreboard = plain_copy(scoreboard_fd_);
+  const std::string words[] = {FABRIC_TEST_STRESS_WORKER,
+                               std::to_string(channel.get()),
+                               std::to_string(scoreboard.get()),
                                std::to_string(slot),
-                               std::to_string(worker.party.life),
+                               std::to_string(process.member.generation),
                                std::to_string(options_.seed),
-                               std::to_string(options_.plot_bytes),
+                               std::to_string(options_.buffer_bytes),
                                std::to_string(rng_.between(1, 3)),
-                               worker.loop};
+                               process.loop};
   std::vector<char*> argv;
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   const pid_t parent = ::getpid();
-  worker.pid = ::fork();
-  if (worker.pid == 0) {
+  process.pid = ::fork();
+  if (process.pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }
-  if (worker.pid < 0) return fail("fork");
-  worker.line = std::move(here);
-  workers_[slot] = std::move(worker);
-  if (!await("a new member to open its engine", [&] { return !workers_.at(slot).address.empty(); }))
+  if (process.pid < 0) return fail("fork");
+  process.channel = std::move(here);
+  processes_[slot] = std::move(process);
+  if (!await("a new member to open its engine", [&] { return !processes_.at(slot).address.empty(); }))
     return;
-  for (auto& [other_slot, other] : workers_) {
+  for (auto& [other_slot, other] : processes_) {
     if (other_slot == slot) continue;
-    meet(workers_.at(slot), other);
+    meet(processes_.at(slot), other);
   }
 }
 
-void Referee::meet(Worker& worker, const Worker& other) {
-  worker.met.insert(other.party);
-  say(worker, "meet " + std::to_string(other.party.slot) + " " + std::to_string(other.party.life) +
+void StressCluster::meet(MemberProcess& process, const MemberProcess& other) {
+  process.met.insert(other.member);
+  command(process, "meet " + std::to_string(other.member.slot) + " " + std::to_string(other.member.generation) +
                   " " + other.address);
 }
 
-void Referee::kill(uint32_t slot) {
-  const Worker worker = std::move(workers_.at(slot));
-  workers_.erase(slot);
-  killed_ns_[worker.party] = monotonic_ns();
-  if (::kill(worker.pid, SIGKILL) != 0) fail("kill");
-  dying_.push_back(worker.pid);
-  gone(worker);
+void StressCluster::kill(uint32_t slot) {
+  const MemberProcess process = std::move(processes_.at(slot));
+  processes_.erase(slot);
+  killed_ns_[process.member] = monotonic_ns();
+  if (::kill(process.pid, SIGKILL) != 0) fail("kill");
+  dying_.push_back(process.pid);
+  on_exit(process);
 }
 
 /// Nobody answers for it any more.
-void Referee::gone(const Worker& worker) {
-  for (auto& [slot, other] : workers_) other.stalled.erase(worker.party);
+void StressCluster::on_exit(const MemberProcess& process) {
+  for (auto& [slot, other] : processes_) other.stalled.erase(process.member);
 }
 
-void Referee::stop(uint32_t slot) {
-  Worker& worker = workers_.at(slot);
-  if (::kill(worker.pid, SIGSTOP) != 0) fail("stop");
+void StressCluster::stop(uint32_t slot) {
+  MemberProcess& process = processes_.at(slot);
+  if (::kill(process.pid, SIGSTOP) != 0) fail("stop");
   // The signal is on its way; a test that goes on must know that it has arrived.
   int status = 0;
-  if (::waitpid(worker.pid, &status, WUNTRACED) != worker.pid || !WIFSTOPPED(status)) {
+  if (::waitpid(process.pid, &status, WUNTRACED) != process.pid || !WIFSTOPPED(status)) {
     fail("a member that was to be stopped " + status_of(status));
   }
-  worker.stopped = true;
+  process.stopped = true;
 }
 
-void Referee::go_on(uint32_t slot) {
-  Worker& worker = workers_.at(slot);
-  worker.stopped = false;
-  if (::kill(worker.pid, SIGCONT) != 0) fail("continue");
+void StressCluster::resume(uint32_t slot) {
+  MemberProcess& process = processes_.at(slot);
+  process.stopped = false;
+  if (::kill(process.pid, SIGCONT) != 0) fail("continue");
 }
 
-void Referee::fence(uint32_t by, uint32_t whom) {
-  ++workers_.at(by).fences;
+void StressCluster::fence(uint32_t by, uint32_t whom) {
+  ++processes_.at(by).fences;
   // The other side hears of it as the loss of a session, once.
-  ++workers_.at(whom).may_lose[workers_.at(by).party];
-  say(workers_.at(by), "fence " + std::to_string(whom));
+  ++processes_.at(whom).may_lose[processes_.at(by).member];
+  command(processes_.at(by), "fence " + std::to_string(whom));
 }
 
-void Referee::revoke(uint32_t by, uint32_t whom) {
-  ++workers_.at(by).fences;
-  say(workers_.at(by), "revoke " + std::to_string(whom));
+void StressCluster::revoke(uint32_t by, uint32_t whom) {
+  ++processes_.at(by).fences;
+  command(processes_.at(by), "revoke " + std::to_string(whom));
 }
 
-void Referee::close(uint32_t slot) {
-  workers_.at(slot).closing = true;
-  closed_.insert(workers_.at(slot).party);
-  say(workers_.at(slot), "close");
+void StressCluster::close(uint32_t slot) {
+  processes_.at(slot).closing = true;
+  closed_.insert(processes_.at(slot).member);
+  command(processes_.at(slot), "close");
 }
 
-void Referee::quiet() {
-  for (auto& [slot, worker] : workers_) say(worker, "quiet");
+void StressCluster::drain() {
+  for (auto& [slot, process] : processes_) command(process, "drain");
 }
 
-void Referee::linger(uint64_t us) {
+void StressCluster::run_for(uint64_t us) {
   const int64_t until_ns = monotonic_ns() + static_cast<int64_t>(us) * 1000;
   // To the microsecond, so that a deed may come at any instruction of its victim.
   while (monotonic_ns() < until_ns) {
@@ -203,42 +203,42 @@ void Referee::linger(uint64_t us) {
   }
 }
 
-void Referee::aim(uint32_t writer, uint32_t owner) {
-  constexpr int64_t kAimNs = 10'000'000;  // most rounds are short; one in four is not
-  const auto& writes = board_->pair[writer][owner].long_writes;
-  const int64_t until_ns = monotonic_ns() + kAimNs;
+void StressCluster::await_long_write(uint32_t writer, uint32_t owner) {
+  constexpr int64_t kLongWriteWaitNs = 10'000'000;  // most rounds are short; one in four is not
+  const auto& writes = scoreboard_->pair[writer][owner].long_writes;
+  const int64_t until_ns = monotonic_ns() + kLongWriteWaitNs;
   while (writes.load() == 0 && monotonic_ns() < until_ns) continue;
-  linger(rng_.below(150));
+  run_for(rng_.below(150));
 }
 
-void Referee::stop_writing(uint32_t writer, uint32_t owner) {
+void StressCluster::stop_mid_write(uint32_t writer, uint32_t owner) {
   constexpr int kTries = 20;
   for (int i = 0; i < kTries && !failed_; ++i) {
-    aim(writer, owner);
+    await_long_write(writer, owner);
     stop(writer);
-    if (board_->pair[writer][owner].long_writes.load() != 0 || i + 1 == kTries) return;
-    go_on(writer);
+    if (scoreboard_->pair[writer][owner].long_writes.load() != 0 || i + 1 == kTries) return;
+    resume(writer);
   }
 }
 
 // Waiting
 
-bool Referee::await(const char* what, const std::function<bool()>& met) {
-  const int64_t limit_ns = monotonic_ns() + kPatienceNs;
+bool StressCluster::await(const char* what, const std::function<bool()>& met) {
+  const int64_t limit_ns = monotonic_ns() + kAwaitLimitNs;
   while (!failed_ && !met()) {
     pump(1);
     if (monotonic_ns() < limit_ns) continue;
     fail(std::string("waited too long for ") + what);
-    explain();
+    dump_state();
   }
   return !failed_;
 }
 
-uint64_t Referee::rounds(uint32_t writer, uint32_t owner) const {
-  return board_->pair[writer][owner].rounds.load();
+uint64_t StressCluster::rounds(uint32_t writer, uint32_t owner) const {
+  return scoreboard_->pair[writer][owner].rounds.load();
 }
 
-bool Referee::await_rounds(uint64_t more) {
+bool StressCluster::await_rounds(uint64_t more) {
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> goals;
   for (const uint32_t writer : slots()) {
     for (const uint32_t owner : slots()) {
@@ -252,40 +252,40 @@ bool Referee::await_rounds(uint64_t more) {
   });
 }
 
-bool Referee::await_losses() {
-  return await("the dead to be noticed and buried", [&] {
-    return std::ranges::all_of(workers_, [&](const auto& entry) {
-      const Worker& worker = entry.second;
-      return worker.to_bury.empty() && std::ranges::all_of(worker.met, [&](const Party& party) {
-               return !killed_ns_.contains(party) && !closed_.contains(party);
+bool StressCluster::await_losses() {
+  return await("the dead to be noticed and released", [&] {
+    return std::ranges::all_of(processes_, [&](const auto& entry) {
+      const MemberProcess& process = entry.second;
+      return process.to_release.empty() && std::ranges::all_of(process.met, [&](const Party& member) {
+               return !killed_ns_.contains(member) && !closed_.contains(member);
              });
     });
   });
 }
 
-bool Referee::await_fences() {
+bool StressCluster::await_fences() {
   return await("fences", [&] {
-    return std::ranges::all_of(workers_,
+    return std::ranges::all_of(processes_,
                                [](const auto& entry) { return entry.second.fences == 0; });
   });
 }
 
-bool Referee::await_stall(uint32_t of) {
-  const Party party = workers_.at(of).party;
+bool StressCluster::await_stall(uint32_t of) {
+  const Party member = processes_.at(of).member;
   return await("a stopped member to be stalled", [&] {
     return std::ranges::any_of(
-        workers_, [&](const auto& entry) { return entry.second.stalled.contains(party); });
+        processes_, [&](const auto& entry) { return entry.second.stalled.contains(member); });
   });
 }
 
-bool Referee::await_settled() {
+bool StressCluster::await_reconciled() {
   return await("counts to settle", [&] {
-    return std::ranges::all_of(workers_, [](const auto& entry) { return entry.second.settled; });
+    return std::ranges::all_of(processes_, [](const auto& entry) { return entry.second.reconciled; });
   });
 }
 
-bool Referee::await_end(uint32_t slot) {
-  return await("a member to end", [&] { return !workers_.contains(slot); });
+bool StressCluster::await_exit(uint32_t slot) {
+  return await("a member to end", [&] { return !processes_.contains(slot); });
 }
 
 bool Footprint::within(const Footprint& other) const {
@@ -293,11 +293,11 @@ bool Footprint::within(const Footprint& other) const {
          regions <= other.regions && peers <= other.peers;
 }
 
-Footprint Referee::footprint(uint32_t slot) {
-  say(workers_.at(slot), "footprint");
+Footprint StressCluster::footprint(uint32_t slot) {
+  command(processes_.at(slot), "footprint");
   std::optional<Footprint> found;
   await("a member to say how large it is", [&] {
-    if (const auto it = workers_.find(slot); it != workers_.end()) {
+    if (const auto it = processes_.find(slot); it != processes_.end()) {
       found = std::exchange(it->second.footprint, {});
     }
     return found.has_value();
@@ -305,10 +305,10 @@ Footprint Referee::footprint(uint32_t slot) {
   return found.value_or(Footprint{});
 }
 
-bool Referee::await_footprint(uint32_t slot, const Footprint& before) {
+bool StressCluster::await_footprint(uint32_t slot, const Footprint& before) {
   Footprint last;
   const bool came = await("a member to be as small as before", [&] {
-    linger(5'000);
+    run_for(5'000);
     last = footprint(slot);
     return failed_ || last.within(before);
   });
@@ -317,38 +317,38 @@ bool Referee::await_footprint(uint32_t slot, const Footprint& before) {
                 << last.regions << " regions, " << last.peers << " peers; before "
                 << before.descriptors << ", " << before.mappings << ", " << before.regions << ", "
                 << before.peers;
-  if (workers_.contains(slot)) say(workers_.at(slot), "list");
+  if (processes_.contains(slot)) command(processes_.at(slot), "list");
   for (int i = 0; i < 50; ++i) pump(10);
   return false;
 }
 
 // What members say
 
-void Referee::say(Worker& worker, const std::string& line) {
-  if (::send(worker.line.get(), line.data(), line.size(), MSG_NOSIGNAL) < 0) {
-    fail("member " + text_of(worker.party) + " hears nothing: " + std::strerror(errno));
+void StressCluster::command(MemberProcess& process, const std::string& text) {
+  if (::send(process.channel.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0) {
+    fail("member " + text_of(process.member) + " hears nothing: " + std::strerror(errno));
   }
 }
 
-void Referee::pump(int timeout_ms) {
-  std::vector<pollfd> lines;
-  for (auto& [slot, worker] : workers_) lines.push_back({worker.line.get(), POLLIN, 0});
-  if (::poll(lines.data(), lines.size(), timeout_ms) > 0) {
-    for (auto& [slot, worker] : workers_) listen(worker);
+void StressCluster::pump(int timeout_ms) {
+  std::vector<pollfd> polled;
+  for (auto& [slot, process] : processes_) polled.push_back({process.channel.get(), POLLIN, 0});
+  if (::poll(polled.data(), polled.size(), timeout_ms) > 0) {
+    for (auto& [slot, process] : processes_) receive(process);
   }
   reap();
 }
 
-void Referee::listen(Worker& worker) {
+void StressCluster::receive(MemberProcess& process) {
   std::array<char, 65536> text;
   ssize_t n = 0;
-  while ((n = ::recv(worker.line.get(), text.data(), text.size(), MSG_DONTWAIT)) > 0) {
-    on_line(worker, std::string(text.data(), static_cast<size_t>(n)));
+  while ((n = ::recv(process.channel.get(), text.data(), text.size(), MSG_DONTWAIT)) > 0) {
+    on_report(process, std::string(text.data(), static_cast<size_t>(n)));
   }
 }
 
 /// Leaves no zombie, and finds whoever ended without being asked to.
-void Referee::reap() {
+void StressCluster::reap() {
   std::erase_if(dying_, [&](pid_t pid) {
     int status = 0;
     if (::waitpid(pid, &status, WNOHANG) != pid) return false;
@@ -357,92 +357,92 @@ void Referee::reap() {
     }
     return true;
   });
-  for (auto it = workers_.begin(); it != workers_.end();) {
+  for (auto it = processes_.begin(); it != processes_.end();) {
     int status = 0;
     if (::waitpid(it->second.pid, &status, WNOHANG) != it->second.pid) {
       ++it;
       continue;
     }
-    listen(it->second);  // its last words
+    receive(it->second);  // its last words
     if (!it->second.closing || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-      fail("member " + text_of(it->second.party) + " " + status_of(status));
+      fail("member " + text_of(it->second.member) + " " + status_of(status));
     }
-    gone(it->second);
-    it = workers_.erase(it);
+    on_exit(it->second);
+    it = processes_.erase(it);
   }
 }
 
-void Referee::on_line(Worker& worker, const std::string& line) {
-  std::istringstream words(line);
+void StressCluster::on_report(MemberProcess& process, const std::string& text) {
+  std::istringstream words(text);
   std::string verb, code;
-  Party party;
+  Party member;
   int64_t at_ns = 0;
   words >> verb;
   if (verb == "ready") {
-    words >> worker.address;
+    words >> process.address;
   } else if (verb == "met") {
-    words >> party.slot >> party.life;
-    worker.met.insert(party);
+    words >> member.slot >> member.generation;
+    process.met.insert(member);
   } else if (verb == "lost") {
-    words >> party.slot >> party.life >> at_ns >> code;
-    on_lost(worker, party, at_ns, code);
-  } else if (verb == "buried") {
-    words >> party.slot >> party.life;
-    if (const auto it = worker.to_bury.find(party); it != worker.to_bury.end()) {
-      worker.to_bury.erase(it);
+    words >> member.slot >> member.generation >> at_ns >> code;
+    on_lost(process, member, at_ns, code);
+  } else if (verb == "released") {
+    words >> member.slot >> member.generation;
+    if (const auto it = process.to_release.find(member); it != process.to_release.end()) {
+      process.to_release.erase(it);
     }
   } else if (verb == "fenced" || verb == "revoked") {
-    words >> party.slot >> party.life >> code;
-    if (worker.fences == 0) return fail("a fence too many");
-    --worker.fences;
+    words >> member.slot >> member.generation >> code;
+    if (process.fences == 0) return fail("a fence too many");
+    --process.fences;
     // Two who were shut out from each other meet again in a new session.
     if (verb == "revoked" || code != "ok") return;
-    worker.met.erase(party);
-    if (const Worker* other = find(party)) meet(worker, *other);
-  } else if (verb == "stalled" || verb == "back") {
-    words >> party.slot >> party.life;
-    if (verb == "stalled") worker.stalled.insert(party);
-    if (verb == "back") worker.stalled.erase(party);
-  } else if (verb == "settled") {
-    worker.settled = true;
+    process.met.erase(member);
+    if (const MemberProcess* other = find(member)) meet(process, *other);
+  } else if (verb == "stalled" || verb == "recovered") {
+    words >> member.slot >> member.generation;
+    if (verb == "stalled") process.stalled.insert(member);
+    if (verb == "recovered") process.stalled.erase(member);
+  } else if (verb == "reconciled") {
+    process.reconciled = true;
   } else if (verb == "footprint") {
-    Footprint& found = worker.footprint.emplace();
+    Footprint& found = process.footprint.emplace();
     words >> found.descriptors >> found.mappings >> found.regions >> found.peers;
   } else if (verb == "dump" || verb == "list") {
-    std::fprintf(stderr, "member %s: %s\n", text_of(worker.party).c_str(), line.c_str());
-  } else if (verb == "broken" || (verb == "log" && !expected_log(line))) {
-    fail("member " + text_of(worker.party) + " (" + worker.loop + "): " + line);
+    std::fprintf(stderr, "member %s: %s\n", text_of(process.member).c_str(), text.c_str());
+  } else if (verb == "violation" || (verb == "log" && !expected_log(text))) {
+    fail("member " + text_of(process.member) + " (" + process.loop + "): " + text);
   }
 }
 
-void Referee::on_lost(Worker& worker, const Party& party, int64_t at_ns, const std::string& code) {
-  worker.stalled.erase(party);
-  worker.to_bury.insert(party);
-  if (const auto killed = killed_ns_.find(party); killed != killed_ns_.end()) {
+void StressCluster::on_lost(MemberProcess& process, const Party& member, int64_t at_ns, const std::string& code) {
+  process.stalled.erase(member);
+  process.to_release.insert(member);
+  if (const auto killed = killed_ns_.find(member); killed != killed_ns_.end()) {
     // Or its session had ended by a fence before.
-    const bool noticed = worker.met.erase(party) > 0 && at_ns > killed->second;
+    const bool noticed = process.met.erase(member) > 0 && at_ns > killed->second;
     if (noticed) noticed_ns_.push_back(at_ns - killed->second);
     return;
   }
-  if (closed_.contains(party)) {
-    worker.met.erase(party);
+  if (closed_.contains(member)) {
+    process.met.erase(member);
     return;
   }
   // A session may end because of a fence; the member itself is there and is met again.
-  worker.met.erase(party);
-  if (worker.may_lose[party]-- > 0) return;
-  fail("member " + text_of(worker.party) + " gave up " + text_of(party) + ", which lives: " + code);
+  process.met.erase(member);
+  if (process.may_lose[member]-- > 0) return;
+  fail("member " + text_of(process.member) + " gave up " + text_of(member) + ", which lives: " + code);
 }
 
 /// What everybody is at, for whoever has to find out why nothing goes on.
-void Referee::explain() {
-  for (auto& [slot, worker] : workers_) {
-    const std::string proc = "/proc/" + std::to_string(worker.pid);
+void StressCluster::dump_state() {
+  for (auto& [slot, process] : processes_) {
+    const std::string proc = "/proc/" + std::to_string(process.pid);
     std::fprintf(stderr, "member %s (%s%s): %s, %u fences, %zu met, %zu to bury\n",
-                 text_of(worker.party).c_str(), worker.loop.c_str(),
-                 worker.stopped ? ", stopped" : "", first_line(proc + "/wchan").c_str(),
-                 worker.fences, worker.met.size(), worker.to_bury.size());
-    say(worker, "dump");
+                 text_of(process.member).c_str(), process.loop.c_str(),
+                 process.stopped ? ", stopped" : "", first_line(proc + "/wchan").c_str(),
+                 process.fences, process.met.size(), process.to_release.size());
+    command(process, "dump");
     for (const uint32_t other : slots()) {
       if (other == slot) continue;
       std::fprintf(stderr, "  rounds to %u: %llu\n", other,
@@ -452,7 +452,7 @@ void Referee::explain() {
   for (int i = 0; i < 100; ++i) pump(10);
 }
 
-void Referee::print_times() const {
+void StressCluster::print_times() const {
   if (noticed_ns_.empty()) return;
   std::vector<int64_t> sorted = noticed_ns_;
   std::ranges::sort(sorted);
@@ -464,4 +464,4 @@ void Referee::print_times() const {
       ms(sorted.size() - 1));
 }
 
-}  // namespace fabric::crowd
+}  // namespace fabric::stress

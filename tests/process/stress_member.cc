@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 
-namespace fabric::crowd {
+namespace fabric::stress {
 namespace {
 
 using namespace std::chrono_literals;
@@ -21,19 +21,19 @@ constexpr uint16_t kChannel = 1;
 constexpr uint64_t kPeerTag = 0;
 /// Long enough for a proof, and half of it is the grace of a peer that does not answer.
 constexpr auto kFenceTimeout = 400ms;
-constexpr size_t kGravesMax = 6;
+constexpr size_t kFencedMemoryMax = 6;
 
-std::string text_of(const Party& party) {
-  return std::to_string(party.slot) + " " + std::to_string(party.life);
+std::string text_of(const Party& member) {
+  return std::to_string(member.slot) + " " + std::to_string(member.generation);
 }
 
-std::optional<Party> party_of(const Engine& engine, PeerId peer) {
+std::optional<Party> member_of(const Engine& engine, PeerId peer) {
   auto info = engine.peer_info(peer);
   if (!info) return std::nullopt;
   std::istringstream words(info->app_info);
-  Party party;
-  if (!(words >> party.slot >> party.life) || party.slot >= kSlotsMax) return std::nullopt;
-  return party;
+  Party member;
+  if (!(words >> member.slot >> member.generation) || member.slot >= kSlotsMax) return std::nullopt;
+  return member;
 }
 
 }  // namespace
@@ -52,12 +52,12 @@ LogSink Member::Log::sink() {
           this};
 }
 
-Member::Member(Engine engine, const MemberOptions& options, Board& board, UniqueFd line)
+Member::Member(Engine engine, const MemberOptions& options, Scoreboard& scoreboard, UniqueFd channel)
     : engine_(std::move(engine)),
       options_(options),
-      board_(board),
-      line_(std::move(line)),
-      rng_(options.seed * 1000 + options.self.slot * 100 + options.self.life) {}
+      scoreboard_(scoreboard),
+      channel_(std::move(channel)),
+      rng_(options.seed * 1000 + options.self.slot * 100 + options.self.generation) {}
 
 bool Member::begin() {
   auto inbox = engine_.make_inbox(2048);
@@ -68,14 +68,14 @@ bool Member::begin() {
   if (!subscription || !listener) return false;
   subscription_.emplace(*std::move(subscription));
   listener_.emplace(*std::move(listener));
-  say("ready " + engine_.address_text());
+  report("ready " + engine_.address_text());
   return true;
 }
 
 bool Member::step() {
   std::array<char, 8192> text;
   ssize_t n = 0;
-  while ((n = ::recv(line_.get(), text.data(), text.size(), MSG_DONTWAIT)) > 0) {
+  while ((n = ::recv(channel_.get(), text.data(), text.size(), MSG_DONTWAIT)) > 0) {
     if (!on_command(std::string(text.data(), static_cast<size_t>(n)))) return false;
   }
   if (n == 0) return false;
@@ -86,87 +86,87 @@ bool Member::step() {
   for (const Event& event : std::span(events).first(count)) on_event(event);
   for (auto& [peer, link] : links_) {
     advance_outbound(link);
-    send_goes(link);
-    if (!link.in.closed) look_at_gauge(link.in);
-    std::erase_if(link.old, [&](const Inbound& in) { return in.closed && settled(in); });
+    send_credits(link);
+    if (!link.in.closed) check_count(link.in);
+    std::erase_if(link.old, [&](const Inbound& in) { return in.closed && reconciled(in); });
   }
   end_links();
-  retire_graves(quiet_ || footprint_asked_ ? 0 : kGravesMax);
-  report_settled();
-  if (footprint_asked_ && links_.empty() && leaving_.empty()) {
+  check_fenced_memory(draining_ || footprint_asked_ ? 0 : kFencedMemoryMax);
+  report_reconciled();
+  if (footprint_asked_ && links_.empty() && deregistering_.empty()) {
     footprint_asked_ = false;
-    say("footprint " + footprint(false));
+    report("footprint " + footprint(false));
   }
   if (log_ != nullptr) {
     const std::scoped_lock lock(log_->mutex);
-    for (const std::string& logged : log_->lines) say("log " + logged);
+    for (const std::string& logged : log_->lines) report("log " + logged);
     log_->lines.clear();
   }
   return true;
 }
 
 bool Member::finish() {
-  if (auto closed = engine_.close(); !closed) broken("close");
+  if (auto closed = engine_.close(); !closed) violation("close");
   std::array<Event, 64> events;
   while (const uint32_t n = inbox_->poll(events)) {
     for (const Event& event : std::span(events).first(n)) {
       if (event.kind == EventKind::kDone) ops_.erase(event.tag);
     }
   }
-  if (!ops_.empty()) broken(std::to_string(ops_.size()) + " operations were never reported");
-  say("closed " + std::to_string(rounds_) + " " + std::to_string(counts_) + " " +
+  if (!ops_.empty()) violation(std::to_string(ops_.size()) + " operations were never reported");
+  report("closed " + std::to_string(rounds_) + " " + std::to_string(counts_) + " " +
       std::to_string(bytes_));
-  return bad_ == 0;
+  return violations_ == 0;
 }
 
-void Member::say(const std::string& line) {
-  // A referee that is gone has ended the run; the process ends at the next look at the line.
-  (void)::send(line_.get(), line.data(), line.size(), MSG_NOSIGNAL);
+void Member::report(const std::string& text) {
+  // A referee that is gone has ended the run; the process ends at the next look at the channel.
+  (void)::send(channel_.get(), text.data(), text.size(), MSG_NOSIGNAL);
 }
 
-void Member::broken(const std::string& what) {
-  // The first few say it all, and the line has a bounded buffer.
-  if (++bad_ <= 8) say("broken " + what);
+void Member::violation(const std::string& what) {
+  // The first few say it all, and the channel has a bounded buffer.
+  if (++violations_ <= 8) report("violation " + what);
 }
 
-bool Member::on_command(const std::string& line) {
-  std::istringstream words(line);
+bool Member::on_command(const std::string& text) {
+  std::istringstream words(text);
   std::string verb, address;
   uint32_t slot = 0;
   words >> verb;
   if (verb == "meet") {
-    Party party;
-    words >> party.slot >> party.life >> address;
+    Party member;
+    words >> member.slot >> member.generation >> address;
     auto peer = engine_.connect(address);
     if (!peer) {
       // It may have died on the way; the referee knows.
-      lost_unmet(party, peer.error().code);
+      lost_before_meeting(member, peer.error().code);
     } else if (!links_.contains(*peer)) {
-      connecting_[*peer] = party;
+      connecting_[*peer] = member;
     }
   } else if (verb == "fence" || verb == "revoke") {
     words >> slot;
     fence(verb, slot);
-  } else if (verb == "quiet") {
-    quiet_ = true;
+  } else if (verb == "drain") {
+    draining_ = true;
   } else if (verb == "footprint") {
     footprint_asked_ = true;
   } else if (verb == "list") {
-    say("list " + footprint(true));
+    report("list " + footprint(true));
   } else if (verb == "dump") {
     std::string dump = engine_.dump();
     for (const auto& [tag, op] : ops_) {
-      dump += "op " + std::to_string(tag) + " deed " + std::to_string(static_cast<int>(op.deed)) +
-              " plot " + std::to_string(op.plot) + "\n";
+      dump += "op " + std::to_string(tag) + " kind " + std::to_string(static_cast<int>(op.kind)) +
+              " buffer " + std::to_string(op.buffer) + "\n";
     }
     for (const auto& [peer, link] : links_) {
-      dump += "link " + text_of(link.party) + " in " + std::to_string(link.in.number) + " taken " +
-              std::to_string(link.in.taken) + " of " + std::to_string(link.in.round.pieces.size()) +
+      dump += "link " + text_of(link.member) + " in " + std::to_string(link.in.number) + " taken " +
+              std::to_string(link.in.taken) + " of " + std::to_string(link.in.round.writes.size()) +
               " out " + std::to_string(link.out.number) + " pending " +
-              std::to_string(link.out.pending) + " goes " + std::to_string(link.goes_heard) +
-              (link.out.broken_off ? " broken off" : "") + (link.lost ? " lost" : "") + "\n";
+              std::to_string(link.out.pending) + " goes " + std::to_string(link.credits_received) +
+              (link.out.aborted ? " violation off" : "") + (link.lost ? " lost" : "") + "\n";
     }
-    say("dump " + dump.substr(0, 60'000));
+    report("dump " + dump.substr(0, 60'000));
   }
   return verb != "close";
 }
@@ -176,8 +176,8 @@ std::string Member::footprint(bool listed) const {
   uint64_t fds = 0, mappings = 0;
   std::string list;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;  // the descriptor of this very look
-    list += std::filesystem::read_symlink(entry.path(), gone).string() + "\n";
+    std::error_code closed_fd;  // the descriptor of this very look
+    list += std::filesystem::read_symlink(entry.path(), closed_fd).string() + "\n";
     ++fds;
   }
   std::ifstream maps("/proc/self/maps");
@@ -201,7 +201,7 @@ void Member::on_event(const Event& event) {
     case EventKind::kPeer:
       return on_peer(event);
     case EventKind::kMessage:
-      return on_note(event);
+      return on_message(event);
     case EventKind::kFenceProved:
       for (auto& [peer, link] : links_) {
         if (link.fence_pending && link.fence_op == event.op) fence_proved(link);
@@ -211,7 +211,7 @@ void Member::on_event(const Event& event) {
       }
       return;
     case EventKind::kUnhandled:
-      return broken("an operation with a notify went to the subscribers");
+      return violation("an operation with a notify went to the subscribers");
     default:
       return;
   }
@@ -219,31 +219,31 @@ void Member::on_event(const Event& event) {
 
 void Member::on_done(const Event& event) {
   const auto it = ops_.find(event.tag);
-  if (it == ops_.end()) return broken("reported twice: " + std::string(to_string(event.code)));
+  if (it == ops_.end()) return violation("reported twice: " + std::string(to_string(event.code)));
   const Op op = it->second;
   ops_.erase(it);
-  if (op.deed == Deed::kRelease) return release_ended(op, event);
+  if (op.kind == MemberOpKind::kRelease) return release_completed(op, event);
   Link* link = op.peer ? link_of(op.peer) : nullptr;
-  if (link == nullptr) return broken("an operation outlived its peer");
+  if (link == nullptr) return violation("an operation outlived its peer");
   --link->ops;
-  switch (op.deed) {
-    case Deed::kWrite:
-      return write_ended(*link, op, event);
-    case Deed::kAwaitRound:
-      return round_arrived(*link, op, event);
-    case Deed::kAwaitGo:
-      return go_heard(*link, event);
-    case Deed::kFence:
-      return fence_ended(*link, event);
-    case Deed::kRevoke:
+  switch (op.kind) {
+    case MemberOpKind::kWrite:
+      return write_completed(*link, op, event);
+    case MemberOpKind::kAwaitRound:
+      return round_completed(*link, op, event);
+    case MemberOpKind::kAwaitCredit:
+      return credit_received(*link, event);
+    case MemberOpKind::kFence:
+      return fence_completed(*link, event);
+    case MemberOpKind::kRevoke:
       return revoked(*link, op, event);
-    case Deed::kNote:
-    case Deed::kGo:
+    case MemberOpKind::kMessage:
+    case MemberOpKind::kCredit:
       if (event.code != Errc::kOk && event.code != Errc::kPeerLost) {
-        broken("a note or a go ended with " + std::string(to_string(event.code)));
+        violation("a message or a go ended with " + std::string(to_string(event.code)));
       }
       return;
-    case Deed::kRelease:
+    case MemberOpKind::kRelease:
       return;
   }
 }
@@ -259,7 +259,7 @@ void Member::on_peer(const Event& event) {
   const auto started = connecting_.find(event.peer);
   if (started != connecting_.end()) {
     if (state < PeerState::kLost) return;
-    lost_unmet(started->second, event.code);
+    lost_before_meeting(started->second, event.code);
     connecting_.erase(started);
     return;
   }
@@ -267,35 +267,35 @@ void Member::on_peer(const Event& event) {
   if (it == links_.end()) return;
   Link& link = it->second;
   if (state >= PeerState::kLost) {
-    if (link.lost) broken("two events for one loss");
+    if (link.lost) violation("two events for one loss");
     link.lost = true;
     if (state == PeerState::kFenced) return;
-    say("lost " + text_of(link.party) + " " + std::to_string(monotonic_ns()) + " " +
+    report("lost " + text_of(link.member) + " " + std::to_string(monotonic_ns()) + " " +
         to_string(event.code));
   } else {
-    say((state == PeerState::kStalled ? "stalled " : "back ") + text_of(link.party));
+    report((state == PeerState::kStalled ? "stalled " : "recovered ") + text_of(link.member));
   }
 }
 
-void Member::lost_unmet(const Party& party, Errc code) {
-  say("lost " + text_of(party) + " " + std::to_string(monotonic_ns()) + " " + to_string(code));
-  say("buried " + text_of(party));
+void Member::lost_before_meeting(const Party& member, Errc code) {
+  report("lost " + text_of(member) + " " + std::to_string(monotonic_ns()) + " " + to_string(code));
+  report("released " + text_of(member));
 }
 
-void Member::on_note(const Event& event) {
-  Note note;
-  if (event.size_bytes < sizeof note) return broken("a note of a wrong size");
-  std::memcpy(&note, event.data, sizeof note);
+void Member::on_message(const Event& event) {
+  PeerMessage message;
+  if (event.size_bytes < sizeof message) return violation("a message of a wrong size");
+  std::memcpy(&message, event.data, sizeof message);
   Link* link = link_of(event.peer);
-  // It may have been lost between the note and now.
+  // It may have been lost between the message and now.
   if (link == nullptr || link->lost) return;
-  link->go_key = CounterKey::from_wire(note.go_key);
-  if (note.kind == Note::kPlot) return new_plot(*link, note, event.bytes().subspan(sizeof note));
-  Inbound* in = inbound(*link, note.number);
-  if (in == nullptr || in->told) return broken("the end of an unknown plot");
-  in->told = true;
-  in->delivered = note.delivered;
-  in->unknown = note.unknown;
+  link->credit_key = CounterKey::from_wire(message.credit_key);
+  if (message.kind == PeerMessage::kBuffer) return new_buffer(*link, message, event.bytes().subspan(sizeof message));
+  Inbound* in = inbound(*link, message.number);
+  if (in == nullptr || in->reported) return violation("the end of an unknown buffer");
+  in->reported = true;
+  in->delivered = message.delivered;
+  in->unknown = message.unknown;
 }
 
 // Links
@@ -304,39 +304,39 @@ void Member::on_note(const Event& event) {
 Member::Link* Member::link_of(PeerId peer) {
   if (const auto it = links_.find(peer); it != links_.end()) return &it->second;
   auto info = engine_.peer_info(peer);
-  const auto party = party_of(engine_, peer);
-  if (!info || info->state >= PeerState::kLost || !party) return nullptr;
+  const auto member = member_of(engine_, peer);
+  if (!info || info->state >= PeerState::kLost || !member) return nullptr;
   auto group = engine_.make_group({&peer, 1});
   auto go = engine_.make_counter();
   if (!group || !go) return nullptr;
   Link& link = links_[peer];
   link.peer = peer;
-  link.party = *party;
+  link.member = *member;
   link.group = *group;
-  link.go.emplace(*std::move(go));
-  if (auto bound = link.go->bind(peer); !bound) broken("bind");
-  const auto kind = static_cast<Ground::Kind>(rng_.below(3));
-  link.source = make_ground(kind, options_.plot_bytes, false);
-  say("met " + text_of(link.party));
-  await_go(link);
-  open_plot(link);
+  link.credits.emplace(*std::move(go));
+  if (auto bound = link.credits->bind(peer); !bound) violation("bind");
+  const auto kind = static_cast<MemberMemory::Kind>(rng_.below(3));
+  link.source = make_memory(kind, options_.buffer_bytes, false);
+  report("met " + text_of(link.member));
+  await_credit(link);
+  open_buffer(link);
   return &link;
 }
 
 Member::Link* Member::link_to(uint32_t slot) {
   const auto it = std::ranges::find_if(links_, [&](const auto& entry) {
     const Link& link = entry.second;
-    return link.party.slot == slot && !link.lost && !link.fence_asked && !link.in.closed;
+    return link.member.slot == slot && !link.lost && !link.fence_asked && !link.in.closed;
   });
   return it == links_.end() ? nullptr : &it->second;
 }
 
-Notify Member::noted(const Op& op) {
+Notify Member::track(const Op& op) {
   ops_[next_tag_] = op;
   return Notify::inbox(*inbox_, next_tag_++);
 }
 
-/// For what was just noted. A refusal takes the note back; only a peer that is going may cause one.
+/// For what was just track. A refusal takes the message back; only a peer that is going may cause one.
 bool Member::accepted(const Result<OpId>& op, const char* what) {
   const auto it = ops_.find(next_tag_ - 1);
   if (op) {
@@ -346,20 +346,20 @@ bool Member::accepted(const Result<OpId>& op, const char* what) {
   ops_.erase(it);
   const Errc code = op.error().code;
   if (code != Errc::kPeerLost && code != Errc::kNotFound) {
-    broken(std::string(what) + " refused: " + to_string(code) + " " + op.error().what);
+    violation(std::string(what) + " refused: " + to_string(code) + " " + op.error().what);
   }
   return false;
 }
 
-void Member::send(Link& link, Note note, std::span<const std::byte> tail) {
-  note.go_key = link.go->key().wire();
-  std::vector<std::byte> bytes(sizeof note + tail.size());
-  std::memcpy(bytes.data(), &note, sizeof note);
-  std::ranges::copy(tail, bytes.begin() + sizeof note);
-  const Op op{.deed = Deed::kNote, .peer = link.peer};
+void Member::send(Link& link, PeerMessage message, std::span<const std::byte> tail) {
+  message.credit_key = link.credits->key().wire();
+  std::vector<std::byte> bytes(sizeof message + tail.size());
+  std::memcpy(bytes.data(), &message, sizeof message);
+  std::ranges::copy(tail, bytes.begin() + sizeof message);
+  const Op op{.kind = MemberOpKind::kMessage, .peer = link.peer};
   accepted(engine_.submit(
-               Send{.peer = link.peer, .channel = kChannel, .bytes = bytes, .notify = noted(op)}),
-           "a note");
+               Send{.peer = link.peer, .channel = kChannel, .bytes = bytes, .notify = track(op)}),
+           "a message");
 }
 
 /// Links whose peer is lost go when all their operations have ended.
@@ -373,7 +373,7 @@ void Member::end_links() {
     }
     close_inbound(link.in);
     release(std::move(link.source));
-    say("buried " + text_of(link.party));
+    report("released " + text_of(link.member));
     it = links_.erase(it);
   }
 }
@@ -382,49 +382,49 @@ void Member::end_links() {
 /// engine has forgotten already can write nothing.
 void Member::fence_lost(Link& link) {
   link.fence_asked = true;
-  const Op op{.deed = Deed::kFence, .peer = link.peer};
-  auto submitted = engine_.submit(Fence{.peer = link.peer, .timeout = 5s, .notify = noted(op)});
+  const Op op{.kind = MemberOpKind::kFence, .peer = link.peer};
+  auto submitted = engine_.submit(Fence{.peer = link.peer, .timeout = 5s, .notify = track(op)});
   link.fence_pending = accepted(submitted, "the fence of a lost peer");
   if (submitted) link.fence_op = *submitted;
 }
 
 void Member::fence(const std::string& verb, uint32_t slot) {
   Link* link = link_to(slot);
-  if (link == nullptr) return say(verb + "d " + std::to_string(slot) + " 0 none");
+  if (link == nullptr) return report(verb + "d " + std::to_string(slot) + " 0 none");
   if (verb == "revoke") return revoke(*link);
-  link->fence_asked = link->fence_ordered = true;
-  const Op op{.deed = Deed::kFence, .peer = link->peer};
+  link->fence_asked = link->fence_commanded = true;
+  const Op op{.kind = MemberOpKind::kFence, .peer = link->peer};
   auto submitted =
-      engine_.submit(Fence{.peer = link->peer, .timeout = kFenceTimeout, .notify = noted(op)});
+      engine_.submit(Fence{.peer = link->peer, .timeout = kFenceTimeout, .notify = track(op)});
   link->fence_pending = accepted(submitted, "a fence");
   if (submitted) link->fence_op = *submitted;
-  if (!submitted) say("fenced " + text_of(link->party) + " none");
+  if (!submitted) report("fenced " + text_of(link->member) + " none");
 }
 
-void Member::fence_ended(Link& link, const Event& event) {
+void Member::fence_completed(Link& link, const Event& event) {
   if (event.code == Errc::kOk) return fence_proved(link);
   // Without a proof in time nothing is touched until it comes. A peer that was lost meanwhile may
   // be forgotten, and then nothing of it is left that could write.
   if (event.code == Errc::kTimeout && event.remote == Remote::kUnknown) return;
   if (event.code == Errc::kNotFound && link.lost) return fence_proved(link);
-  broken("a fence ended with " + std::string(to_string(event.code)));
+  violation("a fence ended with " + std::string(to_string(event.code)));
 }
 
 void Member::fence_proved(Link& link) {
   link.fence_pending = false;
   close_inbound(link.in);
-  if (link.fence_ordered) say("fenced " + text_of(link.party) + " ok");
+  if (link.fence_commanded) report("fenced " + text_of(link.member) + " ok");
 }
 
-void Member::report_settled() {
-  if (!quiet_ || said_settled_ || !connecting_.empty()) return;
+void Member::report_reconciled() {
+  if (!draining_ || reported_reconciled_ || !connecting_.empty()) return;
   const bool all = std::ranges::all_of(links_, [&](const auto& entry) {
     const Link& link = entry.second;
-    return !link.lost && link.old.empty() && link.out.told && link.in.told && settled(link.in);
+    return !link.lost && link.old.empty() && link.out.reported && link.in.reported && reconciled(link.in);
   });
-  if (!all || !leaving_.empty()) return;
-  said_settled_ = true;
-  say("settled");
+  if (!all || !deregistering_.empty()) return;
+  reported_reconciled_ = true;
+  report("reconciled");
 }
 
-}  // namespace fabric::crowd
+}  // namespace fabric::stress

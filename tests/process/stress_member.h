@@ -14,13 +14,13 @@
 #include "base/unique_fd.h"
 #include "process/stress_plan.h"
 
-// One process of a crowd: it writes to everybody it meets and checks all that is written to it. It
-// believes nobody. What is wrong goes to the referee as a line that begins with "broken".
+// One process of a stress: it writes to everybody it meets and checks all that is written to it. It
+// believes nobody. What is wrong goes to the referee as a channel that begins with "violation".
 
-namespace fabric::crowd {
+namespace fabric::stress {
 
 /// Memory to write to or from, and its registrations.
-struct Ground {
+struct MemberMemory {
   enum class Kind : uint32_t {
     kAllocated,  ///< shared with its writers
     kSlice,      ///< a registration inside a larger allocation, which outlives it
@@ -35,18 +35,18 @@ struct Ground {
 struct MemberOptions {
   Party self{};
   uint64_t seed = 1;
-  uint64_t plot_bytes = 1 << 20;
+  uint64_t buffer_bytes = 1 << 20;
 };
 
 class Member {
  public:
-  /// `line` leads to the referee: a SOCK_SEQPACKET of text.
-  Member(Engine engine, const MemberOptions& options, Board& board, UniqueFd line);
+  /// `channel` leads to the referee: a SOCK_SEQPACKET of text.
+  Member(Engine engine, const MemberOptions& options, Scoreboard& scoreboard, UniqueFd channel);
 
   bool begin();
   /// One bounded step. False: the referee said "close", or is gone.
   bool step();
-  /// Closes the engine and looks whether everything was reported. False: something is broken.
+  /// Closes the engine and looks whether everything was reported. False: something is violation.
   bool finish();
 
   /// For the engine's Config::log_sink, whose context outlives the member.
@@ -58,138 +58,138 @@ class Member {
   void watch(Log& log) { log_ = &log; }
 
  private:
-  enum class Deed : uint8_t {
+  enum class MemberOpKind : uint8_t {
     kWrite,
-    kNote,
-    kGo,
+    kMessage,
+    kCredit,
     kAwaitRound,
-    kAwaitGo,
+    kAwaitCredit,
     kFence,
     kRevoke,
     kRelease
   };
   /// An accepted operation that was not reported yet.
   struct Op {
-    Deed deed{};
+    MemberOpKind kind{};
     PeerId peer{};
-    uint32_t plot = 0;    ///< its number
+    uint32_t buffer = 0;    ///< its number
     uint64_t counts = 0;  ///< of a write: how many it adds
     bool long_write = false;
   };
   struct Inbound {
-    PlotId id{};
-    Ground ground{};
+    BufferId id{};
+    MemberMemory memory{};
     std::optional<Counter> counter{};
     uint32_t number = 0;  ///< of the round
-    Round round{};
+    TrafficRound round{};
     OpId expectation{};   ///< none while nothing is expected
     uint64_t taken = 0;   ///< by earlier expectations
     OpId revocation{};    ///< one that had no proof in time
     bool closed = false;  ///< poisoned, or its memory is gone
-    bool told = false;    ///< the writer has said how it ended
+    bool reported = false;    ///< the writer has said how it ended
     uint64_t delivered = 0, unknown = 0;
   };
   struct Outbound {
-    PlotId id{};
+    BufferId id{};
     RemoteRegion region{};
     CounterKey key{};
-    uint64_t plot_bytes = 0;
-    uint64_t go_base = 0;  ///< goes that belong to earlier plots
+    uint64_t buffer_bytes = 0;
+    uint64_t credit_base = 0;  ///< goes that belong to earlier plots
     uint32_t number = 0;   ///< of the round
     uint64_t pending = 0;  ///< operations
     uint64_t delivered = 0, unknown = 0;
-    bool broken_off = false;
-    bool told = false;
+    bool aborted = false;
+    bool reported = false;
   };
-  /// A session with one life of another member.
+  /// A session with one generation of another member.
   struct Link {
     PeerId peer{};
-    Party party{};
+    Party member{};
     PeerGroup group{};
     Inbound in{};
-    std::deque<Inbound> old{};  ///< taken back, and not yet settled with the writer
+    std::deque<Inbound> old{};  ///< taken back, and not yet reconciled with the writer
     Outbound out{};
     std::optional<Outbound> next{};
-    Ground source{};
-    std::optional<Counter> go{};
-    uint64_t goes_heard = 0, goes_sent = 0, goes_owed = 0;
-    CounterKey go_key{};      ///< the other's
+    MemberMemory source{};
+    std::optional<Counter> credits{};
+    uint64_t credits_received = 0, credits_sent = 0, credits_owed = 0;
+    CounterKey credit_key{};      ///< the other's
     uint32_t ops = 0;  ///< accepted and not yet reported, the expectations included
     bool lost = false;
     bool fence_asked = false, fence_pending = false;
-    bool fence_ordered = false;  ///< by the referee, who waits for the answer
+    bool fence_commanded = false;  ///< by the referee, who waits for the answer
     OpId fence_op{};
   };
   /// Memory that must not change any more, whoever may still have a way to it.
-  struct Grave {
-    Ground ground{};
+  struct FencedMemory {
+    MemberMemory memory{};
     uint64_t poison = 0;
-    PlotId whose{};
+    BufferId whose{};
   };
-  struct Leaving {
-    Ground ground{};
+  struct Deregistering {
+    MemberMemory memory{};
     uint32_t waits = 0;
   };
   /// What members tell each other; a descriptor may follow.
-  struct Note {
-    enum Kind : uint32_t { kPlot, kPlotEnded };
-    Kind kind = kPlot;
-    uint32_t number = 0, key = 0, go_key = 0;
-    uint64_t plot_bytes = 0, goes = 0, delivered = 0, unknown = 0;
+  struct PeerMessage {
+    enum Kind : uint32_t { kBuffer, kBufferClosed };
+    Kind kind = kBuffer;
+    uint32_t number = 0, key = 0, credit_key = 0;
+    uint64_t buffer_bytes = 0, credits = 0, delivered = 0, unknown = 0;
   };
 
-  // crowd_member.cc
-  void say(const std::string& line);
-  void broken(const std::string& what);
-  bool on_command(const std::string& line);
+  // stress_member.cc
+  void report(const std::string& text);
+  void violation(const std::string& what);
+  bool on_command(const std::string& text);
   void on_event(const Event& event);
   void on_done(const Event& event);
   void on_peer(const Event& event);
-  void on_note(const Event& event);
-  void lost_unmet(const Party& party, Errc code);
+  void on_message(const Event& event);
+  void lost_before_meeting(const Party& member, Errc code);
   Link* link_of(PeerId peer);
   Link* link_to(uint32_t slot);
-  Notify noted(const Op& op);
+  Notify track(const Op& op);
   bool accepted(const Result<OpId>& op, const char* what);
-  void send(Link& link, Note note, std::span<const std::byte> tail = {});
+  void send(Link& link, PeerMessage message, std::span<const std::byte> tail = {});
   void end_links();
   void fence_lost(Link& link);
   void fence(const std::string& verb, uint32_t slot);
-  void fence_ended(Link& link, const Event& event);
+  void fence_completed(Link& link, const Event& event);
   void fence_proved(Link& link);
-  void report_settled();
+  void report_reconciled();
   std::string footprint(bool listed) const;
 
-  // crowd_traffic.cc
-  Ground make_ground(Ground::Kind kind, uint64_t bytes, bool target);
-  void release(Ground ground);
-  void release_ended(const Op& op, const Event& event);
-  void open_plot(Link& link);
+  // stress_traffic.cc
+  MemberMemory make_memory(MemberMemory::Kind kind, uint64_t bytes, bool target);
+  void release(MemberMemory memory);
+  void release_completed(const Op& op, const Event& event);
+  void open_buffer(Link& link);
   void begin_inbound(Link& link, Inbound& in);
   Inbound* inbound(Link& link, uint32_t number);
-  void round_arrived(Link& link, const Op& op, const Event& event);
-  void check_arrived(const Inbound& in);
-  uint64_t whole_pieces(const Inbound& in) const;
-  void look_at_gauge(Inbound& in);
+  void round_completed(Link& link, const Op& op, const Event& event);
+  void check_round(const Inbound& in);
+  uint64_t complete_writes(const Inbound& in) const;
+  void check_count(Inbound& in);
   void close_inbound(Inbound& in);
   void revoke(Link& link);
   void revoked(Link& link, const Op& op, const Event& event);
   void revocation_proved(Link& link, Inbound& in);
-  bool settled(const Inbound& in);
-  void new_plot(Link& link, const Note& note, std::span<const std::byte> desc);
+  bool reconciled(const Inbound& in);
+  void new_buffer(Link& link, const PeerMessage& message, std::span<const std::byte> desc);
   void advance_outbound(Link& link);
   void write_round(Link& link);
   std::atomic<uint64_t>& long_writes(const Link& link);
-  void write_ended(Link& link, const Op& op, const Event& event);
-  void await_go(Link& link);
-  void send_goes(Link& link);
-  void go_heard(Link& link, const Event& event);
-  void retire_graves(size_t keep);
+  void write_completed(Link& link, const Op& op, const Event& event);
+  void await_credit(Link& link);
+  void send_credits(Link& link);
+  void credit_received(Link& link, const Event& event);
+  void check_fenced_memory(size_t keep);
 
   Engine engine_;
   const MemberOptions options_;
-  Board& board_;
-  UniqueFd line_;
+  Scoreboard& scoreboard_;
+  UniqueFd channel_;
   Log* log_ = nullptr;
   Rng rng_;
   std::optional<Inbox> inbox_;
@@ -198,13 +198,13 @@ class Member {
   uint64_t next_tag_ = 1;
   std::map<PeerId, Link> links_;
   std::map<PeerId, Party> connecting_;
-  std::array<uint32_t, kSlotsMax> plots_made_{};
-  std::deque<Grave> graves_;
+  std::array<uint32_t, kSlotsMax> buffers_made_{};
+  std::deque<FencedMemory> fenced_memory_;
   uint64_t poisons_ = 0;
-  std::map<uint32_t, Leaving> leaving_;
-  uint32_t next_leaving_ = 1;
-  uint64_t rounds_ = 0, counts_ = 0, bytes_ = 0, bad_ = 0;
-  bool quiet_ = false, said_settled_ = false, footprint_asked_ = false;
+  std::map<uint32_t, Deregistering> deregistering_;
+  uint32_t next_deregistering_ = 1;
+  uint64_t rounds_ = 0, counts_ = 0, bytes_ = 0, violations_ = 0;
+  bool draining_ = false, reported_reconciled_ = false, footprint_asked_ = false;
 };
 
-}  // namespace fabric::crowd
+}  // namespace fabric::stress

@@ -5,26 +5,26 @@
 
 #include "process/stress_member.h"
 
-// What flows between two members: the owner of a plot knows every byte that a round should bring,
+// What flows between two members: the owner of a buffer knows every byte that a round should bring,
 // checks it when its count is met, and lets the writer go on to the next round.
 
-namespace fabric::crowd {
+namespace fabric::stress {
 namespace {
 
 /// Half of it is the grace of a writer that does not answer.
 constexpr std::chrono::milliseconds kRevokeTimeout(400);
 
-std::string text_of(const PlotId& plot) {
-  return "plot " + std::to_string(plot.number) + " of " + std::to_string(plot.owner.slot) + "." +
-         std::to_string(plot.owner.life) + " written by " + std::to_string(plot.writer.slot) + "." +
-         std::to_string(plot.writer.life);
+std::string text_of(const BufferId& buffer) {
+  return "buffer " + std::to_string(buffer.number) + " of " + std::to_string(buffer.owner.slot) + "." +
+         std::to_string(buffer.owner.generation) + " written by " + std::to_string(buffer.writer.slot) + "." +
+         std::to_string(buffer.writer.generation);
 }
 
 /// What takes so long to copy that somebody can come in between.
 bool is_long(uint64_t bytes) { return bytes >= 128 << 10; }
 
 /// How a write may end because its target is being taken away.
-bool excusable(Errc code) {
+bool is_expected_loss(Errc code) {
   return code == Errc::kPeerLost || code == Errc::kNotFound || code == Errc::kRemoteAccess;
 }
 
@@ -32,94 +32,94 @@ bool excusable(Errc code) {
 
 // Memory
 
-Ground Member::make_ground(Ground::Kind kind, uint64_t bytes, bool target) {
-  Ground ground;
+MemberMemory Member::make_memory(MemberMemory::Kind kind, uint64_t bytes, bool target) {
+  MemberMemory memory;
   const auto keep = [&](std::optional<MemoryRegion>& place, Result<MemoryRegion> region) {
     if (!region) {
-      broken("memory: " + std::string(to_string(region.error().code)) + " " + region.error().what);
+      violation("memory: " + std::string(to_string(region.error().code)) + " " + region.error().what);
       return false;
     }
     place.emplace(*std::move(region));
     return true;
   };
-  if (kind == Ground::Kind::kAllocated) {
-    if (keep(ground.region, engine_.allocate({.size_bytes = bytes}))) {
-      ground.bytes = ground.region->bytes();
+  if (kind == MemberMemory::Kind::kAllocated) {
+    if (keep(memory.region, engine_.allocate({.size_bytes = bytes}))) {
+      memory.bytes = memory.region->bytes();
     }
-    return ground;
+    return memory;
   }
-  if (kind == Ground::Kind::kSlice) {
+  if (kind == MemberMemory::Kind::kSlice) {
     constexpr uint64_t kBefore = 4096;
-    if (!keep(ground.block, engine_.allocate({.size_bytes = bytes + 2 * kBefore}))) return ground;
-    ground.bytes = ground.block->bytes().subspan(kBefore, bytes);
+    if (!keep(memory.block, engine_.allocate({.size_bytes = bytes + 2 * kBefore}))) return memory;
+    memory.bytes = memory.block->bytes().subspan(kBefore, bytes);
   } else {
-    ground.own.resize(bytes);
-    ground.bytes = ground.own;
+    memory.own.resize(bytes);
+    memory.bytes = memory.own;
   }
-  keep(ground.region,
+  keep(memory.region,
        engine_.register_memory(
-           {.address = ground.bytes.data(), .size_bytes = bytes, .remote_write = target}));
-  return ground;
+           {.address = memory.bytes.data(), .size_bytes = bytes, .remote_write = target}));
+  return memory;
 }
 
 /// Takes the registrations back without waiting; the memory goes when they are gone.
-void Member::release(Ground ground) {
-  const uint32_t id = next_leaving_++;
-  Leaving& leaving = leaving_[id];
-  leaving.ground = std::move(ground);
-  for (auto* region : {&leaving.ground.region, &leaving.ground.block}) {
+void Member::release(MemberMemory memory) {
+  const uint32_t id = next_deregistering_++;
+  Deregistering& deregistering = deregistering_[id];
+  deregistering.memory = std::move(memory);
+  for (auto* region : {&deregistering.memory.region, &deregistering.memory.block}) {
     if (!*region) continue;
-    const Op op{.deed = Deed::kRelease, .plot = id};
-    if (accepted(engine_.submit(Deregister{.region = (*region)->id(), .notify = noted(op)}),
+    const Op op{.kind = MemberOpKind::kRelease, .buffer = id};
+    if (accepted(engine_.submit(Deregister{.region = (*region)->id(), .notify = track(op)}),
                  "a deregistration")) {
-      ++leaving.waits;
+      ++deregistering.waits;
     }
   }
-  if (leaving.waits == 0) leaving_.erase(id);
+  if (deregistering.waits == 0) deregistering_.erase(id);
 }
 
-void Member::release_ended(const Op& op, const Event& event) {
+void Member::release_completed(const Op& op, const Event& event) {
   if (event.code != Errc::kOk) {
-    broken("a deregistration ended with " + std::string(to_string(event.code)));
+    violation("a deregistration ended with " + std::string(to_string(event.code)));
   }
-  Leaving& leaving = leaving_.at(op.plot);
-  if (--leaving.waits == 0) leaving_.erase(op.plot);
+  Deregistering& deregistering = deregistering_.at(op.buffer);
+  if (--deregistering.waits == 0) deregistering_.erase(op.buffer);
 }
 
 // The owner's side
 
-void Member::open_plot(Link& link) {
+void Member::open_buffer(Link& link) {
   Inbound in;
-  in.id = {.writer = link.party, .owner = options_.self, .number = plots_made_[link.party.slot]++};
-  in.ground = make_ground(static_cast<Ground::Kind>(rng_.below(3)), options_.plot_bytes, true);
+  in.id = {.writer = link.member, .owner = options_.self, .number = buffers_made_[link.member.slot]++};
+  in.memory = make_memory(static_cast<MemberMemory::Kind>(rng_.below(3)), options_.buffer_bytes, true);
   auto counter = engine_.make_counter();
-  if (!counter || !in.ground.region) return broken("a plot could not be made");
+  if (!counter || !in.memory.region) return violation("a buffer could not be made");
   in.counter.emplace(*std::move(counter));
   if (auto bound = in.counter->bind(link.peer); !bound && bound.error().code != Errc::kPeerLost) {
-    broken("bind: " + std::string(to_string(bound.error().code)));
+    violation("bind: " + std::string(to_string(bound.error().code)));
   }
   // Half of them are for this peer only.
-  auto desc = rng_.chance(0.5) ? in.ground.region->desc() : in.ground.region->grant(link.peer);
+  auto desc = rng_.chance(0.5) ? in.memory.region->desc() : in.memory.region->grant(link.peer);
   if (!desc) {
     if (desc.error().code != Errc::kPeerLost && desc.error().code != Errc::kNotFound) {
-      broken("a descriptor: " + std::string(to_string(desc.error().code)));
+      violation("a descriptor: " + std::string(to_string(desc.error().code)));
     }
     desc = std::vector<std::byte>{};
   }
-  const Note note{.number = in.id.number,
+  const PeerMessage message{.number = in.id.number,
                   .key = in.counter->key().wire(),
-                  .plot_bytes = options_.plot_bytes,
-                  .goes = link.goes_sent + link.goes_owed};
+                  .buffer_bytes = options_.buffer_bytes,
+                  .credits = link.credits_sent + link.credits_owed};
   link.in = std::move(in);
   begin_inbound(link, link.in);
-  send(link, note, *desc);
+  send(link, message, *desc);
 }
 
 void Member::begin_inbound(Link& link, Inbound& in) {
-  in.round = draw_round(in.id, in.number, options_.plot_bytes);
-  set_guards(in.ground.bytes, in.round);
-  const Op op{.deed = Deed::kAwaitRound, .peer = link.peer, .plot = in.id.number};
-  auto expected = in.counter->expect(in.round.counts(), noted(op));
+  in.round = draw_round(in.id, in.number, options_.buffer_bytes);
+  set_guards(in.memory.bytes, in.round);
+  const Op op{.kind = MemberOpKind::kAwaitRound, .peer = link.peer, .buffer = in.id.number};
+  auto expected = in.counter->expect(in.round.counts(), track(op));
   in.expectation = accepted(expected, "an expectation") ? *expected : OpId{};
 }
 
@@ -130,9 +130,9 @@ Member::Inbound* Member::inbound(Link& link, uint32_t number) {
   return it == link.old.end() ? nullptr : &*it;
 }
 
-void Member::round_arrived(Link& link, const Op& op, const Event& event) {
-  Inbound* in = inbound(link, op.plot);
-  if (in == nullptr) return broken("a round of an unknown plot");
+void Member::round_completed(Link& link, const Op& op, const Event& event) {
+  Inbound* in = inbound(link, op.buffer);
+  if (in == nullptr) return violation("a round of an unknown buffer");
   in->expectation = {};
   if (event.code != Errc::kOk) {
     // A cut write of which one half arrived before the session was ended spoils the key. When
@@ -140,167 +140,167 @@ void Member::round_arrived(Link& link, const Op& op, const Event& event) {
     const bool excused = event.code == Errc::kPeerLost || event.code == Errc::kAborted ||
                          (event.code == Errc::kCancelled && in != &link.in);
     if (!excused) {
-      broken("a round ended with " + std::string(to_string(event.code)) + ", " + text_of(in->id));
+      violation("a round ended with " + std::string(to_string(event.code)) + ", " + text_of(in->id));
     }
     return;
   }
   in->taken += in->round.counts();
-  if (in->taken > board_.begun(in->id)) broken("more counted than begun, " + text_of(in->id));
+  if (in->taken > scoreboard_.started(in->id)) violation("more counted than started, " + text_of(in->id));
   if (in->closed) return;
-  check_arrived(*in);
+  check_round(*in);
   // It may be on its way out already, and then nobody writes a next round.
   if (in != &link.in || link.lost) return;
   ++in->number;
   begin_inbound(link, *in);
-  ++link.goes_owed;
+  ++link.credits_owed;
 }
 
-void Member::check_arrived(const Inbound& in) {
-  for (uint32_t i = 0; i < in.round.pieces.size(); ++i) {
-    const Piece& piece = in.round.pieces[i];
-    const auto bytes = in.ground.bytes.subspan(piece.target, piece.bytes);
+void Member::check_round(const Inbound& in) {
+  for (uint32_t i = 0; i < in.round.writes.size(); ++i) {
+    const RoundWrite& write = in.round.writes[i];
+    const auto bytes = in.memory.bytes.subspan(write.target, write.bytes);
     const uint64_t name = name_of(in.id, in.number, i);
     const uint64_t at = first_difference(bytes, name);
-    bytes_ += piece.bytes * in.round.repeats;
+    bytes_ += write.bytes * in.round.repeats;
     if (at == bytes.size()) continue;
     uint64_t found = 0;
     std::memcpy(&found, bytes.data(), std::min<uint64_t>(sizeof found, bytes.size()));
-    broken("counted and not whole: " + text_of(in.id) + " round " + std::to_string(in.number) +
-           " piece " + std::to_string(i) + " byte " + std::to_string(at) + " of " +
-           std::to_string(piece.bytes) + ", named " + std::to_string(found) + " and not " +
+    violation("counted and not whole: " + text_of(in.id) + " round " + std::to_string(in.number) +
+           " write " + std::to_string(i) + " byte " + std::to_string(at) + " of " +
+           std::to_string(write.bytes) + ", named " + std::to_string(found) + " and not " +
            std::to_string(name));
   }
-  if (!guards_hold(in.ground.bytes, in.round)) broken("bytes beside a piece, " + text_of(in.id));
+  if (!guards_hold(in.memory.bytes, in.round)) violation("bytes beside a write, " + text_of(in.id));
   counts_ += in.round.counts();
   ++rounds_;
-  board_.pair[in.id.writer.slot][in.id.owner.slot].rounds.fetch_add(1);
+  scoreboard_.pair[in.id.writer.slot][in.id.owner.slot].rounds.fetch_add(1);
 }
 
-uint64_t Member::whole_pieces(const Inbound& in) const {
+uint64_t Member::complete_writes(const Inbound& in) const {
   uint64_t whole = 0;
-  for (uint32_t i = 0; i < in.round.pieces.size(); ++i) {
-    const Piece& piece = in.round.pieces[i];
-    const auto bytes = in.ground.bytes.subspan(piece.target, piece.bytes);
+  for (uint32_t i = 0; i < in.round.writes.size(); ++i) {
+    const RoundWrite& write = in.round.writes[i];
+    const auto bytes = in.memory.bytes.subspan(write.target, write.bytes);
     whole += first_difference(bytes, name_of(in.id, in.number, i)) == bytes.size() ? 1 : 0;
   }
   return whole;
 }
 
-/// In the middle of a round, also of one whose writer is gone: no more than was begun, and for each
-/// one an uncut piece that is whole.
-void Member::look_at_gauge(Inbound& in) {
+/// In the middle of a round, also of one whose writer is gone: no more than was started, and for each
+/// one an unsplit write that is whole.
+void Member::check_count(Inbound& in) {
   const uint64_t count = in.counter->count();
-  if (in.taken + count > board_.begun(in.id)) broken("more counted than begun, " + text_of(in.id));
-  if (count == 0 || !in.round.uncut || in.ground.bytes.empty()) return;
-  if (const uint64_t whole = whole_pieces(in); whole * in.round.repeats < count) {
-    broken("counted " + std::to_string(count) + ", whole " + std::to_string(whole) + ", " +
+  if (in.taken + count > scoreboard_.started(in.id)) violation("more counted than started, " + text_of(in.id));
+  if (count == 0 || !in.round.unsplit || in.memory.bytes.empty()) return;
+  if (const uint64_t whole = complete_writes(in); whole * in.round.repeats < count) {
+    violation("counted " + std::to_string(count) + ", whole " + std::to_string(whole) + ", " +
            text_of(in.id) + " round " + std::to_string(in.number));
   }
 }
 
-/// Nobody can write here any more: from now on every change is a broken promise.
+/// Nobody can write here any more: from now on every change is a violation promise.
 void Member::close_inbound(Inbound& in) {
   if (in.closed) return;
-  if (in.counter) look_at_gauge(in);
+  if (in.counter) check_count(in);
   in.closed = true;
-  if (in.ground.bytes.empty()) return;
-  graves_.push_back({std::move(in.ground), poison_name(poisons_++), in.id});
-  stamp(graves_.back().ground.bytes, graves_.back().poison);
+  if (in.memory.bytes.empty()) return;
+  fenced_memory_.push_back({std::move(in.memory), poison_name(poisons_++), in.id});
+  stamp(fenced_memory_.back().memory.bytes, fenced_memory_.back().poison);
 }
 
 void Member::revoke(Link& link) {
-  const PlotId id = link.in.id;
+  const BufferId id = link.in.id;
   if (link.in.expectation) (void)engine_.cancel(link.in.expectation);
   link.old.push_back(std::move(link.in));
-  const RegionId region = link.old.back().ground.region->id();
-  const Op op{.deed = Deed::kRevoke, .peer = link.peer, .plot = id.number};
+  const RegionId region = link.old.back().memory.region->id();
+  const Op op{.kind = MemberOpKind::kRevoke, .peer = link.peer, .buffer = id.number};
   accepted(
-      engine_.submit(Deregister{.region = region, .timeout = kRevokeTimeout, .notify = noted(op)}),
+      engine_.submit(Deregister{.region = region, .timeout = kRevokeTimeout, .notify = track(op)}),
       "a revocation");
   link.in = {};
-  open_plot(link);
+  open_buffer(link);
 }
 
 void Member::revoked(Link& link, const Op& op, const Event& event) {
-  Inbound* in = inbound(link, op.plot);
-  if (in == nullptr) return broken("a revocation of an unknown plot");
+  Inbound* in = inbound(link, op.buffer);
+  if (in == nullptr) return violation("a revocation of an unknown buffer");
   if (event.code == Errc::kOk) return revocation_proved(link, *in);
   // Without a proof in time nothing is touched until it comes.
   in->revocation = event.op;
   if (event.code == Errc::kTimeout && event.remote == Remote::kUnknown) return;
-  broken("a revocation ended with " + std::string(to_string(event.code)));
+  violation("a revocation ended with " + std::string(to_string(event.code)));
 }
 
 void Member::revocation_proved(Link& link, Inbound& in) {
   // What allocate() gave is gone with its registration; the rest is still there to be looked at.
-  const bool gone = in.ground.own.empty() && !in.ground.block;
-  in.ground.region.reset();
-  if (gone) in.ground = {};
+  const bool freed = in.memory.own.empty() && !in.memory.block;
+  in.memory.region.reset();
+  if (freed) in.memory = {};
   close_inbound(in);
-  say("revoked " + std::to_string(link.party.slot) + " " + std::to_string(link.party.life) + " ok");
+  report("revoked " + std::to_string(link.member.slot) + " " + std::to_string(link.member.generation) + " ok");
 }
 
 /// The writer has said how its writes ended, and the counts are what follows from it.
-bool Member::settled(const Inbound& in) {
-  if (!in.told) return false;
+bool Member::reconciled(const Inbound& in) {
+  if (!in.reported) return false;
   const uint64_t counted = in.taken + in.counter->count();
   if (counted > in.delivered + in.unknown) {
-    broken("counted " + std::to_string(counted) + ", delivered " + std::to_string(in.delivered) +
+    violation("counted " + std::to_string(counted) + ", delivered " + std::to_string(in.delivered) +
            ", unknown " + std::to_string(in.unknown) + ", " + text_of(in.id));
     return true;
   }
   return counted >= in.delivered;
 }
 
-void Member::send_goes(Link& link) {
-  if (link.lost || !link.go_key) return;
-  for (; link.goes_owed > 0; --link.goes_owed) {
-    const Op op{.deed = Deed::kGo, .peer = link.peer};
-    const CounterKey key = link.go_key;
+void Member::send_credits(Link& link) {
+  if (link.lost || !link.credit_key) return;
+  for (; link.credits_owed > 0; --link.credits_owed) {
+    const Op op{.kind = MemberOpKind::kCredit, .peer = link.peer};
+    const CounterKey key = link.credit_key;
     if (!accepted(
-            engine_.submit(Signal{.group = link.group, .keys = {&key, 1}, .notify = noted(op)}),
+            engine_.submit(Signal{.group = link.group, .keys = {&key, 1}, .notify = track(op)}),
             "a go")) {
       return;
     }
-    ++link.goes_sent;
+    ++link.credits_sent;
   }
 }
 
-void Member::retire_graves(size_t keep) {
-  while (graves_.size() > keep) {
-    Grave grave = std::move(graves_.front());
-    graves_.pop_front();
-    const uint64_t at = first_difference(grave.ground.bytes, grave.poison);
-    if (at != grave.ground.bytes.size()) {
-      broken("written after the fence: byte " + std::to_string(at) + " of " + text_of(grave.whose));
+void Member::check_fenced_memory(size_t keep) {
+  while (fenced_memory_.size() > keep) {
+    FencedMemory fenced = std::move(fenced_memory_.front());
+    fenced_memory_.pop_front();
+    const uint64_t at = first_difference(fenced.memory.bytes, fenced.poison);
+    if (at != fenced.memory.bytes.size()) {
+      violation("written after the fence: byte " + std::to_string(at) + " of " + text_of(fenced.whose));
     }
-    release(std::move(grave.ground));
+    release(std::move(fenced.memory));
   }
 }
 
 // The writer's side
 
-void Member::new_plot(Link& link, const Note& note, std::span<const std::byte> desc) {
+void Member::new_buffer(Link& link, const PeerMessage& message, std::span<const std::byte> desc) {
   Outbound next;
-  next.id = {.writer = options_.self, .owner = link.party, .number = note.number};
-  next.key = CounterKey::from_wire(note.key);
-  next.plot_bytes = note.plot_bytes;
-  next.go_base = note.goes;
+  next.id = {.writer = options_.self, .owner = link.member, .number = message.number};
+  next.key = CounterKey::from_wire(message.key);
+  next.buffer_bytes = message.buffer_bytes;
+  next.credit_base = message.credits;
   const Outbound* last = link.next ? &*link.next : link.out.key ? &link.out : nullptr;
-  if (last != nullptr && last->id.number > note.number) {
+  if (last != nullptr && last->id.number > message.number) {
     // Overtaken by the one that replaced it: nothing was written there.
-    send(link, {.kind = Note::kPlotEnded, .number = note.number});
+    send(link, {.kind = PeerMessage::kBufferClosed, .number = message.number});
     return;
   }
-  if (link.next) send(link, {.kind = Note::kPlotEnded, .number = link.next->id.number});
-  board_.open(next.id);
+  if (link.next) send(link, {.kind = PeerMessage::kBufferClosed, .number = link.next->id.number});
+  scoreboard_.open(next.id);
   if (auto region = engine_.import_region(link.peer, desc)) {
     next.region = *region;
   } else {
     // Taken back before we had heard of it; another one follows, or the peer is lost.
-    next.broken_off = true;
-    if (!excusable(region.error().code)) {
-      broken("import: " + std::string(to_string(region.error().code)));
+    next.aborted = true;
+    if (!is_expected_loss(region.error().code)) {
+      violation("import: " + std::string(to_string(region.error().code)));
     }
   }
   link.next = std::move(next);
@@ -309,10 +309,10 @@ void Member::new_plot(Link& link, const Note& note, std::span<const std::byte> d
 void Member::advance_outbound(Link& link) {
   Outbound& out = link.out;
   if (link.lost || out.pending > 0) return;
-  const bool ends = link.next.has_value() || quiet_;
-  if (out.key && ends && !out.told) {
-    out.told = true;
-    send(link, {.kind = Note::kPlotEnded,
+  const bool ends = link.next.has_value() || draining_;
+  if (out.key && ends && !out.reported) {
+    out.reported = true;
+    send(link, {.kind = PeerMessage::kBufferClosed,
                 .number = out.id.number,
                 .delivered = out.delivered,
                 .unknown = out.unknown});
@@ -322,22 +322,22 @@ void Member::advance_outbound(Link& link) {
     link.next.reset();
     return;
   }
-  const bool may = out.key && link.goes_heard >= out.go_base + out.number;
-  if (may && !out.broken_off && !quiet_) write_round(link);
+  const bool may = out.key && link.credits_received >= out.credit_base + out.number;
+  if (may && !out.aborted && !draining_) write_round(link);
 }
 
 void Member::write_round(Link& link) {
   Outbound& out = link.out;
-  const Round round = draw_round(out.id, out.number, out.plot_bytes);
-  for (uint32_t i = 0; i < round.pieces.size(); ++i) {
-    const Piece& piece = round.pieces[i];
-    stamp(link.source.bytes.subspan(piece.source, piece.bytes), name_of(out.id, out.number, i));
+  const TrafficRound round = draw_round(out.id, out.number, out.buffer_bytes);
+  for (uint32_t i = 0; i < round.writes.size(); ++i) {
+    const RoundWrite& write = round.writes[i];
+    stamp(link.source.bytes.subspan(write.source, write.bytes), name_of(out.id, out.number, i));
   }
-  Op op{.deed = Deed::kWrite, .peer = link.peer, .plot = out.id.number, .counts = 1};
+  Op op{.kind = MemberOpKind::kWrite, .peer = link.peer, .buffer = out.id.number, .counts = 1};
   ++out.number;
   if (!round.source_pages.empty()) {
-    op.counts = round.pieces.size();
-    board_.begin(out.id, op.counts);
+    op.counts = round.writes.size();
+    scoreboard_.begin(out.id, op.counts);
     const bool taken = accepted(
         engine_.submit(PagedWrite{
             .source = link.source.region->id(),
@@ -346,64 +346,64 @@ void Member::write_round(Link& link) {
             .target_pages = {.indices = round.target_pages, .stride_bytes = round.stride_bytes},
             .page_bytes = round.page_bytes,
             .imm = out.key,
-            .notify = noted(op)}),
+            .notify = track(op)}),
         "pages");
     out.pending += taken ? 1 : 0;
-    out.broken_off = !taken;
+    out.aborted = !taken;
     return;
   }
   for (uint32_t i = 0; i < round.counts(); ++i) {
-    const Piece& piece = round.pieces[i % round.pieces.size()];
-    board_.begin(out.id, 1);
-    op.long_write = is_long(piece.bytes);
+    const RoundWrite& write = round.writes[i % round.writes.size()];
+    scoreboard_.begin(out.id, 1);
+    op.long_write = is_long(write.bytes);
     if (op.long_write) long_writes(link).fetch_add(1);
-    const bool taken = accepted(engine_.submit(Write{.source = link.source.region->at(piece.source),
-                                                     .target = out.region.at(piece.target),
-                                                     .size_bytes = piece.bytes,
+    const bool taken = accepted(engine_.submit(Write{.source = link.source.region->at(write.source),
+                                                     .target = out.region.at(write.target),
+                                                     .size_bytes = write.bytes,
                                                      .imm = out.key,
-                                                     .unsplit = round.uncut,
-                                                     .notify = noted(op)}),
+                                                     .unsplit = round.unsplit,
+                                                     .notify = track(op)}),
                                 "a write");
     if (op.long_write && !taken) long_writes(link).fetch_sub(1);
     out.pending += taken ? 1 : 0;
-    out.broken_off = out.broken_off || !taken;
+    out.aborted = out.aborted || !taken;
   }
 }
 
 std::atomic<uint64_t>& Member::long_writes(const Link& link) {
-  return board_.pair[options_.self.slot][link.party.slot].long_writes;
+  return scoreboard_.pair[options_.self.slot][link.member.slot].long_writes;
 }
 
-void Member::write_ended(Link& link, const Op& op, const Event& event) {
+void Member::write_completed(Link& link, const Op& op, const Event& event) {
   Outbound& out = link.out;
   if (op.long_write) long_writes(link).fetch_sub(1);
-  if (out.id.number != op.plot || out.pending == 0) return broken("a write of an old plot");
+  if (out.id.number != op.buffer || out.pending == 0) return violation("a write of an old buffer");
   --out.pending;
   if (event.parts_failed > op.counts || event.previous > event.parts_failed) {
-    return broken("more parts failed than there were");
+    return violation("more parts failed than there were");
   }
-  if ((event.code == Errc::kOk) != (event.parts_failed == 0)) broken("parts and code disagree");
+  if ((event.code == Errc::kOk) != (event.parts_failed == 0)) violation("parts and code disagree");
   out.delivered += op.counts - event.parts_failed;
   out.unknown += event.previous;
   if (event.code == Errc::kOk) return;
-  out.broken_off = true;
-  if (excusable(event.code)) return;
-  broken("a write ended with " + std::string(to_string(event.code)) + " and " +
+  out.aborted = true;
+  if (is_expected_loss(event.code)) return;
+  violation("a write ended with " + std::string(to_string(event.code)) + " and " +
          to_string(event.remote) + ", " + text_of(out.id));
 }
 
-void Member::await_go(Link& link) {
-  const Op op{.deed = Deed::kAwaitGo, .peer = link.peer};
-  accepted(link.go->expect(1, noted(op), Timeout::forever()), "the wait for a go");
+void Member::await_credit(Link& link) {
+  const Op op{.kind = MemberOpKind::kAwaitCredit, .peer = link.peer};
+  accepted(link.credits->expect(1, track(op), Timeout::forever()), "the wait for a go");
 }
 
-void Member::go_heard(Link& link, const Event& event) {
+void Member::credit_received(Link& link, const Event& event) {
   if (event.code == Errc::kOk) {
-    ++link.goes_heard;
-    if (!link.lost) await_go(link);
+    ++link.credits_received;
+    if (!link.lost) await_credit(link);
   } else if (event.code != Errc::kPeerLost) {
-    broken("a wait for a go ended with " + std::string(to_string(event.code)));
+    violation("a wait for a go ended with " + std::string(to_string(event.code)));
   }
 }
 
-}  // namespace fabric::crowd
+}  // namespace fabric::stress

@@ -1,8 +1,8 @@
 // One process of a crowd, started by the tests of real processes (crowd.h).
 //
-//   crowd_worker LINE BOARD SLOT LIFE SEED PLOT_BYTES LANES LOOP
+//   stress_worker LINE SCOREBOARD SLOT LIFE SEED PLOT_BYTES LANES LOOP
 //
-// LINE and BOARD are descriptors: the way to the referee, and memory that all of them share.
+// LINE and SCOREBOARD are descriptors: the way to the referee, and memory that all of them share.
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -15,7 +15,7 @@
 
 #include "process/stress_member.h"
 
-namespace fabric::crowd {
+namespace fabric::stress {
 namespace {
 
 using namespace std::chrono_literals;
@@ -26,7 +26,7 @@ Config config_of(const Party& self, uint64_t lanes, Member::Log& log) {
   for (uint64_t i = 0; i < lanes; ++i) {
     config.networks[0].devices.push_back("lane" + std::to_string(i));
   }
-  config.app_info = std::to_string(self.slot) + " " + std::to_string(self.life);
+  config.app_info = std::to_string(self.slot) + " " + std::to_string(self.generation);
   // A stop is news soon, and never a loss: whoever is lost in these tests has died.
   config.peer_timeout = 250ms;
   config.lost_timeout = 120s;
@@ -37,13 +37,13 @@ Config config_of(const Party& self, uint64_t lanes, Member::Log& log) {
 
 int run(char** words) {
   const auto number = [&](int i) { return std::strtoull(words[i], nullptr, 10); };
-  UniqueFd line(static_cast<int>(number(1)));
-  const UniqueFd board_fd(static_cast<int>(number(2)));
+  UniqueFd channel(static_cast<int>(number(1)));
+  const UniqueFd scoreboard_fd(static_cast<int>(number(2)));
   const Party self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
   const std::string_view loop = words[8];
-  void* board =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, board_fd.get(), 0);
-  if (board == MAP_FAILED) return 2;
+  void* scoreboard =
+      ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED, scoreboard_fd.get(), 0);
+  if (scoreboard == MAP_FAILED) return 2;
 
   Member::Log log;
   auto engine = Engine::open(config_of(self, number(7), log),
@@ -52,8 +52,8 @@ int run(char** words) {
     std::fprintf(stderr, "open: %s %s\n", to_string(engine.error().code), engine.error().what);
     return 2;
   }
-  Member member(*std::move(engine), {.self = self, .seed = number(5), .plot_bytes = number(6)},
-                *static_cast<Board*>(board), std::move(line));
+  Member member(*std::move(engine), {.self = self, .seed = number(5), .buffer_bytes = number(6)},
+                *static_cast<Scoreboard*>(scoreboard), std::move(channel));
   member.watch(log);
   if (!member.begin()) return 2;
   if (loop == "moves") {
@@ -70,11 +70,11 @@ int run(char** words) {
 }
 
 }  // namespace
-}  // namespace fabric::crowd
+}  // namespace fabric::stress
 
 int main(int argc, char** argv) {
-  // The referee may have ended before this line: then nobody listens, and step() finds out.
+  // The referee may have ended before this channel: then nobody listens, and step() finds out.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (argc != 9) return 2;
-  return fabric::crowd::run(argv);
+  return fabric::stress::run(argv);
 }

@@ -28,14 +28,14 @@ TEST(ShmCopyThreads, ACommitPublishesWhatWasStoredBeforeIt) {
   const auto shared = std::make_unique<SharedBlock>();
   SharedBlock& block = *shared;
   std::thread writer([&] {
-    Card& card = *(**Cards::of_process()).mine();
+    WriterSlot& writer_slot = *(**WriterSlots::of_process()).mine();
     std::array<std::byte, 200> source{};
     for (uint64_t i = 1; i <= kRounds; ++i) {
       while (block.taken.load(std::memory_order_acquire) != i - 1) sched_yield();
       block.round = i;
       source.fill(static_cast<std::byte>(i));
       // Short ones and long ones take turns.
-      guarded_copy(card, block.bytes.data(), source.data(), i % 2 == 0 ? 8 : 200, {},
+      guarded_copy(writer_slot, block.bytes.data(), source.data(), i % 2 == 0 ? 8 : 200, {},
                    {&block.sequence, i}, false);
     }
   });

@@ -26,13 +26,13 @@ std::map<std::string, Bytes> shm_frames() {
   };
   return {{"address", shm::encode(here)},
           {"hello", shm::encode(shm::PathHello{here, 1, 2})},
-          {"key", shm::encode(shm::WireKey{1, 3})},
-          {"greeting", frame(2, shm::Greeting{.from = here, .line = 1})},
+          {"key", shm::encode(shm::WireRkey{1, 3})},
+          {"greeting", frame(2, shm::Greeting{.from = here, .connection = 1})},
           {"datagram", frame(0, shm::Datagram{}) + hex("c0ffee")},
-          {"ring", frame(1, shm::RingReady{.path = 5, .permit_value = 1})},
-          {"need_block", frame(0, shm::NeedBlock{3})},
-          {"block", frame(1, shm::Block{3, 4096})},
-          {"own_memory", frame(1, shm::OwnMemory{})}};
+          {"ring", frame(1, shm::RingReady{.path = 5, .epoch = 1})},
+          {"need_block", frame(0, shm::BlockRequest{3})},
+          {"block", frame(1, shm::BlockReply{3, 4096})},
+          {"own_memory", frame(1, shm::MemoryReply{})}};
 }
 
 /// The seeds of the fuzzers by their path under tests/fuzz/corpus.
@@ -70,7 +70,7 @@ std::map<std::string, Bytes> seeds() {
   for (const auto& [name, script] : fuzz::session_seeds()) {
     files["session/" + name] = fuzz::encode_script(script);
   }
-  files.merge(fuzz::shm_line_seeds());
+  files.merge(fuzz::shm_connection_seeds());
   for (auto& [name, bytes] : shm_frames()) files["shm_frame/" + name] = std::move(bytes);
   return files;
 }

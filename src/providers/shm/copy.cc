@@ -28,78 +28,78 @@ namespace {
 constexpr uint64_t kSmallBytes = 128;         ///< above: vectors
 constexpr uint64_t kVectorBytes = 4096;       ///< above: rep movsb
 constexpr uint64_t kStreamBytes = 16u << 20;  ///< from there on: non-temporal stores
-constexpr uint64_t kPieceBytes = 32u << 10;   ///< the longest piece of a run
+constexpr uint64_t kBurstWriteBytes = 32u << 10;   ///< the longest write of a run
 
 // Relaxed: they are for tests and benchmarks, which set them while nobody copies.
 std::atomic<bool> plain_wanted{false};
 std::atomic<Move> move_wanted{Move::kBest};
-std::atomic<uint64_t> piece_bytes{kPieceBytes};
+std::atomic<uint64_t> burst_write_bytes{kBurstWriteBytes};
 
 /// What one section looks at and stores last. Every pointer points somewhere, so that the assembler
 /// code has no cases.
 struct Section {
   const uint64_t* path;
   uint64_t path_value;
-  const uint64_t* key;
-  uint64_t key_value;
+  const uint64_t* rkey;
+  uint64_t rkey_value;
   uint64_t* word;
   uint64_t value;
 };
 
-/// `unseen` takes a commit that nobody asked for.
-Section section_of(const Guard& guard, const Commit& commit, uint64_t& unseen) noexcept {
-  const auto* path = reinterpret_cast<const uint64_t*>(guard.path);
-  const auto* key = reinterpret_cast<const uint64_t*>(guard.key);
+/// `discarded` takes a commit that nobody asked for.
+Section section_of(const Guard& guard, const Commit& commit, uint64_t& discarded) noexcept {
+  const auto* path = reinterpret_cast<const uint64_t*>(guard.path_epoch);
+  const auto* rkey = reinterpret_cast<const uint64_t*>(guard.rkey_epoch);
   auto* const word = reinterpret_cast<uint64_t*>(commit.word);
   return {.path = path != nullptr ? path : &guard.path_value,
           .path_value = guard.path_value,
-          .key = key != nullptr ? key : &guard.key_value,
-          .key_value = guard.key_value,
-          .word = word != nullptr ? word : &unseen,
+          .rkey = rkey != nullptr ? rkey : &guard.rkey_value,
+          .rkey_value = guard.rkey_value,
+          .word = word != nullptr ? word : &discarded,
           .value = commit.value};
 }
 
-uint32_t enter(Card& card, bool fence) noexcept {
+uint32_t enter(WriterSlot& slot, bool fence) noexcept {
   // Odd even if a section was left by a long jump out of a signal handler.
-  const uint32_t inside = (card.intent.load(std::memory_order_relaxed) + 1) | 1;
+  const uint32_t inside = (slot.intent.load(std::memory_order_relaxed) + 1) | 1;
   // Pairs with Proof's look behind heavy_fence(): the compiler keeps the store before the loads of
   // the guard, and the owner's fence does what the processor might not.
-  card.intent.store(inside, std::memory_order_relaxed);
+  slot.intent.store(inside, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (fence) std::atomic_thread_fence(std::memory_order_seq_cst);
   return inside;
 }
 
-void leave(Card& card, uint32_t inside) noexcept {
+void leave(WriterSlot& slot, uint32_t inside) noexcept {
   // Pairs with Proof's acquire load: what the section stored is seen by who sees its end.
-  card.intent.store(inside + 1, std::memory_order_release);
+  slot.intent.store(inside + 1, std::memory_order_release);
 }
 
-bool permitted(const Section& section) noexcept {
+bool guard_holds(const Section& section) noexcept {
   // Keeps the copy behind it, as acquire does for loads and, through the branch, for stores.
   return __atomic_load_n(section.path, __ATOMIC_ACQUIRE) == section.path_value &&
-         __atomic_load_n(section.key, __ATOMIC_ACQUIRE) == section.key_value;
+         __atomic_load_n(section.rkey, __ATOMIC_ACQUIRE) == section.rkey_value;
 }
 
 bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
                    const Section& section) noexcept {
-  if (!permitted(section)) return false;
+  if (!guard_holds(section)) return false;
   if (bytes != 0) std::memcpy(target, source, bytes);  // a commit alone may have no addresses
   // Pairs with the acquire load of whoever waits for the word.
   __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);
   return true;
 }
 
-bool plain_run(std::byte* base, std::span<const WriteOp> pieces, const Section& section) noexcept {
-  if (!permitted(section)) return false;
-  for (const WriteOp& piece : pieces) {
-    std::byte* const target = base + piece.target;
-    const auto* const source = reinterpret_cast<const std::byte*>(piece.source);
+bool plain_burst(std::byte* base, std::span<const WriteOp> writes, const Section& section) noexcept {
+  if (!guard_holds(section)) return false;
+  for (const WriteOp& write : writes) {
+    std::byte* const target = base + write.target;
+    const auto* const source = reinterpret_cast<const std::byte*>(write.source);
     // Flags and counters are words.
-    if (piece.size_bytes == sizeof(uint64_t)) {
+    if (write.size_bytes == sizeof(uint64_t)) {
       std::memcpy(target, source, sizeof(uint64_t));
     } else {
-      std::memcpy(target, source, piece.size_bytes);
+      std::memcpy(target, source, write.size_bytes);
     }
   }
   __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);  // as above
@@ -124,8 +124,8 @@ bool plain_run(std::byte* base, std::span<const WriteOp> pieces, const Section& 
   "1: movq %[path_value], %%rax\n"        \
   "cmpq %%rax, (%[path])\n"               \
   "jne %l[stale]\n"                       \
-  "movq %[key_value], %%rax\n"            \
-  "cmpq %%rax, (%[key])\n"                \
+  "movq %[rkey_value], %%rax\n"            \
+  "cmpq %%rax, (%[rkey])\n"                \
   "jne %l[stale]\n"                       \
   copy                                    \
   "movq %[value], %%rax\n"                \
@@ -146,7 +146,7 @@ bool plain_run(std::byte* base, std::span<const WriteOp> pieces, const Section& 
 // clang-format on
 #define FABRIC_GUARD                                                                          \
   [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "rm"(section.path_value), \
-      [key] "r"(section.key), [key_value] "rm"(section.key_value), [word] "r"(section.word),  \
+      [rkey] "r"(section.rkey), [rkey_value] "rm"(section.rkey_value), [word] "r"(section.word),  \
       [value] "rm"(section.value)
 #define FABRIC_OPERANDS FABRIC_GUARD, [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
 #define FABRIC_CLOBBERS \
@@ -163,7 +163,7 @@ bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
 // The first processors with registers of 64 bytes ran slower behind their use; these do not.
 bool has_wide_vectors() noexcept { return __builtin_cpu_supports("avx512vbmi2") != 0; }
 std::atomic<bool> wide_wanted{has_wide_vectors()};  // relaxed: as above
-/// The longest piece of a run that is moved by vectors.
+/// The longest write of a run that is moved by vectors.
 std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
 
 // Pieces one behind the other, read from the operations as they were posted. Up to 128 bytes: two
@@ -171,7 +171,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
 // between them 128 bytes a round, aligned at the target, until the end is reached; the longest by
 // the processor's own way.
 // clang-format off
-#define FABRIC_RUN(long_piece)                                                     \
+#define FABRIC_BURST(long_write)                                                     \
   FABRIC_SECTION(                                                                  \
   "movq %[first], %%rcx\n"                                                         \
   "jmp 11f\n"                                                                      \
@@ -236,7 +236,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "rep movsb\n"                                                                    \
   "movq %%rax, %%rcx\n"                                                            \
   "jmp 11f\n"                                                                      \
-  "13:\n" long_piece                                                               \
+  "13:\n" long_write                                                               \
   "11: cmpq %[last], %%rcx\n"                                                      \
   "jne 5b\n"                                                                       \
   "12:\n")
@@ -249,7 +249,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "cmpq %%rdx, %%rdi\n"                      \
   "jae 10f\n"                                \
   ".balign 16\n"
-#define FABRIC_32_A_REGISTER                 \
+#define FABRIC_VECTOR_LOOP_32                 \
   "vmovdqu (%%rsi), %%ymm0\n"                \
   "vmovdqu -128(%%rsi,%%rdx), %%ymm1\n"      \
   "vmovdqu -96(%%rsi,%%rdx), %%ymm2\n"       \
@@ -276,7 +276,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "jb 8b\n"                                  \
   "10: vzeroupper\n"
 // Registers that nothing else uses: there is nothing to clean up behind them.
-#define FABRIC_64_A_REGISTER                 \
+#define FABRIC_VECTOR_LOOP_64                 \
   "vmovdqu64 (%%rsi), %%zmm16\n"             \
   "vmovdqu64 -128(%%rsi,%%rdx), %%zmm17\n"   \
   "vmovdqu64 -64(%%rsi,%%rdx), %%zmm18\n"    \
@@ -295,18 +295,18 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "jb 8b\n"                                  \
   "10:\n"
 // clang-format on
-#define FABRIC_PIECES                                                                            \
-  [vector_bytes] "rm"(vectors_up_to), [base] "r"(base), [first] "r"(pieces.data()),              \
-      [last] "r"(pieces.data() + pieces.size()), [at_source] "i"(offsetof(WriteOp, source)),     \
+#define FABRIC_WRITES                                                                            \
+  [vector_bytes] "rm"(vectors_up_to), [base] "r"(base), [first] "r"(writes.data()),              \
+      [last] "r"(writes.data() + writes.size()), [at_source] "i"(offsetof(WriteOp, source)),     \
       [at_target] "i"(offsetof(WriteOp, target)), [at_bytes] "i"(offsetof(WriteOp, size_bytes)), \
       [stride] "i"(sizeof(WriteOp))
 
-[[gnu::always_inline]] inline bool run_section_32(std::byte* base, std::span<const WriteOp> pieces,
+[[gnu::always_inline]] inline bool burst_section_32(std::byte* base, std::span<const WriteOp> writes,
                                                   const Section& section) noexcept {
   const uint64_t vectors_up_to = vector_bytes.load(std::memory_order_relaxed);
-  asm goto(FABRIC_RUN(FABRIC_32_A_REGISTER)
+  asm goto(FABRIC_BURST(FABRIC_VECTOR_LOOP_32)
            :
-           : FABRIC_GUARD, FABRIC_PIECES:FABRIC_CLOBBERS
+           : FABRIC_GUARD, FABRIC_WRITES:FABRIC_CLOBBERS
            : stale);
   return true;
 stale:
@@ -315,22 +315,22 @@ stale:
   return false;
 }
 
-[[gnu::always_inline]] inline bool run_section_64(std::byte* base, std::span<const WriteOp> pieces,
+[[gnu::always_inline]] inline bool burst_section_64(std::byte* base, std::span<const WriteOp> writes,
                                                   const Section& section) noexcept {
   const uint64_t vectors_up_to = vector_bytes.load(std::memory_order_relaxed);
-  asm goto(FABRIC_RUN(FABRIC_64_A_REGISTER)
+  asm goto(FABRIC_BURST(FABRIC_VECTOR_LOOP_64)
            :
-           : FABRIC_GUARD, FABRIC_PIECES:FABRIC_CLOBBERS_64
+           : FABRIC_GUARD, FABRIC_WRITES:FABRIC_CLOBBERS_64
            : stale);
   return true;
 stale:
   return false;
 }
 
-[[gnu::always_inline]] inline bool run_section(std::byte* base, std::span<const WriteOp> pieces,
+[[gnu::always_inline]] inline bool burst_section(std::byte* base, std::span<const WriteOp> writes,
                                                const Section& section) noexcept {
-  return wide_wanted.load(std::memory_order_relaxed) ? run_section_64(base, pieces, section)
-                                                     : run_section_32(base, pieces, section);
+  return wide_wanted.load(std::memory_order_relaxed) ? burst_section_64(base, writes, section)
+                                                     : burst_section_32(base, writes, section);
 }
 
 // Not inlined: among the variables of a loop the operands would come from the stack, and a copy
@@ -344,7 +344,7 @@ stale:
 }
 
 /// From 128 bytes on; as the vector loop, with stores that go to memory. They are drained inside
-/// the section: neither the commit nor the card's next number may overtake them.
+/// the section: neither the commit nor the slot's next number may overtake them.
 [[gnu::noinline]] bool stream_section(std::byte* target, const std::byte* source, uint64_t bytes,
                                       const Section& section) noexcept {
   asm goto(FABRIC_LONG_SECTION("movups (%%rsi), %%xmm0\n"
@@ -398,11 +398,11 @@ stale:
 
 #undef FABRIC_SECTION
 #undef FABRIC_LONG_SECTION
-#undef FABRIC_RUN
+#undef FABRIC_BURST
 #undef FABRIC_TO_ALIGNED
-#undef FABRIC_32_A_REGISTER
-#undef FABRIC_64_A_REGISTER
-#undef FABRIC_PIECES
+#undef FABRIC_VECTOR_LOOP_32
+#undef FABRIC_VECTOR_LOOP_64
+#undef FABRIC_WRITES
 #undef FABRIC_GUARD
 #undef FABRIC_OPERANDS
 #undef FABRIC_CLOBBERS
@@ -429,15 +429,15 @@ bool registered() noexcept {
 
 [[gnu::noinline]] bool vector_section(std::byte* target, const std::byte* source, uint64_t bytes,
                                       const Section& section) noexcept {
-  const WriteOp piece{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
-  return run_section(target, {&piece, 1}, section);
+  const WriteOp write{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
+  return burst_section(target, {&write, 1}, section);
 }
 
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
                   const Section& section, Move move) noexcept {
-  const bool whole = bytes >= kSmallBytes;  // and not what a chunk has left
-  if (move == Move::kStream && whole) return stream_section(target, source, bytes, section);
-  if (move == Move::kVector && whole) return vector_section(target, source, bytes, section);
+  const bool long_enough = bytes >= kSmallBytes;  // and not what a chunk has left
+  if (move == Move::kStream && long_enough) return stream_section(target, source, bytes, section);
+  if (move == Move::kVector && long_enough) return vector_section(target, source, bytes, section);
   return repeat_section(target, source, bytes, section);
 }
 
@@ -447,9 +447,9 @@ bool registered() noexcept { return false; }
 void forget_section() noexcept {}
 bool has_vectors() noexcept { return true; }  // memcpy has what there is
 void use_vectors(Move) noexcept {}
-bool run_section(std::byte* base, std::span<const WriteOp> pieces,
+bool burst_section(std::byte* base, std::span<const WriteOp> writes,
                  const Section& section) noexcept {
-  return plain_run(base, pieces, section);
+  return plain_burst(base, writes, section);
 }
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
                   const Section& section, Move) noexcept {
@@ -465,36 +465,36 @@ Move long_move(uint64_t bytes) noexcept {
 }
 
 /// One section; `bytes` at most a chunk.
-bool copy_chunk(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+bool copy_chunk(WriterSlot& slot, std::byte* target, const std::byte* source, uint64_t bytes,
                 const Section& section, bool fence, Move move) noexcept {
-  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
-  const uint32_t inside = enter(card, fence);
+  const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
+  const uint32_t inside = enter(slot, fence);
   const bool holds = restartable ? long_section(target, source, bytes, section, move)
                                  : plain_section(target, source, bytes, section);
-  leave(card, inside);
+  leave(slot, inside);
   if (restartable) forget_section();
   return holds;
 }
 
-[[gnu::noinline]] Stored copy_chunks(Card& card, std::byte* target, const std::byte* source,
+[[gnu::noinline]] Stored copy_chunks(WriterSlot& slot, std::byte* target, const std::byte* source,
                                      uint64_t bytes, const Guard& guard, const Commit& commit,
-                                     bool fence, uint64_t whole_bytes) noexcept {
-  const Move move = long_move(std::max(bytes, whole_bytes));
-  uint64_t unseen;
-  const Section last = section_of(guard, commit, unseen);
+                                     bool fence, uint64_t total_bytes) noexcept {
+  const Move move = long_move(std::max(bytes, total_bytes));
+  uint64_t discarded;
+  const Section last = section_of(guard, commit, discarded);
   while (bytes > kChunkBytes) {
-    const Section section = section_of(guard, {}, unseen);
-    if (!copy_chunk(card, target, source, kChunkBytes, section, fence, move)) return Stored::kStale;
+    const Section section = section_of(guard, {}, discarded);
+    if (!copy_chunk(slot, target, source, kChunkBytes, section, fence, move)) return Stored::kStale;
     target += kChunkBytes;
     source += kChunkBytes;
     bytes -= kChunkBytes;
   }
-  const bool holds = copy_chunk(card, target, source, bytes, last, fence, move);
+  const bool holds = copy_chunk(slot, target, source, bytes, last, fence, move);
   return holds ? Stored::kDone : Stored::kStale;
 }
 
 /// It does not see the store of a section.
-void told_to_tsan([[maybe_unused]] const Commit& commit) noexcept {
+void annotate_tsan([[maybe_unused]] const Commit& commit) noexcept {
 #ifdef FABRIC_TSAN
   if (commit.word != nullptr) __tsan_release(commit.word);
 #endif
@@ -502,32 +502,32 @@ void told_to_tsan([[maybe_unused]] const Commit& commit) noexcept {
 
 }  // namespace
 
-Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+Stored guarded_copy(WriterSlot& slot, std::byte* target, const std::byte* source, uint64_t bytes,
                     const Guard& guard, const Commit& commit, bool fence,
-                    uint64_t whole_bytes) noexcept {
-  if (bytes <= piece_bytes.load(std::memory_order_relaxed)) {
-    const WriteOp piece{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
-    return guarded_run(card, target, {&piece, bytes == 0 ? size_t{0} : 1}, guard, commit, fence);
+                    uint64_t total_bytes) noexcept {
+  if (bytes <= burst_write_bytes.load(std::memory_order_relaxed)) {
+    const WriteOp write{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
+    return guarded_burst(slot, target, {&write, bytes == 0 ? size_t{0} : 1}, guard, commit, fence);
   }
-  told_to_tsan(commit);
-  return copy_chunks(card, target, source, bytes, guard, commit, fence, whole_bytes);
+  annotate_tsan(commit);
+  return copy_chunks(slot, target, source, bytes, guard, commit, fence, total_bytes);
 }
 
-Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces, const Guard& guard,
+Stored guarded_burst(WriterSlot& slot, std::byte* base, std::span<const WriteOp> writes, const Guard& guard,
                    const Commit& commit, bool fence) noexcept {
-  told_to_tsan(commit);
-  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
-  uint64_t unseen;
-  const Section section = section_of(guard, commit, unseen);
-  const uint32_t inside = enter(card, fence);
+  annotate_tsan(commit);
+  const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
+  uint64_t discarded;
+  const Section section = section_of(guard, commit, discarded);
+  const uint32_t inside = enter(slot, fence);
   const bool holds =
-      restartable ? run_section(base, pieces, section) : plain_run(base, pieces, section);
-  leave(card, inside);
+      restartable ? burst_section(base, writes, section) : plain_burst(base, writes, section);
+  leave(slot, inside);
   if (restartable) forget_section();
   return holds ? Stored::kDone : Stored::kStale;
 }
 
-uint64_t run_piece_bytes_max() noexcept { return piece_bytes.load(std::memory_order_relaxed); }
+uint64_t burst_write_bytes_max() noexcept { return burst_write_bytes.load(std::memory_order_relaxed); }
 
 GuardKind guard_kind() noexcept {
   static const bool has = registered();
@@ -542,10 +542,10 @@ bool thread_is_restartable() noexcept {
 bool use_guard_kind(GuardKind kind) noexcept {
   plain_wanted.store(kind == GuardKind::kPlain, std::memory_order_relaxed);
   if (guard_kind() != kind) return false;
-  const auto cards = Cards::of_process();
-  Card* const card = cards ? (*cards)->mine() : nullptr;
-  if (card == nullptr) return false;
-  card->restartable.store(thread_is_restartable() ? 1 : 0, std::memory_order_relaxed);
+  const auto slots = WriterSlots::of_process();
+  WriterSlot* const slot = slots ? (*slots)->mine() : nullptr;
+  if (slot == nullptr) return false;
+  slot->restartable.store(thread_is_restartable() ? 1 : 0, std::memory_order_relaxed);
   return true;
 }
 
@@ -553,7 +553,7 @@ void use_move(Move move) noexcept {
   if (move == Move::kVector && !has_vectors()) move = Move::kRepeat;
   move_wanted.store(move, std::memory_order_relaxed);
   const bool by_size = move == Move::kBest || move == Move::kVector;
-  piece_bytes.store(by_size ? kPieceBytes : kSmallBytes, std::memory_order_relaxed);
+  burst_write_bytes.store(by_size ? kBurstWriteBytes : kSmallBytes, std::memory_order_relaxed);
   use_vectors(move);
 }
 

@@ -16,10 +16,10 @@ namespace fabric::shm {
 /// What has to hold while bytes are stored: two words that the owner changes when it closes the
 /// path or takes the memory back. A null pointer asks for nothing.
 struct Guard {
-  const std::atomic<uint64_t>* path = nullptr;
+  const std::atomic<uint64_t>* path_epoch = nullptr;
   uint64_t path_value = 0;
-  const std::atomic<uint64_t>* key = nullptr;
-  uint64_t key_value = 0;
+  const std::atomic<uint64_t>* rkey_epoch = nullptr;
+  uint64_t rkey_value = 0;
 };
 
 /// A store that ends the last section: it happens only if the guard still holds, behind all bytes.
@@ -44,25 +44,25 @@ enum class Stored : uint8_t {
 };
 
 /// Copies `bytes` (0 is legal: the commit alone) in chunks, each inside a section on the calling
-/// thread's card. `fence`: the owner cannot call membarrier or this process could not register for
-/// it (FenceParts), so each section pays for a full fence. `whole_bytes`: of the copy that this is
+/// thread's slot. `fence`: the owner cannot call membarrier or this process could not register for
+/// it (FenceSupport), so each section pays for a full fence. `total_bytes`: of the copy that this is
 /// a part of, which decides how bytes are moved; 0: of this one. The ranges do not overlap.
 /// Non-temporal stores are drained before the section ends.
-Stored guarded_copy(Card& card, std::byte* target, const std::byte* source, uint64_t bytes,
+Stored guarded_copy(WriterSlot& slot, std::byte* target, const std::byte* source, uint64_t bytes,
                     const Guard& guard, const Commit& commit, bool fence,
-                    uint64_t whole_bytes = 0) noexcept;
+                    uint64_t total_bytes = 0) noexcept;
 
-/// Small pieces in one section, with one commit behind all of them: they are there together or, as
+/// Small writes in one section, with one commit behind all of them: they are there together or, as
 /// far as anybody is told, not at all. Each goes to its target behind `base` and has 1 to
-/// run_piece_bytes_max() bytes; all together stay below a chunk. `fence` as above.
-Stored guarded_run(Card& card, std::byte* base, std::span<const WriteOp> pieces, const Guard& guard,
+/// burst_write_bytes_max() bytes; all together stay below a chunk. `fence` as above.
+Stored guarded_burst(WriterSlot& slot, std::byte* base, std::span<const WriteOp> writes, const Guard& guard,
                    const Commit& commit, bool fence) noexcept;
-uint64_t run_piece_bytes_max() noexcept;
+uint64_t burst_write_bytes_max() noexcept;
 
-/// Whether a section of the calling thread is one that the kernel restarts: what its card says.
+/// Whether a section of the calling thread is one that the kernel restarts: what its slot says.
 bool thread_is_restartable() noexcept;
 
-/// For tests: the kind of the calling thread's card and of all that are taken from now on, if the
+/// For tests: the kind of the calling thread's slot and of all that are taken from now on, if the
 /// machine has it.
 bool use_guard_kind(GuardKind kind) noexcept;
 

@@ -41,7 +41,7 @@ Mapping::~Mapping() {
   if (at_ != nullptr) ::munmap(at_, bytes_);
 }
 
-Result<SharedMemory> make_memory(uint64_t bytes, Peers peers) {
+Result<SharedMemory> make_memory(uint64_t bytes, PeerAccess access) {
   SharedMemory made;
   made.fd.reset(::memfd_create("fabric", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made.fd) return fail(Errc::kExhausted, "shm memory", errno);
@@ -53,14 +53,14 @@ Result<SharedMemory> make_memory(uint64_t bytes, Peers peers) {
   made.mapping = *std::move(mapping);
   int seals = F_SEAL_SHRINK | F_SEAL_GROW;
   // Mappings that exist stay writable: ours does, and no other will be.
-  if (peers == Peers::kMayRead) seals |= kSealFutureWrite;
+  if (access == PeerAccess::kReadOnly) seals |= kSealFutureWrite;
   if (::fcntl(made.fd.get(), F_ADD_SEALS, seals) != 0) {
     return fail(Errc::kUnsupported, "shm memory", errno);
   }
   return made;
 }
 
-Result<Mapping> map_foreign(int fd, uint64_t bytes, Peers we) {
+Result<Mapping> map_foreign(int fd, uint64_t bytes, PeerAccess access) {
   struct stat info {};
   const int seals = ::fcntl(fd, F_GET_SEALS);
   // What could shrink would fault here at the next access.
@@ -68,7 +68,7 @@ Result<Mapping> map_foreign(int fd, uint64_t bytes, Peers we) {
       static_cast<uint64_t>(info.st_size) != bytes || bytes == 0) {
     return fail(Errc::kBadFormat, "shm descriptor");
   }
-  return map(fd, bytes, we == Peers::kMayWrite ? PROT_READ | PROT_WRITE : PROT_READ);
+  return map(fd, bytes, access == PeerAccess::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ);
 }
 
 }  // namespace fabric::shm

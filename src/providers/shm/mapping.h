@@ -46,13 +46,13 @@ struct SharedMemory {
   Mapping mapping;
 };
 
-enum class Peers : uint8_t { kMayWrite, kMayRead };
+enum class PeerAccess : uint8_t { kReadWrite, kReadOnly };
 
 /// It can neither shrink nor grow, so that nobody's access can fault. Fails with kExhausted.
-Result<SharedMemory> make_memory(uint64_t bytes, Peers peers);
+Result<SharedMemory> make_memory(uint64_t bytes, PeerAccess access);
 
 /// Maps what another process passed over. Fails with kBadFormat unless it is memory of exactly
 /// `bytes` that cannot shrink, kExhausted.
-Result<Mapping> map_foreign(int fd, uint64_t bytes, Peers we);
+Result<Mapping> map_foreign(int fd, uint64_t bytes, PeerAccess access);
 
 }  // namespace fabric::shm

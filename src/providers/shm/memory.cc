@@ -2,55 +2,55 @@
 
 #include "providers/shm/handles.h"
 
-// Registration, keys, and the proof behind a fence.
+// Registration, rkeys, and the proof behind a fence.
 
 namespace fabric::shm {
 
 Result<uint64_t> ShmRail::register_memory(const Memory& memory, std::vector<std::byte>& wire_key) {
   if (memory.kind != MemoryKind::kHost) return fail(Errc::kUnsupported, "memory.kind");
-  auto key = network_.keys().add(memory);
-  if (!key) return key.error();
-  wire_key = encode(*key);
-  return uint64_t{key->generation} << 32 | key->index;
+  auto rkey = network_.rkeys().add(memory);
+  if (!rkey) return rkey.error();
+  wire_key = encode(*rkey);
+  return uint64_t{rkey->generation} << 32 | rkey->index;
 }
 
 void ShmRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
-  const WireKey key{static_cast<uint32_t>(local_key), static_cast<uint32_t>(local_key >> 32)};
-  network_.keys().revoke(key);
+  const WireRkey rkey{static_cast<uint32_t>(local_key), static_cast<uint32_t>(local_key >> 32)};
+  network_.rkeys().revoke(rkey);
   {
     const std::lock_guard lock(revoked_mutex_);
-    revoked_.push_back({key, cookie});
+    revoked_.push_back({rkey, cookie});
     revoked_count_.store(static_cast<uint32_t>(revoked_.size()), std::memory_order_release);
   }
   network_.wake();
 }
 
 Result<uint64_t> ShmRail::import_key(std::span<const std::byte> wire_key) {
-  auto key = decode_key(wire_key);
-  if (!key) return key.error();
-  return uint64_t{key->generation} << 32 | key->index;
+  auto rkey = decode_rkey(wire_key);
+  if (!rkey) return rkey.error();
+  return uint64_t{rkey->generation} << 32 | rkey->index;
 }
 
-/// Who may be storing under a key that was just taken back.
+/// Who may be storing under a rkey that was just taken back.
 void ShmRail::begin_fences() noexcept {
-  const auto everybody = network_.everybody();
-  std::vector<Revoked> revoked;
+  const auto possible_writers = network_.possible_writers();
+  std::vector<RevokedRkey> revoked;
   {
     const std::lock_guard lock(revoked_mutex_);
     revoked.swap(revoked_);
     revoked_count_.store(0, std::memory_order_relaxed);
   }
-  // One for all keys and all neighbours. Refused: they wait in quarantine for a better day.
-  if (!everybody.empty() && !heavy_fence()) {
+  // One for all rkeys and all neighbours. Refused: they wait in quarantine for a better day.
+  if (!possible_writers.empty() && !heavy_fence()) {
     const std::lock_guard lock(revoked_mutex_);
     revoked_.insert(revoked_.begin(), revoked.begin(), revoked.end());
     revoked_count_.store(static_cast<uint32_t>(revoked_.size()), std::memory_order_relaxed);
     return;
   }
-  for (const Revoked& one : revoked) {
-    Fence fence{.key = one.key, .cookie = one.cookie};
-    for (const auto& neighbour : everybody) {
-      fence.inside.push_back({neighbour, neighbour->cards(), Proof(*neighbour->cards())});
+  for (const RevokedRkey& one : revoked) {
+    Fence fence{.rkey = one.rkey, .cookie = one.cookie};
+    for (const auto& peer : possible_writers) {
+      fence.writers.push_back({peer, peer->writer_slots(), Proof(*peer->writer_slots())});
     }
     fences_.push_back(std::move(fence));
   }
@@ -63,16 +63,16 @@ uint32_t ShmRail::poll_fences(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
   std::erase_if(fences_, [&](Fence& fence) {
     if (n == out.size()) return false;
-    std::erase_if(fence.inside, [&](Fence::Writer& writer) {
-      if (!writer.proof.proved(*writer.cards, fresh_look_)) {
-        return fresh_look_ && writer.neighbour->ended();
+    std::erase_if(fence.writers, [&](Fence::Writer& writer) {
+      if (!writer.proof.proved(*writer.writer_slots, fresh_scan_)) {
+        return fresh_scan_ && writer.peer->exited();
       }
       ++proved_by_[static_cast<size_t>(writer.proof.by())];
       return true;
     });
-    if (!fence.inside.empty()) return false;
-    if (const uint64_t block = network_.keys().release(fence.key); block != 0) {
-      network_.block_unused(block);
+    if (!fence.writers.empty()) return false;
+    if (const uint64_t block = network_.rkeys().release(fence.rkey); block != 0) {
+      network_.announce_block_released(block);
     }
     out[n++] = {.kind = WireEvent::Kind::kFenced, .cookie = fence.cookie};
     return true;

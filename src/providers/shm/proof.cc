@@ -21,7 +21,7 @@ namespace fabric::shm {
 namespace {
 
 // Relaxed: for tests, which set it while nobody copies.
-std::atomic<bool> without_parts{false};
+std::atomic<bool> support_disabled{false};
 
 long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }
 
@@ -75,8 +75,8 @@ class ThreadFile {
   size_t size_ = 0;
 };
 
-/// How often the thread has left a CPU. Empty when that cannot be known, and when `tid` may be the
-/// number of another thread: in a pid namespace below ours each has several, and the card has the
+/// How often the thread has left a CPU. Empty when that cannot be has_switches, and when `tid` may be the
+/// number of another thread: in a pid namespace below ours each has several, and the slot has the
 /// innermost.
 std::optional<uint64_t> context_switches(int32_t pid, uint32_t tid) noexcept {
   const ThreadFile status(pid, tid, "status");
@@ -95,7 +95,7 @@ bool off_cpu(int32_t pid, uint32_t tid) noexcept {
   return !text.empty() && !text.starts_with("running");
 }
 
-/// A procfs of another pid namespace has other numbers for everybody, ourselves included.
+/// A procfs of another pid namespace has other numbers for possible_writers, ourselves included.
 bool procfs_is_ours() noexcept {
   std::array<char, 32> own{};
   if (readlink("/proc/self", own.data(), own.size() - 1) <= 0) return false;
@@ -106,80 +106,80 @@ bool procfs_is_ours() noexcept {
 
 }  // namespace
 
-const FenceParts& fence_parts() noexcept {
-  static const FenceParts found = [] {
+const FenceSupport& fence_support() noexcept {
+  static const FenceSupport found = [] {
     constexpr long kNeeded =
         MEMBARRIER_CMD_GLOBAL_EXPEDITED | MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED;
     const long has = membarrier(MEMBARRIER_CMD_QUERY);
-    return FenceParts{.membarrier = has > 0 && (has & kNeeded) == kNeeded &&
+    return FenceSupport{.membarrier = has > 0 && (has & kNeeded) == kNeeded &&
                                     membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0,
                       .procfs = procfs_is_ours()};
   }();
-  static constexpr FenceParts kNothing{};
-  return without_parts.load(std::memory_order_relaxed) ? kNothing : found;
+  static constexpr FenceSupport kNoSupport{};
+  return support_disabled.load(std::memory_order_relaxed) ? kNoSupport : found;
 }
 
-void do_without_parts(bool without) noexcept {
-  without_parts.store(without, std::memory_order_relaxed);
+void disable_fence_support(bool without) noexcept {
+  support_disabled.store(without, std::memory_order_relaxed);
 }
 
 void register_fences() noexcept {
   // Cannot fail where it has succeeded before, and once is as good as twice.
-  if (fence_parts().membarrier) membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+  if (fence_support().membarrier) membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
 }
 
 bool heavy_fence() noexcept {
-  if (fence_parts().membarrier) return membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
+  if (fence_support().membarrier) return membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in guarded_copy()
   return true;
 }
 
-Proof::Proof(const PeerCards& writer) {
-  // A card that is not seen yet belongs to a thread that will see the new permit.
-  const uint32_t cards = writer.used();
-  for (uint32_t i = 0; i < cards; ++i) {
-    const Card& card = writer.card(i);
+Proof::Proof(const PeerWriterSlots& writer) {
+  // A slot that is not seen yet belongs to a thread that will see the new validity_epoch.
+  const uint32_t slots = writer.used();
+  for (uint32_t i = 0; i < slots; ++i) {
+    const WriterSlot& slot = writer.slot(i);
     // Pairs with the release store at the end of a section: one that is over has stored its bytes.
-    const uint32_t intent = card.intent.load(std::memory_order_acquire);
+    const uint32_t intent = slot.intent.load(std::memory_order_acquire);
     if ((intent & 1) == 0) continue;
     // Behind the load of the intent: as long as that has not changed, this is the right thread.
-    inside_.push_back(
-        {.card = i, .intent = intent, .tid = card.tid.load(std::memory_order_relaxed)});
+    in_section_.push_back(
+        {.slot = i, .intent = intent, .tid = slot.tid.load(std::memory_order_relaxed)});
   }
 }
 
-Proof::By Proof::look(const PeerCards& writer, Inside& inside, bool ask_kernel) noexcept {
-  const Card& card = writer.card(inside.card);
+Proof::By Proof::check(const PeerWriterSlots& writer, WriterInSection& inside, bool ask_kernel) noexcept {
+  const WriterSlot& slot = writer.slot(inside.slot);
   // As in the constructor.
-  if (card.intent.load(std::memory_order_acquire) != inside.intent) return By::kEnded;
-  if (writer.died(inside.card)) return By::kDead;
-  // Relaxed: constant while the thread has the card.
-  const bool restartable = card.restartable.load(std::memory_order_relaxed) != 0;
-  if (!ask_kernel || !restartable || writer.pid() == 0 || !fence_parts().procfs) return By::kIdle;
+  if (slot.intent.load(std::memory_order_acquire) != inside.intent) return By::kCompleted;
+  if (writer.thread_died(inside.slot)) return By::kDead;
+  // Relaxed: constant while the thread has the slot.
+  const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;
+  if (!ask_kernel || !restartable || writer.pid() == 0 || !fence_support().procfs) return By::kIdle;
 
-  // Every answer is about a time behind the change of the permit, so each switch that is seen ends
+  // Every answer is about a time behind the change of the validity_epoch, so each switch that is seen ends
   // in a new look at it. A stranger who has the same numbers by now does no harm: then the thread
   // is gone.
   const auto switches = context_switches(writer.pid(), inside.tid);
   if (!switches) return By::kIdle;
-  if (inside.known && *switches != inside.switches) return By::kSwitched;
-  inside.known = true;
+  if (inside.has_switches && *switches != inside.switches) return By::kSwitched;
+  inside.has_switches = true;
   inside.switches = *switches;
   return off_cpu(writer.pid(), inside.tid) ? By::kOffCpu : By::kIdle;
 }
 
-bool Proof::proved(const PeerCards& writer, bool ask_kernel) noexcept {
-  for (size_t i = 0; i < inside_.size();) {
-    const By by = look(writer, inside_[i], ask_kernel);
+bool Proof::proved(const PeerWriterSlots& writer, bool ask_kernel) noexcept {
+  for (size_t i = 0; i < in_section_.size();) {
+    const By by = check(writer, in_section_[i], ask_kernel);
     if (by == By::kIdle) {
       ++i;
       continue;
     }
     by_ = by;
-    inside_[i] = inside_.back();
-    inside_.pop_back();
+    in_section_[i] = in_section_.back();
+    in_section_.pop_back();
   }
-  return inside_.empty();
+  return in_section_.empty();
 }
 
 }  // namespace fabric::shm

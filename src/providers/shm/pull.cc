@@ -58,87 +58,87 @@ UniqueFd open_own_memory() noexcept {
   return UniqueFd(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
 }
 
-bool Puller::by_process(int32_t pid, const Beacon& beacon) noexcept {
+bool Puller::try_process(int32_t pid, const Beacon& beacon) noexcept {
   if (pid <= 0) {
-    obstacle_ = fail(Errc::kUnsupported, "a process of another pid namespace");
+    last_error_ = fail(Errc::kUnsupported, "a process of another pid namespace");
     return false;
   }
   const int32_t before = std::exchange(pid_, pid);
-  if (try_out(Way::kProcess, beacon)) return true;
+  if (verify(Method::kProcessVm, beacon)) return true;
   pid_ = before;
   return false;
 }
 
-bool Puller::by_memory(UniqueFd memory, const Beacon& beacon) noexcept {
+bool Puller::try_mem_file(UniqueFd memory, const Beacon& beacon) noexcept {
   if (!memory || !is_process_memory(memory.get())) {
-    obstacle_ = fail(memory ? Errc::kBadFormat : Errc::kUnsupported, "the memory of a process");
+    last_error_ = fail(memory ? Errc::kBadFormat : Errc::kUnsupported, "the memory of a process");
     return false;
   }
   UniqueFd before = std::exchange(memory_, std::move(memory));
-  if (try_out(Way::kMemFile, beacon)) return true;
+  if (verify(Method::kMemFile, beacon)) return true;
   memory_ = std::move(before);
   return false;
 }
 
-bool Puller::try_out(Way way, const Beacon& beacon) noexcept {
-  const auto& allowed = way == Way::kProcess ? process_allowed : memory_allowed;
+bool Puller::verify(Method method, const Beacon& beacon) noexcept {
+  const auto& allowed = method == Method::kProcessVm ? process_allowed : memory_allowed;
   if (!allowed.load(std::memory_order_relaxed)) {
-    obstacle_ = fail(Errc::kUnsupported, to_string(way));
+    last_error_ = fail(Errc::kUnsupported, to_string(method));
     return false;
   }
-  const Way way_before = std::exchange(way_, way);
+  const Method method_before = std::exchange(method_, method);
   const Beacon beacon_before = std::exchange(beacon_, beacon);
   std::array<std::byte, Beacon::kBytes> seen{};
-  const Stretch stretch{beacon.address, seen.data(), seen.size()};
-  auto ok = read({&stretch, 1});
+  const Extent extent{beacon.address, seen.data(), seen.size()};
+  auto ok = read({&extent, 1});
   if (ok && seen != beacon.value) ok = fail(Errc::kPeerLost, "another process");
-  obstacle_ = ok.error();
+  last_error_ = ok.error();
   if (ok) return true;
-  way_ = way_before;
+  method_ = method_before;
   beacon_ = beacon_before;
   return false;
 }
 
-Result<void> Puller::read(std::span<const Stretch> stretches) noexcept {
-  switch (way_) {
-    case Way::kProcess:
-      return read_process(stretches);
-    case Way::kMemFile:
-      return read_mem_file(stretches);
-    case Way::kNone:
+Result<void> Puller::read(std::span<const Extent> extents) noexcept {
+  switch (method_) {
+    case Method::kProcessVm:
+      return read_process(extents);
+    case Method::kMemFile:
+      return read_mem_file(extents);
+    case Method::kNone:
       break;
   }
-  return fail(Errc::kUnsupported, "no way to read the source");
+  return fail(Errc::kUnsupported, "no method to read the source");
 }
 
 /// Every call begins with the beacon. A call reads one address space from its first byte to its
 /// last, so what it brought came from the right one, whatever has the number afterwards.
-Result<void> Puller::read_process(std::span<const Stretch> stretches) noexcept {
+Result<void> Puller::read_process(std::span<const Extent> extents) noexcept {
   constexpr const char* kCall = "process_vm_readv";
-  std::array<iovec, 1 + kStretchesMax> here, there;
+  std::array<iovec, 1 + kExtentsMax> here, there;
   std::array<std::byte, Beacon::kBytes> seen{};
   here[0] = {seen.data(), seen.size()};
   there[0] = {pointer(beacon_.address), seen.size()};
-  uint64_t done = 0;  // of the first stretch that is left
-  while (!stretches.empty()) {
+  uint64_t done = 0;  // of the first extent that is left
+  while (!extents.empty()) {
     uint32_t count = 1, sources = 1;
     uint64_t bytes = 0, source_end = 0;
-    while (!stretches.empty() && count < here.size() && bytes < kCallBytesMax) {
-      const Stretch& stretch = stretches.front();
-      const uint64_t part = std::min(stretch.bytes - done, kCallBytesMax - bytes);
-      here[count++] = {stretch.target + done, part};
+    while (!extents.empty() && count < here.size() && bytes < kCallBytesMax) {
+      const Extent& extent = extents.front();
+      const uint64_t part = std::min(extent.bytes - done, kCallBytesMax - bytes);
+      here[count++] = {extent.target + done, part};
       // Neighbours there, as the pages of one buffer are, cost a third less as one.
-      if (sources > 1 && stretch.source + done == source_end) {
+      if (sources > 1 && extent.source + done == source_end) {
         there[sources - 1].iov_len += part;
       } else {
-        there[sources++] = {pointer(stretch.source + done), part};
+        there[sources++] = {pointer(extent.source + done), part};
       }
-      source_end = stretch.source + done + part;
+      source_end = extent.source + done + part;
       bytes += part;
       done += part;
-      if (done < stretch.bytes) break;
+      if (done < extent.bytes) break;
       done = 0;
-      stretches = stretches.subspan(1);
+      extents = extents.subspan(1);
     }
     const ssize_t got = ::process_vm_readv(pid_, here.data(), count, there.data(), sources, 0);
     if (got < 0 && errno != EFAULT) return from_errno(kCall, errno);
@@ -154,11 +154,11 @@ Result<void> Puller::read_process(std::span<const Stretch> stretches) noexcept {
 
 /// The file is that of one address space: when it is gone the file is empty, whoever has the number
 /// of its process.
-Result<void> Puller::read_mem_file(std::span<const Stretch> stretches) noexcept {
-  for (const Stretch& stretch : stretches) {
-    for (uint64_t done = 0; done < stretch.bytes;) {
-      const ssize_t got = ::pread(memory_.get(), stretch.target + done, stretch.bytes - done,
-                                  static_cast<off_t>(stretch.source + done));
+Result<void> Puller::read_mem_file(std::span<const Extent> extents) noexcept {
+  for (const Extent& extent : extents) {
+    for (uint64_t done = 0; done < extent.bytes;) {
+      const ssize_t got = ::pread(memory_.get(), extent.target + done, extent.bytes - done,
+                                  static_cast<off_t>(extent.source + done));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return from_errno("pread", errno);
       if (got == 0) return fail(Errc::kPeerLost, "pread");
@@ -168,19 +168,19 @@ Result<void> Puller::read_mem_file(std::span<const Stretch> stretches) noexcept 
   return {};
 }
 
-const char* to_string(Puller::Way way) noexcept {
-  switch (way) {
-    case Puller::Way::kNone:
+const char* to_string(Puller::Method method) noexcept {
+  switch (method) {
+    case Puller::Method::kNone:
       return "none";
-    case Puller::Way::kProcess:
+    case Puller::Method::kProcessVm:
       return "process_vm_readv";
-    case Puller::Way::kMemFile:
+    case Puller::Method::kMemFile:
       return "memory file";
   }
   return "?";
 }
 
-void allow_ways(bool process, bool memory) noexcept {
+void allow_read_methods(bool process, bool memory) noexcept {
   process_allowed.store(process, std::memory_order_relaxed);
   memory_allowed.store(memory, std::memory_order_relaxed);
 }

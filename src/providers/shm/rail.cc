@@ -5,7 +5,7 @@ namespace fabric::shm {
 namespace {
 
 std::string fence_text() {
-  const FenceParts& parts = fence_parts();
+  const FenceSupport& parts = fence_support();
   std::string text = "intent words";
   text += guard_kind() == GuardKind::kRestartable ? ", restartable copies" : ", plain copies";
   text += parts.membarrier ? ", membarrier" : ", a fence per copy";
@@ -30,18 +30,18 @@ ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
             .path_depth = kQueueDepth,
             .memory_kinds = kind_bit(MemoryKind::kHost),
             .write_bytes_max = uint64_t{1} << 40},
-      pieces_(kQueueDepth) {
-  for (uint32_t i = 0; i < kQueueDepth; ++i) pieces_[i].next = i + 1;
+      queued_writes_(kQueueDepth) {
+  for (uint32_t i = 0; i < kQueueDepth; ++i) queued_writes_[i].next = i + 1;
 }
 
 std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
   std::vector<std::pair<std::string, std::string>> facts{{"fence", fence_text()}};
-  facts.emplace_back("other memory", network_.reach_text());
+  facts.emplace_back("other memory", network_.read_access_text());
   constexpr const char* kNames[] = {"idle", "ended", "dead", "switched", "off the cpu"};
   for (size_t i = 0; i < proved_by_.size(); ++i) {
     facts.emplace_back(std::string("fences proved: ") + kNames[i], std::to_string(proved_by_[i]));
   }
-  facts.emplace_back("neighbours", network_.neighbours_text());
+  facts.emplace_back("neighbours", network_.peers_text());
   return facts;
 }
 

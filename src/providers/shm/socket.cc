@@ -22,13 +22,13 @@ namespace {
 constexpr std::string_view kFilePrefix = "fabric-";
 constexpr std::string_view kUnfinished = ".new";
 
-struct Name {
+struct SocketName {
   sockaddr_un address{};
   socklen_t length = 0;
 };
 
-Name name_of(const Address& where, std::string_view suffix = {}) {
-  Name name;
+SocketName name_of(const Address& where, std::string_view suffix = {}) {
+  SocketName name;
   name.address.sun_family = AF_UNIX;
   // Abstract: it begins with a zero, lives as long as the socket and leaves no file.
   const bool abstract = where.directory.empty();
@@ -51,7 +51,7 @@ Result<UniqueFd> make_socket() {
   return made;
 }
 
-const sockaddr* as_sockaddr(const Name& name) noexcept {
+const sockaddr* as_sockaddr(const SocketName& name) noexcept {
   return reinterpret_cast<const sockaddr*>(&name.address);
 }
 
@@ -67,8 +67,8 @@ Result<Address> own_address() {
     const char c = text[i];
     const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
     if (value < 0) continue;
-    std::byte& place = address.host[digits / 2];
-    place = place << 4 | static_cast<std::byte>(value);
+    std::byte& byte = address.host[digits / 2];
+    byte = byte << 4 | static_cast<std::byte>(value);
     ++digits;
   }
   struct stat space {};
@@ -83,9 +83,9 @@ Result<Address> own_address() {
 Result<UniqueFd> listen_at(const Address& address) {
   auto listener = make_socket();
   if (!listener) return listener.error();
-  // A file gets its name when somebody listens behind it: before, a sweep takes it for a dead one.
+  // A file gets its name when somebody listens behind it: before, a remove_stale_sockets takes it for a dead one.
   const bool abstract = address.directory.empty();
-  const Name name = name_of(address, abstract ? std::string_view() : kUnfinished);
+  const SocketName name = name_of(address, abstract ? std::string_view() : kUnfinished);
   if (::bind(listener->get(), as_sockaddr(name), name.length) != 0) {
     return fail(errno == EACCES || errno == ENOENT || errno == ENOTDIR || errno == EROFS
                     ? Errc::kPermission
@@ -108,7 +108,7 @@ void unlisten(const Address& address) noexcept {
   ::unlink(name_of(address).address.sun_path);
 }
 
-void sweep(const std::string& directory) noexcept {
+void remove_stale_sockets(const std::string& directory) noexcept {
   const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(directory.c_str()), &::closedir);
   if (!listing) return;
   while (const dirent* const entry = ::readdir(listing.get())) {
@@ -119,7 +119,7 @@ void sweep(const std::string& directory) noexcept {
     if (!file.starts_with(kFilePrefix)) continue;
     const auto number = std::from_chars(file.data() + kFilePrefix.size(), end, left.instance, 16);
     if (number.ec != std::errc{} || number.ptr != end) continue;
-    const Name name = name_of(left);
+    const SocketName name = name_of(left);
     const char* const path = name.address.sun_path;
     struct stat about {};
     // Connecting to something else than a socket is refused in the same way.
@@ -131,10 +131,10 @@ void sweep(const std::string& directory) noexcept {
 }
 
 Result<UniqueFd> connect_to(const Address& address) {
-  auto line = make_socket();
-  if (!line) return line.error();
-  const Name name = name_of(address);
-  if (::connect(line->get(), as_sockaddr(name), name.length) != 0) {
+  auto connection = make_socket();
+  if (!connection) return connection.error();
+  const SocketName name = name_of(address);
+  if (::connect(connection->get(), as_sockaddr(name), name.length) != 0) {
     if (errno == EAGAIN) return fail(Errc::kBusy, "shm: connections that wait", errno);
     if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) {
       return fail(Errc::kNotFound, "shm: the peer's socket is not in its directory as seen here",
@@ -143,11 +143,11 @@ Result<UniqueFd> connect_to(const Address& address) {
     return fail(Errc::kUnreachable, "shm: nobody listens there", errno);
   }
   // A name without a directory may have been taken by anybody.
-  const auto there = credentials(line->get());
+  const auto there = credentials(connection->get());
   if (!there) return there.error();
   if (there->user != ::geteuid())
     return fail(Errc::kPermission, "shm: a process of another user has the peer's name");
-  return line;
+  return connection;
 }
 
 Result<Credentials> credentials(int socket) {
@@ -159,7 +159,7 @@ Result<Credentials> credentials(int socket) {
   return Credentials{found.pid, found.uid};
 }
 
-Sent send_frame(int socket, std::span<const std::byte> head, std::span<const std::byte> rest,
+SendStatus send_frame(int socket, std::span<const std::byte> head, std::span<const std::byte> rest,
                 std::span<const int> descriptors) noexcept {
   iovec parts[2] = {{const_cast<std::byte*>(head.data()), head.size()},
                     {const_cast<std::byte*>(rest.data()), rest.size()}};
@@ -177,12 +177,12 @@ Sent send_frame(int socket, std::span<const std::byte> head, std::span<const std
     std::memcpy(CMSG_DATA(control), descriptors.data(), descriptors.size_bytes());
   }
   for (;;) {
-    if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return Sent::kYes;
+    if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return SendStatus::kSent;
     if (errno == EINTR) continue;
     // ETOOMANYREFS: descriptors in flight that nobody has taken yet.
     const bool full =
         errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
-    return full ? Sent::kFull : Sent::kBroken;
+    return full ? SendStatus::kFull : SendStatus::kBroken;
   }
 }
 
@@ -202,10 +202,10 @@ Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
   Received received;
   if (got < 0) {
     const bool nothing = errno == EAGAIN || errno == ENOMEM;
-    received.kind = nothing ? Received::Kind::kNothing : Received::Kind::kEnd;
+    received.kind = nothing ? Received::Kind::kNothing : Received::Kind::kClosed;
     return received;
   }
-  bool crowded = (message.msg_flags & MSG_TRUNC) != 0;
+  bool oversized = (message.msg_flags & MSG_TRUNC) != 0;
   for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr;
        control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
@@ -215,20 +215,20 @@ Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
       std::memcpy(&descriptor, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
       UniqueFd owned(descriptor);
       if (received.descriptor_count == kDescriptorsMax) {
-        crowded = true;  // and it is closed
+        oversized = true;  // and it is closed
       } else {
         received.descriptors[received.descriptor_count++] = std::move(owned);
       }
     }
   }
   // A frame has a type at least: nothing at all is the end of the stream.
-  if (got == 0 || crowded) {
+  if (got == 0 || oversized) {
     received = {};
-    received.kind = Received::Kind::kEnd;
+    received.kind = Received::Kind::kClosed;
     return received;
   }
   // Cut though there was room: this process has no descriptor left.
-  received.cut = (message.msg_flags & MSG_CTRUNC) != 0;
+  received.truncated = (message.msg_flags & MSG_CTRUNC) != 0;
   received.kind = Received::Kind::kFrame;
   received.size_bytes = static_cast<uint32_t>(got);
   return received;

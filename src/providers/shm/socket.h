@@ -24,7 +24,7 @@ Result<UniqueFd> listen_at(const Address& address);
 /// Takes the name of a socket file away again.
 void unlisten(const Address& address) noexcept;
 /// Removes files in the directory that dead engines left.
-void sweep(const std::string& directory) noexcept;
+void remove_stale_sockets(const std::string& directory) noexcept;
 
 /// Fails with kUnreachable (nobody listens there), kBusy (too many wait to be let in), kNotFound
 /// (its socket is in no directory of this process), kPermission (somebody of another user).
@@ -37,19 +37,19 @@ struct Credentials {
 };
 Result<Credentials> credentials(int socket);
 
-enum class Sent : uint8_t { kYes, kFull, kBroken };
-Sent send_frame(int socket, std::span<const std::byte> head, std::span<const std::byte> rest,
+enum class SendStatus : uint8_t { kSent, kFull, kBroken };
+SendStatus send_frame(int socket, std::span<const std::byte> head, std::span<const std::byte> rest,
                 std::span<const int> descriptors) noexcept;
 
 struct Received {
-  enum class Kind : uint8_t { kFrame, kNothing, kEnd };
+  enum class Kind : uint8_t { kFrame, kNothing, kClosed };
   Kind kind = Kind::kNothing;
   uint32_t size_bytes = 0;
   uint32_t descriptor_count = 0;
-  bool cut = false;  ///< descriptors came for which this process had no room
+  bool truncated = false;  ///< descriptors came for which this process had no room
   std::array<UniqueFd, kDescriptorsMax> descriptors{};
 };
-/// A frame that is longer than `buffer` or brings more descriptors is the end of its line.
+/// A frame that is longer than `buffer` or brings more descriptors is the end of its connection.
 Received receive_frame(int socket, std::span<std::byte> buffer) noexcept;
 
 }  // namespace fabric::shm

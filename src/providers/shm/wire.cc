@@ -39,7 +39,7 @@ Address take_address(ByteReader& reader) {
 
 void put_body(ByteWriter& writer, const Greeting& frame) {
   put(writer, frame.from);
-  writer.u32(frame.line);
+  writer.u32(frame.connection);
   writer.u8(frame.membarrier);
   writer.u64(frame.beacon.address);
   writer.bytes(frame.beacon.value);
@@ -49,23 +49,23 @@ void put_body(ByteWriter&, const Wake&) {}
 void put_body(ByteWriter& writer, const RingReady& frame) {
   writer.u32(frame.lane);
   writer.u32(frame.path);
-  writer.u32(frame.permit);
-  writer.u64(frame.permit_value);
-  writer.u8(frame.pulls);
+  writer.u32(frame.epoch_index);
+  writer.u64(frame.epoch);
+  writer.u8(frame.can_pull);
 }
-void put_body(ByteWriter& writer, const NeedBlock& frame) { writer.u64(frame.block); }
-void put_body(ByteWriter& writer, const Block& frame) {
+void put_body(ByteWriter& writer, const BlockRequest& frame) { writer.u64(frame.block); }
+void put_body(ByteWriter& writer, const BlockReply& frame) {
   writer.u64(frame.block);
   writer.u64(frame.size_bytes);
 }
-void put_body(ByteWriter& writer, const BlockGone& frame) { writer.u64(frame.block); }
-void put_body(ByteWriter&, const NeedMemory&) {}
-void put_body(ByteWriter&, const OwnMemory&) {}
+void put_body(ByteWriter& writer, const BlockReleased& frame) { writer.u64(frame.block); }
+void put_body(ByteWriter&, const MemoryRequest&) {}
+void put_body(ByteWriter&, const MemoryReply&) {}
 
 Greeting take_greeting(ByteReader& reader) {
   Greeting frame;
   frame.from = take_address(reader);
-  frame.line = reader.u32();
+  frame.connection = reader.u32();
   frame.membarrier = reader.u8() != 0;
   frame.beacon.address = reader.u64();
   const auto value = reader.bytes(Beacon::kBytes);
@@ -77,9 +77,9 @@ RingReady take_ring(ByteReader& reader) {
   RingReady frame;
   frame.lane = reader.u32();
   frame.path = reader.u32();
-  frame.permit = reader.u32();
-  frame.permit_value = reader.u64();
-  frame.pulls = reader.u8() != 0;
+  frame.epoch_index = reader.u32();
+  frame.epoch = reader.u64();
+  frame.can_pull = reader.u8() != 0;
   return frame;
 }
 
@@ -104,26 +104,26 @@ void take_body(ByteReader& reader, uint8_t type, uint32_t descriptors, Frame& fr
       return;
     case 4:
       reader.require(descriptors == 0);
-      frame.emplace<NeedBlock>(NeedBlock{reader.u64()});
+      frame.emplace<BlockRequest>(BlockRequest{reader.u64()});
       return;
     case 5: {
       reader.require(descriptors <= 1);
-      Block& block = frame.emplace<Block>();
+      BlockReply& block = frame.emplace<BlockReply>();
       block.block = reader.u64();
       block.size_bytes = reader.u64();
       return;
     }
     case 6:
       reader.require(descriptors == 0);
-      frame.emplace<BlockGone>(BlockGone{reader.u64()});
+      frame.emplace<BlockReleased>(BlockReleased{reader.u64()});
       return;
     case 7:
       reader.require(descriptors == 0);
-      frame.emplace<NeedMemory>();
+      frame.emplace<MemoryRequest>();
       return;
     case 8:
       reader.require(descriptors <= 1);
-      frame.emplace<OwnMemory>();
+      frame.emplace<MemoryReply>();
       return;
     default:
       reader.fail();
@@ -165,23 +165,23 @@ Result<PathHello> decode_hello(std::span<const std::byte> bytes) {
   return hello;
 }
 
-std::vector<std::byte> encode(const WireKey& key) {
+std::vector<std::byte> encode(const WireRkey& rkey) {
   ByteWriter writer;
   writer.u8(kVersion);
-  writer.u32(key.index);
-  writer.u32(key.generation);
+  writer.u32(rkey.index);
+  writer.u32(rkey.generation);
   return writer.take();
 }
 
-Result<WireKey> decode_key(std::span<const std::byte> bytes) {
+Result<WireRkey> decode_rkey(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   reader.require(reader.u8() == kVersion);
-  WireKey key;
-  key.index = reader.u32();
-  key.generation = reader.u32();
-  reader.require(reader.remaining() == 0 && key.generation != 0);
-  if (auto status = reader.status("shm key"); !status) return status.error();
-  return key;
+  WireRkey rkey;
+  rkey.index = reader.u32();
+  rkey.generation = reader.u32();
+  reader.require(reader.remaining() == 0 && rkey.generation != 0);
+  if (auto status = reader.status("shm rkey"); !status) return status.error();
+  return rkey;
 }
 
 std::vector<std::byte> encode(const Frame& frame) {

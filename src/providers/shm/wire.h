@@ -41,18 +41,18 @@ struct PathHello {
 std::vector<std::byte> encode(const PathHello& hello);
 Result<PathHello> decode_hello(std::span<const std::byte> bytes);
 
-/// What a peer needs in order to write: the rest stands in the owner's front.
-struct WireKey {
+/// What a peer needs in request to write: the rest stands in the owner's header.
+struct WireRkey {
   uint32_t index = 0, generation = 0;
 };
-std::vector<std::byte> encode(const WireKey& key);
-Result<WireKey> decode_key(std::span<const std::byte> bytes);
+std::vector<std::byte> encode(const WireRkey& rkey);
+Result<WireRkey> decode_rkey(std::span<const std::byte> bytes);
 
 // Frames. The number of descriptors that come along is part of the format.
 
-struct Greeting {  ///< the first on every line; descriptors: cards, front
+struct Greeting {  ///< the first on every connection; descriptors: slots, header
   Address from{};
-  uint32_t line = 0;  ///< its place in Front::sent
+  uint32_t connection = 0;  ///< its place in SharedHeader::frames_sent
   bool membarrier = false;
   Beacon beacon{};
 };
@@ -63,24 +63,24 @@ struct Wake {};       ///< somebody slept
 struct RingReady {    ///< the target's half of a path; descriptor: the ring
   uint32_t lane = 0;  ///< of the sender, as in the hello
   uint32_t path = 0;
-  uint32_t permit = 0;  ///< place in Front::paths
-  uint64_t permit_value = 0;
-  bool pulls = false;  ///< the target can read the sender's memory; else bytes bounce
+  uint32_t epoch_index = 0;  ///< place in SharedHeader::path_epochs
+  uint64_t epoch = 0;
+  bool can_pull = false;  ///< the target can read the sender's memory; else bytes bounce
 };
-struct NeedBlock {
+struct BlockRequest {
   uint64_t block = 0;
 };
-struct Block {  ///< descriptor: the shared pages, or none when they are not there any more
+struct BlockReply {  ///< descriptor: the shared pages, or none when they are not there any more
   uint64_t block = 0, size_bytes = 0;
 };
-struct BlockGone {
+struct BlockReleased {
   uint64_t block = 0;
 };
-struct NeedMemory {};
-struct OwnMemory {};  ///< descriptor: the sender's own address space, for reading
+struct MemoryRequest {};
+struct MemoryReply {};  ///< descriptor: the sender's own address space, for reading
 
-using Frame = std::variant<Greeting, Datagram, Wake, RingReady, NeedBlock, Block, BlockGone,
-                           NeedMemory, OwnMemory>;
+using Frame = std::variant<Greeting, Datagram, Wake, RingReady, BlockRequest, BlockReply, BlockReleased,
+                           MemoryRequest, MemoryReply>;
 
 inline constexpr uint32_t kDescriptorsMax = 2;
 inline constexpr uint32_t kFrameHeadBytesMax = 256;  ///< all of a frame but a datagram's bytes

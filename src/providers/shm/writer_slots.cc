@@ -48,163 +48,163 @@ bool lock_word_is_known() noexcept {
   if (!init_robust(mutex)) return false;
   const uint32_t before = lock_word(mutex);
   if (pthread_mutex_lock(&mutex) != 0) return false;
-  const uint32_t held = lock_word(mutex) & FUTEX_TID_MASK;
+  const uint32_t owner_tid = lock_word(mutex) & FUTEX_TID_MASK;
   pthread_mutex_unlock(&mutex);
   pthread_mutex_destroy(&mutex);
-  return before == 0 && held == static_cast<uint32_t>(gettid());
+  return before == 0 && owner_tid == static_cast<uint32_t>(gettid());
 }
 
-pthread_key_t end_of_thread;
-std::atomic<Cards*> of_this_process{nullptr};
+pthread_key_t thread_exit_key;
+std::atomic<WriterSlots*> of_this_process{nullptr};
 
 }  // namespace
 
-// A key and no thread_local object: its destructor runs behind those of all thread_local objects,
-// which may still copy, and again if a later one takes a card once more; and it does not run for
+// A rkey and no thread_local object: its destructor runs behind those of all thread_local objects,
+// which may still copy, and again if a later one takes a slot once more; and it does not run for
 // the main thread at exit().
-bool Cards::hooks_installed() noexcept {
-  static const bool installed = pthread_key_create(&end_of_thread, &Cards::give_back) == 0 &&
-                                pthread_atfork(nullptr, nullptr, &Cards::on_child) == 0;
+bool WriterSlots::hooks_installed() noexcept {
+  static const bool installed = pthread_key_create(&thread_exit_key, &WriterSlots::release) == 0 &&
+                                pthread_atfork(nullptr, nullptr, &WriterSlots::on_child) == 0;
   return installed;
 }
 
-// The child has one thread, and the card that it remembers is neither mapped nor locked there.
-void Cards::on_child() noexcept { mine_ = nullptr; }
+// The child has one thread, and the slot that it remembers is neither mapped nor locked there.
+void WriterSlots::on_child() noexcept { mine_ = nullptr; }
 
-Result<std::unique_ptr<Cards>> Cards::make() {
+Result<std::unique_ptr<WriterSlots>> WriterSlots::make() {
   if (!hooks_installed()) return fail(Errc::kExhausted, "pthread_key_create");
   if (!lock_word_is_known()) return fail(Errc::kUnsupported, "robust mutex");
-  std::unique_ptr<Cards> cards(new (std::nothrow) Cards);
-  if (!cards) return fail(Errc::kExhausted, "cards");
-  cards->fd_.reset(memfd_create("fabric-cards", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const int fd = cards->fd_.get();
+  std::unique_ptr<WriterSlots> slots(new (std::nothrow) WriterSlots);
+  if (!slots) return fail(Errc::kExhausted, "slots");
+  slots->fd_.reset(memfd_create("fabric-slots", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const int fd = slots->fd_.get();
   if (fd < 0) {
     return fail(errno == ENOSYS ? Errc::kUnsupported : Errc::kExhausted, "memfd_create", errno);
   }
-  if (ftruncate(fd, sizeof(CardPage)) != 0) return fail(Errc::kExhausted, "ftruncate", errno);
-  void* const at = mmap(nullptr, sizeof(CardPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (ftruncate(fd, sizeof(WriterSlotPage)) != 0) return fail(Errc::kExhausted, "ftruncate", errno);
+  void* const at = mmap(nullptr, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return fail(Errc::kExhausted, "mmap", errno);
-  // Fresh pages are zero, and so is a page of cards that nobody has had.
-  cards->page_ = static_cast<CardPage*>(at);
-  // Peers that could shrink it would end us. That they cannot write is protection against mistakes
+  // Fresh pages are zero, and so is a page of slots that owner has had.
+  slots->page_ = static_cast<WriterSlotPage*>(at);
+  // PeerAccess that could shrink it would end us. That they cannot write is protection against mistakes
   // only, so an older kernel may do without.
   constexpr int kSize = F_SEAL_SHRINK | F_SEAL_GROW;
   const bool sealed = fcntl(fd, F_ADD_SEALS, kSize | kSealFutureWrite | F_SEAL_SEAL) == 0 ||
                       fcntl(fd, F_ADD_SEALS, kSize | F_SEAL_SEAL) == 0;
-  if (!sealed || madvise(at, sizeof(CardPage), MADV_DONTFORK) != 0) {
+  if (!sealed || madvise(at, sizeof(WriterSlotPage), MADV_DONTFORK) != 0) {
     const int why = errno;
-    munmap(at, sizeof(CardPage));
+    munmap(at, sizeof(WriterSlotPage));
     return fail(Errc::kUnsupported, "sealed memory", why);
   }
-  return cards;
+  return slots;
 }
 
-Result<Cards*> Cards::of_process() {
+Result<WriterSlots*> WriterSlots::of_process() {
   // Pairs with the exchange below: who finds the pointer finds what it points to.
-  Cards* present = of_this_process.load(std::memory_order_acquire);
+  WriterSlots* present = of_this_process.load(std::memory_order_acquire);
   if (present != nullptr && !present->fork_.forked()) return present;
   auto made = make();
   if (!made) return made.error();
-  // No lock: one that another thread of a parent held across fork() would stay locked here.
+  // No lock: one that another thread of a parent any_held across fork() would stay locked here.
   if (of_this_process.compare_exchange_strong(present, made->get(), std::memory_order_acq_rel,
                                               std::memory_order_acquire)) {
     (*made)->parent_.reset(present);
     return made->release();
   }
-  munmap((*made)->page_, sizeof(CardPage));
+  munmap((*made)->page_, sizeof(WriterSlotPage));
   return present;
 }
 
-Card* Cards::take(uint32_t among) noexcept {
+WriterSlot* WriterSlots::take(uint32_t limit) noexcept {
   if (mine_ != nullptr) return mine_;
   if (fork_.forked()) return nullptr;  // not mapped here
   const auto tid = static_cast<uint32_t>(gettid());
-  for (uint32_t i = 0; i < std::min(among, CardPage::kCards); ++i) {
-    Card& card = page_->card[i];
-    // Pairs with the release store of 0 in give_back(): the mutex is free to be made again.
-    uint32_t nobody = card.tid.load(std::memory_order_relaxed);
-    if (nobody != 0 || !card.tid.compare_exchange_strong(nobody, tid, std::memory_order_acquire,
+  for (uint32_t i = 0; i < std::min(limit, WriterSlotPage::kSlots); ++i) {
+    WriterSlot& slot = page_->slot[i];
+    // Pairs with the release store of 0 in release(): the mutex is free to be made again.
+    uint32_t owner = slot.tid.load(std::memory_order_relaxed);
+    if (owner != 0 || !slot.tid.compare_exchange_strong(owner, tid, std::memory_order_acquire,
                                                          std::memory_order_relaxed)) {
       continue;
     }
-    // The key first: a card that is not given back would look like the death of the process.
-    if (pthread_setspecific(end_of_thread, &card) != 0 || !init_robust(card.alive) ||
-        pthread_mutex_trylock(&card.alive) != 0) {   // it is free: nobody ever waits for one
-      card.tid.store(0, std::memory_order_release);  // as in give_back()
+    // The rkey first: a slot that is not given back would look like the death of the process.
+    if (pthread_setspecific(thread_exit_key, &slot) != 0 || !init_robust(slot.alive) ||
+        pthread_mutex_trylock(&slot.alive) != 0) {   // it is free: owner ever waits for one
+      slot.tid.store(0, std::memory_order_release);  // as in release()
       return nullptr;
     }
     // Before the first section: pairs with the loads in Proof, behind a heavy fence.
-    card.restartable.store(thread_is_restartable() ? 1 : 0, std::memory_order_relaxed);
+    slot.restartable.store(thread_is_restartable() ? 1 : 0, std::memory_order_relaxed);
     uint32_t used = page_->used.load(std::memory_order_relaxed);
-    // Pairs with PeerCards::used().
+    // Pairs with PeerWriterSlots::used().
     while (used <= i && !page_->used.compare_exchange_weak(used, i + 1, std::memory_order_release,
                                                            std::memory_order_relaxed)) {
     }
-    return mine_ = &card;
+    return mine_ = &slot;
   }
   return nullptr;
 }
 
-void Cards::give_back(void* at) noexcept {
-  // In a child of fork() the key still has the card of the parent's thread.
+void WriterSlots::release(void* at) noexcept {
+  // In a child of fork() the rkey still has the slot of the parent's thread.
   if (mine_ != at) return;
   mine_ = nullptr;
-  Card& card = *static_cast<Card*>(at);
+  WriterSlot& slot = *static_cast<WriterSlot*>(at);
   // Odd: the thread was cancelled inside a section, which it will not go back to.
-  const uint32_t intent = card.intent.load(std::memory_order_relaxed);
-  card.intent.store((intent + 1) & ~1u, std::memory_order_release);  // pairs with Proof's loads
-  pthread_mutex_unlock(&card.alive);
-  pthread_mutex_destroy(&card.alive);
-  card.tid.store(0, std::memory_order_release);  // pairs with the exchange in take()
+  const uint32_t intent = slot.intent.load(std::memory_order_relaxed);
+  slot.intent.store((intent + 1) & ~1u, std::memory_order_release);  // pairs with Proof's loads
+  pthread_mutex_unlock(&slot.alive);
+  pthread_mutex_destroy(&slot.alive);
+  slot.tid.store(0, std::memory_order_release);  // pairs with the exchange in take()
 }
 
-Result<std::unique_ptr<PeerCards>> PeerCards::map(UniqueFd fd, int32_t pid) {
+Result<std::unique_ptr<PeerWriterSlots>> PeerWriterSlots::map(UniqueFd fd, int32_t pid) {
   struct stat about {};
   const int seals = fcntl(fd.get(), F_GET_SEALS);  // only memory has any
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &about) != 0 ||
-      !S_ISREG(about.st_mode) || about.st_size != sizeof(CardPage)) {
-    return fail(Errc::kBadFormat, "cards of a peer");
+      !S_ISREG(about.st_mode) || about.st_size != sizeof(WriterSlotPage)) {
+    return fail(Errc::kBadFormat, "slots of a peer");
   }
-  void* const at = mmap(nullptr, sizeof(CardPage), PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* const at = mmap(nullptr, sizeof(WriterSlotPage), PROT_READ, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) return fail(Errc::kExhausted, "mmap", errno);
-  std::unique_ptr<PeerCards> cards(new (std::nothrow)
-                                       PeerCards(static_cast<const CardPage*>(at), pid));
-  if (!cards || madvise(at, sizeof(CardPage), MADV_DONTFORK) != 0) {
-    if (!cards) munmap(at, sizeof(CardPage));
-    return fail(Errc::kExhausted, "cards of a peer");
+  std::unique_ptr<PeerWriterSlots> slots(new (std::nothrow)
+                                       PeerWriterSlots(static_cast<const WriterSlotPage*>(at), pid));
+  if (!slots || madvise(at, sizeof(WriterSlotPage), MADV_DONTFORK) != 0) {
+    if (!slots) munmap(at, sizeof(WriterSlotPage));
+    return fail(Errc::kExhausted, "slots of a peer");
   }
-  return cards;
+  return slots;
 }
 
-PeerCards::~PeerCards() {
+PeerWriterSlots::~PeerWriterSlots() {
   // In a child of fork() the addresses may belong to somebody else by now.
-  if (!fork_.forked()) munmap(const_cast<CardPage*>(page_), sizeof(CardPage));
+  if (!fork_.forked()) munmap(const_cast<WriterSlotPage*>(page_), sizeof(WriterSlotPage));
 }
 
-bool PeerCards::held() const noexcept {
-  const uint32_t cards = used();
-  for (uint32_t i = 0; i < cards; ++i) {
-    if (card(i).tid.load(std::memory_order_relaxed) != 0) return true;
+bool PeerWriterSlots::any_held() const noexcept {
+  const uint32_t slots = used();
+  for (uint32_t i = 0; i < slots; ++i) {
+    if (slot(i).tid.load(std::memory_order_relaxed) != 0) return true;
   }
   return false;
 }
 
-bool PeerCards::died() const noexcept {
-  const uint32_t cards = used();
-  for (uint32_t i = 0; i < cards; ++i) {
-    if (died(i)) return true;
+bool PeerWriterSlots::process_died() const noexcept {
+  const uint32_t slots = used();
+  for (uint32_t i = 0; i < slots; ++i) {
+    if (thread_died(i)) return true;
   }
   return false;
 }
 
-bool PeerCards::died(uint32_t index) const noexcept {
+bool PeerWriterSlots::thread_died(uint32_t index) const noexcept {
   // The owner in the word is a number of the peer's pid namespace: only the mark means something.
-  return (lock_word(card(index).alive) & FUTEX_OWNER_DIED) != 0;
+  return (lock_word(slot(index).alive) & FUTEX_OWNER_DIED) != 0;
 }
 
-uint32_t PeerCards::used() const noexcept {
-  // Pairs with the exchange in Cards::take().
-  return std::min(page_->used.load(std::memory_order_acquire), CardPage::kCards);
+uint32_t PeerWriterSlots::used() const noexcept {
+  // Pairs with the exchange in WriterSlots::take().
+  return std::min(page_->used.load(std::memory_order_acquire), WriterSlotPage::kSlots);
 }
 
 }  // namespace fabric::shm

@@ -25,17 +25,17 @@ using namespace fabric::shm;
 using Kind = WireEvent::Kind;
 
 /// A sender and a target with two regions on one path.
-class ShmRuns : public testing::Test {
+class ShmBursts : public testing::Test {
  protected:
   static constexpr uint64_t kBytes = 256u << 10;
   static constexpr uint32_t kUncounted = UINT32_MAX;
 
-  ShmRuns() {
+  ShmBursts() {
     std::vector<std::byte> hello, answer;
     for (uint32_t region = 0; region < 2; ++region) {
-      std::vector<std::byte> key;
-      own_[region] = *to_.rail().register_memory({target(region), kBytes}, key);
-      key_[region] = *from_.rail().import_key(key);
+      std::vector<std::byte> rkey;
+      own_[region] = *to_.rail().register_memory({target(region), kBytes}, rkey);
+      rkey_[region] = *from_.rail().import_key(rkey);
     }
     out_ = *from_.rail().open_path(to_.network().address(), 0, hello);
     in_ = *to_.rail().accept_path(hello, answer);
@@ -44,14 +44,14 @@ class ShmRuns : public testing::Test {
     for (std::byte& byte : source_) byte = static_cast<std::byte>(rng.next());
     // The first writes wait until the ring and the pages are there.
     for (uint32_t region = 0; region < 2; ++region) {
-      post({piece(region, 0, 8)});
+      post({write(region, 0, 8)});
       turns(4);
     }
     EXPECT_EQ(from_.count(Kind::kWritten, out_), 2u);
     from_.events.clear();
     to_.events.clear();
   }
-  ~ShmRuns() override {
+  ~ShmBursts() override {
     from_.rail().close_path(out_, false);
     to_.rail().close_path(in_, true);
     turns(4);
@@ -60,11 +60,11 @@ class ShmRuns : public testing::Test {
   std::byte* target(uint32_t region) const {
     return static_cast<std::byte*>(pages_[region].address());
   }
-  WriteOp piece(uint32_t region, uint64_t at, uint64_t bytes, uint32_t imm = kUncounted) {
+  WriteOp write(uint32_t region, uint64_t at, uint64_t bytes, uint32_t imm = kUncounted) {
     return {.source = reinterpret_cast<uint64_t>(source_.data() + (at * 7) % 4096),
             .target = at,
             .size_bytes = bytes,
-            .remote_key = key_[region],
+            .remote_key = rkey_[region],
             .cookie = cookies_++,
             .path = out_,
             .imm = imm,
@@ -88,8 +88,8 @@ class ShmRuns : public testing::Test {
     }
     return found;
   }
-  /// How its piece ended, which is once.
-  const WireEvent& end_of(const WriteOp& op) const {
+  /// How its write ended, which is once.
+  const WireEvent& completion_of(const WriteOp& op) const {
     static const WireEvent kNone{.kind = Kind::kRailDown};
     const auto same = [&](const WireEvent& event) {
       return event.kind == Kind::kWritten && event.cookie == op.cookie;
@@ -99,16 +99,16 @@ class ShmRuns : public testing::Test {
     return found == from_.events.end() ? kNone : *found;
   }
 
-  StageDriver driver_;
+  StepDriver driver_;
   ShmNode from_{driver_}, to_{driver_};
   std::array<SharedPages, 2> pages_{*SharedPages::allocate(kBytes, false),
                                     *SharedPages::allocate(kBytes, false)};
-  std::array<uint64_t, 2> own_{}, key_{};
+  std::array<uint64_t, 2> own_{}, rkey_{};
   std::vector<std::byte> source_ = std::vector<std::byte>(64u << 10);
   uint32_t out_ = 0, in_ = 0, cookies_ = 1;
 };
 
-TEST_F(ShmRuns, PiecesOfAllSizesLandEndAndCountInTheirOrder) {
+TEST_F(ShmBursts, WritesOfAllSizesLandCompleteAndCountInPostingOrder) {
   Rng rng(test::test_seed());
   constexpr std::array<uint64_t, 10> kSizes{1, 3, 8, 8, 8, 64, 129, 1024, 4096, 9000};
   // Several laps of the ring, so that runs meet its end.
@@ -126,7 +126,7 @@ TEST_F(ShmRuns, PiecesOfAllSizesLandEndAndCountInTheirOrder) {
       // Long runs, and runs of one.
       const uint32_t region = round % 2 == 0 ? 0 : static_cast<uint32_t>(rng.next() % 2);
       const bool counts = round % 3 != 0 || rng.next() % 4 == 0;
-      ops.push_back(piece(region, at, bytes, counts ? counted++ : kUncounted));
+      ops.push_back(write(region, at, bytes, counts ? counted++ : kUncounted));
       std::memcpy(expected[region].data() + at, reinterpret_cast<const void*>(ops.back().source),
                   bytes);
       at += bytes + rng.next() % 9;
@@ -144,52 +144,52 @@ TEST_F(ShmRuns, PiecesOfAllSizesLandEndAndCountInTheirOrder) {
       ASSERT_EQ(std::memcmp(target(region), expected[region].data(), kBytes), 0) << round;
     }
   }
-  ASSERT_GT(counted, 2 * Ring::kCounts);
+  ASSERT_GT(counted, 2 * Ring::kImms);
   const auto found = immediates();
   ASSERT_EQ(found.size(), counted);
   for (uint32_t i = 0; i < counted; ++i) ASSERT_EQ(found[i], i);
 }
 
-TEST_F(ShmRuns, APieceOutOfBoundsIsRefusedAloneAndTheOthersLand) {
-  const std::vector<WriteOp> ops{piece(0, 0, 8, 1),      piece(0, kBytes - 7, 8, 2),
-                                 piece(0, 64, 8, 3),     piece(0, UINT64_MAX - 3, 8, 4),
-                                 piece(0, kBytes, 8, 5), piece(0, kBytes - 8, 8, 6)};
+TEST_F(ShmBursts, AWriteOutOfBoundsIsRefusedAloneAndTheOthersLand) {
+  const std::vector<WriteOp> ops{write(0, 0, 8, 1),      write(0, kBytes - 7, 8, 2),
+                                 write(0, 64, 8, 3),     write(0, UINT64_MAX - 3, 8, 4),
+                                 write(0, kBytes, 8, 5), write(0, kBytes - 8, 8, 6)};
   post(ops);
   turns(2);
   EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 3, 6}));
   for (const WriteOp& op : ops) {
     const bool inside = op.imm == 1 || op.imm == 3 || op.imm == 6;
-    EXPECT_EQ(end_of(op).code, inside ? Errc::kOk : Errc::kRemoteAccess) << op.imm;
+    EXPECT_EQ(completion_of(op).code, inside ? Errc::kOk : Errc::kRemoteAccess) << op.imm;
   }
 }
 
 // Its counts stood in the ring already, behind the place of the next one.
-TEST_F(ShmRuns, ARunToMemoryThatWasTakenBackLeavesNoCounts) {
-  const std::vector<WriteOp> late{piece(0, 0, 8, 1), piece(0, 64, 8, 2), piece(0, 128, 200, 3)};
+TEST_F(ShmBursts, ABurstToRevokedMemoryLeavesNoImmediates) {
+  const std::vector<WriteOp> late{write(0, 0, 8, 1), write(0, 64, 8, 2), write(0, 128, 200, 3)};
   std::memset(target(0), 0xEE, 4096);
   to_.rail().deregister_memory(own_[0], 77);
   post(late);
   for (const WriteOp& op : late) {
-    EXPECT_EQ(end_of(op).code, Errc::kRemoteAccess);
-    EXPECT_EQ(end_of(op).remote, Remote::kNotDelivered);
+    EXPECT_EQ(completion_of(op).code, Errc::kRemoteAccess);
+    EXPECT_EQ(completion_of(op).remote, Remote::kNotDelivered);
   }
   EXPECT_TRUE(std::all_of(target(0), target(0) + 4096,
                           [](std::byte byte) { return byte == std::byte{0xEE}; }));
-  post({piece(1, 0, 8, 9)});
+  post({write(1, 0, 8, 9)});
   turns(3);
   EXPECT_EQ(immediates(), std::vector<uint32_t>{9});
   EXPECT_NE(to_.fenced(77), nullptr);
 }
 
-TEST_F(ShmRuns, ARunOnAPathThatItsTargetClosedIsNotDelivered) {
-  post({piece(0, 0, 8, 1), piece(0, 64, 8, 2)});
+TEST_F(ShmBursts, ABurstOnAPathThatItsTargetClosedIsNotDelivered) {
+  post({write(0, 0, 8, 1), write(0, 64, 8, 2)});
   to_.rail().close_path(in_, true);
-  const std::vector<WriteOp> late{piece(0, 0, 8, 3), piece(0, 64, 8, 4), piece(1, 0, 8, 5)};
+  const std::vector<WriteOp> late{write(0, 0, 8, 3), write(0, 64, 8, 4), write(1, 0, 8, 5)};
   post(late);
   turns(5);
   for (const WriteOp& op : late) {
-    EXPECT_EQ(end_of(op).code, Errc::kRailLost);
-    EXPECT_EQ(end_of(op).remote, Remote::kNotDelivered);
+    EXPECT_EQ(completion_of(op).code, Errc::kRailLost);
+    EXPECT_EQ(completion_of(op).remote, Remote::kNotDelivered);
   }
   EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 2}));
   const auto down = std::ranges::find_if(
@@ -232,8 +232,8 @@ class TrappedSource {
   struct sigaction before_ {};
 };
 
-TEST_F(ShmRuns, NoCountIsSeenBeforeTheLastByteOfItsRunIsThere) {
-  std::vector<WriteOp> ops{piece(0, 0, 8, 1), piece(0, 64, 8, 2), piece(0, 128, 8, 3)};
+TEST_F(ShmBursts, NoImmediateIsSeenBeforeTheLastByteOfItsBurstHasLanded) {
+  std::vector<WriteOp> ops{write(0, 0, 8, 1), write(0, 64, 8, 2), write(0, 128, 8, 3)};
   size_t seen_early = 0;
   const TrappedSource source([&] {
     to_.turn();
@@ -247,30 +247,30 @@ TEST_F(ShmRuns, NoCountIsSeenBeforeTheLastByteOfItsRunIsThere) {
   EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 2, 3}));
 }
 
-// Cookies that follow each other end together, and so do counts of one key.
-TEST_F(ShmRuns, EndsAndCountsOfARunAreToldAsOne) {
+// Cookies that follow each other end together, and so do counts of one rkey.
+TEST_F(ShmBursts, CompletionsAndImmediatesOfABurstAreReportedAsOne) {
   std::vector<WriteOp> ops;
-  for (uint32_t i = 0; i < 20; ++i) ops.push_back(piece(0, i * 64, 8, i < 12 ? 5 : 6));
+  for (uint32_t i = 0; i < 20; ++i) ops.push_back(write(0, i * 64, 8, i < 12 ? 5 : 6));
   cookies_ += 7;
-  for (uint32_t i = 20; i < 30; ++i) ops.push_back(piece(0, i * 64, 8, 6));
-  from_.told = to_.told = 0;
+  for (uint32_t i = 20; i < 30; ++i) ops.push_back(write(0, i * 64, 8, 6));
+  from_.reported = to_.reported = 0;
   post(ops);
   turns(2);
-  EXPECT_EQ(from_.told, 2u);
-  EXPECT_EQ(to_.told, 2u);
-  for (const WriteOp& op : ops) EXPECT_EQ(end_of(op).code, Errc::kOk);
+  EXPECT_EQ(from_.reported, 2u);
+  EXPECT_EQ(to_.reported, 2u);
+  for (const WriteOp& op : ops) EXPECT_EQ(completion_of(op).code, Errc::kOk);
   const auto found = immediates();
   EXPECT_EQ(std::ranges::count(found, 5u), 12);
   EXPECT_EQ(std::ranges::count(found, 6u), 18);
 }
 
 // A ring that is full ends a run; what waits goes first when there is room again.
-TEST_F(ShmRuns, ATargetThatTakesNothingGetsItAllLater) {
-  constexpr uint32_t kMany = Ring::kCounts + 500;
+TEST_F(ShmBursts, ATargetThatTakesNothingGetsItAllLater) {
+  constexpr uint32_t kMany = Ring::kImms + 500;
   uint32_t posted = 0;
   for (uint32_t round = 0; round < 100 && posted < kMany; ++round) {
     std::vector<WriteOp> ops;
-    for (uint32_t i = 0; i < 100; ++i) ops.push_back(piece(i / 50, i * 64, 8, posted + i));
+    for (uint32_t i = 0; i < 100; ++i) ops.push_back(write(i / 50, i * 64, 8, posted + i));
     posted += from_.rail().post(ops);
     from_.turn();
   }

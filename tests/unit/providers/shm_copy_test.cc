@@ -72,8 +72,8 @@ class ShmCopy : public testing::TestWithParam<GuardKind> {
   void SetUp() override {
     kind_.emplace(GetParam());
     if (!kind_->used()) GTEST_SKIP() << "this machine has no restartable sequences";
-    card_ = (**Cards::of_process()).mine();
-    ASSERT_NE(card_, nullptr);
+    slot_ = (**WriterSlots::of_process()).mine();
+    ASSERT_NE(slot_, nullptr);
   }
   void TearDown() override {
     use_move(Move::kBest);
@@ -81,14 +81,14 @@ class ShmCopy : public testing::TestWithParam<GuardKind> {
   }
 
   Stored copy(std::byte* target, const std::byte* source, uint64_t bytes, bool fence = false) {
-    return guarded_copy(*card_, target, source, bytes, guard(), {&word_, 77}, fence);
+    return guarded_copy(*slot_, target, source, bytes, guard(), {&word_, 77}, fence);
   }
-  Guard guard() const { return {&path_, 5, &key_, 6}; }
+  Guard guard() const { return {&path_, 5, &rkey_, 6}; }
   bool restartable() const { return GetParam() == GuardKind::kRestartable; }
 
   std::optional<UseGuardKind> kind_;
-  Card* card_ = nullptr;
-  std::atomic<uint64_t> path_{5}, key_{6}, word_{0};
+  WriterSlot* slot_ = nullptr;
+  std::atomic<uint64_t> path_{5}, rkey_{6}, word_{0};
 };
 
 std::vector<std::byte> random_bytes(uint64_t n) {
@@ -125,34 +125,34 @@ TEST_P(ShmCopy, MovesExactlyTheBytesOfEverySizeAndAlignment) {
   }
 }
 
-TEST_P(ShmCopy, OfManyChunksShowsEachOnTheCardAndCommitsOnce) {
+TEST_P(ShmCopy, OfManyChunksAnnouncesEachInTheSlotAndCommitsOnce) {
   const uint64_t n = 5 * kChunkBytes + 77;  // long enough to leave the caches alone
   const auto source = random_bytes(n);
   std::vector<std::byte> target(n + 1, kPoison);
   for (const Move move : kMoves) {
     use_move(move);
     std::fill(target.begin(), target.end(), kPoison);
-    const uint32_t before = card_->intent.load();
+    const uint32_t before = slot_->intent.load();
     ASSERT_EQ(copy(target.data(), source.data(), n), Stored::kDone);
-    EXPECT_EQ(card_->intent.load(), before + 2 * 6);
+    EXPECT_EQ(slot_->intent.load(), before + 2 * 6);
     EXPECT_EQ(std::memcmp(target.data(), source.data(), n), 0);
     EXPECT_EQ(target.back(), kPoison);
   }
 }
 
-TEST_P(ShmCopy, StoresNothingWhenEitherWordHasChanged) {
+TEST_P(ShmCopy, StoresNothingWhenEitherEpochHasChanged) {
   const auto source = random_bytes(8192);
   for (const Move move : kMoves) {
     use_move(move);
     for (const uint64_t n : {0u, 8u, 100u, 1000u, 8192u}) {
-      for (std::atomic<uint64_t>* revoked : {&path_, &key_}) {
+      for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
         std::vector<std::byte> target(n, kPoison);
         const uint64_t held = revoked->exchange(99);
-        const uint32_t before = card_->intent.load();
+        const uint32_t before = slot_->intent.load();
         EXPECT_EQ(copy(target.data(), source.data(), n), Stored::kStale);
         EXPECT_EQ(std::count(target.begin(), target.end(), kPoison), static_cast<int64_t>(n));
         EXPECT_EQ(word_.load(), 0u);
-        EXPECT_EQ(card_->intent.load(), before + 2) << "the card says that it is still inside";
+        EXPECT_EQ(slot_->intent.load(), before + 2) << "the slot says that it is still inside";
         revoked->store(held);
       }
     }
@@ -163,24 +163,24 @@ TEST_P(ShmCopy, NeedsNeitherAGuardNorACommit) {
   const auto source = random_bytes(3000);
   for (const uint64_t n : {8u, 3000u}) {
     std::vector<std::byte> target(n);
-    EXPECT_EQ(guarded_copy(*card_, target.data(), source.data(), n, {}, {}, false), Stored::kDone);
+    EXPECT_EQ(guarded_copy(*slot_, target.data(), source.data(), n, {}, {}, false), Stored::kDone);
     EXPECT_EQ(std::memcmp(target.data(), source.data(), n), 0);
   }
 }
 
 // The heart of it. Whatever interrupts a section after its look at the guard, and lets the owner
 // change it, the section stores nothing more; a plain one does, and shows that it is inside.
-TEST_P(ShmCopy, ThatIsInterruptedLooksAtTheGuardAgain) {
+TEST_P(ShmCopy, ThatIsInterruptedChecksTheGuardAgain) {
   const auto source = random_bytes(3 * kPage);
   for (const Move move : kMoves) {
     use_move(move);
     for (const uint64_t n : {2u, 6u, 12u, 24u, 48u, 100u, 600u, 4000u, 6000u}) {
-      for (std::atomic<uint64_t>* revoked : {&path_, &key_}) {
+      for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
         TrappedPages pages(4);
         std::byte* const to = pages.at(2 * kPage - n / 2);
         uint32_t intent = 0;
         pages.set(2, [&] {
-          intent = card_->intent.load();
+          intent = slot_->intent.load();
           revoked->store(99);
           std::memset(to, static_cast<int>(kPoison), n);  // the owner uses the memory again
         });
@@ -188,7 +188,7 @@ TEST_P(ShmCopy, ThatIsInterruptedLooksAtTheGuardAgain) {
         const Stored stored = copy(to, source.data(), n);
         EXPECT_TRUE(pages.sprung());
         EXPECT_EQ(intent % 2, 1u);
-        EXPECT_EQ(card_->intent.load(), intent + 1);
+        EXPECT_EQ(slot_->intent.load(), intent + 1);
         EXPECT_EQ(stored, restartable() ? Stored::kStale : Stored::kDone);
         EXPECT_EQ(word_.load(), restartable() ? 0u : 77u);
         if (restartable()) {
@@ -196,7 +196,7 @@ TEST_P(ShmCopy, ThatIsInterruptedLooksAtTheGuardAgain) {
               << "late bytes of " << n << ", move " << static_cast<int>(move);
         }
         path_ = 5;
-        key_ = 6;
+        rkey_ = 6;
       }
     }
   }
@@ -208,17 +208,17 @@ TEST_P(ShmCopy, ThatIsInterruptedBeforeItsCommitDoesNotCommitLate) {
     std::vector<std::byte> target(n);
     TrappedPages pages(1);
     auto* const word = new (pages.at(128)) std::atomic<uint64_t>(0);
-    pages.set(0, [&] { key_ = 99; });
+    pages.set(0, [&] { rkey_ = 99; });
     const Stored stored =
-        guarded_copy(*card_, target.data(), source.data(), n, guard(), {word, 77}, false);
+        guarded_copy(*slot_, target.data(), source.data(), n, guard(), {word, 77}, false);
     EXPECT_TRUE(pages.sprung());
     EXPECT_EQ(stored, restartable() ? Stored::kStale : Stored::kDone);
     EXPECT_EQ(word->load(), restartable() ? 0u : 77u);
-    key_ = 6;
+    rkey_ = 6;
   }
 }
 
-TEST_P(ShmCopy, ThatIsInterruptedAndStillAllowedIsWhole) {
+TEST_P(ShmCopy, ThatIsInterruptedAndStillAllowedIsComplete) {
   const auto source = random_bytes(3 * kPage);
   for (const Move move : kMoves) {
     use_move(move);
@@ -240,7 +240,7 @@ TEST_P(ShmCopy, ThatIsRefusedHalfWayDoesNotCommit) {
   const uint64_t n = 3 * kChunkBytes;
   const auto source = random_bytes(n);
   TrappedPages pages(n / kPage);
-  pages.set(kChunkBytes / kPage + 3, [&] { key_ = 99; });  // in the second of three chunks
+  pages.set(kChunkBytes / kPage + 3, [&] { rkey_ = 99; });  // in the second of three chunks
   EXPECT_EQ(copy(pages.at(0), source.data(), n), Stored::kStale);
   EXPECT_TRUE(pages.sprung());
   EXPECT_EQ(word_.load(), 0u);
@@ -250,52 +250,52 @@ TEST_P(ShmCopy, ThatIsRefusedHalfWayDoesNotCommit) {
 }
 
 /// Pieces of many sizes, out of `source` to places behind each other with a gap between them.
-std::vector<WriteOp> pieces_of(const std::vector<std::byte>& source,
+std::vector<WriteOp> writes_of(const std::vector<std::byte>& source,
                                const std::vector<uint64_t>& sizes) {
-  std::vector<WriteOp> pieces;
+  std::vector<WriteOp> writes;
   uint64_t at = 3, from = 0;
   for (const uint64_t n : sizes) {
     from = (from + 101) % (source.size() - n);
-    pieces.push_back({.source = reinterpret_cast<uint64_t>(source.data() + from),
+    writes.push_back({.source = reinterpret_cast<uint64_t>(source.data() + from),
                       .target = at,
                       .size_bytes = n});
     at += n + 1 + n % 5;
   }
-  return pieces;
+  return writes;
 }
 
-TEST_P(ShmCopy, OfARunMovesExactlyTheBytesOfEachPieceInOneSection) {
+TEST_P(ShmCopy, OfABurstMovesExactlyTheBytesOfEachWriteInOneSection) {
   const auto source = random_bytes(40'000);
   std::vector<uint64_t> sizes;
-  for (uint64_t n = 1; n <= run_piece_bytes_max(); n += 1 + n / 30) sizes.push_back(n);
-  sizes.push_back(run_piece_bytes_max());
+  for (uint64_t n = 1; n <= burst_write_bytes_max(); n += 1 + n / 30) sizes.push_back(n);
+  sizes.push_back(burst_write_bytes_max());
   for (size_t skip = 0; skip < 16; ++skip) {
     use_move(skip % 2 == 0 ? Move::kBest : Move::kVector);
-    const auto pieces =
-        pieces_of(source, {sizes.begin() + static_cast<int64_t>(skip), sizes.end()});
-    std::vector<std::byte> target(pieces.back().target + pieces.back().size_bytes + 200, kPoison);
+    const auto writes =
+        writes_of(source, {sizes.begin() + static_cast<int64_t>(skip), sizes.end()});
+    std::vector<std::byte> target(writes.back().target + writes.back().size_bytes + 200, kPoison);
     auto expected = target;
-    for (const WriteOp& piece : pieces) {
-      std::memcpy(expected.data() + piece.target, reinterpret_cast<const void*>(piece.source),
-                  piece.size_bytes);
+    for (const WriteOp& write : writes) {
+      std::memcpy(expected.data() + write.target, reinterpret_cast<const void*>(write.source),
+                  write.size_bytes);
     }
     word_ = 0;
-    const uint32_t before = card_->intent.load();
-    ASSERT_EQ(guarded_run(*card_, target.data(), pieces, guard(), {&word_, 77}, skip % 4 == 0),
+    const uint32_t before = slot_->intent.load();
+    ASSERT_EQ(guarded_burst(*slot_, target.data(), writes, guard(), {&word_, 77}, skip % 4 == 0),
               Stored::kDone);
     EXPECT_EQ(word_.load(), 77u);
-    EXPECT_EQ(card_->intent.load(), before + 2);
+    EXPECT_EQ(slot_->intent.load(), before + 2);
     ASSERT_EQ(std::memcmp(target.data(), expected.data(), target.size()), 0) << "skipped " << skip;
   }
 }
 
-TEST_P(ShmCopy, OfARunStoresNothingWhenEitherWordHasChanged) {
+TEST_P(ShmCopy, OfABurstStoresNothingWhenEitherEpochHasChanged) {
   const auto source = random_bytes(4096);
-  const auto pieces = pieces_of(source, {8, 1, 200, 40});
-  for (std::atomic<uint64_t>* revoked : {&path_, &key_}) {
+  const auto writes = writes_of(source, {8, 1, 200, 40});
+  for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
     std::vector<std::byte> target(1000, kPoison);
     const uint64_t held = revoked->exchange(99);
-    EXPECT_EQ(guarded_run(*card_, target.data(), pieces, guard(), {&word_, 77}, false),
+    EXPECT_EQ(guarded_burst(*slot_, target.data(), writes, guard(), {&word_, 77}, false),
               Stored::kStale);
     EXPECT_EQ(std::count(target.begin(), target.end(), kPoison), 1000);
     EXPECT_EQ(word_.load(), 0u);
@@ -303,24 +303,24 @@ TEST_P(ShmCopy, OfARunStoresNothingWhenEitherWordHasChanged) {
   }
 }
 
-// A run starts again with its first piece, and only if it is still allowed to.
-TEST_P(ShmCopy, OfARunThatIsInterruptedLooksAtTheGuardAgain) {
+// A run starts again with its first write, and only if it is still allowed to.
+TEST_P(ShmCopy, OfABurstThatIsInterruptedChecksTheGuardAgain) {
   const auto source = random_bytes(8192);
   for (const uint64_t n : {2u, 6u, 12u, 24u, 48u, 100u, 600u, 4000u, 6000u}) {
     for (const uint32_t round : {0u, 1u, 2u, 3u}) {
       const bool revoked = round % 2 != 0;
       use_move(round < 2 ? Move::kBest : Move::kVector);
       TrappedPages pages(5);
-      auto pieces = pieces_of(source, {8, n, 200});
-      pieces[1].target = 2 * kPage - n / 2;  // the trap is in the middle of it
-      pieces[2].target = 4 * kPage;
+      auto writes = writes_of(source, {8, n, 200});
+      writes[1].target = 2 * kPage - n / 2;  // the trap is in the middle of it
+      writes[2].target = 4 * kPage;
       pages.set(2, [&] {
         if (!revoked) return;
-        key_ = 99;
+        rkey_ = 99;
         std::memset(pages.at(0), static_cast<int>(kPoison), 5 * kPage);  // used again
       });
       word_ = 0;
-      const Stored stored = guarded_run(*card_, pages.at(0), pieces, guard(), {&word_, 77}, false);
+      const Stored stored = guarded_burst(*slot_, pages.at(0), writes, guard(), {&word_, 77}, false);
       EXPECT_TRUE(pages.sprung());
       const bool stops = revoked && restartable();
       EXPECT_EQ(stored, stops ? Stored::kStale : Stored::kDone);
@@ -328,12 +328,12 @@ TEST_P(ShmCopy, OfARunThatIsInterruptedLooksAtTheGuardAgain) {
       if (stops) {
         EXPECT_EQ(std::count(pages.at(0), pages.at(5 * kPage), kPoison), int64_t{5 * kPage}) << n;
       } else if (!revoked) {
-        for (const WriteOp& piece : pieces) {
-          const auto* const from = reinterpret_cast<const std::byte*>(piece.source);
-          EXPECT_EQ(std::memcmp(pages.at(piece.target), from, piece.size_bytes), 0) << n;
+        for (const WriteOp& write : writes) {
+          const auto* const from = reinterpret_cast<const std::byte*>(write.source);
+          EXPECT_EQ(std::memcmp(pages.at(write.target), from, write.size_bytes), 0) << n;
         }
       }
-      key_ = 6;
+      rkey_ = 6;
     }
   }
 }
@@ -344,12 +344,12 @@ INSTANTIATE_TEST_SUITE_P(EachKind, ShmCopy,
 
 #if defined(__x86_64__) && __has_include(<sys/rseq.h>)
 // The kernel reads the descriptor at the next interrupt, and ends the process if it is not there.
-TEST(ShmCopyRseq, LeavesNoDescriptorBehind) {
+TEST(ShmCopyRseq, LeavesNoDescriptorInstalled) {
   if (guard_kind() != GuardKind::kRestartable) GTEST_SKIP() << "no restartable sequences";
-  Card& card = *(**Cards::of_process()).mine();
+  WriterSlot& slot = *(**WriterSlots::of_process()).mine();
   std::vector<std::byte> source(5000), target(5000);
   for (const uint64_t n : {8u, 5000u}) {
-    guarded_copy(card, target.data(), source.data(), n, {}, {}, false);
+    guarded_copy(slot, target.data(), source.data(), n, {}, {}, false);
     uint64_t left = 1;
     asm volatile("movq %%fs:8(%1), %0" : "=r"(left) : "r"(__rseq_offset));
     EXPECT_EQ(left, 0u);

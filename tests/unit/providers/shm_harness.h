@@ -53,7 +53,7 @@ class Child {
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != test) _exit(1);  // it ended before it could take us along
-      alarm(60);
+      ::alarm(60);
       body();
       _exit(0);
     }
@@ -103,32 +103,32 @@ class Child {
 };
 
 /// Stays on its CPU. (A loop that does nothing at all may be left out by the compiler.)
-[[noreturn]] inline void run_on() {
+[[noreturn]] inline void spin_forever() {
   for (volatile bool on = true; on;) {
   }
   _exit(0);
 }
 
-/// What a child says about its cards; 0 until it has some.
-using CardsFd = std::atomic<int>;
+/// What a child says about its slots; 0 until it has some.
+using WriterSlotsFd = std::atomic<int>;
 
-/// In the child: the calling thread's card, with the descriptor said to the test.
-inline Card& show_card(CardsFd& fd) {
-  const auto cards = Cards::of_process();
-  Card* const card = cards ? (*cards)->mine() : nullptr;
-  if (card == nullptr) _exit(2);
-  fd.store((*cards)->fd());
-  return *card;
+/// In the child: the calling thread's slot, with the descriptor said to the test.
+inline WriterSlot& announce_slot(WriterSlotsFd& fd) {
+  const auto slots = WriterSlots::of_process();
+  WriterSlot* const slot = slots ? (*slots)->mine() : nullptr;
+  if (slot == nullptr) _exit(2);
+  fd.store((*slots)->fd());
+  return *slot;
 }
 
-/// In the test: the child's cards, by way of procfs instead of a socket. Null: it has ended.
-inline std::unique_ptr<PeerCards> cards_of(Child& child, const CardsFd& fd, bool pid_known = true) {
+/// In the test: the child's slots, by way of procfs instead of a socket. Null: it has ended.
+inline std::unique_ptr<PeerWriterSlots> slots_of(Child& child, const WriterSlotsFd& fd, bool pid_known = true) {
   if (!child.await([&] { return fd.load() != 0; })) return nullptr;
   const std::string path =
       "/proc/" + std::to_string(child.pid()) + "/fd/" + std::to_string(fd.load());
-  auto cards =
-      PeerCards::map(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC)), pid_known ? child.pid() : 0);
-  return cards ? *std::move(cards) : nullptr;
+  auto slots =
+      PeerWriterSlots::map(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC)), pid_known ? child.pid() : 0);
+  return slots ? *std::move(slots) : nullptr;
 }
 
 /// The kind of guard for as long as it lives.

@@ -24,13 +24,13 @@ class ShmHostile : public testing::Test {
 
   ~ShmHostile() override {
     expect_honest_traffic("at the end");
-    hostile_.hang_up();
+    hostile_.disconnect();
     victim_.turns(2);
   }
 
   /// Both ways, by both ways.
   void expect_honest_traffic(const char* when) {
-    const std::array<ShmTraffic*, 4> all{&in_, &in_fetched_, &out_, &out_fetched_};
+    const std::array<ShmTraffic*, 4> all{&in_, &in_pulled_, &out_, &out_pulled_};
     for (ShmTraffic* one : all) EXPECT_TRUE(one->write()) << when;
     bool exact = false;
     for (uint32_t turn = 0; turn < 400 && !exact; ++turn) {
@@ -50,8 +50,8 @@ class ShmHostile : public testing::Test {
     EXPECT_TRUE(path);
     for (uint32_t turn = 0; turn < 20 && hostile_.rings.empty(); ++turn) {
       victim_.turn();
-      hostile_.listen();
-      hostile_.say(Frame(OwnMemory{}));  // and it does not let itself be read
+      hostile_.receive();
+      hostile_.send(Frame(MemoryReply{}));  // and it does not let itself be read
     }
     EXPECT_EQ(hostile_.rings.size(), 1u);
     return {*path, hostile_.rings.empty() ? nullptr : hostile_.rings[0].as<Ring>()};
@@ -76,15 +76,15 @@ class ShmHostile : public testing::Test {
     victim_.turns(2);
   }
 
-  /// A key that the hostile one has made up.
-  uint64_t show_key(KeyEntry& entry, KeyKind kind, uint64_t block, uint64_t offset,
+  /// A rkey that the hostile one has made up.
+  uint64_t show_rkey(RkeyEntry& entry, RkeyKind kind, uint64_t block, uint64_t offset,
                     uint64_t bytes) {
     entry.block.store(block);
     entry.offset.store(offset);
     entry.size_bytes.store(bytes);
     entry.kind.store(static_cast<uint32_t>(kind));
-    entry.permit.store(1);
-    return uint64_t{1} << 32 | static_cast<uint64_t>(&entry - hostile_.front().keys.data());
+    entry.validity_epoch.store(1);
+    return uint64_t{1} << 32 | static_cast<uint64_t>(&entry - hostile_.header().rkeys.data());
   }
 
   bool post(uint32_t path, uint64_t remote_key, uint32_t cookie, uint64_t target = 0) {
@@ -99,41 +99,41 @@ class ShmHostile : public testing::Test {
     return victim_.rail().post({&op, 1}) == 1;
   }
 
-  StageDriver driver_;
+  StepDriver driver_;
   ShmNode victim_{driver_}, honest_{driver_};
-  ShmTraffic in_{honest_, victim_, Way::kMapped}, in_fetched_{honest_, victim_, Way::kPulled};
-  ShmTraffic out_{victim_, honest_, Way::kMapped}, out_fetched_{victim_, honest_, Way::kPulled};
-  Hostile hostile_{kInstance};
+  ShmTraffic in_{honest_, victim_, TargetKind::kMapped}, in_pulled_{honest_, victim_, TargetKind::kPulled};
+  ShmTraffic out_{victim_, honest_, TargetKind::kMapped}, out_pulled_{victim_, honest_, TargetKind::kPulled};
+  HostileProcess hostile_{kInstance};
   std::array<std::byte, 256> bytes_{};
 };
 
 // The socket
 
-TEST_F(ShmHostile, WhoeverBringsSomethingElseThanMemoryIsNotLetIn) {
+TEST_F(ShmHostile, AGreetingWithoutProperMemoryIsNotAccepted) {
   expect_honest_traffic("before");
   const Footprint before = footprint();
   for (uint8_t kind = 0; kind < static_cast<uint8_t>(Passed::kCount); ++kind) {
-    for (const bool cards_are_good : {false, true}) {
-      const UniqueFd cards =
-          make_descriptor(cards_are_good ? Passed::kMemory : Passed(kind), sizeof(CardPage));
-      const UniqueFd front =
-          make_descriptor(cards_are_good ? Passed(kind) : Passed::kMemory, sizeof(Front));
+    for (const bool slots_are_good : {false, true}) {
+      const UniqueFd slots =
+          make_descriptor(slots_are_good ? Passed::kMemory : Passed(kind), sizeof(WriterSlotPage));
+      const UniqueFd header =
+          make_descriptor(slots_are_good ? Passed(kind) : Passed::kMemory, sizeof(SharedHeader));
       ASSERT_TRUE(hostile_.connect(victim_.address()));
-      const int both[] = {cards.get(), front.get()};
-      ASSERT_TRUE(hostile_.say(Frame(Greeting{.from = hostile_.address()}), both));
+      const int both[] = {slots.get(), header.get()};
+      ASSERT_TRUE(hostile_.send(Frame(Greeting{.from = hostile_.address()}), both));
       victim_.turns(2);
       // Reading is all that is asked for here.
       const bool good = kind == static_cast<uint8_t>(Passed::kMemory) ||
                         kind == static_cast<uint8_t>(Passed::kReadOnly);
-      EXPECT_EQ(hostile_.say(Frame(Wake{})), good) << int{kind} << cards_are_good;
-      hostile_.hang_up();
+      EXPECT_EQ(hostile_.send(Frame(Wake{})), good) << int{kind} << slots_are_good;
+      hostile_.disconnect();
       victim_.turns(2);
     }
   }
   EXPECT_EQ(footprint(), before);
 }
 
-TEST_F(ShmHostile, WhatCannotBeUnderstoodEndsItsLine) {
+TEST_F(ShmHostile, AnInvalidFrameClosesItsConnection) {
   const std::vector<std::byte> noise(3, std::byte{0xff});
   const std::vector<std::byte> too_long(300u << 10, std::byte{1});
   for (const bool greeted : {false, true}) {
@@ -141,17 +141,17 @@ TEST_F(ShmHostile, WhatCannotBeUnderstoodEndsItsLine) {
       ASSERT_TRUE(hostile_.connect(victim_.address()));
       ASSERT_TRUE(!greeted || hostile_.greet());
       victim_.turns(2);
-      ASSERT_TRUE(hostile_.say(Frame(Wake{})));
-      if (!hostile_.say(*bytes)) continue;  // the system has its limits too
+      ASSERT_TRUE(hostile_.send(Frame(Wake{})));
+      if (!hostile_.send(*bytes)) continue;  // the system has its limits too
       victim_.turns(2);
-      EXPECT_FALSE(hostile_.say(Frame(Wake{})));
-      hostile_.hang_up();
+      EXPECT_FALSE(hostile_.send(Frame(Wake{})));
+      hostile_.disconnect();
       victim_.turns(2);
     }
   }
 }
 
-TEST_F(ShmHostile, MoreDescriptorsThanAFrameHasEndTheLineAndAreClosed) {
+TEST_F(ShmHostile, ExcessDescriptorsCloseTheConnectionAndAreClosed) {
   expect_honest_traffic("before");
   const Footprint before = footprint();
   const UniqueFd one = make_descriptor(Passed::kPipe, 0);
@@ -159,36 +159,36 @@ TEST_F(ShmHostile, MoreDescriptorsThanAFrameHasEndTheLineAndAreClosed) {
     ASSERT_TRUE(hostile_.connect(victim_.address()));
     ASSERT_TRUE(hostile_.greet());
     victim_.turns(2);
-    const std::vector<int> crowd(count, one.get());
-    ASSERT_TRUE(hostile_.say(Frame(Wake{}), crowd));
+    const std::vector<int> many(count, one.get());
+    ASSERT_TRUE(hostile_.send(Frame(Wake{}), many));
     victim_.turns(2);
-    EXPECT_FALSE(hostile_.say(Frame(Wake{}))) << count;
-    hostile_.hang_up();
+    EXPECT_FALSE(hostile_.send(Frame(Wake{}))) << count;
+    hostile_.disconnect();
     victim_.turns(2);
   }
   EXPECT_EQ(footprint().descriptors, before.descriptors + 1);
 }
 
-TEST_F(ShmHostile, NobodyTakesTheLineOfAnother) {
+TEST_F(ShmHostile, NoPeerTakesTheConnectionOfAnother) {
   const Address honest = honest_.address();
-  for (const uint32_t line : {0u, Front::kOffloadQueues}) {
+  for (const uint32_t connection : {0u, SharedHeader::kConnections}) {
     ASSERT_TRUE(hostile_.connect(victim_.address()));
-    ASSERT_TRUE(hostile_.greet(&honest, line));
+    ASSERT_TRUE(hostile_.greet(&honest, connection));
     victim_.turns(2);
-    EXPECT_FALSE(hostile_.say(Frame(Wake{}))) << line;
-    hostile_.hang_up();
+    EXPECT_FALSE(hostile_.send(Frame(Wake{}))) << connection;
+    hostile_.disconnect();
     // Its frames still come: a datagram is one.
     const auto link = honest_.network().open_link(victim_.network().address());
     const std::byte word[] = {std::byte{42}};
     ASSERT_TRUE(honest_.network().send(*link, word));
     victim_.datagrams.clear();
     victim_.turns(4);
-    EXPECT_EQ(victim_.datagrams.size(), 1u) << line;
+    EXPECT_EQ(victim_.datagrams.size(), 1u) << connection;
     honest_.network().close_link(*link);
   }
 }
 
-TEST_F(ShmHostile, AnAddressThatIsNotItsOwnLeadsNowhere) {
+TEST_F(ShmHostile, AGreetingWithAForeignAddressIsRefused) {
   Address other = hostile_.address();
   for (const uint32_t what : {0, 1, 2, 3}) {
     other = hostile_.address();
@@ -199,12 +199,12 @@ TEST_F(ShmHostile, AnAddressThatIsNotItsOwnLeadsNowhere) {
     ASSERT_TRUE(hostile_.connect(victim_.address()));
     ASSERT_TRUE(hostile_.greet(&other));
     victim_.turns(2);
-    EXPECT_FALSE(hostile_.say(Frame(Wake{}))) << what;
-    hostile_.hang_up();
+    EXPECT_FALSE(hostile_.send(Frame(Wake{}))) << what;
+    hostile_.disconnect();
   }
 }
 
-TEST_F(ShmHostile, AFloodDoesNotHoldUpTheOthers) {
+TEST_F(ShmHostile, AFloodDoesNotStarveOtherPeers) {
   introduce();
   const auto link = honest_.network().open_link(victim_.network().address());
   const std::byte word[] = {std::byte{42}};
@@ -213,33 +213,33 @@ TEST_F(ShmHostile, AFloodDoesNotHoldUpTheOthers) {
   for (const bool datagrams : {true, false}) {
     const auto flood = [&] {
       uint32_t more = 0;
-      while (datagrams ? hostile_.say(noise) : hostile_.say(Frame(Wake{}))) ++more;
+      while (datagrams ? hostile_.send(noise) : hostile_.send(Frame(Wake{}))) ++more;
       return more;
     };
     victim_.turns(64);  // what is left of the flood before
     flood();
     ASSERT_TRUE(honest_.network().send(*link, word));
-    bool heard = false;
+    bool received = false;
     for (uint32_t call = 0; call < 100; ++call) {
       driver_.pass(100'000);
-      heard |= victim_.network().receive(buffer) == 1 && buffer[0] == std::byte{42};
+      received |= victim_.network().receive(buffer) == 1 && buffer[0] == std::byte{42};
       // As fast as it is read: one call must not read for ever.
       EXPECT_LE(flood(), 128u);
     }
-    EXPECT_TRUE(heard) << datagrams;
+    EXPECT_TRUE(received) << datagrams;
   }
   honest_.network().close_link(*link);
 }
 
-TEST_F(ShmHostile, WhoAsksAndNeverReadsCostsALimitedAmount) {
+TEST_F(ShmHostile, APeerThatAsksAndNeverReadsCostsABoundedAmount) {
   introduce();
   const Footprint before = footprint();
-  std::vector<std::byte> key;
+  std::vector<std::byte> rkey;
   auto pages = *SharedPages::allocate(4096, false);
-  ASSERT_TRUE(victim_.rail().register_memory({pages.address(), 4096}, key));
+  ASSERT_TRUE(victim_.rail().register_memory({pages.address(), 4096}, rkey));
   const uint64_t block = SharedPages::find(pages.address(), 1)->block;
   for (uint32_t i = 0; i < 20'000; ++i) {
-    while (!hostile_.say(i % 2 == 0 ? Frame(NeedBlock{block}) : Frame(NeedMemory{}))) {
+    while (!hostile_.send(i % 2 == 0 ? Frame(BlockRequest{block}) : Frame(MemoryRequest{}))) {
       victim_.turn();
     }
   }
@@ -247,13 +247,13 @@ TEST_F(ShmHostile, WhoAsksAndNeverReadsCostsALimitedAmount) {
   EXPECT_LE(footprint().descriptors, before.descriptors + 16);
 }
 
-TEST_F(ShmHostile, StrangersWithoutAWordAreFew) {
+TEST_F(ShmHostile, ConnectionsWithoutAGreetingAreBounded) {
   expect_honest_traffic("before");
   const Footprint before = footprint();
   std::vector<UniqueFd> silent;
   for (uint32_t i = 0; i < 400; ++i) {
-    auto line = connect_to(victim_.address());
-    if (line) silent.push_back(*std::move(line));
+    auto connection = connect_to(victim_.address());
+    if (connection) silent.push_back(*std::move(connection));
     if (i % 50 == 0) victim_.turn();
   }
   victim_.turns(20);
@@ -266,17 +266,17 @@ TEST_F(ShmHostile, StrangersWithoutAWordAreFew) {
 
 // What it shows
 
-TEST_F(ShmHostile, NoiseInTheCardsHoldsUpNoFence) {
+TEST_F(ShmHostile, GarbageInTheWriterSlotsBlocksNoFence) {
   introduce();
-  CardPage& cards = hostile_.cards();
-  cards.used.store(UINT32_MAX);
-  for (Card& card : cards.card) {
-    card.intent.store(1);  // inside a section, for ever
-    card.tid.store(1);
+  WriterSlotPage& slots = hostile_.slots();
+  slots.used.store(UINT32_MAX);
+  for (WriterSlot& slot : slots.slot) {
+    slot.intent.store(1);  // inside a section, for ever
+    slot.tid.store(1);
   }
   auto pages = *SharedPages::allocate(4096, false);
-  std::vector<std::byte> key;
-  const auto local = victim_.rail().register_memory({pages.address(), 4096}, key);
+  std::vector<std::byte> rkey;
+  const auto local = victim_.rail().register_memory({pages.address(), 4096}, rkey);
   ASSERT_TRUE(local);
   victim_.rail().deregister_memory(*local, 77);
   victim_.turns(20);
@@ -286,13 +286,13 @@ TEST_F(ShmHostile, NoiseInTheCardsHoldsUpNoFence) {
 TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
   introduce();
   auto pages = *SharedPages::allocate(4096, false);
-  std::vector<std::byte> key;
-  ASSERT_TRUE(victim_.rail().register_memory({pages.address(), 4096}, key));
+  std::vector<std::byte> rkey;
+  ASSERT_TRUE(victim_.rail().register_memory({pages.address(), 4096}, rkey));
   const uint64_t block = SharedPages::find(pages.address(), 4096)->block;
   const auto ask = [&] {
-    hostile_.say(Frame(NeedBlock{block}));
+    hostile_.send(Frame(BlockRequest{block}));
     victim_.turns(3);
-    hostile_.listen();
+    hostile_.receive();
   };
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 1u);
@@ -303,22 +303,22 @@ TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
   EXPECT_EQ(hostile_.blocks[1].size_bytes, 4096u);
 }
 
-TEST_F(ShmHostile, TheDeathOfOneThreadEndsNoFence) {
+TEST_F(ShmHostile, TheDeathOfOneThreadCompletesNoFence) {
   path_in();
   auto pages = *SharedPages::allocate(4096, false);
-  std::vector<std::byte> key;
-  const auto local = victim_.rail().register_memory({pages.address(), 4096}, key);
+  std::vector<std::byte> rkey;
+  const auto local = victim_.rail().register_memory({pages.address(), 4096}, rkey);
   ASSERT_TRUE(local);
-  hostile_.say(Frame(NeedBlock{SharedPages::find(pages.address(), 4096)->block}));
+  hostile_.send(Frame(BlockRequest{SharedPages::find(pages.address(), 4096)->block}));
   victim_.turns(3);
-  CardPage& cards = hostile_.cards();
-  const auto mark = [&](uint32_t card) {
+  WriterSlotPage& slots = hostile_.slots();
+  const auto mark = [&](uint32_t slot) {
     constexpr uint32_t kOwnerDied = 0x40000000;
-    std::memcpy(&cards.card[card].alive, &kOwnerDied, sizeof(kOwnerDied));
+    std::memcpy(&slots.slot[slot].alive, &kOwnerDied, sizeof(kOwnerDied));
   };
-  cards.used.store(2);
-  for (uint32_t card = 0; card < 2; ++card) cards.card[card].tid.store(card + 1);
-  cards.card[0].intent.store(1);  // inside a section
+  slots.used.store(2);
+  for (uint32_t slot = 0; slot < 2; ++slot) slots.slot[slot].tid.store(slot + 1);
+  slots.slot[0].intent.store(1);  // inside a section
   victim_.rail().deregister_memory(*local, 78);
   victim_.turns(5);
   EXPECT_EQ(victim_.fenced(78), nullptr);
@@ -330,7 +330,7 @@ TEST_F(ShmHostile, TheDeathOfOneThreadEndsNoFence) {
   EXPECT_NE(victim_.fenced(78), nullptr);
 }
 
-TEST_F(ShmHostile, KeysThatLeadOutOfTheirBlockAreRefused) {
+TEST_F(ShmHostile, RkeysOutsideOfTheirBlockAreRefused) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
   victim_.turns(2);
@@ -349,111 +349,111 @@ TEST_F(ShmHostile, KeysThatLeadOutOfTheirBlockAreRefused) {
   const int descriptor = memory.get();
   uint32_t cookie = 0;
   for (const Case& one : cases) {
-    KeyEntry& entry = hostile_.front().keys[cookie];
-    const uint64_t key = show_key(entry, KeyKind::kMapped, 9, one.offset, one.bytes);
-    ASSERT_TRUE(post(path, key, cookie, one.target));
+    RkeyEntry& entry = hostile_.header().rkeys[cookie];
+    const uint64_t rkey = show_rkey(entry, RkeyKind::kMapped, 9, one.offset, one.bytes);
+    ASSERT_TRUE(post(path, rkey, cookie, one.target));
     victim_.turns(2);
-    ASSERT_TRUE(cookie != 0 || hostile_.say(Frame(Block{9, kBlock}), {&descriptor, 1}));
+    ASSERT_TRUE(cookie != 0 || hostile_.send(Frame(BlockReply{9, kBlock}), {&descriptor, 1}));
     victim_.turns(3);
-    ASSERT_NE(victim_.ended(cookie), nullptr) << cookie;
-    EXPECT_EQ(victim_.ended(cookie)->code, Errc::kRemoteAccess) << cookie;
+    ASSERT_NE(victim_.completion(cookie), nullptr) << cookie;
+    EXPECT_EQ(victim_.completion(cookie)->code, Errc::kRemoteAccess) << cookie;
     ++cookie;
   }
   // And one that is right.
-  const uint64_t key = show_key(hostile_.front().keys[cookie], KeyKind::kMapped, 9, 0, kBlock);
-  ASSERT_TRUE(post(path, key, cookie, kBlock - bytes_.size()));
+  const uint64_t rkey = show_rkey(hostile_.header().rkeys[cookie], RkeyKind::kMapped, 9, 0, kBlock);
+  ASSERT_TRUE(post(path, rkey, cookie, kBlock - bytes_.size()));
   victim_.turns(3);
-  ASSERT_NE(victim_.ended(cookie), nullptr);
-  EXPECT_EQ(victim_.ended(cookie)->code, Errc::kOk);
+  ASSERT_NE(victim_.completion(cookie), nullptr);
+  EXPECT_EQ(victim_.completion(cookie)->code, Errc::kOk);
 }
 
-TEST_F(ShmHostile, BlocksThatAreNotWhatTheySayAreRefused) {
+TEST_F(ShmHostile, BlocksWithAnUnsuitableDescriptorAreRefused) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
   victim_.turns(2);
   for (uint8_t kind = 0; kind < static_cast<uint8_t>(Passed::kCount); ++kind) {
     if (Passed(kind) == Passed::kMemory) continue;
     const uint64_t block = 100u + kind;
-    const uint64_t key = show_key(hostile_.front().keys[kind], KeyKind::kMapped, block, 0, 4096);
+    const uint64_t rkey = show_rkey(hostile_.header().rkeys[kind], RkeyKind::kMapped, block, 0, 4096);
     const UniqueFd passed = make_descriptor(Passed(kind), 4096);
     const int descriptor = passed.get();
-    ASSERT_TRUE(post(path, key, kind));
+    ASSERT_TRUE(post(path, rkey, kind));
     victim_.turns(2);
-    ASSERT_TRUE(hostile_.say(Frame(Block{block, 4096}), {&descriptor, 1}));
+    ASSERT_TRUE(hostile_.send(Frame(BlockReply{block, 4096}), {&descriptor, 1}));
     victim_.turns(3);
-    ASSERT_NE(victim_.ended(kind), nullptr) << int{kind};
-    EXPECT_EQ(victim_.ended(kind)->code, Errc::kRemoteAccess) << int{kind};
+    ASSERT_NE(victim_.completion(kind), nullptr) << int{kind};
+    EXPECT_EQ(victim_.completion(kind)->code, Errc::kRemoteAccess) << int{kind};
   }
 }
 
-TEST_F(ShmHostile, ARingThatIsNoneBreaksItsPathOnly) {
+TEST_F(ShmHostile, AnInvalidRingBreaksOnlyItsPath) {
   const uint32_t path = path_out();
   ASSERT_TRUE(post(path, 0, 1));
   const UniqueFd pipe = make_descriptor(Passed::kPipe, 0);
   const int descriptor = pipe.get();
   for (const uint32_t lane : {1u, UINT32_MAX}) {
-    ASSERT_TRUE(hostile_.say(Frame(RingReady{.lane = lane, .path = path}), {&descriptor, 1}));
+    ASSERT_TRUE(hostile_.send(Frame(RingReady{.lane = lane, .path = path}), {&descriptor, 1}));
   }
-  ASSERT_TRUE(hostile_.say(Frame(RingReady{.path = path + 1}), {&descriptor, 1}));
+  ASSERT_TRUE(hostile_.send(Frame(RingReady{.path = path + 1}), {&descriptor, 1}));
   ASSERT_TRUE(
-      hostile_.say(Frame(RingReady{.path = path, .permit = Front::kPaths}), {&descriptor, 1}));
+      hostile_.send(Frame(RingReady{.path = path, .epoch_index = SharedHeader::kPaths}), {&descriptor, 1}));
   victim_.turns(3);
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 0u) << "meant for nobody";
-  ASSERT_TRUE(hostile_.say(Frame(RingReady{.path = path}), {&descriptor, 1}));
+  ASSERT_TRUE(hostile_.send(Frame(RingReady{.path = path}), {&descriptor, 1}));
   victim_.turns(3);
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
-  ASSERT_NE(victim_.ended(1), nullptr);
-  EXPECT_EQ(victim_.ended(1)->code, Errc::kRailLost);
+  ASSERT_NE(victim_.completion(1), nullptr);
+  EXPECT_EQ(victim_.completion(1)->code, Errc::kRailLost);
 }
 
 // What it stores
 
 /// Noise of a size that is not zero, and a word that says it was published.
-void publish(Ring& ring, uint64_t position, uint64_t key, uint64_t target, uint64_t source,
+void publish(Ring& ring, uint64_t position, uint64_t rkey, uint64_t target, uint64_t source,
              uint64_t bytes, uint32_t flags) {
-  Order& order = ring.orders[position % Ring::kOrders];
-  order.key.store(key);
-  order.target.store(target);
-  order.source.store(source);
-  order.size_bytes.store(bytes);
-  order.flags.store(flags);
-  order.word.store(Order::word_of(position, Order::kPublished));
+  PullRequest& request = ring.pulls[position % Ring::kPulls];
+  request.rkey.store(rkey);
+  request.target.store(target);
+  request.source.store(source);
+  request.size_bytes.store(bytes);
+  request.flags.store(flags);
+  request.word.store(PullRequest::word_of(position, PullRequest::kPublished));
 }
 
-TEST_F(ShmHostile, OrdersOutOfBoundsAreRefused) {
+TEST_F(ShmHostile, PullsOutOfBoundsAreRefused) {
   std::vector<std::byte> mine(4096), wire;
   const auto local = victim_.rail().register_memory({mine.data(), mine.size()}, wire);
-  const uint64_t key = *victim_.rail().import_key(wire);
+  const uint64_t rkey = *victim_.rail().import_key(wire);
   std::vector<std::byte> read_only(4096);
   const auto closed = victim_.rail().register_memory(
       {.address = read_only.data(), .size_bytes = 4096, .remote_write = false}, wire);
   ASSERT_TRUE(local && closed);
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
-  constexpr uint32_t kCounted = Order::kCounted, kBounced = Order::kBounced;
+  constexpr uint32_t kHasImm = PullRequest::kHasImm, kBounced = PullRequest::kBounced;
   struct Case {
-    uint64_t key, target, source, bytes;
+    uint64_t rkey, target, source, bytes;
     uint32_t flags;
   };
   const Case cases[] = {
-      {key, 0, 0, 4097, kBounced | kCounted},
-      {key, 4096, 0, 1, kBounced | kCounted},
-      {key, UINT64_MAX, 0, 2, kBounced | kCounted},
-      {key, 0, Ring::kBounceBytes, 1, kBounced | kCounted},
-      {key, 0, UINT64_MAX, 2, kBounced | kCounted},
-      {key, 0, 0, UINT64_MAX, kBounced | kCounted},
-      {key, 0, 0, 0, kBounced | kCounted},  // nothing: nobody orders that
-      {key, 0, 0, 0, kCounted},
-      {key + 1, 0, 0, 8, kBounced | kCounted},
-      {key + (uint64_t{1} << 32), 0, 0, 8, kBounced | kCounted},
-      {*closed, 0, 0, 8, kBounced | kCounted},
-      {UINT64_MAX, 0, 0, 8, kBounced | kCounted},
+      {rkey, 0, 0, 4097, kBounced | kHasImm},
+      {rkey, 4096, 0, 1, kBounced | kHasImm},
+      {rkey, UINT64_MAX, 0, 2, kBounced | kHasImm},
+      {rkey, 0, Ring::kBounceBytes, 1, kBounced | kHasImm},
+      {rkey, 0, UINT64_MAX, 2, kBounced | kHasImm},
+      {rkey, 0, 0, UINT64_MAX, kBounced | kHasImm},
+      {rkey, 0, 0, 0, kBounced | kHasImm},  // nothing: nobody orders that
+      {rkey, 0, 0, 0, kHasImm},
+      {rkey + 1, 0, 0, 8, kBounced | kHasImm},
+      {rkey + (uint64_t{1} << 32), 0, 0, 8, kBounced | kHasImm},
+      {*closed, 0, 0, 8, kBounced | kHasImm},
+      {UINT64_MAX, 0, 0, 8, kBounced | kHasImm},
   };
   uint64_t position = 0;
   for (const Case& one : cases) {
-    publish(*ring, position, one.key, one.target, one.source, one.bytes, one.flags);
+    publish(*ring, position, one.rkey, one.target, one.source, one.bytes, one.flags);
     victim_.turns(2);
-    EXPECT_EQ(ring->orders[position].word.load(), Order::word_of(position, Order::kRefused))
+    EXPECT_EQ(ring->pulls[position].word.load(), PullRequest::word_of(position, PullRequest::kRefused))
         << position;
     EXPECT_FALSE(victim_.rail().busy()) << position;
     ++position;
@@ -461,9 +461,9 @@ TEST_F(ShmHostile, OrdersOutOfBoundsAreRefused) {
   EXPECT_EQ(victim_.count(Kind::kImm, path), 0u);
   // And one that is right.
   ring->bounce[7] = std::byte{0x77};
-  publish(*ring, position, key, 4095, 7, 1, kBounced | kCounted);
+  publish(*ring, position, rkey, 4095, 7, 1, kBounced | kHasImm);
   victim_.turns(2);
-  EXPECT_EQ(ring->orders[position].word.load(), Order::word_of(position, Order::kDone));
+  EXPECT_EQ(ring->pulls[position].word.load(), PullRequest::word_of(position, PullRequest::kDone));
   EXPECT_EQ(victim_.count(Kind::kImm, path), 1u);
   EXPECT_EQ(mine[4095], std::byte{0x77});
   victim_.rail().deregister_memory(*local, 1);
@@ -471,12 +471,12 @@ TEST_F(ShmHostile, OrdersOutOfBoundsAreRefused) {
   victim_.turns(2);
 }
 
-TEST_F(ShmHostile, AnOrderThatChangesWhileItIsFetchedStillEnds) {
+TEST_F(ShmHostile, APullThatChangesWhileItIsServedStillCompletes) {
   constexpr uint64_t kBytes = 8u << 20;
   std::vector<std::byte> mine(kBytes), wire;
   const auto local = victim_.rail().register_memory({mine.data(), mine.size()}, wire);
   ASSERT_TRUE(local);
-  const uint64_t key = *victim_.rail().import_key(wire);
+  const uint64_t rkey = *victim_.rail().import_key(wire);
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
   // A poll fetches a part of it. What is left then shrinks below that, to
@@ -484,12 +484,12 @@ TEST_F(ShmHostile, AnOrderThatChangesWhileItIsFetchedStillEnds) {
   const uint64_t sizes[] = {1, 1u << 20, 2u << 20, 0};
   uint64_t position = 0;
   for (const uint64_t size : sizes) {
-    publish(*ring, position, key, 0, reinterpret_cast<uint64_t>(mine.data()), kBytes, 0);
+    publish(*ring, position, rkey, 0, reinterpret_cast<uint64_t>(mine.data()), kBytes, 0);
     victim_.turn();
-    Order& order = ring->orders[position];
-    order.size_bytes.store(size);
+    PullRequest& request = ring->pulls[position];
+    request.size_bytes.store(size);
     for (uint32_t turn = 0; turn < 20; ++turn) victim_.turn();
-    EXPECT_NE(order.word.load(), Order::word_of(position, Order::kTaken)) << size;
+    EXPECT_NE(request.word.load(), PullRequest::word_of(position, PullRequest::kTaken)) << size;
     EXPECT_FALSE(victim_.rail().busy()) << size;
     ++position;
   }
@@ -498,21 +498,21 @@ TEST_F(ShmHostile, AnOrderThatChangesWhileItIsFetchedStillEnds) {
   victim_.turns(2);
 }
 
-TEST_F(ShmHostile, AFloodOfCountsDoesNotHoldUpTheOthers) {
+TEST_F(ShmHostile, AFloodOfImmediatesDoesNotStarveOtherPeers) {
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
   victim_.poll_room = 8;
-  ASSERT_TRUE(in_.write() && in_fetched_.write() && out_fetched_.write());
+  ASSERT_TRUE(in_.write() && in_pulled_.write() && out_pulled_.write());
   uint64_t position = 0;
   bool exact = false;
   for (uint32_t turn = 0; turn < 400 && !exact; ++turn) {
     // Always more than one poll can report.
-    for (; position < ring->counts_taken.load() + Ring::kCounts; ++position) {
-      ring->counts[position % Ring::kCounts].store(Ring::count_word(position, 3));
+    for (; position < ring->imms_taken.load() + Ring::kImms; ++position) {
+      ring->imms[position % Ring::kImms].store(Ring::imm_word(position, 3));
     }
     victim_.turn();
     honest_.turn();
-    exact = in_.exact() && in_fetched_.exact() && out_fetched_.exact();
+    exact = in_.exact() && in_pulled_.exact() && out_pulled_.exact();
   }
   EXPECT_TRUE(exact);
   EXPECT_GT(victim_.count(Kind::kImm, path), 0u);
@@ -521,96 +521,96 @@ TEST_F(ShmHostile, AFloodOfCountsDoesNotHoldUpTheOthers) {
 TEST_F(ShmHostile, WordsInAClosingRingDoNotKeepItOpen) {
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
-  for (uint64_t at = 0; at < Ring::kOrders; ++at) {
-    ring->orders[at].word.store(Order::word_of(at, Order::State(at % 8)));
+  for (uint64_t at = 0; at < Ring::kPulls; ++at) {
+    ring->pulls[at].word.store(PullRequest::word_of(at, PullRequest::State(at % 8)));
   }
-  for (auto& count : ring->counts) count.store(UINT64_MAX);
-  ring->counts_taken.store(UINT64_MAX);
+  for (auto& count : ring->imms) count.store(UINT64_MAX);
+  ring->imms_taken.store(UINT64_MAX);
   victim_.rail().close_path(path, true);
   victim_.turns(4);
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
 }
 
-TEST_F(ShmHostile, ATargetThatStopsAtAnOrderAndHangsUpEndsTheWrite) {
+TEST_F(ShmHostile, ATargetThatDisconnectsWhileItServesAPullCompletesTheWrite) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
   victim_.turns(2);
   Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
-  const uint64_t key = show_key(hostile_.front().keys[0], KeyKind::kPulled, 0, 0, 4096);
-  for (uint32_t cookie = 0; cookie < 3; ++cookie) ASSERT_TRUE(post(path, key, cookie));
-  ring.orders[0].word.store(Order::word_of(0, Order::kTaken));
-  ring.orders[1].word.store(UINT64_MAX);
+  const uint64_t rkey = show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, 4096);
+  for (uint32_t cookie = 0; cookie < 3; ++cookie) ASSERT_TRUE(post(path, rkey, cookie));
+  ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
+  ring.pulls[1].word.store(UINT64_MAX);
   victim_.turns(3);
-  EXPECT_EQ(victim_.ended(0), nullptr) << "it is at it";
-  hostile_.hang_up();
+  EXPECT_EQ(victim_.completion(0), nullptr) << "it is at it";
+  hostile_.disconnect();
   victim_.turns(4);
   ASSERT_EQ(victim_.count(Kind::kPathDown, path), 1u);
   for (uint32_t cookie = 0; cookie < 3; ++cookie) {
-    ASSERT_NE(victim_.ended(cookie), nullptr) << cookie;
-    EXPECT_EQ(victim_.ended(cookie)->code, Errc::kPeerLost) << cookie;
+    ASSERT_NE(victim_.completion(cookie), nullptr) << cookie;
+    EXPECT_EQ(victim_.completion(cookie)->code, Errc::kPeerLost) << cookie;
   }
-  EXPECT_EQ(victim_.ended(0)->remote, Remote::kUnknown);
-  EXPECT_EQ(victim_.ended(2)->remote, Remote::kNotDelivered) << "withdrawn";
+  EXPECT_EQ(victim_.completion(0)->remote, Remote::kUnknown);
+  EXPECT_EQ(victim_.completion(2)->remote, Remote::kNotDelivered) << "withdrawn";
 }
 
-TEST_F(ShmHostile, ATargetThatStopsAtAnOrderHoldsTheWriteForABoundedTime) {
+TEST_F(ShmHostile, ATargetThatStopsWhileItServesAPullDelaysTheWriteForABoundedTime) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
   victim_.turns(2);
   Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
-  const uint64_t key = show_key(hostile_.front().keys[0], KeyKind::kPulled, 0, 0, 4096);
-  for (uint32_t cookie = 0; cookie < 2; ++cookie) ASSERT_TRUE(post(path, key, cookie));
-  ring.orders[0].word.store(Order::word_of(0, Order::kTaken));
+  const uint64_t rkey = show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, 4096);
+  for (uint32_t cookie = 0; cookie < 2; ++cookie) ASSERT_TRUE(post(path, rkey, cookie));
+  ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
   victim_.rail().close_path(path, false);  // the drain bound of its operation is over
   victim_.turns(5);
-  EXPECT_EQ(victim_.ended(0), nullptr) << "it may be at it";
+  EXPECT_EQ(victim_.completion(0), nullptr) << "it may be at it";
   victim_.turns(100);
-  ASSERT_NE(victim_.ended(0), nullptr);
-  EXPECT_EQ(victim_.ended(0)->remote, Remote::kUnknown);
-  ASSERT_NE(victim_.ended(1), nullptr);
-  EXPECT_EQ(victim_.ended(1)->remote, Remote::kNotDelivered) << "withdrawn";
+  ASSERT_NE(victim_.completion(0), nullptr);
+  EXPECT_EQ(victim_.completion(0)->remote, Remote::kUnknown);
+  ASSERT_NE(victim_.completion(1), nullptr);
+  EXPECT_EQ(victim_.completion(1)->remote, Remote::kNotDelivered) << "withdrawn";
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
-  EXPECT_EQ(ring.orders[0].word.load(), Order::word_of(0, Order::kAbandoned))
+  EXPECT_EQ(ring.pulls[0].word.load(), PullRequest::word_of(0, PullRequest::kAbandoned))
       << "and a target that goes on does not count it";
 }
 
-TEST_F(ShmHostile, ABouncedWriteEndsOnceAndBehindItsParts) {
+TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path, false));
   victim_.turns(2);
   Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
   const std::vector<std::byte> large(2 * Ring::kBounceBytes);
-  const uint64_t key = show_key(hostile_.front().keys[0], KeyKind::kPulled, 0, 0, large.size());
+  const uint64_t rkey = show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, large.size());
   const WriteOp op{.source = reinterpret_cast<uint64_t>(large.data()),
                    .size_bytes = large.size(),
-                   .remote_key = key,
+                   .remote_key = rkey,
                    .cookie = 4,
                    .path = path,
                    .imm = 5,
                    .has_imm = 1};
   ASSERT_EQ(victim_.rail().post({&op, 1}), 1u);
   victim_.turns(4);
-  ASSERT_EQ(ring.orders[1].word.load(), Order::word_of(1, Order::kPublished)) << "a part of many";
-  ring.orders[0].word.store(Order::word_of(0, Order::kTaken));
+  ASSERT_EQ(ring.pulls[1].word.load(), PullRequest::word_of(1, PullRequest::kPublished)) << "a part of many";
+  ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
   victim_.rail().close_path(path, false);
   victim_.turns(5);
-  EXPECT_EQ(victim_.ended(4), nullptr) << "a part of it may be landing";
+  EXPECT_EQ(victim_.completion(4), nullptr) << "a part of it may be landing";
   victim_.turns(100);
-  ASSERT_NE(victim_.ended(4), nullptr);
-  EXPECT_EQ(victim_.ended(4)->remote, Remote::kUnknown);
+  ASSERT_NE(victim_.completion(4), nullptr);
+  EXPECT_EQ(victim_.completion(4)->remote, Remote::kUnknown);
   EXPECT_EQ(victim_.count(Kind::kWritten, path), 1u);
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
 }
 
-TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRing) {
+TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRingHolds) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
   victim_.turns(2);
   Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
   for (const uint64_t taken : {UINT64_MAX, uint64_t{1} << 40, uint64_t{0}}) {
-    ring.counts_taken.store(taken);
+    ring.imms_taken.store(taken);
     const WriteOp bare{.cookie = 9, .path = path, .imm = 1, .has_imm = 1};
-    for (uint32_t i = 0; i < 2 * Ring::kCounts; ++i) {
+    for (uint32_t i = 0; i < 2 * Ring::kImms; ++i) {
       (void)victim_.rail().post({&bare, 1});
       if (i % 64 == 0) victim_.turn();
     }
@@ -620,29 +620,29 @@ TEST_F(ShmHostile, ATargetThatMiscountsGetsNoMoreThanItsRing) {
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
 }
 
-TEST_F(ShmHostile, ASleeperIsWokenOnceForEachTime) {
+TEST_F(ShmHostile, ASleeperIsWokenOncePerSleep) {
   const uint32_t path = path_out();
   ASSERT_TRUE(hostile_.show_ring(0, path));
   victim_.turns(2);
-  hostile_.listen();
-  hostile_.front().bell.store(5);
+  hostile_.receive();
+  hostile_.header().sleep_epoch.store(5);
   const WriteOp bare{.cookie = 9, .path = path, .imm = 1, .has_imm = 1};
   for (uint32_t i = 0; i < 5; ++i) ASSERT_EQ(victim_.rail().post({&bare, 1}), 1u);
-  EXPECT_EQ(hostile_.listen(), 1u);
-  hostile_.front().bell.store(UINT64_MAX);
+  EXPECT_EQ(hostile_.receive(), 1u);
+  hostile_.header().sleep_epoch.store(UINT64_MAX);
   for (uint32_t i = 0; i < 5; ++i) ASSERT_EQ(victim_.rail().post({&bare, 1}), 1u);
-  EXPECT_EQ(hostile_.listen(), 1u);
+  EXPECT_EQ(hostile_.receive(), 1u);
 }
 
 // Afterwards
 
-TEST(ShmHostileEnd, NothingIsLeftOfAnybody) {
+TEST(ShmHostileEnd, NoDescriptorOrMappingIsLeaked) {
   const auto play = [] {
-    StageDriver driver;
+    StepDriver driver;
     ShmNode victim(driver), honest(driver);
-    Hostile hostile(0xbad);
+    HostileProcess hostile(0xbad);
     {
-      ShmTraffic traffic(honest, victim, Way::kMapped);
+      ShmTraffic traffic(honest, victim, TargetKind::kMapped);
       ASSERT_TRUE(hostile.connect(victim.address()) && hostile.greet());
       std::vector<std::byte> answer, hello;
       ASSERT_TRUE(victim.rail().accept_path(encode(PathHello{hostile.address(), 0, 1}), answer));
@@ -651,13 +651,13 @@ TEST(ShmHostileEnd, NothingIsLeftOfAnybody) {
       for (uint32_t turn = 0; turn < 20; ++turn) {
         victim.turn();
         honest.turn();
-        hostile.listen();
+        hostile.receive();
       }
       EXPECT_TRUE(traffic.exact());
     }
     // Whoever is closed first and with paths open: nothing is told apart.
   };
-  play();  // the cards of the process stay
+  play();  // the slots of the process stay
   const Footprint before = footprint();
   play();
   EXPECT_EQ(footprint(), before);

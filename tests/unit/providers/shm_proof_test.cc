@@ -10,42 +10,42 @@
 namespace fabric::shm {
 namespace {
 
-/// What the child is told to do, and what it does.
-struct Stage {
-  CardsFd cards_fd{0};
+/// What the child is command to do, and what it does.
+struct ChildState {
+  WriterSlotsFd slots_fd{0};
   std::atomic<bool> inside{false};
-  std::atomic<uint32_t> told{0}, done{0};
+  std::atomic<uint32_t> command{0}, done{0};
 };
 
-/// A writer inside a section that does what the stage says: 0 runs on, 1 sleeps in the kernel
+/// A writer inside a section that does what the state says: 0 runs on, 1 sleeps in the kernel
 /// until 2, and runs on.
-void act(Stage& stage) {
+void run_commands(ChildState& state) {
   for (;;) {
-    const uint32_t told = stage.told.load();
-    if (told == 1) {
+    const uint32_t command = state.command.load();
+    if (command == 1) {
       // Leaves the CPU for certain, without waking anybody.
       const timespec while_asleep{0, 1'000'000};
       ppoll(nullptr, 0, &while_asleep, nullptr);
     }
-    stage.done.store(told);
+    state.done.store(command);
   }
 }
 
-/// Inside a section, as far as its card says; `before` runs first.
-void go_inside(Stage& stage, const std::function<void(Card&)>& before = {}) {
-  Card& card = show_card(stage.cards_fd);
-  if (before) before(card);
-  card.intent.store(card.intent.load() | 1);
-  stage.inside.store(true);
+/// Inside a section, as far as its slot says; `before` runs first.
+void go_inside(ChildState& state, const std::function<void(WriterSlot&)>& before = {}) {
+  WriterSlot& slot = announce_slot(state.slots_fd);
+  if (before) before(slot);
+  slot.intent.store(slot.intent.load() | 1);
+  state.inside.store(true);
 }
 
-TEST(ShmProof, OfAWriterThatIsIdleIsThereAtOnce) {
-  Shared<Stage> stage;
+TEST(ShmProof, OfAnIdleWriterIsImmediate) {
+  Shared<ChildState> state;
   Child child([&] {
-    show_card(stage->cards_fd);
+    announce_slot(state->slots_fd);
     pause();
   });
-  const auto writer = cards_of(child, stage->cards_fd);
+  const auto writer = slots_of(child, state->slots_fd);
   ASSERT_NE(writer, nullptr);
   ASSERT_TRUE(heavy_fence());
   Proof proof(*writer);
@@ -53,34 +53,34 @@ TEST(ShmProof, OfAWriterThatIsIdleIsThereAtOnce) {
   EXPECT_EQ(proof.by(), Proof::By::kIdle);
 }
 
-TEST(ShmProof, IsThereWhenTheSectionEnds) {
-  Shared<Stage> stage;
+TEST(ShmProof, IsCompleteWhenTheSectionEnds) {
+  Shared<ChildState> state;
   Child child([&] {
-    go_inside(*stage);
-    while (stage->told.load() == 0) {
+    go_inside(*state);
+    while (state->command.load() == 0) {
     }
-    Card& card = *(**Cards::of_process()).mine();
-    card.intent.fetch_add(1);
-    card.intent.fetch_add(1);  // and is inside the next one
+    WriterSlot& slot = *(**WriterSlots::of_process()).mine();
+    slot.intent.fetch_add(1);
+    slot.intent.fetch_add(1);  // and is inside the next one
     pause();
   });
-  const auto writer = cards_of(child, stage->cards_fd);
-  ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
+  const auto writer = slots_of(child, state->slots_fd);
+  ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   Proof proof(*writer);
   EXPECT_FALSE(proof.proved(*writer, false));
-  stage->told.store(1);
+  state->command.store(1);
   EXPECT_TRUE(child.await([&] { return proof.proved(*writer, false); }));
-  EXPECT_EQ(proof.by(), Proof::By::kEnded);
+  EXPECT_EQ(proof.by(), Proof::By::kCompleted);
 }
 
-TEST(ShmProof, IsThereWhenTheWriterIsDead) {
-  Shared<Stage> stage;
+TEST(ShmProof, IsCompleteWhenTheWriterIsDead) {
+  Shared<ChildState> state;
   Child child([&] {
-    go_inside(*stage);
+    go_inside(*state);
     for (;;) pause();
   });
-  const auto writer = cards_of(child, stage->cards_fd);
-  ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
+  const auto writer = slots_of(child, state->slots_fd);
+  ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   Proof proof(*writer);
   EXPECT_FALSE(proof.proved(*writer, false));
   child.kill();
@@ -88,16 +88,16 @@ TEST(ShmProof, IsThereWhenTheWriterIsDead) {
   EXPECT_EQ(proof.by(), Proof::By::kDead);
 }
 
-TEST(ShmProof, IsThereWhenTheThreadIsOffItsCpu) {
-  if (!fence_parts().procfs) GTEST_SKIP() << "no procfs of this pid namespace";
+TEST(ShmProof, IsCompleteWhenTheThreadIsOffCpu) {
+  if (!fence_support().procfs) GTEST_SKIP() << "no procfs of this pid namespace";
   if (guard_kind() != GuardKind::kRestartable) GTEST_SKIP() << "no restartable sequences";
-  Shared<Stage> stage;
+  Shared<ChildState> state;
   Child child([&] {
-    go_inside(*stage);
-    run_on();
+    go_inside(*state);
+    spin_forever();
   });
-  const auto writer = cards_of(child, stage->cards_fd);
-  ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
+  const auto writer = slots_of(child, state->slots_fd);
+  ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   child.stop();
   Proof proof(*writer);
   EXPECT_FALSE(proof.proved(*writer, false));
@@ -105,38 +105,38 @@ TEST(ShmProof, IsThereWhenTheThreadIsOffItsCpu) {
   EXPECT_EQ(proof.by(), Proof::By::kOffCpu);
 }
 
-TEST(ShmProof, IsThereWhenTheThreadLeftItsCpuBetweenTwoQuestions) {
-  if (!fence_parts().procfs) GTEST_SKIP() << "no procfs of this pid namespace";
+TEST(ShmProof, IsCompleteWhenTheThreadWasOffCpuBetweenTwoChecks) {
+  if (!fence_support().procfs) GTEST_SKIP() << "no procfs of this pid namespace";
   if (guard_kind() != GuardKind::kRestartable) GTEST_SKIP() << "no restartable sequences";
-  Shared<Stage> stage;
+  Shared<ChildState> state;
   Child child([&] {
-    go_inside(*stage);
-    act(*stage);
+    go_inside(*state);
+    run_commands(*state);
   });
-  const auto writer = cards_of(child, stage->cards_fd);
-  ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
+  const auto writer = slots_of(child, state->slots_fd);
+  ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   Proof proof(*writer);
   // It runs, or is ready to: the kernel says so for both, and the first count is no comparison.
   EXPECT_FALSE(proof.proved(*writer, true));
-  stage->told.store(1);
-  ASSERT_TRUE(child.await([&] { return stage->done.load() == 1; }));
-  stage->told.store(0);
-  ASSERT_TRUE(child.await([&] { return stage->done.load() == 0; }));
+  state->command.store(1);
+  ASSERT_TRUE(child.await([&] { return state->done.load() == 1; }));
+  state->command.store(0);
+  ASSERT_TRUE(child.await([&] { return state->done.load() == 0; }));
   EXPECT_TRUE(proof.proved(*writer, true));
   EXPECT_EQ(proof.by(), Proof::By::kSwitched);
 }
 
 // Whose sections go on where they were interrupted is proved by their end or its own alone.
-TEST(ShmProof, DoesNotTakeAPlainWriterThatIsStoppedForOneThatLooksAgain) {
-  Shared<Stage> stage;
+TEST(ShmProof, DoesNotAcceptAStoppedPlainWriter) {
+  Shared<ChildState> state;
   Child child([&] {
-    go_inside(*stage, [](Card&) {
+    go_inside(*state, [](WriterSlot&) {
       if (!use_guard_kind(GuardKind::kPlain)) _exit(3);
     });
-    run_on();
+    spin_forever();
   });
-  const auto writer = cards_of(child, stage->cards_fd);
-  ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
+  const auto writer = slots_of(child, state->slots_fd);
+  ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   Proof proof(*writer);
   EXPECT_FALSE(proof.proved(*writer, true));
   child.stop();
@@ -146,14 +146,14 @@ TEST(ShmProof, DoesNotTakeAPlainWriterThatIsStoppedForOneThatLooksAgain) {
   EXPECT_EQ(proof.by(), Proof::By::kDead);
 }
 
-TEST(ShmProof, AsksNobodyAboutAProcessThatItCannotSee) {
-  Shared<Stage> stage;
+TEST(ShmProof, DoesNotUseProcfsForAProcessThatItCannotSee) {
+  Shared<ChildState> state;
   Child child([&] {
-    go_inside(*stage);
+    go_inside(*state);
     for (;;) pause();
   });
-  const auto writer = cards_of(child, stage->cards_fd, /*pid_known=*/false);
-  ASSERT_TRUE(writer && child.await([&] { return stage->inside.load(); }));
+  const auto writer = slots_of(child, state->slots_fd, /*pid_known=*/false);
+  ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   child.stop();
   Proof proof(*writer);
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(proof.proved(*writer, true));
@@ -161,13 +161,13 @@ TEST(ShmProof, AsksNobodyAboutAProcessThatItCannotSee) {
   EXPECT_TRUE(proof.proved(*writer, true));
 }
 
-// A process in a pid namespace below has two numbers for each thread. Its card may have the one
-// that another of its threads has for us; here the cards are forged so that it does.
-TEST(ShmProof, DoesNotTakeTheNumberOfAnotherNamespace) {
+// A process in a pid namespace below has two numbers for each thread. Its slot may have the one
+// that another of its threads has for us; here the slots are forged so that it does.
+TEST(ShmProof, DoesNotTrustATidOfAnotherPidNamespace) {
   UniqueFd fd(memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(fd.get(), sizeof(CardPage)), 0);
-  auto* const page = static_cast<CardPage*>(
-      mmap(nullptr, sizeof(CardPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+  ASSERT_EQ(ftruncate(fd.get(), sizeof(WriterSlotPage)), 0);
+  auto* const page = static_cast<WriterSlotPage*>(
+      mmap(nullptr, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
   ASSERT_NE(page, MAP_FAILED);
   ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
 
@@ -190,26 +190,26 @@ TEST(ShmProof, DoesNotTakeTheNumberOfAnotherNamespace) {
   if (below->load() < 0) GTEST_SKIP() << "this user may not make a pid namespace";
 
   page->used = 1;
-  page->card[0].intent = 1;
-  page->card[0].restartable = 1;
-  page->card[0].tid = static_cast<uint32_t>(below->load());
-  const auto writer = *PeerCards::map(UniqueFd(dup(fd.get())), below->load());
+  page->slot[0].intent = 1;
+  page->slot[0].restartable = 1;
+  page->slot[0].tid = static_cast<uint32_t>(below->load());
+  const auto writer = *PeerWriterSlots::map(UniqueFd(dup(fd.get())), below->load());
   Proof proof(*writer);
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(proof.proved(*writer, true));
   // The same, of a thread that has one number.
-  page->card[0].tid = static_cast<uint32_t>(child.pid());
-  const auto visible = *PeerCards::map(std::move(fd), child.pid());
+  page->slot[0].tid = static_cast<uint32_t>(child.pid());
+  const auto visible = *PeerWriterSlots::map(std::move(fd), child.pid());
   Proof ours(*visible);
   EXPECT_TRUE(child.await([&] { return ours.proved(*visible, true); }));
-  munmap(page, sizeof(CardPage));
+  munmap(page, sizeof(WriterSlotPage));
 }
 
 TEST(ShmProof, KnowsTheKernelItRunsOn) {
   register_fences();
   EXPECT_TRUE(heavy_fence());
   // What the rest of the tests lean on here; elsewhere they say what they skip.
-  RecordProperty("membarrier", fence_parts().membarrier);
-  RecordProperty("procfs", fence_parts().procfs);
+  RecordProperty("membarrier", fence_support().membarrier);
+  RecordProperty("procfs", fence_support().procfs);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ TEST_F(ShmSocket, AnAddressNamesTheHostAndTheUser) {
   EXPECT_EQ(one->user, ::geteuid());
 }
 
-TEST_F(ShmSocket, FramesKeepTheirBordersAndBringTheirDescriptors) {
+TEST_F(ShmSocket, FramesKeepTheirBoundariesAndCarryTheirDescriptors) {
   for (const bool file : {false, true}) {
     const Address address = at(1, file);
     auto listener = listen_at(address);
@@ -67,8 +67,8 @@ TEST_F(ShmSocket, FramesKeepTheirBordersAndBringTheirDescriptors) {
     EXPECT_EQ(receive_frame(in.get(), buffer).kind, Received::Kind::kNothing);
     const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int two[] = {null.get(), null.get()};
-    EXPECT_EQ(send_frame(out->get(), bytes(3), bytes(4, 2), two), Sent::kYes);
-    EXPECT_EQ(send_frame(out->get(), bytes(1, 9), {}, {}), Sent::kYes);
+    EXPECT_EQ(send_frame(out->get(), bytes(3), bytes(4, 2), two), SendStatus::kSent);
+    EXPECT_EQ(send_frame(out->get(), bytes(1, 9), {}, {}), SendStatus::kSent);
     const Received first = receive_frame(in.get(), buffer);
     ASSERT_EQ(first.kind, Received::Kind::kFrame);
     EXPECT_EQ(first.size_bytes, 7u);
@@ -79,22 +79,22 @@ TEST_F(ShmSocket, FramesKeepTheirBordersAndBringTheirDescriptors) {
     EXPECT_EQ(second.size_bytes, 1u);
     EXPECT_EQ(second.descriptor_count, 0u);
     out->reset();
-    EXPECT_EQ(receive_frame(in.get(), buffer).kind, Received::Kind::kEnd);
+    EXPECT_EQ(receive_frame(in.get(), buffer).kind, Received::Kind::kClosed);
     unlisten(address);
   }
   EXPECT_EQ(files(), 0u);
 }
 
-TEST_F(ShmSocket, AFrameThatIsTooLongIsTheEnd) {
+TEST_F(ShmSocket, AFrameThatIsTooLongClosesTheConnection) {
   const Address address = at(2, false);
   const auto listener = listen_at(address);
   const auto out = connect_to(address);
   const UniqueFd in(::accept4(listener->get(), nullptr, nullptr, SOCK_NONBLOCK));
   std::vector<std::byte> buffer(64);
-  ASSERT_EQ(send_frame(out->get(), bytes(64), {}, {}), Sent::kYes);
+  ASSERT_EQ(send_frame(out->get(), bytes(64), {}, {}), SendStatus::kSent);
   EXPECT_EQ(receive_frame(in.get(), buffer).kind, Received::Kind::kFrame);
-  ASSERT_EQ(send_frame(out->get(), bytes(65), {}, {}), Sent::kYes);
-  EXPECT_EQ(receive_frame(in.get(), buffer).kind, Received::Kind::kEnd);
+  ASSERT_EQ(send_frame(out->get(), bytes(65), {}, {}), SendStatus::kSent);
+  EXPECT_EQ(receive_frame(in.get(), buffer).kind, Received::Kind::kClosed);
 }
 
 TEST_F(ShmSocket, AFullOneHasNoRoomAndAClosedOneIsBroken) {
@@ -103,17 +103,17 @@ TEST_F(ShmSocket, AFullOneHasNoRoomAndAClosedOneIsBroken) {
   const auto out = connect_to(address);
   UniqueFd in(::accept4(listener->get(), nullptr, nullptr, SOCK_NONBLOCK));
   uint32_t sent = 0;
-  while (send_frame(out->get(), bytes(1), {}, {}) == Sent::kYes && sent < 1'000'000) ++sent;
-  EXPECT_EQ(send_frame(out->get(), bytes(1), {}, {}), Sent::kFull);
+  while (send_frame(out->get(), bytes(1), {}, {}) == SendStatus::kSent && sent < 1'000'000) ++sent;
+  EXPECT_EQ(send_frame(out->get(), bytes(1), {}, {}), SendStatus::kFull);
   std::vector<std::byte> buffer(64);
   while (receive_frame(in.get(), buffer).kind == Received::Kind::kFrame) --sent;
   EXPECT_EQ(sent, 0u);
-  EXPECT_EQ(send_frame(out->get(), bytes(1), {}, {}), Sent::kYes);
+  EXPECT_EQ(send_frame(out->get(), bytes(1), {}, {}), SendStatus::kSent);
   in.reset();
-  EXPECT_EQ(send_frame(out->get(), bytes(1), {}, {}), Sent::kBroken);
+  EXPECT_EQ(send_frame(out->get(), bytes(1), {}, {}), SendStatus::kBroken);
 }
 
-TEST_F(ShmSocket, SaysWhyNobodyIsThere) {
+TEST_F(ShmSocket, ReportsWhyNoEngineIsReachable) {
   EXPECT_EQ(connect_to(at(4, false)).error().code, Errc::kUnreachable);
   EXPECT_EQ(connect_to(at(4)).error().code, Errc::kNotFound);
   { const auto gone = listen_at(at(5)); }
@@ -139,7 +139,7 @@ TEST_F(ShmSocket, TheLongestDirectoryStillHasRoomForTheName) {
   EXPECT_TRUE(fs::is_empty(address.directory));
 }
 
-TEST_F(ShmSocket, ASweepTakesWhatDeadEnginesLeftAndNothingElse) {
+TEST_F(ShmSocket, RemovesOnlyTheSocketsOfDeadEngines) {
   const auto alive = listen_at(at(1));
   { const auto dead = listen_at(at(2)); }
   ASSERT_EQ(files(), 2u);
@@ -147,18 +147,18 @@ TEST_F(ShmSocket, ASweepTakesWhatDeadEnginesLeftAndNothingElse) {
   std::ofstream(directory_ + "/fabric-") << "so has this one";
   std::ofstream(directory_ + "/other");
   fs::create_symlink("/dev/null", directory_ + "/fabric-00000000000000bb");
-  sweep(directory_);
+  remove_stale_sockets(directory_);
   EXPECT_TRUE(connect_to(at(1)));
   EXPECT_EQ(connect_to(at(2)).error().code, Errc::kNotFound);
   EXPECT_EQ(files(), 5u);
-  sweep(directory_ + "/nowhere");
+  remove_stale_sockets(directory_ + "/nowhere");
   unlisten(at(1));
   EXPECT_EQ(files(), 4u);
 }
 
-// Between its name and its first listener a socket looks like that of a dead engine, and a sweep
+// Between its name and its first listener a socket looks like that of a dead engine, and a remove_stale_sockets
 // would take it away.
-TEST_F(ShmSocket, AFileHasItsNameOnlyWhenSomebodyListens) {
+TEST_F(ShmSocket, AFileGetsItsNameOnlyAfterListen) {
   const UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   ASSERT_GE(::inotify_add_watch(watch.get(), directory_.c_str(), IN_CREATE | IN_MOVED_TO), 0);
   const auto listener = listen_at(at(8));

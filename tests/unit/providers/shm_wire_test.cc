@@ -52,20 +52,20 @@ struct Sample {
 
 std::vector<Sample> samples() {
   return {
-      {"Greeting", Greeting{.from = address(), .line = 7, .membarrier = true, .beacon = beacon()},
+      {"Greeting", Greeting{.from = address(), .connection = 7, .membarrier = true, .beacon = beacon()},
        hex("00") + hex(kPlainGolden) +
            hex("07000000 01 34120000007f0000 bebebebebebebebebebebebebebebebe"),
        2, 2},
       {"Datagram", Datagram{}, hex("01")},
       {"Wake", Wake{}, hex("02")},
       {"RingReady",
-       RingReady{.lane = 1, .path = 0x20003, .permit = 5, .permit_value = 0x1122, .pulls = true},
+       RingReady{.lane = 1, .path = 0x20003, .epoch_index = 5, .epoch = 0x1122, .can_pull = true},
        hex("03 01000000 03000200 05000000 2211000000000000 01"), 1, 1},
-      {"NeedBlock", NeedBlock{0x99}, hex("04 9900000000000000")},
-      {"Block", Block{0x99, 0x200000}, hex("05 9900000000000000 0000200000000000"), 0, 1},
-      {"BlockGone", BlockGone{0x98}, hex("06 9800000000000000")},
-      {"NeedMemory", NeedMemory{}, hex("07")},
-      {"OwnMemory", OwnMemory{}, hex("08"), 0, 1},
+      {"BlockRequest", BlockRequest{0x99}, hex("04 9900000000000000")},
+      {"Block", BlockReply{0x99, 0x200000}, hex("05 9900000000000000 0000200000000000"), 0, 1},
+      {"BlockReleased", BlockReleased{0x98}, hex("06 9800000000000000")},
+      {"MemoryRequest", MemoryRequest{}, hex("07")},
+      {"MemoryReply", MemoryReply{}, hex("08"), 0, 1},
   };
 }
 
@@ -76,7 +76,7 @@ TEST(ShmWire, AddressesHaveTheirGoldenBytes) {
   EXPECT_EQ(*decode_address(hex(kFileGolden)), address("/run"));
 }
 
-TEST(ShmWire, AnAddressIsTakenWholeOrNotAtAll) {
+TEST(ShmWire, AnAddressIsDecodedCompletelyOrNotAtAll) {
   const auto decode = [](const Bytes& bytes) { return decode_address(bytes); };
   control::expect_no_prefix_decodes(hex(kPlainGolden), decode, false);
   control::expect_no_prefix_decodes(hex(kFileGolden), decode, false);
@@ -111,18 +111,18 @@ TEST(ShmWire, HellosHaveTheirGoldenBytes) {
   EXPECT_FALSE(decode_hello(with(golden, 0, 0)));
 }
 
-TEST(ShmWire, KeysHaveTheirGoldenBytes) {
+TEST(ShmWire, RkeysHaveTheirGoldenBytes) {
   const Bytes golden = hex("01 05000000 03000000");
-  EXPECT_EQ(to_hex(encode(WireKey{.index = 5, .generation = 3})), to_hex(golden));
-  const auto decoded = decode_key(golden);
+  EXPECT_EQ(to_hex(encode(WireRkey{.index = 5, .generation = 3})), to_hex(golden));
+  const auto decoded = decode_rkey(golden);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->index, 5u);
   EXPECT_EQ(decoded->generation, 3u);
   control::expect_no_prefix_decodes(
-      golden, [](const Bytes& b) { return decode_key(b); }, false);
-  EXPECT_FALSE(decode_key(golden + hex("00")));
-  EXPECT_FALSE(decode_key(with(golden, 0, 2)));
-  EXPECT_FALSE(decode_key(with(golden, 5, 0, 4))) << "nobody's generation";
+      golden, [](const Bytes& b) { return decode_rkey(b); }, false);
+  EXPECT_FALSE(decode_rkey(golden + hex("00")));
+  EXPECT_FALSE(decode_rkey(with(golden, 0, 2)));
+  EXPECT_FALSE(decode_rkey(with(golden, 5, 0, 4))) << "nobody's generation";
 }
 
 TEST(ShmWire, FramesHaveTheirGoldenBytes) {
@@ -142,7 +142,7 @@ TEST(ShmWire, EverySampleIsThere) {
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].frame.index(), i) << all[i].name;
 }
 
-TEST(ShmWire, AFrameIsTakenWholeOrNotAtAll) {
+TEST(ShmWire, AFrameIsDecodedCompletelyOrNotAtAll) {
   for (const Sample& sample : samples()) {
     const auto decode = [&](const Bytes& bytes) {
       return decode_frame(bytes, sample.descriptors_max);
@@ -174,10 +174,10 @@ TEST(ShmWire, ADatagramIsTheRestOfItsFrame) {
   EXPECT_EQ(to_hex(bytes), "c0ffee");
 }
 
-TEST(ShmWire, AGreetingFromAWrongAddressIsNone) {
+TEST(ShmWire, AGreetingWithAnInvalidAddressIsRejected) {
   const Bytes golden = samples()[0].golden;
   EXPECT_FALSE(decode_frame(with(golden, 1, 2), 2)) << "another version";
-  EXPECT_FALSE(decode_frame(with(golden, 1 + kDirectoryBytesAt, 4), 2)) << "bytes of the line";
+  EXPECT_FALSE(decode_frame(with(golden, 1 + kDirectoryBytesAt, 4), 2)) << "bytes of the connection";
   EXPECT_FALSE(decode_frame(with(golden, 1 + kDirectoryBytesAt, 200), 2));
 }
 

@@ -14,45 +14,45 @@ UniqueFd memory(uint64_t bytes, int seals) {
   return fd;
 }
 
-Errc refused(UniqueFd fd) { return PeerCards::map(std::move(fd), 0).error().code; }
+Errc refused(UniqueFd fd) { return PeerWriterSlots::map(std::move(fd), 0).error().code; }
 
-TEST(ShmCards, OfAThreadIsTheSameEveryTimeAndPeersSeeIt) {
-  Cards& cards = **Cards::of_process();
-  Card* const mine = cards.mine();
+TEST(ShmWriterSlots, OfAThreadIsTheSameEveryTimeAndPeersSeeIt) {
+  WriterSlots& slots = **WriterSlots::of_process();
+  WriterSlot* const mine = slots.mine();
   ASSERT_NE(mine, nullptr);
-  EXPECT_EQ(cards.mine(), mine);
-  EXPECT_EQ(*Cards::of_process(), &cards);
+  EXPECT_EQ(slots.mine(), mine);
+  EXPECT_EQ(*WriterSlots::of_process(), &slots);
 
-  const auto seen = *PeerCards::map(UniqueFd(dup(cards.fd())), getpid());
+  const auto seen = *PeerWriterSlots::map(UniqueFd(dup(slots.fd())), getpid());
   EXPECT_GE(seen->used(), 1u);
-  EXPECT_FALSE(seen->died());
+  EXPECT_FALSE(seen->process_died());
   mine->intent.fetch_add(2);
   bool found = false;
   for (uint32_t i = 0; i < seen->used(); ++i) {
-    const Card& card = seen->card(i);
-    if (card.tid.load() != static_cast<uint32_t>(gettid())) continue;
-    found = card.intent.load() == mine->intent.load();
+    const WriterSlot& slot = seen->slot(i);
+    if (slot.tid.load() != static_cast<uint32_t>(gettid())) continue;
+    found = slot.intent.load() == mine->intent.load();
   }
   EXPECT_TRUE(found);
 }
 
-TEST(ShmCards, CannotBeWrittenOrResizedByPeers) {
-  const int fd = (**Cards::of_process()).fd();
-  EXPECT_EQ(mmap(nullptr, sizeof(CardPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+TEST(ShmWriterSlots, CannotBeWrittenOrResizedByPeers) {
+  const int fd = (**WriterSlots::of_process()).fd();
+  EXPECT_EQ(mmap(nullptr, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
   EXPECT_LT(pwrite(fd, "x", 1, 0), 0);
   EXPECT_NE(ftruncate(fd, 0), 0);
-  EXPECT_NE(ftruncate(fd, 2 * sizeof(CardPage)), 0);
-  void* const readable = mmap(nullptr, sizeof(CardPage), PROT_READ, MAP_SHARED, fd, 0);
+  EXPECT_NE(ftruncate(fd, 2 * sizeof(WriterSlotPage)), 0);
+  void* const readable = mmap(nullptr, sizeof(WriterSlotPage), PROT_READ, MAP_SHARED, fd, 0);
   ASSERT_NE(readable, MAP_FAILED);
-  EXPECT_NE(mprotect(readable, sizeof(CardPage), PROT_READ | PROT_WRITE), 0);
-  munmap(readable, sizeof(CardPage));
+  EXPECT_NE(mprotect(readable, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE), 0);
+  munmap(readable, sizeof(WriterSlotPage));
 }
 
-TEST(ShmCards, AreNotMappedFromAnythingElse) {
+TEST(ShmWriterSlots, AreNotMappedFromAnythingElse) {
   EXPECT_EQ(refused(UniqueFd()), Errc::kBadFormat);
-  EXPECT_EQ(refused(memory(sizeof(CardPage), 0)), Errc::kBadFormat);  // it could shrink
-  EXPECT_EQ(refused(memory(sizeof(CardPage) - 1, F_SEAL_SHRINK)), Errc::kBadFormat);
-  EXPECT_EQ(refused(memory(sizeof(CardPage) + 4096, F_SEAL_SHRINK)), Errc::kBadFormat);
+  EXPECT_EQ(refused(memory(sizeof(WriterSlotPage), 0)), Errc::kBadFormat);  // it could shrink
+  EXPECT_EQ(refused(memory(sizeof(WriterSlotPage) - 1, F_SEAL_SHRINK)), Errc::kBadFormat);
+  EXPECT_EQ(refused(memory(sizeof(WriterSlotPage) + 4096, F_SEAL_SHRINK)), Errc::kBadFormat);
   EXPECT_EQ(refused(UniqueFd(open("/proc/self/exe", O_RDONLY))), Errc::kBadFormat);
   EXPECT_EQ(refused(UniqueFd(open("/dev/zero", O_RDWR))), Errc::kBadFormat);
   int pipe_ends[2];
@@ -61,75 +61,75 @@ TEST(ShmCards, AreNotMappedFromAnythingElse) {
   EXPECT_EQ(refused(UniqueFd(pipe_ends[0])), Errc::kBadFormat);
 }
 
-TEST(ShmCards, OfAPeerThatLiesAboutTheirNumberAreReadInBounds) {
-  UniqueFd fd = memory(sizeof(CardPage), F_SEAL_SHRINK);
+TEST(ShmWriterSlots, OfAPeerWithAWrongCountAreReadInBounds) {
+  UniqueFd fd = memory(sizeof(WriterSlotPage), F_SEAL_SHRINK);
   const uint32_t lie = 0xffff'ffff;
-  ASSERT_EQ(pwrite(fd.get(), &lie, sizeof(lie), offsetof(CardPage, used)), 4);
-  const auto cards = *PeerCards::map(std::move(fd), 0);
-  EXPECT_EQ(cards->used(), CardPage::kCards);
-  EXPECT_FALSE(cards->died());
+  ASSERT_EQ(pwrite(fd.get(), &lie, sizeof(lie), offsetof(WriterSlotPage, used)), 4);
+  const auto slots = *PeerWriterSlots::map(std::move(fd), 0);
+  EXPECT_EQ(slots->used(), WriterSlotPage::kSlots);
+  EXPECT_FALSE(slots->process_died());
 }
 
-TEST(ShmCards, SayThatTheirProcessWasKilledOrReturned) {
+TEST(ShmWriterSlots, ShowThatTheirProcessWasKilledOrReturned) {
   for (const bool killed : {true, false}) {
-    Shared<CardsFd> fd;
+    Shared<WriterSlotsFd> fd;
     Shared<std::atomic<bool>> go;
     Child child([&] {
-      show_card(*fd);
+      announce_slot(*fd);
       while (!go->load()) sched_yield();
       exit(0);  // as main() returns: with the destructors of its thread
     });
-    const auto cards = cards_of(child, *fd);
-    ASSERT_NE(cards, nullptr);
-    EXPECT_FALSE(cards->died());
+    const auto slots = slots_of(child, *fd);
+    ASSERT_NE(slots, nullptr);
+    EXPECT_FALSE(slots->process_died());
     killed ? child.signal(SIGKILL) : go->store(true);
-    EXPECT_TRUE(child.await([&] { return cards->died(); })) << (killed ? "killed" : "returned");
+    EXPECT_TRUE(child.await([&] { return slots->process_died(); })) << (killed ? "killed" : "returned");
   }
 }
 
-TEST(ShmCards, SayThatTheirProcessBecameAnotherProgram) {
-  Shared<CardsFd> fd;
+TEST(ShmWriterSlots, ShowThatTheirProcessCalledExec) {
+  Shared<WriterSlotsFd> fd;
   Child child([&] {
-    show_card(*fd);
-    // Goes on for ever: only the exec can be what the cards tell.
+    announce_slot(*fd);
+    // Goes on for ever: only the exec can be what the slots tell.
     execl("/bin/sh", "sh", "-c", "while :; do :; done", nullptr);
   });
-  const auto cards = cards_of(child, *fd);
-  if (cards != nullptr) {
-    EXPECT_TRUE(child.await([&] { return cards->died(); }));
+  const auto slots = slots_of(child, *fd);
+  if (slots != nullptr) {
+    EXPECT_TRUE(child.await([&] { return slots->process_died(); }));
     EXPECT_EQ(waitpid(child.pid(), nullptr, WNOHANG), 0);
   }
 }
 
-TEST(ShmCards, OfAChildAreItsOwn) {
-  Cards* const parents = *Cards::of_process();
-  Card* const mine = parents->mine();
+TEST(ShmWriterSlots, OfAChildAreItsOwn) {
+  WriterSlots* const parents = *WriterSlots::of_process();
+  WriterSlot* const mine = parents->mine();
   const uint32_t intent = mine->intent.load();
-  Shared<CardsFd> fd;
+  Shared<WriterSlotsFd> fd;
   Child child([&] {
     if (parents->mine() != nullptr) _exit(3);  // not mapped here
-    Card& own = show_card(*fd);
-    if (*Cards::of_process() == parents) _exit(4);
+    WriterSlot& own = announce_slot(*fd);
+    if (*WriterSlots::of_process() == parents) _exit(4);
     own.intent.store(40);
     if (own.tid.load() != static_cast<uint32_t>(gettid())) _exit(5);
     pause();
   });
-  const auto seen = cards_of(child, *fd);
+  const auto seen = slots_of(child, *fd);
   ASSERT_NE(seen, nullptr);
-  EXPECT_TRUE(child.await([&] { return seen->card(0).intent.load() == 40; }));
+  EXPECT_TRUE(child.await([&] { return seen->slot(0).intent.load() == 40; }));
   child.kill();
-  EXPECT_TRUE(seen->died());
+  EXPECT_TRUE(seen->process_died());
   EXPECT_EQ(mine->intent.load(), intent);
   EXPECT_EQ(parents->mine(), mine);
-  const auto own = *PeerCards::map(UniqueFd(dup(parents->fd())), getpid());
-  EXPECT_FALSE(own->died()) << "the child took the parent's card with it";
+  const auto own = *PeerWriterSlots::map(UniqueFd(dup(parents->fd())), getpid());
+  EXPECT_FALSE(own->process_died()) << "the child took the parent's slot with it";
 }
 
-TEST(ShmCards, OfAPeerSurviveAForkAndTheChildLeavesThemAlone) {
-  const auto seen = *PeerCards::map(UniqueFd(dup((**Cards::of_process()).fd())), getpid());
+TEST(ShmWriterSlots, OfAPeerSurviveAForkAndTheChildLeavesThemAlone) {
+  const auto seen = *PeerWriterSlots::map(UniqueFd(dup((**WriterSlots::of_process()).fd())), getpid());
   Child child([&] {
     // What the child has at the address by now is not its to unmap.
-    void* const at = const_cast<Card*>(&seen->card(0));
+    void* const at = const_cast<WriterSlot*>(&seen->slot(0));
     void* const page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t{4095});
     void* const own = mmap(page, 4096, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -138,7 +138,7 @@ TEST(ShmCards, OfAPeerSurviveAForkAndTheChildLeavesThemAlone) {
     *static_cast<volatile char*>(own) = 1;
   });
   EXPECT_TRUE(child.join());
-  EXPECT_FALSE(seen->died());
+  EXPECT_FALSE(seen->process_died());
 }
 
 }  // namespace
