@@ -24,21 +24,21 @@ struct Queue {
   std::deque<ibv_wc> done{};
 };
 
-struct Pair {
+struct QueuePair {
   ibv_qp qp{};
   uint32_t far = 0;                 ///< the number of the other end
   std::deque<uint64_t> receives{};  ///< names
 };
 
-struct Card {
+struct Nic {
   ibv_device device{};
   verbs_context opened{};
-  std::vector<std::unique_ptr<Pair>> pairs{};  ///< by number
+  std::vector<std::unique_ptr<QueuePair>> pairs{};  ///< by number
   uint32_t keys = 0;
 };
 
-Card& card() {
-  static Card one;
+Nic& nic() {
+  static Nic one;
   return one;
 }
 
@@ -55,10 +55,10 @@ void complete(ibv_cq* cq, const ibv_qp& qp, uint64_t name, ibv_wc_opcode opcode,
 }
 
 int post_send(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) {
-  auto& own = *reinterpret_cast<Pair*>(qp);
+  auto& own = *reinterpret_cast<QueuePair*>(qp);
   for (ibv_send_wr* wr = first; wr != nullptr; wr = wr->next) {
     if (wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
-      Pair& far = *card().pairs[own.far];
+      QueuePair& far = *nic().pairs[own.far];
       if (far.receives.empty()) {
         *bad = wr;
         return ENOMEM;
@@ -75,7 +75,7 @@ int post_send(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) {
 }
 
 int post_recv(ibv_qp* qp, ibv_recv_wr* first, ibv_recv_wr**) {
-  auto& own = *reinterpret_cast<Pair*>(qp);
+  auto& own = *reinterpret_cast<QueuePair*>(qp);
   for (ibv_recv_wr* wr = first; wr != nullptr; wr = wr->next) own.receives.push_back(wr->wr_id);
   return 0;
 }
@@ -106,9 +106,9 @@ int query_port(ibv_context*, uint8_t port, ibv_port_attr* out, size_t) {
 extern "C" {
 
 ibv_device** ibv_get_device_list(int* count) {
-  card().device.transport_type = IBV_TRANSPORT_IB;
-  std::strcpy(card().device.name, "no_card");
-  auto** list = new ibv_device* [2] { &card().device, nullptr };
+  nic().device.transport_type = IBV_TRANSPORT_IB;
+  std::strcpy(nic().device.name, "fake_nic");
+  auto** list = new ibv_device* [2] { &nic().device, nullptr };
   *count = 1;
   return list;
 }
@@ -116,7 +116,7 @@ void ibv_free_device_list(ibv_device** list) { delete[] list; }
 const char* ibv_get_device_name(ibv_device* device) { return device->name; }
 
 ibv_context* ibv_open_device(ibv_device* device) {
-  verbs_context& all = card().opened;
+  verbs_context& all = nic().opened;
   all.sz = sizeof(all);
   all.query_port = query_port;
   all.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
@@ -160,7 +160,7 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, size_t bytes, uint64_t, unsi
   mr->pd = pd;
   mr->addr = address;
   mr->length = bytes;
-  mr->lkey = mr->rkey = ++card().keys;
+  mr->lkey = mr->rkey = ++nic().keys;
   return mr;
 }
 int ibv_dereg_mr(ibv_mr* mr) {
@@ -198,9 +198,9 @@ int ibv_destroy_cq(ibv_cq* cq) {
 }
 
 ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
-  auto& pairs = card().pairs;
+  auto& pairs = nic().pairs;
   if (pairs.empty()) pairs.emplace_back();  // no number is 0
-  auto& made = pairs.emplace_back(std::make_unique<Pair>());
+  auto& made = pairs.emplace_back(std::make_unique<QueuePair>());
   made->qp.context = pd->context;
   made->qp.send_cq = wanted->send_cq;
   made->qp.recv_cq = wanted->recv_cq;
@@ -208,11 +208,11 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
   return &made->qp;
 }
 int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
-  if ((mask & IBV_QP_DEST_QPN) != 0) reinterpret_cast<Pair*>(qp)->far = attr->dest_qp_num;
+  if ((mask & IBV_QP_DEST_QPN) != 0) reinterpret_cast<QueuePair*>(qp)->far = attr->dest_qp_num;
   return 0;
 }
 int ibv_destroy_qp(ibv_qp* qp) {
-  card().pairs[qp->qp_num].reset();
+  nic().pairs[qp->qp_num].reset();
   return 0;
 }
 

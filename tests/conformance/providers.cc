@@ -236,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(
 #ifdef FABRIC_HAS_VERBS
 INSTANTIATE_TEST_SUITE_P(Verbs, Conformance, testing::ValuesIn(verbs_cases()),
                          [](const auto& provider) { return provider.param.name; });
-INSTANTIATE_TEST_SUITE_P(Soft, Conformance, testing::ValuesIn(soft_cases()),
+INSTANTIATE_TEST_SUITE_P(Soft, Conformance, testing::ValuesIn(fake_verbs_cases()),
                          [](const auto& provider) { return provider.param.name; });
 #endif
 

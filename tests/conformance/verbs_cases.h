@@ -10,6 +10,6 @@ namespace fabric::test {
 std::vector<ProviderCase> verbs_cases();
 
 /// Everywhere: the same network on cards made of software (tests/fake_verbs).
-std::vector<ProviderCase> soft_cases();
+std::vector<ProviderCase> fake_verbs_cases();
 
 }  // namespace fabric::test

@@ -124,7 +124,7 @@ fl=(2)
 fn=(2)
 1 500
 cob=(2) /somewhere/bench/fake_verbs/libibverbs.so.1
-cfi=(3) /somewhere/bench/fake_verbs/fake_nics.cc
+cfi=(3) /somewhere/bench/fake_verbs/fake_verbs.cc
 cfn=(3) post_send
 calls=10 1
 2 950

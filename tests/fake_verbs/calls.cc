@@ -7,20 +7,20 @@
 #include <cerrno>
 #include <cstring>
 
-#include "card/card.h"
+#include "fake_verbs/card.h"
 
-// What libibverbs exports, for these cards. Whatever a kernel or a card would refuse is refused,
+// What libibverbs exports, for these nics. Whatever a kernel or a card would refuse is refused,
 // and kept as a mistake of the network.
 
 namespace fabric::test {
 
-using namespace card;
+using namespace fake;
 
 namespace {
 
-using Call = SoftCards::Call;
+using Call = FakeNics::Call;
 
-SoftCards& cards() { return *SoftCards::current(); }
+FakeNics& nics() { return *FakeNics::current(); }
 
 /// A call that gives a pointer says why not by errno.
 template <class T>
@@ -34,11 +34,11 @@ constexpr unsigned kAccess =
 
 }  // namespace
 
-struct CardKernel {
+struct FakeKernel {
   // ---- Devices
 
   static ibv_device** get_device_list(int* count) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     auto** list = new ibv_device*[all.devices_.size() + 1];
     for (size_t i = 0; i < all.devices_.size(); ++i) list[i] = all.devices_[i].get();
     list[all.devices_.size()] = nullptr;
@@ -49,7 +49,7 @@ struct CardKernel {
   static const char* get_device_name(ibv_device* device) { return device->name; }
 
   static ibv_context* open_device(ibv_device* named) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     auto* const device = static_cast<Device*>(named);
     if (const int error = all.failing(Call::kOpen, *device)) return refuse<ibv_context>(error);
@@ -62,12 +62,12 @@ struct CardKernel {
     made->context.cmd_fd = -1;
     made->context.num_comp_vectors = 1;
     made->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
-    CardCalls::fill(*made);
+    FakeVerbsTable::fill(*made);
     device->contexts.insert(made);
     return &made->context;
   }
   static int close_device(ibv_context* context) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Context* const gone = of(context);
     if (gone->pds + gone->tds + gone->channels + gone->cqs + gone->qps + gone->mrs != 0) {
@@ -78,21 +78,21 @@ struct CardKernel {
     return 0;
   }
   static int query_device(ibv_context*, ibv_device_attr* out) {
-    const CardShape& shape = cards().shape_;
+    const FakeNicOptions& options = nics().options_;
     *out = {};
-    out->max_qp_wr = shape.requests_max;
-    out->max_cqe = shape.cqe_max;
+    out->max_qp_wr = options.requests_max;
+    out->max_cqe = options.cqe_max;
     out->max_pkeys = 4;
     out->phys_port_cnt = 1;
     return 0;
   }
   static int query_port(ibv_context* context, uint8_t port, ibv_port_attr* out, size_t) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     if (port != 1) return EINVAL;
     *out = {};
     out->state = of(context)->device->up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    out->active_mtu = out->max_mtu = all.shape_.mtu;
+    out->active_mtu = out->max_mtu = all.options_.mtu;
     out->link_layer = IBV_LINK_LAYER_ETHERNET;
     out->max_msg_sz = 1u << 30;
     out->gid_tbl_len = 2;
@@ -119,7 +119,7 @@ struct CardKernel {
   // ---- Domains
 
   static ibv_pd* alloc_pd(ibv_context* context) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Context* const owner = of(context);
     if (const int error = all.failing(Call::kAllocPd, *owner->device)) return refuse<ibv_pd>(error);
@@ -130,7 +130,7 @@ struct CardKernel {
     return made;
   }
   static int dealloc_pd(ibv_pd* pd) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Pd* const gone = of(pd);
     if (gone->users != 0) {
@@ -143,16 +143,16 @@ struct CardKernel {
     return 0;
   }
   static ibv_td* alloc_td(ibv_context* context, ibv_td_init_attr*) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
-    if (!all.shape_.thread_domains) return refuse<ibv_td>(EOPNOTSUPP);
+    if (!all.options_.thread_domains) return refuse<ibv_td>(EOPNOTSUPP);
     auto* const made = new Td();
     made->context = context;
     ++of(context)->tds;
     return made;
   }
   static int dealloc_td(ibv_td* td) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     auto* const gone = static_cast<Td*>(td);
     --of(gone->context)->tds;
@@ -160,7 +160,7 @@ struct CardKernel {
     return 0;
   }
   static ibv_pd* alloc_parent_domain(ibv_context* context, ibv_parent_domain_init_attr* wanted) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     auto* const made = new Pd();
     made->context = context;
@@ -173,7 +173,7 @@ struct CardKernel {
 
   // ---- Memory
 
-  static ibv_mr* add(SoftCards& all, ibv_pd* pd, std::unique_ptr<Mr> made, unsigned access) {
+  static ibv_mr* add(FakeNics& all, ibv_pd* pd, std::unique_ptr<Mr> made, unsigned access) {
     if (of(pd)->root != of(pd)) all.violate("memory is registered in a parent domain");
     if ((access & ~kAccess) != 0) all.violate("access flags that this card does not have");
     if ((access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0) {
@@ -192,7 +192,7 @@ struct CardKernel {
     return out;
   }
   static ibv_mr* reg_mr(ibv_pd* pd, void* address, size_t length, uint64_t iova, unsigned access) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     const Device& device = *of(pd->context)->device;
     if (const int error = all.failing(Call::kRegister, device)) return refuse<ibv_mr>(error);
@@ -208,9 +208,9 @@ struct CardKernel {
   }
   static ibv_mr* reg_dmabuf(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd,
                             int access) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
-    if (!all.shape_.dmabuf) return refuse<ibv_mr>(EOPNOTSUPP);
+    if (!all.options_.dmabuf) return refuse<ibv_mr>(EOPNOTSUPP);
     if (fd < 0) return refuse<ibv_mr>(EBADF);
     const Device& device = *of(pd->context)->device;
     if (const int error = all.failing(Call::kRegister, device)) return refuse<ibv_mr>(error);
@@ -227,7 +227,7 @@ struct CardKernel {
     return add(all, pd, std::move(made), static_cast<unsigned>(access));
   }
   static int dereg_mr(ibv_mr* mr) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Mr* const gone = of(mr);
     Context& owner = *of(mr->context);
@@ -252,7 +252,7 @@ struct CardKernel {
   // ---- Completion queues
 
   static ibv_comp_channel* create_channel(ibv_context* context) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     const Device& device = *of(context)->device;
     if (const int error = all.failing(Call::kCreateChannel, device)) {
@@ -265,7 +265,7 @@ struct CardKernel {
     return made;
   }
   static int destroy_channel(ibv_comp_channel* channel) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     auto* const gone = static_cast<Channel*>(channel);
     if (gone->users != 0) {
@@ -279,12 +279,12 @@ struct CardKernel {
   }
   static ibv_cq* create_cq(ibv_context* context, int cqe, void* user, ibv_comp_channel* channel,
                            int) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     if (const int error = all.failing(Call::kCreateCq, *of(context)->device)) {
       return refuse<ibv_cq>(error);
     }
-    if (cqe < 1 || cqe > all.shape_.cqe_max) {
+    if (cqe < 1 || cqe > all.options_.cqe_max) {
       all.violate("a completion queue of a size that the card does not have");
       return refuse<ibv_cq>(EINVAL);
     }
@@ -298,7 +298,7 @@ struct CardKernel {
     return made;
   }
   static int destroy_cq(ibv_cq* cq) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     std::unique_lock lock(all.mutex_);
     Cq* const gone = of(cq);
     if (gone->users != 0) {
@@ -308,20 +308,20 @@ struct CardKernel {
     auto* const channel = static_cast<Channel*>(gone->channel);
     if (channel != nullptr) {
       // Those that nobody has read go with it.
-      gone->rung -= std::erase(channel->events, cq);
+      gone->cq_events_raised -= std::erase(channel->events, cq);
       --channel->users;
     }
     std::erase_if(of(gone->context)->events,
                   [&](const AsyncEvent& event) { return event.element == cq; });
     all.moved_.wait(lock, [&] {
-      return gone->rings_acked == gone->rung && gone->events_acked == gone->events_got;
+      return gone->cq_events_acked == gone->cq_events_raised && gone->events_acked == gone->events_got;
     });
     --of(gone->context)->cqs;
     delete gone;
     return 0;
   }
   static int get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** user) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     auto* const at = static_cast<Channel*>(channel);
     eventfd_t count = 0;
@@ -337,24 +337,24 @@ struct CardKernel {
     return -1;
   }
   static void ack_cq_events(ibv_cq* cq, unsigned count) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
-    of(cq)->rings_acked += count;
+    of(cq)->cq_events_acked += count;
     all.moved_.notify_all();
   }
 
   // ---- Queue pairs
 
   static ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Context* const owner = of(pd->context);
     if (const int error = all.failing(Call::kCreateQp, *owner->device)) {
       return refuse<ibv_qp>(error);
     }
     const ibv_qp_cap& cap = wanted->cap;
-    const auto most = static_cast<uint32_t>(all.shape_.requests_max);
-    if (cap.max_inline_data > all.shape_.inline_max || cap.max_send_wr > most ||
+    const auto most = static_cast<uint32_t>(all.options_.requests_max);
+    if (cap.max_inline_data > all.options_.inline_max || cap.max_send_wr > most ||
         cap.max_recv_wr > most) {
       return refuse<ibv_qp>(EINVAL);
     }
@@ -381,7 +381,7 @@ struct CardKernel {
     return out;
   }
   static int destroy_qp(ibv_qp* named) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     std::unique_lock lock(all.mutex_);
     Qp& qp = *of(named);
     if (qp.destroyed) {
@@ -392,10 +392,10 @@ struct CardKernel {
     const auto left = std::ranges::count(cq.entries, &qp, &Completion::qp);
     const bool connected = qp.far_number != 0;
     if (connected && !cq.overrun &&
-        (left != 0 || !qp.requests.empty() || !qp.receives.empty() || !qp.behind.empty())) {
+        (left != 0 || !qp.requests.empty() || !qp.receives.empty() || !qp.receives_after_error.empty())) {
       qp.owner->undrained = "a queue pair is destroyed before it is drained";
     }
-    if (!all.shape_.keeps_completions) {
+    if (!all.options_.keeps_completions) {
       all.deleted_ += static_cast<uint64_t>(left);
       std::erase_if(cq.entries, [&](const Completion& one) { return one.qp == &qp; });
     }
@@ -407,7 +407,7 @@ struct CardKernel {
     std::erase_if(qp.owner->events,
                   [&](const AsyncEvent& event) { return event.element == named; });
     const auto at = all.qps_.find(qp.serial);
-    all.graves_.push_back(std::move(at->second));
+    all.destroyed_qps_.push_back(std::move(at->second));
     all.qps_.erase(at);
     // Whoever has heard something of it says so before it goes.
     all.moved_.wait(lock, [&] { return qp.events_acked == qp.events_got; });
@@ -417,7 +417,7 @@ struct CardKernel {
     return 0;
   }
   static int modify_qp(ibv_qp* named, ibv_qp_attr* wanted, int mask) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     std::unique_lock lock(all.mutex_);
     Qp& qp = *of(named);
     const Device& device = *qp.owner->device;
@@ -444,65 +444,65 @@ struct CardKernel {
     all.to_error(qp);
     return 0;
   }
-  static bool lacks(SoftCards& all, const Qp& qp, ibv_qp_state before, int mask, int needed) {
+  static bool lacks(FakeNics& all, const Qp& qp, ibv_qp_state before, int mask, int needed) {
     const bool wrong = qp.state != before || mask != (needed | IBV_QP_STATE);
     // One that broke meanwhile is nobody's mistake.
     if (wrong && qp.state != IBV_QPS_ERR) all.violate("a change of state that no card allows");
     return wrong;
   }
-  static int to_init(SoftCards& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
+  static int to_init(FakeNics& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
     if (const int error = all.failing(Call::kToInit, *qp.owner->device)) return error;
     constexpr int kNeeded = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     if (lacks(all, qp, IBV_QPS_RESET, mask, kNeeded)) return EINVAL;
     qp.access = static_cast<unsigned>(wanted.qp_access_flags);
-    qp.route.pkey_index = wanted.pkey_index;
+    qp.settings.pkey_index = wanted.pkey_index;
     qp.state = IBV_QPS_INIT;
     return 0;
   }
   /// Whether the kernel has an address for the neighbour.
-  static bool finds(SoftCards& all, std::unique_lock<std::mutex>& lock, const ibv_qp_attr& wanted) {
+  static bool finds(FakeNics& all, std::unique_lock<std::mutex>& lock, const ibv_qp_attr& wanted) {
     verbs::GidBytes gid{};
     const auto& raw = wanted.ah_attr.grh.dgid.raw;
     std::copy(std::begin(raw), std::end(raw), gid.begin());
     const Device* far = all.find(gid);
-    if (far == nullptr || !all.hidden_.contains({far->host, far->rail})) return true;
-    ++all.searches_;
+    if (far == nullptr || !all.hidden_neighbours_.contains({far->host, far->rail})) return true;
+    ++all.neighbour_searches_;
     all.moved_.notify_all();
-    all.moved_.wait(lock, [&] { return !all.hidden_.contains({far->host, far->rail}); });
-    --all.searches_;
+    all.moved_.wait(lock, [&] { return !all.hidden_neighbours_.contains({far->host, far->rail}); });
+    --all.neighbour_searches_;
     return false;
   }
-  static int to_receive(SoftCards& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
+  static int to_receive(FakeNics& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
     if (const int error = all.failing(Call::kToReceive, *qp.owner->device)) return error;
     constexpr int kNeeded = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
     if (lacks(all, qp, IBV_QPS_INIT, mask, kNeeded)) return EINVAL;
     const ibv_ah_attr& to = wanted.ah_attr;
     if (to.is_global == 0 || to.port_num != 1) all.violate("RoCE without a global address");
-    if (wanted.path_mtu > all.shape_.mtu) all.violate("packets that the port does not carry");
+    if (wanted.path_mtu > all.options_.mtu) all.violate("packets that the port does not carry");
     if (to.grh.sgid_index != qp.owner->device->gid_index) return EINVAL;  // nothing is there
     std::copy(std::begin(to.grh.dgid.raw), std::end(to.grh.dgid.raw), qp.far_gid.begin());
     qp.far_number = wanted.dest_qp_num;
     qp.expected = wanted.rq_psn;
     qp.packet_bytes = 128u << wanted.path_mtu;
-    qp.route.mtu = wanted.path_mtu;
-    qp.route.service_level = to.sl;
-    qp.route.traffic_class = to.grh.traffic_class;
-    qp.route.gid_index = to.grh.sgid_index;
-    qp.route.rnr_timer = wanted.min_rnr_timer;
+    qp.settings.mtu = wanted.path_mtu;
+    qp.settings.service_level = to.sl;
+    qp.settings.traffic_class = to.grh.traffic_class;
+    qp.settings.gid_index = to.grh.sgid_index;
+    qp.settings.rnr_timer = wanted.min_rnr_timer;
     qp.state = IBV_QPS_RTR;
     return 0;
   }
-  static int to_send(SoftCards& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
+  static int to_send(FakeNics& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
     if (const int error = all.failing(Call::kToSend, *qp.owner->device)) return error;
     constexpr int kNeeded = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                             IBV_QP_MAX_QP_RD_ATOMIC;
     if (lacks(all, qp, IBV_QPS_RTR, mask, kNeeded)) return EINVAL;
     if (wanted.retry_cnt > 6 || wanted.timeout == 0) all.violate("retries without an end");
-    qp.first_number = qp.route.first_packet = wanted.sq_psn;
-    qp.route.timeout = wanted.timeout;
-    qp.route.retries = wanted.retry_cnt;
-    qp.route.rnr_retries = wanted.rnr_retry;
+    qp.first_number = qp.settings.first_packet = wanted.sq_psn;
+    qp.settings.timeout = wanted.timeout;
+    qp.settings.retries = wanted.retry_cnt;
+    qp.settings.rnr_retries = wanted.rnr_retry;
     qp.retries_left = wanted.retry_cnt;
     qp.rnr_left = wanted.rnr_retry;
     qp.state = IBV_QPS_RTS;
@@ -512,7 +512,7 @@ struct CardKernel {
   // ---- What a device says by itself
 
   static int get_async_event(ibv_context* context, ibv_async_event* out) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Context& at = *of(context);
     eventfd_t count = 0;
@@ -541,7 +541,7 @@ struct CardKernel {
     return -1;
   }
   static void ack_async_event(ibv_async_event* event) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     all.moved_.notify_all();
     switch (event->event_type) {
@@ -563,8 +563,8 @@ struct CardKernel {
   }
 };
 
-verbs::Library CardCalls::table() {
-  using K = CardKernel;
+verbs::Library FakeVerbsTable::table() {
+  using K = FakeKernel;
   return {.get_device_list = K::get_device_list,
           .free_device_list = K::free_device_list,
           .get_device_name = K::get_device_name,
@@ -590,11 +590,11 @@ verbs::Library CardCalls::table() {
           .ack_async_event = K::ack_async_event};
 }
 
-void CardCalls::fill_kernel(Context& context) {
-  context.query_port = CardKernel::query_port;
-  context.alloc_td = CardKernel::alloc_td;
-  context.dealloc_td = CardKernel::dealloc_td;
-  context.alloc_parent_domain = CardKernel::alloc_parent_domain;
+void FakeVerbsTable::fill_kernel(Context& context) {
+  context.query_port = FakeKernel::query_port;
+  context.alloc_td = FakeKernel::alloc_td;
+  context.dealloc_td = FakeKernel::dealloc_td;
+  context.alloc_parent_domain = FakeKernel::alloc_parent_domain;
 }
 
 }  // namespace fabric::test

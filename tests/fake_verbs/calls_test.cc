@@ -3,114 +3,114 @@
 #include <cstring>
 #include <set>
 
-#include "card/stage.h"
+#include "fake_verbs/setup.h"
 
 // Calls into the kernel that fail, and what a card is asked for.
 
 namespace fabric::test {
 namespace {
 
-using Call = SoftCards::Call;
-using End = SoftCards::End;
+using Call = FakeNics::Call;
+using End = FakeNics::End;
 
 /// One call fails when paths are opened on the first of two rails; the other one serves.
-void expect_true_without(const SoftCards::Failure& failure) {
-  Stage stage({.rails = 2});
-  stage.expect_trouble();
-  stage.cards().fail(failure);
-  Writes writes(stage[0], stage[1], {.count = 64, .bytes = 1000});
+void expect_true_without(const FakeNics::Failure& failure) {
+  FakeNicSetup setup({.rails = 2});
+  setup.expect_fault_logs();
+  setup.nics().fail(failure);
+  CheckedWrites writes(setup[0], setup[1], {.count = 64, .bytes = 1000});
   writes.submit();
-  EXPECT_TRUE(stage.until([&] { return writes.ended(); })) << stage[0].dump();
-  EXPECT_GE(stage.cards().failed_calls(), 1u);
+  EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
+  EXPECT_GE(setup.nics().failed_calls(), 1u);
   writes.expect_true();
   EXPECT_EQ(writes.unknown(), 0u);
-  stage.expect_service();
+  setup.expect_service();
 }
 
-TEST(CardCall, ASenderThatCannotConnect) {
+TEST(VerbsCall, ASenderThatCannotConnect) {
   expect_true_without({.call = Call::kToReceive, .host = 0, .rail = 0, .error = ETIMEDOUT});
   expect_true_without({.call = Call::kToSend, .host = 0, .rail = 0, .error = EINVAL});
 }
 
-TEST(CardCall, ATargetThatCannotConnect) {
+TEST(VerbsCall, ATargetThatCannotConnect) {
   expect_true_without({.call = Call::kToReceive, .host = 1, .rail = 0, .error = ETIMEDOUT});
 }
 
 /// While the engines stand: their stock is full, and is not filled again at first.
-TEST(CardCall, QueuePairsThatCannotBeMade) {
+TEST(VerbsCall, QueuePairsThatCannotBeMade) {
   for (const Call call : {Call::kCreateQp, Call::kToInit}) {
-    Stage stage({.rails = 2});
-    stage.expect_trouble();
+    FakeNicSetup setup({.rails = 2});
+    setup.expect_fault_logs();
     for (const uint32_t host : {0, 1}) {
-      stage.cards().fail({.call = call, .host = host, .rail = 0, .times = 3});
+      setup.nics().fail({.call = call, .host = host, .rail = 0, .times = 3});
     }
     // Paths that end and are opened again use up the stock. What finds no path waits for one.
-    for (uint32_t round = 0; round < 20 && stage.cards().failed_calls() < 6; ++round) {
-      Writes there(stage[0], stage[1]), back(stage[1], stage[0]);
+    for (uint32_t round = 0; round < 20 && setup.nics().failed_calls() < 6; ++round) {
+      CheckedWrites there(setup[0], setup[1]), back(setup[1], setup[0]);
       there.submit();
       back.submit();
-      stage.cards().break_path(0, 1, 0, End::kSender);
-      stage.cards().break_path(1, 0, 0, End::kTarget);
-      EXPECT_TRUE(stage.until([&] { return there.ended() && back.ended(); })) << stage[0].dump();
+      setup.nics().break_path(0, 1, 0, End::kSender);
+      setup.nics().break_path(1, 0, 0, End::kTarget);
+      EXPECT_TRUE(setup.until([&] { return there.ended() && back.ended(); })) << setup[0].dump();
       there.expect_delivered();
       back.expect_delivered();
     }
-    EXPECT_EQ(stage.cards().failed_calls(), 6u);
-    stage.expect_service();
+    EXPECT_EQ(setup.nics().failed_calls(), 6u);
+    setup.expect_service();
   }
 }
 
 // From the first one on, so that nothing is in stock.
-TEST(CardCall, AnEngineWithoutAStock) {
+TEST(VerbsCall, AnEngineWithoutAQpPool) {
   for (const uint32_t rails : {1, 2}) {
-    Stage stage({.hosts = 3, .rails = rails});
-    stage.expect_trouble();
-    stage.close(2);
+    FakeNicSetup setup({.hosts = 3, .rails = rails});
+    setup.expect_fault_logs();
+    setup.close(2);
     // Two of each kind in stock, one more for a peer, and two more that are asked for in need.
-    stage.cards().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 8});
-    auto late = stage.open(2);
+    setup.nics().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 8});
+    auto late = setup.open(2);
     ASSERT_TRUE(late) << late.error().what;
-    Writes there(stage[0], *late), back(*late, stage[0]);
+    CheckedWrites there(setup[0], *late), back(*late, setup[0]);
     there.submit();
     back.submit();
-    EXPECT_TRUE(stage.until([&] { return there.ended() && back.ended(); })) << late->dump();
+    EXPECT_TRUE(setup.until([&] { return there.ended() && back.ended(); })) << late->dump();
     there.expect_delivered();
     back.expect_delivered();
   }
 }
 
 // Neither rail has room at first, and one never gets any: what waits for it goes by the other.
-TEST(CardCall, ARailThatNeverGetsRoom) {
-  Stage stage({.hosts = 3, .rails = 2});
-  stage.expect_trouble();
-  stage.close(2);
-  stage.cards().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 10});
-  stage.cards().fail({.call = Call::kCreateQp, .host = 2, .rail = 1, .times = UINT32_MAX});
-  auto late = stage.open(2);
+TEST(VerbsCall, ARailThatNeverGetsRoom) {
+  FakeNicSetup setup({.hosts = 3, .rails = 2});
+  setup.expect_fault_logs();
+  setup.close(2);
+  setup.nics().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 10});
+  setup.nics().fail({.call = Call::kCreateQp, .host = 2, .rail = 1, .times = UINT32_MAX});
+  auto late = setup.open(2);
   ASSERT_TRUE(late) << late.error().what;
-  Writes back(*late, stage[0], {.count = 32, .bytes = 1000});
+  CheckedWrites back(*late, setup[0], {.count = 32, .bytes = 1000});
   back.submit();
-  EXPECT_TRUE(stage.until([&] { return back.ended(); })) << late->dump();
+  EXPECT_TRUE(setup.until([&] { return back.ended(); })) << late->dump();
   back.expect_delivered();
 }
 
 // What is no lack of room is no reason to wait.
-TEST(CardCall, QueuePairsThatTheKernelDoesNotWant) {
-  Stage stage({.hosts = 3});
-  stage.expect_trouble();
-  stage.close(2);
-  stage.cards().fail({.call = Call::kToInit, .host = 2, .times = UINT32_MAX, .error = EINVAL});
-  auto late = stage.open(2);
+TEST(VerbsCall, QueuePairsThatTheKernelRefuses) {
+  FakeNicSetup setup({.hosts = 3});
+  setup.expect_fault_logs();
+  setup.close(2);
+  setup.nics().fail({.call = Call::kToInit, .host = 2, .times = UINT32_MAX, .error = EINVAL});
+  auto late = setup.open(2);
   ASSERT_TRUE(late) << late.error().what;
-  Writes back(*late, stage[0], {.count = 8, .bytes = 1000});
+  CheckedWrites back(*late, setup[0], {.count = 8, .bytes = 1000});
   back.submit();
-  EXPECT_TRUE(stage.until([&] { return back.ended(); })) << late->dump();
+  EXPECT_TRUE(setup.until([&] { return back.ended(); })) << late->dump();
   EXPECT_EQ(back.with(Errc::kUnreachable), 8u);
 }
 
-TEST(CardCall, AnEngineThatCannotBeOpened) {
-  Stage stage({.hosts = 3, .rails = 2});
-  stage.close(2);
+TEST(VerbsCall, AnEngineThatCannotBeOpened) {
+  FakeNicSetup setup({.hosts = 3, .rails = 2});
+  setup.close(2);
   const struct {
     Call call;
     int error;
@@ -122,18 +122,18 @@ TEST(CardCall, AnEngineThatCannotBeOpened) {
                 {Call::kCreateCq, ENOMEM, Errc::kExhausted, "ibv_create_cq"}};
   for (const auto& one : kCases) {
     // On the second rail: what the first has is given back.
-    stage.cards().fail({.call = one.call, .host = 2, .rail = 1, .error = one.error});
-    const auto engine = stage.open(2);
+    setup.nics().fail({.call = one.call, .host = 2, .rail = 1, .error = one.error});
+    const auto engine = setup.open(2);
     ASSERT_FALSE(engine) << one.what;
     EXPECT_EQ(engine.error().code, one.code);
     EXPECT_STREQ(engine.error().what, one.what);
   }
-  const auto engine = stage.open(2);
+  const auto engine = setup.open(2);
   EXPECT_TRUE(engine) << engine.error().what;
 }
 
-TEST(CardCall, MemoryThatCannotBeRegistered) {
-  Stage stage({.rails = 2});
+TEST(VerbsCall, MemoryThatCannotBeRegistered) {
+  FakeNicSetup setup({.rails = 2});
   expect_log("memory could not be registered");
   const struct {
     int error;
@@ -144,23 +144,23 @@ TEST(CardCall, MemoryThatCannotBeRegistered) {
                 {EOPNOTSUPP, Errc::kUnsupported},
                 {EFAULT, Errc::kInvalidArgument}};
   for (const auto& one : kCases) {
-    stage.cards().fail({.call = Call::kRegister, .host = 0, .rail = 1, .error = one.error});
-    const auto region = stage[0].allocate({.size_bytes = 8192});
+    setup.nics().fail({.call = Call::kRegister, .host = 0, .rail = 1, .error = one.error});
+    const auto region = setup[0].allocate({.size_bytes = 8192});
     ASSERT_FALSE(region);
     EXPECT_EQ(region.error().code, one.code);
   }
-  stage.expect_service();
+  setup.expect_service();
 }
 
 // Nothing is proved: the region says so, its pages stay, and everything else goes on.
-TEST(CardCall, MemoryThatIsNotGivenBack) {
-  Stage stage({.config = {.drain_timeout = 300ms}});
-  stage.expect_trouble();
+TEST(VerbsCall, MemoryThatCannotBeDeregistered) {
+  FakeNicSetup setup({.config = {.drain_timeout = 300ms}});
+  setup.expect_fault_logs();
   expect_log("region");
   expect_log("memory");
-  auto region = stage[1].allocate({.size_bytes = 8192});
+  auto region = setup[1].allocate({.size_bytes = 8192});
   ASSERT_TRUE(region);
-  stage.cards().fail({.call = Call::kDeregister, .host = 1, .error = EBUSY});
+  setup.nics().fail({.call = Call::kDeregister, .host = 1, .error = EBUSY});
   struct Report {
     void on(const Event& event) {
       last = event;
@@ -169,41 +169,41 @@ TEST(CardCall, MemoryThatIsNotGivenBack) {
     Event last{};
     std::atomic<uint32_t> ends{0};
   } end;
-  const auto op = stage[1].submit(Deregister{
+  const auto op = setup[1].submit(Deregister{
       .region = region->id(), .timeout = 200ms, .notify = Notify::call<&Report::on>(&end)});
   ASSERT_TRUE(op);
-  EXPECT_TRUE(stage.until([&] { return end.ends.load(std::memory_order_acquire) != 0; }));
+  EXPECT_TRUE(setup.until([&] { return end.ends.load(std::memory_order_acquire) != 0; }));
   EXPECT_EQ(end.last.code, Errc::kTimeout);
   EXPECT_EQ(end.last.remote, Remote::kUnknown);
   EXPECT_EQ(end.ends.load(), 1u);
-  stage.expect_service();
+  setup.expect_service();
 }
 
 // The error state is refused: the drain is given up after its time, and nothing is counted twice.
-TEST(CardCall, AnErrorStateThatIsRefused) {
+TEST(VerbsCall, AnErrorStateThatIsRefused) {
   for (const uint32_t host : {0, 1}) {
-    Stage stage({.rails = 2});
-    stage.expect_trouble();
-    stage.cards().allow_undrained();
-    Writes first(stage[0], stage[1]);
+    FakeNicSetup setup({.rails = 2});
+    setup.expect_fault_logs();
+    setup.nics().allow_undrained();
+    CheckedWrites first(setup[0], setup[1]);
     first.submit();
-    ASSERT_TRUE(stage.until([&] { return first.ended(); }));
-    Writes writes(stage[0], stage[1], {.count = 200, .bytes = 6000, .timeout = 10s});
-    stage.cards().fail({.call = Call::kToError, .host = host, .error = EIO});
+    ASSERT_TRUE(setup.until([&] { return first.ended(); }));
+    CheckedWrites writes(setup[0], setup[1], {.count = 200, .bytes = 6000, .timeout = 10s});
+    setup.nics().fail({.call = Call::kToError, .host = host, .error = EIO});
     writes.submit();
-    stage.cards().say_of_pairs(host, 0, host == 0 ? End::kSender : End::kTarget,
+    setup.nics().raise_qp_events(host, 0, host == 0 ? End::kSender : End::kTarget,
                                IBV_EVENT_QP_FATAL);
-    EXPECT_TRUE(stage.until([&] { return writes.ended(); })) << stage[0].dump();
+    EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
     writes.expect_true();
     EXPECT_EQ(writes.not_delivered(), 0u);
-    stage.expect_service();
+    setup.expect_service();
   }
 }
 
 // ---- What a card is asked for -------------------------------------------------------------------
 
-TEST(CardAsk, OptionsArriveAtTheCard) {
-  Stage stage({.network = {.gid_index = 1,
+TEST(VerbsAttributes, OptionsArriveAtTheNic) {
+  FakeNicSetup setup({.network = {.gid_index = 1,
                            .mtu_bytes = 1024,
                            .traffic_class = 104,
                            .service_level = 3,
@@ -212,85 +212,85 @@ TEST(CardAsk, OptionsArriveAtTheCard) {
                            .retry_count = 4,
                            .rnr_retry = 6,
                            .rnr_timer = 9}});
-  stage.expect_service();
-  const auto routes = stage.cards().routes(0, 0);
+  setup.expect_service();
+  const auto routes = setup.nics().qp_settings(0, 0);
   ASSERT_FALSE(routes.empty());
-  for (const auto& route : routes) {
-    EXPECT_EQ(route.gid_index, 1);
-    EXPECT_EQ(route.mtu, IBV_MTU_1024);
-    EXPECT_EQ(route.traffic_class, 104);
-    EXPECT_EQ(route.service_level, 3);
-    EXPECT_EQ(route.pkey_index, 2);
-    EXPECT_EQ(route.timeout, 12);
-    EXPECT_EQ(route.retries, 4);
-    EXPECT_EQ(route.rnr_retries, 6);
-    EXPECT_EQ(route.rnr_timer, 9);
+  for (const auto& settings : routes) {
+    EXPECT_EQ(settings.gid_index, 1);
+    EXPECT_EQ(settings.mtu, IBV_MTU_1024);
+    EXPECT_EQ(settings.traffic_class, 104);
+    EXPECT_EQ(settings.service_level, 3);
+    EXPECT_EQ(settings.pkey_index, 2);
+    EXPECT_EQ(settings.timeout, 12);
+    EXPECT_EQ(settings.retries, 4);
+    EXPECT_EQ(settings.rnr_retries, 6);
+    EXPECT_EQ(settings.rnr_timer, 9);
   }
 }
 
 // Nobody may write where nobody was allowed to, not even by a key that was guessed.
-TEST(CardAsk, MemoryIsOpenToOthersOnlyWhereItsOwnerSaysSo) {
-  Stage stage;
+TEST(VerbsAttributes, PeersMayWriteOnlyToMemoryRegisteredForIt) {
+  FakeNicSetup setup;
   std::vector<std::byte> bytes(8192);
   for (const bool open : {false, true}) {
-    const auto region = stage[0].register_memory(
+    const auto region = setup[0].register_memory(
         {.address = bytes.data(), .size_bytes = bytes.size(), .remote_write = open});
     ASSERT_TRUE(region) << region.error().what;
     const unsigned write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-    EXPECT_EQ(stage.cards().access(bytes.data()),
+    EXPECT_EQ(setup.nics().access(bytes.data()),
               IBV_ACCESS_RELAXED_ORDERING | (open ? write : 0u));
   }
 }
 
 // A packet of an old connection fits into a new one by chance only: one in 16 million.
-TEST(CardAsk, EveryConnectionBeginsWithAnotherPacket) {
-  Stage stage;
-  stage.expect_trouble();
+TEST(VerbsAttributes, EveryConnectionBeginsWithAnotherPacket) {
+  FakeNicSetup setup;
+  setup.expect_fault_logs();
   std::set<uint32_t> firsts;
   for (uint32_t life = 1; life <= 4; ++life) {
-    stage.expect_service();
-    for (const auto& route : stage.cards().routes(0, 0)) {
-      if (route.timeout != 0) firsts.insert(route.first_packet);  // it sends
+    setup.expect_service();
+    for (const auto& settings : setup.nics().qp_settings(0, 0)) {
+      if (settings.timeout != 0) firsts.insert(settings.first_packet);  // it sends
     }
     EXPECT_EQ(firsts.size(), life);
-    EXPECT_EQ(stage.cards().break_path(0, 1, 0, End::kSender), 1u);
+    EXPECT_EQ(setup.nics().break_path(0, 1, 0, End::kSender), 1u);
   }
 }
 
-TEST(CardAsk, ThreadDomainsWhereThereAreSome) {
+TEST(VerbsAttributes, ThreadDomainsWhereThereAreSome) {
   for (const bool some : {true, false}) {
-    Stage stage({.rails = 2, .cards = {.thread_domains = some}});
-    EXPECT_EQ(stage.fact(0, 0, "thread domain"), some ? "yes" : "no");
-    stage.expect_service();
+    FakeNicSetup setup({.rails = 2, .nics = {.thread_domains = some}});
+    EXPECT_EQ(setup.fact(0, 0, "thread domain"), some ? "yes" : "no");
+    setup.expect_service();
   }
 }
 
-TEST(CardAsk, CardsThatCarryLessOrNothingInline) {
+TEST(VerbsAttributes, NicsThatCarryLessOrNothingInline) {
   for (const uint32_t most : {0u, 32u}) {
-    Stage stage({.cards = {.inline_max = most}});
-    Writes small(stage[0], stage[1], {.bytes = 40});
+    FakeNicSetup setup({.nics = {.inline_max = most}});
+    CheckedWrites small(setup[0], setup[1], {.bytes = 40});
     small.submit();
-    EXPECT_TRUE(stage.until([&] { return small.ended(); }));
+    EXPECT_TRUE(setup.until([&] { return small.ended(); }));
     small.expect_delivered();
   }
 }
 
-TEST(CardAsk, SmallPacketsAndSmallQueues) {
-  Stage stage({.cards = {.cqe_max = 600, .requests_max = 200, .mtu = IBV_MTU_256},
+TEST(VerbsAttributes, SmallPacketsAndSmallQueues) {
+  FakeNicSetup setup({.nics = {.cqe_max = 600, .requests_max = 200, .mtu = IBV_MTU_256},
                .network = {.send_depth = 16, .receive_depth = 8}});
-  Writes writes(stage[0], stage[1], {.count = 300, .bytes = 3001});
-  Writes back(stage[1], stage[0], {.count = 300, .bytes = 3001});
+  CheckedWrites writes(setup[0], setup[1], {.count = 300, .bytes = 3001});
+  CheckedWrites back(setup[1], setup[0], {.count = 300, .bytes = 3001});
   writes.submit();
   back.submit();
-  EXPECT_TRUE(stage.until([&] { return writes.ended() && back.ended(); }));
+  EXPECT_TRUE(setup.until([&] { return writes.ended() && back.ended(); }));
   writes.expect_delivered();
   back.expect_delivered();
 }
 
 /// Device memory: the card knows it by a descriptor, the CPU not at all.
-TEST(CardAsk, MemoryByDmaBuf) {
-  Stage stage({.rails = 2});
-  EXPECT_EQ(stage.fact(0, 0, "dma-buf"), "yes");
+TEST(VerbsAttributes, MemoryByDmaBuf) {
+  FakeNicSetup setup({.rails = 2});
+  EXPECT_EQ(setup.fact(0, 0, "dma-buf"), "yes");
   constexpr uint64_t kBytes = 64 << 10, kOffset = 4096 + 512;
   std::array<int, 2> fds{};
   std::array<std::byte*, 2> seen{};
@@ -304,7 +304,7 @@ TEST(CardAsk, MemoryByDmaBuf) {
     seen[host] = static_cast<std::byte*>(at) + kOffset;
     // An address that this process does not have: whoever reads it crashes.
     auto region =
-        stage[host].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000 + kOffset),
+        setup[host].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000 + kOffset),
                                      .size_bytes = kBytes,
                                      .kind = MemoryKind::kCuda,
                                      .device = 0,
@@ -314,17 +314,17 @@ TEST(CardAsk, MemoryByDmaBuf) {
     regions.push_back(*std::move(region));
   }
   for (uint64_t i = 0; i < kBytes; ++i) seen[0][i] = static_cast<std::byte>(i * 31 % 251);
-  const PeerId peer = *stage[0].connect(stage[1].address());
-  const RemoteRegion remote = *stage[0].import_region(peer, *regions[1].desc());
-  auto counter = *stage[1].make_counter();
+  const PeerId peer = *setup[0].connect(setup[1].address());
+  const RemoteRegion remote = *setup[0].import_region(peer, *regions[1].desc());
+  auto counter = *setup[1].make_counter();
   for (const auto& [at, size] : {std::pair<uint64_t, uint64_t>{0, 32}, {32, kBytes - 32}}) {
-    const auto op = stage[0].submit(Write{.source = regions[0].at(at),
+    const auto op = setup[0].submit(Write{.source = regions[0].at(at),
                                           .target = remote.at(at),
                                           .size_bytes = size,
                                           .imm = counter.key()});
     ASSERT_TRUE(op);
   }
-  EXPECT_TRUE(stage.until([&] { return counter.count() == 2; }));
+  EXPECT_TRUE(setup.until([&] { return counter.count() == 2; }));
   EXPECT_EQ(std::memcmp(seen[0], seen[1], kBytes), 0);
   regions.clear();
   for (uint32_t host : {0u, 1u}) {
@@ -333,12 +333,12 @@ TEST(CardAsk, MemoryByDmaBuf) {
   }
 }
 
-TEST(CardAsk, NoDmaBufWhereTheCardKnowsNone) {
-  Stage stage({.cards = {.dmabuf = false}});
-  EXPECT_EQ(stage.fact(0, 0, "dma-buf"), "no");
+TEST(VerbsAttributes, NoDmaBufWhereTheNicLacksIt) {
+  FakeNicSetup setup({.nics = {.dmabuf = false}});
+  EXPECT_EQ(setup.fact(0, 0, "dma-buf"), "no");
   const int fd = ::memfd_create("device", MFD_CLOEXEC);
   const auto region =
-      stage[0].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000),
+      setup[0].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000),
                                 .size_bytes = 4096,
                                 .kind = MemoryKind::kCuda,
                                 .device = 0,

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "card/card.h"
+#include "fake_verbs/card.h"
 
 // Control datagrams cross the same cables as the writes. They go over the loopback here, by
 // sendmsg() of this program, which stands in front of the one of the C library.
@@ -16,8 +16,8 @@
 namespace fabric::test {
 namespace {
 
-/// Host and rail of an address of these cards.
-bool is_card(const sockaddr_in& at, uint32_t& host, uint32_t& rail) {
+/// Host and rail of an address of these nics.
+bool is_fake_nic(const sockaddr_in& at, uint32_t& host, uint32_t& rail) {
   uint8_t bytes[4] = {};
   std::memcpy(bytes, &at.sin_addr, sizeof bytes);
   if (at.sin_family != AF_INET || bytes[0] != 127 || bytes[1] != 77) return false;
@@ -78,16 +78,16 @@ ssize_t size_of(const msghdr* message) {
   return static_cast<ssize_t>(size);
 }
 
-ssize_t send_control(SoftCards& cards, int fd, const msghdr* message, int flags) {
+ssize_t send_control(FakeNics& nics, int fd, const msghdr* message, int flags) {
   sockaddr_in to{}, from{};
   socklen_t size = sizeof from;
   std::memcpy(&to, message->msg_name, sizeof to);
   uint32_t to_host = 0, to_rail = 0, from_host = 0, from_rail = 0;
-  const bool ours = is_card(to, to_host, to_rail) &&
+  const bool ours = is_fake_nic(to, to_host, to_rail) &&
                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&from), &size) == 0 &&
-                    is_card(from, from_host, from_rail);
+                    is_fake_nic(from, from_host, from_rail);
   if (!ours) return really_send(fd, message, flags);
-  const auto [copies, swaps] = cards.control(from_host, from_rail, to_host, to_rail);
+  const auto [copies, swaps] = nics.control(from_host, from_rail, to_host, to_rail);
   if (copies == 0 || (swaps && reorder.keep(fd, message))) return size_of(message);
   ssize_t sent = 0;
   for (uint32_t i = 0; i < copies; ++i) sent = really_send(fd, message, flags);
@@ -100,8 +100,8 @@ ssize_t send_control(SoftCards& cards, int fd, const msghdr* message, int flags)
 
 extern "C" ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   using namespace fabric::test;
-  SoftCards* const cards = SoftCards::current();
+  FakeNics* const nics = FakeNics::current();
   const bool named = message->msg_name != nullptr && message->msg_namelen == sizeof(sockaddr_in);
-  if (cards == nullptr || !named) return really_send(fd, message, flags);
-  return send_control(*cards, fd, message, flags);
+  if (nics == nullptr || !named) return really_send(fd, message, flags);
+  return send_control(*nics, fd, message, flags);
 }

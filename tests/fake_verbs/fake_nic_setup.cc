@@ -1,4 +1,4 @@
-#include "card/stage.h"
+#include "fake_verbs/setup.h"
 
 #include <algorithm>
 #include <cstring>
@@ -17,14 +17,14 @@ MemoryRegion block(Engine& engine, uint64_t size_bytes) {
 
 }  // namespace
 
-// ---- Writes -------------------------------------------------------------------------------------
+// ---- CheckedWrites -------------------------------------------------------------------------------------
 
-void Writes::Place::on(const Event& event) {
+void CheckedWrites::WriteRecord::on(const Event& event) {
   end = event;
   ends.fetch_add(1, std::memory_order_release);  // pairs with ended()
 }
 
-Writes::Writes(Engine& from, Engine& to, const Options& options)
+CheckedWrites::CheckedWrites(Engine& from, Engine& to, const Options& options)
     : from_(from),
       options_(options),
       source_(block(from, options.count * options.bytes)),
@@ -41,101 +41,101 @@ Writes::Writes(Engine& from, Engine& to, const Options& options)
     bytes[i] = static_cast<std::byte>((i * 7 + i / options.bytes * 13) % 199);
   }
   for (uint32_t i = 0; i < options.count; ++i) {
-    places_.push_back(std::make_unique<Place>(*to.make_counter()));
+    records_.push_back(std::make_unique<WriteRecord>(*to.make_counter()));
   }
 }
 
-void Writes::submit(uint32_t first, uint32_t count) {
+void CheckedWrites::submit(uint32_t first, uint32_t count) {
   std::vector<Write> requests;
   for (uint32_t i = first; i < first + count; ++i) {
     const uint64_t at = i * options_.bytes;
-    places_[i]->submitted = true;
-    const CounterKey key = places_[options_.shared_key ? 0 : i]->counter.key();
+    records_[i]->submitted = true;
+    const CounterKey key = records_[options_.shared_key ? 0 : i]->counter.key();
     requests.push_back({.source = source_.at(at),
                         .target = remote_.at(at),
                         .size_bytes = options_.bytes,
                         .imm = key,
                         .timeout = options_.timeout,
-                        .notify = Notify::call<&Place::on>(places_[i].get())});
+                        .notify = Notify::call<&WriteRecord::on>(records_[i].get())});
   }
   const auto taken = from_.submit(requests);
   EXPECT_TRUE(taken) << taken.error().what;
   EXPECT_EQ(taken ? *taken : 0, count);
 }
 
-bool Writes::has_bytes(uint32_t index) const {
+bool CheckedWrites::has_bytes(uint32_t index) const {
   const uint64_t at = index * options_.bytes;
   return std::memcmp(source_.bytes().data() + at, target_.bytes().data() + at, options_.bytes) == 0;
 }
 
-uint32_t Writes::landed() const {
+uint32_t CheckedWrites::landed() const {
   uint64_t sum = 0;
-  for (const auto& place : places_) sum += place->counter.count();
+  for (const auto& record : records_) sum += record->counter.count();
   return static_cast<uint32_t>(sum);
 }
 
-bool Writes::ended() const {
-  const bool all = std::ranges::all_of(places_, [](const auto& place) {
-    return !place->submitted || place->ends.load(std::memory_order_acquire) != 0;  // with on()
+bool CheckedWrites::ended() const {
+  const bool all = std::ranges::all_of(records_, [](const auto& record) {
+    return !record->submitted || record->ends.load(std::memory_order_acquire) != 0;  // with on()
   });
   // A sender may know of a write before its target has looked.
   return all && landed() >= delivered();
 }
 
-uint32_t Writes::with(Remote remote) const {
-  return static_cast<uint32_t>(std::ranges::count_if(places_, [&](const auto& place) {
-    return place->ends.load(std::memory_order_acquire) != 0 && place->end.remote == remote;
+uint32_t CheckedWrites::with(Remote remote) const {
+  return static_cast<uint32_t>(std::ranges::count_if(records_, [&](const auto& record) {
+    return record->ends.load(std::memory_order_acquire) != 0 && record->end.remote == remote;
   }));
 }
 
-uint32_t Writes::with(Errc code) const {
-  return static_cast<uint32_t>(std::ranges::count_if(places_, [&](const auto& place) {
-    return place->ends.load(std::memory_order_acquire) != 0 && place->end.code == code;
+uint32_t CheckedWrites::with(Errc code) const {
+  return static_cast<uint32_t>(std::ranges::count_if(records_, [&](const auto& record) {
+    return record->ends.load(std::memory_order_acquire) != 0 && record->end.code == code;
   }));
 }
 
-void Writes::expect_true() const {
-  for (uint32_t i = 0; i < places_.size() && !testing::Test::HasFailure(); ++i) {
-    const Place& place = *places_[i];
-    const uint32_t ends = place.ends.load(std::memory_order_acquire);  // with on()
-    EXPECT_EQ(ends, place.submitted ? 1u : 0u) << "write " << i;
+void CheckedWrites::expect_true() const {
+  for (uint32_t i = 0; i < records_.size() && !testing::Test::HasFailure(); ++i) {
+    const WriteRecord& record = *records_[i];
+    const uint32_t ends = record.ends.load(std::memory_order_acquire);  // with on()
+    EXPECT_EQ(ends, record.submitted ? 1u : 0u) << "write " << i;
     if (ends == 0) continue;
-    const bool delivered = place.end.remote == Remote::kDelivered;
-    const bool unknown = place.end.remote == Remote::kUnknown;
-    EXPECT_EQ(delivered, place.end.code == Errc::kOk) << "write " << i;
+    const bool delivered = record.end.remote == Remote::kDelivered;
+    const bool unknown = record.end.remote == Remote::kUnknown;
+    EXPECT_EQ(delivered, record.end.code == Errc::kOk) << "write " << i;
     if (delivered) {
       EXPECT_TRUE(has_bytes(i)) << "write " << i << " is delivered without its bytes";
     }
     if (options_.shared_key) continue;
-    const uint64_t counts = place.counter.count();
+    const uint64_t counts = record.counter.count();
     EXPECT_GE(counts, delivered ? 1u : 0u) << "write " << i << " is delivered and not counted";
     EXPECT_LE(counts, delivered || unknown ? 1u : 0u)
-        << "write " << i << ", " << to_string(place.end.code) << ", "
-        << to_string(place.end.remote);
+        << "write " << i << ", " << to_string(record.end.code) << ", "
+        << to_string(record.end.remote);
   }
   const uint32_t sum = landed();
   EXPECT_GE(sum, delivered());
   EXPECT_LE(sum, delivered() + unknown());
 }
 
-void Writes::expect_delivered() const {
+void CheckedWrites::expect_delivered() const {
   expect_true();
   const auto submitted =
-      std::ranges::count_if(places_, [](const auto& place) { return place->submitted; });
+      std::ranges::count_if(records_, [](const auto& record) { return record->submitted; });
   const auto failed =
-      std::ranges::find_if(places_, [](const auto& place) { return place->end.code != Errc::kOk; });
+      std::ranges::find_if(records_, [](const auto& record) { return record->end.code != Errc::kOk; });
   EXPECT_EQ(delivered(), static_cast<uint32_t>(submitted))
-      << "the first: " << (failed == places_.end() ? "none" : to_string((*failed)->end.code));
+      << "the first: " << (failed == records_.end() ? "none" : to_string((*failed)->end.code));
 }
 
-// ---- Stage --------------------------------------------------------------------------------------
+// ---- FakeNicSetup --------------------------------------------------------------------------------------
 
-Stage::Stage(const Options& options) : options_(options) {
-  CardShape shape = options.cards;
-  shape.hosts = options.hosts;
-  shape.rails = options.rails;
-  shape.pump = options.threads;
-  cards_ = std::make_unique<SoftCards>(shape);
+FakeNicSetup::FakeNicSetup(const Options& options) : options_(options) {
+  FakeNicOptions nic_options = options.nics;
+  nic_options.hosts = options.hosts;
+  nic_options.rails = options.rails;
+  nic_options.wire_thread = options.threads;
+  nics_ = std::make_unique<FakeNics>(nic_options);
   if (options.threads) {
     clock_ = *Engine::open({.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()});
     ticks_ = *clock_->make_inbox(2);
@@ -149,17 +149,17 @@ Stage::Stage(const Options& options) : options_(options) {
   }
 }
 
-Stage::~Stage() {
-  cards_->start_pump();  // whoever closes drains, and waits for that
+FakeNicSetup::~FakeNicSetup() {
+  nics_->start_wire_thread();  // whoever closes drains, and waits for that
   for (auto& engine : engines_) engine.reset();
   runtime_.reset();
   clock_.reset();
 }
 
-Config Stage::config(uint32_t host) const {
+Config FakeNicSetup::config(uint32_t host) const {
   verbs::Options network = options_.network;
   for (uint32_t rail = 0; rail < options_.rails; ++rail) {
-    network.devices.push_back(SoftCards::name(host, rail));
+    network.devices.push_back(FakeNics::name(host, rail));
   }
   Config config = options_.config;
   config.networks = {verbs::network(network)};
@@ -168,39 +168,39 @@ Config Stage::config(uint32_t host) const {
   return config;
 }
 
-Result<Engine> Stage::open(uint32_t host) { return Engine::open(config(host), runtime_); }
+Result<Engine> FakeNicSetup::open(uint32_t host) { return Engine::open(config(host), runtime_); }
 
-bool Stage::until(const std::function<bool()>& done, Nanos limit) {
+bool FakeNicSetup::until(const std::function<bool()>& done, Nanos limit) {
   Engine& clock = clock_ ? *clock_ : *engines_[0];
   const Nanos end = clock.now() + limit;
   while (!done()) {
     if (clock.now() >= end) return false;
     if (!clock_) {
       turn(1);
-      cards_->pass(10us);
+      nics_->pass(10us);
       continue;
     }
     Event tick[2];
-    const auto alarm = clock.submit(Timer{.after = 1ms, .notify = Notify::inbox(*ticks_)});
-    if (!alarm || !ticks_->wait(10s) || ticks_->poll(tick) != 1) return false;
+    const auto timer = clock.submit(Timer{.after = 1ms, .notify = Notify::inbox(*ticks_)});
+    if (!timer || !ticks_->wait(10s) || ticks_->poll(tick) != 1) return false;
   }
   return true;
 }
 
-void Stage::turn(uint32_t times, bool moves) {
+void FakeNicSetup::turn(uint32_t times, bool moves) {
   for (uint32_t i = 0; i < times; ++i) {
     runtime_->turn();
-    if (moves) cards_->run();
+    if (moves) nics_->run();
   }
 }
 
-void Stage::expect_trouble() {
+void FakeNicSetup::expect_fault_logs() {
   for (const char* text : {"rail", "path", "peer", "connection", "write"}) expect_log(text);
 }
 
-void Stage::expect_service(uint32_t from, uint32_t to) {
-  Writes there((*this)[from], (*this)[to], {.count = 24, .bytes = 9000});
-  Writes back((*this)[to], (*this)[from], {.count = 24, .bytes = 40});
+void FakeNicSetup::expect_service(uint32_t from, uint32_t to) {
+  CheckedWrites there((*this)[from], (*this)[to], {.count = 24, .bytes = 9000});
+  CheckedWrites back((*this)[to], (*this)[from], {.count = 24, .bytes = 40});
   there.submit();
   back.submit();
   EXPECT_TRUE(until([&] { return there.ended() && back.ended(); }))
@@ -209,7 +209,7 @@ void Stage::expect_service(uint32_t from, uint32_t to) {
   back.expect_delivered();
 }
 
-std::string Stage::fact(uint32_t host, uint32_t rail, const std::string& name) {
+std::string FakeNicSetup::fact(uint32_t host, uint32_t rail, const std::string& name) {
   const RailStats stats = (*this)[host].rail_stats()[rail];
   for (const auto& [key, value] : stats.facts) {
     if (key == name) return value;

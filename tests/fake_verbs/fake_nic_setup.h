@@ -12,7 +12,7 @@
 #include <fabric/fabric.h>
 #include <fabric/verbs.h>
 
-#include "card/card.h"
+#include "fake_verbs/card.h"
 #include "support/log_guard.h"
 
 // Engines on cards made of software, and writes between them of which everything is checked.
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 /// Counted writes from one engine to another, each with a place and a key of its own.
 ///
 /// Threads: one, callbacks aside.
-class Writes {
+class CheckedWrites {
  public:
   struct Options {
     uint32_t count = 64;
@@ -32,8 +32,8 @@ class Writes {
     Nanos timeout{20s};
     bool shared_key = false;  ///< one key for all, as page pushes have it
   };
-  Writes(Engine& from, Engine& to, const Options& options);
-  Writes(Engine& from, Engine& to) : Writes(from, to, Options()) {}
+  CheckedWrites(Engine& from, Engine& to, const Options& options);
+  CheckedWrites(Engine& from, Engine& to) : CheckedWrites(from, to, Options()) {}
 
   void submit(uint32_t first, uint32_t count);  ///< in one call, so that they make chains
   void submit() { submit(0, options_.count); }
@@ -54,8 +54,8 @@ class Writes {
   PeerId peer() const { return peer_; }
 
  private:
-  struct Place {
-    explicit Place(Counter key) : counter(std::move(key)) {}
+  struct WriteRecord {
+    explicit WriteRecord(Counter key) : counter(std::move(key)) {}
     void on(const Event& event);
     Counter counter;
     bool submitted = false;
@@ -66,27 +66,27 @@ class Writes {
 
   Engine& from_;
   const Options options_;
-  std::vector<std::unique_ptr<Place>> places_;  ///< a region that goes may still end a write
+  std::vector<std::unique_ptr<WriteRecord>> records_;  ///< a region that goes may still end a write
   MemoryRegion source_, target_;
   PeerId peer_{};
   RemoteRegion remote_{};
 };
 
 /// Cards, and an engine on every host.
-class Stage {
+class FakeNicSetup {
  public:
   struct Options {
     uint32_t hosts = 2, rails = 1;
     bool threads = true;  ///< false: turns and packets only by until() and turn()
-    CardShape cards{};
+    FakeNicOptions nics{};
     verbs::Options network{};
     Config config{};
   };
-  explicit Stage(const Options& options);
-  Stage() : Stage(Options()) {}
-  ~Stage();
+  explicit FakeNicSetup(const Options& options);
+  FakeNicSetup() : FakeNicSetup(Options()) {}
+  ~FakeNicSetup();
 
-  SoftCards& cards() { return *cards_; }
+  FakeNics& nics() { return *nics_; }
   Engine& operator[](uint32_t host) { return *engines_[host]; }
   Result<Engine> open(uint32_t host);  ///< one more
   void close(uint32_t host) { engines_[host].reset(); }
@@ -97,7 +97,7 @@ class Stage {
   /// Without threads: some turns of all engines. `moves`: and packets between them.
   void turn(uint32_t times, bool moves = true);
   /// From here on the warnings of broken networks are expected.
-  void expect_trouble();
+  void expect_fault_logs();
   /// All end as they should, and a new set of writes arrives each way.
   void expect_service(uint32_t from = 0, uint32_t to = 1);
   /// The fact of this name that a rail tells of itself.
@@ -106,7 +106,7 @@ class Stage {
 
  private:
   const Options options_;
-  std::unique_ptr<SoftCards> cards_;
+  std::unique_ptr<FakeNics> nics_;
   std::shared_ptr<InlineRuntime> runtime_;
   std::optional<Engine> clock_;  ///< for those with threads
   std::optional<Inbox> ticks_;

@@ -1,4 +1,4 @@
-#include "card/card.h"
+#include "fake_verbs/card.h"
 
 #include <sys/eventfd.h>
 
@@ -13,11 +13,11 @@
 
 namespace fabric::test {
 
-using namespace card;
+using namespace fake;
 
 namespace {
 
-std::atomic<SoftCards*> current_cards{nullptr};
+std::atomic<FakeNics*> current_nics{nullptr};
 
 verbs::GidBytes gid_of(uint32_t host, uint32_t rail) {
   verbs::GidBytes gid{};
@@ -31,18 +31,18 @@ verbs::GidBytes gid_of(uint32_t host, uint32_t rail) {
 
 }  // namespace
 
-SoftCards* SoftCards::current() noexcept {
-  return current_cards.load(std::memory_order_acquire);  // pairs with the constructor
+FakeNics* FakeNics::current() noexcept {
+  return current_nics.load(std::memory_order_acquire);  // pairs with the constructor
 }
 
-std::string SoftCards::name(uint32_t host, uint32_t rail) {
+std::string FakeNics::name(uint32_t host, uint32_t rail) {
   return {'c', static_cast<char>('a' + host), static_cast<char>('0' + rail)};
 }
 
-SoftCards::SoftCards(const CardShape& shape)
-    : shape_(shape), rng_(shape.seed), silent_when_unsignalled_(shape.silent_when_unsignalled) {
-  for (uint32_t host = 0; host < shape.hosts; ++host) {
-    for (uint32_t rail = 0; rail < shape.rails; ++rail) {
+FakeNics::FakeNics(const FakeNicOptions& options)
+    : options_(options), rng_(options.seed), silent_when_unsignalled_(options.silent_when_unsignalled) {
+  for (uint32_t host = 0; host < options.hosts; ++host) {
+    for (uint32_t rail = 0; rail < options.rails; ++rail) {
       auto device = std::make_unique<Device>();
       static_cast<ibv_device&>(*device) = {};
       device->node_type = IBV_NODE_CA;
@@ -52,25 +52,25 @@ SoftCards::SoftCards(const CardShape& shape)
       device->host = host;
       device->rail = rail;
       device->gid = gid_of(host, rail);
-      device->land_late = shape.lands_late;
+      device->land_late = options.lands_late;
       devices_.push_back(std::move(device));
     }
   }
   EXPECT_EQ(current(), nullptr) << "there is one world of cards at a time";
-  before_ = verbs::exchange_library_for_tests(CardCalls::table());
-  current_cards.store(this, std::memory_order_release);  // pairs with current()
-  if (shape.pump) start_pump();
+  before_ = verbs::exchange_library_for_tests(FakeVerbsTable::table());
+  current_nics.store(this, std::memory_order_release);  // pairs with current()
+  if (options.wire_thread) start_wire_thread();
 }
 
-void SoftCards::start_pump() {
+void FakeNics::start_wire_thread() {
   if (thread_.joinable()) return;
-  change([this] { pumped_ = true; });
-  auto thread = Thread::start({.name = "cards"}, [this] { pump(); });
+  change([this] { threaded_ = true; });
+  auto thread = Thread::start({.name = "fake_nics"}, [this] { run_wire(); });
   EXPECT_TRUE(thread);
   if (thread) thread_ = *std::move(thread);
 }
 
-SoftCards::~SoftCards() {
+FakeNics::~FakeNics() {
   change([this] { stopping_ = true; });
   thread_.join();
   for (const auto& device : devices_) {
@@ -79,13 +79,13 @@ SoftCards::~SoftCards() {
   if (!qps_.empty()) violate(std::to_string(qps_.size()) + " queue pairs are left over");
   if (!mrs_.empty()) violate(std::to_string(mrs_.size()) + " registrations are left over");
   for (const std::string& what : violations_) ADD_FAILURE() << "no card puts up with it: " << what;
-  current_cards.store(nullptr, std::memory_order_release);  // pairs with current()
+  current_nics.store(nullptr, std::memory_order_release);  // pairs with current()
   verbs::exchange_library_for_tests(before_);
 }
 
 // ---- Trouble ------------------------------------------------------------------------------------
 
-void SoftCards::lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32_t rail) {
+void FakeNics::lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32_t rail) {
   change([&] {
     std::erase_if(losses_, [&](const Loss& loss) {
       return loss.from == from && loss.to == to && loss.rail == rail && loss.parts == parts;
@@ -94,34 +94,34 @@ void SoftCards::lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32
   });
 }
 
-void SoftCards::lossy_control(const Lossy& lossy) {
+void FakeNics::lossy_control(const Lossy& lossy) {
   change([&] { lossy_ = lossy; });
 }
 
-void SoftCards::port(uint32_t host, uint32_t rail, bool up, bool says) {
+void FakeNics::port(uint32_t host, uint32_t rail, bool up, bool raises_event) {
   change([&] {
     each_device(host, rail, [&](Device& device) {
       device.up = up;
-      if (!says) return;
+      if (!raises_event) return;
       for (Context* context : device.contexts) {
-        say(*context, {up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR});
+        raise_event(*context, {up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR});
       }
     });
   });
 }
 
-void SoftCards::fatal(uint32_t host, uint32_t rail) {
+void FakeNics::fatal(uint32_t host, uint32_t rail) {
   change([&] {
     undrained_allowed_ = true;  // nothing is ever drained on it
     each_device(host, rail, [&](Device& device) {
       device.fatal = true;
       device.up = false;
-      for (Context* context : device.contexts) say(*context, {IBV_EVENT_DEVICE_FATAL});
+      for (Context* context : device.contexts) raise_event(*context, {IBV_EVENT_DEVICE_FATAL});
     });
   });
 }
 
-void SoftCards::overrun(uint32_t host, uint32_t rail) {
+void FakeNics::overrun(uint32_t host, uint32_t rail) {
   change([&] {
     undrained_allowed_ = true;
     std::set<Cq*> hit;
@@ -134,7 +134,7 @@ void SoftCards::overrun(uint32_t host, uint32_t rail) {
   });
 }
 
-uint32_t SoftCards::break_path(uint32_t from, uint32_t to, uint32_t rail, End end) {
+uint32_t FakeNics::break_path(uint32_t from, uint32_t to, uint32_t rail, End end) {
   uint32_t broken = 0;
   change([&] {
     for (auto& [serial, qp] : qps_) {
@@ -153,90 +153,90 @@ uint32_t SoftCards::break_path(uint32_t from, uint32_t to, uint32_t rail, End en
   return broken;
 }
 
-void SoftCards::say(uint32_t host, uint32_t rail, ibv_event_type type) {
+void FakeNics::raise_event(uint32_t host, uint32_t rail, ibv_event_type type) {
   change([&] {
     each_device(host, rail, [&](Device& device) {
-      for (Context* context : device.contexts) say(*context, {type});
+      for (Context* context : device.contexts) raise_event(*context, {type});
     });
   });
 }
 
-uint32_t SoftCards::say_of_pairs(uint32_t host, uint32_t rail, End end, ibv_event_type type) {
-  uint32_t said = 0;
+uint32_t FakeNics::raise_qp_events(uint32_t host, uint32_t rail, End end, ibv_event_type type) {
+  uint32_t raised = 0;
   change([&] {
     for (auto& [serial, qp] : qps_) {
       const Device& own = *qp->owner->device;
       if (own.host != host || own.rail != rail) continue;
       if (qp->state != (end == End::kSender ? IBV_QPS_RTS : IBV_QPS_RTR)) continue;
-      say(*qp->owner, {type, static_cast<ibv_qp*>(qp.get())});
-      ++said;
+      raise_event(*qp->owner, {type, static_cast<ibv_qp*>(qp.get())});
+      ++raised;
     }
   });
-  return said;
+  return raised;
 }
 
-void SoftCards::spoil_key(uint32_t from, uint32_t to) {
+void FakeNics::corrupt_rkey(uint32_t from, uint32_t to) {
   change([&] {
-    spoil_from_ = from;
-    spoil_to_ = to;
+    corrupt_from_ = from;
+    corrupt_to_ = to;
   });
 }
 
-void SoftCards::not_ready(uint32_t host, bool on) {
+void FakeNics::not_ready(uint32_t host, bool on) {
   change([&] { each_device(host, kAny, [&](Device& device) { device.not_ready = on; }); });
 }
 
-void SoftCards::land_late(uint32_t host, uint32_t rail, bool on) {
+void FakeNics::land_late(uint32_t host, uint32_t rail, bool on) {
   change([&] { each_device(host, rail, [&](Device& device) { device.land_late = on; }); });
 }
 
-void SoftCards::land_with_the_error(uint32_t host, uint32_t rail, bool on) {
+void FakeNics::land_before_error_state(uint32_t host, uint32_t rail, bool on) {
   change([&] { each_device(host, rail, [&](Device& device) { device.lands_first = on; }); });
 }
 
-void SoftCards::hold_flushes(uint32_t host, uint32_t rail, bool on) {
+void FakeNics::hold_flushes(uint32_t host, uint32_t rail, bool on) {
   change([&] { each_device(host, rail, [&](Device& device) { device.hold_flushes = on; }); });
 }
 
-void SoftCards::hold_packets(uint32_t host, uint32_t rail, bool on) {
+void FakeNics::hold_packets(uint32_t host, uint32_t rail, bool on) {
   change([&] { each_device(host, rail, [&](Device& device) { device.hold_packets = on; }); });
 }
 
-void SoftCards::fail(const Failure& failure) {
+void FakeNics::fail(const Failure& failure) {
   change([&] { failures_.push_back(failure); });
 }
 
-void SoftCards::move_gid(uint32_t host, uint32_t rail, uint8_t index) {
+void FakeNics::move_gid(uint32_t host, uint32_t rail, uint8_t index) {
   change([&] {
     each_device(host, rail, [&](Device& device) {
       device.gid_index = index;
-      for (Context* context : device.contexts) say(*context, {IBV_EVENT_GID_CHANGE});
+      for (Context* context : device.contexts) raise_event(*context, {IBV_EVENT_GID_CHANGE});
     });
   });
 }
 
-void SoftCards::hide(uint32_t host, uint32_t rail, bool on) {
+void FakeNics::hide_neighbour(uint32_t host, uint32_t rail, bool on) {
   change([&] {
     if (on) {
-      hidden_.emplace(host, rail);
+      hidden_neighbours_.emplace(host, rail);
     } else {
-      hidden_.erase({host, rail});
+      hidden_neighbours_.erase({host, rail});
     }
   });
 }
 
-uint32_t SoftCards::searches() {
+uint32_t FakeNics::neighbour_searches() {
   const std::lock_guard lock(mutex_);
-  return searches_;
+  return neighbour_searches_;
 }
 
-void SoftCards::set_silent_when_unsignalled(bool on) {
+void FakeNics::set_silent_when_unsignalled(bool on) {
   change([&] { silent_when_unsignalled_ = on; });
 }
 
 // ---- Looks --------------------------------------------------------------------------------------
 
-uint64_t SoftCards::calls(Call call, uint32_t host) {
+uint64_t FakeNics::calls(Call call, uint32_t host) {
   const std::lock_guard lock(mutex_);
   uint64_t sum = 0;
   for (const auto& [what, count] : calls_) {
@@ -245,32 +245,32 @@ uint64_t SoftCards::calls(Call call, uint32_t host) {
   return sum;
 }
 
-uint64_t SoftCards::failed_calls() {
+uint64_t FakeNics::failed_calls() {
   const std::lock_guard lock(mutex_);
   return failed_calls_;
 }
 
-uint64_t SoftCards::landed(uint32_t host) {
+uint64_t FakeNics::landed(uint32_t host) {
   const std::lock_guard lock(mutex_);
   return landed_[host];
 }
 
-uint64_t SoftCards::landed_late() {
+uint64_t FakeNics::landed_late() {
   const std::lock_guard lock(mutex_);
   return late_;
 }
 
-uint64_t SoftCards::deleted() {
+uint64_t FakeNics::deleted() {
   const std::lock_guard lock(mutex_);
   return deleted_;
 }
 
-uint64_t SoftCards::flushed() {
+uint64_t FakeNics::flushed() {
   const std::lock_guard lock(mutex_);
   return flushed_;
 }
 
-uint32_t SoftCards::on_the_cable(uint32_t host, uint32_t rail) {
+uint32_t FakeNics::in_flight(uint32_t host, uint32_t rail) {
   const std::lock_guard lock(mutex_);
   size_t count = 0;
   for (const auto& [serial, flight] : flights_) {
@@ -281,29 +281,29 @@ uint32_t SoftCards::on_the_cable(uint32_t host, uint32_t rail) {
   return static_cast<uint32_t>(count);
 }
 
-std::vector<Route> SoftCards::routes(uint32_t host, uint32_t rail) {
+std::vector<QpSettings> FakeNics::qp_settings(uint32_t host, uint32_t rail) {
   const std::lock_guard lock(mutex_);
-  std::vector<Route> out;
+  std::vector<QpSettings> out;
   for (const auto& [serial, qp] : qps_) {
     const Device& own = *qp->owner->device;
-    if (own.host == host && own.rail == rail && qp->state == IBV_QPS_RTS) out.push_back(qp->route);
+    if (own.host == host && own.rail == rail && qp->state == IBV_QPS_RTS) out.push_back(qp->settings);
   }
   return out;
 }
 
-unsigned SoftCards::access(const void* address) {
+unsigned FakeNics::access(const void* address) {
   const std::lock_guard lock(mutex_);
   const auto found =
       std::ranges::find_if(mrs_, [&](const auto& one) { return one.second->addr == address; });
   return found == mrs_.end() ? 0 : found->second->access;
 }
 
-std::vector<std::string> SoftCards::take_violations() {
+std::vector<std::string> FakeNics::take_violations() {
   const std::lock_guard lock(mutex_);
   return std::exchange(violations_, {});
 }
 
-SoftCards::Passage SoftCards::control(uint32_t from_host, uint32_t from_rail, uint32_t to_host,
+FakeNics::DatagramFate FakeNics::control(uint32_t from_host, uint32_t from_rail, uint32_t to_host,
                                       uint32_t to_rail) {
   const std::lock_guard lock(mutex_);
   bool passes = true;
@@ -322,7 +322,7 @@ SoftCards::Passage SoftCards::control(uint32_t from_host, uint32_t from_rail, ui
 
 // ---- Inside -------------------------------------------------------------------------------------
 
-int SoftCards::failing(Call call, const Device& device, Failure* how) {
+int FakeNics::failing(Call call, const Device& device, Failure* how) {
   ++calls_[{call, device.host}];
   for (auto it = failures_.begin(); it != failures_.end(); ++it) {
     if (it->call != call || (it->host != kAny && it->host != device.host) ||
@@ -342,42 +342,42 @@ int SoftCards::failing(Call call, const Device& device, Failure* how) {
   return device.fatal && call != Call::kDeregister ? EIO : 0;
 }
 
-Device* SoftCards::find(const verbs::GidBytes& gid) {
+Device* FakeNics::find(const verbs::GidBytes& gid) {
   const auto found =
       std::ranges::find_if(devices_, [&](const auto& device) { return device->gid == gid; });
   return found == devices_.end() ? nullptr : found->get();
 }
 
-Qp* SoftCards::find(const Device& device, uint32_t number) {
+Qp* FakeNics::find(const Device& device, uint32_t number) {
   for (const auto& [serial, qp] : qps_) {
     if (qp->owner->device == &device && qp->qp_num == number) return qp.get();
   }
   return nullptr;
 }
 
-Mr* SoftCards::find_key(const Pd& pd, uint32_t key) {
+Mr* FakeNics::find_key(const Pd& pd, uint32_t key) {
   const auto found = mrs_.find(key);
   if (found == mrs_.end()) return nullptr;
   return of(found->second->pd) == pd.root ? found->second.get() : nullptr;
 }
 
-void SoftCards::say(Context& context, AsyncEvent event) {
+void FakeNics::raise_event(Context& context, AsyncEvent event) {
   context.events.push_back(event);
   ::eventfd_write(context.async.get(), 1);
 }
 
-void SoftCards::to_error(Qp& qp) {
+void FakeNics::to_error(Qp& qp) {
   qp.state = IBV_QPS_ERR;
   qp.retry_ns = INT64_MAX;
   // Asked for once more, it also speaks for receives that were posted behind it.
-  qp.receives.insert(qp.receives.end(), qp.behind.begin(), qp.behind.end());
-  qp.behind.clear();
+  qp.receives.insert(qp.receives.end(), qp.receives_after_error.begin(), qp.receives_after_error.end());
+  qp.receives_after_error.clear();
 }
 
-void SoftCards::overrun(Cq& cq) {
+void FakeNics::overrun(Cq& cq) {
   if (std::exchange(cq.overrun, true)) return;
   cq.entries.clear();
-  say(*of(cq.context), {IBV_EVENT_CQ_ERR, static_cast<ibv_cq*>(&cq)});
+  raise_event(*of(cq.context), {IBV_EVENT_CQ_ERR, static_cast<ibv_cq*>(&cq)});
   for (auto& [serial, qp] : qps_) {
     const bool connected = qp->state == IBV_QPS_RTR || qp->state == IBV_QPS_RTS;
     if (of(qp->recv_cq) == &cq && connected) to_error(*qp);

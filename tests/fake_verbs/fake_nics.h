@@ -10,7 +10,7 @@
 
 #include "base/rng.h"
 #include "base/thread.h"
-#include "card/objects.h"
+#include "fake_verbs/objects.h"
 #include "providers/verbs/library.h"
 
 // RDMA cards made of software, in the place of libibverbs. They move bytes between registered
@@ -20,9 +20,9 @@
 namespace fabric::test {
 
 /// What the cards are like. The usual ones are the strictest that exist.
-struct CardShape {
+struct FakeNicOptions {
   uint32_t hosts = 3, rails = 2;
-  bool pump = true;  ///< false: nothing moves but by run()
+  bool wire_thread = true;  ///< false: nothing moves but by run()
   Nanos cable{0};    ///< one way
   int cqe_max = 1 << 16;
   int requests_max = 1 << 14;
@@ -32,12 +32,12 @@ struct CardShape {
   bool dmabuf = true;
   bool lands_late = true;          ///< behind the error state, until a receive is flushed
   bool keeps_completions = false;  ///< those of a destroyed queue pair, as SoftRoCE does
-  bool flushes_behind = false;     ///< receives behind the error state come back by themselves
+  bool flushes_after_error = false;     ///< receives behind the error state come back by themselves
   bool silent_when_unsignalled = false;  ///< a request that asked for no completion fails silently
   uint64_t seed = 1;                     ///< of what is lost by chance
 };
 
-class SoftCards {
+class FakeNics {
  public:
   enum class End : uint8_t { kSender, kTarget };
   enum class Call : uint8_t {
@@ -74,11 +74,11 @@ class SoftCards {
     double drop = 0, duplicate = 0, reorder = 0;
   };
 
-  explicit SoftCards(const CardShape& shape = {});
+  explicit FakeNics(const FakeNicOptions& options = {});
   /// Fails the test for everything that is left over, and for what was forbidden.
-  ~SoftCards();
-  SoftCards(const SoftCards&) = delete;
-  SoftCards& operator=(const SoftCards&) = delete;
+  ~FakeNics();
+  FakeNics(const FakeNics&) = delete;
+  FakeNics& operator=(const FakeNics&) = delete;
 
   static std::string name(uint32_t host, uint32_t rail);
 
@@ -88,32 +88,32 @@ class SoftCards {
   /// So many packets from a card arrive, also while they are held.
   uint32_t deliver(uint32_t host, uint32_t rail, uint32_t packets);
   /// From here on a thread moves everything.
-  void start_pump();
+  void start_wire_thread();
   /// Lets time pass that queue pairs wait for: repeats, pauses.
   void pass(Nanos time);
 
   // ---- Trouble
   void lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32_t rail = kAny);
   void lossy_control(const Lossy& lossy);
-  void port(uint32_t host, uint32_t rail, bool up, bool says = true);
+  void port(uint32_t host, uint32_t rail, bool up, bool raises_event = true);
   void fatal(uint32_t host, uint32_t rail);
   void overrun(uint32_t host, uint32_t rail);
   /// Puts one end of the paths from one host to another into the error state, on this rail of the
   /// sender. Returns how many there were.
   uint32_t break_path(uint32_t from, uint32_t to, uint32_t rail, End end);
-  void say(uint32_t host, uint32_t rail, ibv_event_type type);  ///< about the port
+  void raise_event(uint32_t host, uint32_t rail, ibv_event_type type);  ///< about the port
   /// About every connected queue pair of a card that is this end of a path; returns how many.
-  uint32_t say_of_pairs(uint32_t host, uint32_t rail, End end, ibv_event_type type);
+  uint32_t raise_qp_events(uint32_t host, uint32_t rail, End end, ibv_event_type type);
   /// The address of a port goes to another place of its table, and the device says so.
   void move_gid(uint32_t host, uint32_t rail, uint8_t index);
   /// The kernel looks for the neighbour, in every call that connects to this host by this rail,
   /// until that ends; then it says that there is none.
-  void hide(uint32_t host, uint32_t rail, bool on);
-  uint32_t searches();  ///< calls that are at it
-  void spoil_key(uint32_t from, uint32_t to);
+  void hide_neighbour(uint32_t host, uint32_t rail, bool on);
+  uint32_t neighbour_searches();  ///< calls that are at it
+  void corrupt_rkey(uint32_t from, uint32_t to);
   void not_ready(uint32_t host, bool on);
   void land_late(uint32_t host, uint32_t rail, bool on);
-  void land_with_the_error(uint32_t host, uint32_t rail, bool on);
+  void land_before_error_state(uint32_t host, uint32_t rail, bool on);
   void hold_flushes(uint32_t host, uint32_t rail, bool on);
   void hold_packets(uint32_t host, uint32_t rail, bool on);
   void fail(const Failure& failure);
@@ -130,22 +130,22 @@ class SoftCards {
   uint64_t landed_late();                           ///< packets behind the error state
   uint64_t deleted();                               ///< completions that went with their queue pair
   uint64_t flushed();
-  uint32_t on_the_cable(uint32_t host, uint32_t rail);            ///< data packets from a card
-  std::vector<card::Route> routes(uint32_t host, uint32_t rail);  ///< of connected queue pairs
+  uint32_t in_flight(uint32_t host, uint32_t rail);            ///< data packets from a card
+  std::vector<fake::QpSettings> qp_settings(uint32_t host, uint32_t rail);  ///< of connected queue pairs
   unsigned access(const void* address);  ///< what the region that begins there allows
   std::vector<std::string> take_violations();
 
   /// What becomes of a control datagram. Called by sendmsg() of this process.
-  struct Passage {
+  struct DatagramFate {
     uint32_t copies = 1;
     bool swaps = false;  ///< the next one passes it
   };
-  Passage control(uint32_t from_host, uint32_t from_rail, uint32_t to_host, uint32_t to_rail);
-  static SoftCards* current() noexcept;
+  DatagramFate control(uint32_t from_host, uint32_t from_rail, uint32_t to_host, uint32_t to_rail);
+  static FakeNics* current() noexcept;
 
  private:
-  friend struct CardKernel;
-  friend struct CardDriver;
+  friend struct FakeKernel;
+  friend struct FakeUserDriver;
   using Lock = std::unique_lock<std::mutex>;
   template <class F>
   void change(F&& f) {
@@ -165,45 +165,45 @@ class SoftCards {
   // card.cc
   void violate(const std::string& what) { violations_.push_back(what); }
   /// The errno of a failure that was asked for, or 0.
-  int failing(Call call, const card::Device& device, Failure* how = nullptr);
-  card::Device* find(const verbs::GidBytes& gid);
-  card::Qp* find(const card::Device& device, uint32_t number);
-  card::Mr* find_key(const card::Pd& pd, uint32_t key);
-  void say(card::Context& context, card::AsyncEvent event);
-  void to_error(card::Qp& qp);
-  void overrun(card::Cq& cq);
+  int failing(Call call, const fake::Device& device, Failure* how = nullptr);
+  fake::Device* find(const verbs::GidBytes& gid);
+  fake::Qp* find(const fake::Device& device, uint32_t number);
+  fake::Mr* find_key(const fake::Pd& pd, uint32_t key);
+  void raise_event(fake::Context& context, fake::AsyncEvent event);
+  void to_error(fake::Qp& qp);
+  void overrun(fake::Cq& cq);
 
   // wire.cc
-  bool round();
+  bool step();
   int64_t now_ns() const;
   int64_t next_ns() const;
-  bool flush(card::Qp& qp);
-  bool transmit(card::Qp& qp);
-  bool watch(card::Qp& qp);
-  bool deliver_due(card::Flight& flight);
-  bool is_held(const card::Packet& packet);
-  bool passes(const card::Packet& packet);
-  void arrive(card::Packet&& packet);
-  void take_data(card::Qp& qp, const card::Packet& packet);
-  bool land(card::Qp& qp, const card::Packet& packet);
-  void answer(card::Qp& qp, card::Packet::Kind kind, uint32_t number);
-  void take_answer(card::Qp& qp, const card::Packet& packet);
-  void acknowledge(card::Qp& qp, uint32_t packets);
-  void break_send(card::Qp& qp, ibv_wc_status status);
-  void complete_send(card::Qp& qp, const card::Request& request, ibv_wc_status status);
-  void complete(card::Cq& cq, const card::Completion& completion);
-  void land_all(card::Device& device);
-  void pump();
+  bool flush(fake::Qp& qp);
+  bool transmit(fake::Qp& qp);
+  bool watch(fake::Qp& qp);
+  bool deliver_due(fake::Flight& flight);
+  bool is_held(const fake::Packet& packet);
+  bool passes(const fake::Packet& packet);
+  void arrive(fake::Packet&& packet);
+  void take_data(fake::Qp& qp, const fake::Packet& packet);
+  bool land(fake::Qp& qp, const fake::Packet& packet);
+  void answer(fake::Qp& qp, fake::Packet::Kind kind, uint32_t number);
+  void take_answer(fake::Qp& qp, const fake::Packet& packet);
+  void acknowledge(fake::Qp& qp, uint32_t packets);
+  void break_send(fake::Qp& qp, ibv_wc_status status);
+  void complete_send(fake::Qp& qp, const fake::Request& request, ibv_wc_status status);
+  void complete(fake::Cq& cq, const fake::Completion& completion);
+  void land_all(fake::Device& device);
+  void run_wire();
 
-  const CardShape shape_;
+  const FakeNicOptions options_;
   verbs::Library before_{};
   std::mutex mutex_;
   std::condition_variable moved_;
-  std::vector<std::unique_ptr<card::Device>> devices_;
-  std::map<uint64_t, std::unique_ptr<card::Qp>> qps_;
-  std::vector<std::unique_ptr<card::Qp>> graves_;  ///< so that a late caller is recognised
-  std::map<uint64_t, card::Flight> flights_;       ///< by the serial of who sent them
-  std::map<uint32_t, std::unique_ptr<card::Mr>> mrs_;
+  std::vector<std::unique_ptr<fake::Device>> devices_;
+  std::map<uint64_t, std::unique_ptr<fake::Qp>> qps_;
+  std::vector<std::unique_ptr<fake::Qp>> destroyed_qps_;  ///< so that a late caller is recognised
+  std::map<uint64_t, fake::Flight> flights_;       ///< by the serial of who sent them
+  std::map<uint32_t, std::unique_ptr<fake::Mr>> mrs_;
   std::vector<Failure> failures_;
   std::map<std::pair<Call, uint32_t>, uint64_t> calls_;  ///< with the host
   struct Loss {
@@ -213,26 +213,26 @@ class SoftCards {
   std::vector<std::string> violations_;
   Lossy lossy_{};
   Rng rng_;
-  uint32_t spoil_from_ = kAny, spoil_to_ = kAny;
+  uint32_t corrupt_from_ = kAny, corrupt_to_ = kAny;
   uint64_t serials_ = 0;
   uint32_t keys_ = 0x11;
   uint64_t failed_calls_ = 0, late_ = 0, deleted_ = 0, flushed_ = 0;
   std::map<uint32_t, uint64_t> landed_;
   int64_t virtual_ns_ = 0;
-  std::set<std::pair<uint32_t, uint32_t>> hidden_;  ///< hosts and rails
-  uint32_t searches_ = 0;
+  std::set<std::pair<uint32_t, uint32_t>> hidden_neighbours_;  ///< hosts and rails
+  uint32_t neighbour_searches_ = 0;
   bool undrained_allowed_ = false;
   bool silent_when_unsignalled_ = false;
-  bool pumped_ = false;
+  bool threaded_ = false;
   bool stopping_ = false;
   Thread thread_;
 };
 
 /// The calls of libibverbs and of the tables of a device.
-struct CardCalls {
+struct FakeVerbsTable {
   static verbs::Library table();
-  static void fill(card::Context& context);
-  static void fill_kernel(card::Context& context);
+  static void fill(fake::Context& context);
+  static void fill_kernel(fake::Context& context);
 };
 
 }  // namespace fabric::test

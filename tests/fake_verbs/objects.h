@@ -17,9 +17,9 @@
 #include "providers/verbs/gids.h"
 
 // What a card made of software consists of. Each begins with the struct of libibverbs that the
-// network gets a pointer to. Everything here is guarded by the one mutex of SoftCards.
+// network gets a pointer to. Everything here is guarded by the one mutex of FakeNics.
 
-namespace fabric::test::card {
+namespace fabric::test::fake {
 
 struct Context;
 
@@ -92,7 +92,7 @@ struct Cq : ibv_cq {
   bool armed = false;
   bool overrun = false;
   int users = 0;
-  uint64_t rung = 0, rings_acked = 0;
+  uint64_t cq_events_raised = 0, cq_events_acked = 0;
   uint64_t events_got = 0, events_acked = 0;
 };
 
@@ -122,7 +122,7 @@ struct Packet {
 };
 
 /// How the network asked for its connection: for tests that look whether options arrive.
-struct Route {
+struct QpSettings {
   uint8_t service_level = 0, traffic_class = 0, gid_index = 0, timeout = 0, retries = 0;
   uint8_t rnr_retries = 0, rnr_timer = 0;
   uint16_t pkey_index = 0;
@@ -136,7 +136,7 @@ struct Qp : ibv_qp {
   bool destroyed = false;
   uint32_t send_max = 0, receive_max = 0, inline_max = 0;
   unsigned access = 0;
-  Route route{};
+  QpSettings settings{};
   verbs::GidBytes far_gid{};
   uint32_t far_number = 0;
   uint32_t packet_bytes = 256;
@@ -154,10 +154,10 @@ struct Qp : ibv_qp {
 
   // The responder.
   std::deque<uint64_t> receives{};
-  std::deque<uint64_t> behind{};  ///< posted behind the error state
+  std::deque<uint64_t> receives_after_error{};  ///< posted behind the error state
   uint64_t receives_posted = 0, receives_polled = 0;
   uint32_t expected = 0;
-  bool complained = false;  ///< of a packet that is missing
+  bool nak_sent = false;  ///< of a packet that is missing
   uint64_t address = 0;     ///< where the next packet of a message goes
   uint32_t key = 0;
   bool flushed = false;  ///< a receive has come back by the error state: nothing lands any more
@@ -182,4 +182,4 @@ inline Cq* of(ibv_cq* cq) { return static_cast<Cq*>(cq); }
 inline Mr* of(ibv_mr* mr) { return static_cast<Mr*>(mr); }
 inline Pd* of(ibv_pd* pd) { return static_cast<Pd*>(pd); }
 
-}  // namespace fabric::test::card
+}  // namespace fabric::test::fake

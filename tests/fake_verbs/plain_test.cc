@@ -1,26 +1,26 @@
-#include "card/stage.h"
+#include "fake_verbs/setup.h"
 
 // Cards on which nothing goes wrong.
 
 namespace fabric::test {
 namespace {
 
-TEST(CardPlain, WritesArriveWithThreads) {
-  Stage stage({.rails = 2});
-  Writes writes(stage[0], stage[1], {.count = 256, .bytes = 20000});
+TEST(VerbsPlain, WritesArriveWithThreads) {
+  FakeNicSetup setup({.rails = 2});
+  CheckedWrites writes(setup[0], setup[1], {.count = 256, .bytes = 20000});
   writes.submit();
-  ASSERT_TRUE(stage.until([&] { return writes.ended(); })) << stage[0].dump();
+  ASSERT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
   writes.expect_delivered();
-  stage.expect_service();
+  setup.expect_service();
 }
 
-TEST(CardPlain, WritesArriveStepByStep) {
-  Stage stage({.rails = 2, .threads = false});
-  Writes writes(stage[0], stage[1], {.count = 256, .bytes = 20000});
+TEST(VerbsPlain, WritesArriveStepByStep) {
+  FakeNicSetup setup({.rails = 2, .threads = false});
+  CheckedWrites writes(setup[0], setup[1], {.count = 256, .bytes = 20000});
   writes.submit();
-  ASSERT_TRUE(stage.until([&] { return writes.ended(); })) << stage[0].dump();
+  ASSERT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
   writes.expect_delivered();
-  stage.expect_service();
+  setup.expect_service();
 }
 
 }  // namespace

@@ -2,48 +2,48 @@
 
 #include <algorithm>
 
-#include "card/card.h"
+#include "fake_verbs/card.h"
 
 // What a driver does without the kernel: posting, polling, arming.
 
 namespace fabric::test {
 
-using namespace card;
+using namespace fake;
 
 namespace {
 
-SoftCards& cards() { return *SoftCards::current(); }
+FakeNics& nics() { return *FakeNics::current(); }
 
 }  // namespace
 
-struct CardDriver {
+struct FakeUserDriver {
   /// With a thread domain a driver takes no lock, so two calls at once would damage its queues.
-  class Alone {
+  class SingleThreadCheck {
    public:
-    explicit Alone(Qp& qp) : qp_(of(qp.pd)->one_thread ? &qp : nullptr) {
+    explicit SingleThreadCheck(Qp& qp) : qp_(of(qp.pd)->one_thread ? &qp : nullptr) {
       if (qp_ == nullptr) return;
       // Relaxed: it must order nothing that the network forgot to order.
-      crowded_ = qp_->busy.exchange(true, std::memory_order_relaxed);
+      concurrent_ = qp_->busy.exchange(true, std::memory_order_relaxed);
       ++qp_->unlocked;
     }
-    ~Alone() {
+    ~SingleThreadCheck() {
       if (qp_ != nullptr) qp_->busy.store(false, std::memory_order_relaxed);  // as above
     }
-    bool crowded() const { return crowded_; }
+    bool concurrent() const { return concurrent_; }
 
    private:
     Qp* const qp_;
-    bool crowded_ = false;
+    bool concurrent_ = false;
   };
 
   static int post_send(ibv_qp* named, ibv_send_wr* first, ibv_send_wr** bad) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     Qp& qp = *of(named);
-    const Alone alone(qp);
+    const SingleThreadCheck alone(qp);
     const std::lock_guard lock(all.mutex_);
-    if (alone.crowded()) all.violate("two threads post to a queue pair of one thread domain");
-    SoftCards::Failure how{};
-    const int asked = all.failing(SoftCards::Call::kPostSend, *qp.owner->device, &how);
+    if (alone.concurrent()) all.violate("two threads post to a queue pair of one thread domain");
+    FakeNics::Failure how{};
+    const int asked = all.failing(FakeNics::Call::kPostSend, *qp.owner->device, &how);
     for (ibv_send_wr* one = first; one != nullptr; one = one->next, --how.taken) {
       const int error = asked != 0 && how.taken == 0 ? asked : take_send(all, qp, *one);
       if (error == 0) continue;
@@ -55,7 +55,7 @@ struct CardDriver {
     return 0;
   }
 
-  static int take_send(SoftCards& all, Qp& qp, ibv_send_wr& wr) {
+  static int take_send(FakeNics& all, Qp& qp, ibv_send_wr& wr) {
     if (qp.destroyed) {
       all.violate("a request is posted to a queue pair that is gone");
       return EINVAL;
@@ -87,7 +87,7 @@ struct CardDriver {
     } else if (made.length != 0) {
       look_up(all, qp, made);
     }
-    spoil(all, qp, made);
+    corrupt_rkey(all, qp, made);
     made.packets = std::max(1u, (made.length + qp.packet_bytes - 1) / qp.packet_bytes);
     made.first_packet = qp.packets_made;
     qp.packets_made += made.packets;
@@ -97,7 +97,7 @@ struct CardDriver {
   }
 
   /// What it does not find ends with a protection error when its turn comes.
-  static void look_up(SoftCards& all, Qp& qp, Request& made) {
+  static void look_up(FakeNics& all, Qp& qp, Request& made) {
     Mr* const mr = all.find_key(*of(qp.pd), made.source.lkey);
     if (mr == nullptr || made.source.addr < mr->iova || made.length > mr->length ||
         made.source.addr - mr->iova > mr->length - made.length) {
@@ -107,22 +107,22 @@ struct CardDriver {
     ++mr->users;
   }
 
-  static void spoil(SoftCards& all, Qp& qp, Request& made) {
-    if (made.length == 0 || qp.owner->device->host != all.spoil_from_) return;
+  static void corrupt_rkey(FakeNics& all, Qp& qp, Request& made) {
+    if (made.length == 0 || qp.owner->device->host != all.corrupt_from_) return;
     const Device* far = all.find(qp.far_gid);
-    if (far == nullptr || far->host != all.spoil_to_) return;
+    if (far == nullptr || far->host != all.corrupt_to_) return;
     made.wr.wr.rdma.rkey ^= 0x5a;
-    all.spoil_from_ = all.spoil_to_ = SoftCards::kAny;
+    all.corrupt_from_ = all.corrupt_to_ = FakeNics::kAny;
   }
 
   static int post_recv(ibv_qp* named, ibv_recv_wr* first, ibv_recv_wr** bad) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     Qp& qp = *of(named);
-    const Alone alone(qp);
+    const SingleThreadCheck alone(qp);
     const std::lock_guard lock(all.mutex_);
-    if (alone.crowded()) all.violate("two threads post to a queue pair of one thread domain");
-    SoftCards::Failure how{};
-    const int asked = all.failing(SoftCards::Call::kPostReceive, *qp.owner->device, &how);
+    if (alone.concurrent()) all.violate("two threads post to a queue pair of one thread domain");
+    FakeNics::Failure how{};
+    const int asked = all.failing(FakeNics::Call::kPostReceive, *qp.owner->device, &how);
     for (ibv_recv_wr* one = first; one != nullptr; one = one->next, --how.taken) {
       int error = asked != 0 && how.taken == 0 ? asked : 0;
       if (error == 0 && (qp.destroyed || qp.state == IBV_QPS_RESET)) {
@@ -137,8 +137,8 @@ struct CardDriver {
         if (!how.silent) *bad = one;
         return error;
       }
-      const bool behind = qp.state == IBV_QPS_ERR && !all.shape_.flushes_behind;
-      (behind ? qp.behind : qp.receives).push_back(one->wr_id);
+      const bool after_error = qp.state == IBV_QPS_ERR && !all.options_.flushes_after_error;
+      (after_error ? qp.receives_after_error : qp.receives).push_back(one->wr_id);
       ++qp.receives_posted;
     }
     all.moved_.notify_all();
@@ -146,7 +146,7 @@ struct CardDriver {
   }
 
   static int poll_cq(ibv_cq* named, int most, ibv_wc* out) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     Cq& cq = *of(named);
     std::string& undrained = of(cq.context)->undrained;
@@ -168,20 +168,20 @@ struct CardDriver {
   }
 
   static int req_notify_cq(ibv_cq* named, int) {
-    SoftCards& all = cards();
+    FakeNics& all = nics();
     const std::lock_guard lock(all.mutex_);
     of(named)->armed = true;
     return 0;
   }
 };
 
-void CardCalls::fill(Context& context) {
+void FakeVerbsTable::fill(Context& context) {
   fill_kernel(context);
   ibv_context_ops& ops = context.context.ops;
-  ops.post_send = CardDriver::post_send;
-  ops.post_recv = CardDriver::post_recv;
-  ops.poll_cq = CardDriver::poll_cq;
-  ops.req_notify_cq = CardDriver::req_notify_cq;
+  ops.post_send = FakeUserDriver::post_send;
+  ops.post_recv = FakeUserDriver::post_recv;
+  ops.poll_cq = FakeUserDriver::poll_cq;
+  ops.req_notify_cq = FakeUserDriver::req_notify_cq;
 }
 
 }  // namespace fabric::test

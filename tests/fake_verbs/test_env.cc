@@ -1,6 +1,6 @@
 #include <fabric/verbs.h>
 
-#include "card/card.h"
+#include "fake_verbs/card.h"
 #include "conformance/verbs_cases.h"
 #include "harness/real_time_env.h"
 #include "conformance/verbs_networks.h"
@@ -19,19 +19,19 @@ class SoftTrouble final : public Trouble {
  public:
   using Processes = std::function<std::vector<std::shared_ptr<Process>>(uint32_t place)>;
 
-  SoftTrouble(SoftCards& cards, Processes processes)
-      : cards_(cards), processes_(std::move(processes)) {}
+  SoftTrouble(FakeNics& nics, Processes processes)
+      : nics_(nics), processes_(std::move(processes)) {}
 
   void cut(uint32_t one, uint32_t other, Phase phase) override {
-    cards_.lose(one, other, SoftCards::kAll, phase == Phase::kBegin);
-    cards_.lose(other, one, SoftCards::kAll, phase == Phase::kBegin);
+    nics_.lose(one, other, FakeNics::kAll, phase == Phase::kBegin);
+    nics_.lose(other, one, FakeNics::kAll, phase == Phase::kBegin);
   }
   void lose_rail(uint32_t place, uint32_t rail, Phase phase) override {
-    cards_.port(place, rail, phase == Phase::kEnd);
+    nics_.port(place, rail, phase == Phase::kEnd);
   }
   void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
-    const auto end = side == Side::kSender ? SoftCards::End::kSender : SoftCards::End::kTarget;
-    EXPECT_GT(cards_.break_path(from, to, rail, end), 0u) << "there is no such path";
+    const auto end = side == Side::kSender ? FakeNics::End::kSender : FakeNics::End::kTarget;
+    EXPECT_GT(nics_.break_path(from, to, rail, end), 0u) << "there is no such path";
   }
   void kill(uint32_t place) override {
     for (const auto& process : processes_(place)) process->kill();
@@ -42,36 +42,36 @@ class SoftTrouble final : public Trouble {
     }
   }
   void lose_acks(uint32_t from, uint32_t to, Phase phase) override {
-    cards_.lose(to, from, SoftCards::kAcks, phase == Phase::kBegin);
+    nics_.lose(to, from, FakeNics::kAcks, phase == Phase::kBegin);
   }
   void not_ready(uint32_t place, Phase phase) override {
-    cards_.not_ready(place, phase == Phase::kBegin);
+    nics_.not_ready(place, phase == Phase::kBegin);
   }
-  void wrong_key(uint32_t from, uint32_t to) override { cards_.spoil_key(from, to); }
+  void wrong_key(uint32_t from, uint32_t to) override { nics_.corrupt_rkey(from, to); }
 
  private:
-  SoftCards& cards_;
+  FakeNics& nics_;
   const Processes processes_;
 };
 
-CardShape shape_of(uint32_t rails, const GroundOptions& options) {
-  CardShape shape{.hosts = Ground::kPlaces, .rails = rails, .seed = test_seed()};
-  shape.dmabuf = false;  // the bodies know host memory only
-  if (options.trouble) shape.cable = kCable;
-  return shape;
+FakeNicOptions nic_options_of(uint32_t rails, const GroundOptions& options) {
+  FakeNicOptions nic_options{.hosts = Ground::kPlaces, .rails = rails, .seed = test_seed()};
+  nic_options.dmabuf = false;  // the bodies know host memory only
+  if (options.trouble) nic_options.cable = kCable;
+  return nic_options;
 }
 
 /// The cards are there before the first engine is opened, and when the last job of one has ended.
-struct WithCards {
-  explicit WithCards(const CardShape& shape) : cards(shape) {}
-  SoftCards cards;
+struct OwnsFakeNics {
+  explicit OwnsFakeNics(const FakeNicOptions& nic_options) : nics(nic_options) {}
+  FakeNics nics;
 };
 
-class SoftGround final : private WithCards, public RealGround {
+class SoftGround final : private OwnsFakeNics, public RealGround {
  public:
   SoftGround(uint32_t rails, const GroundOptions& options)
-      : WithCards(shape_of(rails, options)), RealGround(options), options_(options), rails_(rails) {
-    cards.lossy_control({.drop = options.drop_control,
+      : OwnsFakeNics(nic_options_of(rails, options)), RealGround(options), options_(options), rails_(rails) {
+    nics.lossy_control({.drop = options.drop_control,
                          .duplicate = options.duplicate_control,
                          .reorder = options.reorder_control});
   }
@@ -83,17 +83,17 @@ class SoftGround final : private WithCards, public RealGround {
   std::vector<Network> networks(uint32_t place) const override {
     verbs::Options usual;
     for (uint32_t rail = 0; rail < rails_; ++rail) {
-      usual.devices.push_back(SoftCards::name(place, rail));
+      usual.devices.push_back(FakeNics::name(place, rail));
     }
     return verbs_networks(usual, options_);
   }
 
   const GroundOptions options_;
   const uint32_t rails_;
-  SoftTrouble trouble_{cards, [this](uint32_t place) { return processes(place); }};
+  SoftTrouble trouble_{nics, [this](uint32_t place) { return processes(place); }};
 };
 
-ProviderCase soft_case(uint32_t rails) {
+ProviderCase fake_verbs_case(uint32_t rails) {
   const CaseCaps caps{.looks = true,
                       .lossy_control = true,
                       .realtime_threads = true,
@@ -116,6 +116,6 @@ ProviderCase soft_case(uint32_t rails) {
 
 }  // namespace
 
-std::vector<ProviderCase> soft_cases() { return {soft_case(1), soft_case(2)}; }
+std::vector<ProviderCase> fake_verbs_cases() { return {fake_verbs_case(1), fake_verbs_case(2)}; }
 
 }  // namespace fabric::test

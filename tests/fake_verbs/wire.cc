@@ -5,14 +5,14 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "card/card.h"
+#include "fake_verbs/card.h"
 
 // What moves: packets, answers, completions. A reliable connection as the standard has it: packets
 // in order, cumulative acknowledgements, everything sent again from the first that is missing.
 
 namespace fabric::test {
 
-using namespace card;
+using namespace fake;
 
 namespace {
 
@@ -21,15 +21,15 @@ constexpr uint32_t kWindow = 64;         // packets without an answer
 constexpr uint32_t kAckEvery = 16;       // packets of a long message
 constexpr int64_t kPauseNs = 640'000;    // of a sender whose target is not ready
 
-int64_t timeout_ns(const Qp& qp) { return int64_t{4096} << qp.route.timeout; }
+int64_t timeout_ns(const Qp& qp) { return int64_t{4096} << qp.settings.timeout; }
 
 uint32_t ahead(uint32_t number, uint32_t of) { return (number - of) & (kNumbers - 1); }
 
 }  // namespace
 
-int64_t SoftCards::now_ns() const { return pumped_ ? monotonic_ns() : virtual_ns_; }
+int64_t FakeNics::now_ns() const { return threaded_ ? monotonic_ns() : virtual_ns_; }
 
-int64_t SoftCards::next_ns() const {
+int64_t FakeNics::next_ns() const {
   int64_t next = INT64_MAX;
   for (const auto& [serial, flight] : flights_) {
     if (!flight.packets.empty()) next = std::min(next, flight.packets.front().due_ns);
@@ -44,10 +44,10 @@ int64_t SoftCards::next_ns() const {
   return next;
 }
 
-void SoftCards::pump() {
+void FakeNics::run_wire() {
   Lock lock(mutex_);
   while (!stopping_) {
-    if (round()) {
+    if (step()) {
       lock.unlock();
       ::sched_yield();  // whoever waits for the mutex comes first
       lock.lock();
@@ -60,19 +60,19 @@ void SoftCards::pump() {
   }
 }
 
-bool SoftCards::run() {
+bool FakeNics::run() {
   const std::lock_guard lock(mutex_);
   bool any = false;
-  while (round()) any = true;
+  while (step()) any = true;
   return any;
 }
 
-void SoftCards::pass(Nanos time) {
+void FakeNics::pass(Nanos time) {
   change([&] { virtual_ns_ += time.count(); });
   run();
 }
 
-uint32_t SoftCards::deliver(uint32_t host, uint32_t rail, uint32_t packets) {
+uint32_t FakeNics::deliver(uint32_t host, uint32_t rail, uint32_t packets) {
   const std::lock_guard lock(mutex_);
   uint32_t done = 0;
   for (auto& [serial, flight] : flights_) {
@@ -88,7 +88,7 @@ uint32_t SoftCards::deliver(uint32_t host, uint32_t rail, uint32_t packets) {
 }
 
 /// Everything on a cable to it lands now.
-void SoftCards::land_all(Device& device) {
+void FakeNics::land_all(Device& device) {
   for (auto& [serial, flight] : flights_) {
     while (!flight.packets.empty() && find(flight.packets.front().target) == &device) {
       Packet packet = std::move(flight.packets.front());
@@ -99,7 +99,7 @@ void SoftCards::land_all(Device& device) {
 }
 
 /// Once over everything. What is on a cable comes before the flushes: cards are quicker at that.
-bool SoftCards::round() {
+bool FakeNics::step() {
   bool any = false;
   for (auto it = flights_.begin(); it != flights_.end();) {
     any = deliver_due(it->second) || any;
@@ -116,7 +116,7 @@ bool SoftCards::round() {
 
 // ---- Completions --------------------------------------------------------------------------------
 
-void SoftCards::complete(Cq& cq, const Completion& completion) {
+void FakeNics::complete(Cq& cq, const Completion& completion) {
   if (cq.overrun) return;
   if (cq.entries.size() >= static_cast<size_t>(cq.cqe)) {
     violate("a completion queue overruns");
@@ -127,11 +127,11 @@ void SoftCards::complete(Cq& cq, const Completion& completion) {
   auto* const channel = static_cast<Channel*>(cq.channel);
   if (channel == nullptr || !std::exchange(cq.armed, false)) return;
   channel->events.push_back(&cq);
-  ++cq.rung;
+  ++cq.cq_events_raised;
   ::eventfd_write(channel->fd, 1);
 }
 
-void SoftCards::complete_send(Qp& qp, const Request& request, ibv_wc_status status) {
+void FakeNics::complete_send(Qp& qp, const Request& request, ibv_wc_status status) {
   if (request.mr != nullptr) --request.mr->users;
   const bool signalled = (request.wr.send_flags & IBV_SEND_SIGNALED) != 0;
   if (!signalled && (status == IBV_WC_SUCCESS || silent_when_unsignalled_)) return;
@@ -143,7 +143,7 @@ void SoftCards::complete_send(Qp& qp, const Request& request, ibv_wc_status stat
   complete(*of(qp.send_cq), made);
 }
 
-bool SoftCards::flush(Qp& qp) {
+bool FakeNics::flush(Qp& qp) {
   if (qp.state != IBV_QPS_ERR || qp.owner->device->hold_flushes) return false;
   const bool any = !qp.requests.empty() || !qp.receives.empty();
   for (; !qp.requests.empty(); qp.requests.pop_front(), ++flushed_) {
@@ -161,7 +161,7 @@ bool SoftCards::flush(Qp& qp) {
 }
 
 /// The oldest request ends for a reason of its own, the others with it.
-void SoftCards::break_send(Qp& qp, ibv_wc_status status) {
+void FakeNics::break_send(Qp& qp, ibv_wc_status status) {
   const Request oldest = std::move(qp.requests.front());
   qp.requests.pop_front();
   complete_send(qp, oldest, status);
@@ -170,7 +170,7 @@ void SoftCards::break_send(Qp& qp, ibv_wc_status status) {
 
 // ---- The requester ------------------------------------------------------------------------------
 
-bool SoftCards::transmit(Qp& qp) {
+bool FakeNics::transmit(Qp& qp) {
   bool any = false;
   while (qp.state == IBV_QPS_RTS && qp.packets_sent != qp.packets_made &&
          qp.packets_sent - qp.packets_acked < kWindow && qp.pause_ns <= now_ns()) {
@@ -192,7 +192,7 @@ bool SoftCards::transmit(Qp& qp) {
                   .target = qp.far_gid,
                   .queue_pair = qp.far_number,
                   .number = (qp.first_number + at) & (kNumbers - 1),
-                  .due_ns = now_ns() + shape_.cable.count(),
+                  .due_ns = now_ns() + options_.cable.count(),
                   .first = offset == 0,
                   .last = offset + size == request->length,
                   .has_imm = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -216,7 +216,7 @@ bool SoftCards::transmit(Qp& qp) {
 }
 
 /// Sends again what was not answered.
-bool SoftCards::watch(Qp& qp) {
+bool FakeNics::watch(Qp& qp) {
   if (qp.state != IBV_QPS_RTS || qp.retry_ns > now_ns()) return false;
   if (qp.requests.empty()) {
     qp.retry_ns = INT64_MAX;
@@ -232,12 +232,12 @@ bool SoftCards::watch(Qp& qp) {
   return true;
 }
 
-void SoftCards::acknowledge(Qp& qp, uint32_t packets) {
+void FakeNics::acknowledge(Qp& qp, uint32_t packets) {
   if (packets == qp.packets_acked) return;
   qp.packets_acked = packets;
   qp.packets_sent = std::max(qp.packets_sent, packets);
-  qp.retries_left = qp.route.retries;
-  qp.rnr_left = qp.route.rnr_retries;
+  qp.retries_left = qp.settings.retries;
+  qp.rnr_left = qp.settings.rnr_retries;
   qp.retry_ns = qp.packets_sent == packets ? INT64_MAX : now_ns() + timeout_ns(qp);
   while (!qp.requests.empty() &&
          qp.requests.front().first_packet + qp.requests.front().packets <= packets) {
@@ -247,7 +247,7 @@ void SoftCards::acknowledge(Qp& qp, uint32_t packets) {
   }
 }
 
-void SoftCards::take_answer(Qp& qp, const Packet& packet) {
+void FakeNics::take_answer(Qp& qp, const Packet& packet) {
   const bool late = qp.state == IBV_QPS_ERR && qp.owner->device->land_late;
   if (qp.state != IBV_QPS_RTS && !late) return;
   // One that is behind what was heard, or ahead of what was sent, is of no use.
@@ -259,7 +259,7 @@ void SoftCards::take_answer(Qp& qp, const Packet& packet) {
   qp.packets_sent = qp.packets_acked;
   if (packet.kind == Packet::Kind::kRefused) break_send(qp, IBV_WC_REM_ACCESS_ERR);
   if (packet.kind == Packet::Kind::kNotReady) {
-    if (qp.route.rnr_retries != 7 && qp.rnr_left-- == 0) {
+    if (qp.settings.rnr_retries != 7 && qp.rnr_left-- == 0) {
       break_send(qp, IBV_WC_RNR_RETRY_EXC_ERR);
       return;
     }
@@ -270,12 +270,12 @@ void SoftCards::take_answer(Qp& qp, const Packet& packet) {
 
 // ---- The cable ----------------------------------------------------------------------------------
 
-bool SoftCards::is_held(const Packet& packet) {
+bool FakeNics::is_held(const Packet& packet) {
   const Device* target = find(packet.target);
   return target != nullptr && target->hold_packets;
 }
 
-bool SoftCards::deliver_due(Flight& flight) {
+bool FakeNics::deliver_due(Flight& flight) {
   bool any = false;
   while (!flight.packets.empty() && flight.packets.front().due_ns <= now_ns() &&
          !is_held(flight.packets.front())) {
@@ -287,7 +287,7 @@ bool SoftCards::deliver_due(Flight& flight) {
   return any;
 }
 
-bool SoftCards::passes(const Packet& packet) {
+bool FakeNics::passes(const Packet& packet) {
   const Device* target = find(packet.target);
   if (target == nullptr || !target->up || target->fatal) return false;
   const uint32_t part = packet.kind == Packet::Kind::kData ? kData : kAcks;
@@ -297,7 +297,7 @@ bool SoftCards::passes(const Packet& packet) {
   });
 }
 
-void SoftCards::arrive(Packet&& packet) {
+void FakeNics::arrive(Packet&& packet) {
   Qp* qp = find(*find(packet.target), packet.queue_pair);
   if (qp == nullptr || qp->far_gid != packet.source->gid) return;
   if (packet.kind == Packet::Kind::kData) {
@@ -309,7 +309,7 @@ void SoftCards::arrive(Packet&& packet) {
 
 // ---- The responder ------------------------------------------------------------------------------
 
-void SoftCards::answer(Qp& qp, Packet::Kind kind, uint32_t number) {
+void FakeNics::answer(Qp& qp, Packet::Kind kind, uint32_t number) {
   if (qp.state == IBV_QPS_ERR || !qp.owner->device->up) return;
   Flight& flight = flights_[qp.serial];
   flight.source = qp.owner->device;
@@ -318,34 +318,34 @@ void SoftCards::answer(Qp& qp, Packet::Kind kind, uint32_t number) {
                             .target = qp.far_gid,
                             .queue_pair = qp.far_number,
                             .number = number & (kNumbers - 1),
-                            .due_ns = now_ns() + shape_.cable.count()});
+                            .due_ns = now_ns() + options_.cable.count()});
   if (kind != Packet::Kind::kRefused) return;
   // What the target's process says of it goes by no cable here, and must not come before it.
   for (Packet& packet : flight.packets) packet.due_ns = now_ns();
 }
 
-void SoftCards::take_data(Qp& qp, const Packet& packet) {
+void FakeNics::take_data(Qp& qp, const Packet& packet) {
   const Device& own = *qp.owner->device;
   const bool late = qp.state == IBV_QPS_ERR && own.land_late && !qp.flushed;
   if (qp.state != IBV_QPS_RTR && qp.state != IBV_QPS_RTS && !late) return;
   const uint32_t distance = ahead(packet.number, qp.expected);
   if (distance >= kNumbers / 2) return answer(qp, Packet::Kind::kAck, qp.expected - 1);
   if (distance != 0) {
-    if (!std::exchange(qp.complained, true)) answer(qp, Packet::Kind::kOutOfOrder, qp.expected);
+    if (!std::exchange(qp.nak_sent, true)) answer(qp, Packet::Kind::kOutOfOrder, qp.expected);
     return;
   }
   const bool counts = packet.last && packet.has_imm;
-  std::deque<uint64_t>& receives = qp.receives.empty() && late ? qp.behind : qp.receives;
+  std::deque<uint64_t>& receives = qp.receives.empty() && late ? qp.receives_after_error : qp.receives;
   if (counts && (receives.empty() || own.not_ready)) {
     return answer(qp, Packet::Kind::kNotReady, packet.number);
   }
   if (!land(qp, packet)) {
     answer(qp, Packet::Kind::kRefused, packet.number);
-    if (!late) say(*qp.owner, {IBV_EVENT_QP_ACCESS_ERR, static_cast<ibv_qp*>(&qp)});
+    if (!late) raise_event(*qp.owner, {IBV_EVENT_QP_ACCESS_ERR, static_cast<ibv_qp*>(&qp)});
     to_error(qp);
     return;
   }
-  qp.complained = false;
+  qp.nak_sent = false;
   qp.expected = (qp.expected + 1) & (kNumbers - 1);
   ++landed_[own.host];
   late_ += late;
@@ -366,7 +366,7 @@ void SoftCards::take_data(Qp& qp, const Packet& packet) {
 }
 
 /// False: the key does not allow it. What has no bytes is not looked at, as by every card.
-bool SoftCards::land(Qp& qp, const Packet& packet) {
+bool FakeNics::land(Qp& qp, const Packet& packet) {
   if (packet.first) {
     qp.address = packet.address;
     qp.key = packet.key;

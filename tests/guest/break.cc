@@ -10,15 +10,15 @@ namespace fabric::test {
 namespace {
 
 using namespace std::chrono_literals;
-using End = Cards::End;
+using End = VerbsInterposer::End;
 
 constexpr auto kLongCable = 20ms;  // there and back in much less than a card waits
-constexpr auto kSlowCard = 40ms;   // longer than what is on the cable takes to arrive
+constexpr auto kSlowNic = 40ms;   // longer than what is on the cable takes to arrive
 constexpr auto kLateAcks = 20ms;
 constexpr char kHosts[] = {'a', 'b'};
 constexpr uint32_t kA = 0, kB = 1;
 
-const char* words(Break kind) {
+const char* description(Break kind) {
   switch (kind) {
     case Break::kOwnLink:
       return "link of A down";
@@ -50,7 +50,7 @@ const char* words(Break kind) {
       return "delayed, out of order, twice, 1% lost, then senders in the error state";
     case Break::kAcksLateThenSenders:
       return "acknowledgements late, then senders in the error state";
-    case Break::kTargetsSaySo:
+    case Break::kTargetsWithEvent:
       return "targets in the error state, and their cards say so first";
     case Break::kPort:
       return "B's card says that its port is down";
@@ -111,15 +111,15 @@ Break BreakDeck::next() {
   return kind;
 }
 
-RailBreak::Plan RailBreak::random(Break kind, Rng& rng) {
-  Plan plan{.kind = kind, .rail = rng.chance(0.5) ? '0' : '1'};
+RailBreak::BreakPlan RailBreak::random(Break kind, Rng& rng) {
+  BreakPlan plan{.kind = kind, .rail = rng.chance(0.5) ? '0' : '1'};
   plan.is_long = before(kind) == nullptr && kind != Break::kAcksLateThenSenders && rng.chance(0.5);
   plan.is_slow = rng.chance(0.5);
   return plan;
 }
 
-RailBreak::Plan RailBreak::hard(Break kind, Rng& rng) {
-  Plan plan = random(kind, rng);
+RailBreak::BreakPlan RailBreak::hard(Break kind, Rng& rng) {
+  BreakPlan plan = random(kind, rng);
   switch (kind) {
     case Break::kOwnLink:
     case Break::kBothLinks:
@@ -129,7 +129,7 @@ RailBreak::Plan RailBreak::hard(Break kind, Rng& rng) {
     case Break::kSenders:
       plan.is_long = plan.is_slow = true;
       break;
-    case Break::kTargetsSaySo:
+    case Break::kTargetsWithEvent:
     case Break::kPort:
       plan.is_slow = true;
       break;
@@ -139,10 +139,10 @@ RailBreak::Plan RailBreak::hard(Break kind, Rng& rng) {
   return plan;
 }
 
-RailBreak::RailBreak(const Plan& plan) : plan_(plan) {
+RailBreak::RailBreak(const BreakPlan& plan) : plan_(plan) {
   for (const char host : kHosts) {
     if (plan_.is_long) set_delay(far_port(host), kLongCable);
-    if (const char* words = before(plan_.kind)) set_netem(far_port(host), words);
+    if (const char* parameters = before(plan_.kind)) set_netem(far_port(host), parameters);
     if (loses_acks(plan_.kind) && !plan_.has_bands) set_control_netem(port(host), "");
     if (plan_.kind == Break::kAcksLateThenSenders) {
       set_control_netem(far_port(host), "");
@@ -150,7 +150,7 @@ RailBreak::RailBreak(const Plan& plan) : plan_(plan) {
     }
   }
   if (!plan_.is_slow) return;
-  for (const uint32_t host : {kA, kB}) Cards::get().slow_down(host, kSlowCard);
+  for (const uint32_t host : {kA, kB}) VerbsInterposer::get().delay_error_state(host, kSlowNic);
 }
 
 void RailBreak::lose(char host) const {
@@ -164,7 +164,7 @@ void RailBreak::lose_acks(bool lost) const {
 
 void RailBreak::break_ends(End end) {
   ends_ =
-      Cards::get().break_path(kA, kB, rail(), end) + Cards::get().break_path(kB, kA, rail(), end);
+      VerbsInterposer::get().break_path(kA, kB, rail(), end) + VerbsInterposer::get().break_path(kB, kA, rail(), end);
 }
 
 void RailBreak::strike(Rng& rng, const std::function<void(std::chrono::nanoseconds)>& wait,
@@ -201,20 +201,20 @@ void RailBreak::strike(Rng& rng, const std::function<void(std::chrono::nanosecon
       lose_acks(true);
       wait(std::chrono::milliseconds(rng.between(0, 10)));
       return break_ends(End::kTarget);
-    case Break::kTargetsSaySo:
-      Cards::get().say_broken(kA, kB, rail(), End::kTarget);
-      Cards::get().say_broken(kB, kA, rail(), End::kTarget);
+    case Break::kTargetsWithEvent:
+      VerbsInterposer::get().raise_qp_fatal(kA, kB, rail(), End::kTarget);
+      VerbsInterposer::get().raise_qp_fatal(kB, kA, rail(), End::kTarget);
       return break_ends(End::kTarget);
     case Break::kPort:
-      return Cards::get().say_port(kB, rail(), false);
+      return VerbsInterposer::get().raise_port_event(kB, rail(), false);
     case Break::kRefused:
       return refuse();
   }
 }
 
 void RailBreak::mend() const {
-  for (const uint32_t host : {kA, kB}) Cards::get().slow_down(host, {});
-  if (plan_.kind == Break::kPort) Cards::get().say_port(kB, rail(), true);
+  for (const uint32_t host : {kA, kB}) VerbsInterposer::get().delay_error_state(host, {});
+  if (plan_.kind == Break::kPort) VerbsInterposer::get().raise_port_event(kB, rail(), true);
   for (const char host : kHosts) {
     clear_netem(far_port(host));
     if (plan_.has_bands) {
@@ -232,7 +232,7 @@ bool RailBreak::leave_a_rail(Break one, Break other) {
 
 std::string RailBreak::describe() const {
   return std::string("rail ") + plan_.rail + (plan_.is_long ? " (long)" : "") +
-         (plan_.is_slow ? " (slow cards)" : "") + ", " + words(plan_.kind);
+         (plan_.is_slow ? " (slow cards)" : "") + ", " + description(plan_.kind);
 }
 
 bool RailBreak::is_sudden() const {

@@ -16,7 +16,7 @@ namespace fabric::test {
 
 enum class Break : uint8_t {
   kPort,
-  kTargetsSaySo,
+  kTargetsWithEvent,
   kSenders,
   kTargets,
   kBothEnds,
@@ -52,7 +52,7 @@ class BreakDeck {
 /// One break, from what is done to the rail before to the end of it.
 class RailBreak {
  public:
-  struct Plan {
+  struct BreakPlan {
     Break kind{};
     char rail = '0';
     /// A long cable still delivers when its other end is dead, and the words about that go by the
@@ -64,11 +64,11 @@ class RailBreak {
     bool has_bands = false;
   };
   /// Of this kind, with a rail, cables and cards as they come.
-  static Plan random(Break kind, Rng& rng);
+  static BreakPlan random(Break kind, Rng& rng);
   /// With all that makes a word which comes too early wrong.
-  static Plan hard(Break kind, Rng& rng);
+  static BreakPlan hard(Break kind, Rng& rng);
 
-  explicit RailBreak(const Plan& plan);
+  explicit RailBreak(const BreakPlan& plan);
 
   /// `wait` lets the writes go on for a while, `refuse` has a card refuse one each way.
   void strike(Rng& rng, const std::function<void(std::chrono::nanoseconds)>& wait,
@@ -88,12 +88,12 @@ class RailBreak {
  private:
   void lose(char host) const;
   void lose_acks(bool lost) const;
-  void break_ends(Cards::End end);
+  void break_ends(VerbsInterposer::End end);
   std::string port(char host) const { return {host, plan_.rail}; }
   std::string far_port(char host) const { return {'s', host, plan_.rail}; }
   uint32_t rail() const { return static_cast<uint32_t>(plan_.rail - '0'); }
 
-  const Plan plan_;
+  const BreakPlan plan_;
   uint32_t ends_ = 1;  ///< that were broken, if it breaks ends
 };
 

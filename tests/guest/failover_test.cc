@@ -71,10 +71,10 @@ class Forger {
 
 class Failover : public testing::Test {
  protected:
-  static constexpr uint32_t kPlaces = 96;
+  static constexpr uint32_t kSlots = 96;
   /// What one host has done about breaks, summed up since it was opened.
-  struct Deeds {
-    uint64_t stranded = 0, taken = 0, repeated = 0;
+  struct ReplayCounts {
+    uint64_t in_doubt = 0, delivered = 0, repeated = 0;
   };
 
   void SetUp() override {
@@ -84,11 +84,11 @@ class Failover : public testing::Test {
       expect_log(part);
     }
     std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what hangs has said where
-    Cards::get();                              // before the first network is opened
+    VerbsInterposer::get();                              // before the first network is opened
     a.emplace(open_host('a'));
     b.emplace(open_host('b'));
-    ab.emplace(*a, *b, test_seed(), Stream::Options{.places = kPlaces});
-    ba.emplace(*b, *a, test_seed() + 1, Stream::Options{.places = kPlaces});
+    ab.emplace(*a, *b, test_seed(), Stream::Options{.slots = kSlots});
+    ba.emplace(*b, *a, test_seed() + 1, Stream::Options{.slots = kSlots});
     ab_forger.emplace(*a, *b);
     ba_forger.emplace(*b, *a);
     expect_service(both());
@@ -100,7 +100,7 @@ class Failover : public testing::Test {
   /// flight when it was broken.
   std::array<uint32_t, 2> break_under_load(const std::function<void()>& broken) {
     const bool loaded = run(both(), [&] {
-      return failed() != 0 || (ab->outstanding() > kPlaces / 2 && ba->outstanding() > kPlaces / 2);
+      return failed() != 0 || (ab->outstanding() > kSlots / 2 && ba->outstanding() > kSlots / 2);
     });
     EXPECT_TRUE(loaded && failed() == 0)
         << "there is never much in flight both ways: " << ab->describe() << ba->describe();
@@ -119,14 +119,14 @@ class Failover : public testing::Test {
     const auto end = std::chrono::steady_clock::now() + time;
     run(both(), [&] { return std::chrono::steady_clock::now() > end; });
   }
-  static Deeds deeds_of(const Engine& engine) {
-    return {steps_of(engine, "write in doubt"), steps_of(engine, "write found delivered"),
-            steps_of(engine, "write replayed") + steps_of(engine, "shard replayed")};
+  static ReplayCounts replay_counts(const Engine& engine) {
+    return {protocol_count(engine, "write in doubt"), protocol_count(engine, "write found delivered"),
+            protocol_count(engine, "write replayed") + protocol_count(engine, "shard replayed")};
   }
-  uint64_t repeated() const { return deeds_of(*a).repeated + deeds_of(*b).repeated; }
+  uint64_t repeated() const { return replay_counts(*a).repeated + replay_counts(*b).repeated; }
   /// What was in flight when it broke was delivered, over the rail that is left.
   void expect_moved_on() {
-    expect_service(both(), kPlaces);
+    expect_service(both(), kSlots);
     ab_forger->expect_refused();
     ba_forger->expect_refused();
   }
@@ -135,9 +135,9 @@ class Failover : public testing::Test {
     ba->finish();
     EXPECT_EQ(failed(), 0u) << ab->first_failure() << ba->first_failure();
     for (const Engine* engine : {&*a, &*b}) {
-      const Deeds deeds = deeds_of(*engine);
+      const ReplayCounts counts = replay_counts(*engine);
       std::printf("host %c: %lu pieces came back, %lu of them were taken, %lu were sent again\n",
-                  engine == &*a ? 'A' : 'B', deeds.stranded, deeds.taken, deeds.repeated);
+                  engine == &*a ? 'A' : 'B', counts.in_doubt, counts.delivered, counts.repeated);
     }
   }
 
@@ -182,7 +182,7 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
     const Break kind = firsts.next();
     Break then = seconds.next();
     while (!RailBreak::leave_a_rail(kind, then)) then = seconds.next();
-    RailBreak::Plan plans[] = {RailBreak::random(kind, rng), RailBreak::random(then, rng)};
+    RailBreak::BreakPlan plans[] = {RailBreak::random(kind, rng), RailBreak::random(then, rng)};
     plans[1].rail = plans[0].rail == '0' ? '1' : '0';
     RailBreak first(plans[0]), second(plans[1]);
     const uint64_t before = repeated();
@@ -209,17 +209,17 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
 // The target's word about a broken path (PathState) and the question for it (PathClose) are
 // datagrams. Half of them are lost and half of the others come twice, on every port, while RoCE is
 // broken in other ways.
-TEST_F(Failover, WordsThatAreLostAndRepeatedSettleEachBreakOnce) {
+TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
   constexpr const char* kPorts[] = {"a0", "b0", "a1", "b1"};
   for (const char* port : kPorts) set_control_netem(port, "loss 50% duplicate 50%");
-  const auto words_said = [&](const std::string& what, const std::string& message) {
-    return steps_of(*a, what + message) + steps_of(*b, what + message);
+  const auto messages = [&](const std::string& what, const std::string& message) {
+    return protocol_count(*a, what + message) + protocol_count(*b, what + message);
   };
   Rng rng(test_seed() + 9);
   BreakDeck deck(rng);
   uint32_t both_ways = 0;
   for (uint32_t trial = 0; trial < 6 * rounds() && !HasFailure(); ++trial) {
-    RailBreak::Plan plan = RailBreak::random(deck.next(), rng);
+    RailBreak::BreakPlan plan = RailBreak::random(deck.next(), rng);
     plan.has_bands = true;
     RailBreak one(plan);
     const auto left = break_under_load([&] { strike(one, rng); });
@@ -240,8 +240,8 @@ TEST_F(Failover, WordsThatAreLostAndRepeatedSettleEachBreakOnce) {
   std::printf(
       "datagrams: %lu passed, %lu lost; PathClose said %lu times and heard %lu, PathState "
       "said %lu times and heard %lu\n",
-      all.passed, all.lost, words_said("sent ", "PathClose"), words_said("received ", "PathClose"),
-      words_said("sent ", "PathState"), words_said("received ", "PathState"));
+      all.passed, all.lost, messages("sent ", "PathClose"), messages("received ", "PathClose"),
+      messages("sent ", "PathState"), messages("received ", "PathState"));
   EXPECT_GT(all.lost, 0u);
   EXPECT_GT(both_ways, 0u);
   expect_exact();
@@ -265,18 +265,18 @@ TEST_F(Failover, ADeadlineEndsAGoodPathAndWhatElseWasOnItIsDeliveredOnce) {
   expect_service({&out, &back});
   // Slow, so that a write is with the card when its time is over, and good all the same.
   for (const char* port : {"a0", "b0", "a1", "b1"}) set_netem(port, "delay 60ms");
-  const Deeds before = deeds_of(here);
+  const ReplayCounts before = replay_counts(here);
   uint64_t late = 0;
   for (uint32_t trial = 0; trial < 10 * rounds() && !HasFailure(); ++trial) {
-    Stream doomed(here, there, test_seed() + 2 + trial, {.places = 8, .timeout = 20ms});
+    Stream doomed(here, there, test_seed() + 2 + trial, {.slots = 8, .timeout = 20ms});
     EXPECT_TRUE(run({&out, &back, &doomed}, [&] { return doomed.failed() != 0; }));
     doomed.finish();
     late += doomed.failed();
     expect_service({&out, &back}, 16);
   }
-  const uint64_t stranded = deeds_of(here).stranded - before.stranded;
-  std::printf("%lu writes were late, %lu pieces came back\n", late, stranded);
-  EXPECT_GT(stranded, 0u) << "no path ended with anything on it";
+  const uint64_t in_doubt = replay_counts(here).in_doubt - before.in_doubt;
+  std::printf("%lu writes were late, %lu pieces came back\n", late, in_doubt);
+  EXPECT_GT(in_doubt, 0u) << "no path ended with anything on it";
   out.finish();
   back.finish();
   EXPECT_EQ(out.failed() + back.failed(), 0u) << out.first_failure() << back.first_failure();

@@ -12,14 +12,14 @@ namespace fabric::test {
 
 /// A child with an engine that offers one region and one counter. It is forked before its test
 /// opens any device, opens its own when it is told to, and dies with the test.
-class Party {
+class HostProcess {
  public:
   static constexpr uint64_t kBytes = 1 << 20;
   /// With `engine_id` its next life is recognised.
-  explicit Party(uint64_t engine_id = 0);
-  Party(const Party&) = delete;
-  Party& operator=(const Party&) = delete;
-  ~Party() { end(); }
+  explicit HostProcess(uint64_t engine_id = 0);
+  HostProcess(const HostProcess&) = delete;
+  HostProcess& operator=(const HostProcess&) = delete;
+  ~HostProcess() { end(); }
 
   std::string open() { return ask("open"); }  ///< returns the offer
   /// How many whole counts have come that nobody took.
@@ -29,7 +29,7 @@ class Party {
   /// How many bytes of the region hold this value.
   uint64_t bytes(uint8_t value) { return std::stoull(ask("bytes " + std::to_string(value))); }
   void stop();
-  void go_on();
+  void resume();
   void kill();
   void end();
 

@@ -46,30 +46,30 @@ hosts() {
 hosts || { echo 'guest: no rxe devices'; exit 1; }
 echo 'guest: up'
 
-play() {
-  verdict=0
+run_suite() {
+  result=0
   while read -r seconds command; do
     echo "guest: $command"
     begin=$(date +%s%N)
     timeout --kill-after=5 "$seconds" bash -c "$command" </dev/null
     code=$?
     echo "guest: $code after $((($(date +%s%N) - begin) / 1000000)) ms"
-    [ $code -eq 0 ] || [ $verdict -ne 0 ] || verdict=$code
+    [ $code -eq 0 ] || [ $result -ne 0 ] || result=$code
   done </tmp/job/commands
-  dmesg | grep -v 'soft lockup' | grep -E 'BUG:|WARNING:|Oops|lockup' && verdict=1
+  dmesg | grep -v 'soft lockup' | grep -E 'BUG:|WARNING:|Oops|lockup' && result=1
 }
 starved() { dmesg | grep 'soft lockup'; }
-at_fault() { cat /tmp/device-fault 2>/dev/null; }  # guest/conformance/interposer.h
-unjudged() { [ $verdict -ne 0 ] && { starved || at_fault; }; }
-play
+device_fault() { cat /tmp/device-fault 2>/dev/null; }  # guest/conformance/interposer.h
+inconclusive() { [ $result -ne 0 ] && { starved || device_fault; }; }
+run_suite
 # A host that leaves the guest without one of its cores for 20 seconds makes writes time out, and a
 # device that brings an immediate twice makes them count twice. Then it counts how it goes once
 # more; if that happens again, it is as if there were no guest here.
-if unjudged; then
+if inconclusive; then
   dmesg --clear
   rm -f /tmp/device-fault
   echo 'guest: the host was too busy to run this, or a device at fault, so once more'
-  play
-  unjudged && verdict=77
+  run_suite
+  inconclusive && result=77
 fi
-exit $verdict
+exit $result

@@ -93,7 +93,7 @@ void replace_by_delay(const std::string& port, uint32_t parent, std::chrono::nan
   replace_queue(port, parent, "netem", std::as_bytes(std::span(&options, 1)));
 }
 
-constexpr uint32_t place_of(Band band) { return 0x10000 + static_cast<uint32_t>(band); }
+constexpr uint32_t parent_of(Band band) { return 0x10000 + static_cast<uint32_t>(band); }
 
 sockaddr_in address_of(char host, char rail, uint16_t port) {
   const std::string text = std::string("10.9.") + rail + "." + static_cast<char>('1' + host - 'a');
@@ -147,8 +147,8 @@ void set_link(const std::string& port, bool up) {
   ASSERT_EQ(::ioctl(fd.get(), SIOCSIFFLAGS, &request), 0) << port << ": " << std::strerror(errno);
 }
 
-void set_netem(const std::string& port, const std::string& words) {
-  tc("qdisc replace dev " + port + " root netem " + words);
+void set_netem(const std::string& port, const std::string& parameters) {
+  tc("qdisc replace dev " + port + " root netem " + parameters);
   lossy().insert(port);
 }
 
@@ -162,24 +162,24 @@ void set_delay(const std::string& port, std::chrono::nanoseconds time) {
   lossy().insert(port);
 }
 
-void set_control_netem(const std::string& port, const std::string& words) {
+void set_control_netem(const std::string& port, const std::string& parameters) {
   const std::string queue = "qdisc replace dev " + port;
   const std::string filter = "\nfilter add dev " + port + " parent 1: protocol ip prio ";
   const std::string roce = " u32 match ip protocol 17 0xff match ip dport 4791 0xffff ";
   // The operation code of RoCE follows the headers of IP and UDP; 17 acknowledges.
   tc(queue + " root handle 1: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0" +
-     (words.empty() ? "" : "\n" + queue + " parent 1:2 netem " + words) + filter + "1" + roce +
+     (parameters.empty() ? "" : "\n" + queue + " parent 1:2 netem " + parameters) + filter + "1" + roce +
      "match u8 17 0xff at 28 flowid 1:3" + filter + "2" + roce + "flowid 1:1" + filter +
      "3 u32 match ip protocol 17 0xff flowid 1:2");
   lossy().insert(port);
 }
 
 void set_band_lost(const std::string& port, Band band, bool lost) {
-  replace_queue(port, place_of(band), lost ? kBlackHole : kFifo);
+  replace_queue(port, parent_of(band), lost ? kBlackHole : kFifo);
 }
 
 void set_band_delay(const std::string& port, Band band, std::chrono::nanoseconds time) {
-  replace_by_delay(port, place_of(band), time);
+  replace_by_delay(port, parent_of(band), time);
 }
 
 void set_data_lost(const std::string& port, bool lost) {

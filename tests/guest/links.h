@@ -19,8 +19,8 @@ bool in_guest();
 
 /// As `ip link set`, in milliseconds. The switch notices, the other hosts do not.
 void set_link(const std::string& port, bool up);
-/// What leaves by this port has netem's words done to it: "loss 5%", "delay 2ms reorder 25%".
-void set_netem(const std::string& port, const std::string& words);
+/// What leaves by this port has netem's parameters done to it: "loss 5%", "delay 2ms reorder 25%".
+void set_netem(const std::string& port, const std::string& parameters);
 /// Everything that leaves by this port is lost, from the return of the call on. As netem's "loss
 /// 100%", but no program is started for it, so that it can hit what is in flight.
 void lose_all(const std::string& port);
@@ -31,9 +31,9 @@ void set_delay(const std::string& port, std::chrono::nanoseconds time);
 /// What leaves by a port, in three queues: of RoCE everything but acknowledgements (and ARP with
 /// it), the control datagrams, and the acknowledgements.
 enum class Band : uint8_t { kData = 1, kControl, kAcks };
-/// The control datagrams that leave by this port have netem's words done to them, RoCE has not.
-/// Without words nothing happens to either.
-void set_control_netem(const std::string& port, const std::string& words);
+/// The control datagrams that leave by this port have netem's parameters done to them, RoCE has not.
+/// Without parameters nothing happens to either.
+void set_control_netem(const std::string& port, const std::string& parameters);
 /// Behind that: all of a band is lost, from the return of the call on, or again nothing.
 void set_band_lost(const std::string& port, Band band, bool lost);
 /// Behind that: all of a band comes so much later; set_band_lost() ends it.

@@ -27,11 +27,11 @@ class Peers : public testing::Test {
 
   void open() {
     engine.emplace(open_host('a'));
-    source.emplace(*engine->allocate({.size_bytes = Party::kBytes}));
+    source.emplace(*engine->allocate({.size_bytes = HostProcess::kBytes}));
     batch.emplace(*engine->make_batch());
   }
-  Offer accept(Party& party) {
-    const std::string text = party.open();
+  Offer accept(HostProcess& process) {
+    const std::string text = process.open();
     const auto offer = engine->accept(text);
     EXPECT_TRUE(offer) << text;
     return *offer;
@@ -42,7 +42,7 @@ class Peers : public testing::Test {
     EXPECT_TRUE(batch->reset());
     std::ranges::fill(source->bytes(), static_cast<std::byte>(value));
     for (uint32_t i = 0; i < writes; ++i) {
-      const uint64_t at = i * size_bytes % Party::kBytes;
+      const uint64_t at = i * size_bytes % HostProcess::kBytes;
       const auto op = engine->submit(Write{.source = source->at(at),
                                            .target = to.region.at(at),
                                            .size_bytes = size_bytes,
@@ -53,13 +53,13 @@ class Peers : public testing::Test {
     }
   }
   Result<void> ended() { return engine->wait(*batch, 60s); }
-  Offer stopped_behind_four_writes(Party& party) {
+  Offer stopped_after_four_writes(HostProcess& process) {
     open();
-    const Offer offer = accept(party);
+    const Offer offer = accept(process);
     write(offer, 1, 4, 4096, 20s);
     EXPECT_TRUE(ended()) << engine->dump();
-    EXPECT_EQ(party.count_of(4), 4u);
-    party.stop();
+    EXPECT_EQ(process.count_of(4), 4u);
+    process.stop();
     return offer;
   }
   std::optional<Engine> engine;
@@ -67,9 +67,9 @@ class Peers : public testing::Test {
   std::optional<Batch> batch;
 };
 
-TEST_F(Peers, AKilledOneIsLostAndItsNextLifeIsServed) {
+TEST_F(Peers, AKilledOneIsLostAndItsSuccessorIsServed) {
   constexpr uint64_t kName = 77;
-  Party first(kName), next(kName);
+  HostProcess first(kName), next(kName);
   open();
   const Offer old = accept(first);
   write(old, 1, 8, 65536, 20s);
@@ -88,9 +88,9 @@ TEST_F(Peers, AKilledOneIsLostAndItsNextLifeIsServed) {
   EXPECT_EQ(next.bytes(2), 0u) << "of the life before";
 }
 
-TEST_F(Peers, WritesToAStoppedOneEndByTheirDeadlineAndWhatIsSaidOfThemIsSo) {
-  Party party;
-  const Offer offer = stopped_behind_four_writes(party);
+TEST_F(Peers, WritesToAStoppedOneCompleteTruthfullyByTheirDeadline) {
+  HostProcess process;
+  const Offer offer = stopped_after_four_writes(process);
   // More than its card takes without the process: the receiver does not refill.
   constexpr uint64_t kSize = 256;
   write(offer, 2, 3000, kSize, 3s);
@@ -99,23 +99,23 @@ TEST_F(Peers, WritesToAStoppedOneEndByTheirDeadlineAndWhatIsSaidOfThemIsSo) {
   const uint64_t delivered = batch->delivered(), unknown = batch->unknown();
   EXPECT_LT(delivered, 3000u);
   EXPECT_GT(delivered, 0u) << "what fits into its queue needs no process";
-  party.go_on();
-  EXPECT_GE(party.bytes(2), delivered * kSize);
-  EXPECT_LE(party.bytes(2), (delivered + unknown) * kSize);
+  process.resume();
+  EXPECT_GE(process.bytes(2), delivered * kSize);
+  EXPECT_LE(process.bytes(2), (delivered + unknown) * kSize);
   // A key that writes of unknown fate carried is spoiled, and counts no more.
-  EXPECT_LE(party.count(), 4 + delivered + unknown);
+  EXPECT_LE(process.count(), 4 + delivered + unknown);
   std::printf("stopped: %lu delivered, %lu unknown\n", delivered, unknown);
 }
 
 TEST_F(Peers, WhatWaitsForAReceiverWithoutRoomArrivesOnceItRefills) {
-  Party party;
-  const Offer offer = stopped_behind_four_writes(party);
+  HostProcess process;
+  const Offer offer = stopped_after_four_writes(process);
   write(offer, 2, 3000, 256, 30s);
   std::this_thread::sleep_for(1s);
   EXPECT_GT(batch->pending(), 0u) << "it took them all without refilling";
-  party.go_on();
+  process.resume();
   EXPECT_TRUE(ended()) << engine->dump();
-  EXPECT_EQ(party.count_of(3004), 3004u);
+  EXPECT_EQ(process.count_of(3004), 3004u);
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ TEST_F(Rails, WithBothDownEverythingEndsInTimeAndGoesOnWhenTheyAreBack) {
   EXPECT_EQ(again.failed(), 0u) << again.first_failure();
 }
 
-TEST_F(Rails, ACardRefusesWrongKeysAndBoundsAndOthersGoOn) {
+TEST_F(Rails, ANicRefusesWrongKeysAndBoundsAndOthersGoOn) {
   expect_broken_rails();
   expect_log("refused");
   Engine a = open_host('a'), b = open_host('b'), innocent = open_host('a');
@@ -200,7 +200,7 @@ TEST_F(Rails, ManyPeersWriteToOneAndItToThem) {
     for (const bool out : {true, false}) {
       Engine &from = out ? a : *engines.back(), &to = out ? *engines.back() : a;
       streams.push_back(std::make_unique<Stream>(from, to, test_seed() + i,
-                                                 Stream::Options{.places = 2, .bytes_max = 4096}));
+                                                 Stream::Options{.slots = 2, .bytes_max = 4096}));
       all.push_back(streams.back().get());
     }
   }
@@ -212,7 +212,7 @@ TEST_F(Rails, ManyPeersWriteToOneAndItToThem) {
   EXPECT_EQ(a.peers().size(), peers);
 }
 
-TEST_F(Rails, PeersOfTheSameHostAreReachedByMemoryAndOthersByCards) {
+TEST_F(Rails, PeersOfTheSameHostAreReachedByMemoryAndOthersByNics) {
   expect_log("a path broke");  // when the neighbour has closed
   const auto open = [] {
     Config config = guest_config('a');

@@ -91,7 +91,7 @@ uint32_t rounds() {
   return std::max(times, 1u);
 }
 
-void Stream::Place::on(const Event& event) {
+void Stream::StreamSlot::on(const Event& event) {
   end = event;
   ends.fetch_add(1, std::memory_order_release);
 }
@@ -101,8 +101,8 @@ Stream::Stream(Engine& from, Engine& to, uint64_t seed, const Options& options)
       to_(to),
       options_(options),
       rng_(seed),
-      source_(block(from, options.places * options.bytes_max)),
-      target_(block(to, options.places * options.bytes_max)),
+      source_(block(from, options.slots * options.bytes_max)),
+      target_(block(to, options.slots * options.bytes_max)),
       stamps_(seed << 20) {
   const auto peer = from.connect(to.address());
   EXPECT_TRUE(peer) << peer.error().what;
@@ -111,8 +111,8 @@ Stream::Stream(Engine& from, Engine& to, uint64_t seed, const Options& options)
   EXPECT_TRUE(remote) << remote.error().what;
   remote_ = *remote;
   std::ranges::fill(target_.bytes(), kWiped);
-  for (uint32_t i = 0; i < options.places; ++i) {
-    places_.push_back(std::make_unique<Place>(*to.make_counter()));
+  for (uint32_t i = 0; i < options.slots; ++i) {
+    slots_.push_back(std::make_unique<StreamSlot>(*to.make_counter()));
   }
 }
 
@@ -122,77 +122,77 @@ std::span<std::byte> Stream::target(uint32_t index) const {
 
 void Stream::submit(uint32_t index) {
   constexpr uint64_t kSizes[] = {0, 64, 4096, 65536, 65536};
-  Place& place = *places_[index];
+  StreamSlot& slot = *slots_[index];
   expect_wiped(index, "before its next write");
-  place.size_bytes = std::min(kSizes[rng_.below(5)], options_.bytes_max);
-  place.counts = rng_.chance(0.8);
-  place.counted = false;
-  place.stamp = ++stamps_;
-  place.ends.store(0, std::memory_order_relaxed);
+  slot.size_bytes = std::min(kSizes[rng_.below(5)], options_.bytes_max);
+  slot.counts = rng_.chance(0.8);
+  slot.counted = false;
+  slot.stamp = ++stamps_;
+  slot.ends.store(0, std::memory_order_relaxed);
   const uint64_t at = index * options_.bytes_max;
-  fill(source_.bytes().subspan(at, place.size_bytes), place.stamp);
+  fill(source_.bytes().subspan(at, slot.size_bytes), slot.stamp);
   const auto op = from_.submit(Write{.source = source_.at(at),
                                      .target = remote_.at(at),
-                                     .size_bytes = place.size_bytes,
-                                     .imm = place.counts ? place.counter.key() : CounterKey(),
+                                     .size_bytes = slot.size_bytes,
+                                     .imm = slot.counts ? slot.counter.key() : CounterKey(),
                                      .timeout = options_.timeout,
-                                     .notify = Notify::call<&Place::on>(&place)});
-  if (op) place.phase = Phase::kFlying;
+                                     .notify = Notify::call<&StreamSlot::on>(&slot)});
+  if (op) slot.phase = Phase::kFlying;
   // A peer that is lost refuses; whoever wants service looks at delivered().
 }
 
 void Stream::check_bytes(uint32_t index, const char* when) {
-  const Place& place = *places_[index];
-  const auto there = target(index).first(place.size_bytes);
-  const auto here = source_.bytes().subspan(index * options_.bytes_max, place.size_bytes);
+  const StreamSlot& slot = *slots_[index];
+  const auto there = target(index).first(slot.size_bytes);
+  const auto here = source_.bytes().subspan(index * options_.bytes_max, slot.size_bytes);
   EXPECT_TRUE(there.empty() || std::memcmp(there.data(), here.data(), there.size()) == 0)
-      << when << ": place " << index << ", " << place.size_bytes << " bytes are not its own";
+      << when << ": slot " << index << ", " << slot.size_bytes << " bytes are not its own";
   std::ranges::fill(there, kWiped);
 }
 
 void Stream::expect_wiped(uint32_t index, const char* when) {
-  const Place& place = *places_[index];
-  EXPECT_TRUE(all(target(index), kWiped)) << when << ": something landed in place " << index;
-  EXPECT_EQ(place.counter.count(), 0u)
-      << when << ": place " << index << " of " << to_.rail_stats()[0].device
-      << ", last written with " << place.size_bytes << " bytes "
-      << (place.counts ? "and" : "without") << " a count";
+  const StreamSlot& slot = *slots_[index];
+  EXPECT_TRUE(all(target(index), kWiped)) << when << ": something landed in slot " << index;
+  EXPECT_EQ(slot.counter.count(), 0u)
+      << when << ": slot " << index << " of " << to_.rail_stats()[0].device
+      << ", last written with " << slot.size_bytes << " bytes "
+      << (slot.counts ? "and" : "without") << " a count";
 }
 
 void Stream::take_end(uint32_t index) {
-  Place& place = *places_[index];
-  EXPECT_EQ(place.ends.load(), 1u) << "ended more than once";
-  const Event& end = place.end;
+  StreamSlot& slot = *slots_[index];
+  EXPECT_EQ(slot.ends.load(), 1u) << "ended more than once";
+  const Event& end = slot.end;
   if (end.remote == Remote::kDelivered) {
-    if (!place.counts) check_bytes(index, "after its end");
+    if (!slot.counts) check_bytes(index, "after its end");
     ++delivered_;
-    place.phase = Phase::kFree;
+    slot.phase = Phase::kFree;
     return;
   }
-  place.phase = Phase::kFailed;
-  place.left.assign(target(index).begin(), target(index).end());
+  slot.phase = Phase::kFailed;
+  slot.left.assign(target(index).begin(), target(index).end());
   ++(end.remote == Remote::kUnknown ? unknown_ : not_delivered_);
   if (first_failure_.empty()) {
     first_failure_ = std::string(to_string(end.code)) + ", " + to_string(end.remote);
   }
   if (end.remote == Remote::kNotDelivered) {
-    EXPECT_FALSE(place.counted) << "counted, and said not to be delivered: place " << index;
+    EXPECT_FALSE(slot.counted) << "counted, and said not to be delivered: slot " << index;
   }
 }
 
 bool Stream::look(uint32_t index) {
-  Place& place = *places_[index];
-  if (place.phase != Phase::kFlying) return false;
+  StreamSlot& slot = *slots_[index];
+  if (slot.phase != Phase::kFlying) return false;
   // The end is read first: what it says to be delivered has been counted, or will be.
-  const bool ended = place.ends.load(std::memory_order_acquire) != 0;
+  const bool ended = slot.ends.load(std::memory_order_acquire) != 0;
   bool moved = false;
-  if (place.counts && !place.counted && place.counter.count() >= 1) {
+  if (slot.counts && !slot.counted && slot.counter.count() >= 1) {
     check_bytes(index, "at its count");
-    EXPECT_TRUE(place.counter.try_take(1));
-    place.counted = moved = true;
+    EXPECT_TRUE(slot.counter.try_take(1));
+    slot.counted = moved = true;
   }
   if (!ended) return moved;
-  const bool waits = place.end.remote == Remote::kDelivered && place.counts && !place.counted;
+  const bool waits = slot.end.remote == Remote::kDelivered && slot.counts && !slot.counted;
   if (waits) return moved;
   take_end(index);
   return true;
@@ -200,9 +200,9 @@ bool Stream::look(uint32_t index) {
 
 bool Stream::step(bool refill) {
   bool moved = false;
-  for (uint32_t i = 0; i < options_.places; ++i) {
+  for (uint32_t i = 0; i < options_.slots; ++i) {
     moved |= look(i);
-    if (refill && places_[i]->phase == Phase::kFree) submit(i);
+    if (refill && slots_[i]->phase == Phase::kFree) submit(i);
   }
   return moved;
 }
@@ -215,8 +215,8 @@ std::string Stream::describe() const {
 }
 
 uint32_t Stream::outstanding() const {
-  return static_cast<uint32_t>(std::ranges::count_if(places_, [](const auto& place) {
-    return place->phase == Phase::kFlying && place->ends.load() == 0;
+  return static_cast<uint32_t>(std::ranges::count_if(slots_, [](const auto& slot) {
+    return slot->phase == Phase::kFlying && slot->ends.load() == 0;
   }));
 }
 
@@ -224,20 +224,20 @@ void Stream::finish() {
   const bool over = run(
       {this},
       [&] {
-        return std::ranges::none_of(places_,
+        return std::ranges::none_of(slots_,
                                     [](const auto& p) { return p->phase == Phase::kFlying; });
       },
       false);
   EXPECT_TRUE(over) << "not everything ended, or what was delivered is not counted: " << describe();
   std::this_thread::sleep_for(20ms);
-  for (uint32_t i = 0; i < options_.places; ++i) {
-    const Place& place = *places_[i];
-    if (place.phase == Phase::kFree) expect_wiped(i, "at the end");
-    if (place.phase != Phase::kFailed) continue;
-    const uint64_t counted = place.counter.count() + (place.counted ? 1 : 0);
-    EXPECT_LE(counted, place.end.remote == Remote::kUnknown ? 1u : 0u) << "place " << i;
-    if (place.end.remote == Remote::kNotDelivered) {
-      EXPECT_TRUE(std::ranges::equal(target(i), place.left)) << "late bytes in place " << i;
+  for (uint32_t i = 0; i < options_.slots; ++i) {
+    const StreamSlot& slot = *slots_[i];
+    if (slot.phase == Phase::kFree) expect_wiped(i, "at the end");
+    if (slot.phase != Phase::kFailed) continue;
+    const uint64_t counted = slot.counter.count() + (slot.counted ? 1 : 0);
+    EXPECT_LE(counted, slot.end.remote == Remote::kUnknown ? 1u : 0u) << "slot " << i;
+    if (slot.end.remote == Remote::kNotDelivered) {
+      EXPECT_TRUE(std::ranges::equal(target(i), slot.left)) << "late bytes in slot " << i;
     }
   }
 }
@@ -272,7 +272,7 @@ void expect_service(std::vector<Stream*> streams, uint64_t writes) {
   }
 }
 
-uint64_t steps_of(const Engine& engine, const std::string& step) {
+uint64_t protocol_count(const Engine& engine, const std::string& step) {
   return nlohmann::json::parse(engine.dump_json()).at("protocol_counters").at(step).get<uint64_t>();
 }
 

@@ -40,7 +40,7 @@ uint32_t rounds();
 class Stream {
  public:
   struct Options {
-    uint32_t places = 48;        ///< as many writes are in flight
+    uint32_t slots = 48;        ///< as many writes are in flight
     uint64_t bytes_max = 65536;  ///< of one
     Nanos timeout{30'000'000'000};
   };
@@ -63,8 +63,8 @@ class Stream {
 
  private:
   enum class Phase : uint8_t { kFree, kFlying, kFailed };
-  struct Place {
-    explicit Place(Counter key) : counter(std::move(key)) {}
+  struct StreamSlot {
+    explicit StreamSlot(Counter key) : counter(std::move(key)) {}
     void on(const Event& event);
     Counter counter;
     Phase phase = Phase::kFree;
@@ -91,7 +91,7 @@ class Stream {
   MemoryRegion source_, target_;
   PeerId peer_{};
   RemoteRegion remote_{};
-  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<StreamSlot>> slots_;
   uint64_t stamps_ = 0;
   uint64_t delivered_ = 0, not_delivered_ = 0, unknown_ = 0;
   std::string first_failure_;
@@ -102,7 +102,7 @@ bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool r
 /// That many more writes of each are delivered, and none has ever failed.
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
 /// How often an engine took one of its rarer steps (core/protocol_counters.h), or said or heard a message.
-uint64_t steps_of(const Engine& engine, const std::string& step);
+uint64_t protocol_count(const Engine& engine, const std::string& step);
 /// On every rail of both engines pieces end, and no write has ever failed.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);
 

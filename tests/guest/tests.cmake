@@ -11,7 +11,7 @@ endif()
 
 file(GLOB guest_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
 # What stands between the network and its devices is shared with the conformance suite.
-add_executable(guest_tests ${guest_sources} ${CMAKE_CURRENT_LIST_DIR}/conformance/cards.cc)
+add_executable(guest_tests ${guest_sources} ${CMAKE_CURRENT_LIST_DIR}/conformance/interposer.cc)
 target_link_libraries(guest_tests PRIVATE test_support)
 target_precompile_headers(guest_tests REUSE_FROM test_support)
 

@@ -3,7 +3,7 @@
 Each is written into copies of the sources (plant.py) behind PLANTED, which is true while this bug
 is switched on. `layer` and `filter` name the tests that are asked after the swarm, or instead of it
 where the mistake needs two threads or a long life to show: the swarm's worlds have one thread and
-last seconds. Those of the layer "card" are in the verbs network, and cards made of software show
+last seconds. Those of the layer "fake_verbs" are in the verbs network, and cards made of software show
 them (tests/fake_verbs); where that network is not built nobody asks for them. The guest has them too
 (tests/guest/planted).
 """
@@ -23,7 +23,7 @@ class Bug:
     name: str
     mistake: str
     edits: tuple
-    layer: str = ""  # of a test binary: unit, scenario, card or explore
+    layer: str = ""  # of a test binary: unit, scenario, fake_verbs or explore
     filter: str = ""
     swarm: bool = True  # whether the swarm could see it
 
@@ -316,25 +316,25 @@ BUGS = (
         "the target says what it took once its queue pair is in the error state, and drains later",
         ("providers/verbs/teardown.cc",
          "  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);\n"
-         "  look_at_drain(path);\n",
+         "  check_drain(path);\n",
          "  if (PLANTED) return finish(path, true);\n"
          "  path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);\n"
-         "  look_at_drain(path);\n"),
+         "  check_drain(path);\n"),
         COUNTS_BEHIND_THE_WORD,
-        layer="card", filter="Cards/CardBreak.*", swarm=False),
+        layer="fake_verbs", filter="FakeNics/VerbsTeardown.*", swarm=False),
     bug("word_before_the_error_state",
         "the target says what it took, and stops its queue pair afterwards",
         ("providers/verbs/teardown.cc",
-         "  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);\n",
+         "  if (!path.connecting) move_to_error_later(path.qp, Direction::kIn, path.id);\n",
          "  if (PLANTED) return finish(path, true);\n"
-         "  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);\n"),
+         "  if (!path.connecting) move_to_error_later(path.qp, Direction::kIn, path.id);\n"),
         COUNTS_BEHIND_THE_WORD,
-        layer="card", filter="Cards/CardBreak.*", swarm=False),
+        layer="fake_verbs", filter="FakeNics/VerbsTeardown.*", swarm=False),
     bug("drained_when_empty",
         "the target takes an empty completion queue behind the error state for a drained one",
         ("providers/verbs/datapath.cc",
-         "  n += harvest(out.subspan(n));\n",
-         "  n += harvest(out.subspan(n));\n"
+         "  n += poll_queues(out.subspan(n));\n",
+         "  n += poll_queues(out.subspan(n));\n"
          "  if (PLANTED && n < out.size()) {\n"
          "    in_.each([&](InPath& path) {\n"
          "      const bool stopped = path.in_error && path.state == InPath::State::kBreaking;\n"
@@ -342,12 +342,12 @@ BUGS = (
          "    });\n"
          "  }\n"),
         COUNTS_BEHIND_THE_WORD,
-        layer="card", filter="Cards/CardBreak.*", swarm=False),
+        layer="fake_verbs", filter="FakeNics/VerbsTeardown.*", swarm=False),
     bug("first_error_speaks",
         "the sender takes all requests before the first that failed for delivered",
         ("providers/verbs/datapath.cc",
          "  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {",
          "  if (PLANTED) path.sends.succeed(number - 1);\n"
          "  if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {"),
-        layer="card", filter="Cards/CardBreak.*", swarm=False),
+        layer="fake_verbs", filter="FakeNics/VerbsTeardown.*", swarm=False),
 )

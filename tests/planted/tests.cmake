@@ -46,7 +46,7 @@ target_link_libraries(planted_swarm PRIVATE fabric_swarm fabric_static fabric_wa
 
 set(planted_layers unit scenario)
 if(FABRIC_HAS_VERBS)
-  list(APPEND planted_layers card)
+  list(APPEND planted_layers fake_verbs)
 endif()
 foreach(layer IN LISTS planted_layers)
   add_executable(planted_${layer} $<TARGET_OBJECTS:${layer}_tests>

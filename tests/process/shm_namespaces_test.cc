@@ -34,12 +34,12 @@ Config shm_config(std::string directory = {}) {
 }
 
 /// A child that talks to the test by two pipes, line by line, and ends with it.
-class Party {
+class HostProcess {
  public:
   /// `body` reads lines with `hear` and answers with `say`. With `prepare` it first goes elsewhere;
   /// a new pid namespace is for the children of whoever asked for it.
   template <class Body>
-  Party(const Prepare& prepare, Body body) {
+  HostProcess(const Prepare& prepare, Body body) {
     int down[2], up[2];
     ::signal(SIGPIPE, SIG_IGN);  // of one that has ended already
     EXPECT_TRUE(::pipe2(down, O_CLOEXEC) == 0 && ::pipe2(up, O_CLOEXEC) == 0);
@@ -71,9 +71,9 @@ class Party {
     in_ = up[0];
     out_ = down[1];
   }
-  Party(const Party&) = delete;
-  Party& operator=(const Party&) = delete;
-  ~Party() { end(); }
+  HostProcess(const HostProcess&) = delete;
+  HostProcess& operator=(const HostProcess&) = delete;
+  ~HostProcess() { end(); }
 
   void send(std::string line) const {
     line += '\n';
@@ -108,7 +108,7 @@ std::string why(const Error& error) {
 }
 
 /// Two regions are offered, one that senders map and one that they cannot. Says what came.
-void receive(Party& test, const std::string& directory) {
+void receive(HostProcess& test, const std::string& directory) {
   auto engine = Engine::open(shm_config(directory));
   if (!engine) return test.send(why(engine.error()));
   std::vector<std::byte> plain(kBytes);
@@ -127,7 +127,7 @@ void receive(Party& test, const std::string& directory) {
 }
 
 /// Writes to both, and says how it went and what the network's facts are.
-void send(Party& test, const std::string& directory) {
+void send(HostProcess& test, const std::string& directory) {
   const std::string offers[] = {test.receive(), test.receive()};
   auto engine = Engine::open(shm_config(directory));
   if (!engine) return test.send(why(engine.error()));
@@ -159,8 +159,8 @@ struct RunReport {
 };
 RunReport meet(const Prepare& receiver, const Prepare& sender, const std::string& directory = {}) {
   RunReport report;
-  Party to(receiver, [&](Party& test) { receive(test, directory); });
-  Party from(sender, [&](Party& test) { send(test, directory); });
+  HostProcess to(receiver, [&](HostProcess& test) { receive(test, directory); });
+  HostProcess from(sender, [&](HostProcess& test) { send(test, directory); });
   for (uint32_t i = 0; i < 2; ++i) {
     const std::string offer = to.receive();
     if (offer.starts_with("cannot")) return {.sent = offer};
@@ -262,7 +262,7 @@ TEST_F(ShmDirectory, OneThatIsNotSharedIsReported) {
 
 TEST_F(ShmDirectory, FilesOfKilledEnginesAreRemovedByTheNext) {
   {
-    Party killed(stay, [&](Party& test) { receive(test, directory_); });
+    HostProcess killed(stay, [&](HostProcess& test) { receive(test, directory_); });
     ASSERT_FALSE(killed.receive().empty());
     ASSERT_EQ(files(), 1u);
     killed.kill();
@@ -323,7 +323,7 @@ TEST(ShmUsers, NoProcessListensInTheNameOfAnotherUser) {
     made.instance = uint64_t{0xabc} << 32 | static_cast<uint32_t>(::getpid());
     return made;
   }();
-  const Party impostor(become_nobody, [&](Party& test) {
+  const HostProcess impostor(become_nobody, [&](HostProcess& test) {
     const auto listener = shm::listen_at(address);
     test.send(listener ? "listening" : "cannot");
     test.receive();
@@ -345,7 +345,7 @@ TEST(ShmUsers, NoProcessIsAcceptedWithTheAddressOfAnotherUser) {
   fuzz::ShmNode node(driver);
   const shm::Address address = node.address();
   const auto user = ::geteuid();
-  const Party impostor(become_nobody, [&](Party& test) {
+  const HostProcess impostor(become_nobody, [&](HostProcess& test) {
     // What connect_to() would refuse from its side is done by hand.
     fuzz::HostileProcess one(uint64_t{0xdef} << 32 | static_cast<uint32_t>(::getpid()));
     shm::Address claimed = one.address();

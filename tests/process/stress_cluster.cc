@@ -26,7 +26,7 @@ namespace {
 /// Nothing here takes nearly as long, whatever else the machine is doing.
 constexpr int64_t kAwaitLimitNs = test::kAddressSanitizer ? 120'000'000'000 : 40'000'000'000;
 
-std::string text_of(const Party& member) {
+std::string text_of(const HostProcess& member) {
   return std::to_string(member.slot) + "." + std::to_string(member.generation);
 }
 
@@ -86,7 +86,7 @@ std::vector<uint32_t> StressCluster::slots() const {
   return slots;
 }
 
-StressCluster::MemberProcess* StressCluster::find(const Party& member) {
+StressCluster::MemberProcess* StressCluster::find(const HostProcess& member) {
   const auto it = processes_.find(member.slot);
   return it != processes_.end() && it->second.member == member ? &it->second : nullptr;
 }
@@ -256,7 +256,7 @@ bool StressCluster::await_losses() {
   return await("the dead to be noticed and released", [&] {
     return std::ranges::all_of(processes_, [&](const auto& entry) {
       const MemberProcess& process = entry.second;
-      return process.to_release.empty() && std::ranges::all_of(process.met, [&](const Party& member) {
+      return process.to_release.empty() && std::ranges::all_of(process.met, [&](const HostProcess& member) {
                return !killed_ns_.contains(member) && !closed_.contains(member);
              });
     });
@@ -271,7 +271,7 @@ bool StressCluster::await_fences() {
 }
 
 bool StressCluster::await_stall(uint32_t of) {
-  const Party member = processes_.at(of).member;
+  const HostProcess member = processes_.at(of).member;
   return await("a stopped member to be stalled", [&] {
     return std::ranges::any_of(
         processes_, [&](const auto& entry) { return entry.second.stalled.contains(member); });
@@ -375,7 +375,7 @@ void StressCluster::reap() {
 void StressCluster::on_report(MemberProcess& process, const std::string& text) {
   std::istringstream words(text);
   std::string verb, code;
-  Party member;
+  HostProcess member;
   int64_t at_ns = 0;
   words >> verb;
   if (verb == "ready") {
@@ -415,7 +415,7 @@ void StressCluster::on_report(MemberProcess& process, const std::string& text) {
   }
 }
 
-void StressCluster::on_lost(MemberProcess& process, const Party& member, int64_t at_ns, const std::string& code) {
+void StressCluster::on_lost(MemberProcess& process, const HostProcess& member, int64_t at_ns, const std::string& code) {
   process.stalled.erase(member);
   process.to_release.insert(member);
   if (const auto killed = killed_ns_.find(member); killed != killed_ns_.end()) {

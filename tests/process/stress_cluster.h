@@ -74,14 +74,14 @@ class StressCluster {
 
  private:
   struct MemberProcess {
-    Party member{};
+    HostProcess member{};
     pid_t pid = -1;
     UniqueFd channel{};
     std::string address{}, loop{};
-    std::set<Party> met{};            ///< whose loss it has not reported
-    std::multiset<Party> to_release{};   ///< lost, with operations that have not ended
-    std::map<Party, int> may_lose{};  ///< fences that end sessions of the living
-    std::set<Party> stalled{};
+    std::set<HostProcess> met{};            ///< whose loss it has not reported
+    std::multiset<HostProcess> to_release{};   ///< lost, with operations that have not ended
+    std::map<HostProcess, int> may_lose{};  ///< fences that end sessions of the living
+    std::set<HostProcess> stalled{};
     uint32_t fences = 0;  ///< asked for, not answered
     bool stopped = false, closing = false, reconciled = false;
     std::optional<Footprint> footprint{};
@@ -93,12 +93,12 @@ class StressCluster {
   void receive(MemberProcess& process);
   void reap();
   void on_report(MemberProcess& process, const std::string& text);
-  void on_lost(MemberProcess& process, const Party& member, int64_t at_ns, const std::string& code);
+  void on_lost(MemberProcess& process, const HostProcess& member, int64_t at_ns, const std::string& code);
   void command(MemberProcess& process, const std::string& text);
   void meet(MemberProcess& process, const MemberProcess& other);
   void on_exit(const MemberProcess& process);
   void dump_state();
-  MemberProcess* find(const Party& member);
+  MemberProcess* find(const HostProcess& member);
   uint64_t rounds(uint32_t writer, uint32_t owner) const;
 
   const ClusterOptions options_;
@@ -107,8 +107,8 @@ class StressCluster {
   Scoreboard* scoreboard_ = nullptr;
   std::map<uint32_t, MemberProcess> processes_;  ///< by slot
   std::array<uint32_t, kSlotsMax> generations_{};
-  std::map<Party, int64_t> killed_ns_;
-  std::set<Party> closed_;
+  std::map<HostProcess, int64_t> killed_ns_;
+  std::set<HostProcess> closed_;
   std::vector<pid_t> dying_;
   std::vector<int64_t> noticed_ns_;
   bool failed_ = false;

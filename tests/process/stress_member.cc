@@ -23,15 +23,15 @@ constexpr uint64_t kPeerTag = 0;
 constexpr auto kFenceTimeout = 400ms;
 constexpr size_t kFencedMemoryMax = 6;
 
-std::string text_of(const Party& member) {
+std::string text_of(const HostProcess& member) {
   return std::to_string(member.slot) + " " + std::to_string(member.generation);
 }
 
-std::optional<Party> member_of(const Engine& engine, PeerId peer) {
+std::optional<HostProcess> member_of(const Engine& engine, PeerId peer) {
   auto info = engine.peer_info(peer);
   if (!info) return std::nullopt;
   std::istringstream words(info->app_info);
-  Party member;
+  HostProcess member;
   if (!(words >> member.slot >> member.generation) || member.slot >= kSlotsMax) return std::nullopt;
   return member;
 }
@@ -135,7 +135,7 @@ bool Member::on_command(const std::string& text) {
   uint32_t slot = 0;
   words >> verb;
   if (verb == "meet") {
-    Party member;
+    HostProcess member;
     words >> member.slot >> member.generation >> address;
     auto peer = engine_.connect(address);
     if (!peer) {
@@ -277,7 +277,7 @@ void Member::on_peer(const Event& event) {
   }
 }
 
-void Member::lost_before_meeting(const Party& member, Errc code) {
+void Member::lost_before_meeting(const HostProcess& member, Errc code) {
   report("lost " + text_of(member) + " " + std::to_string(monotonic_ns()) + " " + to_string(code));
   report("released " + text_of(member));
 }

@@ -33,7 +33,7 @@ struct MemberMemory {
 };
 
 struct MemberOptions {
-  Party self{};
+  HostProcess self{};
   uint64_t seed = 1;
   uint64_t buffer_bytes = 1 << 20;
 };
@@ -104,7 +104,7 @@ class Member {
   /// A session with one generation of another member.
   struct Link {
     PeerId peer{};
-    Party member{};
+    HostProcess member{};
     PeerGroup group{};
     Inbound in{};
     std::deque<Inbound> old{};  ///< taken back, and not yet reconciled with the writer
@@ -146,7 +146,7 @@ class Member {
   void on_done(const Event& event);
   void on_peer(const Event& event);
   void on_message(const Event& event);
-  void lost_before_meeting(const Party& member, Errc code);
+  void lost_before_meeting(const HostProcess& member, Errc code);
   Link* link_of(PeerId peer);
   Link* link_to(uint32_t slot);
   Notify track(const Op& op);
@@ -197,7 +197,7 @@ class Member {
   std::map<uint64_t, Op> ops_;  ///< by tag
   uint64_t next_tag_ = 1;
   std::map<PeerId, Link> links_;
-  std::map<PeerId, Party> connecting_;
+  std::map<PeerId, HostProcess> connecting_;
   std::array<uint32_t, kSlotsMax> buffers_made_{};
   std::deque<FencedMemory> fenced_memory_;
   uint64_t poisons_ = 0;

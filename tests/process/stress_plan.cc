@@ -70,7 +70,7 @@ void draw_pages(Rng& rng, TrafficRound& round, uint64_t buffer_bytes) {
 }  // namespace
 
 uint64_t BufferId::bits() const noexcept {
-  const auto member = [](const Party& p) { return uint64_t{p.slot % 16} << 10 | p.generation % 1024; };
+  const auto member = [](const HostProcess& p) { return uint64_t{p.slot % 16} << 10 | p.generation % 1024; };
   return (member(writer) << 14 | member(owner)) << 12 | number % 4096;
 }
 

@@ -15,16 +15,16 @@ namespace fabric::stress {
 inline constexpr uint32_t kSlotsMax = 8;
 
 /// One process: a place in the crowd, and how many had it before.
-struct Party {
+struct HostProcess {
   uint32_t slot = 0;
   uint32_t generation = 0;
-  friend constexpr auto operator<=>(const Party&, const Party&) = default;
+  friend constexpr auto operator<=>(const HostProcess&, const HostProcess&) = default;
 };
 
 /// Memory of one member that one other member fills, round after round. The number is the owner's
 /// and new for each.
 struct BufferId {
-  Party writer{}, owner{};
+  HostProcess writer{}, owner{};
   uint32_t number = 0;
   uint64_t bits() const noexcept;
   friend constexpr auto operator<=>(const BufferId&, const BufferId&) = default;

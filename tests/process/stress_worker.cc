@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Config config_of(const Party& self, uint64_t lanes, Member::Log& log) {
+Config config_of(const HostProcess& self, uint64_t lanes, Member::Log& log) {
   Config config;
   config.networks = {{.provider = "shm"}};
   for (uint64_t i = 0; i < lanes; ++i) {
@@ -39,7 +39,7 @@ int run(char** words) {
   const auto number = [&](int i) { return std::strtoull(words[i], nullptr, 10); };
   UniqueFd channel(static_cast<int>(number(1)));
   const UniqueFd scoreboard_fd(static_cast<int>(number(2)));
-  const Party self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
+  const HostProcess self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
   const std::string_view loop = words[8];
   void* scoreboard =
       ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED, scoreboard_fd.get(), 0);

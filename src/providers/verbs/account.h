@@ -42,7 +42,7 @@ class ReceiveAccount {
 class SendAccount {
  public:
   explicit SendAccount(uint32_t first = 0) noexcept
-      : posted_(first), delivered_(first), told_(first) {}
+      : posted_(first), delivered_(first), reported_(first) {}
 
   /// Numbers the next `count` requests; the first of them is returned.
   uint32_t post(uint32_t count) noexcept {
@@ -63,27 +63,27 @@ class SendAccount {
     if (refused && is_open(number)) delivered_ = number;
     return true;
   }
-  /// The next request whose delivery has not been told yet; ask has_news() first.
-  uint32_t tell() noexcept { return told_++; }
-  uint32_t told() const noexcept { return told_; }
-  bool has_news() const noexcept { return told_ != delivered_; }
+  /// The next request whose delivery has not been told yet; ask has_delivered() first.
+  uint32_t report_delivered() noexcept { return reported_++; }
+  uint32_t next_to_report() const noexcept { return reported_; }
+  bool has_delivered() const noexcept { return reported_ != delivered_; }
   /// The rest, behind the news, once nothing of it can be delivered any more.
-  bool has_rest() const noexcept { return told_ != posted_; }
+  bool has_unreported() const noexcept { return reported_ != posted_; }
   /// The next of the rest; what is told is no news.
-  uint32_t tell_rest() noexcept {
-    delivered_ = told_ + 1;
-    return told_++;
+  uint32_t report_lost() noexcept {
+    delivered_ = reported_ + 1;
+    return reported_++;
   }
 
   uint32_t next() const noexcept { return posted_; }
-  uint32_t outstanding() const noexcept { return posted_ - told_; }
+  uint32_t outstanding() const noexcept { return posted_ - reported_; }
   bool failed() const noexcept { return failed_; }
 
  private:
   bool is_open(uint32_t number) const noexcept {
     return number - delivered_ < posted_ - delivered_;
   }
-  uint32_t posted_, delivered_, told_;
+  uint32_t posted_, delivered_, reported_;
   bool failed_ = false;
 };
 

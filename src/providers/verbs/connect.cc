@@ -7,58 +7,58 @@
 
 namespace fabric::verbs {
 
-std::shared_ptr<CompletionQueue> VerbsRail::find_queue(uint32_t places) const {
+std::shared_ptr<CompletionQueue> VerbsRail::find_queue(uint32_t cqes) const {
   const auto found = std::find_if(queues_.begin(), queues_.end(), [&](const auto& one) {
-    return !one->overrun && one->size - one->taken >= places;
+    return !one->overrun && one->size - one->reserved >= cqes;
   });
   return found == queues_.end() ? nullptr : *found;
 }
 
 /// Orders what is missing. Every queue pair has places on its completion queue for all that it can
 /// ever have outstanding; when they are used up, another queue is made.
-void VerbsRail::fill_stock(Direction direction) {
-  Stock& stock = stock_[static_cast<size_t>(direction)];
-  const uint32_t places = QueuePair::places(direction, device_->options());
-  while (stock.ready.size() + stock.ordered < Stock::kSize + stock.expected) {
-    auto queue = find_queue(places);
-    if (queue == nullptr && stock.ordered != 0) return;  // that one may bring a queue along
-    if (queue != nullptr) queue->taken += places;
-    ++stock.ordered;
-    offload([queue, places, direction, device = device_, box = mailbox_] {
-      Mail mail{.kind = Mail::Kind::kSpare, .direction = direction, .queue = queue};
+void VerbsRail::fill_pool(Direction direction) {
+  QpPool& pool = qp_pools_[static_cast<size_t>(direction)];
+  const uint32_t cqes = QueuePair::cqes(direction, device_->options());
+  while (pool.ready.size() + pool.pending < QpPool::kSize + pool.expected) {
+    auto queue = find_queue(cqes);
+    if (queue == nullptr && pool.pending != 0) return;  // that one may bring a queue along
+    if (queue != nullptr) queue->reserved += cqes;
+    ++pool.pending;
+    offload([queue, cqes, direction, device = device_, results = job_results_] {
+      JobResult result{.kind = JobResult::Kind::kQpMade, .direction = direction, .queue = queue};
       if (queue == nullptr) {
-        if (auto made = CompletionQueue::make(device, places)) mail.queue = *std::move(made);
-        if (mail.queue != nullptr) mail.queue->taken = places;
+        if (auto made = CompletionQueue::make(device, cqes)) result.queue = *std::move(made);
+        if (result.queue != nullptr) result.queue->reserved = cqes;
       }
-      if (mail.queue != nullptr) {
-        if (auto made = QueuePair::make(mail.queue, direction)) mail.pair = *std::move(made);
+      if (result.queue != nullptr) {
+        if (auto made = QueuePair::make(result.queue, direction)) result.qp = *std::move(made);
       }
-      box->put(std::move(mail));
+      results->put(std::move(result));
     });
   }
 }
 
-void VerbsRail::stocked(const Mail& mail) {
-  Stock& stock = stock_[static_cast<size_t>(mail.direction)];
-  --stock.ordered;
-  if (mail.queue == nullptr) return;
-  const bool known = std::find(queues_.begin(), queues_.end(), mail.queue) != queues_.end();
-  if (!known) queues_.push_back(mail.queue);
-  if (mail.pair != nullptr) {
-    stock.ready.push_back(mail.pair);
-    if (mail.queue->overrun) drop_stock();
+void VerbsRail::qp_made(const JobResult& result) {
+  QpPool& pool = qp_pools_[static_cast<size_t>(result.direction)];
+  --pool.pending;
+  if (result.queue == nullptr) return;
+  const bool known = std::find(queues_.begin(), queues_.end(), result.queue) != queues_.end();
+  if (!known) queues_.push_back(result.queue);
+  if (result.qp != nullptr) {
+    pool.ready.push_back(result.qp);
+    if (result.queue->overrun) drop_overrun_qps();
   } else {
     // Whoever needs one asks the kernel again, and hears why not.
-    mail.queue->taken -= QueuePair::places(mail.direction, device_->options());
+    result.queue->reserved -= QueuePair::cqes(result.direction, device_->options());
   }
 }
 
 /// Those on a completion queue that overran: nobody would ever hear of what they do.
-void VerbsRail::drop_stock() {
+void VerbsRail::drop_overrun_qps() {
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
-    auto& ready = stock_[static_cast<size_t>(direction)].ready;
+    auto& ready = qp_pools_[static_cast<size_t>(direction)].ready;
     const auto gone = std::stable_partition(
-        ready.begin(), ready.end(), [](const auto& pair) { return !pair->queue()->overrun; });
+        ready.begin(), ready.end(), [](const auto& qp) { return !qp->queue()->overrun; });
     for (auto it = gone; it != ready.end(); ++it) release(*it, direction);
     ready.erase(gone, ready.end());
   }
@@ -66,42 +66,42 @@ void VerbsRail::drop_stock() {
 
 void VerbsRail::expect_peer(bool comes) {
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
-    Stock& stock = stock_[static_cast<size_t>(direction)];
-    if (comes && stock.expected < Stock::kExpectedMax) ++stock.expected;
-    if (!comes && stock.expected > 0) --stock.expected;
-    fill_stock(direction);
+    QpPool& pool = qp_pools_[static_cast<size_t>(direction)];
+    if (comes && pool.expected < QpPool::kExpectedMax) ++pool.expected;
+    if (!comes && pool.expected > 0) --pool.expected;
+    fill_pool(direction);
   }
 }
 
-/// From the stock. When more paths are opened at once than peers were announced it runs out, and
+/// From the pool. When more paths are opened at once than peers were announced it runs out, and
 /// the turn waits for the kernel.
-Result<std::shared_ptr<QueuePair>> VerbsRail::take_pair(Direction direction) {
-  Stock& stock = stock_[static_cast<size_t>(direction)];
-  if (stock.expected != 0) --stock.expected;
-  if (!stock.ready.empty()) {
-    auto pair = std::move(stock.ready.back());
-    stock.ready.pop_back();
-    fill_stock(direction);
-    return pair;
+Result<std::shared_ptr<QueuePair>> VerbsRail::take_qp(Direction direction) {
+  QpPool& pool = qp_pools_[static_cast<size_t>(direction)];
+  if (pool.expected != 0) --pool.expected;
+  if (!pool.ready.empty()) {
+    auto qp = std::move(pool.ready.back());
+    pool.ready.pop_back();
+    fill_pool(direction);
+    return qp;
   }
-  const uint32_t places = QueuePair::places(direction, device_->options());
-  auto queue = find_queue(places);
+  const uint32_t cqes = QueuePair::cqes(direction, device_->options());
+  auto queue = find_queue(cqes);
   if (queue == nullptr) {
-    auto made = CompletionQueue::make(device_, places);
+    auto made = CompletionQueue::make(device_, cqes);
     if (!made) return made.error();
     queue = queues_.emplace_back(*std::move(made));
   }
-  auto pair = QueuePair::make(queue, direction);
-  if (pair) queue->taken += places;
-  fill_stock(direction);  // also when an order of it has failed meanwhile
-  return pair;
+  auto qp = QueuePair::make(queue, direction);
+  if (qp) queue->reserved += cqes;
+  fill_pool(direction);  // also when an order of it has failed meanwhile
+  return qp;
 }
 
-Endpoint VerbsRail::own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const {
+Endpoint VerbsRail::local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t packet) const {
   const ibv_port_attr& port = device_->state().attributes;
   const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
   return {.nonce = nonce,
-          .queue_pair = pair.number(),
+          .queue_pair = qp.number(),
           .packet = packet,
           .gid = device_->gid().bytes,
           .lid = port.lid,
@@ -111,15 +111,15 @@ Endpoint VerbsRail::own_end(const QueuePair& pair, uint64_t nonce, uint32_t pack
 
 /// Two calls into the kernel, which talks to the card: outside the turn. Whom it did not find the
 /// last time it looks for in a line apart.
-void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
+void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
                               uint32_t path, const Near& near, const Endpoint& far,
                               uint32_t packet) {
-  const auto connect = [pair, box = mailbox_, direction, path, near, far, packet] {
-    Mail mail{.kind = Mail::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
-    mail.error = pair->connect(near, far, packet);
-    box->put(std::move(mail));
+  const auto connect = [qp, results = job_results_, direction, path, near, far, packet] {
+    JobResult result{.kind = JobResult::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
+    result.error = qp->connect(near, far, packet);
+    results->put(std::move(result));
   };
-  offload(connect, unfound_.contains(far.gid) ? Line::kConnectUnfound : Line::kConnect);
+  offload(connect, unresolved_.contains(far.gid) ? OffloadQueue::kConnectUnresolved : OffloadQueue::kConnect);
 }
 
 Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t remote_rail,
@@ -127,24 +127,24 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   const auto address = decode_address(peer);
   if (!address) return address.error();
   if (remote_rail >= address->rails) return fail(Errc::kInvalidArgument, "remote_rail");
-  auto pair = take_pair(Direction::kOut);
-  if (!pair) return pair.error();
+  auto qp = take_qp(Direction::kOut);
+  if (!qp) return qp.error();
   OutPath* path = out_.add();
   if (path == nullptr) {
-    release(*pair, Direction::kOut);
+    release(*qp, Direction::kOut);
     return fail(Errc::kExhausted, "verbs: paths");
   }
   const uint32_t depth = device_->options().send_depth;
   path->mask = std::bit_ceil(depth) - 1;
   path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
-  path->pair = *std::move(pair);
+  path->qp = *std::move(qp);
   path->nonce = driver_.entropy() | 1;
   path->packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
   path->near = device_->near();
   hello = encode(PathHello{.from = instance_,
                            .to = address->instance,
                            .to_rail = static_cast<uint8_t>(remote_rail),
-                           .end = own_end(*path->pair, path->nonce, path->packet)});
+                           .end = local_endpoint(*path->qp, path->nonce, path->packet)});
   return path->id;
 }
 
@@ -162,29 +162,29 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
     answer = known->second.answer;
     return known->second.path;
   }
-  auto pair = take_pair(Direction::kIn);
-  if (!pair) return pair.error();
+  auto qp = take_qp(Direction::kIn);
+  if (!qp) return qp.error();
   InPath* path = in_.add();
   if (path == nullptr) {
-    release(*pair, Direction::kIn);
+    release(*qp, Direction::kIn);
     return fail(Errc::kExhausted, "verbs: paths");
   }
-  path->pair = *std::move(pair);
+  path->qp = *std::move(qp);
   path->hello = name;
   if (!refill(*path)) {
-    release(path->pair, Direction::kIn);
+    release(path->qp, Direction::kIn);
     in_.erase(path->id);
     return fail(Errc::kExhausted, "ibv_post_recv");
   }
   const uint64_t nonce = driver_.entropy() | 1;
   const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
   answer = encode(
-      PathAnswer{.hello_nonce = hello->end.nonce, .end = own_end(*path->pair, nonce, packet)});
+      PathAnswer{.hello_nonce = hello->end.nonce, .end = local_endpoint(*path->qp, nonce, packet)});
   accepted_[name] = {path->id, answer};
   // The answer may be there before this has happened. The first packets are lost then, and the
   // sender's card repeats them.
   path->connecting = true;
-  connect_later(path->pair, Direction::kIn, path->id, device_->near(), hello->end, packet);
+  connect_later(path->qp, Direction::kIn, path->id, device_->near(), hello->end, packet);
   return path->id;
 }
 
@@ -206,29 +206,29 @@ Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes
   }
   path->far = answer->end;
   path->state = OutPath::State::kStarting;
-  path->deadline_ns = driver_.now_ns() + kConnectNs + timed_ * kConnectEachNs;
-  ++timed_;
+  path->deadline_ns = driver_.now_ns() + kConnectNs + timed_paths_ * kConnectEachNs;
+  ++timed_paths_;
   path->connecting = true;
-  connect_later(path->pair, Direction::kOut, id, path->near, path->far, path->packet);
+  connect_later(path->qp, Direction::kOut, id, path->near, path->far, path->packet);
   return {};
 }
 
-void VerbsRail::found(const GidBytes& far, int error) {
-  constexpr size_t kUnfoundMax = 1024;
+void VerbsRail::note_resolution(const GidBytes& far, int error) {
+  constexpr size_t kUnresolvedMax = 1024;
   if (error == 0) {
-    unfound_.erase(far);
-  } else if (error != ECANCELED && unfound_.size() < kUnfoundMax) {
-    unfound_.insert(far);
+    unresolved_.erase(far);
+  } else if (error != ECANCELED && unresolved_.size() < kUnresolvedMax) {
+    unresolved_.insert(far);
   }
 }
 
 /// The connection stands, or it never will.
 void VerbsRail::connected(OutPath& path, int error) {
   path.connecting = false;
-  if (error != 0) return break_out(path);
+  if (error != 0) return tear_down(path);
   path.state = OutPath::State::kReady;
   path.deadline_ns = kNeverNs;
-  --timed_;
+  --timed_paths_;
   const std::vector<WriteOp> held = std::exchange(path.held, {});
   post(held);  // no more than there is room for
 }
@@ -237,16 +237,16 @@ void VerbsRail::connected(OutPath& path, int error) {
 void VerbsRail::connected(InPath& path, int error) {
   path.connecting = false;
   if (path.state == InPath::State::kBreaking) {
-    return error_later(path.pair, Direction::kIn, path.id);
+    return move_to_error_later(path.qp, Direction::kIn, path.id);
   }
-  if (error != 0) break_in(path);
+  if (error != 0) tear_down(path);
 }
 
 void VerbsRail::close_path(uint32_t id, bool inbound) noexcept {
   if (inbound) {
-    if (InPath* path = in_.find(id)) break_in(*path);
+    if (InPath* path = in_.find(id)) tear_down(*path);
   } else {
-    if (OutPath* path = out_.find(id)) break_out(*path);
+    if (OutPath* path = out_.find(id)) tear_down(*path);
   }
 }
 

@@ -68,7 +68,7 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
   const uint32_t room = device_->options().send_depth - path.sends.outstanding();
   const auto most =
       static_cast<uint32_t>(std::min<size_t>({ops.size(), room, static_cast<size_t>(kChain)}));
-  const uint64_t inline_max = path.pair->inline_bytes();
+  const uint64_t inline_max = path.qp->inline_bytes();
   const uint32_t id = path.id, mask = path.mask;
   const uint64_t* const shifts = shifts_.get();
   uint32_t* const cookies = path.cookies.get();
@@ -107,14 +107,14 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
   path.sends.post(count);
   ibv_send_wr* const next = std::exchange(last.next, nullptr);
   ibv_send_wr* bad = nullptr;
-  const int error = ibv_post_send(path.pair->get(), sends_.data(), &bad);
+  const int error = ibv_post_send(path.qp->get(), sends_.data(), &bad);
   last.next = next;
   if (error != 0) [[unlikely]] {
     // A driver that does not say which one it refused may have taken all of them.
     const uint32_t good = bad == nullptr ? count : static_cast<uint32_t>(bad - sends_.data());
     path.sends.unpost(count - good);
     refuse(&path, ops.subspan(good, count - good), Errc::kRailLost);
-    break_out(path);
+    tear_down(path);
   }
   return count;
 }
@@ -126,7 +126,7 @@ bool VerbsRail::post_marker(OutPath& path) noexcept {
   marker.wr_id = send_id(path.id, path.sends.next());
   marker.opcode = IBV_WR_RDMA_WRITE;
   marker.send_flags = IBV_SEND_SIGNALED;
-  return ibv_post_send(path.pair->get(), &marker, &bad) == 0;
+  return ibv_post_send(path.qp->get(), &marker, &bad) == 0;
 }
 
 /// Fills the receive queue up again, in one chain.
@@ -136,7 +136,7 @@ bool VerbsRail::refill(InPath& path) noexcept {
   for (uint32_t i = 0; i < count; ++i) receives_[i].wr_id = receive_id(path.id);
   ibv_recv_wr* const next = std::exchange(receives_[count - 1].next, nullptr);
   ibv_recv_wr* bad = nullptr;
-  const int error = ibv_post_recv(path.pair->get(), receives_.data(), &bad);
+  const int error = ibv_post_recv(path.qp->get(), receives_.data(), &bad);
   receives_[count - 1].next = next;
   // Of a driver that does not say which one it refused all are waited for, and then given up: a
   // drain that ends too early would be worse.
@@ -148,23 +148,23 @@ bool VerbsRail::refill(InPath& path) noexcept {
 // ---- Polling ------------------------------------------------------------------------------------
 
 uint32_t VerbsRail::poll(std::span<WireEvent> out) noexcept {
-  if (!mailbox_->empty()) [[unlikely]]
-    take_mail();
-  if (look_ || ++polls_ % kLooksApart == 0) look_at_events();
-  if (timed_ != 0) [[unlikely]]
-    look_at_time();
+  if (!job_results_->empty()) [[unlikely]]
+    take_job_results();
+  if (check_events_ || ++polls_ % kPollsPerEventCheck == 0) poll_async_events();
+  if (timed_paths_ != 0) [[unlikely]]
+    check_deadlines();
   uint32_t n = 0;
   if (!events_.empty()) [[unlikely]]
-    n = tell(out);
-  if (!news_.empty()) n += tell_news(out.subspan(n));
-  n += harvest(out.subspan(n));
+    n = report_events(out);
+  if (!delivering_.empty()) n += report_deliveries(out.subspan(n));
+  n += poll_queues(out.subspan(n));
   // What a break in this very poll has brought.
   if (!events_.empty()) [[unlikely]]
-    n += tell(out.subspan(n));
+    n += report_events(out.subspan(n));
   return n;
 }
 
-uint32_t VerbsRail::tell(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::report_events(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
   while (n < out.size() && !events_.empty()) {
     WireEvent event = events_.front();
@@ -187,49 +187,49 @@ uint32_t VerbsRail::tell(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t VerbsRail::tell_news(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::report_deliveries(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
-  while (!news_.empty()) {
-    OutPath* path = out_.find(news_.back());
+  while (!delivering_.empty()) {
+    OutPath* path = out_.find(delivering_.back());
     // One that is down has told everything, in finish().
     if (path != nullptr && path->state != OutPath::State::kDown) {
-      while (path->sends.has_news()) {
+      while (path->sends.has_delivered()) {
         if (n == out.size()) return n;
-        const uint32_t cookie = path->cookies[path->sends.tell() & path->mask];
+        const uint32_t cookie = path->cookies[path->sends.report_delivered() & path->mask];
         uint32_t more = 0;  // pieces of one train follow one after the other
-        while (path->sends.has_news() &&
-               path->cookies[path->sends.told() & path->mask] == cookie + more + 1) {
-          path->sends.tell();
+        while (path->sends.has_delivered() &&
+               path->cookies[path->sends.next_to_report() & path->mask] == cookie + more + 1) {
+          path->sends.report_delivered();
           ++more;
         }
         out[n++] = {
             .kind = WireEvent::Kind::kWritten, .cookie = cookie, .path = path->id, .value = more};
       }
-      path->news = false;
+      path->is_delivering = false;
     }
-    news_.pop_back();
+    delivering_.pop_back();
   }
   return n;
 }
 
-uint32_t VerbsRail::harvest(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::poll_queues(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
-  if (!early_.empty()) {
-    const size_t count = std::min(early_.size(), out.size());
-    n += take(std::span(early_).first(count), out);
-    early_.erase(early_.begin(), early_.begin() + static_cast<std::ptrdiff_t>(count));
-    n += tell_news(out.subspan(n));
-    if (!early_.empty()) return n;
+  if (!polled_early_.empty()) {
+    const size_t count = std::min(polled_early_.size(), out.size());
+    n += take(std::span(polled_early_).first(count), out);
+    polled_early_.erase(polled_early_.begin(), polled_early_.begin() + static_cast<std::ptrdiff_t>(count));
+    n += report_deliveries(out.subspan(n));
+    if (!polled_early_.empty()) return n;
   }
-  std::array<ibv_wc, kHarvest> completions;
+  std::array<ibv_wc, kPollBatch> completions;
   for (const auto& queue : queues_) {
     for (;;) {
-      const auto room = static_cast<int>(std::min<size_t>(kHarvest, out.size() - n));
+      const auto room = static_cast<int>(std::min<size_t>(kPollBatch, out.size() - n));
       if (room == 0) return n;
       const int got = ibv_poll_cq(queue->cq, room, completions.data());
       if (got <= 0) break;
       n += take(std::span(completions).first(static_cast<size_t>(got)), out.subspan(n));
-      if (!news_.empty()) n += tell_news(out.subspan(n));
+      if (!delivering_.empty()) n += report_deliveries(out.subspan(n));
       if (got < room) break;
     }
   }
@@ -247,12 +247,12 @@ uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEven
       if (in == nullptr || in->id != id) in = in_.find(id);
       if (in == nullptr || in->state == InPath::State::kDown) continue;  // it was given up
       if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
-        received_badly(*in);
+        receive_failed(*in);
         continue;
       }
       in->receives.succeed();
       if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
-        break_in(*in);  // nobody of ours sends anything else
+        tear_down(*in);  // nobody of ours sends anything else
       } else {
         ++in->taken;
         out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data), .path = id};
@@ -261,34 +261,34 @@ uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEven
         continue;
       }
       if (in->state != InPath::State::kReady) {
-        look_at_drain(*in);
+        check_drain(*in);
       } else if (!refill(*in)) {
-        break_in(*in);
+        tear_down(*in);
       }
       continue;
     }
     OutPath* path = out_.find(id);
     if (path == nullptr || path->state == OutPath::State::kDown) continue;
     if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
-      sent_badly(*path, completion);
+      send_failed(*path, completion);
       continue;
     }
     path->sends.succeed(static_cast<uint32_t>(completion.wr_id));
-    if (!path->news) {
-      path->news = true;
-      news_.push_back(id);
+    if (!path->is_delivering) {
+      path->is_delivering = true;
+      delivering_.push_back(id);
     }
   }
   return n;
 }
 
-void VerbsRail::received_badly(InPath& path) noexcept {
+void VerbsRail::receive_failed(InPath& path) noexcept {
   path.receives.fail();
-  break_in(path);
-  look_at_drain(path);
+  tear_down(path);
+  check_drain(path);
 }
 
-void VerbsRail::sent_badly(OutPath& path, const ibv_wc& completion) noexcept {
+void VerbsRail::send_failed(OutPath& path, const ibv_wc& completion) noexcept {
   const auto number = static_cast<uint32_t>(completion.wr_id);
   const bool marker = path.state == OutPath::State::kBreaking && number == path.sends.next();
   if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {
@@ -297,7 +297,7 @@ void VerbsRail::sent_badly(OutPath& path, const ibv_wc& completion) noexcept {
       case IBV_WC_REM_ACCESS_ERR:
         // The far end has gone into the error state by itself, so nothing behind it lands either.
         path.code = Errc::kRemoteAccess;
-        path.remote = path.behind = Remote::kNotDelivered;
+        path.remote = path.remote_after = Remote::kNotDelivered;
         break;
       case IBV_WC_LOC_PROT_ERR:
         path.code = Errc::kNotFound;  // some of its packets may have left before
@@ -306,15 +306,15 @@ void VerbsRail::sent_badly(OutPath& path, const ibv_wc& completion) noexcept {
         break;
     }
   }
-  break_out(path);
+  tear_down(path);
   if (marker) finish(path, true);
 }
 
 // ---- Sleeping -----------------------------------------------------------------------------------
 
 bool VerbsRail::arm() noexcept {
-  look_ = true;
-  if (!mailbox_->empty() || !events_.empty() || !news_.empty() || !early_.empty()) return false;
+  check_events_ = true;
+  if (!job_results_->empty() || !events_.empty() || !delivering_.empty() || !polled_early_.empty()) return false;
   const Library& lib = library();
   ibv_cq* cq = nullptr;
   void* owner = nullptr;
@@ -326,12 +326,12 @@ bool VerbsRail::arm() noexcept {
     if (!std::exchange(queue->armed, true)) ibv_req_notify_cq(queue->cq, 0);
   }
   // Whatever came before the bell was set did not ring it.
-  std::array<ibv_wc, kHarvest> completions;
+  std::array<ibv_wc, kPollBatch> completions;
   for (const auto& queue : queues_) {
-    const int got = ibv_poll_cq(queue->cq, kHarvest, completions.data());
-    if (got > 0) early_.insert(early_.end(), completions.begin(), completions.begin() + got);
+    const int got = ibv_poll_cq(queue->cq, kPollBatch, completions.data());
+    if (got > 0) polled_early_.insert(polled_early_.end(), completions.begin(), completions.begin() + got);
   }
-  return early_.empty();
+  return polled_early_.empty();
 }
 
 }  // namespace fabric::verbs

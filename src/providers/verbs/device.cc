@@ -97,18 +97,18 @@ Result<std::shared_ptr<Device>> Device::open(ibv_device* device, uint8_t port,
   if (context == nullptr) return fail(code_of(errno), "ibv_open_device", errno);
   const std::shared_ptr<Device> made(
       new Device(context, lib.get_device_name(device), port, options));
-  if (auto ok = made->look(); !ok) return ok.error();
+  if (auto ok = made->query(); !ok) return ok.error();
   if (auto ok = made->make_domains(); !ok) return ok.error();
   return made;
 }
 
-Result<void> Device::look() {
+Result<void> Device::query() {
   if (const int error = library().query_device(context_, &limits_); error != 0) {
     return fail(code_of(error), "ibv_query_device", error);
   }
-  auto state = ask_port(nullptr);
+  auto state = query_port_state(nullptr);
   if (!state) return state.error();
-  renew(*std::move(state));
+  set_state(*std::move(state));
   if (options_.pkey_index >= limits_.max_pkeys) {
     return fail(Errc::kInvalidArgument, "pkey_index");
   }
@@ -118,7 +118,7 @@ Result<void> Device::look() {
   return {};
 }
 
-Result<PortState> Device::ask_port(const Gid* now) const {
+Result<PortState> Device::query_port_state(const Gid* now) const {
   PortState state;
   if (!query_port(context_, port_, state.attributes)) {
     return fail(Errc::kUnsupported, "ibv_query_port");
@@ -258,8 +258,8 @@ Result<std::shared_ptr<QueuePair>> QueuePair::make(std::shared_ptr<CompletionQue
   ibv_qp_init_attr wanted{};
   wanted.send_cq = wanted.recv_cq = queue->cq;
   wanted.qp_type = IBV_QPT_RC;
-  wanted.cap.max_send_wr = out ? places(direction, device.options()) : 1;
-  wanted.cap.max_recv_wr = out ? 1 : places(direction, device.options());
+  wanted.cap.max_send_wr = out ? cqes(direction, device.options()) : 1;
+  wanted.cap.max_recv_wr = out ? 1 : cqes(direction, device.options());
   wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
   wanted.cap.max_inline_data = out ? device.options().inline_bytes : 0;
   const std::shared_ptr<QueuePair> made(new QueuePair(std::move(queue), direction));

@@ -58,9 +58,9 @@ class Device {
 
   /// Asks the kernel, which asks the card: from any thread, not in a turn. `now`: the GID in use,
   /// if there is one.
-  Result<PortState> ask_port(const Gid* now) const;
+  Result<PortState> query_port_state(const Gid* now) const;
   /// The rest under the engine's lock.
-  void renew(PortState state) { state_ = std::move(state); }
+  void set_state(PortState state) { state_ = std::move(state); }
   const PortState& state() const noexcept { return state_; }
   const Gid& gid() const noexcept { return state_.gid; }
   bool active() const noexcept { return state_.attributes.state == IBV_PORT_ACTIVE; }
@@ -70,7 +70,7 @@ class Device {
 
  private:
   Device(ibv_context* context, std::string name, uint8_t port, const Options& options);
-  Result<void> look();
+  Result<void> query();
   Result<void> make_domains();
 
   ibv_context* const context_;
@@ -101,7 +101,7 @@ struct CompletionQueue {
   const std::shared_ptr<Device> device;
   ibv_cq* cq = nullptr;
   uint32_t size = 0;
-  uint32_t taken = 0;    ///< places set aside
+  uint32_t reserved = 0;  ///< CQEs reserved by queue pairs
   bool overrun = false;  ///< completions were lost: nothing on it can be proved any more
   bool armed = false;
 
@@ -136,7 +136,7 @@ class QueuePair {
   const std::shared_ptr<CompletionQueue>& queue() const noexcept { return queue_; }
 
   /// What has to be set aside for one end.
-  static uint32_t places(Direction direction, const Options& options) noexcept {
+  static uint32_t cqes(Direction direction, const Options& options) noexcept {
     return (direction == Direction::kOut ? options.send_depth : options.receive_depth) + kMarkers;
   }
 

@@ -20,14 +20,14 @@
 namespace fabric::verbs {
 
 /// What a job outside the turn has to say to the rail.
-struct Mail {
+struct JobResult {
   enum class Kind : uint8_t {
     kConnected,  ///< or not: error
     kInError,    ///< the queue pair is in the error state
     kDestroyed,
-    kSpare,   ///< a queue pair in stock, or none: queue, pair
+    kQpMade,   ///< a queue pair in stock, or none: queue, qp
     kFenced,  ///< a registration is gone: cookie
-    kLooked,  ///< at the port, or not: port
+    kPortQueried,  ///< at the port, or not: port
   };
   Kind kind = Kind::kConnected;
   Direction direction = Direction::kOut;
@@ -35,33 +35,33 @@ struct Mail {
   uint32_t path = 0;
   uint32_t cookie = 0;
   std::shared_ptr<CompletionQueue> queue{};
-  std::shared_ptr<QueuePair> pair{};
+  std::shared_ptr<QueuePair> qp{};
   std::shared_ptr<PortState> port{};
   GidBytes far{};  ///< of a connection
 };
 
 /// Jobs may be at it when the rail is gone, so they share this with it and nothing else.
-class Mailbox {
+class JobResults {
  public:
-  explicit Mailbox(std::function<void()> wake) : wake_(std::move(wake)) {}
-  void put(Mail mail) noexcept;
+  explicit JobResults(std::function<void()> wake) : wake_(std::move(wake)) {}
+  void put(JobResult result) noexcept;
   bool empty() const noexcept {
-    return !full_.load(std::memory_order_acquire);
+    return !has_results_.load(std::memory_order_acquire);
   }  // pairs with put()
-  std::vector<Mail> take();
+  std::vector<JobResult> take();
   void close() noexcept;  ///< nobody is woken from here on
 
  private:
   std::mutex mutex_;
-  std::vector<Mail> mails_;
-  std::atomic<bool> full_{false};
+  std::vector<JobResult> results_;
+  std::atomic<bool> has_results_{false};
   std::function<void()> wake_;
 };
 
 /// The lower half of a path's id is its place; the upper one tells its lives apart. 31 bits,
 /// because a completion carries it beside the direction.
 inline constexpr uint32_t kSlotBits = 16;
-inline constexpr uint32_t kLives = 1u << 15;
+inline constexpr uint32_t kGenerations = 1u << 15;
 constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
 
 /// The name of a request in its completion: path and number; the top bit is for receives, which
@@ -84,14 +84,14 @@ struct OutPath {
   enum class State : uint8_t { kOpened, kStarting, kReady, kBreaking, kDown };
   uint32_t id = 0;
   State state = State::kOpened;
-  bool news = false;            ///< it stands in VerbsRail::news_
+  bool is_delivering = false;            ///< it stands in VerbsRail::delivering_
   bool connecting = false;      ///< the job is under way; whatever comes next waits for it
   bool destroying = false;      ///< the drain was given up
   uint32_t culprit = 0;         ///< the request whose fault it was, if `code` says so
   Errc code = Errc::kRailLost;  ///< of that one
   Remote remote = Remote::kUnknown;
-  Remote behind = Remote::kUnknown;  ///< and of what is behind it
-  std::shared_ptr<QueuePair> pair{};
+  Remote remote_after = Remote::kUnknown;  ///< and of what is behind it
+  std::shared_ptr<QueuePair> qp{};
   SendAccount sends{};
   std::unique_ptr<uint32_t[]> cookies{};  ///< by number
   uint32_t mask = 0;
@@ -112,7 +112,7 @@ struct InPath {
   bool connecting = false;  ///< the job is under way; whatever comes next waits for it
   bool in_error = false;    ///< the job is back
   bool destroying = false;
-  std::shared_ptr<QueuePair> pair{};
+  std::shared_ptr<QueuePair> qp{};
   ReceiveAccount receives{};
   uint64_t taken = 0;  ///< immediates
   std::pair<uint64_t, uint64_t> hello{};
@@ -129,11 +129,11 @@ class PathTable {
     if (slot >= 1u << kSlotBits) return nullptr;
     if (slot == paths_.size()) {
       paths_.emplace_back();
-      lives_.push_back(0);
+      generations_.push_back(0);
     }
-    lives_[slot] = lives_[slot] % (kLives - 1) + 1;
+    generations_[slot] = generations_[slot] % (kGenerations - 1) + 1;
     paths_[slot] = std::make_unique<Path>();
-    paths_[slot]->id = lives_[slot] << kSlotBits | slot;
+    paths_[slot]->id = generations_[slot] << kSlotBits | slot;
     return paths_[slot].get();
   }
   Path* find(uint32_t id) const noexcept {
@@ -153,7 +153,7 @@ class PathTable {
 
  private:
   std::vector<std::unique_ptr<Path>> paths_;
-  std::vector<uint32_t> lives_;
+  std::vector<uint32_t> generations_;
 };
 
 /// One port: paths and their pieces. README.md tells the life of a path.
@@ -190,22 +190,22 @@ class VerbsRail final : public Rail {
   /// Paths to one more peer will be opened soon; or not, if they have not been by now.
   void expect_peer(bool comes);
   /// Something has a limit in time, and needs a look at it.
-  bool is_timed() const noexcept { return timed_ != 0; }
-  bool is_gone() const noexcept { return fatal_.load(std::memory_order_relaxed); }
+  bool is_timed() const noexcept { return timed_paths_ != 0; }
+  bool is_dead() const noexcept { return fatal_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr uint32_t kChain = 32;  ///< requests for one doorbell
   /// Of a chain, those that ask for a completion: every so many, so that places come free while a
   /// long one is under way, and the last, or nobody would hear of those before it.
   static constexpr uint32_t kSignalEvery = 16;
-  static constexpr uint32_t kHarvest = 32;     ///< completions of one look
-  static constexpr uint32_t kLooksApart = 64;  ///< polls between looks at the device's events
+  static constexpr uint32_t kPollBatch = 32;     ///< completions of one look
+  static constexpr uint32_t kPollsPerEventCheck = 64;  ///< polls between looks at the device's events
   /// Until a connection stands. The kernel looks for one neighbour for a second; for those who are
   /// there a card takes it a millisecond or two, and many can be in line before this one.
   static constexpr int64_t kConnectNs = 1'500'000'000, kConnectEachNs = 5'000'000;
   /// Before a drain is given up that cannot end: what has completed by then is still taken. Its
   /// sender has been told that it arrived.
-  static constexpr int64_t kLastLookNs = 50'000'000;
+  static constexpr int64_t kLastPollsNs = 50'000'000;
   static constexpr uint8_t kOwed = 2;  ///< WireEvent::inbound of a refused piece, before it is told
 
   struct Accepted {
@@ -214,100 +214,100 @@ class VerbsRail final : public Rail {
   };
 
   /// Queue pairs that stand ready: to make one takes the kernel a while.
-  struct Stock {
+  struct QpPool {
     static constexpr size_t kSize = 2;
     static constexpr size_t kExpectedMax = 64;
     std::vector<std::shared_ptr<QueuePair>> ready{};
-    uint32_t ordered = 0;
+    uint32_t pending = 0;
     size_t expected = 0;  ///< beyond the usual: peers whose paths are not open yet
   };
 
   /// Calls into the kernel that wait for each other. On a rail that loses everything it looks for a
   /// neighbour's address for a second, and a path that has to end, or one to another neighbour,
   /// must not wait for that.
-  enum class Line : uint8_t { kUsual, kConnect, kConnectUnfound };
+  enum class OffloadQueue : uint8_t { kGeneral, kConnect, kConnectUnresolved };
 
   // connect.cc
-  Result<std::shared_ptr<QueuePair>> take_pair(Direction direction);
-  std::shared_ptr<CompletionQueue> find_queue(uint32_t places) const;
-  void fill_stock(Direction direction);
-  void stocked(const Mail& mail);
-  void drop_stock();
-  Endpoint own_end(const QueuePair& pair, uint64_t nonce, uint32_t packet) const;
-  void connect_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path,
+  Result<std::shared_ptr<QueuePair>> take_qp(Direction direction);
+  std::shared_ptr<CompletionQueue> find_queue(uint32_t cqes) const;
+  void fill_pool(Direction direction);
+  void qp_made(const JobResult& result);
+  void drop_overrun_qps();
+  Endpoint local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t packet) const;
+  void connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path,
                      const Near& near, const Endpoint& far, uint32_t packet);
   void connected(OutPath& path, int error);
   void connected(InPath& path, int error);
-  void found(const GidBytes& far, int error);
+  void note_resolution(const GidBytes& far, int error);
 
-  void offload(std::function<void()> job, Line line = Line::kUsual) {
+  void offload(std::function<void()> job, OffloadQueue queue = OffloadQueue::kGeneral) {
     static_assert(Driver::kOffloadQueues > 3 * kRailsMax);
-    driver_.offload(std::move(job), 1 + 3 * index_ + static_cast<uint32_t>(line));
+    driver_.offload(std::move(job), 1 + 3 * index_ + static_cast<uint32_t>(queue));
   }
 
   // breaks.cc
-  void break_out(OutPath& path) noexcept;
-  void break_in(InPath& path) noexcept;
-  void take_mail() noexcept;
-  void out_in_error(OutPath& path, int error) noexcept;
-  void in_in_error(InPath& path, int error) noexcept;
-  void look_at_drain(InPath& path) noexcept;
-  void error_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
-  void destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction, uint32_t path);
-  void look_at_time() noexcept;
+  void tear_down(OutPath& path) noexcept;
+  void tear_down(InPath& path) noexcept;
+  void take_job_results() noexcept;
+  void in_error_state(OutPath& path, int error) noexcept;
+  void in_error_state(InPath& path, int error) noexcept;
+  void check_drain(InPath& path) noexcept;
+  void move_to_error_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path);
+  void destroy_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path);
+  void check_deadlines() noexcept;
   void finish(OutPath& path, bool proved) noexcept;
   void finish(InPath& path, bool proved) noexcept;
   void forget(const WireEvent& down);
-  void release(std::shared_ptr<QueuePair>& pair, Direction direction) noexcept;
+  void release(std::shared_ptr<QueuePair>& qp, Direction direction) noexcept;
 
   // events.cc
-  void look_at_events() noexcept;
+  void poll_async_events() noexcept;
   void on_event(const ibv_async_event& event) noexcept;
   void rail_state(bool up) noexcept;
-  void look_at_port();
-  void looked(const Mail& mail);
+  void query_port_later();
+  void port_queried(const JobResult& result);
   void overrun(const ibv_cq* cq) noexcept;
-  void give_up(const ibv_cq* cq) noexcept;
-  void broken(const ibv_qp* pair) noexcept;
+  void tear_down_all(const ibv_cq* cq) noexcept;
+  void qp_failed(const ibv_qp* qp) noexcept;
 
   // datapath.cc
   uint32_t post_chain(OutPath& path, std::span<const WriteOp> ops) noexcept;
   void refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept;
   bool refill(InPath& path) noexcept;
   bool post_marker(OutPath& path) noexcept;
-  uint32_t tell(std::span<WireEvent> out) noexcept;
-  uint32_t tell_news(std::span<WireEvent> out) noexcept;
+  uint32_t report_events(std::span<WireEvent> out) noexcept;
+  uint32_t report_deliveries(std::span<WireEvent> out) noexcept;
   uint32_t take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept;
-  void received_badly(InPath& path) noexcept;
-  void sent_badly(OutPath& path, const ibv_wc& completion) noexcept;
-  uint32_t harvest(std::span<WireEvent> out) noexcept;
+  void receive_failed(InPath& path) noexcept;
+  void send_failed(OutPath& path, const ibv_wc& completion) noexcept;
+  uint32_t poll_queues(std::span<WireEvent> out) noexcept;
 
   const std::shared_ptr<Device> device_;
   Driver& driver_;
   const uint64_t instance_;
   const uint32_t index_;
-  const std::shared_ptr<Mailbox> mailbox_;
+  const std::shared_ptr<JobResults> job_results_;
   Caps caps_;
   std::vector<std::shared_ptr<CompletionQueue>> queues_;
-  std::array<Stock, 2> stock_;  ///< by direction
-  std::set<GidBytes> unfound_;  ///< to whom the last attempt to connect failed
+  std::array<QpPool, 2> qp_pools_;  ///< by direction
+  std::set<GidBytes> unresolved_;  ///< to whom the last attempt to connect failed
   PathTable<OutPath> out_;
   PathTable<InPath> in_;
   /// Queue pairs of outbound ends that were over before they were connected: the kernel is at it.
   std::map<uint32_t, std::shared_ptr<QueuePair>> orphans_;
   std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce
   std::deque<std::pair<uint64_t, uint64_t>> closed_hellos_;
-  std::vector<uint32_t> news_;    ///< outbound ends with deliveries that are not told yet
+  std::vector<uint32_t> delivering_;    ///< outbound ends with deliveries that are not told yet
   std::deque<WireEvent> events_;  ///< all that is rare
-  std::vector<ibv_wc> early_;     ///< found while arming
-  uint32_t timed_ = 0;            ///< paths that are being started or drained
-  uint64_t given_up_ = 0;         ///< drains
+  std::vector<ibv_wc> polled_early_;     ///< found while arming
+  uint32_t timed_paths_ = 0;            ///< paths that are being started or drained
+  uint64_t drains_abandoned_ = 0;         ///< drains
   uint32_t polls_ = 0;
   bool up_ = true;
   std::atomic<bool> fatal_{false};  ///< read by whoever registers; nothing is ordered by it
-  bool look_ = true;                ///< at the device's events, before anything else
-  bool port_asked_ = false;         ///< a job is at it
-  bool port_changed_ = false;       ///< and has to go once more
+  bool check_events_ = true;                ///< at the device's events, before anything else
+  bool port_query_pending_ = false;         ///< a job is at it
+  bool port_query_again_ = false;       ///< and has to go once more
 
   // Requests with everything filled in that is the same for all of them.
   std::array<ibv_send_wr, kChain> sends_{};
@@ -317,7 +317,7 @@ class VerbsRail final : public Rail {
   // Registered memory. The table is written by any thread before its key is given out.
   std::mutex memory_mutex_;
   std::vector<ibv_mr*> memory_;
-  ibv_mr nothing_{};  ///< stands there for what was to be registered when the device was gone
+  ibv_mr dead_device_mr_{};  ///< stands there for what was to be registered when the device was gone
   std::vector<uint32_t> memory_free_;
   const std::unique_ptr<uint64_t[]> shifts_;  ///< from an address here to one that the device knows
 };
@@ -340,12 +340,12 @@ class VerbsNetwork final : public OpenNetwork {
   int wait_fd() const noexcept override { return wait_.get(); }
 
  private:
-  static constexpr uint32_t kReadsApart = 4;  ///< turns between looks at the sockets
-  static constexpr uint32_t kNobodys = UINT32_MAX;
+  static constexpr uint32_t kTurnsPerRead = 4;  ///< turns between looks at the sockets
+  static constexpr uint32_t kNoRail = UINT32_MAX;
 
   VerbsNetwork(ControlSockets sockets, Address address)
       : sockets_(std::move(sockets)), address_(std::move(address)) {}
-  void tell_places();
+  void map_sockets_to_rails();
   Result<void> watch();
   void set_timer(bool on) noexcept;
   void forget(const VerbsRail& rail) noexcept;
@@ -353,12 +353,12 @@ class VerbsNetwork final : public OpenNetwork {
   ControlSockets sockets_;
   const Address address_;
   std::vector<std::unique_ptr<VerbsRail>> rails_;
-  std::vector<uint32_t> rail_of_place_;  ///< or kNobodys: a place of the host's own
+  std::vector<uint32_t> rail_of_socket_;  ///< or kNoRail: a place of the host's own
   std::vector<Link> links_;
   UniqueFd wait_, timer_;
   bool timer_on_ = false;
   uint32_t turns_ = 0;
-  bool look_ = true;
+  bool read_sockets_ = true;
 };
 
 }  // namespace fabric::verbs

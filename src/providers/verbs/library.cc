@@ -14,7 +14,7 @@ constexpr const char* kNotInstalled = "verbs: libibverbs is not installed";
 
 struct Loaded {
   Library table{};
-  const char* trouble = nullptr;
+  const char* error = nullptr;
 };
 
 template <class F>
@@ -53,9 +53,9 @@ Loaded& loaded() {
     Loaded all;
     void* handle = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
-      all.trouble = kNotInstalled;
+      all.error = kNotInstalled;
     } else if (!find_all(handle, all.table)) {
-      all.trouble = "verbs: libibverbs is too old (rdma-core 32 is needed)";
+      all.error = "verbs: libibverbs is too old (rdma-core 32 is needed)";
     }
     return all;
   }();
@@ -66,19 +66,19 @@ Loaded& loaded() {
 
 Result<const Library*> load_library() {
   const Loaded& all = loaded();
-  if (all.trouble != nullptr) return fail(Errc::kUnsupported, all.trouble);
+  if (all.error != nullptr) return fail(Errc::kUnsupported, all.error);
   return &all.table;
 }
 
 const Library& library() noexcept {
-  FABRIC_DCHECK(loaded().trouble == nullptr);
+  FABRIC_DCHECK(loaded().error == nullptr);
   return loaded().table;
 }
 
 Library exchange_library_for_tests(const Library& table) noexcept {
   Loaded& all = loaded();
   // A table that was never filled is put back as what it was.
-  all.trouble = table.get_device_list == nullptr ? kNotInstalled : nullptr;
+  all.error = table.get_device_list == nullptr ? kNotInstalled : nullptr;
   return std::exchange(all.table, table);
 }
 

@@ -37,13 +37,13 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
                       : lib.reg_mr_iova2(device_->memory_domain(), memory.address,
                                          memory.size_bytes, base, static_cast<unsigned>(access));
   // A device that is gone is not asked for anything any more: what lives on has other rails.
-  if (mr == nullptr && is_gone()) mr = &nothing_;
+  if (mr == nullptr && is_dead()) mr = &dead_device_mr_;
   if (mr == nullptr) return registration_failed(errno);
   uint64_t slot = 0;
   {
     const std::lock_guard lock(memory_mutex_);
     if (memory_free_.empty() && memory_.size() == kMemoryMax) {
-      if (mr != &nothing_) lib.dereg_mr(mr);
+      if (mr != &dead_device_mr_) lib.dereg_mr(mr);
       return fail(Errc::kExhausted, "verbs: registrations");
     }
     if (memory_free_.empty()) {
@@ -70,9 +70,9 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
     if (slot < memory_.size()) mr = std::exchange(memory_[slot], nullptr);
   }
   if (mr == nullptr) return;
-  const int error = mr == &nothing_ ? 0 : library().dereg_mr(mr);
+  const int error = mr == &dead_device_mr_ ? 0 : library().dereg_mr(mr);
   // Of a device that is gone the kernel has taken everything away before it answers like that.
-  if (error != 0 && !(error == EIO && is_gone())) {
+  if (error != 0 && !(error == EIO && is_dead())) {
     // Nothing is proved: it stays as it is, and so does the memory's quarantine.
     const std::lock_guard lock(memory_mutex_);
     memory_[slot] = mr;
@@ -82,7 +82,7 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
     const std::lock_guard lock(memory_mutex_);
     memory_free_.push_back(slot);
   }
-  mailbox_->put({.kind = Mail::Kind::kFenced, .cookie = cookie});
+  job_results_->put({.kind = JobResult::Kind::kFenced, .cookie = cookie});
 }
 
 Result<uint64_t> VerbsRail::import_key(std::span<const std::byte> wire_key) {

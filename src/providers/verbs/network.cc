@@ -40,25 +40,25 @@ Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Options& options, 
   if (!sockets) return sockets.error();
   Address address{.instance = instance,
                   .rails = static_cast<uint8_t>(devices->size()),
-                  .places = sockets->places()};
+                  .control = sockets->addresses()};
   std::unique_ptr<VerbsNetwork> network(new VerbsNetwork(*std::move(sockets), std::move(address)));
   for (uint32_t i = 0; i < devices->size(); ++i) {
     auto queue = CompletionQueue::make((*devices)[i], 0);
     if (!queue) return queue.error();
     network->rails_.push_back(std::make_unique<VerbsRail>(*std::move(queue), context, instance, i));
   }
-  network->tell_places();
+  network->map_sockets_to_rails();
   if (auto ok = network->watch(); !ok) return ok.error();
   return std::unique_ptr<OpenNetwork>(std::move(network));
 }
 
 /// Once: the sockets stay where they are when a port gets another address.
-void VerbsNetwork::tell_places() {
-  for (const Place& place : address_.places) {
+void VerbsNetwork::map_sockets_to_rails() {
+  for (const ControlAddress& address : address_.control) {
     const auto rail = std::find_if(rails_.begin(), rails_.end(), [&](const auto& one) {
-      return one->port().gid().bytes == place.ip;
+      return one->port().gid().bytes == address.ip;
     });
-    rail_of_place_.push_back(rail == rails_.end() ? kNobodys
+    rail_of_socket_.push_back(rail == rails_.end() ? kNoRail
                                                   : static_cast<uint32_t>(rail - rails_.begin()));
   }
 }
@@ -105,25 +105,25 @@ bool VerbsNetwork::send(uint32_t link, std::span<const std::byte> datagram) noex
   if (link >= links_.size() || !links_[link].open) return false;
   if (datagram.empty() || datagram.size() > kControlBytesMax) return false;
   uint32_t down = 0;
-  for (uint32_t i = 0; i < rail_of_place_.size(); ++i) {
-    const uint32_t rail = rail_of_place_[i];
-    if (rail != kNobodys && !rails_[rail]->up()) down |= 1u << i;
+  for (uint32_t i = 0; i < rail_of_socket_.size(); ++i) {
+    const uint32_t rail = rail_of_socket_[i];
+    if (rail != kNoRail && !rails_[rail]->up()) down |= 1u << i;
   }
   return sockets_.send(links_[link], datagram, down);
 }
 
 /// A look at the sockets is a system call: not in every turn of an engine that is busy.
 uint32_t VerbsNetwork::receive(std::span<std::byte> out) noexcept {
-  if (!look_ && ++turns_ % kReadsApart != 0) return 0;
-  const auto heard = sockets_.receive();
-  look_ = !heard.datagram.empty();
+  if (!read_sockets_ && ++turns_ % kTurnsPerRead != 0) return 0;
+  const auto received = sockets_.receive();
+  read_sockets_ = !received.datagram.empty();
   for (Link& link : links_) {
-    if (!look_ || !link.open || link.to.instance != heard.from) continue;
+    if (!read_sockets_ || !link.open || link.to.instance != received.from) continue;
     link.unanswered = 0;
-    if (heard.place < link.to.places.size()) link.place = heard.place;
+    if (received.socket < link.to.control.size()) link.socket = received.socket;
   }
-  const size_t size = std::min(heard.datagram.size(), out.size());  // cut short, as UDP would
-  std::copy_n(heard.datagram.begin(), size, out.begin());
+  const size_t size = std::min(received.datagram.size(), out.size());  // cut short, as UDP would
+  std::copy_n(received.datagram.begin(), size, out.begin());
   return static_cast<uint32_t>(size);
 }
 
@@ -145,10 +145,10 @@ void VerbsNetwork::forget(const VerbsRail& rail) noexcept {
 }
 
 bool VerbsNetwork::arm() noexcept {
-  look_ = true;
+  read_sockets_ = true;
   bool quiet = true, timed = false;
   for (const auto& rail : rails_) {
-    if (rail->is_gone()) forget(*rail);
+    if (rail->is_dead()) forget(*rail);
     quiet = rail->arm() && quiet;
     timed = timed || rail->is_timed();
   }

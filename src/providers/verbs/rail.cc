@@ -11,7 +11,7 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
       driver_(*context.driver),
       instance_(instance),
       index_(index),
-      mailbox_(std::make_shared<Mailbox>(context.wake)),
+      job_results_(std::make_shared<JobResults>(context.wake)),
       caps_{.ordered = false,  // relaxed ordering lets bytes pass each other on the bus
             .slice_safe = true,
             .exact_replay = true,
@@ -33,26 +33,26 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
   for (size_t i = 0; i + 1 < receives_.size(); ++i) receives_[i].next = &receives_[i + 1];
   shifts_[0] = 0;  // a piece without bytes may name no memory at all
   if (!device_->active()) rail_state(false);
-  fill_stock(Direction::kOut);
-  fill_stock(Direction::kIn);
+  fill_pool(Direction::kOut);
+  fill_pool(Direction::kIn);
 }
 
 VerbsRail::~VerbsRail() {
-  mailbox_->close();
+  job_results_->close();
   const auto abandon = [](auto& path) {
-    if (path.pair != nullptr) path.pair->abandon();
+    if (path.qp != nullptr) path.qp->abandon();
   };
   out_.each(abandon);
   in_.each(abandon);
   for (ibv_mr* mr : memory_) {
-    if (mr != nullptr && mr != &nothing_) library().dereg_mr(mr);
+    if (mr != nullptr && mr != &dead_device_mr_) library().dereg_mr(mr);
   }
 }
 
 std::vector<std::pair<std::string, std::string>> VerbsRail::facts() const {
   auto facts = device_->facts();
   facts.emplace_back("completion queues", std::to_string(queues_.size()));
-  facts.emplace_back("drains given up", std::to_string(given_up_));
+  facts.emplace_back("drains abandoned", std::to_string(drains_abandoned_));
   return facts;
 }
 

@@ -17,22 +17,22 @@ namespace fabric::verbs {
 namespace {
 
 constexpr int kBufferBytes = 4 << 20;  // for bursts of large messages; the kernel may give less
-constexpr uint32_t kPatience = 4;      // datagrams without an answer before another way is tried
+constexpr uint32_t kUnansweredMax = 4;      // datagrams without an answer before another way is tried
 constexpr uint32_t kReadsMax = 64;     // a flood of fragments waits for its turn
 
-socklen_t to_sockaddr(const Place& place, sockaddr_storage& out) {
+socklen_t to_sockaddr(const ControlAddress& from, sockaddr_storage& out) {
   std::memset(&out, 0, sizeof(out));
-  if (!is_ipv4(place.ip)) {
+  if (!is_ipv4(from.ip)) {
     auto* address = reinterpret_cast<sockaddr_in6*>(&out);
     address->sin6_family = AF_INET6;
-    address->sin6_port = htons(place.port);
-    std::memcpy(&address->sin6_addr, place.ip.data(), place.ip.size());
+    address->sin6_port = htons(from.port);
+    std::memcpy(&address->sin6_addr, from.ip.data(), from.ip.size());
     return sizeof(*address);
   }
   auto* address = reinterpret_cast<sockaddr_in*>(&out);
   address->sin_family = AF_INET;
-  address->sin_port = htons(place.port);
-  std::memcpy(&address->sin_addr, place.ip.data() + 12, 4);
+  address->sin_port = htons(from.port);
+  std::memcpy(&address->sin_addr, from.ip.data() + 12, 4);
   return sizeof(*address);
 }
 
@@ -59,7 +59,7 @@ Result<ControlSockets> ControlSockets::open(std::span<const GidBytes> ips, uint1
   made.instance_ = instance;
   made.buffer_.resize(FragmentHead::kBytes + kFragmentBytes);
   for (const GidBytes& ip : ips) {
-    Place place{.ip = ip, .port = made.fds_.empty() ? port : uint16_t{0}};
+    ControlAddress address{.ip = ip, .port = made.fds_.empty() ? port : uint16_t{0}};
     UniqueFd fd(
         ::socket(is_ipv4(ip) ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) return fail(Errc::kExhausted, "verbs: control socket", errno);
@@ -67,14 +67,14 @@ Result<ControlSockets> ControlSockets::open(std::span<const GidBytes> ips, uint1
     // It only helps: less room is more repeats.
     (void)::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
     sockaddr_storage at{};
-    const socklen_t length = to_sockaddr(place, at);
+    const socklen_t length = to_sockaddr(address, at);
     if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), length) != 0) {
       return fail(errno == EACCES ? Errc::kPermission : Errc::kInvalidArgument,
                   errno == EADDRNOTAVAIL ? "control_address" : "control_port", errno);
     }
-    place.port = bound_port(fd.get());
+    address.port = bound_port(fd.get());
     made.fds_.push_back(std::move(fd));
-    made.places_.push_back(place);
+    made.addresses_.push_back(address);
   }
   return made;
 }
@@ -86,50 +86,50 @@ std::vector<int> ControlSockets::fds() const {
 }
 
 /// Rails pair by index, and so do their places. -1: none of ours speaks its kind of address.
-int ControlSockets::pair(const Link& link, uint32_t place) const noexcept {
-  const bool v4 = is_ipv4(link.to.places[place].ip);
-  for (uint32_t i = 0; i < places_.size(); ++i) {
-    const auto own = static_cast<uint32_t>((place + i) % places_.size());
-    if (is_ipv4(places_[own].ip) == v4) return static_cast<int>(own);
+int ControlSockets::local_socket(const Link& link, uint32_t socket) const noexcept {
+  const bool v4 = is_ipv4(link.to.control[socket].ip);
+  for (uint32_t i = 0; i < addresses_.size(); ++i) {
+    const auto local = static_cast<uint32_t>((socket + i) % addresses_.size());
+    if (is_ipv4(addresses_[local].ip) == v4) return static_cast<int>(local);
   }
   return -1;
 }
 
 bool ControlSockets::reaches(const Address& address) const noexcept {
   const Link link{.to = address};
-  for (uint32_t place = 0; place < address.places.size(); ++place) {
-    if (pair(link, place) >= 0) return true;
+  for (uint32_t socket = 0; socket < address.control.size(); ++socket) {
+    if (local_socket(link, socket) >= 0) return true;
   }
   return false;
 }
 
-/// Stays where it was heard. Goes on to the next one when nothing comes back, and past those that
+/// Stays where it was received. Goes on to the next one when nothing comes back, and past those that
 /// cannot work; if none can, it stays.
 void ControlSockets::choose(Link& link, uint32_t down) const noexcept {
-  const auto count = static_cast<uint32_t>(link.to.places.size());
-  if (++link.unanswered > kPatience) {
+  const auto count = static_cast<uint32_t>(link.to.control.size());
+  if (++link.unanswered > kUnansweredMax) {
     link.unanswered = 0;
-    link.place = (link.place + 1) % count;
+    link.socket = (link.socket + 1) % count;
   }
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t place = (link.place + i) % count;
-    const int own = pair(link, place);
-    if (own < 0 || (down >> own & 1) != 0) continue;
-    link.place = place;
+    const uint32_t socket = (link.socket + i) % count;
+    const int local = local_socket(link, socket);
+    if (local < 0 || (down >> local & 1) != 0) continue;
+    link.socket = socket;
     return;
   }
 }
 
 bool ControlSockets::send(Link& link, std::span<const std::byte> datagram, uint32_t down) noexcept {
   choose(link, down);
-  const int own = pair(link, link.place);
-  if (own < 0) return true;
+  const int local = local_socket(link, link.socket);
+  if (local < 0) return true;
   sockaddr_storage at{};
-  const socklen_t length = to_sockaddr(link.to.places[link.place], at);
+  const socklen_t length = to_sockaddr(link.to.control[link.socket], at);
   FragmentHead head{.from = instance_,
                     .number = next_number_++,
                     .count = static_cast<uint16_t>(fragments_of(datagram.size())),
-                    .place = static_cast<uint8_t>(own)};
+                    .socket = static_cast<uint8_t>(local)};
   for (; head.index < head.count; ++head.index) {
     auto bytes = encode(head);
     const auto rest = datagram.subspan(size_t{head.index} * kFragmentBytes);
@@ -141,22 +141,22 @@ bool ControlSockets::send(Link& link, std::span<const std::byte> datagram, uint3
     message.msg_namelen = length;
     message.msg_iov = parts;
     message.msg_iovlen = 2;
-    if (::sendmsg(fds_[static_cast<size_t>(own)].get(), &message, MSG_NOSIGNAL) >= 0) continue;
+    if (::sendmsg(fds_[static_cast<size_t>(local)].get(), &message, MSG_NOSIGNAL) >= 0) continue;
     return errno != EAGAIN && errno != ENOBUFS;
   }
   return true;
 }
 
 /// One after another, so that a flood on one rail leaves the others their turn.
-ControlSockets::Heard ControlSockets::receive() noexcept {
+ControlSockets::Received ControlSockets::receive() noexcept {
   for (size_t i = 0; i < fds_.size(); ++i) {
-    const Heard heard = receive(fds_[turn_++ % fds_.size()].get());
-    if (!heard.datagram.empty()) return heard;
+    const Received received = receive(fds_[next_socket_++ % fds_.size()].get());
+    if (!received.datagram.empty()) return received;
   }
   return {};
 }
 
-ControlSockets::Heard ControlSockets::receive(int fd) noexcept {
+ControlSockets::Received ControlSockets::receive(int fd) noexcept {
   for (uint32_t reads = 0; reads < kReadsMax; ++reads) {
     const ssize_t size = ::recv(fd, buffer_.data(), buffer_.size(), MSG_TRUNC);
     if (size < 0 && errno == EAGAIN) return {};
@@ -166,7 +166,7 @@ ControlSockets::Heard ControlSockets::receive(int fd) noexcept {
     const auto head = decode_fragment(bytes);
     if (!head) continue;
     const auto whole = assembler_.take(*head, bytes.subspan(FragmentHead::kBytes));
-    if (!whole.empty()) return {head->from, head->place, whole};
+    if (!whole.empty()) return {head->from, head->socket, whole};
   }
   return {};
 }
@@ -175,7 +175,7 @@ std::vector<GidBytes> own_ips(std::span<const Gid> rails) {
   std::vector<GidBytes> ips;
   const auto add = [&](const GidBytes& ip) {
     const bool known = std::find(ips.begin(), ips.end(), ip) != ips.end();
-    if (!known && ips.size() < kControlPlacesMax) ips.push_back(ip);
+    if (!known && ips.size() < kControlAddressesMax) ips.push_back(ip);
   };
   for (const Gid& gid : rails) {
     if (is_routable_ip(gid)) add(gid.bytes);

@@ -16,7 +16,7 @@ namespace fabric::verbs {
 /// Where control datagrams go to.
 struct Link {
   Address to{};
-  uint32_t place = 0;       ///< of its places, the one in use
+  uint32_t socket = 0;       ///< of its places, the one in use
   uint32_t unanswered = 0;  ///< datagrams since it was last heard
   bool open = false;
 };
@@ -26,9 +26,9 @@ struct Link {
 /// carries anything.
 class ControlSockets {
  public:
-  struct Heard {
+  struct Received {
     uint64_t from = 0;  ///< instance
-    uint32_t place = 0;
+    uint32_t socket = 0;
     std::span<const std::byte> datagram{};  ///< until the next call; empty: nothing is there
   };
 
@@ -36,26 +36,26 @@ class ControlSockets {
   static Result<ControlSockets> open(std::span<const GidBytes> ips, uint16_t port,
                                      uint64_t instance);
 
-  const std::vector<Place>& places() const noexcept { return places_; }
+  const std::vector<ControlAddress>& addresses() const noexcept { return addresses_; }
   std::vector<int> fds() const;
   bool reaches(const Address& address) const noexcept;
 
   /// `down`: a bit for every own place whose rail is down. False: no room now. What the network
   /// cannot carry is lost, as anywhere on its way.
   bool send(Link& link, std::span<const std::byte> datagram, uint32_t down) noexcept;
-  Heard receive() noexcept;
+  Received receive() noexcept;
 
  private:
   ControlSockets() = default;
-  int pair(const Link& link, uint32_t place) const noexcept;
+  int local_socket(const Link& link, uint32_t socket) const noexcept;
   void choose(Link& link, uint32_t down) const noexcept;
-  Heard receive(int fd) noexcept;
+  Received receive(int fd) noexcept;
 
   std::vector<UniqueFd> fds_;
-  std::vector<Place> places_;
+  std::vector<ControlAddress> addresses_;
   uint64_t instance_ = 0;
   uint32_t next_number_ = 0;
-  uint32_t turn_ = 0;
+  uint32_t next_socket_ = 0;
   Assembler assembler_;
   std::vector<std::byte> buffer_;
 };

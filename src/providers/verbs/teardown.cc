@@ -15,131 +15,131 @@ constexpr int64_t kErrorNs = 30'000'000'000;
 constexpr size_t kClosedHellosMax = 1024;
 }  // namespace
 
-void Mailbox::put(Mail mail) noexcept {
+void JobResults::put(JobResult result) noexcept {
   const std::lock_guard lock(mutex_);
   if (!wake_) return;
-  mails_.push_back(std::move(mail));
-  full_.store(true, std::memory_order_release);  // pairs with empty()
+  results_.push_back(std::move(result));
+  has_results_.store(true, std::memory_order_release);  // pairs with empty()
   wake_();
 }
 
-std::vector<Mail> Mailbox::take() {
+std::vector<JobResult> JobResults::take() {
   const std::lock_guard lock(mutex_);
-  full_.store(false, std::memory_order_relaxed);  // the mutex orders it
-  return std::exchange(mails_, {});
+  has_results_.store(false, std::memory_order_relaxed);  // the mutex orders it
+  return std::exchange(results_, {});
 }
 
-void Mailbox::close() noexcept {
+void JobResults::close() noexcept {
   const std::lock_guard lock(mutex_);
   wake_ = nullptr;
 }
 
-void VerbsRail::error_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
+void VerbsRail::move_to_error_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
                             uint32_t path) {
-  offload([pair, box = mailbox_, direction, path] {
-    const int error = pair->to_error();
-    box->put({Mail::Kind::kInError, direction, error, path});
+  offload([qp, results = job_results_, direction, path] {
+    const int error = qp->to_error();
+    results->put({JobResult::Kind::kInError, direction, error, path});
   });
 }
 
-void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& pair, Direction direction,
+void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
                               uint32_t path) {
-  offload([pair, box = mailbox_, direction, path] {
-    pair->destroy();
-    box->put({Mail::Kind::kDestroyed, direction, 0, path});
+  offload([qp, results = job_results_, direction, path] {
+    qp->destroy();
+    results->put({JobResult::Kind::kDestroyed, direction, 0, path});
   });
 }
 
 /// Gives a queue pair back that has nothing outstanding any more.
-void VerbsRail::release(std::shared_ptr<QueuePair>& pair, Direction direction) noexcept {
-  pair->queue()->taken -= QueuePair::places(direction, device_->options());
-  offload([gone = std::exchange(pair, nullptr)] { gone->destroy(); });
+void VerbsRail::release(std::shared_ptr<QueuePair>& qp, Direction direction) noexcept {
+  qp->queue()->reserved -= QueuePair::cqes(direction, device_->options());
+  offload([gone = std::exchange(qp, nullptr)] { gone->destroy(); });
 }
 
 // ---- Reasons ------------------------------------------------------------------------------------
 
-void VerbsRail::break_out(OutPath& path) noexcept {
+void VerbsRail::tear_down(OutPath& path) noexcept {
   if (path.state > OutPath::State::kReady) return;
-  if (path.state == OutPath::State::kStarting) --timed_;
+  if (path.state == OutPath::State::kStarting) --timed_paths_;
   path.state = OutPath::State::kBreaking;
   path.deadline_ns = driver_.now_ns() + kErrorNs;
-  ++timed_;
+  ++timed_paths_;
   refuse(&path, std::exchange(path.held, {}), Errc::kRailLost);
-  path.pair->abandon();
+  path.qp->abandon();
   if (path.connecting) return finish(path, true);  // nothing was ever posted on it
-  error_later(path.pair, Direction::kOut, path.id);
+  move_to_error_later(path.qp, Direction::kOut, path.id);
 }
 
 /// From here on nothing is refilled: a receive that is posted behind the error state never comes
 /// back.
-void VerbsRail::break_in(InPath& path) noexcept {
+void VerbsRail::tear_down(InPath& path) noexcept {
   if (path.state != InPath::State::kReady) return;
   path.state = InPath::State::kBreaking;
   path.deadline_ns = driver_.now_ns() + kErrorNs;
-  ++timed_;
-  path.pair->abandon();
-  if (!path.connecting) error_later(path.pair, Direction::kIn, path.id);
+  ++timed_paths_;
+  path.qp->abandon();
+  if (!path.connecting) move_to_error_later(path.qp, Direction::kIn, path.id);
 }
 
 // ---- Drains -------------------------------------------------------------------------------------
 
-void VerbsRail::take_mail() noexcept {
-  for (const Mail& mail : mailbox_->take()) {
-    if (mail.kind == Mail::Kind::kFenced) {
-      events_.push_back({.kind = WireEvent::Kind::kFenced, .cookie = mail.cookie});
+void VerbsRail::take_job_results() noexcept {
+  for (const JobResult& result : job_results_->take()) {
+    if (result.kind == JobResult::Kind::kFenced) {
+      events_.push_back({.kind = WireEvent::Kind::kFenced, .cookie = result.cookie});
       continue;
     }
-    if (mail.kind == Mail::Kind::kSpare) {
-      stocked(mail);
+    if (result.kind == JobResult::Kind::kQpMade) {
+      qp_made(result);
       continue;
     }
-    if (mail.kind == Mail::Kind::kLooked) {
-      looked(mail);
+    if (result.kind == JobResult::Kind::kPortQueried) {
+      port_queried(result);
       continue;
     }
-    if (mail.kind == Mail::Kind::kConnected) found(mail.far, mail.error);
-    if (mail.direction == Direction::kOut) {
-      if (const auto orphan = orphans_.find(mail.path); orphan != orphans_.end()) {
+    if (result.kind == JobResult::Kind::kConnected) note_resolution(result.far, result.error);
+    if (result.direction == Direction::kOut) {
+      if (const auto orphan = orphans_.find(result.path); orphan != orphans_.end()) {
         release(orphan->second, Direction::kOut);
         orphans_.erase(orphan);
         continue;
       }
-      OutPath* path = out_.find(mail.path);
+      OutPath* path = out_.find(result.path);
       if (path == nullptr || path->state == OutPath::State::kDown) continue;
-      if (mail.kind == Mail::Kind::kConnected) connected(*path, mail.error);
-      if (mail.kind == Mail::Kind::kInError) out_in_error(*path, mail.error);
-      if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
+      if (result.kind == JobResult::Kind::kConnected) connected(*path, result.error);
+      if (result.kind == JobResult::Kind::kInError) in_error_state(*path, result.error);
+      if (result.kind == JobResult::Kind::kDestroyed) finish(*path, false);
       continue;
     }
-    InPath* path = in_.find(mail.path);
+    InPath* path = in_.find(result.path);
     if (path == nullptr || path->state == InPath::State::kDown) continue;
-    if (mail.kind == Mail::Kind::kConnected) connected(*path, mail.error);
-    if (mail.kind == Mail::Kind::kInError) in_in_error(*path, mail.error);
-    if (mail.kind == Mail::Kind::kDestroyed) finish(*path, false);
+    if (result.kind == JobResult::Kind::kConnected) connected(*path, result.error);
+    if (result.kind == JobResult::Kind::kInError) in_error_state(*path, result.error);
+    if (result.kind == JobResult::Kind::kDestroyed) finish(*path, false);
   }
 }
 
 /// Requests that were acknowledged and not signalled never come back. One that is posted behind
 /// the error state does, and behind all others.
-void VerbsRail::out_in_error(OutPath& path, int error) noexcept {
+void VerbsRail::in_error_state(OutPath& path, int error) noexcept {
   if (path.destroying) return;
   if (error != 0) {  // it is in no such state, and nothing will come back
-    path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kLastLookNs);
+    path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kLastPollsNs);
     return;
   }
-  if (!path.sends.has_rest()) return finish(path, true);
+  if (!path.sends.has_unreported()) return finish(path, true);
   path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kDrainNs);
   if (!post_marker(path)) path.deadline_ns = INT64_MIN;
 }
 
-void VerbsRail::in_in_error(InPath& path, int error) noexcept {
+void VerbsRail::in_error_state(InPath& path, int error) noexcept {
   path.in_error = error == 0;
-  const int64_t limit_ns = error == 0 ? kDrainNs : kLastLookNs;
+  const int64_t limit_ns = error == 0 ? kDrainNs : kLastPollsNs;
   path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + limit_ns);
-  look_at_drain(path);
+  check_drain(path);
 }
 
-void VerbsRail::look_at_drain(InPath& path) noexcept {
+void VerbsRail::check_drain(InPath& path) noexcept {
   if (!path.in_error || path.destroying || path.state != InPath::State::kBreaking) return;
   switch (path.receives.drain()) {
     case ReceiveAccount::Drain::kWait:
@@ -152,37 +152,37 @@ void VerbsRail::look_at_drain(InPath& path) noexcept {
   ibv_recv_wr marker{};
   ibv_recv_wr* bad = nullptr;
   marker.wr_id = receive_id(path.id);
-  if (ibv_post_recv(path.pair->get(), &marker, &bad) != 0) {
+  if (ibv_post_recv(path.qp->get(), &marker, &bad) != 0) {
     path.deadline_ns = INT64_MIN;
     return;
   }
   path.receives.post(1);
   path.in_error = false;
-  error_later(path.pair, Direction::kIn, path.id);
+  move_to_error_later(path.qp, Direction::kIn, path.id);
 }
 
 /// A path whose connection does not stand by now is given up: other rails may serve, and the kernel
 /// may be looking for many neighbours who are gone. A drain that does not end proves nothing; but
 /// behind the end of the queue pair nothing is read or written any more, and that much can be told.
-void VerbsRail::look_at_time() noexcept {
+void VerbsRail::check_deadlines() noexcept {
   const int64_t now_ns = driver_.now_ns();
   const auto due = [&](const auto& path) {
     return path.deadline_ns <= now_ns && !path.destroying && !path.connecting;
   };
   out_.each([&](OutPath& path) {
     if (path.state == OutPath::State::kStarting && path.deadline_ns <= now_ns) {
-      return break_out(path);
+      return tear_down(path);
     }
     if (path.state != OutPath::State::kBreaking || !due(path)) return;
     path.destroying = true;
-    ++given_up_;
-    destroy_later(path.pair, Direction::kOut, path.id);
+    ++drains_abandoned_;
+    destroy_later(path.qp, Direction::kOut, path.id);
   });
   in_.each([&](InPath& path) {
     if (path.state != InPath::State::kBreaking || !due(path)) return;
     path.destroying = true;
-    ++given_up_;
-    destroy_later(path.pair, Direction::kIn, path.id);
+    ++drains_abandoned_;
+    destroy_later(path.qp, Direction::kIn, path.id);
   });
 }
 
@@ -190,38 +190,38 @@ void VerbsRail::look_at_time() noexcept {
 
 void VerbsRail::finish(OutPath& path, bool proved) noexcept {
   path.state = OutPath::State::kDown;
-  --timed_;
+  --timed_paths_;
   WireEvent written{.kind = WireEvent::Kind::kWritten, .path = path.id};
-  while (path.sends.has_news()) {
-    written.cookie = path.cookies[path.sends.tell() & path.mask];
+  while (path.sends.has_delivered()) {
+    written.cookie = path.cookies[path.sends.report_delivered() & path.mask];
     events_.push_back(written);
   }
-  while (path.sends.has_rest()) {
-    const uint32_t number = path.sends.tell_rest();
+  while (path.sends.has_unreported()) {
+    const uint32_t number = path.sends.report_lost();
     const bool culprit = number == path.culprit;
     written.cookie = path.cookies[number & path.mask];
     written.code = culprit ? path.code : Errc::kRailLost;
-    written.remote = culprit ? path.remote : proved ? path.behind : Remote::kUnknown;
+    written.remote = culprit ? path.remote : proved ? path.remote_after : Remote::kUnknown;
     events_.push_back(written);
   }
   events_.push_back({.kind = WireEvent::Kind::kPathDown, .code = Errc::kRailLost, .path = path.id});
   if (path.connecting) {
-    orphans_[path.id] = std::move(path.pair);
+    orphans_[path.id] = std::move(path.qp);
   } else {
-    release(path.pair, Direction::kOut);
+    release(path.qp, Direction::kOut);
   }
 }
 
 void VerbsRail::finish(InPath& path, bool proved) noexcept {
   path.state = InPath::State::kDown;
-  --timed_;
+  --timed_paths_;
   events_.push_back({.kind = WireEvent::Kind::kPathDown,
                      .code = Errc::kRailLost,
                      .remote = proved ? Remote::kDelivered : Remote::kUnknown,
                      .inbound = 1,
                      .path = path.id,
                      .value = path.taken});
-  release(path.pair, Direction::kIn);
+  release(path.qp, Direction::kIn);
 }
 
 /// Its engine has heard that the end is down. Its hello may come once more, and is known as old for

@@ -73,10 +73,10 @@ std::vector<std::byte> encode(const Address& address) {
   begin(writer, kAddressTag);
   writer.u64(address.instance);
   writer.u8(address.rails);
-  writer.u8(static_cast<uint8_t>(address.places.size()));
-  for (const Place& place : address.places) {
-    put(writer, place.ip);
-    writer.u16(place.port);
+  writer.u8(static_cast<uint8_t>(address.control.size()));
+  for (const ControlAddress& one : address.control) {
+    put(writer, one.ip);
+    writer.u16(one.port);
   }
   return writer.take();
 }
@@ -87,15 +87,15 @@ Result<Address> decode_address(std::span<const std::byte> bytes) {
   Address address;
   address.instance = reader.u64();
   address.rails = reader.u8();
-  const uint8_t places = reader.u8();
+  const uint8_t count = reader.u8();
   reader.require(address.instance != 0);
   reader.require(address.rails >= 1 && address.rails <= kRailsMax);
-  reader.require(places >= 1 && places <= kControlPlacesMax);
-  for (uint32_t i = 0; i < places && reader.ok(); ++i) {
-    Place place{.ip = take_gid(reader)};
-    place.port = reader.u16();
-    reader.require(!is_zero(place.ip) && place.port != 0);
-    address.places.push_back(place);
+  reader.require(count >= 1 && count <= kControlAddressesMax);
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    ControlAddress one{.ip = take_gid(reader)};
+    one.port = reader.u16();
+    reader.require(!is_zero(one.ip) && one.port != 0);
+    address.control.push_back(one);
   }
   return whole(reader, std::move(address), "verbs: address");
 }
@@ -164,7 +164,7 @@ std::array<std::byte, FragmentHead::kBytes> encode(const FragmentHead& head) {
   writer.u32(head.number);
   writer.u16(head.index);
   writer.u16(head.count);
-  writer.u8(head.place);
+  writer.u8(head.socket);
   std::array<std::byte, FragmentHead::kBytes> bytes{};
   std::copy(writer.view().begin(), writer.view().end(), bytes.begin());
   return bytes;
@@ -178,8 +178,8 @@ Result<FragmentHead> decode_fragment(std::span<const std::byte> bytes) {
   head.number = reader.u32();
   head.index = reader.u16();
   head.count = reader.u16();
-  head.place = reader.u8();
-  reader.require(head.from != 0 && head.index < head.count && head.place < kControlPlacesMax);
+  head.socket = reader.u8();
+  reader.require(head.from != 0 && head.index < head.count && head.socket < kControlAddressesMax);
   return whole(reader, head, "verbs: fragment");
 }
 

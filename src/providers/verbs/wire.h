@@ -16,21 +16,21 @@
 namespace fabric::verbs {
 
 inline constexpr uint32_t kNumberMax = (1u << 24) - 1;  ///< queue pairs and packets have 24 bits
-inline constexpr uint32_t kControlPlacesMax = kRailsMax;
+inline constexpr uint32_t kControlAddressesMax = kRailsMax;
 
 /// Where control datagrams are received.
-struct Place {
+struct ControlAddress {
   GidBytes ip{};  ///< in the form of IPv6
   uint16_t port = 0;
 
-  bool operator==(const Place&) const = default;
+  bool operator==(const ControlAddress&) const = default;
 };
 
 /// How a network is reached: a place on every rail.
 struct Address {
   uint64_t instance = 0;  ///< random, one per opened network
   uint8_t rails = 0;
-  std::vector<Place> places{};
+  std::vector<ControlAddress> control{};
 
   bool operator==(const Address&) const = default;
 };
@@ -82,7 +82,7 @@ struct FragmentHead {
   uint64_t from = 0;    ///< instance
   uint32_t number = 0;  ///< of the datagram
   uint16_t index = 0, count = 0;
-  uint8_t place = 0;  ///< of the sender: there it can be answered
+  uint8_t socket = 0;  ///< of the sender: there it can be answered
 };
 std::array<std::byte, FragmentHead::kBytes> encode(const FragmentHead& head);
 Result<FragmentHead> decode_fragment(std::span<const std::byte> bytes);

@@ -35,7 +35,7 @@ struct Settings {
   std::chrono::seconds time;
 };
 
-[[noreturn]] void give_up(const char* call) {
+[[noreturn]] void fail(const char* call) {
   std::perror(call);
   std::_Exit(2);
 }
@@ -49,7 +49,7 @@ struct End {
       if (std::strcmp(ibv_get_device_name(list[i]), device) == 0)
         context = ibv_open_device(list[i]);
     }
-    if (context == nullptr) give_up(device);
+    if (context == nullptr) fail(device);
     ibv_pd* pd = ibv_alloc_pd(context);
     memory = ibv_reg_mr(pd, bytes.data(), bytes.size(),
                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -62,8 +62,8 @@ struct End {
                   .max_send_sge = 1,
                   .max_recv_sge = 1,
                   .max_inline_data = 0};
-    pair = ibv_create_qp(pd, &wanted);
-    if (pair == nullptr || ibv_query_gid(context, 1, kGid, &gid) != 0) give_up("ibv_create_qp");
+    qp = ibv_create_qp(pd, &wanted);
+    if (qp == nullptr || ibv_query_gid(context, 1, kGid, &gid) != 0) fail("ibv_create_qp");
   }
 
   void connect(const End& far, const Settings& settings) {
@@ -71,19 +71,19 @@ struct End {
     attr.qp_state = IBV_QPS_INIT;
     attr.port_num = 1;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-    int error = ibv_modify_qp(pair, &attr,
+    int error = ibv_modify_qp(qp, &attr,
                               IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     attr = {};
     attr.qp_state = IBV_QPS_RTR;
     attr.path_mtu = IBV_MTU_4096;
-    attr.dest_qp_num = far.pair->qp_num;
+    attr.dest_qp_num = far.qp->qp_num;
     attr.rq_psn = kFirstPacket;
     attr.min_rnr_timer = 12;
     attr.ah_attr.is_global = 1;
     attr.ah_attr.port_num = 1;
     attr.ah_attr.grh = {
         .dgid = far.gid, .flow_label = 0, .sgid_index = kGid, .hop_limit = 64, .traffic_class = 0};
-    error |= ibv_modify_qp(pair, &attr,
+    error |= ibv_modify_qp(qp, &attr,
                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     attr = {};
@@ -92,32 +92,32 @@ struct End {
     attr.retry_cnt = settings.retries;
     attr.rnr_retry = 7;
     attr.sq_psn = kFirstPacket;
-    error |= ibv_modify_qp(pair, &attr,
+    error |= ibv_modify_qp(qp, &attr,
                            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                                IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-    if (error != 0) give_up("ibv_modify_qp");
+    if (error != 0) fail("ibv_modify_qp");
   }
 
   void post_receive() {
     ibv_recv_wr request{};
     ibv_recv_wr* bad = nullptr;
-    if (ibv_post_recv(pair, &request, &bad) != 0) give_up("ibv_post_recv");
+    if (ibv_post_recv(qp, &request, &bad) != 0) fail("ibv_post_recv");
   }
 
   ibv_context* context = nullptr;
   ibv_mr* memory = nullptr;
   ibv_cq* queue = nullptr;
-  ibv_qp* pair = nullptr;
+  ibv_qp* qp = nullptr;
   ibv_gid gid{};
   std::vector<std::byte> bytes;
 };
 
-struct Tally {
+struct ImmCounts {
   uint32_t taken = 0, twice = 0, left_out = 0;
 };
 
-Tally receive(End& end, const std::atomic<bool>& over) {
-  Tally tally;
+ImmCounts receive(End& end, const std::atomic<bool>& over) {
+  ImmCounts counts;
   uint32_t next = 0;
   std::array<ibv_wc, 32> done;
   while (!over.load(std::memory_order_relaxed)) {
@@ -126,15 +126,15 @@ Tally receive(End& end, const std::atomic<bool>& over) {
       const ibv_wc& one = done[static_cast<size_t>(i)];
       if (one.status != IBV_WC_SUCCESS) continue;  // the connection has ended
       const uint32_t number = ntohl(one.imm_data);
-      ++tally.taken;
-      tally.twice += number < next;
-      tally.left_out += number > next;
+      ++counts.taken;
+      counts.twice += number < next;
+      counts.left_out += number > next;
       next = std::max(next, number + 1);
       end.post_receive();
     }
     if (count == 0) std::this_thread::sleep_for(200us);
   }
-  return tally;
+  return counts;
 }
 
 void post(End& from, const End& to, uint32_t number) {
@@ -152,18 +152,18 @@ void post(End& from, const End& to, uint32_t number) {
   request.imm_data = htonl(number);
   request.wr.rdma.remote_addr = reinterpret_cast<uint64_t>(to.memory->addr) + slot;
   request.wr.rdma.rkey = to.memory->rkey;
-  if (ibv_post_send(from.pair, &request, &bad) != 0) give_up("ibv_post_send");
+  if (ibv_post_send(from.qp, &request, &bad) != 0) fail("ibv_post_send");
 }
 
 /// True: each came once.
-bool play(const char* from_device, const char* to_device, const Settings& settings) {
+bool run(const char* from_device, const char* to_device, const Settings& settings) {
   End from(from_device), to(to_device);
   from.connect(to, settings);
   to.connect(from, settings);
   for (uint32_t i = 0; i < kReceives; ++i) to.post_receive();
   std::atomic<bool> over{false};
-  Tally tally;
-  std::thread receiver([&] { tally = receive(to, over); });
+  ImmCounts counts;
+  std::thread receiver([&] { counts = receive(to, over); });
   const auto end = Clock::now() + settings.time;
   uint32_t posted = 0, acknowledged = 0;
   int status = IBV_WC_SUCCESS;
@@ -181,9 +181,9 @@ bool play(const char* from_device, const char* to_device, const Settings& settin
   over = true;
   receiver.join();
   std::printf("%s to %s: %u posted, %u taken, %u twice, %u left out; %s\n", from_device, to_device,
-              posted, tally.taken, tally.twice, tally.left_out,
+              posted, counts.taken, counts.twice, counts.left_out,
               ibv_wc_status_str(static_cast<ibv_wc_status>(status)));
-  return tally.twice == 0 && tally.left_out == 0;
+  return counts.twice == 0 && counts.left_out == 0;
 }
 
 }  // namespace
@@ -196,15 +196,15 @@ int main(int count, char** words) {
   const Settings settings{static_cast<uint8_t>(std::stoi(words[1])),
                           static_cast<uint8_t>(std::stoi(words[2])),
                           std::chrono::seconds(std::stoi(words[3]))};
-  constexpr const char* kWays[][2] = {
+  constexpr const char* kDirections[][2] = {
       {"xa0", "xb0"}, {"xb0", "xa0"}, {"xa1", "xb1"}, {"xb1", "xa1"}};
   std::atomic<bool> good{true};
-  std::vector<std::thread> ways;
-  for (const auto& way : kWays) {
-    ways.emplace_back([&] {
-      if (!play(way[0], way[1], settings)) good = false;
+  std::vector<std::thread> threads;
+  for (const auto& direction : kDirections) {
+    threads.emplace_back([&] {
+      if (!run(direction[0], direction[1], settings)) good = false;
     });
   }
-  for (std::thread& way : ways) way.join();
+  for (std::thread& direction : threads) direction.join();
   return good ? 0 : 1;
 }

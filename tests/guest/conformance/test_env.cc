@@ -37,17 +37,17 @@ class GuestTrouble final : public Trouble {
       // So that a part of what leaves here can be lost from one moment to the next.
       for (const uint32_t host : {0, 1}) set_control_netem(port_of(host, rail), "");
     });
-    troubled_ = true;
+    active_ = true;
   }
-  void lose_control(const std::string& words) {
+  void lose_control(const std::string& parameters) {
     each_rail([&](uint32_t rail) {
-      for (const uint32_t host : {0, 1}) set_control_netem(port_of(host, rail), words);
+      for (const uint32_t host : {0, 1}) set_control_netem(port_of(host, rail), parameters);
     });
-    troubled_ = true;
+    active_ = true;
   }
   ~GuestTrouble() override {
-    if (!troubled_) return;
-    Cards::get().withhold_receives(0, false);
+    if (!active_) return;
+    VerbsInterposer::get().withhold_receives(0, false);
     heal_all();
   }
 
@@ -69,8 +69,8 @@ class GuestTrouble final : public Trouble {
     set_link(port_of(place, rail), phase == Phase::kEnd);
   }
   void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
-    const auto end = side == Side::kSender ? Cards::End::kSender : Cards::End::kTarget;
-    EXPECT_GT(Cards::get().break_path(from, to, rail, end), 0u) << "there is no such path";
+    const auto end = side == Side::kSender ? VerbsInterposer::End::kSender : VerbsInterposer::End::kTarget;
+    EXPECT_GT(VerbsInterposer::get().break_path(from, to, rail, end), 0u) << "there is no such path";
   }
   void kill(uint32_t place) override {
     for (const auto& process : processes_(place)) process->kill();
@@ -86,9 +86,9 @@ class GuestTrouble final : public Trouble {
     });
   }
   void not_ready(uint32_t place, Phase phase) override {
-    Cards::get().withhold_receives(place, phase == Phase::kBegin);
+    VerbsInterposer::get().withhold_receives(place, phase == Phase::kBegin);
   }
-  void wrong_key(uint32_t from, uint32_t to) override { Cards::get().spoil_key(from, to); }
+  void wrong_key(uint32_t from, uint32_t to) override { VerbsInterposer::get().corrupt_rkey(from, to); }
 
  private:
   void each_rail(const std::function<void(uint32_t)>& act) const {
@@ -97,23 +97,23 @@ class GuestTrouble final : public Trouble {
 
   const uint32_t rails_;
   const Processes processes_;
-  bool troubled_ = false;
+  bool active_ = false;
 };
 
 class GuestGround final : public RealGround {
  public:
   GuestGround(uint32_t rails, const GroundOptions& options)
       : RealGround(options), options_(options), rails_(rails) {
-    Cards::get();  // before the first network is opened
+    VerbsInterposer::get();  // before the first network is opened
     if (options.trouble) trouble_.begin();
-    std::string words;
+    std::string parameters;
     const auto percent = [](double part) { return std::to_string(100 * part) + "% "; };
-    if (options.drop_control > 0) words += "loss " + percent(options.drop_control);
-    if (options.duplicate_control > 0) words += "duplicate " + percent(options.duplicate_control);
+    if (options.drop_control > 0) parameters += "loss " + percent(options.drop_control);
+    if (options.duplicate_control > 0) parameters += "duplicate " + percent(options.duplicate_control);
     if (options.reorder_control > 0) {
-      words += "delay 3ms reorder " + percent(1 - options.reorder_control);
+      parameters += "delay 3ms reorder " + percent(1 - options.reorder_control);
     }
-    if (!words.empty()) trouble_.lose_control(words);
+    if (!parameters.empty()) trouble_.lose_control(parameters);
   }
 
   Trouble& trouble() override { return trouble_; }
@@ -156,7 +156,7 @@ class CardGround final : public RealGround {
   const uint32_t rails_;
 };
 
-CaseCaps card_caps(uint32_t rails) {
+CaseCaps hardware_caps(uint32_t rails) {
   return {.realtime_threads = true,
           .several_rails = rails > 1,
           .counted_slices = true,
@@ -164,7 +164,7 @@ CaseCaps card_caps(uint32_t rails) {
 }
 
 CaseCaps guest_caps(uint32_t rails) {
-  CaseCaps caps = card_caps(rails);
+  CaseCaps caps = hardware_caps(rails);
   caps.looks = caps.lossy_control = caps.second_network = true;
   caps.cuts = caps.lost_rails = caps.broken_paths = caps.kills = caps.stops = true;
   caps.lost_acks = caps.not_ready = caps.wrong_keys = true;
@@ -183,7 +183,7 @@ std::vector<ProviderCase> verbs_cases() {
   std::vector<ProviderCase> cases;
   for (uint32_t rails = 1; rails <= 2 && rails <= all_devices().size(); ++rails) {
     cases.push_back(in_guest() ? verbs_case<GuestGround>(rails, guest_caps(rails))
-                               : verbs_case<CardGround>(rails, card_caps(rails)));
+                               : verbs_case<CardGround>(rails, hardware_caps(rails)));
   }
   return cases;
 }

@@ -9,7 +9,7 @@ namespace {
 
 using Drain = ReceiveAccount::Drain;
 
-TEST(VerbsReceives, AreDrainedWhenAllCameBackAndOneByTheError) {
+TEST(VerbsReceives, AreDrainedWhenAllCompletedAndOneWithAnError) {
   ReceiveAccount receives;
   receives.post(3);
   receives.succeed();
@@ -21,7 +21,7 @@ TEST(VerbsReceives, AreDrainedWhenAllCameBackAndOneByTheError) {
   EXPECT_EQ(receives.drain(), Drain::kDone);
 }
 
-TEST(VerbsReceives, ASumThatFitsProvesNothingWithoutAnError) {
+TEST(VerbsReceives, EqualCountsProveNothingWithoutAnError) {
   ReceiveAccount none;
   EXPECT_EQ(none.drain(), Drain::kNeedsMarker);
   ReceiveAccount receives;
@@ -40,24 +40,24 @@ TEST(VerbsReceives, ASumThatFitsProvesNothingWithoutAnError) {
 
 std::vector<uint32_t> told(SendAccount& sends) {
   std::vector<uint32_t> out;
-  while (sends.has_news()) out.push_back(sends.tell());
+  while (sends.has_delivered()) out.push_back(sends.report_delivered());
   return out;
 }
 
-TEST(VerbsSends, ASuccessSpeaksForAllBeforeIt) {
+TEST(VerbsSends, ASuccessCoversAllBeforeIt) {
   SendAccount sends;
   EXPECT_EQ(sends.post(4), 0u);
-  EXPECT_FALSE(sends.has_news());
+  EXPECT_FALSE(sends.has_delivered());
   sends.succeed(2);
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
   EXPECT_EQ(sends.outstanding(), 1u);
-  EXPECT_TRUE(sends.has_rest());
+  EXPECT_TRUE(sends.has_unreported());
   sends.succeed(3);
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{3}));
-  EXPECT_FALSE(sends.has_rest());
+  EXPECT_FALSE(sends.has_unreported());
 }
 
-TEST(VerbsSends, AnErrorSpeaksForNobodyElse) {
+TEST(VerbsSends, AnErrorCoversOnlyItself) {
   SendAccount sends;
   sends.post(6);
   sends.succeed(1);
@@ -65,37 +65,37 @@ TEST(VerbsSends, AnErrorSpeaksForNobodyElse) {
   EXPECT_FALSE(sends.fail(4, false));
   sends.succeed(5);  // nothing behind an error is believed
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1}));
-  EXPECT_EQ(sends.tell_rest(), 2u);
-  EXPECT_TRUE(sends.has_rest());
+  EXPECT_EQ(sends.report_lost(), 2u);
+  EXPECT_TRUE(sends.has_unreported());
 }
 
 // A success and the marker of a drain may come in one look: what finish() has told as lost must not
 // be told as delivered behind it.
-TEST(VerbsSends, WhatWasToldAsLostIsNoNews) {
+TEST(VerbsSends, WhatWasReportedAsLostIsNotReportedAsDelivered) {
   SendAccount sends(UINT32_MAX - 1);  // numbers wrap
   sends.post(6);
   sends.succeed(UINT32_MAX);
   EXPECT_TRUE(sends.fail(2, false));
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX}));
-  while (sends.has_rest()) sends.tell_rest();
-  EXPECT_FALSE(sends.has_news());
+  while (sends.has_unreported()) sends.report_lost();
+  EXPECT_FALSE(sends.has_delivered());
 }
 
-TEST(VerbsSends, WhoeverRefusesOneHasTakenAllBeforeIt) {
+TEST(VerbsSends, ARefusalMeansThatAllBeforeItWereDelivered) {
   SendAccount sends;
   sends.post(6);
   EXPECT_TRUE(sends.fail(3, true));
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
-  EXPECT_EQ(sends.told(), 3u);  // a look that changes nothing
-  EXPECT_EQ(sends.tell_rest(), 3u);
-  EXPECT_TRUE(sends.has_rest());
+  EXPECT_EQ(sends.next_to_report(), 3u);  // a look that changes nothing
+  EXPECT_EQ(sends.report_lost(), 3u);
+  EXPECT_TRUE(sends.has_unreported());
 }
 
 TEST(VerbsSends, IfTheMarkerIsTheFirstErrorNothingIsKnownOfTheOthers) {
   SendAccount sends;
   sends.post(3);
   EXPECT_TRUE(sends.fail(sends.next(), false));
-  EXPECT_FALSE(sends.has_news());
+  EXPECT_FALSE(sends.has_delivered());
   EXPECT_EQ(sends.outstanding(), 3u);
 }
 
@@ -105,19 +105,19 @@ TEST(VerbsSends, NumbersWrap) {
   sends.succeed(0);
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX, 0}));
   EXPECT_TRUE(sends.fail(1, false));
-  EXPECT_FALSE(sends.has_news());
+  EXPECT_FALSE(sends.has_delivered());
   EXPECT_EQ(sends.outstanding(), 1u);
 }
 
-TEST(VerbsSends, ANumberThatIsNotOutstandingIsNoNews) {
+TEST(VerbsSends, ANumberThatIsNotOutstandingIsIgnored) {
   SendAccount sends;
   sends.post(2);
   sends.succeed(7);
-  EXPECT_FALSE(sends.has_news());
+  EXPECT_FALSE(sends.has_delivered());
   sends.succeed(1);
   EXPECT_EQ(told(sends).size(), 2u);
   sends.succeed(0);  // of the past
-  EXPECT_FALSE(sends.has_news());
+  EXPECT_FALSE(sends.has_delivered());
 }
 
 TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
@@ -127,7 +127,7 @@ TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
   EXPECT_EQ(sends.next(), 3u);
   sends.succeed(2);
   EXPECT_EQ(told(sends).size(), 3u);
-  EXPECT_FALSE(sends.has_rest());
+  EXPECT_FALSE(sends.has_unreported());
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ uint32_t best(std::vector<Gid> table) {
   return chosen ? chosen->index : UINT32_MAX;
 }
 
-TEST(VerbsGids, TheUsualTableOfACard) {
+TEST(VerbsGids, TheUsualTableOfANic) {
   // As mlx5 lists them: link-local and routable, each as v1 and v2.
   const std::vector<Gid> table{gid(0, "fe80::1", GidType::kRoceV1), gid(1, "fe80::1"),
                                gid(2, "::ffff:10.0.0.1", GidType::kRoceV1),

@@ -25,11 +25,11 @@ ControlSockets two_rails(uint64_t instance) {
 }
 
 Link link_to(const ControlSockets& to, uint64_t instance) {
-  return {.to = {.instance = instance, .rails = 2, .places = to.places()}, .open = true};
+  return {.to = {.instance = instance, .rails = 2, .control = to.addresses()}, .open = true};
 }
 
 /// Waits for something to read, then reads once around.
-ControlSockets::Heard hear(ControlSockets& sockets) {
+ControlSockets::Received receive(ControlSockets& sockets) {
   std::vector<pollfd> fds;
   for (const int fd : sockets.fds()) fds.push_back({fd, POLLIN, 0});
   EXPECT_GT(::poll(fds.data(), fds.size(), 10'000), 0);
@@ -42,57 +42,57 @@ TEST(VerbsSockets, CarryDatagramsOfEverySize) {
   for (const size_t size : {size_t{1}, size_t{kFragmentBytes}, size_t{kControlBytesMax}}) {
     const Bytes datagram(size, std::byte{0x5a});
     ASSERT_TRUE(a.send(to_b, datagram, 0));
-    const auto heard = hear(b);
-    EXPECT_EQ(heard.from, 1u);
+    const auto received = receive(b);
+    EXPECT_EQ(received.from, 1u);
     EXPECT_TRUE(
-        std::equal(heard.datagram.begin(), heard.datagram.end(), datagram.begin(), datagram.end()));
+        std::equal(received.datagram.begin(), received.datagram.end(), datagram.begin(), datagram.end()));
     to_b.unanswered = 0;
   }
   EXPECT_TRUE(b.receive().datagram.empty());
 }
 
-TEST(VerbsSockets, SayFromWhichRailTheyCame) {
+TEST(VerbsSockets, ReportFromWhichRailTheyCame) {
   ControlSockets a = two_rails(1), b = two_rails(2);
   Link to_b = link_to(b, 2);
-  for (const uint32_t place : {0u, 1u}) {
-    to_b.place = place;
+  for (const uint32_t socket : {0u, 1u}) {
+    to_b.socket = socket;
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
-    EXPECT_EQ(hear(b).place, place);
+    EXPECT_EQ(receive(b).socket, socket);
   }
 }
 
-TEST(VerbsSockets, ARailThatIsDownIsPassedBy) {
+TEST(VerbsSockets, ARailThatIsDownIsSkipped) {
   ControlSockets a = two_rails(1), b = two_rails(2);
   Link to_b = link_to(b, 2);
   ASSERT_TRUE(a.send(to_b, Bytes(1), 0b01));
-  EXPECT_EQ(hear(b).place, 1u);
-  EXPECT_EQ(to_b.place, 1u);
+  EXPECT_EQ(receive(b).socket, 1u);
+  EXPECT_EQ(to_b.socket, 1u);
   // With none left it is tried all the same: ports that are said to be down may carry it.
   ASSERT_TRUE(a.send(to_b, Bytes(1), 0b11));
-  EXPECT_EQ(hear(b).place, 1u);
+  EXPECT_EQ(receive(b).socket, 1u);
 }
 
 TEST(VerbsSockets, WithoutAnAnswerTheNextRailIsTried) {
   ControlSockets a = two_rails(1), b = two_rails(2);
   Link to_b = link_to(b, 2);
   uint32_t first = 0;
-  for (uint32_t i = 0; i < 100 && to_b.place == 0; ++i, ++first) {
+  for (uint32_t i = 0; i < 100 && to_b.socket == 0; ++i, ++first) {
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
   }
   EXPECT_GT(first, 1u) << "one that is lost is no reason";
   EXPECT_LT(first, 16u) << "and silence is one before long";
   for (uint32_t i = 0; i < 100; ++i) {
-    to_b.unanswered = 0;  // as when it is heard
+    to_b.unanswered = 0;  // as when it is received
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
-    ASSERT_EQ(to_b.place, 1u);
+    ASSERT_EQ(to_b.socket, 1u);
   }
 }
 
 TEST(VerbsSockets, OnlyAddressesOfTheirKindAreReached) {
   const ControlSockets a = two_rails(1);
-  Address far{.instance = 2, .rails = 1, .places = {{ip("2001:db8::1"), 1}}};
+  Address far{.instance = 2, .rails = 1, .control = {{ip("2001:db8::1"), 1}}};
   EXPECT_FALSE(a.reaches(far));
-  far.places.push_back({ip("192.0.2.1"), 1});
+  far.control.push_back({ip("192.0.2.1"), 1});
   EXPECT_TRUE(a.reaches(far));
 }
 
@@ -104,7 +104,7 @@ TEST(VerbsSockets, WhatIsNoFragmentIsDropped) {
   ASSERT_TRUE(stranger);
   sockaddr_in at{};
   at.sin_family = AF_INET;
-  at.sin_port = htons(b.places()[0].port);
+  at.sin_port = htons(b.addresses()[0].port);
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const Bytes noise(5000, std::byte{1});
   for (const size_t size : {size_t{1}, size_t{30}, noise.size()}) {
@@ -113,7 +113,7 @@ TEST(VerbsSockets, WhatIsNoFragmentIsDropped) {
               0);
   }
   ASSERT_TRUE(a.send(to_b, Bytes(7), 0));
-  EXPECT_EQ(hear(b).datagram.size(), 7u);
+  EXPECT_EQ(receive(b).datagram.size(), 7u);
 }
 
 TEST(VerbsSockets, AnAddressThatIsNotOursOrNoneAtAllIsNamed) {

@@ -20,7 +20,7 @@ Endpoint endpoint() {
           .lid = 7,
           .mtu = 5};
 }
-Address address() { return {.instance = 0xa1, .rails = 2, .places = {{kIp, 4711}, {kIp, 4712}}}; }
+Address address() { return {.instance = 0xa1, .rails = 2, .control = {{kIp, 4711}, {kIp, 4712}}}; }
 PathHello hello() { return {.from = 1, .to = 2, .to_rail = 1, .end = endpoint()}; }
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -44,7 +44,7 @@ TEST(VerbsWire, GoldenBytes) {
             "a3010300000000000000"
             "887766554433221103020100feffff0000000000000000000000ffff0a09000107000501");
   EXPECT_EQ(hex(encode(WireKey{.key = 0x01020304, .base = 0x3fffffff})), "a40104030201ffffff3f");
-  EXPECT_EQ(hex(encode(FragmentHead{.from = 1, .number = 2, .index = 3, .count = 4, .place = 1})),
+  EXPECT_EQ(hex(encode(FragmentHead{.from = 1, .number = 2, .index = 3, .count = 4, .socket = 1})),
             "56564246010000000000000002000000"
             "0300040001");
 }
@@ -63,7 +63,7 @@ TEST(VerbsWire, GoesThereAndBack) {
 
 TEST(VerbsWire, FitsWhereItHasToGo) {
   Address full = address();
-  full.places.assign(kRailsMax, {kIp, 1});  // control lives as long as any rail does
+  full.control.assign(kRailsMax, {kIp, 1});  // control lives as long as any rail does
   EXPECT_EQ(*decode_address(encode(full)), full);
   EXPECT_LE(encode(full).size(), OpenNetwork::kAddressBytesMax);
   EXPECT_LE(encode(WireKey{}).size(), Rail::kWireKeyBytesMax);
@@ -115,10 +115,10 @@ TEST(VerbsWire, OutOfRangeIsRefused) {
   EXPECT_TRUE(address_refused([](Address& a) { a.instance = 0; }));
   EXPECT_TRUE(address_refused([](Address& a) { a.rails = 0; }));
   EXPECT_TRUE(address_refused([](Address& a) { a.rails = kRailsMax + 1; }));
-  EXPECT_TRUE(address_refused([](Address& a) { a.places.clear(); }));
-  EXPECT_TRUE(address_refused([](Address& a) { a.places.resize(kRailsMax + 1, {kIp, 1}); }));
-  EXPECT_TRUE(address_refused([](Address& a) { a.places[1].port = 0; }));
-  EXPECT_TRUE(address_refused([](Address& a) { a.places[0].ip = {}; }));
+  EXPECT_TRUE(address_refused([](Address& a) { a.control.clear(); }));
+  EXPECT_TRUE(address_refused([](Address& a) { a.control.resize(kRailsMax + 1, {kIp, 1}); }));
+  EXPECT_TRUE(address_refused([](Address& a) { a.control[1].port = 0; }));
+  EXPECT_TRUE(address_refused([](Address& a) { a.control[0].ip = {}; }));
   EXPECT_FALSE(decode_key(encode(WireKey{.key = 1, .base = WireKey::kBaseMax + 1})));
 }
 
