@@ -26,7 +26,7 @@ void receive(std::FILE* pipe) {
   const auto memory = need(engine.allocate({.size_bytes = 64}));
   auto counter = need(engine.make_counter());
   std::fputs(need(engine.offer(memory, counter.key())).c_str(), pipe);
-  std::fclose(pipe);           // the line is on its way; whoever has it may write here
+  std::fclose(pipe);           // the offer is sent: its holder may write here
   need(counter.wait(1, 10s));  // one write is in place, with all of its bytes
   std::printf("%d reads: %s\n", ::getpid(), reinterpret_cast<char*>(memory.bytes().data()));
 }

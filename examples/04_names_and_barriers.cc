@@ -1,5 +1,5 @@
-// Names, groups and signals: four hosts meet at a barrier, ten times. Each host has one counter per
-// neighbour under a name that both sides can work out, so no key has to be sent around.
+// Names, groups and signals: four members connect_all at a barrier, ten times. Each member has one counter per
+// member under a name that both sides can work out, so no key has to be sent around.
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr uint32_t kHosts = 4;
+constexpr uint32_t kMembers = 4;
 constexpr uint32_t kRounds = 10;
 
 /// Prints an error and ends: good enough for an example.
@@ -30,58 +30,58 @@ T need(fabric::Result<T> result) {
 uint64_t name_of(uint32_t from, uint32_t to) { return uint64_t{from} << 32 | to; }
 
 // Members end in reverse order: the group before its counters, everything before the engine.
-struct Host {
+struct Member {
   fabric::Engine engine;
-  std::vector<fabric::Counter> counters{};       // one per neighbour
+  std::vector<fabric::Counter> counters{};       // one per member
   std::vector<fabric::CounterGroup> arrivals{};  // all of them as one wait
-  fabric::PeerGroup neighbours{};
-  std::vector<fabric::CounterKey> keys{};  // what each neighbour calls us by
+  fabric::PeerGroup others{};
+  std::vector<fabric::CounterKey> keys{};  // what each member calls us by
 };
 
 /// Names to keys: once, ahead of time. Whichever side comes first makes the counter.
-void meet(std::vector<Host>& hosts, uint32_t me) {
-  Host& host = hosts[me];
+void connect_all(std::vector<Member>& members, uint32_t me) {
+  Member& member = members[me];
   std::vector<fabric::PeerId> peers;
-  host.arrivals.push_back(need(host.engine.make_counter_group()));
-  for (uint32_t other = 0; other < kHosts; ++other) {
+  member.arrivals.push_back(need(member.engine.make_counter_group()));
+  for (uint32_t other = 0; other < kMembers; ++other) {
     if (other == me) continue;
-    const fabric::PeerId peer = need(host.engine.connect(hosts[other].engine.address()));
+    const fabric::PeerId peer = need(member.engine.connect(members[other].engine.address()));
     peers.push_back(peer);
     fabric::CounterKey key;
     const uint64_t name = name_of(me, other);
-    need(host.engine.resolve(peer, {&name, 1}, {&key, 1}, 1s));
-    host.keys.push_back(key);
-    host.counters.push_back(need(host.engine.named_counter(name_of(other, me))));
-    need(host.arrivals[0].add(host.counters.back(), peer));
+    need(member.engine.resolve(peer, {&name, 1}, {&key, 1}, 1s));
+    member.keys.push_back(key);
+    member.counters.push_back(need(member.engine.named_counter(name_of(other, me))));
+    need(member.arrivals[0].add(member.counters.back(), peer));
   }
-  host.neighbours = need(host.engine.make_group(peers));
+  member.others = need(member.engine.make_group(peers));
 }
 
 }  // namespace
 
 int main() {
   fabric::sim::World world({.seed = 3});
-  std::vector<Host> hosts;
-  for (uint32_t i = 0; i < kHosts; ++i) {
-    hosts.push_back({.engine = need(world.open(world.add_node(1)))});
+  std::vector<Member> members;
+  for (uint32_t i = 0; i < kMembers; ++i) {
+    members.push_back({.engine = need(world.open(world.add_node(1)))});
   }
-  for (uint32_t i = 0; i < kHosts; ++i) meet(hosts, i);
+  for (uint32_t i = 0; i < kMembers; ++i) connect_all(members, i);
 
   for (uint32_t round = 0; round < kRounds; ++round) {
     // All but the last: nobody may pass. The group knows whom it waits for.
-    for (uint32_t i = 0; i + 1 < kHosts; ++i) {
-      need(hosts[i].engine.submit(
-          fabric::Signal{.group = hosts[i].neighbours, .keys = hosts[i].keys}));
+    for (uint32_t i = 0; i + 1 < kMembers; ++i) {
+      need(members[i].engine.submit(
+          fabric::Signal{.group = members[i].others, .keys = members[i].keys}));
     }
-    const auto early = hosts[0].arrivals[0].wait(kHosts - 1, 1ms);
+    const auto early = members[0].arrivals[0].wait(kMembers - 1, 1ms);
     if (early || early.error().code != fabric::Errc::kTimeout) return 1;
-    if (hosts[0].arrivals[0].missing().size() != 1) return 1;
+    if (members[0].arrivals[0].missing().size() != 1) return 1;
 
-    const Host& last = hosts.back();
-    need(hosts.back().engine.submit(fabric::Signal{.group = last.neighbours, .keys = last.keys}));
-    for (Host& host : hosts) need(host.arrivals[0].wait(kHosts - 1, 1s));
+    const Member& last = members.back();
+    need(members.back().engine.submit(fabric::Signal{.group = last.others, .keys = last.keys}));
+    for (Member& member : members) need(member.arrivals[0].wait(kMembers - 1, 1s));
   }
-  std::printf("%u hosts met %u times, after %lld us of simulated time\n", kHosts, kRounds,
+  std::printf("%u members met %u times, after %lld us of simulated time\n", kMembers, kRounds,
               static_cast<long long>(world.now().count() / 1000));
   return 0;
 }

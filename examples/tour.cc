@@ -45,7 +45,7 @@ void heading(const char* title) {
   std::printf("\n");
 }
 
-[[gnu::format(printf, 1, 2)]] void say(const char* format, ...) {
+[[gnu::format(printf, 1, 2)]] void note(const char* format, ...) {
   std::printf("   ");
   va_list values;
   va_start(values, format);
@@ -74,40 +74,40 @@ double gigabytes_per_second(uint64_t bytes, fabric::Nanos time) {
 // Hosts.
 
 /// An engine with memory to send from or to receive into.
-struct Host {
+struct SimHost {
   fabric::Engine engine;
   fabric::MemoryRegion memory;
 };
 
-Host make_host(World& world, uint32_t nics, const NicModel& model, uint64_t bytes) {
+SimHost make_host(World& world, uint32_t nics, const NicModel& model, uint64_t bytes) {
   auto engine = need(world.open(world.add_node(nics, model)), "open");
   auto memory = need(engine.allocate({.size_bytes = bytes}), "allocate");
   return {std::move(engine), std::move(memory)};
 }
 
 /// Bytes that tell where they belong, so that one in the wrong place is seen.
-void fill(const Host& host, uint64_t salt) {
+void fill(const SimHost& host, uint64_t salt) {
   const auto bytes = host.memory.bytes();
   for (uint64_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<std::byte>((i * 0x9e3779b97f4a7c15u + salt) >> 56);
   }
 }
 
-bool same_bytes(const Host& a, uint64_t a_offset, const Host& b, uint64_t b_offset, uint64_t size) {
+bool same_bytes(const SimHost& a, uint64_t a_offset, const SimHost& b, uint64_t b_offset, uint64_t size) {
   return std::ranges::equal(a.memory.bytes().subspan(a_offset, size),
                             b.memory.bytes().subspan(b_offset, size));
 }
 
-std::vector<std::byte> snapshot(const Host& host) {
+std::vector<std::byte> snapshot(const SimHost& host) {
   return {host.memory.bytes().begin(), host.memory.bytes().end()};
 }
 
-bool unchanged(const Host& host, const std::vector<std::byte>& before) {
+bool unchanged(const SimHost& host, const std::vector<std::byte>& before) {
   return std::ranges::equal(host.memory.bytes(), before);
 }
 
 /// `sender` connects to `receiver`, opens every rail, and may write into its memory.
-fabric::RemoteRegion introduce(World& world, Host& sender, const Host& receiver) {
+fabric::RemoteRegion connect(World& world, SimHost& sender, const SimHost& receiver) {
   const auto peer =
       need(sender.engine.connect(receiver.engine.address(), {.warm = true}), "connect");
   world.run_for(1ms);
@@ -115,10 +115,10 @@ fabric::RemoteRegion introduce(World& world, Host& sender, const Host& receiver)
   return need(sender.engine.import_region(peer, desc), "import_region");
 }
 
-fabric::PeerId only_peer(const Host& host) { return host.engine.peers().front(); }
+fabric::PeerId only_peer(const SimHost& host) { return host.engine.peers().front(); }
 
 /// How many NICs of a host have sent bytes.
-uint32_t busy_nics(const Host& host) {
+uint32_t busy_nics(const SimHost& host) {
   const auto rails = host.engine.rail_stats();
   return static_cast<uint32_t>(std::ranges::count_if(
       rails, [](const auto& rail) { return rail.network == "sim" && rail.tx.bytes > 0; }));
@@ -129,9 +129,9 @@ uint32_t busy_nics(const Host& host) {
 void one_write_counts_once() {
   heading("One write, four NICs, one count");
   World world;
-  Host sender = make_host(world, 4, NicModel::connectx7(), 64 * kMiB);
-  Host receiver = make_host(world, 4, NicModel::connectx7(), 64 * kMiB);
-  const auto target = introduce(world, sender, receiver);
+  SimHost sender = make_host(world, 4, NicModel::connectx7(), 64 * kMiB);
+  SimHost receiver = make_host(world, 4, NicModel::connectx7(), 64 * kMiB);
+  const auto target = connect(world, sender, receiver);
   const auto counter = need(receiver.engine.make_counter(), "make_counter");
   fill(sender, 1);
 
@@ -143,7 +143,7 @@ void one_write_counts_once() {
        "submit");
   world.run_until([&] { return counter.count() > 0; }, 1s);
   const auto took = world.now() - start;
-  say("64 MiB, cut over 4 NICs of 400 Gb/s: %.0f us, %.0f GB/s (simulated).", micros(took),
+  note("64 MiB, cut over 4 NICs of 400 Gb/s: %.0f us, %.0f GB/s (simulated).", micros(took),
       gigabytes_per_second(64 * kMiB, took));
   check(same_bytes(sender, 0, receiver, 0, 64 * kMiB), "when the count came, every byte was there");
   world.run_for(1s);
@@ -154,10 +154,10 @@ void one_write_counts_once() {
 /// The order in which pages become complete at the receiver, seen while the world runs.
 class ArrivalOrder {
  public:
-  ArrivalOrder(const Host& from, const Host& to, uint64_t page_bytes, uint32_t pages)
+  ArrivalOrder(const SimHost& from, const SimHost& to, uint64_t page_bytes, uint32_t pages)
       : from_(from), to_(to), page_bytes_(page_bytes), seen_(pages, false) {}
 
-  void look() {
+  void update() {
     for (uint32_t page = 0; page < seen_.size(); ++page) {
       const uint64_t at = page * page_bytes_;
       if (seen_[page] || !same_bytes(from_, at, to_, at, page_bytes_)) continue;
@@ -171,8 +171,8 @@ class ArrivalOrder {
   uint32_t overtaken() const { return overtaken_; }  ///< pages that a later one overtook
 
  private:
-  const Host& from_;
-  const Host& to_;
+  const SimHost& from_;
+  const SimHost& to_;
   uint64_t page_bytes_;
   std::vector<bool> seen_;
   uint32_t arrived_ = 0, overtaken_ = 0, newest_ = 0;
@@ -183,14 +183,14 @@ void order_does_not_matter() {
   constexpr uint32_t kPages = 1000;
   constexpr uint64_t kPageBytes = 4 * kKiB;
   World world;
-  Host sender = make_host(world, 2, NicModel::efa_200g(), kPages * kPageBytes);
-  Host receiver = make_host(world, 2, NicModel::efa_200g(), kPages * kPageBytes);
-  const auto target = introduce(world, sender, receiver);
+  SimHost sender = make_host(world, 2, NicModel::efa_200g(), kPages * kPageBytes);
+  SimHost receiver = make_host(world, 2, NicModel::efa_200g(), kPages * kPageBytes);
+  const auto target = connect(world, sender, receiver);
   const auto counter = need(receiver.engine.make_counter(), "make_counter");
   fill(sender, 2);
 
   ArrivalOrder order(sender, receiver, kPageBytes, kPages);
-  bool count_ran_ahead = false;
+  bool count_too_early = false;
   std::vector<uint32_t> pages(kPages);
   for (uint32_t i = 0; i < kPages; ++i) pages[i] = i;
   const auto start = world.now();
@@ -201,16 +201,16 @@ void order_does_not_matter() {
                                                .page_bytes = kPageBytes,
                                                .imm = counter.key()}),
        "submit");
-  const auto look_and_count = [&] {  // at every step of the world
-    order.look();
-    count_ran_ahead = count_ran_ahead || counter.count() > order.arrived();
+  const auto update_and_check = [&] {  // at every step of the world
+    order.update();
+    count_too_early = count_too_early || counter.count() > order.arrived();
     return counter.count() >= kPages;
   };
-  world.run_until(look_and_count, 1s);
-  say("1000 pages of 4 KiB over 2 NICs like EFA: %.0f us, %.1f GB/s (simulated).",
+  world.run_until(update_and_check, 1s);
+  note("1000 pages of 4 KiB over 2 NICs like EFA: %.0f us, %.1f GB/s (simulated).",
       micros(world.now() - start), gigabytes_per_second(kPages * kPageBytes, world.now() - start));
   check(order.overtaken() > 0, "%u pages were overtaken by a later one", order.overtaken());
-  check(!count_ran_ahead, "the count never ran ahead of the bytes");
+  check(!count_too_early, "the count never ran ahead of the bytes");
   check(counter.count() == kPages && order.arrived() == kPages,
         "in the end: 1000 counts, and every byte of every page");
 }
@@ -218,9 +218,9 @@ void order_does_not_matter() {
 void two_halves_are_not_a_whole() {
   heading("Two halves are not a whole");
   World world;
-  Host sender = make_host(world, 2, NicModel::connectx7(), 8 * kMiB);
-  Host receiver = make_host(world, 2, NicModel::connectx7(), 8 * kMiB);
-  const auto target = introduce(world, sender, receiver);
+  SimHost sender = make_host(world, 2, NicModel::connectx7(), 8 * kMiB);
+  SimHost receiver = make_host(world, 2, NicModel::connectx7(), 8 * kMiB);
+  const auto target = connect(world, sender, receiver);
   const auto shared = need(receiver.engine.make_counter(), "make_counter");
   const auto first = need(receiver.engine.make_counter(), "make_counter");
   const auto second = need(receiver.engine.make_counter(), "make_counter");
@@ -229,7 +229,7 @@ void two_halves_are_not_a_whole() {
   };
   // A large write keeps one NIC busy, so that of the two that follow only the other half gets
   // through. `whole` puts it on one NIC.
-  const auto round = [&](uint64_t salt, fabric::CounterKey key_a, fabric::CounterKey key_b) {
+  const auto submit_three = [&](uint64_t salt, fabric::CounterKey key_a, fabric::CounterKey key_b) {
     fill(sender, salt);
     const std::array writes = {fabric::Write{.source = sender.memory.at(0),
                                              .target = target.at(0),
@@ -246,40 +246,40 @@ void two_halves_are_not_a_whole() {
     need(sender.engine.submit(writes), "submit");
   };
 
-  round(3, shared.key(), shared.key());
+  submit_three(3, shared.key(), shared.key());
   world.run_until([&] { return shared.count() == 1; }, 1s);
-  say("Two writes of 1 MiB under one key, each cut over two NICs; one NIC is busy.");
+  note("Two writes of 1 MiB under one key, each cut over two NICs; one NIC is busy.");
   check(shared.count() == 1 && !arrived(4 * kMiB) && !arrived(5 * kMiB),
         "the count says 1, and neither write is complete: too early to read");
   world.run_until([&] { return shared.count() == 2; }, 1s);
   check(arrived(4 * kMiB) && arrived(5 * kMiB),
         "it says 2, as many as were sent to the key: now both are complete");
 
-  round(4, first.key(), second.key());
-  bool a_lied = false;
-  const auto look = [&] {  // at every step of the world
-    a_lied = a_lied || (first.count() > 0 && !arrived(4 * kMiB)) ||
+  submit_three(4, first.key(), second.key());
+  bool early_count = false;
+  const auto update = [&] {  // at every step of the world
+    early_count = early_count || (first.count() > 0 && !arrived(4 * kMiB)) ||
              (second.count() > 0 && !arrived(5 * kMiB));
     return first.count() == 1 && second.count() == 1;
   };
-  world.run_until(look, 1s);
-  check(!a_lied && arrived(4 * kMiB) && arrived(5 * kMiB),
+  world.run_until(update, 1s);
+  check(!early_count && arrived(4 * kMiB) && arrived(5 * kMiB),
         "with a key each: a key says 1 only when its own write is complete");
 }
 
 void eight_against_three() {
   heading("Eight NICs against three");
   World world;
-  Host large = make_host(world, 8, NicModel::connectx7(), 8 * kMiB);
-  Host small = make_host(world, 3, NicModel::connectx7(), 8 * kMiB);
-  const auto to_small = introduce(world, large, small);
-  const auto to_large = introduce(world, small, large);
+  SimHost large = make_host(world, 8, NicModel::connectx7(), 8 * kMiB);
+  SimHost small = make_host(world, 3, NicModel::connectx7(), 8 * kMiB);
+  const auto to_small = connect(world, large, small);
+  const auto to_large = connect(world, small, large);
   const auto at_small = need(small.engine.make_counter(), "make_counter");
   const auto at_large = need(large.engine.make_counter(), "make_counter");
   // One byte more and one byte less than what divides well, and nothing at all.
   const std::array<uint64_t, 4> sizes = {2 * kMiB + 1, 2 * kMiB - 1, 1, 0};
 
-  const auto send = [&](Host& from, Host& to, fabric::RemoteRegion target,
+  const auto send = [&](SimHost& from, SimHost& to, fabric::RemoteRegion target,
                         const fabric::Counter& counter) {
     uint64_t offset = 0;
     for (const uint64_t size : sizes) {
@@ -294,7 +294,7 @@ void eight_against_three() {
     return counter.count() == sizes.size() && same_bytes(from, 0, to, 0, offset);
   };
   const auto info = need(large.engine.peer_info(only_peer(large)), "peer_info");
-  say("%u NICs here, %u there. Writes of 2 MiB + 1, 2 MiB - 1, 1 and 0 bytes, both ways.",
+  note("%u NICs here, %u there. Writes of 2 MiB + 1, 2 MiB - 1, 1 and 0 bytes, both ways.",
       info.rails_here, info.rails_there);
   fill(large, 5);
   check(send(large, small, to_small, at_small), "8 to 3: 4 writes, 4 counts, every byte");
@@ -303,23 +303,23 @@ void eight_against_three() {
   check(send(small, large, to_large, at_large), "3 to 8: 4 writes, 4 counts, every byte");
 }
 
-void one_of_four_is_gone() {
-  heading("A scatter to four peers, one of them gone");
+void one_of_four_is_closed() {
+  heading("A scatter to four peers, one of them closed_peer");
   World world;
-  Host sender = make_host(world, 2, NicModel::connectx7(), 4 * kMiB);
-  std::vector<Host> receivers;
+  SimHost sender = make_host(world, 2, NicModel::connectx7(), 4 * kMiB);
+  std::vector<SimHost> receivers;
   std::vector<fabric::Counter> counters;
   std::vector<fabric::ScatterTarget> targets;
   fill(sender, 7);
   for (uint64_t i = 0; i < 4; ++i) {
     receivers.push_back(make_host(world, 2, NicModel::connectx7(), kMiB));
     counters.push_back(need(receivers[i].engine.make_counter(), "make_counter"));
-    targets.push_back({.target = introduce(world, sender, receivers[i]).at(0),
+    targets.push_back({.target = connect(world, sender, receivers[i]).at(0),
                        .source_offset = i * kMiB,
                        .size_bytes = kMiB,
                        .imm = counters[i].key()});
   }
-  const fabric::PeerId gone = sender.engine.peers()[2];
+  const fabric::PeerId closed_peer = sender.engine.peers()[2];
   need(receivers[2].engine.close(), "close");
 
   const auto batch = need(sender.engine.make_batch(), "make_batch");
@@ -327,7 +327,7 @@ void one_of_four_is_gone() {
            fabric::Scatter{.source = sender.memory.id(), .targets = targets, .batch = batch}),
        "submit");
   const auto end = sender.engine.wait(batch, 1s);
-  say("The third host has closed its engine. One request, four targets.");
+  note("The third host has closed its engine. One request, four targets.");
   check(!end && end.error().code == fabric::Errc::kPeerLost, "the request ends with %s",
         to_string(end.error().code));
   bool served = true;
@@ -338,7 +338,7 @@ void one_of_four_is_gone() {
   check(served && batch.delivered() == 3, "the other three have their bytes and their count");
   fabric::Failure failure;
   const uint32_t failures = batch.failures({&failure, 1});
-  check(failures == 1 && failure.part == 2 && failure.peer == gone &&
+  check(failures == 1 && failure.part == 2 && failure.peer == closed_peer &&
             failure.remote == fabric::Remote::kNotDelivered && batch.unknown() == 0,
         "the failed part has a name: target %u of 4, %s, %s", failure.part + 1,
         to_string(failure.code), to_string(failure.remote));
@@ -348,9 +348,9 @@ void nothing_lands_after_a_cancel() {
   heading("Cancel, and nothing lands late");
   constexpr uint32_t kWrites = 64;
   World world;
-  Host sender = make_host(world, 2, NicModel::connectx7(), kWrites * kMiB);
-  Host receiver = make_host(world, 2, NicModel::connectx7(), kWrites * kMiB);
-  const auto target = introduce(world, sender, receiver);
+  SimHost sender = make_host(world, 2, NicModel::connectx7(), kWrites * kMiB);
+  SimHost receiver = make_host(world, 2, NicModel::connectx7(), kWrites * kMiB);
+  const auto target = connect(world, sender, receiver);
   const auto counter = need(receiver.engine.make_counter(), "make_counter");
   const auto batch = need(sender.engine.make_batch(), "make_batch");
   fill(sender, 8);
@@ -367,7 +367,7 @@ void nothing_lands_after_a_cancel() {
   need(sender.engine.cancel(batch), "cancel");
   const auto end = sender.engine.wait(batch, 1s);
   const uint64_t delivered = batch.delivered();
-  say("64 writes of 1 MiB, cancelled after 200 us of simulated time.");
+  note("64 writes of 1 MiB, cancelled after 200 us of simulated time.");
   check(!end && end.error().code == fabric::Errc::kCancelled && delivered > 0 &&
             delivered + batch.failed() == kWrites && batch.unknown() == 0,
         "%llu were delivered, %llu were not, and no fate is unknown",
@@ -384,9 +384,9 @@ void nothing_lands_after_a_cancel() {
 void memory_is_taken_back() {
   heading("Taking memory back from a peer that keeps writing");
   World world;
-  Host writer = make_host(world, 2, NicModel::connectx7(), 8 * kMiB);
-  Host owner = make_host(world, 2, NicModel::connectx7(), kMiB);
-  const auto target = introduce(world, writer, owner);
+  SimHost writer = make_host(world, 2, NicModel::connectx7(), 8 * kMiB);
+  SimHost owner = make_host(world, 2, NicModel::connectx7(), kMiB);
+  const auto target = connect(world, writer, owner);
   const auto writes = need(writer.engine.make_batch(), "make_batch");
   fill(writer, 10);
   fabric::Errc refused = fabric::Errc::kOk;
@@ -407,13 +407,13 @@ void memory_is_taken_back() {
   };
   write_until([&] { return writes.delivered() >= 100; });
 
-  const auto taken_back = need(owner.engine.make_batch(), "make_batch");
-  need(owner.engine.submit(fabric::Deregister{.region = owner.memory.id(), .batch = taken_back}),
+  const auto deregistration = need(owner.engine.make_batch(), "make_batch");
+  need(owner.engine.submit(fabric::Deregister{.region = owner.memory.id(), .batch = deregistration}),
        "submit");
-  const bool ended = write_until([&] { return taken_back.pending() == 0; });
+  const bool ended = write_until([&] { return deregistration.pending() == 0; });
   const auto before = snapshot(owner);
-  say("A peer has overwritten 1 MiB a hundred times and goes on; the owner deregisters it.");
-  check(ended && taken_back.failed() == 0, "deregister ends with ok: proof, not hope");
+  note("A peer has overwritten 1 MiB a hundred times and goes on; the owner deregisters it.");
+  check(ended && deregistration.failed() == 0, "deregister ends with ok: proof, not hope");
   write_until([] { return false; });
   check(unchanged(owner, before), "from that moment on not one byte changes");
   check(refused == fabric::Errc::kNotFound, "the writer's next submit is refused: %s",
@@ -423,9 +423,9 @@ void memory_is_taken_back() {
 /// A small busy world; what happened in it, and when it ended.
 std::pair<uint64_t, fabric::Nanos> busy_world(uint64_t seed) {
   World world({.seed = seed, .drop_control = 0.1});
-  Host sender = make_host(world, 3, NicModel::efa_200g(), kMiB);
-  Host receiver = make_host(world, 2, NicModel::efa_200g(), kMiB);
-  const auto target = introduce(world, sender, receiver);
+  SimHost sender = make_host(world, 3, NicModel::efa_200g(), kMiB);
+  SimHost receiver = make_host(world, 2, NicModel::efa_200g(), kMiB);
+  const auto target = connect(world, sender, receiver);
   auto counter = need(receiver.engine.make_counter(), "make_counter");
   for (uint64_t i = 0; i < 100; ++i) {
     need(sender.engine.submit(fabric::Write{.source = sender.memory.at(0),
@@ -443,7 +443,7 @@ void the_same_seed_is_the_same_run() {
   const auto [hash, time] = busy_world(42);
   const auto again = busy_world(42);
   const auto other = busy_world(43);
-  say("100 writes on a network that reorders, with a tenth of the control messages lost.");
+  note("100 writes on a network that reorders, with a tenth of the control messages lost.");
   check(again.first == hash && again.second == time,
         "seed 42, twice: trace %016llx, %.3f us, to the bit", static_cast<unsigned long long>(hash),
         micros(time));
@@ -464,7 +464,7 @@ int main() {
   order_does_not_matter();
   two_halves_are_not_a_whole();
   eight_against_three();
-  one_of_four_is_gone();
+  one_of_four_is_closed();
   nothing_lands_after_a_cancel();
   memory_is_taken_back();
   the_same_seed_is_the_same_run();

@@ -19,10 +19,10 @@ GUEST = "verbs/"
 
 
 @dataclass(frozen=True)
-class Shot:
-    """One short measurement, the same for everybody."""
+class Workload:
+    """One short measurement, the same for available."""
 
-    verb: str  # write, rate, paged, latency, fence, idle
+    benchmark: str  # write, rate, paged, latency, fence, idle
     bytes: int = 8
     memory: str = "allocated"
     footprint: int = 0  # rotate over so many bytes; 0: one hot buffer
@@ -30,8 +30,8 @@ class Shot:
 
 
 @dataclass(frozen=True)
-class Rival:
-    contender: str  # a key of everybody.ALL
+class Baseline:
+    contender: str  # a key of all_contenders.ALL
     floor: float | None = None  # what the ratio has to reach; None: printed for information
     note: str = ""
 
@@ -40,8 +40,8 @@ class Rival:
 class Case:
     name: str
     measure: tuple
-    shot: Shot
-    rivals: tuple
+    workload: Workload
+    baselines: tuple
     ours: str = "ours"
     once: bool = False  # takes long and does not vary
     between_cores: bool = True  # how far apart the two cores are shows
@@ -65,63 +65,63 @@ class Case:
 def writes():
     """The sizes between have only the peers with a floor: a full run takes at most ten minutes."""
     for size in (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB):
-        rivals = [
-            Rival("ucx_posix", 1.0, "sends no notification"),
-            Rival("memcpy", 0.9 if size >= 64 * KIB else None, "nobody is told"),
+        baselines = [
+            Baseline("ucx_posix", 1.0, "sends no notification"),
+            Baseline("memcpy", 0.9 if size >= 64 * KIB else None, "nobody is told"),
         ]
         if size not in (16 * KIB, 256 * KIB, 4 * MIB):
-            rivals += [Rival("ucx_sysv", None, "sends no notification"), Rival("libfabric_shm"),
-                       Rival("libfabric_tcp")]
+            baselines += [Baseline("ucx_sysv", None, "sends no notification"), Baseline("libfabric_shm"),
+                       Baseline("libfabric_tcp")]
         if size == KIB:
-            rivals.insert(1, Rival("uct_posix", None, "UCX's lower interface, no notification"))
+            baselines.insert(1, Baseline("uct_posix", None, "UCX's lower interface, no notification"))
         if size in (64 * KIB, MIB):
-            rivals += [Rival("nixl"), Rival("mooncake", None, "TCP, no notification")]
-        yield Case(f"shm/write_imm/{size}", GB, Shot("write", size), tuple(rivals))
+            baselines += [Baseline("nixl"), Baseline("mooncake", None, "TCP, no notification")]
+        yield Case(f"shm/write_imm/{size}", GB, Workload("write", size), tuple(baselines))
 
 
 def cold_writes():
     """Those between lie between: a full run takes at most ten minutes."""
     for size in (KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB):
-        yield Case(f"shm/write_imm_cold/{size}", GB, Shot("write", size, footprint=COLD_BYTES),
-                   (Rival("memcpy", 0.9, "nobody is told"),))
+        yield Case(f"shm/write_imm_cold/{size}", GB, Workload("write", size, footprint=COLD_BYTES),
+                   (Baseline("memcpy", 0.9, "nobody is told"),))
 
 
 def writes_into_ordinary_memory():
     for size in (64 * KIB, MIB, 16 * MIB):
-        yield Case(f"shm/write_imm_registered/{size}", GB, Shot("write", size, "registered"),
-                   (Rival("ucx_cma", 1.0, "sends no notification"),))
+        yield Case(f"shm/write_imm_registered/{size}", GB, Workload("write", size, "registered"),
+                   (Baseline("ucx_cma", 1.0, "sends no notification"),))
 
 
 def pages():
     for size in (KIB, 4 * KIB):
-        yield Case(f"shm/paged_write/{size}", MILLION_PAGES, Shot("paged", size, pages=PAGES),
-                   (Rival("libfabric_shm", 4.0), Rival("nixl", 10.0),
-                    Rival("memcpy", None, "the same pages in order, nobody is told"),
-                    Rival("mooncake", None, "TCP, no notification")))
+        yield Case(f"shm/paged_write/{size}", MILLION_PAGES, Workload("paged", size, pages=PAGES),
+                   (Baseline("libfabric_shm", 4.0), Baseline("nixl", 10.0),
+                    Baseline("memcpy", None, "the same pages in order, nobody is told"),
+                    Baseline("mooncake", None, "TCP, no notification")))
 
 
 def fences():
     for size in (4 * KIB, 64 * KIB, MIB):
-        yield Case(f"shm/fence/{size}", GB, Shot("fence", size),
-                   (Rival("unguarded", 1 / 1.05, "the same moves without section and guard"),),
+        yield Case(f"shm/fence/{size}", GB, Workload("fence", size),
+                   (Baseline("unguarded", 1 / 1.05, "the same moves without section and guard"),),
                    ours="guarded", between_cores=False)
 
 
 def over_verbs():
-    """Perftest has no writes with immediates in Debian 12, and UCX's puts have none: both tell
+    """Perftest has no writes with immediates in Debian 12, and UCX's puts have none: both run_step
     nobody."""
     silent = "sends no notification"
     for size in (KIB, 8 * KIB, 64 * KIB, MIB):
         floor = 0.95 if size >= 64 * KIB else None
-        yield Case(f"verbs/write_imm/{size}", GB, Shot("write", size),
-                   (Rival("perftest", floor, silent), Rival("uct_rc", floor, silent)),
+        yield Case(f"verbs/write_imm/{size}", GB, Workload("write", size),
+                   (Baseline("perftest", floor, silent), Baseline("uct_rc", floor, silent)),
                    ours="ours_verbs", between_cores=False)
-    yield Case(f"verbs/write_imm_rate/{KIB}", MILLION_WRITES, Shot("rate", KIB),
-               (Rival("perftest", 1.0, silent + "; posts lists"), Rival("uct_rc", 1.0, silent)),
+    yield Case(f"verbs/write_imm_rate/{KIB}", MILLION_WRITES, Workload("rate", KIB),
+               (Baseline("perftest", 1.0, silent + "; posts lists"), Baseline("uct_rc", 1.0, silent)),
                ours="ours_verbs", between_cores=False)
-    yield Case("verbs/latency/8", NANOSECONDS, Shot("latency"),
-               (Rival("perftest", None, silent + ": the target looks at the bytes"),
-                Rival("uct_rc", None, silent + ": the target looks at the bytes")),
+    yield Case("verbs/latency/8", NANOSECONDS, Workload("latency"),
+               (Baseline("perftest", None, silent + ": the target looks at the bytes"),
+                Baseline("uct_rc", None, silent + ": the target looks at the bytes")),
                ours="ours_verbs", between_cores=False)
 
 
@@ -129,24 +129,24 @@ ALL = (
     *writes(),
     *cold_writes(),
     *writes_into_ordinary_memory(),
-    Case("shm/write_imm_rate/8", MILLION_WRITES, Shot("rate"), (
-        Rival("libfabric_shm", 5.0),
-        Rival("ucx_posix", 1.0, "sends no notification"),
-        Rival("uct_posix", None, "UCX's lower interface, no notification"),
-        Rival("ring", None, "a bare ring and a copy"),
-        Rival("libfabric_tcp"))),
+    Case("shm/write_imm_rate/8", MILLION_WRITES, Workload("rate"), (
+        Baseline("libfabric_shm", 5.0),
+        Baseline("ucx_posix", 1.0, "sends no notification"),
+        Baseline("uct_posix", None, "UCX's lower interface, no notification"),
+        Baseline("ring", None, "a bare ring and a copy"),
+        Baseline("libfabric_tcp"))),
     *pages(),
-    Case("shm/latency/8", NANOSECONDS, Shot("latency"), (
-        Rival("ucx_am", 1 / 1.2),
-        Rival("uct_am", None, "UCX's lower interface"),
-        Rival("ucx_posix", None, "sends no notification: the target looks at the bytes"),
-        Rival("libfabric_shm", 3.0),
-        Rival("nixl", 20.0, "from Python; its C API took 2,650 ns on a machine of this kind"),
-        Rival("libfabric_tcp"),
-        Rival("mooncake", None, "TCP"),
-        Rival("line", None, "one cache line, nothing else"))),
+    Case("shm/latency/8", NANOSECONDS, Workload("latency"), (
+        Baseline("ucx_am", 1 / 1.2),
+        Baseline("uct_am", None, "UCX's lower interface"),
+        Baseline("ucx_posix", None, "sends no notification: the target looks at the bytes"),
+        Baseline("libfabric_shm", 3.0),
+        Baseline("nixl", 20.0, "from Python; its C API took 2,650 ns on a machine of this kind"),
+        Baseline("libfabric_tcp"),
+        Baseline("mooncake", None, "TCP"),
+        Baseline("line", None, "one cache line, nothing else"))),
     *fences(),
-    Case("shm/idle", PERCENT, Shot("idle"), (Rival("one_percent", 1.0),), once=True,
+    Case("shm/idle", PERCENT, Workload("idle"), (Baseline("one_percent", 1.0),), once=True,
          between_cores=False),
     *over_verbs(),
 )

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from comparison import cases, contenders, guest, report
-from comparison import everybody as known
-from comparison.contenders import Failed, Stage
+from comparison import all_contenders as known
+from comparison.contenders import Failed, RunSettings
 from comparison.rounds import Rounds, rows_of
 from comparison.verbs import AT_HOST_B
 
@@ -31,7 +31,7 @@ more than twice that of the better quarter of the run, they were apart or busy: 
 again, and such samples count only if a case has no others.
 
 The cases of `verbs` run in one boot of a guest with SoftRoCE devices (tests/guest), which usually
-is emulated: their values say nothing of a card, their ratios how much we add to what all have in
+is emulated: their values log nothing of a card, their ratios how much we add to what all have in
 common. --quick leaves them out unless --only names them. Where there can be no guest they are left
 out, and a sentence says why.
 
@@ -110,16 +110,16 @@ def selected(every, patterns):
         return list(every)
     chosen = []
     for case in every:
-        rivals = []
-        for rival in case.rivals:
-            title = known.ALL[rival.contender].title
+        baselines = []
+        for baseline in case.baselines:
+            title = known.ALL[baseline.contender].title
             for pattern in patterns:
                 wanted, _, peer = pattern.partition(":")
                 if matches(case.name, wanted) and matches(title, peer):
-                    rivals.append(rival)
+                    baselines.append(baseline)
                     break
-        if rivals:
-            chosen.append(cases.Case(case.name, case.measure, case.shot, tuple(rivals),
+        if baselines:
+            chosen.append(cases.Case(case.name, case.measure, case.workload, tuple(baselines),
                                      ours=case.ours, once=case.once,
                                      between_cores=case.between_cores))
     return chosen
@@ -128,11 +128,11 @@ def selected(every, patterns):
 class Preparation:
     """Installs and builds what the chosen cases need. Who cannot be had has a reason."""
 
-    def __init__(self, root, needed, in_guest, say):
+    def __init__(self, root, needed, in_guest, log):
         self.root = root
         self.needed = needed
         self.in_guest = in_guest
-        self.say = say
+        self.log = log
         self.absent = {}
 
     def run(self):
@@ -143,7 +143,7 @@ class Preparation:
                 self.wheel(name, wheels, module)
         return self.absent
 
-    def tell(self, words, why):
+    def run_step(self, words, why):
         """Fails with the end of what the command says."""
         done = subprocess.run(list(map(str, words)), cwd=self.root, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -152,23 +152,23 @@ class Preparation:
             raise Failed(f"{why}: {last[-1]}")
 
     def packages(self):
-        self.say("packages")
+        self.log("packages")
         try:
             guests = ["guest"] if self.in_guest else []
-            self.tell(["scripts/install-deps", "build", "compare", *guests], "not installed")
+            self.run_step(["scripts/install-deps", "build", "compare", *guests], "not installed")
         except Failed as failure:
             # What is there already may do: each peer that is missing says so itself.
-            self.say(str(failure))
+            self.log(str(failure))
 
     def build(self):
-        self.say("build/release")
-        self.tell(["cmake", "--preset", "release"], "cmake")
+        self.log("build/release")
+        self.run_step(["cmake", "--preset", "release"], "cmake")
         build = ["cmake", "--build", "build/release", "--target"]
         helpers = [AT_HOST_B] if self.in_guest else []
-        self.tell(build + ["fabric_tool", "limits", "copy_speed", *helpers], "build")
+        self.run_step(build + ["fabric_tool", "limits", "copy_speed", *helpers], "build")
         if self.needed & set(LIBFABRIC):
             try:
-                self.tell(build + ["libfabric_peer"], "libfabric's program is not built")
+                self.run_step(build + ["libfabric_peer"], "libfabric's program is not built")
             except Failed as failure:
                 self.absent.update(dict.fromkeys(LIBFABRIC, str(failure)))
 
@@ -178,15 +178,15 @@ class Preparation:
         there = [python, "-c", f"import {module}"]
         try:
             if not python.exists():
-                self.tell([sys.executable, "-m", "venv", python.parent.parent], "no venv")
+                self.run_step([sys.executable, "-m", "venv", python.parent.parent], "no venv")
             try:
-                self.tell(there, "no module")
+                self.run_step(there, "no module")
             except Failed:
-                self.say(" ".join(wheels))
-                self.tell([python, "-m", "pip", "install", "-q", "--no-deps",
+                self.log(" ".join(wheels))
+                self.run_step([python, "-m", "pip", "install", "-q", "--no-deps",
                            "--disable-pip-version-check", *wheels],
                           "its wheel does not install")
-                self.tell(there, "its wheel does not work")
+                self.run_step(there, "its wheel does not work")
         except Failed as failure:
             self.absent[name] = str(failure)
 
@@ -199,10 +199,10 @@ def split(options):
     return ours, guests if named or not options.quick else []
 
 
-def play_in_guest(chosen, options, root, say, in_guest):
-    """A ledger and no reason; or an empty one, and the reason why nothing was measured."""
+def measure_in_guest(chosen, options, root, log, in_guest):
+    """A run_samples and no reason; or an empty one, and the reason why nothing was measured."""
     try:
-        return in_guest(chosen, root, options.build, say, rounds=options.rounds,
+        return in_guest(chosen, root, options.build, log, rounds=options.rounds,
                         duration=options.duration if options.quick else GUEST_DURATION,
                         budget=GUEST_QUICK_BUDGET if options.quick else GUEST_BUDGET), ""
     except Failed as failure:
@@ -213,20 +213,20 @@ def progress():
     """To the terminal, each line over the one before it; to a log, as lines."""
     terminal = sys.stderr.isatty()
 
-    def say(text):
+    def log(text):
         sys.stderr.write(f"\r\033[K{text}" if terminal else f"compare: {text}\n")
         sys.stderr.flush()
-    return say
+    return log
 
 
 def list_cases(chosen):
     for case in chosen:
-        for rival in case.rivals:
-            floor = "" if rival.floor is None else f"  at least {rival.floor:.2f}"
-            print(f"{case.name}  {known.ALL[rival.contender].title}{floor}")
+        for baseline in case.baselines:
+            floor = "" if baseline.floor is None else f"  at least {baseline.floor:.2f}"
+            print(f"{case.name}  {known.ALL[baseline.contender].title}{floor}")
 
 
-def main(arguments=None, root=ROOT, everybody=None, in_guest=guest.measure):
+def main(arguments=None, root=ROOT, available=None, in_guest=guest.measure):
     options = parse(arguments)
     if options.list:
         list_cases(options.cases)
@@ -234,27 +234,27 @@ def main(arguments=None, root=ROOT, everybody=None, in_guest=guest.measure):
     if options.rewrite:
         report.rewrite_results(root)
         return 0
-    say = progress()
+    log = progress()
     here, there = split(options)
-    needed = {rival.contender for case in options.cases for rival in case.rivals}
+    needed = {baseline.contender for case in options.cases for baseline in case.baselines}
     rows, left_out = [], ""
     try:
-        absent = {} if options.no_prepare else Preparation(root, needed, bool(there), say).run()
-        stage = Stage(root, options.build, options.duration, options.pin,
+        absent = {} if options.no_prepare else Preparation(root, needed, bool(there), log).run()
+        settings = RunSettings(root, options.build, options.duration, options.pin,
                       3.0 if options.quick else 10.0)
         if here:
             budget = QUICK_BUDGET if options.quick else FULL_BUDGET - GUEST_BUDGET * bool(there)
-            ledger = Rounds(here, stage, absent, say, everybody).run(options.rounds, budget)
-            rows += rows_of(here, ledger)
+            run_samples = Rounds(here, settings, absent, log, available).run(options.rounds, budget)
+            rows += rows_of(here, run_samples)
         if there:
-            ledger, left_out = play_in_guest(there, options, root, say, in_guest)
-            rows += rows_of(there, ledger) if ledger else []
+            run_samples, left_out = measure_in_guest(there, options, root, log, in_guest)
+            rows += rows_of(there, run_samples) if run_samples else []
     except Failed as failure:
         sys.stderr.write(f"\ncompare: {failure}\n")
         return 1
     finally:
         if sys.stderr.isatty():
-            say("")
+            log("")
     if options.json:
         for row in rows:
             print(report.json_line(row))

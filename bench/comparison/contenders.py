@@ -1,4 +1,4 @@
-"""Who is measured, and how: each turns a shot into a command line, and what it prints into a
+"""Who is measured, and how: each turns a workload into a command line, and what it prints into a
 number. A value is in the unit of the case: GB/s, million a second, nanoseconds."""
 
 import contextlib
@@ -17,7 +17,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True)
-class Stage:
+class RunSettings:
     """Where and how long."""
 
     root: Path
@@ -84,51 +84,51 @@ def middle(value):
     return value["median"] if isinstance(value, dict) else value
 
 
-def value_of(shot, result):
+def value_of(workload, result):
     """The number that a case compares, of an object with the names of `fabric bench --json`."""
-    if shot.verb == "latency":
+    if workload.benchmark == "latency":
         return result["half_round_trip_ns"]["p50"]
-    if shot.verb == "idle":
+    if workload.benchmark == "idle":
         return result["cpu_percent"]
-    if shot.verb == "rate":
+    if workload.benchmark == "rate":
         return middle(result["ops_per_second"]) / 1e6
-    if shot.verb == "paged":
-        return middle(result["gb_per_second"]) * 1e9 / shot.bytes / 1e6
+    if workload.benchmark == "paged":
+        return middle(result["gb_per_second"]) * 1e9 / workload.bytes / 1e6
     return middle(result["gb_per_second"])
 
 
-def seconds_of(shot, stage):
+def seconds_of(workload, settings):
     """Of one measurement. What goes over much memory begins with whatever was last done to it, and
     needs some rounds to be itself."""
-    return stage.duration * (4 if shot.footprint else 1)
+    return settings.duration * (4 if workload.footprint else 1)
 
 
 class Ours:
     title = "fabric"
 
-    def command(self, shot, stage):
+    def command(self, workload, settings):
         # The first repetition over much memory is the one that maps it: the median is another.
-        words = [stage.build / "fabric", "bench", shot.verb, "--network", "shm", "--json",
-                 "--pin", stage.cores, "--repetitions", 3 if shot.footprint else 1]
-        if shot.verb == "idle":
-            return words + ["--duration", stage.idle_duration]
-        words += ["--duration", seconds_of(shot, stage), "--sizes", shot.bytes,
-                  "--memory", shot.memory, "--progress", "inline"]
-        if shot.footprint:
-            words += ["--footprint", shot.footprint]
-        if shot.verb == "paged":
-            words += ["--pages", shot.pages]
-        if shot.verb in ("write", "rate"):
+        words = [settings.build / "fabric", "bench", workload.benchmark, "--network", "shm", "--json",
+                 "--pin", settings.cores, "--repetitions", 3 if workload.footprint else 1]
+        if workload.benchmark == "idle":
+            return words + ["--duration", settings.idle_duration]
+        words += ["--duration", seconds_of(workload, settings), "--sizes", workload.bytes,
+                  "--memory", workload.memory, "--progress", "inline"]
+        if workload.footprint:
+            words += ["--footprint", workload.footprint]
+        if workload.benchmark == "paged":
+            words += ["--pages", workload.pages]
+        if workload.benchmark in ("write", "rate"):
             # Several groups in flight, so that the two cores work at the same time.
-            window = 512 if shot.bytes < 64 << 10 else 64
+            window = 512 if workload.bytes < 64 << 10 else 64
             words += ["--window", window, "--group", window // 8]
         return words
 
-    def measure(self, shot, stage):
-        result = last_object(run(self.command(shot, stage)))
+    def measure(self, workload, settings):
+        result = last_object(run(self.command(workload, settings)))
         if result.get("verified") is False:
             raise Failed("wrong bytes")
-        return value_of(shot, result)
+        return value_of(workload, result)
 
 
 class Limits:
@@ -137,15 +137,15 @@ class Limits:
     def __init__(self, title):
         self.title = title
 
-    def measure(self, shot, stage):
-        verb = {"write": "copy", "paged": "copy", "rate": "rate", "latency": "probe"}[shot.verb]
-        words = [stage.build / "bench" / "limits", verb, "--duration", seconds_of(shot, stage),
-                 "--pin", stage.cores]
+    def measure(self, workload, settings):
+        verb = {"write": "copy", "paged": "copy", "rate": "rate", "latency": "probe"}[workload.benchmark]
+        words = [settings.build / "bench" / "limits", verb, "--duration", seconds_of(workload, settings),
+                 "--pin", settings.cores]
         if verb == "copy":
             # Pages lie next to each other here, which the processor foresees: the kinder case.
-            words += ["--bytes", shot.bytes,
-                      "--footprint", shot.footprint or shot.bytes * shot.pages]
-        return value_of(shot, last_object(run(words)))
+            words += ["--bytes", workload.bytes,
+                      "--footprint", workload.footprint or workload.bytes * workload.pages]
+        return value_of(workload, last_object(run(words)))
 
 
 class Libfabric:
@@ -156,18 +156,18 @@ class Libfabric:
         self.title = title
         self.provider = provider
 
-    def pauses(self, shot):
-        if self.provider != "shm" or shot.verb == "latency" or shot.bytes >= 64 << 10:
+    def pauses(self, workload):
+        if self.provider != "shm" or workload.benchmark == "latency" or workload.bytes >= 64 << 10:
             return 0
-        return 128 if shot.bytes < 1024 else 512
+        return 128 if workload.bytes < 1024 else 512
 
-    def measure(self, shot, stage):
-        verb = "write" if shot.verb == "rate" else shot.verb
-        words = [stage.build / "bench" / "libfabric_peer", verb, "--provider", self.provider,
-                 "--bytes", shot.bytes, "--places", shot.pages, "--duration", stage.duration,
-                 "--pin", stage.cores, "--pauses", self.pauses(shot)]
+    def measure(self, workload, settings):
+        verb = "write" if workload.benchmark == "rate" else workload.benchmark
+        words = [settings.build / "bench" / "libfabric_peer", verb, "--provider", self.provider,
+                 "--bytes", workload.bytes, "--places", workload.pages, "--duration", settings.duration,
+                 "--pin", settings.cores, "--pauses", self.pauses(workload)]
         # Looking for all the others would take longer than the measurement.
-        return value_of(shot, last_object(run(words, {"FI_PROVIDER": self.provider})))
+        return value_of(workload, last_object(run(words, {"FI_PROVIDER": self.provider})))
 
 
 def free_port():
@@ -201,47 +201,47 @@ class Ucx:
         self.low = low
         self.message = message
 
-    def test(self, shot):
+    def test(self, workload):
         kind = "am" if self.message else "put"
-        name = f"{kind}_{'lat' if shot.verb == 'latency' else 'bw'}"
+        name = f"{kind}_{'lat' if workload.benchmark == 'latency' else 'bw'}"
         if not self.low:
             return ["-t", "ucp_" + name]
         layout = "zcopy" if self.transport == "cma" else "short"
         return ["-t", name, "-x", self.transport, "-d", "memory", "-D", layout]
 
-    def iterations(self, shot, duration):
+    def iterations(self, workload, duration):
         """It takes a number, not a time: about what its best would need."""
-        if shot.verb == "latency":
+        if workload.benchmark == "latency":
             return int(duration / 600e-9) + 1
-        each = max(shot.bytes / 15e9, 40e-9) + (2e-6 if self.transport == "cma" else 0)
+        each = max(workload.bytes / 15e9, 40e-9) + (2e-6 if self.transport == "cma" else 0)
         return int(duration / each) + 1
 
-    def measure(self, shot, stage):
+    def measure(self, workload, settings):
         port = free_port()
         environment = {"UCX_TLS": self.transport, "UCX_LOG_LEVEL": "error"}
-        count = self.iterations(shot, stage.duration)
+        count = self.iterations(workload, settings.duration)
         common = ["-p", port, "-f", "-v"]
-        server = start(["ucx_perftest", *common, "-c", stage.pin[1]], environment)
+        server = start(["ucx_perftest", *common, "-c", settings.pin[1]], environment)
         try:
             wait_listening(port, server)
-            out = run(["ucx_perftest", "127.0.0.1", *common, "-c", stage.pin[0],
-                       *self.test(shot), "-s", shot.bytes, "-n", count, "-w", count // 10 + 1],
+            out = run(["ucx_perftest", "127.0.0.1", *common, "-c", settings.pin[0],
+                       *self.test(workload), "-s", workload.bytes, "-n", count, "-w", count // 10 + 1],
                       environment)
         finally:
             end(server)
-        return self.value(shot, out)
+        return self.value(workload, out)
 
     @staticmethod
-    def value(shot, out):
+    def value(workload, out):
         """CSV: iterations, median and two means of the time, two of the bandwidth, two rates."""
         try:
             columns = [float(word) for word in out.strip().splitlines()[-1].split(",")]
             median_us, rate = columns[1], columns[7]
         except (IndexError, ValueError):
             raise Failed("ucx_perftest printed no result") from None
-        if shot.verb == "latency":
+        if workload.benchmark == "latency":
             return median_us * 1e3
-        return rate / 1e6 if shot.verb == "rate" else rate * shot.bytes / 1e9
+        return rate / 1e6 if workload.benchmark == "rate" else rate * workload.bytes / 1e9
 
 
 class Wheel:
@@ -251,28 +251,28 @@ class Wheel:
         self.title = title
         self.script = script
 
-    def measure(self, shot, stage):
-        words = [stage.python, stage.root / "bench" / "peers" / self.script, shot.verb,
-                 "--bytes", shot.bytes, "--pages", shot.pages, "--duration", stage.duration,
-                 "--pin", stage.cores]
-        return value_of(shot, last_object(run(words)))
+    def measure(self, workload, settings):
+        words = [settings.python, settings.root / "bench" / "peers" / self.script, workload.benchmark,
+                 "--bytes", workload.bytes, "--pages", workload.pages, "--duration", settings.duration,
+                 "--pin", settings.cores]
+        return value_of(workload, last_object(run(words)))
 
 
 class CopySpeed:
     """One run of bench/copy_speed measures both in turn; who is asked first starts it."""
 
-    def __init__(self, title, way, runs):
+    def __init__(self, title, variant, runs):
         self.title = title
-        self.way = way
+        self.variant = variant
         self.runs = runs  # shared by the two: (bytes, who has not asked yet) -> value
 
-    def measure(self, shot, stage):
-        if (shot.bytes, self.way) not in self.runs:
-            out = run([stage.build / "bench" / "copy_speed", "--json", "--sizes", shot.bytes,
-                       "--situations", "hot", "--repeat", int(stage.duration * 1000)])
-            for way, speed in last_object(out)["gb_per_second"].items():
-                self.runs[shot.bytes, way] = speed
-        return self.runs.pop((shot.bytes, self.way))
+    def measure(self, workload, settings):
+        if (workload.bytes, self.variant) not in self.runs:
+            out = run([settings.build / "bench" / "copy_speed", "--json", "--sizes", workload.bytes,
+                       "--situations", "hot", "--repeat", int(settings.duration * 1000)])
+            for variant, speed in last_object(out)["gb_per_second"].items():
+                self.runs[workload.bytes, variant] = speed
+        return self.runs.pop((workload.bytes, self.variant))
 
 
 class Bound:
@@ -282,7 +282,7 @@ class Bound:
         self.title = title
         self.value = value
 
-    def measure(self, _shot, _stage):
+    def measure(self, _workload, _settings):
         return self.value
 
 

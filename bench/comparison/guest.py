@@ -10,12 +10,12 @@ import zipfile
 from pathlib import Path
 
 from comparison.contenders import Failed
-from comparison.rounds import Ledger, Sample
+from comparison.rounds import RunSamples, Sample
 from comparison.verbs import AT_HOST_B
 
 SKIPPED = 77  # boot.py's word: there is no guest here
-SAYS = "compare: "
-# For booting, and for the measurement that is under way when the time is over.
+PREFIX = "compare: "
+# For booting, and for the measurement that is under variant when the time is over.
 MARGIN_SECONDS = 60
 
 
@@ -34,32 +34,32 @@ def pack(folder):
 
 def command(chosen, rounds, duration, budget):
     """A line for boot.py. Programs that it names are carried over."""
-    game = {"cases": {case.name: [rival.contender for rival in case.rivals] for case in chosen},
+    game = {"cases": {case.name: [baseline.contender for baseline in case.baselines] for case in chosen},
             "rounds": rounds, "duration": duration, "budget": budget}
     return (f"{int(budget) + MARGIN_SECONDS} compare_inside /tmp/bin/fabric "
             f"{shlex.quote(json.dumps(game))} {AT_HOST_B}")
 
 
-def take(line, ledger, say):
+def take(line, run_samples, log):
     """A line of the guest's console. True: it was one of inside.py's."""
-    if not line.startswith(SAYS):
+    if not line.startswith(PREFIX):
         return False
-    word = json.loads(line.removeprefix(SAYS))
+    word = json.loads(line.removeprefix(PREFIX))
     if "progress" in word:
-        say(f"guest: {word['progress']}")
+        log(f"guest: {word['progress']}")
     else:
-        ledger.samples.setdefault(word["case"], []).append(Sample(0.0, word["values"]))
+        run_samples.samples.setdefault(word["case"], []).append(Sample(0.0, word["values"]))
         for contender, reason in word["failures"].items():
-            ledger.failures[word["case"], contender] = reason
+            run_samples.failures[word["case"], contender] = reason
     return True
 
 
-def measure(chosen, root, build, say, **game):
-    """A Ledger of the cases. Fails when there is no guest here, or it came to nothing."""
-    ledger = Ledger()
-    ledger.probes.append(0.0)
+def measure(chosen, root, build, log, **game):
+    """A RunSamples of the cases. Fails when there is no guest here, or it came to nothing."""
+    run_samples = RunSamples()
+    run_samples.probes.append(0.0)
     unknown = []
-    say("guest: booting")
+    log("guest: booting")
     with tempfile.TemporaryDirectory() as folder:
         pack(Path(folder))
         words = [sys.executable, root / "tests" / "guest" / "boot.py", "--bin", folder,
@@ -68,12 +68,12 @@ def measure(chosen, root, build, say, **game):
                               stdin=subprocess.DEVNULL) as boot:
             for line in boot.stdout:
                 try:
-                    if not take(line.rstrip(), ledger, say):
+                    if not take(line.rstrip(), run_samples, log):
                         unknown.append(line.strip())
                 except (ValueError, KeyError):
-                    say(f"guest: not understood: {line.strip()}")
-    if boot.returncode == 0 and ledger.samples:
-        return ledger
+                    log(f"guest: not understood: {line.strip()}")
+    if boot.returncode == 0 and run_samples.samples:
+        return run_samples
     why = unknown[-1] if unknown else f"the guest ended with {boot.returncode}"
     if boot.returncode != SKIPPED:
         why = f"the guest ended with {boot.returncode}: {why}"

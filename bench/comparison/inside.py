@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from comparison import cases
-from comparison.contenders import Stage
-from comparison.guest import SAYS
+from comparison.contenders import RunSettings
+from comparison.guest import PREFIX
 from comparison.rounds import Rounds
 
 
-def tell(word):
-    print(SAYS + json.dumps(word), flush=True)
+def run_step(word):
+    print(PREFIX + json.dumps(word), flush=True)
 
 
-class Told(Rounds):
+class ReportedRounds(Rounds):
     """Where the host has put the guest's two processors shows nowhere in here: no probes."""
 
     def probe(self):
@@ -23,21 +23,21 @@ class Told(Rounds):
 
     def measure_all(self, case, number):
         values = super().measure_all(case, number)
-        failures = {contender: reason for (name, contender), reason in self.ledger.failures.items()
+        failures = {contender: reason for (name, contender), reason in self.run_samples.failures.items()
                     if name == case.name}
-        tell({"case": case.name, "values": values, "failures": failures})
+        run_step({"case": case.name, "values": values, "failures": failures})
         return values
 
 
 def main():
     fabric, game = Path(sys.argv[1]), json.loads(sys.argv[2])
-    chosen = [replace_rivals(case, game["cases"][case.name]) for case in cases.ALL
+    chosen = [replace_baselines(case, game["cases"][case.name]) for case in cases.ALL
               if case.name in game["cases"]]
-    stage = Stage(fabric.parent, fabric.parent, game["duration"])
-    Told(chosen, stage, {}, lambda text: tell({"progress": text})).run(
+    settings = RunSettings(fabric.parent, fabric.parent, game["duration"])
+    ReportedRounds(chosen, settings, {}, lambda text: run_step({"progress": text})).run(
         game["rounds"], game["budget"])
     return 0
 
 
-def replace_rivals(case, names):
-    return replace(case, rivals=tuple(one for one in case.rivals if one.contender in names))
+def replace_baselines(case, names):
+    return replace(case, baselines=tuple(one for one in case.baselines if one.contender in names))

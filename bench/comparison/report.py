@@ -52,7 +52,7 @@ def table(rows, colour=False):
     return "\n".join(out)
 
 
-def command_says(words, root):
+def output_of(words, root):
     try:
         return subprocess.run(words, cwd=root, capture_output=True, text=True,
                               check=True).stdout.strip()
@@ -69,11 +69,11 @@ def machine(root):
                 model = line.split(":", 1)[1].strip()
                 break
     # The results themselves do not change what was measured.
-    changed = command_says(["git", "status", "--porcelain", "--", ".", ":!bench/results.*"], root)
-    commit = command_says(["git", "rev-parse", "--short=12", "HEAD"], root)
+    changed = output_of(["git", "status", "--porcelain", "--", ".", ":!bench/results.*"], root)
+    commit = output_of(["git", "rev-parse", "--short=12", "HEAD"], root)
     return {"processor": model, "cores": str(len(os.sched_getaffinity(0))),
             "kernel": platform.release(),
-            "compiler": command_says(["g++", "--version"], root).splitlines()[0],
+            "compiler": output_of(["g++", "--version"], root).splitlines()[0],
             "commit": commit + (" with changes" if changed else "")}
 
 
@@ -103,7 +103,7 @@ def markdown(rows, about, reasons, how, left_out=""):
         "the peer's for speeds, the peer's over ours for times and loads.",
         "",
         "The cases of `verbs` ran on SoftRoCE in a guest, usually an emulated one: their values",
-        "say nothing of a card, their ratios how much ours adds to what all have in common.",
+        "log nothing of a card, their ratios how much ours adds to what all have in common.",
         *([f"This time {left_out}."] if left_out else []),
         "",
         "![ratios against their floors](results.svg)",

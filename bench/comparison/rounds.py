@@ -6,8 +6,8 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 
-from comparison import everybody as known
-from comparison.cases import Shot
+from comparison import all_contenders as known
+from comparison.cases import Workload
 from comparison.contenders import Failed
 
 # The hypervisor moves the two cores apart at times, and a cache line takes three times as long
@@ -27,20 +27,20 @@ class Sample:
 
 
 @dataclass
-class Ledger:
+class RunSamples:
     """All samples of a run, and who failed why."""
 
     samples: dict = field(default_factory=dict)  # case name -> [Sample]
     failures: dict = field(default_factory=dict)  # (case name, contender) -> reason
     probes: list = field(default_factory=list)
 
-    def together(self, probe_ns):
+    def cores_were_near(self, probe_ns):
         return probe_ns <= APART * sorted(self.probes)[(len(self.probes) - 1) // 4]
 
     def good(self, case):
         """The samples taken while the cores were near; all of them when there was none."""
         every = self.samples.get(case.name, [])
-        near = [sample for sample in every if self.together(sample.probe_ns)]
+        near = [sample for sample in every if self.cores_were_near(sample.probe_ns)]
         return (near, True) if near else (every, False)
 
 
@@ -61,20 +61,20 @@ class Row:
     note: str
 
 
-def row_of(case, rival, ledger):
-    samples, near = ledger.good(case)
+def row_of(case, baseline, run_samples):
+    samples, near = run_samples.good(case)
     both = [sample.values for sample in samples
-            if case.ours in sample.values and rival.contender in sample.values]
-    notes = [rival.note] if rival.note else []
-    ratios = [case.ratio(values[case.ours], values[rival.contender]) for values in both]
+            if case.ours in sample.values and baseline.contender in sample.values]
+    notes = [baseline.note] if baseline.note else []
+    ratios = [case.ratio(values[case.ours], values[baseline.contender]) for values in both]
     ratio = statistics.median(ratios) if ratios else None
     ours = [sample.values[case.ours] for sample in samples if case.ours in sample.values]
-    theirs = [values[rival.contender] for values in both]
+    theirs = [values[baseline.contender] for values in both]
     if not theirs:
-        theirs = [sample.values[rival.contender] for sample in samples
-                  if rival.contender in sample.values]
-    for contender, values in ((case.ours, ours), (rival.contender, theirs)):
-        reason = ledger.failures.get((case.name, contender))
+        theirs = [sample.values[baseline.contender] for sample in samples
+                  if baseline.contender in sample.values]
+    for contender, values in ((case.ours, ours), (baseline.contender, theirs)):
+        reason = run_samples.failures.get((case.name, contender))
         if reason and not values:
             notes.append(f"{known.ALL[contender].title} is absent: {reason}")
         elif reason:
@@ -82,27 +82,27 @@ def row_of(case, rival, ledger):
     if not near and samples and case.between_cores:
         notes.append("the cores were apart or busy in every round")
     holds = None
-    if rival.floor is not None and theirs:
+    if baseline.floor is not None and theirs:
         # Without a value of ours nothing holds; without one of the peer nobody knows.
-        holds = ratio is not None and ratio >= rival.floor
+        holds = ratio is not None and ratio >= baseline.floor
     return Row(case.name, case.unit, statistics.median(ours) if ours else None,
-               known.ALL[rival.contender].title,
-               statistics.median(theirs) if theirs else None, ratio, rival.floor, holds,
+               known.ALL[baseline.contender].title,
+               statistics.median(theirs) if theirs else None, ratio, baseline.floor, holds,
                (min(ratios), max(ratios)) if ratios else None, len(ratios), "; ".join(notes))
 
 
-def rows_of(cases, ledger):
-    return [row_of(case, rival, ledger) for case in cases for rival in case.rivals]
+def rows_of(cases, run_samples):
+    return [row_of(case, baseline, run_samples) for case in cases for baseline in case.baselines]
 
 
 class Rounds:
-    def __init__(self, cases, stage, absent, progress, everybody=None):
+    def __init__(self, cases, settings, absent, progress, available=None):
         self.cases = cases
-        self.stage = stage
+        self.settings = settings
         self.absent = absent  # contender -> why nobody has to try
         self.progress = progress
-        self.everybody = everybody or known.ALL
-        self.ledger = Ledger()
+        self.available = available or known.ALL
+        self.run_samples = RunSamples()
         self.late = lambda: False  # the time of the whole run is over
 
     def run(self, rounds, budget, clock=time.monotonic):
@@ -125,12 +125,12 @@ class Rounds:
                 if case.once:
                     not_again += clock() - case_start
             longest = max(longest, clock() - start - not_again)
-        return self.ledger
+        return self.run_samples
 
     def probe(self):
-        stage = replace(self.stage, duration=PROBE_SECONDS)
-        value = self.everybody["line"].measure(Shot("latency"), stage)
-        self.ledger.probes.append(value)
+        settings = replace(self.settings, duration=PROBE_SECONDS)
+        value = self.available["line"].measure(Workload("latency"), settings)
+        self.run_samples.probes.append(value)
         return value
 
     def run_case(self, case, number):
@@ -138,8 +138,8 @@ class Rounds:
             probe_ns = self.probe()
             values = self.measure_all(case, number)
             probe_ns = max(probe_ns, self.probe())
-            self.ledger.samples.setdefault(case.name, []).append(Sample(probe_ns, values))
-            if case.once or not case.between_cores or self.ledger.together(probe_ns):
+            self.run_samples.samples.setdefault(case.name, []).append(Sample(probe_ns, values))
+            if case.once or not case.between_cores or self.run_samples.cores_were_near(probe_ns):
                 return
             if self.late():
                 return
@@ -148,16 +148,16 @@ class Rounds:
 
     def measure_all(self, case, number):
         """In another order in each round: nobody always runs behind the same one."""
-        names = [case.ours, *(rival.contender for rival in case.rivals)]
+        names = [case.ours, *(baseline.contender for baseline in case.baselines)]
         turn = number % len(names)
         values = {}
         for name in names[turn:] + names[:turn]:
             reason = self.absent.get(name)
             if reason is None:
                 try:
-                    values[name] = self.everybody[name].measure(case.shot, self.stage)
+                    values[name] = self.available[name].measure(case.workload, self.settings)
                     continue
                 except Failed as failure:
                     reason = str(failure)
-            self.ledger.failures[case.name, name] = reason
+            self.run_samples.failures[case.name, name] = reason
         return values

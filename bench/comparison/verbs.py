@@ -17,15 +17,15 @@ TIMEOUT = 18
 MTU = 4096
 
 
-def in_flight(shot):
-    """Writes in flight, and how many of them are posted together: what gave the most here, for ours
+def in_flight(workload):
+    """Writes in flight, and how many of them are posted cores_were_near: what gave the most here, for ours
     and for perftest. SoftRoCE sends 128 packets ahead, within the call that posts them. What is
     posted beyond is sent by a thread of the kernel, which shares its core with who polls there."""
-    if shot.bytes >= 1 << 20:
+    if workload.bytes >= 1 << 20:
         return 1, 1
-    if shot.bytes >= 64 << 10:
+    if workload.bytes >= 64 << 10:
         return 4, 1
-    return (64, 32) if shot.bytes >= 8 << 10 else (256, 64)
+    return (64, 32) if workload.bytes >= 8 << 10 else (256, 64)
 
 
 def packets(device, counter):
@@ -47,7 +47,7 @@ def crossing():
 
 
 def check_crossed(sent, arrived):
-    """Some may be lost, or be under way."""
+    """Some may be lost, or be under variant."""
     if sent == 0 or arrived < 0.9 * sent:
         raise Failed(f"of {sent} packets {arrived} went from {HERE} to {THERE}")
 
@@ -57,28 +57,28 @@ class Paced:
     a factor of a hundred: the first measurement guesses low, each one tells the next."""
 
     def __init__(self):
-        self.rates = {}  # shot -> operations a second
+        self.rates = {}  # workload -> operations a second
 
-    def iterations(self, shot, duration, least):
-        guess = 1 / (150e-6 + shot.bytes / 25e6)
-        return max(least, int(duration * self.rates.get(shot, guess)))
+    def iterations(self, workload, duration, least):
+        guess = 1 / (150e-6 + workload.bytes / 25e6)
+        return max(least, int(duration * self.rates.get(workload, guess)))
 
-    def paced(self, shot, rate):
-        self.rates[shot] = rate
+    def paced(self, workload, rate):
+        self.rates[workload] = rate
 
 
 class OursOverVerbs(Ours):
-    def measure(self, shot, stage):
+    def measure(self, workload, settings):
         with crossing():
-            return super().measure(shot, stage)
+            return super().measure(workload, settings)
 
-    def command(self, shot, stage):
-        words = [stage.build / "fabric", "bench", shot.verb, "--network", "verbs", "--json",
+    def command(self, workload, settings):
+        words = [settings.build / "fabric", "bench", workload.benchmark, "--network", "verbs", "--json",
                  "--devices", f"{HERE},timeout_code={TIMEOUT}", "--peer-devices", THERE,
-                 "--pin", stage.cores, "--repetitions", 1, "--duration", stage.duration,
-                 "--sizes", shot.bytes, "--progress", "inline"]
-        if shot.verb != "latency":
-            window, group = in_flight(shot)
+                 "--pin", settings.cores, "--repetitions", 1, "--duration", settings.duration,
+                 "--sizes", workload.bytes, "--progress", "inline"]
+        if workload.benchmark != "latency":
+            window, group = in_flight(workload)
             words += ["--window", window, "--group", group]
         return words
 
@@ -91,20 +91,20 @@ class Perftest:
     def __init__(self):
         self.pace = Paced()
 
-    def measure(self, shot, stage):
-        latency = shot.verb == "latency"
+    def measure(self, workload, settings):
+        latency = workload.benchmark == "latency"
         program = "ib_write_lat" if latency else "ib_write_bw"
         port = free_port()
-        count = self.pace.iterations(shot, stage.duration, least=20)
-        common = ["-F", "-p", port, "-x", GID, "-m", MTU, "-u", TIMEOUT, "-s", shot.bytes,
+        count = self.pace.iterations(workload, settings.duration, least=20)
+        common = ["-F", "-p", port, "-x", GID, "-m", MTU, "-u", TIMEOUT, "-s", workload.bytes,
                   "-n", count]
         if not latency:
-            window, group = in_flight(shot)
+            window, group = in_flight(workload)
             count = (count // group + 1) * group
             common[-1] = count
             # A completion for each group; the rate is that of lists, with one doorbell.
-            common += ["-t", window, "-Q", group, "-l", group if shot.verb == "rate" else 1]
-        pinned = [("taskset", "-c", core, program) for core in stage.pin]
+            common += ["-t", window, "-Q", group, "-l", group if workload.benchmark == "rate" else 1]
+        pinned = [("taskset", "-c", core, program) for core in settings.pin]
         server = start([*pinned[1], "-d", THERE, *common])
         try:
             wait_listening(port, server, limit=20.0, name=program)
@@ -112,27 +112,27 @@ class Perftest:
                 out = run([*pinned[0], "-d", HERE, *common, "127.0.0.1"])
         finally:
             end(server)
-        value = self.value(shot, out)
-        self.pace.paced(shot, 1e9 / value / 2 if latency else self.rate(shot, value))
+        value = self.value(workload, out)
+        self.pace.paced(workload, 1e9 / value / 2 if latency else self.rate(workload, value))
         return value
 
     @staticmethod
-    def rate(shot, value):
-        return value * 1e6 if shot.verb == "rate" else value * 1e9 / shot.bytes
+    def rate(workload, value):
+        return value * 1e6 if workload.benchmark == "rate" else value * 1e9 / workload.bytes
 
     @staticmethod
-    def value(shot, out):
+    def value(workload, out):
         """The last line that begins with the size: for bandwidth size, iterations, peak, mean and
         rate, where the mean has more digits than the rate; for latency size, iterations, least,
         most and median."""
-        rows = re.findall(rf"^ *{shot.bytes} +(\d+(?:[ \t]+[\d.]+)+)", out, re.MULTILINE)
+        rows = re.findall(rf"^ *{workload.bytes} +(\d+(?:[ \t]+[\d.]+)+)", out, re.MULTILINE)
         if not rows:
             raise Failed("perftest printed no result")
         columns = [float(word) for word in rows[-1].split()]
-        if shot.verb == "latency":
+        if workload.benchmark == "latency":
             return columns[3] * 1e3
         bytes_a_second = columns[2] * (1 << 20)
-        return bytes_a_second / shot.bytes / 1e6 if shot.verb == "rate" else bytes_a_second / 1e9
+        return bytes_a_second / workload.bytes / 1e6 if workload.benchmark == "rate" else bytes_a_second / 1e9
 
 
 class UctRc:
@@ -144,30 +144,30 @@ class UctRc:
     def __init__(self):
         self.pace = Paced()
 
-    def measure(self, shot, stage):
-        latency = shot.verb == "latency"
+    def measure(self, workload, settings):
+        latency = workload.benchmark == "latency"
         port = free_port()
         environment = {"UCX_LOG_LEVEL": "error", "UCX_IB_GID_INDEX": str(GID)}
-        count = self.pace.iterations(shot, stage.duration, least=20)
+        count = self.pace.iterations(workload, settings.duration, least=20)
         common = ["-p", port, "-f", "-v"]
         # The server takes over the client's device; under this it finds the other one by that name.
-        swapped = {"LD_PRELOAD": stage.build / AT_HOST_B}
-        server = start(["ucx_perftest", *common, "-c", stage.pin[1]], environment | swapped)
+        swapped = {"LD_PRELOAD": settings.build / AT_HOST_B}
+        server = start(["ucx_perftest", *common, "-c", settings.pin[1]], environment | swapped)
         try:
             wait_listening(port, server, limit=20.0)
             with crossing():
-                out = run(["ucx_perftest", "127.0.0.1", *common, "-c", stage.pin[0],
+                out = run(["ucx_perftest", "127.0.0.1", *common, "-c", settings.pin[0],
                            "-t", "put_lat" if latency else "put_bw", "-x", "rc_verbs",
                            "-d", f"{HERE}:1", "-D", "short" if latency else "zcopy",
-                           "-s", shot.bytes, "-n", count, "-w", count // 10 + 1], environment)
+                           "-s", workload.bytes, "-n", count, "-w", count // 10 + 1], environment)
         finally:
             end(server)
-        value = self.value(shot, out)
-        self.pace.paced(shot, 1e9 / value / 2 if latency else Perftest.rate(shot, value))
+        value = self.value(workload, out)
+        self.pace.paced(workload, 1e9 / value / 2 if latency else Perftest.rate(workload, value))
         return value
 
     @staticmethod
-    def value(shot, out):
+    def value(workload, out):
         """CSV as Ucx.value() reads it. Few iterations a second: the bandwidth has the digits that
         the rate has not, and the median of the times of a stream is often 0."""
         try:
@@ -175,10 +175,10 @@ class UctRc:
             median_us, megabytes = columns[1], columns[5]
         except (IndexError, ValueError):
             raise Failed("ucx_perftest printed no result") from None
-        if shot.verb == "latency":
+        if workload.benchmark == "latency":
             return median_us * 1e3
         bytes_a_second = megabytes * (1 << 20)
-        return bytes_a_second / shot.bytes / 1e6 if shot.verb == "rate" else bytes_a_second / 1e9
+        return bytes_a_second / workload.bytes / 1e6 if workload.benchmark == "rate" else bytes_a_second / 1e9
 
 
 ALL = {"ours_verbs": OursOverVerbs(), "perftest": Perftest(), "uct_rc": UctRc()}

@@ -297,7 +297,7 @@ void stream(const Options& options, Side& side, Board& board) {
   board.total.store(posted, std::memory_order_release);
   while (board.received.load(std::memory_order_acquire) != posted) side.poll_sent();
   const double rate = static_cast<double>(posted - before) / (now() - begin);
-  fmt::print(R"({{"verb":"{}","network":"{}","bytes":{},"ops_per_second":{:.1f},)"
+  fmt::print(R"({{"benchmark":"{}","network":"{}","bytes":{},"ops_per_second":{:.1f},)"
              R"("gb_per_second":{:.6f}}})"
              "\n",
              options.verb, options.provider, options.bytes, rate,
@@ -320,7 +320,7 @@ void latency(const Options& options, Side& side, Board& board) {
   board.total.store(turns, std::memory_order_release);
   if (times.empty()) throw std::runtime_error("too short for a single round trip");
   std::sort(times.begin(), times.end());
-  fmt::print(R"({{"verb":"latency","network":"{}","bytes":{},"half_round_trip_ns":)"
+  fmt::print(R"({{"benchmark":"latency","network":"{}","bytes":{},"half_round_trip_ns":)"
              R"({{"p50":{:.1f},"p99":{:.1f}}}}})"
              "\n",
              options.provider, options.bytes, times[times.size() / 2],

@@ -87,7 +87,7 @@ void copy(const Options& options) {
   const uint64_t last = std::min(copies * options.bytes, extent / options.bytes * options.bytes);
   if (std::memcmp(target, source, last) != 0) throw std::runtime_error("wrong bytes");
   const double rate = static_cast<double>(copies) / (end - begin);
-  fmt::print(R"({{"verb":"copy","bytes":{},"ops_per_second":{:.1f},"gb_per_second":{:.6f}}})"
+  fmt::print(R"({{"benchmark":"copy","bytes":{},"ops_per_second":{:.1f},"gb_per_second":{:.6f}}})"
              "\n",
              options.bytes, rate, rate * static_cast<double>(options.bytes) / 1e9);
 }
@@ -133,7 +133,7 @@ void rate(const Options& options) {
   }
   while (ring->counted.load(std::memory_order_acquire) != sent) pause_cpu();
   end = now();
-  fmt::print(R"({{"verb":"rate","bytes":8,"ops_per_second":{:.1f}}})"
+  fmt::print(R"({{"benchmark":"rate","bytes":8,"ops_per_second":{:.1f}}})"
              "\n",
              static_cast<double>(sent) / (end - begin));
 }
@@ -165,7 +165,7 @@ void probe(const Options& options) {
     last = end;
   }
   std::sort(times.begin(), times.end());
-  fmt::print(R"({{"verb":"probe","half_round_trip_ns":{{"p50":{:.1f},"p99":{:.1f}}}}})"
+  fmt::print(R"({{"benchmark":"probe","half_round_trip_ns":{{"p50":{:.1f},"p99":{:.1f}}}}})"
              "\n",
              times[times.size() / 2], times[times.size() * 99 / 100]);
 }

@@ -142,7 +142,7 @@ def main():
     _, status = os.waitpid(child, 0)
     if status != 0:
         sys.exit("mooncake_peer: the target failed, or has wrong bytes")
-    print(json.dumps({"verb": options.verb, "bytes": options.bytes} | result), flush=True)
+    print(json.dumps({"benchmark": options.verb, "bytes": options.bytes} | result), flush=True)
     os._exit(0)  # its destructors wait for threads that do not end
 
 

@@ -1,4 +1,4 @@
-#include "cast.h"
+#include "child.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -16,13 +16,13 @@ namespace demo {
 
 namespace {
 
-[[noreturn]] void give_up(const char* call) {
+[[noreturn]] void abort_demo(const char* call) {
   std::perror(call);
   std::exit(1);
 }
 
 /// Only calls that are safe between fork and exec.
-[[noreturn]] void become(int fd, pid_t parent, char* const* arguments) {
+[[noreturn]] void exec_role(int fd, pid_t parent, char* const* arguments) {
   // Asked for after the parent's death it would never come: hence the second look.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -35,12 +35,12 @@ namespace {
 }  // namespace
 
 Child::Child(const char* role, const RoleOptions& options) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0) give_up("socketpair");
+  int sockets[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) abort_demo("socketpair");
   std::vector<std::string> words{"demo",
                                  "--role",
                                  role,
-                                 std::to_string(options.who),
+                                 std::to_string(options.receiver_id),
                                  std::to_string(options.lanes),
                                  std::to_string(options.peer_timeout.count())};
   std::vector<char*> arguments;
@@ -50,10 +50,10 @@ Child::Child(const char* role, const RoleOptions& options) {
   std::fflush(nullptr);
   const pid_t parent = ::getpid();
   pid_ = ::fork();
-  if (pid_ < 0) give_up("fork");
-  if (pid_ == 0) become(ends[1], parent, arguments.data());
-  ::close(ends[1]);
-  channel_ = Channel(ends[0]);
+  if (pid_ < 0) abort_demo("fork");
+  if (pid_ == 0) exec_role(sockets[1], parent, arguments.data());
+  ::close(sockets[1]);
+  control_ = ControlSocket(sockets[0]);
 }
 
 Child::~Child() {
@@ -61,7 +61,7 @@ Child::~Child() {
     signal(SIGKILL);
     reap();
   }
-  ::close(channel_.fd());
+  ::close(control_.fd());
 }
 
 void Child::signal(int number) const {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "channel.h"
+#include "control_socket.h"
 #include "roles.h"
 
 namespace demo {
@@ -12,7 +12,7 @@ namespace demo {
 /// A child process: this program again, in a role.
 ///
 /// Lifetime: the destructor kills it and waits for its end. It also dies with the parent, however
-///   that ends.
+///   that sockets.
 class Child {
  public:
   /// `role` is "source" or "receiver". Ends the parent when no process can be had.
@@ -20,7 +20,7 @@ class Child {
   ~Child();
   Child(Child&&) = delete;
 
-  const Channel& channel() const { return channel_; }
+  const ControlSocket& control() const { return control_; }
   pid_t pid() const { return pid_; }
   void signal(int number) const;
   /// Waits for its end; the status as waitpid() gives it.
@@ -29,7 +29,7 @@ class Child {
  private:
   pid_t pid_ = -1;
   int status_ = 0;
-  Channel channel_{-1};
+  ControlSocket control_{-1};
 };
 
 /// Where a child finds its end of the channel.

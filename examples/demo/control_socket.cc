@@ -1,4 +1,4 @@
-#include "channel.h"
+#include "control_socket.h"
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -9,31 +9,31 @@
 
 namespace demo {
 
-void Channel::send(const Note& note, const std::string& text) const {
+void ControlSocket::send(const MessageHeader& header, const std::string& text) const {
   std::array<iovec, 2> parts{
-      {{const_cast<Note*>(&note), sizeof(note)}, {const_cast<char*>(text.data()), text.size()}}};
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = parts.size();
-  while (::sendmsg(fd_, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
+      {{const_cast<MessageHeader*>(&header), sizeof(header)}, {const_cast<char*>(text.data()), text.size()}}};
+  msghdr packet{};
+  packet.msg_iov = parts.data();
+  packet.msg_iovlen = parts.size();
+  while (::sendmsg(fd_, &packet, MSG_NOSIGNAL) < 0 && errno == EINTR) {
   }
 }
 
-Letter Channel::read() const { return *take(0); }
+Message ControlSocket::read() const { return *take(0); }
 
-std::optional<Letter> Channel::try_read() const { return take(MSG_DONTWAIT); }
+std::optional<Message> ControlSocket::try_read() const { return take(MSG_DONTWAIT); }
 
-std::optional<Letter> Channel::take(int flags) const {
+std::optional<Message> ControlSocket::take(int flags) const {
   std::array<char, 16384> buffer;
   ssize_t n = 0;
   while ((n = ::recv(fd_, buffer.data(), buffer.size(), flags)) < 0 && errno == EINTR) {
   }
   if (n < 0 && errno == EAGAIN) return std::nullopt;
-  Letter letter;
-  if (n < static_cast<ssize_t>(sizeof(Note))) return letter;  // kClosed
-  std::memcpy(&letter.note, buffer.data(), sizeof(Note));
-  letter.text.assign(buffer.data() + sizeof(Note), static_cast<size_t>(n) - sizeof(Note));
-  return letter;
+  Message message;
+  if (n < static_cast<ssize_t>(sizeof(MessageHeader))) return message;  // kClosed
+  std::memcpy(&message.header, buffer.data(), sizeof(MessageHeader));
+  message.text.assign(buffer.data() + sizeof(MessageHeader), static_cast<size_t>(n) - sizeof(MessageHeader));
+  return message;
 }
 
 }  // namespace demo

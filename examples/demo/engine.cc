@@ -11,12 +11,12 @@ void forward(void* context, const fabric::LogRecord& record) {
   for (const fabric::LogField& field : record.fields) {
     text.append(" ").append(field.key).append("=").append(field.value);
   }
-  static_cast<const Channel*>(context)->send({.kind = Note::Kind::kSaid}, text);
+  static_cast<const ControlSocket*>(context)->send({.kind = MessageHeader::Kind::kWarning}, text);
 }
 
 }  // namespace
 
-fabric::Engine open_engine(const Channel& channel, const RoleOptions& options, std::string role) {
+fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& options, std::string role) {
   fabric::Network network{.provider = "shm"};
   for (uint32_t i = 0; i < options.lanes; ++i) {
     network.devices.push_back("lane" + std::to_string(i));
@@ -24,7 +24,7 @@ fabric::Engine open_engine(const Channel& channel, const RoleOptions& options, s
   fabric::Config config{.networks = {network}};
   config.peer_timeout = options.peer_timeout;
   config.app_info = std::move(role);
-  config.log_sink = {&forward, const_cast<Channel*>(&channel)};
+  config.log_sink = {&forward, const_cast<ControlSocket*>(&control)};
   return need(fabric::Engine::open(config), "open");
 }
 

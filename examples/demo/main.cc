@@ -8,8 +8,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "cast.h"
-#include "story.h"
+#include "child.h"
+#include "scenario.h"
 
 namespace {
 
@@ -20,18 +20,18 @@ bool parse(const char* text, T& out) {
   return error == std::errc{} && at == end;
 }
 
-/// demo --role ROLE WHO LANES PEER_TIMEOUT_NS: how it starts itself.
+/// demo --role ROLE RECEIVER_ID LANES PEER_TIMEOUT_NS: how it starts itself.
 int run_role(char** words) {
   demo::RoleOptions options;
   int64_t peer_timeout_ns = 0;
-  if (!parse(words[1], options.who) || !parse(words[2], options.lanes) ||
+  if (!parse(words[1], options.receiver_id) || !parse(words[2], options.lanes) ||
       !parse(words[3], peer_timeout_ns)) {
     return 2;
   }
   options.peer_timeout = fabric::Nanos(peer_timeout_ns);
-  const demo::Channel channel(demo::kChildFd);
+  const demo::ControlSocket control(demo::kChildFd);
   const bool is_source = std::string_view(words[0]) == "source";
-  return is_source ? demo::run_source(channel, options) : demo::run_receiver(channel, options);
+  return is_source ? demo::run_source(control, options) : demo::run_receiver(control, options);
 }
 
 int usage() {
@@ -58,5 +58,5 @@ int main(int argc, char** argv) {
   }
   if (!(options.seconds >= 5 && options.seconds <= 60)) return usage();
   if (options.lanes < 1 || options.lanes > fabric::kRailsMax) return usage();
-  return demo::play(options);
+  return demo::run_demo(options);
 }

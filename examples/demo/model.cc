@@ -57,7 +57,7 @@ void put_stamp(PageBytes page, const Stamp& stamp) {
   std::memcpy(page.data(), &stamp, sizeof(stamp));
 }
 
-bool page_is_right(PageBytes page, Stamp expected) {
+bool page_is_correct(PageBytes page, Stamp expected) {
   Stamp found;
   std::memcpy(&found, page.data(), sizeof(found));
   expected.body_sum = found.body_sum;

@@ -52,7 +52,7 @@ PageBytes page_at(std::span<std::byte> memory, uint32_t index);
 uint64_t fill_body(PageBytes page, uint64_t seed);
 void put_stamp(PageBytes page, const Stamp& stamp);
 /// Looks at every byte of the page. `expected.body_sum` is taken from the page itself.
-bool page_is_right(PageBytes page, Stamp expected);
+bool page_is_correct(PageBytes page, Stamp expected);
 
 /// Free pages of a cache, by number.
 ///
@@ -71,7 +71,7 @@ class Pool {
 };
 
 /// On the way from a receiver to the source: pages are ready for a request, fill them.
-struct Want {
+struct PageRequest {
   static constexpr uint32_t kTag = 1;
   uint32_t tag = kTag;
   uint32_t key = 0;  ///< what the pages count under
@@ -80,7 +80,7 @@ struct Want {
   uint32_t spare = 0;
   // kLayers * pages_per_layer page numbers follow.
 };
-static_assert(sizeof(Want) == 24);
+static_assert(sizeof(PageRequest) == 24);
 
 /// And after it: all pages were counted, and each was looked at.
 struct Ack {
@@ -90,7 +90,7 @@ struct Ack {
   uint64_t request = 0;
   uint64_t pages_counted = 0;
   uint64_t counts_extra = 0;  ///< counted beyond what was issued: never
-  uint64_t bytes_right = 0;
+  uint64_t bytes_correct = 0;
   int64_t counted_ns = 0;
 };
 static_assert(sizeof(Ack) == 48);

@@ -21,16 +21,16 @@ namespace {
 
 constexpr uint32_t kPoolPages = kSlots * kLayers * kPagesPerLayer + kPagesLong;
 
-class Receiver {
+class Decoder {
  public:
-  Receiver(const Channel& channel, const RoleOptions& options)
-      : channel_(channel),
-        who_(options.who),
-        engine_(open_engine(channel, options, "decode")),
+  Decoder(const ControlSocket& control, const RoleOptions& options)
+      : control_(control),
+        receiver_id_(options.receiver_id),
+        engine_(open_engine(control, options, "decode")),
         cache_(
             need(engine_.allocate({.size_bytes = uint64_t{kPoolPages} * kPageBytes}), "allocate")),
         subscription_(
-            need(engine_.subscribe(fabric::Notify::call<&Receiver::on_event>(this)), "subscribe")) {
+            need(engine_.subscribe(fabric::Notify::call<&Decoder::on_event>(this)), "subscribe")) {
     // The pages of ordinary prompts are touched now, as a server does when it starts.
     const auto hot = cache_.bytes().first(uint64_t{kPoolPages - kPagesLong} * kPageBytes);
     std::memset(hot.data(), 0, hot.size());
@@ -41,15 +41,15 @@ class Receiver {
 
   int run() {
     const std::string offer = need(engine_.offer(cache_, {}), "offer");
-    channel_.send({.kind = Note::Kind::kOffer, .who = who_}, offer);
+    control_.send({.kind = MessageHeader::Kind::kOffer, .receiver_id = receiver_id_}, offer);
     std::vector<std::thread> slots;
     for (fabric::Counter& counter : counters_) {
       slots.emplace_back([this, &counter] { serve(counter); });
     }
     for (;;) {
-      const Letter letter = channel_.read();
-      if (letter.note.kind == Note::Kind::kDie) {
-        doomed_ = true;
+      const Message message = control_.read();
+      if (message.header.kind == MessageHeader::Kind::kDie) {
+        die_requested_ = true;
       } else {
         // kFinish, or the parent is gone.
         finish(slots);
@@ -65,59 +65,59 @@ class Receiver {
     if (event.kind != fabric::EventKind::kPeer || event.value != connected) return;
     const std::lock_guard lock(mutex_);
     source_ = event.peer;
-    source_is_here_.notify_all();
+    source_connected_.notify_all();
   }
 
   void serve(fabric::Counter& counter) {
     {
       std::unique_lock lock(mutex_);
-      source_is_here_.wait(lock, [&] { return source_ || finishing_; });
+      source_connected_.wait(lock, [&] { return source_ || finishing_; });
     }
     while (!finishing_) {
       // Only one can be long: there are pages for no more.
-      const bool last = doomed_.exchange(false);
+      const bool last = die_requested_.exchange(false);
       const uint32_t per_layer = last ? kPagesPerLayerLong : kPagesPerLayer;
       const std::vector<uint32_t> pages = pool_.take(kLayers * per_layer);
-      const Want want{
+      const PageRequest page_request{
           .key = counter.key().wire(), .request = ++requests_, .pages_per_layer = per_layer};
-      send(want, std::as_bytes(std::span(pages)));
-      if (last) die_in_the_middle(counter, want.request, pages.size());
+      send(page_request, std::as_bytes(std::span(pages)));
+      if (last) die_mid_request(counter, page_request.request, pages.size());
 
       // One count per page, whatever lane brought it and in whatever order.
       const auto all = counter.wait(pages.size(), fabric::Timeout::forever());
       if (!all && all.error().code == fabric::Errc::kReleased) return;
       need(all, "wait");
-      Ack ack{.request = want.request, .pages_counted = pages.size(), .counted_ns = now_ns()};
+      Ack ack{.request = page_request.request, .pages_counted = pages.size(), .counted_ns = now_ns()};
       ack.counts_extra = counter.count();
-      look(pages, want, ack);
+      check_pages(pages, page_request, ack);
       pool_.give_back(pages);
-      if (last) doomed_ = true;  // all of it came too fast: the next one, then
+      if (last) die_requested_ = true;  // all of it came too fast: the next one, then
       send(ack, {});
     }
   }
 
   /// By its own hand, because the parent of so many busy processes would come too late to meet the
   /// middle. Nothing is told to the engine, nothing is closed. Returns when it missed it as well.
-  void die_in_the_middle(const fabric::Counter& counter, uint64_t request, uint64_t pages) {
+  void die_mid_request(const fabric::Counter& counter, uint64_t request, uint64_t pages) {
     uint64_t there = 0;
     while (there < pages / 8 && !finishing_) there = counter.count();
     if (there == pages || finishing_) return;
-    channel_.send({.kind = Note::Kind::kDying,
-                   .who = who_,
+    control_.send({.kind = MessageHeader::Kind::kDying,
+                   .receiver_id = receiver_id_,
                    .request = request,
                    .count = there,
                    .at_ns = now_ns()});
     ::kill(::getpid(), SIGKILL);
   }
 
-  void look(const std::vector<uint32_t>& pages, const Want& want, Ack& ack) {
+  void check_pages(const std::vector<uint32_t>& pages, const PageRequest& page_request, Ack& ack) {
     for (uint32_t i = 0; i < pages.size(); ++i) {
-      const Stamp expected{.receiver = who_,
-                           .request = want.request,
-                           .layer = i / want.pages_per_layer,
-                           .page = i % want.pages_per_layer};
-      if (page_is_right(page_at(cache_.bytes(), pages[i]), expected)) {
-        ack.bytes_right += kPageBytes;
+      const Stamp expected{.receiver = receiver_id_,
+                           .request = page_request.request,
+                           .layer = i / page_request.pages_per_layer,
+                           .page = i % page_request.pages_per_layer};
+      if (page_is_correct(page_at(cache_.bytes(), pages[i]), expected)) {
+        ack.bytes_correct += kPageBytes;
       } else {
         ++ack.pages_wrong;
       }
@@ -143,21 +143,21 @@ class Receiver {
     {
       const std::lock_guard lock(mutex_);
       finishing_ = true;
-      source_is_here_.notify_all();
+      source_connected_.notify_all();
     }
     for (fabric::Counter& counter : counters_) counter.release();
     for (std::thread& slot : slots) slot.join();
-    channel_.send({.kind = Note::Kind::kLeft, .who = who_, .count = left});
+    control_.send({.kind = MessageHeader::Kind::kFinished, .receiver_id = receiver_id_, .count = left});
   }
 
-  const Channel& channel_;
-  const uint32_t who_;
+  const ControlSocket& control_;
+  const uint32_t receiver_id_;
   Pool pool_{kPoolPages, Pool::Reuse::kNewestFirst};
   std::atomic<uint64_t> requests_{0};
-  std::atomic<bool> doomed_{false};
+  std::atomic<bool> die_requested_{false};
   std::atomic<bool> finishing_{false};
   std::mutex mutex_;
-  std::condition_variable source_is_here_;
+  std::condition_variable source_connected_;
   fabric::PeerId source_{};  ///< under mutex_
   fabric::Engine engine_;
   fabric::MemoryRegion cache_;
@@ -167,8 +167,8 @@ class Receiver {
 
 }  // namespace
 
-int run_receiver(const Channel& channel, const RoleOptions& options) {
-  Receiver receiver(channel, options);
+int run_receiver(const ControlSocket& control, const RoleOptions& options) {
+  Decoder receiver(control, options);
   return receiver.run();
 }
 

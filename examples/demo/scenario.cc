@@ -1,4 +1,4 @@
-#include "story.h"
+#include "scenario.h"
 
 #include <algorithm>
 #include <csignal>
@@ -36,142 +36,142 @@ std::set<std::string> files_in_shm() {
   return names;
 }
 
-class Story {
+class Scenario {
  public:
-  Story(const Options& options, Stage& stage, Plot& plot)
-      : options_(options), stage_(stage), plot_(plot) {}
+  Scenario(const Options& options, DemoSupervisor& supervisor, Timeline& timeline)
+      : options_(options), supervisor_(supervisor), timeline_(timeline) {}
 
   /// False: something that had to happen did not.
-  bool play() { return open() && kill_one() && another_joins() && stop_one() && flat_out(); }
+  bool run_all() { return open() && kill_one() && another_joins() && stop_one() && full_speed(); }
 
  private:
   bool open() {
-    stage_.pace(kLayerNs, kRequestNs);
-    plot_.bystander = stage_.start_receiver();
-    plot_.killed = stage_.start_receiver();
-    stage_.say("two receivers: a prompt each every %.0f ms, a layer every %.2f ms",
+    supervisor_.pace(kLayerNs, kRequestNs);
+    timeline_.survivor = supervisor_.start_receiver();
+    timeline_.killed = supervisor_.start_receiver();
+    supervisor_.print_line("two receivers: a prompt each every %.0f ms, a layer every %.2f ms",
                kRequestNs / 1e6, kLayerNs / 1e6);
-    stage_.introduce(plot_.bystander);
-    stage_.introduce(plot_.killed);
-    if (!serves(plot_.bystander) || !serves(plot_.killed)) return false;
-    plot_.before_kill = run(3.0);
+    supervisor_.connect_source_to(timeline_.survivor);
+    supervisor_.connect_source_to(timeline_.killed);
+    if (!serves(timeline_.survivor) || !serves(timeline_.killed)) return false;
+    timeline_.before_kill = run(3.0);
     return true;
   }
 
   bool kill_one() {
-    Receiver& victim = stage_[plot_.killed];
-    victim.doomed = true;
-    victim.child->channel().send({.kind = Note::Kind::kDie});
-    if (!stage_.run_until([&] { return victim.killed; })) {
+    Receiver& victim = supervisor_[timeline_.killed];
+    victim.kill_requested = true;
+    victim.child->control().send({.kind = MessageHeader::Kind::kDie});
+    if (!supervisor_.run_until([&] { return victim.killed; })) {
       return missed("the end of the receiver that should die");
     }
-    plot_.kill_ns = victim.last_word.at_ns;
-    stage_.say("%s is killed (SIGKILL) when %llu of the %u pages of a long prompt are there",
-               victim.name.c_str(), static_cast<unsigned long long>(victim.last_word.count),
+    timeline_.kill_ns = victim.death_report.at_ns;
+    supervisor_.print_line("%s is killed (SIGKILL) when %llu of the %u pages of a long prompt are there",
+               victim.name.c_str(), static_cast<unsigned long long>(victim.death_report.count),
                kPagesLong);
-    const bool lost = stage_.run_until([&] { return victim.figures.state == PeerState::kLost; });
+    const bool lost = supervisor_.run_until([&] { return victim.stats.state == PeerState::kLost; });
     if (!lost) return missed("the loss of the receiver that was killed");
-    plot_.after_kill = run(1.5);
-    plot_.after_kill.from_ns = plot_.kill_ns;
+    timeline_.after_kill = run(1.5);
+    timeline_.after_kill.from_ns = timeline_.kill_ns;
     return true;
   }
 
   bool another_joins() {
-    plot_.joined = stage_.start_receiver();
-    const Receiver& receiver = stage_[plot_.joined];
-    stage_.say("%s joins with a line of text (%zu characters)", receiver.name.c_str(),
+    timeline_.joined = supervisor_.start_receiver();
+    const Receiver& receiver = supervisor_[timeline_.joined];
+    supervisor_.print_line("%s joins with a line of text (%zu characters)", receiver.name.c_str(),
                receiver.offer.size());
-    plot_.join_ns = now_ns();
-    stage_.introduce(plot_.joined);
-    if (!serves(plot_.joined)) return false;
-    plot_.after_join = run(3.0);
-    plot_.before_stop = plot_.after_join;
+    timeline_.join_ns = now_ns();
+    supervisor_.connect_source_to(timeline_.joined);
+    if (!serves(timeline_.joined)) return false;
+    timeline_.after_join = run(3.0);
+    timeline_.before_stop = timeline_.after_join;
     return true;
   }
 
   bool stop_one() {
-    plot_.stopped = plot_.bystander;
-    Receiver& receiver = stage_[plot_.stopped];
-    auto& entered_ns = receiver.figures.entered_ns;
-    plot_.stop_ns = now_ns();
+    timeline_.stopped = timeline_.survivor;
+    Receiver& receiver = supervisor_[timeline_.stopped];
+    auto& entered_ns = receiver.stats.entered_ns;
+    timeline_.stop_ns = now_ns();
     receiver.child->signal(SIGSTOP);
-    stage_.say("%s is stopped (SIGSTOP)", receiver.name.c_str());
+    supervisor_.print_line("%s is stopped (SIGSTOP)", receiver.name.c_str());
     const bool stalled =
-        stage_.run_until([&] { return entered_ns[PeerState::kStalled] > plot_.stop_ns; });
-    plot_.stalled_ns = entered_ns[PeerState::kStalled];
-    stage_.run_for(plot_.stop_ns + stop_time_ns(options_) - now_ns());
-    plot_.continue_ns = now_ns();
+        supervisor_.run_until([&] { return entered_ns[PeerState::kStalled] > timeline_.stop_ns; });
+    timeline_.stalled_ns = entered_ns[PeerState::kStalled];
+    supervisor_.run_for(timeline_.stop_ns + stop_time_ns(options_) - now_ns());
+    timeline_.continue_ns = now_ns();
     receiver.child->signal(SIGCONT);
-    plot_.while_stopped = {plot_.stop_ns, plot_.continue_ns};
+    timeline_.while_stopped = {timeline_.stop_ns, timeline_.continue_ns};
     if (!stalled) return missed("the receiver that was stopped as stalled");
-    stage_.say("%s continues (SIGCONT)", receiver.name.c_str());
+    supervisor_.print_line("%s continues (SIGCONT)", receiver.name.c_str());
     const bool back =
-        stage_.run_until([&] { return entered_ns[PeerState::kConnected] > plot_.continue_ns; });
-    plot_.back_ns = entered_ns[PeerState::kConnected];
+        supervisor_.run_until([&] { return entered_ns[PeerState::kConnected] > timeline_.continue_ns; });
+    timeline_.back_ns = entered_ns[PeerState::kConnected];
     if (!back) return missed("the return of the receiver that was stopped");
     run(1.5);
     return true;
   }
 
-  bool flat_out() {
-    plot_.paced = {plot_.before_kill.from_ns, now_ns()};
-    stage_.say("no pauses any more: as fast as it goes");
-    stage_.pace(0, 0);
-    plot_.flat_out = run(2.0);
+  bool full_speed() {
+    timeline_.paced = {timeline_.before_kill.from_ns, now_ns()};
+    supervisor_.print_line("no pauses any more: as fast as it goes");
+    supervisor_.pace(0, 0);
+    timeline_.full_speed = run(2.0);
     return true;
   }
 
   /// Until it has been sent a whole request.
-  bool serves(uint32_t who) {
-    const Figures& figures = stage_[who].figures;
-    return stage_.run_until([&] { return figures.requests_done > 0; }) ||
-           missed("a request that " + stage_[who].name + " has acknowledged");
+  bool serves(uint32_t receiver_id) {
+    const ReceiverStats& stats = supervisor_[receiver_id].stats;
+    return supervisor_.run_until([&] { return stats.requests_done > 0; }) ||
+           missed("a request that " + supervisor_[receiver_id].name + " has acknowledged");
   }
 
   bool missed(const std::string& what) {
-    stage_.say("never seen: %s", what.c_str());
+    supervisor_.print_line("never seen: %s", what.c_str());
     return false;
   }
 
   /// `seconds` of a show of 15.
-  Plot::Span run(double seconds) {
+  Timeline::Span run(double seconds) {
     const int64_t from_ns = now_ns();
-    stage_.run_for(static_cast<int64_t>(seconds * options_.seconds / 15 * 1e9));
+    supervisor_.run_for(static_cast<int64_t>(seconds * options_.seconds / 15 * 1e9));
     return {from_ns, now_ns()};
   }
 
   const Options options_;
-  Stage& stage_;
-  Plot& plot_;
+  DemoSupervisor& supervisor_;
+  Timeline& timeline_;
 };
 
 }  // namespace
 
-int play(const Options& options) {
+int run_demo(const Options& options) {
   const auto shm_before = files_in_shm();
   Screen screen;
-  screen.say("fabric-lib %s: processes of this host write into each other's memory.",
+  screen.print_line("fabric-lib %s: processes of this host write into each other's memory.",
              fabric::version());
-  screen.say(
+  screen.print_line(
       "A prefiller pushes KV caches to decoders: %u layers, pages of %u KiB, prompts of %u "
       "tokens:",
       kLayers, kPageBytes >> 10, kPagesPerLayer * kTokensPerPage);
-  screen.say("%u MiB in %u pages, one write with an immediate each, over %u lanes.",
+  screen.print_line("%u MiB in %u pages, one write with an immediate each, over %u lanes.",
              kLayers * kPagesPerLayer * (kPageBytes >> 10) >> 10, kLayers * kPagesPerLayer,
              options.lanes);
-  screen.say(
+  screen.print_line(
       "p50 and p99: from the submit of a prompt's last layer until its decoder has counted "
       "all pages.\n");
 
-  Plot plot;
+  Timeline timeline;
   bool good = false;
   {
-    Stage stage({.lanes = options.lanes, .peer_timeout = fabric::Nanos(stop_time_ns(options) / 4)},
+    DemoSupervisor supervisor({.lanes = options.lanes, .peer_timeout = fabric::Nanos(stop_time_ns(options) / 4)},
                 screen);
-    good = Story(options, stage, plot).play();
-    plot.good_order = stage.finish();
-    std::ranges::set_difference(files_in_shm(), shm_before, std::back_inserter(plot.litter));
-    good = verdict(stage, plot) && good;
+    good = Scenario(options, supervisor, timeline).run_all();
+    timeline.clean_exit = supervisor.finish();
+    std::ranges::set_difference(files_in_shm(), shm_before, std::back_inserter(timeline.leftover_files));
+    good = run_final_checks(supervisor, timeline) && good;
   }
   return good ? 0 : 1;
 }

@@ -49,7 +49,7 @@ std::string Screen::paint(Tone tone, const std::string& text) const {
   return std::string("\033[").append(code).append("m").append(text).append("\033[0m");
 }
 
-void Screen::say(const char* format, ...) {
+void Screen::print_line(const char* format, ...) {
   va_list values;
   va_start(values, format);
   const std::string text = format_list(format, values);

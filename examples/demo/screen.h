@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "figures.h"
+#include "stats.h"
 
 // Where the show is seen. In a terminal a table stands below the lines that were said and is drawn
 // again and again; anywhere else there is a plain line a second.
@@ -28,7 +28,7 @@ class Screen {
   /// How often refresh() has something to show.
   int64_t interval_ns() const;
   /// A line that stays.
-  [[gnu::format(printf, 2, 3)]] void say(const char* format, ...);
+  [[gnu::format(printf, 2, 3)]] void print_line(const char* format, ...);
   void refresh(double seconds, const std::vector<Row>& rows);
   /// The last table, which stays wherever the show is seen.
   void conclude(double seconds, const std::vector<Row>& rows);

@@ -29,7 +29,7 @@ using fabric::PeerState;
 constexpr uint32_t kPoolPages = kPagesLong + 4 * kLayers * kPagesPerLayer;
 
 struct Request {
-  Want want{};
+  PageRequest page_request{};
   std::vector<uint32_t> pages{};  ///< of the receiver's cache
 };
 
@@ -38,29 +38,29 @@ class Source;
 /// One receiver, and the thread that serves it.
 struct Stream {
   Stream(Source& owner, uint32_t number, const fabric::Offer& theirs, fabric::Batch operations)
-      : source(owner), who(number), offer(theirs), batch(std::move(operations)) {}
+      : source(owner), receiver_id(number), offer(theirs), batch(std::move(operations)) {}
 
   Source& source;
-  const uint32_t who;
+  const uint32_t receiver_id;
   const fabric::Offer offer;
   fabric::Batch batch;
   std::thread thread{};
 
   std::mutex mutex{};
   std::condition_variable changed{};
-  std::deque<Request> wanted{};
+  std::deque<Request> requests{};
   std::map<uint64_t, int64_t> submitted_ns{};  ///< last layer of requests not yet acknowledged
-  bool over = false;                           ///< there is nothing more to do
+  bool stopping = false;                           ///< there is nothing more to do
   bool lost = false;
 
-  void on_end(const fabric::Event& event);
+  void on_completion(const fabric::Event& event);
 };
 
 class Source {
  public:
-  Source(const Channel& channel, const RoleOptions& options)
-      : channel_(channel),
-        engine_(open_engine(channel, options, "prefill")),
+  Source(const ControlSocket& control, const RoleOptions& options)
+      : control_(control),
+        engine_(open_engine(control, options, "prefill")),
         cache_(
             need(engine_.allocate({.size_bytes = uint64_t{kPoolPages} * kPageBytes}), "allocate")),
         listening_(need(engine_.listen(kChannel, fabric::Notify::call<&Source::on_message>(this)),
@@ -73,20 +73,20 @@ class Source {
   }
 
   int run() {
-    channel_.send({.kind = Note::Kind::kUp});
+    control_.send({.kind = MessageHeader::Kind::kReady});
     for (;;) {
-      const Letter letter = channel_.read();
-      switch (letter.note.kind) {
-        case Note::Kind::kJoin:
-          join(letter.note.who, letter.text);
+      const Message message = control_.read();
+      switch (message.header.kind) {
+        case MessageHeader::Kind::kJoin:
+          join(message.header.receiver_id, message.text);
           break;
-        case Note::Kind::kPace:
-          layer_ns_ = letter.note.since_ns;
-          request_ns_ = letter.note.at_ns;
+        case MessageHeader::Kind::kPace:
+          layer_ns_ = message.header.since_ns;
+          request_ns_ = message.header.at_ns;
           break;
-        case Note::Kind::kDrain:
+        case MessageHeader::Kind::kDrain:
           drain();
-          channel_.send({.kind = Note::Kind::kDrained, .count = accepted_, .extra = ended_});
+          control_.send({.kind = MessageHeader::Kind::kDrained, .count = accepted_, .extra = completed_});
           break;
         default:  // kFinish, or the parent is gone
           drain();
@@ -95,11 +95,11 @@ class Source {
     }
   }
 
-  void on_operation_end(Stream& stream, const fabric::Event& event) {
-    ++ended_;
+  void on_completion(Stream& stream, const fabric::Event& event) {
+    ++completed_;
     if (event.code == Errc::kOk) return;
-    channel_.send({.kind = Note::Kind::kFailed,
-                   .who = stream.who,
+    control_.send({.kind = MessageHeader::Kind::kFailed,
+                   .receiver_id = stream.receiver_id,
                    .code = static_cast<uint32_t>(event.code),
                    .request = event.tag,
                    .count = event.parts_failed,
@@ -107,10 +107,10 @@ class Source {
   }
 
  private:
-  void join(uint32_t who, const std::string& offer) {
-    // Held over both steps: its first want may be here before it is on the list.
+  void join(uint32_t receiver_id, const std::string& offer) {
+    // Held stopping both steps: its first page_request may be here before it is on the list.
     const std::lock_guard lock(mutex_);
-    auto stream = std::make_unique<Stream>(*this, who, need(engine_.accept(offer), "accept"),
+    auto stream = std::make_unique<Stream>(*this, receiver_id, need(engine_.accept(offer), "accept"),
                                            need(engine_.make_batch(), "make_batch"));
     stream->thread = std::thread([this, &s = *stream] { serve(s); });
     streams_.push_back(std::move(stream));
@@ -131,8 +131,8 @@ class Source {
     uint32_t tag = 0;
     if (stream == nullptr || event.size_bytes < sizeof(tag)) return;
     std::memcpy(&tag, event.data, sizeof(tag));
-    if (tag == Want::kTag && event.size_bytes >= sizeof(Want)) {
-      on_want(*stream, event.bytes());
+    if (tag == PageRequest::kTag && event.size_bytes >= sizeof(PageRequest)) {
+      on_page_request(*stream, event.bytes());
     } else if (tag == Ack::kTag && event.size_bytes == sizeof(Ack)) {
       Ack ack;
       std::memcpy(&ack, event.data, sizeof(ack));
@@ -140,15 +140,15 @@ class Source {
     }
   }
 
-  void on_want(Stream& stream, std::span<const std::byte> bytes) {
+  void on_page_request(Stream& stream, std::span<const std::byte> bytes) {
     Request request;
-    std::memcpy(&request.want, bytes.data(), sizeof(Want));
-    request.pages.resize(kLayers * request.want.pages_per_layer);
+    std::memcpy(&request.page_request, bytes.data(), sizeof(PageRequest));
+    request.pages.resize(kLayers * request.page_request.pages_per_layer);
     const auto pages = std::as_writable_bytes(std::span(request.pages));
-    if (bytes.size() != sizeof(Want) + pages.size()) return;
-    std::memcpy(pages.data(), bytes.data() + sizeof(Want), pages.size());
+    if (bytes.size() != sizeof(PageRequest) + pages.size()) return;
+    std::memcpy(pages.data(), bytes.data() + sizeof(PageRequest), pages.size());
     const std::lock_guard lock(stream.mutex);
-    stream.wanted.push_back(std::move(request));
+    stream.requests.push_back(std::move(request));
     stream.changed.notify_all();
   }
 
@@ -156,13 +156,13 @@ class Source {
     const std::lock_guard lock(stream.mutex);
     const auto submitted = stream.submitted_ns.find(ack.request);
     if (submitted == stream.submitted_ns.end()) return;
-    channel_.send({.kind = Note::Kind::kDone,
-                   .who = stream.who,
+    control_.send({.kind = MessageHeader::Kind::kDone,
+                   .receiver_id = stream.receiver_id,
                    .request = ack.request,
                    .count = ack.pages_counted,
                    .wrong = ack.pages_wrong,
                    .extra = ack.counts_extra,
-                   .bytes = ack.bytes_right,
+                   .bytes = ack.bytes_correct,
                    .since_ns = submitted->second,
                    .at_ns = ack.counted_ns});
     stream.submitted_ns.erase(submitted);
@@ -172,13 +172,13 @@ class Source {
   void on_event(const fabric::Event& event) {
     Stream* stream = find(event.peer);
     if (event.kind != fabric::EventKind::kPeer || stream == nullptr) return;
-    channel_.send({.kind = Note::Kind::kState,
-                   .who = stream->who,
+    control_.send({.kind = MessageHeader::Kind::kState,
+                   .receiver_id = stream->receiver_id,
                    .code = static_cast<uint32_t>(event.value),
                    .at_ns = now_ns()});
     if (static_cast<PeerState>(event.value) < PeerState::kLost) return;
     const std::lock_guard lock(stream->mutex);
-    stream->over = stream->lost = true;
+    stream->stopping = stream->lost = true;
     stream->changed.notify_all();
   }
 
@@ -195,32 +195,32 @@ class Source {
   std::optional<Request> next_request(Stream& stream, int64_t due_ns) {
     sleep_until(due_ns);
     std::unique_lock lock(stream.mutex);
-    stream.changed.wait(lock, [&] { return stream.over || !stream.wanted.empty(); });
-    if (stream.over) return std::nullopt;
-    Request request = std::move(stream.wanted.front());
-    stream.wanted.pop_front();
+    stream.changed.wait(lock, [&] { return stream.stopping || !stream.requests.empty(); });
+    if (stream.stopping) return std::nullopt;
+    Request request = std::move(stream.requests.front());
+    stream.requests.pop_front();
     return request;
   }
 
   void push(Stream& stream, const Request& request) {
-    const Want& want = request.want;
-    const uint32_t per_layer = want.pages_per_layer;
+    const PageRequest& page_request = request.page_request;
+    const uint32_t per_layer = page_request.pages_per_layer;
     const std::vector<uint32_t> pages = pool_.take(kLayers * per_layer);
     // The keys and values of a long prompt are in the cache already: all layers go at once.
     const int64_t pace_ns = per_layer == kPagesPerLayerLong ? 0 : layer_ns_.load();
-    channel_.send({.kind = Note::Kind::kBegun,
-                   .who = stream.who,
-                   .request = want.request,
+    control_.send({.kind = MessageHeader::Kind::kStarted,
+                   .receiver_id = stream.receiver_id,
+                   .request = page_request.request,
                    .count = pages.size()});
     int64_t due_ns = now_ns();
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       const auto from = std::span(pages).subspan(layer * per_layer, per_layer);
       const auto to = std::span(request.pages).subspan(layer * per_layer, per_layer);
       sleep_until(due_ns += pace_ns);
-      compute(stream, want, layer, from);
+      compute(stream, page_request, layer, from);
       if (layer + 1 == kLayers) {
         const std::lock_guard lock(stream.mutex);
-        stream.submitted_ns[want.request] = now_ns();
+        stream.submitted_ns[page_request.request] = now_ns();
       }
       const auto taken = engine_.submit(fabric::PagedWrite{
           .source = cache_.id(),
@@ -228,14 +228,14 @@ class Source {
           .target = stream.offer.region,
           .target_pages = {.indices = to, .stride_bytes = kPageBytes},
           .page_bytes = kPageBytes,
-          .imm = fabric::CounterKey::from_wire(want.key),
+          .imm = fabric::CounterKey::from_wire(page_request.key),
           .batch = stream.batch,
-          .notify = fabric::Notify::call<&Stream::on_end>(&stream, want.request)});
+          .notify = fabric::Notify::call<&Stream::on_completion>(&stream, page_request.request)});
       if (!taken) {
-        channel_.send({.kind = Note::Kind::kRefused,
-                       .who = stream.who,
+        control_.send({.kind = MessageHeader::Kind::kRefused,
+                       .receiver_id = stream.receiver_id,
                        .code = static_cast<uint32_t>(taken.error().code),
-                       .request = want.request,
+                       .request = page_request.request,
                        .at_ns = now_ns()});
         break;
       }
@@ -249,11 +249,11 @@ class Source {
   }
 
   /// In place of a GPU: the pages get what only this request, layer and page have.
-  void compute(const Stream& stream, const Want& want, uint32_t layer,
+  void compute(const Stream& stream, const PageRequest& page_request, uint32_t layer,
                std::span<const uint32_t> pages) {
     for (uint32_t i = 0; i < pages.size(); ++i) {
-      put_stamp(page_at(cache_.bytes(), pages[i]), {.receiver = stream.who,
-                                                    .request = want.request,
+      put_stamp(page_at(cache_.bytes(), pages[i]), {.receiver = stream.receiver_id,
+                                                    .request = page_request.request,
                                                     .layer = layer,
                                                     .page = i,
                                                     .body_sum = body_sums_[pages[i]]});
@@ -270,8 +270,8 @@ class Source {
     for (const auto& stream : streams_) {
       {
         const std::lock_guard lock(stream->mutex);
-        stream->wanted.clear();
-        stream->over = true;
+        stream->requests.clear();
+        stream->stopping = true;
         stream->changed.notify_all();
       }
       if (stream->thread.joinable()) stream->thread.join();
@@ -279,14 +279,14 @@ class Source {
       stream->changed.wait(lock, [&] { return stream->lost || stream->submitted_ns.empty(); });
     }
     // A callback may come after the wait for its batch. Not for ever: then the count is wrong.
-    for (int i = 0; i < 10'000 && ended_ != accepted_; ++i) sleep_until(now_ns() + 1'000'000);
+    for (int i = 0; i < 10'000 && completed_ != accepted_; ++i) sleep_until(now_ns() + 1'000'000);
   }
 
-  const Channel& channel_;
+  const ControlSocket& control_;
   Pool pool_{kPoolPages, Pool::Reuse::kOldestFirst};
   std::vector<uint64_t> body_sums_{};
   std::atomic<int64_t> layer_ns_{0}, request_ns_{0};
-  std::atomic<uint64_t> accepted_{0}, ended_{0};
+  std::atomic<uint64_t> accepted_{0}, completed_{0};
   std::mutex mutex_{};
   std::vector<std::unique_ptr<Stream>> streams_{};  ///< under mutex_; only ever longer
   fabric::Engine engine_;
@@ -295,12 +295,12 @@ class Source {
   fabric::Subscription subscription_;
 };
 
-void Stream::on_end(const fabric::Event& event) { source.on_operation_end(*this, event); }
+void Stream::on_completion(const fabric::Event& event) { source.on_completion(*this, event); }
 
 }  // namespace
 
-int run_source(const Channel& channel, const RoleOptions& options) {
-  Source source(channel, options);
+int run_source(const ControlSocket& control, const RoleOptions& options) {
+  Source source(control, options);
   return source.run();
 }
 

@@ -1,46 +1,46 @@
-#include "figures.h"
+#include "stats.h"
 
 #include <algorithm>
 #include <cctype>
 
 namespace demo {
 
-void Figures::take(const Note& note) {
-  switch (note.kind) {
-    case Note::Kind::kState:
-      state = static_cast<fabric::PeerState>(note.code);
-      entered_ns[state] = note.at_ns;
+void ReceiverStats::take(const MessageHeader& header) {
+  switch (header.kind) {
+    case MessageHeader::Kind::kState:
+      state = static_cast<fabric::PeerState>(header.code);
+      entered_ns[state] = header.at_ns;
       break;
-    case Note::Kind::kBegun:
-      pages_expected += note.count;
-      open[note.request] = note.count;
+    case MessageHeader::Kind::kStarted:
+      pages_expected += header.count;
+      open[header.request] = header.count;
       break;
-    case Note::Kind::kDone:
+    case MessageHeader::Kind::kDone:
       ++requests_done;
-      pages_counted += note.count;
-      pages_wrong += note.wrong;
-      counts_extra += note.extra;
-      bytes_right += note.bytes;
-      open.erase(note.request);
-      samples.push_back({note.since_ns, note.at_ns, note.bytes});
+      pages_counted += header.count;
+      pages_wrong += header.wrong;
+      counts_extra += header.extra;
+      bytes_correct += header.bytes;
+      open.erase(header.request);
+      samples.push_back({header.since_ns, header.at_ns, header.bytes});
       break;
-    case Note::Kind::kFailed:
-      if (failures() == 0) first_failure_ns = note.at_ns;
-      last_failure_ns = note.at_ns;
-      ++ended[static_cast<fabric::Errc>(note.code)];
+    case MessageHeader::Kind::kFailed:
+      if (failures() == 0) first_failure_ns = header.at_ns;
+      last_failure_ns = header.at_ns;
+      ++failed_ops[static_cast<fabric::Errc>(header.code)];
       break;
-    case Note::Kind::kRefused:
-      ++refused[static_cast<fabric::Errc>(note.code)];
+    case MessageHeader::Kind::kRefused:
+      ++refused[static_cast<fabric::Errc>(header.code)];
       break;
-    case Note::Kind::kLeft:
-      counts_extra += note.count;
+    case MessageHeader::Kind::kFinished:
+      counts_extra += header.count;
       break;
     default:
       break;
   }
 }
 
-Window Figures::window(int64_t from_ns, int64_t to_ns) const {
+Window ReceiverStats::window(int64_t from_ns, int64_t to_ns) const {
   std::vector<double> times;
   uint64_t bytes = 0;
   for (const Sample& sample : samples) {
@@ -59,13 +59,13 @@ Window Figures::window(int64_t from_ns, int64_t to_ns) const {
   return out;
 }
 
-uint64_t Figures::failures() const {
+uint64_t ReceiverStats::failures() const {
   uint64_t sum = 0;
-  for (const auto& [code, count] : ended) sum += count;
+  for (const auto& [code, count] : failed_ops) sum += count;
   return sum;
 }
 
-uint64_t Figures::pages_open() const {
+uint64_t ReceiverStats::pages_open() const {
   uint64_t sum = 0;
   for (const auto& [request, pages] : open) sum += pages;
   return sum;

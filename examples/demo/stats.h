@@ -7,7 +7,7 @@
 
 #include <fabric/fabric.h>
 
-#include "channel.h"
+#include "control_socket.h"
 
 // What was seen of the receivers, and what can be read out of it.
 
@@ -28,7 +28,7 @@ struct Window {
 };
 
 /// Everything that the source told about one receiver.
-struct Figures {
+struct ReceiverStats {
   fabric::PeerState state = fabric::PeerState::kConnecting;
   std::map<fabric::PeerState, int64_t> entered_ns{};  ///< when each state was last entered
   uint64_t pages_expected = 0;                        ///< of every request that was begun
@@ -36,14 +36,14 @@ struct Figures {
   uint64_t pages_wrong = 0;
   uint64_t counts_extra = 0;  ///< beyond what was issued
   uint64_t requests_done = 0;
-  uint64_t bytes_right = 0;
+  uint64_t bytes_correct = 0;
   std::map<uint64_t, uint64_t> open{};       ///< requests begun and not done, with their pages
-  std::map<fabric::Errc, uint64_t> ended{};  ///< operations that failed, by code
+  std::map<fabric::Errc, uint64_t> failed_ops{};  ///< operations that failed, by code
   std::map<fabric::Errc, uint64_t> refused{};
   int64_t first_failure_ns = 0, last_failure_ns = 0;
   std::vector<Sample> samples{};
 
-  void take(const Note& note);
+  void take(const MessageHeader& header);
   Window window(int64_t from_ns, int64_t to_ns) const;
   uint64_t failures() const;
   uint64_t pages_open() const;

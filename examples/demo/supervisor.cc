@@ -1,4 +1,4 @@
-#include "stage.h"
+#include "supervisor.h"
 
 #include <poll.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ volatile std::sig_atomic_t interrupted = 0;
 void on_signal(int number) { interrupted = number; }
 
 Tone tone_of(const Receiver& receiver) {
-  switch (receiver.figures.state) {
+  switch (receiver.stats.state) {
     case fabric::PeerState::kConnected:
       return Tone::kGood;
     case fabric::PeerState::kConnecting:
@@ -33,164 +33,164 @@ Tone tone_of(const Receiver& receiver) {
   }
 }
 
-bool ended_well(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
+bool exited_ok(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
 
 }  // namespace
 
-Stage::Stage(const RoleOptions& options, Screen& screen)
+DemoSupervisor::DemoSupervisor(const RoleOptions& options, Screen& screen)
     : options_(options), screen_(screen), begun_ns_(now_ns()) {
   struct sigaction action {};
   action.sa_handler = &on_signal;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
   source_ = std::make_unique<Child>("source", options_);
-  show_ns_ = now_ns() + screen_.interval_ns();
-  if (!run_until([this] { return source_is_up_; })) give_up("the source does not start");
+  refresh_ns_ = now_ns() + screen_.interval_ns();
+  if (!run_until([this] { return source_is_up_; })) abort_demo("the source does not start");
 }
 
-uint32_t Stage::start_receiver() {
+uint32_t DemoSupervisor::start_receiver() {
   RoleOptions options = options_;
-  options.who = static_cast<uint32_t>(receivers_.size() + 1);
+  options.receiver_id = static_cast<uint32_t>(receivers_.size() + 1);
   receivers_.push_back(std::make_unique<Receiver>());
   Receiver& receiver = *receivers_.back();
-  receiver.name = "decode-" + std::to_string(options.who);
+  receiver.name = "decode-" + std::to_string(options.receiver_id);
   receiver.child = std::make_unique<Child>("receiver", options);
   receiver.pid = receiver.child->pid();
   if (!run_until([&] { return !receiver.offer.empty(); })) {
-    give_up(receiver.name + " does not start");
+    abort_demo(receiver.name + " does not start");
   }
-  return options.who;
+  return options.receiver_id;
 }
 
-void Stage::introduce(uint32_t who) {
-  source_->channel().send({.kind = Note::Kind::kJoin, .who = who}, (*this)[who].offer);
+void DemoSupervisor::connect_source_to(uint32_t receiver_id) {
+  source_->control().send({.kind = MessageHeader::Kind::kJoin, .receiver_id = receiver_id}, (*this)[receiver_id].offer);
 }
 
-void Stage::pace(int64_t layer_ns, int64_t request_ns) {
-  source_->channel().send({.kind = Note::Kind::kPace, .since_ns = layer_ns, .at_ns = request_ns});
+void DemoSupervisor::pace(int64_t layer_ns, int64_t request_ns) {
+  source_->control().send({.kind = MessageHeader::Kind::kPace, .since_ns = layer_ns, .at_ns = request_ns});
 }
 
-bool Stage::finish() {
-  source_->channel().send({.kind = Note::Kind::kDrain});
-  bool good = run_until([this] { return drained_.kind == Note::Kind::kDrained; });
-  const auto living = [](const auto& receiver) { return !receiver->killed; };
+bool DemoSupervisor::finish() {
+  source_->control().send({.kind = MessageHeader::Kind::kDrain});
+  bool good = run_until([this] { return drained_.kind == MessageHeader::Kind::kDrained; });
+  const auto running = [](const auto& receiver) { return !receiver->killed; };
   for (const auto& receiver : receivers_) {
-    if (living(receiver)) receiver->child->channel().send({.kind = Note::Kind::kFinish});
+    if (running(receiver)) receiver->child->control().send({.kind = MessageHeader::Kind::kFinish});
   }
   good = run_until([&] {
            return std::ranges::all_of(receivers_,
-                                      [&](const auto& r) { return !living(r) || r->finished; });
+                                      [&](const auto& r) { return !running(r) || r->finished; });
          }) &&
          good;
-  source_->channel().send({.kind = Note::Kind::kFinish});
+  source_->control().send({.kind = MessageHeader::Kind::kFinish});
   // A child that hangs would hold us for ever: good order has failed by then, and they are killed.
   if (!good) return false;
-  good = ended_well(source_->reap());
+  good = exited_ok(source_->reap());
   for (const auto& receiver : receivers_) {
-    if (living(receiver)) good = ended_well(receiver->child->reap()) && good;
+    if (running(receiver)) good = exited_ok(receiver->child->reap()) && good;
   }
   return good;
 }
 
-void Stage::run_for(int64_t ns) {
+void DemoSupervisor::run_for(int64_t ns) {
   const int64_t until_ns = now_ns() + ns;
-  while (now_ns() < until_ns) listen(until_ns);
+  while (now_ns() < until_ns) poll_children(until_ns);
 }
 
-bool Stage::run_until(const std::function<bool()>& done) {
+bool DemoSupervisor::run_until(const std::function<bool()>& done) {
   const int64_t until_ns = now_ns() + 30'000'000'000;
   while (!done()) {
     if (now_ns() >= until_ns) return false;
-    listen(until_ns);
+    poll_children(until_ns);
   }
   return true;
 }
 
-double Stage::seconds() const { return static_cast<double>(now_ns() - begun_ns_) / 1e9; }
+double DemoSupervisor::seconds() const { return static_cast<double>(now_ns() - begun_ns_) / 1e9; }
 
-void Stage::say(const char* format, ...) {
+void DemoSupervisor::print_line(const char* format, ...) {
   char text[256];
   va_list values;
   va_start(values, format);
   std::vsnprintf(text, sizeof(text), format, values);
   va_end(values);
-  screen_.say("%4.1f s   %s", seconds(), text);
+  screen_.print_line("%4.1f s   %s", seconds(), text);
 }
 
-void Stage::listen(int64_t until_ns) {
-  std::vector<pollfd> fds{{source_->channel().fd(), POLLIN, 0}};
-  std::vector<Receiver*> speakers{nullptr};
+void DemoSupervisor::poll_children(int64_t until_ns) {
+  std::vector<pollfd> fds{{source_->control().fd(), POLLIN, 0}};
+  std::vector<Receiver*> senders{nullptr};
   for (const auto& receiver : receivers_) {
     if (receiver->killed || receiver->finished) continue;
-    fds.push_back({receiver->child->channel().fd(), POLLIN, 0});
-    speakers.push_back(receiver.get());
+    fds.push_back({receiver->child->control().fd(), POLLIN, 0});
+    senders.push_back(receiver.get());
   }
-  const int64_t left_ms = (std::min(until_ns, show_ns_) - now_ns()) / 1'000'000 + 1;
+  const int64_t left_ms = (std::min(until_ns, refresh_ns_) - now_ns()) / 1'000'000 + 1;
   const int ready = ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(left_ms, 0)));
-  if (interrupted != 0) give_up("interrupted");
-  if (ready < 0 && errno != EINTR) give_up("poll");
+  if (interrupted != 0) abort_demo("interrupted");
+  if (ready < 0 && errno != EINTR) abort_demo("poll");
   for (size_t i = 0; ready > 0 && i < fds.size(); ++i) {
     if (fds[i].revents == 0) continue;
-    const std::string name = i == 0 ? "the source" : speakers[i]->name;
-    if (take_all(i == 0 ? *source_ : *speakers[i]->child, name)) continue;
-    if (i == 0 || !speakers[i]->doomed) give_up(name + " has ended");
-    speakers[i]->killed = true;
+    const std::string name = i == 0 ? "the source" : senders[i]->name;
+    if (take_all(i == 0 ? *source_ : *senders[i]->child, name)) continue;
+    if (i == 0 || !senders[i]->kill_requested) abort_demo(name + " has ended");
+    senders[i]->killed = true;
   }
-  if (now_ns() >= show_ns_) show();
+  if (now_ns() >= refresh_ns_) refresh();
 }
 
 /// False: it is gone.
-bool Stage::take_all(Child& child, const std::string& from) {
-  while (const auto letter = child.channel().try_read()) {
-    if (letter->note.kind == Note::Kind::kClosed) return false;
-    take(*letter, from);
-    if (letter->note.kind == Note::Kind::kLeft) break;  // its last word
+bool DemoSupervisor::take_all(Child& child, const std::string& from) {
+  while (const auto message = child.control().try_read()) {
+    if (message->header.kind == MessageHeader::Kind::kClosed) return false;
+    take(*message, from);
+    if (message->header.kind == MessageHeader::Kind::kFinished) break;  // its last word
   }
   return true;
 }
 
-void Stage::take(const Letter& letter, const std::string& from) {
-  const Note& note = letter.note;
-  if (note.kind == Note::Kind::kUp) source_is_up_ = true;
-  if (note.kind == Note::Kind::kDrained) drained_ = note;
-  if (note.kind == Note::Kind::kSaid) {
-    say("%s: %s", from.c_str(), letter.text.c_str());
+void DemoSupervisor::take(const Message& message, const std::string& from) {
+  const MessageHeader& header = message.header;
+  if (header.kind == MessageHeader::Kind::kReady) source_is_up_ = true;
+  if (header.kind == MessageHeader::Kind::kDrained) drained_ = header;
+  if (header.kind == MessageHeader::Kind::kWarning) {
+    print_line("%s: %s", from.c_str(), message.text.c_str());
   }
-  if (note.who == 0 || note.who > receivers_.size()) return;
-  Receiver& receiver = (*this)[note.who];
-  if (note.kind == Note::Kind::kOffer) receiver.offer = letter.text;
-  if (note.kind == Note::Kind::kDying) receiver.last_word = note;
-  if (note.kind == Note::Kind::kLeft) receiver.finished = true;
+  if (header.receiver_id == 0 || header.receiver_id > receivers_.size()) return;
+  Receiver& receiver = (*this)[header.receiver_id];
+  if (header.kind == MessageHeader::Kind::kOffer) receiver.offer = message.text;
+  if (header.kind == MessageHeader::Kind::kDying) receiver.death_report = header;
+  if (header.kind == MessageHeader::Kind::kFinished) receiver.finished = true;
   // Receivers that end when all is done are no news.
-  const bool over = drained_.kind == Note::Kind::kDrained;
-  if (!over || note.kind != Note::Kind::kState) receiver.figures.take(note);
+  const bool over = drained_.kind == MessageHeader::Kind::kDrained;
+  if (!over || header.kind != MessageHeader::Kind::kState) receiver.stats.take(header);
 }
 
-void Stage::show() {
+void DemoSupervisor::refresh() {
   const int64_t now = now_ns();
-  show_ns_ = std::max(show_ns_ + screen_.interval_ns(), now);
+  refresh_ns_ = std::max(refresh_ns_ + screen_.interval_ns(), now);
   if (!receivers_.empty()) screen_.refresh(seconds(), rows(now - 1'000'000'000, now));
 }
 
-std::vector<Row> Stage::rows(int64_t from_ns, int64_t to_ns) const {
+std::vector<Row> DemoSupervisor::rows(int64_t from_ns, int64_t to_ns) const {
   std::vector<Row> rows;
   for (const auto& receiver : receivers_) {
-    const Figures& figures = receiver->figures;
+    const ReceiverStats& stats = receiver->stats;
     rows.push_back({.name = receiver->name,
                     .pid = receiver->pid,
-                    .state = lower(to_string(figures.state)),
+                    .state = lower(to_string(stats.state)),
                     .tone = tone_of(*receiver),
-                    .window = figures.window(from_ns, to_ns),
-                    .requests = figures.requests_done,
-                    .counted = figures.pages_counted,
-                    .expected = figures.pages_expected,
-                    .failed = figures.failures()});
+                    .window = stats.window(from_ns, to_ns),
+                    .requests = stats.requests_done,
+                    .counted = stats.pages_counted,
+                    .expected = stats.pages_expected,
+                    .failed = stats.failures()});
   }
   return rows;
 }
 
 /// The children are killed and waited for: members first, then the process.
-void Stage::give_up(const std::string& why) {
+void DemoSupervisor::abort_demo(const std::string& why) {
   screen_.leave();
   std::fflush(stdout);
   receivers_.clear();

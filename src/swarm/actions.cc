@@ -6,7 +6,7 @@
 
 #include "swarm/runner.h"
 
-// What the nodes do. A deed for which something is missing (the other node is down, nothing is
+// What the nodes do. A action for which something is missing (the other node is down, nothing is
 // there to be cancelled) does nothing.
 
 namespace fabric::swarm {
@@ -14,35 +14,35 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr uint64_t kFieldBytes = 1u << 20, kSourceBytes = 1u << 20;
+constexpr uint64_t kArenaBytes = 1u << 20, kSourceBytes = 1u << 20;
 constexpr uint64_t kWriteBytesMax = 64u << 10, kPageBytesMax = 4u << 10;
-constexpr uint32_t kPagesMax = 24, kFieldsMax = 8;
+constexpr uint32_t kPagesMax = 24, kArenasMax = 8;
 /// Beyond timeout and drain: a turn, and a NIC that is slow to let go of the source.
 constexpr Nanos kSlack = 30ms;
-constexpr uint16_t kChannel = 1, kDeafChannel = 9;
+constexpr uint16_t kChannel = 1, kChannelWithoutListener = 9;
 
 /// Sizes crowd around zero, one and the edges, where mistakes live.
-uint64_t draw_size(Rng& dice) {
-  switch (dice.below(4)) {
+uint64_t draw_size(Rng& rng) {
+  switch (rng.below(4)) {
     case 0:
-      return dice.below(3);
+      return rng.below(3);
     case 1:
-      return dice.below(512);
+      return rng.below(512);
     case 2: {
-      const uint64_t edge = uint64_t{4096} << dice.below(4);
-      return std::min(kWriteBytesMax, edge + dice.below(3));
+      const uint64_t edge = uint64_t{4096} << rng.below(4);
+      return std::min(kWriteBytesMax, edge + rng.below(3));
     }
     default:
-      return dice.below(kWriteBytesMax + 1);
+      return rng.below(kWriteBytesMax + 1);
   }
 }
 
-Nanos draw_timeout(Rng& dice) {
-  switch (dice.below(5)) {
+Nanos draw_timeout(Rng& rng) {
+  switch (rng.below(5)) {
     case 0:
-      return 1us * static_cast<int64_t>(dice.between(1, 1000));
+      return 1us * static_cast<int64_t>(rng.between(1, 1000));
     case 1:
-      return 1ms * static_cast<int64_t>(dice.between(1, 50));
+      return 1ms * static_cast<int64_t>(rng.between(1, 50));
     case 2:
       return 1500ms;
     default:
@@ -50,451 +50,451 @@ Nanos draw_timeout(Rng& dice) {
   }
 }
 
-/// At least one byte, so that no two places begin at the same one.
-uint64_t draw_gap(Rng& dice) { return dice.between(1, 64); }
+/// At least one byte, so that no two slots begin at the same one.
+uint64_t draw_gap(Rng& rng) { return rng.between(1, 64); }
 
-Priority draw_priority(Rng& dice) { return static_cast<Priority>(dice.below(3)); }
+Priority draw_priority(Rng& rng) { return static_cast<Priority>(rng.below(3)); }
 
 }  // namespace
 
 /// Once everything must succeed, nothing is given a time that it could miss.
-Nanos Stage::patience(Rng& dice) const {
-  const Nanos drawn = draw_timeout(dice);
+Nanos Runner::timeout_for(Rng& rng) const {
+  const Nanos drawn = draw_timeout(rng);
   return strict_ ? Nanos(1500ms) : drawn;
 }
 
-void Stage::perform(const Deed& deed) {
-  Life* actor = life(deed.node);
+void Runner::perform(const Action& action) {
+  Process* actor = process_on(action.node);
   if (actor == nullptr) return;
-  coverage_.add("deed", to_string(deed.kind));
-  Rng dice(deed.dice);
-  switch (deed.kind) {
-    case Deed::Kind::kWrite:
-      return write(*actor, deed.other, dice, 1);
-    case Deed::Kind::kWrites:
-      return write(*actor, deed.other, dice, static_cast<uint32_t>(dice.between(2, 12)));
-    case Deed::Kind::kPaged:
-      return paged(*actor, deed.other, dice);
-    case Deed::Kind::kScatter:
-      return scatter(*actor, dice);
-    case Deed::Kind::kSignal:
-      return signal(*actor, dice);
-    case Deed::Kind::kSend:
-      return send(*actor, deed.other, dice);
-    case Deed::Kind::kTimer:
-      return alarm(*actor, dice);
-    case Deed::Kind::kWatch:
-      return watch(*actor);
-    case Deed::Kind::kExpect:
-      return expect_some(*actor, dice);
-    case Deed::Kind::kTake:
+  coverage_.add("action", to_string(action.kind));
+  Rng rng(action.seed);
+  switch (action.kind) {
+    case Action::Kind::kWrite:
+      return write(*actor, action.other, rng, 1);
+    case Action::Kind::kWrites:
+      return write(*actor, action.other, rng, static_cast<uint32_t>(rng.between(2, 12)));
+    case Action::Kind::kPaged:
+      return paged(*actor, action.other, rng);
+    case Action::Kind::kScatter:
+      return scatter(*actor, rng);
+    case Action::Kind::kSignal:
+      return signal(*actor, rng);
+    case Action::Kind::kSend:
+      return send(*actor, action.other, rng);
+    case Action::Kind::kTimer:
+      return start_timer(*actor, rng);
+    case Action::Kind::kWatch:
+      return store_watched(*actor);
+    case Action::Kind::kExpect:
+      return expect_some(*actor, rng);
+    case Action::Kind::kTake:
       return take_some(*actor);
-    case Deed::Kind::kRound:
-      return round(*actor, dice);
-    case Deed::Kind::kCancel:
-      return cancel(*actor, dice);
-    case Deed::Kind::kWait:
-      return wait(*actor, dice);
-    case Deed::Kind::kRelease:
-      return release(*actor, dice);
-    case Deed::Kind::kFence:
-      return fence(*actor, deed.other, dice);
-    case Deed::Kind::kDeregister:
-      return deregister(*actor, dice);
-    case Deed::Kind::kDisconnect:
-      return disconnect(*actor, deed.other);
-    case Deed::Kind::kRestart:
-      close(deed.node);
-      return reopen_later(deed.node, world_.now() + draw_timeout(dice) / 4);
-    case Deed::Kind::kMisuse:
-      return misuse(*actor, deed.other, dice);
+    case Action::Kind::kGroupWait:
+      return start_group_wait(*actor, rng);
+    case Action::Kind::kCancel:
+      return cancel(*actor, rng);
+    case Action::Kind::kWait:
+      return wait(*actor, rng);
+    case Action::Kind::kRelease:
+      return release(*actor, rng);
+    case Action::Kind::kFence:
+      return fence(*actor, action.other, rng);
+    case Action::Kind::kDeregister:
+      return deregister(*actor, rng);
+    case Action::Kind::kDisconnect:
+      return disconnect(*actor, action.other);
+    case Action::Kind::kRestart:
+      close(action.node);
+      return reopen_later(action.node, world_.now() + draw_timeout(rng) / 4);
+    case Action::Kind::kMisuse:
+      return misuse(*actor, action.other, rng);
   }
 }
 
 // ---- Ways and memory ----------------------------------------------------------------------------
 
-Way* Stage::reach(Life& life, uint32_t to) {
-  Life* there = this->life(to);
+Session* Runner::session_to(Process& process, uint32_t to) {
+  Process* there = this->process_on(to);
   if (there == nullptr) return nullptr;
-  if (const auto known = life.ways.find(to); known != life.ways.end()) {
-    Way& way = ways_[known->second];
-    const auto info = life.engine->peer_info(way.peer);
-    if (!way.ended && info && info->state < PeerState::kLost) {
-      if (!way.there && !tasks_.contains(way.greeting)) greet(life, way);
-      return &way;
+  if (const auto known = process.sessions.find(to); known != process.sessions.end()) {
+    Session& session = sessions_[known->second];
+    const auto info = process.engine->peer_info(session.peer);
+    if (!session.closed && info && info->state < PeerState::kLost) {
+      if (!session.peer_at_target && !pending_ops_.contains(session.session_id_op)) send_session_id(process, session);
+      return &session;
     }
   }
-  const auto peer = life.engine->connect(there->engine->address());
+  const auto peer = process.engine->connect(there->engine->address());
   if (!peer) {
     coverage_.add("refusal", to_string(peer.error().code));
     return nullptr;
   }
-  Way& way = ways_.emplace_back();
-  way.number = static_cast<uint32_t>(ways_.size() - 1);
-  way.from = life.node;
-  way.to = to;
-  way.from_life = life.number;
-  way.to_life = there->number;
-  way.peer = *peer;
-  life.ways[to] = way.number;
-  greet(life, way);
-  return &way;
+  Session& session = sessions_.emplace_back();
+  session.number = static_cast<uint32_t>(sessions_.size() - 1);
+  session.from = process.node;
+  session.to = to;
+  session.from_incarnation = process.incarnation;
+  session.to_incarnation = there->incarnation;
+  session.peer = *peer;
+  process.sessions[to] = session.number;
+  send_session_id(process, session);
+  return &session;
 }
 
-uint32_t Stage::field_for(Way& way, uint64_t size) {
-  Life& owner = *life(way.to);
+uint32_t Runner::arena_for(Session& session, uint64_t size) {
+  Process& owner = *process_on(session.to);
   uint32_t owned = 0;
-  for (uint32_t i = 0; i < fields_.size(); ++i) {
-    OwnedField& field = fields_[i];
-    if (field.life != owner.number) continue;
+  for (uint32_t i = 0; i < arenas_.size(); ++i) {
+    OwnedArena& arena = arenas_[i];
+    if (arena.incarnation != owner.incarnation) continue;
     ++owned;
-    if (!field.closing && field.region && field.field.left() >= size) return i;
+    if (!arena.closing && arena.region && arena.memory.bytes_left() >= size) return i;
   }
-  if (owned >= kFieldsMax) return kNobody;
-  OwnedField& field =
-      fields_.emplace_back(OwnedField{owner.node, owner.number, Field(kFieldBytes)});
+  if (owned >= kArenasMax) return kNone;
+  OwnedArena& arena =
+      arenas_.emplace_back(OwnedArena{owner.node, owner.incarnation, TargetArena(kArenaBytes)});
   auto region = owner.engine->register_memory(
-      {.address = field.field.bytes().data(), .size_bytes = kFieldBytes});
+      {.address = arena.memory.bytes().data(), .size_bytes = kArenaBytes});
   if (!region) {
     coverage_.add("refusal", to_string(region.error().code));
-    return kNobody;
+    return kNone;
   }
-  field.region.emplace(*std::move(region));
-  return static_cast<uint32_t>(fields_.size() - 1);
+  arena.region.emplace(*std::move(region));
+  return static_cast<uint32_t>(arenas_.size() - 1);
 }
 
-RemoteRegion Stage::region_of(Way& way, uint32_t field) {
-  if (const auto known = way.regions.find(field); known != way.regions.end()) return known->second;
-  if (story_.grants && !way.there) return {};  // the owner does not know yet whom to grant it
-  const MemoryRegion& region = *fields_[field].region;
-  const auto desc = story_.grants ? region.grant(way.there) : region.desc();
+RemoteRegion Runner::remote_region(Session& session, uint32_t arena) {
+  if (const auto known = session.regions.find(arena); known != session.regions.end()) return known->second;
+  if (plan_.grants && !session.peer_at_target) return {};  // the owner does not know yet whom to grant it
+  const MemoryRegion& region = *arenas_[arena].region;
+  const auto desc = plan_.grants ? region.grant(session.peer_at_target) : region.desc();
   if (!desc) {
     coverage_.add("refusal", to_string(desc.error().code));
     return {};
   }
-  const auto imported = life(way.from)->engine->import_region(way.peer, *desc);
+  const auto imported = process_on(session.from)->engine->import_region(session.peer, *desc);
   if (!imported) {
     coverage_.add("refusal", to_string(imported.error().code));
     return {};
   }
-  way.regions[field] = *imported;
-  old_descs_.try_emplace(way.to, OldDesc{way.to_life, *desc});
-  check_old_desc(way);
+  session.regions[arena] = *imported;
+  stale_descriptors_.try_emplace(session.to, StaleDescriptor{session.to_incarnation, *desc});
+  check_stale_descriptor(session);
   return *imported;
 }
 
-Stage::Spot Stage::source_for(Life& life, uint64_t size, uint64_t content) {
-  if (life.sources.empty() || life.sources.back().used + size > kSourceBytes) {
-    Source source{std::make_unique<std::byte[]>(kSourceBytes)};
-    auto region = life.engine->register_memory(
+Runner::SourceRange Runner::source_for(Process& process, uint64_t size, uint64_t content) {
+  if (process.sources.empty() || process.sources.back().used + size > kSourceBytes) {
+    SourceBuffer source{std::make_unique<std::byte[]>(kSourceBytes)};
+    auto region = process.engine->register_memory(
         {.address = source.bytes.get(), .size_bytes = kSourceBytes, .remote_write = false});
     if (!region) return {};
     source.region.emplace(*std::move(region));
-    life.sources.push_back(std::move(source));
+    process.sources.push_back(std::move(source));
   }
-  Source& source = life.sources.back();
-  const Spot spot{source.region->at(source.used), {source.bytes.get() + source.used, size}};
+  SourceBuffer& source = process.sources.back();
+  const SourceRange range{source.region->at(source.used), {source.bytes.get() + source.used, size}};
   source.used += size;
-  fill_content(spot.bytes, content);
-  return spot;
+  fill_content(range.bytes, content);
+  return range;
 }
 
 // ---- Counters -----------------------------------------------------------------------------------
 
-Tally* Stage::make_tally(uint32_t node, uint64_t wanted, uint64_t name) {
-  Engine& engine = *life(node)->engine;
+CounterModel* Runner::make_counter_model(uint32_t node, uint64_t wanted, uint64_t name) {
+  Engine& engine = *process_on(node)->engine;
   auto counter = name == 0 ? engine.make_counter() : engine.named_counter(name);
   if (!counter) {
     coverage_.add("refusal", to_string(counter.error().code));
     return nullptr;
   }
-  Tally& tally = tallies_.emplace_back();
-  tally.number = static_cast<uint32_t>(tallies_.size() - 1);
-  tally.node = node;
-  tally.life = life(node)->number;
-  tally.wanted = wanted;
-  tally.name = name;
-  tally.key = counter->key();
-  tally.counter.emplace(*std::move(counter));
-  by_key_[{node, tally.key}] = tally.number;
-  quiet_.erase({node, tally.key});
-  return &tally;
+  CounterModel& model = counters_.emplace_back();
+  model.number = static_cast<uint32_t>(counters_.size() - 1);
+  model.node = node;
+  model.incarnation = process_on(node)->incarnation;
+  model.wanted = wanted;
+  model.name = name;
+  model.key = counter->key();
+  model.counter.emplace(*std::move(counter));
+  by_key_[{node, model.key}] = model.number;
+  quiescent_keys_.erase({node, model.key});
+  return &model;
 }
 
-/// One at the way's target that still waits for that many, or a new one.
-Tally* Stage::tally_for(Life& life, Way& way, Rng& dice, uint32_t counts) {
+/// One at the session's target that still waits for that many, or a new one.
+CounterModel* Runner::counter_for(Process& process, Session& session, Rng& rng, uint32_t counts) {
   std::vector<uint32_t> fitting;
-  for (const Tally& tally : tallies_) {
-    if (tally.node != way.to || !tally.open()) continue;
-    if (tally.only_from != kNobody && tally.only_from != way.from) continue;
-    if (tally.parts.size() + counts <= tally.wanted) fitting.push_back(tally.number);
+  for (const CounterModel& model : counters_) {
+    if (model.node != session.to || !model.open()) continue;
+    if (model.only_from != kNone && model.only_from != session.from) continue;
+    if (model.parts.size() + counts <= model.wanted) fitting.push_back(model.number);
   }
-  Tally* tally = nullptr;
-  if (!fitting.empty() && dice.chance(0.8)) {
-    tally = &tallies_[fitting[dice.below(fitting.size())]];
+  CounterModel* model = nullptr;
+  if (!fitting.empty() && rng.chance(0.8)) {
+    model = &counters_[fitting[rng.below(fitting.size())]];
   } else {
-    const uint64_t name = dice.chance(0.2) ? ++next_name_ : 0;
-    tally = make_tally(way.to, counts + dice.below(4), name);
-    if (tally != nullptr && dice.chance(0.5)) expect(*tally, dice);
+    const uint64_t name = rng.chance(0.2) ? ++next_name_ : 0;
+    model = make_counter_model(session.to, counts + rng.below(4), name);
+    if (model != nullptr && rng.chance(0.5)) expect(*model, rng);
   }
-  if (tally != nullptr && tally->name != 0 && !tally->resolved.contains(way.number)) {
-    resolve(life, way, *tally, dice);
+  if (model != nullptr && model->name != 0 && !model->resolved.contains(session.number)) {
+    resolve(process, session, *model, rng);
     return nullptr;
   }
-  return tally;
+  return model;
 }
 
-void Stage::expect(Tally& tally, Rng& dice) {
-  Life& owner = *life(tally.node);
+void Runner::expect(CounterModel& model, Rng& rng) {
+  Process& owner = *process_on(model.node);
   // Bound to somebody, it ends with him.
-  if (dice.chance(0.3)) {
-    for (const Way& way : ways_) {
-      if (way.to_life == owner.number && way.there && !way.ended && tally.only_from == kNobody) {
-        tally.only_from = way.from;
-        tally.bound = way.number;
+  if (rng.chance(0.3)) {
+    for (const Session& session : sessions_) {
+      if (session.to_incarnation == owner.incarnation && session.peer_at_target && !session.closed && model.only_from == kNone) {
+        model.only_from = session.from;
+        model.bound_session = session.number;
         // Bound to somebody who is gone, it is spoiled at once.
-        if (tally.counter->bind(way.there).error().code == Errc::kPeerLost) tally.loose = true;
+        if (model.counter->bind(session.peer_at_target).error().code == Errc::kPeerLost) model.may_miss_counts = true;
         break;
       }
     }
   }
-  const Nanos timeout = patience(dice);
-  Task task = begin(owner, Task::Kind::kExpect, timeout);
-  task.subject = tally.number;
-  const Notify how = Notify::call(&Ear::on_end, owner.ear.get(), task.tag);
+  const Nanos timeout = timeout_for(rng);
+  PendingOp op = begin(owner, PendingOp::Kind::kExpect, timeout);
+  op.subject = model.number;
+  const Notify how = Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag);
   submitting_ = true;
-  const auto id = tally.counter->expect(tally.wanted, how, timeout);
+  const auto id = model.counter->expect(model.wanted, how, timeout);
   submitting_ = false;
   if (!id) {
     coverage_.add("refusal", to_string(id.error().code));
-    if (id.error().code == Errc::kPeerLost) tally.loose = true;
-    return refused(owner, task, id.error());
+    if (id.error().code == Errc::kPeerLost) model.may_miss_counts = true;
+    return refused(owner, op, id.error());
   }
-  tally.armed = task.tag;
-  accepted(std::move(task), *id);
-  fire(tally);
+  model.armed_by = op.tag;
+  accepted(std::move(op), *id);
+  mark_met(model);
 }
 
-void Stage::expect_some(Life& life, Rng& dice) {
-  for (Tally& tally : tallies_) {
-    if (tally.life != life.number || !tally.open() || tally.armed != 0) continue;
-    if (tally.round != kNobody || dice.chance(0.3)) continue;
-    return expect(tally, dice);
+void Runner::expect_some(Process& process, Rng& rng) {
+  for (CounterModel& model : counters_) {
+    if (model.incarnation != process.incarnation || !model.open() || model.armed_by != 0) continue;
+    if (model.group_wait != kNone || rng.chance(0.3)) continue;
+    return expect(model, rng);
   }
 }
 
-void Stage::take_some(Life& life) {
-  for (Tally& tally : tallies_) {
-    if (tally.life != life.number || !tally.open() || tally.armed != 0) continue;
-    if (tally.round != kNobody || tally.parts.size() < tally.wanted) continue;
-    const bool enough = tally.units / 840 >= static_cast<int64_t>(tally.taken + tally.wanted);
-    const bool took = tally.counter->try_take(tally.wanted);
-    if (took != enough && !tally.self && !sender_may_be_lost(tally)) {
-      broken("try_take() takes what is there", fmt::format("counter {}", tally.number));
+void Runner::take_some(Process& process) {
+  for (CounterModel& model : counters_) {
+    if (model.incarnation != process.incarnation || !model.open() || model.armed_by != 0) continue;
+    if (model.group_wait != kNone || model.parts.size() < model.wanted) continue;
+    const bool enough = model.units / kUnits >= static_cast<int64_t>(model.taken + model.wanted);
+    const bool took = model.counter->try_take(model.wanted);
+    if (took != enough && !model.has_local_writes && !sender_may_be_lost(model)) {
+      violated("try_take() succeeds exactly when enough counts have arrived", fmt::format("counter {}", model.number));
     }
     if (!took) continue;
-    tally.taken += tally.wanted;
-    return all_there(tally);
+    model.taken += model.wanted;
+    return check_all_landed(model);
   }
 }
 
-void Stage::round(Life& life, Rng& dice) {
-  auto group = life.engine->make_counter_group();
+void Runner::start_group_wait(Process& process, Rng& rng) {
+  auto group = process.engine->make_counter_group();
   if (!group) return;
-  Round round{life.node, *std::move(group)};
-  for (uint32_t from = 0; from < lives_.size(); ++from) {
-    const auto way = std::ranges::find_if(ways_, [&](const Way& w) {
-      return w.from == from && w.to_life == life.number && w.there && !w.ended;
+  GroupWait group_wait{process.node, *std::move(group)};
+  for (uint32_t from = 0; from < processes_.size(); ++from) {
+    const auto session = std::ranges::find_if(sessions_, [&](const Session& s) {
+      return s.from == from && s.to_incarnation == process.incarnation && s.peer_at_target && !s.closed;
     });
-    if (way == ways_.end() || from == life.node) continue;
-    Tally* tally = make_tally(life.node, 1, 0);
-    if (tally == nullptr) break;
-    tally->only_from = from;
-    tally->round = static_cast<uint32_t>(rounds_.size());
-    tally->member = way->there;
-    tally->from_way = way->number;
-    if (!round.group->add(*tally->counter, way->there)) {
-      tally->loose = true;
+    if (session == sessions_.end() || from == process.node) continue;
+    CounterModel* model = make_counter_model(process.node, 1, 0);
+    if (model == nullptr) break;
+    model->only_from = from;
+    model->group_wait = static_cast<uint32_t>(group_waits_.size());
+    model->member = session->peer_at_target;
+    model->from_session = session->number;
+    if (!group_wait.group->add(*model->counter, session->peer_at_target)) {
+      model->may_miss_counts = true;
       continue;
     }
-    round.tallies.push_back(tally->number);
+    group_wait.members.push_back(model->number);
   }
-  if (round.tallies.empty()) return;
-  rounds_.push_back(std::move(round));
-  ask(static_cast<uint32_t>(rounds_.size() - 1), patience(dice));
+  if (group_wait.members.empty()) return;
+  group_waits_.push_back(std::move(group_wait));
+  arm_group_wait(static_cast<uint32_t>(group_waits_.size() - 1), timeout_for(rng));
 }
 
-void Stage::ask(uint32_t number, Nanos timeout) {
-  Round& round = rounds_[number];
-  Life& owner = *life(round.node);
+void Runner::arm_group_wait(uint32_t number, Nanos timeout) {
+  GroupWait& group_wait = group_waits_[number];
+  Process& owner = *process_on(group_wait.node);
   uint64_t members = 0;
-  for (const uint32_t tally : round.tallies) members += tallies_[tally].counter.has_value();
+  for (const uint32_t model : group_wait.members) members += counters_[model].counter.has_value();
   if (members == 0) return;
-  Task task = begin(owner, Task::Kind::kRound, timeout);
-  task.subject = number;
+  PendingOp op = begin(owner, PendingOp::Kind::kGroupWait, timeout);
+  op.subject = number;
   // Those that were masked count as paid.
-  const auto id = round.group->expect(
-      round.tallies.size(), Notify::call(&Ear::on_end, owner.ear.get(), task.tag), timeout);
+  const auto id = group_wait.group->expect(
+      group_wait.members.size(), Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag), timeout);
   if (!id) {
     coverage_.add("refusal", to_string(id.error().code));
     return;
   }
-  accepted(std::move(task), *id);
+  accepted(std::move(op), *id);
 }
 
 // ---- Submitting ---------------------------------------------------------------------------------
 
-Task Stage::begin(Life& life, Task::Kind kind, Nanos timeout) {
-  Task task;
-  task.tag = ++next_tag_;
-  task.kind = kind;
-  task.node = life.node;
-  task.life = life.number;
-  task.submitted = world_.now();
-  task.due = task.submitted + timeout;
-  task.bound = kind == Task::Kind::kTimer ? task.due + kSlack : task.due + kDrain + kSlack;
-  return task;
+PendingOp Runner::begin(Process& process, PendingOp::Kind kind, Nanos timeout) {
+  PendingOp op;
+  op.tag = ++next_tag_;
+  op.kind = kind;
+  op.node = process.node;
+  op.incarnation = process.incarnation;
+  op.submitted = world_.now();
+  op.deadline = op.submitted + timeout;
+  op.report_by = kind == PendingOp::Kind::kTimer ? op.deadline + kSlack : op.deadline + kDrain + kSlack;
+  return op;
 }
 
 /// A callback, an inbox, or nobody; some are in a batch of their own, and all of several parts.
-Notify Stage::notify(Life& life, Task& task, Rng& dice, bool may_be_silent) {
-  const uint64_t way = dice.below(10);
-  const bool batched = task.parts.size() > 1 || dice.chance(0.2);
+Notify Runner::notify(Process& process, PendingOp& op, Rng& rng, bool may_be_silent) {
+  const uint64_t choice = rng.below(10);
+  const bool batched = op.parts.size() > 1 || rng.chance(0.2);
   may_be_silent &= !strict_;
   if (batched) {
-    if (auto batch = life.engine->make_batch()) task.batch.emplace(*std::move(batch));
+    if (auto batch = process.engine->make_batch()) op.batch.emplace(*std::move(batch));
   }
-  if (way < 6 || task.parts.size() > 1 || task.kind == Task::Kind::kResolve) {
-    return Notify::call(&Ear::on_end, life.ear.get(), task.tag);
+  if (choice < 6 || op.parts.size() > 1 || op.kind == PendingOp::Kind::kResolve) {
+    return Notify::call(&EventSink::on_completion, process.sink.get(), op.tag);
   }
-  if (way < 9 || batched || !may_be_silent) return Notify::inbox(*life.inbox, task.tag);
-  task.silent = true;
+  if (choice < 9 || batched || !may_be_silent) return Notify::inbox(*process.inbox, op.tag);
+  op.silent = true;
   return {};
 }
 
-uint32_t Stage::add_part(Task& task, const Way& way, uint32_t field, uint64_t size,
-                         uint64_t content, Tally* tally, uint64_t gap) {
+uint32_t Runner::add_part(PendingOp& op, const Session& session, uint32_t arena, uint64_t size,
+                         uint64_t content, CounterModel* model, uint64_t gap) {
   Part& part = parts_.emplace_back();
   part.number = static_cast<uint32_t>(parts_.size() - 1);
-  part.task = task.tag;
-  part.begun = task.submitted;
-  part.way = way.number;
-  if (field != kNobody) {
-    part.field = field;
-    part.place = fields_[field].field.take(size, content, gap);
-    const Field& there = fields_[field].field;
-    by_address_[there.bytes(there.place(part.place)).data()] = part.number;
+  part.op = op.tag;
+  part.submitted = op.submitted;
+  part.session = session.number;
+  if (arena != kNone) {
+    part.arena = arena;
+    part.slot = arenas_[arena].memory.take(size, content, gap);
+    const TargetArena& there = arenas_[arena].memory;
+    by_address_[there.bytes(there.slot(part.slot)).data()] = part.number;
   }
-  if (tally != nullptr) {
-    part.tally = tally->number;
-    tally->parts.push_back(part.number);
-    if (way.from == way.to) tally->self = true;
+  if (model != nullptr) {
+    part.counter = model->number;
+    model->parts.push_back(part.number);
+    if (session.from == session.to) model->has_local_writes = true;
   }
-  task.parts.push_back(part.number);
+  op.parts.push_back(part.number);
   return part.number;
 }
 
-void Stage::refused(Life& life, Task& task, const Error& error) {
+void Runner::refused(Process& process, PendingOp& op, const Error& error) {
   if (error.code == Errc::kExhausted && error.what != nullptr &&
       std::strcmp(error.what, "notify") != 0) {
-    life.wants_room = true;
+    process.wants_room = true;
   }
   // Nothing was taken: nothing may come of it.
-  if (task.kind == Task::Kind::kSend) must_not_hear_.emplace(task.subject, task.message);
-  for (const uint32_t part : task.parts) part_ended(parts_[part], Remote::kNotDelivered);
+  if (op.kind == PendingOp::Kind::kSend) must_not_receive_.emplace(op.subject, op.message);
+  for (const uint32_t part : op.parts) part_completed(parts_[part], Remote::kNotDelivered);
 }
 
-void Stage::accepted(Task task, OpId id) {
-  task.id = id;
-  task.look = task.bound;
-  bounds_.emplace(task.look, task.tag);
-  const uint64_t tag = task.tag;
-  tasks_.emplace(tag, std::move(task));
+void Runner::accepted(PendingOp op, OpId id) {
+  op.id = id;
+  op.recheck_at = op.report_by;
+  report_deadlines_.emplace(op.recheck_at, op.tag);
+  const uint64_t tag = op.tag;
+  pending_ops_.emplace(tag, std::move(op));
 }
 
 template <class Request>
-void Stage::submit(Life& life, Task task, Request request, Rng& dice) {
-  request.notify = notify(life, task, dice, true);
-  if (task.batch) request.batch = *task.batch;
+void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
+  request.notify = notify(process, op, rng, true);
+  if (op.batch) request.batch = *op.batch;
   submitting_ = true;
-  const auto id = life.engine->submit(request);
+  const auto id = process.engine->submit(request);
   submitting_ = false;
   if (!id) {
     coverage_.add("refusal", to_string(id.error().code));
-    return refused(life, task, id.error());
+    return refused(process, op, id.error());
   }
-  accepted(std::move(task), *id);
+  accepted(std::move(op), *id);
 }
 
 // ---- Transfers ----------------------------------------------------------------------------------
 
-void Stage::write(Life& life, uint32_t to, Rng& dice, uint32_t how_many) {
-  Way* way = reach(life, to);
-  if (way == nullptr) return;
-  std::vector<Task> tasks;
+void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
+  Session* session = session_to(process, to);
+  if (session == nullptr) return;
+  std::vector<PendingOp> ops;
   std::vector<Write> requests;
   for (uint32_t i = 0; i < how_many; ++i) {
-    const uint64_t size = how_many > 1 ? dice.below(2048) : draw_size(dice);
-    const uint32_t field = field_for(*way, size + 64);
-    if (field == kNobody) return;
-    const RemoteRegion region = region_of(*way, field);
+    const uint64_t size = how_many > 1 ? rng.below(2048) : draw_size(rng);
+    const uint32_t arena = arena_for(*session, size + 64);
+    if (arena == kNone) return;
+    const RemoteRegion region = remote_region(*session, arena);
     if (!region) break;
-    Tally* tally = dice.chance(0.1) ? nullptr : tally_for(life, *way, dice, 1);
-    const Nanos timeout = patience(dice);
-    Task task = begin(life, Task::Kind::kWrite, timeout);
+    CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, 1);
+    const Nanos timeout = timeout_for(rng);
+    PendingOp op = begin(process, PendingOp::Kind::kWrite, timeout);
     const uint64_t content = ++next_content_;
-    const Part& part = parts_[add_part(task, *way, field, size, content, tally, draw_gap(dice))];
-    const Spot source = source_for(life, size, content);
-    task.source = source.bytes;
-    task.bytes = size;
+    const Part& part = parts_[add_part(op, *session, arena, size, content, model, draw_gap(rng))];
+    const SourceRange source = source_for(process, size, content);
+    op.source = source.bytes;
+    op.bytes = size;
     requests.push_back({.source = source.ref,
-                        .target = region.at(fields_[field].field.place(part.place).offset),
+                        .target = region.at(arenas_[arena].memory.slot(part.slot).offset),
                         .size_bytes = size,
-                        .imm = tally == nullptr ? CounterKey{} : tally->key,
-                        .priority = draw_priority(dice),
-                        .unsplit = dice.chance(0.2),
+                        .imm = model == nullptr ? CounterKey{} : model->key,
+                        .priority = draw_priority(rng),
+                        .unsplit = rng.chance(0.2),
                         .timeout = timeout});
-    tasks.push_back(std::move(task));
+    ops.push_back(std::move(op));
   }
   if (how_many == 1 && !requests.empty()) {
-    return submit(life, std::move(tasks[0]), requests[0], dice);
+    return submit(process, std::move(ops[0]), requests[0], rng);
   }
   for (size_t i = 0; i < requests.size(); ++i) {
     // Which operation is which is not said for a prefix: only the tag tells.
-    requests[i].notify = notify(life, tasks[i], dice, false);
+    requests[i].notify = notify(process, ops[i], rng, false);
   }
   for (size_t i = 0; i < requests.size(); ++i) {
-    if (tasks[i].batch) requests[i].batch = *tasks[i].batch;
+    if (ops[i].batch) requests[i].batch = *ops[i].batch;
   }
   if (requests.empty()) return;
   submitting_ = true;
-  const auto taken = life.engine->submit(std::span<const Write>(requests));
+  const auto taken = process.engine->submit(std::span<const Write>(requests));
   submitting_ = false;
   if (!taken) coverage_.add("refusal", to_string(taken.error().code));
   const uint32_t count = taken ? *taken : 0;
-  for (uint32_t i = 0; i < count; ++i) accepted(std::move(tasks[i]), {});
-  for (uint32_t i = count; i < tasks.size(); ++i) {
-    refused(life, tasks[i], taken ? Error{.code = Errc::kExhausted, .what = "ops"} : taken.error());
+  for (uint32_t i = 0; i < count; ++i) accepted(std::move(ops[i]), {});
+  for (uint32_t i = count; i < ops.size(); ++i) {
+    refused(process, ops[i], taken ? Error{.code = Errc::kExhausted, .what = "ops"} : taken.error());
   }
 }
 
-void Stage::paged(Life& life, uint32_t to, Rng& dice) {
-  Way* way = reach(life, to);
-  if (way == nullptr) return;
-  const auto pages = static_cast<uint32_t>(dice.between(1, kPagesMax));
-  const uint64_t page = dice.between(1, kPageBytesMax);
-  // Pages lie on a grid: the gaps between their places are all the same.
+void Runner::paged(Process& process, uint32_t to, Rng& rng) {
+  Session* session = session_to(process, to);
+  if (session == nullptr) return;
+  const auto pages = static_cast<uint32_t>(rng.between(1, kPagesMax));
+  const uint64_t page = rng.between(1, kPageBytesMax);
+  // Pages lie on a grid: the gaps between their slots are all the same.
   const uint64_t stride = page + 64;
-  const uint32_t field = field_for(*way, (pages + 1) * stride + 64);
-  if (field == kNobody) return;
-  const RemoteRegion region = region_of(*way, field);
+  const uint32_t arena = arena_for(*session, (pages + 1) * stride + 64);
+  if (arena == kNone) return;
+  const RemoteRegion region = remote_region(*session, arena);
   if (!region) return;
-  Tally* tally = dice.chance(0.1) ? nullptr : tally_for(life, *way, dice, pages);
-  const Nanos timeout = patience(dice);
-  Task task = begin(life, Task::Kind::kPaged, timeout);
-  const Spot source = source_for(life, pages * page, 0);
-  task.source = source.bytes;
-  task.bytes = pages * page;
+  CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, pages);
+  const Nanos timeout = timeout_for(rng);
+  PendingOp op = begin(process, PendingOp::Kind::kPaged, timeout);
+  const SourceRange source = source_for(process, pages * page, 0);
+  op.source = source.bytes;
+  op.bytes = pages * page;
   std::vector<uint32_t> from(pages), there(pages);
   uint64_t base = 0;
   for (uint32_t i = 0; i < pages; ++i) {
@@ -503,231 +503,231 @@ void Stage::paged(Life& life, uint32_t to, Rng& dice) {
     from[i] = pages - 1 - i;
     there[i] = i;
     fill_content(source.bytes.subspan(from[i] * page, page), content);
-    const Part& part = parts_[add_part(task, *way, field, page, content, tally, stride - page)];
-    if (i == 0) base = fields_[field].field.place(part.place).offset;
+    const Part& part = parts_[add_part(op, *session, arena, page, content, model, stride - page)];
+    if (i == 0) base = arenas_[arena].memory.slot(part.slot).offset;
   }
-  submit(life, std::move(task),
+  submit(process, std::move(op),
          PagedWrite{.source = source.ref.region,
                     .source_pages = {from, page, source.ref.offset},
                     .target = region,
                     .target_pages = {there, stride, base},
                     .page_bytes = page,
-                    .imm = tally == nullptr ? CounterKey{} : tally->key,
-                    .priority = draw_priority(dice),
+                    .imm = model == nullptr ? CounterKey{} : model->key,
+                    .priority = draw_priority(rng),
                     .timeout = timeout},
-         dice);
+         rng);
 }
 
-void Stage::scatter(Life& life, Rng& dice) {
-  const Nanos timeout = patience(dice);
-  Task task = begin(life, Task::Kind::kScatter, timeout);
+void Runner::scatter(Process& process, Rng& rng) {
+  const Nanos timeout = timeout_for(rng);
+  PendingOp op = begin(process, PendingOp::Kind::kScatter, timeout);
   std::vector<ScatterTarget> targets;
-  const auto nodes = static_cast<uint32_t>(lives_.size());
-  const auto count = static_cast<uint32_t>(dice.between(1, 2 * nodes));
+  const auto nodes = static_cast<uint32_t>(processes_.size());
+  const auto count = static_cast<uint32_t>(rng.between(1, 2 * nodes));
   std::vector<uint64_t> sizes(count);
   uint64_t total = 0;
-  for (uint64_t& size : sizes) total += size = dice.below(8192);
-  const Spot source = source_for(life, total, 0);
+  for (uint64_t& size : sizes) total += size = rng.below(8192);
+  const SourceRange source = source_for(process, total, 0);
   if (source.bytes.empty() && total > 0) return;
-  task.source = source.bytes;
-  task.bytes = total;
+  op.source = source.bytes;
+  op.bytes = total;
   uint64_t at = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const auto to = static_cast<uint32_t>(dice.below(nodes));
-    Way* way = to == life.node ? nullptr : reach(life, to);
-    if (way == nullptr) continue;
-    const uint32_t field = field_for(*way, sizes[i] + 64);
-    const RemoteRegion region = field == kNobody ? RemoteRegion{} : region_of(*way, field);
+    const auto to = static_cast<uint32_t>(rng.below(nodes));
+    Session* session = to == process.node ? nullptr : session_to(process, to);
+    if (session == nullptr) continue;
+    const uint32_t arena = arena_for(*session, sizes[i] + 64);
+    const RemoteRegion region = arena == kNone ? RemoteRegion{} : remote_region(*session, arena);
     if (!region) continue;
-    Tally* tally = tally_for(life, *way, dice, 1);
+    CounterModel* model = counter_for(process, *session, rng, 1);
     const uint64_t content = ++next_content_;
     const Part& part =
-        parts_[add_part(task, *way, field, sizes[i], content, tally, draw_gap(dice))];
+        parts_[add_part(op, *session, arena, sizes[i], content, model, draw_gap(rng))];
     fill_content(source.bytes.subspan(at, sizes[i]), content);
-    targets.push_back({.target = region.at(fields_[field].field.place(part.place).offset),
+    targets.push_back({.target = region.at(arenas_[arena].memory.slot(part.slot).offset),
                        .source_offset = source.ref.offset + at,
                        .size_bytes = sizes[i],
-                       .imm = tally == nullptr ? CounterKey{} : tally->key});
+                       .imm = model == nullptr ? CounterKey{} : model->key});
     at += sizes[i];
   }
   if (targets.empty()) return;
-  submit(life, std::move(task),
+  submit(process, std::move(op),
          Scatter{.source = source.ref.region,
                  .targets = targets,
-                 .priority = draw_priority(dice),
+                 .priority = draw_priority(rng),
                  .timeout = timeout},
-         dice);
+         rng);
 }
 
-void Stage::signal(Life& life, Rng& dice) {
-  const Nanos timeout = patience(dice);
-  Task task = begin(life, Task::Kind::kSignal, timeout);
+void Runner::signal(Process& process, Rng& rng) {
+  const Nanos timeout = timeout_for(rng);
+  PendingOp op = begin(process, PendingOp::Kind::kSignal, timeout);
   std::vector<PeerId> peers;
   std::vector<CounterKey> keys;
-  for (uint32_t to = 0; to < lives_.size(); ++to) {
-    Way* way = to == life.node ? nullptr : reach(life, to);
-    Tally* tally = way == nullptr ? nullptr : tally_for(life, *way, dice, 1);
-    if (tally == nullptr) continue;
-    peers.push_back(way->peer);
-    keys.push_back(tally->key);
-    add_part(task, *way, kNobody, 0, 0, tally, 0);
+  for (uint32_t to = 0; to < processes_.size(); ++to) {
+    Session* session = to == process.node ? nullptr : session_to(process, to);
+    CounterModel* model = session == nullptr ? nullptr : counter_for(process, *session, rng, 1);
+    if (model == nullptr) continue;
+    peers.push_back(session->peer);
+    keys.push_back(model->key);
+    add_part(op, *session, kNone, 0, 0, model, 0);
   }
   if (peers.empty()) return;
-  const auto group = life.engine->make_group(peers);
+  const auto group = process.engine->make_group(peers);
   if (!group) {
     coverage_.add("refusal", to_string(group.error().code));
-    return refused(life, task, group.error());
+    return refused(process, op, group.error());
   }
-  submit(life, std::move(task), Signal{.group = *group, .keys = keys, .timeout = timeout}, dice);
+  submit(process, std::move(op), Signal{.group = *group, .keys = keys, .timeout = timeout}, rng);
 }
 
-// ---- The rest -----------------------------------------------------------------------------------
+// ---- The quiescence -----------------------------------------------------------------------------------
 
 /// A first message by which the other side learns which session this is.
-void Stage::greet(Life& life, Way& way) {
-  Task task = begin(life, Task::Kind::kSend, 500ms);
-  const uint64_t words[2] = {way.number, ++next_message_};
-  task.subject = way.number;
-  task.message = words[1];
-  const Send request{.peer = way.peer,
+void Runner::send_session_id(Process& process, Session& session) {
+  PendingOp op = begin(process, PendingOp::Kind::kSend, 500ms);
+  const uint64_t words[2] = {session.number, ++next_message_};
+  op.subject = session.number;
+  op.message = words[1];
+  const Send request{.peer = session.peer,
                      .channel = kChannel,
                      .bytes = std::as_bytes(std::span(words)),
                      .timeout = Nanos(500ms),
-                     .notify = Notify::call(&Ear::on_end, life.ear.get(), task.tag)};
+                     .notify = Notify::call(&EventSink::on_completion, process.sink.get(), op.tag)};
   submitting_ = true;
-  const auto id = life.engine->submit(request);
+  const auto id = process.engine->submit(request);
   submitting_ = false;
-  if (!id) return refused(life, task, id.error());
-  way.greeting = task.tag;
-  accepted(std::move(task), *id);
+  if (!id) return refused(process, op, id.error());
+  session.session_id_op = op.tag;
+  accepted(std::move(op), *id);
 }
 
-void Stage::send(Life& life, uint32_t to, Rng& dice) {
-  Way* way = reach(life, to);
-  if (way == nullptr) return;
-  const Nanos timeout = patience(dice);
-  Task task = begin(life, Task::Kind::kSend, timeout);
-  const uint64_t words[2] = {way->number, ++next_message_};
-  std::vector<std::byte> bytes(sizeof words + dice.below(4096));
+void Runner::send(Process& process, uint32_t to, Rng& rng) {
+  Session* session = session_to(process, to);
+  if (session == nullptr) return;
+  const Nanos timeout = timeout_for(rng);
+  PendingOp op = begin(process, PendingOp::Kind::kSend, timeout);
+  const uint64_t words[2] = {session->number, ++next_message_};
+  std::vector<std::byte> bytes(sizeof words + rng.below(4096));
   std::memcpy(bytes.data(), words, sizeof words);
   fill_content(std::span(bytes).subspan(sizeof words), words[1]);
-  task.subject = way->number;
-  task.message = words[1];
-  task.deaf = !strict_ && dice.chance(0.05);
-  const uint16_t channel = task.deaf ? kDeafChannel : kChannel;
-  submit(life, std::move(task),
-         Send{.peer = way->peer, .channel = channel, .bytes = bytes, .timeout = timeout}, dice);
+  op.subject = session->number;
+  op.message = words[1];
+  op.no_listener = !strict_ && rng.chance(0.05);
+  const uint16_t channel = op.no_listener ? kChannelWithoutListener : kChannel;
+  submit(process, std::move(op),
+         Send{.peer = session->peer, .channel = channel, .bytes = bytes, .timeout = timeout}, rng);
 }
 
-void Stage::alarm(Life& life, Rng& dice) {
-  const Nanos after = patience(dice);
-  Task task = begin(life, Task::Kind::kTimer, after);
-  submit(life, std::move(task), Timer{.after = after}, dice);
+void Runner::start_timer(Process& process, Rng& rng) {
+  const Nanos after = timeout_for(rng);
+  PendingOp op = begin(process, PendingOp::Kind::kTimer, after);
+  submit(process, std::move(op), Timer{.after = after}, rng);
 }
 
-void Stage::watch(Life& life) {
-  if (!life.watcher) {
+void Runner::store_watched(Process& process) {
+  if (!process.watcher) {
     // A polled one would keep the world awake: every turn of it costs, and shows nothing.
     auto watcher =
-        life.engine->make_watcher(Notify::call(&Ear::on_watch, life.ear.get()), {.polled = false});
+        process.engine->make_watcher(Notify::call(&EventSink::on_watch, process.sink.get()), {.polled = false});
     if (!watcher) return;
-    life.watcher.emplace(*std::move(watcher));
-    life.watcher->arm();
+    process.watcher.emplace(*std::move(watcher));
+    process.watcher->arm();
   }
-  life.watcher->store(++life.stored);
+  process.watcher->store(++process.stored);
 }
 
-void Stage::cancel(Life& life, Rng& dice) {
+void Runner::cancel(Process& process, Rng& rng) {
   std::vector<uint64_t> mine;
-  for (const auto& [tag, task] : tasks_) {
-    // A greeting is not cancelled: without it the session has no name at the other side.
-    const bool greeting = task.kind == Task::Kind::kSend && ways_[task.subject].greeting == tag;
-    if (task.life == life.number && task.id && !greeting) mine.push_back(tag);
+  for (const auto& [tag, op] : pending_ops_) {
+    // A session_id_op is not cancelled: without it the session has no name at the other side.
+    const bool session_id_op = op.kind == PendingOp::Kind::kSend && sessions_[op.subject].session_id_op == tag;
+    if (op.incarnation == process.incarnation && op.id && !session_id_op) mine.push_back(tag);
   }
   if (mine.empty()) return;
-  Task& task = tasks_.at(mine[dice.below(mine.size())]);
-  task.cancelled = true;
-  const auto asked =
-      task.batch ? life.engine->cancel(task.batch->id()) : life.engine->cancel(task.id);
-  if (!asked) coverage_.add("refusal", to_string(asked.error().code));
+  PendingOp& op = pending_ops_.at(mine[rng.below(mine.size())]);
+  op.cancelled = true;
+  const auto accepted_cancel =
+      op.batch ? process.engine->cancel(op.batch->id()) : process.engine->cancel(op.id);
+  if (!accepted_cancel) coverage_.add("refusal", to_string(accepted_cancel.error().code));
 }
 
-void Stage::wait(Life& life, Rng& dice) {
-  for (const auto& [tag, task] : tasks_) {
-    if (task.life != life.number || !task.batch) continue;
-    const BatchId batch = task.batch->id();
+void Runner::wait(Process& process, Rng& rng) {
+  for (const auto& [tag, op] : pending_ops_) {
+    if (op.incarnation != process.incarnation || !op.batch) continue;
+    const BatchId batch = op.batch->id();
     const uint64_t number = tag;
     // Its end lets go of the batch, which is no reason to wait for ever.
-    const auto ended = life.engine->wait(batch, 1ms * static_cast<int64_t>(dice.between(1, 5)));
-    coverage_.add("wait", to_string(ended.error().code));
-    const auto still = tasks_.find(number);
-    if (ended && still != tasks_.end() && still->second.batch->pending() > 0) {
-      broken("a wait for a batch ends with its last operation", describe(still->second));
+    const auto waited = process.engine->wait(batch, 1ms * static_cast<int64_t>(rng.between(1, 5)));
+    coverage_.add("wait", to_string(waited.error().code));
+    const auto still = pending_ops_.find(number);
+    if (waited && still != pending_ops_.end() && still->second.batch->pending() > 0) {
+      violated("a wait on a batch returns after its last operation", describe(still->second));
     }
     return;
   }
 }
 
-void Stage::release(Life& life, Rng& dice) {
-  for (Tally& tally : tallies_) {
-    if (tally.life != life.number || !tally.counter || tally.round != kNobody) continue;
-    if (!tally.done && dice.chance(0.7)) continue;
-    by_key_.erase({tally.node, tally.key});
-    Counter counter = *std::move(tally.counter);
-    tally.counter.reset();
-    if (dice.chance(0.5)) return counter.release();
-    const auto rest = counter.close(1ms * static_cast<int64_t>(dice.between(1, 20)));
-    if (rest && *rest == Quiescence::kProved) quiet_.emplace(tally.node, tally.key);
-    coverage_.add("close of a key", rest ? to_string(*rest) : to_string(rest.error().code));
+void Runner::release(Process& process, Rng& rng) {
+  for (CounterModel& model : counters_) {
+    if (model.incarnation != process.incarnation || !model.counter || model.group_wait != kNone) continue;
+    if (!model.done && rng.chance(0.7)) continue;
+    by_key_.erase({model.node, model.key});
+    Counter counter = *std::move(model.counter);
+    model.counter.reset();
+    if (rng.chance(0.5)) return counter.release();
+    const auto quiescence = counter.close(1ms * static_cast<int64_t>(rng.between(1, 20)));
+    if (quiescence && *quiescence == Quiescence::kProved) quiescent_keys_.emplace(model.node, model.key);
+    coverage_.add("counter close", quiescence ? to_string(*quiescence) : to_string(quiescence.error().code));
     return;
   }
 }
 
-void Stage::fence(Life& life, uint32_t other, Rng& dice) {
-  for (const Way& way : ways_) {
-    if (way.from != other || way.to_life != life.number || !way.there) continue;
-    if (dice.chance(0.5)) continue;
+void Runner::fence(Process& process, uint32_t other, Rng& rng) {
+  for (const Session& session : sessions_) {
+    if (session.from != other || session.to_incarnation != process.incarnation || !session.peer_at_target) continue;
+    if (rng.chance(0.5)) continue;
     // It ends what both have of each other.
-    fencing_.insert(std::minmax(way.from_life, way.to_life));
-    const Nanos timeout = patience(dice);
-    Task task = begin(life, Task::Kind::kFence, timeout);
-    task.subject = way.number;
-    return submit(life, std::move(task), Fence{.peer = way.there, .timeout = timeout}, dice);
+    fencing_.insert(std::minmax(session.from_incarnation, session.to_incarnation));
+    const Nanos timeout = timeout_for(rng);
+    PendingOp op = begin(process, PendingOp::Kind::kFence, timeout);
+    op.subject = session.number;
+    return submit(process, std::move(op), Fence{.peer = session.peer_at_target, .timeout = timeout}, rng);
   }
 }
 
-void Stage::deregister(Life& life, Rng& dice) {
-  for (uint32_t i = 0; i < fields_.size(); ++i) {
-    OwnedField& field = fields_[i];
-    if (field.life != life.number || field.closing || !field.region || dice.chance(0.5)) continue;
-    const Nanos timeout = patience(dice);
-    Task task = begin(life, Task::Kind::kDeregister, timeout);
-    task.subject = i;
-    field.closing = true;
-    return submit(life, std::move(task),
-                  Deregister{.region = field.region->id(), .timeout = timeout}, dice);
+void Runner::deregister(Process& process, Rng& rng) {
+  for (uint32_t i = 0; i < arenas_.size(); ++i) {
+    OwnedArena& arena = arenas_[i];
+    if (arena.incarnation != process.incarnation || arena.closing || !arena.region || rng.chance(0.5)) continue;
+    const Nanos timeout = timeout_for(rng);
+    PendingOp op = begin(process, PendingOp::Kind::kDeregister, timeout);
+    op.subject = i;
+    arena.closing = true;
+    return submit(process, std::move(op),
+                  Deregister{.region = arena.region->id(), .timeout = timeout}, rng);
   }
 }
 
-void Stage::disconnect(Life& life, uint32_t other) {
-  const auto known = life.ways.find(other);
-  if (known == life.ways.end() || other == life.node) return;
-  ways_[known->second].ended = true;
-  (void)life.engine->disconnect(ways_[known->second].peer);
-  life.ways.erase(known);
+void Runner::disconnect(Process& process, uint32_t other) {
+  const auto known = process.sessions.find(other);
+  if (known == process.sessions.end() || other == process.node) return;
+  sessions_[known->second].closed = true;
+  (void)process.engine->disconnect(sessions_[known->second].peer);
+  process.sessions.erase(known);
 }
 
-void Stage::resolve(Life& life, const Way& way, Tally& tally, Rng& dice) {
-  Task task = begin(life, Task::Kind::kResolve, 500ms);
-  task.subject = tally.number;
-  task.way = way.number;
-  task.answer = std::make_unique<CounterKey>();
-  const uint64_t name = tally.name;
-  const Resolve request{.peer = way.peer,
+void Runner::resolve(Process& process, const Session& session, CounterModel& model, Rng& rng) {
+  PendingOp op = begin(process, PendingOp::Kind::kResolve, 500ms);
+  op.subject = model.number;
+  op.session = session.number;
+  op.answer = std::make_unique<CounterKey>();
+  const uint64_t name = model.name;
+  const Resolve request{.peer = session.peer,
                         .names = std::span(&name, 1),
-                        .out = std::span(task.answer.get(), 1),
+                        .out = std::span(op.answer.get(), 1),
                         .timeout = Nanos(500ms)};
-  submit(life, std::move(task), request, dice);
+  submit(process, std::move(op), request, rng);
 }
 
 }  // namespace fabric::swarm

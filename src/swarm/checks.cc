@@ -17,250 +17,250 @@ constexpr int64_t kUnits = 840;
 
 }  // namespace
 
-void Stage::broken(std::string_view invariant, std::string detail) {
-  verdict_.broken(invariant, std::move(detail));
+void Runner::violated(std::string_view invariant, std::string detail) {
+  violation_.record(invariant, std::move(detail));
 }
 
-std::string Stage::describe(const Task& task) const {
-  return fmt::format("node {}: {} {} of {} parts, submitted at {} ns", task.node,
-                     to_string(task.kind), task.tag, task.parts.size(), task.submitted.count());
+std::string Runner::describe(const PendingOp& op) const {
+  return fmt::format("node {}: {} {} of {} parts, submitted at {} ns", op.node,
+                     to_string(op.kind), op.tag, op.parts.size(), op.submitted.count());
 }
 
 /// What was sent to a counter, one by one.
-std::string Stage::describe(const Tally& tally) const {
-  constexpr const char* kFates[] = {"under way", "delivered", "not delivered", "unknown"};
-  std::string out = fmt::format(" {} wanted", tally.wanted);
-  if (tally.name != 0) out += fmt::format(", name {}", tally.name);
-  if (tally.bound != kNobody) out += fmt::format(", bound to node {}", ways_[tally.bound].from);
-  for (const uint32_t number : tally.parts) {
+std::string Runner::describe(const CounterModel& model) const {
+  constexpr const char* kFates[] = {"under session", "delivered", "not delivered", "unknown"};
+  std::string out = fmt::format(" {} wanted", model.wanted);
+  if (model.name != 0) out += fmt::format(", name {}", model.name);
+  if (model.bound_session != kNone) out += fmt::format(", bound to node {}", sessions_[model.bound_session].from);
+  for (const uint32_t number : model.parts) {
     const Part& part = parts_[number];
-    out += fmt::format(" [task {} of node {}: {}, {} of {} shards counted]", part.task,
-                       ways_[part.way].from, kFates[static_cast<size_t>(part.fate)], part.shards,
-                       part.cut);
+    out += fmt::format(" [op {} of node {}: {}, {} of {} shards counted]", part.op,
+                       sessions_[part.session].from, kFates[static_cast<size_t>(part.fate)], part.shards_counted,
+                       part.shards_total);
   }
   return out;
 }
 
-void Stage::each_step() {
-  if (!verdict_.holds()) return;
+void Runner::after_step() {
+  if (!violation_.none()) return;
   poll_inboxes();
-  check_bounds();
-  for (const uint32_t tally : touched_) check_count(tallies_[tally]);
-  touched_.clear();
+  check_report_deadlines();
+  for (const uint32_t model : changed_counters_) check_count(counters_[model]);
+  changed_counters_.clear();
   // One of all in turn: what changes without an arrival is found, too.
-  ++looked_;
-  if (!tallies_.empty()) check_count(tallies_[looked_ % tallies_.size()]);
-  check_place();
+  ++check_cursor_;
+  if (!counters_.empty()) check_count(counters_[check_cursor_ % counters_.size()]);
+  check_one_slot();
 }
 
-void Stage::check_bounds() {
-  while (!bounds_.empty() && bounds_.begin()->first < now()) {
-    Task& task = tasks_.at(bounds_.begin()->second);
-    bounds_.erase(bounds_.begin());
-    const Nanos more = paused(task.node, task.submitted);
-    const Nanos bound = task.bound + more;
-    if (task.silent) continue;  // nobody says when it ended
+void Runner::check_report_deadlines() {
+  while (!report_deadlines_.empty() && report_deadlines_.begin()->first < now()) {
+    PendingOp& op = pending_ops_.at(report_deadlines_.begin()->second);
+    report_deadlines_.erase(report_deadlines_.begin());
+    const Nanos more = paused(op.node, op.submitted);
+    const Nanos bound = op.report_by + more;
+    if (op.silent) continue;  // nobody says when it ended
     if (bound < now()) {
-      const Life* owner = life(task.node);
-      return broken("every operation ends in time",
-                    describe(task) + "\n" + (owner == nullptr ? "" : owner->engine->dump()));
+      const Process* owner = process_on(op.node);
+      return violated("every operation completes in time",
+                    describe(op) + "\n" + (owner == nullptr ? "" : owner->engine->dump()));
     }
-    task.look = now() + 1ms;
-    bounds_.emplace(task.look, task.tag);
+    op.recheck_at = now() + 1ms;
+    report_deadlines_.emplace(op.recheck_at, op.tag);
   }
 }
 
 /// whole <= count <= begun at every instant. What NICs have handed over says more: how much
 /// exactly.
-void Stage::check_count(const Tally& tally) {
-  if (!tally.counter || !alive(tally.node, tally.life) || tally.self) return;
-  const uint64_t count = tally.counter->count();
-  const int64_t there = tally.units / kUnits - static_cast<int64_t>(tally.taken);
+void Runner::check_count(const CounterModel& model) {
+  if (!model.counter || !is_running(model.node, model.incarnation) || model.has_local_writes) return;
+  const uint64_t count = model.counter->count();
+  const int64_t there = model.units / kUnits - static_cast<int64_t>(model.taken);
   if (static_cast<int64_t>(count) > there) {
-    return broken("count <= begun",
+    return violated("count <= writes started",
                   fmt::format("counter {} of node {} says {}, {} have arrived and {} were sent",
-                              tally.number, tally.node, count, there, tally.parts.size()));
+                              model.number, model.node, count, there, model.parts.size()));
   }
-  if (tally.units / kUnits > static_cast<int64_t>(tally.parts.size())) {
-    return broken("count <= begun",
-                  fmt::format("counter {} of node {}: {} counts of {} writes", tally.number,
-                              tally.node, tally.units / kUnits, tally.parts.size()));
+  if (model.units / kUnits > static_cast<int64_t>(model.parts.size())) {
+    return violated("count <= writes started",
+                  fmt::format("counter {} of node {}: {} counts of {} writes", model.number,
+                              model.node, model.units / kUnits, model.parts.size()));
   }
-  // A member of a round gives what it has to its group.
-  if (tally.round != kNobody || sender_may_be_lost(tally)) return;
+  // A member of a group_wait gives what it has to its group.
+  if (model.group_wait != kNone || sender_may_be_lost(model)) return;
   if (static_cast<int64_t>(count) < there) {
-    broken("whole <= count", fmt::format("counter {} of node {} says {}, and {} have arrived",
-                                         tally.number, tally.node, count, there));
+    violated("completed writes <= count", fmt::format("counter {} of node {} says {}, and {} have arrived",
+                                         model.number, model.node, count, there));
   }
 }
 
-/// A place at a time: what was shut stays shut, what is open holds nothing foreign.
-void Stage::check_place() {
-  if (fields_.empty()) return;
-  const OwnedField& owned = fields_[looked_ % fields_.size()];
-  if (owned.field.places() == 0) return;
-  const uint32_t place = static_cast<uint32_t>(looked_ / fields_.size() % owned.field.places());
-  if (owned.field.place(place).size > 4096 && looked_ % 16 != 0) return;
-  if (!owned.field.right(place)) {
-    broken("nothing lands where nothing may",
-           fmt::format("node {}: place {} at {}, {}", owned.node, place,
-                       owned.field.place(place).offset,
-                       owned.field.place(place).state == Field::State::kShut ? "shut" : "open"));
+/// A slot at a time: what was shut stays shut, what is open holds nothing foreign.
+void Runner::check_one_slot() {
+  if (arenas_.empty()) return;
+  const OwnedArena& owned = arenas_[check_cursor_ % arenas_.size()];
+  if (owned.memory.slots() == 0) return;
+  const uint32_t slot = static_cast<uint32_t>(check_cursor_ / arenas_.size() % owned.memory.slots());
+  if (owned.memory.slot(slot).size > 4096 && check_cursor_ % 16 != 0) return;
+  if (!owned.memory.matches_state(slot)) {
+    violated("no byte lands where none may",
+           fmt::format("node {}: slot {} at {}, {}", owned.node, slot,
+                       owned.memory.slot(slot).offset,
+                       owned.memory.slot(slot).state == TargetArena::State::kSealed ? "shut" : "open"));
   }
 }
 
 // ---- At rest ------------------------------------------------------------------------------------
 
-void Stage::rest() {
+void Runner::drain() {
   const auto all_reported = [this] {
-    return !verdict_.holds() ||
-           std::ranges::all_of(tasks_, [](const auto& entry) { return entry.second.silent; });
+    return !violation_.none() ||
+           std::ranges::all_of(pending_ops_, [](const auto& entry) { return entry.second.silent; });
   };
   world_.run_until(all_reported, 5s);
   // Sessions that broke are given up and opened again, keys are settled, rails come back.
-  world_.run_until([this] { return !verdict_.holds(); }, 3s);
+  world_.run_until([this] { return !violation_.none(); }, 3s);
   poll_inboxes();
-  if (verdict_.holds()) settle_silent();
-  if (verdict_.holds()) check_rest();
-  if (verdict_.holds()) check_spoiled();
+  if (violation_.none()) complete_silent();
+  if (violation_.none()) check_drained();
+  if (violation_.none()) check_poisoned();
 }
 
 /// What nobody was told of has succeeded, or its failure would have come to the subscribers.
-void Stage::settle_silent() {
-  for (const auto& life : lives_) {
-    if (life && life->engine->stats().ops_in_flight != 0) {
-      return broken("every operation ends", life->engine->dump());
+void Runner::complete_silent() {
+  for (const auto& process : processes_) {
+    if (process && process->engine->stats().ops_in_flight != 0) {
+      return violated("every operation completes", process->engine->dump());
     }
   }
-  auto silent = std::move(tasks_);
-  tasks_.clear();
-  bounds_.clear();
-  coverage_.add("told by", "nobody", silent.size());
-  for (auto& [tag, task] : silent) ended(task, Event{.tag = tag});
+  auto silent = std::move(pending_ops_);
+  pending_ops_.clear();
+  report_deadlines_.clear();
+  coverage_.add("reported by", "none", silent.size());
+  for (auto& [tag, op] : silent) op_completed(op, Event{.tag = tag});
 }
 
 /// Also those of processes that are gone: what they shut stays shut.
-void Stage::check_fields() {
-  for (const OwnedField& owned : fields_) {
-    for (uint32_t i = 0; i < owned.field.places(); ++i) {
-      bytes_checked_ += owned.field.place(i).size;
-      if (!owned.field.right(i)) {
-        return broken("every byte is as its write says",
-                      fmt::format("node {}: place {}", owned.node, i));
+void Runner::check_arenas() {
+  for (const OwnedArena& owned : arenas_) {
+    for (uint32_t i = 0; i < owned.memory.slots(); ++i) {
+      bytes_checked_ += owned.memory.slot(i).size;
+      if (!owned.memory.matches_state(i)) {
+        return violated("memory holds exactly the bytes that were written",
+                      fmt::format("node {}: slot {}", owned.node, i));
       }
     }
-    if (!owned.field.gaps_right()) {
-      return broken("nothing lands beside its place", fmt::format("node {}", owned.node));
+    if (!owned.memory.gaps_untouched()) {
+      return violated("no byte lands outside its write", fmt::format("node {}", owned.node));
     }
   }
 }
 
-void Stage::check_rest() {
-  for (const Tally& tally : tallies_) {
-    if (!tally.counter || !alive(tally.node, tally.life)) continue;
-    if (tally.armed != 0) {
-      return broken("every operation ends once",
-                    fmt::format("the wait at counter {}", tally.number));
+void Runner::check_drained() {
+  for (const CounterModel& model : counters_) {
+    if (!model.counter || !is_running(model.node, model.incarnation)) continue;
+    if (model.armed_by != 0) {
+      return violated("every operation completes exactly once",
+                    fmt::format("the wait at counter {}", model.number));
     }
-    if (sender_may_be_lost(tally) || losing_.contains(tally.node)) continue;
-    if (tally.round == kNobody && !tally.done &&
-        tally.counter->count() + tally.taken != tally.parts.size()) {
-      return broken("whole = count = begun at rest",
-                    fmt::format("counter {} of node {}: {} counted, {} taken of{}", tally.number,
-                                tally.node, tally.counter->count(), tally.taken, describe(tally)));
-    }
-  }
-  check_fields();
-  for (const auto& [way, message] : must_hear_) {
-    const Way& by = ways_[way];
-    if (alive(by.to, by.to_life) && !said_.contains({way, message})) {
-      return broken("a message that was delivered is heard", fmt::format("number {}", message));
+    if (sender_may_be_lost(model) || count_losing_nodes_.contains(model.node)) continue;
+    if (model.group_wait == kNone && !model.done &&
+        model.counter->count() + model.taken != model.parts.size()) {
+      return violated("completed writes = count = writes started when idle",
+                    fmt::format("counter {} of node {}: {} counted, {} taken of{}", model.number,
+                                model.node, model.counter->count(), model.taken, describe(model)));
     }
   }
-  for (const auto& life : lives_) {
-    if (!life) continue;
-    if (life->wants_room) {
-      return broken("after kExhausted comes kRoom", fmt::format("node {}", life->node));
+  check_arenas();
+  for (const auto& [session, message] : must_receive_) {
+    const Session& by = sessions_[session];
+    if (is_running(by.to, by.to_incarnation) && !received_.contains({session, message})) {
+      return violated("a delivered message is received", fmt::format("number {}", message));
     }
-    if (life->watched != life->stored) {
-      return broken("the last value of a watched word is told",
-                    fmt::format("node {}: {} of {}", life->node, life->watched, life->stored));
+  }
+  for (const auto& process : processes_) {
+    if (!process) continue;
+    if (process->wants_room) {
+      return violated("kExhausted is followed by kRoom", fmt::format("node {}", process->node));
+    }
+    if (process->watched != process->stored) {
+      return violated("a watcher reports the last value stored",
+                    fmt::format("node {}: {} of {}", process->node, process->watched, process->stored));
     }
   }
 }
 
 /// A counted write of unknown fate has spoiled its key, if both sides are still there: half of it
 /// and half of another would make a whole.
-void Stage::check_spoiled() {
-  for (Tally& tally : tallies_) {
-    if (!tally.counter || tally.done || tally.self || tally.round != kNobody) continue;
-    const bool must = std::ranges::any_of(tally.parts, [&](uint32_t number) {
+void Runner::check_poisoned() {
+  for (CounterModel& model : counters_) {
+    if (!model.counter || model.done || model.has_local_writes || model.group_wait != kNone) continue;
+    const bool must = std::ranges::any_of(model.parts, [&](uint32_t number) {
       const Part& part = parts_[number];
-      const Way& way = ways_[part.way];
-      return part.fate == Fate::kUnknown && !lost(way) && alive(way.from, way.from_life);
+      const Session& session = sessions_[part.session];
+      return part.fate == Fate::kUnknown && !is_lost(session) && is_running(session.from, session.from_incarnation);
     });
     if (!must) continue;
-    const auto waited = tally.counter->wait(1, 1us);
+    const auto waited = model.counter->wait(1, 1us);
     if (waited.error().code == Errc::kAborted || waited.error().code == Errc::kPeerLost) continue;
-    return broken("a write of unknown fate spoils its key",
-                  fmt::format("counter {} of node {}: {}, {}", tally.number, tally.node,
-                              to_string(waited.error().code), describe(tally)));
+    return violated("a write of unknown fate poisons its counter key",
+                  fmt::format("counter {} of node {}: {}, {}", model.number, model.node,
+                              to_string(waited.error().code), describe(model)));
   }
 }
 
-/// What an earlier life of the target has shown does not lead into this one.
-void Stage::check_old_desc(const Way& way) {
-  const auto old = old_descs_.find(way.to);
-  if (old == old_descs_.end() || old->second.life == way.to_life) return;
-  const auto imported = life(way.from)->engine->import_region(way.peer, old->second.bytes);
+/// What an earlier process of the target has shown does not lead into this one.
+void Runner::check_stale_descriptor(const Session& session) {
+  const auto old = stale_descriptors_.find(session.to);
+  if (old == stale_descriptors_.end() || old->second.incarnation == session.to_incarnation) return;
+  const auto imported = process_on(session.from)->engine->import_region(session.peer, old->second.bytes);
   if (imported.error().code == Errc::kPeerLost || imported.error().code == Errc::kPermission)
     return;
-  broken("a descriptor of an earlier life is refused",
-         fmt::format("node {} to node {}: {}", way.from, way.to, to_string(imported.error().code)));
+  violated("a descriptor of an earlier incarnation is refused",
+         fmt::format("node {} to node {}: {}", session.from, session.to, to_string(imported.error().code)));
 }
 
-/// Nothing is held for what has ended. A probe or a repeated message may be under way at any
+/// Nothing is held for what has ended. A probe or a repeated message may be under session at any
 /// instant, where datagrams get lost: it ends, and a leak stays.
-void Stage::check_leaks() {
+void Runner::check_leaks() {
   std::string leak;
   for (uint32_t looks = 10; looks > 0; --looks) {
     leak.clear();
-    for (auto& life : lives_) {
-      if (life && leak.empty()) leak = find_leak(*life);
+    for (auto& process : processes_) {
+      if (process && leak.empty()) leak = find_leak(*process);
     }
     if (leak.empty()) return;
-    world_.run_until([this] { return !verdict_.holds(); }, 10ms);
+    world_.run_until([this] { return !violation_.none(); }, 10ms);
   }
-  broken("nothing leaks", leak);
+  violated("nothing leaks", leak);
 }
 
 /// What a process holds too much of; empty when nothing.
-std::string Stage::find_leak(const Life& life) {
-  const EngineStats stats = life.engine->stats();
-  uint32_t counters = 0, regions = static_cast<uint32_t>(life.sources.size());
+std::string Runner::find_leak(const Process& process) {
+  const EngineStats stats = process.engine->stats();
+  uint32_t counters = 0, regions = static_cast<uint32_t>(process.sources.size());
   uint32_t names = 0;  // that were released, and may have been resolved once more
-  for (const Tally& tally : tallies_) {
-    counters += tally.life == life.number && tally.counter;
-    names += tally.life == life.number && !tally.counter && tally.name != 0;
+  for (const CounterModel& model : counters_) {
+    counters += model.incarnation == process.incarnation && model.counter;
+    names += model.incarnation == process.incarnation && !model.counter && model.name != 0;
   }
   // A group has a counter of its own.
-  for (const Round& round : rounds_) counters += round.node == life.node && round.group;
-  for (const OwnedField& field : fields_) {
-    regions += field.life == life.number && field.region && !field.field.is_shut();
+  for (const GroupWait& group_wait : group_waits_) counters += group_wait.node == process.node && group_wait.group;
+  for (const OwnedArena& arena : arenas_) {
+    regions += arena.incarnation == process.incarnation && arena.region && !arena.memory.is_sealed();
   }
-  const auto dump = nlohmann::json::parse(life.engine->dump_json());
+  const auto dump = nlohmann::json::parse(process.engine->dump_json());
   const auto held = dump.find("held");
   if (held == dump.end()) return "the dump does not say what is held";
 
   std::string found;
   const auto at_most = [&](std::string_view what, uint64_t count, uint64_t wanted) {
     if (count <= wanted || !found.empty()) return;
-    found = fmt::format("node {}: {} {}, and it should be {}\n{}", life.node, count, what, wanted,
-                        life.engine->dump());
+    found = fmt::format("node {}: {} {}, and it should be {}\n{}", process.node, count, what, wanted,
+                        process.engine->dump());
   };
   at_most("operations", stats.ops_in_flight, 0);
   at_most("counters", stats.counters, counters + names);
-  at_most("peers", stats.peers, lives_.size());  // one session with everybody, itself included
+  at_most("peers", stats.peers, processes_.size());  // one session with everybody, itself included
   at_most("pieces queued", stats.tx.queued, 0);
   at_most("pieces posted", stats.tx.posted, 0);
   at_most("regions", stats.regions, regions);
@@ -269,81 +269,81 @@ std::string Stage::find_leak(const Life& life) {
 }
 
 /// After the faults everything new succeeds, from everybody to everybody.
-void Stage::everything_works() {
+void Runner::check_new_work_succeeds() {
   // Datagrams still get lost in some worlds, so that even a session may be given up now and then.
-  const uint32_t attempts = story_.world.drop_control > 0 ? 4 : 1;
-  for (uint32_t from = 0; from < lives_.size(); ++from) {
-    for (uint32_t to = 0; to < lives_.size() && verdict_.holds(); ++to) {
+  const uint32_t attempts = plan_.world.drop_control > 0 ? 4 : 1;
+  for (uint32_t from = 0; from < processes_.size(); ++from) {
+    for (uint32_t to = 0; to < processes_.size() && violation_.none(); ++to) {
       std::string why = "untried";
       for (uint32_t left = attempts; left > 0 && !why.empty(); --left) why = try_write(from, to);
       if (why.empty()) continue;
-      broken("everything new succeeds",
-             fmt::format("{} writes to {}: {}\n{}", from, to, why, life(from)->engine->dump()));
+      violated("new operations succeed after the faults",
+             fmt::format("{} writes to {}: {}\n{}", from, to, why, process_on(from)->engine->dump()));
     }
   }
   // And everything else that can be asked for. Waits may still lack something, and a network may
   // have no proof for a fence.
-  const auto all_do = [this](std::initializer_list<Deed::Kind> kinds, Rng dice) {
-    for (uint32_t node = 0; node < lives_.size(); ++node) {
-      const auto other = static_cast<uint32_t>((node + 1) % lives_.size());
-      for (const Deed::Kind kind : kinds) {
-        if (verdict_.holds()) perform({now(), kind, node, other, dice.next()});
+  const auto all_do = [this](std::initializer_list<Action::Kind> kinds, Rng rng) {
+    for (uint32_t node = 0; node < processes_.size(); ++node) {
+      const auto other = static_cast<uint32_t>((node + 1) % processes_.size());
+      for (const Action::Kind kind : kinds) {
+        if (violation_.none()) perform({now(), kind, node, other, rng.next()});
       }
     }
-    world_.run_until([this] { return !verdict_.holds() || tasks_.empty(); }, 4s);
+    world_.run_until([this] { return !violation_.none() || pending_ops_.empty(); }, 4s);
   };
-  strict_ = story_.world.drop_control == 0;
+  strict_ = plan_.world.drop_control == 0;
   strict_since_ = now();
-  all_do({Deed::Kind::kPaged, Deed::Kind::kWrites, Deed::Kind::kScatter, Deed::Kind::kSignal,
-          Deed::Kind::kSend, Deed::Kind::kTimer, Deed::Kind::kPaged},
-         Rng(story_.seed));
-  all_do({Deed::Kind::kDeregister}, Rng(story_.seed));
+  all_do({Action::Kind::kPaged, Action::Kind::kWrites, Action::Kind::kScatter, Action::Kind::kSignal,
+          Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
+         Rng(plan_.seed));
+  all_do({Action::Kind::kDeregister}, Rng(plan_.seed));
   strict_ = false;
 }
 
-/// A way that the other side knows, or that failed on the way to it.
-Way* Stage::reach_surely(uint32_t from, uint32_t to) {
-  Way* way = reach(*life(from), to);
-  if (way == nullptr) return nullptr;
-  world_.run_until([&] { return !verdict_.holds() || way->there || way->ended; }, 600ms);
-  return way;
+/// A session that the other side knows, or that failed on the session to it.
+Session* Runner::established_session(uint32_t from, uint32_t to) {
+  Session* session = session_to(*process_on(from), to);
+  if (session == nullptr) return nullptr;
+  world_.run_until([&] { return !violation_.none() || session->peer_at_target || session->closed; }, 600ms);
+  return session;
 }
 
 /// Why a write did not get through; empty: it did.
-std::string Stage::try_write(uint32_t from, uint32_t to) {
+std::string Runner::try_write(uint32_t from, uint32_t to) {
   constexpr uint64_t kSize = 20'000;
   constexpr Nanos kPatience = 1500ms;
-  Way* way = reach_surely(from, to);
-  if (way == nullptr) return "not reached";
-  const uint32_t field = field_for(*way, kSize + 64);
-  const RemoteRegion region = field == kNobody ? RemoteRegion{} : region_of(*way, field);
-  Tally* tally = make_tally(to, 1, 0);
-  if (!region || tally == nullptr) return "not let in";
-  Life& sender = *life(from);
-  Task task = begin(sender, Task::Kind::kWrite, kPatience);
-  const uint64_t content = ++next_content_, tag = task.tag;
-  const Part& part = parts_[add_part(task, *way, field, kSize, content, tally, 1)];
-  const Spot source = source_for(sender, kSize, content);
-  task.source = source.bytes;
+  Session* session = established_session(from, to);
+  if (session == nullptr) return "not reached";
+  const uint32_t arena = arena_for(*session, kSize + 64);
+  const RemoteRegion region = arena == kNone ? RemoteRegion{} : remote_region(*session, arena);
+  CounterModel* model = make_counter_model(to, 1, 0);
+  if (!region || model == nullptr) return "not let in";
+  Process& sender = *process_on(from);
+  PendingOp op = begin(sender, PendingOp::Kind::kWrite, kPatience);
+  const uint64_t content = ++next_content_, tag = op.tag;
+  const Part& part = parts_[add_part(op, *session, arena, kSize, content, model, 1)];
+  const SourceRange source = source_for(sender, kSize, content);
+  op.source = source.bytes;
   const auto id = sender.engine->submit(
       Write{.source = source.ref,
-            .target = region.at(fields_[field].field.place(part.place).offset),
+            .target = region.at(arenas_[arena].memory.slot(part.slot).offset),
             .size_bytes = kSize,
-            .imm = tally->key,
+            .imm = model->key,
             .timeout = kPatience,
-            .notify = Notify::call(&Ear::on_end, sender.ear.get(), tag)});
+            .notify = Notify::call(&EventSink::on_completion, sender.sink.get(), tag)});
   if (!id) {
-    refused(sender, task, id.error());
+    refused(sender, op, id.error());
     return to_string(id.error().code);
   }
-  accepted(std::move(task), *id);
-  tally->armed = tag;
-  const bool counted = tally->counter->wait(1, kPatience).has_value();
-  tally->armed = 0;
-  world_.run_until([&] { return !verdict_.holds() || !tasks_.contains(tag); }, kDrain + 100ms);
+  accepted(std::move(op), *id);
+  model->armed_by = tag;
+  const bool counted = model->counter->wait(1, kPatience).has_value();
+  model->armed_by = 0;
+  world_.run_until([&] { return !violation_.none() || !pending_ops_.contains(tag); }, kDrain + 100ms);
   if (!counted) return "not counted";
   if (part.fate != Fate::kDelivered) return "not reported";
-  all_there(*tally);
+  check_all_landed(*model);
   return {};
 }
 

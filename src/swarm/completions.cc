@@ -14,125 +14,125 @@ namespace {
 using Fate = Part::Fate;
 
 constexpr int64_t kUnits = 840;  // of one whole count
-constexpr uint32_t cut_of(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
+constexpr uint32_t shards_of(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
-constexpr std::byte kPoison{0xd5};
+constexpr std::byte kSourceReused{0xd5};
 
 /// What is due is told within this, by a process that runs.
-constexpr Nanos kPrompt{10'000'000};
+constexpr Nanos kReportWithin{10'000'000};
 
-bool is_transfer(Task::Kind kind) noexcept { return kind <= Task::Kind::kSignal; }
+bool is_transfer(PendingOp::Kind kind) noexcept { return kind <= PendingOp::Kind::kSignal; }
 
 }  // namespace
 
-void Stage::Ear::on_end(void* self, const Event& event) {
-  const Ear& ear = *static_cast<Ear*>(self);
-  ear.stage->coverage_.add("told by", "callback");
-  ear.stage->on_end(event, ear.node, ear.life);
+void Runner::EventSink::on_completion(void* self, const Event& event) {
+  const EventSink& sink = *static_cast<EventSink*>(self);
+  sink.runner->coverage_.add("reported by", "callback");
+  sink.runner->on_completion(event, sink.node, sink.incarnation);
 }
-void Stage::Ear::on_news(void* self, const Event& event) {
-  const Ear& ear = *static_cast<Ear*>(self);
-  ear.stage->on_news(event, ear.node, ear.life);
+void Runner::EventSink::on_event(void* self, const Event& event) {
+  const EventSink& sink = *static_cast<EventSink*>(self);
+  sink.runner->on_event(event, sink.node, sink.incarnation);
 }
-void Stage::Ear::on_message(void* self, const Event& event) {
-  const Ear& ear = *static_cast<Ear*>(self);
-  ear.stage->on_message(event, ear.node, ear.life);
+void Runner::EventSink::on_message(void* self, const Event& event) {
+  const EventSink& sink = *static_cast<EventSink*>(self);
+  sink.runner->on_message(event, sink.node, sink.incarnation);
 }
-void Stage::Ear::on_watch(void* self, const Event& event) {
-  const Ear& ear = *static_cast<Ear*>(self);
-  if (ear.stage->alive(ear.node, ear.life)) ear.stage->lives_[ear.node]->watched = event.value;
+void Runner::EventSink::on_watch(void* self, const Event& event) {
+  const EventSink& sink = *static_cast<EventSink*>(self);
+  if (sink.runner->is_running(sink.node, sink.incarnation)) sink.runner->processes_[sink.node]->watched = event.value;
 }
 
 // ---- What the NICs hand over --------------------------------------------------------------------
 
-void Stage::on_arrival(const sim::Arrival& arrival) {
-  const uint32_t cut = cut_of(arrival.imm);
+void Runner::on_arrival(const sim::Arrival& arrival) {
+  const uint32_t shards = shards_of(arrival.imm);
   const auto found = by_key_.find({arrival.node, CounterKey::from_wire(arrival.imm)});
-  Tally* tally = found == by_key_.end() ? nullptr : &tallies_[found->second];
+  CounterModel* model = found == by_key_.end() ? nullptr : &counters_[found->second];
   auto whose = by_address_.upper_bound(arrival.target);
   if (arrival.target != nullptr && whose != by_address_.begin()) {
     Part& part = parts_[(--whose)->second];
-    part.cut = cut;
-    if (++part.shards > cut) {
-      broken("no count twice",
-             fmt::format("a write of task {} counted {} times of {}", part.task, part.shards, cut));
+    part.shards_total = shards;
+    if (++part.shards_counted > shards) {
+      violated("no write counts twice",
+             fmt::format("a write of op {} counted {} times of {}", part.op, part.shards_counted, shards));
     }
     if (part.fate == Fate::kNotDelivered) {
-      broken("nothing counts after kNotDelivered", fmt::format("a write of task {}", part.task));
+      violated("no write counts after kNotDelivered", fmt::format("a write of op {}", part.op));
     }
-    if (tally != nullptr && part.tally != tally->number) {
-      broken("a key counts for its own writes",
-             fmt::format("task {} was sent to counter {} and counted at {}", part.task, part.tally,
-                         tally->number));
+    if (model != nullptr && part.counter != model->number) {
+      violated("a counter key counts only its own writes",
+             fmt::format("op {} was sent to counter {} and counted at {}", part.op, part.counter,
+                         model->number));
     }
   }
   // What its sender has called done may still lie in a NIC that is late: stale, and no lie.
-  const bool quiet = quiet_.contains({arrival.node, CounterKey::from_wire(arrival.imm)});
-  if (tally == nullptr && quiet && !late_.contains(arrival.node)) {
-    broken("nothing counts at a key that was proved to be at rest",
+  const bool quiet = quiescent_keys_.contains({arrival.node, CounterKey::from_wire(arrival.imm)});
+  if (model == nullptr && quiet && !late_counting_nodes_.contains(arrival.node)) {
+    violated("no count arrives for a key that was proved quiescent",
            fmt::format("node {}, key {}", arrival.node, CounterKey::from_wire(arrival.imm).wire()));
   }
-  if (tally == nullptr) return;
-  tally->units += kUnits / cut;
-  tally->arrived_at = now();
-  touched_.insert(tally->number);
-  fire(*tally);
+  if (model == nullptr) return;
+  model->units += kUnits / shards;
+  model->arrived_at = now();
+  changed_counters_.insert(model->number);
+  mark_met(*model);
 }
 
 /// An expectation is met in the moment in which enough is there.
-void Stage::fire(Tally& tally) {
-  if (tally.armed == 0 || tally.fired || tally.round != kNobody) return;
-  if (tally.units / kUnits < static_cast<int64_t>(tally.taken + tally.wanted)) return;
-  tally.fired = true;
-  tally.taken += tally.wanted;
-  tally.fired_at = now();
+void Runner::mark_met(CounterModel& model) {
+  if (model.armed_by == 0 || model.met || model.group_wait != kNone) return;
+  if (model.units / kUnits < static_cast<int64_t>(model.taken + model.wanted)) return;
+  model.met = true;
+  model.taken += model.wanted;
+  model.met_at = now();
   // From now on its end is due.
-  const auto waits = tasks_.find(tally.armed);
-  if (waits == tasks_.end() || waits->second.kind != Task::Kind::kExpect) return;
-  bounds_.erase({waits->second.look, tally.armed});
-  waits->second.bound = waits->second.look = now() + kPrompt;
-  bounds_.emplace(waits->second.look, tally.armed);
+  const auto waits = pending_ops_.find(model.armed_by);
+  if (waits == pending_ops_.end() || waits->second.kind != PendingOp::Kind::kExpect) return;
+  report_deadlines_.erase({waits->second.recheck_at, model.armed_by});
+  waits->second.report_by = waits->second.recheck_at = now() + kReportWithin;
+  report_deadlines_.emplace(waits->second.recheck_at, model.armed_by);
 }
 
 // ---- What the engines report --------------------------------------------------------------------
 
-void Stage::on_end(const Event& event, uint32_t node, uint32_t life) {
-  if (submitting_) broken("no callback inside submit()", fmt::format("node {}", node));
-  const auto it = tasks_.find(event.tag);
-  if (it == tasks_.end() || it->second.life != life) {
-    return broken("every operation ends once",
-                  fmt::format("node {}: task {} is reported again, with {}", node, event.tag,
+void Runner::on_completion(const Event& event, uint32_t node, uint32_t incarnation) {
+  if (submitting_) violated("no callback inside submit()", fmt::format("node {}", node));
+  const auto it = pending_ops_.find(event.tag);
+  if (it == pending_ops_.end() || it->second.incarnation != incarnation) {
+    return violated("every operation completes exactly once",
+                  fmt::format("node {}: op {} is reported again, with {}", node, event.tag,
                               to_string(event.code)));
   }
-  Task task = std::move(it->second);
-  tasks_.erase(it);
-  bounds_.erase({task.look, task.tag});
-  ended(task, event);
+  PendingOp op = std::move(it->second);
+  pending_ops_.erase(it);
+  report_deadlines_.erase({op.recheck_at, op.tag});
+  op_completed(op, event);
 }
 
-void Stage::on_news(const Event& event, uint32_t node, uint32_t life) {
+void Runner::on_event(const Event& event, uint32_t node, uint32_t incarnation) {
   coverage_.add("event", to_string(event.kind));
-  if (!alive(node, life)) return;
+  if (!is_running(node, incarnation)) return;
   switch (event.kind) {
     case EventKind::kRoom:
-      lives_[node]->wants_room = false;
+      processes_[node]->wants_room = false;
       return;
     case EventKind::kPeer:
       coverage_.add("peer", to_string(static_cast<PeerState>(event.value)));
       if (static_cast<PeerState>(event.value) < PeerState::kLost) return;
-      for (Way& way : ways_) {
-        const bool mine = way.from_life == life && way.peer == event.peer;
-        if (mine || (way.to_life == life && way.there == event.peer)) way.ended = true;
+      for (Session& session : sessions_) {
+        const bool mine = session.from_incarnation == incarnation && session.peer == event.peer;
+        if (mine || (session.to_incarnation == incarnation && session.peer_at_target == event.peer)) session.closed = true;
       }
       return;
     case EventKind::kFenceProved:
-      for (uint32_t i = 0; i < fields_.size(); ++i) {
-        // Only a deregistration has no peer. Which field it was is not said: the operation is.
-        if (event.peer || fields_[i].life != life || fields_[i].late != event.op) continue;
-        field_ended(i);
+      for (uint32_t i = 0; i < arenas_.size(); ++i) {
+        // Only a deregistration has no peer. Which arena it was is not said: the operation is.
+        if (event.peer || arenas_[i].incarnation != incarnation || arenas_[i].late != event.op) continue;
+        arena_fenced(i);
       }
-      for (const Way& way : ways_) {
-        if (event.peer && way.to_life == life && way.there == event.peer) fence_ended(way.number);
+      for (const Session& session : sessions_) {
+        if (event.peer && session.to_incarnation == incarnation && session.peer_at_target == event.peer) session_fenced(session.number);
       }
       return;
     case EventKind::kUnhandled:
@@ -140,95 +140,95 @@ void Stage::on_news(const Event& event, uint32_t node, uint32_t life) {
     default:
       return;
   }
-  const auto it = std::ranges::find_if(tasks_, [&](const auto& entry) {
-    return entry.second.life == life && entry.second.silent && entry.second.id == event.op;
+  const auto it = std::ranges::find_if(pending_ops_, [&](const auto& entry) {
+    return entry.second.incarnation == incarnation && entry.second.silent && entry.second.id == event.op;
   });
-  if (it == tasks_.end()) return;  // of a batch that is gone, or a probe of misuse
-  coverage_.add("told by", "subscriber");
-  Task task = std::move(it->second);
-  tasks_.erase(it);
-  bounds_.erase({task.look, task.tag});
-  ended(task, event);
+  if (it == pending_ops_.end()) return;  // of a batch that is gone, or a probe of misuse
+  coverage_.add("reported by", "subscriber");
+  PendingOp op = std::move(it->second);
+  pending_ops_.erase(it);
+  report_deadlines_.erase({op.recheck_at, op.tag});
+  op_completed(op, event);
 }
 
-void Stage::on_message(const Event& event, uint32_t node, uint32_t life) {
-  if (submitting_) broken("no callback inside submit()", fmt::format("node {}", node));
+void Runner::on_message(const Event& event, uint32_t node, uint32_t incarnation) {
+  if (submitting_) violated("no callback inside submit()", fmt::format("node {}", node));
   uint64_t words[2] = {};
   if (event.size_bytes < sizeof words) {
-    return broken("messages arrive as they were", fmt::format("{} bytes", event.size_bytes));
+    return violated("messages arrive unchanged", fmt::format("{} bytes", event.size_bytes));
   }
   std::memcpy(words, event.data, sizeof words);
-  if (words[0] >= ways_.size() || !holds_content(event.bytes().subspan(sizeof words), words[1])) {
-    return broken("messages arrive as they were", fmt::format("number {}", words[1]));
+  if (words[0] >= sessions_.size() || !holds_content(event.bytes().subspan(sizeof words), words[1])) {
+    return violated("messages arrive unchanged", fmt::format("number {}", words[1]));
   }
-  Way& way = ways_[words[0]];
-  if (way.to_life != life || !alive(node, life)) return;
-  if (must_not_hear_.contains({way.number, words[1]})) {
-    broken("a message that was not delivered is not heard", fmt::format("number {}", words[1]));
+  Session& session = sessions_[words[0]];
+  if (session.to_incarnation != incarnation || !is_running(node, incarnation)) return;
+  if (must_not_receive_.contains({session.number, words[1]})) {
+    violated("an undelivered message is not received", fmt::format("number {}", words[1]));
   }
-  const auto [said, fresh] = said_.emplace(std::pair{way.number, words[1]}, true);
-  if (!fresh) broken("messages arrive once", fmt::format("number {}", words[1]));
-  if (!way.there) way.there = event.peer;
+  const auto [said, fresh] = received_.emplace(std::pair{session.number, words[1]}, true);
+  if (!fresh) violated("messages arrive once", fmt::format("number {}", words[1]));
+  if (!session.peer_at_target) session.peer_at_target = event.peer;
 }
 
-void Stage::poll_inboxes() {
+void Runner::poll_inboxes() {
   std::array<Event, 16> events;
-  for (auto& life : lives_) {
-    if (!life || !life->inbox) continue;
+  for (auto& process : processes_) {
+    if (!process || !process->inbox) continue;
     uint32_t count = 0;
-    while ((count = life->inbox->poll(events)) > 0) {
-      coverage_.add("told by", "inbox", count);
-      for (uint32_t i = 0; i < count; ++i) on_end(events[i], life->node, life->number);
+    while ((count = process->inbox->poll(events)) > 0) {
+      coverage_.add("reported by", "inbox", count);
+      for (uint32_t i = 0; i < count; ++i) on_completion(events[i], process->node, process->incarnation);
     }
   }
 }
 
 // ---- Ends ---------------------------------------------------------------------------------------
 
-void Stage::ended(Task& task, const Event& event) {
-  ++ended_;
+void Runner::op_completed(PendingOp& op, const Event& event) {
+  ++ops_completed_;
   coverage_.add("code", to_string(event.code));
-  coverage_.add("end", fmt::format("{} {}", to_string(task.kind),
+  coverage_.add("completion", fmt::format("{} {}", to_string(op.kind),
                                    event.code == Errc::kOk ? "ok" : to_string(event.remote)));
-  const bool waits = task.kind == Task::Kind::kExpect || task.kind == Task::Kind::kRound;
-  const bool must = strict_ && !waits && task.submitted >= strict_since_;
+  const bool waits = op.kind == PendingOp::Kind::kExpect || op.kind == PendingOp::Kind::kGroupWait;
+  const bool must = strict_ && !waits && op.submitted >= strict_since_;
   if (must && event.code != Errc::kOk && event.code != Errc::kTooLarge) {
-    broken("everything new succeeds", fmt::format("{}: {}", describe(task), to_string(event.code)));
+    violated("new operations succeed after the faults", fmt::format("{}: {}", describe(op), to_string(event.code)));
   }
-  if (!has_reason(task, event.code)) {
-    broken("every failure has a reason",
-           fmt::format("{}: {}", describe(task), to_string(event.code)));
+  if (!has_cause(op, event.code)) {
+    violated("every failure has a cause",
+           fmt::format("{}: {}", describe(op), to_string(event.code)));
   }
-  if (is_transfer(task.kind)) return transfer_ended(task, event);
-  switch (task.kind) {
-    case Task::Kind::kExpect:
-      return expectation_ended(task, event);
-    case Task::Kind::kRound:
-      return round_ended(task, event);
-    case Task::Kind::kSend:
-      return message_ended(task, event);
-    case Task::Kind::kTimer:
-      if (event.code == Errc::kOk && now() < task.due) {
-        broken("an alarm rings when it is due", describe(task));
+  if (is_transfer(op.kind)) return transfer_completed(op, event);
+  switch (op.kind) {
+    case PendingOp::Kind::kExpect:
+      return expectation_completed(op, event);
+    case PendingOp::Kind::kGroupWait:
+      return group_wait_completed(op, event);
+    case PendingOp::Kind::kSend:
+      return message_completed(op, event);
+    case PendingOp::Kind::kTimer:
+      if (event.code == Errc::kOk && now() < op.deadline) {
+        violated("a timer does not fire early", describe(op));
       }
       return;
-    case Task::Kind::kFence:
-      if (event.code == Errc::kOk) fence_ended(task.subject);
+    case PendingOp::Kind::kFence:
+      if (event.code == Errc::kOk) session_fenced(op.subject);
       return;
-    case Task::Kind::kDeregister:
+    case PendingOp::Kind::kDeregister:
       if (event.code == Errc::kOk) {
-        field_ended(task.subject);
+        arena_fenced(op.subject);
       } else {
-        fields_[task.subject].late = task.id;
+        arenas_[op.subject].late = op.id;
       }
       return;
-    case Task::Kind::kResolve:
+    case PendingOp::Kind::kResolve:
       if (event.code == Errc::kOk) {
-        Tally& tally = tallies_[task.subject];
-        if (tally.counter && *task.answer != tally.key) {
-          broken("a name resolves to its key", describe(task));
+        CounterModel& model = counters_[op.subject];
+        if (model.counter && *op.answer != model.key) {
+          violated("a name resolves to its key", describe(op));
         }
-        tally.resolved[ways_[task.way].number] = *task.answer;
+        model.resolved[sessions_[op.session].number] = *op.answer;
       }
       return;
     default:
@@ -237,279 +237,279 @@ void Stage::ended(Task& task, const Event& event) {
 }
 
 /// Whether something happened in this world that a code may be blamed on.
-bool Stage::has_reason(const Task& task, Errc code) const {
-  std::vector<uint32_t> ways;
-  bool field_closing = false, key_released = false;
-  for (const uint32_t number : task.parts) {
+bool Runner::has_cause(const PendingOp& op, Errc code) const {
+  std::vector<uint32_t> sessions;
+  bool arena_closing = false, key_released = false;
+  for (const uint32_t number : op.parts) {
     const Part& part = parts_[number];
-    ways.push_back(part.way);
-    field_closing |= part.field != kNobody && fields_[part.field].closing;
-    key_released |= part.tally != kNobody && !tallies_[part.tally].counter;
+    sessions.push_back(part.session);
+    arena_closing |= part.arena != kNone && arenas_[part.arena].closing;
+    key_released |= part.counter != kNone && !counters_[part.counter].counter;
   }
-  if (task.kind == Task::Kind::kSend || task.kind == Task::Kind::kFence) {
-    ways.push_back(task.subject);
+  if (op.kind == PendingOp::Kind::kSend || op.kind == PendingOp::Kind::kFence) {
+    sessions.push_back(op.subject);
   }
-  if (task.kind == Task::Kind::kResolve) ways.push_back(task.way);
-  const bool waits = task.kind == Task::Kind::kExpect || task.kind == Task::Kind::kRound;
-  const bool way_lost = std::ranges::any_of(ways, [&](uint32_t number) {
-    const Way& way = ways_[number];
-    return lost(way) || fencing_.contains(std::minmax(way.from_life, way.to_life));
+  if (op.kind == PendingOp::Kind::kResolve) sessions.push_back(op.session);
+  const bool waits = op.kind == PendingOp::Kind::kExpect || op.kind == PendingOp::Kind::kGroupWait;
+  const bool session_lost = std::ranges::any_of(sessions, [&](uint32_t number) {
+    const Session& session = sessions_[number];
+    return is_lost(session) || fencing_.contains(std::minmax(session.from_incarnation, session.to_incarnation));
   });
   // A write that is refused takes its path with it, and on some networks all that is on it.
-  const bool refusing = !fencing_.empty() || std::ranges::any_of(fields_, &OwnedField::closing);
-  const bool troubled = refusing || !story_.troubles.empty() || story_.world.drop_control > 0;
+  const bool refusing = !fencing_.empty() || std::ranges::any_of(arenas_, &OwnedArena::closing);
+  const bool faulty = refusing || !plan_.faults.empty() || plan_.world.drop_control > 0;
   switch (code) {
     case Errc::kOk:
-      return task.kind == Task::Kind::kTimer || !task.deaf;
+      return op.kind == PendingOp::Kind::kTimer || !op.no_listener;
     case Errc::kTimeout:
-      return now() >= task.due;
+      return now() >= op.deadline;
     case Errc::kCancelled:
-      return task.cancelled;
+      return op.cancelled;
     case Errc::kClosed:
-      return closing_ == task.life || way_lost;
+      return closing_ == op.incarnation || session_lost;
     case Errc::kPeerLost:
-      return way_lost || waits;  // which is looked at there
+      return session_lost || waits;  // which is looked at there
     case Errc::kUnsupported:
-      return task.deaf || task.kind == Task::Kind::kFence;
+      return op.no_listener || op.kind == PendingOp::Kind::kFence;
     case Errc::kReleased:
       return key_released || waits;
     case Errc::kAborted:
       return waits;
     case Errc::kNotFound:
-      return field_closing || task.kind == Task::Kind::kDeregister ||
-             task.kind == Task::Kind::kFence;
+      return arena_closing || op.kind == PendingOp::Kind::kDeregister ||
+             op.kind == PendingOp::Kind::kFence;
     case Errc::kRemoteAccess:
-      return field_closing || way_lost || troubled;
+      return arena_closing || session_lost || faulty;
     case Errc::kRailLost:
     case Errc::kUnreachable:
-      return troubled || way_lost;
+      return faulty || session_lost;
     case Errc::kTooLarge:
-      return std::ranges::any_of(story_.nodes[task.node].networks, [](const auto& network) {
+      return std::ranges::any_of(plan_.nodes[op.node].networks, [](const auto& network) {
         return network.model.write_bytes_max < 1u << 20;
       });
     case Errc::kBusy:
-      return task.kind == Task::Kind::kFence;
+      return op.kind == PendingOp::Kind::kFence;
     case Errc::kExhausted:
-      return task.kind == Task::Kind::kResolve || way_lost;
+      return op.kind == PendingOp::Kind::kResolve || session_lost;
     default:
       return false;
   }
 }
 
-void Stage::message_ended(const Task& task, const Event& event) {
-  const std::pair<uint32_t, uint64_t> message{task.subject, task.message};
+void Runner::message_completed(const PendingOp& op, const Event& event) {
+  const std::pair<uint32_t, uint64_t> message{op.subject, op.message};
   if (event.code == Errc::kOk) {
-    must_hear_.insert(message);
+    must_receive_.insert(message);
   } else if (event.remote == Remote::kNotDelivered) {
-    must_not_hear_.insert(message);
-    if (said_.contains(message)) {
-      broken("a message that was not delivered is not heard", describe(task));
+    must_not_receive_.insert(message);
+    if (received_.contains(message)) {
+      violated("an undelivered message is not received", describe(op));
     }
   }
 }
 
-void Stage::transfer_ended(Task& task, const Event& event) {
+void Runner::transfer_completed(PendingOp& op, const Event& event) {
   // Whoever still reads it sends something that nobody wrote.
-  std::ranges::fill(task.source, kPoison);
-  const auto parts = static_cast<uint32_t>(task.parts.size());
+  std::ranges::fill(op.source, kSourceReused);
+  const auto parts = static_cast<uint32_t>(op.parts.size());
   std::vector<Remote> fates(parts, Remote::kDelivered);
   if (parts == 1) fates[0] = event.code == Errc::kOk ? Remote::kDelivered : event.remote;
-  if (task.batch) {
+  if (op.batch) {
     std::array<Failure, Batch::kFailuresMax> failures;
-    const uint32_t count = task.batch->failures(failures);
+    const uint32_t count = op.batch->failures(failures);
     for (uint32_t i = 0; i < count; ++i) {
       if (failures[i].part >= parts) {
-        broken("failures name parts of their operation", describe(task));
+        violated("failures name parts of their operation", describe(op));
       } else {
         fates[failures[i].part] = failures[i].remote;
       }
     }
-    if (task.batch->delivered() + task.batch->failed() != parts ||
-        task.batch->failed() != event.parts_failed ||
-        (event.code != Errc::kOk && task.batch->unknown() != event.previous)) {
-      broken("a batch counts every part once",
+    if (op.batch->delivered() + op.batch->failed() != parts ||
+        op.batch->failed() != event.parts_failed ||
+        (event.code != Errc::kOk && op.batch->unknown() != event.previous)) {
+      violated("a batch counts every part once",
              fmt::format("{}: {} delivered, {} failed, {} unknown; reported {} failed, {} unknown",
-                         describe(task), task.batch->delivered(), task.batch->failed(),
-                         task.batch->unknown(), event.parts_failed, event.previous));
+                         describe(op), op.batch->delivered(), op.batch->failed(),
+                         op.batch->unknown(), event.parts_failed, event.previous));
     }
   }
   const bool failed = std::ranges::any_of(fates, [](Remote r) { return r != Remote::kDelivered; });
   if (failed == (event.code == Errc::kOk)) {
-    broken("a code says whether all was delivered",
-           fmt::format("{}: {}", describe(task), to_string(event.code)));
+    violated("the completion code matches what was delivered",
+           fmt::format("{}: {}", describe(op), to_string(event.code)));
   }
-  for (uint32_t i = 0; i < parts; ++i) part_ended(parts_[task.parts[i]], fates[i]);
+  for (uint32_t i = 0; i < parts; ++i) part_completed(parts_[op.parts[i]], fates[i]);
 }
 
-void Stage::part_ended(Part& part, Remote remote) {
-  Tally* tally = part.tally == kNobody ? nullptr : &tallies_[part.tally];
-  OwnedField* owned = part.field == kNobody ? nullptr : &fields_[part.field];
-  const bool there = owned != nullptr && alive(owned->node, owned->life);
+void Runner::part_completed(Part& part, Remote remote) {
+  CounterModel* model = part.counter == kNone ? nullptr : &counters_[part.counter];
+  OwnedArena* owned = part.arena == kNone ? nullptr : &arenas_[part.arena];
+  const bool there = owned != nullptr && is_running(owned->node, owned->incarnation);
   switch (remote) {
     case Remote::kDelivered:
       part.fate = Fate::kDelivered;
-      if ((owned != nullptr && part.begun > owned->ended) || part.begun > ways_[part.way].fenced) {
-        broken("nothing is delivered behind a fence", fmt::format("a write of task {}", part.task));
+      if ((owned != nullptr && part.submitted > owned->fenced_at) || part.submitted > sessions_[part.session].fenced_at) {
+        violated("nothing is delivered after a fence", fmt::format("a write of op {}", part.op));
       }
-      if (there && !owned->field.make_whole(part.place)) {
-        broken("what was delivered is there", fmt::format("a write of task {}", part.task));
+      if (there && !owned->memory.mark_complete(part.slot)) {
+        violated("delivered bytes are in memory", fmt::format("a write of op {}", part.op));
       }
-      if (there) bytes_checked_ += owned->field.place(part.place).size;
-      if (there && lands_twice_ && tally != nullptr && tally->done) owned->field.shut(part.place);
+      if (there) bytes_checked_ += owned->memory.slot(part.slot).size;
+      if (there && may_land_twice_ && model != nullptr && model->done) owned->memory.seal(part.slot);
       return;
     case Remote::kNotDelivered:
       part.fate = Fate::kNotDelivered;
-      if (part.shards > 0) {
-        broken("kNotDelivered means not counted", fmt::format("a write of task {}", part.task));
+      if (part.shards_counted > 0) {
+        violated("kNotDelivered means not counted", fmt::format("a write of op {}", part.op));
       }
-      if (there) owned->field.shut(part.place);
-      if (tally != nullptr) std::erase(tally->parts, part.number);
+      if (there) owned->memory.seal(part.slot);
+      if (model != nullptr) std::erase(model->parts, part.number);
       return;
     case Remote::kUnknown:
       part.fate = Fate::kUnknown;
-      if (tally != nullptr) tally->loose = true;
+      if (model != nullptr) model->may_miss_counts = true;
       return;
   }
 }
 
-void Stage::expectation_ended(Task& task, const Event& event) {
-  Tally& tally = tallies_[task.subject];
-  const bool fired = tally.fired;
-  tally.armed = 0;
-  tally.fired = false;
-  const auto lies = [&](std::string_view why) {
-    broken("a wait ends as it should",
-           fmt::format("{}: {} but {}; {} of {} sent, {} units", describe(task),
-                       to_string(event.code), why, tally.parts.size(), tally.wanted, tally.units));
+void Runner::expectation_completed(PendingOp& op, const Event& event) {
+  CounterModel& model = counters_[op.subject];
+  const bool was_met = model.met;
+  model.armed_by = 0;
+  model.met = false;
+  const auto wrong = [&](std::string_view why) {
+    violated("an expectation completes with the right code",
+           fmt::format("{}: {} but {}; {} of {} sent, {} units", describe(op),
+                       to_string(event.code), why, model.parts.size(), model.wanted, model.units));
   };
   switch (event.code) {
     case Errc::kOk:
-      if (!fired && !tally.self) lies("not enough has arrived");
-      if (!fired) tally.taken += tally.wanted;
-      return all_there(tally);
+      if (!was_met && !model.has_local_writes) wrong("not enough has arrived");
+      if (!was_met) model.taken += model.wanted;
+      return check_all_landed(model);
     case Errc::kTimeout:
-      if (now() < task.due) lies("it was not due");
+      if (now() < op.deadline) wrong("it was not due");
       break;
     case Errc::kAborted:
-      if (!sender_may_be_lost(tally)) lies("all that was sent is certain");
-      tally.loose = true;
+      if (!sender_may_be_lost(model)) wrong("all that was sent is certain");
+      model.may_miss_counts = true;
       break;
     case Errc::kPeerLost:
-      if (!sender_may_be_lost(tally)) lies("nobody is lost");
-      tally.loose = true;
+      if (!sender_may_be_lost(model)) wrong("nobody is lost");
+      model.may_miss_counts = true;
       break;
     case Errc::kReleased:
-      if (tally.counter) lies("it was not released");
+      if (model.counter) wrong("it was not released");
       break;
     case Errc::kCancelled:
     case Errc::kClosed:
       break;
     default:
-      lies("that is no end of a wait");
+      wrong("that is no end of a wait");
   }
-  if (!fired) return;
+  if (!was_met) return;
   // In the turn in which the last one came, what ended the wait may have been looked at first.
-  tally.taken -= tally.wanted;
-  if (tally.fired_at < now() && event.code != Errc::kClosed) lies("it was met before");
+  model.taken -= model.wanted;
+  if (model.met_at < now() && event.code != Errc::kClosed) wrong("it was met before");
 }
 
 /// All that was sent to it has been taken: every byte must be there, and nothing comes after it.
-void Stage::all_there(Tally& tally) {
-  tally.done = true;
-  if (tally.parts.size() < tally.wanted) {
-    broken("count <= begun", fmt::format("counter {}: {} were taken and {} sent", tally.number,
-                                         tally.wanted, tally.parts.size()));
+void Runner::check_all_landed(CounterModel& model) {
+  model.done = true;
+  if (model.parts.size() < model.wanted) {
+    violated("count <= writes started", fmt::format("counter {}: {} were taken and {} sent", model.number,
+                                         model.wanted, model.parts.size()));
   }
-  for (const uint32_t number : tally.parts) {
+  for (const uint32_t number : model.parts) {
     Part& part = parts_[number];
-    if (part.field == kNobody) continue;
-    Field& field = fields_[part.field].field;
-    if (field.place(part.place).state == Field::State::kShut) continue;
-    if (!field.make_whole(part.place)) {
-      broken("a met expectation finds every byte",
-             fmt::format("counter {}: a write of task {}", tally.number, part.task));
+    if (part.arena == kNone) continue;
+    TargetArena& arena = arenas_[part.arena].memory;
+    if (arena.slot(part.slot).state == TargetArena::State::kSealed) continue;
+    if (!arena.mark_complete(part.slot)) {
+      violated("a met expectation implies that every byte has landed",
+             fmt::format("counter {}: a write of op {}", model.number, part.op));
     }
-    bytes_checked_ += field.place(part.place).size;
+    bytes_checked_ += arena.slot(part.slot).size;
     // Where data may land twice, that ends with the completion, and not with the count.
-    if (!lands_twice_ || part.fate == Fate::kDelivered) field.shut(part.place);
+    if (!may_land_twice_ || part.fate == Fate::kDelivered) arena.seal(part.slot);
   }
 }
 
-bool Stage::sender_may_be_lost(const Tally& tally) const {
-  if (tally.loose || (tally.bound != kNobody && lost(ways_[tally.bound]))) return true;
-  return std::ranges::any_of(tally.parts, [&](uint32_t number) {
+bool Runner::sender_may_be_lost(const CounterModel& model) const {
+  if (model.may_miss_counts || (model.bound_session != kNone && is_lost(sessions_[model.bound_session]))) return true;
+  return std::ranges::any_of(model.parts, [&](uint32_t number) {
     const Part& part = parts_[number];
     if (part.fate == Fate::kDelivered) return false;
-    if (part.fate == Fate::kUnknown || lost(ways_[part.way])) return true;
+    if (part.fate == Fate::kUnknown || is_lost(sessions_[part.session])) return true;
     // A part may have failed while the others go on: its key is spoiled before the operation ends.
-    const auto task = tasks_.find(part.task);
-    return part.fate == Fate::kUnderWay && task != tasks_.end() && task->second.parts.size() > 1;
+    const auto op = pending_ops_.find(part.op);
+    return part.fate == Fate::kInFlight && op != pending_ops_.end() && op->second.parts.size() > 1;
   });
 }
 
 /// Whether either side has given the session up.
-bool Stage::lost(const Way& way) const {
-  if (way.ended || !alive(way.to, way.to_life) || !alive(way.from, way.from_life)) return true;
-  const auto from = lives_[way.from]->engine->peer_info(way.peer);
+bool Runner::is_lost(const Session& session) const {
+  if (session.closed || !is_running(session.to, session.to_incarnation) || !is_running(session.from, session.from_incarnation)) return true;
+  const auto from = processes_[session.from]->engine->peer_info(session.peer);
   if (!from || from->state >= PeerState::kLost) return true;
-  if (!way.there) return false;
-  const auto info = lives_[way.to]->engine->peer_info(way.there);
+  if (!session.peer_at_target) return false;
+  const auto info = processes_[session.to]->engine->peer_info(session.peer_at_target);
   return !info || info->state >= PeerState::kLost;
 }
 
-void Stage::round_ended(Task& task, const Event& event) {
-  Round& round = rounds_[task.subject];
-  if (!round.group) return;
+void Runner::group_wait_completed(PendingOp& op, const Event& event) {
+  GroupWait& group_wait = group_waits_[op.subject];
+  if (!group_wait.group) return;
   bool all_met = true, may_be_lost = false, just_now = false;
-  for (const uint32_t number : round.tallies) {
-    const Tally& tally = tallies_[number];
-    if (!tally.counter) continue;
-    all_met &= tally.units >= kUnits;
-    may_be_lost |= sender_may_be_lost(tally) || lost(ways_[tally.from_way]);
-    just_now |= tally.arrived_at == now();
+  for (const uint32_t number : group_wait.members) {
+    const CounterModel& model = counters_[number];
+    if (!model.counter) continue;
+    all_met &= model.units >= kUnits;
+    may_be_lost |= sender_may_be_lost(model) || is_lost(sessions_[model.from_session]);
+    just_now |= model.arrived_at == now();
   }
-  const bool lies =
+  const bool wrong =
       event.code == Errc::kOk ? !all_met
       : event.code == Errc::kTimeout
           ? all_met && !may_be_lost && !just_now
           : (event.code == Errc::kPeerLost || event.code == Errc::kAborted) && !may_be_lost;
-  if (lies) {
-    broken("a round ends as it should",
-           fmt::format("{}: {} and {}", describe(task), to_string(event.code),
+  if (wrong) {
+    violated("a group wait completes with the right code",
+           fmt::format("{}: {} and {}", describe(op), to_string(event.code),
                        all_met ? "all have paid" : "somebody has not"));
   }
   if (event.code == Errc::kOk) {
-    for (const uint32_t number : round.tallies) {
-      if (tallies_[number].counter) all_there(tallies_[number]);
+    for (const uint32_t number : group_wait.members) {
+      if (counters_[number].counter) check_all_landed(counters_[number]);
     }
-    round.group.reset();
+    group_wait.group.reset();
     return;
   }
   const bool may_go_on = event.code == Errc::kPeerLost || event.code == Errc::kAborted;
-  if (!may_go_on || !event.peer || !round.group->mask(event.peer)) return;
-  for (const uint32_t number : round.tallies) {
-    Tally& tally = tallies_[number];
+  if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
+  for (const uint32_t number : group_wait.members) {
+    CounterModel& model = counters_[number];
     // Its member is released: what comes later is stale.
-    if (tally.member != event.peer || !tally.counter) continue;
-    by_key_.erase({tally.node, tally.key});
-    tally.counter.reset();
+    if (model.member != event.peer || !model.counter) continue;
+    by_key_.erase({model.node, model.key});
+    model.counter.reset();
   }
-  if (++round.asked < 4) ask(task.subject, Nanos(300'000'000));
+  if (++group_wait.attempts < 4) arm_group_wait(op.subject, Nanos(300'000'000));
 }
 
 /// Nothing of that session can land any more.
-void Stage::fence_ended(uint32_t way) {
-  ways_[way].fenced = std::min(ways_[way].fenced, now());
+void Runner::session_fenced(uint32_t session) {
+  sessions_[session].fenced_at = std::min(sessions_[session].fenced_at, now());
   for (Part& part : parts_) {
-    if (part.way != way || part.field == kNobody) continue;
-    Field& field = fields_[part.field].field;
-    field.shut(part.place);
+    if (part.session != session || part.arena == kNone) continue;
+    TargetArena& arena = arenas_[part.arena].memory;
+    arena.seal(part.slot);
   }
 }
 
-void Stage::field_ended(uint32_t field) {
-  fields_[field].ended = std::min(fields_[field].ended, now());
-  fields_[field].field.shut_all();
+void Runner::arena_fenced(uint32_t arena) {
+  arenas_[arena].fenced_at = std::min(arenas_[arena].fenced_at, now());
+  arenas_[arena].memory.seal_all();
 }
 
 }  // namespace fabric::swarm

@@ -12,11 +12,11 @@ namespace fabric::swarm {
 /// and is shown, because a check of what never happens proves nothing.
 class Coverage {
  public:
-  Coverage();  ///< knows faults, codes, ends and deeds
+  Coverage();  ///< knows faults, codes, ends and actions
 
   void add(std::string_view section, std::string_view name, uint64_t times = 1);
   /// Takes over what an engine tells of itself ("protocol_counters" of its dump).
-  void add_steps(const std::string& dump_json);
+  void add_protocol_counters(const std::string& dump_json);
   void merge(const Coverage& other);
 
   std::vector<std::string> missing() const;  ///< "section: name"

@@ -8,66 +8,66 @@
 namespace fabric::swarm {
 namespace {
 
-constexpr std::array<const char*, Deed::kKinds> kDeeds = {
+constexpr std::array<const char*, Action::kKinds> kActionNames = {
     "write", "writes",     "paged write", "scatter", "signal", "send", "alarm",
-    "watch", "expect",     "take",        "round",   "cancel", "wait", "release",
+    "watch", "expect",     "take",        "group_wait",   "cancel", "wait", "release",
     "fence", "deregister", "disconnect",  "restart", "misuse"};
-constexpr std::array<const char*, Task::kKinds> kTasks = {
+constexpr std::array<const char*, PendingOp::kKinds> kOpNames = {
     "write",   "paged write", "scatter",    "signal", "send", "alarm",
-    "resolve", "fence",       "deregister", "expect", "round"};
+    "resolve", "fence",       "deregister", "expect", "group_wait"};
 
 std::string time_of(Nanos time) { return fmt::format("{:>12.6f} s", time.count() * 1e-9); }
 
-/// Whether the deed is about the other node at all.
-bool has_other(Deed::Kind kind) {
+/// Whether the action is about the other node at all.
+bool has_other(Action::Kind kind) {
   switch (kind) {
-    case Deed::Kind::kWrite:
-    case Deed::Kind::kWrites:
-    case Deed::Kind::kPaged:
-    case Deed::Kind::kSend:
-    case Deed::Kind::kFence:
-    case Deed::Kind::kDisconnect:
-    case Deed::Kind::kMisuse:
+    case Action::Kind::kWrite:
+    case Action::Kind::kWrites:
+    case Action::Kind::kPaged:
+    case Action::Kind::kSend:
+    case Action::Kind::kFence:
+    case Action::Kind::kDisconnect:
+    case Action::Kind::kMisuse:
       return true;
     default:
       return false;
   }
 }
 
-std::string tell(const Deed& deed) {
+std::string describe(const Action& action) {
   std::string out =
-      fmt::format("{}  node {}: {}", time_of(deed.at), deed.node, to_string(deed.kind));
-  if (has_other(deed.kind)) out += fmt::format(", node {}", deed.other);
-  return out + fmt::format("  (dice {:x})\n", deed.dice);
+      fmt::format("{}  node {}: {}", time_of(action.at), action.node, to_string(action.kind));
+  if (has_other(action.kind)) out += fmt::format(", node {}", action.other);
+  return out + fmt::format("  (rng {:x})\n", action.seed);
 }
 
-std::string tell(const Trouble& trouble) {
-  const sim::Fault& fault = trouble.fault;
-  std::string out = fmt::format("{}  FAULT {} at node {}", time_of(trouble.at),
+std::string describe(const PlannedFault& planned) {
+  const sim::Fault& fault = planned.fault;
+  std::string out = fmt::format("{}  FAULT {} at node {}", time_of(planned.at),
                                 sim::to_string(fault.kind), fault.node);
   out += fmt::format(", other {}, network {}, ", fault.other, fault.network);
   out += fault.rail == sim::Fault::kAllRails ? "all rails" : fmt::format("rail {}", fault.rail);
   return out + fmt::format(", by {} us, for {} us\n", fault.time.count() / 1000,
-                           trouble.lasts.count() / 1000);
+                           planned.lasts.count() / 1000);
 }
 
 }  // namespace
 
-const char* to_string(Deed::Kind kind) noexcept { return kDeeds[static_cast<size_t>(kind)]; }
-const char* to_string(Task::Kind kind) noexcept { return kTasks[static_cast<size_t>(kind)]; }
+const char* to_string(Action::Kind kind) noexcept { return kActionNames[static_cast<size_t>(kind)]; }
+const char* to_string(PendingOp::Kind kind) noexcept { return kOpNames[static_cast<size_t>(kind)]; }
 
-std::string tell(const Story& story) {
+std::string describe(const Plan& plan) {
   std::string out = fmt::format(
-      "seed {}: {} nodes, {} deeds, {} faults, calm at {}; control lost {:.3f}, doubled {:.3f}, "
+      "seed {}: {} nodes, {} actions, {} faults, quiet_after at {}; control lost {:.3f}, doubled {:.3f}, "
       "reordered {:.3f}{}{}\n",
-      story.seed, story.nodes.size(), story.deeds.size(), story.troubles.size(),
-      time_of(story.calm), story.world.drop_control, story.world.duplicate_control,
-      story.world.reorder_control, story.grants ? ", granted memory" : "",
-      story.job_key ? ", a job key" : "");
-  for (size_t i = 0; i < story.nodes.size(); ++i) {
-    out += fmt::format("node {}{}{}:", i, story.nodes[i].tight ? ", small queues" : "",
-                       story.nodes[i].reroute ? ", reroutes" : "");
-    for (const sim::NodeNetwork& network : story.nodes[i].networks) {
+      plan.seed, plan.nodes.size(), plan.actions.size(), plan.faults.size(),
+      time_of(plan.quiet_after), plan.world.drop_control, plan.world.duplicate_control,
+      plan.world.reorder_control, plan.grants ? ", granted memory" : "",
+      plan.job_key ? ", a job key" : "");
+  for (size_t i = 0; i < plan.nodes.size(); ++i) {
+    out += fmt::format("node {}{}{}:", i, plan.nodes[i].tight ? ", small queues" : "",
+                       plan.nodes[i].reroute ? ", reroutes" : "");
+    for (const sim::NodeNetwork& network : plan.nodes[i].networks) {
       const sim::NicModel& model = network.model;
       out += fmt::format(
           " {}: {} rails of {} Gb/s, {}{}{}, fence {}, {} + {} ns, depth {}/{}, at most {} bytes;",
@@ -78,12 +78,12 @@ std::string tell(const Story& story) {
     }
     out += "\n";
   }
-  auto trouble = story.troubles.begin();
-  for (const Deed& deed : story.deeds) {
-    while (trouble != story.troubles.end() && trouble->at <= deed.at) out += tell(*trouble++);
-    out += tell(deed);
+  auto planned = plan.faults.begin();
+  for (const Action& action : plan.actions) {
+    while (planned != plan.faults.end() && planned->at <= action.at) out += describe(*planned++);
+    out += describe(action);
   }
-  while (trouble != story.troubles.end()) out += tell(*trouble++);
+  while (planned != plan.faults.end()) out += describe(*planned++);
   return out;
 }
 

@@ -6,14 +6,14 @@
 
 #include <fabric/sim.h>
 
-// A story is a world on paper: who is there, who does what, what goes wrong. Everything is drawn
-// before anything happens, so that a story can be told, and shortened when it ends badly.
+// A plan is a world on paper: who is there, who does what, what goes wrong. Everything is drawn
+// before anything happens, so that a plan can be told, and shortened when it ends badly.
 
 namespace fabric::swarm {
 
-/// What a node does at a moment. Everything else about it comes from `dice`, so that a deed stays
-/// what it is when others are taken out of the story.
-struct Deed {
+/// What a node does at a moment. Everything else about it comes from `rng`, so that a action stays
+/// what it is when others are taken out of the plan.
+struct Action {
   enum class Kind : uint8_t {
     kWrite,
     kWrites,  ///< several in one call
@@ -25,7 +25,7 @@ struct Deed {
     kWatch,    ///< stores to a watched word
     kExpect,   ///< waits for a counter that nobody waits for yet
     kTake,     ///< polls one
-    kRound,    ///< waits for one write of every peer at once
+    kGroupWait,    ///< waits for one write of every peer at once
     kCancel,   ///< an operation, or a batch
     kWait,     ///< blocks for a batch
     kRelease,  ///< lets go of a counter
@@ -40,13 +40,13 @@ struct Deed {
   Nanos at{};
   Kind kind = Kind::kWrite;
   uint32_t node = 0, other = 0;
-  uint64_t dice = 0;
+  uint64_t seed = 0;
 };
 
-const char* to_string(Deed::Kind kind) noexcept;
+const char* to_string(Action::Kind kind) noexcept;
 
 /// A fault from `at` on, undone after `lasts`. After a crash the node comes back then.
-struct Trouble {
+struct PlannedFault {
   Nanos at{}, lasts{};
   sim::Fault fault{};
 };
@@ -57,20 +57,20 @@ struct NodePlan {
   bool reroute = false;
 };
 
-struct Story {
+struct Plan {
   uint64_t seed = 0;
   sim::WorldOptions world{};
   bool grants = false;   ///< memory is shown to one peer at a time
   bool job_key = false;  ///< all of them have the same
   std::vector<NodePlan> nodes{};
-  Nanos calm{};  ///< when the deeds are done and the troubles over
-  std::vector<Deed> deeds{};
-  std::vector<Trouble> troubles{};
+  Nanos quiet_after{};  ///< when the actions are done and the faults over
+  std::vector<Action> actions{};
+  std::vector<PlannedFault> faults{};
 };
 
-Story draw_story(uint64_t seed);
+Plan draw_plan(uint64_t seed);
 
 /// For a person to read.
-std::string tell(const Story& story);
+std::string describe(const Plan& plan);
 
 }  // namespace fabric::swarm

@@ -9,20 +9,20 @@
 
 namespace fabric::swarm {
 
-/// A promise that was broken: which one, where, and when.
+/// A promise that was record: which one, where, and when.
 struct Violation {
   std::string invariant{}, detail{};
   Nanos at{};
 };
 
 /// Keeps the first violation: what comes after it is its consequence.
-class Verdict {
+class ViolationRecord {
  public:
-  explicit Verdict(std::function<Nanos()> clock) : clock_(std::move(clock)) {}
-  void broken(std::string_view invariant, std::string detail) {
+  explicit ViolationRecord(std::function<Nanos()> clock) : clock_(std::move(clock)) {}
+  void record(std::string_view invariant, std::string detail) {
     if (!first_) first_ = Violation{std::string(invariant), std::move(detail), clock_()};
   }
-  bool holds() const noexcept { return !first_.has_value(); }
+  bool none() const noexcept { return !first_.has_value(); }
   const std::optional<Violation>& first() const noexcept { return first_; }
 
  private:

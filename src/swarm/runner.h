@@ -19,195 +19,195 @@
 
 namespace fabric::swarm {
 
-/// Plays one story and watches.
+/// Plays one plan and watches.
 ///
-/// deeds.cc does what the story says, ends.cc takes down what is reported and what arrives,
-/// checks.cc holds one against the other, stage.cc has the clock and the lives of the nodes.
-class Stage {
+/// actions.cc does what the plan says, ends.cc takes down what is reported and what arrives,
+/// checks.cc holds one against the other, runner.cc has the clock and the lives of the nodes.
+class Runner {
  public:
   static constexpr Nanos kDrain{300'000'000};  ///< of every engine
 
-  explicit Stage(const Story& story);
-  Stage(const Stage&) = delete;
-  Stage& operator=(const Stage&) = delete;
-  ~Stage();
+  explicit Runner(const Plan& plan);
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+  ~Runner();
 
-  void play();
+  void run();
 
-  const Verdict& verdict() const noexcept { return verdict_; }
+  const ViolationRecord& violation() const noexcept { return violation_; }
   const Coverage& coverage() const noexcept { return coverage_; }
   uint64_t trace_hash() const noexcept { return world_.trace_hash(); }
   Nanos now() const noexcept { return world_.now(); }
-  uint64_t ended() const noexcept { return ended_; }
+  uint64_t ops_completed() const noexcept { return ops_completed_; }
   uint64_t bytes_checked() const noexcept { return bytes_checked_; }
 
  private:
-  struct Source {
+  struct SourceBuffer {
     std::unique_ptr<std::byte[]> bytes{};
     std::optional<MemoryRegion> region{};
     uint64_t used = 0;
   };
   /// Where the events of one engine come in.
-  struct Ear {
-    Stage* stage = nullptr;
-    uint32_t node = 0, life = 0;
-    static void on_end(void* self, const Event& event);
-    static void on_news(void* self, const Event& event);
+  struct EventSink {
+    Runner* runner = nullptr;
+    uint32_t node = 0, incarnation = 0;
+    static void on_completion(void* self, const Event& event);
+    static void on_event(void* self, const Event& event);
     static void on_message(void* self, const Event& event);
     static void on_watch(void* self, const Event& event);
     static void on_misuse(void* self, const Event& event);
   };
   /// A process: from open() to close() or a crash.
-  struct Life {
-    uint32_t number = 0, node = 0;
-    std::unique_ptr<Ear> ear{};
+  struct Process {
+    uint32_t incarnation = 0, node = 0;
+    std::unique_ptr<EventSink> sink{};
     std::optional<Engine> engine{};
     std::optional<Inbox> inbox{};
-    Subscription news{}, listener{};
+    Subscription events{}, listener{};
     std::optional<Watcher> watcher{};
-    std::vector<Source> sources{};
-    std::map<uint32_t, uint32_t> ways{};  ///< by node
+    std::vector<SourceBuffer> sources{};
+    std::map<uint32_t, uint32_t> sessions{};  ///< by node
     uint64_t stored = 0, watched = 0;
     bool wants_room = false;
   };
-  struct OldDesc {
-    uint32_t life = 0;
+  struct StaleDescriptor {
+    uint32_t incarnation = 0;
     std::vector<std::byte> bytes{};
   };
-  struct Spot {
+  struct SourceRange {
     LocalRef ref{};
     std::span<std::byte> bytes{};
   };
 
-  // stage.cc
-  void act_until(Nanos time);
-  void make_trouble(const Trouble& trouble);
+  // runner.cc
+  void advance_to(Nanos time);
+  void inject(const PlannedFault& planned);
   void open(uint32_t node);
   void close(uint32_t node);
   void crash(uint32_t node);
-  void bury(uint32_t node, bool politely);
+  void forget_process(uint32_t node, bool closed_cleanly);
   void reopen_later(uint32_t node, Nanos when);
-  Life* life(uint32_t node) noexcept;
-  bool alive(uint32_t node, uint32_t number) const noexcept;
+  Process* process_on(uint32_t node) noexcept;
+  bool is_running(uint32_t node, uint32_t number) const noexcept;
   Nanos paused(uint32_t node, Nanos since) const;
 
-  // deeds.cc
-  Nanos patience(Rng& dice) const;
-  void perform(const Deed& deed);
-  void write(Life& life, uint32_t to, Rng& dice, uint32_t how_many);
-  void paged(Life& life, uint32_t to, Rng& dice);
-  void scatter(Life& life, Rng& dice);
-  void signal(Life& life, Rng& dice);
-  void send(Life& life, uint32_t to, Rng& dice);
-  void greet(Life& life, Way& way);
-  void alarm(Life& life, Rng& dice);
-  void watch(Life& life);
-  void expect(Tally& tally, Rng& dice);
-  void expect_some(Life& life, Rng& dice);
-  void take_some(Life& life);
-  void round(Life& life, Rng& dice);
-  void ask(uint32_t round, Nanos timeout);
-  void cancel(Life& life, Rng& dice);
-  void wait(Life& life, Rng& dice);
-  void release(Life& life, Rng& dice);
-  void fence(Life& life, uint32_t other, Rng& dice);
-  void deregister(Life& life, Rng& dice);
-  void disconnect(Life& life, uint32_t other);
-  void resolve(Life& life, const Way& way, Tally& tally, Rng& dice);
-  Way* reach(Life& life, uint32_t to);
-  /// A field of the way's target with that much room; kNobody when there is none to be had.
-  uint32_t field_for(Way& way, uint64_t size);
-  RemoteRegion region_of(Way& way, uint32_t field);
-  Tally* tally_for(Life& life, Way& way, Rng& dice, uint32_t counts);
-  Tally* make_tally(uint32_t node, uint64_t wanted, uint64_t name);
-  Spot source_for(Life& life, uint64_t size, uint64_t content);
-  uint32_t add_part(Task& task, const Way& way, uint32_t field, uint64_t size, uint64_t content,
-                    Tally* tally, uint64_t gap);
-  Task begin(Life& life, Task::Kind kind, Nanos timeout);
-  Notify notify(Life& life, Task& task, Rng& dice, bool may_be_silent);
-  void refused(Life& life, Task& task, const Error& error);
-  void accepted(Task task, OpId id);
+  // actions.cc
+  Nanos timeout_for(Rng& rng) const;
+  void perform(const Action& action);
+  void write(Process& process, uint32_t to, Rng& rng, uint32_t how_many);
+  void paged(Process& process, uint32_t to, Rng& rng);
+  void scatter(Process& process, Rng& rng);
+  void signal(Process& process, Rng& rng);
+  void send(Process& process, uint32_t to, Rng& rng);
+  void send_session_id(Process& process, Session& session);
+  void start_timer(Process& process, Rng& rng);
+  void store_watched(Process& process);
+  void expect(CounterModel& model, Rng& rng);
+  void expect_some(Process& process, Rng& rng);
+  void take_some(Process& process);
+  void start_group_wait(Process& process, Rng& rng);
+  void arm_group_wait(uint32_t group_wait, Nanos timeout);
+  void cancel(Process& process, Rng& rng);
+  void wait(Process& process, Rng& rng);
+  void release(Process& process, Rng& rng);
+  void fence(Process& process, uint32_t other, Rng& rng);
+  void deregister(Process& process, Rng& rng);
+  void disconnect(Process& process, uint32_t other);
+  void resolve(Process& process, const Session& session, CounterModel& model, Rng& rng);
+  Session* session_to(Process& process, uint32_t to);
+  /// A arena of the session's target with that much room; kNone when there is none to be had.
+  uint32_t arena_for(Session& session, uint64_t size);
+  RemoteRegion remote_region(Session& session, uint32_t arena);
+  CounterModel* counter_for(Process& process, Session& session, Rng& rng, uint32_t counts);
+  CounterModel* make_counter_model(uint32_t node, uint64_t wanted, uint64_t name);
+  SourceRange source_for(Process& process, uint64_t size, uint64_t content);
+  uint32_t add_part(PendingOp& op, const Session& session, uint32_t arena, uint64_t size, uint64_t content,
+                    CounterModel* model, uint64_t gap);
+  PendingOp begin(Process& process, PendingOp::Kind kind, Nanos timeout);
+  Notify notify(Process& process, PendingOp& op, Rng& rng, bool may_be_silent);
+  void refused(Process& process, PendingOp& op, const Error& error);
+  void accepted(PendingOp op, OpId id);
   template <class Request>
-  void submit(Life& life, Task task, Request request, Rng& dice);
+  void submit(Process& process, PendingOp op, Request request, Rng& rng);
 
   // misuse.cc
-  void misuse(Life& life, uint32_t other, Rng& dice);
-  void misfit(Life& life, uint32_t other, Rng& dice);
-  void stranger(Life& life, uint32_t other);
-  void must_refuse(std::string_view what, Errc wanted, const Error& error);
+  void misuse(Process& process, uint32_t other, Rng& rng);
+  void misuse_environment(Process& process, uint32_t other, Rng& rng);
+  void connect_from_other_job(Process& process, uint32_t other);
+  void must_fail(std::string_view what, Errc wanted, const Error& error);
 
   // ends.cc
   void on_arrival(const sim::Arrival& arrival);
-  void on_end(const Event& event, uint32_t node, uint32_t life);
-  void on_news(const Event& event, uint32_t node, uint32_t life);
-  void on_message(const Event& event, uint32_t node, uint32_t life);
-  void ended(Task& task, const Event& event);
-  bool has_reason(const Task& task, Errc code) const;
-  void message_ended(const Task& task, const Event& event);
-  void transfer_ended(Task& task, const Event& event);
-  void part_ended(Part& part, Remote remote);
-  void expectation_ended(Task& task, const Event& event);
-  void round_ended(Task& task, const Event& event);
-  void fence_ended(uint32_t way);
-  void field_ended(uint32_t field);
-  void fire(Tally& tally);
-  void all_there(Tally& tally);
+  void on_completion(const Event& event, uint32_t node, uint32_t incarnation);
+  void on_event(const Event& event, uint32_t node, uint32_t incarnation);
+  void on_message(const Event& event, uint32_t node, uint32_t incarnation);
+  void op_completed(PendingOp& op, const Event& event);
+  bool has_cause(const PendingOp& op, Errc code) const;
+  void message_completed(const PendingOp& op, const Event& event);
+  void transfer_completed(PendingOp& op, const Event& event);
+  void part_completed(Part& part, Remote remote);
+  void expectation_completed(PendingOp& op, const Event& event);
+  void group_wait_completed(PendingOp& op, const Event& event);
+  void session_fenced(uint32_t session);
+  void arena_fenced(uint32_t arena);
+  void mark_met(CounterModel& model);
+  void check_all_landed(CounterModel& model);
   void poll_inboxes();
-  bool sender_may_be_lost(const Tally& tally) const;
-  bool lost(const Way& way) const;
+  bool sender_may_be_lost(const CounterModel& model) const;
+  bool is_lost(const Session& session) const;
 
   // checks.cc
-  void each_step();
-  void check_bounds();
-  void check_count(const Tally& tally);
-  void check_place();
-  void rest();
-  void settle_silent();
-  void check_rest();
-  void check_fields();
-  void check_spoiled();
-  void check_old_desc(const Way& way);
+  void after_step();
+  void check_report_deadlines();
+  void check_count(const CounterModel& model);
+  void check_one_slot();
+  void drain();
+  void complete_silent();
+  void check_drained();
+  void check_arenas();
+  void check_poisoned();
+  void check_stale_descriptor(const Session& session);
   void check_leaks();
-  std::string find_leak(const Life& life);
-  void everything_works();
+  std::string find_leak(const Process& process);
+  void check_new_work_succeeds();
   std::string try_write(uint32_t from, uint32_t to);
-  Way* reach_surely(uint32_t from, uint32_t to);
-  void broken(std::string_view invariant, std::string detail);
-  std::string describe(const Task& task) const;
-  std::string describe(const Tally& tally) const;
+  Session* established_session(uint32_t from, uint32_t to);
+  void violated(std::string_view invariant, std::string detail);
+  std::string describe(const PendingOp& op) const;
+  std::string describe(const CounterModel& model) const;
 
-  const Story& story_;
-  Verdict verdict_;
+  const Plan& plan_;
+  ViolationRecord violation_;
   Coverage coverage_;
-  std::deque<OwnedField> fields_;
+  std::deque<OwnedArena> arenas_;
   std::deque<Part> parts_;
-  std::deque<Way> ways_;
-  std::deque<Tally> tallies_;
-  std::deque<Round> rounds_;
-  std::map<uint64_t, Task> tasks_;
-  std::set<std::pair<Nanos, uint64_t>> bounds_;          ///< when each task must have ended
+  std::deque<Session> sessions_;
+  std::deque<CounterModel> counters_;
+  std::deque<GroupWait> group_waits_;
+  std::map<uint64_t, PendingOp> pending_ops_;
+  std::set<std::pair<Nanos, uint64_t>> report_deadlines_;          ///< when each op must have ended
   std::map<std::pair<uint32_t, CounterKey>, uint32_t> by_key_;  ///< live tallies by node and key
-  std::set<std::pair<uint32_t, CounterKey>> quiet_;             ///< keys that were proved to be at rest
-  std::map<const std::byte*, uint32_t> by_address_;      ///< parts by the place of their bytes
-  std::map<uint32_t, OldDesc> old_descs_;                ///< the first one of each node
-  std::map<std::pair<uint32_t, uint64_t>, bool> said_;   ///< messages by way and number: heard?
-  std::set<std::pair<uint32_t, uint64_t>> must_hear_, must_not_hear_;
+  std::set<std::pair<uint32_t, CounterKey>> quiescent_keys_;             ///< keys that were proved to be at rest
+  std::map<const std::byte*, uint32_t> by_address_;      ///< parts by the slot of their bytes
+  std::map<uint32_t, StaleDescriptor> stale_descriptors_;                ///< the first one of each node
+  std::map<std::pair<uint32_t, uint64_t>, bool> received_;   ///< messages by session and number: heard?
+  std::set<std::pair<uint32_t, uint64_t>> must_receive_, must_not_receive_;
   std::set<std::pair<uint32_t, uint32_t>> fencing_;  ///< lives of which one shuts the other out
   std::multimap<Nanos, uint32_t> reopenings_;
-  std::vector<Trouble> pauses_;
-  std::set<uint32_t> touched_;  ///< tallies since the last look
-  std::set<uint32_t> late_;     ///< nodes whose NIC hands counts over late
-  std::set<uint32_t> losing_;   ///< nodes whose NIC has lost counts
+  std::vector<PlannedFault> pauses_;
+  std::set<uint32_t> changed_counters_;  ///< tallies since the last look
+  std::set<uint32_t> late_counting_nodes_;     ///< nodes whose NIC hands counts over late
+  std::set<uint32_t> count_losing_nodes_;   ///< nodes whose NIC has lost counts
   uint64_t next_tag_ = 0, next_content_ = 0, next_message_ = 0, next_name_ = 0;
-  uint32_t next_life_ = 0;
-  uint64_t ended_ = 0, bytes_checked_ = 0, looked_ = 0;
+  uint32_t next_incarnation_ = 0;
+  uint64_t ops_completed_ = 0, bytes_checked_ = 0, check_cursor_ = 0;
   bool submitting_ = false;
   Nanos strict_since_{};
   bool strict_ = false;         ///< the faults are over: everything must succeed
-  uint32_t closing_ = kNobody;  ///< the life that is being closed
-  bool lands_twice_ = false;    ///< in this story, data may land a second time
+  uint32_t closing_ = kNone;  ///< the process that is being closed
+  bool may_land_twice_ = false;    ///< in this plan, data may land a second time
   sim::World world_;
-  std::vector<std::optional<Life>> lives_;  ///< by node
+  std::vector<std::optional<Process>> processes_;  ///< by node
 };
 
 }  // namespace fabric::swarm

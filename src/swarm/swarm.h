@@ -12,7 +12,7 @@
 
 namespace fabric::swarm {
 
-struct Outcome {
+struct RunResult {
   std::optional<Violation> violation{};
   Coverage coverage{};
   uint64_t trace_hash = 0;
@@ -21,18 +21,18 @@ struct Outcome {
   Nanos virtual_time{};
 };
 
-Outcome play(const Story& story);
+RunResult run(const Plan& plan);
 
 struct Shrunk {
-  Story story{};
+  Plan plan{};
   Violation violation{};
   uint32_t tries = 0;
 };
 
-using Player = std::function<Outcome(const Story&)>;
+using RunFunction = std::function<RunResult(const Plan&)>;
 
-/// Takes out what is not needed to break the same promise. Plays at most `tries_max` stories.
-Shrunk shrink(const Story& story, const Violation& violation, const Player& player = play,
+/// Takes out what is not needed to break the same promise. Plays at most `tries_max` plans.
+Shrunk shrink(const Plan& plan, const Violation& violation, const RunFunction& run_plan = run,
               uint32_t tries_max = 400);
 
 }  // namespace fabric::swarm

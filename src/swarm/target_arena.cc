@@ -6,7 +6,7 @@
 namespace fabric::swarm {
 namespace {
 
-constexpr std::byte kBefore{0xa7}, kShutByte{0x5c};
+constexpr std::byte kUntouchedByte{0xa7}, kSealedByte{0x5c};
 
 /// Eight bytes of a content.
 uint64_t word_of(uint64_t content, uint64_t index) noexcept {
@@ -45,55 +45,55 @@ bool holds_content(std::span<const std::byte> bytes, uint64_t content) {
   });
 }
 
-Field::Field(uint64_t size_bytes)
+TargetArena::TargetArena(uint64_t size_bytes)
     : bytes_(std::make_unique_for_overwrite<std::byte[]>(size_bytes)), size_(size_bytes) {
-  std::ranges::fill(bytes(), kBefore);
+  std::ranges::fill(bytes(), kUntouchedByte);
 }
 
-uint32_t Field::take(uint64_t size_bytes, uint64_t content, uint64_t gap) {
-  places_.push_back({.offset = used_ + gap, .size = size_bytes, .content = content});
+uint32_t TargetArena::take(uint64_t size_bytes, uint64_t content, uint64_t gap) {
+  slots_.push_back({.offset = used_ + gap, .size = size_bytes, .content = content});
   used_ += gap + size_bytes;
-  return places() - 1;
+  return slots() - 1;
 }
 
-bool Field::make_whole(uint32_t number) {
-  Place& place = places_[number];
-  if (place.state == State::kOpen) place.state = State::kWhole;
-  return right(number);
+bool TargetArena::mark_complete(uint32_t number) {
+  Slot& slot = slots_[number];
+  if (slot.state == State::kOpen) slot.state = State::kComplete;
+  return matches_state(number);
 }
 
-void Field::shut(uint32_t number) {
-  Place& place = places_[number];
-  place.state = State::kShut;
-  std::ranges::fill(bytes().subspan(place.offset, place.size), kShutByte);
+void TargetArena::seal(uint32_t number) {
+  Slot& slot = slots_[number];
+  slot.state = State::kSealed;
+  std::ranges::fill(bytes().subspan(slot.offset, slot.size), kSealedByte);
 }
 
-void Field::shut_all() {
-  for (Place& place : places_) place.state = State::kShut;
-  shut_ = true;
-  std::ranges::fill(bytes(), kShutByte);
+void TargetArena::seal_all() {
+  for (Slot& slot : slots_) slot.state = State::kSealed;
+  sealed_ = true;
+  std::ranges::fill(bytes(), kSealedByte);
 }
 
-bool Field::right(uint32_t number) const {
-  const Place& place = places_[number];
-  const auto found = bytes(place);
-  if (place.state == State::kWhole) return holds_content(found, place.content);
-  if (place.state == State::kShut) return all_are(found, kShutByte);
-  return each_word(place.size, place.content,
+bool TargetArena::matches_state(uint32_t number) const {
+  const Slot& slot = slots_[number];
+  const auto found = bytes(slot);
+  if (slot.state == State::kComplete) return holds_content(found, slot.content);
+  if (slot.state == State::kSealed) return all_are(found, kSealedByte);
+  return each_word(slot.size, slot.content,
                    [&](uint64_t at, const std::byte* word, uint64_t size) {
                      for (uint64_t i = 0; i < size; ++i) {
-                       if (found[at + i] != word[i] && found[at + i] != kBefore) return false;
+                       if (found[at + i] != word[i] && found[at + i] != kUntouchedByte) return false;
                      }
                      return true;
                    });
 }
 
-bool Field::gaps_right() const {
-  const std::byte value = shut_ ? kShutByte : kBefore;
+bool TargetArena::gaps_untouched() const {
+  const std::byte value = sealed_ ? kSealedByte : kUntouchedByte;
   uint64_t at = 0;
-  for (const Place& place : places_) {
-    if (!all_are({bytes_.get() + at, place.offset - at}, value)) return false;
-    at = place.offset + place.size;
+  for (const Slot& slot : slots_) {
+    if (!all_are({bytes_.get() + at, slot.offset - at}, value)) return false;
+    at = slot.offset + slot.size;
   }
   return all_are({bytes_.get() + at, size_ - at}, value);
 }

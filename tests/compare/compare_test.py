@@ -15,42 +15,42 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
-from comparison import cases, command, contenders, draw, everybody, guest  # noqa: E402
+from comparison import all_contenders, cases, command, contenders, draw, guest  # noqa: E402
 from comparison import report, rounds, verbs  # noqa: E402
-from comparison.cases import Case, Rival, Shot  # noqa: E402
-from comparison.contenders import Failed, Stage  # noqa: E402
-from comparison.rounds import Ledger, Rounds, Sample, row_of  # noqa: E402
+from comparison.cases import Case, Baseline, Workload  # noqa: E402
+from comparison.contenders import Failed, RunSettings  # noqa: E402
+from comparison.rounds import RunSamples, Rounds, Sample, row_of  # noqa: E402
 
-SPEED = Case("shm/write_imm/65536", cases.GB, Shot("write", 65536), (Rival("memcpy", 0.9),))
-TIME = Case("shm/latency/8", cases.NANOSECONDS, Shot("latency"), (Rival("ucx_am", 1 / 1.2),))
+SPEED = Case("shm/write_imm/65536", cases.GB, Workload("write", 65536), (Baseline("memcpy", 0.9),))
+TIME = Case("shm/latency/8", cases.NANOSECONDS, Workload("latency"), (Baseline("ucx_am", 1 / 1.2),))
 
 
-class Says:
+class FixedContender:
     """A contender that has its values with it; an exception among them is a failure."""
 
     def __init__(self, *values):
         self.values = list(values)
-        self.shots = []
+        self.workloads = []
 
-    def measure(self, shot, _stage):
-        self.shots.append(shot)
+    def measure(self, workload, _settings):
+        self.workloads.append(workload)
         value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
         if isinstance(value, Exception):
             raise value
         return value
 
 
-def ledger(case, *pairs, probes=None):
-    """A run with these values of ours and of the only rival."""
-    rival = case.rivals[0].contender
+def run_samples(case, *pairs, probes=None):
+    """A run with these values of ours and of the only baseline."""
+    baseline = case.baselines[0].contender
     probes = probes or [100.0] * len(pairs)
-    samples = [Sample(probe, {case.ours: ours, rival: theirs})
+    samples = [Sample(probe, {case.ours: ours, baseline: theirs})
                for probe, (ours, theirs) in zip(probes, pairs)]
-    return Ledger({case.name: samples}, {}, list(probes))
+    return RunSamples({case.name: samples}, {}, list(probes))
 
 
 def only_row(case, *pairs, probes=None):
-    return row_of(case, case.rivals[0], ledger(case, *pairs, probes=probes))
+    return row_of(case, case.baselines[0], run_samples(case, *pairs, probes=probes))
 
 
 class Ratios(unittest.TestCase):
@@ -76,9 +76,9 @@ class Ratios(unittest.TestCase):
         self.assertEqual((row.ratio, row.rounds), (1.0, 1))
 
     def test_a_case_with_no_other_rounds_takes_them_and_says_so(self):
-        run = ledger(SPEED, (10.0, 10.0), probes=[300.0])
+        run = run_samples(SPEED, (10.0, 10.0), probes=[300.0])
         run.probes.append(100.0)
-        row = row_of(SPEED, SPEED.rivals[0], run)
+        row = row_of(SPEED, SPEED.baselines[0], run)
         self.assertEqual(row.ratio, 1.0)
         self.assertIn("apart", row.note)
 
@@ -89,70 +89,70 @@ class Ratios(unittest.TestCase):
         self.assertNotIn("apart", row.note)
 
     def test_what_runs_on_one_core_is_never_called_apart(self):
-        case = Case("a", cases.GB, Shot("fence"), (Rival("memcpy"),), between_cores=False)
-        run = ledger(case, (10.0, 10.0), probes=[300.0])
+        case = Case("a", cases.GB, Workload("fence"), (Baseline("memcpy"),), between_cores=False)
+        run = run_samples(case, (10.0, 10.0), probes=[300.0])
         run.probes.append(100.0)
-        self.assertNotIn("apart", row_of(case, case.rivals[0], run).note)
+        self.assertNotIn("apart", row_of(case, case.baselines[0], run).note)
 
     def test_without_a_floor_nothing_holds_or_fails(self):
-        case = Case("a", cases.GB, Shot("write"), (Rival("memcpy"),))
+        case = Case("a", cases.GB, Workload("write"), (Baseline("memcpy"),))
         self.assertIsNone(only_row(case, (1.0, 2.0)).holds)
 
     def test_an_absent_peer_is_a_line_with_its_reason(self):
-        run = Ledger({SPEED.name: [Sample(1.0, {"ours": 5.0})]},
+        run = RunSamples({SPEED.name: [Sample(1.0, {"ours": 5.0})]},
                      {(SPEED.name, "memcpy"): "no such file"}, [1.0])
-        row = row_of(SPEED, SPEED.rivals[0], run)
+        row = row_of(SPEED, SPEED.baselines[0], run)
         self.assertEqual((row.ours, row.peer_value, row.ratio, row.holds), (5.0, None, None, None))
         self.assertIn("no such file", row.note)
 
     def test_without_ours_a_floor_does_not_hold(self):
-        run = Ledger({SPEED.name: [Sample(1.0, {"memcpy": 5.0})]},
+        run = RunSamples({SPEED.name: [Sample(1.0, {"memcpy": 5.0})]},
                      {(SPEED.name, "ours"): "wrong bytes"}, [1.0])
-        row = row_of(SPEED, SPEED.rivals[0], run)
+        row = row_of(SPEED, SPEED.baselines[0], run)
         self.assertEqual((row.ours, row.peer_value, row.holds), (None, 5.0, False))
         self.assertIn("wrong bytes", row.note)
 
 
-class Playing(unittest.TestCase):
-    def play(self, everybody, number=1, budget=100.0, clock=None, absent=None, case=SPEED):
-        stage = Stage(ROOT, ROOT, 0.1)
-        game = Rounds([case], stage, absent or {}, lambda text: None, everybody)
+class RunningRounds(unittest.TestCase):
+    def run_rounds(self, available, number=1, budget=100.0, clock=None, absent=None, case=SPEED):
+        settings = RunSettings(ROOT, ROOT, 0.1)
+        game = Rounds([case], settings, absent or {}, lambda text: None, available)
         return game.run(number, budget, *([clock] if clock else []))
 
     def test_every_round_measures_everybody_once_in_turn(self):
         order = []
 
-        class Noted(Says):
-            def measure(self, shot, stage):
+        class Noted(FixedContender):
+            def measure(self, workload, settings):
                 order.append(self)
-                return super().measure(shot, stage)
+                return super().measure(workload, settings)
 
         ours, memcpy = Noted(1.0), Noted(2.0)
-        run = self.play({"ours": ours, "memcpy": memcpy, "line": Says(50.0)}, number=2)
+        run = self.run_rounds({"ours": ours, "memcpy": memcpy, "line": FixedContender(50.0)}, number=2)
         self.assertEqual(order, [ours, memcpy, memcpy, ours])
         self.assertEqual(len(run.samples[SPEED.name]), 2)
 
     def test_repeats_a_case_whose_cores_went_apart(self):
-        ours = Says(1.0)
-        line = Says(50.0, 150.0, 50.0, 50.0)
-        run = self.play({"ours": ours, "memcpy": Says(2.0), "line": line})
+        ours = FixedContender(1.0)
+        line = FixedContender(50.0, 150.0, 50.0, 50.0)
+        run = self.run_rounds({"ours": ours, "memcpy": FixedContender(2.0), "line": line})
         self.assertEqual([sample.probe_ns for sample in run.samples[SPEED.name]], [150.0, 50.0])
 
     def test_gives_up_repeating(self):
-        run = self.play({"ours": Says(1.0), "memcpy": Says(2.0), "line": Says(50.0, 150.0)})
+        run = self.run_rounds({"ours": FixedContender(1.0), "memcpy": FixedContender(2.0), "line": FixedContender(50.0, 150.0)})
         self.assertEqual(len(run.samples[SPEED.name]), 1 + rounds.REPEATS_MAX)
 
     def test_begins_no_round_that_would_not_end_in_time(self):
         seconds = iter(range(0, 10_000, 40))
-        run = self.play({"ours": Says(1.0), "memcpy": Says(2.0), "line": Says(50.0)}, number=9,
+        run = self.run_rounds({"ours": FixedContender(1.0), "memcpy": FixedContender(2.0), "line": FixedContender(50.0)}, number=9,
                         budget=200.0, clock=lambda: next(seconds))
         self.assertLess(len(run.samples[SPEED.name]), 4)
 
     def test_does_not_try_who_is_known_to_be_absent(self):
-        memcpy = Says(2.0)
-        run = self.play({"ours": Says(1.0), "memcpy": memcpy, "line": Says(50.0)},
+        memcpy = FixedContender(2.0)
+        run = self.run_rounds({"ours": FixedContender(1.0), "memcpy": memcpy, "line": FixedContender(50.0)},
                         absent={"memcpy": "not built"})
-        self.assertEqual(memcpy.shots, [])
+        self.assertEqual(memcpy.workloads, [])
         self.assertEqual(run.failures[SPEED.name, "memcpy"], "not built")
 
 
@@ -165,12 +165,12 @@ class Command(unittest.TestCase):
 
     def run_main(self, *arguments, **values):
         """Exit code and lines of a run in which ours has 1 and all others have what is said."""
-        everybody = {name: Says(values.get(name, 0.5)) for name in contenders.ALL}
-        everybody |= {"ours": Says(values.get("ours", 1.0)), "line": Says(50.0)}
+        available = {name: FixedContender(values.get(name, 0.5)) for name in contenders.ALL}
+        available |= {"ours": FixedContender(values.get("ours", 1.0)), "line": FixedContender(50.0)}
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             code = command.main(["--no-prepare", "--rounds", "1", "--json", *arguments],
-                                everybody=everybody, in_guest=self.in_guest)
+                                available=available, in_guest=self.in_guest)
         return code, [json.loads(line) for line in out.getvalue().splitlines()]
 
     def test_a_line_has_what_was_promised(self):
@@ -219,7 +219,7 @@ class Command(unittest.TestCase):
     def test_cases_of_the_guest_stand_beside_the_others(self):
         def in_guest(chosen, *_words, **_game):
             samples = [Sample(0.0, {"ours_verbs": 2.0, "perftest": 1.0, "uct_rc": 4.0})]
-            return Ledger({case.name: samples for case in chosen}, {}, [0.0])
+            return RunSamples({case.name: samples for case in chosen}, {}, [0.0])
 
         self.in_guest = in_guest
         code, lines = self.run_main("--check", "--only", "write_imm/65536:memcpy", "--only",
@@ -255,7 +255,7 @@ class Programs(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.build = Path(folder.name)
-        self.stage = Stage(ROOT, self.build, 0.1)
+        self.settings = RunSettings(ROOT, self.build, 0.1)
 
     def program(self, name, text):
         path = self.build / name
@@ -272,14 +272,14 @@ class Programs(unittest.TestCase):
                   "half_round_trip_ns": {"p50": 90.0}, "cpu_percent": 0.2, "verified": True}
         self.fabric(result)
         ours = contenders.Ours()
-        for shot, value in ((Shot("write", 65536), 8.192), (Shot("rate"), 3.0),
-                            (Shot("paged", 4096, pages=1024), 2.0), (Shot("latency"), 90.0),
-                            (Shot("idle"), 0.2)):
-            self.assertAlmostEqual(ours.measure(shot, self.stage), value, msg=shot.verb)
+        for workload, value in ((Workload("write", 65536), 8.192), (Workload("rate"), 3.0),
+                            (Workload("paged", 4096, pages=1024), 2.0), (Workload("latency"), 90.0),
+                            (Workload("idle"), 0.2)):
+            self.assertAlmostEqual(ours.measure(workload, self.settings), value, msg=workload.benchmark)
 
     def test_ours_is_asked_for_what_the_case_is_about(self):
         self.fabric({"gb_per_second": {"median": 1.0}})
-        contenders.Ours().measure(Shot("write", 65536, "registered", 1 << 28), self.stage)
+        contenders.Ours().measure(Workload("write", 65536, "registered", 1 << 28), self.settings)
         words = (self.build / "words").read_text(encoding="utf-8")
         for part in ("bench write", "--sizes 65536", "--memory registered", "--progress inline",
                      f"--footprint {1 << 28}", "--repetitions 3", "--pin 0,1"):
@@ -288,22 +288,22 @@ class Programs(unittest.TestCase):
     def test_wrong_bytes_are_no_value(self):
         self.fabric({"gb_per_second": {"median": 1.0}, "verified": False})
         with self.assertRaisesRegex(Failed, "wrong bytes"):
-            contenders.Ours().measure(Shot("write"), self.stage)
+            contenders.Ours().measure(Workload("write"), self.settings)
 
     def test_who_fails_is_quoted(self):
         self.program("fabric", "echo first >&2; echo 'no shared memory' >&2; exit 1")
         with self.assertRaisesRegex(Failed, "no shared memory"):
-            contenders.Ours().measure(Shot("write"), self.stage)
+            contenders.Ours().measure(Workload("write"), self.settings)
         self.program("fabric", "echo 'a warning' >&2; kill -ALRM $$")
         with self.assertRaisesRegex(Failed, "ended by SIGALRM"):
-            contenders.Ours().measure(Shot("write"), self.stage)
+            contenders.Ours().measure(Workload("write"), self.settings)
 
     def test_who_is_not_there_or_silent_fails(self):
         with self.assertRaisesRegex(Failed, "no such file"):
-            contenders.ALL["memcpy"].measure(Shot("write"), self.stage)
+            contenders.ALL["memcpy"].measure(Workload("write"), self.settings)
         self.program("bench/limits", "true")
         with self.assertRaisesRegex(Failed, "no result"):
-            contenders.ALL["memcpy"].measure(Shot("write"), self.stage)
+            contenders.ALL["memcpy"].measure(Workload("write"), self.settings)
 
     def test_who_never_ends_is_ended(self):
         with self.assertRaisesRegex(Failed, "no answer"):
@@ -326,20 +326,20 @@ class Programs(unittest.TestCase):
     def test_guard_and_bare_copy_come_from_one_run(self):
         self.program("bench/copy_speed", f"echo >> {self.build}/runs\n"
                      """echo '{"gb_per_second":{"best":9.5,"bare":10.0}}'""")
-        shot = Shot("fence", 4096)
-        self.assertEqual(contenders.ALL["unguarded"].measure(shot, self.stage), 10.0)
-        self.assertEqual(contenders.ALL["guarded"].measure(shot, self.stage), 9.5)
-        self.assertEqual(contenders.ALL["guarded"].measure(shot, self.stage), 9.5)
+        workload = Workload("fence", 4096)
+        self.assertEqual(contenders.ALL["unguarded"].measure(workload, self.settings), 10.0)
+        self.assertEqual(contenders.ALL["guarded"].measure(workload, self.settings), 9.5)
+        self.assertEqual(contenders.ALL["guarded"].measure(workload, self.settings), 9.5)
         self.assertEqual((self.build / "runs").read_text(encoding="utf-8").count("\n"), 2)
-        self.assertEqual(contenders.ALL["unguarded"].measure(shot, self.stage), 10.0)
+        self.assertEqual(contenders.ALL["unguarded"].measure(workload, self.settings), 10.0)
 
     def test_a_line_of_ucx_is_understood(self):
         line = "300000,0.154,0.321,0.339,23.79,23.79,3117646,3000000\n"
-        self.assertEqual(contenders.Ucx.value(Shot("latency"), line), 154.0)
-        self.assertEqual(contenders.Ucx.value(Shot("rate"), line), 3.0)
-        self.assertAlmostEqual(contenders.Ucx.value(Shot("write", 4096), line), 12.288)
+        self.assertEqual(contenders.Ucx.value(Workload("latency"), line), 154.0)
+        self.assertEqual(contenders.Ucx.value(Workload("rate"), line), 3.0)
+        self.assertAlmostEqual(contenders.Ucx.value(Workload("write", 4096), line), 12.288)
         with self.assertRaises(Failed):
-            contenders.Ucx.value(Shot("rate"), "Failed to run test\n")
+            contenders.Ucx.value(Workload("rate"), "Failed to run test\n")
 
 
 BANDWIDTH = """\
@@ -357,30 +357,30 @@ class Guest(unittest.TestCase):
 
     def test_a_line_of_perftest_is_understood(self):
         value = verbs.Perftest.value
-        self.assertAlmostEqual(value(Shot("write", 65536), BANDWIDTH), 58.35 * (1 << 20) / 1e9)
-        self.assertAlmostEqual(value(Shot("rate", 65536), BANDWIDTH), 58.35 * 16 / 1e6)
-        self.assertAlmostEqual(value(Shot("latency"), LATENCY), 307810.0)
+        self.assertAlmostEqual(value(Workload("write", 65536), BANDWIDTH), 58.35 * (1 << 20) / 1e9)
+        self.assertAlmostEqual(value(Workload("rate", 65536), BANDWIDTH), 58.35 * 16 / 1e6)
+        self.assertAlmostEqual(value(Workload("latency"), LATENCY), 307810.0)
         with self.assertRaisesRegex(Failed, "no result"):
-            value(Shot("write", 1024), BANDWIDTH)
+            value(Workload("write", 1024), BANDWIDTH)
 
     def test_a_line_of_uct_is_understood(self):
         line = "iterations,...\n 100,886.000,2676.4,2676.4,23.35,23.35,377,377\n"
-        self.assertAlmostEqual(verbs.UctRc.value(Shot("write", 65536), line),
+        self.assertAlmostEqual(verbs.UctRc.value(Workload("write", 65536), line),
                                23.35 * (1 << 20) / 1e9)
-        self.assertEqual(verbs.UctRc.value(Shot("latency"), line), 886000.0)
+        self.assertEqual(verbs.UctRc.value(Workload("latency"), line), 886000.0)
         with self.assertRaises(Failed):
-            verbs.UctRc.value(Shot("rate"), "Failed to run test\n")
+            verbs.UctRc.value(Workload("rate"), "Failed to run test\n")
 
     def test_a_peer_is_asked_for_as_many_as_it_did_before(self):
         pace = verbs.Paced()
-        shot = Shot("write", 1024)
-        self.assertLess(pace.iterations(shot, 1.0, 20), 10_000)
-        pace.paced(shot, 1e6)
-        self.assertEqual(pace.iterations(shot, 0.5, 20), 500_000)
+        workload = Workload("write", 1024)
+        self.assertLess(pace.iterations(workload, 1.0, 20), 10_000)
+        pace.paced(workload, 1e6)
+        self.assertEqual(pace.iterations(workload, 0.5, 20), 500_000)
 
     def test_ours_runs_between_the_two_hosts(self):
-        words = list(map(str, verbs.OursOverVerbs().command(Shot("rate", 1024),
-                                                            Stage(ROOT, Path("/tmp/bin"), 1.0))))
+        words = list(map(str, verbs.OursOverVerbs().command(Workload("rate", 1024),
+                                                            RunSettings(ROOT, Path("/tmp/bin"), 1.0))))
         for option, value in (("--network", "verbs"), ("--devices", "xa0,timeout_code=18"),
                               ("--peer-devices", "xb0"), ("--sizes", "1024")):
             self.assertEqual(words[words.index(option) + 1], value)
@@ -393,15 +393,15 @@ class Guest(unittest.TestCase):
             verbs.check_crossed(sent=0, arrived=0)
 
     def test_samples_come_back_by_the_console(self):
-        ledger, said = Ledger(), []
+        run_samples, said = RunSamples(), []
         case = "verbs/latency/8"
         lines = [{"progress": "round 1"},
                  {"case": case, "values": {"ours_verbs": 3.0}, "failures": {"perftest": "gone"}}]
         for line in lines:
-            self.assertTrue(guest.take(guest.SAYS + json.dumps(line), ledger, said.append))
-        self.assertFalse(guest.take("guest: 0 after 10 ms", ledger, said.append))
-        self.assertEqual(ledger.samples[case], [Sample(0.0, {"ours_verbs": 3.0})])
-        self.assertEqual(ledger.failures, {(case, "perftest"): "gone"})
+            self.assertTrue(guest.take(guest.PREFIX + json.dumps(line), run_samples, said.append))
+        self.assertFalse(guest.take("guest: 0 after 10 ms", run_samples, said.append))
+        self.assertEqual(run_samples.samples[case], [Sample(0.0, {"ours_verbs": 3.0})])
+        self.assertEqual(run_samples.failures, {(case, "perftest"): "gone"})
         self.assertEqual(said, ["guest: round 1"])
 
     def boot(self, text):
@@ -416,15 +416,15 @@ class Guest(unittest.TestCase):
                              rounds=1, duration=0.1, budget=5)
 
     def test_the_packed_program_plays_the_rounds(self):
-        # Nobody is there to be measured, so everybody fails: what counts is that it says so.
-        ledger = self.boot("""
+        # Nobody is there to be measured, so available fails: what counts is that it says so.
+        run_samples = self.boot("""
 import os, shlex, subprocess, sys
 words = shlex.split(sys.argv[-1])
 os.environ["PATH"] = "/usr/bin:/bin"
 sys.exit(subprocess.run([sys.executable, os.path.join(sys.argv[2], words[1]), "/nowhere/fabric",
                          words[3]]).returncode)
 """)
-        self.assertIn("no such file", ledger.failures["verbs/latency/8", "ours_verbs"])
+        self.assertIn("no such file", run_samples.failures["verbs/latency/8", "ours_verbs"])
 
     def test_no_guest_is_told_in_its_words(self):
         with self.assertRaisesRegex(Failed, "^guest: skipped, nothing was run: no qemu$"):
@@ -435,7 +435,7 @@ sys.exit(subprocess.run([sys.executable, os.path.join(sys.argv[2], words[1]), "/
 
 class Reports(unittest.TestCase):
     ROWS = [only_row(SPEED, (30.0, 40.0)), only_row(TIME, (60.0, 120.0)),
-            row_of(SPEED, Rival("nixl", 10.0), Ledger({}, {(SPEED.name, "nixl"): "no wheel"}))]
+            row_of(SPEED, Baseline("nixl", 10.0), RunSamples({}, {(SPEED.name, "nixl"): "no wheel"}))]
 
     def test_every_shortfall_of_the_results_has_its_reason(self):
         bench = Path(command.__file__).resolve().parent.parent
@@ -465,8 +465,8 @@ class Reports(unittest.TestCase):
                 self.assertEqual((root / name).read_text(), (ROOT / name).read_text(), name)
 
     def test_reasons_name_cases_and_peers_that_exist(self):
-        known = {(case.name, everybody.ALL[rival.contender].title)
-                 for case in cases.ALL for rival in case.rivals}
+        known = {(case.name, all_contenders.ALL[baseline.contender].title)
+                 for case in cases.ALL for baseline in case.baselines}
         for case, peers in report.shortfalls(ROOT).items():
             for peer in peers:
                 self.assertIn((case, peer), known)

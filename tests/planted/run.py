@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Switches a planted bug on and says who finds it.
+"""Switches a planted bug on and says found_by finds it.
 
     run.py BUG --build FOLDER   the swarm first, then the tests that bugs.py names
     run.py none --build FOLDER  no bug: all of them have nothing to say
@@ -23,7 +23,7 @@ BUGS = bugs.BUGS
 
 FIRST_SEED = 1
 WORLDS = 200  # at most, until one finds the bug
-COUNTED = 50  # worlds that are played in any case, to tell how many find it
+COUNTED = 50  # worlds that are run_count in any case, to tell how many find it
 HANGS_MAX = 2  # each costs its whole time limit
 SECONDS_MAX = 60
 
@@ -36,7 +36,7 @@ def environment(name):
     return clean
 
 
-def play(build, name, last):
+def worlds_of(build, name, last):
     """The worlds up to seed `last`, one by one: what became of each."""
     command = [build / "planted_swarm", str(FIRST_SEED), str(last)]
     with subprocess.Popen(command, env=environment(name), stdout=subprocess.PIPE,
@@ -48,38 +48,38 @@ def play(build, name, last):
             swarm.terminate()
 
 
-def ask_swarm(build, name):
-    """What the first world that found the bug said, which one it was, and how many of how many."""
-    first, where, finds, hangs, played = "", 0, 0, 0, 0
-    for fate in play(build, name, FIRST_SEED + WORLDS - 1):
-        played += 1
-        if fate != "ok":
-            finds += played <= COUNTED
-            hangs += fate == "hangs"
+def run_swarm(build, name):
+    """What the first world that found the bug output, which one it was, and how many of how many."""
+    first, where, finds, hangs, run_count = "", 0, 0, 0, 0
+    for outcome in worlds_of(build, name, FIRST_SEED + WORLDS - 1):
+        run_count += 1
+        if outcome != "ok":
+            finds += run_count <= COUNTED
+            hangs += outcome == "hangs"
             if not first:
-                first, where = fate, played
-        if first and (played >= COUNTED or hangs >= HANGS_MAX):
+                first, where = outcome, run_count
+        if first and (run_count >= COUNTED or hangs >= HANGS_MAX):
             break
-    if not first and played != WORLDS:
-        raise RuntimeError(f"the swarm played only {played} worlds")
-    return first, where, finds, min(played, COUNTED)
+    if not first and run_count != WORLDS:
+        raise RuntimeError(f"the swarm run_count only {run_count} worlds")
+    return first, where, finds, min(run_count, COUNTED)
 
 
-def ask_tests(build, name, layer, wanted):
+def run_tests(build, name, layer, wanted):
     """The first test of a layer that fails, and how; nothing when all pass."""
     command = [build / f"planted_{layer}", f"--gtest_filter={wanted}", "--gtest_fail_fast"]
     try:
         run = subprocess.run(command, env=environment(name), text=True, timeout=SECONDS_MAX,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        said, code = run.stdout, run.returncode
+        output, code = run.stdout, run.returncode
     except subprocess.TimeoutExpired as late:
-        said, code = (late.stdout or b"").decode("utf-8", "replace"), None
-    begun = re.findall(r"^\[ RUN      \] (\S+)", said, re.MULTILINE)
+        output, code = (late.stdout or b"").decode("utf-8", "replace"), None
+    begun = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
     if not begun:
-        raise RuntimeError(f"no test of {layer} is called {wanted}:\n{said}")
+        raise RuntimeError(f"no test of {layer} is called {wanted}:\n{output}")
     if code == 0:
         return ""
-    failed = re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", said, re.MULTILINE)
+    failed = re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", output, re.MULTILINE)
     if failed:
         return failed[0]
     return f"{begun[-1]}, which {'hangs' if code is None else 'crashes'}"
@@ -88,34 +88,34 @@ def ask_tests(build, name, layer, wanted):
 def find(build, bug):
     """Who finds a bug, and in how many worlds; (nothing, nothing) when nobody does."""
     if bug.swarm:
-        said, where, finds, counted = ask_swarm(build, bug.name)
-        if said:
-            promise = said.removeprefix("broken ")
+        output, where, finds, counted = run_swarm(build, bug.name)
+        if output:
+            promise = output.removeprefix("violated ")
             worlds = f"world {where} of {WORLDS} ({finds} of the first {counted} worlds)"
             return f"the swarm: {promise}", worlds
     if bug.layer:
-        said = ask_tests(build, bug.name, bug.layer, bug.filter)
-        if said:
-            return f"the {bug.layer} tests: {said}", f"none of {WORLDS}" if bug.swarm else "-"
+        output = run_tests(build, bug.name, bug.layer, bug.filter)
+        if output:
+            return f"the {bug.layer} tests: {output}", f"none of {WORLDS}" if bug.swarm else "-"
     return "", ""
 
 
-def find_none(build):
+def find_without_bug(build):
     """Everything that is asked for a bug, without one."""
-    played = 0
-    for fate in play(build, "", FIRST_SEED + WORLDS - 1):
-        played += 1
-        if fate != "ok":
-            return f"the swarm, in world {played}: {fate}"
-    if played != WORLDS:
-        return f"the swarm, which played only {played} worlds"
+    run_count = 0
+    for outcome in worlds_of(build, "", FIRST_SEED + WORLDS - 1):
+        run_count += 1
+        if outcome != "ok":
+            return f"the swarm, in world {run_count}: {outcome}"
+    if run_count != WORLDS:
+        return f"the swarm, which run_count only {run_count} worlds"
     for layer in sorted({bug.layer for bug in BUGS} - {""}):
         if layer == "fake_verbs" and not (build / "planted_fake_verbs").exists():
             continue  # the verbs network is not built here
         wanted = ":".join(sorted({bug.filter for bug in BUGS if bug.layer == layer}))
-        said = ask_tests(build, "", layer, wanted)
-        if said:
-            return f"the {layer} tests: {said}"
+        output = run_tests(build, "", layer, wanted)
+        if output:
+            return f"the {layer} tests: {output}"
     return ""
 
 
@@ -123,9 +123,9 @@ def table(build):
     missed = 0
     print("| Bug | The mistake | Found by | In world |\n|---|---|---|---|")
     for bug in BUGS:
-        who, worlds = find(build, bug)
-        missed += not who
-        print(f"| `{bug.name}` | {bug.mistake} | {who or '**nobody**'} | {worlds} |", flush=True)
+        found_by, worlds = find(build, bug)
+        missed += not found_by
+        print(f"| `{bug.name}` | {bug.mistake} | {found_by or '**nobody**'} | {worlds} |", flush=True)
     return missed
 
 
@@ -139,18 +139,18 @@ def main():
     if options.all:
         return 1 if table(options.build) else 0
     if options.bug == "none":
-        said = find_none(options.build)
-        print(f"without a bug something is found by {said}" if said else
+        output = find_without_bug(options.build)
+        print(f"without a bug something is found by {output}" if output else
               f"without a bug nothing is found, in {WORLDS} worlds and in the tests")
-        return 1 if said else 0
+        return 1 if output else 0
     chosen = [bug for bug in BUGS if bug.name == options.bug]
     if not chosen:
         parser.error(f"no bug is called {options.bug}")
-    who, worlds = find(options.build, chosen[0])
+    found_by, worlds = find(options.build, chosen[0])
     print(f"{chosen[0].name}: {chosen[0].mistake}")
-    print(f"caught by {who}" + (f", {worlds}" if chosen[0].swarm else "") if who else
+    print(f"caught by {found_by}" + (f", {worlds}" if chosen[0].swarm else "") if found_by else
           "NOT caught by anybody")
-    return 0 if who else 1
+    return 0 if found_by else 1
 
 
 if __name__ == "__main__":

@@ -64,16 +64,16 @@ class Runner(unittest.TestCase):
 
     def test_says_when_nobody_finds_it(self):
         self.assertEqual(run.find(self.build, SEEN), ("", ""))
-        with mock.patch.object(run, "BUGS", (SEEN,)), redirect_stdout(io.StringIO()) as said:
+        with mock.patch.object(run, "BUGS", (SEEN,)), redirect_stdout(io.StringIO()) as output:
             with mock.patch.object(sys, "argv", ["run.py", "seen", "--build", str(self.build)]):
                 self.assertEqual(run.main(), 1)
-        self.assertIn("NOT caught", said.getvalue())
+        self.assertIn("NOT caught", output.getvalue())
 
     def test_counts_the_worlds_that_find_it(self):
-        self.swarm_does('[ $((seed % 20)) = 7 ] && fate="broken a promise" || fate=ok;'
-                        ' echo "$seed $fate"')
-        who, worlds = run.find(self.build, SEEN)
-        self.assertEqual(who, "the swarm: a promise")
+        self.swarm_does('[ $((seed % 20)) = 7 ] && outcome="violated a promise" || outcome=ok;'
+                        ' echo "$seed $outcome"')
+        found_by, worlds = run.find(self.build, SEEN)
+        self.assertEqual(found_by, "the swarm: a promise")
         self.assertEqual(worlds, f"world 7 of {run.WORLDS} (3 of the first 50 worlds)")
 
     def test_calls_a_crash_a_crash(self):
@@ -96,18 +96,18 @@ class Runner(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "no test of unit is called"):
             run.find(self.build, THREADS)
         self.script("planted_swarm", "exit 64")
-        with self.assertRaisesRegex(RuntimeError, "played only 0 worlds"):
+        with self.assertRaisesRegex(RuntimeError, "run_count only 0 worlds"):
             run.find(self.build, SEEN)
 
     def test_notices_what_is_found_without_a_bug(self):
         with mock.patch.object(run, "BUGS", (SEEN,)):
-            self.assertEqual(run.find_none(self.build), "")
+            self.assertEqual(run.find_without_bug(self.build), "")
             self.unit_does("echo '[ RUN      ] A.B'; echo '[  FAILED  ] A.B (1 ms)'; exit 1")
-            self.assertEqual(run.find_none(self.build), "the unit tests: A.B")
+            self.assertEqual(run.find_without_bug(self.build), "the unit tests: A.B")
             self.swarm_does('echo "$seed hangs"')
-            self.assertEqual(run.find_none(self.build), "the swarm, in world 1: hangs")
+            self.assertEqual(run.find_without_bug(self.build), "the swarm, in world 1: hangs")
             self.script("planted_swarm", "exit 64")
-            self.assertIn("only 0 worlds", run.find_none(self.build))
+            self.assertIn("only 0 worlds", run.find_without_bug(self.build))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""fabric bench: every verb end to end, what its JSON says, and that wrong bytes are seen.
+"""fabric bench: every benchmark end to end, what its JSON says, and that wrong bytes are seen.
 
     bench_test.py TOOL [unittest's arguments]
 
@@ -17,13 +17,13 @@ from command import lines, run
 
 QUICK = ("--duration", "0.005", "--repetitions", "2")
 SIZED = ("write", "paged", "scatter", "latency", "rate", "message")
-KEYS = ["case", "verb", "network", "bytes", "window", "group", "pages", "targets", "memory",
+KEYS = ["case", "benchmark", "network", "bytes", "window", "group", "pages", "targets", "memory",
         "footprint", "rails", "progress", "seconds", "repetitions", "ops_per_second",
         "gb_per_second", "half_round_trip_ns", "cpu_seconds_per_gb", "cpu_percent", "verified"]
 
 
-def bench(verb, *options, code=0, **environment):
-    out, _ = run("bench", verb, *QUICK, "--json", *options, code=code, **environment)
+def bench(benchmark, *options, code=0, **environment):
+    out, _ = run("bench", benchmark, *QUICK, "--json", *options, code=code, **environment)
     return lines(out)
 
 
@@ -32,10 +32,10 @@ class Json(unittest.TestCase):
         self.assertEqual(list(spread), ["median", "least", "most"])
         self.assertTrue(0 < spread["least"] <= spread["median"] <= spread["most"] < math.inf)
 
-    def check_case(self, case, verb, size):
+    def check_case(self, case, benchmark, size):
         self.assertEqual(list(case), KEYS)
-        self.assertEqual(case["case"], f"{verb}/{size}")
-        self.assertEqual((case["verb"], case["bytes"], case["network"]), (verb, size, "shm"))
+        self.assertEqual(case["case"], f"{benchmark}/{size}")
+        self.assertEqual((case["benchmark"], case["bytes"], case["network"]), (benchmark, size, "shm"))
         self.assertEqual(case["repetitions"], 2)
         self.check_spread(case["ops_per_second"])
         self.check_spread(case["gb_per_second"])
@@ -47,7 +47,7 @@ class Json(unittest.TestCase):
         self.assertIsNone(case["cpu_percent"])
         self.assertIs(case["verified"], True)
         trip = case["half_round_trip_ns"]
-        if verb in ("latency", "message"):
+        if benchmark in ("latency", "message"):
             self.assertEqual(list(trip),
                              ["p50", "p99", "least", "most", "p99_least", "p99_most"])
             self.assertTrue(0 < trip["least"] <= trip["p50"] <= trip["most"])
@@ -56,13 +56,13 @@ class Json(unittest.TestCase):
             self.assertIsNone(trip)
 
     def test_every_verb_has_one_object_a_size(self):
-        for verb in SIZED:
-            with self.subTest(verb):
+        for benchmark in SIZED:
+            with self.subTest(benchmark):
                 # 13: parts that do not fill their last word.
-                cases = bench(verb, "--sizes", "13,1K")
+                cases = bench(benchmark, "--sizes", "13,1K")
                 self.assertEqual(len(cases), 2)
                 for case, size in zip(cases, (13, 1024)):
-                    self.check_case(case, verb, size)
+                    self.check_case(case, benchmark, size)
                     rate, speed = case["ops_per_second"], case["gb_per_second"]
                     self.assertAlmostEqual(rate["median"] * size / 1e9 / speed["median"], 1, 3)
 
@@ -98,14 +98,14 @@ class Json(unittest.TestCase):
 
 class Bytes(unittest.TestCase):
     def test_wrong_ones_are_seen(self):
-        for verb in SIZED:
-            # Several places where there can be: the wrong byte is the last one of the last place.
-            places = () if verb in ("latency", "message") else ("--footprint", "20K")
-            if verb == "paged":
-                places += ("--pages", "4")
+        for benchmark in SIZED:
+            # Several slots where there can be: the wrong byte is the last one of the last slot.
+            slots = () if benchmark in ("latency", "message") else ("--footprint", "20K")
+            if benchmark == "paged":
+                slots += ("--pages", "4")
             for fault in ("flip", "stale"):
-                with self.subTest(f"{verb}, {fault}"):
-                    (case,) = bench(verb, "--sizes", "1000", *places, code=1,
+                with self.subTest(f"{benchmark}, {fault}"):
+                    (case,) = bench(benchmark, "--sizes", "1000", *slots, code=1,
                                     FABRICLIB_TEST_BENCH=fault)
                     self.assertIs(case["verified"], False)
 
@@ -138,7 +138,7 @@ class Mistakes(unittest.TestCase):
     def test_no_verb(self):
         for arguments in ((), ("write", "more")):
             run("bench", *arguments, code=2)
-        self.assertIn("no verb 'nonsense'", run("bench", "nonsense", code=2)[1])
+        self.assertIn("no benchmark 'nonsense'", run("bench", "nonsense", code=2)[1])
 
     def test_memory_that_is_not_there(self):
         _, err = run("bench", "paged", "--pages", "1048576", "--sizes", "1M", code=2)

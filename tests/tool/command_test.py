@@ -15,16 +15,16 @@ import command
 from command import run
 
 HERE = Path(__file__).resolve().parent
-VERBS = ("write", "paged", "scatter", "latency", "rate", "message", "idle")
-PLACES = [(), ("info",), ("sim",), ("version",), ("completion",), ("bench",),
-          *(("bench", verb) for verb in VERBS)]
+BENCHMARKS = ("write", "paged", "scatter", "latency", "rate", "message", "idle")
+LEVELS = [(), ("info",), ("sim",), ("version",), ("completion",), ("bench",),
+          *(("bench", benchmark) for benchmark in BENCHMARKS)]
 
 
 class Help(unittest.TestCase):
     def test_teaches(self):
-        for place in PLACES:
-            with self.subTest(place):
-                out, err = run(*place, "--help")
+        for level in LEVELS:
+            with self.subTest(level):
+                out, err = run(*level, "--help")
                 self.assertEqual(err, "")
                 self.assertIn("Examples:\n  ", out)
                 self.assertRegex(out, r"Exit code 0: [^;]+; (1: [^;]+;\s+)?2: bad options")
@@ -33,8 +33,8 @@ class Help(unittest.TestCase):
 
     def test_examples_are_commands(self):
         """Every example that ends by itself is taken by the parser: --help behind it proves it."""
-        for place in PLACES:
-            out, _ = run(*place, "--help")
+        for level in LEVELS:
+            out, _ = run(*level, "--help")
             for line in out.split("Examples:")[1].splitlines():
                 words = line.split("  ")[1].split() if line.startswith("  fabric ") else []
                 if words and "|" not in words:
@@ -128,7 +128,7 @@ class Completion(unittest.TestCase):
                 (["fabric", ""],
                  ["info", "bench", "sim", "version", "completion", "--help", "--version"]),
                 (["fabric", "b"], ["bench"]),
-                (["fabric", "bench", ""], [*VERBS, "--help"]),
+                (["fabric", "bench", ""], [*BENCHMARKS, "--help"]),
                 (["fabric", "bench", "write", "--me"], ["--memory"]),
                 (["fabric", "bench", "write", "--memory", ""], ["allocated", "registered"]),
                 (["fabric", "bench", "write", "--memory", "r"], ["registered"]),
@@ -136,16 +136,16 @@ class Completion(unittest.TestCase):
                 (["fabric", "bench", "write", "--listen", "--js"], ["--json"]),
                 (["fabric", "bench", "paged", "--json", "--pag"], ["--pages"]),
                 (["fabric", "bench", "write", "--pag"], []),
-                (["fabric", "sim", "--s"], ["--seed", "--seconds", "--story"])):
+                (["fabric", "sim", "--s"], ["--seed", "--seconds", "--plan"])):
             with self.subTest(words):
                 self.assertEqual(self.in_bash(*words), expected)
 
     def test_bash_knows_every_option(self):
-        for place in PLACES:
-            out, _ = run(*place, "--help")
+        for level in LEVELS:
+            out, _ = run(*level, "--help")
             options = set(re.findall(r"(?m)^  (?:-h,)?(--[a-z-]+)", out))
             self.assertIn("--help", options)
-            self.assertLessEqual(options, set(self.in_bash("fabric", *place, "--")), place)
+            self.assertLessEqual(options, set(self.in_bash("fabric", *level, "--")), level)
 
     def test_fish(self):
         if not shutil.which("fish"):
@@ -155,7 +155,7 @@ class Completion(unittest.TestCase):
             done = subprocess.run(["fish", "--no-config", "-c", script], text=True, check=True,
                                   capture_output=True, timeout=command.LONG)
             return [offered.split("\t")[0] for offered in done.stdout.splitlines()]
-        self.assertEqual(complete("fabric bench "), sorted(VERBS))
+        self.assertEqual(complete("fabric bench "), sorted(BENCHMARKS))
         self.assertEqual(complete("fabric bench write --me"), ["--memory"])
         self.assertEqual(complete("fabric bench write --memory "), ["allocated", "registered"])
 
@@ -171,7 +171,7 @@ class Completion(unittest.TestCase):
                                   check=True, capture_output=True, timeout=command.LONG)
             self.assertEqual(done.stderr, "")
             return done.stdout.split()
-        self.assertEqual(complete("fabric", "bench", ""), [*VERBS, "--help"])
+        self.assertEqual(complete("fabric", "bench", ""), [*BENCHMARKS, "--help"])
         self.assertIn("--memory", complete("fabric", "bench", "write", "--"))
         self.assertEqual(complete("fabric", "bench", "write", "--memory", ""),
                          ["allocated", "registered"])

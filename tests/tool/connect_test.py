@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """fabric bench: how its two sides meet, and what one does when the other is lost.
 
-    meet_test.py TOOL [unittest's arguments]
+    connect_test.py TOOL [unittest's arguments]
 """
 
 import json
@@ -22,12 +22,12 @@ LONG_RUN = ("--duration", "100", "--sizes", "4K")
 SOON = 20
 
 
-def listener(verb="write", *options):
+def listener(benchmark="write", *options):
     """A receiver on a free port of its own, and where it listens."""
-    child = start("bench", verb, "--listen", "127.0.0.1:0", *options)
-    told = child.stderr.readline()
-    assert told.startswith("listening at 127.0.0.1:"), told + child.stderr.read()
-    return child, told.split()[-1]
+    child = start("bench", benchmark, "--listen", "127.0.0.1:0", *options)
+    expect_error = child.stderr.readline()
+    assert expect_error.startswith("listening at 127.0.0.1:"), expect_error + child.stderr.read()
+    return child, expect_error.split()[-1]
 
 
 def frame(message):
@@ -60,10 +60,10 @@ class Ending(unittest.TestCase):
 
 class TwoCommands(Ending):
     def test_meet_over_loopback(self):
-        for verb in ("write", "scatter", "latency", "message"):
-            with self.subTest(verb):
-                child, address = listener(verb)
-                out, _ = run("bench", verb, *QUICK, "--connect", address, "--json")
+        for benchmark in ("write", "scatter", "latency", "message"):
+            with self.subTest(benchmark):
+                child, address = listener(benchmark)
+                out, _ = run("bench", benchmark, *QUICK, "--connect", address, "--json")
                 (case,) = lines(out)
                 self.assertTrue(case["verified"])
                 self.assertEqual(self.ended(child, 0), ("", ""))
@@ -106,7 +106,7 @@ class Strangers(Ending):
         return {"hello": "fabric bench", "protocol": 1, "offer": "nonsense",
                 "plan": {**self.PLAN, **changes}}
 
-    def told(self, data, expected):
+    def expect_error(self, data, expected):
         child, address = listener()
         host, port = address.rsplit(":", 1)
         with socket.create_connection((host, int(port)), timeout=SOON) as line:
@@ -129,7 +129,7 @@ class Strangers(Ending):
                 (frame({"hello": "fabric bench", "protocol": "1"}), "no protocol"),
                 (frame({"hello": "fabric bench", "protocol": 1}), "no plan"),
                 (frame(self.hello()), "accept"),
-                (frame(self.hello(verb="dance")), "verb"),
+                (frame(self.hello(verb="dance")), "benchmark"),
                 (frame(self.hello(sizes=[1 << 60])), "a size"),
                 (frame(self.hello(sizes=[-1])), "a size"),
                 (frame(self.hello(sizes="8")), "no sizes"),
@@ -141,7 +141,7 @@ class Strangers(Ending):
                 (frame(self.hello(threaded=3)), "threaded"),
                 (frame(self.hello(network=3)), "network")):
             with self.subTest(data[:60]):
-                self.told(data, expected)
+                self.expect_error(data, expected)
 
 
 class Losing(Ending):

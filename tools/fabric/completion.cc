@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "verbs.h"
+#include "commands.h"
 
 namespace fabric::tool {
 namespace {

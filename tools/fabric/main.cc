@@ -6,7 +6,7 @@
 
 #include <fabric/fabric.h>
 
-#include "verbs.h"
+#include "commands.h"
 
 int main(int argc, char** argv) {
   CLI::App app(

@@ -1,5 +1,5 @@
 // fabric sim: random worlds from a seed, in which everything happens that can, and every promise is
-// watched. The same seed gives the same world, event by event.
+// on_terminal. The same seed gives the same world, event by event.
 
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "swarm/swarm.h"
-#include "verbs.h"
+#include "commands.h"
 
 namespace fabric::tool {
 namespace {
@@ -22,12 +22,12 @@ struct Options {
   uint64_t seed = 1;
   uint64_t worlds = 0;  // 0: one, or as many as the seconds allow
   double seconds = 0;
-  bool story = false;
+  bool plan = false;
   bool json = false;
 };
 
 /// So many worlds should have seen everything that is known to happen.
-constexpr uint64_t kCrowd = 500;
+constexpr uint64_t kWorldsForFullCoverage = 500;
 
 /// Everything that was seen, over all worlds.
 struct Sum {
@@ -35,39 +35,39 @@ struct Sum {
   Nanos virtual_time{};
   swarm::Coverage coverage{};
 
-  void add(const swarm::Outcome& outcome) {
+  void add(const swarm::RunResult& result) {
     ++worlds;
-    operations += outcome.operations;
-    bytes += outcome.bytes_checked;
-    virtual_time += outcome.virtual_time;
-    // In order, so that two worlds that change places are not the same.
-    trace = trace * 0x9e3779b97f4a7c15 + outcome.trace_hash;
-    coverage.merge(outcome.coverage);
+    operations += result.operations;
+    bytes += result.bytes_checked;
+    virtual_time += result.virtual_time;
+    // In order, so that two worlds that change slots are not the same.
+    trace = trace * 0x9e3779b97f4a7c15 + result.trace_hash;
+    coverage.merge(result.coverage);
   }
 };
 
-int report_failure(const Options& options, const swarm::Story& story,
+int report_failure(const Options& options, const swarm::Plan& plan,
                    const swarm::Violation& violation) {
-  // What a person reads on the way; with --json standard output is for the program.
-  std::FILE* talk = options.json ? stderr : stdout;
-  fmt::print(talk, "seed {}: broken: {}\n  {}\n  at {} ns of virtual time\nshrinking ...\n",
-             story.seed, violation.invariant, violation.detail, violation.at.count());
-  std::fflush(talk);
-  const swarm::Shrunk shrunk = swarm::shrink(story, violation);
-  const std::string replay = fmt::format("fabric sim --seed {}", story.seed);
+  // What a person reads on the session; with --json standard output is for the program.
+  std::FILE* text_out = options.json ? stderr : stdout;
+  fmt::print(text_out, "seed {}: broken: {}\n  {}\n  at {} ns of virtual time\nshrinking ...\n",
+             plan.seed, violation.invariant, violation.detail, violation.at.count());
+  std::fflush(text_out);
+  const swarm::Shrunk shrunk = swarm::shrink(plan, violation);
+  const std::string replay = fmt::format("fabric sim --seed {}", plan.seed);
   if (options.json) {
-    const nlohmann::ordered_json report{{"seed", story.seed},
+    const nlohmann::ordered_json report{{"seed", plan.seed},
                                         {"violation", shrunk.violation.invariant},
                                         {"detail", shrunk.violation.detail},
                                         {"at_ns", shrunk.violation.at.count()},
-                                        {"story", swarm::tell(shrunk.story)},
+                                        {"plan", swarm::describe(shrunk.plan)},
                                         {"replay", replay}};
     fmt::print("{}\n", report.dump());
     return 1;
   }
-  fmt::print("{} deeds and {} faults are enough (of {} and {}; {} stories tried):\n{}",
-             shrunk.story.deeds.size(), shrunk.story.troubles.size(), story.deeds.size(),
-             story.troubles.size(), shrunk.tries, swarm::tell(shrunk.story));
+  fmt::print("{} actions and {} faults are enough (of {} and {}; {} plans tried):\n{}",
+             shrunk.plan.actions.size(), shrunk.plan.faults.size(), plan.actions.size(),
+             plan.faults.size(), shrunk.tries, swarm::describe(shrunk.plan));
   fmt::print("{} s  broken: {}: {}\n", static_cast<double>(shrunk.violation.at.count()) * 1e-9,
              shrunk.violation.invariant, shrunk.violation.detail);
   fmt::print("replay with: {}\n", replay);
@@ -91,7 +91,7 @@ void report_json(const Options& options, const Sum& sum) {
 void report_text(const Options& options, const Sum& sum) {
   fmt::print("{}", sum.coverage.table());
   const auto missing = sum.coverage.missing();
-  if (sum.worlds >= kCrowd) {
+  if (sum.worlds >= kWorldsForFullCoverage) {
     for (const std::string& name : missing) fmt::print("never happened: {}\n", name);
   } else if (!missing.empty()) {
     fmt::print("{} more that can happen did not: it takes a crowd (--worlds 1000) to see all\n",
@@ -127,24 +127,24 @@ int run(const Options& options) {
   std::fflush(stdout);
   const uint64_t worlds =
       options.worlds > 0 ? options.worlds : (options.seconds > 0 ? UINT64_MAX : 1);
-  const auto begun = Clock::now();
-  const bool watched = ::isatty(STDERR_FILENO) != 0;
-  auto told = begun;
+  const auto start = Clock::now();
+  const bool on_terminal = ::isatty(STDERR_FILENO) != 0;
+  auto last_progress = start;
   Sum sum;
   for (uint64_t i = 0; i < worlds; ++i) {
-    const std::chrono::duration<double> spent = Clock::now() - begun;
+    const std::chrono::duration<double> spent = Clock::now() - start;
     if (options.seconds > 0 && i > 0 && spent.count() >= options.seconds) break;
-    if (watched && Clock::now() - told >= std::chrono::seconds(1)) {
-      told = Clock::now();
+    if (on_terminal && Clock::now() - last_progress >= std::chrono::seconds(1)) {
+      last_progress = Clock::now();
       fmt::print(stderr, "\r{} worlds in {:.0f} s", i, spent.count());
     }
-    const swarm::Story story = swarm::draw_story(options.seed + i);
-    if (options.story) fmt::print(options.json ? stderr : stdout, "{}", swarm::tell(story));
-    const swarm::Outcome outcome = swarm::play(story);
-    if (outcome.violation) return report_failure(options, story, *outcome.violation);
-    sum.add(outcome);
+    const swarm::Plan plan = swarm::draw_plan(options.seed + i);
+    if (options.plan) fmt::print(options.json ? stderr : stdout, "{}", swarm::describe(plan));
+    const swarm::RunResult result = swarm::run(plan);
+    if (result.violation) return report_failure(options, plan, *result.violation);
+    sum.add(result);
   }
-  if (told != begun) fmt::print(stderr, "\r\033[K");
+  if (last_progress != start) fmt::print(stderr, "\r\033[K");
   options.json ? report_json(options, sum) : report_text(options, sum);
   return 0;
 }
@@ -163,15 +163,15 @@ void add_sim(CLI::App& app, int& exit_code) {
       ->check([](const std::string& text) { return text == "0" ? "must be at least 1" : ""; });
   verb->add_option("--seconds", options->seconds, "Begin new worlds for that long")
       ->check(positive_time);
-  verb->add_flag("--story", options->story, "Tell each world before it is played");
+  verb->add_flag("--plan", options->plan, "Tell each world before it is played");
   verb->add_flag("--json", options->json, "The report as JSON; the seed goes to standard error");
   verb->footer(
       "Examples:\n"
       "  fabric sim --worlds 100\n"
       "  fabric sim --seconds 60 --json\n"
-      "  fabric sim --seed 7 --story\n\n"
+      "  fabric sim --seed 7 --plan\n\n"
       "Exit code 0: every promise held in every world; 1: one was broken; 2: bad options.\n"
-      "A world that breaks a promise is shrunk to a short story; `fabric sim --seed N`\n"
+      "A world that breaks a promise is shrunk to a short plan; `fabric sim --seed N`\n"
       "plays it again.");
   verb->callback([options, &exit_code] { exit_code = run(*options); });
 }

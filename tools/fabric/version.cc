@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "verbs.h"
+#include "commands.h"
 #include "versions.h"
 
 namespace fabric::tool {

@@ -12,7 +12,7 @@
 namespace fabric::tool::bench {
 
 /// Why a run cannot go on, in a sentence for the user. Caught where the run began.
-struct Failed : std::runtime_error {
+struct BenchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -20,7 +20,7 @@ struct Failed : std::runtime_error {
 template <class T>
 T need(Result<T> result, const char* what) {
   if (!result) {
-    throw Failed(
+    throw BenchError(
         fmt::format("{}: {} ({})", what, result.error().what, to_string(result.error().code)));
   }
   if constexpr (!std::is_void_v<T>) return *std::move(result);

@@ -1,4 +1,4 @@
-#include "meet.h"
+#include "connect.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -18,7 +18,7 @@
 
 #include <fmt/format.h>
 
-#include "failed.h"
+#include "bench_error.h"
 
 namespace fabric::tool::bench {
 namespace {
@@ -26,14 +26,14 @@ namespace {
 constexpr int kListenMs = 600'000;
 constexpr int kConnectMs = 10'000;
 
-[[noreturn]] void give_up(const std::string& what) {
-  throw Failed(fmt::format("{}: {}", what, std::strerror(errno)));
+[[noreturn]] void fail_with_errno(const std::string& what) {
+  throw BenchError(fmt::format("{}: {}", what, std::strerror(errno)));
 }
 
 /// Closes what was opened when something goes wrong half way.
-struct Socket {
+struct FdGuard {
   int fd = -1;
-  ~Socket() {
+  ~FdGuard() {
     if (fd >= 0) ::close(fd);
   }
   int release() { return std::exchange(fd, -1); }
@@ -68,7 +68,7 @@ Addresses find(const std::string& address, int flags) {
                        .ai_next = nullptr};
   addrinfo* list = nullptr;
   const int rc = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
-  if (rc != 0) throw Failed(fmt::format("{}: {}", address, ::gai_strerror(rc)));
+  if (rc != 0) throw BenchError(fmt::format("{}: {}", address, ::gai_strerror(rc)));
   return Addresses(list);
 }
 
@@ -80,7 +80,7 @@ std::string name_of(int fd) {
   if (::getsockname(fd, address, &size) != 0 ||
       ::getnameinfo(address, size, host, sizeof(host), port, sizeof(port),
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    give_up("getsockname");
+    fail_with_errno("getsockname");
   }
   return bound.ss_family == AF_INET6 ? fmt::format("[{}]:{}", host, port)
                                      : fmt::format("{}:{}", host, port);
@@ -95,39 +95,39 @@ bool ready(int fd, short events, int ms) {
   return n > 0;
 }
 
-Line plain(Socket& socket) {
+JsonSocket make_json_socket(FdGuard& socket) {
   const int on = 1;
   ::setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // else merely slower
-  return Line(socket.release());
+  return JsonSocket(socket.release());
 }
 
 }  // namespace
 
-Peer::Peer(const std::function<int(Line&)>& work) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) give_up("socketpair");
-  line_ = Line(ends[0]);
+ForkedPeer::ForkedPeer(const std::function<int(JsonSocket&)>& work) {
+  int sockets[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) < 0) fail_with_errno("socketpair");
+  socket_ = JsonSocket(sockets[0]);
   std::fflush(nullptr);
   const pid_t parent = ::getpid();
   pid_ = ::fork();
-  if (pid_ < 0) give_up("fork");
+  if (pid_ < 0) fail_with_errno("fork");
   if (pid_ > 0) {
-    ::close(ends[1]);
+    ::close(sockets[1]);
     return;
   }
   // Asked for after the parent's death it would never come: hence the second look.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
-  line_ = Line();
-  Line line(ends[1]);
-  ::_exit(work(line));
+  socket_ = JsonSocket();
+  JsonSocket socket(sockets[1]);
+  ::_exit(work(socket));
 }
 
-Peer::~Peer() {
+ForkedPeer::~ForkedPeer() {
   if (pid_ > 0) (void)reap(0);
 }
 
-Peer::End Peer::reap(int ms) {
+ForkedPeer::ExitStatus ForkedPeer::reap(int ms) {
   int status = 0;
   pid_t ended = 0;
   for (int waited = 0; waited < ms && ended == 0; ++waited) {
@@ -152,25 +152,25 @@ Peer::End Peer::reap(int ms) {
   return {.well = code == 0, .how = fmt::format("the other side ended with {}", code)};
 }
 
-Line listen_at(const std::string& address) {
+JsonSocket listen_at(const std::string& address) {
   const Addresses list = find(address, AI_PASSIVE);
-  Socket socket{::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  FdGuard socket{::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   const int on = 1;
   if (socket.fd < 0 || ::setsockopt(socket.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(socket.fd, list->ai_addr, list->ai_addrlen) != 0 || ::listen(socket.fd, 1) != 0) {
-    give_up(fmt::format("cannot listen at '{}'", address));
+    fail_with_errno(fmt::format("cannot listen at '{}'", address));
   }
   fmt::print(stderr, "listening at {}\n", name_of(socket.fd));
-  if (!ready(socket.fd, POLLIN, kListenMs)) throw Failed("nobody came for ten minutes");
-  Socket one{::accept4(socket.fd, nullptr, nullptr, SOCK_CLOEXEC)};
-  if (one.fd < 0) give_up("accept");
-  return plain(one);
+  if (!ready(socket.fd, POLLIN, kListenMs)) throw BenchError("nobody came for ten minutes");
+  FdGuard one{::accept4(socket.fd, nullptr, nullptr, SOCK_CLOEXEC)};
+  if (one.fd < 0) fail_with_errno("accept");
+  return make_json_socket(one);
 }
 
-Line connect_to(const std::string& address) {
+JsonSocket connect_to(const std::string& address) {
   const Addresses list = find(address, 0);
   for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
-    Socket socket{::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+    FdGuard socket{::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
     if (socket.fd < 0) continue;
     int error = ::connect(socket.fd, one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
@@ -181,16 +181,16 @@ Line connect_to(const std::string& address) {
       }
     }
     errno = error;
-    if (error == 0) return plain(socket);
+    if (error == 0) return make_json_socket(socket);
   }
-  give_up(fmt::format("cannot connect to '{}'", address));
+  fail_with_errno(fmt::format("cannot connect to '{}'", address));
 }
 
 void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(cpu), &set);
-  if (::sched_setaffinity(0, sizeof(set), &set) != 0) give_up(fmt::format("--pin: core {}", cpu));
+  if (::sched_setaffinity(0, sizeof(set), &set) != 0) fail_with_errno(fmt::format("--pin: core {}", cpu));
 }
 
 }  // namespace fabric::tool::bench

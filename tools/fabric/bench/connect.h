@@ -5,30 +5,30 @@
 #include <functional>
 #include <string>
 
-#include "line.h"
+#include "json_socket.h"
 
 namespace fabric::tool::bench {
 
-/// The other side as a process of our own. Made before any engine is open: those do not follow into
+/// The other side as a process of our own. Made before any engine is open: those do not run_receiver into
 /// a child. It ends with us, whatever happens to us.
-class Peer {
+class ForkedPeer {
  public:
   /// `work` runs in the child, whose exit code it returns.
-  explicit Peer(const std::function<int(Line&)>& work);
-  ~Peer();
-  Peer(Peer&&) = delete;
+  explicit ForkedPeer(const std::function<int(JsonSocket&)>& work);
+  ~ForkedPeer();
+  ForkedPeer(ForkedPeer&&) = delete;
 
-  Line& line() { return line_; }
-  struct End {
+  JsonSocket& socket() { return socket_; }
+  struct ExitStatus {
     bool well = false;
     bool signalled = false;  ///< by somebody else
     std::string how{};
   };
   /// Gives it `ms` to end, then ends it.
-  End reap(int ms);
+  ExitStatus reap(int ms);
 
  private:
-  Line line_;
+  JsonSocket socket_;
   pid_t pid_ = -1;
 };
 
@@ -37,10 +37,10 @@ class Peer {
 inline constexpr const char* kDefaultPort = "18555";
 
 /// Says on standard error where it listens, and waits for one sender.
-Line listen_at(const std::string& address);
-Line connect_to(const std::string& address);
+JsonSocket listen_at(const std::string& address);
+JsonSocket connect_to(const std::string& address);
 
-/// Wherever the scheduler wants to have us: a wish that cannot be granted is a Failed.
+/// Wherever the scheduler wants to have us: a wish that cannot be granted is a BenchError.
 void pin_to(int cpu);
 
 }  // namespace fabric::tool::bench

@@ -1,4 +1,4 @@
-#include "line.h"
+#include "json_socket.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,7 +9,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "failed.h"
+#include "bench_error.h"
 
 namespace fabric::tool::bench {
 namespace {
@@ -23,11 +23,11 @@ constexpr const char* kGone = "the other side has gone";
 
 }  // namespace
 
-Line::~Line() {
+JsonSocket::~JsonSocket() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void Line::send(const nlohmann::ordered_json& message) {
+void JsonSocket::send(const nlohmann::ordered_json& message) {
   const std::string text = message.dump();
   const auto size = static_cast<uint32_t>(text.size());
   std::string frame;
@@ -41,54 +41,54 @@ void Line::send(const nlohmann::ordered_json& message) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) {
       pollfd one{.fd = fd_, .events = POLLOUT, .revents = 0};
-      if (::poll(&one, 1, kSendMs) == 0) throw Failed("the other side reads nothing");
+      if (::poll(&one, 1, kSendMs) == 0) throw BenchError("the other side reads nothing");
       continue;
     }
-    if (n <= 0) throw Failed(kGone);
+    if (n <= 0) throw BenchError(kGone);
     sent += static_cast<size_t>(n);
   }
 }
 
-nlohmann::json Line::receive(double seconds, const Idle& idle) {
+nlohmann::json JsonSocket::receive(double seconds, const Idle& idle) {
   std::array<char, 4> head{};
   read(head.data(), head.size(), seconds, idle);
   uint32_t size = 0;
   for (const char byte : head) size = size << 8 | static_cast<unsigned char>(byte);
   if (size == 0 || size > kMessageBytesMax) {
-    throw Failed("what came is no message of fabric bench: its length cannot be");
+    throw BenchError("what came is no message of fabric bench: its length cannot be");
   }
   std::string text(size, '\0');
   read(text.data(), text.size(), seconds, idle);
   nlohmann::json message = nlohmann::json::parse(text, nullptr, false);
-  if (!message.is_object()) throw Failed("what came is no message of fabric bench: not JSON");
+  if (!message.is_object()) throw BenchError("what came is no message of fabric bench: not JSON");
   if (message.contains("error") && message["error"].is_string()) {
-    throw Failed("the other side: " + message["error"].get<std::string>());
+    throw BenchError("the other side: " + message["error"].get<std::string>());
   }
   return message;
 }
 
-bool Line::broken() const {
+bool JsonSocket::broken() const {
   pollfd one{.fd = fd_, .events = POLLRDHUP, .revents = 0};
   return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-void Line::read(char* to, size_t bytes, double seconds, const Idle& idle) {
+void JsonSocket::read(char* to, size_t bytes, double seconds, const Idle& idle) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (bytes > 0) {
     const auto left = std::chrono::duration<double>(end - Clock::now()).count();
-    if (left <= 0) throw Failed(fmt::format("the other side said nothing for {:.0f} s", seconds));
+    if (left <= 0) throw BenchError(fmt::format("the other side said nothing for {:.0f} s", seconds));
     pollfd one{.fd = fd_, .events = POLLIN, .revents = 0};
     // Rounded up: a wait of 0 ms would spin.
     const int ms = idle ? 0 : static_cast<int>(left * 1000) + 1;
     const int ready = ::poll(&one, 1, ms);
-    if (ready < 0 && errno != EINTR) throw Failed(std::strerror(errno));
+    if (ready < 0 && errno != EINTR) throw BenchError(std::strerror(errno));
     if (ready <= 0) {
       if (idle) idle();
       continue;
     }
     const ssize_t n = ::recv(fd_, to, bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno == ECONNRESET)) throw Failed(kGone);
-    if (n < 0 && errno != EAGAIN && errno != EINTR) throw Failed(std::strerror(errno));
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) throw BenchError(kGone);
+    if (n < 0 && errno != EAGAIN && errno != EINTR) throw BenchError(std::strerror(errno));
     if (n > 0) {
       to += n;
       bytes -= static_cast<size_t>(n);

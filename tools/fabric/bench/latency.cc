@@ -2,67 +2,67 @@
 // its own, as the others' tests do; at each side what is sent and what comes lie on different
 // pages.
 
-#include "exercise.h"
+#include "workload.h"
 #include "pattern.h"
 
 namespace fabric::tool::bench {
 namespace {
 
-class Latency final : public Exercise {
+class Latency final : public Workload {
  public:
-  Latency(Side& side, const Shape& shape) : Exercise(side, shape) {}
+  Latency(Side& side, const Layout& layout) : Workload(side, layout) {}
 
   void fill_source(uint64_t round) override {
-    Exercise::fill_source(round);
-    fill(behind(), round + 1, 0);  // so that an answer that never came is seen
+    Workload::fill_source(round);
+    fill(reply_bytes(), round + 1, 0);  // so that an answer that never came is seen
   }
-  void ready_target(uint64_t round) override { fill(behind(), round, shape_.behind_at()); }
+  void ready_target(uint64_t round) override { fill(reply_bytes(), round, layout_.reply_offset()); }
 
   void send(uint64_t operations) override {
     using Clock = std::chrono::steady_clock;
-    halves.clear();
-    halves.reserve(operations);
+    half_trips_ns.clear();
+    half_trips_ns.reserve(operations);
     const Write ping = write_to(0, 0);
     auto before = Clock::now();
     for (uint64_t i = 0; i < operations; ++i) {
       side_.submit(side_.first().engine, ping);
       side_.await(side_.first(), 1);
       const auto now = Clock::now();
-      halves.push_back(static_cast<uint32_t>((now - before).count() / 2));
+      half_trips_ns.push_back(static_cast<uint32_t>((now - before).count() / 2));
       before = now;
-      side_.moved();
+      side_.note_progress();
     }
   }
 
   void receive(uint64_t operations) override {
-    const Write pong = write_to(shape_.behind_at(), shape_.behind_at());
+    const Write pong = write_to(layout_.reply_offset(), layout_.reply_offset());
     for (uint64_t i = 0; i < operations; ++i) {
       side_.await(side_.first(), 1);
       side_.submit(side_.first().engine, pong);
-      side_.moved();
+      side_.note_progress();
     }
   }
 
-  bool verify_echo(uint64_t round) override { return matches(behind(), round, shape_.behind_at()); }
+  bool verify_echo(uint64_t round) override { return matches(reply_bytes(), round, layout_.reply_offset()); }
 
  private:
   Write write_to(uint64_t from, uint64_t to) {
-    const Port& port = side_.first();
-    return {.source = port.memory.at(from),
-            .target = port.other.region.at(to),
-            .size_bytes = shape_.size,
-            .imm = port.other.key};
+    const BenchEngine& local = side_.first();
+    return {.source = local.memory.at(from),
+            .target = local.remote.region.at(to),
+            .size_bytes = layout_.size,
+            .imm = local.remote.key};
   }
   /// The answer: at the receiver as it is sent, at the sender as it came.
-  std::span<std::byte> behind() {
-    return side_.first().bytes.subspan(shape_.behind_at(), shape_.size);
+  std::span<std::byte> reply_bytes() {
+    return side_.first().bytes.subspan(layout_.reply_offset(), layout_.size);
   }
 };
 
 }  // namespace
 
-std::unique_ptr<Exercise> make_latency(Side& side, const Shape& shape) {
-  return std::make_unique<Latency>(side, shape);
+std::unique_ptr<Workload> make_latency(Side& side, const Layout& layout) {
+  return std::make_unique<Latency>(side, layout);
 }
 
 }  // namespace fabric::tool::bench

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "exercise.h"
+#include "workload.h"
 #include "pattern.h"
 
 namespace fabric::tool::bench {
@@ -13,12 +13,12 @@ namespace {
 constexpr uint16_t kChannel = 1;
 constexpr uint64_t kTrips = 2000;
 
-class Message final : public Exercise {
+class Message final : public Workload {
  public:
-  Message(Side& side, const Shape& shape)
-      : Exercise(side, shape),
+  Message(Side& side, const Layout& layout)
+      : Workload(side, layout),
         batch_(need(side.first().engine.make_batch(), "no batch")),
-        expected_(shape.size),
+        expected_(layout.size),
         listener_(
             need(side.first().engine.listen(kChannel, Notify::call<&Message::on_message>(this)),
                  "no listener")) {}
@@ -26,7 +26,7 @@ class Message final : public Exercise {
   uint64_t trips() const override { return kTrips; }
 
   void fill_source(uint64_t round) override {
-    Exercise::fill_source(round);
+    Workload::fill_source(round);
     ready_target(round);
   }
   void ready_target(uint64_t round) override { fill(expected_, round, 0); }
@@ -36,33 +36,33 @@ class Message final : public Exercise {
     for (uint64_t i = 0; i < operations; ++i) {
       while (batch_.pending() >= side_.plan().window) side_.turn();
       side_.submit(side_.first().engine, request);
-      side_.moved();
+      side_.note_progress();
     }
     side_.await(side_.first(), 1);
-    if (batch_.failed() > 0) throw Failed("a message failed");
+    if (batch_.failed() > 0) throw BenchError("a message failed");
   }
 
   void receive(uint64_t operations) override {
     await_messages(operations);
-    side_.answer();
+    side_.send_reply();
   }
 
   void send_trips() override {
     using Clock = std::chrono::steady_clock;
-    halves.clear();
-    halves.reserve(kTrips);
+    half_trips_ns.clear();
+    half_trips_ns.reserve(kTrips);
     auto before = Clock::now();
     for (uint64_t i = 0; i < kTrips; ++i) {
       side_.submit(side_.first().engine, message());
       await_messages(1);
       const auto now = Clock::now();
-      halves.push_back(static_cast<uint32_t>((now - before).count() / 2));
+      half_trips_ns.push_back(static_cast<uint32_t>((now - before).count() / 2));
       before = now;
     }
   }
 
   void receive_trips() override {
-    const auto bytes = side_.first().bytes.first(shape_.size);
+    const auto bytes = side_.first().bytes.first(layout_.size);
     std::memcpy(bytes.data(), expected_.data(), bytes.size());
     for (uint64_t i = 0; i < kTrips; ++i) {
       await_messages(1);
@@ -86,13 +86,13 @@ class Message final : public Exercise {
   void await_messages(uint64_t n) {
     awaited_ += n;
     while (arrived_.load(std::memory_order_acquire) < awaited_) side_.turn();  // on_message()
-    side_.moved();
+    side_.note_progress();
   }
 
   Send message() {
-    return {.peer = side_.first().other.peer,
+    return {.peer = side_.first().remote.peer,
             .channel = kChannel,
-            .bytes = side_.first().bytes.first(shape_.size),
+            .bytes = side_.first().bytes.first(layout_.size),
             .batch = batch_};
   }
 
@@ -105,8 +105,8 @@ class Message final : public Exercise {
 
 }  // namespace
 
-std::unique_ptr<Exercise> make_message(Side& side, const Shape& shape) {
-  return std::make_unique<Message>(side, shape);
+std::unique_ptr<Workload> make_message(Side& side, const Layout& layout) {
+  return std::make_unique<Message>(side, layout);
 }
 
 }  // namespace fabric::tool::bench

@@ -74,7 +74,7 @@ CLI::Option* add_count(CLI::App& verb, const char* name, uint32_t& value, uint32
       ->capture_default_str();
 }
 
-void add_sizes(CLI::App& verb, Plan& plan, const char* defaults) {
+void add_sizes(CLI::App& verb, BenchPlan& plan, const char* defaults) {
   const auto take = [&plan](const std::string& list) {
     plan.sizes.clear();
     for (const std::string& text : CLI::detail::split(list, ',')) {
@@ -87,11 +87,11 @@ void add_sizes(CLI::App& verb, Plan& plan, const char* defaults) {
   take(defaults);
 }
 
-void add_footprint(CLI::App& verb, Plan& plan) {
+void add_footprint(CLI::App& verb, BenchPlan& plan) {
   verb.add_option_function<std::string>(
           "--footprint",
           [&plan](const std::string& text) { plan.footprint = need_size("--footprint", text, 1); },
-          "Rotate over so many bytes; else one place is hot")
+          "Rotate over so many bytes; else one slot is hot")
       ->type_name("SIZE");
 }
 
@@ -144,17 +144,17 @@ void add_meeting(CLI::App& verb, Options& options) {
       ->excludes(listen);
 }
 
-const char* sizes_of(Verb verb) {
+const char* sizes_of(Benchmark benchmark) {
   switch (verb) {
-    case Verb::kPaged:
+    case Benchmark::kPaged:
       return "1K,4K,64K";
-    case Verb::kScatter:
+    case Benchmark::kScatter:
       return "256,4K,64K";
-    case Verb::kLatency:
+    case Benchmark::kLatency:
       return "8,4K,64K";
-    case Verb::kRate:
+    case Benchmark::kRate:
       return "8";
-    case Verb::kMessage:
+    case Benchmark::kMessage:
       return "64,4K";
     default:
       return "8,1K,4K,64K,1M,16M";
@@ -164,10 +164,10 @@ const char* sizes_of(Verb verb) {
 }  // namespace
 
 void add_options(CLI::App& verb, Options& options) {
-  Plan& plan = options.plan;
-  const Verb which = plan.verb;
-  const bool stream = which == Verb::kWrite || which == Verb::kRate;
-  const bool idle = which == Verb::kIdle;
+  BenchPlan& plan = options.plan;
+  const Benchmark which = plan.benchmark;
+  const bool stream = which == Benchmark::kWrite || which == Benchmark::kRate;
+  const bool idle = which == Benchmark::kIdle;
   verb.add_option("--network", plan.network, "The network; `fabric info` says which work here")
       ->capture_default_str()
       ->type_name("WORD")
@@ -184,21 +184,21 @@ void add_options(CLI::App& verb, Options& options) {
     add_choice(verb, "--progress", "inline", "threaded", plan.threaded,
                "Who drives the engines: who submits, or their threads");
   }
-  if (!idle && which != Verb::kMessage) {
+  if (!idle && which != Benchmark::kMessage) {
     add_choice(verb, "--memory", "allocated", "registered", plan.registered,
                "From Engine::allocate(), or ordinary memory");
-    if (which != Verb::kLatency) add_footprint(verb, plan);
+    if (which != Benchmark::kLatency) add_footprint(verb, plan);
   }
-  if (which == Verb::kPaged) {
+  if (which == Benchmark::kPaged) {
     plan.window = 4;
     add_count(verb, "--pages", plan.pages, kPagesMax, "Pages of a request; --sizes are theirs");
   }
-  if (which == Verb::kScatter) {
+  if (which == Benchmark::kScatter) {
     plan.window = 16;
     add_count(verb, "--targets", plan.targets, kTargetsMax,
               "Engines at the other side, each of which gets its part");
   }
-  if (!idle && which != Verb::kLatency) {
+  if (!idle && which != Benchmark::kLatency) {
     add_count(verb, "--window", plan.window, kWindowMax, "Operations in flight");
   }
   if (stream) {
@@ -217,8 +217,8 @@ void add_options(CLI::App& verb, Options& options) {
   verb.add_flag("--json", options.json, "One object a line and case, for programs");
 }
 
-void complete(Options& options) {
-  Plan& plan = options.plan;
+void validate(Options& options) {
+  BenchPlan& plan = options.plan;
   if (plan.group > plan.window) {
     throw CLI::ValidationError("--group", "is larger than --window");
   }
@@ -226,13 +226,13 @@ void complete(Options& options) {
   if (!options.peer_devices.empty() && (options.listen || options.connect)) {
     throw CLI::ValidationError("--peer-devices", "is for a receiver that is started here");
   }
-  if (plan.verb == Verb::kLatency) plan.window = plan.group = 1;
+  if (plan.benchmark == Benchmark::kLatency) plan.window = plan.group = 1;
   for (const uint64_t size : plan.sizes) {
-    if (plan.verb == Verb::kMessage && size > Config{}.message_bytes_max) {
+    if (plan.benchmark == Benchmark::kMessage && size > Config{}.message_bytes_max) {
       throw CLI::ValidationError(
           "--sizes", fmt::format("a message has at most {} bytes", Config{}.message_bytes_max));
     }
-    if (shape_of(plan, size).source_bytes() > kBytesMax) {
+    if (layout_of(plan, size).source_bytes() > kBytesMax) {
       throw CLI::ValidationError("--sizes", "takes more than 64G of memory");
     }
   }

@@ -12,7 +12,7 @@ namespace fabric::tool::bench {
 
 /// One command line of `fabric bench`.
 struct Options {
-  Plan plan{};
+  BenchPlan plan{};
   std::vector<int> cpus{};
   std::vector<std::string> peer_devices{};  ///< of a receiver that is started here
   std::optional<std::string> listen{};
@@ -25,6 +25,6 @@ struct Options {
 void add_options(CLI::App& verb, Options& options);
 
 /// What remains to be looked at when all of them are known.
-void complete(Options& options);
+void validate(Options& options);
 
 }  // namespace fabric::tool::bench

@@ -6,19 +6,19 @@
 
 #include <fmt/format.h>
 
-#include "failed.h"
+#include "bench_error.h"
 #include "pattern.h"
 
 namespace fabric::tool::bench {
 
-const char* to_string(Verb verb) {
-  constexpr std::array<const char*, kVerbs.size()> kNames{"write", "paged",   "scatter", "latency",
+const char* to_string(Benchmark benchmark) {
+  constexpr std::array<const char*, kBenchmarks.size()> kNames{"write", "paged",   "scatter", "latency",
                                                           "rate",  "message", "idle"};
   return kNames[static_cast<size_t>(verb)];
 }
 
-nlohmann::ordered_json to_json(const Plan& plan) {
-  return {{"verb", to_string(plan.verb)},
+nlohmann::ordered_json to_json(const BenchPlan& plan) {
+  return {{"verb", to_string(plan.benchmark)},
           {"network", plan.network},
           {"sizes", plan.sizes},
           {"window", plan.window},
@@ -37,7 +37,7 @@ namespace {
 
 const nlohmann::json& field(const nlohmann::json& json, const char* name) {
   if (!json.is_object() || !json.contains(name)) {
-    throw Failed(fmt::format("the other side's plan has no {}", name));
+    throw BenchError(fmt::format("the other side's plan has no {}", name));
   }
   return json[name];
 }
@@ -47,7 +47,7 @@ T number(const nlohmann::json& json, const char* name, uint64_t least, uint64_t 
   const nlohmann::json& value = name[0] == '\0' ? json : field(json, name);
   if (!value.is_number_unsigned() || value.get<uint64_t>() < least ||
       value.get<uint64_t>() > most) {
-    throw Failed(fmt::format("the other side's plan: {} is not a number from {} to {}",
+    throw BenchError(fmt::format("the other side's plan: {} is not a number from {} to {}",
                              name[0] == '\0' ? "a size" : name, least, most));
   }
   return static_cast<T>(value.get<uint64_t>());
@@ -55,28 +55,28 @@ T number(const nlohmann::json& json, const char* name, uint64_t least, uint64_t 
 
 bool truth(const nlohmann::json& json, const char* name) {
   const nlohmann::json& value = field(json, name);
-  if (!value.is_boolean()) throw Failed(fmt::format("the other side's plan: {} is no truth", name));
+  if (!value.is_boolean()) throw BenchError(fmt::format("the other side's plan: {} is no truth", name));
   return value.get<bool>();
 }
 
 std::string word(const nlohmann::json& json, const char* name) {
   const nlohmann::json& value = field(json, name);
-  if (!value.is_string()) throw Failed(fmt::format("the other side's plan: {} is no word", name));
+  if (!value.is_string()) throw BenchError(fmt::format("the other side's plan: {} is no word", name));
   return value.get<std::string>();
 }
 
 }  // namespace
 
-Plan plan_from(const nlohmann::json& json) {
-  Plan plan;
+BenchPlan plan_from(const nlohmann::json& json) {
+  BenchPlan plan;
   const std::string verb = word(json, "verb");
   const auto* found =
-      std::find_if(kVerbs.begin(), kVerbs.end(), [&](Verb one) { return verb == to_string(one); });
-  if (found == kVerbs.end()) throw Failed("the other side asks for a verb that is not known here");
-  plan.verb = *found;
+      std::find_if(kBenchmarks.begin(), kBenchmarks.end(), [&](Benchmark one) { return verb == to_string(one); });
+  if (found == kBenchmarks.end()) throw BenchError("the other side asks for a verb that is not known here");
+  plan.benchmark = *found;
   plan.network = word(json, "network");
   const nlohmann::json& sizes = field(json, "sizes");
-  if (!sizes.is_array() || sizes.size() > 1024) throw Failed("the other side's plan: no sizes");
+  if (!sizes.is_array() || sizes.size() > 1024) throw BenchError("the other side's plan: no sizes");
   for (const nlohmann::json& size : sizes) {
     plan.sizes.push_back(number<uint64_t>(size, "", 1, kBytesMax));
   }
@@ -91,26 +91,26 @@ Plan plan_from(const nlohmann::json& json) {
   const nlohmann::json& seconds = field(json, "seconds");
   plan.seconds = seconds.is_number() ? seconds.get<double>() : 0;
   if (!(plan.seconds > 0 && plan.seconds <= kSecondsMax)) {
-    throw Failed("the other side's plan: seconds are out of bounds");
+    throw BenchError("the other side's plan: seconds are out of bounds");
   }
   plan.repetitions = number<uint32_t>(json, "repetitions", 1, kRepetitionsMax);
   for (const uint64_t size : plan.sizes) {
-    if (shape_of(plan, size).source_bytes() > kBytesMax) {
-      throw Failed("the other side's plan asks for too much memory");
+    if (layout_of(plan, size).source_bytes() > kBytesMax) {
+      throw BenchError("the other side's plan asks for too much memory");
     }
   }
   return plan;
 }
 
-Shape shape_of(const Plan& plan, uint64_t size) {
-  Shape shape{.size = size, .stride = (size + kWordBytes - 1) / kWordBytes * kWordBytes};
-  if (plan.verb == Verb::kPaged) {
-    shape.source_parts = shape.target_parts = shape.counts = plan.pages;
-  } else if (plan.verb == Verb::kScatter) {
-    shape.source_parts = shape.counts = plan.targets;
+Layout layout_of(const BenchPlan& plan, uint64_t size) {
+  Layout layout{.size = size, .stride = (size + kWordBytes - 1) / kWordBytes * kWordBytes};
+  if (plan.benchmark == Benchmark::kPaged) {
+    layout.source_parts = layout.target_parts = layout.counts = plan.pages;
+  } else if (plan.benchmark == Benchmark::kScatter) {
+    layout.source_parts = layout.counts = plan.targets;
   }
-  shape.places = std::max<uint64_t>(1, plan.footprint / (shape.stride * shape.source_parts));
-  return shape;
+  layout.slots = std::max<uint64_t>(1, plan.footprint / (layout.stride * layout.source_parts));
+  return layout;
 }
 
 std::vector<uint32_t> page_order(uint32_t pages, uint64_t salt) {

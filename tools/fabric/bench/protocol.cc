@@ -1,4 +1,4 @@
-#include "rounds.h"
+#include "protocol.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "exercise.h"
-#include "failed.h"
+#include "workload.h"
+#include "bench_error.h"
 #include "side.h"
 
 namespace fabric::tool::bench {
@@ -18,11 +18,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint32_t kProtocol = 1;
 /// Filling and looking at much memory takes time, at a byte a nanosecond even on a bad day.
-double patience(uint64_t bytes) { return kPatienceSeconds + static_cast<double>(bytes) * 1e-9; }
+double reply_timeout(uint64_t bytes) { return kIdleSecondsMax + static_cast<double>(bytes) * 1e-9; }
 
 uint64_t number(const nlohmann::json& message, const char* name) {
   if (!message.contains(name) || !message[name].is_number_unsigned()) {
-    throw Failed(fmt::format("what came is no message of fabric bench: no {}", name));
+    throw BenchError(fmt::format("what came is no message of fabric bench: no {}", name));
   }
   return message[name].get<uint64_t>();
 }
@@ -35,57 +35,57 @@ double percentile(std::vector<uint32_t>& values, double part) {
 
 /// Bytes of the largest size, by `bytes_of`.
 template <class BytesOf>
-uint64_t most_bytes(const Plan& plan, BytesOf bytes_of) {
+uint64_t most_bytes(const BenchPlan& plan, BytesOf bytes_of) {
   uint64_t most = 0;
-  for (const uint64_t size : plan.sizes) most = std::max(most, bytes_of(shape_of(plan, size)));
+  for (const uint64_t size : plan.sizes) most = std::max(most, bytes_of(layout_of(plan, size)));
   return most;
 }
 
 /// The sender of a run.
-class Conductor {
+class SenderRun {
  public:
-  Conductor(const Plan& plan, Line& line, Report& report)
-      : side_(plan, line, 1,
-              most_bytes(plan, [&](const Shape& shape) { return sender_bytes(plan, shape); })),
+  SenderRun(const BenchPlan& plan, JsonSocket& socket, Report& report)
+      : side_(plan, socket, 1,
+              most_bytes(plan, [&](const Layout& layout) { return sender_bytes(plan, layout); })),
         report_(report) {
-    Port& port = side_.first();
-    line.send({{"hello", "fabric bench"},
+    BenchEngine& local = side_.first();
+    socket.send({{"hello", "fabric bench"},
                {"protocol", kProtocol},
                {"version", version()},
                {"plan", to_json(plan)},
-               {"offer", need(port.engine.offer(port.memory, port.counter.key()), "offer")}});
-    const nlohmann::json reply = side_.receive(patience(port.bytes.size()));
+               {"offer", need(local.engine.offer(local.memory, local.counter.key()), "offer")}});
+    const nlohmann::json reply = side_.receive(reply_timeout(local.bytes.size()));
     const auto offers = reply.find("offers");
-    const size_t expected = plan.verb == Verb::kScatter ? plan.targets : 1;
+    const size_t expected = plan.benchmark == Benchmark::kScatter ? plan.targets : 1;
     if (offers == reply.end() || !offers->is_array() || offers->size() != expected) {
-      throw Failed("what came is no message of fabric bench: no offers");
+      throw BenchError("what came is no message of fabric bench: no offers");
     }
     for (const nlohmann::json& offer : *offers) {
-      if (!offer.is_string()) throw Failed("what came is no message of fabric bench: no offer");
-      side_.offers.push_back(need(port.engine.accept(offer.get<std::string>()), "accept"));
+      if (!offer.is_string()) throw BenchError("what came is no message of fabric bench: no offer");
+      side_.offers.push_back(need(local.engine.accept(offer.get<std::string>()), "accept"));
     }
-    port.other = side_.offers.front();
+    local.remote = side_.offers.front();
   }
 
   bool run() {
     bool right = true;
     for (const uint64_t size : side_.plan().sizes) {
-      const Case one = side_.plan().verb == Verb::kIdle ? idle_case(size) : timed_case(size);
+      const Case one = side_.plan().benchmark == Benchmark::kIdle ? idle_case(size) : timed_case(size);
       report_.add(one);
       right = right && one.verified;
     }
-    side_.line().send({{"bye", true}});
+    side_.socket().send({{"bye", true}});
     return right;
   }
 
  private:
   Case timed_case(uint64_t size) {
-    const auto exercise = make_exercise(side_, size);
+    const auto workload = make_workload(side_, size);
     Case result{.size = size};
-    const uint64_t operations = calibrate(*exercise, result.verified);
+    const uint64_t operations = calibrate(*workload, result.verified);
     for (uint32_t i = 0; i < side_.plan().repetitions && result.verified; ++i) {
       report_.progress(size, i + 1);
-      result.repetitions.push_back(round(*exercise, operations, result.verified));
+      result.repetitions.push_back(round(*workload, operations, result.verified));
     }
     // Wrong already while warming up: then that is what there is to tell.
     if (result.repetitions.empty()) result.repetitions.push_back(last_);
@@ -93,15 +93,15 @@ class Conductor {
   }
 
   /// How many operations take as long as a repetition shall. It warms up as well.
-  uint64_t calibrate(Exercise& exercise, bool& verified) {
-    const Shape& shape = exercise.shape();
-    last_ = round(exercise, 1, verified);  // connects; its time says nothing
-    const uint64_t bytes = shape.stride * shape.counts;
-    // Every place once: pages that a process has never touched cost it a fault each.
-    last_ = round(exercise, (shape.source_bytes() + bytes - 1) / bytes, verified);
+  uint64_t calibrate(Workload& workload, bool& verified) {
+    const Layout& layout = workload.layout();
+    last_ = round(workload, 1, verified);  // connects; its time says nothing
+    const uint64_t bytes = layout.stride * layout.counts;
+    // Every slot once: pages that a process has never touched cost it a fault each.
+    last_ = round(workload, (layout.source_bytes() + bytes - 1) / bytes, verified);
     uint64_t operations = std::clamp<uint64_t>((4u << 20) / bytes, 1, 1000);
     for (uint32_t tries = 0; tries < 12 && verified; ++tries) {
-      last_ = round(exercise, operations, verified);
+      last_ = round(workload, operations, verified);
       const double factor = side_.plan().seconds / std::max(last_.seconds, 1e-7);
       const auto wanted = static_cast<uint64_t>(static_cast<double>(operations) * factor);
       // The first rounds are cold and short: not to be trusted by more than a factor of ten.
@@ -111,55 +111,55 @@ class Conductor {
     return operations;
   }
 
-  Repetition round(Exercise& exercise, uint64_t operations, bool& verified) {
-    begin(exercise, operations);
+  Repetition round(Workload& workload, uint64_t operations, bool& verified) {
+    begin(workload, operations);
     const double cpu = cpu_seconds();
     const auto start = Clock::now();
-    exercise.send(operations);
+    workload.send(operations);
     Repetition out{.seconds = std::chrono::duration<double>(Clock::now() - start).count(),
-                   .counts = operations * exercise.shape().counts};
+                   .counts = operations * workload.layout().counts};
     out.sender_cpu = cpu_seconds() - cpu;
-    out.bytes = out.counts * exercise.shape().size;
-    exercise.send_trips();
-    side_.settle();
-    end(exercise, out, verified);
-    if (!exercise.halves.empty()) {
-      out.half_p50 = percentile(exercise.halves, 0.50);
-      out.half_p99 = percentile(exercise.halves, 0.99);
+    out.bytes = out.counts * workload.layout().size;
+    workload.send_trips();
+    side_.take_counts();
+    end(workload, out, verified);
+    if (!workload.half_trips_ns.empty()) {
+      out.half_p50 = percentile(workload.half_trips_ns, 0.50);
+      out.half_p99 = percentile(workload.half_trips_ns, 0.99);
     }
     return out;
   }
 
   /// One write, so that the engines know each other, then nothing for a while.
   Case idle_case(uint64_t size) {
-    const auto exercise = make_exercise(side_, size);
+    const auto workload = make_workload(side_, size);
     Case result{.size = size};
-    (void)round(*exercise, 1, result.verified);
+    (void)round(*workload, 1, result.verified);
     for (uint32_t i = 0; i < side_.plan().repetitions; ++i) {
       report_.progress(size, i + 1);
-      begin(*exercise, 0);
+      begin(*workload, 0);
       const double cpu = cpu_seconds();
       const auto start = Clock::now();
       std::this_thread::sleep_for(std::chrono::duration<double>(side_.plan().seconds));
       Repetition out{.seconds = std::chrono::duration<double>(Clock::now() - start).count()};
       out.sender_cpu = cpu_seconds() - cpu;
-      side_.line().send({{"stop", true}});
-      end(*exercise, out, result.verified);
+      side_.socket().send({{"stop", true}});
+      end(*workload, out, result.verified);
       result.repetitions.push_back(out);
     }
     return result;
   }
 
-  void begin(Exercise& exercise, uint64_t operations) {
-    exercise.fill_source(++round_);
-    side_.line().send(
-        {{"round", round_}, {"size", exercise.shape().size}, {"operations", operations}});
-    (void)number(side_.receive(patience(side_.first().bytes.size())), "ready");
+  void begin(Workload& workload, uint64_t operations) {
+    workload.fill_source(++round_);
+    side_.socket().send(
+        {{"round", round_}, {"size", workload.layout().size}, {"operations", operations}});
+    (void)number(side_.receive(reply_timeout(side_.first().bytes.size())), "ready");
   }
 
-  void end(Exercise& exercise, Repetition& out, bool& verified) {
-    const nlohmann::json reply = side_.receive(patience(exercise.shape().source_bytes()));
-    verified = verified && number(reply, "verified") == 1 && exercise.verify_echo(round_);
+  void end(Workload& workload, Repetition& out, bool& verified) {
+    const nlohmann::json reply = side_.receive(reply_timeout(workload.layout().source_bytes()));
+    verified = verified && number(reply, "verified") == 1 && workload.verify_echo(round_);
     out.receiver_cpu = static_cast<double>(number(reply, "cpu_ns")) * 1e-9;
   }
 
@@ -172,88 +172,88 @@ class Conductor {
 };
 
 /// The receiver of a run.
-class Follower {
+class ReceiverRun {
  public:
-  Follower(const Plan& plan, Line& line, const std::string& offer)
-      : side_(plan, line, plan.verb == Verb::kScatter ? plan.targets : 1,
-              most_bytes(plan, [&](const Shape& shape) { return receiver_bytes(plan, shape); })) {
+  ReceiverRun(const BenchPlan& plan, JsonSocket& socket, const std::string& offer)
+      : side_(plan, socket, plan.benchmark == Benchmark::kScatter ? plan.targets : 1,
+              most_bytes(plan, [&](const Layout& layout) { return receiver_bytes(plan, layout); })) {
     Json offers = Json::array();
-    for (Port& port : side_.ports()) {
-      offers.push_back(need(port.engine.offer(port.memory, port.counter.key()), "offer"));
+    for (BenchEngine& local : side_.engines()) {
+      offers.push_back(need(local.engine.offer(local.memory, local.counter.key()), "offer"));
     }
-    side_.first().other = need(side_.first().engine.accept(offer), "accept");
-    line.send({{"offers", offers}});
+    side_.first().remote = need(side_.first().engine.accept(offer), "accept");
+    socket.send({{"offers", offers}});
   }
 
   void run() {
-    const double longest = side_.plan().seconds + patience(side_.first().bytes.size());
+    const double longest = side_.plan().seconds + reply_timeout(side_.first().bytes.size());
     for (;;) {
-      const nlohmann::json order = side_.receive(longest);
-      if (order.contains("bye")) return;
-      const uint64_t size = number(order, "size"), operations = number(order, "operations");
-      if (exercise_ == nullptr || exercise_->shape().size != size) {
+      const nlohmann::json command = side_.receive(longest);
+      if (command.contains("bye")) return;
+      const uint64_t size = number(command, "size"), operations = number(command, "operations");
+      if (workload_ == nullptr || workload_->layout().size != size) {
         const auto& sizes = side_.plan().sizes;
         if (std::find(sizes.begin(), sizes.end(), size) == sizes.end()) {
-          throw Failed("the other side asks for a size that is not in its plan");
+          throw BenchError("the other side asks for a size that is not in its plan");
         }
-        exercise_.reset();  // first: two of them cannot listen
-        exercise_ = make_exercise(side_, size);
+        workload_.reset();  // first: two of them cannot listen
+        workload_ = make_workload(side_, size);
       }
-      round(number(order, "round"), operations);
+      round(number(command, "round"), operations);
     }
   }
 
  private:
   void round(uint64_t number_of_it, uint64_t operations) {
-    exercise_->ready_target(number_of_it);
-    side_.line().send({{"ready", 1u}});
+    workload_->ready_target(number_of_it);
+    side_.socket().send({{"ready", 1u}});
     const double cpu = cpu_seconds();
     if (operations > 0) {
-      exercise_->receive(operations);
+      workload_->receive(operations);
     } else {
-      (void)side_.receive(side_.plan().seconds + kPatienceSeconds);
+      (void)side_.receive(side_.plan().seconds + kIdleSecondsMax);
     }
     const double used = cpu_seconds() - cpu;
-    if (operations > 0) exercise_->receive_trips();
-    side_.settle();
-    const bool right = operations == 0 || exercise_->verify(number_of_it, operations);
-    side_.line().send(
+    if (operations > 0) workload_->receive_trips();
+    side_.take_counts();
+    const bool right = operations == 0 || workload_->verify(number_of_it, operations);
+    side_.socket().send(
         {{"verified", right ? 1u : 0u}, {"cpu_ns", static_cast<uint64_t>(used * 1e9)}});
   }
 
   Side side_;
-  std::unique_ptr<Exercise> exercise_;
+  std::unique_ptr<Workload> workload_;
 };
 
-void serve(Verb verb, const std::vector<std::string>& devices, Line& line) {
-  const nlohmann::json hello = line.receive(kPatienceSeconds);
+void serve(Benchmark benchmark, const std::vector<std::string>& devices, JsonSocket& socket) {
+  const nlohmann::json hello = socket.receive(kIdleSecondsMax);
   if (!hello.contains("hello") || hello["hello"] != "fabric bench") {
-    throw Failed("what came is no message of fabric bench: no hello");
+    throw BenchError("what came is no message of fabric bench: no hello");
   }
   if (number(hello, "protocol") != kProtocol) {
-    throw Failed("the two sides are of different versions of fabric bench");
+    throw BenchError("the two sides are of different versions of fabric bench");
   }
   if (!hello.contains("plan") || !hello.contains("offer") || !hello["offer"].is_string()) {
-    throw Failed("what came is no message of fabric bench: no plan");
+    throw BenchError("what came is no message of fabric bench: no plan");
   }
-  Plan plan = plan_from(hello["plan"]);
-  if (plan.verb != verb) {
-    throw Failed(fmt::format("the sender asks for {}, the receiver for {}", to_string(plan.verb),
+  BenchPlan plan = plan_from(hello["plan"]);
+  if (plan.benchmark != verb) {
+    throw BenchError(fmt::format("the sender asks for {}, the receiver for {}", to_string(plan.benchmark),
                              to_string(verb)));
   }
   plan.devices = devices;
-  Follower(plan, line, hello["offer"].get<std::string>()).run();
+  ReceiverRun(plan, socket, hello["offer"].get<std::string>()).run();
 }
 
 /// So that the other side can say why. It may have gone, then nobody asks.
 template <class Work>
-auto or_tell(Line& line, Work work) {
+auto report_errors(JsonSocket& socket, Work work) {
   try {
     return work();
-  } catch (const Failed& why) {
+  } catch (const BenchError& why) {
     try {
-      line.send({{"error", why.what()}});
-    } catch (const Failed&) {
+      socket.send({{"error", why.what()}});
+    } catch (const BenchError&) {
     }
     throw;
   }
@@ -261,12 +261,12 @@ auto or_tell(Line& line, Work work) {
 
 }  // namespace
 
-bool conduct(const Plan& plan, Line& line, Report& report) {
-  return or_tell(line, [&] { return Conductor(plan, line, report).run(); });
+bool run_sender(const BenchPlan& plan, JsonSocket& socket, Report& report) {
+  return report_errors(socket, [&] { return SenderRun(plan, socket, report).run(); });
 }
 
-void follow(Verb verb, const std::vector<std::string>& devices, Line& line) {
-  or_tell(line, [&] { serve(verb, devices, line); });
+void run_receiver(Benchmark benchmark, const std::vector<std::string>& devices, JsonSocket& socket) {
+  report_errors(socket, [&] { serve(verb, devices, socket); });
 }
 
 }  // namespace fabric::tool::bench

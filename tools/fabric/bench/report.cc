@@ -84,17 +84,17 @@ bool timed(const Case& one) { return one.repetitions.front().half_p50 > 0; }
 
 }  // namespace
 
-Report::Report(const Plan& plan, bool json)
+Report::Report(const BenchPlan& plan, bool json)
     : plan_(plan),
       json_(json),
       colour_(!json && ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
       watched_(::isatty(STDERR_FILENO) == 1) {}
 
 void Report::head() const {
-  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan_.verb),
+  fmt::print("{} over {}, {} progress, {} memory, {} x {} s\n", to_string(plan_.benchmark),
              plan_.network, plan_.threaded ? "threaded" : "inline",
              plan_.registered ? "registered" : "allocated", plan_.repetitions, plan_.seconds);
-  if (plan_.verb == Verb::kIdle) return;
+  if (plan_.benchmark == Benchmark::kIdle) return;
   fmt::print("{:>9} {:>10} {:>8} {:>14} {:>16} {:>20}  {}\n", "size", "per second", "GB/s",
              "spread", "half trip, p99", "CPU s/GB, out and in", "bytes");
 }
@@ -109,7 +109,7 @@ void Report::add(const Case& one) {
 
 void Report::progress(uint64_t size, uint32_t repetition) {
   if (!watched_) return;
-  fmt::print(stderr, "\r{} {}: {} of {} \x1b[K", to_string(plan_.verb), readable(size), repetition,
+  fmt::print(stderr, "\r{} {}: {} of {} \x1b[K", to_string(plan_.benchmark), readable(size), repetition,
              plan_.repetitions);
   std::fflush(stderr);
   dirty_ = true;
@@ -122,7 +122,7 @@ void Report::wipe() {
 }
 
 void Report::add_text(const Case& one) const {
-  if (plan_.verb == Verb::kIdle) {
+  if (plan_.benchmark == Benchmark::kIdle) {
     fmt::print("{:.2f} % of a core an engine\n", idle_percent(one));
     return;
   }
@@ -139,11 +139,11 @@ void Report::add_text(const Case& one) const {
 }
 
 void Report::add_json(const Case& one) const {
-  const bool idle = plan_.verb == Verb::kIdle;
+  const bool idle = plan_.benchmark == Benchmark::kIdle;
   const auto figures = [idle](const Spread& s) {
     return idle ? Json() : Json{{"median", s.median}, {"least", s.least}, {"most", s.most}};
   };
-  const char* verb = to_string(plan_.verb);
+  const char* verb = to_string(plan_.benchmark);
   Json line{{"case", idle ? verb : fmt::format("{}/{}", verb, one.size)},
             {"verb", verb},
             {"network", plan_.network},

@@ -26,7 +26,7 @@ struct Case {
 /// Lines of a table, or of JSON, as the cases end.
 class Report {
  public:
-  Report(const Plan& plan, bool json);
+  Report(const BenchPlan& plan, bool json);
   void add(const Case& one);
 
   /// What is going on, for somebody who watches a terminal. Gone when the next line is printed.
@@ -38,7 +38,7 @@ class Report {
   void add_json(const Case& one) const;
   void wipe();
 
-  const Plan plan_;
+  const BenchPlan plan_;
   const bool json_, colour_, watched_;
   bool begun_ = false, dirty_ = false;
 };

@@ -9,14 +9,14 @@
 
 #include <fabric/fabric.h>
 
-#include "failed.h"
-#include "line.h"
+#include "bench_error.h"
+#include "json_socket.h"
 #include "plan.h"
 
 namespace fabric::tool::bench {
 
 /// An engine with memory to write from or into, and the counter of what arrives there.
-struct Port {
+struct BenchEngine {
   struct Free {
     void operator()(std::byte* first) const { std::free(first); }
   };
@@ -27,7 +27,7 @@ struct Port {
   MemoryRegion memory;
   Counter counter;
   std::span<std::byte> bytes;
-  Offer other{};         ///< where this port writes to
+  Offer remote{};         ///< where this local writes to
   uint64_t awaited = 0;  ///< counts of this round that were seen and are not yet taken
 };
 
@@ -36,14 +36,14 @@ struct Port {
 /// Threads: one, the caller's; threaded engines have their own and touch only `failure_`.
 class Side {
  public:
-  /// Engines of the plan, `ports` of them, each with `bytes` of memory.
-  Side(const Plan& plan, Line& line, uint32_t ports, uint64_t bytes);
+  /// Engines of the plan, `engines` of them, each with `bytes` of memory.
+  Side(const BenchPlan& plan, JsonSocket& socket, uint32_t engines, uint64_t bytes);
   Side(Side&&) = delete;
 
-  const Plan& plan() const { return plan_; }
-  std::vector<Port>& ports() { return ports_; }
-  Port& first() { return ports_.front(); }
-  Line& line() { return line_; }
+  const BenchPlan& plan() const { return plan_; }
+  std::vector<BenchEngine>& engines() { return engines_; }
+  BenchEngine& first() { return engines_.front(); }
+  JsonSocket& socket() { return socket_; }
 
   /// Lets the engines work, once. With threads of their own they do so anyway.
   void turn() {
@@ -52,16 +52,16 @@ class Side {
     } else {
       std::this_thread::yield();
     }
-    if (++turns_ % kTurnsBetweenLooks == 0) look();
+    if (++turns_ % kTurnsBetweenChecks == 0) check_peer();
   }
   /// Until `n` more have been counted.
-  void await(Port& port, uint64_t n) {
-    if (runtime_ == nullptr) return sleep_for(port, n);
-    port.awaited += n;
-    while (port.counter.count() < port.awaited) turn();
+  void await(BenchEngine& local, uint64_t n) {
+    if (runtime_ == nullptr) return wait_for_counts(local, n);
+    local.awaited += n;
+    while (local.counter.count() < local.awaited) turn();
   }
   /// After a round: takes what was awaited, so that no counter runs over.
-  void settle();
+  void take_counts();
   /// Submits with a turn in between while there is no room.
   template <class Request>
   void submit(Engine& engine, const Request& request) {
@@ -73,14 +73,14 @@ class Side {
     }
   }
   /// A count without bytes: the round is over at this side.
-  void answer() {
-    Port& port = first();
-    submit(port.engine, Write{.source = port.memory.at(0),
-                              .target = port.other.region.at(0),
-                              .imm = port.other.key});
+  void send_reply() {
+    BenchEngine& local = first();
+    submit(local.engine, Write{.source = local.memory.at(0),
+                              .target = local.remote.region.at(0),
+                              .imm = local.remote.key});
   }
-  /// Something has moved; the patience begins anew.
-  void moved() { ++moves_; }
+  /// Something has note_progress; the reply_timeout begins anew.
+  void note_progress() { ++moves_; }
   nlohmann::json receive(double seconds);
 
   std::vector<Offer> offers{};  ///< all the other side's, in its order
@@ -88,26 +88,26 @@ class Side {
  private:
   using Clock = std::chrono::steady_clock;
   // Looking costs a system call, a turn without work some 100 ns.
-  static constexpr uint64_t kTurnsBetweenLooks = 4096;
+  static constexpr uint64_t kTurnsBetweenChecks = 4096;
 
-  Port open_port(uint64_t bytes);
-  void sleep_for(Port& port, uint64_t n);
+  BenchEngine open_engine(uint64_t bytes);
+  void wait_for_counts(BenchEngine& local, uint64_t n);
   uint64_t progress() const;
-  void look();
+  void check_peer();
   void on_event(const Event& event);
 
-  const Plan plan_;
-  Line& line_;
+  const BenchPlan plan_;
+  JsonSocket& socket_;
   std::shared_ptr<InlineRuntime> runtime_;
-  std::atomic<Errc> failure_{Errc::kOk};  ///< what the engines reported; look() reads it
-  std::vector<Port> ports_;
+  std::atomic<Errc> failure_{Errc::kOk};  ///< what the engines reported; check_peer() reads it
+  std::vector<BenchEngine> engines_;
   std::vector<Subscription> subscriptions_;
-  uint64_t turns_ = 0, moves_ = 0, progress_seen_ = 0;
-  Clock::time_point patient_since_ = Clock::now();
+  uint64_t turns_ = 0, moves_ = 0, progress_at_check_ = 0;
+  Clock::time_point last_progress_ = Clock::now();
 };
 
 /// How long a side waits while nothing moves.
-inline constexpr double kPatienceSeconds = 30;
+inline constexpr double kIdleSecondsMax = 30;
 
 /// Processor time of this process so far, in seconds.
 double cpu_seconds();

@@ -1,4 +1,4 @@
-#include "exercise.h"
+#include "workload.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,46 +8,46 @@
 
 namespace fabric::tool::bench {
 
-void Exercise::fill_source(uint64_t round) {
+void Workload::fill_source(uint64_t round) {
   // For the test of verify(): one wrong bit in the last byte, or the bytes of the first round.
   const char* fault = std::getenv("FABRICLIB_TEST_BENCH");
   const std::string_view planted = fault == nullptr ? "" : fault;
   if (planted == "stale" && round > 1) return;
-  const auto bytes = side_.first().bytes.first(shape_.source_bytes());
+  const auto bytes = side_.first().bytes.first(layout_.source_bytes());
   fill(bytes, round, 0);
-  if (planted == "flip") bytes[bytes.size() - shape_.stride + shape_.size - 1] ^= std::byte{1};
+  if (planted == "flip") bytes[bytes.size() - layout_.stride + layout_.size - 1] ^= std::byte{1};
 }
 
-bool Exercise::verify(uint64_t round, uint64_t operations) {
-  const uint64_t places = std::min(operations, shape_.places);
-  for (uint64_t place = 0; place < places; ++place) {
-    const uint64_t at = place * shape_.stride;
-    if (!matches(side_.first().bytes.subspan(at, shape_.size), round, at)) return false;
+bool Workload::verify(uint64_t round, uint64_t operations) {
+  const uint64_t slots = std::min(operations, layout_.slots);
+  for (uint64_t slot = 0; slot < slots; ++slot) {
+    const uint64_t at = slot * layout_.stride;
+    if (!matches(side_.first().bytes.subspan(at, layout_.size), round, at)) return false;
   }
   return true;
 }
 
-uint64_t sender_bytes(const Plan& plan, const Shape& shape) {
-  return plan.verb == Verb::kLatency ? shape.behind_at() + shape.stride : shape.source_bytes();
+uint64_t sender_bytes(const BenchPlan& plan, const Layout& layout) {
+  return plan.benchmark == Benchmark::kLatency ? layout.reply_offset() + layout.stride : layout.source_bytes();
 }
 
-uint64_t receiver_bytes(const Plan& plan, const Shape& shape) {
-  return plan.verb == Verb::kLatency ? sender_bytes(plan, shape) : shape.target_bytes();
+uint64_t receiver_bytes(const BenchPlan& plan, const Layout& layout) {
+  return plan.benchmark == Benchmark::kLatency ? sender_bytes(plan, layout) : layout.target_bytes();
 }
 
-std::unique_ptr<Exercise> make_exercise(Side& side, uint64_t size) {
-  const Shape shape = shape_of(side.plan(), size);
-  switch (side.plan().verb) {
-    case Verb::kPaged:
-      return make_paged(side, shape);
-    case Verb::kScatter:
-      return make_scatter(side, shape);
-    case Verb::kLatency:
-      return make_latency(side, shape);
-    case Verb::kMessage:
-      return make_message(side, shape);
+std::unique_ptr<Workload> make_workload(Side& side, uint64_t size) {
+  const Layout layout = layout_of(side.plan(), size);
+  switch (side.plan().benchmark) {
+    case Benchmark::kPaged:
+      return make_paged(side, layout);
+    case Benchmark::kScatter:
+      return make_scatter(side, layout);
+    case Benchmark::kLatency:
+      return make_latency(side, layout);
+    case Benchmark::kMessage:
+      return make_message(side, layout);
     default:
-      return make_stream(side, shape);
+      return make_stream(side, layout);
   }
 }
 

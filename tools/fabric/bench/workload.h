@@ -9,13 +9,13 @@ namespace fabric::tool::bench {
 
 /// What the two sides do in a round: one file a verb, in which one reads the conversation. Made for
 /// one size and used for many rounds.
-class Exercise {
+class Workload {
  public:
-  Exercise(Side& side, const Shape& shape) : side_(side), shape_(shape) {}
-  virtual ~Exercise() = default;
-  Exercise(Exercise&&) = delete;
+  Workload(Side& side, const Layout& layout) : side_(side), layout_(layout) {}
+  virtual ~Workload() = default;
+  Workload(Workload&&) = delete;
 
-  const Shape& shape() const { return shape_; }
+  const Layout& layout() const { return layout_; }
 
   // Before the clock runs.
   virtual void fill_source(uint64_t round);
@@ -37,24 +37,24 @@ class Exercise {
   }
 
   /// Nanoseconds of half a round trip, of the last round.
-  std::vector<uint32_t> halves{};
+  std::vector<uint32_t> half_trips_ns{};
 
  protected:
   Side& side_;
-  const Shape shape_;
+  const Layout layout_;
 };
 
 /// How much memory each side needs for a size.
-uint64_t sender_bytes(const Plan& plan, const Shape& shape);
-uint64_t receiver_bytes(const Plan& plan, const Shape& shape);
+uint64_t sender_bytes(const BenchPlan& plan, const Layout& layout);
+uint64_t receiver_bytes(const BenchPlan& plan, const Layout& layout);
 
-std::unique_ptr<Exercise> make_exercise(Side& side, uint64_t size);
+std::unique_ptr<Workload> make_workload(Side& side, uint64_t size);
 
 // One each, in the file of its name.
-std::unique_ptr<Exercise> make_stream(Side& side, const Shape& shape);
-std::unique_ptr<Exercise> make_latency(Side& side, const Shape& shape);
-std::unique_ptr<Exercise> make_paged(Side& side, const Shape& shape);
-std::unique_ptr<Exercise> make_scatter(Side& side, const Shape& shape);
-std::unique_ptr<Exercise> make_message(Side& side, const Shape& shape);
+std::unique_ptr<Workload> make_stream(Side& side, const Layout& layout);
+std::unique_ptr<Workload> make_latency(Side& side, const Layout& layout);
+std::unique_ptr<Workload> make_paged(Side& side, const Layout& layout);
+std::unique_ptr<Workload> make_scatter(Side& side, const Layout& layout);
+std::unique_ptr<Workload> make_message(Side& side, const Layout& layout);
 
 }  // namespace fabric::tool::bench

@@ -17,7 +17,7 @@
 #include "limits.h"
 #include "machine.h"
 #include "networks.h"
-#include "verbs.h"
+#include "commands.h"
 #include "versions.h"
 
 namespace fabric::tool {
@@ -25,8 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Found {
-  std::vector<NetworkFound> networks = find_networks();
+struct InfoReport {
+  std::vector<NetworkInfo> networks = find_networks();
   Machine machine = find_machine();
   std::vector<Limit> limits = find_limits();
 };
@@ -40,7 +40,7 @@ std::vector<std::string> kinds_of(const Caps& caps) {
 }
 
 /// The capabilities that are there or not, by what they mean to a user.
-std::vector<std::pair<std::string, bool>> abilities_of(const Caps& caps) {
+std::vector<std::pair<std::string, bool>> capabilities_of(const Caps& caps) {
   return {{"ordered", caps.ordered},
           {"exact_replay", caps.exact_replay},
           {"checks_access", caps.checks_access},
@@ -52,23 +52,23 @@ void print_rail(const RailStats& rail) {
   const auto line = [](std::string_view name, const auto& value) {
     fmt::print("      {:<24} {}\n", name, value);
   };
-  std::vector<std::string> abilities;
-  for (const auto& [name, has] : abilities_of(rail.caps)) {
-    if (has) abilities.push_back(name);
+  std::vector<std::string> capabilities;
+  for (const auto& [name, has] : capabilities_of(rail.caps)) {
+    if (has) capabilities.push_back(name);
   }
   fmt::print("    rail {} {} ({})\n", rail.index, rail.device, rail.up ? "up" : "down");
   line("fence kind", to_string(rail.caps.fence));
   line("memory", fmt::format("{}", fmt::join(kinds_of(rail.caps), ", ")));
-  line("abilities", fmt::format("{}", fmt::join(abilities, ", ")));
+  line("capabilities", fmt::format("{}", fmt::join(capabilities, ", ")));
   line("in flight",
        fmt::format("{} pieces, {} on a path", rail.caps.queue_depth, rail.caps.path_depth));
   line("bytes of a piece", rail.caps.write_bytes_max);
   for (const auto& [name, value] : rail.facts) line(name, value);
 }
 
-void print_networks(const std::vector<NetworkFound>& networks) {
+void print_networks(const std::vector<NetworkInfo>& networks) {
   fmt::print("\nnetworks, in the order of preference\n");
-  for (const NetworkFound& network : networks) {
+  for (const NetworkInfo& network : networks) {
     if (network.usable()) {
       fmt::print("  {:<5} usable\n", network.name);
     } else {
@@ -86,7 +86,7 @@ std::string numa_text(std::optional<uint32_t> numa) {
 
 void print_machine(const Machine& machine) {
   fmt::print("\nmachine\n");
-  if (!machine.trouble.empty()) fmt::print("  {}\n", machine.trouble);
+  if (!machine.problem.empty()) fmt::print("  {}\n", machine.problem);
   fmt::print("  packages {}, NUMA nodes {}, cores {}, threads {}\n", machine.packages,
              machine.numa_nodes, machine.cores, machine.threads);
   for (const Nic& nic : machine.nics) {
@@ -105,7 +105,7 @@ void print_machine(const Machine& machine) {
   if (machine.gpus.empty()) fmt::print("  no GPU\n");
 }
 
-void print_text(const Found& found) {
+void print_text(const InfoReport& found) {
   for (const auto& [name, value] : versions()) fmt::print("{:<10} {}\n", name, value);
   print_networks(found.networks);
   print_machine(found.machine);
@@ -125,7 +125,7 @@ Json to_json(const RailStats& rail) {
             {"queue_depth", rail.caps.queue_depth},
             {"path_depth", rail.caps.path_depth},
             {"write_bytes_max", rail.caps.write_bytes_max}};
-  for (const auto& [name, has] : abilities_of(rail.caps)) caps[name] = has;
+  for (const auto& [name, has] : capabilities_of(rail.caps)) caps[name] = has;
   Json facts = Json::object();
   for (const auto& [name, value] : rail.facts) facts[name] = value;
   return {{"index", rail.index},
@@ -135,7 +135,7 @@ Json to_json(const RailStats& rail) {
           {"facts", facts}};
 }
 
-Json to_json(const NetworkFound& network) {
+Json to_json(const NetworkInfo& network) {
   Json one{{"name", network.name}, {"built", network.built}, {"usable", network.usable()}};
   if (!network.usable()) {
     one["why"] = {{"code", to_string(network.why.code)}, {"what", network.why.what}};
@@ -172,14 +172,14 @@ Json to_json(const Machine& machine) {
            {"threads", machine.threads},
            {"nics", nics},
            {"gpus", gpus}};
-  if (!machine.trouble.empty()) out["trouble"] = machine.trouble;
+  if (!machine.problem.empty()) out["problem"] = machine.problem;
   return out;
 }
 
-void print_json(const Found& found) {
+void print_json(const InfoReport& found) {
   Json report{{"version", version()}};
   for (const auto& [name, value] : versions()) report["versions"][name] = value;
-  for (const NetworkFound& network : found.networks) {
+  for (const NetworkInfo& network : found.networks) {
     report["networks"].push_back(to_json(network));
   }
   report["machine"] = to_json(found.machine);
@@ -207,7 +207,7 @@ void add_info(CLI::App& app, int& exit_code) {
       "  fabric info --json | python3 -m json.tool\n\n"
       "Exit code 0: printed, whatever was found; 2: bad options.");
   verb->callback([json, &exit_code] {
-    const Found found;
+    const InfoReport found;
     *json ? print_json(found) : print_text(found);
     exit_code = 0;
   });

@@ -73,21 +73,21 @@ const hwloc_obj* pci_above(const hwloc_obj* object) {
 }
 
 /// The part of the machine that a device hangs on.
-const hwloc_obj* place_of(hwloc_topology* topology, const hwloc_obj* device) {
+const hwloc_obj* locality_of(hwloc_topology* topology, const hwloc_obj* device) {
   return hwloc_get_non_io_ancestor_obj(topology, const_cast<hwloc_obj*>(device));
 }
 
 std::optional<uint32_t> numa_of(hwloc_topology* topology, const hwloc_obj* device) {
-  const hwloc_obj* place = place_of(topology, device);
-  if (place == nullptr || place->nodeset == nullptr) return std::nullopt;
-  if (hwloc_bitmap_weight(place->nodeset) != 1) return std::nullopt;
-  return static_cast<uint32_t>(hwloc_bitmap_first(place->nodeset));
+  const hwloc_obj* locality = locality_of(topology, device);
+  if (locality == nullptr || locality->nodeset == nullptr) return std::nullopt;
+  if (hwloc_bitmap_weight(locality->nodeset) != 1) return std::nullopt;
+  return static_cast<uint32_t>(hwloc_bitmap_first(locality->nodeset));
 }
 
 const hwloc_obj* package_of(hwloc_topology* topology, const hwloc_obj* device) {
-  const hwloc_obj* place = place_of(topology, device);
-  while (place != nullptr && place->type != HWLOC_OBJ_PACKAGE) place = place->parent;
-  return place;
+  const hwloc_obj* locality = locality_of(topology, device);
+  while (locality != nullptr && locality->type != HWLOC_OBJ_PACKAGE) locality = locality->parent;
+  return locality;
 }
 
 /// The nearest thing that both hang on. A bridge that is not the host's own is a switch.
@@ -147,11 +147,11 @@ uint32_t count(hwloc_topology* topology, hwloc_obj_type_t type) {
 
 Machine find_machine() {
   hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return {.trouble = "hwloc did not start"};
+  if (hwloc_topology_init(&raw) != 0) return {.problem = "hwloc did not start"};
   const Topology topology(raw);
   if (hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_ALL) != 0 ||
       hwloc_topology_load(raw) != 0) {
-    return {.trouble = "hwloc could not look at the machine"};
+    return {.problem = "hwloc could not look at the machine"};
   }
   Machine machine{.packages = count(raw, HWLOC_OBJ_PACKAGE),
                   .numa_nodes = count(raw, HWLOC_OBJ_NUMANODE),

@@ -38,7 +38,7 @@ struct Machine {
   uint32_t packages = 0, numa_nodes = 0, cores = 0, threads = 0;
   std::vector<Nic> nics{};
   std::vector<Gpu> gpus{};
-  std::string trouble{};  ///< why there is less than there should be
+  std::string problem{};  ///< why there is less than there should be
 };
 
 Machine find_machine();

@@ -10,16 +10,16 @@ namespace fabric::tool {
 namespace {
 
 /// An engine obeys FABRICLIB_NETWORKS, whatever it is asked for; here every network is asked.
-class EveryNetwork {
+class IgnoreNetworkChoice {
  public:
-  EveryNetwork() {
+  IgnoreNetworkChoice() {
     if (const char* value = std::getenv("FABRICLIB_NETWORKS")) chosen_ = value;
     ::unsetenv("FABRICLIB_NETWORKS");
   }
-  ~EveryNetwork() {
+  ~IgnoreNetworkChoice() {
     if (!chosen_.empty()) ::setenv("FABRICLIB_NETWORKS", chosen_.c_str(), 1);
   }
-  EveryNetwork(EveryNetwork&&) = delete;
+  IgnoreNetworkChoice(IgnoreNetworkChoice&&) = delete;
 
  private:
   std::string chosen_{};
@@ -75,7 +75,7 @@ std::vector<RailStats> rails_of(const Engine& engine, const std::string& network
   return rails;
 }
 
-NetworkFound look_at(const std::string& name, const Config& config) {
+NetworkInfo probe(const std::string& name, const Config& config) {
   const auto engine = Engine::open(config);
   if (engine) return {.name = name, .rails = rails_of(*engine, name)};
   return {.name = name, .why = engine.error(), .remedy = remedy_of(name, engine.error())};
@@ -83,12 +83,12 @@ NetworkFound look_at(const std::string& name, const Config& config) {
 
 }  // namespace
 
-std::vector<NetworkFound> find_networks() {
-  const EveryNetwork every;
+std::vector<NetworkInfo> find_networks() {
+  const IgnoreNetworkChoice every;
   const std::vector<std::string> built = providers();
-  std::vector<NetworkFound> out;
+  std::vector<NetworkInfo> out;
   for (const std::string& name : built) {
-    out.push_back(look_at(name, {.networks = {{.provider = name}}}));
+    out.push_back(probe(name, {.networks = {{.provider = name}}}));
   }
   for (const Planned& planned : kPlanned) {
     if (std::find(built.begin(), built.end(), planned.name) != built.end()) continue;
@@ -98,7 +98,7 @@ std::vector<NetworkFound> find_networks() {
                    .remedy = planned.instead});
   }
   // Part of every engine, whatever else it has.
-  out.push_back(look_at("self", {}));
+  out.push_back(probe("self", {}));
   return out;
 }
 

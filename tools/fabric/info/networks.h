@@ -8,7 +8,7 @@
 namespace fabric::tool {
 
 /// One network, looked at by itself. Without rails `why` says what is missing.
-struct NetworkFound {
+struct NetworkInfo {
   std::string name{};
   bool built = true;
   std::vector<RailStats> rails{};
@@ -20,6 +20,6 @@ struct NetworkFound {
 
 /// Every network of this build in the order of preference, then those that are known but not built,
 /// then the engine's own address.
-std::vector<NetworkFound> find_networks();
+std::vector<NetworkInfo> find_networks();
 
 }  // namespace fabric::tool
