@@ -65,7 +65,7 @@ class Mutant:
     source: str  # the line, with a mark where it begins ...
     nth: int  # ... and which of those with the same: so it is found again when lines have moved
 
-    def place(self):
+    def identity(self):
         return self.path, self.operator, self.after, self.source, self.nth
 
     def apply(self, text):
@@ -217,8 +217,8 @@ def mutants_of(path, text):
     seen = Counter()
     out = []
     for mutant in sorted(found):
-        out.append(replace(mutant, nth=seen[mutant.place()]))
-        seen[mutant.place()] += 1
+        out.append(replace(mutant, nth=seen[mutant.identity()]))
+        seen[mutant.identity()] += 1
     return out
 
 
@@ -239,7 +239,7 @@ def drawn(mutants, seed):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TestSubset:
     """Some tests of one binary, run in one process."""
 
     binary: str
@@ -424,8 +424,8 @@ class Tests:
                 sys.exit(f"mutate: {binary} fails without a mutant: {run.last}")
             slow = sorted(n for n, ms in run.times.items() if ms > QUICK_MS and n not in apart)
             others = ":".join(slow + apart)
-            self.quick.append(Stage(binary, f"{wanted}-{others}" if others else wanted))
-            self.slow += [Stage(binary, ":".join(names)) for names in (apart, slow) if names]
+            self.quick.append(TestSubset(binary, f"{wanted}-{others}" if others else wanted))
+            self.slow += [TestSubset(binary, ":".join(names)) for names in (apart, slow) if names]
 
     def learn(self, binary, wanted, work):
         run = run_tests(self.build.binary_path(binary), wanted, work, 10 * self.patience_s, {},
@@ -433,7 +433,7 @@ class Tests:
         self.times.update(run.times)
         return run
 
-    def stages(self, path):
+    def subsets(self, path):
         """Those of the file's own test files first."""
         stem = Path(path).stem
         own = []
@@ -445,7 +445,7 @@ class Tests:
                     text = test.read_text(encoding="utf-8")
                     suites |= set(re.findall(r"^TEST(?:_[FP])?\((\w+),", text, re.MULTILINE))
             if suites:
-                own.append(Stage(binary, ":".join(f"{s}.*:*/{s}.*" for s in sorted(suites))))
+                own.append(TestSubset(binary, ":".join(f"{s}.*:*/{s}.*" for s in sorted(suites))))
         return own + self.quick + self.slow
 
 
@@ -495,14 +495,14 @@ class Judge:
         if same:
             return "same", ""
         linked = {}
-        for stage in self.tests.stages(mutant.path):
-            if stage.binary not in linked:
-                linked[stage.binary] = folder / stage.binary
-                self.build.link(stage.binary, replaced, linked[stage.binary])
-            run = self.run(linked[stage.binary], stage.filter, folder)
+        for subset in self.tests.subsets(mutant.path):
+            if subset.binary not in linked:
+                linked[subset.binary] = folder / subset.binary
+                self.build.link(subset.binary, replaced, linked[subset.binary])
+            run = self.run(linked[subset.binary], subset.filter, folder)
             # A test that looks at real time may fail on a busy machine: it has to do so again.
-            if not run.passed and self.run(linked[stage.binary], run.last, folder).passed:
-                run = self.run(linked[stage.binary], stage.filter, folder)
+            if not run.passed and self.run(linked[subset.binary], run.last, folder).passed:
+                run = self.run(linked[subset.binary], subset.filter, folder)
             if not run.passed:
                 return "timeout" if run.timeout else "killed", run.last
         return "survived", ""
@@ -631,8 +631,8 @@ def main():
     if options.again:
         rows = json.loads(options.again.read_text(encoding="utf-8"))["mutants"]
         survivors = [Mutant(**r["mutant"]) for r in rows if r["fate"]["fate"] == "survived"]
-        places = {m.place(): m for m in everything}
-        order = [places[m.place()] for m in survivors if m.place() in places]
+        by_identity = {m.identity(): m for m in everything}
+        order = [by_identity[m.identity()] for m in survivors if m.identity() in by_identity]
         print(f"mutate: {len(survivors) - len(order)} of {len(survivors)} survivors are gone from "
               "the sources")
     path = options.json or folder / f"seed-{options.seed}.json"

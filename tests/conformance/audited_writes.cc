@@ -8,28 +8,28 @@
 namespace fabric::test {
 
 namespace {
-constexpr int kReused = 0xee;  // even, and never zero: no byte of Block::fill()
+constexpr int kReused = 0xee;  // even, and never zero: no byte of TestMemory::fill()
 }
 
-Ledger::Ledger(End& from, End& to, RemoteRegion in, Recorder& ends, Recorder& met)
-    : from_(from), to_(to), in_(in), ends_(ends), met_(met), when_refused_(kWrites) {
+AuditedWrites::AuditedWrites(DuplexHost& from, DuplexHost& to, RemoteRegion in, EventRecorder& completions, EventRecorder& met)
+    : from_(from), to_(to), in_(in), completions_(completions), met_(met), when_refused_(kWrites) {
   from_.out.fill(test_seed());
   to_.in.clear();
   original_ = from_.out.bytes;
-  ends_.also = [this](const Event& event) { on_end(event); };
-  met_.also = [this](const Event& event) { on_met(event); };
+  completions_.then = [this](const Event& event) { on_end(event); };
+  met_.then = [this](const Event& event) { on_met(event); };
   for (uint32_t i = 0; i < kWrites; ++i) {
     counters_.push_back(*to_.engine.make_counter());
     EXPECT_TRUE(counters_[i].expect(1, met_.notify(i), Timeout::forever()));
   }
 }
 
-Ledger::~Ledger() {
-  ends_.also = {};
-  met_.also = {};
+AuditedWrites::~AuditedWrites() {
+  completions_.then = {};
+  met_.then = {};
 }
 
-void Ledger::submit(BatchId batch, Timeout timeout) {
+void AuditedWrites::submit(BatchId batch, Timeout timeout) {
   for (uint32_t i = 0; i < kWrites; ++i) {
     constexpr Priority kPriorities[] = {Priority::kNormal, Priority::kUrgent, Priority::kBulk};
     const auto op = from_.engine.submit(Write{.source = from_.out.at(i * kSize),
@@ -40,19 +40,19 @@ void Ledger::submit(BatchId batch, Timeout timeout) {
                                               .unsplit = i % 2 == 0,
                                               .timeout = timeout,
                                               .batch = batch,
-                                              .notify = ends_.notify(i)});
+                                              .notify = completions_.notify(i)});
     ASSERT_TRUE(op) << to_string(op.error().code);
   }
 }
 
-void Ledger::on_end(const Event& event) {
-  last_end_ = from_.engine.now();
+void AuditedWrites::on_end(const Event& event) {
+  last_completion_ = from_.engine.now();
   const auto i = static_cast<uint32_t>(event.tag);
   std::memset(from_.out.bytes.data() + i * kSize, kReused, kSize);
   if (event.remote == Remote::kNotDelivered) when_refused_[i].assign(there(i), there(i) + kSize);
 }
 
-void Ledger::on_met(const Event& event) {
+void AuditedWrites::on_met(const Event& event) {
   if (event.code != Errc::kOk) return;
   EXPECT_EQ(std::memcmp(there(static_cast<uint32_t>(event.tag)),
                         original(static_cast<uint32_t>(event.tag)), kSize),
@@ -60,11 +60,11 @@ void Ledger::on_met(const Event& event) {
       << "counted before its bytes were there: " << event.tag;
 }
 
-void Ledger::check(Target target) {
+void AuditedWrites::check(Target target) {
   for (uint32_t i = 0; i < kWrites; ++i) {
     SCOPED_TRACE("write " + std::to_string(i));
-    ASSERT_EQ(ends_.count(i), 1u);
-    const Event& end = *ends_.find(i);
+    ASSERT_EQ(completions_.count(i), 1u);
+    const Event& end = *completions_.find(i);
     SCOPED_TRACE(std::string(to_string(end.code)) + " " + to_string(end.remote));
     EXPECT_EQ(end.code == Errc::kOk, end.remote == Remote::kDelivered);
     EXPECT_EQ(end.parts_failed, end.code == Errc::kOk ? 0u : 1u);
@@ -73,7 +73,7 @@ void Ledger::check(Target target) {
   }
 }
 
-void Ledger::check_bytes(uint32_t i, const Event& end) {
+void AuditedWrites::check_bytes(uint32_t i, const Event& end) {
   const bool arrived = std::memcmp(there(i), original(i), kSize) == 0;
   if (end.remote == Remote::kDelivered) {
     EXPECT_TRUE(arrived);
@@ -89,7 +89,7 @@ void Ledger::check_bytes(uint32_t i, const Event& end) {
   EXPECT_EQ(foreign, 0u) << "read from the source after the end";
 }
 
-void Ledger::check_count(uint32_t i, const Event& end, Target target) {
+void AuditedWrites::check_count(uint32_t i, const Event& end, Target target) {
   EXPECT_EQ(counters_[i].count(), 0u) << "more than the expectation took, or counted too late";
   EXPECT_LE(met_.count(i), 1u);
   const Event* met = met_.find(i);
@@ -112,8 +112,8 @@ void Ledger::check_count(uint32_t i, const Event& end, Target target) {
   }
 }
 
-uint32_t Ledger::said(Remote remote) const {
-  const auto& seen = ends_.seen();
+uint32_t AuditedWrites::reported(Remote remote) const {
+  const auto& seen = completions_.seen();
   return static_cast<uint32_t>(std::count_if(
       seen.begin(), seen.end(), [&](const auto& one) { return one.event.remote == remote; }));
 }

@@ -11,9 +11,9 @@
 namespace fabric::test {
 namespace {
 
-using Phase = Trouble::Phase;
-using Side = Trouble::Side;
-using Target = Ledger::Target;
+using Phase = FaultInjector::Phase;
+using Side = FaultInjector::Side;
+using Target = AuditedWrites::Target;
 
 /// From the first packet to the last acknowledgements, on every network.
 constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
@@ -24,30 +24,30 @@ class Traffic {
  public:
   static constexpr uint32_t kRounds = 6;
 
-  Traffic(End& from, End& to, const Way& way, Recorder& ends)
-      : clock_(from.engine), kinds_(from, to, way), ends_(ends), start_(clock_.now()) {
+  Traffic(DuplexHost& from, DuplexHost& to, const RemoteHost& remote, EventRecorder& completions)
+      : clock_(from.engine), kinds_(from, to, remote), completions_(completions), start_(clock_.now()) {
     for (uint32_t i = 0; i < kRounds; ++i) {
-      for (const auto& kind : kinds_.all()) EXPECT_TRUE(kind.submit(ends_.notify(taken_++), {}));
+      for (const auto& kind : kinds_.all()) EXPECT_TRUE(kind.submit(completions_.notify(taken_++), {}));
     }
-    ends_.also = [this](const Event&) { last_end_ = clock_.now(); };
+    completions_.then = [this](const Event&) { last_completion_ = clock_.now(); };
   }
-  ~Traffic() { ends_.also = {}; }
+  ~Traffic() { completions_.then = {}; }
   Traffic(const Traffic&) = delete;
   Traffic& operator=(const Traffic&) = delete;
 
-  bool ended() const { return ends_.total() >= taken_; }
-  Nanos took() const { return last_end_ - start_; }
-  uint32_t ended_with(Errc code) const {
+  bool all_completed() const { return completions_.count() >= taken_; }
+  Nanos took() const { return last_completion_ - start_; }
+  uint32_t completed_with(Errc code) const {
     uint32_t n = 0;
-    for (const auto& seen : ends_.seen()) n += seen.event.code == code;
+    for (const auto& seen : completions_.seen()) n += seen.event.code == code;
     return n;
   }
-  void expect_one_end_each() const {
-    EXPECT_EQ(ends_.total(), taken_);
+  void expect_one_completion_each() const {
+    EXPECT_EQ(completions_.count(), taken_);
     for (uint32_t tag = 0; tag < taken_; ++tag) {
       SCOPED_TRACE(kinds_.all()[tag % kinds_.all().size()].name);
-      ASSERT_EQ(ends_.count(tag), 1u);
-      const Event& end = *ends_.find(tag);
+      ASSERT_EQ(completions_.count(tag), 1u);
+      const Event& end = *completions_.find(tag);
       EXPECT_EQ(end.code == Errc::kOk, end.remote == Remote::kDelivered);
       EXPECT_TRUE(end.code == Errc::kOk || end.code == Errc::kRailLost ||
                   end.code == Errc::kPeerLost || end.code == Errc::kTimeout)
@@ -58,36 +58,36 @@ class Traffic {
  private:
   Engine& clock_;
   Kinds kinds_;
-  Recorder& ends_;
-  Nanos start_, last_end_{};
+  EventRecorder& completions_;
+  Nanos start_, last_completion_{};
   uint32_t taken_ = 0;
 };
 
 }  // namespace
 
-uint32_t Conformance::every_kind_ends_once(const Config& config, const Act& happens,
-                                           const Act& over) {
+uint32_t Conformance::every_kind_completes_once(const Config& config, const FaultAction& inject,
+                                           const FaultAction& repair) {
   uint32_t failed = 0;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
-    GroundOptions options;
+    TestEnvOptions options;
     if (moment == kMoments.back()) options.drop_control = options.duplicate_control = 0.2;
-    expect_trouble(config, options);
-    Recorder& ends = recorder();
-    Traffic traffic(a(), b(), ab(), ends);
-    let_fly(moment);
-    happens(trouble());
+    reopen_with_faults(config, options);
+    EventRecorder& completions = recorder();
+    Traffic traffic(a(), b(), ab(), completions);
+    run_on_wire(moment);
+    inject(faults());
     const Nanos bound = config.default_timeout + config.drain_timeout + kTurn;
-    EXPECT_TRUE(until([&] { return traffic.ended(); }, 2 * bound)) << ea().dump();
+    EXPECT_TRUE(until([&] { return traffic.all_completed(); }, 2 * bound)) << ea().dump();
     if (GetParam().caps.virtual_time) {
       EXPECT_LE(traffic.took(), bound);
     }
-    if (over) over(trouble());
-    settle();
-    traffic.expect_one_end_each();
+    if (repair) repair(faults());
+    wait_idle();
+    traffic.expect_one_completion_each();
     EXPECT_EQ(ea().stats().ops_in_flight, 0u);
-    failed += ends.total() - traffic.ended_with(Errc::kOk);
-    if (over) expect_service(b());
+    failed += completions.count() - traffic.completed_with(Errc::kOk);
+    if (repair) expect_service(b());
     if (HasFatalFailure()) break;
   }
   return failed;
@@ -97,29 +97,29 @@ uint32_t Conformance::every_kind_ends_once(const Config& config, const Act& happ
 
 TEST_P(Conformance, P01EveryKindEndsOnceWhenARailOfTheSenderGoes) {
   REQUIRE_CAP(lost_rails);
-  every_kind_ends_once(
-      short_config(), [](Trouble& t) { t.lose_rail(kA, 0, Phase::kBegin); },
-      [](Trouble& t) { t.lose_rail(kA, 0, Phase::kEnd); });
+  every_kind_completes_once(
+      short_config(), [](FaultInjector& t) { t.lose_rail(kA, 0, Phase::kBegin); },
+      [](FaultInjector& t) { t.lose_rail(kA, 0, Phase::kEnd); });
 }
 
 TEST_P(Conformance, P01EveryKindEndsOnceWhenARailOfTheTargetGoes) {
   REQUIRE_CAP(lost_rails);
-  every_kind_ends_once(
-      short_config(), [](Trouble& t) { t.lose_rail(kB, 0, Phase::kBegin); },
-      [](Trouble& t) { t.lose_rail(kB, 0, Phase::kEnd); });
+  every_kind_completes_once(
+      short_config(), [](FaultInjector& t) { t.lose_rail(kB, 0, Phase::kBegin); },
+      [](FaultInjector& t) { t.lose_rail(kB, 0, Phase::kEnd); });
 }
 
 TEST_P(Conformance, P01EveryKindEndsOnceWhenAPathBreaks) {
   REQUIRE_CAP(broken_paths);
   for (const Side side : {Side::kSender, Side::kTarget}) {
-    every_kind_ends_once(
-        short_config(), [side](Trouble& t) { t.break_path(kA, kB, 0, side); }, [](Trouble&) {});
+    every_kind_completes_once(
+        short_config(), [side](FaultInjector& t) { t.break_path(kA, kB, 0, side); }, [](FaultInjector&) {});
   }
 }
 
 TEST_P(Conformance, P01EveryKindEndsOnceWhenThePeerDies) {
   REQUIRE_CAP(kills);
-  const uint32_t failed = every_kind_ends_once(short_config(), [](Trouble& t) { t.kill(kB); }, {});
+  const uint32_t failed = every_kind_completes_once(short_config(), [](FaultInjector& t) { t.kill(kB); }, {});
   EXPECT_GT(failed, 0u);
   expect_service(restart(kB, short_config()));
 }
@@ -133,97 +133,97 @@ Config impatient(Config config) {
 }
 }  // namespace
 
-TEST_P(Conformance, P02WhatIsUnderWayToAHostThatIsCutOffEndsInTime) {
+TEST_P(Conformance, P02WhatIsInFlightToAHostThatIsCutOffEndsInTime) {
   REQUIRE_CAP(cuts);
-  const uint32_t failed = every_kind_ends_once(
-      impatient(short_config()), [](Trouble& t) { t.cut(kA, kB, Phase::kBegin); },
-      [](Trouble& t) { t.cut(kA, kB, Phase::kEnd); });
+  const uint32_t failed = every_kind_completes_once(
+      impatient(short_config()), [](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
+      [](FaultInjector& t) { t.cut(kA, kB, Phase::kEnd); });
   EXPECT_GT(failed, 0u);
 }
 
 TEST_P(Conformance, P02WhatAStoppedPeerHasToAnswerEndsInTime) {
   REQUIRE_CAP(stops);
-  const uint32_t failed = every_kind_ends_once(
-      impatient(short_config()), [](Trouble& t) { t.stop(kB, Phase::kBegin); },
-      [](Trouble& t) { t.stop(kB, Phase::kEnd); });
+  const uint32_t failed = every_kind_completes_once(
+      impatient(short_config()), [](FaultInjector& t) { t.stop(kB, Phase::kBegin); },
+      [](FaultInjector& t) { t.stop(kB, Phase::kEnd); });
   EXPECT_GT(failed, 0u);
 }
 
 TEST_P(Conformance, P02WhatAReceiverDoesNotTakeEndsInTime) {
   REQUIRE_CAP(not_ready);
-  const uint32_t failed = every_kind_ends_once(
-      impatient(short_config()), [](Trouble& t) { t.not_ready(kB, Phase::kBegin); },
-      [](Trouble& t) { t.not_ready(kB, Phase::kEnd); });
+  const uint32_t failed = every_kind_completes_once(
+      impatient(short_config()), [](FaultInjector& t) { t.not_ready(kB, Phase::kBegin); },
+      [](FaultInjector& t) { t.not_ready(kB, Phase::kEnd); });
   EXPECT_GT(failed, 0u);
 }
 
 // ---- P3 -----------------------------------------------------------------------------------------
 
-Conformance::Said Conformance::each_end_is_true(const Act& happens, const Act& over) {
-  Said said;
+Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject, const FaultAction& repair) {
+  Reported reported;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
-    expect_trouble();
-    Ledger ledger(a(), b(), ab().in, recorder(), recorder());
-    ledger.submit({}, 300ms);
-    let_fly(moment);
-    happens(trouble());
-    EXPECT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
-    over(trouble());
+    reopen_with_faults();
+    AuditedWrites writes(a(), b(), ab().region, recorder(), recorder());
+    writes.submit({}, 300ms);
+    run_on_wire(moment);
+    inject(faults());
+    EXPECT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
+    repair(faults());
     run_for(3s);  // whatever is late, and the word about spoiled keys
-    ledger.check(Target::kConnected);
-    said.delivered += ledger.delivered();
-    said.not_delivered += ledger.not_delivered();
-    said.unknown += ledger.unknown();
-    for (uint32_t i = 0; i < Ledger::kWrites; i += 2) {  // the uncut ones
-      said.whole_unknown += ledger.ends().find(i)->remote == Remote::kUnknown;
+    writes.check(Target::kConnected);
+    reported.delivered += writes.delivered();
+    reported.not_delivered += writes.not_delivered();
+    reported.unknown += writes.unknown();
+    for (uint32_t i = 0; i < AuditedWrites::kWrites; i += 2) {  // the uncut ones
+      reported.unsplit_unknown += writes.completions().find(i)->remote == Remote::kUnknown;
     }
     expect_service(b());
     if (HasFatalFailure()) break;
   }
-  return said;
+  return reported;
 }
 
-TEST_P(Conformance, P03AnEndIsTrueWhenTheHostsWereCutOff) {
+TEST_P(Conformance, P03ACompletionIsTrueWhenTheHostsWereCutOff) {
   REQUIRE_CAP(cuts);
-  const Said said = each_end_is_true([](Trouble& t) { t.cut(kA, kB, Phase::kBegin); },
-                                     [](Trouble& t) { t.cut(kA, kB, Phase::kEnd); });
-  EXPECT_GT(said.unknown, 0u) << "nobody could say what had become of those on their way";
-  EXPECT_GT(said.not_delivered, 0u);
+  const Reported reported = each_report_is_true([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
+                                     [](FaultInjector& t) { t.cut(kA, kB, Phase::kEnd); });
+  EXPECT_GT(reported.unknown, 0u) << "nobody could say what had become of those on their way";
+  EXPECT_GT(reported.not_delivered, 0u);
 }
 
-TEST_P(Conformance, P03AnEndIsTrueWhenTheSenderDidNotHearOfIt) {
+TEST_P(Conformance, P03ACompletionIsTrueWhenAcknowledgementsWereLost) {
   REQUIRE_CAP(lost_acks);
-  const Said said = each_end_is_true([](Trouble& t) { t.lose_acks(kA, kB, Phase::kBegin); },
-                                     [](Trouble& t) { t.lose_acks(kA, kB, Phase::kEnd); });
+  const Reported reported = each_report_is_true([](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kBegin); },
+                                     [](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kEnd); });
   if (GetParam().caps.exact_replay) {
-    EXPECT_EQ(said.whole_unknown, 0u) << "the target was there to say what it took";
+    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target was there to say what it took";
   } else {
-    EXPECT_GT(said.unknown, 0u);
+    EXPECT_GT(reported.unknown, 0u);
   }
 }
 
-TEST_P(Conformance, P03AnEndIsTrueWhenTheReceiverTookNoCounts) {
+TEST_P(Conformance, P03ACompletionIsTrueWhenTheReceiverTookNoCounts) {
   REQUIRE_CAP(not_ready);
-  const Said said = each_end_is_true([](Trouble& t) { t.not_ready(kB, Phase::kBegin); },
-                                     [](Trouble& t) { t.not_ready(kB, Phase::kEnd); });
+  const Reported reported = each_report_is_true([](FaultInjector& t) { t.not_ready(kB, Phase::kBegin); },
+                                     [](FaultInjector& t) { t.not_ready(kB, Phase::kEnd); });
   if (GetParam().caps.exact_replay) {
-    EXPECT_EQ(said.whole_unknown, 0u) << "the target was there to say what it did not take";
-    EXPECT_GT(said.not_delivered, 0u);
+    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target was there to say what it did not take";
+    EXPECT_GT(reported.not_delivered, 0u);
   }
 }
 
-TEST_P(Conformance, P03AnEndIsTrueWhenTheLastRailWent) {
+TEST_P(Conformance, P03ACompletionIsTrueWhenTheLastRailWent) {
   REQUIRE_CAP(lost_rails);
   const uint32_t rails = ea().peer_info(ab().peer)->rails_here;
-  const auto all = [&](Trouble& t, Phase phase) {
+  const auto all = [&](FaultInjector& t, Phase phase) {
     for (uint32_t rail = 0; rail < rails; ++rail) t.lose_rail(kA, rail, phase);
   };
-  const Said said = each_end_is_true([&](Trouble& t) { all(t, Phase::kBegin); },
-                                     [&](Trouble& t) { all(t, Phase::kEnd); });
-  EXPECT_GT(said.not_delivered, 0u);
+  const Reported reported = each_report_is_true([&](FaultInjector& t) { all(t, Phase::kBegin); },
+                                     [&](FaultInjector& t) { all(t, Phase::kEnd); });
+  EXPECT_GT(reported.not_delivered, 0u);
   if (GetParam().caps.exact_replay && GetParam().caps.control_apart) {
-    EXPECT_EQ(said.whole_unknown, 0u) << "the target could still be asked";
+    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target could still be asked";
   }
 }
 
@@ -231,14 +231,14 @@ TEST_P(Conformance, P03TheSourceIsFreeWhenThePeerDied) {
   REQUIRE_CAP(kills);
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
-    expect_trouble();
-    Ledger ledger(a(), b(), ab().in, recorder(), recorder());
-    ledger.submit();
-    let_fly(moment);
-    trouble().kill(kB);
-    ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+    reopen_with_faults();
+    AuditedWrites writes(a(), b(), ab().region, recorder(), recorder());
+    writes.submit();
+    run_on_wire(moment);
+    faults().kill(kB);
+    ASSERT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     run_for(3s);
-    ledger.check(Target::kDead);
+    writes.check(Target::kDead);
   }
 }
 
@@ -249,28 +249,28 @@ TEST_P(Conformance, P04CancelWithASilentPeerEndsWithinTheDrainBound) {
   uint32_t unknown = 0, not_delivered = 0;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
-    expect_trouble();
+    reopen_with_faults();
     auto batch = *ea().make_batch();
-    Ledger ledger(a(), b(), ab().in, recorder(), recorder());
-    ledger.submit(batch);
-    let_fly(moment);
-    trouble().cut(kA, kB, Phase::kBegin);
+    AuditedWrites writes(a(), b(), ab().region, recorder(), recorder());
+    writes.submit(batch);
+    run_on_wire(moment);
+    faults().cut(kA, kB, Phase::kBegin);
     const Nanos start = ea().now();
     ASSERT_TRUE(ea().cancel(batch.id()));
-    ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+    ASSERT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     if (GetParam().caps.virtual_time) {
-      EXPECT_LE(ledger.last_end() - start, config().drain_timeout + kTurn);
+      EXPECT_LE(writes.last_completion() - start, config().drain_timeout + kTurn);
     }
-    for (const auto& seen : ledger.ends().seen()) {
+    for (const auto& seen : writes.completions().seen()) {
       EXPECT_TRUE(seen.event.code == Errc::kCancelled || seen.event.code == Errc::kOk)
           << to_string(seen.event.code);
     }
-    trouble().cut(kA, kB, Phase::kEnd);
+    faults().cut(kA, kB, Phase::kEnd);
     run_for(3s);
-    ledger.check(Target::kConnected);
-    EXPECT_EQ(batch.unknown(), ledger.unknown());
-    unknown += ledger.unknown();
-    not_delivered += ledger.not_delivered();
+    writes.check(Target::kConnected);
+    EXPECT_EQ(batch.unknown(), writes.unknown());
+    unknown += writes.unknown();
+    not_delivered += writes.not_delivered();
     expect_service(b());
   }
   EXPECT_GT(unknown, 0u) << "the peer was silent beyond the bound";
@@ -281,64 +281,64 @@ TEST_P(Conformance, P04CancelKnowsAllWhenThePeerIsBackInTime) {
   REQUIRE_CAP(cuts);
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
-    expect_trouble();
+    reopen_with_faults();
     auto batch = *ea().make_batch();
-    Ledger ledger(a(), b(), ab().in, recorder(), recorder());
-    ledger.submit(batch);
-    let_fly(moment);
-    trouble().cut(kA, kB, Phase::kBegin);
+    AuditedWrites writes(a(), b(), ab().region, recorder(), recorder());
+    writes.submit(batch);
+    run_on_wire(moment);
+    faults().cut(kA, kB, Phase::kBegin);
     ASSERT_TRUE(ea().cancel(batch.id()));
     run_for(200ms);
-    trouble().cut(kA, kB, Phase::kEnd);
-    ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+    faults().cut(kA, kB, Phase::kEnd);
+    ASSERT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     run_for(3s);
-    ledger.check(Target::kConnected);
+    writes.check(Target::kConnected);
     // Some pieces of a cut write may have gone and others not: then nobody can call it either.
-    for (uint32_t i = 0; i < Ledger::kWrites; i += 2) {
-      EXPECT_NE(ledger.ends().find(i)->remote, Remote::kUnknown) << "write " << i;
+    for (uint32_t i = 0; i < AuditedWrites::kWrites; i += 2) {
+      EXPECT_NE(writes.completions().find(i)->remote, Remote::kUnknown) << "write " << i;
     }
   }
 }
 
 // ---- P5 -----------------------------------------------------------------------------------------
 
-void Conformance::others_are_served(const Act& happens,
-                                    const std::function<void(const Recorder&)>& look_at_b) {
+void Conformance::others_are_served(const FaultAction& inject,
+                                    const std::function<void(const EventRecorder&)>& check_b) {
   for (const Nanos moment : {Nanos(1us), Nanos(5us)}) {
     SCOPED_TRACE(moment.count());
-    expect_trouble();
-    const Way ac = way(a(), c());
+    reopen_with_faults();
+    const RemoteHost ac = connect(a(), c());
     a().in.fill(3);
-    Recorder& to_b = recorder();
-    Ledger ledger(a(), c(), ac.in, recorder(), recorder());
-    for (uint32_t i = 0; i < Ledger::kWrites; ++i) {
-      ASSERT_TRUE(ea().submit(Write{.source = a().in.at(i * Ledger::kSize),
-                                    .target = ab().in.at(i * Ledger::kSize),
-                                    .size_bytes = Ledger::kSize,
+    EventRecorder& to_b = recorder();
+    AuditedWrites writes(a(), c(), ac.region, recorder(), recorder());
+    for (uint32_t i = 0; i < AuditedWrites::kWrites; ++i) {
+      ASSERT_TRUE(ea().submit(Write{.source = a().in.at(i * AuditedWrites::kSize),
+                                    .target = ab().region.at(i * AuditedWrites::kSize),
+                                    .size_bytes = AuditedWrites::kSize,
                                     .notify = to_b.notify(i)}));
     }
-    ledger.submit();
+    writes.submit();
     const Nanos start = ea().now();
-    let_fly(moment);
-    happens(trouble());
-    ASSERT_TRUE(until([&] { return ledger.ended() && to_b.total() == Ledger::kWrites; }))
+    run_on_wire(moment);
+    inject(faults());
+    ASSERT_TRUE(until([&] { return writes.all_completed() && to_b.count() == AuditedWrites::kWrites; }))
         << ea().dump();
-    settle();
-    ledger.check(Target::kConnected);
-    EXPECT_EQ(ledger.delivered(), Ledger::kWrites) << "somebody else's trouble";
+    wait_idle();
+    writes.check(Target::kConnected);
+    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "somebody else's trouble";
     if (GetParam().caps.virtual_time) {
-      EXPECT_LE(ledger.last_end() - start, 10ms) << "nor did it wait for them";
+      EXPECT_LE(writes.last_completion() - start, 10ms) << "nor did it wait for them";
     }
     EXPECT_EQ(ea().peer_info(ac.peer)->state, PeerState::kConnected);
-    look_at_b(to_b);
+    check_b(to_b);
   }
 }
 
 TEST_P(Conformance, P05APeerThatDiesDisturbsNoOther) {
   REQUIRE_CAP(kills);
   uint32_t failed = 0;
-  others_are_served([](Trouble& t) { t.kill(kB); },
-                    [&](const Recorder& to_b) {
+  others_are_served([](FaultInjector& t) { t.kill(kB); },
+                    [&](const EventRecorder& to_b) {
                       for (const auto& seen : to_b.seen()) {
                         if (seen.event.code == Errc::kOk) continue;
                         ++failed;
@@ -351,10 +351,10 @@ TEST_P(Conformance, P05APeerThatDiesDisturbsNoOther) {
 TEST_P(Conformance, P05APeerThatIsCutOffDisturbsNoOther) {
   REQUIRE_CAP(cuts);
   uint32_t failed = 0;
-  others_are_served([](Trouble& t) { t.cut(kA, kB, Phase::kBegin); },
-                    [&](const Recorder& to_b) {
+  others_are_served([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
+                    [&](const EventRecorder& to_b) {
                       for (const auto& seen : to_b.seen()) failed += seen.event.code != Errc::kOk;
-                      trouble().cut(kA, kB, Phase::kEnd);
+                      faults().cut(kA, kB, Phase::kEnd);
                       expect_service(b());
                     });
   EXPECT_GT(failed, 0u);
@@ -362,10 +362,10 @@ TEST_P(Conformance, P05APeerThatIsCutOffDisturbsNoOther) {
 
 TEST_P(Conformance, P05ARailThatAPeerLosesDisturbsNoOther) {
   REQUIRE_CAP(lost_rails);
-  others_are_served([](Trouble& t) { t.lose_rail(kB, 0, Phase::kBegin); },
-                    [&](const Recorder&) {
+  others_are_served([](FaultInjector& t) { t.lose_rail(kB, 0, Phase::kBegin); },
+                    [&](const EventRecorder&) {
                       for (const auto& rail : ea().rail_stats()) EXPECT_TRUE(rail.up);
-                      trouble().lose_rail(kB, 0, Phase::kEnd);
+                      faults().lose_rail(kB, 0, Phase::kEnd);
                       expect_service(b());
                     });
 }
@@ -373,8 +373,8 @@ TEST_P(Conformance, P05ARailThatAPeerLosesDisturbsNoOther) {
 TEST_P(Conformance, P05AWrongKeyFailsItsOwnWriteOnly) {
   REQUIRE_CAP(wrong_keys);
   uint32_t refused = 0;
-  others_are_served([](Trouble& t) { t.wrong_key(kA, kB); },
-                    [&](const Recorder& to_b) {
+  others_are_served([](FaultInjector& t) { t.wrong_key(kA, kB); },
+                    [&](const EventRecorder& to_b) {
                       uint32_t failed = 0;
                       for (const auto& seen : to_b.seen()) {
                         if (seen.event.code == Errc::kOk) continue;
@@ -386,7 +386,7 @@ TEST_P(Conformance, P05AWrongKeyFailsItsOwnWriteOnly) {
                       refused += failed;
                       // Too late for any of them: it waits for the next.
                       if (failed == 0) {
-                        refused += end_of(ea(), write(0, kBytes)).code == Errc::kRemoteAccess;
+                        refused += submit_and_wait(ea(), write(0, kBytes)).code == Errc::kRemoteAccess;
                       }
                       expect_service(b());
                     });

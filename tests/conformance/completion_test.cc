@@ -23,7 +23,7 @@ constexpr std::array<Nanos, 15> kDelays{-1ns, 0ns,  100ns, 1us,  2us,  4us,   6u
 
 TEST_P(Conformance, P01EveryKindEndsOnceByCallbackInboxFlagAndBatch) {
   Kinds kinds(a(), b(), ab());
-  Recorder& calls = recorder();
+  EventRecorder& calls = recorder();
   auto inbox = *ea().make_inbox(64);
   uint64_t tag = 0, rounds = 0;
   std::vector<Event> polled(64);
@@ -39,10 +39,10 @@ TEST_P(Conformance, P01EveryKindEndsOnceByCallbackInboxFlagAndBatch) {
     ASSERT_TRUE(by_call && by_inbox && by_flag && by_batch);
     EXPECT_EQ(batch.pending(), 1u);
     ASSERT_TRUE(ea().wait(batch));
-    ended(calls, tag);
+    wait_completion(calls, tag);
     ASSERT_TRUE(until([&] { return flag.load() == 9; }));
     ASSERT_TRUE(inbox.wait(kLong));
-    settle();
+    wait_idle();
     rounds += 4;
 
     ASSERT_EQ(calls.count(tag), 1u);
@@ -61,7 +61,7 @@ TEST_P(Conformance, P01EveryKindEndsOnceByCallbackInboxFlagAndBatch) {
     EXPECT_EQ(batch.delivered(), kind.parts);
     EXPECT_EQ(batch.failed() + batch.unknown(), 0u);
   }
-  EXPECT_EQ(calls.total(), kinds.all().size());
+  EXPECT_EQ(calls.count(), kinds.all().size());
   EXPECT_EQ(ea().stats().ops_in_flight, 0u);
   EXPECT_EQ(kinds.counter().count(), 4 * Kinds::kCounts);
   EXPECT_EQ(kinds.messages(), 4u);
@@ -69,12 +69,12 @@ TEST_P(Conformance, P01EveryKindEndsOnceByCallbackInboxFlagAndBatch) {
   EXPECT_EQ(rounds, 28u);
 }
 
-TEST_P(Conformance, P01ABatchAndANotifyBothHearOfTheSameEndOnce) {
-  Recorder& ends = recorder();
-  Recorder& sealed = recorder();
+TEST_P(Conformance, P01ABatchAndANotifyBothGetTheSameCompletionOnce) {
+  EventRecorder& completions = recorder();
+  EventRecorder& sealed = recorder();
   auto batch = *eb().make_batch();  // of the wrong engine where there are two
   Write request = write(0, 5000);
-  request.notify = ends.notify(1);
+  request.notify = completions.notify(1);
   if (GetParam().caps.two_engines) {
     request.batch = batch;
     EXPECT_EQ(ea().submit(request).error().code, Errc::kNotFound);
@@ -84,24 +84,24 @@ TEST_P(Conformance, P01ABatchAndANotifyBothHearOfTheSameEndOnce) {
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(ea().submit(request));
   ASSERT_TRUE(own.seal(sealed.notify(2)));
   EXPECT_EQ(ea().submit(request).error().code, Errc::kCancelled) << "sealed";
-  ended(sealed, 2);
-  settle();
-  EXPECT_EQ(ends.count(1), 5u);
-  EXPECT_EQ(sealed.total(), 1u);
+  wait_completion(sealed, 2);
+  wait_idle();
+  EXPECT_EQ(completions.count(1), 5u);
+  EXPECT_EQ(sealed.count(), 1u);
   EXPECT_EQ(sealed.seen()[0].event.value, 5u);
   EXPECT_EQ(own.delivered(), 5u);
   ASSERT_TRUE(own.reset());
   EXPECT_EQ(own.delivered(), 0u);
   ASSERT_TRUE(ea().submit(request));
   ASSERT_TRUE(ea().wait(own));
-  settle();
-  EXPECT_EQ(ends.count(1), 6u);
-  EXPECT_EQ(sealed.total(), 1u) << "a seal reports once";
+  wait_idle();
+  EXPECT_EQ(completions.count(1), 6u);
+  EXPECT_EQ(sealed.count(), 1u) << "a seal reports once";
 }
 
-TEST_P(Conformance, P01AFailureThatNobodyAskedForReachesTheSubscribers) {
-  Recorder& heard = recorder();
-  const auto subscription = *ea().subscribe(heard.notify());
+TEST_P(Conformance, P01AnUnhandledFailureReachesTheSubscribers) {
+  EventRecorder& reported = recorder();
+  const auto subscription = *ea().subscribe(reported.notify());
   auto flag = *ea().make_flag();
   auto batch = *ea().make_batch();
   const std::byte word[4] = {};
@@ -113,25 +113,25 @@ TEST_P(Conformance, P01AFailureThatNobodyAskedForReachesTheSubscribers) {
   send.batch = batch;
   ASSERT_TRUE(silent && flagged && ea().submit(send));
   EXPECT_EQ(ea().wait(batch).error().code, Errc::kUnsupported);
-  settle();
+  wait_idle();
   EXPECT_EQ(flag.load(), 0u);
   EXPECT_EQ(batch.failed(), 1u);
-  ASSERT_EQ(heard.count(EventKind::kUnhandled), 2u) << "the one in the batch was claimed by it";
-  std::vector<OpId> unclaimed;
-  for (const auto& seen : heard.seen()) {
+  ASSERT_EQ(reported.count(EventKind::kUnhandled), 2u) << "the one in the batch was claimed by it";
+  std::vector<OpId> unhandled;
+  for (const auto& seen : reported.seen()) {
     if (seen.event.kind != EventKind::kUnhandled) continue;
-    unclaimed.push_back(seen.event.op);
+    unhandled.push_back(seen.event.op);
     EXPECT_EQ(seen.event.code, Errc::kUnsupported);
     EXPECT_EQ(seen.event.remote, Remote::kNotDelivered);
     EXPECT_EQ(seen.event.peer, ab().peer);
   }
-  std::sort(unclaimed.begin(), unclaimed.end());
-  EXPECT_EQ(unclaimed, (std::vector<OpId>{*silent, *flagged}));
+  std::sort(unhandled.begin(), unhandled.end());
+  EXPECT_EQ(unhandled, (std::vector<OpId>{*silent, *flagged}));
 }
 
 TEST_P(Conformance, P01TheEventsOfADestroyedInboxReachTheSubscribers) {
-  Recorder& heard = recorder();
-  const auto subscription = *ea().subscribe(heard.notify());
+  EventRecorder& reported = recorder();
+  const auto subscription = *ea().subscribe(reported.notify());
   std::vector<OpId> ops;
   {
     auto inbox = *ea().make_inbox(8);
@@ -141,38 +141,38 @@ TEST_P(Conformance, P01TheEventsOfADestroyedInboxReachTheSubscribers) {
     ASSERT_TRUE(inbox.wait(kLong));        // ended and never read
     ops.push_back(*ea().submit(request));  // still on its way
   }
-  settle();
+  wait_idle();
   std::vector<OpId> done;
-  for (const auto& seen : heard.seen()) {
+  for (const auto& seen : reported.seen()) {
     if (seen.event.kind == EventKind::kDone) done.push_back(seen.event.op);
   }
   EXPECT_EQ(done, ops);
 }
 
 TEST_P(Conformance, P01CloseReportsEverythingThatItCutsShort) {
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   uint32_t taken = 0;
   {
     Kinds kinds(a(), b(), ab());
     auto waiting = *ea().make_counter();
     for (int round = 0; round < 8; ++round) {
       for (const auto& kind : kinds.all()) {
-        ASSERT_TRUE(kind.submit(ends.notify(taken), {}));
+        ASSERT_TRUE(kind.submit(completions.notify(taken), {}));
         ++taken;
       }
       if (round == 3) run_for(5us);  // some under way, some not yet looked at
     }
-    ASSERT_TRUE(ea().submit(Timer{.after = 1h, .notify = ends.notify(taken++)}));
-    ASSERT_TRUE(waiting.expect(1, ends.notify(taken++), Timeout::forever()));
+    ASSERT_TRUE(ea().submit(Timer{.after = 1h, .notify = completions.notify(taken++)}));
+    ASSERT_TRUE(waiting.expect(1, completions.notify(taken++), Timeout::forever()));
     ASSERT_TRUE(ea().close());
-    EXPECT_EQ(ends.total(), taken) << "all reported when close() returns";
+    EXPECT_EQ(completions.count(), taken) << "all reported when close() returns";
   }
-  settle();
-  ASSERT_EQ(ends.total(), taken);
+  wait_idle();
+  ASSERT_EQ(completions.count(), taken);
   uint32_t closed = 0;
   for (uint64_t tag = 0; tag < taken; ++tag) {
-    ASSERT_EQ(ends.count(tag), 1u) << tag;
-    const Errc code = ends.find(tag)->code;
+    ASSERT_EQ(completions.count(tag), 1u) << tag;
+    const Errc code = completions.find(tag)->code;
     EXPECT_TRUE(code == Errc::kOk || code == Errc::kClosed) << to_string(code);
     closed += code == Errc::kClosed;
   }
@@ -182,18 +182,18 @@ TEST_P(Conformance, P01CloseReportsEverythingThatItCutsShort) {
 
 TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
   REQUIRE_CAP(two_engines);
-  const Way ac = way(a(), c());
+  const RemoteHost ac = connect(a(), c());
   auto counter = *eb().make_counter();
   ASSERT_TRUE(ea().disconnect(ac.peer));
   std::vector<ScatterTarget> targets;
   for (uint32_t i = 0; i < 6; ++i) {
     const bool good = i % 3 != 1;  // 1 and 4 go to the peer that is gone
-    targets.push_back({(good ? ab().in : ac.in).at(i * 1000), i * 1000, 1000,
+    targets.push_back({(good ? ab().region : ac.region).at(i * 1000), i * 1000, 1000,
                        good ? counter.key() : CounterKey::from_wire(1)});
   }
   auto batch = *ea().make_batch();
   const Event event =
-      end_of(ea(), Scatter{.source = a().out.region.id(), .targets = targets, .batch = batch});
+      submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = targets, .batch = batch});
   EXPECT_EQ(event.code, Errc::kPeerLost);
   EXPECT_EQ(event.remote, Remote::kUnknown) << "some delivered, some not";
   EXPECT_EQ(event.parts_failed, 2u);
@@ -212,7 +212,7 @@ TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
     EXPECT_EQ(failures[i].code, Errc::kPeerLost);
     EXPECT_EQ(failures[i].remote, Remote::kNotDelivered);
   }
-  settle();
+  wait_idle();
   EXPECT_EQ(counter.count(), 4u);
   for (uint32_t i = 0; i < 6; ++i) {
     EXPECT_TRUE(i % 3 != 1 ? arrived(i * 1000, 1000) : untouched(i * 1000, 1000)) << i;
@@ -224,19 +224,19 @@ TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
 TEST_P(Conformance, P02WhatGoesToASilentPeerEndsAtItsDeadline) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(virtual_time);
-  const Ghost gone = ghost();
+  const SilentPeer gone = silent_peer();
   const PeerId peer = *ea().connect(gone.address);
   const RemoteRegion region = *ea().import_region(peer, gone.desc);
   const auto group = *ea().make_group({&peer, 1});
   const std::array<uint32_t, 2> pages{0, 1};
   const std::array<ScatterTarget, 2> targets{
-      {{region.at(0), 0, 10, CounterKey::from_wire(3)}, {ab().in.at(0), 0, 10, {}}}};
+      {{region.at(0), 0, 10, CounterKey::from_wire(3)}, {ab().region.at(0), 0, 10, {}}}};
   const CounterKey key = CounterKey::from_wire(3);
   const uint64_t asked = 5;
   CounterKey answer;
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   std::vector<Nanos> when(6);
-  ends.also = [&](const Event& e) { when[e.tag] = ea().now(); };
+  completions.then = [&](const Event& e) { when[e.tag] = ea().now(); };
   const Nanos start = ea().now();
   const Timeout limit = 50ms;
   const RegionId source = a().out.region.id();
@@ -244,30 +244,30 @@ TEST_P(Conformance, P02WhatGoesToASilentPeerEndsAtItsDeadline) {
                                 .target = region.at(0),
                                 .size_bytes = 9,
                                 .timeout = limit,
-                                .notify = ends.notify(0)}));
+                                .notify = completions.notify(0)}));
   ASSERT_TRUE(ea().submit(PagedWrite{.source = source,
                                      .source_pages = {.indices = pages, .stride_bytes = 64},
                                      .target = region,
                                      .target_pages = {.indices = pages, .stride_bytes = 64},
                                      .page_bytes = 64,
                                      .timeout = limit,
-                                     .notify = ends.notify(1)}));
+                                     .notify = completions.notify(1)}));
   ASSERT_TRUE(ea().submit(
-      Scatter{.source = source, .targets = targets, .timeout = limit, .notify = ends.notify(2)}));
+      Scatter{.source = source, .targets = targets, .timeout = limit, .notify = completions.notify(2)}));
   ASSERT_TRUE(ea().submit(
-      Signal{.group = group, .keys = {&key, 1}, .timeout = limit, .notify = ends.notify(3)}));
-  ASSERT_TRUE(ea().submit(Send{.peer = peer, .timeout = limit, .notify = ends.notify(4)}));
+      Signal{.group = group, .keys = {&key, 1}, .timeout = limit, .notify = completions.notify(3)}));
+  ASSERT_TRUE(ea().submit(Send{.peer = peer, .timeout = limit, .notify = completions.notify(4)}));
   ASSERT_TRUE(ea().submit(Resolve{.peer = peer,
                                   .names = {&asked, 1},
                                   .out = {&answer, 1},
                                   .timeout = limit,
-                                  .notify = ends.notify(5)}));
-  ASSERT_TRUE(until([&] { return ends.total() == 6; }, 50ms + config().drain_timeout));
-  settle();
-  EXPECT_EQ(ends.total(), 6u);
+                                  .notify = completions.notify(5)}));
+  ASSERT_TRUE(until([&] { return completions.count() == 6; }, 50ms + config().drain_timeout));
+  wait_idle();
+  EXPECT_EQ(completions.count(), 6u);
   for (uint64_t tag = 0; tag < 6; ++tag) {
     SCOPED_TRACE(tag);
-    const Event& event = *ends.find(tag);
+    const Event& event = *completions.find(tag);
     EXPECT_EQ(event.code, Errc::kTimeout);
     EXPECT_GE(when[tag] - start, 50ms) << "not before its time";
     EXPECT_LE(when[tag] - start, 50ms + config().drain_timeout);
@@ -284,12 +284,12 @@ TEST_P(Conformance, P02WithoutATimeoutTheEnginesDefaultHolds) {
   Config short_config = usual_config();
   short_config.default_timeout = 40ms;
   reopen(short_config);
-  const Ghost gone = ghost();
+  const SilentPeer gone = silent_peer();
   const PeerId peer = *ea().connect(gone.address);
   const RemoteRegion region = *ea().import_region(peer, gone.desc);
   const Nanos start = ea().now();
   const Event event =
-      end_of(ea(), Write{.source = a().out.at(0), .target = region.at(0), .size_bytes = 9});
+      submit_and_wait(ea(), Write{.source = a().out.at(0), .target = region.at(0), .size_bytes = 9});
   EXPECT_EQ(event.code, Errc::kTimeout);
   EXPECT_GE(ea().now() - start, 40ms);
   EXPECT_LE(ea().now() - start, 40ms + short_config.drain_timeout);
@@ -316,18 +316,18 @@ TEST_P(Conformance, P02NoOperationMayWaitForEver) {
   EXPECT_EQ(refused(config().timeout_max + 1ns), Errc::kInvalidArgument);
   Write longest = write(0, 8);
   longest.timeout = config().timeout_max;
-  EXPECT_EQ(end_of(ea(), longest).code, Errc::kOk);
-  settle();
+  EXPECT_EQ(submit_and_wait(ea(), longest).code, Errc::kOk);
+  wait_idle();
   EXPECT_EQ(ea().stats().ops_in_flight, 0u);
   // A wait may, because its caller said so; and it is still told to stop.
   auto counter = *ea().make_counter();
-  Recorder& ends = recorder();
-  const auto op = counter.expect(1, ends.notify(), Timeout::forever());
+  EventRecorder& completions = recorder();
+  const auto op = counter.expect(1, completions.notify(), Timeout::forever());
   ASSERT_TRUE(op);
-  settle();
-  EXPECT_EQ(ends.total(), 0u);
+  wait_idle();
+  EXPECT_EQ(completions.count(), 0u);
   ASSERT_TRUE(ea().cancel(*op));
-  EXPECT_EQ(ended(ends).code, Errc::kCancelled);
+  EXPECT_EQ(wait_completion(completions).code, Errc::kCancelled);
 }
 
 TEST_P(Conformance, P02EveryWaitEndsAtItsDeadline) {
@@ -351,9 +351,9 @@ TEST_P(Conformance, P02EveryWaitEndsAtItsDeadline) {
     EXPECT_GE(ea().now() - start, 10ms);
     EXPECT_LE(ea().now() - start, 11ms);
   }
-  Recorder& ends = recorder();
-  ASSERT_TRUE(counter.expect(1, ends.notify(), 5ms)) << "the wait before it let go";
-  EXPECT_EQ(ended(ends).code, Errc::kTimeout);
+  EventRecorder& completions = recorder();
+  ASSERT_TRUE(counter.expect(1, completions.notify(), 5ms)) << "the wait before it let go";
+  EXPECT_EQ(wait_completion(completions).code, Errc::kTimeout);
 }
 
 // ---- P3 -----------------------------------------------------------------------------------------
@@ -363,35 +363,35 @@ TEST_P(Conformance, P03TheSourceIsFreeAtTheInstantOfCompletion) {
   const auto kept = a().out.bytes;
   constexpr uint64_t kSize = 60'000;
   constexpr uint32_t kWrites = 16;
-  Recorder& ends = recorder();
-  ends.also = [&](const Event& e) {
+  EventRecorder& completions = recorder();
+  completions.then = [&](const Event& e) {
     std::memset(a().out.bytes.data() + e.tag * kSize, 0xee, kSize);
   };
   for (uint32_t i = 0; i < kWrites; ++i) {
     Write request = write(i * kSize, kSize, counter.key());
-    request.notify = ends.notify(i);
+    request.notify = completions.notify(i);
     request.priority = static_cast<Priority>(i % 3);
     request.unsplit = i % 4 == 3;
     ASSERT_TRUE(ea().submit(request));
   }
   ASSERT_TRUE(counter.wait(kWrites, kLong));
-  ASSERT_TRUE(until([&] { return ends.total() == kWrites; }));
-  settle();
+  ASSERT_TRUE(until([&] { return completions.count() == kWrites; }));
+  wait_idle();
   EXPECT_EQ(std::memcmp(kept.data(), b().in.bytes.data(), kWrites * kSize), 0);
 }
 
 TEST_P(Conformance, P03SeveralPartsAreDeliveredNotDeliveredOrUnknownTogether) {
   REQUIRE_CAP(two_engines);
-  const Way ac = way(a(), c());
+  const RemoteHost ac = connect(a(), c());
   ASSERT_TRUE(ea().disconnect(ac.peer));
   const auto scatter = [&](std::vector<RemoteRef> to) {
     std::vector<ScatterTarget> targets;
     for (const RemoteRef& ref : to) targets.push_back({ref, 0, 100, {}});
-    return end_of(ea(), Scatter{.source = a().out.region.id(), .targets = targets});
+    return submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = targets});
   };
-  EXPECT_EQ(scatter({ab().in.at(0), ab().in.at(500)}).remote, Remote::kDelivered);
-  EXPECT_EQ(scatter({ac.in.at(0), ac.in.at(500)}).remote, Remote::kNotDelivered);
-  const Event both = scatter({ab().in.at(0), ac.in.at(0)});
+  EXPECT_EQ(scatter({ab().region.at(0), ab().region.at(500)}).remote, Remote::kDelivered);
+  EXPECT_EQ(scatter({ac.region.at(0), ac.region.at(500)}).remote, Remote::kNotDelivered);
+  const Event both = scatter({ab().region.at(0), ac.region.at(0)});
   EXPECT_EQ(both.remote, Remote::kUnknown);
   EXPECT_EQ(both.parts_failed, 1u);
   EXPECT_EQ(both.value, 100u);
@@ -401,27 +401,27 @@ TEST_P(Conformance, P03SeveralPartsAreDeliveredNotDeliveredOrUnknownTogether) {
 
 TEST_P(Conformance, P04CancelStopsWhatWasNotPosted) {
   REQUIRE_CAP(two_engines);
-  const Ghost gone = ghost();
+  const SilentPeer gone = silent_peer();
   const PeerId peer = *ea().connect(gone.address);
   const RemoteRegion region = *ea().import_region(peer, gone.desc);
   const Write request{.source = a().out.at(0), .target = region.at(0), .size_bytes = 100'000};
   for (const bool looked_at : {false, true}) {
-    Recorder& ends = recorder();
+    EventRecorder& completions = recorder();
     Write one = request;
-    one.notify = ends.notify();
+    one.notify = completions.notify();
     const auto op = ea().submit(one);
     if (looked_at) run_for(1ms);
     const Nanos start = ea().now();
     ASSERT_TRUE(ea().cancel(*op));
-    const Event event = ended(ends);
+    const Event event = wait_completion(completions);
     EXPECT_EQ(event.code, Errc::kCancelled);
     EXPECT_EQ(event.remote, Remote::kNotDelivered);
     EXPECT_EQ(event.value, 0u);
     if (GetParam().caps.virtual_time) {
       EXPECT_LE(ea().now() - start, 1ms) << "nothing to drain";
     }
-    settle();
-    EXPECT_EQ(ends.total(), 1u);
+    wait_idle();
+    EXPECT_EQ(completions.count(), 1u);
     EXPECT_EQ(ea().cancel(*op).error().code, Errc::kNotFound);
   }
 }
@@ -431,16 +431,16 @@ TEST_P(Conformance, P04EveryKindCanBeCancelledAtEveryMomentAndStillEndsOnce) {
   uint32_t cancelled = 0, done = 0;
   for (const auto& kind : kinds.all()) {
     for (const Nanos delay : kDelays) {
-      Recorder& ends = recorder();
-      const auto op = kind.submit(ends.notify(), {});
+      EventRecorder& completions = recorder();
+      const auto op = kind.submit(completions.notify(), {});
       ASSERT_TRUE(op);
       if (delay >= 0ns) run_for(delay);
-      const bool over = ends.total() > 0;
+      const bool over = completions.count() > 0;
       const auto asked = ea().cancel(*op);
       EXPECT_EQ(asked.error().code, over ? Errc::kNotFound : asked.error().code);
-      const Event event = ended(ends);
-      settle();
-      EXPECT_EQ(ends.total(), 1u) << kind.name << " cancelled after " << delay.count() << " ns";
+      const Event event = wait_completion(completions);
+      wait_idle();
+      EXPECT_EQ(completions.count(), 1u) << kind.name << " cancelled after " << delay.count() << " ns";
       if (event.code == Errc::kOk) {
         EXPECT_EQ(event.remote, Remote::kDelivered);
         ++done;
@@ -456,7 +456,7 @@ TEST_P(Conformance, P04EveryKindCanBeCancelledAtEveryMomentAndStillEndsOnce) {
 
 // Whole writes are one piece each, so each is delivered and counted, or not at all; and what is
 // said not to be delivered never lands, however long one looks.
-TEST_P(Conformance, P04NothingLandsAfterACancelSaysSo) {
+TEST_P(Conformance, P04NothingLandsAfterACancelIsReported) {
   constexpr uint64_t kSize = 4000;
   constexpr uint32_t kWrites = 250;
   uint32_t cancelled = 0, delivered = 0;
@@ -464,29 +464,29 @@ TEST_P(Conformance, P04NothingLandsAfterACancelSaysSo) {
     SCOPED_TRACE(delay.count());
     auto counter = *eb().make_counter();
     auto batch = *ea().make_batch();
-    Recorder& ends = recorder();
+    EventRecorder& completions = recorder();
     b().in.clear();
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
       request.unsplit = true;
       request.batch = batch;
-      request.notify = ends.notify(i);
+      request.notify = completions.notify(i);
       ASSERT_TRUE(ea().submit(request));
     }
     if (delay >= 0ns) run_for(delay);
     ASSERT_TRUE(ea().cancel(batch.id()));
-    EXPECT_EQ(ea().submit(Write{.source = a().out.at(0), .target = ab().in.at(0), .batch = batch})
+    EXPECT_EQ(ea().submit(Write{.source = a().out.at(0), .target = ab().region.at(0), .batch = batch})
                   .error()
                   .code,
               Errc::kCancelled);
-    EXPECT_TRUE(until([&] { return ends.total() == kWrites; }));
+    EXPECT_TRUE(until([&] { return completions.count() == kWrites; }));
     const auto at_the_end = b().in.bytes;
-    settle();
-    ASSERT_EQ(ends.total(), kWrites);
+    wait_idle();
+    ASSERT_EQ(completions.count(), kWrites);
     uint32_t counted = 0;
     for (uint32_t i = 0; i < kWrites; ++i) {
-      ASSERT_EQ(ends.count(i), 1u);
-      const Event& event = *ends.find(i);
+      ASSERT_EQ(completions.count(i), 1u);
+      const Event& event = *completions.find(i);
       if (event.code == Errc::kOk) {
         ++counted;
         EXPECT_TRUE(arrived(i * kSize, kSize)) << i;
@@ -510,21 +510,21 @@ TEST_P(Conformance, P04NothingLandsAfterACancelSaysSo) {
 }
 
 TEST_P(Conformance, P04DestroyingABatchCancelsWhatIsPending) {
-  Recorder& heard = recorder();
-  const auto subscription = *ea().subscribe(heard.notify());
-  Recorder& ends = recorder();
+  EventRecorder& reported = recorder();
+  const auto subscription = *ea().subscribe(reported.notify());
+  EventRecorder& completions = recorder();
   std::optional<OpId> silent;
   {
     auto batch = *ea().make_batch();
     silent = *ea().submit(Timer{.after = 1h, .batch = batch});
-    ASSERT_TRUE(ea().submit(Timer{.after = 1h, .batch = batch, .notify = ends.notify(1)}));
+    ASSERT_TRUE(ea().submit(Timer{.after = 1h, .batch = batch, .notify = completions.notify(1)}));
     run_for(1us);
   }
-  EXPECT_EQ(ended(ends, 1).code, Errc::kCancelled);
-  settle();
-  ASSERT_EQ(heard.count(EventKind::kUnhandled), 1u);
-  EXPECT_EQ(heard.find(EventKind::kUnhandled)->op, *silent);
-  EXPECT_EQ(heard.find(EventKind::kUnhandled)->code, Errc::kCancelled);
+  EXPECT_EQ(wait_completion(completions, 1).code, Errc::kCancelled);
+  wait_idle();
+  ASSERT_EQ(reported.count(EventKind::kUnhandled), 1u);
+  EXPECT_EQ(reported.find(EventKind::kUnhandled)->op, *silent);
+  EXPECT_EQ(reported.find(EventKind::kUnhandled)->code, Errc::kCancelled);
 }
 
 // ---- P5 -----------------------------------------------------------------------------------------
@@ -533,19 +533,19 @@ TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
   REQUIRE_CAP(two_engines);
   for (const bool we_leave : {true, false}) {
     SCOPED_TRACE(we_leave);
-    const Way ac = way(a(), c());
+    const RemoteHost ac = connect(a(), c());
     b().in.clear();
     auto at_b = *eb().make_counter();
     auto at_c = *c().engine.make_counter();
-    Recorder& to_b = recorder();
-    Recorder& to_c = recorder();
+    EventRecorder& to_b = recorder();
+    EventRecorder& to_c = recorder();
     constexpr uint32_t kWrites = 100;
     constexpr uint64_t kSize = 9000;
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, at_b.key());
       request.notify = to_b.notify(i);
       ASSERT_TRUE(ea().submit(request));
-      request.target = ac.in.at(i * kSize);
+      request.target = ac.region.at(i * kSize);
       request.imm = at_c.key();
       request.notify = to_c.notify(i);
       ASSERT_TRUE(ea().submit(request));
@@ -556,9 +556,9 @@ TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
     } else {
       ASSERT_TRUE(c().engine.close());
     }
-    ASSERT_TRUE(until([&] { return to_b.total() == kWrites && to_c.total() == kWrites; }));
-    settle();
-    EXPECT_EQ(to_b.total() + to_c.total(), 2 * kWrites);
+    ASSERT_TRUE(until([&] { return to_b.count() == kWrites && to_c.count() == kWrites; }));
+    wait_idle();
+    EXPECT_EQ(to_b.count() + to_c.count(), 2 * kWrites);
     uint32_t lost = 0;
     for (uint32_t i = 0; i < kWrites; ++i) {
       EXPECT_EQ(to_b.find(i)->code, Errc::kOk);

@@ -21,41 +21,41 @@ namespace fabric::test {
 
 void PrintTo(const ProviderCase& provider, std::ostream* out) { *out << provider.name; }
 
-// Trouble
+// FaultInjector
 
 namespace {
-void not_made(const char* what) {
+void missing_capability(const char* what) {
   ADD_FAILURE() << "the case declares a capability that its ground does not have: " << what;
 }
 }  // namespace
 
-void Trouble::cut(uint32_t, uint32_t, Phase) { not_made("cuts"); }
-void Trouble::lose_rail(uint32_t, uint32_t, Phase) { not_made("lost_rails"); }
-void Trouble::break_path(uint32_t, uint32_t, uint32_t, Side) { not_made("broken_paths"); }
-void Trouble::kill(uint32_t) { not_made("kills"); }
-void Trouble::stop(uint32_t, Phase) { not_made("stops"); }
-void Trouble::lose_acks(uint32_t, uint32_t, Phase) { not_made("lost_acks"); }
-void Trouble::not_ready(uint32_t, Phase) { not_made("not_ready"); }
-void Trouble::wrong_key(uint32_t, uint32_t) { not_made("wrong_keys"); }
-void Trouble::delay_proofs(uint32_t, Nanos) { not_made("late_proofs"); }
+void FaultInjector::cut(uint32_t, uint32_t, Phase) { missing_capability("cuts"); }
+void FaultInjector::lose_rail(uint32_t, uint32_t, Phase) { missing_capability("lost_rails"); }
+void FaultInjector::break_path(uint32_t, uint32_t, uint32_t, Side) { missing_capability("broken_paths"); }
+void FaultInjector::kill(uint32_t) { missing_capability("kills"); }
+void FaultInjector::stop(uint32_t, Phase) { missing_capability("stops"); }
+void FaultInjector::lose_acks(uint32_t, uint32_t, Phase) { missing_capability("lost_acks"); }
+void FaultInjector::not_ready(uint32_t, Phase) { missing_capability("not_ready"); }
+void FaultInjector::wrong_key(uint32_t, uint32_t) { missing_capability("wrong_keys"); }
+void FaultInjector::delay_proofs(uint32_t, Nanos) { missing_capability("late_proofs"); }
 
-Trouble& Ground::trouble() {
-  static Trouble none;
+FaultInjector& TestEnv::faults() {
+  static FaultInjector none;
   return none;
 }
 
 // Memory
 
 namespace {
-std::atomic<bool> shared_blocks{false};
+std::atomic<bool> use_shared{false};
 std::mutex shared_mutex;
 std::map<void*, SharedPages> shared_pages;
 }  // namespace
 
-void use_shared_blocks(bool shared) noexcept { shared_blocks = shared; }
+void use_shared_pages(bool shared) noexcept { use_shared = shared; }
 
-void* take_block_memory(size_t bytes) {
-  if (!shared_blocks) return ::operator new(bytes);
+void* allocate_test_memory(size_t bytes) {
+  if (!use_shared) return ::operator new(bytes);
   auto pages = SharedPages::allocate((bytes + 4095) / 4096 * 4096, false);
   if (!pages) throw std::bad_alloc();
   void* const at = pages->address();
@@ -64,7 +64,7 @@ void* take_block_memory(size_t bytes) {
   return at;
 }
 
-void free_block_memory(void* at) noexcept {
+void free_test_memory(void* at) noexcept {
   {
     const std::lock_guard lock(shared_mutex);
     if (shared_pages.erase(at) != 0) return;
@@ -72,38 +72,38 @@ void free_block_memory(void* at) noexcept {
   ::operator delete(at);
 }
 
-// Recorder
+// EventRecorder
 
-void Recorder::on(const Event& event) {
+void EventRecorder::on(const Event& event) {
   Seen seen{.event = event, .bytes = {event.bytes().begin(), event.bytes().end()}};
   seen.event.data = nullptr;  // valid in the callback only
   seen_.push_back(std::move(seen));
-  if (also) also(event);
+  if (then) then(event);
 }
 
-uint32_t Recorder::count(uint64_t tag) const {
+uint32_t EventRecorder::count(uint64_t tag) const {
   return static_cast<uint32_t>(std::count_if(
       seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.event.tag == tag; }));
 }
 
-uint32_t Recorder::count(EventKind kind) const {
+uint32_t EventRecorder::count(EventKind kind) const {
   return static_cast<uint32_t>(std::count_if(
       seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.event.kind == kind; }));
 }
 
-const Event* Recorder::find(uint64_t tag) const {
+const Event* EventRecorder::find(uint64_t tag) const {
   const auto it = std::find_if(seen_.begin(), seen_.end(),
                                [&](const Seen& seen) { return seen.event.tag == tag; });
   return it == seen_.end() ? nullptr : &it->event;
 }
 
-const Event* Recorder::find(EventKind kind) const {
+const Event* EventRecorder::find(EventKind kind) const {
   const auto it = std::find_if(seen_.begin(), seen_.end(),
                                [&](const Seen& seen) { return seen.event.kind == kind; });
   return it == seen_.end() ? nullptr : &it->event;
 }
 
-std::vector<PeerState> Recorder::states(PeerId peer) const {
+std::vector<PeerState> EventRecorder::states(PeerId peer) const {
   std::vector<PeerState> states;
   for (const Seen& seen : seen_) {
     if (seen.event.kind == EventKind::kPeer && seen.event.peer == peer) {
@@ -113,9 +113,9 @@ std::vector<PeerState> Recorder::states(PeerId peer) const {
   return states;
 }
 
-// Block
+// TestMemory
 
-void Block::fill(uint64_t seed) {
+void TestMemory::fill(uint64_t seed) {
   uint64_t word = seed;
   for (size_t i = 0; i < bytes.size(); i += sizeof word) {
     word = word * 0x5851'f42d'4c95'7f2d + 0x1405'7b7e'f767'814f;
@@ -125,7 +125,7 @@ void Block::fill(uint64_t seed) {
   }
 }
 
-void Block::clear() { std::memset(bytes.data(), 0, bytes.size()); }
+void TestMemory::clear() { std::memset(bytes.data(), 0, bytes.size()); }
 
 // Conformance
 
@@ -156,58 +156,58 @@ void Conformance::SetUp() { reopen(usual_config()); }
 
 void Conformance::TearDown() {
   // The body is over, and what it looked at is gone.
-  for (auto& one : recorders_) one->also = {};
+  for (auto& one : recorders_) one->then = {};
   close_all();
 }
 
 void Conformance::close_all() {
-  for (auto& end : ends_) end.reset();
-  ground_.reset();
+  for (auto& end : hosts_) end.reset();
+  env_.reset();
 }
 
-void Conformance::reopen(const Config& config, const GroundOptions& options) {
+void Conformance::reopen(const Config& config, const TestEnvOptions& options) {
   close_all();
   config_ = config;
-  ground_ = GetParam().make(options);
-  ASSERT_NE(ground_, nullptr);
-  ground_->each_step([this] {
-    if (look_) look_();
+  env_ = GetParam().make(options);
+  ASSERT_NE(env_, nullptr);
+  env_->each_step([this] {
+    if (step_hook_) step_hook_();
   });
-  for (uint32_t place = 0; place < (GetParam().caps.two_engines ? 2 : 1); ++place) {
-    ends_[place] = make_end(place, config);
-    ASSERT_NE(ends_[place], nullptr);
+  for (uint32_t host = 0; host < (GetParam().caps.two_engines ? 2 : 1); ++host) {
+    hosts_[host] = make_host(host, config);
+    ASSERT_NE(hosts_[host], nullptr);
   }
-  ab_ = way(a(), b());
+  ab_ = connect(a(), b());
   a().out.fill(test_seed());
 }
 
-End& Conformance::c() {
+DuplexHost& Conformance::c() {
   EXPECT_TRUE(GetParam().caps.two_engines);
-  if (ends_[2] == nullptr) ends_[2] = make_end(2, config_);
-  return *ends_[2];
+  if (hosts_[2] == nullptr) hosts_[2] = make_host(2, config_);
+  return *hosts_[2];
 }
 
-End& Conformance::restart(uint32_t place, const Config& config) {
-  ends_[place] = make_end(place, config);
-  return *ends_[place];
+DuplexHost& Conformance::restart(uint32_t host, const Config& config) {
+  hosts_[host] = make_host(host, config);
+  return *hosts_[host];
 }
 
-std::unique_ptr<End> Conformance::make_end(uint32_t place, const Config& config) {
-  auto engine = ground_->open(place, config);
+std::unique_ptr<DuplexHost> Conformance::make_host(uint32_t host, const Config& config) {
+  auto engine = env_->open(host, config);
   EXPECT_TRUE(engine) << engine.error().what;
   if (!engine) return nullptr;
-  Block out = make_block(*engine), in = make_block(*engine);
-  return std::make_unique<End>(End{std::move(out), std::move(in), *std::move(engine)});
+  TestMemory out = make_memory(*engine), in = make_memory(*engine);
+  return std::make_unique<DuplexHost>(DuplexHost{std::move(out), std::move(in), *std::move(engine)});
 }
 
-Block Conformance::make_block(Engine& engine, uint64_t size_bytes) {
-  BlockBytes bytes(size_bytes);
+TestMemory Conformance::make_memory(Engine& engine, uint64_t size_bytes) {
+  TestBytes bytes(size_bytes);
   auto region = engine.register_memory({.address = bytes.data(), .size_bytes = size_bytes});
   EXPECT_TRUE(region) << region.error().what;
   return {std::move(bytes), *std::move(region)};  // moving a vector leaves its bytes in place
 }
 
-Way Conformance::way(End& from, End& to) {
+RemoteHost Conformance::connect(DuplexHost& from, DuplexHost& to) {
   const auto peer = from.engine.connect(to.engine.address());
   EXPECT_TRUE(peer) << peer.error().what;
   const auto desc = to.in.region.desc();
@@ -224,18 +224,18 @@ Way Conformance::way(End& from, End& to) {
     const auto info = to.engine.peer_info(*back);
     return info && info->state == PeerState::kConnected;
   })) << "only one side is connected";
-  return region ? Way{*peer, *region} : Way{*peer, {}};
+  return region ? RemoteHost{*peer, *region} : RemoteHost{*peer, {}};
 }
 
-Ghost Conformance::ghost() {
-  if (auto mute = ground_->mute(config_)) return *std::move(mute);
-  auto gone = make_end(Ground::kPlaces - 1, config_);
+SilentPeer Conformance::silent_peer() {
+  if (auto mute = env_->silent_peer(config_)) return *std::move(mute);
+  auto gone = make_host(TestEnv::kHosts - 1, config_);
   return {gone->engine.address(), *gone->in.region.desc()};
 }
 
 Write Conformance::write(uint64_t offset, uint64_t size_bytes, CounterKey imm) {
   return {.source = a().out.at(offset),
-          .target = ab_.in.at(offset),
+          .target = ab_.region.at(offset),
           .size_bytes = size_bytes,
           .imm = imm};
 }
@@ -249,50 +249,50 @@ bool Conformance::untouched(uint64_t offset, uint64_t size_bytes) {
   return std::memcmp(b().in.bytes.data() + offset, zeros.data(), size_bytes) == 0;
 }
 
-Recorder& Conformance::recorder() {
-  recorders_.push_back(std::make_unique<Recorder>());
+EventRecorder& Conformance::recorder() {
+  recorders_.push_back(std::make_unique<EventRecorder>());
   return *recorders_.back();
 }
 
 bool Conformance::until(const std::function<bool()>& done, Nanos limit) {
-  return ground_->run_until(done, limit);
+  return env_->run_until(done, limit);
 }
 
-void Conformance::expect_trouble(const Config& config, const GroundOptions& options) {
-  GroundOptions with_trouble = options;
-  with_trouble.trouble = true;
-  reopen(config, with_trouble);
+void Conformance::reopen_with_faults(const Config& config, const TestEnvOptions& options) {
+  TestEnvOptions with_faults = options;
+  with_faults.faults = true;
+  reopen(config, with_faults);
   for (const char* part : {"a path broke", "a rail went down", "a rail came back",
                            "an operation does not drain", "a path could not be opened"}) {
     expect_log(part);
   }
-  EXPECT_EQ(end_of(ea(), write(0, kBytes)).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), write(0, kBytes)).code, Errc::kOk);
   b().in.clear();
 }
 
-void Conformance::expect_service(End& to) {
+void Conformance::expect_service(DuplexHost& to) {
   constexpr uint64_t kSize = 50'000;
-  const Way there = way(a(), to);
+  const RemoteHost there = connect(a(), to);
   auto counter = *to.engine.make_counter();
   a().out.fill(test_seed() + 1);
-  const Event event = end_of(ea(), Write{.source = a().out.at(0),
-                                         .target = there.in.at(0),
+  const Event event = submit_and_wait(ea(), Write{.source = a().out.at(0),
+                                         .target = there.region.at(0),
                                          .size_bytes = kSize,
                                          .imm = counter.key(),
                                          .timeout = 5s});
   EXPECT_EQ(event.code, Errc::kOk) << ea().dump() << ea().dump_json();
   EXPECT_TRUE(counter.wait(1, kLong));
   EXPECT_EQ(std::memcmp(a().out.bytes.data(), to.in.bytes.data(), kSize), 0);
-  settle();
+  wait_idle();
   EXPECT_EQ(counter.count(), 0u) << "counted more than once";
 }
 
-Event Conformance::ended(Recorder& ends, uint64_t tag) {
-  const bool came = until([&] { return ends.count(tag) > 0; });
+Event Conformance::wait_completion(EventRecorder& completions, uint64_t tag) {
+  const bool came = until([&] { return completions.count(tag) > 0; });
   EXPECT_TRUE(came) << "no end for tag " << tag;
   if (!came) return Event{.code = Errc::kTimeout, .remote = Remote::kUnknown};
-  EXPECT_EQ(ends.count(tag), 1u) << "tag " << tag;
-  return *ends.find(tag);
+  EXPECT_EQ(completions.count(tag), 1u) << "tag " << tag;
+  return *completions.find(tag);
 }
 
 }  // namespace fabric::test

@@ -31,20 +31,20 @@ TEST_P(Conformance, P06EveryByteIsThereAtTheInstantTheCountIsMet) {
       SCOPED_TRACE(std::to_string(size) + " bytes, " + to_string(priority));
       auto counter = *eb().make_counter();
       b().in.clear();
-      Recorder& met = recorder();
+      EventRecorder& met = recorder();
       bool there = false;
-      met.also = [&](const Event&) { there = arrived(100, size); };
+      met.then = [&](const Event&) { there = arrived(100, size); };
       ASSERT_TRUE(counter.expect(1, met.notify()));
       Write request = write(100, size, counter.key());
       request.priority = priority;
       ASSERT_TRUE(ea().submit(request));
-      const Event event = ended(met);
+      const Event event = wait_completion(met);
       EXPECT_EQ(event.code, Errc::kOk);
       EXPECT_EQ(event.value, 1u);
       EXPECT_TRUE(there) << "the count came before its bytes";
       EXPECT_TRUE(untouched(0, 100));
       EXPECT_TRUE(untouched(100 + size, 1000)) << "and nothing besides";
-      met.also = {};
+      met.then = {};
     }
   }
 }
@@ -52,8 +52,8 @@ TEST_P(Conformance, P06EveryByteIsThereAtTheInstantTheCountIsMet) {
 // Larger than what any layer takes at once: slices, packets, the budget of a copy.
 TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
   constexpr uint64_t kLarge = 5 * kBytes + 1;
-  auto source = make_block(ea(), kLarge);
-  auto target = make_block(eb(), kLarge);
+  auto source = make_memory(ea(), kLarge);
+  auto target = make_memory(eb(), kLarge);
   source.fill(11);
   const auto region = *ea().import_region(ab().peer, *target.region.desc());
   for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
@@ -61,9 +61,9 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
       SCOPED_TRACE(std::string(to_string(priority)) + (whole ? ", whole" : ""));
       target.clear();
       auto counter = *eb().make_counter();
-      Recorder& met = recorder();
+      EventRecorder& met = recorder();
       bool there = false;
-      met.also = [&](const Event&) { there = target.bytes == source.bytes; };
+      met.then = [&](const Event&) { there = target.bytes == source.bytes; };
       ASSERT_TRUE(counter.expect(1, met.notify()));
       ASSERT_TRUE(ea().submit(Write{.source = source.at(0),
                                     .target = region.at(0),
@@ -71,11 +71,11 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
                                     .imm = counter.key(),
                                     .priority = priority,
                                     .unsplit = whole}));
-      EXPECT_EQ(ended(met).code, Errc::kOk);
+      EXPECT_EQ(wait_completion(met).code, Errc::kOk);
       EXPECT_TRUE(there);
-      settle();
+      wait_idle();
       EXPECT_EQ(counter.count(), 0u);
-      met.also = {};
+      met.then = {};
     }
   }
 }
@@ -89,9 +89,9 @@ TEST_P(Conformance, P06TheLastSliceOfABulkWriteProvesTheOthers) {
   sliced.bulk_slice_bytes = 16'384;
   reopen(sliced);
   std::vector<Counter> counters;
-  Recorder& met = recorder();
+  EventRecorder& met = recorder();
   uint32_t early = 0;
-  met.also = [&](const Event& e) { early += !arrived(e.tag * kStep, kSize); };
+  met.then = [&](const Event& e) { early += !arrived(e.tag * kStep, kSize); };
   for (uint32_t i = 0; i < kWrites; ++i) {
     counters.push_back(*eb().make_counter());
     ASSERT_TRUE(counters[i].expect(1, met.notify(i)));
@@ -100,7 +100,7 @@ TEST_P(Conformance, P06TheLastSliceOfABulkWriteProvesTheOthers) {
     request.unsplit = i % 2 == 0;
     ASSERT_TRUE(ea().submit(request));
   }
-  ASSERT_TRUE(until([&] { return met.total() == kWrites; }));
+  ASSERT_TRUE(until([&] { return met.count() == kWrites; }));
   EXPECT_EQ(early, 0u);
 }
 
@@ -109,7 +109,7 @@ TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
   auto counter = *eb().make_counter();
   uint64_t size = 0, taken = 0, steps_before = 0;
   bool early = false;
-  auto looking = look([&] {
+  auto hook = on_each_step([&] {
     const bool counted = counter.count() > taken;
     if (size > 0 && !counted) ++steps_before;
     if (counted && !arrived(0, size)) early = true;
@@ -123,25 +123,25 @@ TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
     ++taken;
   }
   EXPECT_GT(steps_before, 0u) << "the check looked";
-  looking.end();
-  settle();
+  hook.end();
+  wait_idle();
   EXPECT_EQ(counter.count(), taken);
 }
 
 // A closed batch: n issued, n expected, from several senders, by every way to hear of it.
-TEST_P(Conformance, P06AClosedBatchIsCompleteHoweverItsEndIsHeardOf) {
+TEST_P(Conformance, P06AClosedBatchIsCompleteHoweverItsEndIsReported) {
   constexpr uint32_t kWrites = 24;
   constexpr uint64_t kSize = 20'011;
   auto inbox = *eb().make_inbox(4);
   auto flag = *eb().make_flag();
-  Recorder& calls = recorder();
+  EventRecorder& calls = recorder();
   const auto nothing = [](Counter&) { return true; };
   const auto arm = [](Notify notify) {
     return [=](Counter& counter) { return counter.expect(kWrites, notify).has_value(); };
   };
-  using Step = std::function<bool(Counter&)>;
-  const std::array<std::pair<Step, Step>, 5> ways{{
-      {arm(calls.notify()), [&](Counter&) { return ended(calls).code == Errc::kOk; }},
+  using CounterAction = std::function<bool(Counter&)>;
+  const std::array<std::pair<CounterAction, CounterAction>, 5> ways{{
+      {arm(calls.notify()), [&](Counter&) { return wait_completion(calls).code == Errc::kOk; }},
       {arm(Notify::inbox(inbox)), [&](Counter&) { return inbox.wait(kLong).has_value(); }},
       {arm(Notify::flag(flag)), [&](Counter&) { return until([&] { return flag.load() == 1; }); }},
       {nothing, [&](Counter& counter) { return counter.wait(kWrites, kLong).has_value(); }},
@@ -157,7 +157,7 @@ TEST_P(Conformance, P06AClosedBatchIsCompleteHoweverItsEndIsHeardOf) {
     }
     ASSERT_TRUE(ways[i].second(counter));
     EXPECT_TRUE(arrived(0, kWrites * kSize));
-    settle();
+    wait_idle();
     EXPECT_EQ(counter.count(), 0u) << "taken";
     EXPECT_FALSE(counter.try_take(1));
   }
@@ -165,7 +165,7 @@ TEST_P(Conformance, P06AClosedBatchIsCompleteHoweverItsEndIsHeardOf) {
 
 TEST_P(Conformance, P06CountsOfSeveralSendersMeetInOneCounter) {
   REQUIRE_CAP(two_engines);
-  const Way cb = way(c(), b());
+  const RemoteHost cb = connect(c(), b());
   c().out.fill(99);
   auto counter = *eb().make_counter();
   constexpr uint32_t kWrites = 20;
@@ -174,7 +174,7 @@ TEST_P(Conformance, P06CountsOfSeveralSendersMeetInOneCounter) {
   for (uint32_t i = 0; i < kWrites; ++i) {
     ASSERT_TRUE(ea().submit(write(i * kSize, kSize, counter.key())));
     ASSERT_TRUE(c().engine.submit(Write{.source = c().out.at(i * kSize),
-                                        .target = cb.in.at(kHalf + i * kSize),
+                                        .target = cb.region.at(kHalf + i * kSize),
                                         .size_bytes = kSize,
                                         .imm = counter.key()}));
   }
@@ -185,25 +185,25 @@ TEST_P(Conformance, P06CountsOfSeveralSendersMeetInOneCounter) {
 
 TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
   auto counter = *eb().make_counter();
-  Recorder& met = recorder();
+  EventRecorder& met = recorder();
   ASSERT_TRUE(counter.expect(3, met.notify(1)));
   EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kBusy) << "one at a time";
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
-  settle();
-  EXPECT_EQ(met.total(), 0u) << "two are not three";
+  wait_idle();
+  EXPECT_EQ(met.count(), 0u) << "two are not three";
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
-  ended(met, 1);
-  settle();
+  wait_completion(met, 1);
+  wait_idle();
   EXPECT_EQ(counter.count(), 2u);
   ASSERT_TRUE(counter.expect(2, met.notify(3))) << "met at once";
-  EXPECT_EQ(ended(met, 3).code, Errc::kOk);
+  EXPECT_EQ(wait_completion(met, 3).code, Errc::kOk);
   EXPECT_EQ(counter.count(), 0u);
   // One that gives up gives back what it had.
   const auto op = counter.expect(2, met.notify(4));
   ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
-  settle();
+  wait_idle();
   ASSERT_TRUE(eb().cancel(*op));
-  EXPECT_EQ(ended(met, 4).code, Errc::kCancelled);
+  EXPECT_EQ(wait_completion(met, 4).code, Errc::kCancelled);
   EXPECT_EQ(counter.count(), 1u);
 }
 
@@ -214,11 +214,11 @@ TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
 TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   constexpr uint32_t kWrites = 60;
   std::vector<Counter> counters;
-  Recorder& met = recorder();
+  EventRecorder& met = recorder();
   std::vector<uint64_t> order;
   uint32_t wrong = 0;
   const auto size = [](uint64_t i) { return i % 2 == 0 ? 16'000u : 64u; };
-  met.also = [&](const Event& e) {
+  met.then = [&](const Event& e) {
     order.push_back(e.tag);
     wrong += !arrived(e.tag * 16'384, size(e.tag));
   };
@@ -238,7 +238,7 @@ TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   if (GetParam().caps.overtaking) {
     EXPECT_FALSE(std::is_sorted(order.begin(), order.end())) << "nothing overtook: a weak test";
   }
-  settle();
+  wait_idle();
   EXPECT_EQ(order.size(), kWrites);
 }
 
@@ -258,7 +258,7 @@ TEST_P(Conformance, P08OneWriteCountsOnceHoweverItIsCut) {
       }
     }
     ASSERT_TRUE(until([&] { return counter.count() >= issued; })) << size;
-    settle();
+    wait_idle();
     ASSERT_EQ(counter.count(), issued) << size;
   }
   EXPECT_EQ(eb().stats().stale_imms, 0u);
@@ -273,10 +273,10 @@ TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
     from.push_back(i * 11 % 37);
     to.push_back(2 * from.back() + 1);
   }
-  const Event paged = end_of(
+  const Event paged = submit_and_wait(
       ea(), PagedWrite{.source = a().out.region.id(),
                        .source_pages = {.indices = from, .stride_bytes = kPage, .offset_bytes = 3},
-                       .target = ab().in,
+                       .target = ab().region,
                        .target_pages = {.indices = to, .stride_bytes = 1100, .offset_bytes = 7},
                        .page_bytes = kPage,
                        .imm = counter.key()});
@@ -293,9 +293,9 @@ TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
   b().in.clear();
   std::vector<ScatterTarget> targets;
   for (uint32_t i = 0; i < 19; ++i) {
-    targets.push_back({ab().in.at(i * 2000), (18 - i) * 1500, i * 77, counter.key()});
+    targets.push_back({ab().region.at(i * 2000), (18 - i) * 1500, i * 77, counter.key()});
   }
-  EXPECT_EQ(end_of(ea(), Scatter{.source = a().out.region.id(), .targets = targets}).code,
+  EXPECT_EQ(submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = targets}).code,
             Errc::kOk);
   ASSERT_TRUE(counter.wait(19, kLong));
   for (uint32_t i = 0; i < 19; ++i) {
@@ -308,35 +308,35 @@ TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
   const auto group = *ea().make_group({&ab().peer, 1});
   const CounterKey key = counter.key();
   for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(end_of(ea(), Signal{.group = group, .keys = {&key, 1}}).code, Errc::kOk);
+    EXPECT_EQ(submit_and_wait(ea(), Signal{.group = group, .keys = {&key, 1}}).code, Errc::kOk);
   }
   ASSERT_TRUE(counter.wait(5, kLong));
-  settle();
+  wait_idle();
   EXPECT_EQ(counter.count(), 0u);
 }
 
 TEST_P(Conformance, P08ASignalCountsOnceAtEveryPeerOfItsGroup) {
   REQUIRE_CAP(two_engines);
-  const Way ac = way(a(), c());
+  const RemoteHost ac = connect(a(), c());
   auto at_b = *eb().make_counter();
   auto at_c = *c().engine.make_counter();
   const std::array<PeerId, 2> peers{ab().peer, ac.peer};
   const auto group = *ea().make_group(peers);
   const std::array<CounterKey, 2> keys{at_b.key(), at_c.key()};
   for (uint64_t i = 1; i <= 10; ++i) {
-    EXPECT_EQ(end_of(ea(), Signal{.group = group, .keys = keys}).code, Errc::kOk);
+    EXPECT_EQ(submit_and_wait(ea(), Signal{.group = group, .keys = keys}).code, Errc::kOk);
     ASSERT_TRUE(until([&] { return at_b.count() >= i && at_c.count() >= i; }));
   }
   // The group saves look-ups for scatters; target i must be a region of member i.
-  std::array<ScatterTarget, 2> targets{ScatterTarget{ab().in.at(0), 0, 500, at_b.key()},
-                                       ScatterTarget{ac.in.at(0), 500, 500, at_c.key()}};
+  std::array<ScatterTarget, 2> targets{ScatterTarget{ab().region.at(0), 0, 500, at_b.key()},
+                                       ScatterTarget{ac.region.at(0), 500, 500, at_c.key()}};
   const RegionId source = a().out.region.id();
-  EXPECT_EQ(end_of(ea(), Scatter{.source = source, .targets = targets, .group = group}).code,
+  EXPECT_EQ(submit_and_wait(ea(), Scatter{.source = source, .targets = targets, .group = group}).code,
             Errc::kOk);
   std::swap(targets[0], targets[1]);
   EXPECT_EQ(ea().submit(Scatter{.source = source, .targets = targets, .group = group}).error().code,
             Errc::kInvalidArgument);
-  settle();
+  wait_idle();
   EXPECT_EQ(at_b.count(), 11u);
   EXPECT_EQ(at_c.count(), 11u);
 }
@@ -354,7 +354,7 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     auto counter = *eb().make_counter();
     uint64_t samples = 0, above_begun = 0, above_whole = 0, below_whole = 0, partial = 0;
     std::vector<std::pair<Nanos, uint64_t>> wholes;
-    auto looking = look([&] {
+    auto hook = on_each_step([&] {
       const uint64_t count = counter.count();
       uint64_t begun = 0, complete = 0;
       for (uint32_t i = 0; i < kWrites; ++i) {
@@ -378,7 +378,7 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     }
     ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));
     run_for(2 * kMoment);
-    looking.end();
+    hook.end();
     EXPECT_EQ(counter.count(), kWrites) << "at rest they are equal";
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(below_whole, 0u);
@@ -390,7 +390,7 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
 
 TEST_P(Conformance, P08AGroupOfCountersNamesWhoIsMissing) {
   REQUIRE_CAP(two_engines);
-  const Way cb = way(c(), b());
+  const RemoteHost cb = connect(c(), b());
   const PeerId from_a = *eb().connect(ea().address());
   const PeerId from_c = *eb().connect(c().engine.address());
   auto of_a = *eb().make_counter();
@@ -400,27 +400,27 @@ TEST_P(Conformance, P08AGroupOfCountersNamesWhoIsMissing) {
   ASSERT_TRUE(group.add(of_c, from_c));
   EXPECT_EQ(of_a.wait(1, 1ms).error().code, Errc::kBusy) << "a member waits with its group";
   EXPECT_EQ(group.add(of_a, from_a).error().code, Errc::kBusy);
-  Recorder& met = recorder();
+  EventRecorder& met = recorder();
   for (uint64_t step = 0; step < 3; ++step) {
     SCOPED_TRACE(step);
     ASSERT_TRUE(group.expect(3, met.notify(step)));
     EXPECT_EQ(group.missing(), (std::vector<PeerId>{from_a, from_c}));
     for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 30'000, of_a.key())));
-    settle();
+    wait_idle();
     EXPECT_EQ(group.missing(), std::vector<PeerId>{from_c});
     EXPECT_EQ(met.count(step), 0u);
     ASSERT_TRUE(c().engine.submit(Write{
-        .source = c().out.at(0), .target = cb.in.at(0), .size_bytes = 30'000, .imm = of_c.key()}));
-    EXPECT_EQ(ended(met, step).code, Errc::kOk);
+        .source = c().out.at(0), .target = cb.region.at(0), .size_bytes = 30'000, .imm = of_c.key()}));
+    EXPECT_EQ(wait_completion(met, step).code, Errc::kOk);
     EXPECT_EQ(group.count(), 0u);
   }
   // Without the peer that is gone: what it owes is taken as paid.
   ASSERT_TRUE(group.expect(3, met.notify(9)));
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 10, of_a.key())));
-  settle();
+  wait_idle();
   EXPECT_EQ(met.count(9), 0u);
   ASSERT_TRUE(group.mask(from_c));
-  EXPECT_EQ(ended(met, 9).code, Errc::kOk);
+  EXPECT_EQ(wait_completion(met, 9).code, Errc::kOk);
 }
 
 }  // namespace fabric::test

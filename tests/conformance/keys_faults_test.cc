@@ -5,14 +5,14 @@
 #include "support/log_guard.h"
 
 // P6 to P11 when paths break and hosts are cut off: counts stay exact, nothing is counted twice,
-// and what comes late lies to nobody. The Ledger looks at the bytes whenever a count is met.
+// and what comes late lies to nobody. The AuditedWrites looks at the bytes whenever a count is met.
 
 namespace fabric::test {
 namespace {
 
-using Phase = Trouble::Phase;
-using Side = Trouble::Side;
-using Target = Ledger::Target;
+using Phase = FaultInjector::Phase;
+using Side = FaultInjector::Side;
+using Target = AuditedWrites::Target;
 
 constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
 
@@ -20,23 +20,23 @@ constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
 
 // ---- P6, P10: exact networks --------------------------------------------------------------------
 
-void Conformance::everything_is_delivered_once(const Act& happens, const Act& over) {
+void Conformance::everything_is_delivered_once(const FaultAction& inject, const FaultAction& repair) {
   uint64_t again = 0;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
-    GroundOptions options;
+    TestEnvOptions options;
     if (moment == kMoments.back()) options.drop_control = options.duplicate_control = 0.2;
-    expect_trouble(short_config(), options);
-    Ledger ledger(a(), b(), ab().in, recorder(), recorder());
-    ledger.submit();
-    let_fly(moment);
-    happens(trouble());
+    reopen_with_faults(short_config(), options);
+    AuditedWrites writes(a(), b(), ab().region, recorder(), recorder());
+    writes.submit();
+    run_on_wire(moment);
+    inject(faults());
     run_for(1s);  // longer than a NIC tries
-    over(trouble());
-    ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+    repair(faults());
+    ASSERT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     run_for(2s);
-    ledger.check(Target::kConnected);
-    EXPECT_EQ(ledger.delivered(), Ledger::kWrites);
+    writes.check(Target::kConnected);
+    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites);
     EXPECT_EQ(eb().stats().stale_imms, 0u);
     again += ea().stats().tx.retried;
   }
@@ -47,8 +47,8 @@ TEST_P(Conformance, P10WhatABrokenPathCarriedIsDeliveredOnce) {
   REQUIRE_CAP(broken_paths);
   REQUIRE_CAP(exact_replay);
   for (const Side side : {Side::kSender, Side::kTarget}) {
-    everything_is_delivered_once([&](Trouble& t) { t.break_path(kA, kB, 0, side); },
-                                 [](Trouble&) {});
+    everything_is_delivered_once([&](FaultInjector& t) { t.break_path(kA, kB, 0, side); },
+                                 [](FaultInjector&) {});
   }
 }
 
@@ -56,65 +56,65 @@ TEST_P(Conformance, P10WhatALostRailCarriedIsDeliveredOnce) {
   REQUIRE_CAP(lost_rails);
   REQUIRE_CAP(several_rails);
   REQUIRE_CAP(exact_replay);
-  for (const uint32_t place : {kA, kB}) {
-    everything_is_delivered_once([&](Trouble& t) { t.lose_rail(place, 0, Phase::kBegin); },
-                                 [&](Trouble& t) { t.lose_rail(place, 0, Phase::kEnd); });
+  for (const uint32_t host : {kA, kB}) {
+    everything_is_delivered_once([&](FaultInjector& t) { t.lose_rail(host, 0, Phase::kBegin); },
+                                 [&](FaultInjector& t) { t.lose_rail(host, 0, Phase::kEnd); });
   }
 }
 
 TEST_P(Conformance, P10WhatWasCutOffIsDeliveredOnceAfterwards) {
   REQUIRE_CAP(cuts);
   REQUIRE_CAP(exact_replay);
-  everything_is_delivered_once([](Trouble& t) { t.cut(kA, kB, Phase::kBegin); },
-                               [](Trouble& t) { t.cut(kA, kB, Phase::kEnd); });
+  everything_is_delivered_once([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
+                               [](FaultInjector& t) { t.cut(kA, kB, Phase::kEnd); });
 }
 
-TEST_P(Conformance, P10WhatWasTakenUnheardIsNotCountedAgain) {
+TEST_P(Conformance, P10WhatWasTakenUnacknowledgedIsNotCountedAgain) {
   REQUIRE_CAP(lost_acks);
   REQUIRE_CAP(exact_replay);
-  everything_is_delivered_once([](Trouble& t) { t.lose_acks(kA, kB, Phase::kBegin); },
-                               [](Trouble& t) { t.lose_acks(kA, kB, Phase::kEnd); });
+  everything_is_delivered_once([](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kBegin); },
+                               [](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kEnd); });
 }
 
 TEST_P(Conformance, P10WhatLandedUncountedIsCountedOnceAfterwards) {
   REQUIRE_CAP(not_ready);
   REQUIRE_CAP(exact_replay);
-  everything_is_delivered_once([](Trouble& t) { t.not_ready(kB, Phase::kBegin); },
-                               [](Trouble& t) { t.not_ready(kB, Phase::kEnd); });
+  everything_is_delivered_once([](FaultInjector& t) { t.not_ready(kB, Phase::kBegin); },
+                               [](FaultInjector& t) { t.not_ready(kB, Phase::kEnd); });
 }
 
 // Where nobody can say what arrived, sending it again could count it twice, and does not happen,
 // however much time is left.
 TEST_P(Conformance, P10WhatMayHaveArrivedIsNeverCountedTwice) {
   REQUIRE_CAP(lost_acks);
-  expect_trouble();
-  Ledger ledger(a(), b(), ab().in, recorder(), recorder());
-  ledger.submit();
-  trouble().lose_acks(kA, kB, Phase::kBegin);
+  reopen_with_faults();
+  AuditedWrites writes(a(), b(), ab().region, recorder(), recorder());
+  writes.submit();
+  faults().lose_acks(kA, kB, Phase::kBegin);
   run_for(1s);
-  trouble().lose_acks(kA, kB, Phase::kEnd);
-  ASSERT_TRUE(until([&] { return ledger.ended(); })) << ea().dump();
+  faults().lose_acks(kA, kB, Phase::kEnd);
+  ASSERT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
   run_for(2s);
-  ledger.check(Target::kConnected);
-  EXPECT_EQ(ledger.unknown() > 0, !GetParam().caps.exact_replay);
+  writes.check(Target::kConnected);
+  EXPECT_EQ(writes.unknown() > 0, !GetParam().caps.exact_replay);
 }
 
 // Whatever the network can prove: what stays unknown is spoiled on both sides, and is never sent
 // again, not even when everything works.
-TEST_P(Conformance, P10AFateThatStaysUnknownSpoilsItsKeyByName) {
+TEST_P(Conformance, P10AFateThatStaysUnknownPoisonsItsKeyByName) {
   REQUIRE_CAP(cuts);
-  expect_trouble();
+  reopen_with_faults();
   const PeerId of_a = *eb().connect(ea().address());
-  Recorder& met = recorder();
-  Ledger ledger(a(), b(), ab().in, recorder(), met);
-  ledger.submit({}, 300ms);
-  let_fly(1us);
-  trouble().cut(kA, kB, Phase::kBegin);
-  ASSERT_TRUE(until([&] { return ledger.ended(); }));
-  trouble().cut(kA, kB, Phase::kEnd);
+  EventRecorder& met = recorder();
+  AuditedWrites writes(a(), b(), ab().region, recorder(), met);
+  writes.submit({}, 300ms);
+  run_on_wire(1us);
+  faults().cut(kA, kB, Phase::kBegin);
+  ASSERT_TRUE(until([&] { return writes.all_completed(); }));
+  faults().cut(kA, kB, Phase::kEnd);
   run_for(2s);
-  ledger.check(Target::kConnected);
-  EXPECT_GT(ledger.unknown(), 0u);
+  writes.check(Target::kConnected);
+  EXPECT_GT(writes.unknown(), 0u);
   uint32_t aborted = 0;
   for (const auto& seen : met.seen()) {
     if (seen.event.code != Errc::kAborted) continue;
@@ -127,17 +127,17 @@ TEST_P(Conformance, P10AFateThatStaysUnknownSpoilsItsKeyByName) {
 // ---- P8 -----------------------------------------------------------------------------------------
 
 TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
-  REQUIRE_CAP(looks);
+  REQUIRE_CAP(step_hooks);
   REQUIRE_CAP(broken_paths);
   REQUIRE_CAP(exact_replay);
   constexpr uint64_t kSize = 30'000;
   constexpr uint32_t kWrites = 12;
   for (const bool whole : {false, true}) {
     SCOPED_TRACE(whole);
-    expect_trouble();
+    reopen_with_faults();
     auto counter = *eb().make_counter();
     uint64_t samples = 0, above_begun = 0, above_whole = 0;
-    auto looking = look([&] {
+    auto hook = on_each_step([&] {
       const uint64_t count = counter.count();
       uint64_t begun = 0, complete = 0;
       for (uint32_t i = 0; i < kWrites; ++i) {
@@ -153,11 +153,11 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
       request.unsplit = whole;
       ASSERT_TRUE(ea().submit(request));
     }
-    let_fly(4us);
-    trouble().break_path(kA, kB, 0, Side::kSender);
+    run_on_wire(4us);
+    faults().break_path(kA, kB, 0, Side::kSender);
     EXPECT_TRUE(until([&] { return counter.count() == kWrites; })) << ea().dump();
     run_for(10ms);
-    looking.end();
+    hook.end();
     run_for(1s);
     EXPECT_EQ(counter.count(), kWrites) << "at rest they are equal";
     EXPECT_TRUE(arrived(0, kWrites * kSize));
@@ -169,14 +169,14 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
 
 // ---- P11 ----------------------------------------------------------------------------------------
 
-TEST_P(Conformance, P11WhatAFaultMadeLateCountsInNoLaterLife) {
+TEST_P(Conformance, P11WhatAFaultMadeLateCountsInNoLaterGeneration) {
   REQUIRE_CAP(cuts);
   uint64_t stale = 0;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
     Config small = short_config();
     small.counters_max = 2;  // the old one's place is used again
-    expect_trouble(small);
+    reopen_with_faults(small);
     auto counter = std::make_optional(*eb().make_counter());
     auto batch = *ea().make_batch();
     for (uint32_t i = 0; i < 200; ++i) {
@@ -184,45 +184,45 @@ TEST_P(Conformance, P11WhatAFaultMadeLateCountsInNoLaterLife) {
       request.batch = batch;
       ASSERT_TRUE(ea().submit(request));
     }
-    let_fly(moment);
-    trouble().cut(kA, kB, Phase::kBegin);
+    run_on_wire(moment);
+    faults().cut(kA, kB, Phase::kBegin);
     run_for(100ms);
     counter.reset();
     const std::array<Counter, 2> later{*eb().make_counter(), *eb().make_counter()};
-    trouble().cut(kA, kB, Phase::kEnd);
+    faults().cut(kA, kB, Phase::kEnd);
     ASSERT_TRUE(ea().wait(batch, kLong)) << "the sender is not disturbed";
-    settle();
+    wait_idle();
     for (const Counter& one : later) EXPECT_EQ(one.count(), 0u);
     stale += eb().stats().stale_imms;
   }
   EXPECT_GT(stale, 0u);
 }
 
-TEST_P(Conformance, P11CloseWithASenderThatIsCutOffCanOnlyRest) {
+TEST_P(Conformance, P11CloseWithASenderThatIsCutOffCanOnlyQuarantine) {
   REQUIRE_CAP(cuts);
-  expect_trouble();
+  reopen_with_faults();
   const uint64_t name = 12;
   CounterKey key;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   auto named = *eb().named_counter(name);
-  Recorder& ends = recorder();
-  trouble().cut(kA, kB, Phase::kBegin);
+  EventRecorder& completions = recorder();
+  faults().cut(kA, kB, Phase::kBegin);
   Write request = write(0, 5000, key);
-  request.notify = ends.notify();
+  request.notify = completions.notify();
   ASSERT_TRUE(ea().submit(request));
   const Nanos start = eb().now();
-  const auto rest = named.close(200ms);
-  ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Quiescence::kQuarantined) << "nobody has confirmed anything";
+  const auto quiescence = named.close(200ms);
+  ASSERT_TRUE(quiescence);
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "nobody has confirmed anything";
   if (GetParam().caps.virtual_time) {
     EXPECT_LE(eb().now() - start, 201ms);
   }
   auto again = *eb().named_counter(name);
   EXPECT_NE(again.key(), key);
-  trouble().cut(kA, kB, Phase::kEnd);
-  const Event end = ended(ends);
+  faults().cut(kA, kB, Phase::kEnd);
+  const Event end = wait_completion(completions);
   EXPECT_TRUE(end.code == Errc::kOk || end.code == Errc::kReleased) << to_string(end.code);
-  settle();
+  wait_idle();
   EXPECT_EQ(again.count(), 0u);
 }
 

@@ -19,10 +19,10 @@ TEST_P(Conformance, P09WhatArrivesBeforeTheCounterIsClaimedCounts) {
   EXPECT_FALSE(distinct.contains(CounterKey{}));
   for (uint32_t i = 0; i < 3; ++i) {
     for (uint32_t n = 0; n <= i; ++n) {
-      EXPECT_EQ(end_of(ea(), write(n * 30'000, 30'000, keys[i])).code, Errc::kOk);
+      EXPECT_EQ(submit_and_wait(ea(), write(n * 30'000, 30'000, keys[i])).code, Errc::kOk);
     }
   }
-  settle();
+  wait_idle();
   for (uint32_t i = 0; i < 3; ++i) {
     auto counter = eb().named_counter(names[i]);
     ASSERT_TRUE(counter);
@@ -36,7 +36,7 @@ TEST_P(Conformance, P09WhatArrivesBeforeTheCounterIsClaimedCounts) {
 
 TEST_P(Conformance, P09ANameThatWasClaimedFirstResolvesToTheSameKey) {
   auto counter = *eb().named_counter(7);
-  Recorder& met = recorder();
+  EventRecorder& met = recorder();
   ASSERT_TRUE(counter.expect(2, met.notify()));
   const uint64_t name = 7;
   CounterKey key, again;
@@ -45,7 +45,7 @@ TEST_P(Conformance, P09ANameThatWasClaimedFirstResolvesToTheSameKey) {
   EXPECT_EQ(key, counter.key());
   EXPECT_EQ(again, key);
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 30'000, key)));
-  EXPECT_EQ(ended(met).code, Errc::kOk);
+  EXPECT_EQ(wait_completion(met).code, Errc::kOk);
 }
 
 TEST_P(Conformance, P09AReceiverThatCannotHoldAnotherNameRefusesItAtTheSender) {
@@ -55,7 +55,7 @@ TEST_P(Conformance, P09AReceiverThatCannotHoldAnotherNameRefusesItAtTheSender) {
   for (uint64_t name = 1; name <= 5; ++name) {
     CounterKey key;
     const Event event =
-        end_of(ea(), Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}});
+        submit_and_wait(ea(), Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}});
     EXPECT_EQ(event.code, name <= 4 ? Errc::kOk : Errc::kExhausted);
     EXPECT_EQ(event.remote, name <= 4 ? Remote::kDelivered : Remote::kNotDelivered);
     EXPECT_EQ(static_cast<bool>(key), name <= 4);
@@ -99,9 +99,9 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
   REQUIRE_CAP(lossy_control);
   reopen(usual_config(), {.drop_control = 0.25, .duplicate_control = 0.3, .reorder_control = 0.3});
   constexpr uint32_t kRounds = 120;
-  Recorder& messages = recorder();
-  Recorder& ends = recorder();
-  Recorder& written = recorder();
+  EventRecorder& messages = recorder();
+  EventRecorder& completions = recorder();
+  EventRecorder& written = recorder();
   const auto listener = *eb().listen(3, messages.notify());
   std::vector<uint64_t> names(kRounds);
   std::vector<CounterKey> keys(kRounds);
@@ -110,24 +110,24 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
     ASSERT_TRUE(ea().submit(Send{.peer = ab().peer,
                                  .channel = 3,
                                  .bytes = std::as_bytes(std::span(&i, 1)),
-                                 .notify = ends.notify(i)}));
+                                 .notify = completions.notify(i)}));
     ASSERT_TRUE(ea().submit(Resolve{.peer = ab().peer,
                                     .names = {&names[i], 1},
                                     .out = {&keys[i], 1},
-                                    .notify = ends.notify(1000 + i)}));
+                                    .notify = completions.notify(1000 + i)}));
   }
-  ASSERT_TRUE(until([&] { return ends.total() == 2 * kRounds; }));
+  ASSERT_TRUE(until([&] { return completions.count() == 2 * kRounds; }));
   for (uint32_t i = 0; i < kRounds; ++i) {
-    EXPECT_EQ(ends.find(i)->code, Errc::kOk);
+    EXPECT_EQ(completions.find(i)->code, Errc::kOk);
     EXPECT_EQ(keys[i], keys[i / 4 * 4]) << "one name, one key";
     Write request = write(0, 20'000, keys[i]);
     request.notify = written.notify();
     ASSERT_TRUE(ea().submit(request));
   }
-  ASSERT_TRUE(until([&] { return written.total() == kRounds; }));  // a path's hello may be lost too
-  settle();
-  EXPECT_EQ(ends.total(), 2 * kRounds);
-  EXPECT_EQ(messages.total(), kRounds);
+  ASSERT_TRUE(until([&] { return written.count() == kRounds; }));  // a path's hello may be lost too
+  wait_idle();
+  EXPECT_EQ(completions.count(), 2 * kRounds);
+  EXPECT_EQ(messages.count(), kRounds);
   std::set<uint32_t> distinct;
   for (const auto& seen : messages.seen()) {
     ASSERT_EQ(seen.bytes.size(), sizeof(uint32_t));
@@ -147,7 +147,7 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
 
 // Cut into a long shard and one of a single byte, and cancelled when only the short one has been
 // counted: whoever waits for the key must not wait on, nor be satisfied by the next write.
-TEST_P(Conformance, P10ACountedWriteOfUnknownFateSpoilsItsKey) {
+TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
   REQUIRE_CAP(several_rails);
@@ -160,24 +160,24 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFateSpoilsItsKey) {
   const PeerId at_b_of_a = *eb().connect(ea().address());
   auto counter = *eb().make_counter();
   auto other = *eb().make_counter();
-  Recorder& met = recorder();
-  Recorder& ends = recorder();
+  EventRecorder& met = recorder();
+  EventRecorder& completions = recorder();
   ASSERT_TRUE(counter.expect(1, met.notify(1)));
   Write request = write(0, kHalf + 1, counter.key());
   request.priority = Priority::kBulk;
-  request.notify = ends.notify();
+  request.notify = completions.notify();
   const auto op = ea().submit(request);
   ASSERT_TRUE(until([&] { return arrived(kHalf, 1); }));
   ASSERT_FALSE(arrived(0, kHalf)) << "too late to cut it short";
   ASSERT_TRUE(ea().cancel(*op));
-  const Event event = ended(ends);
+  const Event event = wait_completion(completions);
   EXPECT_EQ(event.code, Errc::kCancelled);
   EXPECT_EQ(event.remote, Remote::kUnknown);
   EXPECT_GT(event.value, 0u);
   EXPECT_LT(event.value, kHalf);
-  const Event told = ended(met, 1);
-  EXPECT_EQ(told.code, Errc::kAborted);
-  EXPECT_EQ(told.peer, at_b_of_a) << "who spoiled it";
+  const Event poisoned = wait_completion(met, 1);
+  EXPECT_EQ(poisoned.code, Errc::kAborted);
+  EXPECT_EQ(poisoned.peer, at_b_of_a) << "who spoiled it";
   ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
   ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
   EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not spoiled";
@@ -192,7 +192,7 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFateSpoilsItsKey) {
 
 // Cancelled half way, before the slice that counts: nothing was counted and nothing more lands, so
 // the key is as good as before.
-TEST_P(Conformance, P10AWriteCancelledBeforeItCountsSpoilsNothing) {
+TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
   REQUIRE_CAP(counted_slices);
@@ -201,16 +201,16 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsSpoilsNothing) {
   reopen(sliced);
   auto counter = *eb().make_counter();
   auto other = *eb().make_counter();
-  Recorder& met = recorder();
-  Recorder& ends = recorder();
+  EventRecorder& met = recorder();
+  EventRecorder& completions = recorder();
   ASSERT_TRUE(counter.expect(1, met.notify(1)));
   Write request = write(0, kBytes, counter.key());
   request.priority = Priority::kBulk;
-  request.notify = ends.notify();
+  request.notify = completions.notify();
   const auto op = ea().submit(request);
   ASSERT_TRUE(until([&] { return b().in.bytes[0] != std::byte{0}; }));
   ASSERT_TRUE(ea().cancel(*op));
-  const Event event = ended(ends);
+  const Event event = wait_completion(completions);
   EXPECT_EQ(event.code, Errc::kCancelled);
   EXPECT_EQ(event.remote, Remote::kNotDelivered);
   EXPECT_GT(event.value, 0u);
@@ -219,7 +219,7 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsSpoilsNothing) {
   ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
   ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
   EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not spoiled";
-  EXPECT_EQ(ended(met, 1).code, Errc::kOk) << "the next write counts one, and only one";
+  EXPECT_EQ(wait_completion(met, 1).code, Errc::kOk) << "the next write counts one, and only one";
   auto fresh = *eb().make_counter();
   EXPECT_NE(fresh.key(), counter.key());
   counter.release();
@@ -228,20 +228,20 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsSpoilsNothing) {
 }
 
 // A cancelled write that says kNotDelivered was not counted at all: its key goes on.
-TEST_P(Conformance, P10AWriteThatWasNotDeliveredSpoilsNothing) {
+TEST_P(Conformance, P10AWriteThatWasNotDeliveredPoisonsNothing) {
   auto counter = *eb().make_counter();
-  Recorder& met = recorder();
-  Recorder& ends = recorder();
+  EventRecorder& met = recorder();
+  EventRecorder& completions = recorder();
   ASSERT_TRUE(counter.expect(1, met.notify()));
   Write request = write(0, 50'000, counter.key());
-  request.notify = ends.notify();
+  request.notify = completions.notify();
   const auto op = ea().submit(request);
   ASSERT_TRUE(ea().cancel(*op));
-  EXPECT_EQ(ended(ends).remote, Remote::kNotDelivered);
-  settle();
-  EXPECT_EQ(met.total(), 0u);
+  EXPECT_EQ(wait_completion(completions).remote, Remote::kNotDelivered);
+  wait_idle();
+  EXPECT_EQ(met.count(), 0u);
   ASSERT_TRUE(ea().submit(write(0, 50'000, counter.key())));
-  EXPECT_EQ(ended(met).code, Errc::kOk);
+  EXPECT_EQ(wait_completion(met).code, Errc::kOk);
   EXPECT_TRUE(arrived(0, 50'000));
 }
 
@@ -249,7 +249,7 @@ TEST_P(Conformance, P10AWriteThatWasNotDeliveredSpoilsNothing) {
 
 TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
   auto counter = std::make_optional(*eb().make_counter());
-  Recorder& met = recorder();
+  EventRecorder& met = recorder();
   const CounterKey old = counter->key();
   constexpr uint32_t kWrites = 100;
   auto batch = *ea().make_batch();
@@ -262,24 +262,24 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
   ASSERT_TRUE(until([&] { return !untouched(0, 4000); }));
   const uint64_t before = eb().stats().rx.imms;
   counter.reset();
-  EXPECT_EQ(ended(met).code, Errc::kReleased);
+  EXPECT_EQ(wait_completion(met).code, Errc::kReleased);
   auto next = *eb().make_counter();
   EXPECT_NE(next.key(), old);
   ASSERT_TRUE(ea().wait(batch, kLong)) << "the senders are not disturbed";
-  settle();
+  wait_idle();
   EXPECT_EQ(next.count(), 0u);
   EXPECT_EQ(eb().stats().stale_imms, kWrites - before);
   const uint64_t stale = eb().stats().stale_imms;
   ASSERT_TRUE(ea().submit(write(0, 100, old)));
   ASSERT_TRUE(ea().submit(write(0, 100, CounterKey::from_wire(0x0fff'fff0))));  // nobody's
-  settle();
+  wait_idle();
   EXPECT_EQ(eb().stats().stale_imms, stale + 2);
   EXPECT_EQ(next.count(), 0u);
 }
 
 // So many lives that every place in the receiver's table is used again: no value comes back, and
 // writes under all the old ones together add nothing to the two that live now.
-TEST_P(Conformance, P11NoKeyOfAnEarlierLifeOpensALaterOne) {
+TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
   constexpr uint32_t kLives = 5000;
   Config small = usual_config();
   small.counters_max = 2;
@@ -290,29 +290,29 @@ TEST_P(Conformance, P11NoKeyOfAnEarlierLifeOpensALaterOne) {
     const auto counter = eb().make_counter();
     ASSERT_TRUE(counter) << life;
     ASSERT_TRUE(distinct.insert(counter->key()).second) << "a key came back without its rest";
-    late.push_back({ab().in.at(0), 0, 0, counter->key()});
+    late.push_back({ab().region.at(0), 0, 0, counter->key()});
   }
   auto first = *eb().make_counter();
   auto second = *eb().make_counter();
   ASSERT_TRUE(ea().submit(write(0, 64, second.key())));
-  EXPECT_EQ(end_of(ea(), Scatter{.source = a().out.region.id(), .targets = late}).code, Errc::kOk);
-  settle();
+  EXPECT_EQ(submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = late}).code, Errc::kOk);
+  wait_idle();
   EXPECT_EQ(first.count(), 0u);
   EXPECT_EQ(second.count(), 1u);
   EXPECT_EQ(eb().stats().stale_imms, kLives);
 }
 
-TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
+TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {
   const uint64_t name = 12;
   CounterKey key;
   ASSERT_TRUE(ea().resolve(ab().peer, {&name, 1}, {&key, 1}, kLong));
   auto named = *eb().named_counter(name);
   auto made = *eb().make_counter();
   constexpr uint32_t kWrites = 300;
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   for (uint32_t i = 0; i < kWrites; ++i) {
     Write request = write(i * 3000, 3000, key);
-    request.notify = ends.notify();
+    request.notify = completions.notify();
     ASSERT_TRUE(ea().submit(request));
   }
   run_for(3us);
@@ -320,18 +320,18 @@ TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
   ASSERT_TRUE(proof);
   EXPECT_EQ(*proof, Quiescence::kProved) << "its only sender answered";
   const uint64_t stale = eb().stats().stale_imms;
-  settle();
+  wait_idle();
   EXPECT_EQ(eb().stats().stale_imms, stale) << "proved to be quiet, and was not";
-  ASSERT_EQ(ends.total(), kWrites);
-  for (const auto& seen : ends.seen()) {
+  ASSERT_EQ(completions.count(), kWrites);
+  for (const auto& seen : completions.seen()) {
     const Event& event = seen.event;
     EXPECT_TRUE(event.code == Errc::kOk ||
                 (event.code == Errc::kReleased && event.remote == Remote::kNotDelivered))
         << to_string(event.code);
   }
-  const auto rest = made.close(kLong);
-  ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Quiescence::kQuarantined) << "nobody knows who has its key";
+  const auto quiescence = made.close(kLong);
+  ASSERT_TRUE(quiescence);
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "nobody knows who has its key";
   EXPECT_EQ(made.close().error().code, Errc::kReleased);
   EXPECT_EQ(named.wait(1, 1ms).error().code, Errc::kReleased);
   // The name can be used anew, with another key.
@@ -342,7 +342,7 @@ TEST_P(Conformance, P11CloseSaysHowItKnowsThatTheKeyIsQuiet) {
   EXPECT_EQ(resolved, again.key());
 }
 
-TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyRest) {
+TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyQuarantine) {
   REQUIRE_CAP(two_engines);
   const uint64_t name = 12;
   CounterKey key;
@@ -350,9 +350,9 @@ TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyRest) {
   auto named = *eb().named_counter(name);
   const PeerId sender = *eb().connect(ea().address());
   ASSERT_TRUE(eb().disconnect(sender));
-  const auto rest = named.close(kLong);
-  ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Quiescence::kQuarantined) << "it left without a word, and nothing of it was fenced";
+  const auto quiescence = named.close(kLong);
+  ASSERT_TRUE(quiescence);
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "it left without a word, and nothing of it was fenced";
 }
 
 }  // namespace fabric::test

@@ -21,20 +21,20 @@ class Kinds {
   static constexpr uint64_t kName = 77;
   static constexpr uint16_t kChannel = 5;
 
-  Kinds(End& from, End& to, const Way& way)
+  Kinds(DuplexHost& from, DuplexHost& to, const RemoteHost& remote)
       : counter_(*to.engine.make_counter()),
         listener_(*to.engine.listen(kChannel, messages_.notify())),
-        peers_{way.peer},
+        peers_{remote.peer},
         group_(*from.engine.make_group(peers_)) {
     Engine& e = from.engine;
     key_ = counter_.key();
-    targets_ = {ScatterTarget{way.in.at(0), 0, 700, key_},
-                ScatterTarget{way.in.at(1000), 1000, 300, key_}};
+    targets_ = {ScatterTarget{remote.region.at(0), 0, 700, key_},
+                ScatterTarget{remote.region.at(1000), 1000, 300, key_}};
     kinds_ = {
         {"write", 1, 100'000,
          [=, this, &e, &from](Notify n, BatchId batch) {
            return e.submit(Write{.source = from.out.at(0),
-                                 .target = way.in.at(0),
+                                 .target = remote.region.at(0),
                                  .size_bytes = 100'000,
                                  .imm = key_,
                                  .batch = batch,
@@ -44,7 +44,7 @@ class Kinds {
          [=, this, &e, &from](Notify n, BatchId batch) {
            return e.submit(PagedWrite{.source = from.out.region.id(),
                                       .source_pages = {.indices = pages_, .stride_bytes = 512},
-                                      .target = way.in,
+                                      .target = remote.region,
                                       .target_pages = {.indices = pages_, .stride_bytes = 512},
                                       .page_bytes = 512,
                                       .imm = key_,
@@ -63,19 +63,19 @@ class Kinds {
          }},
         {"send", 1, sizeof kName,
          [=, &e](Notify n, BatchId batch) {
-           return e.submit(Send{.peer = way.peer,
+           return e.submit(Send{.peer = remote.peer,
                                 .channel = kChannel,
                                 .bytes = std::as_bytes(std::span(&kName, 1)),
                                 .batch = batch,
                                 .notify = n});
          }},
-        {"alarm", 1, 0,
+        {"timer", 1, 0,
          [=, &e](Notify n, BatchId batch) {
            return e.submit(Timer{.after = 3us, .batch = batch, .notify = n});
          }},
         {"resolve", 1, 1,
          [=, this, &e](Notify n, BatchId batch) {
-           return e.submit(Resolve{.peer = way.peer,
+           return e.submit(Resolve{.peer = remote.peer,
                                    .names = {&kName, 1},
                                    .out = {&resolved_, 1},
                                    .batch = batch,
@@ -88,11 +88,11 @@ class Kinds {
   /// How often the target must have counted after each kind was sent once.
   static constexpr uint64_t kCounts = 1 + 3 + 2 + 1;
   Counter& counter() { return counter_; }
-  uint32_t messages() const { return messages_.total(); }
+  uint32_t messages() const { return messages_.count(); }
   CounterKey resolved() const { return resolved_; }
 
  private:
-  Recorder messages_;  ///< dies after the listener
+  EventRecorder messages_;  ///< dies after the listener
   Counter counter_;
   Subscription listener_;
   std::array<PeerId, 1> peers_;

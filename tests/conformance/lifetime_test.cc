@@ -164,19 +164,19 @@ TEST_P(Conformance, P21AForkedChildIsRefusedEverywhereAndTouchesNothing) {
   reopen(usual_config(), {.realtime_threads = true});
   std::vector<std::byte> bytes(10'000);
   auto handles = std::make_unique<Handles>(ea(), ab().peer, bytes);
-  auto extra = std::make_unique<Engine>(*ground().open(0, config()));
+  auto extra = std::make_unique<Engine>(*env().open(0, config()));
   auto counter = *eb().make_counter();
   ASSERT_TRUE(ea().submit(write(0, 100'000, counter.key())));  // something is under way
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);  // a child that hangs is killed, and that is a failure
+    ::alarm(20);  // a child that hangs is killed, and that is a failure
     const auto wrong = [](const std::vector<Errc>& codes) {
       const auto it =
           std::find_if(codes.begin(), codes.end(), [](Errc code) { return code != Errc::kClosed; });
       return it == codes.end() ? 0 : static_cast<int>(it - codes.begin()) + 1;
     };
-    if (const int at = wrong(ask_for_everything(ea(), ab().peer, a().out.region.id(), ab().in))) {
+    if (const int at = wrong(ask_for_everything(ea(), ab().peer, a().out.region.id(), ab().region))) {
       _exit(at);
     }
     if (const int at = wrong(handles->touch(ab().peer))) _exit(100 + at);
@@ -200,7 +200,7 @@ TEST_P(Conformance, P21AForkedChildIsRefusedEverywhereAndTouchesNothing) {
 // ---- P22 ----------------------------------------------------------------------------------------
 
 TEST_P(Conformance, P22RequestsAreCopiedWhenTheyAreSubmitted) {
-  Recorder& messages = recorder();
+  EventRecorder& messages = recorder();
   const auto listener = *eb().listen(1, messages.notify());
   auto counter = *eb().make_counter();
   auto wrong = *eb().make_counter();
@@ -211,15 +211,15 @@ TEST_P(Conformance, P22RequestsAreCopiedWhenTheyAreSubmitted) {
   CounterKey resolved;
   {
     std::vector<uint32_t> from{0, 1, 2, 3}, to{3, 2, 1, 0};
-    std::vector<ScatterTarget> targets{{ab().in.at(10'000), 10'000, 500, counter.key()},
-                                       {ab().in.at(20'000), 20'000, 500, counter.key()}};
+    std::vector<ScatterTarget> targets{{ab().region.at(10'000), 10'000, 500, counter.key()},
+                                       {ab().region.at(20'000), 20'000, 500, counter.key()}};
     std::vector<CounterKey> keys{counter.key()};
     std::vector<std::byte> message(100, std::byte{0x5a});
     std::vector<uint64_t> names{name};
     std::vector<Write> writes{write(30'000, 500, counter.key()), write(40'000, 500, counter.key())};
     ASSERT_TRUE(ea().submit(PagedWrite{.source = a().out.region.id(),
                                        .source_pages = {.indices = from, .stride_bytes = 1000},
-                                       .target = ab().in,
+                                       .target = ab().region,
                                        .target_pages = {.indices = to, .stride_bytes = 1000},
                                        .page_bytes = 1000,
                                        .imm = counter.key(),
@@ -236,14 +236,14 @@ TEST_P(Conformance, P22RequestsAreCopiedWhenTheyAreSubmitted) {
     // All of it is scribbled over before anything was sent, and then freed.
     std::fill(from.begin(), from.end(), 900);
     std::fill(to.begin(), to.end(), 901);
-    for (ScatterTarget& target : targets) target = {ab().in.at(0), 0, 1, wrong.key()};
+    for (ScatterTarget& target : targets) target = {ab().region.at(0), 0, 1, wrong.key()};
     keys[0] = wrong.key();
     std::fill(message.begin(), message.end(), std::byte{0});
     names[0] = 0;
     for (Write& one : writes) one = write(0, 1, wrong.key());
   }
   ASSERT_TRUE(ea().wait(batch, kLong));
-  settle();
+  wait_idle();
   EXPECT_EQ(counter.count(), 4u + 2 + 1 + 2);
   EXPECT_EQ(wrong.count(), 0u);
   for (uint32_t i = 0; i < 4; ++i) {
@@ -256,7 +256,7 @@ TEST_P(Conformance, P22RequestsAreCopiedWhenTheyAreSubmitted) {
     EXPECT_TRUE(untouched(offset + 500, 500)) << offset;
   }
   EXPECT_TRUE(untouched(900'000, 10'000));
-  ASSERT_EQ(messages.total(), 1u);
+  ASSERT_EQ(messages.count(), 1u);
   EXPECT_EQ(messages.seen()[0].bytes, std::vector<std::byte>(100, std::byte{0x5a}));
   EXPECT_EQ(resolved, named.key());
 }
@@ -265,7 +265,7 @@ TEST_P(Conformance, P22HandlesOutliveTheirEngineInertly) {
   std::vector<std::byte> bytes(10'000);
   for (const bool closed_first : {true, false}) {
     SCOPED_TRACE(closed_first);
-    auto engine = std::make_optional(*ground().open(0, config()));
+    auto engine = std::make_optional(*env().open(0, config()));
     const PeerId peer = *engine->connect(engine->address());
     Handles handles(*engine, peer, bytes);
     ASSERT_TRUE(handles.flag.load() == 0 && handles.counter.key());
@@ -313,7 +313,7 @@ TEST_P(Conformance, P22AMovedFromHandleIsEmptyAndHarmless) {
   EXPECT_EQ(a().engine.submit(Timer{}).error().code, Errc::kClosed);
   EXPECT_TRUE(moved.submit(Timer{}));
   a().engine = std::move(moved);
-  EXPECT_EQ(end_of(ea(), write(0, 100)).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), write(0, 100)).code, Errc::kOk);
 }
 
 }  // namespace fabric::test

@@ -13,8 +13,8 @@ namespace fabric::test {
 // ---- P12 ----------------------------------------------------------------------------------------
 
 TEST_P(Conformance, P12WhatDoesNotFitIsRefusedBeforeItIsPosted) {
-  ASSERT_EQ(end_of(ea(), write(0, 100)).code, Errc::kOk);  // paths are open
-  settle();
+  ASSERT_EQ(submit_and_wait(ea(), write(0, 100)).code, Errc::kOk);  // paths are open
+  wait_idle();
   b().in.clear();
   const uint64_t ops = ea().stats().tx.ops;
   struct Bad {
@@ -29,12 +29,12 @@ TEST_P(Conformance, P12WhatDoesNotFitIsRefusedBeforeItIsPosted) {
     SCOPED_TRACE(std::to_string(at.source) + " " + std::to_string(at.target) + " " +
                  std::to_string(at.size));
     const Error error = ea().submit(Write{.source = a().out.at(at.source),
-                                          .target = ab().in.at(at.target),
+                                          .target = ab().region.at(at.target),
                                           .size_bytes = at.size})
                             .error();
     EXPECT_EQ(error.code, Errc::kOutOfBounds);
     EXPECT_STREQ(error.what, at.what);
-    const ScatterTarget target{ab().in.at(at.target), at.source, at.size, {}};
+    const ScatterTarget target{ab().region.at(at.target), at.source, at.size, {}};
     EXPECT_EQ(
         ea().submit(Scatter{.source = a().out.region.id(), .targets = {&target, 1}}).error().code,
         Errc::kOutOfBounds);
@@ -46,7 +46,7 @@ TEST_P(Conformance, P12WhatDoesNotFitIsRefusedBeforeItIsPosted) {
     return ea()
         .submit(PagedWrite{.source = a().out.region.id(),
                            .source_pages = source,
-                           .target = ab().in,
+                           .target = ab().region,
                            .target_pages = target,
                            .page_bytes = 4096})
         .error()
@@ -57,14 +57,14 @@ TEST_P(Conformance, P12WhatDoesNotFitIsRefusedBeforeItIsPosted) {
   EXPECT_EQ(paged(0, 0, {.stride_bytes = 4096, .offset_bytes = kBytes - 4095}), Errc::kOutOfBounds);
   EXPECT_EQ(paged(0, 0, {.stride_bytes = 1, .offset_bytes = UINT64_MAX}), Errc::kOutOfBounds);
   EXPECT_EQ(paged(2, 2, {.stride_bytes = UINT64_MAX / 2 + 1}), Errc::kOutOfBounds);
-  settle();
+  wait_idle();
   EXPECT_EQ(ea().stats().tx.ops, ops) << "nothing was posted";
   EXPECT_EQ(ea().stats().ops_in_flight, 0u);
   EXPECT_TRUE(untouched(0, kBytes));
   // The last byte, and nothing at the very end, fit.
-  EXPECT_EQ(end_of(ea(), write(kBytes - 1, 1)).code, Errc::kOk);
-  EXPECT_EQ(end_of(ea(), write(kBytes, 0)).code, Errc::kOk);
-  EXPECT_EQ(end_of(ea(), write(0, kBytes)).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), write(kBytes - 1, 1)).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), write(kBytes, 0)).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), write(0, kBytes)).code, Errc::kOk);
 }
 
 TEST_P(Conformance, P12ASourceOnlyRegionHasNoDescriptor) {
@@ -75,7 +75,7 @@ TEST_P(Conformance, P12ASourceOnlyRegionHasNoDescriptor) {
   EXPECT_EQ(source->desc().error().code, Errc::kPermission);
   EXPECT_EQ(source->grant(ab().peer).error().code, Errc::kPermission);
   EXPECT_EQ(
-      end_of(ea(), Write{.source = source->at(0), .target = ab().in.at(0), .size_bytes = 4096})
+      submit_and_wait(ea(), Write{.source = source->at(0), .target = ab().region.at(0), .size_bytes = 4096})
           .code,
       Errc::kOk);
   EXPECT_EQ(b().in.bytes[4095], std::byte{7});
@@ -83,21 +83,21 @@ TEST_P(Conformance, P12ASourceOnlyRegionHasNoDescriptor) {
 
 TEST_P(Conformance, P12RegionsMayOverlapAndSplit) {
   // Two views of the same bytes, one inside the other.
-  Block& block = b().in;
+  TestMemory& block = b().in;
   auto inner = eb().register_memory({.address = block.bytes.data() + 1000, .size_bytes = 500});
   ASSERT_TRUE(inner);
   const auto region = ea().import_region(ab().peer, *inner->desc());
   ASSERT_TRUE(region);
   EXPECT_EQ(*ea().import_region(ab().peer, *inner->desc()), *region) << "idempotent";
   EXPECT_EQ(
-      end_of(ea(), Write{.source = a().out.at(1000), .target = region->at(0), .size_bytes = 500})
+      submit_and_wait(ea(), Write{.source = a().out.at(1000), .target = region->at(0), .size_bytes = 500})
           .code,
       Errc::kOk);
   EXPECT_EQ(ea().submit(Write{.source = a().out.at(0), .target = region->at(1), .size_bytes = 500})
                 .error()
                 .code,
             Errc::kOutOfBounds);
-  settle();
+  wait_idle();
   EXPECT_TRUE(arrived(1000, 500));
   EXPECT_TRUE(untouched(0, 1000) && untouched(1500, 1000));
   EXPECT_EQ(inner->find(block.bytes.data() + 1100, 400)->offset, 100u);
@@ -112,12 +112,12 @@ TEST_P(Conformance, P12RegionsMayOverlapAndSplit) {
 TEST_P(Conformance, P13AfterDeregisterNothingLandsAnyMore) {
   for (const Nanos delay : {Nanos(0), Nanos(3us), Nanos(9us), Nanos(20us), Nanos(1ms)}) {
     SCOPED_TRACE(delay.count());
-    auto block = make_block(eb());
+    auto block = make_memory(eb());
     const auto region = ea().import_region(ab().peer, *block.region.desc());
     ASSERT_TRUE(region);
     auto counter = *eb().make_counter();
-    Recorder& ends = recorder();
-    Recorder& fenced = recorder();
+    EventRecorder& completions = recorder();
+    EventRecorder& fenced = recorder();
     constexpr uint32_t kWrites = 200;
     constexpr uint64_t kSize = 5000;
     for (uint32_t i = 0; i < kWrites; ++i) {
@@ -126,22 +126,22 @@ TEST_P(Conformance, P13AfterDeregisterNothingLandsAnyMore) {
                                     .size_bytes = kSize,
                                     .imm = counter.key(),
                                     .unsplit = true,
-                                    .notify = ends.notify(i)}));
+                                    .notify = completions.notify(i)}));
     }
     run_for(delay);
-    BlockBytes at_the_end;
-    fenced.also = [&](const Event&) { at_the_end = block.bytes; };
+    TestBytes at_the_end;
+    fenced.then = [&](const Event&) { at_the_end = block.bytes; };
     ASSERT_TRUE(eb().submit(Deregister{.region = block.region.id(), .notify = fenced.notify()}));
-    const Event event = ended(fenced);
+    const Event event = wait_completion(fenced);
     EXPECT_EQ(event.code, Errc::kOk);
     EXPECT_EQ(event.remote, Remote::kDelivered);
-    ASSERT_TRUE(until([&] { return ends.total() == kWrites; }));
-    settle();
+    ASSERT_TRUE(until([&] { return completions.count() == kWrites; }));
+    wait_idle();
     EXPECT_EQ(block.bytes, at_the_end) << "a write landed after the proof";
     uint32_t delivered = 0;
     for (uint32_t i = 0; i < kWrites; ++i) {
-      ASSERT_EQ(ends.count(i), 1u);
-      const Event& end = *ends.find(i);
+      ASSERT_EQ(completions.count(i), 1u);
+      const Event& end = *completions.find(i);
       if (end.code == Errc::kOk) {
         ++delivered;
         EXPECT_EQ(
@@ -158,23 +158,23 @@ TEST_P(Conformance, P13AfterDeregisterNothingLandsAnyMore) {
     EXPECT_EQ(eb().submit(Deregister{.region = block.region.id()}).error().code, Errc::kNotFound);
     EXPECT_EQ(block.region.desc().error().code, Errc::kNotFound);
     // The session lives on.
-    EXPECT_EQ(end_of(ea(), write(0, 10'000)).code, Errc::kOk);
+    EXPECT_EQ(submit_and_wait(ea(), write(0, 10'000)).code, Errc::kOk);
   }
 }
 
 TEST_P(Conformance, P13ARevokedDescriptorCannotBeImportedAgain) {
-  auto block = make_block(eb());
+  auto block = make_memory(eb());
   const auto desc = *block.region.desc();
   ASSERT_TRUE(ea().import_region(ab().peer, desc));
-  EXPECT_EQ(end_of(eb(), Deregister{.region = block.region.id()}).code, Errc::kOk);
-  settle();
+  EXPECT_EQ(submit_and_wait(eb(), Deregister{.region = block.region.id()}).code, Errc::kOk);
+  wait_idle();
   EXPECT_EQ(ea().import_region(ab().peer, desc).error().code, Errc::kNotFound);
 }
 
 TEST_P(Conformance, P13DestroyingARegionFencesIt) {
   std::vector<std::byte> bytes(kBytes);
   std::vector<std::byte> at_the_end;
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   {
     auto region = *eb().register_memory({.address = bytes.data(), .size_bytes = kBytes});
     const auto imported = *ea().import_region(ab().peer, *region.desc());
@@ -182,14 +182,14 @@ TEST_P(Conformance, P13DestroyingARegionFencesIt) {
       ASSERT_TRUE(ea().submit(Write{.source = a().out.at(i * 8000),
                                     .target = imported.at(i * 8000),
                                     .size_bytes = 8000,
-                                    .notify = ends.notify(i)}));
+                                    .notify = completions.notify(i)}));
     }
     run_for(6us);
   }
   at_the_end = bytes;
-  settle();
+  wait_idle();
   EXPECT_EQ(bytes, at_the_end);
-  EXPECT_EQ(ends.total(), 100u);
+  EXPECT_EQ(completions.count(), 100u);
 }
 
 TEST_P(Conformance, P13DeregisteringASourceEndsItsWritesFirst) {
@@ -198,33 +198,33 @@ TEST_P(Conformance, P13DeregisteringASourceEndsItsWritesFirst) {
   uint32_t cut_short = 0, delivered = 0;
   for (const Nanos delay : {-1ns, 4us + 0ns, 8us + 0ns, 12us + 0ns, 20us + 0ns, 30us + 0ns}) {
     SCOPED_TRACE(delay.count());
-    auto block = make_block(ea());
+    auto block = make_memory(ea());
     block.fill(5);
     const auto kept = block.bytes;
     auto counter = *eb().make_counter();
-    Recorder& ends = recorder();
+    EventRecorder& completions = recorder();
     for (uint32_t i = 0; i < kWrites; ++i) {
       ASSERT_TRUE(ea().submit(Write{.source = block.at(i * kSize),
-                                    .target = ab().in.at(i * kSize),
+                                    .target = ab().region.at(i * kSize),
                                     .size_bytes = kSize,
                                     .imm = counter.key(),
                                     .unsplit = true,
-                                    .notify = ends.notify(i)}));
+                                    .notify = completions.notify(i)}));
     }
     if (delay >= 0ns) run_for(delay);
     uint32_t ended_before = 0;
-    Recorder& fenced = recorder();
-    fenced.also = [&](const Event&) {
-      ended_before = ends.total();
+    EventRecorder& fenced = recorder();
+    fenced.then = [&](const Event&) {
+      ended_before = completions.count();
       std::memset(block.bytes.data(), 0xee, block.bytes.size());  // the memory is ours again
     };
     ASSERT_TRUE(ea().submit(Deregister{.region = block.region.id(), .notify = fenced.notify()}));
-    EXPECT_EQ(ended(fenced).code, Errc::kOk);
+    EXPECT_EQ(wait_completion(fenced).code, Errc::kOk);
     EXPECT_EQ(ended_before, kWrites);
-    settle();
+    wait_idle();
     uint32_t counted = 0;
     for (uint32_t i = 0; i < kWrites; ++i) {
-      const Event& end = *ends.find(i);
+      const Event& end = *completions.find(i);
       if (end.code == Errc::kOk) {
         ++counted;
         const size_t at = i * kSize;
@@ -246,51 +246,51 @@ TEST_P(Conformance, P13AFencedPeerIsShutOutAndTheOthersAreNot) {
   REQUIRE_CAP(two_engines);
   constexpr uint32_t kWrites = 120;
   constexpr uint64_t kSize = 4000, kHalf = kBytes / 2;
-  const Way cb = way(c(), b());
+  const RemoteHost cb = connect(c(), b());
   c().out.fill(77);
   uint32_t lost = 0, delivered = 0;
   for (const Nanos delay : {Nanos(1us), Nanos(7us), Nanos(12us), Nanos(1ms)}) {
     SCOPED_TRACE(delay.count());
     b().in.clear();
-    const Way mine = way(a(), b());  // a new session after each fence
+    const RemoteHost mine = connect(a(), b());  // a new session after each fence
     const PeerId of_a = *eb().connect(ea().address());
-    Recorder& ends = recorder();
-    Recorder& others = recorder();
-    Recorder& fenced = recorder();
+    EventRecorder& completions = recorder();
+    EventRecorder& others = recorder();
+    EventRecorder& fenced = recorder();
     auto counter = *eb().make_counter();
     for (uint32_t i = 0; i < kWrites; ++i) {
       ASSERT_TRUE(ea().submit(Write{.source = a().out.at(i * kSize),
-                                    .target = mine.in.at(i * kSize),
+                                    .target = mine.region.at(i * kSize),
                                     .size_bytes = kSize,
-                                    .notify = ends.notify(i)}));
+                                    .notify = completions.notify(i)}));
       ASSERT_TRUE(c().engine.submit(Write{.source = c().out.at(i * kSize),
-                                          .target = cb.in.at(kHalf + i * kSize),
+                                          .target = cb.region.at(kHalf + i * kSize),
                                           .size_bytes = kSize,
                                           .imm = counter.key(),
                                           .notify = others.notify(i)}));
     }
     run_for(delay);
     std::vector<std::byte> at_the_end;
-    fenced.also = [&](const Event&) {
+    fenced.then = [&](const Event&) {
       at_the_end.assign(b().in.bytes.begin(), b().in.bytes.begin() + kHalf);
     };
     ASSERT_TRUE(eb().submit(Fence{.peer = of_a, .notify = fenced.notify()}));
-    const Event event = ended(fenced);
+    const Event event = wait_completion(fenced);
     EXPECT_EQ(event.code, Errc::kOk);
     EXPECT_EQ(event.remote, Remote::kDelivered);
-    ASSERT_TRUE(until([&] { return ends.total() == kWrites && others.total() == kWrites; }));
-    settle();
+    ASSERT_TRUE(until([&] { return completions.count() == kWrites && others.count() == kWrites; }));
+    wait_idle();
     EXPECT_TRUE(std::equal(at_the_end.begin(), at_the_end.end(), b().in.bytes.begin()))
         << "a write of the fenced peer landed";
     for (uint32_t i = 0; i < kWrites; ++i) {
       EXPECT_EQ(others.find(i)->code, Errc::kOk);
-      const Errc code = ends.find(i)->code;
+      const Errc code = completions.find(i)->code;
       EXPECT_TRUE(code == Errc::kOk || code == Errc::kPeerLost) << to_string(code);
       ++(code == Errc::kOk ? delivered : lost);
     }
     EXPECT_EQ(counter.count(), kWrites);
     EXPECT_EQ(std::memcmp(b().in.bytes.data() + kHalf, c().out.bytes.data(), kWrites * kSize), 0);
-    const Write late{.source = a().out.at(0), .target = mine.in.at(0), .size_bytes = 8};
+    const Write late{.source = a().out.at(0), .target = mine.region.at(0), .size_bytes = 8};
     EXPECT_EQ(ea().submit(late).error().code, Errc::kPeerLost);
     EXPECT_EQ(eb().peer_info(of_a)->state, PeerState::kFenced);
   }
@@ -303,28 +303,28 @@ TEST_P(Conformance, P13AFencedPeerIsShutOutAndTheOthersAreNot) {
 
 TEST_P(Conformance, P13ASessionThatNeverCameUpIsFencedAtOnce) {
   REQUIRE_CAP(two_engines);
-  const Ghost gone = ghost();
+  const SilentPeer gone = silent_peer();
   const PeerId silent = *ea().connect(gone.address);
-  Recorder& ends = recorder();
-  ASSERT_TRUE(ea().submit(Send{.peer = silent, .notify = ends.notify(1)}));
+  EventRecorder& completions = recorder();
+  ASSERT_TRUE(ea().submit(Send{.peer = silent, .notify = completions.notify(1)}));
   const Nanos start = ea().now();
-  const Event event = end_of(ea(), Fence{.peer = silent});
+  const Event event = submit_and_wait(ea(), Fence{.peer = silent});
   EXPECT_EQ(event.code, Errc::kOk) << "nothing of it can land, whatever the network";
   EXPECT_LE(ea().now() - start, 1s);
-  EXPECT_EQ(ended(ends, 1).code, Errc::kPeerLost);
+  EXPECT_EQ(wait_completion(completions, 1).code, Errc::kPeerLost);
   EXPECT_EQ(ea().peer_info(silent)->state, PeerState::kFenced);
 }
 
-TEST_P(Conformance, P13TheOwnEngineCannotBeFencedOff) {
+TEST_P(Conformance, P13AnEngineCannotFenceItselfOff) {
   const PeerId self = *ea().connect(ea().address());
-  const Event event = end_of(ea(), Fence{.peer = self});
+  const Event event = submit_and_wait(ea(), Fence{.peer = self});
   EXPECT_EQ(event.code, Errc::kUnsupported);
   EXPECT_EQ(event.remote, Remote::kUnknown);
 }
 
 TEST_P(Conformance, P13AGrantIsForItsPeerOnly) {
   REQUIRE_CAP(two_engines);
-  const Way cb = way(c(), b());
+  const RemoteHost cb = connect(c(), b());
   const PeerId of_c = *eb().connect(c().engine.address());
   const auto grant = b().in.region.grant(of_c);
   ASSERT_TRUE(grant);
@@ -333,15 +333,15 @@ TEST_P(Conformance, P13AGrantIsForItsPeerOnly) {
   const auto region = c().engine.import_region(cb.peer, *grant);
   ASSERT_TRUE(region);
   c().out.fill(3);
-  EXPECT_EQ(end_of(c().engine,
+  EXPECT_EQ(submit_and_wait(c().engine,
                    Write{.source = c().out.at(0), .target = region->at(0), .size_bytes = 50'000})
                 .code,
             Errc::kOk);
-  settle();
+  wait_idle();
   EXPECT_EQ(std::memcmp(b().in.bytes.data(), c().out.bytes.data(), 50'000), 0);
   // Deregistering takes the grants with it.
-  EXPECT_EQ(end_of(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
-  settle();
+  EXPECT_EQ(submit_and_wait(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
+  wait_idle();
   EXPECT_EQ(
       c().engine.submit(Write{.source = c().out.at(0), .target = region->at(0), .size_bytes = 8})
           .error()
@@ -381,7 +381,7 @@ TEST_P(Conformance, P14EveryCutShortTextAndByteStringIsAnError) {
   const auto accepted = ea().accept(offer);
   ASSERT_TRUE(accepted);
   EXPECT_EQ(accepted->peer, ab().peer);
-  EXPECT_EQ(accepted->region, ab().in);
+  EXPECT_EQ(accepted->region, ab().region);
   EXPECT_EQ(accepted->key, CounterKey::from_wire(5));
 }
 
@@ -390,7 +390,7 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
   expect_log("a path broke");  // a write with a wrong key ends its connection, where there are some
   const auto address = eb().address();
   const auto desc = *b().in.region.desc();
-  auto guard = make_block(eb(), 65'536);  // a region that nobody was told of
+  auto guard = make_memory(eb(), 65'536);  // a region that nobody was told of
   Rng rng(test_seed());
   for (size_t i = 0; i < address.size(); ++i) {
     auto garbled = address;
@@ -400,20 +400,20 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
   }
   // One that looks like the next life of the peer ends the session with the present one, so there
   // may be a new one.
-  const Way now = way(a(), b());
+  const RemoteHost now = connect(a(), b());
   const auto kept_in = b().in.bytes;
   for (size_t i = 0; i < desc.size(); ++i) {
     auto garbled = desc;
     garbled[i] ^= static_cast<std::byte>(rng.between(1, 255));
     const auto region = ea().import_region(now.peer, garbled);
-    if (!region || *region == now.in) continue;
-    Recorder& ends = recorder();
+    if (!region || *region == now.region) continue;
+    EventRecorder& completions = recorder();
     const auto op = ea().submit(Write{.source = a().out.at(0),
                                       .target = region->at(kBytes - 64),
                                       .size_bytes = 65,
-                                      .notify = ends.notify()});
+                                      .notify = completions.notify()});
     if (!op) continue;
-    EXPECT_NE(ended(ends).code, Errc::kOk) << "beyond the end of the real region, byte " << i;
+    EXPECT_NE(wait_completion(completions).code, Errc::kOk) << "beyond the end of the real region, byte " << i;
   }
   for (int round = 0; round < 2000; ++round) {
     std::vector<std::byte> noise(rng.below(300));
@@ -424,16 +424,16 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
     EXPECT_FALSE(ea().connect(text));
     EXPECT_FALSE(ea().accept(text));
   }
-  settle();
+  wait_idle();
   EXPECT_EQ(b().in.bytes, kept_in);
   EXPECT_TRUE(std::all_of(guard.bytes.begin(), guard.bytes.end(),
                           [](std::byte b) { return b == std::byte{0}; }));
   EXPECT_EQ(
-      end_of(ea(), Write{.source = a().out.at(0), .target = now.in.at(0), .size_bytes = kBytes})
+      submit_and_wait(ea(), Write{.source = a().out.at(0), .target = now.region.at(0), .size_bytes = kBytes})
           .code,
       Errc::kOk)
       << "and the session is as it was";
-  settle();
+  wait_idle();
   EXPECT_TRUE(arrived(0, kBytes));
 }
 

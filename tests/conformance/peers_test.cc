@@ -14,21 +14,21 @@ namespace fabric::test {
 
 TEST_P(Conformance, P15ManyEnginesLiveInOneProcessAndOnOneHost) {
   constexpr uint32_t kEngines = 6;
-  std::vector<std::unique_ptr<End>> ends;
+  std::vector<std::unique_ptr<DuplexHost>> hosts;
   std::set<std::string> addresses;
   for (uint32_t i = 0; i < kEngines; ++i) {
-    ends.push_back(make_end(GetParam().caps.two_engines ? i % 3 : 0, config()));
-    addresses.insert(ends[i]->engine.address_text());
+    hosts.push_back(make_host(GetParam().caps.two_engines ? i % 3 : 0, config()));
+    addresses.insert(hosts[i]->engine.address_text());
   }
   EXPECT_EQ(addresses.size(), kEngines);
   for (uint32_t i = 0; i < kEngines; ++i) {
-    End& from = *ends[i];
-    End& to = *ends[(i + 1) % kEngines];
+    DuplexHost& from = *hosts[i];
+    DuplexHost& to = *hosts[(i + 1) % kEngines];
     from.out.fill(100 + i);
-    const Way there = way(from, to);
+    const RemoteHost there = connect(from, to);
     auto counter = *to.engine.make_counter();
     ASSERT_TRUE(from.engine.submit(Write{.source = from.out.at(0),
-                                         .target = there.in.at(0),
+                                         .target = there.region.at(0),
                                          .size_bytes = 200'000,
                                          .imm = counter.key()}));
     ASSERT_TRUE(counter.wait(1, kLong)) << i;
@@ -44,52 +44,52 @@ TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
   const auto old = *ea().peer_info(ab().peer);
   auto old_counter = std::make_optional(*eb().make_counter());
   const CounterKey old_key = old_counter->key();
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   Write request = write(0, 100'000, old_key);
-  request.notify = ends.notify();
+  request.notify = completions.notify();
   ASSERT_TRUE(ea().submit(request));
   ASSERT_TRUE(eb().close());
   ASSERT_TRUE(until([&] { return ea().peers().empty(); }));
-  ended(ends);
+  wait_completion(completions);
   EXPECT_EQ(ea().submit(write(0, 8)).error().code, Errc::kPeerLost);
   EXPECT_EQ(ea().import_region(ab().peer, old_desc).error().code, Errc::kPeerLost);
   EXPECT_EQ(ea().submit(Send{.peer = ab().peer}).error().code, Errc::kPeerLost);
   EXPECT_EQ(ea().disconnect(ab().peer).error().code, Errc::kPeerLost);
 
-  const auto reborn = make_end(1, config());
-  const Way there = way(a(), *reborn);
+  const auto reborn = make_host(1, config());
+  const RemoteHost there = connect(a(), *reborn);
   EXPECT_NE(there.peer, ab().peer);
   EXPECT_GT(ea().peer_info(there.peer)->incarnation, old.incarnation);
   EXPECT_FALSE(ea().import_region(there.peer, old_desc)) << "of another life";
   EXPECT_EQ(ea().submit(write(0, 8)).error().code, Errc::kPeerLost) << "the old handle";
   auto counter = *reborn->engine.make_counter();
-  EXPECT_EQ(end_of(ea(), Write{.source = a().out.at(0),
-                               .target = there.in.at(0),
+  EXPECT_EQ(submit_and_wait(ea(), Write{.source = a().out.at(0),
+                               .target = there.region.at(0),
                                .size_bytes = 50'000,
                                .imm = old_key})
                 .code,
             Errc::kOk);
-  settle();
+  wait_idle();
   EXPECT_EQ(counter.count(), 0u) << "a key of another life counts nowhere";
   EXPECT_EQ(reborn->engine.stats().stale_imms > 0, true);
   EXPECT_EQ(std::memcmp(reborn->in.bytes.data(), a().out.bytes.data(), 50'000), 0);
   // The old address leads nowhere, and does not hurt the new life.
   const auto ghost_peer = ea().connect(old_address);
   ASSERT_TRUE(ghost_peer);
-  const Event event = end_of(ea(), Send{.peer = *ghost_peer, .timeout = 2s});
+  const Event event = submit_and_wait(ea(), Send{.peer = *ghost_peer, .timeout = 2s});
   EXPECT_NE(event.code, Errc::kOk);
   EXPECT_EQ(ea().peer_info(there.peer)->state, PeerState::kConnected);
 }
 
 TEST_P(Conformance, P15ADisconnectedPeerComesBackWithoutARestart) {
   REQUIRE_CAP(two_engines);
-  Way there = ab();
+  RemoteHost there = ab();
   for (int round = 0; round < 4; ++round) {
     SCOPED_TRACE(round);
     auto counter = *eb().make_counter();
     b().in.clear();
     ASSERT_TRUE(ea().submit(Write{.source = a().out.at(0),
-                                  .target = there.in.at(0),
+                                  .target = there.region.at(0),
                                   .size_bytes = 70'000,
                                   .imm = counter.key()}));
     ASSERT_TRUE(counter.wait(1, kLong));
@@ -102,7 +102,7 @@ TEST_P(Conformance, P15ADisconnectedPeerComesBackWithoutARestart) {
       ASSERT_TRUE(eb().disconnect(*eb().connect(ea().address())));
     }
     ASSERT_TRUE(until([&] { return ea().peers().empty() && eb().peers().empty(); }));
-    there = way(a(), b());
+    there = connect(a(), b());
     EXPECT_NE(there.peer, old);
     EXPECT_EQ(ea().peer_info(old)->state, PeerState::kLost);
   }
@@ -118,7 +118,7 @@ TEST_P(Conformance, P15ConnectingIsIdempotentAndMayComeFromBothSidesAtOnce) {
     return c().engine.peer_info(there)->state == PeerState::kConnected &&
            eb().peer_info(back)->state == PeerState::kConnected;
   }));
-  settle();
+  wait_idle();
   EXPECT_EQ(c().engine.peers(), std::vector<PeerId>{there});
   EXPECT_EQ(eb().peers().size(), 2u);
 }
@@ -127,32 +127,32 @@ TEST_P(Conformance, P15ConnectingIsIdempotentAndMayComeFromBothSidesAtOnce) {
 
 TEST_P(Conformance, P16EachChangeOfAPeerIsOneEventOnEachSide) {
   REQUIRE_CAP(two_engines);
-  Recorder& at_b = recorder();
-  Recorder& at_c = recorder();
+  EventRecorder& at_b = recorder();
+  EventRecorder& at_c = recorder();
   const auto listen_b = *eb().subscribe(at_b.notify());
   const auto listen_c = *c().engine.subscribe(at_c.notify());
   const PeerId of_a = *eb().connect(ea().address());
   const PeerId there = *c().engine.connect(eb().address());
   ASSERT_TRUE(until([&] { return at_b.count(EventKind::kPeer) == 2; }));
   const PeerId back = at_b.seen().back().event.peer;
-  settle();
+  wait_idle();
   EXPECT_EQ(at_b.states(of_a), std::vector<PeerState>{PeerState::kConnected})
       << "a subscription starts with the peers that are there";
   EXPECT_EQ(at_b.states(back), std::vector<PeerState>{PeerState::kConnected});
   EXPECT_EQ(at_c.states(there),
             (std::vector<PeerState>{PeerState::kConnecting, PeerState::kConnected}));
   ASSERT_TRUE(c().engine.disconnect(there));
-  settle();
+  wait_idle();
   EXPECT_EQ(at_b.states(back), (std::vector<PeerState>{PeerState::kConnected, PeerState::kLost}));
   EXPECT_EQ(at_c.states(there).back(), PeerState::kLost);
-  EXPECT_EQ(at_c.total(), 3u);
-  EXPECT_EQ(at_b.total(), 3u) << "nothing about a";
+  EXPECT_EQ(at_c.count(), 3u);
+  EXPECT_EQ(at_b.count(), 3u) << "nothing about a";
 }
 
-TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerLeaves) {
+TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerDisconnects) {
   REQUIRE_CAP(two_engines);
   const PeerId of_a = *eb().connect(ea().address());
-  const Way cb = way(c(), b());
+  const RemoteHost cb = connect(c(), b());
   const PeerId of_c = *eb().connect(c().engine.address());
   auto bound = *eb().make_counter();
   auto free = *eb().make_counter();
@@ -161,57 +161,57 @@ TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerLeaves) {
   ASSERT_TRUE(bound.bind(of_a));
   ASSERT_TRUE(bound.bind(of_c));
   ASSERT_TRUE(group.add(member, of_a));
-  Recorder& ends = recorder();
-  ASSERT_TRUE(bound.expect(1, ends.notify(1), 100s));
-  ASSERT_TRUE(free.expect(1, ends.notify(2), 100s));
-  ASSERT_TRUE(group.expect(1, ends.notify(3), 100s));
-  settle();
-  EXPECT_EQ(ends.total(), 0u);
+  EventRecorder& completions = recorder();
+  ASSERT_TRUE(bound.expect(1, completions.notify(1), 100s));
+  ASSERT_TRUE(free.expect(1, completions.notify(2), 100s));
+  ASSERT_TRUE(group.expect(1, completions.notify(3), 100s));
+  wait_idle();
+  EXPECT_EQ(completions.count(), 0u);
   const Nanos start = eb().now();
   ASSERT_TRUE(ea().disconnect(ab().peer));
   for (const uint64_t tag : {1, 3}) {
-    const Event event = ended(ends, tag);
+    const Event event = wait_completion(completions, tag);
     EXPECT_EQ(event.code, Errc::kPeerLost);
     EXPECT_EQ(event.peer, of_a) << "by name";
   }
   EXPECT_LE(eb().now() - start, 1s);
-  settle();
-  EXPECT_EQ(ends.count(2), 0u) << "who did not name the peer waits on";
-  EXPECT_EQ(bound.expect(1, ends.notify(4)).error().code, Errc::kPeerLost);
+  wait_idle();
+  EXPECT_EQ(completions.count(2), 0u) << "who did not name the peer waits on";
+  EXPECT_EQ(bound.expect(1, completions.notify(4)).error().code, Errc::kPeerLost);
   EXPECT_EQ(bound.wait(1, 1ms).error().code, Errc::kPeerLost);
   EXPECT_EQ(free.bind(of_a).error().code, Errc::kPeerLost);
-  EXPECT_EQ(ended(ends, 2).code, Errc::kPeerLost) << "bound too late: it ends at once";
+  EXPECT_EQ(wait_completion(completions, 2).code, Errc::kPeerLost) << "bound too late: it ends at once";
   EXPECT_EQ(cb.peer, *c().engine.connect(eb().address()));
 }
 
-TEST_P(Conformance, P16WhatIsUnderWayToAPeerThatLeavesEndsWithIt) {
+TEST_P(Conformance, P16WhatIsInFlightToAPeerThatDisconnectsEndsWithIt) {
   REQUIRE_CAP(two_engines);
   const uint64_t name = 3;
   CounterKey key;
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   const auto listener = *eb().listen(1, recorder().notify());
   for (int i = 0; i < 40; ++i) {
     Write request = write(0, 10'000);
-    request.notify = ends.notify();
+    request.notify = completions.notify();
     ASSERT_TRUE(ea().submit(request));
-    ASSERT_TRUE(ea().submit(Send{.peer = ab().peer, .channel = 1, .notify = ends.notify()}));
+    ASSERT_TRUE(ea().submit(Send{.peer = ab().peer, .channel = 1, .notify = completions.notify()}));
   }
   ASSERT_TRUE(ea().submit(
-      Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}, .notify = ends.notify()}));
+      Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}, .notify = completions.notify()}));
   const Nanos start = ea().now();
   ASSERT_TRUE(eb().close());
-  ASSERT_TRUE(until([&] { return ends.total() == 81; }));
+  ASSERT_TRUE(until([&] { return completions.count() == 81; }));
   EXPECT_LE(ea().now() - start, config().default_timeout) << "not by their deadlines";
   uint32_t lost = 0;
-  for (const auto& seen : ends.seen()) {
+  for (const auto& seen : completions.seen()) {
     lost += seen.event.code == Errc::kPeerLost;
     // Nobody is blamed for memory that goes with its engine.
     EXPECT_TRUE(seen.event.code == Errc::kOk || seen.event.code == Errc::kPeerLost)
         << to_string(seen.event.code);
   }
   EXPECT_GT(lost, 0u);
-  settle();
-  EXPECT_EQ(ends.total(), 81u);
+  wait_idle();
+  EXPECT_EQ(completions.count(), 81u);
   EXPECT_EQ(ea().stats().ops_in_flight, 0u);
 }
 
@@ -228,9 +228,9 @@ TEST_P(Conformance, P17EverySideUsesAllItsRailsWhateverTheOtherHas) {
   auto counter = *eb().make_counter();
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(ea().submit(write(0, 300'000, counter.key())));
   ASSERT_TRUE(counter.wait(4, kLong));
-  settle();
+  wait_idle();
   EXPECT_TRUE(arrived(0, 300'000));
-  const uint32_t pieces = 4 * here.rails_here;
+  const uint32_t work_requests = 4 * here.rails_here;
   uint64_t sent = 0, taken = 0, rails_used = 0, rails_hit = 0;
   for (const auto& rail : ea().rail_stats()) {
     sent += rail.tx.imms;
@@ -242,20 +242,20 @@ TEST_P(Conformance, P17EverySideUsesAllItsRailsWhateverTheOtherHas) {
   }
   EXPECT_EQ(rails_used, here.rails_here);
   EXPECT_EQ(rails_hit, std::min(here.rails_here, here.rails_there)) << "rails pair by index";
-  EXPECT_EQ(sent, pieces);
-  EXPECT_EQ(taken, pieces);
+  EXPECT_EQ(sent, work_requests);
+  EXPECT_EQ(taken, work_requests);
   EXPECT_EQ(counter.count(), 0u);
   // And the other way round.
-  const Way ba = way(b(), a());
+  const RemoteHost ba = connect(b(), a());
   b().out.fill(8);
   auto back = *ea().make_counter();
   ASSERT_TRUE(eb().submit(Write{
-      .source = b().out.at(0), .target = ba.in.at(0), .size_bytes = 300'000, .imm = back.key()}));
+      .source = b().out.at(0), .target = ba.region.at(0), .size_bytes = 300'000, .imm = back.key()}));
   ASSERT_TRUE(back.wait(1, kLong));
   EXPECT_EQ(std::memcmp(b().out.bytes.data(), a().in.bytes.data(), 300'000), 0);
 }
 
-TEST_P(Conformance, P17TheRouteIsChosenInOrderAndSaysWhy) {
+TEST_P(Conformance, P17TheRouteIsChosenInOrderAndReportsWhy) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(second_network);
   reopen(usual_config(), {.second_network = true});
@@ -274,7 +274,7 @@ TEST_P(Conformance, P17TheRouteIsChosenInOrderAndSaysWhy) {
     }
     return bytes;
   };
-  EXPECT_EQ(end_of(ea(), write(0, 500'000)).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), write(0, 500'000)).code, Errc::kOk);
   EXPECT_EQ(sent_on(ea(), false), 500'000u);
   EXPECT_EQ(sent_on(ea(), true), 0u) << "one write never mixes networks";
   // By the caller's wish, for this peer only.
@@ -287,13 +287,13 @@ TEST_P(Conformance, P17TheRouteIsChosenInOrderAndSaysWhy) {
       << "why not the first: " << chosen.why;
   const auto region = *c().engine.import_region(by_second, *b().in.region.desc());
   c().out.fill(4);
-  EXPECT_EQ(end_of(c().engine,
+  EXPECT_EQ(submit_and_wait(c().engine,
                    Write{.source = c().out.at(0), .target = region.at(0), .size_bytes = 500'000})
                 .code,
             Errc::kOk);
   EXPECT_EQ(sent_on(c().engine, true), 500'000u);
   EXPECT_EQ(sent_on(c().engine, false), 0u);
-  settle();
+  wait_idle();
   EXPECT_EQ(std::memcmp(c().out.bytes.data(), b().in.bytes.data(), 500'000), 0);
   EXPECT_EQ(c().engine.connect(ea().address(), {.networks = {"third"}}).error().code,
             Errc::kUnsupported);
@@ -302,13 +302,13 @@ TEST_P(Conformance, P17TheRouteIsChosenInOrderAndSaysWhy) {
   const auto at_a = *c().engine.import_region(c_to_a, *a().in.region.desc());
   const std::array<ScatterTarget, 2> targets{ScatterTarget{region.at(0), 0, 1000, {}},
                                              ScatterTarget{at_a.at(0), 0, 1000, {}}};
-  EXPECT_EQ(end_of(c().engine, Scatter{.source = c().out.region.id(), .targets = targets}).code,
+  EXPECT_EQ(submit_and_wait(c().engine, Scatter{.source = c().out.region.id(), .targets = targets}).code,
             Errc::kOk);
   EXPECT_EQ(sent_on(c().engine, true), 501'000u);
   EXPECT_EQ(sent_on(c().engine, false), 1000u);
 }
 
-TEST_P(Conformance, P17TheOwnAddressIsServedByACopy) {
+TEST_P(Conformance, P17AnEnginesOwnAddressIsServedByACopy) {
   const PeerId self = *ea().connect(ea().address());
   const auto info = *ea().peer_info(self);
   EXPECT_EQ(info.state, PeerState::kConnected);

@@ -10,12 +10,12 @@ namespace fabric::test {
 
 // ---- P18 ----------------------------------------------------------------------------------------
 
-TEST_P(Conformance, P18AFullQueueTakesNothingAndSaysOnceWhenThereIsRoom) {
+TEST_P(Conformance, P18AFullQueueTakesNothingAndReportsOnceWhenThereIsRoom) {
   Config small = usual_config();
   small.ops_max = 8;
   reopen(small);
-  Recorder& heard = recorder();
-  const auto subscription = *ea().subscribe(heard.notify());
+  EventRecorder& reported = recorder();
+  const auto subscription = *ea().subscribe(reported.notify());
   auto batch = *ea().make_batch();
   auto counter = *eb().make_counter();
   auto inbox = *ea().make_inbox(16);
@@ -36,10 +36,10 @@ TEST_P(Conformance, P18AFullQueueTakesNothingAndSaysOnceWhenThereIsRoom) {
     }
     EXPECT_EQ(ea().submit(Timer{}).error().code, Errc::kExhausted);
     EXPECT_EQ(batch.pending(), 8u);
-    EXPECT_EQ(heard.count(EventKind::kRoom), round - 1);
+    EXPECT_EQ(reported.count(EventKind::kRoom), round - 1);
     ASSERT_TRUE(ea().wait(batch, kLong));
-    settle();
-    EXPECT_EQ(heard.count(EventKind::kRoom), round) << "once for all the refusals";
+    wait_idle();
+    EXPECT_EQ(reported.count(EventKind::kRoom), round) << "once for all the refusals";
     EXPECT_EQ(counter.count(), 8u * round) << "nothing of the refused ones was sent";
     EXPECT_EQ(inbox.poll(events), 8u);
     EXPECT_EQ(inbox.poll(events), 0u);
@@ -50,7 +50,7 @@ TEST_P(Conformance, P18AFullQueueTakesNothingAndSaysOnceWhenThereIsRoom) {
     for (int n = 0; n < 8; ++n) {
       ASSERT_TRUE(ea().submit(Timer{.notify = Notify::inbox(inbox)}));
     }
-    settle();
+    wait_idle();
   }
   EXPECT_EQ(inbox.poll(events), 16u);
 }
@@ -71,7 +71,7 @@ TEST_P(Conformance, P18ASpanIsTakenAsFarAsItFits) {
     if (done < requests.size()) {
       EXPECT_EQ(ea().submit(std::span(requests).subspan(done)).error().code, Errc::kExhausted);
     }
-    settle();
+    wait_idle();
   }
   EXPECT_EQ(counter.count(), 20u);
   EXPECT_TRUE(arrived(0, 20 * 5000));
@@ -80,33 +80,33 @@ TEST_P(Conformance, P18ASpanIsTakenAsFarAsItFits) {
   EXPECT_EQ(*ea().submit(std::span(requests).first(5)), 2u);
   EXPECT_EQ(ea().submit(std::span(requests).subspan(2)).error().code, Errc::kOutOfBounds);
   EXPECT_EQ(ea().submit(std::span<const Write>{}).error().code, Errc::kInvalidArgument);
-  settle();
+  wait_idle();
   EXPECT_EQ(counter.count(), 22u);
 }
 
 TEST_P(Conformance, P18AFullInboxRefusesAtSubmitAndThereIsRoomOnceItIsRead) {
-  Recorder& heard = recorder();
-  const auto subscription = *ea().subscribe(heard.notify());
+  EventRecorder& reported = recorder();
+  const auto subscription = *ea().subscribe(reported.notify());
   auto inbox = *ea().make_inbox(4);
   std::array<Event, 8> events;
-  const Timer alarm{.notify = Notify::inbox(inbox)};
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(ea().submit(alarm));
-  const Error error = ea().submit(alarm).error();
+  const Timer timer{.notify = Notify::inbox(inbox)};
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(ea().submit(timer));
+  const Error error = ea().submit(timer).error();
   EXPECT_EQ(error.code, Errc::kExhausted);
   EXPECT_STREQ(error.what, "notify");
-  settle();
-  EXPECT_EQ(ea().submit(alarm).error().code, Errc::kExhausted) << "ended, but not read";
+  wait_idle();
+  EXPECT_EQ(ea().submit(timer).error().code, Errc::kExhausted) << "ended, but not read";
   EXPECT_EQ(inbox.poll(std::span(events).first(3)), 3u);
-  settle();
-  EXPECT_GE(heard.count(EventKind::kRoom), 1u);
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(alarm));
-  EXPECT_EQ(ea().submit(alarm).error().code, Errc::kExhausted);
-  settle();
+  wait_idle();
+  EXPECT_GE(reported.count(EventKind::kRoom), 1u);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(timer));
+  EXPECT_EQ(ea().submit(timer).error().code, Errc::kExhausted);
+  wait_idle();
   EXPECT_EQ(inbox.poll(events), 4u);
 }
 
 // Whatever the reason, a refused request gives back all that it had reserved on its way.
-TEST_P(Conformance, P18ARefusedRequestLeavesNothingBehind) {
+TEST_P(Conformance, P18ARefusedRequestLeaksNothing) {
   auto inbox = *ea().make_inbox(2);
   auto sealed = *ea().make_batch();
   auto open = *ea().make_batch();
@@ -129,7 +129,7 @@ TEST_P(Conformance, P18ARefusedRequestLeavesNothingBehind) {
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(ea().submit(PagedWrite{.source = a().out.region.id(),
                                      .source_pages = pages,
-                                     .target = ab().in,
+                                     .target = ab().region,
                                      .target_pages = pages,
                                      .page_bytes = 1,
                                      .batch = open,
@@ -156,39 +156,39 @@ TEST_P(Conformance, P18WhatCanNeverFitIsTooLarge) {
   EXPECT_EQ(ea().submit(Send{.peer = ab().peer, .channel = 1, .bytes = bytes}).error().code,
             Errc::kTooLarge);
   bytes.pop_back();
-  EXPECT_EQ(end_of(ea(), Send{.peer = ab().peer, .channel = 1, .bytes = bytes}).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), Send{.peer = ab().peer, .channel = 1, .bytes = bytes}).code, Errc::kOk);
   std::vector<uint32_t> pages(100'000);
   const auto paged = [&](size_t n, Notify notify) {
     const std::span<const uint32_t> list(pages.data(), n);
     return ea().submit(PagedWrite{.source = a().out.region.id(),
                                   .source_pages = {.indices = list, .stride_bytes = 8},
-                                  .target = ab().in,
+                                  .target = ab().region,
                                   .target_pages = {.indices = list, .stride_bytes = 8},
                                   .page_bytes = 8,
                                   .notify = notify});
   };
   EXPECT_EQ(paged(pages.size(), {}).error().code, Errc::kTooLarge);
   // What fits, but not now, is another answer.
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   uint32_t taken = 0;
   Errc refused = Errc::kOk;
   while (taken < 100 && refused == Errc::kOk) {
-    refused = paged(2000, ends.notify()).error().code;
+    refused = paged(2000, completions.notify()).error().code;
     taken += refused == Errc::kOk;
   }
   EXPECT_EQ(refused, Errc::kExhausted);
   EXPECT_GE(taken, 2u);
-  ASSERT_TRUE(until([&] { return ends.total() == taken; }));
+  ASSERT_TRUE(until([&] { return completions.count() == taken; }));
   EXPECT_TRUE(paged(2000, {})) << "there is room again";
-  settle();
+  wait_idle();
 }
 
 TEST_P(Conformance, P18AMessageAboveThePeersMaximumIsTooLarge) {
   REQUIRE_CAP(two_engines);
   Config modest = usual_config();
   modest.message_bytes_max = 100;
-  const auto other = make_end(2, modest);
-  const Way there = way(a(), *other);
+  const auto other = make_host(2, modest);
+  const RemoteHost there = connect(a(), *other);
   EXPECT_EQ(ea().peer_info(there.peer)->message_bytes_max, 100u);
   const std::vector<std::byte> bytes(101);
   EXPECT_EQ(ea().submit(Send{.peer = there.peer, .bytes = bytes}).error().code, Errc::kTooLarge);
@@ -203,17 +203,17 @@ TEST_P(Conformance, P18SendersAreHeldBackByAListenerThatDoesNotRead) {
   auto inbox = *eb().make_inbox(2);
   const auto listener = *eb().listen(9, Notify::inbox(inbox));
   EXPECT_EQ(eb().listen(9, Notify::inbox(inbox)).error().code, Errc::kBusy);
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   constexpr uint32_t kMessages = 60;
   for (uint32_t i = 0; i < kMessages; ++i) {
     ASSERT_TRUE(ea().submit(Send{.peer = ab().peer,
                                  .channel = 9,
                                  .bytes = std::as_bytes(std::span(&i, 1)),
-                                 .notify = ends.notify(i)}));
+                                 .notify = completions.notify(i)}));
   }
-  settle();
-  EXPECT_LE(ends.total(), 4u) << "more than the buffers is still at the sender";
-  EXPECT_GT(ends.total(), 0u);
+  wait_idle();
+  EXPECT_LE(completions.count(), 4u) << "more than the buffers is still at the sender";
+  EXPECT_GT(completions.count(), 0u);
   std::vector<uint32_t> got;
   std::array<Event, 2> events;
   while (got.size() < kMessages && inbox.wait(kLong)) {
@@ -227,25 +227,25 @@ TEST_P(Conformance, P18SendersAreHeldBackByAListenerThatDoesNotRead) {
       got.push_back(number);
     }
   }
-  settle();
+  wait_idle();
   EXPECT_EQ(inbox.poll(events), 0u);
-  EXPECT_EQ(ends.total(), kMessages);
+  EXPECT_EQ(completions.count(), kMessages);
   EXPECT_EQ(std::set<uint32_t>(got.begin(), got.end()).size(), kMessages);
-  for (const auto& seen : ends.seen()) EXPECT_EQ(seen.event.code, Errc::kOk);
+  for (const auto& seen : completions.seen()) EXPECT_EQ(seen.event.code, Errc::kOk);
 }
 
 TEST_P(Conformance, P18ALongBacklogIsPostedWithinTheDepthOfTheNetwork) {
   constexpr uint32_t kWrites = 800;
   auto counter = *eb().make_counter();
-  Recorder& ends = recorder();
+  EventRecorder& completions = recorder();
   for (uint32_t i = 0; i < kWrites; ++i) {
     Write request = write(i * 1000, 1000, counter.key());
-    request.notify = ends.notify(i);
+    request.notify = completions.notify(i);
     ASSERT_TRUE(ea().submit(request)) << i;
   }
   ASSERT_TRUE(counter.wait(kWrites, kLong));
   EXPECT_TRUE(arrived(0, kWrites * 1000));
-  ASSERT_TRUE(until([&] { return ends.total() == kWrites; }));
+  ASSERT_TRUE(until([&] { return completions.count() == kWrites; }));
 }
 
 // ---- P19 ----------------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ TEST_P(Conformance, P19NoCallbackRunsInsideTheCallThatCausesIt) {
   ASSERT_TRUE(
       ea().submit(Write{.source = a().out.at(0), .target = region.at(0), .imm = counter.key()}));
   ASSERT_TRUE(until([&] { return counter.count() == 1; }));
-  Recorder& calls = recorder();
+  EventRecorder& calls = recorder();
   bool inside = false;
   uint32_t inside_calls = 0;
-  calls.also = [&](const Event&) { inside_calls += inside; };
+  calls.then = [&](const Event&) { inside_calls += inside; };
   auto batch = *ea().make_batch();
   auto watcher = *ea().make_watcher(calls.notify(5));
   std::optional<Subscription> subscription;
@@ -306,14 +306,14 @@ TEST_P(Conformance, P19ABlockingCallInACallbackIsRefused) {
   auto group = *ea().make_counter_group();
   auto batch = *ea().make_batch();
   auto inbox = *ea().make_inbox(2);
-  auto region = std::make_optional(make_block(ea(), 4096));
+  auto region = std::make_optional(make_memory(ea(), 4096));
   ASSERT_TRUE(ea().submit(Timer{.after = 1h, .batch = batch}));
   const uint64_t name = 1;
   CounterKey key;
-  Recorder& calls = recorder();
-  Recorder& later = recorder();
+  EventRecorder& calls = recorder();
+  EventRecorder& later = recorder();
   std::vector<Errc> codes;
-  calls.also = [&](const Event&) {
+  calls.then = [&](const Event&) {
     codes = {counter.wait(1, 1s).error().code,
              group.wait(1, 1s).error().code,
              closed.close(1s).error().code,
@@ -328,25 +328,25 @@ TEST_P(Conformance, P19ABlockingCallInACallbackIsRefused) {
     region.reset();
   };
   ASSERT_TRUE(ea().submit(Timer{.notify = calls.notify()}));
-  ended(calls);
+  wait_completion(calls);
   EXPECT_EQ(codes, std::vector<Errc>(7, Errc::kWouldDeadlock));
-  EXPECT_EQ(ended(later).code, Errc::kOk);
-  settle();
+  EXPECT_EQ(wait_completion(later).code, Errc::kOk);
+  wait_idle();
   EXPECT_TRUE(arrived(0, 20'000));
-  ASSERT_TRUE(ea().submit(Write{.source = a().out.at(0), .target = ab().in.at(0)}))
+  ASSERT_TRUE(ea().submit(Write{.source = a().out.at(0), .target = ab().region.at(0)}))
       << "the engine was not closed";
 }
 
 TEST_P(Conformance, P19NothingIsCalledAfterASubscriptionEnds) {
-  Recorder& heard = recorder();
+  EventRecorder& reported = recorder();
   std::optional<Subscription> subscription;
-  subscription.emplace(*eb().listen(2, heard.notify()));
-  heard.also = [&](const Event&) { subscription.reset(); };  // from inside its own callback
+  subscription.emplace(*eb().listen(2, reported.notify()));
+  reported.then = [&](const Event&) { subscription.reset(); };  // from inside its own callback
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(ea().submit(Send{.peer = ab().peer, .channel = 2}));
-  settle();
-  EXPECT_EQ(heard.total(), 1u);
+  wait_idle();
+  EXPECT_EQ(reported.count(), 1u);
   EXPECT_FALSE(subscription.has_value());
-  EXPECT_EQ(end_of(ea(), Send{.peer = ab().peer, .channel = 2}).code, Errc::kUnsupported);
+  EXPECT_EQ(submit_and_wait(ea(), Send{.peer = ab().peer, .channel = 2}).code, Errc::kUnsupported);
 }
 
 }  // namespace fabric::test

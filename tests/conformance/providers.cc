@@ -7,7 +7,7 @@
 #include "providers/shm/pull.h"
 #include "support/log_guard.h"
 
-// Every network that the promises are shown on. A new one is a Ground of its own and a line in the
+// Every network that the promises are shown on. A new one is a TestEnv of its own and a line in the
 // list at the end.
 
 namespace fabric::test {
@@ -15,49 +15,49 @@ namespace {
 
 /// Rails of the three hosts, and what their NICs are like.
 struct SimShape {
-  std::array<uint32_t, Ground::kPlaces> rails{};
+  std::array<uint32_t, TestEnv::kHosts> rails{};
   sim::NicModel model{};
 };
 
-class SimTrouble final : public Trouble {
+class SimFaults final : public FaultInjector {
  public:
-  SimTrouble(sim::World& world, const std::vector<uint32_t>& nodes)
+  SimFaults(sim::World& world, const std::vector<uint32_t>& nodes)
       : world_(world), nodes_(nodes) {}
 
   void cut(uint32_t one, uint32_t other, Phase phase) override {
     const uint32_t x = nodes_[one], y = nodes_[other];
-    happens(phase == Phase::kBegin ? Fault::cut(x, y) : Fault::heal(x, y));
+    inject(phase == Phase::kBegin ? Fault::cut(x, y) : Fault::heal(x, y));
   }
-  void lose_rail(uint32_t place, uint32_t rail, Phase phase) override {
-    const uint32_t node = nodes_[place];
-    happens(phase == Phase::kBegin ? Fault::nic_down(node, rail) : Fault::nic_up(node, rail));
+  void lose_rail(uint32_t host, uint32_t rail, Phase phase) override {
+    const uint32_t node = nodes_[host];
+    inject(phase == Phase::kBegin ? Fault::nic_down(node, rail) : Fault::nic_up(node, rail));
   }
   void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
-    happens(side == Side::kSender ? Fault::break_sender(nodes_[from], nodes_[to], rail)
+    inject(side == Side::kSender ? Fault::break_sender(nodes_[from], nodes_[to], rail)
                                   : Fault::break_target(nodes_[from], nodes_[to], rail));
   }
-  void kill(uint32_t place) override { happens(Fault::crash(nodes_[place])); }
-  void stop(uint32_t place, Phase phase) override {
-    happens(phase == Phase::kBegin ? Fault::stop(nodes_[place]) : Fault::resume(nodes_[place]));
+  void kill(uint32_t host) override { inject(Fault::crash(nodes_[host])); }
+  void stop(uint32_t host, Phase phase) override {
+    inject(phase == Phase::kBegin ? Fault::stop(nodes_[host]) : Fault::resume(nodes_[host]));
   }
   void lose_acks(uint32_t from, uint32_t to, Phase phase) override {
     const uint32_t x = nodes_[from], y = nodes_[to];
-    happens(phase == Phase::kBegin ? Fault::lose_acks(x, y) : Fault::keep_acks(x, y));
+    inject(phase == Phase::kBegin ? Fault::lose_acks(x, y) : Fault::keep_acks(x, y));
   }
-  void not_ready(uint32_t place, Phase phase) override {
-    const uint32_t node = nodes_[place];
-    happens(phase == Phase::kBegin ? Fault::receiver_not_ready(node) : Fault::receiver_ready(node));
+  void not_ready(uint32_t host, Phase phase) override {
+    const uint32_t node = nodes_[host];
+    inject(phase == Phase::kBegin ? Fault::receiver_not_ready(node) : Fault::receiver_ready(node));
   }
   void wrong_key(uint32_t from, uint32_t to) override {
-    happens(Fault::wrong_key(nodes_[from], nodes_[to], 0));
+    inject(Fault::wrong_key(nodes_[from], nodes_[to], 0));
   }
-  void delay_proofs(uint32_t place, Nanos by) override {
-    happens(Fault::late_proof(nodes_[place], by));
+  void delay_proofs(uint32_t host, Nanos by) override {
+    inject(Fault::late_proof(nodes_[host], by));
   }
 
  private:
   using Fault = sim::Fault;
-  void happens(const Fault& fault) {
+  void inject(const Fault& fault) {
     const auto taken = world_.at(world_.now(), fault);
     EXPECT_TRUE(taken) << to_string(fault.kind) << ": " << taken.error().what;
   }
@@ -66,9 +66,9 @@ class SimTrouble final : public Trouble {
   const std::vector<uint32_t>& nodes_;
 };
 
-class SimGround final : public Ground {
+class SimEnv final : public TestEnv {
  public:
-  SimGround(const SimShape& shape, const GroundOptions& options)
+  SimEnv(const SimShape& shape, const TestEnvOptions& options)
       : world_({.seed = test_seed(),
                 .realtime = options.realtime_threads,
                 .drop_control = options.drop_control,
@@ -82,12 +82,12 @@ class SimGround final : public Ground {
       nodes_.push_back(world_.add_node(std::move(networks)));
     }
     if (options.realtime_threads) {
-      clock_ = std::make_unique<Clock>(*world_.open(nodes_[0], {.log_sink = test_log_sink()}));
+      clock_ = std::make_unique<RealTimeClock>(*world_.open(nodes_[0], {.log_sink = test_log_sink()}));
     }
   }
 
-  Result<Engine> open(uint32_t place, const Config& config) override {
-    return world_.open(nodes_[place], config);
+  Result<Engine> open(uint32_t host, const Config& config) override {
+    return world_.open(nodes_[host], config);
   }
   bool run_until(const std::function<bool()>& done, Nanos limit) override {
     return clock_ == nullptr ? world_.run_until(done, limit) : clock_->run_until(done, limit);
@@ -95,15 +95,15 @@ class SimGround final : public Ground {
   void run_for(Nanos time) override {
     run_until([] { return false; }, time);
   }
-  void settle() override { run_for(clock_ == nullptr ? Nanos(1s) : Nanos(50ms)); }
+  void wait_idle() override { run_for(clock_ == nullptr ? Nanos(1s) : Nanos(50ms)); }
   void each_step(std::function<void()> look) override { world_.each_step(std::move(look)); }
-  Trouble& trouble() override { return trouble_; }
+  FaultInjector& faults() override { return faults_; }
 
  private:
   sim::World world_;
   std::vector<uint32_t> nodes_;
-  SimTrouble trouble_{world_, nodes_};
-  std::unique_ptr<Clock> clock_;  ///< realtime only
+  SimFaults faults_{world_, nodes_};
+  std::unique_ptr<RealTimeClock> clock_;  ///< realtime only
 };
 
 /// What the machine has, as far as the network between its processes asks for it.
@@ -115,10 +115,10 @@ struct ShmShape {
 };
 
 /// Processes that die and stop are the business of tests/process.
-class ShmGround final : public RealGround {
+class ShmEnv final : public RealTimeEnv {
  public:
-  ShmGround(const ShmShape& shape, const GroundOptions& options) : RealGround(options) {
-    use_shared_blocks(shape.mapped);
+  ShmEnv(const ShmShape& shape, const TestEnvOptions& options) : RealTimeEnv(options) {
+    use_shared_pages(shape.mapped);
     shm::allow_read_methods(shape.ways > 1, shape.ways > 0);
     shm::disable_fence_support(shape.bare);
     shm::use_guard_kind(shape.bare ? shm::GuardKind::kPlain : shm::GuardKind::kRestartable);
@@ -127,25 +127,25 @@ class ShmGround final : public RealGround {
     }
   }
 
-  ~ShmGround() override {
-    use_shared_blocks(false);
+  ~ShmEnv() override {
+    use_shared_pages(false);
     shm::allow_read_methods(true, true);
     shm::disable_fence_support(false);
     shm::use_guard_kind(shm::GuardKind::kRestartable);
   }
 
-  std::optional<Ghost> mute(const Config& config) override {
-    auto mute = std::make_unique<Mute>();  // nobody turns its runtime
+  std::optional<SilentPeer> silent_peer(const Config& config) override {
+    auto silent = std::make_unique<SilentEngine>();  // nobody turns its runtime
     Config shm = config;
     shm.networks = {network_};
-    mute->engine = *Engine::open(shm, std::make_shared<InlineRuntime>());
-    mute->region = *mute->engine->allocate({.size_bytes = 1u << 20});
-    mutes_.push_back(std::move(mute));
-    return Ghost{mutes_.back()->engine->address(), *mutes_.back()->region->desc()};
+    silent->engine = *Engine::open(shm, std::make_shared<InlineRuntime>());
+    silent->region = *silent->engine->allocate({.size_bytes = 1u << 20});
+    silent_.push_back(std::move(silent));
+    return SilentPeer{silent_.back()->engine->address(), *silent_.back()->region->desc()};
   }
 
  private:
-  struct Mute {
+  struct SilentEngine {
     std::optional<Engine> engine{};
     std::optional<MemoryRegion> region{};
   };
@@ -153,19 +153,19 @@ class ShmGround final : public RealGround {
   std::vector<Network> networks(uint32_t) const override { return {network_}; }
 
   Network network_{.provider = "shm"};
-  std::vector<std::unique_ptr<Mute>> mutes_;
+  std::vector<std::unique_ptr<SilentEngine>> silent_;
 };
 
 ProviderCase shm_case(const ShmShape& shape, std::string name) {
   return {std::move(name),
           {.realtime_threads = true, .several_rails = shape.lanes > 1, .counted_slices = true},
-          [shape](const GroundOptions& options) {
-            return std::make_unique<ShmGround>(shape, options);
+          [shape](const TestEnvOptions& options) {
+            return std::make_unique<ShmEnv>(shape, options);
           }};
 }
 
 constexpr CaseCaps kSimCaps{.virtual_time = true,
-                            .looks = true,
+                            .step_hooks = true,
                             .every_step = true,
                             .lossy_control = true,
                             .realtime_threads = true,
@@ -182,26 +182,26 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .late_proofs = true};
 
 /// Connections with request, exact replay and a fence of their own, as verbs RC.
-ProviderCase sim_rc(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
+ProviderCase sim_rc(std::array<uint32_t, TestEnv::kHosts> rails, std::string name) {
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;
   caps.counted_slices = true;
   caps.exact_replay = true;
   SimShape shape{rails, sim::NicModel::connectx7()};
   shape.model.jitter = 2us;  // so that the shards of one write land at different times
-  return {std::move(name), caps, [shape](const GroundOptions& options) {
-            return std::make_unique<SimGround>(shape, options);
+  return {std::move(name), caps, [shape](const TestEnvOptions& options) {
+            return std::make_unique<SimEnv>(shape, options);
           }};
 }
 
 /// Datagrams without request or replay, as EFA's SRD.
-ProviderCase sim_srd(std::array<uint32_t, Ground::kPlaces> rails, std::string name) {
+ProviderCase sim_srd(std::array<uint32_t, TestEnv::kHosts> rails, std::string name) {
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;
   caps.overtaking = true;
   const SimShape shape{rails, sim::NicModel::efa_200g()};
-  return {std::move(name), caps, [shape](const GroundOptions& options) {
-            return std::make_unique<SimGround>(shape, options);
+  return {std::move(name), caps, [shape](const TestEnvOptions& options) {
+            return std::make_unique<SimEnv>(shape, options);
           }};
 }
 

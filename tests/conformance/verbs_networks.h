@@ -9,9 +9,9 @@
 namespace fabric::test {
 
 /// What an engine on RDMA devices is opened with.
-inline std::vector<Network> verbs_networks(verbs::Options devices, const GroundOptions& options) {
+inline std::vector<Network> verbs_networks(verbs::Options devices, const TestEnvOptions& options) {
   // Few places, so that some writes wait for one and some immediates find none.
-  if (options.trouble) {
+  if (options.faults) {
     devices.send_depth = 16;
     devices.receive_depth = 4;
   }

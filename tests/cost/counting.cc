@@ -1,4 +1,4 @@
-#include "price/counting.h"
+#include "cost/counting.h"
 
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -16,11 +16,11 @@
 namespace fabric::test {
 namespace {
 
-constexpr size_t kPlaces = 16;
+constexpr size_t kCallSites = 16;
 constexpr size_t kFrames = 8;
 constexpr size_t kOwnFrames = 2;  // note(), and the function that it stands in
 
-struct Place {
+struct CallSite {
   const uint64_t* counter = nullptr;
   const char* what = nullptr;
   std::array<void*, kFrames> frames{};
@@ -29,24 +29,24 @@ struct Place {
 
 thread_local bool counting = false;
 uint64_t allocations = 0, frees = 0, locks = 0;
-std::array<Place, kPlaces> places{};
-ptrdiff_t place_count = 0;
+std::array<CallSite, kCallSites> call_sites{};
+ptrdiff_t site_count = 0;
 
 void note(uint64_t& counter, const char* what) {
   if (!counting) return;
   counting = false;  // what backtrace() does is not meant
   ++counter;
-  Place here{.counter = &counter, .what = what};
+  CallSite here{.counter = &counter, .what = what};
   backtrace(here.frames.data(), kFrames);
-  const auto end = places.begin() + place_count;
-  const auto known = std::find_if(places.begin(), end, [&](const Place& place) {
-    return place.what == what && place.frames == here.frames;
+  const auto end = call_sites.begin() + site_count;
+  const auto known = std::find_if(call_sites.begin(), end, [&](const CallSite& site) {
+    return site.what == what && site.frames == here.frames;
   });
   if (known != end) {
     ++known->times;
-  } else if (place_count < std::ssize(places)) {
+  } else if (site_count < std::ssize(call_sites)) {
     here.times = 1;
-    places[static_cast<size_t>(place_count++)] = here;
+    call_sites[static_cast<size_t>(site_count++)] = here;
   }
   counting = true;
 }
@@ -56,13 +56,13 @@ Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-std::string describe(const Place& place) {
-  std::string text = fmt::format("{} x {} from", place.times, place.what);
-  for (size_t i = kOwnFrames; i < kFrames && place.frames[i] != nullptr; ++i) {
+std::string describe(const CallSite& site) {
+  std::string text = fmt::format("{} x {} from", site.times, site.what);
+  for (size_t i = kOwnFrames; i < kFrames && site.frames[i] != nullptr; ++i) {
     Dl_info info{};
-    if (dladdr(place.frames[i], &info) == 0) continue;
+    if (dladdr(site.frames[i], &info) == 0) continue;
     const auto offset =
-        reinterpret_cast<uintptr_t>(place.frames[i]) - reinterpret_cast<uintptr_t>(info.dli_fbase);
+        reinterpret_cast<uintptr_t>(site.frames[i]) - reinterpret_cast<uintptr_t>(info.dli_fbase);
     text +=
         fmt::format(" {}+{:#x}", std::filesystem::path(info.dli_fname).filename().string(), offset);
   }
@@ -74,7 +74,7 @@ std::string describe(const Place& place) {
 Counting::Counting() {
   std::array<void*, 1> frame{};
   backtrace(frame.data(), 1);  // the first call loads a library
-  allocations = frees = locks = place_count = 0;
+  allocations = frees = locks = site_count = 0;
   counting = true;
 }
 
@@ -83,9 +83,9 @@ Counting::~Counting() { counting = false; }
 Counts Counting::done() {
   counting = false;
   Counts counts{.allocations = allocations, .frees = frees, .locks = locks};
-  for (ptrdiff_t i = 0; i < place_count; ++i) {
-    const Place& place = places[static_cast<size_t>(i)];
-    (place.counter == &locks ? counts.where_locked : counts.where_allocated) += describe(place);
+  for (ptrdiff_t i = 0; i < site_count; ++i) {
+    const CallSite& site = call_sites[static_cast<size_t>(i)];
+    (site.counter == &locks ? counts.where_locked : counts.where_allocated) += describe(site);
   }
   return counts;
 }
@@ -94,7 +94,7 @@ Counts Counting::done() {
 
 using fabric::test::note;
 
-// Takes the name's place, counts, and calls the one that it stands before.
+// Takes the name's site, counts, and calls the one that it stands before.
 #define FABRIC_TEST_COUNTED_LOCK(name, parameters, arguments)            \
   int name parameters noexcept {                                         \
     static auto* const real = fabric::test::next<int parameters>(#name); \

@@ -14,8 +14,8 @@
 
 #include "bench/bench_engines.h"
 #include "bench/stepped_clock.h"
-#include "price/counting.h"
-#include "price/system_calls.h"
+#include "cost/counting.h"
+#include "cost/system_calls.h"
 #include "support/log_guard.h"
 
 // The steady state: what happens between submit and completion, and what never does. The engines
@@ -164,7 +164,7 @@ TEST(SteadyStateCounting, SeesSystemCallsWhileTheWindowIsOpen) {
   EXPECT_EQ(calls->by_number.size(), 1u) << calls->text();
 }
 
-TEST(SteadyStateCounting, TellsWhenTheChildFailed) {
+TEST(SteadyStateCounting, ReportsWhenTheChildFailed) {
   const auto calls = trace([](Window&) { throw std::runtime_error("on purpose"); });
   if (!calls) GTEST_SKIP() << "this process may not trace another one";
   EXPECT_NE(calls->failure.find("on purpose"), std::string::npos) << calls->failure;

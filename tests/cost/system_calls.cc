@@ -1,4 +1,4 @@
-#include "price/system_calls.h"
+#include "cost/system_calls.h"
 
 #include <sys/mman.h>
 #include <sys/ptrace.h>

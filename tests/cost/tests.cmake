@@ -16,6 +16,6 @@ if(TARGET instruction_cases
 endif()
 
 # A program of its own: its malloc() and its locks count.
-file(GLOB price_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
-fabric_add_tests(price_tests unit ${price_sources})
-target_include_directories(price_tests PRIVATE ${PROJECT_SOURCE_DIR})
+file(GLOB cost_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
+fabric_add_tests(cost_tests unit ${cost_sources})
+target_include_directories(cost_tests PRIVATE ${PROJECT_SOURCE_DIR})

@@ -33,7 +33,7 @@ uint64_t heap_bytes() {
 /// Warnings about what hostile peers do are right, and as many as there are inputs.
 void no_log(void*, const LogRecord&) {}
 
-Config stage_config(const Setting& setting) {
+Config fuzz_config(const Setting& setting) {
   Config config;
   config.ops_max = kOpsMax;
   config.batches_max = 16;
@@ -64,19 +64,19 @@ std::byte byte_of(uint64_t engine_id, uint64_t place) {
 
 }  // namespace
 
-void play(const Script& script, Opening opening) {
-  Stage stage(script.setting, opening);
-  for (const Action& action : script.actions) stage.act(action);
-  stage.finish();
+void play(const Script& script, InitialState initial) {
+  FuzzSession session(script.setting, initial);
+  for (const FuzzAction& action : script.actions) session.act(action);
+  session.finish();
 }
 
 // ---- Before the story ---------------------------------------------------------------------------
 
-Stage::Stage(const Setting& setting, Opening opening)
+FuzzSession::FuzzSession(const Setting& setting, InitialState initial)
     : setting_(setting),
       world_(sim::make_world(world_options(setting))),
-      ledger_(*world_),
-      honest_ledger_(*world_) {
+      auditor_(*world_),
+      honest_auditor_(*world_) {
   sim::NodeNetwork network;
   const bool unordered = (setting.flags & Setting::kUnordered) != 0;
   network.model = unordered ? sim::NicModel::efa_200g() : sim::NicModel::connectx7();
@@ -87,13 +87,13 @@ Stage::Stage(const Setting& setting, Opening opening)
   }
   engine_.emplace(open_side(kEngineId, node_[0]));
   honest_.emplace(open_side(kHonestId, node_[1]));
-  quiet_.emplace(*engine_->engine.make_counter());
-  introduce_honest();
+  secret_.emplace(*engine_->engine.make_counter());
+  connect_honest();
 
   Hostile::World around{.impl = world_};
   around.engine = *control::decode_address(engine_->engine.address());
   around.honest = *control::decode_address(honest_->engine.address());
-  around.secrets = {engine_->counter.key(), quiet_->key()};
+  around.secrets = {engine_->counter.key(), secret_->key()};
   const bool keyed = (setting.flags & Setting::kJobKey) != 0;
   for (uint32_t who = 0; who < 2; ++who) {
     const bool knows = !keyed || who == 0 || (setting.flags & Setting::kSecondKnows) != 0;
@@ -102,17 +102,17 @@ Stage::Stage(const Setting& setting, Opening opening)
                             : setting.seed % 2 == 0 ? ""
                                                     : "another";
     hostile_[who] = std::make_unique<Hostile>(around, node_[2 + who], kHostileId + who, key, knows);
-    told_.push_back(*engine_->engine.make_counter());
+    given_counters_.push_back(*engine_->engine.make_counter());
     share(who);
   }
-  hostile_[0]->conspire(*hostile_[1]);
-  hostile_[1]->conspire(*hostile_[0]);
-  if (opening == Opening::kSessions) meet();
+  hostile_[0]->know_accomplice(*hostile_[1]);
+  hostile_[1]->know_accomplice(*hostile_[0]);
+  if (initial == InitialState::kSessions) connect_hostile();
   heap_before_ = heap_bytes();
 }
 
-Stage::Side Stage::open_side(uint64_t engine_id, uint32_t node) {
-  Config config = stage_config(setting_);
+FuzzSession::Side FuzzSession::open_side(uint64_t engine_id, uint32_t node) {
+  Config config = fuzz_config(setting_);
   config.engine_id = engine_id;
   config.default_timeout = config.timeout_max = kTimeoutMax;
   config.drain_timeout = kDrain;
@@ -129,15 +129,15 @@ Stage::Side Stage::open_side(uint64_t engine_id, uint32_t node) {
   return {std::move(bytes), std::move(engine), std::move(memory), std::move(counter)};
 }
 
-void Stage::run_for(Nanos time) {
+void FuzzSession::run_for(Nanos time) {
   world_->world_driver.drive([] { return false; }, world_->wire.now_ns() + time.count());
 }
 
-void Stage::introduce_honest() {
+void FuzzSession::connect_honest() {
   const auto introduce = [](Side& side, const Side& to) {
     side.peer = *side.engine.connect(to.engine.address());
     side.target = *side.engine.import_region(side.peer, *to.memory.desc());
-    side.listener = *side.engine.listen(kHonestChannel, Notify::call<&Side::hear>(&side));
+    side.listener = *side.engine.listen(kHonestChannel, Notify::call<&Side::receive>(&side));
   };
   introduce(*honest_, *engine_);
   introduce(*engine_, *honest_);
@@ -146,13 +146,13 @@ void Stage::introduce_honest() {
   check_all(true);
 }
 
-void Stage::meet() {
+void FuzzSession::connect_hostile() {
   peer_[0] = *engine_->engine.connect(control::encode(hostile_[0]->address()));
   hostile_[1]->hello();
   const auto turns = [&] {
     for (int i = 0; i < 4; ++i) {
       run_for(10us);
-      for (const auto& hostile : hostile_) hostile->read(Manners::kAll);
+      for (const auto& hostile : hostile_) hostile->read(Answers::kAll);
     }
   };
   turns();
@@ -165,7 +165,7 @@ void Stage::meet() {
 }
 
 /// New memory for a hostile peer, as long as there is room.
-void Stage::share(uint32_t who) {
+void FuzzSession::share(uint32_t who) {
   Bytes bytes(kSharedBytes);
   auto memory =
       engine_->engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
@@ -176,7 +176,7 @@ void Stage::share(uint32_t who) {
 }
 
 /// The session with a hostile peer, whoever began it; the last one when there is none.
-PeerId Stage::peer_of(uint32_t who) {
+PeerId FuzzSession::peer_of(uint32_t who) {
   for (const PeerId id : engine_->engine.peers()) {
     if (id == engine_->peer) continue;
     const auto info = engine_->engine.peer_info(id);
@@ -187,12 +187,12 @@ PeerId Stage::peer_of(uint32_t who) {
 
 // ---- The story ----------------------------------------------------------------------------------
 
-void Stage::act(const Action& action) {
+void FuzzSession::act(const FuzzAction& action) {
   Hostile& hostile = *hostile_[action.who % 2];
   Hostile& other = *hostile_[1 - action.who % 2];
   switch (action.verb) {
-    case Verb::kSay:
-      hostile.say(kFrameKinds[action.what % kFrameKinds.size()], action, other);
+    case Verb::kFrame:
+      hostile.send_twisted(kFrameKinds[action.what % kFrameKinds.size()], action, other);
       if ((action.who & 2) != 0) run_for(5us);  // before anything else happens
       break;
     case Verb::kPass: {
@@ -211,7 +211,7 @@ void Stage::act(const Action& action) {
       honest_round();
       break;
     case Verb::kWrite:
-      hostile.write(action, shared_[action.who % 2].back()->wire_key, told_[action.who % 2].key());
+      hostile.write(action, shared_[action.who % 2].back()->wire_key, given_counters_[action.who % 2].key());
       break;
     case Verb::kReplay:
       hostile.replay(action, other);
@@ -227,19 +227,19 @@ void Stage::act(const Action& action) {
 }
 
 /// One write and one message each way.
-void Stage::honest_round() {
+void FuzzSession::honest_round() {
   if (rounds_ == kSlots) return;
   exchange(*honest_, *engine_);
   exchange(*engine_, *honest_);
   ++rounds_;
 }
 
-void Stage::exchange(Side& from, Side& to) {
+void FuzzSession::exchange(Side& from, Side& to) {
   const auto well = [this](const Event& event) {
     FABRIC_CHECK(event.code == Errc::kOk || closing_, "between the honest ones everything works");
   };
   const uint64_t at = rounds_ * kSlotBytes;
-  const bool written = honest_ledger_.offer(
+  const bool written = honest_auditor_.offer(
       kTimeoutMax,
       [&](Notify notify) {
         return from.engine.submit(Write{.source = from.memory.at(at),
@@ -250,7 +250,7 @@ void Stage::exchange(Side& from, Side& to) {
                                         .notify = notify});
       },
       well);
-  const bool sent = honest_ledger_.offer(
+  const bool sent = honest_auditor_.offer(
       kTimeoutMax,
       [&](Notify notify) {
         return from.engine.submit(Send{.peer = from.peer,
@@ -264,7 +264,7 @@ void Stage::exchange(Side& from, Side& to) {
 }
 
 /// Only where the honest peer does not feel it.
-void Stage::fault(const Action& action) {
+void FuzzSession::fault(const FuzzAction& action) {
   const uint32_t here = node_[0], there = node_[2 + action.who % 2];
   const sim::Fault faults[] = {sim::Fault::break_sender(here, there, 0),
                                sim::Fault::break_target(here, there, 0),
@@ -283,7 +283,7 @@ void Stage::fault(const Action& action) {
 
 // ---- What must hold -----------------------------------------------------------------------------
 
-void Stage::check_bounds() const {
+void FuzzSession::check_bounds() const {
   const EngineStats stats = engine_->engine.stats();
   FABRIC_CHECK(stats.peers <= kPeersMax && stats.ops_in_flight <= kOpsMax);
   FABRIC_CHECK(stats.regions <= kRegionsMax && stats.counters <= kCountersMax);
@@ -291,24 +291,24 @@ void Stage::check_bounds() const {
                "what a peer says is kept without a bound");
 }
 
-void Stage::check_sealed() const {
+void FuzzSession::check_snapshots() const {
   for (uint32_t who = 0; who < 2; ++who) {
     for (const auto& shared : shared_[who]) {
-      if (!shared->sealed) continue;
+      if (!shared->snapshot) continue;
       const bool again = hostile_[who]->paths_started() != shared->paths_then;
       if (again && !shared->deregistered) continue;
-      FABRIC_CHECK(shared->bytes == *shared->sealed, "written after it was proved impossible");
+      FABRIC_CHECK(shared->bytes == *shared->snapshot, "written after it was proved impossible");
     }
   }
 }
 
-void Stage::check_honest(const Side& from, const Side& to, bool at_rest) const {
+void FuzzSession::check_honest(const Side& from, const Side& to, bool idle) const {
   const uint64_t count = to.counter.count();
-  FABRIC_CHECK(at_rest ? count == rounds_ : count <= rounds_, "counts of nobody, or lost ones");
-  FABRIC_CHECK(at_rest ? to.messages.size() == rounds_ : to.messages.size() <= rounds_);
+  FABRIC_CHECK(idle ? count == rounds_ : count <= rounds_, "counts of nobody, or lost ones");
+  FABRIC_CHECK(idle ? to.messages.size() == rounds_ : to.messages.size() <= rounds_);
   const auto out = std::span(from.bytes).first(kSlots * kSlotBytes);
   const auto in = std::span(to.bytes).subspan(kSlots * kSlotBytes);
-  if (at_rest) {
+  if (idle) {
     FABRIC_CHECK(std::memcmp(out.data(), in.data(), rounds_ * kSlotBytes) == 0);
     std::vector<Bytes> expected, arrived = to.messages;
     for (uint64_t i = 0; i < rounds_; ++i) {
@@ -325,18 +325,18 @@ void Stage::check_honest(const Side& from, const Side& to, bool at_rest) const {
                "somebody else writes here");
 }
 
-void Stage::check_all(bool at_rest) const {
+void FuzzSession::check_all(bool idle) const {
   check_bounds();
-  check_sealed();
-  check_honest(*honest_, *engine_, at_rest);
-  check_honest(*engine_, *honest_, at_rest);
-  FABRIC_CHECK(quiet_->count() == 0);
-  for (uint32_t who = 0; who < told_.size(); ++who) {
-    FABRIC_CHECK(told_[who].count() <= hostile_[who]->counted(), "counted more than was written");
+  check_snapshots();
+  check_honest(*honest_, *engine_, idle);
+  check_honest(*engine_, *honest_, idle);
+  FABRIC_CHECK(secret_->count() == 0);
+  for (uint32_t who = 0; who < given_counters_.size(); ++who) {
+    FABRIC_CHECK(given_counters_[who].count() <= hostile_[who]->counted(), "counted more than was written");
   }
 }
 
-void Stage::finish() {
+void FuzzSession::finish() {
   Engine& engine = engine_->engine;
   if ((setting_.flags & Setting::kAbrupt) == 0) {
     for (const auto& hostile : hostile_) hostile->vanish();
@@ -344,15 +344,15 @@ void Stage::finish() {
     small_listener_.reset();
     inbox_.reset();
     run_for(2 * kLost + kTimeoutMax + kDrain);
-    ledger_.check_all_ended();
-    honest_ledger_.check_all_ended();
+    auditor_.check_all_reported();
+    honest_auditor_.check_all_reported();
     honest_round();
     run_for((setting_.flags & Setting::kLossy) != 0 ? kTimeoutMax : 1ms);
     check_all(true);
     FABRIC_CHECK(engine.peers() == std::vector<PeerId>{engine_->peer}, "a peer that is gone stays");
     const EngineStats stats = engine.stats();
     FABRIC_CHECK(stats.ops_in_flight == 0 && stats.peers == 1);
-    FABRIC_CHECK(stats.counters == 2 + told_.size(), "names of those who are gone stay");
+    FABRIC_CHECK(stats.counters == 2 + given_counters_.size(), "names of those who are gone stay");
   }
   closing_ = true;
   const int64_t began = world_->wire.now_ns();
@@ -363,8 +363,8 @@ void Stage::finish() {
   run_for(kLost + kDrain);
   // The honest peer has heard of it, and its own operations have ended as well.
   FABRIC_CHECK(honest_->engine.peers().empty() && honest_->engine.stats().ops_in_flight == 0);
-  ledger_.check_all_ended();
-  honest_ledger_.check_all_ended();
+  auditor_.check_all_reported();
+  honest_auditor_.check_all_reported();
 }
 
 }  // namespace fabric::fuzz

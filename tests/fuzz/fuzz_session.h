@@ -20,13 +20,13 @@ namespace fabric::fuzz {
 
 using namespace std::chrono_literals;
 
-class Stage {
+class FuzzSession {
  public:
-  Stage(const Setting& setting, Opening opening);
-  Stage(const Stage&) = delete;
-  Stage& operator=(const Stage&) = delete;
+  FuzzSession(const Setting& setting, InitialState initial);
+  FuzzSession(const FuzzSession&) = delete;
+  FuzzSession& operator=(const FuzzSession&) = delete;
 
-  void act(const Action& action);
+  void act(const FuzzAction& action);
   /// The hostile peers are gone, or with Setting::kAbrupt still there. Ends the engine.
   void finish();
 
@@ -47,7 +47,7 @@ class Stage {
     RemoteRegion target{};
     std::vector<Bytes> messages{};
     Subscription listener{};
-    void hear(const Event& event) {
+    void receive(const Event& event) {
       messages.emplace_back(event.bytes().begin(), event.bytes().end());
     }
   };
@@ -56,41 +56,41 @@ class Stage {
     Bytes bytes;
     MemoryRegion memory;
     Bytes wire_key{};
-    std::optional<Bytes> sealed{};  ///< what stood there when a fence or deregistration was proved
+    std::optional<Bytes> snapshot{};  ///< what stood there when a fence or deregistration was proved
     uint64_t paths_then = 0;        ///< a path opened after a fence is of a session after it
     bool deregistered = false;
   };
 
   Side open_side(uint64_t engine_id, uint32_t node);
   void run_for(Nanos time);
-  void introduce_honest();
-  void meet();
+  void connect_honest();
+  void connect_hostile();
   void share(uint32_t who);
   PeerId peer_of(uint32_t who);
 
-  void local(const Action& action);
-  void local_transfer(const Action& action, uint32_t who, Nanos timeout);
-  void local_counter(const Action& action, uint32_t who, Nanos timeout);
-  void local_control(const Action& action, uint32_t who, Nanos timeout);
-  void local_region(const Action& action, uint32_t who, Nanos timeout);
-  void seal(uint32_t who, size_t which, bool deregistered);
+  void local(const FuzzAction& action);
+  void local_transfer(const FuzzAction& action, uint32_t who, Nanos timeout);
+  void local_counter(const FuzzAction& action, uint32_t who, Nanos timeout);
+  void local_control(const FuzzAction& action, uint32_t who, Nanos timeout);
+  void local_region(const FuzzAction& action, uint32_t who, Nanos timeout);
+  void take_snapshot(uint32_t who, size_t which, bool deregistered);
   void honest_round();
   void exchange(Side& from, Side& to);
-  void fault(const Action& action);
+  void fault(const FuzzAction& action);
 
   void check_bounds() const;
-  void check_sealed() const;
-  void check_honest(const Side& from, const Side& to, bool at_rest) const;
-  void check_all(bool at_rest) const;
+  void check_snapshots() const;
+  void check_honest(const Side& from, const Side& to, bool idle) const;
+  void check_all(bool idle) const;
 
   const Setting setting_;
   std::shared_ptr<sim::World::Impl> world_;
-  Ledger ledger_, honest_ledger_;
+  CompletionAuditor auditor_, honest_auditor_;
   std::vector<std::unique_ptr<std::array<CounterKey, 8>>> resolved_;  ///< until the engine is gone
   std::array<uint32_t, 4> node_{};  ///< the engine's, the honest peer's, the hostile ones'
   std::optional<Side> engine_, honest_;
-  std::optional<Counter> quiet_;  ///< nobody was told of its key
-  std::vector<Counter> told_;     ///< one for each hostile peer
+  std::optional<Counter> secret_;  ///< nobody was told of its key
+  std::vector<Counter> given_counters_;     ///< one for each hostile peer
   std::vector<Counter> counters_;
   std::optional<Inbox> inbox_;
   std::optional<Subscription> small_listener_;

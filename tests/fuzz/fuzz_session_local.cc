@@ -17,7 +17,7 @@ void may_fail(const Result<T>&) {}
 
 }  // namespace
 
-void Stage::local(const Action& action) {
+void FuzzSession::local(const FuzzAction& action) {
   const uint32_t who = action.who % 2;
   const Nanos timeout = 1ms * (1u << action.b % 10);
   const auto what = static_cast<Local>(action.what % kLocals);
@@ -27,7 +27,7 @@ void Stage::local(const Action& action) {
   local_region(action, who, timeout);
 }
 
-void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
+void FuzzSession::local_transfer(const FuzzAction& action, uint32_t who, Nanos timeout) {
   Engine& engine = engine_->engine;
   const MemoryRegion& source = shared_[who].back()->memory;
   const Nanos within = timeout + kDrain + kSlack;
@@ -35,7 +35,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
   const uint32_t pages[] = {0, 3, 1, 2};
   switch (static_cast<Local>(action.what % kLocals)) {
     case Local::kWrite:
-      ledger_.offer(within, [&](Notify notify) {
+      auditor_.offer(within, [&](Notify notify) {
         return engine.submit(Write{.source = source.at(0),
                                    .target = target_[who].at(action.n % 64u),
                                    .size_bytes = action.n % kSharedBytes,
@@ -45,7 +45,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
       });
       break;
     case Local::kPaged:
-      ledger_.offer(within, [&](Notify notify) {
+      auditor_.offer(within, [&](Notify notify) {
         return engine.submit(PagedWrite{.source = source.id(),
                                         .source_pages = {.indices = pages, .stride_bytes = 512},
                                         .target = target_[who],
@@ -59,7 +59,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
     case Local::kScatter: {
       const ScatterTarget targets[] = {{target_[0].at(0), 0, 64, imm},
                                        {target_[1].at(64), 64, action.n % 256u, imm}};
-      ledger_.offer(within, [&](Notify notify) {
+      auditor_.offer(within, [&](Notify notify) {
         return engine.submit(Scatter{
             .source = source.id(), .targets = targets, .timeout = timeout, .notify = notify});
       });
@@ -69,7 +69,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
       const PeerId peers[] = {peer_of(0), peer_of(1)};
       const auto group = engine.make_group(peers);
       if (!group) return;
-      ledger_.offer(within, [&](Notify notify) {
+      auditor_.offer(within, [&](Notify notify) {
         return engine.submit(
             Signal{.group = *group, .keys = {&imm, 1}, .timeout = timeout, .notify = notify});
       });
@@ -77,7 +77,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
     }
     default: {
       const Bytes text(action.n % 2048u, std::byte{5});
-      ledger_.offer(within, [&](Notify notify) {
+      auditor_.offer(within, [&](Notify notify) {
         return engine.submit(Send{.peer = peer_of(who),
                                   .channel = static_cast<uint16_t>(action.a % 4),
                                   .bytes = text,
@@ -88,7 +88,7 @@ void Stage::local_transfer(const Action& action, uint32_t who, Nanos timeout) {
   }
 }
 
-void Stage::local_control(const Action& action, uint32_t who, Nanos timeout) {
+void FuzzSession::local_control(const FuzzAction& action, uint32_t who, Nanos timeout) {
   Engine& engine = engine_->engine;
   const Nanos within = timeout + kDrain + kSlack;
   switch (static_cast<Local>(action.what % kLocals)) {
@@ -109,7 +109,7 @@ void Stage::local_control(const Action& action, uint32_t who, Nanos timeout) {
       may_fail(engine.disconnect(peer_of(who)));
       break;
     case Local::kFence:
-      ledger_.offer(
+      auditor_.offer(
           within,
           [&](Notify notify) {
             return engine.submit(Fence{.peer = peer_of(who), .timeout = timeout, .notify = notify});
@@ -117,14 +117,14 @@ void Stage::local_control(const Action& action, uint32_t who, Nanos timeout) {
           [this, who](const Event& event) {
             // NICs that can prove less take a peer at its word, and this one may lie.
             const bool proof = (setting_.flags & Setting::kUnordered) == 0;
-            if (event.code == Errc::kOk && proof) seal(who, shared_[who].size() - 1, false);
+            if (event.code == Errc::kOk && proof) take_snapshot(who, shared_[who].size() - 1, false);
           });
       break;
     case Local::kResolve: {
       resolved_.push_back(std::make_unique<std::array<CounterKey, 8>>());
       const std::array<uint64_t, 8> names{1, 2, 3, 4, 5, 6, 7, action.n};
       const size_t count = 1 + action.a % 8;
-      ledger_.offer(within, [&](Notify notify) {
+      auditor_.offer(within, [&](Notify notify) {
         return engine.submit(Resolve{.peer = peer_of(who),
                                      .names = std::span(names).first(count),
                                      .out = std::span(*resolved_.back()).first(count),
@@ -134,17 +134,17 @@ void Stage::local_control(const Action& action, uint32_t who, Nanos timeout) {
       break;
     }
     default:
-      may_fail(engine.cancel(ledger_.recent(action.a % 16)));
+      may_fail(engine.cancel(auditor_.recent(action.a % 16)));
   }
 }
 
-void Stage::local_counter(const Action& action, uint32_t who, Nanos timeout) {
+void FuzzSession::local_counter(const FuzzAction& action, uint32_t who, Nanos timeout) {
   Engine& engine = engine_->engine;
   const auto keep = [&](Result<Counter> counter) {
     if (!counter) return;
     if (action.a % 2 != 0) may_fail(counter->bind(peer_of(who)));
     counters_.push_back(*std::move(counter));
-    ledger_.offer(timeout + kSlack, [&](Notify notify) {
+    auditor_.offer(timeout + kSlack, [&](Notify notify) {
       return counters_.back().expect(1 + action.n % 4u, notify, timeout);
     });
   };
@@ -167,19 +167,19 @@ void Stage::local_counter(const Action& action, uint32_t who, Nanos timeout) {
   }
 }
 
-void Stage::local_region(const Action& action, uint32_t who, Nanos timeout) {
+void FuzzSession::local_region(const FuzzAction& action, uint32_t who, Nanos timeout) {
   Engine& engine = engine_->engine;
   switch (static_cast<Local>(action.what % kLocals)) {
     case Local::kDeregister: {
       const size_t which = shared_[who].size() - 1;
-      ledger_.offer(
+      auditor_.offer(
           timeout + kDrain + kSlack,
           [&](Notify notify) {
             return engine.submit(Deregister{
                 .region = shared_[who][which]->memory.id(), .timeout = timeout, .notify = notify});
           },
           [this, who, which](const Event& event) {
-            if (event.code == Errc::kOk) seal(who, which, true);
+            if (event.code == Errc::kOk) take_snapshot(who, which, true);
           });
       share(who);
       break;
@@ -211,10 +211,10 @@ void Stage::local_region(const Action& action, uint32_t who, Nanos timeout) {
 }
 
 /// From here on nothing of the hostile peer's lands.
-void Stage::seal(uint32_t who, size_t which, bool deregistered) {
+void FuzzSession::take_snapshot(uint32_t who, size_t which, bool deregistered) {
   Shared& shared = *shared_[who][which];
   if (shared.deregistered) return;
-  shared.sealed = shared.bytes;
+  shared.snapshot = shared.bytes;
   shared.paths_then = hostile_[who]->paths_started();
   shared.deregistered = deregistered;
 }

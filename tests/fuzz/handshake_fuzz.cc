@@ -5,6 +5,6 @@
 // that both sides open, and to those of an earlier life.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fabric::fuzz;
-  play(decode_script(input(data, size)), Opening::kStrangers);
+  play(decode_script(input(data, size)), InitialState::kUnknownPeers);
   return 0;
 }

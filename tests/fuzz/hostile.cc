@@ -69,27 +69,27 @@ Bytes Hostile::desc() const {
 void Hostile::post(Bytes datagram) {
   // Refused when too much is on the way: then it was not said.
   if (!datagram.empty()) network_->send(link_, datagram);
-  remember(said_, std::move(datagram));
+  remember(sent_, std::move(datagram));
 }
 
 void Hostile::send(MessageType type, const Bytes& body) {
   post(control::encode_frame(header_of(type, {}), body, key_));
 }
 
-control::Header Hostile::header_of(MessageType type, const Action& action) {
+control::Header Hostile::header_of(MessageType type, const FuzzAction& action) {
   control::Header header{
-      .type = type, .to_session = heard_, .from_session = session_, .ack = taken_};
+      .type = type, .to_session = engine_session_, .from_session = session_, .ack = taken_};
   if (control::is_numbered(type)) header.seq = next_seq_;
   const uint8_t twist = action.twist & 15;
   switch (twist) {
     case Twist::kOldSession:
-      header.to_session = old_heard_;
+      header.to_session = old_engine_session_;
       break;
     case Twist::kNoSession:
       header.to_session = 0;
       break;
     case Twist::kGuessedSession:
-      header.to_session = heard_ + action.b - 128;
+      header.to_session = engine_session_ + action.b - 128;
       break;
     case Twist::kOldSender:
       header.from_session = old_session_;
@@ -114,11 +114,11 @@ control::Header Hostile::header_of(MessageType type, const Action& action) {
   return header;
 }
 
-void Hostile::say(MessageType type, const Action& action, Hostile& other) {
+void Hostile::send_twisted(MessageType type, const FuzzAction& action, Hostile& other) {
   const uint8_t twist = action.twist >> 4;
   const uint32_t times = twist == Twist::kFlood ? 2 + action.n % 70u : 1;
   for (uint32_t i = 0; i < times; ++i) {
-    Action each = action;
+    FuzzAction each = action;
     each.n = static_cast<uint16_t>(action.n + i);
     Bytes body = body_of(type, each);
     if (twist == Twist::kCutBody)
@@ -134,7 +134,7 @@ void Hostile::say(MessageType type, const Action& action, Hostile& other) {
 }
 
 /// The number of a question that was asked; high values of `a` mean another one.
-uint32_t Hostile::ref_for(MessageType question, const Action& action) const {
+uint32_t Hostile::ref_for(MessageType question, const FuzzAction& action) const {
   if (action.a >= 0xe0) return action.n;
   uint8_t skip = action.a % 16;
   const bool any = action.a >= 0xc0;
@@ -148,13 +148,13 @@ uint32_t Hostile::ref_for(MessageType question, const Action& action) const {
 }
 
 /// One that it was told, or a guess that fails.
-uint32_t Hostile::key_for(const Action& action) const {
+uint32_t Hostile::key_for(const FuzzAction& action) const {
   if (action.a < 0x80 && !learned_.empty()) return learned_[action.a % learned_.size()].wire();
   const CounterKey guess = CounterKey::from_wire(action.n);
   return std::ranges::find(world_.secrets, guess) == world_.secrets.end() ? action.n : 0;
 }
 
-Bytes Hostile::hello_body(const Action& action) const {
+Bytes Hostile::hello_body(const FuzzAction& action) const {
   control::Hello hello = hello_;
   control::NetworkSection& section = hello.address.networks[0];
   const int64_t time_ns = int64_t{action.n} << action.a % 48;
@@ -227,7 +227,7 @@ void Hostile::open_path() {
   send(MessageType::kPathOpen, control::encode(open));
 }
 
-Bytes Hostile::path_body(MessageType type, const Action& action) {
+Bytes Hostile::path_body(MessageType type, const FuzzAction& action) {
   if (type == MessageType::kPathClose) {
     const bool own = action.a < 0x80 && !paths_.empty();
     const uint32_t ref =
@@ -254,7 +254,7 @@ Bytes Hostile::path_body(MessageType type, const Action& action) {
   return path_open_body(action);
 }
 
-Bytes Hostile::path_open_body(const Action& action) {
+Bytes Hostile::path_open_body(const FuzzAction& action) {
   control::PathOpen open{.ref = next_ref_, .provider = "sim", .network = "sim"};
   const bool again = action.b % 8 == 1 && !paths_.empty();
   const Path* path = again ? &paths_[action.a % paths_.size()] : make_path(action.b >= 128);
@@ -271,7 +271,7 @@ Bytes Hostile::path_open_body(const Action& action) {
   return control::encode(open);
 }
 
-Bytes Hostile::answer_body(MessageType type, const Action& action) {
+Bytes Hostile::answer_body(MessageType type, const FuzzAction& action) {
   const auto done = [&](MessageType question) {
     return control::encode(
         control::Done{.ref = ref_for(question, action), .code = code_of(action.b)});
@@ -294,7 +294,7 @@ Bytes Hostile::answer_body(MessageType type, const Action& action) {
   return control::encode(names);
 }
 
-Bytes Hostile::body_of(MessageType type, const Action& action) {
+Bytes Hostile::body_of(MessageType type, const FuzzAction& action) {
   switch (type) {
     case MessageType::kHello:
     case MessageType::kWelcome:
@@ -342,8 +342,8 @@ Bytes Hostile::body_of(MessageType type, const Action& action) {
   }
 }
 
-void Hostile::replay(const Action& action, Hostile& other) {
-  const auto& from = action.what % 2 == 0 ? said_ : other.said_;
+void Hostile::replay(const FuzzAction& action, Hostile& other) {
+  const auto& from = action.what % 2 == 0 ? sent_ : other.sent_;
   if (from.empty()) return;
   Bytes datagram = from[action.a % from.size()];
   if (datagram.empty()) return;
@@ -353,7 +353,7 @@ void Hostile::replay(const Action& action, Hostile& other) {
   post(std::move(datagram));
 }
 
-void Hostile::become(const Action& action, const Hostile& other) {
+void Hostile::become(const FuzzAction& action, const Hostile& other) {
   constexpr uint64_t kNext = uint64_t{1} << 32;
   control::Address& self = hello_.address;
   const uint64_t before = std::exchange(old_session_, session_);
@@ -362,16 +362,16 @@ void Hostile::become(const Action& action, const Hostile& other) {
     case Become::kEarlierSession:
       session_ = before;
       break;
-    case Become::kNextLife:
+    case Become::kNextIncarnation:
       ++self.incarnation;
       break;
-    case Become::kEarlierLife:
+    case Become::kEarlierIncarnation:
       if (self.incarnation > 1) --self.incarnation;
       break;
     case Become::kTheOther:
       take_name(other.address().engine_id);
       break;
-    case Become::kSomebody:
+    case Become::kOtherPeer:
       take_name(0x70000000 + action.n % 16);
       break;
     case Become::kTheEngine:
@@ -396,11 +396,11 @@ void Hostile::take_name(uint64_t engine_id) {
 
 // ---- What it hears ------------------------------------------------------------------------------
 
-void Hostile::read(uint8_t manners) {
+void Hostile::read(uint8_t answers) {
   Bytes datagram(network_->control_bytes_max());
   while (const uint32_t size = network_->receive(datagram)) {
     const auto frame = control::decode_frame(std::span(datagram).first(size), key_);
-    if (frame) hear(*frame, manners);
+    if (frame) receive(*frame, answers);
   }
   WireEvent event;
   while (network_->rail(0).poll({&event, 1}) > 0) {
@@ -409,33 +409,33 @@ void Hostile::read(uint8_t manners) {
   }
 }
 
-void Hostile::hear(const control::Frame& frame, uint8_t manners) {
-  if (frame.header.from_session > heard_) {
-    old_heard_ = std::exchange(heard_, frame.header.from_session);
+void Hostile::receive(const control::Frame& frame, uint8_t answers) {
+  if (frame.header.from_session > engine_session_) {
+    old_engine_session_ = std::exchange(engine_session_, frame.header.from_session);
     next_seq_ = 1;
     taken_ = 0;
   }
-  if (frame.header.type == MessageType::kHello && (manners & Manners::kWelcomes) != 0) {
+  if (frame.header.type == MessageType::kHello && (answers & Answers::kWelcomes) != 0) {
     send(MessageType::kWelcome, control::encode(hello_));
   }
-  if (frame.header.type == MessageType::kWelcome && (manners & Manners::kWelcomes) != 0) {
+  if (frame.header.type == MessageType::kWelcome && (answers & Answers::kWelcomes) != 0) {
     send(MessageType::kReady);
   }
   if (frame.header.type == MessageType::kPing) {
     stamp_ = control::decode_ping(frame.body)->stamp;
-    if ((manners & Manners::kPong) != 0) {
+    if ((answers & Answers::kPong) != 0) {
       send(MessageType::kPong, control::encode(control::Ping{.stamp = stamp_}));
     }
   }
   if (frame.header.seq == 0) return;
   if (frame.header.seq == taken_ + 1) {  // what comes too early comes again
     ++taken_;
-    hear_numbered(frame, manners);
+    receive_numbered(frame, answers);
   }
-  if ((manners & Manners::kAck) != 0) send(MessageType::kAck);
+  if ((answers & Answers::kAck) != 0) send(MessageType::kAck);
 }
 
-void Hostile::hear_numbered(const control::Frame& frame, uint8_t manners) {
+void Hostile::receive_numbered(const control::Frame& frame, uint8_t answers) {
   Asked question{.type = frame.header.type};
   switch (frame.header.type) {
     case MessageType::kPathOpen: {
@@ -474,25 +474,25 @@ void Hostile::hear_numbered(const control::Frame& frame, uint8_t manners) {
     default:
       return;
   }
-  answer(remember(asked_, std::move(question)), manners);
+  answer(remember(asked_, std::move(question)), answers);
 }
 
-void Hostile::answer(const Asked& question, uint8_t manners) {
-  const auto done = [&](MessageType type, uint8_t manner) {
-    if ((manners & manner) == 0) return;
+void Hostile::answer(const Asked& question, uint8_t answers) {
+  const auto done = [&](MessageType type, uint8_t mask) {
+    if ((answers & mask) == 0) return;
     send(type, control::encode(control::Done{.ref = question.ref}));
   };
   switch (question.type) {
     case MessageType::kMessage:
-      return done(MessageType::kMessageDone, Manners::kTakes);
+      return done(MessageType::kMessageDone, Answers::kTakes);
     case MessageType::kRevokeRegion:
-      return done(MessageType::kRegionRevoked, Manners::kRevokes);
+      return done(MessageType::kRegionRevoked, Answers::kRevokes);
     case MessageType::kRevokeKey:
-      return done(MessageType::kKeyRevoked, Manners::kRevokes);
+      return done(MessageType::kKeyRevoked, Answers::kRevokes);
     case MessageType::kFence:
-      return done(MessageType::kFenced, Manners::kFences);
+      return done(MessageType::kFenced, Answers::kFences);
     case MessageType::kPathOpen: {
-      if ((manners & Manners::kLetsIn) == 0) return;
+      if ((answers & Answers::kLetsIn) == 0) return;
       control::PathAnswer in{.ref = question.ref};
       in.code = network_->rail(0).accept_path(question.hello, in.answer).error().code;
       return send(MessageType::kPathAnswer, control::encode(in));
@@ -500,7 +500,7 @@ void Hostile::answer(const Asked& question, uint8_t manners) {
     default:
       break;
   }
-  if ((manners & Manners::kResolves) == 0) return;
+  if ((answers & Answers::kResolves) == 0) return;
   control::ResolvedNames names{.ref = question.ref};
   for (uint32_t i = 0; i < question.names; ++i) names.keys.push_back(100 + i);
   send(MessageType::kResolved, control::encode(names));
@@ -514,7 +514,7 @@ void Hostile::start_path(const control::PathAnswer& answer) {
   paths_started_ += path->started;
 }
 
-void Hostile::write(const Action& action, std::span<const std::byte> wire_key, CounterKey count_on) {
+void Hostile::write(const FuzzAction& action, std::span<const std::byte> wire_key, CounterKey count_on) {
   std::vector<const Path*> open;
   for (const Path& path : paths_) {
     if (path.started) open.push_back(&path);

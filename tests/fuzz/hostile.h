@@ -31,22 +31,22 @@ class Hostile {
   /// nobody does who has that: a job trusts its own.
   Hostile(const World& world, uint32_t node, uint64_t engine_id, std::string key, bool knows);
 
-  void say(MessageType type, const Action& action, Hostile& other);
+  void send_twisted(MessageType type, const FuzzAction& action, Hostile& other);
   /// Goes by the book.
   void send(MessageType type, const Bytes& body = {});
   void hello() { send(MessageType::kHello, control::encode(hello_)); }
   void open_path();
-  void read(uint8_t manners);
+  void read(uint8_t answers);
   /// On a path that the engine has let in. `count_on`: a key that was handed to it.
-  void write(const Action& action, std::span<const std::byte> wire_key, CounterKey count_on);
-  void replay(const Action& action, Hostile& other);
-  void become(const Action& action, const Hostile& other);
+  void write(const FuzzAction& action, std::span<const std::byte> wire_key, CounterKey count_on);
+  void replay(const FuzzAction& action, Hostile& other);
+  void become(const FuzzAction& action, const Hostile& other);
   void vanish() { network_.reset(); }
-  void conspire(const Hostile& with) { accomplice_ = &with; }
+  void know_accomplice(const Hostile& with) { accomplice_ = &with; }
 
   const control::Address& address() const { return hello_.address; }
   Bytes desc() const;
-  uint64_t engine_session() const { return heard_; }
+  uint64_t engine_session() const { return engine_session_; }
   uint64_t counted() const { return counted_; }              ///< writes under the key given to it
   uint64_t paths_started() const { return paths_started_; }  ///< ever
 
@@ -63,19 +63,19 @@ class Hostile {
     bool started = false;
   };
 
-  control::Header header_of(MessageType type, const Action& action);
-  Bytes body_of(MessageType type, const Action& action);
-  Bytes hello_body(const Action& action) const;
-  Bytes path_body(MessageType type, const Action& action);
-  Bytes path_open_body(const Action& action);
-  Bytes answer_body(MessageType type, const Action& action);
-  uint32_t key_for(const Action& action) const;
-  uint32_t ref_for(MessageType question, const Action& action) const;
+  control::Header header_of(MessageType type, const FuzzAction& action);
+  Bytes body_of(MessageType type, const FuzzAction& action);
+  Bytes hello_body(const FuzzAction& action) const;
+  Bytes path_body(MessageType type, const FuzzAction& action);
+  Bytes path_open_body(const FuzzAction& action);
+  Bytes answer_body(MessageType type, const FuzzAction& action);
+  uint32_t key_for(const FuzzAction& action) const;
+  uint32_t ref_for(MessageType question, const FuzzAction& action) const;
   Path* make_path(uint32_t remote_rail);
   void post(Bytes datagram);
-  void hear(const control::Frame& frame, uint8_t manners);
-  void hear_numbered(const control::Frame& frame, uint8_t manners);
-  void answer(const Asked& question, uint8_t manners);
+  void receive(const control::Frame& frame, uint8_t answers);
+  void receive_numbered(const control::Frame& frame, uint8_t answers);
+  void answer(const Asked& question, uint8_t answers);
   void start_path(const control::PathAnswer& answer);
   void take_name(uint64_t engine_id);
 
@@ -90,12 +90,12 @@ class Hostile {
 
   control::Hello hello_{};
   uint64_t session_ = (uint64_t{1} << 32) + 77, old_session_ = 77;
-  uint64_t heard_ = 0, old_heard_ = 0;
+  uint64_t engine_session_ = 0, old_engine_session_ = 0;
   uint64_t next_seq_ = 1, taken_ = 0;
   uint64_t stamp_ = 0;
   std::deque<Asked> asked_;   ///< the latest first
   std::deque<Path> paths_;    ///< the latest first
-  std::deque<Bytes> said_;    ///< the latest first
+  std::deque<Bytes> sent_;    ///< the latest first
   std::vector<CounterKey> learned_;  ///< keys of names
   const Hostile* accomplice_ = nullptr;
   uint32_t next_ref_ = 1;

@@ -8,7 +8,7 @@ namespace {
 
 uint8_t at(std::span<const std::byte> record, size_t i) { return static_cast<uint8_t>(record[i]); }
 
-Action decode_action(std::span<const std::byte> record) {
+FuzzAction decode_action(std::span<const std::byte> record) {
   return {.verb = static_cast<Verb>(at(record, 0) % kVerbs),
           .who = at(record, 1),
           .what = at(record, 2),

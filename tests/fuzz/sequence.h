@@ -20,8 +20,8 @@ inline constexpr size_t kActionBytes = 8;
 inline constexpr size_t kActionsMax = 96;
 
 enum class Verb : uint8_t {
-  kSay,     ///< a hostile peer sends a frame: `what` is its kind, `twist` what is wrong with it
-  kPass,    ///< time, then the hostile peers read: `twist` and `a` are the manners of each
+  kFrame,    ///< a hostile peer sends a frame: `what` is its kind, `twist` what is wrong with it
+  kPass,    ///< time, then the hostile peers read: `twist` and `a` are the answers of each
   kLocal,   ///< the user of the engine calls a function: `what`
   kHonest,  ///< the honest peer and the engine exchange one write and one message each way
   kWrite,   ///< a hostile peer posts a write on a path that it has
@@ -31,7 +31,7 @@ enum class Verb : uint8_t {
 };
 inline constexpr uint8_t kVerbs = 8;
 
-struct Action {
+struct FuzzAction {
   Verb verb = Verb::kPass;
   uint8_t who = 0;   ///< which hostile peer
   uint8_t what = 0;  ///< what each verb makes of these is said where it is done
@@ -41,7 +41,7 @@ struct Action {
   uint16_t n = 0;
 };
 
-/// Every kind of frame, and one that is not known. Action::what of Verb::kSay is an index.
+/// Every kind of frame, and one that is not known. FuzzAction::what of Verb::kFrame is an index.
 inline constexpr std::array kFrameKinds{
     MessageType::kHello,      MessageType::kWelcome,      MessageType::kReady,
     MessageType::kReject,     MessageType::kBye,          MessageType::kAck,
@@ -53,7 +53,7 @@ inline constexpr std::array kFrameKinds{
     MessageType::kKeyRevoked, MessageType::kAbortKey,     static_cast<MessageType>(31)};
 
 /// Which questions a hostile peer answers as it should when it reads (Verb::kPass).
-struct Manners {
+struct Answers {
   static constexpr uint8_t kPong = 1;
   static constexpr uint8_t kAck = 2;
   static constexpr uint8_t kLetsIn = 4;  ///< accepts paths
@@ -65,7 +65,7 @@ struct Manners {
   static constexpr uint8_t kAll = 255;
 };
 
-/// Action::twist of Verb::kSay: what is wrong with the header (low half, below kOldSession nothing)
+/// FuzzAction::twist of Verb::kFrame: what is wrong with the header (low half, below kOldSession nothing)
 /// and with the rest (high half, below kCutBody nothing).
 struct Twist {
   enum Header : uint8_t {
@@ -82,7 +82,7 @@ struct Twist {
   static constexpr uint8_t of(Frame frame) { return static_cast<uint8_t>(frame << 4); }
 };
 
-/// Action::what of Verb::kLocal.
+/// FuzzAction::what of Verb::kLocal.
 enum class Local : uint8_t {
   kWrite,
   kPaged,
@@ -105,14 +105,14 @@ enum class Local : uint8_t {
 };
 inline constexpr uint8_t kLocals = 18;
 
-/// Action::what of Verb::kBecome.
+/// FuzzAction::what of Verb::kBecome.
 enum class Become : uint8_t {
   kNextSession,
   kEarlierSession,
-  kNextLife,
-  kEarlierLife,
+  kNextIncarnation,
+  kEarlierIncarnation,
   kTheOther,
-  kSomebody,
+  kOtherPeer,
   kTheEngine,
   kHonest,  ///< only without the job key: a job trusts its own
 };
@@ -131,16 +131,16 @@ struct Setting {
 
 struct Script {
   Setting setting{};
-  std::vector<Action> actions{};
+  std::vector<FuzzAction> actions{};
 };
 
 /// What is left over behind the last whole record, or beyond kActionsMax, is ignored.
 Script decode_script(std::span<const std::byte> bytes);
 
 /// Before the first action: strangers, or peers with sessions and paths.
-enum class Opening : uint8_t { kStrangers, kSessions };
+enum class InitialState : uint8_t { kUnknownPeers, kSessions };
 
 /// Plays it to its end and checks, all along, what must hold whatever a peer says.
-void play(const Script& script, Opening opening);
+void play(const Script& script, InitialState initial);
 
 }  // namespace fabric::fuzz

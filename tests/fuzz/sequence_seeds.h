@@ -18,72 +18,72 @@ inline std::vector<std::byte> encode_script(const Script& script) {
   std::vector<std::byte> out;
   const auto put = [&](auto... values) { (out.push_back(static_cast<std::byte>(values)), ...); };
   put(script.setting.flags, script.setting.seed, 0, 0, 0, 0, 0, 0);
-  for (const Action& action : script.actions) {
+  for (const FuzzAction& action : script.actions) {
     put(static_cast<uint8_t>(action.verb), action.who, action.what, action.twist, action.a,
         action.b, action.n & 0xff, action.n >> 8);
   }
   return out;
 }
 
-using Story = std::vector<Action>;
+using Sequence = std::vector<FuzzAction>;
 
-inline Story operator+(Story first, const Story& second) {
+inline Sequence operator+(Sequence first, const Sequence& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
 }
 
-inline Story say(MessageType type, Action how = {}) {
+inline Sequence frame(MessageType type, FuzzAction how = {}) {
   const auto kind = std::ranges::find(kFrameKinds, type) - kFrameKinds.begin();
-  how.verb = Verb::kSay;
+  how.verb = Verb::kFrame;
   how.what = static_cast<uint8_t>(kind);
   return {how};
 }
-inline Story local(Local call, Action how = {}) {
+inline Sequence local(Local call, FuzzAction how = {}) {
   how.verb = Verb::kLocal;
   how.what = static_cast<uint8_t>(call);
   how.b = how.b == 0 ? 6 : how.b;  // 64 ms
   return {how};
 }
-inline Story become(Become whom, Action how = {}) {
+inline Sequence become(Become whom, FuzzAction how = {}) {
   how.verb = Verb::kBecome;
   how.what = static_cast<uint8_t>(whom);
   return {how};
 }
 /// 2^log_us microseconds, in four parts.
-inline Story pass(uint8_t log_us, uint8_t manners = Manners::kAll) {
-  return {{.verb = Verb::kPass, .what = log_us, .twist = manners, .a = manners, .n = 3}};
+inline Sequence pass(uint8_t log_us, uint8_t answers = Answers::kAll) {
+  return {{.verb = Verb::kPass, .what = log_us, .twist = answers, .a = answers, .n = 3}};
 }
-inline Story honest() { return {{.verb = Verb::kHonest}}; }
-inline Story write(uint8_t who, uint8_t what = 1) {
+inline Sequence honest() { return {{.verb = Verb::kHonest}}; }
+inline Sequence write(uint8_t who, uint8_t what = 1) {
   return {{.verb = Verb::kWrite, .who = who, .what = what, .a = 16, .b = 2, .n = 9}};
 }
-inline Story replay(uint8_t back, uint8_t twist = 0) {
+inline Sequence replay(uint8_t back, uint8_t twist = 0) {
   return {{.verb = Verb::kReplay, .twist = twist, .a = back, .n = 40}};
 }
-inline Story fault(uint8_t what) { return {{.verb = Verb::kFault, .what = what}}; }
+inline Sequence fault(uint8_t what) { return {{.verb = Verb::kFault, .what = what}}; }
 
 inline std::map<std::string, Script> handshake_seeds() {
   using M = MessageType;
-  const Story hello = say(M::kHello) + pass(6), second_hello = say(M::kHello, {.who = 1});
-  const Story connect = local(Local::kConnect);
-  Story strange, crowd;
+  const Sequence hello = frame(M::kHello) + pass(6), second_hello = frame(M::kHello, {.who = 1});
+  const Sequence connect = local(Local::kConnect);
+  Sequence strange, crowd;
   for (uint8_t b = 0; b < 16; ++b) {
-    strange = strange + say(M::kHello, {.b = b, .n = 700}) + become(Become::kNextSession) + pass(4);
-    crowd = crowd + become(Become::kSomebody, {.n = b}) + say(M::kHello) + pass(3, 0);
+    strange = strange + frame(M::kHello, {.b = b, .n = 700}) + become(Become::kNextSession) + pass(4);
+    crowd = crowd + become(Become::kOtherPeer, {.n = b}) + frame(M::kHello) + pass(3, 0);
   }
   return {
       {"hello", {{}, hello + honest() + pass(14)}},
       {"connect", {{}, connect + pass(6) + local(Local::kSend) + pass(10) + honest()}},
-      {"both_at_once", {{}, connect + say(M::kHello) + pass(6) + honest() + pass(14)}},
-      {"restart", {{}, hello + become(Become::kNextLife) + hello + honest() + pass(14)}},
-      {"restart_under_connect", {{}, connect + become(Become::kNextLife) + hello + connect}},
+      {"both_at_once", {{}, connect + frame(M::kHello) + pass(6) + honest() + pass(14)}},
+      {"restart", {{}, hello + become(Become::kNextIncarnation) + hello + honest() + pass(14)}},
+      {"restart_under_connect", {{}, connect + become(Become::kNextIncarnation) + hello + connect}},
       {"late_hello", {{}, hello + become(Become::kNextSession) + hello + replay(9) + pass(8)}},
-      {"earlier_life", {{}, hello + become(Become::kEarlierLife) + hello + connect + pass(8)}},
-      {"rejected", {{}, connect + pass(3, 0) + say(M::kReject, {.b = 4}) + pass(6) + connect}},
+      {"earlier_life", {{}, hello + become(Become::kEarlierIncarnation) + hello + connect + pass(8)}},
+      {"rejected", {{}, connect + pass(3, 0) + frame(M::kReject, {.b = 4}) + pass(6) + connect}},
       {"bye_and_again",
-       {{}, hello + say(M::kBye) + pass(4) + hello + become(Become::kNextSession) + hello}},
+       {{}, hello + frame(M::kBye) + pass(4) + hello + become(Become::kNextSession) + hello}},
       {"no_answer", {{}, connect + local(Local::kSend) + pass(19, 0) + pass(19, 0)}},
-      {"welcome_to_nobody", {{}, say(M::kWelcome) + say(M::kReady) + say(M::kAck) + pass(6)}},
+      {"welcome_to_nobody", {{}, frame(M::kWelcome) + frame(M::kReady) + frame(M::kAck) + pass(6)}},
       {"strange_hellos", {{}, strange}},
       {"a_crowd", {{}, crowd + honest() + connect + pass(19, 0)}},
       {"under_one_name",
@@ -102,38 +102,38 @@ inline std::map<std::string, Script> handshake_seeds() {
 inline std::map<std::string, Script> session_seeds() {
   using M = MessageType;
   const uint8_t flood = Twist::of(Twist::kFlood);
-  Story all_calls, all_kinds, damaged, paths, faults, messages, sends;
+  Sequence all_calls, all_kinds, damaged, paths, faults, messages, sends;
   for (uint8_t i = 0; i < kLocals; ++i) {
     all_calls = all_calls + local(static_cast<Local>(i), {.a = 1, .n = 300}) + pass(5);
   }
   for (const MessageType type : kFrameKinds) {
-    all_kinds = all_kinds + say(type, {.who = 1, .n = 1}) + pass(4);
+    all_kinds = all_kinds + frame(type, {.who = 1, .n = 1}) + pass(4);
   }
   for (uint8_t i = 0; i < kFrameKinds.size(); ++i) {
     const auto twist = static_cast<uint8_t>((8 + i % 8) | (10 + i % 6) << 4);
-    damaged = damaged + say(kFrameKinds[i], {.who = 3, .twist = twist, .b = i, .n = 5});
+    damaged = damaged + frame(kFrameKinds[i], {.who = 3, .twist = twist, .b = i, .n = 5});
   }
   for (uint8_t b = 0; b < 8; ++b) {
-    paths = paths + say(M::kPathOpen, {.b = b, .n = 1}) + pass(5) + write(0) +
-            say(M::kPathClose, {.a = b}) + say(M::kPathState, {.a = b, .b = b, .n = 2});
+    paths = paths + frame(M::kPathOpen, {.b = b, .n = 1}) + pass(5) + write(0) +
+            frame(M::kPathClose, {.a = b}) + frame(M::kPathState, {.a = b, .b = b, .n = 2});
   }
   for (uint8_t i = 0; i < 10; ++i) {
     faults = faults + local(Local::kWrite, {.a = 9, .n = 500}) + write(0) + fault(i) + pass(12);
   }
   for (int i = 0; i < 20; ++i) {
-    messages = messages + say(M::kMessage, {.twist = flood, .a = 200, .b = 1, .n = 68}) + pass(4);
+    messages = messages + frame(M::kMessage, {.twist = flood, .a = 200, .b = 1, .n = 68}) + pass(4);
   }
   for (int i = 0; i < 6; ++i) sends = sends + local(Local::kSend, {.n = 9});
-  const Story ask =
+  const Sequence ask =
       local(Local::kSend) + local(Local::kResolve) + local(Local::kFence) + pass(4, 2);
-  Story wrong_kind;
+  Sequence wrong_kind;
   for (const MessageType type : {M::kMessageDone, M::kResolved, M::kFenced, M::kKeyRevoked}) {
-    for (uint8_t a = 0xc0; a < 0xc4; ++a) wrong_kind = wrong_kind + say(type, {.a = a});
+    for (uint8_t a = 0xc0; a < 0xc4; ++a) wrong_kind = wrong_kind + frame(type, {.a = a});
   }
-  const Story names = say(M::kResolve, {.a = 3, .n = 1}) + pass(4) + write(0, 3) +
+  const Sequence names = frame(M::kResolve, {.a = 3, .n = 1}) + pass(4) + write(0, 3) +
                       local(Local::kNamed, {.a = 1}) + pass(4);
-  const Story fenced = write(0) + local(Local::kFence) + write(0) + pass(13) + write(0) + pass(6);
-  const Story dereg = write(1) + local(Local::kDeregister, {.who = 1}) + write(1) + pass(12);
+  const Sequence fenced = write(0) + local(Local::kFence) + write(0) + pass(13) + write(0) + pass(6);
+  const Sequence dereg = write(1) + local(Local::kDeregister, {.who = 1}) + write(1) + pass(12);
   return {
       {"all_calls", {{}, all_calls + honest()}},
       {"all_calls_unordered", {{.flags = Setting::kUnordered}, all_calls + honest()}},
@@ -148,16 +148,16 @@ inline std::map<std::string, Script> session_seeds() {
       {"faults", {{}, faults + honest() + pass(19)}},
       {"faults_unordered", {{.flags = Setting::kUnordered}, faults + honest() + pass(19)}},
       {"wrong_kind", {{}, ask + wrong_kind + pass(18) + honest()}},
-      {"names", {{}, names + say(M::kAbortKey, {.a = 0}) + local(Local::kCloseCounter) + pass(8)}},
-      {"names_flood", {{}, say(M::kResolve, {.twist = flood, .a = 0xf0, .n = 30}) + pass(10)}},
-      {"fenced", {{}, fenced + say(M::kHello) + pass(10) + honest()}},
+      {"names", {{}, names + frame(M::kAbortKey, {.a = 0}) + local(Local::kCloseCounter) + pass(8)}},
+      {"names_flood", {{}, frame(M::kResolve, {.twist = flood, .a = 0xf0, .n = 30}) + pass(10)}},
+      {"fenced", {{}, fenced + frame(M::kHello) + pass(10) + honest()}},
       {"deregistered", {{}, dereg + dereg + honest()}},
       {"credit", {{}, local(Local::kListen, {.a = 1}) + messages + honest()}},
-      {"sends_beyond_credit", {{}, sends + pass(4, Manners::kAck) + say(M::kBye) + pass(12)}},
+      {"sends_beyond_credit", {{}, sends + pass(4, Answers::kAck) + frame(M::kBye) + pass(12)}},
       {"fence_cancelled",
-       {{}, local(Local::kFence) + pass(3, Manners::kAck) + local(Local::kCancel) + pass(16)}},
+       {{}, local(Local::kFence) + pass(3, Answers::kAck) + local(Local::kCancel) + pass(16)}},
       {"silence", {{}, honest() + pass(17, 0) + pass(17, 0) + honest() + pass(19, 0) + honest()}},
-      {"restart", {{}, all_calls + become(Become::kNextLife) + say(M::kHello) + pass(8)}},
+      {"restart", {{}, all_calls + become(Become::kNextIncarnation) + frame(M::kHello) + pass(8)}},
       {"lossy", {{.flags = Setting::kLossy, .seed = 5}, all_calls + paths}},
   };
 }

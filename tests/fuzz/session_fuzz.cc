@@ -4,6 +4,6 @@
 // Both hostile peers have a session and a path: what they can do with it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fabric::fuzz;
-  play(decode_script(input(data, size)), Opening::kSessions);
+  play(decode_script(input(data, size)), InitialState::kSessions);
   return 0;
 }

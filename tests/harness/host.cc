@@ -6,7 +6,7 @@
 
 namespace fabric::test {
 
-Config story_config() {
+Config test_config() {
   Config config;
   config.log_sink = test_log_sink();
   return config;

@@ -22,7 +22,7 @@ namespace fabric::test {
 using namespace std::chrono_literals;
 
 /// A Config whose unexpected warnings fail the test.
-Config story_config();
+Config test_config();
 
 /// One engine with one region, which is source and target alike.
 struct Host {
@@ -36,7 +36,7 @@ struct Host {
 };
 
 Host open_host(sim::World& world, uint32_t node, uint64_t size_bytes,
-               const Config& config = story_config());
+               const Config& config = test_config());
 
 /// The way from one host to another's memory.
 struct Way {

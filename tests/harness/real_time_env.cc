@@ -9,8 +9,8 @@ bool Clock::run_until(const std::function<bool()>& done, Nanos limit) {
   while (!done()) {
     if (engine_.now() >= end) return false;
     Event tick[2];
-    const auto alarm = engine_.submit(Timer{.after = 1ms, .notify = Notify::inbox(ticks_)});
-    if (!alarm || !ticks_.wait(10s) || ticks_.poll(tick) != 1) return false;
+    const auto timer = engine_.submit(Timer{.after = 1ms, .notify = Notify::inbox(ticks_)});
+    if (!timer || !ticks_.wait(10s) || ticks_.poll(tick) != 1) return false;
   }
   return true;
 }
@@ -19,7 +19,7 @@ bool Clock::run_until(const std::function<bool()>& done, Nanos limit) {
 
 void Process::go_on() {
   stopped_ = false;
-  for (auto& [job, line] : std::exchange(held_, {})) helper().offload(std::move(job), line);
+  for (auto& [job, queue] : std::exchange(held_, {})) helper().offload(std::move(job), queue);
 }
 
 void Process::kill() noexcept {
@@ -37,27 +37,27 @@ void Process::detach(Progress&) noexcept {
   engine_ = nullptr;
 }
 
-void Process::offload(std::function<void()> job, uint32_t line) {
+void Process::offload(std::function<void()> job, uint32_t queue) {
   if (stopped_) {
-    held_.emplace_back(std::move(job), line);
+    held_.emplace_back(std::move(job), queue);
   } else {
-    helper().offload(std::move(job), line);
+    helper().offload(std::move(job), queue);
   }
 }
 
-// RealGround
+// RealTimeEnv
 
 namespace {
 /// On a network that costs little to open and to poll.
 Config watch_config() { return {.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()}; }
 }  // namespace
 
-RealGround::RealGround(const GroundOptions& options)
+RealTimeEnv::RealTimeEnv(const TestEnvOptions& options)
     : threaded_(options.realtime_threads), punctual_(options.trouble) {
   if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open(watch_config()));
 }
 
-Result<Engine> RealGround::open(uint32_t place, const Config& config) {
+Result<Engine> RealTimeEnv::open(uint32_t place, const Config& config) {
   Config real = config;
   real.networks = networks(place);
   if (threaded_) return Engine::open(real);
@@ -65,7 +65,7 @@ Result<Engine> RealGround::open(uint32_t place, const Config& config) {
   return Engine::open(real, processes_[place].back());
 }
 
-bool RealGround::run_until(const std::function<bool()>& done, Nanos limit) {
+bool RealTimeEnv::run_until(const std::function<bool()>& done, Nanos limit) {
   if (clock_ != nullptr) return clock_->run_until(done, limit);
   const int64_t end_ns = host_->now_ns() + limit.count();
   while (!done()) {
@@ -76,11 +76,11 @@ bool RealGround::run_until(const std::function<bool()>& done, Nanos limit) {
   return true;
 }
 
-void RealGround::run_for(Nanos time) {
+void RealTimeEnv::run_for(Nanos time) {
   run_until([] { return false; }, time);
 }
 
-void RealGround::settle() {
+void RealTimeEnv::settle() {
   run_for(threaded_ ? 50ms : punctual_ ? 200ms : 20ms);
   // Time passes on a busy machine while nobody turns; turns do not.
   for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) host_->turn();

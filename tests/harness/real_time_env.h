@@ -28,7 +28,7 @@ class Process final : public Runtime, private Driver, private Progress {
  public:
   /// `punctual`: it passes for a process with threads, of which nobody expects long pauses; it has
   /// one for its kernel calls, which hold up no other process then.
-  Process(std::shared_ptr<runtime::InlineDriver> host, bool punctual)
+  Process(std::shared_ptr<runtime::InlineDriver> runtime, bool punctual)
       : host_(std::move(host)), punctual_(punctual) {}
   void stop() noexcept { stopped_ = true; }
   void go_on();
@@ -51,7 +51,7 @@ class Process final : public Runtime, private Driver, private Progress {
     return host_->drive(done, deadline_ns);
   }
   uint32_t turn_one(Progress&) noexcept override { return host_->turn_one(*this); }
-  void offload(std::function<void()> job, uint32_t line) override;
+  void offload(std::function<void()> job, uint32_t queue) override;
   Driver& helper() noexcept { return punctual_ ? static_cast<Driver&>(helpers_) : *host_; }
 
   // Towards the common runtime.
@@ -72,9 +72,9 @@ class Process final : public Runtime, private Driver, private Progress {
 };
 
 /// Engines of this process on a network of this machine.
-class RealGround : public Ground {
+class RealTimeEnv : public TestEnv {
  public:
-  explicit RealGround(const GroundOptions& options);
+  explicit RealTimeEnv(const TestEnvOptions& options);
 
   Result<Engine> open(uint32_t place, const Config& config) override;
   bool run_until(const std::function<bool()>& done, Nanos limit) override;

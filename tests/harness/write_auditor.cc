@@ -10,8 +10,8 @@ namespace {
 constexpr Nanos kSlack = 1ms;  // for the turn in which something is noticed, and a tear-down
 }
 
-Config hasty_config() {
-  Config config = story_config();
+Config short_timeouts_config() {
+  Config config = test_config();
   config.default_timeout = 3s;
   config.drain_timeout = 400ms;
   config.peer_timeout = 1s;
@@ -31,7 +31,7 @@ sim::NicModel slow_srd() {
   return model;
 }
 
-void expect_trouble() {
+void expect_fault_logs() {
   for (const char* part : {"a path broke", "a rail went down", "a rail came back",
                            "an operation does not drain", "a path could not be opened"}) {
     expect_log(part);
@@ -40,8 +40,8 @@ void expect_trouble() {
 
 Ledger::Ledger(Host& from, uint64_t seed) : from_(from), seed_(seed) { fill(from_.bytes(), seed_); }
 
-Ledger::Line& Ledger::open_line(Timeout timeout) {
-  Line& line = lines.emplace_back();
+Ledger::AuditedOp& Ledger::open_op(Timeout timeout) {
+  AuditedOp& line = ops.emplace_back();
   line.batch.emplace(*from_.engine.make_batch());
   line.submitted = from_.engine.now();
   const Nanos patience =
@@ -50,49 +50,49 @@ Ledger::Line& Ledger::open_line(Timeout timeout) {
   return line;
 }
 
-size_t Ledger::open_account(Host& host) {
-  accounts_.push_back({&host, *host.engine.make_counter()});
-  return accounts_.size() - 1;
+size_t Ledger::add_counter(Host& host) {
+  counters_.push_back({&host, *host.engine.make_counter()});
+  return counters_.size() - 1;
 }
 
 CounterKey Ledger::key(size_t account) const {
-  return account == SIZE_MAX ? CounterKey{} : accounts_[account].counter.key();
+  return account == SIZE_MAX ? CounterKey{} : counters_[account].counter.key();
 }
 
 Ledger::Part Ledger::take_part(Host& host, uint64_t size, size_t account) {
   const Part part{.host = &host, .source = at_, .target = at_, .size = size, .key = account};
   at_ += size;
-  EXPECT_LE(at_, from_.bytes().size()) << "the story needs more memory";
+  EXPECT_LE(at_, from_.bytes().size()) << "the test needs more memory";
   return part;
 }
 
-void Ledger::accepted(Line& line, const Result<OpId>& op) {
+void Ledger::accepted(AuditedOp& line, const Result<OpId>& op) {
   ASSERT_TRUE(op) << to_string(op.error().code) << " " << op.error().what;
   line.id = *op;
 }
 
-Ledger::Line& Ledger::write(const Target& to, uint64_t size, const Options& options) {
-  Line& line = open_line(options.timeout);
-  const size_t account = options.counted ? open_account(*to.host) : SIZE_MAX;
+Ledger::AuditedOp& Ledger::write(const Target& to, uint64_t size, const Options& options) {
+  AuditedOp& line = open_op(options.timeout);
+  const size_t account = options.counted ? add_counter(*to.host) : SIZE_MAX;
   const Part& part = line.parts.emplace_back(take_part(*to.host, size, account));
   accepted(line,
            from_.engine.submit(Write{.source = from_.memory.at(part.source),
-                                     .target = to.way.at(part.target),
+                                     .target = to.remote.at(part.target),
                                      .size_bytes = size,
                                      .imm = key(account),
                                      .priority = options.priority,
-                                     .unsplit = options.whole,
+                                     .unsplit = options.unsplit,
                                      .timeout = options.timeout,
                                      .batch = *line.batch,
-                                     .notify = Notify::call<&Ledger::on>(this, lines.size() - 1)}));
+                                     .notify = Notify::call<&Ledger::on>(this, ops.size() - 1)}));
   return line;
 }
 
 /// Back to front, so that a page is not where it would be by accident.
-Ledger::Line& Ledger::pages(const Target& to, uint32_t count, uint64_t size,
+Ledger::AuditedOp& Ledger::pages(const Target& to, uint32_t count, uint64_t size,
                             const Options& options) {
-  Line& line = open_line(options.timeout);
-  const size_t account = options.counted ? open_account(*to.host) : SIZE_MAX;
+  AuditedOp& line = open_op(options.timeout);
+  const size_t account = options.counted ? add_counter(*to.host) : SIZE_MAX;
   const uint64_t base = at_;
   std::vector<uint32_t> here, there;
   for (uint32_t i = 0; i < count; ++i) {
@@ -104,36 +104,36 @@ Ledger::Line& Ledger::pages(const Target& to, uint32_t count, uint64_t size,
   accepted(line, from_.engine.submit(PagedWrite{
                      .source = from_.memory.id(),
                      .source_pages = {.indices = here, .stride_bytes = size, .offset_bytes = base},
-                     .target = to.way.region,
+                     .target = to.remote.region,
                      .target_pages = {.indices = there, .stride_bytes = size, .offset_bytes = base},
                      .page_bytes = size,
                      .imm = key(account),
                      .priority = options.priority,
                      .timeout = options.timeout,
                      .batch = *line.batch,
-                     .notify = Notify::call<&Ledger::on>(this, lines.size() - 1)}));
+                     .notify = Notify::call<&Ledger::on>(this, ops.size() - 1)}));
   return line;
 }
 
-Ledger::Line& Ledger::scatter(std::span<const Target> to, uint64_t size, Timeout timeout) {
-  Line& line = open_line(timeout);
+Ledger::AuditedOp& Ledger::scatter(std::span<const Target> to, uint64_t size, Timeout timeout) {
+  AuditedOp& line = open_op(timeout);
   std::vector<ScatterTarget> targets;
   for (const Target& target : to) {
-    const size_t account = open_account(*target.host);
+    const size_t account = add_counter(*target.host);
     const Part& part = line.parts.emplace_back(take_part(*target.host, size, account));
-    targets.push_back({target.way.at(part.target), part.source, size, key(account)});
+    targets.push_back({target.remote.at(part.target), part.source, size, key(account)});
   }
   accepted(line, from_.engine.submit(
                      Scatter{.source = from_.memory.id(),
                              .targets = targets,
                              .timeout = timeout,
                              .batch = *line.batch,
-                             .notify = Notify::call<&Ledger::on>(this, lines.size() - 1)}));
+                             .notify = Notify::call<&Ledger::on>(this, ops.size() - 1)}));
   return line;
 }
 
 void Ledger::on(const Event& event) {
-  Line& line = lines.at(event.tag);
+  AuditedOp& line = ops.at(event.tag);
   ++line.reports;
   line.event = event;
   line.ended = from_.engine.now();
@@ -150,8 +150,8 @@ void Ledger::on(const Event& event) {
   }
 }
 
-bool Ledger::all_ended() const {
-  return std::all_of(lines.begin(), lines.end(), [](const Line& line) { return line.reports > 0; });
+bool Ledger::all_completed() const {
+  return std::all_of(ops.begin(), ops.end(), [](const AuditedOp& line) { return line.reports > 0; });
 }
 
 /// Every byte is what was sent there, or nobody wrote it.
@@ -164,8 +164,8 @@ bool Ledger::plausible(const Part& part, uint64_t seed) {
 }
 
 std::vector<std::pair<uint64_t, uint64_t>> Ledger::counts() const {
-  std::vector<std::pair<uint64_t, uint64_t>> out(accounts_.size());
-  for (const Line& line : lines) {
+  std::vector<std::pair<uint64_t, uint64_t>> out(counters_.size());
+  for (const AuditedOp& line : ops) {
     for (const Part& part : line.parts) {
       if (part.key == SIZE_MAX) continue;
       out[part.key].first += part.remote == Remote::kDelivered;
@@ -178,16 +178,16 @@ std::vector<std::pair<uint64_t, uint64_t>> Ledger::counts() const {
 uint64_t Ledger::uncounted() const {
   const auto claimed = counts();
   uint64_t missing = 0;
-  for (size_t i = 0; i < accounts_.size(); ++i) {
+  for (size_t i = 0; i < counters_.size(); ++i) {
     if (claimed[i].first != claimed[i].second) continue;  // a spoiled counter stands still
-    missing += claimed[i].first - std::min(claimed[i].first, accounts_[i].counter.count());
+    missing += claimed[i].first - std::min(claimed[i].first, counters_[i].counter.count());
   }
   return missing;
 }
 
 void Ledger::check() const {
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const Line& line = lines[i];
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const AuditedOp& line = ops[i];
     SCOPED_TRACE("operation " + std::to_string(i) + ": " + to_string(line.event.code) + ", " +
                  to_string(line.event.remote));
     ASSERT_EQ(line.reports, 1u) << from_.engine.dump();
@@ -215,32 +215,32 @@ void Ledger::check() const {
     EXPECT_EQ(line.event.code == Errc::kOk, delivered == line.parts.size());
   }
   const auto claimed = counts();
-  for (size_t i = 0; i < accounts_.size(); ++i) {
+  for (size_t i = 0; i < counters_.size(); ++i) {
     // A spoiled counter stands still, and a dead one has not looked at its last arrivals.
-    const bool exact = accounts_[i].host != dead_ && claimed[i].first == claimed[i].second;
-    EXPECT_GE(accounts_[i].counter.count(), exact ? claimed[i].first : 0) << "counter " << i;
-    EXPECT_LE(accounts_[i].counter.count(), claimed[i].second) << "counter " << i;
+    const bool exact = counters_[i].host != dead_ && claimed[i].first == claimed[i].second;
+    EXPECT_GE(counters_[i].counter.count(), exact ? claimed[i].first : 0) << "counter " << i;
+    EXPECT_LE(counters_[i].counter.count(), claimed[i].second) << "counter " << i;
   }
 }
 
 void Ledger::check_keys() {
-  std::vector<bool> unknown(accounts_.size());
-  for (const Line& line : lines) {
+  std::vector<bool> unknown(counters_.size());
+  for (const AuditedOp& line : ops) {
     for (const Part& part : line.parts) {
       if (part.key != SIZE_MAX && part.remote == Remote::kUnknown) unknown[part.key] = true;
     }
   }
-  for (size_t i = 0; i < accounts_.size(); ++i) {
-    if (accounts_[i].host == dead_) continue;
+  for (size_t i = 0; i < counters_.size(); ++i) {
+    if (counters_[i].host == dead_) continue;
     // Nobody sends so many.
-    const Errc code = accounts_[i].counter.wait(1000, 1us).error().code;
+    const Errc code = counters_[i].counter.wait(1000, 1us).error().code;
     EXPECT_EQ(code, unknown[i] ? Errc::kAborted : Errc::kTimeout)
         << "counter " << i << ": " << to_string(code);
   }
 }
 
-void run_to_the_end(sim::World& world, const Ledger& ledger) {
-  EXPECT_TRUE(world.run_until([&] { return ledger.all_ended(); }, 60s));
+void run_until_complete(sim::World& world, const Ledger& ledger) {
+  EXPECT_TRUE(world.run_until([&] { return ledger.all_completed(); }, 60s));
   world.run_for(2s);
 }
 

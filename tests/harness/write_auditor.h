@@ -11,7 +11,7 @@
 namespace fabric::test {
 
 /// Bounds that let a story fail and recover within a few virtual seconds.
-Config hasty_config();
+Config short_timeouts_config();
 
 /// Connections like RC, slow enough that a fault finds something on its way.
 sim::NicModel slow_rc();
@@ -19,7 +19,7 @@ sim::NicModel slow_rc();
 sim::NicModel slow_srd();
 
 /// The warnings that a broken network may cause.
-void expect_trouble();
+void expect_fault_logs();
 
 /// Submits from one host and takes down how each operation ended.
 ///
@@ -29,7 +29,7 @@ class Ledger {
  public:
   struct Target {
     Host* host = nullptr;
-    Way way{};
+    Way remote{};
   };
   struct Options {
     Timeout timeout{};
@@ -44,7 +44,7 @@ class Ledger {
     Remote remote = Remote::kDelivered;
     Errc code = Errc::kOk;
   };
-  struct Line {
+  struct AuditedOp {
     OpId id{};
     std::vector<Part> parts{};
     std::optional<Batch> batch{};
@@ -58,18 +58,18 @@ class Ledger {
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
-  Line& write(const Target& to, uint64_t size, const Options& options);
-  Line& write(const Target& to, uint64_t size) { return write(to, size, {}); }
-  Line& pages(const Target& to, uint32_t count, uint64_t size, const Options& options);
-  Line& pages(const Target& to, uint32_t count, uint64_t size) {
+  AuditedOp& write(const Target& to, uint64_t size, const Options& options);
+  AuditedOp& write(const Target& to, uint64_t size) { return write(to, size, {}); }
+  AuditedOp& pages(const Target& to, uint32_t count, uint64_t size, const Options& options);
+  AuditedOp& pages(const Target& to, uint32_t count, uint64_t size) {
     return pages(to, count, size, {});
   }
-  Line& scatter(std::span<const Target> to, uint64_t size, Timeout timeout = {});
+  AuditedOp& scatter(std::span<const Target> to, uint64_t size, Timeout timeout = {});
 
   /// Its process is gone: what its NIC took just before, nobody has counted.
   void died(const Host& host) { dead_ = &host; }
 
-  bool all_ended() const;
+  bool all_completed() const;
   /// When the network is at rest: every operation has ended once and in time, and what it said is
   /// what happened.
   void check() const;
@@ -78,18 +78,18 @@ class Ledger {
   /// Whether keys of unknown fate are spoiled and no others are; for receivers that can be told.
   void check_keys();
 
-  std::deque<Line> lines;
+  std::deque<AuditedOp> ops;
 
  private:
-  struct Account {
+  struct AuditedCounter {
     Host* host = nullptr;
     Counter counter;
   };
-  Line& open_line(Timeout timeout);
+  AuditedOp& open_op(Timeout timeout);
   Part take_part(Host& host, uint64_t size, size_t key);
-  size_t open_account(Host& host);
+  size_t add_counter(Host& host);
   CounterKey key(size_t account) const;
-  void accepted(Line& line, const Result<OpId>& op);
+  void accepted(AuditedOp& line, const Result<OpId>& op);
   void on(const Event& event);
   /// Per counter: counts that are certain, and that are possible.
   std::vector<std::pair<uint64_t, uint64_t>> counts() const;
@@ -97,14 +97,14 @@ class Ledger {
 
   Host& from_;
   uint64_t seed_;
-  Config config_ = hasty_config();
+  Config config_ = short_timeouts_config();
   uint64_t at_ = 0;  ///< the next free place
-  std::deque<Account> accounts_;
+  std::deque<AuditedCounter> counters_;
   const Host* dead_ = nullptr;
 };
 
 /// Runs until everything has ended, then until nothing can be late any more.
-void run_to_the_end(sim::World& world, const Ledger& ledger);
+void run_until_complete(sim::World& world, const Ledger& ledger);
 
 /// A host that can be used like any other: a counted write from one to the other arrives.
 bool delivers(sim::World& world, Host& from, Host& to, uint64_t content);

@@ -11,20 +11,20 @@ namespace {
 using sim::Fault;
 
 constexpr uint64_t kSize = 512 << 10;
-constexpr uint64_t kStride = 11;    // of the events of the network at which a story is told
+constexpr uint64_t kStride = 11;    // run the test at every n-th network event
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 
 /// One who writes to three, of whom the first will die.
-class Four {
+class CrashCluster {
  public:
-  explicit Four(const sim::NicModel& model = slow_rc())
+  explicit CrashCluster(const sim::NicModel& model = slow_rc())
       : world(sim::WorldOptions{.seed = test_seed()}) {
     for (uint32_t i = 0; i < 4; ++i) {
-      hosts.push_back(open_host(world, world.add_node(2, model), kSize, hasty_config()));
+      hosts.push_back(open_host(world, world.add_node(2, model), kSize, short_timeouts_config()));
     }
     for (uint32_t i = 1; i < 4; ++i) {
       to.push_back({&hosts[i], connect(hosts[0], hosts[i])});
-      await_connected(world, hosts[0], to.back().way.peer);
+      await_connected(world, hosts[0], to.back().remote.peer);
     }
     // The third has to do with the one who dies, and waits for it.
     back = connect(hosts[2], hosts[1]);
@@ -33,7 +33,7 @@ class Four {
     EXPECT_TRUE(bound->bind(back.peer));
     EXPECT_TRUE(bound->expect(1, seen_c.notify(7), 60s));
     sub.emplace(*hosts[0].engine.subscribe(seen_a.notify()));
-    ledger.emplace(hosts[0], test_seed());
+    auditor.emplace(hosts[0], test_seed());
   }
 
   Host& a() { return hosts[0]; }
@@ -41,12 +41,12 @@ class Four {
 
   /// The same at whatever event: it all depends on nothing but the seed.
   void submit() {
-    ledger->pages(to[0], 20, 4096);
-    ledger->scatter(to, 20'000);
-    ledger->write(to[0], 140'000);
-    others.push_back(ledger->lines.size());
-    ledger->write(to[1], 140'000);
-    ledger->pages(to[2], 8, 4096);
+    auditor->pages(to[0], 20, 4096);
+    auditor->scatter(to, 20'000);
+    auditor->write(to[0], 140'000);
+    others.push_back(auditor->ops.size());
+    auditor->write(to[1], 140'000);
+    auditor->pages(to[2], 8, 4096);
   }
 
   uint64_t losses(PeerId peer) const {
@@ -57,106 +57,106 @@ class Four {
         }));
   }
 
-  Witness seen_a, seen_c;
+  EventRecorder seen_a, seen_c;
   sim::World world;
   std::vector<Host> hosts;
-  std::vector<Ledger::Target> to;
-  Way back;
+  std::vector<WriteAuditor::Target> to;
+  RemoteHost back;
   std::vector<size_t> others;  ///< the first operation that has nothing to do with the dead one
   std::optional<Counter> bound;
   std::optional<Subscription> sub;
-  std::optional<Ledger> ledger;
+  std::optional<WriteAuditor> auditor;
 };
 
-struct Calm {
+struct UndisturbedRun {
   uint64_t begin = 0, end = 0;  ///< events
   std::vector<Nanos> ended{};   ///< operations, on the clock
 };
 
-Calm without_a_crash(const sim::NicModel& model) {
-  Four four(model);
-  Calm calm{.begin = four.world.events()};
-  four.submit();
-  EXPECT_TRUE(four.world.run_until([&] { return four.ledger->all_ended(); }, 10s));
-  calm.end = four.world.events();
-  for (const auto& line : four.ledger->lines) {
-    EXPECT_TRUE(line.ok());
-    calm.ended.push_back(line.ended);
+UndisturbedRun without_a_crash(const sim::NicModel& model) {
+  CrashCluster cluster(model);
+  UndisturbedRun undisturbed{.begin = cluster.world.events()};
+  cluster.submit();
+  EXPECT_TRUE(cluster.world.run_until([&] { return cluster.auditor->all_completed(); }, 10s));
+  undisturbed.end = cluster.world.events();
+  for (const auto& op : cluster.auditor->ops) {
+    EXPECT_TRUE(op.ok());
+    undisturbed.ended.push_back(op.completed);
   }
-  return calm;
+  return undisturbed;
 }
 
-/// `unheard`: what it takes before it dies it counts, and nobody hears of it.
-void a_receiver_dies_at_any_step(const sim::NicModel& model, bool unheard = false) {
-  expect_trouble();
-  const Calm calm = without_a_crash(model);
-  ASSERT_GT(calm.end, calm.begin + 100);
+/// `lose_acks`: what it takes before it dies it counts, and nobody hears of it.
+void a_receiver_dies_at_any_step(const sim::NicModel& model, bool lose_acks = false) {
+  expect_fault_logs();
+  const UndisturbedRun undisturbed = without_a_crash(model);
+  ASSERT_GT(undisturbed.end, undisturbed.begin + 100);
   uint64_t unknown = 0, not_delivered = 0;
-  for (uint64_t at = calm.begin; at < calm.end; at += kStride) {
+  for (uint64_t at = undisturbed.begin; at < undisturbed.end; at += kStride) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    Four four(model);
-    ASSERT_TRUE(four.world.at_event(at, Fault::crash(kB)));
-    const Fault deaf = unheard ? Fault::lose_acks(kA, kB) : Fault::keep_acks(kA, kB);
-    ASSERT_TRUE(four.world.at(four.world.now(), deaf));
-    four.ledger->died(four.b());
-    four.submit();
-    run_to_the_end(four.world, *four.ledger);
-    ASSERT_NO_FATAL_FAILURE(four.ledger->check());
-    four.ledger->check_keys();
-    for (size_t i = 0; i < four.ledger->lines.size(); ++i) {
-      const auto& line = four.ledger->lines[i];
-      for (const auto& part : line.parts) {
-        const bool survivor = part.host != &four.b();
+    CrashCluster cluster(model);
+    ASSERT_TRUE(cluster.world.at_event(at, Fault::crash(kB)));
+    const Fault acks = lose_acks ? Fault::lose_acks(kA, kB) : Fault::keep_acks(kA, kB);
+    ASSERT_TRUE(cluster.world.at(cluster.world.now(), acks));
+    cluster.auditor->died(cluster.b());
+    cluster.submit();
+    run_until_complete(cluster.world, *cluster.auditor);
+    ASSERT_NO_FATAL_FAILURE(cluster.auditor->check());
+    cluster.auditor->check_keys();
+    for (size_t i = 0; i < cluster.auditor->ops.size(); ++i) {
+      const auto& op = cluster.auditor->ops[i];
+      for (const auto& part : op.parts) {
+        const bool survivor = part.host != &cluster.b();
         EXPECT_TRUE(!survivor || part.remote == Remote::kDelivered) << "of a survivor";
         unknown += part.remote == Remote::kUnknown;
         not_delivered += part.remote == Remote::kNotDelivered;
       }
-      if (!line.ok()) {
-        const bool gave_up = line.event.code == Errc::kRailLost && !model.exact_replay;
-        EXPECT_TRUE(line.event.code == Errc::kPeerLost || line.event.code == Errc::kTimeout ||
+      if (!op.ok()) {
+        const bool gave_up = op.event.code == Errc::kRailLost && !model.exact_replay;
+        EXPECT_TRUE(op.event.code == Errc::kPeerLost || op.event.code == Errc::kTimeout ||
                     gave_up)
-            << to_string(line.event.code);
-        EXPECT_EQ(line.event.peer, four.to[0].way.peer);
+            << to_string(op.event.code);
+        EXPECT_EQ(op.event.peer, cluster.to[0].remote.peer);
       }
-      if (i >= four.others[0]) {
+      if (i >= cluster.others[0]) {
         // Jitter may be drawn in another order; any waiting for the dead would be far longer.
-        EXPECT_LE(line.ended, calm.ended[i] + 50us)
+        EXPECT_LE(op.completed, undisturbed.ended[i] + 50us)
             << "operation " << i << " was delayed by the dead";
       }
     }
-    ASSERT_TRUE(four.world.run_until([&] { return four.seen_c.find(7) != nullptr; }, 10s));
-    EXPECT_EQ(four.seen_c.find(7)->code, Errc::kPeerLost);
-    EXPECT_EQ(four.seen_c.find(7)->peer, four.back.peer);
-    EXPECT_EQ(four.losses(four.to[0].way.peer), 1u);
+    ASSERT_TRUE(cluster.world.run_until([&] { return cluster.seen_c.find(7) != nullptr; }, 10s));
+    EXPECT_EQ(cluster.seen_c.find(7)->code, Errc::kPeerLost);
+    EXPECT_EQ(cluster.seen_c.find(7)->peer, cluster.back.peer);
+    EXPECT_EQ(cluster.losses(cluster.to[0].remote.peer), 1u);
 
-    Host next = open_host(four.world, kB, kSize, hasty_config());
-    EXPECT_TRUE(delivers(four.world, four.a(), next, 9));
-    EXPECT_TRUE(delivers(four.world, next, four.hosts[2], 10));
+    Host next = open_host(cluster.world, kB, kSize, short_timeouts_config());
+    EXPECT_TRUE(delivers(cluster.world, cluster.a(), next, 9));
+    EXPECT_TRUE(delivers(cluster.world, next, cluster.hosts[2], 10));
     if (testing::Test::HasFailure()) return;
   }
   EXPECT_GT(unknown, 0u);
   EXPECT_GT(not_delivered, 0u);
 }
 
-TEST(Crash, OfAReceiverHurtsNobodyElse) { a_receiver_dies_at_any_step(slow_rc()); }
+TEST(Crash, OfAReceiverDisturbsNoOtherPeer) { a_receiver_dies_at_any_step(slow_rc()); }
 
-TEST(Crash, OfAReceiverThatCountedWhatNobodyHeardOf) {
+TEST(Crash, OfAReceiverThatCountedUnreportedWrites) {
   a_receiver_dies_at_any_step(slow_rc(), true);
 }
 
-TEST(Crash, OfAReceiverHurtsNobodyElseWithoutConnectionsEither) {
+TEST(Crash, OfAReceiverDisturbsNoOtherPeerWithoutConnections) {
   a_receiver_dies_at_any_step(slow_srd());
 }
 
 // ---- During what is not a write -----------------------------------------------------------------
 
-/// Two hosts, of whom the second dies at an event of the network; nothing has been said before.
-class Two {
+/// CrashPair hosts, of whom the second dies at an event of the network; nothing has been said before.
+class CrashPair {
  public:
-  explicit Two(const sim::NicModel& model = slow_rc())
+  explicit CrashPair(const sim::NicModel& model = slow_rc())
       : world(sim::WorldOptions{.seed = test_seed()}),
-        a(open_host(world, world.add_node(2, model), kSize, hasty_config())),
-        b(open_host(world, world.add_node(2, model), kSize, hasty_config())) {}
+        a(open_host(world, world.add_node(2, model), kSize, short_timeouts_config())),
+        b(open_host(world, world.add_node(2, model), kSize, short_timeouts_config())) {}
 
   void meet() {
     to_b = connect(a, b);
@@ -165,27 +165,27 @@ class Two {
     await_connected(world, b, to_a.peer);
   }
   /// The one who stays can do everything with whoever comes next.
-  void starts_again() {
-    Host next = open_host(world, kB, kSize, hasty_config());
+  void works_with_successor() {
+    Host next = open_host(world, kB, kSize, short_timeouts_config());
     EXPECT_TRUE(delivers(world, a, next, 11));
     EXPECT_TRUE(delivers(world, next, a, 12));
   }
-  Nanos bound() const { return hasty_config().default_timeout + hasty_config().drain_timeout; }
+  Nanos bound() const { return short_timeouts_config().default_timeout + short_timeouts_config().drain_timeout; }
 
-  Witness seen;
+  EventRecorder seen;
   sim::World world;
   Host a, b;
-  Way to_b, to_a;
+  RemoteHost to_b, to_a;
 };
 
 /// Tells `story` with the crash after every event from its beginning to its end without one.
-/// `begin` brings the hosts to where it starts, `act` submits under tag 1 of the witness.
-void dies_during(const std::function<void(Two&)>& begin, const std::function<void(Two&)>& act,
-                 const std::function<void(Two&, const Event&)>& check, uint64_t stride) {
-  expect_trouble();
+/// `begin` brings the hosts to where it starts, `act` submits under tag 1 of the recorder.
+void dies_during(const std::function<void(CrashPair&)>& begin, const std::function<void(CrashPair&)>& act,
+                 const std::function<void(CrashPair&, const Event&)>& check, uint64_t stride) {
+  expect_fault_logs();
   uint64_t first = 0, last = 0;
   {
-    Two two;
+    CrashPair two;
     begin(two);
     first = two.world.events();
     act(two);
@@ -196,7 +196,7 @@ void dies_during(const std::function<void(Two&)>& begin, const std::function<voi
   ASSERT_GT(last, first);
   for (uint64_t at = first; at <= last; at += stride) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    Two two;
+    CrashPair two;
     begin(two);
     const Nanos started = two.world.now();
     ASSERT_TRUE(two.world.at_event(at, Fault::crash(kB)));
@@ -207,16 +207,16 @@ void dies_during(const std::function<void(Two&)>& begin, const std::function<voi
     two.world.run_for(5s);
     EXPECT_EQ(std::ranges::count(two.seen.events, 1u, &Event::tag), 1) << "it ends once";
     EXPECT_EQ(two.a.engine.stats().ops_in_flight, 0u) << two.a.engine.dump();
-    two.starts_again();
+    two.works_with_successor();
     if (testing::Test::HasFailure()) return;
   }
 }
 
-void meet(Two& two) { two.meet(); }
+void meet(CrashPair& two) { two.meet(); }
 
 TEST(Crash, DuringConnectEndsWhatWaitedForIt) {
-  dies_during([](Two&) {},
-              [](Two& two) {
+  dies_during([](CrashPair&) {},
+              [](CrashPair& two) {
                 two.to_b = connect(two.a, two.b);
                 fill(two.a.bytes(), 1);
                 const Write write{.source = two.a.memory.at(0),
@@ -225,7 +225,7 @@ TEST(Crash, DuringConnectEndsWhatWaitedForIt) {
                                   .notify = two.seen.notify(1)};
                 ASSERT_TRUE(two.a.engine.submit(write));
               },
-              [](Two& two, const Event& event) {
+              [](CrashPair& two, const Event& event) {
                 if (event.code == Errc::kOk) {
                   EXPECT_TRUE(holds(two.b.bytes(0, 140'000), 1));
                 } else if (event.remote == Remote::kNotDelivered) {
@@ -246,12 +246,12 @@ TEST(Crash, DuringResolveEndsIt) {
   std::array<CounterKey, 3> out{};
   dies_during(
       meet,
-      [&](Two& two) {
+      [&](CrashPair& two) {
         out = {};
         ASSERT_TRUE(two.a.engine.submit(Resolve{
             .peer = two.to_b.peer, .names = kNames, .out = out, .notify = two.seen.notify(1)}));
       },
-      [&](Two&, const Event& event) {
+      [&](CrashPair&, const Event& event) {
         const bool ok = event.code == Errc::kOk;
         EXPECT_TRUE(ok || event.code == Errc::kPeerLost || event.code == Errc::kTimeout);
         for (const CounterKey key : out) EXPECT_EQ(static_cast<bool>(key), ok);
@@ -260,7 +260,7 @@ TEST(Crash, DuringResolveEndsIt) {
 }
 
 /// The one who dies has writes under way to the one who fences, or deregisters.
-void let_b_write(Two& two, uint64_t content) {
+void start_writes_of_b(CrashPair& two, uint64_t content) {
   fill(two.b.bytes(), content);
   for (uint64_t i = 0; i < 4; ++i) {
     const auto op = two.b.engine.submit(Write{.source = two.b.memory.at(i * 100'000),
@@ -272,7 +272,7 @@ void let_b_write(Two& two, uint64_t content) {
 }
 
 /// After a proof: whatever was on its way, nothing lands.
-void nothing_lands(Two& two, std::span<std::byte> memory) {
+void nothing_lands(CrashPair& two, std::span<std::byte> memory) {
   std::ranges::fill(memory, std::byte{0});
   two.world.run_for(3s);
   EXPECT_TRUE(untouched(memory)) << "after the proof";
@@ -280,15 +280,15 @@ void nothing_lands(Two& two, std::span<std::byte> memory) {
 
 TEST(Crash, DuringAFenceIsAsGoodAsAnAnswer) {
   dies_during(
-      [](Two& two) {
+      [](CrashPair& two) {
         two.meet();
-        let_b_write(two, 2);
+        start_writes_of_b(two, 2);
       },
-      [](Two& two) {
+      [](CrashPair& two) {
         ASSERT_TRUE(
             two.a.engine.submit(Fence{.peer = two.to_b.peer, .notify = two.seen.notify(1)}));
       },
-      [](Two& two, const Event& event) {
+      [](CrashPair& two, const Event& event) {
         EXPECT_EQ(event.code, Errc::kOk) << "this network can shut a peer out by itself";
         nothing_lands(two, two.a.bytes());
       },
@@ -297,15 +297,15 @@ TEST(Crash, DuringAFenceIsAsGoodAsAnAnswer) {
 
 TEST(Crash, DuringADeregistrationIsAsGoodAsAnAnswer) {
   dies_during(
-      [](Two& two) {
+      [](CrashPair& two) {
         two.meet();
-        let_b_write(two, 2);
+        start_writes_of_b(two, 2);
       },
-      [](Two& two) {
+      [](CrashPair& two) {
         ASSERT_TRUE(two.a.engine.submit(
             Deregister{.region = two.a.memory.id(), .notify = two.seen.notify(1)}));
       },
-      [](Two& two, const Event& event) {
+      [](CrashPair& two, const Event& event) {
         EXPECT_EQ(event.code, Errc::kOk);
         two.a.memory = *two.a.engine.allocate({.size_bytes = kSize});
       },
@@ -315,31 +315,31 @@ TEST(Crash, DuringADeregistrationIsAsGoodAsAnAnswer) {
 // ---- The sender ---------------------------------------------------------------------------------
 
 TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
-  expect_trouble();
+  expect_fault_logs();
   const auto [begin, end] = [] {
-    Two two;
+    CrashPair two;
     two.meet();
-    Ledger ledger(two.a, 1);
+    WriteAuditor auditor(two.a, 1);
     const uint64_t from = two.world.events();
-    ledger.pages({&two.b, two.to_b}, 20, 4096);
-    ledger.write({&two.b, two.to_b}, 150'000);
-    EXPECT_TRUE(two.world.run_until([&] { return ledger.all_ended(); }, 10s));
+    auditor.pages({&two.b, two.to_b}, 20, 4096);
+    auditor.write({&two.b, two.to_b}, 150'000);
+    EXPECT_TRUE(two.world.run_until([&] { return auditor.all_completed(); }, 10s));
     return std::pair(from, two.world.events());
   }();
   for (uint64_t at = begin; at <= end; at += kStride) {
     for (const bool early :
          {true, false}) {  // the fence comes before anybody has noticed, or after
       SCOPED_TRACE("after event " + std::to_string(at) + (early ? ", early" : ", late"));
-      Two two;
+      CrashPair two;
       two.meet();
-      Ledger ledger(two.a, 1);
+      WriteAuditor auditor(two.a, 1);
       Counter bound = *two.b.engine.make_counter();
       ASSERT_TRUE(bound.bind(two.to_a.peer));
       ASSERT_TRUE(bound.expect(1, two.seen.notify(2), 60s));
       ASSERT_TRUE(two.world.at_event(at, Fault::crash(kA)));
-      const Ledger::Target to{&two.b, two.to_b};
-      ledger.pages(to, 20, 4096);
-      ledger.write(to, 150'000);
+      const WriteAuditor::Target to{&two.b, two.to_b};
+      auditor.pages(to, 20, 4096);
+      auditor.write(to, 150'000);
       const auto crashed = [&] { return two.world.faults(Fault::Kind::kCrash) > 0; };
       ASSERT_TRUE(two.world.run_until(crashed, 10s));
       EXPECT_NE(two.a.engine.dump(), "") << "whoever looks at what is left of it";
@@ -348,7 +348,7 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       constexpr Nanos kProof = 20ms;
       ASSERT_TRUE(two.world.at(when, Fault::late_proof(kB, kProof)));
       const Fence fence{.peer = two.to_a.peer, .notify = two.seen.notify(1)};
-      const auto told = [&] { return two.seen.find(2) != nullptr; };
+      const auto reported = [&] { return two.seen.find(2) != nullptr; };
       if (early) {
         ASSERT_TRUE(two.b.engine.submit(fence));
       }
@@ -358,20 +358,20 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       };
       ASSERT_TRUE(two.world.run_until(gone, 10s));
       const Nanos lost = two.world.now();
-      ASSERT_TRUE(two.world.run_until(told, 100ms)) << "its last counts are not waited for longer";
+      ASSERT_TRUE(two.world.run_until(reported, 100ms)) << "its last counts are not waited for longer";
       if (!early) {
         ASSERT_TRUE(two.b.engine.submit(fence));
       }
-      const bool had_a_way = !untouched(two.b.bytes());
+      const bool had_a_path = !untouched(two.b.bytes());
       ASSERT_TRUE(two.world.run_until([&] { return two.seen.find(1) != nullptr; }, 10s));
       EXPECT_EQ(two.seen.find(1)->code, Errc::kOk);
-      EXPECT_GE(two.world.now(), had_a_way ? lost + kProof : lost);
+      EXPECT_GE(two.world.now(), had_a_path ? lost + kProof : lost);
       nothing_lands(two, two.b.bytes());
-      ASSERT_TRUE(told());
+      ASSERT_TRUE(reported());
       EXPECT_EQ(two.seen.find(2)->code, Errc::kPeerLost);
       EXPECT_EQ(two.seen.find(2)->peer, two.to_a.peer);
-      EXPECT_LE(two.world.now(), when + 4s + hasty_config().lost_timeout);
-      Host next = open_host(two.world, kA, kSize, hasty_config());
+      EXPECT_LE(two.world.now(), when + 4s + short_timeouts_config().lost_timeout);
+      Host next = open_host(two.world, kA, kSize, short_timeouts_config());
       EXPECT_TRUE(delivers(two.world, next, two.b, 11));
       EXPECT_TRUE(delivers(two.world, two.b, next, 12));
       if (testing::Test::HasFailure()) return;

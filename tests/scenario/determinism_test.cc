@@ -9,7 +9,7 @@ namespace {
 
 /// A bit of everything over a bad control channel, with choices drawn from the seed.
 uint64_t trace_of_a_busy_run(uint64_t seed) {
-  Witness witness;
+  EventRecorder recorder;
   sim::World world(
       {.seed = seed, .drop_control = 0.1, .duplicate_control = 0.1, .reorder_control = 0.3});
   Rng rng(7);  // the same workload for every seed: only the world differs
@@ -20,20 +20,20 @@ uint64_t trace_of_a_busy_run(uint64_t seed) {
   for (uint32_t round = 0; round < 30; ++round) {
     const auto from = rng.below(3);
     const auto to = (from + 1 + rng.below(2)) % 3;
-    const Way way = connect(hosts[from], hosts[to]);
+    const RemoteHost remote = connect(hosts[from], hosts[to]);
     Counter counter = *hosts[to].engine.make_counter();
-    const Subscription listener = *hosts[to].engine.listen(1, witness.notify());
+    const Subscription listener = *hosts[to].engine.listen(1, recorder.notify());
     Batch batch = *hosts[from].engine.make_batch();
     for (uint32_t i = 0; i < 5; ++i) {
       const uint64_t size = rng.below(200'000);
       EXPECT_TRUE(hosts[from].engine.submit(Write{.source = hosts[from].memory.at(0),
-                                                  .target = way.at(rng.below(1000)),
+                                                  .target = remote.at(rng.below(1000)),
                                                   .size_bytes = size,
                                                   .imm = counter.key(),
                                                   .batch = batch}));
     }
     EXPECT_TRUE(hosts[from].engine.submit(
-        Send{.peer = way.peer, .channel = 1, .bytes = hosts[from].bytes(0, 100), .batch = batch}));
+        Send{.peer = remote.peer, .channel = 1, .bytes = hosts[from].bytes(0, 100), .batch = batch}));
     EXPECT_TRUE(counter.wait(5));
     EXPECT_TRUE(hosts[from].engine.wait(batch));
   }
@@ -56,9 +56,9 @@ TEST(Determinism, AnotherSeedGivesAnotherRun) {
 // ---- Inline -------------------------------------------------------------------------------------
 
 /// An engine that writes to its own address.
-struct Loner {
-  explicit Loner(const std::shared_ptr<InlineRuntime>& runtime)
-      : engine(*Engine::open(story_config(), runtime)),
+struct SelfWriter {
+  explicit SelfWriter(const std::shared_ptr<InlineRuntime>& runtime)
+      : engine(*Engine::open(test_config(), runtime)),
         memory(*engine.allocate({.size_bytes = 64 << 10})),
         self(*engine.connect(engine.address())),
         region(*engine.import_region(self, *memory.desc())),
@@ -81,25 +81,25 @@ struct Loner {
 };
 
 TEST(InlineEngines, AWaitOnOneDrivesTheOther) {
-  Witness witness;
+  EventRecorder recorder;
   const auto runtime = std::make_shared<InlineRuntime>();
-  Loner a(runtime), b(runtime);
+  SelfWriter a(runtime), b(runtime);
   fill(b.memory.bytes().first(32 << 10), 9);
   // B's write is only submitted once A's has ended, and nobody waits on A.
-  witness.then = [&](const Event& event) {
+  recorder.then = [&](const Event& event) {
     EXPECT_EQ(event.code, Errc::kOk);
     b.write();
   };
-  a.write(witness.notify());
+  a.write(recorder.notify());
   ASSERT_TRUE(b.counter.wait(1, 10s));
-  EXPECT_EQ(witness.count(), 1u);
+  EXPECT_EQ(recorder.count(), 1u);
   EXPECT_EQ(a.counter.count(), 1u);
   EXPECT_TRUE(holds(b.memory.bytes().subspan(32 << 10), 9));
 }
 
-TEST(InlineEngines, NothingHappensUnlessSomebodyDrives) {
+TEST(InlineEngines, NothingHappensUnlessTheyAreDriven) {
   const auto runtime = std::make_shared<InlineRuntime>();
-  Loner a(runtime), b(runtime);
+  SelfWriter a(runtime), b(runtime);
   fill(a.memory.bytes().first(32 << 10), 4);
   a.write();
   EXPECT_EQ(a.counter.count(), 0u);
@@ -117,16 +117,16 @@ TEST(InlineEngines, NothingHappensUnlessSomebodyDrives) {
 
 TEST(InlineEngines, CloseInAnyOrderWithWorkInFlight) {
   const auto runtime = std::make_shared<InlineRuntime>();
-  Witness witness;
-  Loner a(runtime), b(runtime);
+  EventRecorder recorder;
+  SelfWriter a(runtime), b(runtime);
   for (uint64_t i = 0; i < 10; ++i) {
-    a.write(witness.notify(i));
-    b.write(witness.notify(100 + i));
+    a.write(recorder.notify(i));
+    b.write(recorder.notify(100 + i));
   }
   ASSERT_TRUE(a.engine.close());
-  for (uint64_t i = 0; i < 10; ++i) EXPECT_NE(witness.find(i), nullptr) << i;
+  for (uint64_t i = 0; i < 10; ++i) EXPECT_NE(recorder.find(i), nullptr) << i;
   ASSERT_TRUE(b.engine.close());
-  EXPECT_EQ(witness.count(), 20u);
+  EXPECT_EQ(recorder.count(), 20u);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ sim::NicModel rc() {
 }
 
 Config traffic_config() {
-  Config config = story_config();
+  Config config = test_config();
   config.bulk_slice_bytes = 32'768;
   return config;
 }
@@ -46,15 +46,15 @@ class Traffic {
       : world_({.seed = seed}),
         a_(open_host(world_, world_.add_node(rails, model), kSize, config)),
         b_(open_host(world_, world_.add_node(rails, model), kSize, config)),
-        way_(connect(a_, b_)) {
-    await_connected(world_, a_, way_.peer);
+        remote_(connect(a_, b_)) {
+    await_connected(world_, a_, remote_.peer);
     fill(a_.bytes(), seed);
     for (auto& counter : counters_) counter.emplace(*b_.engine.make_counter());
     batch_.emplace(*a_.engine.make_batch());
   }
 
   void submit() {
-    const auto both = [&](uint64_t at) { return std::pair(a_.memory.at(at), way_.at(at)); };
+    const auto both = [&](uint64_t at) { return std::pair(a_.memory.at(at), remote_.at(at)); };
     // Cut over the rails.
     auto [source, target] = both(0);
     accepted(a_.engine.submit(Write{.source = source,
@@ -79,7 +79,7 @@ class Traffic {
     }
     accepted(a_.engine.submit(PagedWrite{.source = a_.memory.id(),
                                          .source_pages = {.indices = here, .stride_bytes = kPage},
-                                         .target = way_.region,
+                                         .target = remote_.region,
                                          .target_pages = {.indices = there, .stride_bytes = kPage},
                                          .page_bytes = kPage,
                                          .imm = counters_[2]->key(),
@@ -96,7 +96,7 @@ class Traffic {
     std::vector<ScatterTarget> targets;
     for (uint32_t i = 0; i < 4; ++i) {
       targets.push_back(
-          {way_.at(kSpread + i * 5000), kSpread + i * 5000, 5000, counters_[4]->key()});
+          {remote_.at(kSpread + i * 5000), kSpread + i * 5000, 5000, counters_[4]->key()});
     }
     accepted(
         a_.engine.submit(Scatter{.source = a_.memory.id(), .targets = targets, .batch = *batch_}));
@@ -134,8 +134,8 @@ class Traffic {
   sim::World& world() { return world_; }
   Host& a() { return a_; }
   Host& b() { return b_; }
-  PeerId peer() const { return way_.peer; }
-  const Way& way() const { return way_; }
+  PeerId peer() const { return remote_.peer; }
+  const RemoteHost& remote() const { return remote_; }
   Batch& batch() { return *batch_; }
   Counter& counter(size_t i) { return *counters_[i]; }
 
@@ -144,7 +144,7 @@ class Traffic {
 
   sim::World world_;
   Host a_, b_;
-  Way way_;
+  RemoteHost remote_;
   std::array<std::optional<Counter>, 5> counters_;
   std::optional<Batch> batch_;
 };

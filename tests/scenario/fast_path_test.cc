@@ -23,18 +23,18 @@ void expect_breaks() {
 
 // The sender has one rail. When the rail of the target that it writes to is gone, its path leads
 // to the other one, which knows the same memory under another key.
-TEST(ShortWay, GoesByTheKeyOfTheRailThatThePathLeadsTo) {
+TEST(FastPath, UsesTheRkeyOfTheRailThatThePathLeadsTo) {
   expect_breaks();
   sim::World world({.seed = seeds(1)[0]});
   Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096);
   Host to = open_host(world, world.add_node(2, sim::NicModel::connectx7()), 4096);
-  const Way way = connect(from, to);
+  const RemoteHost remote = connect(from, to);
   Counter counter = *to.engine.make_counter();
   const auto write = [&](uint64_t seed) {
     fill(from.bytes(), seed);
     Batch batch = *from.engine.make_batch();
     ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
-                                         .target = way.at(0),
+                                         .target = remote.at(0),
                                          .size_bytes = 4096,
                                          .imm = counter.key(),
                                          .batch = batch}));
@@ -51,20 +51,20 @@ TEST(ShortWay, GoesByTheKeyOfTheRailThatThePathLeadsTo) {
 }
 
 // A break ends several trains of one path at once: all that was in them arrives, and counts once.
-TEST(ShortWay, TrainsOfAPathThatBreaksArriveOnce) {
+TEST(FastPath, PostBatchesOfABrokenPathArriveOnce) {
   expect_breaks();
   constexpr uint32_t kWrites = 256;
   for (const Nanos when : {1us, 2us, 3us, 5us, 8us}) {
     sim::World world({.seed = seeds(1)[0]});
     Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 1 << 16);
     Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 1 << 16);
-    const Way way = connect(from, to);
+    const RemoteHost remote = connect(from, to);
     Counter counter = *to.engine.make_counter();
     Batch batch = *from.engine.make_batch();
     std::vector<Write> writes;
     for (uint32_t i = 0; i < kWrites; ++i) {
       writes.push_back({.source = from.memory.at(i * 64),
-                        .target = way.at(i * 64),
+                        .target = remote.at(i * 64),
                         .size_bytes = 64,
                         .imm = counter.key(),
                         .batch = batch});
@@ -83,7 +83,7 @@ TEST(ShortWay, TrainsOfAPathThatBreaksArriveOnce) {
 }
 
 // What travels together has one timer, which is that of its first deadline.
-TEST(ShortWay, WatchesTheEarliestDeadlineOfWritesThatTravelTogether) {
+TEST(FastPath, WatchesTheEarliestDeadlineOfAPostBatch) {
   expect_breaks();
   expect_log("an operation does not drain");
   sim::World world({.seed = seeds(1)[0]});
@@ -91,11 +91,11 @@ TEST(ShortWay, WatchesTheEarliestDeadlineOfWritesThatTravelTogether) {
   config.drain_timeout = 20ms;
   Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
   Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
-  const Way way = connect(from, to);
+  const RemoteHost remote = connect(from, to);
   Counter counter = *to.engine.make_counter();
   const auto write = [&](Batch& batch, Timeout timeout) {
     return Write{.source = from.memory.at(0),
-                 .target = way.at(0),
+                 .target = remote.at(0),
                  .size_bytes = 64,
                  .imm = counter.key(),
                  .timeout = timeout,

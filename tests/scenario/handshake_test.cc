@@ -20,20 +20,20 @@ std::function<bool()> is_lost(const Host& host, PeerId peer) {
 }
 
 /// The last change of a peer that was told.
-Event last_change(const Witness& witness) {
+Event last_change(const EventRecorder& recorder) {
   Event last;
-  for (const Event& event : witness.events) {
+  for (const Event& event : recorder.events) {
     if (event.kind == EventKind::kPeer) last = event;
   }
   return last;
 }
 
 /// Sends a pattern and waits for its count at the other side.
-void expect_usable(Host& from, Host& to, const Way& way, uint64_t content) {
+void expect_usable(Host& from, Host& to, const RemoteHost& remote, uint64_t content) {
   Counter counter = *to.engine.make_counter();
   fill(from.bytes(), content);
   ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
-                                       .target = way.at(0),
+                                       .target = remote.at(0),
                                        .size_bytes = kSize,
                                        .imm = counter.key()}));
   ASSERT_TRUE(counter.wait(1)) << from.engine.dump();
@@ -43,26 +43,26 @@ void expect_usable(Host& from, Host& to, const Way& way, uint64_t content) {
 // ---- Another job, another version ---------------------------------------------------------------
 
 Config of_job(const std::string& key) {
-  Config config = story_config();
+  Config config = test_config();
   config.job_key = key;
   return config;
 }
 
-TEST(WrongJob, IsToldAtOnceAndEndsWhatWasSubmitted) {
+TEST(WrongJob, IsReportedAtOnceAndEndsWhatWasSubmitted) {
   using Keys = std::pair<const char*, const char*>;
   for (const auto& [here, there] : {Keys{"blue", "red"}, Keys{"", "red"}, Keys{"blue", ""}}) {
     SCOPED_TRACE(testing::Message() << "'" << here << "' to '" << there << "'");
-    Witness seen, ended;
+    EventRecorder seen, ended;
     sim::World world;
     Host a = open_host(world, world.add_node(), kSize, of_job(here));
     Host b = open_host(world, world.add_node(), kSize, of_job(there));
     const Subscription subscription = *a.engine.subscribe(seen.notify());
-    const Way way = connect(a, b);
+    const RemoteHost remote = connect(a, b);
     ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
-                                      .target = way.at(0),
+                                      .target = remote.at(0),
                                       .size_bytes = kSize,
                                       .notify = ended.notify()}));
-    ASSERT_TRUE(world.run_until(is_lost(a, way.peer), 1ms)) << a.engine.dump();
+    ASSERT_TRUE(world.run_until(is_lost(a, remote.peer), 1ms)) << a.engine.dump();
     world.run_for(1ms);
     EXPECT_EQ(last_change(seen).code, Errc::kWrongJob);
     ASSERT_EQ(ended.count(), 1u);
@@ -74,46 +74,46 @@ TEST(WrongJob, IsToldAtOnceAndEndsWhatWasSubmitted) {
   }
 }
 
-class Meeting : public testing::Test {
+class ScriptedHandshake : public testing::Test {
  protected:
-  explicit Meeting(const Config& config = story_config()) : engine(theatre.open(config)) {}
+  explicit ScriptedHandshake(const Config& config = test_config()) : engine(world.open(config)) {}
   void connect() {
-    peer = *engine.connect(puppet.encoded_address());
-    theatre.run_for(1ms);
-    puppet.read();
+    peer = *engine.connect(scripted.encoded_address());
+    world.run_for(1ms);
+    scripted.read();
   }
-  void welcome() {
-    puppet.welcome();
-    theatre.run_for(1ms);
+  void send_welcome() {
+    scripted.send_welcome();
+    world.run_for(1ms);
     ASSERT_EQ(state(), PeerState::kConnected);
   }
   PeerState state() const { return engine.peer_info(peer)->state; }
   /// What somebody without our key says.
   void forge(MessageType type, uint64_t to_session, std::span<const std::byte> body) {
     const control::Header header{.type = type, .to_session = to_session};
-    puppet.post(control::encode_frame(header, body, "another job"));
-    theatre.run_for(1ms);
+    scripted.post(control::encode_frame(header, body, "another job"));
+    world.run_for(1ms);
   }
 
-  Witness ended;  // outlives the engine that reports to it
-  PuppetTheatre theatre;
+  EventRecorder ended;  // outlives the engine that reports to it
+  ScriptedWorld world;
   Engine engine;
-  Puppet puppet{theatre, engine.address()};
-  Witness seen{&engine};
+  ScriptedPeer scripted{world, engine.address()};
+  EventRecorder seen{&engine};
   Subscription subscription = *engine.subscribe(seen.notify());
   PeerId peer{};
 };
 
-TEST_F(Meeting, ARejectOfAnotherJobIsBelievedOnlyByTheSessionThatItNames) {
+TEST_F(ScriptedHandshake, ARejectOfAnotherJobIsBelievedOnlyByTheSessionThatItNames) {
   const auto wrong_job = control::encode(control::Reject{.code = Errc::kWrongJob});
   connect();
-  const uint64_t session = puppet.engine_session;
+  const uint64_t session = scripted.engine_session;
   forge(MessageType::kReject, session + 1, wrong_job);
   forge(MessageType::kReject, 0, wrong_job);
   EXPECT_EQ(state(), PeerState::kConnecting) << "of somebody else";
   forge(MessageType::kReject, session, control::encode(control::Reject{.code = Errc::kExhausted}));
   forge(MessageType::kBye, session, control::encode(control::Bye{.code = Errc::kPeerLost}));
-  forge(MessageType::kWelcome, session, control::encode(puppet.hello));
+  forge(MessageType::kWelcome, session, control::encode(scripted.hello));
   EXPECT_EQ(state(), PeerState::kConnecting) << "nothing else is taken from a stranger";
   EXPECT_EQ(engine.stats().control_bad, 5u);
   forge(MessageType::kReject, session, wrong_job);
@@ -121,44 +121,44 @@ TEST_F(Meeting, ARejectOfAnotherJobIsBelievedOnlyByTheSessionThatItNames) {
   EXPECT_EQ(last_change(seen).code, Errc::kWrongJob);
 }
 
-TEST_F(Meeting, ARejectOfAnotherJobDoesNotEndASessionThatIsUp) {
+TEST_F(ScriptedHandshake, ARejectOfAnotherJobDoesNotEndASessionThatIsUp) {
   connect();
-  ASSERT_NO_FATAL_FAILURE(welcome());
-  forge(MessageType::kReject, puppet.engine_session,
+  ASSERT_NO_FATAL_FAILURE(send_welcome());
+  forge(MessageType::kReject, scripted.engine_session,
         control::encode(control::Reject{.code = Errc::kWrongJob}));
   EXPECT_EQ(state(), PeerState::kConnected);
   EXPECT_EQ(engine.stats().control_bad, 1u);
 }
 
-TEST_F(Meeting, OnlyWhoKnowsThisLifeIsToldThatItsJobIsWrong) {
+TEST_F(ScriptedHandshake, OnlyAPeerThatKnowsThisIncarnationLearnsThatItsJobIsWrong) {
   const auto hello = [&](uint64_t incarnation) {
-    control::Hello said = puppet.hello;
-    said.to_incarnation = incarnation;
-    const control::Header header{.type = MessageType::kHello, .from_session = puppet.session};
-    puppet.post(control::encode_frame(header, control::encode(said), "another job"));
-    theatre.run_for(1ms);
-    puppet.read();
+    control::Hello forged = scripted.hello;
+    forged.to_incarnation = incarnation;
+    const control::Header header{.type = MessageType::kHello, .from_session = scripted.session};
+    scripted.post(control::encode_frame(header, control::encode(forged), "another job"));
+    world.run_for(1ms);
+    scripted.read();
   };
-  hello(puppet.hello.to_incarnation + 1);
-  EXPECT_TRUE(puppet.letters.empty()) << "no answer to bytes that anybody can make up";
-  hello(puppet.hello.to_incarnation);
-  const auto rejects = puppet.take(MessageType::kReject);
+  hello(scripted.hello.to_incarnation + 1);
+  EXPECT_TRUE(scripted.frames.empty()) << "no answer to bytes that anybody can make up";
+  hello(scripted.hello.to_incarnation);
+  const auto rejects = scripted.take(MessageType::kReject);
   ASSERT_EQ(rejects.size(), 1u);
-  EXPECT_EQ(rejects[0].header.to_session, puppet.session);
+  EXPECT_EQ(rejects[0].header.to_session, scripted.session);
   EXPECT_EQ(control::decode_reject(rejects[0].body)->code, Errc::kWrongJob);
   EXPECT_TRUE(engine.peers().empty());
 }
 
-TEST_F(Meeting, FramesOfAnotherMajorAreCountedAndDisturbNobody) {
+TEST_F(ScriptedHandshake, FramesOfAnotherMajorAreCountedAndDisturbNothing) {
   connect();
-  ASSERT_NO_FATAL_FAILURE(welcome());
+  ASSERT_NO_FATAL_FAILURE(send_welcome());
   constexpr size_t kMajorAt = 4;
   for (const MessageType type : {MessageType::kHello, MessageType::kBye, MessageType::kReject}) {
-    auto frame = control::encode_frame(puppet.header(type), control::encode(puppet.hello), "");
+    auto frame = control::encode_frame(scripted.header(type), control::encode(scripted.hello), "");
     frame[kMajorAt] = std::byte{2};
-    puppet.post(frame);
+    scripted.post(frame);
   }
-  theatre.run_for(1ms);
+  world.run_for(1ms);
   EXPECT_EQ(engine.stats().control_bad, 3u);
   EXPECT_EQ(state(), PeerState::kConnected);
   EXPECT_EQ(engine.peers().size(), 1u);
@@ -166,7 +166,7 @@ TEST_F(Meeting, FramesOfAnotherMajorAreCountedAndDisturbNobody) {
 
 // ---- Nobody, and those who leave in the middle --------------------------------------------------
 
-TEST_F(Meeting, WhoNeverAnswersIsGivenUpWithEverythingThatWaited) {
+TEST_F(ScriptedHandshake, APeerThatNeverAnswersIsGivenUpWithEverythingThatWaited) {
   connect();
   Batch batch = *engine.make_batch();
   std::vector<CounterKey> keys(1);
@@ -179,10 +179,10 @@ TEST_F(Meeting, WhoNeverAnswersIsGivenUpWithEverythingThatWaited) {
                                     .timeout = 100s,
                                     .batch = batch,
                                     .notify = ended.notify()}));
-  theatre.run_for(28s);
+  world.run_for(28s);
   EXPECT_EQ(state(), PeerState::kConnecting);
-  EXPECT_GE(puppet.take(MessageType::kHello).size(), 25u) << "asked again and again";
-  theatre.run_for(2s);
+  EXPECT_GE(scripted.take(MessageType::kHello).size(), 25u) << "asked again and again";
+  world.run_for(2s);
   EXPECT_EQ(state(), PeerState::kLost);
   EXPECT_EQ(last_change(seen).code, Errc::kUnreachable);
   ASSERT_EQ(ended.count(), 2u);
@@ -191,91 +191,91 @@ TEST_F(Meeting, WhoNeverAnswersIsGivenUpWithEverythingThatWaited) {
     EXPECT_EQ(event.remote, Remote::kNotDelivered);
   }
   // And it may be tried again.
-  const PeerId again = *engine.connect(puppet.encoded_address());
+  const PeerId again = *engine.connect(scripted.encoded_address());
   EXPECT_NE(again, peer);
-  theatre.run_for(1ms);
-  puppet.read();
-  puppet.welcome();
-  theatre.run_for(1ms);
+  world.run_for(1ms);
+  scripted.read();
+  scripted.send_welcome();
+  world.run_for(1ms);
   EXPECT_EQ(engine.peer_info(again)->state, PeerState::kConnected);
 }
 
-TEST_F(Meeting, AGoodbyeThatOvertookItsWelcomeEndsTheSession) {
+TEST_F(ScriptedHandshake, AGoodbyeThatOvertookItsWelcomeEndsTheSession) {
   connect();
-  puppet.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
-  puppet.welcome();
-  theatre.run_for(1ms);
+  scripted.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  scripted.send_welcome();
+  world.run_for(1ms);
   EXPECT_EQ(state(), PeerState::kLost);
   EXPECT_EQ(last_change(seen).code, Errc::kPeerLost);
-  for (const Letter& bye : puppet.take(MessageType::kBye)) {
-    EXPECT_EQ(bye.header.to_session, puppet.session);
+  for (const ControlFrame& bye : scripted.take(MessageType::kBye)) {
+    EXPECT_EQ(bye.header.to_session, scripted.session);
   }
 }
 
-TEST_F(Meeting, AWelcomeThatComesTooLateIsToldSo) {
+TEST_F(ScriptedHandshake, AWelcomeThatComesTooLateIsAnsweredSo) {
   connect();
   ASSERT_TRUE(engine.disconnect(peer));
-  theatre.run_for(1s);
-  puppet.take(MessageType::kBye);
-  puppet.welcome();
-  theatre.run_for(1ms);
-  const auto byes = puppet.take(MessageType::kBye);
+  world.run_for(1s);
+  scripted.take(MessageType::kBye);
+  scripted.send_welcome();
+  world.run_for(1ms);
+  const auto byes = scripted.take(MessageType::kBye);
   ASSERT_FALSE(byes.empty());
-  EXPECT_EQ(byes.back().header.to_session, puppet.session) << "so that it knows which is meant";
+  EXPECT_EQ(byes.back().header.to_session, scripted.session) << "so that it knows which is meant";
   EXPECT_TRUE(engine.peers().empty());
 }
 
-TEST_F(Meeting, ALateHelloOpensNothingAndIsAnsweredThatItIsOver) {
-  puppet.say_hello();
-  theatre.run_for(1ms);
-  puppet.read();
-  puppet.send(MessageType::kReady);
-  theatre.run_for(1ms);
+TEST_F(ScriptedHandshake, ALateHelloOpensNothingAndIsAnsweredThatTheSessionIsClosed) {
+  scripted.send_hello();
+  world.run_for(1ms);
+  scripted.read();
+  scripted.send(MessageType::kReady);
+  world.run_for(1ms);
   ASSERT_EQ(engine.peers().size(), 1u);
-  puppet.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
-  theatre.run_for(1s);
+  scripted.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  world.run_for(1s);
   ASSERT_TRUE(engine.peers().empty());
-  puppet.read();
-  puppet.letters.clear();
+  scripted.read();
+  scripted.frames.clear();
 
-  puppet.say_hello();
-  theatre.run_for(1ms);
+  scripted.send_hello();
+  world.run_for(1ms);
   EXPECT_TRUE(engine.peers().empty());
-  const auto byes = puppet.take(MessageType::kBye);
+  const auto byes = scripted.take(MessageType::kBye);
   ASSERT_EQ(byes.size(), 1u);
-  EXPECT_EQ(byes[0].header.to_session, puppet.session);
+  EXPECT_EQ(byes[0].header.to_session, scripted.session);
   // One of an earlier life is not even that.
-  puppet.session += uint64_t{5} << 32;
-  --puppet.hello.address.incarnation;
-  puppet.say_hello();
-  theatre.run_for(1ms);
-  puppet.read();
+  scripted.session += uint64_t{5} << 32;
+  --scripted.hello.address.incarnation;
+  scripted.send_hello();
+  world.run_for(1ms);
+  scripted.read();
   EXPECT_TRUE(engine.peers().empty());
-  EXPECT_TRUE(puppet.letters.empty());
+  EXPECT_TRUE(scripted.frames.empty());
   // The next session is.
-  ++puppet.hello.address.incarnation;
-  puppet.say_hello();
-  theatre.run_for(1ms);
-  EXPECT_EQ(puppet.take(MessageType::kWelcome).size(), 1u);
+  ++scripted.hello.address.incarnation;
+  scripted.send_hello();
+  world.run_for(1ms);
+  EXPECT_EQ(scripted.take(MessageType::kWelcome).size(), 1u);
   EXPECT_EQ(engine.peers().size(), 1u);
 }
 
-TEST_F(Meeting, APeerThatBeganAndNeverWentOnIsForgotten) {
-  puppet.say_hello();
-  theatre.run_for(29s);
+TEST_F(ScriptedHandshake, APeerThatBeganAndNeverWentOnIsForgotten) {
+  scripted.send_hello();
+  world.run_for(29s);
   EXPECT_EQ(engine.peers().size(), 1u);
-  EXPECT_GE(puppet.take(MessageType::kWelcome).size(), 25u);
-  theatre.run_for(2s);
+  EXPECT_GE(scripted.take(MessageType::kWelcome).size(), 25u);
+  world.run_for(2s);
   EXPECT_TRUE(engine.peers().empty());
   EXPECT_EQ(seen.count(EventKind::kPeer), 0u) << "nobody here had asked for it";
-  EXPECT_FALSE(puppet.take(MessageType::kBye).empty());
+  EXPECT_FALSE(scripted.take(MessageType::kBye).empty());
 }
 
-TEST_F(Meeting, APeerThatBeganIsToldOfOnceWeWantItToo) {
-  puppet.say_hello();
-  theatre.run_for(1ms);
-  peer = *engine.connect(puppet.encoded_address());
-  theatre.run_for(31s);
+TEST_F(ScriptedHandshake, APeerThatBeganIsReportedOnceWeConnectToo) {
+  scripted.send_hello();
+  world.run_for(1ms);
+  peer = *engine.connect(scripted.encoded_address());
+  world.run_for(31s);
   ASSERT_EQ(seen.count(EventKind::kPeer), 2u);
   EXPECT_EQ(seen.events[0].value, static_cast<uint64_t>(PeerState::kConnecting));
   EXPECT_EQ(seen.events[1].value, static_cast<uint64_t>(PeerState::kLost));
@@ -283,24 +283,24 @@ TEST_F(Meeting, APeerThatBeganIsToldOfOnceWeWantItToo) {
 }
 
 /// One side connects and writes, the other closes at any moment of it.
-TEST(LeavingInTheMiddle, EndsEverythingInOneWayOrTheOther) {
+TEST(DisconnectInTheMiddle, EndsEverythingOneWayOrTheOther) {
   uint64_t delivered = 0, failed = 0;
   for (uint64_t after = 0; after < 40; ++after) {
     SCOPED_TRACE(testing::Message() << "closed after " << after * 500 << " ns");
-    Witness seen, ended;
+    EventRecorder seen, ended;
     sim::World world({.seed = test_seed() + after, .drop_control = after % 2 * 0.2});
     Host a = open_host(world, world.add_node(2), kSize);
     Host b = open_host(world, world.add_node(2), kSize);
     const Subscription subscription = *a.engine.subscribe(seen.notify());
-    const Way way = connect(a, b);
+    const RemoteHost remote = connect(a, b);
     ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
-                                      .target = way.at(0),
+                                      .target = remote.at(0),
                                       .size_bytes = kSize,
                                       .timeout = 100s,
                                       .notify = ended.notify()}));
     world.run_for(Nanos(after * 500));
     ASSERT_TRUE(b.engine.close());
-    ASSERT_TRUE(world.run_until(is_lost(a, way.peer), 35s)) << a.engine.dump();
+    ASSERT_TRUE(world.run_until(is_lost(a, remote.peer), 35s)) << a.engine.dump();
     ASSERT_TRUE(world.run_until([&] { return ended.count() == 1; }, 1ms)) << a.engine.dump();
     const Errc why = last_change(seen).code;
     EXPECT_TRUE(why == Errc::kPeerLost || why == Errc::kUnreachable) << to_string(why);
@@ -309,7 +309,7 @@ TEST(LeavingInTheMiddle, EndsEverythingInOneWayOrTheOther) {
     EXPECT_EQ(ended.events[0].code, why);
   }
   EXPECT_GT(failed, 0u);
-  EXPECT_GT(delivered, 0u) << "the story has to reach the end of the write too";
+  EXPECT_GT(delivered, 0u) << "the test has to reach the end of the write too";
 }
 
 TEST(SimultaneousOpens, UnderHeavyLossMeetInOneSession) {
@@ -319,9 +319,9 @@ TEST(SimultaneousOpens, UnderHeavyLossMeetInOneSession) {
         {.seed = seed, .drop_control = 0.3, .duplicate_control = 0.3, .reorder_control = 0.5});
     Host a = open_host(world, world.add_node(), kSize);
     Host b = open_host(world, world.add_node(), kSize);
-    const Way to_b = connect(a, b);
+    const RemoteHost to_b = connect(a, b);
     world.run_for(Nanos(seed % 5 * 1000));
-    const Way to_a = connect(b, a);
+    const RemoteHost to_a = connect(b, a);
     ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, to_b, seed));
     ASSERT_NO_FATAL_FAILURE(expect_usable(b, a, to_a, seed + 1));
     world.run_for(1s);
@@ -336,7 +336,7 @@ class OtherSideFirst : public testing::Test {
  protected:
   static std::vector<sim::NodeNetwork> networks() { return {{.name = "fast"}, {.name = "slow"}}; }
   void SetUp() override {
-    const Way theirs = connect(b, a);
+    const RemoteHost theirs = connect(b, a);
     await_connected(world, b, theirs.peer);
     world.run_for(1ms);
     ASSERT_EQ(a.engine.peers().size(), 1u);
@@ -348,10 +348,10 @@ class OtherSideFirst : public testing::Test {
 };
 
 TEST_F(OtherSideFirst, TheNetworksThatWeAskForAreTaken) {
-  const Way way = connect(a, b, {.networks = {"slow"}});
-  EXPECT_EQ(a.engine.peers(), std::vector<PeerId>{way.peer}) << "the session that is there";
-  EXPECT_EQ(route(way.peer), "slow");
-  ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, way, 1));
+  const RemoteHost remote = connect(a, b, {.networks = {"slow"}});
+  EXPECT_EQ(a.engine.peers(), std::vector<PeerId>{remote.peer}) << "the session that is there";
+  EXPECT_EQ(route(remote.peer), "slow");
+  ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, remote, 1));
   world.run_for(1ms);
   for (const RailStats& rail : a.engine.rail_stats()) {
     EXPECT_EQ(rail.tx.bytes, rail.network == "slow" ? kSize : 0u) << rail.network;
@@ -359,28 +359,28 @@ TEST_F(OtherSideFirst, TheNetworksThatWeAskForAreTaken) {
 }
 
 TEST_F(OtherSideFirst, ARouteInUseStaysAsItIs) {
-  const Way way = connect(a, b);
-  ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, way, 1));
-  EXPECT_EQ(*a.engine.connect(b.engine.address(), {.networks = {"slow"}}), way.peer);
-  EXPECT_EQ(route(way.peer), "fast") << "never changed in silence";
+  const RemoteHost remote = connect(a, b);
+  ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, remote, 1));
+  EXPECT_EQ(*a.engine.connect(b.engine.address(), {.networks = {"slow"}}), remote.peer);
+  EXPECT_EQ(route(remote.peer), "fast") << "never changed in silence";
 }
 
 // ---- The next life under the same name ----------------------------------------------------------
 
 Config named(uint64_t engine_id) {
-  Config config = story_config();
+  Config config = test_config();
   config.engine_id = engine_id;
   return config;
 }
 
-TEST(Restart, UnderTheSameNameGivesTheOldLifeUpAtOnce) {
-  Witness seen;
+TEST(Restart, UnderTheSameNameGivesTheOldIncarnationUpAtOnce) {
+  EventRecorder seen;
   sim::World world;
   const uint32_t node = world.add_node();
   Host a = open_host(world, world.add_node(), kSize);
   const Subscription subscription = *a.engine.subscribe(seen.notify());
   auto first = std::make_unique<Host>(open_host(world, node, kSize, named(42)));
-  const Way old = connect(a, *first);
+  const RemoteHost old = connect(a, *first);
   const auto old_desc = *first->memory.desc();
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, *first, old, 1));
   EXPECT_EQ(a.engine.peer_info(old.peer)->engine_id, 42u);
@@ -394,7 +394,7 @@ TEST(Restart, UnderTheSameNameGivesTheOldLifeUpAtOnce) {
   EXPECT_EQ(state_of(a, old.peer), PeerState::kLost);
   world.run_for(1ms);
 
-  const Way now = connect(a, second);
+  const RemoteHost now = connect(a, second);
   EXPECT_NE(now.peer, old.peer);
   EXPECT_EQ(a.engine.peers(), std::vector<PeerId>{now.peer});
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, second, now, 2));
@@ -418,8 +418,8 @@ TEST(Restart, UnderAnotherNameLeavesTheOldDescriptorsToTheirLostOwner) {
     Host d = open_host(world, node, kSize);
     old_desc = *b.memory.desc();
     unknown_desc = *d.memory.desc();
-    const Way way = connect(a, b);
-    await_connected(world, a, way.peer);
+    const RemoteHost remote = connect(a, b);
+    await_connected(world, a, remote.peer);
     EXPECT_EQ(a.engine.import_region(other, old_desc).error().code, Errc::kInvalidArgument);
   }
   world.run_for(1ms);

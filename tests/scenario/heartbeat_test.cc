@@ -13,9 +13,9 @@ using control::MessageType;
 
 using Change = std::pair<PeerState, Errc>;
 
-std::vector<Change> changes(const Witness& witness) {
+std::vector<Change> changes(const EventRecorder& recorder) {
   std::vector<Change> out;
-  for (const Event& event : witness.events) {
+  for (const Event& event : recorder.events) {
     if (event.kind == EventKind::kPeer) {
       out.emplace_back(static_cast<PeerState>(event.value), event.code);
     }
@@ -26,34 +26,34 @@ std::vector<Change> changes(const Witness& witness) {
 class Heartbeat : public testing::Test {
  protected:
   static Config config(Nanos peer_timeout, Nanos lost_timeout) {
-    Config config = story_config();
+    Config config = test_config();
     config.peer_timeout = peer_timeout;
     config.lost_timeout = lost_timeout;
     return config;
   }
   void meet() {
-    peer = *engine.connect(puppet.encoded_address());
-    theatre.run_for(1ms);
-    puppet.read();
-    puppet.welcome();
-    theatre.run_for(1ms);
+    peer = *engine.connect(scripted.encoded_address());
+    world.run_for(1ms);
+    scripted.read();
+    scripted.send_welcome();
+    world.run_for(1ms);
     ASSERT_EQ(state(), PeerState::kConnected);
   }
   PeerState state() const { return engine.peer_info(peer)->state; }
-  /// Lets time pass during which the puppet speaks, but answers no ping.
+  /// Lets time pass during which the scripted speaks, but answers no ping.
   void chat_for(Nanos time) {
     for (Nanos passed{}; passed < time; passed += 10ms) {
-      puppet.read();
-      puppet.send(MessageType::kAck);
-      theatre.run_for(10ms);
+      scripted.read();
+      scripted.send(MessageType::kAck);
+      world.run_for(10ms);
     }
-    puppet.read();
+    scripted.read();
   }
 
-  PuppetTheatre theatre;
-  Engine engine = theatre.open(config(1s, 4s));
-  Puppet puppet{theatre, engine.address()};
-  Witness seen{&engine};
+  ScriptedWorld world;
+  Engine engine = world.open(config(1s, 4s));
+  ScriptedPeer scripted{world, engine.address()};
+  EventRecorder seen{&engine};
   Subscription subscription = *engine.subscribe(seen.notify());
   PeerId peer{};
 };
@@ -61,23 +61,23 @@ class Heartbeat : public testing::Test {
 TEST_F(Heartbeat, ASilentPeerIsAskedStallsResumesAndIsLost) {
   ASSERT_NO_FATAL_FAILURE(meet());
   const Nanos met = seen.times.back();
-  theatre.run_for(3s);
+  world.run_for(3s);
   EXPECT_EQ(state(), PeerState::kStalled);
   EXPECT_EQ(engine.peer_stats().at(0).silent_for, engine.now() - met);
   EXPECT_NE(engine.dump().find("Stalled for 2000 ms"), std::string::npos) << engine.dump();
-  const auto stamps = puppet.stamps();
+  const auto stamps = scripted.stamps();
   ASSERT_EQ(stamps.size(), 12u);
   for (size_t i = 0; i < stamps.size(); ++i) {
     EXPECT_EQ(Nanos(stamps[i]), met + 250ms * (i + 1)) << "a quarter of peer_timeout";
   }
 
-  puppet.send(MessageType::kAck);
-  theatre.run_for(1ms);
+  scripted.send(MessageType::kAck);
+  world.run_for(1ms);
   EXPECT_EQ(state(), PeerState::kConnected);
   const Nanos resumed = seen.times.back();
-  theatre.run_for(5s);
+  world.run_for(5s);
   EXPECT_EQ(state(), PeerState::kLost);
-  EXPECT_FALSE(puppet.take(MessageType::kBye).empty());
+  EXPECT_FALSE(scripted.take(MessageType::kBye).empty());
   const std::vector<Change> expected{
       {PeerState::kConnecting, Errc::kOk},   {PeerState::kConnected, Errc::kOk},
       {PeerState::kStalled, Errc::kTimeout}, {PeerState::kConnected, Errc::kOk},
@@ -91,19 +91,19 @@ TEST_F(Heartbeat, ASilentPeerIsAskedStallsResumesAndIsLost) {
 
 TEST_F(Heartbeat, APingIsAnsweredAtOnceWithItsStamp) {
   ASSERT_NO_FATAL_FAILURE(meet());
-  puppet.send(MessageType::kPing, control::encode(control::Ping{12345}));
-  theatre.run_for(5us);
-  const auto pongs = puppet.take(MessageType::kPong);
+  scripted.send(MessageType::kPing, control::encode(control::Ping{12345}));
+  world.run_for(5us);
+  const auto pongs = scripted.take(MessageType::kPong);
   ASSERT_EQ(pongs.size(), 1u);
   EXPECT_EQ(control::decode_ping(pongs[0].body)->stamp, 12345u);
-  EXPECT_EQ(pongs[0].header.to_session, puppet.session);
+  EXPECT_EQ(pongs[0].header.to_session, scripted.session);
 }
 
 TEST_F(Heartbeat, APeerThatSpeaksIsAskedHalfAsOften) {
   ASSERT_NO_FATAL_FAILURE(meet());
   const Nanos began = engine.now();
   chat_for(4s);
-  const auto stamps = puppet.stamps();
+  const auto stamps = scripted.stamps();
   ASSERT_GE(stamps.size(), 7u) << "the lease needs answers, whatever else is heard";
   EXPECT_LE(stamps.size(), 9u);
   EXPECT_EQ(state(), PeerState::kConnected);
@@ -119,13 +119,13 @@ TEST_F(Heartbeat, AWaitThatNamesItsPeerEndsWhenSilenceLosesIt) {
   EXPECT_EQ(engine.now(), met + 4s);
 }
 
-TEST_F(Heartbeat, WhoComputesIsNotCalledStalledButLostInTheEnd) {
-  puppet.hello.is_inline = true;
+TEST_F(Heartbeat, AnInlineEngineThatComputesIsNotStalledButLostInTheEnd) {
+  scripted.hello.is_inline = true;
   ASSERT_NO_FATAL_FAILURE(meet());
-  theatre.run_for(3900ms);
+  world.run_for(3900ms);
   EXPECT_EQ(state(), PeerState::kConnected);
   EXPECT_EQ(changes(seen).size(), 2u);
-  theatre.run_for(200ms);
+  world.run_for(200ms);
   EXPECT_EQ(state(), PeerState::kLost) << "a death must not go unnoticed";
 }
 
@@ -133,11 +133,11 @@ TEST_F(Heartbeat, WhoComputesIsNotCalledStalledButLostInTheEnd) {
 
 class Lease : public Heartbeat {
  protected:
-  /// The puppet gives up after a second, so that is how long each of its answers lets us write.
+  /// The scripted gives up after a second, so that is how long each of its answers lets us write.
   void SetUp() override {
-    puppet.hello.lost_ns = 1'000'000'000;
+    scripted.hello.lost_ns = 1'000'000'000;
     ASSERT_NO_FATAL_FAILURE(meet());
-    target = *engine.import_region(peer, puppet.desc());
+    target = *engine.import_region(peer, scripted.desc());
     fill(source.bytes(), 1);
     write(0);
     chat_for(50ms);
@@ -150,7 +150,7 @@ class Lease : public Heartbeat {
                                     .batch = batch}));
   }
   bool landed(uint64_t block) const {
-    return holds(puppet.memory().subspan(block * kBlock, kBlock), 1);
+    return holds(scripted.memory().subspan(block * kBlock, kBlock), 1);
   }
   static constexpr uint64_t kBlock = 64;
 
@@ -159,41 +159,41 @@ class Lease : public Heartbeat {
   RemoteRegion target{};
 };
 
-TEST_F(Lease, NothingIsPostedOnceItIsOverUntilANewPingIsAnswered) {
+TEST_F(Lease, NothingIsPostedOnceItHasExpiredUntilANewPingIsAnswered) {
   chat_for(1500ms);
-  const auto before = puppet.stamps();
+  const auto before = scripted.stamps();
   ASSERT_FALSE(before.empty());
   write(1);
   chat_for(100ms);
   EXPECT_EQ(state(), PeerState::kConnected) << "it is heard all the time";
   EXPECT_FALSE(landed(1)) << "the other side may have given us up";
-  const auto asked = puppet.stamps();
+  const auto asked = scripted.stamps();
   ASSERT_GE(asked.size(), 4u) << "something waits: it asks at once, and again soon";
 
-  puppet.pong(before.front());  // lay in a buffer while we were stopped
+  scripted.send_pong(before.front());  // lay in a buffer while we were stopped
   chat_for(10ms);
   EXPECT_FALSE(landed(1)) << "an old answer renews nothing";
-  puppet.pong(asked.back());
-  theatre.run_for(1ms);
+  scripted.send_pong(asked.back());
+  world.run_for(1ms);
   EXPECT_TRUE(landed(1));
   EXPECT_TRUE(engine.wait(batch));
 }
 
 TEST_F(Lease, EndsASecondAfterThePingThatWasAnsweredAndNotAfterTheAnswer) {
   chat_for(500ms);
-  const auto asked = puppet.stamps();
+  const auto asked = scripted.stamps();
   ASSERT_FALSE(asked.empty());
   const uint64_t stamp = asked.back();
   chat_for(400ms);
-  puppet.pong(stamp);
+  scripted.send_pong(stamp);
   chat_for(10ms);
   const Nanos over = Nanos(stamp) + 1s;
   ASSERT_LT(engine.now(), over - 20ms);
-  theatre.run_for(over - 20ms - engine.now());
+  world.run_for(over - 20ms - engine.now());
   write(1);
   chat_for(10ms);
   EXPECT_TRUE(landed(1)) << "just before";
-  theatre.run_for(over - engine.now());
+  world.run_for(over - engine.now());
   write(2);
   chat_for(50ms);
   EXPECT_FALSE(landed(2)) << "at that very moment";
@@ -202,9 +202,9 @@ TEST_F(Lease, EndsASecondAfterThePingThatWasAnsweredAndNotAfterTheAnswer) {
 TEST_F(Lease, AnAnswerToAPingThatWasNeverSentIsRefused) {
   expect_log("does not parse");
   const uint64_t bad = engine.stats().control_bad;
-  puppet.pong(static_cast<uint64_t>((engine.now() + 100s).count()));
-  puppet.pong(UINT64_MAX);
-  theatre.run_for(1ms);
+  scripted.send_pong(static_cast<uint64_t>((engine.now() + 100s).count()));
+  scripted.send_pong(UINT64_MAX);
+  world.run_for(1ms);
   EXPECT_EQ(engine.stats().control_bad, bad + 2);
   chat_for(1500ms);
   write(1);
@@ -215,11 +215,11 @@ TEST_F(Lease, AnAnswerToAPingThatWasNeverSentIsRefused) {
 TEST_F(Lease, ALostPeerEndsWhatWaitedForIt) {
   chat_for(1500ms);
   write(1);
-  theatre.run_for(5s);
+  world.run_for(5s);
   EXPECT_EQ(state(), PeerState::kStalled) << "its NIC answers";
   EXPECT_FALSE(landed(1));
-  puppet.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
-  theatre.run_for(1ms);
+  scripted.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  world.run_for(1ms);
   EXPECT_EQ(state(), PeerState::kLost);
   EXPECT_EQ(engine.wait(batch).error().code, Errc::kPeerLost);
   EXPECT_EQ(batch.unknown(), 0u) << "it was never posted";
@@ -232,39 +232,39 @@ TEST_F(Lease, ALostPeerEndsWhatWaitedForIt) {
 class Evidence : public testing::Test {
  protected:
   void SetUp() override {
-    Config config = story_config();
+    Config config = test_config();
     config.peer_timeout = 1s;
     config.lost_timeout = 4s;
-    core = *core::EngineCore::open(theatre.placed(config), theatre.world.impl,
-                                   &theatre.world.impl->world_driver);
-    puppet = std::make_unique<Puppet>(theatre, control::encode(core->peers.own_address(false)));
-    id = *core->peers.connect(puppet->address, {});
+    core = *core::EngineCore::open(world.placed(config), world.sim_world.impl,
+                                   &world.sim_world.impl->world_driver);
+    scripted = std::make_unique<ScriptedPeer>(world, control::encode(core->peers.own_address(false)));
+    id = *core->peers.connect(scripted->address, {});
     core->kick();
-    theatre.run_for(1ms);
-    puppet->read();
-    puppet->welcome();
-    theatre.run_for(1ms);
+    world.run_for(1ms);
+    scripted->read();
+    scripted->send_welcome();
+    world.run_for(1ms);
     ASSERT_EQ(state(), PeerState::kConnected);
     heard_ns = peer().last_received_ns;
   }
   void TearDown() override { EXPECT_TRUE(core->close({})); }
   core::Peer& peer() const { return *core->peers.find(id); }
   PeerState state() const { return peer().state.load(); }
-  /// To so long after the puppet was heard.
+  /// To so long after the scripted was heard.
   void run_to(Nanos silence) {
-    theatre.run_for(Nanos(heard_ns) + silence - Nanos(theatre.world.now()));
-    core->now_ns = theatre.world.now();
+    world.run_for(Nanos(heard_ns) + silence - Nanos(world.sim_world.now()));
+    core->now_ns = world.sim_world.now();
   }
 
-  Witness seen;
-  PuppetTheatre theatre;
+  EventRecorder seen;
+  ScriptedWorld world;
   std::shared_ptr<core::EngineCore> core;
-  std::unique_ptr<Puppet> puppet;
+  std::unique_ptr<ScriptedPeer> scripted;
   PeerId id{};
   int64_t heard_ns = 0;
 };
 
-TEST_F(Evidence, SilenceOfWhoCannotBeReachedIsLossAfterTheShorterTime) {
+TEST_F(Evidence, SilenceOfAnUnreachablePeerIsLossAfterTheShorterTime) {
   run_to(500ms);
   core->peers.on_unreachable(peer());
   run_to(999ms);
@@ -274,22 +274,22 @@ TEST_F(Evidence, SilenceOfWhoCannotBeReachedIsLossAfterTheShorterTime) {
   EXPECT_EQ(peer().lost_code, Errc::kPeerLost);
 }
 
-TEST_F(Evidence, AWordTakesBackThatItCannotBeReached) {
+TEST_F(Evidence, AFrameRevokesThatThePeerIsUnreachable) {
   run_to(500ms);
   core->peers.on_unreachable(peer());
-  puppet->send(MessageType::kAck);
+  scripted->send(MessageType::kAck);
   run_to(600ms);
   heard_ns = peer().last_received_ns;
   run_to(1001ms);
   EXPECT_EQ(state(), PeerState::kStalled);
 }
 
-TEST_F(Evidence, AStalledPeerThatCannotBeReachedIsLostInTheSameTurn) {
+TEST_F(Evidence, AStalledPeerThatIsUnreachableIsLostInTheSameTurn) {
   run_to(2s);
   ASSERT_EQ(state(), PeerState::kStalled);
   core->peers.on_unreachable(peer());
   core->kick();
-  theatre.run_for(1ns);
+  world.run_for(1ns);
   EXPECT_EQ(state(), PeerState::kLost);
 }
 
@@ -304,7 +304,7 @@ TEST_F(Evidence, AHostThatAnswersKeepsItsPeerStalled) {
   EXPECT_EQ(state(), PeerState::kLost) << "lost_timeout after the host has answered last";
 }
 
-TEST_F(Evidence, AnAnswerOfTheHostTakesBackThatItCannotBeReached) {
+TEST_F(Evidence, AnAnswerOfTheHostRevokesThatThePeerIsUnreachable) {
   run_to(500ms);
   core->peers.on_unreachable(peer());
   core->peers.on_host_alive(peer(), core->now_ns);
@@ -312,7 +312,7 @@ TEST_F(Evidence, AnAnswerOfTheHostTakesBackThatItCannotBeReached) {
   EXPECT_EQ(state(), PeerState::kStalled);
 }
 
-TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
+TEST_F(Evidence, ADeadProcessIsLostAtOnceAndItsWaitsEnd) {
   const CounterKey key = *core->counters.make(core->now_ns);
   core->counters.bind(key, peer());
   ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));
@@ -321,13 +321,13 @@ TEST_F(Evidence, AProcessThatIsGoneIsLostAtOnceAndSoIsWhoWaitsForIt) {
   EXPECT_EQ(state(), PeerState::kLost);
   core->peers.on_peer_dead(peer());
   core->kick();
-  theatre.run_for(1ns);
+  world.run_for(1ns);
   ASSERT_EQ(seen.count(), 1u);
   EXPECT_EQ(seen.events[0].code, Errc::kPeerLost);
   EXPECT_EQ(seen.events[0].peer, id);
 }
 
-TEST_F(Evidence, TheNetworkIsAskedWhenItHasSaidNothingLately) {
+TEST_F(Evidence, TheNetworkIsAskedWhenItHasReportedNothingLately) {
   run_to(499ms);
   EXPECT_FALSE(core->peers.probe_due(peer()));
   run_to(500ms);

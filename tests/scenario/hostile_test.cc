@@ -14,7 +14,7 @@ using control::MessageType;
 class HostilePeer : public testing::Test {
  protected:
   static Config config() {
-    Config config = story_config();
+    Config config = test_config();
     config.peer_timeout = 1s;
     config.lost_timeout = 4s;
     config.drain_timeout = 1s;
@@ -24,19 +24,19 @@ class HostilePeer : public testing::Test {
     expect_log("a path broke");
     expect_log("a path was refused");
     expect_log("does not parse");
-    peer = *engine.connect(puppet.encoded_address());
-    theatre.run_for(1ms);
-    puppet.read();
-    puppet.welcome();
-    theatre.run_for(1ms);
+    peer = *engine.connect(scripted.encoded_address());
+    world.run_for(1ms);
+    scripted.read();
+    scripted.send_welcome();
+    world.run_for(1ms);
     ASSERT_EQ(state(), PeerState::kConnected);
   }
   PeerState state() const { return engine.peer_info(peer)->state; }
   void turn(Nanos time = 100us) {
-    theatre.run_for(time);
-    puppet.read();
-    for (const uint64_t stamp : puppet.stamps()) puppet.pong(stamp);
-    puppet.send(MessageType::kAck);
+    world.run_for(time);
+    scripted.read();
+    for (const uint64_t stamp : scripted.stamps()) scripted.send_pong(stamp);
+    scripted.send(MessageType::kAck);
   }
   std::vector<std::byte> hello_of_path() {
     const auto address = *control::decode_address(engine.address());
@@ -48,20 +48,20 @@ class HostilePeer : public testing::Test {
     control::PathOpen body{.ref = ref, .provider = "sim", .network = "sim"};
     body.rail = rail;
     body.hello = std::move(hello);
-    puppet.send(MessageType::kPathOpen, control::encode(body));
+    scripted.send(MessageType::kPathOpen, control::encode(body));
   }
   uint32_t accepted() {
     uint32_t n = 0;
-    for (const Letter& letter : puppet.take(MessageType::kPathAnswer)) {
-      n += control::decode_path_answer(letter.body)->code == Errc::kOk;
+    for (const ControlFrame& frame : scripted.take(MessageType::kPathAnswer)) {
+      n += control::decode_path_answer(frame.body)->code == Errc::kOk;
     }
     return n;
   }
 
-  PuppetTheatre theatre;
-  Engine engine = theatre.open(config());
-  Puppet puppet{theatre, engine.address()};
-  std::unique_ptr<OpenNetwork> stranger = theatre.world.open_new();
+  ScriptedWorld world;
+  Engine engine = world.open(config());
+  ScriptedPeer scripted{world, engine.address()};
+  std::unique_ptr<OpenNetwork> stranger = world.sim_world.open_new();
   PeerId peer{};
 };
 
@@ -72,8 +72,8 @@ TEST_F(HostilePeer, FloodOfPathOpensIsBounded) {
     open(1'000'000 - i, hello_of_path());
     turn(20us);
     ok += accepted();
-    closed += static_cast<uint32_t>(puppet.take(MessageType::kPathState).size());
-    puppet.letters.clear();
+    closed += static_cast<uint32_t>(scripted.take(MessageType::kPathState).size());
+    scripted.frames.clear();
     if (state() != PeerState::kConnected) break;
   }
   EXPECT_LT(ok - closed, 1000u) << ok << " ends were opened, " << closed << " closed again";
@@ -88,7 +88,7 @@ TEST_F(HostilePeer, TheSameHelloTwiceDoesNotStopAFenceOrClose) {
   turn(1ms);
   EXPECT_EQ(accepted(), 1u) << "one end, one name";
   turn(5ms);
-  Witness fenced(&engine);
+  EventRecorder fenced(&engine);
   ASSERT_TRUE(engine.submit(Fence{.peer = peer, .timeout = 3s, .notify = fenced.notify(1)}));
   for (int i = 0; i < 50; ++i) turn(100ms);
   ASSERT_NE(fenced.find(1), nullptr);
@@ -106,9 +106,9 @@ TEST_F(HostilePeer, TheHelloOfABrokenEndDoesNotStopClose) {
   open(10, hello);
   turn(1ms);
   ASSERT_EQ(accepted(), 1u);
-  puppet.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 10}));
+  scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 10}));
   turn(1ms);
-  ASSERT_EQ(puppet.take(MessageType::kPathState).size(), 1u);
+  ASSERT_EQ(scripted.take(MessageType::kPathState).size(), 1u);
   open(11, hello);
   turn(1ms);
   EXPECT_EQ(accepted(), 0u);
@@ -124,16 +124,16 @@ TEST_F(HostilePeer, TheHelloOfAnAccompliceDoesNotStopClose) {
   turn(1ms);
   ASSERT_EQ(accepted(), 1u);
 
-  Puppet accomplice(theatre, engine.address());
+  ScriptedPeer accomplice(world, engine.address());
   accomplice.address.engine_id = accomplice.hello.address.engine_id = 0x8888;
-  accomplice.say_hello();
-  theatre.run_for(1ms);
+  accomplice.send_hello();
+  world.run_for(1ms);
   accomplice.read();
   accomplice.send(MessageType::kReady);
   control::PathOpen same{.ref = 20, .provider = "sim", .network = "sim"};
   same.hello = hello;
   accomplice.send(MessageType::kPathOpen, control::encode(same));
-  theatre.run_for(1ms);
+  world.run_for(1ms);
   const auto answers = accomplice.take(MessageType::kPathAnswer);
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(control::decode_path_answer(answers[0].body)->code, Errc::kBadFormat);
@@ -147,7 +147,7 @@ TEST_F(HostilePeer, CannotTouchTheOwnPath) {
   const PeerId self = *engine.connect(engine.address());
   const RemoteRegion region = *engine.import_region(self, *memory.desc());
   Counter counter = *engine.make_counter();
-  Witness ended;
+  EventRecorder ended;
   const auto copy = [&](uint64_t tag) {
     return engine.submit(Write{.source = memory.at(0),
                                .target = region.at(4096),
@@ -166,13 +166,13 @@ TEST_F(HostilePeer, CannotTouchTheOwnPath) {
     writer.u32(number);
     control::PathOpen body{.ref = 100 + number, .provider = "self", .network = "self"};
     body.hello = writer.take();
-    puppet.send(MessageType::kPathOpen, control::encode(body));
+    scripted.send(MessageType::kPathOpen, control::encode(body));
     turn(1ms);
     ok += accepted();
   }
   EXPECT_EQ(ok, 0u) << "a stranger holds an end of the engine's path to itself";
   for (uint32_t number = 0; number < 4; ++number) {
-    puppet.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 100 + number}));
+    scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 100 + number}));
   }
   turn(5ms);
   ASSERT_TRUE(copy(2));
@@ -187,8 +187,8 @@ TEST_F(HostilePeer, CannotTouchTheOwnPath) {
 TEST_F(HostilePeer, NonsenseAboutPaths) {
   ASSERT_NO_FATAL_FAILURE(meet());
   MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
-  const RemoteRegion target = *engine.import_region(peer, puppet.desc());
-  Witness ended;
+  const RemoteRegion target = *engine.import_region(peer, scripted.desc());
+  EventRecorder ended;
   for (uint32_t round = 0; round < 300; ++round) {
     ASSERT_TRUE(engine.submit(Write{.source = memory.at(0),
                                     .target = target.at(0),
@@ -200,17 +200,17 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
       const uint32_t at = round + ref - 4;
       switch ((round + ref) % 4) {
         case 0:
-          puppet.send(MessageType::kPathState,
+          scripted.send(MessageType::kPathState,
                       control::encode(control::PathState{
                           .ref = at, .exact = round % 3 != 0, .taken = UINT64_MAX - ref}));
           break;
         case 1:
-          puppet.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = at}));
+          scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = at}));
           break;
         case 2: {
           control::PathAnswer answer{.ref = at, .code = static_cast<Errc>(round % 20)};
           answer.answer.resize(round % 32);
-          puppet.send(MessageType::kPathAnswer, control::encode(answer));
+          scripted.send(MessageType::kPathAnswer, control::encode(answer));
           break;
         }
         default:
@@ -218,7 +218,7 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
       }
     }
     turn(1ms);
-    puppet.letters.clear();
+    scripted.frames.clear();
     if (state() >= PeerState::kLost) break;
   }
   for (int i = 0; i < 30; ++i) turn(100ms);
@@ -228,30 +228,30 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
 }
 
 // The engine's own path: the peer answers every open and at once says that it is down.
-TEST_F(HostilePeer, AReopenLoopRests) {
+TEST_F(HostilePeer, AReopenLoopBacksOff) {
   ASSERT_NO_FATAL_FAILURE(meet());
   MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
-  const RemoteRegion target = *engine.import_region(peer, puppet.desc());
+  const RemoteRegion target = *engine.import_region(peer, scripted.desc());
   ASSERT_TRUE(engine.submit(
       Write{.source = memory.at(0), .target = target.at(0), .size_bytes = 64, .timeout = 2s}));
   uint32_t opens = 0;
   for (uint32_t i = 0; i < 20000; ++i) {  // one second
     turn(50us);
-    for (const Letter& letter : puppet.take(MessageType::kPathOpen)) {
+    for (const ControlFrame& frame : scripted.take(MessageType::kPathOpen)) {
       ++opens;
-      const uint32_t ref = control::decode_path_open(letter.body)->ref;
-      puppet.send(MessageType::kPathState,
+      const uint32_t ref = control::decode_path_open(frame.body)->ref;
+      scripted.send(MessageType::kPathState,
                   control::encode(control::PathState{.ref = ref, .exact = true}));
     }
-    puppet.letters.clear();
+    scripted.frames.clear();
   }
   EXPECT_LT(opens, 200u) << "in one second";
 }
 
 TEST_F(HostilePeer, BoundlessTimesInAHello) {
-  puppet.hello.timeout_max_ns = INT64_MAX;
-  puppet.hello.drain_ns = INT64_MAX;
-  puppet.hello.lost_ns = INT64_MAX;
+  scripted.hello.timeout_max_ns = INT64_MAX;
+  scripted.hello.drain_ns = INT64_MAX;
+  scripted.hello.lost_ns = INT64_MAX;
   ASSERT_NO_FATAL_FAILURE(meet());
   EXPECT_TRUE(engine.make_counter());
 }
@@ -259,7 +259,7 @@ TEST_F(HostilePeer, BoundlessTimesInAHello) {
 // Answers of the wrong kind for questions that exist.
 TEST_F(HostilePeer, AnswersOfTheWrongKind) {
   ASSERT_NO_FATAL_FAILURE(meet());
-  Witness ended(&engine);
+  EventRecorder ended(&engine);
   const std::byte text[4]{};
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(engine.submit(Send{
@@ -270,7 +270,7 @@ TEST_F(HostilePeer, AnswersOfTheWrongKind) {
   for (const MessageType type : {MessageType::kFenced, MessageType::kMessageDone,
                                  MessageType::kRegionRevoked, MessageType::kKeyRevoked}) {
     for (uint32_t ref = 0; ref < 12; ++ref) {
-      puppet.send(type, control::encode(control::Done{.ref = ref, .code = Errc::kOk}));
+      scripted.send(type, control::encode(control::Done{.ref = ref, .code = Errc::kOk}));
       turn(100us);
     }
   }

@@ -9,10 +9,10 @@ namespace {
 
 using control::MessageType;
 
-constexpr uint64_t kSize = 256 << 10;
+constexpr uint64_t kLimitBytes = 256 << 10;
 
-TEST(Introduction, SaysWhatTheOtherSideHasToReckonWith) {
-  Config config = story_config();
+TEST(Handshake, HelloCarriesTheLimitsOfItsSender) {
+  Config config = test_config();
   config.message_bytes_max = 777;
   config.message_credits = 11;
   config.timeout_max = 33s;
@@ -20,16 +20,16 @@ TEST(Introduction, SaysWhatTheOtherSideHasToReckonWith) {
   config.drain_timeout = 44ms;
   config.lost_timeout = 9s;
   config.app_info = "rank 3";
-  PuppetTheatre theatre;
-  Engine engine = theatre.open(config);
-  Puppet puppet(theatre, engine.address());
-  ASSERT_TRUE(engine.connect(puppet.encoded_address()));
-  theatre.run_for(1ms);
-  const auto letters = puppet.take(MessageType::kHello);
-  ASSERT_FALSE(letters.empty());
-  const auto hello = control::decode_hello(letters[0].body);
+  ScriptedWorld world;
+  Engine engine = world.open(config);
+  ScriptedPeer scripted(world, engine.address());
+  ASSERT_TRUE(engine.connect(scripted.encoded_address()));
+  world.run_for(1ms);
+  const auto frames = scripted.take(MessageType::kHello);
+  ASSERT_FALSE(frames.empty());
+  const auto hello = control::decode_hello(frames[0].body);
   ASSERT_TRUE(hello);
-  EXPECT_EQ(hello->to_incarnation, puppet.address.incarnation);
+  EXPECT_EQ(hello->to_incarnation, scripted.address.incarnation);
   EXPECT_EQ(hello->message_bytes_max, config.message_bytes_max);
   EXPECT_EQ(hello->message_credits, config.message_credits);
   EXPECT_EQ(hello->timeout_max_ns, config.timeout_max.count());
@@ -38,22 +38,22 @@ TEST(Introduction, SaysWhatTheOtherSideHasToReckonWith) {
   EXPECT_EQ(hello->app_info, config.app_info);
 }
 
-TEST(Introduction, OfOnePeerTooManyIsRefusedUntilThereIsRoom) {
-  Config small = hasty_config();
+TEST(Handshake, OfOnePeerTooManyIsRefusedUntilThereIsRoom) {
+  Config small = short_timeouts_config();
   small.peers_max = 1;
-  Witness seen, ended;
+  EventRecorder seen, ended;
   sim::World world({.seed = test_seed()});
-  Host a = open_host(world, world.add_node(), kSize, hasty_config());
-  Host b = open_host(world, world.add_node(), kSize, small);
-  Host c = open_host(world, world.add_node(), kSize, hasty_config());
+  Host a = open_host(world, world.add_node(), kLimitBytes, short_timeouts_config());
+  Host b = open_host(world, world.add_node(), kLimitBytes, small);
+  Host c = open_host(world, world.add_node(), kLimitBytes, short_timeouts_config());
   const Subscription subscription = *c.engine.subscribe(seen.notify());
-  const Way first = connect(a, b);
+  const RemoteHost first = connect(a, b);
   await_connected(world, a, first.peer);
 
-  const Way second = connect(c, b);
+  const RemoteHost second = connect(c, b);
   ASSERT_TRUE(c.engine.submit(Write{.source = c.memory.at(0),
                                     .target = second.at(0),
-                                    .size_bytes = kSize,
+                                    .size_bytes = kLimitBytes,
                                     .notify = ended.notify(1)}));
   ASSERT_TRUE(world.run_until([&] { return ended.count() > 0; }, 1ms)) << "it is told at once";
   EXPECT_EQ(ended.events[0].code, Errc::kExhausted);
@@ -67,61 +67,61 @@ TEST(Introduction, OfOnePeerTooManyIsRefusedUntilThereIsRoom) {
   EXPECT_TRUE(delivers(world, c, b, 6));
 }
 
-/// A session with a puppet that is up.
-struct Acquainted {
-  Acquainted() {
-    theatre.run_for(1ms);
-    puppet.read();
-    puppet.welcome();
-    theatre.run_for(1ms);
+/// A session with a scripted that is up.
+struct ConnectedScriptedPeer {
+  ConnectedScriptedPeer() {
+    world.run_for(1ms);
+    scripted.read();
+    scripted.send_welcome();
+    world.run_for(1ms);
     EXPECT_EQ(state(), PeerState::kConnected);
   }
   PeerState state() const { return engine.peer_info(peer)->state; }
 
-  Witness ended;
-  PuppetTheatre theatre;
-  Engine engine = theatre.open();
-  Puppet puppet{theatre, engine.address()};
-  PeerId peer = *engine.connect(puppet.encoded_address());
+  EventRecorder ended;
+  ScriptedWorld world;
+  Engine engine = world.open();
+  ScriptedPeer scripted{world, engine.address()};
+  PeerId peer = *engine.connect(scripted.encoded_address());
 };
 
-TEST(Introduction, ARefusalThatComesAfterTheWelcomeEndsNothing) {
-  Acquainted story;
-  story.puppet.send(MessageType::kReject,
+TEST(Handshake, ARejectAfterTheWelcomeEndsNothing) {
+  ConnectedScriptedPeer setup;
+  setup.scripted.send(MessageType::kReject,
                     control::encode(control::Reject{.code = Errc::kExhausted}));
-  story.theatre.run_for(1ms);
-  EXPECT_EQ(story.state(), PeerState::kConnected);
+  setup.world.run_for(1ms);
+  EXPECT_EQ(setup.state(), PeerState::kConnected);
 }
 
-TEST(Introduction, AnswersToWhatNobodyAskedAreIgnored) {
-  Acquainted story;
+TEST(Handshake, UnsolicitedAnswersAreIgnored) {
+  ConnectedScriptedPeer setup;
   for (const uint32_t ref : {0u, 7u, UINT32_MAX}) {
-    story.puppet.send(MessageType::kResolved,
+    setup.scripted.send(MessageType::kResolved,
                       control::encode(control::ResolvedNames{.ref = ref, .keys = {1}}));
-    story.puppet.send(MessageType::kMessageDone, control::encode(control::Done{.ref = ref}));
+    setup.scripted.send(MessageType::kMessageDone, control::encode(control::Done{.ref = ref}));
   }
-  story.theatre.run_for(1ms);
-  EXPECT_EQ(story.state(), PeerState::kConnected);
+  setup.world.run_for(1ms);
+  EXPECT_EQ(setup.state(), PeerState::kConnected);
 
   // The same answer twice: the second one belongs to nothing any more.
   const uint64_t name = 3;
   CounterKey key;
-  ASSERT_TRUE(story.engine.submit(Resolve{
-      .peer = story.peer, .names = {&name, 1}, .out = {&key, 1}, .notify = story.ended.notify(1)}));
-  story.theatre.run_for(1ms);
-  const auto questions = story.puppet.take(MessageType::kResolve);
+  ASSERT_TRUE(setup.engine.submit(Resolve{
+      .peer = setup.peer, .names = {&name, 1}, .out = {&key, 1}, .notify = setup.ended.notify(1)}));
+  setup.world.run_for(1ms);
+  const auto questions = setup.scripted.take(MessageType::kResolve);
   ASSERT_EQ(questions.size(), 1u);
   const auto asked = control::decode_resolve(questions[0].body);
   ASSERT_TRUE(asked);
   for (const uint32_t wire : {5u, 6u}) {
-    story.puppet.send(MessageType::kResolved,
+    setup.scripted.send(MessageType::kResolved,
                       control::encode(control::ResolvedNames{.ref = asked->ref, .keys = {wire}}));
   }
-  story.theatre.run_for(1ms);
-  ASSERT_EQ(story.ended.count(), 1u);
-  EXPECT_EQ(story.ended.events[0].code, Errc::kOk);
+  setup.world.run_for(1ms);
+  ASSERT_EQ(setup.ended.count(), 1u);
+  EXPECT_EQ(setup.ended.events[0].code, Errc::kOk);
   EXPECT_EQ(key.wire(), 5u);
-  EXPECT_EQ(story.state(), PeerState::kConnected);
+  EXPECT_EQ(setup.state(), PeerState::kConnected);
 }
 
 }  // namespace

@@ -11,16 +11,16 @@ namespace fabric::test {
 namespace {
 
 /// `n` hosts of which each has a way to each other one.
-struct Ring {
-  Ring(uint64_t seed, uint32_t n, uint64_t size_bytes, const sim::NicModel& model = {},
+struct Mesh {
+  Mesh(uint64_t seed, uint32_t n, uint64_t size_bytes, const sim::NicModel& model = {},
        uint32_t rails = 1)
-      : world(sim::WorldOptions{.seed = seed}), ways(n, std::vector<Way>(n)) {
+      : world(sim::WorldOptions{.seed = seed}), remotes(n, std::vector<RemoteHost>(n)) {
     for (uint32_t i = 0; i < n; ++i) {
       hosts.push_back(open_host(world, world.add_node(rails, model), size_bytes));
     }
     for (uint32_t from = 0; from < n; ++from) {
       for (uint32_t to = 0; to < n; ++to) {
-        if (from != to) ways[from][to] = connect(hosts[from], hosts[to]);
+        if (from != to) remotes[from][to] = connect(hosts[from], hosts[to]);
       }
     }
   }
@@ -29,7 +29,7 @@ struct Ring {
 
   sim::World world;
   std::vector<Host> hosts;
-  std::vector<std::vector<Way>> ways;
+  std::vector<std::vector<RemoteHost>> remotes;
 };
 
 // ---- CounterKey reuse ----------------------------------------------------------------------------------
@@ -42,16 +42,16 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
     sim::World world(sim::WorldOptions{.seed = seed});
     sim::NicModel model = sim::NicModel::efa_200g();
     model.jitter = 50us;
-    Config config = story_config();
+    Config config = test_config();
     config.counters_max = 1;  // two slots, so that the same one comes back at once
     Host sender = open_host(world, world.add_node(2, model), 128 * kPage);
     Host receiver = open_host(world, world.add_node(2, model), 128 * kPage, config);
-    const Way way = connect(sender, receiver);
+    const RemoteHost remote = connect(sender, receiver);
     Batch batch = *sender.engine.make_batch();
     const auto send = [&](CounterKey key, uint32_t n) {
       for (uint32_t i = 0; i < n; ++i) {
         ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(i * kPage),
-                                               .target = way.at(i * kPage),
+                                               .target = remote.at(i * kPage),
                                                .size_bytes = kPage,
                                                .imm = key,
                                                .batch = batch}));
@@ -65,7 +65,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
       send(old.key(), kLate);
       ASSERT_TRUE(world.run_until([&] { return old.count() >= kLate / 4; }, 1s));
       const uint64_t in_time = old.count();
-      ASSERT_LT(in_time, kLate) << "the story needs late writes";
+      ASSERT_LT(in_time, kLate) << "the test needs late writes";
       old.release();
       EXPECT_EQ(old.count(), 0u);
       EXPECT_EQ(old.expect(1, {}).error().code, Errc::kReleased);
@@ -88,31 +88,31 @@ TEST(KeyReuse, ClosingANamedKeyProvesThatItsSendersAreQuiet) {
   constexpr uint64_t kPage = 65536;
   sim::NicModel slow;
   slow.gbit_per_s = 8;
-  Ring ring(1, 2, 64 * kPage, slow);
-  Counter counter = *ring.engine(1).named_counter(42);
+  Mesh mesh(1, 2, 64 * kPage, slow);
+  Counter counter = *mesh.engine(1).named_counter(42);
   std::vector<CounterKey> key(1);
   const uint64_t name = 42;
-  ASSERT_TRUE(ring.engine(0).resolve(ring.ways[0][1].peer, {&name, 1}, key));
+  ASSERT_TRUE(mesh.engine(0).resolve(mesh.remotes[0][1].peer, {&name, 1}, key));
   EXPECT_EQ(key[0], counter.key());
-  Batch batch = *ring.engine(0).make_batch();
+  Batch batch = *mesh.engine(0).make_batch();
   for (uint32_t i = 0; i < 32; ++i) {
-    ASSERT_TRUE(ring.engine(0).submit(Write{.source = ring.hosts[0].memory.at(0),
-                                            .target = ring.ways[0][1].at(i * kPage),
+    ASSERT_TRUE(mesh.engine(0).submit(Write{.source = mesh.hosts[0].memory.at(0),
+                                            .target = mesh.remotes[0][1].at(i * kPage),
                                             .size_bytes = kPage,
                                             .imm = key[0],
                                             .batch = batch}));
   }
-  ring.world.run_for(50us);
-  ASSERT_GT(batch.pending(), 0u) << "the story needs writes in flight";
-  const auto rest = counter.close();
-  ASSERT_TRUE(rest);
-  EXPECT_EQ(*rest, Quiescence::kProved);
+  mesh.world.run_for(50us);
+  ASSERT_GT(batch.pending(), 0u) << "the test needs writes in flight";
+  const auto quiescence = counter.close();
+  ASSERT_TRUE(quiescence);
+  EXPECT_EQ(*quiescence, Quiescence::kProved);
   EXPECT_EQ(batch.pending(), 0u) << "confirmed although a posted write had not ended";
-  const uint64_t stale = ring.engine(1).stats().stale_imms;
-  ring.world.run_for(10ms);
-  EXPECT_EQ(ring.engine(1).stats().stale_imms, stale) << "something arrived after the proof";
+  const uint64_t stale = mesh.engine(1).stats().stale_imms;
+  mesh.world.run_for(10ms);
+  EXPECT_EQ(mesh.engine(1).stats().stale_imms, stale) << "something arrived after the proof";
   // The name is free again, for a counter of its own life.
-  Counter again = *ring.engine(1).named_counter(42);
+  Counter again = *mesh.engine(1).named_counter(42);
   EXPECT_NE(again.key(), key[0]);
 }
 
@@ -121,29 +121,29 @@ TEST(KeyReuse, ClosingANamedKeyProvesThatItsSendersAreQuiet) {
 /// A rank that passes barriers by itself: whenever its count is there it enters the next one.
 class Rank {
  public:
-  Rank(Ring& ring, uint32_t me, std::vector<std::vector<uint32_t>>& entered)
-      : ring_(ring), me_(me), entered_(entered), counter_(*ring.engine(me).named_counter(7)) {
+  Rank(Mesh& mesh, uint32_t me, std::vector<std::vector<uint32_t>>& entered)
+      : mesh_(mesh), me_(me), entered_(entered), counter_(*mesh.engine(me).named_counter(7)) {
     std::vector<PeerId> others;
-    for (uint32_t i = 0; i < ring.size(); ++i) {
-      if (i != me) others.push_back(ring.ways[me][i].peer);
+    for (uint32_t i = 0; i < mesh.size(); ++i) {
+      if (i != me) others.push_back(mesh.remotes[me][i].peer);
     }
-    group_ = *ring.engine(me).make_group(others);
+    group_ = *mesh.engine(me).make_group(others);
     keys_.resize(others.size());
     const uint64_t name = 7;
     for (uint32_t i = 0; i < others.size(); ++i) {
-      EXPECT_TRUE(ring.engine(me).resolve(others[i], {&name, 1}, {&keys_[i], 1}));
+      EXPECT_TRUE(mesh.engine(me).resolve(others[i], {&name, 1}, {&keys_[i], 1}));
     }
   }
   Rank(const Rank&) = delete;
 
   void enter(uint32_t step) {
     entered_[step].push_back(me_);
-    ASSERT_TRUE(ring_.engine(me_).submit(Signal{.group = group_, .keys = keys_}));
+    ASSERT_TRUE(mesh_.engine(me_).submit(Signal{.group = group_, .keys = keys_}));
     ASSERT_TRUE(counter_.expect(keys_.size(), Notify::call<&Rank::passed>(this, step)));
   }
   void passed(const Event& event) {
     ASSERT_EQ(event.code, Errc::kOk);
-    EXPECT_EQ(entered_[event.tag].size(), ring_.size())
+    EXPECT_EQ(entered_[event.tag].size(), mesh_.size())
         << "rank " << me_ << " passed barrier " << event.tag << " before all had entered it";
     ++steps;
     if (steps < entered_.size()) enter(steps);
@@ -152,7 +152,7 @@ class Rank {
   uint32_t steps = 0;
 
  private:
-  Ring& ring_;
+  Mesh& mesh_;
   const uint32_t me_;
   std::vector<std::vector<uint32_t>>& entered_;
   Counter counter_;
@@ -167,17 +167,17 @@ TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
     sim::NicModel model = sim::NicModel::efa_200g();
     model.jitter = 30us;
     std::vector<std::vector<uint32_t>> entered(kSteps);
-    Ring ring(seed, 4, 4096, model, 2);
+    Mesh mesh(seed, 4, 4096, model, 2);
     std::vector<std::unique_ptr<Rank>> ranks;
-    for (uint32_t i = 0; i < 4; ++i) ranks.push_back(std::make_unique<Rank>(ring, i, entered));
+    for (uint32_t i = 0; i < 4; ++i) ranks.push_back(std::make_unique<Rank>(mesh, i, entered));
     for (auto& rank : ranks) rank->enter(0);
     const auto all_done = [&] {
       return std::ranges::all_of(ranks, [](const auto& r) { return r->steps == kSteps; });
     };
-    ASSERT_TRUE(ring.world.run_until(all_done, 1s));
+    ASSERT_TRUE(mesh.world.run_until(all_done, 1s));
     for (uint32_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(ring.engine(i).stats().rx.imms, 3u * kSteps);
-      EXPECT_EQ(ring.engine(i).stats().tx.bytes, 0u) << "a barrier moves no bytes";
+      EXPECT_EQ(mesh.engine(i).stats().rx.imms, 3u * kSteps);
+      EXPECT_EQ(mesh.engine(i).stats().tx.bytes, 0u) << "a barrier moves no bytes";
     }
   }
 }
@@ -190,15 +190,15 @@ struct Moe {
   static constexpr uint32_t kRanks = 4;
 
   explicit Moe(uint64_t seed)
-      : ring(seed, kRanks, 2 * kRanks * kBlock, sim::NicModel::efa_200g(), 2),
+      : mesh(seed, kRanks, 2 * kRanks * kBlock, sim::NicModel::efa_200g(), 2),
         keys(kRanks, std::vector<CounterKey>(kRanks)) {
     for (uint32_t me = 0; me < kRanks; ++me) {
-      groups.push_back(*ring.engine(me).make_counter_group());
+      groups.push_back(*mesh.engine(me).make_counter_group());
       for (uint32_t from = 0; from < kRanks; ++from) {
         if (from == me) continue;
-        counters.push_back(*ring.engine(me).make_counter());
+        counters.push_back(*mesh.engine(me).make_counter());
         keys[me][from] = counters.back().key();
-        EXPECT_TRUE(groups[me].add(counters.back(), ring.ways[me][from].peer));
+        EXPECT_TRUE(groups[me].add(counters.back(), mesh.remotes[me][from].peer));
       }
     }
   }
@@ -212,22 +212,22 @@ struct Moe {
     std::vector<ScatterTarget> targets;
     for (uint32_t to = 0; to < kRanks; ++to) {
       if (to == from || (gone == to)) continue;
-      fill(ring.hosts[from].bytes(out(to), kBlock), content(step, from, to));
-      targets.push_back({.target = ring.ways[from][to].at(in(from)),
+      fill(mesh.hosts[from].bytes(out(to), kBlock), content(step, from, to));
+      targets.push_back({.target = mesh.remotes[from][to].at(in(from)),
                          .source_offset = out(to),
                          .size_bytes = kBlock,
                          .imm = keys[to][from]});
     }
-    ASSERT_TRUE(ring.engine(from).submit(
-        Scatter{.source = ring.hosts[from].memory.id(), .targets = targets}));
+    ASSERT_TRUE(mesh.engine(from).submit(
+        Scatter{.source = mesh.hosts[from].memory.id(), .targets = targets}));
   }
   bool received(uint32_t me, uint32_t from, uint32_t step) const {
-    return holds(ring.hosts[me].bytes(in(from), kBlock), content(step, from, me));
+    return holds(mesh.hosts[me].bytes(in(from), kBlock), content(step, from, me));
   }
 
-  static constexpr uint32_t kNobody = UINT32_MAX;
-  uint32_t gone = kNobody;
-  Ring ring;
+  static constexpr uint32_t kNoRank = UINT32_MAX;
+  uint32_t gone = kNoRank;
+  Mesh mesh;
   std::vector<std::vector<CounterKey>> keys;
   std::vector<Counter> counters;
   std::vector<CounterGroup> groups;
@@ -254,16 +254,16 @@ TEST(MixtureOfExperts, EveryStepHasTheBlocksOfAllRanks) {
       }
     }
     for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
-      EXPECT_EQ(moe.ring.engine(rank).stats().stale_imms, 0u);
+      EXPECT_EQ(moe.mesh.engine(rank).stats().stale_imms, 0u);
     }
   }
 }
 
 TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
-  Witness witness;
+  EventRecorder recorder;
   Moe moe(1);
-  sim::World& world = moe.ring.world;
-  const auto last = moe.ring.ways[0][3].peer;
+  sim::World& world = moe.mesh.world;
+  const auto last = moe.mesh.remotes[0][3].peer;
   for (uint32_t step = 0; step < 2; ++step) {
     for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) moe.send(rank, step);
     for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
@@ -271,27 +271,27 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
     }
   }
   // Rank 3 falls silent.
-  ASSERT_TRUE(moe.groups[0].expect(3, witness.notify(1), 10s));
+  ASSERT_TRUE(moe.groups[0].expect(3, recorder.notify(1), 10s));
   EXPECT_EQ(moe.groups[0].missing().size(), 3u);
   moe.send(1, 2);
   moe.send(2, 2);
   world.run_for(5ms);
   EXPECT_EQ(moe.groups[0].missing(), std::vector<PeerId>{last});
-  EXPECT_EQ(witness.count(), 0u);
+  EXPECT_EQ(recorder.count(), 0u);
   EXPECT_EQ(moe.groups[0].expect(1, {}).error().code, Errc::kBusy);
 
   ASSERT_TRUE(moe.groups[0].mask(last));
-  ASSERT_TRUE(world.run_until([&] { return witness.count() == 1; }, 1s));
-  EXPECT_EQ(witness.events[0].code, Errc::kOk);
+  ASSERT_TRUE(world.run_until([&] { return recorder.count() == 1; }, 1s));
+  EXPECT_EQ(recorder.events[0].code, Errc::kOk);
   EXPECT_TRUE(moe.received(0, 1, 2));
   EXPECT_TRUE(moe.received(0, 2, 2));
   EXPECT_TRUE(moe.groups[0].missing().size() == 2u) << "the two that are left owe the next step";
 
   // What rank 3 sends now is stale, and the next steps are complete with two.
-  const uint64_t stale = moe.ring.engine(0).stats().stale_imms;
+  const uint64_t stale = moe.mesh.engine(0).stats().stale_imms;
   moe.send(3, 2);
   world.run_for(5ms);
-  EXPECT_EQ(moe.ring.engine(0).stats().stale_imms, stale + 1);
+  EXPECT_EQ(moe.mesh.engine(0).stats().stale_imms, stale + 1);
   for (uint32_t step = 3; step < 6; ++step) {
     EXPECT_EQ(moe.groups[0].count(), 0u);
     moe.send(1, step);
@@ -303,19 +303,19 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
 }
 
 TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
-  Witness witness;
+  EventRecorder recorder;
   Moe moe(2);
-  ASSERT_TRUE(moe.groups[0].expect(3, witness.notify(), 20s));
+  ASSERT_TRUE(moe.groups[0].expect(3, recorder.notify(), 20s));
   moe.send(1, 0);
   moe.send(2, 0);
-  moe.ring.world.run_for(5ms);
-  ASSERT_EQ(witness.count(), 0u);
-  const Nanos before = moe.ring.world.now();
-  ASSERT_TRUE(moe.ring.engine(3).close());
-  ASSERT_TRUE(moe.ring.world.run_until([&] { return witness.count() == 1; }, 1s));
-  EXPECT_EQ(witness.events[0].code, Errc::kPeerLost);
-  EXPECT_EQ(witness.events[0].peer, moe.ring.ways[0][3].peer);
-  EXPECT_LT(moe.ring.world.now() - before, 1s) << "by its goodbye, not by a deadline";
+  moe.mesh.world.run_for(5ms);
+  ASSERT_EQ(recorder.count(), 0u);
+  const Nanos before = moe.mesh.world.now();
+  ASSERT_TRUE(moe.mesh.engine(3).close());
+  ASSERT_TRUE(moe.mesh.world.run_until([&] { return recorder.count() == 1; }, 1s));
+  EXPECT_EQ(recorder.events[0].code, Errc::kPeerLost);
+  EXPECT_EQ(recorder.events[0].peer, moe.mesh.remotes[0][3].peer);
+  EXPECT_LT(moe.mesh.world.now() - before, 1s) << "by its goodbye, not by a deadline";
 }
 
 // ---- CounterKey-value cache ----------------------------------------------------------------------------
@@ -327,9 +327,9 @@ class Prefill {
   static constexpr uint64_t kPage = 4096;
   static constexpr uint64_t kLayerBytes = 16 * kPage;
 
-  Prefill(Host& host, const Way& way, std::vector<CounterKey> keys)
+  Prefill(Host& host, const RemoteHost& remote, std::vector<CounterKey> keys)
       : host_(host),
-        way_(way),
+        remote_(remote),
         keys_(std::move(keys)),
         batch_(*host.engine.make_batch()),
         watcher_(*host.engine.make_watcher(Notify::call<&Prefill::moved>(this))) {
@@ -363,7 +363,7 @@ class Prefill {
                              .source_pages = {.indices = kSource,
                                               .stride_bytes = kPage,
                                               .offset_bytes = layer * kLayerBytes},
-                             .target = way_.region,
+                             .target = remote_.region,
                              .target_pages = {.indices = kTarget,
                                               .stride_bytes = kPage,
                                               .offset_bytes = layer * kLayerBytes},
@@ -374,7 +374,7 @@ class Prefill {
   }
 
   Host& host_;
-  Way way_;
+  RemoteHost remote_;
   std::vector<CounterKey> keys_;
   Batch batch_;
   Watcher watcher_;
@@ -384,23 +384,23 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
   using P = Prefill;
   for (const uint64_t seed : seeds(3)) {
     SCOPED_TRACE(replay(seed));
-    Ring ring(seed, 2, P::kLayers * P::kLayerBytes, sim::NicModel::efa_200g(), 2);
+    Mesh mesh(seed, 2, P::kLayers * P::kLayerBytes, sim::NicModel::efa_200g(), 2);
     // The decoder hands out a key a layer, agreed by name.
     std::vector<uint64_t> names;
     std::vector<Counter> layers;
     for (uint32_t i = 0; i < P::kLayers; ++i) {
       names.push_back(0xcafe0000 + i);
-      layers.push_back(*ring.engine(1).named_counter(names.back()));
+      layers.push_back(*mesh.engine(1).named_counter(names.back()));
     }
     std::vector<CounterKey> keys(P::kLayers);
-    ASSERT_TRUE(ring.engine(0).resolve(ring.ways[0][1].peer, names, keys));
+    ASSERT_TRUE(mesh.engine(0).resolve(mesh.remotes[0][1].peer, names, keys));
 
-    Prefill prefill(ring.hosts[0], ring.ways[0][1], keys);
-    const Nanos start = ring.world.now();
+    Prefill prefill(mesh.hosts[0], mesh.remotes[0][1], keys);
+    const Nanos start = mesh.world.now();
     uint32_t finished = 0;
     // The first layers come one by one, the last ones faster than anybody looks.
-    const EachStep kernel(ring.world, [&] {
-      while (finished < P::kLayers && ring.world.now() - start >= std::min(finished, 8u) * 40us) {
+    const EachStep kernel(mesh.world, [&] {
+      while (finished < P::kLayers && mesh.world.now() - start >= std::min(finished, 8u) * 40us) {
         prefill.finish_layer(finished++);
       }
     });
@@ -408,18 +408,18 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
       ASSERT_TRUE(layers[layer].wait(P::kPages)) << "layer " << layer;
       for (uint32_t page = 0; page < P::kPages; ++page) {
         const uint64_t at = layer * P::kLayerBytes + P::kTarget[page] * P::kPage;
-        EXPECT_TRUE(holds(ring.hosts[1].bytes(at, P::kPage), layer * 100 + page))
+        EXPECT_TRUE(holds(mesh.hosts[1].bytes(at, P::kPage), layer * 100 + page))
             << "layer " << layer << " page " << page;
       }
       EXPECT_EQ(layers[layer].count(), 0u);
     }
     EXPECT_EQ(prefill.pushed, P::kLayers);
     EXPECT_LT(prefill.wakes, P::kLayers) << "steps that come together are told together";
-    ASSERT_TRUE(ring.engine(0).wait(prefill.batch()));
+    ASSERT_TRUE(mesh.engine(0).wait(prefill.batch()));
     // Only those pages were written.
     uint64_t written = 0;
-    for (uint64_t at = 0; at < ring.hosts[1].bytes().size(); at += P::kPage) {
-      written += untouched(ring.hosts[1].bytes(at, P::kPage)) ? 0 : 1;
+    for (uint64_t at = 0; at < mesh.hosts[1].bytes().size(); at += P::kPage) {
+      written += untouched(mesh.hosts[1].bytes(at, P::kPage)) ? 0 : 1;
     }
     EXPECT_EQ(written, P::kLayers * P::kPages);
   }

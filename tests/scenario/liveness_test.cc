@@ -14,9 +14,9 @@ constexpr uint64_t kSize = 64 << 10;
 using Change = std::pair<PeerState, Errc>;
 
 /// What subscribers were told of one peer.
-std::vector<Change> changes(const Witness& witness, PeerId peer) {
+std::vector<Change> changes(const EventRecorder& recorder, PeerId peer) {
   std::vector<Change> out;
-  for (const Event& event : witness.events) {
+  for (const Event& event : recorder.events) {
     if (event.kind != EventKind::kPeer || event.peer != peer) continue;
     out.emplace_back(static_cast<PeerState>(event.value), event.code);
   }
@@ -34,7 +34,7 @@ std::vector<Change> met_and(std::vector<Change> then) {
 class Liveness : public testing::Test {
  protected:
   static Config quick() {
-    Config config = story_config();
+    Config config = test_config();
     config.peer_timeout = 1s;
     config.lost_timeout = 4s;
     return config;
@@ -56,23 +56,23 @@ class Liveness : public testing::Test {
     return host.engine.peer_info(peer)->state;
   }
   /// A counted write of the whole memory; true when it arrived.
-  static bool deliver(Host& from, Host& to, const Way& way, uint64_t content) {
+  static bool deliver(Host& from, Host& to, const RemoteHost& remote, uint64_t content) {
     Counter counter = *to.engine.make_counter();
     fill(from.bytes(), content);
     const auto submitted = from.engine.submit(Write{.source = from.memory.at(0),
-                                                    .target = way.at(0),
+                                                    .target = remote.at(0),
                                                     .size_bytes = kSize,
                                                     .imm = counter.key()});
     return submitted && counter.wait(1, 2s) && holds(to.bytes(), content);
   }
 
-  Witness seen_a, seen_b, heard;
+  EventRecorder seen_a, seen_b, received;
   sim::World world;
   uint32_t node_a, node_b;
   Host a, b;
   Subscription sub_a = *a.engine.subscribe(seen_a.notify());
   Subscription sub_b = *b.engine.subscribe(seen_b.notify());
-  Way to_b, to_a;
+  RemoteHost to_b, to_a;
 };
 
 TEST_F(Liveness, AQuietPairStaysTogether) {
@@ -91,7 +91,7 @@ TEST_F(Liveness, AStoppedProcessStallsAndEverythingResumesWithIt) {
   world.run_for(1500ms);
   EXPECT_EQ(state(a, to_b.peer), PeerState::kStalled);
   // Asked of the process, not of the NIC.
-  Subscription listener = *b.engine.listen(3, heard.notify());
+  Subscription listener = *b.engine.listen(3, received.notify());
   ASSERT_TRUE(
       a.engine.submit(Send{.peer = to_b.peer, .channel = 3, .timeout = 60s, .batch = batch}));
   world.run_for(500ms);
@@ -105,7 +105,7 @@ TEST_F(Liveness, AStoppedProcessStallsAndEverythingResumesWithIt) {
   EXPECT_TRUE(deliver(b, a, to_a, 4));
 }
 
-TEST_F(Liveness, OurOwnSleepIsNobodysSilence) {
+TEST_F(Liveness, OurOwnSleepIsNotAPeersSilence) {
   // Nothing lies in its buffer when it goes on: all that it knows is that time has passed.
   happens(sim::Fault::stop(node_a));
   happens(sim::Fault::control_cut(node_a, node_b));
@@ -134,7 +134,7 @@ TEST_F(Liveness, APartitionLosesBothSidesAndTheyMeetAgainAsNewSessions) {
   world.run_for(1s);
   EXPECT_TRUE(a.engine.peers().empty()) << "nobody has asked for a new one";
 
-  const Way again = connect(a, b);
+  const RemoteHost again = connect(a, b);
   EXPECT_NE(again.peer, to_b.peer);
   EXPECT_TRUE(deliver(a, b, again, 3));
   const Write stale{.source = a.memory.at(0), .target = to_b.at(0), .size_bytes = 8};
@@ -143,13 +143,13 @@ TEST_F(Liveness, APartitionLosesBothSidesAndTheyMeetAgainAsNewSessions) {
   EXPECT_EQ(a.engine.submit(Send{.peer = to_b.peer}).error().code, Errc::kPeerLost);
 }
 
-TEST_F(Liveness, ADeadProcessIsReplacedUnderItsNameWithoutRestartingAnybodyElse) {
+TEST_F(Liveness, ADeadProcessIsReplacedUnderItsNameWithoutRestartingOthers) {
   expect_log("a path broke");
   happens(sim::Fault::crash(node_b));
   ASSERT_TRUE(world.run_until([&] { return state(a, to_b.peer) == PeerState::kLost; }, 10s));
   EXPECT_EQ(changes(seen_a, to_b.peer).back(), Change(PeerState::kLost, Errc::kPeerLost));
   Host next = open_host(world, node_b, kSize, quick());
-  const Way again = connect(a, next);
+  const RemoteHost again = connect(a, next);
   EXPECT_TRUE(deliver(a, next, again, 3));
 }
 
@@ -184,7 +184,7 @@ class Zombie : public Liveness {
   Batch batch = *a.engine.make_batch();
 };
 
-TEST_F(Zombie, WritesAgainOnlyWhenItHasHeardAFreshAnswer) {
+TEST_F(Zombie, WritesAgainOnlyAfterAFreshAnswer) {
   happens(sim::Fault::stop(node_a));
   world.run_for(3500ms);
   // From here on its pings and their answers get lost; old ones lie in its buffer.
@@ -201,7 +201,7 @@ TEST_F(Zombie, WritesAgainOnlyWhenItHasHeardAFreshAnswer) {
   EXPECT_TRUE(holds(b.bytes(), 7));
 }
 
-TEST_F(Zombie, ThatWasGivenUpHearsItAndWritesNothing) {
+TEST_F(Zombie, ThatWasGivenUpLearnsItAndWritesNothing) {
   happens(sim::Fault::stop(node_a));
   world.run_for(1s);
   ASSERT_TRUE(b.engine.disconnect(to_a.peer));

@@ -12,8 +12,8 @@ namespace {
 constexpr uint64_t kSize = 512 << 10;
 
 /// Memory of a GPU, as far as a simulated NIC can tell.
-struct DeviceMemory {
-  explicit DeviceMemory(Engine& engine)
+struct GpuMemory {
+  explicit GpuMemory(Engine& engine)
       : bytes(kSize),
         region(*engine.register_memory({.address = bytes.data(),
                                         .size_bytes = bytes.size(),
@@ -53,8 +53,8 @@ class TwoNetworks : public testing::Test {
 };
 
 TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
-  const Way way = connect(a, b);
-  const PeerInfo info = *a.engine.peer_info(way.peer);
+  const RemoteHost remote = connect(a, b);
+  const PeerInfo info = *a.engine.peer_info(remote.peer);
   using Route = std::pair<std::string, std::string>;
   constexpr auto kHost = MemoryKind::kHost, kCuda = MemoryKind::kCuda;
   EXPECT_EQ(route(info, kHost, kHost), Route("fast", ""));
@@ -66,7 +66,7 @@ TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
   EXPECT_EQ(info.rails_there, 4u);
 }
 
-TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndEveryoneIsTold) {
+TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndSubscribersAreNotified) {
   expect_log("a rail went down");
   expect_log("a rail came back");
   expect_log("a route changed");
@@ -76,23 +76,23 @@ TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndEveryoneIsTold) {
     const auto node = [&] {
       return world.add_node({{.name = "fast", .rails = 2}, {.name = "slow", .rails = 1}});
     };
-    Config config = story_config();
+    Config config = test_config();
     config.reroute = reroute;
     Host a = open_host(world, node(), 1000, config);
     Host b = open_host(world, node(), 1000, config);
-    const Way way = connect(a, b);
-    await_connected(world, a, way.peer);
-    Witness seen;
+    const RemoteHost remote = connect(a, b);
+    await_connected(world, a, remote.peer);
+    EventRecorder seen;
     const Subscription subscription = *a.engine.subscribe(seen.notify());
     Batch batch = *a.engine.make_batch();
     const auto write = [&] {
       EXPECT_TRUE(a.engine.submit(Write{
-          .source = a.memory.at(0), .target = way.at(0), .size_bytes = 1000, .batch = batch}));
+          .source = a.memory.at(0), .target = remote.at(0), .size_bytes = 1000, .batch = batch}));
       const Errc code = a.engine.wait(batch).error().code;
       EXPECT_TRUE(batch.reset());
       return code;
     };
-    const auto route = [&] { return a.engine.peer_info(way.peer)->routes[0]; };
+    const auto route = [&] { return a.engine.peer_info(remote.peer)->routes[0]; };
     for (const uint32_t rail : {0, 1}) {
       EXPECT_TRUE(world.at(world.now(), sim::Fault::nic_down(0, rail)));
     }
@@ -109,20 +109,20 @@ TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndEveryoneIsTold) {
     world.run_for(1ms);
     EXPECT_EQ(route().network, "fast");
     EXPECT_EQ(write(), Errc::kOk);
-    const auto told = [&](const Event& e) {
+    const auto reroute = [&](const Event& e) {
       return e.kind == EventKind::kPeer && e.code == Errc::kRailLost && e.value == e.previous &&
-             e.peer == way.peer;
+             e.peer == remote.peer;
     };
-    EXPECT_EQ(std::ranges::count_if(seen.events, told), 2);
+    EXPECT_EQ(std::ranges::count_if(seen.events, reroute), 2);
   };
   run(true);
   run(false);
 }
 
 TEST_F(TwoNetworks, AWriteTakesTheRouteOfItsMemoryOnBothEnds) {
-  DeviceMemory gpu_a(a.engine), gpu_b(b.engine);
-  const Way way = connect(a, b);
-  const RemoteRegion to_gpu = *a.engine.import_region(way.peer, *gpu_b.region.desc());
+  GpuMemory gpu_a(a.engine), gpu_b(b.engine);
+  const RemoteHost remote = connect(a, b);
+  const RemoteRegion to_gpu = *a.engine.import_region(remote.peer, *gpu_b.region.desc());
   Counter counter = *b.engine.make_counter();
   Batch batch = *a.engine.make_batch();
   struct Leg {
@@ -133,9 +133,9 @@ TEST_F(TwoNetworks, AWriteTakesTheRouteOfItsMemoryOnBothEnds) {
   };
   fill(a.bytes(), 1);
   fill(gpu_a.bytes, 2);
-  const std::vector<Leg> legs{{a.memory.at(0), way.at(0), b.bytes(), "fast"},
+  const std::vector<Leg> legs{{a.memory.at(0), remote.at(0), b.bytes(), "fast"},
                               {a.memory.at(0), to_gpu.at(0), gpu_b.bytes, "slow"},
-                              {gpu_a.region.at(0), way.at(0), b.bytes(), "slow"},
+                              {gpu_a.region.at(0), remote.at(0), b.bytes(), "slow"},
                               {gpu_a.region.at(0), to_gpu.at(0), gpu_b.bytes, "slow"}};
   for (const Leg& leg : legs) {
     const uint64_t fast = bytes_sent("fast"), slow = bytes_sent("slow");
@@ -156,9 +156,9 @@ TEST_F(TwoNetworks, AWriteTakesTheRouteOfItsMemoryOnBothEnds) {
 
 TEST_F(TwoNetworks, AScatterReachesEachTargetByItsOwnRoute) {
   constexpr uint64_t kBlock = 4096;
-  DeviceMemory gpu(b.engine);
+  GpuMemory gpu(b.engine);
   Host c = open_host(world, world.add_node({{.name = "slow"}}), kSize);  // has no fast one
-  const Way to_b = connect(a, b), to_c = connect(a, c);
+  const RemoteHost to_b = connect(a, b), to_c = connect(a, c);
   const RemoteRegion to_gpu = *a.engine.import_region(to_b.peer, *gpu.region.desc());
   Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
   fill(a.bytes(0, kBlock), 5);
@@ -185,14 +185,14 @@ TEST_F(TwoNetworks, AScatterReachesEachTargetByItsOwnRoute) {
 }
 
 TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
-  const Way way = connect(a, b, {.networks = {"slow"}});
+  const RemoteHost remote = connect(a, b, {.networks = {"slow"}});
   using Route = std::pair<std::string, std::string>;
-  EXPECT_EQ(route(*a.engine.peer_info(way.peer), MemoryKind::kHost, MemoryKind::kHost),
+  EXPECT_EQ(route(*a.engine.peer_info(remote.peer), MemoryKind::kHost, MemoryKind::kHost),
             Route("slow", "fast: excluded by ConnectOptions::networks"));
   Counter counter = *b.engine.make_counter();
   fill(a.bytes(), 3);
   ASSERT_TRUE(a.engine.submit(Write{
-      .source = a.memory.at(0), .target = way.at(0), .size_bytes = kSize, .imm = counter.key()}));
+      .source = a.memory.at(0), .target = remote.at(0), .size_bytes = kSize, .imm = counter.key()}));
   ASSERT_TRUE(counter.wait(1));
   EXPECT_TRUE(holds(b.bytes(), 3));
   world.run_for(1ms);
@@ -205,23 +205,23 @@ TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
 }
 
 TEST_F(TwoNetworks, MemoryThatNoAllowedNetworkReachesEndsUnreachable) {
-  Witness witness;
-  DeviceMemory gpu(b.engine);
-  const Way way = connect(a, b, {.networks = {"fast"}});
-  const PeerInfo info = *a.engine.peer_info(way.peer);
+  EventRecorder recorder;
+  GpuMemory gpu(b.engine);
+  const RemoteHost remote = connect(a, b, {.networks = {"fast"}});
+  const PeerInfo info = *a.engine.peer_info(remote.peer);
   EXPECT_EQ(route(info, MemoryKind::kHost, MemoryKind::kCuda).first, "");
   EXPECT_EQ(route(info, MemoryKind::kHost, MemoryKind::kCuda).second,
             "fast: cannot access this memory kind there; slow: excluded by ConnectOptions::networks");
-  const RemoteRegion to_gpu = *a.engine.import_region(way.peer, *gpu.region.desc());
+  const RemoteRegion to_gpu = *a.engine.import_region(remote.peer, *gpu.region.desc());
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
                                     .target = to_gpu.at(0),
                                     .size_bytes = 64,
-                                    .notify = witness.notify()}));
-  ASSERT_TRUE(world.run_until([&] { return witness.count() == 1; }, 1s));
-  EXPECT_EQ(witness.events[0].code, Errc::kUnreachable);
-  EXPECT_EQ(witness.events[0].remote, Remote::kNotDelivered);
-  EXPECT_EQ(witness.events[0].parts_failed, 1u);
-  EXPECT_EQ(witness.events[0].peer, way.peer);
+                                    .notify = recorder.notify()}));
+  ASSERT_TRUE(world.run_until([&] { return recorder.count() == 1; }, 1s));
+  EXPECT_EQ(recorder.events[0].code, Errc::kUnreachable);
+  EXPECT_EQ(recorder.events[0].remote, Remote::kNotDelivered);
+  EXPECT_EQ(recorder.events[0].parts_failed, 1u);
+  EXPECT_EQ(recorder.events[0].peer, remote.peer);
   EXPECT_TRUE(untouched(gpu.bytes));
 }
 

@@ -11,19 +11,19 @@ namespace {
 using sim::Fault;
 
 constexpr uint64_t kSize = 1 << 20;
-constexpr uint64_t kStride = 11;    // of the events of the network at which a story is told
+constexpr uint64_t kStride = 11;    // run the test at every n-th network event
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 
-class Pair {
+class NicPair {
  public:
-  Pair()
+  NicPair()
       : world(sim::WorldOptions{.seed = test_seed()}),
-        a(open_host(world, world.add_node(2, slow_rc()), kSize, hasty_config())),
-        b(open_host(world, world.add_node(2, slow_rc()), kSize, hasty_config())),
+        a(open_host(world, world.add_node(2, slow_rc()), kSize, short_timeouts_config())),
+        b(open_host(world, world.add_node(2, slow_rc()), kSize, short_timeouts_config())),
         to{&b, connect(a, b)},
         to_a(connect(b, a)),
-        ledger(a, test_seed()) {
-    await_connected(world, a, to.way.peer);
+        auditor(a, test_seed()) {
+    await_connected(world, a, to.remote.peer);
     await_connected(world, b, to_a.peer);
     sub_a.emplace(*a.engine.subscribe(seen_a.notify()));
     sub_b.emplace(*b.engine.subscribe(seen_b.notify()));
@@ -33,13 +33,13 @@ class Pair {
   }
 
   void submit() {
-    ledger.pages(to, 20, 4096);
-    ledger.write(to, 150'000);
-    for (int i = 0; i < 6; ++i) ledger.write(to, 900);
-    ledger.write(to, 40'000, {.priority = Priority::kBulk, .unsplit = true});
+    auditor.pages(to, 20, 4096);
+    auditor.write(to, 150'000);
+    for (int i = 0; i < 6; ++i) auditor.write(to, 900);
+    auditor.write(to, 40'000, {.priority = Priority::kBulk, .unsplit = true});
   }
   void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
-  static uint64_t losses(const Witness& seen) {
+  static uint64_t losses(const EventRecorder& seen) {
     return static_cast<uint64_t>(std::ranges::count_if(seen.events, [](const Event& e) {
       return e.kind == EventKind::kPeer && e.value == static_cast<uint64_t>(PeerState::kLost);
     }));
@@ -47,42 +47,42 @@ class Pair {
   /// Bytes that went out by one rail so far.
   uint64_t sent_by(size_t rail) const { return a.engine.rail_stats().at(rail).tx.bytes; }
 
-  Witness seen_a, seen_b;
+  EventRecorder seen_a, seen_b;
   sim::World world;
   Host a, b;
-  Ledger::Target to;
-  Way to_a;
+  WriteAuditor::Target to;
+  RemoteHost to_a;
   std::optional<Counter> bound;
   std::optional<Subscription> sub_a, sub_b;
-  Ledger ledger;
+  WriteAuditor auditor;
 };
 
-void at_any_step(const std::function<void(Pair&, uint64_t)>& story, uint64_t stride = kStride) {
-  expect_trouble();
+void at_any_step(const std::function<void(NicPair&, uint64_t)>& body, uint64_t stride = kStride) {
+  expect_fault_logs();
   uint64_t begin = 0, end = 0;
   {
-    Pair pair;
+    NicPair pair;
     begin = pair.world.events();
     pair.submit();
-    ASSERT_TRUE(pair.world.run_until([&] { return pair.ledger.all_ended(); }, 10s));
+    ASSERT_TRUE(pair.world.run_until([&] { return pair.auditor.all_completed(); }, 10s));
     end = pair.world.events();
   }
   ASSERT_GT(end, begin + 100);
   for (uint64_t at = begin; at <= end; at += stride) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    Pair pair;
-    story(pair, at);
+    NicPair pair;
+    body(pair, at);
     if (testing::Test::HasFailure()) return;
   }
 }
 
 /// Everything arrived, once, and nobody was told of anything worse than a rail.
-void all_is_well(Pair& pair) {
-  run_to_the_end(pair.world, pair.ledger);
-  ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
-  pair.ledger.check_keys();
-  for (const auto& line : pair.ledger.lines) EXPECT_TRUE(line.ok());
-  EXPECT_EQ(Pair::losses(pair.seen_a) + Pair::losses(pair.seen_b), 0u);
+void all_is_well(NicPair& pair) {
+  run_until_complete(pair.world, pair.auditor);
+  ASSERT_NO_FATAL_FAILURE(pair.auditor.check());
+  pair.auditor.check_keys();
+  for (const auto& op : pair.auditor.ops) EXPECT_TRUE(op.ok());
+  EXPECT_EQ(NicPair::losses(pair.seen_a) + NicPair::losses(pair.seen_b), 0u);
   EXPECT_EQ(pair.seen_b.find(7), nullptr);
 }
 
@@ -90,13 +90,13 @@ void all_is_well(Pair& pair) {
 
 /// Whoever was told "ok" of something that nobody counted hears that the peer is lost, and so does
 /// the one who would wait for it. Returns whether that was so.
-bool nobody_waits_in_silence(Pair& pair) {
-  EXPECT_TRUE(pair.world.run_until([&] { return pair.ledger.all_ended(); }, 60s));
+bool every_missing_count_is_reported(NicPair& pair) {
+  EXPECT_TRUE(pair.world.run_until([&] { return pair.auditor.all_completed(); }, 60s));
   pair.world.run_for(1s);
-  const bool swallowed = pair.ledger.uncounted() > 0;
-  const uint64_t lost = Pair::losses(pair.seen_a);
+  const bool swallowed = pair.auditor.uncounted() > 0;
+  const uint64_t lost = NicPair::losses(pair.seen_a);
   EXPECT_LE(lost, 1u);
-  EXPECT_EQ(lost, Pair::losses(pair.seen_b)) << "both sides or none";
+  EXPECT_EQ(lost, NicPair::losses(pair.seen_b)) << "both sides or none";
   EXPECT_TRUE(!swallowed || lost == 1) << "counts are missing, and nobody says so";
   EXPECT_EQ(pair.seen_b.find(7) != nullptr, lost == 1);
   EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5)) << "by the rail that is left";
@@ -107,39 +107,39 @@ TEST(Nic, ThatDiesBetweenAcknowledgementAndCompletionEndsTheSessionOnBothSides) 
   expect_log("acknowledged writes that it never counted");
   uint64_t swallowed = 0;
   for (const Nanos lasts : {Nanos(10us), Nanos(100us)}) {
-    at_any_step([&](Pair& pair, uint64_t at) {
+    at_any_step([&](NicPair& pair, uint64_t at) {
       ASSERT_TRUE(pair.world.at_event(at, Fault::swallow_counts(kB, 0, lasts)));
       pair.submit();
-      swallowed += nobody_waits_in_silence(pair);
+      swallowed += every_missing_count_is_reported(pair);
     });
   }
   EXPECT_GT(swallowed, 5u);
 }
 
-TEST(Nic, ThatDiesSoWhileTheSendersEndBreaks) {
+TEST(Nic, ThatDiesBeforeItsCompletionsWhileTheSendersEndBreaks) {
   expect_log("acknowledged writes that it never counted");
-  at_any_step([&](Pair& pair, uint64_t at) {
+  at_any_step([&](NicPair& pair, uint64_t at) {
     ASSERT_TRUE(pair.world.at_event(at, Fault::swallow_counts(kB, 0, 30us)));
     ASSERT_TRUE(pair.world.at_event(at + 9, Fault::break_sender(kA, kB, 0)));
     pair.submit();
-    nobody_waits_in_silence(pair);
+    every_missing_count_is_reported(pair);
   });
 }
 
 // ---- Completion queues that overflow ------------------------------------------------------------
 
-TEST(Nic, WhoseQueueOverflowsAtTheReceiverSpoilsWhatItCannotTell) {
+TEST(Nic, WhoseQueueOverflowsAtTheReceiverPoisonsWhatItCannotProve) {
   uint64_t unknown = 0;
-  at_any_step([&](Pair& pair, uint64_t at) {
+  at_any_step([&](NicPair& pair, uint64_t at) {
     ASSERT_TRUE(pair.world.at_event(at, Fault::overrun(kB, 0)));
     pair.submit();
-    run_to_the_end(pair.world, pair.ledger);
-    ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
-    pair.ledger.check_keys();
-    for (const auto& line : pair.ledger.lines) {
-      EXPECT_TRUE(line.ok() || line.event.code == Errc::kRailLost) << to_string(line.event.code);
-      unknown += line.event.previous;
-      EXPECT_LE(line.ended, line.submitted + 10ms) << "nobody waits for a queue that is dead";
+    run_until_complete(pair.world, pair.auditor);
+    ASSERT_NO_FATAL_FAILURE(pair.auditor.check());
+    pair.auditor.check_keys();
+    for (const auto& op : pair.auditor.ops) {
+      EXPECT_TRUE(op.ok() || op.event.code == Errc::kRailLost) << to_string(op.event.code);
+      unknown += op.event.previous;
+      EXPECT_LE(op.completed, op.submitted + 10ms) << "nobody waits for a queue that is dead";
     }
     EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
     // After it was repaired the rail is used again.
@@ -155,17 +155,17 @@ TEST(Nic, WhoseQueueOverflowsAtTheReceiverSpoilsWhatItCannotTell) {
 TEST(Nic, WhoseQueueOverflowsWithAcknowledgedCountsInItEndsTheSession) {
   expect_log("acknowledged writes that it never counted");
   uint64_t swallowed = 0;
-  at_any_step([&](Pair& pair, uint64_t at) {
+  at_any_step([&](NicPair& pair, uint64_t at) {
     pair.happens(Fault::late_counts(kB, 20us));
     ASSERT_TRUE(pair.world.at_event(at, Fault::overrun(kB, 0)));
     pair.submit();
-    swallowed += nobody_waits_in_silence(pair);
+    swallowed += every_missing_count_is_reported(pair);
   });
   EXPECT_GT(swallowed, 2u);
 }
 
 TEST(Nic, WhoseQueueOverflowsAtTheSenderIsReplacedByTheOther) {
-  at_any_step([&](Pair& pair, uint64_t at) {
+  at_any_step([&](NicPair& pair, uint64_t at) {
     ASSERT_TRUE(pair.world.at_event(at, Fault::overrun(kA, 0)));
     pair.submit();
     all_is_well(pair);
@@ -181,7 +181,7 @@ TEST(Nic, WhoseQueueOverflowsAtTheSenderIsReplacedByTheOther) {
 // ---- The last rail ------------------------------------------------------------------------------
 
 TEST(Nic, TheLastOneOfTheSenderFailsEverythingAtOnceUntilItIsBack) {
-  at_any_step([&](Pair& pair, uint64_t at) {
+  at_any_step([&](NicPair& pair, uint64_t at) {
     for (const uint32_t rail : {0u, 1u}) {
       ASSERT_TRUE(pair.world.at_event(at + 3 * rail, Fault::nic_down(kA, rail)));
     }
@@ -189,19 +189,19 @@ TEST(Nic, TheLastOneOfTheSenderFailsEverythingAtOnceUntilItIsBack) {
     const auto both_down = [&] { return pair.world.faults(Fault::Kind::kNicDown) == 2; };
     ASSERT_TRUE(pair.world.run_until(both_down, 1s));
     pair.world.run_for(10us);
-    const auto& late = pair.ledger.write(pair.to, 150'000);
-    const auto& paged = pair.ledger.pages(pair.to, 3, 4096);
-    run_to_the_end(pair.world, pair.ledger);
-    ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
-    pair.ledger.check_keys();
-    for (const auto* line : {&late, &paged}) {
-      EXPECT_EQ(line->event.code, Errc::kRailLost);
-      EXPECT_EQ(line->event.remote, Remote::kNotDelivered);
-      EXPECT_LE(line->ended, line->submitted + 10us);
+    const auto& late = pair.auditor.write(pair.to, 150'000);
+    const auto& paged = pair.auditor.pages(pair.to, 3, 4096);
+    run_until_complete(pair.world, pair.auditor);
+    ASSERT_NO_FATAL_FAILURE(pair.auditor.check());
+    pair.auditor.check_keys();
+    for (const auto* op : {&late, &paged}) {
+      EXPECT_EQ(op->event.code, Errc::kRailLost);
+      EXPECT_EQ(op->event.remote, Remote::kNotDelivered);
+      EXPECT_LE(op->completed, op->submitted + 10us);
     }
-    for (const auto& line : pair.ledger.lines) {
-      EXPECT_TRUE(line.ok() || line.event.code == Errc::kRailLost) << to_string(line.event.code);
-      EXPECT_LE(line.ended, line.submitted + 10ms) << "the target can still say what it took";
+    for (const auto& op : pair.auditor.ops) {
+      EXPECT_TRUE(op.ok() || op.event.code == Errc::kRailLost) << to_string(op.event.code);
+      EXPECT_LE(op.completed, op.submitted + 10ms) << "the target can still say what it took";
     }
     EXPECT_EQ(pair.seen_a.count(EventKind::kRail), 2u);
     for (const uint32_t rail : {0u, 1u}) pair.happens(Fault::nic_up(kA, rail));
@@ -210,12 +210,12 @@ TEST(Nic, TheLastOneOfTheSenderFailsEverythingAtOnceUntilItIsBack) {
     const uint64_t before[] = {pair.sent_by(0), pair.sent_by(1)};
     EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 6));
     for (const size_t rail : {0u, 1u}) EXPECT_GT(pair.sent_by(rail), before[rail]);
-    EXPECT_EQ(Pair::losses(pair.seen_a), 0u);
+    EXPECT_EQ(NicPair::losses(pair.seen_a), 0u);
   });
 }
 
 TEST(Nic, TheLastOneOfTheReceiverIsWaitedFor) {
-  at_any_step([&](Pair& pair, uint64_t at) {
+  at_any_step([&](NicPair& pair, uint64_t at) {
     for (const uint32_t rail : {0u, 1u}) {
       ASSERT_TRUE(pair.world.at_event(at + 3 * rail, Fault::nic_down(kB, rail)));
       ASSERT_TRUE(pair.world.at(pair.world.now() + 500ms, Fault::nic_up(kB, rail)));
@@ -230,18 +230,18 @@ TEST(Nic, TheLastOneOfTheReceiverIsWaitedFor) {
 
 TEST(Nic, TheLastOneOfTheReceiverForGoodEndsEverythingByItsDeadline) {
   at_any_step(
-      [&](Pair& pair, uint64_t at) {
+      [&](NicPair& pair, uint64_t at) {
         for (const uint32_t rail : {0u, 1u}) {
           ASSERT_TRUE(pair.world.at_event(at + 3 * rail, Fault::nic_down(kB, rail)));
         }
         pair.submit();
-        run_to_the_end(pair.world, pair.ledger);
-        ASSERT_NO_FATAL_FAILURE(pair.ledger.check());
-        pair.ledger.check_keys();
-        for (const auto& line : pair.ledger.lines) {
-          EXPECT_TRUE(line.ok() || line.event.code == Errc::kTimeout) << to_string(line.event.code);
+        run_until_complete(pair.world, pair.auditor);
+        ASSERT_NO_FATAL_FAILURE(pair.auditor.check());
+        pair.auditor.check_keys();
+        for (const auto& op : pair.auditor.ops) {
+          EXPECT_TRUE(op.ok() || op.event.code == Errc::kTimeout) << to_string(op.event.code);
           // The target said what it took; only of a cut write may one half have counted.
-          EXPECT_TRUE(line.parts.size() == 1 || line.event.previous == 0);
+          EXPECT_TRUE(op.parts.size() == 1 || op.event.previous == 0);
         }
       },
       3 * kStride);
@@ -254,7 +254,7 @@ TEST(Nic, LateReportsAndABreakInBetween) {
     for (const Fault& broken : {Fault::break_sender(kA, kB, 0), Fault::break_target(kA, kB, 0),
                                 Fault::nic_down(kB, 1), Fault::nic_down(kA, 1)}) {
       at_any_step(
-          [&](Pair& pair, uint64_t at) {
+          [&](NicPair& pair, uint64_t at) {
             pair.happens(late);
             ASSERT_TRUE(pair.world.at_event(at, broken));
             pair.submit();
@@ -270,7 +270,7 @@ TEST(Nic, LateReportsAndABreakInBetween) {
 void fails_twice(Nanos first, Nanos second) {
   SCOPED_TRACE(testing::Message() << first.count() << " and " << second.count());
   sim::World world({.seed = 3});
-  Config config = hasty_config();
+  Config config = short_timeouts_config();
   config.log_level = LogLevel::kError;
   const uint32_t from = world.add_node(1, slow_srd()), to = world.add_node(1, slow_srd());
   Host sender = open_host(world, from, 1 << 20, config);
@@ -287,7 +287,7 @@ void fails_twice(Nanos first, Nanos second) {
   EXPECT_TRUE(delivers(world, sender, receiver, 2));
 }
 
-TEST(RestingPath, WaitsForItsRail) {
+TEST(BackedOffPath, WaitsForItsRail) {
   for (const Nanos first : {1ms, 2ms, 4ms, 7ms, 12ms, 25ms}) {
     for (const Nanos after : {4ms, 8ms, 16ms, 30ms, 60ms}) fails_twice(first, first + after);
   }

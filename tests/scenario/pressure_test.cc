@@ -20,11 +20,11 @@ sim::NicModel slow_nic() {
 
 // ---- Full queues --------------------------------------------------------------------------------
 
-TEST(FullQueue, RefusesWithoutTakingAndTellsOnceThereIsRoom) {
+TEST(FullQueue, RefusesWithoutTakingAndReportsOnceThereIsRoom) {
   constexpr uint32_t kOps = 16;
-  Witness seen, ended;
+  EventRecorder seen, ended;
   sim::World world;
-  Config config = story_config();
+  Config config = test_config();
   config.ops_max = kOps;
   Host a = open_host(world, world.add_node(1, slow_nic()), kMiB, config);
   Host b = open_host(world, world.add_node(1, slow_nic()), kMiB);
@@ -33,11 +33,11 @@ TEST(FullQueue, RefusesWithoutTakingAndTellsOnceThereIsRoom) {
   seen.then = [&](const Event& event) {
     if (event.kind == EventKind::kRoom) in_flight_then = a.engine.stats().ops_in_flight;
   };
-  const Way way = connect(a, b);
-  await_connected(world, a, way.peer);
+  const RemoteHost remote = connect(a, b);
+  await_connected(world, a, remote.peer);
   Batch batch = *a.engine.make_batch();
   const Write request{.source = a.memory.at(0),
-                      .target = way.at(0),
+                      .target = remote.at(0),
                       .size_bytes = 64 << 10,
                       .batch = batch,
                       .notify = ended.notify()};
@@ -65,17 +65,17 @@ TEST(FullQueue, RefusesWithoutTakingAndTellsOnceThereIsRoom) {
 
 TEST(FullQueue, ASpanTakesThePrefixThatFits) {
   sim::World world;
-  Config config = story_config();
+  Config config = test_config();
   config.ops_max = 100;
   Host a = open_host(world, world.add_node(2), kMiB, config);
   Host b = open_host(world, world.add_node(2), kMiB);
-  const Way way = connect(a, b);
+  const RemoteHost remote = connect(a, b);
   Counter counter = *b.engine.make_counter();
   Batch batch = *a.engine.make_batch();
   std::vector<Write> requests;
   for (uint64_t i = 0; i < 150; ++i) {
     requests.push_back({.source = a.memory.at(i * 1000),
-                        .target = way.at(i * 1000),
+                        .target = remote.at(i * 1000),
                         .size_bytes = 1000,
                         .imm = counter.key(),
                         .batch = batch});
@@ -93,21 +93,21 @@ TEST(FullQueue, ASpanTakesThePrefixThatFits) {
 }
 
 TEST(FullQueue, AnInboxThatIsNotReadRefusesNewPromises) {
-  Witness seen;
+  EventRecorder seen;
   sim::World world;
   Host a = open_host(world, world.add_node(), 4096);
   const Subscription subscription = *a.engine.subscribe(seen.notify());
   Inbox inbox = *a.engine.make_inbox(4);
-  const auto alarm = [&](uint64_t tag) {
+  const auto timer = [&](uint64_t tag) {
     return a.engine.submit(Timer{.after = 1us, .notify = Notify::inbox(inbox, tag)});
   };
-  for (uint64_t tag = 0; tag < 4; ++tag) ASSERT_TRUE(alarm(tag));
-  EXPECT_STREQ(alarm(4).error().what, "notify");
+  for (uint64_t tag = 0; tag < 4; ++tag) ASSERT_TRUE(timer(tag));
+  EXPECT_STREQ(timer(4).error().what, "notify");
   world.run_for(1ms);
-  EXPECT_EQ(alarm(4).error().code, Errc::kExhausted) << "delivered, and not read";
+  EXPECT_EQ(timer(4).error().code, Errc::kExhausted) << "delivered, and not read";
   std::vector<Event> out(3);
   ASSERT_EQ(inbox.poll(out), 3u);
-  ASSERT_TRUE(alarm(4));
+  ASSERT_TRUE(timer(4));
   ASSERT_TRUE(world.run_until([&] { return seen.count(EventKind::kRoom) >= 1; }, 1s));
   ASSERT_TRUE(inbox.wait(1s));
   world.run_for(1ms);
@@ -121,17 +121,17 @@ TEST(FullQueue, AnInboxThatIsNotReadRefusesNewPromises) {
 
 TEST(FullQueue, AFullArenaIsExhaustedAndAListThatCanNeverFitIsTooLarge) {
   sim::World world;
-  Config config = story_config();
+  Config config = test_config();
   config.index_arena_bytes = 64 << 10;
   Host a = open_host(world, world.add_node(1, slow_nic()), kMiB, config);
   Host b = open_host(world, world.add_node(1, slow_nic()), kMiB);
-  const Way way = connect(a, b);
+  const RemoteHost remote = connect(a, b);
   Batch batch = *a.engine.make_batch();
   const auto submit = [&](size_t pages) {
     const std::vector<uint32_t> indices(pages);
     return a.engine.submit(PagedWrite{.source = a.memory.id(),
                                       .source_pages = {.indices = indices},
-                                      .target = way.region,
+                                      .target = remote.region,
                                       .target_pages = {.indices = indices},
                                       .page_bytes = 512,
                                       .batch = batch});
@@ -171,7 +171,7 @@ Depths most_posted(uint32_t depth, uint32_t path_depth) {
   Host a = open_host(world, world.add_node(2, model), kMiB);
   Host b = open_host(world, world.add_node(2, model), kMiB);
   Host c = open_host(world, world.add_node(2, model), kMiB);
-  const Way to_b = connect(a, b), to_c = connect(a, c);
+  const RemoteHost to_b = connect(a, b), to_c = connect(a, c);
   Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
   Depths most;
   const EachStep watch(world, [&] {
@@ -205,16 +205,16 @@ TEST(FullQueue, NeitherANicNorAPathIsEverOverfilled) {
   EXPECT_EQ(most_posted(1, 1), (Depths{1, 2}));
 }
 
-TEST(FullQueue, CancellingABatchReachesWhatNobodyHasTakenYet) {
+TEST(FullQueue, CancellingABatchReachesWhatIsNotPostedYet) {
   sim::World world;
   Host a = open_host(world, world.add_node(), kMiB);
   Host b = open_host(world, world.add_node(), kMiB);
-  const Way way = connect(a, b);
-  await_connected(world, a, way.peer);
+  const RemoteHost remote = connect(a, b);
+  await_connected(world, a, remote.peer);
   Batch batch = *a.engine.make_batch(), other = *a.engine.make_batch();
   const auto submit = [&](BatchId to) {
     ASSERT_TRUE(a.engine.submit(
-        Write{.source = a.memory.at(0), .target = way.at(0), .size_bytes = 4096, .batch = to}));
+        Write{.source = a.memory.at(0), .target = remote.at(0), .size_bytes = 4096, .batch = to}));
   };
   for (int i = 0; i < 10; ++i) submit(batch);
   submit(other);
@@ -233,16 +233,16 @@ class Priorities : public testing::TestWithParam<uint32_t> {
   Priorities()
       : a(open_host(world, world.add_node(GetParam(), model()), 64 * kMiB)),
         b(open_host(world, world.add_node(GetParam(), model()), 64 * kMiB)),
-        way(connect(a, b)),
-        witness(&a.engine) {
-    await_connected(world, a, way.peer);
+        remote(connect(a, b)),
+        recorder(&a.engine) {
+    await_connected(world, a, remote.peer);
     // Paths are opened on first use; the times below are those of a running engine.
     Batch warm = *a.engine.make_batch();
     for (uint32_t i = 0; i < GetParam(); ++i) submit(0, 64, Priority::kNormal, warm);
     EXPECT_TRUE(a.engine.wait(warm));
-    EXPECT_TRUE(world.run_until([&] { return witness.count() == GetParam(); }, 1s));
-    witness.events.clear();
-    witness.times.clear();
+    EXPECT_TRUE(world.run_until([&] { return recorder.count() == GetParam(); }, 1s));
+    recorder.events.clear();
+    recorder.times.clear();
     start = world.now();
   }
   ~Priorities() override { EXPECT_TRUE(a.engine.close(1ms)); }
@@ -253,21 +253,21 @@ class Priorities : public testing::TestWithParam<uint32_t> {
   }
   void submit(uint64_t tag, uint64_t size, Priority priority, BatchId batch = {}) {
     ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
-                                      .target = way.at(0),
+                                      .target = remote.at(0),
                                       .size_bytes = size,
                                       .priority = priority,
                                       .batch = batch,
-                                      .notify = witness.notify(tag)}));
+                                      .notify = recorder.notify(tag)}));
   }
   void finish(uint64_t events) {
-    ASSERT_TRUE(world.run_until([&] { return witness.count() == events; }, 10s));
+    ASSERT_TRUE(world.run_until([&] { return recorder.count() == events; }, 10s));
   }
-  Nanos took(uint64_t tag) const { return witness.when(tag) - start; }
+  Nanos took(uint64_t tag) const { return recorder.when(tag) - start; }
 
   sim::World world;
   Host a, b;
-  Way way;
-  Witness witness;
+  RemoteHost remote;
+  EventRecorder recorder;
   Nanos start{};
 };
 
@@ -295,12 +295,12 @@ TEST_P(Priorities, AnUrgentWriteWaitsForOneSlicePerNicWhileBulkIsQueued) {
   constexpr uint64_t kBulk = 1, kUrgent = 2;
   submit(kBulk, 64 * kMiB, Priority::kBulk);
   world.run_for(3ms);  // somewhere in the middle of a slice
-  ASSERT_EQ(witness.count(), 0u);
+  ASSERT_EQ(recorder.count(), 0u);
   const Nanos asked = world.now();
   submit(kUrgent, 4096, Priority::kUrgent);
   finish(2);
   const Nanos slice = 1049us;  // bulk_slice_bytes at a gigabyte a second
-  EXPECT_LT(witness.when(kUrgent) - asked, slice + 20us);
+  EXPECT_LT(recorder.when(kUrgent) - asked, slice + 20us);
   // And bulk has not been starved either: the wire was busy all the time.
   const Nanos wire = 64 * 1049us / GetParam();
   EXPECT_LT(took(kBulk), wire + wire / 20);
@@ -308,7 +308,7 @@ TEST_P(Priorities, AnUrgentWriteWaitsForOneSlicePerNicWhileBulkIsQueued) {
 
 TEST_P(Priorities, ASignalIsUrgentByDefault) {
   Counter counter = *b.engine.make_counter();
-  const PeerGroup group = *a.engine.make_group({&way.peer, 1});
+  const PeerGroup group = *a.engine.make_group({&remote.peer, 1});
   submit(1, 64 * kMiB, Priority::kBulk);
   world.run_for(3ms);
   const Nanos asked = world.now();
@@ -330,14 +330,14 @@ class MessagePressure : public testing::Test {
   MessagePressure()
       : a(open_host(world, world.add_node(), 4096, config())),
         b(open_host(world, world.add_node(), 4096, config())),
-        way(connect(a, b)),
+        remote(connect(a, b)),
         inbox(*b.engine.make_inbox(5)),
         unread(*b.engine.listen(1, Notify::inbox(inbox))),
-        read(*b.engine.listen(2, heard.notify())),
+        read(*b.engine.listen(2, received.notify())),
         batch(*a.engine.make_batch()) {}
 
   static Config config() {
-    Config config = story_config();
+    Config config = test_config();
     config.message_buffers = kBuffers;
     config.message_credits = kCredits;
     return config;
@@ -346,7 +346,7 @@ class MessagePressure : public testing::Test {
     std::vector<std::byte> text(sizeof number);
     std::memcpy(text.data(), &number, sizeof number);
     ASSERT_TRUE(
-        a.engine.submit(Send{.peer = way.peer, .channel = channel, .bytes = text, .batch = batch}));
+        a.engine.submit(Send{.peer = remote.peer, .channel = channel, .bytes = text, .batch = batch}));
   }
   static uint32_t number_of(std::span<const std::byte> text) {
     uint32_t number = 0;
@@ -355,16 +355,16 @@ class MessagePressure : public testing::Test {
     return number;
   }
 
-  Witness heard;
+  EventRecorder received;
   sim::World world;
   Host a, b;
-  Way way;
+  RemoteHost remote;
   Inbox inbox;
   Subscription unread, read;
   Batch batch;
 };
 
-TEST_F(MessagePressure, AListenerThatDoesNotReadHoldsItsSenderBackAndNobodyElse) {
+TEST_F(MessagePressure, AListenerThatDoesNotReadHoldsItsSenderBackAndNoOther) {
   for (uint32_t i = 0; i < kMessages; ++i) send(1, i);
   world.run_for(50ms);
   // Buffered for the listener and reported as done; the credits beyond it are with the peer.
@@ -374,11 +374,11 @@ TEST_F(MessagePressure, AListenerThatDoesNotReadHoldsItsSenderBackAndNobodyElse)
 
   // Another channel of the same peer goes on.
   for (uint32_t i = 0; i < 20; ++i) send(2, 1000 + i);
-  ASSERT_TRUE(world.run_until([&] { return heard.messages.size() == 20; }, 1s));
+  ASSERT_TRUE(world.run_until([&] { return received.messages.size() == 20; }, 1s));
   // And so do writes.
   Counter counter = *b.engine.make_counter();
   ASSERT_TRUE(a.engine.submit(Write{
-      .source = a.memory.at(0), .target = way.at(0), .size_bytes = 4096, .imm = counter.key()}));
+      .source = a.memory.at(0), .target = remote.at(0), .size_bytes = 4096, .imm = counter.key()}));
   ASSERT_TRUE(counter.wait(1, 1s));
 
   std::multiset<uint32_t> got;
@@ -405,7 +405,7 @@ TEST_F(MessagePressure, AListenerThatGoesAwayEndsWhatWasHeldBack) {
   EXPECT_EQ(batch.unknown(), 0u);
 }
 
-TEST_F(MessagePressure, NobodyListensIsAnAnswer) {
+TEST_F(MessagePressure, AMessageWithoutAListenerIsAnswered) {
   send(3, 1);
   EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kUnsupported);
   EXPECT_EQ(batch.failed(), 1u);

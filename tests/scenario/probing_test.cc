@@ -8,38 +8,38 @@ namespace {
 
 using sim::Fault;
 
-constexpr uint64_t kSize = 64 << 10, kPage = 4096;
+constexpr uint64_t kProbeBytes = 64 << 10, kProbePage = 4096;
 
-struct Pair {
-  explicit Pair(const sim::NicModel& nic) : model(nic) {
-    expect_trouble();
-    await_connected(world, a, way.peer);
+struct ProbePair {
+  explicit ProbePair(const sim::NicModel& nic) : model(nic) {
+    expect_fault_logs();
+    await_connected(world, a, remote.peer);
     world.run_for(5ms);
   }
-  Host open() { return open_host(world, world.add_node(2, model), kSize, hasty_config()); }
+  Host open() { return open_host(world, world.add_node(2, model), kProbeBytes, short_timeouts_config()); }
   void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
   /// Two on each rail.
   void write_four(uint64_t tag) {
     for (uint64_t i = 0; i < 4; ++i) {
-      ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(i * kPage),
-                                        .target = way.at(i * kPage),
-                                        .size_bytes = kPage,
+      ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(i * kProbePage),
+                                        .target = remote.at(i * kProbePage),
+                                        .size_bytes = kProbePage,
                                         .notify = ended.notify(tag + i)}));
     }
   }
   Traffic rail(uint32_t index) const { return a.engine.rail_stats().at(index).tx; }
 
-  Witness ended;
+  EventRecorder ended;
   sim::NicModel model;
   sim::World world{sim::WorldOptions{.seed = test_seed()}};
   Host a = open(), b = open();
-  Way way = connect(a, b, {.warm = true});
+  RemoteHost remote = connect(a, b, {.warm = true});
 };
 
 // Every probe takes half a second to fail; the rests between them double up to one second. Without
 // growing rests there would be 39 of them.
 TEST(Probing, OfARailThatStaysCutGetsRarer) {
-  Pair pair(slow_srd());
+  ProbePair pair(slow_srd());
   pair.happens(Fault::cut(0, 1, 0));
   pair.write_four(0);
   pair.world.run_for(20s);
@@ -52,14 +52,14 @@ TEST(Probing, OfARailThatStaysCutGetsRarer) {
   const uint64_t bytes = pair.rail(0).bytes;
   pair.write_four(4);
   pair.world.run_for(1ms);
-  EXPECT_EQ(pair.rail(0).bytes, bytes + 2 * kPage) << "it has its share again";
+  EXPECT_EQ(pair.rail(0).bytes, bytes + 2 * kProbePage) << "it has its share again";
   EXPECT_EQ(pair.ended.count(), 8u);
 }
 
 // With one rail gone on both hosts the other one is all there is. When that breaks once, the next
 // try takes the peer's rail that is down and is refused; the one after that must take the other.
 TEST(Probing, ARefusalIsOneTryAndTheNextTakesAnotherRailOfThePeer) {
-  Pair pair(sim::NicModel::connectx7());
+  ProbePair pair(sim::NicModel::connectx7());
   for (const uint32_t node : {0u, 1u}) pair.happens(Fault::nic_down(node, 1));
   pair.world.run_for(5ms);
   pair.happens(Fault::break_sender(0, 1, 0));

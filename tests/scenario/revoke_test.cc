@@ -24,7 +24,7 @@ constexpr uint32_t kOwner = 0, kFirst = 1, kSecond = 2;  // nodes
 constexpr uint32_t kWrites = 100;                        // of each importer to each region
 constexpr uint64_t kStride = 53;
 
-sim::NicModel slow_rc() {
+sim::NicModel revoke_nic() {
   sim::NicModel model = sim::NicModel::connectx7();
   model.gbit_per_s = 4;
   model.path_depth = 32;
@@ -65,7 +65,7 @@ struct Importer {
     return host.engine.submit(request).error().code;
   }
 
-  Witness ended;
+  EventRecorder ended;
   Host host;
   PeerId peer;
   RemoteRegion ending, staying;
@@ -73,9 +73,9 @@ struct Importer {
   Batch to_ending, to_staying;
 };
 
-class Stage {
+class RevokeSetup {
  public:
-  explicit Stage(const sim::NicModel& model = slow_rc(), const Config& config = quick())
+  explicit RevokeSetup(const sim::NicModel& model = revoke_nic(), const Config& config = quick())
       : world({.seed = test_seed()}), memory(kSize) {
     for (uint32_t node = 0; node < 3; ++node) world.add_node(1, model);
     owner.emplace(open_host(world, kOwner, kSize, config));
@@ -86,7 +86,7 @@ class Stage {
     desc = *region->desc();
   }
   static Config quick() {
-    Config config = story_config();
+    Config config = test_config();
     config.peer_timeout = 1s;
     config.lost_timeout = 6s;
     config.drain_timeout = 2s;
@@ -126,7 +126,7 @@ class Stage {
     EXPECT_TRUE(
         std::ranges::equal(owner->bytes(base, 8 * kPage), importer.host.bytes(0, 8 * kPage)));
   }
-  /// What went to the region that ended has ended too, in one of these ways.
+  /// What went to the region that ended has ended too, in one of these remotes.
   void ended_with(Importer& importer, std::initializer_list<Errc> codes) {
     EXPECT_TRUE(world.run_until([&] { return importer.to_ending.pending() == 0; }, 60s))
         << importer.host.engine.dump();
@@ -137,7 +137,7 @@ class Stage {
   }
   void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
 
-  Witness seen, ended;
+  EventRecorder seen, ended;
   sim::World world;
   std::vector<std::byte> memory;
   std::optional<Host> owner;
@@ -149,9 +149,9 @@ class Stage {
   std::vector<std::byte> expected;  ///< in the memory, once it is used again
 };
 
-EachStep watch(Stage& stage) {
-  return EachStep(stage.world, [&stage, failed = false]() mutable {
-    if (!stage.reused || failed || stage.intact()) return;
+EachStep watch(RevokeSetup& setup) {
+  return EachStep(setup.world, [&setup, failed = false]() mutable {
+    if (!setup.reused || failed || setup.intact()) return;
     failed = true;
     ADD_FAILURE() << "a write landed in memory that was given back";
   });
@@ -159,90 +159,90 @@ EachStep watch(Stage& stage) {
 
 // ---- Under load ---------------------------------------------------------------------------------
 
-TEST(Deregister, UnderLoadAtAnyStepBreaksNobodysConnection) {
+TEST(Deregister, UnderLoadAtAnyStepBreaksNoConnection) {
   uint64_t begin = 0, end = 0;
   {
-    Stage stage;
-    begin = stage.world.events();
-    stage.load();
-    stage.stays(*stage.first, 0);
-    stage.stays(*stage.second, 8 * kPage);
-    end = stage.world.events();
+    RevokeSetup setup;
+    begin = setup.world.events();
+    setup.load();
+    setup.stays(*setup.first, 0);
+    setup.stays(*setup.second, 8 * kPage);
+    end = setup.world.events();
   }
   ASSERT_GT(end - begin, 500u);
   for (uint64_t at = begin; at < end; at += kStride) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    Stage stage;
-    stage.guard();
-    const EachStep check = watch(stage);
-    stage.load();
-    stage.world.run_until([&] { return stage.world.events() >= at; }, 1s);
-    const Nanos began = stage.world.now();
-    stage.deregister(1);
-    EXPECT_EQ(stage.await(1).code, Errc::kOk);
-    EXPECT_LE(stage.world.now() - began, Nanos(10ms)) << "they answer, nobody waits for a bound";
-    for (Importer* importer : {&*stage.first, &*stage.second}) {
+    RevokeSetup setup;
+    setup.guard();
+    const EachStep check = watch(setup);
+    setup.load();
+    setup.world.run_until([&] { return setup.world.events() >= at; }, 1s);
+    const Nanos began = setup.world.now();
+    setup.deregister(1);
+    EXPECT_EQ(setup.await(1).code, Errc::kOk);
+    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "they answer, nobody waits for a bound";
+    for (Importer* importer : {&*setup.first, &*setup.second}) {
       EXPECT_EQ(importer->write_to_ending(), Errc::kNotFound) << "refused before it is posted";
-      EXPECT_EQ(importer->host.engine.import_region(importer->peer, stage.desc).error().code,
+      EXPECT_EQ(importer->host.engine.import_region(importer->peer, setup.desc).error().code,
                 Errc::kNotFound);
-      stage.ended_with(*importer, {Errc::kOk, Errc::kNotFound});
+      setup.ended_with(*importer, {Errc::kOk, Errc::kNotFound});
       EXPECT_EQ(importer->to_ending.unknown(), 0u);
     }
-    stage.stays(*stage.first, 0);
-    stage.stays(*stage.second, 8 * kPage);
-    EXPECT_EQ(stage.owner->engine.stats().stale_imms, 0u);
+    setup.stays(*setup.first, 0);
+    setup.stays(*setup.second, 8 * kPage);
+    EXPECT_EQ(setup.owner->engine.stats().stale_imms, 0u);
     if (testing::Test::HasFailure()) return;
   }
 }
 
 /// One importer does not answer. Returns how it is undone.
-using Silence = std::function<Fault(Stage&)>;
+using Silence = std::function<Fault(RevokeSetup&)>;
 
 void one_is_silent(const Silence& silence) {
   expect_log("a path broke");
   for (const Nanos after : {Nanos(20us), Nanos(150us), Nanos(700us)}) {
     SCOPED_TRACE(after.count());
-    Stage stage;
-    stage.guard();
-    const EachStep check = watch(stage);
-    stage.load();
-    stage.world.run_for(after);
-    const Fault undo = silence(stage);
-    const Nanos began = stage.world.now();
-    stage.deregister(1);
-    EXPECT_EQ(stage.await(1).code, Errc::kOk);
-    EXPECT_GE(stage.world.now() - began, Nanos(1s)) << "it had its grace";
-    EXPECT_LE(stage.world.now() - began, Nanos(1100ms));
+    RevokeSetup setup;
+    setup.guard();
+    const EachStep check = watch(setup);
+    setup.load();
+    setup.world.run_for(after);
+    const Fault undo = silence(setup);
+    const Nanos began = setup.world.now();
+    setup.deregister(1);
+    EXPECT_EQ(setup.await(1).code, Errc::kOk);
+    EXPECT_GE(setup.world.now() - began, Nanos(1s)) << "it had its grace";
+    EXPECT_LE(setup.world.now() - began, Nanos(1100ms));
     const uint64_t broken = logged("a path broke");
-    stage.stays(*stage.second, 8 * kPage);
-    stage.ended_with(*stage.second, {Errc::kOk, Errc::kNotFound});
+    setup.stays(*setup.second, 8 * kPage);
+    setup.ended_with(*setup.second, {Errc::kOk, Errc::kNotFound});
     EXPECT_EQ(logged("a path broke"), broken) << "who listened has not paid";
-    stage.happens(undo);
-    stage.stays(*stage.first, 0);
-    stage.ended_with(*stage.first, {Errc::kOk, Errc::kNotFound, Errc::kRemoteAccess});
-    stage.world.run_for(1s);
-    EXPECT_EQ(stage.first->write_to_ending(), Errc::kNotFound) << "it has heard of it in the end";
-    EXPECT_EQ(stage.owner->engine.stats().stale_imms, 0u);
+    setup.happens(undo);
+    setup.stays(*setup.first, 0);
+    setup.ended_with(*setup.first, {Errc::kOk, Errc::kNotFound, Errc::kRemoteAccess});
+    setup.world.run_for(1s);
+    EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound) << "it has heard of it in the end";
+    EXPECT_EQ(setup.owner->engine.stats().stale_imms, 0u);
   }
 }
 
 TEST(Deregister, AStoppedImporterPaysAlone) {
-  one_is_silent([](Stage& stage) {
-    stage.happens(Fault::stop(kFirst));
+  one_is_silent([](RevokeSetup& setup) {
+    setup.happens(Fault::stop(kFirst));
     return Fault::resume(kFirst);
   });
 }
 
-TEST(Deregister, AnImporterThatCannotHearPaysAlone) {
-  one_is_silent([](Stage& stage) {
-    stage.happens(Fault::control_cut(kFirst, kOwner));
+TEST(Deregister, AnImporterThatCannotBeReachedPaysAlone) {
+  one_is_silent([](RevokeSetup& setup) {
+    setup.happens(Fault::control_cut(kFirst, kOwner));
     return Fault::control_heal(kFirst, kOwner);
   });
 }
 
 TEST(Deregister, AnImporterWhoseWritesAreLatePaysAlone) {
-  one_is_silent([](Stage& stage) {
-    stage.happens(Fault::delay(kFirst, 1500ms));
+  one_is_silent([](RevokeSetup& setup) {
+    setup.happens(Fault::delay(kFirst, 1500ms));
     return Fault::delay(kFirst, 0s);
   });
 }
@@ -250,40 +250,40 @@ TEST(Deregister, AnImporterWhoseWritesAreLatePaysAlone) {
 // ---- Without proof ------------------------------------------------------------------------------
 
 TEST(Quarantine, LastsUntilTheProofThatComesAfterTheDeadline) {
-  Config config = Stage::quick();
+  Config config = RevokeSetup::quick();
   config.regions_max = 2;
-  Stage stage(slow_rc(), config);
-  stage.load();
-  stage.world.run_for(100us);
-  stage.happens(Fault::late_proof(kOwner, 3s));
-  const Nanos began = stage.world.now();
-  const OpId op = stage.deregister(1, 1s);
-  const Event event = stage.await(1);
+  RevokeSetup setup(revoke_nic(), config);
+  setup.load();
+  setup.world.run_for(100us);
+  setup.happens(Fault::late_proof(kOwner, 3s));
+  const Nanos began = setup.world.now();
+  const OpId op = setup.deregister(1, 1s);
+  const Event event = setup.await(1);
   EXPECT_EQ(event.code, Errc::kTimeout);
   EXPECT_EQ(event.remote, Remote::kUnknown);
-  EXPECT_LE(stage.world.now() - began, Nanos(1001ms));
+  EXPECT_LE(setup.world.now() - began, Nanos(1001ms));
   // In quarantine: nobody writes there, nobody gets its place, and it is nobody's any more.
-  EXPECT_EQ(stage.first->write_to_ending(), Errc::kNotFound);
-  EXPECT_EQ(stage.owner->engine.allocate({.size_bytes = 64}).error().code, Errc::kExhausted);
-  EXPECT_EQ(stage.region->desc().error().code, Errc::kNotFound);
-  EXPECT_EQ(stage.owner->engine.submit(Deregister{.region = stage.region->id()}).error().code,
+  EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound);
+  EXPECT_EQ(setup.owner->engine.allocate({.size_bytes = 64}).error().code, Errc::kExhausted);
+  EXPECT_EQ(setup.region->desc().error().code, Errc::kNotFound);
+  EXPECT_EQ(setup.owner->engine.submit(Deregister{.region = setup.region->id()}).error().code,
             Errc::kNotFound);
-  EXPECT_EQ(stage.seen.count(EventKind::kFenceProved), 0u);
+  EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 0u);
 
-  const auto proved = [&] { return stage.seen.count(EventKind::kFenceProved) > 0; };
-  ASSERT_TRUE(stage.world.run_until(proved, 10s));
-  EXPECT_GE(stage.world.now() - began, Nanos(3s));
-  const auto proof = std::ranges::find(stage.seen.events, EventKind::kFenceProved, &Event::kind);
+  const auto proved = [&] { return setup.seen.count(EventKind::kFenceProved) > 0; };
+  ASSERT_TRUE(setup.world.run_until(proved, 10s));
+  EXPECT_GE(setup.world.now() - began, Nanos(3s));
+  const auto proof = std::ranges::find(setup.seen.events, EventKind::kFenceProved, &Event::kind);
   EXPECT_EQ(proof->op, op);
-  stage.reuse();
-  const EachStep check = watch(stage);
-  stage.happens(Fault::late_proof(kOwner, 0s));
-  auto next = stage.owner->engine.allocate({.size_bytes = 64});
+  setup.reuse();
+  const EachStep check = watch(setup);
+  setup.happens(Fault::late_proof(kOwner, 0s));
+  auto next = setup.owner->engine.allocate({.size_bytes = 64});
   EXPECT_TRUE(next) << "its place is free again";
-  EXPECT_EQ(stage.first->write_to_ending(), Errc::kNotFound) << "an old handle, a new region";
-  stage.stays(*stage.first, 0);
-  stage.stays(*stage.second, 8 * kPage);
-  EXPECT_EQ(stage.seen.count(EventKind::kFenceProved), 1u);
+  EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound) << "an old handle, a new region";
+  setup.stays(*setup.first, 0);
+  setup.stays(*setup.second, 8 * kPage);
+  EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 1u);
 }
 
 // ---- Grants -------------------------------------------------------------------------------------
@@ -292,20 +292,20 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
   expect_log("a path broke");  // the last write below, which a NIC refuses
   for (const FenceKind kind : {FenceKind::kLocal, FenceKind::kRekey}) {
     SCOPED_TRACE(to_string(kind));
-    sim::NicModel model = slow_rc();
+    sim::NicModel model = revoke_nic();
     model.fence = kind;
-    Stage stage(model);
-    Host& from = stage.first->host;
-    Engine& owner = stage.owner->engine;
-    stage.world.run_for(1ms);
-    Config config = Stage::quick();
+    RevokeSetup setup(model);
+    Host& from = setup.first->host;
+    Engine& owner = setup.owner->engine;
+    setup.world.run_for(1ms);
+    Config config = RevokeSetup::quick();
     config.engine_id = 77;
-    const uint32_t node = stage.world.add_node(1, model);
-    Host granted = open_host(stage.world, node, kSize, config);
+    const uint32_t node = setup.world.add_node(1, model);
+    Host granted = open_host(setup.world, node, kSize, config);
     fill(granted.bytes(), 5);
     PeerId to = *granted.engine.connect(owner.address());
-    await_connected(stage.world, granted, to);
-    stage.world.run_for(1ms);
+    await_connected(setup.world, granted, to);
+    setup.world.run_for(1ms);
     const auto session = [&] {
       PeerId found{};
       for (const PeerId peer : owner.peers()) {
@@ -314,9 +314,9 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
       return found;
     };
     const PeerId peer = session();
-    const auto grant = *stage.region->grant(peer);
-    EXPECT_EQ(*stage.region->grant(peer), grant) << "the same again";
-    EXPECT_EQ(from.engine.import_region(stage.first->peer, grant).error().code, Errc::kPermission);
+    const auto grant = *setup.region->grant(peer);
+    EXPECT_EQ(*setup.region->grant(peer), grant) << "the same again";
+    EXPECT_EQ(from.engine.import_region(setup.first->peer, grant).error().code, Errc::kPermission);
 
     const auto write = [&](RemoteRegion region) {
       Batch batch = *granted.engine.make_batch();
@@ -329,23 +329,23 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
     };
     const RemoteRegion region = *granted.engine.import_region(to, grant);
     EXPECT_EQ(write(region), Errc::kOk);
-    EXPECT_TRUE(holds(std::span(stage.memory).first(kPage), 5));
+    EXPECT_TRUE(holds(std::span(setup.memory).first(kPage), 5));
 
     ASSERT_TRUE(owner.disconnect(peer));
-    EXPECT_EQ(stage.region->grant(peer).error().code, Errc::kPeerLost);
-    stage.world.run_for(1s);
+    EXPECT_EQ(setup.region->grant(peer).error().code, Errc::kPeerLost);
+    setup.world.run_for(1s);
     EXPECT_EQ(write(region), Errc::kPeerLost);
     to = *granted.engine.connect(owner.address());
-    await_connected(stage.world, granted, to);
-    stage.world.run_for(1ms);
-    std::ranges::fill(stage.memory, std::byte{0});
+    await_connected(setup.world, granted, to);
+    setup.world.run_for(1ms);
+    std::ranges::fill(setup.memory, std::byte{0});
     // Its keys went with the session it was granted to, whatever the descriptor says.
     if (const auto again = granted.engine.import_region(to, grant)) {
       EXPECT_EQ(write(*again), Errc::kRemoteAccess);
     }
-    EXPECT_TRUE(untouched(stage.memory));
-    EXPECT_EQ(write(*granted.engine.import_region(to, *stage.region->grant(session()))), Errc::kOk);
-    EXPECT_TRUE(holds(std::span(stage.memory).first(kPage), 5));
+    EXPECT_TRUE(untouched(setup.memory));
+    EXPECT_EQ(write(*granted.engine.import_region(to, *setup.region->grant(session()))), Errc::kOk);
+    EXPECT_TRUE(holds(std::span(setup.memory).first(kPage), 5));
   }
 }
 
@@ -354,14 +354,14 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
 /// A sender, and an owner of names.
 struct Names {
   explicit Names(const sim::WorldOptions& options = {.seed = test_seed()},
-                 const Config& config = story_config(), const Config& owners = story_config())
+                 const Config& config = test_config(), const Config& owners = test_config())
       : world(options),
         sender(open_host(world, world.add_node(1, {}), kSize, config)),
         owner(open_host(world, world.add_node(1, {}), kSize, owners)),
-        way(connect(sender, owner)) {}
+        remote(connect(sender, owner)) {}
   CounterKey resolve(uint64_t name) {
     CounterKey key;
-    EXPECT_TRUE(sender.engine.resolve(way.peer, {&name, 1}, {&key, 1}));
+    EXPECT_TRUE(sender.engine.resolve(remote.peer, {&name, 1}, {&key, 1}));
     return key;
   }
   Quiescence resolved_and_closed(uint64_t name) {
@@ -371,14 +371,14 @@ struct Names {
   }
   template <class Request>
   Event end_of(Request request) {
-    Witness seen;
+    EventRecorder seen;
     request.notify = seen.notify();
     EXPECT_TRUE(sender.engine.submit(request));
     EXPECT_TRUE(world.run_until([&] { return seen.count() > 0; }, 10s));
     return seen.count() > 0 ? seen.events[0] : Event{};
   }
   Write write(CounterKey key) const {
-    return {.source = sender.memory.at(0), .target = way.at(0), .size_bytes = 64, .imm = key};
+    return {.source = sender.memory.at(0), .target = remote.at(0), .size_bytes = 64, .imm = key};
   }
   uint64_t stale() {
     world.run_for(10ms);
@@ -387,7 +387,7 @@ struct Names {
 
   sim::World world;
   Host sender, owner;
-  Way way;
+  RemoteHost remote;
 };
 
 void expect_refused(const Event& event, uint32_t parts = 1) {
@@ -405,18 +405,18 @@ TEST(RevokedKey, RefusesWhatIsSubmittedAfterTheProof) {
   const std::vector<uint32_t> pages = {0, 1, 2};
   const PagedWrite paged{.source = source,
                          .source_pages = {.indices = pages, .stride_bytes = 64},
-                         .target = names.way.region,
+                         .target = names.remote.region,
                          .target_pages = {.indices = pages, .stride_bytes = 64},
                          .page_bytes = 64,
                          .imm = key};
-  const PeerGroup group = *names.sender.engine.make_group({&names.way.peer, 1});
+  const PeerGroup group = *names.sender.engine.make_group({&names.remote.peer, 1});
   ASSERT_EQ(*closed.close(), Quiescence::kProved);
 
   expect_refused(names.end_of(names.write(key)));
   expect_refused(names.end_of(paged), 3);
   expect_refused(names.end_of(Signal{.group = group, .keys = {&key, 1}}));
-  const std::vector<ScatterTarget> targets = {{names.way.at(0), 0, 64, key},
-                                              {names.way.at(64), 0, 64, good}};
+  const std::vector<ScatterTarget> targets = {{names.remote.at(0), 0, 64, key},
+                                              {names.remote.at(64), 0, 64, good}};
   const Event scattered = names.end_of(Scatter{.source = source, .targets = targets});
   EXPECT_EQ(scattered.code, Errc::kReleased);
   EXPECT_EQ(scattered.parts_failed, 1u) << "a target that fails does not stop the others";
@@ -441,25 +441,25 @@ TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
     CounterKey key;
     Batch batch = *names.sender.engine.make_batch();
     ASSERT_TRUE(names.sender.engine.submit(
-        Resolve{.peer = names.way.peer, .names = {&name, 1}, .out = {&key, 1}, .batch = batch}));
+        Resolve{.peer = names.remote.peer, .names = {&name, 1}, .out = {&key, 1}, .batch = batch}));
     names.world.run_for(30us);
-    const auto rest = counter.close();
+    const auto quiescence = counter.close();
     const bool came_first = batch.pending() == 0;
     ASSERT_TRUE(names.sender.engine.wait(batch));
     ASSERT_EQ(batch.failed(), 0u);
-    if (!rest || *rest != Quiescence::kProved || came_first) continue;
+    if (!quiescence || *quiescence != Quiescence::kProved || came_first) continue;
     ++proved_first;
-    ASSERT_NE(key, old) << "learnt after the proof";
+    ASSERT_NE(key, old) << "learned after the proof";
     // It is the name's next key, and good.
     ASSERT_EQ(names.end_of(names.write(key)).code, Errc::kOk);
     ASSERT_EQ(names.owner.engine.named_counter(42)->count(), 1u);
     ASSERT_EQ(names.stale(), 0u);
   }
-  EXPECT_GT(proved_first, 5u) << "the story must happen";
+  EXPECT_GT(proved_first, 5u) << "the test must happen";
 }
 
 TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
-  Config config = story_config();
+  Config config = test_config();
   config.peers_max = 1;  // so that the next session has the slot of this one
   Config owners = config;
   owners.names_per_peer_max = 1;
@@ -475,61 +475,61 @@ TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined);
   expect_refused(names.end_of(names.write(old)));
   // The next session starts with nothing: by now the value may belong to somebody else.
-  ASSERT_TRUE(names.sender.engine.disconnect(names.way.peer));
+  ASSERT_TRUE(names.sender.engine.disconnect(names.remote.peer));
   names.world.run_for(1s);
-  names.way = connect(names.sender, names.owner);
+  names.remote = connect(names.sender, names.owner);
   EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kProved);
   EXPECT_EQ(names.end_of(names.write(old)).code, Errc::kOk);
 }
 
-/// A sender whose owner is a puppet, which says what it likes when it likes.
-class RevokingPuppet : public testing::Test {
+/// A sender whose owner is a scripted, which says what it likes when it likes.
+class ScriptedOwner : public testing::Test {
  protected:
   void SetUp() override {
-    peer = *engine.connect(puppet.encoded_address());
-    theatre.run_for(1ms);
-    puppet.read();
-    puppet.welcome();
+    peer = *engine.connect(scripted.encoded_address());
+    world.run_for(1ms);
+    scripted.read();
+    scripted.send_welcome();
     turn();
-    target = *engine.import_region(peer, puppet.desc());
+    target = *engine.import_region(peer, scripted.desc());
   }
   void turn() {
-    theatre.run_for(1ms);
-    puppet.read();
-    for (const uint64_t stamp : puppet.stamps()) puppet.pong(stamp);
-    puppet.send(control::MessageType::kAck);
-    theatre.run_for(1ms);
+    world.run_for(1ms);
+    scripted.read();
+    for (const uint64_t stamp : scripted.stamps()) scripted.send_pong(stamp);
+    scripted.send(control::MessageType::kAck);
+    world.run_for(1ms);
   }
   static Config config() {
-    Config config = story_config();
+    Config config = test_config();
     config.names_per_peer_max = 1;
     return config;
   }
   void ask(uint64_t tag) {
     ASSERT_TRUE(engine.submit(Resolve{
-        .peer = peer, .names = {&name, 1}, .out = {&learnt, 1}, .notify = seen.notify(tag)}));
+        .peer = peer, .names = {&name, 1}, .out = {&learned, 1}, .notify = seen.notify(tag)}));
     turn();
   }
   /// The number of the one question that is open.
   uint32_t question() {
-    const auto letters = puppet.take(control::MessageType::kResolve);
-    EXPECT_EQ(letters.size(), 1u);
-    return letters.empty() ? 0 : control::decode_resolve(letters[0].body)->ref;
+    const auto frames = scripted.take(control::MessageType::kResolve);
+    EXPECT_EQ(frames.size(), 1u);
+    return frames.empty() ? 0 : control::decode_resolve(frames[0].body)->ref;
   }
   void answer(uint32_t ref, uint32_t key) {
-    puppet.send(control::MessageType::kResolved,
+    scripted.send(control::MessageType::kResolved,
                 control::encode(control::ResolvedNames{.ref = ref, .keys = {key}}));
     turn();
   }
   /// What the sender answers to a revocation.
   Errc revoke(uint32_t key) {
     const control::RevokeKey body{.ref = next_ref++, .key = key};
-    puppet.send(control::MessageType::kRevokeKey, control::encode(body));
+    scripted.send(control::MessageType::kRevokeKey, control::encode(body));
     turn();
-    const auto letters = puppet.take(control::MessageType::kKeyRevoked);
-    EXPECT_EQ(letters.size(), 1u);
-    if (letters.empty()) return Errc::kTimeout;
-    const auto done = control::decode_done(letters[0].body);
+    const auto frames = scripted.take(control::MessageType::kKeyRevoked);
+    EXPECT_EQ(frames.size(), 1u);
+    if (frames.empty()) return Errc::kTimeout;
+    const auto done = control::decode_done(frames[0].body);
     EXPECT_EQ(done->ref, body.ref);
     return done->code;
   }
@@ -547,19 +547,19 @@ class RevokingPuppet : public testing::Test {
     return seen.events.back().code;
   }
 
-  Witness seen;
-  PuppetTheatre theatre;
-  Engine engine = theatre.open(config());
-  Puppet puppet{theatre, engine.address()};
+  EventRecorder seen;
+  ScriptedWorld world;
+  Engine engine = world.open(config());
+  ScriptedPeer scripted{world, engine.address()};
   MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
   PeerId peer{};
   RemoteRegion target{};
   const uint64_t name = 42;
-  CounterKey learnt{};
+  CounterKey learned{};
   uint32_t next_ref = 1;
 };
 
-TEST_F(RevokingPuppet, IsAskedAgainWhenItsWordsOvertakeEachOther) {
+TEST_F(ScriptedOwner, IsAskedAgainWhenItsRepliesOvertakeEachOther) {
   ASSERT_NO_FATAL_FAILURE(ask(1));
   const uint32_t first = question();
   EXPECT_EQ(revoke(77), Errc::kOk) << "nothing was posted under it";
@@ -570,12 +570,12 @@ TEST_F(RevokingPuppet, IsAskedAgainWhenItsWordsOvertakeEachOther) {
   answer(second, 78);
   ASSERT_NE(seen.find(1), nullptr);
   EXPECT_EQ(seen.find(1)->code, Errc::kOk);
-  EXPECT_EQ(learnt.wire(), 78u);
+  EXPECT_EQ(learned.wire(), 78u);
   EXPECT_EQ(write_under(77), Errc::kReleased);
   EXPECT_EQ(write_under(78), Errc::kOk);
 }
 
-TEST_F(RevokingPuppet, MayGiveTheValueOutAgain) {
+TEST_F(ScriptedOwner, MayGiveTheValueOutAgain) {
   ASSERT_NO_FATAL_FAILURE(ask(1));
   answer(question(), 77);
   EXPECT_EQ(write_under(77), Errc::kOk);
@@ -584,7 +584,7 @@ TEST_F(RevokingPuppet, MayGiveTheValueOutAgain) {
   ASSERT_NO_FATAL_FAILURE(ask(2));
   answer(question(), 77);
   ASSERT_NE(seen.find(2), nullptr) << "a question that was put after the revocation";
-  EXPECT_EQ(learnt.wire(), 77u);
+  EXPECT_EQ(learned.wire(), 77u);
   EXPECT_EQ(write_under(77), Errc::kOk);
   // And its next life ends like the first, though the answer is late again.
   ASSERT_NO_FATAL_FAILURE(ask(3));
@@ -595,7 +595,7 @@ TEST_F(RevokingPuppet, MayGiveTheValueOutAgain) {
   EXPECT_EQ(write_under(77), Errc::kReleased);
 }
 
-TEST_F(RevokingPuppet, IsNotCalledQuietBeyondWhatIsKept) {
+TEST_F(ScriptedOwner, IsNotCalledQuietBeyondWhatIsKept) {
   for (uint32_t key = 1; key <= core::kRevokedKeysPerName; ++key) ASSERT_EQ(revoke(key), Errc::kOk);
   EXPECT_EQ(revoke(1000), Errc::kExhausted);
   EXPECT_EQ(write_under(1000), Errc::kOk) << "hence no proof";
@@ -605,28 +605,28 @@ TEST_F(RevokingPuppet, IsNotCalledQuietBeyondWhatIsKept) {
 
 /// Values come back after so many keys that only a smaller table can show it.
 TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
-  PuppetTheatre theatre;
-  const auto core = *core::EngineCore::open(theatre.placed(story_config()), theatre.world.impl,
-                                            &theatre.world.impl->world_driver);
+  ScriptedWorld world;
+  const auto core = *core::EngineCore::open(world.placed(test_config()), world.sim_world.impl,
+                                            &world.sim_world.impl->world_driver);
   core::Counters& counters = core->counters;
   std::destroy_at(&counters.table);
   std::construct_at(&counters.table, core::CounterTable::Options{.live_max = 2, .key_bits = 8});
-  Puppet puppet(theatre, control::encode(core->peers.own_address(false)));
-  const PeerId id = *core->peers.connect(puppet.address, {});
+  ScriptedPeer scripted(world, control::encode(core->peers.own_address(false)));
+  const PeerId id = *core->peers.connect(scripted.address, {});
   core->kick();
-  theatre.run_for(1ms);
-  puppet.read();
-  puppet.welcome();
-  theatre.run_for(1ms);
+  world.run_for(1ms);
+  scripted.read();
+  scripted.send_welcome();
+  world.run_for(1ms);
   const uint64_t name = 42;
-  puppet.send(control::MessageType::kResolve,
+  scripted.send(control::MessageType::kResolve,
               control::encode(control::ResolveNames{.ref = 1, .names = {name}}));
-  theatre.run_for(1ms);
-  const CounterKey key = *counters.claim_name(name, theatre.world.now());
-  counters.release({.key = key, .named = true, .name = name}, theatre.world.now());
+  world.run_for(1ms);
+  const CounterKey key = *counters.claim_name(name, world.sim_world.now());
+  counters.release({.key = key, .named = true, .name = name}, world.sim_world.now());
 
   // Long enough for everything to have rested, many times over.
-  int64_t now_ns = theatre.world.now();
+  int64_t now_ns = world.sim_world.now();
   const auto later_values = [&] {
     std::set<CounterKey> values;
     for (uint32_t i = 0; i < 1000; ++i) {
@@ -642,7 +642,7 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   EXPECT_GT(others.size(), 100u);
   EXPECT_FALSE(others.contains(key)) << "its holder would refuse the new life too";
   core->peers.disconnect(*core->peers.find(id));
-  theatre.run_for(1s);
+  world.run_for(1s);
   EXPECT_TRUE(later_values().contains(key));
   EXPECT_TRUE(core->close({}));
 }

@@ -36,12 +36,12 @@ TEST_P(DifferentRails, ShareALargeWriteAndCountItOnce) {
   Host sender = open_host(world, world.add_node(here, model()), kSize);
   Host receiver = open_host(world, world.add_node(there, model()), kSize);
   fill(sender.bytes(), 7);
-  const Way way = connect(sender, receiver);
+  const RemoteHost remote = connect(sender, receiver);
   Counter counter = *receiver.engine.make_counter();
   Batch batch = *sender.engine.make_batch();
 
   ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(0),
-                                         .target = way.at(0),
+                                         .target = remote.at(0),
                                          .size_bytes = kSize,
                                          .imm = counter.key(),
                                          .batch = batch}));
@@ -50,7 +50,7 @@ TEST_P(DifferentRails, ShareALargeWriteAndCountItOnce) {
   ASSERT_TRUE(sender.engine.wait(batch));
   EXPECT_EQ(counter.count(), 0u) << "one write is one count";
 
-  const PeerInfo info = *sender.engine.peer_info(way.peer);
+  const PeerInfo info = *sender.engine.peer_info(remote.peer);
   EXPECT_EQ(info.rails_here, here);
   EXPECT_EQ(info.rails_there, there);
   for (uint32_t rail = 0; rail < here; ++rail) {
@@ -74,12 +74,12 @@ TEST_P(DifferentRails, TakeTurnsWithSmallWrites) {
   Host sender = open_host(world, world.add_node(here, model()), writes * kSize);
   Host receiver = open_host(world, world.add_node(there, model()), writes * kSize);
   fill(sender.bytes(), 8);
-  const Way way = connect(sender, receiver);
+  const RemoteHost remote = connect(sender, receiver);
   Counter counter = *receiver.engine.make_counter();
   Batch batch = *sender.engine.make_batch();
   for (uint64_t i = 0; i < writes; ++i) {
     ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(i * kSize),
-                                           .target = way.at(i * kSize),
+                                           .target = remote.at(i * kSize),
                                            .size_bytes = kSize,
                                            .imm = counter.key(),
                                            .batch = batch}));
@@ -95,25 +95,25 @@ TEST_P(DifferentRails, TakeTurnsWithSmallWrites) {
 INSTANTIATE_TEST_SUITE_P(AllWays, DifferentRails,
                          testing::Values(Rails{8, 3, true}, Rails{3, 8, true}, Rails{8, 3, false},
                                          Rails{3, 8, false}, Rails{1, 8, true}, Rails{8, 1, true}),
-                         [](const auto& told) {
-                           return std::to_string(told.param.here) + "to" +
-                                  std::to_string(told.param.there) +
-                                  (told.param.ordered ? "Ordered" : "Unordered");
+                         [](const auto& test_case) {
+                           return std::to_string(test_case.param.here) + "to" +
+                                  std::to_string(test_case.param.there) +
+                                  (test_case.param.ordered ? "Ordered" : "Unordered");
                          });
 
 /// Two hosts with equal rails and cuts small enough to try every length.
-struct Bench {
-  explicit Bench(uint32_t rails, uint64_t size_bytes, const sim::NicModel& model = {})
+struct RailSetup {
+  explicit RailSetup(uint32_t rails, uint64_t size_bytes, const sim::NicModel& model = {})
       : sender(open_host(world, world.add_node(rails, model), size_bytes, config())),
         receiver(open_host(world, world.add_node(rails, model), size_bytes, config())),
-        way(connect(sender, receiver)),
+        remote(connect(sender, receiver)),
         counter(*receiver.engine.make_counter()),
         batch(*sender.engine.make_batch()) {}
 
   static constexpr uint64_t kStripe = 256;
   static constexpr uint64_t kAlign = 64;
   static Config config() {
-    Config config = story_config();
+    Config config = test_config();
     config.stripe_bytes_min = kStripe;
     config.stripe_align = kAlign;
     config.bulk_slice_bytes = 1000;
@@ -125,7 +125,7 @@ struct Bench {
     fill(sender.bytes(), seed);
     std::ranges::fill(receiver.bytes(), std::byte{0});
     request.source = sender.memory.at(offset);
-    request.target = way.at(offset);
+    request.target = remote.at(offset);
     request.size_bytes = size;
     request.imm = counter.key();
     request.batch = batch;
@@ -144,16 +144,16 @@ struct Bench {
 
   sim::World world;
   Host sender, receiver;
-  Way way;
+  RemoteHost remote;
   Counter counter;
   Batch batch;
 };
 
 /// The lengths where the number of shards or the place of a cut changes, and those beside them.
 std::set<uint64_t> lengths_around_cuts(uint32_t rails) {
-  std::set<uint64_t> lengths{0, 1, 2, Bench::kAlign - 1, Bench::kAlign, Bench::kAlign + 1};
+  std::set<uint64_t> lengths{0, 1, 2, RailSetup::kAlign - 1, RailSetup::kAlign, RailSetup::kAlign + 1};
   for (uint64_t k = 1; k <= rails + 1; ++k) {
-    for (const uint64_t edge : {k * Bench::kStripe, k * (Bench::kStripe + Bench::kAlign)}) {
+    for (const uint64_t edge : {k * RailSetup::kStripe, k * (RailSetup::kStripe + RailSetup::kAlign)}) {
       lengths.insert({edge - 1, edge, edge + 1});
     }
   }
@@ -164,40 +164,40 @@ class CutOverRails : public testing::TestWithParam<uint32_t> {};
 
 TEST_P(CutOverRails, EveryLengthAroundTheCutsArrivesWholeAndOnce) {
   const uint32_t rails = GetParam();
-  Bench bench(rails, 4096);
+  RailSetup setup(rails, 4096);
   uint64_t seed = 0;
   for (const uint64_t size : lengths_around_cuts(rails)) {
     SCOPED_TRACE(testing::Message() << size << " bytes over " << rails << " rails");
     const core::Cut cut = core::cut_write(
-        size, {.rails = rails, .stripe_bytes_min = Bench::kStripe, .align = Bench::kAlign});
-    const uint64_t before = bench.imms();
-    ASSERT_NO_FATAL_FAILURE(bench.write_and_check(17, size, ++seed));
-    EXPECT_EQ(bench.imms() - before, cut.count) << "immediates";
+        size, {.rails = rails, .stripe_bytes_min = RailSetup::kStripe, .align = RailSetup::kAlign});
+    const uint64_t before = setup.imms();
+    ASSERT_NO_FATAL_FAILURE(setup.write_and_check(17, size, ++seed));
+    EXPECT_EQ(setup.imms() - before, cut.count) << "immediates";
     EXPECT_LE(cut.count, rails);
   }
 }
 
-TEST_P(CutOverRails, AWholeWriteIsOnePieceWhateverItsLength) {
-  Bench bench(GetParam(), 4096);
-  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, Bench::kStripe * 8 + 1}) {
+TEST_P(CutOverRails, AnUnsplitWriteIsOneWorkRequestWhateverItsLength) {
+  RailSetup setup(GetParam(), 4096);
+  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, RailSetup::kStripe * 8 + 1}) {
     SCOPED_TRACE(testing::Message() << size << " bytes");
-    const uint64_t imms = bench.imms();
-    const uint64_t pieces = bench.sender.engine.stats().tx.ops;
-    ASSERT_NO_FATAL_FAILURE(bench.write_and_check(5, size, size + 1, {.unsplit = true}));
-    EXPECT_EQ(bench.imms() - imms, 1u);
-    EXPECT_EQ(bench.sender.engine.stats().tx.ops - pieces, 1u);
+    const uint64_t imms = setup.imms();
+    const uint64_t before = setup.sender.engine.stats().tx.ops;
+    ASSERT_NO_FATAL_FAILURE(setup.write_and_check(5, size, size + 1, {.unsplit = true}));
+    EXPECT_EQ(setup.imms() - imms, 1u);
+    EXPECT_EQ(setup.sender.engine.stats().tx.ops - before, 1u);
   }
 }
 
 TEST_P(CutOverRails, ABulkWriteIsSlicedAndStillCountsOnce) {
   const uint32_t rails = GetParam();
-  Bench bench(rails, 16384);
+  RailSetup setup(rails, 16384);
   // Slices are half of bulk_slice_bytes: 500. One byte more makes a tail of one byte.
   for (const uint64_t size : {uint64_t{499}, uint64_t{500}, uint64_t{501}, uint64_t{8001}}) {
     SCOPED_TRACE(testing::Message() << size << " bytes");
-    const uint64_t pieces = bench.sender.engine.stats().tx.ops;
-    ASSERT_NO_FATAL_FAILURE(bench.write_and_check(3, size, size, {.priority = Priority::kBulk}));
-    EXPECT_GE(bench.sender.engine.stats().tx.ops - pieces, (size + 499) / 500);
+    const uint64_t before = setup.sender.engine.stats().tx.ops;
+    ASSERT_NO_FATAL_FAILURE(setup.write_and_check(3, size, size, {.priority = Priority::kBulk}));
+    EXPECT_GE(setup.sender.engine.stats().tx.ops - before, (size + 499) / 500);
   }
 }
 
@@ -206,13 +206,13 @@ INSTANTIATE_TEST_SUITE_P(OneToEight, CutOverRails, testing::Range(1u, 9u),
 
 TEST(OneByteTail, IsItsOwnShardAndIsNotForgotten) {
   // Aligned to the stripe itself, so that the last shard holds what is left: one byte.
-  Config config = story_config();
+  Config config = test_config();
   config.stripe_bytes_min = 64;
   config.stripe_align = 64;
   sim::World world;
   Host sender = open_host(world, world.add_node(8), 1024, config);
   Host receiver = open_host(world, world.add_node(8), 1024, config);
-  const Way way = connect(sender, receiver);
+  const RemoteHost remote = connect(sender, receiver);
   Counter counter = *receiver.engine.make_counter();
   for (uint32_t shards = 2; shards <= 4; ++shards) {
     // Two shards' worth more than the stripes: 2n stripes asked for, cut into n whole ones and a
@@ -222,7 +222,7 @@ TEST(OneByteTail, IsItsOwnShardAndIsNotForgotten) {
     std::ranges::fill(receiver.bytes(), std::byte{0});
     const uint64_t before = receiver.engine.stats().rx.imms;
     ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(0),
-                                           .target = way.at(1),
+                                           .target = remote.at(1),
                                            .size_bytes = size,
                                            .imm = counter.key()}));
     ASSERT_TRUE(counter.wait(1));
@@ -235,69 +235,69 @@ TEST(OneByteTail, IsItsOwnShardAndIsNotForgotten) {
 class ZeroLength : public testing::TestWithParam<bool> {
  protected:
   ZeroLength()
-      : bench(4, 1024, GetParam() ? sim::NicModel::connectx7() : sim::NicModel::efa_200g()) {
-    std::ranges::fill(bench.receiver.bytes(), std::byte{0x5a});
+      : setup(4, 1024, GetParam() ? sim::NicModel::connectx7() : sim::NicModel::efa_200g()) {
+    std::ranges::fill(setup.receiver.bytes(), std::byte{0x5a});
   }
   ~ZeroLength() override {
-    EXPECT_TRUE(untouched(bench.receiver.bytes(), std::byte{0x5a}));
-    EXPECT_EQ(bench.sender.engine.stats().tx.bytes, 0u);
+    EXPECT_TRUE(untouched(setup.receiver.bytes(), std::byte{0x5a}));
+    EXPECT_EQ(setup.sender.engine.stats().tx.bytes, 0u);
   }
-  Witness witness;
-  Bench bench;
+  EventRecorder recorder;
+  RailSetup setup;
 };
 
 TEST_P(ZeroLength, WriteCountsOneAndTouchesNothing) {
-  Write request{.source = bench.sender.memory.at(0),
-                .target = bench.way.at(0),
-                .imm = bench.counter.key(),
-                .notify = witness.notify(1)};
-  ASSERT_TRUE(bench.sender.engine.submit(request));
+  Write request{.source = setup.sender.memory.at(0),
+                .target = setup.remote.at(0),
+                .imm = setup.counter.key(),
+                .notify = recorder.notify(1)};
+  ASSERT_TRUE(setup.sender.engine.submit(request));
   // At the very end of both regions: nothing of it is outside.
-  request.source = bench.sender.memory.at(1024);
-  request.target = bench.way.at(1024);
-  request.notify = witness.notify(2);
-  ASSERT_TRUE(bench.sender.engine.submit(request));
-  ASSERT_TRUE(bench.counter.wait(2));
-  EXPECT_EQ(bench.imms(), 2u) << "an empty write is never cut";
-  ASSERT_TRUE(bench.world.run_until([&] { return witness.count() == 2; }, 1s));
-  for (const Event& event : witness.events) {
+  request.source = setup.sender.memory.at(1024);
+  request.target = setup.remote.at(1024);
+  request.notify = recorder.notify(2);
+  ASSERT_TRUE(setup.sender.engine.submit(request));
+  ASSERT_TRUE(setup.counter.wait(2));
+  EXPECT_EQ(setup.imms(), 2u) << "an empty write is never cut";
+  ASSERT_TRUE(setup.world.run_until([&] { return recorder.count() == 2; }, 1s));
+  for (const Event& event : recorder.events) {
     EXPECT_EQ(event.code, Errc::kOk);
     EXPECT_EQ(event.value, 0u) << "bytes";
   }
 }
 
 TEST_P(ZeroLength, WriteWithoutAKeyCompletesAndIsNotCounted) {
-  ASSERT_TRUE(bench.sender.engine.submit(Write{
-      .source = bench.sender.memory.at(7), .target = bench.way.at(9), .notify = witness.notify()}));
-  ASSERT_TRUE(bench.world.run_until([&] { return witness.count() == 1; }, 1s));
-  EXPECT_EQ(witness.events[0].code, Errc::kOk);
-  bench.world.run_for(1ms);
-  EXPECT_EQ(bench.imms(), 0u);
-  EXPECT_EQ(bench.counter.count(), 0u);
+  ASSERT_TRUE(setup.sender.engine.submit(Write{
+      .source = setup.sender.memory.at(7), .target = setup.remote.at(9), .notify = recorder.notify()}));
+  ASSERT_TRUE(setup.world.run_until([&] { return recorder.count() == 1; }, 1s));
+  EXPECT_EQ(recorder.events[0].code, Errc::kOk);
+  setup.world.run_for(1ms);
+  EXPECT_EQ(setup.imms(), 0u);
+  EXPECT_EQ(setup.counter.count(), 0u);
 }
 
 TEST_P(ZeroLength, PagesAndTargetsCountOneEach) {
   const std::vector<uint32_t> pages{0, 3, 1, 2, 2};
   ASSERT_TRUE(
-      bench.sender.engine.submit(PagedWrite{.source = bench.sender.memory.id(),
+      setup.sender.engine.submit(PagedWrite{.source = setup.sender.memory.id(),
                                             .source_pages = {.indices = pages, .stride_bytes = 64},
-                                            .target = bench.way.region,
+                                            .target = setup.remote.region,
                                             .target_pages = {.indices = pages, .stride_bytes = 256},
                                             .page_bytes = 0,
-                                            .imm = bench.counter.key(),
-                                            .batch = bench.batch}));
+                                            .imm = setup.counter.key(),
+                                            .batch = setup.batch}));
   const std::vector<ScatterTarget> targets(
-      3, {.target = bench.way.at(1024), .source_offset = 1024, .imm = bench.counter.key()});
-  ASSERT_TRUE(bench.sender.engine.submit(
-      Scatter{.source = bench.sender.memory.id(), .targets = targets, .batch = bench.batch}));
-  ASSERT_TRUE(bench.counter.wait(8));
-  ASSERT_TRUE(bench.sender.engine.wait(bench.batch));
-  EXPECT_EQ(bench.batch.delivered(), 8u);
-  EXPECT_EQ(bench.counter.count(), 0u);
+      3, {.target = setup.remote.at(1024), .source_offset = 1024, .imm = setup.counter.key()});
+  ASSERT_TRUE(setup.sender.engine.submit(
+      Scatter{.source = setup.sender.memory.id(), .targets = targets, .batch = setup.batch}));
+  ASSERT_TRUE(setup.counter.wait(8));
+  ASSERT_TRUE(setup.sender.engine.wait(setup.batch));
+  EXPECT_EQ(setup.batch.delivered(), 8u);
+  EXPECT_EQ(setup.counter.count(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(BothKinds, ZeroLength, testing::Bool(),
-                         [](const auto& told) { return told.param ? "Ordered" : "Unordered"; });
+                         [](const auto& test_case) { return test_case.param ? "Ordered" : "Unordered"; });
 
 // ---- Two halves make one ------------------------------------------------------------------------
 
@@ -315,14 +315,14 @@ struct TwoHalves {
       : world(sim::WorldOptions{.seed = seed}),
         sender(open_host(world, world.add_node(2, model()), 2 * kSize)),
         receiver(open_host(world, world.add_node(2, model()), 2 * kSize)),
-        way(connect(sender, receiver)),
+        remote(connect(sender, receiver)),
         counter(*receiver.engine.make_counter()) {
     fill(sender.bytes(), seed);
   }
   void submit_both() {
     for (uint64_t i = 0; i < 2; ++i) {
       ASSERT_TRUE(sender.engine.submit(Write{.source = sender.memory.at(i * kSize),
-                                             .target = way.at(i * kSize),
+                                             .target = remote.at(i * kSize),
                                              .size_bytes = kSize,
                                              .imm = counter.key()}));
     }
@@ -333,7 +333,7 @@ struct TwoHalves {
 
   sim::World world;
   Host sender, receiver;
-  Way way;
+  RemoteHost remote;
   Counter counter;
 };
 
@@ -341,20 +341,20 @@ TEST(TwoHalfArrivedWrites, MeetNoExpectationWhileAByteIsMissing) {
   for (const uint64_t seed : seeds(20)) {
     SCOPED_TRACE(replay(seed));
     bool whole_when_met = false;
-    Witness witness;
-    TwoHalves story(seed);
-    witness.then = [&](const Event&) { whole_when_met = story.whole(0) && story.whole(1); };
-    ASSERT_TRUE(story.counter.expect(2, witness.notify()));
-    const EachStep check(story.world, [&] {
-      if (witness.count() == 0) return;
+    EventRecorder recorder;
+    TwoHalves halves(seed);
+    recorder.then = [&](const Event&) { whole_when_met = halves.whole(0) && halves.whole(1); };
+    ASSERT_TRUE(halves.counter.expect(2, recorder.notify()));
+    const EachStep check(halves.world, [&] {
+      if (recorder.count() == 0) return;
       // Whoever learns of it later finds the same.
-      EXPECT_TRUE(story.whole(0) && story.whole(1));
+      EXPECT_TRUE(halves.whole(0) && halves.whole(1));
     });
-    story.submit_both();
-    ASSERT_TRUE(story.world.run_until([&] { return witness.count() == 1; }, 1s));
+    halves.submit_both();
+    ASSERT_TRUE(halves.world.run_until([&] { return recorder.count() == 1; }, 1s));
     EXPECT_TRUE(whole_when_met);
-    EXPECT_EQ(witness.events[0].value, 2u);
-    EXPECT_EQ(story.receiver.engine.stats().rx.imms, 4u) << "the story needs cut writes";
+    EXPECT_EQ(recorder.events[0].value, 2u);
+    EXPECT_EQ(halves.receiver.engine.stats().rx.imms, 4u) << "the test needs cut writes";
   }
 }
 
@@ -362,23 +362,23 @@ TEST(TwoHalfArrivedWrites, MayShowOneOnTheGaugeWhileNoneIsWhole) {
   uint64_t holes = 0;
   for (const uint64_t seed : seeds(20)) {
     SCOPED_TRACE(replay(seed));
-    TwoHalves story(seed);
+    TwoHalves halves(seed);
     bool hole = false, taken = false;
-    const EachStep check(story.world, [&] {
-      const uint64_t shown = story.counter.count();
-      const uint64_t whole = (story.whole(0) ? 1u : 0u) + (story.whole(1) ? 1u : 0u);
+    const EachStep check(halves.world, [&] {
+      const uint64_t shown = halves.counter.count();
+      const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
       if (taken) return;
       EXPECT_LE(shown, 2u);
       if (shown == 1 && whole == 0) hole = true;
       // Taking both is the proof that the gauge is not (P6).
-      if (story.counter.try_take(2)) {
+      if (halves.counter.try_take(2)) {
         EXPECT_EQ(whole, 2u);
         taken = true;
       }
     });
-    story.submit_both();
-    ASSERT_TRUE(story.world.run_until([&] { return taken; }, 1s));
-    EXPECT_EQ(story.counter.count(), 0u);
+    halves.submit_both();
+    ASSERT_TRUE(halves.world.run_until([&] { return taken; }, 1s));
+    EXPECT_EQ(halves.counter.count(), 0u);
     holes += hole ? 1 : 0;
   }
   EXPECT_GT(holes, 0u) << "if this never happens, the simulator no longer mixes writes";
@@ -387,20 +387,20 @@ TEST(TwoHalfArrivedWrites, MayShowOneOnTheGaugeWhileNoneIsWhole) {
 TEST(TwoHalfArrivedWrites, AreCountedExactlyWhenTheyAreWhole) {
   for (const uint64_t seed : seeds(8)) {
     SCOPED_TRACE(replay(seed));
-    TwoHalves story(seed);
-    const EachStep check(story.world, [&] {
-      const uint64_t whole = (story.whole(0) ? 1u : 0u) + (story.whole(1) ? 1u : 0u);
-      EXPECT_LE(story.counter.count(), whole) << "uncut writes are exact at every instant";
+    TwoHalves halves(seed);
+    const EachStep check(halves.world, [&] {
+      const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
+      EXPECT_LE(halves.counter.count(), whole) << "uncut writes are exact at every instant";
     });
     for (uint64_t i = 0; i < 2; ++i) {
       ASSERT_TRUE(
-          story.sender.engine.submit(Write{.source = story.sender.memory.at(i * TwoHalves::kSize),
-                                           .target = story.way.at(i * TwoHalves::kSize),
+          halves.sender.engine.submit(Write{.source = halves.sender.memory.at(i * TwoHalves::kSize),
+                                           .target = halves.remote.at(i * TwoHalves::kSize),
                                            .size_bytes = TwoHalves::kSize,
-                                           .imm = story.counter.key(),
+                                           .imm = halves.counter.key(),
                                            .unsplit = true}));
     }
-    ASSERT_TRUE(story.world.run_until([&] { return story.counter.count() == 2; }, 1s));
+    ASSERT_TRUE(halves.world.run_until([&] { return halves.counter.count() == 2; }, 1s));
   }
 }
 

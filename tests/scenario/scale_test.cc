@@ -48,7 +48,7 @@ uint64_t resident_bytes() {
 /// An engine that is known to one other and does little: the far sides of many sessions have to fit
 /// into one process.
 Config small_config() {
-  Config config = story_config();
+  Config config = test_config();
   config.ops_max = 4;
   config.batches_max = 2;
   config.peers_max = 1;
@@ -62,12 +62,12 @@ Config small_config() {
 }
 
 /// A write of `size` bytes under a key of its own, and whether every byte of it came.
-void write_and_check(Host& from, Host& to, const Way& way, uint64_t offset, uint64_t size,
+void write_and_check(Host& from, Host& to, const RemoteHost& remote, uint64_t offset, uint64_t size,
                      uint64_t seed) {
   Counter counter = *to.engine.make_counter();
   fill(from.bytes(offset, size), seed);
   ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(offset),
-                                       .target = way.at(offset),
+                                       .target = remote.at(offset),
                                        .size_bytes = size,
                                        .imm = counter.key()}));
   ASSERT_TRUE(counter.wait(1, 10s));
@@ -91,23 +91,23 @@ TEST(LargeWorld, OfDefaultEnginesWithEightRailsFitsInto4GiBAndCarriesEveryByte) 
   for (uint32_t i = 0; i < kNodes; ++i) {
     hosts.push_back(open_host(world, world.add_node(kRails), kBytes));
   }
-  std::vector<std::vector<Way>> ways(kNodes, std::vector<Way>(kNodes));
+  std::vector<std::vector<RemoteHost>> remotes(kNodes, std::vector<RemoteHost>(kNodes));
   for (uint32_t from = 0; from < kNodes; ++from) {
     for (uint32_t to = 0; to < kNodes; ++to) {
-      if (from != to) ways[from][to] = connect(hosts[from], hosts[to]);
+      if (from != to) remotes[from][to] = connect(hosts[from], hosts[to]);
     }
   }
   world.run_for(100ms);
   for (uint32_t from = 0; from < kNodes; ++from) {
     for (uint32_t to = 0; to < kNodes; ++to) {
-      ASSERT_TRUE(from == to || is_connected(hosts[from], ways[from][to].peer));
+      ASSERT_TRUE(from == to || is_connected(hosts[from], remotes[from][to].peer));
     }
   }
 
   for (uint32_t i = 0; i < 2 * kNodes; ++i) {
     const auto from = static_cast<uint32_t>(rng.below(kNodes));
     const auto to = static_cast<uint32_t>((from + 1 + rng.below(kNodes - 1)) % kNodes);
-    write_and_check(hosts[from], hosts[to], ways[from][to], 0, kBytes, i);
+    write_and_check(hosts[from], hosts[to], remotes[from][to], 0, kBytes, i);
   }
   if (kBytesCounted) {
     const uint64_t grown = resident_bytes() - before;
@@ -120,7 +120,7 @@ TEST(LargeWorld, OfDefaultEnginesWithEightRailsFitsInto4GiBAndCarriesEveryByte) 
 
 TEST(ManyPeers, CostFourKilobytesEachWhenTheyAreIdleAndCanAllBeWrittenTo) {
   sim::World world;
-  Config config = story_config();
+  Config config = test_config();
   config.peers_max = kPeers;
   Host hub = open_host(world, world.add_node(), 64 << 10, config);
   std::vector<Host> others;
@@ -132,7 +132,7 @@ TEST(ManyPeers, CostFourKilobytesEachWhenTheyAreIdleAndCanAllBeWrittenTo) {
   const uint64_t before = allocated_bytes();
   std::vector<PeerId> peers(kPeers);
   for (uint32_t i = 0; i < kPeers; ++i) peers[i] = *hub.engine.connect(others[i].engine.address());
-  // Long enough for heartbeats both ways.
+  // Long enough for heartbeats both remotes.
   world.run_for(3s);
   for (const PeerId peer : peers) ASSERT_TRUE(is_connected(hub, peer));
   if (kBytesCounted) {
@@ -151,11 +151,11 @@ TEST(ManyPeers, CostFourKilobytesEachWhenTheyAreIdleAndCanAllBeWrittenTo) {
 
 TEST(ManyKeys, AreAllOpenAtOnceAndEachCountsItsOwn) {
   sim::World world;
-  Config config = story_config();
+  Config config = test_config();
   config.counters_max = kKeys;
   Host from = open_host(world, world.add_node(), 4096);
   Host to = open_host(world, world.add_node(), 4096, config);
-  const Way way = connect(from, to);
+  const RemoteHost remote = connect(from, to);
   std::vector<Counter> counters;
   counters.reserve(kKeys);
   for (uint32_t i = 0; i < kKeys; ++i) {
@@ -170,7 +170,7 @@ TEST(ManyKeys, AreAllOpenAtOnceAndEachCountsItsOwn) {
   Batch batch = *from.engine.make_batch();
   for (uint32_t i = 0; i < kKeys; i += kStep) {
     const Write request{.source = from.memory.at(0),
-                        .target = way.at(0),
+                        .target = remote.at(0),
                         .size_bytes = 8,
                         .imm = counters[i].key(),
                         .batch = batch};

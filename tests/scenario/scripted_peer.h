@@ -14,34 +14,34 @@
 
 namespace fabric::test {
 
-struct Letter {
+struct ControlFrame {
   control::Header header{};
   std::vector<std::byte> body{};
 };
 
 /// A world whose engines can meet puppets.
-class PuppetTheatre {
+class ScriptedWorld {
  public:
-  explicit PuppetTheatre(const sim::WorldOptions& options = {}) : world(options) {}
+  explicit ScriptedWorld(const sim::WorldOptions& options = {}) : sim_world(options) {}
 
-  Engine open(Config config = story_config()) { return *Engine::open(placed(config), world.impl); }
+  Engine open(Config config = test_config()) { return *Engine::open(placed(config), sim_world.impl); }
   /// For a node of its own.
   Config placed(Config config) {
     config.networks = {{.provider = "sim", .name = "sim"}};
-    config.networks[0].devices = {sim::world_token(*world.impl, world.add_node())};
+    config.networks[0].devices = {sim::world_token(*sim_world.impl, sim_world.add_node())};
     return config;
   }
-  void run_for(Nanos time) { world.run_for(time.count()); }
+  void run_for(Nanos time) { sim_world.run_for(time.count()); }
 
-  sim::TestWorld world;
+  sim::TestWorld sim_world;
 };
 
-class Puppet {
+class ScriptedPeer {
  public:
   static constexpr uint64_t kMemoryBytes = 4096;
 
-  Puppet(PuppetTheatre& theatre, std::span<const std::byte> engine, std::string job_key = "")
-      : network_(theatre.world.open_new()),
+  ScriptedPeer(ScriptedWorld& world, std::span<const std::byte> engine, std::string job_key = "")
+      : network_(world.sim_world.open_new()),
         memory_(network_->rail(0), kMemoryBytes),
         engine_(*control::decode_address(engine)),
         key_(std::move(job_key)) {
@@ -82,9 +82,9 @@ class Puppet {
     if (control::is_numbered(type)) out.seq = next_seq_++;
     post(control::encode_frame(out, body, key_));
   }
-  void say_hello() { send(control::MessageType::kHello, control::encode(hello)); }
-  void welcome() { send(control::MessageType::kWelcome, control::encode(hello)); }
-  void pong(uint64_t stamp) {
+  void send_hello() { send(control::MessageType::kHello, control::encode(hello)); }
+  void send_welcome() { send(control::MessageType::kWelcome, control::encode(hello)); }
+  void send_pong(uint64_t stamp) {
     send(control::MessageType::kPong, control::encode(control::Ping{stamp}));
   }
   /// Any bytes at all.
@@ -96,10 +96,10 @@ class Puppet {
     while (const uint32_t size = network_->receive(datagram)) {
       const auto frame = control::decode_frame(std::span(datagram).first(size), key_);
       if (!frame) {
-        strangers.emplace_back(datagram.begin(), datagram.begin() + size);
+        undecodable.emplace_back(datagram.begin(), datagram.begin() + size);
         continue;
       }
-      letters.push_back({frame->header, {frame->body.begin(), frame->body.end()}});
+      frames.push_back({frame->header, {frame->body.begin(), frame->body.end()}});
       engine_session = frame->header.from_session;
       taken_ = std::max(taken_, frame->header.seq);
       if (frame->header.type != control::MessageType::kPathOpen) continue;
@@ -109,20 +109,20 @@ class Puppet {
       send(control::MessageType::kPathAnswer, control::encode(answer));
     }
   }
-  /// The letters of one type, taken out.
-  std::vector<Letter> take(control::MessageType type) {
+  /// The frames of one type, taken out.
+  std::vector<ControlFrame> take(control::MessageType type) {
     read();
-    std::vector<Letter> out;
-    std::erase_if(letters, [&](Letter& letter) {
-      if (letter.header.type != type) return false;
-      out.push_back(std::move(letter));
+    std::vector<ControlFrame> out;
+    std::erase_if(frames, [&](ControlFrame& frame) {
+      if (frame.header.type != type) return false;
+      out.push_back(std::move(frame));
       return true;
     });
     return out;
   }
   std::vector<uint64_t> stamps() {
     std::vector<uint64_t> out;
-    for (const Letter& ping : take(control::MessageType::kPing)) {
+    for (const ControlFrame& ping : take(control::MessageType::kPing)) {
       out.push_back(control::decode_ping(ping.body)->stamp);
     }
     return out;
@@ -132,8 +132,8 @@ class Puppet {
   control::Hello hello;
   uint64_t session = (uint64_t{1} << 32) + 77;
   uint64_t engine_session = 0;
-  std::vector<Letter> letters;
-  std::vector<std::vector<std::byte>> strangers;  ///< what was said under another key
+  std::vector<ControlFrame> frames;
+  std::vector<std::vector<std::byte>> undecodable;  ///< what was said under another key
 
  private:
   std::unique_ptr<OpenNetwork> network_;

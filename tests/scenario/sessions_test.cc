@@ -17,12 +17,12 @@ sim::WorldOptions lossy(uint64_t seed) {
 }
 
 /// Sends a pattern and waits for its count at the other side.
-void expect_usable(Host& from, Host& to, const Way& way, uint64_t content) {
+void expect_usable(Host& from, Host& to, const RemoteHost& remote, uint64_t content) {
   Counter counter = *to.engine.make_counter();
   fill(from.bytes(0, kSize / 2), content);
   Batch batch = *from.engine.make_batch();
   ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
-                                       .target = way.at(kSize / 2),
+                                       .target = remote.at(kSize / 2),
                                        .size_bytes = kSize / 2,
                                        .imm = counter.key(),
                                        .batch = batch}));
@@ -31,24 +31,24 @@ void expect_usable(Host& from, Host& to, const Way& way, uint64_t content) {
   ASSERT_TRUE(from.engine.wait(batch));
 }
 
-uint64_t times_connected(const Witness& witness) {
-  return static_cast<uint64_t>(std::ranges::count_if(witness.events, [](const Event& e) {
+uint64_t times_connected(const EventRecorder& recorder) {
+  return static_cast<uint64_t>(std::ranges::count_if(recorder.events, [](const Event& e) {
     return e.kind == EventKind::kPeer && e.value == static_cast<uint64_t>(PeerState::kConnected);
   }));
 }
 
 /// Both connect at the same instant; afterwards there is one session a side, and it works.
-void tell_simultaneous_connect(const sim::WorldOptions& options, Nanos second_after) {
-  Witness seen_a, seen_b;
+void run_simultaneous_connect(const sim::WorldOptions& options, Nanos second_after) {
+  EventRecorder seen_a, seen_b;
   sim::World world(options);
   Host a = open_host(world, world.add_node(2), kSize);
   Host b = open_host(world, world.add_node(3), kSize);
   const Subscription sa = *a.engine.subscribe(seen_a.notify());
   const Subscription sb = *b.engine.subscribe(seen_b.notify());
 
-  const Way to_b = connect(a, b);
+  const RemoteHost to_b = connect(a, b);
   world.run_for(second_after);
-  const Way to_a = connect(b, a);
+  const RemoteHost to_a = connect(b, a);
   await_connected(world, a, to_b.peer);
   await_connected(world, b, to_a.peer);
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, to_b, 1));
@@ -64,13 +64,13 @@ void tell_simultaneous_connect(const sim::WorldOptions& options, Nanos second_af
   EXPECT_EQ(*a.engine.connect(b.engine.address()), to_b.peer) << "connecting is idempotent";
 }
 
-TEST(SimultaneousConnect, GivesOneSessionOnEachSide) { tell_simultaneous_connect({}, 0ns); }
+TEST(SimultaneousConnect, GivesOneSessionOnEachSide) { run_simultaneous_connect({}, 0ns); }
 
 TEST(SimultaneousConnect, GivesOneSessionWhenTheMessagesCrossInAnyWay) {
   using Times = std::initializer_list<Nanos>;
   for (const Nanos later : Times{1ns, 1us, 1999ns, 2us, 2001ns, 3us, 4us, 5us, 6us, 1ms}) {
     SCOPED_TRACE(testing::Message() << "the second after " << later.count() << " ns");
-    ASSERT_NO_FATAL_FAILURE(tell_simultaneous_connect({}, later));
+    ASSERT_NO_FATAL_FAILURE(run_simultaneous_connect({}, later));
   }
 }
 
@@ -78,7 +78,7 @@ TEST(SimultaneousConnect, GivesOneSessionOverALossyChannel) {
   for (const uint64_t seed : seeds(40)) {
     SCOPED_TRACE(replay(seed));
     const Nanos later = seed % 2 == 0 ? Nanos(0) : Nanos(seed % 7 * 1000);
-    ASSERT_NO_FATAL_FAILURE(tell_simultaneous_connect(lossy(seed), later));
+    ASSERT_NO_FATAL_FAILURE(run_simultaneous_connect(lossy(seed), later));
   }
 }
 
@@ -87,17 +87,17 @@ TEST(SimultaneousConnect, OfManyGivesAFullMesh) {
   sim::World world(lossy(test_seed()));
   std::vector<Host> hosts;
   for (uint32_t i = 0; i < kHosts; ++i) hosts.push_back(open_host(world, world.add_node(1), kSize));
-  std::vector<std::vector<Way>> ways(kHosts, std::vector<Way>(kHosts));
+  std::vector<std::vector<RemoteHost>> remotes(kHosts, std::vector<RemoteHost>(kHosts));
   for (uint32_t i = 0; i < kHosts; ++i) {
     for (uint32_t j = 0; j < kHosts; ++j) {
-      if (i != j) ways[i][j] = connect(hosts[i], hosts[j]);
+      if (i != j) remotes[i][j] = connect(hosts[i], hosts[j]);
     }
   }
   for (uint32_t i = 0; i < kHosts; ++i) {
     for (uint32_t j = 0; j < kHosts; ++j) {
       if (i == j) continue;
       SCOPED_TRACE(testing::Message() << i << " to " << j);
-      ASSERT_NO_FATAL_FAILURE(expect_usable(hosts[i], hosts[j], ways[i][j], i * 10 + j));
+      ASSERT_NO_FATAL_FAILURE(expect_usable(hosts[i], hosts[j], remotes[i][j], i * 10 + j));
     }
     EXPECT_EQ(hosts[i].engine.peers().size(), kHosts - 1);
   }
@@ -112,11 +112,11 @@ class LossyControl : public testing::Test {
         : world(lossy(seed)),
           a(open_host(world, world.add_node(2), kSize)),
           b(open_host(world, world.add_node(2), kSize)),
-          way(connect(a, b)),
+          remote(connect(a, b)),
           batch(*a.engine.make_batch()) {}
     sim::World world;
     Host a, b;
-    Way way;
+    RemoteHost remote;
     Batch batch;
   };
 };
@@ -125,22 +125,22 @@ TEST_F(LossyControl, MessagesAreDeliveredOnceEach) {
   constexpr uint32_t kMessages = 60;
   for (const uint64_t seed : seeds(15)) {
     SCOPED_TRACE(replay(seed));
-    Witness heard;
+    EventRecorder received;
     Pair pair(seed);
-    const Subscription listener = *pair.b.engine.listen(9, heard.notify());
+    const Subscription listener = *pair.b.engine.listen(9, received.notify());
     for (uint32_t i = 0; i < kMessages; ++i) {
       std::vector<std::byte> text(1 + i * 37 % 3000);
       fill(text, i);
       // The length tells the messages apart, and 37 and 3000 have no factor in common.
       ASSERT_TRUE(pair.a.engine.submit(
-          Send{.peer = pair.way.peer, .channel = 9, .bytes = text, .batch = pair.batch}));
+          Send{.peer = pair.remote.peer, .channel = 9, .bytes = text, .batch = pair.batch}));
     }
     ASSERT_TRUE(pair.a.engine.wait(pair.batch)) << pair.a.engine.dump();
     EXPECT_EQ(pair.batch.delivered(), kMessages);
     pair.world.run_for(100ms);
-    ASSERT_EQ(heard.messages.size(), kMessages);
+    ASSERT_EQ(received.messages.size(), kMessages);
     std::set<uint64_t> sizes;
-    for (const auto& text : heard.messages) {
+    for (const auto& text : received.messages) {
       EXPECT_TRUE(sizes.insert(text.size()).second) << "delivered twice: " << text.size();
       bool found = false;
       for (uint32_t i = 0; i < kMessages; ++i) {
@@ -148,11 +148,11 @@ TEST_F(LossyControl, MessagesAreDeliveredOnceEach) {
       }
       EXPECT_TRUE(found) << "a message that nobody sent";
     }
-    EXPECT_GT(pair.a.engine.stats().tx.retried, 0u) << "the story needs losses";
+    EXPECT_GT(pair.a.engine.stats().tx.retried, 0u) << "the test needs losses";
   }
 }
 
-TEST_F(LossyControl, NamesAreResolvedToTheSameKeysByEverybody) {
+TEST_F(LossyControl, NamesAreResolvedToTheSameKeysByAllPeers) {
   for (const uint64_t seed : seeds(15)) {
     SCOPED_TRACE(replay(seed));
     Pair pair(seed);
@@ -160,14 +160,14 @@ TEST_F(LossyControl, NamesAreResolvedToTheSameKeysByEverybody) {
     for (uint64_t i = 0; i < 20; ++i) names.push_back(i * i * 1000003);
     std::vector<CounterKey> keys(names.size()), again(names.size());
     Counter claimed_before = *pair.b.engine.named_counter(names[3]);
-    ASSERT_TRUE(pair.a.engine.resolve(pair.way.peer, names, keys));
-    ASSERT_TRUE(pair.a.engine.resolve(pair.way.peer, names, again));
+    ASSERT_TRUE(pair.a.engine.resolve(pair.remote.peer, names, keys));
+    ASSERT_TRUE(pair.a.engine.resolve(pair.remote.peer, names, again));
     EXPECT_EQ(keys, again);
     EXPECT_EQ(std::set<CounterKey>(keys.begin(), keys.end()).size(), keys.size());
     EXPECT_EQ(keys[3], claimed_before.key());
     // Counted before anybody claims it: nothing is lost (P9).
     ASSERT_TRUE(pair.a.engine.submit(Write{.source = pair.a.memory.at(0),
-                                           .target = pair.way.at(0),
+                                           .target = pair.remote.at(0),
                                            .size_bytes = 100,
                                            .imm = keys[5],
                                            .batch = pair.batch}));
@@ -182,11 +182,11 @@ TEST_F(LossyControl, ADeregisteredRegionTakesNothingMore) {
   for (const uint64_t seed : seeds(15)) {
     SCOPED_TRACE(replay(seed));
     Pair pair(seed);
-    await_connected(pair.world, pair.a, pair.way.peer);
+    await_connected(pair.world, pair.a, pair.remote.peer);
     std::vector<std::byte> lent(64 << 10);
     MemoryRegion region =
         *pair.b.engine.register_memory({.address = lent.data(), .size_bytes = lent.size()});
-    const RemoteRegion target = *pair.a.engine.import_region(pair.way.peer, *region.desc());
+    const RemoteRegion target = *pair.a.engine.import_region(pair.remote.peer, *region.desc());
     fill(pair.a.bytes(), 1);
     const Write request{.source = pair.a.memory.at(0),
                         .target = target.at(0),
@@ -207,7 +207,7 @@ TEST_F(LossyControl, ADeregisteredRegionTakesNothingMore) {
     }
     EXPECT_EQ(pair.a.engine.submit(request).error().code, Errc::kNotFound);
     // Only the region is gone, not the peer.
-    ASSERT_NO_FATAL_FAILURE(expect_usable(pair.a, pair.b, pair.way, seed));
+    ASSERT_NO_FATAL_FAILURE(expect_usable(pair.a, pair.b, pair.remote, seed));
   }
 }
 
@@ -216,10 +216,10 @@ TEST_F(LossyControl, AFencedPeerWritesNoMore) {
   for (const uint64_t seed : seeds(15)) {
     SCOPED_TRACE(replay(seed));
     Pair pair(seed);
-    await_connected(pair.world, pair.a, pair.way.peer);
+    await_connected(pair.world, pair.a, pair.remote.peer);
     fill(pair.a.bytes(), 1);
     const Write request{.source = pair.a.memory.at(0),
-                        .target = pair.way.at(0),
+                        .target = pair.remote.at(0),
                         .size_bytes = kSize,
                         .batch = pair.batch};
     for (int i = 0; i < 20; ++i) ASSERT_TRUE(pair.a.engine.submit(request));
@@ -240,24 +240,24 @@ TEST_F(LossyControl, AFencedPeerWritesNoMore) {
     cut_short += ended == Errc::kOk ? 0 : 1;
     EXPECT_EQ(pair.a.engine.submit(request).error().code, Errc::kPeerLost);
     // A new session is a new beginning.
-    const Way again = connect(pair.a, pair.b);
-    EXPECT_NE(again.peer, pair.way.peer);
+    const RemoteHost again = connect(pair.a, pair.b);
+    EXPECT_NE(again.peer, pair.remote.peer);
     ASSERT_NO_FATAL_FAILURE(expect_usable(pair.a, pair.b, again, seed));
   }
-  EXPECT_GT(cut_short, 0u) << "the story needs fences that come while writes are queued";
+  EXPECT_GT(cut_short, 0u) << "the test needs fences that come while writes are queued";
 }
 
 // ---- Coming back --------------------------------------------------------------------------------
 
-TEST(PeerComesBack, AsANewLifeAndTheOldHandlesSayPeerLost) {
+TEST(PeerComesBack, AsANewIncarnationAndTheOldHandlesReportPeerLost) {
   for (const uint64_t seed : seeds(5)) {
     SCOPED_TRACE(replay(seed));
-    Witness seen;
+    EventRecorder seen;
     sim::World world(lossy(seed));
     const uint32_t node = world.add_node(2);
     Host a = open_host(world, world.add_node(2), kSize);
     const Subscription subscription = *a.engine.subscribe(seen.notify());
-    Way old;
+    RemoteHost old;
     PeerInfo first;
     std::vector<std::byte> old_desc;
     {
@@ -273,7 +273,7 @@ TEST(PeerComesBack, AsANewLifeAndTheOldHandlesSayPeerLost) {
     EXPECT_TRUE(a.engine.peers().empty());
 
     Host b = open_host(world, node, kSize);
-    const Way back = connect(a, b);
+    const RemoteHost back = connect(a, b);
     EXPECT_NE(back.peer, old.peer);
     ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, back, 2));
     EXPECT_GT(a.engine.peer_info(back.peer)->incarnation, first.incarnation);
@@ -287,32 +287,32 @@ TEST(PeerComesBack, AsANewLifeAndTheOldHandlesSayPeerLost) {
   }
 }
 
-TEST(PeerComesBack, AfterADisconnectWithANewSessionOfTheSameLife) {
-  Witness seen_a, seen_b;
+TEST(PeerComesBack, AfterADisconnectWithANewSessionOfTheSameIncarnation) {
+  EventRecorder seen_a, seen_b;
   sim::World world;
   Host a = open_host(world, world.add_node(2), kSize);
   Host b = open_host(world, world.add_node(2), kSize);
   const Subscription sa = *a.engine.subscribe(seen_a.notify());
   const Subscription sb = *b.engine.subscribe(seen_b.notify());
-  Way way = connect(a, b);
+  RemoteHost remote = connect(a, b);
   const uint64_t id = [&] {
-    await_connected(world, a, way.peer);
-    return a.engine.peer_info(way.peer)->engine_id;
+    await_connected(world, a, remote.peer);
+    return a.engine.peer_info(remote.peer)->engine_id;
   }();
   for (uint32_t round = 0; round < 3; ++round) {
-    ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, way, round));
-    ASSERT_TRUE(a.engine.disconnect(way.peer));
+    ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, remote, round));
+    ASSERT_TRUE(a.engine.disconnect(remote.peer));
     ASSERT_TRUE(world.run_until([&] { return b.engine.peers().empty(); }, 1s))
         << "the session ends on both sides";
-    const Write stale{.source = a.memory.at(0), .target = way.at(0), .size_bytes = 8};
+    const Write stale{.source = a.memory.at(0), .target = remote.at(0), .size_bytes = 8};
     EXPECT_EQ(a.engine.submit(stale).error().code, Errc::kPeerLost);
-    EXPECT_EQ(a.engine.disconnect(way.peer).error().code, Errc::kPeerLost);
-    const Way next = connect(a, b);
-    EXPECT_NE(next.peer, way.peer);
-    EXPECT_NE(next.region, way.region);
-    way = next;
-    await_connected(world, a, way.peer);
-    EXPECT_EQ(a.engine.peer_info(way.peer)->engine_id, id) << "the same engine";
+    EXPECT_EQ(a.engine.disconnect(remote.peer).error().code, Errc::kPeerLost);
+    const RemoteHost next = connect(a, b);
+    EXPECT_NE(next.peer, remote.peer);
+    EXPECT_NE(next.region, remote.region);
+    remote = next;
+    await_connected(world, a, remote.peer);
+    EXPECT_EQ(a.engine.peer_info(remote.peer)->engine_id, id) << "the same engine";
   }
   world.run_for(1ms);
   EXPECT_EQ(times_connected(seen_a), 4u);

@@ -13,49 +13,49 @@ namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
 
-/// One of every kind of request, each by every way of being told, towards a peer that is slow.
+/// One of every kind of request, each by every way of being by, towards a peer that is slow.
 class Everything {
  public:
-  enum class Told { kCallback, kInbox, kFlag, kBatch, kNobody };
-  static constexpr Told kWays[] = {Told::kCallback, Told::kInbox, Told::kFlag, Told::kBatch,
-                                   Told::kNobody};
+  enum class ReportBy { kCallback, kInbox, kFlag, kBatch, kNone };
+  static constexpr ReportBy kReportKinds[] = {ReportBy::kCallback, ReportBy::kInbox, ReportBy::kFlag, ReportBy::kBatch,
+                                   ReportBy::kNone};
 
-  explicit Everything(Host& here, const Way& there)
+  explicit Everything(Host& here, const RemoteHost& there)
       : host_(here),
-        way_(there),
+        remote_(there),
         inbox_(*here.engine.make_inbox(1024)),
         batch_(*here.engine.make_batch()),
         group_(*here.engine.make_group({&there.peer, 1})),
-        subscription_(*here.engine.subscribe(unclaimed.notify())) {}
+        subscription_(*here.engine.subscribe(unhandled.notify())) {}
 
   /// Every kind that may be in flight together; a fence ends the others, so it is apart.
   void submit_all() {
-    for (const Told told : kWays) {
-      submit(told,
-             Write{.source = host_.memory.at(0), .target = way_.at(0), .size_bytes = 4 * kMiB});
-      submit(told, PagedWrite{.source = host_.memory.id(),
+    for (const ReportBy by : kReportKinds) {
+      submit(by,
+             Write{.source = host_.memory.at(0), .target = remote_.at(0), .size_bytes = 4 * kMiB});
+      submit(by, PagedWrite{.source = host_.memory.id(),
                               .source_pages = {.indices = kPages, .stride_bytes = 65536},
-                              .target = way_.region,
+                              .target = remote_.region,
                               .target_pages = {.indices = kPages, .stride_bytes = 65536},
                               .page_bytes = 65536});
-      const ScatterTarget targets[] = {{.target = way_.at(0), .size_bytes = kMiB},
-                                       {.target = way_.at(kMiB), .size_bytes = kMiB}};
-      submit(told, Scatter{.source = host_.memory.id(), .targets = targets});
-      submit(told, Signal{.group = group_, .keys = kKeys});
-      submit(told, Send{.peer = way_.peer, .channel = 5, .bytes = text_});
-      submit(told, Timer{.after = 100s});
-      submit(told, Resolve{.peer = way_.peer, .names = kNames, .out = resolved_});
+      const ScatterTarget targets[] = {{.target = remote_.at(0), .size_bytes = kMiB},
+                                       {.target = remote_.at(kMiB), .size_bytes = kMiB}};
+      submit(by, Scatter{.source = host_.memory.id(), .targets = targets});
+      submit(by, Signal{.group = group_, .keys = kKeys});
+      submit(by, Send{.peer = remote_.peer, .channel = 5, .bytes = text_});
+      submit(by, Timer{.after = 100s});
+      submit(by, Resolve{.peer = remote_.peer, .names = kNames, .out = resolved_});
       regions_.push_back(*host_.engine.register_memory({.address = text_, .size_bytes = 64}));
-      submit(told, Deregister{.region = regions_.back().id()});
+      submit(by, Deregister{.region = regions_.back().id()});
       counters_.push_back(*host_.engine.make_counter());
       const uint64_t tag = ++last_tag_;
-      const auto expectation = counters_.back().expect(1, notify(told, tag), 100s);
+      const auto expectation = counters_.back().expect(1, notify(by, tag), 100s);
       // An expectation has no batch: whoever asks for nothing else hears of it as a subscriber.
-      note(told == Told::kBatch ? Told::kNobody : told, tag, expectation);
+      note(by == ReportBy::kBatch ? ReportBy::kNone : by, tag, expectation);
     }
   }
   void submit_fences() {
-    for (const Told told : kWays) submit(told, Fence{.peer = way_.peer});
+    for (const ReportBy by : kReportKinds) submit(by, Fence{.peer = remote_.peer});
   }
 
   /// Looks at every report; called when the engine has closed.
@@ -66,19 +66,19 @@ class Everything {
     std::multiset<uint64_t> by_inbox, by_call;
     for (const Event& event : out) by_inbox.insert(event.tag);
     for (const Event& event : called.events) by_call.insert(event.tag);
-    EXPECT_EQ(by_inbox, expected_[Told::kInbox]);
-    EXPECT_EQ(by_call, expected_[Told::kCallback]);
+    EXPECT_EQ(by_inbox, expected_[ReportBy::kInbox]);
+    EXPECT_EQ(by_call, expected_[ReportBy::kCallback]);
     EXPECT_EQ(batch_.pending(), 0u);
     // Flags and those who asked for nothing: a success is silent, a failure is never lost.
-    std::map<OpId, uint32_t> told;
-    for (const Event& event : unclaimed.events) {
-      if (event.kind == EventKind::kUnhandled) ++told[event.op];
+    std::map<OpId, uint32_t> reports;
+    for (const Event& event : unhandled.events) {
+      if (event.kind == EventKind::kUnhandled) ++reports[event.op];
     }
-    for (const auto& [op, times] : told) EXPECT_EQ(times, 1u) << "op " << op.slot;
+    for (const auto& [op, times] : reports) EXPECT_EQ(times, 1u) << "op " << op.slot;
     for (const OpId op : without_event_) {
-      if (!told.contains(op)) ++succeeded_in_silence;
+      if (!reports.contains(op)) ++succeeded_in_silence;
     }
-    EXPECT_EQ(told.size() + succeeded_in_silence, without_event_.size());
+    EXPECT_EQ(reports.size() + succeeded_in_silence, without_event_.size());
     for (const auto* events : {&out, &called.events}) {
       for (const Event& event : *events) codes.insert(event.code);
     }
@@ -88,20 +88,20 @@ class Everything {
   uint64_t accepted = 0;
   uint64_t succeeded_in_silence = 0;
   std::set<Errc> codes;  ///< how those ended that tell
-  Witness called, unclaimed;
+  EventRecorder called, unhandled;
 
  private:
   static constexpr uint32_t kPages[] = {0, 5, 9, 2};
   static constexpr uint64_t kNames[] = {1, 2, 3};
   static constexpr CounterKey kKeys[] = {CounterKey::from_wire(77)};
 
-  Notify notify(Told told, uint64_t tag) {
-    switch (told) {
-      case Told::kCallback:
+  Notify notify(ReportBy by, uint64_t tag) {
+    switch (by) {
+      case ReportBy::kCallback:
         return called.notify(tag);
-      case Told::kInbox:
+      case ReportBy::kInbox:
         return Notify::inbox(inbox_, tag);
-      case Told::kFlag:
+      case ReportBy::kFlag:
         flags_.push_back(*host_.engine.make_flag());
         return Notify::flag(flags_.back());
       default:
@@ -109,21 +109,21 @@ class Everything {
     }
   }
   template <class Request>
-  void submit(Told told, Request request) {
+  void submit(ReportBy by, Request request) {
     const uint64_t tag = ++last_tag_;
-    request.notify = notify(told, tag);
-    if (told == Told::kBatch) request.batch = batch_;
-    note(told, tag, host_.engine.submit(request));
+    request.notify = notify(by, tag);
+    if (by == ReportBy::kBatch) request.batch = batch_;
+    note(by, tag, host_.engine.submit(request));
   }
-  void note(Told told, uint64_t tag, const Result<OpId>& op) {
+  void note(ReportBy by, uint64_t tag, const Result<OpId>& op) {
     ASSERT_TRUE(op) << op.error().what;
     ++accepted;
-    if (told == Told::kCallback || told == Told::kInbox) expected_[told].insert(tag);
-    if (told == Told::kFlag || told == Told::kNobody) without_event_.push_back(*op);
+    if (by == ReportBy::kCallback || by == ReportBy::kInbox) expected_[by].insert(tag);
+    if (by == ReportBy::kFlag || by == ReportBy::kNone) without_event_.push_back(*op);
   }
 
   Host& host_;
-  Way way_;
+  RemoteHost remote_;
   Inbox inbox_;
   Batch batch_;
   PeerGroup group_;
@@ -134,7 +134,7 @@ class Everything {
   std::byte text_[64] = {};
   CounterKey resolved_[3];
   uint64_t last_tag_ = 0;
-  std::map<Told, std::multiset<uint64_t>> expected_;
+  std::map<ReportBy, std::multiset<uint64_t>> expected_;
   std::vector<OpId> without_event_;
 };
 
@@ -144,60 +144,60 @@ sim::NicModel slow_nic() {
   return model;
 }
 
-struct Story {
-  explicit Story(uint64_t seed)
+struct ShutdownSetup {
+  explicit ShutdownSetup(uint64_t seed)
       : world(sim::WorldOptions{.seed = seed}),
         a(open_host(world, world.add_node(2, slow_nic()), 8 * kMiB)),
         b(open_host(world, world.add_node(2, slow_nic()), 8 * kMiB)),
-        way(connect(a, b)),
+        remote(connect(a, b)),
         back(connect(b, a)) {
-    await_connected(world, a, way.peer);
+    await_connected(world, a, remote.peer);
     await_connected(world, b, back.peer);
   }
   sim::World world;
   Host a, b;
-  Way way, back;
+  RemoteHost remote, back;
 };
 
 /// Closes at a given time after everything was submitted.
-void tell_shutdown(uint64_t seed, Nanos after, bool with_fences) {
-  Story story(seed);
+void run_shutdown(uint64_t seed, Nanos after, bool with_fences) {
+  ShutdownSetup setup(seed);
   // What the peer writes here is in flight too.
-  Batch theirs = *story.b.engine.make_batch();
-  fill(story.b.bytes(), 3);
-  ASSERT_TRUE(story.b.engine.submit(Write{.source = story.b.memory.at(0),
-                                          .target = story.back.at(4 * kMiB),
+  Batch theirs = *setup.b.engine.make_batch();
+  fill(setup.b.bytes(), 3);
+  ASSERT_TRUE(setup.b.engine.submit(Write{.source = setup.b.memory.at(0),
+                                          .target = setup.back.at(4 * kMiB),
                                           .size_bytes = 4 * kMiB,
                                           .batch = theirs}));
-  story.world.run_for(50us);
-  fill(story.a.bytes(), 1);
-  Everything everything(story.a, story.way);
+  setup.world.run_for(50us);
+  fill(setup.a.bytes(), 1);
+  Everything everything(setup.a, setup.remote);
   everything.submit_all();
   if (with_fences) everything.submit_fences();
-  story.world.run_for(after);
-  ASSERT_TRUE(story.a.engine.close());
+  setup.world.run_for(after);
+  ASSERT_TRUE(setup.a.engine.close());
   ASSERT_NO_FATAL_FAILURE(everything.check());
   EXPECT_TRUE(everything.codes.contains(Errc::kClosed));
 
   // Reuse: nothing lands here any more, and nothing is read from here.
-  std::ranges::fill(story.a.bytes(), std::byte{0});
-  story.world.run_for(1s);
-  EXPECT_TRUE(untouched(story.a.bytes())) << "something landed after close()";
-  EXPECT_EQ(std::ranges::count(story.b.bytes(), std::byte{0}), 0) << "read after close()";
+  std::ranges::fill(setup.a.bytes(), std::byte{0});
+  setup.world.run_for(1s);
+  EXPECT_TRUE(untouched(setup.a.bytes())) << "something landed after close()";
+  EXPECT_EQ(std::ranges::count(setup.b.bytes(), std::byte{0}), 0) << "read after close()";
 
   // The peer heard of it, and its operations have ended as well.
   EXPECT_EQ(theirs.pending(), 0u);
-  const Errc ended = story.b.engine.wait(theirs).error().code;
+  const Errc ended = setup.b.engine.wait(theirs).error().code;
   EXPECT_TRUE(ended == Errc::kOk || ended == Errc::kPeerLost) << to_string(ended);
-  EXPECT_TRUE(story.b.engine.peers().empty());
-  EXPECT_EQ(story.a.engine.close().error().code, Errc::kClosed);
+  EXPECT_TRUE(setup.b.engine.peers().empty());
+  EXPECT_EQ(setup.a.engine.close().error().code, Errc::kClosed);
 }
 
 TEST(Shutdown, ReportsEveryOperationOnceAtWhateverTimeItComes) {
   using Times = std::initializer_list<Nanos>;
   for (const Nanos after : Times{0ns, 1ns, 500ns, 3us, 10us, 100us, 1ms, 5ms}) {
     SCOPED_TRACE(testing::Message() << "closed after " << after.count() << " ns");
-    ASSERT_NO_FATAL_FAILURE(tell_shutdown(test_seed(), after, false));
+    ASSERT_NO_FATAL_FAILURE(run_shutdown(test_seed(), after, false));
   }
 }
 
@@ -205,19 +205,19 @@ TEST(Shutdown, ReportsEveryOperationOnceUnderFencesToo) {
   for (const uint64_t seed : seeds(4)) {
     SCOPED_TRACE(replay(seed));
     for (const Nanos after : std::initializer_list<Nanos>{0ns, 3us, 1ms}) {
-      ASSERT_NO_FATAL_FAILURE(tell_shutdown(seed, after, true));
+      ASSERT_NO_FATAL_FAILURE(run_shutdown(seed, after, true));
     }
   }
 }
 
 TEST(Shutdown, OfBothSidesAtOnceEndsOnBoth) {
-  Story story(test_seed());
-  Everything at_a(story.a, story.way), at_b(story.b, story.back);
+  ShutdownSetup setup(test_seed());
+  Everything at_a(setup.a, setup.remote), at_b(setup.b, setup.back);
   at_a.submit_all();
   at_b.submit_all();
-  story.world.run_for(20us);
-  ASSERT_TRUE(story.a.engine.close());
-  ASSERT_TRUE(story.b.engine.close());
+  setup.world.run_for(20us);
+  ASSERT_TRUE(setup.a.engine.close());
+  ASSERT_TRUE(setup.b.engine.close());
   ASSERT_NO_FATAL_FAILURE(at_a.check());
   ASSERT_NO_FATAL_FAILURE(at_b.check());
 }
@@ -226,9 +226,9 @@ TEST(Shutdown, BeforeThePeerIsThereEndsWhatWaitsForIt) {
   sim::World world;
   Host a = open_host(world, world.add_node(2, slow_nic()), 8 * kMiB);
   Host b = open_host(world, world.add_node(2, slow_nic()), 8 * kMiB);
-  const Way way = connect(a, b);
+  const RemoteHost remote = connect(a, b);
   ASSERT_TRUE(b.engine.close());  // before it heard of the first hello
-  Everything everything(a, way);
+  Everything everything(a, remote);
   everything.submit_all();
   world.run_for(10us);
   ASSERT_TRUE(a.engine.close());
@@ -236,19 +236,19 @@ TEST(Shutdown, BeforeThePeerIsThereEndsWhatWaitsForIt) {
 }
 
 TEST(Shutdown, LeavesHandlesInertAndOthersAtWork) {
-  Story story(test_seed());
-  Host c = open_host(story.world, story.world.add_node(2), kMiB);
-  const Way way = connect(c, story.b);
-  Counter counter = *story.b.engine.make_counter();
+  ShutdownSetup setup(test_seed());
+  Host c = open_host(setup.world, setup.world.add_node(2), kMiB);
+  const RemoteHost remote = connect(c, setup.b);
+  Counter counter = *setup.b.engine.make_counter();
   Batch batch = *c.engine.make_batch();
   ASSERT_TRUE(c.engine.submit(Write{.source = c.memory.at(0),
-                                    .target = way.at(0),
+                                    .target = remote.at(0),
                                     .size_bytes = kMiB,
                                     .imm = counter.key(),
                                     .batch = batch}));
-  ASSERT_TRUE(story.a.engine.close());
-  EXPECT_EQ(story.a.memory.desc().error().code, Errc::kClosed);
-  EXPECT_EQ(story.a.memory.bytes().size(), 8 * kMiB) << "the bytes are still the caller's";
+  ASSERT_TRUE(setup.a.engine.close());
+  EXPECT_EQ(setup.a.memory.desc().error().code, Errc::kClosed);
+  EXPECT_EQ(setup.a.memory.bytes().size(), 8 * kMiB) << "the bytes are still the caller's";
   ASSERT_TRUE(counter.wait(1));
   ASSERT_TRUE(c.engine.wait(batch));
 }

@@ -68,7 +68,7 @@ TEST(AddressWire, SkipsUnknownSections) {
   EXPECT_EQ(*decoded, samples::address());
 }
 
-TEST(AddressWire, RefusesBytesBehindItsLength) {
+TEST(AddressWire, RefusesBytesAfterItsLength) {
   EXPECT_FALSE(decode_address(hex(kGolden) + hex("00")));
   EXPECT_FALSE(decode_address(with(hex(kGolden) + hex("00"), kMinorAt, 1)));
 }

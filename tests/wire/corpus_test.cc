@@ -86,7 +86,7 @@ std::filesystem::path corpus_root() {
 
 // A fuzzer that starts from the bytes of an older format gets no further than the version. After a
 // wanted change, FABRICLIB_TEST_WRITE_CORPUS=1 writes the files again.
-TEST(FuzzCorpus, HoldsTheFormatsOfToday) {
+TEST(FuzzCorpus, HoldsTheCurrentFormats) {
   const auto root = corpus_root();
   if (root.empty()) GTEST_SKIP() << "the working folder is not below the source tree";
   const bool write = std::getenv("FABRICLIB_TEST_WRITE_CORPUS") != nullptr;

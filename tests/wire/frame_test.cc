@@ -98,7 +98,7 @@ TEST(FrameWire, RefusesAnotherMajorBeforeItLooksAtTheHash) {
   EXPECT_EQ(decode_frame(with(golden(kMac), kMajorAt, 2), "secret").error().code, Errc::kVersion);
 }
 
-TEST(FrameWire, TakesANewerMinorAndTellsTheBody) {
+TEST(FrameWire, TakesANewerMinorAndReturnsTheBody) {
   const Bytes newer = with(with(golden(kNoMac), kMinorAt, 1), kReservedAt, 1, 4);
   const auto frame = decode_frame(newer, "");
   ASSERT_TRUE(frame);

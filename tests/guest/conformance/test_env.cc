@@ -24,11 +24,11 @@ std::string port_of(uint32_t host, uint32_t rail) {
   return {static_cast<char>('a' + host), static_cast<char>('0' + rail)};
 }
 
-class GuestTrouble final : public Trouble {
+class GuestFaults final : public FaultInjector {
  public:
-  using Processes = std::function<std::vector<std::shared_ptr<Process>>(uint32_t place)>;
+  using Processes = std::function<std::vector<std::shared_ptr<Process>>(uint32_t host)>;
 
-  GuestTrouble(uint32_t rails, Processes processes)
+  GuestFaults(uint32_t rails, Processes processes)
       : rails_(rails), processes_(std::move(processes)) {}
 
   void begin() {
@@ -45,7 +45,7 @@ class GuestTrouble final : public Trouble {
     });
     active_ = true;
   }
-  ~GuestTrouble() override {
+  ~GuestFaults() override {
     if (!active_) return;
     VerbsInterposer::get().withhold_receives(0, false);
     heal_all();
@@ -65,19 +65,19 @@ class GuestTrouble final : public Trouble {
       }
     });
   }
-  void lose_rail(uint32_t place, uint32_t rail, Phase phase) override {
-    set_link(port_of(place, rail), phase == Phase::kEnd);
+  void lose_rail(uint32_t host, uint32_t rail, Phase phase) override {
+    set_link(port_of(host, rail), phase == Phase::kEnd);
   }
   void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
     const auto end = side == Side::kSender ? VerbsInterposer::End::kSender : VerbsInterposer::End::kTarget;
     EXPECT_GT(VerbsInterposer::get().break_path(from, to, rail, end), 0u) << "there is no such path";
   }
-  void kill(uint32_t place) override {
-    for (const auto& process : processes_(place)) process->kill();
+  void kill(uint32_t host) override {
+    for (const auto& process : processes_(host)) process->kill();
   }
-  void stop(uint32_t place, Phase phase) override {
-    for (const auto& process : processes_(place)) {
-      phase == Phase::kBegin ? process->stop() : process->go_on();
+  void stop(uint32_t host, Phase phase) override {
+    for (const auto& process : processes_(host)) {
+      phase == Phase::kBegin ? process->stop() : process->resume();
     }
   }
   void lose_acks(uint32_t, uint32_t to, Phase phase) override {
@@ -85,8 +85,8 @@ class GuestTrouble final : public Trouble {
       set_band_lost(port_of(to, rail), Band::kAcks, phase == Phase::kBegin);
     });
   }
-  void not_ready(uint32_t place, Phase phase) override {
-    VerbsInterposer::get().withhold_receives(place, phase == Phase::kBegin);
+  void not_ready(uint32_t host, Phase phase) override {
+    VerbsInterposer::get().withhold_receives(host, phase == Phase::kBegin);
   }
   void wrong_key(uint32_t from, uint32_t to) override { VerbsInterposer::get().corrupt_rkey(from, to); }
 
@@ -100,12 +100,12 @@ class GuestTrouble final : public Trouble {
   bool active_ = false;
 };
 
-class GuestGround final : public RealGround {
+class GuestEnv final : public RealTimeEnv {
  public:
-  GuestGround(uint32_t rails, const GroundOptions& options)
-      : RealGround(options), options_(options), rails_(rails) {
+  GuestEnv(uint32_t rails, const TestEnvOptions& options)
+      : RealTimeEnv(options), options_(options), rails_(rails) {
     VerbsInterposer::get();  // before the first network is opened
-    if (options.trouble) trouble_.begin();
+    if (options.faults) faults_.begin();
     std::string parameters;
     const auto percent = [](double part) { return std::to_string(100 * part) + "% "; };
     if (options.drop_control > 0) parameters += "loss " + percent(options.drop_control);
@@ -113,23 +113,23 @@ class GuestGround final : public RealGround {
     if (options.reorder_control > 0) {
       parameters += "delay 3ms reorder " + percent(1 - options.reorder_control);
     }
-    if (!parameters.empty()) trouble_.lose_control(parameters);
+    if (!parameters.empty()) faults_.lose_control(parameters);
   }
 
-  Trouble& trouble() override { return trouble_; }
-  Nanos on_the_wire(Nanos simulated) const override { return 1000 * simulated; }
+  FaultInjector& faults() override { return faults_; }
+  Nanos wire_time(Nanos simulated) const override { return 1000 * simulated; }
 
  private:
-  std::vector<Network> networks(uint32_t place) const override {
+  std::vector<Network> networks(uint32_t host) const override {
     verbs::Options usual{.timeout_code = kTimeoutCode, .retry_count = kRetries};
     for (uint32_t rail = 0; rail < rails_; ++rail)
-      usual.devices.push_back("x" + port_of(place, rail));
+      usual.devices.push_back("x" + port_of(host, rail));
     return verbs_networks(usual, options_);
   }
 
-  const GroundOptions options_;
+  const TestEnvOptions options_;
   const uint32_t rails_;
-  GuestTrouble trouble_{rails_, [this](uint32_t place) { return processes(place); }};
+  GuestFaults faults_{rails_, [this](uint32_t host) { return processes(host); }};
 };
 
 std::vector<std::string> all_devices() {
@@ -142,9 +142,9 @@ std::vector<std::string> all_devices() {
   return names;
 }
 
-class CardGround final : public RealGround {
+class HardwareEnv final : public RealTimeEnv {
  public:
-  CardGround(uint32_t rails, const GroundOptions& options) : RealGround(options), rails_(rails) {}
+  HardwareEnv(uint32_t rails, const TestEnvOptions& options) : RealTimeEnv(options), rails_(rails) {}
 
  private:
   std::vector<Network> networks(uint32_t) const override {
@@ -165,7 +165,7 @@ CaseCaps hardware_caps(uint32_t rails) {
 
 CaseCaps guest_caps(uint32_t rails) {
   CaseCaps caps = hardware_caps(rails);
-  caps.looks = caps.lossy_control = caps.second_network = true;
+  caps.step_hooks = caps.lossy_control = caps.second_network = true;
   caps.cuts = caps.lost_rails = caps.broken_paths = caps.kills = caps.stops = true;
   caps.lost_acks = caps.not_ready = caps.wrong_keys = true;
   return caps;
@@ -174,7 +174,7 @@ CaseCaps guest_caps(uint32_t rails) {
 template <class G>
 ProviderCase verbs_case(uint32_t rails, const CaseCaps& caps) {
   return {"verbs_" + std::to_string(rails), caps,
-          [rails](const GroundOptions& options) { return std::make_unique<G>(rails, options); }};
+          [rails](const TestEnvOptions& options) { return std::make_unique<G>(rails, options); }};
 }
 
 }  // namespace
@@ -182,8 +182,8 @@ ProviderCase verbs_case(uint32_t rails, const CaseCaps& caps) {
 std::vector<ProviderCase> verbs_cases() {
   std::vector<ProviderCase> cases;
   for (uint32_t rails = 1; rails <= 2 && rails <= all_devices().size(); ++rails) {
-    cases.push_back(in_guest() ? verbs_case<GuestGround>(rails, guest_caps(rails))
-                               : verbs_case<CardGround>(rails, hardware_caps(rails)));
+    cases.push_back(in_guest() ? verbs_case<GuestEnv>(rails, guest_caps(rails))
+                               : verbs_case<HardwareEnv>(rails, hardware_caps(rails)));
   }
   return cases;
 }
