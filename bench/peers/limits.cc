@@ -53,7 +53,7 @@ void fill(std::byte* at, uint64_t bytes) {
 
 /// Ends with its parent, so that a failed measurement leaves nobody spinning.
 template <class Body>
-pid_t start_neighbour(int cpu, Body body) {
+pid_t start_child(int cpu, Body body) {
   const pid_t child = fork();
   if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
   if (child != 0) return child;
@@ -104,7 +104,7 @@ void rate(const Options& options) {
   auto* const ring = new (map(sizeof(Ring), MAP_SHARED)) Ring;
   std::byte* const target = map(4096, MAP_SHARED);
   const uint64_t word = 0x0102030405060708;
-  start_neighbour(options.pin.back(), [ring] {
+  start_child(options.pin.back(), [ring] {
     uint64_t seen = 0, sum = 0;
     for (;;) {
       const uint64_t sent = ring->sent.load(std::memory_order_acquire);
@@ -144,7 +144,7 @@ void probe(const Options& options) {
     alignas(128) std::atomic<uint64_t> back{0};
   };
   auto* const lines = new (map(sizeof(Lines), MAP_SHARED)) Lines;
-  start_neighbour(options.pin.back(), [lines] {
+  start_child(options.pin.back(), [lines] {
     for (uint64_t turn = 1;; ++turn) {
       while (lines->there.load(std::memory_order_acquire) != turn) pause_cpu();
       lines->back.store(turn, std::memory_order_release);

@@ -138,7 +138,7 @@ class FABRIC_EXPORT Engine {
                        Timeout timeout = {});
   Result<CounterGroup> make_counter_group();
   Result<Watcher> make_watcher(Notify notify, const WatcherOptions& options = {});
-  Result<Flag> make_flag(MemoryKind kind = MemoryKind::kHost, int32_t device = -1);
+  Result<Flag> make_flag(MemoryKind kind = MemoryKind::kHost, int32_t gpu = -1);
   /// Messages of one channel, one listener each (kBusy).
   Result<Subscription> listen(uint16_t channel, Notify notify);
   /// Peers, rails, room, failures nobody else asked for. Starts with the state of every live peer.

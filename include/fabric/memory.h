@@ -24,7 +24,7 @@ struct Memory {
   void* address = nullptr;  ///< the device pointer for device memory
   uint64_t size_bytes = 0;
   MemoryKind kind = MemoryKind::kHost;
-  int32_t device = -1;  ///< device ordinal; -1 = host
+  int32_t gpu = -1;  ///< device ordinal; -1 = host
   int dmabuf_fd = -1;   ///< borrowed for the call; -1 = none
   uint64_t dmabuf_offset = 0;
   bool remote_write = true;  ///< false: a source only, least privilege
@@ -39,7 +39,7 @@ struct Memory {
 struct AllocateOptions {
   uint64_t size_bytes = 0;
   MemoryKind kind = MemoryKind::kHost;
-  int32_t device = -1;
+  int32_t gpu = -1;
   bool huge_pages = true;  ///< where the system has them; ordinary pages otherwise
 };
 

@@ -178,7 +178,7 @@ class FABRIC_EXPORT Flag {
   ~Flag();
   uint32_t load() const noexcept;            ///< acquire
   void store(uint32_t value) noexcept;       ///< release
-  uint64_t device_address() const noexcept;  ///< 0 for host flags
+  uint64_t gpu_address() const noexcept;  ///< 0 for host flags
 
  private:
   friend class Engine;

@@ -28,7 +28,7 @@ class FABRIC_EXPORT Watcher {
   Watcher& operator=(Watcher&&) noexcept;
   ~Watcher();
   uint64_t* word() const noexcept;           ///< host address; a kernel may store to it (release)
-  uint64_t device_address() const noexcept;  ///< 0 without a GPU
+  uint64_t gpu_address() const noexcept;  ///< 0 without a GPU
   void store(uint64_t value) noexcept;       ///< release, and wakes
   void arm() noexcept;
   void disarm() noexcept;  ///< returns after the last delivery has been queued

@@ -29,7 +29,7 @@ std::vector<std::byte> encode_region(const RegionDesc& desc) {
   out.u32(desc.region.generation);
   out.u64(desc.size_bytes);
   out.u8(static_cast<uint8_t>(desc.kind));
-  out.i32(desc.device);
+  out.i32(desc.gpu);
   out.u64(desc.granted_to);
   out.u32(desc.grant);
   out.u64(desc.session);
@@ -45,8 +45,8 @@ void read_region(ByteReader& in, bool newer_minor, RegionDesc& desc) {
   in.require(desc.region.generation != 0);
   desc.size_bytes = in.u64();
   desc.kind = read_enum(in, MemoryKind::kRocm);
-  desc.device = in.i32();
-  in.require(desc.device >= -1);
+  desc.gpu = in.i32();
+  in.require(desc.gpu >= -1);
   desc.granted_to = in.u64();
   desc.grant = in.u32();
   desc.session = in.u64();

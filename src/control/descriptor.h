@@ -22,7 +22,7 @@ struct RegionDesc {
   RegionId region{};
   uint64_t size_bytes = 0;
   MemoryKind kind = MemoryKind::kHost;
-  int32_t device = -1;
+  int32_t gpu = -1;
   uint64_t granted_to = 0;  ///< engine id of the only peer that may use it; 0 = anyone
   uint32_t grant = 0;       ///< number of the grant at its owner; 0 = the open descriptor
   uint64_t session = 0;     ///< the grantee's number of the session that it ends with; 0 = none, or

@@ -293,10 +293,10 @@ Result<Watcher> Engine::make_watcher(Notify notify, const WatcherOptions& option
   return Watcher(std::move(state));
 }
 
-Result<Flag> Engine::make_flag(MemoryKind kind, int32_t device) {
+Result<Flag> Engine::make_flag(MemoryKind kind, int32_t gpu) {
   if (refused(core_)) return kEngineClosed;
   if (kind != MemoryKind::kHost) return fail(Errc::kUnsupported, "kind");
-  if (device != -1) return fail(Errc::kInvalidArgument, "device");
+  if (gpu != -1) return fail(Errc::kInvalidArgument, "gpu");
   const auto lock = core_->lock_if_open();
   if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::FlagState>();

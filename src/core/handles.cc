@@ -147,7 +147,7 @@ uint32_t Flag::load() const noexcept {
 void Flag::store(uint32_t value) noexcept {
   if (state_ != nullptr) state_->slot->word.store(value, std::memory_order_release);
 }
-uint64_t Flag::device_address() const noexcept { return 0; }
+uint64_t Flag::gpu_address() const noexcept { return 0; }
 
 // Watcher
 
@@ -177,7 +177,7 @@ Watcher::~Watcher() {
 uint64_t* Watcher::word() const noexcept {
   return state_ == nullptr ? nullptr : &state_->slot->word;
 }
-uint64_t Watcher::device_address() const noexcept { return 0; }
+uint64_t Watcher::gpu_address() const noexcept { return 0; }
 
 void Watcher::store(uint64_t value) noexcept {
   if (state_ == nullptr || state_->core->forked()) return;

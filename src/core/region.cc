@@ -112,7 +112,7 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
                            .region = id,
                            .size_bytes = region.memory.size_bytes,
                            .kind = region.memory.kind,
-                           .device = region.memory.device,
+                           .gpu = region.memory.gpu,
                            .granted_to = grant == nullptr ? 0 : grant->to_engine,
                            .grant = grant == nullptr ? 0 : grant->number,
                            .session = grant == nullptr ? 0 : grant->session};

@@ -307,7 +307,7 @@ TEST(VerbsAttributes, MemoryByDmaBuf) {
         setup[host].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000 + kOffset),
                                      .size_bytes = kBytes,
                                      .kind = MemoryKind::kCuda,
-                                     .device = 0,
+                                     .gpu = 0,
                                      .dmabuf_fd = fds[host],
                                      .dmabuf_offset = kOffset});
     ASSERT_TRUE(region) << to_string(region.error().code) << " " << region.error().what;
@@ -341,7 +341,7 @@ TEST(VerbsAttributes, NoDmaBufWhereTheNicLacksIt) {
       setup[0].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000),
                                 .size_bytes = 4096,
                                 .kind = MemoryKind::kCuda,
-                                .device = 0,
+                                .gpu = 0,
                                 .dmabuf_fd = fd});
   EXPECT_FALSE(region);
   EXPECT_EQ(region.error().code, Errc::kUnsupported);

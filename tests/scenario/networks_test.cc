@@ -18,7 +18,7 @@ struct GpuMemory {
         region(*engine.register_memory({.address = bytes.data(),
                                         .size_bytes = bytes.size(),
                                         .kind = MemoryKind::kCuda,
-                                        .device = 0})) {}
+                                        .gpu = 0})) {}
   std::vector<std::byte> bytes;
   MemoryRegion region;
 };
