@@ -13,7 +13,7 @@ export CTEST_PARALLEL_LEVEL := $(JOBS)
 
 help:
 	@echo 'make demo    builds the library and shows it: processes that push pages, die, join and stop'
-	@echo 'make tour    a tour in eight stops on the simulator; it checks what it shows'
+	@echo 'make tour    a tour in eight parts on the simulator; it checks what it shows'
 	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
 	@echo 'make test-verbs    the verbs network on SoftRoCE devices, in a guest without KVM'
 	@echo 'make soak    what takes longer: long fuzzing, and each test under many seeds'
@@ -37,15 +37,10 @@ build-%:
 	cmake --preset $*
 	cmake --build --preset $*
 
-# One ctest over the three builds, so that there is one summary and it is the last thing printed.
+# Three builds and one ctest over them; its summary is the last thing printed.
 test: guest
 	@scripts/install-deps build test
-	@$(MAKE) --no-print-directory build-asan
-	@$(MAKE) --no-print-directory build-tsan
-	@$(MAKE) --no-print-directory build-release
-	@mkdir -p build/all
-	@printf 'subdirs("../%s")\n' asan tsan release > build/all/CTestTestfile.cmake
-	@ctest --test-dir build/all --output-on-failure
+	@scripts/test.py asan tsan release
 
 # Where it cannot be installed the test says so and is skipped.
 guest:

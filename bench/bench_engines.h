@@ -13,9 +13,9 @@
 
 #include <fabric/fabric.h>
 
-// A sender and its receivers, all inline on one thread and on the network of this host, and the
-// operations whose price is asked. Each of them runs from submit() until both sides know that it is
-// over, and fails loudly when something is missing.
+// A sender and its receivers, all on one thread with the inline runtime and on the shm network, and
+// the operations to measure. Each operation runs from submit() until it is complete on both sides,
+// and throws when a step fails.
 
 namespace fabric::bench {
 
@@ -29,6 +29,7 @@ inline void need(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(what);
 }
 
+/// One sending engine and its receivers, connected; single-threaded.
 class BenchEngines {
  public:
   static constexpr uint32_t kSpan = 64;
@@ -37,7 +38,7 @@ class BenchEngines {
   static constexpr uint32_t kWriteBytes = 8;
   static constexpr uint16_t kChannel = 1;
 
-  /// Whose bytes they are: the engines' own, or the program's, which the target has to fetch.
+  /// Who allocates the memory: the engines, or the program (then the target copies it by pull).
   enum class Of : uint8_t { kEngines, kProgram };
 
   explicit BenchEngines(uint32_t receivers = 1, const LogSink& log = {}, Of memory = Of::kEngines)
@@ -55,7 +56,7 @@ class BenchEngines {
     }
     writes_.fill(a_write());
     for (Write& write : writes_) write.batch = batch_;
-    // Backwards: neither side of a page can be told from the one before it.
+    // Reversed, so that no two adjacent pages can be merged.
     std::iota(source_pages_.begin(), source_pages_.end(), 0u);
     std::iota(target_pages_.rbegin(), target_pages_.rend(), 0u);
   }
@@ -99,7 +100,7 @@ class BenchEngines {
     await_counts(receivers_[0], kPages);
   }
 
-  /// A message, in the listener's hands and reported to the sender.
+  /// A message, received by the listener and reported to the sender.
   void message() {
     const std::array<std::byte, 64> bytes{};
     need(sender_.submit(Send{.peer = offers_[0].peer,
@@ -111,7 +112,7 @@ class BenchEngines {
     await_event(inbox_, EventKind::kDone);
   }
 
-  /// A write whose receiver is told by an expectation; nobody asked for the sender's side.
+  /// A write that the receiver gets by an expectation; without a notification for the sender.
   void expectation() {
     Receiver& to = receivers_[0];
     need(to.counter.expect(1, Notify::inbox(to.inbox)), "expect");
@@ -119,7 +120,7 @@ class BenchEngines {
     await_event(to.inbox, EventKind::kDone);
   }
 
-  // The steps of span(), for who wants their times one by one.
+  // The steps of span(), to time them separately.
   void submit_span() {
     need(need(sender_.submit(std::span<const Write>(writes_)), "submit") == kSpan, "a short span");
   }
@@ -136,13 +137,13 @@ class BenchEngines {
  private:
   static constexpr uint64_t kRegionBytes = uint64_t{kPages} * kPageBytes;
 
-  /// Small, because there may be many of them in one process.
+  /// A small engine, because there may be many of them in one process.
   static Engine open(const std::shared_ptr<InlineRuntime>& runtime, const LogSink& log) {
     Config config;
     config.log_sink = log;
     config.networks = {{.provider = "shm"}};
     config.peer_timeout = config.lost_timeout =
-        std::chrono::hours(1);  // no heartbeat comes between
+        std::chrono::hours(1);  // no heartbeats during a measurement
     config.counters_max = 64;
     config.ops_max = 1024;
     return need(Engine::open(config, runtime), "open");

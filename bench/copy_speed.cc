@@ -1,7 +1,8 @@
-// How fast bytes get into another process's memory: libc against the ways of guarded_copy(), with
-// the price of its guard. Three situations: the same two buffers again and again, buffers that no
-// cache holds, and a reader on another core that looks at all bytes behind each copy, whose time
-// counts too. All times are of the threads themselves, so that others on their cores do not count.
+// The speed of copies into shared memory: libc compared with the variants of guarded_copy(), and
+// the cost of its guard. Three situations: the same two buffers again and again (hot), buffers that
+// no cache holds (cold), and a reader on another core that reads all bytes after each copy, whose
+// time is included (read). All times are CPU times of the threads, so that other load does not
+// count.
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -46,8 +47,8 @@ constexpr uint64_t kColdBytes = 256u << 20;
 
 enum class Kind : uint8_t {
   kLibc,
-  kBare,       ///< the moves of the best variant, without section, slot and guard
-  kUnguarded,  ///< a section that looks at nothing
+  kBare,       ///< the instructions of the best variant, without section, slot and guard
+  kUnguarded,  ///< a section that checks nothing
   kGuarded,
   kFenced,  ///< with a full fence, for an owner that cannot call membarrier
 };
@@ -57,17 +58,17 @@ struct CopyVariant {
   Move move;
 };
 constexpr std::array<CopyVariant, 8> kVariants{{{"memcpy", Kind::kLibc, Move::kBest},
-                                    {"vector", Kind::kGuarded, Move::kVector},
-                                    {"rep", Kind::kGuarded, Move::kRepeat},
-                                    {"stream", Kind::kGuarded, Move::kStream},
-                                    {"best", Kind::kGuarded, Move::kBest},
-                                    {"bare", Kind::kBare, Move::kBest},
-                                    {"no guard", Kind::kUnguarded, Move::kBest},
-                                    {"fence", Kind::kFenced, Move::kBest}}};
+                                                {"vector", Kind::kGuarded, Move::kVector},
+                                                {"rep", Kind::kGuarded, Move::kRepeat},
+                                                {"stream", Kind::kGuarded, Move::kStream},
+                                                {"best", Kind::kGuarded, Move::kBest},
+                                                {"bare", Kind::kBare, Move::kBest},
+                                                {"no guard", Kind::kUnguarded, Move::kBest},
+                                                {"fence", Kind::kFenced, Move::kBest}}};
 
 enum class Situation : uint8_t { kHot, kCold, kRead };
 
-/// Of the calling thread.
+/// CPU time of the calling thread.
 double now() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -78,7 +79,7 @@ void pin(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
-  sched_setaffinity(0, sizeof(set), &set);  // a machine with one core measures that
+  sched_setaffinity(0, sizeof(set), &set);  // may fail on a machine with one core
 }
 
 std::byte* shared_memory(uint64_t bytes) {
@@ -88,8 +89,8 @@ std::byte* shared_memory(uint64_t bytes) {
   return static_cast<std::byte*>(at);
 }
 
-/// What guarded_copy() does from 4 KiB to 16 MiB on this kind of processor, and nothing else:
-/// the difference is the price of the fence.
+/// The copy that guarded_copy() does from 4 KiB to 16 MiB on this kind of processor, and nothing
+/// else: the difference is the cost of the guard.
 void bare_copy(std::byte* target, const std::byte* source, uint64_t bytes) {
 #if defined(__x86_64__)
   for (uint64_t at = 0; at < bytes;) {
@@ -104,7 +105,7 @@ void bare_copy(std::byte* target, const std::byte* source, uint64_t bytes) {
 #endif
 }
 
-/// Reads what was copied, on another core, and says so.
+/// Reads the copied bytes on another core, and reports when it is done.
 class Reader {
  public:
   explicit Reader(const std::byte* target) : thread_([this, target] { run(target); }) {}
@@ -116,7 +117,7 @@ class Reader {
     thread_.join();
   }
   void expect(uint64_t bytes) { bytes_.store(bytes); }
-  /// Until it has read everything; returns how long that took it.
+  /// Waits until it has read everything; returns the time that took.
   double wait() const {
     while (read_.load(std::memory_order_acquire) != committed.load(std::memory_order_relaxed)) {
       sched_yield();
@@ -169,7 +170,7 @@ class Bench {
     const auto slots = WriterSlots::of_process();
     slot_ = slots ? (*slots)->mine() : nullptr;
     if (slot_ == nullptr) throw std::runtime_error("no slot");
-    register_fences();
+    register_membarrier();
     for (uint64_t i = 0; i < extent_; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
   }
 
@@ -188,14 +189,14 @@ class Bench {
       const uint64_t value = word.load(std::memory_order_relaxed) + 1;
       if (variant.kind == Kind::kLibc || variant.kind == Kind::kBare) {
         variant.kind == Kind::kBare ? bare_copy(target_ + at, source_ + at, bytes)
-                                : void(std::memcpy(target_ + at, source_ + at, bytes));
+                                    : void(std::memcpy(target_ + at, source_ + at, bytes));
         word.store(value, std::memory_order_release);
       } else {
         guarded_copy(*slot_, target_ + at, source_ + at, bytes, guard, {&word, value},
                      variant.kind == Kind::kFenced);
       }
     };
-    // The caches as this way leaves them, not the one before it.
+    // Puts the caches into the state that this variant leaves, not the previous one.
     if (situation != Situation::kCold) copy();
     if (situation == Situation::kRead) reader_.wait();
     double took = -now();
@@ -244,10 +245,10 @@ std::string size_name(uint64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
-/// Seconds of each way: the lower quartile of several, in turn with the other ways: a busy
-/// neighbour slows all of them.
+/// Seconds of each variant: the lower quartile of several runs. The variants alternate, so that
+/// other load slows all of them.
 std::array<double, kVariants.size()> measure_variants(Bench& bench, const Options& options,
-                                              Situation situation, uint64_t bytes) {
+                                                      Situation situation, uint64_t bytes) {
   std::array<std::vector<double>, kVariants.size()> all;
   for (uint32_t round = 0; round < options.repeat; ++round) {
     for (size_t i = 0; i < kVariants.size(); ++i) {
@@ -297,7 +298,7 @@ void print_situation(Bench& bench, const Options& options, const std::string& na
     fmt::print("\n");
   }
   for (const uint64_t bytes : options.sizes) {
-    // Asking for the time costs more than a short copy.
+    // Reading the clock costs more than a short copy.
     if (situation == Situation::kRead && bytes < 65536) continue;
     const auto seconds = measure_variants(bench, options, situation, bytes);
     options.json ? print_object(seconds, bytes, name) : print_cells(seconds, bytes);

@@ -1,5 +1,5 @@
-// What bench/instructions runs under callgrind. Each case warms up, then runs its operations inside
-// measured(), whose entries and ends callgrind is told to look for, and tells how many there were.
+// The program that bench/instructions runs under callgrind. Each case warms up, then runs its
+// operations inside measured(), which callgrind's --toggle-collect names, and prints their number.
 
 #include <algorithm>
 #include <array>
@@ -14,33 +14,33 @@
 #ifdef FABRIC_HAS_VERBS
 #include "verbs_rail_pair.h"
 #endif
-#include "core/counter_table.h"
 #include "bench_engines.h"
+#include "core/counter_table.h"
 #include "stepped_clock.h"
 
 extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
   for (uint32_t i = 0; i < times; ++i) operation();
 }
 
-/// Within measured(): callgrind stops counting when it begins and goes on when it ends.
+/// Within measured(): callgrind stops counting on entry and continues on return.
 extern "C" [[gnu::noinline]] void unmeasured(const std::function<void()>& rest) { rest(); }
 
 namespace {
 
 using namespace fabric;
-using bench::need;
 using bench::BenchEngines;
+using bench::need;
 
 struct Case {
   const char* name;
   uint32_t receivers;  ///< engines that are written to; 0: no engine at all
-  uint32_t parts;      ///< of one operation: what its price is divided by
+  uint32_t parts;      ///< of one operation: its cost is divided by this
   uint32_t times;
   void (BenchEngines::*operation)();
 };
 
 constexpr uint32_t kTargets = 56;
-constexpr int64_t kStepNs = 100;  // a small write looks at the clock a few times
+constexpr int64_t kStepNs = 100;  // a small write reads the clock a few times
 constexpr std::array<Case, 8> kCases{{
     {"single_write", 1, 1, 2000, &BenchEngines::write},
     {"span64_write", 1, BenchEngines::kSpan, 100, &BenchEngines::span},
@@ -55,7 +55,7 @@ constexpr std::array<Case, 8> kCases{{
 bool counting = false;
 
 void measure(const Case& one, const std::function<void()>& operation) {
-  // Everything that grows when it is first used has grown, and the paths are open.
+  // Warm-up: pools have grown, and the paths are open.
   for (uint32_t i = 0; i < one.times / 2 + 10; ++i) operation();
   {
     const bench::SteppedClock clock(kStepNs);
@@ -66,8 +66,8 @@ void measure(const Case& one, const std::function<void()>& operation) {
   std::printf("%s %u\n", one.name, one.times * one.parts);
 }
 
-/// The counter table alone: what a poll hands over, each immediate for another counter than the one
-/// before it, so that no run is merged.
+/// The counter table alone: the immediates of one poll, each for another counter than the one
+/// before it, so that none can be merged.
 void measure_counting(const Case& one) {
   core::CounterTable table({.live_max = 1024});
   std::vector<uint32_t> immediates(one.parts);
@@ -80,7 +80,7 @@ void measure_counting(const Case& one) {
 #ifdef FABRIC_HAS_VERBS
 constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
 
-/// What has to be done and is not the operation.
+/// Runs a part of the case that is not counted.
 void aside(const std::function<void()>& rest) {
   if (counting) {
     unmeasured(rest);
@@ -101,7 +101,7 @@ void measure_work_requests() {
   });
 }
 
-/// What a sender hears of them: one look, two completions, which speak for all of the chain.
+/// The sender's side: one poll(), two signalled completions, which cover the whole chain.
 void measure_completions() {
   bench::VerbsRailPair rails(false);
   measure({"verbs_completion", 0, kChain, 100, nullptr}, [&] {
@@ -110,7 +110,7 @@ void measure_completions() {
   });
 }
 
-/// And a receiver: one look, a completion each, and the receives that take their places.
+/// The receiver's side: one poll(), a completion each, and the receives that are posted again.
 void measure_immediates() {
   bench::VerbsRailPair rails(true);
   measure({"verbs_immediate", 0, kChain, 100, nullptr}, [&] {

@@ -1,6 +1,6 @@
-// How many small counted writes a second of real time the simulator carries on one core: accepted
-// by submit(), sent, landed, counted at the target and completed at the sender. The clock stands
-// outside the world; nothing inside it depends on the figure.
+// Small counted writes per second of real time that the simulator carries on one core: accepted by
+// submit(), sent, landed, counted at the target and completed at the sender. The real clock is read
+// only outside the world.
 
 #include <algorithm>
 #include <chrono>
@@ -49,8 +49,8 @@ struct Node {
   MemoryRegion source, target;
   Counter counter;
   Batch batch;
-  std::vector<RemoteRegion> remotes{};  ///< of the other nodes ...
-  std::vector<CounterKey> keys{};              ///< ... and what counts there
+  std::vector<RemoteRegion> remotes{};  ///< of the other nodes
+  std::vector<CounterKey> keys{};       ///< of the other nodes, in the same order
   std::vector<Write> requests{};
   uint64_t submitted = 0;
 };
@@ -92,7 +92,7 @@ class Bench {
       }
       return all;
     };
-    if (!world_.run_until(fill_all, 600s)) throw std::runtime_error("the world stands still");
+    if (!world_.run_until(fill_all, 600s)) throw std::runtime_error("no progress");
     for (Node& node : nodes_) {
       if (!node.engine.wait(node.batch, 60s)) throw std::runtime_error("a write failed");
       // Each is the target of as many as it sends: the rotations of all nodes are even.
@@ -113,7 +113,7 @@ class Bench {
     }
   }
 
-  /// One more peer of the first node, with which it has nothing to do.
+  /// One more peer of the first node, without traffic.
   void meet_idle(const sim::NicModel& model) {
     Config config;
     config.ops_max = 4;
@@ -153,8 +153,7 @@ class Bench {
   std::vector<Engine> idle_;
 };
 
-/// Of the process, which has one thread: on a machine that others use too, this is what one core
-/// to itself would take.
+/// CPU time of the process, which has one thread: not affected by other load on the machine.
 double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 struct Rate {

@@ -8,15 +8,15 @@
 #include <cstdlib>
 #include <ctime>
 
-// A clock that moves with the work instead of with the world. Work that is due every millisecond is
-// otherwise the more per operation the slower a program runs, and under a debugger the figure is of
-// nothing real. For one source file of a program: it defines clock_gettime() for all of it, and has
-// the library ask it every time.
+// A clock that advances with the work instead of real time. Otherwise periodic work would be
+// counted more often per operation the slower a program runs, and under valgrind the figure would
+// mean nothing. Include it in one source file of a program: it defines clock_gettime() for all of
+// it, and makes the library read it every time.
 
 namespace fabric::bench {
 
-/// While there is one, each look at the monotonic clock finds it `step_ns` later: what passes
-/// between two looks at it. Behind it the world's clock goes on, never back.
+/// While an instance exists, every reading of the monotonic clock is `step_ns` later than the
+/// previous one. Afterwards the real clock continues, and never steps back.
 class SteppedClock {
  public:
   explicit SteppedClock(int64_t step_ns) noexcept {
@@ -45,7 +45,7 @@ class SteppedClock {
   static inline int64_t step_ns_ = 0, begin_ns_ = 0, now_ns_ = 0, ahead_ns_ = 0;
 };
 
-/// Before main(), and so before anybody has read a clock.
+/// Before main(), and so before the first reading of a clock.
 inline const bool asks_every_time = ::setenv("FABRICLIB_CLOCK", "kernel", 1) == 0;
 
 }  // namespace fabric::bench

@@ -4,12 +4,12 @@
 #include <memory>
 #include <vector>
 
-#include "providers/verbs/handles.h"
 #include "bench_engines.h"
+#include "providers/verbs/handles.h"
 
 namespace fabric::bench {
 
-/// Time stands still, and a job is done when it is ordered.
+/// The clock never advances, and offloaded jobs run at once.
 class FixedTimeDriver final : public Driver {
  public:
   int64_t now_ns() const noexcept override { return 0; }
@@ -27,7 +27,8 @@ class FixedTimeDriver final : public Driver {
   uint64_t numbers_ = 0;
 };
 
-/// Two rails of the verbs network and a path from one to the other, on the library of card.cc.
+/// Two rails of the verbs network and a path from one to the other, on the driver in
+/// fake_verbs/fake_verbs.cc.
 class VerbsRailPair {
  public:
   static constexpr uint32_t kChain = 32;
@@ -35,7 +36,7 @@ class VerbsRailPair {
   /// With an immediate each, or without.
   explicit VerbsRailPair(bool immediates) {
     need(verbs::load_library(), "libibverbs");
-    const auto devices = need(verbs::open_devices(verbs::Options{}, 1), "open_devices");
+    const auto devices = need(verbs::open_devices({}, verbs::Options{}, 1), "open_devices");
     const OpenContext context{.driver = &driver_, .wake = [] {}};
     for (uint32_t i = 0; i < 2; ++i) {
       auto queue = need(verbs::CompletionQueue::make(devices[0], 0), "completion queue");
@@ -65,7 +66,7 @@ class VerbsRailPair {
   void poll_receiver() { need(poll(receiver(), WireEvent::Kind::kImm) == kChain, "immediates"); }
 
  private:
-  // Too long to travel inside the request.
+  // Too long for inline data.
   static constexpr uint64_t kWriteBytes = 1024;
   static constexpr uint64_t kFirst = 7;  // instance
 
@@ -73,16 +74,18 @@ class VerbsRailPair {
   verbs::VerbsRail& receiver() { return *rails_[1]; }
 
   uint32_t connect() {
-    const verbs::Address to{.instance = kFirst + 1, .rails = 1, .control = {{.ip = {1}, .port = 1}}};
+    const verbs::Address to{
+        .instance = kFirst + 1, .rails = 1, .control = {{.ip = {1}, .port = 1}}};
     std::vector<std::byte> hello, answer;
     const uint32_t path = need(sender().open_path(verbs::encode(to), 0, hello), "open_path");
     need(receiver().accept_path(hello, answer), "accept_path");
     need(sender().start_path(path, answer), "start_path");
-    for (const auto& rail : rails_) need(rail->poll(events_) == 0, "an event");  // its mail
+    // Takes the results of the offloaded jobs.
+    for (const auto& rail : rails_) need(rail->poll(events_) == 0, "an event");
     return path;
   }
 
-  /// How many pieces one look has told of.
+  /// Work requests that one poll() reports as completed.
   uint64_t poll(verbs::VerbsRail& rail, WireEvent::Kind kind) {
     const uint32_t n = rail.poll(events_);
     uint64_t completed = 0;

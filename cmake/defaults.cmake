@@ -9,6 +9,6 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
 
-# Errors and log lines carry __FILE__: relative to the project, so that nobody's home directory
+# Errors and log lines carry __FILE__: relative to the project, so that no home directory
 # ends up in a binary and the compiler cache hits across checkouts.
 add_compile_options(-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)

@@ -2,23 +2,28 @@
 
 include(CMakePackageConfigHelpers)
 
-set(FABRIC_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/fabric)
+set(FABRIC_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/fabric-lib)
 set(installed_libraries fabric_static)
 if(FABRIC_SHARED)
   list(APPEND installed_libraries fabric_shared)
 endif()
 
-install(TARGETS ${installed_libraries} EXPORT fabric-targets)
-install(FILES ${FABRIC_PUBLIC_HEADERS} ${FABRIC_GENERATED_INCLUDE}/fabric/version.h
+install(TARGETS ${installed_libraries} EXPORT fabric-lib-targets)
+# The provider contract is for networks inside this tree: an outside one cannot be registered.
+set(installed_headers ${FABRIC_PUBLIC_HEADERS})
+list(FILTER installed_headers EXCLUDE REGEX "/provider\\.h$")
+install(FILES ${installed_headers} ${FABRIC_GENERATED_INCLUDE}/fabric/version.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fabric)
-install(EXPORT fabric-targets NAMESPACE fabric:: DESTINATION ${FABRIC_PACKAGE_DIR})
+install(EXPORT fabric-lib-targets NAMESPACE fabric-lib:: DESTINATION ${FABRIC_PACKAGE_DIR})
 
-configure_package_config_file(cmake/fabric-lib-config.cmake.in ${PROJECT_BINARY_DIR}/fabric-config.cmake
-                              INSTALL_DESTINATION ${FABRIC_PACKAGE_DIR})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/fabric-config-version.cmake
+configure_package_config_file(
+  cmake/fabric-lib-config.cmake.in ${PROJECT_BINARY_DIR}/fabric-lib-config.cmake
+  INSTALL_DESTINATION ${FABRIC_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/fabric-lib-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/fabric-config.cmake
-              ${PROJECT_BINARY_DIR}/fabric-config-version.cmake DESTINATION ${FABRIC_PACKAGE_DIR})
+install(FILES ${PROJECT_BINARY_DIR}/fabric-lib-config.cmake
+              ${PROJECT_BINARY_DIR}/fabric-lib-config-version.cmake
+        DESTINATION ${FABRIC_PACKAGE_DIR})
 
 # The .pc file finds its prefix from where it lies, so that an installed tree can be moved.
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_FULL_LIBDIR BASE_DIRECTORY ${CMAKE_INSTALL_PREFIX}

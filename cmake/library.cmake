@@ -18,6 +18,7 @@ if(NOT FABRIC_HAS_VERBS)
 endif()
 
 add_library(fabric_objects OBJECT ${FABRIC_SOURCES})
+fabric_unity(fabric_objects)
 target_include_directories(
   fabric_objects
   PUBLIC ${PROJECT_SOURCE_DIR}/include ${FABRIC_GENERATED_INCLUDE}
@@ -40,7 +41,7 @@ endif()
 # user of the static library needs them at the link and nowhere else.
 function(fabric_add_library name kind export_name)
   add_library(${name} ${kind} $<TARGET_OBJECTS:fabric_objects>)
-  add_library(fabric::${export_name} ALIAS ${name})
+  add_library(fabric-lib::${export_name} ALIAS ${name})
   target_include_directories(
     ${name} INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                       $<BUILD_INTERFACE:${FABRIC_GENERATED_INCLUDE}>
@@ -57,11 +58,11 @@ function(fabric_add_library name kind export_name)
                SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 
-fabric_add_library(fabric_static STATIC fabric)
+fabric_add_library(fabric_static STATIC fabric-lib)
 if(FABRIC_SHARED)
   fabric_add_library(fabric_shared SHARED shared)
   set(FABRIC_EXPORTS ${PROJECT_SOURCE_DIR}/cmake/exports.map)
-  # Threads of the application end with a call into the library (their cards): it stays loaded.
+  # Threads of the application exit through the library (their writer slots): it stays loaded.
   target_link_options(fabric_shared PRIVATE -Wl,--no-undefined -Wl,-z,nodelete
                       -Wl,--version-script=${FABRIC_EXPORTS})
   set_target_properties(fabric_shared PROPERTIES LINK_DEPENDS ${FABRIC_EXPORTS})
@@ -70,6 +71,7 @@ endif()
 # Random worlds that watch the promises: for the tool and the tests, not for users of the library.
 file(GLOB FABRIC_SWARM_SOURCES CONFIGURE_DEPENDS src/swarm/*.cc)
 add_library(fabric_swarm STATIC EXCLUDE_FROM_ALL ${FABRIC_SWARM_SOURCES})
+fabric_unity(fabric_swarm)
 target_include_directories(fabric_swarm PUBLIC ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(
   fabric_swarm

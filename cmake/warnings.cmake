@@ -15,6 +15,9 @@ target_compile_options(
             -Wunused-result
             # Every request has a default for every field: leaving some out is how the API is used.
             -Wno-missing-field-initializers
+            # Locks that are not held where src/base/thread_safety.h says so: always an error.
+            $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+            $<$<CXX_COMPILER_ID:Clang>:-Werror=thread-safety>
             $<$<CXX_COMPILER_ID:GNU>:-Wduplicated-cond>
             $<$<CXX_COMPILER_ID:GNU>:-Wlogical-op>
             # GCC 12 takes an atomic behind a pointer that might be null for an array of size 0.

@@ -1,5 +1,6 @@
-// Two processes of one host: the child writes into the parent's memory, and the parent waits until
-// that write has been counted. All that passes beside the library is a line of text, by a pipe.
+// Two processes on one host: the child writes into the parent's memory, and the parent waits until
+// the write has been counted. Outside the library they only exchange a line of text, through a
+// pipe.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +12,7 @@
 
 using namespace std::chrono_literals;
 
-/// The value, or the end of the program and why.
+/// The value; prints the error and exits if there is none.
 template <class T>
 T need(fabric::Result<T> result) {
   if (!result) {
@@ -50,7 +51,7 @@ void send(std::FILE* pipe) {
 int main() {
   int ends[2];
   if (::pipe(ends) != 0) return std::perror("pipe"), 1;
-  const pid_t child = ::fork();  // before any engine is open: they do not follow into a child
+  const pid_t child = ::fork();  // before any engine is open: engines do not survive fork()
   ::close(ends[child == 0 ? 1 : 0]);
   child == 0 ? send(::fdopen(ends[0], "r")) : receive(::fdopen(ends[1], "w"));
   int status = 0;

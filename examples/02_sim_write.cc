@@ -1,5 +1,5 @@
-// The example of the README: two engines, one write, one count. Everything happens in this process,
-// on a simulated network that carries real bytes; tests/readme checks that the two texts agree.
+// Two engines, one write, one count, all in this process, on a simulated network that carries real
+// bytes.
 
 #include <cstdio>
 #include <cstring>

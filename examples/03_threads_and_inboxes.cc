@@ -1,5 +1,5 @@
-// The threaded runtime: four threads submit, the engine's own threads move the bytes, and one loop
-// reads everything that ends from an inbox. The network is simulated, in real time.
+// The threaded runtime: four threads submit, the engine's threads move the bytes, and one loop
+// reads all completions from an inbox. The network is simulated, in real time.
 
 #include <array>
 #include <cstdio>
@@ -23,7 +23,7 @@ constexpr uint64_t kBytes = 4096;
 constexpr uint16_t kChannel = 1;
 constexpr uint64_t kMessageTag = 1u << 20;  // above every number of a write
 
-/// Prints an error and ends: good enough for an example.
+/// The value; prints the error and exits if there is none.
 template <class T>
 T need(fabric::Result<T> result) {
   if (!result) {
@@ -33,7 +33,8 @@ T need(fabric::Result<T> result) {
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
-/// Reads the inbox until every write has ended and the message is there. True: all went well.
+/// Reads the inbox until every write has completed and the message has arrived. True: all
+/// succeeded.
 bool read_all(fabric::Inbox& inbox) {
   std::vector<bool> ended(kThreads * kWritesPerThread, false);
   uint32_t writes = 0;
@@ -44,7 +45,7 @@ bool read_all(fabric::Inbox& inbox) {
     const uint32_t n = inbox.poll(events);
     for (const fabric::Event& event : std::span(events).first(n)) {
       if (event.kind == fabric::EventKind::kMessage) {
-        // The bytes are ours until the next poll().
+        // The bytes are valid until the next poll().
         const auto* text = reinterpret_cast<const char*>(event.data);
         std::printf("message: %.*s\n", static_cast<int>(event.size_bytes), text);
         message = true;
@@ -69,7 +70,7 @@ int main() {
   auto counter = need(bob.make_counter());
   const auto target = need(alice.accept(need(bob.offer(memory, counter.key()))));
 
-  // One reader, room for everything that can be under way. A full inbox would refuse the submit.
+  // One reader, and room for everything in flight: with a full inbox submit() fails.
   auto inbox = need(alice.make_inbox(512));
   const auto listening = need(alice.listen(kChannel, fabric::Notify::inbox(inbox, kMessageTag)));
 
@@ -87,7 +88,7 @@ int main() {
     });
   }
 
-  // Bob sleeps until all of them are in his memory, then says so.
+  // Bob sleeps until all writes are in his memory, then sends a message.
   need(counter.wait(kThreads * kWritesPerThread, 10s));
   constexpr std::string_view kText = "Bob has counted all of them";
   need(bob.submit(fabric::Send{

@@ -1,5 +1,6 @@
-// Names, groups and signals: four members connect_all at a barrier, ten times. Each member has one counter per
-// member under a name that both sides can work out, so no key has to be sent around.
+// Names, groups and signals: four engines synchronize at a barrier, ten times. Each has one counter
+// for every other member, under a name that both sides can compute, so no counter key has to be
+// exchanged.
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,7 @@ using namespace std::chrono_literals;
 constexpr uint32_t kMembers = 4;
 constexpr uint32_t kRounds = 10;
 
-/// Prints an error and ends: good enough for an example.
+/// The value; prints the error and exits if there is none.
 template <class T>
 T need(fabric::Result<T> result) {
   if (!result) {
@@ -29,16 +30,17 @@ T need(fabric::Result<T> result) {
 /// The counter at `to` for signals of `from`.
 uint64_t name_of(uint32_t from, uint32_t to) { return uint64_t{from} << 32 | to; }
 
-// Members end in reverse order: the group before its counters, everything before the engine.
+// Destroyed in reverse order: the group before its counters, everything before the engine.
 struct Member {
   fabric::Engine engine;
-  std::vector<fabric::Counter> counters{};       // one per member
+  std::vector<fabric::Counter> counters{};       // one for each other member
   std::vector<fabric::CounterGroup> arrivals{};  // all of them as one wait
   fabric::PeerGroup others{};
-  std::vector<fabric::CounterKey> keys{};  // what each member calls us by
+  std::vector<fabric::CounterKey> keys{};  // this member's counters at the others
 };
 
-/// Names to keys: once, ahead of time. Whichever side comes first makes the counter.
+/// Connects to all others and resolves names to counter keys, once. The counter is made by the side
+/// that names it first.
 void connect_all(std::vector<Member>& members, uint32_t me) {
   Member& member = members[me];
   std::vector<fabric::PeerId> peers;
@@ -68,7 +70,7 @@ int main() {
   for (uint32_t i = 0; i < kMembers; ++i) connect_all(members, i);
 
   for (uint32_t round = 0; round < kRounds; ++round) {
-    // All but the last: nobody may pass. The group knows whom it waits for.
+    // All signal but the last: no member may pass. The group knows which one is missing.
     for (uint32_t i = 0; i + 1 < kMembers; ++i) {
       need(members[i].engine.submit(
           fabric::Signal{.group = members[i].others, .keys = members[i].keys}));
@@ -81,7 +83,7 @@ int main() {
     need(members.back().engine.submit(fabric::Signal{.group = last.others, .keys = last.keys}));
     for (Member& member : members) need(member.arrivals[0].wait(kMembers - 1, 1s));
   }
-  std::printf("%u members met %u times, after %lld us of simulated time\n", kMembers, kRounds,
+  std::printf("%u members passed %u barriers in %lld us of simulated time\n", kMembers, kRounds,
               static_cast<long long>(world.now().count() / 1000));
   return 0;
 }

@@ -1,5 +1,5 @@
-// A short tour on the simulator: eight things the library promises, each shown and checked. Ends
-// with 1 when one of them does not hold. `make tour` runs it.
+// A short tour on the simulator: eight promises of the library, each shown and checked. Exits with
+// 1 if one does not hold. `make tour` runs it.
 
 #include <algorithm>
 #include <array>
@@ -37,7 +37,7 @@ void heading(const char* title) {
 [[gnu::format(printf, 2, 3)]] void check(bool holds, const char* format, ...) {
   ++checked;
   if (!holds) ++failed;
-  std::printf("   %s  ", holds ? "[ok]" : "[NO]");
+  std::printf("   %s  ", holds ? "[ok]" : "[FAILED]");
   va_list values;
   va_start(values, format);
   std::vprintf(format, values);
@@ -54,11 +54,11 @@ void heading(const char* title) {
   std::printf("\n");
 }
 
-/// For calls that only fail when the tour itself is wrong.
+/// The value of a call that fails only if the tour itself is wrong.
 template <class T>
 T need(fabric::Result<T> result, const char* call) {
   if (!result) {
-    std::printf("   [NO]  %s: %s (%s)\n", call, to_string(result.error().code),
+    std::printf("   [FAILED]  %s: %s (%s)\n", call, to_string(result.error().code),
                 result.error().what);
     std::exit(1);
   }
@@ -85,7 +85,7 @@ SimHost make_host(World& world, uint32_t nics, const NicModel& model, uint64_t b
   return {std::move(engine), std::move(memory)};
 }
 
-/// Bytes that tell where they belong, so that one in the wrong place is seen.
+/// Bytes that depend on their offset, so that a misplaced byte is detected.
 void fill(const SimHost& host, uint64_t salt) {
   const auto bytes = host.memory.bytes();
   for (uint64_t i = 0; i < bytes.size(); ++i) {
@@ -93,7 +93,8 @@ void fill(const SimHost& host, uint64_t salt) {
   }
 }
 
-bool same_bytes(const SimHost& a, uint64_t a_offset, const SimHost& b, uint64_t b_offset, uint64_t size) {
+bool same_bytes(const SimHost& a, uint64_t a_offset, const SimHost& b, uint64_t b_offset,
+                uint64_t size) {
   return std::ranges::equal(a.memory.bytes().subspan(a_offset, size),
                             b.memory.bytes().subspan(b_offset, size));
 }
@@ -106,7 +107,7 @@ bool unchanged(const SimHost& host, const std::vector<std::byte>& before) {
   return std::ranges::equal(host.memory.bytes(), before);
 }
 
-/// `sender` connects to `receiver`, opens every rail, and may write into its memory.
+/// Connects `sender` to `receiver`, opens every rail, and imports the receiver's memory.
 fabric::RemoteRegion connect(World& world, SimHost& sender, const SimHost& receiver) {
   const auto peer =
       need(sender.engine.connect(receiver.engine.address(), {.warm = true}), "connect");
@@ -124,7 +125,7 @@ uint32_t busy_nics(const SimHost& host) {
       rails, [](const auto& rail) { return rail.network == "sim" && rail.tx.bytes > 0; }));
 }
 
-// The stops.
+// The eight parts.
 
 void one_write_counts_once() {
   heading("One write, four NICs, one count");
@@ -143,15 +144,16 @@ void one_write_counts_once() {
        "submit");
   world.run_until([&] { return counter.count() > 0; }, 1s);
   const auto took = world.now() - start;
-  note("64 MiB, cut over 4 NICs of 400 Gb/s: %.0f us, %.0f GB/s (simulated).", micros(took),
-      gigabytes_per_second(64 * kMiB, took));
-  check(same_bytes(sender, 0, receiver, 0, 64 * kMiB), "when the count came, every byte was there");
+  note("64 MiB, striped over 4 NICs of 400 Gb/s: %.0f us, %.0f GB/s (simulated).", micros(took),
+       gigabytes_per_second(64 * kMiB, took));
+  check(same_bytes(sender, 0, receiver, 0, 64 * kMiB),
+        "when the count arrived, every byte was in place");
   world.run_for(1s);
-  check(busy_nics(sender) == 4, "all 4 NICs carried a part of it");
-  check(counter.count() == 1, "4 parts arrived and the count is 1, also a second later");
+  check(busy_nics(sender) == 4, "all 4 NICs carried a shard of it");
+  check(counter.count() == 1, "4 shards arrived and the count is 1, also a second later");
 }
 
-/// The order in which pages become complete at the receiver, seen while the world runs.
+/// Records the order in which pages become complete at the receiver.
 class ArrivalOrder {
  public:
   ArrivalOrder(const SimHost& from, const SimHost& to, uint64_t page_bytes, uint32_t pages)
@@ -208,11 +210,11 @@ void order_does_not_matter() {
   };
   world.run_until(update_and_check, 1s);
   note("1000 pages of 4 KiB over 2 NICs like EFA: %.0f us, %.1f GB/s (simulated).",
-      micros(world.now() - start), gigabytes_per_second(kPages * kPageBytes, world.now() - start));
+       micros(world.now() - start), gigabytes_per_second(kPages * kPageBytes, world.now() - start));
   check(order.overtaken() > 0, "%u pages were overtaken by a later one", order.overtaken());
-  check(!count_too_early, "the count never ran ahead of the bytes");
+  check(!count_too_early, "the count was never ahead of the bytes");
   check(counter.count() == kPages && order.arrived() == kPages,
-        "in the end: 1000 counts, and every byte of every page");
+        "finally 1000 counts, and every byte of every page is correct");
 }
 
 void two_halves_are_not_a_whole() {
@@ -227,8 +229,8 @@ void two_halves_are_not_a_whole() {
   const auto arrived = [&](uint64_t offset) {
     return same_bytes(sender, offset, receiver, offset, kMiB);
   };
-  // A large write keeps one NIC busy, so that of the two that follow only the other half gets
-  // through. `whole` puts it on one NIC.
+  // A large write, unsplit, keeps one NIC busy: of the two writes that follow, only the shards on
+  // the other NIC arrive at first.
   const auto submit_three = [&](uint64_t salt, fabric::CounterKey key_a, fabric::CounterKey key_b) {
     fill(sender, salt);
     const std::array writes = {fabric::Write{.source = sender.memory.at(0),
@@ -248,23 +250,23 @@ void two_halves_are_not_a_whole() {
 
   submit_three(3, shared.key(), shared.key());
   world.run_until([&] { return shared.count() == 1; }, 1s);
-  note("Two writes of 1 MiB under one key, each cut over two NICs; one NIC is busy.");
+  note("Two writes of 1 MiB with one counter key, each striped over two NICs; one NIC is busy.");
   check(shared.count() == 1 && !arrived(4 * kMiB) && !arrived(5 * kMiB),
-        "the count says 1, and neither write is complete: too early to read");
+        "the count is 1, and neither write is complete: too early to read");
   world.run_until([&] { return shared.count() == 2; }, 1s);
   check(arrived(4 * kMiB) && arrived(5 * kMiB),
-        "it says 2, as many as were sent to the key: now both are complete");
+        "the count is 2, as many as were sent to the key: now both are complete");
 
   submit_three(4, first.key(), second.key());
   bool early_count = false;
   const auto update = [&] {  // at every step of the world
     early_count = early_count || (first.count() > 0 && !arrived(4 * kMiB)) ||
-             (second.count() > 0 && !arrived(5 * kMiB));
+                  (second.count() > 0 && !arrived(5 * kMiB));
     return first.count() == 1 && second.count() == 1;
   };
   world.run_until(update, 1s);
   check(!early_count && arrived(4 * kMiB) && arrived(5 * kMiB),
-        "with a key each: a key says 1 only when its own write is complete");
+        "with a key for each write, a count is 1 only when its write is complete");
 }
 
 void eight_against_three() {
@@ -276,7 +278,7 @@ void eight_against_three() {
   const auto to_large = connect(world, small, large);
   const auto at_small = need(small.engine.make_counter(), "make_counter");
   const auto at_large = need(large.engine.make_counter(), "make_counter");
-  // One byte more and one byte less than what divides well, and nothing at all.
+  // One byte more and one less than a power of two, one byte, and an empty write.
   const std::array<uint64_t, 4> sizes = {2 * kMiB + 1, 2 * kMiB - 1, 1, 0};
 
   const auto send = [&](SimHost& from, SimHost& to, fabric::RemoteRegion target,
@@ -294,17 +296,17 @@ void eight_against_three() {
     return counter.count() == sizes.size() && same_bytes(from, 0, to, 0, offset);
   };
   const auto info = need(large.engine.peer_info(only_peer(large)), "peer_info");
-  note("%u NICs here, %u there. Writes of 2 MiB + 1, 2 MiB - 1, 1 and 0 bytes, both ways.",
-      info.rails_here, info.rails_there);
+  note("%u NICs here, %u there. Writes of 2 MiB + 1, 2 MiB - 1, 1 and 0 bytes, in both directions.",
+       info.rails_here, info.rails_there);
   fill(large, 5);
-  check(send(large, small, to_small, at_small), "8 to 3: 4 writes, 4 counts, every byte");
+  check(send(large, small, to_small, at_small), "8 to 3: 4 writes, 4 counts, every byte correct");
   check(busy_nics(large) == 8, "all 8 NICs sent");
   fill(small, 6);
-  check(send(small, large, to_large, at_large), "3 to 8: 4 writes, 4 counts, every byte");
+  check(send(small, large, to_large, at_large), "3 to 8: 4 writes, 4 counts, every byte correct");
 }
 
 void one_of_four_is_closed() {
-  heading("A scatter to four peers, one of them closed_peer");
+  heading("A scatter to four peers, one of them closed");
   World world;
   SimHost sender = make_host(world, 2, NicModel::connectx7(), 4 * kMiB);
   std::vector<SimHost> receivers;
@@ -328,24 +330,24 @@ void one_of_four_is_closed() {
        "submit");
   const auto end = sender.engine.wait(batch, 1s);
   note("The third host has closed its engine. One request, four targets.");
-  check(!end && end.error().code == fabric::Errc::kPeerLost, "the request ends with %s",
+  check(!end && end.error().code == fabric::Errc::kPeerLost, "the request completes with %s",
         to_string(end.error().code));
   bool served = true;
   for (const uint64_t i : {0, 1, 3}) {
     served =
         served && counters[i].count() == 1 && same_bytes(sender, i * kMiB, receivers[i], 0, kMiB);
   }
-  check(served && batch.delivered() == 3, "the other three have their bytes and their count");
+  check(served && batch.delivered() == 3, "the other three have their bytes and their counts");
   fabric::Failure failure;
   const uint32_t failures = batch.failures({&failure, 1});
   check(failures == 1 && failure.part == 2 && failure.peer == closed_peer &&
             failure.remote == fabric::Remote::kNotDelivered && batch.unknown() == 0,
-        "the failed part has a name: target %u of 4, %s, %s", failure.part + 1,
+        "the failed part is identified: target %u of 4, %s, %s", failure.part + 1,
         to_string(failure.code), to_string(failure.remote));
 }
 
 void nothing_lands_after_a_cancel() {
-  heading("Cancel, and nothing lands late");
+  heading("After a cancel nothing lands");
   constexpr uint32_t kWrites = 64;
   World world;
   SimHost sender = make_host(world, 2, NicModel::connectx7(), kWrites * kMiB);
@@ -370,14 +372,14 @@ void nothing_lands_after_a_cancel() {
   note("64 writes of 1 MiB, cancelled after 200 us of simulated time.");
   check(!end && end.error().code == fabric::Errc::kCancelled && delivered > 0 &&
             delivered + batch.failed() == kWrites && batch.unknown() == 0,
-        "%llu were delivered, %llu were not, and no fate is unknown",
+        "%llu were delivered, %llu were not, none is unknown",
         static_cast<unsigned long long>(delivered),
         static_cast<unsigned long long>(batch.failed()));
   const auto before = snapshot(receiver);
-  fill(sender, 9);  // The source is ours again: whatever still read it would show.
+  fill(sender, 9);  // The source may be reused: a late read of it would change the target.
   world.run_for(10s);
-  check(unchanged(receiver, before), "10 simulated seconds later not one byte has moved");
-  check(counter.count() == delivered, "and the receiver has counted exactly those %llu",
+  check(unchanged(receiver, before), "10 simulated seconds later not one byte has changed");
+  check(counter.count() == delivered, "the receiver has counted exactly those %llu",
         static_cast<unsigned long long>(counter.count()));
 }
 
@@ -408,19 +410,21 @@ void memory_is_taken_back() {
   write_until([&] { return writes.delivered() >= 100; });
 
   const auto deregistration = need(owner.engine.make_batch(), "make_batch");
-  need(owner.engine.submit(fabric::Deregister{.region = owner.memory.id(), .batch = deregistration}),
-       "submit");
+  need(
+      owner.engine.submit(fabric::Deregister{.region = owner.memory.id(), .batch = deregistration}),
+      "submit");
   const bool ended = write_until([&] { return deregistration.pending() == 0; });
   const auto before = snapshot(owner);
-  note("A peer has overwritten 1 MiB a hundred times and goes on; the owner deregisters it.");
-  check(ended && deregistration.failed() == 0, "deregister ends with ok: proof, not hope");
+  note("A peer overwrites 1 MiB over and over; after 100 times the owner deregisters it.");
+  check(ended && deregistration.failed() == 0,
+        "the deregistration succeeds: no write can land any more");
   write_until([] { return false; });
-  check(unchanged(owner, before), "from that moment on not one byte changes");
+  check(unchanged(owner, before), "from then on not one byte changes");
   check(refused == fabric::Errc::kNotFound, "the writer's next submit is refused: %s",
         to_string(refused));
 }
 
-/// A small busy world; what happened in it, and when it ended.
+/// Runs 100 writes in a small world; returns its trace hash and final time.
 std::pair<uint64_t, fabric::Nanos> busy_world(uint64_t seed) {
   World world({.seed = seed, .drop_control = 0.1});
   SimHost sender = make_host(world, 3, NicModel::efa_200g(), kMiB);
@@ -445,7 +449,7 @@ void the_same_seed_is_the_same_run() {
   const auto other = busy_world(43);
   note("100 writes on a network that reorders, with a tenth of the control messages lost.");
   check(again.first == hash && again.second == time,
-        "seed 42, twice: trace %016llx, %.3f us, to the bit", static_cast<unsigned long long>(hash),
+        "seed 42, twice: trace %016llx, %.3f us, identical", static_cast<unsigned long long>(hash),
         micros(time));
   check(other.first != hash, "seed 43 is another run: trace %016llx",
         static_cast<unsigned long long>(other.first));
@@ -454,12 +458,12 @@ void the_same_seed_is_the_same_run() {
 }  // namespace
 
 int main() {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a reader of a pipe sees each line when it is true
-  std::printf("fabric-lib %s: a tour in eight stops.\n\n", fabric::version());
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe gets each line at once
+  std::printf("fabric-lib %s: a tour in eight parts.\n\n", fabric::version());
   std::printf(
-      "Programs move bytes with one-sided writes. The receiver does not take part: it learns\n"
-      "of arrival by counting. The network here is simulated: it carries real bytes, and its\n"
-      "times are computed from a model of each NIC, not measured.\n");
+      "Programs move bytes with one-sided writes. The receiver takes no part in a transfer:\n"
+      "it counts arrivals. The network here is simulated: it carries real bytes, but its times\n"
+      "are computed from a model of each NIC, not measured.\n");
   one_write_counts_once();
   order_does_not_matter();
   two_halves_are_not_a_whole();
@@ -469,9 +473,9 @@ int main() {
   memory_is_taken_back();
   the_same_seed_is_the_same_run();
   if (failed > 0) {
-    std::printf("\n%d of %d checks do NOT hold.\n", failed, checked);
+    std::printf("\n%d of %d checks FAILED.\n", failed, checked);
     return 1;
   }
-  std::printf("\nAll %d checks hold. What is promised in full: docs/contracts.md.\n", checked);
+  std::printf("\nAll %d checks passed. All promises: docs/contracts.md.\n", checked);
   return 0;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks src/core in many small ways, one at a time, and reports what the fast tests do not notice.
+"""Breaks src/core in many small ways, one at a time, and reports what the fast tests do not find.
 
     mutate.py [--seed N] [--count N] [--only FILE]...   runs a sample and prints what survived
     mutate.py --list                                    prints the sample and runs nothing
@@ -36,18 +36,19 @@ from pathlib import Path
 
 from tidy import blank_comments_and_strings, functions, line_at
 
-# Those that most often notice come first. The networks of the self provider and of real threads
-# add nothing to a mutant that the simulated ones let through, and cost real time.
+# The binaries that find most mutants come first. The self provider and the networks in real time
+# find nothing that the simulated networks miss, and take real time.
 BINARIES = {"scenario_tests": "*", "conformance_tests": "*sim*", "unit_tests": "*",
             "thread_tests": "*"}
-CONFIGURE = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g0", "-DFABRIC_SHARED=OFF",
-             "-DFABRIC_TOOLS=OFF", "-DFABRIC_EXAMPLES=OFF", "-DFABRIC_WERROR=OFF")
+CONFIGURE = ("-DCMAKE_BUILD_TYPE=Debug", "-DFABRIC_CCACHE=OFF", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g0",
+             "-DFABRIC_SHARED=OFF", "-DFABRIC_TOOLS=OFF", "-DFABRIC_EXAMPLES=OFF",
+             "-DFABRIC_WERROR=OFF")
 QUICK_MS = 150  # tests that take longer wait until all the others have passed
-MEMORY_BYTES = 8 << 30  # a loop that allocates must not take the machine with it
+MEMORY_BYTES = 8 << 30  # bounds a mutant that allocates in a loop
 
-# Only tables of names, which tests/unit and the compiler's switch warnings look after.
+# Only tables of names, which tests/unit and the compiler's switch warnings cover.
 SKIPPED_FILES = {"to_string.cc"}
-# Constants of four digits and more are times and sizes: one more is no change.
+# Constants of four digits and more are times and sizes: adding one changes nothing.
 LITERAL_MAX = 999
 
 
@@ -101,7 +102,7 @@ OPEN, CLOSE = "([{", ")]}"
 
 
 def balanced_end(text, at, stops):
-    """Where the first of `stops` stands outside all brackets opened behind `at`, or -1."""
+    """The offset of the first of `stops` outside all brackets that open after `at`, or -1."""
     depth = 0
     while at < len(text):
         if depth == 0 and text[at] in stops:
@@ -117,7 +118,7 @@ def balanced_end(text, at, stops):
 
 
 def blanked(text):
-    """Without comments, literals, and what says something about the code instead of doing it."""
+    """The code without comments, literals and declarations that generate no code."""
     bare = blank_comments_and_strings(text)
     for match in UNTOUCHED.finditer(bare):
         end = match.end()
@@ -329,7 +330,7 @@ class Build:
 
     def link(self, binary, replaced, target):
         """`replaced`: object of the tree: object to take instead. The library's members come from
-        an archive, so that what stands in front of it takes their place."""
+        an archive, so that objects before it on the link line replace them."""
         words = [str(replaced.get(word, word)) for word in self.links[binary]]
         front = [str(new) for old, new in replaced.items() if old not in self.links[binary]
                  and "/tests/" not in f"/{old}"]
@@ -348,8 +349,8 @@ def limit_child():
 
 
 class Patience:
-    """Ends after `limit_s` of the processor, or ten times that on the wall: on a busy machine a
-    test waits for its turn, and one that sleeps for ever takes none."""
+    """Expires after `limit_s` of processor time, or ten times that of wall time: on a busy machine
+    a test waits for a core, and one that sleeps for ever uses none."""
 
     def __init__(self, pid, limit_s):
         self.pid = pid
@@ -359,7 +360,7 @@ class Patience:
 
     def cpu_s(self):
         stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
-        fields = stat.rpartition(")")[2].split()  # behind the name, which may hold anything
+        fields = stat.rpartition(")")[2].split()  # after the name, which may contain anything
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def over(self):
@@ -368,8 +369,8 @@ class Patience:
 
 
 def run_tests(binary, test_filter, folder, patience_s, expected, fail_fast=True):
-    """A test hangs when it takes longer than `patience_s` and ten times longer than when all is
-    well: `expected`, in ms."""
+    """A test hangs when it takes longer than `patience_s` and than ten times its time without a
+    mutant: `expected`, in ms."""
     child = subprocess.Popen([binary, f"--gtest_fail_fast={int(fail_fast)}",
                               f"--gtest_filter={test_filter}"], cwd=folder, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -379,7 +380,7 @@ def run_tests(binary, test_filter, folder, patience_s, expected, fail_fast=True)
     timeout = False
     while True:
         ready, _, _ = select.select([child.stdout], [], [], 0.2)
-        # Looked at even when something can be read: what hangs may write all the time.
+        # Checked even when there is output: a test that hangs may write all the time.
         timeout = patience.over()
         if timeout:
             os.killpg(child.pid, 9)
@@ -417,7 +418,7 @@ class Tests:
         for binary in build.links:
             wanted = BINARIES.get(binary, "*")
             run = self.learn(binary, wanted, work)
-            # ctest gives each test a process of its own; a few cannot follow others in the same.
+            # ctest runs each test in its own process; a few fail after others in the same process.
             apart = run.failed
             healthy = run.passed or (apart and self.learn(binary, ":".join(apart), work).passed)
             if not healthy:
@@ -434,7 +435,7 @@ class Tests:
         return run
 
     def subsets(self, path):
-        """Those of the file's own test files first."""
+        """The tests of the file itself come first."""
         stem = Path(path).stem
         own = []
         for binary in self.build.links:
@@ -500,7 +501,7 @@ class Judge:
                 linked[subset.binary] = folder / subset.binary
                 self.build.link(subset.binary, replaced, linked[subset.binary])
             run = self.run(linked[subset.binary], subset.filter, folder)
-            # A test that looks at real time may fail on a busy machine: it has to do so again.
+            # A test that depends on real time may fail on a busy machine: it has to fail twice.
             if not run.passed and self.run(linked[subset.binary], run.last, folder).passed:
                 run = self.run(linked[subset.binary], subset.filter, folder)
             if not run.passed:
@@ -556,12 +557,12 @@ class Report:
                 numbers = (sum(fates.values()), *(fates[f] for f in COUNTED))
                 print(f"{name:32}" + "".join(f"{n:8} " for n in numbers))
         seconds = sum(f.seconds for f in self.fates.values())
-        print(f"\n{len(self.fates) - len(counted)} more were refused by the compiler or made no "
-              f"difference to it; {seconds / max(1, len(counted)):.1f} s a mutant")
+        print(f"\n{len(self.fates) - len(counted)} more did not compile or compiled to the "
+              f"same code; {seconds / max(1, len(counted)):.1f} s a mutant")
 
 
 def run_sample(judge, report, order, count, jobs):
-    """Draws until `count` of them could be judged. The sample does not depend on `jobs`."""
+    """Draws until `count` mutants compiled to other code. The sample does not depend on `jobs`."""
     queue = iter(order)
     lock = threading.Lock()
     sample = []
@@ -633,8 +634,8 @@ def main():
         survivors = [Mutant(**r["mutant"]) for r in rows if r["fate"]["fate"] == "survived"]
         by_identity = {m.identity(): m for m in everything}
         order = [by_identity[m.identity()] for m in survivors if m.identity() in by_identity]
-        print(f"mutate: {len(survivors) - len(order)} of {len(survivors)} survivors are gone from "
-              "the sources")
+        print(f"mutate: {len(survivors) - len(order)} of {len(survivors)} survivors no longer "
+              "exist in the sources")
     path = options.json or folder / f"seed-{options.seed}.json"
     head = {"seed": options.seed, "only": options.only, "again": str(options.again or "")}
     report = Report(path.resolve(), head)

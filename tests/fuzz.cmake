@@ -1,22 +1,18 @@
 # tests/fuzz/<name>_fuzz.cc with its corpus in tests/fuzz/corpus/<name>/. With libFuzzer each one
 # reads its corpus and then searches for a few seconds; without it, a small main replays the corpus.
-# Whoever plays whole sequences searches the same way in every run: a change shows what it found
-# where it was made, not on somebody else's machine a day later. `make soak` searches at random.
+# The fuzzers of whole sequences search the same way in every run, so that a failure shows where the
+# change was made, not on another machine a day later. `make soak` searches at random.
 find_program(SETARCH setarch)
 
-# The two that play a whole sequence share a stage, and a mutator that knows what an action is.
+# The two fuzzers of sequences share a FuzzSession, and a mutator of whole actions.
 set(sequence_fuzzers handshake session)
 set(handshake_runs 1000)  # some 12 seconds each
 set(session_runs 600)
-add_library(fuzz_sequence OBJECT fuzz/hostile.cc fuzz/script.cc fuzz/fuzz_session.cc fuzz/fuzz_session_local.cc)
+add_library(fuzz_sequence OBJECT fuzz/hostile.cc fuzz/script.cc fuzz/fuzz_session.cc
+                                 fuzz/fuzz_session_local.cc)
 target_include_directories(fuzz_sequence PUBLIC ${PROJECT_SOURCE_DIR}/src
                                                 ${PROJECT_SOURCE_DIR}/tests)
-target_link_libraries(fuzz_sequence PUBLIC fabric::fabric fabric_warnings)
-if(FABRIC_FUZZERS)
-  # What counts as new is what the library does, not what the stage does around it.
-  target_compile_options(fuzz_sequence PRIVATE -fno-sanitize=fuzzer-no-link)
-endif()
-
+target_link_libraries(fuzz_sequence PUBLIC fabric-lib::fabric-lib fabric_warnings)
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*_fuzz.cc)
 foreach(source IN LISTS fuzz_sources)
   cmake_path(GET source STEM target)
@@ -29,7 +25,7 @@ foreach(source IN LISTS fuzz_sources)
   add_executable(${target} ${source})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
                                                ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(${target} PRIVATE fabric::fabric fabric_warnings)
+  target_link_libraries(${target} PRIVATE fabric-lib::fabric-lib fabric_warnings)
   set(seconds 5)
   if(name IN_LIST sequence_fuzzers)
     target_link_libraries(${target} PRIVATE fuzz_sequence)

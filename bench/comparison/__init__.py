@@ -1,2 +1,2 @@
-"""The parts of bench/compare: what is compared (cases), who with (contenders), how often (rounds),
-what it means (report, draw), and the command around them."""
+"""The parts of bench/compare: the cases, the contenders, the interleaved rounds, report and
+drawing, and the command line."""

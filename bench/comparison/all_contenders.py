@@ -1,4 +1,4 @@
-"""All who can be measured, by the names that the cases have for them."""
+"""All contenders, by the names that the cases use."""
 
 from comparison import contenders, verbs
 

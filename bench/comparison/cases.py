@@ -1,4 +1,4 @@
-"""What is compared with whom, and what has to be reached."""
+"""The cases: what is measured, against which contenders, and the ratio that has to be reached."""
 
 from dataclasses import dataclass, field
 
@@ -7,25 +7,25 @@ MIB = 1 << 20
 COLD_BYTES = 256 * MIB
 PAGES = 1024
 
-# How a value is read: the unit, what one of them is worth, and whether more is better.
+# Unit of a value, and whether more is better.
 GB = ("GB/s", True)
 MILLION_WRITES = ("M writes/s", True)
 MILLION_PAGES = ("M pages/s", True)
 NANOSECONDS = ("ns", False)
 PERCENT = ("% of a core", False)
 
-# Of the networks that need a kernel of their own.
+# Prefix of the cases that run in a guest: they need a kernel with SoftRoCE.
 GUEST = "verbs/"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One short measurement, the same for available."""
+    """One short measurement, the same for all contenders."""
 
     benchmark: str  # write, rate, paged, latency, fence, idle
     bytes: int = 8
     memory: str = "allocated"
-    footprint: int = 0  # rotate over so many bytes; 0: one hot buffer
+    footprint: int = 0  # rotate over this many bytes; 0: one hot buffer
     pages: int = 1
 
 
@@ -44,7 +44,7 @@ class Case:
     baselines: tuple
     ours: str = "ours"
     once: bool = False  # takes long and does not vary
-    between_cores: bool = True  # how far apart the two cores are shows
+    between_cores: bool = True  # depends on the distance between the two cores
     more_is_better: bool = field(init=False)
     unit: str = field(init=False)
 
@@ -57,33 +57,35 @@ class Case:
         object.__setattr__(self, "more_is_better", self.measure[1])
 
     def ratio(self, ours, theirs):
-        """How many times as good we are, so that a floor is a lower bound for every unit."""
+        """Greater is better for every unit, so that a floor is a lower bound."""
         better, worse = (ours, theirs) if self.more_is_better else (theirs, ours)
         return better / worse
 
 
 def writes():
-    """The sizes between have only the peers with a floor: a full run takes at most ten minutes."""
+    """Intermediate sizes have only peers with a floor: a full run takes at most ten minutes."""
     for size in (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB):
         baselines = [
             Baseline("ucx_posix", 1.0, "sends no notification"),
-            Baseline("memcpy", 0.9 if size >= 64 * KIB else None, "nobody is told"),
+            Baseline("memcpy", 0.9 if size >= 64 * KIB else None, "no notification"),
         ]
         if size not in (16 * KIB, 256 * KIB, 4 * MIB):
-            baselines += [Baseline("ucx_sysv", None, "sends no notification"), Baseline("libfabric_shm"),
+            baselines += [Baseline("ucx_sysv", None, "sends no notification"),
+                          Baseline("libfabric_shm"),
                        Baseline("libfabric_tcp")]
         if size == KIB:
-            baselines.insert(1, Baseline("uct_posix", None, "UCX's lower interface, no notification"))
+            baselines.insert(
+                1, Baseline("uct_posix", None, "UCX's lower interface, no notification"))
         if size in (64 * KIB, MIB):
             baselines += [Baseline("nixl"), Baseline("mooncake", None, "TCP, no notification")]
         yield Case(f"shm/write_imm/{size}", GB, Workload("write", size), tuple(baselines))
 
 
 def cold_writes():
-    """Those between lie between: a full run takes at most ten minutes."""
+    """No intermediate sizes: they lie in between, and a full run takes at most ten minutes."""
     for size in (KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB):
         yield Case(f"shm/write_imm_cold/{size}", GB, Workload("write", size, footprint=COLD_BYTES),
-                   (Baseline("memcpy", 0.9, "nobody is told"),))
+                   (Baseline("memcpy", 0.9, "no notification"),))
 
 
 def writes_into_ordinary_memory():
@@ -96,20 +98,19 @@ def pages():
     for size in (KIB, 4 * KIB):
         yield Case(f"shm/paged_write/{size}", MILLION_PAGES, Workload("paged", size, pages=PAGES),
                    (Baseline("libfabric_shm", 4.0), Baseline("nixl", 10.0),
-                    Baseline("memcpy", None, "the same pages in order, nobody is told"),
+                    Baseline("memcpy", None, "the same pages in order, no notification"),
                     Baseline("mooncake", None, "TCP, no notification")))
 
 
 def fences():
     for size in (4 * KIB, 64 * KIB, MIB):
         yield Case(f"shm/fence/{size}", GB, Workload("fence", size),
-                   (Baseline("unguarded", 1 / 1.05, "the same moves without section and guard"),),
+                   (Baseline("unguarded", 1 / 1.05, "the same copy without the fence protocol"),),
                    ours="guarded", between_cores=False)
 
 
 def over_verbs():
-    """Perftest has no writes with immediates in Debian 12, and UCX's puts have none: both run_step
-    nobody."""
+    """Neither perftest of Debian 12 nor UCX put sends an immediate: the target is not notified."""
     silent = "sends no notification"
     for size in (KIB, 8 * KIB, 64 * KIB, MIB):
         floor = 0.95 if size >= 64 * KIB else None
@@ -117,11 +118,12 @@ def over_verbs():
                    (Baseline("perftest", floor, silent), Baseline("uct_rc", floor, silent)),
                    ours="ours_verbs", between_cores=False)
     yield Case(f"verbs/write_imm_rate/{KIB}", MILLION_WRITES, Workload("rate", KIB),
-               (Baseline("perftest", 1.0, silent + "; posts lists"), Baseline("uct_rc", 1.0, silent)),
+               (Baseline("perftest", 1.0, silent + "; posts lists"),
+                Baseline("uct_rc", 1.0, silent)),
                ours="ours_verbs", between_cores=False)
     yield Case("verbs/latency/8", NANOSECONDS, Workload("latency"),
-               (Baseline("perftest", None, silent + ": the target looks at the bytes"),
-                Baseline("uct_rc", None, silent + ": the target looks at the bytes")),
+               (Baseline("perftest", None, silent + ": the target polls the bytes"),
+                Baseline("uct_rc", None, silent + ": the target polls the bytes")),
                ours="ours_verbs", between_cores=False)
 
 
@@ -139,7 +141,7 @@ ALL = (
     Case("shm/latency/8", NANOSECONDS, Workload("latency"), (
         Baseline("ucx_am", 1 / 1.2),
         Baseline("uct_am", None, "UCX's lower interface"),
-        Baseline("ucx_posix", None, "sends no notification: the target looks at the bytes"),
+        Baseline("ucx_posix", None, "sends no notification: the target polls the bytes"),
         Baseline("libfabric_shm", 3.0),
         Baseline("nixl", 20.0, "from Python; its C API took 2,650 ns on a machine of this kind"),
         Baseline("libfabric_tcp"),

@@ -16,37 +16,39 @@ from comparison.verbs import AT_HOST_B
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 EXPLAINED = """\
-Every line is one case against one peer. `ratio` says how many times as good ours is, so that
-`floor` is a lower bound for every unit: ours / peer_value for speeds (GB/s, writes and pages a
-second), peer_value / ours for times and loads (ns, % of a core). It is the median of the ratios of
-the rounds; `spread` has the least and the greatest of them. `holds` is null where there is no floor
-or no peer. A peer that is not there has `peer_value` null, and `note` says why.
+Every line is one case against one peer. `ratio` is ours / peer_value for speeds (GB/s, writes and
+pages per second) and peer_value / ours for times and loads (ns, % of a core), so that more is
+better and `floor` is a lower bound for every unit. It is the median of the ratios of the rounds;
+`spread` has the least and the greatest of them. `holds` is null without a floor or without the
+peer. An absent peer has `peer_value` null, and `note` says why.
 
-UCX is what its users call (UCP); the lines named UCT are its lower interface, which cma is only
-reached by here, and the only one that comes up on SoftRoCE. NIXL and Mooncake come as Python wheels
-into build/peers-venv, the rest is Debian's (scripts/install-deps build compare guest).
+UCX stands for UCP, the interface that applications use; UCT is its lower interface, the only way
+to cma here and the only one that works on SoftRoCE. NIXL and Mooncake are installed as Python
+wheels into build/peers-venv, the rest as Debian packages (scripts/install-deps build compare
+guest).
 
-Before and behind each case a cache line goes back and forth between the two cores. Where that took
-more than twice that of the better quarter of the run, they were apart or busy: the case is measured
-again, and such samples count only if a case has no others.
+Before and after each case a probe bounces a cache line between the two cores. If that takes more
+than twice as long as in the best quarter of the run, the cores were apart or busy: the case is
+measured again, and such samples count only if a case has no others.
 
-The cases of `verbs` run in one boot of a guest with SoftRoCE devices (tests/guest), which usually
-is emulated: their values log nothing of a card, their ratios how much we add to what all have in
-common. --quick leaves them out unless --only names them. Where there can be no guest they are left
-out, and a sentence says why.
+The cases of `verbs` run in one boot of a guest with SoftRoCE devices (tests/guest), usually an
+emulated one: their values do not predict a real NIC, but their ratios show the overhead of each
+library. --quick leaves them out unless --only names them. Where no guest can run they are left
+out, with the reason.
 
-ends with: 0 done, 1 a case does not hold (with --check) or ours could not be measured, 2 bad usage
+exit code: 0 done; 1 a floor was not reached (with --check), or ours could not be measured;
+2 bad usage
 """
 
-# Seconds within which the last round begins and should end. What was promised is a minute and ten:
-# the rest is for installing, building, and a round in which much is repeated.
+# Seconds for all rounds. The documented limits are one and ten minutes: the rest is for installing,
+# building, and rounds with repetitions.
 QUICK_BUDGET, FULL_BUDGET = 50, 500
-# What of it the guest has for its rounds; booting and ending comes on top.
+# The guest's share for its rounds, without booting and shutting down.
 GUEST_QUICK_BUDGET, GUEST_BUDGET = 25, 150
-# A second at least: in an emulated one 1 MiB takes some 20 ms.
+# At least a second: in an emulated guest 1 MiB takes some 20 ms.
 GUEST_DURATION = 1.0
 
-# What it takes from where, beside Debian's packages.
+# Packages and modules of the Python wheels.
 WHEELS = {"nixl": (("nixl-cu12", "numpy"), "nixl_cu12._bindings"),
           "mooncake": (("mooncake-transfer-engine-non-cuda",), "mooncake.engine")}
 LIBFABRIC = ["libfabric_shm", "libfabric_tcp"]
@@ -61,7 +63,8 @@ def two_cores(text):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(
-        prog="bench/compare", description="Ours and every peer of this host, interleaved.",
+        prog="bench/compare",
+        description="Compares fabric-lib with other libraries on this host, in interleaved runs.",
         epilog=EXPLAINED, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     usable = sorted(os.sched_getaffinity(0))
@@ -70,7 +73,7 @@ def parse(arguments):
         help="cases that contain it, or match it as a glob: write_imm/65536, 'shm/*/8'; "
         "case:peer selects peers too")
     add("--check", action="store_true",
-        help="end with 1 when a case does not hold; one without its peer is not counted")
+        help="exit with 1 if a floor is not reached; cases without their peer are ignored")
     add("--quick", action="store_true", help="one minute instead of ten")
     add("--rounds", type=int, metavar="N", help="how many (default 9, with --quick 2)")
     add("--duration", type=float, metavar="SECONDS",
@@ -78,13 +81,13 @@ def parse(arguments):
     add("--pin", type=two_cores, metavar="A,B", help="cores of the two processes",
         default=(usable[0], usable[min(1, len(usable) - 1)]))
     add("--list", action="store_true", help="print the cases and their floors, measure nothing")
-    add("--no-prepare", action="store_true", help="install and build nothing: take what is there")
+    add("--no-prepare", action="store_true", help="install and build nothing")
     add("--build", type=Path, metavar="FOLDER", default=ROOT / "build" / "release",
         help="with --no-prepare: where our programs are")
     add("--write-results", action="store_true",
         help=f"write {report.RESULTS}, {report.LINES} and {report.DRAWING}")
     add("--rewrite", action="store_true",
-        help=f"write {report.RESULTS} and {report.DRAWING} anew from {report.LINES} and "
+        help=f"write {report.RESULTS} and {report.DRAWING} again from {report.LINES} and "
         f"{report.SHORTFALLS}, measure nothing")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (2 if options.quick else 9)
@@ -102,7 +105,7 @@ def parse(arguments):
 
 
 def selected(every, patterns):
-    """Cases with the peers that a pattern names; all peers when it names none."""
+    """The cases that match, with the peers that the pattern names; all peers if it names none."""
     def matches(text, pattern):
         return pattern in text or fnmatch.fnmatchcase(text, pattern)
 
@@ -126,7 +129,7 @@ def selected(every, patterns):
 
 
 class Preparation:
-    """Installs and builds what the chosen cases need. Who cannot be had has a reason."""
+    """Installs and builds what the chosen cases need. `absent` has the reasons of failures."""
 
     def __init__(self, root, needed, in_guest, log):
         self.root = root
@@ -144,11 +147,11 @@ class Preparation:
         return self.absent
 
     def run_step(self, words, why):
-        """Fails with the end of what the command says."""
+        """Runs a command; raises Failed with the last line of its output."""
         done = subprocess.run(list(map(str, words)), cwd=self.root, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
-            last = done.stdout.strip().splitlines() or [f"ended with {done.returncode}"]
+            last = done.stdout.strip().splitlines() or [f"exited with {done.returncode}"]
             raise Failed(f"{why}: {last[-1]}")
 
     def packages(self):
@@ -157,7 +160,7 @@ class Preparation:
             guests = ["guest"] if self.in_guest else []
             self.run_step(["scripts/install-deps", "build", "compare", *guests], "not installed")
         except Failed as failure:
-            # What is there already may do: each peer that is missing says so itself.
+            # Installed packages may suffice: each missing peer reports itself.
             self.log(str(failure))
 
     def build(self):
@@ -173,7 +176,7 @@ class Preparation:
                 self.absent.update(dict.fromkeys(LIBFABRIC, str(failure)))
 
     def wheel(self, name, wheels, module):
-        """Into a folder of the build, without what it drags along: the host stays as it was."""
+        """Installs into a virtual environment of the build, without dependencies."""
         python = self.root / "build" / "peers-venv" / "bin" / "python"
         there = [python, "-c", f"import {module}"]
         try:
@@ -200,7 +203,7 @@ def split(options):
 
 
 def measure_in_guest(chosen, options, root, log, in_guest):
-    """A run_samples and no reason; or an empty one, and the reason why nothing was measured."""
+    """RunSamples and an empty reason; or None, and the reason why nothing was measured."""
     try:
         return in_guest(chosen, root, options.build, log, rounds=options.rounds,
                         duration=options.duration if options.quick else GUEST_DURATION,
@@ -210,7 +213,7 @@ def measure_in_guest(chosen, options, root, log, in_guest):
 
 
 def progress():
-    """To the terminal, each line over the one before it; to a log, as lines."""
+    """Prints progress: on a terminal in one line, otherwise as lines."""
     terminal = sys.stderr.isatty()
 
     def log(text):

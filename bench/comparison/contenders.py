@@ -1,5 +1,5 @@
-"""Who is measured, and how: each turns a workload into a command line, and what it prints into a
-number. A value is in the unit of the case: GB/s, million a second, nanoseconds."""
+"""The contenders: each turns a workload into a command line, and its output into a value in the
+unit of the case: GB/s, millions per second, nanoseconds."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 class Failed(Exception):
-    """A measurement that gave no value, and why."""
+    """A measurement without a value; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where and how long."""
+    """Where the programs are, how long a measurement takes, on which cores."""
 
     root: Path
     build: Path  # where our programs are
@@ -36,7 +36,7 @@ class RunSettings:
 
 
 def end(process):
-    """With all that it started: it leads a session of its own."""
+    """Kills the process and its children: it leads a session of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -55,19 +55,19 @@ def start(command, environment=None):
 
 
 def run(command, environment=None, limit=60):
-    """What it prints. Fails with the last line of its complaint."""
+    """The output. Raises Failed with the last line of standard error."""
     process = start(command, environment)
     try:
         out, complaint = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        raise Failed(f"{Path(command[0]).name}: no answer in {limit} s") from None
+        raise Failed(f"{Path(command[0]).name}: no result in {limit} s") from None
     finally:
         end(process)
     if process.returncode < 0:
-        raise Failed(f"{Path(command[0]).name}: ended by "
+        raise Failed(f"{Path(command[0]).name}: killed by "
                      f"{signal.Signals(-process.returncode).name}")
     if process.returncode != 0:
-        lines = complaint.strip().splitlines() or [f"ended with {process.returncode}"]
+        lines = complaint.strip().splitlines() or [f"exited with {process.returncode}"]
         raise Failed(lines[-1])
     return out
 
@@ -80,12 +80,12 @@ def last_object(text):
 
 
 def middle(value):
-    """`fabric bench` tells the median and the spread, the small programs one number."""
+    """`fabric bench` reports median and spread, the other programs one number."""
     return value["median"] if isinstance(value, dict) else value
 
 
 def value_of(workload, result):
-    """The number that a case compares, of an object with the names of `fabric bench --json`."""
+    """The value of a case, from an object in the format of `fabric bench --json`."""
     if workload.benchmark == "latency":
         return result["half_round_trip_ns"]["p50"]
     if workload.benchmark == "idle":
@@ -98,8 +98,8 @@ def value_of(workload, result):
 
 
 def seconds_of(workload, settings):
-    """Of one measurement. What goes over much memory begins with whatever was last done to it, and
-    needs some rounds to be itself."""
+    """Of one measurement. With a large footprint the first passes depend on what was cached before:
+    it takes longer to reach a steady state."""
     return settings.duration * (4 if workload.footprint else 1)
 
 
@@ -107,9 +107,9 @@ class Ours:
     title = "fabric"
 
     def command(self, workload, settings):
-        # The first repetition over much memory is the one that maps it: the median is another.
-        words = [settings.build / "fabric", "bench", workload.benchmark, "--network", "shm", "--json",
-                 "--pin", settings.cores, "--repetitions", 3 if workload.footprint else 1]
+        # With a footprint the first repetition maps the memory: it must not be the median.
+        words = [settings.build / "fabric", "bench", workload.benchmark, "--network", "shm",
+                 "--json", "--pin", settings.cores, "--repetitions", 3 if workload.footprint else 1]
         if workload.benchmark == "idle":
             return words + ["--duration", settings.idle_duration]
         words += ["--duration", seconds_of(workload, settings), "--sizes", workload.bytes,
@@ -119,7 +119,7 @@ class Ours:
         if workload.benchmark == "paged":
             words += ["--pages", workload.pages]
         if workload.benchmark in ("write", "rate"):
-            # Several groups in flight, so that the two cores work at the same time.
+            # Several groups in flight, so that both cores work at the same time.
             window = 512 if workload.bytes < 64 << 10 else 64
             words += ["--window", window, "--group", window // 8]
         return words
@@ -138,19 +138,20 @@ class Limits:
         self.title = title
 
     def measure(self, workload, settings):
-        verb = {"write": "copy", "paged": "copy", "rate": "rate", "latency": "probe"}[workload.benchmark]
-        words = [settings.build / "bench" / "limits", verb, "--duration", seconds_of(workload, settings),
-                 "--pin", settings.cores]
+        verb = {"write": "copy", "paged": "copy", "rate": "rate",
+                "latency": "probe"}[workload.benchmark]
+        words = [settings.build / "bench" / "limits", verb,
+                 "--duration", seconds_of(workload, settings), "--pin", settings.cores]
         if verb == "copy":
-            # Pages lie next to each other here, which the processor foresees: the kinder case.
+            # Contiguous pages, which the prefetcher handles well: an upper limit.
             words += ["--bytes", workload.bytes,
                       "--footprint", workload.footprint or workload.bytes * workload.pages]
         return value_of(workload, last_object(run(words)))
 
 
 class Libfabric:
-    """bench/peers/libfabric_peer.cc. A target that polls without a rest fights with the sender for
-    the lock of its queue: the pauses are what gave the most here."""
+    """bench/peers/libfabric_peer.cc. A target that polls without pauses contends with the sender
+    for the lock of its queue: these pauses gave the best results."""
 
     def __init__(self, title, provider):
         self.title = title
@@ -164,9 +165,10 @@ class Libfabric:
     def measure(self, workload, settings):
         verb = "write" if workload.benchmark == "rate" else workload.benchmark
         words = [settings.build / "bench" / "libfabric_peer", verb, "--provider", self.provider,
-                 "--bytes", workload.bytes, "--places", workload.pages, "--duration", settings.duration,
-                 "--pin", settings.cores, "--pauses", self.pauses(workload)]
-        # Looking for all the others would take longer than the measurement.
+                 "--bytes", workload.bytes, "--places", workload.pages,
+                 "--duration", settings.duration, "--pin", settings.cores,
+                 "--pauses", self.pauses(workload)]
+        # Probing all other providers would take longer than the measurement.
         return value_of(workload, last_object(run(words, {"FI_PROVIDER": self.provider})))
 
 
@@ -177,7 +179,7 @@ def free_port():
 
 
 def wait_listening(port, process, limit=5.0, name="ucx_perftest"):
-    """Asks the kernel: a connection would be taken for the client."""
+    """Polls /proc: a test connection would be taken for the client."""
     wanted = f":{port:04X}"
     begin = time.monotonic()
     while time.monotonic() - begin < limit:
@@ -187,7 +189,7 @@ def wait_listening(port, process, limit=5.0, name="ucx_perftest"):
                 if words[1].endswith(wanted) and words[3] == "0A":
                     return
         if process.poll() is not None:
-            raise Failed(f"{name}: {process.stderr.read().strip() or 'ended at once'}")
+            raise Failed(f"{name}: {process.stderr.read().strip() or 'exited at once'}")
         time.sleep(0.005)
     raise Failed(f"{name}: the server does not listen")
 
@@ -210,7 +212,7 @@ class Ucx:
         return ["-t", name, "-x", self.transport, "-d", "memory", "-D", layout]
 
     def iterations(self, workload, duration):
-        """It takes a number, not a time: about what its best would need."""
+        """ucx_perftest takes a count, not a time: about as many as fit at its best rate."""
         if workload.benchmark == "latency":
             return int(duration / 600e-9) + 1
         each = max(workload.bytes / 15e9, 40e-9) + (2e-6 if self.transport == "cma" else 0)
@@ -225,7 +227,8 @@ class Ucx:
         try:
             wait_listening(port, server)
             out = run(["ucx_perftest", "127.0.0.1", *common, "-c", settings.pin[0],
-                       *self.test(workload), "-s", workload.bytes, "-n", count, "-w", count // 10 + 1],
+                       *self.test(workload), "-s", workload.bytes, "-n", count,
+                       "-w", count // 10 + 1],
                       environment)
         finally:
             end(server)
@@ -252,19 +255,19 @@ class Wheel:
         self.script = script
 
     def measure(self, workload, settings):
-        words = [settings.python, settings.root / "bench" / "peers" / self.script, workload.benchmark,
-                 "--bytes", workload.bytes, "--pages", workload.pages, "--duration", settings.duration,
-                 "--pin", settings.cores]
+        words = [settings.python, settings.root / "bench" / "peers" / self.script,
+                 workload.benchmark, "--bytes", workload.bytes, "--pages", workload.pages,
+                 "--duration", settings.duration, "--pin", settings.cores]
         return value_of(workload, last_object(run(words)))
 
 
 class CopySpeed:
-    """One run of bench/copy_speed measures both in turn; who is asked first starts it."""
+    """One run of bench/copy_speed measures both variants; the first of the two starts it."""
 
     def __init__(self, title, variant, runs):
         self.title = title
         self.variant = variant
-        self.runs = runs  # shared by the two: (bytes, who has not asked yet) -> value
+        self.runs = runs  # shared by the two: (bytes, variant that was not read yet) -> value
 
     def measure(self, workload, settings):
         if (workload.bytes, self.variant) not in self.runs:
@@ -276,7 +279,7 @@ class CopySpeed:
 
 
 class Bound:
-    """Not a peer: what was promised."""
+    """Not a peer: a promised limit."""
 
     def __init__(self, title, value):
         self.title = title

@@ -15,7 +15,7 @@ HOLDS, SHORT, PLAIN = "#2f7d4f", "#b3362b", "#8a94a3"
 
 
 def scale_of(rows):
-    """Powers of ten around all ratios and floors; 1 is always in sight."""
+    """Powers of ten around all ratios and floors, including 1."""
     values = [1.0] + [row[key] for row in rows for key in ("ratio", "floor") if row[key]]
     values += [value for row in rows for value in row["spread"] or ()]
     return (math.floor(math.log10(min(values))), math.ceil(math.log10(max(values) * 1.0001)))
@@ -37,7 +37,7 @@ def draw(rows):
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + RIGHT}" '
         f'height="{height}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="12" y="24" font-size="16">How many times as good as its peer</text>',
+        '<text x="12" y="24" font-size="16">Ratio to the peer (more is better)</text>',
         f'<text x="12" y="44" fill="#555">green: floor (black mark) reached; red: not; '
         f'grey: no floor; thin line: spread over the rounds</text>',
     ]

@@ -1,5 +1,5 @@
-"""The cases that need a kernel of their own: one boot of the guest of the tests, in which the same
-rounds are played by inside.py. What it measures comes back by the guest's console."""
+"""The cases that need a kernel of their own: one boot of the tests' guest, in which inside.py runs
+the rounds. The samples come back on the guest's console."""
 
 import json
 import shlex
@@ -13,14 +13,14 @@ from comparison.contenders import Failed
 from comparison.rounds import RunSamples, Sample
 from comparison.verbs import AT_HOST_B
 
-SKIPPED = 77  # boot.py's word: there is no guest here
+SKIPPED = 77  # exit code of boot.py: no guest can run here
 PREFIX = "compare: "
-# For booting, and for the measurement that is under variant when the time is over.
+# For booting, and for the measurement that is running when the time is over.
 MARGIN_SECONDS = 60
 
 
 def pack(folder):
-    """This package in one program: the guest does not see every folder of the host."""
+    """Packs this package into one program: the guest does not see all folders of the host."""
     program = folder / "compare_inside"
     with open(program, "wb") as out:
         out.write(b"#!/usr/bin/env python3\n")
@@ -33,15 +33,15 @@ def pack(folder):
 
 
 def command(chosen, rounds, duration, budget):
-    """A line for boot.py. Programs that it names are carried over."""
-    game = {"cases": {case.name: [baseline.contender for baseline in case.baselines] for case in chosen},
+    """A command line for boot.py, which copies the programs that it names into the guest."""
+    game = {"cases": {case.name: [one.contender for one in case.baselines] for case in chosen},
             "rounds": rounds, "duration": duration, "budget": budget}
     return (f"{int(budget) + MARGIN_SECONDS} compare_inside /tmp/bin/fabric "
             f"{shlex.quote(json.dumps(game))} {AT_HOST_B}")
 
 
 def take(line, run_samples, log):
-    """A line of the guest's console. True: it was one of inside.py's."""
+    """Reads a line of the guest's console. True: it came from inside.py."""
     if not line.startswith(PREFIX):
         return False
     word = json.loads(line.removeprefix(PREFIX))
@@ -55,7 +55,7 @@ def take(line, run_samples, log):
 
 
 def measure(chosen, root, build, log, **game):
-    """A RunSamples of the cases. Fails when there is no guest here, or it came to nothing."""
+    """The RunSamples of the cases. Raises Failed if no guest can run, or if it measured nothing."""
     run_samples = RunSamples()
     run_samples.probes.append(0.0)
     unknown = []
@@ -71,10 +71,10 @@ def measure(chosen, root, build, log, **game):
                     if not take(line.rstrip(), run_samples, log):
                         unknown.append(line.strip())
                 except (ValueError, KeyError):
-                    log(f"guest: not understood: {line.strip()}")
+                    log(f"guest: invalid line: {line.strip()}")
     if boot.returncode == 0 and run_samples.samples:
         return run_samples
-    why = unknown[-1] if unknown else f"the guest ended with {boot.returncode}"
+    why = unknown[-1] if unknown else f"the guest exited with {boot.returncode}"
     if boot.returncode != SKIPPED:
-        why = f"the guest ended with {boot.returncode}: {why}"
+        why = f"the guest exited with {boot.returncode}: {why}"
     raise Failed(why)

@@ -1,4 +1,4 @@
-"""Inside the guest: plays the rounds that guest.py asks for, and tells each as a line."""
+"""Inside the guest: runs the rounds that guest.py asks for, and prints a line for each sample."""
 
 import json
 import sys
@@ -16,14 +16,15 @@ def run_step(word):
 
 
 class ReportedRounds(Rounds):
-    """Where the host has put the guest's two processors shows nowhere in here: no probes."""
+    """Reports each sample. No probes: the guest cannot see where the host runs its two CPUs."""
 
     def probe(self):
         return 0.0
 
     def measure_all(self, case, number):
         values = super().measure_all(case, number)
-        failures = {contender: reason for (name, contender), reason in self.run_samples.failures.items()
+        failures = {contender: reason
+                    for (name, contender), reason in self.run_samples.failures.items()
                     if name == case.name}
         run_step({"case": case.name, "values": values, "failures": failures})
         return values

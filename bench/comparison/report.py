@@ -1,4 +1,4 @@
-"""What a comparison says: lines for programs, a table for people, the page of results."""
+"""The results as JSON lines, as a table, and as the page bench/results.md."""
 
 import json
 import os
@@ -61,14 +61,14 @@ def output_of(words, root):
 
 
 def machine(root):
-    """What a figure means nothing without."""
+    """The machine and commit, without which a figure means nothing."""
     model = "unknown"
     with open("/proc/cpuinfo", encoding="utf-8") as info:
         for line in info:
             if line.startswith("model name"):
                 model = line.split(":", 1)[1].strip()
                 break
-    # The results themselves do not change what was measured.
+    # The results files do not count as changes.
     changed = output_of(["git", "status", "--porcelain", "--", ".", ":!bench/results.*"], root)
     commit = output_of(["git", "rev-parse", "--short=12", "HEAD"], root)
     return {"processor": model, "cores": str(len(os.sched_getaffinity(0))),
@@ -78,7 +78,7 @@ def machine(root):
 
 
 def shortfalls(root):
-    """case -> peer -> why it falls short, by hand."""
+    """case -> peer -> why the floor is not reached, written by hand."""
     path = root / SHORTFALLS
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -90,20 +90,20 @@ def about_line(about):
 def markdown(rows, about, reasons, how, left_out=""):
     held = [row.holds for row in rows if row.holds is not None]
     lines = [
-        "# Ours and the peers of one host",
+        "# Comparison on one host",
         "",
-        f"Written by `{how}`; do not edit. {sum(held)} of {len(held)} floors hold.",
+        f"Written by `{how}`; do not edit. {sum(held)} of {len(held)} floors reached.",
         "",
         about if isinstance(about, str) else about_line(about),
         "",
-        "Two processes on two cores, inline progress, counted writes, interleaved: in each",
-        "round ours and every peer once, for a fraction of a second. A value is the median of the",
-        "rounds; the ratio is the median of the ratios of the rounds, with the least and the",
-        "greatest. It says how many times as good ours is, so a floor is a lower bound: ours over",
-        "the peer's for speeds, the peer's over ours for times and loads.",
+        "Two processes on two cores, inline progress, counted writes, interleaved: each round runs",
+        "ours and every peer once, for a fraction of a second. A value is the median of the",
+        "rounds, the ratio the median of the ratios of the rounds, with least and greatest. It",
+        "is ours over the peer's for speeds and the peer's over ours for times and loads, so that",
+        "more is better and a floor is a lower bound.",
         "",
-        "The cases of `verbs` ran on SoftRoCE in a guest, usually an emulated one: their values",
-        "log nothing of a card, their ratios how much ours adds to what all have in common.",
+        "The cases of `verbs` ran on SoftRoCE in a guest, usually an emulated one: their values do",
+        "not predict a real NIC, but their ratios show the overhead of each library.",
         *([f"This time {left_out}."] if left_out else []),
         "",
         "![ratios against their floors](results.svg)",
@@ -117,7 +117,7 @@ def markdown(rows, about, reasons, how, left_out=""):
         lines.append("| " + " | ".join(words + [row.note]) + " |")
     short = [row for row in rows if row.holds is False]
     if short:
-        lines += ["", "## What falls short", ""]
+        lines += ["", "## Floors that are not reached", ""]
     for row in short:
         why = reasons.get(row.case, {}).get(row.peer, "not explained yet.")
         lines.append(f"- `{row.case}` against {row.peer}, {number(row.ratio)} of "
@@ -133,8 +133,8 @@ def write_results(rows, root, how, left_out=""):
 
 
 def rewrite_results(root):
-    """The documents anew from the rows that were measured, with the reasons of today. When and
-    where they were measured stays as it was."""
+    """Writes the documents again from the measured rows, with the present reasons. Time and machine
+    of the measurement are kept."""
     rows = [Row(**json.loads(line))
             for line in (root / LINES).read_text(encoding="utf-8").splitlines()]
     old = (root / RESULTS).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Interleaved rounds: in each, every case runs ours and its peers once, one right behind another,
+"""Interleaved rounds: each runs ours and the peers of every case once, one right after the other,
 so that a machine that slows down slows down all of them. The ratio of a case is the median of the
 ratios of its rounds."""
 
@@ -10,9 +10,9 @@ from comparison import all_contenders as known
 from comparison.cases import Workload
 from comparison.contenders import Failed
 
-# The hypervisor moves the two cores apart at times, and a cache line takes three times as long
-# then: a round in which the probe took twice what it takes in a good quarter of the run is not like
-# the others. Not its very least: one lucky probe would condemn all the rest.
+# The hypervisor may move the two cores apart, where a cache line takes three times as long: a round
+# whose probe takes twice as long as that of the best quarter of the run is not comparable. Not the
+# minimum: one lucky probe would exclude all others.
 APART = 2.0
 REPEATS_MAX = 2
 PROBE_SECONDS = 0.02
@@ -23,12 +23,12 @@ class Sample:
     """One case in one round."""
 
     probe_ns: float
-    values: dict  # contender -> value; who failed is not in it
+    values: dict  # contender -> value; without those that failed
 
 
 @dataclass
 class RunSamples:
-    """All samples of a run, and who failed why."""
+    """All samples of a run, and the reasons of failures."""
 
     samples: dict = field(default_factory=dict)  # case name -> [Sample]
     failures: dict = field(default_factory=dict)  # (case name, contender) -> reason
@@ -38,7 +38,7 @@ class RunSamples:
         return probe_ns <= APART * sorted(self.probes)[(len(self.probes) - 1) // 4]
 
     def good(self, case):
-        """The samples taken while the cores were near; all of them when there was none."""
+        """The samples taken while the cores were near; all samples if there are none."""
         every = self.samples.get(case.name, [])
         near = [sample for sample in every if self.cores_were_near(sample.probe_ns)]
         return (near, True) if near else (every, False)
@@ -46,7 +46,7 @@ class RunSamples:
 
 @dataclass(frozen=True)
 class Row:
-    """What a case came to against one peer."""
+    """The result of a case against one peer."""
 
     case: str
     unit: str
@@ -83,7 +83,7 @@ def row_of(case, baseline, run_samples):
         notes.append("the cores were apart or busy in every round")
     holds = None
     if baseline.floor is not None and theirs:
-        # Without a value of ours nothing holds; without one of the peer nobody knows.
+        # Without our value the floor is not reached; without the peer's it is unknown.
         holds = ratio is not None and ratio >= baseline.floor
     return Row(case.name, case.unit, statistics.median(ours) if ours else None,
                known.ALL[baseline.contender].title,
@@ -99,14 +99,14 @@ class Rounds:
     def __init__(self, cases, settings, absent, progress, available=None):
         self.cases = cases
         self.settings = settings
-        self.absent = absent  # contender -> why nobody has to try
+        self.absent = absent  # contender -> why it is not measured
         self.progress = progress
         self.available = available or known.ALL
         self.run_samples = RunSamples()
-        self.late = lambda: False  # the time of the whole run is over
+        self.late = lambda: False  # whether the time of the whole run is over
 
     def run(self, rounds, budget, clock=time.monotonic):
-        """At most `rounds` of them; none is begun that would not end within `budget` seconds."""
+        """Runs at most `rounds`; starts none that would not end within `budget` seconds."""
         begin = clock()
         longest = 0.0
         self.late = lambda: clock() - begin > budget
@@ -147,7 +147,7 @@ class Rounds:
                 self.progress(f"{case.name} again: the cores are apart or busy ({probe_ns:.0f} ns)")
 
     def measure_all(self, case, number):
-        """In another order in each round: nobody always runs behind the same one."""
+        """In another order in each round, so that no contender always follows the same one."""
         names = [case.ours, *(baseline.contender for baseline in case.baselines)]
         turn = number % len(names)
         values = {}

@@ -1,4 +1,4 @@
-"""Who is measured over verbs, inside the guest: from the first rail of its host A to that of B."""
+"""The contenders over verbs, inside the guest: from the first rail of its host A to that of B."""
 
 import contextlib
 import pathlib
@@ -7,20 +7,20 @@ import re
 from comparison.contenders import Failed, Ours, end, free_port, run, start, wait_listening
 
 HERE, THERE = "xa0", "xb0"
-# RoCE v2 with the rail's IPv4 address; 0 is link-local. Ours finds that out.
+# RoCE v2 with the rail's IPv4 address; 0 is link-local. Ours chooses it by itself.
 GID = 1
 AT_HOST_B = "at_host_b"  # bench/peers
-# A second, as UCX has it. A guest that is without a processor for less than that must not send
-# again: SoftRoCE repeats and breaks then (docs/verbs.md).
+# A second, as in UCX. A guest that is descheduled for less than that must not retransmit: SoftRoCE
+# connections break then (docs/verbs.md).
 TIMEOUT = 18
 # Of tests/guest/inside.sh, whose links take it.
 MTU = 4096
 
 
 def in_flight(workload):
-    """Writes in flight, and how many of them are posted cores_were_near: what gave the most here, for ours
-    and for perftest. SoftRoCE sends 128 packets ahead, within the call that posts them. What is
-    posted beyond is sent by a thread of the kernel, which shares its core with who polls there."""
+    """Writes in flight, and how many of them are posted together: the best values found, for ours
+    and for perftest. SoftRoCE sends up to 128 packets within the call that posts them; the rest is
+    sent by a kernel thread, which shares its core with the polling process."""
     if workload.bytes >= 1 << 20:
         return 1, 1
     if workload.bytes >= 64 << 10:
@@ -38,8 +38,8 @@ def packets(device, counter):
 
 @contextlib.contextmanager
 def crossing():
-    """What leaves host A in it must arrive at host B. A program with both ends on one device does
-    not use the network, and looks half as fast again."""
+    """Checks that packets sent by host A arrive at host B. A program with both ends on one device
+    does not use the network, and would look 50 % faster."""
     sent, arrived = packets(HERE, "sent_pkts"), packets(THERE, "rcvd_pkts")
     yield
     sent, arrived = packets(HERE, "sent_pkts") - sent, packets(THERE, "rcvd_pkts") - arrived
@@ -47,14 +47,14 @@ def crossing():
 
 
 def check_crossed(sent, arrived):
-    """Some may be lost, or be under variant."""
+    """Some packets may be lost or in flight."""
     if sent == 0 or arrived < 0.9 * sent:
         raise Failed(f"of {sent} packets {arrived} went from {HERE} to {THERE}")
 
 
 class Paced:
-    """Peers that take a number, not a time. What a guest does in a second depends on the machine by
-    a factor of a hundred: the first measurement guesses low, each one tells the next."""
+    """For peers that take a count, not a time. The rate of a guest depends on the machine by
+    a factor of a hundred: the first measurement guesses low, each next one uses the last rate."""
 
     def __init__(self):
         self.rates = {}  # workload -> operations a second
@@ -73,8 +73,8 @@ class OursOverVerbs(Ours):
             return super().measure(workload, settings)
 
     def command(self, workload, settings):
-        words = [settings.build / "fabric", "bench", workload.benchmark, "--network", "verbs", "--json",
-                 "--devices", f"{HERE},timeout_code={TIMEOUT}", "--peer-devices", THERE,
+        words = [settings.build / "fabric", "bench", workload.benchmark, "--network", "verbs",
+                 "--json", "--devices", f"{HERE},timeout_code={TIMEOUT}", "--peer-devices", THERE,
                  "--pin", settings.cores, "--repetitions", 1, "--duration", settings.duration,
                  "--sizes", workload.bytes, "--progress", "inline"]
         if workload.benchmark != "latency":
@@ -103,7 +103,8 @@ class Perftest:
             count = (count // group + 1) * group
             common[-1] = count
             # A completion for each group; the rate is that of lists, with one doorbell.
-            common += ["-t", window, "-Q", group, "-l", group if workload.benchmark == "rate" else 1]
+            common += ["-t", window, "-Q", group,
+                       "-l", group if workload.benchmark == "rate" else 1]
         pinned = [("taskset", "-c", core, program) for core in settings.pin]
         server = start([*pinned[1], "-d", THERE, *common])
         try:
@@ -132,12 +133,14 @@ class Perftest:
         if workload.benchmark == "latency":
             return columns[3] * 1e3
         bytes_a_second = columns[2] * (1 << 20)
-        return bytes_a_second / workload.bytes / 1e6 if workload.benchmark == "rate" else bytes_a_second / 1e9
+        if workload.benchmark == "rate":
+            return bytes_a_second / workload.bytes / 1e6
+        return bytes_a_second / 1e9
 
 
 class UctRc:
-    """UCX's lower interface over reliable connections. UCP, which its users call, does not come up
-    on SoftRoCE: it wants datagrams (ud_verbs) to connect, and aborts or hangs there."""
+    """UCX's lower interface over reliable connections. UCP, which its users call, does not work on
+    SoftRoCE: it needs datagrams (ud_verbs) to connect, and aborts or hangs there."""
 
     title = "UCT put, rc"
 
@@ -150,7 +153,7 @@ class UctRc:
         environment = {"UCX_LOG_LEVEL": "error", "UCX_IB_GID_INDEX": str(GID)}
         count = self.pace.iterations(workload, settings.duration, least=20)
         common = ["-p", port, "-f", "-v"]
-        # The server takes over the client's device; under this it finds the other one by that name.
+        # The server uses the client's device name; this library maps that name to the other device.
         swapped = {"LD_PRELOAD": settings.build / AT_HOST_B}
         server = start(["ucx_perftest", *common, "-c", settings.pin[1]], environment | swapped)
         try:
@@ -178,7 +181,9 @@ class UctRc:
         if workload.benchmark == "latency":
             return median_us * 1e3
         bytes_a_second = megabytes * (1 << 20)
-        return bytes_a_second / workload.bytes / 1e6 if workload.benchmark == "rate" else bytes_a_second / 1e9
+        if workload.benchmark == "rate":
+            return bytes_a_second / workload.bytes / 1e6
+        return bytes_a_second / 1e9
 
 
 ALL = {"ours_verbs": OursOverVerbs(), "perftest": Perftest(), "uct_rc": UctRc()}

@@ -1,9 +1,8 @@
-// A libibverbs without a card behind it, for bench/instructions: what a request costs up to the
-// driver can be counted where no device is. It moves no bytes. Each write completes as it is
-// posted, and its immediate takes a receive of the queue pair at the other end, in the same
-// process.
+// A libibverbs without a NIC, for bench/instructions, which counts the instructions of a request up
+// to the driver on machines without a device. It moves no bytes. Each write completes when it is
+// posted, and its immediate consumes a receive of the remote queue pair, in the same process.
 //
-// It is loaded as the real one is, by its name (libibverbs.so.1), and only by programs of bench.
+// It is loaded like the real one, by its name (libibverbs.so.1), and only by programs of bench.
 
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>

@@ -1,5 +1,6 @@
-// Counter bumps: immediates as a poll hands them over, next to bare atomic adds on as many words in
-// the same order. One key comes in runs, which are merged; more come in random order.
+// Counter updates: immediates as a poll returns them, compared with bare atomic adds on as many
+// words in the same order. A single counter key comes in bursts, which are merged; several come in
+// random order.
 
 #include <algorithm>
 #include <atomic>
@@ -19,9 +20,9 @@ namespace {
 using namespace fabric;
 using bench::need;
 
-constexpr size_t kPoll = 256;  // as many as a rail hands over at once
+constexpr size_t kPoll = 256;  // as many as one poll() returns
 
-/// 0 .. n - 1 in an order that no prefetcher guesses, over and over until there is a poll's worth.
+/// 0 .. n - 1 in an order that defeats prefetching, repeated until kPoll divides the length.
 std::vector<uint32_t> random_order(size_t n) {
   std::vector<uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);
@@ -57,7 +58,7 @@ void count(benchmark::State& state) {
 
 void bare_atomic_add(benchmark::State& state) {
   const auto words = static_cast<uint32_t>(state.range(0));
-  // Twice as many, as in the table: half of its slots rest.
+  // Twice as many, as in the table: half of its slots are in quarantine.
   const auto memory = std::make_unique<std::atomic<uint64_t>[]>(size_t{words} * 2);
   const std::vector<uint32_t> sequence = random_order(words);
   size_t at = 0;

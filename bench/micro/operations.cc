@@ -1,5 +1,5 @@
-// Operations on the network of this host, both ends on one thread, so without what a cache line
-// costs that travels between cores. Items are writes, pages, targets or messages.
+// Operations on the shm network, both ends on one thread, so without cache misses between cores.
+// Items are writes, pages, targets or messages.
 
 #include <chrono>
 #include <cstdint>
@@ -14,7 +14,7 @@ using fabric::bench::BenchEngines;
 
 constexpr uint32_t kTargets = 56;
 
-/// The whole operation, from submit() until both ends know that it is over.
+/// The whole operation, from submit() until it is complete on both sides.
 void whole(benchmark::State& state, void (BenchEngines::*operation)(), uint32_t items,
            uint32_t receivers = 1) {
   BenchEngines engines(receivers);
@@ -23,7 +23,7 @@ void whole(benchmark::State& state, void (BenchEngines::*operation)(), uint32_t 
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * items));
 }
 
-/// One step of the way of 64 writes; the steps before and after it are not timed.
+/// One step of 64 writes; the steps before and after it are not timed.
 void step(benchmark::State& state, void (*before)(BenchEngines&), void (BenchEngines::*timed)()) {
   using Clock = std::chrono::steady_clock;
   BenchEngines engines;
@@ -49,7 +49,8 @@ void posted(BenchEngines& engines) {
 BENCHMARK_CAPTURE(step, submit, nothing, &BenchEngines::submit_singly)->UseManualTime();
 BENCHMARK_CAPTURE(step, submit_span, nothing, &BenchEngines::submit_span)->UseManualTime();
 // The network copies by CPU, so the turn that posts takes the completions as well.
-BENCHMARK_CAPTURE(step, post_and_completions, submitted, &BenchEngines::turn_sender)->UseManualTime();
+BENCHMARK_CAPTURE(step, post_and_completions, submitted, &BenchEngines::turn_sender)
+    ->UseManualTime();
 BENCHMARK_CAPTURE(step, poll_arrivals, posted, &BenchEngines::turn_receiver)->UseManualTime();
 
 BENCHMARK_CAPTURE(whole, write, &BenchEngines::write, 1);

@@ -1,6 +1,6 @@
-// Loaded before libibverbs into a program that is to run on host B of the guest, and is told the
-// device of host A: the server of ucx_perftest takes over the options of its client, so both ends
-// would be on one device, which passes packets to itself past the whole network.
+// Preloaded before libibverbs into a program that runs on host B of the guest, but whose options
+// name the device of host A: the server of ucx_perftest takes the options of its client, so both
+// ends would use one device, which loops packets back to itself past the network.
 
 #include <infiniband/verbs.h>
 

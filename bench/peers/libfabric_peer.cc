@@ -149,7 +149,7 @@ class Side {
     const fi_rma_iov remote{to, options_.bytes, peer_.key};
     void* descriptor = fi_mr_desc(source_mr_.get());
     fi_msg_rma message{&local, &descriptor, 1, peer_addr_, &remote, 1, nullptr, i};
-    // One completion for a quarter of the window: the rest of it stays under way meanwhile.
+    // One completion for a quarter of the window: the other three quarters stay in flight.
     const uint32_t group = std::max<uint32_t>(1, options_.window / 4);
     const bool last = ++unsignalled_ == group;
     const uint64_t flags = FI_REMOTE_CQ_DATA | (last ? FI_COMPLETION : 0);
@@ -336,7 +336,7 @@ int run(const Options& options) {
   const pid_t child = fork();
   if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
   // A provider that never returns must not hold up the comparison. Both have the same limit.
-  alarm(static_cast<unsigned>(options.duration) + 20);
+  ::alarm(static_cast<unsigned>(options.duration) + 20);
   close(sockets[child == 0 ? 0 : 1]);
   if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
   pin(child == 0 ? options.pin.back() : options.pin.front());

@@ -51,7 +51,7 @@ void fill(std::byte* at, uint64_t bytes) {
   }
 }
 
-/// Ends with its parent, so that a failed measurement leaves nobody spinning.
+/// The child dies with its parent, so that a failed measurement leaves no process spinning.
 template <class Body>
 pid_t start_child(int cpu, Body body) {
   const pid_t child = fork();

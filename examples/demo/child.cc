@@ -21,12 +21,12 @@ namespace {
   std::exit(1);
 }
 
-/// Only calls that are safe between fork and exec.
+/// Makes only calls that are async-signal-safe, as required between fork and exec.
 [[noreturn]] void exec_role(int fd, pid_t parent, char* const* arguments) {
-  // Asked for after the parent's death it would never come: hence the second look.
+  // If the parent died before prctl() no signal will come: check once more.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
-  // dup2() to itself would keep the flag that closes it.
+  // dup2() onto itself would keep the close-on-exec flag.
   if (fd == kChildFd ? ::fcntl(fd, F_SETFD, 0) < 0 : ::dup2(fd, kChildFd) < 0) ::_exit(1);
   ::execv("/proc/self/exe", arguments);
   ::_exit(127);
@@ -36,7 +36,8 @@ namespace {
 
 Child::Child(const char* role, const RoleOptions& options) {
   int sockets[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) abort_demo("socketpair");
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
+    abort_demo("socketpair");
   std::vector<std::string> words{"demo",
                                  "--role",
                                  role,

@@ -9,13 +9,13 @@
 
 namespace demo {
 
-/// A child process: this program again, in a role.
+/// A child process: this program, executed again in a role.
 ///
-/// Lifetime: the destructor kills it and waits for its end. It also dies with the parent, however
-///   that sockets.
+/// Lifetime: the destructor kills the process and waits for it. It is also killed if the parent
+/// dies.
 class Child {
  public:
-  /// `role` is "source" or "receiver". Ends the parent when no process can be had.
+  /// `role` is "source" or "receiver". Exits if no process can be made.
   Child(const char* role, const RoleOptions& options);
   ~Child();
   Child(Child&&) = delete;
@@ -23,7 +23,7 @@ class Child {
   const ControlSocket& control() const { return control_; }
   pid_t pid() const { return pid_; }
   void signal(int number) const;
-  /// Waits for its end; the status as waitpid() gives it.
+  /// Waits for the process to exit; returns the status of waitpid().
   int reap();
 
  private:
@@ -32,7 +32,7 @@ class Child {
   ControlSocket control_{-1};
 };
 
-/// Where a child finds its end of the channel.
+/// The descriptor of the control socket in a child.
 constexpr int kChildFd = 3;
 
 }  // namespace demo

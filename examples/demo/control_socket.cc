@@ -10,8 +10,8 @@
 namespace demo {
 
 void ControlSocket::send(const MessageHeader& header, const std::string& text) const {
-  std::array<iovec, 2> parts{
-      {{const_cast<MessageHeader*>(&header), sizeof(header)}, {const_cast<char*>(text.data()), text.size()}}};
+  std::array<iovec, 2> parts{{{const_cast<MessageHeader*>(&header), sizeof(header)},
+                              {const_cast<char*>(text.data()), text.size()}}};
   msghdr packet{};
   packet.msg_iov = parts.data();
   packet.msg_iovlen = parts.size();
@@ -32,7 +32,8 @@ std::optional<Message> ControlSocket::take(int flags) const {
   Message message;
   if (n < static_cast<ssize_t>(sizeof(MessageHeader))) return message;  // kClosed
   std::memcpy(&message.header, buffer.data(), sizeof(MessageHeader));
-  message.text.assign(buffer.data() + sizeof(MessageHeader), static_cast<size_t>(n) - sizeof(MessageHeader));
+  message.text.assign(buffer.data() + sizeof(MessageHeader),
+                      static_cast<size_t>(n) - sizeof(MessageHeader));
   return message;
 }
 

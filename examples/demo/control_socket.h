@@ -4,35 +4,35 @@
 #include <optional>
 #include <string>
 
-// How the parent and its children talk: what a job's launcher does in real life, and the only thing
-// between the processes that is not fabric-lib.
+// Messages between the parent and its children: what a job launcher would do. All other
+// communication between the processes goes through fabric-lib.
 
 namespace demo {
 
 struct MessageHeader {
   enum class Kind : uint32_t {
-    kClosed,  ///< the other side is gone
+    kClosed,  ///< the other side has closed the socket
     // To the source.
     kJoin,   ///< `receiver_id` offers its memory: text
-    kPace,   ///< since_ns: between the layers of a prompt; at_ns: between prompts; 0: flat out
-    kDrain,  ///< begin nothing more, say when everything has ended
+    kPace,   ///< since_ns: between the layers of a prompt; at_ns: between prompts; 0: no pause
+    kDrain,  ///< start no more requests, reply when all operations have completed
     // To a receiver.
     kDie,     ///< in the middle of the next prompt, which is a long one
-    kFinish,  ///< nothing comes any more
+    kFinish,  ///< no more requests: exit
     // From any child.
     kWarning,  ///< a warning of the library: text
     // From a receiver.
-    kOffer,  ///< text
-    kDying,  ///< its last word: count pages of `request` are there
-    kFinished,   ///< count: immediates that nobody waited for
+    kOffer,     ///< text
+    kDying,     ///< sent right before it kills itself: count pages of `request` have arrived
+    kFinished,  ///< count: immediates that no request expected
     // From the source.
     kReady,
-    kState,    ///< `receiver_id` is in another state: code is the PeerState
-    kStarted,    ///< a request: count pages
+    kState,    ///< the state of `receiver_id` has changed: code is the PeerState
+    kStarted,  ///< a request: count pages
     kDone,     ///< a request was acknowledged: count, wrong, extra, bytes; since_ns: last submit
     kFailed,   ///< an operation: code is the Errc, count its pages that did not arrive
     kRefused,  ///< a submit: code is the Errc
-    kDrained,  ///< count operations were accepted, extra have ended
+    kDrained,  ///< count operations were accepted, extra have completed
   };
   Kind kind = Kind::kClosed;
   uint32_t receiver_id = 0;
@@ -52,17 +52,17 @@ struct Message {
   std::string text{};
 };
 
-/// One end of a socket pair that keeps messages apart. Does not own the descriptor.
+/// One end of a SOCK_SEQPACKET socket pair. Does not own the descriptor.
 ///
-/// Threads: everything from any thread; letters are read by one.
+/// Threads: any thread may send; one thread reads.
 class ControlSocket {
  public:
   explicit ControlSocket(int fd) : fd_(fd) {}
   int fd() const { return fd_; }
-  /// A side that is gone is found out by read().
+  /// Errors are ignored: read() reports a closed socket.
   void send(const MessageHeader& header, const std::string& text = {}) const;
   Message read() const;                     ///< blocks
-  std::optional<Message> try_read() const;  ///< nothing there: nothing
+  std::optional<Message> try_read() const;  ///< empty: no message is waiting
 
  private:
   std::optional<Message> take(int flags) const;

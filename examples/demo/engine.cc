@@ -16,12 +16,10 @@ void forward(void* context, const fabric::LogRecord& record) {
 
 }  // namespace
 
-fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& options, std::string role) {
-  fabric::Network network{.provider = "shm"};
-  for (uint32_t i = 0; i < options.lanes; ++i) {
-    network.devices.push_back("lane" + std::to_string(i));
-  }
-  fabric::Config config{.networks = {network}};
+fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& options,
+                           std::string role) {
+  fabric::Config config;
+  config.networks = {{.provider = "shm", .options = fabric::shm::Options{.lanes = options.lanes}}};
   config.peer_timeout = options.peer_timeout;
   config.app_info = std::move(role);
   config.log_sink = {&forward, const_cast<ControlSocket*>(&control)};

@@ -1,5 +1,6 @@
-// `make demo`: processes of one host push pages of a KV cache into each other's memory. One
-// receiver is killed, another joins, one is stopped for a while, and everything is checked.
+// `make demo`: a source process writes pages of KV caches into the memory of receiver processes on
+// the same host. One receiver is killed, another joins, one is stopped for a while; everything is
+// checked.
 //
 //   demo [--seconds N] [--lanes N]
 
@@ -20,7 +21,7 @@ bool parse(const char* text, T& out) {
   return error == std::errc{} && at == end;
 }
 
-/// demo --role ROLE RECEIVER_ID LANES PEER_TIMEOUT_NS: how it starts itself.
+/// demo --role ROLE RECEIVER_ID LANES PEER_TIMEOUT_NS: the command line of the child processes.
 int run_role(char** words) {
   demo::RoleOptions options;
   int64_t peer_timeout_ns = 0;
@@ -37,8 +38,8 @@ int run_role(char** words) {
 int usage() {
   std::fprintf(stderr,
                "usage: demo [--seconds N] [--lanes N]\n"
-               "  --seconds  length of the show, 5 to 60; 15 if not given\n"
-               "  --lanes    paths between two processes, 1 to %u; 2 if not given\n",
+               "  --seconds  length of the run, 5 to 60; default 15\n"
+               "  --lanes    paths between two processes, 1 to %u; default 2\n",
                fabric::kRailsMax);
   return 2;
 }

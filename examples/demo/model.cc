@@ -17,8 +17,8 @@ uint64_t word_at(const std::byte* bytes) {
   return word;
 }
 
-/// Four lanes, because a multiplication takes longer than a load: the sum then costs about as much
-/// as reading the bytes. Each step can be undone, so one changed bit always changes the sum.
+/// Four independent accumulators hide the latency of the multiplication, so that the checksum costs
+/// about as much as reading the bytes. Each step is invertible: a single changed bit always shows.
 uint64_t sum_of(std::span<const std::byte> bytes) {
   uint64_t lanes[4] = {1, 2, 3, 4};
   for (size_t i = 0; i < bytes.size(); i += sizeof(lanes)) {
@@ -71,7 +71,8 @@ Pool::Pool(uint32_t pages, Reuse reuse) : reuse_(reuse) {
 std::vector<uint32_t> Pool::take(uint32_t pages) {
   const std::lock_guard lock(mutex_);
   if (pages > free_.size()) {
-    std::fprintf(stderr, "demo: the pool has %zu pages left of %u\n", free_.size(), pages);
+    std::fprintf(stderr, "demo: the pool has only %zu free pages of %u needed\n", free_.size(),
+                 pages);
     std::_Exit(1);
   }
   std::vector<uint32_t> taken(free_.begin(), free_.begin() + pages);

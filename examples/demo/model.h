@@ -8,19 +8,19 @@
 #include <span>
 #include <vector>
 
-// What is moved, and how it is checked: a KV cache in pages, as the two sides of a disaggregated
-// inference engine keep it.
+// The data and its checks: a paged KV cache, as both sides of a disaggregated inference engine keep
+// it.
 
 namespace demo {
 
-/// An 8B model with grouped queries has 4 KiB of keys and values per token and layer, so 16 tokens
-/// make a page.
+/// An 8B model with grouped-query attention has 4 KiB of keys and values per token and layer, so a
+/// page holds 16 tokens.
 constexpr uint32_t kLayers = 32;
 constexpr uint32_t kPageBytes = 64 << 10;
 constexpr uint32_t kTokensPerPage = 16;
 
-/// Prompts of 128 tokens: 16 MiB in 256 pages. One of 1024 tokens is long enough to be caught in
-/// the middle.
+/// Prompts of 128 tokens: 16 MiB in 256 pages. One of 1024 tokens takes long enough
+/// to be interrupted in the middle.
 constexpr uint32_t kPagesPerLayer = 8;
 constexpr uint32_t kPagesPerLayerLong = 64;
 constexpr uint32_t kPagesLong = kLayers * kPagesPerLayerLong;
@@ -28,12 +28,12 @@ constexpr uint32_t kPagesLong = kLayers * kPagesPerLayerLong;
 /// Requests that a receiver has pages ready for at any time.
 constexpr uint32_t kSlots = 3;
 
-/// Every process of a host reads the same clock, so a time may be compared with another's.
+/// CLOCK_MONOTONIC is shared by all processes of a host, so times can be compared between them.
 inline int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-/// The first bytes of every page: whose it is. The rest of the page is covered by `body_sum`.
+/// The first bytes of every page identify it. `body_sum` is a checksum of the rest.
 struct Stamp {
   uint64_t receiver = 0;
   uint64_t request = 0;
@@ -48,10 +48,10 @@ static_assert(sizeof(Stamp) == 64);
 using PageBytes = std::span<std::byte, kPageBytes>;
 
 PageBytes page_at(std::span<std::byte> memory, uint32_t index);
-/// Fills the body with bytes that only this `seed` gives; returns their sum.
+/// Fills the body with bytes that depend on `seed`; returns their checksum.
 uint64_t fill_body(PageBytes page, uint64_t seed);
 void put_stamp(PageBytes page, const Stamp& stamp);
-/// Looks at every byte of the page. `expected.body_sum` is taken from the page itself.
+/// Checks every byte of the page. `expected.body_sum` is ignored: the page carries its own.
 bool page_is_correct(PageBytes page, Stamp expected);
 
 /// Free pages of a cache, by number.
@@ -70,11 +70,11 @@ class Pool {
   std::deque<uint32_t> free_;
 };
 
-/// On the way from a receiver to the source: pages are ready for a request, fill them.
+/// Message from a receiver to the source: asks for a prompt, to be written to these pages.
 struct PageRequest {
   static constexpr uint32_t kTag = 1;
   uint32_t tag = kTag;
-  uint32_t key = 0;  ///< what the pages count under
+  uint32_t key = 0;  ///< wire form of the counter key for the pages
   uint64_t request = 0;
   uint32_t pages_per_layer = 0;
   uint32_t spare = 0;
@@ -82,14 +82,14 @@ struct PageRequest {
 };
 static_assert(sizeof(PageRequest) == 24);
 
-/// And after it: all pages were counted, and each was looked at.
+/// Message after it: all pages were counted and checked.
 struct Ack {
   static constexpr uint32_t kTag = 2;
   uint32_t tag = kTag;
   uint32_t pages_wrong = 0;
   uint64_t request = 0;
   uint64_t pages_counted = 0;
-  uint64_t counts_extra = 0;  ///< counted beyond what was issued: never
+  uint64_t counts_extra = 0;  ///< beyond the expected number; must be 0
   uint64_t bytes_correct = 0;
   int64_t counted_ns = 0;
 };

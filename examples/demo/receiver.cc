@@ -12,8 +12,9 @@
 #include "model.h"
 #include "roles.h"
 
-// A decoder: it hands out pages of its cache, waits until all of them are counted, looks at every
-// byte, and says so. Each slot is a thread, so that one request is looked at while the next comes.
+// A decoder: requests prompts into pages of its cache, waits until all pages are counted, checks
+// every byte and acknowledges. Each slot has a thread, so that one request is checked while the
+// next arrives.
 
 namespace demo {
 
@@ -31,7 +32,7 @@ class Decoder {
             need(engine_.allocate({.size_bytes = uint64_t{kPoolPages} * kPageBytes}), "allocate")),
         subscription_(
             need(engine_.subscribe(fabric::Notify::call<&Decoder::on_event>(this)), "subscribe")) {
-    // The pages of ordinary prompts are touched now, as a server does when it starts.
+    // Touch the pages of ordinary prompts now, as a server does when it starts.
     const auto hot = cache_.bytes().first(uint64_t{kPoolPages - kPagesLong} * kPageBytes);
     std::memset(hot.data(), 0, hot.size());
     for (uint32_t i = 0; i < kSlots; ++i) {
@@ -51,7 +52,7 @@ class Decoder {
       if (message.header.kind == MessageHeader::Kind::kDie) {
         die_requested_ = true;
       } else {
-        // kFinish, or the parent is gone.
+        // kFinish, or the parent has died.
         finish(slots);
         return 0;
       }
@@ -74,7 +75,7 @@ class Decoder {
       source_connected_.wait(lock, [&] { return source_ || finishing_; });
     }
     while (!finishing_) {
-      // Only one can be long: there are pages for no more.
+      // The pool has pages for only one long request.
       const bool last = die_requested_.exchange(false);
       const uint32_t per_layer = last ? kPagesPerLayerLong : kPagesPerLayer;
       const std::vector<uint32_t> pages = pool_.take(kLayers * per_layer);
@@ -83,21 +84,23 @@ class Decoder {
       send(page_request, std::as_bytes(std::span(pages)));
       if (last) die_mid_request(counter, page_request.request, pages.size());
 
-      // One count per page, whatever lane brought it and in whatever order.
+      // One count per page, whichever lane it took and in any order.
       const auto all = counter.wait(pages.size(), fabric::Timeout::forever());
       if (!all && all.error().code == fabric::Errc::kReleased) return;
       need(all, "wait");
-      Ack ack{.request = page_request.request, .pages_counted = pages.size(), .counted_ns = now_ns()};
+      Ack ack{
+          .request = page_request.request, .pages_counted = pages.size(), .counted_ns = now_ns()};
       ack.counts_extra = counter.count();
       check_pages(pages, page_request, ack);
       pool_.give_back(pages);
-      if (last) die_requested_ = true;  // all of it came too fast: the next one, then
+      if (last)
+        die_requested_ = true;  // it completed too early to be interrupted: try the next one
       send(ack, {});
     }
   }
 
-  /// By its own hand, because the parent of so many busy processes would come too late to meet the
-  /// middle. Nothing is told to the engine, nothing is closed. Returns when it missed it as well.
+  /// Kills its own process in the middle of a request: the parent could not time that precisely.
+  /// Nothing is closed or shut down before. Returns if the request completed too early.
   void die_mid_request(const fabric::Counter& counter, uint64_t request, uint64_t pages) {
     uint64_t there = 0;
     while (there < pages / 8 && !finishing_) there = counter.count();
@@ -147,7 +150,8 @@ class Decoder {
     }
     for (fabric::Counter& counter : counters_) counter.release();
     for (std::thread& slot : slots) slot.join();
-    control_.send({.kind = MessageHeader::Kind::kFinished, .receiver_id = receiver_id_, .count = left});
+    control_.send(
+        {.kind = MessageHeader::Kind::kFinished, .receiver_id = receiver_id_, .count = left});
   }
 
   const ControlSocket& control_;

@@ -11,8 +11,8 @@
 
 #include "control_socket.h"
 
-// What the child processes do. Each opens an engine of its own and talks to the parent by `control`
-// only about receiver_id is there and what was seen; the pages travel by the engines.
+// The child processes. Each opens its own engine. `control` carries offers, commands and statistics
+// to and from the parent; pages, requests and acknowledgements go through the engines.
 
 namespace demo {
 
@@ -25,13 +25,13 @@ struct RoleOptions {
 int run_source(const ControlSocket& control, const RoleOptions& options);
 int run_receiver(const ControlSocket& control, const RoleOptions& options);
 
-/// Warnings of the engine go to the parent, which knows where the cursor is.
+/// Opens an engine whose warnings go to the parent, which owns the terminal.
 ///
 /// Lifetime: `control` outlives the engine.
-fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& options, std::string role);
+fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& options,
+                           std::string role);
 
-/// For calls that fail only when the demo cannot go on. The process sockets at once: other threads of
-/// it may be in the middle of something.
+/// The value; exits if there is none. Without destructors, because other threads may be running.
 template <class T>
 T need(fabric::Result<T> result, const char* call) {
   if (!result) {

@@ -76,7 +76,7 @@ void Screen::erase() {
   drawn_ = 0;
 }
 
-/// At most 80 columns: a line that a narrow terminal breaks could not be drawn over.
+/// At most 80 columns: lines that wrap could not be erased correctly.
 void Screen::draw(double seconds, const std::vector<Row>& rows) {
   std::printf("\n%6.1f s  %7s %-10s %6s %5s %6s %7s %15s %6s\n", seconds, "pid", "state", "prompts",
               "GB/s", "p50 ms", "p99 ms", "counts/expected", "failed");

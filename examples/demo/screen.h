@@ -6,8 +6,8 @@
 
 #include "stats.h"
 
-// Where the show is seen. In a terminal a table stands below the lines that were said and is drawn
-// again and again; anywhere else there is a plain line a second.
+// The output of the demo. In a terminal, a table below the log lines is redrawn continually;
+// elsewhere a plain line is printed every second.
 
 namespace demo {
 
@@ -25,14 +25,14 @@ struct Row {
 class Screen {
  public:
   Screen();
-  /// How often refresh() has something to show.
+  /// How often to call refresh().
   int64_t interval_ns() const;
-  /// A line that stays.
+  /// Prints a log line.
   [[gnu::format(printf, 2, 3)]] void print_line(const char* format, ...);
   void refresh(double seconds, const std::vector<Row>& rows);
-  /// The last table, which stays wherever the show is seen.
+  /// Prints the final table, in a terminal or not.
   void conclude(double seconds, const std::vector<Row>& rows);
-  /// What follows comes below whatever there is.
+  /// Keeps the table that is on the screen.
   void leave() { drawn_ = 0; }
   std::string paint(Tone tone, const std::string& text) const;
 
@@ -43,7 +43,7 @@ class Screen {
 
   bool live_ = false;
   bool colour_ = false;
-  uint32_t drawn_ = 0;  ///< lines of the table that stand below the cursor's home
+  uint32_t drawn_ = 0;  ///< lines of the table on the screen
 };
 
 }  // namespace demo

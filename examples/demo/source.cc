@@ -14,8 +14,8 @@
 #include "model.h"
 #include "roles.h"
 
-// A prefiller: as soon as a layer of a prompt is computed its pages go out, one operation a layer,
-// while the next one is computed. What a decoder waits for is then only the last layer.
+// A prefiller: writes the pages of a layer as soon as it is computed, one operation for each layer,
+// while the next layer is computed. A decoder then waits only for the last layer.
 
 namespace demo {
 
@@ -24,8 +24,8 @@ namespace {
 using fabric::Errc;
 using fabric::PeerState;
 
-/// A long prompt, an ordinary one per receiver, and as much again, so that pages take turns and the
-/// same bytes do not go to the same place twice.
+/// A long prompt and twice an ordinary one per receiver, so that pages rotate and the same bytes do
+/// not go to the same target twice.
 constexpr uint32_t kPoolPages = kPagesLong + 4 * kLayers * kPagesPerLayer;
 
 struct Request {
@@ -50,7 +50,7 @@ struct Stream {
   std::condition_variable changed{};
   std::deque<Request> requests{};
   std::map<uint64_t, int64_t> submitted_ns{};  ///< last layer of requests not yet acknowledged
-  bool stopping = false;                           ///< there is nothing more to do
+  bool stopping = false;                       ///< start no more requests
   bool lost = false;
 
   void on_completion(const fabric::Event& event);
@@ -86,9 +86,10 @@ class Source {
           break;
         case MessageHeader::Kind::kDrain:
           drain();
-          control_.send({.kind = MessageHeader::Kind::kDrained, .count = accepted_, .extra = completed_});
+          control_.send(
+              {.kind = MessageHeader::Kind::kDrained, .count = accepted_, .extra = completed_});
           break;
-        default:  // kFinish, or the parent is gone
+        default:  // kFinish, or the parent has died
           drain();
           return 0;
       }
@@ -108,10 +109,11 @@ class Source {
 
  private:
   void join(uint32_t receiver_id, const std::string& offer) {
-    // Held stopping both steps: its first page_request may be here before it is on the list.
+    // Held until the stream is on the list: its first request may arrive right after accept().
     const std::lock_guard lock(mutex_);
-    auto stream = std::make_unique<Stream>(*this, receiver_id, need(engine_.accept(offer), "accept"),
-                                           need(engine_.make_batch(), "make_batch"));
+    auto stream =
+        std::make_unique<Stream>(*this, receiver_id, need(engine_.accept(offer), "accept"),
+                                 need(engine_.make_batch(), "make_batch"));
     stream->thread = std::thread([this, &s = *stream] { serve(s); });
     streams_.push_back(std::move(stream));
   }
@@ -182,7 +184,7 @@ class Source {
     stream->changed.notify_all();
   }
 
-  // One thread a receiver.
+  // One thread for each receiver.
 
   void serve(Stream& stream) {
     int64_t due_ns = now_ns();
@@ -206,7 +208,7 @@ class Source {
     const PageRequest& page_request = request.page_request;
     const uint32_t per_layer = page_request.pages_per_layer;
     const std::vector<uint32_t> pages = pool_.take(kLayers * per_layer);
-    // The keys and values of a long prompt are in the cache already: all layers go at once.
+    // A long prompt is taken as already computed: all layers are sent at once.
     const int64_t pace_ns = per_layer == kPagesPerLayerLong ? 0 : layer_ns_.load();
     control_.send({.kind = MessageHeader::Kind::kStarted,
                    .receiver_id = stream.receiver_id,
@@ -241,14 +243,14 @@ class Source {
       }
       ++accepted_;
     }
-    // Until every operation has ended, well or not. Only then the pages may be used again.
+    // The pages may be reused once every operation has completed, successfully or not.
     const auto all = engine_.wait(stream.batch, fabric::Timeout::forever());
     if (!all && stream.batch.pending() > 0) need(all, "wait");
     need(stream.batch.reset(), "reset");
     pool_.give_back(pages);
   }
 
-  /// In place of a GPU: the pages get what only this request, layer and page have.
+  /// Stands in for a GPU: stamps the pages with receiver, request, layer and page.
   void compute(const Stream& stream, const PageRequest& page_request, uint32_t layer,
                std::span<const uint32_t> pages) {
     for (uint32_t i = 0; i < pages.size(); ++i) {
@@ -265,7 +267,7 @@ class Source {
     if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
   }
 
-  /// Returns when every stream has nothing open and every end was heard of.
+  /// Stops all streams and waits for acknowledgements and completions.
   void drain() {
     for (const auto& stream : streams_) {
       {
@@ -278,7 +280,8 @@ class Source {
       std::unique_lock lock(stream->mutex);
       stream->changed.wait(lock, [&] { return stream->lost || stream->submitted_ns.empty(); });
     }
-    // A callback may come after the wait for its batch. Not for ever: then the count is wrong.
+    // A callback may run after the wait on its batch returns. Bounded: a missing completion must
+    // fail the checks, not hang.
     for (int i = 0; i < 10'000 && completed_ != accepted_; ++i) sleep_until(now_ns() + 1'000'000);
   }
 
@@ -288,7 +291,7 @@ class Source {
   std::atomic<int64_t> layer_ns_{0}, request_ns_{0};
   std::atomic<uint64_t> accepted_{0}, completed_{0};
   std::mutex mutex_{};
-  std::vector<std::unique_ptr<Stream>> streams_{};  ///< under mutex_; only ever longer
+  std::vector<std::unique_ptr<Stream>> streams_{};  ///< guarded by mutex_; never shrinks
   fabric::Engine engine_;
   fabric::MemoryRegion cache_;
   fabric::Subscription listening_;

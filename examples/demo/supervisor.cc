@@ -45,7 +45,7 @@ DemoSupervisor::DemoSupervisor(const RoleOptions& options, Screen& screen)
   ::sigaction(SIGTERM, &action, nullptr);
   source_ = std::make_unique<Child>("source", options_);
   refresh_ns_ = now_ns() + screen_.interval_ns();
-  if (!run_until([this] { return source_is_up_; })) abort_demo("the source does not start");
+  if (!run_until([this] { return source_is_up_; })) abort_demo("the source did not start");
 }
 
 uint32_t DemoSupervisor::start_receiver() {
@@ -57,17 +57,19 @@ uint32_t DemoSupervisor::start_receiver() {
   receiver.child = std::make_unique<Child>("receiver", options);
   receiver.pid = receiver.child->pid();
   if (!run_until([&] { return !receiver.offer.empty(); })) {
-    abort_demo(receiver.name + " does not start");
+    abort_demo(receiver.name + " did not start");
   }
   return options.receiver_id;
 }
 
 void DemoSupervisor::connect_source_to(uint32_t receiver_id) {
-  source_->control().send({.kind = MessageHeader::Kind::kJoin, .receiver_id = receiver_id}, (*this)[receiver_id].offer);
+  source_->control().send({.kind = MessageHeader::Kind::kJoin, .receiver_id = receiver_id},
+                          (*this)[receiver_id].offer);
 }
 
 void DemoSupervisor::pace(int64_t layer_ns, int64_t request_ns) {
-  source_->control().send({.kind = MessageHeader::Kind::kPace, .since_ns = layer_ns, .at_ns = request_ns});
+  source_->control().send(
+      {.kind = MessageHeader::Kind::kPace, .since_ns = layer_ns, .at_ns = request_ns});
 }
 
 bool DemoSupervisor::finish() {
@@ -83,7 +85,7 @@ bool DemoSupervisor::finish() {
          }) &&
          good;
   source_->control().send({.kind = MessageHeader::Kind::kFinish});
-  // A child that hangs would hold us for ever: good order has failed by then, and they are killed.
+  // Do not wait for a child that hangs: the destructors kill all of them.
   if (!good) return false;
   good = exited_ok(source_->reap());
   for (const auto& receiver : receivers_) {
@@ -139,12 +141,12 @@ void DemoSupervisor::poll_children(int64_t until_ns) {
   if (now_ns() >= refresh_ns_) refresh();
 }
 
-/// False: it is gone.
+/// False: the child has closed its socket.
 bool DemoSupervisor::take_all(Child& child, const std::string& from) {
   while (const auto message = child.control().try_read()) {
     if (message->header.kind == MessageHeader::Kind::kClosed) return false;
     take(*message, from);
-    if (message->header.kind == MessageHeader::Kind::kFinished) break;  // its last word
+    if (message->header.kind == MessageHeader::Kind::kFinished) break;  // the last message
   }
   return true;
 }
@@ -161,9 +163,9 @@ void DemoSupervisor::take(const Message& message, const std::string& from) {
   if (header.kind == MessageHeader::Kind::kOffer) receiver.offer = message.text;
   if (header.kind == MessageHeader::Kind::kDying) receiver.death_report = header;
   if (header.kind == MessageHeader::Kind::kFinished) receiver.finished = true;
-  // Receivers that end when all is done are no news.
-  const bool over = drained_.kind == MessageHeader::Kind::kDrained;
-  if (!over || header.kind != MessageHeader::Kind::kState) receiver.stats.take(header);
+  // State changes after the drain come from receivers that exit as planned.
+  const bool drained = drained_.kind == MessageHeader::Kind::kDrained;
+  if (!drained || header.kind != MessageHeader::Kind::kState) receiver.stats.take(header);
 }
 
 void DemoSupervisor::refresh() {
@@ -189,7 +191,7 @@ std::vector<Row> DemoSupervisor::rows(int64_t from_ns, int64_t to_ns) const {
   return rows;
 }
 
-/// The children are killed and waited for: members first, then the process.
+/// Kills the children, waits for them and exits.
 void DemoSupervisor::abort_demo(const std::string& why) {
   screen_.leave();
   std::fflush(stdout);

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "child.h"
-#include "stats.h"
 #include "screen.h"
+#include "stats.h"
 
 namespace demo {
 
@@ -17,44 +17,45 @@ struct Options {
   uint32_t lanes = 2;
 };
 
-/// One of the receivers, as the parent sees it.
+/// A receiver process, as the parent sees it.
 struct Receiver {
   std::string name{};
   std::unique_ptr<Child> child{};
   pid_t pid = 0;
   ReceiverStats stats{};
   std::string offer{};
-  bool kill_requested = false;    ///< it was told to die
-  bool killed = false;    ///< and did
-  MessageHeader death_report{};       ///< when, and in the middle of what
-  bool finished = false;  ///< it has said how many counts were left over
+  bool kill_requested = false;   ///< kDie was sent
+  bool killed = false;           ///< and its socket has closed since
+  MessageHeader death_report{};  ///< kDying: when, and how far the request was
+  bool finished = false;         ///< kFinished was received
 };
 
-/// The processes, and everything that they have told so far.
+/// Owns the child processes and collects their reports.
+///
+/// Threads: one. Messages are read while run_for() or run_until() runs.
 class DemoSupervisor {
  public:
   DemoSupervisor(const RoleOptions& options, Screen& screen);
 
-  /// Starts another receiver; its number is returned once it has an offer.
+  /// Starts another receiver, waits for its offer and returns its number.
   uint32_t start_receiver();
-  /// Hands its offer to the source, which connects.
+  /// Sends the receiver's offer to the source, which connects to it.
   void connect_source_to(uint32_t receiver_id);
-  /// Time between the layers of a prompt, and between the prompts of a receiver.
+  /// Sets the time between the layers of a prompt, and between the prompts of a receiver.
   void pace(int64_t layer_ns, int64_t request_ns);
-  /// Ends every process in good order. False: one of them did not.
+  /// Stops all processes. True: every one that was not killed exited with 0.
   bool finish();
 
-  /// Listens and shows for so long.
+  /// Handles messages and refreshes the screen for that long.
   void run_for(int64_t ns);
-  /// The same until `done`. False: it did not come in half a minute. What is waited for takes
-  /// milliseconds, unless much else is running on the machine.
+  /// The same until `done`. False: not within 30 s, where milliseconds are normal.
   bool run_until(const std::function<bool()>& done);
 
   Receiver& operator[](uint32_t receiver_id) { return *receivers_[receiver_id - 1]; }
   const std::vector<std::unique_ptr<Receiver>>& receivers() const { return receivers_; }
-  /// A line that stays, with the time before it.
+  /// Prints a log line with the time.
   [[gnu::format(printf, 2, 3)]] void print_line(const char* format, ...);
-  /// What the table shows: rates and times of a stretch, sums of the whole.
+  /// Rows of the table: rates and latencies of the span, totals of the whole run.
   std::vector<Row> rows(int64_t from_ns, int64_t to_ns) const;
   Screen& screen() { return screen_; }
   double seconds() const;
@@ -74,7 +75,7 @@ class DemoSupervisor {
   int64_t refresh_ns_ = 0;
   bool source_is_up_ = false;
   MessageHeader drained_{};
-  std::vector<std::unique_ptr<Receiver>> receivers_{};  ///< number i + 1 is at i
+  std::vector<std::unique_ptr<Receiver>> receivers_{};  ///< number i + 1 has index i
   std::unique_ptr<Child> source_{};
 };
 

@@ -9,20 +9,20 @@ namespace fabric {
 
 /// What one rail can do. Data, not virtual functions, so that a test can read it and skip.
 struct Caps {
-  bool ordered = false;       ///< writes on one path land in posting order
-  bool slice_safe = false;    ///< pieces without an immediate, posted before the counted one on the
-                              ///< same path, are covered by it
-  bool cpu_copy = false;      ///< the provider moves the bytes itself, within a budget per poll
-  bool exact_replay = false;  ///< a write that fails breaks its path: nothing behind it lands, and
-                              ///< the target can say how many immediates came by it (P10)
-  bool checks_access = false;  ///< the target checks key and bounds, and refuses (P12)
-  bool maps_memory = false;    ///< memory from allocate() is mapped by peers: it comes as shared
-                               ///< pages
+  bool ordered = false;        ///< writes on one path land in posting order
+  bool slice_safe = false;     ///< an immediate also covers the writes without one that were posted
+                               ///< before it on the same path
+  bool cpu_copy = false;       ///< the provider copies the bytes itself, within a budget per poll
+  bool exact_replay = false;   ///< a write that fails breaks its path: nothing posted after it
+                               ///< lands, and the target can report how many immediates it took
+                               ///< from the path (contracts.md P10)
+  bool checks_access = false;  ///< the target checks rkey and bounds, and refuses (P12)
+  bool maps_memory = false;    ///< peers map the memory of allocate(), which is therefore shared
   FenceKind fence = FenceKind::kNone;
-  uint32_t queue_depth = 0;      ///< pieces in flight on the rail
+  uint32_t queue_depth = 0;      ///< work requests in flight on the rail
   uint32_t path_depth = 0;       ///< of those, on one path
   uint32_t memory_kinds = 0;     ///< bit per MemoryKind that the rail can read and write
-  uint64_t write_bytes_max = 0;  ///< one piece
+  uint64_t write_bytes_max = 0;  ///< of one work request
 };
 
 constexpr uint32_t kind_bit(MemoryKind kind) noexcept { return 1u << static_cast<uint32_t>(kind); }

@@ -15,23 +15,27 @@ struct CounterState;
 struct CounterGroupState;
 }  // namespace core
 
-/// How it is known that a closed key can bring nothing more.
+/// Why no more writes can arrive under the counter key of a closed counter.
 enum class Quiescence : uint8_t {
-  kProved,  ///< every sender that knew the key confirmed that it is quiet, or was lost and fenced
-  kQuarantined,  ///< no proof could be had; the key rests longer than any write can live before reuse
+  kProved,  ///< every sender that knew the key confirmed it has stopped, or was lost and fenced
+  kQuarantined,  ///< no proof: the key is not reused until the longest-lived write must have ended
 };
 
-FABRIC_EXPORT const char* to_string(Quiescence rest) noexcept;
+FABRIC_EXPORT const char* to_string(Quiescence quiescence) noexcept;
 
-/// Counts whole writes that carried its key. Engine-wide: whatever NIC or network took them.
+/// Counts the writes that arrived with its counter key, over all NICs and networks of the engine.
 ///
-/// A count below what was issued is a gauge (P8). An expectation of n is proof when no more than n
-/// were issued (P6). Wrong: sending four cut writes under one key and reading the first buffer when
-/// count() says 1; the halves of two writes also make one. Give each its own key, or mark them
-/// `whole`.
+/// An expectation of n proves that n writes arrived when no more than n were issued
+/// (contracts.md P6). A count below the number issued is only a gauge (P8): the stripes of two
+/// writes can add up to one. Wrong:
 ///
-/// Lifetime: the destructor releases; late arrivals are stale and counted as such (P11).
-/// Threads: everything from any thread; one armed expectation at a time, else kBusy.
+///     for (auto& w : four_large_writes) sender.submit(w);  // all under counter.key()
+///     if (counter.count() >= 1) read(first_buffer);        // may be half of two buffers
+///
+/// Right: expect(4), or a counter for each buffer, or Write::unsplit.
+///
+/// Lifetime: the destructor releases the key; later arrivals are stale: dropped and counted (P11).
+/// Threads: every function from any thread; one armed expectation at a time, else kBusy.
 class FABRIC_EXPORT Counter {
  public:
   Counter(Counter&&) noexcept;
@@ -39,15 +43,15 @@ class FABRIC_EXPORT Counter {
   ~Counter();
   CounterKey key() const noexcept;
   uint64_t count() const noexcept;     ///< gauge: one acquire load
-  bool try_take(uint64_t n) noexcept;  ///< polling: takes n if they are there
-  /// Ends once: ok, kTimeout, kPeerLost, kAborted (a contributor failed: the key is spoiled),
-  /// kReleased, kCancelled, kOverrun. Fails with kBusy while another one is armed.
+  bool try_take(uint64_t n) noexcept;  ///< polling: takes n counts if there are as many
+  /// Completes once: ok, kTimeout, kPeerLost, kAborted (a write to this key failed: the key is
+  /// poisoned), kReleased, kCancelled, kOverrun. Fails with kBusy while another one is armed.
   Result<OpId> expect(uint64_t n, Notify notify, Timeout timeout = {});
-  /// Spins, then sleeps; drives progress when inline. The same ends as expect().
+  /// Spins, then sleeps; drives progress when inline. The same codes as expect().
   Result<void> wait(uint64_t n, Timeout timeout = {});
-  Result<void> bind(PeerId peer);  ///< losing the peer ends the expectation at once, by name
-  void release() noexcept;         ///< at once; late traffic becomes stale
-  /// Releases, and waits until no sender can use the key any more: by proof, or by rest.
+  Result<void> bind(PeerId peer);  ///< when the peer is lost, the expectation fails at once
+  void release() noexcept;         ///< at once; later arrivals are stale
+  /// Releases, and waits until no sender can use the key any more: by proof, or by quarantine.
   Result<Quiescence> close(Timeout timeout = {});
 
  private:
@@ -57,27 +61,36 @@ class FABRIC_EXPORT Counter {
   std::shared_ptr<core::CounterState> state_;
 };
 
-/// Counters joined into one wait, each with the peer it depends on: knows who is missing.
+/// Counters that are waited for together, each with the peer that feeds it, so that missing() can
+/// name the peers that have not delivered.
 ///
-/// Each member owes its `share` of every expectation (one write a step in MoE). A member belongs to
-/// one group and takes no expectation of its own while it does.
+/// Every expectation needs `share` counts of each member (MoE: one write per peer and step). A
+/// counter is a member of one group at most and has no expectations of its own while it is. Wrong:
+///
+///     group.add(a, peer_a);
+///     group.add(b, peer_b);
+///     if (group.wait(1)) read(buffer_of_a);  // the one count may be peer_b's
+///     a.wait(1);                             // kBusy: `a` is a member
+///
+/// Right: group.wait(2), the sum of the shares, then read both buffers.
 ///
 /// Lifetime: the members must outlive the group, or be masked first.
-/// Threads: everything from any thread.
+/// Threads: every function from any thread.
 class FABRIC_EXPORT CounterGroup {
  public:
   CounterGroup(CounterGroup&&) noexcept;
   CounterGroup& operator=(CounterGroup&&) noexcept;
   ~CounterGroup();
   Result<void> add(Counter& member, PeerId peer, uint64_t share = 1);
-  /// n whole counts over all members. The same ends as Counter::expect().
+  /// n counts over all members. The same codes as Counter::expect().
   Result<OpId> expect(uint64_t n, Notify notify, Timeout timeout = {});
   Result<void> wait(uint64_t n, Timeout timeout = {});
-  uint64_t count() const noexcept;      ///< whole counts over all members that were not yet taken
-  std::vector<PeerId> missing() const;  ///< whose share of the present expectation is not here
-  /// Goes on without the peer: its members are released and what they owe is taken as paid. Its
-  /// bytes need a fence of their own (P13); it comes back only with new keys. A step that the peer
-  /// has ended (kPeerLost, kAborted) may be asked for again: what the others had sent still counts.
+  uint64_t count() const noexcept;      ///< over all members, not yet taken
+  std::vector<PeerId> missing() const;  ///< peers whose share of the expectation is not here
+  /// Continues without the peer: its members are released and their shares count as delivered. Its
+  /// bytes need a fence of their own (P13); it can rejoin only with new counters. An expectation
+  /// that failed because of the peer (kPeerLost, kAborted) may be armed again: the counts of the
+  /// other members are kept.
   Result<void> mask(PeerId peer);
 
  private:

@@ -26,8 +26,8 @@ namespace sim {
 class World;
 }
 
-/// Time, wake-ups and threads. The library has three: threads (the default), InlineRuntime,
-/// sim::World. Only the library implements it.
+/// Where an engine gets time, wake-ups and threads. The library has three: threads (the default),
+/// InlineRuntime and sim::World. Applications do not implement it.
 class FABRIC_EXPORT Runtime {
  public:
   virtual ~Runtime() = default;
@@ -37,9 +37,10 @@ class FABRIC_EXPORT Runtime {
   virtual Driver& driver() noexcept = 0;
 };
 
-/// Several inline engines in one thread: a wait on any of them drives all of them.
+/// Runs its engines on the calling thread, without threads of their own: a wait on any of them
+/// drives all of them.
 ///
-/// Lifetime: outlives its engines, which hold it.
+/// Lifetime: its engines share ownership of it.
 /// Threads: one thread at a time.
 class FABRIC_EXPORT InlineRuntime final : public Runtime {
  public:
@@ -53,8 +54,8 @@ class FABRIC_EXPORT InlineRuntime final : public Runtime {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Ends with its destructor: no event is delivered after it returns (unless it is destroyed inside
-/// its own callback, which then still finishes).
+/// Delivers events until it is destroyed: no event arrives after the destructor returns. Destroyed
+/// inside its own callback, it lets that callback finish.
 ///
 /// Threads: destroy it from any thread.
 class FABRIC_EXPORT Subscription {
@@ -70,49 +71,77 @@ class FABRIC_EXPORT Subscription {
   std::shared_ptr<core::SubscriptionState> state_;
 };
 
-/// What arrives from Engine::accept(): everything needed to write to the other side once.
+/// The result of Engine::accept(): what it takes to write to the engine that made the offer.
 struct Offer {
   PeerId peer{};
   RemoteRegion region{};
   CounterKey key{};
 };
 
-/// One-sided writes with counts. As many engines per process as wanted; usually one, shared by all
-/// workloads.
+/// One-sided writes into the memory of peers, each counted at the target. A process may open any
+/// number of engines; usually all workloads share one.
+///
+/// Right. The target makes an offer and waits for the count; the source accepts it and writes:
+///
+///     // target
+///     auto engine = Engine::open();
+///     auto pages = engine->allocate({.size_bytes = 1 << 20});
+///     auto counter = engine->make_counter();
+///     send_to_source(*engine->offer(*pages, counter->key()));  // one line of text, any channel
+///     if (!counter->wait(1, 30s)) return 1;
+///     read(pages->bytes());                                    // all bytes are in place (P6)
+///
+///     // source
+///     auto engine = Engine::open();
+///     auto pages = engine->allocate({.size_bytes = 1 << 20});
+///     fill(pages->bytes());
+///     auto offer = engine->accept(receive_from_target());
+///     auto batch = engine->make_batch();
+///     auto op = engine->submit(Write{.source = pages->at(0), .target = offer->region.at(0),
+///                                    .size_bytes = 1 << 20, .imm = offer->key, .batch = *batch});
+///     if (!op || !engine->wait(*batch, 30s)) return 1;
+///
+/// Wrong. submit() only queues the write, and an operation without batch or notify reports its
+/// failure to subscribers only:
+///
+///     engine->submit(Write{.source = pages->at(0), .target = offer->region.at(0),
+///                          .size_bytes = 1 << 20, .imm = offer->key});  // result dropped
+///     fill(pages->bytes());  // the NIC may still read the source: wait for the completion first
 ///
 /// Threads: every function from any thread, unless it says otherwise. submit() takes no lock.
-/// Fork: in a child every call fails with kClosed and destructors touch nothing (P21).
+/// Fork: in a child every call fails with kClosed and destructors touch nothing (contracts.md P21).
 class FABRIC_EXPORT Engine {
  public:
-  /// A null runtime means threads: a worker and a callback thread of this engine's own.
+  /// A null runtime means threads: a worker thread and a callback thread of this engine's own.
   ///
-  /// Fails with kInvalidArgument (the field or FABRIC_ variable is named), kUnsupported when a
-  /// required network is not available, kExhausted.
+  /// Fails with kInvalidArgument (Error::what names the field or FABRICLIB_ variable), kUnsupported
+  /// when a required network is not available, kExhausted.
   static Result<Engine> open(const Config& config = {}, std::shared_ptr<Runtime> runtime = nullptr);
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
   ~Engine();  ///< close(Config::drain_timeout)
-  /// Cancels, drains, reports everything, then stops: what it cuts short ends with kClosed. Every
-  /// accepted operation has been reported on return. Handles that outlive the engine are inert:
-  /// kClosed. Not from a callback (kWouldDeadlock).
+  /// Cancels, drains, reports every operation, then stops; what it interrupts completes with
+  /// kClosed. On return every accepted operation has been reported. Handles may outlive the engine:
+  /// their calls then fail with kClosed. Not from a callback (kWouldDeadlock).
   Result<void> close(Timeout timeout = {});
 
   // Peers
   std::vector<std::byte> address() const;  ///< plain bytes to pass over any channel (P14)
   std::string address_text() const;        ///< the same as text; connect() takes either
-  /// Returns at once; the peer is kConnecting and what is submitted to it waits. Idempotent while
-  /// the session lives. The own address is served by a copy. A peer that never answers is lost with
-  /// kUnreachable after Config::lost_timeout, one with another job key with kWrongJob at once.
+  /// Returns at once; while the peer is kConnecting, operations to it wait. Idempotent while the
+  /// session is open. The engine's own address works too: its writes are copies. A peer that never
+  /// answers is lost with kUnreachable after Config::lost_timeout, one with another job key at
+  /// once, with kWrongJob.
   ///
   /// Fails with kBadFormat, kVersion, kUnreachable (no network in common), kExhausted.
   Result<PeerId> connect(std::span<const std::byte> address, const ConnectOptions& options = {});
   Result<PeerId> connect(std::string_view address_text, const ConnectOptions& options = {});
-  /// Ends the session on both sides. What is in flight ends with kPeerLost.
+  /// Closes the session on both sides. Operations in flight complete with kPeerLost.
   Result<void> disconnect(PeerId peer);
   Result<PeerInfo> peer_info(PeerId peer) const;
-  std::vector<PeerId> peers() const;  ///< the live sessions, those that others opened included
+  std::vector<PeerId> peers() const;  ///< open sessions, including those that peers opened
   Result<PeerGroup> make_group(std::span<const PeerId> peers);
-  /// Address, descriptor and key in one line of text, for the simplest program.
+  /// Address, descriptor and counter key in one line of text, for the simplest programs.
   Result<std::string> offer(const MemoryRegion& region, CounterKey key) const;
   Result<Offer> accept(std::string_view offer);
 
@@ -120,18 +149,19 @@ class FABRIC_EXPORT Engine {
   Result<MemoryRegion> register_memory(const Memory& memory);
   /// Fails with kUnsupported (kind), kTooLarge, kExhausted (memory, regions_max).
   Result<MemoryRegion> allocate(const AllocateOptions& options);
-  /// Idempotent: the same descriptor gives the same handle. Ends with the peer, or when its owner
-  /// deregisters.
+  /// Idempotent: the same descriptor gives the same handle. Valid until the session closes or the
+  /// owner deregisters the region.
   ///
-  /// Fails with kBadFormat, kVersion, kPeerLost (of another life of the owner), kPermission
-  /// (granted to another peer), kNotFound (revoked, or `owner` is not a peer).
+  /// Fails with kBadFormat, kVersion, kPeerLost (made by another incarnation of the owner),
+  /// kPermission (granted to another peer), kNotFound (revoked, or `owner` is not a peer).
   Result<RemoteRegion> import_region(PeerId owner, std::span<const std::byte> desc);
 
   // Notification
   Result<Inbox> make_inbox(uint32_t depth);
   Result<Batch> make_batch();
-  Result<Counter> make_counter();  ///< its key travels in a message of the user's own
-  /// Agreed beforehand; made by whichever side comes first. kBusy while another handle holds it.
+  Result<Counter> make_counter();  ///< the application sends its key to the writers
+  /// A counter under a name that both sides know: resolve() at the sender gives its key, whichever
+  /// side asks first. kBusy while another handle holds the name.
   Result<Counter> named_counter(uint64_t name);
   /// Blocking form of Resolve.
   Result<void> resolve(PeerId peer, std::span<const uint64_t> names, std::span<CounterKey> out,
@@ -139,13 +169,14 @@ class FABRIC_EXPORT Engine {
   Result<CounterGroup> make_counter_group();
   Result<Watcher> make_watcher(Notify notify, const WatcherOptions& options = {});
   Result<Flag> make_flag(MemoryKind kind = MemoryKind::kHost, int32_t gpu = -1);
-  /// Messages of one channel, one listener each (kBusy).
+  /// Messages of one channel; a channel has one listener (kBusy).
   Result<Subscription> listen(uint16_t channel, Notify notify);
-  /// Peers, rails, room, failures nobody else asked for. Starts with the state of every live peer.
+  /// Changes of peers and rails, kRoom, and failures without batch or notify (kUnhandled). Starts
+  /// with the state of every open session.
   Result<Subscription> subscribe(Notify notify);
 
-  // Operations: accepted ones complete exactly once. kExhausted: nothing was taken; make progress
-  // or wait for kRoom, then try again.
+  // Operations: accepted ones complete exactly once. kExhausted: not accepted; make progress or
+  // wait for kRoom, then try again.
   Result<OpId> submit(const Write& request);
   Result<OpId> submit(const PagedWrite& request);
   Result<OpId> submit(const Scatter& request);
@@ -155,26 +186,26 @@ class FABRIC_EXPORT Engine {
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
   Result<OpId> submit(const Deregister& request);
-  /// Takes a prefix and returns its length, at least 1, or the error of the first request when that
-  /// one was not taken. The writes of one call are posted with as few doorbells as possible.
+  /// Accepts a prefix and returns its length, at least 1, or the error of the first request when
+  /// that one was refused. The writes of one call are posted with as few doorbells as possible.
   Result<uint32_t> submit(std::span<const Write> requests);
-  /// Asks. The operation still reports once: kCancelled, or what happened first (P4). kNotFound
-  /// when it has ended already.
+  /// A request: the operation still completes once, with kCancelled or with what happened first
+  /// (P4). kNotFound when it has completed already.
   Result<void> cancel(OpId op);
   Result<void> cancel(BatchId batch);  ///< all pending ones, and refuses new ones until reset()
 
   // Waiting: blocks; not from callbacks (kWouldDeadlock); drives progress when inline.
-  /// Until nothing of the batch is pending; the first failure, if there was one.
+  /// Returns when no operation of the batch is pending, with the first failure, if there was one.
   Result<void> wait(BatchId batch, Timeout timeout = {});
 
   Nanos now() const noexcept;    ///< the engine's clock
   uint32_t progress() noexcept;  ///< inline only: one bounded turn, then due callbacks
 
-  // Looking in
+  // Introspection
   EngineStats stats() const;
   std::vector<RailStats> rail_stats() const;
   std::vector<PeerStats> peer_stats() const;
-  std::string dump() const;       ///< what is in flight, on whom it waits, for how long
+  std::string dump() const;       ///< what is in flight, which peer it waits for, for how long
   std::string dump_json() const;  ///< the same, for programs
 
  private:
@@ -186,8 +217,8 @@ class FABRIC_EXPORT Engine {
 /// The library's version, "major.minor.patch".
 FABRIC_EXPORT const char* version() noexcept;
 
-/// What Network::provider may be in this build, in the order of preference. Whether it works on
-/// this machine is found out by opening it.
+/// The values of Network::provider that this build knows, in the order of preference. Only opening
+/// one shows whether it works on this machine.
 FABRIC_EXPORT std::vector<std::string> providers();
 
 }  // namespace fabric

@@ -1,7 +1,7 @@
 #pragma once
 
-// Everything a user of the engine needs. The simulator (sim.h) and the provider contract
-// (provider.h) are included on their own.
+// Everything that applications need. The simulator (sim.h) and the provider contract (provider.h)
+// are included separately.
 #include <fabric/caps.h>
 #include <fabric/config.h>
 #include <fabric/counter.h>
@@ -11,6 +11,7 @@
 #include <fabric/notify.h>
 #include <fabric/peer.h>
 #include <fabric/result.h>
+#include <fabric/shm.h>
 #include <fabric/stats.h>
 #include <fabric/transfer.h>
 #include <fabric/types.h>

@@ -12,18 +12,18 @@ enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 
 FABRIC_EXPORT const char* to_string(LogLevel level) noexcept;
 
-/// One key and its value, as text.
+/// A name and its value, as text.
 struct LogField {
   std::string_view key{};
   std::string_view value{};
 };
 
-/// A structured line: a fixed sentence and the values that belong to it.
+/// A structured log line: a constant text and its values.
 ///
 /// Lifetime: everything is borrowed for the call.
 struct LogRecord {
   LogLevel level = LogLevel::kInfo;
-  const char* area = "";  ///< the folder that speaks: "core", "control", "sim", ...
+  const char* area = "";  ///< the folder of the source: "core", "control", "sim", ...
   std::string_view text{};
   std::span<const LogField> fields{};
   const char* file = "";

@@ -19,12 +19,12 @@ enum class PeerState : uint8_t { kConnecting, kConnected, kStalled, kLost, kFenc
 
 FABRIC_EXPORT const char* to_string(PeerState state) noexcept;
 
-/// When a peer's writes can be proved to have stopped.
+/// How a network proves that a peer's writes have stopped, when the peer does not answer.
 enum class FenceKind : uint8_t {
-  kNone,   ///< never
-  kLocal,  ///< at once, without the peer (queue pair torn down, software check)
-  kRekey,  ///< only granted regions, by dropping the peer's own key (connection-less NICs)
-  kHost,   ///< memory mapped by the peer: its copy ended, its thread is off the CPU, or it is dead
+  kNone,   ///< it cannot
+  kLocal,  ///< at once, without the peer (queue pair destroyed, software check)
+  kRekey,  ///< for granted regions only, by invalidating the peer's rkeys (connection-less NICs)
+  kHost,   ///< for memory that the peer maps: its copy ended, its thread is off the CPU, or it died
 };
 
 FABRIC_EXPORT const char* to_string(FenceKind kind) noexcept;
@@ -33,27 +33,27 @@ struct PeerInfo {
   PeerState state = PeerState::kConnecting;
   struct Route {
     MemoryKind here = MemoryKind::kHost, there = MemoryKind::kHost;
-    std::string network{};  ///< its name; empty: nothing reaches this pair of kinds
-    std::string why{};      ///< why the networks before it in the order were not taken
+    std::string network{};  ///< its name; empty: no network reaches this pair of kinds
+    std::string why{};      ///< why the networks with a higher preference were not taken
   };
-  std::vector<Route> routes{};  ///< chosen when the peer connects, never changed in silence
+  std::vector<Route> routes{};  ///< chosen when the peer connects; a change is an event
   uint32_t rails_here = 0, rails_there = 0;  ///< of the host-to-host route
   uint32_t message_bytes_max = 0;
   FenceKind fence = FenceKind::kNone;
   std::string app_info{};
-  uint64_t engine_id = 0;    ///< stable name of the remote engine, across reconnects
-  uint64_t incarnation = 0;  ///< ordered: a later life of the engine has a larger one
+  uint64_t engine_id = 0;    ///< identifies the remote engine across reconnects (Config::engine_id)
+  uint64_t incarnation = 0;  ///< larger each time the engine is opened
 };
 
 struct ConnectOptions {
-  std::vector<std::string> networks{};  ///< restrict the route for this peer; empty: engine's order
-  bool warm = false;                    ///< set up all rails now instead of on first use
+  std::vector<std::string> networks{};  ///< names of the networks to choose from; empty: all
+  bool warm = false;                    ///< open the paths of all rails now, not on first use
 };
 
-/// A fixed list of peers for repeated scatters and signals. Cheap to copy, immutable. A member that
-/// is lost fails its own targets only; make a new group for its next incarnation.
+/// A fixed list of peers for repeated scatters and signals. Immutable and cheap to copy. A member
+/// that is lost fails only its own targets; its next incarnation needs a new group.
 ///
-/// Lifetime: may outlive the engine, inertly.
+/// Lifetime: may outlive the engine.
 /// Threads: share it freely.
 class FABRIC_EXPORT PeerGroup {
  public:

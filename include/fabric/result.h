@@ -8,42 +8,42 @@
 
 namespace fabric {
 
-/// Why something failed, grouped by how much it takes down. 0 is success, so that a raw Errc can
-/// sit in an event.
+/// Why something failed, grouped by what it takes down. 0 is success, so that an event can hold an
+/// Errc.
 enum class Errc : uint8_t {
   kOk = 0,
   // The call only.
   kInvalidArgument = 1,  ///< Error::what names the argument
-  kOutOfBounds,          ///< offset + size passes the region
-  kUnsupported,          ///< the route or memory kind cannot do it; Caps say so
+  kOutOfBounds,          ///< offset + size is beyond the region
+  kUnsupported,          ///< the network or memory kind cannot do it; see Caps
   kExhausted,            ///< a bounded resource is full: make progress, then try again
   kTooLarge,             ///< can never fit (message, page list): do not try again
-  kBadFormat,            ///< cut short or hostile bytes
+  kBadFormat,            ///< truncated or hostile bytes
   kVersion,              ///< a format or protocol of another major version
   kNotFound,             ///< unknown or released handle
   kTimeout,              ///< the deadline passed
   kCancelled,            ///< cancel() came first
-  kAborted,              ///< a write that counts here failed: the key is spoiled, release it
-  kReleased,             ///< the counter was released, here or by the peer whose key it is
+  kAborted,              ///< a write to this counter failed: its key is poisoned, release it
+  kReleased,             ///< the counter was released, here or by the peer that owns it
   kOverrun,              ///< more arrived than a counter can hold
   kBusy,                 ///< an expectation is armed already
   kWouldDeadlock,        ///< a blocking call from a callback
   kClosed,               ///< engine closed, or opened in a parent before fork()
   kPermission,           ///< the operating system refused
   // One peer.
-  kPeerLost = 32,  ///< the peer is gone, fenced or restarted
+  kPeerLost = 32,  ///< the peer is dead, fenced or restarted
   kUnreachable,    ///< no common network; peer_info() says what was tried
-  kRemoteAccess,   ///< the target refused key, generation or bounds
-  kWrongJob,       ///< job key differs
+  kRemoteAccess,   ///< the target refused rkey, generation or bounds
+  kWrongJob,       ///< the job keys differ
   // One NIC.
   kRailLost = 64,  ///< a rail failed and nothing could be replayed
 };
 
-/// A failure. Trivially copyable: no heap, and no formatting until somebody prints it.
+/// A failure. Trivially copyable: no heap, and no formatting until it is printed.
 struct Error {
   Errc code = Errc::kOk;
   int32_t native = 0;     ///< errno or fi_errno, sign removed; 0 when there is none
-  const char* what = "";  ///< lives for ever: names the argument or the call
+  const char* what = "";  ///< static storage; names the argument or the call
   const char* file = "";
   int32_t line = 0;
 };
@@ -58,8 +58,8 @@ inline Error fail(Errc code, const char* what, int32_t native = 0,
 FABRIC_EXPORT const char* to_string(Errc code) noexcept;
 
 namespace detail {
-/// Says who dereferenced a Result without looking, then aborts: a bug of the caller, never of a
-/// network or a peer.
+/// Prints where a Result without a value was dereferenced, then aborts: always a bug of the caller,
+/// never caused by a network or a peer.
 [[noreturn]] FABRIC_EXPORT void unchecked_result(const Error& error) noexcept;
 }  // namespace detail
 

@@ -10,19 +10,19 @@
 
 namespace fabric::sim {
 
-/// What one simulated NIC costs and promises.
+/// Performance and guarantees of one simulated NIC.
 struct NicModel {
   double gbit_per_s = 400;
-  Nanos per_op{90};           ///< the least time of the NIC for one work request, however small
+  Nanos per_op{90};           ///< the NIC's minimum time for one work request
   Nanos latency{2'000};       ///< one way
-  Nanos jitter{0};            ///< added to each packet, drawn evenly from [0, jitter]
+  Nanos jitter{0};            ///< added to each packet, uniform in [0, jitter]
   uint32_t depth = 1024;      ///< operations in flight on the NIC
-  uint32_t path_depth = 256;  ///< of those, to one peer's rail
+  uint32_t path_depth = 256;  ///< operations in flight to one peer's rail
   uint64_t write_bytes_max = 1u << 30;
   bool ordered = true;       ///< like RC; false: like SRD, writes overtake each other
-  bool slice_safe = true;    ///< earlier pieces on the path are covered by a later counted one
-  bool exact_replay = true;  ///< the target can say which writes landed (P10)
-  bool maps_memory = false;  ///< allocate() gives shared pages, as for a network that maps them
+  bool slice_safe = true;    ///< a counted fragment covers the earlier fragments on its path
+  bool exact_replay = true;  ///< the target knows which writes landed (contracts.md P10)
+  bool maps_memory = false;  ///< allocate() returns shared pages, as for a network that maps them
   FenceKind fence = FenceKind::kLocal;
 
   static NicModel connectx7();  ///< 400 Gb/s, ordered, exact replay, fenced by its queue pair
@@ -34,48 +34,48 @@ struct NodeNetwork {
   std::string name = "sim";
   uint32_t rails = 1;  ///< 1..kRailsMax
   NicModel model{};
-  std::vector<MemoryKind> kinds{MemoryKind::kHost};  ///< which memory it can touch
+  std::vector<MemoryKind> kinds{MemoryKind::kHost};  ///< which memory it can access
 };
 
-/// Something that goes wrong in a world, at a moment of the caller's choice (World::at) or of the
-/// seed's (World::chaos). Each has a constructor that takes what it needs; nothing else is set.
+/// A fault, injected at a time that the caller chooses (World::at) or that is drawn from the seed
+/// (World::chaos). Each kind has a factory function that takes the members it uses.
 ///
-/// Nodes are what add_node() returned, rails count within the node's network `network` (0: its
-/// first). What lasts goes on until its opposite comes; the opposite of what is not there is
-/// nothing.
+/// `node` and `other` are numbers that add_node() returned; `rail` counts within the node's network
+/// `network` (0: its first). A lasting fault holds until its opposite is injected; an opposite
+/// without its fault has no effect.
 struct FABRIC_EXPORT Fault {
   enum class Kind : uint8_t {
-    kNicDown,  ///< the port fails: engines hear of it, what is on the wire to or from it is lost
+    kNicDown,  ///< the port fails: its engines are notified, packets on the wire are lost
     kNicUp,
-    kCut,  ///< nothing passes between two nodes on one rail, or on all, datagrams included
+    kCut,  ///< drops everything between two nodes on one rail, or on all (datagrams included)
     kHeal,
-    kControlCut,  ///< no datagram passes between two nodes; writes do
+    kControlCut,  ///< drops datagrams between two nodes, but no writes
     kControlHeal,
-    kCrash,  ///< the processes of a node die without a word; open a new engine to restart
-    kStop,   ///< the processes of a node stop; its NICs go on (the zombie)
+    kCrash,  ///< the processes of a node die without notice; open a new engine to restart
+    kStop,   ///< the processes of a node are stopped (SIGSTOP); its NICs keep working
     kContinue,
-    kSlow,         ///< the engines of a node get a turn every `time` at most; zero: as usual
-    kDelay,        ///< everything that a node sends takes `time` longer; zero: as usual
-    kBreakSender,  ///< the sender's ends of the paths node -> other break; the target's do not know
-    kBreakTarget,  ///< and the other way round
-    kLoseAcks,     ///< node -> other: writes land and count, the sender never hears of it
+    kSlow,         ///< the engines of a node get at most one turn per `time`; zero: off
+    kDelay,        ///< everything that a node sends takes `time` longer; zero: off
+    kBreakSender,  ///< the sender's ends of the paths node -> other break; the target's stay up
+    kBreakTarget,  ///< the target's ends of the paths node -> other break; the sender's stay up
+    kLoseAcks,     ///< node -> other: writes land and count, their acknowledgements are lost
     kKeepAcks,
-    kReceiverNotReady,  ///< node takes no immediate: the bytes before the last packet land, no
-                        ///< count
+    kReceiverNotReady,  ///< node accepts no immediate: the last packet of a counted write is
+                        ///< rejected (RNR), the bytes before it land
     kReceiverReady,
-    kLateCounts,  ///< the engines of node hear of immediates `time` after the data; zero: as usual
-    kLateAcks,    ///< and of the end of their own writes
-    kSwallowCounts,  ///< the NIC of node acknowledges, and dies before it tells its engine: then
-                     ///< down
-    kOverrun,      ///< the completion queue of node's rail overflows: nothing of it can be drained
-    kRefusePosts,  ///< the NIC of node takes no work ("EAGAIN for ever")
+    kLateCounts,  ///< the engines of node get immediates `time` after the data; zero: off
+    kLateAcks,    ///< the engines of node get completions of their writes `time` later; zero: off
+    kSwallowCounts,  ///< the NIC of node acknowledges counts but does not report them to its
+                     ///< engine, and goes down after `time`
+    kOverrun,      ///< the completion queue of node's rail overflows: no path of it can be drained
+    kRefusePosts,  ///< the NIC of node accepts no work ("EAGAIN for ever")
     kTakePosts,
-    kTwice,  ///< packets of node -> other land twice before the completion; counts once. Only where
-             ///< writes are not ordered: elsewhere the NIC hides it
+    kTwice,  ///< packets of node -> other land twice before the completion, and count once. Only
+             ///< for unordered NICs: ordered ones drop duplicates
     kOnce,
-    kWrongKey,   ///< the next write node -> other reaches the target with a key that is wrong
-    kRightKey,   ///< or not, when none has come yet
-    kLateProof,  ///< deregistering and closing paths at node takes `time` longer; zero: as usual
+    kWrongKey,   ///< the next write node -> other carries an invalid rkey
+    kRightKey,   ///< cancels kWrongKey if no write has used it yet
+    kLateProof,  ///< deregistering memory and closing paths at node takes `time` longer; zero: off
   };
   static constexpr uint32_t kKinds = 28;
   static constexpr uint32_t kAllRails = UINT32_MAX;
@@ -84,7 +84,7 @@ struct FABRIC_EXPORT Fault {
   uint32_t node = 0;
   uint32_t other = 0;
   uint32_t rail = kAllRails;
-  uint32_t network = 0;  ///< which of the node's networks; the other node's is the one of its name
+  uint32_t network = 0;  ///< which of the node's networks; `other` uses the one of the same name
   Nanos time{};
 
   static Fault nic_down(uint32_t node, uint32_t rail) { return {Kind::kNicDown, node, 0, rail}; }
@@ -155,39 +155,40 @@ struct FABRIC_EXPORT Fault {
 };
 
 FABRIC_EXPORT const char* to_string(Fault::Kind kind) noexcept;
-/// What undoes a fault; nothing for those that are over at once, and for a crash.
+/// The fault that undoes `fault`; empty for instantaneous faults and for a crash.
 FABRIC_EXPORT std::optional<Fault> opposite(const Fault& fault) noexcept;
 
-/// Faults by the seed: one after another, each undone by its opposite, until `until`.
+/// Random faults, drawn from the seed: one after another, each undone by its opposite.
 struct Chaos {
-  Nanos until{};                     ///< on the world's clock; then everything is undone
-  Nanos gap{10'000'000};             ///< from one to the next, drawn evenly from [0, 2 * gap]
-  Nanos lasts{20'000'000};           ///< how long one stays, drawn in the same way
-  std::vector<Fault::Kind> kinds{};  ///< empty: all but kCrash, which the caller has to repair
+  Nanos until{};                     ///< on the world's clock; all faults are undone by then
+  Nanos gap{10'000'000};             ///< between two faults, uniform in [0, 2 * gap]
+  Nanos lasts{20'000'000};           ///< duration of a fault, uniform in [0, 2 * lasts]
+  std::vector<Fault::Kind> kinds{};  ///< empty: all but kCrash, which only the caller can repair
 };
 
-/// An immediate that the NIC of its target hands to its engine.
+/// An immediate that the target's NIC delivers to its engine.
 struct Arrival {
   uint32_t node = 0;
   uint32_t imm = 0;                   ///< as it was on the wire
-  const std::byte* target = nullptr;  ///< where its bytes are; null: it named no memory
+  const std::byte* target = nullptr;  ///< where its bytes landed; null: it names no memory
 };
 
 struct WorldOptions {
   uint64_t seed = 1;
-  /// false: virtual time, one thread, waits move the clock. true: the same network in real time,
-  /// each engine with threads of its own, to run the threaded runtime without a real network.
+  /// false: virtual time, one thread, waits advance the clock. true: the same network in real time,
+  /// with the threads runtime for each engine.
   bool realtime = false;
-  double drop_control = 0;       ///< chance that a control datagram is lost
-  double duplicate_control = 0;  ///< chance that it arrives twice
-  double reorder_control = 0;    ///< chance that it is held back by up to 20 latencies
+  double drop_control = 0;       ///< probability that a control datagram is lost
+  double duplicate_control = 0;  ///< probability that it arrives twice
+  double reorder_control = 0;    ///< probability that it is delayed by up to 20 latencies
 };
 
-/// A seeded network that carries real bytes, and its own Runtime: the same core runs on it as on a
-/// real network. The same seed and the same calls give the same run, event by event.
+/// A simulated network that carries real bytes, and with virtual time also the Runtime of its
+/// engines. The engines run the same core as on a real network. The same seed and the same calls
+/// give the same run, event by event.
 ///
-/// Lifetime: engines hold the world; it may be dropped first.
-/// Threads: with virtual time one thread at a time; with realtime everything from any thread.
+/// Lifetime: engines share ownership of the simulation; the World may be destroyed first.
+/// Threads: with virtual time one thread at a time; in realtime every call from any thread.
 class FABRIC_EXPORT World {
  public:
   explicit World(const WorldOptions& options = {});
@@ -201,33 +202,34 @@ class FABRIC_EXPORT World {
   /// Opens an engine on a node. Empty config.networks: all networks of the node, in their order.
   Result<Engine> open(uint32_t node, Config config = {});
 
-  /// Called in every step of the world; for workloads and checks. Virtual time only. Waits
-  /// inside destructors are steps too: what it uses must outlive the engines of the world.
+  /// Calls `hook` in every step of the world; for workloads and checks. Virtual time only. Waits
+  /// inside destructors are steps too: objects that the hook uses must outlive the engines.
   void each_step(std::function<void()> hook);
-  /// Called for every immediate, just before its engine sees it: what a NIC has counted, to hold
-  /// against what an engine says. Virtual time only.
+  /// Calls `observer` for every immediate, just before its engine gets it: an independent record to
+  /// compare the engine's counters with. Virtual time only.
   void each_arrival(std::function<void(const Arrival&)> observer);
-  /// Runs until done() or for `limit`. True when done() said so. Virtual time only: in realtime it
-  /// asks once.
+  /// Runs until done() returns true, or for `limit`. True when done() did. Virtual time only: in
+  /// realtime it calls done() once.
   bool run_until(const std::function<bool()>& done, Nanos limit);
   void run_for(Nanos time);  ///< virtual time only
 
-  /// Makes it happen at a time of the world's clock; one that has passed means now.
+  /// Injects a fault at a time of the world's clock; a time in the past means now.
   ///
-  /// Fails with kInvalidArgument, named after what is wrong (kind, node, network, rail, time,
-  /// other: also when the two share no network), and kUnsupported: crash, stop and slow need
+  /// Fails with kInvalidArgument, named after the wrong member (kind, node, network, rail, time,
+  /// other: also when the two nodes share no network), and kUnsupported: crash, stop and slow need
   /// virtual time.
   Result<void> at(Nanos time, const Fault& fault);
-  /// The same when so many events of the network have happened, for stories that try every step.
+  /// Injects a fault after `events` network events, for tests that try every step of a run.
   Result<void> at_event(uint64_t events, const Fault& fault);
-  uint64_t events() const noexcept;  ///< of the network, so far
-  /// Fails with kInvalidArgument (gap, lasts, kinds; node: there is none) and kUnsupported as at().
+  uint64_t events() const noexcept;  ///< network events so far
+  /// Fails with kInvalidArgument (gap, lasts, kinds; node: no node exists) and kUnsupported as
+  /// at().
   Result<void> chaos(const Chaos& plan);
-  /// How often a fault of the kind has been made to happen.
+  /// How many faults of the kind have been injected.
   uint64_t faults(Fault::Kind kind) const noexcept;
 
-  Nanos now() const noexcept;  ///< in realtime the clock of the engines that are open
-  /// A hash over everything that happened: equal for equal runs.
+  Nanos now() const noexcept;  ///< in realtime the clock of the open engines
+  /// A hash of all events: equal for equal runs.
   uint64_t trace_hash() const noexcept;
 
   struct Impl;

@@ -5,22 +5,27 @@
 
 namespace fabric {
 
-// Every request: plain data, every field has a default. No pointer into the caller's memory
-// outlives submit(): spans are copied into bounded arenas before it returns, everything else is a
-// handle (P22). The bytes of the regions are borrowed until completion.
+// Requests are plain data with a default for every field. submit() keeps no pointer into the
+// caller's memory: it copies spans into bounded arenas, and everything else is a handle
+// (contracts.md P22). The bytes of the regions are borrowed until completion.
 
-/// One write. Counts one at the target when `imm` is set; size 0 is legal.
+/// One write. Adds one to the target's counter when `imm` is set; size 0 is legal.
 ///
-/// A large write is cut over the NICs and each piece adds its share of one count. So a count is
-/// proof only when it equals everything sent to the key; the halves of two writes also make one.
-/// Who acts on a part needs a key of its own for it, or `whole`.
+/// A large write is striped over the NICs, and each stripe adds its share of one count. So a count
+/// proves something only when it equals the number of writes sent to the counter. Wrong:
+///
+///     submit(Write{.source = a, .target = x, .size_bytes = 1 << 20, .imm = key});
+///     submit(Write{.source = b, .target = y, .size_bytes = 1 << 20, .imm = key});
+///     // target: counter.wait(1), then read x. Half of x and half of y also make one count.
+///
+/// Right: the target waits for 2; or each write has a counter of its own; or both are `unsplit`.
 struct Write {
   LocalRef source{};
   RemoteRef target{};
   uint64_t size_bytes = 0;
   CounterKey imm{};
   Priority priority = Priority::kNormal;
-  bool unsplit = false;  ///< one NIC, one piece
+  bool unsplit = false;  ///< never striped: one NIC carries all of it
   Timeout timeout{};
   BatchId batch{};
   Notify notify{};
@@ -34,7 +39,7 @@ struct Pages {
   uint64_t offset_bytes = 0;
 };
 
-/// Many equal pieces between two regions; one count per page, one completion for all.
+/// Many pages of equal size between two regions: one count per page, one completion for all.
 struct PagedWrite {
   RegionId source{};
   Pages source_pages{};
@@ -49,26 +54,26 @@ struct PagedWrite {
 };
 
 struct ScatterTarget {
-  RemoteRef target{};  ///< names the peer as well
+  RemoteRef target{};  ///< implies the peer
   uint64_t source_offset = 0;
   uint64_t size_bytes = 0;
-  CounterKey imm{};  ///< receivers have keys of their own
+  CounterKey imm{};  ///< each receiver has a counter key of its own
 };
 static_assert(sizeof(ScatterTarget) <= 40);
 
-/// One source region to many peers, each with its own offsets, length and key. One count per
-/// target. A target that fails does not stop the others.
+/// One source region to many peers, each with its own offsets, length and counter key. One count
+/// per target. A target that fails does not stop the others.
 struct Scatter {
   RegionId source{};
   std::span<const ScatterTarget> targets{};
-  GroupId group{};  ///< optional: target i is a region of member i, which saves the look-ups
+  GroupId group{};  ///< optional: target i is a region of member i, which saves look-ups
   Priority priority = Priority::kNormal;
   Timeout timeout{};
   BatchId batch{};
   Notify notify{};
 };
 
-/// Adds one to each member's counter, no bytes: a barrier. keys: one for all, or one per member.
+/// Adds one to a counter of each member, without bytes: a barrier. keys: one for all, or one each.
 struct Signal {
   GroupId group{};
   std::span<const CounterKey> keys{};
@@ -78,27 +83,27 @@ struct Signal {
   Notify notify{};
 };
 
-/// A small two-sided message, copied; not ordered with writes (P7). Done when it is queued at the
-/// peer's listener. Fails with kTooLarge above PeerInfo::message_bytes_max; ends with kUnsupported
-/// when nobody listens on the channel.
+/// A small two-sided message, copied; not ordered with writes (P7). Completes when it is queued at
+/// the peer's listener. Refused with kTooLarge above PeerInfo::message_bytes_max; completes with
+/// kUnsupported when the channel has no listener.
 struct Send {
   PeerId peer{};
-  uint16_t channel = 0;  ///< several workloads share one engine: each listens on its own
+  uint16_t channel = 0;  ///< one per workload that shares the engine
   std::span<const std::byte> bytes{};
   Timeout timeout{};
   BatchId batch{};
   Notify notify{};
 };
 
-/// An alarm on the engine's clock: also in virtual time.
+/// Completes `after` from now on the engine's clock, which may be virtual.
 struct Timer {
   Nanos after{};
   BatchId batch{};
   Notify notify{};
 };
 
-/// Names of a peer to keys, once, ahead of the hot path; many names in one round trip. The keys are
-/// in the caller's `out`, which must stay alive until the operation ends.
+/// Looks up the counter keys of a peer's named counters: many names in one round trip, once, before
+/// the hot path. The keys are stored in the caller's `out`, which must stay valid until completion.
 struct Resolve {
   PeerId peer{};
   std::span<const uint64_t> names{};
@@ -109,7 +114,7 @@ struct Resolve {
 };
 
 /// Completes when no write of this session of the peer can land here any more; the peer is fenced
-/// from then on. Ends with kTimeout and Remote::kUnknown when that cannot be proved in time.
+/// from then on. Without proof in time it completes with kTimeout and Remote::kUnknown.
 struct Fence {
   PeerId peer{};
   Timeout timeout{};

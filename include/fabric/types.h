@@ -10,9 +10,9 @@ namespace fabric {
 
 using Nanos = std::chrono::nanoseconds;
 
-/// Handles are slot and generation: 8 bytes, trivially copyable, never reused while stale copies
-/// could lie. A default handle is "none". Not an aggregate, or `.batch = 3` would compile by brace
-/// elision.
+/// Slot and generation: 8 bytes, trivially copyable. A stale copy never refers to the next object
+/// in the slot, because its generation differs. A default handle is "none". Not an aggregate: then
+/// `.batch = 3` would compile by brace elision.
 ///
 /// Threads: copy freely.
 template <class Tag>
@@ -32,7 +32,7 @@ using RegionId = Handle<struct RegionTag>;  ///< local registered memory
 using BatchId = Handle<struct BatchTag>;    ///< operations waited for and cancelled together
 using GroupId = Handle<struct GroupTag>;    ///< a fixed list of peers
 
-/// A place in local registered memory.
+/// An offset in local registered memory.
 struct LocalRef {
   RegionId region{};
   uint64_t offset = 0;
@@ -40,13 +40,13 @@ struct LocalRef {
 
 struct RemoteRef;
 
-/// A peer's region after import_region(). Not serialisable: ship the descriptor instead.
+/// A peer's region after import_region(). Not serialisable: send the descriptor instead.
 struct RemoteRegion : Handle<struct RemoteRegionTag> {
   using Handle::Handle;
   constexpr RemoteRef at(uint64_t offset) const noexcept;
 };
 
-/// A place in a peer's region.
+/// An offset in a peer's region.
 struct RemoteRef {
   RemoteRegion region{};
   uint64_t offset = 0;
@@ -54,8 +54,8 @@ struct RemoteRef {
 
 constexpr RemoteRef RemoteRegion::at(uint64_t offset) const noexcept { return {*this, offset}; }
 
-/// How long an operation may take, counted from the submit. Relative, so that a prepared request
-/// can be reused and the same code runs in virtual time.
+/// How long an operation may take from its submit. Relative, so that a prepared request can be
+/// reused and the same code runs in virtual time.
 struct Timeout {
   static constexpr int64_t kDefault = INT64_MIN;  ///< Config::default_timeout
   static constexpr int64_t kForever = INT64_MAX;  ///< waits only; refused on writes
@@ -73,25 +73,29 @@ struct Timeout {
   }
 };
 
-/// What the sender knows about the target's bytes once an operation has completed (P3).
+/// What the sender knows about the target's bytes once an operation has completed
+/// (contracts.md P3).
 enum class Remote : uint8_t {
   kDelivered,     ///< the target took it, and its count is certain
-  kNotDelivered,  ///< not counted, and nothing of it lands any more
-  kUnknown,       ///< neither could be proved: writes may land until the owner fences
+  kNotDelivered,  ///< not counted, and none of its bytes can land any more
+  kUnknown,       ///< neither could be proved: bytes may land until the target's owner fences
 };
 
-/// Urgent work overtakes what has not been posted yet; bulk work is posted in slices, so that
-/// urgent work waits at most for one slice per NIC (Config::bulk_slice_bytes).
+/// Urgent work overtakes work that is not posted yet. Bulk work is posted in slices, so that urgent
+/// work waits for at most one slice per NIC (Config::bulk_slice_bytes).
 enum class Priority : uint8_t { kNormal, kUrgent, kBulk };
 
-/// What a write counts under: 28 bits that the receiver handed out (Counter::key(), or resolve()
-/// of a name). Ship it as 4 bytes in a message of your own. A default CounterKey means no immediate.
+/// Names a counter of the receiver: 28 bits from Counter::key(), or from resolve() of a name. Send
+/// it to the writers as 4 bytes in a message. A default CounterKey means no immediate. Not a memory
+/// key: those (rkeys) are inside region descriptors.
 class CounterKey {
  public:
   static constexpr uint32_t kBits = 28;
 
   constexpr CounterKey() = default;
-  static constexpr CounterKey from_wire(uint32_t bits) noexcept { return CounterKey(bits & ((1u << kBits) - 1)); }
+  static constexpr CounterKey from_wire(uint32_t bits) noexcept {
+    return CounterKey(bits & ((1u << kBits) - 1));
+  }
   constexpr uint32_t wire() const noexcept { return bits_; }
   constexpr explicit operator bool() const noexcept { return bits_ != 0; }
   friend constexpr auto operator<=>(const CounterKey&, const CounterKey&) = default;

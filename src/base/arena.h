@@ -12,22 +12,23 @@
 
 namespace fabric {
 
-/// One preallocated block of memory, dealt out in runs of 64-byte units.
+/// A lock-free bitmap allocator: one preallocated block of memory, allocated in runs of 64-byte
+/// units.
 ///
-/// Which units are taken is a bitmap of atomic words, and a block is claimed by setting its bits.
-/// Size classes would be quicker by a few nanoseconds, but memory once carved into small blocks
-/// would never again hold a large one, and a request that waits for room would wait for ever. Here
-/// neighbours grow together by themselves: once everything is freed, everything fits again.
+/// A bit per unit says whether it is taken, and a block is claimed by setting its bits. Size
+/// classes would be quicker by a few nanoseconds, but memory once split into small blocks would
+/// never again hold a large one, and a request that waits for room would wait for ever. In a bitmap
+/// adjacent free blocks merge by themselves: once everything is freed, everything fits again.
 ///
-/// No lock: a thread that is descheduled in the middle holds only the units that it has claimed.
-/// A claim that runs over several words sets them in ascending order and takes it back when it
-/// meets somebody: of those that collide the foremost gets through.
+/// A thread that is descheduled in the middle holds only the units that it has claimed. A claim
+/// that spans several words sets them in ascending order and rolls back when it meets a taken unit;
+/// of claims that collide with each other, the one that is furthest ahead does not roll back.
 ///
-/// Threads: everything from any thread.
+/// Threads: every call from any thread.
 /// Cost: a scan of the bitmap, one word per 4 KiB, that starts where the last one ended.
 class Arena {
  public:
-  static constexpr uint64_t kUnitBytes = 64;  // a cache line: neighbours share none
+  static constexpr uint64_t kUnitBytes = 64;  // a cache line: no two blocks share one
 
   /// Rounded up to whole units. Throws std::bad_alloc.
   explicit Arena(uint64_t bytes)
@@ -38,15 +39,15 @@ class Arena {
     if (block_ == nullptr || lengths_ == nullptr || units_ > UINT32_MAX) throw std::bad_alloc();
   }
 
-  /// Aligned to kUnitBytes. Null: full, or no free run is long enough. Fails only while somebody
-  /// holds or claims a block, never for a request up to largest() on an empty arena.
+  /// Aligned to kUnitBytes. Null: full, or no free run is long enough. A request up to largest()
+  /// succeeds whenever no block is held or being claimed.
   void* allocate(uint64_t bytes) noexcept {
     if (bytes > largest()) return nullptr;
     const uint64_t n = bytes == 0 ? 1 : (bytes + kUnitBytes - 1) / kUnitBytes;
-    // A guess where to look first: pairs with nothing.
+    // A hint where to start: pairs with nothing.
     const uint64_t start = hint_.load(std::memory_order_relaxed);
     uint64_t unit = claim_between(start, units_, n);
-    // From the beginning, and over the start: the run may lie across it.
+    // The second scan covers everything: a free run may lie across `start`.
     if (unit == kNone && start > 0) unit = claim_between(0, units_, n);
     if (unit == kNone) return nullptr;
     hint_.store(unit + n < units_ ? unit + n : 0, std::memory_order_relaxed);  // as above
@@ -54,8 +55,8 @@ class Arena {
     return block_.get() + unit * kUnitBytes;
   }
 
-  /// `block` came from allocate() and is the caller's; null is fine. Aborts on anything else, also
-  /// on a second free: going on would give the same bytes to two owners.
+  /// `block` came from allocate() and belongs to the caller, or is null. Aborts on anything else,
+  /// also on a double free: continuing would give the same bytes to two owners.
   void free(void* block) noexcept {
     if (block == nullptr) return;
     const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(block) - block_.get());
@@ -71,7 +72,7 @@ class Arena {
     release(unit, n);
   }
 
-  /// Bytes that somebody holds, claims that are about to fail included. Looks at all of it.
+  /// Bytes in use, including claims that are about to roll back. Scans the whole bitmap.
   uint64_t used() const noexcept {
     uint64_t units = 0;
     for (uint64_t i = 0; i < (units_ + 63) / 64; ++i) {
@@ -99,7 +100,7 @@ class Arena {
     uint64_t begin = from;  // of the run that is being measured
     uint64_t unit = from;   // everything in [begin, unit) was seen free
     while (unit < to) {
-      // Only a look: claim() confirms it, and orders.
+      // A hint: claim() confirms it, and has the ordering.
       const uint64_t word = taken_[unit / 64].load(std::memory_order_relaxed) >> unit % 64;
       const uint64_t left = 64 - unit % 64;
       if ((word & 1) != 0) {
@@ -114,12 +115,12 @@ class Arena {
       if (unit - begin < n) continue;
       const uint64_t taken_at = claim(begin, n);
       if (taken_at == kNone) return begin;
-      begin = unit = taken_at;  // somebody was quicker there: look again from it
+      begin = unit = taken_at;  // another thread took that unit first: continue the scan from it
     }
     return kNone;
   }
 
-  /// Takes [unit, unit + n). kNone on success, else a unit that was in the way; nothing is taken.
+  /// Takes [unit, unit + n). kNone on success, else the taken unit that it met; takes nothing then.
   uint64_t claim(uint64_t unit, uint64_t n) noexcept {
     const uint64_t end = unit + n;
     for (uint64_t at = unit; at < end; at = (at / 64 + 1) * 64) {
@@ -148,8 +149,8 @@ class Arena {
   const uint64_t units_;
   const std::unique_ptr<std::byte, Freed> block_;
   const std::unique_ptr<std::atomic<uint64_t>[]> taken_;  ///< a bit per unit
-  /// Of the block that starts here; its owner's. Zeros of the kernel's, which cost nothing before
-  /// the arena is used.
+  /// Length of the block that starts at this unit, written by its owner. calloc() maps zero pages,
+  /// which cost nothing until the arena is used.
   const std::unique_ptr<uint32_t[], Freed> lengths_;
   alignas(64) std::atomic<uint64_t> hint_{0};
 };

@@ -13,8 +13,8 @@ namespace fabric {
 /// base64url (RFC 4648, section 5) without padding: survives shells, JSON and URLs.
 std::string base64url_encode(std::span<const std::byte> bytes);
 
-/// Takes exactly what base64url_encode() makes: one text for one sequence of bytes. Fails with
-/// kBadFormat at foreign characters, padding, an impossible length or bits that are left over.
+/// Accepts only the canonical text that base64url_encode() produces. Fails with kBadFormat at
+/// foreign characters, padding, an impossible length or non-zero trailing bits.
 Result<std::vector<std::byte>> base64url_decode(std::string_view text);
 
 }  // namespace fabric

@@ -20,7 +20,7 @@ void BiasedLock::rebias() noexcept {
   for (Owner& owner : owners_) {
     const void* const thread = owner.thread.load(std::memory_order_relaxed);
     if (thread != nullptr && thread != candidate_) continue;
-    // Relaxed, both: the thread for which they mean something is this one.
+    // Relaxed, both: only this thread, the new owner, acts on them.
     owner.thread.store(candidate_, std::memory_order_relaxed);
     owner_.store(&owner, std::memory_order_relaxed);
     return;

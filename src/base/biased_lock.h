@@ -8,46 +8,52 @@
 
 namespace fabric {
 
-/// A place that one thread nearly always has to itself: the regular, who comes and goes by plain
-/// stores. Anybody else first sends the regular away, which is dear, and then uses the lock that
-/// stands behind; whoever comes by that lock again and again becomes the regular.
+/// The bias of a biased lock, added in front of a fallback lock that the user of this class brings
+/// (LightMutex, runtime::TurnLock). The owning thread enters and leaves with plain stores. Any
+/// other thread first takes the fallback lock, then revokes the bias and waits until the owner has
+/// left. A thread that takes the fallback lock `rebias_after` times in a row becomes the new owner.
 ///
-/// Both sides write one word and read the other: the regular says that it is inside and reads
-/// whether it is still the regular, the other takes that away and reads whether it is inside. For
-/// one of them to see the other, both need a full fence in between. The regular has none of its
-/// own: revoke() makes every thread of the process pass one (base/membarrier.h).
+/// Invariant: at most one of the owner (inside) and the holder of the fallback lock (after revoke()
+/// and owner_inside() == false) is in the critical section. This is Dekker's pattern: the owner
+/// stores `inside` and loads `owner_`, the revoker stores `owner_` and loads `inside`. Both sides
+/// need a full fence between store and load. The owner has only a compiler fence: revoke() issues
+/// membarrier(), which makes every running thread of the process pass a full fence.
 ///
-/// Threads: enter() and leave() by any thread, the rest by the holder of the lock behind.
+/// Cost: the owner pays two stores and a few loads, no atomic read-modify-write. A revocation costs
+/// a membarrier() system call (microseconds), and doubles the streak needed for the next owner.
+/// Without membarrier() no thread ever becomes the owner.
+///
+/// Threads: enter() and leave() from any thread, all others by the holder of the fallback lock.
 class BiasedLock {
  public:
-  /// So many visits in a row make a regular.
+  /// `rebias_after` acquisitions of the fallback lock in a row make a thread the owner.
   explicit BiasedLock(uint32_t rebias_after = 64) noexcept : rebias_after_(rebias_after) {}
   BiasedLock(const BiasedLock&) = delete;
   BiasedLock& operator=(const BiasedLock&) = delete;
 
-  /// What a thread has left of its times as the regular. Each has one of its own: one that was sent
-  /// away long ago, and finds out only now, must not touch what belongs to another.
+  /// The flag of one thread that is or was the owner. One for each thread: a former owner that
+  /// notices its revocation late must not write the flag of its successor.
   struct Owner {
     Atomic<const void*> thread{nullptr};
     Atomic<uint32_t> inside{0};
   };
 
-  /// Null: the caller is not the regular. Else it is inside, and has to leave() with that.
+  /// Null: the caller is not the owner. Otherwise it is inside, and calls leave() with the result.
   Owner* enter() noexcept {
-    // Relaxed: it was the caller itself who stored it, and nobody has been here since.
+    // Relaxed: if the caller is the owner, this thread stored the value itself.
     Owner* const owner = owner_.load(std::memory_order_relaxed);
     if (owner == nullptr || owner->thread.load(std::memory_order_relaxed) != this_thread_mark()) {
       return nullptr;
     }
     owner->inside.store(1, std::memory_order_relaxed);  // ordered by the fences
-    light_fence();                                     // pairs with the one in revoke_slow()
+    light_fence();                                      // pairs with the one in revoke_slow()
     if (owner_.load(std::memory_order_relaxed) == owner) [[likely]]
       return owner;
     leave(*owner);
     return nullptr;
   }
 
-  /// False: it was sent away meanwhile.
+  /// False: the bias was revoked while the owner was inside.
   bool leave(Owner& owner) noexcept {
     // Pairs with the acquire in owner_inside().
     owner.inside.store(0, std::memory_order_release);
@@ -58,7 +64,7 @@ class BiasedLock {
     return false;
   }
 
-  /// From here on enter() fails; the regular may still be inside.
+  /// From here on enter() fails; the owner may still be inside.
   void revoke() noexcept {
     if (owner_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
       revoke_slow();
@@ -69,14 +75,14 @@ class BiasedLock {
     return revoked != nullptr && revoked->inside.load(std::memory_order_acquire) != 0;
   }
   void wait_owner_left() noexcept {
-    // For no reason at all or after a signal: looked at again.
+    // The loop covers spurious wake-ups and signals.
     while (owner_inside()) [[unlikely]] {
         Owner* const revoked = revoked_;
         (void)futex_wait(revoked->inside, 1, nullptr);
       }
   }
 
-  /// The holder of the lock was here once more, and nobody waits for it.
+  /// Called before the fallback lock is released while no thread waits for it: counts the streak.
   void fallback_used() noexcept {
     const void* const me = this_thread_mark();
     streak_ = me == candidate_ ? streak_ + 1 : 1;
@@ -86,19 +92,19 @@ class BiasedLock {
   }
 
  private:
-  // The visits needed double with each regular that is sent away, up to this: where others come
-  // often, to send somebody away is rare.
+  // Every revocation doubles the streak that the next owner needs, up to this, so that a contended
+  // lock rarely pays for revocations.
   static constexpr uint32_t kRebiasAfterMax = 1 << 16;
 
   void revoke_slow() noexcept;
   void rebias() noexcept;
 
   Atomic<Owner*> owner_{nullptr};
-  // Guarded by the lock behind.
-  std::array<Owner, 16> owners_{};  ///< more threads than that never become the regular
-  Plain<Owner*> revoked_{nullptr};   ///< who was sent away last
+  // Guarded by the fallback lock.
+  std::array<Owner, 16> owners_{};  ///< only this many threads can become the owner
+  Plain<Owner*> revoked_{nullptr};  ///< the last owner that was revoked
   Plain<const void*> candidate_{nullptr};
-  uint32_t streak_ = 0;  ///< of the visitor, in a row
+  uint32_t streak_ = 0;  ///< acquisitions by the candidate, in a row
   uint32_t rebias_after_;
 };
 

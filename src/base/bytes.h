@@ -9,15 +9,16 @@
 
 #include <fabric/result.h>
 
-// Little-endian bytes in and out. Numbers are taken apart byte by byte, so neither alignment nor
-// the host's byte order matters; compilers turn it into one load or store.
+// Little-endian encoding. Numbers are read and written byte by byte, so neither alignment nor the
+// host's byte order matters; compilers turn it into one load or store.
 
 namespace fabric {
 
-/// Reads bytes that may be cut short or hostile. A read past the end gives zero and fails the
-/// reader for good, so that a decoder reads all its fields and looks once, at the end.
+/// Reads bytes that may be truncated or hostile. A read past the end returns zero and puts the
+/// reader into a failed state for good, so that a decoder reads all its fields and checks ok()
+/// once.
 ///
-/// Lifetime: borrows the bytes; what bytes() and text() return points into them.
+/// Lifetime: borrows the bytes; bytes() and text() return views into them.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) noexcept : rest_(bytes) {}
@@ -47,7 +48,7 @@ class ByteReader {
 
   size_t remaining() const noexcept { return rest_.size(); }
   bool ok() const noexcept { return ok_; }
-  /// A field was out of its range: the same as being cut short.
+  /// A field was out of its range: treated like truncation.
   void fail() noexcept {
     ok_ = false;
     rest_ = {};
@@ -77,8 +78,8 @@ class ByteReader {
   bool ok_ = true;
 };
 
-/// Appends to a buffer of its own, up to a limit. What does not fit is not written and fails the
-/// writer for good.
+/// Appends to its own buffer, up to a limit. A value that does not fit is not written and puts the
+/// writer into a failed state for good.
 class ByteWriter {
  public:
   explicit ByteWriter(size_t limit = SIZE_MAX) noexcept : limit_(limit) {}

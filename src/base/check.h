@@ -1,12 +1,12 @@
 #pragma once
 
-// Broken invariants. A check that fails is a bug of this library or a caller who broke a written
-// rule, never a network or a peer: those end in an Errc. FABRIC_CHECK stays on in release builds;
-// FABRIC_DCHECK is for conditions that are too dear for the hot path.
+// Invariant checks. A failed check is a bug of this library or a caller that broke a documented
+// rule, never a network or a peer: those result in an Errc. FABRIC_CHECK stays on in release
+// builds; FABRIC_DCHECK is for conditions that are too expensive for the hot path.
 
 namespace fabric::detail {
 
-/// Prints `condition`, `message` and the place to standard error, then aborts.
+/// Prints `condition`, `message`, file and line to standard error, then aborts.
 [[noreturn]] void check_failed(const char* condition, const char* message, const char* file,
                                int line) noexcept;
 

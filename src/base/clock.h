@@ -6,14 +6,14 @@
 #include <x86intrin.h>
 #endif
 
-// The time of the world, CLOCK_MONOTONIC. Only runtimes ask here; everybody else asks their Driver.
+// Real time, CLOCK_MONOTONIC. For runtimes only; all other code uses Driver::now_ns().
 
 namespace fabric {
 
 namespace detail {
 
-/// The counter that the processor advances by itself. Not ordered with the instructions around it,
-/// which is most of what makes the kernel's reading of the same counter dear.
+/// The processor's time-stamp counter. The read is not ordered with the instructions around it;
+/// that ordering is most of the cost of the kernel's own reading of this counter.
 inline uint64_t processor_ticks() noexcept {
 #if defined(__x86_64__)
   return __rdtsc();
@@ -26,15 +26,15 @@ inline uint64_t processor_ticks() noexcept {
 #endif
 }
 
-/// What a thread knows of the clock: one reading of it, and how fast it goes in ticks.
+/// A thread's extrapolated clock: its last reading of the kernel's clock, and the tick rate.
 struct TickClock {
   uint64_t ticks = 0;        ///< at the reading
-  uint64_t valid_ticks = 0;  ///< as many more need no other reading
+  uint64_t valid_ticks = 0;  ///< the reading is extrapolated for this many ticks
   uint64_t scale = 0;        ///< ns per tick, in units of 2^-32
-  int64_t ns = 0;            ///< told at the reading, never less than what was told before it
+  int64_t ns = 0;            ///< returned at the reading, never less than any earlier result
   // For the next reading.
-  int64_t kernel_ns = 0;  ///< what the kernel said
-  uint64_t rate = 0;      ///< measured between the last two; like scale
+  int64_t kernel_ns = 0;  ///< the kernel's time at the reading
+  uint64_t rate = 0;      ///< measured between the last two readings; in units of `scale`
 
   int64_t after(uint64_t passed) const noexcept {
     return ns + static_cast<int64_t>((passed * scale) >> 32);
@@ -47,10 +47,10 @@ int64_t read_clock_ns() noexcept;
 
 }  // namespace detail
 
-/// CLOCK_MONOTONIC, to some microseconds: a thread asks the kernel once a millisecond and counts
-/// ticks in between, where the kernel itself trusts the processor's counter. Never goes back as
-/// seen by one thread; two threads may differ by as much. FABRICLIB_CLOCK=kernel asks the kernel every
-/// time.
+/// CLOCK_MONOTONIC, accurate to a few microseconds. Where the kernel itself uses the processor's
+/// counter, a thread reads the kernel's clock once a millisecond and extrapolates in between.
+/// Monotonic within one thread; two threads may differ by a few microseconds.
+/// FABRICLIB_CLOCK=kernel reads the kernel's clock every time.
 inline int64_t monotonic_ns() noexcept {
   const detail::TickClock& clock = detail::tick_clock;
   const uint64_t passed = detail::processor_ticks() - clock.ticks;

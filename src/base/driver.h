@@ -7,9 +7,9 @@
 
 #include <fabric/result.h>
 
-// What a runtime is to the rest of the library: time, entropy, wake-ups and threads. The core never
-// reads a clock, sleeps, starts a thread or draws a random number on its own; it asks its Driver.
-// That is what makes the simulator honest.
+// The runtime contract: time, entropy, wake-ups and threads. The core never reads a clock, sleeps,
+// starts a thread or draws a random number itself; it asks its Driver. The simulator relies on this
+// to run unchanged engines deterministically.
 
 namespace fabric {
 
@@ -17,28 +17,29 @@ inline constexpr int64_t kNeverNs = INT64_MAX;
 
 /// What one turn did and when the next one is due.
 struct TurnResult {
-  uint32_t done = 0;           ///< 0: nothing happened, the caller may go idle
+  uint32_t done = 0;           ///< 0: no work was done, the caller may go idle
   int64_t next_ns = kNeverNs;  ///< the latest time for the next turn, on the driver's clock
-  bool keep_polling = false;   ///< something is watched that cannot wake us: do not sleep
+  bool keep_polling = false;   ///< a watched source cannot wake the worker: do not sleep
 };
 
-/// One engine, as its runtime sees it.
+/// One engine, as seen by its runtime. The core implements it.
 class Progress {
  public:
   virtual ~Progress() = default;
-  /// A bounded amount of work, never a wait. One thread at a time.
+  /// Does a bounded amount of work and never blocks. One thread at a time.
   virtual TurnResult turn(int64_t now_ns) noexcept = 0;
   /// Runs callbacks that are due, outside the turn; returns how many. One thread at a time, but
   /// concurrently with turn().
   virtual uint32_t run_callbacks() noexcept = 0;
-  /// Before a sleep: false when something arrived meanwhile. Called where turn() is called.
+  /// Called before a sleep, by the thread that calls turn(); false when work arrived since the last
+  /// turn.
   virtual bool arm() noexcept = 0;
-  /// Descriptors that become readable when a network has something; called once, after attach().
+  /// Descriptors that become readable when a network has work; called once, after attach().
   virtual void wait_fds(std::vector<int>& out) const = 0;
   /// The caller of turn() goes to sleep; for statistics.
   virtual void on_sleep() noexcept {}
-  /// The process that it stands for has died: no goodbye, no report, and from here on every handle
-  /// is inert. Only a simulated world calls it, outside turns and callbacks of this engine.
+  /// Simulates the death of the engine's process: it sends and reports nothing more, and every
+  /// handle is inert. Only the simulator calls it, outside turns and callbacks of this engine.
   virtual void vanish() noexcept {}
 };
 
@@ -47,57 +48,64 @@ struct AttachOptions {
   std::vector<int> cpus{};  ///< where the worker thread may run; empty: anywhere
 };
 
-/// Threads: everything from any thread, unless it says otherwise.
+/// A runtime: ThreadsDriver, InlineDriver (src/runtime) and the simulator's WorldDriver. It decides
+/// which thread runs the turns of the engines attached to it.
+///
+/// Threads: every call from any thread, unless it says otherwise.
 class Driver {
  public:
   virtual ~Driver() = default;
   virtual int64_t now_ns() const noexcept = 0;
   virtual uint64_t entropy() noexcept = 0;
-  /// A number for one life of an engine: larger for later calls, also after a restart of the
+  /// A number for one incarnation of an engine: larger for later calls, also after a restart of the
   /// process, and different for two calls at the same time.
   virtual uint64_t incarnation() noexcept = 0;
 
-  /// From now on `progress` gets turns. Not before the engine is ready for them.
+  /// Starts the turns of `progress`, which must be ready for them.
   virtual Result<void> attach(Progress& progress, const AttachOptions& options) = 0;
-  /// After it returns nobody calls `progress` any more. Not from a turn or a callback of it.
+  /// Once it returns, `progress` is not called again. Not from a turn or a callback of `progress`.
   virtual void detach(Progress& progress) noexcept = 0;
-  /// A turn is due soon. Cheap while the worker is awake. Publish first, then wake.
+  /// Requests a turn. Cheap while the worker is awake. Publish first, then wake.
   virtual void wake(Progress& progress) noexcept = 0;
   /// Callbacks are due. Publish first, then wake.
   virtual void wake_callbacks(Progress& progress) noexcept = 0;
 
-  /// true: turns happen on other threads, and a waiter parks. false: a waiter calls drive().
+  /// true: turns run on the runtime's threads, and a waiting thread sleeps on an EventCount.
+  /// false: a waiting thread calls drive().
   virtual bool threaded() const noexcept = 0;
-  /// true: its clock is a world's, and stands still while real processes go on.
+  /// true: the clock is simulated, and stops while real processes continue.
   virtual bool virtual_time() const noexcept { return false; }
   /// true: an engine gets its turns only while its application waits or polls.
   virtual bool by_application() const noexcept { return false; }
-  /// Not threaded: makes turns until done() or the deadline; true when done() said so.
+  /// Not threaded: runs turns until done() returns true or the deadline passes; true when done()
+  /// did.
   virtual bool drive(const std::function<bool()>& done, int64_t deadline_ns) = 0;
-  /// Not threaded: one turn of `progress` and its callbacks, without moving a clock; returns how
-  /// much was done. 0 for a threaded one, whose turns are others' to make.
+  /// Not threaded: one turn of `progress` and its callbacks, without advancing a clock; the inline
+  /// runtime also runs all offloaded jobs, of every engine. Returns how much was done; 0 inside a
+  /// turn or a callback of the inline runtime, which do not nest. 0 if threaded: the runtime's own
+  /// threads run the turns.
   virtual uint32_t turn_one(Progress& progress) noexcept {
     return threaded() ? 0 : progress.turn(now_ns()).done + progress.run_callbacks();
   }
-  /// Runs a call that may block in the kernel outside any turn. Jobs of one queue run one after
-  /// another, in the order in which they came; where there are threads for it, no queue waits for
-  /// another. `queue` is below kOffloadQueues.
+  /// Runs a call that may block in the kernel outside any turn. Jobs of one offload queue run in
+  /// FIFO order, one at a time; a threaded runtime runs different queues concurrently. `queue` is
+  /// below kOffloadQueues.
   virtual void offload(std::function<void()> job, uint32_t queue = 0) = 0;
-  /// One for everybody, and for each of eight rails three of its own: a network has calls that must
-  /// not wait for its slow ones.
+  /// Queue 0 is shared; each of eight rails has three more, so that a network's urgent calls do not
+  /// wait for its slow ones.
   static constexpr uint32_t kOffloadQueues = 1 + 3 * 8;
 };
 
-/// Real time, and for every engine that is attached a worker thread and a callback thread. Declared
-/// here because the core, which may not look into src/runtime, falls back to it.
+/// Real time, with a worker thread and a callback thread for every attached engine. Declared here
+/// because the core uses it by default and may not include src/runtime.
 std::unique_ptr<Driver> make_threads_driver();
 
-/// What a network gets when it is opened.
+/// Passed to a provider that opens a network.
 struct OpenContext {
   Driver* driver = nullptr;
   uint64_t engine_id = 0;
-  std::function<void()> wake{};  ///< any thread: something arrived, a turn is due
-  Progress* progress = nullptr;  ///< whose it is
+  std::function<void()> wake{};  ///< any thread: work arrived, a turn is due
+  Progress* progress = nullptr;  ///< the engine that opens the network
 };
 
 }  // namespace fabric

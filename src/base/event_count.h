@@ -7,38 +7,41 @@
 
 namespace fabric {
 
-/// Where one or more threads sleep until somebody publishes something.
+/// An event count on a futex: threads sleep on it until a condition that other threads publish may
+/// have changed. The condition itself is outside.
 ///
-/// The publisher publishes, then calls wake(). The sleeper looks, announces itself with prepare(),
-/// looks once more, then sleeps. Both sides change the same word by read-modify-writes, which are
-/// totally ordered: either the publisher sees the announcement and wakes, or the sleeper's second
-/// look sees what was published. There is no second variable to be stale about.
+/// The publisher publishes, then calls wake(). The sleeper checks the condition, calls prepare(),
+/// checks once more, then sleeps. Both sides modify the same word by read-modify-writes, which are
+/// totally ordered: either the publisher sees the registered sleeper and wakes it, or the sleeper's
+/// second check sees the publication. No wake-up is lost.
 ///
-/// The word is odd while somebody is announced; a wake that finds it odd makes it the next even
-/// number. The ticket is that odd number: with a mere flag a second sleeper could announce itself
-/// after a wake and hide that wake from a first one that had not fallen asleep yet.
+/// Invariant: the word is odd while a sleeper is registered; a wake that finds it odd advances it
+/// to the next even number. The ticket is that odd number. A boolean would not do: a second sleeper
+/// could set it again after a wake and hide that wake from a first one that is not asleep yet.
 ///
-/// Lifetime: must live where a late wake() may still touch it: never on a sleeper's stack.
+/// Cost: wake() is one read-modify-write while no thread sleeps, and a system call otherwise.
+/// Threads: every call from any thread.
+/// Lifetime: must outlive a late wake(): never on a sleeper's stack.
 class EventCount {
  public:
   enum class Ticket : uint32_t {};
 
-  /// Cheap when nobody sleeps: one read-modify-write of one word.
+  /// One read-modify-write of one word while no thread sleeps.
   void wake() noexcept {
-    // Adds nothing, yet writes: either the fetch_or in prepare() comes before it and is seen here,
-    // or it comes after and acquires this release, and with it the publication. A load could miss.
+    // Adds nothing, yet writes: either the fetch_or in prepare() precedes it and is seen here, or
+    // it follows and acquires this release, and with it the publication. A load could miss it.
     if ((word_.fetch_add(0, std::memory_order_release) & 1u) != 0) wake_all();
   }
 
-  /// Announces a sleeper. Look at the condition again before sleep().
+  /// Registers a sleeper. Check the condition again before sleep().
   [[nodiscard]] Ticket prepare() noexcept {
-    // Pairs with the release in wake(): the look after it sees the publication. Nothing is handed
-    // on to the waker, hence no release.
+    // Pairs with the release in wake(): the second check sees the publication. The waker reads
+    // nothing of the sleeper's, hence no release.
     return static_cast<Ticket>(word_.fetch_or(1u, std::memory_order_acquire) | 1u);
   }
 
-  /// Sleeps until a wake() after the prepare() that gave the ticket, or for `timeout_ns`, or for no
-  /// reason at all. kNeverNs sleeps without a limit.
+  /// Sleeps until a wake() after the prepare() that returned the ticket, or for `timeout_ns`
+  /// (kNeverNs: no limit). May return spuriously.
   void sleep(Ticket ticket, int64_t timeout_ns) noexcept;
 
  private:

@@ -21,8 +21,8 @@ void on_child() {
 }  // namespace
 
 ForkGuard::ForkGuard() {
-  // ENOMEM is the only failure. The static stays uninitialised when it throws: the next one tries
-  // again.
+  // ENOMEM is the only failure. If this throws, the static stays uninitialised and the next
+  // ForkGuard tries again.
   [[maybe_unused]] static const bool installed = [] {
     if (pthread_atfork(nullptr, nullptr, &on_child) != 0) throw std::bad_alloc();
     return true;

@@ -9,25 +9,24 @@
 
 namespace fabric {
 
-/// Free slots 0..n-1 as a stack of indices. The head carries a tag that grows with every change, so
-/// that a slot that left and came back meanwhile is noticed (ABA); being fooled takes exactly 2^32
-/// changes between one load and its exchange.
+/// A Treiber stack of free slot indices 0..n-1. The head carries a tag that grows with every change
+/// (ABA protection); it fails only after exactly 2^32 changes between a load and its exchange.
 ///
-/// Threads: everything from any thread; lock-free.
+/// Threads: every call from any thread; lock-free.
 class FreeList {
  public:
   explicit FreeList(uint32_t n) : next_(std::make_unique<Atomic<uint32_t>[]>(n)) {
-    // Nobody else sees the list yet. Slot 0 comes out first: small indices stay warm.
+    // Relaxed: the list is not shared yet. Slot 0 comes out first: small indices stay cache-warm.
     for (uint32_t i = 0; i < n; ++i) {
       next_[i].store(i + 1 < n ? i + 1 : kNone, std::memory_order_relaxed);
     }
     head_.store(n > 0 ? 0 : kNone, std::memory_order_relaxed);
   }
 
-  /// False: none is free. The slot is the caller's, with what its last owner left in it.
+  /// False: none is free. The slot belongs to the caller, with the contents its last owner left.
   bool pop(uint32_t& index) noexcept { return pop_all({&index, 1}) == 1; }
 
-  /// As many as there are, at most out.size(); by one exchange.
+  /// Pops up to out.size() slots with one exchange; returns how many.
   uint32_t pop_all(std::span<uint32_t> out) noexcept {
     // Pairs with the release in push_all(). All changes of head_ are read-modify-writes, so this
     // also sees every push before the newest one, and with it next_ and the slot's contents.
@@ -49,14 +48,14 @@ class FreeList {
     }
   }
 
-  /// Gives a slot back; the caller is done with it. Twice without a pop() between is a bug that the
-  /// list cannot see.
+  /// Returns a slot. Returning it twice without a pop() in between is a bug that the list cannot
+  /// detect.
   void push(uint32_t index) noexcept { push_all({&index, 1}); }
 
-  /// Several, by one exchange; the first of them comes out first.
+  /// Returns several slots with one exchange; the first of them comes out first.
   void push_all(std::span<const uint32_t> indices) noexcept {
     if (indices.empty()) return;
-    // Nobody else sees these yet.
+    // Relaxed: the caller still owns these slots.
     for (size_t i = 0; i + 1 < indices.size(); ++i) {
       next_[indices[i]].store(indices[i + 1], std::memory_order_relaxed);
     }

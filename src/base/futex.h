@@ -13,12 +13,12 @@
 
 namespace fabric {
 
-// The kernel looks at the word itself.
+// The kernel reads the word directly.
 static_assert(sizeof(Atomic<uint32_t>) == sizeof(uint32_t));
 static_assert(Atomic<uint32_t>::is_always_lock_free);
 
 /// Sleeps while the word is `value`, until a wake, a signal or the limit (null: none). The kernel
-/// compares under its own lock. False: the call itself failed.
+/// compares the word under its own lock. False: the call failed.
 inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec* limit) noexcept {
   const long rc =
       syscall(SYS_futex, &word, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, value, limit, nullptr, 0);

@@ -7,15 +7,15 @@
 
 namespace fabric {
 
-/// A running 64-bit hash, to compare the traces of two runs. The same on every machine. Not for
-/// hostile input: collisions are easy to make.
+/// A running 64-bit hash for comparing the traces of two runs, the same on every machine. Not for
+/// hostile input: collisions are easy to construct.
 class TraceHash {
  public:
   constexpr TraceHash& add(uint64_t value) noexcept {
     mix(value);
     return *this;
   }
-  /// The length is hashed too, or "ab", "c" would equal "a", "bc".
+  /// Includes the length, so that "ab", "c" differs from "a", "bc".
   constexpr TraceHash& add(std::span<const std::byte> bytes) noexcept {
     add(static_cast<uint64_t>(bytes.size()));
     for (const std::byte b : bytes) mix(static_cast<uint8_t>(b));
@@ -29,8 +29,8 @@ class TraceHash {
   constexpr uint64_t value() const noexcept { return state_; }
 
  private:
-  // A word at a time: a simulated write adds a dozen. The product carries differences upwards, the
-  // shift brings them back down.
+  // Whole words, because a simulated write adds a dozen. The multiplication spreads differences to
+  // higher bits, the shift to lower ones.
   constexpr void mix(uint64_t word) noexcept {
     state_ = (state_ ^ word) * 0x9e3779b97f4a7c15;
     state_ ^= state_ >> 32;

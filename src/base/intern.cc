@@ -11,7 +11,7 @@ namespace {
 
 struct Pool {
   std::mutex mutex;
-  std::set<std::string, std::less<>> texts;  // nodes never move, so c_str() stays
+  std::set<std::string, std::less<>> texts;  // nodes never move, so c_str() stays valid
 };
 
 Pool& pool() {

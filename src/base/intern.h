@@ -5,14 +5,13 @@
 
 namespace fabric {
 
-/// Enough for every variable and option that a process can name wrongly; a loop that names ever
-/// new ones gets the same answer for all that come later.
+/// Bounds the memory: enough for every misspelt variable or option of a process; later texts are
+/// all replaced by "(unnamed)".
 inline constexpr uint32_t kInternedMax = 256;
 inline constexpr uint32_t kInternedBytesMax = 64;
 
-/// A copy of `text` that lives as long as the process, so that Error::what can name an environment
-/// variable. Equal texts share one copy. Longer ones are cut at kInternedBytesMax; when
-/// kInternedMax are held, new ones become "(unnamed)".
+/// Returns a copy of `text` that lives as long as the process, so that Error::what can name an
+/// environment variable. Equal texts share one copy. Texts are truncated to kInternedBytesMax.
 ///
 /// Threads: any.
 const char* intern(std::string_view text);

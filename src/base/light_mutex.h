@@ -2,20 +2,20 @@
 
 #include <cstdint>
 
-#include "base/futex.h"
 #include "base/biased_lock.h"
+#include "base/futex.h"
 #include "base/sync.h"
 
 namespace fabric {
 
-/// A mutex for what one thread takes nearly always: that one comes and goes by plain stores
-/// (base/biased_lock.h). For any other, taking it is one compare-exchange and giving it back one
-/// exchange; whoever finds it taken sleeps in the kernel.
+/// A futex mutex with a bias (base/biased_lock.h), for state that one thread locks nearly always:
+/// that thread locks and unlocks with plain stores. For any other thread lock() is one
+/// compare-exchange and unlock() one exchange; a contended lock() sleeps in the kernel.
 ///
-/// Not fair, not recursive. Threads: everything from any thread; unlock() by the holder.
+/// Not fair, not recursive. Threads: lock() from any thread, unlock() by the holder.
 class LightMutex {
  public:
-  /// As in BiasedLock.
+  /// `rebias_after`: see BiasedLock.
   explicit LightMutex(uint32_t rebias_after = 64) noexcept : bias_(rebias_after) {}
   LightMutex(const LightMutex&) = delete;
   LightMutex& operator=(const LightMutex&) = delete;
@@ -53,17 +53,17 @@ class LightMutex {
     bias_.fallback_used();
     if (word_.exchange(kFree, std::memory_order_release) == kWaitedFor) futex_wake_one(word_);
   }
-  /// Who has slept takes it as waited for: it cannot know whether it was the last.
+  /// A thread that has slept takes it as kWaitedFor: it cannot know whether others still wait.
   [[gnu::cold]] void wait() noexcept {
     while (word_.exchange(kWaitedFor, std::memory_order_acquire) != kFree) {
-      // A change meanwhile, a signal, or for no reason at all: looked at again.
+      // The loop covers a change before the sleep, signals and spurious wake-ups.
       (void)futex_wait(word_, kWaitedFor, nullptr);
     }
   }
 
   Atomic<uint32_t> word_{kFree};
   BiasedLock bias_;
-  Plain<BiasedLock::Owner*> held_by_{nullptr};  ///< the holder's; null: it has taken the word
+  Plain<BiasedLock::Owner*> held_by_{nullptr};  ///< null: the holder has locked word_
 };
 
 }  // namespace fabric

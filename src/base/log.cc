@@ -60,7 +60,7 @@ void append_value(std::string& line, std::string_view value) {
 
 void write_stderr(void*, const LogRecord& record) {
   const std::string line = log_line(record) + '\n';
-  // One call a line, so that lines of several engines do not mix.
+  // One call per line, so that lines of several engines do not interleave.
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
@@ -84,7 +84,7 @@ Log::Log(LogSink sink, LogLevel level) noexcept : sink_(sink), level_(level) {
 
 void Log::write(LogLevel level, const char* area, const char* file, int line, std::string_view text,
                 std::initializer_list<Field> fields) noexcept {
-  // FABRIC_LOG looked already; whoever calls write() directly may not have.
+  // FABRIC_LOG has checked the level; a direct caller may not have.
   if (!on(level) || level == LogLevel::kOff) return;
   std::array<LogField, kFieldsMax> views;
   uint32_t count = 0;

@@ -50,10 +50,10 @@ std::string to_log_value(const T& value) {
 
 }  // namespace detail
 
-/// An engine's log. Whoever first decides an error logs it; callers pass it up in silence.
+/// An engine's log. The function that detects an error logs it; its callers only return it.
 ///
-/// Threads: everything from any thread; the sink is never called from two at once.
-/// Cost: one comparison when the level is off, and nothing of the line is formatted.
+/// Threads: every call from any thread; a mutex serialises the calls of the sink.
+/// Cost: one comparison when the level is off; the line is not formatted.
 class Log {
  public:
   struct Field {
@@ -62,7 +62,7 @@ class Log {
     template <class T>
     Field(std::string_view k, const T& v) : key(k), value(detail::to_log_value(v)) {}
   };
-  /// More fields than this are left out: a line that long is read by nobody.
+  /// Further fields are dropped.
   static constexpr uint32_t kFieldsMax = 16;
 
   /// A sink without a function means standard error.
@@ -81,11 +81,11 @@ class Log {
 };
 
 /// `fabric[core] warning: text key=value`, the form of a line on standard error. Values with spaces
-/// are quoted and what does not print is escaped: they may come from a peer.
+/// are quoted and unprintable bytes escaped, because values may come from a peer.
 std::string log_line(const LogRecord& record);
 
-/// Lets one line an interval through, so that a hostile or broken peer cannot fill a disk. Time is
-/// the caller's, as everywhere.
+/// Rate limiter: one line per interval, so that a hostile or broken peer cannot fill a disk. The
+/// caller passes the time.
 ///
 /// Threads: one at a time.
 class LogLimiter {
@@ -104,7 +104,7 @@ class LogLimiter {
     held_ = 0;
     return true;
   }
-  /// How many were held back before the line that allow() has just let through.
+  /// Lines suppressed before the one that allow() has just permitted.
   uint64_t suppressed() const noexcept { return suppressed_; }
 
  private:

@@ -21,8 +21,8 @@ bool can_fence_all_threads() noexcept {
 
 void fence_all_threads() noexcept {
   if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0) return;
-  // A sandbox that came later forbids it. What a thread has stored is seen by all within
-  // microseconds, and at the latest when it is interrupted.
+  // A sandbox installed after the registration forbids it. Stores become visible to all threads
+  // within microseconds, at the latest when the storing thread is interrupted.
   timespec rest{.tv_sec = 0, .tv_nsec = 10'000'000};
   while (nanosleep(&rest, &rest) != 0 && errno == EINTR) continue;
 }

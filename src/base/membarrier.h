@@ -1,15 +1,16 @@
 #pragma once
 
-// The dear half of an asymmetric fence: a rare side makes all threads of the process pass a full
-// fence, so that the frequent side needs nothing but light_fence().
+// The expensive half of an asymmetric fence, by membarrier(): the rare side makes all threads of
+// the process pass a full fence, so that the frequent side needs only light_fence(), a compiler
+// fence.
 
 namespace fabric {
 
-/// Registers the process; call before the first light_fence() that counts on it. False: there are
-/// no such fences here, an old kernel or a sandbox.
+/// Registers the process; call before the first light_fence() that relies on it. False: the kernel
+/// is too old, or a sandbox forbids membarrier().
 bool can_fence_all_threads() noexcept;
 
-/// Every thread of this process that runs has passed a full fence when this returns.
+/// When this returns, every running thread of this process has passed a full fence.
 void fence_all_threads() noexcept;
 
 }  // namespace fabric

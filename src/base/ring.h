@@ -11,12 +11,12 @@
 
 namespace fabric {
 
-/// A bounded queue from many threads to one (Vyukov's: every cell carries a sequence number that
-/// says whose turn it is).
+/// A bounded multi-producer, single-consumer queue (Vyukov's: every cell carries a sequence number
+/// that says whether producer or consumer may use it).
 ///
-/// A full ring is a normal answer. A producer that is descheduled between taking its cell and
-/// filling it holds back what was pushed behind it, but never another producer, and the consumer
-/// only sees "empty" meanwhile.
+/// A full ring is a normal result. A producer that is descheduled between claiming its cell and
+/// filling it delays the values pushed after it: until then the consumer sees an empty ring. It
+/// never blocks another producer.
 ///
 /// Threads: push() and push_all() from any thread; pop(), pop_all() and empty() from one.
 template <class T>
@@ -28,19 +28,19 @@ class MpscRing {
   explicit MpscRing(uint32_t capacity_min)
       : mask_(std::bit_ceil(static_cast<uint64_t>(capacity_min < 2 ? 2 : capacity_min)) - 1),
         cells_(std::make_unique<Cell[]>(mask_ + 1)) {
-    // Nobody else sees the ring yet; whoever shares it publishes these stores.
+    // Relaxed: the ring is not shared yet; publishing it to other threads publishes these stores.
     for (uint64_t i = 0; i <= mask_; ++i) cells_[i].turn.store(i, std::memory_order_relaxed);
   }
 
   /// False: full.
   bool push(const T& value) noexcept { return push_all({&value, 1}); }
 
-  /// All of them next to each other, or none (false).
+  /// All of them, in consecutive cells, or none (false).
   bool push_all(std::span<const T> values) noexcept {
     if (values.empty()) return true;
     if (values.size() > capacity()) return false;
     const uint64_t n = values.size();
-    // Only a guess that the exchange below confirms; the cells carry the ordering.
+    // Relaxed: the exchange below confirms it; the cells carry the ordering.
     uint64_t at = tail_.load(std::memory_order_relaxed);
     for (;;) {
       // The one consumer frees cells in order, so a free last cell proves the ones before it.
@@ -49,10 +49,10 @@ class MpscRing {
       const auto ahead = static_cast<int64_t>(turn - (at + n - 1));
       if (ahead < 0) return false;
       if (ahead > 0) {
-        at = tail_.load(std::memory_order_relaxed);  // another producer was here: a new guess
+        at = tail_.load(std::memory_order_relaxed);  // another producer moved the tail: retry
         continue;
       }
-      // Hands out positions and nothing else, so it needs no order of its own.
+      // Relaxed: it only claims positions.
       if (tail_.compare_exchange_weak(at, at + n, std::memory_order_relaxed)) break;
     }
     for (uint64_t i = 0; i < n; ++i) {
@@ -75,7 +75,7 @@ class MpscRing {
     return true;
   }
 
-  /// As many as are there, at most out.size().
+  /// Pops up to out.size() values; returns how many.
   uint32_t pop_all(std::span<T> out) noexcept {
     uint32_t n = 0;
     while (n < out.size() && pop(out[n])) ++n;
@@ -93,13 +93,13 @@ class MpscRing {
  private:
   struct Cell {
     Atomic<uint64_t> turn{0};  ///< p: free for position p; p + 1: filled at position p
-    Plain<T> value;            ///< of whose turn it is
+    Plain<T> value;            ///< belongs to the side that `turn` names
   };
   Cell& cell(uint64_t position) const noexcept { return cells_[position & mask_]; }
 
   const uint64_t mask_;
   const std::unique_ptr<Cell[]> cells_;
-  // Apart from each other, so that producers and the consumer do not share a cache line.
+  // Aligned, so that producers and the consumer do not share a cache line.
   alignas(64) Atomic<uint64_t> tail_{0};
   alignas(64) uint64_t head_ = 0;
 };

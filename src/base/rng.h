@@ -7,11 +7,11 @@
 
 namespace fabric {
 
-/// A seeded generator (xoshiro256**, its state filled by splitmix64). The standard distributions
-/// differ between libraries, so the few shapes that are needed are here: one seed gives the same
-/// run everywhere.
+/// A seeded random number generator (xoshiro256**, its state filled by splitmix64). The standard
+/// distributions differ between libraries, so the few that are needed are implemented here: a seed
+/// gives the same sequence everywhere.
 ///
-/// Threads: one at a time; give others a fork().
+/// Threads: one at a time; other threads get a fork().
 class Rng {
  public:
   explicit constexpr Rng(uint64_t seed) noexcept {
@@ -33,7 +33,7 @@ class Rng {
   /// 0 .. n - 1, without bias; n is not 0.
   constexpr uint64_t below(uint64_t n) noexcept {
     FABRIC_CHECK(n != 0);
-    // 2^64 mod n: draws under it would make the small remainders likelier.
+    // 2^64 mod n: results below it are rejected, or small remainders would be more likely.
     const uint64_t uneven = (0 - n) % n;
     uint64_t drawn = next();
     while (drawn < uneven) drawn = next();
@@ -47,14 +47,14 @@ class Rng {
     return count == 0 ? next() : lo + below(count);
   }
 
-  /// True with probability `p`. Draws once whatever `p` is, so that a changed chance does not shift
-  /// everything that is drawn after it.
+  /// True with probability `p`. Always draws once, so that a changed `p` does not shift the
+  /// sequence of later draws.
   constexpr bool chance(double p) noexcept {
     // 53 bits: the most that a double holds exactly.
     return static_cast<double>(next() >> 11) * 0x1.0p-53 < p;
   }
 
-  /// A generator of its own, so that one part's draws do not disturb another's.
+  /// An independent generator, so that one component's draws do not shift another's.
   constexpr Rng fork() noexcept { return Rng(next()); }
 
  private:

@@ -17,7 +17,7 @@
 
 #include "base/fork_guard.h"
 
-// Newer than the headers of some systems that we build on; the numbers are the kernel's for ever.
+// Newer than the headers of some systems that we build on; the values are kernel ABI.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -44,8 +44,8 @@ uint64_t rounded(uint64_t bytes, uint64_t unit) noexcept {
   return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
 }
 
-/// What could be had without somebody being ended for it, as the kernel estimates it. Everything,
-/// when procfs is hidden.
+/// The kernel's estimate of the memory that can be allocated without invoking the OOM killer.
+/// Unlimited when procfs is not available.
 uint64_t available_bytes() noexcept {
   const UniqueFd file(::open("/proc/meminfo", O_RDONLY | O_CLOEXEC));
   char text[4096];
@@ -64,7 +64,7 @@ uint64_t available_bytes() noexcept {
 }
 
 Result<UniqueFd> make_memfd(uint64_t bytes, unsigned flags) noexcept {
-  // Systems that forbid executable memfds ask for the flag; older ones do not know it.
+  // Systems that forbid executable memfds require MFD_NOEXEC_SEAL; older kernels reject it.
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   UniqueFd file(::memfd_create("fabric", kFlags | MFD_NOEXEC_SEAL | flags));
   if (!file && errno == EINVAL) file.reset(::memfd_create("fabric", kFlags | flags));
@@ -80,8 +80,8 @@ Result<UniqueFd> make_memfd(uint64_t bytes, unsigned flags) noexcept {
   return file;
 }
 
-/// Gets the pages of the file, for kernels that cannot do it through a mapping. A signal undoes the
-/// step that it interrupts, so steps become smaller until one fits between two signals.
+/// Allocates the pages of the file, for kernels without MADV_POPULATE_WRITE. A signal undoes the
+/// fallocate() that it interrupts, so steps get smaller until one fits between two signals.
 int reserve_by_file(int file, uint64_t bytes) noexcept {
   uint64_t step = 64u << 20;
   for (uint64_t at = 0; at < bytes;) {
@@ -97,12 +97,12 @@ int reserve_by_file(int file, uint64_t bytes) noexcept {
   return 0;
 }
 
-/// Maps the file and has all of its pages, or says why not.
+/// Maps the file and populates all of its pages.
 Result<void*> map_all(int file, uint64_t bytes, bool huge) noexcept {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (address == MAP_FAILED) return fail(Errc::kExhausted, "mmap", errno);
-  // A wish: ordinary pages do as well, only slower. Through the mapping, because pages that are
-  // had through the file know nothing of the wish.
+  // A hint: ordinary pages work too, only slower. It is set on the mapping, so the pages must be
+  // populated through the mapping as well; fallocate() would ignore it.
   if (huge) (void)::madvise(address, bytes, MADV_HUGEPAGE);
   int code = ::madvise(address, bytes, MADV_DONTFORK) == 0 ? 0 : errno;
   if (code == 0 && ::madvise(address, bytes, MADV_POPULATE_WRITE) != 0) {
@@ -115,14 +115,14 @@ Result<void*> map_all(int file, uint64_t bytes, bool huge) noexcept {
 
 }  // namespace
 
-/// The blocks of one process. A child of fork() makes its own: it has none of its parent's pages,
-/// and a thread of the parent may have held the lock.
+/// The blocks of one process. A child of fork() creates a new registry: it has none of its parent's
+/// pages, and the parent's mutex may have been locked at the fork().
 struct SharedPages::Registry {
   ForkGuard guard{};
   std::mutex mutex{};
   std::map<uint64_t, Block> blocks{};  ///< by address
 
-  // Release by own_registry(), acquire by whoever looks: the registry is made.
+  // Release in own_registry(), acquire by readers: the registry is constructed.
   static std::atomic<Registry*> current;
   static std::atomic<uint64_t> blocks_made;  ///< a count: pairs with nothing
 };
@@ -147,7 +147,8 @@ Result<SharedPages> SharedPages::allocate(uint64_t bytes, bool huge) {
   if (bytes == 0) return fail(Errc::kInvalidArgument, "size_bytes");
   try {
     Registry& registry = own_registry();
-    const auto keep = [&](UniqueFd file, void* address, uint64_t size) -> Result<SharedPages> {
+    const auto register_block = [&](UniqueFd file, void* address,
+                                    uint64_t size) -> Result<SharedPages> {
       SharedPages pages(registry, address, size);
       Block block{.bytes = size,
                   .number = 1 + Registry::blocks_made.fetch_add(1, std::memory_order_relaxed),
@@ -160,25 +161,26 @@ Result<SharedPages> SharedPages::allocate(uint64_t bytes, bool huge) {
     if (huge) {
       const uint64_t size = rounded(bytes, kHugeBytes);
       if (auto file = make_memfd(size, MFD_HUGETLB | MFD_HUGE_2MB)) {
-        // Mapping it fails when the pool has not as many that are free.
+        // Mapping fails when the huge page pool has too few free pages.
         auto address = map_all(file->get(), size, huge);
-        if (address) return keep(*std::move(file), *address, size);
+        if (address) return register_block(*std::move(file), *address, size);
       }
     }
     const uint64_t size = rounded(bytes, static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)));
-    // More than that would not fail: the kernel would end some process to make room.
+    // A larger allocation would not fail; the OOM killer would kill a process.
     if (size > available_bytes()) return fail(Errc::kExhausted, "size_bytes", ENOMEM);
     auto file = make_memfd(size, 0);
     if (!file) return file.error();
     auto address = map_all(file->get(), size, huge);
     if (!address) return address.error();
-    return keep(*std::move(file), *address, size);
+    return register_block(*std::move(file), *address, size);
   } catch (const std::bad_alloc&) {
     return fail(Errc::kExhausted, "memory for the list of blocks");
   }
 }
 
-std::optional<SharedPages::Location> SharedPages::find(const void* address, uint64_t bytes) noexcept {
+std::optional<SharedPages::Location> SharedPages::find(const void* address,
+                                                       uint64_t bytes) noexcept {
   Registry* registry = Registry::current.load(std::memory_order_acquire);  // see own_registry()
   if (registry == nullptr || registry->guard.forked()) return std::nullopt;
   const auto at = reinterpret_cast<uint64_t>(address);
@@ -205,10 +207,10 @@ SharedPages& SharedPages::operator=(SharedPages&& other) noexcept {
 
 void SharedPages::unmap() noexcept {
   void* address = std::exchange(address_, nullptr);
-  // In a child something else may have the address by now, and the number of the file.
+  // In a child the address and the descriptor number may be in use for something else.
   if (address == nullptr || home_->guard.forked()) return;
   {
-    // First: from the munmap() on, the next block may get the address.
+    // Before the munmap(): after it, the next block may get the same address.
     const std::lock_guard lock(home_->mutex);
     home_->blocks.erase(reinterpret_cast<uint64_t>(address));
   }

@@ -10,35 +10,34 @@
 
 namespace fabric {
 
-/// Memory of this process that another one can map: a block of zeroed pages behind a memfd, which
-/// can neither shrink nor grow, so that nobody who maps it is ever ended by a hole in it.
+/// Memory that another process can map: a block of zeroed pages in a memfd, sealed against
+/// shrinking and growing, so that no process that maps it gets SIGBUS for a truncated file.
 ///
-/// All pages are had at once, as registering pins them on other networks. A page that the system
-/// could not give later would end whoever touched it with SIGBUS, and that may be a peer in the
-/// middle of its copy; so a shortage shows in allocate(). It costs the zeroing, about a quarter of
-/// a second a GiB. A memory cgroup's limit remains what it is for all memory: who passes it is
-/// ended by the kernel.
+/// All pages are populated up front. A page that the system could not provide later would raise
+/// SIGBUS in the process that touches it, possibly a peer in the middle of a copy; so a shortage is
+/// reported by allocate(). The cost is the zeroing, about a quarter of a second per GiB. The limit
+/// of a memory cgroup applies as for all memory: the kernel kills a process that exceeds it.
 ///
-/// Lifetime: the destructor unmaps. A child of fork() does not have the pages (MADV_DONTFORK): what
-///   a peer writes must never go to two processes. The objects it inherits do nothing there.
-/// Threads: one at a time; find() from any thread.
+/// Lifetime: the destructor unmaps. A child of fork() does not inherit the pages (MADV_DONTFORK): a
+///   peer's write must never reach two processes. The objects that a child inherits do nothing.
+/// Threads: an object: one thread at a time; allocate() and find(): any thread.
 class SharedPages {
  public:
-  /// Fails with kUnsupported when this process cannot have a memfd (the errno says why: EMFILE,
-  /// ENOSYS, EPERM) and with kExhausted when there is not that much memory. `huge`: from the pool
-  /// of huge pages when it has enough, else transparent ones as far as the system gives them.
+  /// Fails with kUnsupported when this process cannot create a memfd (native errno: EMFILE, ENOSYS,
+  /// EPERM) and with kExhausted when there is not enough memory. `huge`: from the huge page pool if
+  /// it has enough, otherwise transparent huge pages where the system provides them.
   static Result<SharedPages> allocate(uint64_t bytes, bool huge);
 
-  /// Where a piece of memory lies.
+  /// Where a memory range lies.
   struct Location {
-    /// Stays open for as long as the place is kept, also when the pages are unmapped meanwhile:
-    /// nobody gets the number of another file instead.
+    /// Shared, so that the descriptor number is not reused for another file while a Location
+    /// exists, even if the pages are unmapped.
     std::shared_ptr<const UniqueFd> file{};
-    uint64_t offset = 0;       ///< of the piece in the block
+    uint64_t offset = 0;       ///< of the range in the block
     uint64_t block_bytes = 0;  ///< the whole file
-    uint64_t block = 0;        ///< its number in this process, never used again
+    uint64_t block = 0;        ///< number of the block in this process, never reused
   };
-  /// Only when all of it lies in one block that is mapped now.
+  /// Only when the whole range lies in one block that is mapped now.
   static std::optional<Location> find(const void* address, uint64_t bytes) noexcept;
 
   SharedPages(SharedPages&& other) noexcept;
@@ -48,8 +47,8 @@ class SharedPages {
   void* address() const noexcept { return address_; }
   uint64_t size_bytes() const noexcept { return bytes_; }
 
-  /// Lets go of the pages without unmapping them, for the rest of the process's life: somebody may
-  /// still write there. find() goes on finding them.
+  /// Keeps the pages mapped until the process exits, because a peer may still write to them. find()
+  /// still finds them.
   void leak() noexcept { address_ = nullptr; }
 
  private:

@@ -10,8 +10,8 @@
 
 namespace fabric {
 
-/// A bounded queue from one thread to one other. Each side keeps a copy of how far it last saw the
-/// other side, so that the shared counters are read only when the ring looks full or empty.
+/// A bounded single-producer, single-consumer queue. Each side caches the other side's counter and
+/// reads the shared one only when the ring looks full or empty.
 ///
 /// Threads: push() from one thread; pop() and empty() from one thread.
 template <class T>
@@ -26,7 +26,7 @@ class SpscRing {
 
   /// False: full.
   bool push(const T& value) noexcept {
-    // The producer's own counter: nobody else writes it.
+    // Relaxed: only the producer writes it.
     const uint64_t tail = tail_.load(std::memory_order_relaxed);
     if (tail - head_seen_ > mask_) {
       // Pairs with the release in pop(): the value there has been read.
@@ -41,7 +41,7 @@ class SpscRing {
 
   /// False: empty.
   bool pop(T& out) noexcept {
-    // The consumer's own counter: nobody else writes it.
+    // Relaxed: only the consumer writes it.
     const uint64_t head = head_.load(std::memory_order_relaxed);
     if (head == tail_seen_) {
       // Pairs with the release in push().
@@ -56,7 +56,7 @@ class SpscRing {
 
   /// The consumer's view: false when pop() would succeed.
   bool empty() const noexcept {
-    // Own counter relaxed; the other pairs with the release in push().
+    // The consumer's counter relaxed; the other pairs with the release in push().
     return head_.load(std::memory_order_relaxed) == tail_.load(std::memory_order_acquire);
   }
 
@@ -64,10 +64,10 @@ class SpscRing {
 
  private:
   const uint64_t mask_;
-  /// [head, tail) the consumer's, the rest the producer's. A deep queue costs memory only as it
-  /// fills for the first time.
+  /// [head, tail) belongs to the consumer, the rest to the producer. Uninitialised: a deep queue
+  /// costs memory only when it fills for the first time.
   const UninitArray<T> values_;
-  // One cache line a side.
+  // One cache line per side.
   alignas(64) Atomic<uint64_t> tail_{0};
   uint64_t head_seen_ = 0;
   alignas(64) Atomic<uint64_t> head_{0};

@@ -20,8 +20,8 @@ int64_t wall_clock_ns() noexcept {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// For a sandbox that forbids getrandom(): the 16 random bytes that every process is started with,
-// spread over the calls by time and a count.
+// For a sandbox that forbids getrandom(): the 16 random bytes that the kernel passes to every
+// process, mixed with the time and a call count.
 [[gnu::cold]] uint64_t entropy_without_getrandom() noexcept {
   static std::atomic<uint64_t> calls{0};
   uint64_t seed[2] = {};
@@ -37,7 +37,7 @@ int64_t wall_clock_ns() noexcept {
 
 uint64_t system_entropy() noexcept {
   uint64_t value = 0;
-  // Requests this small are neither cut short nor interrupted.
+  // Requests this small are neither truncated nor interrupted.
   if (getrandom(&value, sizeof(value), 0) == sizeof(value)) return value;
   return entropy_without_getrandom();
 }

@@ -19,7 +19,7 @@ struct Start {
 
 void* run(void* argument) {
   const std::unique_ptr<Start> start(static_cast<Start*>(argument));
-  // Fails for a name that is too long, and then the thread only has a worse name.
+  // Fails if the name is too long; the thread then keeps the default name.
   pthread_setname_np(pthread_self(), start->name);
   start->body();
   return nullptr;
@@ -54,7 +54,7 @@ Result<Thread> Thread::start(const Options& options, std::function<void()> body)
   if (const Result<void> bound = bind(attributes.value, options.cpus); !bound) return bound.error();
   auto start = std::make_unique<Start>(Start{options.name, std::move(body)});
 
-  // The mask is inherited: masked here, the new thread has no moment in which a signal reaches it.
+  // The new thread inherits the mask, so a signal never reaches it.
   sigset_t all, before;
   sigfillset(&all);
   FABRIC_CHECK(pthread_sigmask(SIG_SETMASK, &all, &before) == 0);
@@ -62,7 +62,7 @@ Result<Thread> Thread::start(const Options& options, std::function<void()> body)
   const int rc = pthread_create(&handle, &attributes.value, &run, start.get());
   FABRIC_CHECK(pthread_sigmask(SIG_SETMASK, &before, nullptr) == 0);
 
-  // EINVAL can only be about the CPUs: none of them is there, or allowed.
+  // EINVAL can only be about the CPUs: none of them exists or is allowed.
   if (rc == EINVAL) return fail(Errc::kInvalidArgument, "cpus", rc);
   if (rc != 0) return fail(Errc::kExhausted, "pthread_create", rc);
   static_cast<void>(start.release());  // run() owns it from here

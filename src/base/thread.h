@@ -10,16 +10,15 @@
 
 namespace fabric {
 
-/// A thread of the library: named, bound to CPUs from its first instruction, and deaf to signals,
-/// so that the application's handlers never run on a stack that they do not know.
+/// A thread of the library: named, bound to CPUs from its first instruction, and with all signals
+/// blocked, so that the application's signal handlers never run on it.
 class Thread {
  public:
   struct Options {
     const char* name = "fabric";  ///< at most 15 characters, the kernel's limit
     std::vector<int> cpus{};      ///< empty: anywhere
   };
-  /// Fails with kExhausted (no more threads), kInvalidArgument (no such CPU); nothing is left
-  /// behind then.
+  /// Fails with kExhausted (no more threads), kInvalidArgument (no such CPU).
   static Result<Thread> start(const Options& options, std::function<void()> body);
 
   Thread() = default;
@@ -33,7 +32,7 @@ class Thread {
   }
   ~Thread() { join(); }
 
-  void join() noexcept;  ///< waits for its end; once is enough, more is harmless
+  void join() noexcept;  ///< waits until the thread exits; a second call does nothing
   bool joinable() const noexcept { return joinable_; }
 
  private:
@@ -42,7 +41,7 @@ class Thread {
   bool joinable_ = false;
 };
 
-/// One step of a wait loop that spins: lets the other hardware thread run.
+/// One iteration of a spin loop: yields to the sibling hardware thread.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

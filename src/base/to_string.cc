@@ -3,8 +3,8 @@
 
 namespace fabric {
 
-// No default in these switches: the compiler names the value that a new enumerator forgot. What
-// comes after them is for numbers that are no enumerator at all.
+// No default in these switches, so that the compiler warns about a missing enumerator. The return
+// after them is for values that are no enumerator.
 
 const char* to_string(Errc code) noexcept {
   switch (code) {

@@ -10,11 +10,11 @@ namespace fabric::control {
 
 namespace {
 
-constexpr Format kFormat{magic("FABA"), 1, 0, "address"};
+constexpr Format kAddressFormat{magic("FABA"), 1, 0, "address"};
 constexpr std::string_view kTextPrefix = "fabric1";
 
 constexpr uint16_t kIdentitySection = 1;
-constexpr uint16_t kNetworkSection = 2;
+constexpr uint16_t kAddressNetworkSection = 2;
 
 constexpr uint32_t kKnownKinds =
     kind_bit(MemoryKind::kHost) | kind_bit(MemoryKind::kCuda) | kind_bit(MemoryKind::kRocm);
@@ -32,7 +32,7 @@ std::vector<std::byte> encode_network(const NetworkSection& network) {
   return out.take();
 }
 
-NetworkSection read_network(ByteReader& in, bool newer_minor) {
+NetworkSection read_address_network(ByteReader& in, bool newer_minor) {
   NetworkSection network;
   network.provider = read_name(in);
   network.name = read_name(in);
@@ -40,7 +40,7 @@ NetworkSection read_network(ByteReader& in, bool newer_minor) {
   in.require(network.rails >= 1 && network.rails <= kRailsMax);
   network.fence = read_enum(in, FenceKind::kHost);
   network.memory_kinds = in.u32();
-  // A newer version may know more kinds; what we do not know we cannot use.
+  // A newer version may have more kinds, which this one cannot use.
   in.require(newer_minor || (network.memory_kinds & ~kKnownKinds) == 0);
   network.memory_kinds &= kKnownKinds;
   network.address = read_blob(in, OpenNetwork::kAddressBytesMax);
@@ -59,16 +59,16 @@ std::vector<std::byte> encode(const Address& address) {
   ByteWriter sections;
   write_section(sections, kIdentitySection, identity.view());
   for (const NetworkSection& network : address.networks) {
-    write_section(sections, kNetworkSection, encode_network(network));
+    write_section(sections, kAddressNetworkSection, encode_network(network));
   }
   ByteWriter out;
-  write_prologue(out, kFormat, 0, kPrologueBytes + sections.size());
+  write_prologue(out, kAddressFormat, 0, kPrologueBytes + sections.size());
   out.bytes(sections.view());
   return out.take();
 }
 
 Result<Address> decode_address(std::span<const std::byte> bytes) {
-  auto opened = read_prologue(bytes, kFormat);
+  auto opened = read_prologue(bytes, kAddressFormat);
   if (!opened) return opened.error();
   ByteReader& in = opened->rest;
   const bool newer = opened->newer_minor;
@@ -85,14 +85,14 @@ Result<Address> decode_address(std::span<const std::byte> bytes) {
       address.incarnation = section.body.u64();
       section.body.require(address.engine_id != 0 && address.incarnation != 0);
       read_end(section.body, newer);
-    } else if (section.type == kNetworkSection) {
+    } else if (section.type == kAddressNetworkSection) {
       in.require(address.networks.size() < kNetworksMax);
-      address.networks.push_back(read_network(section.body, newer));
+      address.networks.push_back(read_address_network(section.body, newer));
     }
     in.require(section.body.ok());
   }
   in.require(has_identity);
-  if (const auto status = in.status(kFormat.what); !status) return status.error();
+  if (const auto status = in.status(kAddressFormat.what); !status) return status.error();
   return address;
 }
 
@@ -101,10 +101,10 @@ std::string address_to_text(std::span<const std::byte> bytes) {
 }
 
 Result<std::vector<std::byte>> address_from_text(std::string_view text) {
-  const auto encoded = strip_prefix(text, kTextPrefix, kFormat.what);
+  const auto encoded = strip_prefix(text, kTextPrefix, kAddressFormat.what);
   if (!encoded) return encoded.error();
   auto bytes = base64url_decode(*encoded);
-  if (!bytes) return fail(Errc::kBadFormat, kFormat.what);
+  if (!bytes) return fail(Errc::kBadFormat, kAddressFormat.what);
   return bytes;
 }
 

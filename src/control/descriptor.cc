@@ -11,13 +11,13 @@ namespace fabric::control {
 
 namespace {
 
-constexpr Format kFormat{magic("FABD"), 1, 0, "desc"};
+constexpr Format kDescFormat{magic("FABD"), 1, 0, "desc"};
 constexpr uint16_t kRegionSection = 1;
-constexpr uint16_t kNetworkSection = 2;
+constexpr uint16_t kDescNetworkSection = 2;
 
 constexpr Format kOfferFormat{magic("FABO"), 1, 0, "offer"};
 constexpr std::string_view kOfferPrefix = "fabric-offer1";
-constexpr uint16_t kAddressSection = 1;
+constexpr uint16_t kOfferAddressSection = 1;
 constexpr uint16_t kDescSection = 2;
 constexpr uint16_t kKeySection = 3;
 
@@ -68,7 +68,7 @@ std::vector<std::byte> encode_network(const RegionDesc::Section& network) {
   return out.take();
 }
 
-RegionDesc::Section read_network(ByteReader& in, bool newer_minor) {
+RegionDesc::Section read_desc_network(ByteReader& in, bool newer_minor) {
   RegionDesc::Section network;
   network.network = read_name(in);
   const uint8_t rails = in.u8();
@@ -90,17 +90,17 @@ Result<std::vector<std::byte>> encode(const RegionDesc& desc) {
   ByteWriter sections(MemoryRegion::kDescBytesMax - kPrologueBytes);
   write_section(sections, kRegionSection, encode_region(desc));
   for (const RegionDesc::Section& network : desc.networks) {
-    write_section(sections, kNetworkSection, encode_network(network));
+    write_section(sections, kDescNetworkSection, encode_network(network));
   }
-  if (!sections.ok()) return fail(Errc::kTooLarge, kFormat.what);
+  if (!sections.ok()) return fail(Errc::kTooLarge, kDescFormat.what);
   ByteWriter out;
-  write_prologue(out, kFormat, 0, kPrologueBytes + sections.size());
+  write_prologue(out, kDescFormat, 0, kPrologueBytes + sections.size());
   out.bytes(sections.view());
   return out.take();
 }
 
 Result<RegionDesc> decode_desc(std::span<const std::byte> bytes) {
-  auto opened = read_prologue(bytes, kFormat);
+  auto opened = read_prologue(bytes, kDescFormat);
   if (!opened) return opened.error();
   ByteReader& in = opened->rest;
   const bool newer = opened->newer_minor;
@@ -115,14 +115,14 @@ Result<RegionDesc> decode_desc(std::span<const std::byte> bytes) {
       in.require(!has_region);
       has_region = true;
       read_region(section.body, newer, desc);
-    } else if (section.type == kNetworkSection) {
+    } else if (section.type == kDescNetworkSection) {
       in.require(desc.networks.size() < kNetworksMax);
-      desc.networks.push_back(read_network(section.body, newer));
+      desc.networks.push_back(read_desc_network(section.body, newer));
     }
     in.require(section.body.ok());
   }
   in.require(has_region);
-  if (const auto status = in.status(kFormat.what); !status) return status.error();
+  if (const auto status = in.status(kDescFormat.what); !status) return status.error();
   return desc;
 }
 
@@ -131,7 +131,7 @@ std::string encode_offer(const OfferParts& offer) {
   key.u32(offer.key.wire());
 
   ByteWriter sections;
-  write_section(sections, kAddressSection, offer.address);
+  write_section(sections, kOfferAddressSection, offer.address);
   write_section(sections, kDescSection, offer.desc);
   write_section(sections, kKeySection, key.view());
   ByteWriter out;
@@ -155,9 +155,9 @@ Result<OfferParts> decode_offer(std::string_view text) {
   uint32_t seen[4] = {};  // by section type
   while (in.remaining() > 0) {
     Section section = read_section(in);
-    if (section.type == kAddressSection || section.type == kDescSection) {
+    if (section.type == kOfferAddressSection || section.type == kDescSection) {
       const auto part = section.body.rest();
-      auto& into = section.type == kAddressSection ? offer.address : offer.desc;
+      auto& into = section.type == kOfferAddressSection ? offer.address : offer.desc;
       into.assign(part.begin(), part.end());
     } else if (section.type == kKeySection) {
       const uint32_t key = section.body.u32();
@@ -168,7 +168,7 @@ Result<OfferParts> decode_offer(std::string_view text) {
     in.require(section.body.ok());
     if (section.type < 4) ++seen[section.type];
   }
-  in.require(seen[kAddressSection] == 1 && seen[kDescSection] == 1 && seen[kKeySection] == 1);
+  in.require(seen[kOfferAddressSection] == 1 && seen[kDescSection] == 1 && seen[kKeySection] == 1);
   if (const auto status = in.status(kOfferFormat.what); !status) return status.error();
   return offer;
 }

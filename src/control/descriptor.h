@@ -11,8 +11,8 @@
 #include <fabric/result.h>
 #include <fabric/types.h>
 
-// What a peer needs to write into a region (P12, P14), and the one-line offer that carries an
-// address, a descriptor and a key.
+// Region descriptors, which a peer needs to write into a region (contracts.md P12, P14), and the
+// one-line offer of an address, a descriptor and a counter key.
 
 namespace fabric::control {
 
@@ -25,8 +25,8 @@ struct RegionDesc {
   int32_t gpu = -1;
   uint64_t granted_to = 0;  ///< engine id of the only peer that may use it; 0 = anyone
   uint32_t grant = 0;       ///< number of the grant at its owner; 0 = the open descriptor
-  uint64_t session = 0;     ///< the grantee's number of the session that it ends with; 0 = none, or
-                            ///< granted before that was known
+  uint64_t session = 0;     ///< the grant is released with this session (the grantee's number);
+                            ///< 0 = none, or granted before the number was known
 
   struct Section {
     std::string network{};                            ///< its name
@@ -38,7 +38,7 @@ struct RegionDesc {
   bool operator==(const RegionDesc&) const = default;
 };
 
-/// Fails with kTooLarge when it would pass MemoryRegion::kDescBytesMax.
+/// Fails with kTooLarge beyond MemoryRegion::kDescBytesMax.
 Result<std::vector<std::byte>> encode(const RegionDesc& desc);
 /// Fails with kBadFormat or kVersion; `what` is "desc".
 Result<RegionDesc> decode_desc(std::span<const std::byte> bytes);
@@ -49,10 +49,9 @@ struct OfferParts {
   CounterKey key{};
 };
 
-/// "fabric-offer1:" and base64url of the three.
+/// "fabric-offer1:" and base64url of the three parts.
 std::string encode_offer(const OfferParts& offer);
-/// Fails with kBadFormat or kVersion; `what` is "offer". Address and descriptor are not looked
-/// into.
+/// Fails with kBadFormat or kVersion; `what` is "offer". Does not check address and descriptor.
 Result<OfferParts> decode_offer(std::string_view text);
 
 }  // namespace fabric::control

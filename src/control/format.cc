@@ -26,7 +26,7 @@ Result<Opened> read_prologue(std::span<const std::byte> bytes, const Format& for
   const uint16_t type = in.u16();
   const uint32_t length = in.u32();
   if (!in.ok() || found != format.magic) return fail(Errc::kBadFormat, format.what);
-  // Before the length: another major may count it differently.
+  // Before the length: another major may define it differently.
   if (major != format.major) return fail(Errc::kVersion, format.what);
   if (length != bytes.size()) return fail(Errc::kBadFormat, format.what);
   return Opened{type, minor > format.minor, in};
@@ -51,7 +51,7 @@ bool is_name(std::string_view name) noexcept {
 }
 
 void write_name(ByteWriter& out, std::string_view name) {
-  FABRIC_CHECK(is_name(name), "names are checked where they enter");
+  FABRIC_CHECK(is_name(name), "names are validated when they enter");
   out.u8(static_cast<uint8_t>(name.size()));
   out.text(name);
 }
@@ -77,7 +77,7 @@ std::vector<std::byte> read_blob(ByteReader& in, size_t bytes_max) {
 
 Errc read_errc(ByteReader& in) {
   const auto code = static_cast<Errc>(in.u8());
-  // The switch in to_string() is the one list of codes that the compiler keeps complete.
+  // The compiler keeps the switch in to_string() complete, so it serves as the list of codes.
   in.require(to_string(code)[0] != '?');
   return in.ok() ? code : Errc::kOk;
 }

@@ -9,13 +9,13 @@ namespace fabric::control {
 
 namespace {
 
-constexpr Format kFormat{magic("FABM"), 1, 0, "frame"};
+constexpr Format kFrameFormat{magic("FABM"), 1, 0, "frame"};
 constexpr uint32_t kMacOffset = kFrameHeaderBytes - kMacBytes;
 static_assert(kMacOffset == kPrologueBytes + 4 + 5 * 8, "reserved, two sessions, seq, ack, bits");
 
 constexpr Mac kNoMac{};
 
-/// A frame that was taken apart and not yet looked at.
+/// A decoded frame, not yet authenticated or checked.
 struct Parsed {
   Frame frame{};
   Mac mac{};
@@ -23,7 +23,7 @@ struct Parsed {
 };
 
 Result<Parsed> open_frame(std::span<const std::byte> datagram) {
-  auto opened = read_prologue(datagram, kFormat);
+  auto opened = read_prologue(datagram, kFrameFormat);
   if (!opened) return opened.error();
   ByteReader& in = opened->rest;
   Parsed out;
@@ -38,7 +38,7 @@ Result<Parsed> open_frame(std::span<const std::byte> datagram) {
   const auto found = in.bytes(kMacBytes);
   std::copy(found.begin(), found.end(), out.mac.begin());
   out.frame.body = Body(in.rest(), opened->newer_minor);
-  if (const auto status = in.status(kFormat.what); !status) return status.error();
+  if (const auto status = in.status(kFrameFormat.what); !status) return status.error();
   return out;
 }
 
@@ -47,7 +47,7 @@ Result<Frame> checked(const Parsed& opened) {
   const bool good = (opened.frame.body.newer_minor || opened.reserved == 0) &&
                     to_string(header.type)[0] != '?' &&
                     is_numbered(header.type) == (header.seq != 0);
-  if (!good) return fail(Errc::kBadFormat, kFormat.what);
+  if (!good) return fail(Errc::kBadFormat, kFrameFormat.what);
   return opened.frame;
 }
 
@@ -109,7 +109,8 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
                                     std::string_view job_key) {
   FABRIC_CHECK(is_numbered(header.type) == (header.seq != 0));
   ByteWriter out;
-  write_prologue(out, kFormat, static_cast<uint16_t>(header.type), kFrameHeaderBytes + body.size());
+  write_prologue(out, kFrameFormat, static_cast<uint16_t>(header.type),
+                 kFrameHeaderBytes + body.size());
   out.u32(0);
   out.u64(header.to_session);
   out.u64(header.from_session);
@@ -124,10 +125,10 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key) {
   auto opened = open_frame(datagram);
   if (!opened) return opened.error();
-  // Before anything is believed. Without a key the hash is zero, which a keyed frame never is.
+  // Before any field is trusted. Without a key the hash is zero, which a keyed frame never has.
   const Mac expected =
       keyed_hash(job_key, {datagram.first(kMacOffset), kNoMac, opened->frame.body});
-  if (!equal(opened->mac, expected)) return fail(Errc::kWrongJob, kFormat.what);
+  if (!equal(opened->mac, expected)) return fail(Errc::kWrongJob, kFrameFormat.what);
   return checked(*opened);
 }
 

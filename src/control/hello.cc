@@ -2,13 +2,15 @@
 #include "control/format.h"
 #include "control/message.h"
 
+// Encoding and decoding of the hello. Pure functions, any thread.
+
 namespace fabric::control {
 
 namespace {
 
 constexpr const char* kWhat = "hello";
-constexpr uint16_t kAddressSection = 1;
-constexpr uint16_t kLimitsSection = 2;
+constexpr uint16_t kHelloAddressSection = 1;
+constexpr uint16_t kLimitsSection = 2;  // and session fields: to_incarnation, is_inline
 constexpr uint16_t kAppInfoSection = 3;
 
 std::vector<std::byte> encode_limits(const Hello& hello) {
@@ -40,7 +42,7 @@ void read_limits(ByteReader& in, bool newer_minor, Hello& hello) {
 std::vector<std::byte> encode(const Hello& body) {
   FABRIC_CHECK(body.app_info.size() <= kAppInfoBytesMax);
   ByteWriter out;
-  write_section(out, kAddressSection, encode(body.address));
+  write_section(out, kHelloAddressSection, encode(body.address));
   write_section(out, kLimitsSection, encode_limits(body));
   write_section(out, kAppInfoSection,
                 std::as_bytes(std::span<const char>(body.app_info.data(), body.app_info.size())));
@@ -53,9 +55,9 @@ Result<Hello> decode_hello(const Body& body) {
   uint32_t seen[4] = {};  // by section type
   while (in.remaining() > 0) {
     Section section = read_section(in);
-    if (section.type == kAddressSection) {
+    if (section.type == kHelloAddressSection) {
       auto address = decode_address(section.body.rest());
-      // Another major of the address is told apart from nonsense: the peer is merely newer.
+      // kVersion of the address is reported as such: the peer is newer, not hostile.
       if (!address && in.ok()) return address.error();
       if (address) hello.address = *std::move(address);
     } else if (section.type == kLimitsSection) {
@@ -68,7 +70,8 @@ Result<Hello> decode_hello(const Body& body) {
     in.require(section.body.ok());
     if (section.type < 4) ++seen[section.type];
   }
-  in.require(seen[kAddressSection] == 1 && seen[kLimitsSection] == 1 && seen[kAppInfoSection] == 1);
+  in.require(seen[kHelloAddressSection] == 1 && seen[kLimitsSection] == 1 &&
+             seen[kAppInfoSection] == 1);
   if (const auto status = in.status(kWhat); !status) return status.error();
   return hello;
 }

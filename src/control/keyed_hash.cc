@@ -24,7 +24,7 @@ Mac keyed_hash(std::string_view job_key, std::initializer_list<std::span<const s
   if (job_key.empty()) return mac;
   start_sodium();
 
-  // The hash takes keys of 16 to 64 bytes only; hashing first serves every length.
+  // The hash accepts keys of 16 to 64 bytes only; hashing the job key first allows any length.
   std::array<unsigned char, crypto_generichash_KEYBYTES> key;
   const auto text = std::as_bytes(std::span(job_key.data(), job_key.size()));
   int rc = crypto_generichash(key.data(), key.size(), raw(text), text.size(), nullptr, 0);
@@ -33,7 +33,7 @@ Mac keyed_hash(std::string_view job_key, std::initializer_list<std::span<const s
   rc |= crypto_generichash_init(&state, key.data(), key.size(), mac.size());
   for (const auto part : parts) rc |= crypto_generichash_update(&state, raw(part), part.size());
   rc |= crypto_generichash_final(&state, reinterpret_cast<unsigned char*>(mac.data()), mac.size());
-  FABRIC_CHECK(rc == 0, "the sizes above are all in range");
+  FABRIC_CHECK(rc == 0, "all sizes above are in range");
   sodium_memzero(key.data(), key.size());
   return mac;
 }

@@ -7,7 +7,7 @@ namespace fabric::control {
 
 namespace {
 
-/// Ends a body: what it read, or kBadFormat.
+/// The decoded body, or kBadFormat.
 template <class T>
 Result<T> finish(ByteReader& in, const Body& body, T&& value, const char* what) {
   read_end(in, body.newer_minor);

@@ -13,8 +13,9 @@
 
 #include "control/address.h"
 
-// Control messages: what engines say to each other beside writes. One message a datagram. The
-// channel may lose, duplicate and reorder; `Header::seq` numbers what must arrive (reliable.h).
+// Control messages between engines, out of band of the writes. One message per datagram. The
+// network may lose, duplicate and reorder them; `Header::seq` numbers those that must arrive
+// (reliable.h).
 //
 // Everything is little-endian. A frame is magic, major, minor, type, length (format.h), a reserved
 // zero, sessions, seq, ack, ack bits, a 16-byte keyed hash over all of it (zero without a job key),
@@ -24,7 +25,7 @@
 namespace fabric::control {
 
 enum class MessageType : uint16_t {
-  // Set-up and upkeep of a session: not numbered, repeated by their own timers.
+  // Handshake and liveness: not numbered, repeated by their own timers.
   kHello = 1,
   kWelcome = 2,
   kReady = 3,
@@ -36,8 +37,8 @@ enum class MessageType : uint16_t {
   // Numbered, retransmitted, delivered once.
   kPathOpen = 16,
   kPathAnswer = 17,
-  kPathState = 18,  ///< the target's end of a path is down and drained: what it had taken
-  kPathClose = 19,  ///< the sender's end is down: close yours, then say kPathState
+  kPathState = 18,  ///< the target's end of a path is down and drained: what it received
+  kPathClose = 19,  ///< the sender's end is down: the target closes its end and sends kPathState
   kMessage = 20,
   kMessageDone = 21,
   kResolve = 22,
@@ -69,8 +70,8 @@ inline constexpr uint32_t kFrameHeaderBytes = 72;
 inline constexpr uint32_t kAppInfoBytesMax = 1024;
 inline constexpr uint32_t kNamesPerMessageMax = 1024;
 
-/// What follows the header. A newer minor may have appended fields; without that, bytes after the
-/// known ones are an error.
+/// The bytes after the header. A newer minor may have appended fields; otherwise bytes after the
+/// known fields are an error.
 struct Body : std::span<const std::byte> {
   using std::span<const std::byte>::span;
   Body(std::span<const std::byte> bytes, bool newer = false) noexcept
@@ -88,45 +89,45 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
                                     std::string_view job_key);
 /// Fails with kBadFormat, kVersion, kWrongJob (the keyed hash does not fit).
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key);
-/// The same without the proof: whoever sent it may have made up every field. Good only to tell
-/// somebody of another job that he is one.
+/// The same without authentication: any field may be forged. Only for telling a sender of another
+/// job that its key is wrong.
 Result<Frame> peek_frame(std::span<const std::byte> datagram);
 
-/// Both hello and welcome.
+/// The body of kHello and kWelcome.
 struct Hello {
-  Address address{};               ///< the sender's own
-  uint64_t to_incarnation = 0;     ///< which life of the receiver is meant
-  uint32_t message_bytes_max = 0;  ///< what the sender takes
-  uint32_t message_credits = 0;    ///< how many unfinished messages a channel takes from one peer
-  int64_t timeout_max_ns = 0;      ///< the longest its writes may live ...
-  int64_t drain_ns = 0;            ///< ... and drain
-  int64_t lost_ns = 0;             ///< the silence after which the sender gives a peer up
-  bool is_inline = false;          ///< makes progress only when its application does
+  Address address{};               ///< of the sender
+  uint64_t to_incarnation = 0;     ///< the incarnation of the receiver that is meant
+  uint32_t message_bytes_max = 0;  ///< largest message that the sender accepts
+  uint32_t message_credits = 0;    ///< unacknowledged messages per channel that it accepts
+  int64_t timeout_max_ns = 0;      ///< the longest time-out of its writes ...
+  int64_t drain_ns = 0;            ///< ... and of their drain
+  int64_t lost_ns = 0;             ///< the silence after which the sender declares a peer lost
+  bool is_inline = false;          ///< makes progress only inside calls of its application
   std::string app_info{};
 
   bool operator==(const Hello&) const = default;
 };
 struct Reject {
   Errc code = Errc::kOk;
-  uint64_t incarnation = 0;  ///< the life that answered
+  uint64_t incarnation = 0;  ///< of the engine that rejects
   bool operator==(const Reject&) const = default;
 };
 struct Bye {
-  Errc code = Errc::kOk;  ///< kPeerLost: closed; others say why
+  Errc code = Errc::kOk;  ///< kPeerLost: closed; others are reasons
   bool operator==(const Bye&) const = default;
 };
-/// Asks whether the other side is there, and brings back when it was asked: an answer that lay in a
-/// buffer while its receiver was stopped is known as old.
+/// The body of kPing and kPong. The stamp shows when the ping was sent: a pong that waited in a
+/// buffer while its receiver was stopped is recognised as old.
 struct Ping {
-  uint64_t stamp = 0;  ///< the asker's; kPong returns it
+  uint64_t stamp = 0;  ///< send time by the pinging engine's clock; kPong returns it
   bool operator==(const Ping&) const = default;
 };
 struct PathOpen {
-  uint32_t ref = 0;  ///< the asker's number for the path
+  uint32_t ref = 0;  ///< the sender's number for the path
   std::string provider{};
   std::string network{};
-  uint8_t rail = 0;         ///< the asker's
-  uint8_t remote_rail = 0;  ///< the receiver's
+  uint8_t rail = 0;         ///< of the sender
+  uint8_t remote_rail = 0;  ///< of the receiver
   std::vector<std::byte> hello{};
   bool operator==(const PathOpen&) const = default;
 };
@@ -142,8 +143,8 @@ struct PathClose {
 };
 struct PathState {
   uint32_t ref = 0;
-  bool exact = false;  ///< `taken` is final: nothing lands through this path any more
-  uint64_t taken = 0;  ///< immediates, stale ones included
+  bool exact = false;  ///< `taken` is final: no write can land through this path any more
+  uint64_t taken = 0;  ///< immediates received, stale ones included
   bool operator==(const PathState&) const = default;
 };
 struct UserMessage {
@@ -151,8 +152,7 @@ struct UserMessage {
   uint16_t channel = 0;
   std::span<const std::byte> bytes{};  ///< points into the datagram
 };
-/// Answers that need no more than "it is done" or why not: kMessageDone, kRegionRevoked, kFenced,
-/// kKeyRevoked.
+/// The body of replies that are only a code: kMessageDone, kRegionRevoked, kFenced, kKeyRevoked.
 struct Done {
   uint32_t ref = 0;
   Errc code = Errc::kOk;

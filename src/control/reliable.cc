@@ -8,8 +8,8 @@ namespace fabric::control {
 
 namespace {
 
-/// Whether `seq` is among the numbers that (ack, ack_bits) speak of as arrived. Differences, not
-/// sums: a hostile `ack` near the end of the range must not wrap.
+/// Whether (ack, ack_bits) acknowledges `seq`. By differences, not sums: a hostile `ack` near the
+/// end of the range must not wrap.
 bool covers(uint64_t ack, uint64_t ack_bits, uint64_t seq) noexcept {
   if (seq <= ack) return true;
   const uint64_t ahead = seq - ack;
@@ -24,7 +24,7 @@ void ReliableChannel::push(MessageType type, std::vector<std::byte> body) {
 }
 
 uint32_t ReliableChannel::unacknowledged() const noexcept {
-  // Only what the window let out can be acknowledged.
+  // Only numbers in the window were sent and can be acknowledged.
   const auto sent = std::min<size_t>(pending_.size(), kWindow);
   const auto acked = std::count_if(pending_.begin(), pending_.begin() + static_cast<long>(sent),
                                    [](const Pending& p) { return p.acked; });
@@ -37,7 +37,7 @@ bool ReliableChannel::next_due(int64_t now_ns, Due& out) {
     Pending& p = pending_[i];
     if (p.acked || p.due_ns > now_ns) continue;
     out = {p.type, p.seq, p.tries > 0, p.body};
-    // Halving the limit instead of doubling the delay: no shift can overflow.
+    // Compares with the halved limit instead of the doubled delay: no shift can overflow.
     const uint32_t doublings = std::min<uint32_t>(p.tries, 62);
     const bool at_most = options_.retransmit_ns > (options_.retransmit_max_ns >> doublings);
     p.due_ns =
@@ -81,13 +81,13 @@ ReliableChannel::Arrival ReliableChannel::classify(uint64_t seq) const noexcept 
 }
 
 void ReliableChannel::arrived(uint64_t seq) noexcept {
-  FABRIC_CHECK(classify(seq) == Arrival::kNew, "look with classify() first");
+  FABRIC_CHECK(classify(seq) == Arrival::kNew, "call classify() first");
   ack_owed_ = true;
   if (seq != taken_ + 1) {
     taken_bits_ |= uint64_t{1} << (seq - taken_ - 2);
     return;
   }
-  // The hole is filled: what stood behind it without a gap is taken as well.
+  // The gap is closed: consecutive numbers after it are covered by the cumulative ack as well.
   bool next = true;
   while (next) {
     ++taken_;

@@ -9,17 +9,26 @@
 #include "control/message.h"
 
 // Numbering, acknowledgement, retransmission and deduplication of one session's control messages.
-// Time comes from outside; nothing here sends: the owner asks what is due and puts it on a link.
 
 namespace fabric::control {
 
+/// One end of a reliable, unordered message channel over a lossy link: selective acknowledgement in
+/// a window of kWindow numbers, retransmission with exponential back-off.
+///
+/// Owned by a Peer and guarded by the state lock. It neither sends nor reads a clock: the owner
+/// asks next_due() what to transmit at a given time and passes arrived headers to on_ack() and
+/// classify().
+///
+/// Invariant: `pending_` holds consecutive numbers, of which only the first kWindow are ever sent;
+/// the receiver accepts no number beyond its window, so the header's 64 bits cover all that
+/// arrived.
 class ReliableChannel {
  public:
   struct Options {
-    int64_t retransmit_ns = 5'000'000;        ///< first time-out; doubles for each try ...
+    int64_t retransmit_ns = 5'000'000;        ///< first time-out; doubles with each retry ...
     int64_t retransmit_max_ns = 500'000'000;  ///< ... up to here
   };
-  /// As many numbers as `Header::ack_bits` can speak of.
+  /// The numbers that `Header::ack_bits` covers.
   static constexpr uint32_t kWindow = 64;
 
   explicit ReliableChannel(const Options& options) : options_(options) {}
@@ -28,8 +37,8 @@ class ReliableChannel {
   void push(MessageType type, std::vector<std::byte> body);
   uint32_t unacknowledged() const noexcept;  ///< queued and in flight
 
-  /// The next message that is due for (re)transmission at `now_ns`, or nullptr. Its `seq` is set.
-  /// Call until nullptr; each returned one counts as sent now. `again` says that it is a repeat.
+  /// The next message that is due for (re)transmission at `now_ns`; it counts as sent at that time.
+  /// Call until false. `again`: a retransmission.
   struct Due {
     MessageType type{};
     uint64_t seq = 0;
@@ -37,12 +46,12 @@ class ReliableChannel {
     std::span<const std::byte> body{};
   };
   bool next_due(int64_t now_ns, Due& out);
-  /// The datagram just taken from next_due() could not be sent: offer it again next time.
+  /// The message just returned by next_due() could not be sent: next_due() returns it again.
   void unsent(uint64_t seq) noexcept;
-  /// When next_due() has something again (kNeverNs: not before another push or acknowledgement).
+  /// When next_due() is true again (kNeverNs: not before another push or acknowledgement).
   int64_t next_time() const noexcept;
 
-  /// From every header of this session that arrives. Numbers never sent are ignored.
+  /// Called with every arrived header of the session. Numbers that were never sent are ignored.
   void on_ack(uint64_t ack, uint64_t ack_bits) noexcept;
 
   /// What to do with an arrived number.
@@ -52,12 +61,12 @@ class ReliableChannel {
     kBeyond,     ///< outside the window: ignore
   };
   Arrival classify(uint64_t seq) const noexcept;
-  /// Marks `seq` as taken; an acknowledgement is owed. Not called for a message that is held back:
-  /// the peer then sends it again.
+  /// Marks `seq` as accepted; an acknowledgement is owed. If it is not called, the peer sends the
+  /// message again.
   void arrived(uint64_t seq) noexcept;
   void owe_ack() noexcept { ack_owed_ = true; }
   bool ack_owed() const noexcept { return ack_owed_; }
-  /// What every outgoing header carries; clears the debt.
+  /// Fills the acknowledgement of an outgoing header; none is owed afterwards.
   void fill_ack(Header& header) noexcept;
 
  private:
@@ -71,7 +80,7 @@ class ReliableChannel {
   };
 
   Options options_;
-  std::deque<Pending> pending_;  ///< numbers ascend by one; acknowledged ones leave at the front
+  std::deque<Pending> pending_;  ///< numbers ascend by one; acknowledged ones are popped in front
   uint64_t next_seq_ = 1;
   uint64_t taken_ = 0;       ///< every number up to here has arrived
   uint64_t taken_bits_ = 0;  ///< bit i: taken_ + 2 + i has arrived

@@ -3,7 +3,7 @@
 #include "core/core.h"
 #include "core/report.h"
 
-// Batches: the word that joins operations, and the public handle.
+// Batches: the atomic word that counts their members, and the public handle.
 
 namespace fabric::core {
 
@@ -22,7 +22,7 @@ Result<void> Reporter::enter_batch(BatchId batch, uint32_t members) noexcept {
   do {
     if (!is_generation(word, batch)) return fail(Errc::kNotFound, "batch");
     if (word & BatchWord::kRefuses) return fail(Errc::kCancelled, "batch");
-    // Acquire-release: joins the chain of changes that leave_batch() continues.
+    // Acquire-release: part of the same release sequence as leave_batch().
   } while (!slot->word.compare_exchange_weak(word, word + members, std::memory_order_acq_rel,
                                              std::memory_order_relaxed));
   return {};
@@ -39,7 +39,7 @@ bool Reporter::batch_cancelled(BatchId batch) const noexcept {
 void Reporter::leave_batch(BatchId batch, uint32_t members) {
   BatchSlot* slot = batches.find(batch.slot, batch.generation);
   if (slot == nullptr) return;
-  // Release: who sees the count at zero sees everything that was recorded before.
+  // Release: a thread that sees the count at zero sees everything that was recorded before.
   const uint64_t before = slot->word.fetch_sub(members, std::memory_order_acq_rel);
   if ((before & BatchWord::kPending) != members) return;
   slot->event_count.wake();
@@ -48,21 +48,22 @@ void Reporter::leave_batch(BatchId batch, uint32_t members) {
     slot->word.fetch_and(~BatchWord::kSealed, std::memory_order_acq_rel);
     report_batch(*slot, notify);
   }
-  // After the report: whoever sealed it and let go of it still waits for that.
+  // After the report, which a sealed batch still owes when its handle is destroyed.
   if (before & BatchWord::kAbandoned) batches.recycle(batch.slot);
 }
 
 void Reporter::report_batch(BatchSlot& slot, const Notify& notify) {
   Event event{.kind = EventKind::kDone};
   event.value = slot.delivered.load(std::memory_order_relaxed);
-  event.previous = slot.unknown.load(std::memory_order_relaxed);
+  event.parts_unknown = slot.unknown.load(std::memory_order_relaxed);
   event.parts_failed = static_cast<uint32_t>(slot.failed.load(std::memory_order_relaxed));
   if (slot.failure_count.load(std::memory_order_relaxed) > 0) {
     event.code = slot.failures[0].code;
     event.peer = slot.failures[0].peer;
     event.op = slot.failures[0].op;
     event.first_failed = slot.failures[0].part;
-    event.remote = event.previous > 0 || event.value > 0 ? Remote::kUnknown : Remote::kNotDelivered;
+    event.remote =
+        event.parts_unknown > 0 || event.value > 0 ? Remote::kUnknown : Remote::kNotDelivered;
   }
   if (NotifyAccess::kind(notify) == NotifyAccess::Kind::kCall) {
     pending_seals_.push_back({event, notify});
@@ -119,9 +120,9 @@ Result<void> Reporter::reset_batch(BatchId batch) {
   const uint64_t clean = batch_word(batch.generation, 0);
   if (!slot->word.compare_exchange_strong(word, clean, std::memory_order_acq_rel,
                                           std::memory_order_relaxed)) {
-    return fail(Errc::kBusy, "batch");  // somebody joined meanwhile, and the results stay
+    return fail(Errc::kBusy, "batch");  // an operation has just joined: the results stay
   }
-  // Who joins from here on cannot end before this: that takes the state lock.
+  // What joins from here on cannot be reported before this: that takes the state lock.
   slot->delivered.store(0, std::memory_order_relaxed);
   slot->failed.store(0, std::memory_order_relaxed);
   slot->unknown.store(0, std::memory_order_relaxed);
@@ -172,7 +173,7 @@ uint64_t Batch::unknown() const noexcept {
 
 uint32_t Batch::failures(std::span<Failure> out) const noexcept {
   if (state_ == nullptr || state_->core->forked()) return 0;
-  std::lock_guard lock(state_->core->state_mutex);
+  const core::StateGuard lock(state_->core->state_mutex);
   const uint32_t n = std::min<uint32_t>(state_->slot->failure_count.load(std::memory_order_acquire),
                                         static_cast<uint32_t>(out.size()));
   for (uint32_t i = 0; i < n; ++i) out[i] = state_->slot->failures[i];
@@ -182,7 +183,7 @@ uint32_t Batch::failures(std::span<Failure> out) const noexcept {
 Result<void> Batch::seal(Notify notify) noexcept {
   if (state_ == nullptr) return fail(Errc::kNotFound, "batch");
   core::EngineCore& core = *state_->core;
-  const auto lock = core.lock_if_open();
+  const core::OpenStateGuard lock(core);
   if (!lock) return fail(Errc::kClosed, "engine");
   return core.reporter.seal_batch(state_->id, notify);
 }
@@ -190,7 +191,7 @@ Result<void> Batch::seal(Notify notify) noexcept {
 Result<void> Batch::reset() noexcept {
   if (state_ == nullptr) return fail(Errc::kNotFound, "batch");
   core::EngineCore& core = *state_->core;
-  const auto lock = core.lock_if_open();
+  const core::OpenStateGuard lock(core);
   if (!lock) return fail(Errc::kClosed, "engine");
   return core.reporter.reset_batch(state_->id);
 }

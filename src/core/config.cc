@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -13,9 +12,11 @@
 #include "control/format.h"
 #include "control/message.h"
 #include "core/core.h"
+#include "core/network_text.h"
 
-// Config from its user, overlaid by FABRIC_ variables, and checked field by field. An option that
-// is accepted and does nothing is a lie: whatever is not known is an error that names it.
+// The user's Config, overridden by FABRICLIB_ variables, and checked field by field. An unknown
+// variable is an error that names it: a setting must not be accepted and then ignored. The checks
+// are pure functions: any thread.
 
 namespace fabric::core {
 
@@ -33,13 +34,13 @@ bool parse(std::string_view text, uint32_t& out) {
   return true;
 }
 
-/// "250us": a whole number and its unit, which must be there.
+/// "250us": an integer with its unit, which is required.
 bool parse(std::string_view text, Nanos& out) {
   struct Unit {
     std::string_view suffix;
     uint64_t ns;
   };
-  // "s" last: it ends the others too.
+  // "s" last: it is a suffix of the others.
   static constexpr Unit kUnits[] = {
       {"ns", 1}, {"us", 1'000}, {"ms", 1'000'000}, {"s", 1'000'000'000}};
   for (const Unit& unit : kUnits) {
@@ -77,7 +78,7 @@ bool parse(std::string_view text, LogLevel& out) {
   return false;
 }
 
-/// Calls `take` with every item of a list that has one at least, and no empty ones.
+/// Calls `take` with every item of a comma-separated list. False: an item is empty or refused.
 template <class F>
 bool each_item(std::string_view list, F&& take) {
   for (;;) {
@@ -91,9 +92,10 @@ bool each_item(std::string_view list, F&& take) {
 
 bool parse(std::string_view text, std::vector<Network>& out) {
   out.clear();
-  return each_item(text, [&](std::string_view provider) {
-    out.push_back({.provider = std::string(provider)});
-    return true;
+  return each_item(text, [&](std::string_view item) {
+    auto network = parse_network(item);
+    if (network) out.push_back(*std::move(network));
+    return network.has_value();
   });
 }
 
@@ -107,7 +109,8 @@ bool parse(std::string_view text, std::vector<int>& out) {
   });
 }
 
-/// Every field that a variable can set, with the variable's name.
+/// Calls `field` with every field that a variable can set and the variable's name without prefix,
+/// until it returns true.
 template <class F>
 bool each_field(Config& c, F&& field) {
   return field("NETWORKS", c.networks) || field("DEFAULT_TIMEOUT", c.default_timeout) ||
@@ -128,24 +131,78 @@ bool each_field(Config& c, F&& field) {
          field("JOB_KEY", c.job_key) || field("LOG_LEVEL", c.log_level);
 }
 
+constexpr std::string_view kPrefix = "FABRICLIB_";
+
+/// The length of the longest common subsequence, without regard to case.
+size_t common_letters(std::string_view a, std::string_view b) {
+  const auto upper = [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; };
+  std::vector<size_t> row(b.size() + 1);  // for the letters of `a` up to now
+  for (const char letter : a) {
+    size_t diagonal = 0;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t above = row[j + 1];
+      row[j + 1] = upper(letter) == upper(b[j]) ? diagonal + 1 : std::max(above, row[j]);
+      diagonal = above;
+    }
+  }
+  return row.back();
+}
+
+/// The known variable with the least edit distance (insertions and deletions, so that a missing
+/// suffix is nearer than other letters); empty if too few letters are common.
+std::string nearest_variable(std::string_view field_name) {
+  std::string_view nearest;
+  size_t least = SIZE_MAX;
+  const auto compare = [&](std::string_view known) {
+    const size_t common = common_letters(field_name, known);
+    const size_t distance = field_name.size() + known.size() - 2 * common;
+    if (3 * common < 2 * field_name.size() || distance > 2 * common || distance >= least) return;
+    least = distance;
+    nearest = known;
+  };
+  Config any;
+  each_field(any, [&](const char* known, auto&) {
+    compare(known);
+    return false;
+  });
+  compare("CLOCK");
+  return nearest.empty() ? std::string() : std::string(kPrefix) + std::string(nearest);
+}
+
+/// A misspelt setting is an error, and the log suggests the one that was probably meant.
+Error unknown_variable(const Config& config, std::string_view name) {
+  Log log(config.log_sink, config.log_level);
+  const std::string nearest = nearest_variable(name.substr(kPrefix.size()));
+  if (nearest.empty()) {
+    FABRIC_LOG(log, kError, "core", "unknown environment variable", {"variable", name});
+  } else {
+    FABRIC_LOG(log, kError, "core", "unknown environment variable, did you mean another?",
+               {"variable", name}, {"nearest", nearest});
+  }
+  return fail(Errc::kInvalidArgument, intern(name));
+}
+
 Result<void> apply_environment(Config& config) {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view line = *entry;
     const size_t equals = line.find('=');
-    if (!line.starts_with("FABRICLIB_") || equals == std::string_view::npos) continue;
+    if (!line.starts_with(kPrefix) || equals == std::string_view::npos) continue;
     const std::string_view name = line.substr(0, equals);
     if (name.starts_with("FABRICLIB_TEST_")) continue;
-    const std::string_view field_name = name.substr(std::strlen("FABRICLIB_"));
+    const std::string_view field_name = name.substr(kPrefix.size());
     const std::string_view value = line.substr(equals + 1);
-    // For the process, not for an engine: base/clock.cc reads it.
-    if (field_name == "CLOCK" && (value == "kernel" || value == "ticks")) continue;
+    if (field_name == "CLOCK") {  // for the process, not for an engine: base/clock.cc reads it
+      if (value == "kernel" || value == "ticks") continue;
+      return fail(Errc::kInvalidArgument, intern(name));
+    }
     bool good = false;
     const bool known = each_field(config, [&](std::string_view field, auto& target) {
       if (field != field_name) return false;
       good = parse(value, target);
       return true;
     });
-    if (!known || !good) return fail(Errc::kInvalidArgument, intern(name));
+    if (!known) return unknown_variable(config, name);
+    if (!good) return fail(Errc::kInvalidArgument, intern(name));
   }
   return {};
 }
@@ -155,7 +212,7 @@ Result<void> check_times(const Config& c) {
       {c.default_timeout, "default_timeout"}, {c.drain_timeout, "drain_timeout"},
       {c.timeout_max, "timeout_max"},         {c.peer_timeout, "peer_timeout"},
       {c.lost_timeout, "lost_timeout"},       {c.retransmit, "retransmit"}};
-  // A hundred years: sums of a few of them stay far from overflow.
+  // A hundred years: the sum of a few such times cannot overflow.
   constexpr Nanos kLongest = std::chrono::hours(24 * 365 * 100);
   for (const auto& [time, name] : times) {
     if (time.count() <= 0 || time > kLongest) return fail(Errc::kInvalidArgument, name);
@@ -167,7 +224,7 @@ Result<void> check_times(const Config& c) {
 
 Result<void> check_bounds(const Config& c) {
   struct Bound {
-    uint64_t value, least, most;
+    uint64_t value, min, max;
     const char* name;
   };
   const Bound bounds[] = {
@@ -186,12 +243,11 @@ Result<void> check_bounds(const Config& c) {
       {c.bulk_slice_bytes, 2, 1ull << 40, "bulk_slice_bytes"},
   };
   for (const Bound& bound : bounds) {
-    if (bound.value < bound.least || bound.value > bound.most) {
+    if (bound.value < bound.min || bound.value > bound.max) {
       return fail(Errc::kInvalidArgument, bound.name);
     }
   }
   if (!std::has_single_bit(c.stripe_align)) return fail(Errc::kInvalidArgument, "stripe_align");
-  // An option that is taken and does nothing would be a lie: rerouting comes with failover.
   if (c.app_info.size() > control::kAppInfoBytesMax) return fail(Errc::kTooLarge, "app_info");
   return {};
 }
@@ -203,7 +259,7 @@ Result<void> check_networks(const Config& c) {
     if (!control::is_name(network.provider)) {
       return fail(Errc::kInvalidArgument, "networks.provider");
     }
-    // The engine opens it itself, for its own address.
+    // Every engine opens "self" by itself.
     if (network.provider == "self") return fail(Errc::kInvalidArgument, "networks.provider");
     const std::string& name = network.name.empty() ? network.provider : network.name;
     if (!control::is_name(name)) return fail(Errc::kInvalidArgument, "networks.name");
@@ -214,6 +270,7 @@ Result<void> check_networks(const Config& c) {
     if (network.rails_max == 0 || network.rails_max > kRailsMax) {
       return fail(Errc::kInvalidArgument, "networks.rails_max");
     }
+    if (auto good = check_network_options(network); !good) return good.error();
   }
   return {};
 }

@@ -4,17 +4,17 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// The numbered messages of a running session: paths, two-sided messages, names, revocations,
-// fences. Each request is answered once; the reliable channel below repeats and deduplicates.
+// The numbered messages of a connected session: paths, two-sided messages, names, revocations,
+// fences. Each request gets one reply; ReliableChannel retransmits and deduplicates.
 
 namespace fabric::core {
 
 using control::MessageType;
 
 namespace {
-// A fence asks the peer first, so that its writes drain instead of breaking; at most this long.
+// A fence asks the peer first, so that its writes drain instead of failing; for at most this long.
 constexpr int64_t kFenceGraceNs = 1'000'000'000;
-// Ends of paths from one peer: a pair of rails each, and as many again that are going down.
+// Inbound paths from one peer: one for each pair of rails, and as many again that are closing.
 constexpr size_t kInboundMax = 2 * kRailsMax * kRailsMax;
 
 MessageType done_type(MessageType request) {
@@ -41,7 +41,7 @@ std::vector<std::byte> done(uint32_t ref, Errc code) {
 }
 }  // namespace
 
-/// False: not taken, the peer has to send it again.
+/// False: not accepted, the peer has to send it again.
 bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
   using Arrival = control::ReliableChannel::Arrival;
   switch (peer.channel->classify(frame.header.seq)) {
@@ -94,7 +94,7 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
       on_done(peer, frame.header.type, frame.body);
       break;
     default:
-      break;  // of a newer minor version: taken and ignored
+      break;  // of a newer minor version: acknowledged and ignored
   }
   return true;
 }
@@ -112,14 +112,14 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
   if (!open) return on_bad_message(peer, MessageType::kPathOpen);
   control::PathAnswer answer{.ref = open->ref};
   NetworkSlot* network = core_.network_named(open->provider, open->network);
-  // The own engine's path is nobody else's.
+  // "self" serves this engine's own address and no other.
   const bool reachable = network != nullptr && network->is_self == peer.is_self;
   if (!reachable || open->remote_rail >= network->rails.size()) {
     answer.code = Errc::kUnreachable;
   } else if (peer.inbound.size() >= kInboundMax) {
     answer.code = Errc::kExhausted;
   } else if (peer.fencing) {
-    answer.code = Errc::kPeerLost;  // a way in that is closed at once would break what comes by it
+    answer.code = Errc::kPeerLost;  // the fence would close the path under the peer's writes
   } else if (!network->rails[open->remote_rail].up) {
     answer.code = Errc::kRailLost;
   } else {
@@ -127,9 +127,9 @@ void Peers::on_path_open(Peer& peer, const control::Body& body) {
     auto id = rail.rail->accept_path(open->hello, answer.answer);
     answer.code = id.error().code;
     if (id && has_inbound(rail, *id)) {
-      answer.code = Errc::kBadFormat;  // one end under two names would be closed under one
+      answer.code = Errc::kBadFormat;  // one path end under two refs: closing one closes both
     } else if (id) {
-      // One path per pair of rails: the peer has torn the one before down.
+      // One path per pair of rails: the peer has closed its end of the previous one.
       for (InboundPath& old : peer.inbound) {
         const bool replaced = old.network == rail.network && old.rail == rail.index &&
                               old.remote_rail == open->rail && old.ref < open->ref;
@@ -157,13 +157,13 @@ void Peers::on_path_close(Peer& peer, const control::Body& body) {
   for (InboundPath& path : peer.inbound) {
     if (path.ref == close->ref) close_inbound_path(path);
   }
-  // One that is not there any more went down by itself, and its state has been told.
+  // A path that is not found went down on its own, and its kPathState was sent.
 }
 
 void Peers::on_path_state(Peer& peer, const control::Body& body) {
   auto state = control::decode_path_state(body);
   if (!state) return on_bad_message(peer, MessageType::kPathState);
-  core_.transfers.path_state(peer, *state);
+  core_.transfers.on_drain_report(peer, *state);
 }
 
 void Peers::close_inbound_path(InboundPath& path) {
@@ -214,7 +214,7 @@ uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   return ref;
 }
 
-/// The question that an answer belongs to, taken out; its operation, unless that has ended.
+/// Removes the request that a reply belongs to. Returns its operation, unless that has completed.
 Op* Peers::take_request(Peer& peer, uint32_t ref, PendingRequest& pending) {
   const auto it = peer.requests.find(ref);
   if (it == peer.requests.end()) return nullptr;
@@ -334,7 +334,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   const auto request = peer.requests.find(answer->ref);
   if (request == peer.requests.end()) return;
   if (request->second.is_message != (type == MessageType::kMessageDone)) {
-    return on_bad_message(peer, type);  // an answer to something else
+    return on_bad_message(peer, type);  // a reply to a request of another kind
   }
   PendingRequest pending;
   Op* op = take_request(peer, answer->ref, pending);
@@ -344,7 +344,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
       core_.protocol.count(ProtocolEvent::kFenceByReply);
       complete_fence(peer, Errc::kOk);
     } else {
-      fence_without_peer(*op);  // it writes no more, but something of it may be on its way
+      fence_without_peer(*op);  // it stopped writing, but could not prove that its writes drained
     }
     return;
   }
@@ -355,7 +355,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
     const bool ok = answer->code == Errc::kOk;
     core_.complete(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
-                 ok ? op->list.count : 0);
+                   ok ? op->list.count : 0);
   }
   send_queued_messages(peer, pending.channel);
 }
@@ -373,7 +373,7 @@ void Peers::start_resolve(Op& op) {
   if (peer->usable()) send_request(*peer, op.ref, op);
 }
 
-/// Sends the question of an operation that could not be sent before the session was up.
+/// Sends the request of a resolve or fence, at once or when the session is connected.
 void Peers::send_request(Peer& peer, uint32_t ref, Op& op) {
   if (op.kind == OpKind::kResolve) {
     const auto names = op.list.as<const uint64_t>();
@@ -410,17 +410,17 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
   if (code == Errc::kOk) {
     for (size_t i = 0; i < answer->keys.size(); ++i) {
       op->resolved[i] = CounterKey::from_wire(answer->keys[i]);
-      peer.revoked_keys.erase(answer->keys[i]);  // given out anew since it was revoked
+      peer.revoked_keys.erase(answer->keys[i]);  // handed out again since it was revoked
       core_.transfers.routes_changed();
     }
   }
   const bool ok = code == Errc::kOk;
   core_.complete(*op, code, ok ? Remote::kDelivered : Remote::kNotDelivered,
-               ok ? answer->keys.size() : 0);
+                 ok ? answer->keys.size() : 0);
 }
 
-/// Whether a key may have been revoked after the answer was given: numbered messages overtake each
-/// other.
+/// Whether a key may have been revoked after the reply was sent: numbered messages may overtake
+/// each other.
 bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
   return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
     const auto it = peer.revoked_keys.find(key);
@@ -437,7 +437,7 @@ void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   if (keeps) peer.revoked_keys[key.wire()] = peer.next_ref;
   core_.transfers.key_revoked(peer, key);
   if (!keeps) {
-    // Nothing would refuse what is submitted under the key from now on.
+    // The table is full, so later writes under the key would not be rejected.
     send(peer, MessageType::kKeyRevoked, done(request->ref, Errc::kExhausted));
     return;
   }
@@ -460,7 +460,7 @@ void Peers::on_revoke_region(Peer& peer, const control::Body& body) {
   add_drain(peer, done_type(MessageType::kRevokeRegion), request->ref);
 }
 
-/// Answers once everything that is posted to the peer now has ended.
+/// Replies once every write that is posted to the peer now has retired.
 void Peers::add_drain(Peer& peer, MessageType type, uint32_t ref) {
   peer.drain_replies.push_back({.upto_seq = peer.next_write_seq - 1, .type = type, .ref = ref});
   check_drains(peer);
@@ -469,9 +469,9 @@ void Peers::add_drain(Peer& peer, MessageType type, uint32_t ref) {
 void Peers::check_drains(Peer& peer) {
   if (peer.drain_replies.empty()) return;
   const uint64_t oldest = core_.transfers.oldest_inflight(peer);
-  std::erase_if(peer.drain_replies, [&](const DrainReply& drain) {
+  std::erase_if(peer.drain_replies, [&](const DrainReply& drain) FABRIC_REQUIRES(state_lock) {
     if (drain.upto_seq >= oldest) return false;
-    send(peer, drain.type, done(drain.ref, peer.unproved ? Errc::kRailLost : Errc::kOk));
+    send(peer, drain.type, done(drain.ref, peer.drain_unprovable ? Errc::kRailLost : Errc::kOk));
     return true;
   });
 }
@@ -490,12 +490,12 @@ void Peers::start_fence(Op& op) {
   }
   peer->fence_op = op.self;
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
-    // A session that never came up has no path in: nothing of it can land on any network.
+    // A session that never connected has no inbound path: no write of the peer can land.
     complete_fence(*peer, Errc::kOk);
     return;
   }
   if (!peer->usable()) {
-    // Nobody to ask; its paths in are closing.
+    // The peer cannot reply; its inbound paths are closing.
     op.step = 1;
     core_.timers.set(op.timer, op.deadline_ns);
     advance_fence(*peer);
@@ -509,7 +509,7 @@ void Peers::start_fence(Op& op) {
   core_.timers.set(op.timer, std::min(core_.now_ns + kFenceGraceNs, half));
 }
 
-/// The peer did not answer in its grace: what this side can prove alone.
+/// The peer did not reply within its grace period: continues with what this side can prove alone.
 void Peers::fence_without_peer(Op& op) {
   core_.protocol.count(ProtocolEvent::kFenceWithoutPeer);
   op.step = 1;
@@ -520,21 +520,22 @@ void Peers::fence_without_peer(Op& op) {
   lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
 }
 
-/// Whether nothing of the peer can land any more, by what each network says of its own fences.
+/// Whether no write of the peer can land any more, by the fence kind of each network.
 bool Peers::fully_fenced(const Peer& peer) const {
   if (!peer.inbound.empty() || peer.grants_awaited > 0) return false;
-  return std::all_of(peer.links.begin(), peer.links.end(), [&](const Peer::Link& link) {
-    switch (core_.networks[link.network].fence) {
-      case FenceKind::kLocal:
-      case FenceKind::kHost:
-        return true;  // the paths in were the only way
-      case FenceKind::kRekey:
-        return !core_.regions.writable_by(peer.id());
-      case FenceKind::kNone:
-        break;
-    }
-    return false;
-  });
+  return std::all_of(peer.links.begin(), peer.links.end(),
+                     [&](const Peer::Link& link) FABRIC_REQUIRES(state_lock) {
+                       switch (core_.networks[link.network].fence) {
+                         case FenceKind::kLocal:
+                         case FenceKind::kHost:
+                           return true;  // closing the inbound paths is sufficient
+                         case FenceKind::kRekey:
+                           return !core_.regions.writable_by(peer.id());
+                         case FenceKind::kNone:
+                           break;
+                       }
+                       return false;
+                     });
 }
 
 void Peers::advance_fence(Peer& peer) {
@@ -561,7 +562,7 @@ void Peers::grant_released(uint32_t slot) {
 
 void Peers::complete_fence(Peer& peer, Errc code) {
   Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
-  peer.requests.erase(op.ref);  // or losing the peer would end it a second time
+  peer.requests.erase(op.ref);  // or lose() would complete it a second time
   const bool ok = code == Errc::kOk;
   if (!ok) peer.unproved_fence = op.id();  // the proof may come later, as an event
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
@@ -571,7 +572,7 @@ void Peers::complete_fence(Peer& peer, Errc code) {
 void Peers::on_fence(Peer& peer, const control::Body& body) {
   auto request = control::decode_fence(body);
   if (!request) return on_bad_message(peer, MessageType::kFence);
-  // We may write to them no more: what is queued ends, what is posted drains, then they are told.
+  // No new writes to this peer: queued ones fail, posted ones drain, then kFenced is sent.
   peer.fencing = true;
   core_.regions.peer_lost(peer.id());
   core_.transfers.stop_queued(peer, Errc::kPeerLost);
@@ -595,7 +596,7 @@ void Peers::stop_control_op(Op& op, Errc code) {
     const auto it = peer->requests.find(op.ref);
     if (!queued && it != peer->requests.end() && it->second.op == op.self) {
       sent = peer->usable();
-      it->second.op = kNone;  // the answer still returns the credit
+      it->second.op = kNone;  // the reply still returns the credit
     }
   }
   core_.complete(op, code, sent ? Remote::kUnknown : Remote::kNotDelivered);

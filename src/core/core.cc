@@ -14,10 +14,10 @@ namespace {
 constexpr uint32_t kSubmissionsPerTurn = 256;
 constexpr uint32_t kDatagramsPerTurn = 64;
 constexpr uint32_t kTimersPerTurn = 256;
-// The world or a kernel may move a watched word at any time; without a wake-up it is looked at this
-// often in virtual time.
+[[maybe_unused]] constexpr uint32_t kTurnsPerCheck = 64;
+// A watched word may change at any time without a wake-up; in virtual time it is polled this often.
 constexpr int64_t kWatchIntervalNs = 1'000;
-// Closing a path needs no answer from anybody, so this is long; it only bounds a broken provider.
+// Closing a path needs no answer from a peer, so this is long; it only bounds a broken provider.
 constexpr int64_t kTearDownNs = 10'000'000'000;
 constexpr int64_t kPollIntervalNs = 200'000;
 constexpr int64_t kFarewellNs = 200'000'000;
@@ -69,7 +69,7 @@ Result<std::shared_ptr<EngineCore>> EngineCore::open(const Config& config,
     return fail(Errc::kExhausted, "memory for the engine's tables");
   }
   if (auto ok = core->open_networks(); !ok) return ok.error();
-  // The checked one: it has what FABRICLIB_SPIN and FABRICLIB_WORKER_CPUS say.
+  // `checked` includes FABRICLIB_SPIN and FABRICLIB_WORKER_CPUS.
   const AttachOptions options{.spin_ns = checked->spin.count(), .cpus = checked->worker_cpus};
   if (auto ok = core->driver->attach(*core, options); !ok) return ok.error();
   return core;
@@ -119,7 +119,7 @@ Result<void> EngineCore::open_networks() {
     largest = std::max(largest, slot.network->control_bytes_max());
     networks.push_back(std::move(slot));
   }
-  // As it is: most of it is never touched.
+  // Left uninitialised: most of these pages are never touched.
   datagram_ = std::make_unique_for_overwrite<std::byte[]>(largest);
   datagram_bytes_max_ = largest;
   return {};
@@ -132,11 +132,11 @@ NetworkSlot* EngineCore::network_named(std::string_view provider, std::string_vi
   return nullptr;
 }
 
-/// Whether this turn finds everything as the last one left it, which was nothing to do.
+/// Whether the state is as the last turn left it, without work that is due.
 inline bool EngineCore::nothing_new() noexcept {
   pending_network_.network = SIZE_MAX;
   if (!state_mutex.undisturbed() || now_ns >= idle_until_ns_) return false;
-  // What comes without the lock. Acquire as in turn().
+  // Inputs that come without the lock. Acquire as in turn().
   if (kicked.load(std::memory_order_acquire) || room_due.load(std::memory_order_acquire) ||
       !submissions.empty() || !completed_expectations.empty()) {
     return false;
@@ -152,7 +152,7 @@ inline bool EngineCore::nothing_new() noexcept {
 
 TurnResult EngineCore::turn(int64_t now) noexcept {
   state_mutex.lock_for_turn();
-  const std::lock_guard lock(state_mutex, std::adopt_lock);
+  const StateGuard lock(state_mutex, std::adopt_lock);
   advance_clock(now);
   ++turns;
   return nothing_new() ? TurnResult{.next_ns = idle_until_ns_} : full_turn();
@@ -160,23 +160,24 @@ TurnResult EngineCore::turn(int64_t now) noexcept {
 
 TurnResult EngineCore::full_turn() noexcept {
   TurnResult result;
-  // An inline application may come while another thread closes: the networks are gone then.
+  // An inline application may call this while another thread closes: there are no networks then.
   if (closed.load(std::memory_order_relaxed)) return result;
-  // First: whoever pending_work from here on is seen by the next look. Pairs with kick().
+  // First: a kick from here on causes another full turn. Pairs with kick().
   if (kicked.load(std::memory_order_relaxed)) kicked.exchange(false, std::memory_order_acquire);
-  // New work that finds room leaves at once; what has to wait gets what the polls below free.
+  // New work that finds room is posted at once; the rest gets the room that the polls below make.
   if (has_submissions()) result.done += take_submissions(Take::kTransfers);
   transfers.begin_polls();
   for (size_t n = 0; n < networks.size(); ++n) {
     const bool asked = n == pending_network_.network;
-    const OpenNetwork::PendingWork work = asked ? pending_network_.what : networks[n].network->pending_work();
+    const OpenNetwork::PendingWork work =
+        asked ? pending_network_.what : networks[n].network->pending_work();
     if (work.control) result.done += poll_control(networks[n], static_cast<uint8_t>(n));
-    // Behind control always: what was said or seen there may be about the rails, and about writes
-    // that landed after the look at them.
+    // Always after control: its messages may concern the rails, and writes that landed after
+    // pending_work() was read.
     if (work) result.done += transfers.poll(networks[n]);
   }
-  // What nearly always has nothing to do is asked before it is called.
-  if (counters.has_confirmations()) counters.apply_confirmations(transfers.drained());
+  // Components that rarely have work are asked before they are called.
+  if (counters.has_confirmations()) counters.apply_confirmations(transfers.polls_exhausted());
   if (!completed_expectations.empty()) result.done += take_completed_expectations();
   if (!taken_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
@@ -200,11 +201,14 @@ TurnResult EngineCore::full_turn() noexcept {
     result.keep_polling = true;
     result.next_ns = std::min(result.next_ns, now_ns + kWatchIntervalNs);
   }
-  // What is looked at in every turn while it is there.
+  // Work that the next turn must look at again.
   const bool unfinished = result.done != 0 || has_submissions() || transfers.may_post() ||
                           transfers.posted() || counters.has_confirmations() ||
                           peers.holds_messages() || peers.has_unsent() || reporter.has_watchers() ||
                           reporter.has_waiting();
+#ifndef NDEBUG
+  if (!unfinished || turns % kTurnsPerCheck == 0) transfers.check_invariants();
+#endif
   state_mutex.watch(!unfinished);
   idle_until_ns_ = result.next_ns;
   return result;
@@ -229,8 +233,8 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
   return done;
 }
 
-/// kTransfers: up to the first operation of another kind. Those act on what peers have said, and
-/// that has not been read yet.
+/// kTransfers: stops at the first operation of another kind. Those depend on control messages,
+/// which are not read yet.
 uint32_t EngineCore::take_submissions(Take what) {
   uint32_t done = 0;
   while (done < kSubmissionsPerTurn) {
@@ -262,7 +266,7 @@ uint32_t EngineCore::take_completed_expectations() {
     if (op.state.load(std::memory_order_relaxed) == OpState::kRunning) {
       complete_expectation(op, item.code);
     } else {
-      // Met before the worker has seen it: it is in the submission ring, or about to be.
+      // It completed before the worker took it: it is in the submission ring, or about to be.
       op.early_code = item.code;
       op.completed_early = true;
     }
@@ -271,7 +275,7 @@ uint32_t EngineCore::take_completed_expectations() {
 }
 
 void EngineCore::begin(Op& op) {
-  // What is taken in groups comes without.
+  // admit_writes() does not reset it.
   if (op.kind == OpKind::kWrite) static_cast<OpProgress&>(op) = {};
   op.state.store(OpState::kRunning, std::memory_order_relaxed);
   if (op.kind == OpKind::kExpect) waiting_ops.fetch_add(1, std::memory_order_relaxed);
@@ -291,7 +295,7 @@ void EngineCore::begin(Op& op) {
   }
   transfers.flush_staged();
   if (stopped != Errc::kOk) {
-    // Nothing of it was started: no part needs to be withdrawn.
+    // Nothing was started: there is no part to withdraw.
     if (is_transfer(op.kind)) {
       op.stop_code = stopped;
       op.code = stopped;
@@ -336,7 +340,7 @@ uint32_t EngineCore::fire_timers() {
       continue;
     }
     if (timer->kind == HeapTimer::Kind::kPostBatch) {
-      transfers.expand_post_batch(timer->index);  // their own timers follow
+      transfers.expand_post_batch(timer->index);  // sets a timer for every write in it
       continue;
     }
     Op& op = ops.at(timer->index);
@@ -370,7 +374,7 @@ void EngineCore::stop(Op& op, Errc code) {
       complete(op, code, Remote::kNotDelivered);
       return;
     case OpKind::kExpect:
-      // If it was met meanwhile, that end is in the ring already, and wins.
+      // If another thread completes it at the same time, that result is in the ring, and wins.
       counters.table.cancel(op.expectation, code);
       return;
     default:
@@ -385,20 +389,21 @@ void EngineCore::complete_expectation(Op& op, Errc code) {
     op.failed_peer = counters.poisoned_by(key);
   }
   complete(op, code, code == Errc::kOk ? Remote::kDelivered : Remote::kNotDelivered,
-         code == Errc::kOk ? op.expected : 0);
+           code == Errc::kOk ? op.expected : 0);
 }
 
 void EngineCore::complete(Op& op, Errc code, Remote remote, uint64_t value) {
+  state_mutex.assert_held();
   reporter.report_part(op, {.part = 0,
-                         .peer = op.failed_peer ? op.failed_peer : op.peer,
-                         .code = code,
-                         .remote = code == Errc::kOk ? Remote::kDelivered : remote});
+                            .peer = op.failed_peer ? op.failed_peer : op.peer,
+                            .code = code,
+                            .remote = code == Errc::kOk ? Remote::kDelivered : remote});
   Event event{.kind = EventKind::kDone, .code = code, .remote = remote};
   event.op = op.id();
   event.peer = op.failed_peer ? op.failed_peer : op.peer;
   event.value = value;
   event.parts_failed = code == Errc::kOk ? 0 : 1;
-  event.previous = remote == Remote::kUnknown ? 1 : 0;
+  event.parts_unknown = remote == Remote::kUnknown ? 1 : 0;
   report_completion(op, event);
 }
 
@@ -426,7 +431,7 @@ void EngineCore::complete_transfer(Op& op) {
   Event event{.kind = EventKind::kDone};
   event.op = op.id();
   event.value = op.bytes_delivered;
-  event.previous = op.parts_unknown;
+  event.parts_unknown = op.parts_unknown;
   event.parts_failed = op.parts_failed;
   if (op.parts_failed > 0) {
     event.code = op.stop_code != Errc::kOk ? op.stop_code : op.code;
@@ -453,10 +458,10 @@ void EngineCore::release_lists(Op& op) noexcept {
 }
 
 void EngineCore::room_made() noexcept {
-  // One event after a refusal, once a quarter is free: not one per operation. Sequentially
+  // One kRoom event after a refusal, once a quarter is free, not one per operation. Sequentially
   // consistent, and after the room was made: see exhausted_error().
   if (!room_wanted.load(std::memory_order_seq_cst)) return;
-  // Slots that only wait for counts may stay taken for ever: the quarter is of the others.
+  // Expectations may hold their slots forever: the quarter is of the other slots.
   const uint32_t others =
       ops.max() - std::min(ops.max(), waiting_ops.load(std::memory_order_relaxed));
   if (ops.free_count() < std::max(1u, others / 4)) return;
@@ -487,7 +492,7 @@ void EngineCore::unlink_running(Op& op) noexcept {
 }
 
 bool EngineCore::arm() noexcept {
-  std::lock_guard lock(state_mutex);
+  const StateGuard lock(state_mutex);
   // Acquire pairs with kick().
   if (kicked.load(std::memory_order_acquire)) return false;
   if (has_submissions() || !completed_expectations.empty()) return false;
@@ -504,7 +509,7 @@ void EngineCore::wait_fds(std::vector<int>& out) const {
 
 void EngineCore::stop_where(const std::function<bool(const Op&)>& wanted, Errc code) {
   transfers.expand_all();
-  // By number, because stopping one may end others.
+  // By id, because stopping one may complete others.
   std::vector<OpId> found;
   for (uint32_t slot = running_head; slot != kNone; slot = ops.at(slot).running_next) {
     if (wanted(ops.at(slot))) found.push_back(ops.at(slot).id());
@@ -533,7 +538,7 @@ void EngineCore::destroy_group(GroupId id) {
 
 void EngineCore::sweep_groups() {
   std::erase_if(dying_groups, [&](uint32_t slot) {
-    // Adds nothing, yet writes: pairs with GroupReader.
+    // A read-modify-write that adds nothing: pairs with GroupReader.
     if (groups.at(slot)->readers.fetch_add(0, std::memory_order_acq_rel) != 0) return false;
     groups.at(slot)->peers = {};
     groups.recycle(slot);
@@ -541,17 +546,17 @@ void EngineCore::sweep_groups() {
   });
 }
 
-/// Nothing that was accepted is left, and whoever was to be called has been.
+/// Every accepted operation is reported, and every callback has run.
 bool EngineCore::all_reported() {
   if (ops.in_flight() != 0) return false;
-  std::lock_guard lock(state_mutex);
+  const StateGuard lock(state_mutex);
   return reporter.handed_over() && reporter.callbacks_idle();
 }
 
 bool EngineCore::wait_until(int64_t limit_ns, const std::function<bool()>& done) {
   const int64_t deadline_ns = driver->now_ns() + limit_ns;
   if (!driver->threaded()) return driver->drive(done, deadline_ns);
-  // Nobody is told when an engine has come to rest, so it is looked at now and then.
+  // There is no wake-up for these conditions, so they are polled.
   while (!done()) {
     if (driver->now_ns() >= deadline_ns) return false;
     close_event_count.sleep(close_event_count.prepare(), kPollIntervalNs);
@@ -567,68 +572,68 @@ Result<void> EngineCore::close(Timeout timeout) {
   // Sequentially consistent, and before the operations are counted: see OpTable::take().
   if (closing.exchange(true, std::memory_order_seq_cst)) return fail(Errc::kClosed, "engine");
   {
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     advance_clock(driver->now_ns());
     stop_where([](const Op&) { return true; },
-               Errc::kClosed);  // what is still in the ring ends when it is taken
+               Errc::kClosed);  // begin() completes what is still in the ring
   }
   kick();
   const bool drained = wait_until(limit, [&] { return all_reported(); });
   {
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     advance_clock(driver->now_ns());
-    peers.close_all();  // closes every path: what still hangs on one ends now
+    peers.close_all();  // closes every path, which retires what is still in flight
   }
   kick();
   const auto paths_closed = [&] {
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     return transfers.idle() && peers.inbound_closed();
   };
   wait_until(kTearDownNs, paths_closed);
   {
-    // Behind the paths: a write that is still under way here must not be refused because of its
-    // memory. Its sender would take that for a mistake of its own.
-    std::lock_guard lock(state_mutex);
+    // After the paths: a write that is still arriving must not fail with an access error, which its
+    // sender would take for a mistake of its own.
+    const StateGuard lock(state_mutex);
     advance_clock(driver->now_ns());
     regions.close_all();
   }
   kick();
   const bool torn_down = wait_until(kTearDownNs, [&] {
-    // The second pairs with OutsideCall.
+    // `outside` pairs with OutsideCall.
     if (!all_reported() || outside.load(std::memory_order_seq_cst) != 0) return false;
     if (!paths_closed()) return false;
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     return regions.live() == 0;
   });
-  // A goodbye that got lost is repeated for a moment, so that peers need not find out by silence.
+  // A lost goodbye is repeated for a short time, so that peers need not detect the end by silence.
   wait_until(kFarewellNs, [&] {
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     return peers.byes_sent();
   });
   driver->detach(*this);
   closed.store(true, std::memory_order_release);
   {
-    std::lock_guard lock(state_mutex);
-    reporter.wake_readers();  // after the flag: that is what they look for
+    const StateGuard lock(state_mutex);
+    reporter.wake_readers();  // after `closed`, which is what they check
   }
   if (!torn_down) {
-    FABRIC_LOG(log, kError, "core", "a network did not let go: its memory stays with it",
+    FABRIC_LOG(log, kError, "core", "a network did not shut down: its memory is leaked",
                {"operations", ops.in_flight()});
     return fail(Errc::kTimeout, "close");
   }
-  std::lock_guard lock(state_mutex);
-  drop_networks();  // ports, queues and descriptors go now, not with the last handle
+  const StateGuard lock(state_mutex);
+  drop_networks();  // frees ports, queues and descriptors now, not with the last handle
   if (!drained) return fail(Errc::kTimeout, "close");
   return {};
 }
 
 void EngineCore::vanish() noexcept {
-  // As if the process had been killed: whoever waits in it never hears anything, and the kernel
-  // takes ports, queues and descriptors away.
+  // As if the process had been killed: nothing is reported, and the kernel frees ports, queues and
+  // descriptors.
   closing.store(true, std::memory_order_seq_cst);
   if (closed.exchange(true, std::memory_order_acq_rel)) return;
   driver->detach(*this);
-  std::lock_guard lock(state_mutex);
+  const StateGuard lock(state_mutex);
   drop_networks();
 }
 

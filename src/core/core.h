@@ -18,17 +18,17 @@
 #include "base/arena.h"
 #include "base/driver.h"
 #include "base/fork_guard.h"
-#include "base/light_mutex.h"
 #include "base/log.h"
 #include "base/ring.h"
 #include "base/rng.h"
 #include "core/counters.h"
 #include "core/op.h"
 #include "core/peer.h"
+#include "core/protocol_counters.h"
 #include "core/region.h"
 #include "core/report.h"
 #include "core/slot_table.h"
-#include "core/protocol_counters.h"
+#include "core/state_mutex.h"
 #include "core/timer_heap.h"
 #include "core/transfer.h"
 
@@ -43,12 +43,12 @@ struct PeerGroupState {
 
 struct GroupSlot : SlotHead {
   std::vector<PeerId> peers{};
-  std::atomic<uint32_t> readers{0};  ///< submitters that look at `peers`: it must not change
+  std::atomic<uint32_t> readers{0};  ///< submitters that read `peers`: it must not change
 };
 
-/// A submitter's look at a group, which may be destroyed meanwhile. Reader and destroyer both
-/// change `readers` by read-modify-writes: either the destroyer sees the reader and leaves the slot
-/// alone, or the reader sees that the group is gone.
+/// A submitter's reference to a group that another thread may destroy at the same time. Both change
+/// `readers` by read-modify-writes: either the destroyer sees the reader and keeps the slot, or the
+/// reader sees that the group is destroyed.
 class GroupReader {
  public:
   GroupReader(const SlotTable<GroupSlot>& groups, GroupId id) noexcept
@@ -71,32 +71,33 @@ class GroupReader {
   bool found_ = false;
 };
 
-/// The lock of everything that the worker owns. Whoever takes it may change what the next turn
-/// would find; only a turn that finds the lock as the turn before has left it knows what there is
-/// to do.
-class StateMutex {
- public:
-  void lock() noexcept {
-    lock_for_turn();
-    undisturbed_ = false;
-  }
-  void unlock() noexcept { mutex_.unlock(); }
-
-  // For the turn.
-  void lock_for_turn() noexcept { mutex_.lock(); }
-  bool undisturbed() const noexcept { return undisturbed_; }  ///< since watch(true)
-  void watch(bool on) noexcept { undisturbed_ = on; }
-
- private:
-  LightMutex mutex_;
-  bool undisturbed_ = false;  ///< guarded by the mutex
-};
-
-/// Everything behind one Engine.
+/// The implementation of one Engine: owns its networks, its tables and the objects that work on
+/// them, and implements the turn of its worker.
 ///
-/// Threads: submitters fill an operation and push its slot into `submissions` without a lock. The
-/// worker's turn() holds `state_mutex` and owns everything else; set-up calls take the same lock
-/// for a moment. Callbacks run without it. Counters have their own words (counter_table.h).
+/// Owner: the public handles (Engine, Batch, Counter, MemoryRegion, ...), which share it. The
+/// driver calls turn() and run_callbacks() between attach() and detach().
+///
+/// Threads:
+/// - Submitters (any thread) check a request, fill an operation slot and push its number into
+///   `submissions`, without a lock (submit.cc).
+/// - The worker runs turn(), which holds `state_mutex`: takes submissions, polls networks, posts,
+///   retires, reports. Everything without a comment that says otherwise is protected by that lock.
+///   Set-up calls and cancel() take it for a moment; they see the state between two turns.
+/// - The callback thread runs user callbacks without the lock.
+/// - Calls of a network that may block (memory registration) run without the lock, counted in
+///   `outside` (OutsideCall).
+/// - Counters are lock-free (counter_table.h): the worker adds to them, any thread waits on them.
+///   An expectation that completes goes back to the worker through `completed_expectations`.
+///
+/// Division of work: Transfers moves bytes, Peers keeps sessions and their control messages,
+/// Regions keeps memory, Counters keeps counters and names, Reporter delivers completions.
+/// EngineCore has the life cycle of operations: begin(), stop(), complete*(). An operation is
+/// *completed* when its final code is known, and *reported* when the code is in its batch, inbox,
+/// flag or callback queue; only then its slot is free again. Room for the report is reserved at
+/// submit, so it never fails.
+///
+/// Invariant: every accepted operation is reported exactly once (contracts.md P1), and close()
+/// returns only after the last report, or with kTimeout.
 class EngineCore final : public Progress, public std::enable_shared_from_this<EngineCore> {
  public:
   static Result<std::shared_ptr<EngineCore>> open(const Config& config,
@@ -116,11 +117,12 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void vanish() noexcept override;
 
   bool forked() const noexcept { return fork_guard.forked(); }
-  /// New calls are answered with kClosed.
+  /// New calls fail with kClosed.
   bool refuses() const noexcept {
     return forked() || closing.load(std::memory_order_acquire);  // pairs with close()
   }
-  /// A handle that dies in a forked child touches nothing, not even its engine's memory (P21).
+  /// A handle that is destroyed in a forked child leaks: it must not even touch the engine's
+  /// reference count (P21).
   template <class State>
   static bool leak_if_forked(std::shared_ptr<State>& state) noexcept {
     if (!state->core->forked()) return false;
@@ -128,25 +130,20 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     return true;
   }
   static void* leaked(size_t bytes) noexcept;
-  /// The state lock for a set-up call. Not held when the engine closes: close() takes the networks
-  /// away, so a look at the flag before the lock does not do.
-  std::unique_lock<StateMutex> lock_if_open() const {
-    if (refuses()) return {};
-    std::unique_lock lock(state_mutex);
-    if (closing.load(std::memory_order_acquire)) return {};  // pairs with close()
-    return lock;
-  }
-  /// Only a turn can act on what has just changed. A worker that is about to sleep looks again.
+  /// Requests a full turn: state has changed that only a turn can act on. A worker that is about to
+  /// sleep checks again.
   void kick() noexcept {
     kicked.store(true, std::memory_order_release);  // pairs with turn() and arm()
     driver->wake(*this);
   }
-  /// Runs a call of a network's outside the turn; close() waits for it.
+  /// Runs a blocking call into a network on an offload queue; close() waits for it.
   void offload(std::function<void()> job);
-  void destroy_group(GroupId id);  ///< state lock held, as for the next one
-  void sweep_groups();         ///< slots that nobody looks at any more may be used again
+  void destroy_group(GroupId id)
+      FABRIC_REQUIRES(state_lock);  ///< state lock held, as for the next one
+  void sweep_groups()
+      FABRIC_REQUIRES(state_lock);  ///< frees destroyed groups that have no reader any more
 
-  Result<void> close(Timeout timeout);
+  Result<void> close(Timeout timeout) FABRIC_EXCLUDES(state_lock);
 
   // Operations, any thread (submit.cc).
   Result<OpId> submit(const Write& request);
@@ -159,32 +156,33 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<OpId> submit(const Fence& request);
   Result<OpId> submit(const Deregister& request);
   Result<uint32_t> submit(std::span<const Write> requests);
-  /// `armed`, where given, gets the expectation, so that its end can be asked for.
+  /// `armed`, where given, gets the expectation, so that the caller can query or cancel it.
   Result<OpId> expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
                       CounterTable::Armed* armed = nullptr);
   Result<void> wait_count(CounterKey key, uint64_t n, Timeout timeout,
                           CounterTable::Armed* armed = nullptr);
-  Result<void> cancel(OpId id);
-  Result<void> cancel(BatchId id);
+  Result<void> cancel(OpId id) FABRIC_EXCLUDES(state_lock);
+  Result<void> cancel(BatchId id) FABRIC_EXCLUDES(state_lock);
   void abandon_batch(BatchId id);
-  void stop_batch(BatchId id, Errc code);  ///< state lock held
-  Result<void> wait(BatchId id, Timeout timeout);
+  void stop_batch(BatchId id, Errc code) FABRIC_REQUIRES(state_lock);  ///< state lock held
+  Result<void> wait(BatchId id, Timeout timeout) FABRIC_EXCLUDES(state_lock);
 
-  /// Deregisters and waits for the proof. False: it did not come.
-  bool end_region(RegionId id);
+  /// Deregisters and waits for the proof that no peer can write there. False: no proof in time.
+  bool end_region(RegionId id) FABRIC_EXCLUDES(state_lock);
   /// Waits for done(); kWouldDeadlock in a callback, kTimeout at the deadline.
   Result<void> block(EventCount& event_count, const std::function<bool()>& done, Timeout timeout);
-  /// A relative timeout to an absolute time; checked against the maximum for operations.
+  /// Converts a relative timeout to an absolute time; checks the maximum for operations.
   Result<int64_t> deadline(Timeout timeout, bool may_be_forever) const;
 
   // Worker, state lock held.
-  /// Reports an operation that has no parts (alarms, fences, sends, expectations).
-  void complete(Op& op, Errc code, Remote remote, uint64_t value = 0);
-  void complete_transfer(Op& op);
-  /// Among those that the worker has, with its deadline set.
-  void add_running(Op& op);
-  /// The end of a write that went the short way.
-  void complete_write(Op& op) {
+  /// Completes and reports an operation without parts (timer, fence, send, expectation, ...).
+  void complete(Op& op, Errc code, Remote remote, uint64_t value = 0) FABRIC_REQUIRES(state_lock);
+  /// Completes and reports a transfer, all parts of which have completed.
+  void complete_transfer(Op& op) FABRIC_REQUIRES(state_lock);
+  /// Adds it to the list of running operations and sets its timer.
+  void add_running(Op& op) FABRIC_REQUIRES(state_lock);
+  /// Completes a write that was delivered as an entry of a compact post batch.
+  void complete_write(Op& op) FABRIC_REQUIRES(state_lock) {
     reporter.defer_parts(op, 1);
     if (Reporter::is_silent(op.notify)) {
       reporter.defer_op(op);
@@ -192,31 +190,34 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
       report_write(op);
     }
   }
-  void report_write(Op& op);
-  void stop(Op& op, Errc code);
-  void stop_where(const std::function<bool(const Op&)>& wanted, Errc code);
-  void room_made() noexcept;
-  void inbox_read() noexcept;  ///< a reader has made room in its inbox
+  void report_write(Op& op) FABRIC_REQUIRES(state_lock);
+  void stop(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
+  void stop_where(const std::function<bool(const Op&)>& wanted, Errc code)
+      FABRIC_REQUIRES(state_lock);
+  void room_made() noexcept;   ///< operation slots were given back; any thread, no lock
+  void inbox_read() noexcept;  ///< a reader has made room in its inbox; any thread, no lock
   NetworkSlot* network_named(std::string_view provider, std::string_view name) noexcept;
 
-  std::string dump_text();
-  std::string dump_json();
-  EngineStats stats();
+  std::string dump_text() FABRIC_EXCLUDES(state_lock);
+  std::string dump_json() FABRIC_EXCLUDES(state_lock);
+  EngineStats stats() FABRIC_EXCLUDES(state_lock);
 
-  // Members stand in dependency order.
+  // Members in dependency order.
   const Config config;
   Log log;
   std::shared_ptr<Runtime> runtime;    ///< keeps a shared runtime alive
-  std::unique_ptr<Driver> own_driver;  ///< threads of this engine's own
+  std::unique_ptr<Driver> own_driver;  ///< null if a runtime is shared
   Driver* const driver;
   ForkGuard fork_guard;
   uint64_t engine_id = 0, incarnation = 0;
-  Rng rng;
+  Rng rng FABRIC_GUARDED_BY(state_lock);
 
   mutable StateMutex state_mutex;
-  int64_t now_ns = 0;  ///< of the present turn
-  /// The clocks of two threads may differ by microseconds; the engine's time does not go back.
-  void advance_clock(int64_t now) noexcept { now_ns = std::max(now_ns, now); }
+  int64_t now_ns FABRIC_GUARDED_BY(state_lock) = 0;  ///< of the current turn
+  /// The clocks of two threads may differ by microseconds; the engine's time never goes back.
+  void advance_clock(int64_t now) noexcept FABRIC_REQUIRES(state_lock) {
+    now_ns = std::max(now_ns, now);
+  }
   OpTable ops;
   Arena arena;
   MpscRing<uint32_t> submissions;
@@ -224,8 +225,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     uint32_t op = 0;
     Errc code = Errc::kOk;
   };
-  MpscRing<CompletedExpectation> completed_expectations;  ///< expectations, from whatever thread met them
-  TimerHeap timers;
+  MpscRing<CompletedExpectation> completed_expectations;  ///< from any thread to the worker
+  TimerHeap timers FABRIC_GUARDED_BY(state_lock);
   std::vector<NetworkSlot> networks;  ///< fixed once open; the last one is "self"
   bool maps_memory = false;           ///< a rail does; fixed once open
   Reporter reporter;
@@ -234,35 +235,39 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Peers peers;
   Counters counters;
   SlotTable<GroupSlot> groups;
-  std::vector<uint32_t> dying_groups;  ///< destroyed while a submitter was looking
-  uint32_t running_head = kNone;       ///< operations that the worker has
+  /// Groups that were destroyed while a submitter was reading them.
+  std::vector<uint32_t> dying_groups FABRIC_GUARDED_BY(state_lock);
+  uint32_t running_head FABRIC_GUARDED_BY(state_lock) = kNone;  ///< list of running operations
 
-  std::shared_ptr<EngineCore> orphan{};  ///< itself, when it could not be closed: never ends
-  /// Whoever must not be missed by close() counts itself first and then looks here
-  /// (OpTable::take(), OutsideCall), while close() sets it first and then looks at the counts:
-  /// sequentially consistent on both sides, so one sees the other. All other looks are early
-  /// answers (acquire), or happen under the state lock (relaxed).
+  std::shared_ptr<EngineCore> orphan{};  ///< a cycle: an engine that cannot be closed is leaked
+  /// Dekker pairs: a call that close() must not miss first counts itself, then reads this flag
+  /// (OpTable::take(), OutsideCall); close() first sets it, then reads the counts. Sequentially
+  /// consistent on both sides, so at least one sees the other. All other reads are hints (acquire)
+  /// or happen under the state lock (relaxed).
   std::atomic<bool> closing{false};
-  /// Release when the worker is gone: who acquires it sees all that the worker did.
+  /// Release after the worker has stopped: a thread that acquires it sees everything that it did.
   std::atomic<bool> closed{false};
   EventCount close_event_count{};
-  /// Stored with release before the driver's wake(), taken with acquire by turn() and arm(): the
-  /// fences of the doorbell make sure that a worker about to sleep sees it or is rung.
+  /// Stored with release before the driver's wake(), read with acquire by turn() and arm(): the
+  /// fences of the waker guarantee that a worker about to sleep either sees it or is woken.
   std::atomic<bool> kicked{false};
-  std::atomic<uint32_t> outside{0};  ///< calls of networks without the state lock; see `closing`
-  /// Who was refused asks and then looks for room once more; who makes room looks afterwards
-  /// whether somebody asked. Two variables, hence sequentially consistent on both sides.
+  std::atomic<uint32_t> outside{0};  ///< calls into networks without the state lock; see `closing`
+  /// A refused submitter sets it, then checks for room once more; the thread that makes room reads
+  /// it afterwards. Two variables, hence sequentially consistent on both sides.
   std::atomic<bool> room_wanted{false};
-  std::atomic<uint32_t> waiting_ops{0};  ///< expectations that the worker has; a gauge, relaxed
+  std::atomic<uint32_t> waiting_ops{0};        ///< running expectations; a gauge, relaxed
   std::atomic<bool> inbox_room_wanted{false};  ///< as room_wanted, for the reader of an inbox
-  std::atomic<bool> room_due{false};           ///< from who made room to turn(), with a wake()
+  std::atomic<bool> room_due{false};  ///< the next turn publishes kRoom; set before a kick()
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};  ///< statistics, relaxed
-  uint64_t turns = 0, stale_imms = 0, control_bad = 0;
-  ProtocolCounters protocol{};
-  Traffic tx{}, rx{};  ///< what no rail counts, and what rails had counted that are gone
+  uint64_t turns FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t stale_imms FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t control_bad FABRIC_GUARDED_BY(state_lock) = 0;
+  ProtocolCounters protocol FABRIC_GUARDED_BY(state_lock){};
+  /// What no rail counts, and the totals of closed rails.
+  Traffic tx FABRIC_GUARDED_BY(state_lock){}, rx FABRIC_GUARDED_BY(state_lock){};
 
  private:
-  struct Request;  // what all requests have in common
+  struct Request;  // common to all requests
   Result<Op*> admit(const Request& request);
   Result<OpId> launch(Op& op);
   void discard(Op& op);
@@ -283,28 +288,29 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void fill_writes(std::span<const Write> requests, int64_t now, const WriteGroup& group) noexcept;
   Result<void> check_scatter(const Scatter& request) const;
 
-  Result<void> open_networks();
-  bool nothing_new() noexcept;
-  [[gnu::noinline]] TurnResult full_turn() noexcept;
+  /// Not checked: it runs in open(), before any other thread knows the engine.
+  Result<void> open_networks() FABRIC_NO_THREAD_SAFETY_ANALYSIS;
+  bool nothing_new() noexcept FABRIC_REQUIRES(state_lock);
+  [[gnu::noinline]] TurnResult full_turn() noexcept FABRIC_REQUIRES(state_lock);
   enum class Take : uint8_t { kTransfers, kAll };
-  uint32_t take_submissions(Take what);
-  uint32_t take_completed_expectations();
-  void begin(Op& op);
-  uint32_t fire_timers();
-  void report_completion(Op& op, const Event& event);
-  /// Waits until done(), which nobody announces; false at the limit.
+  uint32_t take_submissions(Take what) FABRIC_REQUIRES(state_lock);
+  uint32_t take_completed_expectations() FABRIC_REQUIRES(state_lock);
+  void begin(Op& op) FABRIC_REQUIRES(state_lock);
+  uint32_t fire_timers() FABRIC_REQUIRES(state_lock);
+  void report_completion(Op& op, const Event& event) FABRIC_REQUIRES(state_lock);
+  /// Polls until done(); false at the limit. For conditions without a wake-up.
   bool wait_until(int64_t limit_ns, const std::function<bool()>& done);
-  void complete_expectation(Op& op, Errc code);
-  void link_running(Op& op) noexcept;
-  void unlink_running(Op& op) noexcept;
+  void complete_expectation(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
+  void link_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
+  void unlink_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
   void release_lists(Op& op) noexcept;
-  uint32_t poll_control(NetworkSlot& network, uint8_t index);
-  uint32_t post_all();
-  void drop_networks();
+  uint32_t poll_control(NetworkSlot& network, uint8_t index) FABRIC_REQUIRES(state_lock);
+  uint32_t post_all() FABRIC_REQUIRES(state_lock);
+  void drop_networks() FABRIC_REQUIRES(state_lock);
 
   nlohmann::json dump_object();
 
-  /// Out of the ring and not begun: it waits for the polls, or for the next turn.
+  /// Popped from the ring and not begun: operations that wait for the polls, or for the next turn.
   struct Taken {
     std::array<uint32_t, 64> slots{};
     uint32_t at = 0, count = 0;
@@ -313,20 +319,48 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
       return std::span(slots).subspan(at, count - at);
     }
   };
-  Taken taken_{};
-  int64_t idle_until_ns_ = 0;  ///< the last turn left nothing to do before that
+  Taken taken_ FABRIC_GUARDED_BY(state_lock){};
+  /// The last turn left nothing to do before this time.
+  int64_t idle_until_ns_ FABRIC_GUARDED_BY(state_lock) = 0;
+  /// The network that made this turn a full one; it is not asked again.
   struct {
     size_t network = SIZE_MAX;
     OpenNetwork::PendingWork what{};
-  } pending_network_{};  ///< a network that has said so in this turn
-  bool has_submissions() const noexcept { return !taken_.empty() || !submissions.empty(); }
-  std::unique_ptr<std::byte[]> datagram_;  ///< the one being read; the largest are rare
+  } pending_network_ FABRIC_GUARDED_BY(state_lock){};
+  bool has_submissions() const noexcept FABRIC_REQUIRES(state_lock) {
+    return !taken_.empty() || !submissions.empty();
+  }
+  std::unique_ptr<std::byte[]> datagram_ FABRIC_GUARDED_BY(state_lock);  ///< receive buffer
   size_t datagram_bytes_max_ = 0;
 };
 
-/// A call that reaches the networks without the state lock, because it may block. close() sets its
-/// flag and then looks at the count, this counts itself and then looks at the flag: one sees the
-/// other, and the networks stay until it is done.
+/// The state lock for a set-up call, unless the engine is closed or closing: then the guard is
+/// false and the lock is not held. The flag is read again under the lock, because close() destroys
+/// the networks. Nothing is locked in a forked child, where the holder of the lock may not exist.
+class FABRIC_SCOPED_CAPABILITY OpenStateGuard {
+ public:
+  explicit OpenStateGuard(const EngineCore& core) noexcept FABRIC_EXCLUDES(state_lock)
+      : core_(core) {
+    if (core.refuses()) return;
+    core.state_mutex.lock();
+    held_ = !core.closing.load(std::memory_order_acquire);  // pairs with close()
+    if (!held_) core.state_mutex.unlock();
+  }
+  ~OpenStateGuard() FABRIC_RELEASE() {
+    if (held_) core_.state_mutex.unlock();
+  }
+  OpenStateGuard(const OpenStateGuard&) = delete;
+  OpenStateGuard& operator=(const OpenStateGuard&) = delete;
+  explicit operator bool() const noexcept FABRIC_TRY_ACQUIRE(true, state_lock) { return held_; }
+
+ private:
+  const EngineCore& core_;
+  bool held_ = false;
+};
+
+/// A call into the networks without the state lock, because it may block. It counts itself and then
+/// reads `closing`; close() sets `closing` and then reads the count. At least one sees the other,
+/// so the networks exist until the call is done.
 class OutsideCall {
  public:
   explicit OutsideCall(EngineCore& core) noexcept : core_(core) {
@@ -343,13 +377,13 @@ class OutsideCall {
   bool allowed_ = false;
 };
 
-/// Checks every field and applies the FABRIC_ variables. Fails with the field's or variable's name.
+/// Checks every field and applies the FABRICLIB_ variables. The error names the field or variable.
 Result<Config> effective_config(const Config& config);
 
-/// Adds what rails count.
+/// Adds the counters of a rail.
 void merge(Traffic& sum, const Traffic& one) noexcept;
 
-/// Where a time belongs in a histogram.
+/// The histogram bucket of a duration.
 inline size_t bucket_of(int64_t ns) noexcept {
   const auto value = static_cast<uint64_t>(ns) | 1;
   const auto bucket = static_cast<size_t>(std::bit_width(value)) - 1;

@@ -4,7 +4,7 @@
 
 #include "core/core.h"
 
-// The public Counter and CounterGroup.
+// The public handles Counter and CounterGroup.
 
 namespace fabric {
 
@@ -51,7 +51,7 @@ Result<void> Counter::wait(uint64_t n, Timeout timeout) {
 Result<void> Counter::bind(PeerId id) {
   if (state_ == nullptr) return fail(Errc::kReleased, "counter");
   EngineCore& core = *state_->core;
-  const auto lock = core.lock_if_open();
+  const core::OpenStateGuard lock(core);
   if (!lock) return fail(Errc::kClosed, "engine");
   core::Peer* peer = core.peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
@@ -67,7 +67,7 @@ Result<void> Counter::bind(PeerId id) {
 void Counter::release() noexcept {
   if (state_ == nullptr || state_->core->forked()) return;
   EngineCore& core = *state_->core;
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   core.counters.release({.key = state_->key, .named = state_->named, .name = state_->name},
                         core.driver->now_ns());
   core.kick();
@@ -80,7 +80,7 @@ Result<Quiescence> Counter::close(Timeout timeout) {
   if (core::in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   if (auto ok = core.deadline(timeout, false); !ok) return ok.error();
   {
-    std::lock_guard lock(core.state_mutex);
+    const core::StateGuard lock(core.state_mutex);
     if (!core.counters.table.live(state_->key)) return fail(Errc::kReleased, "counter");
     core.advance_clock(core.driver->now_ns());
     core.counters.release(
@@ -88,15 +88,15 @@ Result<Quiescence> Counter::close(Timeout timeout) {
         core.now_ns);
     core.kick();
   }
-  // Only for a named key are all senders known. A made one travelled in the user's own message:
-  // its value rests before it comes back.
+  // All senders are known only for a named key. The application passed an unnamed one on by itself:
+  // its value is quarantined before it is reused.
   if (!state_->named) return Quiescence::kQuarantined;
   const auto confirmed = [&] {
-    std::lock_guard lock(core.state_mutex);
+    const core::StateGuard lock(core.state_mutex);
     return core.counters.revocation_state(state_->key).awaited == 0;
   };
   const bool in_time = core.block(core.counters.confirmations, confirmed, timeout).has_value();
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   const bool proved = in_time && !core.counters.revocation_state(state_->key).unproved;
   core.counters.forget(state_->key);
   return proved ? Quiescence::kProved : Quiescence::kQuarantined;
@@ -117,7 +117,7 @@ CounterGroup::~CounterGroup() {
   if (state_ == nullptr) return;
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   for (size_t i = 0; i < state_->members.size(); ++i) {
     core.counters.table.set_parent(state_->members[i].key, CounterKey{});
     if (auto member = state_->handles[i].lock()) {
@@ -132,7 +132,7 @@ Result<void> CounterGroup::add(Counter& member, PeerId id, uint64_t share) {
   EngineCore& core = *state_->core;
   if (share == 0) return fail(Errc::kInvalidArgument, "share");
   if (member.state_->core != state_->core) return fail(Errc::kInvalidArgument, "member");
-  const auto lock = core.lock_if_open();
+  const core::OpenStateGuard lock(core);
   if (!lock) return fail(Errc::kClosed, "engine");
   core::Peer* peer = core.peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
@@ -146,7 +146,7 @@ Result<void> CounterGroup::add(Counter& member, PeerId id, uint64_t share) {
   state_->members.push_back({.key = member.state_->key, .peer = id, .share = share});
   state_->handles.push_back(member.state_);
   core.counters.table.set_parent(member.state_->key, state_->parent);
-  // The wait is on the group: losing any member's peer ends it at once, by name.
+  // The group is waited on: losing the peer of any member aborts it at once, naming the peer.
   core.counters.bind(state_->parent, *peer);
   return {};
 }
@@ -176,12 +176,12 @@ std::vector<PeerId> CounterGroup::missing() const {
   std::vector<PeerId> out;
   if (state_ == nullptr || state_->core->forked()) return out;
   EngineCore& core = *state_->core;
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   core::take_member_shares(*state_);
   const core::CounterTable& table = core.counters.table;
   for (const core::GroupMember& member : state_->members) {
     if (member.masked) continue;
-    // What a poisoned key has counted may be half of one write and half of another.
+    // The count of a poisoned key may be half of one write and half of another.
     if (table.poisoned(member.key) || table.count(member.key) < member.share) {
       out.push_back(member.peer);
     }
@@ -192,7 +192,7 @@ std::vector<PeerId> CounterGroup::missing() const {
 Result<void> CounterGroup::mask(PeerId id) {
   if (state_ == nullptr) return fail(Errc::kReleased, "group");
   EngineCore& core = *state_->core;
-  const auto lock = core.lock_if_open();
+  const core::OpenStateGuard lock(core);
   if (!lock) return fail(Errc::kClosed, "engine");
   core::take_member_shares(*state_);
   const bool found =
@@ -207,15 +207,15 @@ Result<void> CounterGroup::mask(PeerId id) {
     core::GroupMember& member = state_->members[i];
     if (member.peer != id || std::exchange(member.masked, true)) continue;
     uint64_t had = 0;
-    // A handle that is gone has released its key, and its name, itself.
+    // A destroyed handle has released its key and its name itself.
     const auto handle = state_->handles[i].lock();
     core.counters.release({.key = member.key,
                            .named = handle != nullptr && handle->named,
                            .name = handle != nullptr ? handle->name : 0,
                            .untaken = &had},
                           core.driver->now_ns());
-    // Only what is not here is taken as masked_credit: what was here the group has counted already, unless
-    // it began anew.
+    // Credits only what is missing: the parent has got the counts that arrived, unless it was
+    // replaced.
     const uint64_t counted = renewed ? 0 : std::min(had, member.share);
     core.counters.table.add(state_->parent, member.share - counted);
     state_->masked_credit += member.share;
@@ -231,8 +231,6 @@ Result<void> CounterGroup::mask(PeerId id) {
 
 namespace fabric::core {
 
-/// Once a step has been met, each member's share of it is taken: what a member shows is then its
-/// part of the step to come, and its balance stays small. State lock held.
 void take_member_shares(CounterGroupState& group) {
   CounterTable& table = group.core->counters.table;
   if (!group.expectation_pending) return;
@@ -240,7 +238,7 @@ void take_member_shares(CounterGroupState& group) {
     const auto status = table.peek(group.expectation.expectation);
     if (!status.done) return;
     if (status.code != Errc::kOk) {
-      group.expectation_pending = false;  // what arrived stays, for whoever asks next
+      group.expectation_pending = false;  // counts that arrived stay for the next expectation
       return;
     }
   }
@@ -251,8 +249,8 @@ void take_member_shares(CounterGroupState& group) {
   }
 }
 
-/// What had arrived is still with the members: they are linked to a new key, and whoever else is
-/// lost or poisoned ends that one too.
+/// Members keep their counts and are linked to a new parent key; another member that is lost or
+/// poisoned aborts the new parent as well.
 Result<void> renew_group(CounterGroupState& group, PeerId without) {
   Counters& counters = group.core->counters;
   const int64_t now = group.core->driver->now_ns();
@@ -278,12 +276,12 @@ Result<void> renew_group(CounterGroupState& group, PeerId without) {
 
 GroupExpectation::GroupExpectation(CounterGroupState& group) : group_(group) {
   if (group.core->refuses()) return;
-  std::lock_guard lock(group.core->state_mutex);
+  const StateGuard lock(group.core->state_mutex);
   take_member_shares(group);
 }
 
 void GroupExpectation::record() {
-  std::lock_guard lock(group_.core->state_mutex);
+  const StateGuard lock(group_.core->state_mutex);
   group_.expectation_pending = true;
   group_.expectation = armed;
 }

@@ -10,9 +10,9 @@ namespace fabric::core {
 
 namespace {
 
-// The claim of a record: [63:32] seq, [15:8] how that expectation ended, [2] its waiter has not
-// read that yet, [1] pinned, [0] armed.
-// How it ended sits beside the armed bit, so that one change both frees the record and tells.
+// The claim word of a record: [63:32] seq, [15:8] code of that expectation, [2] unread by its
+// waiter, [1] pinned, [0] armed. The code is in the same word as the armed bit, so that one change
+// both frees the record and publishes the code.
 constexpr uint64_t kArmed = 1;
 constexpr uint64_t kPinned = 2;
 constexpr uint64_t kUnread = 4;
@@ -28,19 +28,19 @@ constexpr uint32_t kLiveLimitMax = 1u << 20;
 constexpr int64_t kNeverWrapped = INT64_MIN;
 constexpr uint32_t kKeyMask = (1u << CounterKey::kBits) - 1;
 
-// Requests for this many words are in flight at once: about what a core can have outstanding, and
-// all of it is still in the first-level cache when the adds come round.
+// Words that are prefetched at once: about the outstanding misses of a core, and few enough to be
+// still in the L1 cache when the adds reach them.
 constexpr size_t kPrefetch = 64;
 
-// A record that is in use although nobody waits is being handed over: its holder is at most a few
-// instructions from letting go, or was suspended there. A yield lets it run, and this many of them
-// are under a millisecond on an idle machine.
+// A record in use without an unmet expectation is being handed over: its holder is a few
+// instructions from releasing it, or was preempted there. A yield lets it run; this many yields
+// take less than a millisecond on an idle machine.
 constexpr uint32_t kHandOverYields = 1024;
 
-constexpr uint64_t kLeave = word::kNoTag;  // never a word: poisoned, yet not live
+constexpr uint64_t kLeave = word::kNoTag;  // not a valid word: poisoned, but not live
 
 constexpr int64_t units_of_whole(uint64_t n) {
-  // Beyond every balance: too many for the word even when an expectation of the most is armed.
+  // Beyond every balance: overflows the word even when the largest expectation is armed.
   constexpr int64_t kTooMany = 2 * word::kBalanceMax + 1;
   return n > word::kCountMax ? kTooMany : static_cast<int64_t>(n) * kUnitsPerWrite;
 }
@@ -49,28 +49,27 @@ constexpr Errc refusal(uint64_t seen, uint64_t tag) {
   return word::has_tag(seen, tag) ? word::reason(seen) : Errc::kReleased;
 }
 
-/// What nearly every arrival is: of a live word that is neither poisoned nor linked, and nobody is
-/// waiting whom it would satisfy. False: it may be anything else, and nothing was done.
-/// `free_word` is the free word of the generation that arrives.
+/// The fast path of an arrival: a live word that is neither poisoned nor linked, and the sign of
+/// the balance does not change (no expectation is met). False: any other case, and nothing was
+/// done. `free_word` is the free word of the generation in the immediate.
 [[gnu::always_inline]] inline bool try_add_fast(Atomic<uint64_t>& cell, uint64_t free_word,
-                                               int64_t units) noexcept {
+                                                int64_t units) noexcept {
   uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
   const uint64_t next = seen + static_cast<uint64_t>(units);
-  // Above the balance only that it is live, and the sign of the balance kept.
+  // Above the balance the words differ in the live bit only, and the sign of the balance stays.
   constexpr uint64_t kOnlyLive = word::kLive >> word::kBalanceBits;
   const uint64_t other = (seen ^ free_word) >> word::kBalanceBits ^ kOnlyLive;
   const uint64_t crossed = (seen ^ next) >> (word::kBalanceBits - 1);
   if ((other | crossed) != 0) return false;
-  // Pairs with the acquire of whoever ends or reads the count. It ends nothing itself, so it has
-  // nothing to acquire.
+  // Release pairs with the acquire in change() and count(). No acquire: it completes nothing.
   return cell.compare_exchange_strong(seen, next, std::memory_order_release,
                                       std::memory_order_relaxed);
 }
 
 uint32_t slot_bits_for(uint32_t live_limit, uint32_t key_bits) {
   const uint32_t needed = static_cast<uint32_t>(std::countr_zero(live_limit)) + 1;
-  // What the word has no room for as a generation goes to the slots: every bit of the key then
-  // helps to keep its value from coming back.
+  // Key bits beyond those of a generation become slot bits: every bit of the key then delays the
+  // reuse of its value.
   const uint32_t left = key_bits > word::kGenerationBits ? key_bits - word::kGenerationBits : 0;
   return std::max(needed, left);
 }
@@ -82,15 +81,15 @@ uint32_t generation_mask_for(uint32_t slot_bits, uint32_t key_bits) {
 
 }  // namespace
 
-/// What only expectations, links and the reuse of the slot need. Outlives every tag: the seq goes
-/// on counting, so that no two expectations of a slot are ever taken for each other.
+/// The cold record of a slot: expectation, link and reuse. Shared by all generations of the slot:
+/// the seq keeps counting, so that two expectations of a slot are never confused.
 struct CounterTable::Slot {
   Atomic<uint64_t> claim{0};
   Atomic<uint64_t> n{0};
-  int64_t half_wrap_ns = kNeverWrapped;  // when the generation last stepped onto 0 or half; mutex_
-  Atomic<uint32_t> forwarding{0};     // arrivals that may be about to add to the parent
-  Plain<CounterKey> parent{};  // written when unlinked and nobody is forwarding, read only by who is forwarding
-  Plain<uint32_t> cookie{0};  // written by who claimed the record, read by who ends the expectation
+  int64_t half_wrap_ns = kNeverWrapped;  // when the generation last became 0 or half; mutex_
+  Atomic<uint32_t> forwarding{0};        // arrivals that may be about to add to the parent
+  Plain<CounterKey> parent{};  // written while unlinked and `forwarding` is 0, read by forwarders
+  Plain<uint32_t> cookie{0};   // written by the claimer of the record, read by fire()
   EventCount waiters;
 };
 
@@ -101,12 +100,12 @@ struct CounterTable::Change {
   uint64_t after = 0;
 };
 
-/// What an arrival did, and what it must still do.
+/// What an arrival changed, and what its thread still has to do.
 struct CounterTable::Added {
   enum What : uint8_t { kStale, kTaken, kLinked } what = kTaken;
   bool ends = false;  // the armed expectation is this thread's to end, with `code`
   Errc code = Errc::kOk;
-  int64_t forward_units = 0;  // units that the parent is due
+  int64_t forward_units = 0;  // to be added to the parent
 };
 
 CounterTable::CounterTable(const Options& options)
@@ -115,13 +114,14 @@ CounterTable::CounterTable(const Options& options)
       live_limit_(std::bit_ceil(std::clamp(options.live_max, 1u, kLiveLimitMax))),
       slot_bits_(slot_bits_for(live_limit_, std::min(options.key_bits, CounterKey::kBits))),
       slot_mask_((1u << slot_bits_) - 1),
-      generation_mask_(generation_mask_for(slot_bits_, std::min(options.key_bits, CounterKey::kBits))),
+      generation_mask_(
+          generation_mask_for(slot_bits_, std::min(options.key_bits, CounterKey::kBits))),
       words_(std::make_unique<Atomic<uint64_t>[]>(slot_mask_ + 1)),
       slots_(std::make_unique<Slot[]>(slot_mask_ + 1)),
       free_ring_(std::make_unique<uint32_t[]>(slot_mask_ + 1)) {
   const auto first = static_cast<uint32_t>(Rng(options.seed).next()) & generation_mask_;
   for (uint32_t i = 0; i <= slot_mask_; ++i) {
-    // Pairs with nothing: no other thread knows the table yet.
+    // Relaxed: the table is not shared yet.
     words_[i].store(word::free_word(first), std::memory_order_relaxed);
     if (i != 0) push_free(i);  // a key of slot 0 and generation 0 would mean "no immediate"
   }
@@ -134,9 +134,9 @@ uint64_t CounterTable::tag_of(CounterKey key) const noexcept {
   return generation <= generation_mask_ ? word::live_tag(generation) : word::kNoTag;
 }
 
-/// Changes the word of a tag to next(word), unless that is kLeave or the tag is over. The look at
-/// the tag and the change are one compare-exchange: a late arrival can never count in the next
-/// tag.
+/// Changes the word of `key` to next(word), unless that is kLeave or the word has another tag. The
+/// check of the tag and the change are one compare-exchange: a late arrival can never count in the
+/// next generation.
 template <class Next>
 CounterTable::Change CounterTable::change(CounterKey key, Next next) noexcept {
   Atomic<uint64_t>& cell = words_[index_of(key)];
@@ -151,8 +151,9 @@ CounterTable::Change CounterTable::change(CounterKey key, Next next) noexcept {
     if (wanted == kLeave) [[unlikely]] {
       return {false, seen, 0};
     }
-    // Every change is of this kind, so each pairs with all before it: whoever ends an expectation
-    // has acquired its record and the bytes of every arrival, whichever worker took them.
+    // Every change is a read-modify-write, so each synchronizes with all before it: the thread that
+    // ends an expectation has acquired its record and the bytes of every arrival, whichever thread
+    // counted them.
     if (cell.compare_exchange_weak(seen, wanted, std::memory_order_acq_rel,
                                    std::memory_order_relaxed)) {
       return {true, seen, wanted};
@@ -179,8 +180,8 @@ Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t quarantine_ns) 
   for (uint32_t tries = free_size_; tries > 0; --tries) {
     const uint32_t index = free_ring_[free_head_ & slot_mask_];
     Slot& slot = slots_[index];
-    // A thread of the last tag was suspended while it held the record or passed counts on, or has
-    // not read its end yet. Its slot rests for another round; the others move up by one place.
+    // A thread of the previous generation was preempted while it held the record or forwarded
+    // counts, or has not read its result yet. The slot goes to the back of the ring.
     // Acquire pairs with the release of the claim in fire(), cancel(), expect() and result(), and
     // of `forwarding` in deliver_and_forward().
     if (in_use(slot.claim.load(std::memory_order_acquire)) ||
@@ -188,20 +189,20 @@ Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t quarantine_ns) 
       push_free(pop_free());
       continue;
     }
-    // Nobody changes the word of a free slot, hence relaxed.
+    // The word of a free slot does not change, hence relaxed.
     const uint64_t free_word = words_[index].load(std::memory_order_relaxed);
     const uint32_t generation = (word::generation(free_word) + 1) & generation_mask_;
-    // The half-wrap rule. Generations advance one by one, so the last landmark stepped onto was the
-    // other one. Looking further down the ring would find slots that have rested less.
+    // The half-wrap rule. Generations advance by one, so the previous landmark (0 or half) was the
+    // other one. Slots further down the ring were freed later: they are no better.
     if ((generation & generation_mask_ >> 1) == 0) {
       if (slot.half_wrap_ns != kNeverWrapped && now_ns - slot.half_wrap_ns <= quarantine_ns) {
-        return fail(Errc::kExhausted, "keys at rest");
+        return fail(Errc::kExhausted, "keys in quarantine");
       }
       slot.half_wrap_ns = now_ns;
     }
     pop_free();
     live_.fetch_add(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
-    // Pairs with the acquire of every change() in this tag.
+    // Pairs with the acquire of every change() in this generation.
     words_[index].exchange(word::live_tag(generation), std::memory_order_acq_rel);
     return CounterKey::from_wire(generation << slot_bits_ | index);
   }
@@ -221,20 +222,21 @@ bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* untaken
     if (untaken != nullptr) *untaken = word::untaken(ended.before);
     return true;
   }
-  // The expectation is ours to end. Until then its claim keeps acquire() away from the slot, and
-  // what was asked for in place.
+  // This thread ends the expectation. Until then the claim keeps acquire() from reusing the slot,
+  // and `n` valid.
   Slot& slot = slots_[index_of(key)];
   if (untaken != nullptr) {
     // Written before the word turned negative, which change() has acquired.
     const uint64_t n = slot.n.load(std::memory_order_relaxed);
-    *untaken = static_cast<uint64_t>(word::whole_counts(word::balance(ended.before) + units_of_whole(n)));
+    *untaken =
+        static_cast<uint64_t>(word::whole_counts(word::balance(ended.before) + units_of_whole(n)));
   }
   fire(slot, Errc::kReleased);
   return true;
 }
 
 bool CounterTable::live(CounterKey key) const noexcept {
-  // A gauge; acquire pairs with change(), so that what came before the answer stays before it.
+  // A gauge; acquire pairs with change(), so that reads after it see what happened before.
   return word::has_tag(words_[index_of(key)].load(std::memory_order_acquire), tag_of(key));
 }
 
@@ -245,12 +247,12 @@ uint32_t CounterTable::live_count() const noexcept {
 // --- arrivals -----------------------------------------------------------------------------------
 
 uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
-  // In locals, because each compare-exchange makes the compiler read members anew.
+  // In locals, because the compiler reloads members after each compare-exchange.
   Atomic<uint64_t>* const words = words_.get();
   const uint32_t slot_mask = slot_mask_;
   const uint64_t generations = uint64_t{generation_mask_} << slot_bits_;
   const uint64_t to_word = uint64_t{1} << (word::kGenerationShift - slot_bits_);
-  // Bits that no key of this table has.
+  // Bits that are zero in every key of this table.
   const auto foreign =
       static_cast<uint32_t>(kImmReserved | (kKeyMask & ~(generations | slot_mask)));
   uint32_t stale = 0;
@@ -270,7 +272,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
     while (at != group) {
       const uint32_t imm = *at++;
       int64_t units = units_of_imm(imm);
-      // Paged writes come as runs of one key: one compare-exchange takes them all.
+      // Paged writes arrive as bursts of one key: one compare-exchange counts them all.
       for (; at != group && *at == imm; ++at) units += units_of_imm(imm);
       if (!try_add_fast(words[imm & slot_mask], (imm & generations) * to_word, units) &&
           !deliver(CounterKey::from_wire(imm & kKeyMask), units)) [[unlikely]] {
@@ -296,7 +298,7 @@ uint32_t CounterTable::arrive(uint32_t imm, uint32_t n) noexcept {
   return counted ? 0 : n;
 }
 
-/// One that may be reserved, or of another table. False: stale.
+/// An immediate that may be reserved, or of another table. False: stale.
 [[gnu::noinline]] bool CounterTable::deliver_any(uint32_t imm) noexcept {
   return (imm & kImmReserved) == 0 &&
          deliver(CounterKey::from_wire(imm & kKeyMask), units_of(imm_cut(imm)));
@@ -306,8 +308,8 @@ void CounterTable::add(CounterKey key, uint64_t n) noexcept {
   if (n != 0) deliver(key, units_of_whole(n));
 }
 
-/// Adds to one word. Links::kLeave leaves a linked word alone and says so: who adds to one must
-/// have announced itself first.
+/// Adds to one word. Links::kLeave does not change a linked word and returns kLinked: a forwarder
+/// must increment `forwarding` first.
 CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links links) noexcept {
   const Change done = change(key, [units, links](uint64_t seen) {
     if (word::poisoned(seen) || (word::linked(seen) && links == Links::kLeave)) return kLeave;
@@ -323,7 +325,7 @@ CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links
   added.code = overrun ? Errc::kOverrun : Errc::kOk;
   if (word::linked(done.before) && !overrun) [[unlikely]] {
     added.forward_units = kUnitsPerWrite * (word::whole_counts(word::balance(done.after)) -
-                                      word::whole_counts(word::balance(done.before)));
+                                            word::whole_counts(word::balance(done.before)));
   }
   return added;
 }
@@ -340,8 +342,8 @@ bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
 
 [[gnu::noinline]] bool CounterTable::deliver_and_forward(CounterKey key, int64_t units) noexcept {
   Slot& slot = slots_[index_of(key)];
-  // Announced before the word is changed. Relaxed: an unlink or release that comes after that
-  // change acquires it, and with it this.
+  // Incremented before the word is changed. Relaxed: an unlink or release after that change
+  // acquires the word, and with it this increment.
   slot.forwarding.fetch_add(1, std::memory_order_relaxed);
   const Added own = add_units(key, units, Links::kFollow);
   CounterKey parent{};
@@ -350,8 +352,8 @@ bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
     parent = slot.parent;
     above = add_units(parent, own.forward_units, Links::kFollow);
   }
-  // Pairs with the acquire loads in set_parent() and acquire(). Before anything is fired, because
-  // what is called then may wait for exactly this.
+  // Release pairs with the acquire loads in set_parent() and acquire(). Before fire(), because its
+  // callback may call set_parent(), which waits for this.
   slot.forwarding.fetch_sub(1, std::memory_order_release);
   if (own.ends) fire(slot, own.code);
   if (above.ends) fire(slots_[index_of(parent)], above.code);
@@ -364,7 +366,7 @@ void CounterTable::set_parent(CounterKey member, CounterKey parent) noexcept {
   {
     const std::lock_guard lock(mutex_);
     Slot& slot = slots_[index_of(member)];
-    // Lives and links change under mutex_ only, hence relaxed.
+    // Generations and links change under mutex_ only, hence relaxed.
     const uint64_t seen = words_[index_of(member)].load(std::memory_order_relaxed);
     if (!word::has_tag(seen, tag_of(member))) return;
     if (word::linked(seen)) {
@@ -372,13 +374,13 @@ void CounterTable::set_parent(CounterKey member, CounterKey parent) noexcept {
       change(member,
              [](uint64_t old) { return word::poisoned(old) ? kLeave : old & ~word::kLinked; });
     }
-    // Those who changed the word while it was linked still need the old parent. They are a few
-    // instructions from done, and no new ones can come. Pairs with deliver_and_forward().
+    // Threads that changed the word while it was linked still need the old parent. They are a few
+    // instructions from done, and there are no new ones. Pairs with deliver_and_forward().
     while (slot.forwarding.load(std::memory_order_acquire) != 0) yield_thread();
     if (!parent) return;
     slot.parent = parent;
-    // One change decides which counts were already there: those are passed on here, and every
-    // later one by the arrival that brings it.
+    // One change decides which counts are present: those are forwarded here, and every later one by
+    // its own arrival.
     const Change linked = change(
         member, [](uint64_t old) { return word::poisoned(old) ? kLeave : old | word::kLinked; });
     if (!linked.made || word::balance(linked.before) < kUnitsPerWrite) return;
@@ -400,8 +402,8 @@ uint64_t CounterTable::count(CounterKey key) const noexcept {
     const uint64_t seen = words_[index].load(std::memory_order_acquire);
     if (!word::has_tag(seen, tag_of(key))) return 0;
     if (!word::waiting(seen)) return word::untaken(seen);
-    // Acquire pairs with the release in expect(): were this of a later expectation, the claim below
-    // would be too.
+    // Acquire pairs with the release in expect(): if this were of a later expectation, the claim
+    // below would be too.
     const uint64_t n = slot.n.load(std::memory_order_acquire);
     const uint64_t again = slot.claim.load(std::memory_order_relaxed);
     // The same claim, armed, on both sides: word and n belong to the same expectation.
@@ -421,15 +423,15 @@ bool CounterTable::try_take(CounterKey key, uint64_t n) noexcept {
       .made;
 }
 
-/// Makes the record ours to write: kOk, or why not.
+/// Claims the record for this thread: kOk, or why not.
 Errc CounterTable::claim_record(CounterKey key, uint32_t* seq) noexcept {
   Slot& slot = slots_[index_of(key)];
   const uint64_t tag = tag_of(key);
   for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
     // Only a guess that the compare-exchange confirms, hence relaxed.
     uint64_t claim = slot.claim.load(std::memory_order_relaxed);
-    // Refused later anyway, by change(); looking here spares the record. Relaxed: an early answer
-    // is as true as a late one.
+    // change() would refuse it later; checking here saves the claim. Relaxed: an early answer is as
+    // valid as a late one.
     const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
     if (!word::has_tag(seen, tag) || word::poisoned(seen)) return refusal(seen, tag);
     if (!in_use(claim)) {
@@ -456,14 +458,14 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
   }
   Slot& slot = slots_[index_of(key)];
   slot.cookie = cookie;
-  // Pairs with the acquire in count(); everybody else comes by way of the word.
+  // Pairs with the acquire in count(); all other readers acquire the word.
   slot.n.store(n, std::memory_order_release);
   const int64_t units = units_of_whole(n);
   const Change asked = change(key, [units](uint64_t seen) {
     return word::poisoned(seen) ? kLeave : word::with_balance(seen, word::balance(seen) - units);
   });
-  // "Must I wait?" is decided here and "must I wake?" in add_units(), on the same word: there is no
-  // second variable to be stale about.
+  // Whether to wait is decided here and whether to wake in add_units(), on the same word: there is
+  // no second variable that could be stale, hence no lost wake-up.
   if (asked.made && word::waiting(asked.after)) return Armed{expectation, false};
   // Pairs with the acquire in claim_record().
   slot.claim.fetch_and(~kArmed, std::memory_order_release);
@@ -471,18 +473,18 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
   return Armed{expectation, true};
 }
 
-/// Ends the armed expectation. Only for the one thread whose change made the word stop waiting.
+/// Ends the armed expectation. Called only by the thread whose change made the word stop waiting.
 void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
   const uint32_t cookie = slot.cookie;
-  // A waiter learns of its end from the record, so nobody may arm it anew before that.
+  // A waiter reads its result from the record, which must not be armed again before that.
   const uint64_t unread = cookie == kWaiter ? kUnread : 0;
-  // The last touch of the record. Release pairs with peek() and claim_record(): it hands on the
-  // bytes of all arrivals, which this thread acquired by its change of the word. For the same
-  // reason it has nothing to acquire here.
+  // The last access to the record. Release pairs with peek() and claim_record(): it publishes the
+  // bytes of all arrivals, which this thread acquired by its change of the word. It needs no
+  // acquire for the same reason.
   slot.claim.fetch_xor(kArmed | pin | unread | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
                        std::memory_order_release);
   if (cookie == kWaiter) {
-    // May hit a waiter of a later expectation; for that one it is a wake-up for no reason.
+    // May wake a waiter of a later expectation spuriously.
     slot.waiters.wake();
   } else if (fired_ != nullptr) {
     fired_(context_, cookie, code);
@@ -491,9 +493,9 @@ void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
 
 bool CounterTable::cancel(const Expectation& expectation, Errc why) noexcept {
   Slot& slot = slots_[index_of(expectation.key)];
-  // The pin keeps the record from being armed anew while its `n` goes back into the word. Without
-  // it a cancel that was suspended here would give the n of this expectation to the next one.
-  // Acquire pairs with claim_record(), release with the loads of who finds the pin.
+  // The pin keeps the record from being armed again while its `n` is added back to the word.
+  // Without it a cancel that was preempted here would add the n of this expectation to the next
+  // one. Acquire pairs with claim_record(), release with the loads that see the pin.
   uint64_t claim = armed_claim(expectation.seq);
   if (!slot.claim.compare_exchange_strong(claim, claim | kPinned, std::memory_order_acq_rel,
                                           std::memory_order_relaxed)) {
@@ -501,7 +503,7 @@ bool CounterTable::cancel(const Expectation& expectation, Errc why) noexcept {
   }
   const Change undone = change(expectation.key, [&slot](uint64_t seen) {
     if (!word::waiting(seen)) return kLeave;
-    // Cannot change under the pin; was written before the word turned negative.
+    // Constant under the pin; was written before the word became negative.
     const int64_t units = units_of_whole(slot.n.load(std::memory_order_relaxed));
     return word::with_balance(seen, word::balance(seen) + units);
   });
@@ -540,8 +542,8 @@ CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectat
   if (!status.done) return status;
   Atomic<uint64_t>& record = slots_[index_of(expectation.key)].claim;
   uint64_t claim = record.load(std::memory_order_relaxed);  // only a guess, confirmed below
-  // Only this very end: it may have been read before, and the record armed anew. Again, when a late
-  // cancel drops its pin meanwhile. Release pairs with the acquire in claim_record().
+  // Only for this expectation: its result may have been read before, and the record armed again.
+  // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record().
   while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0 &&
          !record.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
                                        std::memory_order_relaxed)) {
@@ -550,13 +552,15 @@ CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectat
 }
 
 CounterTable::ExpectationStatus CounterTable::peek(const Expectation& expectation) const noexcept {
-  // Pairs with the release in fire(): whoever learns of the end sees the bytes.
+  // Pairs with the release in fire(): a thread that sees the end sees the bytes.
   const uint64_t claim = slots_[index_of(expectation.key)].claim.load(std::memory_order_acquire);
   if (seq_of(claim) != expectation.seq) return {true, Errc::kNotFound};
   if ((claim & kArmed) != 0) return {};
   return {true, static_cast<Errc>(claim >> kCodeShift & 0xff)};
 }
 
-EventCount& CounterTable::event_count(CounterKey key) noexcept { return slots_[index_of(key)].waiters; }
+EventCount& CounterTable::event_count(CounterKey key) noexcept {
+  return slots_[index_of(key)].waiters;
+}
 
 }  // namespace fabric::core

@@ -12,20 +12,28 @@
 #include "base/sync.h"
 #include "core/counter_word.h"
 
-// The receiver's half of counting: keys, the counter word, expectations (P6, P8-P11). What a count
-// proves and why this word cannot lose a wake-up: docs/design/0003-counters.md.
+// The receiver's side of counting: keys, counter words, expectations (contracts.md P6, P8-P11).
+// What a count proves and why a wake-up cannot be lost: docs/design/0003-counters.md.
 
 namespace fabric::core {
 
-/// All counters of an engine: a dense array of 64-bit words that workers add to, and a cold record
-/// beside each for the one armed expectation.
+/// All counters of an engine: a dense array of 64-bit counter words (counter_word.h) that arrivals
+/// add to, and for each word a cold record of its one armed expectation, its parent and its reuse.
 ///
-/// Threads: everything from any thread. acquire(), release() and set_parent() take a lock, arrivals
-/// never do.
+/// Owns both arrays and the ring of free slots. Threads: every function may be called from any
+/// thread. acquire(), release(), set_parent() and abort() take `mutex_`, because generations and
+/// links change only under it; arrivals are lock-free. No lock is held while Fired is called.
+///
+/// Invariants: every change of a word is one compare-exchange that checks the tag (generation and
+/// live bit), so a late arrival never counts in a later generation. The balance is negative exactly
+/// while an armed expectation is not met, so the one change that makes it non-negative, poisons or
+/// frees the word owns the end of that expectation, and fire() runs exactly once. The record is
+/// written only by the thread that claimed it. A slot is reused only when its record is free
+/// and no arrival is forwarding counts, and a key value only after its quarantine (half-wrap rule).
 class CounterTable {
  public:
-  /// Called when an armed expectation ends, on whatever thread ended it, exactly once. The record
-  /// is free by then and no lock is held: it may call anything here, expect() included.
+  /// Called exactly once when an armed expectation ends, on the thread that ended it. The record is
+  /// free by then and no lock is held: the callback may call any function here, expect() included.
   using Fired = void (*)(void* context, uint32_t cookie, Errc code);
 
   struct Options {
@@ -40,63 +48,67 @@ class CounterTable {
   CounterTable(const CounterTable&) = delete;
   CounterTable& operator=(const CounterTable&) = delete;
 
-  /// A new key. `quarantine_ns`: how long a key must rest before its value comes back without proof (the
-  /// longest life of a write). Fails with kExhausted: too many live, or the half-wrap rule.
+  /// A new key. `quarantine_ns`: how long a key value stays unused before it is handed out again
+  /// without a proof that its writes drained (the longest time a write may take). Fails with
+  /// kExhausted: too many live keys, or the half-wrap rule, by which a slot may step through half
+  /// of its generations no faster than in that time.
   Result<CounterKey> acquire(int64_t now_ns, int64_t quarantine_ns);
-  /// Ends the life of the key: late arrivals are stale, an armed expectation ends with kReleased.
-  /// `untaken` (optional) gets the whole counts that were there and not taken. False: was not live.
+  /// Ends the generation of the key: late arrivals are stale, an armed expectation ends with
+  /// kReleased. `untaken` (optional) gets the whole counts that were not taken. False: was not
+  /// live.
   bool release(CounterKey key, int64_t now_ns, uint64_t* untaken = nullptr);
   bool live(CounterKey key) const noexcept;
   uint32_t live_count() const noexcept;
 
-  /// Takes a polled batch of immediates. Returns how many were stale and dropped.
+  /// Counts a polled batch of immediates. Returns how many were stale and dropped.
   uint32_t arrive(std::span<const uint32_t> imms) noexcept;
-  /// The same one, `n` times.
+  /// Counts the same immediate `n` times.
   uint32_t arrive(uint32_t imm, uint32_t n) noexcept;
-  /// Adds whole counts directly (a masked member's debt).
+  /// Adds whole counts directly (in place of a masked member).
   void add(CounterKey key, uint64_t n) noexcept;
 
-  uint64_t count(CounterKey key) const noexcept;  ///< whole counts here and not taken; 0 when not live
+  uint64_t count(CounterKey key) const noexcept;  ///< whole counts not taken; 0 when not live
   bool try_take(CounterKey key, uint64_t n) noexcept;
 
-  /// One expectation, so that a late cancel cannot hit the next one.
+  /// Identifies one expectation, so that a late cancel cannot hit the next one.
   struct Expectation {
     CounterKey key{};
     uint32_t seq = 0;
   };
   struct Armed {
     Expectation expectation{};
-    bool met = false;  ///< it was there already: taken, nothing is armed, Fired is not called
+    bool met = false;  ///< met at once: counts taken, nothing armed, Fired is not called
   };
-  static constexpr uint32_t kWaiter = UINT32_MAX;  ///< a cookie: nobody is called, result() and
-                                                   ///< parking() tell a blocked thread
+  /// A cookie for a blocking waiter: Fired is not called, the thread uses event_count() and
+  /// result().
+  static constexpr uint32_t kWaiter = UINT32_MAX;
   /// Fails with kBusy (one is armed), kReleased (not live), kAborted / kPeerLost / kOverrun
   /// (poisoned), kInvalidArgument (n = 0 or beyond what the word can hold).
   Result<Armed> expect(CounterKey key, uint64_t n, uint32_t cookie);
-  /// Ends the expectation with `why` if it is still armed. True: it did, and Fired was called.
+  /// Ends the expectation with `why` if it is still armed. True: it was, and Fired was called.
   bool cancel(const Expectation& expectation, Errc why) noexcept;
-  /// How an expectation ended; not done while it is armed. Once the counter has been armed anew it
-  /// only tells that it did (kNotFound).
+  /// Whether and how an expectation ended. Once the counter is armed again, an earlier one shows
+  /// only that it ended (kNotFound).
   struct ExpectationStatus {
     bool done = false;
     Errc code = Errc::kOk;
   };
   ExpectationStatus peek(const Expectation& expectation) const noexcept;
-  /// The same for the thread that waits (kWaiter). The counter is not armed anew before it has
-  /// read its end here, so that end is never lost.
+  /// The same for the waiting thread (kWaiter). The counter is not armed again before the thread
+  /// has read its result here, so the result is never lost.
   ExpectationStatus result(const Expectation& expectation) noexcept;
   EventCount& event_count(CounterKey key) noexcept;
 
-  /// A write that counts here failed, or a peer it is bound to is lost: the key is poisoned. An
-  /// armed expectation ends with `why`, later ones are refused with it; the first reason stays.
-  /// count() and release() go on telling what was there, unless an expectation was armed for it.
-  /// Returns the parent that it was linked to: the caller decides what becomes of that one.
+  /// Poisons the key: a write that counts here failed, or a bound peer is lost. An armed
+  /// expectation ends with `why`, later ones are refused with it; the first reason stays. count()
+  /// and release() still report the counts at that time, unless an expectation was armed for them.
+  /// Returns the parent that the key was linked to, for the caller to abort.
   CounterKey abort(CounterKey key, Errc why) noexcept;
   bool poisoned(CounterKey key) const noexcept;  ///< a gauge
 
-  /// From now on every whole count that `member` gains is added to `parent` too, and so are, once,
-  /// those already there that no armed expectation has claimed. CounterKey{} unlinks: when it returns, the
-  /// old parent has got all it ever will. Counts passed on travel one level only.
+  /// From now on every whole count that `member` gains is forwarded to `parent`, and so are, once,
+  /// the present ones that no armed expectation has claimed. CounterKey{} unlinks: when it returns,
+  /// the old parent has got all it ever will. Counts are forwarded by one level only.
   void set_parent(CounterKey member, CounterKey parent) noexcept;
 
  private:
@@ -128,8 +140,8 @@ class CounterTable {
   std::unique_ptr<Atomic<uint64_t>[]> words_;
   std::unique_ptr<Slot[]> slots_;
 
-  Mutex mutex_;  // lives begin, end and are linked under it; guards the free ring
-  std::unique_ptr<uint32_t[]> free_ring_;  // slots that rest, longest first
+  Mutex mutex_;  // guards the free ring; generations begin, end and are linked under it
+  std::unique_ptr<uint32_t[]> free_ring_;  // free slots, freed longest ago first
   uint32_t free_head_ = 0;
   uint32_t free_size_ = 0;
   Atomic<uint32_t> live_{0};

@@ -5,8 +5,8 @@
 #include <fabric/result.h>
 #include <fabric/types.h>
 
-// The arithmetic of counting, free of atomics: what an immediate says, and how one 64-bit word
-// holds a whole counter. Why it is one word: docs/design/0003-counters.md.
+// The arithmetic of counting, free of atomics: the encoding of an immediate, and of a whole counter
+// in one 64-bit word. Why it is one word: docs/design/0003-counters.md.
 
 namespace fabric::core {
 
@@ -19,23 +19,25 @@ constexpr uint32_t make_imm(CounterKey key, uint32_t cut) noexcept {
 }
 constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
-/// Set in immediates of the engine's own or of a later layout: they name no counter of ours.
+/// Set in internal immediates and in those of later versions: they name no counter.
 inline constexpr uint32_t kImmReserved = 1u << 31;
 
-/// What an immediate adds: the share of one shard of a write cut into imm_cut(), nothing if it is
-/// reserved. A table, because a division per arrival shows; out here, because inside a function it
-/// would be made anew on the stack for each.
+/// Units that an immediate adds: the share of one shard of a write cut into imm_cut(), nothing if
+/// it is reserved. A table, because a division per arrival is measurable; at namespace scope,
+/// because GCC would build a function-local one on the stack for each call.
 inline constexpr int64_t kUnitsOfCut[2 * kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
 constexpr int64_t units_of(uint32_t cut) noexcept { return kUnitsOfCut[cut - 1]; }
-constexpr int64_t units_of_imm(uint32_t imm) noexcept { return kUnitsOfCut[imm >> CounterKey::kBits]; }
+constexpr int64_t units_of_imm(uint32_t imm) noexcept {
+  return kUnitsOfCut[imm >> CounterKey::kBits];
+}
 
 namespace word {
 
 // [63:47] generation  [46] linked  [45] live  [44] poisoned  [43:0] balance
 //
-// The balance is signed and in units. It is negative exactly while an expectation is armed that is
-// not met. A poisoned word counts no more; its balance gives way to [43:36] why, [35:0] whole counts
-// that were there.
+// The balance is signed and in units. It is negative exactly while an armed expectation is not met.
+// A poisoned word no longer counts; in place of the balance it has [43:36] the reason and [35:0]
+// the whole counts at that time.
 inline constexpr uint32_t kBalanceBits = 44;
 inline constexpr uint64_t kBalanceMask = (uint64_t{1} << kBalanceBits) - 1;
 inline constexpr int64_t kBalanceMax = (int64_t{1} << (kBalanceBits - 1)) - 1;
@@ -51,9 +53,10 @@ inline constexpr uint64_t kKeptMask = (uint64_t{1} << kReasonShift) - 1;
 inline constexpr uint64_t kCountMax = static_cast<uint64_t>(kBalanceMax / kUnitsPerWrite);
 static_assert(kCountMax <= kKeptMask);
 
-// What makes a tag: two words with equal bits here belong to the same one.
+// The tag of a word is its generation and live bit: words with equal tags belong to the same
+// generation of a key.
 inline constexpr uint64_t kTagMask = ~uint64_t{0} << kGenerationShift | kLive;
-/// No word is of this tag, since kPoisoned is not part of one.
+/// No word has this tag, since kPoisoned is not part of the mask.
 inline constexpr uint64_t kNoTag = kPoisoned;
 
 constexpr uint64_t free_word(uint32_t generation) noexcept {
@@ -74,17 +77,17 @@ constexpr int64_t balance(uint64_t word) noexcept {
 constexpr uint64_t with_balance(uint64_t word, int64_t balance) noexcept {
   return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance) & kBalanceMask);
 }
-/// An expectation is armed and not met.
+/// An armed expectation is not met.
 constexpr bool waiting(uint64_t word) noexcept { return !poisoned(word) && balance(word) < 0; }
 
-/// Rounds down, below zero too: then it grows by exactly one with every write that is completed,
-/// wherever takes have moved the balance by whole writes.
+/// Rounds toward minus infinity: the result then grows by exactly one with every completed write,
+/// however far takes have moved the balance by whole writes.
 constexpr int64_t whole_counts(int64_t balance) noexcept {
   return (balance >= 0 ? balance : balance - (kUnitsPerWrite - 1)) / kUnitsPerWrite;
 }
 
-/// What was there for an armed expectation is lost with it: how many it asked for is not in the
-/// word. Everything else stays readable, because a parent has already been given it.
+/// Counts claimed by an armed expectation are lost, because the word does not have the number that
+/// it asked for. All other counts stay readable: a parent may already have got them.
 constexpr uint64_t poison(uint64_t word, Errc why) noexcept {
   const int64_t kept = balance(word) >= 0 ? whole_counts(balance(word)) : 0;
   return (word & kTagMask) | kPoisoned | uint64_t{static_cast<uint8_t>(why)} << kReasonShift |
@@ -94,12 +97,12 @@ constexpr Errc reason(uint64_t word) noexcept {
   return static_cast<Errc>(word >> kReasonShift & 0xff);
 }
 
-/// Whole counts of a word on which nobody waits.
+/// Whole counts of a word without an unmet expectation.
 constexpr uint64_t untaken(uint64_t word) noexcept {
   return poisoned(word) ? word & kKeptMask : static_cast<uint64_t>(whole_counts(balance(word)));
 }
 
-/// An arrival. Spoils rather than wraps, so that an overrun is noticed and never lies.
+/// An arrival. Poisons the word instead of wrapping, so that an overrun never shows a wrong count.
 constexpr uint64_t plus(uint64_t word, int64_t units) noexcept {
   const int64_t sum = balance(word) + units;
   return sum > kBalanceMax ? poison(word, Errc::kOverrun) : with_balance(word, sum);

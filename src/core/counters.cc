@@ -7,11 +7,11 @@
 namespace fabric::core {
 
 namespace {
-constexpr int64_t kPeerTimeMaxNs = 604'800'000'000'000;  // a week
+constexpr int64_t kPeerTimeMaxNs = 604'800'000'000'000;  // a week, whatever a peer announces
 
 void fired(void* context, uint32_t cookie, Errc code) {
   auto& core = *static_cast<EngineCore*>(context);
-  // Has room for every operation there is, each once.
+  // The ring has room for every operation, each once.
   core.completed_expectations.push({cookie, code});
   core.driver->wake(core);
 }
@@ -22,17 +22,16 @@ Counters::Counters(EngineCore& core, uint64_t seed)
       core_(core) {}
 
 int64_t Counters::quarantine_ns() const noexcept {
-  // The longest that any write may outlive a release: its deadline and its drain, here or at a
-  // peer.
+  // The deadline of a write and its drain, at this engine or at a peer.
   int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
   for (const Peer* peer : core_.peers.all()) {
-    // Its own words: a peer that claims centuries must not keep our keys for as long.
-    const int64_t lives = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kPeerTimeMaxNs);
-    const int64_t drains = std::clamp<int64_t>(peer->hello.drain_ns, 0, kPeerTimeMaxNs);
-    longest = std::max(longest, lives + drains);
+    // Announced by the peer, hence capped: centuries must not exhaust our keys.
+    const int64_t timeout = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kPeerTimeMaxNs);
+    const int64_t drain = std::clamp<int64_t>(peer->hello.drain_ns, 0, kPeerTimeMaxNs);
+    longest = std::max(longest, timeout + drain);
   }
-  // Strictly longer, by whosever clock: the half-wrap rule fails with equality.
-  // One that goes by ticks is a millisecond and a little off at most (base/clock.cc).
+  // Strictly longer by either clock: the half-wrap rule does not hold with equality. A clock that
+  // counts ticks is little more than a millisecond off (base/clock.cc).
   constexpr int64_t kClocksApartNs = 2'000'000;
   return longest + kClocksApartNs;
 }
@@ -41,8 +40,8 @@ Result<CounterKey> Counters::make(int64_t now_ns) {
   for (;;) {
     auto key = table.acquire(now_ns, quarantine_ns());
     if (!key || !refused_keys_.contains(key->wire())) return key;
-    // A session that refuses the value would refuse its new life too. The next one, then: there are
-    // far fewer of these than values.
+    // A session that refuses the value would refuse its next generation too. Tries the next value:
+    // there are far fewer refused ones than values.
     table.release(*key, now_ns);
   }
 }
@@ -95,13 +94,13 @@ void Counters::release(const KeyRelease& request, int64_t now_ns) {
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
   const auto it = request.named ? names_.find(request.name) : names_.end();
   if (it == names_.end() || it->second.key != key) return;
-  // Whoever resolved the name is asked to confirm that its writes under the key have drained.
-  const uint64_t told_max = uint64_t{kRevokedKeysPerName} * core_.config.names_per_peer_max;
+  // Every peer that resolved the name is asked to confirm that its writes under the key drained.
+  const uint64_t sent_max = uint64_t{kRevokedKeysPerName} * core_.config.names_per_peer_max;
   for (const PeerId id : it->second.resolvers) {
     Peer* peer = core_.peers.find(id);
-    // Gone without a word, or has been told of so many that this value could not be kept from
-    // coming back while it refuses it.
-    if (peer == nullptr || !peer->usable() || peer->revocations_sent >= told_max) {
+    // Lost without a drain report, or it has so many revocations that it would not remember this
+    // one.
+    if (peer == nullptr || !peer->usable() || peer->revocations_sent >= sent_max) {
       unproved_.push_back(key);
       continue;
     }
@@ -121,23 +120,24 @@ void Counters::on_key_revoked(Peer& peer, uint32_t ref, bool proved) {
   confirmed_this_turn_.push_back({peer.id(), ref, proved});
 }
 
-/// Behind the polls of a turn. `drained`: every rail was polled until it had nothing more. What a
-/// sender calls delivered may still lie in a queue here when its word comes, so its word counts
-/// from the first such turn behind it.
-void Counters::apply_confirmations(bool drained) {
-  if (drained) {
-    for (const Confirmation& word : std::exchange(confirmed_earlier_, {})) {
-      const auto its = [&](const Revocation& r) {
-        return r.peer == word.peer && r.ref == word.ref;
+/// Called after the polls of a turn. `polls_exhausted`: each was repeated until it was empty.
+/// Counts that the sender reports as delivered may still be queued at a rail here when its report
+/// arrives, so the report counts from the first such turn after the one in which it arrived.
+void Counters::apply_confirmations(bool polls_exhausted) {
+  if (polls_exhausted) {
+    for (const Confirmation& report : std::exchange(confirmed_earlier_, {})) {
+      const auto matches = [&](const Revocation& r) {
+        return r.peer == report.peer && r.ref == report.ref;
       };
       for (const Revocation& r : revocations_) {
-        if (!word.proved && its(r)) unproved_.push_back(r.key);
+        if (!report.proved && matches(r)) unproved_.push_back(r.key);
       }
-      std::erase_if(revocations_, its);
+      std::erase_if(revocations_, matches);
     }
     confirmations.wake();
   }
-  confirmed_earlier_.insert(confirmed_earlier_.end(), confirmed_this_turn_.begin(), confirmed_this_turn_.end());
+  confirmed_earlier_.insert(confirmed_earlier_.end(), confirmed_this_turn_.begin(),
+                            confirmed_this_turn_.end());
   confirmed_this_turn_.clear();
 }
 
@@ -169,14 +169,14 @@ void Counters::peer_lost(Peer& peer) {
   }
   std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id; });
   confirmations.wake();
-  std::erase_if(refused_keys_, [&](const auto& told) { return told.second == id; });
+  std::erase_if(refused_keys_, [&](const auto& refused) { return refused.second == id; });
   for (auto it = names_.begin(); it != names_.end();) {
     Name& name = it->second;
-    const bool knew = std::erase(name.resolvers, id) > 0;
-    name.sender_lost |= knew;
-    // Nobody here has claimed it yet, and its last sender is gone. What arrived stays for a while
-    // (P9); a name under which nothing came is nothing to keep.
-    if (knew && !name.claimed && name.resolvers.empty()) {
+    const bool resolved = std::erase(name.resolvers, id) > 0;
+    name.sender_lost |= resolved;
+    // Not claimed, and its last sender was lost. Counts that arrived are kept for a while
+    // (contracts.md P9); a name without counts is dropped at once.
+    if (resolved && !name.claimed && name.resolvers.empty()) {
       if (table.count(name.key) == 0) {
         table.release(name.key, core_.now_ns);
         it = names_.erase(it);
@@ -199,11 +199,11 @@ void Counters::expire_names(int64_t now_ns) {
       ++it;
       continue;
     }
-    // Never in silence: the event says under which name how much had come.
+    // Counts are never dropped without an event, which has the name and the count.
     Event event{.kind = EventKind::kUnhandled, .code = Errc::kPeerLost};
     event.value = table.count(name.key);
-    event.previous = it->first;
-    FABRIC_LOG(core_.log, kInfo, "core", "a name that nobody claimed is dropped",
+    event.name = it->first;
+    FABRIC_LOG(core_.log, kInfo, "core", "a name that was never claimed was dropped",
                {"name", it->first}, {"count", event.value});
     table.release(name.key, now_ns);
     it = names_.erase(it);
@@ -212,10 +212,11 @@ void Counters::expire_names(int64_t now_ns) {
 }
 
 void Counters::abort(CounterKey key, Errc code, PeerId by) {
+  core_.state_mutex.assert_held();
   if (!table.live(key)) return;
   poisoned_[key.wire()] = by;
   const CounterKey group = table.abort(key, code);
-  // What it would have added can never be complete any more.
+  // The group can never get the counts of this member.
   if (group) abort(group, code, by);
 }
 

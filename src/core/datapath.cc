@@ -3,13 +3,14 @@
 
 #include "core/inflight.h"
 
-// The hot half of transfers: poll, and post in batches. No allocation in the steady state.
+// Scheduling, posting and polling: the hot part of Transfers that the fast and the slow path share.
+// No allocation in the steady state.
 
 namespace fabric::core {
 
 namespace {
 
-constexpr uint32_t kPollsPerTurn = 8;  // a turn is bounded even under a flood of events
+constexpr uint32_t kPollsPerTurn = 8;  // bounds a turn under a flood of events
 constexpr uint32_t kPostsPerTurn = 8;
 constexpr uint32_t kUrgent = static_cast<uint32_t>(Priority::kUrgent);
 constexpr uint32_t kNormal = static_cast<uint32_t>(Priority::kNormal);
@@ -25,7 +26,7 @@ uint32_t Transfers::poll(NetworkSlot& network) {
       const uint32_t n = rail.rail->poll(events);
       for (uint32_t i = 0; i < n;) {
         const WireEvent& event = events[i];
-        // The two of which there are many.
+        // Frequent kinds first.
         if (event.kind == WireEvent::Kind::kImm) {
           if (event.value == 0) {
             rail.arrived_imms.push_back(event.imm);
@@ -47,23 +48,24 @@ uint32_t Transfers::poll(NetworkSlot& network) {
       if (!rail.arrived_imms.empty()) take_counts(rail);
       done += n;
       if (n < events.size()) break;
-      if (round + 1 == kPollsPerTurn) drained_ = false;
+      if (round + 1 == kPollsPerTurn) polls_exhausted_ = false;
     }
-    // A copy that goes on in the next poll has moved, though nothing of it has ended: no sleep.
+    // A copy in progress continues with the next poll: the worker must not sleep.
     if (rail.caps.cpu_copy && rail.rail->busy()) ++done;
   }
   return done;
 }
 
-/// A network that copies by CPU has ended what was posted by now: no need to wait for a turn.
+/// Networks that copy by CPU have completed most of what was just posted: no need to wait a turn.
 uint32_t Transfers::poll_again(NetworkSlot& network) {
   posted_ = false;
   bool posted_this_turn = false;
-  for (RailSlot& rail : network.rails) posted_this_turn |= std::exchange(rail.posted_this_turn, false);
+  for (RailSlot& rail : network.rails)
+    posted_this_turn |= std::exchange(rail.posted_this_turn, false);
   return posted_this_turn && network.rails[0].caps.cpu_copy ? poll(network) : 0;
 }
 
-/// Counts of one poll go in together: the table merges runs of equal keys.
+/// Counts the immediates of one poll together: the table merges runs of equal keys.
 void Transfers::take_counts(RailSlot& rail) {
   const auto taken = static_cast<uint32_t>(rail.arrived_imms.size());
   core_.stale_imms += core_.counters.table.arrive(rail.arrived_imms);
@@ -82,9 +84,9 @@ void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& 
   switch (event.kind) {
     case WireEvent::Kind::kWritten:
     case WireEvent::Kind::kImm:
-      return;  // poll() has them
+      return;  // handled by poll()
     case WireEvent::Kind::kPathDown:
-      // What came by it counts before anybody hears of its end.
+      // Immediates that arrived on the path count before its end is handled.
       if (!rail.arrived_imms.empty()) take_counts(rail);
       if (event.inbound) {
         core_.peers.on_inbound_down(rail, event);
@@ -109,24 +111,25 @@ uint32_t Transfers::post(NetworkSlot& network) {
     if (!rail.up || (rail.listed == 0 && rail.refused.empty())) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
       if (!rail.refused.empty()) {
-        // A peer whose lease has run out meanwhile keeps its writes here; nobody waits for it.
+        // Writes to a peer whose lease has expired stay here, and do not block the others.
         const auto held = std::stable_partition(
             rail.refused.begin(), rail.refused.end(),
-            [&](const WriteOp& wire) { return may_post(inflight_[wire.cookie]); });
+            [&](const WriteOp& wire)
+                FABRIC_REQUIRES(state_lock) { return may_post(inflight_[wire.cookie]); });
         const auto offered = static_cast<size_t>(held - rail.refused.begin());
-        const uint32_t taken = post(rail, std::span(rail.refused).first(offered));
-        rail.refused.erase(rail.refused.begin(), rail.refused.begin() + taken);
-        done += taken;
+        const uint32_t accepted = post(rail, std::span(rail.refused).first(offered));
+        rail.refused.erase(rail.refused.begin(), rail.refused.begin() + accepted);
+        done += accepted;
         refused_ = refused_ || !rail.refused.empty();
-        if (taken < offered) break;
+        if (accepted < offered) break;
       }
       const uint32_t n = make_writes(rail, batch);
       if (n == 0) break;
-      const uint32_t taken = post(rail, batch.first(n));
+      const uint32_t accepted = post(rail, batch.first(n));
       rail.posted_this_turn = posted_ = true;
-      done += taken;
-      refuse(rail, batch.subspan(taken, n - taken));
-      if (taken < n) break;
+      done += accepted;
+      keep_refused(rail, batch.subspan(accepted, n - accepted));
+      if (accepted < n) break;
     }
   }
   return done;
@@ -139,15 +142,15 @@ bool Transfers::may_post(const InflightWrite& write) {
   return false;
 }
 
-/// Offers writes to the rail. Those it takes get their number among the immediates of their path:
-/// the target counts only what was really sent.
-uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> batch) {
-  const uint32_t taken = rail.rail->post(batch);
-  for (uint32_t i = 0; i < taken;) {
-    const WriteOp& wire = batch[i];
+/// Offers work requests to the rail. Those that it accepts get their position among the immediates
+/// of their path: the target counts only what was really sent. Returns how many it accepted.
+uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> wrs) {
+  const uint32_t accepted = rail.rail->post(wrs);
+  for (uint32_t i = 0; i < accepted;) {
+    const WriteOp& wire = wrs[i];
     if (PostBatch::is_cookie(wire.cookie)) {
       PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
-      const uint32_t n_posted = std::min(post_batch.count, taken - i);
+      const uint32_t n_posted = std::min(post_batch.count, accepted - i);
       on_posted(post_batch, n_posted);
       i += n_posted;
       continue;
@@ -158,7 +161,7 @@ uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> batch) {
     path.imms_posted += wire.has_imm;
     ++i;
   }
-  return taken;
+  return accepted;
 }
 
 void Transfers::activate(Path& path, uint32_t priority) {
@@ -175,7 +178,7 @@ void Transfers::activate(Path& path, uint32_t priority) {
   rail.last_active[priority] = path.index;
 }
 
-/// Takes the first path off the list.
+/// Removes the first path of the list.
 void Transfers::unlist(RailSlot& rail, uint32_t priority) {
   Path& path = *paths_[rail.first_active[priority]];
   rail.first_active[priority] = path.next_active[priority];
@@ -186,7 +189,7 @@ void Transfers::unlist(RailSlot& rail, uint32_t priority) {
   --listed_;
 }
 
-/// Takes a path out of the middle of the list; cold.
+/// Removes a path from anywhere in the list. Cold.
 void Transfers::unlist_path(Path& path, uint32_t priority) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   uint32_t before = kNone;
@@ -212,7 +215,7 @@ bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
   return rail.bulk_bytes + bytes <= core_.config.bulk_slice_bytes;
 }
 
-/// The path whose turn it is: urgent before normal before bulk, round robin within each.
+/// The scheduler: strict priority (urgent, normal, bulk), round robin between the paths of each.
 bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
   for (const uint32_t p : {kUrgent, kNormal, kBulk}) {
     while (rail.first_active[p] != kNone) {
@@ -244,14 +247,14 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
   while (rail.listed != 0 && n < out.size() && rail.inflight < rail.caps.queue_depth &&
          next_path(rail, priority, path)) {
     const PendingFragment& fragment = pending_.at(path->queue[priority].head);
-    const bool alone = rail.listed == 1 && priority != kBulk;  // nobody else waits for a turn
+    const bool alone = rail.listed == 1 && priority != kBulk;  // no other path waits for its turn
     if (alone && core_.ops.at(fragment.op).kind == OpKind::kPaged) {
       n += make_page_batch(rail, *path, priority, out.subspan(n));
     } else {
       const uint32_t cookie = make_write(rail, *path, priority);
       out[n++] = inflight_[cookie].wire;
     }
-    unlist(rail, priority);  // to the end of the list: every peer gets its turn
+    unlist(rail, priority);  // and back to the end of the list: round robin
     activate(*path, priority);
   }
   return n;
@@ -270,7 +273,7 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
     source.size_bytes = std::min(fragment.size_bytes, op.slice_bytes);
     last = source.size_bytes == fragment.size_bytes;
   }
-  if (!last) source.imm = {};  // only the last slice of a shard counts
+  if (!last) source.counter_key = {};  // only the last slice of a shard counts
 
   const uint32_t cookie = take_inflight();
   InflightWrite& write = inflight_[cookie];
@@ -281,14 +284,15 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   write.offset = fragment.offset;
   write.shard = fragment.shard;
   fill_wire(write.wire, op, path, source);
-  open_inflight(cookie, op, peer, path, rail, op.source ? core_.regions.at(op.source.slot) : nullptr);
+  open_inflight(cookie, op, peer, path, rail,
+                op.source ? core_.regions.at(op.source.slot) : nullptr);
   advance_pending(op, index, source.size_bytes);
   return cookie;
 }
 
-/// As many pages of one fragment as there is room for; at least one.
+/// Makes a post batch of as many pages of one pending fragment as there is room for, at least one.
 uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priority,
-                               std::span<WriteOp> out) {
+                                    std::span<WriteOp> out) {
   const uint32_t index = path.queue[priority].head;
   PendingFragment& fragment = pending_.at(index);
   Op& op = core_.ops.at(fragment.op);
@@ -297,7 +301,8 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   const auto indices = op.list.as<uint32_t>();
   WriteOp wire{};
   wire.priority = static_cast<uint8_t>(op.priority);
-  fill_wire(wire, op, path, {.target = op.target, .size_bytes = op.size_bytes, .imm = op.imm});
+  fill_wire(wire, op, path,
+            {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key});
   const uint64_t source = wire.source + op.source_offset;
   const uint32_t n =
       std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
@@ -334,9 +339,9 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
 void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {
   wire.path = path.id;
   wire.size_bytes = source.size_bytes;
-  if (source.imm) {
+  if (source.counter_key) {
     wire.has_imm = 1;
-    wire.imm = make_imm(source.imm, op.kind == OpKind::kWrite ? op.shards : 1);
+    wire.imm = make_imm(source.counter_key, op.kind == OpKind::kWrite ? op.shards : 1);
   }
   if (op.kind == OpKind::kSignal) return;
   const LocalRegion& region = *core_.regions.at(op.source.slot);

@@ -5,15 +5,16 @@
 #include "core/core.h"
 #include "core/region.h"
 
-// How a region ends (P13): importers are told and drain, so that an innocent does not lose its
-// connection to a refused write; own writes out of it drain; then the rails let go, and their word
-// is the proof. Without it the memory stays quarantined, and a late proof is an event.
+// Deregistration (contracts.md P13). Importers are asked to drain first, so that a correct peer
+// does not lose a connection to a rejected write; our own writes out of the region drain; then
+// every rail deregisters it, and their confirmations are the proof that no write can land. Without
+// the proof the memory stays quarantined, and a late proof is reported as an event.
 
 namespace fabric::core {
 
 namespace {
-// Importers get at most this long to drain before the rails let go all the same: only a silent one
-// then pays with a broken path.
+// Importers get at most this long to drain before the rails deregister anyway: only an importer
+// that did not reply may lose a path by that.
 constexpr int64_t kGraceNs = 1'000'000'000;
 }  // namespace
 
@@ -31,10 +32,11 @@ void Regions::start_deregister(Op& op) {
 }
 
 void Regions::begin_deregister(uint32_t slot) {
+  core_.state_mutex.assert_held();
   LocalRegion& region = *locals_.at(slot);
   const RegionId id(slot, region.last_generation);
   region.phase = LocalRegion::Phase::kRevoking;
-  region.answers_awaited = 1;  // a hold while the peers are told
+  region.answers_awaited = 1;  // held until all revocations are sent
   locals_.hide(slot);          // no new operation finds it
   core_.stop_where([&](const Op& op) { return is_transfer(op.kind) && op.source == id; },
                    Errc::kNotFound);
@@ -52,8 +54,9 @@ void Regions::begin_deregister(uint32_t slot) {
 
 void Regions::revoke_answered(RegionId id) {
   LocalRegion& region = *locals_.at(id.slot);
-  // An answer that comes after its grace may find the slot in another life.
-  if (region.last_generation != id.generation || region.phase != LocalRegion::Phase::kRevoking) return;
+  // A reply that comes after the grace period may find the next generation of the slot.
+  if (region.last_generation != id.generation || region.phase != LocalRegion::Phase::kRevoking)
+    return;
   if (region.answers_awaited == 0 || --region.answers_awaited > 0) return;
   source_drained(id.slot);
 }
@@ -76,36 +79,38 @@ void Regions::source_drained(uint32_t slot) {
 void Regions::release_rails(uint32_t slot) {
   LocalRegion& region = *locals_.at(slot);
   region.phase = LocalRegion::Phase::kReleasing;
-  region.fences_awaited = 1;  // a hold, as above
+  region.fences_awaited = 1;  // held until all rails are asked
   release_registration(region.registration, slot);
   for (const Grant& grant : region.grants) release_registration(grant.registration, slot);
   on_fenced(slot);
 }
 
-/// The kernel may take its time: the calls are made outside the turn.
-void Regions::release_registration(const Registration& keys, uint32_t slot) {
+/// Offloaded, because deregistration may block in the kernel. `cookie`: the region's slot,
+/// kGrantCookie and the peer's slot, or kNone for a registration that was never handed out.
+void Regions::release_registration(const Registration& keys, uint32_t cookie) {
   for (size_t n = 0; n < keys.local_keys.size(); ++n) {
     for (RailSlot& rail : core_.networks[n].rails) {
       if (keys.wire_keys[n][rail.index].empty()) continue;
-      if (slot == kNone) {
-        // Nobody ever heard of them.
-      } else if ((slot & kGrantCookie) != 0) {
-        ++core_.peers.at(slot & ~kGrantCookie)->grants_awaited;
+      if (cookie == kNone) {
+        // Never handed out: no proof is needed.
+      } else if ((cookie & kGrantCookie) != 0) {
+        ++core_.peers.at(cookie & ~kGrantCookie)->grants_awaited;
       } else {
-        ++locals_.at(slot)->fences_awaited;
+        ++locals_.at(cookie)->fences_awaited;
       }
       const uint64_t key = keys.local_keys[n][rail.index];
-      core_.offload([target = rail.rail, key, slot] { target->deregister_memory(key, slot); });
+      core_.offload([target = rail.rail, key, cookie] { target->deregister_memory(key, cookie); });
     }
   }
 }
 
-void Regions::on_fenced(uint32_t slot) {
-  if (slot == kNone) return;  // a registration that nobody ever heard of
-  if ((slot & kGrantCookie) != 0) {
-    core_.peers.grant_released(slot & ~kGrantCookie);
+void Regions::on_fenced(uint32_t cookie) {
+  if (cookie == kNone) return;  // a registration that was never handed out
+  if ((cookie & kGrantCookie) != 0) {
+    core_.peers.grant_released(cookie & ~kGrantCookie);
     return;
   }
+  const uint32_t slot = cookie;
   LocalRegion& region = *locals_.at(slot);
   if (region.fences_awaited == 0 || --region.fences_awaited > 0) return;
   const uint32_t op = region.deregister_op;
@@ -134,7 +139,7 @@ void Regions::stop_deregister(Op& op, Errc code) {
   if (region != nullptr && region->deregister_op == op.self) {
     region->deregister_op = kNone;
     region->unproved_op = op.id();
-    skip_answers(slot);  // the rails may still prove it, as an event
+    skip_answers(slot);  // the proof may still come, as an event
   }
   core_.complete(op, code, Remote::kUnknown);
 }

@@ -8,8 +8,8 @@
 #include "core/core.h"
 #include "core/registry.h"
 
-// Looking in: statistics, and what is in flight, on whom it waits, for how long. Everything is
-// taken under the state lock, so that a dump is one moment.
+// Statistics and dump(): what is in flight, which peer it waits for, and for how long. Read under
+// one hold of the state lock, so that a dump is consistent.
 
 namespace fabric {
 
@@ -17,7 +17,7 @@ const char* version() noexcept { return FABRIC_VERSION_STRING; }
 
 std::vector<std::string> providers() {
   std::vector<std::string> names = core::built_providers();
-  std::erase(names, "self");  // every engine has it, so nobody asks for it
+  std::erase(names, "self");  // every engine has it and no Config may name it
   return names;
 }
 
@@ -29,7 +29,7 @@ EngineStats Engine::stats() const {
 std::vector<RailStats> Engine::rail_stats() const {
   std::vector<RailStats> out;
   if (core_ == nullptr || core_->forked()) return out;
-  std::lock_guard lock(core_->state_mutex);
+  const core::StateGuard lock(core_->state_mutex);
   for (core::NetworkSlot& network : core_->networks) {
     for (core::RailSlot& rail : network.rails) {
       RailStats stats{.network = network.name,
@@ -56,7 +56,7 @@ std::vector<RailStats> Engine::rail_stats() const {
 std::vector<PeerStats> Engine::peer_stats() const {
   std::vector<PeerStats> out;
   if (core_ == nullptr || core_->forked()) return out;
-  std::lock_guard lock(core_->state_mutex);
+  const core::StateGuard lock(core_->state_mutex);
   core_->advance_clock(core_->driver->now_ns());
   const int64_t now = core_->now_ns;
   for (const core::Peer* peer : core_->peers.all()) {
@@ -112,13 +112,14 @@ const char* op_state_name(OpState state) {
 }
 
 /// The peers that an operation still waits for.
-std::vector<PeerId> waits_for(EngineCore& core, const Op& op) {
+std::vector<PeerId> waits_for(EngineCore& core, const Op& op) FABRIC_REQUIRES(state_lock) {
   std::vector<PeerId> out;
   const auto add = [&](PeerId id) {
     if (id && std::find(out.begin(), out.end(), id) == out.end()) out.push_back(id);
   };
   add(op.peer);
-  core.transfers.each_peer_of(op, [&](uint32_t slot) { add(core.peers.at(slot)->id()); });
+  core.transfers.each_peer_of(
+      op, [&](uint32_t slot) FABRIC_REQUIRES(state_lock) { add(core.peers.at(slot)->id()); });
   return out;
 }
 
@@ -138,10 +139,10 @@ const char* state_name(Path::State state) {
   return "?";
 }
 
-/// The ways to a peer. One that broke and is not used yet is in doubt.
-nlohmann::json paths_of(EngineCore& core, const Peer& peer) {
+/// The paths to a peer.
+nlohmann::json paths_of(EngineCore& core, const Peer& peer) FABRIC_REQUIRES(state_lock) {
   nlohmann::json out = nlohmann::json::array();
-  if (core.networks.empty()) return out;  // its process has died, and they with it
+  if (core.networks.empty()) return out;  // closed or dead: the paths went with the networks
   for (const auto& path : core.transfers.paths()) {
     if (path->state == Path::State::kFree || path->peer != peer.slot) continue;
     out.push_back({{"network", core.networks[path->network].name},
@@ -158,7 +159,9 @@ nlohmann::json paths_of(EngineCore& core, const Peer& peer) {
 
 nlohmann::json protocol_object(const ProtocolCounters& counters) {
   nlohmann::json out;
-  for (uint32_t i = 0; i < kProtocolEvents; ++i) out[to_string(static_cast<ProtocolEvent>(i))] = counters.events[i];
+  for (uint32_t i = 0; i < kProtocolEvents; ++i) {
+    out[to_string(static_cast<ProtocolEvent>(i))] = counters.events[i];
+  }
   for (uint32_t i = 0; i < ProtocolCounters::kMessages; ++i) {
     const char* name = control::to_string(static_cast<control::MessageType>(i));
     if (name[0] == '?') continue;
@@ -199,7 +202,7 @@ void EngineCore::drop_networks() {
 }
 
 EngineStats EngineCore::stats() {
-  std::lock_guard lock(state_mutex);
+  const StateGuard lock(state_mutex);
   EngineStats out{.tx = tx, .rx = rx};
   for (const NetworkSlot& network : networks) {
     for (const RailSlot& rail : network.rails) {
@@ -225,8 +228,8 @@ EngineStats EngineCore::stats() {
 }
 
 nlohmann::json EngineCore::dump_object() {
-  std::lock_guard lock(state_mutex);
-  // Who is in flight is shown by itself; without networks nobody is.
+  const StateGuard lock(state_mutex);
+  // Each in-flight write is shown on its own; without networks there are none.
   if (!networks.empty()) transfers.expand_all();
   advance_clock(driver->now_ns());
   const int64_t now = now_ns;
@@ -241,14 +244,17 @@ nlohmann::json EngineCore::dump_object() {
                      {"peers", nlohmann::json::array()},
                      {"ops", nlohmann::json::array()}};
   out["protocol_counters"] = protocol_object(protocol);
-  out["held"] = {{"arena_bytes", arena.used()},         {"pending_fragments", transfers.pending_held()},
-                 {"inflight_writes", transfers.inflight_held()},   {"broken_connections", transfers.broken_held()},
-                 {"batches", reporter.batches.live()},    {"messages", peers.messages_held()},
+  out["held"] = {{"arena_bytes", arena.used()},
+                 {"pending_fragments", transfers.pending_held()},
+                 {"inflight_writes", transfers.inflight_held()},
+                 {"broken_connections", transfers.broken_held()},
+                 {"batches", reporter.batches.live()},
+                 {"messages", peers.messages_held()},
                  {"callbacks", reporter.callbacks_held()}};
   for (const NetworkSlot& network : networks) {
     nlohmann::json rails = nlohmann::json::array();
     for (const RailSlot& rail : network.rails) {
-      // An object also when there are none: the brackets of an empty list would make it null.
+      // An object even if it is empty: `{}` in an initializer list would become null.
       nlohmann::json facts = nlohmann::json::object();
       for (const auto& [name, value] : rail.rail->facts()) facts[name] = value;
       rails.push_back({{"device", rail.rail->device()},
@@ -315,27 +321,28 @@ std::string EngineCore::dump_text() {
   }
   for (const auto& peer : all["peers"]) {
     out += fmt::format(
-        "peer {} {} for {} by {}, silent for {}, {} control messages unacknowledged\n",
+        "peer {} {} for {} via {}, silent for {}, {} control messages unacknowledged\n",
         peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
         duration(peer["in_state_ns"].get<int64_t>()), peer["route"].get<std::string>(),
         duration(peer["silent_ns"].get<int64_t>()), peer["unacknowledged"].get<uint32_t>());
     for (const auto& path : peer["paths"]) {
-      out += fmt::format("  path by {} rail {} to {}: {}{}, {} failures, {} posted, {} queued\n",
-                         path["network"].get<std::string>(), path["rail"].get<uint32_t>(),
-                         path["remote_rail"].get<uint32_t>(), path["state"].get<std::string>(),
-                         path["needs_probe"].get<bool>() ? ", needs a probe" : "",
-                         path["failures"].get<uint32_t>(), path["posted"].get<uint32_t>(),
-                         path["queued"].get<uint64_t>());
+      out +=
+          fmt::format("  path via {} rail {} to rail {}: {}{}, {} failures, {} posted, {} queued\n",
+                      path["network"].get<std::string>(), path["rail"].get<uint32_t>(),
+                      path["remote_rail"].get<uint32_t>(), path["state"].get<std::string>(),
+                      path["needs_probe"].get<bool>() ? ", needs a probe" : "",
+                      path["failures"].get<uint32_t>(), path["posted"].get<uint32_t>(),
+                      path["queued"].get<uint64_t>());
     }
   }
   for (const auto& op : all["ops"]) {
     const auto left = op["remaining_ns"].get<int64_t>();
-    out += fmt::format("op {} {} {} for {}, {} left: {} of {} parts ended, {} posted, {} queued",
+    out += fmt::format("op {} {} {} for {}, {}: {} of {} parts completed, {} posted, {} queued",
                        op["op"].get<std::string>(), op["kind"].get<std::string>(),
                        op["state"].get<std::string>(), duration(op["age_ns"].get<int64_t>()),
-                       left < 0 ? "no limit" : duration(left), op["parts_completed"].get<uint32_t>(),
-                       op["parts"].get<uint32_t>(), op["posted"].get<uint32_t>(),
-                       op["queued"].get<uint64_t>());
+                       left < 0 ? "no deadline" : duration(left) + " left",
+                       op["parts_completed"].get<uint32_t>(), op["parts"].get<uint32_t>(),
+                       op["posted"].get<uint32_t>(), op["queued"].get<uint64_t>());
     std::string waits;
     for (const auto& peer : op["waits_for"]) waits += " " + peer.get<std::string>();
     out += waits.empty() ? "\n" : ", waits for" + waits + "\n";

@@ -4,7 +4,7 @@
 
 #include "core/core.h"
 
-// The public Engine: checks that it may act, takes the state lock where it must, and hands on.
+// The public Engine: checks that the engine is open, takes the state lock where needed, forwards.
 
 namespace fabric {
 
@@ -21,14 +21,15 @@ Engine& Engine::operator=(Engine&& other) noexcept {
 Engine::~Engine() {
   if (core_ == nullptr) return;
   if (core_->forked()) {
-    // The parent's threads and networks are not ours: not even the count is touched (P21).
+    // Threads and networks belong to the parent: not even the reference count is touched
+    // (contracts.md P21).
     new (EngineCore::leaked(sizeof core_)) std::shared_ptr<EngineCore>(std::move(core_));
     return;
   }
   if (core_->closing.load(std::memory_order_acquire)) return;
   if (close().error().code != Errc::kWouldDeadlock) return;
-  // In a callback nobody can wait for the threads, one of which this may be: they keep what they
-  // use.
+  // A callback cannot wait for the engine's threads, one of which may be running it: they keep what
+  // they use.
   FABRIC_LOG(core_->log, kError, "core", "an engine was destroyed in a callback: it stays open");
   EngineCore& core = *core_;
   core.orphan = std::move(core_);
@@ -55,7 +56,7 @@ const Error kEngineClosed = {Errc::kClosed, 0, "engine", __FILE__, __LINE__};
 
 std::vector<std::byte> Engine::address() const {
   if (refused(core_)) return {};
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return {};
   return control::encode(core_->peers.own_address(false));
 }
@@ -66,7 +67,7 @@ Result<PeerId> Engine::connect(std::span<const std::byte> address, const Connect
   if (refused(core_)) return kEngineClosed;
   auto parsed = control::decode_address(address);
   if (!parsed) return parsed.error();
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   core_->advance_clock(core_->driver->now_ns());
   auto peer = core_->peers.connect(*parsed, options);
@@ -83,7 +84,7 @@ Result<PeerId> Engine::connect(std::string_view address_text, const ConnectOptio
 
 Result<void> Engine::disconnect(PeerId id) {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   core::Peer* peer = core_->peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
@@ -98,7 +99,7 @@ Result<void> Engine::disconnect(PeerId id) {
 
 Result<PeerInfo> Engine::peer_info(PeerId id) const {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   const core::Peer* peer = core_->peers.find(id);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
@@ -107,7 +108,7 @@ Result<PeerInfo> Engine::peer_info(PeerId id) const {
 
 std::vector<PeerId> Engine::peers() const {
   if (refused(core_)) return {};
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return {};
   return core_->peers.live();
 }
@@ -133,7 +134,7 @@ Result<Offer> Engine::accept(std::string_view text) {
 Result<PeerGroup> Engine::make_group(std::span<const PeerId> peers) {
   if (refused(core_)) return kEngineClosed;
   if (peers.empty()) return fail(Errc::kInvalidArgument, "peers");
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   for (const PeerId id : peers) {
     const core::Peer* peer = core_->peers.find(id);
@@ -176,7 +177,7 @@ Result<MemoryRegion> Engine::allocate(const AllocateOptions& options) {
   if (!pages) return pages.error();
   auto region = register_memory({.address = pages->address(), .size_bytes = options.size_bytes});
   if (!region) {
-    pages->unmap();  // nobody was told of them
+    pages->unmap();  // no peer has a key to them
     return region.error();
   }
   region->state_->owned = *std::move(pages);
@@ -185,7 +186,7 @@ Result<MemoryRegion> Engine::allocate(const AllocateOptions& options) {
 
 Result<RemoteRegion> Engine::import_region(PeerId owner, std::span<const std::byte> desc) {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   core::Peer* peer = core_->peers.find(owner);
   if (peer == nullptr) return fail(Errc::kNotFound, "owner");
@@ -201,7 +202,7 @@ Result<Inbox> Engine::make_inbox(uint32_t depth) {
   if (refused(core_)) return kEngineClosed;
   constexpr uint32_t kDepthMax = 1u << 20;
   if (depth == 0 || depth > kDepthMax) return fail(Errc::kInvalidArgument, "depth");
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::InboxState>();
   state->slot = core_->reporter.make_inbox(depth, state->index);
@@ -213,7 +214,7 @@ Result<Inbox> Engine::make_inbox(uint32_t depth) {
 
 Result<Batch> Engine::make_batch() {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   uint32_t index = 0;
   core::BatchSlot* slot = core_->reporter.make_batch(index);
@@ -227,7 +228,7 @@ Result<Batch> Engine::make_batch() {
 
 Result<Counter> Engine::make_counter() {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto key = core_->counters.make(core_->driver->now_ns());
   if (!key) return key.error();
@@ -239,7 +240,7 @@ Result<Counter> Engine::make_counter() {
 
 Result<Counter> Engine::named_counter(uint64_t name) {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto key = core_->counters.claim_name(name, core_->driver->now_ns());
   if (!key) return key.error();
@@ -251,8 +252,8 @@ Result<Counter> Engine::named_counter(uint64_t name) {
   return Counter(std::move(state));
 }
 
-Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names, std::span<CounterKey> out,
-                             Timeout timeout) {
+Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names,
+                             std::span<CounterKey> out, Timeout timeout) {
   if (refused(core_)) return kEngineClosed;
   if (core::in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   auto batch = make_batch();
@@ -260,13 +261,13 @@ Result<void> Engine::resolve(PeerId peer, std::span<const uint64_t> names, std::
   auto op = submit(
       Resolve{.peer = peer, .names = names, .out = out, .timeout = timeout, .batch = batch->id()});
   if (!op) return op.error();
-  // The operation has the deadline; it must have let go of `out` before this returns.
+  // The operation has the deadline. It uses `out` until it is reported, so this waits without one.
   return core_->wait(*batch, Timeout::forever());
 }
 
 Result<CounterGroup> Engine::make_counter_group() {
   if (refused(core_)) return kEngineClosed;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto key = core_->counters.make(core_->driver->now_ns());
   if (!key) return key.error();
@@ -281,7 +282,7 @@ Result<Watcher> Engine::make_watcher(Notify notify, const WatcherOptions& option
   using Kind = core::NotifyAccess::Kind;
   const Kind kind = core::NotifyAccess::kind(notify);
   if (kind != Kind::kCall && kind != Kind::kInbox) return fail(Errc::kInvalidArgument, "notify");
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   if (auto ok = core_->reporter.reserve(notify); !ok) return ok.error();
   core_->reporter.unreserve(notify);
@@ -297,7 +298,7 @@ Result<Flag> Engine::make_flag(MemoryKind kind, int32_t gpu) {
   if (refused(core_)) return kEngineClosed;
   if (kind != MemoryKind::kHost) return fail(Errc::kUnsupported, "kind");
   if (gpu != -1) return fail(Errc::kInvalidArgument, "gpu");
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto state = std::make_shared<core::FlagState>();
   state->slot = core_->reporter.make_flag(state->index);
@@ -313,7 +314,7 @@ Result<Subscription> Engine::listen(uint16_t channel, Notify notify) {
   state->notify = notify;
   state->is_listener = true;
   state->channel = channel;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto ok = core_->reporter.subscribe(state);
   if (!ok) return ok.error();
@@ -325,7 +326,7 @@ Result<Subscription> Engine::subscribe(Notify notify) {
   if (refused(core_)) return kEngineClosed;
   auto state = std::make_shared<core::SubscriptionState>();
   state->notify = notify;
-  const auto lock = core_->lock_if_open();
+  const core::OpenStateGuard lock(*core_);
   if (!lock) return kEngineClosed;
   auto ok = core_->reporter.subscribe(state);
   if (!ok) return ok.error();
@@ -335,7 +336,8 @@ Result<Subscription> Engine::subscribe(Notify notify) {
     if (now >= PeerState::kLost || !peer->announced) continue;
     Event event{.kind = EventKind::kPeer};
     event.peer = peer->id();
-    event.value = event.previous = static_cast<uint64_t>(now);
+    event.value = static_cast<uint64_t>(now);
+    event.previous_state = now;
     state->waiting.push_back({event, nullptr});
   }
   core_->reporter.flush();
@@ -412,7 +414,7 @@ core::PeerGroupState::~PeerGroupState() {
     new (EngineCore::leaked(sizeof core)) std::shared_ptr<EngineCore>(std::move(core));
     return;
   }
-  std::lock_guard lock(core->state_mutex);
+  const core::StateGuard lock(core->state_mutex);
   core->destroy_group(id);
 }
 
@@ -432,11 +434,11 @@ Subscription::~Subscription() {
   if (EngineCore::leak_if_forked(state_)) return;
   const std::shared_ptr<EngineCore> core = state_->core;
   {
-    std::lock_guard lock(core->state_mutex);
+    const core::StateGuard lock(core->state_mutex);
     core->reporter.unsubscribe(*state_);
-    core->kick();  // messages that were held back for it are answered now
+    core->kick();  // answers messages that were held for it
   }
-  // Waits for a callback that is running now, unless this is that callback.
+  // Waits for a running callback, unless this is that callback.
   std::lock_guard running(state_->running);
   state_->alive = false;
   state_->core = nullptr;  // a callback that is still queued keeps the state, not the engine

@@ -3,27 +3,30 @@
 
 #include "core/inflight.h"
 
-// What happens to the writes of a connection that broke (P10, docs/design/0008-failover.md).
+// Broken connections: which of their writes were delivered, and replay of the others
+// (contracts.md P10, docs/design/0008-failover.md).
 //
-// Only the target knows what it took. So a write that a break gave back is in_doubt: it waits with
-// its connection's broken until the target has closed its end too, drained it, and said how many
-// immediates came through. Everything up to that one was delivered, everything behind it never will
-// be, and is sent again: same cut, same immediate, by another path.
+// Only the target knows what arrived. A write that was in flight when its connection broke is
+// therefore in doubt: it stays with the BrokenConnection until the target has closed and drained
+// its own end, and has reported how many immediates it received. Writes up to the last immediate
+// that arrived were delivered. Later ones were not counted and can no longer land; those without an
+// immediate may have landed already, which a replay does not change. They are replayed with the
+// same cut and the same immediate on another path, or a new connection of this one.
 
 namespace fabric::core {
 
 namespace {
-constexpr int64_t kBackOffNs = 10'000'000;         // after the second failure in a row; doubles ...
-constexpr int64_t kBackOffMaxNs = 1'000'000'000;   // ... up to here
-constexpr int64_t kProbeMaxNs = 1'000'000'000;  // a NIC that retries for ever is not waited for
-constexpr int64_t kBrokenConnectionsMax = 1024;            // of one peer
+constexpr int64_t kBackOffNs = 10'000'000;        // after the second failure in a row; doubles ...
+constexpr int64_t kBackOffMaxNs = 1'000'000'000;  // ... up to here
+constexpr int64_t kProbeMaxNs = 1'000'000'000;    // some NICs retry forever
+constexpr int64_t kBrokenConnectionsMax = 1024;   // of one peer
 
 int64_t back_off_ns(uint32_t failures) {
   if (failures <= 1) return 0;
   return std::min(kBackOffMaxNs, kBackOffNs << std::min(failures - 2, 16u));
 }
 
-/// Not one of several slices that only together are covered by a count.
+/// It is not one of several slices that are covered by the immediate of the last one.
 bool is_unsliced(const Op& op, const InflightWrite& write) {
   return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wire.size_bytes;
 }
@@ -35,17 +38,18 @@ uint64_t slices_before(const Op& op, const Shard& shard, uint64_t offset) {
 
 // ---- Rails --------------------------------------------------------------------------------------
 
-/// Where new work for the peer goes: rails with a good path or none yet; if every path is in doubt,
-/// all rails that are up, so that it waits for the first that comes back.
-Transfers::UpRails Transfers::up_rails(const Peer& peer, const NetworkSlot& network) const {
+/// The rails for new work to the peer: those whose path is good or not opened yet. If there are
+/// none, all rails that are up, so that the work waits for the first path that recovers.
+Transfers::RailSet Transfers::rails_for_new_work(const Peer& peer,
+                                                 const NetworkSlot& network) const {
   const auto& paths = peer.paths[network.rails[0].network];
-  UpRails good, up;
+  RailSet good, up;
   for (const RailSlot& rail : network.rails) {
     if (!rail.up) continue;
     up.index[up.count++] = rail.index;
     const uint32_t path = paths[rail.index];
-    const bool avoided =
-        path != kNone && (paths_[path]->needs_probe || paths_[path]->state == Path::State::kClosing);
+    const bool avoided = path != kNone && (paths_[path]->needs_probe ||
+                                           paths_[path]->state == Path::State::kClosing);
     if (!avoided) good.index[good.count++] = rail.index;
   }
   return good.count > 0 ? good : up;
@@ -63,7 +67,7 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
     Path& path = *paths_[i];
     if (path.network != rail.network || path.rail != rail.index) continue;
     if (!up && path.state == Path::State::kBackingOff) {
-      path.retry_ns = kNeverNs;  // opened on a dead rail, it could die without another word
+      path.retry_ns = kNeverNs;  // a path opened on a rail that is down might never report its end
     } else if (!up) {
       close_path(path);
     } else if (path.state == Path::State::kBackingOff) {
@@ -72,18 +76,20 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
       next_ns_ = std::min(next_ns_, path.retry_ns);
     }
   }
-  // A port event is as good a reason as any other: the senders are told what came in by it.
+  // Inbound connections are closed too, and their senders get a drain report.
   if (!up) core_.peers.rail_lost(rail.network, rail.index);
   if (core_.config.reroute) core_.peers.reroute_all();
 }
 
 // ---- Paths that broke ---------------------------------------------------------------------------
 
-/// A break says nothing of what the target did; a refusal does, and is the end of its write. Where
-/// the target keeps no account there is nothing to wait for either.
-bool Transfers::goes_in_doubt(const InflightWrite& write, const Path& path, const CompletionStatus& status) const {
+/// Whether a failed write waits for a drain report. A lost connection leaves its delivery unknown;
+/// every other error is an answer. Without exact replay the report cannot decide it.
+bool Transfers::goes_in_doubt(const InflightWrite& write, const Path& path,
+                              const CompletionStatus& status) const {
   if (status.code != Errc::kRailLost || path.peer_lost || !replay_is_exact(path)) return false;
   const Op& op = core_.ops.at(write.op);
+  // The second force_drain() has run: the operation no longer waits for a report.
   const bool bound_passed =
       op.state.load(std::memory_order_relaxed) == OpState::kDraining && op.step > 1;
   return !bound_passed;
@@ -93,26 +99,28 @@ bool Transfers::replay_is_exact(const Path& path) const noexcept {
   return core_.networks[path.network].rails[path.rail].caps.exact_replay;
 }
 
-/// A network without connections gave one write up. The others on the path are not touched, but new
-/// work goes elsewhere until a probe has come back. True: the write goes again, because it
-/// certainly did not arrive. What may have arrived is never sent again, counted or not: the first
-/// copy could land after the second was reported as done.
-bool Transfers::on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status) {
+/// A network without exact replay (SRD) gave up one write. The others on the path are not affected,
+/// but new work uses other paths until a probe completes. Returns true if the write is resent,
+/// because it certainly did not arrive. What may have arrived is never resent, with or without an
+/// immediate: the first copy could land after the second has been reported as complete.
+bool Transfers::on_given_up(const InflightWrite& write, Path& path,
+                            const CompletionStatus& status) {
   if (status.code != Errc::kRailLost || path.peer_lost || replay_is_exact(path)) return false;
   if (status.remote == Remote::kUnknown) {
-    core_.peers.at(path.peer)->unproved = true;
+    core_.peers.at(path.peer)->drain_unprovable = true;
     core_.protocol.count(ProtocolEvent::kWriteGivenUp);
   }
   if (path.state == Path::State::kReady && !std::exchange(path.needs_probe, true)) {
     routes_changed();
     ++path.failures;
-    // Not posted here: the end of the path may be among the events that are being looked at.
+    // The probe is not posted here: the path may go down with an event of the current poll.
     path.retry_ns = core_.now_ns;
     next_ns_ = std::min(next_ns_, path.retry_ns);
     reroute(path);
   }
   Op& op = core_.ops.at(write.op);
-  const bool again = status.remote == Remote::kNotDelivered && (is_unsliced(op, write) || !op.imm) &&
+  const bool again = status.remote == Remote::kNotDelivered &&
+                     (is_unsliced(op, write) || !op.counter_key) &&
                      write.replay_error == Errc::kOk && may_replay(op);
   if (!again) return false;
   core_.protocol.count(ProtocolEvent::kGivenUpWriteResent);
@@ -128,10 +136,10 @@ bool Transfers::on_given_up(const InflightWrite& write, Path& path, const Comple
   return true;
 }
 
-/// Whether a write of the operation that was not delivered is worth sending again.
+/// Whether a write of the operation that was not delivered should be replayed.
 bool Transfers::may_replay(const Op& op) const noexcept {
   if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) return false;
-  return op.kind != OpKind::kWrite || op.fragments_failed == 0;
+  return op.kind != OpKind::kWrite || op.slices_failed == 0;
 }
 
 void Transfers::put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status) {
@@ -141,15 +149,17 @@ void Transfers::put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus
   write.status = status;
   write.prev = write.next = kNone;
   path.in_doubt_seq = std::min(path.in_doubt_seq, write.seq);
-  // Completions may come in any order; what is sent again keeps the order of posting.
-  const auto at = std::find_if(path.in_doubt.begin(), path.in_doubt.end(),
-                               [&](uint32_t other) { return inflight_[other].seq > write.seq; });
+  // Completions may come in any order; the replay keeps the order of posting.
+  const auto at = std::find_if(
+      path.in_doubt.begin(), path.in_doubt.end(),
+      [&](uint32_t other) FABRIC_REQUIRES(state_lock) { return inflight_[other].seq > write.seq; });
   path.in_doubt.insert(at, cookie);
-  // Whoever sees a reason tears its end down; it need not be told twice.
+  // Either side closes its end when it sees an error.
   close_path(path);
 }
 
-/// Leaves a connection behind that this side has drained, and asks the target for its word.
+/// Moves what is in doubt on a drained connection into a BrokenConnection, and requests the drain
+/// report, unless the target has sent it already.
 void Transfers::record_broken(Path& path) {
   Peer& peer = *core_.peers.at(path.peer);
   auto broken = std::make_unique<BrokenConnection>();
@@ -166,8 +176,9 @@ void Transfers::record_broken(Path& path) {
     for (uint32_t i = queue.head; i != kNone;) {
       const uint32_t next = pending_.at(i).next;
       const PendingFragment& fragment = pending_.at(i);
-      // Its earlier slices went by the old connection; only together are they covered by a count.
-      if (core_.ops.at(fragment.op).kind == OpKind::kWrite && fragment.offset != fragment.shard.begin) {
+      // Its earlier slices used the old connection. One immediate must cover them all.
+      if (core_.ops.at(fragment.op).kind == OpKind::kWrite &&
+          fragment.offset != fragment.shard.begin) {
         pending_.unlink(i);
         pending_.append(broken->partly_posted, i);
       }
@@ -176,10 +187,11 @@ void Transfers::record_broken(Path& path) {
   }
   const DrainReport report = std::exchange(path.drain_report, {});
   broken_.push_back(std::move(broken));
-  const auto owed = std::count_if(broken_.begin(), broken_.end(),
-                                  [&](const auto& w) { return w->peer == peer.slot; });
-  if (owed > kBrokenConnectionsMax) {
-    FABRIC_LOG(core_.log, kWarning, "core", "a peer never says what became of its paths",
+  const auto unreconciled =
+      std::count_if(broken_.begin(), broken_.end(),
+                    [&](const auto& connection) { return connection->peer == peer.slot; });
+  if (unreconciled > kBrokenConnectionsMax) {
+    FABRIC_LOG(core_.log, kWarning, "core", "a peer never sends drain reports: closing the session",
                {"peer", peer.id()});
     core_.peers.lose(peer, PeerState::kLost, Errc::kExhausted, true);
     return;
@@ -192,10 +204,10 @@ void Transfers::record_broken(Path& path) {
                    control::encode(control::PathClose{.ref = path.ref}));
 }
 
-void Transfers::path_state(Peer& peer, const control::PathState& state) {
+void Transfers::on_drain_report(Peer& peer, const control::PathState& state) {
   const DrainReport report{.received = true, .exact = state.exact, .taken = state.taken};
-  const auto broken = std::find_if(broken_.begin(), broken_.end(), [&](const auto& w) {
-    return w->peer == peer.slot && w->ref == state.ref;
+  const auto broken = std::find_if(broken_.begin(), broken_.end(), [&](const auto& connection) {
+    return connection->peer == peer.slot && connection->ref == state.ref;
   });
   if (broken != broken_.end()) {
     reconcile(**broken, report);
@@ -205,8 +217,8 @@ void Transfers::path_state(Peer& peer, const control::PathState& state) {
     return p->peer == peer.slot && p->ref == state.ref && p->state != Path::State::kFree &&
            p->state != Path::State::kBackingOff;
   });
-  if (path == paths_.end()) return;  // of a path that never carried anything
-  // The peer's word is a reason like an error of our own.
+  if (path == paths_.end()) return;  // of a path that never carried a write
+  // The target closed its end first: close ours, as after an error.
   (*path)->drain_report = report;
   (*path)->remote_closed = true;
   close_path(**path);
@@ -216,7 +228,7 @@ void Transfers::drop_broken(size_t at) {
   broken_.erase(broken_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-/// By value: `end` may be the write's own, whose slot is given back.
+/// `status` by value: it may be that of the record, which is given back here.
 void Transfers::complete_in_doubt(uint32_t cookie, CompletionStatus status) {
   const InflightWrite write = inflight_[cookie];
   std::erase(paths_[write.path]->in_doubt, cookie);
@@ -230,20 +242,20 @@ void Transfers::reconcile(BrokenConnection& broken, const DrainReport& report) {
   const uint32_t ref = broken.ref;
   const RailSlot& rail = core_.networks[broken.network].rails[broken.rail];
   if (rail.caps.exact_replay && report.taken < broken.imms_done) {
-    // It acknowledged what it never counted: its NIC died in between, or its queue overflowed. We
-    // have said ok to somebody, so nobody may go on as if nothing had happened.
-    FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged writes that it never counted",
+    // The target acknowledged immediates that it never received: its NIC failed in between, or its
+    // queue overflowed. Their writes were reported as delivered, so the session cannot continue.
+    FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged immediates that it never received",
                {"peer", peer.id()}, {"acknowledged", broken.imms_done}, {"taken", report.taken});
     core_.peers.lose(peer, PeerState::kLost, Errc::kPeerLost, true);
     return;
   }
   if (!report.exact && !broken.writes.empty()) {
-    peer.unproved = true;
+    peer.drain_unprovable = true;
     core_.protocol.count(ProtocolEvent::kReconciledUnproved);
   }
   reconcile_writes(broken, report);
-  const auto at = std::find_if(broken_.begin(), broken_.end(), [&](const auto& w) {
-    return w->peer == peer.slot && w->ref == ref;
+  const auto at = std::find_if(broken_.begin(), broken_.end(), [&](const auto& connection) {
+    return connection->peer == peer.slot && connection->ref == ref;
   });
   if (at != broken_.end()) drop_broken(static_cast<size_t>(at - broken_.begin()));
   core_.peers.check_drains(peer);
@@ -254,19 +266,20 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
     const uint32_t cookie = broken.writes.front();
     const InflightWrite& write = inflight_[cookie];
     const Op& op = core_.ops.at(write.op);
-    const bool took = report.exact && write.imms_before < report.taken;
-    // A write that never left needs nobody's word, but a slice stands and falls with its shard.
-    const bool never_left = write.status.remote == Remote::kNotDelivered;
-    const bool not_taken = report.exact || (never_left && is_unsliced(op, write));
-    if (took) {
+    const bool delivered = report.exact && write.imms_before < report.taken;
+    // A write that was not sent needs no report, but a slice must be decided with its shard.
+    const bool not_sent = write.status.remote == Remote::kNotDelivered;
+    const bool not_delivered = report.exact || (not_sent && is_unsliced(op, write));
+    if (delivered) {
       core_.protocol.count(ProtocolEvent::kWriteFoundDelivered);
       complete_in_doubt(cookie, {Errc::kOk, Remote::kDelivered});
-    } else if (not_taken && write.replay_error != Errc::kOk) {
+    } else if (not_delivered && write.replay_error != Errc::kOk) {
       complete_in_doubt(cookie, {write.replay_error, Remote::kNotDelivered});
-    } else if (not_taken && may_replay(op)) {
+    } else if (not_delivered && may_replay(op)) {
       replay(broken, cookie);
     } else {
-      complete_in_doubt(cookie, {Errc::kRailLost, not_taken ? Remote::kNotDelivered : Remote::kUnknown});
+      complete_in_doubt(
+          cookie, {Errc::kRailLost, not_delivered ? Remote::kNotDelivered : Remote::kUnknown});
     }
   }
   while (!broken.partly_posted.empty()) {
@@ -280,7 +293,7 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
   }
 }
 
-/// Turns a write that was not delivered into queued work again. A slice takes its shard with it.
+/// Makes a write that was not delivered pending again; a slice, with its entire shard.
 void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
   const InflightWrite write = inflight_[cookie];
   Op& op = core_.ops.at(write.op);
@@ -296,40 +309,42 @@ void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
   complete_if_done(op);
 }
 
-/// Sends a shard again from its beginning: its count must come by the path of all its bytes.
-/// `from`: the first byte whose end the operation has not been told yet.
+/// Replays a shard from its beginning: its immediate must use the same path as all of its bytes.
+/// `from`: everything before this byte has completed, and is subtracted from the progress again.
 void Transfers::replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from) {
   core_.protocol.count(ProtocolEvent::kShardReplayed);
-  ++op.inflight;  // holds it
-  const auto mine = [&](const InflightWrite& write) { return write.op == op.self && write.shard == shard; };
-  std::erase_if(broken.writes, [&](uint32_t cookie) {
-    if (!mine(inflight_[cookie])) return false;
-    give_back_inflight(cookie);
-    --op.inflight;
-    return true;
-  });
-  for (uint32_t i = broken.partly_posted.head; i != kNone;) {
-    const uint32_t next = pending_.at(i).next;
-    if (pending_.at(i).op == op.self && pending_.at(i).shard == shard) {
-      pending_.unlink(i);
-      unlink_from_op(op, i);
-      pending_.give_back(i);
+  {
+    const OpHold hold(op);
+    std::erase_if(broken.writes, [&](uint32_t cookie) FABRIC_REQUIRES(state_lock) {
+      const InflightWrite& write = inflight_[cookie];
+      if (write.op != op.self || write.shard != shard) return false;
+      give_back_inflight(cookie);
+      --op.inflight;
+      return true;
+    });
+    for (uint32_t i = broken.partly_posted.head; i != kNone;) {
+      const uint32_t next = pending_.at(i).next;
+      if (pending_.at(i).op == op.self && pending_.at(i).shard == shard) {
+        pending_.unlink(i);
+        unlink_from_op(op, i);
+        pending_.give_back(i);
+      }
+      i = next;
     }
-    i = next;
+    op.slices_completed -= static_cast<uint32_t>(slices_before(op, shard, from));
+    op.bytes_delivered -= from - shard.begin;
+    PendingFragment fragment{.count = 1, .offset = shard.begin};
+    fragment.size_bytes = shard.end - shard.begin;
+    fragment.shard = shard;
+    resend(op, *core_.peers.at(broken.peer), broken.network, fragment);
   }
-  op.fragments_completed -= static_cast<uint32_t>(slices_before(op, shard, from));
-  op.bytes_delivered -= from - shard.begin;
-  PendingFragment fragment{.count = 1, .offset = shard.begin, .size_bytes = shard.end - shard.begin};
-  fragment.shard = shard;
-  resend(op, *core_.peers.at(broken.peer), broken.network, fragment);
-  --op.inflight;
   complete_if_done(op);
 }
 
 void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragment fragment) {
   NetworkSlot& network = core_.networks[network_index];
   for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->retried;
-  const UpRails up = up_rails(peer, network);
+  const RailSet up = rails_for_new_work(peer, network);
   if (up.count == 0) {
     complete_unposted(op, fragment, peer.id(), Errc::kRailLost);
     return;
@@ -337,12 +352,13 @@ void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragmen
   enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);
 }
 
-// ---- The next life of a path --------------------------------------------------------------------
+// ---- Opening a path again -----------------------------------------------------------------------
 
-/// A connection is over. What was queued for it goes elsewhere if it can, and the path is tried
-/// again: at once when it was closed on purpose, with growing rests when it breaks again and again.
+/// A connection is closed. What is queued on the path moves to others if there are better ones. The
+/// path is opened again: at once if this side closed it on purpose, with growing back-off if it
+/// fails repeatedly.
 void Transfers::schedule_reopen(Path& path, bool on_purpose) {
-  // Closed before it proved that it works, or by the other side: it is left alone for a while too.
+  // Closed before a probe completed, or by the target: that counts as a failure as well.
   if (!on_purpose || path.needs_probe || path.remote_closed) ++path.failures;
   path.remote_closed = false;
   path.needs_probe = true;
@@ -365,22 +381,22 @@ void Transfers::back_off(Path& path) {
   }
 }
 
-/// Moves what is queued on a path in doubt to good ones, if there are any.
+/// Moves what is queued on a path that is not good to good ones, if there are any.
 void Transfers::reroute(Path& path) {
   Peer& peer = *core_.peers.at(path.peer);
   NetworkSlot& network = core_.networks[path.network];
-  const UpRails up = up_rails(peer, network);
+  const RailSet up = rails_for_new_work(peer, network);
   if (up.count == 0) {
     drop_path_pending(path, Errc::kRailLost);
     return;
   }
   const auto own = std::find(up.index.begin(), up.index.begin() + up.count, path.rail);
-  if (own != up.index.begin() + up.count) return;  // no better one
+  if (own != up.index.begin() + up.count) return;  // this path is as good as any
   for (PendingQueue& queue : path.queue) {
     for (uint32_t index = queue.head, next = kNone; index != kNone; index = next) {
       const PendingFragment& fragment = pending_.at(index);
       next = fragment.next;
-      // What went before it went by this path, and only there does its count cover it.
+      // Its earlier slices used this path. One immediate must cover them all.
       const bool begun = fragment.offset != fragment.shard.begin;
       if (core_.ops.at(fragment.op).kind == OpKind::kWrite && begun) continue;
       Path* to = path_for(peer, network, up.index[peer.rotation++ % up.count]);
@@ -415,7 +431,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
       if (open_path(peer, path) != Errc::kOk) {
         ++path.failures;
         back_off(path);
-        reroute(path);  // another rail may have become good meanwhile
+        reroute(path);  // another rail may have become good by now
       }
     } else if (path.state == Path::State::kReady && path.probe_until_ns <= now_ns) {
       ++done;
@@ -434,8 +450,8 @@ uint32_t Transfers::tick(int64_t now_ns) {
 
 // ---- Probes -------------------------------------------------------------------------------------
 
-/// Posts a write without bytes and without a count: it touches nothing and comes back if the host
-/// at the other end answers.
+/// Posts a write without bytes and without an immediate. It changes nothing at the target, and
+/// completes if the host there answers.
 void Transfers::start_probe(Path& path) {
   core_.protocol.count(ProtocolEvent::kProbeSent);
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
@@ -466,19 +482,22 @@ void Transfers::start_probe(Path& path) {
 }
 
 void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
-  core_.protocol.count(status.code == Errc::kOk ? ProtocolEvent::kProbeAnswered : ProtocolEvent::kProbeFailed);
+  core_.protocol.count(status.code == Errc::kOk ? ProtocolEvent::kProbeAnswered
+                                                : ProtocolEvent::kProbeFailed);
   routes_changed();
   path.probe = kNone;
   path.probe_until_ns = kNeverNs;
   if (status.code == Errc::kOk) {
     path.needs_probe = false;
     path.failures = 0;
-    return;  // what is queued goes on with the end of this write
+    return;  // retire_write() activates what is queued
   }
   if (replay_is_exact(path)) {
     close_path(path);
   } else if (path.state == Path::State::kReady) {
-    // There is no connection to set up again, and closing would cut off what may still arrive.
+    // There is no connection to set up again, and closing would give up other writes in flight that
+    // may still arrive. tick() does close the path of a probe that gets no completion at all: some
+    // NICs retry forever, and then closing is the only way to complete those writes.
     path.needs_probe = true;
     ++path.failures;
     path.retry_ns = core_.now_ns + std::max(back_off_ns(path.failures), kBackOffNs);
@@ -488,14 +507,14 @@ void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
 
 bool Transfers::can_probe(const Peer& peer) const noexcept {
   return std::any_of(peer.paths.begin(), peer.paths.end(), [&](const auto& rails) {
-    return std::any_of(rails.begin(), rails.end(), [&](uint32_t index) {
+    return std::any_of(rails.begin(), rails.end(), [&](uint32_t index) FABRIC_REQUIRES(state_lock) {
       return index != kNone && paths_[index]->state == Path::State::kReady;
     });
   });
 }
 
-/// A write to the peer was given up without an answer. One path of several may be at fault: the
-/// others are asked before anything is said of the peer.
+/// A write to the peer got no answer. If there are other good paths, they are probed before the
+/// peer is considered unreachable: the fault may lie with this path.
 void Transfers::on_no_answer(Peer& peer, const Path& failed) {
   bool asked = false;
   for (const auto& rails : peer.paths) {
@@ -510,17 +529,19 @@ void Transfers::on_no_answer(Peer& peer, const Path& failed) {
   if (!asked) core_.peers.on_unreachable(peer);
 }
 
-/// What is in flight on it answers the question as well.
+/// No probe is needed if a write is in flight: its completion answers the question as well.
 void Transfers::request_probe(Path& path) {
   if (path.inflight > 0 || path.retry_ns != kNeverNs) return;
-  path.retry_ns = core_.now_ns;  // not now: its rail may be in the middle of telling us something
+  // tick() posts it, because this may run while events of its rail are handled.
+  path.retry_ns = core_.now_ns;
   next_ns_ = std::min(next_ns_, path.retry_ns);
 }
 
 void Transfers::probe(Peer& peer) {
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
-      if (index != kNone && paths_[index]->state == Path::State::kReady) request_probe(*paths_[index]);
+      if (index != kNone && paths_[index]->state == Path::State::kReady)
+        request_probe(*paths_[index]);
     }
   }
 }

@@ -2,52 +2,66 @@
 #include <bit>
 #include <utility>
 
+#include "base/check.h"
 #include "core/inflight.h"
 
-// The short way of parts that need no cutting and have nobody to wait for: from the submission
-// straight into a post_batch that leaves next, and from a good completion straight to the report.
-// Whatever is unusual takes the long way (route.cc, transfer.cc), which does the same and more; a
-// post_batch that something unusual happens to is dissolved into the writes of the long way.
+// The fast path, for writes and for targets of a scatter. A part is eligible if
+// - it is one work request: not bulk, at most write_bytes_max, and, for a write with several rails,
+//   `unsplit` or smaller than 2 x stripe_bytes_min;
+// - its route is cached: the session, the regions and every path of the route are ready;
+// - it overtakes nothing: no fragments or refused writes wait for its rail, and there is room;
+// - the lease is valid, and it is neither cancelled nor past its deadline.
+// It goes straight into the work requests of the next post, and from a successful completion
+// straight to the report. The sequence of steps is the same as on the slow path. What makes it fast
+// is a compressed record: entries of one path, source region and user's batch that are posted
+// together share a PostBatch, and are retired by clearing bits. One post may hold several.
+//
+// Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages are
+// posted as PostBatches (make_page_batch()). A PostBatch of which one entry needs attention is
+// expanded into the single records that the slow path works with.
 
 namespace fabric::core {
 
-/// Which paths lead to a region, as the long way would choose them, and whether anything speaks
-/// against them: then there are none. Good until routes_changed().
-CachedRoute& Transfers::find_route(RemoteRegionSlot& remote, MemoryKind here) {
+/// Caches the paths to a region that the slow path would choose. No paths: only the slow path can
+/// handle it. Valid until routes_changed().
+CachedRoute& Transfers::refresh_route(RemoteRegionSlot& remote, MemoryKind source_kind) {
   if (remote.route == nullptr) remote.route = std::make_unique<CachedRoute>();
   CachedRoute& route = *remote.route;
   route.epoch = epoch_;
-  route.source_kind = here;
+  route.source_kind = source_kind;
   route.paths.clear();
   using Status = RemoteRegionSlot::Status;
   if (remote.status.load(std::memory_order_relaxed) != Status::kLive) return route;
   Peer* const peer = core_.peers.find(remote.owner());
-  if (peer == nullptr || !peer->usable() || peer->fencing || !peer->revoked_keys.empty()) return route;
-  const uint8_t chosen = peer->route[static_cast<size_t>(here)][static_cast<size_t>(remote.kind)];
-  if (chosen == kNoNetwork || !remote.has_network[chosen]) return route;
-  NetworkSlot& network = core_.networks[chosen];
-  const UpRails up = up_rails(*peer, network);
+  if (peer == nullptr || !peer->usable() || peer->fencing || !peer->revoked_keys.empty())
+    return route;
+  const uint8_t network_index =
+      peer->route[static_cast<size_t>(source_kind)][static_cast<size_t>(remote.kind)];
+  if (network_index == kNoNetwork || !remote.has_network[network_index]) return route;
+  NetworkSlot& network = core_.networks[network_index];
+  const RailSet up = rails_for_new_work(*peer, network);
   for (uint32_t i = 0; i < up.count; ++i) {
-    const uint32_t index = peer->paths[chosen][up.index[i]];
-    // A path that is not open yet is opened by the long way.
-    if (index == kNone || paths_[index]->state != Path::State::kReady || paths_[index]->needs_probe) {
+    const uint32_t index = peer->paths[network_index][up.index[i]];
+    // The slow path opens paths.
+    if (index == kNone || paths_[index]->state != Path::State::kReady ||
+        paths_[index]->needs_probe) {
       route.paths.clear();
       return route;
     }
     Path& path = *paths_[index];
-    const auto& theirs = remote.rkeys[chosen];
+    const auto& rkeys = remote.rkeys[network_index];
     route.paths.push_back({.path = &path,
                            .rail = &network.rails[path.rail],
-                           .remote_key = theirs[path.remote_rail % theirs.size()][path.rail]});
+                           .remote_key = rkeys[path.remote_rail % rkeys.size()][path.rail]});
   }
   route.peer = peer;
-  route.network = chosen;
+  route.network = network_index;
   return route;
 }
 
-/// Whether the two ends are known, or can be; a lease runs out by itself. False: only the long way
-/// leads there.
-inline bool Transfers::has_flow(RegionId source, RemoteRegion target) {
+/// Makes `flow_` describe this source and target. False: they need the slow path. The lease is
+/// checked every time, because it expires without an event.
+inline bool Transfers::select_flow(RegionId source, RemoteRegion target) {
   const bool cached = flow_.epoch == epoch_ && flow_.source == source && flow_.target == target;
   if (!cached && !look_up_flow(source, target)) {
     flow_ = {};
@@ -56,20 +70,22 @@ inline bool Transfers::has_flow(RegionId source, RemoteRegion target) {
   return !flow_.route->peer->lease_expired(core_.now_ns);
 }
 
-/// Looks up both ends and the way between them; many targets may have one source.
+/// Looks up both ends and the route between them. The source is kept if only the target differs.
 bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   if (flow_.epoch != epoch_ || flow_.source != source) {
-    // Under the state lock: who is let through here is found by close() when it gets that lock.
+    // Relaxed, because the state lock is held: close() takes it after setting the flag, and then
+    // finds every operation that was admitted here.
     if (core_.closing.load(std::memory_order_relaxed)) return false;
     flow_ = {.epoch = epoch_, .source = source, .region = core_.regions.local(source)};
     if (flow_.region == nullptr) return false;
   }
   RemoteRegionSlot* const remote = core_.regions.remote(target);
   if (remote == nullptr) return false;
-  const MemoryKind here = flow_.region->memory.kind;
+  const MemoryKind source_kind = flow_.region->memory.kind;
   const CachedRoute* route = remote->route.get();
-  if (route == nullptr || route->epoch != epoch_ || route->source_kind != here) [[unlikely]] {
-    route = &find_route(*remote, here);
+  if (route == nullptr || route->epoch != epoch_ || route->source_kind != source_kind)
+      [[unlikely]] {
+    route = &refresh_route(*remote, source_kind);
   }
   if (route->paths.empty()) return false;
   flow_.target = target;
@@ -78,25 +94,26 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   return true;
 }
 
-/// The cached_path whose turn it is.
+/// The paths of a route take turns.
 [[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path() const noexcept {
   const CachedRoute& route = *flow_.route;
   const auto paths = static_cast<uint32_t>(route.paths.size());
   return route.paths[paths == 1 ? 0 : route.peer->rotation % paths];
 }
 
-/// How many writes may leave by the cached_path now: nobody is overtaken.
-[[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(const CachedPath& cached_path) noexcept {
+/// How many writes may be added on the path now: none if that would overtake queued ones.
+[[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(
+    const CachedPath& cached_path) noexcept {
   const RailSlot& rail = *cached_path.rail;
   if (!rail.up || rail.listed != 0 || !rail.refused.empty()) return 0;
   return std::min(room_on(rail, *cached_path.path), kPostMax - rail.staged_count);
 }
 
-/// Whether a write may go the short way, as far as it alone is concerned.
+/// Whether the write itself, regardless of its route, is eligible for the fast path.
 inline bool Transfers::fits_fast_path(const Op& op, int64_t now_ns) noexcept {
   return op.kind == OpKind::kWrite &&       //
-         op.priority != Priority::kBulk &&  // is sliced
-         op.deadline_ns > now_ns &&         // else its timer comes before its post
+         op.priority != Priority::kBulk &&  // bulk is sliced
+         op.deadline_ns > now_ns &&         // else it times out before it is posted
          !op.cancel_asked.load(std::memory_order_relaxed);
 }
 
@@ -105,7 +122,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   while (n < slots.size()) {
     Op& first = core_.ops.at(slots[n]);
     if (!fits_fast_path(first, core_.now_ns)) break;
-    if (!has_flow(first.source, first.target)) break;
+    if (!select_flow(first.source, first.target)) break;
     if (first.batch != flow_.batch) {
       if (core_.reporter.batch_cancelled(first.batch)) break;
       flow_.batch = first.batch;
@@ -117,7 +134,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   return n;
 }
 
-/// As many writes between the two known ends as may go together. The first one may board.
+/// Adds as many writes of `flow_` as fit into one post batch. The first one is eligible.
 [[gnu::always_inline]] inline uint32_t Transfers::add_burst(std::span<const uint32_t> slots) {
   const CachedPath& cached_path = next_cached_path();
   RailSlot& rail = *cached_path.rail;
@@ -125,7 +142,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   auto most = static_cast<uint32_t>(std::min<size_t>(slots.size(), fast_path_room(cached_path)));
   const Op& first = core_.ops.at(slots[0]);
   if (flow_.route->paths.size() > 1) {
-    // Dealt out over the paths one by one; what would be cut is not for this way.
+    // One write per path in turn. Writes that are striped take the slow path.
     if (!first.unsplit && first.size_bytes >= 2 * core_.config.stripe_bytes_min) return 0;
     most = std::min(most, 1u);
   }
@@ -136,55 +153,59 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   const uint32_t first_entry = post_batch.count;
   int64_t deadline_ns = post_batch.deadline_ns;
   uint32_t n = 0, with_imm = 0;
-  bool silent = post_batch.silent;
+  bool no_notify = post_batch.no_notify;
   for (; n < most; ++n) {
     Op& op = core_.ops.at(slots[n]);
     if (n > 0) {
-      // In the ring next to the one before, and so of the same submit().
+      // same_flow refers to the previous ring entry, which is the previous slot here.
       const bool cancelled = op.cancel_asked.load(std::memory_order_relaxed);
-      if (op.kind != OpKind::kWrite || !op.same_flow || cancelled || op.size_bytes > size_max) break;
+      if (op.kind != OpKind::kWrite || !op.same_flow || cancelled || op.size_bytes > size_max)
+        break;
     }
     post_batch.entry[first_entry + n] = op.self;
     deadline_ns = std::min(deadline_ns, op.deadline_ns);
-    silent = silent && Reporter::is_silent(op.notify);
+    no_notify = no_notify && Reporter::is_silent(op.notify);
     op.post_batch = post_batch.index;
     op.state.store(OpState::kRunning, std::memory_order_relaxed);
     const bool has_imm = fill_from(wires[n], base, post_batch.cookie(first_entry + n), op.priority,
-                              {.source_offset = op.source_offset,
-                               .target_offset = op.target_offset,
-                               .size_bytes = op.size_bytes,
-                               .imm = op.imm});
+                                   {.source_offset = op.source_offset,
+                                    .target_offset = op.target_offset,
+                                    .size_bytes = op.size_bytes,
+                                    .counter_key = op.counter_key});
     with_imm |= uint32_t{has_imm} << n;
   }
   post_batch.deadline_ns = deadline_ns;
-  post_batch.silent = silent;
+  post_batch.no_notify = no_notify;
   post_batch.with_imm |= with_imm << first_entry;
   account_added(post_batch, cached_path, n);
   return n;
 }
 
-/// The same for a part of an operation that the worker has already.
+/// Adds one part of a running operation.
 bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
-  if (!has_flow(op.source, source.target)) return false;
+  if (!select_flow(op.source, source.target)) return false;
   const CachedPath& cached_path = next_cached_path();
-  if (fast_path_room(cached_path) == 0 || source.size_bytes > cached_path.rail->caps.write_bytes_max) return false;
+  if (fast_path_room(cached_path) == 0 ||
+      source.size_bytes > cached_path.rail->caps.write_bytes_max)
+    return false;
   PostBatch& post_batch = post_batch_on(cached_path, op, op.self, part);
   ++op.inflight;
   post_batch.bytes += source.size_bytes;
-  const bool has_imm = fill_from(cached_path.rail->staged[cached_path.rail->staged_count], wire_template(cached_path),
-                            post_batch.cookie(post_batch.count), op.priority, source);
+  const bool has_imm = fill_from(cached_path.rail->staged[cached_path.rail->staged_count],
+                                 wire_template(cached_path), post_batch.cookie(post_batch.count),
+                                 op.priority, source);
   post_batch.with_imm |= uint32_t{has_imm} << post_batch.count;
   account_added(post_batch, cached_path, 1);
   return true;
 }
 
 PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
-                            const Op& op) {
+                                     const Op& op) {
   PostBatch& post_batch = post_batches_.take();
   post_batch.op = kNone;
   post_batch.stride = 1;
   post_batch.count = post_batch.inflight = post_batch.with_imm = 0;
-  post_batch.compact = post_batch.silent = true;
+  post_batch.compact = post_batch.no_notify = true;
   post_batch.bytes = 0;
   post_batch.batch = op.batch;
   post_batch.path = &path;
@@ -200,36 +221,40 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
   return post_batch;
 }
 
-/// The post_batch that leaves next by the cached_path; a new one when the last is of another sort.
-[[gnu::always_inline]] inline PostBatch& Transfers::post_batch_on(const CachedPath& cached_path, const Op& op,
-                                                         uint32_t of, uint32_t part) {
+/// The open post batch of the rail if the part can join it, else a new one.
+[[gnu::always_inline]] inline PostBatch& Transfers::post_batch_on(const CachedPath& cached_path,
+                                                                  const Op& op, uint32_t owner_op,
+                                                                  uint32_t part) {
   RailSlot& rail = *cached_path.rail;
   PostBatch* const last = rail.open_batch;
-  const bool fits = last != nullptr && last->path == cached_path.path && last->region == flow_.region &&
-                    last->op == of && last->batch == op.batch &&
-                    (of == kNone || part == last->first_part + last->count);
+  const bool fits = last != nullptr && last->path == cached_path.path &&
+                    last->region == flow_.region && last->op == owner_op &&
+                    last->batch == op.batch &&
+                    (owner_op == kNone || part == last->first_part + last->count);
   if (fits) [[likely]]
     return *last;
-  PostBatch& post_batch = new_post_batch(*cached_path.path, *flow_.route->peer, rail, flow_.region, op);
-  post_batch.op = of;
+  PostBatch& post_batch =
+      new_post_batch(*cached_path.path, *flow_.route->peer, rail, flow_.region, op);
+  post_batch.op = owner_op;
   post_batch.first_part = part;
   if (rail.staged_count == 0) staged_rails_.push_back(&rail);
   rail.open_batch = &post_batch;
   return post_batch;
 }
 
-/// What all writes by the cached_path between the two known ends have in common.
-[[gnu::always_inline]] inline WriteOp Transfers::wire_template(const CachedPath& cached_path) const noexcept {
+/// What all work requests of `flow_` on this path have in common.
+[[gnu::always_inline]] inline WriteOp Transfers::wire_template(
+    const CachedPath& cached_path) const noexcept {
   return {.source = reinterpret_cast<uint64_t>(flow_.region->memory.address),
           .local_key = flow_.local_keys[cached_path.rail->index],
           .remote_key = cached_path.remote_key,
           .path = cached_path.path->id};
 }
 
-/// Makes one of them. Returns whether it is with_imm.
-inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
-                            const PartSource& source) noexcept {
-  const bool has_imm{source.imm};
+/// Fills one work request from the template. Returns whether it carries an immediate.
+inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie,
+                                 Priority priority, const PartSource& source) noexcept {
+  const bool has_imm{source.counter_key};
   wire.source = base.source + source.source_offset;
   wire.target = source.target_offset;
   wire.size_bytes = source.size_bytes;
@@ -237,15 +262,18 @@ inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t co
   wire.remote_key = base.remote_key;
   wire.cookie = cookie;
   wire.path = base.path;
-  wire.imm = has_imm ? make_imm(source.imm, 1) : 0;
+  wire.imm = has_imm ? make_imm(source.counter_key, 1) : 0;
   wire.has_imm = has_imm ? 1 : 0;
   wire.priority = static_cast<uint8_t>(priority);
   wire.reserved = 0;
   return has_imm;
 }
 
-/// `n` more are in the post_batch, and in the account of everybody who keeps one.
-[[gnu::always_inline]] inline void Transfers::account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n) {
+/// Adds `n` new entries to the in-flight counts of post batch, path, rail and region, and advances
+/// the rotation over rails. When this rail has kPostMax entries staged, all rails are posted.
+[[gnu::always_inline]] inline void Transfers::account_added(PostBatch& post_batch,
+                                                            const CachedPath& cached_path,
+                                                            uint32_t n) {
   RailSlot& rail = *cached_path.rail;
   rail.staged_count += n;
   post_batch.count += n;
@@ -257,29 +285,34 @@ inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t co
   if (rail.staged_count == kPostMax) post_staged();
 }
 
-/// Posts what went the short way. Behind it nothing of that sort is left anywhere.
+/// Posts everything that is staged, on all rails.
 void Transfers::post_staged() {
   for (RailSlot* const rail : staged_rails_) {
     const std::span<WriteOp> made(rail->staged.data(), rail->staged_count);
     rail->staged_count = 0;
     rail->open_batch = nullptr;
     rail->posted_this_turn = posted_ = true;
-    refuse(*rail, made.subspan(post(*rail, made)));
+    keep_refused(*rail, made.subspan(post(*rail, made)));
   }
   staged_rails_.clear();
 }
 
-/// The rail has taken the first `taken` of a post_batch.
-void Transfers::on_posted(PostBatch& post_batch, uint32_t taken) {
+/// The rail has accepted the first `accepted` entries, at least one. The submit_to_post histograms
+/// count the refused ones too, as those of the slow path do.
+void Transfers::on_posted(PostBatch& post_batch, uint32_t accepted) {
   post_batch.imms_before = post_batch.path->imms_posted;
-  post_batch.path->imms_posted += PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(taken));
-  if (post_batch.deadline_ns != kNeverNs) core_.timers.set(post_batch.timer, post_batch.deadline_ns);
+  post_batch.path->imms_posted +=
+      PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(accepted));
+  if (post_batch.deadline_ns != kNeverNs)
+    core_.timers.set(post_batch.timer, post_batch.deadline_ns);
   const size_t bucket = bucket_of(core_.now_ns - post_batch.submitted_ns);
   post_batch.rail->tx.submit_to_post.bucket[bucket] += post_batch.count;
   post_batch.peer->tx().submit_to_post.bucket[bucket] += post_batch.count;
 }
 
-/// The end of the short way for one of a post_batch: it becomes a write of its own, in flight as before.
+/// Moves one entry into an InflightWrite of its own; its state on the rail does not change. If the
+/// entry is a write of its own, this also puts it in the list of running operations. The caller
+/// updates the batch.
 uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   const bool own = post_batch.op == kNone;
   Op& op = core_.ops.at(own ? post_batch.entry[at] : post_batch.op);
@@ -301,22 +334,23 @@ uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   write.seq = post_batch.seq + at;
   write.posted_ns = post_batch.posted_ns;
   write.priority = op.priority;
-  write.imms_before = post_batch.imms_before + PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(at));
+  write.imms_before =
+      post_batch.imms_before + PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(at));
   if (own) {
     op.post_batch = kNone;
     static_cast<OpProgress&>(op) = {};
     op.inflight = 1;
     write.shard = {0, op.size_bytes};
     const Caps& caps = post_batch.rail->caps;
-    if (!op.imm || caps.slice_safe) op.slice_bytes = caps.write_bytes_max;
+    if (!op.counter_key || caps.slice_safe) op.slice_bytes = caps.write_bytes_max;
     core_.add_running(op);
   }
-  link_inflight(path, cookie);
+  insert_inflight(path, cookie);
   return cookie;
 }
 
-/// Pieces of a path stand in the order of their numbers.
-void Transfers::link_inflight(Path& path, uint32_t cookie) {
+/// Inserts into the path's list, sorted by sequence number.
+void Transfers::insert_inflight(Path& path, uint32_t cookie) {
   InflightWrite& write = inflight_[cookie];
   uint32_t before = path.last_inflight;
   while (before != kNone && inflight_[before].seq > write.seq) before = inflight_[before].prev;
@@ -337,11 +371,13 @@ void Transfers::expand(PostBatch& post_batch) {
 
 void Transfers::expand_all() {
   routes_changed();
-  post_batches_.each([this](PostBatch& post_batch) { expand(post_batch); });
+  post_batches_.each([this](PostBatch& post_batch)
+                         FABRIC_REQUIRES(state_lock) { expand(post_batch); });
 }
 
-/// What the rail did not take: its post_batch leaves without it.
-void Transfers::refuse(RailSlot& rail, std::span<WriteOp> rest) {
+/// Keeps what the rail did not accept; post() offers it again. Batch entries get records of their
+/// own.
+void Transfers::keep_refused(RailSlot& rail, std::span<WriteOp> rest) {
   for (WriteOp& wire : rest) {
     if (PostBatch::is_cookie(wire.cookie)) {
       PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
@@ -357,34 +393,36 @@ void Transfers::refuse(RailSlot& rail, std::span<WriteOp> rest) {
   }
 }
 
-/// Ends of writes in post batches: those at the head of `events` that are good and of one post_batch go
-/// together. Returns how many.
+/// Retires batch entries. Successful completions of one batch at the head of `events` are handled
+/// together. Returns how many events were consumed.
 uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
   const WireEvent& first = events.front();
   PostBatch* const post_batch = post_batches_.at(PostBatch::index_of(first.cookie));
-  if (post_batch == nullptr) return 1;  // of a network that makes things up
+  if (post_batch == nullptr) return 1;  // unknown cookie: the provider was never given such a write
   const uint32_t left = PostBatch::kEntriesMax - PostBatch::entry_of(first.cookie);
   if (first.value >= left) [[unlikely]]
     return retire_across_batches(first, left);
   if (!post_batch->compact || first.code != Errc::kOk) {
-    for (uint32_t i = 0; i <= first.value; ++i) retire_expanded(*post_batch, first.cookie + i, first);
+    for (uint32_t i = 0; i <= first.value; ++i)
+      retire_expanded(*post_batch, first.cookie + i, first);
     return 1;
   }
   uint32_t n = 0, bits = 0;
   const uint32_t lowest = post_batch->cookie(0);
   for (const WireEvent& event : events) {
     const uint32_t at = event.cookie - lowest;
-    const bool of_it = at < PostBatch::kEntriesMax && event.value < PostBatch::kEntriesMax - at;
-    if (event.kind != WireEvent::Kind::kWritten || event.code != Errc::kOk || !of_it) break;
+    const bool in_this_batch =
+        at < PostBatch::kEntriesMax && event.value < PostBatch::kEntriesMax - at;
+    if (event.kind != WireEvent::Kind::kWritten || event.code != Errc::kOk || !in_this_batch) break;
     bits |= PostBatch::low_bits(static_cast<uint32_t>(event.value) + 1) << at;
     ++n;
   }
-  bits &= post_batch->inflight;  // or it was told twice
+  bits &= post_batch->inflight;  // ignores entries that were reported before
   if (bits != 0) retire_delivered_batch(*post_batch, bits);
   return n;
 }
 
-/// A run that goes on in the next post_batch.
+/// One event for a run of cookies that continues in the next batch.
 [[gnu::noinline]] uint32_t Transfers::retire_across_batches(const WireEvent& run, uint32_t left) {
   WireEvent head = run, tail = run;
   head.value = left - 1;
@@ -395,14 +433,16 @@ uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
   return 1;
 }
 
-/// Everything that a failure needs beside it is in retire_write().
+/// Retires the successful entries of a compact batch. retire_write() does the same for one record,
+/// and handles failures.
 void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
   Path& path = *post_batch.path;
   RailSlot& rail = *post_batch.rail;
   Peer& peer = *post_batch.peer;
   post_batch.inflight &= ~bits;
   const auto n = PostBatch::popcount(bits);
-  const uint64_t bytes = post_batch.op == kNone ? complete_writes(post_batch, bits, n) : bytes_of(post_batch, bits, n);
+  const uint64_t bytes =
+      post_batch.op == kNone ? complete_writes(post_batch, bits, n) : bytes_of(post_batch, bits, n);
   const auto imms = PostBatch::popcount(bits & post_batch.with_imm);
   const size_t bucket = bucket_of(core_.now_ns - post_batch.posted_ns);
   for (Traffic* t : {&rail.tx, &peer.tx()}) {
@@ -419,44 +459,49 @@ void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
   if (post_batch.region->phase != LocalRegion::Phase::kLive) {
     core_.regions.source_drained(post_batch.region_slot);
   }
-  const uint32_t of = post_batch.op;
+  const uint32_t owner_op = post_batch.op;
   if (post_batch.inflight == 0) {
     core_.timers.clear(post_batch.timer);
     post_batches_.give_back(post_batch);
   }
-  if (of != kNone) {
-    Op& op = core_.ops.at(of);
+  if (owner_op != kNone) {
+    Op& op = core_.ops.at(owner_op);
     op.inflight -= n;
     op.parts_completed += n;
     op.parts_delivered += n;
     op.bytes_delivered += bytes;
     core_.reporter.defer_parts(op, n);
-    complete_if_done(op);
+    if (op.parts_completed == op.parts) {
+      FABRIC_DCHECK(op.inflight == 0 && op.holds == 0,
+                    "each part is one work request, and no OpHold exists during a poll");
+      core_.complete_transfer(op);
+    }
   }
   after_retire(peer, path);
 }
 
-/// The operations behind bits that arrived. Returns their bytes.
-[[gnu::always_inline]] inline uint64_t Transfers::complete_writes(const PostBatch& post_batch, uint32_t bits,
-                                                             uint32_t n) {
+/// Completes the operations of these entries. Returns their bytes.
+[[gnu::always_inline]] inline uint64_t Transfers::complete_writes(const PostBatch& post_batch,
+                                                                  uint32_t bits, uint32_t n) {
   Reporter& reporter = core_.reporter;
   uint64_t bytes = 0;
   for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
     Op& op = core_.ops.at(post_batch.entry[static_cast<uint32_t>(std::countr_zero(rest))]);
     bytes += op.size_bytes;
     op.post_batch = kNone;
-    if (post_batch.silent) {
+    if (post_batch.no_notify) {
       reporter.defer_slot(op);
     } else {
       core_.complete_write(op);
     }
   }
-  // Behind the slots: who sees the end of its batch may submit at once.
-  if (post_batch.silent) reporter.defer_writes(post_batch.batch, post_batch.path->peer, n);
+  // Only after the slots are deferred: a thread that sees the user's batch empty may submit.
+  if (post_batch.no_notify) reporter.defer_writes(post_batch.batch, post_batch.path->peer, n);
   return bytes;
 }
 
-uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_t n) const noexcept {
+uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t bits,
+                             uint32_t n) const noexcept {
   if (n == post_batch.count) return post_batch.bytes;
   const Op& op = core_.ops.at(post_batch.op);
   if (op.kind == OpKind::kPaged) return n * op.size_bytes;
@@ -468,10 +513,11 @@ uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_
   return bytes;
 }
 
-/// One of a post_batch that is none any more, or that ends with this.
-void Transfers::retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event) {
+/// Retires one entry of an expanded batch, or one that failed, which expands it.
+void Transfers::retire_expanded(PostBatch& post_batch, uint32_t batch_cookie,
+                                const WireEvent& event) {
   const uint32_t at = PostBatch::entry_of(batch_cookie);
-  if ((post_batch.inflight >> at & 1) == 0) return;  // told twice
+  if ((post_batch.inflight >> at & 1) == 0) return;  // reported before
   expand(post_batch);
   post_batch.inflight &= ~(1u << at);
   const uint32_t cookie = post_batch.entry[at];
@@ -479,7 +525,7 @@ void Transfers::retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, co
   retire_write(cookie, {event.code, event.remote});
 }
 
-/// A write that arrived by itself.
+/// Retires a successful write that has a record of its own.
 void Transfers::retire_delivered(uint32_t cookie) {
   InflightWrite& write = inflight_[cookie];
   Path& path = *paths_[write.path];
@@ -503,7 +549,7 @@ void Transfers::retire_delivered(uint32_t cookie) {
   after_retire(peer, path);
 }
 
-/// Something has left a path: whoever waits for its room or its end comes next.
+/// Room was made on a path: activates its queued fragments, and sends drain replies that are due.
 [[gnu::always_inline]] inline void Transfers::after_retire(Peer& peer, Path& path) {
   const bool waited_for =
       !path.queue[0].empty() || !path.queue[1].empty() || !path.queue[2].empty();

@@ -5,8 +5,8 @@
 
 #include "core/core.h"
 
-// The public handles of inboxes, flags, watchers and regions. Each holds the engine's core alive
-// and is inert once the engine is closed.
+// The public handles of inboxes, flags, watchers and regions. Each keeps the engine's core alive,
+// and has no effect once the engine is closed.
 
 namespace fabric {
 
@@ -55,7 +55,7 @@ Inbox::~Inbox() {
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
   for (const core::EventExtra& extra : state_->taken) core.reporter.release_extra(extra);
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   core.reporter.drop_inbox(state_->index);
 }
 
@@ -85,13 +85,13 @@ uint32_t Inbox::poll(std::span<Event> out) noexcept {
   if (n == 0) return 0;
   slot.reserved.fetch_sub(n, std::memory_order_seq_cst);  // before the look at `starved` below
   if (n == out.size() && !slot.ring->empty()) {
-    // More is waiting than was asked for: whoever sleeps on the descriptor must hear of it.
+    // More events than were asked for: the descriptor must stay readable.
     if (const int fd = slot.fd.load(std::memory_order_relaxed); fd >= 0) {
       const uint64_t one = 1;
       [[maybe_unused]] const auto written = ::write(fd, &one, sizeof one);
     }
   }
-  // Pairs with reserve_or_starve(): an event waits for the room that was just made.
+  // Pairs with reserve_or_starve(): an event may wait for the room that was just made.
   if (slot.starved.exchange(false, std::memory_order_seq_cst)) core.kick();
   core.inbox_read();
   return n;
@@ -111,8 +111,8 @@ Result<void> Inbox::wait(Timeout timeout) noexcept {
 
 Result<int> Inbox::fd() {
   if (state_ == nullptr) return fail(Errc::kClosed, "engine");
-  // Events are pushed under the same lock: each of them is either seen here or announces itself.
-  const auto lock = state_->core->lock_if_open();
+  // Events are pushed under the same lock: each is either seen here, or signals the descriptor.
+  const core::OpenStateGuard lock(*state_->core);
   if (!lock) return fail(Errc::kClosed, "engine");
   core::InboxSlot& slot = *state_->slot;
   if (const int fd = slot.fd.load(std::memory_order_relaxed); fd >= 0) return fd;
@@ -136,7 +136,7 @@ Flag::~Flag() {
   if (state_ == nullptr) return;
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   core.reporter.drop_flag(state_->index);
 }
 
@@ -164,13 +164,13 @@ Watcher::~Watcher() {
   if (EngineCore::leak_if_forked(state_)) return;
   EngineCore& core = *state_->core;
   {
-    std::lock_guard lock(core.state_mutex);
+    const core::StateGuard lock(core.state_mutex);
     core.reporter.arm_watcher(state_->index, false);
     core.reporter.watchers.hide(state_->index);
   }
-  // A callback of it that runs now is waited for, unless this is that callback.
+  // Waits for a running callback of this watcher, unless this is that callback.
   { std::lock_guard running(state_->slot->running); }
-  std::lock_guard lock(core.state_mutex);
+  const core::StateGuard lock(core.state_mutex);
   core.reporter.drop_watcher(state_->index);
 }
 
@@ -188,7 +188,7 @@ void Watcher::store(uint64_t value) noexcept {
 
 void Watcher::arm() noexcept {
   if (state_ == nullptr) return;
-  const auto lock = state_->core->lock_if_open();
+  const core::OpenStateGuard lock(*state_->core);
   if (!lock) return;
   state_->core->reporter.arm_watcher(state_->index, true);
   state_->core->kick();
@@ -196,8 +196,9 @@ void Watcher::arm() noexcept {
 
 void Watcher::disarm() noexcept {
   if (state_ == nullptr) return;
-  const auto lock = state_->core->lock_if_open();
-  if (lock) state_->core->reporter.arm_watcher(state_->index, false);
+  const core::OpenStateGuard lock(*state_->core);
+  if (!lock) return;
+  state_->core->reporter.arm_watcher(state_->index, false);
 }
 
 // MemoryRegion
@@ -218,16 +219,16 @@ MemoryRegion::~MemoryRegion() {
   bool proved = core.end_region(state_->id);
   if (!state_->owned) return;
   if (!proved && core::in_callback()) {
-    // It could not wait. The pages go when the region does, or now when it just did.
-    std::lock_guard lock(core.state_mutex);
+    // A callback cannot wait. The region unmaps the pages when it is released, unless it just was.
+    const core::StateGuard lock(core.state_mutex);
     if (core.regions.adopt_pages(state_->id, state_->owned)) return;
     proved = true;
   }
   if (proved) {
     state_->owned.unmap();
   } else {
-    // A peer may still write there: better lost than given to somebody else.
-    FABRIC_LOG(core.log, kWarning, "core", "memory is leaked: no proof that nobody writes to it",
+    // A peer may still write there: better leaked than reused.
+    FABRIC_LOG(core.log, kWarning, "core", "memory is leaked: no proof that no peer writes to it",
                {"region", state_->id}, {"bytes", state_->owned.size_bytes()});
   }
 }
@@ -269,10 +270,9 @@ Result<std::vector<std::byte>> MemoryRegion::grant(PeerId peer) const {
 
 namespace fabric::core {
 
-/// Deregisters and waits for the proof. False: it did not come.
 bool EngineCore::end_region(RegionId id) {
   const auto released = [&] {
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     return networks.empty() || regions.released(id);  // without a network nothing can land
   };
   if (released()) return true;
@@ -280,9 +280,9 @@ bool EngineCore::end_region(RegionId id) {
     Notify none;
     auto op =
         submit(Deregister{.region = id, .timeout = Timeout(config.drain_timeout), .notify = none});
-    // Already being deregistered, or no slot free: then the end below is looked for all the same.
+    // If it is being deregistered already, or no slot is free, the wait below is still right.
     if (!op && op.error().code == Errc::kExhausted) {
-      std::lock_guard lock(state_mutex);
+      const StateGuard lock(state_mutex);
       advance_clock(driver->now_ns());
       if (regions.local(id) != nullptr) regions.begin_deregister(id.slot);
       kick();

@@ -3,7 +3,8 @@
 #include "core/core.h"
 #include "core/transfer.h"
 
-// The account of writes in flight: hot, and shared by the short way and the long one.
+// The in-flight counts, for writes that have a record of their own; fast_path.cc updates the same
+// counts for post batches. Hot.
 
 namespace fabric::core {
 
@@ -27,14 +28,15 @@ inline void Transfers::give_back_inflight(uint32_t cookie) {
   ++inflight_free_;
 }
 
-/// Nobody may hold more of the rail than is left of it: peers that take nothing cannot fill it
-/// between them, and one that is alone still gets half (P18).
+/// Fair share: a path may not have more writes in flight than the rail has free slots. Stalled
+/// peers therefore cannot exhaust the rail, and a single active peer can still use half of it
+/// (contracts.md P18).
 inline bool Transfers::room_for(const RailSlot& rail, const Path& path) noexcept {
   const uint32_t left = rail.caps.queue_depth - std::min(rail.caps.queue_depth, rail.inflight);
   return path.inflight < rail.caps.path_depth && (path.inflight == 0 || path.inflight < left);
 }
 
-/// How many writes room_for() would let through, one after the other.
+/// How many writes room_for() would admit, one after the other.
 inline uint32_t Transfers::room_on(const RailSlot& rail, const Path& path) noexcept {
   if (rail.inflight >= rail.caps.queue_depth || !room_for(rail, path)) return 0;
   const uint32_t left = rail.caps.queue_depth - rail.inflight;
@@ -42,9 +44,9 @@ inline uint32_t Transfers::room_on(const RailSlot& rail, const Path& path) noexc
   return std::min({left, rail.caps.path_depth - path.inflight, share});
 }
 
-/// What all writes have in common, and everybody who keeps an account of them.
-inline void Transfers::open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
-                                  LocalRegion* region) {
+/// Adds a write to the in-flight counts of its operation, path, rail and source region.
+inline void Transfers::open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& path,
+                                     RailSlot& rail, LocalRegion* region) {
   InflightWrite& write = inflight_[cookie];
   write.op = op.self;
   write.path = path.index;
@@ -70,7 +72,8 @@ inline void Transfers::open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& 
   ++peer.tx().submit_to_post.bucket[bucket];
 }
 
-/// The other end of open_inflight().
+/// Takes a write out of the in-flight counts of its path, rail and source region. The operation
+/// keeps it until complete_inflight(): a write in doubt may still be replayed.
 inline void Transfers::close_inflight(const InflightWrite& write, Path& path, RailSlot& rail) {
   (write.prev == kNone ? path.first_inflight : inflight_[write.prev].next) = write.next;
   (write.next == kNone ? path.last_inflight : inflight_[write.next].prev) = write.prev;

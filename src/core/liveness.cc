@@ -3,21 +3,22 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// Who is there: heartbeats, peers that are silent, what the network says about them, and the lease
-// under which we write (docs/design/0007-liveness.md).
+// Liveness: heartbeats, silent peers, evidence from the network, and the lease under which this
+// engine writes to a peer (docs/design/0007-liveness.md).
 
 namespace fabric::core {
 
 using control::MessageType;
 
-/// How often a silent peer is asked. A peer that gives up early is asked more often, within reason:
-/// the number is its own to choose.
+/// Ping interval for a silent peer. A peer with a short lease is pinged more often, but no more
+/// often than `retransmit`: the peer chooses its lease.
 int64_t Peers::heartbeat_ns(const Peer& peer) const noexcept {
   const int64_t shortest = std::min(core_.config.peer_timeout.count(), peer.lease_ns);
   return std::max(core_.config.retransmit.count(), shortest / 4);
 }
 
-/// Silence makes a ping due after a beat. The lease makes one due after two, whatever was on_received.
+/// When the next ping is due: one heartbeat after the last message or ping, and at most two after
+/// the last ping, because only a pong extends the lease.
 int64_t Peers::ping_at(const Peer& peer) const noexcept {
   if (peer.lease_wanted) return peer.last_ping_ns + peer.ping_interval_ns;
   const int64_t beat = heartbeat_ns(peer);
@@ -25,19 +26,20 @@ int64_t Peers::ping_at(const Peer& peer) const noexcept {
                   peer.last_ping_ns + 2 * beat);
 }
 
-/// When the present silence, with what the network says about it, makes the peer a lost one.
+/// When the peer is declared lost if it stays silent, given the evidence from the network.
 int64_t Peers::lost_at(const Peer& peer) const noexcept {
   const int64_t by_silence = peer.last_received_ns + core_.config.lost_timeout.count();
   if (peer.unreachable_ns != kNeverNs) {
     return std::min(by_silence, peer.last_received_ns + core_.config.peer_timeout.count());
   }
-  // One that makes progress only with its application is judged by its NIC, as long as we have a
-  // path by which we could hear of it.
+  // A peer that makes progress only inside its application's calls is judged by its NIC alone, as
+  // long as there is a path to probe it by.
   if (peer.hello.is_inline && core_.transfers.can_probe(peer)) return kNeverNs;
   if (peer.host_alive_ns == kNeverNs) return by_silence;
   return std::max(by_silence, peer.host_alive_ns + core_.config.lost_timeout.count());
 }
 
+/// When the peer becomes kStalled or kLost if it stays silent.
 int64_t Peers::state_change_at(const Peer& peer) const noexcept {
   int64_t when = lost_at(peer);
   const bool may_stall = peer.state.load(std::memory_order_relaxed) == PeerState::kConnected;
@@ -55,15 +57,17 @@ int64_t Peers::liveness_at(const Peer& peer) const noexcept {
 void Peers::check_liveness(Peer& peer) {
   if (peer.is_self || !peer.usable()) return;
   const int64_t now = core_.now_ns;
-  // Two beats at most lie between two pings. More means that we were stopped, and our own sleep is
-  // nobody's silence: the peer gets a beat to answer.
-  if (now - peer.last_ping_ns > 3 * heartbeat_ns(peer)) peer.grace_until_ns = now + heartbeat_ns(peer);
+  // At most two heartbeats lie between two pings. A longer gap means that this process was stopped,
+  // which says nothing about the peer: it gets one more heartbeat to answer.
+  if (now - peer.last_ping_ns > 3 * heartbeat_ns(peer))
+    peer.grace_until_ns = now + heartbeat_ns(peer);
   if (ping_at(peer) <= now) ping(peer);
   if (probe_due(peer)) core_.transfers.probe(peer);
   if (state_change_at(peer) > now) return;
   if (lost_at(peer) <= now) {
     const bool evidence = peer.unreachable_ns != kNeverNs;
-    core_.protocol.count(evidence ? ProtocolEvent::kPeerLostByEvidence : ProtocolEvent::kPeerLostBySilence);
+    core_.protocol.count(evidence ? ProtocolEvent::kPeerLostByEvidence
+                                  : ProtocolEvent::kPeerLostBySilence);
     lose(peer, PeerState::kLost, Errc::kPeerLost, true);
   } else {
     core_.protocol.count(ProtocolEvent::kPeerStalled);
@@ -100,7 +104,7 @@ void Peers::on_ping(Peer& peer, const control::Body& body) {
 
 void Peers::on_pong(Peer& peer, const control::Body& body) {
   const auto answer = control::decode_ping(body);
-  // A stamp that we have not reached yet would be a lease for ever.
+  // A stamp from the future would extend the lease without bound.
   if (!answer || answer->stamp > static_cast<uint64_t>(peer.last_ping_ns)) {
     return on_bad_message(peer, MessageType::kPong);
   }
@@ -109,7 +113,7 @@ void Peers::on_pong(Peer& peer, const control::Body& body) {
   if (stamp <= peer.lease_start_ns) return;  // overtaken by a newer one
   const bool was_over = peer.lease_expired(core_.now_ns);
   peer.lease_start_ns = stamp;
-  if (peer.lease_expired(core_.now_ns)) return;  // asked before we were stopped
+  if (peer.lease_expired(core_.now_ns)) return;  // a pong from before this process was stopped
   peer.lease_wanted = false;
   if (was_over) core_.transfers.peer_resumed(peer);
 }
@@ -125,7 +129,7 @@ void Peers::renew_lease(Peer& peer) {
 
 void Peers::on_unreachable(Peer& peer) {
   peer.unreachable_ns = core_.now_ns;
-  schedule(peer);  // its silence may be long enough already: this turn's timers see to it
+  schedule(peer);  // it may have been silent for long enough already: this turn's timers check
 }
 
 void Peers::on_link_lost(uint8_t network, uint32_t link) {
@@ -141,11 +145,11 @@ void Peers::on_peer_dead(Peer& peer) { lose(peer, PeerState::kLost, Errc::kPeerL
 
 bool Peers::probe_due(const Peer& peer) const noexcept {
   const int64_t half = core_.config.peer_timeout.count() / 2;
-  const auto said = [&](int64_t when_ns) {
+  const auto is_recent = [&](int64_t when_ns) FABRIC_REQUIRES(state_lock) {
     return when_ns != kNeverNs && core_.now_ns - when_ns < half;
   };
   return !peer.is_self && peer.usable() && core_.now_ns - peer.last_received_ns >= half &&
-         !said(peer.unreachable_ns) && !said(peer.host_alive_ns);
+         !is_recent(peer.unreachable_ns) && !is_recent(peer.host_alive_ns);
 }
 
 void Transfers::peer_resumed(Peer& peer) {

@@ -31,13 +31,13 @@ enum class OpKind : uint8_t {
 const char* to_string(OpKind kind) noexcept;
 constexpr bool is_transfer(OpKind kind) noexcept { return kind <= OpKind::kSignal; }
 
-/// Where an operation is in its life.
+/// The life cycle of an operation slot.
 enum class OpState : uint8_t {
   kFree,
   kQueued,     ///< filled by the submitter, in the submission ring
-  kRunning,    ///< the worker has it
-  kDraining,   ///< stopped (deadline, cancel, close); waits for what was posted
-  kReporting,  ///< ended; the callback thread still has to run its callback
+  kRunning,    ///< taken over by the worker
+  kDraining,   ///< stopped (deadline, cancel, close); waits for its posted writes to retire
+  kReporting,  ///< completed; the callback thread still has to run its callback
 };
 
 /// A page list, scatter targets, names or message bytes, copied at submit into the arena.
@@ -50,18 +50,18 @@ struct OpList {
   }
 };
 
-/// What was asked for. Filled by the submitter. A write comes first, in the order of its request.
+/// The request, filled by the submitter. The members of a write come first, in the order of Write.
 struct OpRequest {
   RegionId source{};
   uint64_t source_offset = 0;
   RemoteRegion target{};
   uint64_t target_offset = 0;
   uint64_t size_bytes = 0;  ///< of the write, or of one page
-  CounterKey imm{};
+  CounterKey counter_key{};
   uint16_t channel = 0;
   bool unsplit = false;
-  /// A write that goes between the same regions as the one in front of it in the ring, in the same
-  /// batch, and has the same priority and deadline.
+  /// Same source region, target region, batch, priority and deadline as the write just before it in
+  /// the submission ring.
   bool same_flow = false;
   BatchId batch{};
   Notify notify{};
@@ -74,62 +74,93 @@ struct OpRequest {
   uint64_t expected = 0;
 };
 
-/// How far it has come. The worker's, but for `parts`.
+/// How far the operation has come. Only the worker changes it, except for `parts` and the early
+/// completion of an expectation, which the submitter may set.
+///
+/// A part is what a completion counts: the write itself, one page, or one target. A write may in
+/// addition be cut into shards, one per rail, each of which carries one immediate, and a shard into
+/// slices of at most `slice_bytes`, of which only the last carries the immediate. A slice is the
+/// byte range of one work request.
 struct OpProgress {
-  Errc stop_code = Errc::kOk;  ///< why it was stopped
-  Errc early_code = Errc::kOk;  ///< an expectation that ended before the worker took it ...
-  bool completed_early = false;    ///< ... did so
-  Errc code = Errc::kOk;       ///< of the first part that failed
-  uint32_t parts = 1;          ///< writes, pages, targets
+  Errc stop_code = Errc::kOk;    ///< why it was stopped
+  Errc early_code = Errc::kOk;   ///< result of an expectation with ...
+  bool completed_early = false;  ///< ... this set: it completed before the worker took it
+  Errc code = Errc::kOk;         ///< of the first part or slice that failed
+  uint32_t parts = 1;
   uint32_t parts_completed = 0;
   uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
-  uint32_t fragments_completed = 0;  ///< of a cut write, with how they ended:
-  uint32_t fragments = 1;        ///< pieces that the write was cut and sliced into
-  uint32_t shards = 1;           ///< of those, how many are counted
-  uint32_t fragments_failed = 0, fragments_unknown = 0, fragments_counted = 0;
-  uint32_t inflight = 0;     ///< in flight on rails
-  uint32_t pending = UINT32_MAX;  ///< head of the list of queued entries
+  uint32_t slices_completed = 0;
+  uint32_t slices = 1;  ///< of a write: all slices of all shards
+  uint32_t shards = 1;  ///< of a write: how many immediates the target counts for it
+  uint32_t slices_failed = 0, slices_unknown = 0, slices_counted = 0;
+  uint32_t inflight = 0;          ///< made and not completed, writes in doubt included
+  uint32_t pending = UINT32_MAX;  ///< head of its list of pending fragments
+  uint32_t holds = 0;             ///< live OpHold objects
   uint64_t slice_bytes = UINT64_MAX;
   uint64_t bytes_delivered = 0;
   PeerId failed_peer{};
-  uint32_t step = 0;     ///< of a fence or a deregistration
-  uint32_t awaited = 0;  ///< answers a fence or a deregistration waits for
-  uint32_t ref = 0;      ///< number under which a control answer comes back
+  uint32_t step = 0;     ///< of a fence, a deregistration, or a drain that is forced
+  uint32_t awaited = 0;  ///< replies that a fence or a deregistration waits for
+  uint32_t ref = 0;      ///< number that a control reply refers to
 };
 
-/// What every operation has, whatever it is.
+/// Common to all kinds of operations.
 struct OpHead {
   /// Release when the slot is given back pairs with the acquire in OpTable::find().
   std::atomic<uint32_t> generation{1};
-  /// Release with kQueued pairs with the acquire in cancel(); later stages change under the state
-  /// lock, and who looks without it only learns an early answer.
+  /// Release with kQueued pairs with the acquire in cancel(). Later states change under the state
+  /// lock; a read without the lock is only a hint.
   std::atomic<OpState> state{OpState::kFree};
-  /// Set and looked at under the state lock, hence relaxed; atomic, because the callback thread
-  /// clears it without.
+  /// Set and read under the state lock, hence relaxed; atomic, because the callback thread clears
+  /// it without the lock.
   std::atomic<bool> cancel_asked{false};
 
   OpKind kind = OpKind::kWrite;
   Priority priority = Priority::kNormal;
-  uint32_t self = 0;              ///< own slot
-  uint32_t quota_peer = UINT32_MAX;  ///< the slot of the peer in whose share it counts
-  uint32_t post_batch = UINT32_MAX;    ///< a write that went the short way: where it is in flight
+  uint32_t self = 0;                 ///< its slot
+  uint32_t quota_peer = UINT32_MAX;  ///< slot of the peer whose quota it is charged to
+  uint32_t post_batch = UINT32_MAX;  ///< a write in a compact post batch: the index of that
   int64_t submitted_ns = 0;
   int64_t deadline_ns = 0;
 
   OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }
 };
 
-/// One accepted operation. Who takes its slot makes request and progress anew. What the short way
-/// of a write touches stands in front.
+/// One accepted operation: what was requested, how far it has come, how it is to be reported.
 ///
-/// Owner: the submitting thread until it is in the submission ring, then the worker, under the
-/// state lock. `generation`, `state` and `cancel_asked` may be read by any thread.
+/// Owner: the submitting thread from OpTable::take() until the slot number is in the submission
+/// ring, then the worker, under the state lock, until the completion is reported. With a callback
+/// the callback thread gives the slot back; otherwise the worker does. Any thread may read
+/// `generation`, `state` and `cancel_asked`.
+///
+/// The thread that takes a slot resets OpRequest and OpProgress, with one exception: a write is
+/// taken without resetting its OpProgress. While a write is in flight as an entry of a compact
+/// post batch (`post_batch` is set), that batch accounts for it: its OpProgress is stale, it is not
+/// in the list of running operations, and its own timer is not set. begin() or
+/// Transfers::split_out() initialises all three when the write needs them.
+///
+/// An operation completes when every part has completed, nothing of it is in flight, and no OpHold
+/// is left. The members that the fast path touches come first.
 struct alignas(64) Op : OpHead, OpRequest, OpProgress {
   HeapTimer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
 };
 
-/// All operations of an engine: as many as may be accepted and not yet reported.
+/// Defers the completion of an operation while a function still works with it: the last part may
+/// complete inside, and completing the operation would give its slot back. The function calls
+/// Transfers::complete_if_done() after the hold is gone. State lock held.
+class OpHold {
+ public:
+  explicit OpHold(Op& op) noexcept : op_(op) { ++op_.holds; }
+  ~OpHold() { --op_.holds; }
+  OpHold(const OpHold&) = delete;
+  OpHold& operator=(const OpHold&) = delete;
+
+ private:
+  Op& op_;
+};
+
+/// All operation slots of an engine: a bound on what is accepted and not yet reported.
 ///
 /// Threads: take() and give_back() from any thread.
 class OpTable {
@@ -142,13 +173,13 @@ class OpTable {
     for (uint32_t i = 0; i < max; ++i) ops_[i].self = i;
   }
 
-  /// Counted before it is taken, and sequentially consistent: close() sets its flag and then looks
-  /// at the count, a submitter counts itself and then looks at the flag. One sees the other.
+  /// Counts before it takes, sequentially consistent: close() sets its flag and then reads the
+  /// count, a submitter counts itself and then reads the flag. At least one sees the other.
   Op* take() noexcept {
     uint32_t slot = 0;
     return take({&slot, 1}) == 1 ? &ops_[slot] : nullptr;
   }
-  /// As many as there are.
+  /// Takes as many as are free, at most slots.size().
   uint32_t take(std::span<uint32_t> slots) noexcept {
     const auto wanted = static_cast<uint32_t>(slots.size());
     taken_.fetch_add(wanted, std::memory_order_seq_cst);
@@ -156,12 +187,12 @@ class OpTable {
     if (got < wanted) taken_.fetch_sub(wanted - got, std::memory_order_seq_cst);
     return got;
   }
-  /// Whether a peer may have `more` of the slots that were just taken. Not if it then has seven
-  /// times as many as are free: so peers that never answer cannot fill the table between them, and
-  /// one that is alone gets seven eighths.
-  /// `surplus`: taken as well, and given back if it may not.
+  /// Fair share: a peer may be charged at most seven times the number of free slots. Peers that
+  /// never answer therefore cannot exhaust the table, and a single active peer can use seven
+  /// eighths of it. The `more` slots in question are already taken, and so are `surplus` others
+  /// that will be given back if the answer is no.
   bool within_quota(uint32_t peer, uint32_t more, uint32_t surplus = 0) const noexcept {
-    // A gauge: nothing is published by it.
+    // A gauge: it publishes nothing.
     const uint32_t charged = charged_[peer].load(std::memory_order_relaxed) + more;
     return max_ < kSharedFrom || charged <= kShare * (free_count() + surplus);
   }
@@ -176,7 +207,7 @@ class OpTable {
     reset(op);
     give_back({&op.self, 1});
   }
-  /// For one that is going to be given back with others, and let go: its life ends now.
+  /// Ends this generation of the slot. The caller uncharges it and gives it back with others.
   static void reset(Op& op) noexcept {
     op.quota_peer = UINT32_MAX;
     op.cancel_asked.store(false, std::memory_order_relaxed);
@@ -185,7 +216,7 @@ class OpTable {
     if (next == 0) next = 1;
     op.generation.store(next, std::memory_order_release);  // pairs with find()
   }
-  /// Of slots that were reset, or taken and not used.
+  /// Slots that were reset, or taken and not used.
   void give_back(std::span<const uint32_t> slots) noexcept {
     free_.push_all(slots);
     // Pairs with take() and close().
@@ -196,7 +227,7 @@ class OpTable {
   Op* find(OpId id) noexcept {
     if (id.slot >= max_) return nullptr;
     Op& op = ops_[id.slot];
-    // Pairs with the release store in give_back(): a reused slot never answers for its last life.
+    // Pairs with the release store in reset(): an OpId of an earlier generation is not found.
     return op.generation.load(std::memory_order_acquire) == id.generation ? &op : nullptr;
   }
   uint32_t max() const noexcept { return max_; }

@@ -26,7 +26,7 @@ Result<OwnedPages> OwnedPages::allocate(uint64_t bytes, bool huge, bool shared, 
   const uint64_t size = (bytes + unit - 1) / unit * unit;
   void* address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) return fail(Errc::kExhausted, "size_bytes", errno);
-  // A wish: ordinary pages do as well, only slower.
+  // A hint: ordinary pages work too, only slower.
   if (unit == kHugeBytes) (void)::madvise(address, size, MADV_HUGEPAGE);
   pages.address_ = address;
   pages.bytes_ = size;

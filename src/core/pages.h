@@ -11,13 +11,12 @@
 
 namespace fabric::core {
 
-/// The pages that allocate() gave to a region. They are unmapped by unmap() and by nothing else,
-/// for that needs the proof that nobody writes there any more (P13): without it the destructor
-/// leaks them on purpose.
+/// The pages of a region from allocate(). Only unmap() unmaps them, because that needs the proof
+/// that no write can land there any more (contracts.md P13): the destructor leaks them on purpose.
 class OwnedPages {
  public:
-  /// Zeroed. `shared`: such that peers can map them, or a warning that they cannot. Fails with
-  /// kTooLarge and kExhausted.
+  /// Zeroed pages. `shared`: a memfd that peers can map; if the system has none, logs a warning and
+  /// allocates anonymous pages. Fails with kTooLarge and kExhausted.
   static Result<OwnedPages> allocate(uint64_t bytes, bool huge, bool shared, Log& log);
 
   OwnedPages() = default;

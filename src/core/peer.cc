@@ -5,14 +5,14 @@
 #include "base/check.h"
 #include "core/core.h"
 
-// The table of sessions, routes, and what happens when one ends. The handshake is in session.cc,
-// the messages of a running session in control_ops.cc.
+// The table of sessions, routes, and the loss of a session. The handshake is in session.cc, the
+// messages of a connected session in control_ops.cc.
 
 namespace fabric::core {
 
 namespace {
-constexpr int64_t kCountsNs = 100'000'000;  // how long counts of a lost peer are waited for
-constexpr uint32_t kByes = 5;  // a goodbye may get lost; after so many the peer finds out by itself
+constexpr int64_t kCountsNs = 100'000'000;  // how long the last counts of a lost peer may take
+constexpr uint32_t kByes = 5;  // a bye may get lost; a peer that misses all of them times out
 
 bool has_route(const Peer& peer) {
   return std::any_of(peer.route.begin(), peer.route.end(), [](const auto& row) {
@@ -62,14 +62,14 @@ Peer* Peers::by_session(uint64_t my_session) const {
   return it == sessions_.end() ? nullptr : table_.at(it->second);
 }
 
-/// Ends the memory of the oldest session that is over, so that its slot can be used again.
+/// Forgets the first lost session that has nothing outstanding, so that its slot can be reused.
 bool Peers::recycle_lost_peer() {
   for (Peer* peer : all()) {
-    const bool over = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
+    const bool lost = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
     const bool quiet = std::all_of(peer->paths.begin(), peer->paths.end(), [](const auto& rails) {
       return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
     });
-    if (!over || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
+    if (!lost || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
     if (peer->grants_awaited > 0 || peer->abort_counters_ns != kNeverNs) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
@@ -115,7 +115,7 @@ void Peers::reset(Peer& peer) {
   peer.rotation = 0;
   peer.next_write_seq = 1;
   peer.drain_replies.clear();
-  peer.unproved = false;
+  peer.drain_unprovable = false;
   peer.revoked_keys.clear();
   peer.revocations_sent = 0;
   peer.next_ref = 1;
@@ -140,16 +140,16 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   peer->slot = slot;
   peer->is_self = is_self;
   peer->remote = address;
-  // Numbers ascend, so that a late hello of an old session is known as such; the low half is random
-  // and cannot be guessed from outside.
+  // The high half ascends, so that a late hello of an old session is recognised; the low half is
+  // random, so that an outsider cannot guess the number.
   peer->my_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
   peer->channel = std::make_unique<control::ReliableChannel>(
       control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
   peer->timer.kind = HeapTimer::Kind::kPeer;
   peer->timer.index = slot;
   peer->last_received_ns = peer->state_since_ns = core_.now_ns;
-  // Nothing of this session can have been answered before now, and nobody gives up sooner than its
-  // time-out after that.
+  // The peer cannot have received anything of this session before now, so it does not give up
+  // before now plus its time-out.
   peer->lease_start_ns = peer->last_ping_ns = core_.now_ns;
   peer->message_bytes_max.store(0, std::memory_order_relaxed);
   peer->state.store(PeerState::kConnecting, std::memory_order_relaxed);
@@ -159,7 +159,7 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   return peer;
 }
 
-/// Opens a control link on every network that both sides have. False: there is none.
+/// Opens a control link on every network that both sides have. False: no link could be opened.
 bool Peers::open_links(Peer& peer) {
   for (size_t n = 0; n < core_.networks.size(); ++n) {
     NetworkSlot& network = core_.networks[n];
@@ -169,7 +169,7 @@ bool Peers::open_links(Peer& peer) {
       if (section.provider != network.provider || section.name != network.name) continue;
       auto link = network.network->open_link(section.address);
       if (!link) {
-        FABRIC_LOG(core_.log, kInfo, "core", "a network does not reach the peer",
+        FABRIC_LOG(core_.log, kInfo, "core", "no control link to the peer on this network",
                    {"network", network.name}, {"error", link.error()});
         peer.no_link_reason[n] = link.error().what;
         continue;
@@ -185,7 +185,7 @@ void Peers::choose_routes(Peer& peer) {
   core_.transfers.routes_changed();
   const auto has_rail = [](const NetworkSlot& network) {
     return std::any_of(network.rails.begin(), network.rails.end(),
-                       [](const RailSlot& rail) { return rail.up; });
+                       [](const RailSlot& rail) FABRIC_REQUIRES(state_lock) { return rail.up; });
   };
   for (uint32_t here = 0; here < kKinds; ++here) {
     for (uint32_t there = 0; there < kKinds; ++there) {
@@ -196,7 +196,7 @@ void Peers::choose_routes(Peer& peer) {
           why += (why.empty() ? "" : "; ") + network.name + ": " + reason;
         };
         if (network.is_self != peer.is_self) {
-          continue;  // the own address goes by copy, everybody else never does
+          continue;  // "self" serves this engine's own address and no other
         }
         const auto& wanted = peer.options.networks;
         if (!wanted.empty() && !peer.is_self &&
@@ -205,7 +205,8 @@ void Peers::choose_routes(Peer& peer) {
         } else if (core_.config.reroute && !has_rail(network)) {
           skip("all of its rails are down");
         } else if (peer.section_of[n] < 0) {
-          skip(peer.no_link_reason[n] != nullptr ? peer.no_link_reason[n] : "the peer does not have it");
+          skip(peer.no_link_reason[n] != nullptr ? peer.no_link_reason[n]
+                                                 : "the peer does not have it");
         } else if ((network.memory_kinds & 1u << here) == 0) {
           skip("cannot access this memory kind here");
         } else if ((peer.remote.networks[static_cast<size_t>(peer.section_of[n])].memory_kinds &
@@ -221,8 +222,8 @@ void Peers::choose_routes(Peer& peer) {
   }
 }
 
-/// What connect() asks of a session that the other side began, as long as no path has followed the
-/// routes. False: nothing would be reached any more.
+/// Applies ConnectOptions::networks to a session that the peer opened, unless paths already use the
+/// routes. False: no route would be left.
 bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
   if (peer.is_self || options.networks.empty() || peer.options.networks == options.networks) {
     return true;
@@ -230,7 +231,7 @@ bool Peers::restrict_networks(Peer& peer, const ConnectOptions& options) {
   const bool in_use = std::any_of(peer.paths.begin(), peer.paths.end(), [](const auto& rails) {
     return std::any_of(rails.begin(), rails.end(), [](uint32_t path) { return path != kNone; });
   });
-  if (in_use || !peer.options.networks.empty()) return true;  // a route never changes in silence
+  if (in_use || !peer.options.networks.empty()) return true;  // no route changes without an event
   const auto route = peer.route;
   const auto why = peer.route_reason;
   peer.options.networks = options.networks;
@@ -252,12 +253,14 @@ void Peers::reroute_all() {
     choose_routes(*peer);
     if (peer->route == before) continue;
     core_.protocol.count(ProtocolEvent::kRerouted);
-    // Never in silence (P17): the state is the old one, the code says why it is told.
+    // A route never changes without an event (contracts.md P17): the state is unchanged, the code
+    // says why.
     const PeerState state = peer->state.load(std::memory_order_relaxed);
     FABRIC_LOG(core_.log, kWarning, "core", "a route changed", {"peer", peer->id()});
     Event event{.kind = EventKind::kPeer, .code = Errc::kRailLost};
     event.peer = peer->id();
-    event.value = event.previous = static_cast<uint64_t>(state);
+    event.value = static_cast<uint64_t>(state);
+    event.previous_state = state;
     core_.reporter.publish(event);
   }
 }
@@ -277,7 +280,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
     if (address.incarnation == known->remote.incarnation) {
       if (!restrict_networks(*known, options)) return fail(Errc::kUnreachable, "address");
       if (!std::exchange(known->announced, true)) {
-        set_state(*known, PeerState::kConnecting, Errc::kOk);  // they began, and so do we now
+        set_state(*known, PeerState::kConnecting, Errc::kOk);  // opened by the peer before
       }
       known->options.warm |= options.warm;
       if (options.warm && known->usable()) core_.transfers.warm(*known);
@@ -293,7 +296,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   if (!reached || !has_route(*peer)) {
     peer->state.store(PeerState::kLost, std::memory_order_relaxed);
     --live_count_;
-    // The first in the order of the engine is the one that was meant to be taken.
+    // The engine's first network is its preferred one: that reason is reported.
     const auto& reasons = peer->no_link_reason;
     const auto why = std::find_if(reasons.begin(), reasons.end(), [](auto* one) { return one; });
     return fail(Errc::kUnreachable, why == reasons.end() ? "address" : *why);
@@ -317,23 +320,24 @@ void Peers::set_state(Peer& peer, PeerState state, Errc code) {
   core_.transfers.routes_changed();
   const PeerState old = peer.state.exchange(state, std::memory_order_acq_rel);
   peer.state_since_ns = core_.now_ns;
-  FABRIC_LOG(core_.log, kInfo, "core", "peer", {"peer", peer.id()},
-             {"engine", peer.remote.engine_id}, {"was", old}, {"is", state});
+  FABRIC_LOG(core_.log, kInfo, "core", "peer state changed", {"peer", peer.id()},
+             {"engine", peer.remote.engine_id}, {"from", old}, {"to", state});
   if (!peer.announced) return;
   Event event{.kind = EventKind::kPeer, .code = code};
   event.peer = peer.id();
   event.value = static_cast<uint64_t>(state);
-  event.previous = static_cast<uint64_t>(old);
+  event.previous_state = old;
   core_.reporter.publish(event);
 }
 
 void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
+  core_.state_mutex.assert_held();
   const PeerState old = peer.state.load(std::memory_order_relaxed);
   if (old >= PeerState::kLost) return;
   --live_count_;
   peer.lost_code = code;
   peer.hello_due_ns = peer.connect_deadline_ns = kNeverNs;
-  // The state first: nothing that ends below may start anew towards this peer.
+  // The state first: completions below must not start new work for this peer.
   set_state(peer, state, code);
   core_.regions.peer_lost(peer.id());
   core_.transfers.peer_lost(peer, code);
@@ -342,11 +346,11 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
     if (request.op == kNone) continue;
     Op& op = core_.ops.at(request.op);
     if (request.op != peer.fence_op) {
-      // Before the session was up nothing of it was sent.
+      // Before the session was connected nothing was sent.
       core_.complete(op, code,
-                   old == PeerState::kConnecting ? Remote::kNotDelivered : Remote::kUnknown);
+                     old == PeerState::kConnecting ? Remote::kNotDelivered : Remote::kUnknown);
     } else {
-      // Nobody to ask any more. The fence ends when the paths in are down, or at its deadline.
+      // The peer cannot reply. The fence completes when its inbound paths are down, or times out.
       op.step = 1;
       core_.timers.set(op.timer, op.deadline_ns);
     }
@@ -365,8 +369,8 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   peer.held.clear();
   peer.drain_replies.clear();
   peer.revoked_keys.clear();
-  // What it wrote before may still be in a NIC's queue. A path in is down after its last count, so
-  // that is when those who wait for the peer are told; soon in any case.
+  // Its last writes may still be in a NIC queue. An inbound path is down only after its last count,
+  // so the bound counters are aborted when the last path is down, or after kCountsNs.
   peer.abort_counters_ns = core_.now_ns + kCountsNs;
   close_inbound(peer);
   if (peer.inbound.empty()) abort_counters(peer);
@@ -429,7 +433,7 @@ PeerInfo Peers::info(const Peer& peer) const {
 control::Address Peers::own_address(bool for_self) const {
   control::Address address{.engine_id = core_.engine_id, .incarnation = core_.incarnation};
   for (const NetworkSlot& network : core_.networks) {
-    if (network.is_self != for_self) continue;  // the own engine needs no NIC, others no copy
+    if (network.is_self != for_self) continue;  // "self" is in this engine's own address only
     address.networks.push_back({.provider = network.provider,
                                 .name = network.name,
                                 .rails = static_cast<uint8_t>(network.rails.size()),

@@ -9,38 +9,45 @@ namespace fabric::core {
 
 inline constexpr uint32_t kNone = UINT32_MAX;
 
+/// A doubly linked list of pending fragments, through the pool.
 struct PendingQueue {
   uint32_t head = kNone, tail = kNone;
   bool empty() const noexcept { return head == kNone; }
 };
 
-/// The bytes of a write that one path carries in order; its last write is the one that counts.
+/// The byte range of a write that one path carries in order. It is posted in one or more slices,
+/// and only the last of them carries the immediate: the count of a shard covers all of its bytes.
 struct Shard {
-  uint64_t begin = 0, end = 0;  ///< in the write
+  uint64_t begin = 0, end = 0;  ///< offsets in the write
   bool operator==(const Shard&) const = default;
 };
 
-/// Accepted and not yet posted: some parts of one operation that wait for one path, or for a peer
-/// to connect. Pieces are made from it as the rail has room.
+/// Accepted and not yet posted: either the rest of one shard of a write, or `count` parts of
+/// another transfer. It waits in exactly one queue: a path's, by priority; a peer's, until the
+/// session is up; or a broken connection's, if slices of its shard were posted there. It is also in
+/// the list of its operation. In-flight writes are made from it as the rail has room.
 struct PendingFragment {
   uint32_t op = kNone;
   uint32_t peer = kNone;  ///< slot
   uint32_t path = kNone;
-  uint32_t part = 0;    ///< the next page or target ...
-  uint32_t stride = 1;  ///< ... then every stride-th ...
-  uint32_t count = 0;   ///< ... so many
-  uint64_t offset = 0;  ///< a shard: what is left of it
-  uint64_t size_bytes = 0;
+  uint32_t part = 0;        ///< the next page or target ...
+  uint32_t stride = 1;      ///< ... then every stride-th ...
+  uint32_t count = 0;       ///< ... `count` of them
+  uint64_t offset = 0;      ///< of a shard: the first byte that is not posted ...
+  uint64_t size_bytes = 0;  ///< ... and how many there are from there
   Shard shard{};
   PendingQueue* queue = nullptr;
   uint32_t prev = kNone, next = kNone;        ///< in its queue
-  uint32_t op_prev = kNone, op_next = kNone;  ///< among its operation's
+  uint32_t op_prev = kNone, op_next = kNone;  ///< in the list of its operation
 };
 
-/// Entries in chunks that are never given back, so that the steady state allocates nothing. Bounded
-/// by the operations and their lists, which are bounded themselves.
+/// A pool of pending fragments. Chunks are never freed, so that the steady state allocates nothing;
+/// operations and their lists are bounded, and they bound the pool. State lock held.
 class PendingPool {
  public:
+  const PendingFragment& at(uint32_t index) const noexcept {
+    return chunks_[index / kChunk][index % kChunk];
+  }
   PendingFragment& at(uint32_t index) noexcept { return chunks_[index / kChunk][index % kChunk]; }
 
   uint32_t take() {

@@ -9,6 +9,7 @@
 #include <fabric/types.h>
 
 #include "core/pending.h"
+#include "core/state_mutex.h"
 #include "core/timer_heap.h"
 
 namespace fabric::core {
@@ -18,61 +19,69 @@ struct Path;
 struct Peer;
 struct RailSlot;
 
-inline constexpr uint32_t kPostMax =
-    32;  ///< writes in one call of a rail, and so under one doorbell
+/// Writes per call of Rail::post(), and so per doorbell.
+inline constexpr uint32_t kPostMax = 32;
 
-/// Pieces that were posted together on one path, and that nobody has to tell apart while all goes
-/// well: what a write keeps for itself they keep once. Either each is an operation of its own, or
-/// all are parts of one. Whoever needs to see single writes has the post_batch dissolved first
-/// (Transfers::expand); from then on its cookies stand for the writes that it became.
+/// The compressed in-flight record of up to 32 writes that were posted together on one path. As
+/// long as all goes well the writes need not be told apart: what each InflightWrite would hold is
+/// held once for all of them, and completions retire entries by clearing bits. Either every entry
+/// is an operation of its own (a write), or all entries are parts of one operation.
+///
+/// When a single entry needs attention (an error, a stop, a path that closes, a dump), the batch is
+/// expanded: Transfers::expand() moves every entry that is in flight into an InflightWrite. The
+/// batch then only maps its cookies, which the rail still holds, to these, until the last one
+/// retires.
 struct PostBatch {
   static constexpr uint32_t kEntriesMax = kPostMax;
-  /// In a cookie: what comes back is a entry of a post_batch.
+  /// Tells the cookie of a batch entry from the cookie of an InflightWrite.
   static constexpr uint32_t kCookieBit = 1u << 31;
   static_assert(kEntriesMax == 32, "one bit each");
 
   uint32_t index = 0;
-  uint32_t op = kNone;  ///< whose parts they are; kNone: each is an operation of its own
+  uint32_t op = kNone;  ///< whose parts the entries are; kNone: each is an operation of its own
   uint32_t first_part = 0, stride = 1;
   uint32_t count = 0;
-  uint32_t inflight = 0;  ///< who has not come back, a bit each
-  uint32_t with_imm = 0;  ///< who carries an immediate, a bit each
-  bool compact = true;     ///< false: dissolved
-  bool silent = true;    ///< writes: nobody has to be told of the end of one
-  BatchId batch{};       ///< writes: of all of them
+  uint32_t inflight = 0;  ///< entries not yet retired, one bit each
+  uint32_t with_imm = 0;  ///< entries that carry an immediate, one bit each
+  bool compact = true;    ///< false: expanded
+  bool no_notify = true;  ///< no entry that is a write has a Notify
+  BatchId batch{};        ///< of all entries
   Path* path = nullptr;
   Peer* peer = nullptr;
   RailSlot* rail = nullptr;
   LocalRegion* region = nullptr;
   uint32_t region_slot = kNone;
-  uint64_t seq = 0;    ///< of the first; the others count on
-  uint64_t bytes = 0;  ///< parts: of all of them
-  uint64_t imms_before = 0;
-  int64_t submitted_ns = 0;  ///< the first of them
-  int64_t posted_ns = 0;
-  int64_t deadline_ns = kNeverNs;  ///< the earliest of theirs
+  uint64_t seq = 0;                ///< of entry 0; entry i has seq + i
+  uint64_t bytes = 0;              ///< of all entries, if they are parts
+  uint64_t imms_before = 0;        ///< immediates posted on the path before entry 0
+  int64_t submitted_ns = 0;        ///< of the first entry
+  int64_t posted_ns = 0;           ///< when it was made
+  int64_t deadline_ns = kNeverNs;  ///< the earliest of all entries
   HeapTimer timer{};
-  std::array<uint32_t, kEntriesMax> entry{};  ///< slots of operations; once dissolved, of writes
+  /// While compact, the operation slots of writes; once expanded, the cookies of InflightWrites.
+  std::array<uint32_t, kEntriesMax> entry{};
 
   uint32_t cookie(uint32_t at) const noexcept { return kCookieBit | (index * kEntriesMax + at); }
   static bool is_cookie(uint32_t cookie) noexcept { return (cookie & kCookieBit) != 0; }
-  static uint32_t index_of(uint32_t cookie) noexcept { return (cookie & ~kCookieBit) / kEntriesMax; }
+  static uint32_t index_of(uint32_t cookie) noexcept {
+    return (cookie & ~kCookieBit) / kEntriesMax;
+  }
   static uint32_t entry_of(uint32_t cookie) noexcept { return cookie % kEntriesMax; }
-  /// How many are set. By hand: without an instruction for it the library's is a call.
+  /// Written out, because std::popcount is a library call where the target has no instruction.
   static uint32_t popcount(uint32_t bits) noexcept {
     if ((bits & (bits - 1)) == 0) return bits != 0 ? 1 : 0;
     bits -= bits >> 1 & 0x55555555u;
     bits = (bits & 0x33333333u) + (bits >> 2 & 0x33333333u);
     return ((bits + (bits >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24;
   }
-  /// The bits of the first `n`.
+  /// The bits of the first `n` entries.
   static uint32_t low_bits(uint32_t n) noexcept { return n >= kEntriesMax ? ~0u : (1u << n) - 1; }
 };
 
-/// Trains in chunks that are never given back: timers point into them.
+/// A pool of post batches. Chunks are never freed: timers point into them. State lock held.
 class PostBatchPool {
  public:
-  /// With what its last journey left in it, but for its index.
+  /// Not reset: everything but the index is left from its last use.
   PostBatch& take() {
     if (free_.empty()) grow();
     const uint32_t index = free_.back();
@@ -81,16 +90,20 @@ class PostBatchPool {
   }
   void give_back(PostBatch& post_batch) { free_.push_back(post_batch.index); }
 
-  /// nullptr: there never was one.
+  /// nullptr if there never was such a batch.
   PostBatch* at(uint32_t index) noexcept {
     const uint32_t chunk = index / kChunk;
     return chunk < chunks_.size() ? &chunks_[chunk][index % kChunk] : nullptr;
   }
+  const PostBatch* at(uint32_t index) const noexcept {
+    return const_cast<PostBatchPool*>(this)->at(index);
+  }
   bool empty() const noexcept { return free_.size() == chunks_.size() * kChunk; }
+  uint64_t held() const noexcept { return chunks_.size() * kChunk - free_.size(); }
 
-  /// Those that are on their way.
+  /// Visits those with an entry in flight.
   template <class F>
-  void each(F&& visit) {
+  void each(F&& visit) FABRIC_REQUIRES(state_lock) {
     if (empty()) return;
     for (const auto& chunk : chunks_) {
       for (uint32_t i = 0; i < kChunk; ++i) {
@@ -99,8 +112,9 @@ class PostBatchPool {
     }
   }
   template <class F>
-  void each(F&& visit) const {
-    const_cast<PostBatchPool*>(this)->each([&](const PostBatch& post_batch) { visit(post_batch); });
+  void each(F&& visit) const FABRIC_REQUIRES(state_lock) {
+    const_cast<PostBatchPool*>(this)->each([&](const PostBatch& post_batch)
+                                               FABRIC_REQUIRES(state_lock) { visit(post_batch); });
   }
 
  private:

@@ -7,57 +7,59 @@
 
 namespace fabric::core {
 
-/// The rare turns that things take: what the engine did about failures, and how peers and memory
-/// were let go. Off the hot path, so each is counted; Engine::dump_json() shows them as "protocol_counters",
-/// and the swarm looks whether all of them are ever taken.
+/// Rare events of the failover, liveness and release protocols. They are off the hot path, so each
+/// is counted. Engine::dump_json() shows the counts as "protocol_counters"; the swarm checks that
+/// every event occurs.
 enum class ProtocolEvent : uint8_t {
   kPathOpened,
   kPathBroke,
-  kPathTornDown,  ///< its operation did not drain
+  kPathTornDown,  ///< because an operation did not drain
   kPathBackedOff,
   kOtherRailPaired,  ///< no good path was left
   kWriteInDoubt,
-  kWriteFoundDelivered,  ///< the target had it after all
+  kWriteFoundDelivered,  ///< by the drain report of the target
   kWriteReplayed,
-  kShardReplayed,      ///< all of it, because some slice was lost
-  kWriteGivenUp,       ///< by a network without connections: its fate is unknown
-  kGivenUpWriteResent,  ///< and sent again, because it never left
-  kReconciledUnproved,    ///< the target could not say what it took
+  kShardReplayed,       ///< the entire shard, because a slice was lost
+  kWriteGivenUp,        ///< by a network without connections: delivery unknown
+  kGivenUpWriteResent,  ///< it was never sent, so it could not arrive twice
+  kReconciledUnproved,  ///< the drain report was not exact
   kProbeSent,
   kProbeAnswered,
   kProbeFailed,
   kRailDown,
   kRailUp,
   kRerouted,
-  kStoppedQueued,  ///< ended by deadline or cancel before anything was posted
-  kStoppedPosted,
-  kDrainTimedOut,  ///< ended without the word of the target
-  kKeyPoisoned,   ///< we told a peer that a write has an unknown fate
-  kKeyAborted,   ///< we were told
+  kStoppedQueued,  ///< by deadline or cancel, before anything was posted
+  kStoppedPosted,  ///< the same, with writes in flight
+  kDrainTimedOut,  ///< completed without the drain report
+  kKeyPoisoned,    ///< sent: a counted write has unknown delivery
+  kKeyAborted,     ///< received: the same from a peer
   kPeerStalled,
   kPeerResumed,
   kPeerLostByEvidence,
   kPeerLostBySilence,
-  kLeaseExpired,  ///< nothing was posted because the peer might have given us up
-  kFenceByReply,
-  kFenceWithoutPeer,
+  kLeaseExpired,      ///< nothing is posted: the peer may consider us lost
+  kFenceByReply,      ///< the peer confirmed that it is quiet
+  kFenceWithoutPeer,  ///< no usable reply: this side has to prove it alone
   kFenceProvedLate,
   kRegionProved,
   kRegionProvedLate,
-  kGraceExpired,  ///< an importer did not answer in time
+  kGraceExpired,  ///< an importer did not reply in time
 };
 inline constexpr uint32_t kProtocolEvents = static_cast<uint32_t>(ProtocolEvent::kGraceExpired) + 1;
 
 const char* to_string(ProtocolEvent event) noexcept;
 
-/// How often each was taken, and each control message said and heard. State lock held.
+/// How often each event occurred, and each control message was sent and received. State lock held.
 struct ProtocolCounters {
   static constexpr uint32_t kMessages = 32;
   std::array<uint64_t, kProtocolEvents> events{};
   std::array<uint64_t, kMessages> sent{}, received{};
 
   void count(ProtocolEvent event) noexcept { ++events[static_cast<uint32_t>(event)]; }
-  void count_sent(control::MessageType type) noexcept { ++sent[static_cast<uint32_t>(type) % kMessages]; }
+  void count_sent(control::MessageType type) noexcept {
+    ++sent[static_cast<uint32_t>(type) % kMessages];
+  }
   void count_received(control::MessageType type) noexcept {
     ++received[static_cast<uint32_t>(type) % kMessages];
   }

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "core/core.h"
 
-// Registration, descriptors, grants and import. How a region ends is in deregister.cc.
+// Registration, descriptors, grants and import. Deregistration is in deregister.cc.
 
 namespace fabric::core {
 
@@ -13,7 +13,7 @@ namespace {
 /// Imported regions of all peers together; per peer Config::regions_max bounds them.
 uint32_t remotes_max(const Config& config) noexcept {
   constexpr uint64_t kRemotesMax = 1u << 20;
-  // Twice: those that were taken back keep their slots for a while.
+  // Twice as many: revoked regions keep their slots for a while.
   const uint64_t all = uint64_t{config.peers_max + 1} * config.regions_max * 2;
   return static_cast<uint32_t>(std::min(all, kRemotesMax));
 }
@@ -49,7 +49,7 @@ Result<Registration> Regions::register_on_rails(const Memory& memory) {
       if (!key) {
         FABRIC_LOG(core_.log, kWarning, "core", "memory could not be registered",
                    {"network", network.name}, {"rail", rail.index}, {"error", key.error()});
-        // What the rails before this one took is given back; nobody was told of it yet.
+        // Undoes the registrations on earlier rails; no peer has a key of them yet.
         for (size_t done = 0; done <= n; ++done) {
           for (RailSlot& taken : core_.networks[done].rails) {
             if (done == n && taken.index >= rail.index) break;
@@ -82,7 +82,7 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
 
   auto keys = register_on_rails(memory);  // may block: outside the lock
   if (!keys) return keys.error();
-  std::lock_guard lock(core_.state_mutex);
+  const StateGuard lock(core_.state_mutex);
   uint32_t slot = 0;
   LocalRegion* region = core_.refuses() ? nullptr : locals_.acquire(slot);
   if (region == nullptr) {
@@ -118,7 +118,7 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
                            .session = grant == nullptr ? 0 : grant->session};
   for (size_t n = 0; n < core_.networks.size(); ++n) {
     const NetworkSlot& network = core_.networks[n];
-    // The own engine looks its keys up itself: "self" would only take room.
+    // This engine looks its own rkeys up directly: a section for "self" would only take room.
     if (network.is_self || (network.memory_kinds & kind_bit(region.memory.kind)) == 0) continue;
     control::RegionDesc::Section section{.network = network.name};
     for (const RailSlot& rail : network.rails) {
@@ -130,7 +130,7 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
 }
 
 Result<std::vector<std::byte>> Regions::desc(RegionId id) {
-  const auto lock = core_.lock_if_open();
+  const OpenStateGuard lock(core_);
   if (!lock) return fail(Errc::kClosed, "engine");
   LocalRegion* region = local(id);
   if (region == nullptr) return fail(Errc::kNotFound, "region");
@@ -145,7 +145,7 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
   Memory memory;
   uint64_t to_engine = 0;
   {
-    std::lock_guard lock(core_.state_mutex);
+    const StateGuard lock(core_.state_mutex);
     const LocalRegion* region = local(id);
     if (region == nullptr) return fail(Errc::kNotFound, "region");
     if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
@@ -162,13 +162,13 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
     memory = region->memory;
     to_engine = peer->remote.engine_id;
   }
-  // Keys of its own, so that one peer can be shut out where only the NIC's key table can do it.
+  // Separate rkeys, so that one peer can be fenced where only deregistration can do that (kRekey).
   auto keys = register_on_rails(memory);
   if (!keys) return keys.error();
-  std::lock_guard lock(core_.state_mutex);
+  const StateGuard lock(core_.state_mutex);
   LocalRegion* region = local(id);
   const Peer* peer = core_.peers.find(peer_id);
-  // Nobody would take back what is granted to a peer that was lost meanwhile.
+  // A grant to a peer that is lost by now would never be released.
   const bool lost =
       peer == nullptr || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
   if (region == nullptr || lost) {
@@ -206,7 +206,7 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
   if (desc->granted_to != 0 && desc->granted_to != core_.engine_id) {
     return fail(Errc::kPermission, "desc");
   }
-  // Its keys went with the session that they were granted in.
+  // The rkeys of a grant are released with the session that they were granted in.
   if (desc->session != 0 && desc->session != owner.my_session) return fail(Errc::kPeerLost, "desc");
   uint32_t live = 0;
   for (const uint32_t i : owner.imported) {
@@ -255,7 +255,7 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
   remote->owner_region = desc.region;
   remote->grant = desc.grant;
   remote->rkeys = std::move(keys);
-  if (remote->route != nullptr) remote->route->epoch = 0;  // was another region's
+  if (remote->route != nullptr) remote->route->epoch = 0;  // of the slot's previous region
   remote->has_network = std::move(has_network);
   remote->size_bytes.store(desc.size_bytes, std::memory_order_relaxed);
   remote->status.store(RemoteRegionSlot::Status::kLive, std::memory_order_relaxed);
@@ -274,10 +274,10 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
     core_.transfers.region_revoked(RemoteRegion(i, generation));
     revoked_.push_back(RemoteRegion(i, generation));
   }
-  // Nothing is queued for them. Whoever still holds an old handle hears kNotFound all the same.
+  // No operation is queued for these any more. Old handles get kNotFound by their generation.
   for (; revoked_.size() > core_.config.regions_max; revoked_.pop_front()) {
     RemoteRegionSlot* slot = remote(revoked_.front());
-    if (slot == nullptr) continue;  // went with its peer
+    if (slot == nullptr) continue;  // recycled with its peer
     if (Peer* was = core_.peers.find(slot->owner())) {
       std::erase(was->imported, revoked_.front().slot);
     }
@@ -290,10 +290,10 @@ void Regions::peer_lost(PeerId peer) {
   core_.transfers.routes_changed();
   for (uint32_t i = 0; i < locals_.made(); ++i) {
     LocalRegion& region = *locals_.at(i);
-    if (region.phase == LocalRegion::Phase::kReleasing) continue;  // its grants go with it
-    std::erase_if(region.grants, [&](const Grant& grant) {
+    if (region.phase == LocalRegion::Phase::kReleasing) continue;  // releases its grants too
+    std::erase_if(region.grants, [&](const Grant& grant) FABRIC_REQUIRES(state_lock) {
       if (grant.peer != peer) return false;
-      release_registration(grant.registration, kGrantCookie | peer.slot);  // nobody else has these keys
+      release_registration(grant.registration, kGrantCookie | peer.slot);
       return true;
     });
   }

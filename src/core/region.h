@@ -13,6 +13,7 @@
 #include "control/descriptor.h"
 #include "core/pages.h"
 #include "core/slot_table.h"
+#include "core/state_mutex.h"
 
 // Local registered memory, and peers' regions after import.
 
@@ -22,72 +23,79 @@ class EngineCore;
 struct Op;
 struct Peer;
 
-/// In a cookie of deregister_memory(): the keys were granted to the peer in that slot.
+/// Flag in a cookie of deregister_memory(): the rest is the slot of the peer that had the grant.
 inline constexpr uint32_t kGrantCookie = 1u << 31;
 
 using RailKeys = std::array<uint64_t, kRailsMax>;
 
-/// One registration on every rail: the open descriptor of a region, or a grant to one peer.
+/// The keys of one registration on every rail, per network. Each region has one for its open
+/// descriptor, and one more for each grant.
 struct Registration {
-  std::vector<RailKeys> local_keys{};  ///< per network
-  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_keys{};
+  std::vector<RailKeys> local_keys{};
+  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_keys{};  ///< rkeys as sent
 };
 
+/// Access to a region for one peer, under rkeys of its own.
 struct Grant {
   uint32_t number = 0;
   uint64_t to_engine = 0;
-  uint64_t session = 0;  ///< the peer's number
+  uint64_t session = 0;  ///< the peer's session number
   PeerId peer{};
   Registration registration{};
 };
 
+/// Registered local memory. Guarded by the state lock, except for `size_bytes`.
 struct LocalRegion : SlotHead {
   std::atomic<uint64_t> size_bytes{0};  ///< read by submitters; published by the generation
   Memory memory{};
   Registration registration{};
   std::vector<Grant> grants{};
-  uint32_t inflight = 0;  ///< pieces in flight that read it
-  bool has_open_desc = false;  ///< a descriptor went out that is good for anybody
+  uint32_t inflight = 0;       ///< in-flight writes that read it
+  bool has_open_desc = false;  ///< a descriptor was made that any engine may use
 
-  // Its end, in steps: importers are told and drain, own writes drain, the rails let go.
+  // Deregistration: kRevoking until importers and our own writes have drained, then kReleasing
+  // until every rail has deregistered it.
   enum class Phase : uint8_t { kLive, kRevoking, kReleasing };
   Phase phase = Phase::kLive;
-  uint32_t answers_awaited = 0;         ///< importers that have not said that they are quiet
-  uint32_t fences_awaited = 0;          ///< rails that have not proved it
+  uint32_t answers_awaited = 0;  ///< importers that have not replied kRegionRevoked
+  /// Confirmations outstanding (per rail, own rkeys and grants), +1 while they are being requested.
+  uint32_t fences_awaited = 0;
   uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
-  OpId unproved_op{};                      ///< that one
-  OwnedPages pages{};                   ///< from allocate(), to be unmapped at its end
+  OpId unproved_op{};                   ///< the deregistration that timed out
+  OwnedPages pages{};                   ///< from allocate(), unmapped once released
 };
 
 struct Path;
 struct RailSlot;
 
-/// The paths to a region, as found out by its last write (express.cc).
+/// The route of a remote region, cached by the fast path (fast_path.cc).
 struct CachedPath {
   Path* path = nullptr;
   RailSlot* rail = nullptr;
   uint64_t remote_key = 0;
 };
 struct CachedRoute {
-  uint64_t epoch = 0;  ///< of Transfers: another one, and it is found out again
-  MemoryKind source_kind{};   ///< of the source
+  uint64_t epoch = 0;  ///< valid while it equals Transfers::epoch_
+  MemoryKind source_kind{};
   uint8_t network = 0;
   Peer* peer = nullptr;
-  std::vector<CachedPath> paths{};  ///< none: only the long way
+  std::vector<CachedPath> paths{};  ///< empty: slow path only
 };
 
+/// A region of a peer after import. Guarded by the state lock, except for the atomics, which
+/// submitters read without it.
 struct RemoteRegionSlot : SlotHead {
   enum class Status : uint8_t { kLive, kRevoked, kPeerLost };
-  std::atomic<Status> status{Status::kLive};  ///< state lock; others get an early answer
+  std::atomic<Status> status{Status::kLive};  ///< submitters read it to reject early
   std::atomic<uint64_t> size_bytes{0};        ///< published by the generation
   MemoryKind kind = MemoryKind::kHost;
   RegionId owner_region{};
   uint32_t grant = 0;
-  /// Per network and rail of the owner: what each local rail posts with. The rails of a path may
-  /// pair in another way after a loss.
+  /// Per network and rail of the owner: the rkey for each local rail. All pairs of rails, because a
+  /// path may pair its rails differently after a rail was lost.
   std::vector<std::vector<RailKeys>> rkeys{};
-  std::vector<bool> has_network{};  ///< which networks the descriptor speaks of
-  std::unique_ptr<CachedRoute> route{};   ///< the worker's
+  std::vector<bool> has_network{};  ///< which networks the descriptor has rkeys for
+  std::unique_ptr<CachedRoute> route{};
 
   void set_owner(PeerId id) noexcept {
     owner_.store(uint64_t{id.generation} << 32 | id.slot, std::memory_order_relaxed);
@@ -101,7 +109,7 @@ struct RemoteRegionSlot : SlotHead {
   std::atomic<uint64_t> owner_{0};  ///< read by submitters; published by the generation
 };
 
-/// What the public MemoryRegion holds.
+/// State of the public MemoryRegion handle.
 struct RegionState {
   std::shared_ptr<EngineCore> core{};
   RegionId id{};
@@ -109,6 +117,19 @@ struct RegionState {
   OwnedPages owned{};  ///< from allocate()
 };
 
+/// Registered local memory (LocalRegion) and imported regions of peers (RemoteRegionSlot):
+/// registration, descriptors, grants and import (region.cc), revocation and deregistration with
+/// its proof (deregister.cc).
+///
+/// Owns both tables and the registrations on the rails. Threads: size look-ups run on submitting
+/// threads without a lock; register_memory(), desc() and grant() take the state lock themselves and
+/// call the rails outside of it, because a registration may block; for everything else the state
+/// lock is held.
+///
+/// Invariants: a slot of a local region is recycled, and its pages are unmapped, only after every
+/// rail has confirmed its deregistration: no write can land in it by then (contracts.md P13). A
+/// revoked imported region keeps its slot for a while, so that old handles get kNotFound and not
+/// another region.
 class Regions {
  public:
   explicit Regions(EngineCore& core);
@@ -116,7 +137,7 @@ class Regions {
   // Any thread, no lock. `what` names the argument in the error.
   Result<uint64_t> local_size(RegionId region, const char* what) const noexcept;
   Result<uint64_t> remote_size(RemoteRegion region, const char* what) const noexcept;
-  /// The same for hot code: kOk, or what the error says.
+  /// The same for the hot path: kOk, or the error's code.
   Errc local_size(RegionId region, uint64_t& size_bytes) const noexcept {
     if (!region) return Errc::kInvalidArgument;
     const LocalRegion* slot = locals_.find(region.slot, region.generation);
@@ -124,8 +145,8 @@ class Regions {
     size_bytes = slot->size_bytes.load(std::memory_order_relaxed);
     return Errc::kOk;
   }
-  /// `owner`: whose it is. Of a region that goes meanwhile it may be wrong; its operation then
-  /// fails anyway.
+  /// `owner` gets the owning peer. It may be stale if the region is revoked concurrently; the
+  /// worker then fails the operation.
   Errc remote_size(RemoteRegion region, uint64_t& size_bytes, PeerId& owner) const noexcept {
     if (!region) return Errc::kInvalidArgument;
     const RemoteRegionSlot* slot = remotes_.find(region.slot, region.generation);
@@ -143,58 +164,68 @@ class Regions {
     return slot == nullptr ? PeerId{} : slot->owner();
   }
 
-  // Any thread; registers on the rails outside the state lock, because that may block.
-  Result<RegionId> register_memory(const Memory& memory);
-  Result<std::vector<std::byte>> desc(RegionId region);
-  Result<std::vector<std::byte>> grant(RegionId region, PeerId peer);
+  // Any thread, state lock not held: registers on the rails, which may block.
+  Result<RegionId> register_memory(const Memory& memory) FABRIC_EXCLUDES(state_lock);
+  Result<std::vector<std::byte>> desc(RegionId region) FABRIC_EXCLUDES(state_lock);
+  Result<std::vector<std::byte>> grant(RegionId region, PeerId peer) FABRIC_EXCLUDES(state_lock);
 
   // State lock held.
-  LocalRegion* local(RegionId region) const noexcept {
+  LocalRegion* local(RegionId region) const noexcept FABRIC_REQUIRES(state_lock) {
     return locals_.find(region.slot, region.generation);
   }
-  RemoteRegionSlot* remote(RemoteRegion region) const noexcept {
+  RemoteRegionSlot* remote(RemoteRegion region) const noexcept FABRIC_REQUIRES(state_lock) {
     return remotes_.find(region.slot, region.generation);
   }
-  LocalRegion* at(uint32_t slot) const noexcept { return locals_.at(slot); }
-  RemoteRegionSlot* remote_at(uint32_t slot) const noexcept { return remotes_.at(slot); }
-  Result<RemoteRegion> import(Peer& owner, std::span<const std::byte> desc);
-  /// The owner of an imported region took it back. grant 0: all of it.
-  void revoke(Peer& owner, RegionId region, uint32_t grant);
-  void peer_lost(PeerId peer);
-  void forget_peer(PeerId peer);  ///< its slots may be used again
+  LocalRegion* at(uint32_t slot) const noexcept FABRIC_REQUIRES(state_lock) {
+    return locals_.at(slot);
+  }
+  RemoteRegionSlot* remote_at(uint32_t slot) const noexcept FABRIC_REQUIRES(state_lock) {
+    return remotes_.at(slot);
+  }
+  Result<RemoteRegion> import(Peer& owner, std::span<const std::byte> desc)
+      FABRIC_REQUIRES(state_lock);
+  /// The owner revoked an imported region. grant 0: the region and all its grants.
+  void revoke(Peer& owner, RegionId region, uint32_t grant) FABRIC_REQUIRES(state_lock);
+  void peer_lost(PeerId peer) FABRIC_REQUIRES(state_lock);
+  void forget_peer(PeerId peer) FABRIC_REQUIRES(state_lock);  ///< recycles the slots of its regions
 
-  void start_deregister(Op& op);
-  void begin_deregister(uint32_t slot);  ///< without an operation that waits for it
-  void stop_deregister(Op& op, Errc code);
-  void revoke_answered(RegionId region);  ///< one importer is quiet, or lost
-  void skip_answers(uint32_t slot);       ///< their grace is over
-  void source_drained(uint32_t slot);
-  void on_fenced(uint32_t cookie);
-  void close_all();
-  /// Takes over pages whose handle cannot wait for the end of the region. False: it has ended, and
-  /// they are still the caller's.
-  bool adopt_pages(RegionId region, OwnedPages& pages) noexcept;
-  /// True when the region is gone and nothing can land in it any more.
-  bool released(RegionId region) const noexcept;
-  uint32_t live() const noexcept { return locals_.live(); }
-  /// A key is not proved to be gone that the peer may have: one for anybody, or one of its own.
-  bool writable_by(PeerId peer) const noexcept;
+  void start_deregister(Op& op) FABRIC_REQUIRES(state_lock);
+  void begin_deregister(uint32_t slot)
+      FABRIC_REQUIRES(state_lock);  ///< also without an operation that waits for it
+  void stop_deregister(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
+  void revoke_answered(RegionId region)
+      FABRIC_REQUIRES(state_lock);  ///< one importer has drained, or is lost
+  void skip_answers(uint32_t slot)
+      FABRIC_REQUIRES(state_lock);  ///< the grace period of the importers is over
+  void source_drained(uint32_t slot) FABRIC_REQUIRES(state_lock);
+  void on_fenced(uint32_t cookie) FABRIC_REQUIRES(state_lock);
+  void close_all() FABRIC_REQUIRES(state_lock);
+  /// Takes ownership of pages whose handle cannot wait for the release of the region. False: the
+  /// region is released already, and the caller keeps the pages.
+  bool adopt_pages(RegionId region, OwnedPages& pages) noexcept FABRIC_REQUIRES(state_lock);
+  /// True once the region is deregistered on every rail: no write can land in it.
+  bool released(RegionId region) const noexcept FABRIC_REQUIRES(state_lock);
+  uint32_t live() const noexcept FABRIC_REQUIRES(state_lock) { return locals_.live(); }
+  /// Some rkey that the peer may have is still registered: of an open descriptor, or of its grant.
+  bool writable_by(PeerId peer) const noexcept FABRIC_REQUIRES(state_lock);
 
  private:
   Result<Registration> register_on_rails(const Memory& memory);
 
-  void release_rails(uint32_t slot);
-  void release_registration(const Registration& keys, uint32_t slot);
-  Result<RemoteRegion> import_new(Peer& owner, const control::RegionDesc& desc);
+  void release_rails(uint32_t slot) FABRIC_REQUIRES(state_lock);
+  void release_registration(const Registration& keys, uint32_t cookie) FABRIC_REQUIRES(state_lock);
+  Result<RemoteRegion> import_new(Peer& owner, const control::RegionDesc& desc)
+      FABRIC_REQUIRES(state_lock);
   Result<std::vector<std::byte>> encode_desc(const LocalRegion& region, RegionId id,
-                                             const Registration& keys, const Grant* grant) const;
+                                             const Registration& keys, const Grant* grant) const
+      FABRIC_REQUIRES(state_lock);
 
   EngineCore& core_;
   SlotTable<LocalRegion> locals_;
   SlotTable<RemoteRegionSlot> remotes_;
-  /// Imported regions that were taken back, oldest first: their slots say so for a while.
-  std::deque<RemoteRegion> revoked_;
-  uint32_t next_grant_ = 1;
+  /// Revoked imported regions, oldest first; the oldest slots beyond regions_max are recycled.
+  std::deque<RemoteRegion> revoked_ FABRIC_GUARDED_BY(state_lock);
+  uint32_t next_grant_ FABRIC_GUARDED_BY(state_lock) = 1;
 };
 
 }  // namespace fabric::core

@@ -10,17 +10,17 @@
 
 #include "base/driver.h"
 
-// How the core finds networks without knowing one: src/providers/registry.cc defines these.
+// How the core opens networks without naming a provider: src/providers/registry.cc defines these.
 
 namespace fabric::core {
 
 /// Opens `spec.provider`.
 ///
 /// Fails with kUnsupported ("networks.provider") when this build has no provider of that name, and
-/// with whatever the provider says.
+/// with the provider's error.
 Result<std::unique_ptr<OpenNetwork>> open_network(const Network& spec, const OpenContext& context);
 
-/// Names of the providers in this build, in the order in which they would be preferred.
+/// Names of the providers in this build, in order of preference.
 std::vector<std::string> built_providers();
 
 }  // namespace fabric::core

@@ -17,15 +17,15 @@ constexpr uint32_t kInboxesMax = 65536;
 constexpr uint32_t kFlagsMax = 1u << 20;
 constexpr uint32_t kWatchersMax = 65536;
 
-// Room in the callback queue beyond one entry per operation: messages, watchers, peers. What does
-// not fit waits at its source.
+// Room in the callback queue for messages, watchers and peer events, in addition to one entry per
+// operation. What does not fit waits at its source.
 constexpr uint32_t kCallbacksExtra = 1024;
 
-// A subscriber that does not read loses nothing until so many of the engine's own events wait;
-// beyond it the oldest ones go, and the log says so.
+// How many of the engine's own events wait for a subscriber that does not read. Beyond that the
+// oldest are dropped, with a log line.
 constexpr size_t kWaitingEventsMax = 65536;
 
-// Callbacks per call of run_callbacks(): an inline application gets its loop back.
+// Callbacks per call of run_callbacks(): bounds how long an inline application's loop is blocked.
 constexpr uint32_t kCallbacksPerRun = 256;
 
 thread_local uint32_t t_callback_depth = 0;
@@ -73,8 +73,8 @@ Result<void> Reporter::reserve_room(const Notify& notify) noexcept {
   }
   InboxSlot* inbox = inboxes.find(slot, generation);
   if (inbox == nullptr) return fail(Errc::kNotFound, "notify");
-  // Sequentially consistent for the sake of reserve_or_starve(). The count only bounds; the ring
-  // orders the events themselves.
+  // Sequentially consistent because of reserve_or_starve(). The count only bounds; the ring orders
+  // the events themselves.
   uint64_t seen = inbox->reserved.load(std::memory_order_seq_cst);
   do {
     if (seen >> 32 != generation) return fail(Errc::kNotFound, "notify");
@@ -86,9 +86,9 @@ Result<void> Reporter::reserve_room(const Notify& notify) noexcept {
   return {};
 }
 
-/// For an event that nobody reserved room for. False: there is none, and the reader has been asked
-/// to wake the worker once it makes some. Asked first, then looked: the reader makes room first and
-/// then looks whether it was asked.
+/// For an event without a reservation. False: there is no room, and the reader will kick the worker
+/// once it makes some. Sets `starved` first and then tries again; the reader makes room first and
+/// then reads `starved`.
 bool Reporter::reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept {
   if (reserve(notify)) return true;
   inbox.starved.store(true, std::memory_order_seq_cst);  // pairs with Inbox::poll()
@@ -102,7 +102,7 @@ void Reporter::unreserve(const Notify& notify) noexcept {
   if (inbox == nullptr) return;
   uint64_t seen = inbox->reserved.load(std::memory_order_relaxed);  // confirmed below
   do {
-    if (seen >> 32 != generation) return;  // it went meanwhile, and its places with it
+    if (seen >> 32 != generation) return;  // destroyed, and its reservations with it
   } while (!inbox->reserved.compare_exchange_weak(seen, seen - 1, std::memory_order_relaxed));
 }
 
@@ -120,7 +120,8 @@ void Reporter::report_part(const Op& op, const PartCompletion& completion) {
   if (n >= Batch::kFailuresMax) return;
   if (batch->failures == nullptr)
     batch->failures = std::make_unique<Failure[]>(Batch::kFailuresMax);
-  batch->failures[n] = {op.id(), completion.peer, completion.part, completion.code, completion.remote};
+  batch->failures[n] = {op.id(), completion.peer, completion.part, completion.code,
+                        completion.remote};
   batch->failure_count.store(n + 1, std::memory_order_release);  // pairs with Batch::failures()
 }
 
@@ -135,7 +136,7 @@ void Reporter::defer_for_peer(uint32_t peer) {
   deferred_.charged = 0;
 }
 
-/// Slots first: who waits for a batch may submit as soon as it sees the end of it.
+/// Slots first: a thread that waits for the batch may submit as soon as it sees it empty.
 void Reporter::report_deferred() {
   if (deferred_.slot_count != 0 || deferred_.charged != 0) {
     if (deferred_.charged != 0) core_.ops.uncharge(deferred_.quota_peer, deferred_.charged);
@@ -155,11 +156,13 @@ void Reporter::report_deferred() {
 }
 
 void Reporter::report_op(Op& op, const Event& event) {
+  core_.state_mutex.assert_held();
   const Notify notify = op.notify;
   const BatchId batch = op.batch;
   const bool has_call = NotifyAccess::kind(notify) == NotifyAccess::Kind::kCall;
   const bool silent = NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone;
-  // Without a batch or a notify that can carry a failure, the subscribers hear of it (P1).
+  // A failure that neither a batch nor a Notify can carry goes to the subscribers
+  // (contracts.md P1).
   const bool flagged = NotifyAccess::kind(notify) == NotifyAccess::Kind::kFlag;
   const BatchSlot* joined = batch ? batches.find(batch.slot, batch.generation) : nullptr;
   const bool abandoned =
@@ -167,7 +170,7 @@ void Reporter::report_op(Op& op, const Event& event) {
   if (event.code != Errc::kOk && (silent || flagged) && (joined == nullptr || abandoned)) {
     report_unhandled(event);
   }
-  // Whoever sees the event finds the slot free and its parts counted.
+  // Before the event is visible: its reader may rely on the free slot and on the batch counts.
   if (batch) flush_deferred();
   if (!has_call) core_.ops.give_back(op);
   if (!silent) deliver(notify, event, {}, has_call ? &op : nullptr);
@@ -182,7 +185,7 @@ void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extr
       return;
     case Kind::kFlag: {
       FlagSlot* flag = flags.find(NotifyAccess::slot(notify), NotifyAccess::generation(notify));
-      // Release: pairs with Flag::load(); what the operation brought is visible to who sees it.
+      // Release pairs with Flag::load(): data before flag.
       if (flag != nullptr && event.code == Errc::kOk) {
         flag->word.store(NotifyAccess::value(notify), std::memory_order_release);
       }
@@ -206,7 +209,7 @@ void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extr
         item.op = op->self;
         op->state.store(OpState::kReporting, std::memory_order_relaxed);
       }
-      // One entry per operation slot is always there; the slot comes back after the callback.
+      // There is always room: one entry per slot, and the slot is given back after the callback.
       queue_callback(item);
       return;
     }
@@ -218,7 +221,7 @@ bool Reporter::push_inbox(InboxSlot& inbox, const Event& event, const EventExtra
   // Acquire pairs with the release in Inbox::fd().
   if (const int fd = inbox.fd.load(std::memory_order_acquire); fd >= 0) {
     const uint64_t one = 1;
-    // Cannot fail but by overflow of the counter, which leaves the descriptor readable: fine.
+    // Can only fail by overflow of the counter, which leaves the descriptor readable.
     [[maybe_unused]] const auto n = ::write(fd, &one, sizeof one);
   }
   inbox.event_count.wake();
@@ -226,8 +229,8 @@ bool Reporter::push_inbox(InboxSlot& inbox, const Event& event, const EventExtra
 }
 
 bool Reporter::queue_callback(const CallbackItem& item) {
-  // The rest of the ring is left to operations. Asked first, then looked once more, as in
-  // reserve_or_starve(); pairs with run_callbacks().
+  // The rest of the ring is reserved for operations. Sets `starved` first and then checks again, as
+  // in reserve_or_starve(); pairs with run_callbacks().
   const auto full = [this] {
     return callbacks_queued_.load(std::memory_order_seq_cst) >= kCallbacksExtra;
   };
@@ -235,9 +238,9 @@ bool Reporter::queue_callback(const CallbackItem& item) {
     callbacks_starved_.store(true, std::memory_order_seq_cst);
     if (full()) return false;
   }
-  // Before it is there to be run, so that the count never runs below zero.
+  // Before the push, so that the count never drops below zero.
   callbacks_queued_.fetch_add(1, std::memory_order_relaxed);
-  // One place per operation and kCallbacksExtra for the others: it cannot be full.
+  // One entry per operation and kCallbacksExtra for the others: it cannot be full.
   FABRIC_CHECK(callbacks_.push(item), "callback queue overflow");
   core_.driver->wake_callbacks(core_);
   return true;
@@ -254,7 +257,7 @@ void Reporter::publish(const Event& event) {
     if (state->waiting.size() >= kWaitingEventsMax) {
       state->waiting.pop_front();
       FABRIC_LOG(core_.log, kWarning, "core",
-                 "a subscriber does not read: its oldest event is gone",
+                 "a subscriber does not read: dropping its oldest event",
                  {"waiting", state->waiting.size()});
     }
     state->waiting.push_back({event, nullptr});
@@ -266,7 +269,7 @@ void Reporter::publish(const Event& event) {
 Reporter::Listener Reporter::listener(uint16_t channel) const noexcept {
   for (const auto& state : listeners_) {
     if (state->channel != channel) continue;
-    // Acquire pairs with release_extra(): the room that is seen is there.
+    // Acquire pairs with release_extra().
     const uint32_t held = state->held->load(std::memory_order_acquire);
     return held < core_.config.message_buffers ? Listener::kReady : Listener::kFull;
   }
@@ -307,7 +310,7 @@ bool Reporter::hand_over(SubscriptionState& state, const SubscriptionState::Wait
   }
   InboxSlot* inbox =
       inboxes.find(NotifyAccess::slot(state.notify), NotifyAccess::generation(state.notify));
-  if (inbox == nullptr) {  // the inbox is gone: nobody can read it
+  if (inbox == nullptr) {  // destroyed: no reader is left
     release_extra(extra);
     return true;
   }
@@ -337,14 +340,14 @@ uint32_t Reporter::flush() {
     pending_seals_.pop_front();
     ++done;
   }
-  // Acquire pairs with the release in run_one(): the callback no longer touches it.
+  // Acquire pairs with the release in run_one(): no callback uses it any more.
   std::erase_if(unsubscribed_, [](const auto& state) {
     return state->queued.load(std::memory_order_acquire) == 0;
   });
   const auto waits = [](const auto& state) { return !state->waiting.empty(); };
   has_waiting_ = !pending_seals_.empty() || !unsubscribed_.empty() ||
-              std::any_of(subscribers_.begin(), subscribers_.end(), waits) ||
-              std::any_of(listeners_.begin(), listeners_.end(), waits);
+                 std::any_of(subscribers_.begin(), subscribers_.end(), waits) ||
+                 std::any_of(listeners_.begin(), listeners_.end(), waits);
   return done;
 }
 
@@ -353,7 +356,7 @@ Result<std::shared_ptr<SubscriptionState>> Reporter::subscribe(
   using Kind = NotifyAccess::Kind;
   const Kind kind = NotifyAccess::kind(state->notify);
   if (kind != Kind::kCall && kind != Kind::kInbox) return fail(Errc::kInvalidArgument, "notify");
-  // Only whether it is one of ours and there: room is taken event by event.
+  // Only checks that it exists and belongs to this engine: room is reserved event by event.
   if (auto ok = reserve(state->notify); !ok && ok.error().code != Errc::kExhausted) {
     return ok.error();
   } else if (ok) {
@@ -386,13 +389,13 @@ void Reporter::release_extra(const EventExtra& extra) noexcept {
   if (extra.message != nullptr) {
     extra.message->held->fetch_sub(1, std::memory_order_release);  // pairs with listener()
     delete extra.message;
-    core_.kick();  // a message that was held back may fit now
+    core_.kick();  // there may be room for a held message now
   }
   if (extra.watcher_generation != 0) {
     WatcherSlot* watcher = watchers.find(extra.watcher_slot, extra.watcher_generation);
     if (watcher == nullptr) return;
     watcher->outstanding.store(false, std::memory_order_release);  // pairs with poll_watchers()
-    core_.kick();  // its word may have moved meanwhile
+    core_.kick();  // its word may have changed while the event was unread
   }
 }
 
@@ -410,7 +413,7 @@ uint32_t Reporter::run_callbacks() noexcept {
 
 bool Reporter::handed_over() const noexcept {
   const auto served = [](const auto& state) {
-    // An inbox that nobody reads holds nobody up.
+    // An inbox that is never read must not block close().
     return state->waiting.empty() || NotifyAccess::kind(state->notify) != NotifyAccess::Kind::kCall;
   };
   return pending_seals_.empty() && std::all_of(subscribers_.begin(), subscribers_.end(), served);
@@ -445,7 +448,7 @@ void Reporter::run_one(CallbackItem& item) noexcept {
 
 uint32_t Reporter::poll_watchers() {
   uint32_t done = 0;
-  std::erase_if(final_values_, [&](uint32_t index) {
+  std::erase_if(final_values_, [&](uint32_t index) FABRIC_REQUIRES(state_lock) {
     WatcherSlot* watcher = watchers.at(index);
     const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);  // as below
     if (value != watcher->reported && !queue_watch(index, *watcher, value)) return false;
@@ -454,7 +457,7 @@ uint32_t Reporter::poll_watchers() {
   });
   for (const uint32_t index : armed_watchers_) {
     WatcherSlot* watcher = watchers.at(index);
-    // Acquire pairs with release_extra(): the reader is done with the step before.
+    // Acquire pairs with release_extra(): the reader is done with the previous value.
     if (watcher->outstanding.load(std::memory_order_acquire)) continue;
     // Acquire pairs with Watcher::store() or a foreign release store.
     const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);
@@ -496,7 +499,7 @@ InboxSlot* Reporter::make_inbox(uint32_t depth, uint32_t& index) {
   inbox->ring = std::make_unique<SpscRing<InboxEntry>>(depth);
   inbox->depth.store(depth, std::memory_order_relaxed);
   inbox->starved.store(false, std::memory_order_relaxed);
-  // Release: who sees the new life sees its depth.
+  // Release: a thread that sees the new generation sees its depth.
   const uint64_t generation = SlotTable<InboxSlot>::next_generation(*inbox);
   inbox->reserved.store(generation << 32, std::memory_order_release);
   inboxes.publish(index);
@@ -506,15 +509,15 @@ InboxSlot* Reporter::make_inbox(uint32_t depth, uint32_t& index) {
 void Reporter::drop_inbox(uint32_t index) {
   InboxSlot* inbox = inboxes.at(index);
   inboxes.hide(index);
-  // Operations that still report here find it gone and tell the subscribers; what was queued and
-  // never read goes the same way.
+  // Operations that report here later do not find it, and publish to the subscribers instead; so do
+  // completions that were queued and never read.
   InboxEntry entry;
   while (inbox->ring->pop(entry)) {
     if (entry.event.kind == EventKind::kDone) publish(entry.event);
     release_extra(entry.extra);
   }
   if (const int fd = inbox->fd.exchange(-1, std::memory_order_acq_rel); fd >= 0) ::close(fd);
-  inbox->ring.reset();  // the slot may rest for long
+  inbox->ring.reset();  // the slot may stay unused for long
   inboxes.recycle(index);
 }
 
@@ -552,10 +555,10 @@ void Reporter::arm_watcher(uint32_t index, bool armed) {
   if (armed) {
     armed_watchers_.push_back(index);
   } else {
-    // The last value is queued before disarm() returns, also behind one that nobody has taken yet.
+    // The last value is queued before disarm() returns, even if the previous one is still unread.
     const uint64_t value = __atomic_load_n(&watcher->word, __ATOMIC_ACQUIRE);
     if (value != watcher->reported && !queue_watch(index, *watcher, value)) {
-      final_values_.push_back(index);  // no room: it follows as soon as there is
+      final_values_.push_back(index);  // no room: poll_watchers() tries again
     }
     std::erase(armed_watchers_, index);
   }

@@ -15,16 +15,16 @@
 #include "base/spsc.h"
 #include "core/op.h"
 #include "core/slot_table.h"
+#include "core/state_mutex.h"
 
-// Where things end: batches, inboxes, flags, subscriptions and the callback queue. Everything is
-// reported by the worker, under the state lock; only the reader's side of an inbox and the running
-// of callbacks happen elsewhere.
+// Delivery of completions and events: batches, inboxes, flags, watchers, subscriptions and the
+// callback queue.
 
 namespace fabric::core {
 
 class EngineCore;
 
-/// Opens Notify to the core: the public type shows its users nothing.
+/// Gives the core access to the private members of Notify.
 struct NotifyAccess {
   using Kind = Notify::Kind;
   static Kind kind(const Notify& n) noexcept { return n.kind_; }
@@ -44,8 +44,8 @@ struct MessageBuffer {
   std::shared_ptr<std::atomic<uint32_t>> held{};  ///< its listener's count of unread messages
 };
 
-/// What has to happen once the reader is done with an event: the message buffer is given back, the
-/// watcher may queue its next step.
+/// What to release once the reader is done with an event: a message buffer, or a watcher, which may
+/// then queue its next value.
 struct EventExtra {
   MessageBuffer* message = nullptr;
   uint32_t watcher_slot = 0, watcher_generation = 0;
@@ -58,15 +58,15 @@ struct InboxEntry {
 
 struct InboxSlot : SlotHead {
   std::unique_ptr<SpscRing<InboxEntry>> ring{};
-  /// Promised to operations, or queued; the generation above it, so that a submitter who found the
-  /// inbox just before it went cannot take a place in the next one. It only bounds: the ring orders
-  /// the events themselves.
+  /// Low half: events reserved by operations, or queued. High half: the generation, so that a
+  /// submitter that found the inbox just before it was destroyed cannot reserve room in its
+  /// successor. It only bounds: the ring orders the events themselves.
   std::atomic<uint64_t> reserved{0};
   std::atomic<uint32_t> depth{0};  ///< relaxed: published by the release of `reserved`
-  /// An event that had no reservation waits for room. The worker sets it and tries once more, the
-  /// reader lowers `reserved` and then looks: sequentially consistent, so one sees the other.
+  /// An event without a reservation waits for room. The worker sets it and then tries once more;
+  /// the reader lowers `reserved` and then reads it. Sequentially consistent: one sees the other.
   std::atomic<bool> starved{false};
-  /// Made by the reader, written to by the worker: release pairs with the acquire in push_inbox().
+  /// Created by the reader, signalled by the worker: release pairs with acquire in push_inbox().
   std::atomic<int> fd{-1};
   EventCount event_count{};
 };
@@ -79,23 +79,23 @@ struct InboxState {
   std::vector<EventExtra> taken{};  ///< of the previous poll
 };
 
-/// The low half of a batch's word; the high half is its generation.
+/// The low half of the word of a batch; the high half is its generation.
 struct BatchWord {
   static constexpr uint64_t kRefuses = 1ull << 31;    ///< no new members: sealed or cancelled
-  static constexpr uint64_t kCancelled = 1ull << 30;  ///< members not yet taken end at once
-  static constexpr uint64_t kAbandoned = 1ull << 29;  ///< its handle is gone
-  static constexpr uint64_t kSealed = 1ull << 28;     ///< reports when nothing is pending
+  static constexpr uint64_t kCancelled = 1ull << 30;  ///< begin() completes members at once
+  static constexpr uint64_t kAbandoned = 1ull << 29;  ///< its handle was destroyed
+  static constexpr uint64_t kSealed = 1ull << 28;     ///< `on_empty` is due when none is pending
   static constexpr uint64_t kPending = kSealed - 1;
 };
 
 struct BatchSlot : SlotHead {
-  /// One word, so that "may I join?" and "I have joined" are one step. Every change is an acquire
-  /// and release read-modify-write: who finds nothing pending has acquired all that members
-  /// recorded.
+  /// One word, so that checking the flags and joining are one atomic step. Every change is an
+  /// acquire-release read-modify-write: a thread that finds nothing pending has acquired everything
+  /// that members recorded.
   std::atomic<uint64_t> word{0};
   std::atomic<uint64_t> delivered{0}, failed{0}, unknown{0};  ///< relaxed: published by the word
-  std::atomic<uint32_t> failure_count{0};  ///< release: the entry before it is complete
-  std::unique_ptr<Failure[]> failures{};   ///< made with the first failure, under the state lock
+  std::atomic<uint32_t> failure_count{0};  ///< release: the entries below it are complete
+  std::unique_ptr<Failure[]> failures{};   ///< allocated for the first failure; state lock
   Notify on_empty{};
   EventCount event_count{};
 };
@@ -118,9 +118,9 @@ struct FlagState {
 };
 
 struct WatcherSlot : SlotHead {
-  alignas(8) uint64_t word = 0;  ///< the user's or a kernel's to store to
-  /// An event is queued and not yet taken. The reader's release pairs with the acquire of the
-  /// worker, which alone sets it; polled, so being late costs a turn and loses nothing.
+  alignas(8) uint64_t word = 0;  ///< stored to by the user or by a GPU kernel
+  /// An event is queued and not yet read. The reader's release pairs with the acquire of the
+  /// worker, which alone sets it. It is polled: a late read costs one turn and loses nothing.
   std::atomic<bool> outstanding{false};
   std::atomic<bool> armed{false};  ///< state lock
   bool polled = true;
@@ -145,10 +145,10 @@ struct SubscriptionState {
     Event event{};
     MessageBuffer* message = nullptr;
   };
-  std::deque<Waiting> waiting{};  ///< queued and not yet handed over; state lock
-  /// Messages queued or handed over and not yet read.
+  std::deque<Waiting> waiting{};  ///< for room in the inbox or callback queue; state lock
+  /// Messages that are waiting or delivered, and not yet read.
   std::shared_ptr<std::atomic<uint32_t>> held = std::make_shared<std::atomic<uint32_t>>(0);
-  std::atomic<uint32_t> queued{0};  ///< callbacks in the queue: keeps a retired one in memory
+  std::atomic<uint32_t> queued{0};  ///< callbacks in the queue: this must outlive them
   std::recursive_mutex running{};   ///< held while its callback runs
   bool alive = true;                ///< under `running`
 };
@@ -160,16 +160,34 @@ struct CallbackItem {
   Callback fn = nullptr;
   void* context = nullptr;
   uint32_t op = UINT32_MAX;                   ///< its slot is given back afterwards
-  SubscriptionState* subscription = nullptr;  ///< kept alive while `queued` is not zero
+  SubscriptionState* subscription = nullptr;  ///< alive while its `queued` is not zero
 };
 
+/// Delivers completions and events to where the user wants them: batches, inboxes, flags, callbacks
+/// and subscriptions. The last step of every operation: report_op() or one of the deferred variants
+/// is called exactly once for each, after it has completed.
+///
+/// Owner: EngineCore. The worker reports, under the state lock. Three things happen on other
+/// threads and without the lock: submitters reserve room, readers take events out of their inbox,
+/// and the callback thread runs callbacks.
+///
+/// A report cannot fail. Room for it is reserved when the operation is submitted: a place in the
+/// inbox, membership in the batch; the callback queue has one place per operation slot. Events
+/// without an operation (messages, watchers, peer states) have no reservation, and wait at their
+/// source until flush() finds room.
+///
+/// Deferred reports: an operation that succeeded and has no Notify only changes counts. Several of
+/// them are summed up in `deferred_` and applied together by flush_deferred(), at the end of the
+/// turn at the latest: one atomic operation on the batch instead of one for each. The operation
+/// slots are given back before the batch changes, so that a thread that sees its batch empty can
+/// submit.
 class Reporter {
  public:
   explicit Reporter(EngineCore& core);
   ~Reporter();
 
   // Any thread, no lock.
-  /// Promises room for one report. Fails with kExhausted, kNotFound (inbox or flag is gone),
+  /// Reserves room for one report. Fails with kExhausted, kNotFound (inbox or flag destroyed),
   /// kInvalidArgument (of another engine); `what` is "notify".
   Result<void> reserve(const Notify& notify) noexcept {
     if (NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone) return {};
@@ -187,15 +205,15 @@ class Reporter {
     Errc code = Errc::kOk;
     Remote remote = Remote::kDelivered;
   };
-  void report_part(const Op& op, const PartCompletion& completion);
-  /// Of an operation that all went well and whose end is only counted: the batches and the table
-  /// are told of several together, by flush_deferred().
-  void defer_parts(const Op& op, uint32_t n) {
+  void report_part(const Op& op, const PartCompletion& completion) FABRIC_REQUIRES(state_lock);
+  // The deferred reports of operations that succeeded and have no Notify. Hot.
+  /// `n` parts of the operation were delivered.
+  void defer_parts(const Op& op, uint32_t n) FABRIC_REQUIRES(state_lock) {
     if (!op.batch) return;
     if (deferred_.batch != op.batch) defer_for_batch(op.batch);
     deferred_.delivered += n;
   }
-  void defer_op(Op& op) {
+  void defer_op(Op& op) FABRIC_REQUIRES(state_lock) {
     if (op.batch) {
       if (deferred_.batch != op.batch) defer_for_batch(op.batch);
       ++deferred_.completed;
@@ -204,8 +222,9 @@ class Reporter {
     if (op.quota_peer != UINT32_MAX) ++deferred_.charged;
     defer_slot(op);
   }
-  /// The same for several writes of one batch to one peer, whose slots were told by defer_slot().
-  void defer_writes(BatchId batch, uint32_t peer, uint32_t n) {
+  /// defer_parts() and defer_op() for `n` writes of one batch to one peer, except for their slots,
+  /// which go through defer_slot().
+  void defer_writes(BatchId batch, uint32_t peer, uint32_t n) FABRIC_REQUIRES(state_lock) {
     if (batch) {
       if (deferred_.batch != batch) defer_for_batch(batch);
       deferred_.delivered += n;
@@ -214,33 +233,38 @@ class Reporter {
     if (peer != deferred_.quota_peer) defer_for_peer(peer);
     deferred_.charged += n;
   }
-  void defer_slot(Op& op) {
+  void defer_slot(Op& op) FABRIC_REQUIRES(state_lock) {
     OpTable::reset(op);
     deferred_.slots[deferred_.slot_count++] = op.self;
     if (deferred_.slot_count == deferred_.slots.size()) report_deferred();
   }
-  void flush_deferred() {
+  void flush_deferred() FABRIC_REQUIRES(state_lock) {
     if (deferred_.slot_count != 0 || deferred_.charged != 0 || deferred_.batch) report_deferred();
   }
   static bool is_silent(const Notify& notify) noexcept {
     return NotifyAccess::kind(notify) == NotifyAccess::Kind::kNone;
   }
-  /// Reports the operation, gives its slot back unless a callback still has to run.
-  void report_op(Op& op, const Event& event);
-  /// To every subscriber.
-  void publish(const Event& event);
+  /// Reports the operation and gives its slot back, unless a callback still has to run.
+  void report_op(Op& op, const Event& event) FABRIC_REQUIRES(state_lock);
+  /// Delivers the event to every subscriber.
+  void publish(const Event& event) FABRIC_REQUIRES(state_lock);
   enum class Listener : uint8_t { kMissing, kFull, kReady };
-  Listener listener(uint16_t channel) const noexcept;
+  Listener listener(uint16_t channel) const noexcept FABRIC_REQUIRES(state_lock);
   /// Only when listener() says kReady.
-  void deliver_message(uint16_t channel, const Event& event,
-                       std::unique_ptr<MessageBuffer> message);
-  uint32_t poll_watchers();  ///< queues what moved; how many
-  bool has_watchers() const noexcept { return !armed_watchers_.empty() || !final_values_.empty(); }
-  bool has_waiting() const noexcept { return has_waiting_; }
-  bool has_polled_watchers() const noexcept { return polled_armed_ > 0; }
-  uint32_t flush();  ///< hands over what waited for room; how many
-  void leave_batch(BatchId batch, uint32_t members = 1);
-  void wake_readers() noexcept;  ///< the engine closes: whoever waits at an inbox looks again
+  void deliver_message(uint16_t channel, const Event& event, std::unique_ptr<MessageBuffer> message)
+      FABRIC_REQUIRES(state_lock);
+  uint32_t poll_watchers() FABRIC_REQUIRES(state_lock);  ///< queues what moved; how many
+  bool has_watchers() const noexcept FABRIC_REQUIRES(state_lock) {
+    return !armed_watchers_.empty() || !final_values_.empty();
+  }
+  bool has_waiting() const noexcept FABRIC_REQUIRES(state_lock) { return has_waiting_; }
+  bool has_polled_watchers() const noexcept FABRIC_REQUIRES(state_lock) {
+    return polled_armed_ > 0;
+  }
+  uint32_t flush() FABRIC_REQUIRES(state_lock);  ///< delivers what waited; returns how many
+  void leave_batch(BatchId batch, uint32_t members = 1) FABRIC_REQUIRES(state_lock);
+  void wake_readers() noexcept FABRIC_REQUIRES(
+      state_lock);  ///< the engine closes: threads that wait at an inbox check again
 
   // The callback thread, or the inline application.
   uint32_t run_callbacks() noexcept;
@@ -250,24 +274,26 @@ class Reporter {
   uint32_t callbacks_held() const noexcept {
     return callbacks_queued_.load(std::memory_order_relaxed);  // a gauge
   }
-  /// Nothing waits any more for room in the callback queue. State lock held.
-  bool handed_over() const noexcept;
+  /// Nothing waits for room in the callback queue. State lock held.
+  bool handed_over() const noexcept FABRIC_REQUIRES(state_lock);
 
   // Set-up, state lock held.
-  InboxSlot* make_inbox(uint32_t depth, uint32_t& index);
-  BatchSlot* make_batch(uint32_t& index);
-  FlagSlot* make_flag(uint32_t& index);
-  WatcherSlot* make_watcher(const Notify& notify, bool polled, uint32_t& index);
-  void drop_inbox(uint32_t index);
-  void drop_batch(BatchId batch);
-  void drop_flag(uint32_t index);
-  void drop_watcher(uint32_t index);
-  void arm_watcher(uint32_t index, bool armed);
-  Result<void> seal_batch(BatchId batch, const Notify& notify);
-  Result<void> reset_batch(BatchId batch);
-  void cancel_batch(BatchId batch);
-  Result<std::shared_ptr<SubscriptionState>> subscribe(std::shared_ptr<SubscriptionState> state);
-  void unsubscribe(SubscriptionState& state);
+  InboxSlot* make_inbox(uint32_t depth, uint32_t& index) FABRIC_REQUIRES(state_lock);
+  BatchSlot* make_batch(uint32_t& index) FABRIC_REQUIRES(state_lock);
+  FlagSlot* make_flag(uint32_t& index) FABRIC_REQUIRES(state_lock);
+  WatcherSlot* make_watcher(const Notify& notify, bool polled, uint32_t& index)
+      FABRIC_REQUIRES(state_lock);
+  void drop_inbox(uint32_t index) FABRIC_REQUIRES(state_lock);
+  void drop_batch(BatchId batch) FABRIC_REQUIRES(state_lock);
+  void drop_flag(uint32_t index) FABRIC_REQUIRES(state_lock);
+  void drop_watcher(uint32_t index) FABRIC_REQUIRES(state_lock);
+  void arm_watcher(uint32_t index, bool armed) FABRIC_REQUIRES(state_lock);
+  Result<void> seal_batch(BatchId batch, const Notify& notify) FABRIC_REQUIRES(state_lock);
+  Result<void> reset_batch(BatchId batch) FABRIC_REQUIRES(state_lock);
+  void cancel_batch(BatchId batch) FABRIC_REQUIRES(state_lock);
+  Result<std::shared_ptr<SubscriptionState>> subscribe(std::shared_ptr<SubscriptionState> state)
+      FABRIC_REQUIRES(state_lock);
+  void unsubscribe(SubscriptionState& state) FABRIC_REQUIRES(state_lock);
 
   /// The reader is done with an event.
   void release_extra(const EventExtra& extra) noexcept;
@@ -278,47 +304,55 @@ class Reporter {
   SlotTable<WatcherSlot> watchers;
 
  private:
-  void deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op);
+  void deliver(const Notify& notify, Event event, const EventExtra& extra, Op* op)
+      FABRIC_REQUIRES(state_lock);
   Result<void> reserve_room(const Notify& notify) noexcept;
-  bool push_inbox(InboxSlot& inbox, const Event& event, const EventExtra& extra);
-  bool reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept;
-  bool queue_callback(const CallbackItem& item);
-  bool hand_over(SubscriptionState& state, const SubscriptionState::Waiting& waiting);
-  void report_unhandled(const Event& event);
-  bool queue_watch(uint32_t index, WatcherSlot& watcher, uint64_t value);
-  void report_batch(BatchSlot& slot, const Notify& notify);
+  bool push_inbox(InboxSlot& inbox, const Event& event, const EventExtra& extra)
+      FABRIC_REQUIRES(state_lock);
+  bool reserve_or_starve(const Notify& notify, InboxSlot& inbox) noexcept
+      FABRIC_REQUIRES(state_lock);
+  bool queue_callback(const CallbackItem& item) FABRIC_REQUIRES(state_lock);
+  bool hand_over(SubscriptionState& state, const SubscriptionState::Waiting& waiting)
+      FABRIC_REQUIRES(state_lock);
+  void report_unhandled(const Event& event) FABRIC_REQUIRES(state_lock);
+  bool queue_watch(uint32_t index, WatcherSlot& watcher, uint64_t value)
+      FABRIC_REQUIRES(state_lock);
+  void report_batch(BatchSlot& slot, const Notify& notify) FABRIC_REQUIRES(state_lock);
   void run_one(CallbackItem& item) noexcept;
 
-  void defer_for_batch(BatchId batch);
-  void defer_for_peer(uint32_t peer);
-  void report_deferred();
+  void defer_for_batch(BatchId batch) FABRIC_REQUIRES(state_lock);
+  void defer_for_peer(uint32_t peer) FABRIC_REQUIRES(state_lock);
+  void report_deferred() FABRIC_REQUIRES(state_lock);
 
   EngineCore& core_;
-  /// What flush_deferred() is going to tell: of one batch, and the slots of operations that have ended.
+  /// What flush_deferred() applies: counts of one batch and of one peer's quota, and free slots.
   struct Deferred {
     BatchId batch{};
-    uint32_t delivered = 0, completed = 0;
-    uint32_t quota_peer = UINT32_MAX, charged = 0;  ///< slots of one peer
+    uint32_t delivered = 0;  ///< parts
+    uint32_t completed = 0;  ///< operations
+    uint32_t quota_peer = UINT32_MAX, charged = 0;
     uint32_t slot_count = 0;
     std::array<uint32_t, 64> slots{};
   };
-  Deferred deferred_{};
+  Deferred deferred_ FABRIC_GUARDED_BY(state_lock){};
   SpscRing<CallbackItem> callbacks_;
   std::atomic<uint32_t> callbacks_queued_{0};   ///< lowered when one has run; see the next
   std::atomic<bool> callbacks_starved_{false};  ///< something waits for room; as InboxSlot::starved
-  std::vector<std::shared_ptr<SubscriptionState>> subscribers_;
-  std::vector<std::shared_ptr<SubscriptionState>> listeners_;
-  std::vector<std::shared_ptr<SubscriptionState>> unsubscribed_;  ///< ended, with callbacks still queued
+  std::vector<std::shared_ptr<SubscriptionState>> subscribers_ FABRIC_GUARDED_BY(state_lock);
+  std::vector<std::shared_ptr<SubscriptionState>> listeners_ FABRIC_GUARDED_BY(state_lock);
+  /// With callbacks still queued.
+  std::vector<std::shared_ptr<SubscriptionState>> unsubscribed_ FABRIC_GUARDED_BY(state_lock);
   /// Sealed batches whose callback found no room in the queue; at most one per batch.
   struct PendingSeal {
     Event event{};
     Notify notify{};
   };
-  std::deque<PendingSeal> pending_seals_;
-  std::vector<uint32_t> armed_watchers_;
-  std::vector<uint32_t> final_values_;  ///< disarmed watchers whose last value found no room
-  uint32_t polled_armed_ = 0;
-  bool has_waiting_ = false;  ///< something waits for room: for flush()
+  std::deque<PendingSeal> pending_seals_ FABRIC_GUARDED_BY(state_lock);
+  std::vector<uint32_t> armed_watchers_ FABRIC_GUARDED_BY(state_lock);
+  /// Disarmed watchers whose last value found no room.
+  std::vector<uint32_t> final_values_ FABRIC_GUARDED_BY(state_lock);
+  uint32_t polled_armed_ FABRIC_GUARDED_BY(state_lock) = 0;
+  bool has_waiting_ FABRIC_GUARDED_BY(state_lock) = false;  ///< flush() has work
 };
 
 /// True on a thread that is inside a callback of any engine: blocking calls are refused there.

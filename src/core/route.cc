@@ -5,36 +5,41 @@
 #include "core/shard.h"
 #include "core/transfer.h"
 
-// From an accepted operation to entries on paths: which network, how it is cut, which rail.
+// The slow path from an accepted operation to pending fragments on paths: which network, how it is
+// cut, which rail. Also opens these paths. start() offers the targets of a scatter to the fast path
+// first; for writes the caller has done so.
 
 namespace fabric::core {
 
 namespace {
 
-uint32_t slices(uint64_t size_bytes, uint64_t slice_bytes) {
+uint32_t slice_count(uint64_t size_bytes, uint64_t slice_bytes) {
   return size_bytes == 0 ? 1 : static_cast<uint32_t>((size_bytes - 1) / slice_bytes + 1);
 }
 
 }  // namespace
 
 void Transfers::start(Op& op) {
-  ++op.inflight;  // holds the operation while its parts are dealt out
-  if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
-    start_parts(op, 0, op.parts);
-  } else {
-    const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
-    for (uint32_t i = 0; i < op.parts; ++i) {
-      if (may_batch && try_add_part(op, i, part_of(op, i))) continue;
-      flush_staged();
-      start_parts(op, i, 1);
+  core_.state_mutex.assert_held();
+  {
+    const OpHold hold(op);  // the last part may fail while others are not started
+    if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
+      start_parts(op, 0, op.parts);
+    } else {
+      const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
+      for (uint32_t i = 0; i < op.parts; ++i) {
+        if (may_batch && try_add_part(op, i, part_of(op, i))) continue;
+        flush_staged();
+        start_parts(op, i, 1);
+      }
     }
   }
-  --op.inflight;
   complete_if_done(op);
 }
 
 void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
-  PendingFragment fragment{.op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
+  PendingFragment fragment{
+      .op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
   PeerId id{};
   Errc code = Errc::kOk;
   if (op.kind == OpKind::kSignal) {
@@ -55,8 +60,8 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
                     peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
   if (code == Errc::kOk && lost) code = Errc::kPeerLost;
   if (code == Errc::kOk && !peer->revoked_keys.empty()) [[unlikely]] {
-    // Parts that are started together have one key.
-    if (peer->revoked_keys.contains(part_of(op, first).imm.wire())) code = Errc::kReleased;
+    // Parts that are started together have the same counter key.
+    if (peer->revoked_keys.contains(part_of(op, first).counter_key.wire())) code = Errc::kReleased;
   }
   if (code != Errc::kOk) {
     complete_unposted(op, fragment, id, code);
@@ -73,8 +78,8 @@ void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
 void Transfers::peer_connected(Peer& peer) {
   while (!peer.waiting.empty()) route(peer.waiting.head);
   if (peer.options.warm) warm(peer);
-  // An inline peer is silent whenever its application computes. Only its NIC can say that it lives,
-  // and only if there is a path to ask by.
+  // An inline peer is silent while its application computes. Then only a probe of its NIC can show
+  // that its host is alive, and that needs an open path.
   if (peer.hello.is_inline) warm(peer, 1);
 }
 
@@ -107,7 +112,8 @@ NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& 
   return &core_.networks[chosen];
 }
 
-/// Takes a waiting fragment and puts its parts on paths, or ends them when there is no way.
+/// Takes a fragment that waited for its peer and puts its parts on paths, or completes them with an
+/// error if there is no route.
 void Transfers::route(uint32_t index) {
   const PendingFragment fragment = pending_.at(index);
   Op& op = core_.ops.at(fragment.op);
@@ -116,51 +122,53 @@ void Transfers::route(uint32_t index) {
   unlink_from_op(op, index);
   pending_.give_back(index);
 
-  ++op.inflight;  // holds it, as in start()
-  Errc why = Errc::kOk;
-  NetworkSlot* network = choose_network(op, fragment.part, peer, why);
-  const UpRails up = network == nullptr ? UpRails{} : up_rails(peer, *network);
-  if (network == nullptr || up.count == 0) {
-    complete_unposted(op, fragment, peer.id(), network == nullptr ? why : Errc::kRailLost);
-  } else if (op.kind != OpKind::kWrite &&
-             part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
-    complete_unposted(op, fragment, peer.id(), Errc::kTooLarge);
-  } else if (op.kind == OpKind::kWrite) {
-    route_write(op, peer, *network, up);
-  } else if (op.kind == OpKind::kPaged) {
-    route_paged(op, peer, *network, up);
-  } else {
-    enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], fragment);
+  {
+    const OpHold hold(op);
+    Errc why = Errc::kOk;
+    NetworkSlot* network = choose_network(op, fragment.part, peer, why);
+    const RailSet up = network == nullptr ? RailSet{} : rails_for_new_work(peer, *network);
+    if (network == nullptr || up.count == 0) {
+      complete_unposted(op, fragment, peer.id(), network == nullptr ? why : Errc::kRailLost);
+    } else if (op.kind != OpKind::kWrite &&
+               part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
+      complete_unposted(op, fragment, peer.id(), Errc::kTooLarge);
+    } else if (op.kind == OpKind::kWrite) {
+      route_write(op, peer, *network, up);
+    } else if (op.kind == OpKind::kPaged) {
+      route_paged(op, peer, *network, up);
+    } else {
+      enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], fragment);
+    }
   }
-  --op.inflight;
   complete_if_done(op);
 }
 
-void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up) {
+void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const Caps& caps = network.rails[0].caps;
-  CutRule rule{.rails = op.unsplit ? 1 : up.count,
+  CutRule rule{.shards_max = op.unsplit ? 1 : up.count,
                .stripe_bytes_min = core_.config.stripe_bytes_min,
                .align = core_.config.stripe_align};
   Cut cut = cut_write(op.size_bytes, rule);
-  const bool sliceable = !op.imm || caps.slice_safe;
+  const bool sliceable = !op.counter_key || caps.slice_safe;
   if (sliceable) {
-    // Two half slices in flight keep the NIC busy while urgent work waits for one whole at most.
+    // Two slices of half of bulk_slice_bytes keep the NIC busy, and urgent work waits for no more
+    // than bulk_slice_bytes.
     op.slice_bytes = op.priority == Priority::kBulk
                          ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
                          : caps.write_bytes_max;
     op.slice_bytes = std::min(op.slice_bytes, caps.write_bytes_max);
   } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.unsplit) {
-    // A write has a largest size; several shards may share a rail.
-    cut = cut_write(op.size_bytes, {.rails = kRailsMax, .align = rule.align});
+    // Too large for one work request and not sliceable: cut finer, several shards per rail.
+    cut = cut_write(op.size_bytes, {.shards_max = kRailsMax, .align = rule.align});
   }
   if (!sliceable && cut.begin[1] - cut.begin[0] > caps.write_bytes_max) {
     complete_unposted(op, {.count = 1}, peer.id(), Errc::kTooLarge);
     return;
   }
   op.shards = cut.count;
-  op.fragments = 0;
+  op.slices = 0;
   for (uint32_t i = 0; i < cut.count; ++i) {
-    op.fragments += slices(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
+    op.slices += slice_count(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
   }
   const uint32_t first = peer.rotation;
   peer.rotation += cut.count;
@@ -173,7 +181,7 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRa
   }
 }
 
-void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up) {
+void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const uint32_t rails = std::min(up.count, op.parts);
   const uint32_t first = peer.rotation++;
   for (uint32_t i = 0; i < rails; ++i) {
@@ -183,7 +191,8 @@ void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRa
   }
 }
 
-void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment) {
+void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
+                        PendingFragment fragment) {
   Path* path = path_for(peer, network, rail);
   if (path == nullptr) {
     complete_unposted(op, fragment, peer.id(), Errc::kUnreachable);
@@ -201,23 +210,22 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
   const auto priority = static_cast<uint32_t>(op.priority);
   pending_.append(path->queue[priority], index);
   activate(*path, priority);
-  if (is_backing_off) reroute(*path);  // it may have failed to open just now, and another rail has not
+  if (is_backing_off) reroute(*path);  // if it failed to open just now, another rail may be better
 }
 
-/// Ends every part that `fragment` stands for, unposted.
+/// Completes every part of a fragment that was not posted.
 void Transfers::complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code) {
   const CompletionStatus status{code, Remote::kNotDelivered};
-  ++op.inflight;
+  const OpHold hold(op);
   if (op.kind == OpKind::kWrite) {
-    // Not routed yet: one shard stands for the whole write.
-    const uint32_t n = op.fragments == 1 ? 1 : slices(fragment.size_bytes, op.slice_bytes);
-    for (uint32_t i = 0; i < n; ++i) complete_fragment(op, peer, status, 0);
+    // One slice: not routed yet, or not cut; it is the entire write.
+    const uint32_t n = op.slices == 1 ? 1 : slice_count(fragment.size_bytes, op.slice_bytes);
+    for (uint32_t i = 0; i < n; ++i) complete_slice(op, peer, status, 0);
   } else {
     for (uint32_t i = 0; i < fragment.count; ++i) {
       complete_part(op, fragment.part + i * fragment.stride, peer, status, 0);
     }
   }
-  --op.inflight;
 }
 
 void Transfers::drop_pending(uint32_t index, Errc code) {
@@ -240,7 +248,8 @@ void Transfers::link_to_op(Op& op, uint32_t index) {
 
 void Transfers::unlink_from_op(Op& op, uint32_t index) {
   PendingFragment& fragment = pending_.at(index);
-  (fragment.op_prev == kNone ? op.pending : pending_.at(fragment.op_prev).op_next) = fragment.op_next;
+  (fragment.op_prev == kNone ? op.pending : pending_.at(fragment.op_prev).op_next) =
+      fragment.op_next;
   if (fragment.op_next != kNone) pending_.at(fragment.op_next).op_prev = fragment.op_prev;
   fragment.op_prev = fragment.op_next = kNone;
 }
@@ -250,7 +259,7 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
   uint32_t& slot = peer.paths[index][rail];
   if (slot != kNone) return paths_[slot].get();
   const int section = peer.section_of[index];
-  FABRIC_CHECK(section >= 0, "a route goes only over a network that both sides have");
+  FABRIC_CHECK(section >= 0, "a route uses only networks that both sides have");
   Path* path = take_path();
   path->peer = peer.slot;
   path->network = index;
@@ -262,7 +271,7 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
     return nullptr;
   }
   slot = path->index;
-  if (code == Errc::kExhausted) {  // that ends
+  if (code == Errc::kExhausted) {  // temporary
     ++path->failures;
     path->needs_probe = true;
     back_off(*path);
@@ -270,17 +279,19 @@ Path* Transfers::path_for(Peer& peer, NetworkSlot& network, uint32_t rail) {
   return path;
 }
 
-/// Rails pair by index; the side with fewer is used round and round (P17). Only a peer that has no
-/// good path left is tried by its other rails in turn.
+/// Rails pair by index, modulo the number of the peer's (contracts.md P17). Only if the peer has no
+/// good path left, its other rails are tried in turn.
 void Transfers::pair_rails(const Peer& peer, Path& path) {
   routes_changed();
   const auto section = static_cast<size_t>(peer.section_of[path.network]);
   const uint32_t theirs = peer.remote.networks[section].rails;
   const auto& paths = peer.paths[path.network];
-  const bool others = std::any_of(paths.begin(), paths.end(), [&](uint32_t index) {
-    return index != kNone && index != path.index && !paths_[index]->needs_probe;
-  });
-  if (!others && path.failures > 0 && theirs > 1) core_.protocol.count(ProtocolEvent::kOtherRailPaired);
+  const bool others =
+      std::any_of(paths.begin(), paths.end(), [&](uint32_t index) FABRIC_REQUIRES(state_lock) {
+        return index != kNone && index != path.index && !paths_[index]->needs_probe;
+      });
+  if (!others && path.failures > 0 && theirs > 1)
+    core_.protocol.count(ProtocolEvent::kOtherRailPaired);
   path.remote_rail = static_cast<uint8_t>((path.rail + (others ? 0 : path.failures)) % theirs);
 }
 
@@ -316,7 +327,7 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
     }
   }
   if (asked == nullptr) {
-    // Given up meanwhile. The peer has opened an end for it that nobody will use.
+    // The path was closed before the reply came. The peer has opened an end that stays unused.
     if (code == Errc::kOk) {
       core_.peers.send(peer, control::MessageType::kPathClose,
                        control::encode(control::PathClose{.ref = ref}));
@@ -329,15 +340,14 @@ void Transfers::path_answered(Peer& peer, uint32_t ref, Errc code,
     code = rail.start_path(path.id, answer).error().code;
   }
   if (code != Errc::kOk) {
-    // A rail that is down there comes back, and so does room; everything else is an answer for
-    // good.
+    // A rail that is down there comes back, and so does room; every other error is final.
     path.rejected = code != Errc::kRailLost && code != Errc::kExhausted;
-    if (path.rejected && code != Errc::kPeerLost) {  // who is fenced hears of that by itself
+    if (path.rejected && code != Errc::kPeerLost) {  // being fenced is reported elsewhere
       FABRIC_LOG(core_.log, kWarning, "core", "a path was refused", {"peer", peer.id()},
                  {"rail", path.rail}, {"code", code});
     }
     if (path.rejected) drop_path_pending(path, code);
-    path.remote_closed = true;  // counted with its end, and only there: each try is one failure
+    path.remote_closed = true;  // schedule_reopen() counts the failure once the path is down
     close_path(path);
     return;
   }

@@ -4,7 +4,7 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// Setting a session up, keeping its control channel going, and saying goodbye.
+// The handshake of a session, its control channel, and its bye.
 
 namespace fabric::core {
 
@@ -13,8 +13,8 @@ using control::MessageType;
 
 namespace {
 constexpr int64_t kHelloIntervalMaxNs = 1'000'000'000;
-constexpr int64_t kLinkFullNs = 100'000;  // how long a link that took nothing is left alone
-// More than any well-behaved peer can have us owe: answers are bounded by its own operations.
+constexpr int64_t kLinkFullNs = 100'000;  // back-off after a link refused a datagram
+// More replies than a correct peer can request: its own operations bound them.
 constexpr uint32_t kUnacknowledgedMax = 65536;
 }  // namespace
 
@@ -32,10 +32,10 @@ control::Hello Peers::own_hello(const Peer& peer) const {
 }
 
 bool Peers::transmit(Peer& peer, const Header& header, std::span<const std::byte> body,
-                        bool again) {
+                     bool again) {
   if (peer.links.empty()) return false;
   core_.protocol.count_sent(header.type);
-  // A repeat tries the next network: the one in use may be what fails.
+  // A retransmission tries the next network: the one in use may be the cause of the loss.
   if (again) peer.link_in_use = (peer.link_in_use + 1) % static_cast<uint32_t>(peer.links.size());
   const Peer::Link& link = peer.links[peer.link_in_use];
   const auto datagram = control::encode_frame(header, body, core_.config.job_key);
@@ -49,7 +49,7 @@ bool Peers::transmit(Peer& peer, const Header& header, std::span<const std::byte
 void Peers::send_unnumbered(Peer& peer, MessageType type, std::span<const std::byte> body) {
   Header header{.type = type, .to_session = peer.their_session, .from_session = peer.my_session};
   peer.channel->fill_ack(header);
-  // Not numbered: whoever needs it to arrive repeats it by a timer.
+  // Not retransmitted by the channel: messages that must arrive are repeated by a timer.
   transmit(peer, header, body, false);
 }
 
@@ -86,7 +86,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
   auto frame = control::decode_frame(datagram, core_.config.job_key);
   if (!frame) {
     ++core_.control_bad;
-    FABRIC_LOG(core_.log, kInfo, "core", "a control message was refused",
+    FABRIC_LOG(core_.log, kInfo, "core", "a control message was rejected",
                {"network", core_.networks[network].name}, {"error", frame.error()});
     if (frame.error().code == Errc::kWrongJob) on_wrong_job(network, datagram);
     return;
@@ -98,20 +98,20 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     return;
   }
   Peer* peer = by_session(header.to_session);
-  if (peer == nullptr) return;  // of a session that nobody remembers
+  if (peer == nullptr) return;  // of a session that was forgotten
   if (header.type == MessageType::kReject) {
     on_reject(*peer, frame->body);
     return;
   }
   if (peer->their_session != 0 && peer->their_session != header.from_session) return;
   on_received(*peer, now_ns);
-  const bool over = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
-  // Their welcome may have got lost, or come too late: a goodbye needs to know whom it is for.
-  if (peer->their_session == 0 && (over || header.type == MessageType::kBye)) {
+  const bool lost = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
+  // The welcome may have been lost, or may come too late: a bye needs the peer's session number.
+  if (peer->their_session == 0 && (lost || header.type == MessageType::kBye)) {
     peer->their_session = header.from_session;
   }
-  if (over) {
-    // Over for us. The other side may not know: its goodbye ends ours, anything else earns one.
+  if (lost) {
+    // The peer may not know yet: its bye stops ours, any other message is answered with one.
     if (header.type == MessageType::kBye) {
       peer->byes_left = 0;
     } else {
@@ -130,9 +130,9 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     return;
   }
-  if (peer->their_session == 0) return;  // they knew us, and we have not heard of it yet
+  if (peer->their_session == 0) return;  // overtook the welcome
   peer->channel->on_ack(header.ack, header.ack_bits);
-  // Ready, or anything numbered, proves that our welcome arrived.
+  // kReady, or any numbered message, proves that our welcome arrived.
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(*peer);
   if (header.type == MessageType::kPing) on_ping(*peer, frame->body);
   if (header.type == MessageType::kPong) on_pong(*peer, frame->body);
@@ -143,22 +143,23 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
   }
 }
 
-/// A message whose hash does not fit: nothing in it is proved. A wrong job key is a common mistake,
-/// though, and whoever made it should hear of it at once instead of waiting for silence.
+/// A message with a wrong keyed hash: nothing in it is authenticated. A wrong job key is a common
+/// mistake, so the sender gets an answer at once instead of a time-out.
 void Peers::on_wrong_job(uint8_t network, std::span<const std::byte> datagram) {
   const auto frame = control::peek_frame(datagram);
   if (!frame) return;
   const Header& header = frame->header;
   if (header.type == MessageType::kHello) {
-    // Only to somebody who knows this life of ours, and with less than he sent: no use for floods.
+    // Only to a sender that knows our incarnation, and with fewer bytes than it sent: no
+    // amplification.
     const auto hello = control::decode_hello(frame->body);
     if (!hello || hello->to_incarnation != core_.incarnation) return;
     reject(network, *hello, header.from_session, Errc::kWrongJob);
     return;
   }
   if (header.type != MessageType::kReject) return;
-  // Believed only where it can do little harm: by a session that nobody has answered yet, whose
-  // number only those know who saw its hello.
+  // Trusted only where a forgery does little harm: by a session without an answer so far, whose
+  // number is known only to receivers of its hello.
   Peer* peer = by_session(header.to_session);
   const auto reject = control::decode_reject(frame->body);
   if (peer == nullptr || !reject || reject->code != Errc::kWrongJob) return;
@@ -167,8 +168,8 @@ void Peers::on_wrong_job(uint8_t network, std::span<const std::byte> datagram) {
   lose(*peer, PeerState::kLost, Errc::kWrongJob, false);
 }
 
-/// A late repeat of a session or a life that is over must not open it again. Somebody may still
-/// wait for its answer: he hears that it is over.
+/// True for a late hello of a session or incarnation that is lost: it must not open a new session.
+/// The sender may still wait for an answer, so it gets a bye.
 bool Peers::refuse_stale_hello(const Header& header, const control::Address& from) {
   for (Peer* old : all()) {
     if (old->remote.engine_id != from.engine_id) continue;
@@ -202,7 +203,7 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
   }
   Peer* peer = by_engine(from.engine_id);
   if (peer != nullptr) {
-    if (from.incarnation < peer->remote.incarnation) return;  // of an earlier life
+    if (from.incarnation < peer->remote.incarnation) return;  // of an earlier incarnation
     if (from.incarnation == peer->remote.incarnation) {
       if (header.from_session < peer->their_session) return;  // of an earlier session
       const bool other = peer->their_session != 0 && header.from_session != peer->their_session;
@@ -227,7 +228,7 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
     }
     choose_routes(*peer);
     peer->connect_deadline_ns = core_.now_ns + core_.config.lost_timeout.count();
-    // Their "ready" may get lost: the welcome is repeated until something answers it.
+    // Their kReady may get lost: the welcome is repeated until a message answers it.
     peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
   }
   peer->their_session = header.from_session;
@@ -256,7 +257,7 @@ void Peers::on_reject(Peer& peer, const control::Body& body) {
     ++core_.control_bad;
     return;
   }
-  // Only what an honest peer says; kOk would make an error look like none.
+  // A correct peer never sends kOk, which would turn the error into a success.
   const Errc code = reject->code == Errc::kOk ? Errc::kPeerLost : reject->code;
   lose(peer, PeerState::kLost, code, false);
 }
@@ -271,9 +272,10 @@ void Peers::connected(Peer& peer) {
   std::vector<uint16_t> channels;
   for (const auto& [channel, credit] : peer.credits) channels.push_back(channel);
   for (const uint16_t channel : channels) send_queued_messages(peer, channel);
-  const auto requests = peer.requests;  // resolves and fences that were asked before
+  const auto requests = peer.requests;  // resolves and fences submitted before the session was up
   for (const auto& [ref, request] : requests) {
-    if (request.op != kNone && !request.is_message) send_request(peer, ref, core_.ops.at(request.op));
+    if (request.op == kNone || request.is_message) continue;
+    send_request(peer, ref, core_.ops.at(request.op));
   }
   schedule(peer);
 }
@@ -287,7 +289,7 @@ void Peers::send(Peer& peer, MessageType type, std::vector<std::byte> body) {
 }
 
 void Peers::flush_dirty(int64_t now_ns) {
-  // A flush may make others dirty (the own address answers itself): those go in the next turn.
+  // A flush may make other peers dirty (this engine's own address): those go in the next turn.
   const std::vector<uint32_t> due = std::exchange(dirty_, {});
   for (const uint32_t slot : due) {
     Peer& peer = *table_.at(slot);
@@ -312,11 +314,12 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
       }
     }
     if (peer.channel->ack_owed()) send_unnumbered(peer, MessageType::kAck, {});
-    // What we ask ourselves is bounded by our own tables and no fault of the peer's.
+    // Our own requests are bounded by our tables and do not count against the peer.
     const uint32_t own =
         core_.config.ops_max + core_.config.counters_max + core_.config.regions_max;
     if (peer.channel->unacknowledged() > kUnacknowledgedMax + own) {
-      FABRIC_LOG(core_.log, kWarning, "core", "a peer asks and never acknowledges: disconnected",
+      FABRIC_LOG(core_.log, kWarning, "core",
+                 "a peer sends requests and never acknowledges the replies: disconnected",
                  {"peer", peer.id()});
       lose(peer, PeerState::kLost, Errc::kExhausted, true);
     }
@@ -325,8 +328,8 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
 }
 
 void Peers::schedule(Peer& peer) {
-  int64_t when =
-      std::min({peer.hello_due_ns, peer.connect_deadline_ns, peer.abort_counters_ns, liveness_at(peer)});
+  int64_t when = std::min(
+      {peer.hello_due_ns, peer.connect_deadline_ns, peer.abort_counters_ns, liveness_at(peer)});
   if (peer.usable()) {
     when = std::min(when, std::max(peer.channel->next_time(), peer.link_full_until_ns));
   }

@@ -6,13 +6,13 @@ namespace fabric::core {
 
 Cut cut_write(uint64_t size_bytes, const CutRule& rule) noexcept {
   Cut cut;
-  const uint64_t wanted = std::min<uint64_t>(rule.rails, size_bytes / rule.stripe_bytes_min);
+  const uint64_t wanted = std::min<uint64_t>(rule.shards_max, size_bytes / rule.stripe_bytes_min);
   if (wanted < 2) {
     cut.begin[1] = size_bytes;
     return cut;
   }
-  // Rounding every shard up to the alignment may leave nothing for the last ones: count those that
-  // are left rather than making empty shards, which would still have to be counted.
+  // Rounding every shard up to the alignment may leave nothing for the last ones. Those are not
+  // made: even an empty shard would carry an immediate.
   const uint64_t even = size_bytes / wanted + (size_bytes % wanted != 0 ? 1 : 0);
   const uint64_t step = (even + rule.align - 1) & ~(rule.align - 1);
   cut.count = 0;

@@ -5,7 +5,7 @@
 
 #include <fabric/types.h>
 
-// How one write is cut over the rails of its network (P8, P17).
+// How one write is striped over the rails of its network (contracts.md P8, P17).
 
 namespace fabric::core {
 
@@ -16,13 +16,14 @@ struct Cut {
 };
 
 struct CutRule {
-  uint32_t rails = 1;             ///< 1..kRailsMax
-  uint64_t stripe_bytes_min = 1;  ///< no shard is made for less than this
-  uint64_t align = 1;             ///< a power of two; every cut falls on a multiple
+  uint32_t shards_max = 1;  ///< 1..kRailsMax
+  /// A write gets at most size / this shards; the last may be smaller.
+  uint64_t stripe_bytes_min = 1;
+  uint64_t align = 1;  ///< a power of two; every cut falls on a multiple
 };
 
-/// Every byte is in exactly one shard, no shard is empty (but for an empty write, which is one),
-/// and the tail goes to the last.
+/// Every byte is in exactly one shard, no shard is empty (except the only one of an empty write),
+/// and the last shard gets the tail.
 Cut cut_write(uint64_t size_bytes, const CutRule& rule) noexcept;
 
 }  // namespace fabric::core

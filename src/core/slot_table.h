@@ -8,12 +8,12 @@
 
 namespace fabric::core {
 
-/// Slots with generations, behind the public 8-byte handles. Memory is taken in chunks as it is
-/// needed and never given back before the table ends, so a stale handle always meets a slot that is
-/// there and says "not me".
+/// The slots that public 8-byte handles (slot, generation) refer to. Memory is allocated in chunks
+/// on demand and freed only with the table, so a stale handle always finds a slot, whose generation
+/// differs.
 ///
-/// T has a member `std::atomic<uint32_t> generation{0}`: 0 means free.
-/// Threads: find() from any thread; acquire() and release() under the owner's lock.
+/// T derives from SlotHead; generation 0 means free.
+/// Threads: find() and at() from any thread; everything else under the owner's lock.
 template <class T>
 class SlotTable {
  public:
@@ -27,8 +27,8 @@ class SlotTable {
     }
   }
 
-  /// A slot that is not yet visible to find(), or nullptr when all are taken. Freed slots come back
-  /// first in, first out, so that a generation repeats as late as possible.
+  /// A slot that is not yet visible to find(), or nullptr when all are in use. Recycled slots are
+  /// reused first in, first out, so that a generation repeats as late as possible.
   T* acquire(uint32_t& slot) {
     if (made_ < max_) {
       slot = made_++;
@@ -47,12 +47,12 @@ class SlotTable {
     return at(slot);
   }
 
-  /// What publish() is going to give the slot.
+  /// The generation that publish() will set.
   static uint32_t next_generation(const T& item) noexcept {
     return item.last_generation == UINT32_MAX ? 1 : item.last_generation + 1;
   }
 
-  /// Makes the slot visible: everything stored into it before is seen by who finds it.
+  /// Makes the slot visible: a thread that finds it sees everything stored into it before.
   uint32_t publish(uint32_t slot) noexcept {
     T* item = at(slot);
     const uint32_t next = next_generation(*item);
@@ -61,7 +61,7 @@ class SlotTable {
     return next;
   }
 
-  /// Invisible from now on; the slot stays taken until recycle().
+  /// Hides the slot from find(); it stays in use until recycle().
   void hide(uint32_t slot) noexcept { at(slot)->generation.store(0, std::memory_order_release); }
   void recycle(uint32_t slot) {
     hide(slot);
@@ -95,14 +95,14 @@ class SlotTable {
   uint32_t made_ = 0;
   uint32_t live_ = 0;
   std::deque<uint32_t> free_;
-  /// Each made once: release in acquire(), acquire in at().
+  /// Each allocated once: release in acquire(), acquire in at().
   const std::unique_ptr<std::atomic<T*>[]> chunks_;
 };
 
-/// What every T above starts with.
+/// The base of every T above.
 struct SlotHead {
-  /// Release in publish() pairs with the acquire in find(). What a finder reads afterwards and its
-  /// owner may change meanwhile is atomic, too, or guarded by the owner's lock.
+  /// Release in publish() pairs with the acquire in find(). Members that the owner changes while
+  /// finders read them are atomic, or guarded by the owner's lock.
   std::atomic<uint32_t> generation{0};
   uint32_t last_generation = 0;
 };

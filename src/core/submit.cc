@@ -4,9 +4,9 @@
 #include "base/check.h"
 #include "core/core.h"
 
-// The submitter's half: every argument is checked against what is known now, the request is copied
-// into an operation slot, and its number goes into the ring. No lock; nothing of a refused request
-// stays behind.
+// The submitter's side: checks every argument against the current state, copies the request into an
+// operation slot, and pushes its number into the submission ring. No lock; a refused request leaves
+// nothing behind.
 
 namespace fabric::core {
 
@@ -30,14 +30,14 @@ constexpr const char* kShareOfOnePeer = "ops_max: the share of one peer";
 
 }  // namespace
 
-/// What all requests have in common.
+/// The common part of all requests.
 struct EngineCore::Request {
   OpKind kind{};
   Priority priority = Priority::kNormal;
   Timeout timeout{};
   BatchId batch{};
   const Notify* notify = nullptr;
-  PeerId peer{};  ///< of operations with one peer, whose share of the slots is bounded
+  PeerId peer{};  ///< of operations with one peer: its quota is charged
 };
 
 Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const {
@@ -62,9 +62,9 @@ Errc EngineCore::deadline_after(int64_t now, Timeout timeout, bool may_be_foreve
 
 Error EngineCore::exhausted_error(const char* what, uint32_t peer) {
   exhausted.fetch_add(1, std::memory_order_relaxed);
-  // Whatever is in flight tells when it ends; what ended just before this would tell nobody. Asked
-  // first, then looked, while who ends gives its slot back first and then looks whether somebody
-  // asked. Room that the peer may not have is none.
+  // Operations in flight publish kRoom when they are reported; one that was reported just before
+  // this store would not. So set first, then check for room; room_made() is called after a slot was
+  // given back, and reads the flag then. Room beyond the quota of the peer does not count.
   room_wanted.store(true, std::memory_order_seq_cst);
   if (peer == kNone || ops.in_flight() == 0 || ops.within_quota(peer, 1)) room_made();
   return fail(Errc::kExhausted, what);
@@ -73,16 +73,15 @@ Error EngineCore::exhausted_error(const char* what, uint32_t peer) {
 Result<void> EngineCore::reserve(const Notify& notify) {
   auto reserved = reporter.reserve(notify);
   if (reserved || reserved.error().code != Errc::kExhausted) return reserved;
-  // Asked first, then looked once more, while the reader makes room and then looks whether
-  // somebody asked.
+  // Set first, then try once more; the reader makes room and then reads the flag.
   inbox_room_wanted.store(true, std::memory_order_seq_cst);  // pairs with inbox_read()
   reserved = reporter.reserve(notify);
   if (!reserved) exhausted.fetch_add(1, std::memory_order_relaxed);
   return reserved;
 }
 
-/// Reserves everything an accepted operation needs to be reported: its slot, its place in the
-/// batch, its place in the inbox.
+/// Reserves everything that is needed to report the operation: its slot, its membership in the
+/// batch, its room in the inbox.
 Result<Op*> EngineCore::admit(const Request& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   const bool waits = request.kind == OpKind::kExpect;
@@ -127,13 +126,13 @@ Result<Op*> EngineCore::admit(const Request& request) {
   return op;
 }
 
-/// A slot that turned out not to be needed: somebody may have been refused while it was taken.
+/// Gives back an unused slot. Another submitter may have been refused while it was taken.
 void EngineCore::give_back(Op& op) {
   ops.give_back(op);
   room_made();
 }
 
-/// Undoes admit(): the request turned out not to fit after all.
+/// Undoes admit(), when a later step fails.
 void EngineCore::discard(Op& op) {
   arena.free(op.list.data);
   op.list = {};
@@ -141,14 +140,14 @@ void EngineCore::discard(Op& op) {
   const BatchId batch = op.batch;
   give_back(op);
   if (batch) {
-    std::lock_guard lock(state_mutex);
+    const StateGuard lock(state_mutex);
     reporter.leave_batch(batch);
   }
 }
 
 Result<OpId> EngineCore::launch(Op& op) {
   const OpId id = op.id();
-  // One place per slot: it cannot be full.
+  // One entry per slot: it cannot be full.
   FABRIC_CHECK(submissions.push(op.self), "submission ring overflow");
   driver->wake(*this);
   return id;
@@ -169,26 +168,26 @@ Result<void*> EngineCore::copy_list(Op& op, const void* data, uint64_t bytes, co
   return block;
 }
 
-/// Writes come in groups, and a lone one is a group of one: slots, shares and places in a batch are
-/// taken for all of them together.
+/// Writes are admitted in groups, a single write as a group of one: slots, quota and batch
+/// membership are taken for all of them together.
 struct EngineCore::WriteGroup {
   static constexpr uint32_t kMax = 64;
   std::array<uint32_t, kMax> slots;
   std::array<uint32_t, kMax> owners;  ///< peer slot of each target
   std::array<int64_t, kMax> until_ns;
-  uint64_t same_flow = 0;  ///< who is like the one before, a bit each
-  bool mixed_flows = false;  ///< somebody is not
-  bool has_notify = false;   ///< somebody wants to be told
-  Error why{};         ///< of the first that is refused
-  // What was found out for the last one: many writes go from one region to one other.
+  uint64_t same_flow = 0;    ///< one bit each: same flow as the write before (OpRequest::same_flow)
+  bool mixed_flows = false;  ///< not all are of one flow
+  bool has_notify = false;   ///< of at least one
+  Error why{};               ///< of the first that is refused
+  // Looked up for the last flow: most writes of a group have the same regions.
   uint64_t source_bytes = 0, target_bytes = 0;
   uint32_t owner = 0;
   int64_t until = 0;
 };
 
-/// Looks up what many writes have in common. False: `why` says what is wrong with it.
+/// Looks up what the writes of a flow have in common. False: `group.why` has the error.
 [[gnu::always_inline]] inline bool EngineCore::look_up_regions(const Write& request, int64_t now,
-                                                       WriteGroup& group) const noexcept {
+                                                               WriteGroup& group) const noexcept {
   PeerId owner;
   Errc code = regions.local_size(request.source.region, group.source_bytes);
   const char* what = "source";
@@ -209,7 +208,7 @@ struct EngineCore::WriteGroup {
   return code == Errc::kOk;
 }
 
-/// Checks the group; returns how many come before the first that is refused.
+/// Checks the group. Returns how many writes come before the first that is refused.
 [[gnu::always_inline]] inline uint32_t EngineCore::check_writes(std::span<const Write> requests,
                                                                 int64_t now,
                                                                 WriteGroup& group) const noexcept {
@@ -240,9 +239,9 @@ struct EngineCore::WriteGroup {
   return n;
 }
 
-/// Counts the slots of the group to the peers that they are for; returns how many may stay.
+/// Charges the slots to the quotas of their peers. Returns how many are within quota.
 [[gnu::always_inline]] inline uint32_t EngineCore::charge_slots(uint32_t taken,
-                                                               WriteGroup& group) noexcept {
+                                                                WriteGroup& group) noexcept {
   for (uint32_t i = 0; i < taken;) {
     const uint32_t owner = group.owners[i];
     uint32_t run = group.mixed_flows ? i : taken;
@@ -256,7 +255,7 @@ struct EngineCore::WriteGroup {
   return taken;
 }
 
-/// Promises the reports of the first `n`; returns how many got a place.
+/// Reserves room for the reports. Returns for how many writes.
 [[gnu::always_inline]] inline uint32_t EngineCore::reserve_reports(std::span<const Write> requests,
                                                                    WriteGroup& group) {
   for (size_t i = 0; i < requests.size();) {
@@ -283,7 +282,7 @@ struct EngineCore::WriteGroup {
   return static_cast<uint32_t>(requests.size());
 }
 
-/// Takes what it can of the group, in its order; the rest has left nothing behind.
+/// Admits as many writes as possible, in order. The others leave nothing behind.
 [[gnu::always_inline]] inline uint32_t EngineCore::admit_writes(std::span<const Write> requests,
                                                                 int64_t now, WriteGroup& group) {
   const uint32_t checked = check_writes(requests, now, group);
@@ -332,12 +331,12 @@ struct EngineCore::WriteGroup {
     op.target = request.target.region;
     op.target_offset = request.target.offset;
     op.size_bytes = request.size_bytes;
-    op.imm = request.imm;
+    op.counter_key = request.imm;
     op.unsplit = request.unsplit;
     op.same_flow = (same_flow & 1) != 0;
     op.batch = request.batch;
     op.notify = request.notify;
-    // What other kinds have, and whoever ends an operation looks at.
+    // Members of other kinds that completion reads.
     op.peer = {};
     op.group = {};
     op.list = {};
@@ -361,7 +360,7 @@ Result<uint32_t> EngineCore::submit(std::span<const Write> requests) {
   while (taken < requests.size()) {
     const auto wanted = std::min<size_t>(WriteGroup::kMax, requests.size() - taken);
     const uint32_t n = admit_writes(requests.subspan(taken, wanted), now, group);
-    // The worker sees them at once: what is taken together is posted together.
+    // Pushed together, so that the worker posts them together.
     FABRIC_CHECK(submissions.push_all(std::span(group.slots).first(n)), "submission ring overflow");
     taken += n;
     if (n < wanted) break;
@@ -410,7 +409,7 @@ Result<OpId> EngineCore::submit(const PagedWrite& request) {
   op.target_offset = request.target_pages.offset_bytes;
   op.target_stride = request.target_pages.stride_bytes;
   op.size_bytes = request.page_bytes;
-  op.imm = request.imm;
+  op.counter_key = request.imm;
   return launch(op);
 }
 
@@ -426,7 +425,7 @@ Result<void> EngineCore::check_scatter(const Scatter& request) const {
   for (size_t i = 0; i < request.targets.size(); ++i) {
     const ScatterTarget& target = request.targets[i];
     auto size = regions.remote_size(target.target.region, "targets.target");
-    // A target whose peer is gone fails alone, when its turn comes; the others go on.
+    // A target whose peer is lost fails alone, later; the others are not affected.
     if (!size && size.error().code != Errc::kPeerLost) return size.error();
     if (size && !fits(target.target.offset, target.size_bytes, *size)) {
       return fail(Errc::kOutOfBounds, "targets.target");
@@ -492,12 +491,12 @@ Result<OpId> EngineCore::submit(const Signal& request) {
 Result<OpId> EngineCore::submit(const Send& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
-  const Peer* peer = peers.find(request.peer);
+  const PeerHead* peer = peers.find_unlocked(request.peer);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
   if (peer->state.load(std::memory_order_acquire) >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "peer");
   }
-  // Before the peer has told its own maximum the format's is all that is known.
+  // Until the peer has announced its maximum, our own applies.
   uint64_t most = peer->message_bytes_max.load(std::memory_order_relaxed);
   if (most == 0) most = config.message_bytes_max;
   if (request.bytes.size() > most) return fail(Errc::kTooLarge, "bytes");
@@ -532,7 +531,7 @@ Result<OpId> EngineCore::submit(const Timer& request) {
 Result<OpId> EngineCore::submit(const Resolve& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
-  const Peer* peer = peers.find(request.peer);
+  const PeerHead* peer = peers.find_unlocked(request.peer);
   if (peer == nullptr) return fail(Errc::kNotFound, "peer");
   if (peer->state.load(std::memory_order_acquire) >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "peer");
@@ -558,7 +557,7 @@ Result<OpId> EngineCore::submit(const Resolve& request) {
 Result<OpId> EngineCore::submit(const Fence& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
-  if (peers.find(request.peer) == nullptr) return fail(Errc::kNotFound, "peer");
+  if (peers.find_unlocked(request.peer) == nullptr) return fail(Errc::kNotFound, "peer");
   auto admitted = admit({.kind = OpKind::kFence,
                          .timeout = request.timeout,
                          .batch = request.batch,
@@ -588,7 +587,7 @@ Result<OpId> EngineCore::expect(CounterKey key, uint64_t n, const Notify& notify
   op.expected = n;
   op.expectation.key = key;
   const OpId id = op.id();
-  // From here on it may be met by the worker: everything above is visible to who meets it.
+  // From here on any thread may complete it: everything above is visible to that thread.
   auto armed = counters.table.expect(key, n, op.self);
   if (!armed) {
     discard(op);

@@ -8,11 +8,11 @@
 
 namespace fabric::core {
 
-/// A point in time that somebody waits for. Lives inside its owner; the heap only points to it.
+/// A timer. It is a member of its owner; the heap only points to it.
 struct HeapTimer {
   enum class Kind : uint8_t { kOp, kPostBatch, kPeer };
   int64_t when_ns = kNeverNs;
-  uint32_t position = kIdle;  ///< in the heap
+  uint32_t position = kIdle;  ///< in the heap, kListed, or kIdle
   uint32_t index = 0;         ///< the owner's slot
   Kind kind = Kind::kOp;
   HeapTimer* prev = nullptr;  ///< in the list
@@ -21,13 +21,15 @@ struct HeapTimer {
   static constexpr uint32_t kListed = UINT32_MAX - 1;
 };
 
-/// A timer can be moved or taken out at any time, so that operations which end before their
-/// deadline leave nothing behind. Most deadlines come in their order, one default after the other:
-/// those stand in a list, which costs the same however long it is. Who is due before the last of
-/// the list goes to an indexed binary heap.
+/// The timers of an engine: a sorted list and an indexed binary heap. A timer can be moved or
+/// removed at any time, so that an operation that completes before its deadline leaves no entry.
+/// Most deadlines are set in ascending order (now plus a default): those are appended to the list
+/// in constant time. A timer that is due before the last of the list goes to the heap.
+///
+/// Not thread-safe: guarded by its owner's lock.
 class TimerHeap {
  public:
-  /// With room for every timer there can be, so that the turn allocates nothing.
+  /// Reserves room for `most` timers, so that the turn does not allocate.
   explicit TimerHeap(size_t most = 0) { heap_.reserve(most); }
 
   int64_t next_ns() const noexcept {
@@ -39,7 +41,7 @@ class TimerHeap {
   void set(HeapTimer& timer, int64_t when_ns) {
     if (timer.position != HeapTimer::kIdle) clear(timer);
     timer.when_ns = when_ns;
-    // Those of peers move all the time, and one that is late would keep everybody off the list.
+    // Peer timers move all the time, and one that is late would keep all others off the list.
     if (timer.kind != HeapTimer::Kind::kPeer && (last_ == nullptr || last_->when_ns <= when_ns)) {
       timer.position = HeapTimer::kListed;
       timer.prev = last_;
@@ -71,7 +73,7 @@ class TimerHeap {
     down(last->position);
   }
 
-  /// The earliest timer if it is due, taken out; else nullptr.
+  /// Removes and returns the earliest timer if it is due; else nullptr.
   HeapTimer* pop_due(int64_t now_ns) noexcept {
     HeapTimer* timer = first_;
     if (!heap_.empty() && (timer == nullptr || heap_[0]->when_ns < timer->when_ns)) {
@@ -110,7 +112,7 @@ class TimerHeap {
     place(b, first);
   }
 
-  HeapTimer *first_ = nullptr, *last_ = nullptr;  ///< in the order of their times
+  HeapTimer *first_ = nullptr, *last_ = nullptr;  ///< the list, sorted by time
   std::vector<HeapTimer*> heap_;
 };
 

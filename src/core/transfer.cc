@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "core/inflight.h"
 
-// The ends of writes and operations, and the life of paths. Posting is in datapath.cc, the way from
-// an operation to its paths in route.cc.
+// Retiring and completing writes one by one, stopping operations, closing paths. Posting is in
+// datapath.cc, routing in route.cc, the common case of a successful completion in fast_path.cc.
 
 namespace fabric::core {
 
@@ -20,7 +20,7 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
               .source_offset = op.source_offset + indices[part] * op.source_stride,
               .target_offset = op.target_offset + indices[op.parts + part] * op.target_stride,
               .size_bytes = op.size_bytes,
-              .imm = op.imm};
+              .counter_key = op.counter_key};
     }
     case OpKind::kScatter: {
       const ScatterTarget& target = op.list.as<ScatterTarget>()[part];
@@ -28,16 +28,16 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
               .source_offset = op.source_offset + target.source_offset,
               .target_offset = target.target.offset,
               .size_bytes = target.size_bytes,
-              .imm = target.imm};
+              .counter_key = target.imm};
     }
     case OpKind::kSignal:
-      return {.imm = op.list.as<SignalTarget>()[part].key};
+      return {.counter_key = op.list.as<SignalTarget>()[part].key};
     default:
       return {.target = op.target,
               .source_offset = op.source_offset,
               .target_offset = op.target_offset,
               .size_bytes = op.size_bytes,
-              .imm = op.imm};
+              .counter_key = op.counter_key};
   }
 }
 
@@ -46,23 +46,26 @@ void Transfers::stop(Op& op, Errc code) {
   if (op.post_batch != kNone) expand_post_batch(op.post_batch);
   op.state.store(OpState::kDraining, std::memory_order_relaxed);
   op.stop_code = code;
-  core_.protocol.count(op.inflight == 0 ? ProtocolEvent::kStoppedQueued : ProtocolEvent::kStoppedPosted);
-  ++op.inflight;  // holds it until everything unposted has been ended
-  while (op.pending != kNone) drop_pending(op.pending, code);
-  for (NetworkSlot& network : core_.networks) {
-    for (RailSlot& rail : network.rails) {
-      std::vector<uint32_t> withdrawn;
-      std::erase_if(rail.refused, [&](const WriteOp& wire) {
-        if (inflight_[wire.cookie].op != op.self) return false;
-        withdrawn.push_back(wire.cookie);
-        return true;
-      });
-      for (const uint32_t cookie : withdrawn) retire_write(cookie, {code, Remote::kNotDelivered});
+  core_.protocol.count(op.inflight == 0 ? ProtocolEvent::kStoppedQueued
+                                        : ProtocolEvent::kStoppedPosted);
+  {
+    const OpHold hold(op);  // until everything unposted has completed
+    while (op.pending != kNone) drop_pending(op.pending, code);
+    for (NetworkSlot& network : core_.networks) {
+      for (RailSlot& rail : network.rails) {
+        std::vector<uint32_t> withdrawn;
+        std::erase_if(rail.refused, [&](const WriteOp& wire) FABRIC_REQUIRES(state_lock) {
+          if (inflight_[wire.cookie].op != op.self) return false;
+          withdrawn.push_back(wire.cookie);
+          return true;
+        });
+        for (const uint32_t cookie : withdrawn) retire_write(cookie, {code, Remote::kNotDelivered});
+      }
     }
   }
-  --op.inflight;
   if (op.parts_completed < op.parts) {
-    // Three quarters for the NIC, the last one for the peer's word about what it took (P2).
+    // Three quarters of the bound for the NIC, the last quarter for the peer's drain report
+    // (contracts.md P2).
     core_.timers.set(op.timer, core_.now_ns + core_.config.drain_timeout.count() / 4 * 3);
   }
   complete_if_done(op);
@@ -75,7 +78,7 @@ void Transfers::force_drain(Op& op) {
       if (write.op != op.self || write.in_doubt) continue;
       Path& path = *paths_[write.path];
       if (path.state != Path::State::kReady) continue;
-      FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: its path is torn down",
+      FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: closing its path",
                  {"op", op.id()}, {"peer", core_.peers.at(path.peer)->id()}, {"rail", path.rail});
       core_.protocol.count(ProtocolEvent::kPathTornDown);
       close_path(path);
@@ -84,17 +87,20 @@ void Transfers::force_drain(Op& op) {
     return;
   }
   core_.protocol.count(ProtocolEvent::kDrainTimedOut);
-  // The bound has passed. What its NIC still holds ends with its path; nobody is waited for.
-  ++op.inflight;  // holds it
-  for (uint32_t i = 0; i < inflight_.size(); ++i) {
-    if (inflight_[i].op == op.self && inflight_[i].in_doubt) complete_in_doubt(i, inflight_[i].status);
+  // The bound has passed: no peer is waited for. What the NIC still holds retires with its path.
+  {
+    const OpHold hold(op);
+    for (uint32_t i = 0; i < inflight_.size(); ++i) {
+      if (inflight_[i].op != op.self || !inflight_[i].in_doubt) continue;
+      complete_in_doubt(i, inflight_[i].status);
+    }
   }
-  --op.inflight;
   complete_if_done(op);
 }
 
 void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) {
-  if (cookie >= inflight_.size() || inflight_[cookie].op == kNone || inflight_[cookie].in_doubt) return;
+  if (cookie >= inflight_.size() || inflight_[cookie].op == kNone || inflight_[cookie].in_doubt)
+    return;
   if (reported.code == Errc::kOk && inflight_[cookie].op != kProbe) [[likely]] {
     retire_delivered(cookie);
     return;
@@ -115,13 +121,13 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
   if (status.code == Errc::kOk || status.code == Errc::kRemoteAccess) {
     core_.peers.on_host_alive(peer, core_.now_ns);
   } else if (status.code == Errc::kRailLost && path.state == Path::State::kReady) {
-    path.broke = replay_is_exact(path);  // by itself: nobody has closed it
+    path.broke = replay_is_exact(path);  // it was ready: this side has not closed it
     if (status.remote == Remote::kUnknown && rail.up) on_no_answer(peer, path);
   }
   if (status.code == Errc::kOk) {
     path.imms_done += write.wire.has_imm;
   } else if (replay_is_exact(path) && write.imms_before != UINT64_MAX) {
-    close_path(path);  // or its numbers would not fit the target's any more
+    close_path(path);  // one failed write, and imms_before no longer match the target's count
   }
 
   if (write.op == kProbe) {
@@ -130,17 +136,18 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
   } else if (goes_in_doubt(write, path, status)) {
     put_in_doubt(cookie, path, status);
   } else {
-    // Nobody waits for it any more, but it may still land: whoever asks for quiet has to wait until
-    // the target has spoken. Where it never will, Peer::unproved says so at once.
+    // The operation does not wait for it any more, but it may still land: a drain of the peer has
+    // to wait for the target's report. Where there is none, drain_unprovable is set at once.
     if (status.code == Errc::kRailLost && replay_is_exact(path)) {
       path.in_doubt_seq = std::min(path.in_doubt_seq, write.seq);
     }
     const InflightWrite retired = write;
     give_back_inflight(cookie);
     if (!on_given_up(retired, path, status)) {
-      // It certainly did not arrive, and would have gone again but for that.
-      const bool no_replay = status.code == Errc::kRailLost && status.remote == Remote::kNotDelivered &&
-                          retired.replay_error != Errc::kOk;
+      // Certainly not delivered; it would have been replayed but for that code.
+      const bool no_replay = status.code == Errc::kRailLost &&
+                             status.remote == Remote::kNotDelivered &&
+                             retired.replay_error != Errc::kOk;
       if (no_replay) status.code = retired.replay_error;
       complete_inflight(retired, status);
     }
@@ -151,48 +158,48 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
   core_.peers.check_drains(peer);
 }
 
-/// Tells the operation of a write, which has its slot no more, how it ended.
+/// Completes the part or slice of a retired write, whose record was given back already. The
+/// operation counts the write as in flight until the end, so that it does not complete inside.
 void Transfers::complete_inflight(const InflightWrite& write, const CompletionStatus& status) {
   Op& op = core_.ops.at(write.op);
   const PeerId peer = core_.peers.at(write.peer)->id();
-  --op.inflight;
   if (op.kind == OpKind::kWrite) {
-    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++op.fragments_counted;
-    ++op.inflight;  // holds it
-    complete_fragment(op, peer, status, write.wire.size_bytes);
-    // A count behind a slice that did not arrive would vouch for bytes that are not there (P6).
-    while (op.fragments_failed > 0 && op.pending != kNone) drop_pending(op.pending, status.code);
-    --op.inflight;
+    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++op.slices_counted;
+    complete_slice(op, peer, status, write.wire.size_bytes);
+    // An immediate after a slice that did not arrive would vouch for bytes that are not there (P6).
+    while (op.slices_failed > 0 && op.pending != kNone) drop_pending(op.pending, status.code);
   } else {
     complete_part(op, write.part, peer, status, write.wire.size_bytes);
   }
+  --op.inflight;
   complete_if_done(op);
 }
 
-void Transfers::complete_fragment(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes) {
-  ++op.fragments_completed;
+void Transfers::complete_slice(Op& op, PeerId peer, const CompletionStatus& status,
+                               uint64_t bytes) {
+  ++op.slices_completed;
   if (status.code == Errc::kOk) {
     op.bytes_delivered += bytes;
   } else {
-    ++op.fragments_failed;
-    if (status.remote != Remote::kNotDelivered) ++op.fragments_unknown;
+    ++op.slices_failed;
+    if (status.remote != Remote::kNotDelivered) ++op.slices_unknown;
     if (op.code == Errc::kOk) {
       op.code = status.code;
       op.failed_peer = peer;
     }
   }
-  if (op.fragments_completed < op.fragments) return;
+  if (op.slices_completed < op.slices) return;
   CompletionStatus write_status{op.code, Remote::kDelivered};
-  if (op.fragments_failed > 0) {
-    // Nothing of it lands any more; but a shard that was counted has left its share at the key.
-    const bool known = op.fragments_unknown == 0 && op.fragments_counted == 0;
+  if (op.slices_failed > 0) {
+    // Nothing of it can land any more, but a shard that was counted has changed the counter.
+    const bool known = op.slices_unknown == 0 && op.slices_counted == 0;
     write_status.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
   }
   complete_part(op, 0, peer, write_status, 0);
 }
 
 void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
-                           uint64_t bytes) {
+                              uint64_t bytes) {
   ++op.parts_completed;
   if (status.code == Errc::kOk) {
     ++op.parts_delivered;
@@ -210,14 +217,15 @@ void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const Completi
     }
   }
   const Remote remote = status.code == Errc::kOk ? Remote::kDelivered : status.remote;
-  const Errc code = status.code != Errc::kOk && op.stop_code != Errc::kOk ? op.stop_code : status.code;
+  const Errc code =
+      status.code != Errc::kOk && op.stop_code != Errc::kOk ? op.stop_code : status.code;
   core_.reporter.report_part(op, {.part = part, .peer = peer, .code = code, .remote = remote});
 }
 
-/// A counted write of unknown fate makes its key unusable: half of it and half of a retry would
-/// count as one (P10). The receiver is status to end whoever waits.
+/// A counted write whose delivery is unknown poisons its counter key: part of it and part of a
+/// retry would count as one write (P10). The receiver then fails the expectations on the key.
 void Transfers::poison_key(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
-  const CounterKey key = part_of(op, part).imm;
+  const CounterKey key = part_of(op, part).counter_key;
   Peer* peer = core_.peers.find(peer_id);
   if (!key || peer == nullptr || !peer->usable()) return;
   core_.protocol.count(ProtocolEvent::kKeyPoisoned);
@@ -226,7 +234,7 @@ void Transfers::poison_key(const Op& op, uint32_t part, PeerId peer_id, Errc cod
 }
 
 void Transfers::complete_if_done(Op& op) {
-  if (op.parts_completed < op.parts || op.inflight > 0) return;
+  if (op.parts_completed < op.parts || (op.inflight | op.holds) != 0) return;
   core_.complete_transfer(op);
 }
 
@@ -242,10 +250,11 @@ void Transfers::close_path(Path& path) {
   core_.networks[path.network].rails[path.rail].rail->close_path(path.id, false);
 }
 
-/// Nothing more is posted. What the rail never took cannot come back through it.
+/// From here on nothing is posted on the path. What the rail never accepted is retired here,
+/// because the rail will not report it.
 void Transfers::begin_close(Path& path) {
   routes_changed();
-  post_batches_.each([&](PostBatch& post_batch) {
+  post_batches_.each([&](PostBatch& post_batch) FABRIC_REQUIRES(state_lock) {
     if (post_batch.path == &path) expand(post_batch);
   });
   path.state = Path::State::kClosing;
@@ -272,7 +281,7 @@ void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
     path.broke = true;
     begin_close(path);
   }
-  FABRIC_CHECK(path.inflight == 0, "a path is down only after the end of its last write");
+  FABRIC_CHECK(path.inflight == 0, "a path is down only after its last write has retired");
   path_down(path, event.code);
 }
 
@@ -283,7 +292,7 @@ void Transfers::path_down(Path& path, Errc code) {
     while (path.listed[p]) unlist_path(path, p);
   }
   if (code == Errc::kPeerLost && !path.peer_lost) {
-    path.state = Path::State::kBackingOff;  // nothing of it is open
+    path.state = Path::State::kBackingOff;  // it has no connection
     core_.peers.on_peer_dead(peer);
     return;
   }
@@ -302,7 +311,7 @@ void Transfers::path_down(Path& path, Errc code) {
   }
   path.state = Path::State::kBackingOff;
   if (path.started) record_broken(path);
-  // Deferred it may have found that the peer has to go, and the path with it.
+  // Reconciling it may have lost the peer, and the path with it.
   if (path.state == Path::State::kBackingOff) schedule_reopen(path, !broke);
 }
 
@@ -313,7 +322,7 @@ void Transfers::stop_queued(Peer& peer, Errc code) {
     if (broken->peer != peer.slot) continue;
     while (!broken->partly_posted.empty()) drop_pending(broken->partly_posted.head, code);
   }
-  // Whatever comes back from a NIC later must not be sent again.
+  // What a NIC fails later must not be replayed.
   for (InflightWrite& write : inflight_) {
     if (write.op < kProbe && write.peer == peer.slot) write.replay_error = code;
   }
@@ -335,7 +344,7 @@ void Transfers::peer_lost(Peer& peer, Errc code) {
         complete_in_doubt(cookie, {code, inflight_[cookie].status.remote});
       }
       if (path.state == Path::State::kBackingOff) {
-        index = kNone;  // nothing of it is open
+        index = kNone;  // it has no connection
         free_path(path);
       } else {
         close_path(path);
@@ -346,7 +355,8 @@ void Transfers::peer_lost(Peer& peer, Errc code) {
     BrokenConnection& broken = *broken_[at - 1];
     if (broken.peer != peer.slot) continue;
     for (const uint32_t cookie : std::exchange(broken.writes, {})) {
-      if (inflight_[cookie].in_doubt) complete_in_doubt(cookie, {code, inflight_[cookie].status.remote});
+      if (inflight_[cookie].in_doubt)
+        complete_in_doubt(cookie, {code, inflight_[cookie].status.remote});
     }
     drop_broken(at - 1);
   }
@@ -355,7 +365,7 @@ void Transfers::peer_lost(Peer& peer, Errc code) {
 void Transfers::region_revoked(RemoteRegion handle) {
   expand_all();
   drop_pending_where(
-      [&](const Op& op, const PendingFragment& fragment) {
+      [&](const Op& op, const PendingFragment& fragment) FABRIC_REQUIRES(state_lock) {
         return op.kind != OpKind::kSignal && part_of(op, fragment.part).target == handle;
       },
       Errc::kNotFound);
@@ -368,16 +378,17 @@ void Transfers::region_revoked(RemoteRegion handle) {
 }
 
 void Transfers::key_revoked(const Peer& peer, CounterKey key) {
-  if (!key) return;  // would be every write without an immediate
+  if (!key) return;  // it would match every write without an immediate
   expand_all();
   drop_pending_where(
-      [&](const Op& op, const PendingFragment& fragment) {
-        return fragment.peer == peer.slot && part_of(op, fragment.part).imm == key;
+      [&](const Op& op, const PendingFragment& fragment) FABRIC_REQUIRES(state_lock) {
+        return fragment.peer == peer.slot && part_of(op, fragment.part).counter_key == key;
       },
       Errc::kReleased);
   for (InflightWrite& write : inflight_) {
     if (write.op >= kProbe || write.peer != peer.slot) continue;
-    if (part_of(core_.ops.at(write.op), write.part).imm == key) write.replay_error = Errc::kReleased;
+    if (part_of(core_.ops.at(write.op), write.part).counter_key == key)
+      write.replay_error = Errc::kReleased;
   }
 }
 
@@ -390,13 +401,14 @@ void Transfers::drop_pending_where(F&& wanted, Errc code) {
   for (const OpId id : running) {
     Op* op = core_.ops.find(id);
     if (op == nullptr) continue;
-    ++op->inflight;  // holds it
-    for (uint32_t index = op->pending; index != kNone;) {
-      const uint32_t next = pending_.at(index).op_next;
-      if (wanted(*op, pending_.at(index))) drop_pending(index, code);
-      index = next;
+    {
+      const OpHold hold(*op);
+      for (uint32_t index = op->pending; index != kNone;) {
+        const uint32_t next = pending_.at(index).op_next;
+        if (wanted(*op, pending_.at(index))) drop_pending(index, code);
+        index = next;
+      }
     }
-    --op->inflight;
     complete_if_done(*op);
   }
 }
@@ -407,14 +419,15 @@ uint64_t Transfers::oldest_inflight(const Peer& peer) const noexcept {
     for (const uint32_t index : rails) {
       if (index == kNone) continue;
       const Path& path = *paths_[index];
-      if (path.first_inflight != kNone) oldest = std::min(oldest, inflight_[path.first_inflight].seq);
+      if (path.first_inflight != kNone)
+        oldest = std::min(oldest, inflight_[path.first_inflight].seq);
       oldest = std::min(oldest, path.in_doubt_seq);
     }
   }
   post_batches_.each([&](const PostBatch& post_batch) {
     if (post_batch.compact && post_batch.peer == &peer) oldest = std::min(oldest, post_batch.seq);
   });
-  // Of what a broken path carried only the target knows, whether or not anybody still waits for it.
+  // Writes of a broken connection may still land, even if their operation has completed by now.
   for (const auto& broken : broken_) {
     if (broken->peer == peer.slot) oldest = std::min(oldest, broken->oldest_seq);
   }
@@ -438,11 +451,11 @@ uint64_t Transfers::queued_on(const Path& path) noexcept {
 bool Transfers::idle() const noexcept {
   const bool idle = std::all_of(paths_.begin(), paths_.end(),
                                 [](const auto& path) { return path->state == Path::State::kFree; });
-  // A leak: nothing is left that could give them back.
+  // Otherwise it leaked: nothing is left that could give it back.
   FABRIC_DCHECK(!idle || inflight_free_ == inflight_.size(), "a write outlives its path");
-  FABRIC_DCHECK(!idle || post_batches_.empty(), "a post_batch outlives its path");
-  FABRIC_DCHECK(!idle || broken_.empty(), "a broken outlives its peer");
-  FABRIC_DCHECK(!idle || pending_.held() == 0, "an fragment outlives its operation");
+  FABRIC_DCHECK(!idle || post_batches_.empty(), "a post batch outlives its path");
+  FABRIC_DCHECK(!idle || broken_.empty(), "a broken connection outlives its peer");
+  FABRIC_DCHECK(!idle || pending_.held() == 0, "a pending fragment outlives its operation");
   return idle;
 }
 

@@ -13,12 +13,13 @@
 
 #include "base/driver.h"
 #include "control/message.h"
-#include "core/pending.h"
 #include "core/op.h"
+#include "core/pending.h"
 #include "core/post_batch.h"
+#include "core/state_mutex.h"
 
-// From operations to posted writes and back: cutting, dealing, queueing per path, posting, and
-// counting what ended how.
+// From operations to posted writes and back: routing, cutting, queueing per path, posting, retiring
+// completions, failover.
 
 namespace fabric::core {
 
@@ -29,113 +30,123 @@ struct RemoteRegionSlot;
 struct CachedRoute;
 struct CachedPath;
 
-/// In the place of an operation: the write belongs to the engine itself.
+/// In InflightWrite::op: a probe of the engine's own, which belongs to no operation.
 inline constexpr uint32_t kProbe = kNone - 1;
 
-/// How a write ended, as far as its rail knows.
+/// The result of a write, as far as its rail knows it.
 struct CompletionStatus {
   Errc code = Errc::kOk;
   Remote remote = Remote::kDelivered;
 };
 
-/// What the target said of its end of a path, once that was down and drained.
+/// The target's report on its end of a path, sent once that end is closed and drained.
 struct DrainReport {
   bool received = false;
-  bool exact = false;
-  uint64_t taken = 0;  ///< immediates: R of the failover protocol
+  bool exact = false;  ///< `taken` is exact, so that replay is possible
+  uint64_t taken = 0;  ///< immediates that the target received, stale ones included
 };
 
-/// One rail here to one rail of one peer, in the direction of our writes.
+/// One rail here to one rail of one peer, in the direction of our writes. A path outlives its
+/// connections: it is opened again, with a new `id` and `ref`, after one has broken.
 struct Path {
   enum class State : uint8_t {
     kFree,
     kOpening,
     kReady,
-    kClosing,  ///< this end is being torn down
-    kBackingOff,  ///< it broke; it is opened again at `retry_ns`
+    kClosing,     ///< this end is being torn down
+    kBackingOff,  ///< no connection; it is opened again at `retry_ns`
   };
   State state = State::kFree;
   uint32_t index = 0;
   uint32_t peer = kNone;  ///< slot
   uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_lost = false;   ///< not reopened once it is down
-  bool needs_probe = false;     ///< it broke before: a probe has to come back before anything is posted
-  bool started = false;     ///< this connection was ready once, so writes may have been posted
-  bool rejected = false;    ///< refused for good: forgotten once it is down
-  bool broke = false;       ///< this connection did, by itself
-  bool remote_closed = false;  ///< the target said that its end is down
-  uint32_t id = 0;          ///< the provider's
-  uint32_t ref = 0;         ///< under which its answer comes back; new each time it is opened
+  bool peer_lost = false;      ///< not opened again once it is down
+  bool needs_probe = false;    ///< the last use failed: nothing is posted until a probe completes
+  bool started = false;        ///< this connection was ready once, so writes may have been posted
+  bool rejected = false;       ///< refused for good: freed once it is down
+  bool broke = false;          ///< this connection failed; this side did not close it
+  bool remote_closed = false;  ///< the target reported that its end is down
+  uint32_t id = 0;             ///< the provider's
+  uint32_t ref = 0;            ///< its number in control messages; new each time it is opened
   std::array<PendingQueue, 3> queue{};  ///< by priority
   std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
-  std::array<bool, 3> listed{};                      ///< in the rail's list of paths with work
-  uint32_t first_inflight = kNone, last_inflight = kNone;  ///< in flight, oldest first
-  uint32_t inflight = 0;
+  std::array<bool, 3> listed{};  ///< in the rail's list of paths with work
+  uint32_t first_inflight = kNone, last_inflight = kNone;  ///< InflightWrites, oldest first
+  uint32_t inflight = 0;  ///< writes in that list, and in compact post batches
 
   // Failover (failover.cc).
   uint64_t imms_posted = 0, imms_done = 0;  ///< of this connection; done: acknowledged
-  std::vector<uint32_t> in_doubt{};         ///< writes that the break gave back, in posting order
-  uint64_t in_doubt_seq = UINT64_MAX;       ///< of the first of them
+  std::vector<uint32_t> in_doubt{};         ///< retired by the break, in posting order
+  uint64_t in_doubt_seq = UINT64_MAX;       ///< the lowest that was ever among them
   DrainReport drain_report{};
   uint32_t failures = 0;  ///< in a row
   int64_t retry_ns = kNeverNs;
-  uint32_t probe = kNone;  ///< the write that finds out whether it works
+  uint32_t probe = kNone;  ///< cookie of the probe in flight
   int64_t probe_until_ns = kNeverNs;
 };
 
-/// A posted part of an operation.
+/// One work request, from when it is made until it is retired, or, if it is in doubt, reconciled.
+/// Entries of a compact PostBatch have none.
 struct InflightWrite {
   WriteOp wire{};
-  uint32_t op = kNone;
+  uint32_t op = kNone;  ///< kNone: this record is free; or kProbe
   uint32_t part = 0;
   uint32_t path = kNone;
-  uint32_t peer = kNone;  ///< slot
-  uint32_t prev = kNone, next = kNone;
-  uint32_t region_slot = kNone;  ///< the source, which must not be deregistered under it
-  uint64_t seq = 0;              ///< of its peer
-  int64_t posted_ns = 0;
+  uint32_t peer = kNone;                ///< slot
+  uint32_t prev = kNone, next = kNone;  ///< in the list of its path, or `next` in the free list
+  uint32_t region_slot = kNone;         ///< the source, which must stay registered until it retires
+  uint64_t seq = 0;                     ///< counts the writes to its peer
+  int64_t posted_ns = 0;                ///< when it was made
   Priority priority{};
-  /// Immediates that were posted on its path before it; the largest: the rail never took it.
+  /// Immediates posted on its path before it; UINT64_MAX: the rail has not accepted it.
   uint64_t imms_before = UINT64_MAX;
-  uint64_t offset = 0;      ///< in its write
-  Shard shard{};            ///< of a write: what it is a slice of
-  bool in_doubt = false;    ///< its path broke: its fate waits for the word of the target
-  CompletionStatus status{};           ///< of a in_doubt one, as far as this side knows
-  Errc replay_error = Errc::kOk;  ///< why it must not be sent again
+  uint64_t offset = 0;            ///< of its first byte in the write
+  Shard shard{};                  ///< of a write: what it is a slice of
+  bool in_doubt = false;          ///< its path broke; the drain report decides what became of it
+  CompletionStatus status{};      ///< of a write in doubt, as far as this side knows
+  Errc replay_error = Errc::kOk;  ///< not kOk: must not be replayed, and completes with this code
 };
 
-/// A connection that broke, with the writes whose fate only the target knows, until it says so.
+/// A connection that broke, until the target's drain report tells which of its writes were
+/// delivered. The path may have a new connection by then.
 struct BrokenConnection {
   uint32_t peer = kNone;  ///< slot
   uint32_t ref = 0;       ///< of the path
   uint8_t network = 0, rail = 0;
-  uint64_t imms_done = 0;
-  uint64_t oldest_seq = UINT64_MAX;  ///< of the writes that it was made with
-  std::vector<uint32_t> writes{};    ///< in posting order; those whose operation has ended are gone
-  PendingQueue partly_posted{};                ///< rests of shards of which a part was posted on it
+  uint64_t imms_done = 0;            ///< immediates that were acknowledged here
+  uint64_t oldest_seq = UINT64_MAX;  ///< of all writes that were ever in doubt on it
+  std::vector<uint32_t> writes{};    ///< in doubt, in posting order, until completed or replayed
+  PendingQueue partly_posted{};      ///< what was not posted yet of shards that were begun on it
 };
 
-/// An opened rail with what is in flight on it.
+/// An open rail, its scheduling lists, and its in-flight counts. Reached without the state lock too
+/// (registration), hence its members say what the lock guards.
 struct RailSlot {
   Rail* rail = nullptr;
   Caps caps{};
   uint8_t network = 0, index = 0;
-  bool up = true;
-  uint32_t inflight = 0;
-  uint64_t bulk_bytes = 0;  ///< of bulk writes in flight
-  std::array<uint32_t, 3> first_active{kNone, kNone, kNone};
-  std::array<uint32_t, 3> last_active{kNone, kNone, kNone};
-  uint32_t listed = 0;  ///< how many paths are in these lists
-  bool posted_this_turn = false;  ///< posted to in this turn: it may have ended at once
-  uint32_t staged_count = 0;
-  std::array<WriteOp, kPostMax> staged{};  ///< made by the short way, to be posted next
-  PostBatch* open_batch = nullptr;                ///< the last of the post batches that they are
-  std::vector<WriteOp> refused{};  ///< made, and not taken by the provider for want of room
-  std::vector<uint32_t> arrived_imms{};   ///< immediates of the present poll
-  Traffic tx{}, rx{};
+  bool up FABRIC_GUARDED_BY(state_lock) = true;
+  uint32_t inflight FABRIC_GUARDED_BY(state_lock) = 0;    ///< the sum over its paths
+  uint64_t bulk_bytes FABRIC_GUARDED_BY(state_lock) = 0;  ///< of bulk writes in flight
+  /// Paths with work, by priority.
+  std::array<uint32_t, 3> first_active FABRIC_GUARDED_BY(state_lock){kNone, kNone, kNone};
+  std::array<uint32_t, 3> last_active FABRIC_GUARDED_BY(state_lock){kNone, kNone, kNone};
+  uint32_t listed FABRIC_GUARDED_BY(state_lock) = 0;  ///< how many paths are in these lists
+  /// A copy by CPU may have completed at once.
+  bool posted_this_turn FABRIC_GUARDED_BY(state_lock) = false;
+  uint32_t staged_count FABRIC_GUARDED_BY(state_lock) = 0;
+  /// Work requests of the fast path, for the next post.
+  std::array<WriteOp, kPostMax> staged FABRIC_GUARDED_BY(state_lock){};
+  /// The last of the post batches that are staged.
+  PostBatch* open_batch FABRIC_GUARDED_BY(state_lock) = nullptr;
+  /// In flight here, not yet accepted by a full provider.
+  std::vector<WriteOp> refused FABRIC_GUARDED_BY(state_lock){};
+  /// Immediates of the current poll.
+  std::vector<uint32_t> arrived_imms FABRIC_GUARDED_BY(state_lock){};
+  Traffic tx FABRIC_GUARDED_BY(state_lock){}, rx FABRIC_GUARDED_BY(state_lock){};
 };
 
-/// An opened network with its place in the order of preference.
+/// An open network. Its index in EngineCore::networks is its rank in the order of preference.
 struct NetworkSlot {
   std::string provider{}, name{};
   std::unique_ptr<OpenNetwork> network{};
@@ -145,79 +156,134 @@ struct NetworkSlot {
   bool is_self = false;
 };
 
-/// One member of a Signal: who and under which key.
+/// One member of a Signal.
 struct SignalTarget {
   PeerId peer{};
   CounterKey key{};
 };
 
+/// The data path of an engine: turns transfers (writes, paged writes, scatters, signals) into work
+/// requests, retires their completions, and replays what a broken connection left in doubt.
+///
+/// Owner: EngineCore. Everything here runs under the state lock, nearly all of it on the worker
+/// during its turn. Rails are posted to and polled only there. close(), cancel(), disconnect() and
+/// dumps take the lock on other threads; they may stop operations, close paths and expand batches.
+///
+/// The concepts, from the request down to the wire:
+/// - An *operation* (Op) is what was submitted. It completes once, with one code.
+/// - A *part* is what completions count: the write itself, one page, one target. Every part
+///   completes once, and is reported to the batch of its operation.
+/// - A *shard* is the share of one path in a write that is striped over several rails. Every shard
+///   carries one immediate, which tells the target how many shards the write was cut into.
+/// - A *slice* is one work request of a shard that is too large for one, or is bulk and must not
+///   block the rail. Only the last slice carries the immediate. A write completes when all slices
+///   of all shards have. Other parts are one work request.
+/// - A *pending fragment* (PendingFragment) is accepted and not posted: the rest of a shard, or a
+///   run of parts. It waits for its peer to connect, then for room on its path.
+/// - An *in-flight write* (InflightWrite) is one work request from the moment it is made until it
+///   is retired. It is in the in-flight counts of its path, rail, source region and operation, and
+///   its index is the cookie that the provider returns.
+/// - A *post batch* (PostBatch) is the compressed record of up to 32 in-flight writes. It keeps the
+///   same counts, and is expanded into InflightWrites when one of them needs attention.
+///
+/// The sequence of steps is the same for all work: submit, make work requests, post, retire,
+/// complete, report. What differs is how much has to be decided. The fast path (fast_path.cc)
+/// handles the common case: the route is cached, nothing is queued in front, the rail has room,
+/// nothing needs to be cut. It stages work requests straight from the submission ring, records them
+/// in post batches, and retires runs of successful completions with a few additions. Everything
+/// else takes the slow path: route.cc makes pending fragments, datapath.cc schedules them (strict
+/// priority, round robin between paths) and makes in-flight writes, transfer.cc retires these one
+/// by one.
+///
+/// Life of a work request: made -> offered to the rail -> accepted (it gets its position among the
+/// immediates of its path: the target counts only what was really sent), or kept in
+/// RailSlot::refused until the provider has room -> *retired* when the provider reports its
+/// completion. The part or fragment *completes* then, unless the connection broke: on networks with
+/// exact replay the write is then *in doubt*, leaves the in-flight counts of path, rail and region,
+/// and stays with its operation. failover.cc holds it with a BrokenConnection until the target's
+/// drain report says how many immediates arrived: what lies before that point completes as
+/// delivered; later writes were not counted, and are replayed on another path, or a new connection
+/// of this one.
+///
+/// Invariants (check_invariants(), in debug builds): every count equals the sum of the records
+/// that it covers; every in-flight write is in the list of its path or in doubt, never both; every
+/// pending fragment is in one queue and in the list of its operation; between calls nothing is
+/// staged and no operation is held; imms_done <= imms_posted on every path.
 class Transfers {
  public:
   explicit Transfers(EngineCore& core);
 
-  void start(Op& op);
-  /// Deadline, cancel or close: what is not posted ends now, the rest drains.
-  void stop(Op& op, Errc code);
-  /// The drain bound has passed: the paths that hold its writes are torn down.
-  void force_drain(Op& op);
-  void peer_connected(Peer& peer);
-  void peer_lost(Peer& peer, Errc code);
-  /// The lease is good again: what waited for it may be posted.
-  void peer_resumed(Peer& peer);
-  /// Ends what is queued for the peer and not posted.
-  void stop_queued(Peer& peer, Errc code);
-  /// Ends what is queued for an imported region that was revoked.
-  void region_revoked(RemoteRegion handle);
-  /// Ends what is queued for the peer under a key that it closed: what is posted may drain, but
-  /// nothing may follow once the peer has been told that we are quiet (P11).
-  void key_revoked(const Peer& peer, CounterKey key);
-  void warm(Peer& peer, uint32_t rails = kRailsMax);
+  void start(Op& op) FABRIC_REQUIRES(state_lock);
+  /// Deadline, cancel or close: completes what is not posted; the rest drains.
+  void stop(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
+  /// The operation does not drain in time. First call: closes the paths that have its writes in
+  /// flight. Second call: completes what is in doubt without the drain report.
+  void force_drain(Op& op) FABRIC_REQUIRES(state_lock);
+  void peer_connected(Peer& peer) FABRIC_REQUIRES(state_lock);
+  void peer_lost(Peer& peer, Errc code) FABRIC_REQUIRES(state_lock);
+  /// The lease is valid again: fragments that waited for it may be posted.
+  void peer_resumed(Peer& peer) FABRIC_REQUIRES(state_lock);
+  /// Completes what is pending for the peer; what is posted drains and is not replayed.
+  void stop_queued(Peer& peer, Errc code) FABRIC_REQUIRES(state_lock);
+  /// Completes what is pending for an imported region that was revoked.
+  void region_revoked(RemoteRegion handle) FABRIC_REQUIRES(state_lock);
+  /// Completes what is pending for the peer under a counter key that it closed. Posted writes may
+  /// drain, but none may follow once we have confirmed to the peer that we are quiet
+  /// (contracts.md P11).
+  void key_revoked(const Peer& peer, CounterKey key) FABRIC_REQUIRES(state_lock);
+  void warm(Peer& peer, uint32_t rails = kRailsMax) FABRIC_REQUIRES(state_lock);
 
-  void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer);
-  /// The target's end of a path is down: what it had taken.
-  void path_state(Peer& peer, const control::PathState& state);
-  /// A ready path of the peer carries a write without bytes, to see whether its host answers.
-  void probe(Peer& peer);
-  bool can_probe(const Peer& peer) const noexcept;
-  /// Opens paths again whose rest is over; returns how much was done.
-  uint32_t tick(int64_t now_ns);
-  int64_t next_ns() const noexcept { return next_ns_; }
-  void begin_polls() noexcept {
-    drained_ = true;
-    posted_ = false;  // what submissions have posted is polled now
+  void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer)
+      FABRIC_REQUIRES(state_lock);
+  /// The target's drain report: its end of a path is closed, and this is what it received.
+  void on_drain_report(Peer& peer, const control::PathState& state) FABRIC_REQUIRES(state_lock);
+  /// Requests a probe, a write without bytes, on every ready path of the peer: its completion shows
+  /// that the host answers.
+  void probe(Peer& peer) FABRIC_REQUIRES(state_lock);
+  bool can_probe(const Peer& peer) const noexcept FABRIC_REQUIRES(state_lock);
+  /// Opens paths whose back-off is over and sends probes that are due; returns how many.
+  uint32_t tick(int64_t now_ns) FABRIC_REQUIRES(state_lock);
+  int64_t next_ns() const noexcept FABRIC_REQUIRES(state_lock) { return next_ns_; }
+  void begin_polls() noexcept FABRIC_REQUIRES(state_lock) {
+    polls_exhausted_ = true;
+    posted_ = false;  // the polls that follow cover what submissions have posted
   }
-  /// Every rail that was polled in this turn has handed out all it had.
-  bool drained() const noexcept { return drained_; }
-  uint32_t poll(NetworkSlot& network);
-  uint32_t post(NetworkSlot& network);
-  /// Something waits to be posted, or was refused: only then post() has work.
-  bool may_post() const noexcept { return listed_ != 0 || refused_; }
-  void begin_posts() noexcept { refused_ = false; }
-  bool posted() const noexcept { return posted_; }  ///< since poll_again()
-  uint32_t poll_again(NetworkSlot& network);
-  /// Takes writes that need no cutting and that nobody is in front of, from the head of `slots` to
-  /// the first that is something else. Returns how many.
-  uint32_t try_add(std::span<const uint32_t> slots);
-  /// Before anything else happens to rails, paths or regions.
-  void flush_staged() {
+  /// Every rail polled in this turn was polled until it had no more events.
+  bool polls_exhausted() const noexcept FABRIC_REQUIRES(state_lock) { return polls_exhausted_; }
+  uint32_t poll(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
+  uint32_t post(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
+  /// Fragments are ready to be posted, or writes were refused: only then post() has work.
+  bool may_post() const noexcept FABRIC_REQUIRES(state_lock) { return listed_ != 0 || refused_; }
+  void begin_posts() noexcept FABRIC_REQUIRES(state_lock) { refused_ = false; }
+  bool posted() const noexcept FABRIC_REQUIRES(state_lock) {
+    return posted_;
+  }  ///< since poll_again()
+  uint32_t poll_again(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
+  /// The fast path: adds writes to post batches, from the head of `slots` up to the first that is
+  /// not eligible. Returns how many.
+  uint32_t try_add(std::span<const uint32_t> slots) FABRIC_REQUIRES(state_lock);
+  /// Posts what the fast path has staged. Required before anything changes rails, paths or regions.
+  void flush_staged() FABRIC_REQUIRES(state_lock) {
     flow_.batch = {};
     if (!staged_rails_.empty()) post_staged();
   }
-  /// A post_batch becomes writes: something is going to happen to one of them.
-  void expand(PostBatch& post_batch);
-  void expand_post_batch(uint32_t index) { expand(*post_batches_.at(index)); }
-  void expand_all();  ///< and what was found out about routes is forgotten
-  /// Which path leads where, and whether it may be taken, has to be found out again: something
-  /// about rails, paths, peers, regions or keys has changed.
-  void routes_changed() noexcept { ++epoch_; }
-  /// The lowest number among the writes in flight to the peer; UINT64_MAX: none.
-  uint64_t oldest_inflight(const Peer& peer) const noexcept;
-  /// Unposted parts: of one operation, and of all that wait for one rail or peer.
-  uint64_t queued_parts(const Op& op) noexcept;
-  uint64_t queued_on(const Path& path) noexcept;
-  /// Calls `visit` with the slot of every peer that holds a part of the operation.
+  /// Gives every entry in flight an InflightWrite, because one of them needs attention.
+  void expand(PostBatch& post_batch) FABRIC_REQUIRES(state_lock);
+  void expand_post_batch(uint32_t index) FABRIC_REQUIRES(state_lock) {
+    expand(*post_batches_.at(index));
+  }
+  void expand_all() FABRIC_REQUIRES(state_lock);  ///< invalidates cached routes as well
+  /// Invalidates every CachedRoute: rails, paths, peers, regions or keys have changed.
+  void routes_changed() noexcept FABRIC_REQUIRES(state_lock) { ++epoch_; }
+  /// The lowest sequence number among the writes to the peer that are in flight or in doubt;
+  /// UINT64_MAX: none.
+  uint64_t oldest_inflight(const Peer& peer) const noexcept FABRIC_REQUIRES(state_lock);
+  /// Parts that are not posted: of one operation, and of all that wait for one path.
+  uint64_t queued_parts(const Op& op) noexcept FABRIC_REQUIRES(state_lock);
+  uint64_t queued_on(const Path& path) noexcept FABRIC_REQUIRES(state_lock);
+  /// Calls `visit` with the slot of every peer that the operation waits for.
   template <class F>
-  void each_peer_of(const Op& op, F&& visit) {
+  void each_peer_of(const Op& op, F&& visit) FABRIC_REQUIRES(state_lock) {
     for (uint32_t i = op.pending; i != kNone; i = pending_.at(i).op_next) {
       visit(pending_.at(i).peer);
     }
@@ -225,167 +291,223 @@ class Transfers {
       if (write.op == op.self) visit(write.peer);
     }
   }
-  bool idle() const noexcept;  ///< no path is open any more
-  // What is held now, for dumps.
-  uint64_t pending_held() const noexcept { return pending_.held(); }
-  uint64_t inflight_held() const noexcept {  ///< of operations
-    auto held = static_cast<uint64_t>(std::count_if(
-        inflight_.begin(), inflight_.end(), [](const InflightWrite& write) { return write.op < kProbe; }));
+  bool idle() const noexcept FABRIC_REQUIRES(state_lock);  ///< no path is left
+  /// Aborts if a count differs from the records that it covers (invariants.cc). Only between
+  /// calls of the other functions; debug builds only.
+  void check_invariants() const FABRIC_REQUIRES(state_lock);
+  // Pool levels, for dumps.
+  uint64_t pending_held() const noexcept FABRIC_REQUIRES(state_lock) { return pending_.held(); }
+  uint64_t inflight_held() const noexcept FABRIC_REQUIRES(state_lock) {  ///< without probes
+    auto held = static_cast<uint64_t>(
+        std::count_if(inflight_.begin(), inflight_.end(),
+                      [](const InflightWrite& write) { return write.op < kProbe; }));
     post_batches_.each([&](const PostBatch& post_batch) {
       if (post_batch.compact) held += PostBatch::popcount(post_batch.inflight);
     });
     return held;
   }
-  uint64_t broken_held() const noexcept { return broken_.size(); }
-  const std::vector<std::unique_ptr<Path>>& paths() const noexcept { return paths_; }
-  Path& path_at(uint32_t index) noexcept { return *paths_[index]; }
+  uint64_t broken_held() const noexcept FABRIC_REQUIRES(state_lock) { return broken_.size(); }
+  const std::vector<std::unique_ptr<Path>>& paths() const noexcept FABRIC_REQUIRES(state_lock) {
+    return paths_;
+  }
+  Path& path_at(uint32_t index) noexcept FABRIC_REQUIRES(state_lock) { return *paths_[index]; }
 
  private:
-  struct PartSource {  ///< what one part of an operation reads, writes and counts
+  struct PartSource {  ///< what one part of an operation reads, writes and counts at the target
     RemoteRegion target{};
     uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
-    CounterKey imm{};
+    CounterKey counter_key{};
   };
-  struct UpRails {  ///< of a network, those that carry new work
+  struct RailSet {  ///< some of the rails of a network
     std::array<uint8_t, kRailsMax> index{};
     uint32_t count = 0;
   };
 
-  void start_parts(Op& op, uint32_t first, uint32_t count);
-  void route(uint32_t index);
-  NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why);
-  void route_write(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
-  void route_paged(Op& op, Peer& peer, NetworkSlot& network, const UpRails& up);
-  void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment);
-  Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail);
-  /// kExhausted may be over soon; everything else is not.
-  Errc open_path(Peer& peer, Path& path);
-  void pair_rails(const Peer& peer, Path& path);
-  void complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code);
-  void drop_path_pending(Path& path, Errc code);
-  template <class F>
-  void drop_pending_where(F&& wanted, Errc code);
-  void free_path(Path& path);
-  void activate(Path& path, uint32_t priority);
-  void drop_pending(uint32_t index, Errc code);
-  void link_to_op(Op& op, uint32_t index);
-  void unlink_from_op(Op& op, uint32_t index);
-  PartSource part_of(const Op& op, uint32_t part) const noexcept;
-  uint32_t post(RailSlot& rail, std::span<WriteOp> batch);
-  void refuse(RailSlot& rail, std::span<WriteOp> rest);
-  bool may_post(const InflightWrite& write);
-  void take_counts(RailSlot& rail);
-  void take_burst(RailSlot& rail, uint32_t imm, uint32_t n);
-  uint32_t make_writes(RailSlot& rail, std::span<WriteOp> out);
-  bool next_path(RailSlot& rail, uint32_t& priority, Path*& path);
-  void unlist(RailSlot& rail, uint32_t priority);
-  void unlist_path(Path& path, uint32_t priority);
-  static bool room_for(const RailSlot& rail, const Path& path) noexcept;
-  static uint32_t room_on(const RailSlot& rail, const Path& path) noexcept;
-  bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept;
-  uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority);
-  uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out);
-  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source);
-  void advance_pending(Op& op, uint32_t index, uint64_t bytes);
-  CachedRoute& find_route(RemoteRegionSlot& remote, MemoryKind here);
-  void post_staged();
-  bool has_flow(RegionId source, RemoteRegion target);
-  bool look_up_flow(RegionId source, RemoteRegion target);
-  const CachedPath& next_cached_path() const noexcept;
-  static uint32_t fast_path_room(const CachedPath& cached_path) noexcept;
-  static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
-  uint32_t add_burst(std::span<const uint32_t> slots);
-  bool try_add_part(Op& op, uint32_t part, const PartSource& source);
-  PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region, const Op& op);
-  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op, uint32_t of, uint32_t part);
-  WriteOp wire_template(const CachedPath& cached_path) const noexcept;
-  static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
-                   const PartSource& source) noexcept;
-  void account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n);
-  void on_posted(PostBatch& post_batch, uint32_t taken);
-  uint32_t split_out(PostBatch& post_batch, uint32_t at);
-  uint32_t retire_batched(std::span<const WireEvent> events);
-  uint32_t retire_across_batches(const WireEvent& run, uint32_t left);
-  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event);
-  void retire_delivered_batch(PostBatch& post_batch, uint32_t bits);
-  uint64_t complete_writes(const PostBatch& post_batch, uint32_t bits, uint32_t n);
-  uint64_t bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_t n) const noexcept;
-  void link_inflight(Path& path, uint32_t cookie);
-  void after_retire(Peer& peer, Path& path);
-  void open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
-                  LocalRegion* region);
-  void close_inflight(const InflightWrite& write, Path& path, RailSlot& rail);
-  void retire_delivered(uint32_t cookie);
-  void retire_write(uint32_t cookie, const CompletionStatus& reported);
-  void complete_fragment(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes);
-  void complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status, uint64_t bytes);
-  void complete_if_done(Op& op);
-  void poison_key(const Op& op, uint32_t part, PeerId peer, Errc code);
-  void on_path_down(const RailSlot& rail, const WireEvent& event);
-  void path_down(Path& path, Errc code);
-  void close_path(Path& path);
-  void begin_close(Path& path);
-  void schedule_reopen(Path& path, bool at_once);
+  // route.cc: from an operation to pending fragments; opening paths
+  void start_parts(Op& op, uint32_t first, uint32_t count) FABRIC_REQUIRES(state_lock);
+  void route(uint32_t index) FABRIC_REQUIRES(state_lock);
+  NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why)
+      FABRIC_REQUIRES(state_lock);
+  void route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+      FABRIC_REQUIRES(state_lock);
+  void route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+      FABRIC_REQUIRES(state_lock);
+  void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment)
+      FABRIC_REQUIRES(state_lock);
+  Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail) FABRIC_REQUIRES(state_lock);
+  /// kExhausted is temporary, every other error is final.
+  Errc open_path(Peer& peer, Path& path) FABRIC_REQUIRES(state_lock);
+  void pair_rails(const Peer& peer, Path& path) FABRIC_REQUIRES(state_lock);
+  void complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code)
+      FABRIC_REQUIRES(state_lock);
+  void drop_pending(uint32_t index, Errc code) FABRIC_REQUIRES(state_lock);
+  void link_to_op(Op& op, uint32_t index) FABRIC_REQUIRES(state_lock);
+  void unlink_from_op(Op& op, uint32_t index) FABRIC_REQUIRES(state_lock);
+  Path* take_path() FABRIC_REQUIRES(state_lock);
+  void free_path(Path& path) FABRIC_REQUIRES(state_lock);
 
-  // failover.cc
-  UpRails up_rails(const Peer& peer, const NetworkSlot& network) const;
-  void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
-  bool goes_in_doubt(const InflightWrite& write, const Path& path, const CompletionStatus& status) const;
-  bool may_replay(const Op& op) const noexcept;
-  bool replay_is_exact(const Path& path) const noexcept;
-  bool on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status);
-  void put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status);
-  void record_broken(Path& path);
-  void reconcile(BrokenConnection& broken, const DrainReport& report);
-  void reconcile_writes(BrokenConnection& broken, const DrainReport& report);
-  void drop_broken(size_t at);
-  void complete_in_doubt(uint32_t cookie, CompletionStatus status);
-  void complete_inflight(const InflightWrite& write, const CompletionStatus& status);
-  void replay(BrokenConnection& broken, uint32_t cookie);
-  void replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from);
-  void resend(Op& op, Peer& peer, uint8_t network, PendingFragment fragment);
-  void reroute(Path& path);
-  void move_pending(uint32_t index, Path& to);
-  void start_probe(Path& path);
-  void complete_probe(Path& path, const CompletionStatus& status);
-  void on_no_answer(Peer& peer, const Path& failed);
-  void request_probe(Path& path);
-  void back_off(Path& path);
-  void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event);
-  Path* take_path();
-  uint32_t take_inflight();
-  void give_back_inflight(uint32_t cookie);
+  // datapath.cc: scheduling, posting, polling
+  void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event)
+      FABRIC_REQUIRES(state_lock);
+  void take_counts(RailSlot& rail) FABRIC_REQUIRES(state_lock);
+  void take_burst(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
+  uint32_t post(RailSlot& rail, std::span<WriteOp> wrs) FABRIC_REQUIRES(state_lock);
+  bool may_post(const InflightWrite& write) FABRIC_REQUIRES(state_lock);
+  void activate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  uint32_t make_writes(RailSlot& rail, std::span<WriteOp> out) FABRIC_REQUIRES(state_lock);
+  bool next_path(RailSlot& rail, uint32_t& priority, Path*& path) FABRIC_REQUIRES(state_lock);
+  void unlist(RailSlot& rail, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  void unlist_path(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept FABRIC_REQUIRES(state_lock);
+  uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
+      FABRIC_REQUIRES(state_lock);
+  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source)
+      FABRIC_REQUIRES(state_lock);
+  void advance_pending(Op& op, uint32_t index, uint64_t bytes) FABRIC_REQUIRES(state_lock);
+
+  // inflight.h: records and counts of in-flight writes
+  uint32_t take_inflight() FABRIC_REQUIRES(state_lock);
+  void give_back_inflight(uint32_t cookie) FABRIC_REQUIRES(state_lock);
+  static bool room_for(const RailSlot& rail, const Path& path) noexcept FABRIC_REQUIRES(state_lock);
+  static uint32_t room_on(const RailSlot& rail, const Path& path) noexcept
+      FABRIC_REQUIRES(state_lock);
+  void open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& path, RailSlot& rail,
+                     LocalRegion* region) FABRIC_REQUIRES(state_lock);
+  void close_inflight(const InflightWrite& write, Path& path, RailSlot& rail)
+      FABRIC_REQUIRES(state_lock);
+
+  // fast_path.cc: cached routes, post batches, successful completions
+  CachedRoute& refresh_route(RemoteRegionSlot& remote, MemoryKind source_kind)
+      FABRIC_REQUIRES(state_lock);
+  void post_staged() FABRIC_REQUIRES(state_lock);
+  bool select_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
+  bool look_up_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
+  const CachedPath& next_cached_path() const noexcept FABRIC_REQUIRES(state_lock);
+  static uint32_t fast_path_room(const CachedPath& cached_path) noexcept
+      FABRIC_REQUIRES(state_lock);
+  static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
+  uint32_t add_burst(std::span<const uint32_t> slots) FABRIC_REQUIRES(state_lock);
+  bool try_add_part(Op& op, uint32_t part, const PartSource& source) FABRIC_REQUIRES(state_lock);
+  PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
+                            const Op& op) FABRIC_REQUIRES(state_lock);
+  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op, uint32_t owner_op,
+                           uint32_t part) FABRIC_REQUIRES(state_lock);
+  WriteOp wire_template(const CachedPath& cached_path) const noexcept FABRIC_REQUIRES(state_lock);
+  static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
+                        const PartSource& source) noexcept;
+  void account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n)
+      FABRIC_REQUIRES(state_lock);
+  void on_posted(PostBatch& post_batch, uint32_t accepted) FABRIC_REQUIRES(state_lock);
+  void keep_refused(RailSlot& rail, std::span<WriteOp> rest) FABRIC_REQUIRES(state_lock);
+  uint32_t split_out(PostBatch& post_batch, uint32_t at) FABRIC_REQUIRES(state_lock);
+  void insert_inflight(Path& path, uint32_t cookie) FABRIC_REQUIRES(state_lock);
+  uint32_t retire_batched(std::span<const WireEvent> events) FABRIC_REQUIRES(state_lock);
+  uint32_t retire_across_batches(const WireEvent& run, uint32_t left) FABRIC_REQUIRES(state_lock);
+  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event)
+      FABRIC_REQUIRES(state_lock);
+  void retire_delivered_batch(PostBatch& post_batch, uint32_t bits) FABRIC_REQUIRES(state_lock);
+  uint64_t complete_writes(const PostBatch& post_batch, uint32_t bits, uint32_t n)
+      FABRIC_REQUIRES(state_lock);
+  uint64_t bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_t n) const noexcept
+      FABRIC_REQUIRES(state_lock);
+  void retire_delivered(uint32_t cookie) FABRIC_REQUIRES(state_lock);
+  void after_retire(Peer& peer, Path& path) FABRIC_REQUIRES(state_lock);
+
+  // transfer.cc: retiring and completing what is not the common case; closing paths
+  PartSource part_of(const Op& op, uint32_t part) const noexcept FABRIC_REQUIRES(state_lock);
+  void retire_write(uint32_t cookie, const CompletionStatus& reported) FABRIC_REQUIRES(state_lock);
+  void complete_inflight(const InflightWrite& write, const CompletionStatus& status)
+      FABRIC_REQUIRES(state_lock);
+  void complete_slice(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes)
+      FABRIC_REQUIRES(state_lock);
+  void complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
+                     uint64_t bytes) FABRIC_REQUIRES(state_lock);
+  void complete_if_done(Op& op) FABRIC_REQUIRES(state_lock);
+  void poison_key(const Op& op, uint32_t part, PeerId peer, Errc code) FABRIC_REQUIRES(state_lock);
+  void drop_path_pending(Path& path, Errc code) FABRIC_REQUIRES(state_lock);
+  template <class F>
+  void drop_pending_where(F&& wanted, Errc code) FABRIC_REQUIRES(state_lock);
+  void on_path_down(const RailSlot& rail, const WireEvent& event) FABRIC_REQUIRES(state_lock);
+  void path_down(Path& path, Errc code) FABRIC_REQUIRES(state_lock);
+  void close_path(Path& path) FABRIC_REQUIRES(state_lock);
+  void begin_close(Path& path) FABRIC_REQUIRES(state_lock);
+
+  // failover.cc: broken connections, back-off, probes
+  RailSet rails_for_new_work(const Peer& peer, const NetworkSlot& network) const
+      FABRIC_REQUIRES(state_lock);
+  void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event)
+      FABRIC_REQUIRES(state_lock);
+  void schedule_reopen(Path& path, bool on_purpose) FABRIC_REQUIRES(state_lock);
+  bool goes_in_doubt(const InflightWrite& write, const Path& path,
+                     const CompletionStatus& status) const FABRIC_REQUIRES(state_lock);
+  bool may_replay(const Op& op) const noexcept FABRIC_REQUIRES(state_lock);
+  bool replay_is_exact(const Path& path) const noexcept FABRIC_REQUIRES(state_lock);
+  bool on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status)
+      FABRIC_REQUIRES(state_lock);
+  void put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status)
+      FABRIC_REQUIRES(state_lock);
+  void record_broken(Path& path) FABRIC_REQUIRES(state_lock);
+  void reconcile(BrokenConnection& broken, const DrainReport& report) FABRIC_REQUIRES(state_lock);
+  void reconcile_writes(BrokenConnection& broken, const DrainReport& report)
+      FABRIC_REQUIRES(state_lock);
+  void drop_broken(size_t at) FABRIC_REQUIRES(state_lock);
+  void complete_in_doubt(uint32_t cookie, CompletionStatus status) FABRIC_REQUIRES(state_lock);
+  void replay(BrokenConnection& broken, uint32_t cookie) FABRIC_REQUIRES(state_lock);
+  void replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from)
+      FABRIC_REQUIRES(state_lock);
+  void resend(Op& op, Peer& peer, uint8_t network, PendingFragment fragment)
+      FABRIC_REQUIRES(state_lock);
+  void reroute(Path& path) FABRIC_REQUIRES(state_lock);
+  void move_pending(uint32_t index, Path& to) FABRIC_REQUIRES(state_lock);
+  void start_probe(Path& path) FABRIC_REQUIRES(state_lock);
+  void complete_probe(Path& path, const CompletionStatus& status) FABRIC_REQUIRES(state_lock);
+  void on_no_answer(Peer& peer, const Path& failed) FABRIC_REQUIRES(state_lock);
+  void request_probe(Path& path) FABRIC_REQUIRES(state_lock);
+  void back_off(Path& path) FABRIC_REQUIRES(state_lock);
+
+  // invariants.cc
+  struct InflightSums;
+  void sum_post_batches(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
+  void sum_records(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
+  void check_paths(const InflightSums& sums) const FABRIC_REQUIRES(state_lock);
+  void check_rails(const InflightSums& sums) const FABRIC_REQUIRES(state_lock);
+  void check_regions(const InflightSums& sums) const FABRIC_REQUIRES(state_lock);
+  void check_ops(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
+  void check_pending() const FABRIC_REQUIRES(state_lock);
+  uint64_t check_queue(const PendingQueue& queue) const FABRIC_REQUIRES(state_lock);
 
   EngineCore& core_;
-  PendingPool pending_;
-  PostBatchPool post_batches_;
-  std::vector<std::unique_ptr<Path>> paths_;
-  std::vector<uint32_t> free_paths_;
-  std::deque<InflightWrite> inflight_;  ///< they stay where they are: dissolving a post_batch makes more of them
-  uint32_t free_inflight_ = kNone;  ///< by `next`
-  size_t inflight_free_ = 0;
-  std::vector<std::unique_ptr<BrokenConnection>> broken_;
-  int64_t next_ns_ = kNeverNs;  ///< when tick() has something to do
-  // Of one call, and kept: to make them anew costs more than a turn with nothing to do.
-  bool drained_ = true;
-  std::array<WireEvent, 64> polled_{};
-  std::array<WriteOp, kPostMax> posting_{};
-  /// Of the last part that went the short way: what was found out about its two ends.
+  PendingPool pending_ FABRIC_GUARDED_BY(state_lock);
+  PostBatchPool post_batches_ FABRIC_GUARDED_BY(state_lock);
+  std::vector<std::unique_ptr<Path>> paths_ FABRIC_GUARDED_BY(state_lock);
+  std::vector<uint32_t> free_paths_ FABRIC_GUARDED_BY(state_lock);
+  /// By cookie. A deque: expand() may add records while references to others are in use.
+  std::deque<InflightWrite> inflight_ FABRIC_GUARDED_BY(state_lock);
+  uint32_t free_inflight_ FABRIC_GUARDED_BY(state_lock) = kNone;  ///< head of the free list
+  size_t inflight_free_ FABRIC_GUARDED_BY(state_lock) = 0;        ///< its length
+  std::vector<std::unique_ptr<BrokenConnection>> broken_ FABRIC_GUARDED_BY(state_lock);
+  int64_t next_ns_ FABRIC_GUARDED_BY(state_lock) = kNeverNs;  ///< when tick() has something to do
+  bool polls_exhausted_ FABRIC_GUARDED_BY(state_lock) = true;
+  // Scratch of one call. Members, because initialising them costs more than a turn without work.
+  std::array<WireEvent, 64> polled_ FABRIC_GUARDED_BY(state_lock){};
+  std::array<WriteOp, kPostMax> posting_ FABRIC_GUARDED_BY(state_lock){};
+  /// A one-entry cache: source, target and route of the last part that took the fast path.
   struct Flow {
-    uint64_t epoch = 0;  ///< good until routes_changed()
+    uint64_t epoch = 0;  ///< valid until routes_changed()
     RegionId source{};
     RemoteRegion target{};
-    BatchId batch{};  ///< refuses nobody; until flush_staged()
+    BatchId batch{};  ///< checked not to be cancelled; until flush_staged()
     LocalRegion* region = nullptr;
     const CachedRoute* route = nullptr;
     const uint64_t* local_keys = nullptr;  ///< by rail
   };
-  Flow flow_{};
-  std::vector<RailSlot*> staged_rails_;  ///< that have some
-  uint32_t listed_ = 0;                   ///< paths in the lists of all rails
-  bool refused_ = false;                  ///< some rail may have writes that it did not take
-  bool posted_ = false;
-  uint64_t epoch_ = 1;  ///< of every CachedRoute: it ends with any change of paths
+  Flow flow_ FABRIC_GUARDED_BY(state_lock){};
+  std::vector<RailSlot*> staged_rails_ FABRIC_GUARDED_BY(state_lock);  ///< with staged writes
+  uint32_t listed_ FABRIC_GUARDED_BY(state_lock) = 0;                  ///< the sum over all rails
+  bool refused_ FABRIC_GUARDED_BY(state_lock) = false;  ///< a rail may have refused writes
+  bool posted_ FABRIC_GUARDED_BY(state_lock) = false;
+  uint64_t epoch_ FABRIC_GUARDED_BY(state_lock) = 1;  ///< a CachedRoute of another epoch is invalid
 };
 
 }  // namespace fabric::core

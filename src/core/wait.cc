@@ -7,7 +7,8 @@
 namespace fabric::core {
 
 namespace {
-// Every wake-up is announced; this only bounds the harm of a stopped announcer.
+// Every change is followed by a wake-up; this only bounds the delay if the waking thread is
+// stopped.
 constexpr int64_t kSleepMaxNs = 50'000'000;
 
 void relax() noexcept {
@@ -22,12 +23,12 @@ void relax() noexcept {
 Result<void> EngineCore::cancel(OpId id) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!id) return fail(Errc::kInvalidArgument, "op");
-  const auto lock = lock_if_open();
+  const OpenStateGuard lock(*this);
   if (!lock) return fail(Errc::kClosed, "engine");
   Op* op = ops.find(id);
   if (op == nullptr) return fail(Errc::kNotFound, "op");
   // Acquire pairs with admit(). The callback thread gives slots back without the lock, and the next
-  // submitter may be in this one already: then the generation tells.
+  // submitter may be filling this one already: so the generation is checked again.
   const OpState state = op->state.load(std::memory_order_acquire);
   if (ops.find(id) == nullptr) return fail(Errc::kNotFound, "op");
   switch (state) {
@@ -49,12 +50,12 @@ Result<void> EngineCore::cancel(OpId id) {
 }
 
 Result<void> EngineCore::cancel(BatchId id) {
-  const auto lock = lock_if_open();
+  const OpenStateGuard lock(*this);
   if (!lock) return fail(Errc::kClosed, "engine");
   if (reporter.batches.find(id.slot, id.generation) == nullptr) {
     return fail(Errc::kNotFound, "batch");
   }
-  reporter.cancel_batch(id);  // those still in the ring end when they are taken
+  reporter.cancel_batch(id);  // begin() completes members that are still in the ring
   stop_batch(id, Errc::kCancelled);
   return {};
 }
@@ -66,8 +67,9 @@ void EngineCore::stop_batch(BatchId id, Errc code) {
 }
 
 void EngineCore::abandon_batch(BatchId id) {
-  std::lock_guard lock(state_mutex);
-  // Abandoned first: what ends in the line below has nobody but the subscribers to tell (P1).
+  const StateGuard lock(state_mutex);
+  // Abandoned first: failures of what is stopped below then go to the subscribers
+  // (contracts.md P1).
   reporter.drop_batch(id);
   if (!closed.load(std::memory_order_relaxed)) stop_batch(id, Errc::kCancelled);
 }
@@ -78,7 +80,7 @@ Result<void> EngineCore::block(EventCount& event_count, const std::function<bool
   auto until = deadline(timeout, true);
   if (!until) return until.error();
   if (!driver->threaded()) {
-    // A simulated process may die under its own wait.
+    // A simulated process may be killed while it waits.
     const auto done_or_gone = [&] { return done() || closed.load(std::memory_order_acquire); };
     if (!driver->drive(done_or_gone, *until)) return fail(Errc::kTimeout, "wait");
     if (!done()) return fail(Errc::kClosed, "engine");
@@ -87,7 +89,7 @@ Result<void> EngineCore::block(EventCount& event_count, const std::function<bool
   const int64_t spin_until = std::min(*until, driver->now_ns() + config.spin.count());
   for (uint32_t i = 0; !done(); ++i) {
     relax();
-    // A look at the clock costs as much as many looks at the condition.
+    // Reading the clock costs as much as many checks of the condition.
     if (i % 64 == 63 && driver->now_ns() >= spin_until) break;
   }
   while (!done()) {
@@ -105,14 +107,14 @@ Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
   BatchSlot* batch = reporter.batches.find(id.slot, id.generation);
   if (batch == nullptr) return fail(Errc::kNotFound, "batch");
   const auto empty = [&] {
-    // Acquire pairs with leave_batch(): the results below are final. Of another life: the batch was
-    // destroyed under the wait, and its slot is in use again.
+    // Acquire pairs with leave_batch(): the results below are final. Another generation: the batch
+    // was destroyed during the wait, and its slot is in use again.
     const uint64_t word = batch->word.load(std::memory_order_acquire);
     return word >> 32 != id.generation || (word & BatchWord::kPending) == 0;
   };
   if (auto ok = block(batch->event_count, empty, timeout); !ok) return ok;
   if (batch->failure_count.load(std::memory_order_acquire) == 0) return {};
-  std::lock_guard lock(state_mutex);
+  const StateGuard lock(state_mutex);
   if (reporter.batches.find(id.slot, id.generation) == nullptr) {
     return fail(Errc::kNotFound, "batch");
   }
@@ -135,7 +137,7 @@ Result<void> EngineCore::wait_count(CounterKey key, uint64_t n, Timeout timeout,
   };
   auto waited = block(counters.table.event_count(key), ended_or_closing, timeout);
   if (!counters.table.peek(mine).done) {
-    // Not met in time. If it is met at this very moment, that end wins.
+    // Not met in time. If another thread completes it at this moment, that result wins.
     const Errc why = waited ? Errc::kClosed : waited.error().code;
     counters.table.cancel(mine, why);
     while (!counters.table.peek(mine).done) relax();

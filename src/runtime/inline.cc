@@ -23,7 +23,7 @@ Result<void> InlineDriver::attach(Progress& progress, const AttachOptions& optio
   } catch (const std::bad_alloc&) {
     attached = fail(Errc::kExhausted, "attach");
   }
-  idle_since_ns_ = kNeverNs;  // the newcomer has work: spin before the next sleep
+  idle_since_ns_ = kNeverNs;  // the new engine has work: spin before the next sleep
   if (!nested) leave();
   return attached;
 }
@@ -35,7 +35,7 @@ void InlineDriver::detach(Progress& progress) noexcept {
     if (attachment->progress == &progress) attachment->progress = nullptr;
   }
   has_detached_ = true;
-  // Inside a turn the seats are being walked through: turn_all() sweeps.
+  // Inside a turn attachments_ is being iterated: the next turn_all() sweeps.
   if (!nested) {
     sweep();
     leave();
@@ -43,7 +43,8 @@ void InlineDriver::detach(Progress& progress) noexcept {
 }
 
 void InlineDriver::sweep() noexcept {
-  std::erase_if(attachments_, [](const auto& attachment) { return attachment->progress == nullptr; });
+  std::erase_if(attachments_,
+                [](const auto& attachment) { return attachment->progress == nullptr; });
   has_detached_ = false;
 }
 
@@ -77,10 +78,11 @@ int64_t InlineDriver::spin_ns() const noexcept {
   return longest;
 }
 
-/// Sleeps unless the second look finds something. True: it slept.
+/// Sleeps unless the check after begin_sleep() finds work. True: it slept.
 bool InlineDriver::sleep(const std::function<bool()>& done, int64_t until_ns) noexcept {
   waker_.begin_sleep();
-  bool may_sleep = !done() && !turn_lock_.has_urgent_waiter() && jobs_.empty() && run_callbacks() == 0;
+  bool may_sleep =
+      !done() && !turn_lock_.has_urgent_waiter() && jobs_.empty() && run_callbacks() == 0;
   fds_.clear();
   for (size_t i = 0; may_sleep && i < attachments_.size(); ++i) {
     const Attachment& attachment = *attachments_[i];
@@ -117,8 +119,8 @@ bool InlineDriver::drive(const std::function<bool()>& done, int64_t deadline_ns)
     } else if (idle_since_ns_ == kNeverNs) {
       idle_since_ns_ = now_ns;
     }
-    // What happened may be what another thread waits for. After the others were here the result of
-    // the turn is old.
+    // The turn may have done what another thread waits for. After a yield the result of the turn is
+    // stale.
     if (turn.done != 0 || std::exchange(slept, false) || turn_lock_.has_urgent_waiter()) {
       if (!yield(deadline_ns)) return false;
     } else if (turn.keep_polling) {

@@ -6,19 +6,21 @@
 #include <utility>
 #include <vector>
 
+#include "base/biased_lock.h"
 #include "base/clock.h"
 #include "base/driver.h"
-#include "base/biased_lock.h"
 #include "base/system.h"
-#include "runtime/waker.h"
-#include "runtime/turn_lock.h"
 #include "runtime/job_queue.h"
+#include "runtime/turn_lock.h"
+#include "runtime/waker.h"
 
 namespace fabric::runtime {
 
-/// No thread of its own: whoever calls turn() or drive() makes the turns of all engines, then runs
-/// the callbacks and the jobs that are due. A second thread that comes meanwhile waits until it is
-/// let in between two turns. Calls from inside a turn or a callback do not wait and do not nest.
+/// The inline runtime: no threads of its own. A thread that calls turn() or drive() runs the turns
+/// of all attached engines, then their callbacks and all offloaded jobs; turn_one() runs the turn
+/// and the callbacks of one engine, and also all jobs. The TurnLock admits one such thread at a
+/// time and hands over between turns. Calls from inside a turn or a callback neither wait nor nest:
+/// turn() and turn_one() return 0 there.
 class InlineDriver final : public Driver {
  public:
   InlineDriver() : opened_(waker_.open()) {}
@@ -37,9 +39,9 @@ class InlineDriver final : public Driver {
   bool by_application() const noexcept override { return true; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override;
   uint32_t turn_one(Progress& progress) noexcept override;
-  /// Run between turns by whoever drives: this runtime promises that it has no threads.
+  /// Jobs run between turns, on the thread that drives: this runtime promises to start no threads.
   void offload(std::function<void()> job, uint32_t queue = 0) override {
-    (void)queue;  // they are all run by one thread
+    (void)queue;  // one thread runs all jobs
     jobs_.push(std::move(job));
     waker_.wake();
   }
@@ -47,15 +49,16 @@ class InlineDriver final : public Driver {
   uint32_t turn() noexcept;  ///< one of every engine; returns how much was done
 
  private:
+  /// One attached engine.
   struct Attachment {
-    Progress* progress;  ///< null: detached during a turn, to be swept after it
+    Progress* progress;  ///< null: detached during a turn, erased before the next one
     int64_t spin_ns;
     std::vector<int> fds;
   };
 
-  // Calls that come from a turn or a callback of the thread inside must not wait for the gate.
+  // Calls from a turn or a callback of the thread that holds the turn lock must not wait for it.
   bool inside() const noexcept {
-    // Only this thread can have stored its own mark, so there is nothing to be ordered with.
+    // Only this thread can have stored its own mark, so no ordering is needed.
     return inside_.load(std::memory_order_relaxed) == this_thread_mark();
   }
   bool enter(int64_t deadline_ns) {
@@ -80,7 +83,7 @@ class InlineDriver final : public Driver {
   bool sleep(const std::function<bool()>& done, int64_t until_ns) noexcept;
   int64_t spin_ns() const noexcept;
 
-  // Keep-polling engines let other threads of the process run this often.
+  // With keep_polling set, a sched_yield() on every 64th turn of drive(), if that turn was idle.
   static constexpr uint32_t kPollsPerYield = 64;
 
   Waker waker_;
@@ -88,10 +91,10 @@ class InlineDriver final : public Driver {
   JobQueue jobs_;
   TurnLock turn_lock_{waker_};
   std::atomic<const void*> inside_{nullptr};
-  // Only touched inside the gate. Pointers, so that an attach during a turn moves no attachment.
+  // Guarded by the turn lock. Pointers, so that an attach during a turn moves no Attachment.
   std::vector<std::unique_ptr<Attachment>> attachments_;
   std::vector<int> fds_;
-  bool has_detached_ = false;  ///< somebody has gone during a turn
+  bool has_detached_ = false;  ///< an engine detached during a turn: sweep() before the next
   int64_t idle_since_ns_ = kNeverNs;
 };
 

@@ -10,9 +10,9 @@
 
 namespace fabric::runtime {
 
-/// Calls that may block, run one after another in the order in which they came.
+/// A FIFO queue of calls that may block, run one at a time.
 ///
-/// Threads: everything from any thread. A job may push another job.
+/// Threads: every call from any thread. A job may push another job.
 class JobQueue {
  public:
   void push(std::function<void()> job) {
@@ -24,11 +24,11 @@ class JobQueue {
     changed_.notify_all();
   }
 
-  /// A look without the lock: who has just pushed one wakes whoever misses it.
+  /// A check without the lock: a push() that it misses wakes the consumer afterwards.
   bool empty() const noexcept { return queued_.load(std::memory_order_relaxed) == 0; }
 
-  /// Runs what is there; returns how many. 0 while another thread, or a caller further up this
-  /// stack, is at it: that one runs them all.
+  /// Runs all queued jobs; returns how many. 0 while another thread, or a caller further up this
+  /// stack, is in run_all(): that call runs them all.
   uint32_t run_all() {
     if (empty()) return 0;
     std::unique_lock lock(mutex_);
@@ -49,7 +49,7 @@ class JobQueue {
     return ran;
   }
 
-  /// Waits for something to run; false when there is nothing left and close() was called.
+  /// Waits for a job; false when the queue is empty and close() was called.
   bool wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !running_ && (!jobs_.empty() || closed_); });

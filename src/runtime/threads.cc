@@ -15,7 +15,9 @@
 
 namespace fabric::runtime {
 
-/// The two threads of one engine.
+/// The worker thread and the callback thread of one engine. Owned by the driver's `owned_`; the
+/// driver's mutex guards which engine it serves. `waker_` wakes the worker, `callbacks_due_` the
+/// callback thread.
 class ThreadsDriver::WorkerThreads {
  public:
   explicit WorkerThreads(WorkerThreads* next_) noexcept : next(next_) {}
@@ -27,10 +29,11 @@ class ThreadsDriver::WorkerThreads {
     fds_.clear();
     engine().wait_fds(fds_);
     stopping_.store(false, std::memory_order_relaxed);  // published by the start of the threads
-    // The worker last: when it cannot be started, the engine has not had a turn.
-    Result<Thread> caller = Thread::start({.name = "fabric-call"}, [this] { call(); });
-    if (!caller) return caller.error();
-    caller_ = *std::move(caller);
+    // The worker starts last: if it cannot be started, no turn has run.
+    Result<Thread> callback_thread =
+        Thread::start({.name = "fabric-call"}, [this] { run_callbacks_loop(); });
+    if (!callback_thread) return callback_thread.error();
+    callback_thread_ = *std::move(callback_thread);
     Result<Thread> worker =
         Thread::start({.name = "fabric-worker", .cpus = options.cpus}, [this] { work(); });
     if (!worker) {
@@ -47,19 +50,19 @@ class ThreadsDriver::WorkerThreads {
     waker_.wake();
     callbacks_due_.wake();
     worker_.join();
-    caller_.join();
+    callback_thread_.join();
   }
 
   void wake_after_fence() noexcept { waker_.wake_after_fence(); }
   void wake_callbacks() noexcept { callbacks_due_.wake(); }
 
   WorkerThreads* const next;
-  /// Whose threads it is; null: free. Release when it is set, acquire in find().
+  /// The engine served; null: free. Release when it is set, acquire in find().
   std::atomic<Progress*> progress{nullptr};
 
  private:
-  // Keep-polling engines let others run this often: on a machine with fewer cores than threads the
-  // one they wait for may be waiting for theirs.
+  // With keep_polling set, a sched_yield() on every 64th turn, if that turn was idle: with fewer
+  // cores than threads the thread that the worker polls for may be waiting for this core.
   static constexpr uint32_t kPollsPerYield = 64;
 
   Progress& engine() const noexcept {
@@ -79,8 +82,8 @@ class ThreadsDriver::WorkerThreads {
         idle_since_ns = kNeverNs;
         continue;
       }
-      // Counted from the last work and not from the last sleep: being woken for nothing, or by the
-      // bound on a sleep, is no reason to spin again.
+      // Idle time runs from the last turn that did work and not from the last sleep: a spurious
+      // wake-up, or the end of a bounded sleep, is no reason to spin again.
       if (idle_since_ns == kNeverNs) idle_since_ns = now_ns;
       if (turn.keep_polling) {
         if (polls % kPollsPerYield == 0) sched_yield();
@@ -104,7 +107,7 @@ class ThreadsDriver::WorkerThreads {
     waker_.end_sleep();
   }
 
-  void call() noexcept {
+  void run_callbacks_loop() noexcept {
     while (!stopping()) {
       if (engine().run_callbacks() != 0) continue;
       const EventCount::Ticket ticket = callbacks_due_.prepare();
@@ -118,7 +121,7 @@ class ThreadsDriver::WorkerThreads {
   int64_t spin_ns_ = 0;
   std::vector<int> fds_;
   std::atomic<bool> stopping_{false};
-  Thread caller_;
+  Thread callback_thread_;
   Thread worker_;
 };
 
@@ -127,16 +130,16 @@ ThreadsDriver::ThreadsDriver() = default;
 ThreadsDriver::~ThreadsDriver() {
   {
     const std::lock_guard lock(mutex_);
-    closing_ = true;  // a last job may offload another: no thread is started for it any more
+    closing_ = true;  // a last job may offload another: no thread is started for that one
   }
-  for (OffloadQueue& target : offload_queues_) target.jobs.close();
-  for (OffloadQueue& target : offload_queues_) target.thread.join();
-  // What is left when no helper could be started, or was left for one that had gone home.
+  for (OffloadQueue& queue : offload_queues_) queue.jobs.close();
+  for (OffloadQueue& queue : offload_queues_) queue.thread.join();
+  // Jobs of queues whose thread could not be started, or that were queued after it had exited.
   for (bool again = true; again;) {
     again = false;
-    for (OffloadQueue& target : offload_queues_) again |= target.jobs.run_all() != 0;
+    for (OffloadQueue& queue : offload_queues_) again |= queue.jobs.run_all() != 0;
   }
-  for (const auto& threads : owned_) threads->stop();  // no-op for those that detached, as they should
+  for (const auto& threads : owned_) threads->stop();  // no-op after detach()
 }
 
 int64_t ThreadsDriver::now_ns() const noexcept { return monotonic_ns(); }
@@ -144,7 +147,7 @@ uint64_t ThreadsDriver::entropy() noexcept { return system_entropy(); }
 uint64_t ThreadsDriver::incarnation() noexcept { return next_incarnation(); }
 
 ThreadsDriver::WorkerThreads* ThreadsDriver::find(const Progress& progress) const noexcept {
-  // Usually there is one. Both loads pair with the releases in attach_threads().
+  // Usually a list of one. Both loads pair with the releases in attach_threads().
   WorkerThreads* threads = all_threads_.load(std::memory_order_acquire);
   while (threads != nullptr && threads->progress.load(std::memory_order_acquire) != &progress) {
     threads = threads->next;
@@ -167,16 +170,18 @@ Result<ThreadsDriver::WorkerThreads*> ThreadsDriver::attach_threads(Progress& pr
     threads = owned_.emplace_back(std::move(fresh)).get();
     all_threads_.store(threads, std::memory_order_release);  // pairs with the acquire in find()
   }
-  threads->progress.store(&progress, std::memory_order_release);  // pairs with the acquire in find()
+  threads->progress.store(&progress,
+                          std::memory_order_release);  // pairs with the acquire in find()
   // A wake() that does not find the threads yet has published before its fence, so the first turn,
-  // which comes after this one, sees it. Pairs with the fence in wake().
+  // which runs after this fence, sees the publication. Pairs with the fence in wake().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return threads;
 }
 
 void ThreadsDriver::detach_threads(WorkerThreads& threads) noexcept {
   const std::lock_guard lock(mutex_);
-  // Relaxed: a wake() that still finds it rings for nobody, and the mutex orders the next attach_threads().
+  // Relaxed: a wake() that still finds it has no effect; the mutex orders the next
+  // attach_threads().
   threads.progress.store(nullptr, std::memory_order_relaxed);
 }
 
@@ -208,7 +213,8 @@ void ThreadsDriver::detach(Progress& progress) noexcept {
 void ThreadsDriver::wake(Progress& progress) noexcept {
   // Pairs with the fence in attach_threads(), and with the one in Waker::begin_sleep().
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (WorkerThreads* const threads = find(progress); threads != nullptr) threads->wake_after_fence();
+  if (WorkerThreads* const threads = find(progress); threads != nullptr)
+    threads->wake_after_fence();
 }
 
 void ThreadsDriver::wake_callbacks(Progress& progress) noexcept {
@@ -221,22 +227,22 @@ bool ThreadsDriver::drive(const std::function<bool()>&, int64_t) {
   return false;
 }
 
-void ThreadsDriver::offload(std::function<void()> job, uint32_t queue) {
-  OffloadQueue& target = offload_queues_[queue];
-  target.jobs.push(std::move(job));
+void ThreadsDriver::offload(std::function<void()> job, uint32_t index) {
+  OffloadQueue& queue = offload_queues_[index];
+  queue.jobs.push(std::move(job));
   {
     const std::lock_guard lock(mutex_);
-    if (target.started || closing_) return;
-    Result<Thread> thread = Thread::start({.name = "fabric-helper"}, [&jobs = target.jobs] {
+    if (queue.started || closing_) return;
+    Result<Thread> thread = Thread::start({.name = "fabric-helper"}, [&jobs = queue.jobs] {
       while (jobs.wait()) jobs.run_all();
     });
     if (thread) {
-      target.thread = *std::move(thread);
-      target.started = true;
+      queue.thread = *std::move(thread);
+      queue.started = true;
       return;
     }
   }
-  target.jobs.run_all();  // without the lock: a job may call offload()
+  queue.jobs.run_all();  // without the lock: a job may call offload()
 }
 
 }  // namespace fabric::runtime

@@ -23,7 +23,7 @@ Result<void> Waker::open() {
 
 void Waker::write() noexcept {
   const uint64_t one = 1;
-  // Never blocks and never overflows: the sleeper reads it empty before it announces itself again.
+  // Never blocks and never overflows: the sleeper drains it before the next begin_sleep().
   const ssize_t rc = ::write(fd_, &one, sizeof(one));
   FABRIC_CHECK(rc == sizeof(one) || errno == EAGAIN, "eventfd write failed");
 }
@@ -35,7 +35,7 @@ void Waker::wait(const std::vector<int>& others, int64_t timeout_ns) noexcept {
   for (const int fd : others) polled_.push_back({fd, POLLIN, 0});
   const timespec limit{0, static_cast<long>(std::min(timeout_ns, kSleepMaxNs))};
   const int rc = ppoll(polled_.data(), polled_.size(), &limit, nullptr);
-  // ENOMEM ends the sleep early, as a signal does: the caller looks and tries again.
+  // ENOMEM ends the sleep early, as a signal does: the caller checks for work and sleeps again.
   FABRIC_CHECK(rc >= 0 || errno == EINTR || errno == ENOMEM, "ppoll failed");
   if (rc > 0 && polled_[0].revents != 0) {
     uint64_t rings = 0;

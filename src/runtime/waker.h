@@ -13,20 +13,25 @@
 
 namespace fabric::runtime {
 
-/// No sleep is longer. It bounds the harm of a network whose producer was stopped between
-/// publishing and waking; everything else is woken by a ring.
+/// Upper bound of one sleep. It limits the delay when a network's producer in another process was
+/// stopped between publishing and waking; all other events wake the sleeper.
 inline constexpr int64_t kSleepMaxNs = 50'000'000;
 
-/// Where a thread that polls engines sleeps: on an eventfd beside the networks' descriptors.
+/// Puts the thread that runs turns to sleep in ppoll(), on an eventfd and the networks'
+/// descriptors, and wakes it. An eventfd and not a futex (EventCount), because the sleeper waits
+/// for descriptors too.
 ///
-/// The one who publishes: publish, wake(). The one who sleeps: begin_sleep(), look once more, wait(),
-/// end_sleep(). Publication and flag are two variables, so both sides have a full fence between
-/// writing one and reading the other: either the ringer sees the flag or the sleeper's second look
-/// sees the publication. Where the sleeper can make all threads pass a fence (base/membarrier.h)
-/// the ringer has none of its own, and a ring while nobody sleeps is a load of a line that nobody
-/// writes.
+/// The publisher: publish, wake(). The sleeper: begin_sleep(), check once more, wait(),
+/// end_sleep(). Publication and `sleeping_` are two variables, so both sides need a full fence
+/// between writing one and reading the other: either the publisher sees the flag or the sleeper's
+/// second check sees the publication. With membarrier() (base/membarrier.h) the sleeper pays for
+/// both fences.
 ///
-/// Threads: wake() from any thread, the rest from the sleeper.
+/// Cost: wake() while the sleeper is awake is one load of a cache line that nothing writes, with
+/// membarrier(); otherwise also a full fence. Waking a sleeper costs one write() for all the wakers
+/// of that sleep. begin_sleep() costs a membarrier().
+///
+/// Threads: wake() from any thread, all others from the sleeper. One sleeper.
 class Waker {
  public:
   Waker() = default;
@@ -46,10 +51,10 @@ class Waker {
     }
     wake_after_fence();
   }
-  /// For one who has put a full fence behind the publication already.
+  /// For callers that have issued a full fence after the publication.
   void wake_after_fence() noexcept {
-    // Ordered by the fence. What was published has its own release and acquire.
-    // The exchange is relaxed too: it only thins out the system calls, one ringer is enough.
+    // Ordered by the fence. The published data has its own release and acquire.
+    // The exchange is relaxed too: it only saves system calls, one write() wakes the sleeper.
     if (sleeping_.load(std::memory_order_relaxed) &&
         sleeping_.exchange(false, std::memory_order_relaxed)) {
       write();
@@ -66,11 +71,11 @@ class Waker {
     }
   }
   void end_sleep() noexcept {
-    // A ringer that still sees true writes once too often: the next wait() returns early.
+    // A waker that still sees true writes once more: the next wait() returns early.
     sleeping_.store(false, std::memory_order_relaxed);
   }
 
-  /// Sleeps until a ring, until one of `others` is readable, or for `timeout_ns` (at most
+  /// Sleeps until a wake(), until one of `others` is readable, or for `timeout_ns` (at most
   /// kSleepMaxNs).
   void wait(const std::vector<int>& others, int64_t timeout_ns) noexcept;
 
@@ -79,7 +84,7 @@ class Waker {
 
   const bool light_ = can_fence_all_threads();
   int fd_ = -1;
-  std::vector<pollfd> polled_;  ///< kept, so that a sleep does not allocate in the long run
+  std::vector<pollfd> polled_;  ///< a member, so that a sleep does not allocate in steady state
   alignas(64) Atomic<bool> sleeping_{false};
 };
 

@@ -6,8 +6,9 @@
 
 #include "swarm/runner.h"
 
-// What the nodes do. A action for which something is missing (the other node is down, nothing is
-// there to be cancelled) does nothing.
+// Performs the actions of the plan through the public API, and records in the model what must
+// follow from each. An action whose preconditions are missing (the other node is down, no operation
+// is pending that could be cancelled) does nothing.
 
 namespace fabric::swarm {
 namespace {
@@ -17,11 +18,11 @@ using namespace std::chrono_literals;
 constexpr uint64_t kArenaBytes = 1u << 20, kSourceBytes = 1u << 20;
 constexpr uint64_t kWriteBytesMax = 64u << 10, kPageBytesMax = 4u << 10;
 constexpr uint32_t kPagesMax = 24, kArenasMax = 8;
-/// Beyond timeout and drain: a turn, and a NIC that is slow to let go of the source.
+/// Allowed after timeout and drain: one turn, and a NIC that is slow to release the source.
 constexpr Nanos kSlack = 30ms;
 constexpr uint16_t kChannel = 1, kChannelWithoutListener = 9;
 
-/// Sizes crowd around zero, one and the edges, where mistakes live.
+/// Favours sizes near zero and at or just above powers of two, where off-by-one errors show.
 uint64_t draw_size(Rng& rng) {
   switch (rng.below(4)) {
     case 0:
@@ -30,6 +31,7 @@ uint64_t draw_size(Rng& rng) {
       return rng.below(512);
     case 2: {
       const uint64_t edge = uint64_t{4096} << rng.below(4);
+      // The min() is only a guard: at most 32 KiB and two bytes are drawn here.
       return std::min(kWriteBytesMax, edge + rng.below(3));
     }
     default:
@@ -50,15 +52,15 @@ Nanos draw_timeout(Rng& rng) {
   }
 }
 
-/// At least one byte, so that no two slots begin at the same one.
+/// At least one byte, so that no two slots start at the same address, even empty ones.
 uint64_t draw_gap(Rng& rng) { return rng.between(1, 64); }
 
 Priority draw_priority(Rng& rng) { return static_cast<Priority>(rng.below(3)); }
 
 }  // namespace
 
-/// Once everything must succeed, nothing is given a time that it could miss.
-Nanos Runner::timeout_for(Rng& rng) const {
+/// A random timeout; in the strict phase one that no operation should reach.
+Nanos Runner::draw_op_timeout(Rng& rng) const {
   const Nanos drawn = draw_timeout(rng);
   return strict_ ? Nanos(1500ms) : drawn;
 }
@@ -86,17 +88,17 @@ void Runner::perform(const Action& action) {
     case Action::Kind::kWatch:
       return store_watched(*actor);
     case Action::Kind::kExpect:
-      return expect_some(*actor, rng);
+      return expect_one(*actor, rng);
     case Action::Kind::kTake:
-      return take_some(*actor);
+      return take_one(*actor);
     case Action::Kind::kGroupWait:
       return start_group_wait(*actor, rng);
     case Action::Kind::kCancel:
       return cancel(*actor, rng);
     case Action::Kind::kWait:
-      return wait(*actor, rng);
+      return wait_for_batch(*actor, rng);
     case Action::Kind::kRelease:
-      return release(*actor, rng);
+      return release_counter(*actor, rng);
     case Action::Kind::kFence:
       return fence(*actor, action.other, rng);
     case Action::Kind::kDeregister:
@@ -111,20 +113,21 @@ void Runner::perform(const Action& action) {
   }
 }
 
-// ---- Ways and memory ----------------------------------------------------------------------------
+// ---- Sessions and memory ------------------------------------------------------------------------
 
 Session* Runner::session_to(Process& process, uint32_t to) {
-  Process* there = this->process_on(to);
-  if (there == nullptr) return nullptr;
+  Process* target = process_on(to);
+  if (target == nullptr) return nullptr;
   if (const auto known = process.sessions.find(to); known != process.sessions.end()) {
     Session& session = sessions_[known->second];
     const auto info = process.engine->peer_info(session.peer);
     if (!session.closed && info && info->state < PeerState::kLost) {
-      if (!session.peer_at_target && !pending_ops_.contains(session.session_id_op)) send_session_id(process, session);
+      if (!session.peer_at_target && !pending_ops_.contains(session.session_number_op))
+        send_session_number(process, session);
       return &session;
     }
   }
-  const auto peer = process.engine->connect(there->engine->address());
+  const auto peer = process.engine->connect(target->engine->address());
   if (!peer) {
     coverage_.add("refusal", to_string(peer.error().code));
     return nullptr;
@@ -134,10 +137,10 @@ Session* Runner::session_to(Process& process, uint32_t to) {
   session.from = process.node;
   session.to = to;
   session.from_incarnation = process.incarnation;
-  session.to_incarnation = there->incarnation;
+  session.to_incarnation = target->incarnation;
   session.peer = *peer;
   process.sessions[to] = session.number;
-  send_session_id(process, session);
+  send_session_number(process, session);
   return &session;
 }
 
@@ -164,8 +167,9 @@ uint32_t Runner::arena_for(Session& session, uint64_t size) {
 }
 
 RemoteRegion Runner::remote_region(Session& session, uint32_t arena) {
-  if (const auto known = session.regions.find(arena); known != session.regions.end()) return known->second;
-  if (plan_.grants && !session.peer_at_target) return {};  // the owner does not know yet whom to grant it
+  if (const auto known = session.regions.find(arena); known != session.regions.end())
+    return known->second;
+  if (plan_.grants && !session.peer_at_target) return {};  // the owner does not know the peer yet
   const MemoryRegion& region = *arenas_[arena].region;
   const auto desc = plan_.grants ? region.grant(session.peer_at_target) : region.desc();
   if (!desc) {
@@ -183,7 +187,7 @@ RemoteRegion Runner::remote_region(Session& session, uint32_t arena) {
   return *imported;
 }
 
-Runner::SourceRange Runner::source_for(Process& process, uint64_t size, uint64_t content) {
+Runner::SourceRange Runner::source_for(Process& process, uint64_t size, uint64_t content_seed) {
   if (process.sources.empty() || process.sources.back().used + size > kSourceBytes) {
     SourceBuffer source{std::make_unique<std::byte[]>(kSourceBytes)};
     auto region = process.engine->register_memory(
@@ -195,7 +199,7 @@ Runner::SourceRange Runner::source_for(Process& process, uint64_t size, uint64_t
   SourceBuffer& source = process.sources.back();
   const SourceRange range{source.region->at(source.used), {source.bytes.get() + source.used, size}};
   source.used += size;
-  fill_content(range.bytes, content);
+  fill_content(range.bytes, content_seed);
   return range;
 }
 
@@ -221,7 +225,9 @@ CounterModel* Runner::make_counter_model(uint32_t node, uint64_t wanted, uint64_
   return &model;
 }
 
-/// One at the session's target that still waits for that many, or a new one.
+/// A counter at the session's target that `counts` more writes may be sent to: one of the open
+/// ones, or a new one. A null pointer means an uncounted write: none is left, or its name is not
+/// resolved.
 CounterModel* Runner::counter_for(Process& process, Session& session, Rng& rng, uint32_t counts) {
   std::vector<uint32_t> fitting;
   for (const CounterModel& model : counters_) {
@@ -246,19 +252,21 @@ CounterModel* Runner::counter_for(Process& process, Session& session, Rng& rng, 
 
 void Runner::expect(CounterModel& model, Rng& rng) {
   Process& owner = *process_on(model.node);
-  // Bound to somebody, it ends with him.
+  // A bound expectation fails with its peer.
   if (rng.chance(0.3)) {
     for (const Session& session : sessions_) {
-      if (session.to_incarnation == owner.incarnation && session.peer_at_target && !session.closed && model.only_from == kNone) {
+      if (session.to_incarnation == owner.incarnation && session.peer_at_target &&
+          !session.closed && model.only_from == kNone) {
         model.only_from = session.from;
         model.bound_session = session.number;
-        // Bound to somebody who is gone, it is spoiled at once.
-        if (model.counter->bind(session.peer_at_target).error().code == Errc::kPeerLost) model.may_miss_counts = true;
+        // Binding to a lost peer poisons the counter at once.
+        if (model.counter->bind(session.peer_at_target).error().code == Errc::kPeerLost)
+          model.may_miss_counts = true;
         break;
       }
     }
   }
-  const Nanos timeout = timeout_for(rng);
+  const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(owner, PendingOp::Kind::kExpect, timeout);
   op.subject = model.number;
   const Notify how = Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag);
@@ -275,7 +283,7 @@ void Runner::expect(CounterModel& model, Rng& rng) {
   mark_met(model);
 }
 
-void Runner::expect_some(Process& process, Rng& rng) {
+void Runner::expect_one(Process& process, Rng& rng) {
   for (CounterModel& model : counters_) {
     if (model.incarnation != process.incarnation || !model.open() || model.armed_by != 0) continue;
     if (model.group_wait != kNone || rng.chance(0.3)) continue;
@@ -283,14 +291,15 @@ void Runner::expect_some(Process& process, Rng& rng) {
   }
 }
 
-void Runner::take_some(Process& process) {
+void Runner::take_one(Process& process) {
   for (CounterModel& model : counters_) {
     if (model.incarnation != process.incarnation || !model.open() || model.armed_by != 0) continue;
     if (model.group_wait != kNone || model.parts.size() < model.wanted) continue;
     const bool enough = model.units / kUnits >= static_cast<int64_t>(model.taken + model.wanted);
     const bool took = model.counter->try_take(model.wanted);
     if (took != enough && !model.has_local_writes && !sender_may_be_lost(model)) {
-      violated("try_take() succeeds exactly when enough counts have arrived", fmt::format("counter {}", model.number));
+      violated("try_take() succeeds exactly when enough counts have arrived",
+               fmt::format("counter {}", model.number));
     }
     if (!took) continue;
     model.taken += model.wanted;
@@ -304,7 +313,8 @@ void Runner::start_group_wait(Process& process, Rng& rng) {
   GroupWait group_wait{process.node, *std::move(group)};
   for (uint32_t from = 0; from < processes_.size(); ++from) {
     const auto session = std::ranges::find_if(sessions_, [&](const Session& s) {
-      return s.from == from && s.to_incarnation == process.incarnation && s.peer_at_target && !s.closed;
+      return s.from == from && s.to_incarnation == process.incarnation && s.peer_at_target &&
+             !s.closed;
     });
     if (session == sessions_.end() || from == process.node) continue;
     CounterModel* model = make_counter_model(process.node, 1, 0);
@@ -321,7 +331,7 @@ void Runner::start_group_wait(Process& process, Rng& rng) {
   }
   if (group_wait.members.empty()) return;
   group_waits_.push_back(std::move(group_wait));
-  arm_group_wait(static_cast<uint32_t>(group_waits_.size() - 1), timeout_for(rng));
+  arm_group_wait(static_cast<uint32_t>(group_waits_.size() - 1), draw_op_timeout(rng));
 }
 
 void Runner::arm_group_wait(uint32_t number, Nanos timeout) {
@@ -332,9 +342,10 @@ void Runner::arm_group_wait(uint32_t number, Nanos timeout) {
   if (members == 0) return;
   PendingOp op = begin(owner, PendingOp::Kind::kGroupWait, timeout);
   op.subject = number;
-  // Those that were masked count as paid.
+  // Members masked after their peer was lost count as met.
   const auto id = group_wait.group->expect(
-      group_wait.members.size(), Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag), timeout);
+      group_wait.members.size(), Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag),
+      timeout);
   if (!id) {
     coverage_.add("refusal", to_string(id.error().code));
     return;
@@ -352,11 +363,13 @@ PendingOp Runner::begin(Process& process, PendingOp::Kind kind, Nanos timeout) {
   op.incarnation = process.incarnation;
   op.submitted = world_.now();
   op.deadline = op.submitted + timeout;
-  op.report_by = kind == PendingOp::Kind::kTimer ? op.deadline + kSlack : op.deadline + kDrain + kSlack;
+  op.report_by =
+      kind == PendingOp::Kind::kTimer ? op.deadline + kSlack : op.deadline + kDrain + kSlack;
   return op;
 }
 
-/// A callback, an inbox, or nobody; some are in a batch of their own, and all of several parts.
+/// How the completion is reported: by callback, by inbox, or (`silent`) only if it fails, to
+/// subscribers. An operation of several parts gets a batch of its own, and so do a few others.
 Notify Runner::notify(Process& process, PendingOp& op, Rng& rng, bool may_be_silent) {
   const uint64_t choice = rng.below(10);
   const bool batched = op.parts.size() > 1 || rng.chance(0.2);
@@ -373,7 +386,7 @@ Notify Runner::notify(Process& process, PendingOp& op, Rng& rng, bool may_be_sil
 }
 
 uint32_t Runner::add_part(PendingOp& op, const Session& session, uint32_t arena, uint64_t size,
-                         uint64_t content, CounterModel* model, uint64_t gap) {
+                          uint64_t content_seed, CounterModel* model, uint64_t gap) {
   Part& part = parts_.emplace_back();
   part.number = static_cast<uint32_t>(parts_.size() - 1);
   part.op = op.tag;
@@ -381,9 +394,9 @@ uint32_t Runner::add_part(PendingOp& op, const Session& session, uint32_t arena,
   part.session = session.number;
   if (arena != kNone) {
     part.arena = arena;
-    part.slot = arenas_[arena].memory.take(size, content, gap);
-    const TargetArena& there = arenas_[arena].memory;
-    by_address_[there.bytes(there.slot(part.slot)).data()] = part.number;
+    part.slot = arenas_[arena].memory.take(size, content_seed, gap);
+    const TargetArena& memory = arenas_[arena].memory;
+    by_address_[memory.bytes(memory.slot(part.slot)).data()] = part.number;
   }
   if (model != nullptr) {
     part.counter = model->number;
@@ -399,7 +412,7 @@ void Runner::refused(Process& process, PendingOp& op, const Error& error) {
       std::strcmp(error.what, "notify") != 0) {
     process.wants_room = true;
   }
-  // Nothing was taken: nothing may come of it.
+  // A refused operation must have no effect.
   if (op.kind == PendingOp::Kind::kSend) must_not_receive_.emplace(op.subject, op.message);
   for (const uint32_t part : op.parts) part_completed(parts_[part], Remote::kNotDelivered);
 }
@@ -440,11 +453,12 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
     const RemoteRegion region = remote_region(*session, arena);
     if (!region) break;
     CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, 1);
-    const Nanos timeout = timeout_for(rng);
+    const Nanos timeout = draw_op_timeout(rng);
     PendingOp op = begin(process, PendingOp::Kind::kWrite, timeout);
-    const uint64_t content = ++next_content_;
-    const Part& part = parts_[add_part(op, *session, arena, size, content, model, draw_gap(rng))];
-    const SourceRange source = source_for(process, size, content);
+    const uint64_t content_seed = ++next_content_seed_;
+    const Part& part =
+        parts_[add_part(op, *session, arena, size, content_seed, model, draw_gap(rng))];
+    const SourceRange source = source_for(process, size, content_seed);
     op.source = source.bytes;
     op.bytes = size;
     requests.push_back({.source = source.ref,
@@ -460,7 +474,7 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
     return submit(process, std::move(ops[0]), requests[0], rng);
   }
   for (size_t i = 0; i < requests.size(); ++i) {
-    // Which operation is which is not said for a prefix: only the tag tells.
+    // submit() of a list returns no operation ids: completions are matched by tag only.
     requests[i].notify = notify(process, ops[i], rng, false);
   }
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -474,7 +488,8 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
   const uint32_t count = taken ? *taken : 0;
   for (uint32_t i = 0; i < count; ++i) accepted(std::move(ops[i]), {});
   for (uint32_t i = count; i < ops.size(); ++i) {
-    refused(process, ops[i], taken ? Error{.code = Errc::kExhausted, .what = "ops"} : taken.error());
+    refused(process, ops[i],
+            taken ? Error{.code = Errc::kExhausted, .what = "ops"} : taken.error());
   }
 }
 
@@ -483,34 +498,35 @@ void Runner::paged(Process& process, uint32_t to, Rng& rng) {
   if (session == nullptr) return;
   const auto pages = static_cast<uint32_t>(rng.between(1, kPagesMax));
   const uint64_t page = rng.between(1, kPageBytesMax);
-  // Pages lie on a grid: the gaps between their slots are all the same.
+  // Target pages have a constant stride, so the gaps between their slots are equal.
   const uint64_t stride = page + 64;
   const uint32_t arena = arena_for(*session, (pages + 1) * stride + 64);
   if (arena == kNone) return;
   const RemoteRegion region = remote_region(*session, arena);
   if (!region) return;
   CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, pages);
-  const Nanos timeout = timeout_for(rng);
+  const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kPaged, timeout);
   const SourceRange source = source_for(process, pages * page, 0);
   op.source = source.bytes;
   op.bytes = pages * page;
-  std::vector<uint32_t> from(pages), there(pages);
+  std::vector<uint32_t> source_pages(pages), target_pages(pages);
   uint64_t base = 0;
   for (uint32_t i = 0; i < pages; ++i) {
-    const uint64_t content = ++next_content_;
-    // From the last to the first, so that source and target are not the same list.
-    from[i] = pages - 1 - i;
-    there[i] = i;
-    fill_content(source.bytes.subspan(from[i] * page, page), content);
-    const Part& part = parts_[add_part(op, *session, arena, page, content, model, stride - page)];
+    const uint64_t content_seed = ++next_content_seed_;
+    // The source pages in reverse order, so that source and target indices differ.
+    source_pages[i] = pages - 1 - i;
+    target_pages[i] = i;
+    fill_content(source.bytes.subspan(source_pages[i] * page, page), content_seed);
+    const Part& part =
+        parts_[add_part(op, *session, arena, page, content_seed, model, stride - page)];
     if (i == 0) base = arenas_[arena].memory.slot(part.slot).offset;
   }
   submit(process, std::move(op),
          PagedWrite{.source = source.ref.region,
-                    .source_pages = {from, page, source.ref.offset},
+                    .source_pages = {source_pages, page, source.ref.offset},
                     .target = region,
-                    .target_pages = {there, stride, base},
+                    .target_pages = {target_pages, stride, base},
                     .page_bytes = page,
                     .imm = model == nullptr ? CounterKey{} : model->key,
                     .priority = draw_priority(rng),
@@ -519,7 +535,7 @@ void Runner::paged(Process& process, uint32_t to, Rng& rng) {
 }
 
 void Runner::scatter(Process& process, Rng& rng) {
-  const Nanos timeout = timeout_for(rng);
+  const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kScatter, timeout);
   std::vector<ScatterTarget> targets;
   const auto nodes = static_cast<uint32_t>(processes_.size());
@@ -540,10 +556,10 @@ void Runner::scatter(Process& process, Rng& rng) {
     const RemoteRegion region = arena == kNone ? RemoteRegion{} : remote_region(*session, arena);
     if (!region) continue;
     CounterModel* model = counter_for(process, *session, rng, 1);
-    const uint64_t content = ++next_content_;
+    const uint64_t content_seed = ++next_content_seed_;
     const Part& part =
-        parts_[add_part(op, *session, arena, sizes[i], content, model, draw_gap(rng))];
-    fill_content(source.bytes.subspan(at, sizes[i]), content);
+        parts_[add_part(op, *session, arena, sizes[i], content_seed, model, draw_gap(rng))];
+    fill_content(source.bytes.subspan(at, sizes[i]), content_seed);
     targets.push_back({.target = region.at(arenas_[arena].memory.slot(part.slot).offset),
                        .source_offset = source.ref.offset + at,
                        .size_bytes = sizes[i],
@@ -560,7 +576,7 @@ void Runner::scatter(Process& process, Rng& rng) {
 }
 
 void Runner::signal(Process& process, Rng& rng) {
-  const Nanos timeout = timeout_for(rng);
+  const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kSignal, timeout);
   std::vector<PeerId> peers;
   std::vector<CounterKey> keys;
@@ -581,10 +597,10 @@ void Runner::signal(Process& process, Rng& rng) {
   submit(process, std::move(op), Signal{.group = *group, .keys = keys, .timeout = timeout}, rng);
 }
 
-// ---- The quiescence -----------------------------------------------------------------------------------
+// ---- Messages, timers, cancel, fence and release ------------------------------------------------
 
-/// A first message by which the other side learns which session this is.
-void Runner::send_session_id(Process& process, Session& session) {
+/// Sends the session's number, from which the target learns which PeerId belongs to the session.
+void Runner::send_session_number(Process& process, Session& session) {
   PendingOp op = begin(process, PendingOp::Kind::kSend, 500ms);
   const uint64_t words[2] = {session.number, ++next_message_};
   op.subject = session.number;
@@ -598,14 +614,14 @@ void Runner::send_session_id(Process& process, Session& session) {
   const auto id = process.engine->submit(request);
   submitting_ = false;
   if (!id) return refused(process, op, id.error());
-  session.session_id_op = op.tag;
+  session.session_number_op = op.tag;
   accepted(std::move(op), *id);
 }
 
 void Runner::send(Process& process, uint32_t to, Rng& rng) {
   Session* session = session_to(process, to);
   if (session == nullptr) return;
-  const Nanos timeout = timeout_for(rng);
+  const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kSend, timeout);
   const uint64_t words[2] = {session->number, ++next_message_};
   std::vector<std::byte> bytes(sizeof words + rng.below(4096));
@@ -620,16 +636,16 @@ void Runner::send(Process& process, uint32_t to, Rng& rng) {
 }
 
 void Runner::start_timer(Process& process, Rng& rng) {
-  const Nanos after = timeout_for(rng);
+  const Nanos after = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kTimer, after);
   submit(process, std::move(op), Timer{.after = after}, rng);
 }
 
 void Runner::store_watched(Process& process) {
   if (!process.watcher) {
-    // A polled one would keep the world awake: every turn of it costs, and shows nothing.
-    auto watcher =
-        process.engine->make_watcher(Notify::call(&EventSink::on_watch, process.sink.get()), {.polled = false});
+    // A polled watcher would need a turn at every instant of virtual time.
+    auto watcher = process.engine->make_watcher(
+        Notify::call(&EventSink::on_watch, process.sink.get()), {.polled = false});
     if (!watcher) return;
     process.watcher.emplace(*std::move(watcher));
     process.watcher->arm();
@@ -640,9 +656,10 @@ void Runner::store_watched(Process& process) {
 void Runner::cancel(Process& process, Rng& rng) {
   std::vector<uint64_t> mine;
   for (const auto& [tag, op] : pending_ops_) {
-    // A session_id_op is not cancelled: without it the session has no name at the other side.
-    const bool session_id_op = op.kind == PendingOp::Kind::kSend && sessions_[op.subject].session_id_op == tag;
-    if (op.incarnation == process.incarnation && op.id && !session_id_op) mine.push_back(tag);
+    // The send of the session's number is never cancelled: the target could not identify it.
+    const bool session_number_op =
+        op.kind == PendingOp::Kind::kSend && sessions_[op.subject].session_number_op == tag;
+    if (op.incarnation == process.incarnation && op.id && !session_number_op) mine.push_back(tag);
   }
   if (mine.empty()) return;
   PendingOp& op = pending_ops_.at(mine[rng.below(mine.size())]);
@@ -652,12 +669,12 @@ void Runner::cancel(Process& process, Rng& rng) {
   if (!accepted_cancel) coverage_.add("refusal", to_string(accepted_cancel.error().code));
 }
 
-void Runner::wait(Process& process, Rng& rng) {
+void Runner::wait_for_batch(Process& process, Rng& rng) {
   for (const auto& [tag, op] : pending_ops_) {
     if (op.incarnation != process.incarnation || !op.batch) continue;
     const BatchId batch = op.batch->id();
     const uint64_t number = tag;
-    // Its end lets go of the batch, which is no reason to wait for ever.
+    // The completion destroys the batch while wait() blocks on it: wait() must still return.
     const auto waited = process.engine->wait(batch, 1ms * static_cast<int64_t>(rng.between(1, 5)));
     coverage_.add("wait", to_string(waited.error().code));
     const auto still = pending_ops_.find(number);
@@ -668,39 +685,47 @@ void Runner::wait(Process& process, Rng& rng) {
   }
 }
 
-void Runner::release(Process& process, Rng& rng) {
+void Runner::release_counter(Process& process, Rng& rng) {
   for (CounterModel& model : counters_) {
-    if (model.incarnation != process.incarnation || !model.counter || model.group_wait != kNone) continue;
+    if (model.incarnation != process.incarnation || !model.counter || model.group_wait != kNone)
+      continue;
     if (!model.done && rng.chance(0.7)) continue;
     by_key_.erase({model.node, model.key});
     Counter counter = *std::move(model.counter);
     model.counter.reset();
     if (rng.chance(0.5)) return counter.release();
     const auto quiescence = counter.close(1ms * static_cast<int64_t>(rng.between(1, 20)));
-    if (quiescence && *quiescence == Quiescence::kProved) quiescent_keys_.emplace(model.node, model.key);
-    coverage_.add("counter close", quiescence ? to_string(*quiescence) : to_string(quiescence.error().code));
+    if (quiescence && *quiescence == Quiescence::kProved)
+      quiescent_keys_.emplace(model.node, model.key);
+    coverage_.add("counter close",
+                  quiescence ? to_string(*quiescence) : to_string(quiescence.error().code));
     return;
   }
 }
 
 void Runner::fence(Process& process, uint32_t other, Rng& rng) {
   for (const Session& session : sessions_) {
-    if (session.from != other || session.to_incarnation != process.incarnation || !session.peer_at_target) continue;
+    if (session.from != other || session.to_incarnation != process.incarnation ||
+        !session.peer_at_target)
+      continue;
     if (rng.chance(0.5)) continue;
-    // It ends what both have of each other.
+    // A fence ends the sessions in both directions.
     fencing_.insert(std::minmax(session.from_incarnation, session.to_incarnation));
-    const Nanos timeout = timeout_for(rng);
+    const Nanos timeout = draw_op_timeout(rng);
     PendingOp op = begin(process, PendingOp::Kind::kFence, timeout);
     op.subject = session.number;
-    return submit(process, std::move(op), Fence{.peer = session.peer_at_target, .timeout = timeout}, rng);
+    return submit(process, std::move(op), Fence{.peer = session.peer_at_target, .timeout = timeout},
+                  rng);
   }
 }
 
 void Runner::deregister(Process& process, Rng& rng) {
   for (uint32_t i = 0; i < arenas_.size(); ++i) {
     OwnedArena& arena = arenas_[i];
-    if (arena.incarnation != process.incarnation || arena.closing || !arena.region || rng.chance(0.5)) continue;
-    const Nanos timeout = timeout_for(rng);
+    if (arena.incarnation != process.incarnation || arena.closing || !arena.region ||
+        rng.chance(0.5))
+      continue;
+    const Nanos timeout = draw_op_timeout(rng);
     PendingOp op = begin(process, PendingOp::Kind::kDeregister, timeout);
     op.subject = i;
     arena.closing = true;

@@ -5,15 +5,13 @@
 
 #include "swarm/runner.h"
 
-// The invariants that are looked at all the time, and those of a world at rest.
+// Invariants that are checked after every step of the World, and those of a drained one.
 
 namespace fabric::swarm {
 namespace {
 
 using namespace std::chrono_literals;
 using Fate = Part::Fate;
-
-constexpr int64_t kUnits = 840;
 
 }  // namespace
 
@@ -22,21 +20,22 @@ void Runner::violated(std::string_view invariant, std::string detail) {
 }
 
 std::string Runner::describe(const PendingOp& op) const {
-  return fmt::format("node {}: {} {} of {} parts, submitted at {} ns", op.node,
-                     to_string(op.kind), op.tag, op.parts.size(), op.submitted.count());
+  return fmt::format("node {}: {} {} of {} parts, submitted at {} ns", op.node, to_string(op.kind),
+                     op.tag, op.parts.size(), op.submitted.count());
 }
 
-/// What was sent to a counter, one by one.
+/// Lists the parts that were sent to a counter.
 std::string Runner::describe(const CounterModel& model) const {
-  constexpr const char* kFates[] = {"under session", "delivered", "not delivered", "unknown"};
+  constexpr const char* kFates[] = {"in flight", "delivered", "not delivered", "unknown"};
   std::string out = fmt::format(" {} wanted", model.wanted);
   if (model.name != 0) out += fmt::format(", name {}", model.name);
-  if (model.bound_session != kNone) out += fmt::format(", bound to node {}", sessions_[model.bound_session].from);
+  if (model.bound_session != kNone)
+    out += fmt::format(", bound to node {}", sessions_[model.bound_session].from);
   for (const uint32_t number : model.parts) {
     const Part& part = parts_[number];
-    out += fmt::format(" [op {} of node {}: {}, {} of {} shards counted]", part.op,
-                       sessions_[part.session].from, kFates[static_cast<size_t>(part.fate)], part.shards_counted,
-                       part.shards_total);
+    out += fmt::format(" [operation {} of node {}: {}, {} of {} shards counted]", part.op,
+                       sessions_[part.session].from, kFates[static_cast<size_t>(part.fate)],
+                       part.shards_counted, part.shards_total);
   }
   return out;
 }
@@ -47,7 +46,7 @@ void Runner::after_step() {
   check_report_deadlines();
   for (const uint32_t model : changed_counters_) check_count(counters_[model]);
   changed_counters_.clear();
-  // One of all in turn: what changes without an arrival is found, too.
+  // One counter after the other as well: a value may change without an arrival.
   ++check_cursor_;
   if (!counters_.empty()) check_count(counters_[check_cursor_ % counters_.size()]);
   check_one_slot();
@@ -59,57 +58,60 @@ void Runner::check_report_deadlines() {
     report_deadlines_.erase(report_deadlines_.begin());
     const Nanos more = paused(op.node, op.submitted);
     const Nanos bound = op.report_by + more;
-    if (op.silent) continue;  // nobody says when it ended
+    if (op.silent) continue;  // its completion is not reported
     if (bound < now()) {
       const Process* owner = process_on(op.node);
       return violated("every operation completes in time",
-                    describe(op) + "\n" + (owner == nullptr ? "" : owner->engine->dump()));
+                      describe(op) + "\n" + (owner == nullptr ? "" : owner->engine->dump()));
     }
     op.recheck_at = now() + 1ms;
     report_deadlines_.emplace(op.recheck_at, op.tag);
   }
 }
 
-/// whole <= count <= begun at every instant. What NICs have handed over says more: how much
-/// exactly.
+/// Completed writes <= count <= writes started, at every instant. Arrivals at the NIC give the
+/// exact value.
 void Runner::check_count(const CounterModel& model) {
-  if (!model.counter || !is_running(model.node, model.incarnation) || model.has_local_writes) return;
+  if (!model.counter || !is_running(model.node, model.incarnation) || model.has_local_writes)
+    return;
   const uint64_t count = model.counter->count();
   const int64_t there = model.units / kUnits - static_cast<int64_t>(model.taken);
   if (static_cast<int64_t>(count) > there) {
     return violated("count <= writes started",
-                  fmt::format("counter {} of node {} says {}, {} have arrived and {} were sent",
-                              model.number, model.node, count, there, model.parts.size()));
+                    fmt::format("counter {} of node {} has value {}; {} have arrived, {} were sent",
+                                model.number, model.node, count, there, model.parts.size()));
   }
   if (model.units / kUnits > static_cast<int64_t>(model.parts.size())) {
     return violated("count <= writes started",
-                  fmt::format("counter {} of node {}: {} counts of {} writes", model.number,
-                              model.node, model.units / kUnits, model.parts.size()));
+                    fmt::format("counter {} of node {}: {} counts of {} writes", model.number,
+                                model.node, model.units / kUnits, model.parts.size()));
   }
-  // A member of a group_wait gives what it has to its group.
+  // A member passes its counts on to the group.
   if (model.group_wait != kNone || sender_may_be_lost(model)) return;
   if (static_cast<int64_t>(count) < there) {
-    violated("completed writes <= count", fmt::format("counter {} of node {} says {}, and {} have arrived",
-                                         model.number, model.node, count, there));
+    violated("completed writes <= count",
+             fmt::format("counter {} of node {} has value {}; {} have arrived", model.number,
+                         model.node, count, there));
   }
 }
 
-/// A slot at a time: what was shut stays shut, what is open holds nothing foreign.
+/// Checks one slot for each step: sealed slots are untouched, open ones hold only their own bytes.
 void Runner::check_one_slot() {
   if (arenas_.empty()) return;
   const OwnedArena& owned = arenas_[check_cursor_ % arenas_.size()];
   if (owned.memory.slots() == 0) return;
-  const uint32_t slot = static_cast<uint32_t>(check_cursor_ / arenas_.size() % owned.memory.slots());
+  const uint32_t slot =
+      static_cast<uint32_t>(check_cursor_ / arenas_.size() % owned.memory.slots());
   if (owned.memory.slot(slot).size > 4096 && check_cursor_ % 16 != 0) return;
   if (!owned.memory.matches_state(slot)) {
     violated("no byte lands where none may",
-           fmt::format("node {}: slot {} at {}, {}", owned.node, slot,
-                       owned.memory.slot(slot).offset,
-                       owned.memory.slot(slot).state == TargetArena::State::kSealed ? "shut" : "open"));
+             fmt::format(
+                 "node {}: slot {} at {}, {}", owned.node, slot, owned.memory.slot(slot).offset,
+                 owned.memory.slot(slot).state == TargetArena::State::kSealed ? "sealed" : "open"));
   }
 }
 
-// ---- At rest ------------------------------------------------------------------------------------
+// ---- After the drain ----------------------------------------------------------------------------
 
 void Runner::drain() {
   const auto all_reported = [this] {
@@ -117,7 +119,7 @@ void Runner::drain() {
            std::ranges::all_of(pending_ops_, [](const auto& entry) { return entry.second.silent; });
   };
   world_.run_until(all_reported, 5s);
-  // Sessions that broke are given up and opened again, keys are settled, rails come back.
+  // Time for broken sessions to be replaced, counter keys to be reconciled, rails to recover.
   world_.run_until([this] { return !violation_.none(); }, 3s);
   poll_inboxes();
   if (violation_.none()) complete_silent();
@@ -125,7 +127,7 @@ void Runner::drain() {
   if (violation_.none()) check_poisoned();
 }
 
-/// What nobody was told of has succeeded, or its failure would have come to the subscribers.
+/// Operations without notification have succeeded: a failure would have gone to the subscribers.
 void Runner::complete_silent() {
   for (const auto& process : processes_) {
     if (process && process->engine->stats().ops_in_flight != 0) {
@@ -139,14 +141,14 @@ void Runner::complete_silent() {
   for (auto& [tag, op] : silent) op_completed(op, Event{.tag = tag});
 }
 
-/// Also those of processes that are gone: what they shut stays shut.
+/// Includes arenas of closed and crashed processes: their sealed slots must stay untouched.
 void Runner::check_arenas() {
   for (const OwnedArena& owned : arenas_) {
     for (uint32_t i = 0; i < owned.memory.slots(); ++i) {
       bytes_checked_ += owned.memory.slot(i).size;
       if (!owned.memory.matches_state(i)) {
         return violated("memory holds exactly the bytes that were written",
-                      fmt::format("node {}: slot {}", owned.node, i));
+                        fmt::format("node {}: slot {}", owned.node, i));
       }
     }
     if (!owned.memory.gaps_untouched()) {
@@ -160,14 +162,15 @@ void Runner::check_drained() {
     if (!model.counter || !is_running(model.node, model.incarnation)) continue;
     if (model.armed_by != 0) {
       return violated("every operation completes exactly once",
-                    fmt::format("the wait at counter {}", model.number));
+                      fmt::format("expectation on counter {} is pending", model.number));
     }
     if (sender_may_be_lost(model) || count_losing_nodes_.contains(model.node)) continue;
     if (model.group_wait == kNone && !model.done &&
         model.counter->count() + model.taken != model.parts.size()) {
-      return violated("completed writes = count = writes started when idle",
-                    fmt::format("counter {} of node {}: {} counted, {} taken of{}", model.number,
-                                model.node, model.counter->count(), model.taken, describe(model)));
+      return violated(
+          "completed writes = count = writes started when idle",
+          fmt::format("counter {} of node {}: {} counted, {} taken of{}", model.number, model.node,
+                      model.counter->count(), model.taken, describe(model)));
     }
   }
   check_arenas();
@@ -183,47 +186,52 @@ void Runner::check_drained() {
       return violated("kExhausted is followed by kRoom", fmt::format("node {}", process->node));
     }
     if (process->watched != process->stored) {
-      return violated("a watcher reports the last value stored",
-                    fmt::format("node {}: {} of {}", process->node, process->watched, process->stored));
+      return violated(
+          "a watcher reports the last value stored",
+          fmt::format("node {}: {} of {}", process->node, process->watched, process->stored));
     }
   }
 }
 
-/// A counted write of unknown fate has spoiled its key, if both sides are still there: half of it
-/// and half of another would make a whole.
+/// A counted write of unknown fate must have poisoned its counter key if both processes still run:
+/// otherwise some of its shards and some of another write's could add up to one count.
 void Runner::check_poisoned() {
   for (CounterModel& model : counters_) {
-    if (!model.counter || model.done || model.has_local_writes || model.group_wait != kNone) continue;
+    if (!model.counter || model.done || model.has_local_writes || model.group_wait != kNone)
+      continue;
     const bool must = std::ranges::any_of(model.parts, [&](uint32_t number) {
       const Part& part = parts_[number];
       const Session& session = sessions_[part.session];
-      return part.fate == Fate::kUnknown && !is_lost(session) && is_running(session.from, session.from_incarnation);
+      return part.fate == Fate::kUnknown && !is_lost(session) &&
+             is_running(session.from, session.from_incarnation);
     });
     if (!must) continue;
     const auto waited = model.counter->wait(1, 1us);
     if (waited.error().code == Errc::kAborted || waited.error().code == Errc::kPeerLost) continue;
     return violated("a write of unknown fate poisons its counter key",
-                  fmt::format("counter {} of node {}: {}, {}", model.number, model.node,
-                              to_string(waited.error().code), describe(model)));
+                    fmt::format("counter {} of node {}: {}, {}", model.number, model.node,
+                                to_string(waited.error().code), describe(model)));
   }
 }
 
-/// What an earlier process of the target has shown does not lead into this one.
+/// A descriptor of an earlier incarnation of the target must not import into this session.
 void Runner::check_stale_descriptor(const Session& session) {
   const auto old = stale_descriptors_.find(session.to);
   if (old == stale_descriptors_.end() || old->second.incarnation == session.to_incarnation) return;
-  const auto imported = process_on(session.from)->engine->import_region(session.peer, old->second.bytes);
+  const auto imported =
+      process_on(session.from)->engine->import_region(session.peer, old->second.bytes);
   if (imported.error().code == Errc::kPeerLost || imported.error().code == Errc::kPermission)
     return;
   violated("a descriptor of an earlier incarnation is refused",
-         fmt::format("node {} to node {}: {}", session.from, session.to, to_string(imported.error().code)));
+           fmt::format("node {} to node {}: {}", session.from, session.to,
+                       to_string(imported.error().code)));
 }
 
-/// Nothing is held for what has ended. A probe or a repeated message may be under session at any
-/// instant, where datagrams get lost: it ends, and a leak stays.
+/// No resources are held for completed operations. With lost datagrams a probe or a retransmission
+/// may be in flight at any instant, so the check repeats: a real leak persists.
 void Runner::check_leaks() {
   std::string leak;
-  for (uint32_t looks = 10; looks > 0; --looks) {
+  for (uint32_t attempts = 10; attempts > 0; --attempts) {
     leak.clear();
     for (auto& process : processes_) {
       if (process && leak.empty()) leak = find_leak(*process);
@@ -234,55 +242,58 @@ void Runner::check_leaks() {
   violated("nothing leaks", leak);
 }
 
-/// What a process holds too much of; empty when nothing.
+/// Names a resource of which the process holds too many; empty if there is none.
 std::string Runner::find_leak(const Process& process) {
   const EngineStats stats = process.engine->stats();
   uint32_t counters = 0, regions = static_cast<uint32_t>(process.sources.size());
-  uint32_t names = 0;  // that were released, and may have been resolved once more
+  uint32_t names = 0;  // of released counters: a late resolve may have recreated them
   for (const CounterModel& model : counters_) {
     counters += model.incarnation == process.incarnation && model.counter;
     names += model.incarnation == process.incarnation && !model.counter && model.name != 0;
   }
-  // A group has a counter of its own.
-  for (const GroupWait& group_wait : group_waits_) counters += group_wait.node == process.node && group_wait.group;
+  // A group has a counter key of its own.
+  for (const GroupWait& group_wait : group_waits_)
+    counters += group_wait.node == process.node && group_wait.group;
   for (const OwnedArena& arena : arenas_) {
-    regions += arena.incarnation == process.incarnation && arena.region && !arena.memory.is_sealed();
+    regions +=
+        arena.incarnation == process.incarnation && arena.region && !arena.memory.is_sealed();
   }
   const auto dump = nlohmann::json::parse(process.engine->dump_json());
   const auto held = dump.find("held");
-  if (held == dump.end()) return "the dump does not say what is held";
+  if (held == dump.end()) return "the dump has no section \"held\"";
 
   std::string found;
-  const auto at_most = [&](std::string_view what, uint64_t count, uint64_t wanted) {
-    if (count <= wanted || !found.empty()) return;
-    found = fmt::format("node {}: {} {}, and it should be {}\n{}", process.node, count, what, wanted,
+  const auto at_most = [&](std::string_view what, uint64_t count, uint64_t limit) {
+    if (count <= limit || !found.empty()) return;
+    found = fmt::format("node {}: {} {}, expected at most {}\n{}", process.node, count, what, limit,
                         process.engine->dump());
   };
   at_most("operations", stats.ops_in_flight, 0);
   at_most("counters", stats.counters, counters + names);
-  at_most("peers", stats.peers, processes_.size());  // one session with everybody, itself included
-  at_most("pieces queued", stats.tx.queued, 0);
-  at_most("pieces posted", stats.tx.posted, 0);
+  at_most("peers", stats.peers, processes_.size());  // one session with every node, itself included
+  at_most("fragments queued", stats.tx.queued, 0);
+  at_most("work requests posted", stats.tx.posted, 0);
   at_most("regions", stats.regions, regions);
   for (const auto& [name, value] : held->items()) at_most(name, value.get<uint64_t>(), 0);
   return found;
 }
 
-/// After the faults everything new succeeds, from everybody to everybody.
+/// After the faults every node can write to every node, and other operations succeed too.
 void Runner::check_new_work_succeeds() {
-  // Datagrams still get lost in some worlds, so that even a session may be given up now and then.
+  // Some plans lose datagrams throughout: even now a session may be given up occasionally.
   const uint32_t attempts = plan_.world.drop_control > 0 ? 4 : 1;
   for (uint32_t from = 0; from < processes_.size(); ++from) {
     for (uint32_t to = 0; to < processes_.size() && violation_.none(); ++to) {
-      std::string why = "untried";
+      std::string why = "not tried";
       for (uint32_t left = attempts; left > 0 && !why.empty(); --left) why = try_write(from, to);
       if (why.empty()) continue;
-      violated("new operations succeed after the faults",
-             fmt::format("{} writes to {}: {}\n{}", from, to, why, process_on(from)->engine->dump()));
+      violated(
+          "new operations succeed after the faults",
+          fmt::format("{} writes to {}: {}\n{}", from, to, why, process_on(from)->engine->dump()));
     }
   }
-  // And everything else that can be asked for. Waits may still lack something, and a network may
-  // have no proof for a fence.
+  // Then all other operations, except expectations, which may lack writes, and fences, which some
+  // networks cannot prove.
   const auto all_do = [this](std::initializer_list<Action::Kind> kinds, Rng rng) {
     for (uint32_t node = 0; node < processes_.size(); ++node) {
       const auto other = static_cast<uint32_t>((node + 1) % processes_.size());
@@ -294,36 +305,37 @@ void Runner::check_new_work_succeeds() {
   };
   strict_ = plan_.world.drop_control == 0;
   strict_since_ = now();
-  all_do({Action::Kind::kPaged, Action::Kind::kWrites, Action::Kind::kScatter, Action::Kind::kSignal,
-          Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
+  all_do({Action::Kind::kPaged, Action::Kind::kWrites, Action::Kind::kScatter,
+          Action::Kind::kSignal, Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
          Rng(plan_.seed));
   all_do({Action::Kind::kDeregister}, Rng(plan_.seed));
   strict_ = false;
 }
 
-/// A session that the other side knows, or that failed on the session to it.
+/// A session that the target has identified, or that has failed before that.
 Session* Runner::established_session(uint32_t from, uint32_t to) {
   Session* session = session_to(*process_on(from), to);
   if (session == nullptr) return nullptr;
-  world_.run_until([&] { return !violation_.none() || session->peer_at_target || session->closed; }, 600ms);
+  world_.run_until([&] { return !violation_.none() || session->peer_at_target || session->closed; },
+                   600ms);
   return session;
 }
 
-/// Why a write did not get through; empty: it did.
+/// Why a counted write failed; empty: it succeeded.
 std::string Runner::try_write(uint32_t from, uint32_t to) {
   constexpr uint64_t kSize = 20'000;
   constexpr Nanos kPatience = 1500ms;
   Session* session = established_session(from, to);
-  if (session == nullptr) return "not reached";
+  if (session == nullptr) return "cannot connect";
   const uint32_t arena = arena_for(*session, kSize + 64);
   const RemoteRegion region = arena == kNone ? RemoteRegion{} : remote_region(*session, arena);
   CounterModel* model = make_counter_model(to, 1, 0);
-  if (!region || model == nullptr) return "not let in";
+  if (!region || model == nullptr) return "no target memory or counter";
   Process& sender = *process_on(from);
   PendingOp op = begin(sender, PendingOp::Kind::kWrite, kPatience);
-  const uint64_t content = ++next_content_, tag = op.tag;
-  const Part& part = parts_[add_part(op, *session, arena, kSize, content, model, 1)];
-  const SourceRange source = source_for(sender, kSize, content);
+  const uint64_t content_seed = ++next_content_seed_, tag = op.tag;
+  const Part& part = parts_[add_part(op, *session, arena, kSize, content_seed, model, 1)];
+  const SourceRange source = source_for(sender, kSize, content_seed);
   op.source = source.bytes;
   const auto id = sender.engine->submit(
       Write{.source = source.ref,
@@ -340,7 +352,8 @@ std::string Runner::try_write(uint32_t from, uint32_t to) {
   model->armed_by = tag;
   const bool counted = model->counter->wait(1, kPatience).has_value();
   model->armed_by = 0;
-  world_.run_until([&] { return !violation_.none() || !pending_ops_.contains(tag); }, kDrain + 100ms);
+  world_.run_until([&] { return !violation_.none() || !pending_ops_.contains(tag); },
+                   kDrain + 100ms);
   if (!counted) return "not counted";
   if (part.fate != Fate::kDelivered) return "not reported";
   check_all_landed(*model);

@@ -6,19 +6,18 @@
 
 #include "swarm/runner.h"
 
-// What is reported, and what arrives: taken down, and held against what was said before.
+// Updates the model from completions, events and arrivals, and checks each against the model.
 
 namespace fabric::swarm {
 namespace {
 
 using Fate = Part::Fate;
 
-constexpr int64_t kUnits = 840;  // of one whole count
 constexpr uint32_t shards_of(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
 constexpr std::byte kSourceReused{0xd5};
 
-/// What is due is told within this, by a process that runs.
+/// A running process reports a met expectation within this time.
 constexpr Nanos kReportWithin{10'000'000};
 
 bool is_transfer(PendingOp::Kind kind) noexcept { return kind <= PendingOp::Kind::kSignal; }
@@ -40,10 +39,11 @@ void Runner::EventSink::on_message(void* self, const Event& event) {
 }
 void Runner::EventSink::on_watch(void* self, const Event& event) {
   const EventSink& sink = *static_cast<EventSink*>(self);
-  if (sink.runner->is_running(sink.node, sink.incarnation)) sink.runner->processes_[sink.node]->watched = event.value;
+  if (sink.runner->is_running(sink.node, sink.incarnation))
+    sink.runner->processes_[sink.node]->watched = event.value;
 }
 
-// ---- What the NICs hand over --------------------------------------------------------------------
+// ---- Arrivals at the NICs -----------------------------------------------------------------------
 
 void Runner::on_arrival(const sim::Arrival& arrival) {
   const uint32_t shards = shards_of(arrival.imm);
@@ -55,22 +55,26 @@ void Runner::on_arrival(const sim::Arrival& arrival) {
     part.shards_total = shards;
     if (++part.shards_counted > shards) {
       violated("no write counts twice",
-             fmt::format("a write of op {} counted {} times of {}", part.op, part.shards_counted, shards));
+               fmt::format("a write of operation {} counted {} times of {}", part.op,
+                           part.shards_counted, shards));
     }
     if (part.fate == Fate::kNotDelivered) {
-      violated("no write counts after kNotDelivered", fmt::format("a write of op {}", part.op));
+      violated("no write counts after kNotDelivered",
+               fmt::format("a write of operation {}", part.op));
     }
     if (model != nullptr && part.counter != model->number) {
       violated("a counter key counts only its own writes",
-             fmt::format("op {} was sent to counter {} and counted at {}", part.op, part.counter,
-                         model->number));
+               fmt::format("operation {} was sent to counter {} and counted at {}", part.op,
+                           part.counter, model->number));
     }
   }
-  // What its sender has called done may still lie in a NIC that is late: stale, and no lie.
+  // A NIC with the late-counts fault may still deliver immediates of completed writes: stale,
+  // allowed.
   const bool quiet = quiescent_keys_.contains({arrival.node, CounterKey::from_wire(arrival.imm)});
   if (model == nullptr && quiet && !late_counting_nodes_.contains(arrival.node)) {
-    violated("no count arrives for a key that was proved quiescent",
-           fmt::format("node {}, key {}", arrival.node, CounterKey::from_wire(arrival.imm).wire()));
+    violated(
+        "no count arrives for a key that was proved quiescent",
+        fmt::format("node {}, key {}", arrival.node, CounterKey::from_wire(arrival.imm).wire()));
   }
   if (model == nullptr) return;
   model->units += kUnits / shards;
@@ -79,14 +83,14 @@ void Runner::on_arrival(const sim::Arrival& arrival) {
   mark_met(*model);
 }
 
-/// An expectation is met in the moment in which enough is there.
+/// Marks the pending expectation as met once enough counts have arrived.
 void Runner::mark_met(CounterModel& model) {
   if (model.armed_by == 0 || model.met || model.group_wait != kNone) return;
   if (model.units / kUnits < static_cast<int64_t>(model.taken + model.wanted)) return;
   model.met = true;
   model.taken += model.wanted;
   model.met_at = now();
-  // From now on its end is due.
+  // Its completion is due from now on.
   const auto waits = pending_ops_.find(model.armed_by);
   if (waits == pending_ops_.end() || waits->second.kind != PendingOp::Kind::kExpect) return;
   report_deadlines_.erase({waits->second.recheck_at, model.armed_by});
@@ -94,15 +98,15 @@ void Runner::mark_met(CounterModel& model) {
   report_deadlines_.emplace(waits->second.recheck_at, model.armed_by);
 }
 
-// ---- What the engines report --------------------------------------------------------------------
+// ---- Events of the engines ----------------------------------------------------------------------
 
 void Runner::on_completion(const Event& event, uint32_t node, uint32_t incarnation) {
   if (submitting_) violated("no callback inside submit()", fmt::format("node {}", node));
   const auto it = pending_ops_.find(event.tag);
   if (it == pending_ops_.end() || it->second.incarnation != incarnation) {
     return violated("every operation completes exactly once",
-                  fmt::format("node {}: op {} is reported again, with {}", node, event.tag,
-                              to_string(event.code)));
+                    fmt::format("node {}: operation {} is reported again, with {}", node, event.tag,
+                                to_string(event.code)));
   }
   PendingOp op = std::move(it->second);
   pending_ops_.erase(it);
@@ -122,17 +126,21 @@ void Runner::on_event(const Event& event, uint32_t node, uint32_t incarnation) {
       if (static_cast<PeerState>(event.value) < PeerState::kLost) return;
       for (Session& session : sessions_) {
         const bool mine = session.from_incarnation == incarnation && session.peer == event.peer;
-        if (mine || (session.to_incarnation == incarnation && session.peer_at_target == event.peer)) session.closed = true;
+        if (mine || (session.to_incarnation == incarnation && session.peer_at_target == event.peer))
+          session.closed = true;
       }
       return;
     case EventKind::kFenceProved:
       for (uint32_t i = 0; i < arenas_.size(); ++i) {
-        // Only a deregistration has no peer. Which arena it was is not said: the operation is.
-        if (event.peer || arenas_[i].incarnation != incarnation || arenas_[i].late != event.op) continue;
+        // Without a peer it is a deregistration, identified by its operation.
+        if (event.peer || arenas_[i].incarnation != incarnation || arenas_[i].late != event.op)
+          continue;
         arena_fenced(i);
       }
       for (const Session& session : sessions_) {
-        if (event.peer && session.to_incarnation == incarnation && session.peer_at_target == event.peer) session_fenced(session.number);
+        if (event.peer && session.to_incarnation == incarnation &&
+            session.peer_at_target == event.peer)
+          session_fenced(session.number);
       }
       return;
     case EventKind::kUnhandled:
@@ -141,9 +149,10 @@ void Runner::on_event(const Event& event, uint32_t node, uint32_t incarnation) {
       return;
   }
   const auto it = std::ranges::find_if(pending_ops_, [&](const auto& entry) {
-    return entry.second.incarnation == incarnation && entry.second.silent && entry.second.id == event.op;
+    return entry.second.incarnation == incarnation && entry.second.silent &&
+           entry.second.id == event.op;
   });
-  if (it == pending_ops_.end()) return;  // of a batch that is gone, or a probe of misuse
+  if (it == pending_ops_.end()) return;  // of a destroyed batch, or made by misuse()
   coverage_.add("reported by", "subscriber");
   PendingOp op = std::move(it->second);
   pending_ops_.erase(it);
@@ -158,7 +167,8 @@ void Runner::on_message(const Event& event, uint32_t node, uint32_t incarnation)
     return violated("messages arrive unchanged", fmt::format("{} bytes", event.size_bytes));
   }
   std::memcpy(words, event.data, sizeof words);
-  if (words[0] >= sessions_.size() || !holds_content(event.bytes().subspan(sizeof words), words[1])) {
+  if (words[0] >= sessions_.size() ||
+      !holds_content(event.bytes().subspan(sizeof words), words[1])) {
     return violated("messages arrive unchanged", fmt::format("number {}", words[1]));
   }
   Session& session = sessions_[words[0]];
@@ -178,26 +188,29 @@ void Runner::poll_inboxes() {
     uint32_t count = 0;
     while ((count = process->inbox->poll(events)) > 0) {
       coverage_.add("reported by", "inbox", count);
-      for (uint32_t i = 0; i < count; ++i) on_completion(events[i], process->node, process->incarnation);
+      for (uint32_t i = 0; i < count; ++i)
+        on_completion(events[i], process->node, process->incarnation);
     }
   }
 }
 
-// ---- Ends ---------------------------------------------------------------------------------------
+// ---- Completions --------------------------------------------------------------------------------
 
 void Runner::op_completed(PendingOp& op, const Event& event) {
   ++ops_completed_;
   coverage_.add("code", to_string(event.code));
-  coverage_.add("completion", fmt::format("{} {}", to_string(op.kind),
-                                   event.code == Errc::kOk ? "ok" : to_string(event.remote)));
+  coverage_.add("completion",
+                fmt::format("{} {}", to_string(op.kind),
+                            event.code == Errc::kOk ? "ok" : to_string(event.remote)));
   const bool waits = op.kind == PendingOp::Kind::kExpect || op.kind == PendingOp::Kind::kGroupWait;
   const bool must = strict_ && !waits && op.submitted >= strict_since_;
   if (must && event.code != Errc::kOk && event.code != Errc::kTooLarge) {
-    violated("new operations succeed after the faults", fmt::format("{}: {}", describe(op), to_string(event.code)));
+    violated("new operations succeed after the faults",
+             fmt::format("{}: {}", describe(op), to_string(event.code)));
   }
   if (!has_cause(op, event.code)) {
     violated("every failure has a cause",
-           fmt::format("{}: {}", describe(op), to_string(event.code)));
+             fmt::format("{}: {}", describe(op), to_string(event.code)));
   }
   if (is_transfer(op.kind)) return transfer_completed(op, event);
   switch (op.kind) {
@@ -236,7 +249,7 @@ void Runner::op_completed(PendingOp& op, const Event& event) {
   }
 }
 
-/// Whether something happened in this world that a code may be blamed on.
+/// Whether something happened that explains the code.
 bool Runner::has_cause(const PendingOp& op, Errc code) const {
   std::vector<uint32_t> sessions;
   bool arena_closing = false, key_released = false;
@@ -253,9 +266,11 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
   const bool waits = op.kind == PendingOp::Kind::kExpect || op.kind == PendingOp::Kind::kGroupWait;
   const bool session_lost = std::ranges::any_of(sessions, [&](uint32_t number) {
     const Session& session = sessions_[number];
-    return is_lost(session) || fencing_.contains(std::minmax(session.from_incarnation, session.to_incarnation));
+    return is_lost(session) ||
+           fencing_.contains(std::minmax(session.from_incarnation, session.to_incarnation));
   });
-  // A write that is refused takes its path with it, and on some networks all that is on it.
+  // A write refused by the target breaks its path, on some networks with all writes in flight on
+  // it.
   const bool refusing = !fencing_.empty() || std::ranges::any_of(arenas_, &OwnedArena::closing);
   const bool faulty = refusing || !plan_.faults.empty() || plan_.world.drop_control > 0;
   switch (code) {
@@ -268,7 +283,7 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
     case Errc::kClosed:
       return closing_ == op.incarnation || session_lost;
     case Errc::kPeerLost:
-      return session_lost || waits;  // which is looked at there
+      return session_lost || waits;  // checked by expectation_completed()
     case Errc::kUnsupported:
       return op.no_listener || op.kind == PendingOp::Kind::kFence;
     case Errc::kReleased:
@@ -309,7 +324,7 @@ void Runner::message_completed(const PendingOp& op, const Event& event) {
 }
 
 void Runner::transfer_completed(PendingOp& op, const Event& event) {
-  // Whoever still reads it sends something that nobody wrote.
+  // The source is free for reuse: a NIC that still reads it would send bytes that match no slot.
   std::ranges::fill(op.source, kSourceReused);
   const auto parts = static_cast<uint32_t>(op.parts.size());
   std::vector<Remote> fates(parts, Remote::kDelivered);
@@ -326,17 +341,18 @@ void Runner::transfer_completed(PendingOp& op, const Event& event) {
     }
     if (op.batch->delivered() + op.batch->failed() != parts ||
         op.batch->failed() != event.parts_failed ||
-        (event.code != Errc::kOk && op.batch->unknown() != event.previous)) {
-      violated("a batch counts every part once",
-             fmt::format("{}: {} delivered, {} failed, {} unknown; reported {} failed, {} unknown",
-                         describe(op), op.batch->delivered(), op.batch->failed(),
-                         op.batch->unknown(), event.parts_failed, event.previous));
+        (event.code != Errc::kOk && op.batch->unknown() != event.parts_unknown)) {
+      violated(
+          "a batch counts every part once",
+          fmt::format("{}: {} delivered, {} failed, {} unknown; reported {} failed, {} unknown",
+                      describe(op), op.batch->delivered(), op.batch->failed(), op.batch->unknown(),
+                      event.parts_failed, event.parts_unknown));
     }
   }
   const bool failed = std::ranges::any_of(fates, [](Remote r) { return r != Remote::kDelivered; });
   if (failed == (event.code == Errc::kOk)) {
     violated("the completion code matches what was delivered",
-           fmt::format("{}: {}", describe(op), to_string(event.code)));
+             fmt::format("{}: {}", describe(op), to_string(event.code)));
   }
   for (uint32_t i = 0; i < parts; ++i) part_completed(parts_[op.parts[i]], fates[i]);
 }
@@ -348,19 +364,23 @@ void Runner::part_completed(Part& part, Remote remote) {
   switch (remote) {
     case Remote::kDelivered:
       part.fate = Fate::kDelivered;
-      if ((owned != nullptr && part.submitted > owned->fenced_at) || part.submitted > sessions_[part.session].fenced_at) {
-        violated("nothing is delivered after a fence", fmt::format("a write of op {}", part.op));
+      if ((owned != nullptr && part.submitted > owned->fenced_at) ||
+          part.submitted > sessions_[part.session].fenced_at) {
+        violated("nothing is delivered after a fence",
+                 fmt::format("a write of operation {}", part.op));
       }
       if (there && !owned->memory.mark_complete(part.slot)) {
-        violated("delivered bytes are in memory", fmt::format("a write of op {}", part.op));
+        violated("delivered bytes are in memory", fmt::format("a write of operation {}", part.op));
       }
       if (there) bytes_checked_ += owned->memory.slot(part.slot).size;
-      if (there && may_land_twice_ && model != nullptr && model->done) owned->memory.seal(part.slot);
+      if (there && may_land_twice_ && model != nullptr && model->done)
+        owned->memory.seal(part.slot);
       return;
     case Remote::kNotDelivered:
       part.fate = Fate::kNotDelivered;
       if (part.shards_counted > 0) {
-        violated("kNotDelivered means not counted", fmt::format("a write of op {}", part.op));
+        violated("kNotDelivered means not counted",
+                 fmt::format("a write of operation {}", part.op));
       }
       if (there) owned->memory.seal(part.slot);
       if (model != nullptr) std::erase(model->parts, part.number);
@@ -378,9 +398,10 @@ void Runner::expectation_completed(PendingOp& op, const Event& event) {
   model.armed_by = 0;
   model.met = false;
   const auto wrong = [&](std::string_view why) {
-    violated("an expectation completes with the right code",
-           fmt::format("{}: {} but {}; {} of {} sent, {} units", describe(op),
-                       to_string(event.code), why, model.parts.size(), model.wanted, model.units));
+    violated(
+        "an expectation completes with the right code",
+        fmt::format("{}: {} but {}; {} of {} sent, {} units", describe(op), to_string(event.code),
+                    why, model.parts.size(), model.wanted, model.units));
   };
   switch (event.code) {
     case Errc::kOk:
@@ -388,37 +409,37 @@ void Runner::expectation_completed(PendingOp& op, const Event& event) {
       if (!was_met) model.taken += model.wanted;
       return check_all_landed(model);
     case Errc::kTimeout:
-      if (now() < op.deadline) wrong("it was not due");
+      if (now() < op.deadline) wrong("the deadline has not passed");
       break;
     case Errc::kAborted:
-      if (!sender_may_be_lost(model)) wrong("all that was sent is certain");
+      if (!sender_may_be_lost(model)) wrong("no write has an unknown fate");
       model.may_miss_counts = true;
       break;
     case Errc::kPeerLost:
-      if (!sender_may_be_lost(model)) wrong("nobody is lost");
+      if (!sender_may_be_lost(model)) wrong("no peer is lost");
       model.may_miss_counts = true;
       break;
     case Errc::kReleased:
-      if (model.counter) wrong("it was not released");
+      if (model.counter) wrong("the counter was not released");
       break;
     case Errc::kCancelled:
     case Errc::kClosed:
       break;
     default:
-      wrong("that is no end of a wait");
+      wrong("an expectation cannot complete with this code");
   }
   if (!was_met) return;
-  // In the turn in which the last one came, what ended the wait may have been looked at first.
+  // The failure may have been processed before the last count in the same turn.
   model.taken -= model.wanted;
-  if (model.met_at < now() && event.code != Errc::kClosed) wrong("it was met before");
+  if (model.met_at < now() && event.code != Errc::kClosed) wrong("it was met earlier");
 }
 
-/// All that was sent to it has been taken: every byte must be there, and nothing comes after it.
+/// All counts were taken: every byte must have landed, and the slots are sealed against later ones.
 void Runner::check_all_landed(CounterModel& model) {
   model.done = true;
   if (model.parts.size() < model.wanted) {
-    violated("count <= writes started", fmt::format("counter {}: {} were taken and {} sent", model.number,
-                                         model.wanted, model.parts.size()));
+    violated("count <= writes started", fmt::format("counter {}: {} taken, {} sent", model.number,
+                                                    model.wanted, model.parts.size()));
   }
   for (const uint32_t number : model.parts) {
     Part& part = parts_[number];
@@ -427,29 +448,34 @@ void Runner::check_all_landed(CounterModel& model) {
     if (arena.slot(part.slot).state == TargetArena::State::kSealed) continue;
     if (!arena.mark_complete(part.slot)) {
       violated("a met expectation implies that every byte has landed",
-             fmt::format("counter {}: a write of op {}", model.number, part.op));
+               fmt::format("counter {}: a write of operation {}", model.number, part.op));
     }
     bytes_checked_ += arena.slot(part.slot).size;
-    // Where data may land twice, that ends with the completion, and not with the count.
+    // A duplicate may land after the count, but not after the completion.
     if (!may_land_twice_ || part.fate == Fate::kDelivered) arena.seal(part.slot);
   }
 }
 
 bool Runner::sender_may_be_lost(const CounterModel& model) const {
-  if (model.may_miss_counts || (model.bound_session != kNone && is_lost(sessions_[model.bound_session]))) return true;
+  if (model.may_miss_counts ||
+      (model.bound_session != kNone && is_lost(sessions_[model.bound_session])))
+    return true;
   return std::ranges::any_of(model.parts, [&](uint32_t number) {
     const Part& part = parts_[number];
     if (part.fate == Fate::kDelivered) return false;
     if (part.fate == Fate::kUnknown || is_lost(sessions_[part.session])) return true;
-    // A part may have failed while the others go on: its key is spoiled before the operation ends.
+    // A part may have failed while others are in flight: its key is poisoned before the operation
+    // completes.
     const auto op = pending_ops_.find(part.op);
     return part.fate == Fate::kInFlight && op != pending_ops_.end() && op->second.parts.size() > 1;
   });
 }
 
-/// Whether either side has given the session up.
+/// Whether either side has given up the session, or may have.
 bool Runner::is_lost(const Session& session) const {
-  if (session.closed || !is_running(session.to, session.to_incarnation) || !is_running(session.from, session.from_incarnation)) return true;
+  if (session.closed || !is_running(session.to, session.to_incarnation) ||
+      !is_running(session.from, session.from_incarnation))
+    return true;
   const auto from = processes_[session.from]->engine->peer_info(session.peer);
   if (!from || from->state >= PeerState::kLost) return true;
   if (!session.peer_at_target) return false;
@@ -475,8 +501,8 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
           : (event.code == Errc::kPeerLost || event.code == Errc::kAborted) && !may_be_lost;
   if (wrong) {
     violated("a group wait completes with the right code",
-           fmt::format("{}: {} and {}", describe(op), to_string(event.code),
-                       all_met ? "all have paid" : "somebody has not"));
+             fmt::format("{}: {} and {}", describe(op), to_string(event.code),
+                         all_met ? "all members were met" : "not all members were met"));
   }
   if (event.code == Errc::kOk) {
     for (const uint32_t number : group_wait.members) {
@@ -489,7 +515,7 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
   if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
   for (const uint32_t number : group_wait.members) {
     CounterModel& model = counters_[number];
-    // Its member is released: what comes later is stale.
+    // mask() has released the member: later counts are stale.
     if (model.member != event.peer || !model.counter) continue;
     by_key_.erase({model.node, model.key});
     model.counter.reset();
@@ -497,7 +523,7 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
   if (++group_wait.attempts < 4) arm_group_wait(op.subject, Nanos(300'000'000));
 }
 
-/// Nothing of that session can land any more.
+/// The fence was proved: no write of that session can land any more.
 void Runner::session_fenced(uint32_t session) {
   sessions_[session].fenced_at = std::min(sessions_[session].fenced_at, now());
   for (Part& part : parts_) {
@@ -507,6 +533,7 @@ void Runner::session_fenced(uint32_t session) {
   }
 }
 
+/// The deregistration was proved: no write can land in the arena any more.
 void Runner::arena_fenced(uint32_t arena) {
   arenas_[arena].fenced_at = std::min(arenas_[arena].fenced_at, now());
   arenas_[arena].memory.seal_all();

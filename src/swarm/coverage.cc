@@ -6,8 +6,8 @@
 #include <fabric/fabric.h>
 #include <fabric/sim.h>
 
-#include "swarm/plan.h"
 #include "swarm/model.h"
+#include "swarm/plan.h"
 
 namespace fabric::swarm {
 
@@ -15,14 +15,16 @@ Coverage::Coverage() {
   for (uint32_t i = 0; i < sim::Fault::kKinds; ++i) {
     add("fault", sim::to_string(static_cast<sim::Fault::Kind>(i)), 0);
   }
-  for (uint32_t i = 0; i < Action::kKinds; ++i) add("action", to_string(static_cast<Action::Kind>(i)), 0);
+  for (uint32_t i = 0; i < Action::kKinds; ++i)
+    add("action", to_string(static_cast<Action::Kind>(i)), 0);
   for (uint32_t i = 0; i < PendingOp::kKinds; ++i) {
     add("completion", fmt::format("{} ok", to_string(static_cast<PendingOp::Kind>(i))), 0);
   }
-  // Only a transfer can be unsure of what became of it, or sure that nothing did.
+  // Only transfers fail with a known or unknown delivery.
   for (uint32_t i = 0; i <= static_cast<uint32_t>(PendingOp::Kind::kSignal); ++i) {
     for (const Remote remote : {Remote::kNotDelivered, Remote::kUnknown}) {
-      add("completion", fmt::format("{} {}", to_string(static_cast<PendingOp::Kind>(i)), to_string(remote)), 0);
+      add("completion",
+          fmt::format("{} {}", to_string(static_cast<PendingOp::Kind>(i)), to_string(remote)), 0);
     }
   }
   for (const Errc code :
@@ -45,7 +47,7 @@ Coverage::Coverage() {
        {PeerState::kConnected, PeerState::kStalled, PeerState::kLost, PeerState::kFenced}) {
     add("peer", to_string(state), 0);
   }
-  for (const char* how : {"callback", "inbox", "subscriber", "nobody"}) add("reported by", how, 0);
+  for (const char* how : {"callback", "inbox", "subscriber", "none"}) add("reported by", how, 0);
   add("counter close", to_string(Quiescence::kProved), 0);
   add("counter close", to_string(Quiescence::kQuarantined), 0);
 }
@@ -58,7 +60,8 @@ void Coverage::add_protocol_counters(const std::string& dump_json) {
   const auto dump = nlohmann::json::parse(dump_json);
   const auto counters = dump.find("protocol_counters");
   if (counters == dump.end()) return;
-  for (const auto& [name, times] : counters->items()) add("protocol counter", name, times.get<uint64_t>());
+  for (const auto& [name, times] : counters->items())
+    add("protocol counter", name, times.get<uint64_t>());
 }
 
 void Coverage::merge(const Coverage& other) {

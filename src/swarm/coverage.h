@@ -8,19 +8,19 @@
 
 namespace fabric::swarm {
 
-/// How often everything that can happen has happened. What is known and never came stays at zero
-/// and is shown, because a check of what never happens proves nothing.
+/// Counts how often each fault, action, code, event and protocol step occurred. Known names start
+/// at zero and are reported as missing, because a check proves nothing about what never happens.
 class Coverage {
  public:
-  Coverage();  ///< knows faults, codes, ends and actions
+  Coverage();  ///< with all known names at zero
 
   void add(std::string_view section, std::string_view name, uint64_t times = 1);
-  /// Takes over what an engine tells of itself ("protocol_counters" of its dump).
+  /// Adds the engine's own counters: "protocol_counters" in its dump.
   void add_protocol_counters(const std::string& dump_json);
   void merge(const Coverage& other);
 
   std::vector<std::string> missing() const;  ///< "section: name"
-  std::string table() const;                 ///< of what happened
+  std::string table() const;                 ///< of names that are not zero
   const std::map<std::string, std::map<std::string, uint64_t>>& sections() const noexcept {
     return sections_;
   }

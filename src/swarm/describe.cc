@@ -2,23 +2,23 @@
 
 #include <fmt/format.h>
 
-#include "swarm/plan.h"
 #include "swarm/model.h"
+#include "swarm/plan.h"
 
 namespace fabric::swarm {
 namespace {
 
 constexpr std::array<const char*, Action::kKinds> kActionNames = {
-    "write", "writes",     "paged write", "scatter", "signal", "send", "alarm",
-    "watch", "expect",     "take",        "group_wait",   "cancel", "wait", "release",
-    "fence", "deregister", "disconnect",  "restart", "misuse"};
+    "write", "writes",     "paged write", "scatter",    "signal", "send", "timer",
+    "watch", "expect",     "take",        "group wait", "cancel", "wait", "release",
+    "fence", "deregister", "disconnect",  "restart",    "misuse"};
 constexpr std::array<const char*, PendingOp::kKinds> kOpNames = {
-    "write",   "paged write", "scatter",    "signal", "send", "alarm",
-    "resolve", "fence",       "deregister", "expect", "group_wait"};
+    "write",   "paged write", "scatter",    "signal", "send",      "timer",
+    "resolve", "fence",       "deregister", "expect", "group wait"};
 
 std::string time_of(Nanos time) { return fmt::format("{:>12.6f} s", time.count() * 1e-9); }
 
-/// Whether the action is about the other node at all.
+/// Whether the action uses Action::other.
 bool has_other(Action::Kind kind) {
   switch (kind) {
     case Action::Kind::kWrite:
@@ -38,7 +38,7 @@ std::string describe(const Action& action) {
   std::string out =
       fmt::format("{}  node {}: {}", time_of(action.at), action.node, to_string(action.kind));
   if (has_other(action.kind)) out += fmt::format(", node {}", action.other);
-  return out + fmt::format("  (rng {:x})\n", action.seed);
+  return out + fmt::format("  (seed {:x})\n", action.seed);
 }
 
 std::string describe(const PlannedFault& planned) {
@@ -53,17 +53,19 @@ std::string describe(const PlannedFault& planned) {
 
 }  // namespace
 
-const char* to_string(Action::Kind kind) noexcept { return kActionNames[static_cast<size_t>(kind)]; }
+const char* to_string(Action::Kind kind) noexcept {
+  return kActionNames[static_cast<size_t>(kind)];
+}
 const char* to_string(PendingOp::Kind kind) noexcept { return kOpNames[static_cast<size_t>(kind)]; }
 
 std::string describe(const Plan& plan) {
   std::string out = fmt::format(
-      "seed {}: {} nodes, {} actions, {} faults, quiet_after at {}; control lost {:.3f}, doubled {:.3f}, "
-      "reordered {:.3f}{}{}\n",
+      "seed {}: {} nodes, {} actions, {} faults, quiet after {}; control messages lost {:.3f}, "
+      "duplicated {:.3f}, reordered {:.3f}{}{}\n",
       plan.seed, plan.nodes.size(), plan.actions.size(), plan.faults.size(),
       time_of(plan.quiet_after), plan.world.drop_control, plan.world.duplicate_control,
       plan.world.reorder_control, plan.grants ? ", granted memory" : "",
-      plan.job_key ? ", a job key" : "");
+      plan.job_key ? ", job key" : "");
   for (size_t i = 0; i < plan.nodes.size(); ++i) {
     out += fmt::format("node {}{}{}:", i, plan.nodes[i].tight ? ", small queues" : "",
                        plan.nodes[i].reroute ? ", reroutes" : "");

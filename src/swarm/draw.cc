@@ -10,17 +10,17 @@ namespace {
 using namespace std::chrono_literals;
 using Kind = Action::Kind;
 
-/// How often each action is done, among all of them.
+/// Relative frequency of each kind of action.
 constexpr std::array<uint32_t, Action::kKinds> kWeights = {30, 6, 14, 8, 5, 8, 3, 2, 12, 3,
-                                                         3,  8, 2,  4, 2, 2, 2, 1, 3};
+                                                           3,  8, 2,  4, 2, 2, 2, 1, 3};
 
 Nanos between(Rng& rng, Nanos low, Nanos high) {
   return Nanos(static_cast<int64_t>(
       rng.between(static_cast<uint64_t>(low.count()), static_cast<uint64_t>(high.count()))));
 }
 
-/// Presets, and NICs that no preset is like: slow ones, on which much is under session when something
-/// breaks, and mixtures of what a network can promise.
+/// A preset, often modified: slower, so that more is in flight when something breaks, or with
+/// another combination of capabilities.
 sim::NicModel draw_model(Rng& rng, bool ordered) {
   sim::NicModel model = ordered ? sim::NicModel::connectx7() : sim::NicModel::efa_200g();
   if (rng.chance(0.5)) model.gbit_per_s = static_cast<double>(rng.between(1, 20));
@@ -35,7 +35,7 @@ sim::NicModel draw_model(Rng& rng, bool ordered) {
   return model;
 }
 
-/// Everybody has the same networks; the number of rails may differ from node to node.
+/// All nodes have the same networks; the number of rails may differ between nodes.
 std::vector<NodePlan> draw_nodes(Rng& rng) {
   const uint64_t count = rng.chance(0.05) ? rng.between(6, 8) : rng.between(2, 4);
   std::vector<sim::NodeNetwork> networks(rng.chance(0.2) ? 2 : 1);
@@ -67,10 +67,11 @@ Kind draw_kind(Rng& rng) {
   return static_cast<Kind>(kind);
 }
 
-/// Crowds of actions, and pauses in between.
+/// Bursts of actions with pauses in between.
 std::vector<Action> draw_actions(Rng& rng, uint32_t nodes, Nanos quiet_after) {
   std::vector<Action> actions(rng.between(20, 300));
-  const Nanos crowd = std::max<Nanos>(1us, quiet_after / static_cast<int64_t>(rng.between(1, 1000)));
+  const Nanos crowd =
+      std::max<Nanos>(1us, quiet_after / static_cast<int64_t>(rng.between(1, 1000)));
   Nanos at{};
   for (Action& action : actions) {
     if (rng.chance(0.1)) at = between(rng, 0ns, quiet_after);
@@ -79,7 +80,7 @@ std::vector<Action> draw_actions(Rng& rng, uint32_t nodes, Nanos quiet_after) {
     action.kind = draw_kind(rng);
     action.node = static_cast<uint32_t>(rng.below(nodes));
     action.other = static_cast<uint32_t>(rng.below(nodes));
-    // Now and then a node writes to itself, which is served without a network.
+    // A few writes go to the node itself, which takes no network.
     if (action.other == action.node && !rng.chance(0.2)) action.other = (action.node + 1) % nodes;
     action.seed = rng.next();
   }
@@ -87,14 +88,15 @@ std::vector<Action> draw_actions(Rng& rng, uint32_t nodes, Nanos quiet_after) {
   return actions;
 }
 
-/// What takes a peer or its paths away for longer than anybody is patient.
+/// Faults that silence a peer or its paths; drawn to last longer than the timeouts.
 constexpr sim::Fault::Kind kSilences[] = {
     sim::Fault::Kind::kStop,    sim::Fault::Kind::kCut,       sim::Fault::Kind::kControlCut,
     sim::Fault::Kind::kNicDown, sim::Fault::Kind::kCrash,     sim::Fault::Kind::kLoseAcks,
     sim::Fault::Kind::kOverrun, sim::Fault::Kind::kLateProof, sim::Fault::Kind::kReceiverNotReady,
 };
 
-/// A few kinds in a world, each more than once: together they get further than all at random.
+/// A few kinds in each plan, each several times: repetition reaches states that a uniform draw over
+/// all kinds does not.
 std::vector<PlannedFault> draw_faults(Rng& rng, const Plan& plan, bool silent) {
   std::vector<sim::Fault::Kind> kinds;
   for (uint64_t left = rng.between(1, 6); left > 0; --left) {
@@ -135,8 +137,8 @@ Plan draw_plan(uint64_t seed) {
   plan.job_key = rng.chance(0.3);
   plan.nodes = draw_nodes(rng);
   const bool silent = rng.chance(0.2);
-  plan.quiet_after = silent ? between(rng, 1s, 4s)
-                      : between(rng, 1ms, 1ms * (int64_t{1} << rng.between(1, 11)));
+  plan.quiet_after =
+      silent ? between(rng, 1s, 4s) : between(rng, 1ms, 1ms * (int64_t{1} << rng.between(1, 11)));
   plan.actions = draw_actions(rng, static_cast<uint32_t>(plan.nodes.size()), plan.quiet_after);
   plan.faults = draw_faults(rng, plan, silent);
   return plan;

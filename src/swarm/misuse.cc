@@ -4,8 +4,7 @@
 
 #include "swarm/runner.h"
 
-// Calls that must be refused, in the middle of everything: they say which argument is wrong, and
-// nothing comes of them.
+// Invalid calls in the middle of a run: each must fail with the documented code and have no effect.
 
 namespace fabric::swarm {
 
@@ -13,24 +12,24 @@ using namespace std::chrono_literals;
 
 void Runner::must_fail(std::string_view what, Errc wanted, const Error& error) {
   coverage_.add("refusal", to_string(error.code));
-  // A full queue, or a peer that is going, may be noticed first.
+  // A full queue or a lost peer may be detected before the invalid argument.
   if (error.code == wanted || error.code == Errc::kExhausted || error.code == Errc::kPeerLost) {
     return;
   }
   violated("invalid calls are refused with the documented code",
-         fmt::format("{}: {} ({}) instead of {}", what, to_string(error.code),
-                     error.what == nullptr ? "" : error.what, to_string(wanted)));
+           fmt::format("{}: {} ({}) instead of {}", what, to_string(error.code),
+                       error.what == nullptr ? "" : error.what, to_string(wanted)));
 }
 
-/// A blocking call where nothing could end it.
+/// A blocking call inside a callback, which would deadlock.
 void Runner::EventSink::on_misuse(void* self, const Event&) {
   const EventSink& sink = *static_cast<EventSink*>(self);
   if (!sink.runner->is_running(sink.node, sink.incarnation)) return;
-  sink.runner->must_fail("a close in a callback", Errc::kWouldDeadlock,
+  sink.runner->must_fail("close() in a callback", Errc::kWouldDeadlock,
                          sink.runner->processes_[sink.node]->engine->close().error());
 }
 
-/// Somebody of another job. Without an answer in time nothing can be said.
+/// Connects an engine with another job key. Inconclusive if no reply comes in time.
 void Runner::connect_from_other_job(Process& process, uint32_t other) {
   Config config;
   config.job_key = "of another job";
@@ -47,7 +46,7 @@ void Runner::connect_from_other_job(Process& process, uint32_t other) {
   must_fail("a peer of another job", Errc::kWrongJob, ended.error());
 }
 
-/// The right call in the wrong slot, version or job.
+/// Valid calls in the wrong context: inside a callback, with another version, from another job.
 void Runner::misuse_environment(Process& process, uint32_t other, Rng& rng) {
   Engine& engine = *process.engine;
   switch (rng.below(3)) {
@@ -59,7 +58,7 @@ void Runner::misuse_environment(Process& process, uint32_t other, Rng& rng) {
       auto address = this->process_on(other)->engine->address();
       address[4] ^= std::byte{0xff};  // the major version of its format
       return must_fail("an address of another version", Errc::kVersion,
-                         engine.connect(address).error());
+                       engine.connect(address).error());
     }
     default:
       return connect_from_other_job(process, other);
@@ -86,45 +85,45 @@ void Runner::misuse(Process& process, uint32_t other, Rng& rng) {
               .error());
     case 1:
       return must_fail("a write from no region", Errc::kInvalidArgument,
-                         engine.submit(Write{.target = region.at(0), .size_bytes = 1}).error());
+                       engine.submit(Write{.target = region.at(0), .size_bytes = 1}).error());
     case 2:
       return must_fail(
           "a message that is too large", Errc::kTooLarge,
           engine
-              .submit(
-                  Send{.peer = session->peer, .channel = 1, .bytes = std::vector<std::byte>(100'000)})
+              .submit(Send{
+                  .peer = session->peer, .channel = 1, .bytes = std::vector<std::byte>(100'000)})
               .error());
     case 3:
-      return must_fail("no address", Errc::kBadFormat, engine.connect(nonsense).error());
+      return must_fail("an invalid address", Errc::kBadFormat, engine.connect(nonsense).error());
     case 4:
-      return must_fail("no descriptor", Errc::kBadFormat,
-                         engine.import_region(session->peer, nonsense).error());
+      return must_fail("an invalid descriptor", Errc::kBadFormat,
+                       engine.import_region(session->peer, nonsense).error());
     case 5: {
       auto counter = engine.make_counter();
       if (!counter) return;
       const auto armed = counter->expect(1, {}, 1ms);
       if (!armed) return;
-      return must_fail("two waits at one counter", Errc::kBusy,
-                         counter->expect(1, {}, 1ms).error());
+      return must_fail("a second expectation on one counter", Errc::kBusy,
+                       counter->expect(1, {}, 1ms).error());
     }
     case 6:
       return must_fail(
-          "a timeout below zero", Errc::kInvalidArgument,
+          "a negative timeout", Errc::kInvalidArgument,
           engine.submit(Write{.source = source.ref, .target = region.at(0), .timeout = Nanos(-5)})
               .error());
     case 7:
-      return must_fail("a cancel of nothing", Errc::kNotFound,
-                         engine.cancel(OpId(1u << 20, 7)).error());
-    case 8: {
-      const auto private_desc = process.sources.back().region->desc();
-      return must_fail("a descriptor of a source", Errc::kPermission, private_desc.error());
-    }
+      return must_fail("a cancel of an unknown operation", Errc::kNotFound,
+                       engine.cancel(OpId(1u << 20, 7)).error());
+    case 8:
+      return must_fail("a descriptor of memory without remote_write", Errc::kPermission,
+                       process.sources.back().region->desc().error());
     case 9:
-      return must_fail("a second listener", Errc::kBusy,
-                         engine.listen(1, Notify::call(&EventSink::on_message, process.sink.get())).error());
+      return must_fail(
+          "a second listener", Errc::kBusy,
+          engine.listen(1, Notify::call(&EventSink::on_message, process.sink.get())).error());
     case 10:
-      return must_fail("no peer", Errc::kNotFound,
-                         engine.submit(Send{.peer = PeerId(77, 77), .channel = 1}).error());
+      return must_fail("a send to an unknown peer", Errc::kNotFound,
+                       engine.submit(Send{.peer = PeerId(77, 77), .channel = 1}).error());
     case 11:
     case 12:
     case 13:

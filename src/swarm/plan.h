@@ -6,34 +6,34 @@
 
 #include <fabric/sim.h>
 
-// A plan is a world on paper: who is there, who does what, what goes wrong. Everything is drawn
-// before anything happens, so that a plan can be told, and shortened when it ends badly.
+// A plan fixes a random run before it starts: nodes, actions and faults, all drawn from one seed.
+// It can therefore be printed, repeated, and reduced when it violates a promise.
 
 namespace fabric::swarm {
 
-/// What a node does at a moment. Everything else about it comes from `rng`, so that a action stays
-/// what it is when others are taken out of the plan.
+/// What a node does at one time. Sizes, timeouts and other details are drawn from the action's own
+/// seed, so that removing other actions from the plan does not change it.
 struct Action {
   enum class Kind : uint8_t {
     kWrite,
-    kWrites,  ///< several in one call
+    kWrites,  ///< several in one submit()
     kPaged,
     kScatter,
     kSignal,
     kSend,
     kTimer,
-    kWatch,    ///< stores to a watched word
-    kExpect,   ///< waits for a counter that nobody waits for yet
-    kTake,     ///< polls one
-    kGroupWait,    ///< waits for one write of every peer at once
-    kCancel,   ///< an operation, or a batch
-    kWait,     ///< blocks for a batch
-    kRelease,  ///< lets go of a counter
+    kWatch,      ///< stores to a watcher
+    kExpect,     ///< arms an expectation on a counter that has none
+    kTake,       ///< try_take() on a counter
+    kGroupWait,  ///< expects one write from every peer, through a counter group
+    kCancel,     ///< an operation, or a batch
+    kWait,       ///< blocks for a batch
+    kRelease,    ///< releases or closes a counter
     kFence,
     kDeregister,
     kDisconnect,
-    kRestart,  ///< closes the engine and opens the next one a little later
-    kMisuse,   ///< something that must be refused
+    kRestart,  ///< closes the engine and opens another one after a while
+    kMisuse,   ///< a call that must be refused
   };
   static constexpr uint32_t kKinds = 19;
 
@@ -45,7 +45,7 @@ struct Action {
 
 const char* to_string(Action::Kind kind) noexcept;
 
-/// A fault from `at` on, undone after `lasts`. After a crash the node comes back then.
+/// A fault from `at` on, undone after `lasts`. A crashed node restarts at that time.
 struct PlannedFault {
   Nanos at{}, lasts{};
   sim::Fault fault{};
@@ -53,24 +53,24 @@ struct PlannedFault {
 
 struct NodePlan {
   std::vector<sim::NodeNetwork> networks{};
-  bool tight = false;  ///< small bounds: its queues run full
+  bool tight = false;  ///< small limits, so that its queues fill up
   bool reroute = false;
 };
 
 struct Plan {
   uint64_t seed = 0;
   sim::WorldOptions world{};
-  bool grants = false;   ///< memory is shown to one peer at a time
-  bool job_key = false;  ///< all of them have the same
+  bool grants = false;   ///< descriptors are granted to one peer each
+  bool job_key = false;  ///< all engines share a job key
   std::vector<NodePlan> nodes{};
-  Nanos quiet_after{};  ///< when the actions are done and the faults over
+  Nanos quiet_after{};  ///< no action or fault is later than this
   std::vector<Action> actions{};
   std::vector<PlannedFault> faults{};
 };
 
 Plan draw_plan(uint64_t seed);
 
-/// For a person to read.
+/// The plan as text, one line for each node, action and fault.
 std::string describe(const Plan& plan);
 
 }  // namespace fabric::swarm

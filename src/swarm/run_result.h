@@ -7,15 +7,17 @@
 
 #include <fabric/types.h>
 
+#include "swarm/coverage.h"
+
 namespace fabric::swarm {
 
-/// A promise that was record: which one, where, and when.
+/// A promise that did not hold: which one, what was seen, and when in virtual time.
 struct Violation {
   std::string invariant{}, detail{};
   Nanos at{};
 };
 
-/// Keeps the first violation: what comes after it is its consequence.
+/// Keeps the first violation: later ones are usually its consequences.
 class ViolationRecord {
  public:
   explicit ViolationRecord(std::function<Nanos()> clock) : clock_(std::move(clock)) {}
@@ -28,6 +30,16 @@ class ViolationRecord {
  private:
   std::function<Nanos()> clock_;
   std::optional<Violation> first_;
+};
+
+/// What running one Plan gave.
+struct RunResult {
+  std::optional<Violation> violation{};  ///< empty: every promise held
+  Coverage coverage{};
+  uint64_t trace_hash = 0;  ///< over every event of the simulator: equal for equal plans
+  uint64_t operations = 0;  ///< completed
+  uint64_t bytes_checked = 0;
+  Nanos virtual_time{};
 };
 
 }  // namespace fabric::swarm

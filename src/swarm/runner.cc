@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 using FaultKind = sim::Fault::Kind;
 
-/// Times that let a world fail and recover within a few virtual seconds.
+/// Short timeouts, so that failure and recovery take a few virtual seconds; small tables.
 Config config_of(const Plan& plan, uint32_t node) {
   Config config;
   config.default_timeout = 500ms;
@@ -81,7 +81,8 @@ void Runner::run() {
   if (violation_.none()) check_arenas();
 }
 
-/// Lets time pass, and nodes come back that are due. Waits inside actions may have used it up.
+/// Runs the World until `time`, reopening nodes that are due on the way. Returns at once if a
+/// blocking call of an action has already passed `time`.
 void Runner::advance_to(Nanos time) {
   const auto run_to = [this](Nanos until) {
     if (until <= world_.now()) return;
@@ -102,9 +103,9 @@ void Runner::inject(const PlannedFault& planned) {
     crash(fault.node);
     return reopen_later(fault.node, world_.now() + planned.lasts);
   }
-  // Waits inside actions may have made it late: it must not outlive the quiet_after.
+  // A blocking call may have delayed the fault: its duration is counted from now.
   const Nanos until = std::max(world_.now(), planned.at) + planned.lasts;
-  if (!world_.at(world_.now(), fault)) return;  // the two nodes share no such rail
+  if (!world_.at(world_.now(), fault)) return;  // the two nodes have no such rail in common
   if (const auto undone = sim::opposite(fault); undone && !world_.at(until, *undone)) {
     violated("a fault can be undone", to_string(fault.kind));
   }
@@ -120,20 +121,24 @@ void Runner::inject(const PlannedFault& planned) {
 void Runner::open(uint32_t node) {
   if (processes_[node]) return;
   auto engine = world_.open(node, config_of(plan_, node));
-  if (!engine) return violated("an engine opens", fmt::format("node {}: {}", node, engine.error().what));
+  if (!engine)
+    return violated("an engine opens", fmt::format("node {}: {}", node, engine.error().what));
   Process& process = processes_[node].emplace();
   process.incarnation = ++next_incarnation_;
   process.node = node;
   process.sink = std::make_unique<EventSink>(EventSink{this, node, process.incarnation});
   process.engine.emplace(*std::move(engine));
   process.inbox.emplace(*process.engine->make_inbox(plan_.nodes[node].tight ? 4 : 64));
-  process.events = *process.engine->subscribe(Notify::call(&EventSink::on_event, process.sink.get()));
-  process.listener = *process.engine->listen(1, Notify::call(&EventSink::on_message, process.sink.get()));
+  process.events =
+      *process.engine->subscribe(Notify::call(&EventSink::on_event, process.sink.get()));
+  process.listener =
+      *process.engine->listen(1, Notify::call(&EventSink::on_message, process.sink.get()));
 }
 
 void Runner::reopen_later(uint32_t node, Nanos when) { reopenings_.emplace(when, node); }
 
-/// Everything that was accepted has been reported when it returns, and nothing lands any more.
+/// Closes the engine. When close() returns, every accepted operation has been reported and no write
+/// can land any more.
 void Runner::close(uint32_t node) {
   Process* leaving = process_on(node);
   if (leaving == nullptr) return;
@@ -144,7 +149,7 @@ void Runner::close(uint32_t node) {
   coverage_.add_protocol_counters(leaving->engine->dump_json());
   poll_inboxes();
   const Nanos took = world_.now() - begun - paused(node, begun);
-  // Once for the operations, once for the memory.
+  // The drain timeout applies twice: to operations and to memory.
   if (took > 2 * kDrain + 100ms)
     violated("close() returns in time", fmt::format("node {}: {} ns", node, took.count()));
   for (const auto& [tag, op] : pending_ops_) {
@@ -164,7 +169,8 @@ void Runner::crash(uint32_t node) {
   forget_process(node, false);
 }
 
-/// The process is gone, and with it all that it knew.
+/// Updates the model after the process has ended: its pending operations have unknown fate, its
+/// counters and sessions no longer exist, and after a clean close its memory is sealed.
 void Runner::forget_process(uint32_t node, bool closed_cleanly) {
   const uint32_t number = processes_[node]->incarnation;
   for (auto it = pending_ops_.begin(); it != pending_ops_.end();) {
@@ -187,7 +193,8 @@ void Runner::forget_process(uint32_t node, bool closed_cleanly) {
     if (group_wait.node == node) group_wait.group.reset();
   }
   for (Session& session : sessions_) {
-    if (session.from_incarnation == number || session.to_incarnation == number) session.closed = true;
+    if (session.from_incarnation == number || session.to_incarnation == number)
+      session.closed = true;
   }
   for (uint32_t i = 0; i < arenas_.size(); ++i) {
     if (arenas_[i].incarnation != number) continue;
@@ -197,13 +204,15 @@ void Runner::forget_process(uint32_t node, bool closed_cleanly) {
   processes_[node].reset();
 }
 
-Runner::Process* Runner::process_on(uint32_t node) noexcept { return processes_[node] ? &*processes_[node] : nullptr; }
+Runner::Process* Runner::process_on(uint32_t node) noexcept {
+  return processes_[node] ? &*processes_[node] : nullptr;
+}
 
 bool Runner::is_running(uint32_t node, uint32_t number) const noexcept {
   return processes_[node] && processes_[node]->incarnation == number;
 }
 
-/// How long the processes of a node did not run, or ran slowly, since then.
+/// For how long the node's process was stopped or slowed since then.
 Nanos Runner::paused(uint32_t node, Nanos since) const {
   Nanos sum{};
   for (const PlannedFault& pause : pauses_) {

@@ -13,19 +13,43 @@
 
 #include "base/rng.h"
 #include "swarm/coverage.h"
-#include "swarm/plan.h"
 #include "swarm/model.h"
+#include "swarm/plan.h"
 #include "swarm/run_result.h"
 
 namespace fabric::swarm {
 
-/// Plays one plan and watches.
+/// Runs one Plan on the simulator and checks every promise of the library while it runs.
 ///
-/// actions.cc does what the plan says, ends.cc takes down what is reported and what arrives,
-/// checks.cc holds one against the other, runner.cc has the clock and the lives of the nodes.
+/// A Plan lists Actions (what a node calls) and PlannedFaults (what breaks), each with its time.
+/// The Runner advances the simulated World to that time, performs the action through the public API
+/// and records in a model (model.h) what must follow from it:
+///
+///   Process       one run of a node: its Engine, Inbox, subscriptions and source memory. A restart
+///                 makes a new Process with the next incarnation number.
+///   Session       a connection from one Process to another, with the regions imported through it.
+///   OwnedArena    memory that peers write: a TargetArena, which gives each write a Slot of its own
+///                 and knows what every byte may hold, and the region that exposes it.
+///   CounterModel  a Counter, the counts that were sent to it and the counts that have arrived.
+///   GroupWait     a CounterGroup with one CounterModel for each peer.
+///   PendingOp     an accepted operation whose completion has not been reported. It has one Part
+///                 for every count (and byte range) that it sends.
+///   EventSink     the context pointer of an engine's callbacks: leads them back to the Runner.
+///
+/// The model is compared with what engines report (completions), with what simulated NICs deliver
+/// (arrivals) and, after every step of the World, with counters and memory. The first contradiction
+/// is kept as the Violation; RunResult (run_result.h) carries it out.
+///
+/// Ownership: the Runner owns everything above. Model objects name each other by index into the
+/// Runner's deques, which only grow, so an index outlives the process and the session it came from.
+/// Threads: one. World, engines, callbacks and checks all run on the thread that called run().
+///
+/// Files: runner.cc has the schedule, faults and processes; actions.cc performs the actions;
+/// misuse.cc makes calls that must be refused; completions.cc updates the model from arrivals and
+/// completions; checks.cc has the checks after each step and after the drain.
 class Runner {
  public:
-  static constexpr Nanos kDrain{300'000'000};  ///< of every engine
+  static constexpr Nanos kDrain{300'000'000};  ///< Config::drain_timeout of every engine
 
   explicit Runner(const Plan& plan);
   Runner(const Runner&) = delete;
@@ -47,7 +71,7 @@ class Runner {
     std::optional<MemoryRegion> region{};
     uint64_t used = 0;
   };
-  /// Where the events of one engine come in.
+  /// The callback context of one engine. Owned by its Process, so that its address is stable.
   struct EventSink {
     Runner* runner = nullptr;
     uint32_t node = 0, incarnation = 0;
@@ -57,7 +81,7 @@ class Runner {
     static void on_watch(void* self, const Event& event);
     static void on_misuse(void* self, const Event& event);
   };
-  /// A process: from open() to close() or a crash.
+  /// One run of a node's engine, from open() to close() or a crash.
   struct Process {
     uint32_t incarnation = 0, node = 0;
     std::unique_ptr<EventSink> sink{};
@@ -66,14 +90,16 @@ class Runner {
     Subscription events{}, listener{};
     std::optional<Watcher> watcher{};
     std::vector<SourceBuffer> sources{};
-    std::map<uint32_t, uint32_t> sessions{};  ///< by node
-    uint64_t stored = 0, watched = 0;
-    bool wants_room = false;
+    std::map<uint32_t, uint32_t> sessions{};  ///< index by target node
+    uint64_t stored = 0, watched = 0;  ///< last value stored to the watcher, last one reported
+    bool wants_room = false;           ///< saw kExhausted, and no kRoom since
   };
+  /// A region descriptor, kept to be tried against later incarnations of its owner.
   struct StaleDescriptor {
     uint32_t incarnation = 0;
     std::vector<std::byte> bytes{};
   };
+  /// Registered source bytes for one operation.
   struct SourceRange {
     LocalRef ref{};
     std::span<std::byte> bytes{};
@@ -88,41 +114,47 @@ class Runner {
   void forget_process(uint32_t node, bool closed_cleanly);
   void reopen_later(uint32_t node, Nanos when);
   Process* process_on(uint32_t node) noexcept;
-  bool is_running(uint32_t node, uint32_t number) const noexcept;
+  bool is_running(uint32_t node, uint32_t incarnation) const noexcept;
   Nanos paused(uint32_t node, Nanos since) const;
 
   // actions.cc
-  Nanos timeout_for(Rng& rng) const;
+  Nanos draw_op_timeout(Rng& rng) const;
   void perform(const Action& action);
   void write(Process& process, uint32_t to, Rng& rng, uint32_t how_many);
   void paged(Process& process, uint32_t to, Rng& rng);
   void scatter(Process& process, Rng& rng);
   void signal(Process& process, Rng& rng);
   void send(Process& process, uint32_t to, Rng& rng);
-  void send_session_id(Process& process, Session& session);
+  void send_session_number(Process& process, Session& session);
   void start_timer(Process& process, Rng& rng);
   void store_watched(Process& process);
   void expect(CounterModel& model, Rng& rng);
-  void expect_some(Process& process, Rng& rng);
-  void take_some(Process& process);
+  void expect_one(Process& process, Rng& rng);
+  void take_one(Process& process);
   void start_group_wait(Process& process, Rng& rng);
   void arm_group_wait(uint32_t group_wait, Nanos timeout);
   void cancel(Process& process, Rng& rng);
-  void wait(Process& process, Rng& rng);
-  void release(Process& process, Rng& rng);
+  void wait_for_batch(Process& process, Rng& rng);
+  void release_counter(Process& process, Rng& rng);
   void fence(Process& process, uint32_t other, Rng& rng);
   void deregister(Process& process, Rng& rng);
   void disconnect(Process& process, uint32_t other);
   void resolve(Process& process, const Session& session, CounterModel& model, Rng& rng);
+  /// The session to node `to`, connecting if there is no usable one; null if the node is down.
   Session* session_to(Process& process, uint32_t to);
-  /// A arena of the session's target with that much room; kNone when there is none to be had.
+  /// An arena of the session's target with `size` free bytes, made if need be; kNone at the limit.
   uint32_t arena_for(Session& session, uint64_t size);
+  /// The arena as the session's initiator sees it, imported at first use; empty if that fails.
   RemoteRegion remote_region(Session& session, uint32_t arena);
   CounterModel* counter_for(Process& process, Session& session, Rng& rng, uint32_t counts);
   CounterModel* make_counter_model(uint32_t node, uint64_t wanted, uint64_t name);
-  SourceRange source_for(Process& process, uint64_t size, uint64_t content);
-  uint32_t add_part(PendingOp& op, const Session& session, uint32_t arena, uint64_t size, uint64_t content,
-                    CounterModel* model, uint64_t gap);
+  /// Fresh source bytes, filled with `content_seed`; never reused, so that a late read is detected.
+  SourceRange source_for(Process& process, uint64_t size, uint64_t content_seed);
+  uint32_t add_part(PendingOp& op, const Session& session, uint32_t arena, uint64_t size,
+                    uint64_t content_seed, CounterModel* model, uint64_t gap);
+  // An operation: begin(), add_part() for each write, then submit(), which calls either accepted()
+  // or refused(). The exceptions make the engine's call themselves: expect(), arm_group_wait(),
+  // send_session_number(), and write() for a list.
   PendingOp begin(Process& process, PendingOp::Kind kind, Nanos timeout);
   Notify notify(Process& process, PendingOp& op, Rng& rng, bool may_be_silent);
   void refused(Process& process, PendingOp& op, const Error& error);
@@ -136,7 +168,7 @@ class Runner {
   void connect_from_other_job(Process& process, uint32_t other);
   void must_fail(std::string_view what, Errc wanted, const Error& error);
 
-  // ends.cc
+  // completions.cc
   void on_arrival(const sim::Arrival& arrival);
   void on_completion(const Event& event, uint32_t node, uint32_t incarnation);
   void on_event(const Event& event, uint32_t node, uint32_t incarnation);
@@ -185,27 +217,28 @@ class Runner {
   std::deque<CounterModel> counters_;
   std::deque<GroupWait> group_waits_;
   std::map<uint64_t, PendingOp> pending_ops_;
-  std::set<std::pair<Nanos, uint64_t>> report_deadlines_;          ///< when each op must have ended
-  std::map<std::pair<uint32_t, CounterKey>, uint32_t> by_key_;  ///< live tallies by node and key
-  std::set<std::pair<uint32_t, CounterKey>> quiescent_keys_;             ///< keys that were proved to be at rest
-  std::map<const std::byte*, uint32_t> by_address_;      ///< parts by the slot of their bytes
-  std::map<uint32_t, StaleDescriptor> stale_descriptors_;                ///< the first one of each node
-  std::map<std::pair<uint32_t, uint64_t>, bool> received_;   ///< messages by session and number: heard?
+  std::set<std::pair<Nanos, uint64_t>> report_deadlines_;  ///< by time: ops to be reported by then
+  std::map<std::pair<uint32_t, CounterKey>, uint32_t> by_key_;  ///< unreleased counters
+  std::set<std::pair<uint32_t, CounterKey>> quiescent_keys_;    ///< closed with Quiescence::kProved
+  std::map<const std::byte*, uint32_t> by_address_;         ///< parts by the address of their slot
+  std::map<uint32_t, StaleDescriptor> stale_descriptors_;   ///< the first of each node
+  std::map<std::pair<uint32_t, uint64_t>, bool> received_;  ///< messages by session and number
   std::set<std::pair<uint32_t, uint64_t>> must_receive_, must_not_receive_;
-  std::set<std::pair<uint32_t, uint32_t>> fencing_;  ///< lives of which one shuts the other out
+  std::set<std::pair<uint32_t, uint32_t>>
+      fencing_;  ///< pairs of incarnations, one fencing the other
   std::multimap<Nanos, uint32_t> reopenings_;
-  std::vector<PlannedFault> pauses_;
-  std::set<uint32_t> changed_counters_;  ///< tallies since the last look
-  std::set<uint32_t> late_counting_nodes_;     ///< nodes whose NIC hands counts over late
-  std::set<uint32_t> count_losing_nodes_;   ///< nodes whose NIC has lost counts
-  uint64_t next_tag_ = 0, next_content_ = 0, next_message_ = 0, next_name_ = 0;
+  std::vector<PlannedFault> pauses_;        ///< faults that stop or slow a process
+  std::set<uint32_t> changed_counters_;     ///< since the last check
+  std::set<uint32_t> late_counting_nodes_;  ///< the NIC delays counts
+  std::set<uint32_t> count_losing_nodes_;   ///< the NIC has lost counts
+  uint64_t next_tag_ = 0, next_content_seed_ = 0, next_message_ = 0, next_name_ = 0;
   uint32_t next_incarnation_ = 0;
   uint64_t ops_completed_ = 0, bytes_checked_ = 0, check_cursor_ = 0;
-  bool submitting_ = false;
+  bool submitting_ = false;  ///< inside a submitting call: no callback may run
   Nanos strict_since_{};
-  bool strict_ = false;         ///< the faults are over: everything must succeed
-  uint32_t closing_ = kNone;  ///< the process that is being closed
-  bool may_land_twice_ = false;    ///< in this plan, data may land a second time
+  bool strict_ = false;          ///< no fault is left: operations submitted since then must succeed
+  uint32_t closing_ = kNone;     ///< incarnation inside close()
+  bool may_land_twice_ = false;  ///< the plan has a fault that duplicates data
   sim::World world_;
   std::vector<std::optional<Process>> processes_;  ///< by node
 };

@@ -19,10 +19,11 @@ RunResult run(const Plan& plan) {
 
 namespace {
 
-/// Tries shorter plans and keeps each that still breaks the same promise.
+/// Delta debugging: runs reduced plans and keeps each that violates the same invariant.
 class Shrinker {
  public:
-  Shrinker(const Plan& plan, const Violation& violation, const RunFunction& run_plan, uint32_t tries_max)
+  Shrinker(const Plan& plan, const Violation& violation, const RunFunction& run_plan,
+           uint32_t tries_max)
       : best_{plan, violation, 0}, run_(run_plan), tries_max_(tries_max) {}
 
   Shrunk run() {
@@ -62,8 +63,8 @@ class Shrinker {
     return chance(plan) < chance(best_.plan) && keep(plan);
   }
 
-  /// Takes out halves, then quarters, down to single ones, from the end to the beginning: the last
-  /// ones come after the damage was done.
+  /// Removes halves, then quarters, down to single items, starting at the end: the last items run
+  /// after the violation and go first.
   template <class T>
   bool thin(std::vector<T> Plan::*list) {
     bool shorter = false;

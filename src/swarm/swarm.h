@@ -2,27 +2,19 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 
-#include "swarm/coverage.h"
 #include "swarm/plan.h"
 #include "swarm/run_result.h"
 
-// Random worlds in which everything happens that can, and the promises are watched.
+// Randomized simulation testing: a seed gives a Plan, the Plan runs on the simulator with faults,
+// and the library's promises are checked throughout.
 
 namespace fabric::swarm {
 
-struct RunResult {
-  std::optional<Violation> violation{};
-  Coverage coverage{};
-  uint64_t trace_hash = 0;
-  uint64_t operations = 0;  ///< that ended
-  uint64_t bytes_checked = 0;
-  Nanos virtual_time{};
-};
-
+/// Runs a plan to its end or to the first violation. Deterministic: one plan, one result.
 RunResult run(const Plan& plan);
 
+/// A reduced plan that still violates the same promise.
 struct Shrunk {
   Plan plan{};
   Violation violation{};
@@ -31,7 +23,8 @@ struct Shrunk {
 
 using RunFunction = std::function<RunResult(const Plan&)>;
 
-/// Takes out what is not needed to break the same promise. Plays at most `tries_max` plans.
+/// Removes actions and faults that the violation does not need, by running reduced plans: at most
+/// `tries_max`. A reduction is kept if `run_plan` violates the same invariant.
 Shrunk shrink(const Plan& plan, const Violation& violation, const RunFunction& run_plan = run,
               uint32_t tries_max = 400);
 

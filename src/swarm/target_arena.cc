@@ -8,17 +8,17 @@ namespace {
 
 constexpr std::byte kUntouchedByte{0xa7}, kSealedByte{0x5c};
 
-/// Eight bytes of a content.
-uint64_t word_of(uint64_t content, uint64_t index) noexcept {
-  uint64_t z = content * 0x9e3779b97f4a7c15 + index;
+/// Eight bytes of the pattern of `content_seed`.
+uint64_t word_of(uint64_t content_seed, uint64_t index) noexcept {
+  uint64_t z = content_seed * 0x9e3779b97f4a7c15 + index;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
   return z ^ (z >> 27);
 }
 
 template <class Visit>
-bool each_word(uint64_t size, uint64_t content, Visit visit) {
+bool each_word(uint64_t size, uint64_t content_seed, Visit visit) {
   for (uint64_t at = 0; at < size; at += 8) {
-    const uint64_t word = word_of(content, at);
+    const uint64_t word = word_of(content_seed, at);
     if (!visit(at, reinterpret_cast<const std::byte*>(&word), std::min<uint64_t>(8, size - at))) {
       return false;
     }
@@ -32,17 +32,18 @@ bool all_are(std::span<const std::byte> bytes, std::byte value) {
 
 }  // namespace
 
-void fill_content(std::span<std::byte> bytes, uint64_t content) {
-  each_word(bytes.size(), content, [&](uint64_t at, const std::byte* word, uint64_t size) {
+void fill_content(std::span<std::byte> bytes, uint64_t content_seed) {
+  each_word(bytes.size(), content_seed, [&](uint64_t at, const std::byte* word, uint64_t size) {
     std::memcpy(bytes.data() + at, word, size);
     return true;
   });
 }
 
-bool holds_content(std::span<const std::byte> bytes, uint64_t content) {
-  return each_word(bytes.size(), content, [&](uint64_t at, const std::byte* word, uint64_t size) {
-    return std::memcmp(bytes.data() + at, word, size) == 0;
-  });
+bool holds_content(std::span<const std::byte> bytes, uint64_t content_seed) {
+  return each_word(bytes.size(), content_seed,
+                   [&](uint64_t at, const std::byte* word, uint64_t size) {
+                     return std::memcmp(bytes.data() + at, word, size) == 0;
+                   });
 }
 
 TargetArena::TargetArena(uint64_t size_bytes)
@@ -50,8 +51,8 @@ TargetArena::TargetArena(uint64_t size_bytes)
   std::ranges::fill(bytes(), kUntouchedByte);
 }
 
-uint32_t TargetArena::take(uint64_t size_bytes, uint64_t content, uint64_t gap) {
-  slots_.push_back({.offset = used_ + gap, .size = size_bytes, .content = content});
+uint32_t TargetArena::take(uint64_t size_bytes, uint64_t content_seed, uint64_t gap) {
+  slots_.push_back({.offset = used_ + gap, .size = size_bytes, .content_seed = content_seed});
   used_ += gap + size_bytes;
   return slots() - 1;
 }
@@ -77,12 +78,13 @@ void TargetArena::seal_all() {
 bool TargetArena::matches_state(uint32_t number) const {
   const Slot& slot = slots_[number];
   const auto found = bytes(slot);
-  if (slot.state == State::kComplete) return holds_content(found, slot.content);
+  if (slot.state == State::kComplete) return holds_content(found, slot.content_seed);
   if (slot.state == State::kSealed) return all_are(found, kSealedByte);
-  return each_word(slot.size, slot.content,
+  return each_word(slot.size, slot.content_seed,
                    [&](uint64_t at, const std::byte* word, uint64_t size) {
                      for (uint64_t i = 0; i < size; ++i) {
-                       if (found[at + i] != word[i] && found[at + i] != kUntouchedByte) return false;
+                       if (found[at + i] != word[i] && found[at + i] != kUntouchedByte)
+                         return false;
                      }
                      return true;
                    });

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""bench/compare with contenders that are not measured: what a ratio means, what holds, who is
-absent, and how the command ends."""
+"""bench/compare with fixed values in place of measurements: ratios, floors, absent contenders, and
+exit codes."""
 
 import contextlib
 import io
@@ -25,8 +25,8 @@ SPEED = Case("shm/write_imm/65536", cases.GB, Workload("write", 65536), (Baselin
 TIME = Case("shm/latency/8", cases.NANOSECONDS, Workload("latency"), (Baseline("ucx_am", 1 / 1.2),))
 
 
-class FixedContender:
-    """A contender that has its values with it; an exception among them is a failure."""
+class Fixed:
+    """A contender with given values; an exception among them is a failure."""
 
     def __init__(self, *values):
         self.values = list(values)
@@ -75,14 +75,14 @@ class Ratios(unittest.TestCase):
         row = only_row(SPEED, *pairs, probes=[100.0, 300.0, 201.0])
         self.assertEqual((row.ratio, row.rounds), (1.0, 1))
 
-    def test_a_case_with_no_other_rounds_takes_them_and_says_so(self):
+    def test_a_case_with_no_other_rounds_takes_them_and_notes_it(self):
         run = run_samples(SPEED, (10.0, 10.0), probes=[300.0])
         run.probes.append(100.0)
         row = row_of(SPEED, SPEED.baselines[0], run)
         self.assertEqual(row.ratio, 1.0)
         self.assertIn("apart", row.note)
 
-    def test_one_lucky_probe_does_not_condemn_the_others(self):
+    def test_one_lucky_probe_does_not_exclude_the_others(self):
         pairs = ((10.0, 10.0),) * 5
         row = only_row(SPEED, *pairs, probes=[30.0, 100.0, 100.0, 110.0, 120.0])
         self.assertEqual(row.rounds, 5)
@@ -119,39 +119,40 @@ class RunningRounds(unittest.TestCase):
         game = Rounds([case], settings, absent or {}, lambda text: None, available)
         return game.run(number, budget, *([clock] if clock else []))
 
-    def test_every_round_measures_everybody_once_in_turn(self):
+    def test_every_round_measures_each_contender_once_in_turn(self):
         order = []
 
-        class Noted(FixedContender):
+        class Noted(Fixed):
             def measure(self, workload, settings):
                 order.append(self)
                 return super().measure(workload, settings)
 
         ours, memcpy = Noted(1.0), Noted(2.0)
-        run = self.run_rounds({"ours": ours, "memcpy": memcpy, "line": FixedContender(50.0)}, number=2)
+        run = self.run_rounds({"ours": ours, "memcpy": memcpy, "line": Fixed(50.0)}, number=2)
         self.assertEqual(order, [ours, memcpy, memcpy, ours])
         self.assertEqual(len(run.samples[SPEED.name]), 2)
 
     def test_repeats_a_case_whose_cores_went_apart(self):
-        ours = FixedContender(1.0)
-        line = FixedContender(50.0, 150.0, 50.0, 50.0)
-        run = self.run_rounds({"ours": ours, "memcpy": FixedContender(2.0), "line": line})
+        ours = Fixed(1.0)
+        line = Fixed(50.0, 150.0, 50.0, 50.0)
+        run = self.run_rounds({"ours": ours, "memcpy": Fixed(2.0), "line": line})
         self.assertEqual([sample.probe_ns for sample in run.samples[SPEED.name]], [150.0, 50.0])
 
     def test_gives_up_repeating(self):
-        run = self.run_rounds({"ours": FixedContender(1.0), "memcpy": FixedContender(2.0), "line": FixedContender(50.0, 150.0)})
+        run = self.run_rounds({"ours": Fixed(1.0), "memcpy": Fixed(2.0),
+                               "line": Fixed(50.0, 150.0)})
         self.assertEqual(len(run.samples[SPEED.name]), 1 + rounds.REPEATS_MAX)
 
     def test_begins_no_round_that_would_not_end_in_time(self):
         seconds = iter(range(0, 10_000, 40))
-        run = self.run_rounds({"ours": FixedContender(1.0), "memcpy": FixedContender(2.0), "line": FixedContender(50.0)}, number=9,
-                        budget=200.0, clock=lambda: next(seconds))
+        run = self.run_rounds({"ours": Fixed(1.0), "memcpy": Fixed(2.0), "line": Fixed(50.0)},
+                              number=9, budget=200.0, clock=lambda: next(seconds))
         self.assertLess(len(run.samples[SPEED.name]), 4)
 
-    def test_does_not_try_who_is_known_to_be_absent(self):
-        memcpy = FixedContender(2.0)
-        run = self.run_rounds({"ours": FixedContender(1.0), "memcpy": memcpy, "line": FixedContender(50.0)},
-                        absent={"memcpy": "not built"})
+    def test_does_not_measure_contenders_that_are_known_to_be_absent(self):
+        memcpy = Fixed(2.0)
+        run = self.run_rounds({"ours": Fixed(1.0), "memcpy": memcpy, "line": Fixed(50.0)},
+                              absent={"memcpy": "not built"})
         self.assertEqual(memcpy.workloads, [])
         self.assertEqual(run.failures[SPEED.name, "memcpy"], "not built")
 
@@ -164,9 +165,9 @@ class Command(unittest.TestCase):
     in_guest = staticmethod(no_guest)
 
     def run_main(self, *arguments, **values):
-        """Exit code and lines of a run in which ours has 1 and all others have what is said."""
-        available = {name: FixedContender(values.get(name, 0.5)) for name in contenders.ALL}
-        available |= {"ours": FixedContender(values.get("ours", 1.0)), "line": FixedContender(50.0)}
+        """Exit code and lines of a run in which ours has 1 and all others have the given values."""
+        available = {name: Fixed(values.get(name, 0.5)) for name in contenders.ALL}
+        available |= {"ours": Fixed(values.get("ours", 1.0)), "line": Fixed(50.0)}
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             code = command.main(["--no-prepare", "--rounds", "1", "--json", *arguments],
@@ -216,7 +217,7 @@ class Command(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("left out: guest: skipped, nothing was run: no qemu", err.getvalue())
 
-    def test_cases_of_the_guest_stand_beside_the_others(self):
+    def test_cases_of_the_guest_are_listed_with_the_others(self):
         def in_guest(chosen, *_words, **_game):
             samples = [Sample(0.0, {"ours_verbs": 2.0, "perftest": 1.0, "uct_rc": 4.0})]
             return RunSamples({case.name: samples for case in chosen}, {}, [0.0])
@@ -249,7 +250,7 @@ class Command(unittest.TestCase):
 
 
 class Programs(unittest.TestCase):
-    """Contenders with real processes, which print what they are told to."""
+    """Contenders with real processes, which print given lines."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -275,7 +276,8 @@ class Programs(unittest.TestCase):
         for workload, value in ((Workload("write", 65536), 8.192), (Workload("rate"), 3.0),
                             (Workload("paged", 4096, pages=1024), 2.0), (Workload("latency"), 90.0),
                             (Workload("idle"), 0.2)):
-            self.assertAlmostEqual(ours.measure(workload, self.settings), value, msg=workload.benchmark)
+            self.assertAlmostEqual(ours.measure(workload, self.settings), value,
+                                   msg=workload.benchmark)
 
     def test_ours_is_asked_for_what_the_case_is_about(self):
         self.fabric({"gb_per_second": {"median": 1.0}})
@@ -290,26 +292,26 @@ class Programs(unittest.TestCase):
         with self.assertRaisesRegex(Failed, "wrong bytes"):
             contenders.Ours().measure(Workload("write"), self.settings)
 
-    def test_who_fails_is_quoted(self):
+    def test_the_error_of_a_program_is_quoted(self):
         self.program("fabric", "echo first >&2; echo 'no shared memory' >&2; exit 1")
         with self.assertRaisesRegex(Failed, "no shared memory"):
             contenders.Ours().measure(Workload("write"), self.settings)
         self.program("fabric", "echo 'a warning' >&2; kill -ALRM $$")
-        with self.assertRaisesRegex(Failed, "ended by SIGALRM"):
+        with self.assertRaisesRegex(Failed, "killed by SIGALRM"):
             contenders.Ours().measure(Workload("write"), self.settings)
 
-    def test_who_is_not_there_or_silent_fails(self):
+    def test_a_missing_or_silent_program_fails(self):
         with self.assertRaisesRegex(Failed, "no such file"):
             contenders.ALL["memcpy"].measure(Workload("write"), self.settings)
         self.program("bench/limits", "true")
         with self.assertRaisesRegex(Failed, "no result"):
             contenders.ALL["memcpy"].measure(Workload("write"), self.settings)
 
-    def test_who_never_ends_is_ended(self):
-        with self.assertRaisesRegex(Failed, "no answer"):
+    def test_a_program_that_hangs_is_killed(self):
+        with self.assertRaisesRegex(Failed, "no result in"):
             contenders.run(["/bin/sh", "-c", "sleep 60 & wait"], limit=0.1)
 
-    def test_nobody_stays_behind(self):
+    def test_child_processes_are_killed(self):
         contenders.run(["/bin/sh", "-c", f"sleep 20 > {self.build}/out 2>&1 & "
                         f"echo $! > {self.build}/pid"])
         pid = (self.build / "pid").read_text(encoding="utf-8").strip()
@@ -319,9 +321,9 @@ class Programs(unittest.TestCase):
                 state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2]
             except (FileNotFoundError, ProcessLookupError):  # gone before or while it was read
                 return
-            if state == "Z":  # dead, and init has not looked yet
+            if state == "Z":  # dead, and not reaped by init yet
                 return
-        self.fail("what a program started goes on without it")
+        self.fail("a child process is still running")
 
     def test_guard_and_bare_copy_come_from_one_run(self):
         self.program("bench/copy_speed", f"echo >> {self.build}/runs\n"
@@ -353,7 +355,7 @@ LATENCY = """\
 
 
 class Guest(unittest.TestCase):
-    """What the guest says, and who is measured there."""
+    """The output of the guest, and the contenders that run there."""
 
     def test_a_line_of_perftest_is_understood(self):
         value = verbs.Perftest.value
@@ -379,13 +381,13 @@ class Guest(unittest.TestCase):
         self.assertEqual(pace.iterations(workload, 0.5, 20), 500_000)
 
     def test_ours_runs_between_the_two_hosts(self):
-        words = list(map(str, verbs.OursOverVerbs().command(Workload("rate", 1024),
-                                                            RunSettings(ROOT, Path("/tmp/bin"), 1.0))))
+        settings = RunSettings(ROOT, Path("/tmp/bin"), 1.0)
+        words = list(map(str, verbs.OursOverVerbs().command(Workload("rate", 1024), settings)))
         for option, value in (("--network", "verbs"), ("--devices", "xa0,timeout_code=18"),
                               ("--peer-devices", "xb0"), ("--sizes", "1024")):
             self.assertEqual(words[words.index(option) + 1], value)
 
-    def test_who_does_not_leave_its_device_is_found_out(self):
+    def test_traffic_that_does_not_leave_its_device_is_detected(self):
         verbs.check_crossed(sent=1000, arrived=950)
         with self.assertRaisesRegex(Failed, "of 1000 packets 3 went from xa0 to xb0"):
             verbs.check_crossed(sent=1000, arrived=3)
@@ -405,7 +407,7 @@ class Guest(unittest.TestCase):
         self.assertEqual(said, ["guest: round 1"])
 
     def boot(self, text):
-        """measure() with a boot.py that does what is said instead of booting."""
+        """measure() with this text as boot.py."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         script = Path(folder.name) / "tests" / "guest" / "boot.py"
@@ -415,8 +417,8 @@ class Guest(unittest.TestCase):
         return guest.measure(chosen, Path(folder.name), Path(folder.name), lambda text: None,
                              rounds=1, duration=0.1, budget=5)
 
-    def test_the_packed_program_plays_the_rounds(self):
-        # Nobody is there to be measured, so available fails: what counts is that it says so.
+    def test_the_packed_program_runs_the_rounds(self):
+        # No program is there to be measured: all fail, and the failures must be reported.
         run_samples = self.boot("""
 import os, shlex, subprocess, sys
 words = shlex.split(sys.argv[-1])
@@ -426,16 +428,17 @@ sys.exit(subprocess.run([sys.executable, os.path.join(sys.argv[2], words[1]), "/
 """)
         self.assertIn("no such file", run_samples.failures["verbs/latency/8", "ours_verbs"])
 
-    def test_no_guest_is_told_in_its_words(self):
+    def test_the_reason_for_no_guest_is_quoted(self):
         with self.assertRaisesRegex(Failed, "^guest: skipped, nothing was run: no qemu$"):
             self.boot("print('guest: skipped, nothing was run: no qemu'); raise SystemExit(77)")
-        with self.assertRaisesRegex(Failed, "ended with 3: bad"):
+        with self.assertRaisesRegex(Failed, "exited with 3: bad"):
             self.boot("print('bad'); raise SystemExit(3)")
 
 
 class Reports(unittest.TestCase):
     ROWS = [only_row(SPEED, (30.0, 40.0)), only_row(TIME, (60.0, 120.0)),
-            row_of(SPEED, Baseline("nixl", 10.0), RunSamples({}, {(SPEED.name, "nixl"): "no wheel"}))]
+            row_of(SPEED, Baseline("nixl", 10.0),
+                   RunSamples({}, {(SPEED.name, "nixl"): "no wheel"}))]
 
     def test_every_shortfall_of_the_results_has_its_reason(self):
         bench = Path(command.__file__).resolve().parent.parent
@@ -448,13 +451,13 @@ class Reports(unittest.TestCase):
     def test_a_shortfall_stays_with_its_reason(self):
         text = report.markdown(self.ROWS, {"commit": "abc"}, {SPEED.name: {"memcpy": "Because."}},
                                "bench/compare")
-        self.assertIn("1 of 2 floors hold", text)
+        self.assertIn("1 of 2 floors reached", text)
         self.assertIn("**no**", text)
         self.assertIn("`shm/write_imm/65536` against memcpy, 0.75 of 0.90: Because.", text)
         self.assertIn("no wheel", text)
         self.assertIn("not explained", report.markdown(self.ROWS, {}, {}, "bench/compare"))
 
-    def test_what_stands_in_the_documents_is_what_was_measured(self):
+    def test_the_documents_match_the_measured_rows(self):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             (root / "bench").mkdir()

@@ -1,5 +1,5 @@
-# The logic of bench/compare with programs that print what they are told to, and once for real, for
-# a few hundredths of a second: figures are not asserted.
+# The logic of bench/compare with programs that print given lines, and one real run of a few
+# hundredths of a second, whose figures are not judged.
 
 set(compare ${PROJECT_SOURCE_DIR}/bench/compare)
 add_test(NAME compare.logic

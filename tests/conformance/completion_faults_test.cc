@@ -1,12 +1,12 @@
 #include <array>
 
+#include "conformance/audited_writes.h"
 #include "conformance/conformance.h"
 #include "conformance/kinds.h"
-#include "conformance/audited_writes.h"
 #include "support/log_guard.h"
 
-// P1 to P5 when something goes wrong under operations that are on their way: rails, paths, hosts
-// and processes. The same promises without faults are in completion_test.cc.
+// P1 to P5 when rails, paths, hosts and processes fail under operations in flight. The same
+// promises without faults are in completion_test.cc.
 
 namespace fabric::test {
 namespace {
@@ -25,9 +25,13 @@ class Traffic {
   static constexpr uint32_t kRounds = 6;
 
   Traffic(DuplexHost& from, DuplexHost& to, const RemoteHost& remote, EventRecorder& completions)
-      : clock_(from.engine), kinds_(from, to, remote), completions_(completions), start_(clock_.now()) {
+      : clock_(from.engine),
+        kinds_(from, to, remote),
+        completions_(completions),
+        start_(clock_.now()) {
     for (uint32_t i = 0; i < kRounds; ++i) {
-      for (const auto& kind : kinds_.all()) EXPECT_TRUE(kind.submit(completions_.notify(taken_++), {}));
+      for (const auto& kind : kinds_.all())
+        EXPECT_TRUE(kind.submit(completions_.notify(taken_++), {}));
     }
     completions_.then = [this](const Event&) { last_completion_ = clock_.now(); };
   }
@@ -37,11 +41,7 @@ class Traffic {
 
   bool all_completed() const { return completions_.count() >= taken_; }
   Nanos took() const { return last_completion_ - start_; }
-  uint32_t completed_with(Errc code) const {
-    uint32_t n = 0;
-    for (const auto& seen : completions_.seen()) n += seen.event.code == code;
-    return n;
-  }
+  uint32_t completed_with(Errc code) const { return completions_.count(code); }
   void expect_one_completion_each() const {
     EXPECT_EQ(completions_.count(), taken_);
     for (uint32_t tag = 0; tag < taken_; ++tag) {
@@ -66,7 +66,7 @@ class Traffic {
 }  // namespace
 
 uint32_t Conformance::every_kind_completes_once(const Config& config, const FaultAction& inject,
-                                           const FaultAction& repair) {
+                                                const FaultAction& repair) {
   uint32_t failed = 0;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
@@ -113,13 +113,15 @@ TEST_P(Conformance, P01EveryKindEndsOnceWhenAPathBreaks) {
   REQUIRE_CAP(broken_paths);
   for (const Side side : {Side::kSender, Side::kTarget}) {
     every_kind_completes_once(
-        short_config(), [side](FaultInjector& t) { t.break_path(kA, kB, 0, side); }, [](FaultInjector&) {});
+        short_config(), [side](FaultInjector& t) { t.break_path(kA, kB, 0, side); },
+        [](FaultInjector&) {});
   }
 }
 
 TEST_P(Conformance, P01EveryKindEndsOnceWhenThePeerDies) {
   REQUIRE_CAP(kills);
-  const uint32_t failed = every_kind_completes_once(short_config(), [](FaultInjector& t) { t.kill(kB); }, {});
+  const uint32_t failed =
+      every_kind_completes_once(short_config(), [](FaultInjector& t) { t.kill(kB); }, {});
   EXPECT_GT(failed, 0u);
   expect_service(restart(kB, short_config()));
 }
@@ -159,7 +161,8 @@ TEST_P(Conformance, P02WhatAReceiverDoesNotTakeEndsInTime) {
 
 // ---- P3 -----------------------------------------------------------------------------------------
 
-Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject, const FaultAction& repair) {
+Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject,
+                                                       const FaultAction& repair) {
   Reported reported;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
@@ -170,7 +173,7 @@ Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject
     inject(faults());
     EXPECT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     repair(faults());
-    run_for(3s);  // whatever is late, and the word about spoiled keys
+    run_for(3s);  // whatever is late, and the reports about poisoned keys
     writes.check(Target::kConnected);
     reported.delivered += writes.delivered();
     reported.not_delivered += writes.not_delivered();
@@ -186,18 +189,20 @@ Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject
 
 TEST_P(Conformance, P03ACompletionIsTrueWhenTheHostsWereCutOff) {
   REQUIRE_CAP(cuts);
-  const Reported reported = each_report_is_true([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
-                                     [](FaultInjector& t) { t.cut(kA, kB, Phase::kEnd); });
-  EXPECT_GT(reported.unknown, 0u) << "nobody could say what had become of those on their way";
+  const Reported reported =
+      each_report_is_true([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
+                          [](FaultInjector& t) { t.cut(kA, kB, Phase::kEnd); });
+  EXPECT_GT(reported.unknown, 0u) << "the fate of the writes in flight was unknown";
   EXPECT_GT(reported.not_delivered, 0u);
 }
 
 TEST_P(Conformance, P03ACompletionIsTrueWhenAcknowledgementsWereLost) {
   REQUIRE_CAP(lost_acks);
-  const Reported reported = each_report_is_true([](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kBegin); },
-                                     [](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kEnd); });
+  const Reported reported =
+      each_report_is_true([](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kBegin); },
+                          [](FaultInjector& t) { t.lose_acks(kA, kB, Phase::kEnd); });
   if (GetParam().caps.exact_replay) {
-    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target was there to say what it took";
+    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target could report what it took";
   } else {
     EXPECT_GT(reported.unknown, 0u);
   }
@@ -205,10 +210,11 @@ TEST_P(Conformance, P03ACompletionIsTrueWhenAcknowledgementsWereLost) {
 
 TEST_P(Conformance, P03ACompletionIsTrueWhenTheReceiverTookNoCounts) {
   REQUIRE_CAP(not_ready);
-  const Reported reported = each_report_is_true([](FaultInjector& t) { t.not_ready(kB, Phase::kBegin); },
-                                     [](FaultInjector& t) { t.not_ready(kB, Phase::kEnd); });
+  const Reported reported =
+      each_report_is_true([](FaultInjector& t) { t.not_ready(kB, Phase::kBegin); },
+                          [](FaultInjector& t) { t.not_ready(kB, Phase::kEnd); });
   if (GetParam().caps.exact_replay) {
-    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target was there to say what it did not take";
+    EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target could report what it did not take";
     EXPECT_GT(reported.not_delivered, 0u);
   }
 }
@@ -220,7 +226,7 @@ TEST_P(Conformance, P03ACompletionIsTrueWhenTheLastRailWent) {
     for (uint32_t rail = 0; rail < rails; ++rail) t.lose_rail(kA, rail, phase);
   };
   const Reported reported = each_report_is_true([&](FaultInjector& t) { all(t, Phase::kBegin); },
-                                     [&](FaultInjector& t) { all(t, Phase::kEnd); });
+                                                [&](FaultInjector& t) { all(t, Phase::kEnd); });
   EXPECT_GT(reported.not_delivered, 0u);
   if (GetParam().caps.exact_replay && GetParam().caps.control_apart) {
     EXPECT_EQ(reported.unsplit_unknown, 0u) << "the target could still be asked";
@@ -261,9 +267,9 @@ TEST_P(Conformance, P04CancelWithASilentPeerEndsWithinTheDrainBound) {
     if (GetParam().caps.virtual_time) {
       EXPECT_LE(writes.last_completion() - start, config().drain_timeout + kTurn);
     }
-    for (const auto& seen : writes.completions().seen()) {
-      EXPECT_TRUE(seen.event.code == Errc::kCancelled || seen.event.code == Errc::kOk)
-          << to_string(seen.event.code);
+    for (const Event& event : writes.completions().events) {
+      EXPECT_TRUE(event.code == Errc::kCancelled || event.code == Errc::kOk)
+          << to_string(event.code);
     }
     faults().cut(kA, kB, Phase::kEnd);
     run_for(3s);
@@ -274,7 +280,7 @@ TEST_P(Conformance, P04CancelWithASilentPeerEndsWithinTheDrainBound) {
     expect_service(b());
   }
   EXPECT_GT(unknown, 0u) << "the peer was silent beyond the bound";
-  EXPECT_GT(not_delivered, 0u) << "what was not posted needs nobody's word";
+  EXPECT_GT(not_delivered, 0u) << "what was not posted needs no report of the peer";
 }
 
 TEST_P(Conformance, P04CancelKnowsAllWhenThePeerIsBackInTime) {
@@ -293,7 +299,7 @@ TEST_P(Conformance, P04CancelKnowsAllWhenThePeerIsBackInTime) {
     ASSERT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     run_for(3s);
     writes.check(Target::kConnected);
-    // Some pieces of a cut write may have gone and others not: then nobody can call it either.
+    // A split write may be half delivered: then it is neither delivered nor not delivered.
     for (uint32_t i = 0; i < AuditedWrites::kWrites; i += 2) {
       EXPECT_NE(writes.completions().find(i)->remote, Remote::kUnknown) << "write " << i;
     }
@@ -321,13 +327,14 @@ void Conformance::others_are_served(const FaultAction& inject,
     const Nanos start = ea().now();
     run_on_wire(moment);
     inject(faults());
-    ASSERT_TRUE(until([&] { return writes.all_completed() && to_b.count() == AuditedWrites::kWrites; }))
-        << ea().dump();
+    ASSERT_TRUE(until([&] {
+      return writes.all_completed() && to_b.count() == AuditedWrites::kWrites;
+    })) << ea().dump();
     wait_idle();
     writes.check(Target::kConnected);
-    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "somebody else's trouble";
+    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "a fault of another peer";
     if (GetParam().caps.virtual_time) {
-      EXPECT_LE(writes.last_completion() - start, 10ms) << "nor did it wait for them";
+      EXPECT_LE(writes.last_completion() - start, 10ms) << "nor did it wait for the other peer";
     }
     EXPECT_EQ(ea().peer_info(ac.peer)->state, PeerState::kConnected);
     check_b(to_b);
@@ -339,10 +346,10 @@ TEST_P(Conformance, P05APeerThatDiesDisturbsNoOther) {
   uint32_t failed = 0;
   others_are_served([](FaultInjector& t) { t.kill(kB); },
                     [&](const EventRecorder& to_b) {
-                      for (const auto& seen : to_b.seen()) {
-                        if (seen.event.code == Errc::kOk) continue;
+                      for (const Event& event : to_b.events) {
+                        if (event.code == Errc::kOk) continue;
                         ++failed;
-                        EXPECT_EQ(seen.event.peer, ab().peer) << "it says who";
+                        EXPECT_EQ(event.peer, ab().peer) << "the event names the peer";
                       }
                     });
   EXPECT_GT(failed, 0u);
@@ -353,7 +360,7 @@ TEST_P(Conformance, P05APeerThatIsCutOffDisturbsNoOther) {
   uint32_t failed = 0;
   others_are_served([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); },
                     [&](const EventRecorder& to_b) {
-                      for (const auto& seen : to_b.seen()) failed += seen.event.code != Errc::kOk;
+                      for (const Event& event : to_b.events) failed += event.code != Errc::kOk;
                       faults().cut(kA, kB, Phase::kEnd);
                       expect_service(b());
                     });
@@ -376,17 +383,18 @@ TEST_P(Conformance, P05AWrongKeyFailsItsOwnWriteOnly) {
   others_are_served([](FaultInjector& t) { t.wrong_key(kA, kB); },
                     [&](const EventRecorder& to_b) {
                       uint32_t failed = 0;
-                      for (const auto& seen : to_b.seen()) {
-                        if (seen.event.code == Errc::kOk) continue;
+                      for (const Event& event : to_b.events) {
+                        if (event.code == Errc::kOk) continue;
                         ++failed;
-                        EXPECT_EQ(seen.event.code, Errc::kRemoteAccess);
-                        EXPECT_EQ(seen.event.peer, ab().peer);
+                        EXPECT_EQ(event.code, Errc::kRemoteAccess);
+                        EXPECT_EQ(event.peer, ab().peer);
                       }
-                      EXPECT_LE(failed, 1u) << "innocents are sent again";
+                      EXPECT_LE(failed, 1u) << "the other writes are sent again";
                       refused += failed;
                       // Too late for any of them: it waits for the next.
                       if (failed == 0) {
-                        refused += submit_and_wait(ea(), write(0, kBytes)).code == Errc::kRemoteAccess;
+                        refused +=
+                            submit_and_wait(ea(), write(0, kBytes)).code == Errc::kRemoteAccess;
                       }
                       expect_service(b());
                     });

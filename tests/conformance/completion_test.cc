@@ -5,7 +5,7 @@
 #include "conformance/conformance.h"
 #include "conformance/kinds.h"
 
-// P1 to P5: operations end once, in time, and say what became of them. What only a fault can show
+// P1 to P5: operations complete once, in time, and report their fate. What only a fault can show
 // (a NIC that dies under a posted write, a peer that stops in the middle) is in
 // completion_faults_test.cc.
 
@@ -88,7 +88,7 @@ TEST_P(Conformance, P01ABatchAndANotifyBothGetTheSameCompletionOnce) {
   wait_idle();
   EXPECT_EQ(completions.count(1), 5u);
   EXPECT_EQ(sealed.count(), 1u);
-  EXPECT_EQ(sealed.seen()[0].event.value, 5u);
+  EXPECT_EQ(sealed.events[0].value, 5u);
   EXPECT_EQ(own.delivered(), 5u);
   ASSERT_TRUE(own.reset());
   EXPECT_EQ(own.delivered(), 0u);
@@ -105,7 +105,7 @@ TEST_P(Conformance, P01AnUnhandledFailureReachesTheSubscribers) {
   auto flag = *ea().make_flag();
   auto batch = *ea().make_batch();
   const std::byte word[4] = {};
-  Send send{.peer = ab().peer, .channel = 999, .bytes = word};  // nobody listens there
+  Send send{.peer = ab().peer, .channel = 999, .bytes = word};  // without a listener
   const auto silent = ea().submit(send);
   send.notify = Notify::flag(flag);
   const auto flagged = ea().submit(send);
@@ -116,14 +116,15 @@ TEST_P(Conformance, P01AnUnhandledFailureReachesTheSubscribers) {
   wait_idle();
   EXPECT_EQ(flag.load(), 0u);
   EXPECT_EQ(batch.failed(), 1u);
-  ASSERT_EQ(reported.count(EventKind::kUnhandled), 2u) << "the one in the batch was claimed by it";
+  ASSERT_EQ(reported.count(EventKind::kUnhandled), 2u)
+      << "the one in the batch is handled by the batch";
   std::vector<OpId> unhandled;
-  for (const auto& seen : reported.seen()) {
-    if (seen.event.kind != EventKind::kUnhandled) continue;
-    unhandled.push_back(seen.event.op);
-    EXPECT_EQ(seen.event.code, Errc::kUnsupported);
-    EXPECT_EQ(seen.event.remote, Remote::kNotDelivered);
-    EXPECT_EQ(seen.event.peer, ab().peer);
+  for (const Event& event : reported.events) {
+    if (event.kind != EventKind::kUnhandled) continue;
+    unhandled.push_back(event.op);
+    EXPECT_EQ(event.code, Errc::kUnsupported);
+    EXPECT_EQ(event.remote, Remote::kNotDelivered);
+    EXPECT_EQ(event.peer, ab().peer);
   }
   std::sort(unhandled.begin(), unhandled.end());
   EXPECT_EQ(unhandled, (std::vector<OpId>{*silent, *flagged}));
@@ -143,8 +144,8 @@ TEST_P(Conformance, P01TheEventsOfADestroyedInboxReachTheSubscribers) {
   }
   wait_idle();
   std::vector<OpId> done;
-  for (const auto& seen : reported.seen()) {
-    if (seen.event.kind == EventKind::kDone) done.push_back(seen.event.op);
+  for (const Event& event : reported.events) {
+    if (event.kind == EventKind::kDone) done.push_back(event.op);
   }
   EXPECT_EQ(done, ops);
 }
@@ -187,17 +188,17 @@ TEST_P(Conformance, P01PartsThatFailAreCountedAndNamedAndTheOthersArrive) {
   ASSERT_TRUE(ea().disconnect(ac.peer));
   std::vector<ScatterTarget> targets;
   for (uint32_t i = 0; i < 6; ++i) {
-    const bool good = i % 3 != 1;  // 1 and 4 go to the peer that is gone
+    const bool good = i % 3 != 1;  // 1 and 4 go to the closed peer
     targets.push_back({(good ? ab().region : ac.region).at(i * 1000), i * 1000, 1000,
                        good ? counter.key() : CounterKey::from_wire(1)});
   }
   auto batch = *ea().make_batch();
-  const Event event =
-      submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = targets, .batch = batch});
+  const Event event = submit_and_wait(
+      ea(), Scatter{.source = a().out.region.id(), .targets = targets, .batch = batch});
   EXPECT_EQ(event.code, Errc::kPeerLost);
   EXPECT_EQ(event.remote, Remote::kUnknown) << "some delivered, some not";
   EXPECT_EQ(event.parts_failed, 2u);
-  EXPECT_EQ(event.previous, 0u) << "the fate of every part is known";
+  EXPECT_EQ(event.parts_unknown, 0u) << "the fate of every part is known";
   EXPECT_EQ(event.first_failed, 1u);
   EXPECT_EQ(event.peer, ac.peer);
   EXPECT_EQ(event.value, 4000u);
@@ -252,10 +253,10 @@ TEST_P(Conformance, P02WhatGoesToASilentPeerEndsAtItsDeadline) {
                                      .page_bytes = 64,
                                      .timeout = limit,
                                      .notify = completions.notify(1)}));
-  ASSERT_TRUE(ea().submit(
-      Scatter{.source = source, .targets = targets, .timeout = limit, .notify = completions.notify(2)}));
-  ASSERT_TRUE(ea().submit(
-      Signal{.group = group, .keys = {&key, 1}, .timeout = limit, .notify = completions.notify(3)}));
+  ASSERT_TRUE(ea().submit(Scatter{
+      .source = source, .targets = targets, .timeout = limit, .notify = completions.notify(2)}));
+  ASSERT_TRUE(ea().submit(Signal{
+      .group = group, .keys = {&key, 1}, .timeout = limit, .notify = completions.notify(3)}));
   ASSERT_TRUE(ea().submit(Send{.peer = peer, .timeout = limit, .notify = completions.notify(4)}));
   ASSERT_TRUE(ea().submit(Resolve{.peer = peer,
                                   .names = {&asked, 1},
@@ -288,8 +289,8 @@ TEST_P(Conformance, P02WithoutATimeoutTheEnginesDefaultHolds) {
   const PeerId peer = *ea().connect(gone.address);
   const RemoteRegion region = *ea().import_region(peer, gone.desc);
   const Nanos start = ea().now();
-  const Event event =
-      submit_and_wait(ea(), Write{.source = a().out.at(0), .target = region.at(0), .size_bytes = 9});
+  const Event event = submit_and_wait(
+      ea(), Write{.source = a().out.at(0), .target = region.at(0), .size_bytes = 9});
   EXPECT_EQ(event.code, Errc::kTimeout);
   EXPECT_GE(ea().now() - start, 40ms);
   EXPECT_LE(ea().now() - start, 40ms + short_config.drain_timeout);
@@ -319,7 +320,7 @@ TEST_P(Conformance, P02NoOperationMayWaitForEver) {
   EXPECT_EQ(submit_and_wait(ea(), longest).code, Errc::kOk);
   wait_idle();
   EXPECT_EQ(ea().stats().ops_in_flight, 0u);
-  // A wait may, because its caller said so; and it is still told to stop.
+  // A wait may, because its caller asked for it; and it can still be cancelled.
   auto counter = *ea().make_counter();
   EventRecorder& completions = recorder();
   const auto op = counter.expect(1, completions.notify(), Timeout::forever());
@@ -440,7 +441,8 @@ TEST_P(Conformance, P04EveryKindCanBeCancelledAtEveryMomentAndStillEndsOnce) {
       EXPECT_EQ(asked.error().code, over ? Errc::kNotFound : asked.error().code);
       const Event event = wait_completion(completions);
       wait_idle();
-      EXPECT_EQ(completions.count(), 1u) << kind.name << " cancelled after " << delay.count() << " ns";
+      EXPECT_EQ(completions.count(), 1u)
+          << kind.name << " cancelled after " << delay.count() << " ns";
       if (event.code == Errc::kOk) {
         EXPECT_EQ(event.remote, Remote::kDelivered);
         ++done;
@@ -454,8 +456,8 @@ TEST_P(Conformance, P04EveryKindCanBeCancelledAtEveryMomentAndStillEndsOnce) {
   EXPECT_GT(done, 5u);
 }
 
-// Whole writes are one piece each, so each is delivered and counted, or not at all; and what is
-// said not to be delivered never lands, however long one looks.
+// Unsplit writes are one work request each, so each is delivered and counted, or not at all; and
+// what is reported as not delivered never lands.
 TEST_P(Conformance, P04NothingLandsAfterACancelIsReported) {
   constexpr uint64_t kSize = 4000;
   constexpr uint32_t kWrites = 250;
@@ -475,10 +477,11 @@ TEST_P(Conformance, P04NothingLandsAfterACancelIsReported) {
     }
     if (delay >= 0ns) run_for(delay);
     ASSERT_TRUE(ea().cancel(batch.id()));
-    EXPECT_EQ(ea().submit(Write{.source = a().out.at(0), .target = ab().region.at(0), .batch = batch})
-                  .error()
-                  .code,
-              Errc::kCancelled);
+    EXPECT_EQ(
+        ea().submit(Write{.source = a().out.at(0), .target = ab().region.at(0), .batch = batch})
+            .error()
+            .code,
+        Errc::kCancelled);
     EXPECT_TRUE(until([&] { return completions.count() == kWrites; }));
     const auto at_the_end = b().in.bytes;
     wait_idle();
@@ -566,7 +569,7 @@ TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
       if (event.code == Errc::kOk) continue;
       ++lost;
       EXPECT_EQ(event.code, Errc::kPeerLost);
-      EXPECT_EQ(event.peer, ac.peer) << "it says who";
+      EXPECT_EQ(event.peer, ac.peer) << "the event names the peer";
     }
     // Where time is real the writes may all have been faster.
     if (GetParam().caps.virtual_time) {

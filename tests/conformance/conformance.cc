@@ -3,46 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
 
 #include "base/shared_pages.h"
 #include "support/log_guard.h"
 
-namespace fabric {
-
-void PrintTo(Errc code, std::ostream* out) { *out << to_string(code); }
-void PrintTo(Remote remote, std::ostream* out) { *out << to_string(remote); }
-void PrintTo(PeerState state, std::ostream* out) { *out << to_string(state); }
-
-}  // namespace fabric
-
 namespace fabric::test {
 
 void PrintTo(const ProviderCase& provider, std::ostream* out) { *out << provider.name; }
-
-// FaultInjector
-
-namespace {
-void missing_capability(const char* what) {
-  ADD_FAILURE() << "the case declares a capability that its ground does not have: " << what;
-}
-}  // namespace
-
-void FaultInjector::cut(uint32_t, uint32_t, Phase) { missing_capability("cuts"); }
-void FaultInjector::lose_rail(uint32_t, uint32_t, Phase) { missing_capability("lost_rails"); }
-void FaultInjector::break_path(uint32_t, uint32_t, uint32_t, Side) { missing_capability("broken_paths"); }
-void FaultInjector::kill(uint32_t) { missing_capability("kills"); }
-void FaultInjector::stop(uint32_t, Phase) { missing_capability("stops"); }
-void FaultInjector::lose_acks(uint32_t, uint32_t, Phase) { missing_capability("lost_acks"); }
-void FaultInjector::not_ready(uint32_t, Phase) { missing_capability("not_ready"); }
-void FaultInjector::wrong_key(uint32_t, uint32_t) { missing_capability("wrong_keys"); }
-void FaultInjector::delay_proofs(uint32_t, Nanos) { missing_capability("late_proofs"); }
-
-FaultInjector& TestEnv::faults() {
-  static FaultInjector none;
-  return none;
-}
 
 // Memory
 
@@ -72,61 +42,6 @@ void free_test_memory(void* at) noexcept {
   ::operator delete(at);
 }
 
-// EventRecorder
-
-void EventRecorder::on(const Event& event) {
-  Seen seen{.event = event, .bytes = {event.bytes().begin(), event.bytes().end()}};
-  seen.event.data = nullptr;  // valid in the callback only
-  seen_.push_back(std::move(seen));
-  if (then) then(event);
-}
-
-uint32_t EventRecorder::count(uint64_t tag) const {
-  return static_cast<uint32_t>(std::count_if(
-      seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.event.tag == tag; }));
-}
-
-uint32_t EventRecorder::count(EventKind kind) const {
-  return static_cast<uint32_t>(std::count_if(
-      seen_.begin(), seen_.end(), [&](const Seen& seen) { return seen.event.kind == kind; }));
-}
-
-const Event* EventRecorder::find(uint64_t tag) const {
-  const auto it = std::find_if(seen_.begin(), seen_.end(),
-                               [&](const Seen& seen) { return seen.event.tag == tag; });
-  return it == seen_.end() ? nullptr : &it->event;
-}
-
-const Event* EventRecorder::find(EventKind kind) const {
-  const auto it = std::find_if(seen_.begin(), seen_.end(),
-                               [&](const Seen& seen) { return seen.event.kind == kind; });
-  return it == seen_.end() ? nullptr : &it->event;
-}
-
-std::vector<PeerState> EventRecorder::states(PeerId peer) const {
-  std::vector<PeerState> states;
-  for (const Seen& seen : seen_) {
-    if (seen.event.kind == EventKind::kPeer && seen.event.peer == peer) {
-      states.push_back(static_cast<PeerState>(seen.event.value));
-    }
-  }
-  return states;
-}
-
-// TestMemory
-
-void TestMemory::fill(uint64_t seed) {
-  uint64_t word = seed;
-  for (size_t i = 0; i < bytes.size(); i += sizeof word) {
-    word = word * 0x5851'f42d'4c95'7f2d + 0x1405'7b7e'f767'814f;
-    // Never zero: a byte that has not arrived is told from one that has.
-    const uint64_t odd = (word ^ word >> 32) | 0x0101'0101'0101'0101;
-    std::memcpy(bytes.data() + i, &odd, std::min(sizeof odd, bytes.size() - i));
-  }
-}
-
-void TestMemory::clear() { std::memset(bytes.data(), 0, bytes.size()); }
-
 // Conformance
 
 Config Conformance::usual_config() {
@@ -155,13 +70,13 @@ Config Conformance::short_config() {
 void Conformance::SetUp() { reopen(usual_config()); }
 
 void Conformance::TearDown() {
-  // The body is over, and what it looked at is gone.
+  // The body has returned: what its callbacks refer to is destroyed.
   for (auto& one : recorders_) one->then = {};
   close_all();
 }
 
 void Conformance::close_all() {
-  for (auto& end : hosts_) end.reset();
+  for (auto& host : hosts_) host.reset();
   env_.reset();
 }
 
@@ -197,14 +112,15 @@ std::unique_ptr<DuplexHost> Conformance::make_host(uint32_t host, const Config& 
   EXPECT_TRUE(engine) << engine.error().what;
   if (!engine) return nullptr;
   TestMemory out = make_memory(*engine), in = make_memory(*engine);
-  return std::make_unique<DuplexHost>(DuplexHost{std::move(out), std::move(in), *std::move(engine)});
+  return std::make_unique<DuplexHost>(
+      DuplexHost{std::move(out), std::move(in), *std::move(engine)});
 }
 
 TestMemory Conformance::make_memory(Engine& engine, uint64_t size_bytes) {
   TestBytes bytes(size_bytes);
   auto region = engine.register_memory({.address = bytes.data(), .size_bytes = size_bytes});
   EXPECT_TRUE(region) << region.error().what;
-  return {std::move(bytes), *std::move(region)};  // moving a vector leaves its bytes in place
+  return {std::move(bytes), *std::move(region)};  // moving them leaves them in place
 }
 
 RemoteHost Conformance::connect(DuplexHost& from, DuplexHost& to) {
@@ -219,7 +135,7 @@ RemoteHost Conformance::connect(DuplexHost& from, DuplexHost& to) {
     const auto info = from.engine.peer_info(*peer);
     return info && info->state == PeerState::kConnected;
   })) << "no connection";
-  const auto back = to.engine.connect(from.engine.address());  // the session that is there already
+  const auto back = to.engine.connect(from.engine.address());  // the session exists already
   EXPECT_TRUE(until([&] {
     const auto info = to.engine.peer_info(*back);
     return info && info->state == PeerState::kConnected;
@@ -228,9 +144,9 @@ RemoteHost Conformance::connect(DuplexHost& from, DuplexHost& to) {
 }
 
 SilentPeer Conformance::silent_peer() {
-  if (auto mute = env_->silent_peer(config_)) return *std::move(mute);
-  auto gone = make_host(TestEnv::kHosts - 1, config_);
-  return {gone->engine.address(), *gone->in.region.desc()};
+  if (auto silent = env_->silent_peer(config_)) return *std::move(silent);
+  auto closed = make_host(TestEnv::kHosts - 1, config_);
+  return {closed->engine.address(), *closed->in.region.desc()};
 }
 
 Write Conformance::write(uint64_t offset, uint64_t size_bytes, CounterKey imm) {
@@ -262,10 +178,7 @@ void Conformance::reopen_with_faults(const Config& config, const TestEnvOptions&
   TestEnvOptions with_faults = options;
   with_faults.faults = true;
   reopen(config, with_faults);
-  for (const char* part : {"a path broke", "a rail went down", "a rail came back",
-                           "an operation does not drain", "a path could not be opened"}) {
-    expect_log(part);
-  }
+  expect_fault_logs();
   EXPECT_EQ(submit_and_wait(ea(), write(0, kBytes)).code, Errc::kOk);
   b().in.clear();
 }
@@ -276,10 +189,10 @@ void Conformance::expect_service(DuplexHost& to) {
   auto counter = *to.engine.make_counter();
   a().out.fill(test_seed() + 1);
   const Event event = submit_and_wait(ea(), Write{.source = a().out.at(0),
-                                         .target = there.region.at(0),
-                                         .size_bytes = kSize,
-                                         .imm = counter.key(),
-                                         .timeout = 5s});
+                                                  .target = there.region.at(0),
+                                                  .size_bytes = kSize,
+                                                  .imm = counter.key(),
+                                                  .timeout = 5s});
   EXPECT_EQ(event.code, Errc::kOk) << ea().dump() << ea().dump_json();
   EXPECT_TRUE(counter.wait(1, kLong));
   EXPECT_EQ(std::memcmp(a().out.bytes.data(), to.in.bytes.data(), kSize), 0);
@@ -289,7 +202,7 @@ void Conformance::expect_service(DuplexHost& to) {
 
 Event Conformance::wait_completion(EventRecorder& completions, uint64_t tag) {
   const bool came = until([&] { return completions.count(tag) > 0; });
-  EXPECT_TRUE(came) << "no end for tag " << tag;
+  EXPECT_TRUE(came) << "no completion for tag " << tag;
   if (!came) return Event{.code = Errc::kTimeout, .remote = Remote::kUnknown};
   EXPECT_EQ(completions.count(tag), 1u) << "tag " << tag;
   return *completions.find(tag);

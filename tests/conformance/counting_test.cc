@@ -9,7 +9,7 @@
 namespace fabric::test {
 namespace {
 
-/// Every size at which a write is cut, sliced or packed in another way, and its neighbours.
+/// The sizes around which a write is split, sliced or packed differently.
 std::vector<uint64_t> sizes_around_cuts(uint64_t stripe) {
   std::vector<uint64_t> sizes{0, 1, 2, 255, 256, 257};
   for (uint64_t n = 1; n <= kRailsMax + 1; ++n) {
@@ -128,7 +128,7 @@ TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
   EXPECT_EQ(counter.count(), taken);
 }
 
-// A closed batch: n issued, n expected, from several senders, by every way to hear of it.
+// A closed batch: n issued, n expected, from several senders, by every kind of wait.
 TEST_P(Conformance, P06AClosedBatchIsCompleteHoweverItsEndIsReported) {
   constexpr uint32_t kWrites = 24;
   constexpr uint64_t kSize = 20'011;
@@ -331,8 +331,9 @@ TEST_P(Conformance, P08ASignalCountsOnceAtEveryPeerOfItsGroup) {
   std::array<ScatterTarget, 2> targets{ScatterTarget{ab().region.at(0), 0, 500, at_b.key()},
                                        ScatterTarget{ac.region.at(0), 500, 500, at_c.key()}};
   const RegionId source = a().out.region.id();
-  EXPECT_EQ(submit_and_wait(ea(), Scatter{.source = source, .targets = targets, .group = group}).code,
-            Errc::kOk);
+  EXPECT_EQ(
+      submit_and_wait(ea(), Scatter{.source = source, .targets = targets, .group = group}).code,
+      Errc::kOk);
   std::swap(targets[0], targets[1]);
   EXPECT_EQ(ea().submit(Scatter{.source = source, .targets = targets, .group = group}).error().code,
             Errc::kInvalidArgument);
@@ -379,7 +380,7 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));
     run_for(2 * kMoment);
     hook.end();
-    EXPECT_EQ(counter.count(), kWrites) << "at rest they are equal";
+    EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(below_whole, 0u);
     EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
@@ -409,12 +410,14 @@ TEST_P(Conformance, P08AGroupOfCountersNamesWhoIsMissing) {
     wait_idle();
     EXPECT_EQ(group.missing(), std::vector<PeerId>{from_c});
     EXPECT_EQ(met.count(step), 0u);
-    ASSERT_TRUE(c().engine.submit(Write{
-        .source = c().out.at(0), .target = cb.region.at(0), .size_bytes = 30'000, .imm = of_c.key()}));
+    ASSERT_TRUE(c().engine.submit(Write{.source = c().out.at(0),
+                                        .target = cb.region.at(0),
+                                        .size_bytes = 30'000,
+                                        .imm = of_c.key()}));
     EXPECT_EQ(wait_completion(met, step).code, Errc::kOk);
     EXPECT_EQ(group.count(), 0u);
   }
-  // Without the peer that is gone: what it owes is taken as paid.
+  // Without the lost peer: its missing counts are added.
   ASSERT_TRUE(group.expect(3, met.notify(9)));
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 10, of_a.key())));
   wait_idle();

@@ -1,11 +1,12 @@
 #include <array>
 
-#include "conformance/conformance.h"
 #include "conformance/audited_writes.h"
+#include "conformance/conformance.h"
 #include "support/log_guard.h"
 
 // P6 to P11 when paths break and hosts are cut off: counts stay exact, nothing is counted twice,
-// and what comes late lies to nobody. The AuditedWrites looks at the bytes whenever a count is met.
+// and late counts are never counted elsewhere. The auditor checks the bytes whenever a count is
+// met.
 
 namespace fabric::test {
 namespace {
@@ -20,7 +21,8 @@ constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
 
 // ---- P6, P10: exact networks --------------------------------------------------------------------
 
-void Conformance::everything_is_delivered_once(const FaultAction& inject, const FaultAction& repair) {
+void Conformance::everything_is_delivered_once(const FaultAction& inject,
+                                               const FaultAction& repair) {
   uint64_t again = 0;
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
@@ -83,7 +85,7 @@ TEST_P(Conformance, P10WhatLandedUncountedIsCountedOnceAfterwards) {
                                [](FaultInjector& t) { t.not_ready(kB, Phase::kEnd); });
 }
 
-// Where nobody can say what arrived, sending it again could count it twice, and does not happen,
+// Where it is unknown what arrived, sending it again could count it twice, and does not happen,
 // however much time is left.
 TEST_P(Conformance, P10WhatMayHaveArrivedIsNeverCountedTwice) {
   REQUIRE_CAP(lost_acks);
@@ -99,7 +101,7 @@ TEST_P(Conformance, P10WhatMayHaveArrivedIsNeverCountedTwice) {
   EXPECT_EQ(writes.unknown() > 0, !GetParam().caps.exact_replay);
 }
 
-// Whatever the network can prove: what stays unknown is spoiled on both sides, and is never sent
+// Whatever the network can prove: what stays unknown is poisoned on both sides, and is never sent
 // again, not even when everything works.
 TEST_P(Conformance, P10AFateThatStaysUnknownPoisonsItsKeyByName) {
   REQUIRE_CAP(cuts);
@@ -116,10 +118,10 @@ TEST_P(Conformance, P10AFateThatStaysUnknownPoisonsItsKeyByName) {
   writes.check(Target::kConnected);
   EXPECT_GT(writes.unknown(), 0u);
   uint32_t aborted = 0;
-  for (const auto& seen : met.seen()) {
-    if (seen.event.code != Errc::kAborted) continue;
+  for (const Event& event : met.events) {
+    if (event.code != Errc::kAborted) continue;
     ++aborted;
-    EXPECT_EQ(seen.event.peer, of_a) << "who spoiled it";
+    EXPECT_EQ(event.peer, of_a) << "the peer that poisoned it";
   }
   EXPECT_GT(aborted, 0u);
 }
@@ -159,7 +161,7 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
     run_for(10ms);
     hook.end();
     run_for(1s);
-    EXPECT_EQ(counter.count(), kWrites) << "at rest they are equal";
+    EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
     EXPECT_TRUE(arrived(0, kWrites * kSize));
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
@@ -175,7 +177,7 @@ TEST_P(Conformance, P11WhatAFaultMadeLateCountsInNoLaterGeneration) {
   for (const Nanos moment : kMoments) {
     SCOPED_TRACE(moment.count());
     Config small = short_config();
-    small.counters_max = 2;  // the old one's place is used again
+    small.counters_max = 2;  // the old one's slot is used again
     reopen_with_faults(small);
     auto counter = std::make_optional(*eb().make_counter());
     auto batch = *ea().make_batch();
@@ -213,7 +215,7 @@ TEST_P(Conformance, P11CloseWithASenderThatIsCutOffCanOnlyQuarantine) {
   const Nanos start = eb().now();
   const auto quiescence = named.close(200ms);
   ASSERT_TRUE(quiescence);
-  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "nobody has confirmed anything";
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "no sender has confirmed";
   if (GetParam().caps.virtual_time) {
     EXPECT_LE(eb().now() - start, 201ms);
   }

@@ -29,7 +29,7 @@ TEST_P(Conformance, P09WhatArrivesBeforeTheCounterIsClaimedCounts) {
     EXPECT_EQ(counter->key(), keys[i]);
     EXPECT_EQ(counter->count(), i + 1);
     EXPECT_TRUE(counter->wait(i + 1, 1ms)) << "nothing was lost by asking late";
-    EXPECT_EQ(eb().named_counter(names[i]).error().code, Errc::kBusy) << "somebody holds it";
+    EXPECT_EQ(eb().named_counter(names[i]).error().code, Errc::kBusy) << "another handle holds it";
   }
   EXPECT_EQ(eb().stats().stale_imms, 0u);
 }
@@ -129,11 +129,10 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
   EXPECT_EQ(completions.count(), 2 * kRounds);
   EXPECT_EQ(messages.count(), kRounds);
   std::set<uint32_t> distinct;
-  for (const auto& seen : messages.seen()) {
-    ASSERT_EQ(seen.bytes.size(), sizeof(uint32_t));
+  for (const auto& bytes : messages.messages) {
+    ASSERT_EQ(bytes.size(), sizeof(uint32_t));
     uint32_t number = 0;
-    std::copy(seen.bytes.begin(), seen.bytes.end(),
-              std::as_writable_bytes(std::span(&number, 1)).begin());
+    std::copy(bytes.begin(), bytes.end(), std::as_writable_bytes(std::span(&number, 1)).begin());
     distinct.insert(number);
   }
   EXPECT_EQ(distinct.size(), kRounds) << "each message once";
@@ -146,7 +145,7 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
 }
 
 // Cut into a long shard and one of a single byte, and cancelled when only the short one has been
-// counted: whoever waits for the key must not wait on, nor be satisfied by the next write.
+// counted: a wait for the key must not go on, nor be met by the next write.
 TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
@@ -177,10 +176,10 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   EXPECT_LT(event.value, kHalf);
   const Event poisoned = wait_completion(met, 1);
   EXPECT_EQ(poisoned.code, Errc::kAborted);
-  EXPECT_EQ(poisoned.peer, at_b_of_a) << "who spoiled it";
+  EXPECT_EQ(poisoned.peer, at_b_of_a) << "the peer that poisoned it";
   ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
   ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
-  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not spoiled";
+  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not poisoned";
   EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kAborted);
   EXPECT_EQ(counter.wait(1, 1ms).error().code, Errc::kAborted);
   auto fresh = *eb().make_counter();
@@ -218,7 +217,7 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   EXPECT_EQ(counter.count(), 0u);
   ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
   ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
-  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not spoiled";
+  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not poisoned";
   EXPECT_EQ(wait_completion(met, 1).code, Errc::kOk) << "the next write counts one, and only one";
   auto fresh = *eb().make_counter();
   EXPECT_NE(fresh.key(), counter.key());
@@ -227,7 +226,7 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   EXPECT_TRUE(fresh.wait(1, kLong));
 }
 
-// A cancelled write that says kNotDelivered was not counted at all: its key goes on.
+// A cancelled write that reports kNotDelivered was not counted at all: its key stays valid.
 TEST_P(Conformance, P10AWriteThatWasNotDeliveredPoisonsNothing) {
   auto counter = *eb().make_counter();
   EventRecorder& met = recorder();
@@ -254,7 +253,7 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
   constexpr uint32_t kWrites = 100;
   auto batch = *ea().make_batch();
   for (uint32_t i = 0; i < kWrites; ++i) {
-    Write request = write(i * 4000, 4000, old);  // one piece each: one immediate
+    Write request = write(i * 4000, 4000, old);  // one work request each: one immediate
     request.batch = batch;
     ASSERT_TRUE(ea().submit(request));
   }
@@ -271,14 +270,14 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
   EXPECT_EQ(eb().stats().stale_imms, kWrites - before);
   const uint64_t stale = eb().stats().stale_imms;
   ASSERT_TRUE(ea().submit(write(0, 100, old)));
-  ASSERT_TRUE(ea().submit(write(0, 100, CounterKey::from_wire(0x0fff'fff0))));  // nobody's
+  ASSERT_TRUE(ea().submit(write(0, 100, CounterKey::from_wire(0x0fff'fff0))));  // no counter's
   wait_idle();
   EXPECT_EQ(eb().stats().stale_imms, stale + 2);
   EXPECT_EQ(next.count(), 0u);
 }
 
-// So many lives that every place in the receiver's table is used again: no value comes back, and
-// writes under all the old ones together add nothing to the two that live now.
+// So many generations that every slot of the receiver's table is used again: no value comes back,
+// and writes under all the old keys together add nothing to the two that are open now.
 TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
   constexpr uint32_t kLives = 5000;
   Config small = usual_config();
@@ -289,13 +288,14 @@ TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
   for (uint32_t life = 0; life < kLives; ++life) {
     const auto counter = eb().make_counter();
     ASSERT_TRUE(counter) << life;
-    ASSERT_TRUE(distinct.insert(counter->key()).second) << "a key came back without its rest";
+    ASSERT_TRUE(distinct.insert(counter->key()).second) << "a key came back without quarantine";
     late.push_back({ab().region.at(0), 0, 0, counter->key()});
   }
   auto first = *eb().make_counter();
   auto second = *eb().make_counter();
   ASSERT_TRUE(ea().submit(write(0, 64, second.key())));
-  EXPECT_EQ(submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = late}).code, Errc::kOk);
+  EXPECT_EQ(submit_and_wait(ea(), Scatter{.source = a().out.region.id(), .targets = late}).code,
+            Errc::kOk);
   wait_idle();
   EXPECT_EQ(first.count(), 0u);
   EXPECT_EQ(second.count(), 1u);
@@ -323,18 +323,17 @@ TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {
   wait_idle();
   EXPECT_EQ(eb().stats().stale_imms, stale) << "proved to be quiet, and was not";
   ASSERT_EQ(completions.count(), kWrites);
-  for (const auto& seen : completions.seen()) {
-    const Event& event = seen.event;
+  for (const Event& event : completions.events) {
     EXPECT_TRUE(event.code == Errc::kOk ||
                 (event.code == Errc::kReleased && event.remote == Remote::kNotDelivered))
         << to_string(event.code);
   }
   const auto quiescence = made.close(kLong);
   ASSERT_TRUE(quiescence);
-  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "nobody knows who has its key";
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "it is unknown which peers have its key";
   EXPECT_EQ(made.close().error().code, Errc::kReleased);
   EXPECT_EQ(named.wait(1, 1ms).error().code, Errc::kReleased);
-  // The name can be used anew, with another key.
+  // The name can be used again, with another key.
   auto again = *eb().named_counter(name);
   EXPECT_NE(again.key(), key);
   CounterKey resolved;
@@ -352,7 +351,8 @@ TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyQuarantine) {
   ASSERT_TRUE(eb().disconnect(sender));
   const auto quiescence = named.close(kLong);
   ASSERT_TRUE(quiescence);
-  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "it left without a word, and nothing of it was fenced";
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined)
+      << "it closed without a reply, and was not fenced";
 }
 
 }  // namespace fabric::test

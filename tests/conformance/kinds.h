@@ -9,7 +9,7 @@
 
 namespace fabric::test {
 
-/// One request of every kind that ends well, and what its end says.
+/// One request of every kind that succeeds, and what its completion reports.
 class Kinds {
  public:
   struct Kind {

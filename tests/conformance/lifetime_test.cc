@@ -9,7 +9,7 @@
 #include "conformance/conformance.h"
 #include "support/sanitizers.h"
 
-// P20 to P22: engines that rest, processes that fork, requests and handles that outlive what they
+// P20 to P22: engines that sleep, processes that fork, requests and handles that outlive what they
 // were made from.
 
 namespace fabric::test {
@@ -176,7 +176,8 @@ TEST_P(Conformance, P21AForkedChildIsRefusedEverywhereAndTouchesNothing) {
           std::find_if(codes.begin(), codes.end(), [](Errc code) { return code != Errc::kClosed; });
       return it == codes.end() ? 0 : static_cast<int>(it - codes.begin()) + 1;
     };
-    if (const int at = wrong(ask_for_everything(ea(), ab().peer, a().out.region.id(), ab().region))) {
+    if (const int at =
+            wrong(ask_for_everything(ea(), ab().peer, a().out.region.id(), ab().region))) {
       _exit(at);
     }
     if (const int at = wrong(handles->touch(ab().peer))) _exit(100 + at);
@@ -187,7 +188,8 @@ TEST_P(Conformance, P21AForkedChildIsRefusedEverywhereAndTouchesNothing) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
-  EXPECT_EQ(WEXITSTATUS(status), 0) << "which call did not say kClosed (above 100: of a handle)";
+  EXPECT_EQ(WEXITSTATUS(status), 0)
+      << "the call that did not fail with kClosed (above 100: of a handle)";
   // The parent goes on as if nothing had happened.
   EXPECT_TRUE(counter.wait(1, kLong));
   EXPECT_TRUE(arrived(0, 100'000));
@@ -257,7 +259,7 @@ TEST_P(Conformance, P22RequestsAreCopiedWhenTheyAreSubmitted) {
   }
   EXPECT_TRUE(untouched(900'000, 10'000));
   ASSERT_EQ(messages.count(), 1u);
-  EXPECT_EQ(messages.seen()[0].bytes, std::vector<std::byte>(100, std::byte{0x5a}));
+  EXPECT_EQ(messages.messages[0], std::vector<std::byte>(100, std::byte{0x5a}));
   EXPECT_EQ(resolved, named.key());
 }
 

@@ -75,7 +75,8 @@ TEST_P(Conformance, P12ASourceOnlyRegionHasNoDescriptor) {
   EXPECT_EQ(source->desc().error().code, Errc::kPermission);
   EXPECT_EQ(source->grant(ab().peer).error().code, Errc::kPermission);
   EXPECT_EQ(
-      submit_and_wait(ea(), Write{.source = source->at(0), .target = ab().region.at(0), .size_bytes = 4096})
+      submit_and_wait(
+          ea(), Write{.source = source->at(0), .target = ab().region.at(0), .size_bytes = 4096})
           .code,
       Errc::kOk);
   EXPECT_EQ(b().in.bytes[4095], std::byte{7});
@@ -89,10 +90,10 @@ TEST_P(Conformance, P12RegionsMayOverlapAndSplit) {
   const auto region = ea().import_region(ab().peer, *inner->desc());
   ASSERT_TRUE(region);
   EXPECT_EQ(*ea().import_region(ab().peer, *inner->desc()), *region) << "idempotent";
-  EXPECT_EQ(
-      submit_and_wait(ea(), Write{.source = a().out.at(1000), .target = region->at(0), .size_bytes = 500})
-          .code,
-      Errc::kOk);
+  EXPECT_EQ(submit_and_wait(
+                ea(), Write{.source = a().out.at(1000), .target = region->at(0), .size_bytes = 500})
+                .code,
+            Errc::kOk);
   EXPECT_EQ(ea().submit(Write{.source = a().out.at(0), .target = region->at(1), .size_bytes = 500})
                 .error()
                 .code,
@@ -157,7 +158,7 @@ TEST_P(Conformance, P13AfterDeregisterNothingLandsAnyMore) {
     EXPECT_EQ(ea().submit(late).error().code, Errc::kNotFound);
     EXPECT_EQ(eb().submit(Deregister{.region = block.region.id()}).error().code, Errc::kNotFound);
     EXPECT_EQ(block.region.desc().error().code, Errc::kNotFound);
-    // The session lives on.
+    // The session stays up.
     EXPECT_EQ(submit_and_wait(ea(), write(0, 10'000)).code, Errc::kOk);
   }
 }
@@ -333,10 +334,11 @@ TEST_P(Conformance, P13AGrantIsForItsPeerOnly) {
   const auto region = c().engine.import_region(cb.peer, *grant);
   ASSERT_TRUE(region);
   c().out.fill(3);
-  EXPECT_EQ(submit_and_wait(c().engine,
-                   Write{.source = c().out.at(0), .target = region->at(0), .size_bytes = 50'000})
-                .code,
-            Errc::kOk);
+  EXPECT_EQ(
+      submit_and_wait(c().engine,
+                      Write{.source = c().out.at(0), .target = region->at(0), .size_bytes = 50'000})
+          .code,
+      Errc::kOk);
   wait_idle();
   EXPECT_EQ(std::memcmp(b().in.bytes.data(), c().out.bytes.data(), 50'000), 0);
   // Deregistering takes the grants with it.
@@ -385,12 +387,12 @@ TEST_P(Conformance, P14EveryCutShortTextAndByteStringIsAnError) {
   EXPECT_EQ(accepted->key, CounterKey::from_wire(5));
 }
 
-// A garbled one may still parse: as somebody else's, of another size. It must do no harm.
+// A garbled one may still parse: as another peer's, or of another size. It must do no harm.
 TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
   expect_log("a path broke");  // a write with a wrong key ends its connection, where there are some
   const auto address = eb().address();
   const auto desc = *b().in.region.desc();
-  auto guard = make_memory(eb(), 65'536);  // a region that nobody was told of
+  auto guard = make_memory(eb(), 65'536);  // a region whose descriptor was given to no peer
   Rng rng(test_seed());
   for (size_t i = 0; i < address.size(); ++i) {
     auto garbled = address;
@@ -398,7 +400,7 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
     const auto peer = ea().connect(garbled);
     if (peer && *peer != ab().peer) (void)ea().disconnect(*peer);
   }
-  // One that looks like the next life of the peer ends the session with the present one, so there
+  // One that looks like the next incarnation of the peer ends the present session, so there
   // may be a new one.
   const RemoteHost now = connect(a(), b());
   const auto kept_in = b().in.bytes;
@@ -413,7 +415,8 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
                                       .size_bytes = 65,
                                       .notify = completions.notify()});
     if (!op) continue;
-    EXPECT_NE(wait_completion(completions).code, Errc::kOk) << "beyond the end of the real region, byte " << i;
+    EXPECT_NE(wait_completion(completions).code, Errc::kOk)
+        << "beyond the end of the real region, byte " << i;
   }
   for (int round = 0; round < 2000; ++round) {
     std::vector<std::byte> noise(rng.below(300));
@@ -429,7 +432,8 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
   EXPECT_TRUE(std::all_of(guard.bytes.begin(), guard.bytes.end(),
                           [](std::byte b) { return b == std::byte{0}; }));
   EXPECT_EQ(
-      submit_and_wait(ea(), Write{.source = a().out.at(0), .target = now.region.at(0), .size_bytes = kBytes})
+      submit_and_wait(
+          ea(), Write{.source = a().out.at(0), .target = now.region.at(0), .size_bytes = kBytes})
           .code,
       Errc::kOk)
       << "and the session is as it was";

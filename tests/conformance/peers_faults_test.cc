@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <array>
 
+#include "conformance/audited_writes.h"
 #include "conformance/conformance.h"
 #include "conformance/kinds.h"
-#include "conformance/audited_writes.h"
 #include "support/log_guard.h"
 
 // P13 to P22 with peers that are stopped, cut off or dead: memory is taken back from writers that
-// do not answer, peers are judged and come back, nobody else waits, and close() completions.
+// do not answer, peers are declared lost and come back, no other peer waits, and close() returns.
 
 namespace fabric::test {
 namespace {
@@ -79,7 +79,7 @@ TEST_P(Conformance, P13AGrantIsTakenBackFromAStoppedWriter) {
   reopen_with_faults();
   const PeerId of_a = *eb().connect(ea().address());
   if (eb().peer_info(of_a)->fence == FenceKind::kNone)
-    GTEST_SKIP() << GetParam().name << " has FenceKind::kNone: only the peer's word fences";
+    GTEST_SKIP() << GetParam().name << " has FenceKind::kNone: only the peer's reply fences";
   EXPECT_EQ(submit_and_wait(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
   auto block = make_memory(eb());
   const auto region = ea().import_region(ab().peer, *block.region.grant(of_a));
@@ -126,7 +126,8 @@ TEST_P(Conformance, P13AProofThatComesLateIsAnEvent) {
   faults().stop(kA, Phase::kBegin);
   const auto gone = eb().submit(
       Deregister{.region = b().in.region.id(), .timeout = kSoon, .notify = completions.notify(0)});
-  const auto fence = eb().submit(Fence{.peer = of_a, .timeout = kSoon, .notify = completions.notify(1)});
+  const auto fence =
+      eb().submit(Fence{.peer = of_a, .timeout = kSoon, .notify = completions.notify(1)});
   ASSERT_TRUE(gone && fence);
   for (const uint64_t tag : {0, 1}) {
     SCOPED_TRACE(tag);
@@ -137,8 +138,8 @@ TEST_P(Conformance, P13AProofThatComesLateIsAnEvent) {
   EXPECT_EQ(reported.count(EventKind::kFenceProved), 0u);
   run_for(3s);
   std::vector<OpId> proved;
-  for (const auto& seen : reported.seen()) {
-    if (seen.event.kind == EventKind::kFenceProved) proved.push_back(seen.event.op);
+  for (const Event& event : reported.events) {
+    if (event.kind == EventKind::kFenceProved) proved.push_back(event.op);
   }
   std::sort(proved.begin(), proved.end());
   std::vector<OpId> asked{*gone, *fence};
@@ -172,7 +173,8 @@ TEST_P(Conformance, P15AKilledPeerComesBackUnderItsNameAsANewOne) {
   const Event end = wait_completion(completions);
   EXPECT_EQ(end.code, Errc::kPeerLost);
   if (GetParam().caps.virtual_time) {
-    EXPECT_LE(ea().now() - start, 1s) << "the new life is proof enough, nobody waits for silence";
+    EXPECT_LE(ea().now() - start, 1s)
+        << "the new incarnation is proof enough: no timeout is waited for";
   }
   const auto now = *ea().peer_info(after.peer);
   EXPECT_NE(after.peer, before.peer);
@@ -201,8 +203,8 @@ TEST_P(Conformance, P16AStoppedPeerStallsOnceAndEverythingResumesWithIt) {
   ASSERT_TRUE(bound.expect(1, completions.notify(1), Timeout::forever()));
   faults().stop(kB, Phase::kBegin);
   ASSERT_TRUE(ea().submit(Send{.peer = ab().peer, .channel = 3, .notify = completions.notify(2)}));
-  ASSERT_TRUE(
-      ea().submit(Send{.peer = ab().peer, .channel = 3, .timeout = 1s, .notify = completions.notify(3)}));
+  ASSERT_TRUE(ea().submit(
+      Send{.peer = ab().peer, .channel = 3, .timeout = 1s, .notify = completions.notify(3)}));
   const Nanos start = ea().now();
   ASSERT_TRUE(until([&] { return ea().peer_info(ab().peer)->state == PeerState::kStalled; }));
   if (GetParam().caps.virtual_time) {
@@ -260,7 +262,7 @@ void Conformance::is_lost_once(const FaultAction& inject) {
   EXPECT_LE(std::count(states.begin(), states.end(), PeerState::kStalled), 1);
   EXPECT_EQ(states.back(), PeerState::kLost);
   EXPECT_EQ(reported.states(ac.peer), std::vector<PeerState>{PeerState::kConnected});
-  EXPECT_EQ(completions.count(3), 0u) << "who waits for somebody else waits on";
+  EXPECT_EQ(completions.count(3), 0u) << "a wait that names another peer goes on";
   EXPECT_EQ(bound.wait(1, 1ms).error().code, Errc::kPeerLost);
 }
 
@@ -337,7 +339,8 @@ void Conformance::close_returns_in_time(const FaultAction& inject) {
     ASSERT_TRUE(bound.bind(ab().peer));
     ASSERT_TRUE(bound.expect(1, completions.notify(taken++), Timeout::forever()));
     for (int round = 0; round < 6; ++round) {
-      for (const auto& kind : kinds.all()) ASSERT_TRUE(kind.submit(completions.notify(taken++), batch));
+      for (const auto& kind : kinds.all())
+        ASSERT_TRUE(kind.submit(completions.notify(taken++), batch));
     }
     run_on_wire(3us);
     inject(faults());

@@ -34,7 +34,7 @@ TEST_P(Conformance, P15ManyEnginesLiveInOneProcessAndOnOneHost) {
     ASSERT_TRUE(counter.wait(1, kLong)) << i;
     EXPECT_EQ(std::memcmp(from.out.bytes.data(), to.in.bytes.data(), 200'000), 0);
   }
-  EXPECT_EQ(ea().peers().size(), 1u) << "nobody else was disturbed";
+  EXPECT_EQ(ea().peers().size(), 1u) << "no other peer was disturbed";
 }
 
 TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
@@ -60,20 +60,20 @@ TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
   const RemoteHost there = connect(a(), *reborn);
   EXPECT_NE(there.peer, ab().peer);
   EXPECT_GT(ea().peer_info(there.peer)->incarnation, old.incarnation);
-  EXPECT_FALSE(ea().import_region(there.peer, old_desc)) << "of another life";
+  EXPECT_FALSE(ea().import_region(there.peer, old_desc)) << "of another incarnation";
   EXPECT_EQ(ea().submit(write(0, 8)).error().code, Errc::kPeerLost) << "the old handle";
   auto counter = *reborn->engine.make_counter();
   EXPECT_EQ(submit_and_wait(ea(), Write{.source = a().out.at(0),
-                               .target = there.region.at(0),
-                               .size_bytes = 50'000,
-                               .imm = old_key})
+                                        .target = there.region.at(0),
+                                        .size_bytes = 50'000,
+                                        .imm = old_key})
                 .code,
             Errc::kOk);
   wait_idle();
-  EXPECT_EQ(counter.count(), 0u) << "a key of another life counts nowhere";
+  EXPECT_EQ(counter.count(), 0u) << "a key of another incarnation counts nowhere";
   EXPECT_EQ(reborn->engine.stats().stale_imms > 0, true);
   EXPECT_EQ(std::memcmp(reborn->in.bytes.data(), a().out.bytes.data(), 50'000), 0);
-  // The old address leads nowhere, and does not hurt the new life.
+  // The old address leads nowhere, and does not affect the new incarnation.
   const auto ghost_peer = ea().connect(old_address);
   ASSERT_TRUE(ghost_peer);
   const Event event = submit_and_wait(ea(), Send{.peer = *ghost_peer, .timeout = 2s});
@@ -134,7 +134,7 @@ TEST_P(Conformance, P16EachChangeOfAPeerIsOneEventOnEachSide) {
   const PeerId of_a = *eb().connect(ea().address());
   const PeerId there = *c().engine.connect(eb().address());
   ASSERT_TRUE(until([&] { return at_b.count(EventKind::kPeer) == 2; }));
-  const PeerId back = at_b.seen().back().event.peer;
+  const PeerId back = at_b.events.back().peer;
   wait_idle();
   EXPECT_EQ(at_b.states(of_a), std::vector<PeerState>{PeerState::kConnected})
       << "a subscription starts with the peers that are there";
@@ -176,11 +176,12 @@ TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerDisconnects) {
   }
   EXPECT_LE(eb().now() - start, 1s);
   wait_idle();
-  EXPECT_EQ(completions.count(2), 0u) << "who did not name the peer waits on";
+  EXPECT_EQ(completions.count(2), 0u) << "a wait that did not name the peer goes on";
   EXPECT_EQ(bound.expect(1, completions.notify(4)).error().code, Errc::kPeerLost);
   EXPECT_EQ(bound.wait(1, 1ms).error().code, Errc::kPeerLost);
   EXPECT_EQ(free.bind(of_a).error().code, Errc::kPeerLost);
-  EXPECT_EQ(wait_completion(completions, 2).code, Errc::kPeerLost) << "bound too late: it ends at once";
+  EXPECT_EQ(wait_completion(completions, 2).code, Errc::kPeerLost)
+      << "bound too late: it ends at once";
   EXPECT_EQ(cb.peer, *c().engine.connect(eb().address()));
 }
 
@@ -196,18 +197,17 @@ TEST_P(Conformance, P16WhatIsInFlightToAPeerThatDisconnectsEndsWithIt) {
     ASSERT_TRUE(ea().submit(request));
     ASSERT_TRUE(ea().submit(Send{.peer = ab().peer, .channel = 1, .notify = completions.notify()}));
   }
-  ASSERT_TRUE(ea().submit(
-      Resolve{.peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}, .notify = completions.notify()}));
+  ASSERT_TRUE(ea().submit(Resolve{
+      .peer = ab().peer, .names = {&name, 1}, .out = {&key, 1}, .notify = completions.notify()}));
   const Nanos start = ea().now();
   ASSERT_TRUE(eb().close());
   ASSERT_TRUE(until([&] { return completions.count() == 81; }));
   EXPECT_LE(ea().now() - start, config().default_timeout) << "not by their deadlines";
   uint32_t lost = 0;
-  for (const auto& seen : completions.seen()) {
-    lost += seen.event.code == Errc::kPeerLost;
-    // Nobody is blamed for memory that goes with its engine.
-    EXPECT_TRUE(seen.event.code == Errc::kOk || seen.event.code == Errc::kPeerLost)
-        << to_string(seen.event.code);
+  for (const Event& event : completions.events) {
+    lost += event.code == Errc::kPeerLost;
+    // A region that is closed with its engine is no access error.
+    EXPECT_TRUE(event.code == Errc::kOk || event.code == Errc::kPeerLost) << to_string(event.code);
   }
   EXPECT_GT(lost, 0u);
   wait_idle();
@@ -249,8 +249,10 @@ TEST_P(Conformance, P17EverySideUsesAllItsRailsWhateverTheOtherHas) {
   const RemoteHost ba = connect(b(), a());
   b().out.fill(8);
   auto back = *ea().make_counter();
-  ASSERT_TRUE(eb().submit(Write{
-      .source = b().out.at(0), .target = ba.region.at(0), .size_bytes = 300'000, .imm = back.key()}));
+  ASSERT_TRUE(eb().submit(Write{.source = b().out.at(0),
+                                .target = ba.region.at(0),
+                                .size_bytes = 300'000,
+                                .imm = back.key()}));
   ASSERT_TRUE(back.wait(1, kLong));
   EXPECT_EQ(std::memcmp(b().out.bytes.data(), a().in.bytes.data(), 300'000), 0);
 }
@@ -287,10 +289,11 @@ TEST_P(Conformance, P17TheRouteIsChosenInOrderAndReportsWhy) {
       << "why not the first: " << chosen.why;
   const auto region = *c().engine.import_region(by_second, *b().in.region.desc());
   c().out.fill(4);
-  EXPECT_EQ(submit_and_wait(c().engine,
-                   Write{.source = c().out.at(0), .target = region.at(0), .size_bytes = 500'000})
-                .code,
-            Errc::kOk);
+  EXPECT_EQ(
+      submit_and_wait(c().engine,
+                      Write{.source = c().out.at(0), .target = region.at(0), .size_bytes = 500'000})
+          .code,
+      Errc::kOk);
   EXPECT_EQ(sent_on(c().engine, true), 500'000u);
   EXPECT_EQ(sent_on(c().engine, false), 0u);
   wait_idle();
@@ -302,8 +305,9 @@ TEST_P(Conformance, P17TheRouteIsChosenInOrderAndReportsWhy) {
   const auto at_a = *c().engine.import_region(c_to_a, *a().in.region.desc());
   const std::array<ScatterTarget, 2> targets{ScatterTarget{region.at(0), 0, 1000, {}},
                                              ScatterTarget{at_a.at(0), 0, 1000, {}}};
-  EXPECT_EQ(submit_and_wait(c().engine, Scatter{.source = c().out.region.id(), .targets = targets}).code,
-            Errc::kOk);
+  EXPECT_EQ(
+      submit_and_wait(c().engine, Scatter{.source = c().out.region.id(), .targets = targets}).code,
+      Errc::kOk);
   EXPECT_EQ(sent_on(c().engine, true), 501'000u);
   EXPECT_EQ(sent_on(c().engine, false), 1000u);
 }

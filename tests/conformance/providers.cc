@@ -7,11 +7,13 @@
 #include "providers/shm/pull.h"
 #include "support/log_guard.h"
 
-// Every network that the promises are shown on. A new one is a TestEnv of its own and a line in the
-// list at the end.
+// Every network that the promises are tested on. A new one needs a TestEnv and an entry in the list
+// at the end.
 
 namespace fabric::test {
 namespace {
+
+using sim::Fault;
 
 /// Rails of the three hosts, and what their NICs are like.
 struct SimShape {
@@ -21,8 +23,7 @@ struct SimShape {
 
 class SimFaults final : public FaultInjector {
  public:
-  SimFaults(sim::World& world, const std::vector<uint32_t>& nodes)
-      : world_(world), nodes_(nodes) {}
+  SimFaults(sim::World& world, const std::vector<uint32_t>& nodes) : world_(world), nodes_(nodes) {}
 
   void cut(uint32_t one, uint32_t other, Phase phase) override {
     const uint32_t x = nodes_[one], y = nodes_[other];
@@ -34,7 +35,7 @@ class SimFaults final : public FaultInjector {
   }
   void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
     inject(side == Side::kSender ? Fault::break_sender(nodes_[from], nodes_[to], rail)
-                                  : Fault::break_target(nodes_[from], nodes_[to], rail));
+                                 : Fault::break_target(nodes_[from], nodes_[to], rail));
   }
   void kill(uint32_t host) override { inject(Fault::crash(nodes_[host])); }
   void stop(uint32_t host, Phase phase) override {
@@ -56,7 +57,6 @@ class SimFaults final : public FaultInjector {
   }
 
  private:
-  using Fault = sim::Fault;
   void inject(const Fault& fault) {
     const auto taken = world_.at(world_.now(), fault);
     EXPECT_TRUE(taken) << to_string(fault.kind) << ": " << taken.error().what;
@@ -82,7 +82,8 @@ class SimEnv final : public TestEnv {
       nodes_.push_back(world_.add_node(std::move(networks)));
     }
     if (options.realtime_threads) {
-      clock_ = std::make_unique<RealTimeClock>(*world_.open(nodes_[0], {.log_sink = test_log_sink()}));
+      clock_ =
+          std::make_unique<RealTimeClock>(*world_.open(nodes_[0], {.log_sink = test_log_sink()}));
     }
   }
 
@@ -106,15 +107,15 @@ class SimEnv final : public TestEnv {
   std::unique_ptr<RealTimeClock> clock_;  ///< realtime only
 };
 
-/// What the machine has, as far as the network between its processes asks for it.
+/// The features of the machine that the network between its processes uses.
 struct ShmShape {
   uint32_t lanes = 1;
   bool mapped = true;  ///< memory that senders map; otherwise the target fetches
-  int ways = 2;        ///< to fetch: process_vm_readv, a memory file, or neither
+  int ways = 2;        ///< to fetch: 2 = process_vm_readv, 1 = a memory file, 0 = neither
   bool bare = false;   ///< no restartable sequences, no membarrier, no procfs
 };
 
-/// Processes that die and stop are the business of tests/process.
+/// Processes that die and stop are tested in tests/process.
 class ShmEnv final : public RealTimeEnv {
  public:
   ShmEnv(const ShmShape& shape, const TestEnvOptions& options) : RealTimeEnv(options) {
@@ -122,9 +123,7 @@ class ShmEnv final : public RealTimeEnv {
     shm::allow_read_methods(shape.ways > 1, shape.ways > 0);
     shm::disable_fence_support(shape.bare);
     shm::use_guard_kind(shape.bare ? shm::GuardKind::kPlain : shm::GuardKind::kRestartable);
-    for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
-      network_.devices.push_back("lane" + std::to_string(lane));
-    }
+    network_.options = shm::Options{.lanes = shape.lanes};
   }
 
   ~ShmEnv() override {
@@ -135,7 +134,7 @@ class ShmEnv final : public RealTimeEnv {
   }
 
   std::optional<SilentPeer> silent_peer(const Config& config) override {
-    auto silent = std::make_unique<SilentEngine>();  // nobody turns its runtime
+    auto silent = std::make_unique<SilentEngine>();  // its runtime makes no turns
     Config shm = config;
     shm.networks = {network_};
     silent->engine = *Engine::open(shm, std::make_shared<InlineRuntime>());
@@ -157,11 +156,10 @@ class ShmEnv final : public RealTimeEnv {
 };
 
 ProviderCase shm_case(const ShmShape& shape, std::string name) {
-  return {std::move(name),
-          {.realtime_threads = true, .several_rails = shape.lanes > 1, .counted_slices = true},
-          [shape](const TestEnvOptions& options) {
-            return std::make_unique<ShmEnv>(shape, options);
-          }};
+  return {
+      std::move(name),
+      {.realtime_threads = true, .several_rails = shape.lanes > 1, .counted_slices = true},
+      [shape](const TestEnvOptions& options) { return std::make_unique<ShmEnv>(shape, options); }};
 }
 
 constexpr CaseCaps kSimCaps{.virtual_time = true,
@@ -205,10 +203,10 @@ ProviderCase sim_srd(std::array<uint32_t, TestEnv::kHosts> rails, std::string na
           }};
 }
 
-/// The own address: no network at all, the engine copies.
+/// The engine's own address: no network at all, the engine copies.
 ProviderCase self_copy() {
   ProviderCase provider = sim_rc({1, 1, 1}, "self");
-  provider.caps = {.two_engines = false,  // and nothing between two engines that could go wrong
+  provider.caps = {.two_engines = false,  // and no network that could fail
                    .virtual_time = true,
                    .lossy_control = true,
                    .realtime_threads = true,

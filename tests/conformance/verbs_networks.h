@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fabric/verbs.h>
@@ -8,14 +10,16 @@
 
 namespace fabric::test {
 
-/// What an engine on RDMA devices is opened with.
-inline std::vector<Network> verbs_networks(verbs::Options devices, const TestEnvOptions& options) {
-  // Few places, so that some writes wait for one and some immediates find none.
+/// The networks of an engine on RDMA NICs.
+inline std::vector<Network> verbs_networks(std::vector<std::string> devices, verbs::Options verbs,
+                                           const TestEnvOptions& options) {
+  // Short queues, so that some writes wait for a slot and some immediates find no receive.
   if (options.faults) {
-    devices.send_depth = 16;
-    devices.receive_depth = 4;
+    verbs.send_depth = 16;
+    verbs.receive_depth = 4;
   }
-  std::vector<Network> all{verbs::network(devices)};
+  std::vector<Network> all{
+      {.provider = "verbs", .devices = std::move(devices), .options = std::move(verbs)}};
   if (options.second_network) {
     all.push_back(all.front());
     all.back().name = "second";

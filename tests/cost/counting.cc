@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kCallSites = 16;
 constexpr size_t kFrames = 8;
-constexpr size_t kOwnFrames = 2;  // note(), and the function that it stands in
+constexpr size_t kOwnFrames = 2;  // note(), and the function that calls it
 
 struct CallSite {
   const uint64_t* counter = nullptr;
@@ -34,7 +34,7 @@ ptrdiff_t site_count = 0;
 
 void note(uint64_t& counter, const char* what) {
   if (!counting) return;
-  counting = false;  // what backtrace() does is not meant
+  counting = false;  // the allocations of backtrace() do not count
   ++counter;
   CallSite here{.counter = &counter, .what = what};
   backtrace(here.frames.data(), kFrames);
@@ -94,7 +94,7 @@ Counts Counting::done() {
 
 using fabric::test::note;
 
-// Takes the name's site, counts, and calls the one that it stands before.
+// Interposes on the function of this name: counts, and calls the next one.
 #define FABRIC_TEST_COUNTED_LOCK(name, parameters, arguments)            \
   int name parameters noexcept {                                         \
     static auto* const real = fabric::test::next<int parameters>(#name); \

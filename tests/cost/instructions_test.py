@@ -100,7 +100,7 @@ calls=1 1
 """
 
 
-# Ten requests over verbs: what the library behind it does, and what that calls, is nobody's here.
+# Ten requests over verbs: instructions of the verbs library and of what it calls do not count.
 VERBS = """\
 positions: line
 events: Ir

@@ -12,14 +12,16 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "bench/bench_engines.h"
 #include "bench/stepped_clock.h"
 #include "cost/counting.h"
 #include "cost/system_calls.h"
 #include "support/log_guard.h"
 
-// The steady state: what happens between submit and completion, and what never does. The engines
-// are inline, sender and receivers on this thread, so that all of it is seen.
+// The steady state: allocations, locks and system calls between submit and completion. The engines
+// are inline, sender and receivers on this thread, so that all of them are counted.
 
 namespace fabric::test {
 namespace {
@@ -37,7 +39,7 @@ struct Operation {
 
 void PrintTo(const Operation& operation, std::ostream* out) { *out << operation.name; }
 
-// epoll_wait(), by the names that it has on the machines.
+// epoll_wait(), by its names on different machines.
 #ifdef SYS_epoll_wait
 constexpr std::array<uint64_t, 2> kLooks{SYS_epoll_wait, SYS_epoll_pwait};
 #else
@@ -46,8 +48,8 @@ constexpr std::array<uint64_t, 1> kLooks{SYS_epoll_pwait};
 
 class SteadyState : public testing::TestWithParam<Operation> {
  protected:
-  // Of the engines' clock. What grows has grown and what was said at the beginning is answered by
-  // then; what is due every millisecond comes several times.
+  // On the engines' clock. By then every table has its final size and every first control message
+  // is answered; what is due every millisecond comes several times.
   static constexpr int64_t kMillisecondNs = 1'000'000;
   static constexpr int64_t kWarmUpNs = 20 * kMillisecondNs;
   static constexpr int64_t kWhileNs = 5 * kMillisecondNs;
@@ -106,21 +108,23 @@ TEST_P(SteadyState, MakesNoSystemCallButALookAtSocketsEachMillisecond) {
   EXPECT_LE(looks, engines * (kWhileNs / kMillisecondNs + 1)) << calls->text();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Operations, SteadyState,
-    testing::Values(Operation{"write", &BenchEngines::write, 1, 500},
-                    Operation{"span", &BenchEngines::span, 1, 5'000},
-                    Operation{"paged", &BenchEngines::paged, 1, 20'000},
-                    Operation{"scatter", &BenchEngines::scatter, 56, 5'000},
-                    Operation{"expectation", &BenchEngines::expectation, 1, 500},
-                    Operation{"registered_write", &BenchEngines::write, 1, 500, BenchEngines::Of::kProgram},
-                    Operation{"registered_pages", &BenchEngines::paged, 1, 20'000, BenchEngines::Of::kProgram}),
-    [](const auto& one) { return std::string(one.param.name); });
+INSTANTIATE_TEST_SUITE_P(Operations, SteadyState,
+                         testing::Values(Operation{"write", &BenchEngines::write, 1, 500},
+                                         Operation{"span", &BenchEngines::span, 1, 5'000},
+                                         Operation{"paged", &BenchEngines::paged, 1, 20'000},
+                                         Operation{"scatter", &BenchEngines::scatter, 56, 5'000},
+                                         Operation{"expectation", &BenchEngines::expectation, 1,
+                                                   500},
+                                         Operation{"registered_write", &BenchEngines::write, 1, 500,
+                                                   BenchEngines::Of::kProgram},
+                                         Operation{"registered_pages", &BenchEngines::paged, 1,
+                                                   20'000, BenchEngines::Of::kProgram}),
+                         [](const auto& one) { return std::string(one.param.name); });
 
 // The counters can count.
 
 TEST(SteadyStateCounting, SeesAllocationsOfEveryKind) {
-  // Called by name: a pair of them that nobody else sees may not be left out.
+  // Called by name: the compiler may omit a pair of calls that a new-expression makes.
   constexpr std::align_val_t kAlign{128};
   Counting counting;
   ::operator delete(::operator new(16));

@@ -20,7 +20,7 @@ constexpr int kSystemCallStop = SIGTRAP | 0x80;  // as PTRACE_O_TRACESYSGOOD mar
 
 [[noreturn]] void be_traced(const std::function<void(Window&)>& body, Window& window) {
   if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(kMayNotTrace);
-  ::alarm(120);  // one that hangs ends, and its tracer with it
+  ::alarm(120);  // a child that hangs is killed, and its tracer ends
   ::raise(SIGSTOP);
   try {
     body(window);

@@ -6,12 +6,12 @@
 #include <optional>
 #include <string>
 
-// Counts the system calls of a child process while it says so, as a debugger sees them: by whatever
-// way they are made, libc's wrappers or bare instructions.
+// Counts the system calls of a child process while its window is open, by ptrace: those of libc's
+// wrappers and bare instructions alike.
 
 namespace fabric::test {
 
-/// What the child tells its tracer, in memory that both have: telling takes no system call.
+/// Shared memory by which the child controls its tracer without a system call.
 struct Window {
   bool open = false;
   char failure[256] = {};  ///< why the child gave up
@@ -19,7 +19,7 @@ struct Window {
 
 struct SystemCalls {
   std::map<uint64_t, uint64_t> by_number{};
-  std::string failure{};  ///< the child did not come to its end
+  std::string failure{};  ///< why the child did not finish
 
   uint64_t of(uint64_t number) const {
     const auto found = by_number.find(number);
@@ -29,7 +29,7 @@ struct SystemCalls {
   std::string text() const;  ///< numbers and counts
 };
 
-/// Runs `body` in a child and counts while the window is open. Nothing: this process may not trace.
+/// Runs `body` in a child and counts while the window is open. Empty when ptrace is not permitted.
 std::optional<SystemCalls> trace(const std::function<void(Window&)>& body);
 
 }  // namespace fabric::test

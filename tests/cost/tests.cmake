@@ -1,4 +1,4 @@
-# The price of an operation. Instructions repeat, so they are checked; times are not, so they never
+# The cost of an operation. Instructions repeat, so they are checked; times are not, so they never
 # are. One compiler and one set of flags, because both decide how many there are.
 
 add_test(NAME instructions.finds_what_is_planted

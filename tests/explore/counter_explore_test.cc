@@ -12,7 +12,8 @@
 #include "explore/sweep.h"
 
 // The counter's protocol in all orders: who arms, who arrives, who cancels, who releases. Data that
-// only a count guards is plain, so whoever learns of an end too early is caught in a race.
+// only a count guards is plain, so a thread that sees a completion too early is caught in a data
+// race.
 
 namespace fabric::core {
 namespace {
@@ -20,9 +21,9 @@ namespace {
 using interleave::expect_mutants_found;
 using interleave::expect_sound;
 using interleave::NamedProgram;
-using interleave::require;
 using interleave::Program;
 using interleave::program;
+using interleave::require;
 using interleave::Survivor;
 
 constexpr uint32_t kFirst = 1, kSecond = 2;  // cookies
@@ -74,19 +75,19 @@ struct Counting : Program {
   bool ended_once(uint32_t cookie, Errc code) const {
     return ended == 1 && ends[0].cookie == cookie && ends[0].code == code;
   }
-  /// Nothing of the past is left: the next life counts what it is given.
+  /// Nothing of the past is left: the next generation counts only its own arrivals.
   void next_life_is_clean() {
     table.release(key, 0);
     const auto next = table.acquire(++clock_ns, 0);
     require(next.has_value(), "the slot is held for ever");
     if (!next) return;
-    require(table.live_count() == 1, "lives are miscounted");
-    require(table.count(*next) == 0, "counts of another life");
+    require(table.live_count() == 1, "live keys are miscounted");
+    require(table.count(*next) == 0, "counts of another generation");
     const uint32_t before = ended;
     require(table.expect(*next, 1, kSecond).has_value(), "the record is held for ever");
-    require(ended == before, "met by counts of another life");
+    require(ended == before, "met by counts of another generation");
     arrive(*next);
-    require(ended == before + 1, "lost in the next life");
+    require(ended == before + 1, "lost in the next generation");
   }
 };
 
@@ -100,7 +101,7 @@ struct ArmMeetsTheArrival : Counting {
   }
   void on_met() override { see(0); }
   void check() override {
-    require(ended + met == 1, "not told exactly once");
+    require(ended + met == 1, "not reported exactly once");
     require(table.count(key) == 0, "something is left");
     next_life_is_clean();
   }
@@ -124,7 +125,7 @@ struct TwoArm : Counting {
     require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1), "two hold the record");
     arrive(key);
     if (armed[0] || armed[1]) {
-      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "told the wrong one");
+      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "reported the wrong one");
     }
     next_life_is_clean();
   }
@@ -135,7 +136,7 @@ struct WaiterMeetsTheArrival : Counting {
   void thread(int index) override {
     if (index == 0) return write(0);
     const auto armed = table.expect(key, 1, CounterTable::kWaiter);
-    if (!armed->met) require(wait(*armed) == Errc::kOk, "ended as nobody asked");
+    if (!armed->met) require(wait(*armed) == Errc::kOk, "unexpected completion");
     see(0);
     require(!table.cancel(armed->expectation, Errc::kCancelled), "cancelled after its end");
   }
@@ -147,7 +148,7 @@ struct TwoArrivalsOneWaiter : Counting {
   void thread(int index) override {
     if (index < 2) return write(index, 2);
     const auto armed = table.expect(key, 1, CounterTable::kWaiter);
-    if (!armed->met) require(wait(*armed) == Errc::kOk, "ended as nobody asked");
+    if (!armed->met) require(wait(*armed) == Errc::kOk, "unexpected completion");
     see(0);
     see(1);
   }
@@ -162,10 +163,10 @@ struct TwoArrivalsOneCallback : Counting {
     see(0);
     see(1);
   }
-  void check() override { require(ended_once(kFirst, Errc::kOk), "not told exactly once"); }
+  void check() override { require(ended_once(kFirst, Errc::kOk), "not reported exactly once"); }
 };
 
-// Polling: whoever sees the count may read the bytes.
+// Polling: a thread that sees the count may read the bytes.
 struct TakerMeetsTheArrivals : Counting {
   int threads() const override { return 3; }
   void thread(int index) override {
@@ -196,7 +197,8 @@ struct CancelMeetsTheNextExpectation : Counting {
   }
   void on_met() override { see(0); }
   void check() override {
-    require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kOk), "not told exactly once");
+    require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kOk),
+            "not reported exactly once");
     if (!armed_again) armed_again = table.expect(key, 3, kSecond).has_value();
     require(armed_again, "the record is held for ever");
     // What the first did not take is there for the second, no more and no less.
@@ -239,7 +241,7 @@ struct WaiterCancelAndArrival : Counting {
       return;
     }
     const Errc code = wait(first);
-    require(code == Errc::kOk || code == Errc::kCancelled, "ended as nobody asked");
+    require(code == Errc::kOk || code == Errc::kCancelled, "unexpected completion");
     if (code == Errc::kOk) see(0);
   }
   void check() override {
@@ -261,7 +263,7 @@ struct CancelMeetsTheRelease : Counting {
   }
   void check() override {
     require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kReleased),
-            "not told exactly once");
+            "not reported exactly once");
     next_life_is_clean();
   }
 };
@@ -282,17 +284,17 @@ struct ArrivalMeetsTheNextGeneration : Counting {
   }
   void on_met() override { see(0); }
   void check() override {
-    require(ended == 1 && ends[0].cookie == kFirst, "told twice, or the wrong one");
+    require(ended == 1 && ends[0].cookie == kFirst, "reported twice, or the wrong one");
     require(untaken == 0, "owes what was taken");
     if (!next) return next_life_is_clean();
-    require(table.count(*next) == 0, "counted in another life");
-    require(table.live_count() == 1, "lives are miscounted");
+    require(table.count(*next) == 0, "counted in another generation");
+    require(table.live_count() == 1, "live keys are miscounted");
     arrive(*next);
-    require(ended == 2 && ends[1].cookie == kSecond, "lost in the next life");
+    require(ended == 2 && ends[1].cookie == kSecond, "lost in the next generation");
   }
 };
 
-// The end of one expectation is told while the next is armed over it.
+// The completion of one expectation is reported while the next is armed over it.
 struct LastArrivalMeetsTheNextExpectation : Counting {
   CounterTable::Armed first = *table.expect(key, 1, kFirst);
   bool armed_again = false;
@@ -302,7 +304,7 @@ struct LastArrivalMeetsTheNextExpectation : Counting {
     armed_again = table.expect(key, 2, kSecond).has_value();
   }
   void check() override {
-    require(ended_once(kFirst, Errc::kOk), "told the wrong one");
+    require(ended_once(kFirst, Errc::kOk), "reported the wrong one");
     require(armed_again || table.expect(key, 2, kSecond).has_value(), "the record is held");
     arrive(key);
     require(ended == 1, "met too early");
@@ -328,7 +330,7 @@ struct AbortMeetsTheArrivalAndTheArm : Counting {
   }
   void on_met() override { see(0); }
   void check() override {
-    require(ended + met + refused == 1, "not told exactly once");
+    require(ended + met + refused == 1, "not reported exactly once");
     next_life_is_clean();
   }
 };
@@ -395,7 +397,7 @@ struct MoveMeetsAnArrival : Linked {
   }
 };
 
-// The slot of a member comes back while an arrival of its last life still passes its count on.
+// The slot of a member is reused while an arrival of its last generation still forwards its count.
 struct ArrivalMeetsTheNextLink : Linked {
   CounterKey other = fresh();
   uint64_t untaken = 0;
@@ -414,7 +416,7 @@ struct ArrivalMeetsTheNextLink : Linked {
   }
   void check() override {
     require(table.count(parent) == untaken, "not passed on");
-    require(table.count(other) == 0, "passed on to the parent of another life");
+    require(table.count(other) == 0, "forwarded to the parent of another generation");
   }
 };
 
@@ -437,7 +439,7 @@ const std::vector<NamedProgram> kScenes = {
     program<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
     program<AbortMeetsTheArrivalAndTheArm>("AbortMeetsTheArrivalAndTheArm"),
 };
-// Too long to be played for every mutant.
+// Too long to be explored for every mutant.
 const std::vector<NamedProgram> kLongScenes = {
     program<TwoArrivalsOneWaiter>("TwoArrivalsOneWaiter"),
     program<WaiterCancelAndArrival>("WaiterCancelAndArrival"),
@@ -460,7 +462,8 @@ const std::vector<Survivor> kSurvivors = {
     {"acquire load 3 without acquire", kAgain},
     {"acquire fetch_add torn into load and store", kLocked},
     {"release fetch_sub torn into load and store", kLocked},
-    {"acquire exchange torn into load and store", "nobody else changes the word of a free slot"},
+    {"acquire exchange torn into load and store",
+     "no other thread changes the word of a free slot"},
     {"acquire exchange without acquire", kHanded},
     {"acquire exchange without release", kHanded},
     {"cancel compare_exchange without acquire", kHanded},
@@ -469,7 +472,7 @@ const std::vector<Survivor> kSurvivors = {
     {"claim_record compare_exchange without release", kCarried},
     {"result compare_exchange without release", kCarried},
     {"expect fetch_and torn into load and store",
-     "only a cancel changes an armed claim, and nobody can cancel before expect() has returned"},
+     "only a cancel changes an armed claim, and no thread can cancel before expect() has returned"},
 };
 TEST(ExploreCounter, EveryWeakenedOperationIsFound) { expect_mutants_found(kScenes, kSurvivors); }
 

@@ -26,11 +26,11 @@ namespace {
 constexpr size_t kLocationsMax = 64;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr uint64_t kStepsMax = 20'000;  // more than expect() takes to give up on a record
-constexpr int kMain = kThreadsMax;     // the thread of the constructor and of check()
+constexpr int kMain = kThreadsMax;      // the thread of the constructor and of check()
 constexpr LocationId kNoLocation = UINT16_MAX;
 
-/// What a thread knows: the store of each place that it must not look behind, and how far in the
-/// life of each thread everything has happened before.
+/// What a thread has observed: for each location the oldest store that it may still read, and a
+/// vector clock of what happened before.
 struct View {
   std::array<uint16_t, kLocationsMax> stores{};
   std::array<uint16_t, kThreadsMax + 1> clocks{};
@@ -45,21 +45,21 @@ struct View {
 
 struct Store {
   uint64_t value = 0;
-  View carried{};  // what a load with acquire learns
+  View carried{};  // what an acquiring load of it learns
 };
 
 struct MemoryLocation {
   std::vector<Store> stores{};
   bool locked = false;
-  // Of plain data: when each thread last touched it.
+  // Of plain data: when each thread last accessed it.
   std::array<uint16_t, kThreadsMax + 1> read_at{}, written_at{};
 };
 
-/// The next step of a thread, as far as others must know it.
+/// The next access of a thread, as far as it matters to others.
 struct Access {
   LocationId location = kNoLocation;
   bool writes = false;
-  bool everything = false;  // touches all places
+  bool everything = false;  // accesses all locations
   bool locks = false;
 };
 bool dependent(const Access& a, const Access& b) {
@@ -75,8 +75,8 @@ struct ModelThread {
   Access next{};
   LocationId sleeps_on = kNoLocation;
   bool finished = false;
-  uint64_t looked_at = 0;  // places, since it last yielded
-  bool yielded = false;    // and none of those has changed
+  uint64_t looked_at = 0;  // bit set of locations read since the last yield
+  bool yielded = false;    // and none of those has changed since
 };
 
 struct TraceEntry {
@@ -93,7 +93,7 @@ class Explorer {
   void fail(const char* what);
 
   LocationId new_location(uint64_t value);
-  /// Every access begins here: others may come first.
+  /// Every access begins here: other threads may run first.
   void step(const Access& next);
   void note(Site site, LocationId location, uint64_t value, size_t stale_by = 0) {
     if (threads_run()) trace_.push_back({running_, site, location, value, stale_by});
@@ -101,10 +101,11 @@ class Explorer {
   bool weakened(const Site& site, Weakening how) const;
   void seen(const Site& site, Order order, bool modifies);
 
-  /// Which of the stores that are allowed: newest first. `unlike`: not those with this value.
+  /// Chooses among the stores that the model allows, newest first. `unlike`: not with this value.
   const Store& choose_store(LocationId location, bool seq_cst, const uint64_t* unlike, Site site);
   void learn(const Store& store, bool acquire);
-  void append(LocationId location, uint64_t value, bool release, bool seq_cst, const Store* carry_on);
+  void append(LocationId location, uint64_t value, bool release, bool seq_cst,
+              const Store* carry_on);
   void tick() { ++threads_[running_].now.clocks[running_]; }
   void full_fence();
   void yield();
@@ -138,7 +139,8 @@ class Explorer {
   enum class Phase : uint8_t { kSetUp, kStart, kThreads, kCheck };  // kStart: up to the first step
   Phase phase_ = Phase::kSetUp;
   bool pruned_ = false;
-  uint32_t asleep_ = 0;  // threads whose next step was tried before, and nothing since touched it
+  uint32_t asleep_ = 0;  // the sleep set: threads whose next access was explored before, and no
+                         // dependent access has happened since
   View fences_{};        // shared by sequentially consistent fences and accesses
   int preemptions_ = 0;
   uint64_t steps_ = 0;
@@ -161,7 +163,7 @@ void switch_to(ucontext_t& from, ucontext_t& to) {
 #endif
   swapcontext(&from, &to);
 #if defined(FABRIC_EXPLORE_ASAN)
-  // The stage's stack is the process's own, which only the sanitizer knows: it tells when left.
+  // The main thread's stack is the process's own, which only the sanitizer knows.
   const void* stack = nullptr;
   size_t bytes = 0;
   __sanitizer_finish_switch_fiber(fake, &stack, &bytes);
@@ -189,7 +191,7 @@ bool Explorer::ready(int thread) const {
   return !(one.next.locks && locations_[one.next.location].locked);
 }
 
-/// Who makes the next step; -1: the play is over.
+/// The thread that runs next; -1: the execution is finished.
 int Explorer::pick() {
   const int count = program_->threads();
   bool eager = false, unfinished = false;
@@ -201,7 +203,7 @@ int Explorer::pick() {
   size_t n = 0;
   bool any_ready = false, may_go_on = false;
   for (int k = 0; k < count; ++k) {
-    const int i = (running_ % count + k) % count;  // going on is the first choice
+    const int i = (running_ % count + k) % count;  // the running thread is the first choice
     if (!ready(i) || (eager && threads_[i].yielded)) continue;
     any_ready = true;
     if ((asleep_ >> i & 1) != 0) continue;
@@ -209,7 +211,7 @@ int Explorer::pick() {
     candidates[n++] = i;
   }
   if (!any_ready) {
-    if (unfinished) fail("nobody can go on: a wake-up was lost");
+    if (unfinished) fail("deadlock: a wake-up was lost");
     return -1;
   }
   if (n == 0) {
@@ -221,7 +223,7 @@ int Explorer::pick() {
   const size_t taken = choose(n);
   const int next = candidates[taken];
   if (bounded) {
-    // With a bound a play cannot be replaced by its equal, which may have more preemptions.
+    // With a bound an execution cannot be replaced by an equivalent one with more preemptions.
     preemptions_ += may_go_on && taken != 0;
     return next;
   }
@@ -245,7 +247,7 @@ void Explorer::leave() {
   ModelThread& from = threads_[running_];
   running_ = kMain;
   switch_to(from.context, threads_[kMain].context);
-  std::abort();  // nobody comes back to it
+  std::abort();  // never resumed
 }
 
 void Explorer::body() {
@@ -279,7 +281,7 @@ void Explorer::start(int index) {
   ModelThread& thread = threads_[index];
   if (thread.stack == nullptr) thread.stack = std::make_unique<char[]>(kStackBytes);
 #if defined(FABRIC_EXPLORE_ASAN)
-  __asan_unpoison_memory_region(thread.stack.get(), kStackBytes);  // of a play left in the middle
+  __asan_unpoison_memory_region(thread.stack.get(), kStackBytes);  // of an abandoned execution
 #endif
   thread.now = threads_[kMain].now;
   ++thread.now.clocks[index];
@@ -313,7 +315,7 @@ void Explorer::step(const Access& next) {
     if (chosen < 0) leave();
     go(chosen);
   }
-  if (++steps_ > kStepsMax) fail("comes to no end");
+  if (++steps_ > kStepsMax) fail("does not terminate");
 }
 
 void Explorer::fail(const char* what) {
@@ -325,7 +327,7 @@ void Explorer::fail(const char* what) {
 
 LocationId Explorer::new_location(uint64_t value) {
   if (location_count_ == kLocationsMax || phase_ != Phase::kSetUp)
-    std::abort();  // a program that is too large
+    std::abort();  // the program is too large
   if (locations_.size() == location_count_) locations_.emplace_back();
   const auto location = static_cast<LocationId>(location_count_++);
   MemoryLocation& fresh = locations_[location];
@@ -379,14 +381,15 @@ void Explorer::append(LocationId location, uint64_t value, bool release, bool se
 void Explorer::full_fence() {
   ModelThread& me = threads_[running_];
   me.now.join(me.to_acquire);
-  // Fences order what is seen; they do not by themselves make anything happen before.
+  // Fences order what is visible; they do not by themselves establish happens-before.
   fences_.join_stores(me.now);
   me.now.join_stores(fences_);
   me.released = me.now;
   tick();
 }
 
-/// Looking again makes sense once one of the places has changed, and then sees that.
+/// Checking again makes sense only after one of the locations has changed, and then sees the
+/// change.
 void Explorer::yield() {
   ModelThread& me = threads_[running_];
   bool changed = false;
@@ -410,7 +413,7 @@ void Explorer::plain(LocationId location, bool write) {
     const bool other = static_cast<int>(i) != running_;
     const bool race =
         data.written_at[i] > known.clocks[i] || (write && data.read_at[i] > known.clocks[i]);
-    if (other && race) fail("plain data is touched without order");
+    if (other && race) fail("data race on plain data");
   }
   (write ? data.written_at : data.read_at)[running_] = known.clocks[running_];
 }
@@ -446,7 +449,8 @@ void Explorer::seen(const Site& site, Order order, bool modifies) {
   if (!fence && order != Order::relaxed && order != Order::acquire) {
     use.weakenings.push_back(Weakening::kNoRelease);
   }
-  if (modifies) use.weakenings.insert(use.weakenings.end(), {Weakening::kTorn, Weakening::kNoWrite});
+  if (modifies)
+    use.weakenings.insert(use.weakenings.end(), {Weakening::kTorn, Weakening::kNoWrite});
   sites_.push_back(use);
 }
 
@@ -503,7 +507,7 @@ bool releases(Order order) { return order != Order::relaxed && order != Order::a
 
 }  // namespace
 
-// Without the function: compilers write the arguments of a template into its name, or do not.
+// Without the function: some compilers include template arguments in its name, some do not.
 bool Site::operator==(const Site& other) const {
   return line == other.line && std::string_view(operation) == other.operation &&
          std::string_view(file) == other.file;
@@ -567,8 +571,8 @@ uint64_t begin_modify(LocationId location, Order order, Site site) {
   return newest.value;
 }
 
-bool begin_exchange(LocationId location, uint64_t expected, uint64_t* seen, Order success, Order failure,
-                    Site site) {
+bool begin_exchange(LocationId location, uint64_t expected, uint64_t* seen, Order success,
+                    Order failure, Site site) {
   explorer->seen(site, success, true);
   const bool seq_cst = success == Order::seq_cst;
   explorer->step({.location = location, .writes = true, .everything = seq_cst});
@@ -577,7 +581,7 @@ bool begin_exchange(LocationId location, uint64_t expected, uint64_t* seen, Orde
     explorer->learn(newest, acquires(success) && !explorer->weakened(site, Weakening::kNoAcquire));
     return true;
   }
-  // Who fails only looks, and may see any store but the one it would have to replace.
+  // A failing exchange is a load, and may read any store but the one it would have to replace.
   const Store& store = explorer->choose_store(location, seq_cst, &expected, site);
   explorer->learn(store, acquires(failure) && !explorer->weakened(site, Weakening::kNoAcquire));
   *seen = store.value;
@@ -597,7 +601,7 @@ void end_modify(LocationId location, uint64_t value, Order order, Site site) {
 void fence(Site site) {
   explorer->seen(site, Order::seq_cst, false);
   if (explorer->weakened(site, Weakening::kNoFence)) return;
-  // Fences meet each other and nothing else.
+  // Fences are dependent only on each other.
   explorer->step({.location = kLocationsMax, .writes = true});
   explorer->note(site, 0, 0);
   explorer->full_fence();
@@ -624,7 +628,7 @@ void unlock(LocationId location) {
 void futex_wait(LocationId location, uint64_t value) {
   explorer->step({.location = location, .writes = true});
   explorer->note(here("wait"), location, value);
-  // The kernel compares on behalf of this thread, which sees nothing older afterwards.
+  // The kernel compares on behalf of this thread, which reads no older store afterwards.
   const auto& stores = explorer->at(location).stores;
   explorer->now().stores[location] = static_cast<uint16_t>(stores.size() - 1);
   if (stores.back().value == value) explorer->fall_asleep(location);

@@ -7,13 +7,13 @@
 #include "base/sync.h"
 #include "explore/sweep.h"
 
-// The mutex that its regular takes by plain stores, in all orders. What it guards is plain data:
-// two inside at once are a race, and so is one who does not see what the one before has done.
+// LightMutex in all interleavings. It guards plain data: two threads inside at once are a data
+// race, and so is a thread that does not see the stores of the previous holder.
 
 namespace fabric {
 
-// What the kernel promises: as if each thread had a full fence where it is just now. For the
-// explorer the light halves are full ones.
+// membarrier() guarantees that each thread passes a full fence at its current position. For the
+// explorer light_fence() is a full fence.
 bool can_fence_all_threads() noexcept { return true; }
 void fence_all_threads() noexcept { full_fence(); }
 
@@ -22,11 +22,11 @@ namespace {
 using interleave::expect_mutants_found;
 using interleave::expect_sound;
 using interleave::NamedProgram;
-using interleave::require;
 using interleave::Program;
 using interleave::program;
+using interleave::require;
 
-constexpr uint32_t kRebiasAfter = 1;  // the first who comes is the regular from then on
+constexpr uint32_t kRebiasAfter = 1;  // the first thread that locks becomes the owner
 
 /// Threads that add to one number, each so many times.
 template <int... kTimes>
@@ -47,8 +47,8 @@ struct Adders : Program {
 };
 
 const std::vector<NamedProgram> kMutex = {program<Adders<2, 1>>("AnOwnerAndAnother", 4),
-                                        program<Adders<2, 2>>("TheOwnerChanges", 3),
-                                        program<Adders<2, 1, 1>>("TwoRevokeTheBias", 2)};
+                                          program<Adders<2, 2>>("TheOwnerChanges", 3),
+                                          program<Adders<2, 1, 1>>("TwoRevokeTheBias", 2)};
 TEST(ExploreMutex, OneIsInside) { expect_sound(kMutex); }
 TEST(ExploreMutex, EveryWeakenedOrderIsFound) { expect_mutants_found(kMutex, {}); }
 

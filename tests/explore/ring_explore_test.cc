@@ -6,20 +6,21 @@
 #include <gtest/gtest.h>
 
 #include "base/driver.h"
-#include "base/free_list.h"
 #include "base/event_count.h"
+#include "base/free_list.h"
 #include "base/ring.h"
 #include "base/spsc.h"
 #include "base/sync.h"
 #include "explore/sweep.h"
 #include "runtime/waker.h"
 
-// Rings, the free list and the places to sleep, in all orders. The values in the rings are plain
-// data to the explorer, so a cell that is reused too early is seen as well as one read too early.
+// Rings, the free list, EventCount and Waker in all interleavings. The values in the rings are
+// plain data to the explorer, so a cell that is reused too early is detected as well as one read
+// too early.
 
 namespace fabric {
 
-// The doorbell without the kernel: one word that is woken and slept on.
+// The Waker without the kernel: one word instead of the eventfd.
 namespace {
 Atomic<uint32_t>* woken = nullptr;
 }
@@ -40,9 +41,9 @@ namespace {
 using interleave::expect_mutants_found;
 using interleave::expect_sound;
 using interleave::NamedProgram;
-using interleave::require;
 using interleave::Program;
 using interleave::program;
+using interleave::require;
 
 // --- rings --------------------------------------------------------------------------------------
 
@@ -126,7 +127,8 @@ TEST(ExploreRing, ManyProducersLoseNothing) { expect_sound(kMpsc); }
 TEST(ExploreRing, EveryWeakenedOrderOfManyProducersIsFound) { expect_mutants_found(kMpsc, {}); }
 
 const std::vector<NamedProgram> kSpsc = {
-    program<OneToOne>("OneToOne"), program<LookBeforeThePop<SpscRing<uint32_t>>>("LookBeforeThePop")};
+    program<OneToOne>("OneToOne"),
+    program<LookBeforeThePop<SpscRing<uint32_t>>>("LookBeforeThePop")};
 TEST(ExploreRing, OneProducerLosesNothing) { expect_sound(kSpsc); }
 TEST(ExploreRing, EveryWeakenedOrderOfOneProducerIsFound) { expect_mutants_found(kSpsc, {}); }
 
@@ -187,8 +189,8 @@ struct TakesTwoAtOnce : TakesTwoGivesOneBack {
 };
 
 const std::vector<NamedProgram> kFreeList = {program<TakesTwoGivesOneBack>("TakesTwoGivesOneBack"),
-                                           program<TwoGiveBack>("TwoGiveBack"),
-                                           program<TakesTwoAtOnce>("TakesTwoAtOnce")};
+                                             program<TwoGiveBack>("TwoGiveBack"),
+                                             program<TakesTwoAtOnce>("TakesTwoAtOnce")};
 TEST(ExploreFreeList, ASlotHasOneOwner) { expect_sound(kFreeList); }
 TEST(ExploreFreeList, EveryWeakenedOrderIsFound) { expect_mutants_found(kFreeList, {}); }
 
@@ -244,9 +246,10 @@ struct TwoWakersOneSleeper : TwoSleepersTwoEvents {
     event_count.wake();
   }
 };
-const std::vector<NamedProgram> kEventCount = {program<WakeMeetsTheSleeper>("WakeMeetsTheSleeper"),
-                                          program<TwoSleepersTwoEvents>("TwoSleepersTwoEvents", 2),
-                                          program<TwoWakersOneSleeper>("TwoWakersOneSleeper", 3)};
+const std::vector<NamedProgram> kEventCount = {
+    program<WakeMeetsTheSleeper>("WakeMeetsTheSleeper"),
+    program<TwoSleepersTwoEvents>("TwoSleepersTwoEvents", 2),
+    program<TwoWakersOneSleeper>("TwoWakersOneSleeper", 3)};
 TEST(ExploreEventCount, NoWakeUpIsLost) { expect_sound(kEventCount); }
 TEST(ExploreEventCount, EveryWeakenedOrderIsFound) { expect_mutants_found(kEventCount, {}); }
 
@@ -272,11 +275,12 @@ struct PublisherMeetsTheSleeper : Program {
   }
   void check() override {}
 };
-const std::vector<NamedProgram> kWaker = {program<PublisherMeetsTheSleeper>("PublisherMeetsTheSleeper")};
+const std::vector<NamedProgram> kWaker = {
+    program<PublisherMeetsTheSleeper>("PublisherMeetsTheSleeper")};
 TEST(ExploreWaker, NoWakeIsMissed) { expect_sound(kWaker); }
 TEST(ExploreWaker, EveryWeakenedOrderIsFound) {
   expect_mutants_found(kWaker, {{"wake_after_fence exchange without its write",
-                                    "thins out the system calls and does nothing else"}});
+                                 "thins out the system calls and does nothing else"}});
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace fabric::interleave {
 namespace {
 
-/// Without the arguments of a template, which not every compiler writes.
+/// Without the template arguments, which not every compiler includes.
 std::string_view function_of(const Site& site) {
   const std::string_view name = site.function;
   return name.substr(0, name.find('<'));
@@ -51,10 +51,11 @@ std::vector<SiteUse> sites_of(const std::vector<NamedProgram>& programs) {
 void expect_sound(const std::vector<NamedProgram>& programs) {
   for (const NamedProgram& one : programs) {
     const Report report = explore(one.make, {.preemptions_max = one.preemptions_max});
-    EXPECT_EQ(report.failure, "") << one.name << ", play " << report.executions << "\n"
+    EXPECT_EQ(report.failure, "") << one.name << ", execution " << report.executions << "\n"
                                   << report.schedule;
     EXPECT_TRUE(report.complete) << one.name;
-    std::printf("  %-44s %8llu plays\n", one.name, static_cast<unsigned long long>(report.executions));
+    std::printf("  %-44s %8llu executions\n", one.name,
+                static_cast<unsigned long long>(report.executions));
   }
 }
 
@@ -70,7 +71,7 @@ void expect_mutants_found(const std::vector<NamedProgram>& programs,
         const Report report =
             explore(one.make, {.mutant = {use.site, how}, .preemptions_max = one.preemptions_max});
         if (report.failure.empty()) continue;
-        std::printf("  %-56s %s, play %llu, order %s: %s\n", name.c_str(), one.name,
+        std::printf("  %-56s %s, execution %llu, order %s: %s\n", name.c_str(), one.name,
                     static_cast<unsigned long long>(report.executions), report.order.c_str(),
                     report.failure.c_str());
         found = true;
@@ -82,11 +83,11 @@ void expect_mutants_found(const std::vector<NamedProgram>& programs,
   for (const std::string& name : alive) {
     const bool known = std::any_of(survivors.begin(), survivors.end(),
                                    [&](const Survivor& one) { return one.mutant == name; });
-    EXPECT_TRUE(known) << "no program sees: " << name;
+    EXPECT_TRUE(known) << "no program detects: " << name;
   }
   for (const Survivor& one : survivors) {
     EXPECT_TRUE(std::find(alive.begin(), alive.end(), one.mutant) != alive.end())
-        << "is found, or is gone: " << one.mutant;
+        << "is detected, or does not exist any more: " << one.mutant;
   }
 }
 

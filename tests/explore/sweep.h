@@ -20,17 +20,17 @@ NamedProgram program(const char* name, int preemptions_max = -1) {
   return {name, [] { return std::make_unique<S>(); }, preemptions_max};
 }
 
-/// A weakening that no program can see, and why that is right.
+/// A weakening that no program detects, and why that is right.
 struct Survivor {
   std::string_view mutant;
   std::string_view why;
 };
 
-/// Plays every program to its end: none may fail.
+/// Explores every program completely: none may fail.
 void expect_sound(const std::vector<NamedProgram>& programs);
 
-/// Weakens every operation that the programs use, one at a time, in every way that there is. Each
-/// mutant must be found by a program or be among the survivors, and no survivor may be found.
+/// Weakens every operation that the programs use, one at a time, in every possible way. Each mutant
+/// must be detected by a program or be among the survivors, and no survivor may be detected.
 void expect_mutants_found(const std::vector<NamedProgram>& programs,
                           const std::vector<Survivor>& survivors);
 

@@ -7,10 +7,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "fake_verbs/card.h"
+#include "fake_verbs/fake_nics.h"
 
-// What libibverbs exports, for these nics. Whatever a kernel or a card would refuse is refused,
-// and kept as a mistake of the network.
+// The exported functions of libibverbs, for fake NICs. Calls that the kernel or a NIC would refuse
+// are refused and recorded as violations.
 
 namespace fabric::test {
 
@@ -22,7 +22,7 @@ using Call = FakeNics::Call;
 
 FakeNics& nics() { return *FakeNics::current(); }
 
-/// A call that gives a pointer says why not by errno.
+/// Failure of a call that returns a pointer: null, and errno.
 template <class T>
 T* refuse(int error) {
   errno = error;
@@ -71,7 +71,7 @@ struct FakeKernel {
     const std::lock_guard lock(all.mutex_);
     Context* const gone = of(context);
     if (gone->pds + gone->tds + gone->channels + gone->cqs + gone->qps + gone->mrs != 0) {
-      all.violate(std::string(gone->device->name) + " is closed with things of it in use");
+      all.violate(std::string(gone->device->name) + " is closed while objects of it exist");
     }
     gone->device->contexts.erase(gone);
     delete gone;
@@ -98,7 +98,7 @@ struct FakeKernel {
     out->gid_tbl_len = 2;
     return 0;
   }
-  /// A link-local one first, which the network must pass over.
+  /// The first is link-local: the network must not choose it.
   static ssize_t query_gid_table(ibv_context* context, ibv_gid_entry* out, size_t most, uint32_t,
                                  size_t) {
     if (most < 2) return -EINVAL;
@@ -134,7 +134,7 @@ struct FakeKernel {
     const std::lock_guard lock(all.mutex_);
     Pd* const gone = of(pd);
     if (gone->users != 0) {
-      all.violate("a protection domain is given back in use");
+      all.violate("a protection domain is deallocated in use");
       return EBUSY;
     }
     if (gone->root != gone) --gone->root->users;
@@ -175,9 +175,9 @@ struct FakeKernel {
 
   static ibv_mr* add(FakeNics& all, ibv_pd* pd, std::unique_ptr<Mr> made, unsigned access) {
     if (of(pd)->root != of(pd)) all.violate("memory is registered in a parent domain");
-    if ((access & ~kAccess) != 0) all.violate("access flags that this card does not have");
+    if ((access & ~kAccess) != 0) all.violate("unexpected access flags");
     if ((access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0) {
-      all.violate("remote writes without local ones");
+      all.violate("REMOTE_WRITE access without LOCAL_WRITE");
       return refuse<ibv_mr>(EINVAL);
     }
     made->context = pd->context;
@@ -197,7 +197,7 @@ struct FakeKernel {
     const Device& device = *of(pd->context)->device;
     if (const int error = all.failing(Call::kRegister, device)) return refuse<ibv_mr>(error);
     if ((iova ^ reinterpret_cast<uint64_t>(address)) % 4096 != 0) {
-      all.violate("a region that begins elsewhere in its page for the card");
+      all.violate("IOVA and address have different page offsets");
     }
     auto made = std::make_unique<Mr>();
     made->addr = address;
@@ -214,7 +214,7 @@ struct FakeKernel {
     if (fd < 0) return refuse<ibv_mr>(EBADF);
     const Device& device = *of(pd->context)->device;
     if (const int error = all.failing(Call::kRegister, device)) return refuse<ibv_mr>(error);
-    if ((iova ^ offset) % 4096 != 0) all.violate("a DMA-BUF that begins elsewhere in its page");
+    if ((iova ^ offset) % 4096 != 0) all.violate("IOVA and DMA-BUF have different page offsets");
     auto made = std::make_unique<Mr>();
     const uint64_t page = offset & ~uint64_t{4095};
     made->mapped_bytes = length + (offset - page);
@@ -246,7 +246,7 @@ struct FakeKernel {
     --owner.mrs;
     const bool fatal = owner.device->fatal;
     all.mrs_.erase(gone->lkey);
-    return fatal ? EIO : 0;  // the kernel has taken it away already
+    return fatal ? EIO : 0;  // the kernel has removed it already
   }
 
   // ---- Completion queues
@@ -285,7 +285,7 @@ struct FakeKernel {
       return refuse<ibv_cq>(error);
     }
     if (cqe < 1 || cqe > all.options_.cqe_max) {
-      all.violate("a completion queue of a size that the card does not have");
+      all.violate("the size of a completion queue is out of range");
       return refuse<ibv_cq>(EINVAL);
     }
     auto* const made = new Cq();
@@ -307,14 +307,15 @@ struct FakeKernel {
     }
     auto* const channel = static_cast<Channel*>(gone->channel);
     if (channel != nullptr) {
-      // Those that nobody has read go with it.
+      // Unread events are removed with the queue.
       gone->cq_events_raised -= std::erase(channel->events, cq);
       --channel->users;
     }
     std::erase_if(of(gone->context)->events,
                   [&](const AsyncEvent& event) { return event.element == cq; });
     all.moved_.wait(lock, [&] {
-      return gone->cq_events_acked == gone->cq_events_raised && gone->events_acked == gone->events_got;
+      return gone->cq_events_acked == gone->cq_events_raised &&
+             gone->events_acked == gone->events_got;
     });
     --of(gone->context)->cqs;
     delete gone;
@@ -326,7 +327,7 @@ struct FakeKernel {
     auto* const at = static_cast<Channel*>(channel);
     eventfd_t count = 0;
     if ((::fcntl(at->fd, F_GETFL) & O_NONBLOCK) == 0) {
-      all.violate("a channel is read that blocks");
+      all.violate("a blocking completion channel is read");
     } else if (::eventfd_read(at->fd, &count) == 0 && !at->events.empty()) {
       *cq = at->events.front();
       *user = at->events.front()->cq_context;
@@ -369,7 +370,7 @@ struct FakeKernel {
     made->send_max = cap.max_send_wr;
     made->receive_max = cap.max_recv_wr;
     made->inline_max = cap.max_inline_data;
-    // The lowest one that is free: numbers come again as soon as they can.
+    // The lowest free number, so that numbers are reused as soon as possible.
     made->qp_num = 17;
     while (all.find(*owner->device, made->qp_num) != nullptr) ++made->qp_num;
     made->serial = ++all.serials_;
@@ -392,7 +393,8 @@ struct FakeKernel {
     const auto left = std::ranges::count(cq.entries, &qp, &Completion::qp);
     const bool connected = qp.far_number != 0;
     if (connected && !cq.overrun &&
-        (left != 0 || !qp.requests.empty() || !qp.receives.empty() || !qp.receives_after_error.empty())) {
+        (left != 0 || !qp.requests.empty() || !qp.receives.empty() ||
+         !qp.receives_after_error.empty())) {
       qp.owner->undrained = "a queue pair is destroyed before it is drained";
     }
     if (!all.options_.keeps_completions) {
@@ -409,7 +411,7 @@ struct FakeKernel {
     const auto at = all.qps_.find(qp.serial);
     all.destroyed_qps_.push_back(std::move(at->second));
     all.qps_.erase(at);
-    // Whoever has heard something of it says so before it goes.
+    // As in libibverbs: wait until all events of it are acknowledged.
     all.moved_.wait(lock, [&] { return qp.events_acked == qp.events_got; });
     --of(qp.pd)->users;
     --cq.users;
@@ -423,7 +425,7 @@ struct FakeKernel {
     const Device& device = *qp.owner->device;
     all.moved_.notify_all();
     if (qp.destroyed || (mask & IBV_QP_STATE) == 0) {
-      all.violate("a queue pair changes that is gone, or not its state");
+      all.violate("ibv_modify_qp() on a destroyed queue pair, or without IBV_QP_STATE");
       return EINVAL;
     }
     switch (wanted->qp_state) {
@@ -436,7 +438,7 @@ struct FakeKernel {
       case IBV_QPS_ERR:
         break;
       default:
-        all.violate("a state that nobody needs");
+        all.violate("an unexpected queue pair state");
         return EINVAL;
     }
     if (const int error = all.failing(Call::kToError, device)) return error;
@@ -446,8 +448,8 @@ struct FakeKernel {
   }
   static bool lacks(FakeNics& all, const Qp& qp, ibv_qp_state before, int mask, int needed) {
     const bool wrong = qp.state != before || mask != (needed | IBV_QP_STATE);
-    // One that broke meanwhile is nobody's mistake.
-    if (wrong && qp.state != IBV_QPS_ERR) all.violate("a change of state that no card allows");
+    // In the error state it failed by itself before the call: no violation.
+    if (wrong && qp.state != IBV_QPS_ERR) all.violate("an invalid change of state");
     return wrong;
   }
   static int to_init(FakeNics& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {
@@ -459,7 +461,7 @@ struct FakeKernel {
     qp.state = IBV_QPS_INIT;
     return 0;
   }
-  /// Whether the kernel has an address for the neighbour.
+  /// Whether the kernel resolves the neighbour's address; blocks while it is hidden.
   static bool finds(FakeNics& all, std::unique_lock<std::mutex>& lock, const ibv_qp_attr& wanted) {
     verbs::GidBytes gid{};
     const auto& raw = wanted.ah_attr.grh.dgid.raw;
@@ -479,8 +481,8 @@ struct FakeKernel {
     if (lacks(all, qp, IBV_QPS_INIT, mask, kNeeded)) return EINVAL;
     const ibv_ah_attr& to = wanted.ah_attr;
     if (to.is_global == 0 || to.port_num != 1) all.violate("RoCE without a global address");
-    if (wanted.path_mtu > all.options_.mtu) all.violate("packets that the port does not carry");
-    if (to.grh.sgid_index != qp.owner->device->gid_index) return EINVAL;  // nothing is there
+    if (wanted.path_mtu > all.options_.mtu) all.violate("the path MTU exceeds the port's");
+    if (to.grh.sgid_index != qp.owner->device->gid_index) return EINVAL;  // an empty entry
     std::copy(std::begin(to.grh.dgid.raw), std::end(to.grh.dgid.raw), qp.far_gid.begin());
     qp.far_number = wanted.dest_qp_num;
     qp.expected = wanted.rq_psn;
@@ -498,7 +500,7 @@ struct FakeKernel {
     constexpr int kNeeded = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                             IBV_QP_MAX_QP_RD_ATOMIC;
     if (lacks(all, qp, IBV_QPS_RTR, mask, kNeeded)) return EINVAL;
-    if (wanted.retry_cnt > 6 || wanted.timeout == 0) all.violate("retries without an end");
+    if (wanted.retry_cnt > 6 || wanted.timeout == 0) all.violate("infinite retries");
     qp.first_number = qp.settings.first_packet = wanted.sq_psn;
     qp.settings.timeout = wanted.timeout;
     qp.settings.retries = wanted.retry_cnt;
@@ -509,7 +511,7 @@ struct FakeKernel {
     return 0;
   }
 
-  // ---- What a device says by itself
+  // ---- Asynchronous events
 
   static int get_async_event(ibv_context* context, ibv_async_event* out) {
     FakeNics& all = nics();
@@ -517,7 +519,7 @@ struct FakeKernel {
     Context& at = *of(context);
     eventfd_t count = 0;
     if ((::fcntl(at.async.get(), F_GETFL) & O_NONBLOCK) == 0) {
-      all.violate("events are read that block");
+      all.violate("a blocking async_fd is read");
     } else if (!at.events.empty()) {
       ::eventfd_read(at.async.get(), &count);
       const AsyncEvent event = at.events.front();
@@ -535,7 +537,7 @@ struct FakeKernel {
       }
       return 0;
     }
-    // The bell of one that went with its queue pair.
+    // Consume the eventfd count of an event that was removed with its queue pair.
     ::eventfd_read(at.async.get(), &count);
     errno = EAGAIN;
     return -1;

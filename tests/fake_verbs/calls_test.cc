@@ -3,9 +3,9 @@
 #include <cstring>
 #include <set>
 
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
-// Calls into the kernel that fail, and what a card is asked for.
+// Failing calls into the kernel, and the attributes that reach the NIC.
 
 namespace fabric::test {
 namespace {
@@ -36,7 +36,7 @@ TEST(VerbsCall, ATargetThatCannotConnect) {
   expect_true_without({.call = Call::kToReceive, .host = 1, .rail = 0, .error = ETIMEDOUT});
 }
 
-/// While the engines stand: their stock is full, and is not filled again at first.
+/// After the engines are open: their QP pools are full and cannot be refilled at first.
 TEST(VerbsCall, QueuePairsThatCannotBeMade) {
   for (const Call call : {Call::kCreateQp, Call::kToInit}) {
     FakeNicSetup setup({.rails = 2});
@@ -44,7 +44,7 @@ TEST(VerbsCall, QueuePairsThatCannotBeMade) {
     for (const uint32_t host : {0, 1}) {
       setup.nics().fail({.call = call, .host = host, .rail = 0, .times = 3});
     }
-    // Paths that end and are opened again use up the stock. What finds no path waits for one.
+    // Paths that are torn down and opened again empty the pools. Writes without a path wait.
     for (uint32_t round = 0; round < 20 && setup.nics().failed_calls() < 6; ++round) {
       CheckedWrites there(setup[0], setup[1]), back(setup[1], setup[0]);
       there.submit();
@@ -60,13 +60,13 @@ TEST(VerbsCall, QueuePairsThatCannotBeMade) {
   }
 }
 
-// From the first one on, so that nothing is in stock.
+// From the first call on, so that the pools stay empty.
 TEST(VerbsCall, AnEngineWithoutAQpPool) {
   for (const uint32_t rails : {1, 2}) {
     FakeNicSetup setup({.hosts = 3, .rails = rails});
     setup.expect_fault_logs();
     setup.close(2);
-    // Two of each kind in stock, one more for a peer, and two more that are asked for in need.
+    // Two pooled for each direction, one more for a peer, and two that open_path() makes itself.
     setup.nics().fail({.call = Call::kCreateQp, .host = 2, .rail = 0, .times = 8});
     auto late = setup.open(2);
     ASSERT_TRUE(late) << late.error().what;
@@ -152,7 +152,7 @@ TEST(VerbsCall, MemoryThatCannotBeRegistered) {
   setup.expect_service();
 }
 
-// Nothing is proved: the region says so, its pages stay, and everything else goes on.
+// There is no proof: the region reports that, its pages are leaked, and everything else goes on.
 TEST(VerbsCall, MemoryThatCannotBeDeregistered) {
   FakeNicSetup setup({.config = {.drain_timeout = 300ms}});
   setup.expect_fault_logs();
@@ -179,7 +179,7 @@ TEST(VerbsCall, MemoryThatCannotBeDeregistered) {
   setup.expect_service();
 }
 
-// The error state is refused: the drain is given up after its time, and nothing is counted twice.
+// The error state is refused: the drain is abandoned in time, and nothing is counted twice.
 TEST(VerbsCall, AnErrorStateThatIsRefused) {
   for (const uint32_t host : {0, 1}) {
     FakeNicSetup setup({.rails = 2});
@@ -192,7 +192,7 @@ TEST(VerbsCall, AnErrorStateThatIsRefused) {
     setup.nics().fail({.call = Call::kToError, .host = host, .error = EIO});
     writes.submit();
     setup.nics().raise_qp_events(host, 0, host == 0 ? End::kSender : End::kTarget,
-                               IBV_EVENT_QP_FATAL);
+                                 IBV_EVENT_QP_FATAL);
     EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
     writes.expect_true();
     EXPECT_EQ(writes.not_delivered(), 0u);
@@ -200,18 +200,18 @@ TEST(VerbsCall, AnErrorStateThatIsRefused) {
   }
 }
 
-// ---- What a card is asked for -------------------------------------------------------------------
+// ---- Attributes that reach the NIC --------------------------------------------------------------
 
 TEST(VerbsAttributes, OptionsArriveAtTheNic) {
   FakeNicSetup setup({.network = {.gid_index = 1,
-                           .mtu_bytes = 1024,
-                           .traffic_class = 104,
-                           .service_level = 3,
-                           .pkey_index = 2,
-                           .timeout_code = 12,
-                           .retry_count = 4,
-                           .rnr_retry = 6,
-                           .rnr_timer = 9}});
+                                  .mtu_bytes = 1024,
+                                  .traffic_class = 104,
+                                  .service_level = 3,
+                                  .pkey_index = 2,
+                                  .timeout_code = 12,
+                                  .retry_count = 4,
+                                  .rnr_retry = 6,
+                                  .rnr_timer = 9}});
   setup.expect_service();
   const auto routes = setup.nics().qp_settings(0, 0);
   ASSERT_FALSE(routes.empty());
@@ -228,7 +228,7 @@ TEST(VerbsAttributes, OptionsArriveAtTheNic) {
   }
 }
 
-// Nobody may write where nobody was allowed to, not even by a key that was guessed.
+// Memory that was not registered for remote writes has no rkey that could be guessed.
 TEST(VerbsAttributes, PeersMayWriteOnlyToMemoryRegisteredForIt) {
   FakeNicSetup setup;
   std::vector<std::byte> bytes(8192);
@@ -237,12 +237,11 @@ TEST(VerbsAttributes, PeersMayWriteOnlyToMemoryRegisteredForIt) {
         {.address = bytes.data(), .size_bytes = bytes.size(), .remote_write = open});
     ASSERT_TRUE(region) << region.error().what;
     const unsigned write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-    EXPECT_EQ(setup.nics().access(bytes.data()),
-              IBV_ACCESS_RELAXED_ORDERING | (open ? write : 0u));
+    EXPECT_EQ(setup.nics().access(bytes.data()), IBV_ACCESS_RELAXED_ORDERING | (open ? write : 0u));
   }
 }
 
-// A packet of an old connection fits into a new one by chance only: one in 16 million.
+// A packet of an old connection matches a new one only by chance: one in 16 million.
 TEST(VerbsAttributes, EveryConnectionBeginsWithAnotherPacket) {
   FakeNicSetup setup;
   setup.expect_fault_logs();
@@ -277,7 +276,7 @@ TEST(VerbsAttributes, NicsThatCarryLessOrNothingInline) {
 
 TEST(VerbsAttributes, SmallPacketsAndSmallQueues) {
   FakeNicSetup setup({.nics = {.cqe_max = 600, .requests_max = 200, .mtu = IBV_MTU_256},
-               .network = {.send_depth = 16, .receive_depth = 8}});
+                      .network = {.send_depth = 16, .receive_depth = 8}});
   CheckedWrites writes(setup[0], setup[1], {.count = 300, .bytes = 3001});
   CheckedWrites back(setup[1], setup[0], {.count = 300, .bytes = 3001});
   writes.submit();
@@ -287,7 +286,7 @@ TEST(VerbsAttributes, SmallPacketsAndSmallQueues) {
   back.expect_delivered();
 }
 
-/// Device memory: the card knows it by a descriptor, the CPU not at all.
+/// GPU memory: the NIC reaches it by a descriptor, the CPU not at all.
 TEST(VerbsAttributes, MemoryByDmaBuf) {
   FakeNicSetup setup({.rails = 2});
   EXPECT_EQ(setup.fact(0, 0, "dma-buf"), "yes");
@@ -302,7 +301,7 @@ TEST(VerbsAttributes, MemoryByDmaBuf) {
         ::mmap(nullptr, kBytes + 2 * kOffset, PROT_READ | PROT_WRITE, MAP_SHARED, fds[host], 0);
     ASSERT_NE(at, MAP_FAILED);
     seen[host] = static_cast<std::byte*>(at) + kOffset;
-    // An address that this process does not have: whoever reads it crashes.
+    // An address that is not mapped in this process: reading it crashes.
     auto region =
         setup[host].register_memory({.address = reinterpret_cast<void*>(0x7000'0000'0000 + kOffset),
                                      .size_bytes = kBytes,

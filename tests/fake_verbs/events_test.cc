@@ -1,6 +1,6 @@
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
-// What a device says by itself: ports, queues that overran, a device that is gone.
+// Asynchronous events: ports, completion queues that overran, dead devices.
 
 namespace fabric::test {
 namespace {
@@ -29,7 +29,7 @@ class VerbsEvent : public testing::Test {
   }
 };
 
-// It is the only one: what has not begun ends at once, and nothing is left in doubt.
+// It is the only port: writes that were not posted fail at once, and none is left in doubt.
 TEST_F(VerbsEvent, APortThatGoesDownAndComesBack) {
   FakeNicSetup setup;
   setup.expect_fault_logs();
@@ -57,7 +57,7 @@ TEST_F(VerbsEvent, APortThatGoesDownForGoodHasAnotherBesideIt) {
   EXPECT_TRUE(setup.rail_up(0, 0)) << "its own port is well";
 }
 
-// Nobody says anything: the sender's card finds out when its repeats are used up.
+// There is no event: the sender's NIC notices when its retries are used up.
 TEST_F(VerbsEvent, APortThatIsSilentlyDead) {
   FakeNicSetup setup({.rails = 2, .network = {.timeout_code = 10, .retry_count = 3}});
   expect_once(
@@ -84,7 +84,7 @@ TEST_F(VerbsEvent, APortThatIsDownAtTheBeginning) {
   EXPECT_TRUE(setup.until([&] { return late->rail_stats()[0].up; }));
 }
 
-// A device says the same twice, and news that concern nobody.
+// Repeated events, and events that concern no path.
 TEST_F(VerbsEvent, EventsThatChangeNothing) {
   FakeNicSetup setup;
   CheckedWrites first(setup[0], setup[1]);
@@ -115,7 +115,7 @@ TEST_F(VerbsEvent, QueuePairsReportedAsBroken) {
   }
 }
 
-// More events than one look takes: those behind them are heard too.
+// More events than one poll reads: the rest are read later.
 TEST_F(VerbsEvent, ManyEventsAtOnce) {
   FakeNicSetup setup;
   setup.expect_fault_logs();
@@ -127,8 +127,7 @@ TEST_F(VerbsEvent, ManyEventsAtOnce) {
   setup.expect_service();
 }
 
-// Completions are lost, so nobody can say what came: what was under way ends as unknown, the rest
-// goes on by a queue that works.
+// Completions are lost, so writes in flight complete as unknown; the rest uses a queue that works.
 void overruns(uint32_t host) {
   FakeNicSetup setup;
   setup.expect_fault_logs();
@@ -137,8 +136,8 @@ void overruns(uint32_t host) {
     first.submit();
     ASSERT_TRUE(setup.until([&] { return first.ended(); }));
     CheckedWrites there(setup[0], setup[1], {.count = 200, .bytes = 6000});
-    // What the sender was told to have arrived must not be lost with its completion here: of that
-    // both sides could only say that their connection is lost.
+    // Acknowledgements are lost: a write that was acknowledged must not lose its completion here,
+    // because then neither side would know that it was delivered.
     setup.nics().lose(1, 0, FakeNics::kAcks, true);
     there.submit(0, 100);
     setup.nics().overrun(host, 0);
@@ -158,7 +157,7 @@ void overruns(uint32_t host) {
 TEST_F(VerbsEvent, ACompletionQueueOfTheTargetThatOverran) { overruns(1); }
 TEST_F(VerbsEvent, ACompletionQueueOfTheSenderThatOverran) { overruns(0); }
 
-// Nothing that it is asked for happens any more, and no call but those that give back goes well.
+// A dead device moves nothing, and every call fails except those that release objects.
 TEST_F(VerbsEvent, ADeadDeviceHasAnotherBesideIt) {
   for (const uint32_t host : {0, 1}) {
     FakeNicSetup setup({.rails = 2});
@@ -177,7 +176,7 @@ TEST_F(VerbsEvent, ADeadDeviceHasAnotherBesideIt) {
     there.expect_true();
     EXPECT_EQ(there.not_delivered(), 0u);
     EXPECT_TRUE(setup.until([&] { return !setup.rail_up(host, 0); }));
-    // It does not come back, whatever is said.
+    // It stays down, whatever events follow.
     setup.nics().raise_event(host, 0, IBV_EVENT_PORT_ACTIVE);
     later.submit();
     back.submit();
@@ -185,11 +184,11 @@ TEST_F(VerbsEvent, ADeadDeviceHasAnotherBesideIt) {
     later.expect_delivered();
     back.expect_delivered();
     EXPECT_FALSE(setup.rail_up(host, 0));
-    setup.expect_service();  // with memory that is registered now, on what is left
+    setup.expect_service();  // with memory registered now, on the other device
   }
 }
 
-// It was the only one: everything ends by its deadline, and closing does too.
+// It was the only one: everything completes by its deadline, and so does close().
 TEST_F(VerbsEvent, ADeadDeviceThatWasTheOnlyOne) {
   FakeNicSetup setup({.config = {.drain_timeout = 1s}});
   setup.expect_fault_logs();

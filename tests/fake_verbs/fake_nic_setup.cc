@@ -1,4 +1,4 @@
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,8 @@ MemoryRegion block(Engine& engine, uint64_t size_bytes) {
 
 }  // namespace
 
-// ---- CheckedWrites -------------------------------------------------------------------------------------
+// ---- CheckedWrites
+// -------------------------------------------------------------------------------------
 
 void CheckedWrites::WriteRecord::on(const Event& event) {
   end = event;
@@ -122,13 +123,14 @@ void CheckedWrites::expect_delivered() const {
   expect_true();
   const auto submitted =
       std::ranges::count_if(records_, [](const auto& record) { return record->submitted; });
-  const auto failed =
-      std::ranges::find_if(records_, [](const auto& record) { return record->end.code != Errc::kOk; });
+  const auto failed = std::ranges::find_if(
+      records_, [](const auto& record) { return record->end.code != Errc::kOk; });
   EXPECT_EQ(delivered(), static_cast<uint32_t>(submitted))
       << "the first: " << (failed == records_.end() ? "none" : to_string((*failed)->end.code));
 }
 
-// ---- FakeNicSetup --------------------------------------------------------------------------------------
+// ---- FakeNicSetup
+// --------------------------------------------------------------------------------------
 
 FakeNicSetup::FakeNicSetup(const Options& options) : options_(options) {
   FakeNicOptions nic_options = options.nics;
@@ -150,19 +152,19 @@ FakeNicSetup::FakeNicSetup(const Options& options) : options_(options) {
 }
 
 FakeNicSetup::~FakeNicSetup() {
-  nics_->start_wire_thread();  // whoever closes drains, and waits for that
+  nics_->start_wire_thread();  // close() waits for drains
   for (auto& engine : engines_) engine.reset();
   runtime_.reset();
   clock_.reset();
 }
 
 Config FakeNicSetup::config(uint32_t host) const {
-  verbs::Options network = options_.network;
+  Network network{.provider = "verbs", .options = options_.network};
   for (uint32_t rail = 0; rail < options_.rails; ++rail) {
     network.devices.push_back(FakeNics::name(host, rail));
   }
   Config config = options_.config;
-  config.networks = {verbs::network(network)};
+  config.networks = {std::move(network)};
   config.log_sink = test_log_sink();
   config.spin = Nanos(5'000);  // more threads than cores
   return config;

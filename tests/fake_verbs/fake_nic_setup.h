@@ -12,16 +12,16 @@
 #include <fabric/fabric.h>
 #include <fabric/verbs.h>
 
-#include "fake_verbs/card.h"
+#include "fake_verbs/fake_nics.h"
 #include "support/log_guard.h"
 
-// Engines on cards made of software, and writes between them of which everything is checked.
+// Engines on fake NICs, and fully checked writes between them.
 
 namespace fabric::test {
 
 using namespace std::chrono_literals;
 
-/// Counted writes from one engine to another, each with a place and a key of its own.
+/// Counted writes from one engine to another, each with its own target bytes and counter.
 ///
 /// Threads: one, callbacks aside.
 class CheckedWrites {
@@ -30,14 +30,14 @@ class CheckedWrites {
     uint32_t count = 64;
     uint64_t bytes = 4096;
     Nanos timeout{20s};
-    bool shared_key = false;  ///< one key for all, as page pushes have it
+    bool shared_key = false;  ///< one counter for all, as with paged writes
   };
   CheckedWrites(Engine& from, Engine& to, const Options& options);
   CheckedWrites(Engine& from, Engine& to) : CheckedWrites(from, to, Options()) {}
 
-  void submit(uint32_t first, uint32_t count);  ///< in one call, so that they make chains
+  void submit(uint32_t first, uint32_t count);  ///< in one call, so that they are posted in chains
   void submit() { submit(0, options_.count); }
-  /// All that were submitted have ended, and all that were delivered are counted.
+  /// All submitted writes have completed, and all delivered ones are counted.
   bool ended() const;
   uint32_t landed() const;  ///< counts so far
   uint32_t delivered() const { return with(Remote::kDelivered); }
@@ -45,7 +45,7 @@ class CheckedWrites {
   uint32_t unknown() const { return with(Remote::kUnknown); }
   uint32_t with(Remote remote) const;
   uint32_t with(Errc code) const;
-  /// Every one ended once, and what was said of it is so.
+  /// Every write completed once, and its completion is true.
   void expect_true() const;
   /// The same, and all were delivered.
   void expect_delivered() const;
@@ -72,7 +72,7 @@ class CheckedWrites {
   RemoteRegion remote_{};
 };
 
-/// Cards, and an engine on every host.
+/// Fake NICs, and an engine on every host.
 class FakeNicSetup {
  public:
   struct Options {
@@ -92,15 +92,15 @@ class FakeNicSetup {
   void close(uint32_t host) { engines_[host].reset(); }
   Config config(uint32_t host) const;
 
-  /// Makes progress until it is so; false when it never was.
+  /// Makes progress until `done`; false after `limit`.
   bool until(const std::function<bool()>& done, Nanos limit = 30s);
   /// Without threads: some turns of all engines. `moves`: and packets between them.
   void turn(uint32_t times, bool moves = true);
-  /// From here on the warnings of broken networks are expected.
+  /// From now on warnings about broken networks are expected.
   void expect_fault_logs();
-  /// All end as they should, and a new set of writes arrives each way.
+  /// A new set of writes is delivered each way.
   void expect_service(uint32_t from = 0, uint32_t to = 1);
-  /// The fact of this name that a rail tells of itself.
+  /// The rail's fact of this name.
   std::string fact(uint32_t host, uint32_t rail, const std::string& name);
   bool rail_up(uint32_t host, uint32_t rail) { return (*this)[host].rail_stats()[rail].up; }
 

@@ -1,4 +1,4 @@
-#include "fake_verbs/card.h"
+#include "fake_verbs/fake_nics.h"
 
 #include <sys/eventfd.h>
 
@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 
-// The world of cards: what there is, what a test does to it, and what it asks.
+// The set of fake NICs, fault injection and inspection.
 
 namespace fabric::test {
 
@@ -22,7 +22,7 @@ std::atomic<FakeNics*> current_nics{nullptr};
 verbs::GidBytes gid_of(uint32_t host, uint32_t rail) {
   verbs::GidBytes gid{};
   gid[10] = gid[11] = 0xff;
-  gid[12] = 127;  // the loopback, so that control datagrams need no interface of their own
+  gid[12] = 127;  // loopback, so that control datagrams need no interface of their own
   gid[13] = 77;
   gid[14] = static_cast<uint8_t>(host + 1);
   gid[15] = static_cast<uint8_t>(rail + 1);
@@ -40,7 +40,9 @@ std::string FakeNics::name(uint32_t host, uint32_t rail) {
 }
 
 FakeNics::FakeNics(const FakeNicOptions& options)
-    : options_(options), rng_(options.seed), silent_when_unsignalled_(options.silent_when_unsignalled) {
+    : options_(options),
+      rng_(options.seed),
+      silent_when_unsignalled_(options.silent_when_unsignalled) {
   for (uint32_t host = 0; host < options.hosts; ++host) {
     for (uint32_t rail = 0; rail < options.rails; ++rail) {
       auto device = std::make_unique<Device>();
@@ -56,7 +58,7 @@ FakeNics::FakeNics(const FakeNicOptions& options)
       devices_.push_back(std::move(device));
     }
   }
-  EXPECT_EQ(current(), nullptr) << "there is one world of cards at a time";
+  EXPECT_EQ(current(), nullptr) << "only one FakeNics may exist at a time";
   before_ = verbs::exchange_library_for_tests(FakeVerbsTable::table());
   current_nics.store(this, std::memory_order_release);  // pairs with current()
   if (options.wire_thread) start_wire_thread();
@@ -76,14 +78,14 @@ FakeNics::~FakeNics() {
   for (const auto& device : devices_) {
     if (!device->contexts.empty()) violate(std::string(device->ibv_device::name) + " is open");
   }
-  if (!qps_.empty()) violate(std::to_string(qps_.size()) + " queue pairs are left over");
-  if (!mrs_.empty()) violate(std::to_string(mrs_.size()) + " registrations are left over");
-  for (const std::string& what : violations_) ADD_FAILURE() << "no card puts up with it: " << what;
+  if (!qps_.empty()) violate(std::to_string(qps_.size()) + " queue pairs leaked");
+  if (!mrs_.empty()) violate(std::to_string(mrs_.size()) + " memory regions leaked");
+  for (const std::string& what : violations_) ADD_FAILURE() << "no NIC accepts this: " << what;
   current_nics.store(nullptr, std::memory_order_release);  // pairs with current()
   verbs::exchange_library_for_tests(before_);
 }
 
-// ---- Trouble ------------------------------------------------------------------------------------
+// ---- Faults -------------------------------------------------------------------------------------
 
 void FakeNics::lose(uint32_t from, uint32_t to, uint32_t parts, bool on, uint32_t rail) {
   change([&] {
@@ -112,7 +114,7 @@ void FakeNics::port(uint32_t host, uint32_t rail, bool up, bool raises_event) {
 
 void FakeNics::fatal(uint32_t host, uint32_t rail) {
   change([&] {
-    undrained_allowed_ = true;  // nothing is ever drained on it
+    undrained_allowed_ = true;  // no drain can finish on it
     each_device(host, rail, [&](Device& device) {
       device.fatal = true;
       device.up = false;
@@ -234,7 +236,7 @@ void FakeNics::set_silent_when_unsignalled(bool on) {
   change([&] { silent_when_unsignalled_ = on; });
 }
 
-// ---- Looks --------------------------------------------------------------------------------------
+// ---- Inspection ---------------------------------------------------------------------------------
 
 uint64_t FakeNics::calls(Call call, uint32_t host) {
   const std::lock_guard lock(mutex_);
@@ -286,7 +288,8 @@ std::vector<QpSettings> FakeNics::qp_settings(uint32_t host, uint32_t rail) {
   std::vector<QpSettings> out;
   for (const auto& [serial, qp] : qps_) {
     const Device& own = *qp->owner->device;
-    if (own.host == host && own.rail == rail && qp->state == IBV_QPS_RTS) out.push_back(qp->settings);
+    if (own.host == host && own.rail == rail && qp->state == IBV_QPS_RTS)
+      out.push_back(qp->settings);
   }
   return out;
 }
@@ -304,7 +307,7 @@ std::vector<std::string> FakeNics::take_violations() {
 }
 
 FakeNics::DatagramFate FakeNics::control(uint32_t from_host, uint32_t from_rail, uint32_t to_host,
-                                      uint32_t to_rail) {
+                                         uint32_t to_rail) {
   const std::lock_guard lock(mutex_);
   bool passes = true;
   const auto down = [&](const Device& device) { passes = passes && (device.up || device.fatal); };
@@ -369,8 +372,9 @@ void FakeNics::raise_event(Context& context, AsyncEvent event) {
 void FakeNics::to_error(Qp& qp) {
   qp.state = IBV_QPS_ERR;
   qp.retry_ns = INT64_MAX;
-  // Asked for once more, it also speaks for receives that were posted behind it.
-  qp.receives.insert(qp.receives.end(), qp.receives_after_error.begin(), qp.receives_after_error.end());
+  // A repeated transition also flushes receives that were posted after the first one.
+  qp.receives.insert(qp.receives.end(), qp.receives_after_error.begin(),
+                     qp.receives_after_error.end());
   qp.receives_after_error.clear();
 }
 

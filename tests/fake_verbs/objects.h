@@ -16,8 +16,8 @@
 #include "base/unique_fd.h"
 #include "providers/verbs/gids.h"
 
-// What a card made of software consists of. Each begins with the struct of libibverbs that the
-// network gets a pointer to. Everything here is guarded by the one mutex of FakeNics.
+// The objects of a fake NIC. Each derives from the struct of libibverbs that the network gets a
+// pointer to. All are guarded by the mutex of FakeNics.
 
 namespace fabric::test::fake {
 
@@ -29,12 +29,12 @@ struct Device : ibv_device {
   verbs::GidBytes gid{};
   uint8_t gid_index = 1;
   bool up = true;
-  bool fatal = false;         ///< it answers nothing any more
-  bool land_late = false;     ///< packets land behind the error state, until a receive is flushed
-  bool lands_first = false;   ///< what is under way lands while the error state is asked for
-  bool hold_flushes = false;  ///< error completions wait
-  bool hold_packets = false;  ///< what comes to it waits on the cable
-  bool not_ready = false;     ///< it finds no receive
+  bool fatal = false;         ///< every call fails
+  bool land_late = false;     ///< packets land after the error state, until a receive is flushed
+  bool lands_first = false;   ///< packets in flight land before the error state is entered
+  bool hold_flushes = false;  ///< error completions are held back
+  bool hold_packets = false;  ///< packets to it stay in flight
+  bool not_ready = false;     ///< it acts as if no receive were posted
   std::set<Context*> contexts{};
 };
 
@@ -48,14 +48,14 @@ struct Context : verbs_context {
   UniqueFd async{};
   std::deque<AsyncEvent> events{};
   int pds = 0, tds = 0, channels = 0, cqs = 0, qps = 0, mrs = 0;
-  /// A queue pair was destroyed with something still to come. Only a rail that is going away may do
-  /// that, and it looks at nothing any more.
+  /// A queue pair was destroyed with completions outstanding. Only a rail that is being closed may
+  /// do that, so it becomes a violation with the next poll.
   std::string undrained{};
 };
 
 struct Pd : ibv_pd {
-  Pd* root = nullptr;       ///< itself, or what a parent domain stands on
-  bool one_thread = false;  ///< it has a thread domain
+  Pd* root = nullptr;       ///< itself, or the domain beneath a parent domain
+  bool one_thread = false;  ///< has a thread domain
   int users = 0;
 };
 
@@ -66,10 +66,10 @@ struct Td : ibv_td {
 struct Mr : ibv_mr {
   uint64_t iova = 0;
   unsigned access = 0;
-  std::byte* bytes = nullptr;  ///< where the first byte is for this process
-  void* mapped = nullptr;      ///< of a DMA-BUF
+  std::byte* bytes = nullptr;  ///< the first byte, in this process
+  void* mapped = nullptr;      ///< mapping of a DMA-BUF
   size_t mapped_bytes = 0;
-  int users = 0;  ///< sends that read it
+  int users = 0;  ///< sends in flight that read it
 };
 
 struct Channel : ibv_comp_channel {
@@ -79,12 +79,12 @@ struct Channel : ibv_comp_channel {
 
 struct Qp;
 
-/// A completion, and what polling it gives free.
+/// A completion, and the queue slots that polling it frees.
 struct Completion {
   ibv_wc wc{};
   Qp* qp = nullptr;
   bool receive = false;
-  uint64_t index = 0;  ///< of a send: all places up to this one are free
+  uint64_t index = 0;  ///< of a send: slots up to this one become free
 };
 
 struct Cq : ibv_cq {
@@ -103,7 +103,7 @@ struct Request {
   std::vector<std::byte> carried{};  ///< inline bytes
   Mr* mr = nullptr;
   uint32_t length = 0;
-  uint32_t first_packet = 0;  ///< counted from the first of the queue pair, not yet cut to 24 bits
+  uint32_t first_packet = 0;  ///< counted from the queue pair's first, not truncated to 24 bits
   uint32_t packets = 1;
 };
 
@@ -116,17 +116,17 @@ struct Packet {
   uint32_t number = 0;
   int64_t due_ns = 0;
   bool first = false, last = false, has_imm = false;
-  uint64_t address = 0;  ///< with the first one, as the length of all
+  uint64_t address = 0;  ///< in the first packet, as is the message's length
   uint32_t key = 0, imm = 0, length = 0;
   std::vector<std::byte> bytes{};
 };
 
-/// How the network asked for its connection: for tests that look whether options arrive.
+/// The attributes with which the network connected a queue pair, for tests of options.
 struct QpSettings {
   uint8_t service_level = 0, traffic_class = 0, gid_index = 0, timeout = 0, retries = 0;
   uint8_t rnr_retries = 0, rnr_timer = 0;
   uint16_t pkey_index = 0;
-  uint32_t first_packet = 0;  ///< of an end that sends
+  uint32_t first_packet = 0;  ///< initial PSN of a sending end
   ibv_mtu mtu = IBV_MTU_256;
 };
 
@@ -142,35 +142,35 @@ struct Qp : ibv_qp {
   uint32_t packet_bytes = 256;
 
   // The requester.
-  std::deque<Request> requests{};     ///< not acknowledged, the oldest first
-  uint64_t posted = 0, released = 0;  ///< places of the send queue
+  std::deque<Request> requests{};     ///< unacknowledged, the oldest first
+  uint64_t posted = 0, released = 0;  ///< slots of the send queue
   uint32_t packets_made = 0;          ///< of all requests
   uint32_t packets_sent = 0, packets_acked = 0;
-  uint32_t packets_high = 0;  ///< the most that were ever sent
+  uint32_t packets_high = 0;  ///< the largest packets_sent so far
   uint32_t first_number = 0;
   uint32_t retries_left = 0, rnr_left = 0;
-  int64_t retry_ns = INT64_MAX;  ///< when nothing was heard until then
-  int64_t pause_ns = 0;          ///< the far end is not ready
+  int64_t retry_ns = INT64_MAX;  ///< retransmission timeout
+  int64_t pause_ns = 0;          ///< end of an RNR pause
 
   // The responder.
   std::deque<uint64_t> receives{};
-  std::deque<uint64_t> receives_after_error{};  ///< posted behind the error state
+  std::deque<uint64_t> receives_after_error{};  ///< posted after the error state
   uint64_t receives_posted = 0, receives_polled = 0;
   uint32_t expected = 0;
   bool nak_sent = false;  ///< of a packet that is missing
-  uint64_t address = 0;     ///< where the next packet of a message goes
+  uint64_t address = 0;   ///< where the next packet of a message goes
   uint32_t key = 0;
-  bool flushed = false;  ///< a receive has come back by the error state: nothing lands any more
+  bool flushed = false;  ///< a receive was flushed: nothing lands any more
 
   uint64_t events_got = 0, events_acked = 0;
 
-  // Who posts to a queue pair of a thread domain takes no lock; the plain number is for
-  // ThreadSanitizer, the flag for everybody else.
+  // Detect concurrent posts to a queue pair of a thread domain, whose driver takes no lock: the
+  // plain counter for ThreadSanitizer, the flag in other builds.
   std::atomic<bool> busy{false};
   uint64_t unlocked = 0;
 };
 
-/// Packets that a queue pair has sent. They outlive it.
+/// Packets in flight of one queue pair. They outlive it.
 struct Flight {
   Device* source = nullptr;
   std::deque<Packet> packets{};

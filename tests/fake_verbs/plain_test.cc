@@ -1,6 +1,6 @@
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
-// Cards on which nothing goes wrong.
+// Fake NICs without faults.
 
 namespace fabric::test {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
-// Ports that change while they are open, and neighbours whom the kernel does not find.
+// Ports that change while they are open, and neighbours that the kernel cannot resolve.
 
 namespace fabric::test {
 namespace {
@@ -17,8 +17,8 @@ void warm_up(FakeNicSetup& setup, uint32_t to) {
   first.expect_delivered();
 }
 
-// The administrator has taken the address away and given it back. Paths that stand go on; the next
-// one is made with the new place, because nothing is at the old one.
+// The administrator removed the address and added it again. Open paths go on; the next one uses the
+// new index, because the old entry is empty.
 TEST(VerbsPort, AnAddressThatMovesIsUsedWhereItIsNow) {
   FakeNicSetup setup;
   setup.expect_fault_logs();
@@ -35,8 +35,8 @@ TEST(VerbsPort, AnAddressThatMovesIsUsedWhereItIsNow) {
   EXPECT_TRUE(std::ranges::any_of(routes, [](const auto& r) { return r.gid_index == 5; }));
 }
 
-// To look for a neighbour takes the kernel long. Meanwhile a path to somebody else breaks on the
-// same rail: it is drained, what was on it arrives by the other rail, and nobody waits.
+// The kernel takes long to resolve a neighbour. At the same time a path to another host breaks on
+// the same rail: it is drained at once, and its writes are delivered by the other rail.
 TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoTeardownOfAnotherPath) {
   FakeNicSetup setup({.hosts = 3, .rails = 2});
   setup.expect_fault_logs();
@@ -44,7 +44,8 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoTeardownOfAnotherPath) {
   warm_up(setup, 2);
   setup.nics().hide_neighbour(2, 0, true);
   EXPECT_EQ(setup.nics().break_path(0, 2, 0, End::kTarget), 1u);
-  EXPECT_TRUE(setup.until([&] { return setup.nics().neighbour_searches() > 0; })) << setup[0].dump();
+  EXPECT_TRUE(setup.until([&] { return setup.nics().neighbour_searches() > 0; }))
+      << setup[0].dump();
   CheckedWrites writes(setup[0], setup[1], {.count = 200, .bytes = 6000});
   writes.submit(0, 100);
   EXPECT_EQ(setup.nics().break_path(0, 1, 0, End::kSender), 1u);
@@ -56,7 +57,7 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoTeardownOfAnotherPath) {
   setup.expect_service(0, 2);
 }
 
-// Whom the last attempt did not find is looked for apart: a path to somebody else is connected.
+// An address that did not resolve has a queue of its own: a path to another host is connected.
 TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoOtherConnection) {
   FakeNicSetup setup({.hosts = 3, .rails = 2});
   setup.expect_fault_logs();
@@ -66,7 +67,7 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoOtherConnection) {
   setup.nics().hide_neighbour(2, 0, true);
   EXPECT_EQ(setup.nics().break_path(0, 2, 0, End::kTarget), 1u);
   EXPECT_TRUE(setup.until(searched)) << setup[0].dump();
-  setup.nics().hide_neighbour(2, 0, false);  // there is none
+  setup.nics().hide_neighbour(2, 0, false);  // it fails
   EXPECT_TRUE(setup.until([&] { return !searched(); }));
   setup.nics().hide_neighbour(2, 0, true);
   EXPECT_TRUE(setup.until(searched)) << setup[0].dump();
@@ -83,8 +84,8 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoOtherConnection) {
   setup.expect_service(0, 2);
 }
 
-// The first connection of all to one host is looked for, and the first to another waits for that:
-// it is given up soon, and the other rail serves.
+// The first connection to one host blocks, and the first to another waits for it: that one is soon
+// abandoned, and the other rail takes over.
 TEST(VerbsNeighbour, AnUnresolvedOneDelaysAFirstConnectionOnlyBriefly) {
   FakeNicSetup setup({.hosts = 3, .rails = 2});
   setup.expect_fault_logs();
@@ -102,15 +103,16 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysAFirstConnectionOnlyBriefly) {
   lost.expect_delivered();
 }
 
-// A path that ends while the kernel looks for its far end ends behind that, and not before: no
-// other call may touch a queue pair that is being connected.
+// A path is torn down while the kernel resolves its far end: the teardown waits for that, because
+// no other call may use a queue pair that is being connected.
 TEST(VerbsNeighbour, ATeardownDuringAConnectWaitsForIt) {
   FakeNicSetup setup({.hosts = 2, .rails = 2});
   setup.expect_fault_logs();
   warm_up(setup, 1);
   setup.nics().hide_neighbour(1, 0, true);
   EXPECT_EQ(setup.nics().break_path(0, 1, 0, End::kTarget), 1u);
-  EXPECT_TRUE(setup.until([&] { return setup.nics().neighbour_searches() > 0; })) << setup[0].dump();
+  EXPECT_TRUE(setup.until([&] { return setup.nics().neighbour_searches() > 0; }))
+      << setup[0].dump();
   setup.nics().port(0, 0, false);  // the core closes the paths of the rail
   EXPECT_TRUE(setup.until([&] { return !setup.rail_up(0, 0); }));
   setup.expect_service();

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "fake_verbs/card.h"
+#include "fake_verbs/fake_nics.h"
 
-// What a driver does without the kernel: posting, polling, arming.
+// The calls that a driver serves without the kernel: posting, polling, arming.
 
 namespace fabric::test {
 
@@ -17,12 +17,12 @@ FakeNics& nics() { return *FakeNics::current(); }
 }  // namespace
 
 struct FakeUserDriver {
-  /// With a thread domain a driver takes no lock, so two calls at once would damage its queues.
+  /// With a thread domain a driver takes no lock, so concurrent calls would corrupt its queues.
   class SingleThreadCheck {
    public:
     explicit SingleThreadCheck(Qp& qp) : qp_(of(qp.pd)->one_thread ? &qp : nullptr) {
       if (qp_ == nullptr) return;
-      // Relaxed: it must order nothing that the network forgot to order.
+      // Relaxed: it must not add ordering that the network forgot.
       concurrent_ = qp_->busy.exchange(true, std::memory_order_relaxed);
       ++qp_->unlocked;
     }
@@ -57,7 +57,7 @@ struct FakeUserDriver {
 
   static int take_send(FakeNics& all, Qp& qp, ibv_send_wr& wr) {
     if (qp.destroyed) {
-      all.violate("a request is posted to a queue pair that is gone");
+      all.violate("a request is posted to a destroyed queue pair");
       return EINVAL;
     }
     if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) {
@@ -65,20 +65,20 @@ struct FakeUserDriver {
       return EINVAL;
     }
     if (qp.posted - qp.released >= qp.send_max) {
-      all.violate("more requests than the send queue has room for");
+      all.violate("the send queue is full");
       return ENOMEM;
     }
     const bool carried = (wr.send_flags & IBV_SEND_INLINE) != 0;
     Request made{.index = qp.posted, .wr = wr};
     if (wr.num_sge > 1 ||
         (wr.opcode != IBV_WR_RDMA_WRITE && wr.opcode != IBV_WR_RDMA_WRITE_WITH_IMM)) {
-      all.violate("a request of another kind");
+      all.violate("an unexpected opcode or more than one SGE");
       return EINVAL;
     }
     if (wr.num_sge == 1) made.source = wr.sg_list[0];
     made.length = made.source.length;
     if (carried && made.length > qp.inline_max) {
-      all.violate("more bytes in a request than it has room for");
+      all.violate("more inline bytes than the queue pair allows");
       return EINVAL;
     }
     if (carried) {
@@ -96,7 +96,7 @@ struct FakeUserDriver {
     return 0;
   }
 
-  /// What it does not find ends with a protection error when its turn comes.
+  /// An unknown lkey completes with a protection error when the request is transmitted.
   static void look_up(FakeNics& all, Qp& qp, Request& made) {
     Mr* const mr = all.find_key(*of(qp.pd), made.source.lkey);
     if (mr == nullptr || made.source.addr < mr->iova || made.length > mr->length ||
@@ -126,11 +126,11 @@ struct FakeUserDriver {
     for (ibv_recv_wr* one = first; one != nullptr; one = one->next, --how.taken) {
       int error = asked != 0 && how.taken == 0 ? asked : 0;
       if (error == 0 && (qp.destroyed || qp.state == IBV_QPS_RESET)) {
-        all.violate("a receive is posted to a queue pair that is gone or not ready");
+        all.violate("a receive is posted to a queue pair that is destroyed or in RESET");
         error = EINVAL;
       }
       if (error == 0 && qp.receives_posted - qp.receives_polled >= qp.receive_max) {
-        all.violate("more receives than the queue has room for");
+        all.violate("the receive queue is full");
         error = ENOMEM;
       }
       if (error != 0) {

@@ -1,7 +1,7 @@
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
-// A card that does not take what is posted. What it took is drained, what it did not take has never
-// left, and everything arrives once by a connection that works.
+// A NIC that refuses posted requests. Those it took are drained, those it refused were never sent,
+// and everything is delivered once by a connection that works.
 
 namespace fabric::test {
 namespace {
@@ -71,8 +71,8 @@ TEST_F(VerbsPost, ReceivesOfWhichNoneIsTaken) {
   expect_once({.call = Call::kPostReceive, .host = 1, .taken = 0});
 }
 
-// Nobody knows how many receives have to come back, so the drain is given up, and what was on the
-// path is in doubt. Nothing false is said of it, and nothing is counted twice.
+// It is unknown how many receives have to complete, so the drain is abandoned, and the writes of
+// the path are in doubt. None completes with a false result, and none is counted twice.
 TEST_F(VerbsPost, ReceivesRefusedWithoutABadRequest) {
   setup.nics().allow_undrained();
   uint32_t given_up = 0;
@@ -86,7 +86,7 @@ TEST_F(VerbsPost, ReceivesRefusedWithoutABadRequest) {
     EXPECT_TRUE(setup.until([&] { return setup.fact(1, 0, "drains abandoned") == times; }));
     EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
     writes.expect_true();
-    setup.turn(500);  // until then the sender may post on it, and has to say the same of that
+    setup.turn(500);  // until then the sender may post more, with the same result
     setup.expect_service();
   }
   EXPECT_EQ(setup.nics().failed_calls(), 2u);
@@ -119,7 +119,7 @@ TEST(VerbsAccept, APathThatGetsNoReceives) {
   setup.expect_service();
 }
 
-// The marker of a drain is refused: it is given up, and the target's number still decides.
+// The marker of a drain is refused: the drain is abandoned, and the target's count still decides.
 TEST_F(VerbsPost, AMarkerThatIsRefused) {
   warm_up();
   setup.nics().allow_undrained();
@@ -129,7 +129,7 @@ TEST_F(VerbsPost, AMarkerThatIsRefused) {
   for (uint32_t turns = 0; turns < 1000 && setup.nics().in_flight(0, 0) < kWrites; ++turns) {
     setup.turn(1);
   }
-  // Five land, and nobody hears of it.
+  // Five land, and their acknowledgements are lost.
   setup.nics().lose(1, 0, FakeNics::kAcks, true);
   EXPECT_EQ(setup.nics().deliver(0, 0, 5), 5u);
   setup.nics().hold_flushes(0, 0, true);

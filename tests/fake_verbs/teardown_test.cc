@@ -1,21 +1,21 @@
-#include "fake_verbs/setup.h"
+#include "fake_verbs/fake_nic_setup.h"
 
-// The end of a path, step by step: what a card may still do at each of its steps. Every write is
-// counted once, whatever that is (docs/design/0013-verbs.md).
+// Teardown of a path, step by step, with everything that a NIC may still do at each step. Every
+// write is counted once in all cases (docs/design/0013-verbs.md).
 
 namespace fabric::test {
 namespace {
 
 using End = FakeNics::End;
 
-/// On cards that delete the completions of a queue pair with it, and on those that keep them.
+/// On NICs that delete the completions of a queue pair with it, and on those that keep them.
 class VerbsTeardown : public testing::TestWithParam<bool> {
  protected:
   static constexpr uint32_t kWrites = 12;
 
   VerbsTeardown() { setup.expect_fault_logs(); }
 
-  /// Both paths stand, and a few writes have gone by them.
+  /// Both paths are connected, and have carried a few writes.
   void warm_up() {
     CheckedWrites first(setup[0], setup[1], {.count = 8, .bytes = 64});
     first.submit();
@@ -23,7 +23,7 @@ class VerbsTeardown : public testing::TestWithParam<bool> {
     first.expect_delivered();
     setup.turn(50);
   }
-  /// They are on the cable, and nobody has them yet.
+  /// They are in flight, and none has landed.
   void launch(CheckedWrites& writes) {
     setup.nics().hold_packets(1, FakeNics::kAny, true);
     writes.submit();
@@ -45,8 +45,8 @@ class VerbsTeardown : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(FakeNics, VerbsTeardown, testing::Bool(),
                          [](const auto& nic) { return nic.param ? "keep" : "delete"; });
 
-// The packets land while the target asks for the error state: behind its decision, before the card
-// has stopped. Who says a number before all receives are back leaves them out of it.
+// The packets land while the target requests the error state: after its decision, before the NIC
+// has stopped. A count that is reported before all receives have completed misses them.
 TEST_P(VerbsTeardown, WhatLandsWithTheErrorStateIsCountedOnce) {
   warm_up();
   CheckedWrites writes(setup[0], setup[1], {.count = kWrites, .bytes = 1000});
@@ -59,8 +59,8 @@ TEST_P(VerbsTeardown, WhatLandsWithTheErrorStateIsCountedOnce) {
   expect_once(writes);
 }
 
-// The error state stands, and its completion queue is empty: the packets come now, and the flushes
-// behind them. Until a receive has been flushed nothing proves that no more land.
+// The error state is reached and the completion queue is empty; only now the packets land, and the
+// flushes follow. Until a receive is flushed, nothing proves that no more packets land.
 TEST_P(VerbsTeardown, WhatLandsAfterTheErrorStateIsCountedOnce) {
   warm_up();
   CheckedWrites writes(setup[0], setup[1], {.count = kWrites, .bytes = 1000});
@@ -71,7 +71,7 @@ TEST_P(VerbsTeardown, WhatLandsAfterTheErrorStateIsCountedOnce) {
   const auto stopped = [&] { return setup.nics().calls(FakeNics::Call::kToError, 1) > asked; };
   for (uint32_t turns = 0; turns < 1000 && !stopped(); ++turns) setup.turn(1);
   ASSERT_TRUE(stopped());
-  setup.turn(20);  // it has heard that the state stands
+  setup.turn(20);  // its job has returned: the error state is reached
   EXPECT_EQ(setup.nics().deliver(0, 0, kWrites), kWrites);
   EXPECT_EQ(setup.nics().landed_late(), kWrites);
   setup.turn(20);
@@ -80,7 +80,7 @@ TEST_P(VerbsTeardown, WhatLandsAfterTheErrorStateIsCountedOnce) {
   expect_once(writes);
 }
 
-// Half of them land before, half behind the error state.
+// Half of them land before the error state, half after it.
 TEST_P(VerbsTeardown, WhatLandsOnBothSidesOfTheErrorStateIsCountedOnce) {
   warm_up();
   CheckedWrites writes(setup[0], setup[1], {.count = kWrites, .bytes = 1000});
@@ -98,8 +98,8 @@ TEST_P(VerbsTeardown, WhatLandsOnBothSidesOfTheErrorStateIsCountedOnce) {
   expect_once(writes);
 }
 
-// A card that says nothing of requests which asked for no completion, also when they fail. The
-// first error that comes back is then not the first request that was lost.
+// A NIC without completions for unsignalled requests, even when they fail. The first error that
+// completes is then not the first request that was lost.
 TEST_P(VerbsTeardown, AnErrorDoesNotCoverRequestsBeforeIt) {
   warm_up();
   CheckedWrites writes(setup[0], setup[1], {.count = kWrites, .bytes = 1000});
@@ -115,7 +115,7 @@ TEST_P(VerbsTeardown, AnErrorDoesNotCoverRequestsBeforeIt) {
   expect_once(writes);
 }
 
-// Everything landed, and its acknowledgements are lost: only the target knows.
+// Everything landed, and the acknowledgements are lost: only the target knows.
 TEST_P(VerbsTeardown, WhatWasDeliveredWithoutAnAckIsNotSentAgain) {
   warm_up();
   CheckedWrites writes(setup[0], setup[1], {.count = kWrites, .bytes = 1000});
@@ -132,8 +132,8 @@ TEST_P(VerbsTeardown, WhatWasDeliveredWithoutAnAckIsNotSentAgain) {
   expect_once(writes);
 }
 
-// The flushes never come: the drain is given up, and as the target cannot say what came, what was
-// under way is unknown.
+// The flushes never come: the drain is abandoned, the target cannot report a count, and writes in
+// flight complete as unknown.
 TEST_P(VerbsTeardown, ADrainThatDoesNotEndIsAbandoned) {
   warm_up();
   setup.nics().allow_undrained();
@@ -147,13 +147,13 @@ TEST_P(VerbsTeardown, ADrainThatDoesNotEndIsAbandoned) {
   setup.nics().hold_packets(1, FakeNics::kAny, false);
   EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
   writes.expect_true();
-  EXPECT_EQ(writes.landed(), kWrites / 2) << "it says what it has polled, and no more";
+  EXPECT_EQ(writes.landed(), kWrites / 2) << "only what it has polled is counted";
   setup.nics().lose(1, 0, FakeNics::kAcks, false);
   setup.nics().hold_flushes(1, 0, false);
   setup.expect_service();
 }
 
-// No receive is left when the path breaks: all came back, and none by an error. One more has to.
+// No receive is left when the path breaks: all completed, none with an error. One more has to fail.
 TEST(VerbsDrain, ASumWithoutAnErrorProvesNothing) {
   constexpr uint32_t kReceives = 4;
   FakeNicSetup setup({.threads = false, .network = {.receive_depth = kReceives}});

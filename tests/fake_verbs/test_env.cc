@@ -1,19 +1,19 @@
 #include <fabric/verbs.h>
 
-#include "fake_verbs/card.h"
 #include "conformance/verbs_cases.h"
-#include "harness/real_time_env.h"
 #include "conformance/verbs_networks.h"
+#include "fake_verbs/fake_nics.h"
+#include "fake_verbs/stepped_driver.h"
+#include "harness/real_time_env.h"
 #include "support/log_guard.h"
 
-// The conformance suite on cards made of software, with the trouble that it asks for.
+// The conformance suite on fake NICs, with the faults that its bodies inject.
 
 namespace fabric::test {
 namespace {
 
-/// One way, while there is trouble: long enough for an engine to do something while its writes are
-/// under way.
-constexpr Nanos kCable = 300us;
+/// One-way delay: long enough for an engine to make some turns while its writes are in flight.
+constexpr Nanos kCable = 3us;
 
 class FakeNicFaults final : public FaultInjector {
  public:
@@ -56,45 +56,87 @@ class FakeNicFaults final : public FaultInjector {
 
 FakeNicOptions nic_options_of(uint32_t rails, const TestEnvOptions& options) {
   FakeNicOptions nic_options{.hosts = TestEnv::kHosts, .rails = rails, .seed = test_seed()};
-  nic_options.dmabuf = false;  // the bodies know host memory only
-  if (options.faults) nic_options.cable = kCable;
+  nic_options.dmabuf = false;  // the bodies use host memory only
+  if (options.realtime_threads) return nic_options;
+  nic_options.wire_thread = false;
+  nic_options.stepped = true;
+  nic_options.cable = kCable;
   return nic_options;
 }
 
-/// The cards are there before the first engine is opened, and when the last job of one has ended.
-struct OwnsFakeNics {
-  explicit OwnsFakeNics(const FakeNicOptions& nic_options) : nics(nic_options) {}
-  FakeNics nics;
-};
-
-class FakeNicEnv final : private OwnsFakeNics, public RealTimeEnv {
- public:
-  FakeNicEnv(uint32_t rails, const TestEnvOptions& options)
-      : OwnsFakeNics(nic_options_of(rails, options)), RealTimeEnv(options), options_(options), rails_(rails) {
-    nics.lossy_control({.drop = options.drop_control,
+/// Constructed before the first engine is opened, and destroyed after the last job has run.
+class OwnsFakeNics {
+ protected:
+  OwnsFakeNics(uint32_t rails, const TestEnvOptions& options)
+      : nics_(nic_options_of(rails, options)), options_(options), rails_(rails) {
+    nics_.lossy_control({.drop = options.drop_control,
                          .duplicate = options.duplicate_control,
                          .reorder = options.reorder_control});
   }
-
-  FaultInjector& faults() override { return faults_; }
-  Nanos wire_time(Nanos simulated) const override { return 100 * simulated; }
-
- private:
-  std::vector<Network> networks(uint32_t host) const override {
-    verbs::Options usual;
-    for (uint32_t rail = 0; rail < rails_; ++rail) {
-      usual.devices.push_back(FakeNics::name(host, rail));
-    }
-    return verbs_networks(usual, options_);
+  std::vector<Network> networks_of(uint32_t host) const {
+    std::vector<std::string> ports;
+    for (uint32_t rail = 0; rail < rails_; ++rail) ports.push_back(FakeNics::name(host, rail));
+    verbs::Options verbs;
+    // With the default, infinite, a receiver that is not ready only delays its senders. This way
+    // their paths break, and what it has not counted is sent again.
+    if (options_.faults) verbs.rnr_retry = 6;
+    return verbs_networks(std::move(ports), verbs, options_);
   }
 
+  FakeNics nics_;
+
+ private:
   const TestEnvOptions options_;
   const uint32_t rails_;
-  FakeNicFaults faults_{nics, [this](uint32_t host) { return processes(host); }};
 };
 
+/// Engines with threads and NICs with a thread, in real time.
+class ThreadedFakeNicEnv final : private OwnsFakeNics, public RealTimeEnv {
+ public:
+  ThreadedFakeNicEnv(uint32_t rails, const TestEnvOptions& options)
+      : OwnsFakeNics(rails, options), RealTimeEnv(options) {}
+
+ private:
+  std::vector<Network> networks(uint32_t host) const override { return networks_of(host); }
+};
+
+/// Engines and NICs on one virtual clock.
+class SteppedFakeNicEnv final : private OwnsFakeNics, public TestEnv {
+ public:
+  SteppedFakeNicEnv(uint32_t rails, const TestEnvOptions& options) : OwnsFakeNics(rails, options) {}
+
+  Result<Engine> open(uint32_t host, const Config& config) override {
+    Config on_nics = config;
+    on_nics.networks = networks_of(host);
+    processes_[host].push_back(
+        std::make_shared<Process>(driver_, /*punctual=*/true, Process::Jobs::kRuntime));
+    return Engine::open(on_nics, processes_[host].back());
+  }
+  bool run_until(const std::function<bool()>& done, Nanos limit) override {
+    return driver_->drive(done, driver_->now_ns() + limit.count());
+  }
+  void run_for(Nanos time) override {
+    run_until([] { return false; }, time);
+  }
+  void wait_idle() override { run_for(1s); }
+  void each_step(std::function<void()> hook) override { driver_->each_step(std::move(hook)); }
+  FaultInjector& faults() override { return faults_; }
+
+ private:
+  const std::shared_ptr<SteppedDriver> driver_ =
+      std::make_shared<SteppedDriver>(nics_, test_seed());
+  std::array<std::vector<std::shared_ptr<Process>>, kHosts> processes_;
+  FakeNicFaults faults_{nics_, [this](uint32_t host) { return processes_[host]; }};
+};
+
+std::unique_ptr<TestEnv> make_env(uint32_t rails, const TestEnvOptions& options) {
+  if (options.realtime_threads) return std::make_unique<ThreadedFakeNicEnv>(rails, options);
+  return std::make_unique<SteppedFakeNicEnv>(rails, options);
+}
+
 ProviderCase fake_verbs_case(uint32_t rails) {
-  const CaseCaps caps{.step_hooks = true,
+  const CaseCaps caps{.virtual_time = true,
+                      .step_hooks = true,
                       .lossy_control = true,
                       .realtime_threads = true,
                       .second_network = true,
@@ -109,9 +151,8 @@ ProviderCase fake_verbs_case(uint32_t rails) {
                       .lost_acks = true,
                       .not_ready = true,
                       .wrong_keys = true};
-  return {"verbs_soft_" + std::to_string(rails), caps, [rails](const TestEnvOptions& options) {
-            return std::make_unique<FakeNicEnv>(rails, options);
-          }};
+  return {"verbs_soft_" + std::to_string(rails), caps,
+          [rails](const TestEnvOptions& options) { return make_env(rails, options); }};
 }
 
 }  // namespace

@@ -5,10 +5,10 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "fake_verbs/card.h"
+#include "fake_verbs/fake_nics.h"
 
-// What moves: packets, answers, completions. A reliable connection as the standard has it: packets
-// in order, cumulative acknowledgements, everything sent again from the first that is missing.
+// Packets, acknowledgements and completions: a reliable connection as in the InfiniBand standard,
+// with packets in order, cumulative acknowledgements and go-back-N retransmission.
 
 namespace fabric::test {
 
@@ -16,10 +16,10 @@ using namespace fake;
 
 namespace {
 
-constexpr uint32_t kNumbers = 1u << 24;  // of packets; then they come again
-constexpr uint32_t kWindow = 64;         // packets without an answer
+constexpr uint32_t kNumbers = 1u << 24;  // PSNs wrap here
+constexpr uint32_t kWindow = 64;         // unacknowledged packets
 constexpr uint32_t kAckEvery = 16;       // packets of a long message
-constexpr int64_t kPauseNs = 640'000;    // of a sender whose target is not ready
+constexpr int64_t kPauseNs = 640'000;    // RNR pause
 
 int64_t timeout_ns(const Qp& qp) { return int64_t{4096} << qp.settings.timeout; }
 
@@ -29,19 +29,29 @@ uint32_t ahead(uint32_t number, uint32_t of) { return (number - of) & (kNumbers 
 
 int64_t FakeNics::now_ns() const { return threaded_ ? monotonic_ns() : virtual_ns_; }
 
-int64_t FakeNics::next_ns() const {
+int64_t FakeNics::next_ns(int64_t after_ns) const {
   int64_t next = INT64_MAX;
+  const auto take = [&](int64_t ns) {
+    if (ns > after_ns) next = std::min(next, ns);
+  };
   for (const auto& [serial, flight] : flights_) {
-    if (!flight.packets.empty()) next = std::min(next, flight.packets.front().due_ns);
+    if (!flight.packets.empty()) take(flight.packets.front().due_ns);
   }
   for (const auto& [serial, qp] : qps_) {
     if (qp->state != IBV_QPS_RTS) continue;
-    next = std::min(next, qp->retry_ns);
-    if (qp->packets_sent != qp->packets_made && qp->pause_ns != 0) {
-      next = std::min(next, qp->pause_ns);
-    }
+    take(qp->retry_ns);
+    if (qp->packets_sent != qp->packets_made && qp->pause_ns != 0) take(qp->pause_ns);
   }
+  for (const auto& [socket, queue] : datagrams_) {
+    for (const Datagram& datagram : queue) take(datagram.due_ns);
+  }
+  for (const auto& [fd, ns] : timers_) take(ns);
   return next;
+}
+
+int64_t FakeNics::next_event_ns() {
+  const std::lock_guard lock(mutex_);
+  return next_ns(now_ns());
 }
 
 void FakeNics::run_wire() {
@@ -49,13 +59,14 @@ void FakeNics::run_wire() {
   while (!stopping_) {
     if (step()) {
       lock.unlock();
-      ::sched_yield();  // whoever waits for the mutex comes first
+      ::sched_yield();  // to a thread that waits for the mutex
       lock.lock();
       continue;
     }
-    // What is held on a cable is due and does not move: a look every millisecond is enough for it.
-    const int64_t most = next_ns() == INT64_MAX ? 50'000'000 : 1'000'000;
-    const int64_t pause = std::clamp<int64_t>(next_ns() - now_ns(), 20'000, most);
+    // Held packets are due and do not move: checking every millisecond is enough for them.
+    const int64_t next = next_ns(INT64_MIN);
+    const int64_t most = next == INT64_MAX ? 50'000'000 : 1'000'000;
+    const int64_t pause = std::clamp<int64_t>(next - now_ns(), 20'000, most);
     moved_.wait_for(lock, std::chrono::nanoseconds(pause));
   }
 }
@@ -65,6 +76,11 @@ bool FakeNics::run() {
   bool any = false;
   while (step()) any = true;
   return any;
+}
+
+bool FakeNics::run_to(int64_t now_ns) {
+  change([&] { virtual_ns_ = now_ns; });
+  return run();
 }
 
 void FakeNics::pass(Nanos time) {
@@ -87,7 +103,7 @@ uint32_t FakeNics::deliver(uint32_t host, uint32_t rail, uint32_t packets) {
   return done;
 }
 
-/// Everything on a cable to it lands now.
+/// All packets in flight to the device land now.
 void FakeNics::land_all(Device& device) {
   for (auto& [serial, flight] : flights_) {
     while (!flight.packets.empty() && find(flight.packets.front().target) == &device) {
@@ -98,7 +114,7 @@ void FakeNics::land_all(Device& device) {
   }
 }
 
-/// Once over everything. What is on a cable comes before the flushes: cards are quicker at that.
+/// One pass over everything. Packets are delivered before receives are flushed, as by real NICs.
 bool FakeNics::step() {
   bool any = false;
   for (auto it = flights_.begin(); it != flights_.end();) {
@@ -160,7 +176,7 @@ bool FakeNics::flush(Qp& qp) {
   return any;
 }
 
-/// The oldest request ends for a reason of its own, the others with it.
+/// The oldest request completes with `status`; the error state then flushes the others.
 void FakeNics::break_send(Qp& qp, ibv_wc_status status) {
   const Request oldest = std::move(qp.requests.front());
   qp.requests.pop_front();
@@ -184,7 +200,7 @@ bool FakeNics::transmit(Qp& qp) {
       break_send(qp, IBV_WC_LOC_PROT_ERR);
       return true;
     }
-    if (!readable) return any;  // those before it end first
+    if (!readable) return any;  // requests before it complete first
     const uint32_t offset = (at - request->first_packet) * qp.packet_bytes;
     const uint32_t size = std::min(qp.packet_bytes, request->length - offset);
     const ibv_send_wr& wr = request->wr;
@@ -207,7 +223,7 @@ bool FakeNics::transmit(Qp& qp) {
     if (qp.packets_sent == qp.packets_acked) qp.retry_ns = now_ns() + timeout_ns(qp);
     ++qp.packets_sent;
     qp.packets_high = std::max(qp.packets_high, qp.packets_sent);
-    if (!qp.owner->device->up) continue;  // it is lost at once
+    if (!qp.owner->device->up) continue;  // lost
     Flight& flight = flights_[qp.serial];
     flight.source = qp.owner->device;
     flight.packets.push_back(std::move(packet));
@@ -215,7 +231,7 @@ bool FakeNics::transmit(Qp& qp) {
   return any;
 }
 
-/// Sends again what was not answered.
+/// Retransmits after a timeout.
 bool FakeNics::watch(Qp& qp) {
   if (qp.state != IBV_QPS_RTS || qp.retry_ns > now_ns()) return false;
   if (qp.requests.empty()) {
@@ -250,7 +266,7 @@ void FakeNics::acknowledge(Qp& qp, uint32_t packets) {
 void FakeNics::take_answer(Qp& qp, const Packet& packet) {
   const bool late = qp.state == IBV_QPS_ERR && qp.owner->device->land_late;
   if (qp.state != IBV_QPS_RTS && !late) return;
-  // One that is behind what was heard, or ahead of what was sent, is of no use.
+  // Ignore one that is older than the last acknowledged packet, or newer than the last sent one.
   const uint32_t distance = ahead(packet.number, qp.first_number + qp.packets_acked);
   const bool all = packet.kind == Packet::Kind::kAck;
   if (distance >= qp.packets_high - qp.packets_acked + (all ? 0 : 1)) return;
@@ -268,7 +284,7 @@ void FakeNics::take_answer(Qp& qp, const Packet& packet) {
   }
 }
 
-// ---- The cable ----------------------------------------------------------------------------------
+// ---- Packets in flight --------------------------------------------------------------------------
 
 bool FakeNics::is_held(const Packet& packet) {
   const Device* target = find(packet.target);
@@ -320,7 +336,7 @@ void FakeNics::answer(Qp& qp, Packet::Kind kind, uint32_t number) {
                             .number = number & (kNumbers - 1),
                             .due_ns = now_ns() + options_.cable.count()});
   if (kind != Packet::Kind::kRefused) return;
-  // What the target's process says of it goes by no cable here, and must not come before it.
+  // Control datagrams have no delay here, so the NAK must not have one either: it comes first.
   for (Packet& packet : flight.packets) packet.due_ns = now_ns();
 }
 
@@ -335,7 +351,8 @@ void FakeNics::take_data(Qp& qp, const Packet& packet) {
     return;
   }
   const bool counts = packet.last && packet.has_imm;
-  std::deque<uint64_t>& receives = qp.receives.empty() && late ? qp.receives_after_error : qp.receives;
+  std::deque<uint64_t>& receives =
+      qp.receives.empty() && late ? qp.receives_after_error : qp.receives;
   if (counts && (receives.empty() || own.not_ready)) {
     return answer(qp, Packet::Kind::kNotReady, packet.number);
   }
@@ -365,7 +382,7 @@ void FakeNics::take_data(Qp& qp, const Packet& packet) {
   }
 }
 
-/// False: the key does not allow it. What has no bytes is not looked at, as by every card.
+/// False: the rkey does not allow it. Messages without bytes are not checked, as by real NICs.
 bool FakeNics::land(Qp& qp, const Packet& packet) {
   if (packet.first) {
     qp.address = packet.address;

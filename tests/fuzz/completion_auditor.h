@@ -11,7 +11,11 @@
 
 namespace fabric::fuzz {
 
-/// Who was promised a report, and by when.
+/// Checks that every accepted operation is reported once, in time and under its own id.
+///
+/// Not test::WriteAuditor, which also knows the bytes and counts that a write leaves at its target:
+/// here the peers lie, so only the report itself can be checked. And a fuzzer has no gtest: a
+/// violation aborts.
 ///
 /// Lifetime: outlives the engines that report to it.
 class CompletionAuditor {
@@ -20,8 +24,7 @@ class CompletionAuditor {
   CompletionAuditor(const CompletionAuditor&) = delete;
   CompletionAuditor& operator=(const CompletionAuditor&) = delete;
 
-  /// `submit(notify)` offers one operation that ends within `time` if it is accepted. `on_completion` hears
-  /// how.
+  /// `submit(notify)` offers one operation, which completes within `time` if it is accepted.
   template <class Submit>
   bool offer(Nanos time, Submit&& submit, std::function<void(const Event&)> on_completion = {}) {
     const uint64_t tag = promises_.size();
@@ -35,8 +38,8 @@ class CompletionAuditor {
   void on(const Event& event) {
     FABRIC_CHECK(event.kind == EventKind::kDone && event.tag < promises_.size());
     Promise& promise = promises_[event.tag];
-    FABRIC_CHECK(promise.op, "reported, and was refused");
-    FABRIC_CHECK(promise.op == event.op, "reported under the name of another");
+    FABRIC_CHECK(promise.op, "an operation that was refused is reported");
+    FABRIC_CHECK(promise.op == event.op, "reported with the id of another operation");
     FABRIC_CHECK(++promise.reports == 1, "reported twice");
     FABRIC_CHECK(world_.wire.now_ns() <= promise.latest_ns, "reported too late");
     FABRIC_CHECK(event.code != Errc::kOk || event.remote == Remote::kDelivered);
@@ -49,7 +52,7 @@ class CompletionAuditor {
     }
   }
 
-  /// The one offered so many before the last; a default one when it was refused.
+  /// The operation that was offered `back` before the last; a default id when it was refused.
   OpId recent(size_t back) const {
     return back < promises_.size() ? promises_[promises_.size() - 1 - back].op : OpId{};
   }

@@ -6,9 +6,9 @@
 
 #include "base/check.h"
 
-// A fuzz target feeds hostile bytes to a decoder. What it takes must survive another round: encoded
-// and decoded again it is the same. That also shows that a decoder lets nothing through which the
-// encoder, with its checks, would refuse.
+// A fuzz target feeds hostile bytes to a decoder. A value that the decoder accepts must be the same
+// after another round of encoding and decoding. So the decoder accepts nothing that the encoder,
+// with its checks, would refuse.
 
 namespace fabric::fuzz {
 
@@ -16,7 +16,7 @@ inline std::span<const std::byte> input(const uint8_t* data, size_t size) {
   return std::as_bytes(std::span(data, size));
 }
 
-/// `decode` has just given `value`.
+/// `value` is what `decode` has returned.
 template <class T, class Encode, class Decode>
 void expect_same_again(const T& value, Encode encode, Decode decode) {
   const auto encoded = encode(value);

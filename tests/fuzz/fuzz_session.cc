@@ -30,7 +30,7 @@ uint64_t heap_bytes() {
 #endif
 }
 
-/// Warnings about what hostile peers do are right, and as many as there are inputs.
+/// Hostile peers cause warnings in every run; they are not checked.
 void no_log(void*, const LogRecord&) {}
 
 Config fuzz_config(const Setting& setting) {
@@ -58,10 +58,6 @@ sim::WorldOptions world_options(const Setting& setting) {
   return options;
 }
 
-std::byte byte_of(uint64_t engine_id, uint64_t place) {
-  return static_cast<std::byte>(1 + (engine_id * 31 + place * 7 + place / 256) % 255);
-}
-
 }  // namespace
 
 void play(const Script& script, InitialState initial) {
@@ -70,7 +66,7 @@ void play(const Script& script, InitialState initial) {
   session.finish();
 }
 
-// ---- Before the story ---------------------------------------------------------------------------
+// ---- Setup --------------------------------------------------------------------------------------
 
 FuzzSession::FuzzSession(const Setting& setting, InitialState initial)
     : setting_(setting),
@@ -122,11 +118,11 @@ FuzzSession::Side FuzzSession::open_side(uint64_t engine_id, uint32_t node) {
   config.networks[0].devices = {sim::world_token(*world_, node)};
   Engine engine = *Engine::open(config, world_);
   Bytes bytes(2 * kSlots * kSlotBytes);
-  for (size_t i = 0; i < bytes.size() / 2; ++i) bytes[i] = byte_of(engine_id, i);
+  test::fill(std::span(bytes).first(bytes.size() / 2), engine_id);
   MemoryRegion memory =
       *engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
   Counter counter = *engine.make_counter();
-  return {std::move(bytes), std::move(engine), std::move(memory), std::move(counter)};
+  return {{std::move(bytes), std::move(engine), std::move(memory)}, std::move(counter)};
 }
 
 void FuzzSession::run_for(Nanos time) {
@@ -134,13 +130,13 @@ void FuzzSession::run_for(Nanos time) {
 }
 
 void FuzzSession::connect_honest() {
-  const auto introduce = [](Side& side, const Side& to) {
-    side.peer = *side.engine.connect(to.engine.address());
-    side.target = *side.engine.import_region(side.peer, *to.memory.desc());
-    side.listener = *side.engine.listen(kHonestChannel, Notify::call<&Side::receive>(&side));
+  const auto connect_side = [](Side& side, const Side& to) {
+    side.other.peer = *side.engine.connect(to.engine.address());
+    side.other.region = *side.engine.import_region(side.other.peer, *to.memory.desc());
+    side.listener = *side.engine.listen(kHonestChannel, side.received->notify());
   };
-  introduce(*honest_, *engine_);
-  introduce(*engine_, *honest_);
+  connect_side(*honest_, *engine_);
+  connect_side(*engine_, *honest_);
   honest_round();
   run_for((setting_.flags & Setting::kLossy) != 0 ? kTimeoutMax : 1ms);
   check_all(true);
@@ -175,17 +171,17 @@ void FuzzSession::share(uint32_t who) {
       std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_key)}));
 }
 
-/// The session with a hostile peer, whoever began it; the last one when there is none.
+/// The session with a hostile peer, whichever side began it; the last one when there is none.
 PeerId FuzzSession::peer_of(uint32_t who) {
   for (const PeerId id : engine_->engine.peers()) {
-    if (id == engine_->peer) continue;
+    if (id == engine_->other.peer) continue;
     const auto info = engine_->engine.peer_info(id);
     if (info && info->engine_id == hostile_[who]->address().engine_id) peer_[who] = id;
   }
   return peer_[who];
 }
 
-// ---- The story ----------------------------------------------------------------------------------
+// ---- Actions ------------------------------------------------------------------------------------
 
 void FuzzSession::act(const FuzzAction& action) {
   Hostile& hostile = *hostile_[action.who % 2];
@@ -211,7 +207,8 @@ void FuzzSession::act(const FuzzAction& action) {
       honest_round();
       break;
     case Verb::kWrite:
-      hostile.write(action, shared_[action.who % 2].back()->wire_key, given_counters_[action.who % 2].key());
+      hostile.write(action, shared_[action.who % 2].back()->wire_key,
+                    given_counters_[action.who % 2].key());
       break;
     case Verb::kReplay:
       hostile.replay(action, other);
@@ -236,14 +233,15 @@ void FuzzSession::honest_round() {
 
 void FuzzSession::exchange(Side& from, Side& to) {
   const auto well = [this](const Event& event) {
-    FABRIC_CHECK(event.code == Errc::kOk || closing_, "between the honest ones everything works");
+    FABRIC_CHECK(event.code == Errc::kOk || closing_,
+                 "an operation between the honest peers failed");
   };
   const uint64_t at = rounds_ * kSlotBytes;
   const bool written = honest_auditor_.offer(
       kTimeoutMax,
       [&](Notify notify) {
         return from.engine.submit(Write{.source = from.memory.at(at),
-                                        .target = from.target.at(kSlots * kSlotBytes + at),
+                                        .target = from.other.at(kSlots * kSlotBytes + at),
                                         .size_bytes = kSlotBytes,
                                         .imm = to.counter.key(),
                                         .timeout = kTimeoutMax,
@@ -253,17 +251,17 @@ void FuzzSession::exchange(Side& from, Side& to) {
   const bool sent = honest_auditor_.offer(
       kTimeoutMax,
       [&](Notify notify) {
-        return from.engine.submit(Send{.peer = from.peer,
+        return from.engine.submit(Send{.peer = from.other.peer,
                                        .channel = kHonestChannel,
-                                       .bytes = std::span(from.bytes).subspan(at, kSlotBytes),
+                                       .bytes = from.bytes(at, kSlotBytes),
                                        .timeout = kTimeoutMax,
                                        .notify = notify});
       },
       well);
-  FABRIC_CHECK(written && sent, "there is room for the honest");
+  FABRIC_CHECK(written && sent, "no room for the honest exchange");
 }
 
-/// Only where the honest peer does not feel it.
+/// Only on links that the honest exchange does not use.
 void FuzzSession::fault(const FuzzAction& action) {
   const uint32_t here = node_[0], there = node_[2 + action.who % 2];
   const sim::Fault faults[] = {sim::Fault::break_sender(here, there, 0),
@@ -281,14 +279,14 @@ void FuzzSession::fault(const FuzzAction& action) {
   FABRIC_CHECK(planned.has_value());
 }
 
-// ---- What must hold -----------------------------------------------------------------------------
+// ---- Invariants ---------------------------------------------------------------------------------
 
 void FuzzSession::check_bounds() const {
   const EngineStats stats = engine_->engine.stats();
   FABRIC_CHECK(stats.peers <= kPeersMax && stats.ops_in_flight <= kOpsMax);
   FABRIC_CHECK(stats.regions <= kRegionsMax && stats.counters <= kCountersMax);
   FABRIC_CHECK(heap_bytes() <= heap_before_ + kHeapMax || heap_before_ == 0,
-               "what a peer says is kept without a bound");
+               "the heap grows with what a peer sends");
 }
 
 void FuzzSession::check_snapshots() const {
@@ -297,20 +295,23 @@ void FuzzSession::check_snapshots() const {
       if (!shared->snapshot) continue;
       const bool again = hostile_[who]->paths_started() != shared->paths_then;
       if (again && !shared->deregistered) continue;
-      FABRIC_CHECK(shared->bytes == *shared->snapshot, "written after it was proved impossible");
+      FABRIC_CHECK(shared->bytes == *shared->snapshot,
+                   "written after the proof of a fence or deregistration");
     }
   }
 }
 
 void FuzzSession::check_honest(const Side& from, const Side& to, bool idle) const {
   const uint64_t count = to.counter.count();
-  FABRIC_CHECK(idle ? count == rounds_ : count <= rounds_, "counts of nobody, or lost ones");
-  FABRIC_CHECK(idle ? to.messages.size() == rounds_ : to.messages.size() <= rounds_);
-  const auto out = std::span(from.bytes).first(kSlots * kSlotBytes);
-  const auto in = std::span(to.bytes).subspan(kSlots * kSlotBytes);
+  FABRIC_CHECK(idle ? count == rounds_ : count <= rounds_,
+               "counts without a write, or lost counts");
+  const auto& messages = to.received->messages;
+  FABRIC_CHECK(idle ? messages.size() == rounds_ : messages.size() <= rounds_);
+  const auto out = from.bytes(0, kSlots * kSlotBytes);
+  const auto in = to.bytes().subspan(kSlots * kSlotBytes);
   if (idle) {
     FABRIC_CHECK(std::memcmp(out.data(), in.data(), rounds_ * kSlotBytes) == 0);
-    std::vector<Bytes> expected, arrived = to.messages;
+    std::vector<Bytes> expected, arrived = messages;
     for (uint64_t i = 0; i < rounds_; ++i) {
       const auto slot = out.subspan(i * kSlotBytes, kSlotBytes);
       expected.emplace_back(slot.begin(), slot.end());
@@ -319,10 +320,7 @@ void FuzzSession::check_honest(const Side& from, const Side& to, bool idle) cons
     std::ranges::sort(arrived);
     FABRIC_CHECK(arrived == expected, "a message that was not sent, or twice");
   }
-  static constexpr std::array<std::byte, kSlots * kSlotBytes> kNothing{};
-  const auto unused = in.subspan(rounds_ * kSlotBytes);
-  FABRIC_CHECK(std::memcmp(unused.data(), kNothing.data(), unused.size()) == 0,
-               "somebody else writes here");
+  FABRIC_CHECK(test::untouched(in.subspan(rounds_ * kSlotBytes)), "a write of another peer landed");
 }
 
 void FuzzSession::check_all(bool idle) const {
@@ -332,7 +330,8 @@ void FuzzSession::check_all(bool idle) const {
   check_honest(*engine_, *honest_, idle);
   FABRIC_CHECK(secret_->count() == 0);
   for (uint32_t who = 0; who < given_counters_.size(); ++who) {
-    FABRIC_CHECK(given_counters_[who].count() <= hostile_[who]->counted(), "counted more than was written");
+    FABRIC_CHECK(given_counters_[who].count() <= hostile_[who]->counted(),
+                 "more counts than writes");
   }
 }
 
@@ -349,19 +348,21 @@ void FuzzSession::finish() {
     honest_round();
     run_for((setting_.flags & Setting::kLossy) != 0 ? kTimeoutMax : 1ms);
     check_all(true);
-    FABRIC_CHECK(engine.peers() == std::vector<PeerId>{engine_->peer}, "a peer that is gone stays");
+    FABRIC_CHECK(engine.peers() == std::vector<PeerId>{engine_->other.peer},
+                 "a closed peer is still listed");
     const EngineStats stats = engine.stats();
     FABRIC_CHECK(stats.ops_in_flight == 0 && stats.peers == 1);
-    FABRIC_CHECK(stats.counters == 2 + given_counters_.size(), "names of those who are gone stay");
+    FABRIC_CHECK(stats.counters == 2 + given_counters_.size(),
+                 "names of closed peers are still held");
   }
   closing_ = true;
   const int64_t began = world_->wire.now_ns();
   const auto closed = engine.close();
-  FABRIC_CHECK(closed.has_value(), "nothing of a peer keeps an engine open");
+  FABRIC_CHECK(closed.has_value(), "a peer keeps the engine open");
   FABRIC_CHECK(world_->wire.now_ns() - began <= (2 * kDrain).count());
   FABRIC_CHECK(engine.stats().ops_in_flight == 0);
   run_for(kLost + kDrain);
-  // The honest peer has heard of it, and its own operations have ended as well.
+  // The honest peer has received the goodbye, and its own operations have completed as well.
   FABRIC_CHECK(honest_->engine.peers().empty() && honest_->engine.stats().ops_in_flight == 0);
   auditor_.check_all_reported();
   honest_auditor_.check_all_reported();

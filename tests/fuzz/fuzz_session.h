@@ -8,13 +8,14 @@
 
 #include <fabric/fabric.h>
 
-#include "fuzz/hostile.h"
 #include "fuzz/completion_auditor.h"
+#include "fuzz/hostile.h"
 #include "fuzz/sequence.h"
+#include "harness/host.h"
 
-// The engine under test, an honest peer beside it, and two hostile ones. Whatever those say: every
-// operation that was accepted ends once and in time, and between the engine and the honest peer
-// each byte and each count arrives.
+// The engine under test, an honest peer, and two hostile peers. Whatever the hostile peers send:
+// every accepted operation completes once and in time, and between the engine and the honest peer
+// every byte and every count arrives.
 
 namespace fabric::fuzz {
 
@@ -27,7 +28,7 @@ class FuzzSession {
   FuzzSession& operator=(const FuzzSession&) = delete;
 
   void act(const FuzzAction& action);
-  /// The hostile peers are gone, or with Setting::kAbrupt still there. Ends the engine.
+  /// Removes the hostile peers, unless Setting::kAbrupt, and closes the engine.
   void finish();
 
  private:
@@ -37,27 +38,20 @@ class FuzzSession {
   static constexpr uint64_t kSharedBytes = 4096;
   static constexpr uint16_t kHonestChannel = 9;
 
-  /// One side of the honest exchange.
-  struct Side {
-    Bytes bytes;  ///< the first half goes out, the second comes in
-    Engine engine;
-    MemoryRegion memory;
+  /// One side of the honest exchange. The first half of its memory is sent, the second is written.
+  struct Side : test::Host {
     Counter counter;
-    PeerId peer{};
-    RemoteRegion target{};
-    std::vector<Bytes> messages{};
+    test::RemoteHost other{};
+    std::unique_ptr<test::EventRecorder> received = std::make_unique<test::EventRecorder>();
     Subscription listener{};
-    void receive(const Event& event) {
-      messages.emplace_back(event.bytes().begin(), event.bytes().end());
-    }
   };
-  /// Memory that a hostile peer may write to, until it may not.
+  /// Memory that a hostile peer may write to, until a fence or deregistration.
   struct Shared {
     Bytes bytes;
     MemoryRegion memory;
     Bytes wire_key{};
-    std::optional<Bytes> snapshot{};  ///< what stood there when a fence or deregistration was proved
-    uint64_t paths_then = 0;        ///< a path opened after a fence is of a session after it
+    std::optional<Bytes> snapshot{};  ///< the bytes when a fence or deregistration was proved
+    uint64_t paths_then = 0;          ///< a path that was started later belongs to a later session
     bool deregistered = false;
   };
 
@@ -86,11 +80,12 @@ class FuzzSession {
   const Setting setting_;
   std::shared_ptr<sim::World::Impl> world_;
   CompletionAuditor auditor_, honest_auditor_;
-  std::vector<std::unique_ptr<std::array<CounterKey, 8>>> resolved_;  ///< until the engine is gone
+  std::vector<std::unique_ptr<std::array<CounterKey, 8>>>
+      resolved_;                    ///< until the engine is closed
   std::array<uint32_t, 4> node_{};  ///< the engine's, the honest peer's, the hostile ones'
   std::optional<Side> engine_, honest_;
-  std::optional<Counter> secret_;  ///< nobody was told of its key
-  std::vector<Counter> given_counters_;     ///< one for each hostile peer
+  std::optional<Counter> secret_;        ///< its key was given to no peer
+  std::vector<Counter> given_counters_;  ///< one for each hostile peer
   std::vector<Counter> counters_;
   std::optional<Inbox> inbox_;
   std::optional<Subscription> small_listener_;

@@ -3,8 +3,8 @@
 #include "base/check.h"
 #include "fuzz/fuzz_session.h"
 
-// What the user of the engine does meanwhile. Each call may fail, by what the peers have done; what
-// it accepts has to end.
+// The calls of the engine's user. Each may fail because of what the peers have done; what the
+// engine accepts has to complete.
 
 namespace fabric::fuzz {
 
@@ -93,8 +93,8 @@ void FuzzSession::local_control(const FuzzAction& action, uint32_t who, Nanos ti
   const Nanos within = timeout + kDrain + kSlack;
   switch (static_cast<Local>(action.what % kLocals)) {
     case Local::kConnect: {
-      // One without the job key may call itself whatever it likes; the user, who gave us the
-      // address, does not call it a later life of the honest one.
+      // A peer without the job key may claim any identity, but the user, from whom the address
+      // comes, does not pass it off as a later incarnation of the honest peer.
       const control::Address named = hostile_[who]->address();
       const auto honest = control::decode_address(honest_->engine.address());
       if (honest && named.engine_id == honest->engine_id &&
@@ -102,7 +102,7 @@ void FuzzSession::local_control(const FuzzAction& action, uint32_t who, Nanos ti
         break;
       }
       const auto peer = engine.connect(control::encode(named), {.warm = action.a % 2 != 0});
-      if (peer && *peer != engine_->peer) peer_[who] = *peer;
+      if (peer && *peer != engine_->other.peer) peer_[who] = *peer;
       break;
     }
     case Local::kDisconnect:
@@ -115,9 +115,10 @@ void FuzzSession::local_control(const FuzzAction& action, uint32_t who, Nanos ti
             return engine.submit(Fence{.peer = peer_of(who), .timeout = timeout, .notify = notify});
           },
           [this, who](const Event& event) {
-            // NICs that can prove less take a peer at its word, and this one may lie.
+            // Without a local proof the engine relies on the peer's reply, and this peer may lie.
             const bool proof = (setting_.flags & Setting::kUnordered) == 0;
-            if (event.code == Errc::kOk && proof) take_snapshot(who, shared_[who].size() - 1, false);
+            if (event.code == Errc::kOk && proof)
+              take_snapshot(who, shared_[who].size() - 1, false);
           });
       break;
     case Local::kResolve: {
@@ -210,7 +211,7 @@ void FuzzSession::local_region(const FuzzAction& action, uint32_t who, Nanos tim
   }
 }
 
-/// From here on nothing of the hostile peer's lands.
+/// From here on no write of the hostile peer may land.
 void FuzzSession::take_snapshot(uint32_t who, size_t which, bool deregistered) {
   Shared& shared = *shared_[who][which];
   if (shared.deregistered) return;

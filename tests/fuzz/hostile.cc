@@ -64,10 +64,10 @@ Bytes Hostile::desc() const {
   return *control::encode(desc);
 }
 
-// ---- What it says -------------------------------------------------------------------------------
+// ---- Send ---------------------------------------------------------------------------------------
 
 void Hostile::post(Bytes datagram) {
-  // Refused when too much is on the way: then it was not said.
+  // Dropped when too much is in flight.
   if (!datagram.empty()) network_->send(link_, datagram);
   remember(sent_, std::move(datagram));
 }
@@ -133,7 +133,7 @@ void Hostile::send_twisted(MessageType type, const FuzzAction& action, Hostile& 
   }
 }
 
-/// The number of a question that was asked; high values of `a` mean another one.
+/// The reference of a request that was received; high values of `a` give another number.
 uint32_t Hostile::ref_for(MessageType question, const FuzzAction& action) const {
   if (action.a >= 0xe0) return action.n;
   uint8_t skip = action.a % 16;
@@ -147,7 +147,7 @@ uint32_t Hostile::ref_for(MessageType question, const FuzzAction& action) const 
   return found == nullptr ? action.a : found->ref;
 }
 
-/// One that it was told, or a guess that fails.
+/// A key that it learned, or a guess that fails.
 uint32_t Hostile::key_for(const FuzzAction& action) const {
   if (action.a < 0x80 && !learned_.empty()) return learned_[action.a % learned_.size()].wire();
   const CounterKey guess = CounterKey::from_wire(action.n);
@@ -177,7 +177,7 @@ Bytes Hostile::hello_body(const FuzzAction& action) const {
     case 6:
       hello.address.networks.clear();
       break;
-    case 7:  // whoever answers it speaks to somebody else
+    case 7:  // answers go to the honest peer
       section.address = world_.honest.networks[0].address;
       break;
     case 8:
@@ -245,7 +245,7 @@ Bytes Hostile::path_body(MessageType type, const FuzzAction& action) {
     answer.code = code_of(action.b);
     const auto asked = std::ranges::find(asked_, answer.ref, &Asked::ref);
     const bool real = action.b < 128 && asked != asked_.end() && !asked->hello.empty();
-    // An answer that is none of the network's is no answer either.
+    // Otherwise bytes that the network did not produce.
     if (!real || !network_->rail(0).accept_path(asked->hello, answer.answer)) {
       answer.answer.assign(action.n % 64, std::byte{1});
     }
@@ -387,14 +387,14 @@ void Hostile::become(const FuzzAction& action, const Hostile& other) {
   taken_ = 0;
 }
 
-/// A job trusts its own: who has its key does not pass for the honest peer, whomever it asked for
-/// the name.
+/// The members of a job trust each other: a peer with the job key does not impersonate the honest
+/// peer, also when it takes the id of the other hostile peer.
 void Hostile::take_name(uint64_t engine_id) {
   if (knows_ && engine_id == world_.honest.engine_id) return;
   hello_.address.engine_id = engine_id;
 }
 
-// ---- What it hears ------------------------------------------------------------------------------
+// ---- Receive ------------------------------------------------------------------------------------
 
 void Hostile::read(uint8_t answers) {
   Bytes datagram(network_->control_bytes_max());
@@ -428,7 +428,7 @@ void Hostile::receive(const control::Frame& frame, uint8_t answers) {
     }
   }
   if (frame.header.seq == 0) return;
-  if (frame.header.seq == taken_ + 1) {  // what comes too early comes again
+  if (frame.header.seq == taken_ + 1) {  // a frame that comes too early is sent again
     ++taken_;
     receive_numbered(frame, answers);
   }
@@ -514,7 +514,8 @@ void Hostile::start_path(const control::PathAnswer& answer) {
   paths_started_ += path->started;
 }
 
-void Hostile::write(const FuzzAction& action, std::span<const std::byte> wire_key, CounterKey count_on) {
+void Hostile::write(const FuzzAction& action, std::span<const std::byte> wire_key,
+                    CounterKey count_on) {
   std::vector<const Path*> open;
   for (const Path& path : paths_) {
     if (path.started) open.push_back(&path);

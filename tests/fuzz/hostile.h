@@ -10,8 +10,8 @@
 #include "fuzz/sequence.h"
 #include "providers/sim/world.h"
 
-// A peer without an engine that knows what an engine would say, and says something else. What it
-// says is made of what it has heard, so that it gets past the first check of each handler.
+// A peer without an engine that breaks the protocol. Its frames are built from those that it has
+// received, so that they pass the first check of each handler.
 
 namespace fabric::fuzz {
 
@@ -23,21 +23,21 @@ class Hostile {
     std::shared_ptr<sim::World::Impl> impl{};
     control::Address engine{};
     control::Address honest{};
-    std::vector<CounterKey> secrets{};  ///< whoever has a key may count on it and spoil it
+    std::vector<CounterKey> secrets{};  ///< a peer that has a key may count on it and poison it
   };
   static constexpr uint64_t kMemoryBytes = 4096;
 
-  /// `knows`: it has the job key, or there is none. It cannot pass for the honest peer only because
-  /// nobody does who has that: a job trusts its own.
+  /// `knows`: it has the job key, or there is none. Then it does not impersonate the honest peer:
+  /// the members of a job trust each other.
   Hostile(const World& world, uint32_t node, uint64_t engine_id, std::string key, bool knows);
 
   void send_twisted(MessageType type, const FuzzAction& action, Hostile& other);
-  /// Goes by the book.
+  /// A correct frame.
   void send(MessageType type, const Bytes& body = {});
   void hello() { send(MessageType::kHello, control::encode(hello_)); }
   void open_path();
   void read(uint8_t answers);
-  /// On a path that the engine has let in. `count_on`: a key that was handed to it.
+  /// On a path that the engine has accepted. `count_on`: a key that it was given.
   void write(const FuzzAction& action, std::span<const std::byte> wire_key, CounterKey count_on);
   void replay(const FuzzAction& action, Hostile& other);
   void become(const FuzzAction& action, const Hostile& other);
@@ -93,9 +93,9 @@ class Hostile {
   uint64_t engine_session_ = 0, old_engine_session_ = 0;
   uint64_t next_seq_ = 1, taken_ = 0;
   uint64_t stamp_ = 0;
-  std::deque<Asked> asked_;   ///< the latest first
-  std::deque<Path> paths_;    ///< the latest first
-  std::deque<Bytes> sent_;    ///< the latest first
+  std::deque<Asked> asked_;          ///< the latest first
+  std::deque<Path> paths_;           ///< the latest first
+  std::deque<Bytes> sent_;           ///< the latest first
   std::vector<CounterKey> learned_;  ///< keys of names
   const Hostile* accomplice_ = nullptr;
   uint32_t next_ref_ = 1;

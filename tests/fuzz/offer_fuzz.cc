@@ -6,8 +6,8 @@
 
 using namespace fabric;
 
-// The input is what stands inside the text: a fuzzer that had to keep base64 whole would get
-// nowhere. text_fuzz looks at the text itself.
+// The input is the decoded text: a fuzzer that had to produce valid base64 would get nowhere.
+// text_fuzz covers the text itself.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text = "fabric-offer1:" + base64url_encode(fuzz::input(data, size));
   const auto offer = control::decode_offer(text);

@@ -8,9 +8,9 @@
 
 #include "control/message.h"
 
-// Inputs that are not one message but a story: each eight bytes are one action, the first eight say
-// what world it is told in. Every input is a legal story, so that a fuzzer which swaps, repeats or
-// drops actions has a new one each time; and every value of every byte means something.
+// Inputs that are a sequence of actions instead of one message: the first eight bytes are the
+// setting, and every eight bytes after them are one action. Every input is valid, and every value
+// of every byte has a meaning, so that swapped, repeated and dropped actions give a new sequence.
 
 namespace fabric::fuzz {
 
@@ -20,13 +20,13 @@ inline constexpr size_t kActionBytes = 8;
 inline constexpr size_t kActionsMax = 96;
 
 enum class Verb : uint8_t {
-  kFrame,    ///< a hostile peer sends a frame: `what` is its kind, `twist` what is wrong with it
-  kPass,    ///< time, then the hostile peers read: `twist` and `a` are the answers of each
+  kFrame,   ///< a hostile peer sends a frame of kind `what`; `twist`: what is wrong with it
+  kPass,    ///< time passes, then the hostile peers read; `twist` and `a`: what each answers
   kLocal,   ///< the user of the engine calls a function: `what`
   kHonest,  ///< the honest peer and the engine exchange one write and one message each way
   kWrite,   ///< a hostile peer posts a write on a path that it has
-  kReplay,  ///< a datagram that was said before, whole or damaged
-  kBecome,  ///< a hostile peer takes another session, life or name
+  kReplay,  ///< a datagram that was sent before, intact or damaged
+  kBecome,  ///< a hostile peer takes another session, incarnation or engine id
   kFault,   ///< something breaks between the engine and a hostile peer
 };
 inline constexpr uint8_t kVerbs = 8;
@@ -34,7 +34,7 @@ inline constexpr uint8_t kVerbs = 8;
 struct FuzzAction {
   Verb verb = Verb::kPass;
   uint8_t who = 0;   ///< which hostile peer
-  uint8_t what = 0;  ///< what each verb makes of these is said where it is done
+  uint8_t what = 0;  ///< this and the rest: see the function that executes the verb
   uint8_t twist = 0;
   uint8_t a = 0;
   uint8_t b = 0;
@@ -52,7 +52,7 @@ inline constexpr std::array kFrameKinds{
     MessageType::kFence,      MessageType::kFenced,       MessageType::kRevokeKey,
     MessageType::kKeyRevoked, MessageType::kAbortKey,     static_cast<MessageType>(31)};
 
-/// Which questions a hostile peer answers as it should when it reads (Verb::kPass).
+/// Which requests a hostile peer answers correctly when it reads (Verb::kPass).
 struct Answers {
   static constexpr uint8_t kPong = 1;
   static constexpr uint8_t kAck = 2;
@@ -65,8 +65,8 @@ struct Answers {
   static constexpr uint8_t kAll = 255;
 };
 
-/// FuzzAction::twist of Verb::kFrame: what is wrong with the header (low half, below kOldSession nothing)
-/// and with the rest (high half, below kCutBody nothing).
+/// FuzzAction::twist of Verb::kFrame: what is wrong with the header (low half, below kOldSession
+/// nothing) and with the rest (high half, below kCutBody nothing).
 struct Twist {
   enum Header : uint8_t {
     kOldSession = 8,
@@ -114,16 +114,16 @@ enum class Become : uint8_t {
   kTheOther,
   kOtherPeer,
   kTheEngine,
-  kHonest,  ///< only without the job key: a job trusts its own
+  kHonest,  ///< only without the job key: the members of a job trust each other
 };
 
 /// The first record.
 struct Setting {
-  static constexpr uint8_t kJobKey = 1;       ///< the engine and the honest peer have one
-  static constexpr uint8_t kSecondKnows = 2;  ///< and so has the second hostile peer, as the first
+  static constexpr uint8_t kJobKey = 1;       ///< the engine and the honest peer have a job key
+  static constexpr uint8_t kSecondKnows = 2;  ///< the second hostile peer has it too, as the first
   static constexpr uint8_t kLossy = 4;        ///< datagrams are lost, repeated, out of order
-  static constexpr uint8_t kUnordered = 8;    ///< NICs that can prove less
-  static constexpr uint8_t kAbrupt = 16;      ///< closed in the middle of it all
+  static constexpr uint8_t kUnordered = 8;    ///< NICs without order, replay and a local fence
+  static constexpr uint8_t kAbrupt = 16;  ///< the engine is closed while everything is in flight
   static constexpr uint8_t kTwoRails = 32;
   uint8_t flags = 0;
   uint8_t seed = 0;
@@ -134,13 +134,13 @@ struct Script {
   std::vector<FuzzAction> actions{};
 };
 
-/// What is left over behind the last whole record, or beyond kActionsMax, is ignored.
+/// Bytes after the last complete record, or beyond kActionsMax, are ignored.
 Script decode_script(std::span<const std::byte> bytes);
 
-/// Before the first action: strangers, or peers with sessions and paths.
+/// Before the first action: peers without a session, or with sessions and paths.
 enum class InitialState : uint8_t { kUnknownPeers, kSessions };
 
-/// Plays it to its end and checks, all along, what must hold whatever a peer says.
+/// Plays the script and checks after every action what must hold whatever a peer sends.
 void play(const Script& script, InitialState initial);
 
 }  // namespace fabric::fuzz

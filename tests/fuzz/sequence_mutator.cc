@@ -4,8 +4,8 @@
 #include "base/rng.h"
 #include "fuzz/sequence.h"
 
-// libFuzzer knows bytes. Half of the time it is shown what an action is: one is repeated, dropped,
-// moved, or brought into the story at random.
+// libFuzzer mutates bytes. Half of the time this mutates whole actions instead: one is repeated,
+// dropped, moved, or inserted at random.
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 

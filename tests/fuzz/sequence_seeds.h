@@ -8,8 +8,8 @@
 
 #include "fuzz/sequence.h"
 
-// Stories to begin with, for handshake_fuzz and session_fuzz. Written to tests/fuzz/corpus by the
-// test of the corpora.
+// Seeds of handshake_fuzz and session_fuzz. The test of the corpora writes them to
+// tests/fuzz/corpus.
 
 namespace fabric::fuzz {
 
@@ -68,7 +68,8 @@ inline std::map<std::string, Script> handshake_seeds() {
   const Sequence connect = local(Local::kConnect);
   Sequence strange, crowd;
   for (uint8_t b = 0; b < 16; ++b) {
-    strange = strange + frame(M::kHello, {.b = b, .n = 700}) + become(Become::kNextSession) + pass(4);
+    strange =
+        strange + frame(M::kHello, {.b = b, .n = 700}) + become(Become::kNextSession) + pass(4);
     crowd = crowd + become(Become::kOtherPeer, {.n = b}) + frame(M::kHello) + pass(3, 0);
   }
   return {
@@ -78,7 +79,8 @@ inline std::map<std::string, Script> handshake_seeds() {
       {"restart", {{}, hello + become(Become::kNextIncarnation) + hello + honest() + pass(14)}},
       {"restart_under_connect", {{}, connect + become(Become::kNextIncarnation) + hello + connect}},
       {"late_hello", {{}, hello + become(Become::kNextSession) + hello + replay(9) + pass(8)}},
-      {"earlier_life", {{}, hello + become(Become::kEarlierIncarnation) + hello + connect + pass(8)}},
+      {"earlier_life",
+       {{}, hello + become(Become::kEarlierIncarnation) + hello + connect + pass(8)}},
       {"rejected", {{}, connect + pass(3, 0) + frame(M::kReject, {.b = 4}) + pass(6) + connect}},
       {"bye_and_again",
        {{}, hello + frame(M::kBye) + pass(4) + hello + become(Become::kNextSession) + hello}},
@@ -131,8 +133,9 @@ inline std::map<std::string, Script> session_seeds() {
     for (uint8_t a = 0xc0; a < 0xc4; ++a) wrong_kind = wrong_kind + frame(type, {.a = a});
   }
   const Sequence names = frame(M::kResolve, {.a = 3, .n = 1}) + pass(4) + write(0, 3) +
-                      local(Local::kNamed, {.a = 1}) + pass(4);
-  const Sequence fenced = write(0) + local(Local::kFence) + write(0) + pass(13) + write(0) + pass(6);
+                         local(Local::kNamed, {.a = 1}) + pass(4);
+  const Sequence fenced =
+      write(0) + local(Local::kFence) + write(0) + pass(13) + write(0) + pass(6);
   const Sequence dereg = write(1) + local(Local::kDeregister, {.who = 1}) + write(1) + pass(12);
   return {
       {"all_calls", {{}, all_calls + honest()}},
@@ -148,7 +151,8 @@ inline std::map<std::string, Script> session_seeds() {
       {"faults", {{}, faults + honest() + pass(19)}},
       {"faults_unordered", {{.flags = Setting::kUnordered}, faults + honest() + pass(19)}},
       {"wrong_kind", {{}, ask + wrong_kind + pass(18) + honest()}},
-      {"names", {{}, names + frame(M::kAbortKey, {.a = 0}) + local(Local::kCloseCounter) + pass(8)}},
+      {"names",
+       {{}, names + frame(M::kAbortKey, {.a = 0}) + local(Local::kCloseCounter) + pass(8)}},
       {"names_flood", {{}, frame(M::kResolve, {.twist = flood, .a = 0xf0, .n = 30}) + pass(10)}},
       {"fenced", {{}, fenced + frame(M::kHello) + pass(10) + honest()}},
       {"deregistered", {{}, dereg + dereg + honest()}},

@@ -4,12 +4,12 @@
 #include <set>
 
 #include "fuzz/fuzz_helpers.h"
-#include "fuzz/shm_script.h"
 #include "fuzz/shm_fixture.h"
+#include "fuzz/shm_script.h"
 
-// Three processes of the same user that keep no rule, and two networks that do. Whatever the three
-// say on the sockets, pass over and store into the shared memory: what the two write to each other
-// arrives exactly, everything that was posted ends once, and nothing is left at the end.
+// Three hostile processes of the same user against two honest networks. Whatever the three send on
+// the sockets, pass as descriptors and store into shared memory: the traffic of the two is exact,
+// every posted write completes once, and no resource is leaked.
 
 namespace fabric::fuzz {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 using namespace fabric::shm;
 using Kind = WireEvent::Kind;
 
-/// A number of all sizes from a small one.
+/// Expands 32 bits to a 64-bit number of any magnitude.
 uint64_t wide(uint32_t value) {
   const uint64_t low = value & 0x3fffffff;
   switch (value >> 30) {
@@ -36,7 +36,7 @@ class ShmFuzzSession {
  public:
   void run(std::span<const std::byte> script) {
     for (ShmTraffic* one : traffic()) one->write();
-    // Whoever greets first by a name has it: the honest two know each other.
+    // The first to greet with a name owns it, so the honest networks connect first.
     expect_exact_traffic();
     for (size_t at = 0; at + kShmActionBytes <= script.size(); at += kShmActionBytes) {
       if (at / kShmActionBytes == kShmActionsMax) break;
@@ -53,7 +53,8 @@ class ShmFuzzSession {
  private:
   static constexpr uint32_t kHostile = 3;
   static constexpr uint64_t kOpenBytes = 64u << 10;
-  static constexpr uint32_t kOpenRkeys = 4;  ///< memory that anybody may write to; indices 0 to 3
+  static constexpr uint32_t kOpenRkeys =
+      4;  ///< memory that every peer may write to; indices 0 to 3
 
   std::array<ShmTraffic*, 4> traffic() { return {&in_, &in_pulled_, &out_, &out_pulled_}; }
 
@@ -79,7 +80,7 @@ class ShmFuzzSession {
 
   StepDriver driver_;
   ShmNode victim_{driver_}, honest_{driver_};
-  // Registered first: what the hostile ones can name is this.
+  // Registered first: the hostile processes can guess these rkeys.
   SharedPages pages_ = *SharedPages::allocate(kOpenBytes * kOpenRkeys / 2, false);
   std::vector<std::byte> plain_ = std::vector<std::byte>(kOpenBytes * kOpenRkeys / 2);
   std::array<uint64_t, kOpenRkeys> open_ = [this] {
@@ -87,10 +88,12 @@ class ShmFuzzSession {
     for (uint32_t i = 0; i < kOpenRkeys; ++i) rkeys[i] = open(i);
     return rkeys;
   }();
-  ShmTraffic in_{honest_, victim_, TargetKind::kMapped}, in_pulled_{honest_, victim_, TargetKind::kPulled};
-  ShmTraffic out_{victim_, honest_, TargetKind::kMapped}, out_pulled_{victim_, honest_, TargetKind::kPulled};
-  std::array<HostileProcess, kHostile> hostile_{HostileProcess(1), HostileProcess(uint64_t{1} << 40),
-                                         HostileProcess(UINT64_MAX - 1)};
+  ShmTraffic in_{honest_, victim_, TargetKind::kMapped},
+      in_pulled_{honest_, victim_, TargetKind::kPulled};
+  ShmTraffic out_{victim_, honest_, TargetKind::kMapped},
+      out_pulled_{victim_, honest_, TargetKind::kPulled};
+  std::array<HostileProcess, kHostile> hostile_{
+      HostileProcess(1), HostileProcess(uint64_t{1} << 40), HostileProcess(UINT64_MAX - 1)};
   std::vector<Path> paths_;
   std::vector<std::byte> source_ = std::vector<std::byte>(kOpenBytes);
   uint32_t posted_ = 0, revoked_ = 0;
@@ -179,7 +182,7 @@ void ShmFuzzSession::greet(HostileProcess& one, const ShmAction& a) {
   const auto kind = [](uint32_t n) {
     return static_cast<Passed>(n % static_cast<uint8_t>(Passed::kCount));
   };
-  const UniqueFd slots = make_descriptor(kind(a.n & 15), sizeof(WriterSlotPage));
+  const UniqueFd slots = make_descriptor(kind(a.n & 15), sizeof(WriterSlotTable));
   const UniqueFd header = make_descriptor(kind(a.n >> 4), sizeof(SharedHeader));
   const int both[] = {slots.get(), header.get()};
   one.send(Frame(Greeting{.from = name, .connection = static_cast<uint32_t>(wide(a.value))}), both);
@@ -204,8 +207,8 @@ void ShmFuzzSession::send_frame(HostileProcess& one, const ShmAction& a) {
     case 3:
       return void(
           one.send(Frame(RingReady{
-                      .lane = a.what / 10u, .path = path, .epoch_index = small, .epoch = number}),
-                  some));
+                       .lane = a.what / 10u, .path = path, .epoch_index = small, .epoch = number}),
+                   some));
     case 4:
       return void(one.send(Frame(BlockRequest{number}), some));
     case 5:
@@ -265,7 +268,7 @@ void ShmFuzzSession::post(const ShmAction& a) {
 }
 
 void ShmFuzzSession::scribble_ring(HostileProcess& one, const ShmAction& a) {
-  // Its own rings and those that it was shown, in turn.
+  // Its own rings and those that it received.
   const size_t rings = one.rings.size() + one.own_rings.size();
   if (rings == 0) return;
   const size_t which = a.what / 16 % rings;
@@ -282,9 +285,10 @@ void ShmFuzzSession::scribble_ring(HostileProcess& one, const ShmAction& a) {
     case 2:
       return ring.imms[a.n].store(value);
     case 3:
-      return request.word.store(PullRequest::word_of(a.n, static_cast<PullRequest::State>(a.value % 8)));
+      return request.word.store(
+          PullRequest::word_of(a.n, static_cast<PullRequest::State>(a.value % 8)));
     case 4: {
-      // What the honest two write to is theirs: to name it is to be allowed to write there.
+      // Never the regions of the honest traffic: a valid rkey allows writing there.
       const uint64_t index = value & 0xffffffff;
       return request.rkey.store(uint64_t{1} << 32 | (index < 64 ? index % kOpenRkeys : index));
     }
@@ -292,7 +296,7 @@ void ShmFuzzSession::scribble_ring(HostileProcess& one, const ShmAction& a) {
       return request.target.store(value);
     case 6:
       return request.source.store((a.value & 1) != 0 ? value
-                                                   : reinterpret_cast<uint64_t>(source_.data()));
+                                                     : reinterpret_cast<uint64_t>(source_.data()));
     case 7:
       return request.size_bytes.store(value);
     case 8:
@@ -305,7 +309,8 @@ void ShmFuzzSession::scribble_ring(HostileProcess& one, const ShmAction& a) {
       return ring.pulls_taken.store(value);
     default:
       for (uint64_t at = 0; at < Ring::kPulls; ++at) {
-        ring.pulls[at].word.store(PullRequest::word_of(at, static_cast<PullRequest::State>(a.value % 8)));
+        ring.pulls[at].word.store(
+            PullRequest::word_of(at, static_cast<PullRequest::State>(a.value % 8)));
       }
       return;
   }
@@ -335,25 +340,26 @@ void ShmFuzzSession::scribble_header(HostileProcess& one, const ShmAction& a) {
 }
 
 void ShmFuzzSession::scribble_slots(HostileProcess& one, const ShmAction& a) {
-  WriterSlotPage& slots = one.slots();
+  WriterSlotTable& slots = one.slots();
   WriterSlot& slot = slots.slot[a.n];
   switch (a.what % 4) {
     case 0:
       return slots.used.store(a.value);
     case 1:
-      slot.intent.store(a.value);
+      slot.section_seq.store(a.value);
       return slot.restartable.store(a.value >> 8);
     case 2:
       return slot.tid.store(a.value);
     default:
-      std::memset(static_cast<void*>(&slot.alive), static_cast<int>(a.value), sizeof(slot.alive));
+      std::memset(static_cast<void*>(&slot.liveness_mutex), static_cast<int>(a.value),
+                  sizeof(slot.liveness_mutex));
       return;
   }
 }
 
 void ShmFuzzSession::revoke(uint32_t index) {
   victim_.rail().deregister_memory(open_[index], 1000 + revoked_++);
-  // Another may get its place: only when it is proved is it free.
+  // Its index is reused only after the proof.
 }
 
 void ShmFuzzSession::expect_exact_traffic() {
@@ -363,14 +369,14 @@ void ShmFuzzSession::expect_exact_traffic() {
     victim_.turn();
     honest_.turn();
   }
-  FABRIC_CHECK(false, "the honest two were held up, or their bytes are wrong");
+  FABRIC_CHECK(false, "honest traffic was blocked, or its bytes are wrong");
 }
 
 void ShmFuzzSession::expect_everything_completes() {
   for (HostileProcess& one : hostile_) {
-    // It goes, and nobody of it is inside a section: the proof that is owed can be had.
-    WriterSlotPage& slots = one.slots();
-    for (uint32_t i = 0; i < 256; ++i) slots.slot[i].intent.store(0);
+    // Disconnects with no thread inside a section, so that outstanding proofs can complete.
+    WriterSlotTable& slots = one.slots();
+    for (uint32_t i = 0; i < 256; ++i) slots.slot[i].section_seq.store(0);
     one.disconnect();
   }
   for (const Path& path : paths_) victim_.rail().close_path(path.id, path.inbound);
@@ -386,10 +392,10 @@ void ShmFuzzSession::expect_everything_completes() {
     }
     victim_.turn();
   }
-  FABRIC_CHECK(down == paths_.size(), "an end of a path was told twice or never");
-  FABRIC_CHECK(fenced == revoked_, "a fence was told twice or never");
+  FABRIC_CHECK(down == paths_.size(), "a closed path was reported twice or never");
+  FABRIC_CHECK(fenced == revoked_, "a fence was reported twice or never");
   for (uint32_t cookie = 0; cookie < posted_; ++cookie) {
-    FABRIC_CHECK(cookies.count(cookie) == 1, "a piece ended twice or never");
+    FABRIC_CHECK(cookies.count(cookie) == 1, "a write completed twice or never");
   }
 }
 
@@ -398,13 +404,13 @@ void ShmFuzzSession::expect_everything_completes() {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fabric::fuzz;
-  // The slots of the process stay, and so does whatever the first play warms up.
+  // The first run allocates what stays, such as the writer slots of the process.
   [[maybe_unused]] static const bool warm = [] {
     ShmFuzzSession().run({});
     return true;
   }();
   const Footprint before = footprint();
   ShmFuzzSession().run(input(data, size));
-  FABRIC_CHECK(footprint() == before, "descriptors or mappings are left");
+  FABRIC_CHECK(footprint() == before, "descriptors or mappings were leaked");
   return 0;
 }

@@ -21,10 +21,9 @@ using namespace fabric::shm;
 // Nodes
 
 ShmNode::ShmNode(StepDriver& driver, std::string directory) : driver_(driver) {
-  Network spec;
-  if (!directory.empty()) spec.devices.push_back(std::move(directory));
+  const Network spec{.provider = "shm", .options = Options{.directory = std::move(directory)}};
   auto opened = shm::open(spec, {.driver = &driver, .engine_id = 1, .wake = [] {}});
-  FABRIC_CHECK(opened.has_value(), "a network of this host does not open");
+  FABRIC_CHECK(opened.has_value(), "the shm network does not open");
   network_ = *std::move(opened);
   datagram_.resize(network_->control_bytes_max());
 }
@@ -33,7 +32,7 @@ Address ShmNode::address() const { return *decode_address(network_->address()); 
 
 void ShmNode::turn() {
   driver_.pass(2'000'000);
-  // The sockets are looked at only with every so many calls.
+  // The sockets are read only every 16 calls.
   for (uint32_t call = 0; call < 16; ++call) {
     const uint32_t size = network_->receive(datagram_);
     if (size != 0) {
@@ -46,7 +45,7 @@ void ShmNode::turn() {
   std::vector<WireEvent> out(poll_room);
   const uint32_t n = rail().poll(out);
   for (WireEvent event : std::span(out).first(n)) {
-    // A run of ends or counts is reported as single ones.
+    // Splits merged completions and immediates.
     const bool run = event.kind == WireEvent::Kind::kWritten || event.kind == WireEvent::Kind::kImm;
     const uint64_t more = run ? std::exchange(event.value, 0) : 0;
     reported += run ? 1 : 0;
@@ -130,7 +129,7 @@ bool ShmTraffic::exact() const {
          (written_ == 0 || std::ranges::equal(source_, target_));
 }
 
-// Somebody else
+// The hostile process
 
 UniqueFd make_descriptor(Passed kind, uint64_t right_bytes) {
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -162,10 +161,10 @@ UniqueFd make_descriptor(Passed kind, uint64_t right_bytes) {
 
 HostileProcess::HostileProcess(uint64_t instance) {
   address_ = *own_address();
-  address_.instance = instance - (static_cast<uint64_t>(::getpid()) << 16);  // one a process
+  address_.instance = instance - (static_cast<uint64_t>(::getpid()) << 16);  // unique per process
   listener_ = *listen_at(address_);
   header_ = *make_memory(sizeof(SharedHeader), PeerAccess::kReadOnly);
-  slots_ = *make_memory(sizeof(WriterSlotPage), PeerAccess::kReadOnly);
+  slots_ = *make_memory(sizeof(WriterSlotTable), PeerAccess::kReadOnly);
 }
 
 bool HostileProcess::connect(const Address& victim) {
@@ -193,7 +192,7 @@ void HostileProcess::disconnect() {
 
 bool HostileProcess::send(std::span<const std::byte> bytes, std::span<const int> descriptors) {
   if (!out_) return false;
-  // By hand: what the library sends has its limits.
+  // Not by send_frame(), which limits what can be sent.
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char room[CMSG_SPACE(16 * sizeof(int))] = {};
   msghdr message{};
@@ -209,13 +208,16 @@ bool HostileProcess::send(std::span<const std::byte> bytes, std::span<const int>
     std::memcpy(CMSG_DATA(control), descriptors.data(), descriptors.size_bytes());
   }
   if (::sendmsg(out_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return false;
-  header().frames_sent[0].fetch_add(1, std::memory_order_release);  // pairs with ShmPeer::has_frames()
+  header().frames_sent[0].fetch_add(1,
+                                    std::memory_order_release);  // pairs with ShmPeer::has_frames()
   return true;
 }
 
 bool HostileProcess::greet(const Address* as, uint32_t connection) {
-  const Greeting greeting{
-      .from = as == nullptr ? address_ : *as, .connection = connection, .membarrier = true, .beacon = beacon};
+  const Greeting greeting{.from = as == nullptr ? address_ : *as,
+                          .connection = connection,
+                          .membarrier = true,
+                          .beacon = beacon};
   const int descriptors[] = {slots_.fd.get(), header_.fd.get()};
   return send(Frame(greeting), descriptors);
 }
@@ -235,11 +237,12 @@ uint32_t HostileProcess::receive() {
       ++received_frames;
       const auto frame =
           decode_frame(std::span(buffer).first(received.size_bytes), received.descriptor_count);
-      FABRIC_CHECK(frame.has_value(), "an honest network says something that cannot be understood");
+      FABRIC_CHECK(frame.has_value(), "an honest network sent an invalid frame");
       if (std::holds_alternative<Greeting>(*frame)) ++greetings;
       if (const auto* block = std::get_if<BlockReply>(&*frame)) blocks.push_back(*block);
       if (const auto* ring = std::get_if<RingReady>(&*frame)) {
-        auto mapped = map_foreign(received.descriptors[0].get(), sizeof(Ring), PeerAccess::kReadWrite);
+        auto mapped =
+            map_foreign(received.descriptors[0].get(), sizeof(Ring), PeerAccess::kReadWrite);
         FABRIC_CHECK(mapped.has_value());
         ready.push_back(*ring);
         rings.push_back(*std::move(mapped));
@@ -253,10 +256,10 @@ bool HostileProcess::show_ring(uint32_t lane, uint32_t path, bool can_pull) {
   auto made = make_memory(sizeof(Ring), PeerAccess::kReadWrite);
   if (!made) return false;
   const int descriptor = made->fd.get();
-  header().path_epochs[0].store(1, std::memory_order_release);  // the validity_epoch that it tells
+  header().path_epochs[0].store(1, std::memory_order_release);  // the epoch in the frame below
   own_rings.push_back(*std::move(made));
   return send(Frame(RingReady{.lane = lane, .path = path, .epoch = 1, .can_pull = can_pull}),
-             {&descriptor, 1});
+              {&descriptor, 1});
 }
 
 Footprint footprint() {

@@ -16,19 +16,19 @@
 #include "base/driver.h"
 #include "base/shared_pages.h"
 #include "base/unique_fd.h"
-#include "providers/shm/writer_slots.h"
-#include "providers/shm/shared_header.h"
 #include "providers/shm/mapping.h"
 #include "providers/shm/ring.h"
+#include "providers/shm/shared_header.h"
 #include "providers/shm/socket.h"
 #include "providers/shm/wire.h"
+#include "providers/shm/writer_slots.h"
 
-// Networks of one process without engines above them, so that a test decides what happens next, and
-// somebody who speaks their language and keeps none of its rules.
+// shm networks in one process without engines, so that a test controls every turn, and a hostile
+// peer that speaks their protocol and breaks all its rules.
 
 namespace fabric::fuzz {
 
-/// Time stands still unless a node takes a turn.
+/// A manual clock: time passes only when a node takes a turn.
 class StepDriver final : public Driver {
  public:
   int64_t now_ns() const noexcept override { return now_; }
@@ -46,12 +46,12 @@ class StepDriver final : public Driver {
 
  private:
   int64_t now_ = 1;
-  /// Names of sockets are for the whole host: two processes must not draw the same.
+  /// Socket names are per host: two processes must not draw the same.
   uint64_t entropy_ = static_cast<uint64_t>(::getpid()) << 40;
   uint64_t incarnation_ = 0;
 };
 
-/// One network, and what it reported.
+/// One network and the events it reported.
 class ShmNode {
  public:
   explicit ShmNode(StepDriver& driver, std::string directory = {});
@@ -59,21 +59,21 @@ class ShmNode {
   OpenNetwork& network() noexcept { return *network_; }
   Rail& rail() noexcept { return network_->rail(0); }
   shm::Address address() const;
-  /// A look at everything, the sockets included.
+  /// Polls everything, including the sockets.
   void turn();
   void turns(uint32_t count) {
     for (uint32_t i = 0; i < count; ++i) turn();
   }
 
   std::vector<WireEvent> events{};
-  uint32_t reported = 0;  ///< as how many ends and counts the rail reported them
+  uint32_t reported = 0;  ///< completions and immediates, before merged ones are split
   std::vector<std::vector<std::byte>> datagrams{};
-  /// How many events of a kind: on one path, or with one cookie.
+  /// Number of events of a kind on one path.
   uint32_t count(WireEvent::Kind kind, uint32_t path) const;
   const WireEvent* completion(uint32_t cookie) const;  ///< its kWritten
   const WireEvent* fenced(uint32_t cookie) const;
 
-  /// What one poll may report.
+  /// The most events per poll.
   uint32_t poll_room = 64;
 
  private:
@@ -84,16 +84,16 @@ class ShmNode {
 
 enum class TargetKind : uint8_t { kMapped, kPulled };
 
-/// A path from `from` to `to`, into memory of `to`, and everything ever written by it.
+/// A path from `from` to a region of `to`, and a record of everything written on it.
 class ShmTraffic {
  public:
   static constexpr uint64_t kBytes = 16u << 10;
   ShmTraffic(ShmNode& from, ShmNode& to, TargetKind kind);
   ~ShmTraffic();
 
-  /// Fresh bytes with a count. False: no room.
+  /// Writes new bytes with an immediate. False: no room.
   bool write();
-  /// Everything written has ended well, was counted, and the last bytes are there.
+  /// All writes succeeded, their immediates were delivered, and the last bytes have landed.
   bool exact() const;
   uint32_t in() const noexcept { return in_; }
   uint64_t remote_key() const noexcept { return remote_key_; }
@@ -111,13 +111,13 @@ class ShmTraffic {
   uint32_t written_ = 0;
 };
 
-/// Descriptors of every kind that somebody may pass.
+/// Kinds of descriptors that a peer may send.
 enum class Passed : uint8_t {
   kMemory,  ///< sealed, of the right size
   kUnsealed,
   kSmall,
   kLarge,
-  kReadOnly,  ///< nobody can map it for writing
+  kReadOnly,  ///< cannot be mapped for writing
   kPipe,
   kFile,
   kSocket,
@@ -126,17 +126,17 @@ enum class Passed : uint8_t {
 };
 UniqueFd make_descriptor(Passed kind, uint64_t right_bytes);
 
-/// A process of the same user that says and stores whatever it likes.
+/// Acts as another process of the same user that sends and stores arbitrary data.
 class HostileProcess {
  public:
   explicit HostileProcess(uint64_t instance);
 
   const shm::Address& address() const noexcept { return address_; }
   shm::SharedHeader& header() noexcept { return *header_.mapping.as<shm::SharedHeader>(); }
-  shm::WriterSlotPage& slots() noexcept { return *slots_.mapping.as<shm::WriterSlotPage>(); }
+  shm::WriterSlotTable& slots() noexcept { return *slots_.mapping.as<shm::WriterSlotTable>(); }
 
   bool connect(const shm::Address& victim);
-  /// Whoever is there.
+  /// Without checking the user of the listener.
   bool connect_unchecked(const shm::Address& victim);
   bool connected() const noexcept { return static_cast<bool>(out_); }
   void disconnect();
@@ -144,22 +144,22 @@ class HostileProcess {
   bool send(const shm::Frame& frame, std::span<const int> descriptors = {}) {
     return send(shm::encode(frame), descriptors);
   }
-  /// As an honest one would, apart from `as` when that is given.
+  /// A valid greeting, except for the address `as` if given.
   bool greet(const shm::Address* as = nullptr, uint32_t connection = 0);
-  /// Where its memory can be read, if it says so.
+  /// Sent with greet(); show_memory() makes it valid.
   shm::Beacon beacon{};
   void show_memory() {
     beacon = {.address = reinterpret_cast<uint64_t>(seen_.data()), .value = seen_};
   }
 
-  /// Takes what was sent to it: rings are mapped, blocks kept.
+  /// Receives all frames: maps rings, keeps block replies. Returns their number.
   uint32_t receive();
-  std::vector<shm::RingReady> ready{};  ///< rings[i] came with it
+  std::vector<shm::RingReady> ready{};  ///< rings[i] belongs to ready[i]
   std::vector<shm::Mapping> rings{};
   std::vector<shm::BlockReply> blocks{};
   uint32_t greetings = 0;
 
-  /// A ring of its own for a path that leads to it.
+  /// Sends a ring of its own for a path of the victim.
   bool show_ring(uint32_t lane, uint32_t path, bool can_pull = true);
   std::vector<shm::SharedMemory> own_rings{};
 
@@ -171,7 +171,7 @@ class HostileProcess {
   std::array<std::byte, shm::Beacon::kBytes> seen_{std::byte{1}};
 };
 
-/// What a process has of this network: descriptors, and mappings of its memory.
+/// Open descriptors and memfd mappings of this process.
 struct Footprint {
   uint32_t descriptors = 0, mappings = 0;
   bool operator==(const Footprint&) const = default;

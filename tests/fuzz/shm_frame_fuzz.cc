@@ -7,7 +7,7 @@ using namespace fabric;
 
 namespace {
 
-/// The first byte says how many descriptors came along.
+/// The first byte is the number of attached descriptors.
 void try_frame(std::span<const std::byte> input) {
   if (input.empty()) return;
   const auto descriptors = std::to_integer<uint32_t>(input[0]) % (shm::kDescriptorsMax + 2);
@@ -17,16 +17,16 @@ void try_frame(std::span<const std::byte> input) {
   FABRIC_CHECK(encoded.size() <= shm::kFrameHeadBytesMax);
   if (std::holds_alternative<shm::Datagram>(*frame)) return;  // its bytes are not encoded
   const auto again = shm::decode_frame(encoded, descriptors);
-  FABRIC_CHECK(again.has_value(), "what was encoded does not decode");
-  FABRIC_CHECK(shm::encode(*again) == encoded, "another frame came back");
+  FABRIC_CHECK(again.has_value(), "an encoded frame does not decode");
+  FABRIC_CHECK(shm::encode(*again) == encoded, "a frame does not survive a round trip");
 }
 
 template <class Decode>
 void try_other(std::span<const std::byte> input, Decode decode) {
   const auto value = decode(input);
   if (!value) return;
-  // These have one spelling only: rkeys and addresses are compared as bytes.
-  FABRIC_CHECK(std::ranges::equal(shm::encode(*value), input), "another spelling was taken");
+  // Encodings are unique: rkeys and addresses are compared as bytes.
+  FABRIC_CHECK(std::ranges::equal(shm::encode(*value), input), "a second encoding was accepted");
 }
 
 }  // namespace

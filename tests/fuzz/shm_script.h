@@ -5,30 +5,30 @@
 #include <string>
 #include <vector>
 
-// What shm_connection_fuzz plays: a script of up to 64 actions against one network of this host.
+// The input of shm_connection_fuzz: a script of up to 64 actions against one shm network.
 
 namespace fabric::fuzz {
 
 enum class ShmVerb : uint8_t {
   kConnect,
-  kGreet,  ///< what: by whose name; n: slots and header, a descriptor kind each; value: connection
-  kSend,    ///< what: the frame; n: descriptors and their kind; value: its numbers
-  kFlood,  ///< the same again and again
+  kGreet,  ///< what: whose address; n: descriptor kinds of slots and header; value: connection
+  kSend,   ///< what: the frame; n: descriptors and their kind; value: its numbers
+  kFlood,  ///< kSend repeated
   kDisconnect,
-  kReceive,   ///< reads what the victim sent
-  kTurn,     ///< of the honest two; n: how many
-  kTraffic,  ///< the honest two write to each other
+  kReceive,  ///< reads the frames of the victim
+  kTurn,     ///< of the two honest networks; n: how many
+  kTraffic,  ///< the honest networks write to each other
   kPathIn,   ///< the victim accepts; n: the path's number
   kPathOut,  ///< the victim opens and starts
   kShowRing,
   kShowRkey,  ///< what: its kind; n: index and block; value: its numbers
-  kBlock,    ///< n: number and descriptor kind; value: the size that it says
-  kPost,     ///< the victim writes; what: by which path; n: which rkey; value: how much and where
+  kBlock,     ///< n: number and descriptor kind; value: the claimed size
+  kPost,      ///< the victim writes; what: by which path; n: which rkey; value: how much and where
   kScribbleRing,  ///< what: which word; n: where; value: what
   kScribbleHeader,
   kScribbleSlots,
   kClosePath,
-  kRevoke,  ///< the victim takes memory back, which the hostile ones may write to
+  kRevoke,  ///< the victim deregisters memory that the hostile processes may write to
   kCount,
 };
 
@@ -49,12 +49,12 @@ inline ShmScript operator+(ShmScript first, const ShmScript& second) {
   return first;
 }
 
-/// The hostile one sends: a path leads from it to the victim.
+/// The hostile process is the sender of a path to the victim.
 inline std::map<std::string, ShmScript> shm_sender_scripts() {
   using V = ShmVerb;
   const ShmScript in{{V::kConnect},         {V::kGreet},         {V::kTurn, 0, 0, 3},
-                    {V::kPathIn, 0, 0, 1}, {V::kTurn, 0, 0, 3}, {V::kSend, 0, 8},
-                    {V::kTurn, 0, 0, 3},   {V::kReceive}};
+                     {V::kPathIn, 0, 0, 1}, {V::kTurn, 0, 0, 3}, {V::kSend, 0, 8},
+                     {V::kTurn, 0, 0, 3},   {V::kReceive}};
   return {
       {"greetings",
        {{V::kConnect},
@@ -68,22 +68,22 @@ inline std::map<std::string, ShmScript> shm_sender_scripts() {
         {V::kGreet, 2, 0, 0x50, 9},
         {V::kTurn}}},
       {"frames", in + ShmScript{{V::kSend, 0, 9, 3, 77},
-                               {V::kTurn},
-                               {V::kConnect},
-                               {V::kGreet},
-                               {V::kSend, 0, 3, 1},
-                               {V::kSend, 0, 5, 1, 4},
-                               {V::kSend, 0, 4, 0, 1},
-                               {V::kSend, 0, 7},
-                               {V::kTurn}}},
+                                {V::kTurn},
+                                {V::kConnect},
+                                {V::kGreet},
+                                {V::kSend, 0, 3, 1},
+                                {V::kSend, 0, 5, 1, 4},
+                                {V::kSend, 0, 4, 0, 1},
+                                {V::kSend, 0, 7},
+                                {V::kTurn}}},
       {"floods",
        in + ShmScript{{V::kFlood, 0, 1, 90}, {V::kTraffic}, {V::kFlood, 0, 4}, {V::kTurn}}},
       {"imms", in + ShmScript{{V::kScribbleRing, 0, 1, 0, 3},
-                               {V::kTurn},
-                               {V::kScribbleRing, 0, 0, 1, 9},
-                               {V::kScribbleRing, 0, 2, 0, 0x80000001},
-                               {V::kTurn},
-                               {V::kClosePath}}},
+                              {V::kTurn},
+                              {V::kScribbleRing, 0, 0, 1, 9},
+                              {V::kScribbleRing, 0, 2, 0, 0x80000001},
+                              {V::kTurn},
+                              {V::kClosePath}}},
       {"pulls", in + ShmScript{{V::kScribbleRing, 0, 4},
                                {V::kScribbleRing, 0, 7, 0, 64},
                                {V::kScribbleRing, 0, 9, 0, 3},
@@ -93,34 +93,34 @@ inline std::map<std::string, ShmScript> shm_sender_scripts() {
                                {V::kScribbleRing, 0, 3, 1, 1},
                                {V::kTurn}}},
       {"noise", in + ShmScript{{V::kScribbleSlots, 0, 0, 0, 0xffffffff},
-                              {V::kScribbleSlots, 0, 1, 0, 1},
-                              {V::kRevoke},
-                              {V::kTurn},
-                              {V::kScribbleSlots, 0, 3, 0, 0x4000001e},
-                              {V::kTurn},
-                              {V::kScribbleHeader, 0, 3, 2, 0xffffffff},
-                              {V::kTurn},
-                              {V::kClosePath}}},
+                               {V::kScribbleSlots, 0, 1, 0, 1},
+                               {V::kRevoke},
+                               {V::kTurn},
+                               {V::kScribbleSlots, 0, 3, 0, 0x4000001e},
+                               {V::kTurn},
+                               {V::kScribbleHeader, 0, 3, 2, 0xffffffff},
+                               {V::kTurn},
+                               {V::kClosePath}}},
   };
 }
 
-/// The hostile one is written to.
+/// The hostile process is the target of a path from the victim.
 inline std::map<std::string, ShmScript> shm_target_scripts() {
   using V = ShmVerb;
   const ShmScript out{{V::kConnect},           {V::kGreet},
-                     {V::kTurn, 0, 0, 3},     {V::kPathOut},
-                     {V::kShowRing, 0, 0, 1}, {V::kTurn, 0, 0, 3}};
+                      {V::kTurn, 0, 0, 3},     {V::kPathOut},
+                      {V::kShowRing, 0, 0, 1}, {V::kTurn, 0, 0, 3}};
   return {
       {"target", out + ShmScript{{V::kShowRkey, 0, 1, 0x10, 4096},
-                                {V::kPost, 0, 0, 0, 200},
-                                {V::kTurn},
-                                {V::kBlock, 0, 0, 1, 4096},
-                                {V::kTurn, 0, 0, 3},
-                                {V::kPost, 0, 0, 0, 200},
-                                {V::kTurn},
-                                {V::kScribbleHeader, 0, 0, 0, 1},
-                                {V::kPost},
-                                {V::kTraffic}}},
+                                 {V::kPost, 0, 0, 0, 200},
+                                 {V::kTurn},
+                                 {V::kBlock, 0, 0, 1, 4096},
+                                 {V::kTurn, 0, 0, 3},
+                                 {V::kPost, 0, 0, 0, 200},
+                                 {V::kTurn},
+                                 {V::kScribbleHeader, 0, 0, 0, 1},
+                                 {V::kPost},
+                                 {V::kTraffic}}},
       {"pulling_target", out + ShmScript{{V::kShowRkey, 0, 2, 0x11, 4096},
                                          {V::kPost, 0, 0, 1, 200},
                                          {V::kPost, 0, 0, 1, 99},
@@ -145,7 +145,7 @@ inline std::map<std::string, ShmScript> shm_target_scripts() {
   };
 }
 
-/// Stories to begin with. Written to tests/fuzz/corpus by the test of the corpora.
+/// Seeds. Written to tests/fuzz/corpus by the corpus test.
 inline std::map<std::string, std::vector<std::byte>> shm_connection_seeds() {
   std::map<std::string, std::vector<std::byte>> files;
   std::map<std::string, ShmScript> scripts = shm_sender_scripts();

@@ -43,8 +43,8 @@ class Boot(unittest.TestCase):
             os.environ["FABRICLIB_TEST_SEED"] = "it's 7"
             boot.prepare(here / "job", ["9 SIZE=1 named --filter='*x*'"], [here])
             self.assertEqual(os.listdir(here / "job/bin"), ["named"])
-            said = subprocess.run(["sh", "-c", f". {here}/job/environment; echo $FABRICLIB_TEST_SEED"],
-                                  capture_output=True, text=True).stdout
+            script = f". {here}/job/environment; echo $FABRICLIB_TEST_SEED"
+            said = subprocess.run(["sh", "-c", script], capture_output=True, text=True).stdout
         self.assertEqual(said, "it's 7\n")
 
     def test_every_bug_that_only_a_guest_can_show_is_spoken_of(self):

@@ -12,8 +12,8 @@ namespace {
 using namespace std::chrono_literals;
 using End = VerbsInterposer::End;
 
-constexpr auto kLongCable = 20ms;  // there and back in much less than a card waits
-constexpr auto kSlowNic = 40ms;   // longer than what is on the cable takes to arrive
+constexpr auto kLongCable = 20ms;  // a round trip is much shorter than a NIC's timeout
+constexpr auto kSlowNic = 40ms;    // longer than a packet's flight
 constexpr auto kLateAcks = 20ms;
 constexpr char kHosts[] = {'a', 'b'};
 constexpr uint32_t kA = 0, kB = 1;
@@ -51,16 +51,16 @@ const char* description(Break kind) {
     case Break::kAcksLateThenSenders:
       return "acknowledgements late, then senders in the error state";
     case Break::kTargetsWithEvent:
-      return "targets in the error state, and their cards say so first";
+      return "targets in the error state, after an event of their NICs";
     case Break::kPort:
-      return "B's card says that its port is down";
+      return "an event of B's NIC: port down";
     case Break::kRefused:
       return "a key refused each way";
   }
   return "?";
 }
 
-/// What is done at the far ends of both cables before it breaks; a long cable has no room there.
+/// netem's parameters at the switch ports before the break; not together with a long cable.
 const char* before(Break kind) {
   switch (kind) {
     case Break::kMangled:
@@ -74,7 +74,7 @@ const char* before(Break kind) {
   }
 }
 
-/// The hosts whose ports are down in their own eyes, one bit each.
+/// The hosts that see their own port down, one bit each.
 uint32_t ports_down(Break kind) {
   switch (kind) {
     case Break::kOwnLink:
@@ -123,7 +123,7 @@ RailBreak::BreakPlan RailBreak::hard(Break kind, Rng& rng) {
   switch (kind) {
     case Break::kOwnLink:
     case Break::kBothLinks:
-      // Who loses its own link says so at once, while what it has sent is still under way.
+      // A host that loses its own link reports it at once, while its packets are still in flight.
       plan.is_long = true;
       break;
     case Break::kSenders:
@@ -163,8 +163,8 @@ void RailBreak::lose_acks(bool lost) const {
 }
 
 void RailBreak::break_ends(End end) {
-  ends_ =
-      VerbsInterposer::get().break_path(kA, kB, rail(), end) + VerbsInterposer::get().break_path(kB, kA, rail(), end);
+  ends_ = VerbsInterposer::get().break_path(kA, kB, rail(), end) +
+          VerbsInterposer::get().break_path(kB, kA, rail(), end);
 }
 
 void RailBreak::strike(Rng& rng, const std::function<void(std::chrono::nanoseconds)>& wait,
@@ -232,7 +232,7 @@ bool RailBreak::leave_a_rail(Break one, Break other) {
 
 std::string RailBreak::describe() const {
   return std::string("rail ") + plan_.rail + (plan_.is_long ? " (long)" : "") +
-         (plan_.is_slow ? " (slow cards)" : "") + ", " + description(plan_.kind);
+         (plan_.is_slow ? " (slow NICs)" : "") + ", " + description(plan_.kind);
 }
 
 bool RailBreak::is_sudden() const {

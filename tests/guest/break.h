@@ -9,8 +9,8 @@
 #include "base/rng.h"
 #include "guest/conformance/interposer.h"
 
-// The ways in which a rail between hosts A and B breaks, both of which write to each other: at the
-// links, at either end of its paths, by what a card says, and several of them after one another.
+// The ways in which a rail between hosts A and B breaks while both write to each other: at the
+// links, at either end of its paths, by an event of a NIC, and several of them in sequence.
 
 namespace fabric::test {
 
@@ -36,7 +36,8 @@ enum class Break : uint8_t {
 };
 constexpr uint32_t kBreaks = 18;
 
-/// All of them in a random order, and then again in another; with FABRICLIB_TEST_BREAK=K kind K alone.
+/// All of them in a random order, and then again in another; with FABRICLIB_TEST_BREAK=K kind K
+/// alone.
 class BreakDeck {
  public:
   explicit BreakDeck(Rng& rng);
@@ -55,22 +56,22 @@ class RailBreak {
   struct BreakPlan {
     Break kind{};
     char rail = '0';
-    /// A long cable still delivers when its other end is dead, and the words about that go by the
-    /// short one: whoever answers too early is caught.
+    /// A long cable still delivers when its other end is dead, and the report about that goes by
+    /// the short one: a target that reports too early is caught.
     bool is_long = false;
-    /// Cards that are slow to stop what they receive, and to say what came in.
+    /// NICs that are slow to stop receiving, and to deliver completions.
     bool is_slow = false;
     /// Both ports have the bands of set_control_netem() already: RoCE breaks, control does not.
     bool has_bands = false;
   };
-  /// Of this kind, with a rail, cables and cards as they come.
+  /// Of this kind, with rail, cables and NICs at random.
   static BreakPlan random(Break kind, Rng& rng);
-  /// With all that makes a word which comes too early wrong.
+  /// With everything that makes an early report wrong.
   static BreakPlan hard(Break kind, Rng& rng);
 
   explicit RailBreak(const BreakPlan& plan);
 
-  /// `wait` lets the writes go on for a while, `refuse` has a card refuse one each way.
+  /// `wait` lets the writes go on for a while, `refuse` has a NIC refuse one each way.
   void strike(Rng& rng, const std::function<void(std::chrono::nanoseconds)>& wait,
               const std::function<void()>& refuse);
   /// The rail can carry again. What takes the kernel a while may still be under way.
@@ -79,10 +80,9 @@ class RailBreak {
   std::string describe() const;
   /// There were paths whose ends it could break, if it is of that kind.
   bool has_hit() const { return ends_ != 0; }
-  /// Whether it comes at once, and not when a card has tried for long enough.
+  /// Whether it is noticed at once, and not after the retries of a NIC.
   bool is_sudden() const;
-  /// A host that knows of no rail that is up ends its writes: a second break must not be the one
-  /// that takes the last.
+  /// A host whose rails are all down fails its writes: a second break must leave it one.
   static bool leave_a_rail(Break one, Break other);
 
  private:

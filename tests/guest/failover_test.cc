@@ -15,14 +15,15 @@
 // Rails that break in every way (break.h) while both hosts write to each other: every write is
 // delivered and counted once, over the rail that is left or by a new path.
 //
-// FABRICLIB_TEST_ROUNDS=N plays N times as many breaks, FABRICLIB_TEST_BREAK=K those of kind K alone.
+// FABRICLIB_TEST_ROUNDS=N plays N times as many breaks, FABRICLIB_TEST_BREAK=K those of kind K
+// alone.
 
 namespace fabric::test {
 namespace {
 
 using namespace std::chrono_literals;
 
-/// Writes with a key that the card of the other host does not know, by the paths of all others.
+/// Writes with an rkey that the other host's NIC does not know, by the same paths as all others.
 class Forger {
  public:
   Forger(Engine& from, Engine& to)
@@ -72,7 +73,8 @@ class Forger {
 class Failover : public testing::Test {
  protected:
   static constexpr uint32_t kSlots = 96;
-  /// What one host has done about breaks, summed up since it was opened.
+  /// The work requests of one host that were in doubt after a break, of them those that the target
+  /// had received, and those sent again; since the engine was opened.
   struct ReplayCounts {
     uint64_t in_doubt = 0, delivered = 0, repeated = 0;
   };
@@ -83,8 +85,8 @@ class Failover : public testing::Test {
                              "a path could not be opened", "refused"}) {
       expect_log(part);
     }
-    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what hangs has said where
-    VerbsInterposer::get();                              // before the first network is opened
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // so that a hanging test has printed where
+    VerbsInterposer::get();                    // before the first network is opened
     a.emplace(open_host('a'));
     b.emplace(open_host('b'));
     ab.emplace(*a, *b, test_seed(), Stream::Options{.slots = kSlots});
@@ -96,8 +98,8 @@ class Failover : public testing::Test {
   uint64_t failed() const { return ab->failed() + ba->failed(); }
   std::vector<Stream*> both() { return {&*ab, &*ba}; }
 
-  /// Goes on until much is in flight each way, breaks it in that moment, and says what was in
-  /// flight when it was broken.
+  /// Waits until much is in flight each way, breaks the rail at that moment, and returns what was
+  /// in flight.
   std::array<uint32_t, 2> break_under_load(const std::function<void()>& broken) {
     const bool loaded = run(both(), [&] {
       return failed() != 0 || (ab->outstanding() > kSlots / 2 && ba->outstanding() > kSlots / 2);
@@ -120,11 +122,12 @@ class Failover : public testing::Test {
     run(both(), [&] { return std::chrono::steady_clock::now() > end; });
   }
   static ReplayCounts replay_counts(const Engine& engine) {
-    return {protocol_count(engine, "write in doubt"), protocol_count(engine, "write found delivered"),
+    return {protocol_count(engine, "write in doubt"),
+            protocol_count(engine, "write found delivered"),
             protocol_count(engine, "write replayed") + protocol_count(engine, "shard replayed")};
   }
   uint64_t repeated() const { return replay_counts(*a).repeated + replay_counts(*b).repeated; }
-  /// What was in flight when it broke was delivered, over the rail that is left.
+  /// Writes in flight at the break are delivered, over the other rail.
   void expect_moved_on() {
     expect_service(both(), kSlots);
     ab_forger->expect_refused();
@@ -136,7 +139,7 @@ class Failover : public testing::Test {
     EXPECT_EQ(failed(), 0u) << ab->first_failure() << ba->first_failure();
     for (const Engine* engine : {&*a, &*b}) {
       const ReplayCounts counts = replay_counts(*engine);
-      std::printf("host %c: %lu pieces came back, %lu of them were taken, %lu were sent again\n",
+      std::printf("host %c: %lu writes in doubt, %lu of them delivered, %lu sent again\n",
                   engine == &*a ? 'A' : 'B', counts.in_doubt, counts.delivered, counts.repeated);
     }
   }
@@ -194,19 +197,19 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
     const uint64_t between = repeated() - before;
     first.mend();
     expect_moved_on();
-    std::printf("trial %u: %s; then %s; outstanding %u and %u, and %lu pieces sent again\n", trial,
+    std::printf("trial %u: %s; then %s; outstanding %u and %u, and %lu writes sent again\n", trial,
                 first.describe().c_str(), second.describe().c_str(), left[0], left[1], between);
     second.mend();
     heal_all();
     expect_all_rails(*a, *b, both());
     during += between > 0;
   }
-  std::printf("%lu second breaks came when pieces had been sent again\n", during);
+  std::printf("%lu second breaks came when writes had been sent again\n", during);
   EXPECT_GT(during, 0u) << "none came during a replay: a weak test";
   expect_exact();
 }
 
-// The target's word about a broken path (PathState) and the question for it (PathClose) are
+// The target's report about a broken path (PathState) and the request for it (PathClose) are
 // datagrams. Half of them are lost and half of the others come twice, on every port, while RoCE is
 // broken in other ways.
 TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
@@ -238,8 +241,8 @@ TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
     all.lost += one.lost;
   }
   std::printf(
-      "datagrams: %lu passed, %lu lost; PathClose said %lu times and heard %lu, PathState "
-      "said %lu times and heard %lu\n",
+      "datagrams: %lu passed, %lu lost; PathClose sent %lu times and received %lu, PathState "
+      "sent %lu times and received %lu\n",
       all.passed, all.lost, messages("sent ", "PathClose"), messages("received ", "PathClose"),
       messages("sent ", "PathState"), messages("received ", "PathState"));
   EXPECT_GT(all.lost, 0u);
@@ -247,12 +250,11 @@ TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
   expect_exact();
 }
 
-// A deadline whose write the card does not give back ends the path of that write, on a rail that
-// works: the sender closes it with everything in flight, and the target has all it needs to take
-// more.
+// A write whose deadline expires while the NIC holds it takes down its path, on a rail that works:
+// the sender closes it with everything in flight, and the target could still receive more.
 TEST_F(Failover, ADeadlineEndsAGoodPathAndWhatElseWasOnItIsDeliveredOnce) {
   expect_log("does not drain");
-  expect_log("memory is leaked");  // no proof within so short a drain: as it should be
+  expect_log("memory is leaked");  // no proof within so short a drain, as designed
   const auto impatient = [](char host) {
     Config config = guest_config(host);
     config.drain_timeout = 20ms;
@@ -263,7 +265,7 @@ TEST_F(Failover, ADeadlineEndsAGoodPathAndWhatElseWasOnItIsDeliveredOnce) {
   Engine here = impatient('a'), there = impatient('b');
   Stream out(here, there, test_seed()), back(there, here, test_seed() + 1);
   expect_service({&out, &back});
-  // Slow, so that a write is with the card when its time is over, and good all the same.
+  // Slow but working, so that the NIC still holds a write when its deadline expires.
   for (const char* port : {"a0", "b0", "a1", "b1"}) set_netem(port, "delay 60ms");
   const ReplayCounts before = replay_counts(here);
   uint64_t late = 0;
@@ -275,8 +277,8 @@ TEST_F(Failover, ADeadlineEndsAGoodPathAndWhatElseWasOnItIsDeliveredOnce) {
     expect_service({&out, &back}, 16);
   }
   const uint64_t in_doubt = replay_counts(here).in_doubt - before.in_doubt;
-  std::printf("%lu writes were late, %lu pieces came back\n", late, in_doubt);
-  EXPECT_GT(in_doubt, 0u) << "no path ended with anything on it";
+  std::printf("%lu writes missed their deadline, %lu were in doubt\n", late, in_doubt);
+  EXPECT_GT(in_doubt, 0u) << "no path went down with a write in flight";
   out.finish();
   back.finish();
   EXPECT_EQ(out.failed() + back.failed(), 0u) << out.first_failure() << back.first_failure();

@@ -25,14 +25,14 @@ void write_line(int to, std::string line) {
   if (::write(to, line.data(), line.size()) != static_cast<ssize_t>(line.size())) ::_exit(1);
 }
 
-/// Empty: nobody is there any more.
+/// Empty: the other end is closed.
 std::string read_line(int from) {
   std::string line;
   for (char c = 0; ::read(from, &c, 1) == 1 && c != '\n';) line += c;
   return line;
 }
 
-/// What the child does. Its words are all that anybody sees of it.
+/// The child's loop: one line of output for each line of input.
 void serve(int from, int to, uint64_t engine_id) {
   if (read_line(from) != "open") return;
   Config config = guest_config('b');

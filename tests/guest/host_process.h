@@ -10,21 +10,21 @@
 
 namespace fabric::test {
 
-/// A child with an engine that offers one region and one counter. It is forked before its test
-/// opens any device, opens its own when it is told to, and dies with the test.
+/// A child process on host B with an engine that offers one region and one counter. It is forked
+/// before its test opens any device, opens its own on request, and dies with the test.
 class HostProcess {
  public:
   static constexpr uint64_t kBytes = 1 << 20;
-  /// With `engine_id` its next life is recognised.
+  /// A second process with the same `engine_id` is recognised as its next incarnation.
   explicit HostProcess(uint64_t engine_id = 0);
   HostProcess(const HostProcess&) = delete;
   HostProcess& operator=(const HostProcess&) = delete;
   ~HostProcess() { end(); }
 
   std::string open() { return ask("open"); }  ///< returns the offer
-  /// How many whole counts have come that nobody took.
+  /// Counts received and not taken.
   uint64_t count() { return std::stoull(ask("count")); }
-  /// The same, as soon as there are so many: what a card has acknowledged, the process takes later.
+  /// The same, once there are `at_least`: the NIC acknowledges before the process counts.
   uint64_t count_of(uint64_t at_least);
   /// How many bytes of the region hold this value.
   uint64_t bytes(uint8_t value) { return std::stoull(ask("bytes " + std::to_string(value))); }

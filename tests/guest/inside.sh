@@ -1,17 +1,17 @@
 # The job, as root of the guest: three hosts of two rails each, then the commands one after another.
 # Host A has the devices xa0 and xa1 with 10.9.0.1 and 10.9.1.1, host B has xb0 and xb1 with .2, and
 # so on. A rail is a switch with a port for every host: sa0 is where a0 is plugged in. Either end of
-# a cable can be taken down or made lossy, and who is at another port of the switch does not see it.
+# a cable can be taken down or made lossy; hosts at other ports of the switch do not see it.
 export PATH=/tmp/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LD_LIBRARY_PATH=/tmp/bin \
   TERM=dumb
 ulimit -l unlimited
-dmesg -n 1  # rxe tells the console of every packet that it cannot send
+dmesg -n 1  # rxe logs every packet that it cannot send
 cp -r /tmp/job/bin /tmp/bin
 . /tmp/job/environment
 cd /tmp || exit 1
 
-# All hosts have one kernel, which would rather deliver to itself: what goes from one to another
-# must leave by its port, so that the control datagrams share the fate of their rail.
+# All hosts share one kernel, which would deliver locally: packets from one host to another must
+# leave by the host's port, so that control datagrams are lost with their rail.
 port() {
   local port=$1$2 address=10.9.$2.$3
   ip link add $port mtu 4200 type veth peer name s$port mtu 4200
@@ -35,7 +35,7 @@ hosts() {
   ip link set lo up
   for rail in 0 1; do
     ip link add sw$rail mtu 4200 type bridge stp_state 0 forward_delay 0 mcast_snooping 0
-    ip link set sw$rail arp off up  # or it answers for all of them, who live in its kernel
+    ip link set sw$rail arp off up  # or the bridge answers ARP for all addresses of this kernel
     port a $rail 1 && port b $rail 2 && port c $rail 3 || return 1
   done
   ip rule add pref 30 lookup local && ip rule del pref 0
@@ -62,13 +62,13 @@ starved() { dmesg | grep 'soft lockup'; }
 device_fault() { cat /tmp/device-fault 2>/dev/null; }  # guest/conformance/interposer.h
 inconclusive() { [ $result -ne 0 ] && { starved || device_fault; }; }
 run_suite
-# A host that leaves the guest without one of its cores for 20 seconds makes writes time out, and a
-# device that brings an immediate twice makes them count twice. Then it counts how it goes once
-# more; if that happens again, it is as if there were no guest here.
+# When the machine leaves the guest without a core for 20 seconds, writes time out; when a device
+# delivers an immediate twice, writes count twice. Then the suite runs once more, and if the same
+# happens again it is skipped (77).
 if inconclusive; then
   dmesg --clear
   rm -f /tmp/device-fault
-  echo 'guest: the host was too busy to run this, or a device at fault, so once more'
+  echo 'guest: the machine was too busy, or a device was at fault; running the suite once more'
   run_suite
   inconclusive && result=77
 fi

@@ -168,8 +168,8 @@ void set_control_netem(const std::string& port, const std::string& parameters) {
   const std::string roce = " u32 match ip protocol 17 0xff match ip dport 4791 0xffff ";
   // The operation code of RoCE follows the headers of IP and UDP; 17 acknowledges.
   tc(queue + " root handle 1: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0" +
-     (parameters.empty() ? "" : "\n" + queue + " parent 1:2 netem " + parameters) + filter + "1" + roce +
-     "match u8 17 0xff at 28 flowid 1:3" + filter + "2" + roce + "flowid 1:1" + filter +
+     (parameters.empty() ? "" : "\n" + queue + " parent 1:2 netem " + parameters) + filter + "1" +
+     roce + "match u8 17 0xff at 28 flowid 1:3" + filter + "2" + roce + "flowid 1:1" + filter +
      "3 u32 match ip protocol 17 0xff flowid 1:2");
   lossy().insert(port);
 }

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "guest/links.h"
 #include "guest/host_process.h"
+#include "guest/links.h"
 #include "guest/stream.h"
 #include "support/log_guard.h"
 
@@ -85,13 +85,13 @@ TEST_F(Peers, AKilledOneIsLostAndItsSuccessorIsServed) {
   EXPECT_TRUE(ended()) << engine->dump();
   EXPECT_EQ(next.count_of(8), 8u);
   EXPECT_EQ(next.bytes(3), 8u * 65536);
-  EXPECT_EQ(next.bytes(2), 0u) << "of the life before";
+  EXPECT_EQ(next.bytes(2), 0u) << "bytes meant for its predecessor";
 }
 
 TEST_F(Peers, WritesToAStoppedOneCompleteTruthfullyByTheirDeadline) {
   HostProcess process;
   const Offer offer = stopped_after_four_writes(process);
-  // More than its card takes without the process: the receiver does not refill.
+  // More than its NIC receives without the process, which does not refill.
   constexpr uint64_t kSize = 256;
   write(offer, 2, 3000, kSize, 3s);
   EXPECT_FALSE(ended());
@@ -102,7 +102,7 @@ TEST_F(Peers, WritesToAStoppedOneCompleteTruthfullyByTheirDeadline) {
   process.resume();
   EXPECT_GE(process.bytes(2), delivered * kSize);
   EXPECT_LE(process.bytes(2), (delivered + unknown) * kSize);
-  // A key that writes of unknown fate carried is spoiled, and counts no more.
+  // A counter key that writes of unknown fate carried is poisoned, and counts no more.
   EXPECT_LE(process.count(), 4 + delivered + unknown);
   std::printf("stopped: %lu delivered, %lu unknown\n", delivered, unknown);
 }

@@ -12,7 +12,7 @@
 #include "support/log_guard.h"
 
 // Two hosts with two rails each: what is cut over them, pages while one of them comes and goes, the
-// loss of both, what a card refuses, many peers, and peers of the same host.
+// loss of both, what a NIC refuses, many peers, and peers of the same host.
 //
 // FABRICLIB_TEST_ROUNDS=N plays N times as many flaps, and up to 64 peers.
 
@@ -182,7 +182,7 @@ TEST_F(Rails, ANicRefusesWrongKeysAndBoundsAndOthersGoOn) {
   EXPECT_EQ(std::ranges::count(target.bytes(), std::byte{0x66}), 0);
   others.finish();
   EXPECT_EQ(others.failed(), 0u) << others.first_failure();
-  // Whoever was refused goes on as well, with what is allowed.
+  // The refused sender goes on too, with valid writes.
   Stream allowed(a, b, test_seed() + 1);
   expect_service({&allowed});
   allowed.finish();
@@ -213,7 +213,7 @@ TEST_F(Rails, ManyPeersWriteToOneAndItToThem) {
 }
 
 TEST_F(Rails, PeersOfTheSameHostAreReachedByMemoryAndOthersByNics) {
-  expect_log("a path broke");  // when the neighbour has closed
+  expect_log("a path broke");  // when the peer has closed
   const auto open = [] {
     Config config = guest_config('a');
     config.networks.insert(config.networks.begin(), {.provider = "shm"});

@@ -45,11 +45,12 @@ MemoryRegion block(Engine& engine, uint64_t size_bytes) {
 }  // namespace
 
 Network rails_of(char host, uint32_t rails) {
-  verbs::Options options{.timeout_code = kTimeoutCode, .retry_count = kRetries};
+  Network network{.provider = "verbs",
+                  .options = verbs::Options{.timeout_code = kTimeoutCode, .retry_count = kRetries}};
   for (uint32_t rail = 0; rail < rails; ++rail) {
-    options.devices.push_back(std::string("x") + host + std::to_string(rail));
+    network.devices.push_back(std::string("x") + host + std::to_string(rail));
   }
-  return verbs::network(options);
+  return network;
 }
 
 Config guest_config(char host, uint32_t rails) {
@@ -138,7 +139,7 @@ void Stream::submit(uint32_t index) {
                                      .timeout = options_.timeout,
                                      .notify = Notify::call<&StreamSlot::on>(&slot)});
   if (op) slot.phase = Phase::kFlying;
-  // A peer that is lost refuses; whoever wants service looks at delivered().
+  // A lost peer refuses; callers that need service check delivered().
 }
 
 void Stream::check_bytes(uint32_t index, const char* when) {
@@ -155,8 +156,8 @@ void Stream::expect_wiped(uint32_t index, const char* when) {
   EXPECT_TRUE(all(target(index), kWiped)) << when << ": something landed in slot " << index;
   EXPECT_EQ(slot.counter.count(), 0u)
       << when << ": slot " << index << " of " << to_.rail_stats()[0].device
-      << ", last written with " << slot.size_bytes << " bytes "
-      << (slot.counts ? "and" : "without") << " a count";
+      << ", last written with " << slot.size_bytes << " bytes " << (slot.counts ? "and" : "without")
+      << " a count";
 }
 
 void Stream::take_end(uint32_t index) {
@@ -176,14 +177,14 @@ void Stream::take_end(uint32_t index) {
     first_failure_ = std::string(to_string(end.code)) + ", " + to_string(end.remote);
   }
   if (end.remote == Remote::kNotDelivered) {
-    EXPECT_FALSE(slot.counted) << "counted, and said not to be delivered: slot " << index;
+    EXPECT_FALSE(slot.counted) << "counted, and reported as not delivered: slot " << index;
   }
 }
 
 bool Stream::look(uint32_t index) {
   StreamSlot& slot = *slots_[index];
   if (slot.phase != Phase::kFlying) return false;
-  // The end is read first: what it says to be delivered has been counted, or will be.
+  // The completion is read first: a delivered write has been counted, or will be.
   const bool ended = slot.ends.load(std::memory_order_acquire) != 0;
   bool moved = false;
   if (slot.counts && !slot.counted && slot.counter.count() >= 1) {

@@ -12,7 +12,7 @@
 #include "base/rng.h"
 #include "control/descriptor.h"
 
-// Engines on the devices of the guest, and writes between them of which everything is checked.
+// Engines on the devices of the guest, and fully checked writes between them.
 
 namespace fabric::test {
 
@@ -31,23 +31,23 @@ void with_wrong_keys(control::RegionDesc& desc);
 /// FABRICLIB_TEST_ROUNDS, or 1: how much more than in `make test`.
 uint32_t rounds();
 
-/// Writes from one engine to another without a pause, of several sizes, with and without an
-/// immediate. Each flies alone in a place of its own under a key of its own: when it is counted its
-/// bytes are compared and wiped, and the place must stay wiped and its count unchanged until the
-/// next one is submitted. So a count without its bytes, a second count and a late store are seen.
+/// Continuous writes from one engine to another, of several sizes, with and without an immediate.
+/// Each has a slot of the target and a counter of its own: when it is counted its bytes are
+/// compared and wiped, and the slot must stay wiped and its count unchanged until the next write to
+/// it. So a count without its bytes, a second count and a late store are all detected.
 ///
 /// Threads: one, callbacks aside.
 class Stream {
  public:
   struct Options {
-    uint32_t slots = 48;        ///< as many writes are in flight
+    uint32_t slots = 48;         ///< as many writes are in flight
     uint64_t bytes_max = 65536;  ///< of one
     Nanos timeout{30'000'000'000};
   };
   Stream(Engine& from, Engine& to, uint64_t seed, const Options& options);
   Stream(Engine& from, Engine& to, uint64_t seed) : Stream(from, to, seed, Options()) {}
 
-  /// Looks once at every place, and refills those that are free. True when one of them moved.
+  /// Checks every slot once, and submits to those that are free. True when one of them moved.
   bool step(bool refill = true);
   uint32_t outstanding() const;  ///< submitted, and not ended
   /// Lets all of them end, and looks whether everything stays as it is.
@@ -72,7 +72,7 @@ class Stream {
     uint64_t stamp = 0;
     bool counts = false;            ///< this one carries an immediate
     bool counted = false;           ///< and it has come
-    std::vector<std::byte> left{};  ///< what a write that failed left behind
+    std::vector<std::byte> left{};  ///< bytes of the slot when a write failed
     Event end{};
     std::atomic<uint32_t> ends{0};
   };
@@ -101,9 +101,9 @@ class Stream {
 bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool refill = true);
 /// That many more writes of each are delivered, and none has ever failed.
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
-/// How often an engine took one of its rarer steps (core/protocol_counters.h), or said or heard a message.
+/// The value of one of the engine's protocol counters (core/protocol_counters.h), by its name.
 uint64_t protocol_count(const Engine& engine, const std::string& step);
-/// On every rail of both engines pieces end, and no write has ever failed.
+/// Every rail of both engines completes work requests, and no write has ever failed.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);
 
 }  // namespace fabric::test

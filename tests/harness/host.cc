@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <gtest/gtest.h>
+
 #include "support/log_guard.h"
 
 namespace fabric::test {
@@ -12,13 +14,22 @@ Config test_config() {
   return config;
 }
 
+Config short_timeouts_config() {
+  Config config = test_config();
+  config.default_timeout = 3s;
+  config.drain_timeout = 400ms;
+  config.peer_timeout = 1s;
+  config.lost_timeout = 3s;
+  return config;
+}
+
 Host open_host(sim::World& world, uint32_t node, uint64_t size_bytes, const Config& config) {
   auto engine = world.open(node, config);
   auto memory = engine->allocate({.size_bytes = size_bytes});
-  return {*std::move(engine), *std::move(memory)};
+  return {{}, *std::move(engine), *std::move(memory)};
 }
 
-Way connect(Host& from, const Host& to, const ConnectOptions& options) {
+RemoteHost connect(Host& from, const Host& to, const ConnectOptions& options) {
   const PeerId peer = *from.engine.connect(to.engine.address(), options);
   return {peer, *from.engine.import_region(peer, *to.memory.desc())};
 }
@@ -30,52 +41,44 @@ void await_connected(sim::World& world, const Host& from, PeerId peer) {
   EXPECT_TRUE(world.run_until(connected, 10s)) << from.engine.dump();
 }
 
-std::byte byte_of(uint64_t seed, uint64_t place) {
-  uint64_t mixed = (seed + 1) * 0x9e3779b97f4a7c15 + place * 0xbf58476d1ce4e5b9;
-  mixed ^= mixed >> 29;
-  // Never zero, so that memory nobody wrote to is told apart from memory that was written.
-  return static_cast<std::byte>(1 + mixed % 255);
+bool delivers(sim::World& world, Host& from, Host& to, uint64_t seed) {
+  const auto peer = from.engine.connect(to.engine.address());
+  if (!peer) return false;
+  const auto region = from.engine.import_region(*peer, *to.memory.desc());
+  if (!region) return false;
+  const auto counter = to.engine.make_counter();
+  const auto batch = from.engine.make_batch();
+  constexpr uint64_t kSize = 160'000;
+  fill(from.bytes(0, kSize), seed);
+  const auto op = from.engine.submit(Write{.source = from.memory.at(0),
+                                           .target = region->at(0),
+                                           .size_bytes = kSize,
+                                           .imm = counter->key(),
+                                           .batch = *batch});
+  if (!op || !from.engine.wait(*batch, 10s)) return false;
+  world.run_for(1ms);
+  const bool arrived = counter->count() == 1 && holds(to.bytes(0, kSize), seed);
+  std::ranges::fill(to.bytes(0, kSize), std::byte{0});  // as it was before the write
+  return arrived;
 }
 
-void fill(std::span<std::byte> bytes, uint64_t seed) {
-  for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = byte_of(seed, i);
+sim::NicModel slow_rc() {
+  sim::NicModel model = sim::NicModel::connectx7();
+  model.gbit_per_s = 10;
+  return model;
 }
 
-bool holds(std::span<const std::byte> bytes, uint64_t seed) {
-  for (uint64_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != byte_of(seed, i)) return false;
+sim::NicModel slow_srd() {
+  sim::NicModel model = sim::NicModel::efa_200g();
+  model.gbit_per_s = 10;
+  return model;
+}
+
+void expect_fault_logs() {
+  for (const char* part : {"a path broke", "a rail went down", "a rail came back",
+                           "an operation does not drain", "a path could not be opened"}) {
+    expect_log(part);
   }
-  return true;
-}
-
-bool untouched(std::span<const std::byte> bytes, std::byte value) {
-  return std::all_of(bytes.begin(), bytes.end(), [&](std::byte b) { return b == value; });
-}
-
-void Witness::on(const Event& event) {
-  events.push_back(event);
-  times.push_back(clock_ == nullptr ? Nanos{} : clock_->now());
-  if (event.kind == EventKind::kMessage) {
-    messages.emplace_back(event.bytes().begin(), event.bytes().end());
-  }
-  if (then) then(event);
-}
-
-uint64_t Witness::count(EventKind kind) const {
-  return static_cast<uint64_t>(
-      std::count_if(events.begin(), events.end(), [&](const Event& e) { return e.kind == kind; }));
-}
-
-const Event* Witness::find(uint64_t tag) const {
-  const auto found =
-      std::find_if(events.begin(), events.end(), [&](const Event& e) { return e.tag == tag; });
-  return found == events.end() ? nullptr : &*found;
-}
-
-Nanos Witness::when(uint64_t tag) const {
-  const Event* event = find(tag);
-  EXPECT_NE(event, nullptr) << "nothing with tag " << tag << " was reported";
-  return event == nullptr ? Nanos::max() : times[static_cast<size_t>(event - events.data())];
 }
 
 std::vector<uint64_t> seeds(uint64_t how_many) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,13 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include <gtest/gtest.h>
-
 #include <fabric/fabric.h>
 #include <fabric/sim.h>
 
-// What the stories on the simulator have in common: hosts with one piece of memory each, bytes that
-// can be told apart, and somebody who writes down what was reported.
+#include "harness/event_recorder.h"
+#include "harness/pattern.h"
+
+// Hosts of a test on the simulator: an engine with one region each, and how one host reaches the
+// memory of another. tests/conformance has hosts of its own shape (DuplexHost), see there.
 
 namespace fabric::test {
 
@@ -24,10 +26,14 @@ using namespace std::chrono_literals;
 /// A Config whose unexpected warnings fail the test.
 Config test_config();
 
+/// The same with timeouts that let a test fail and recover within a few virtual seconds.
+Config short_timeouts_config();
+
 /// One engine with one region, which is source and target alike.
 struct Host {
+  std::vector<std::byte> owned;  ///< the region's memory, when the engine did not allocate it
   Engine engine;
-  MemoryRegion memory;
+  MemoryRegion memory;  ///< deregistered before the engine closes
 
   std::span<std::byte> bytes() const { return memory.bytes(); }
   std::span<std::byte> bytes(uint64_t offset, uint64_t size) const {
@@ -35,55 +41,35 @@ struct Host {
   }
 };
 
+/// The memory comes from Engine::allocate().
 Host open_host(sim::World& world, uint32_t node, uint64_t size_bytes,
                const Config& config = test_config());
 
-/// The way from one host to another's memory.
-struct Way {
+/// Another host as one host knows it: the peer, and the imported region.
+struct RemoteHost {
   PeerId peer{};
   RemoteRegion region{};
   RemoteRef at(uint64_t offset) const { return region.at(offset); }
 };
 
-Way connect(Host& from, const Host& to, const ConnectOptions& options = {});
+RemoteHost connect(Host& from, const Host& to, const ConnectOptions& options = {});
 
-/// Runs until both sides of the way know each other.
+/// Runs until `from` has a session with the peer.
 void await_connected(sim::World& world, const Host& from, PeerId peer);
 
-/// Bytes that differ with the seed and with every place.
-std::byte byte_of(uint64_t seed, uint64_t place);
-void fill(std::span<std::byte> bytes, uint64_t seed);
-bool holds(std::span<const std::byte> bytes, uint64_t seed);
-/// Every byte is `value`: nobody wrote there.
-bool untouched(std::span<const std::byte> bytes, std::byte value = std::byte{0});
+/// A counted write from one host to the other arrives.
+bool delivers(sim::World& world, Host& from, Host& to, uint64_t seed);
 
-/// Takes down every event it gets, and when.
-class Witness {
- public:
-  explicit Witness(const Engine* clock = nullptr) : clock_(clock) {}
-  Witness(const Witness&) = delete;
-  Witness& operator=(const Witness&) = delete;
+/// NICs with connections, like RC, slow enough that a fault hits writes in flight.
+sim::NicModel slow_rc();
+/// Like EFA: after a fault it is unknown what arrived.
+sim::NicModel slow_srd();
 
-  Notify notify(uint64_t tag = 0) { return Notify::call<&Witness::on>(this, tag); }
-  void on(const Event& event);
-
-  uint64_t count() const { return events.size(); }
-  uint64_t count(EventKind kind) const;
-  const Event* find(uint64_t tag) const;
-  /// When the event of that tag came.
-  Nanos when(uint64_t tag) const;
-
-  std::vector<Event> events;
-  std::vector<std::vector<std::byte>> messages;  ///< the bytes of kMessage events
-  std::vector<Nanos> times;
-  std::function<void(const Event&)> then;  ///< called after each was taken down
-
- private:
-  const Engine* clock_;
-};
+/// Allows the warnings that a faulty network causes.
+void expect_fault_logs();
 
 /// Runs `check` in every step of the world for as long as it lives. Declare it after everything
-/// that the check looks at.
+/// that the check reads.
 class EachStep {
  public:
   EachStep(sim::World& world, std::function<void()> check)
@@ -99,10 +85,10 @@ class EachStep {
   std::shared_ptr<std::function<void()>> check_;
 };
 
-/// The test's seed and those after it, for stories that are told several times.
+/// The test's seed and those after it, for tests that run several times.
 std::vector<uint64_t> seeds(uint64_t how_many);
 
-/// What to type to see one run of a story again.
+/// The command that repeats one run of a test.
 std::string replay(uint64_t seed);
 
 }  // namespace fabric::test

@@ -4,7 +4,9 @@
 
 namespace fabric::test {
 
-bool Clock::run_until(const std::function<bool()>& done, Nanos limit) {
+using namespace std::chrono_literals;
+
+bool RealTimeClock::run_until(const std::function<bool()>& done, Nanos limit) {
   const Nanos end = engine_.now() + limit;
   while (!done()) {
     if (engine_.now() >= end) return false;
@@ -17,23 +19,23 @@ bool Clock::run_until(const std::function<bool()>& done, Nanos limit) {
 
 // Process
 
-void Process::go_on() {
+void Process::resume() {
   stopped_ = false;
   for (auto& [job, queue] : std::exchange(held_, {})) helper().offload(std::move(job), queue);
 }
 
 void Process::kill() noexcept {
-  if (engine_ != nullptr) engine_->vanish();  // which gives up its seat
-  go_on();                                    // the kernel takes away what it had
+  if (engine_ != nullptr) engine_->vanish();  // which detaches
+  resume();                                   // its jobs run: the kernel frees what it held
 }
 
 Result<void> Process::attach(Progress& engine, const AttachOptions& options) {
   engine_ = &engine;
-  return host_->attach(*this, options);
+  return runtime_->attach(*this, options);
 }
 
 void Process::detach(Progress&) noexcept {
-  host_->detach(*this);
+  runtime_->detach(*this);
   engine_ = nullptr;
 }
 
@@ -49,29 +51,30 @@ void Process::offload(std::function<void()> job, uint32_t queue) {
 
 namespace {
 /// On a network that costs little to open and to poll.
-Config watch_config() { return {.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()}; }
+Config clock_config() { return {.networks = {{.provider = "shm"}}, .log_sink = test_log_sink()}; }
 }  // namespace
 
 RealTimeEnv::RealTimeEnv(const TestEnvOptions& options)
-    : threaded_(options.realtime_threads), punctual_(options.trouble) {
-  if (threaded_) clock_ = std::make_unique<Clock>(*Engine::open(watch_config()));
+    : threaded_(options.realtime_threads), punctual_(options.faults) {
+  if (threaded_) clock_ = std::make_unique<RealTimeClock>(*Engine::open(clock_config()));
 }
 
-Result<Engine> RealTimeEnv::open(uint32_t place, const Config& config) {
+Result<Engine> RealTimeEnv::open(uint32_t host, const Config& config) {
   Config real = config;
-  real.networks = networks(place);
+  real.networks = networks(host);
   if (threaded_) return Engine::open(real);
-  processes_[place].push_back(std::make_shared<Process>(host_, punctual_));
-  return Engine::open(real, processes_[place].back());
+  const auto jobs = punctual_ ? Process::Jobs::kOwnThreads : Process::Jobs::kRuntime;
+  processes_[host].push_back(std::make_shared<Process>(runtime_, punctual_, jobs));
+  return Engine::open(real, processes_[host].back());
 }
 
 bool RealTimeEnv::run_until(const std::function<bool()>& done, Nanos limit) {
   if (clock_ != nullptr) return clock_->run_until(done, limit);
-  const int64_t end_ns = host_->now_ns() + limit.count();
+  const int64_t end_ns = runtime_->now_ns() + limit.count();
   while (!done()) {
-    if (host_->now_ns() >= end_ns) return false;
-    host_->turn();
-    if (look_) look_();
+    if (runtime_->now_ns() >= end_ns) return false;
+    runtime_->turn();
+    if (step_hook_) step_hook_();
   }
   return true;
 }
@@ -80,10 +83,10 @@ void RealTimeEnv::run_for(Nanos time) {
   run_until([] { return false; }, time);
 }
 
-void RealTimeEnv::settle() {
+void RealTimeEnv::wait_idle() {
   run_for(threaded_ ? 50ms : punctual_ ? 200ms : 20ms);
-  // Time passes on a busy machine while nobody turns; turns do not.
-  for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) host_->turn();
+  // On a busy machine that time may pass with few turns.
+  for (uint32_t turn = 0; turn < 2000 && !threaded_; ++turn) runtime_->turn();
 }
 
 }  // namespace fabric::test

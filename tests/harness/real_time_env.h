@@ -1,20 +1,24 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
-#include "conformance/conformance.h"
+#include "harness/test_env.h"
 #include "runtime/inline.h"
 #include "runtime/threads.h"
 
-// Grounds whose engines live in this process, in real time.
+// Test environments whose engines run in this process, in real time.
 
 namespace fabric::test {
 
-/// Real time from an engine of its own, whose alarms let the waiting thread sleep.
-class Clock {
+/// Real time from an engine of its own, whose timers let the waiting thread sleep.
+class RealTimeClock {
  public:
-  explicit Clock(Engine engine) : engine_(std::move(engine)), ticks_(*engine_.make_inbox(2)) {}
+  explicit RealTimeClock(Engine engine)
+      : engine_(std::move(engine)), ticks_(*engine_.make_inbox(2)) {}
   bool run_until(const std::function<bool()>& done, Nanos limit);
 
  private:
@@ -22,37 +26,41 @@ class Clock {
   Inbox ticks_;
 };
 
-/// What one engine takes for its runtime: a seat in the common one, which can be stopped as a
-/// process is, and killed. The network beneath it is neither.
+/// The runtime of one engine, attached to the common runtime. It can be stopped and killed as a
+/// process can; the network below the engine keeps running.
 class Process final : public Runtime, private Driver, private Progress {
  public:
-  /// `punctual`: it passes for a process with threads, of which nobody expects long pauses; it has
-  /// one for its kernel calls, which hold up no other process then.
-  Process(std::shared_ptr<runtime::InlineDriver> runtime, bool punctual)
-      : host_(std::move(host)), punctual_(punctual) {}
+  /// Where the jobs run that the engine offloads: between the runtime's turns, or on threads of the
+  /// process, where a call that blocks delays no other process.
+  enum class Jobs : uint8_t { kRuntime, kOwnThreads };
+  /// `punctual`: the engine counts as one with threads, whose turns have no long pauses.
+  Process(std::shared_ptr<Driver> runtime, bool punctual, Jobs jobs)
+      : runtime_(std::move(runtime)), punctual_(punctual), jobs_(jobs) {}
   void stop() noexcept { stopped_ = true; }
-  void go_on();
+  void resume();
   void kill() noexcept;
 
  private:
   Driver& driver() noexcept override { return *this; }
 
   // Towards the engine.
-  int64_t now_ns() const noexcept override { return host_->now_ns(); }
-  uint64_t entropy() noexcept override { return host_->entropy(); }
-  uint64_t incarnation() noexcept override { return host_->incarnation(); }
+  int64_t now_ns() const noexcept override { return runtime_->now_ns(); }
+  uint64_t entropy() noexcept override { return runtime_->entropy(); }
+  uint64_t incarnation() noexcept override { return runtime_->incarnation(); }
   Result<void> attach(Progress& engine, const AttachOptions& options) override;
   void detach(Progress& engine) noexcept override;
-  void wake(Progress&) noexcept override { host_->wake(*this); }
-  void wake_callbacks(Progress&) noexcept override { host_->wake_callbacks(*this); }
+  void wake(Progress&) noexcept override { runtime_->wake(*this); }
+  void wake_callbacks(Progress&) noexcept override { runtime_->wake_callbacks(*this); }
   bool threaded() const noexcept override { return false; }
   bool by_application() const noexcept override { return !punctual_; }
   bool drive(const std::function<bool()>& done, int64_t deadline_ns) override {
-    return host_->drive(done, deadline_ns);
+    return runtime_->drive(done, deadline_ns);
   }
-  uint32_t turn_one(Progress&) noexcept override { return host_->turn_one(*this); }
+  uint32_t turn_one(Progress&) noexcept override { return runtime_->turn_one(*this); }
   void offload(std::function<void()> job, uint32_t queue) override;
-  Driver& helper() noexcept { return punctual_ ? static_cast<Driver&>(helpers_) : *host_; }
+  Driver& helper() noexcept {
+    return jobs_ == Jobs::kOwnThreads ? static_cast<Driver&>(helpers_) : *runtime_;
+  }
 
   // Towards the common runtime.
   bool runs() const noexcept { return engine_ != nullptr && !stopped_; }
@@ -63,12 +71,13 @@ class Process final : public Runtime, private Driver, private Progress {
   bool arm() noexcept override { return !runs() || engine_->arm(); }
   void wait_fds(std::vector<int>& out) const override { engine_->wait_fds(out); }
 
-  const std::shared_ptr<runtime::InlineDriver> host_;
+  const std::shared_ptr<Driver> runtime_;
   const bool punctual_;
+  const Jobs jobs_;
   Progress* engine_ = nullptr;
   bool stopped_ = false;
-  std::vector<std::pair<std::function<void()>, uint32_t>> held_;  ///< jobs of a stopped one
-  runtime::ThreadsDriver helpers_;                                ///< for jobs, and nothing else
+  std::vector<std::pair<std::function<void()>, uint32_t>> held_;  ///< jobs offloaded while stopped
+  runtime::ThreadsDriver helpers_;                                ///< for jobs only
 };
 
 /// Engines of this process on a network of this machine.
@@ -76,25 +85,25 @@ class RealTimeEnv : public TestEnv {
  public:
   explicit RealTimeEnv(const TestEnvOptions& options);
 
-  Result<Engine> open(uint32_t place, const Config& config) override;
+  Result<Engine> open(uint32_t host, const Config& config) override;
   bool run_until(const std::function<bool()>& done, Nanos limit) override;
   void run_for(Nanos time) override;
-  void settle() override;
-  void each_step(std::function<void()> look) override { look_ = std::move(look); }
+  void wait_idle() override;
+  void each_step(std::function<void()> hook) override { step_hook_ = std::move(hook); }
 
  protected:
-  virtual std::vector<Network> networks(uint32_t place) const = 0;
-  /// Those opened on a host, the dead ones too.
-  const std::vector<std::shared_ptr<Process>>& processes(uint32_t place) const {
-    return processes_[place];
+  virtual std::vector<Network> networks(uint32_t host) const = 0;
+  /// All that were opened on a host, including the dead ones.
+  const std::vector<std::shared_ptr<Process>>& processes(uint32_t host) const {
+    return processes_[host];
   }
 
  private:
   const bool threaded_, punctual_;
-  const std::shared_ptr<runtime::InlineDriver> host_ = std::make_shared<runtime::InlineDriver>();
-  std::array<std::vector<std::shared_ptr<Process>>, kPlaces> processes_;
-  std::unique_ptr<Clock> clock_;
-  std::function<void()> look_;
+  const std::shared_ptr<runtime::InlineDriver> runtime_ = std::make_shared<runtime::InlineDriver>();
+  std::array<std::vector<std::shared_ptr<Process>>, kHosts> processes_;
+  std::unique_ptr<RealTimeClock> clock_;
+  std::function<void()> step_hook_;
 };
 
 }  // namespace fabric::test

@@ -1,8 +1,10 @@
 #include "harness/write_auditor.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
-#include "support/log_guard.h"
+#include <gtest/gtest.h>
 
 namespace fabric::test {
 
@@ -10,259 +12,322 @@ namespace {
 constexpr Nanos kSlack = 1ms;  // for the turn in which something is noticed, and a tear-down
 }
 
-Config short_timeouts_config() {
-  Config config = test_config();
-  config.default_timeout = 3s;
-  config.drain_timeout = 400ms;
-  config.peer_timeout = 1s;
-  config.lost_timeout = 3s;
-  return config;
+WriteAuditor::WriteAuditor(Host& from, uint64_t seed)
+    : from_(from.engine),
+      source_(from.memory),
+      seed_(seed),
+      bounds_(short_timeouts_config()),
+      completions_(own_completions_),
+      met_(own_met_) {
+  fill(source_.bytes(), seed_);
+  completions_.then = [this](const Event& event) { on_completion(event); };
+  met_.then = [this](const Event& event) { on_met(event); };
 }
 
-sim::NicModel slow_rc() {
-  sim::NicModel model = sim::NicModel::connectx7();
-  model.gbit_per_s = 10;
-  return model;
+WriteAuditor::WriteAuditor(Engine& from, const MemoryRegion& source, uint64_t seed,
+                           EventRecorder& completions, EventRecorder& met)
+    : from_(from), source_(source), seed_(seed), completions_(completions), met_(met) {
+  fill(source_.bytes(), seed_);
+  completions_.then = [this](const Event& event) { on_completion(event); };
+  met_.then = [this](const Event& event) { on_met(event); };
 }
 
-sim::NicModel slow_srd() {
-  sim::NicModel model = sim::NicModel::efa_200g();
-  model.gbit_per_s = 10;
-  return model;
+WriteAuditor::~WriteAuditor() {
+  completions_.then = {};
+  met_.then = {};
 }
 
-void expect_fault_logs() {
-  for (const char* part : {"a path broke", "a rail went down", "a rail came back",
-                           "an operation does not drain", "a path could not be opened"}) {
-    expect_log(part);
+// Submission
+
+WriteAuditor::AuditedOp& WriteAuditor::open_op(const Options& options) {
+  AuditedOp& op = ops.emplace_back();
+  if (options.own_batch) op.batch.emplace(*from_.make_batch());
+  op.submitted = from_.now();
+  const bool by_default = options.timeout.ns == Timeout::kDefault;
+  const Nanos standard = bounds_ ? bounds_->default_timeout : Nanos{};
+  op.deadline = op.submitted + (by_default ? standard : Nanos(options.timeout.ns));
+  return op;
+}
+
+size_t WriteAuditor::add_counter(const Target& to, Expect expect) {
+  const size_t index = counters_.size();
+  counters_.push_back({to.engine, *to.engine->make_counter(), expect});
+  if (expect == Expect::kOneCount) {
+    EXPECT_TRUE(counters_.back().counter.expect(1, met_.notify(index), Timeout::forever()));
   }
+  return index;
 }
 
-Ledger::Ledger(Host& from, uint64_t seed) : from_(from), seed_(seed) { fill(from_.bytes(), seed_); }
-
-Ledger::AuditedOp& Ledger::open_op(Timeout timeout) {
-  AuditedOp& line = ops.emplace_back();
-  line.batch.emplace(*from_.engine.make_batch());
-  line.submitted = from_.engine.now();
-  const Nanos patience =
-      timeout.ns == Timeout::kDefault ? config_.default_timeout : Nanos(timeout.ns);
-  line.deadline = line.submitted + patience;
-  return line;
+size_t WriteAuditor::counter_for(const Target& to, const Options& options) {
+  if (!options.counted) return kNoCounter;
+  return options.counter ? *options.counter : add_counter(to);
 }
 
-size_t Ledger::add_counter(Host& host) {
-  counters_.push_back({&host, *host.engine.make_counter()});
-  return counters_.size() - 1;
+CounterKey WriteAuditor::key(size_t counter) const {
+  return counter == kNoCounter ? CounterKey{} : counters_[counter].counter.key();
 }
 
-CounterKey Ledger::key(size_t account) const {
-  return account == SIZE_MAX ? CounterKey{} : counters_[account].counter.key();
+BatchId WriteAuditor::batch_of(const AuditedOp& op, const Options& options) const {
+  return op.batch ? op.batch->id() : options.batch;
 }
 
-Ledger::Part Ledger::take_part(Host& host, uint64_t size, size_t account) {
-  const Part part{.host = &host, .source = at_, .target = at_, .size = size, .key = account};
+WriteAuditor::Part WriteAuditor::take_part(const Target& to, uint64_t size, size_t counter) {
+  const Part part{.target_engine = to.engine,
+                  .source = source_.bytes().subspan(at_, size),
+                  .target = to.bytes.subspan(at_, size),
+                  .offset = at_,
+                  .counter = counter};
   at_ += size;
-  EXPECT_LE(at_, from_.bytes().size()) << "the test needs more memory";
+  EXPECT_LE(at_, source_.bytes().size()) << "the test needs more memory";
   return part;
 }
 
-void Ledger::accepted(AuditedOp& line, const Result<OpId>& op) {
-  ASSERT_TRUE(op) << to_string(op.error().code) << " " << op.error().what;
-  line.id = *op;
+void WriteAuditor::accepted(AuditedOp& op, const Result<OpId>& id) {
+  ASSERT_TRUE(id) << to_string(id.error().code) << " " << id.error().what;
+  op.id = *id;
 }
 
-Ledger::AuditedOp& Ledger::write(const Target& to, uint64_t size, const Options& options) {
-  AuditedOp& line = open_op(options.timeout);
-  const size_t account = options.counted ? add_counter(*to.host) : SIZE_MAX;
-  const Part& part = line.parts.emplace_back(take_part(*to.host, size, account));
-  accepted(line,
-           from_.engine.submit(Write{.source = from_.memory.at(part.source),
-                                     .target = to.remote.at(part.target),
-                                     .size_bytes = size,
-                                     .imm = key(account),
-                                     .priority = options.priority,
-                                     .unsplit = options.unsplit,
-                                     .timeout = options.timeout,
-                                     .batch = *line.batch,
-                                     .notify = Notify::call<&Ledger::on>(this, ops.size() - 1)}));
-  return line;
+WriteAuditor::AuditedOp& WriteAuditor::write(const Target& to, uint64_t size,
+                                             const Options& options) {
+  AuditedOp& op = open_op(options);
+  const size_t counter = counter_for(to, options);
+  const Part& part = op.parts.emplace_back(take_part(to, size, counter));
+  accepted(op, from_.submit(Write{.source = source_.at(part.offset),
+                                  .target = to.remote.at(part.offset),
+                                  .size_bytes = size,
+                                  .imm = key(counter),
+                                  .priority = options.priority,
+                                  .unsplit = options.unsplit,
+                                  .timeout = options.timeout,
+                                  .batch = batch_of(op, options),
+                                  .notify = completions_.notify(ops.size() - 1)}));
+  return op;
 }
 
-/// Back to front, so that a page is not where it would be by accident.
-Ledger::AuditedOp& Ledger::pages(const Target& to, uint32_t count, uint64_t size,
-                            const Options& options) {
-  AuditedOp& line = open_op(options.timeout);
-  const size_t account = options.counted ? add_counter(*to.host) : SIZE_MAX;
+/// Target pages in reverse order: a write that ignores the indices lands on the wrong page.
+WriteAuditor::AuditedOp& WriteAuditor::pages(const Target& to, uint32_t count, uint64_t size,
+                                             const Options& options) {
+  AuditedOp& op = open_op(options);
+  const size_t counter = counter_for(to, options);
   const uint64_t base = at_;
   std::vector<uint32_t> here, there;
   for (uint32_t i = 0; i < count; ++i) {
     here.push_back(i);
     there.push_back(count - 1 - i);
-    line.parts.push_back(take_part(*to.host, size, account));
-    line.parts.back().target = base + (count - 1 - i) * size;
+    op.parts.push_back(take_part(to, size, counter));
+    op.parts.back().target = to.bytes.subspan(base + (count - 1 - i) * size, size);
   }
-  accepted(line, from_.engine.submit(PagedWrite{
-                     .source = from_.memory.id(),
-                     .source_pages = {.indices = here, .stride_bytes = size, .offset_bytes = base},
-                     .target = to.remote.region,
-                     .target_pages = {.indices = there, .stride_bytes = size, .offset_bytes = base},
-                     .page_bytes = size,
-                     .imm = key(account),
-                     .priority = options.priority,
-                     .timeout = options.timeout,
-                     .batch = *line.batch,
-                     .notify = Notify::call<&Ledger::on>(this, ops.size() - 1)}));
-  return line;
+  accepted(op, from_.submit(PagedWrite{
+                   .source = source_.id(),
+                   .source_pages = {.indices = here, .stride_bytes = size, .offset_bytes = base},
+                   .target = to.remote.region,
+                   .target_pages = {.indices = there, .stride_bytes = size, .offset_bytes = base},
+                   .page_bytes = size,
+                   .imm = key(counter),
+                   .priority = options.priority,
+                   .timeout = options.timeout,
+                   .batch = batch_of(op, options),
+                   .notify = completions_.notify(ops.size() - 1)}));
+  return op;
 }
 
-Ledger::AuditedOp& Ledger::scatter(std::span<const Target> to, uint64_t size, Timeout timeout) {
-  AuditedOp& line = open_op(timeout);
+WriteAuditor::AuditedOp& WriteAuditor::scatter(std::span<const Target> to, uint64_t size,
+                                               Timeout timeout) {
+  const Options options{.timeout = timeout};
+  AuditedOp& op = open_op(options);
   std::vector<ScatterTarget> targets;
   for (const Target& target : to) {
-    const size_t account = add_counter(*target.host);
-    const Part& part = line.parts.emplace_back(take_part(*target.host, size, account));
-    targets.push_back({target.remote.at(part.target), part.source, size, key(account)});
+    const size_t counter = add_counter(target);
+    const Part& part = op.parts.emplace_back(take_part(target, size, counter));
+    targets.push_back({target.remote.at(part.offset), part.offset, size, key(counter)});
   }
-  accepted(line, from_.engine.submit(
-                     Scatter{.source = from_.memory.id(),
-                             .targets = targets,
-                             .timeout = timeout,
-                             .batch = *line.batch,
-                             .notify = Notify::call<&Ledger::on>(this, ops.size() - 1)}));
-  return line;
+  accepted(op, from_.submit(Scatter{.source = source_.id(),
+                                    .targets = targets,
+                                    .timeout = timeout,
+                                    .batch = batch_of(op, options),
+                                    .notify = completions_.notify(ops.size() - 1)}));
+  return op;
 }
 
-void Ledger::on(const Event& event) {
-  AuditedOp& line = ops.at(event.tag);
-  ++line.reports;
-  line.event = event;
-  line.ended = from_.engine.now();
-  std::array<Failure, Batch::kFailuresMax> failures;
-  const uint32_t n = line.batch->failures(failures);
-  for (uint32_t i = 0; i < n; ++i) {
-    line.parts.at(failures[i].part).remote = failures[i].remote;
-    line.parts.at(failures[i].part).code = failures[i].code;
+// Completion
+
+void WriteAuditor::on_completion(const Event& event) {
+  AuditedOp& op = ops.at(event.tag);
+  ++op.reports;
+  op.event = event;
+  op.completed = last_completion_ = from_.now();
+  if (op.batch) {
+    std::array<Failure, Batch::kFailuresMax> failures;
+    const uint32_t n = op.batch->failures(failures);
+    for (uint32_t i = 0; i < n; ++i) {
+      op.parts.at(failures[i].part).remote = failures[i].remote;
+      op.parts.at(failures[i].part).code = failures[i].code;
+    }
+  } else {
+    op.parts.at(0).remote = event.remote;
+    op.parts.at(0).code = event.code;
   }
-  for (const Part& part : line.parts) {
-    for (std::byte& b : from_.bytes(part.source, part.size)) b = ~b;
+  for (const Part& part : op.parts) {
+    std::memset(part.source.data(), std::to_integer<int>(kReusedByte), part.source.size());
     if (part.remote != Remote::kNotDelivered) continue;
-    std::ranges::fill(part.host->bytes(part.target, part.size), std::byte{0});
+    std::memset(part.target.data(), 0, part.target.size());
   }
 }
 
-bool Ledger::all_completed() const {
-  return std::all_of(ops.begin(), ops.end(), [](const AuditedOp& line) { return line.reports > 0; });
-}
-
-/// Every byte is what was sent there, or nobody wrote it.
-bool Ledger::plausible(const Part& part, uint64_t seed) {
-  const auto bytes = part.host->bytes(part.target, part.size);
-  for (uint64_t i = 0; i < part.size; ++i) {
-    if (bytes[i] != std::byte{0} && bytes[i] != byte_of(seed, part.source + i)) return false;
+/// The tag is the counter's index: every part that counts on it is complete.
+void WriteAuditor::on_met(const Event& event) {
+  if (event.code != Errc::kOk) return;
+  for (const AuditedOp& op : ops) {
+    for (const Part& part : op.parts) {
+      if (part.counter != event.tag) continue;
+      EXPECT_TRUE(holds(part.target, seed_, part.offset))
+          << "counted before its bytes were in place: counter " << event.tag;
+    }
   }
-  return true;
 }
 
-std::vector<std::pair<uint64_t, uint64_t>> Ledger::counts() const {
+bool WriteAuditor::all_completed() const {
+  return std::all_of(ops.begin(), ops.end(), [](const AuditedOp& op) { return op.reports > 0; });
+}
+
+uint32_t WriteAuditor::parts_with(Remote remote) const {
+  uint32_t n = 0;
+  for (const AuditedOp& op : ops) {
+    if (op.reports == 0) continue;
+    for (const Part& part : op.parts) n += part.remote == remote;
+  }
+  return n;
+}
+
+// Checks
+
+std::vector<std::pair<uint64_t, uint64_t>> WriteAuditor::counts() const {
   std::vector<std::pair<uint64_t, uint64_t>> out(counters_.size());
-  for (const AuditedOp& line : ops) {
-    for (const Part& part : line.parts) {
-      if (part.key == SIZE_MAX) continue;
-      out[part.key].first += part.remote == Remote::kDelivered;
-      out[part.key].second += part.remote != Remote::kNotDelivered;
+  for (const AuditedOp& op : ops) {
+    for (const Part& part : op.parts) {
+      if (part.counter == kNoCounter) continue;
+      out[part.counter].first += part.remote == Remote::kDelivered;
+      out[part.counter].second += part.remote != Remote::kNotDelivered;
     }
   }
   return out;
 }
 
-uint64_t Ledger::uncounted() const {
+uint64_t WriteAuditor::uncounted() const {
   const auto claimed = counts();
   uint64_t missing = 0;
   for (size_t i = 0; i < counters_.size(); ++i) {
-    if (claimed[i].first != claimed[i].second) continue;  // a spoiled counter stands still
+    if (claimed[i].first != claimed[i].second) continue;  // a poisoned counter does not count
     missing += claimed[i].first - std::min(claimed[i].first, counters_[i].counter.count());
   }
   return missing;
 }
 
-void Ledger::check() const {
-  for (size_t i = 0; i < ops.size(); ++i) {
-    const AuditedOp& line = ops[i];
-    SCOPED_TRACE("operation " + std::to_string(i) + ": " + to_string(line.event.code) + ", " +
-                 to_string(line.event.remote));
-    ASSERT_EQ(line.reports, 1u) << from_.engine.dump();
-    EXPECT_LE(line.ended, line.deadline + config_.drain_timeout + kSlack);
-    uint64_t delivered = 0, unknown = 0;
-    for (size_t p = 0; p < line.parts.size(); ++p) {
-      const Part& part = line.parts[p];
-      const auto bytes = part.host->bytes(part.target, part.size);
-      EXPECT_TRUE(plausible(part, seed_)) << "part " << p << ": the source was read after the end";
-      if (part.remote == Remote::kDelivered) {
-        ++delivered;
-        EXPECT_FALSE(std::ranges::count(bytes, std::byte{0}) > 0) << "part " << p << " is missing";
-      } else if (part.remote == Remote::kNotDelivered) {
-        EXPECT_TRUE(untouched(bytes)) << "part " << p << " landed after the end";
-      } else {
-        ++unknown;
-      }
-    }
-    EXPECT_EQ(line.event.parts_failed, line.parts.size() - delivered);
-    EXPECT_EQ(line.event.previous, unknown);
-    EXPECT_EQ(line.batch->delivered(), delivered);
-    EXPECT_EQ(line.batch->failed(), line.parts.size() - delivered);
-    EXPECT_EQ(line.batch->unknown(), unknown);
-    EXPECT_EQ(line.batch->pending(), 0u);
-    EXPECT_EQ(line.event.code == Errc::kOk, delivered == line.parts.size());
+/// Every byte is the one that was sent there, or was never written.
+void WriteAuditor::check_bytes(const Part& part) const {
+  if (part.remote == Remote::kNotDelivered) {
+    EXPECT_TRUE(untouched(part.target)) << "landed after the completion";
+    return;
   }
+  if (holds(part.target, seed_, part.offset)) return;
+  uint64_t foreign = 0;
+  for (uint64_t i = 0; i < part.target.size(); ++i) {
+    foreign += part.target[i] != std::byte{0} && part.target[i] != byte_of(seed_, part.offset + i);
+  }
+  EXPECT_EQ(foreign, 0u) << "the source was read after the completion";
+  EXPECT_NE(part.remote, Remote::kDelivered) << "reported as delivered, and bytes are missing";
+}
+
+void WriteAuditor::check_op(const AuditedOp& op) const {
+  ASSERT_EQ(op.reports, 1u) << from_.dump();
+  if (bounds_) {
+    EXPECT_LE(op.completed, op.deadline + bounds_->drain_timeout + kSlack);
+  }
+  uint64_t delivered = 0, unknown = 0;
+  for (size_t p = 0; p < op.parts.size(); ++p) {
+    SCOPED_TRACE("part " + std::to_string(p));
+    check_bytes(op.parts[p]);
+    delivered += op.parts[p].remote == Remote::kDelivered;
+    unknown += op.parts[p].remote == Remote::kUnknown;
+  }
+  EXPECT_EQ(op.event.parts_failed, op.parts.size() - delivered);
+  EXPECT_EQ(op.event.parts_unknown, unknown);
+  EXPECT_EQ(op.event.code == Errc::kOk, delivered == op.parts.size());
+  if (!op.batch) return;
+  EXPECT_EQ(op.batch->delivered(), delivered);
+  EXPECT_EQ(op.batch->failed(), op.parts.size() - delivered);
+  EXPECT_EQ(op.batch->unknown(), unknown);
+  EXPECT_EQ(op.batch->pending(), 0u);
+}
+
+void WriteAuditor::check(TargetState state) {
+  for (size_t i = 0; i < ops.size(); ++i) {
+    SCOPED_TRACE("operation " + std::to_string(i) + ": " + to_string(ops[i].event.code) + ", " +
+                 to_string(ops[i].event.remote));
+    ASSERT_NO_FATAL_FAILURE(check_op(ops[i]));
+  }
+  if (state == TargetState::kDead) return;
   const auto claimed = counts();
   for (size_t i = 0; i < counters_.size(); ++i) {
-    // A spoiled counter stands still, and a dead one has not looked at its last arrivals.
-    const bool exact = counters_[i].host != dead_ && claimed[i].first == claimed[i].second;
+    if (counters_[i].expect == Expect::kOneCount) {
+      check_expected(i, state);
+      continue;
+    }
+    // A poisoned counter does not count, and a dead engine has not taken its last immediates.
+    const bool exact = counters_[i].engine != dead_ && claimed[i].first == claimed[i].second;
     EXPECT_GE(counters_[i].counter.count(), exact ? claimed[i].first : 0) << "counter " << i;
     EXPECT_LE(counters_[i].counter.count(), claimed[i].second) << "counter " << i;
   }
 }
 
-void Ledger::check_keys() {
+/// A counter whose expectation waits for the one write that counts on it.
+void WriteAuditor::check_expected(size_t index, TargetState state) {
+  SCOPED_TRACE("counter " + std::to_string(index));
+  Counter& counter = counters_[index].counter;
+  EXPECT_EQ(counter.count(), 0u) << "more than the expectation took, or counted too late";
+  EXPECT_LE(met_.count(index), 1u);
+  const Event* met = met_.find(index);
+  for (const AuditedOp& op : ops) {
+    if (op.parts.at(0).counter != index) continue;
+    switch (op.parts[0].remote) {
+      case Remote::kDelivered:
+        ASSERT_NE(met, nullptr) << "reported as delivered, and never counted";
+        EXPECT_EQ(met->code, Errc::kOk);
+        break;
+      case Remote::kNotDelivered:
+        EXPECT_EQ(met, nullptr) << "completed with " << to_string(met->code);
+        break;
+      case Remote::kUnknown:
+        if (state != TargetState::kConnected) break;
+        ASSERT_NE(met, nullptr) << "the wait for a poisoned key did not end";
+        EXPECT_TRUE(met->code == Errc::kOk || met->code == Errc::kAborted);
+        EXPECT_EQ(counter.expect(1, {}).error().code, Errc::kAborted) << "it stays poisoned";
+        break;
+    }
+  }
+}
+
+void WriteAuditor::check_keys() {
   std::vector<bool> unknown(counters_.size());
-  for (const AuditedOp& line : ops) {
-    for (const Part& part : line.parts) {
-      if (part.key != SIZE_MAX && part.remote == Remote::kUnknown) unknown[part.key] = true;
+  for (const AuditedOp& op : ops) {
+    for (const Part& part : op.parts) {
+      if (part.counter != kNoCounter && part.remote == Remote::kUnknown) {
+        unknown[part.counter] = true;
+      }
     }
   }
   for (size_t i = 0; i < counters_.size(); ++i) {
-    if (counters_[i].host == dead_) continue;
-    // Nobody sends so many.
+    if (counters_[i].engine == dead_) continue;
+    // More counts than any test sends: the wait ends by its deadline or because of the poison.
     const Errc code = counters_[i].counter.wait(1000, 1us).error().code;
     EXPECT_EQ(code, unknown[i] ? Errc::kAborted : Errc::kTimeout)
         << "counter " << i << ": " << to_string(code);
   }
 }
 
-void run_until_complete(sim::World& world, const Ledger& ledger) {
-  EXPECT_TRUE(world.run_until([&] { return ledger.all_completed(); }, 60s));
+void run_until_complete(sim::World& world, const WriteAuditor& auditor) {
+  EXPECT_TRUE(world.run_until([&] { return auditor.all_completed(); }, 60s));
   world.run_for(2s);
-}
-
-bool delivers(sim::World& world, Host& from, Host& to, uint64_t content) {
-  const auto peer = from.engine.connect(to.engine.address());
-  if (!peer) return false;
-  const auto region = from.engine.import_region(*peer, *to.memory.desc());
-  if (!region) return false;
-  const auto counter = to.engine.make_counter();
-  const auto batch = from.engine.make_batch();
-  constexpr uint64_t kSize = 160'000;
-  fill(from.bytes(0, kSize), content);
-  const auto op = from.engine.submit(Write{.source = from.memory.at(0),
-                                           .target = region->at(0),
-                                           .size_bytes = kSize,
-                                           .imm = counter->key(),
-                                           .batch = *batch});
-  if (!op || !from.engine.wait(*batch, 10s)) return false;
-  world.run_for(1ms);
-  const bool arrived = counter->count() == 1 && holds(to.bytes(0, kSize), content);
-  std::ranges::fill(to.bytes(0, kSize), std::byte{0});  // as if nobody had written here
-  return arrived;
 }
 
 }  // namespace fabric::test

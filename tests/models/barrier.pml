@@ -1,11 +1,11 @@
 /*
-The barrier on one key.
+The barrier on one counter key.
 
 Mirrors: Signal in include/fabric/transfer.h and route.cc (one count to every member), and an
 expectation of n on one counter that is used for every step (expect() in counter_table.cc).
-Left out: who is lost (a signal that fails spoils the key), cutting (a signal has no bytes).
-Proved: a rank that passes step s knows that every rank has entered s, though all steps share one
-key and counts overtake each other; nobody waits for ever.
+Left out: lost peers (a signal that fails poisons the counter), cutting (a signal has no bytes).
+Proved: when a rank passes step s, every rank has entered s, though all steps share one counter key
+and counts overtake each other; no rank waits for ever.
 
 @small RANKS=3 STEPS=2
 @large RANKS=3 STEPS=4
@@ -14,9 +14,9 @@ key and counts overtake each other; nobody waits for ever.
 @mutant one_short assert:entered
   a rank that counts itself among those it waits for
 @mutant enters_ahead assert:entered
-  a rank that signals the next step before it has passed this one: not a closed batch any more
+  a rank that signals the next step before it has passed this one
 @mutant starts_from_zero stuck
-  a wait that forgets what came before it was asked for: early arrivals are lost
+  a wait that ignores arrivals from before it began: early arrivals are lost
 */
 
 byte entered[RANKS];
@@ -80,7 +80,7 @@ proctype rank(byte me) {
     on_wire[(from) * RANKS + to]--; balance[to]++ \
   }
 
-// One wire to each rank, and no order on it.
+// One wire to each rank, unordered.
 proctype wire(byte to) {
 end:
   do

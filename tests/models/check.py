@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""Checks a Promela model with spin, every state of it.
+"""Checks a Promela model exhaustively with spin.
 
     check.py MODEL [--mutant NAME] [--large] [--build FOLDER]
     check.py --all [--large]
     check.py --list             what ctest runs
 
-A model is a file NAME.pml beside this one. Lines of its header comment say how it is checked:
+A model is a file NAME.pml in this folder. Lines of its header comment say how it is checked:
 
     @small A=1 B=2      bounds in `make test`        @large A=2 B=3   bounds in `make soak`
-    @finite             no run goes on for ever: a cycle in the state space is an error
+    @finite             every run is finite: a cycle in the state space is an error
     @claim NAME         the ltl formula NAME holds in every weakly fair run
     @unreached P TEXT   a statement of process P that is never reached, and should not be
-    @mutant NAME FINDS  a mistake, compiled in by MUTANT_NAME, that the check must find; what
-                        follows, up to the next @, is bounds that it needs and which mistake it is
-    @gap NAME FINDS     the same, for what the code of today really does
+    @mutant NAME FINDS  a bug, compiled in by MUTANT_NAME, that the check must find; the text up to
+                        the next @ has the bounds that it needs and a description of the bug
+    @gap NAME FINDS     the same, for a bug that the code has today
 
-FINDS: assert:WORD (an assertion that says WORD), stuck (a process waits for ever), endless (a
-cycle) or claim:NAME.
+FINDS: assert:WORD (an assertion that contains WORD), stuck (a deadlock), endless (a cycle) or
+claim:NAME.
 
-Fails for an error, for a search that was cut short, for a statement that is never reached, and for
-a mutant in which nothing, or something else, is found.
+Fails for an error, for an incomplete search, for a statement that is never reached, and for a
+mutant in which nothing, or something else, is found.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Run:
-    """One search: what it found ("": nothing), and its size."""
+    """One search: the error it found ("": none), and its size."""
 
     found: str
     states: int
@@ -73,7 +73,7 @@ class Failed(Exception):
 def read_model(path):
     header = re.match(r"/\*(.*?)\*/", path.read_text(encoding="utf-8"), re.DOTALL)
     if not header:
-        raise Failed(f"{path.name}: begins with no comment that says how it is checked")
+        raise Failed(f"{path.name}: has no header comment that says how it is checked")
     model = Model(path.stem)
     for entry in re.findall(r"^\s*@(.*?)(?=^\s*@|\Z)", header.group(1), re.DOTALL | re.MULTILINE):
         word, _, rest = entry.strip().partition(" ")
@@ -92,7 +92,7 @@ def read_model(path):
             model.mutants[name] = Mutant(word, name, finds, tuple(bounds.split()),
                                          why.removeprefix(bounds))
         else:
-            raise Failed(f"{path.name}: @{word} means nothing")
+            raise Failed(f"{path.name}: unknown tag @{word}")
     if set(model.bounds) != {False, True}:
         raise Failed(f"{path.name}: needs @small and @large")
     return model
@@ -100,7 +100,7 @@ def read_model(path):
 
 def call(command, folder, what):
     if shutil.which(command[0]) is None:
-        raise Failed(f"{command[0]} is not there: scripts/install-deps build test")
+        raise Failed(f"{command[0]} is not installed: scripts/install-deps build test")
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise Failed(f"{what} failed:\n{result.stdout}{result.stderr}")
@@ -108,7 +108,7 @@ def call(command, folder, what):
 
 
 def what_was_found(text):
-    """The error of a search in the words of FINDS."""
+    """The error of a search, in the notation of FINDS."""
     error = re.search(r"^pan:\d+: (.*?)\(at depth", text, re.MULTILINE)
     if not error:
         return ""
@@ -126,7 +126,7 @@ def read_run(text):
     found = what_was_found(text)
     if not found:
         size = re.search(r"depth reached (\d+), errors: (\d+)", text)
-        # Whatever ended the search early, nothing was proved by it.
+        # A search that ended early proves nothing.
         cut = re.search(r"max search depth|out of memory|Search not completed|hash-table is full"
                         r"|memory exhausted|VECTORSZ|too many|aborting", text)
         if not size or size.group(2) != "0" or cut:
@@ -147,7 +147,7 @@ def search(folder, large, kind, claim=None):
                 "claim": []}[kind]
     if large:
         switches = switches + ["-DCOLLAPSE"]
-    # Small searches take less time than an optimiser.
+    # Small searches take less time than the optimiser.
     call(["cc", "-O2" if large else "-O0", "-w", f"-DMEMLIM={MEMORY_MAX_MIB[large]}",
           *switches, "-o", "pan", "pan.c"], folder, "cc")
     options = {"safety": [], "finite": ["-l"], "claim": ["-a", "-f", "-N", claim]}[kind]
@@ -157,13 +157,13 @@ def search(folder, large, kind, claim=None):
 
 
 def cpu_s():
-    """What compilers and searches have taken; on a shared machine the clock says little."""
+    """CPU time of compilers and searches; on a shared machine wall time says little."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def error_trace(folder, source, defines):
-    """The way to the error, statement by statement."""
+    """The trace to the error, statement by statement."""
     text = subprocess.run(["spin", *defines, "-p", "-t", source], cwd=folder, capture_output=True,
                           text=True, check=False).stdout
     lines = text.splitlines()
@@ -171,7 +171,7 @@ def error_trace(folder, source, defines):
 
 
 def searches(model, mutant):
-    """Which kinds of search to make; a mutant only needs the one that finds it."""
+    """The kinds of search to run; a mutant only needs the one that finds it."""
     if mutant is None:
         yield "safety", None
         if model.finite:
@@ -202,7 +202,7 @@ def check_unreached(model, run, path):
     if left:
         raise Failed(f"{path.name} never reaches:\n  " + "\n  ".join(left))
     if stale:
-        raise Failed(f"{path.name} allows as unreached what is reached: {stale}")
+        raise Failed(f"{path.name} lists as unreached what is reached: {stale}")
 
 
 def check(path, mutant_name, large, build):
@@ -256,7 +256,8 @@ def main():
     parser.add_argument("--mutant")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--all", action="store_true", help="all models and all their mutants")
-    parser.add_argument("--list", action="store_true", help="MODEL or MODEL.mutant.NAME a line")
+    parser.add_argument("--list", action="store_true",
+                        help="one MODEL or MODEL.mutant.NAME per line")
     parser.add_argument("--build", type=Path, default=HERE.parent.parent / "build" / "models")
     options = parser.parse_args()
     try:
@@ -271,7 +272,7 @@ def main():
         else:
             parser.error("a model, --all or --list")
         for path, mutant in todo:
-            # A mutant shows itself in the small model; the large one would say nothing more.
+            # Mutants are found in the small model; the large one would add nothing.
             check(path, mutant, options.large and mutant is None, options.build)
     except (Failed, OSError) as error:
         print(f"check.py: {error}", file=sys.stderr)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The checker says no: a model for everything that it must not let pass."""
+"""The checker rejects bad models: one for everything that it must not let pass."""
 
 import sys
 import tempfile
@@ -25,7 +25,7 @@ class Check(unittest.TestCase):
     def test_an_assertion(self):
         why = self.refused(BOUNDS, "byte x; active proctype p() { x = N; assert(x == 2) }")
         self.assertIn("assert: (x==2)", why)
-        self.assertIn("[x = 1]", why, "the way to the error is not told")
+        self.assertIn("[x = 1]", why, "the trace to the error is missing")
 
     def test_a_process_that_is_stuck(self):
         self.assertIn("stuck", self.refused(BOUNDS, "byte x; active proctype p() { x == N }"))
@@ -64,7 +64,7 @@ class Check(unittest.TestCase):
         self.assertIn("must find stuck", self.refused(header, body, "wrong"))
 
     def test_headers(self):
-        self.assertIn("means nothing", self.refused(BOUNDS + "@smal N=2\n", ""))
+        self.assertIn("unknown tag", self.refused(BOUNDS + "@smal N=2\n", ""))
         self.assertIn("needs @small", self.refused("", ""))
         self.assertIn("has no mutant", self.refused(BOUNDS, "", "missing"))
 

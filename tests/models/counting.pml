@@ -3,24 +3,24 @@ Counting writes that are cut over rails that break.
 
 Mirrors: units_of() and whole() in src/core/counter_word.h, the cut of route.cc and shard.cc, slices
 of one shard on one path (datapath.cc), reconcile_writes() and replay_shard() in failover.cc. A rail
-executes in order, rails know nothing of each other. What the target does to give its word is in
-steps here (close, drain, say); how the word gets to the sender is failover.pml.
+executes in order; rails are independent. The target's drain report is modelled in steps here
+(close, drain, report); how the report reaches the sender is in failover.pml.
 Left out: keys and waiters (waiter.pml), messages, more than two slices, rails that stay down.
 Proved: at every instant whole <= count <= begun; all writes are whole when the count reaches what
-was issued; a shard counts once, after all its bytes; at rest the count is exact.
+was issued; a shard counts once, after all its bytes; when all is quiet the count is exact.
 
 @small WRITES=1 CUT_MAX=2 OTHERS_CUT=1 BREAKS=2
 @large WRITES=2 CUT_MAX=2 OTHERS_CUT=1 BREAKS=2
 @finite
 @unreached rail -end-
 @mutant other_cut assert:units
-  a shard that is sent again under another cut: its share is another one
+  a shard that is sent again under another cut: its share changes
 @mutant slices_apart assert:bytes
-  slices that are sent again one by one, each by any rail: the count overtakes the bytes
+  slices that are sent again separately, each on any rail: the count overtakes the bytes
 @mutant before_drain assert:counted
-  a word that leaves out what was taken and not looked at yet
+  a report that omits what was received and not polled yet
 @mutant before_close assert:counted
-  a word about an end that is still open
+  a report about an end that is still open
 @mutant gauge_is_proof assert:whole WRITES=2 OTHERS_CUT=2 BREAKS=0
   a reader that acts on a count below what was issued: two halves of two writes make one
 */
@@ -44,7 +44,7 @@ byte cut[WRITES];
 
 // A connection of each rail, and what the sender knows of its shards.
 chan wire[2] = [2 * SHARDS] of {byte, byte, byte};  // shard, bytes, cut
-chan taken[2] = [SHARDS] of {byte, byte};           // completions that nobody has looked at
+chan taken[2] = [SHARDS] of {byte, byte};           // completions that are not polled yet
 bool up[2] = true;
 bool closed[2];
 byte epoch[2];
@@ -120,7 +120,7 @@ repeat:
        wire[r] ! me, last, now;
        number[me] = given[r];
        given[r]++
-    :: else  // the rest of a shard whose beginning went by a wreck
+    :: else  // the rest of a shard whose first slice was on a broken connection
     fi
   }
   atomic {

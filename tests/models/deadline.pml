@@ -1,16 +1,16 @@
 /*
-A deadline, then a drain, then a path that is torn down, then the target's word.
+A deadline, then a drain, then a path that is torn down, then the target's drain report.
 
 Mirrors: stop(), force_drain(), retire_write() and path_down() in src/core/transfer.cc, goes_in_doubt(),
-record_broken() and reconcile_writes() in failover.cc, spoil(), oldest_inflight() and check_drains(). One
-path carries a piece of the operation that is stopped (the victim) and one of an operation that is
-not (the innocent); a second path works. The NIC may hang: it sends and acknowledges nothing, and
-gives pieces back only when the path is closed. What it has sent may land until the target has
-closed its end. The timers run in their order and otherwise at any time: the target may be silent.
-Left out: several rails and pieces, a peer that is lost, networks without an account.
-Proved: each operation ends once, the victim always; when it has ended its NIC does not hold its
-source; "not delivered" never lands, "delivered" is counted, "unknown" spoils the key; the innocent
-is delivered and counted once; a confirmation that all is quiet is not given before the word.
+record_broken() and reconcile_writes() in failover.cc, poison_key(), oldest_inflight(), check_drains().
+One path carries a write of the operation that is stopped and one of another operation; a second path
+works. The NIC may hang: it sends and acknowledges nothing, and returns writes only when the path is
+closed. What it has sent may land until the target has closed its end. The timers expire in their
+order and otherwise at any time: the target may be silent.
+Left out: several rails, operations of several writes, a lost peer, networks without exact replay.
+Proved: each operation completes once, the stopped one always; once it has completed its NIC does not
+hold its source; "not delivered" never lands, "delivered" is counted, "unknown" poisons the counter;
+the other operation is delivered and counted once; quiescence is not confirmed before the report.
 
 @small WRITES=2 BREAKS=1
 @large WRITES=3 BREAKS=1
@@ -19,17 +19,17 @@ is delivered and counted once; a confirmation that all is quiet is not given bef
 @unreached target -end-
 @unreached sender -end-
 @mutant clock_ends_it assert:held
-  the bound ends the operation although its NIC still holds the source
+  the drain bound completes the operation although its NIC still holds the source
 @mutant silence_is_no assert:counted
-  no word from the target is taken for "not delivered"
+  a missing report from the target is taken for "not delivered"
 @mutant no_poison assert:poisoned
-  an unknown end that nobody tells the receiver of
+  an unknown result that is not reported to the receiver
 @mutant broken_is_quiet assert:quiet
-  a confirmation that looks at what is posted, and not at what a broken path has left behind
+  a confirmation that waits for posted writes, but not for those in doubt on a broken path
 @mutant others_die assert:ending
-  whatever was on the path that is torn down ends with it
+  all other writes on the path that is torn down fail with it
 @mutant others_twice assert:counted
-  whatever was on the path that is torn down is sent again at once, without the word
+  all other writes on the path that is torn down are sent again at once, without the report
 @mutant waits_for_the_nic assert:write
   a drain without a bound: the path of an operation that hangs is never torn down
 */
@@ -45,13 +45,13 @@ mtype = {running, draining, forced, expired};
 // The sender.
 mtype write[WRITES] = queued;
 mtype ending[WRITES] = none;
-mtype stage = running;        // of the victim; over: its bound has passed
+mtype stage = running;        // of the stopped operation; expired: its drain bound has passed
 mtype path = ready;
 byte number[WRITES] = UNSET;  // among the immediates of the path
 byte given;
-bool never_left[WRITES];      // so the NIC said when it gave it back
-bool returned[WRITES];        // by a break: its fate is not known until the word
-byte far = UNSET;           // the word, when it came before the broken
+bool never_left[WRITES];      // reported by the NIC when it returned the write
+bool returned[WRITES];        // by a break: in doubt until the report
+byte far = UNSET;             // the report, if it came before this end broke
 bool asked_quiet, quiet;
 bool old[WRITES];             // posted when quiet was asked for
 
@@ -143,7 +143,7 @@ end:
        :: else -> far = report; path = closing
        fi
      }
-  // Somebody revokes a key or a region, and wants to hear that all is quiet.
+  // A counter key or a region is revoked, and the peer asks for a confirmation of quiescence.
   :: atomic {
        !asked_quiet ->
        asked_quiet = true;

@@ -1,17 +1,17 @@
 /*
-A connection whose two ends break at different times, and the word that settles it.
+A connection whose two ends break at different times, and the drain report that reconciles it.
 
-Mirrors: src/core/failover.cc (strand, record_broken, path_state, reconcile_writes, replay, schedule_reopen,
-start_probe), transfer.cc (retire_write, path_down), datapath.cc (the numbering of post()), and the
-target's side in control_ops.cc (on_path_open, on_path_close, on_inbound_down);
-docs/design/0008-failover.md. One rail that is opened anew after every break, so that old
-connections with pieces of unknown fate live beside new ones; a path that broke carries a probe
-before anything else. Numbered messages arrive once each, in any order (control/reliable.h);
-datagrams are repeated. A target's NIC may die between acknowledgement and completion.
-Left out: other rails (a new connection stands for them), cutting (counting.pml), deadlines
-(deadline.pml), a target that cannot say exactly.
-Proved: nothing counts twice; what was reported as delivered has been counted, unless the session
-was ended; every piece is delivered in the end; old words settle nothing new; no run is endless.
+Mirrors: src/core/failover.cc (put_in_doubt, record_broken, on_drain_report, reconcile_writes, replay,
+schedule_reopen, start_probe), transfer.cc (retire_write, path_down), datapath.cc (the numbering of
+post()), and the target's side in control_ops.cc (on_path_open, on_path_close, on_inbound_down);
+docs/design/0008-failover.md. One rail that is reopened after every break, so that old connections
+with writes in doubt exist beside new ones; a reopened path carries a probe before anything else.
+Numbered messages arrive once each, in any order (control/reliable.h); datagrams are repeated. A
+target's NIC may die between acknowledgement and completion.
+Left out: other rails (a new connection represents them), cutting (counting.pml), deadlines
+(deadline.pml), a target without exact counts.
+Proved: no write counts twice; what was reported as delivered has been counted, unless the session
+was closed; every write is delivered in the end; stale reports reconcile nothing; no run is endless.
 
 @small WRITES=2 BREAKS=1
 @large WRITES=2 BREAKS=2
@@ -21,23 +21,23 @@ was ended; every piece is delivered in the end; old words settle nothing new; no
 @unreached inwards -end-
 @unreached wire -end-
 @mutant early_report assert:counted
-  the target says what it took before it has taken everything out of its end
+  the target reports its count before its end is drained
 @mutant open_end assert:counted
   the target answers and leaves its end open
 @mutant acks_are_proof assert:counted
-  what was not acknowledged is sent again without asking
+  writes that were not acknowledged are sent again without the target's report
 @mutant any_report assert:counted BREAKS=2
-  a word that does not name its connection settles whatever waits for one
+  a report that does not name its connection reconciles any that waits for one
 @mutant probe_is_numbered assert:counted BREAKS=2
   a probe, which carries no count, takes a number among the immediates
 @mutant repeats_count assert:counted
-  a repeated message is acted on again: a closed end is opened under its old name
+  a duplicate message is acted on again: a closed end is reopened under its old number
 @mutant lost_counts_ignored assert:counted
-  fewer taken than acknowledged, and the session goes on
+  fewer writes received than acknowledged, and the session continues
 */
 
 #define CONNECTIONS (BREAKS + 1)
-#define ENTRIES (WRITES + 1)  // on one connection: the pieces and a probe
+#define ENTRIES (WRITES + 1)  // on one connection: the writes and a probe
 #define PROBE 99
 #define UNSET 255
 
@@ -55,7 +55,7 @@ byte current;                // the newest connection
 bool probed;                 // it has proved that it works
 byte numbers[CONNECTIONS];   // immediates given to it
 byte done[CONNECTIONS];      // of them acknowledged, as far as the sender has polled
-byte far[CONNECTIONS] = UNSET;  // the target's word, when it came before the broken
+byte far[CONNECTIONS] = UNSET;  // the target's report, if it came before this end broke
 mtype write[WRITES] = queued;
 byte write_path[WRITES], before[WRITES];
 bool lost;                   // the session
@@ -75,7 +75,7 @@ bool nic_died;
 byte repeats = 1;
 #endif
 
-#define GOES_ON (!lost)  // what comes after the end of a session is another story
+#define GOES_ON (!lost)  // a closed session is not modelled further
 #define AT(c, i) entry[(c) * ENTRIES + (i)]
 
 inline reconcile(c, r) {
@@ -105,7 +105,7 @@ inline reconcile(c, r) {
   path[c] = reconciled
 }
 
-// Everything that this side holds of the connection comes back, then it is down.
+// Everything that was posted on the connection comes back, then it is down.
 inline drain(c) {
   i = 0;
   do
@@ -175,7 +175,7 @@ end:
           far[id] = report[c];
           path[id] = closing
 #if defined(MUTANT_open_end) || defined(MUTANT_any_report) || defined(MUTANT_repeats_count)
-       :: else  // otherwise one word is said of each connection, and none of a reconciled one
+       :: else  // otherwise there is one report per connection, and none for a reconciled one
 #endif
        fi;
        id = 0
@@ -196,12 +196,12 @@ end:
              post(PROBE)
           :: else
           fi
-       :: else -> path_close[c] = true  // given up meanwhile
+       :: else -> path_close[c] = true  // given up before the answer came
        fi
      }
   // The NIC gives up, or the port goes down.
   :: atomic { path[c] == ready && breaks > 0 && GOES_ON -> breaks--; path[c] = closing }
-  // A path that is over is opened again.
+  // A path that is down is reopened.
   :: atomic {
        c == current && (path[c] == broken || path[c] == reconciled) && GOES_ON ->
        current++;
@@ -224,7 +224,7 @@ end:
        path_open[c] && GOES_ON ->
        path_open[c] = false;
        inbound[c] = ready;
-       // One path per pair of rails: the peer has torn the one before down.
+       // One path per pair of rails: the peer has torn down the previous one.
        i = 0;
        do
        :: i < c -> inbound[i] = (inbound[i] == ready -> closing : inbound[i]); i++
@@ -259,7 +259,7 @@ end:
        id = 0
      }
   :: atomic { inbound[c] == ready && breaks > 0 && GOES_ON -> breaks--; inbound[c] = closing }
-  // A NIC that dies takes completions with it that it has acknowledged.
+  // A NIC that dies loses completions that it has acknowledged.
   :: atomic {
        inbound[c] == closing && polled[c] < landed[c] && !nic_died && GOES_ON ->
        nic_died = true;

@@ -1,17 +1,17 @@
 /*
-Shutting out a writer on the same host that has our memory mapped.
+Revoking the access of a writer on the same host that has our memory mapped.
 
-Mirrors: src/providers/shm/{cards,copy,proof}.cc (FenceKind::kHost). The writer announces a chunk by
-an odd stored_intent on its card, in one section checks_early at the owner's epoch_valid, copies and commits, and
-leaves by the next even stored_intent. The owner changes the epoch_valid, makes every writer's stores visible
-(membarrier), reads the cards, and then waits for each that was odd until it announces another stored_intent,
-or its thread is dead, or - where sections are restartable - off its CPU or was off it since. The
-store of the stored_intent waits in a store buffer, as on every processor; a thread that is switched out
-inside a restartable section starts it again, one with a plain section goes on.
-Left out: fresh pages as a last resort, several permits in one section, pulling; a run of pieces is
-one copy here, because nobody checks_early at its other slots before the one that is committed.
-Proved: once the fence has said ok nothing is stored in that memory, and nothing committed; what is
-counted has all its bytes; the fence ends.
+Mirrors: src/providers/shm/{writer_slots,copy,proof}.cc (FenceKind::kHost). For each chunk the writer
+makes its section number odd, in one section checks the owner's epoch, copies and commits, and then makes
+the section number even. The owner changes the epoch, makes every writer's stores visible (membarrier),
+reads the section numbers, and waits for each that was odd until it has another value, or its thread is
+dead, or - if sections are restartable - is or was off its CPU. The store to the section number goes
+through a store buffer, as on every processor; a thread that is preempted inside a restartable section
+restarts it, one with a plain section resumes.
+Left out: fresh pages as a last resort, several epochs in one section, pulling; a burst of writes is
+one copy here, because the target reads none of its other slots before the one that is committed.
+Proved: once the fence has completed nothing is stored in that memory, and nothing committed; what is
+published has all its bytes; the fence ends.
 
 @small WRITERS=1 CHUNKS=2 STORES=2 SWITCHES=2
 @large WRITERS=2 CHUNKS=1 STORES=2 SWITCHES=2
@@ -19,34 +19,34 @@ counted has all its bytes; the fence ends.
 @unreached cpu -end-
 @unreached writer -end-
 @mutant epoch_only assert:reused
-  the owner changes the epoch_valid and checks_early at nobody
+  the owner changes the epoch and checks no writer
 @mutant no_barrier assert:reused
-  the owner reads an intent word whose last store is still in the writer's store buffer
+  the owner reads a section number whose last store is still in the writer's store buffer
 @mutant resumes assert:reused
-  a copy that goes on where it was switched out: memcpy instead of a restartable section
+  a copy that resumes where it was preempted: memcpy instead of a restartable section
 @mutant stale_epoch assert:reused
-  a section that starts again behind its look at the epoch_valid
-@mutant check_before_intent assert:reused
-  the epoch_valid is looked at before the intent is shown
+  a section that restarts after its check of the epoch
+@mutant check_before_section_seq assert:reused
+  the epoch is checked before the section number is made odd
 @mutant published_first assert:copied
   the slot of the ring is filled before the copy
 @mutant commit_outside assert:committed
-  the commit is stored behind the section, which may be switched out before it
+  the commit is stored after the section, which may be preempted before it
 @mutant plain_switched assert:reused
-  a plain section is taken for proved because its thread was switched out
+  a plain section is taken for proved because its thread was preempted
 */
 
 bool epoch_valid = true;
-byte intent[WRITERS], stored_intent[WRITERS];  // as others see it, and as the writer has stored it
-bool buffered[WRITERS];               // the last stored_intent still waits in the store buffer
+byte section_seq[WRITERS], stored_section_seq[WRITERS];  // as others see it, and as the writer stored it
+bool buffered[WRITERS];                        // the last store is still in the store buffer
 bool plain[WRITERS];
 bool on_cpu[WRITERS] = true;
 bool inside[WRITERS], restart[WRITERS], was_switched[WRITERS];
 bool dead[WRITERS];
-byte copied[WRITERS];     // stores of the present chunk
-bool published[WRITERS];  // a slot of the w's ring
-bool reused;            // the fence said ok
-bool committed;         // behind it
+byte copied[WRITERS];     // stores of the current chunk
+bool published[WRITERS];  // a slot of the writer's ring
+bool reused;              // the fence has completed
+bool committed;           // after the fence
 byte switches;
 bool killed;
 
@@ -55,7 +55,7 @@ mtype = {idle, checks_early, announces, enters, checks, copies, commits, leaves}
 // The writer has the CPU, and is about to do this. Stores leave the buffer in order, one at a time.
 #define AT(what) (at == what && on_cpu[me] && !dead[me])
 
-#ifdef MUTANT_check_before_intent
+#ifdef MUTANT_check_before_section_seq
 #define FIRST_STEP checks_early
 #define EPOCH_OK true
 #else
@@ -69,13 +69,13 @@ proctype writer(byte me) {
 end:
   do
   :: atomic { AT(idle) && left > 0 && !published[me] -> left--; copied[me] = 0; at = FIRST_STEP }
-#ifdef MUTANT_check_before_intent
+#ifdef MUTANT_check_before_section_seq
   :: atomic { AT(checks_early) -> at = (epoch_valid -> announces : idle) }
 #endif
   :: atomic {
        AT(announces) && !buffered[me] ->
        buffered[me] = true;
-       stored_intent[me]++;
+       stored_section_seq[me]++;
 #ifdef MUTANT_published_first
        published[me] = true;
 #endif
@@ -103,10 +103,10 @@ end:
        at = leaves
      }
 #endif
-#ifndef MUTANT_check_before_intent
+#ifndef MUTANT_check_before_section_seq
   :: atomic { AT(checks) && !restart[me] && !epoch_valid -> inside[me] = false; at = leaves }
 #endif
-  // The kernel has sent the thread to the handler of its section.
+  // The kernel resumed the thread at the abort handler of its section.
   :: atomic {
        (AT(checks) || AT(copies) || AT(commits)) && restart[me] ->
        restart[me] = false;
@@ -123,7 +123,7 @@ end:
   :: atomic {
        AT(leaves) && !buffered[me] ->
        buffered[me] = true;
-       stored_intent[me]++;
+       stored_section_seq[me]++;
        at = idle
      }
   od
@@ -131,12 +131,12 @@ end:
 
 inline flush(w) {
   if
-  :: buffered[w] -> intent[w] = stored_intent[w]; buffered[w] = false
+  :: buffered[w] -> section_seq[w] = stored_section_seq[w]; buffered[w] = false
   :: else
   fi
 }
 
-// What the processor and the kernel do to a writer, at any time.
+// What the processor and the kernel may do to writer w at any time.
 proctype cpu(byte w) {
 end:
   do
@@ -170,7 +170,7 @@ inline consume(w) {
 proctype owner() {
   byte i, was;
   bool proved = true;
-  // An ordinary turn, at some time before.
+  // An ordinary turn at some time before the fence.
   atomic { consume(0) };
   epoch_valid = false;
   atomic {
@@ -189,17 +189,17 @@ proctype owner() {
   do
   :: i == WRITERS -> break
   :: i < WRITERS ->
-     was = intent[i];
+     was = section_seq[i];
      if
-     :: was % 2 == 0 || intent[i] != was || dead[i] || SWITCHED(i) -> i++
-     :: atomic { proved = false; i++ }  // its deadline: the memory stays in quarantine
+     :: was % 2 == 0 || section_seq[i] != was || dead[i] || SWITCHED(i) -> i++
+     :: atomic { proved = false; i++ }  // the deadline: the memory stays in quarantine
      fi
   od;
 #endif
   atomic {
     i = 0;
     reused = proved;
-    // What was published had landed.
+    // What was published has landed.
     do
     :: i < WRITERS -> consume(i); i++
     :: else -> break

@@ -1,14 +1,14 @@
 /*
-Two banks, credits, and a step that goes on without a peer.
+Two banks, credits, and a step that continues without a peer.
 
 Mirrors: CounterGroup in src/core/counter.cc (expect, mask, take_member_shares), set_parent() and
 deliver_and_forward() in counter_table.cc. Every peer has a key of its own in each bank, a member of
-the bank's group; step s lands in bank s % 2. A peer may send step s once it has heard that s - 2
-was consumed; the message that says so may come late. A write is cut in two, and the network orders
-nothing; between the count at a member and the count at the group other things happen.
-Left out: groups that are poisoned and begin anew (renew_group), shares above one, kernels.
+the bank's group; step s lands in bank s % 2. A peer may send step s once it has received the credit
+for s - 2, which may come late. A write is cut in two, and the network is unordered; between the count
+at a member and the count at the group other steps may run.
+Left out: groups that are poisoned and renewed (renew_group), shares above one, kernels.
 Proved: when a step is met, the write of every peer that is not masked is whole and of that step;
-nobody overwrites a bank that is being read; a masked peer's late traffic counts for nobody; the
+no peer overwrites a bank that is being read; a masked peer's late traffic is not counted; the
 group's count at the end of a step is what it expects, no more; no run is endless or stuck.
 
 @small STEPS=3 WORKERS=1

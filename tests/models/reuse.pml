@@ -1,13 +1,13 @@
 /*
-Key values that come back, and traffic that is late.
+Counter key values that are reused, and traffic that is late.
 
 Mirrors: acquire() and release() in src/core/counter_table.cc (first in first out over SLOTS slots,
 generations of a few bits, the half-wrap rule), Counters::quarantine_ns() in counters.cc.
 Left out: the add itself (waiter.pml), proofs by revocation (revoke.pml), more than one live key.
 Time comes in ticks. A write may arrive up to LATE ticks after the release of its key, which is what
-its deadline and drain bound allow; a released value rests longer than that.
-Proved: whatever arrives counts in the life that it was sent for, or in none; the next key is always
-to be had after some rest.
+its deadline and drain bound allow; a released value stays in quarantine longer than that.
+Proved: an arrival counts for the key that it was sent for, or for none; the next key is always
+available after the quarantine.
 
 @small SLOTS=2 GENERATIONS=4 ISSUES=13 LATE=2 WRITES=1
 @large SLOTS=2 GENERATIONS=4 ISSUES=21 LATE=3 WRITES=2
@@ -15,11 +15,11 @@ to be had after some rest.
 @unreached sender -end-
 @unreached clock -end-
 @mutant no_quarantine assert:sent_for
-  values that come back as soon as they are free
+  values that are reused as soon as they are free
 @mutant quarantine_too_short assert:sent_for
-  a rest as long as the longest write, not longer: a tick is a tick at both ends
+  a quarantine as long as the longest write, not longer
 @mutant one_landmark assert:sent_for
-  a rule that looks once in a turn: a value that was released late in the turn rests too little
+  a rule that checks once per wrap: a value released late in the wrap is quarantined too briefly
 */
 
 // As quarantine_ns() has it. With acquire(), which wants more than that, one tick above what is needed.

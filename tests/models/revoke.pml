@@ -1,15 +1,16 @@
 /*
-A named key that is closed: every peer that resolved it is asked to be quiet.
+A named counter key that is closed: every peer that resolved it is asked to stop using it.
 
 Mirrors: resolve(), release(), key_revoked() and peer_lost() in src/core/counters.cc, close() in
 counter.cc, on_revoke_key(), on_resolved(), outdated(), add_drain() and check_drains() in
 control_ops.cc, start_parts() in route.cc, key_revoked() and oldest_inflight() in transfer.cc. Numbered
-messages arrive once each, in any order. A posted write may end, or be left with a wreck, where it may
-land until the target has spoken. An application goes on using every key that it ever got.
-Left out: values that come back, hence the number of the question by which outdated() knows whether
-they have, and refused_keys_, which keeps them from it while the session lives; the half-wrap rule, which
-protects counts even without proof (reuse.pml); how a wreck is settled (failover.pml).
-Proved: after close() has said "proved" nothing lands under that key; close() always ends.
+messages arrive once each, in any order. A posted write may complete, or be in doubt on a broken
+connection, where it may land until the target's report. An application keeps using every key that it
+ever got.
+Left out: reused key values, hence the number of the question by which outdated() detects them, and
+refused_keys_, which prevents the reuse while the session is up; the half-wrap rule, which protects
+counts even without proof (reuse.pml); how a broken connection is reconciled (failover.pml).
+Proved: after close() has returned "proved" nothing lands under that key; close() always returns.
 
 @small PEERS=1 WRITES=1 EPOCHS=2 KEEPS=1
 @large PEERS=2 WRITES=1 EPOCHS=2 KEEPS=1
@@ -18,19 +19,19 @@ Proved: after close() has said "proved" nothing lands under that key; close() al
 @unreached session -end-
 @unreached wire -end-
 @mutant before_drain assert:proved
-  a peer that answers while what it posted is under way
+  a peer that answers while its posted writes are in flight
 @mutant queue_goes_on assert:proved
   what was queued under the key is posted after the answer
 @mutant broken_forgotten assert:proved
-  a drain that looks at paths, and not at the connections that broke
+  a drain that waits for paths, but not for broken connections
 @mutant resolver_forgotten assert:proved
   a resolver that is not asked
 @mutant lost_is_quiet assert:proved
-  a peer that is lost is taken for quiet, though nobody has fenced it
+  a lost peer is taken for quiet, though it is not fenced
 @mutant any_answer assert:proved
-  an answer that does not say which question it belongs to: one about the last life counts for this
+  an answer that does not name its question: one about the previous key counts for this one
 @mutant submits_later assert:proved
-  the application goes on using the key that it resolved; nobody refuses it
+  the application still uses the key that it resolved, and is not refused
 @mutant full_is_quiet assert:proved
   a peer that can keep no more revoked keys confirms nevertheless
 @mutant revoke_overtakes assert:proved
@@ -46,12 +47,12 @@ Proved: after close() has said "proved" nothing lands under that key; close() al
 
 mtype = {idle, queued, posted, in_doubt};
 
-// The owner. Keys are numbered by their lives: the value is new each time.
+// The owner. Keys are numbered by epoch: the value is new each time.
 byte epoch;
 bool live;
-bool proved[EPOCHS + 1];      // close() said so
+bool proved[EPOCHS + 1];     // close() returned kProved
 bool resolver[PEERS], awaited[PEERS];
-bool unproved;               // somebody was lost who may still write
+bool unproved;               // a lost peer may still write
 
 // Messages: the key that they are about, or none.
 bool resolve_asked[PEERS];
@@ -63,7 +64,7 @@ bool has[KEYS];              // the application has got this key
 bool kept[KEYS];             // it was revoked: nothing is started under it any more
 byte kept_count[PEERS];
 byte draining[PEERS];        // the key about which an answer is owed
-bool asked_name[PEERS];      // it resolves once in each life
+bool asked_name[PEERS];      // it resolves once in each epoch
 bool lost[PEERS];            // the owner has given it up
 
 mtype write[SLOTS] = idle;
@@ -92,7 +93,7 @@ end:
        write[slot] == posted || write[slot] == in_doubt ->
        if
        :: assert(!proved[under[slot]])  // lands
-       :: skip                          // ends, or is settled as not taken
+       :: skip                          // completes, or is reconciled as not received
        fi;
        write[slot] = idle;
        under[slot] = NO_KEY;

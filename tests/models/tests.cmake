@@ -1,9 +1,9 @@
-# One test for every model, and one for every mistake that it must find: check.py reads them from
-# the headers of the models.
+# One test for every model, and one for every bug (mutant) that it must find: check.py reads them
+# from the headers of the models.
 
 set(checker ${CMAKE_CURRENT_LIST_DIR}/check.py)
 file(GLOB models CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.pml)
-# A mistake that is added to a model is a test that is added here.
+# Reconfigure when a mutant is added to a model.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${models} ${checker})
 execute_process(COMMAND ${Python3_EXECUTABLE} ${checker} --list OUTPUT_VARIABLE listed
                 COMMAND_ERROR_IS_FATAL ANY OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -20,7 +20,7 @@ foreach(test IN LISTS listed)
   set_tests_properties(model.${test} PROPERTIES LABELS model TIMEOUT 120)
 endforeach()
 
-# The proof that the checker finds what it is for.
+# Tests the checker itself.
 add_test(NAME model.checker
          COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_test.py)
 set_tests_properties(model.checker PROPERTIES LABELS model TIMEOUT 120)

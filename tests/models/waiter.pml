@@ -2,29 +2,29 @@
 A waiter against arrivals, cancels, an abort and a release of its counter.
 
 Mirrors: src/core/counter_table.cc (change, expect, claim_record, fire, cancel, abort, release,
-acquire, result), base/event_count.h, and the waiting loop of wait.cc. An atomic instruction there is a
-step here; change() is one step, since nothing of a failed compare-exchange is seen, and what only
-the holder of the record may touch goes with the step that makes it the holder.
+acquire, result), base/event_count.h, and the waiting loop of wait.cc. An atomic instruction there is
+a step here; change() is one step, since a failed compare-exchange has no visible effect, and accesses
+that only the holder of the record may make belong to the step that makes it the holder.
 Left out: memory order (sequential consistency here; the stress test under ThreadSanitizer and
 tests/unit/core/counter_interleaving_test.cc look at that), parents, cutting (counting.pml),
 time-outs of the wait, so that a lost wake-up shows as a process that is stuck.
-Proved: an armed expectation ends exactly once, and its waiter wakes; "ok" means that so many
-arrived and were not taken before; nothing counts in another life; a late cancel touches nobody
-else's expectation; the balance is what arrived less what was taken.
+Proved: an armed expectation completes exactly once, and its waiter wakes; "ok" means that so many
+arrived and were not taken before; no arrival counts in another generation; a late cancel does not
+touch another expectation; the balance is what arrived less what was taken.
 
 @small WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=0 ARRIVALS=2 GENERATIONS=2 CANCELLERS=1
 @large WAITERS=2 ROUNDS=1 WORKERS=1 FRESH=1 ARRIVALS=2 GENERATIONS=2 CANCELLERS=1
 @finite
 @mutant check_then_add assert:generation
-  an arrival that looks at the life first and adds later: a late one counts in the next life
+  an arrival that checks the generation first and adds later: a late one counts in the next one
 @mutant no_pin assert:balance
   a cancel that reads n without holding the record: it gives n back to the next expectation
 @mutant one_check stuck
-  a waiter that announces itself and sleeps without another look
+  a waiter that registers itself and sleeps without a second check
 @mutant wake_first stuck
-  an end that wakes before it is written down
+  a completion that wakes the waiter before it is published
 @mutant result_not_kept assert:mine
-  an end that frees the record before its waiter has read it
+  a completion that frees the record before its waiter has read it
 */
 
 #define IN_USE (armed || pinned || unread)
@@ -41,12 +41,12 @@ bool armed, pinned, unread;
 byte code;
 byte asked;
 
-// The parking event_count, and who sleeps in the kernel.
+// The event count, and which waiters sleep in the kernel.
 byte event_count;
 bool asleep[WAITERS];
 
-// What is really true.
-short surplus;     // what arrived in this life less what was taken by those who were told ok
+// The specification.
+short surplus;     // arrivals in this generation less what completed expectations took
 byte waiting_for;  // of the armed expectation
 
 #define OK 1
@@ -64,7 +64,7 @@ inline wake() {
   fi
 }
 
-// Only for who made the word stop waiting.
+// Only by the process whose change of the word ended the expectation.
 inline fire(how, pin) {
 #ifdef MUTANT_wake_first
   wake();
@@ -156,7 +156,7 @@ claim:
         atomic {
           if
           :: seq == mine && !IN_USE -> seq++; mine = seq; armed = true; code = 0;
-             asked = n  // nobody looks at it before the word waits
+             asked = n  // not read before the word waits
           :: else -> goto claim
           fi
         }
@@ -296,7 +296,7 @@ proctype releaser() {
      :: generation == GENERATIONS -> break
      :: else
      fi;
-     // acquire(): other slots are taken meanwhile.
+     // acquire(): other slots are used in between.
      atomic { !IN_USE -> generation++; live = true; waits = false }
   od
 }
@@ -320,7 +320,7 @@ init {
     :: else -> break
     od;
 #if FRESH
-    run worker(GENERATIONS);  // for who waits in the last life
+    run worker(GENERATIONS);  // for a waiter in the last generation
 #endif
     run releaser()
   }

@@ -14,7 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 import mutate  # noqa: E402
 
 # The library, a program that talks like GoogleTest, and how they are built. At 10 it does not
-# matter which way is taken, so `>=` compiles to the same code; nobody tests `spare`.
+# matter which branch is taken, so `>=` compiles to the same code; no test covers `spare`.
 PROJECT = {
     "src/core/limit.h": "#pragma once\ninline int limit() {\n  return 10;\n}\n",
     "src/core/bound.cc": """#include "core/limit.h"
@@ -124,9 +124,9 @@ class Changes(unittest.TestCase):
         text = "void f() {\n  a = 1;\n  a = 1;\n}\n"
         moved = text.replace("f()", "f(int x)").replace("{\n", "{\n  // more\n")
         before, after = mutate.mutants_of("a.cc", text), mutate.mutants_of("a.cc", moved)
-        self.assertEqual([m.place() for m in before], [m.place() for m in after])
+        self.assertEqual([m.identity() for m in before], [m.identity() for m in after])
         self.assertEqual([m.line + 1 for m in before], [m.line for m in after])
-        self.assertEqual(len({m.place() for m in before}), len(before))
+        self.assertEqual(len({m.identity() for m in before}), len(before))
 
 
 class Fates(unittest.TestCase):
@@ -161,7 +161,7 @@ class Fates(unittest.TestCase):
                 self.assertEqual(fates[planted], fate, planted)
             self.assertIn("-  return 5;\n+  return 6;", printed)
 
-            # The second time everything is known; then somebody tests what was spare.
+            # The second time everything is known; then a test covers `spare`.
             begun = report.stat().st_mtime_ns
             self.assertEqual(self.run_script(root, *options, "--count", "100").count(" s  src"), 0)
             self.assertEqual(report.stat().st_mtime_ns, begun)

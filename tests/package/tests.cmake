@@ -1,6 +1,6 @@
-# The installed tree, used as a stranger would: one stage, consumers with both compilers against
-# both libraries, by CMake package and by pkg-config. Only where both libraries are built, and not
-# with sanitizers, which a consumer would have to share.
+# The installed tree, used as an outside project would: one staging folder, consumers with both
+# compilers against both libraries, by CMake package and by pkg-config. Only where both libraries
+# are built, and not with sanitizers, which a consumer would have to share.
 
 if(NOT FABRIC_SHARED OR NOT FABRIC_SANITIZE STREQUAL "")
   return()

@@ -16,7 +16,7 @@ run(configured ${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD} -G Ninja -DCMAKE_CXX_CO
     -DFABRIC_SHARED=OFF -DFABRIC_TOOLS=OFF -DFABRIC_EXAMPLES=OFF)
 
 run(targets ninja -C ${BUILD} -t targets all)
-string(REGEX MATCHALL "[^\n]*/src/providers/(registry|verbs/[a-z]+)\\.cc\\.o" objects "${targets}")
+string(REGEX MATCHALL "[^\n]*/src/providers/(registry|verbs/[a-z_]+)\\.cc\\.o" objects "${targets}")
 if(objects MATCHES "verbs/datapath")
   message(FATAL_ERROR "the verbs network is in a build without it")
 endif()

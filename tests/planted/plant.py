@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the second build's sources: copies in which every bug of bugs.py waits for its switch.
+"""Writes the sources of the second build: copies that contain every bug of bugs.py, switched off.
 
     plant.py --list             the names of the bugs
     plant.py --list-plain       the same without those of the verbs network
     plant.py --files            the sources that are touched, below src/
     plant.py --to FOLDER        writes the copies, and the names for planted.cc
 
-Fails when the place of a bug is not in its source exactly once: the code has moved on, and the bug
-has to be moved with it.
+Fails when the text that a bug replaces is not in its source exactly once: the code has changed, and
+the bug has to follow it.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def plant(text, number, bug, edit):
     """The text with one edit in it."""
     found = text.count(edit.find)
     if found != 1:
-        raise Failed(f"move the planted bug {bug.name}: its place is {found} times in "
-                     f"src/{edit.file}, and should be there once:\n{edit.find}")
+        raise Failed(f"move the planted bug {bug.name}: its text is {found} times in "
+                     f"src/{edit.file}, and must be there once:\n{edit.find}")
     replacement, switches = re.subn(r"\bPLANTED\b", f"::fabric::planted({number})", edit.replace)
     if switches == 0:
         raise Failed(f"the planted bug {bug.name} has no switch in src/{edit.file}")

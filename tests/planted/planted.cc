@@ -11,7 +11,7 @@ constexpr const char* kNames[] = {
 #include "planted_names.inc"
 };
 
-/// A name that nobody knows must not look like a bug that nobody finds.
+/// An unknown name exits: it must not look like a bug that no test finds.
 int chosen() noexcept {
   const char* wanted = std::getenv("FABRICLIB_TEST_PLANTED");
   if (wanted == nullptr) return -1;
@@ -20,7 +20,7 @@ int chosen() noexcept {
     if (std::strcmp(name, wanted) == 0) return number;
     ++number;
   }
-  std::fprintf(stderr, "FABRICLIB_TEST_PLANTED: no bug is called %s\n", wanted);
+  std::fprintf(stderr, "FABRICLIB_TEST_PLANTED: no planted bug is called %s\n", wanted);
   std::_Exit(64);
 }
 

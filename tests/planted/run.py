@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Switches a planted bug on and says found_by finds it.
+"""Switches a planted bug on and reports which test finds it.
 
     run.py BUG --build FOLDER   the swarm first, then the tests that bugs.py names
-    run.py none --build FOLDER  no bug: all of them have nothing to say
+    run.py none --build FOLDER  no bug: no test may fail
     run.py --all --build FOLDER a table of all bugs
 
-Fails when nobody finds the bug. A crash, an abort and a hang are finds, and are called that.
+Fails when no test finds the bug. A crash, an abort and a hang count as found.
 """
 
 import argparse
@@ -23,22 +23,22 @@ BUGS = bugs.BUGS
 
 FIRST_SEED = 1
 WORLDS = 200  # at most, until one finds the bug
-COUNTED = 50  # worlds that are run_count in any case, to tell how many find it
+COUNTED = 50  # worlds that the table always runs, to count how many find it
 HANGS_MAX = 2  # each costs its whole time limit
 SECONDS_MAX = 60
 
 
 def environment(name):
-    """The library's variables of the caller would change the worlds."""
+    """Without the caller's FABRICLIB_ variables: they would change the worlds."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("FABRICLIB_")}
     if name:
         clean["FABRICLIB_TEST_PLANTED"] = name
     return clean
 
 
-def worlds_of(build, name, last):
-    """The worlds up to seed `last`, one by one: what became of each."""
-    command = [build / "planted_swarm", str(FIRST_SEED), str(last)]
+def worlds_of(build, name, first, last):
+    """Runs the worlds of seeds `first` to `last` and yields the outcome of each."""
+    command = [build / "planted_swarm", str(first), str(last)]
     with subprocess.Popen(command, env=environment(name), stdout=subprocess.PIPE,
                           text=True) as swarm:
         try:
@@ -48,21 +48,23 @@ def worlds_of(build, name, last):
             swarm.terminate()
 
 
-def run_swarm(build, name):
-    """What the first world that found the bug output, which one it was, and how many of how many."""
+def run_swarm(build, name, counted):
+    """The outcome of the first world that finds the bug, its number, and how many of how many.
+
+    Runs at least `counted` worlds; with 0 it stops at the first that finds the bug."""
     first, where, finds, hangs, run_count = "", 0, 0, 0, 0
-    for outcome in worlds_of(build, name, FIRST_SEED + WORLDS - 1):
+    for outcome in worlds_of(build, name, FIRST_SEED, FIRST_SEED + WORLDS - 1):
         run_count += 1
         if outcome != "ok":
-            finds += run_count <= COUNTED
+            finds += run_count <= max(counted, 1)
             hangs += outcome == "hangs"
             if not first:
                 first, where = outcome, run_count
-        if first and (run_count >= COUNTED or hangs >= HANGS_MAX):
+        if first and (run_count >= counted or hangs >= HANGS_MAX):
             break
     if not first and run_count != WORLDS:
-        raise RuntimeError(f"the swarm run_count only {run_count} worlds")
-    return first, where, finds, min(run_count, COUNTED)
+        raise RuntimeError(f"the swarm ran only {run_count} worlds")
+    return first, where, finds, min(run_count, counted)
 
 
 def run_tests(build, name, layer, wanted):
@@ -85,13 +87,19 @@ def run_tests(build, name, layer, wanted):
     return f"{begun[-1]}, which {'hangs' if code is None else 'crashes'}"
 
 
-def find(build, bug):
-    """Who finds a bug, and in how many worlds; (nothing, nothing) when nobody does."""
+def find(build, bug, counted=0):
+    """What finds a bug, and in how many worlds; two empty strings if nothing does."""
+    if bug.world and not counted:
+        for outcome in worlds_of(build, bug.name, bug.world, bug.world):
+            if outcome != "ok":
+                return f"the swarm: {outcome.removeprefix('violated ')}", f"world {bug.world}"
     if bug.swarm:
-        output, where, finds, counted = run_swarm(build, bug.name)
+        output, where, finds, counted = run_swarm(build, bug.name, counted)
         if output:
             promise = output.removeprefix("violated ")
-            worlds = f"world {where} of {WORLDS} ({finds} of the first {counted} worlds)"
+            worlds = f"world {where} of {WORLDS}"
+            if counted:
+                worlds += f" ({finds} of the first {counted} worlds)"
             return f"the swarm: {promise}", worlds
     if bug.layer:
         output = run_tests(build, bug.name, bug.layer, bug.filter)
@@ -101,14 +109,14 @@ def find(build, bug):
 
 
 def find_without_bug(build):
-    """Everything that is asked for a bug, without one."""
+    """Runs everything that is run for a bug, without one. Empty: nothing failed."""
     run_count = 0
-    for outcome in worlds_of(build, "", FIRST_SEED + WORLDS - 1):
+    for outcome in worlds_of(build, "", FIRST_SEED, FIRST_SEED + WORLDS - 1):
         run_count += 1
         if outcome != "ok":
             return f"the swarm, in world {run_count}: {outcome}"
     if run_count != WORLDS:
-        return f"the swarm, which run_count only {run_count} worlds"
+        return f"the swarm, which ran only {run_count} worlds"
     for layer in sorted({bug.layer for bug in BUGS} - {""}):
         if layer == "fake_verbs" and not (build / "planted_fake_verbs").exists():
             continue  # the verbs network is not built here
@@ -123,9 +131,10 @@ def table(build):
     missed = 0
     print("| Bug | The mistake | Found by | In world |\n|---|---|---|---|")
     for bug in BUGS:
-        found_by, worlds = find(build, bug)
+        found_by, worlds = find(build, bug, COUNTED)
         missed += not found_by
-        print(f"| `{bug.name}` | {bug.mistake} | {found_by or '**nobody**'} | {worlds} |", flush=True)
+        found = found_by or "**nothing**"
+        print(f"| `{bug.name}` | {bug.mistake} | {found} | {worlds} |", flush=True)
     return missed
 
 
@@ -140,16 +149,16 @@ def main():
         return 1 if table(options.build) else 0
     if options.bug == "none":
         output = find_without_bug(options.build)
-        print(f"without a bug something is found by {output}" if output else
+        print(f"without a bug there is a failure in {output}" if output else
               f"without a bug nothing is found, in {WORLDS} worlds and in the tests")
         return 1 if output else 0
     chosen = [bug for bug in BUGS if bug.name == options.bug]
     if not chosen:
-        parser.error(f"no bug is called {options.bug}")
+        parser.error(f"no planted bug is called {options.bug}")
     found_by, worlds = find(options.build, chosen[0])
     print(f"{chosen[0].name}: {chosen[0].mistake}")
     print(f"caught by {found_by}" + (f", {worlds}" if chosen[0].swarm else "") if found_by else
-          "NOT caught by anybody")
+          "NOT caught")
     return 0 if found_by else 1
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants a bug in the wrong place, and lets the runner ask layers that are made up."""
+"""Tests the planting of bugs, and the runner with scripts in place of the test binaries."""
 
 import io
 import sys
@@ -62,7 +62,7 @@ class Runner(unittest.TestCase):
     def unit_does(self, text):
         self.script("planted_unit", text)
 
-    def test_says_when_nobody_finds_it(self):
+    def test_reports_a_bug_that_is_not_found(self):
         self.assertEqual(run.find(self.build, SEEN), ("", ""))
         with mock.patch.object(run, "BUGS", (SEEN,)), redirect_stdout(io.StringIO()) as output:
             with mock.patch.object(sys, "argv", ["run.py", "seen", "--build", str(self.build)]):
@@ -72,7 +72,12 @@ class Runner(unittest.TestCase):
     def test_counts_the_worlds_that_find_it(self):
         self.swarm_does('[ $((seed % 20)) = 7 ] && outcome="violated a promise" || outcome=ok;'
                         ' echo "$seed $outcome"')
-        found_by, worlds = run.find(self.build, SEEN)
+        self.assertEqual(run.find(self.build, SEEN)[1], f"world 7 of {run.WORLDS}")
+        hinted = bug("hinted", "a mistake", world=27)
+        self.assertEqual(run.find(self.build, hinted), ("the swarm: a promise", "world 27"))
+        moved = bug("moved", "a mistake", world=28)
+        self.assertEqual(run.find(self.build, moved)[1], f"world 7 of {run.WORLDS}")
+        found_by, worlds = run.find(self.build, SEEN, run.COUNTED)
         self.assertEqual(found_by, "the swarm: a promise")
         self.assertEqual(worlds, f"world 7 of {run.WORLDS} (3 of the first 50 worlds)")
 
@@ -96,7 +101,7 @@ class Runner(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "no test of unit is called"):
             run.find(self.build, THREADS)
         self.script("planted_swarm", "exit 64")
-        with self.assertRaisesRegex(RuntimeError, "run_count only 0 worlds"):
+        with self.assertRaisesRegex(RuntimeError, "ran only 0 worlds"):
             run.find(self.build, SEEN)
 
     def test_notices_what_is_found_without_a_bug(self):

@@ -1,4 +1,5 @@
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,22 +12,23 @@
 
 #include "swarm/swarm.h"
 
-// planted_swarm FIRST LAST: plays the worlds of these seeds, each in a process of its own, so that
-// a bug that crashes or hangs spoils one world and not the count. A line per world:
+// planted_swarm FIRST LAST: runs the plans of these seeds, each in a process of its own, so that a
+// crash or a hang affects one seed only. Prints one line for each:
 //
 //     SEED ok | SEED violated PROMISE | SEED crashed SIGNAL | SEED hangs
 
 namespace fabric::swarm {
 namespace {
 
-constexpr unsigned kSecondsMax = 20;  // a world takes a fraction of one
+constexpr time_t kSecondsMax = 20;  // a run takes a fraction of one
 
-/// In the child: what became of the promises.
+/// In the child: runs the plan and writes the outcome to the pipe.
 [[noreturn]] void run_and_report(uint64_t seed, int out) {
-  // What a crashing library has to say is not the runner's business.
+  // The messages of a crashing library are not part of the output.
   if (std::freopen("/dev/null", "w", stderr) == nullptr) std::_Exit(1);
-  alarm(kSecondsMax);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a hanging world does not outlive who counts it
+  const itimerval limit{.it_interval = {}, .it_value = {kSecondsMax, 0}};
+  setitimer(ITIMER_REAL, &limit, nullptr);  // SIGALRM
+  prctl(PR_SET_PDEATHSIG, SIGKILL);         // a hanging child does not outlive its parent
   const RunResult result = run(draw_plan(seed));
   const std::string text =
       result.violation ? "violated " + result.violation->invariant : std::string("ok");
@@ -48,7 +50,7 @@ std::string run_in_child(uint64_t seed) {
   if (waitpid(child, &status, 0) != child) std::abort();
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return "hangs";
   if (WIFSIGNALED(status)) return std::string("crashed ") + strsignal(WTERMSIG(status));
-  if (size <= 0) return "crashed without a word";
+  if (size <= 0) return "crashed without output";
   return {text.data(), static_cast<size_t>(size)};
 }
 

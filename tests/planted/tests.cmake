@@ -1,8 +1,9 @@
 # Bugs that are planted on purpose, in a second build of the library, and the tests that find each.
 #
-# Only the sources that a bug touches are compiled again. Their objects stand in front of the static
-# library, so that the linker takes nothing of the same name from it; the objects of the tests are
-# those of the tests.
+# Only the folders that a bug touches are compiled again, whole: an object of the library is a
+# folder (cmake/unity.cmake). The planted objects come first on the linker's command line, so that
+# it takes no object of the same folder from the static library. The objects of the tests are
+# shared.
 
 set(planted_build ${CMAKE_CURRENT_BINARY_DIR}/planted)
 set(planter ${CMAKE_CURRENT_LIST_DIR}/plant.py)
@@ -26,14 +27,27 @@ else()
 endif()
 list(TRANSFORM planted_files PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE planted_originals)
 list(TRANSFORM planted_files PREPEND ${planted_build}/ OUTPUT_VARIABLE planted_copies)
+set(planted_sources ${planted_copies})
+foreach(source IN LISTS FABRIC_SOURCES)
+  cmake_path(GET source PARENT_PATH folder)
+  foreach(original IN LISTS planted_originals)
+    cmake_path(GET original PARENT_PATH touched)
+    if(folder STREQUAL touched AND NOT source IN_LIST planted_originals)
+      list(APPEND planted_sources ${source})
+      break()
+    endif()
+  endforeach()
+endforeach()
 add_custom_command(
   OUTPUT ${planted_copies} ${planted_build}/planted_names.inc
   COMMAND Python3::Interpreter ${planter} --to ${planted_build}
   DEPENDS ${planter} ${CMAKE_CURRENT_LIST_DIR}/bugs.py ${planted_originals}
   COMMENT "Planting bugs")
 
-add_library(planted_objects OBJECT ${planted_copies} ${CMAKE_CURRENT_LIST_DIR}/planted.cc
+add_library(planted_objects OBJECT ${planted_sources} ${CMAKE_CURRENT_LIST_DIR}/planted.cc
                                    ${planted_build}/planted_names.inc)
+fabric_unity(planted_objects)
+target_compile_options(planted_objects PRIVATE -O1)  # the swarm runs many worlds on it
 target_include_directories(
   planted_objects PRIVATE ${planted_build} ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(
@@ -55,7 +69,7 @@ foreach(layer IN LISTS planted_layers)
   set_target_properties(planted_${layer} PROPERTIES LINKER_LANGUAGE CXX)
 endforeach()
 
-# The explorer plays its own build of the counters, on its own model of memory.
+# The explorer runs its own build of the counters, on its own model of memory.
 add_executable(
   planted_explore
   ${planted_build}/core/counter_table.cc ${CMAKE_CURRENT_LIST_DIR}/planted.cc
@@ -64,7 +78,7 @@ target_include_directories(
   planted_explore PRIVATE explore/shadow ${planted_build} ${CMAKE_CURRENT_SOURCE_DIR}
                           ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 target_link_libraries(planted_explore PRIVATE fabric_warnings GTest::gtest_main)
-add_dependencies(planted_explore planted_objects)  # one of them writes the copies
+add_dependencies(planted_explore planted_objects)  # which write the copies
 
 foreach(bug IN LISTS planted_bugs ITEMS none)
   add_test(NAME planted.${bug} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/run.py ${bug}
@@ -72,7 +86,7 @@ foreach(bug IN LISTS planted_bugs ITEMS none)
   set_tests_properties(planted.${bug} PROPERTIES LABELS planted TIMEOUT 240)
 endforeach()
 
-# The proof that a bug which nobody finds is noticed.
+# Tests that a bug which is not found makes its test fail.
 add_test(NAME planted.runner
          COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/run_test.py)
 set_tests_properties(planted.runner PROPERTIES LABELS planted TIMEOUT 60)

@@ -33,7 +33,7 @@ class Findings {
   bool failed_ = false;
 };
 
-/// Runs `body` in a child. 0: it found nothing; a child that hangs is ended by its alarm.
+/// Runs `body` in a child. 0: it found nothing; a child that hangs is killed by SIGALRM.
 int in_child(const std::function<void(Findings&)>& body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();

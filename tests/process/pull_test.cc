@@ -20,7 +20,8 @@
 #include "base/rng.h"
 #include "providers/shm/pull.h"
 
-// Reading a process that does not help, dies, changes, hides, or lies about who it is.
+// Reading a process that does not cooperate, dies, calls exec(), is not dumpable, or has another
+// beacon.
 
 namespace fabric::shm {
 namespace {
@@ -30,7 +31,7 @@ using Method = Puller::Method;
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPages = 64;
 constexpr uint64_t kSize = kPages * kPage;
-constexpr uint64_t kHole = 20;  ///< the page that a source takes away when it is asked to
+constexpr uint64_t kHole = 20;  ///< the page that a source unmaps on request
 
 std::byte byte_at(uint64_t place) { return static_cast<std::byte>(place * 131 + place / kPage); }
 
@@ -75,10 +76,10 @@ UniqueFd receive_file(int line) {
   return UniqueFd(file);
 }
 
-/// A child with bytes of its own at addresses that the parent has too, with others in them.
+/// A child with its own bytes at addresses where the parent has other bytes.
 class Source {
  public:
-  /// `then` runs in the child after its memory file was opened, before anybody is told.
+  /// `then` runs in the child after its memory file was opened, before the test continues.
   explicit Source(const std::function<void()>& then = {}) {
     bytes_ = static_cast<std::byte*>(
         ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -113,12 +114,11 @@ class Source {
   UniqueFd memory() const { return UniqueFd(::fcntl(memory_.get(), F_DUPFD_CLOEXEC, 0)); }
   uint64_t at(uint64_t place) const { return reinterpret_cast<uint64_t>(bytes_) + place; }
 
-  /// h: takes a page away. b: puts something else where the beacon was. d: hides. x: becomes
-  /// another program.
+  /// h: unmaps a page. b: overwrites the beacon. d: becomes non-dumpable. x: calls exec().
   void request(char what) {
     EXPECT_EQ(::send(socket_.get(), &what, 1, MSG_NOSIGNAL), 1);
     char answer = 0;
-    // The line of a program that was replaced ends.
+    // exec() closes the socket.
     EXPECT_EQ(::recv(socket_.get(), &answer, 1, 0), what == 'x' ? 0 : 1);
   }
   void kill() {
@@ -155,7 +155,7 @@ class Source {
 Puller puller(const Source& source, Method method) {
   Puller out;
   const bool ok = method == Method::kProcessVm ? out.try_process(source.pid(), source.beacon())
-                                       : out.try_mem_file(source.memory(), source.beacon());
+                                               : out.try_mem_file(source.memory(), source.beacon());
   EXPECT_TRUE(ok) << to_string(method) << ": " << out.last_error().what << out.last_error().native;
   EXPECT_EQ(out.method(), method);
   return out;
@@ -200,7 +200,7 @@ TEST_P(Pull, ReadsTheBytesOfTheSource) {
 TEST_P(Pull, ManyExtentsAreReadTogetherEachToItsTarget) {
   const Source source;
   Puller from = puller(source, GetParam());
-  // More than fit into one call twice, of odd sizes, none of them at the end.
+  // More than two calls take, of odd sizes.
   const uint64_t count = 2 * Puller::kExtentsMax + 3;
   const uint64_t size = kSize / count;
   std::vector<Extent> extents;
@@ -224,10 +224,9 @@ TEST_P(Pull, AdjacentExtentsMayHaveScatteredTargets) {
   Puller from = puller(source, GetParam());
   std::vector<Extent> extents;
   for (uint64_t i = 0; i < kPages; ++i) {
-    // Runs of three, then one from elsewhere.
+    // Three adjacent ones, then one from elsewhere.
     const uint64_t place = i % 4 == 3 ? kPages - 1 - i / 4 : i;
-    extents.push_back(
-        {source.at(place * kPage), target.data() + (i * 5 % kPages) * kPage, kPage});
+    extents.push_back({source.at(place * kPage), target.data() + (i * 5 % kPages) * kPage, kPage});
   }
   ASSERT_TRUE(from.read(extents));
   for (uint64_t i = 0; i < kPages; ++i) {
@@ -245,7 +244,7 @@ TEST_P(Pull, AMissingPageIsRefusedAndTheOthersAreRead) {
   EXPECT_EQ(pull(from, source.at(kHole * kPage - 10), 20), Errc::kRemoteAccess);
   EXPECT_EQ(pull(from, source.at(0), kSize), Errc::kRemoteAccess);
   const Extent both[] = {{source.at(0), target.data(), kPage},
-                          {source.at(kHole * kPage), target.data() + kPage, 1}};
+                         {source.at(kHole * kPage), target.data() + kPage, 1}};
   EXPECT_EQ(from.read(both).error().code, Errc::kRemoteAccess);
   ASSERT_EQ(pull(from, source.at((kHole + 1) * kPage), 5 * kPage), Errc::kOk);
   EXPECT_TRUE(arrived((kHole + 1) * kPage, 5 * kPage));
@@ -283,9 +282,9 @@ TEST_P(Pull, AProcessIsIdentifiedByItsBeacon) {
   Puller from;
   const auto attempt = [&](const Source& which, const Beacon& beacon) {
     return GetParam() == Method::kProcessVm ? from.try_process(which.pid(), beacon)
-                                       : from.try_mem_file(which.memory(), beacon);
+                                            : from.try_mem_file(which.memory(), beacon);
   };
-  EXPECT_FALSE(attempt(other, source.beacon())) << "its number, another process";
+  EXPECT_FALSE(attempt(other, source.beacon())) << "the pid of another process";
   EXPECT_EQ(from.last_error().code, Errc::kPeerLost);
   Beacon wrong = source.beacon();
   wrong.value[15] ^= std::byte{1};
@@ -318,7 +317,7 @@ TEST_F(Pull, OfAProcessWithAnotherBeaconFails) {
 }
 
 TEST(PullMemFile, OfAnotherFileIsClosedUnread) {
-  ::alarm(60);  // to read some of these would block for ever
+  ::alarm(60);  // reading some of these would block forever
   const Source source;
   const Beacon beacon = source.beacon();
   const auto refused = [&](UniqueFd file, const char* what) {
@@ -366,7 +365,7 @@ TEST(PullMemFile, CannotBeUsedToWrite) {
   EXPECT_EQ(::pwrite(memory.get(), &byte, 1, static_cast<off_t>(source.at(0))), -1);
 }
 
-/// Runs `body` as somebody who may only do what everybody may.
+/// Runs `body` as an unprivileged user.
 void without_privileges(const std::function<void()>& body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -377,7 +376,7 @@ void without_privileges(const std::function<void()>& body) {
       ::_exit(2);
     }
     die_with_parent();
-    ::prctl(PR_SET_DUMPABLE, 1);  // changing the user took it away
+    ::prctl(PR_SET_DUMPABLE, 1);  // cleared by the change of user
     body();
     std::fflush(nullptr);
     ::_exit(testing::Test::HasFailure() ? 1 : 0);

@@ -12,7 +12,7 @@
 #include "unit/providers/shm_harness.h"
 
 // The fence against real writers: processes that copy without a pause and are stopped, continued
-// and killed at any instruction, while the owner takes its memory back and uses it again.
+// and killed at any instruction, while the owner revokes its memory and reuses it.
 
 namespace fabric::shm {
 namespace {
@@ -67,7 +67,7 @@ void write_in_turn(FenceArena& arena, const Storm& storm, uint32_t me) {
 }
 
 void write_for_ever(FenceArena& arena, const Storm& storm) {
-  register_fences();
+  register_membarrier();
   if (!use_guard_kind(storm.kind)) _exit(3);
   std::vector<std::thread> others;
   for (uint32_t i = 1; i < storm.threads; ++i) {
@@ -91,7 +91,7 @@ class Owner {
     if (storm_.fence) {
       std::atomic_thread_fence(std::memory_order_seq_cst);
     } else {
-      ASSERT_TRUE(heavy_fence());
+      ASSERT_TRUE(heavy_barrier());
     }
   }
   /// The memory has another use from here on.
@@ -128,14 +128,14 @@ struct ProofCounts {
 
 bool any_thread_inside(const PeerWriterSlots& writer) {
   for (uint32_t i = 0; i < writer.used(); ++i) {
-    if (writer.slot(i).intent.load() % 2 == 1) return true;
+    if (writer.slot(i).section_seq.load() % 2 == 1) return true;
   }
   return false;
 }
 
 /// One fence against a writer that is stopped before it, after it, or not at all.
-void stop_round(Owner& owner, Child& child, const PeerWriterSlots& writer, const Storm& storm, Rng& rng,
-                ProofCounts& proof_counts) {
+void stop_round(Owner& owner, Child& child, const PeerWriterSlots& writer, const Storm& storm,
+                Rng& rng, ProofCounts& proof_counts) {
   owner.open(child);
   spin_briefly(rng);
   const uint64_t when = rng.below(4);
@@ -172,7 +172,7 @@ void storm_of_stops(const Storm& storm, uint32_t rounds) {
   if (storm.kind == GuardKind::kRestartable && !fence_support().procfs) {
     GTEST_SKIP() << "no procfs of this pid namespace";
   }
-  register_fences();
+  register_membarrier();
   Shared<FenceArena> arena;
   Child child([&] { write_for_ever(*arena, storm); });
   const auto writer = slots_of(child, arena->slots_fd);
@@ -210,10 +210,10 @@ TEST(ShmFence, WritersThatPayForTheirOwnFenceStoreNothingLate) {
   storm_of_stops({.fence = true}, 80);
 }
 
-// Killed before or after the validity_epoch changes; the memory is used again as soon as there is proof,
-// while the kernel may still be taking the process apart.
+// Killed before or after the epoch changes; the memory is reused as soon as there is proof, while
+// the kernel may still be tearing down the process.
 TEST(ShmFence, KilledWritersStoreNothingLate) {
-  register_fences();
+  register_membarrier();
   for (const GuardKind kind : {GuardKind::kRestartable, GuardKind::kPlain}) {
     if (kind == GuardKind::kRestartable && guard_kind() != kind) continue;
     Rng rng(test::test_seed());
@@ -244,8 +244,8 @@ TEST(ShmFence, KilledWritersStoreNothingLate) {
   }
 }
 
-// The word of death does not wait for the memory of the dead: who can see the end by a pidfd has
-// seen it on the slot before.
+// A death shows in the slot before the kernel frees the memory of the process: when a pidfd shows
+// the exit, the slot already did.
 TEST(ShmFence, ASlotShowsADeathBeforeTheKernelFreesTheMemory) {
   constexpr uint64_t kMuch = 1u << 30;
   Shared<WriterSlotsFd> fd;
@@ -265,23 +265,23 @@ TEST(ShmFence, ASlotShowsADeathBeforeTheKernelFreesTheMemory) {
     pollfd gone{ended.get(), POLLIN, 0};
     const bool readable = poll(&gone, 1, 0) == 1;
     died = slots->process_died();
-    ASSERT_TRUE(died || !readable) << "gone, and the slot does not say so";
+    ASSERT_TRUE(died || !readable) << "exited, and the slot does not show it";
   }
 }
 
-// In a dying process the threads end one after the other: the mark of one proves nothing about
+// The threads of a dying process exit one after the other: the mark of one proves nothing about
 // another that is still inside.
 TEST(ShmFence, TheDeathOfOneThreadDoesNotProveAnother) {
   Shared<WriterSlotsFd> fd;
   Shared<std::atomic<uint32_t>> inside;
   Child child([&] {
     WriterSlot& slot = announce_slot(*fd);
-    slot.intent.store(1);
+    slot.section_seq.store(1);
     std::thread([&] {
-      announce_slot(*fd).intent.store(1);
+      announce_slot(*fd).section_seq.store(1);
       inside->fetch_add(1);
       while (inside->load() < 2) sched_yield();
-      syscall(SYS_exit, 0);  // the kernel's end of a thread, behind the library's back
+      syscall(SYS_exit, 0);  // exits the thread without the C library
     }).detach();
     for (;;) sched_yield();
   });
@@ -308,7 +308,7 @@ TEST(ShmWriterSlotThreads, ThatExitReleaseTheirSlots) {
     for (WriterSlot*& slot : taken) {
       threads.emplace_back([&] {
         slot = slots.mine();
-        slot->intent.store(1);  // as one that is cancelled in a section leaves it
+        slot->section_seq.store(1);  // as one that is cancelled in a section leaves it
         there.fetch_add(1);
         while (there.load() < taken.size()) sched_yield();
       });
@@ -317,7 +317,7 @@ TEST(ShmWriterSlotThreads, ThatExitReleaseTheirSlots) {
     std::sort(taken.begin(), taken.end());
     EXPECT_NE(taken.front(), nullptr);
     EXPECT_EQ(std::adjacent_find(taken.begin(), taken.end()), taken.end()) << "one slot for two";
-    for (const WriterSlot* slot : taken) EXPECT_EQ(slot->intent.load() % 2, 0u);
+    for (const WriterSlot* slot : taken) EXPECT_EQ(slot->section_seq.load() % 2, 0u);
   }
   EXPECT_LE(seen->used(), before + 4);
   EXPECT_FALSE(seen->process_died());

@@ -14,7 +14,7 @@
 #include "threads/engine_harness.h"
 
 // Processes that are not like each other: of another user, of another job, and in containers. What
-// can work works, and what cannot says why in one sentence.
+// can work works, and what cannot is refused with a reason.
 
 namespace fabric::test {
 namespace {
@@ -28,25 +28,26 @@ constexpr uid_t kNobody = 65534;
 Config shm_config(std::string directory = {}) {
   Config config = engine_config();
   config.networks = {{.provider = "shm"}};
-  if (!directory.empty()) config.networks[0].devices = {std::move(directory)};
+  if (!directory.empty())
+    config.networks[0].options = shm::Options{.directory = std::move(directory)};
   config.lost_timeout = 20s;
   return config;
 }
 
-/// A child that talks to the test by two pipes, line by line, and ends with it.
-class HostProcess {
+/// A child that exchanges lines with the test through two pipes, and exits with it.
+class NamespaceChild {
  public:
-  /// `body` reads lines with `hear` and answers with `say`. With `prepare` it first goes elsewhere;
-  /// a new pid namespace is for the children of whoever asked for it.
+  /// Runs `prepare`, which may enter other namespaces, then `body` in a second child: a new pid
+  /// namespace applies only to the children of the process that unshared it.
   template <class Body>
-  HostProcess(const Prepare& prepare, Body body) {
+  NamespaceChild(const Prepare& prepare, Body body) {
     int down[2], up[2];
-    ::signal(SIGPIPE, SIG_IGN);  // of one that has ended already
+    ::signal(SIGPIPE, SIG_IGN);  // from a child that has exited
     EXPECT_TRUE(::pipe2(down, O_CLOEXEC) == 0 && ::pipe2(up, O_CLOEXEC) == 0);
     std::fflush(nullptr);
     pid_ = ::fork();
     if (pid_ == 0) {
-      ::close(down[1]);  // the test's end is the end
+      ::close(down[1]);  // so that it sees when the test closes its end
       ::close(up[0]);
       in_ = down[0];
       out_ = up[1];
@@ -71,24 +72,24 @@ class HostProcess {
     in_ = up[0];
     out_ = down[1];
   }
-  HostProcess(const HostProcess&) = delete;
-  HostProcess& operator=(const HostProcess&) = delete;
-  ~HostProcess() { end(); }
+  NamespaceChild(const NamespaceChild&) = delete;
+  NamespaceChild& operator=(const NamespaceChild&) = delete;
+  ~NamespaceChild() { end(); }
 
   void send(std::string line) const {
     line += '\n';
     const ssize_t written = ::write(out_, line.data(), line.size());
-    // One that could not go elsewhere has said so and ended: receive() tells.
+    // EPIPE: `prepare` failed and the child exited; receive() returns its message.
     EXPECT_TRUE(written == static_cast<ssize_t>(line.size()) || errno == EPIPE);
   }
-  /// Empty: nobody is there any more.
+  /// Empty: the child has exited.
   std::string receive() const {
     std::string line;
     for (char c = 0; ::read(in_, &c, 1) == 1 && c != '\n';) line += c;
     return line;
   }
   void kill() {
-    ::kill(pid_, SIGKILL);  // and by its death the one inside
+    ::kill(pid_, SIGKILL);  // which kills its own child as well
     end();
   }
   void end() {
@@ -107,8 +108,8 @@ std::string why(const Error& error) {
   return std::string(to_string(error.code)) + ": " + error.what;
 }
 
-/// Two regions are offered, one that senders map and one that they cannot. Says what came.
-void receive(HostProcess& test, const std::string& directory) {
+/// Offers two regions, a mapped one and a pulled one. Sends whether the bytes are right.
+void receive(NamespaceChild& test, const std::string& directory) {
   auto engine = Engine::open(shm_config(directory));
   if (!engine) return test.send(why(engine.error()));
   std::vector<std::byte> plain(kBytes);
@@ -123,11 +124,11 @@ void receive(HostProcess& test, const std::string& directory) {
     return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{42}; });
   };
   test.send(good(mapped->bytes()) && good(plain) ? "exact" : "wrong bytes");
-  test.receive();  // the sender may look around until then
+  test.receive();  // stays alive until the sender is done
 }
 
-/// Writes to both, and says how it went and what the network's facts are.
-void send(HostProcess& test, const std::string& directory) {
+/// Writes to both. Sends the result and the facts of the network.
+void send(NamespaceChild& test, const std::string& directory) {
   const std::string offers[] = {test.receive(), test.receive()};
   auto engine = Engine::open(shm_config(directory));
   if (!engine) return test.send(why(engine.error()));
@@ -153,14 +154,14 @@ void send(HostProcess& test, const std::string& directory) {
   test.send(facts);
 }
 
-/// What became of a receiver and a sender that were prepared in different ways.
+/// The result of a receiver and a sender in different environments.
 struct RunReport {
   std::string sent, facts, received;
 };
 RunReport meet(const Prepare& receiver, const Prepare& sender, const std::string& directory = {}) {
   RunReport report;
-  HostProcess to(receiver, [&](HostProcess& test) { receive(test, directory); });
-  HostProcess from(sender, [&](HostProcess& test) { send(test, directory); });
+  NamespaceChild to(receiver, [&](NamespaceChild& test) { receive(test, directory); });
+  NamespaceChild from(sender, [&](NamespaceChild& test) { send(test, directory); });
   for (uint32_t i = 0; i < 2; ++i) {
     const std::string offer = to.receive();
     if (offer.starts_with("cannot")) return {.sent = offer};
@@ -189,7 +190,7 @@ bool leave(int namespaces) {
 #define SKIP_IF_NOT_PERMITTED(report) \
   if ((report).sent.starts_with("cannot")) GTEST_SKIP() << "no namespaces here: " << (report).sent
 
-/// A directory that all may use, gone at the end.
+/// A temporary directory.
 class ShmDirectory : public testing::Test {
  protected:
   ShmDirectory() {
@@ -234,7 +235,7 @@ TEST(ShmSpaces, AnotherNetworkNamespaceIsRefusedWithAHint) {
   SKIP_IF_NOT_PERMITTED(report);
   EXPECT_NE(report.sent.find("Unreachable"), std::string::npos) << report.sent;
   EXPECT_NE(report.sent.find("another network namespace"), std::string::npos) << report.sent;
-  EXPECT_NE(report.sent.find("Network::devices"), std::string::npos) << report.sent;
+  EXPECT_NE(report.sent.find("shm::Options::directory"), std::string::npos) << report.sent;
 }
 
 TEST_F(ShmDirectory, ASharedOneJoinsContainers) {
@@ -262,13 +263,13 @@ TEST_F(ShmDirectory, OneThatIsNotSharedIsReported) {
 
 TEST_F(ShmDirectory, FilesOfKilledEnginesAreRemovedByTheNext) {
   {
-    HostProcess killed(stay, [&](HostProcess& test) { receive(test, directory_); });
+    NamespaceChild killed(stay, [&](NamespaceChild& test) { receive(test, directory_); });
     ASSERT_FALSE(killed.receive().empty());
     ASSERT_EQ(files(), 1u);
     killed.kill();
   }
-  EXPECT_EQ(files(), 1u) << "nobody was there to take it away";
-  // The grandchild ends by a signal of its own: it may take a moment.
+  EXPECT_EQ(files(), 1u) << "no engine was there to remove it";
+  // The grandchild is killed by its own signal, which may take a moment.
   ASSERT_TRUE(eventually([&] {
     auto engine = Engine::open(shm_config(directory_));
     return engine.has_value() && files() == 1;
@@ -310,12 +311,11 @@ TEST(ShmUsers, AnotherUserIsRefusedWithAReason) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   for (const bool receiver : {false, true}) {
     const RunReport report = meet(receiver ? become_nobody : stay, receiver ? stay : become_nobody);
-    EXPECT_NE(report.sent.find("the peer runs as another user"), std::string::npos)
-        << report.sent;
+    EXPECT_NE(report.sent.find("the peer runs as another user"), std::string::npos) << report.sent;
   }
 }
 
-// An address can say anything. What counts is who is at the other end of the socket.
+// An address can claim anything; the credentials of the socket decide.
 TEST(ShmUsers, NoProcessListensInTheNameOfAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   const shm::Address address = [] {
@@ -323,7 +323,7 @@ TEST(ShmUsers, NoProcessListensInTheNameOfAnotherUser) {
     made.instance = uint64_t{0xabc} << 32 | static_cast<uint32_t>(::getpid());
     return made;
   }();
-  const HostProcess impostor(become_nobody, [&](HostProcess& test) {
+  const NamespaceChild impostor(become_nobody, [&](NamespaceChild& test) {
     const auto listener = shm::listen_at(address);
     test.send(listener ? "listening" : "cannot");
     test.receive();
@@ -345,7 +345,7 @@ TEST(ShmUsers, NoProcessIsAcceptedWithTheAddressOfAnotherUser) {
   fuzz::ShmNode node(driver);
   const shm::Address address = node.address();
   const auto user = ::geteuid();
-  const HostProcess impostor(become_nobody, [&](HostProcess& test) {
+  const NamespaceChild impostor(become_nobody, [&](NamespaceChild& test) {
     // What connect_to() would refuse from its side is done by hand.
     fuzz::HostileProcess one(uint64_t{0xdef} << 32 | static_cast<uint32_t>(::getpid()));
     shm::Address claimed = one.address();

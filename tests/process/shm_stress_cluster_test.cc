@@ -19,10 +19,10 @@
 #include "support/sanitizers.h"
 
 // Real processes that write to each other all the time, while some of them are killed, stopped and
-// shut out at any instruction. Every byte and every count is checked by its receiver
-// (stress_member.h), and every loss by the referee, who knows who has died.
+// fenced at any instruction. Every byte and every count is checked by its receiver
+// (stress_member.h), and every reported loss by StressCluster, which knows which members died.
 //
-// FABRICLIB_TEST_ROUNDS=N plays N times as many faults.
+// FABRICLIB_TEST_ROUNDS=N injects N times as many faults.
 
 namespace fabric::stress {
 namespace {
@@ -41,7 +41,7 @@ uint32_t scaled(uint32_t faults) {
   uint32_t times = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), times);
   EXPECT_TRUE(parsed.ec == std::errc{} && times > 0) << "FABRICLIB_TEST_ROUNDS is '" << text << "'";
-  // The builds with a sanitizer are several times slower, and look at other things.
+  // Sanitizer builds are several times slower, and check other things.
   return test::kAddressSanitizer ? (faults * times + 3) / 4 : faults * times;
 }
 
@@ -53,7 +53,7 @@ std::set<std::string> shared_files() {
   return names;
 }
 
-/// Others on this machine may come and go.
+/// Waits, because other programs on this machine may create files too.
 void expect_no_more_than(const std::set<std::string>& before) {
   std::set<std::string> now = shared_files();
   for (int look = 0; look < 50 && !std::ranges::includes(before, now); ++look) {
@@ -84,7 +84,7 @@ class StressRun {
     for (size_t i = faults.size(); i > 1; --i) std::swap(faults[i - 1], faults[rng_.below(i)]);
     for (size_t i = 0; i < faults.size() && !cluster_.failed(); ++i) {
       inject(faults[i]);
-      // Most of them with everybody at work, some on top of each other.
+      // Most faults hit a cluster in which all members write; some follow each other directly.
       if (rng_.chance(0.7)) cluster_.await_rounds(1);
     }
     if (cluster_.failed()) return;
@@ -97,7 +97,7 @@ class StressRun {
   }
 
  private:
-  /// What a member needs for good once it has had a peer.
+  /// The footprint of a member without peers, after it has had one.
   Footprint baseline_footprint() {
     cluster_.start(0);
     if (cluster_.failed()) return {};
@@ -105,7 +105,7 @@ class StressRun {
     if (!cluster_.await_rounds(20)) return {};
     cluster_.kill(1);
     if (!cluster_.await_losses()) return {};
-    cluster_.run_for(100'000);  // what a dead one had is given back with the next looks
+    cluster_.run_for(100'000);  // resources of the dead peer are released by the next scans
     return cluster_.footprint(0);
   }
 
@@ -134,7 +134,7 @@ class StressRun {
   }
 
   void inject(StressFault fault) {
-    // The eldest lives through all of it, and must be as small as before at the end.
+    // Member 0 is never killed: its footprint is compared at the end.
     const auto victim = static_cast<uint32_t>(rng_.between(1, options_.members - 1));
     cluster_.run_for(rng_.below(4'000));
     switch (fault) {
@@ -150,10 +150,10 @@ class StressRun {
   void kill(uint32_t victim) {
     const uint64_t how = rng_.below(6);
     if (how == 0) cluster_.stop(victim);                // dies without another instruction
-    if (how == 1) cluster_.fence(any(victim), victim);  // while it is being shut out
-    if (how == 2) cluster_.fence(victim, any(victim));  // while it shuts out
-    if (how == 3) cluster_.await_long_write(victim, any(victim));    // in the middle of a write
-    if (how == 4) cluster_.await_long_write(any(victim), victim);    // while somebody writes to it
+    if (how == 1) cluster_.fence(any(victim), victim);  // while it is being fenced
+    if (how == 2) cluster_.fence(victim, any(victim));  // while it fences
+    if (how == 3) cluster_.await_long_write(victim, any(victim));  // in the middle of a write
+    if (how == 4) cluster_.await_long_write(any(victim), victim);  // while a peer writes to it
     if (how < 3) cluster_.run_for(rng_.below(1'000));
     cluster_.kill(victim);
     const bool at_once = rng_.chance(0.5);
@@ -164,7 +164,7 @@ class StressRun {
   }
 
   void stop(uint32_t victim) {
-    // An application that makes its own turns computes now and then: only evidence speaks of it.
+    // A stall is only reported for the threads runtime: inline engines may pause between turns.
     const bool until_stall = rng_.chance(0.15) && cluster_.threaded(victim);
     // Only a session that is up can stall.
     if (until_stall && !cluster_.await_rounds(1)) return;
@@ -182,7 +182,7 @@ class StressRun {
     } else {
       cluster_.revoke(by, whom);
     }
-    // The proof does not need the one who is shut out.
+    // The proof does not need cooperation of the fenced member.
     cluster_.await_fences();
     if (stopped) cluster_.resume(whom);
   }
@@ -209,7 +209,7 @@ TEST(ShmStressCluster, EightMembersKeepAllPromisesWhenKilledStoppedAndFenced) {
   run_stress({.members = 8, .of_each = 20, .buffer_bytes = 1 << 20});
 }
 
-// The checks themselves: one wrong bit anywhere is found, and so is a byte beside a write.
+// Tests of the checks: one wrong bit anywhere is found, and so is a byte outside of a write.
 TEST(StressPlan, FindsOneWrongBitAnywhere) {
   std::vector<std::byte> bytes(1021);
   stamp(bytes, 42);
@@ -219,7 +219,7 @@ TEST(StressPlan, FindsOneWrongBitAnywhere) {
     ASSERT_EQ(first_difference(bytes, 42), i);
     bytes[i] ^= std::byte{16};
   }
-  EXPECT_EQ(first_difference(bytes, 43), 0u) << "another's";
+  EXPECT_EQ(first_difference(bytes, 43), 0u) << "another stamp";
 }
 
 TEST(StressPlan, WritesAndGuardsDoNotOverlap) {

@@ -23,10 +23,10 @@
 namespace fabric::stress {
 namespace {
 
-/// Nothing here takes nearly as long, whatever else the machine is doing.
+/// Far longer than any wait takes, even on a loaded machine.
 constexpr int64_t kAwaitLimitNs = test::kAddressSanitizer ? 120'000'000'000 : 40'000'000'000;
 
-std::string text_of(const HostProcess& member) {
+std::string text_of(const MemberId& member) {
   return std::to_string(member.slot) + "." + std::to_string(member.generation);
 }
 
@@ -37,7 +37,7 @@ std::string status_of(int status) {
   return "was ended by signal " + std::to_string(WTERMSIG(status));
 }
 
-/// What a peer that dies or is shut out in the middle of a write leaves in a log.
+/// Log messages that a peer causes which dies or is fenced in the middle of a write.
 bool expected_log(const std::string& text) {
   constexpr const char* kParts[] = {"a path broke", "a path could not be opened"};
   return std::ranges::any_of(
@@ -53,11 +53,13 @@ std::string first_line(const std::string& path) {
 
 }  // namespace
 
-StressCluster::StressCluster(const ClusterOptions& options) : options_(options), rng_(options.seed) {
-  scoreboard_fd_.reset(::memfd_create("crowd-scoreboard", MFD_CLOEXEC));
+StressCluster::StressCluster(const ClusterOptions& options)
+    : options_(options), rng_(options.seed) {
+  scoreboard_fd_.reset(::memfd_create("stress-scoreboard", MFD_CLOEXEC));
   void* at = MAP_FAILED;
   if (scoreboard_fd_ && ::ftruncate(scoreboard_fd_.get(), sizeof(Scoreboard)) == 0) {
-    at = ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED, scoreboard_fd_.get(), 0);
+    at = ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED,
+                scoreboard_fd_.get(), 0);
   }
   if (at == MAP_FAILED) {
     fail("no memory to share");
@@ -86,7 +88,7 @@ std::vector<uint32_t> StressCluster::slots() const {
   return slots;
 }
 
-StressCluster::MemberProcess* StressCluster::find(const HostProcess& member) {
+StressCluster::MemberProcess* StressCluster::find(const MemberId& member) {
   const auto it = processes_.find(member.slot);
   return it != processes_.end() && it->second.member == member ? &it->second : nullptr;
 }
@@ -103,7 +105,7 @@ void StressCluster::start(uint32_t slot) {
   process.member = {slot, ++generations_[slot]};
   for (auto& pair : scoreboard_->pair[slot]) pair.long_writes.store(0);
   process.loop = kLoops[rng_.below(3)];
-  // The copies have no CLOEXEC, so that they are the two that the program finds open.
+  // The copies lack CLOEXEC, so that stress_worker inherits exactly these two.
   const UniqueFd channel = plain_copy(there), scoreboard = plain_copy(scoreboard_fd_);
   const std::string words[] = {FABRIC_TEST_STRESS_WORKER,
                                std::to_string(channel.get()),
@@ -128,7 +130,8 @@ void StressCluster::start(uint32_t slot) {
   if (process.pid < 0) return fail("fork");
   process.channel = std::move(here);
   processes_[slot] = std::move(process);
-  if (!await("a new member to open its engine", [&] { return !processes_.at(slot).address.empty(); }))
+  if (!await("a new member to open its engine",
+             [&] { return !processes_.at(slot).address.empty(); }))
     return;
   for (auto& [other_slot, other] : processes_) {
     if (other_slot == slot) continue;
@@ -138,8 +141,8 @@ void StressCluster::start(uint32_t slot) {
 
 void StressCluster::meet(MemberProcess& process, const MemberProcess& other) {
   process.met.insert(other.member);
-  command(process, "meet " + std::to_string(other.member.slot) + " " + std::to_string(other.member.generation) +
-                  " " + other.address);
+  command(process, "meet " + std::to_string(other.member.slot) + " " +
+                       std::to_string(other.member.generation) + " " + other.address);
 }
 
 void StressCluster::kill(uint32_t slot) {
@@ -151,7 +154,7 @@ void StressCluster::kill(uint32_t slot) {
   on_exit(process);
 }
 
-/// Nobody answers for it any more.
+/// Its peers will not report it as recovered.
 void StressCluster::on_exit(const MemberProcess& process) {
   for (auto& [slot, other] : processes_) other.stalled.erase(process.member);
 }
@@ -159,7 +162,7 @@ void StressCluster::on_exit(const MemberProcess& process) {
 void StressCluster::stop(uint32_t slot) {
   MemberProcess& process = processes_.at(slot);
   if (::kill(process.pid, SIGSTOP) != 0) fail("stop");
-  // The signal is on its way; a test that goes on must know that it has arrived.
+  // Waits until the signal has taken effect.
   int status = 0;
   if (::waitpid(process.pid, &status, WUNTRACED) != process.pid || !WIFSTOPPED(status)) {
     fail("a member that was to be stopped " + status_of(status));
@@ -175,7 +178,7 @@ void StressCluster::resume(uint32_t slot) {
 
 void StressCluster::fence(uint32_t by, uint32_t whom) {
   ++processes_.at(by).fences;
-  // The other side hears of it as the loss of a session, once.
+  // The other side reports it as the loss of a session, once.
   ++processes_.at(whom).may_lose[processes_.at(by).member];
   command(processes_.at(by), "fence " + std::to_string(whom));
 }
@@ -197,7 +200,7 @@ void StressCluster::drain() {
 
 void StressCluster::run_for(uint64_t us) {
   const int64_t until_ns = monotonic_ns() + static_cast<int64_t>(us) * 1000;
-  // To the microsecond, so that a deed may come at any instruction of its victim.
+  // Precise to the microsecond, so that a fault may hit any instruction of its victim.
   while (monotonic_ns() < until_ns) {
     if (until_ns - monotonic_ns() > 2'000'000) pump(1);
   }
@@ -245,7 +248,7 @@ bool StressCluster::await_rounds(uint64_t more) {
       if (writer != owner) goals[{writer, owner}] = rounds(writer, owner) + more;
     }
   }
-  return await("rounds from everybody to everybody", [&] {
+  return await("rounds from every member to every other", [&] {
     return std::ranges::all_of(goals, [&](const auto& goal) {
       return rounds(goal.first.first, goal.first.second) >= goal.second;
     });
@@ -253,10 +256,11 @@ bool StressCluster::await_rounds(uint64_t more) {
 }
 
 bool StressCluster::await_losses() {
-  return await("the dead to be noticed and released", [&] {
+  return await("dead members to be reported and released", [&] {
     return std::ranges::all_of(processes_, [&](const auto& entry) {
       const MemberProcess& process = entry.second;
-      return process.to_release.empty() && std::ranges::all_of(process.met, [&](const HostProcess& member) {
+      return process.to_release.empty() &&
+             std::ranges::all_of(process.met, [&](const MemberId& member) {
                return !killed_ns_.contains(member) && !closed_.contains(member);
              });
     });
@@ -271,7 +275,7 @@ bool StressCluster::await_fences() {
 }
 
 bool StressCluster::await_stall(uint32_t of) {
-  const HostProcess member = processes_.at(of).member;
+  const MemberId member = processes_.at(of).member;
   return await("a stopped member to be stalled", [&] {
     return std::ranges::any_of(
         processes_, [&](const auto& entry) { return entry.second.stalled.contains(member); });
@@ -279,13 +283,14 @@ bool StressCluster::await_stall(uint32_t of) {
 }
 
 bool StressCluster::await_reconciled() {
-  return await("counts to settle", [&] {
-    return std::ranges::all_of(processes_, [](const auto& entry) { return entry.second.reconciled; });
+  return await("counts to be reconciled", [&] {
+    return std::ranges::all_of(processes_,
+                               [](const auto& entry) { return entry.second.reconciled; });
   });
 }
 
 bool StressCluster::await_exit(uint32_t slot) {
-  return await("a member to end", [&] { return !processes_.contains(slot); });
+  return await("a member to exit", [&] { return !processes_.contains(slot); });
 }
 
 bool Footprint::within(const Footprint& other) const {
@@ -296,7 +301,7 @@ bool Footprint::within(const Footprint& other) const {
 Footprint StressCluster::footprint(uint32_t slot) {
   command(processes_.at(slot), "footprint");
   std::optional<Footprint> found;
-  await("a member to say how large it is", [&] {
+  await("a member to report its footprint", [&] {
     if (const auto it = processes_.find(slot); it != processes_.end()) {
       found = std::exchange(it->second.footprint, {});
     }
@@ -307,7 +312,7 @@ Footprint StressCluster::footprint(uint32_t slot) {
 
 bool StressCluster::await_footprint(uint32_t slot, const Footprint& before) {
   Footprint last;
-  const bool came = await("a member to be as small as before", [&] {
+  const bool came = await("a member to shrink to its earlier footprint", [&] {
     run_for(5'000);
     last = footprint(slot);
     return failed_ || last.within(before);
@@ -322,11 +327,12 @@ bool StressCluster::await_footprint(uint32_t slot, const Footprint& before) {
   return false;
 }
 
-// What members say
+// Commands and reports
 
 void StressCluster::command(MemberProcess& process, const std::string& text) {
   if (::send(process.channel.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0) {
-    fail("member " + text_of(process.member) + " hears nothing: " + std::strerror(errno));
+    fail("member " + text_of(process.member) +
+         " does not receive commands: " + std::strerror(errno));
   }
 }
 
@@ -347,7 +353,7 @@ void StressCluster::receive(MemberProcess& process) {
   }
 }
 
-/// Leaves no zombie, and finds whoever ended without being asked to.
+/// Reaps exited processes, and fails for those that exited without a command.
 void StressCluster::reap() {
   std::erase_if(dying_, [&](pid_t pid) {
     int status = 0;
@@ -363,7 +369,7 @@ void StressCluster::reap() {
       ++it;
       continue;
     }
-    receive(it->second);  // its last words
+    receive(it->second);  // its last reports
     if (!it->second.closing || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       fail("member " + text_of(it->second.member) + " " + status_of(status));
     }
@@ -375,7 +381,7 @@ void StressCluster::reap() {
 void StressCluster::on_report(MemberProcess& process, const std::string& text) {
   std::istringstream words(text);
   std::string verb, code;
-  HostProcess member;
+  MemberId member;
   int64_t at_ns = 0;
   words >> verb;
   if (verb == "ready") {
@@ -393,9 +399,9 @@ void StressCluster::on_report(MemberProcess& process, const std::string& text) {
     }
   } else if (verb == "fenced" || verb == "revoked") {
     words >> member.slot >> member.generation >> code;
-    if (process.fences == 0) return fail("a fence too many");
+    if (process.fences == 0) return fail("a fence was reported that was not requested");
     --process.fences;
-    // Two who were shut out from each other meet again in a new session.
+    // Two members that were fenced from each other connect again in a new session.
     if (verb == "revoked" || code != "ok") return;
     process.met.erase(member);
     if (const MemberProcess* other = find(member)) meet(process, *other);
@@ -415,11 +421,12 @@ void StressCluster::on_report(MemberProcess& process, const std::string& text) {
   }
 }
 
-void StressCluster::on_lost(MemberProcess& process, const HostProcess& member, int64_t at_ns, const std::string& code) {
+void StressCluster::on_lost(MemberProcess& process, const MemberId& member, int64_t at_ns,
+                            const std::string& code) {
   process.stalled.erase(member);
   process.to_release.insert(member);
   if (const auto killed = killed_ns_.find(member); killed != killed_ns_.end()) {
-    // Or its session had ended by a fence before.
+    // Else a fence had closed the session before.
     const bool noticed = process.met.erase(member) > 0 && at_ns > killed->second;
     if (noticed) noticed_ns_.push_back(at_ns - killed->second);
     return;
@@ -428,17 +435,18 @@ void StressCluster::on_lost(MemberProcess& process, const HostProcess& member, i
     process.met.erase(member);
     return;
   }
-  // A session may end because of a fence; the member itself is there and is met again.
+  // A fence closes the session of a live member, which is connected again.
   process.met.erase(member);
   if (process.may_lose[member]-- > 0) return;
-  fail("member " + text_of(process.member) + " gave up " + text_of(member) + ", which lives: " + code);
+  fail("member " + text_of(process.member) + " reported the loss of " + text_of(member) +
+       ", which is alive: " + code);
 }
 
-/// What everybody is at, for whoever has to find out why nothing goes on.
+/// Prints the state of all members, to find out why there is no progress.
 void StressCluster::dump_state() {
   for (auto& [slot, process] : processes_) {
     const std::string proc = "/proc/" + std::to_string(process.pid);
-    std::fprintf(stderr, "member %s (%s%s): %s, %u fences, %zu met, %zu to bury\n",
+    std::fprintf(stderr, "member %s (%s%s): %s, %u fences, %zu met, %zu to release\n",
                  text_of(process.member).c_str(), process.loop.c_str(),
                  process.stopped ? ", stopped" : "", first_line(proc + "/wchan").c_str(),
                  process.fences, process.met.size(), process.to_release.size());
@@ -458,8 +466,8 @@ void StressCluster::print_times() const {
   std::ranges::sort(sorted);
   const auto ms = [&](size_t i) { return static_cast<double>(sorted[i]) / 1e6; };
   std::printf(
-      "from a kill to the news of it, %zu times: %.1f ms at least, %.1f in the middle, "
-      "%.1f at 95 %%, %.1f at most\n",
+      "from a kill to the report of it, %zu times: min %.1f ms, median %.1f, p95 %.1f, "
+      "max %.1f\n",
       sorted.size(), ms(0), ms(sorted.size() / 2), ms(sorted.size() * 95 / 100),
       ms(sorted.size() - 1));
 }

@@ -19,19 +19,19 @@ using namespace std::chrono_literals;
 
 constexpr uint16_t kChannel = 1;
 constexpr uint64_t kPeerTag = 0;
-/// Long enough for a proof, and half of it is the grace of a peer that does not answer.
+/// Long enough for a proof; half of it is the grace for a peer that does not answer.
 constexpr auto kFenceTimeout = 400ms;
 constexpr size_t kFencedMemoryMax = 6;
 
-std::string text_of(const HostProcess& member) {
+std::string text_of(const MemberId& member) {
   return std::to_string(member.slot) + " " + std::to_string(member.generation);
 }
 
-std::optional<HostProcess> member_of(const Engine& engine, PeerId peer) {
+std::optional<MemberId> member_of(const Engine& engine, PeerId peer) {
   auto info = engine.peer_info(peer);
   if (!info) return std::nullopt;
   std::istringstream words(info->app_info);
-  HostProcess member;
+  MemberId member;
   if (!(words >> member.slot >> member.generation) || member.slot >= kSlotsMax) return std::nullopt;
   return member;
 }
@@ -52,7 +52,8 @@ LogSink Member::Log::sink() {
           this};
 }
 
-Member::Member(Engine engine, const MemberOptions& options, Scoreboard& scoreboard, UniqueFd channel)
+Member::Member(Engine engine, const MemberOptions& options, Scoreboard& scoreboard,
+               UniqueFd channel)
     : engine_(std::move(engine)),
       options_(options),
       scoreboard_(scoreboard),
@@ -79,7 +80,7 @@ bool Member::step() {
     if (!on_command(std::string(text.data(), static_cast<size_t>(n)))) return false;
   }
   if (n == 0) return false;
-  // Short, because commands come by another way.
+  // Short, because commands arrive on another channel.
   (void)inbox_->wait(2ms);
   std::array<Event, 64> events;
   const uint32_t count = inbox_->poll(events);
@@ -115,17 +116,17 @@ bool Member::finish() {
   }
   if (!ops_.empty()) violation(std::to_string(ops_.size()) + " operations were never reported");
   report("closed " + std::to_string(rounds_) + " " + std::to_string(counts_) + " " +
-      std::to_string(bytes_));
+         std::to_string(bytes_));
   return violations_ == 0;
 }
 
 void Member::report(const std::string& text) {
-  // A referee that is gone has ended the run; the process ends at the next look at the channel.
+  // A failure means that the cluster has exited; the next step() sees it.
   (void)::send(channel_.get(), text.data(), text.size(), MSG_NOSIGNAL);
 }
 
 void Member::violation(const std::string& what) {
-  // The first few say it all, and the channel has a bounded buffer.
+  // A few are enough, and the buffer of the channel is bounded.
   if (++violations_ <= 8) report("violation " + what);
 }
 
@@ -135,11 +136,11 @@ bool Member::on_command(const std::string& text) {
   uint32_t slot = 0;
   words >> verb;
   if (verb == "meet") {
-    HostProcess member;
+    MemberId member;
     words >> member.slot >> member.generation >> address;
     auto peer = engine_.connect(address);
     if (!peer) {
-      // It may have died on the way; the referee knows.
+      // It may have died in the meantime; the cluster knows.
       lost_before_meeting(member, peer.error().code);
     } else if (!links_.contains(*peer)) {
       connecting_[*peer] = member;
@@ -163,20 +164,21 @@ bool Member::on_command(const std::string& text) {
       dump += "link " + text_of(link.member) + " in " + std::to_string(link.in.number) + " taken " +
               std::to_string(link.in.taken) + " of " + std::to_string(link.in.round.writes.size()) +
               " out " + std::to_string(link.out.number) + " pending " +
-              std::to_string(link.out.pending) + " goes " + std::to_string(link.credits_received) +
-              (link.out.aborted ? " violation off" : "") + (link.lost ? " lost" : "") + "\n";
+              std::to_string(link.out.pending) + " credits " +
+              std::to_string(link.credits_received) + (link.out.aborted ? " aborted" : "") +
+              (link.lost ? " lost" : "") + "\n";
     }
     report("dump " + dump.substr(0, 60'000));
   }
   return verb != "close";
 }
 
-/// Open descriptors, mappings of the library's memory, regions and peers; or what they are.
+/// Numbers of descriptors, memfd mappings, regions and peers; or a list of the first two.
 std::string Member::footprint(bool listed) const {
   uint64_t fds = 0, mappings = 0;
   std::string list;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code closed_fd;  // the descriptor of this very look
+    std::error_code closed_fd;  // the descriptor of this iteration itself
     list += std::filesystem::read_symlink(entry.path(), closed_fd).string() + "\n";
     ++fds;
   }
@@ -240,7 +242,7 @@ void Member::on_done(const Event& event) {
     case MemberOpKind::kMessage:
     case MemberOpKind::kCredit:
       if (event.code != Errc::kOk && event.code != Errc::kPeerLost) {
-        violation("a message or a go ended with " + std::string(to_string(event.code)));
+        violation("a message or a credit completed with " + std::string(to_string(event.code)));
       }
       return;
     case MemberOpKind::kRelease:
@@ -250,9 +252,9 @@ void Member::on_done(const Event& event) {
 
 void Member::on_peer(const Event& event) {
   const auto state = static_cast<PeerState>(event.value);
-  const auto before = static_cast<PeerState>(event.previous);
+  const auto before = event.previous_state;
   if (state == PeerState::kConnected && before != PeerState::kStalled) {
-    // It may be lost by now; the next event says so.
+    // It may be lost already; then the next event reports it.
     if (link_of(event.peer) != nullptr) connecting_.erase(event.peer);
     return;
   }
@@ -271,13 +273,13 @@ void Member::on_peer(const Event& event) {
     link.lost = true;
     if (state == PeerState::kFenced) return;
     report("lost " + text_of(link.member) + " " + std::to_string(monotonic_ns()) + " " +
-        to_string(event.code));
+           to_string(event.code));
   } else {
     report((state == PeerState::kStalled ? "stalled " : "recovered ") + text_of(link.member));
   }
 }
 
-void Member::lost_before_meeting(const HostProcess& member, Errc code) {
+void Member::lost_before_meeting(const MemberId& member, Errc code) {
   report("lost " + text_of(member) + " " + std::to_string(monotonic_ns()) + " " + to_string(code));
   report("released " + text_of(member));
 }
@@ -290,9 +292,10 @@ void Member::on_message(const Event& event) {
   // It may have been lost between the message and now.
   if (link == nullptr || link->lost) return;
   link->credit_key = CounterKey::from_wire(message.credit_key);
-  if (message.kind == PeerMessage::kBuffer) return new_buffer(*link, message, event.bytes().subspan(sizeof message));
+  if (message.kind == PeerMessage::kBuffer)
+    return new_buffer(*link, message, event.bytes().subspan(sizeof message));
   Inbound* in = inbound(*link, message.number);
-  if (in == nullptr || in->reported) return violation("the end of an unknown buffer");
+  if (in == nullptr || in->reported) return violation("totals of an unknown buffer");
   in->reported = true;
   in->delivered = message.delivered;
   in->unknown = message.unknown;
@@ -300,7 +303,7 @@ void Member::on_message(const Event& event) {
 
 // Links
 
-/// The link to a connected peer; the first look makes it.
+/// The link to a connected peer, created on first use.
 Member::Link* Member::link_of(PeerId peer) {
   if (const auto it = links_.find(peer); it != links_.end()) return &it->second;
   auto info = engine_.peer_info(peer);
@@ -336,7 +339,8 @@ Notify Member::track(const Op& op) {
   return Notify::inbox(*inbox_, next_tag_++);
 }
 
-/// For what was just track. A refusal takes the message back; only a peer that is going may cause one.
+/// Evaluates the submission of the operation that was just tracked. If it was refused, stops
+/// tracking it; only a lost peer may cause that.
 bool Member::accepted(const Result<OpId>& op, const char* what) {
   const auto it = ops_.find(next_tag_ - 1);
   if (op) {
@@ -362,7 +366,7 @@ void Member::send(Link& link, PeerMessage message, std::span<const std::byte> ta
            "a message");
 }
 
-/// Links whose peer is lost go when all their operations have ended.
+/// Removes the links of lost peers once all their operations have completed.
 void Member::end_links() {
   for (auto it = links_.begin(); it != links_.end();) {
     Link& link = it->second;
@@ -378,8 +382,8 @@ void Member::end_links() {
   }
 }
 
-/// Memory that a lost peer could write is fenced before it is used for anything else. One that the
-/// engine has forgotten already can write nothing.
+/// Memory that a lost peer could write to is fenced before it is reused. A peer that the engine has
+/// already removed cannot write.
 void Member::fence_lost(Link& link) {
   link.fence_asked = true;
   const Op op{.kind = MemberOpKind::kFence, .peer = link.peer};
@@ -403,11 +407,11 @@ void Member::fence(const std::string& verb, uint32_t slot) {
 
 void Member::fence_completed(Link& link, const Event& event) {
   if (event.code == Errc::kOk) return fence_proved(link);
-  // Without a proof in time nothing is touched until it comes. A peer that was lost meanwhile may
-  // be forgotten, and then nothing of it is left that could write.
+  // Not proved in time: the memory is not touched until the proof arrives. A peer that was lost may
+  // have been removed, and then it cannot write.
   if (event.code == Errc::kTimeout && event.remote == Remote::kUnknown) return;
   if (event.code == Errc::kNotFound && link.lost) return fence_proved(link);
-  violation("a fence ended with " + std::string(to_string(event.code)));
+  violation("a fence completed with " + std::string(to_string(event.code)));
 }
 
 void Member::fence_proved(Link& link) {
@@ -420,7 +424,8 @@ void Member::report_reconciled() {
   if (!draining_ || reported_reconciled_ || !connecting_.empty()) return;
   const bool all = std::ranges::all_of(links_, [&](const auto& entry) {
     const Link& link = entry.second;
-    return !link.lost && link.old.empty() && link.out.reported && link.in.reported && reconciled(link.in);
+    return !link.lost && link.old.empty() && link.out.reported && link.in.reported &&
+           reconciled(link.in);
   });
   if (!all || !deregistering_.empty()) return;
   reported_reconciled_ = true;

@@ -14,8 +14,8 @@
 #include "base/unique_fd.h"
 #include "process/stress_plan.h"
 
-// One process of a stress: it writes to everybody it meets and checks all that is written to it. It
-// believes nobody. What is wrong goes to the referee as a channel that begins with "violation".
+// One process of a StressCluster: writes to every other member and checks everything that is
+// written to it. Violations are reported to the cluster as a text that begins with "violation".
 
 namespace fabric::stress {
 
@@ -24,29 +24,32 @@ struct MemberMemory {
   enum class Kind : uint32_t {
     kAllocated,  ///< shared with its writers
     kSlice,      ///< a registration inside a larger allocation, which outlives it
-    kOrdinary,   ///< the process's own
+    kOrdinary,   ///< ordinary memory of the process
   };
   std::span<std::byte> bytes{};
   std::vector<std::byte> own{};
   std::optional<MemoryRegion> block{};   ///< of a slice
-  std::optional<MemoryRegion> region{};  ///< none: it has been taken back
+  std::optional<MemoryRegion> region{};  ///< none: it was deregistered
 };
 
 struct MemberOptions {
-  HostProcess self{};
+  MemberId self{};
   uint64_t seed = 1;
   uint64_t buffer_bytes = 1 << 20;
 };
 
+/// Owns the engine of the process, a Link per peer, and the memory that peers write to or wrote to.
+/// One thread at a time. For each link there is one inbound buffer that the peer fills in rounds
+/// and one outbound buffer of the peer that we fill; the owner grants a credit for each next round.
 class Member {
  public:
-  /// `channel` leads to the referee: a SOCK_SEQPACKET of text.
+  /// `channel` is a SOCK_SEQPACKET to the StressCluster, one text per packet.
   Member(Engine engine, const MemberOptions& options, Scoreboard& scoreboard, UniqueFd channel);
 
   bool begin();
-  /// One bounded step. False: the referee said "close", or is gone.
+  /// One bounded step. False: the cluster commanded "close", or has exited.
   bool step();
-  /// Closes the engine and looks whether everything was reported. False: something is violation.
+  /// Closes the engine and checks that every operation was reported. False: there were violations.
   bool finish();
 
   /// For the engine's Config::log_sink, whose context outlives the member.
@@ -68,35 +71,37 @@ class Member {
     kRevoke,
     kRelease
   };
-  /// An accepted operation that was not reported yet.
+  /// An accepted operation that is not reported yet.
   struct Op {
     MemberOpKind kind{};
     PeerId peer{};
-    uint32_t buffer = 0;    ///< its number
-    uint64_t counts = 0;  ///< of a write: how many it adds
+    uint32_t buffer = 0;  ///< its number
+    uint64_t counts = 0;  ///< of a write: how many counts it adds
     bool long_write = false;
   };
+  /// A buffer of ours that the peer of a link writes to.
   struct Inbound {
     BufferId id{};
     MemberMemory memory{};
     std::optional<Counter> counter{};
     uint32_t number = 0;  ///< of the round
     TrafficRound round{};
-    OpId expectation{};   ///< none while nothing is expected
-    uint64_t taken = 0;   ///< by earlier expectations
-    OpId revocation{};    ///< one that had no proof in time
-    bool closed = false;  ///< poisoned, or its memory is gone
-    bool reported = false;    ///< the writer has said how it ended
+    OpId expectation{};     ///< none while nothing is expected
+    uint64_t taken = 0;     ///< counts of completed expectations
+    OpId revocation{};      ///< one that was not proved in time
+    bool closed = false;    ///< poisoned, or its memory is freed
+    bool reported = false;  ///< the writer has reported its totals
     uint64_t delivered = 0, unknown = 0;
   };
+  /// A buffer of the peer that we write to.
   struct Outbound {
     BufferId id{};
     RemoteRegion region{};
     CounterKey key{};
     uint64_t buffer_bytes = 0;
-    uint64_t credit_base = 0;  ///< goes that belong to earlier plots
-    uint32_t number = 0;   ///< of the round
-    uint64_t pending = 0;  ///< operations
+    uint64_t credit_base = 0;  ///< credits of earlier buffers
+    uint32_t number = 0;       ///< of the round
+    uint64_t pending = 0;      ///< operations
     uint64_t delivered = 0, unknown = 0;
     bool aborted = false;
     bool reported = false;
@@ -104,33 +109,34 @@ class Member {
   /// A session with one generation of another member.
   struct Link {
     PeerId peer{};
-    HostProcess member{};
+    MemberId member{};
     PeerGroup group{};
     Inbound in{};
-    std::deque<Inbound> old{};  ///< taken back, and not yet reconciled with the writer
+    std::deque<Inbound> old{};  ///< revoked, and not yet reconciled with the writer
     Outbound out{};
     std::optional<Outbound> next{};
     MemberMemory source{};
     std::optional<Counter> credits{};
     uint64_t credits_received = 0, credits_sent = 0, credits_owed = 0;
-    CounterKey credit_key{};      ///< the other's
-    uint32_t ops = 0;  ///< accepted and not yet reported, the expectations included
+    CounterKey credit_key{};  ///< the peer's
+    uint32_t ops = 0;         ///< accepted and not yet reported, including expectations
     bool lost = false;
     bool fence_asked = false, fence_pending = false;
-    bool fence_commanded = false;  ///< by the referee, who waits for the answer
+    bool fence_commanded = false;  ///< by the cluster, which waits for the report
     OpId fence_op{};
   };
-  /// Memory that must not change any more, whoever may still have a way to it.
+  /// Poisoned memory that must not change after its fence.
   struct FencedMemory {
     MemberMemory memory{};
     uint64_t poison = 0;
     BufferId whose{};
   };
+  /// Memory that is freed when its deregistrations have completed.
   struct Deregistering {
     MemberMemory memory{};
     uint32_t waits = 0;
   };
-  /// What members tell each other; a descriptor may follow.
+  /// A message between members; a region descriptor may follow.
   struct PeerMessage {
     enum Kind : uint32_t { kBuffer, kBufferClosed };
     Kind kind = kBuffer;
@@ -146,7 +152,7 @@ class Member {
   void on_done(const Event& event);
   void on_peer(const Event& event);
   void on_message(const Event& event);
-  void lost_before_meeting(const HostProcess& member, Errc code);
+  void lost_before_meeting(const MemberId& member, Errc code);
   Link* link_of(PeerId peer);
   Link* link_to(uint32_t slot);
   Notify track(const Op& op);
@@ -197,7 +203,7 @@ class Member {
   std::map<uint64_t, Op> ops_;  ///< by tag
   uint64_t next_tag_ = 1;
   std::map<PeerId, Link> links_;
-  std::map<PeerId, HostProcess> connecting_;
+  std::map<PeerId, MemberId> connecting_;
   std::array<uint32_t, kSlotsMax> buffers_made_{};
   std::deque<FencedMemory> fenced_memory_;
   uint64_t poisons_ = 0;

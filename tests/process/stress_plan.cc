@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kGuard = 0x5afe'9a7d'5afe'9a7d;
 
-/// The finalizer of splitmix64: neighbours have nothing in common.
+/// The finalizer of splitmix64: adjacent inputs give unrelated outputs.
 constexpr uint64_t mixed(uint64_t z) noexcept {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
   z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
@@ -26,7 +26,7 @@ void draw_singles(Rng& rng, TrafficRound& round, uint64_t buffer_bytes) {
   struct Shape {
     uint64_t writes, least, most, repeats;
   };
-  // In the longest a process dies or stops in the middle of a copy most of the time.
+  // The longest make it likely that a fault hits the middle of a copy.
   const Shape shapes[] = {
       {16, 8, 256, 1}, {8, 1024, 32 << 10, 2}, {2, buffer_bytes / 8, buffer_bytes / 2, 12}};
   const Shape& shape = shapes[rng.below(std::size(shapes))];
@@ -34,14 +34,14 @@ void draw_singles(Rng& rng, TrafficRound& round, uint64_t buffer_bytes) {
   round.repeats = static_cast<uint32_t>(rng.between(1, shape.repeats));
   uint64_t at = rng.below(64);
   for (uint64_t n = rng.between(1, shape.writes); n > 0; --n) {
-    // Every second one has an odd size and the next begins at an odd place.
+    // About half have an odd size, so that the next begins at an odd offset.
     const uint64_t even = rng.between(shape.least, shape.most) & ~uint64_t{7};
     const uint64_t bytes = rng.chance(0.5) || even == 8 ? even : even - rng.below(8);
     if (at + bytes + sizeof kGuard > buffer_bytes) break;
     round.writes.push_back({.source = at, .target = at, .bytes = bytes});
     at += bytes + sizeof kGuard + rng.below(48);
   }
-  // From other places than they go to: the last comes from where the first is put.
+  // Sources are in reverse order of the targets.
   uint64_t from = 0;
   for (auto write = round.writes.rbegin(); write != round.writes.rend(); ++write) {
     write->source = from;
@@ -70,7 +70,9 @@ void draw_pages(Rng& rng, TrafficRound& round, uint64_t buffer_bytes) {
 }  // namespace
 
 uint64_t BufferId::bits() const noexcept {
-  const auto member = [](const HostProcess& p) { return uint64_t{p.slot % 16} << 10 | p.generation % 1024; };
+  const auto member = [](const MemberId& p) {
+    return uint64_t{p.slot % 16} << 10 | p.generation % 1024;
+  };
   return (member(writer) << 14 | member(owner)) << 12 | number % 4096;
 }
 
@@ -135,7 +137,7 @@ void Scoreboard::begin(const BufferId& buffer, uint64_t counts) noexcept {
 uint64_t Scoreboard::started(const BufferId& buffer) const noexcept {
   const Pair& entry = pair[buffer.writer.slot][buffer.owner.slot];
   const uint32_t i = buffer.number % kBuffers;
-  // A writer that never heard of the buffer has started nothing.
+  // A writer that has not received the buffer has started nothing.
   return entry.buffer[i].load() == buffer.bits() ? entry.started[i].load() : 0;
 }
 

@@ -5,25 +5,25 @@
 
 #include "process/stress_member.h"
 
-// What flows between two members: the owner of a buffer knows every byte that a round should bring,
-// checks it when its count is met, and lets the writer go on to the next round.
+// Traffic between two members: the owner of a buffer knows every byte of a round, checks all of
+// them when the expected count is reached, and grants the writer a credit for the next round.
 
 namespace fabric::stress {
 namespace {
 
-/// Half of it is the grace of a writer that does not answer.
+/// Half of it is the grace for a writer that does not answer.
 constexpr std::chrono::milliseconds kRevokeTimeout(400);
 
 std::string text_of(const BufferId& buffer) {
-  return "buffer " + std::to_string(buffer.number) + " of " + std::to_string(buffer.owner.slot) + "." +
-         std::to_string(buffer.owner.generation) + " written by " + std::to_string(buffer.writer.slot) + "." +
-         std::to_string(buffer.writer.generation);
+  return "buffer " + std::to_string(buffer.number) + " of " + std::to_string(buffer.owner.slot) +
+         "." + std::to_string(buffer.owner.generation) + " written by " +
+         std::to_string(buffer.writer.slot) + "." + std::to_string(buffer.writer.generation);
 }
 
-/// What takes so long to copy that somebody can come in between.
+/// Takes so long to copy that a fault can hit it.
 bool is_long(uint64_t bytes) { return bytes >= 128 << 10; }
 
-/// How a write may end because its target is being taken away.
+/// Codes of a write whose target is being revoked or lost.
 bool is_expected_loss(Errc code) {
   return code == Errc::kPeerLost || code == Errc::kNotFound || code == Errc::kRemoteAccess;
 }
@@ -36,7 +36,8 @@ MemberMemory Member::make_memory(MemberMemory::Kind kind, uint64_t bytes, bool t
   MemberMemory memory;
   const auto keep = [&](std::optional<MemoryRegion>& place, Result<MemoryRegion> region) {
     if (!region) {
-      violation("memory: " + std::string(to_string(region.error().code)) + " " + region.error().what);
+      violation("memory: " + std::string(to_string(region.error().code)) + " " +
+                region.error().what);
       return false;
     }
     place.emplace(*std::move(region));
@@ -62,7 +63,7 @@ MemberMemory Member::make_memory(MemberMemory::Kind kind, uint64_t bytes, bool t
   return memory;
 }
 
-/// Takes the registrations back without waiting; the memory goes when they are gone.
+/// Deregisters without waiting; the memory is freed when that has completed.
 void Member::release(MemberMemory memory) {
   const uint32_t id = next_deregistering_++;
   Deregistering& deregistering = deregistering_[id];
@@ -80,7 +81,7 @@ void Member::release(MemberMemory memory) {
 
 void Member::release_completed(const Op& op, const Event& event) {
   if (event.code != Errc::kOk) {
-    violation("a deregistration ended with " + std::string(to_string(event.code)));
+    violation("a deregistration completed with " + std::string(to_string(event.code)));
   }
   Deregistering& deregistering = deregistering_.at(op.buffer);
   if (--deregistering.waits == 0) deregistering_.erase(op.buffer);
@@ -90,15 +91,17 @@ void Member::release_completed(const Op& op, const Event& event) {
 
 void Member::open_buffer(Link& link) {
   Inbound in;
-  in.id = {.writer = link.member, .owner = options_.self, .number = buffers_made_[link.member.slot]++};
-  in.memory = make_memory(static_cast<MemberMemory::Kind>(rng_.below(3)), options_.buffer_bytes, true);
+  in.id = {
+      .writer = link.member, .owner = options_.self, .number = buffers_made_[link.member.slot]++};
+  in.memory =
+      make_memory(static_cast<MemberMemory::Kind>(rng_.below(3)), options_.buffer_bytes, true);
   auto counter = engine_.make_counter();
   if (!counter || !in.memory.region) return violation("a buffer could not be made");
   in.counter.emplace(*std::move(counter));
   if (auto bound = in.counter->bind(link.peer); !bound && bound.error().code != Errc::kPeerLost) {
     violation("bind: " + std::string(to_string(bound.error().code)));
   }
-  // Half of them are for this peer only.
+  // Half of them are granted to this peer only.
   auto desc = rng_.chance(0.5) ? in.memory.region->desc() : in.memory.region->grant(link.peer);
   if (!desc) {
     if (desc.error().code != Errc::kPeerLost && desc.error().code != Errc::kNotFound) {
@@ -107,9 +110,9 @@ void Member::open_buffer(Link& link) {
     desc = std::vector<std::byte>{};
   }
   const PeerMessage message{.number = in.id.number,
-                  .key = in.counter->key().wire(),
-                  .buffer_bytes = options_.buffer_bytes,
-                  .credits = link.credits_sent + link.credits_owed};
+                            .key = in.counter->key().wire(),
+                            .buffer_bytes = options_.buffer_bytes,
+                            .credits = link.credits_sent + link.credits_owed};
   link.in = std::move(in);
   begin_inbound(link, link.in);
   send(link, message, *desc);
@@ -135,20 +138,22 @@ void Member::round_completed(Link& link, const Op& op, const Event& event) {
   if (in == nullptr) return violation("a round of an unknown buffer");
   in->expectation = {};
   if (event.code != Errc::kOk) {
-    // A cut write of which one half arrived before the session was ended spoils the key. When
-    // nobody ends the session, no round comes either, and the referee notices.
+    // A split write of which only a part arrived before the session closed poisons the key. If the
+    // session stays open no further round completes, and the cluster times out.
     const bool excused = event.code == Errc::kPeerLost || event.code == Errc::kAborted ||
                          (event.code == Errc::kCancelled && in != &link.in);
     if (!excused) {
-      violation("a round ended with " + std::string(to_string(event.code)) + ", " + text_of(in->id));
+      violation("a round completed with " + std::string(to_string(event.code)) + ", " +
+                text_of(in->id));
     }
     return;
   }
   in->taken += in->round.counts();
-  if (in->taken > scoreboard_.started(in->id)) violation("more counted than started, " + text_of(in->id));
+  if (in->taken > scoreboard_.started(in->id))
+    violation("more counted than started, " + text_of(in->id));
   if (in->closed) return;
   check_round(*in);
-  // It may be on its way out already, and then nobody writes a next round.
+  // A buffer that is being revoked gets no further round.
   if (in != &link.in || link.lost) return;
   ++in->number;
   begin_inbound(link, *in);
@@ -165,12 +170,13 @@ void Member::check_round(const Inbound& in) {
     if (at == bytes.size()) continue;
     uint64_t found = 0;
     std::memcpy(&found, bytes.data(), std::min<uint64_t>(sizeof found, bytes.size()));
-    violation("counted and not whole: " + text_of(in.id) + " round " + std::to_string(in.number) +
-           " write " + std::to_string(i) + " byte " + std::to_string(at) + " of " +
-           std::to_string(write.bytes) + ", named " + std::to_string(found) + " and not " +
-           std::to_string(name));
+    violation("counted but incomplete: " + text_of(in.id) + " round " + std::to_string(in.number) +
+              " write " + std::to_string(i) + " byte " + std::to_string(at) + " of " +
+              std::to_string(write.bytes) + ", stamped " + std::to_string(found) + " instead of " +
+              std::to_string(name));
   }
-  if (!guards_hold(in.memory.bytes, in.round)) violation("bytes beside a write, " + text_of(in.id));
+  if (!guards_hold(in.memory.bytes, in.round))
+    violation("bytes outside of a write, " + text_of(in.id));
   counts_ += in.round.counts();
   ++rounds_;
   scoreboard_.pair[in.id.writer.slot][in.id.owner.slot].rounds.fetch_add(1);
@@ -186,19 +192,20 @@ uint64_t Member::complete_writes(const Inbound& in) const {
   return whole;
 }
 
-/// In the middle of a round, also of one whose writer is gone: no more than was started, and for each
-/// one an unsplit write that is whole.
+/// In the middle of a round, even after the writer died: no more counts than writes were started,
+/// and for each count of an unsplit write all its bytes.
 void Member::check_count(Inbound& in) {
   const uint64_t count = in.counter->count();
-  if (in.taken + count > scoreboard_.started(in.id)) violation("more counted than started, " + text_of(in.id));
+  if (in.taken + count > scoreboard_.started(in.id))
+    violation("more counted than started, " + text_of(in.id));
   if (count == 0 || !in.round.unsplit || in.memory.bytes.empty()) return;
   if (const uint64_t whole = complete_writes(in); whole * in.round.repeats < count) {
-    violation("counted " + std::to_string(count) + ", whole " + std::to_string(whole) + ", " +
-           text_of(in.id) + " round " + std::to_string(in.number));
+    violation("counted " + std::to_string(count) + ", complete " + std::to_string(whole) + ", " +
+              text_of(in.id) + " round " + std::to_string(in.number));
   }
 }
 
-/// Nobody can write here any more: from now on every change is a violation promise.
+/// No peer can write here any more: from now on every change is a violation.
 void Member::close_inbound(Inbound& in) {
   if (in.closed) return;
   if (in.counter) check_count(in);
@@ -225,28 +232,29 @@ void Member::revoked(Link& link, const Op& op, const Event& event) {
   Inbound* in = inbound(link, op.buffer);
   if (in == nullptr) return violation("a revocation of an unknown buffer");
   if (event.code == Errc::kOk) return revocation_proved(link, *in);
-  // Without a proof in time nothing is touched until it comes.
+  // Not proved in time: the memory is not touched until the proof arrives.
   in->revocation = event.op;
   if (event.code == Errc::kTimeout && event.remote == Remote::kUnknown) return;
-  violation("a revocation ended with " + std::string(to_string(event.code)));
+  violation("a revocation completed with " + std::string(to_string(event.code)));
 }
 
 void Member::revocation_proved(Link& link, Inbound& in) {
-  // What allocate() gave is gone with its registration; the rest is still there to be looked at.
+  // Memory from allocate() is freed with its registration; other memory can still be checked.
   const bool freed = in.memory.own.empty() && !in.memory.block;
   in.memory.region.reset();
   if (freed) in.memory = {};
   close_inbound(in);
-  report("revoked " + std::to_string(link.member.slot) + " " + std::to_string(link.member.generation) + " ok");
+  report("revoked " + std::to_string(link.member.slot) + " " +
+         std::to_string(link.member.generation) + " ok");
 }
 
-/// The writer has said how its writes ended, and the counts are what follows from it.
+/// The writer has reported its totals, and the counts agree with them.
 bool Member::reconciled(const Inbound& in) {
   if (!in.reported) return false;
   const uint64_t counted = in.taken + in.counter->count();
   if (counted > in.delivered + in.unknown) {
     violation("counted " + std::to_string(counted) + ", delivered " + std::to_string(in.delivered) +
-           ", unknown " + std::to_string(in.unknown) + ", " + text_of(in.id));
+              ", unknown " + std::to_string(in.unknown) + ", " + text_of(in.id));
     return true;
   }
   return counted >= in.delivered;
@@ -259,7 +267,7 @@ void Member::send_credits(Link& link) {
     const CounterKey key = link.credit_key;
     if (!accepted(
             engine_.submit(Signal{.group = link.group, .keys = {&key, 1}, .notify = track(op)}),
-            "a go")) {
+            "a credit")) {
       return;
     }
     ++link.credits_sent;
@@ -272,7 +280,8 @@ void Member::check_fenced_memory(size_t keep) {
     fenced_memory_.pop_front();
     const uint64_t at = first_difference(fenced.memory.bytes, fenced.poison);
     if (at != fenced.memory.bytes.size()) {
-      violation("written after the fence: byte " + std::to_string(at) + " of " + text_of(fenced.whose));
+      violation("written after the fence: byte " + std::to_string(at) + " of " +
+                text_of(fenced.whose));
     }
     release(std::move(fenced.memory));
   }
@@ -288,7 +297,7 @@ void Member::new_buffer(Link& link, const PeerMessage& message, std::span<const 
   next.credit_base = message.credits;
   const Outbound* last = link.next ? &*link.next : link.out.key ? &link.out : nullptr;
   if (last != nullptr && last->id.number > message.number) {
-    // Overtaken by the one that replaced it: nothing was written there.
+    // Its replacement arrived first: nothing was written there.
     send(link, {.kind = PeerMessage::kBufferClosed, .number = message.number});
     return;
   }
@@ -297,7 +306,7 @@ void Member::new_buffer(Link& link, const PeerMessage& message, std::span<const 
   if (auto region = engine_.import_region(link.peer, desc)) {
     next.region = *region;
   } else {
-    // Taken back before we had heard of it; another one follows, or the peer is lost.
+    // Revoked before its descriptor arrived; a replacement follows, or the peer is lost.
     next.aborted = true;
     if (!is_expected_loss(region.error().code)) {
       violation("import: " + std::string(to_string(region.error().code)));
@@ -379,22 +388,22 @@ void Member::write_completed(Link& link, const Op& op, const Event& event) {
   if (op.long_write) long_writes(link).fetch_sub(1);
   if (out.id.number != op.buffer || out.pending == 0) return violation("a write of an old buffer");
   --out.pending;
-  if (event.parts_failed > op.counts || event.previous > event.parts_failed) {
-    return violation("more parts failed than there were");
+  if (event.parts_failed > op.counts || event.parts_unknown > event.parts_failed) {
+    return violation("more parts failed than were written");
   }
   if ((event.code == Errc::kOk) != (event.parts_failed == 0)) violation("parts and code disagree");
   out.delivered += op.counts - event.parts_failed;
-  out.unknown += event.previous;
+  out.unknown += event.parts_unknown;
   if (event.code == Errc::kOk) return;
   out.aborted = true;
   if (is_expected_loss(event.code)) return;
-  violation("a write ended with " + std::string(to_string(event.code)) + " and " +
-         to_string(event.remote) + ", " + text_of(out.id));
+  violation("a write completed with " + std::string(to_string(event.code)) + " and " +
+            to_string(event.remote) + ", " + text_of(out.id));
 }
 
 void Member::await_credit(Link& link) {
   const Op op{.kind = MemberOpKind::kAwaitCredit, .peer = link.peer};
-  accepted(link.credits->expect(1, track(op), Timeout::forever()), "the wait for a go");
+  accepted(link.credits->expect(1, track(op), Timeout::forever()), "the wait for a credit");
 }
 
 void Member::credit_received(Link& link, const Event& event) {
@@ -402,7 +411,7 @@ void Member::credit_received(Link& link, const Event& event) {
     ++link.credits_received;
     if (!link.lost) await_credit(link);
   } else if (event.code != Errc::kPeerLost) {
-    violation("a wait for a go ended with " + std::string(to_string(event.code)));
+    violation("a wait for a credit completed with " + std::string(to_string(event.code)));
   }
 }
 

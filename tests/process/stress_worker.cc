@@ -1,8 +1,8 @@
-// One process of a crowd, started by the tests of real processes (crowd.h).
+// One member process of a StressCluster (stress_cluster.h).
 //
-//   stress_worker LINE SCOREBOARD SLOT LIFE SEED PLOT_BYTES LANES LOOP
+//   stress_worker CHANNEL SCOREBOARD SLOT GENERATION SEED BUFFER_BYTES LANES LOOP
 //
-// LINE and SCOREBOARD are descriptors: the way to the referee, and memory that all of them share.
+// CHANNEL and SCOREBOARD are descriptors: the socket to the cluster, and the shared Scoreboard.
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -20,14 +20,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Config config_of(const HostProcess& self, uint64_t lanes, Member::Log& log) {
+Config config_of(const MemberId& self, uint64_t lanes, Member::Log& log) {
   Config config;
-  config.networks = {{.provider = "shm"}};
-  for (uint64_t i = 0; i < lanes; ++i) {
-    config.networks[0].devices.push_back("lane" + std::to_string(i));
-  }
+  config.networks = {
+      {.provider = "shm", .options = shm::Options{.lanes = static_cast<uint32_t>(lanes)}}};
   config.app_info = std::to_string(self.slot) + " " + std::to_string(self.generation);
-  // A stop is news soon, and never a loss: whoever is lost in these tests has died.
+  // A stopped peer is reported as stalled soon but never as lost: only dead peers are lost here.
   config.peer_timeout = 250ms;
   config.lost_timeout = 120s;
   config.spin = 20us;  // there are more processes than cores
@@ -39,10 +37,10 @@ int run(char** words) {
   const auto number = [&](int i) { return std::strtoull(words[i], nullptr, 10); };
   UniqueFd channel(static_cast<int>(number(1)));
   const UniqueFd scoreboard_fd(static_cast<int>(number(2)));
-  const HostProcess self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
+  const MemberId self{static_cast<uint32_t>(number(3)), static_cast<uint32_t>(number(4))};
   const std::string_view loop = words[8];
-  void* scoreboard =
-      ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED, scoreboard_fd.get(), 0);
+  void* scoreboard = ::mmap(nullptr, sizeof(Scoreboard), PROT_READ | PROT_WRITE, MAP_SHARED,
+                            scoreboard_fd.get(), 0);
   if (scoreboard == MAP_FAILED) return 2;
 
   Member::Log log;
@@ -57,7 +55,7 @@ int run(char** words) {
   member.watch(log);
   if (!member.begin()) return 2;
   if (loop == "moves") {
-    // Every stretch in another thread, which has ended before the next begins.
+    // Every 32 steps in a new thread, which exits before the next one starts.
     for (bool more = true; more;) {
       std::thread([&] {
         for (int i = 0; i < 32 && more; ++i) more = member.step();
@@ -73,7 +71,7 @@ int run(char** words) {
 }  // namespace fabric::stress
 
 int main(int argc, char** argv) {
-  // The referee may have ended before this channel: then nobody listens, and step() finds out.
+  // If the cluster exited before this call, step() sees the closed channel.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (argc != 9) return 2;
   return fabric::stress::run(argv);

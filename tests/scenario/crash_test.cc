@@ -1,9 +1,11 @@
 #include <algorithm>
 
+#include <gtest/gtest.h>
+
 #include "harness/write_auditor.h"
 #include "support/log_guard.h"
 
-// Processes that die without a word, at every step of what others do with them (P1, P3, P5, P16).
+// Processes that die without a goodbye, at every step of what their peers do (P1, P3, P5, P16).
 
 namespace fabric::test {
 namespace {
@@ -14,7 +16,7 @@ constexpr uint64_t kSize = 512 << 10;
 constexpr uint64_t kStride = 11;    // run the test at every n-th network event
 constexpr uint32_t kA = 0, kB = 1;  // nodes
 
-/// One who writes to three, of whom the first will die.
+/// A sender and three receivers, of which the first will die.
 class CrashCluster {
  public:
   explicit CrashCluster(const sim::NicModel& model = slow_rc())
@@ -26,7 +28,7 @@ class CrashCluster {
       to.push_back({&hosts[i], connect(hosts[0], hosts[i])});
       await_connected(world, hosts[0], to.back().remote.peer);
     }
-    // The third has to do with the one who dies, and waits for it.
+    // The third host waits for a count of the one that dies.
     back = connect(hosts[2], hosts[1]);
     await_connected(world, hosts[2], back.peer);
     bound.emplace(*hosts[2].engine.make_counter());
@@ -62,7 +64,7 @@ class CrashCluster {
   std::vector<Host> hosts;
   std::vector<WriteAuditor::Target> to;
   RemoteHost back;
-  std::vector<size_t> others;  ///< the first operation that has nothing to do with the dead one
+  std::vector<size_t> others;  ///< the first operation that does not involve the dead host
   std::optional<Counter> bound;
   std::optional<Subscription> sub;
   std::optional<WriteAuditor> auditor;
@@ -86,7 +88,7 @@ UndisturbedRun without_a_crash(const sim::NicModel& model) {
   return undisturbed;
 }
 
-/// `lose_acks`: what it takes before it dies it counts, and nobody hears of it.
+/// `lose_acks`: the sender gets no acknowledgement of what the receiver counted before it died.
 void a_receiver_dies_at_any_step(const sim::NicModel& model, bool lose_acks = false) {
   expect_fault_logs();
   const UndisturbedRun undisturbed = without_a_crash(model);
@@ -106,15 +108,14 @@ void a_receiver_dies_at_any_step(const sim::NicModel& model, bool lose_acks = fa
     for (size_t i = 0; i < cluster.auditor->ops.size(); ++i) {
       const auto& op = cluster.auditor->ops[i];
       for (const auto& part : op.parts) {
-        const bool survivor = part.host != &cluster.b();
+        const bool survivor = part.target_engine != &cluster.b().engine;
         EXPECT_TRUE(!survivor || part.remote == Remote::kDelivered) << "of a survivor";
         unknown += part.remote == Remote::kUnknown;
         not_delivered += part.remote == Remote::kNotDelivered;
       }
       if (!op.ok()) {
         const bool gave_up = op.event.code == Errc::kRailLost && !model.exact_replay;
-        EXPECT_TRUE(op.event.code == Errc::kPeerLost || op.event.code == Errc::kTimeout ||
-                    gave_up)
+        EXPECT_TRUE(op.event.code == Errc::kPeerLost || op.event.code == Errc::kTimeout || gave_up)
             << to_string(op.event.code);
         EXPECT_EQ(op.event.peer, cluster.to[0].remote.peer);
       }
@@ -150,7 +151,7 @@ TEST(Crash, OfAReceiverDisturbsNoOtherPeerWithoutConnections) {
 
 // ---- During what is not a write -----------------------------------------------------------------
 
-/// CrashPair hosts, of whom the second dies at an event of the network; nothing has been said before.
+/// Two hosts without a session. The second one dies after a given network event.
 class CrashPair {
  public:
   explicit CrashPair(const sim::NicModel& model = slow_rc())
@@ -164,13 +165,15 @@ class CrashPair {
     await_connected(world, a, to_b.peer);
     await_connected(world, b, to_a.peer);
   }
-  /// The one who stays can do everything with whoever comes next.
+  /// The surviving host works with the successor of the dead one.
   void works_with_successor() {
     Host next = open_host(world, kB, kSize, short_timeouts_config());
     EXPECT_TRUE(delivers(world, a, next, 11));
     EXPECT_TRUE(delivers(world, next, a, 12));
   }
-  Nanos bound() const { return short_timeouts_config().default_timeout + short_timeouts_config().drain_timeout; }
+  Nanos bound() const {
+    return short_timeouts_config().default_timeout + short_timeouts_config().drain_timeout;
+  }
 
   EventRecorder seen;
   sim::World world;
@@ -178,9 +181,10 @@ class CrashPair {
   RemoteHost to_b, to_a;
 };
 
-/// Tells `story` with the crash after every event from its beginning to its end without one.
-/// `begin` brings the hosts to where it starts, `act` submits under tag 1 of the recorder.
-void dies_during(const std::function<void(CrashPair&)>& begin, const std::function<void(CrashPair&)>& act,
+/// Crashes b after every event of an undisturbed run. `begin` prepares the hosts, `act` submits
+/// under tag 1 of the recorder.
+void dies_during(const std::function<void(CrashPair&)>& begin,
+                 const std::function<void(CrashPair&)>& act,
                  const std::function<void(CrashPair&, const Event&)>& check, uint64_t stride) {
   expect_fault_logs();
   uint64_t first = 0, last = 0;
@@ -233,7 +237,7 @@ TEST(Crash, DuringConnectEndsWhatWaitedForIt) {
                   two.world.run_for(1s);
                   EXPECT_TRUE(untouched(two.b.bytes())) << "landed after the end";
                 }
-                // Nobody was ever there, nobody is there any more, or nobody said anything in time.
+                // Never reached, dead, or no answer before the deadline.
                 EXPECT_TRUE(event.code == Errc::kOk || event.code == Errc::kUnreachable ||
                             event.code == Errc::kPeerLost || event.code == Errc::kTimeout)
                     << to_string(event.code);
@@ -259,7 +263,7 @@ TEST(Crash, DuringResolveEndsIt) {
       1);
 }
 
-/// The one who dies has writes under way to the one who fences, or deregisters.
+/// The host that dies has writes in flight to the host that fences, or deregisters.
 void start_writes_of_b(CrashPair& two, uint64_t content) {
   fill(two.b.bytes(), content);
   for (uint64_t i = 0; i < 4; ++i) {
@@ -271,7 +275,7 @@ void start_writes_of_b(CrashPair& two, uint64_t content) {
   two.world.run_for(30us);
 }
 
-/// After a proof: whatever was on its way, nothing lands.
+/// After a proof nothing lands, whatever was in flight.
 void nothing_lands(CrashPair& two, std::span<std::byte> memory) {
   std::ranges::fill(memory, std::byte{0});
   two.world.run_for(3s);
@@ -328,7 +332,7 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
   }();
   for (uint64_t at = begin; at <= end; at += kStride) {
     for (const bool early :
-         {true, false}) {  // the fence comes before anybody has noticed, or after
+         {true, false}) {  // the fence comes before the loss is noticed, or after
       SCOPED_TRACE("after event " + std::to_string(at) + (early ? ", early" : ", late"));
       CrashPair two;
       two.meet();
@@ -342,9 +346,9 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       auditor.write(to, 150'000);
       const auto crashed = [&] { return two.world.faults(Fault::Kind::kCrash) > 0; };
       ASSERT_TRUE(two.world.run_until(crashed, 10s));
-      EXPECT_NE(two.a.engine.dump(), "") << "whoever looks at what is left of it";
+      EXPECT_NE(two.a.engine.dump(), "") << "a dead engine can still be dumped";
       const Nanos when = two.world.now();
-      // Closing its ways in takes time, and the proof is not there before.
+      // Closing its inbound paths takes time, and the proof does not come before.
       constexpr Nanos kProof = 20ms;
       ASSERT_TRUE(two.world.at(when, Fault::late_proof(kB, kProof)));
       const Fence fence{.peer = two.to_a.peer, .notify = two.seen.notify(1)};
@@ -358,7 +362,8 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       };
       ASSERT_TRUE(two.world.run_until(gone, 10s));
       const Nanos lost = two.world.now();
-      ASSERT_TRUE(two.world.run_until(reported, 100ms)) << "its last counts are not waited for longer";
+      ASSERT_TRUE(two.world.run_until(reported, 100ms))
+          << "its last counts are not waited for longer";
       if (!early) {
         ASSERT_TRUE(two.b.engine.submit(fence));
       }

@@ -1,8 +1,10 @@
+#include <gtest/gtest.h>
+
 #include "base/rng.h"
 #include "harness/host.h"
 #include "support/log_guard.h"
 
-// The same run twice, and several engines in one thread of real time.
+// The same run twice, and several engines on one inline runtime, in real time.
 
 namespace fabric::test {
 namespace {
@@ -32,8 +34,8 @@ uint64_t trace_of_a_busy_run(uint64_t seed) {
                                                   .imm = counter.key(),
                                                   .batch = batch}));
     }
-    EXPECT_TRUE(hosts[from].engine.submit(
-        Send{.peer = remote.peer, .channel = 1, .bytes = hosts[from].bytes(0, 100), .batch = batch}));
+    EXPECT_TRUE(hosts[from].engine.submit(Send{
+        .peer = remote.peer, .channel = 1, .bytes = hosts[from].bytes(0, 100), .batch = batch}));
     EXPECT_TRUE(counter.wait(5));
     EXPECT_TRUE(hosts[from].engine.wait(batch));
   }
@@ -85,7 +87,7 @@ TEST(InlineEngines, AWaitOnOneDrivesTheOther) {
   const auto runtime = std::make_shared<InlineRuntime>();
   SelfWriter a(runtime), b(runtime);
   fill(b.memory.bytes().first(32 << 10), 9);
-  // B's write is only submitted once A's has ended, and nobody waits on A.
+  // B's write is only submitted once A's has completed, and no thread waits on A.
   recorder.then = [&](const Event& event) {
     EXPECT_EQ(event.code, Errc::kOk);
     b.write();

@@ -2,11 +2,15 @@
 #include <map>
 #include <string>
 
+#include <gtest/gtest.h>
+
 #include "harness/host.h"
+#include "harness/write_auditor.h"
+#include "scenario/pairs.h"
 #include "support/log_guard.h"
 
 // Connections that break, rails that go and come back. Whatever happens to the network between two
-// engines that live, every write is delivered once, with all of its bytes (P10).
+// live engines, every write is delivered once, with all of its bytes (P10).
 
 namespace fabric::test {
 namespace {
@@ -28,7 +32,7 @@ void expect_breaks() {
 /// A network that loses nothing for good: RC-like, two rails.
 sim::NicModel rc() {
   sim::NicModel model = sim::NicModel::connectx7();
-  model.gbit_per_s = 10;  // slow enough that a fault finds something on its way
+  model.gbit_per_s = 10;  // slow enough that a fault hits writes in flight
   return model;
 }
 
@@ -149,8 +153,8 @@ class Traffic {
   std::optional<Batch> batch_;
 };
 
-/// Tells the story once for every event between the first submit and the last completion, with the
-/// faults beginning right after that event.
+/// Runs the test once for every event between the first submit and the last completion; the faults
+/// begin right after that event.
 void at_every_step(const std::function<void(Traffic&, uint64_t)>& break_at, uint64_t stride = 1) {
   expect_breaks();
   const auto [begin, end] = Traffic(test_seed()).span();
@@ -279,12 +283,147 @@ TEST(Failover, AWrongKeyBreaksTheConnectionOfInnocents) {
     traffic.submit();
     const auto waited = traffic.a().engine.wait(traffic.batch(), 60s);
     if (traffic.world().faults(Fault::Kind::kWrongKey) == 0 || waited) continue;
-    // One piece was refused; only its own operation fails, and says why.
+    // One work request was refused; only its operation fails, and reports why.
     EXPECT_EQ(waited.error().code, Errc::kRemoteAccess);
     std::array<Failure, 8> failures;
     const uint32_t n = traffic.batch().failures(failures);
     ASSERT_EQ(n, 1u);
     EXPECT_EQ(failures[0].code, Errc::kRemoteAccess);
+  }
+}
+
+// ---- In doubt -----------------------------------------------------------------------------------
+
+// Writes that are in doubt after a break wait for the drain report of their own target only.
+
+constexpr uint64_t kBreakBytes = 1 << 20;
+
+/// One sender and two receivers. A stopped receiver still answers by its second NIC.
+struct BreakSetup {
+  BreakSetup() {
+    expect_fault_logs();
+    await_connected(world, a, to_b.peer);
+    await_connected(world, a, to_c.peer);
+    world.run_for(5ms);
+    fill(a.bytes(), 7);
+  }
+  void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
+  void write(const RemoteHost& remote, CounterKey key, uint64_t tag) {
+    ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
+                                      .target = remote.at(0),
+                                      .size_bytes = kBreakBytes,
+                                      .imm = key,
+                                      .timeout = 20s,
+                                      .notify = seen.notify(tag)}));
+  }
+
+  Host open() {
+    return open_host(world, world.add_node(2, slow_rc()), kBreakBytes, short_timeouts_config());
+  }
+
+  EventRecorder seen;
+  sim::World world{sim::WorldOptions{.seed = test_seed()}};
+  Host a = open(), b = open(), c = open();
+  RemoteHost to_b = connect(a, b, {.warm = true}), to_c = connect(a, c, {.warm = true});
+};
+
+TEST(Failover, TheLossOfAPeerCompletesWhatIsInDoubtWithItAndNothingElse) {
+  BreakSetup setup;
+  Counter at_b = *setup.b.engine.make_counter(), at_c = *setup.c.engine.make_counter();
+  setup.happens(Fault::stop(1));
+  setup.happens(Fault::stop(2));
+  setup.write(setup.to_b, at_b.key(), 1);
+  setup.write(setup.to_c, at_c.key(), 2);
+  setup.world.run_for(300us);
+  setup.happens(Fault::break_sender(0, 1, 0));
+  setup.happens(Fault::break_sender(0, 2, 0));
+  setup.world.run_for(100ms);
+  ASSERT_EQ(setup.seen.count(), 0u) << "no drain report has come yet";
+
+  setup.happens(Fault::crash(1));
+  const Nanos died = setup.world.now();
+  ASSERT_TRUE(setup.world.run_until([&] { return setup.seen.count() > 0; }, 10s));
+  EXPECT_EQ(setup.seen.events[0].tag, 1u);
+  EXPECT_EQ(setup.seen.events[0].code, Errc::kPeerLost);
+  EXPECT_LE(setup.world.now(), died + short_timeouts_config().lost_timeout + 1ms);
+  EXPECT_EQ(setup.seen.count(), 1u) << "the other is still asked";
+
+  setup.happens(Fault::resume(2));
+  ASSERT_TRUE(setup.world.run_until([&] { return setup.seen.count() > 1; }, 1s));
+  EXPECT_EQ(setup.seen.find(2)->code, Errc::kOk);
+  EXPECT_EQ(at_c.count(), 1u);
+  EXPECT_TRUE(holds(setup.c.bytes(), 7));
+}
+
+// The drain report may be the last thing that is missing: nothing else happens afterwards that
+// would make the sender check again.
+TEST(ClosedName, IsProvedAsSoonAsTheTargetHasReported) {
+  constexpr Nanos kLate = 100ms;
+  BreakSetup setup;
+  const uint64_t name = 5;
+  Counter counter = *setup.b.engine.named_counter(name);
+  CounterKey key;
+  ASSERT_TRUE(setup.a.engine.resolve(setup.to_b.peer, {&name, 1}, {&key, 1}));
+  setup.happens(Fault::late_proof(1, kLate));
+  setup.write(setup.to_b, key, 1);
+  setup.world.run_for(300us);
+  setup.happens(Fault::break_sender(0, 1, 0));
+  setup.world.run_for(10ms);
+  ASSERT_EQ(setup.seen.count(), 0u) << "the target is still closing its end";
+  const Nanos asked = setup.world.now();
+  const auto quiescence = counter.close();
+  ASSERT_TRUE(quiescence);
+  EXPECT_EQ(*quiescence, Quiescence::kProved);
+  EXPECT_LE(setup.world.now(), asked + kLate);
+}
+
+// ---- Two faults ---------------------------------------------------------------------------------
+
+constexpr uint64_t kTwoFaultStride = 149;  // events of the network from one run to the next
+
+// Two faults at every step, three hosts, asymmetric rails.
+void enumerate(const sim::NicModel& model, uint32_t ra, uint32_t rb, const Fault& first,
+               const Fault& second, uint64_t apart, bool bulk, const Fault& undo) {
+  for (uint64_t at = 5; at < 200; at += kTwoFaultStride) {
+    SCOPED_TRACE("at " + std::to_string(at) + " rails " + std::to_string(ra) + std::to_string(rb) +
+                 " " + to_string(first.kind) + " " + to_string(second.kind));
+    Config config = short_timeouts_config();
+    config.bulk_slice_bytes = 64 << 10;
+    FaultyPair pair(model, ra, rb, 4 << 20, config);
+    expect_log("");
+    WriteAuditor auditor(*pair.a, 7);
+    const WriteAuditor::Target to{&*pair.b, pair.remote};
+    const uint64_t base = pair.world.events();
+    ASSERT_TRUE(pair.world.at_event(base + at, first));
+    ASSERT_TRUE(pair.world.at_event(base + at + apart, second));
+    const WriteAuditor::Options options{.timeout = 500ms,
+                                        .priority = bulk ? Priority::kBulk : Priority::kNormal};
+    for (int i = 0; i < 3; ++i) auditor.write(to, 300 << 10, options);
+    auditor.pages(to, 16, 4096, options);
+    ASSERT_TRUE(pair.world.at(pair.world.now() + Nanos(50ms), undo));
+    run_until_complete(pair.world, auditor);
+    auditor.check();
+    if (testing::Test::HasFailure()) return;
+  }
+}
+TEST(Failover, TwoFaultsAtAnyStep) {
+  for (const bool bulk : {false, true}) {
+    for (const auto& [ra, rb] : {std::pair{1u, 4u}, {4u, 1u}, {2u, 3u}}) {
+      enumerate(slow_rc(), ra, rb, Fault::break_sender(0, 1, 0), Fault::nic_down(1, 0), 7, bulk,
+                Fault::nic_up(1, 0));
+      enumerate(slow_rc(), ra, rb, Fault::lose_acks(0, 1, 0), Fault::break_target(0, 1, 0), 11,
+                bulk, Fault::keep_acks(0, 1));
+      enumerate(slow_rc(), ra, rb, Fault::refuse_posts(0, 0), Fault::break_sender(0, 1, 0), 5, bulk,
+                Fault::take_posts(0));
+      enumerate(slow_rc(), ra, rb, Fault::receiver_not_ready(1, 0), Fault::nic_down(0, 0), 40, bulk,
+                Fault::receiver_ready(1));
+      enumerate(slow_rc(), ra, rb, Fault::control_cut(0, 1), Fault::break_target(0, 1, 0), 3, bulk,
+                Fault::control_heal(0, 1));
+      enumerate(slow_srd(), ra, rb, Fault::refuse_posts(0, 0), Fault::nic_down(0, 0), 5, bulk,
+                Fault::nic_up(0, 0));
+      enumerate(slow_srd(), ra, rb, Fault::lose_acks(0, 1, 0), Fault::nic_down(1, 0), 20, bulk,
+                Fault::nic_up(1, 0));
+    }
   }
 }
 

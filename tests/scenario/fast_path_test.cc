@@ -2,11 +2,13 @@
 #include <cstring>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "harness/host.h"
 #include "support/log_guard.h"
 
-// Small writes take a short way through the core, along what was found out by the write before
-// them. What was found out must not outlive the paths that it speaks of.
+// The fast path reuses the route that an earlier write has cached. The cache must not outlive the
+// paths that it names.
 
 namespace fabric::test {
 namespace {
@@ -21,8 +23,8 @@ void expect_breaks() {
   }
 }
 
-// The sender has one rail. When the rail of the target that it writes to is gone, its path leads
-// to the other one, which knows the same memory under another key.
+// The sender has one rail. When the rail of the target that it writes to is down, its path leads
+// to the other rail, which has another rkey for the same memory.
 TEST(FastPath, UsesTheRkeyOfTheRailThatThePathLeadsTo) {
   expect_breaks();
   sim::World world({.seed = seeds(1)[0]});
@@ -44,13 +46,14 @@ TEST(FastPath, UsesTheRkeyOfTheRailThatThePathLeadsTo) {
     EXPECT_TRUE(holds(to.bytes(), seed));
   };
   write(1);
-  write(2);  // by the short way: the path is open
+  write(2);  // on the fast path: the connection is open
   ASSERT_TRUE(world.at(0ns, Fault::nic_down(kTo, 0)));
   for (uint64_t i = 3; i < 8; ++i) write(i);
   EXPECT_GT(to.engine.rail_stats()[1].rx.imms, 0u) << "the other rail was never used";
 }
 
-// A break ends several trains of one path at once: all that was in them arrives, and counts once.
+// A break hits several post batches of one path at once: all of their writes arrive, and count
+// once.
 TEST(FastPath, PostBatchesOfABrokenPathArriveOnce) {
   expect_breaks();
   constexpr uint32_t kWrites = 256;
@@ -71,7 +74,8 @@ TEST(FastPath, PostBatchesOfABrokenPathArriveOnce) {
     }
     fill(from.bytes(), 7);
     ASSERT_TRUE(from.engine.submit(writes[0]));
-    ASSERT_TRUE(from.engine.wait(batch));  // the path is open, and not one piece was ever made
+    ASSERT_TRUE(
+        from.engine.wait(batch));  // the path is open, and every write so far took the fast path
     ASSERT_EQ(*from.engine.submit(std::span(writes).subspan(1)), kWrites - 1);
     ASSERT_TRUE(world.at(world.now() + when, Fault::break_sender(0, kTo, 0)));
     ASSERT_TRUE(from.engine.wait(batch, 10s)) << when.count() << " ns";
@@ -82,7 +86,7 @@ TEST(FastPath, PostBatchesOfABrokenPathArriveOnce) {
   }
 }
 
-// What travels together has one timer, which is that of its first deadline.
+// A post batch has one timer, set to its earliest deadline.
 TEST(FastPath, WatchesTheEarliestDeadlineOfAPostBatch) {
   expect_breaks();
   expect_log("an operation does not drain");
@@ -104,7 +108,7 @@ TEST(FastPath, WatchesTheEarliestDeadlineOfAPostBatch) {
   Batch first = *from.engine.make_batch(), hasty = *from.engine.make_batch();
   ASSERT_TRUE(from.engine.submit(write(first, 1s)));
   ASSERT_TRUE(from.engine.wait(first));
-  // The NIC takes what it is given, and nobody takes it from there.
+  // The sender's NIC takes the writes, and the receiver takes no immediates.
   ASSERT_TRUE(world.at(world.now(), Fault::receiver_not_ready(kTo)));
   const std::array<Write, 3> together{write(first, 30s), write(hasty, 10ms), write(first, 30s)};
   ASSERT_EQ(*from.engine.submit(together), 3u);
@@ -117,7 +121,40 @@ TEST(FastPath, WatchesTheEarliestDeadlineOfAPostBatch) {
   EXPECT_EQ(hasty.delivered(), 0u);
   ASSERT_TRUE(world.at(world.now(), Fault::receiver_ready(kTo)));
   ASSERT_TRUE(from.engine.wait(first, 40s));
-  EXPECT_EQ(first.delivered(), 3u) << "innocents in the same train";
+  EXPECT_EQ(first.delivered(), 3u) << "the other writes of the same post batch";
+}
+
+// ---- Signals ------------------------------------------------------------------------------------
+
+// So many that the list of one is longer than any unit in which lists are kept.
+TEST(Signals, SubmittedTogetherKeepTheirListsApart) {
+  constexpr uint32_t kPeers = 9, kSignals = 3;
+  sim::World world({.seed = test_seed()});
+  Host sender = open_host(world, world.add_node(), 64);
+  std::vector<Host> receivers;
+  std::vector<PeerId> peers;
+  for (uint32_t i = 0; i < kPeers; ++i) {
+    receivers.push_back(open_host(world, world.add_node(), 64));
+    peers.push_back(connect(sender, receivers.back()).peer);
+  }
+  for (const PeerId peer : peers) await_connected(world, sender, peer);
+  const PeerGroup group = *sender.engine.make_group(peers);
+  std::array<std::vector<Counter>, kSignals> counters;
+  Batch batch = *sender.engine.make_batch();
+  for (auto& of_signal : counters) {
+    std::vector<CounterKey> keys;
+    for (Host& receiver : receivers) {
+      of_signal.push_back(*receiver.engine.make_counter());
+      keys.push_back(of_signal.back().key());
+    }
+    ASSERT_TRUE(sender.engine.submit(Signal{.group = group, .keys = keys, .batch = batch}));
+  }
+  ASSERT_TRUE(sender.engine.wait(batch));
+  EXPECT_EQ(batch.delivered(), kPeers * kSignals);
+  world.run_for(1ms);
+  for (const auto& of_signal : counters) {
+    for (const Counter& counter : of_signal) EXPECT_EQ(counter.count(), 1u);
+  }
 }
 
 }  // namespace

@@ -2,12 +2,15 @@
 #include <cstring>
 #include <optional>
 
+#include <gtest/gtest.h>
+
 #include "harness/host.h"
+#include "scenario/pairs.h"
 #include "support/log_guard.h"
 
-// Fences (P13): a writer that is stopped with writes on their way, the owner of the memory who
-// shuts it out and uses the memory again, and somebody who has nothing to do with it. After the
-// fence said ok not one byte of the writer lands, whatever its NIC still holds.
+// Fences (P13): a writer that is stopped with writes in flight, the owner of the memory, which
+// fences the writer and reuses the memory, and an innocent third peer. After the fence completes
+// with kOk not one byte of the writer lands, whatever its NIC still holds.
 
 namespace fabric::test {
 namespace {
@@ -17,7 +20,7 @@ using sim::Fault;
 constexpr uint64_t kHalf = 32 << 10;  // of the owner's memory: the writer's, then the innocent's
 constexpr uint64_t kPage = 1024;
 constexpr uint32_t kWriter = 0, kOwner = 1, kInnocent = 2;  // nodes
-constexpr uint64_t kStride = 41;                            // of stories told at every event
+constexpr uint64_t kStride = 41;  // run the test at every n-th network event
 constexpr uint32_t kWrites = 200, kInnocentWrites = 100;
 
 enum class Access { kOpen, kGrant };
@@ -66,13 +69,13 @@ class FenceSetup {
     sub.emplace(*owner.engine.subscribe(seen.notify()));
   }
 
-  /// The way to the owner's memory, by a descriptor that is good for anybody or for this one only.
+  /// Imports the owner's memory, by a descriptor for all peers or for this one only.
   RemoteHost reach(Host& from, uint32_t node, Access access) {
     const PeerId to = *from.engine.connect(owner.engine.address());
     await_connected(world, from, to);
     EXPECT_TRUE(world.run_until([&] { return bool(session_with(owner, node)); }, 1s));
-    const auto desc =
-        access == Access::kOpen ? owner.memory.desc() : owner.memory.grant(session_with(owner, node));
+    const auto desc = access == Access::kOpen ? owner.memory.desc()
+                                              : owner.memory.grant(session_with(owner, node));
     return {to, *from.engine.import_region(to, *desc)};
   }
 
@@ -119,8 +122,8 @@ class FenceSetup {
     EXPECT_TRUE(came) << owner.engine.dump();
     return came ? *fenced.find(tag) : Event{};
   }
-  /// The owner uses the writer's half again, from the moment at which a fence says ok. What lands
-  /// there afterwards is seen in the very step.
+  /// The owner reuses the writer's half as soon as a fence completes with kOk. A write that lands
+  /// there afterwards is found in the same step.
   void guard() {
     fenced.then = [this](const Event& event) {
       if (event.code == Errc::kOk) reuse();
@@ -148,7 +151,7 @@ class FenceSetup {
           << to_string(event.code);
     }
   }
-  /// The way back in is a new session; nothing of the old one opens it.
+  /// The writer gets access again by a new session only; handles of the old one stay refused.
   void meets_again(Access access) {
     const Write stale{.source = writer.memory.at(0), .target = remote.at(0), .size_bytes = 8};
     EXPECT_EQ(writer.engine.submit(stale).error().code, Errc::kPeerLost);
@@ -221,7 +224,9 @@ void zombie_is_shut_out(FenceKind kind, Access access) {
 
 TEST(FencedZombie, ByItsConnection) { zombie_is_shut_out(FenceKind::kLocal, Access::kOpen); }
 TEST(FencedZombie, ByItsHost) { zombie_is_shut_out(FenceKind::kHost, Access::kOpen); }
-TEST(FencedZombie, ByTheKeysThatOnlyItHad) { zombie_is_shut_out(FenceKind::kRekey, Access::kGrant); }
+TEST(FencedZombie, ByTheKeysThatOnlyItHad) {
+  zombie_is_shut_out(FenceKind::kRekey, Access::kGrant);
+}
 
 TEST(FencedZombie, WithAnOpenDescriptorOnlyTheEndOfTheRegionIsProof) {
   FenceSetup setup(FenceKind::kRekey, Access::kOpen);
@@ -282,7 +287,7 @@ TEST(FencedZombie, WithoutAnyFenceOnlyItsOwnAnswerIsProof) {
 
 // ---- Those who answer ---------------------------------------------------------------------------
 
-/// Told at every event of the load: what was posted drains, nobody else notices.
+/// At every event of the load: what was posted drains, no other peer is disturbed.
 void cooperates_at_any_step(FenceKind kind, Access access) {
   uint64_t begin = 0, end = 0;
   {
@@ -304,7 +309,7 @@ void cooperates_at_any_step(FenceKind kind, Access access) {
     const Nanos began = setup.world.now();
     setup.fence(1);
     EXPECT_EQ(setup.await_fence(1).code, Errc::kOk);
-    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "it answers, nobody waits for a bound";
+    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "it answers: no timeout is waited for";
     setup.writer_ended();
     EXPECT_EQ(setup.batch->unknown(), 0u) << "what was posted has drained";
     setup.innocents_arrived();
@@ -353,7 +358,7 @@ TEST(FencedPeer, StoppedAtAnyStepOfTheFence) {
   }
 }
 
-// ---- Those who are gone or not yet there --------------------------------------------------------
+// ---- Peers that are lost or not connected yet ---------------------------------------------------
 
 TEST(FencedPeer, ThatIsLostNeedsNoAnswer) {
   for (const FenceKind kind : {FenceKind::kLocal, FenceKind::kRekey}) {
@@ -440,7 +445,7 @@ TEST(LateProof, ComesAsAnEventAfterAFenceThatHadNoTimeForIt) {
     EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 0u);
     const auto proved = [&] { return setup.seen.count(EventKind::kFenceProved) > 0; };
     ASSERT_TRUE(setup.world.run_until(proved, 10s));
-    EXPECT_GE(setup.world.now() - began, Nanos(2s)) << "nobody has said so before";
+    EXPECT_GE(setup.world.now() - began, Nanos(2s)) << "no proof came before";
     const auto proof = std::ranges::find(setup.seen.events, EventKind::kFenceProved, &Event::kind);
     EXPECT_EQ(proof->op, fence);
     EXPECT_EQ(proof->peer, setup.peer);
@@ -488,19 +493,19 @@ TEST(LateProof, OfAKeyThatEndsWithItsRegionIsWaitedForAsWell) {
   setup.happens(Fault::stop(kWriter));
   setup.fence(2, 20s);
   EXPECT_EQ(setup.await_fence(2).code, Errc::kOk);
-  ASSERT_NE(setup.fenced.find(1), nullptr) << "the writer's key was not proved to be gone";
+  ASSERT_NE(setup.fenced.find(1), nullptr) << "the writer's rkey was not proved to be invalid";
   EXPECT_EQ(setup.fenced.find(1)->code, Errc::kOk);
   setup.happens(Fault::resume(kWriter));
 }
 
 TEST(LateProof, OfAKeyThatWasNeverUsedIsWaitedForAsWell) {
-  FenceSetup setup(FenceKind::kRekey, Access::kGrant);  // and nobody has opened a path
+  FenceSetup setup(FenceKind::kRekey, Access::kGrant);  // and no path is open
   setup.happens(Fault::late_proof(kOwner, 2s));
   setup.happens(Fault::stop(kWriter));
   const Nanos began = setup.world.now();
   setup.fence(1, 20s);
   EXPECT_EQ(setup.await_fence(1).code, Errc::kOk);
-  EXPECT_GE(setup.world.now() - began, Nanos(3s)) << "its grace, then the rail's word";
+  EXPECT_GE(setup.world.now() - began, Nanos(3s)) << "its grace period, then the proof of the rail";
   setup.happens(Fault::late_proof(kOwner, 0s));
   setup.happens(Fault::resume(kWriter));
 }
@@ -522,6 +527,43 @@ TEST(LateProof, OfAFirstFenceIsReportedAlthoughASecondOneHasIt) {
   setup.resume_writer();
   setup.innocents_arrived();
 }
+
+// ---- Held back ----------------------------------------------------------------------------------
+
+// A fence that completes with kOk; then a write that was held back must not go by another rail.
+void fence_then_lands(const sim::NicModel& model) {
+  FaultyPair pair(model);
+  pair.happens(Fault::refuse_posts(0, 0));
+  for (uint32_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(i * 4096),
+                                            .target = pair.remote.at(i * 4096),
+                                            .size_bytes = 4096,
+                                            .notify = pair.ended.notify(i)}));
+  }
+  pair.world.run_for(1ms);
+  std::vector<std::byte> before;
+  pair.fenced.then = [&](const Event& event) {
+    if (event.code != Errc::kOk) return;
+    fill(pair.b->bytes(), 99);
+    before.assign(pair.b->bytes().begin(), pair.b->bytes().end());
+  };
+  ASSERT_TRUE(pair.b->engine.submit(
+      Fence{.peer = pair.there, .timeout = 2s, .notify = pair.fenced.notify(1)}));
+  pair.world.run_for(100ms);
+  EXPECT_EQ(pair.fenced.count(), 0u) << "something is held back at the sender";
+  pair.happens(Fault::nic_down(0, 0));
+  pair.world.run_for(1s);
+  ASSERT_EQ(pair.fenced.count(), 1u);
+  EXPECT_EQ(pair.fenced.events[0].code, Errc::kOk);
+  for (uint32_t i = 0; i < 4; ++i) {
+    ASSERT_NE(pair.ended.find(i), nullptr) << i;
+  }
+  ASSERT_FALSE(before.empty());
+  EXPECT_EQ(std::memcmp(before.data(), pair.b->bytes().data(), before.size()), 0)
+      << "bytes landed after the fence had completed";
+}
+TEST(FencedPeer, LandsNoHeldBackWriteAfterOkUnordered) { fence_then_lands(slow_srd()); }
+TEST(FencedPeer, LandsNoHeldBackWriteAfterOkOrdered) { fence_then_lands(slow_rc()); }
 
 }  // namespace
 }  // namespace fabric::test

@@ -1,10 +1,13 @@
 #include <algorithm>
 
+#include <gtest/gtest.h>
+
+#include "harness/write_auditor.h"
 #include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
-// Two sides that want to meet, and everything that may come between: another job, another version,
-// nobody at all, a side that leaves in the middle, a life that is over (P15, P16).
+// Connecting, and what may prevent it: another job, another version, a peer that never answers or
+// closes in the middle, an earlier incarnation (P15, P16).
 
 namespace fabric::test {
 namespace {
@@ -19,7 +22,7 @@ std::function<bool()> is_lost(const Host& host, PeerId peer) {
   return [&host, peer] { return state_of(host, peer) == PeerState::kLost; };
 }
 
-/// The last change of a peer that was told.
+/// The last change of a peer that was reported.
 Event last_change(const EventRecorder& recorder) {
   Event last;
   for (const Event& event : recorder.events) {
@@ -69,7 +72,7 @@ TEST(WrongJob, IsReportedAtOnceAndEndsWhatWasSubmitted) {
     EXPECT_EQ(ended.events[0].code, Errc::kWrongJob);
     EXPECT_EQ(ended.events[0].remote, Remote::kNotDelivered);
     EXPECT_EQ(b.engine.stats().control_bad, 1u);
-    EXPECT_TRUE(b.engine.peers().empty()) << "nothing of a stranger is kept";
+    EXPECT_TRUE(b.engine.peers().empty()) << "nothing is kept for a peer of another job";
     EXPECT_TRUE(untouched(b.bytes()));
   }
 }
@@ -88,7 +91,7 @@ class ScriptedHandshake : public testing::Test {
     ASSERT_EQ(state(), PeerState::kConnected);
   }
   PeerState state() const { return engine.peer_info(peer)->state; }
-  /// What somebody without our key says.
+  /// A frame of a peer without our job key.
   void forge(MessageType type, uint64_t to_session, std::span<const std::byte> body) {
     const control::Header header{.type = type, .to_session = to_session};
     scripted.post(control::encode_frame(header, body, "another job"));
@@ -110,11 +113,11 @@ TEST_F(ScriptedHandshake, ARejectOfAnotherJobIsBelievedOnlyByTheSessionThatItNam
   const uint64_t session = scripted.engine_session;
   forge(MessageType::kReject, session + 1, wrong_job);
   forge(MessageType::kReject, 0, wrong_job);
-  EXPECT_EQ(state(), PeerState::kConnecting) << "of somebody else";
+  EXPECT_EQ(state(), PeerState::kConnecting) << "the session of another peer";
   forge(MessageType::kReject, session, control::encode(control::Reject{.code = Errc::kExhausted}));
   forge(MessageType::kBye, session, control::encode(control::Bye{.code = Errc::kPeerLost}));
   forge(MessageType::kWelcome, session, control::encode(scripted.hello));
-  EXPECT_EQ(state(), PeerState::kConnecting) << "nothing else is taken from a stranger";
+  EXPECT_EQ(state(), PeerState::kConnecting) << "nothing else is accepted without the job key";
   EXPECT_EQ(engine.stats().control_bad, 5u);
   forge(MessageType::kReject, session, wrong_job);
   EXPECT_EQ(state(), PeerState::kLost);
@@ -140,7 +143,7 @@ TEST_F(ScriptedHandshake, OnlyAPeerThatKnowsThisIncarnationLearnsThatItsJobIsWro
     scripted.read();
   };
   hello(scripted.hello.to_incarnation + 1);
-  EXPECT_TRUE(scripted.frames.empty()) << "no answer to bytes that anybody can make up";
+  EXPECT_TRUE(scripted.frames.empty()) << "no answer to bytes that need no knowledge of us";
   hello(scripted.hello.to_incarnation);
   const auto rejects = scripted.take(MessageType::kReject);
   ASSERT_EQ(rejects.size(), 1u);
@@ -164,7 +167,7 @@ TEST_F(ScriptedHandshake, FramesOfAnotherMajorAreCountedAndDisturbNothing) {
   EXPECT_EQ(engine.peers().size(), 1u);
 }
 
-// ---- Nobody, and those who leave in the middle --------------------------------------------------
+// ---- Peers that never answer or close in the middle ---------------------------------------------
 
 TEST_F(ScriptedHandshake, APeerThatNeverAnswersIsGivenUpWithEverythingThatWaited) {
   connect();
@@ -244,7 +247,7 @@ TEST_F(ScriptedHandshake, ALateHelloOpensNothingAndIsAnsweredThatTheSessionIsClo
   const auto byes = scripted.take(MessageType::kBye);
   ASSERT_EQ(byes.size(), 1u);
   EXPECT_EQ(byes[0].header.to_session, scripted.session);
-  // One of an earlier life is not even that.
+  // A hello of an earlier incarnation gets no answer.
   scripted.session += uint64_t{5} << 32;
   --scripted.hello.address.incarnation;
   scripted.send_hello();
@@ -252,7 +255,7 @@ TEST_F(ScriptedHandshake, ALateHelloOpensNothingAndIsAnsweredThatTheSessionIsClo
   scripted.read();
   EXPECT_TRUE(engine.peers().empty());
   EXPECT_TRUE(scripted.frames.empty());
-  // The next session is.
+  // The next session is accepted.
   ++scripted.hello.address.incarnation;
   scripted.send_hello();
   world.run_for(1ms);
@@ -267,7 +270,7 @@ TEST_F(ScriptedHandshake, APeerThatBeganAndNeverWentOnIsForgotten) {
   EXPECT_GE(scripted.take(MessageType::kWelcome).size(), 25u);
   world.run_for(2s);
   EXPECT_TRUE(engine.peers().empty());
-  EXPECT_EQ(seen.count(EventKind::kPeer), 0u) << "nobody here had asked for it";
+  EXPECT_EQ(seen.count(EventKind::kPeer), 0u) << "no caller here had asked for it";
   EXPECT_FALSE(scripted.take(MessageType::kBye).empty());
 }
 
@@ -365,7 +368,7 @@ TEST_F(OtherSideFirst, ARouteInUseStaysAsItIs) {
   EXPECT_EQ(route(remote.peer), "fast") << "never changed in silence";
 }
 
-// ---- The next life under the same name ----------------------------------------------------------
+// ---- The next incarnation under the same name ---------------------------------------------------
 
 Config named(uint64_t engine_id) {
   Config config = test_config();
@@ -385,7 +388,7 @@ TEST(Restart, UnderTheSameNameGivesTheOldIncarnationUpAtOnce) {
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, *first, old, 1));
   EXPECT_EQ(a.engine.peer_info(old.peer)->engine_id, 42u);
 
-  // The first one is still there and says nothing: the new life alone has to end the session.
+  // The first engine is still open and silent: the new incarnation alone has to end the session.
   Host second = open_host(world, node, kSize, named(42));
   Counter bound = *a.engine.make_counter();
   ASSERT_TRUE(bound.bind(old.peer));
@@ -403,7 +406,7 @@ TEST(Restart, UnderTheSameNameGivesTheOldIncarnationUpAtOnce) {
   EXPECT_EQ(a.engine.submit(stale).error().code, Errc::kPeerLost) << "before posting";
   EXPECT_EQ(a.engine.connect(first->engine.address()).error().code, Errc::kPeerLost);
   EXPECT_TRUE(world.run_until([&] { return first->engine.peers().empty(); }, 20s))
-      << "the old one hears that it is over when it asks";
+      << "the old engine is told so when it pings";
 }
 
 TEST(Restart, UnderAnotherNameLeavesTheOldDescriptorsToTheirLostOwner) {
@@ -425,6 +428,125 @@ TEST(Restart, UnderAnotherNameLeavesTheOldDescriptorsToTheirLostOwner) {
   world.run_for(1ms);
   EXPECT_EQ(a.engine.import_region(other, old_desc).error().code, Errc::kPeerLost);
   EXPECT_EQ(a.engine.import_region(other, unknown_desc).error().code, Errc::kInvalidArgument);
+}
+
+// ---- Limits -------------------------------------------------------------------------------------
+
+// The limits that engines announce, and a peer table that is full (P16).
+
+constexpr uint64_t kLimitBytes = 256 << 10;
+
+TEST(Handshake, HelloCarriesTheLimitsOfItsSender) {
+  Config config = test_config();
+  config.message_bytes_max = 777;
+  config.message_credits = 11;
+  config.timeout_max = 33s;
+  config.default_timeout = 5s;
+  config.drain_timeout = 44ms;
+  config.lost_timeout = 9s;
+  config.app_info = "rank 3";
+  ScriptedWorld world;
+  Engine engine = world.open(config);
+  ScriptedPeer scripted(world, engine.address());
+  ASSERT_TRUE(engine.connect(scripted.encoded_address()));
+  world.run_for(1ms);
+  const auto frames = scripted.take(MessageType::kHello);
+  ASSERT_FALSE(frames.empty());
+  const auto hello = control::decode_hello(frames[0].body);
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(hello->to_incarnation, scripted.address.incarnation);
+  EXPECT_EQ(hello->message_bytes_max, config.message_bytes_max);
+  EXPECT_EQ(hello->message_credits, config.message_credits);
+  EXPECT_EQ(hello->timeout_max_ns, config.timeout_max.count());
+  EXPECT_EQ(hello->drain_ns, config.drain_timeout.count());
+  EXPECT_EQ(hello->lost_ns, config.lost_timeout.count());
+  EXPECT_EQ(hello->app_info, config.app_info);
+}
+
+TEST(Handshake, OfOnePeerTooManyIsRefusedUntilThereIsRoom) {
+  Config small = short_timeouts_config();
+  small.peers_max = 1;
+  EventRecorder seen, ended;
+  sim::World world({.seed = test_seed()});
+  Host a = open_host(world, world.add_node(), kLimitBytes, short_timeouts_config());
+  Host b = open_host(world, world.add_node(), kLimitBytes, small);
+  Host c = open_host(world, world.add_node(), kLimitBytes, short_timeouts_config());
+  const Subscription subscription = *c.engine.subscribe(seen.notify());
+  const RemoteHost first = connect(a, b);
+  await_connected(world, a, first.peer);
+
+  const RemoteHost second = connect(c, b);
+  ASSERT_TRUE(c.engine.submit(Write{.source = c.memory.at(0),
+                                    .target = second.at(0),
+                                    .size_bytes = kLimitBytes,
+                                    .notify = ended.notify(1)}));
+  ASSERT_TRUE(world.run_until([&] { return ended.count() > 0; }, 1ms)) << "refused at once";
+  EXPECT_EQ(ended.events[0].code, Errc::kExhausted);
+  EXPECT_EQ(ended.events[0].remote, Remote::kNotDelivered);
+  EXPECT_EQ(seen.events.back().code, Errc::kExhausted);
+  EXPECT_EQ(c.engine.peer_info(second.peer)->state, PeerState::kLost);
+  EXPECT_TRUE(delivers(world, a, b, 5)) << "the first peer is not disturbed";
+
+  ASSERT_TRUE(a.engine.disconnect(first.peer));
+  world.run_for(500ms);
+  EXPECT_TRUE(delivers(world, c, b, 6));
+}
+
+/// An engine with a session to a scripted peer.
+struct ConnectedScriptedPeer {
+  ConnectedScriptedPeer() {
+    world.run_for(1ms);
+    scripted.read();
+    scripted.send_welcome();
+    world.run_for(1ms);
+    EXPECT_EQ(state(), PeerState::kConnected);
+  }
+  PeerState state() const { return engine.peer_info(peer)->state; }
+
+  EventRecorder ended;
+  ScriptedWorld world;
+  Engine engine = world.open();
+  ScriptedPeer scripted{world, engine.address()};
+  PeerId peer = *engine.connect(scripted.encoded_address());
+};
+
+TEST(Handshake, ARejectAfterTheWelcomeEndsNothing) {
+  ConnectedScriptedPeer setup;
+  setup.scripted.send(MessageType::kReject,
+                      control::encode(control::Reject{.code = Errc::kExhausted}));
+  setup.world.run_for(1ms);
+  EXPECT_EQ(setup.state(), PeerState::kConnected);
+}
+
+TEST(Handshake, UnsolicitedAnswersAreIgnored) {
+  ConnectedScriptedPeer setup;
+  for (const uint32_t ref : {0u, 7u, UINT32_MAX}) {
+    setup.scripted.send(MessageType::kResolved,
+                        control::encode(control::ResolvedNames{.ref = ref, .keys = {1}}));
+    setup.scripted.send(MessageType::kMessageDone, control::encode(control::Done{.ref = ref}));
+  }
+  setup.world.run_for(1ms);
+  EXPECT_EQ(setup.state(), PeerState::kConnected);
+
+  // The same answer twice: the second one belongs to nothing any more.
+  const uint64_t name = 3;
+  CounterKey key;
+  ASSERT_TRUE(setup.engine.submit(Resolve{
+      .peer = setup.peer, .names = {&name, 1}, .out = {&key, 1}, .notify = setup.ended.notify(1)}));
+  setup.world.run_for(1ms);
+  const auto questions = setup.scripted.take(MessageType::kResolve);
+  ASSERT_EQ(questions.size(), 1u);
+  const auto asked = control::decode_resolve(questions[0].body);
+  ASSERT_TRUE(asked);
+  for (const uint32_t wire : {5u, 6u}) {
+    setup.scripted.send(MessageType::kResolved,
+                        control::encode(control::ResolvedNames{.ref = asked->ref, .keys = {wire}}));
+  }
+  setup.world.run_for(1ms);
+  ASSERT_EQ(setup.ended.count(), 1u);
+  EXPECT_EQ(setup.ended.events[0].code, Errc::kOk);
+  EXPECT_EQ(key.wire(), 5u);
+  EXPECT_EQ(setup.state(), PeerState::kConnected);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 #include <algorithm>
 
+#include <gtest/gtest.h>
+
 #include "base/bytes.h"
 #include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
-// A peer that says what no engine would.
+// A peer that breaks the protocol.
 
 namespace fabric::test {
 namespace {
@@ -99,7 +101,8 @@ TEST_F(HostilePeer, TheSameHelloTwiceDoesNotStopAFenceOrClose) {
   EXPECT_LE(engine.now() - began, Nanos(2s));
 }
 
-// Who shows a hello again after its end broke gets no end that nobody would ever see go down.
+// A path hello that is repeated after its inbound end broke must not open an end that is never
+// closed.
 TEST_F(HostilePeer, TheHelloOfABrokenEndDoesNotStopClose) {
   ASSERT_NO_FATAL_FAILURE(meet());
   const auto hello = hello_of_path();
@@ -170,9 +173,10 @@ TEST_F(HostilePeer, CannotTouchTheOwnPath) {
     turn(1ms);
     ok += accepted();
   }
-  EXPECT_EQ(ok, 0u) << "a stranger holds an end of the engine's path to itself";
+  EXPECT_EQ(ok, 0u) << "another peer holds an end of the engine's path to itself";
   for (uint32_t number = 0; number < 4; ++number) {
-    scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 100 + number}));
+    scripted.send(MessageType::kPathClose,
+                  control::encode(control::PathClose{.ref = 100 + number}));
   }
   turn(5ms);
   ASSERT_TRUE(copy(2));
@@ -201,8 +205,8 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
       switch ((round + ref) % 4) {
         case 0:
           scripted.send(MessageType::kPathState,
-                      control::encode(control::PathState{
-                          .ref = at, .exact = round % 3 != 0, .taken = UINT64_MAX - ref}));
+                        control::encode(control::PathState{
+                            .ref = at, .exact = round % 3 != 0, .taken = UINT64_MAX - ref}));
           break;
         case 1:
           scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = at}));
@@ -222,12 +226,12 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
     if (state() >= PeerState::kLost) break;
   }
   for (int i = 0; i < 30; ++i) turn(100ms);
-  EXPECT_EQ(ended.count(), 300u) << "each once, whatever was said of its path";
+  EXPECT_EQ(ended.count(), 300u) << "each once, whatever was reported of its path";
   const auto closed = engine.close();
   EXPECT_TRUE(closed) << to_string(closed.error().code);
 }
 
-// The engine's own path: the peer answers every open and at once says that it is down.
+// The engine's own path: the peer answers every open, and reports at once that the path is down.
 TEST_F(HostilePeer, AReopenLoopBacksOff) {
   ASSERT_NO_FATAL_FAILURE(meet());
   MemoryRegion memory = *engine.allocate({.size_bytes = 4096});
@@ -241,7 +245,7 @@ TEST_F(HostilePeer, AReopenLoopBacksOff) {
       ++opens;
       const uint32_t ref = control::decode_path_open(frame.body)->ref;
       scripted.send(MessageType::kPathState,
-                  control::encode(control::PathState{.ref = ref, .exact = true}));
+                    control::encode(control::PathState{.ref = ref, .exact = true}));
     }
     scripted.frames.clear();
   }

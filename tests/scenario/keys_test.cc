@@ -2,15 +2,18 @@
 #include <map>
 #include <set>
 
-#include "harness/host.h"
+#include <gtest/gtest.h>
 
-// Stories about keys: reuse under late traffic, barriers, steps of a mixture of experts, the pages
-// of a key-value cache (P6, P8, P9, P11).
+#include "harness/host.h"
+#include "scenario/pairs.h"
+
+// Counter keys and names: reuse under late traffic, barriers, steps of a mixture of experts, the
+// pages of a key-value cache, names without a counter (P6, P8, P9, P11).
 
 namespace fabric::test {
 namespace {
 
-/// `n` hosts of which each has a way to each other one.
+/// `n` hosts, each connected to each other one.
 struct Mesh {
   Mesh(uint64_t seed, uint32_t n, uint64_t size_bytes, const sim::NicModel& model = {},
        uint32_t rails = 1)
@@ -32,7 +35,8 @@ struct Mesh {
   std::vector<std::vector<RemoteHost>> remotes;
 };
 
-// ---- CounterKey reuse ----------------------------------------------------------------------------------
+// ---- CounterKey reuse
+// ----------------------------------------------------------------------------------
 
 TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
   constexpr uint64_t kPage = 8192;
@@ -74,7 +78,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
       EXPECT_TRUE(keys.insert(fresh.key()).second);
       send(fresh.key(), kNew);
       ASSERT_TRUE(fresh.wait(kNew));
-      ASSERT_TRUE(sender.engine.wait(batch)) << "the sender does not care";
+      ASSERT_TRUE(sender.engine.wait(batch)) << "the sender is not affected";
       world.run_for(1ms);
       EXPECT_EQ(fresh.count(), 0u) << "a late write counted under the new key";
       stale += kLate - in_time;
@@ -111,7 +115,7 @@ TEST(KeyReuse, ClosingANamedKeyProvesThatItsSendersAreQuiet) {
   const uint64_t stale = mesh.engine(1).stats().stale_imms;
   mesh.world.run_for(10ms);
   EXPECT_EQ(mesh.engine(1).stats().stale_imms, stale) << "something arrived after the proof";
-  // The name is free again, for a counter of its own life.
+  // The name is free again, for another counter.
   Counter again = *mesh.engine(1).named_counter(42);
   EXPECT_NE(again.key(), key[0]);
 }
@@ -248,7 +252,7 @@ TEST(MixtureOfExperts, EveryStepHasTheBlocksOfAllRanks) {
         }
         EXPECT_EQ(moe.groups[rank].count(), 0u);
       }
-      // Between two steps nobody has given its share of the next one.
+      // Between two steps no rank has contributed to the next one.
       for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
         EXPECT_EQ(moe.groups[rank].missing().size(), Moe::kRanks - 1) << "step " << step;
       }
@@ -318,7 +322,7 @@ TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
   EXPECT_LT(moe.mesh.world.now() - before, 1s) << "by its goodbye, not by a deadline";
 }
 
-// ---- CounterKey-value cache ----------------------------------------------------------------------------
+// ---- Key-value cache ----------------------------------------------------------------------------
 
 /// A prefill engine whose kernel counts layers up; each finished layer's pages are pushed.
 class Prefill {
@@ -346,7 +350,7 @@ class Prefill {
 
   void moved(const Event& event) {
     EXPECT_EQ(event.kind, EventKind::kWatch);
-    EXPECT_EQ(event.previous, pushed) << "a step that was told twice, or never";
+    EXPECT_EQ(event.previous, pushed) << "a step that was reported twice, or never";
     EXPECT_GT(event.value, event.previous);
     ++wakes;
     for (; pushed < event.value; ++pushed) push(static_cast<uint32_t>(pushed));
@@ -398,7 +402,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
     Prefill prefill(mesh.hosts[0], mesh.remotes[0][1], keys);
     const Nanos start = mesh.world.now();
     uint32_t finished = 0;
-    // The first layers come one by one, the last ones faster than anybody looks.
+    // The first layers come one by one, the last ones faster than the watcher is polled.
     const EachStep kernel(mesh.world, [&] {
       while (finished < P::kLayers && mesh.world.now() - start >= std::min(finished, 8u) * 40us) {
         prefill.finish_layer(finished++);
@@ -414,7 +418,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
       EXPECT_EQ(layers[layer].count(), 0u);
     }
     EXPECT_EQ(prefill.pushed, P::kLayers);
-    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that come together are told together";
+    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that come together are reported together";
     ASSERT_TRUE(mesh.engine(0).wait(prefill.batch()));
     // Only those pages were written.
     uint64_t written = 0;
@@ -423,6 +427,117 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
     }
     EXPECT_EQ(written, P::kLayers * P::kPages);
   }
+}
+
+// ---- Names --------------------------------------------------------------------------------------
+
+// P9: counts under a name wait until it is claimed, also when their sender has closed.
+TEST(Names, ACountUnderANameOutlivesItsSender) {
+  ConnectedPair p;
+  const uint64_t name = 5;
+  CounterKey key;
+  ASSERT_TRUE(p.a.engine.resolve(p.remote.peer, {&name, 1}, {&key, 1}, 1s));
+  auto batch = p.a.engine.make_batch();
+  ASSERT_TRUE(p.a.engine.submit(Write{.source = p.a.memory.at(0),
+                                      .target = p.remote.at(0),
+                                      .size_bytes = 8,
+                                      .imm = key,
+                                      .batch = *batch}));
+  ASSERT_TRUE(p.a.engine.wait(*batch, 1s));
+  ASSERT_TRUE(p.a.engine.close());
+  p.world.run_for(10ms);
+  auto counter = p.b.engine.named_counter(name);
+  ASSERT_TRUE(counter);
+  EXPECT_EQ(counter->count(), 1u);
+}
+
+// ... but not for ever, and not without an event.
+TEST(Names, ANameThatIsNeverClaimedIsDroppedWithAnEvent) {
+  ConnectedPair p;
+  EventRecorder recorder;
+  auto subscription = p.b.engine.subscribe(recorder.notify());
+  const uint64_t name = 7;
+  CounterKey key;
+  ASSERT_TRUE(p.a.engine.resolve(p.remote.peer, {&name, 1}, {&key, 1}, 1s));
+  ASSERT_TRUE(p.a.engine.submit(
+      Write{.source = p.a.memory.at(0), .target = p.remote.at(0), .size_bytes = 8, .imm = key}));
+  p.world.run_for(1ms);
+  ASSERT_TRUE(p.a.engine.close());
+  p.world.run_for(40s);
+  ASSERT_EQ(recorder.count(EventKind::kUnhandled), 1u);
+  const Event& event = recorder.events.back();
+  EXPECT_EQ(event.name, name);
+  EXPECT_EQ(event.value, 1u);
+  EXPECT_EQ(p.b.engine.stats().counters, 0u);
+}
+
+// A masked member gives its name back: the peer comes back with a new key under the same name.
+TEST(Names, AMaskedNameCanBeClaimedAgain) {
+  ConnectedPair p;
+  const uint64_t name = 9;
+  auto group = p.b.engine.make_counter_group();
+  const PeerId sender = p.b.engine.peers().at(0);
+  CounterKey old_key;
+  {
+    auto counter = p.b.engine.named_counter(name);
+    ASSERT_TRUE(p.a.engine.resolve(p.remote.peer, {&name, 1}, {&old_key, 1}, 1s));
+    ASSERT_TRUE(group->add(*counter, sender));
+    ASSERT_TRUE(group->mask(sender));
+  }
+  auto again = p.b.engine.named_counter(name);
+  ASSERT_TRUE(again) << to_string(again.error().code);
+  CounterKey key;
+  ASSERT_TRUE(p.a.engine.resolve(p.remote.peer, {&name, 1}, {&key, 1}, 1s));
+  EXPECT_NE(key, old_key);
+  EXPECT_EQ(key, again->key());
+}
+
+using sim::Fault;
+
+// A counted write is delivered under a name that is not claimed yet; then its sender closes.
+void name_count(Nanos late) {
+  FaultyPair pair(slow_rc(), 1, 1);
+  const uint64_t name = 42;
+  CounterKey key;
+  ASSERT_TRUE(pair.a->engine.resolve(pair.remote.peer, {&name, 1}, {&key, 1}));
+  if (late.count() > 0) pair.happens(Fault::late_counts(1, late));
+  Batch batch = *pair.a->engine.make_batch();
+  ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(0),
+                                          .target = pair.remote.at(0),
+                                          .size_bytes = 64,
+                                          .imm = key,
+                                          .batch = batch}));
+  if (late.count() == 0) pair.happens(Fault::slow(1, 20ms));
+  ASSERT_TRUE(pair.a->engine.wait(batch));
+  ASSERT_EQ(batch.delivered(), 1u) << "reported as delivered: the count is certain";
+  EXPECT_TRUE(pair.a->engine.close());
+  pair.world.run_for(100ms);
+  Counter counter = *pair.b->engine.named_counter(name);
+  EXPECT_EQ(counter.count(), 1u) << "asking late loses nothing (P9)";
+}
+TEST(Names, KeepALateCountOfASenderThatClosed) { name_count(10ms); }
+TEST(Names, KeepACountThatIsTakenAfterTheGoodbye) { name_count(0ms); }
+
+// The sender's write is delivered, then it closes: the receiver's wait that names it is still met.
+TEST(BoundCounter, IsMetByACertainCountAfterItsPeerClosed) {
+  FaultyPair pair(slow_rc(), 1, 1);
+  Counter counter = *pair.b->engine.make_counter();
+  ASSERT_TRUE(counter.bind(pair.there));
+  EventRecorder waited;
+  ASSERT_TRUE(counter.expect(1, waited.notify(1)));
+  Batch batch = *pair.a->engine.make_batch();
+  ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(0),
+                                          .target = pair.remote.at(0),
+                                          .size_bytes = 64,
+                                          .imm = counter.key(),
+                                          .batch = batch}));
+  pair.happens(Fault::slow(1, 20ms));
+  ASSERT_TRUE(pair.a->engine.wait(batch));
+  ASSERT_EQ(batch.delivered(), 1u);
+  EXPECT_TRUE(pair.a->engine.close());
+  pair.world.run_for(100ms);
+  ASSERT_NE(waited.find(1), nullptr);
+  EXPECT_EQ(waited.find(1)->code, Errc::kOk) << to_string(waited.find(1)->code);
 }
 
 }  // namespace

@@ -1,6 +1,11 @@
 #include <algorithm>
 
+#include <gtest/gtest.h>
+
+#include "core/core.h"
 #include "harness/host.h"
+#include "scenario/pairs.h"
+#include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
 // Peers that fall silent, are stopped, die, come back, and writers that were away for too long
@@ -13,7 +18,7 @@ constexpr uint64_t kSize = 64 << 10;
 
 using Change = std::pair<PeerState, Errc>;
 
-/// What subscribers were told of one peer.
+/// What was reported to subscribers about one peer.
 std::vector<Change> changes(const EventRecorder& recorder, PeerId peer) {
   std::vector<Change> out;
   for (const Event& event : recorder.events) {
@@ -100,7 +105,7 @@ TEST_F(Liveness, AStoppedProcessStallsAndEverythingResumesWithIt) {
   EXPECT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(changes(seen_a, to_b.peer),
             met_and({{PeerState::kStalled, Errc::kTimeout}, {PeerState::kConnected, Errc::kOk}}));
-  EXPECT_EQ(changes(seen_b, to_a.peer), kMet) << "its own sleep is nobody's silence";
+  EXPECT_EQ(changes(seen_b, to_a.peer), kMet) << "its own sleep is not a peer's silence";
   EXPECT_TRUE(deliver(a, b, to_b, 3));
   EXPECT_TRUE(deliver(b, a, to_a, 4));
 }
@@ -132,7 +137,7 @@ TEST_F(Liveness, APartitionLosesBothSidesAndTheyMeetAgainAsNewSessions) {
             met_and({{PeerState::kStalled, Errc::kTimeout}, {PeerState::kLost, Errc::kPeerLost}}));
   happens(sim::Fault::heal(node_a, node_b));
   world.run_for(1s);
-  EXPECT_TRUE(a.engine.peers().empty()) << "nobody has asked for a new one";
+  EXPECT_TRUE(a.engine.peers().empty()) << "no caller has asked for a new one";
 
   const RemoteHost again = connect(a, b);
   EXPECT_NE(again.peer, to_b.peer);
@@ -156,7 +161,7 @@ TEST_F(Liveness, ADeadProcessIsReplacedUnderItsNameWithoutRestartingOthers) {
 // ---- The zombie ---------------------------------------------------------------------------------
 
 /// A network that cannot shut one sender out: only the sender's own lease keeps it from writing.
-/// The target is patient, so that nothing but the lease stands in the way.
+/// The target has long timeouts, so that only the lease stops the sender.
 class Zombie : public Liveness {
  protected:
   static sim::NicModel open_to_all() {
@@ -215,6 +220,408 @@ TEST_F(Zombie, ThatWasGivenUpLearnsItAndWritesNothing) {
   world.run_for(1s);
   EXPECT_TRUE(untouched(b.bytes()));
   EXPECT_EQ(batch.unknown(), 0u);
+}
+
+// ---- Stopped, and one rail lost -----------------------------------------------------------------
+
+using sim::Fault;
+
+// docs/failures.md: "a stopped process: its NIC acknowledges: stalled, never lost".
+TEST(StoppedPeer, IsNotLostBecauseOneOfItsTwoRailsIsCut) {
+  FaultyPair pair(slow_rc(), 2, 2);
+  pair.happens(Fault::stop(1));
+  pair.world.run_for(8s);
+  ASSERT_EQ(pair.a->engine.peer_info(pair.remote.peer)->state, PeerState::kStalled);
+  pair.happens(Fault::cut(0, 1, 0));
+  for (uint32_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(i * 4096),
+                                            .target = pair.remote.at(i * 4096),
+                                            .size_bytes = 4096,
+                                            .notify = pair.ended.notify(i)}));
+  }
+  pair.world.run_for(10s);
+  EXPECT_EQ(pair.a->engine.peer_info(pair.remote.peer)->state, PeerState::kStalled)
+      << "its other NIC answers";
+  pair.happens(Fault::resume(1));
+  pair.world.run_for(1s);
+}
+
+TEST(StoppedPeer, IsNotLostBecauseOneOfItsNicsGoesDown) {
+  FaultyPair pair(slow_rc(), 2, 2);
+  pair.happens(Fault::stop(1));
+  pair.world.run_for(8s);
+  ASSERT_EQ(pair.a->engine.peer_info(pair.remote.peer)->state, PeerState::kStalled);
+  pair.happens(Fault::nic_down(1, 0));
+  pair.world.run_for(10s);
+  EXPECT_EQ(pair.a->engine.peer_info(pair.remote.peer)->state, PeerState::kStalled)
+      << "its other NIC answers";
+  pair.happens(Fault::resume(1));
+  pair.world.run_for(1s);
+}
+
+// ---- Heartbeats ---------------------------------------------------------------------------------
+
+// Pings to a silent peer, what follows from the answers, and when an engine may write (P16).
+
+using control::MessageType;
+
+std::vector<Change> changes(const EventRecorder& recorder) {
+  std::vector<Change> out;
+  for (const Event& event : recorder.events) {
+    if (event.kind == EventKind::kPeer) {
+      out.emplace_back(static_cast<PeerState>(event.value), event.code);
+    }
+  }
+  return out;
+}
+
+class Heartbeat : public testing::Test {
+ protected:
+  static Config config(Nanos peer_timeout, Nanos lost_timeout) {
+    Config config = test_config();
+    config.peer_timeout = peer_timeout;
+    config.lost_timeout = lost_timeout;
+    return config;
+  }
+  void meet() {
+    peer = *engine.connect(scripted.encoded_address());
+    world.run_for(1ms);
+    scripted.read();
+    scripted.send_welcome();
+    world.run_for(1ms);
+    ASSERT_EQ(state(), PeerState::kConnected);
+  }
+  PeerState state() const { return engine.peer_info(peer)->state; }
+  /// Lets time pass while the scripted peer sends frames, but answers no ping.
+  void chat_for(Nanos time) {
+    for (Nanos passed{}; passed < time; passed += 10ms) {
+      scripted.read();
+      scripted.send(MessageType::kAck);
+      world.run_for(10ms);
+    }
+    scripted.read();
+  }
+
+  ScriptedWorld world;
+  Engine engine = world.open(config(1s, 4s));
+  ScriptedPeer scripted{world, engine.address()};
+  EventRecorder seen{&engine};
+  Subscription subscription = *engine.subscribe(seen.notify());
+  PeerId peer{};
+};
+
+TEST_F(Heartbeat, ASilentPeerIsAskedStallsResumesAndIsLost) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const Nanos met = seen.times.back();
+  world.run_for(3s);
+  EXPECT_EQ(state(), PeerState::kStalled);
+  EXPECT_EQ(engine.peer_stats().at(0).silent_for, engine.now() - met);
+  EXPECT_NE(engine.dump().find("Stalled for 2000 ms"), std::string::npos) << engine.dump();
+  const auto stamps = scripted.stamps();
+  ASSERT_EQ(stamps.size(), 12u);
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    EXPECT_EQ(Nanos(stamps[i]), met + 250ms * (i + 1)) << "a quarter of peer_timeout";
+  }
+
+  scripted.send(MessageType::kAck);
+  world.run_for(1ms);
+  EXPECT_EQ(state(), PeerState::kConnected);
+  const Nanos resumed = seen.times.back();
+  world.run_for(5s);
+  EXPECT_EQ(state(), PeerState::kLost);
+  EXPECT_FALSE(scripted.take(MessageType::kBye).empty());
+  const std::vector<Change> expected{
+      {PeerState::kConnecting, Errc::kOk},   {PeerState::kConnected, Errc::kOk},
+      {PeerState::kStalled, Errc::kTimeout}, {PeerState::kConnected, Errc::kOk},
+      {PeerState::kStalled, Errc::kTimeout}, {PeerState::kLost, Errc::kPeerLost}};
+  ASSERT_EQ(changes(seen), expected);
+  EXPECT_EQ(seen.times[2], met + 1s);
+  EXPECT_EQ(seen.times[4], resumed + 1s);
+  EXPECT_EQ(seen.times[5], resumed + 4s);
+  EXPECT_NE(engine.dump().find("Lost for 1000 ms"), std::string::npos) << engine.dump();
+}
+
+TEST_F(Heartbeat, APingIsAnsweredAtOnceWithItsStamp) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  scripted.send(MessageType::kPing, control::encode(control::Ping{12345}));
+  world.run_for(5us);
+  const auto pongs = scripted.take(MessageType::kPong);
+  ASSERT_EQ(pongs.size(), 1u);
+  EXPECT_EQ(control::decode_ping(pongs[0].body)->stamp, 12345u);
+  EXPECT_EQ(pongs[0].header.to_session, scripted.session);
+}
+
+TEST_F(Heartbeat, APeerThatSpeaksIsAskedHalfAsOften) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  const Nanos began = engine.now();
+  chat_for(4s);
+  const auto stamps = scripted.stamps();
+  ASSERT_GE(stamps.size(), 7u) << "the lease needs answers, whatever else is received";
+  EXPECT_LE(stamps.size(), 9u);
+  EXPECT_EQ(state(), PeerState::kConnected);
+  EXPECT_LE(Nanos(stamps.at(0)), began + 500ms);
+}
+
+TEST_F(Heartbeat, AWaitThatNamesItsPeerEndsWhenSilenceLosesIt) {
+  ASSERT_NO_FATAL_FAILURE(meet());
+  Counter counter = *engine.make_counter();
+  ASSERT_TRUE(counter.bind(peer));
+  const Nanos met = seen.times.back();
+  EXPECT_EQ(counter.wait(1, 60s).error().code, Errc::kPeerLost);
+  EXPECT_EQ(engine.now(), met + 4s);
+}
+
+TEST_F(Heartbeat, AnInlineEngineThatComputesIsNotStalledButLostInTheEnd) {
+  scripted.hello.is_inline = true;
+  ASSERT_NO_FATAL_FAILURE(meet());
+  world.run_for(3900ms);
+  EXPECT_EQ(state(), PeerState::kConnected);
+  EXPECT_EQ(changes(seen).size(), 2u);
+  world.run_for(200ms);
+  EXPECT_EQ(state(), PeerState::kLost) << "a death must not go unnoticed";
+}
+
+// ---- Lease --------------------------------------------------------------------------------------
+
+class Lease : public Heartbeat {
+ protected:
+  /// The scripted peer's lost timeout is one second: so long may the engine write after each
+  /// answer.
+  void SetUp() override {
+    scripted.hello.lost_ns = 1'000'000'000;
+    ASSERT_NO_FATAL_FAILURE(meet());
+    target = *engine.import_region(peer, scripted.desc());
+    fill(source.bytes(), 1);
+    write(0);
+    chat_for(50ms);
+    ASSERT_TRUE(landed(0)) << "the first write goes under the lease of the handshake";
+  }
+  void write(uint64_t block) {
+    ASSERT_TRUE(engine.submit(Write{.source = source.at(0),
+                                    .target = target.at(block * kBlock),
+                                    .size_bytes = kBlock,
+                                    .batch = batch}));
+  }
+  bool landed(uint64_t block) const {
+    return holds(scripted.memory().subspan(block * kBlock, kBlock), 1);
+  }
+  static constexpr uint64_t kBlock = 64;
+
+  MemoryRegion source = *engine.allocate({.size_bytes = kBlock});
+  Batch batch = *engine.make_batch();
+  RemoteRegion target{};
+};
+
+TEST_F(Lease, NothingIsPostedOnceItHasExpiredUntilANewPingIsAnswered) {
+  chat_for(1500ms);
+  const auto before = scripted.stamps();
+  ASSERT_FALSE(before.empty());
+  write(1);
+  chat_for(100ms);
+  EXPECT_EQ(state(), PeerState::kConnected) << "frames come all the time";
+  EXPECT_FALSE(landed(1)) << "the other side may have given us up";
+  const auto asked = scripted.stamps();
+  ASSERT_GE(asked.size(), 4u) << "something waits: it asks at once, and again soon";
+
+  scripted.send_pong(before.front());  // lay in a buffer while we were stopped
+  chat_for(10ms);
+  EXPECT_FALSE(landed(1)) << "an old answer renews nothing";
+  scripted.send_pong(asked.back());
+  world.run_for(1ms);
+  EXPECT_TRUE(landed(1));
+  EXPECT_TRUE(engine.wait(batch));
+}
+
+TEST_F(Lease, EndsASecondAfterThePingThatWasAnsweredAndNotAfterTheAnswer) {
+  chat_for(500ms);
+  const auto asked = scripted.stamps();
+  ASSERT_FALSE(asked.empty());
+  const uint64_t stamp = asked.back();
+  chat_for(400ms);
+  scripted.send_pong(stamp);
+  chat_for(10ms);
+  const Nanos over = Nanos(stamp) + 1s;
+  ASSERT_LT(engine.now(), over - 20ms);
+  world.run_for(over - 20ms - engine.now());
+  write(1);
+  chat_for(10ms);
+  EXPECT_TRUE(landed(1)) << "just before";
+  world.run_for(over - engine.now());
+  write(2);
+  chat_for(50ms);
+  EXPECT_FALSE(landed(2)) << "at that very moment";
+}
+
+TEST_F(Lease, AnAnswerToAPingThatWasNeverSentIsRefused) {
+  expect_log("does not parse");
+  const uint64_t bad = engine.stats().control_bad;
+  scripted.send_pong(static_cast<uint64_t>((engine.now() + 100s).count()));
+  scripted.send_pong(UINT64_MAX);
+  world.run_for(1ms);
+  EXPECT_EQ(engine.stats().control_bad, bad + 2);
+  chat_for(1500ms);
+  write(1);
+  chat_for(100ms);
+  EXPECT_FALSE(landed(1));
+}
+
+TEST_F(Lease, ALostPeerEndsWhatWaitedForIt) {
+  chat_for(1500ms);
+  write(1);
+  world.run_for(5s);
+  EXPECT_EQ(state(), PeerState::kStalled) << "its NIC answers";
+  EXPECT_FALSE(landed(1));
+  scripted.send(MessageType::kBye, control::encode(control::Bye{.code = Errc::kPeerLost}));
+  world.run_for(1ms);
+  EXPECT_EQ(state(), PeerState::kLost);
+  EXPECT_EQ(engine.wait(batch).error().code, Errc::kPeerLost);
+  EXPECT_EQ(batch.unknown(), 0u) << "it was never posted";
+  EXPECT_FALSE(landed(1));
+}
+
+// ---- Evidence -----------------------------------------------------------------------------------
+
+/// Reports of the network reach the session from below, so these tests use the core directly.
+class Evidence : public testing::Test {
+ protected:
+  void SetUp() override {
+    Config config = test_config();
+    config.peer_timeout = 1s;
+    config.lost_timeout = 4s;
+    core = *core::EngineCore::open(world.placed(config), world.sim_world.impl,
+                                   &world.sim_world.impl->world_driver);
+    core->state_mutex.lock();
+    const auto address = control::encode(core->peers.own_address(false));
+    core->state_mutex.unlock();
+    scripted = std::make_unique<ScriptedPeer>(world, address);
+    core->state_mutex.lock();
+    id = *core->peers.connect(scripted->address, {});
+    core->state_mutex.unlock();
+    core->kick();
+    world.run_for(1ms);
+    scripted->read();
+    scripted->send_welcome();
+    world.run_for(1ms);
+    ASSERT_EQ(state(), PeerState::kConnected);
+    received_ns = peer().last_received_ns;
+  }
+  void TearDown() override { EXPECT_TRUE(core->close({})); }
+  core::Peer& peer() const {
+    const core::StateGuard lock(core->state_mutex);
+    return *core->peers.find(id);
+  }
+  void on_unreachable() {
+    const core::StateGuard lock(core->state_mutex);
+    core->peers.on_unreachable(*core->peers.find(id));
+  }
+  void on_host_alive() {
+    const core::StateGuard lock(core->state_mutex);
+    core->peers.on_host_alive(*core->peers.find(id), core->now_ns);
+  }
+  void on_peer_dead() {
+    const core::StateGuard lock(core->state_mutex);
+    core->peers.on_peer_dead(*core->peers.find(id));
+  }
+  bool probe_due() const {
+    const core::StateGuard lock(core->state_mutex);
+    return core->peers.probe_due(*core->peers.find(id));
+  }
+  PeerState state() const { return peer().state.load(); }
+  /// Runs until `silence` after the last frame of the scripted peer.
+  void run_to(Nanos silence) {
+    world.run_for(Nanos(received_ns) + silence - Nanos(world.sim_world.now()));
+    const core::StateGuard lock(core->state_mutex);
+    core->now_ns = world.sim_world.now();
+  }
+
+  EventRecorder seen;
+  ScriptedWorld world;
+  std::shared_ptr<core::EngineCore> core;
+  std::unique_ptr<ScriptedPeer> scripted;
+  PeerId id{};
+  int64_t received_ns = 0;
+};
+
+TEST_F(Evidence, SilenceOfAnUnreachablePeerIsLossAfterTheShorterTime) {
+  run_to(500ms);
+  on_unreachable();
+  run_to(999ms);
+  EXPECT_EQ(state(), PeerState::kConnected) << "another network may still bring a frame";
+  run_to(1001ms);
+  EXPECT_EQ(state(), PeerState::kLost);
+  EXPECT_EQ(peer().lost_code, Errc::kPeerLost);
+}
+
+TEST_F(Evidence, AFrameRevokesThatThePeerIsUnreachable) {
+  run_to(500ms);
+  on_unreachable();
+  scripted->send(MessageType::kAck);
+  run_to(600ms);
+  received_ns = peer().last_received_ns;
+  run_to(1001ms);
+  EXPECT_EQ(state(), PeerState::kStalled);
+}
+
+TEST_F(Evidence, AStalledPeerThatIsUnreachableIsLostInTheSameTurn) {
+  run_to(2s);
+  ASSERT_EQ(state(), PeerState::kStalled);
+  on_unreachable();
+  core->kick();
+  world.run_for(1ns);
+  EXPECT_EQ(state(), PeerState::kLost);
+}
+
+TEST_F(Evidence, AHostThatAnswersKeepsItsPeerStalled) {
+  for (Nanos silence = 500ms; silence < 20s; silence += 500ms) {
+    run_to(silence);
+    on_host_alive();
+  }
+  run_to(23'400ms);
+  EXPECT_EQ(state(), PeerState::kStalled) << "a stopped process, and a NIC that goes on";
+  run_to(23'501ms);
+  EXPECT_EQ(state(), PeerState::kLost) << "lost_timeout after the host has answered last";
+}
+
+TEST_F(Evidence, AnAnswerOfTheHostRevokesThatThePeerIsUnreachable) {
+  run_to(500ms);
+  on_unreachable();
+  on_host_alive();
+  run_to(1001ms);
+  EXPECT_EQ(state(), PeerState::kStalled);
+}
+
+TEST_F(Evidence, ADeadProcessIsLostAtOnceAndItsWaitsEnd) {
+  CounterKey key;
+  {
+    const core::StateGuard lock(core->state_mutex);
+    key = *core->counters.make(core->now_ns);
+    core->counters.bind(key, *core->peers.find(id));
+  }
+  ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));
+  run_to(10ms);
+  on_peer_dead();
+  EXPECT_EQ(state(), PeerState::kLost);
+  on_peer_dead();
+  core->kick();
+  world.run_for(1ns);
+  ASSERT_EQ(seen.count(), 1u);
+  EXPECT_EQ(seen.events[0].code, Errc::kPeerLost);
+  EXPECT_EQ(seen.events[0].peer, id);
+}
+
+TEST_F(Evidence, TheNetworkIsAskedWhenItHasReportedNothingLately) {
+  run_to(499ms);
+  EXPECT_FALSE(probe_due());
+  run_to(500ms);
+  EXPECT_TRUE(probe_due());
+  on_host_alive();
+  EXPECT_FALSE(probe_due());
+  run_to(999ms);
+  EXPECT_FALSE(probe_due());
+  run_to(1000ms);
+  EXPECT_TRUE(probe_due());
+  on_unreachable();
+  EXPECT_FALSE(probe_due());
 }
 
 }  // namespace

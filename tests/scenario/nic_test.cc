@@ -1,9 +1,13 @@
 #include <algorithm>
 
+#include <gtest/gtest.h>
+
 #include "harness/write_auditor.h"
+#include "scenario/pairs.h"
 #include "support/log_guard.h"
 
-// NICs that die with something in their hands, fill up, tell late, go and come back (P3, P10, P16).
+// NICs that die with completions in their queues, overflow, report late, fail and come back (P3,
+// P10, P16).
 
 namespace fabric::test {
 namespace {
@@ -76,7 +80,7 @@ void at_any_step(const std::function<void(NicPair&, uint64_t)>& body, uint64_t s
   }
 }
 
-/// Everything arrived, once, and nobody was told of anything worse than a rail.
+/// Everything arrived, once, and nothing worse than a lost rail was reported.
 void all_is_well(NicPair& pair) {
   run_until_complete(pair.world, pair.auditor);
   ASSERT_NO_FATAL_FAILURE(pair.auditor.check());
@@ -88,8 +92,8 @@ void all_is_well(NicPair& pair) {
 
 // ---- Acknowledged, and never counted ------------------------------------------------------------
 
-/// Whoever was told "ok" of something that nobody counted hears that the peer is lost, and so does
-/// the one who would wait for it. Returns whether that was so.
+/// If a write was reported as delivered and never counted, the peer is lost on both sides, so that
+/// no wait for the count goes on. Returns whether counts are missing.
 bool every_missing_count_is_reported(NicPair& pair) {
   EXPECT_TRUE(pair.world.run_until([&] { return pair.auditor.all_completed(); }, 60s));
   pair.world.run_for(1s);
@@ -97,14 +101,14 @@ bool every_missing_count_is_reported(NicPair& pair) {
   const uint64_t lost = NicPair::losses(pair.seen_a);
   EXPECT_LE(lost, 1u);
   EXPECT_EQ(lost, NicPair::losses(pair.seen_b)) << "both sides or none";
-  EXPECT_TRUE(!swallowed || lost == 1) << "counts are missing, and nobody says so";
+  EXPECT_TRUE(!swallowed || lost == 1) << "counts are missing, and the loss is not reported";
   EXPECT_EQ(pair.seen_b.find(7) != nullptr, lost == 1);
   EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5)) << "by the rail that is left";
   return swallowed;
 }
 
 TEST(Nic, ThatDiesBetweenAcknowledgementAndCompletionEndsTheSessionOnBothSides) {
-  expect_log("acknowledged writes that it never counted");
+  expect_log("acknowledged immediates that it never received");
   uint64_t swallowed = 0;
   for (const Nanos lasts : {Nanos(10us), Nanos(100us)}) {
     at_any_step([&](NicPair& pair, uint64_t at) {
@@ -117,7 +121,7 @@ TEST(Nic, ThatDiesBetweenAcknowledgementAndCompletionEndsTheSessionOnBothSides) 
 }
 
 TEST(Nic, ThatDiesBeforeItsCompletionsWhileTheSendersEndBreaks) {
-  expect_log("acknowledged writes that it never counted");
+  expect_log("acknowledged immediates that it never received");
   at_any_step([&](NicPair& pair, uint64_t at) {
     ASSERT_TRUE(pair.world.at_event(at, Fault::swallow_counts(kB, 0, 30us)));
     ASSERT_TRUE(pair.world.at_event(at + 9, Fault::break_sender(kA, kB, 0)));
@@ -138,8 +142,8 @@ TEST(Nic, WhoseQueueOverflowsAtTheReceiverPoisonsWhatItCannotProve) {
     pair.auditor.check_keys();
     for (const auto& op : pair.auditor.ops) {
       EXPECT_TRUE(op.ok() || op.event.code == Errc::kRailLost) << to_string(op.event.code);
-      unknown += op.event.previous;
-      EXPECT_LE(op.completed, op.submitted + 10ms) << "nobody waits for a queue that is dead";
+      unknown += op.event.parts_unknown;
+      EXPECT_LE(op.completed, op.submitted + 10ms) << "nothing waits for a dead queue";
     }
     EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
     // After it was repaired the rail is used again.
@@ -153,7 +157,7 @@ TEST(Nic, WhoseQueueOverflowsAtTheReceiverPoisonsWhatItCannotProve) {
 }
 
 TEST(Nic, WhoseQueueOverflowsWithAcknowledgedCountsInItEndsTheSession) {
-  expect_log("acknowledged writes that it never counted");
+  expect_log("acknowledged immediates that it never received");
   uint64_t swallowed = 0;
   at_any_step([&](NicPair& pair, uint64_t at) {
     pair.happens(Fault::late_counts(kB, 20us));
@@ -201,7 +205,7 @@ TEST(Nic, TheLastOneOfTheSenderFailsEverythingAtOnceUntilItIsBack) {
     }
     for (const auto& op : pair.auditor.ops) {
       EXPECT_TRUE(op.ok() || op.event.code == Errc::kRailLost) << to_string(op.event.code);
-      EXPECT_LE(op.completed, op.submitted + 10ms) << "the target can still say what it took";
+      EXPECT_LE(op.completed, op.submitted + 10ms) << "the target can still report what it took";
     }
     EXPECT_EQ(pair.seen_a.count(EventKind::kRail), 2u);
     for (const uint32_t rail : {0u, 1u}) pair.happens(Fault::nic_up(kA, rail));
@@ -240,8 +244,8 @@ TEST(Nic, TheLastOneOfTheReceiverForGoodEndsEverythingByItsDeadline) {
         pair.auditor.check_keys();
         for (const auto& op : pair.auditor.ops) {
           EXPECT_TRUE(op.ok() || op.event.code == Errc::kTimeout) << to_string(op.event.code);
-          // The target said what it took; only of a cut write may one half have counted.
-          EXPECT_TRUE(op.parts.size() == 1 || op.event.previous == 0);
+          // The target has reported what it took; only of a split write one half may have counted.
+          EXPECT_TRUE(op.parts.size() == 1 || op.event.parts_unknown == 0);
         }
       },
       3 * kStride);
@@ -265,8 +269,8 @@ TEST(Nic, LateReportsAndABreakInBetween) {
   }
 }
 
-// A path that rests when its own rail goes down must not be opened on it: the end of a dead NIC
-// dies again without a word, and where writes have no connection nobody would ever close it.
+// A path whose own rail goes down during its back-off must not be opened on that rail: its end on
+// the dead NIC fails without a report, and without connections it would never be closed.
 void fails_twice(Nanos first, Nanos second) {
   SCOPED_TRACE(testing::Message() << first.count() << " and " << second.count());
   sim::World world({.seed = 3});
@@ -277,7 +281,7 @@ void fails_twice(Nanos first, Nanos second) {
   Host receiver = open_host(world, to, 1 << 20, config);
   ASSERT_TRUE(delivers(world, sender, receiver, 1));
   const Nanos now = world.now();
-  // Refused there, the path rests here, and meanwhile its own NIC fails.
+  // The path is refused there and backs off here; during the back-off its own NIC fails.
   ASSERT_TRUE(world.at(now, Fault::overrun(to, 0)));
   ASSERT_TRUE(world.at(now + first, Fault::overrun(from, 0)));
   ASSERT_TRUE(world.at(now + Nanos(5ms), Fault::nic_up(to, 0)));
@@ -291,6 +295,89 @@ TEST(BackedOffPath, WaitsForItsRail) {
   for (const Nanos first : {1ms, 2ms, 4ms, 7ms, 12ms, 25ms}) {
     for (const Nanos after : {4ms, 8ms, 16ms, 30ms, 60ms}) fails_twice(first, first + after);
   }
+}
+
+TEST(Nic, OneHereReachesTheLastOfFourThere) {
+  FaultyPair pair(slow_rc(), 1, 4);
+  for (const uint32_t rail : {0, 1, 2}) pair.happens(Fault::nic_down(1, rail));
+  pair.world.run_for(10ms);
+  ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(0),
+                                          .target = pair.remote.at(0),
+                                          .size_bytes = 4096,
+                                          .timeout = 2s,
+                                          .notify = pair.ended.notify(1)}));
+  pair.world.run_for(4s);
+  ASSERT_NE(pair.ended.find(1), nullptr);
+  EXPECT_EQ(pair.ended.find(1)->code, Errc::kOk) << "a NIC of the peer is up";
+  EXPECT_TRUE(std::ranges::equal(pair.a->bytes(0, 4096), pair.b->bytes(0, 4096)));
+}
+
+// ---- Probes -------------------------------------------------------------------------------------
+
+// A rail in doubt is probed until it answers, and then used again.
+
+constexpr uint64_t kProbeBytes = 64 << 10, kProbePage = 4096;
+
+struct ProbePair {
+  explicit ProbePair(const sim::NicModel& nic) : model(nic) {
+    expect_fault_logs();
+    await_connected(world, a, remote.peer);
+    world.run_for(5ms);
+  }
+  Host open() {
+    return open_host(world, world.add_node(2, model), kProbeBytes, short_timeouts_config());
+  }
+  void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
+  /// Two on each rail.
+  void write_four(uint64_t tag) {
+    for (uint64_t i = 0; i < 4; ++i) {
+      ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(i * kProbePage),
+                                        .target = remote.at(i * kProbePage),
+                                        .size_bytes = kProbePage,
+                                        .notify = ended.notify(tag + i)}));
+    }
+  }
+  Traffic rail(uint32_t index) const { return a.engine.rail_stats().at(index).tx; }
+
+  EventRecorder ended;
+  sim::NicModel model;
+  sim::World world{sim::WorldOptions{.seed = test_seed()}};
+  Host a = open(), b = open();
+  RemoteHost remote = connect(a, b, {.warm = true});
+};
+
+// Every probe takes half a second to fail; the back-off between probes doubles up to one second.
+// With a constant back-off there would be 39 probes.
+TEST(Probing, OfARailThatStaysCutGetsRarer) {
+  ProbePair pair(slow_srd());
+  pair.happens(Fault::cut(0, 1, 0));
+  pair.write_four(0);
+  pair.world.run_for(20s);
+  EXPECT_EQ(pair.ended.count(), 4u);
+  EXPECT_GE(pair.rail(0).failed, 10u) << "it is still probed";
+  EXPECT_LE(pair.rail(0).failed, 25u);
+
+  pair.happens(Fault::heal(0, 1, 0));
+  pair.world.run_for(2s);
+  const uint64_t bytes = pair.rail(0).bytes;
+  pair.write_four(4);
+  pair.world.run_for(1ms);
+  EXPECT_EQ(pair.rail(0).bytes, bytes + 2 * kProbePage) << "it has its share again";
+  EXPECT_EQ(pair.ended.count(), 8u);
+}
+
+// With one rail down on both hosts only the other one is left. When that breaks once, the next
+// try takes the peer's rail that is down and is refused; the one after that must take the other.
+TEST(Probing, ARefusalIsOneTryAndTheNextTakesAnotherRailOfThePeer) {
+  ProbePair pair(sim::NicModel::connectx7());
+  for (const uint32_t node : {0u, 1u}) pair.happens(Fault::nic_down(node, 1));
+  pair.world.run_for(5ms);
+  pair.happens(Fault::break_sender(0, 1, 0));
+  pair.world.run_for(5ms);
+  pair.write_four(0);
+  pair.world.run_for(2s);
+  EXPECT_EQ(pair.ended.count(), 4u) << pair.a.engine.dump();
+  EXPECT_EQ(pair.a.engine.stats().tx.failed, 0u);
 }
 
 }  // namespace

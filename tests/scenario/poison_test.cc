@@ -2,12 +2,15 @@
 #include <optional>
 #include <set>
 
+#include <gtest/gtest.h>
+
 #include "harness/host.h"
+#include "scenario/pairs.h"
 #include "support/log_guard.h"
 
 // Counts that cannot be trusted any more (P9 to P11): keys that a write of unknown fate has
-// spoiled, groups that lose a member, names whose senders do not answer, and immediates that arrive
-// in the next life of their key.
+// poisoned, groups that lose a member, names whose senders do not answer, and immediates that
+// arrive in the next generation of their key.
 
 namespace fabric::test {
 namespace {
@@ -36,7 +39,7 @@ struct Sender {
 class PoisonSetup {
  public:
   explicit PoisonSetup(uint32_t senders, const Config& receiver_config = poison_config(),
-                 const sim::NicModel& model = sim::NicModel::efa_200g())
+                       const sim::NicModel& model = sim::NicModel::efa_200g())
       : world({.seed = test_seed()}) {
     receiver.emplace(open_host(world, world.add_node(1, model), kSize, receiver_config));
     for (uint32_t i = 0; i < senders; ++i) {
@@ -81,7 +84,7 @@ class PoisonSetup {
     EXPECT_TRUE(came) << receiver->engine.dump();
     return came ? *waited.find(tag) : Event{};
   }
-  /// One write of the sender under the key lands, and its sender never hears of it.
+  /// One write of the sender under the key lands, and its sender gets no acknowledgement.
   void write_of_unknown_fate(uint32_t sender, CounterKey key) {
     happens(Fault::lose_acks(all[sender].node, kReceiver));
     write(sender, key);
@@ -98,7 +101,7 @@ class PoisonSetup {
   std::vector<Sender> all;
 };
 
-// ---- Spoiled keys -------------------------------------------------------------------------------
+// ---- Poisoned keys ------------------------------------------------------------------------------
 
 TEST(PoisonedKey, EndsEveryWaitAndNamesThePeer) {
   PoisonSetup setup(2);
@@ -110,7 +113,7 @@ TEST(PoisonedKey, EndsEveryWaitAndNamesThePeer) {
   const Event event = setup.await(1);
   EXPECT_EQ(event.code, Errc::kAborted);
   EXPECT_EQ(event.peer, setup.all[0].there);
-  // It stays so, for everybody who asks, whatever else arrives.
+  // It stays poisoned for every wait, whatever else arrives.
   setup.write(1, bad.key());
   EXPECT_EQ(setup.next_end().code, Errc::kOk) << "to its sender it is an ordinary key";
   EXPECT_EQ(bad.wait(1, 1s).error().code, Errc::kAborted);
@@ -162,7 +165,7 @@ TEST(PoisonedKey, OfManyPartsEndsTheKeyOfThePartOnly) {
   setup.happens(Fault::lose_acks(setup.all[0].node, kReceiver));
   ASSERT_TRUE(from.engine.submit(
       Scatter{.source = from.memory.id(), .targets = targets, .notify = setup.ended.notify()}));
-  EXPECT_EQ(setup.next_end().previous, 2u) << "both of unknown fate";
+  EXPECT_EQ(setup.next_end().parts_unknown, 2u) << "both of unknown fate";
   setup.happens(Fault::keep_acks(setup.all[0].node, kReceiver));
   EXPECT_EQ(setup.await(1).code, Errc::kAborted);
   setup.write(0, second.key());
@@ -184,7 +187,7 @@ struct Group {
   CounterGroup group;
 };
 
-/// Whoever `inject` has hit is named, masked, and the step that failed and all later ones are
+/// The member that `inject` hits is named and masked; the step that failed and all later ones are
 /// complete without it.
 void goes_on_without(uint32_t victim, Errc code,
                      const std::function<void(PoisonSetup&, Group&)>& inject) {
@@ -313,7 +316,8 @@ TEST(ClosedName, IsProvedOnlyByTheReplyOfEverySender) {
   expect_log("a path broke");
   const uint32_t kNode = 2;  // of the second sender
   EXPECT_EQ(close_after([](PoisonSetup&, CounterKey) {}), Quiescence::kProved);
-  EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey key) { setup.write(1, key, 10); }), Quiescence::kProved)
+  EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey key) { setup.write(1, key, 10); }),
+            Quiescence::kProved)
       << "what is posted drains, what is queued ends";
   EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey) { setup.happens(Fault::stop(kNode)); }),
             Quiescence::kQuarantined);
@@ -327,10 +331,11 @@ TEST(ClosedName, IsProvedOnlyByTheReplyOfEverySender) {
               setup.world.run_for(10s);  // lost
             }),
             Quiescence::kQuarantined);
-  EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey key) { setup.write_of_unknown_fate(1, key); }),
-            Quiescence::kQuarantined)
-      << "it may still land, and its sender cannot say";
-  EXPECT_LE(took, Nanos(10ms)) << "but it can say that";
+  EXPECT_EQ(
+      close_after([](PoisonSetup& setup, CounterKey key) { setup.write_of_unknown_fate(1, key); }),
+      Quiescence::kQuarantined)
+      << "it may still land, and its sender cannot tell";
+  EXPECT_LE(took, Nanos(10ms)) << "but it can report that at once";
   EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey) {
               setup.happens(Fault::stop(kNode));
               ASSERT_TRUE(setup.world.at(setup.world.now() + 1s, Fault::resume(kNode)));
@@ -356,7 +361,7 @@ TEST(ClosedName, EndsWhatASenderHasQueuedAndNothingElse) {
   const uint64_t stale = setup.receiver->engine.stats().stale_imms;
   EXPECT_TRUE(staying.wait(20, 5s));
   setup.world.run_for(10ms);
-  EXPECT_EQ(setup.receiver->engine.stats().stale_imms, stale) << "it had said that it is quiet";
+  EXPECT_EQ(setup.receiver->engine.stats().stale_imms, stale) << "the close was proved";
   ASSERT_EQ(setup.ended.count(), 40u);
   const auto released = std::ranges::count(setup.ended.events, Errc::kReleased, &Event::code);
   EXPECT_GT(released, 5);
@@ -375,7 +380,7 @@ TEST(LateCount, OfAReleasedKeyNeverCountsInItsNextGeneration) {
     std::set<CounterKey> keys;
     uint64_t late = 0;
     for (uint32_t round = 0; round < 20; ++round) {
-      const Counter counter = *engine.make_counter();  // released at the end of its life
+      const Counter counter = *engine.make_counter();  // released at the end of the round
       EXPECT_TRUE(keys.insert(counter.key()).second);
       setup.happens(by_network ? Fault::delay(setup.all[0].node, 5ms)
                                : Fault::late_counts(kReceiver, 5ms));
@@ -383,7 +388,7 @@ TEST(LateCount, OfAReleasedKeyNeverCountsInItsNextGeneration) {
       setup.write(0, counter.key(), 3);
       for (uint32_t i = 0; i < 10; ++i) {
         setup.world.run_for(100us);
-        ASSERT_EQ(counter.count(), 0u) << "its own are late, and the others are not its own";
+        ASSERT_EQ(counter.count(), 0u) << "its own counts are late, and the others are stale";
       }
       late += 3;
     }
@@ -416,6 +421,33 @@ TEST(Names, OfOnePeerAreBoundedAndNoOtherPeerPays) {
   setup.happens(Fault::crash(setup.all[0].node));
   setup.world.run_for(20s);
   EXPECT_EQ(setup.receiver->engine.stats().counters, 2u) << "its names went with it";
+}
+
+// ---- Members ------------------------------------------------------------------------------------
+
+// P16: a wait that names a peer does not begin when the peer is disconnected already.
+TEST(CounterGroups, RefuseADisconnectedPeer) {
+  ConnectedPair p;
+  ASSERT_TRUE(p.a.engine.disconnect(p.remote.peer));
+  auto counter = p.a.engine.make_counter();
+  auto group = p.a.engine.make_counter_group();
+  EXPECT_EQ(group->add(*counter, p.remote.peer).error().code, Errc::kPeerLost);
+}
+
+// Masking adds the counts that the peer still owes, and not those that have arrived.
+TEST(CounterGroups, MaskingAMemberAddsOnlyTheCountsThatItStillOwes) {
+  ConnectedPair p;
+  auto group = p.b.engine.make_counter_group();
+  const PeerId sender = p.b.engine.peers().at(0);
+  auto counter = p.b.engine.make_counter();
+  ASSERT_TRUE(group->add(*counter, sender, 3));
+  ASSERT_TRUE(p.a.engine.submit(Write{.source = p.a.memory.at(0),
+                                      .target = p.remote.at(0),
+                                      .size_bytes = 8,
+                                      .imm = counter->key()}));
+  ASSERT_TRUE(p.world.run_until([&] { return group->count() == 1; }, 1s));
+  ASSERT_TRUE(group->mask(sender));
+  EXPECT_EQ(group->count(), 3u);
 }
 
 }  // namespace

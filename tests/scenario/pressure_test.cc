@@ -1,10 +1,15 @@
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <set>
 
-#include "harness/host.h"
+#include <gtest/gtest.h>
 
-// Bounded queues, what overtakes what, and listeners that do not read (P18).
+#include "harness/host.h"
+#include "scenario/pairs.h"
+#include "support/log_guard.h"
+
+// Bounded queues, priorities, and listeners that do not read (P18).
 
 namespace fabric::test {
 namespace {
@@ -54,7 +59,7 @@ TEST(FullQueue, RefusesWithoutTakingAndReportsOnceThereIsRoom) {
 
   ASSERT_TRUE(world.run_until([&] { return seen.count(EventKind::kRoom) == 1; }, 1s));
   EXPECT_LE(in_flight_then, kOps - kOps / 4) << "a quarter is free";
-  EXPECT_GE(in_flight_then, kOps / 2) << "nobody waits until all of it is";
+  EXPECT_GE(in_flight_then, kOps / 2) << "the event does not wait until all of it is free";
   EXPECT_TRUE(a.engine.submit(request));
   ASSERT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(ended.count(), kOps + 1);
@@ -156,7 +161,7 @@ TEST(FullQueue, AFullArenaIsExhaustedAndAListThatCanNeverFitIsTooLarge) {
   ASSERT_TRUE(a.engine.wait(batch));
 }
 
-/// How many pieces were ever posted at once: on one rail, and to one peer over both.
+/// The most work requests that were posted at once: on one rail, and to one peer over both.
 struct Depths {
   uint64_t on_a_rail = 0, to_a_peer = 0;
   bool operator==(const Depths&) const = default;
@@ -280,7 +285,7 @@ TEST_P(Priorities, UrgentOvertakesNormalAndNormalOvertakesBulk) {
   submit(kUrgent, 4096, Priority::kUrgent);
   finish(2 * kEach + 1);
 
-  // On the path are at most four pieces, each 61 us long; urgent waits for those and no others.
+  // At most four work requests are on the path, each 61 us long; urgent waits for those only.
   EXPECT_LT(took(kUrgent), 5 * 62us);
   uint64_t normal_first = 0, bulk_first = 0;
   for (uint64_t i = 0; i < kEach; ++i) {
@@ -345,8 +350,8 @@ class MessagePressure : public testing::Test {
   void send(uint16_t channel, uint32_t number) {
     std::vector<std::byte> text(sizeof number);
     std::memcpy(text.data(), &number, sizeof number);
-    ASSERT_TRUE(
-        a.engine.submit(Send{.peer = remote.peer, .channel = channel, .bytes = text, .batch = batch}));
+    ASSERT_TRUE(a.engine.submit(
+        Send{.peer = remote.peer, .channel = channel, .bytes = text, .batch = batch}));
   }
   static uint32_t number_of(std::span<const std::byte> text) {
     uint32_t number = 0;
@@ -410,6 +415,269 @@ TEST_F(MessagePressure, AMessageWithoutAListenerIsAnswered) {
   EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kUnsupported);
   EXPECT_EQ(batch.failed(), 1u);
   EXPECT_EQ(batch.unknown(), 0u);
+}
+
+// ---- Room ---------------------------------------------------------------------------------------
+
+// P18: expectations without a limit may hold most slots; a slot that is freed is still reported.
+TEST(FullQueue, RoomIsReportedWhileMostSlotsWait) {
+  Config config = test_config();
+  config.ops_max = 8;
+  ConnectedPair p(config);
+  EventRecorder recorder;
+  auto subscription = p.a.engine.subscribe(recorder.notify());
+  std::vector<Counter> counters;
+  for (int i = 0; i < 7; ++i) {
+    counters.push_back(*p.a.engine.make_counter());
+    ASSERT_TRUE(counters.back().expect(1, Notify{}, Timeout::forever()));
+  }
+  ASSERT_TRUE(p.a.engine.submit(Timer{.after = 1ms}));
+  EXPECT_EQ(p.a.engine.submit(Timer{.after = 1ms}).error().code, Errc::kExhausted);
+  p.world.run_for(1s);
+  EXPECT_EQ(recorder.count(EventKind::kRoom), 1u);
+}
+
+// P18: an inbox that is not read has no room, whatever else is free.
+TEST(FullQueue, AFullInboxHasRoomOnlyOnceItIsRead) {
+  ConnectedPair p;
+  EventRecorder recorder;
+  auto subscription = p.a.engine.subscribe(recorder.notify());
+  auto inbox = p.a.engine.make_inbox(1);
+  ASSERT_TRUE(p.a.engine.submit(Timer{.notify = Notify::inbox(*inbox)}));
+  p.world.run_for(1ms);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(p.a.engine.submit(Timer{.notify = Notify::inbox(*inbox)}).error().code,
+              Errc::kExhausted);
+    p.world.run_for(1ms);
+  }
+  EXPECT_EQ(recorder.count(EventKind::kRoom), 0u);
+  Event event;
+  ASSERT_EQ(inbox->poll({&event, 1}), 1u);
+  p.world.run_for(1ms);
+  EXPECT_EQ(recorder.count(EventKind::kRoom), 1u);
+  EXPECT_TRUE(p.a.engine.submit(Timer{.notify = Notify::inbox(*inbox)}));
+}
+
+// A watcher's last value is never lost, also when the watcher is disarmed while the inbox is full.
+TEST(FullQueue, TheLastWatchedValueFollowsWhenTheInboxHasRoomAgain) {
+  ConnectedPair p;
+  auto inbox = p.a.engine.make_inbox(1);
+  auto watcher = p.a.engine.make_watcher(Notify::inbox(*inbox), {.polled = false});
+  watcher->arm();
+  watcher->store(1);
+  p.world.run_for(1ms);
+  watcher->store(7);
+  watcher->disarm();
+  uint64_t last = 0;
+  for (int i = 0; i < 3; ++i) {
+    Event event;
+    while (inbox->poll({&event, 1}) == 1) last = event.value;
+    p.world.run_for(1ms);
+  }
+  EXPECT_EQ(last, 7u);
+}
+
+// ---- While peers fail ---------------------------------------------------------------------------
+
+// Back-pressure while things fail (P18): a dead, a slow and a flooding peer, and a good one that
+// must not notice. Nothing grows with time.
+
+using sim::Fault;
+
+constexpr uint64_t kHostBytes = 256 << 10, kPage = 4096;
+constexpr uint32_t kRounds = 60;
+
+sim::NicModel back_pressure_nic() {
+  sim::NicModel model = sim::NicModel::connectx7();
+  model.gbit_per_s = 40;
+  return model;
+}
+
+Config back_pressure_config() {
+  Config config = test_config();
+  config.peer_timeout = 1s;
+  config.lost_timeout = 60s;  // no peer is given up during the test
+  config.drain_timeout = 1s;
+  return config;
+}
+
+/// One engine with a good peer and three others.
+class PressureSetup {
+ public:
+  explicit PressureSetup(const Config& config = back_pressure_config())
+      : world({.seed = test_seed()}) {
+    for (const char* part :
+         {"a path broke", "a path could not be opened", "an operation does not drain"}) {
+      expect_log(part);
+    }
+    for (uint32_t i = 0; i < 5; ++i) {
+      world.add_node(2, back_pressure_nic());
+      Config others = back_pressure_config();
+      if (i == kFlooding) others.ops_max = 512;
+      hosts.push_back(open_host(world, i, kHostBytes, i == 0 ? config : others));
+    }
+    for (uint32_t i = 1; i < 5; ++i) {
+      remotes.push_back(connect(hosts[0], hosts[i]));
+      await_connected(world, hosts[0], remotes.back().peer);
+    }
+    fill(hosts[0].bytes(), 3);
+  }
+  Engine& engine() { return hosts[0].engine; }
+  const RemoteHost& good() const { return remotes[0]; }
+  const RemoteHost& dead() const { return remotes[1]; }
+  const RemoteHost& slow() const { return remotes[2]; }
+  const RemoteHost& flooding() const { return remotes[3]; }
+  static constexpr uint32_t kDead = 2, kSlow = 3, kFlooding = 4;  // nodes
+
+  Result<OpId> write(const RemoteHost& remote, uint64_t size, Notify notify = {},
+                     CounterKey key = {}) {
+    return engine().submit(Write{.source = hosts[0].memory.at(0),
+                                 .target = remote.at(0),
+                                 .size_bytes = size,
+                                 .imm = key,
+                                 .timeout = 20s,
+                                 .notify = notify});
+  }
+  /// How long so many writes to the good peer take, one after the other.
+  Nanos good_work() {
+    Counter counter = *hosts[1].engine.make_counter();
+    const Nanos began = world.now();
+    for (uint32_t i = 0; i < kRounds; ++i) {
+      EXPECT_TRUE(write(good(), 64 << 10, {}, counter.key()));
+      EXPECT_TRUE(counter.wait(1, 20s)) << engine().dump();
+    }
+    EXPECT_TRUE(holds(hosts[1].bytes(0, 64 << 10), 3));
+    return world.now() - began;
+  }
+  void happens(const Fault& fault) { ASSERT_TRUE(world.at(world.now(), fault)); }
+
+  EventRecorder ended, seen, received;
+  sim::World world;
+  std::vector<Host> hosts;
+  std::vector<RemoteHost> remotes;
+};
+
+TEST(BackPressure, OfFaultyPeersDoesNotDelayAGoodPeer) {
+  PressureSetup alone;
+  const Nanos undisturbed = alone.good_work();
+  PressureSetup setup;
+  setup.happens(Fault::cut(0, PressureSetup::kDead));
+  setup.happens(Fault::slow(PressureSetup::kSlow, 100ms));
+  setup.happens(Fault::receiver_not_ready(PressureSetup::kSlow));
+  const Subscription listener = *setup.engine().listen(1, setup.received.notify());
+  Host& flooder = setup.hosts[PressureSetup::kFlooding];
+  const RemoteHost back = connect(flooder, setup.hosts[0]);
+  Counter slow = *setup.hosts[PressureSetup::kSlow].engine.make_counter();
+  for (uint32_t i = 0; i < 500; ++i) {
+    ASSERT_TRUE(setup.write(setup.dead(), kPage, setup.ended.notify(1)));
+    ASSERT_TRUE(setup.write(setup.slow(), kPage, setup.ended.notify(2), slow.key()));
+  }
+  // As much as its own engine takes, of everything, all the time.
+  uint64_t name = 1000, flooded = 0;
+  std::vector<CounterKey> out(1);
+  const EachStep flood(setup.world, [&] {
+    ++name;
+    flooded += flooder.engine.submit(Resolve{.peer = back.peer, .names = {&name, 1}, .out = out})
+                   .has_value();
+    flooded += flooder.engine.submit(Send{.peer = back.peer, .channel = 1}).has_value();
+    flooded += flooder.engine
+                   .submit(Write{.source = flooder.memory.at(0),
+                                 .target = back.at(kHostBytes / 2),
+                                 .size_bytes = 64})
+                   .has_value();
+  });
+  const Nanos disturbed = setup.good_work();
+  EXPECT_LE(disturbed, 3 * undisturbed) << "alone " << undisturbed.count();
+  EXPECT_GT(flooded, 1000u) << "the test needs a flood";
+  EXPECT_LT(setup.ended.count(), 1000u) << "and operations that do not end";
+  setup.happens(Fault::heal(0, PressureSetup::kDead));
+  setup.happens(Fault::slow(PressureSetup::kSlow, 0s));
+  setup.happens(Fault::receiver_ready(PressureSetup::kSlow));
+  EXPECT_TRUE(setup.world.run_until([&] { return setup.ended.count() == 1000; }, 30s))
+      << setup.engine().dump();
+}
+
+TEST(BackPressure, AFloodOfNamesAndMessagesDoesNotGrowTheEngine) {
+  Config config = back_pressure_config();
+  config.names_per_peer_max = 100;
+  config.message_buffers = 64;
+  PressureSetup setup(config);
+  Engine& engine = setup.engine();
+  Inbox unread = *engine.make_inbox(16);
+  const Subscription listener = *engine.listen(1, Notify::inbox(unread));
+  Host& flooder = setup.hosts[PressureSetup::kFlooding];
+  const RemoteHost back = connect(flooder, setup.hosts[0]);
+  std::vector<CounterKey> out(1);
+  uint64_t name = 0, ended = 0;
+  const auto flood = [&](Nanos time) {
+    const Nanos until = setup.world.now() + time;
+    while (setup.world.now() < until) {
+      ++name;
+      const bool took =
+          flooder.engine
+              .submit(Resolve{.peer = back.peer, .names = {&name, 1}, .out = out, .timeout = 100ms})
+              .has_value();
+      ended += took;
+      (void)flooder.engine.submit(Send{.peer = back.peer, .channel = 1, .timeout = 100ms});
+      setup.world.run_for(1ms);
+    }
+  };
+  flood(1s);
+  const EngineStats before = engine.stats();
+  const size_t dump = engine.dump_json().size();
+  flood(10s);
+  const EngineStats after = engine.stats();
+  EXPECT_EQ(before.counters, 100u) << "its quota";
+  EXPECT_EQ(after.counters, 100u);
+  EXPECT_EQ(after.ops_in_flight, before.ops_in_flight);
+  EXPECT_EQ(after.peers, before.peers);
+  EXPECT_LE(engine.dump_json().size(), dump + 200) << "something piles up\n" << engine.dump();
+  EXPECT_GT(ended, 1000u);
+  std::vector<Event> events(64);
+  EXPECT_EQ(unread.poll(events), 16u) << "as much as there is room for, and nothing is lost";
+}
+
+TEST(BackPressure, ADeadPeerFillsTheQueueAndRoomIsReportedOnceItsOperationsEnd) {
+  constexpr uint32_t kOps = 64;
+  Config config = back_pressure_config();
+  config.ops_max = kOps;
+  PressureSetup setup(config);
+  const Subscription subscription = *setup.engine().subscribe(setup.seen.notify());
+  setup.happens(Fault::cut(0, PressureSetup::kDead));
+  uint32_t taken = 0;
+  Errc refused = Errc::kOk;
+  for (; taken < 2 * kOps; ++taken) {
+    const auto op = setup.write(setup.dead(), kPage, setup.ended.notify());
+    refused = op.error().code;
+    if (!op) break;
+  }
+  EXPECT_EQ(taken, kOps / 8 * 7) << "the share of one peer";
+  EXPECT_EQ(refused, Errc::kExhausted);
+  EXPECT_GT(setup.good_work(), Nanos(0)) << "no other peer is kept waiting";
+  const auto room = [&] { return setup.seen.count(EventKind::kRoom) == 1; };
+  ASSERT_TRUE(setup.world.run_until(room, 25s)) << setup.engine().dump();
+  EXPECT_TRUE(setup.write(setup.good(), kPage));
+  ASSERT_TRUE(setup.world.run_until([&] { return setup.ended.count() == taken; }, 25s));
+  for (const Event& event : setup.ended.events) EXPECT_NE(event.code, Errc::kOk);
+  EXPECT_GT(setup.good_work(), Nanos(0));
+  EXPECT_EQ(setup.seen.count(EventKind::kRoom), 1u);
+}
+
+TEST(BackPressure, ABreakFindsWorkThatTheRailHasNotTaken) {
+  PressureSetup setup;
+  Counter counter = *setup.hosts[1].engine.make_counter();
+  ASSERT_TRUE(setup.write(setup.good(), 200 << 10, {}, counter.key()));
+  ASSERT_TRUE(counter.wait(1, 5s));
+  setup.happens(Fault::refuse_posts(0));
+  ASSERT_TRUE(setup.write(setup.good(), 200 << 10, {}, counter.key()));
+  setup.world.run_for(1ms);
+  setup.happens(Fault::break_sender(0, 1, Fault::kAllRails));
+  setup.world.run_for(1ms);
+  setup.happens(Fault::take_posts(0));
+  EXPECT_TRUE(counter.wait(1, 5s)) << setup.engine().dump();
+  EXPECT_TRUE(holds(setup.hosts[1].bytes(0, 200 << 10), 3));
+  setup.world.run_for(1s);
+  EXPECT_EQ(counter.count(), 0u);
 }
 
 }  // namespace

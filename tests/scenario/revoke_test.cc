@@ -4,15 +4,18 @@
 #include <optional>
 #include <set>
 
+#include <gtest/gtest.h>
+
 #include "core/core.h"
-#include "scenario/scripted_peer.h"
 #include "harness/host.h"
+#include "scenario/pairs.h"
+#include "scenario/scripted_peer.h"
 #include "support/log_guard.h"
 
-// What is taken back. Memory, under load (P13): importers hear of it first and drain, so that
-// nobody breaks a connection over a refused write; who does not listen pays alone; and without
-// proof the memory stays in quarantine. Named keys (P11): after the proof nothing is posted under
-// them, in whatever order the words arrive and whoever still has the key.
+// Revocation. Memory, under load (P13): importers are asked to drain first, so that no refused
+// write breaks a connection; an importer that does not answer pays alone; and without proof the
+// memory stays in quarantine. Named keys (P11): after the proof nothing is posted under them, in
+// whatever order the frames arrive and whichever peer still has the key.
 
 namespace fabric::test {
 namespace {
@@ -100,7 +103,7 @@ class RevokeSetup {
     return *owner->engine.submit(
         Deregister{.region = region->id(), .timeout = timeout, .notify = ended.notify(tag)});
   }
-  /// Nothing may land from the moment at which the deregistration says ok.
+  /// Nothing may land once the deregistration has completed with kOk.
   void guard() {
     ended.then = [this](const Event& event) {
       if (event.code == Errc::kOk) reuse();
@@ -180,7 +183,7 @@ TEST(Deregister, UnderLoadAtAnyStepBreaksNoConnection) {
     const Nanos began = setup.world.now();
     setup.deregister(1);
     EXPECT_EQ(setup.await(1).code, Errc::kOk);
-    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "they answer, nobody waits for a bound";
+    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "they answer: no timeout is waited for";
     for (Importer* importer : {&*setup.first, &*setup.second}) {
       EXPECT_EQ(importer->write_to_ending(), Errc::kNotFound) << "refused before it is posted";
       EXPECT_EQ(importer->host.engine.import_region(importer->peer, setup.desc).error().code,
@@ -221,7 +224,7 @@ void one_is_silent(const Silence& silence) {
     setup.stays(*setup.first, 0);
     setup.ended_with(*setup.first, {Errc::kOk, Errc::kNotFound, Errc::kRemoteAccess});
     setup.world.run_for(1s);
-    EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound) << "it has heard of it in the end";
+    EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound) << "it has learned of it in the end";
     EXPECT_EQ(setup.owner->engine.stats().stale_imms, 0u);
   }
 }
@@ -262,7 +265,7 @@ TEST(Quarantine, LastsUntilTheProofThatComesAfterTheDeadline) {
   EXPECT_EQ(event.code, Errc::kTimeout);
   EXPECT_EQ(event.remote, Remote::kUnknown);
   EXPECT_LE(setup.world.now() - began, Nanos(1001ms));
-  // In quarantine: nobody writes there, nobody gets its place, and it is nobody's any more.
+  // In quarantine: no peer writes there, its slot is not reused, and no handle refers to it.
   EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound);
   EXPECT_EQ(setup.owner->engine.allocate({.size_bytes = 64}).error().code, Errc::kExhausted);
   EXPECT_EQ(setup.region->desc().error().code, Errc::kNotFound);
@@ -339,7 +342,7 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
     await_connected(setup.world, granted, to);
     setup.world.run_for(1ms);
     std::ranges::fill(setup.memory, std::byte{0});
-    // Its keys went with the session it was granted to, whatever the descriptor says.
+    // Its keys went with the session it was granted to, whatever the descriptor contains.
     if (const auto again = granted.engine.import_region(to, grant)) {
       EXPECT_EQ(write(*again), Errc::kRemoteAccess);
     }
@@ -421,11 +424,11 @@ TEST(RevokedKey, RefusesWhatIsSubmittedAfterTheProof) {
   EXPECT_EQ(scattered.code, Errc::kReleased);
   EXPECT_EQ(scattered.parts_failed, 1u) << "a target that fails does not stop the others";
   EXPECT_EQ(scattered.first_failed, 0u);
-  EXPECT_EQ(scattered.previous, 0u) << "and it is certain that nothing of it arrived";
+  EXPECT_EQ(scattered.parts_unknown, 0u) << "and it is certain that nothing of it arrived";
   EXPECT_EQ(names.end_of(names.write(good)).code, Errc::kOk);
   EXPECT_EQ(names.end_of(names.write({})).code, Errc::kOk);
   EXPECT_EQ(names.stale(), 0u) << "landed after the proof";
-  EXPECT_EQ(open.count(), 2u) << "one target, one write: other keys are nobody's business";
+  EXPECT_EQ(open.count(), 2u) << "one target, one write: other keys are not affected";
 }
 
 TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
@@ -474,7 +477,7 @@ TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined) << "as much as it may keep";
   EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined);
   expect_refused(names.end_of(names.write(old)));
-  // The next session starts with nothing: by now the value may belong to somebody else.
+  // The next session starts with nothing: by now the value may belong to another counter.
   ASSERT_TRUE(names.sender.engine.disconnect(names.remote.peer));
   names.world.run_for(1s);
   names.remote = connect(names.sender, names.owner);
@@ -482,7 +485,7 @@ TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   EXPECT_EQ(names.end_of(names.write(old)).code, Errc::kOk);
 }
 
-/// A sender whose owner is a scripted, which says what it likes when it likes.
+/// A sender whose memory owner is a scripted peer, which breaks the order of the protocol.
 class ScriptedOwner : public testing::Test {
  protected:
   void SetUp() override {
@@ -518,7 +521,7 @@ class ScriptedOwner : public testing::Test {
   }
   void answer(uint32_t ref, uint32_t key) {
     scripted.send(control::MessageType::kResolved,
-                control::encode(control::ResolvedNames{.ref = ref, .keys = {key}}));
+                  control::encode(control::ResolvedNames{.ref = ref, .keys = {key}}));
     turn();
   }
   /// What the sender answers to a revocation.
@@ -564,7 +567,7 @@ TEST_F(ScriptedOwner, IsAskedAgainWhenItsRepliesOvertakeEachOther) {
   const uint32_t first = question();
   EXPECT_EQ(revoke(77), Errc::kOk) << "nothing was posted under it";
   answer(first, 77);
-  EXPECT_EQ(seen.find(1), nullptr) << "the key of a life that is over";
+  EXPECT_EQ(seen.find(1), nullptr) << "the key of an earlier generation";
   const uint32_t second = question();
   EXPECT_GT(second, first);
   answer(second, 78);
@@ -586,7 +589,7 @@ TEST_F(ScriptedOwner, MayGiveTheValueOutAgain) {
   ASSERT_NE(seen.find(2), nullptr) << "a question that was put after the revocation";
   EXPECT_EQ(learned.wire(), 77u);
   EXPECT_EQ(write_under(77), Errc::kOk);
-  // And its next life ends like the first, though the answer is late again.
+  // And its next generation ends like the first, though the answer is late again.
   ASSERT_NO_FATAL_FAILURE(ask(3));
   const uint32_t third = question();
   EXPECT_EQ(revoke(77), Errc::kOk);
@@ -611,8 +614,13 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   core::Counters& counters = core->counters;
   std::destroy_at(&counters.table);
   std::construct_at(&counters.table, core::CounterTable::Options{.live_max = 2, .key_bits = 8});
-  ScriptedPeer scripted(world, control::encode(core->peers.own_address(false)));
+  core->state_mutex.lock();
+  const auto address = control::encode(core->peers.own_address(false));
+  core->state_mutex.unlock();
+  ScriptedPeer scripted(world, address);
+  core->state_mutex.lock();
   const PeerId id = *core->peers.connect(scripted.address, {});
+  core->state_mutex.unlock();
   core->kick();
   world.run_for(1ms);
   scripted.read();
@@ -620,14 +628,17 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   world.run_for(1ms);
   const uint64_t name = 42;
   scripted.send(control::MessageType::kResolve,
-              control::encode(control::ResolveNames{.ref = 1, .names = {name}}));
+                control::encode(control::ResolveNames{.ref = 1, .names = {name}}));
   world.run_for(1ms);
+  core->state_mutex.lock();
   const CounterKey key = *counters.claim_name(name, world.sim_world.now());
   counters.release({.key = key, .named = true, .name = name}, world.sim_world.now());
+  core->state_mutex.unlock();
 
-  // Long enough for everything to have rested, many times over.
+  // Long enough for every quarantine to end, many times over.
   int64_t now_ns = world.sim_world.now();
   const auto later_values = [&] {
+    const core::StateGuard lock(core->state_mutex);
     std::set<CounterKey> values;
     for (uint32_t i = 0; i < 1000; ++i) {
       now_ns += counters.quarantine_ns();
@@ -640,11 +651,54 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   };
   const auto others = later_values();
   EXPECT_GT(others.size(), 100u);
-  EXPECT_FALSE(others.contains(key)) << "its holder would refuse the new life too";
+  EXPECT_FALSE(others.contains(key)) << "its holder would refuse the new generation too";
+  core->state_mutex.lock();
   core->peers.disconnect(*core->peers.find(id));
+  core->state_mutex.unlock();
   world.run_for(1s);
   EXPECT_TRUE(later_values().contains(key));
   EXPECT_TRUE(core->close({}));
+}
+
+// A granted registration ends with the session of its peer.
+TEST(Grant, EndsWithItsPeer) {
+  ConnectedPair p;
+  const PeerId sender = p.b.engine.peers().at(0);
+  auto granted = p.b.memory.grant(sender);
+  ASSERT_TRUE(granted);
+  auto region = p.a.engine.import_region(p.remote.peer, *granted);
+  ASSERT_TRUE(region);
+  ASSERT_TRUE(p.b.engine.disconnect(sender));
+  p.world.run_for(10ms);
+  auto back = p.b.engine.connect(p.a.engine.address());
+  ASSERT_TRUE(back);
+  EXPECT_EQ(p.b.memory.grant(sender).error().code, Errc::kPeerLost);
+  auto again = p.b.memory.grant(*back);
+  ASSERT_TRUE(again);
+  EXPECT_NE(*again, *granted);
+}
+
+// Writes that are held back when their key is closed: the same question as for a fence.
+TEST(RevokedKey, IsQuietOnceItsCloseReturns) {
+  FaultyPair pair(slow_srd());
+  const uint64_t name = 5;
+  Counter counter = *pair.b->engine.named_counter(name);
+  CounterKey key;
+  ASSERT_TRUE(pair.a->engine.resolve(pair.remote.peer, {&name, 1}, {&key, 1}));
+  pair.happens(Fault::refuse_posts(0, 0));
+  for (uint32_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(pair.a->engine.submit(Write{.source = pair.a->memory.at(i * 4096),
+                                            .target = pair.remote.at(i * 4096),
+                                            .size_bytes = 4096,
+                                            .imm = key,
+                                            .notify = pair.ended.notify(i)}));
+  }
+  pair.world.run_for(1ms);
+  ASSERT_TRUE(pair.world.at(pair.world.now() + Nanos(50ms), Fault::nic_down(0, 0)));
+  (void)counter.close(2s);
+  const uint64_t stale = pair.b->engine.stats().stale_imms;
+  pair.world.run_for(1s);
+  EXPECT_EQ(pair.b->engine.stats().stale_imms, stale);
 }
 
 }  // namespace

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <fstream>
 
+#include <gtest/gtest.h>
+
 #include "base/rng.h"
 #include "harness/host.h"
 #include "support/sanitizers.h"
 
 // Large worlds, many peers, many keys. What is asserted is bytes, never time. The full sizes are
-// those of the optimised build; the others tell the same stories with fewer.
+// those of the optimised build; the others run the same tests with fewer.
 
 namespace fabric::test {
 namespace {
@@ -24,7 +26,7 @@ constexpr bool kSanitized = kAddressSanitizer || kThreadSanitizer;
 constexpr uint32_t sized(uint32_t sanitized, uint32_t debug, uint32_t optimised) {
   return kSanitized ? sanitized : kOptimised ? optimised : debug;
 }
-constexpr bool kBytesCounted = !kSanitized;  // a sanitizer's allocator does not tell
+constexpr bool kBytesCounted = !kSanitized;  // a sanitizer's allocator cannot be asked
 constexpr uint32_t kNodes = sized(16, 32, 256), kPeers = sized(200, 1'000, 10'000);
 constexpr uint32_t kKeys = sized(1u << 14, 1u << 17, 1u << 20);
 

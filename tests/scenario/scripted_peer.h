@@ -5,12 +5,14 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "control/descriptor.h"
 #include "control/message.h"
 #include "harness/host.h"
 #include "unit/providers/sim_harness.h"
 
-// A peer without an engine: the test says every word of it, and when.
+// A peer without an engine: the test decides which frames it sends, and when.
 
 namespace fabric::test {
 
@@ -19,13 +21,15 @@ struct ControlFrame {
   std::vector<std::byte> body{};
 };
 
-/// A world whose engines can meet puppets.
+/// A simulated world with engines and scripted peers.
 class ScriptedWorld {
  public:
   explicit ScriptedWorld(const sim::WorldOptions& options = {}) : sim_world(options) {}
 
-  Engine open(Config config = test_config()) { return *Engine::open(placed(config), sim_world.impl); }
-  /// For a node of its own.
+  Engine open(Config config = test_config()) {
+    return *Engine::open(placed(config), sim_world.impl);
+  }
+  /// The same on a new node.
   Config placed(Config config) {
     config.networks = {{.provider = "sim", .name = "sim"}};
     config.networks[0].devices = {sim::world_token(*sim_world.impl, sim_world.add_node())};
@@ -36,6 +40,7 @@ class ScriptedWorld {
   sim::TestWorld sim_world;
 };
 
+/// Speaks the control protocol by hand, and accepts paths when it reads.
 class ScriptedPeer {
  public:
   static constexpr uint64_t kMemoryBytes = 4096;
@@ -90,7 +95,7 @@ class ScriptedPeer {
   /// Any bytes at all.
   void post(std::span<const std::byte> datagram) { EXPECT_TRUE(network_->send(link_, datagram)); }
 
-  /// Reads what has arrived and lets in whoever asks for a path.
+  /// Reads what has arrived, and accepts every path that is asked for.
   void read() {
     std::vector<std::byte> datagram(network_->control_bytes_max());
     while (const uint32_t size = network_->receive(datagram)) {
@@ -133,7 +138,7 @@ class ScriptedPeer {
   uint64_t session = (uint64_t{1} << 32) + 77;
   uint64_t engine_session = 0;
   std::vector<ControlFrame> frames;
-  std::vector<std::vector<std::byte>> undecodable;  ///< what was said under another key
+  std::vector<std::vector<std::byte>> undecodable;  ///< frames under another job key
 
  private:
   std::unique_ptr<OpenNetwork> network_;

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <set>
 
+#include <gtest/gtest.h>
+
 #include "harness/host.h"
 #include "support/log_guard.h"
 
-// Two sides find each other, whatever the control channel does to their messages, and lose and find
-// each other again (P15, P16).
+// Two engines connect whatever the control channel does to their messages, and reconnect after a
+// loss (P15, P16).
 
 namespace fabric::test {
 namespace {
@@ -146,7 +148,7 @@ TEST_F(LossyControl, MessagesAreDeliveredOnceEach) {
       for (uint32_t i = 0; i < kMessages; ++i) {
         found = found || (text.size() == 1 + i * 37 % 3000 && holds(text, i));
       }
-      EXPECT_TRUE(found) << "a message that nobody sent";
+      EXPECT_TRUE(found) << "a message that was never sent";
     }
     EXPECT_GT(pair.a.engine.stats().tx.retried, 0u) << "the test needs losses";
   }
@@ -165,7 +167,7 @@ TEST_F(LossyControl, NamesAreResolvedToTheSameKeysByAllPeers) {
     EXPECT_EQ(keys, again);
     EXPECT_EQ(std::set<CounterKey>(keys.begin(), keys.end()).size(), keys.size());
     EXPECT_EQ(keys[3], claimed_before.key());
-    // Counted before anybody claims it: nothing is lost (P9).
+    // Counted before the name is claimed: nothing is lost (P9).
     ASSERT_TRUE(pair.a.engine.submit(Write{.source = pair.a.memory.at(0),
                                            .target = pair.remote.at(0),
                                            .size_bytes = 100,
@@ -206,7 +208,7 @@ TEST_F(LossyControl, ADeregisteredRegionTakesNothingMore) {
       EXPECT_EQ(waited.error().code, Errc::kNotFound);
     }
     EXPECT_EQ(pair.a.engine.submit(request).error().code, Errc::kNotFound);
-    // Only the region is gone, not the peer.
+    // Only the region is revoked, not the peer.
     ASSERT_NO_FATAL_FAILURE(expect_usable(pair.a, pair.b, pair.remote, seed));
   }
 }

@@ -9,7 +9,7 @@
 
 namespace fabric::test {
 
-/// An engine that a test can look into: turns take `work`, callbacks take `due`.
+/// An engine for tests of runtimes: turn() takes `work`, run_callbacks() takes `due`.
 class FakeProgress : public Progress {
  public:
   TurnResult turn(int64_t now_ns) noexcept override {
@@ -46,8 +46,8 @@ class FakeProgress : public Progress {
   std::vector<int> fds;
   // Set before attach().
   std::function<void()> on_turn, on_callback;
-  std::function<void()> on_look;   ///< after every look for callbacks
-  std::function<void()> on_armed;  ///< between the last look and the sleep
+  std::function<void()> on_look;   ///< after every run_callbacks()
+  std::function<void()> on_armed;  ///< between the last check for work and the sleep
 };
 
 }  // namespace fabric::test

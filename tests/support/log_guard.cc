@@ -48,7 +48,7 @@ class LogGuard {
         lines_, [&](const std::string& line) { return line.find(part) != std::string::npos; }));
   }
 
-  /// What nobody expected. Starts over for the next test.
+  /// The lines that were not expected. Starts over for the next test.
   std::vector<std::string> finish() {
     const std::scoped_lock lock(mutex_);
     std::erase_if(lines_, [&](const std::string& line) {
@@ -61,7 +61,8 @@ class LogGuard {
 
  private:
   std::mutex mutex_;
-  const bool shown_ = std::getenv("FABRICLIB_TEST_LOG") != nullptr;  ///< for people: as they come
+  const bool shown_ =
+      std::getenv("FABRICLIB_TEST_LOG") != nullptr;  ///< also prints them as they come
   std::vector<std::string> lines_;
   std::vector<std::string> expected_;
 };
@@ -101,7 +102,7 @@ uint64_t test_seed() {
   return seed;
 }
 
-// What is logged between two tests, by a set-up of a whole suite, fails the test that follows.
+// What a suite's set-up logs between two tests fails the next test.
 void LogListener::OnTestEnd(const testing::TestInfo&) {
   for (const std::string& line : guard().finish()) {
     ADD_FAILURE() << "logged and not expected (expect_log() allows it): " << line;

@@ -13,8 +13,8 @@ namespace fabric::test {
 /// Threads: any, several engines at once included.
 LogSink test_log_sink();
 
-/// Warnings and errors whose text or fields contain `text_part` are fine until this test ends. Call
-/// it before or after they come. A test that demands the warning also looks at logged().
+/// Allows warnings and errors whose text or fields contain `text_part` until this test ends. May be
+/// called before or after they are logged. A test that requires the warning also checks logged().
 void expect_log(std::string_view text_part);
 
 /// How many records at warning or above contain `text_part` so far in this test.

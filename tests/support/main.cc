@@ -15,8 +15,8 @@ int main(int argc, char** argv) {
     std::printf("FABRICLIB_TEST_SEED=%" PRIu64 "\n", fabric::test::test_seed());
     std::fflush(stdout);
   }
-  // The listeners own it. It was added after the printer, so it speaks first at a test's end and
-  // the printer sees its failures.
+  // The listeners own it. It was appended after the printer, so it runs first at a test's end and
+  // the printer reports its failures.
   testing::UnitTest::GetInstance()->listeners().Append(new fabric::test::LogListener);
   return RUN_ALL_TESTS();
 }

@@ -1,4 +1,4 @@
-// What nearly every test includes, compiled once.
+// Headers of nearly every test, compiled once.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -7,3 +7,5 @@
 #include <fabric/fabric.h>
 #include <fabric/provider.h>
 #include <fabric/sim.h>
+
+#include "support/printers.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which sanitizer this build has: g++ says it by a macro, clang by a feature.
+// Which sanitizer this build has: a macro of g++, a feature of clang.
 
 #if defined(__has_feature)
 #define FABRIC_TEST_FEATURE(name) __has_feature(name)

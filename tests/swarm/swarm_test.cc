@@ -7,13 +7,13 @@
 #include "support/sanitizers.h"
 #include "swarm/target_arena.h"
 
-// The random worlds, and whether their own instruments work: that they repeat, that everything
-// happens in them, that a short plan is found, and that a wrong byte is seen.
+// Runs random plans and tests the swarm itself: runs repeat, coverage is complete, plans are
+// shrunk, and a wrong byte is detected.
 
 namespace fabric::swarm {
 namespace {
 
-// A sanitizer makes a world twenty times as slow, and looks at something else.
+// A sanitizer makes a run twenty times as slow and checks something else.
 constexpr bool kSlow = test::kAddressSanitizer;
 
 std::string failed(const Plan& plan, const Violation& violation) {
@@ -54,14 +54,14 @@ TEST(Swarm, OneSeedIsOneWorld) {
   }
 }
 
-TEST(Swarm, StoriesAreToldWithEveryDeedAndFault) {
+TEST(Swarm, DescriptionListsEveryActionAndFault) {
   const Plan plan = draw_plan(7);
-  const std::string told = describe(plan);
-  const auto lines = static_cast<size_t>(std::ranges::count(told, '\n'));
+  const std::string text = describe(plan);
+  const auto lines = static_cast<size_t>(std::ranges::count(text, '\n'));
   EXPECT_EQ(lines, 1 + plan.nodes.size() + plan.actions.size() + plan.faults.size());
 }
 
-/// Stands for a bug that needs one fence and one cut, whatever else goes on.
+/// Simulates a bug that needs one fence and one cut.
 RunResult breaks_with_fence_and_cut(const Plan& plan) {
   RunResult result;
   const bool fence = std::ranges::any_of(
@@ -106,7 +106,7 @@ class TargetArenaTest : public testing::Test {
   void land(uint32_t slot, uint64_t from, uint64_t to) {
     const TargetArena::Slot& p = arena_.slot(slot);
     std::vector<std::byte> bytes(p.size);
-    fill_content(bytes, p.content);
+    fill_content(bytes, p.content_seed);
     std::copy(bytes.begin() + static_cast<ptrdiff_t>(from),
               bytes.begin() + static_cast<ptrdiff_t>(to),
               arena_.bytes().begin() + static_cast<ptrdiff_t>(p.offset + from));
@@ -116,22 +116,22 @@ class TargetArenaTest : public testing::Test {
   uint32_t next_ = arena_.take(50, 8, 1);
 };
 
-TEST_F(TargetArenaTest, OpenPlacesHoldWhatWasThereOrWhatComes) {
+TEST_F(TargetArenaTest, OpenSlotsHoldInitialOrWrittenBytes) {
   EXPECT_TRUE(arena_.matches_state(slot_));
   land(slot_, 10, 60);
   EXPECT_TRUE(arena_.matches_state(slot_));
   arena_.bytes()[arena_.slot(slot_).offset + 70] = std::byte{1};
-  EXPECT_FALSE(arena_.matches_state(slot_)) << "a byte that nobody wrote";
+  EXPECT_FALSE(arena_.matches_state(slot_)) << "a byte that no write wrote";
 }
 
-TEST_F(TargetArenaTest, WholePlacesMissNoByte) {
+TEST_F(TargetArenaTest, CompleteSlotsMissNoByte) {
   land(slot_, 0, 99);
   EXPECT_FALSE(arena_.mark_complete(slot_)) << "the last byte is missing";
   land(slot_, 99, 100);
   EXPECT_TRUE(arena_.mark_complete(slot_));
 }
 
-TEST_F(TargetArenaTest, NothingLandsInAShutPlaceUnseen) {
+TEST_F(TargetArenaTest, NothingLandsInASealedSlotUndetected) {
   arena_.seal(slot_);
   EXPECT_TRUE(arena_.matches_state(slot_));
   land(slot_, 99, 100);
@@ -139,7 +139,7 @@ TEST_F(TargetArenaTest, NothingLandsInAShutPlaceUnseen) {
   EXPECT_TRUE(arena_.matches_state(next_));
 }
 
-TEST_F(TargetArenaTest, GapsStayAsTheyWere) {
+TEST_F(TargetArenaTest, GapsStayUntouched) {
   EXPECT_TRUE(arena_.gaps_untouched());
   arena_.bytes()[arena_.slot(next_).offset - 1] = std::byte{1};
   EXPECT_FALSE(arena_.gaps_untouched());

@@ -229,7 +229,7 @@ class Canceller {
 /// One receiver: waits round after round, by callback or asleep, and reads the payload.
 class Receiver {
  public:
-  /// One slot, so that every new key is the next life of the one before it.
+  /// One slot, so that every new key is the next generation of the one before it.
   Receiver()
       : table_({.live_max = 1, .seed = 3, .fired = fired, .context = this, .key_bits = 18}) {}
 
@@ -356,7 +356,7 @@ class Receiver {
     ASSERT_EQ(table_.count(key_), 0u) << "residue in round " << round_;
   }
 
-  /// Ends the life with traffic still on its way. None of it may count in the next one.
+  /// Ends the generation with traffic still in flight. None of it may count in the next one.
   void give_up(Network& network, Canceller& canceller) {
     const bool armed = !expect_once(canceller).has_value();
     ASSERT_TRUE(table_.release(key_, now_ns()));
@@ -375,7 +375,7 @@ class Receiver {
     take_next_key();
   }
   void take_next_key() {
-    // Refused only while some thread still holds the record of the last life.
+    // Refused only while some thread still holds the record of the last generation.
     const auto until = Clock::now() + kHang;
     auto next = table_.acquire(now_ns(), 0);
     while (!next && Clock::now() < until) next = table_.acquire(now_ns(), 0);
@@ -434,7 +434,7 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
   uint64_t taken = 0;
   const Rounds rounds;
   for (uint32_t i = 0; rounds.more(i); ++i) {
-    const uint64_t n = i % 7 * 50 + 1;  // neighbours differ, so that a wrong n shows
+    const uint64_t n = i % 7 * 50 + 1;  // adjacent ones differ, so that a wrong n shows
     const auto armed = table.expect(key, n, CounterTable::kWaiter);
     if (!armed) {
       EXPECT_EQ(armed.error().code, Errc::kBusy) << "the canceller was stopped with the pin";
@@ -584,10 +584,11 @@ TEST(CounterStress, LinkingAmidArrivalsPassesOnEveryCountExactlyOnce) {
 }
 
 // Keys come and go on two threads while a third keeps sending under keys of the past. A count that
-// shows up in a life that nobody wrote to was added without a look at the life.
+// shows up in a generation without writes was added without a check of the generation.
 TEST(CounterStress, OldKeysNeverCountInALaterGeneration) {
   constexpr int64_t kRestNs = 200'000'000;  // longer than the sender can be away between two sends
-  CounterTable table({.live_max = 2, .key_bits = 22});  // 31 slots, so that lives follow closely
+  CounterTable table(
+      {.live_max = 2, .key_bits = 22});  // 31 slots, so that generations follow closely
   std::atomic<uint32_t> recent{0};
   std::atomic<bool> stop{false};
   std::array<uint32_t, 32> owner{};  // plain: two owners of one slot are a race

@@ -147,7 +147,7 @@ TEST(EngineCallback, TheEndOfASubscriptionWaitsForItsRunningCallback) {
     Slow slow;
     auto subscription =
         std::make_unique<Subscription>(*cluster[0].subscribe(Notify::call<&Slow::report>(&slow)));
-    // A failure that nobody else asked to hear of.
+    // A failure without a notification of its own.
     const auto op = cluster[0].submit(Timer{.after = 20s});
     ASSERT_TRUE(op);
     ASSERT_TRUE(cluster[0].cancel(*op));
@@ -270,7 +270,7 @@ TEST(EngineThreads, AnIdleEngineSleeps) {
     return info && info->state == PeerState::kConnected;
   }));
   Inbox inbox = *cluster[0].make_inbox(1);
-  // A watcher that is only stored to by us keeps nobody awake.
+  // A watcher that only this process stores to keeps no thread awake.
   Watcher watcher = *cluster[0].make_watcher(Notify::inbox(inbox), {.polled = false});
   watcher.arm();
   const EngineStats before = cluster[0].stats();

@@ -80,7 +80,7 @@ TEST(EngineChurn, RegionsThatWereTakenBackDoNotCountAgainstTheBound) {
   config.regions_max = 4;
   Cluster cluster(2, config);
   const PeerId peer = cluster.connect(0, 1);
-  // Who has not heard of its importer yet cannot tell it of the end of a region.
+  // An owner that does not know its importer yet cannot report the end of a region to it.
   ASSERT_TRUE(eventually([&] { return cluster[1].peers().size() == 1; }));
   RemoteRegion first;
   for (uint32_t round = 0; round < 40; ++round) {
@@ -117,7 +117,7 @@ TEST(EngineChurn, OwnRegionsEndUnderOwnWrites) {
             audit.refused(tag);
           }
         }
-        area.reset();  // waits for the fence; the bytes are gone right after
+        area.reset();  // waits for the fence; the bytes are freed right after
       }
     });
   }
@@ -234,8 +234,8 @@ TEST(EngineChurn, GroupsEndWhileTheirSignalsAreSubmitted) {
         const uint64_t packed = id.load();
         const GroupId group(static_cast<uint32_t>(packed), static_cast<uint32_t>(packed >> 32));
         const uint64_t tag = audit.open();
-        const auto op = cluster[0].submit(
-            Signal{.group = group, .keys = {&key, 1}, .notify = audit.call(tag)});
+        const auto op =
+            cluster[0].submit(Signal{.group = group, .keys = {&key, 1}, .notify = audit.call(tag)});
         if (!op) {
           audit.refused(tag);
           ASSERT_TRUE(

@@ -165,7 +165,7 @@ TEST(EngineClose, EverythingInFlightIsReportedAndEverybodyIsLetGo) {
     std::this_thread::sleep_for(std::chrono::milliseconds(round * 3));
     const auto begin = std::chrono::steady_clock::now();
     EXPECT_TRUE(cluster[0].close());
-    // Right on return, before anybody has been joined: callbacks included.
+    // Right on return, before any thread has been joined: callbacks included.
     EXPECT_EQ(cluster[0].stats().ops_in_flight, 0u);
     threads.join();
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kPatience);

@@ -122,7 +122,7 @@ class ReportAudit {
     ASSERT_LT(event.tag, reports_.size());
     reports_[event.tag].fetch_add(1);
     if (event.code == Errc::kOk) ok_.fetch_add(1);
-    reported_.fetch_add(1);  // the last: whoever sees it may end the audit
+    reported_.fetch_add(1);  // the last: a thread that sees it may destroy the audit
   }
   Notify call(uint64_t tag) { return Notify::call<&ReportAudit::report>(this, tag); }
 
@@ -170,7 +170,7 @@ class ScopedThreads {
   std::vector<std::thread> threads_;
 };
 
-/// The last operations that somebody submitted, for somebody else to cancel.
+/// The last submitted operations, for other threads to cancel.
 ///
 /// Threads: everything from any thread.
 class RecentOps {

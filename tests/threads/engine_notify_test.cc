@@ -4,13 +4,13 @@
 
 #include "threads/engine_harness.h"
 
-// Counters, watchers, messages and inboxes: what is told, to whom, and what happens when whoever
-// was to be told goes away.
+// Counters, watchers, messages and inboxes: what is reported, to which recipient, and what happens
+// when the recipient is destroyed.
 
 namespace fabric::test {
 namespace {
 
-/// A counter that is waited for with a callback that asks anew each time.
+/// A counter with an expectation whose callback arms the next one.
 struct Chain {
   Counter counter;
   std::atomic<uint64_t> seen{0};
@@ -275,7 +275,7 @@ TEST(EngineNotify, ListenersAndSubscribersComeAndGo) {
   });
   threads.add([&] {
     while (!stop.load()) {
-      // Fails, and nobody else asked: the subscribers hear of it.
+      // Fails without a notification of its own: it is reported to the subscribers.
       auto op = cluster[1].submit(Timer{.after = 1s});
       if (op) (void)cluster[1].cancel(*op);
       std::this_thread::sleep_for(50us);
@@ -285,7 +285,7 @@ TEST(EngineNotify, ListenersAndSubscribersComeAndGo) {
     std::atomic<bool> alive{true};
     std::atomic<uint64_t> events{0};
     void report(const Event&) {
-      EXPECT_TRUE(alive.load()) << "told after the subscription had ended";
+      EXPECT_TRUE(alive.load()) << "reported after the subscription had ended";
       events.fetch_add(1);
     }
   };
@@ -341,7 +341,7 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
         auto inbox = std::make_unique<Inbox>(*cluster[0].make_inbox(24));
         const Notify notify = Notify::inbox(*inbox);
         ScopedThreads helper;
-        helper.add([&] {  // may come when the inbox is gone
+        helper.add([&] {  // may come when the inbox is closed
           for (uint32_t i = 0; i < 24; ++i) {
             const auto op = cluster[0].submit(Timer{.after = Nanos(i * 1000), .notify = notify});
             if (op) told.accept(*op);
@@ -371,7 +371,7 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
   EXPECT_LT(read.load(), told.reported.size());
 }
 
-/// One end of a descriptor that somebody else's loop sleeps on.
+/// One end of a descriptor that an external event loop sleeps on.
 bool readable(int fd, int timeout_ms) {
   pollfd waiting{fd, POLLIN, 0};
   return ::poll(&waiting, 1, timeout_ms) == 1 && (waiting.revents & POLLIN) != 0;

@@ -1,6 +1,7 @@
 #include "threads/engine_harness.h"
 
-// Many threads submit everything there is, with every way of being told, while others cancel.
+// Many threads submit every kind of operation, with every kind of notification, while others
+// cancel.
 
 namespace fabric::test {
 namespace {
@@ -207,7 +208,7 @@ struct Delivered {
   void report(const Event& event) {
     parts.fetch_add(event.tag - event.parts_failed);
     failed.fetch_add(event.parts_failed);
-    unknown.fetch_add(event.previous);
+    unknown.fetch_add(event.parts_unknown);
     reports.fetch_add(1);
   }
 };
@@ -259,7 +260,7 @@ TEST(EngineTraffic, CountsAtRestAreWhatTheCompletionsSay) {
   EXPECT_EQ(cluster[1].stats().stale_imms, 0u);
 }
 
-/// A write, its completion, its count, its bytes; then the next one. Somebody else cancels.
+/// A write, its completion, its count, its bytes; then the next one. Another thread cancels.
 class Courier {
  public:
   Courier(Cluster& cluster, Area& source, Area& target, RemoteRegion remote, uint32_t number)
@@ -445,7 +446,7 @@ TEST(EngineTraffic, AFullQueueReportsWhenThereIsRoomAgainToEverySubmitter) {
           refused.fetch_add(1);
           lock.lock();
           ASSERT_TRUE(room.changed.wait_for(lock, kPatience, [&] { return room.events > before; }))
-              << "refused, and never told that there is room";
+              << "refused, and never notified that there is room";
         }
       }
     });

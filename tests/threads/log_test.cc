@@ -33,7 +33,8 @@ TEST(LogThreads, NeverCallsTheSinkFromTwoThreadsAtOnce) {
   std::vector<std::thread> writers;
   for (int t = 0; t < kThreads; ++t) {
     writers.emplace_back([&, t] {
-      for (int i = 0; i < kOffloadQueues; ++i) FABRIC_LOG(log, kInfo, "test", "line", {"thread", t});
+      for (int i = 0; i < kOffloadQueues; ++i)
+        FABRIC_LOG(log, kInfo, "test", "line", {"thread", t});
     });
   }
   for (auto& writer : writers) writer.join();

@@ -56,7 +56,7 @@ class Echo final : public Progress {
  private:
   Driver& driver_;
   MpscRing<uint32_t> requests_{8};
-  // Holds every request of a turn: with an inline driver nobody empties it meanwhile.
+  // Holds every request of a turn: with an inline driver no other thread empties it.
   SpscRing<uint32_t> reports_{64};
   std::array<std::atomic<uint32_t>, kThreads> answered_{};
   uint64_t plain_turns_ = 0, plain_looks_ = 0;
@@ -157,7 +157,7 @@ TEST(ThreadsDriverStress, JobsThatOffloadToOtherQueuesWhileTheDriverClosesAllRun
   }
 }
 
-// Every client submits and drives; whoever is let in makes everybody's turns.
+// Every client submits and drives; the one that holds the turn lock runs all turns.
 TEST(InlineDriverStress, SeveralThreadsMayWaitAtOnce) {
   constexpr uint32_t kRequests = 500;
   InlineDriver driver;

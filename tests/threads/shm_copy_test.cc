@@ -15,8 +15,8 @@
 namespace fabric::shm {
 namespace {
 
-// Whoever sees the commit may read what was stored before the call, and the bytes of the copy.
-// ThreadSanitizer does not look into a section and has to be told.
+// A thread that sees the commit may read what was stored before the call, and the bytes of the
+// copy. ThreadSanitizer does not see into a section, so the code annotates it.
 TEST(ShmCopyThreads, ACommitPublishesWhatWasStoredBeforeIt) {
   constexpr uint64_t kRounds = 20'000;
   struct SharedBlock {

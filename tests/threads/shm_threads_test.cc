@@ -8,11 +8,7 @@ namespace {
 
 Config shm_config(uint32_t lanes) {
   Config config = engine_config();
-  Network network{.provider = "shm"};
-  for (uint32_t lane = 0; lane < lanes; ++lane) {
-    network.devices.push_back("lane" + std::to_string(lane));
-  }
-  config.networks = {network};
+  config.networks = {{.provider = "shm", .options = shm::Options{.lanes = lanes}}};
   config.stripe_bytes_min = 4096;
   return config;
 }
@@ -74,8 +70,8 @@ TEST(ShmThreads, AllocatedMemoryIsTakenBackUnderTheWritesOfOthers) {
   audit.expect_exactly_once();
 }
 
-// Small writes of one submit() leave in runs. Whoever has seen n counts finds the bytes of n
-// writes.
+// Small writes of one submit() are stored in bursts. A thread that has seen n counts finds the
+// bytes of n writes.
 TEST(ShmThreads, EveryCountOfASpanComesAfterItsBytes) {
   Pair pair{*Engine::open(shm_config(1)), *Engine::open(shm_config(1))};
   constexpr uint32_t kSpan = 48;

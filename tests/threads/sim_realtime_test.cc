@@ -95,7 +95,7 @@ TEST_F(SimRealtime, SleepersAreWokenForEveryWriteAndCompletion) {
 
 TEST_F(SimRealtime, SenderAloneIsWokenForItsCompletion) {
   auto a = open(world->wire.add_node({NodeNetwork{}}));
-  auto b = open(world->wire.add_node({NodeNetwork{}}));  // nobody polls here
+  auto b = open(world->wire.add_node({NodeNetwork{}}));  // not polled
   const Path path(*a, *b);
   const Block source(a->rail(0), 1 << 20, 1), target(b->rail(0), 1 << 20);
   for (uint32_t i = 0; i < 20; ++i) {
@@ -115,7 +115,7 @@ TEST_F(SimRealtime, IdleNetworkLetsItsEngineSleep) {
   EXPECT_EQ(::poll(&waiting, 1, 50), 0);
 }
 
-// A later arrival must not put off the timer of somebody who sleeps for an earlier one.
+// A later arrival must not delay the timer of an engine that sleeps for an earlier one.
 TEST_F(SimRealtime, DatagramWakesASleeper) {
   NodeNetwork slow;
   slow.model.latency = Nanos(3'000'000);

@@ -1,4 +1,4 @@
-"""What the tests of the fabric command share: running it, and waiting for what it does."""
+"""Helpers of the tests of the fabric command: running it, and waiting for conditions."""
 
 import json
 import os
@@ -13,7 +13,7 @@ LONG = 60
 
 
 def run(*arguments, code=0, **environment):
-    """Runs `fabric` to its end, which has to be `code`. Its standard output and error."""
+    """Runs `fabric`, which must exit with `code`. Returns standard output and error."""
     done = subprocess.run([TOOL, *arguments], capture_output=True, text=True, timeout=LONG,
                           env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
     assert done.returncode == code, (
@@ -34,7 +34,7 @@ def start(*arguments):
 
 
 def until(what, condition):
-    """Polls; what comes true is returned."""
+    """Polls until `condition` is true, and returns its value."""
     end = time.monotonic() + LONG
     while time.monotonic() < end:
         if value := condition():

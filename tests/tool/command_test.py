@@ -76,7 +76,7 @@ class Json(unittest.TestCase):
 
 
 class Devices(unittest.TestCase):
-    """A machine of two packages: a switch with an RDMA card and a GPU, and more beside it."""
+    """A machine of two packages: a PCI switch with an RDMA NIC and a GPU, and more beside it."""
 
     MACHINE = str(HERE / "two_packages.xml")
 
@@ -95,7 +95,7 @@ class Devices(unittest.TestCase):
         self.assertEqual([gpu["numa"] for gpu in machine["gpus"]], [0, 0, 1])
         self.assertEqual((machine["packages"], machine["numa_nodes"]), (2, 2))
 
-    def test_are_told_to_people(self):
+    def test_are_printed_as_text(self):
         out, _ = run("info", HWLOC_XMLFILE=self.MACHINE)
         self.assertIn("RDMA test_rdma0 0000:01:00.0: speed unknown", out)
         self.assertIn("GPU 0000:02:00.0: same PCI switch", out)
@@ -136,7 +136,7 @@ class Completion(unittest.TestCase):
                 (["fabric", "bench", "write", "--listen", "--js"], ["--json"]),
                 (["fabric", "bench", "paged", "--json", "--pag"], ["--pages"]),
                 (["fabric", "bench", "write", "--pag"], []),
-                (["fabric", "sim", "--s"], ["--seed", "--seconds", "--plan"])):
+                (["fabric", "sim", "--s"], ["--seed", "--seconds"])):
             with self.subTest(words):
                 self.assertEqual(self.in_bash(*words), expected)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""fabric bench: how its two sides meet, and what one does when the other is lost.
+"""fabric bench: how its two sides connect, and what one does when the other is lost.
 
     connect_test.py TOOL [unittest's arguments]
 """
@@ -18,16 +18,16 @@ from command import lines, run, start, until
 
 QUICK = ("--duration", "0.005", "--repetitions", "2", "--sizes", "1K")
 LONG_RUN = ("--duration", "100", "--sizes", "4K")
-# How long a side may take to notice that the other has gone; nearer to 0.1 s on a free machine.
+# How long a side may take to notice the end of the other; about 0.1 s on an idle machine.
 SOON = 20
 
 
 def listener(benchmark="write", *options):
     """A receiver on a free port of its own, and where it listens."""
     child = start("bench", benchmark, "--listen", "127.0.0.1:0", *options)
-    expect_error = child.stderr.readline()
-    assert expect_error.startswith("listening at 127.0.0.1:"), expect_error + child.stderr.read()
-    return child, expect_error.split()[-1]
+    line = child.stderr.readline()
+    assert line.startswith("listening at 127.0.0.1:"), line + child.stderr.read()
+    return child, line.split()[-1]
 
 
 def frame(message):
@@ -59,7 +59,7 @@ class Ending(unittest.TestCase):
 
 
 class TwoCommands(Ending):
-    def test_meet_over_loopback(self):
+    def test_connect_over_loopback(self):
         for benchmark in ("write", "scatter", "latency", "message"):
             with self.subTest(benchmark):
                 child, address = listener(benchmark)
@@ -68,35 +68,35 @@ class TwoCommands(Ending):
                 self.assertTrue(case["verified"])
                 self.assertEqual(self.ended(child, 0), ("", ""))
 
-    def test_want_the_same_verb(self):
+    def test_must_ask_for_the_same_benchmark(self):
         child, address = listener("write")
         _, err = run("bench", "rate", *QUICK[:4], "--connect", address, code=1)
         expected = "the sender asks for rate, the receiver for write"
         self.assertIn(expected, err)
         self.assertIn(expected, self.ended(child, 1)[1])
 
-    def test_say_that_nobody_listens(self):
-        with socket.socket() as taken:  # bound, but nobody listens: refused
+    def test_report_that_there_is_no_listener(self):
+        with socket.socket() as taken:  # bound, but not listening: refused
             taken.bind(("127.0.0.1", 0))
             _, err = run("bench", "write", "--connect", "127.0.0.1:%d" % taken.getsockname()[1],
                          code=1)
         self.assertIn("cannot connect to '127.0.0.1:", err)
         self.assertIn("refused", err)
 
-    def test_say_that_an_address_is_taken(self):
+    def test_report_that_an_address_is_in_use(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             _, err = run("bench", "write", "--listen", "127.0.0.1:%d" % taken.getsockname()[1],
                          code=1)
         self.assertIn("cannot listen at '127.0.0.1:", err)
 
-    def test_say_that_an_address_is_none(self):
+    def test_report_that_an_address_is_invalid(self):
         for option in ("--listen", "--connect"):
             _, err = run("bench", "write", option, "127.0.0.1:nonsense", code=1)
             self.assertIn("127.0.0.1:nonsense", err)
 
 
-class Strangers(Ending):
-    """Whatever comes to a listener's port: a clear error, and the end."""
+class InvalidMessages(Ending):
+    """A listener that receives an invalid message exits with a clear error."""
 
     PLAN = {"verb": "write", "network": "shm", "sizes": [8], "window": 1, "group": 1, "pages": 1,
             "targets": 1, "registered": False, "footprint": 0, "rails": 1, "threaded": False,
@@ -117,10 +117,10 @@ class Strangers(Ending):
 
     def test_are_refused(self):
         for data, expected in (
-                (b"", "has gone"),
-                (b"GET / HTTP/1.1\r\n\r\n", "its length cannot be"),
-                (b"\0\0\0\0", "its length cannot be"),
-                (frame(b"{")[:-1], "has gone"),
+                (b"", "has closed the connection"),
+                (b"GET / HTTP/1.1\r\n\r\n", "impossible length"),
+                (b"\0\0\0\0", "impossible length"),
+                (frame(b"{")[:-1], "has closed the connection"),
                 (frame(b"not json"), "not JSON"),
                 (frame([1]), "not JSON"),
                 (frame(b"[" * 100000), "not JSON"),
@@ -176,7 +176,7 @@ class Losing(Ending):
         sender.kill()
         sender.communicate(timeout=SOON)
         before = time.monotonic()
-        self.assertIn("has gone", self.ended(child, 1)[1])
+        self.assertIn("has closed the connection", self.ended(child, 1)[1])
         self.assertLess(time.monotonic() - before, SOON)
 
 

@@ -19,7 +19,7 @@ endfunction()
 run(text ${TOOL} info)
 foreach(line
         "^fabric-lib ${VERSION}\n"
-        "\n  sim +not here: InvalidArgument .sim: open the engine by"
+        "\n  sim +not usable: InvalidArgument .sim: open the engine by"
         "\n  self +usable\n    rail 0 self .up.\n"
         "\n  open files +[0-9a-z]+\n")
   if(NOT text MATCHES "${line}")
@@ -27,7 +27,7 @@ foreach(line
   endif()
 endforeach()
 
-# What an environment chooses does not hide what there is; what it has wrong is named.
+# FABRICLIB_NETWORKS does not hide networks; an unknown variable is named.
 foreach(variable FABRICLIB_NETWORKS=sim FABRICLIB_NONSENSE=1)
   run(json ${variable} ${TOOL} info --json)
   string(JSON version GET "${json}" version)

@@ -1,4 +1,4 @@
-# The fabric command, from outside: what it prints, that a run can be repeated, and that it says no.
+# The fabric command as a user sees it: its output, repeatable runs, and errors.
 
 if(NOT TARGET fabric_tool)
   return()
@@ -35,4 +35,4 @@ endfunction()
 
 fabric_add_sim(--worlds 1)
 fabric_add_sim(--worlds 5 --json)
-fabric_add_sim(--worlds 2 --story)
+fabric_add_sim(--worlds 2 --plan)

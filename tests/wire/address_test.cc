@@ -17,7 +17,7 @@ const char* const kGolden =
     "08 00 01000000 0600 686f73743a37";            // 8 rails, no fence, host, "host:7"
 constexpr size_t kIdentityAt = 12, kNetworkAt = 32;
 
-// A section of a type that nobody knows, with three bytes.
+// A section of an unknown type, with three bytes.
 const Bytes kUnknownSection = hex("ff7f 0300 010203");
 
 TEST(AddressWire, HasItsGoldenBytes) {

@@ -18,7 +18,7 @@ namespace {
 
 Bytes with_minor(Bytes bytes) { return with(std::move(bytes), kMinorAt, 1); }
 
-/// One of each of what same-host engines say. In front of a frame: how many descriptors come along.
+/// One frame of each kind between engines of one host, preceded by the number of its descriptors.
 std::map<std::string, Bytes> shm_frames() {
   const shm::Address here{.instance = 7, .user = 1000, .directory = "/run"};
   const auto frame = [](char descriptors, const shm::Frame& of) {

@@ -10,7 +10,7 @@ namespace {
 
 const char* const kGolden =
     "46414244 01 00 0000 65000000"                 // FABD 1.0, 101 bytes
-    "0100 3900 8877665544332211 0807060504030201"  // region: owner and its life,
+    "0100 3900 8877665544332211 0807060504030201"  // region: owner and incarnation,
     "05000000 09000000 0000100000000000"           // slot, generation, 1 MiB,
     "01 03000000 ddccbbaa00000000 11000000"        // CUDA 3, granted to, grant 17,
     "f8f7f6f5f4f3f2f1"                             // in this session
@@ -74,7 +74,7 @@ TEST(DescWire, RefusesFieldsOutOfRange) {
   EXPECT_TRUE(refused(with(whole, body + 32, 3))) << "memory kind";
   EXPECT_TRUE(refused(with(whole, body + 33, 0xfffffffe, 4))) << "device -2";
   EXPECT_FALSE(refused(with(whole, body + 33, 0xffffffff, 4))) << "device -1";
-  EXPECT_TRUE(refused(with(whole, body + 37, 0, 8))) << "a grant to nobody";
+  EXPECT_TRUE(refused(with(whole, body + 37, 0, 8))) << "a grant without a peer";
   EXPECT_TRUE(refused(with(whole, body + 45, 0, 4))) << "granted without a number";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 4, 0))) << "empty name";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 9, 0))) << "no rails";

@@ -114,7 +114,7 @@ TEST(FrameWire, RefusesFieldsOutOfRange) {
   }
   EXPECT_EQ(code(with(whole, kSeqAt, 0, 8)), Errc::kBadFormat) << "numbered type without number";
   EXPECT_EQ(code(with(whole, kTypeAt, 7, 2)), Errc::kBadFormat) << "numbered ping";
-  EXPECT_EQ(code(whole + hex("00")), Errc::kBadFormat) << "longer than it says";
+  EXPECT_EQ(code(whole + hex("00")), Errc::kBadFormat) << "longer than its length field";
   EXPECT_EQ(code(with(whole, kMacAt, 1)), Errc::kWrongJob);
 }
 

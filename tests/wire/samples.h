@@ -35,7 +35,9 @@ inline RegionDesc desc() {
       0xf1f2f3f4f5f6f7f8, {{"fast", {bytes_of("k0"), bytes_of("k01")}}, {"slow", {bytes_of("")}}}};
 }
 
-inline OfferParts offer() { return {bytes_of("address"), bytes_of("desc"), CounterKey::from_wire(0x123)}; }
+inline OfferParts offer() {
+  return {bytes_of("address"), bytes_of("desc"), CounterKey::from_wire(0x123)};
+}
 
 inline Header header(MessageType type) {
   return {type, 0xa1a2a3a4a5a6a7a8, 0xb1b2b3b4b5b6b7b8, is_numbered(type) ? 7u : 0u, 5, 0x8001};

@@ -1,15 +1,15 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "command_line.h"
 
 namespace fabric::tool {
 
-// One function a verb, each in the file or folder of its name. It adds the verb to `app`;
-// `exit_code` is what the process ends with when the verb was asked for.
-void add_bench(CLI::App& app, int& exit_code);
-void add_completion(CLI::App& app, int& exit_code);
-void add_info(CLI::App& app, int& exit_code);
-void add_sim(CLI::App& app, int& exit_code);
-void add_version(CLI::App& app, int& exit_code);
+// One function for each command of `fabric`, in the file or folder of its name.
+Command bench_command();
+Command info_command();
+Command sim_command();
+Command version_command();
+/// `root` is what the scripts complete; it must outlive the command.
+Command completion_command(const Command& root);
 
 }  // namespace fabric::tool

@@ -1,5 +1,4 @@
-// fabric completion: scripts for shells, made from the options that the command itself knows. So
-// they cannot tell another story than --help.
+// fabric completion: completion scripts for shells, generated from the same command tree as --help.
 
 #include <string>
 #include <vector>
@@ -17,20 +16,20 @@ struct Name {
   std::string what{};
 };
 
-/// An option that needs a value, and the words that it may be, if they are known.
+/// An option that needs a value, and the values that it may have, if they are known.
 struct Valued {
   std::string option{};
   std::vector<std::string> choices{};
 };
 
-/// A place on the command line: behind which words one is, and what may follow there.
-struct Place {
+/// One node of the command tree: the words that lead to it, and the words that may follow.
+struct Level {
   std::vector<std::string> path{};
-  std::vector<Name> verbs{};
+  std::vector<Name> commands{};
   std::vector<Name> options{};
   std::vector<Valued> valued{};
 
-  /// " bench write": as the scripts put it together, word by word.
+  /// " bench write": the path as the scripts put it together, word by word.
   std::string key() const {
     std::string out;
     for (const std::string& word : path) out += " " + word;
@@ -38,33 +37,22 @@ struct Place {
   }
 };
 
-/// What a check for one of several words adds to the name of the type: "WORD:{inline,threaded}".
-std::vector<std::string> choices_of(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
-  const size_t begin = type.find('{'), end = type.find('}');
-  if (begin == std::string::npos || end == std::string::npos) return {};
-  return CLI::detail::split(type.substr(begin + 1, end - begin - 1), ',');
-}
-
-void walk(const CLI::App& app, const std::vector<std::string>& path, std::vector<Place>& out) {
-  Place here{.path = path};
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      here.options.push_back({"--" + name, option->get_description()});
-      if (option->get_items_expected_min() > 0) {
-        here.valued.push_back({"--" + name, choices_of(*option)});
-      }
+void add_levels(const Command& command, const std::vector<std::string>& path,
+                std::vector<Level>& out) {
+  Level level{.path = path, .options = {{"--help", kHelpOptionHelp}}};
+  if (path.empty()) level.options.push_back({"--version", kVersionOptionHelp});
+  for (const Option& option : command.options) {
+    level.options.push_back({option.name, option.help});
+    if (!option.is_flag() && !option.value_optional) {
+      level.valued.push_back({option.name, option.choices});
     }
   }
-  const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
-  for (const CLI::App* verb : verbs) {
-    here.verbs.push_back({verb->get_name(), verb->get_description()});
-  }
-  out.push_back(std::move(here));
-  for (const CLI::App* verb : verbs) {
+  for (const Command& child : command.commands) level.commands.push_back({child.name, child.help});
+  out.push_back(std::move(level));
+  for (const Command& child : command.commands) {
     std::vector<std::string> deeper = path;
-    deeper.push_back(verb->get_name());
-    walk(*verb, deeper, out);
+    deeper.push_back(child.name);
+    add_levels(child, deeper, out);
   }
 }
 
@@ -74,69 +62,69 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
-/// What an option wants behind it, for bash and zsh: `offer` is how the shell offers words. Where
-/// none are known nothing is offered, least of all other options.
-std::string cases(const std::vector<Place>& places, const std::string& offer) {
+/// Shell cases for the values of options, for bash and zsh: `offer` is how the shell offers words.
+/// Options without known values offer none, and no other options either.
+std::string cases(const std::vector<Level>& levels, const std::string& offer) {
   std::string out;
-  std::vector<std::string> silent;
-  for (const Place& place : places) {
-    for (const Valued& one : place.valued) {
-      const std::string where = quoted(place.key() + " " + one.option);
+  std::vector<std::string> any_value;
+  for (const Level& level : levels) {
+    for (const Valued& one : level.valued) {
+      const std::string where = quoted(level.key() + " " + one.option);
       if (one.choices.empty()) {
-        silent.push_back(where);
+        any_value.push_back(where);
         continue;
       }
       out += fmt::format("    {}) {}; return ;;\n", where,
                          fmt::format(fmt::runtime(offer), fmt::join(one.choices, " ")));
     }
   }
-  return out + fmt::format("    {}) return ;;\n", fmt::join(silent, "|"));
+  return out + fmt::format("    {}) return ;;\n", fmt::join(any_value, "|"));
 }
 
-/// All places, so that a script knows which words lead further.
-std::string paths(const std::vector<Place>& places) {
+/// Patterns of all levels, by which a script finds the words that lead to a deeper one.
+std::string paths(const std::vector<Level>& levels) {
   std::vector<std::string> all;
-  for (const Place& place : places) {
-    if (!place.path.empty()) all.push_back(quoted(place.key()));
+  for (const Level& level : levels) {
+    if (!level.path.empty()) all.push_back(quoted(level.key()));
   }
   return fmt::format("{}", fmt::join(all, "|"));
 }
 
-std::string bash(const std::vector<Place>& places) {
+std::string bash(const std::vector<Level>& levels) {
   std::string words;
-  for (const Place& place : places) {
+  for (const Level& level : levels) {
     std::string names;
-    for (const auto* list : {&place.verbs, &place.options}) {
+    for (const auto* list : {&level.commands, &level.options}) {
       for (const Name& name : *list) names += (names.empty() ? "" : " ") + name.word;
     }
-    words += fmt::format("    {}) names='{}' ;;\n", quoted(place.key()), names);
+    words += fmt::format("    {}) names='{}' ;;\n", quoted(level.key()), names);
   }
   return fmt::format(
       R"(# Completion of fabric for bash: source <(fabric completion bash)
 _fabric() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} place= names= i
+  local current=${{COMP_WORDS[COMP_CWORD]}} level= names= i
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
-    case "$place ${{COMP_WORDS[i]}}" in
-    {}) place="$place ${{COMP_WORDS[i]}}" ;;
+    case "$level ${{COMP_WORDS[i]}}" in
+    {}) level="$level ${{COMP_WORDS[i]}}" ;;
     esac
   done
-  case "$place ${{COMP_WORDS[COMP_CWORD - 1]}}" in
+  case "$level ${{COMP_WORDS[COMP_CWORD - 1]}}" in
 {}  esac
-  case "$place" in
+  case "$level" in
 {}  esac
   COMPREPLY=($(compgen -W "$names" -- "$current"))
 }}
 complete -F _fabric fabric
 )",
-      paths(places), cases(places, "COMPREPLY=($(compgen -W '{}' -- \"$current\"))"), words);
+      paths(levels), cases(levels, "COMPREPLY=($(compgen -W '{}' -- \"$current\"))"), words);
 }
 
-std::string zsh(const std::vector<Place>& places) {
+std::string zsh(const std::vector<Level>& levels) {
   std::string words;
-  for (const Place& place : places) {
-    words += fmt::format("    {}) names=(", quoted(place.key()));
-    for (const auto* list : {&place.verbs, &place.options}) {
+  for (const Level& level : levels) {
+    words += fmt::format("    {}) names=(", quoted(level.key()));
+    for (const auto* list : {&level.commands, &level.options}) {
       for (const Name& name : *list) {
         // Only the first colon is a separator; the words have none.
         words += "\n      " + quoted(name.word + ":" + name.what);
@@ -146,27 +134,27 @@ std::string zsh(const std::vector<Place>& places) {
   }
   return fmt::format(
       R"(#compdef fabric
-# Completion of fabric for zsh: source <(fabric completion zsh), behind compinit
+# Completion of fabric for zsh: source <(fabric completion zsh), after compinit
 _fabric() {{
-  local place= i
+  local level= i
   local -a names
   for ((i = 2; i < CURRENT; i++)); do
-    case "$place ${{words[i]}}" in
-    {}) place="$place ${{words[i]}}" ;;
+    case "$level ${{words[i]}}" in
+    {}) level="$level ${{words[i]}}" ;;
     esac
   done
-  case "$place ${{words[CURRENT - 1]}}" in
+  case "$level ${{words[CURRENT - 1]}}" in
 {}  esac
-  case "$place" in
+  case "$level" in
 {}  esac
   _describe fabric names
 }}
 if [ "$funcstack[1]" = _fabric ]; then _fabric "$@"; else compdef _fabric fabric; fi
 )",
-      paths(places), cases(places, "compadd -- {}"), words);
+      paths(levels), cases(levels, "compadd -- {}"), words);
 }
 
-std::string fish(const std::vector<Place>& places) {
+std::string fish(const std::vector<Level>& levels) {
   std::string out =
       "# Completion of fabric for fish: fabric completion fish | source\n"
       "complete -c fabric -f\n";
@@ -176,24 +164,24 @@ std::string fish(const std::vector<Place>& places) {
       quotes += c == '\'' || c == '\\' ? std::string("\\") + c : std::string(1, c);
     return quotes + "'";
   };
-  for (const Place& place : places) {
-    // Behind all words of its path, and before any that leads further.
+  for (const Level& level : levels) {
+    // After all words of its path, and before any word that leads to a deeper level.
     std::string when;
-    for (const std::string& word : place.path) {
+    for (const std::string& word : level.path) {
       when += fmt::format("__fish_seen_subcommand_from {}; and ", word);
     }
     std::vector<std::string> deeper;
-    for (const Name& verb : place.verbs) deeper.push_back(verb.word);
+    for (const Name& command : level.commands) deeper.push_back(command.word);
     when += deeper.empty()
                 ? "true"
                 : fmt::format("not __fish_seen_subcommand_from {}", fmt::join(deeper, " "));
-    for (const Name& verb : place.verbs) {
-      out += fmt::format("complete -c fabric -n '{}' -a {} -d {}\n", when, verb.word,
-                         escaped(verb.what));
+    for (const Name& command : level.commands) {
+      out += fmt::format("complete -c fabric -n '{}' -a {} -d {}\n", when, command.word,
+                         escaped(command.what));
     }
-    for (const Name& option : place.options) {
+    for (const Name& option : level.options) {
       out += fmt::format("complete -c fabric -n '{}' -l {}", when, option.word.substr(2));
-      for (const Valued& one : place.valued) {
+      for (const Valued& one : level.valued) {
         if (one.option == option.word) {
           out += fmt::format(" -x -a '{}'", fmt::join(one.choices, " "));
         }
@@ -206,26 +194,24 @@ std::string fish(const std::vector<Place>& places) {
 
 }  // namespace
 
-void add_completion(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("completion", "A script that completes fabric in a shell");
-  verb->require_subcommand(1);
-  verb->footer(
-      "Examples:\n"
-      "  source <(fabric completion bash)           now; or in ~/.bashrc\n"
-      "  source <(fabric completion zsh)            the same, behind compinit\n"
-      "  fabric completion fish | source\n\n"
-      "Exit code 0: printed; 2: bad options.");
-  const auto add = [&](const char* shell, std::string (*script)(const std::vector<Place>&)) {
-    verb->add_subcommand(shell, std::string("For ") + shell)->callback([&app, &exit_code, script] {
-      std::vector<Place> places;
-      walk(app, {}, places);
-      fmt::print("{}", script(places));
-      exit_code = 0;
-    });
+Command completion_command(const Command& root) {
+  const auto shell = [&root](const char* name, std::string (*script)(const std::vector<Level>&)) {
+    return Command{.name = name, .help = std::string("For ") + name, .run = [&root, script] {
+                     std::vector<Level> levels;
+                     add_levels(root, {}, levels);
+                     fmt::print("{}", script(levels));
+                     return 0;
+                   }};
   };
-  add("bash", bash);
-  add("zsh", zsh);
-  add("fish", fish);
+  return {.name = "completion",
+          .help = "Print a script that completes fabric in a shell",
+          .footer =
+              "Examples:\n"
+              "  source <(fabric completion bash)           now; or in ~/.bashrc\n"
+              "  source <(fabric completion zsh)            the same, after compinit\n"
+              "  fabric completion fish | source\n\n"
+              "Exit code 0: printed; 2: bad options.",
+          .commands = {shell("bash", bash), shell("zsh", zsh), shell("fish", fish)}};
 }
 
 }  // namespace fabric::tool

@@ -1,5 +1,5 @@
-// fabric sim: random worlds from a seed, in which everything happens that can, and every promise is
-// on_terminal. The same seed gives the same world, event by event.
+// fabric sim: random simulations ("worlds") from a seed, with faults, every promise checked. The
+// same seed gives the same run, event by event.
 
 #include <unistd.h>
 
@@ -7,13 +7,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "swarm/swarm.h"
 #include "commands.h"
+#include "swarm/swarm.h"
 
 namespace fabric::tool {
 namespace {
@@ -22,14 +23,14 @@ struct Options {
   uint64_t seed = 1;
   uint64_t worlds = 0;  // 0: one, or as many as the seconds allow
   double seconds = 0;
-  bool plan = false;
+  bool show_plan = false;
   bool json = false;
 };
 
-/// So many worlds should have seen everything that is known to happen.
+/// Enough worlds for full coverage.
 constexpr uint64_t kWorldsForFullCoverage = 500;
 
-/// Everything that was seen, over all worlds.
+/// Totals over all worlds.
 struct Sum {
   uint64_t worlds = 0, operations = 0, bytes = 0, trace = 0;
   Nanos virtual_time{};
@@ -40,7 +41,7 @@ struct Sum {
     operations += result.operations;
     bytes += result.bytes_checked;
     virtual_time += result.virtual_time;
-    // In order, so that two worlds that change slots are not the same.
+    // Depends on the order of the worlds.
     trace = trace * 0x9e3779b97f4a7c15 + result.trace_hash;
     coverage.merge(result.coverage);
   }
@@ -48,9 +49,9 @@ struct Sum {
 
 int report_failure(const Options& options, const swarm::Plan& plan,
                    const swarm::Violation& violation) {
-  // What a person reads on the session; with --json standard output is for the program.
+  // With --json, standard output holds only the JSON object.
   std::FILE* text_out = options.json ? stderr : stdout;
-  fmt::print(text_out, "seed {}: broken: {}\n  {}\n  at {} ns of virtual time\nshrinking ...\n",
+  fmt::print(text_out, "seed {}: violated: {}\n  {}\n  at {} ns of virtual time\nshrinking ...\n",
              plan.seed, violation.invariant, violation.detail, violation.at.count());
   std::fflush(text_out);
   const swarm::Shrunk shrunk = swarm::shrink(plan, violation);
@@ -65,10 +66,10 @@ int report_failure(const Options& options, const swarm::Plan& plan,
     fmt::print("{}\n", report.dump());
     return 1;
   }
-  fmt::print("{} actions and {} faults are enough (of {} and {}; {} plans tried):\n{}",
-             shrunk.plan.actions.size(), shrunk.plan.faults.size(), plan.actions.size(),
+  fmt::print("{} of {} actions and {} of {} faults are enough ({} plans tried):\n{}",
+             shrunk.plan.actions.size(), plan.actions.size(), shrunk.plan.faults.size(),
              plan.faults.size(), shrunk.tries, swarm::describe(shrunk.plan));
-  fmt::print("{} s  broken: {}: {}\n", static_cast<double>(shrunk.violation.at.count()) * 1e-9,
+  fmt::print("{} s  violated: {}: {}\n", static_cast<double>(shrunk.violation.at.count()) * 1e-9,
              shrunk.violation.invariant, shrunk.violation.detail);
   fmt::print("replay with: {}\n", replay);
   return 1;
@@ -92,19 +93,20 @@ void report_text(const Options& options, const Sum& sum) {
   fmt::print("{}", sum.coverage.table());
   const auto missing = sum.coverage.missing();
   if (sum.worlds >= kWorldsForFullCoverage) {
-    for (const std::string& name : missing) fmt::print("never happened: {}\n", name);
+    for (const std::string& name : missing) fmt::print("not covered: {}\n", name);
   } else if (!missing.empty()) {
-    fmt::print("{} more that can happen did not: it takes a crowd (--worlds 1000) to see all\n",
-               missing.size());
+    fmt::print(
+        "{} known events were not reached: full coverage takes more worlds (--worlds 1000)\n",
+        missing.size());
   }
-  fmt::print("{} worlds from seed {} on: every promise held\n", sum.worlds, options.seed);
-  fmt::print("{} operations ended, {} bytes compared, {:.3f} s of virtual time\n", sum.operations,
-             sum.bytes, static_cast<double>(sum.virtual_time.count()) * 1e-9);
+  fmt::print("{} worlds from seed {}: every promise held\n", sum.worlds, options.seed);
+  fmt::print("{} operations completed, {} bytes compared, {:.3f} s of virtual time\n",
+             sum.operations, sum.bytes, static_cast<double>(sum.virtual_time.count()) * 1e-9);
   fmt::print("replay with: fabric sim --seed {} --worlds {}\n", options.seed, sum.worlds);
   fmt::print("trace {:016x}\n", sum.trace);
 }
 
-/// CLI11 alone takes -1 for the largest number there is.
+/// The parser alone would accept -1 as 2^64 - 1.
 std::string whole_number(const std::string& text) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -122,7 +124,7 @@ std::string positive_time(const std::string& text) {
 
 int run(const Options& options) {
   using Clock = std::chrono::steady_clock;
-  // First of all, so that a run that hangs or crashes can be repeated.
+  // Printed first, so that a run that hangs or crashes can be repeated.
   fmt::print(options.json ? stderr : stdout, "seed {}\n", options.seed);
   std::fflush(stdout);
   const uint64_t worlds =
@@ -139,7 +141,7 @@ int run(const Options& options) {
       fmt::print(stderr, "\r{} worlds in {:.0f} s", i, spent.count());
     }
     const swarm::Plan plan = swarm::draw_plan(options.seed + i);
-    if (options.plan) fmt::print(options.json ? stderr : stdout, "{}", swarm::describe(plan));
+    if (options.show_plan) fmt::print(options.json ? stderr : stdout, "{}", swarm::describe(plan));
     const swarm::RunResult result = swarm::run(plan);
     if (result.violation) return report_failure(options, plan, *result.violation);
     sum.add(result);
@@ -151,29 +153,43 @@ int run(const Options& options) {
 
 }  // namespace
 
-void add_sim(CLI::App& app, int& exit_code) {
+Command sim_command() {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand(
-      "sim", "Play random worlds on the simulator and watch every promise in them");
-  verb->add_option("--seed", options->seed, "The first world; the next ones follow it")
-      ->check(whole_number)
-      ->capture_default_str();
-  verb->add_option("--worlds", options->worlds, "How many worlds; 1 without --seconds")
-      ->check(whole_number)
-      ->check([](const std::string& text) { return text == "0" ? "must be at least 1" : ""; });
-  verb->add_option("--seconds", options->seconds, "Begin new worlds for that long")
-      ->check(positive_time);
-  verb->add_flag("--plan", options->plan, "Tell each world before it is played");
-  verb->add_flag("--json", options->json, "The report as JSON; the seed goes to standard error");
-  verb->footer(
-      "Examples:\n"
-      "  fabric sim --worlds 100\n"
-      "  fabric sim --seconds 60 --json\n"
-      "  fabric sim --seed 7 --plan\n\n"
-      "Exit code 0: every promise held in every world; 1: one was broken; 2: bad options.\n"
-      "A world that breaks a promise is shrunk to a short plan; `fabric sim --seed N`\n"
-      "plays it again.");
-  verb->callback([options, &exit_code] { exit_code = run(*options); });
+  const auto at_least_one = [](const std::string& text) {
+    const std::string why = whole_number(text);
+    return why.empty() && text == "0" ? std::string("must be at least 1") : why;
+  };
+  return {
+      .name = "sim",
+      .help = "Run random simulations with faults and check every promise",
+      .footer =
+          "Examples:\n"
+          "  fabric sim --worlds 100\n"
+          "  fabric sim --seconds 60 --json\n"
+          "  fabric sim --seed 7 --plan\n\n"
+          "Exit code 0: every promise held in every world; 1: one was violated; 2: bad options.\n"
+          "The plan of a world that violates a promise is shrunk and printed;\n"
+          "`fabric sim --seed N` runs that world again.",
+      .options = {{.name = "--seed",
+                   .help = "Seed of the first world; the next ones follow",
+                   .target = &options->seed,
+                   .show_default = true,
+                   .check = whole_number},
+                  {.name = "--worlds",
+                   .help = "How many worlds; 1 without --seconds",
+                   .target = &options->worlds,
+                   .check = at_least_one},
+                  {.name = "--seconds",
+                   .help = "Start new worlds for that long",
+                   .target = &options->seconds,
+                   .check = positive_time},
+                  {.name = "--plan",
+                   .help = "Print the plan of each world before it runs",
+                   .target = &options->show_plan},
+                  {.name = "--json",
+                   .help = "The report as JSON; the seed goes to standard error",
+                   .target = &options->json}},
+      .run = [options] { return run(*options); }};
 }
 
 }  // namespace fabric::tool

@@ -7,23 +7,29 @@
 #include "versions.h"
 
 namespace fabric::tool {
+namespace {
 
-void add_version(CLI::App& app, int& exit_code) {
+int print_versions(bool json) {
+  nlohmann::ordered_json object;
+  for (const auto& [name, value] : versions()) {
+    object[name] = value;
+    if (!json) fmt::print("{:<10} {}\n", name, value);
+  }
+  if (json) fmt::print("{}\n", object.dump());
+  return 0;
+}
+
+}  // namespace
+
+Command version_command() {
   auto json = std::make_shared<bool>(false);
-  CLI::App* verb = app.add_subcommand("version", "Which library this is, and what built it");
-  verb->add_flag("--json", *json, "The same for programs");
-  verb->footer(
-      "Examples:\n  fabric version\n  fabric version --json\n\nExit code 0: printed; 2: bad "
-      "options.");
-  verb->callback([json, &exit_code] {
-    nlohmann::ordered_json object;
-    for (const auto& [name, value] : versions()) {
-      object[name] = value;
-      if (!*json) fmt::print("{:<10} {}\n", name, value);
-    }
-    if (*json) fmt::print("{}\n", object.dump());
-    exit_code = 0;
-  });
+  return {.name = "version",
+          .help = "Versions of the library, its compiler and the system",
+          .footer =
+              "Examples:\n  fabric version\n  fabric version --json\n\nExit code 0: printed; "
+              "2: bad options.",
+          .options = {{.name = "--json", .help = "The same as JSON", .target = json.get()}},
+          .run = [json] { return print_versions(*json); }};
 }
 
 }  // namespace fabric::tool

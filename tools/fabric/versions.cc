@@ -23,7 +23,7 @@ std::string kernel() {
   return fmt::format("{} {} {}", name.sysname, name.release, name.machine);
 }
 
-/// Of the library that runs, which need not be the one of the headers.
+/// The version of the loaded library, which may differ from that of the headers.
 std::string hwloc() {
   const unsigned api = hwloc_get_api_version();
   return fmt::format("API {}.{}.{}", api >> 16, api >> 8 & 0xff, api & 0xff);

@@ -6,7 +6,7 @@
 
 namespace fabric::tool {
 
-/// What a report of a problem should name, the library first. Names and values.
+/// Names and values that a bug report should contain, the library first.
 std::vector<std::pair<std::string, std::string>> versions();
 
 }  // namespace fabric::tool

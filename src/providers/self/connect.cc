@@ -54,7 +54,7 @@ void SelfRail::close_path(uint32_t path, bool inbound) noexcept {
     found->in_closing = true;
     ++closing_;
   }
-  // Without its target the sender's end breaks, as it would on a network.
+  // Without the target's end the sender's end breaks, as it would on a network.
   if (!found->closing) {
     found->closing = true;
     ++closing_;
@@ -70,7 +70,7 @@ uint32_t SelfRail::poll_paths(std::span<WireEvent> out) noexcept {
       path.down = true;
       --closing_;
     }
-    // Behind the sender's end: nothing that is still queued can be counted any more.
+    // After the sender's end: no queued write can be counted any more.
     if (path.in_closing && !path.in_down && path.down && n < out.size()) {
       out[n++] = {
           .kind = WireEvent::Kind::kPathDown, .inbound = 1, .path = number, .value = path.counted};

@@ -9,7 +9,7 @@ SelfRail::SelfRail(const OpenContext& context)
     : caps_{.ordered = true,
             .slice_safe = true,
             .cpu_copy = true,
-            .exact_replay = false,  // a refused write breaks nothing here
+            .exact_replay = false,  // a refused write does not break its path
             .checks_access = true,
             .fence = FenceKind::kLocal,
             .queue_depth = kQueueDepth,
@@ -31,7 +31,7 @@ uint32_t SelfRail::post(std::span<const WriteOp> ops) noexcept {
 uint32_t SelfRail::poll(std::span<WireEvent> out) noexcept {
   uint32_t n = poll_fences(out);
   n += poll_writes(out.subspan(n));
-  // Behind the pieces: a path is down when its last piece is out.
+  // After the writes: a path is down when its last write has completed.
   n += poll_paths(out.subspan(n));
   return n;
 }
@@ -63,7 +63,7 @@ uint32_t SelfRail::poll_writes(std::span<WireEvent> out) noexcept {
         out[n++] = {.kind = WireEvent::Kind::kImm, .imm = op.imm, .path = op.path};
         ++path->counted;
         write.counted = true;
-        continue;  // the completion needs a place of its own
+        continue;  // the completion is a second event
       }
     }
     out[n++] = {.kind = WireEvent::Kind::kWritten,
@@ -92,8 +92,8 @@ SelfRail::CopyResult SelfRail::copy(QueuedWrite& write, uint64_t& budget) noexce
       return {Errc::kRemoteAccess, Remote::kNotDelivered};
   }
   const auto target = reinterpret_cast<uint64_t>(pinned.target);
-  // A target that begins inside the source would overwrite what is still to be read: from the end
-  // then. Either way the stretches together are one memmove.
+  // A target that begins inside the source would overwrite bytes that are still to be read, so it
+  // is copied from the end. Either way the chunks together act as one memmove().
   const bool backwards = target > op.source && target - op.source < op.size_bytes;
   const uint64_t offset =
       backwards ? op.size_bytes - write.copied_bytes - chunk : write.copied_bytes;

@@ -15,32 +15,34 @@
 namespace fabric::self {
 
 inline constexpr uint32_t kQueueDepth = 1024;
-/// What one poll() copies: some 100 us of memory bandwidth, the longest that a NIC of the same
-/// worker waits.
+/// The most that one poll() copies: some 100 us, which bounds the delay for the NICs that the same
+/// worker polls.
 inline constexpr uint64_t kPollBytes = 1u << 20;
 
-/// Local memory by key, and which of it is being copied right now.
+/// Registered memory by memory key (slot and generation), with a pin count for the copy in
+/// progress.
 ///
-/// Threads: add(), remove() from any thread; the rest from the worker. The lock is held for a few
-///   instructions, never over a copy.
+/// Threads: add() and remove() from any thread; all others under the engine's state lock. The mutex
+///   is held for a few instructions, never over a copy.
+/// Invariant: a region's slot is reused, and its fence reported, only when it has no pins.
 class RegionTable {
  public:
   Result<uint64_t> add(const Memory& memory);
-  /// Ends the key. True: nothing is being copied, and the fence is proved already; it will be
-  /// handed out by take_fenced() in any case.
+  /// Invalidates the key. True: no copy uses the region, and the fence is proved already.
+  /// take_fenced() reports it in either case.
   bool remove(uint64_t key, uint32_t cookie) noexcept;
 
-  enum class Access : uint8_t { kOk, kSource, kTarget };  ///< or which end was refused
+  enum class Access : uint8_t { kOk, kSource, kTarget };  ///< or which side was refused
   struct Pinned {
     Access access = Access::kOk;
-    std::byte* target = nullptr;  ///< address of the piece's first byte
+    std::byte* target = nullptr;  ///< address of the write's first byte
   };
-  /// Checks both ends of a piece and keeps them until unpin(), which every kOk needs.
+  /// Checks source and target of a write and pins both; every kOk needs an unpin().
   Pinned pin(const WriteOp& op) noexcept;
   void unpin(const WriteOp& op) noexcept;
 
   bool take_fenced(uint32_t& cookie) noexcept;
-  /// Without the lock: asked in every poll.
+  /// Without the mutex: called in every poll.
   bool has_fenced() const noexcept {
     return fenced_count_.load(std::memory_order_acquire) != 0;  // pairs with retire()
   }
@@ -61,13 +63,19 @@ class RegionTable {
 
   std::mutex mutex_;
   std::vector<Region> regions_;
-  // Room for every region is reserved when it is added: remove() and unpin() cannot fail.
+  // add() reserves room for every region in both lists, so that remove() and unpin() cannot fail.
   std::vector<uint32_t> free_;
   std::vector<uint32_t> fenced_;           ///< cookies, oldest first
   std::atomic<uint32_t> fenced_count_{0};  ///< its size, written under the lock
 };
 
-/// One NIC that is not there: pieces wait in a queue until poll() copies them.
+/// The loopback rail: post() queues writes, poll() copies them. Owned by SelfNetwork; owns the
+/// region table, both ends of every path and the queue of posted writes.
+///
+/// Threads: Rail calls come one at a time, under the engine's state lock. register_memory() and
+///   deregister_memory() come from any thread, and touch only the RegionTable, which has a mutex.
+/// Invariant: writes complete in posting order; `kPathDown` follows the last completion of its
+/// path.
 class SelfRail final : public Rail {
  public:
   explicit SelfRail(const OpenContext& context);
@@ -94,10 +102,10 @@ class SelfRail final : public Rail {
   bool has_work() const noexcept;
 
  private:
-  /// Both ends: they live in the same rail, so one record and one number serve.
+  /// Both ends of a path: they are in the same rail, so one record and one number are enough.
   struct Path {
-    uint32_t queued = 0;   ///< pieces taken and not yet reported
-    uint64_t counted = 0;  ///< immediates that the target's end has taken
+    uint32_t queued = 0;   ///< writes posted and not yet completed
+    uint64_t counted = 0;  ///< immediates received by the target's end
     bool accepted = false;
     bool started = false;
     bool closing = false;     ///< the sender's end: flush, then report
@@ -108,14 +116,14 @@ class SelfRail final : public Rail {
   struct QueuedWrite {
     WriteOp op{};
     uint64_t copied_bytes = 0;
-    bool counted = false;  ///< its immediate is out: from here on it is delivered
+    bool counted = false;  ///< its immediate is reported: from here on it is delivered
   };
   struct CopyResult {
     Errc code = Errc::kOk;
     Remote remote = Remote::kDelivered;
   };
 
-  /// Copies the next stretch of the write, at most `budget` bytes, and takes it off the budget.
+  /// Copies the next chunk of the write, at most `budget` bytes, and subtracts it from the budget.
   CopyResult copy(QueuedWrite& write, uint64_t& budget) noexcept;
   uint32_t poll_fences(std::span<WireEvent> out) noexcept;
   uint32_t poll_paths(std::span<WireEvent> out) noexcept;
@@ -126,15 +134,17 @@ class SelfRail final : public Rail {
   const uint64_t engine_id_;
   const std::function<void()> wake_;
   RegionTable regions_;
-  // Ordered, and numbers are not used again: a late close_path() finds nothing.
+  // Path numbers are never reused: a late close_path() finds nothing.
   std::map<uint32_t, Path> paths_;
   uint32_t next_path_ = 1;
-  uint32_t closing_ = 0;  ///< ends that have something to report
+  uint32_t closing_ = 0;  ///< ends whose kPathDown is due
   std::array<QueuedWrite, kQueueDepth> queue_;
   uint32_t head_ = 0;
   uint32_t count_ = 0;
 };
 
+/// The loopback network of one engine: one rail, and a queue for control datagrams to itself. Calls
+/// come under the engine's state lock.
 class SelfNetwork final : public OpenNetwork {
  public:
   explicit SelfNetwork(const OpenContext& context);
@@ -154,20 +164,20 @@ class SelfNetwork final : public OpenNetwork {
   int wait_fd() const noexcept override { return -1; }
 
  private:
-  // One datagram carries one message: twice the default message, with room for its frame.
+  // One datagram carries one message: twice the default message size, with room for its frame.
   static constexpr uint32_t kControlBytesMax = 128u << 10;
   static constexpr uint32_t kDatagramsMax = 64;
 
   const uint64_t engine_id_;
   SelfRail rail_;
-  std::set<uint32_t> links_;  ///< all of them lead here
+  std::set<uint32_t> links_;  ///< all of them lead to this engine
   uint32_t next_link_ = 1;
-  std::array<std::vector<std::byte>, kDatagramsMax> datagrams_;  ///< a ring; buffers are kept
+  std::array<std::vector<std::byte>, kDatagramsMax> datagrams_;  ///< a ring; keeps its buffers
   uint32_t head_ = 0;
   uint32_t count_ = 0;
 };
 
-/// Looks at an address: fails with kBadFormat, kUnreachable (of another engine).
+/// Fails with kBadFormat, kUnreachable (the address of another engine).
 Result<void> check_address(std::span<const std::byte> address, uint64_t engine_id);
 
 }  // namespace fabric::self

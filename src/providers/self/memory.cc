@@ -16,7 +16,7 @@ bool holds(uint64_t size_bytes, uint64_t offset, uint64_t length) noexcept {
   return offset <= size_bytes && length <= size_bytes - offset;
 }
 
-// Twice what is needed, so that adding regions one by one does not copy the list each time.
+// Reserves twice the size, so that adding regions one by one does not copy the list each time.
 void make_room(std::vector<uint32_t>& list, size_t size) {
   if (list.capacity() < size) list.reserve(2 * size);
 }
@@ -30,7 +30,7 @@ Result<uint64_t> RegionTable::add(const Memory& memory) {
   const std::lock_guard lock(mutex_);
   if (free_.empty()) {
     regions_.emplace_back();
-    // Every region that is there may be removed before the next one is added.
+    // Every existing region may be removed before the next one is added.
     make_room(free_, regions_.size());
     free_.push_back(static_cast<uint32_t>(regions_.size() - 1));
   }
@@ -62,7 +62,7 @@ RegionTable::Region* RegionTable::find(uint64_t key) noexcept {
   return region.generation == generation_of(key) ? &region : nullptr;
 }
 
-/// Nothing can touch the bytes any more: the next user of the slot gets another key.
+/// No copy can access the region any more: the next user of the slot gets another key.
 void RegionTable::retire(Region& region) noexcept {
   if (++region.generation == 0) region.generation = 1;
   free_.push_back(static_cast<uint32_t>(&region - regions_.data()));
@@ -85,7 +85,7 @@ RegionTable::Pinned RegionTable::pin(const WriteOp& op) noexcept {
     return {.access = Access::kTarget};
   }
   ++source->pins;
-  ++target->pins;  // may be the same region: then it has two
+  ++target->pins;  // may be the same region: then it has two pins
   return {.access = Access::kOk, .target = target->address + op.target};
 }
 
@@ -123,7 +123,7 @@ Result<uint64_t> SelfRail::register_memory(const Memory& memory, std::vector<std
 }
 
 void SelfRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
-  // While a copy runs there is no need to wake: the worker that copies is awake.
+  // If a copy is running no wake is needed: the worker that copies is awake.
   if (regions_.remove(local_key, cookie) && wake_) wake_();
 }
 

@@ -49,7 +49,7 @@ bool SelfNetwork::send(uint32_t link, std::span<const std::byte> datagram) noexc
 uint32_t SelfNetwork::receive(std::span<std::byte> out) noexcept {
   if (count_ == 0) return 0;
   const std::vector<std::byte>& datagram = datagrams_[head_];
-  // A buffer below control_bytes_max() cuts a datagram short, as on every network.
+  // A buffer below control_bytes_max() truncates a datagram, as on every network.
   const size_t size = std::min(datagram.size(), out.size());
   std::copy_n(datagram.begin(), size, out.begin());
   head_ = (head_ + 1) % kDatagramsMax;

@@ -10,7 +10,7 @@
 
 namespace fabric::self {
 
-/// The network on which an engine reaches itself. It is always there: `spec` holds no choice.
+/// The loopback network of an engine. Every engine has one; `spec` has no options.
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);
 
 }  // namespace fabric::self

@@ -4,22 +4,24 @@
 #include "base/check.h"
 #include "providers/shm/handles.h"
 
-// Paths: open, accept, start, close, and how their ends are proved and reported.
+// Paths: open, accept, start, close, and the proof before an inbound path is reported down.
 
 namespace fabric::shm {
 
 namespace {
 
-constexpr uint32_t kClosedPathsMax = 256;  ///< ends of a peer that are remembered
-constexpr uint32_t kAbandonScans = 50;   ///< looks, a millisecond or more each, for pulls_posted under way
+constexpr uint32_t kClosedPathsMax = 256;  ///< closed paths remembered per peer
+/// Scans, a millisecond or more each, before a closing path abandons the pulls that are being
+/// served.
+constexpr uint32_t kAbandonScans = 50;
 
-/// A record with an id that was not used for a long time; null when there are too many.
+/// Allocates a path record with a new generation in its id; null if the table is full.
 template <class Path>
 Path* take(std::vector<std::unique_ptr<Path>>& paths, std::vector<uint32_t>& free,
            uint32_t& serial) {
   if (free.empty()) {
     if (paths.size() >> kSlotBits != 0) return nullptr;
-    free.reserve(paths.size() + 1);  // giving it back cannot fail
+    free.reserve(paths.size() + 1);  // so that freeing cannot fail
     paths.push_back(std::make_unique<Path>());
     free.push_back(static_cast<uint32_t>(paths.size() - 1));
   }
@@ -84,7 +86,8 @@ Result<uint32_t> ShmRail::accept_path(std::span<const std::byte> hello,
   path->memory = *std::move(memory);
   path->ring = path->memory.mapping.as<Ring>();
   std::tie(path->epoch_index, path->epoch) = *path_epoch;
-  network_.own_header().path_epochs[path->epoch_index].store(path->epoch, std::memory_order_release);
+  network_.own_header().path_epochs[path->epoch_index].store(path->epoch,
+                                                             std::memory_order_release);
   watched_.push_back(path);
   announce_ring(*path);
   return path->id;
@@ -101,13 +104,15 @@ Result<void> ShmRail::start_path(uint32_t path, std::span<const std::byte> answe
   return {};
 }
 
-/// Once it is known how the sender's memory can be read. Until then its pieces wait.
+/// Sends the ring once it is known whether we can read the sender's memory. Until then its writes
+/// are queued.
 void ShmRail::announce_ring(InPath& path) {
   ShmPeer& from = *path.from;
   if (from.read_access == ShmPeer::ReadAccess::kUntried) network_.probe_read_access(from);
-  const bool known = from.read_access == ShmPeer::ReadAccess::kGranted || from.read_access == ShmPeer::ReadAccess::kDenied;
+  const bool known = from.read_access == ShmPeer::ReadAccess::kGranted ||
+                     from.read_access == ShmPeer::ReadAccess::kDenied;
   if (path.announced || path.closing || !known) return;
-  // The mapping is all that this side needs.
+  // This side needs only the mapping.
   auto ring = std::make_shared<const UniqueFd>(std::move(path.memory.fd));
   path.announced = true;
   from.send(RingReady{.lane = path.lane,
@@ -147,11 +152,11 @@ void ShmRail::close_path(uint32_t path, bool inbound) noexcept {
   if (found == nullptr || found->closing) return;
   found->closing = true;
   ++closing_in_;
-  // From here on no section begins; those that have begun are waited for.
+  // No new section passes its guard after this; inbound_fenced() waits for the running ones.
   network_.own_header().path_epochs[found->epoch_index].store(0, std::memory_order_release);
 }
 
-/// Nothing leaves by it any more. What waits ends with the next poll.
+/// Stops posting on the path. The next poll completes its queued writes.
 void ShmRail::break_path(OutPath& path, Errc code) noexcept {
   if (path.closing) return;
   path.closing = true;
@@ -161,37 +166,40 @@ void ShmRail::break_path(OutPath& path, Errc code) noexcept {
   withdraw_pulls(path);
 }
 
-/// What the target has not begun to fetch it will not fetch.
+/// The target does not serve withdrawn requests; those it has taken are not affected.
 void ShmRail::withdraw_pulls(OutPath& path) noexcept {
   change_pull_states(path, PullRequest::kPublished, PullRequest::kWithdrawn);
 }
 
-void ShmRail::change_pull_states(OutPath& path, PullRequest::State from, PullRequest::State to) noexcept {
+void ShmRail::change_pull_states(OutPath& path, PullRequest::State from,
+                                 PullRequest::State to) noexcept {
   for (uint64_t position = path.pulls_retired; position != path.pulls_posted; ++position) {
     uint64_t word = PullRequest::word_of(position, from);
-    // Pairs with begin_pull() and finish_pulls(), which exchange as well.
+    // Pairs with the exchanges in begin_pull() and finish_pulls().
     path.ring->pulls[position % Ring::kPulls].word.compare_exchange_strong(
-        word, PullRequest::word_of(position, to), std::memory_order_acq_rel, std::memory_order_relaxed);
+        word, PullRequest::word_of(position, to), std::memory_order_acq_rel,
+        std::memory_order_relaxed);
   }
 }
 
-/// Now and then: ends that the other side has closed, and neighbours that are gone.
+/// After each scan: finds paths that the other side closed, and peers that are dead.
 void ShmRail::check_paths() noexcept {
   scan_seen_ = network_.scans();
   for (const auto& path : out_) {
     if (!path->live) continue;
-    if (path->to->check_dead()) {  // which shows before it hangs up
+    if (path->to->check_dead()) {  // visible before it disconnects
       break_path(*path, Errc::kPeerLost);
     } else if (path->to->disconnected()) {
       break_path(*path, Errc::kRailLost);
-    } else if (path->ring != nullptr &&
-               path->ring->retired.load(std::memory_order_acquire) != 0) {  // pairs with retire()
+    } else if (path->ring != nullptr && path->ring->retired.load(std::memory_order_acquire) !=
+                                            0) {  // pairs with poll_closing_in()
       break_path(*path, Errc::kRailLost);
-      // An request that was published behind the target's last look: nobody will look again.
+      // Also a request that was published after the target had closed its end.
       withdraw_pulls(*path);
     }
-    // A target that was stopped at an request would hold the end of its write for as long.
-    if (path->closing && path->pulls_posted != path->pulls_retired && ++path->closing_scans == kAbandonScans) {
+    // Otherwise a target that is stopped while it serves a pull would block the write's completion.
+    if (path->closing && path->pulls_posted != path->pulls_retired &&
+        ++path->closing_scans == kAbandonScans) {
       change_pull_states(*path, PullRequest::kTaken, PullRequest::kAbandoned);
     }
   }
@@ -224,13 +232,13 @@ uint32_t ShmRail::poll_closing_out(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-/// Whether nothing of its sender can be stored any more by this path.
+/// Whether it is proved that the sender cannot store through this path any more.
 bool ShmRail::inbound_fenced(InPath& path) noexcept {
   if (path.proved) return true;
   ShmPeer& from = *path.from;
   if (!path.announced || from.writer_slots() == nullptr) return path.proved = true;
   if (!path.proof) {
-    if (!heavy_fence()) return false;
+    if (!heavy_barrier()) return false;
     path.proof.emplace(*from.writer_slots());
   }
   if (path.proof->proved(*from.writer_slots(), fresh_scan_)) {
@@ -247,7 +255,7 @@ uint32_t ShmRail::poll_closing_in(std::span<WireEvent> out) noexcept {
     if (n == out.size()) break;
     if (!path->live || !path->closing || !inbound_fenced(*path)) continue;
     std::erase(watched_, path.get());
-    // What was committed had landed.
+    // Takes what was committed: its bytes have landed.
     n += take_imms(*path, out.subspan(n));
     if (n == out.size()) break;
     for (uint64_t at = path->pulls_taken; at != path->pulls_taken + Ring::kPulls; ++at) {
@@ -255,9 +263,9 @@ uint32_t ShmRail::poll_closing_in(std::span<WireEvent> out) noexcept {
       uint64_t word = request.word.load(std::memory_order_acquire);
       if (word >> PullRequest::kStateBits != at || word == 0) break;
       if (word == PullRequest::word_of(at, PullRequest::kWithdrawn)) continue;
-      // Pairs with retire_pulls(). If it is withdrawn in this moment, that is as good.
+      // Pairs with retire_pulls(). Fails if the sender withdraws it now, which is as good.
       request.word.compare_exchange_strong(word, PullRequest::word_of(at, PullRequest::kClosed),
-                                         std::memory_order_acq_rel, std::memory_order_relaxed);
+                                           std::memory_order_acq_rel, std::memory_order_relaxed);
     }
     path->ring->retired.store(1, std::memory_order_release);  // pairs with check_paths()
     path->from->wake_if_asleep();

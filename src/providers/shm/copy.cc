@@ -24,94 +24,97 @@ namespace fabric::shm {
 
 namespace {
 
-// The sizes at which one way overtakes another: docs/design/0010 has the measurements.
-constexpr uint64_t kSmallBytes = 128;         ///< above: vectors
-constexpr uint64_t kVectorBytes = 4096;       ///< above: rep movsb
-constexpr uint64_t kStreamBytes = 16u << 20;  ///< from there on: non-temporal stores
-constexpr uint64_t kBurstWriteBytes = 32u << 10;   ///< the longest write of a run
+// The sizes at which one copy method overtakes another; measured in docs/design/0010.
+constexpr uint64_t kSmallBytes = 128;             ///< above: vectors
+constexpr uint64_t kVectorBytes = 4096;           ///< above: rep movsb
+constexpr uint64_t kStreamBytes = 16u << 20;      ///< from there on: non-temporal stores
+constexpr uint64_t kBurstWriteBytes = 32u << 10;  ///< the longest write of a burst
 
-// Relaxed: they are for tests and benchmarks, which set them while nobody copies.
+// Relaxed: tests and benchmarks set them while no thread copies.
 std::atomic<bool> plain_wanted{false};
 std::atomic<Move> move_wanted{Move::kBest};
 std::atomic<uint64_t> burst_write_bytes{kBurstWriteBytes};
 
-/// What one section looks at and stores last. Every pointer points somewhere, so that the assembler
-/// code has no cases.
-struct Section {
-  const uint64_t* path;
+/// The guard that one section checks and the commit that it stores last, as the assembler needs
+/// them. Absent ones point to dummy words, so that it needs no branches.
+struct GuardedCommit {
+  const uint64_t* path_epoch;
   uint64_t path_value;
-  const uint64_t* rkey;
+  const uint64_t* rkey_epoch;
   uint64_t rkey_value;
-  uint64_t* word;
-  uint64_t value;
+  uint64_t* commit_word;
+  uint64_t commit_value;
 };
 
-/// `discarded` takes a commit that nobody asked for.
-Section section_of(const Guard& guard, const Commit& commit, uint64_t& discarded) noexcept {
+/// `discarded` is the target of the commit if there is none.
+GuardedCommit guarded_commit(const Guard& guard, const Commit& commit,
+                             uint64_t& discarded) noexcept {
   const auto* path = reinterpret_cast<const uint64_t*>(guard.path_epoch);
   const auto* rkey = reinterpret_cast<const uint64_t*>(guard.rkey_epoch);
   auto* const word = reinterpret_cast<uint64_t*>(commit.word);
-  return {.path = path != nullptr ? path : &guard.path_value,
+  return {.path_epoch = path != nullptr ? path : &guard.path_value,
           .path_value = guard.path_value,
-          .rkey = rkey != nullptr ? rkey : &guard.rkey_value,
+          .rkey_epoch = rkey != nullptr ? rkey : &guard.rkey_value,
           .rkey_value = guard.rkey_value,
-          .word = word != nullptr ? word : &discarded,
-          .value = commit.value};
+          .commit_word = word != nullptr ? word : &discarded,
+          .commit_value = commit.value};
 }
 
-uint32_t enter(WriterSlot& slot, bool fence) noexcept {
-  // Odd even if a section was left by a long jump out of a signal handler.
-  const uint32_t inside = (slot.intent.load(std::memory_order_relaxed) + 1) | 1;
-  // Pairs with Proof's look behind heavy_fence(): the compiler keeps the store before the loads of
-  // the guard, and the owner's fence does what the processor might not.
-  slot.intent.store(inside, std::memory_order_relaxed);
+uint32_t enter_section(WriterSlot& slot, bool barrier) noexcept {
+  // The |1 keeps it odd even if a longjmp() out of a signal handler abandoned a section.
+  const uint32_t inside = (slot.section_seq.load(std::memory_order_relaxed) + 1) | 1;
+  // Pairs with Proof's load after heavy_barrier(). The signal fence orders this store before the
+  // loads of the guard in the compiler; the owner's membarrier does so in the processor.
+  slot.section_seq.store(inside, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (fence) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (barrier) std::atomic_thread_fence(std::memory_order_seq_cst);
   return inside;
 }
 
-void leave(WriterSlot& slot, uint32_t inside) noexcept {
-  // Pairs with Proof's acquire load: what the section stored is seen by who sees its end.
-  slot.intent.store(inside + 1, std::memory_order_release);
+void leave_section(WriterSlot& slot, uint32_t inside) noexcept {
+  // Pairs with Proof's acquire load: an owner that sees the section's end sees all its stores.
+  slot.section_seq.store(inside + 1, std::memory_order_release);
 }
 
-bool guard_holds(const Section& section) noexcept {
-  // Keeps the copy behind it, as acquire does for loads and, through the branch, for stores.
-  return __atomic_load_n(section.path, __ATOMIC_ACQUIRE) == section.path_value &&
-         __atomic_load_n(section.rkey, __ATOMIC_ACQUIRE) == section.rkey_value;
+bool guard_holds(const GuardedCommit& guarded) noexcept {
+  // Acquire orders the copy's loads after the check; the branch orders its stores.
+  return __atomic_load_n(guarded.path_epoch, __ATOMIC_ACQUIRE) == guarded.path_value &&
+         __atomic_load_n(guarded.rkey_epoch, __ATOMIC_ACQUIRE) == guarded.rkey_value;
 }
 
 bool plain_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                   const Section& section) noexcept {
-  if (!guard_holds(section)) return false;
+                   const GuardedCommit& guarded) noexcept {
+  if (!guard_holds(guarded)) return false;
   if (bytes != 0) std::memcpy(target, source, bytes);  // a commit alone may have no addresses
-  // Pairs with the acquire load of whoever waits for the word.
-  __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);
+  // Pairs with the acquire load of the target, which polls the word.
+  __atomic_store_n(guarded.commit_word, guarded.commit_value, __ATOMIC_RELEASE);
   return true;
 }
 
-bool plain_burst(std::byte* base, std::span<const WriteOp> writes, const Section& section) noexcept {
-  if (!guard_holds(section)) return false;
+bool plain_burst(std::byte* base, std::span<const WriteOp> writes,
+                 const GuardedCommit& guarded) noexcept {
+  if (!guard_holds(guarded)) return false;
   for (const WriteOp& write : writes) {
     std::byte* const target = base + write.target;
     const auto* const source = reinterpret_cast<const std::byte*>(write.source);
-    // Flags and counters are words.
+    // Flags and counters are 8 bytes: a constant size makes this one load and one store.
     if (write.size_bytes == sizeof(uint64_t)) {
       std::memcpy(target, source, sizeof(uint64_t));
     } else {
       std::memcpy(target, source, write.size_bytes);
     }
   }
-  __atomic_store_n(section.word, section.value, __ATOMIC_RELEASE);  // as above
+  __atomic_store_n(guarded.commit_word, guarded.commit_value, __ATOMIC_RELEASE);  // as above
   return true;
 }
 
 #ifdef FABRIC_RSEQ
 
-// One critical section in the kernel's sense, from 1: to 2:. A thread that is switched out or gets
-// a signal between them goes on at 4:, whatever it was about to store, and from there starts again
-// with all it needs, because nothing below changes an operand. The store of the commit is the last
-// instruction: done, the section is over. The mark before 4: is how the kernel knows a handler.
+// One rseq critical section. Local labels: 3: is its descriptor, 0: installs it, 1: to 2: is the
+// section, 4: the abort handler, preceded by the signature that the kernel requires. A thread that
+// is preempted or gets a signal between 1: and 2: resumes at 4:, which restarts at 0: with the
+// check of the guard; no instruction in between modifies an operand. The store of the commit is the
+// last instruction, so once it has executed the section cannot be aborted.
 // clang-format off
 #define FABRIC_SECTION(copy)              \
   ".pushsection __rseq_cs, \"aw\"\n"      \
@@ -124,8 +127,8 @@ bool plain_burst(std::byte* base, std::span<const WriteOp> writes, const Section
   "1: movq %[path_value], %%rax\n"        \
   "cmpq %%rax, (%[path])\n"               \
   "jne %l[stale]\n"                       \
-  "movq %[rkey_value], %%rax\n"            \
-  "cmpq %%rax, (%[rkey])\n"                \
+  "movq %[rkey_value], %%rax\n"           \
+  "cmpq %%rax, (%[rkey])\n"               \
   "jne %l[stale]\n"                       \
   copy                                    \
   "movq %[value], %%rax\n"                \
@@ -136,7 +139,7 @@ bool plain_burst(std::byte* base, std::span<const WriteOp> writes, const Section
   ".long 0x53053053\n"                    \
   "4: jmp 0b\n"                           \
   ".popsection\n"
-// For loops that move on.
+// For copies that advance rdi and rsi: loads the operands inside the section, for a restart.
 #define FABRIC_LONG_SECTION(copy) \
   FABRIC_SECTION(                 \
   "movq %[target], %%rdi\n"       \
@@ -144,14 +147,15 @@ bool plain_burst(std::byte* base, std::span<const WriteOp> writes, const Section
   "movq %[bytes], %%rcx\n"        \
   copy)
 // clang-format on
-#define FABRIC_GUARD                                                                          \
-  [rseq] "r"(__rseq_offset), [path] "r"(section.path), [path_value] "rm"(section.path_value), \
-      [rkey] "r"(section.rkey), [rkey_value] "rm"(section.rkey_value), [word] "r"(section.word),  \
-      [value] "rm"(section.value)
+#define FABRIC_GUARD                                                          \
+  [rseq] "r"(__rseq_offset), [path] "r"(guarded.path_epoch),                  \
+      [path_value] "rm"(guarded.path_value), [rkey] "r"(guarded.rkey_epoch),  \
+      [rkey_value] "rm"(guarded.rkey_value), [word] "r"(guarded.commit_word), \
+      [value] "rm"(guarded.commit_value)
 #define FABRIC_OPERANDS FABRIC_GUARD, [target] "r"(target), [source] "r"(source), [bytes] "r"(bytes)
 #define FABRIC_CLOBBERS \
   "rax", "rcx", "rdx", "rsi", "rdi", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "cc", "memory"
-// The compiler knows of these registers only where it may use them itself.
+// These register names are known to the compiler only if it targets AVX-512 itself.
 #ifdef __AVX512F__
 #define FABRIC_CLOBBERS_64 FABRIC_CLOBBERS, "xmm16", "xmm17", "xmm18"
 #else
@@ -160,18 +164,21 @@ bool plain_burst(std::byte* base, std::span<const WriteOp> writes, const Section
 static_assert(offsetof(rseq, rseq_cs) == 8 && RSEQ_SIG == 0x53053053);
 
 bool has_vectors() noexcept { return __builtin_cpu_supports("avx2") != 0; }
-// The first processors with registers of 64 bytes ran slower behind their use; these do not.
+// The first AVX-512 processors lowered their clock after 64-byte instructions; these do not.
 bool has_wide_vectors() noexcept { return __builtin_cpu_supports("avx512vbmi2") != 0; }
 std::atomic<bool> wide_wanted{has_wide_vectors()};  // relaxed: as above
-/// The longest write of a run that is moved by vectors.
+/// The longest write of a burst that is copied by vector registers.
 std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
 
-// Pieces one behind the other, read from the operations as they were posted. Up to 128 bytes: two
-// ends that overlap, of the largest power of two that fits. From there on both ends unaligned, and
-// between them 128 bytes a round, aligned at the target, until the end is reached; the longest by
-// the processor's own way.
+// Copies the writes of a burst one after another, reading the WriteOp array as it was posted.
+// Labels, besides 0: to 4: of FABRIC_SECTION: 5: next write, 8 to 15 bytes; 6: 4 to 7 bytes; the
+// first 8: 1 to 3 bytes; 7: 16 to 128 bytes; the second 8: its last two stores; 9: over 128 bytes,
+// the longest by rep movsb; 13: the others, by vectors: the ends, then the third 8: the loop, and
+// 10: after the loop; 11: loop condition of the burst; 12: end of the burst. Up to 128 bytes: two
+// overlapping ends of the largest power of two that fits. Above: both ends unaligned, and between
+// them 128 bytes per iteration, aligned at the target; the longest writes by rep movsb.
 // clang-format off
-#define FABRIC_BURST(long_write)                                                     \
+#define FABRIC_BURST(long_write)                                                   \
   FABRIC_SECTION(                                                                  \
   "movq %[first], %%rcx\n"                                                         \
   "jmp 11f\n"                                                                      \
@@ -198,7 +205,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "movl %%eax, (%%rdi)\n"                                                          \
   "movl %%esi, -4(%%rdi,%%rdx)\n"                                                  \
   "jmp 11f\n"                                                                      \
-  "8: movzbl (%%rsi), %%eax\n"  /* 1, 2, 3: both ends and the middle */            \
+  "8: movzbl (%%rsi), %%eax\n"  /* 1 to 3 bytes: first, last, middle */            \
   "movb %%al, (%%rdi)\n"                                                           \
   "movzbl -1(%%rsi,%%rdx), %%eax\n"                                                \
   "movb %%al, -1(%%rdi,%%rdx)\n"                                                   \
@@ -229,7 +236,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "8: movups %%xmm0, (%%rdi)\n"                                                    \
   "movups %%xmm1, -16(%%rdi,%%rdx)\n"                                              \
   "jmp 11f\n"                                                                      \
-  "9: cmpq %[vector_bytes], %%rdx\n"                                               \
+  "9: cmpq %[vector_bytes_max], %%rdx\n"                                           \
   "jbe 13f\n"                                                                      \
   "movq %%rcx, %%rax\n"                                                            \
   "movq %%rdx, %%rcx\n"                                                            \
@@ -275,7 +282,7 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "cmpq %%rdx, %%rdi\n"                      \
   "jb 8b\n"                                  \
   "10: vzeroupper\n"
-// Registers that nothing else uses: there is nothing to clean up behind them.
+// zmm16 and up: legacy SSE code does not use them, so no vzeroupper is needed afterwards.
 #define FABRIC_VECTOR_LOOP_64                 \
   "vmovdqu64 (%%rsi), %%zmm16\n"             \
   "vmovdqu64 -128(%%rsi,%%rdx), %%zmm17\n"   \
@@ -296,28 +303,32 @@ std::atomic<uint64_t> vector_bytes{has_vectors() ? kVectorBytes : kSmallBytes};
   "10:\n"
 // clang-format on
 #define FABRIC_WRITES                                                                            \
-  [vector_bytes] "rm"(vectors_up_to), [base] "r"(base), [first] "r"(writes.data()),              \
+  [vector_bytes_max] "rm"(vector_bytes_max), [base] "r"(base), [first] "r"(writes.data()),       \
       [last] "r"(writes.data() + writes.size()), [at_source] "i"(offsetof(WriteOp, source)),     \
       [at_target] "i"(offsetof(WriteOp, target)), [at_bytes] "i"(offsetof(WriteOp, size_bytes)), \
       [stride] "i"(sizeof(WriteOp))
 
-[[gnu::always_inline]] inline bool burst_section_32(std::byte* base, std::span<const WriteOp> writes,
-                                                  const Section& section) noexcept {
-  const uint64_t vectors_up_to = vector_bytes.load(std::memory_order_relaxed);
+// These and the sections below return false if the guard did not hold, at the start or after a
+// restart: the commit was not stored, some of the bytes may have been.
+[[gnu::always_inline]] inline bool burst_section_32(std::byte* base,
+                                                    std::span<const WriteOp> writes,
+                                                    const GuardedCommit& guarded) noexcept {
+  const uint64_t vector_bytes_max = vector_bytes.load(std::memory_order_relaxed);
   asm goto(FABRIC_BURST(FABRIC_VECTOR_LOOP_32)
            :
            : FABRIC_GUARD, FABRIC_WRITES:FABRIC_CLOBBERS
            : stale);
   return true;
 stale:
-  // A first attempt may have left them full, and what follows would be slow.
+  // An aborted attempt may have left the upper halves dirty, which slows down SSE code.
   if (has_vectors()) asm volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4");
   return false;
 }
 
-[[gnu::always_inline]] inline bool burst_section_64(std::byte* base, std::span<const WriteOp> writes,
-                                                  const Section& section) noexcept {
-  const uint64_t vectors_up_to = vector_bytes.load(std::memory_order_relaxed);
+[[gnu::always_inline]] inline bool burst_section_64(std::byte* base,
+                                                    std::span<const WriteOp> writes,
+                                                    const GuardedCommit& guarded) noexcept {
+  const uint64_t vector_bytes_max = vector_bytes.load(std::memory_order_relaxed);
   asm goto(FABRIC_BURST(FABRIC_VECTOR_LOOP_64)
            :
            : FABRIC_GUARD, FABRIC_WRITES:FABRIC_CLOBBERS_64
@@ -328,25 +339,25 @@ stale:
 }
 
 [[gnu::always_inline]] inline bool burst_section(std::byte* base, std::span<const WriteOp> writes,
-                                               const Section& section) noexcept {
-  return wide_wanted.load(std::memory_order_relaxed) ? burst_section_64(base, writes, section)
-                                                     : burst_section_32(base, writes, section);
+                                                 const GuardedCommit& guarded) noexcept {
+  return wide_wanted.load(std::memory_order_relaxed) ? burst_section_64(base, writes, guarded)
+                                                     : burst_section_32(base, writes, guarded);
 }
 
-// Not inlined: among the variables of a loop the operands would come from the stack, and a copy
-// waits for its length.
+// Not inlined: inside a caller's loop the operands would be spilled to the stack, and the copy
+// would wait for the load of its length.
 [[gnu::noinline]] bool repeat_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                                      const Section& section) noexcept {
+                                      const GuardedCommit& guarded) noexcept {
   asm goto(FABRIC_LONG_SECTION("rep movsb\n") : : FABRIC_OPERANDS:FABRIC_CLOBBERS : stale);
   return true;
 stale:
   return false;
 }
 
-/// From 128 bytes on; as the vector loop, with stores that go to memory. They are drained inside
-/// the section: neither the commit nor the slot's next number may overtake them.
+/// At least 128 bytes. Like the vector loop, with non-temporal stores. The sfence is inside the
+/// section: neither the commit nor the slot's next section_seq may overtake them.
 [[gnu::noinline]] bool stream_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                                      const Section& section) noexcept {
+                                      const GuardedCommit& guarded) noexcept {
   asm goto(FABRIC_LONG_SECTION("movups (%%rsi), %%xmm0\n"
                                "movups 16(%%rsi), %%xmm1\n"
                                "movups 32(%%rsi), %%xmm2\n"
@@ -390,8 +401,8 @@ stale:
            : stale);
   return true;
 stale:
-  // What a first attempt stored was drained by the interrupt that ended it; this costs nothing
-  // here, and leans on nobody.
+  // The interrupt that aborted an attempt already drained its stores. Not relied on: this path is
+  // rare.
   asm volatile("sfence" : : : "memory");
   return false;
 }
@@ -414,46 +425,46 @@ void use_vectors(Move move) noexcept {
   wide_wanted.store(move == Move::kBest && has_wide_vectors(), std::memory_order_relaxed);
 }
 
-/// The kernel reads the descriptor of the last section at the next interrupt, however late, and
-/// this library may have been unloaded by then.
+/// The kernel reads the descriptor of the last section at the next preemption, when this library
+/// may have been unloaded.
 void forget_section() noexcept {
   asm volatile("movq $0, %%fs:8(%[rseq])" : : [rseq] "r"(__rseq_offset) : "memory");
 }
 
 bool registered() noexcept {
   if (__rseq_size == 0) return false;
-  int32_t cpu = 0;  // negative unless the kernel keeps it up to date
+  int32_t cpu = 0;  // rseq.cpu_id: negative unless the kernel maintains it
   asm volatile("movl %%fs:4(%[rseq]), %[cpu]" : [cpu] "=r"(cpu) : [rseq] "r"(__rseq_offset));
   return cpu >= 0;
 }
 
 [[gnu::noinline]] bool vector_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                                      const Section& section) noexcept {
+                                      const GuardedCommit& guarded) noexcept {
   const WriteOp write{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
-  return burst_section(target, {&write, 1}, section);
+  return burst_section(target, {&write, 1}, guarded);
 }
 
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                  const Section& section, Move move) noexcept {
-  const bool long_enough = bytes >= kSmallBytes;  // and not what a chunk has left
-  if (move == Move::kStream && long_enough) return stream_section(target, source, bytes, section);
-  if (move == Move::kVector && long_enough) return vector_section(target, source, bytes, section);
-  return repeat_section(target, source, bytes, section);
+                  const GuardedCommit& guarded, Move move) noexcept {
+  const bool long_enough = bytes >= kSmallBytes;  // else the remainder of a chunk
+  if (move == Move::kStream && long_enough) return stream_section(target, source, bytes, guarded);
+  if (move == Move::kVector && long_enough) return vector_section(target, source, bytes, guarded);
+  return repeat_section(target, source, bytes, guarded);
 }
 
 #else
 
 bool registered() noexcept { return false; }
 void forget_section() noexcept {}
-bool has_vectors() noexcept { return true; }  // memcpy has what there is
+bool has_vectors() noexcept { return true; }  // memcpy uses what the machine has
 void use_vectors(Move) noexcept {}
 bool burst_section(std::byte* base, std::span<const WriteOp> writes,
-                 const Section& section) noexcept {
-  return plain_burst(base, writes, section);
+                   const GuardedCommit& guarded) noexcept {
+  return plain_burst(base, writes, guarded);
 }
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                  const Section& section, Move) noexcept {
-  return plain_section(target, source, bytes, section);
+                  const GuardedCommit& guarded, Move) noexcept {
+  return plain_section(target, source, bytes, guarded);
 }
 
 #endif
@@ -466,34 +477,35 @@ Move long_move(uint64_t bytes) noexcept {
 
 /// One section; `bytes` at most a chunk.
 bool copy_chunk(WriterSlot& slot, std::byte* target, const std::byte* source, uint64_t bytes,
-                const Section& section, bool fence, Move move) noexcept {
+                const GuardedCommit& guarded, bool barrier, Move move) noexcept {
   const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
-  const uint32_t inside = enter(slot, fence);
-  const bool holds = restartable ? long_section(target, source, bytes, section, move)
-                                 : plain_section(target, source, bytes, section);
-  leave(slot, inside);
+  const uint32_t inside = enter_section(slot, barrier);
+  const bool holds = restartable ? long_section(target, source, bytes, guarded, move)
+                                 : plain_section(target, source, bytes, guarded);
+  leave_section(slot, inside);
   if (restartable) forget_section();
   return holds;
 }
 
 [[gnu::noinline]] Stored copy_chunks(WriterSlot& slot, std::byte* target, const std::byte* source,
                                      uint64_t bytes, const Guard& guard, const Commit& commit,
-                                     bool fence, uint64_t total_bytes) noexcept {
+                                     bool barrier, uint64_t total_bytes) noexcept {
   const Move move = long_move(std::max(bytes, total_bytes));
   uint64_t discarded;
-  const Section last = section_of(guard, commit, discarded);
+  const GuardedCommit last = guarded_commit(guard, commit, discarded);
   while (bytes > kChunkBytes) {
-    const Section section = section_of(guard, {}, discarded);
-    if (!copy_chunk(slot, target, source, kChunkBytes, section, fence, move)) return Stored::kStale;
+    const GuardedCommit guarded = guarded_commit(guard, {}, discarded);
+    if (!copy_chunk(slot, target, source, kChunkBytes, guarded, barrier, move))
+      return Stored::kStale;
     target += kChunkBytes;
     source += kChunkBytes;
     bytes -= kChunkBytes;
   }
-  const bool holds = copy_chunk(slot, target, source, bytes, last, fence, move);
+  const bool holds = copy_chunk(slot, target, source, bytes, last, barrier, move);
   return holds ? Stored::kDone : Stored::kStale;
 }
 
-/// It does not see the store of a section.
+/// ThreadSanitizer does not see the store in the assembler.
 void annotate_tsan([[maybe_unused]] const Commit& commit) noexcept {
 #ifdef FABRIC_TSAN
   if (commit.word != nullptr) __tsan_release(commit.word);
@@ -503,31 +515,34 @@ void annotate_tsan([[maybe_unused]] const Commit& commit) noexcept {
 }  // namespace
 
 Stored guarded_copy(WriterSlot& slot, std::byte* target, const std::byte* source, uint64_t bytes,
-                    const Guard& guard, const Commit& commit, bool fence,
+                    const Guard& guard, const Commit& commit, bool barrier,
                     uint64_t total_bytes) noexcept {
   if (bytes <= burst_write_bytes.load(std::memory_order_relaxed)) {
     const WriteOp write{.source = reinterpret_cast<uint64_t>(source), .size_bytes = bytes};
-    return guarded_burst(slot, target, {&write, bytes == 0 ? size_t{0} : 1}, guard, commit, fence);
+    return guarded_burst(slot, target, {&write, bytes == 0 ? size_t{0} : 1}, guard, commit,
+                         barrier);
   }
   annotate_tsan(commit);
-  return copy_chunks(slot, target, source, bytes, guard, commit, fence, total_bytes);
+  return copy_chunks(slot, target, source, bytes, guard, commit, barrier, total_bytes);
 }
 
-Stored guarded_burst(WriterSlot& slot, std::byte* base, std::span<const WriteOp> writes, const Guard& guard,
-                   const Commit& commit, bool fence) noexcept {
+Stored guarded_burst(WriterSlot& slot, std::byte* base, std::span<const WriteOp> writes,
+                     const Guard& guard, const Commit& commit, bool barrier) noexcept {
   annotate_tsan(commit);
   const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
   uint64_t discarded;
-  const Section section = section_of(guard, commit, discarded);
-  const uint32_t inside = enter(slot, fence);
+  const GuardedCommit guarded = guarded_commit(guard, commit, discarded);
+  const uint32_t inside = enter_section(slot, barrier);
   const bool holds =
-      restartable ? burst_section(base, writes, section) : plain_burst(base, writes, section);
-  leave(slot, inside);
+      restartable ? burst_section(base, writes, guarded) : plain_burst(base, writes, guarded);
+  leave_section(slot, inside);
   if (restartable) forget_section();
   return holds ? Stored::kDone : Stored::kStale;
 }
 
-uint64_t burst_write_bytes_max() noexcept { return burst_write_bytes.load(std::memory_order_relaxed); }
+uint64_t burst_write_bytes_max() noexcept {
+  return burst_write_bytes.load(std::memory_order_relaxed);
+}
 
 GuardKind guard_kind() noexcept {
   static const bool has = registered();

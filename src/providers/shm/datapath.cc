@@ -3,14 +3,15 @@
 
 #include "providers/shm/handles.h"
 
-// What leaves: pieces are stored into mapped memory, or posted_pulls from the target. The hot code.
+// Outgoing writes, the hot code: stored into mapped memory, or posted to the target as pull
+// requests.
 
 namespace fabric::shm {
 
 namespace {
 constexpr uint32_t kNone = UINT32_MAX;
-constexpr uint64_t kWakeBytes = 32u << 10;  ///< a microsecond
-// What leaves in one section: nobody waits longer than that for the first of its imms.
+constexpr uint64_t kWakeBytes = 32u << 10;  ///< about a microsecond of copying
+// The most that one section copies: it delays the first immediate of a burst by no more.
 constexpr uint64_t kBurstBytes = kWakeBytes;
 constexpr uint32_t kBurstWrites = 64;
 }  // namespace
@@ -18,7 +19,7 @@ constexpr uint32_t kBurstWrites = 64;
 uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
   size_t taken = 0;
   while (taken < ops.size()) {
-    // Every piece needs a place for its end, and one that waits a place of its own.
+    // Every accepted write needs a slot for its completion, and one that is queued a QueuedWrite.
     const uint32_t room = kQueueDepth - completions_count_ - queued_ - pulls_outstanding_;
     if (room == 0) break;
     const WriteOp& op = ops[taken];
@@ -37,14 +38,14 @@ uint32_t ShmRail::post(std::span<const WriteOp> ops) noexcept {
   return static_cast<uint32_t>(taken);
 }
 
-/// Anything that is not one of many small pieces for mapped memory.
+/// The slow path: anything but a burst of small writes to mapped memory.
 void ShmRail::post_one(OutPath* path, const WriteOp& op) noexcept {
   if (path == nullptr) {
-    // Closed and reported: the core withdraws what it had not posted, so this is a stray one.
+    // The path is already closed and reported. The core withdraws unposted writes, so this is rare.
     completion_slot(completions_count_++) = {.code = Errc::kRailLost,
-                                    .remote = Remote::kNotDelivered,
-                                    .cookie = op.cookie,
-                                    .path = op.path};
+                                             .remote = Remote::kNotDelivered,
+                                             .cookie = op.cookie,
+                                             .path = op.path};
     return;
   }
   if (path->closing) {
@@ -52,19 +53,20 @@ void ShmRail::post_one(OutPath* path, const WriteOp& op) noexcept {
     return;
   }
   uint64_t copied = 0;
-  // Nothing overtakes what waits: slices are covered by the counted piece behind them.
+  // No write overtakes a queued one: the immediate of a later write may cover earlier fragments.
   if (path->first != kNone || advance(*path, op, copied) == Advance::kBlocked) {
     enqueue(*path, op, copied);
   }
 }
 
-/// Stores the pieces at the head of `ops` that go to the same memory, in one section. Their imms
-/// stand in the ring before it, and nobody sees them: a target reads its ring in request, and the
-/// first of them is the commit. Returns how many have ended; 0: the first one goes another way.
+/// The fast path: stores the writes at the head of `ops` that go to the same region in one section.
+/// All immediates but the first are put into the ring before it. The target does not see them yet,
+/// because it reads the ring in order and the first one is the commit. Returns how many writes
+/// completed; 0: the first one has to take the slow path.
 uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexcept {
   const uint64_t rkey = ops[0].remote_key;
   const uint64_t write_max = burst_write_bytes_max();
-  if (ops[0].size_bytes - 1 >= write_max) return 0;  // nothing at all is too much as well
+  if (ops[0].size_bytes - 1 >= write_max) return 0;  // also declines 0 bytes (wraps)
   const ShmPeer::RkeyView& view = path.to->rkey_view(rkey);
   if (view.access != ShmPeer::RkeyView::Access::kMapped) return 0;
   WriterSlot* const writer_slot = network_.writer_slot();
@@ -97,7 +99,7 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
       }
     }
     bytes_left -= bytes;
-    // One end for all whose cookies follow each other.
+    // Writes with consecutive cookies share one completion.
     if (newest != nullptr && op->cookie - newest->cookie == newest->value + 1) {
       ++newest->value;
     } else {
@@ -107,9 +109,11 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
   }
   const auto burst = ops.first(static_cast<size_t>(op - ops.data()));
   if (burst.empty()) return 0;
-  const Guard guard{path.guard.path_epoch, path.guard.path_value, view.validity_epoch, view.generation};
+  const Guard guard{path.guard.path_epoch, path.guard.path_value, view.validity_epoch,
+                    view.generation};
   const auto count = static_cast<uint32_t>(burst.size());
-  if (guarded_burst(*writer_slot, view.base, burst, guard, commit, path.to->needs_fence()) == Stored::kStale) {
+  if (guarded_burst(*writer_slot, view.base, burst, guard, commit, path.to->needs_barrier()) ==
+      Stored::kStale) {
     refuse_burst(path, burst, imms);
     return count;
   }
@@ -123,20 +127,22 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
   return count;
 }
 
-/// A guard did not hold: the path's, or else the rkey's. `imms`: how far the ring was filled.
+/// The guard did not hold: the epoch of the path or of the rkey was revoked. `imms`: position up to
+/// which immediates were put into the ring.
 void ShmRail::refuse_burst(OutPath& path, std::span<const WriteOp> ops, uint64_t imms) noexcept {
-  // The next commit must not publish what stands behind it.
+  // Clears them, because the next commit would publish them.
   for (uint64_t at = path.imms_posted; at != imms; ++at) {
     path.ring->imms[at % Ring::kImms].store(0, std::memory_order_relaxed);
   }
   const bool open = path.guard.path_epoch->load(std::memory_order_relaxed) == path.guard.path_value;
   for (const WriteOp& op : ops) {
-    complete(path, op.cookie, {open ? Errc::kRemoteAccess : Errc::kRailLost, Remote::kNotDelivered});
+    complete(path, op.cookie,
+             {open ? Errc::kRemoteAccess : Errc::kRailLost, Remote::kNotDelivered});
   }
   if (!open) break_path(path, Errc::kRailLost);
 }
 
-/// One look at the target's sleep_epoch does for all that was published behind each other.
+/// Checks a target's sleep_epoch once for a series of publications to it.
 void ShmRail::defer_wake(OutPath& path) noexcept {
   if (wake_pending_ == &path) return;
   flush_wake();
@@ -157,17 +163,17 @@ void ShmRail::enqueue(OutPath& path, const WriteOp& op, uint64_t copied) noexcep
   ++queued_;
 }
 
-/// Takes pieces that wait one step further.
+/// Advances the queued writes of a path, in order, until one is blocked.
 void ShmRail::advance_queue(OutPath& path) noexcept {
   while (path.first != kNone) {
     const uint32_t index = path.first;
     QueuedWrite& queued = queued_writes_[index];
-    // The piece leaves the line before it completions: its end must find room.
+    // Leaves the queue first, which makes room for its completion.
     --queued_;
     PostedPull& newest = path.posted_pulls[(path.pulls_posted - 1) % Ring::kPulls];
     const bool begun = path.pulls_posted != path.pulls_retired && !newest.last;
     if (path.closing && begun && newest.cookie == queued.op.cookie) {
-      // Parts of it are with the target: it completions behind the last of them.
+      // Some requests of it are outstanding: it completes when the last of them is retired.
       newest.last = newest.aborted = true;
     } else if (path.closing) {
       WriteStatus status = std::exchange(path.failed, {});
@@ -187,7 +193,7 @@ void ShmRail::advance_queue(OutPath& path) noexcept {
 ShmRail::Advance ShmRail::advance(OutPath& path, const WriteOp& op, uint64_t& copied) noexcept {
   if (!path.open) return Advance::kBlocked;
   if (op.size_bytes == 0) {
-    // It may be what covers the pieces before it, and those that are fetched are not there yet.
+    // Its immediate may cover earlier fragments, and those that are pulled have not landed yet.
     if (op.has_imm != 0 && path.pulls_posted != path.pulls_retired) return Advance::kBlocked;
     static constexpr ShmPeer::RkeyView kNowhere{};
     return store(path, op, copied, kNowhere);
@@ -207,7 +213,7 @@ ShmRail::Advance ShmRail::advance(OutPath& path, const WriteOp& op, uint64_t& co
     return refuse(path, op);
   }
   return view.access == ShmPeer::RkeyView::Access::kMapped ? store(path, op, copied, view)
-                                                   : post_pulls(path, op, copied);
+                                                           : post_pulls(path, op, copied);
 }
 
 ShmRail::Advance ShmRail::refuse(OutPath& path, const WriteOp& op) noexcept {
@@ -217,16 +223,16 @@ ShmRail::Advance ShmRail::refuse(OutPath& path, const WriteOp& op) noexcept {
 
 bool ShmRail::imm_room(OutPath& path) noexcept {
   if (path.imms_posted - path.imms_taken < Ring::kImms) return true;
-  // Pairs with the release in take_imms(): the words before have been read. From outside: more
-  // than was published would make room for ever.
+  // Pairs with the release in take_imms(): the words before have been read. Untrusted: a value
+  // above what was posted is ignored.
   const uint64_t taken = path.ring->imms_taken.load(std::memory_order_acquire);
   if (taken <= path.imms_posted) path.imms_taken = std::max(path.imms_taken, taken);
   return path.imms_posted - path.imms_taken < Ring::kImms;
 }
 
-/// Bytes into the target's memory, and the count as the last of them.
+/// Copies into the target's mapped memory, with the immediate as the commit of the last section.
 ShmRail::Advance ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copied,
-                             const ShmPeer::RkeyView& view) noexcept {
+                                const ShmPeer::RkeyView& view) noexcept {
   if (op.has_imm != 0 && !imm_room(path)) return Advance::kBlocked;
   const uint64_t rest = op.size_bytes - copied;
   const uint64_t part_bytes = std::min(rest, copy_budget_);
@@ -234,10 +240,11 @@ ShmRail::Advance ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copi
     copying_ = true;
     return Advance::kBlocked;
   }
-  // Nobody sleeps through a long copy to somebody else.
+  // Before a long copy to another target: it would delay the pending wake.
   if (part_bytes > kWakeBytes && wake_pending_ != nullptr && wake_pending_ != &path) flush_wake();
   WriterSlot* const writer_slot = network_.writer_slot();
-  if (writer_slot == nullptr) return Advance::kBlocked;  // too many threads: one of them has to end
+  if (writer_slot == nullptr)
+    return Advance::kBlocked;  // all slots are taken: a thread has to exit
   Guard guard = path.guard;
   if (rest != 0) {
     guard.rkey_epoch = view.validity_epoch;
@@ -252,8 +259,8 @@ ShmRail::Advance ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copi
   if (rest != 0 || commit.word != nullptr) {
     std::byte* const target = rest == 0 ? nullptr : view.base + op.target + copied;
     const Stored stored =
-        guarded_copy(*writer_slot, target, reinterpret_cast<const std::byte*>(op.source + copied), part_bytes,
-                     guard, commit, path.to->needs_fence(), op.size_bytes);
+        guarded_copy(*writer_slot, target, reinterpret_cast<const std::byte*>(op.source + copied),
+                     part_bytes, guard, commit, path.to->needs_barrier(), op.size_bytes);
     if (stored == Stored::kStale) {
       refuse_burst(path, {&op, 1}, path.imms_posted);
       return Advance::kDequeued;
@@ -273,8 +280,10 @@ ShmRail::Advance ShmRail::store(OutPath& path, const WriteOp& op, uint64_t& copi
   return Advance::kDequeued;
 }
 
-/// Memory that the target has to fetch for itself, or that goes through the ring's buffer.
-ShmRail::Advance ShmRail::post_pulls(OutPath& path, const WriteOp& op, uint64_t& posted_bytes) noexcept {
+/// Posts pull requests: for our own memory, or for the bounce buffer if the target cannot read
+/// that.
+ShmRail::Advance ShmRail::post_pulls(OutPath& path, const WriteOp& op,
+                                     uint64_t& posted_bytes) noexcept {
   network_.take_writer_slot();
   for (;;) {
     if (path.pulls_posted - path.pulls_retired >= Ring::kPulls) return Advance::kBlocked;
@@ -283,7 +292,7 @@ ShmRail::Advance ShmRail::post_pulls(OutPath& path, const WriteOp& op, uint64_t&
     uint64_t source = op.source + posted_bytes;
     if (bounced) {
       const uint64_t at = path.bounced % Ring::kBounceBytes;
-      // A part_bytes lies in one piece: one that meets the end of the buffer is cut there.
+      // A part is contiguous: it is cut at the end of the buffer.
       const uint64_t room = Ring::kBounceBytes - (path.bounced - path.bounce_freed);
       part_bytes = std::min({part_bytes, Ring::kBounceBytes - at, Ring::kBounceBytes / 4, room});
       if (part_bytes == 0) return Advance::kBlocked;
@@ -292,15 +301,15 @@ ShmRail::Advance ShmRail::post_pulls(OutPath& path, const WriteOp& op, uint64_t&
         return Advance::kBlocked;
       }
       part_bytes = std::min(part_bytes, copy_budget_);
-      // The ring is the target's memory: closing the path takes it back like any other.
+      // The ring is the target's memory, so the copy is guarded by the path's epoch.
       WriterSlot* const writer_slot = network_.writer_slot();
       if (writer_slot == nullptr) return Advance::kBlocked;
       const Stored stored = guarded_copy(*writer_slot, path.ring->bounce.data() + at,
                                          reinterpret_cast<const std::byte*>(source), part_bytes,
-                                         path.guard, {}, path.to->needs_fence());
+                                         path.guard, {}, path.to->needs_barrier());
       if (stored == Stored::kStale) {
         break_path(path, Errc::kRailLost);
-        return Advance::kBlocked;  // advance_queue() completions it
+        return Advance::kBlocked;  // advance_queue() completes it
       }
       copy_budget_ -= part_bytes;
       source = at;
@@ -312,17 +321,19 @@ ShmRail::Advance ShmRail::post_pulls(OutPath& path, const WriteOp& op, uint64_t&
     made.source.store(source, std::memory_order_relaxed);
     made.size_bytes.store(part_bytes, std::memory_order_relaxed);
     made.imm.store(op.imm, std::memory_order_relaxed);
-    made.flags.store(
-        (last && op.has_imm != 0 ? PullRequest::kHasImm : 0) | (bounced ? PullRequest::kBounced : 0),
-        std::memory_order_relaxed);
-    publish_pull(path, made, {.cookie = op.cookie, .last = last, .bounce_bytes = bounced ? part_bytes : 0});
+    made.flags.store((last && op.has_imm != 0 ? PullRequest::kHasImm : 0) |
+                         (bounced ? PullRequest::kBounced : 0),
+                     std::memory_order_relaxed);
+    publish_pull(path, made,
+                 {.cookie = op.cookie, .last = last, .bounce_bytes = bounced ? part_bytes : 0});
     posted_bytes += part_bytes;
     defer_wake(path);
     if (last) return Advance::kDequeued;
   }
 }
 
-void ShmRail::publish_pull(OutPath& path, const PullRequest& made, const PostedPull& posted) noexcept {
+void ShmRail::publish_pull(OutPath& path, const PullRequest& made,
+                           const PostedPull& posted) noexcept {
   const uint64_t position = path.pulls_posted++;
   PullRequest& request = path.ring->pulls[position % Ring::kPulls];
   constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -335,17 +346,19 @@ void ShmRail::publish_pull(OutPath& path, const PullRequest& made, const PostedP
   path.posted_pulls[position % Ring::kPulls] = posted;
   path.bounced += posted.bounce_bytes;
   ++pulls_outstanding_;
-  // Pairs with the acquire in begin_pull(). An request that is published late, on a path that was
-  // closed meanwhile, is not there: nobody looks into a retired ring.
-  request.word.store(PullRequest::word_of(position, PullRequest::kPublished), std::memory_order_release);
+  // Pairs with the acquire in begin_pull(). If the target has closed the path, it never reads this:
+  // check_paths() withdraws the request when it sees the retired ring.
+  request.word.store(PullRequest::word_of(position, PullRequest::kPublished),
+                     std::memory_order_release);
 }
 
-/// Orders that the target is through with, in their request.
+/// Retires completed pull requests in posting order.
 void ShmRail::retire_pulls(OutPath& path) noexcept {
   while (path.pulls_retired != path.pulls_posted) {
     const uint64_t position = path.pulls_retired;
     PullRequest& request = path.ring->pulls[position % Ring::kPulls];
-    const uint64_t word = request.word.load(std::memory_order_acquire);  // pairs with finish_pulls()
+    const uint64_t word =
+        request.word.load(std::memory_order_acquire);  // pairs with finish_pulls()
     WriteStatus status;
     if (word == PullRequest::word_of(position, PullRequest::kDone)) {
       status = {};
@@ -356,11 +369,12 @@ void ShmRail::retire_pulls(OutPath& path) noexcept {
                word == PullRequest::word_of(position, PullRequest::kWithdrawn)) {
       status = {path.break_code(), Remote::kNotDelivered};
     } else if (word == PullRequest::word_of(position, PullRequest::kAbandoned)) {
-      status = {path.break_code(), Remote::kUnknown};  // not counted, but it may still land
-    } else if (path.to->check_dead()) {            // which shows before it hangs up
-      status = {path.break_code(), Remote::kUnknown};  // it died at it
-    } else if (path.to->disconnected() && word != PullRequest::word_of(position, PullRequest::kPublished)) {
-      status = {path.break_code(), Remote::kUnknown};  // it hung up at it, or wrote nonsense
+      status = {path.break_code(), Remote::kUnknown};  // no immediate, but bytes may still land
+    } else if (path.to->check_dead()) {                // visible before it disconnects
+      status = {path.break_code(), Remote::kUnknown};  // the target died while serving it
+    } else if (path.to->disconnected() &&
+               word != PullRequest::word_of(position, PullRequest::kPublished)) {
+      status = {path.break_code(), Remote::kUnknown};  // disconnected, or invalid state
     } else {
       return;
     }
@@ -385,13 +399,14 @@ uint32_t ShmRail::poll_completions(std::span<WireEvent> out) noexcept {
   std::copy_n(completions_.begin(), count - straight, out.begin() + straight);
   reported_ += count;
   completions_count_ -= count;
-  // From the start when it is empty: the same lines again.
+  // Restarts at 0 when empty, to reuse the same cache lines.
   completions_head_ = completions_count_ == 0 ? 0 : (completions_head_ + count) % kQueueDepth;
   return count;
 }
 
-/// Whoever comes first may fill the room, so it is another path each time, and then the other kind.
-/// All of the room: a poll that leaves some says that everything which had arrived was told.
+/// The first path may fill `out`, so each poll starts with another path, and then with the other
+/// kind. All paths are polled: a poll that does not fill `out` has reported everything that
+/// arrived.
 uint32_t ShmRail::poll_inbound(std::span<WireEvent> out) noexcept {
   const size_t paths = watched_.size();
   if (paths == 0) return 0;
@@ -419,7 +434,7 @@ uint32_t ShmRail::take_inbound(InPath& path, std::span<WireEvent> out) noexcept 
   return pulls_first_ ? n + take_imms(path, out.subspan(n)) : n;
 }
 
-/// Something that poll_ongoing() has to look at.
+/// poll_ongoing() has something to check.
 inline bool ShmRail::has_ongoing() const noexcept {
   return (pulls_outstanding_ | queued_ | closing_out_ | closing_in_) != 0 || !fences_.empty() ||
          scan_seen_ != network_.scans() ||
@@ -432,13 +447,13 @@ uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
   copying_ = false;
   uint32_t n = completions_count_ == 0 ? 0 : poll_completions(out);
   if (has_ongoing()) n += poll_ongoing(out.subspan(n));
-  // Last, because it may always have more; and a poll that is not filled has told everything.
+  // Last, because a flood of arrivals could fill `out`.
   n += poll_inbound(out.subspan(n));
   polled_events_ = n != 0;
   return n;
 }
 
-/// What takes more than one poll.
+/// Work that spans several polls: queued writes, pull requests, fences, closing paths.
 uint32_t ShmRail::poll_ongoing(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
   if (pulls_outstanding_ != 0 || queued_ != 0) {
@@ -456,20 +471,21 @@ uint32_t ShmRail::poll_ongoing(std::span<WireEvent> out) noexcept {
   if (revoked_count_.load(std::memory_order_acquire) != 0 || !fences_.empty()) {
     n += poll_fences(out.subspan(n));
   }
-  // Behind the pieces: an end is down when its last piece is out.
+  // After the writes: a path is down only when its last completion was reported.
   if (closing_out_ != 0) n += poll_closing_out(out.subspan(n));
   if (closing_in_ != 0) n += poll_closing_in(out.subspan(n));
   return n;
 }
 
-/// Whether the first piece that waits would get further now.
+/// Whether advance_queue() would make progress.
 bool ShmRail::can_advance(OutPath& path) noexcept {
   if (path.first == kNone) return false;
   if (path.closing) return true;
   if (!path.open) return false;
   const WriteOp& op = queued_writes_[path.first].op;
   using Access = ShmPeer::RkeyView::Access;
-  const Access access = op.size_bytes == 0 ? Access::kMapped : path.to->rkey_view(op.remote_key).access;
+  const Access access =
+      op.size_bytes == 0 ? Access::kMapped : path.to->rkey_view(op.remote_key).access;
   switch (access) {
     case Access::kRequested:
     case Access::kUnknown:
@@ -508,10 +524,10 @@ bool ShmRail::has_work() noexcept {
     if (can_advance(*path) || (path->closing && path->idle(reported_))) return true;
     if (path->pulls_posted == path->pulls_retired) continue;
     const uint64_t at = path->pulls_retired;
-    const uint64_t word =
-        path->ring->pulls[at % Ring::kPulls].word.load(std::memory_order_acquire);
-    // Anything but an end, nonsense included, is waited for.
-    if (word >= PullRequest::word_of(at, PullRequest::kDone) && word <= PullRequest::word_of(at, PullRequest::kAbandoned)) {
+    const uint64_t word = path->ring->pulls[at % Ring::kPulls].word.load(std::memory_order_acquire);
+    // Only final states are work; an invalid state is waited for like kTaken.
+    if (word >= PullRequest::word_of(at, PullRequest::kDone) &&
+        word <= PullRequest::word_of(at, PullRequest::kAbandoned)) {
       return true;
     }
   }

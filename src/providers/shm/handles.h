@@ -11,31 +11,43 @@
 #include <vector>
 
 #include <fabric/provider.h>
+#include <fabric/shm.h>
 
 #include "base/driver.h"
 #include "base/log.h"
-#include "providers/shm/writer_slots.h"
 #include "providers/shm/copy.h"
-#include "providers/shm/shared_header.h"
-#include "providers/shm/rkeys.h"
-#include "providers/shm/shm_peer.h"
 #include "providers/shm/proof.h"
 #include "providers/shm/ring.h"
+#include "providers/shm/rkeys.h"
+#include "providers/shm/shared_header.h"
+#include "providers/shm/shm_peer.h"
+#include "providers/shm/writer_slots.h"
 
 namespace fabric::shm {
 
 inline constexpr uint32_t kQueueDepth = 1024;
-/// What one turn copies: some 100 us of memory bandwidth, the longest that another network of the
-/// same worker waits.
+/// The most that a rail copies in one turn: some 100 us, which bounds how long the other networks
+/// of the same worker wait.
 inline constexpr uint64_t kTurnBytes = 1u << 20;
 
-/// The lower half of a path's id is its place; the upper one tells its lives apart.
+/// The lower half of a path id is its slot in the table; the upper half is its generation.
 inline constexpr uint32_t kSlotBits = 16;
 constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
 
 class ShmNetwork;
 
-/// One lane: paths and their pieces. See README.md for the data that flows.
+/// One lane: its outgoing and inbound paths, the writes on them, and the fences of revoked rkeys.
+/// README.md describes the data flow.
+///
+/// A write on an OutPath is stored directly (mapped memory), posted to the target as pull requests,
+/// or queued until the path or its memory is ready. It completes into `completions_`, from which
+/// poll() reports it. poll() also takes the immediates and pull requests that arrive on the
+/// InPaths.
+///
+/// Owner: ShmNetwork. Threads: the worker, under the state lock of the core; only register_memory()
+///   and deregister_memory() may be called by any thread (RkeyTable's lock, `revoked_mutex_`).
+/// Invariant: post() accepts a write only while completions_count_ + queued_ + pulls_outstanding_ <
+///   kQueueDepth, so that every accepted write has room for its completion.
 class ShmRail final : public Rail {
  public:
   ShmRail(ShmNetwork& network, uint32_t lane);
@@ -59,67 +71,70 @@ class ShmRail final : public Rail {
   uint32_t poll(std::span<WireEvent> out) noexcept override;
   bool busy() const noexcept override { return copying_; }
 
-  /// The target's half of a path of this lane is there.
+  /// The target sent the ring of an outgoing path of this lane.
   void ring_ready(ShmPeer& from, const RingReady& frame, UniqueFd ring);
-  /// How the peer's memory can be read is known now: its paths may begin.
+  /// Sends the rings of inbound paths that waited until it was known whether we can read the peer.
   void announce_rings(ShmPeer& to);
-  /// Since the last poll(): some ten microseconds or more.
+  /// Half of the budget was used since the last poll(): some ten microseconds or more.
   bool copied_much() const noexcept { return copy_budget_ < kTurnBytes / 2; }
-  /// The last poll() had something to tell.
+  /// The last poll() returned events.
   bool polled_events() const noexcept { return polled_events_; }
-  /// Something that poll() would act on; asked before a sleep.
+  /// poll() would make progress. Exact; called before the worker sleeps.
   bool has_work() noexcept;
-  /// The same, quickly: whatever takes more than one poll counts as something.
+  /// The same, cheap and conservative: true while any multi-poll work is ongoing.
   bool pending_work() const noexcept;
-  /// Fences whose proof is outstanding: the sleep must be short.
+  /// Fences or closing paths wait for a proof, so the worker may only sleep briefly.
   bool has_pending_proofs() const noexcept {
     return !fences_.empty() || closing_in_ != 0 || closing_out_ != 0;
   }
 
  private:
+  /// The final code of a write.
   struct WriteStatus {
     Errc code = Errc::kOk;
     Remote remote = Remote::kDelivered;
   };
+  /// A write that waits on its path, in a list linked by index.
   struct QueuedWrite {
     WriteOp op{};
-    uint64_t copied_bytes = 0;  ///< or posted_bytes to the bounce buffer
+    uint64_t copied_bytes = 0;  ///< stored or posted so far
     uint32_t next = 0;
   };
-  /// A piece that the target works at.
+  /// The sender's note on a pull request in the ring. A bounced write may need several.
   struct PostedPull {
     uint32_t cookie = 0;
-    bool last = true;  ///< a piece that bounces may need several pulls_posted
-    bool aborted = false;  ///< and its path may close before the last of them
+    bool last = true;      ///< the last request of its write
+    bool aborted = false;  ///< the path closed before the rest of the write was posted
     uint64_t bounce_bytes = 0;
   };
 
-  /// The sender's end.
+  /// The sender's end of a path. Invariant: writes leave in posting order; while some are queued,
+  /// none is stored directly.
   struct OutPath {
     std::shared_ptr<ShmPeer> to{};
     uint32_t id = 0;
     bool live = false;
     bool started = false;
     bool closing = false;
-    bool open = false;      ///< started, announced and not closing: pieces may leave
+    bool open = false;      ///< started, ring mapped and not closing: writes may be posted
     Errc code = Errc::kOk;  ///< why it broke
-    Mapping memory{};
-    Ring* ring = nullptr;  ///< null until the target has announced it
-    bool can_pull = false;
+    Mapping memory{};       ///< of the ring
+    Ring* ring = nullptr;   ///< null until the target sent it
+    bool can_pull = false;  ///< the target can read our memory; else bytes are bounced
     Guard guard{};
     uint64_t imms_posted = 0;
-    uint64_t imms_taken = 0;  ///< by the target, as last seen
+    uint64_t imms_taken = 0;  ///< by the target, when last read
     uint64_t pulls_posted = 0;
     uint64_t pulls_retired = 0;
-    uint64_t bounced = 0, bounce_freed = 0;  ///< bytes, running
+    uint64_t bounced = 0, bounce_freed = 0;  ///< running totals of bytes
     std::array<PostedPull, Ring::kPulls> posted_pulls{};
-    WriteStatus failed{};                                ///< of a piece whose pulls_posted are not all back
-    uint32_t first = UINT32_MAX, last = UINT32_MAX;  ///< pieces that wait
-    uint32_t closing_scans = 0;                           ///< looks since it began to close
-    uint64_t last_completion = 0;                           ///< of its pieces, as ShmRail::reported_ counts
+    WriteStatus failed{};                            ///< of a write with requests outstanding
+    uint32_t first = UINT32_MAX, last = UINT32_MAX;  ///< queued writes
+    uint32_t closing_scans = 0;                      ///< scans since it began to close
+    uint64_t last_completion = 0;                    ///< of its writes, counted as reported_
 
-    /// What its pieces end with. A death may be seen here before the core hears of it, and the end
-    /// of a connection before the death: a target with a path hangs up only when its engine is over.
+    /// The code for writes of a broken path. A closed connection means a lost peer as well: a
+    /// target with open paths disconnects only when its engine closes or its process dies.
     Errc break_code() const noexcept {
       return to->dead() || to->disconnected() ? Errc::kPeerLost : Errc::kRailLost;
     }
@@ -128,7 +143,9 @@ class ShmRail final : public Rail {
     }
   };
 
-  /// The target's end.
+  /// The target's end of a path. Owns the ring. Closing: the epoch is revoked, a Proof shows that
+  /// no section of the sender is running, the committed immediates are taken, then the path is
+  /// down.
   struct InPath {
     std::shared_ptr<ShmPeer> from{};
     uint32_t id = 0;
@@ -136,20 +153,20 @@ class ShmRail final : public Rail {
     uint32_t lane = 0, number = 0;  ///< as in the hello
     SharedMemory memory{};
     Ring* ring = nullptr;
-    bool announced = false;  ///< its sender has the ring
+    bool announced = false;  ///< the ring was sent to the sender
     uint32_t epoch_index = 0;
     uint64_t epoch = 0;
     uint64_t imms_taken = 0;
     uint64_t pulls_taken = 0;
-    uint64_t pulled_bytes = 0;     ///< bytes of the request at hand
-    uint64_t imms_delivered = 0;  ///< counted, by both ways
+    uint64_t pulled_bytes = 0;    ///< of the current pull request
+    uint64_t imms_delivered = 0;  ///< of stored and of pulled writes
     bool closing = false;
-    bool lost = false;  ///< the sender broke the ring's rules, or its process is gone
+    bool lost = false;  ///< the sender is dead
     std::optional<Proof> proof{};
     bool proved = false;
   };
 
-  /// A rkey that was taken back, and whoever may still be storing under it.
+  /// A revoked rkey and the peers that may still be storing under it.
   struct Fence {
     WireRkey rkey{};
     uint32_t cookie = 0;
@@ -160,6 +177,7 @@ class ShmRail final : public Rail {
     };
     std::vector<Writer> writers{};
   };
+  /// Handed over from deregister_memory() to the worker.
   struct RevokedRkey {
     WireRkey rkey{};
     uint32_t cookie = 0;
@@ -185,14 +203,15 @@ class ShmRail final : public Rail {
   bool inbound_fenced(InPath& path) noexcept;
   bool can_advance(OutPath& path) noexcept;
 
-  // datapath.cc: what leaves
+  // datapath.cc: outgoing writes
+  /// kDequeued: completed, or posted to the target; kBlocked: stays queued.
   enum class Advance : uint8_t { kDequeued, kBlocked };
   uint32_t store_burst(OutPath& path, std::span<const WriteOp> ops) noexcept;
   void refuse_burst(OutPath& path, std::span<const WriteOp> ops, uint64_t imms) noexcept;
   void post_one(OutPath* path, const WriteOp& op) noexcept;
   Advance advance(OutPath& path, const WriteOp& op, uint64_t& copied) noexcept;
   Advance store(OutPath& path, const WriteOp& op, uint64_t& copied,
-             const ShmPeer::RkeyView& view) noexcept;
+                const ShmPeer::RkeyView& view) noexcept;
   Advance post_pulls(OutPath& path, const WriteOp& op, uint64_t& posted_bytes) noexcept;
   Advance refuse(OutPath& path, const WriteOp& op) noexcept;
   void publish_pull(OutPath& path, const PullRequest& request, const PostedPull& posted) noexcept;
@@ -216,28 +235,29 @@ class ShmRail final : public Rail {
   uint32_t poll_inbound(std::span<WireEvent> out) noexcept;
   uint32_t take_inbound(InPath& path, std::span<WireEvent> out) noexcept;
 
-  // inbound.cc: what arrives
+  // inbound.cc: immediates and pull requests
   uint32_t take_imms(InPath& path, std::span<WireEvent> out) noexcept;
   static bool imm_ready(const InPath& path) noexcept {
-    // take_imms() looks properly.
+    // Relaxed: only a hint, take_imms() loads it with acquire.
     const uint64_t word =
         path.ring->imms[path.imms_taken % Ring::kImms].load(std::memory_order_relaxed);
     return word >> 32 == Ring::imm_word(path.imms_taken, 0) >> 32;
   }
   static bool pull_ready(const InPath& path) noexcept {
-    // begin_pull() looks properly. From outside: any state but an end that is ours to write.
+    // Only a hint, begin_pull() checks it. Untrusted: final states that only we may set are
+    // ignored.
     const uint64_t word =
         path.ring->pulls[path.pulls_taken % Ring::kPulls].word.load(std::memory_order_relaxed);
     if (word >> PullRequest::kStateBits != path.pulls_taken) return false;
     const auto state = static_cast<uint32_t>(word & ((1u << PullRequest::kStateBits) - 1));
-    return state == PullRequest::kPublished || state == PullRequest::kTaken || state == PullRequest::kWithdrawn ||
-           state == PullRequest::kAbandoned;
+    return state == PullRequest::kPublished || state == PullRequest::kTaken ||
+           state == PullRequest::kWithdrawn || state == PullRequest::kAbandoned;
   }
   uint32_t take_pulls(InPath& path, std::span<WireEvent> out) noexcept;
   struct PullJob;
   bool begin_pull(InPath& path, uint64_t position, PullJob& job) noexcept;
   void finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<WireEvent> out,
-                     uint32_t& n) noexcept;
+                    uint32_t& n) noexcept;
 
   // memory.cc
   uint32_t poll_fences(std::span<WireEvent> out) noexcept;
@@ -248,29 +268,29 @@ class ShmRail final : public Rail {
   const std::string device_;
   const Caps caps_;
 
-  std::vector<std::unique_ptr<OutPath>> out_;  ///< by slot, the lower half of an id
+  std::vector<std::unique_ptr<OutPath>> out_;  ///< by slot, the lower half of the id
   std::vector<uint32_t> out_free_;
   std::vector<std::unique_ptr<InPath>> in_;
   std::vector<uint32_t> in_free_;
-  std::vector<InPath*> watched_;  ///< of those, whose ring may have something
-  uint32_t serial_ = 0;           ///< upper half of the ids
-  uint32_t next_in_ = 0;         ///< whose turn it is to be first
+  std::vector<InPath*> watched_;  ///< inbound paths whose rings are polled
+  uint32_t serial_ = 0;           ///< generation for the upper half of ids
+  uint32_t next_in_ = 0;          ///< round robin: watched path to poll first
   bool pulls_first_ = false;
 
-  OutPath* wake_pending_ = nullptr;  ///< something was, and its target is to be woken if it sleeps
+  OutPath* wake_pending_ = nullptr;  ///< published to; flush_wake() wakes its target if asleep
   std::vector<QueuedWrite> queued_writes_;
   uint32_t free_queued_write_ = 0;
-  uint32_t queued_ = 0;  ///< pieces that wait
-  uint32_t pulls_outstanding_ = 0;  ///< pulls_posted that are out
+  uint32_t queued_ = 0;             ///< queued writes of all paths
+  uint32_t pulls_outstanding_ = 0;  ///< pull requests posted and not retired
   uint32_t closing_out_ = 0, closing_in_ = 0;
-  std::array<WireEvent, kQueueDepth> completions_{};  ///< ends, as poll() hands them out
+  std::array<WireEvent, kQueueDepth> completions_{};  ///< FIFO of completed writes for poll()
   uint32_t completions_head_ = 0, completions_count_ = 0;
-  uint64_t reported_ = 0;  ///< ends that poll() has handed out
+  uint64_t reported_ = 0;  ///< completions that poll() has returned
   uint64_t copy_budget_ = kTurnBytes;
   bool polled_events_ = false;
-  bool copying_ = false;     ///< the next poll() goes on with a copy or a fetch
-  uint64_t scan_seen_ = 0;      ///< the network's last look that was acted on
-  bool fresh_scan_ = false;  ///< this poll acts on one: slower questions may be asked
+  bool copying_ = false;     ///< the budget ran out: the next poll() continues a copy or a pull
+  uint64_t scan_seen_ = 0;   ///< ShmNetwork::scans() when last acted on
+  bool fresh_scan_ = false;  ///< this poll acts on a new scan: proofs may ask the kernel
 
   std::mutex revoked_mutex_;
   std::vector<RevokedRkey> revoked_;
@@ -279,13 +299,16 @@ class ShmRail final : public Rail {
   std::array<uint64_t, 5> proved_by_{};  ///< by Proof::By
 };
 
-/// Lines to the engines of this host, and the lanes that share them.
+/// The network between the engines of one host: the peers with their socket connections, the
+/// SharedHeader and RkeyTable of this engine, and the lanes (ShmRail) that share them.
+///
+/// Memory shows nearly everything that happens. What it does not show (new connections, closed
+/// sockets, deaths) is found by scan(), about once per millisecond and after each sleep.
+///
+/// Owner: the core. Threads: the worker, under the state lock of the core; RkeyTable locks itself.
+/// Invariant: a ShmPeer is in `peers_` while it has a link, a path or an incoming connection.
 class ShmNetwork final : public OpenNetwork {
  public:
-  struct Options {
-    uint32_t lanes = 1;
-    std::string directory{};
-  };
   static Result<std::unique_ptr<OpenNetwork>> open(const Options& options,
                                                    const OpenContext& context);
   ~ShmNetwork() override;
@@ -310,33 +333,33 @@ class ShmNetwork final : public OpenNetwork {
   const Address& own_address() const noexcept { return address_; }
   int64_t now_ns() const noexcept { return driver_.now_ns(); }
   void wake() const { wake_(); }
-  /// Whom an address leads to, with a connection that is open or will be. Fails with kBadFormat,
+  /// The peer at an address, created if needed; it is connected later. Fails with kBadFormat,
   /// kUnreachable, kExhausted.
   Result<std::shared_ptr<ShmPeer>> peer(std::span<const std::byte> address);
   Result<std::shared_ptr<ShmPeer>> peer(const Address& address);
-  /// Lines that neither a link nor a path needs any more are hung up.
+  /// Disconnects a peer without links and paths, and forgets it once it has disconnected too.
   void release_if_unused(ShmPeer& one) noexcept;
-  std::string read_access_text() const;  ///< how many neighbours' memory is read in which way
-  /// Finds out how the peer's memory can be read. The answer may take a while.
+  std::string read_access_text() const;  ///< for facts(): peers by read method
+  std::string peers_text() const;        ///< for facts(): number of peers
+  /// Finds out whether we can read the peer's memory. May take a round trip.
   void probe_read_access(ShmPeer& from);
-  /// How many there are, and what they lack.
-  std::string peers_text() const;
-  /// Everybody who may have something of ours mapped.
+  /// Peers that may have mapped our shared pages.
   std::vector<std::shared_ptr<ShmPeer>> possible_writers() const;
   void announce_block_released(uint64_t block);
-  Result<std::pair<uint32_t, uint64_t>> take_path_epoch();  ///< place and value
+  Result<std::pair<uint32_t, uint64_t>> take_path_epoch();  ///< index in path_epochs, and value
   void free_path_epoch(uint32_t epoch_index) { free_epochs_.push_back(epoch_index); }
   WriterSlot* writer_slot() noexcept { return writer_slots_->mine(); }
-  /// From here on memory shows the end of this process: whoever works with it need not ask the
-  /// kernel at every step.
-  void take_writer_slot() noexcept { (void)writer_slots_->mine(); }  // without a slot the kernel is asked
-  /// Counts the looks for what no poll shows: deaths, ends of lines. Rails compare.
+  /// Makes sure that the calling thread holds a slot, so that peers see our death in memory.
+  /// Without a slot they have to ask the kernel.
+  void take_writer_slot() noexcept { (void)writer_slots_->mine(); }
+  /// Number of scans; a rail compares it to know when to check its paths.
   uint64_t scans() const noexcept { return scans_; }
 
  private:
-  // One datagram carries one message: twice the default message, with room for its frame.
+  // One datagram carries one control message: twice the default maximum, with room for the frame.
   static constexpr uint32_t kControlBytesMax = 128u << 10;
 
+  /// An accepted connection that has not sent its greeting yet.
   struct UngreetedSocket {
     UniqueFd socket;
     Credentials who{};
@@ -366,15 +389,15 @@ class ShmNetwork final : public OpenNetwork {
   Greeting greeting_{};
   std::array<std::byte, Beacon::kBytes> beacon_{};
   UniqueFd listener_, events_, timer_;
-  bool listening_ = true;  ///< false: not watched until the next look, for want of descriptors
-  std::shared_ptr<const UniqueFd> own_memory_;  ///< for those who cannot read it otherwise
+  bool listening_ = true;  ///< false: out of descriptors, not polled until the next scan
+  std::shared_ptr<const UniqueFd> own_memory_;  ///< /proc/self/mem, for peers that need it
   int64_t timer_ns_ = 0;
   std::vector<std::unique_ptr<ShmRail>> rails_;
 
   std::map<uint64_t, std::shared_ptr<ShmPeer>> peers_;  ///< by instance
-  std::vector<ShmPeer*> peer_list_;                             ///< the same ones, quick to walk
-  std::map<int, uint64_t> by_socket_;                          ///< lines in
-  std::map<int, UngreetedSocket> ungreeted_;                          ///< connected, and not a word yet
+  std::vector<ShmPeer*> peer_list_;                     ///< the same peers, fast to iterate
+  std::map<int, uint64_t> by_socket_;                   ///< incoming connections: instance
+  std::map<int, UngreetedSocket> ungreeted_;            ///< by socket
   std::map<uint32_t, std::shared_ptr<ShmPeer>> links_;
   uint32_t next_link_ = 1;
   std::vector<uint32_t> free_connections_;
@@ -384,10 +407,10 @@ class ShmNetwork final : public OpenNetwork {
   uint64_t next_epoch_ = 1;
 
   std::vector<std::byte> buffer_;
-  std::deque<std::shared_ptr<ShmPeer>> read_queue_;  ///< whose lines have something
-  std::vector<uint32_t> lost_links_;                   ///< links to processes that are gone
+  std::deque<std::shared_ptr<ShmPeer>> read_queue_;  ///< peers whose connections may be readable
+  std::vector<uint32_t> lost_links_;                 ///< links to closed or dead peers, to report
   uint32_t calls_ = 0;
-  uint32_t calls_since_scan_ = 0;  ///< of pending_work(), since the last look at the clock
+  uint32_t calls_since_scan_ = 0;  ///< pending_work() calls since the last clock read
   int64_t next_scan_ns_ = 0;
   uint64_t scans_ = 0;
 };

@@ -4,24 +4,24 @@
 #include "base/check.h"
 #include "providers/shm/handles.h"
 
-// What arrives: counts of writes whose bytes are in target_address, and bytes that are to be to_read.
-// Everything in a ring is from outside.
+// Inbound traffic: immediates of writes whose bytes have landed, and pull requests. The contents of
+// a ring are untrusted.
 
 namespace fabric::shm {
 
 namespace {
-constexpr uint32_t kPullBatch = 64;  ///< orders in one system call
+constexpr uint32_t kPullBatch = 64;  ///< pull requests per system call
 }
 
-/// An request that is being to_read.
+/// A pull request that is being served.
 struct ShmRail::PullJob {
   uint64_t position = 0;
   Extent extent{};
-  uint64_t size_bytes = 0;  ///< of the whole request
+  uint64_t size_bytes = 0;  ///< of the request; `extent` may be a part
   uint32_t imm = 0;
   bool has_imm = false;
   bool bounced = false;
-  PullRequest::State state = PullRequest::kPublished;  ///< kPublished: to be to_read
+  PullRequest::State state = PullRequest::kPublished;  ///< kPublished: not read yet
 };
 
 uint32_t ShmRail::take_imms(InPath& path, std::span<WireEvent> out) noexcept {
@@ -29,9 +29,9 @@ uint32_t ShmRail::take_imms(InPath& path, std::span<WireEvent> out) noexcept {
   const uint64_t before = path.imms_taken;
   uint32_t n = 0;
   uint64_t word = 0;
-  // A poll is bounded, and all of this may be one event: no more than the ring holds.
+  // At most one lap per call: equal immediates merge into one event, so `out` does not bound it.
   for (bool more = true; more && path.imms_taken - before < Ring::kImms;) {
-    // Up to the end of the lap, in which all of them have the same upper half.
+    // Up to the end of the lap; within it all words have the same upper half.
     const uint64_t at = path.imms_taken % Ring::kImms;
     const uint64_t lap = Ring::imm_word(path.imms_taken, 0) >> 32;
     const std::atomic<uint64_t>* slot = &path.ring->imms[at];
@@ -39,11 +39,11 @@ uint32_t ShmRail::take_imms(InPath& path, std::span<WireEvent> out) noexcept {
     const std::atomic<uint64_t>* const last = slot + (Ring::kImms - at);
     for (; slot != last; ++slot) {
       const uint64_t previous = word;
-      // Pairs with the commit of a section: the bytes are in target_address.
+      // Pairs with the commit of a section: the bytes have landed.
       word = slot->load(std::memory_order_acquire);
       if (word >> 32 != lap) break;
       if (n != 0 && static_cast<uint32_t>(word) == static_cast<uint32_t>(previous)) {
-        ++out[n - 1].value;  // paged writes come as runs of one rkey
+        ++out[n - 1].value;  // paged writes repeat one immediate
         continue;
       }
       if (n == out.size()) break;
@@ -55,13 +55,14 @@ uint32_t ShmRail::take_imms(InPath& path, std::span<WireEvent> out) noexcept {
   }
   if (n == 0) return 0;
   path.imms_delivered += path.imms_taken - before;
-  // Pairs with imm_room(): the words may be written again.
+  // Pairs with imm_room(): the words may be overwritten.
   path.ring->imms_taken.store(path.imms_taken, std::memory_order_release);
   path.from->wake_if_asleep();
   return n;
 }
 
-/// Looks at the next request and makes it ours. False: there is none, or not now.
+/// Takes the request at `position` and validates it. False: there is none, or the budget is used
+/// up.
 bool ShmRail::begin_pull(InPath& path, uint64_t position, PullJob& job) noexcept {
   PullRequest& request = path.ring->pulls[position % Ring::kPulls];
   // Pairs with publish_pull().
@@ -73,12 +74,13 @@ bool ShmRail::begin_pull(InPath& path, uint64_t position, PullJob& job) noexcept
     job.state = PullRequest::kWithdrawn;
     return true;
   }
-  // An request that takes several polls is ours already.
+  // A request that takes several polls is already in kTaken.
   if (word != PullRequest::word_of(position, PullRequest::kTaken)) {
     if (word != PullRequest::word_of(position, PullRequest::kPublished)) return false;
-    if (!request.word.compare_exchange_strong(word, PullRequest::word_of(position, PullRequest::kTaken),
-                                            std::memory_order_acq_rel, std::memory_order_acquire)) {
-      job.state = PullRequest::kWithdrawn;  // that moment
+    if (!request.word.compare_exchange_strong(
+            word, PullRequest::word_of(position, PullRequest::kTaken), std::memory_order_acq_rel,
+            std::memory_order_acquire)) {
+      job.state = PullRequest::kWithdrawn;  // between the load and the exchange
       return word == PullRequest::word_of(position, PullRequest::kWithdrawn);
     }
   }
@@ -94,7 +96,8 @@ bool ShmRail::begin_pull(InPath& path, uint64_t position, PullJob& job) noexcept
       {static_cast<uint32_t>(rkey), static_cast<uint32_t>(rkey >> 32)}, target, job.size_bytes);
   const bool outside =
       job.bounced && (source > Ring::kBounceBytes || job.size_bytes > Ring::kBounceBytes - source);
-  // Nothing is left only of an request for nothing, or one that was changed behind our look.
+  // pulled_bytes >= size_bytes: an empty request, or the sender changed the size while it was
+  // served.
   if (target_address == nullptr || outside || path.pulled_bytes >= job.size_bytes) {
     job.state = PullRequest::kRefused;
     return true;
@@ -124,17 +127,17 @@ uint32_t ShmRail::take_pulls(InPath& path, std::span<WireEvent> out) noexcept {
     while (count < room && (more = begin_pull(path, path.pulls_taken + count, jobs[count]))) {
       const PullJob& job = jobs[count++];
       if (job.state == PullRequest::kPublished) extents[to_read++] = job.extent;
-      // A part of an request: the rest comes with the next budget.
-      if (path.pulled_bytes + job.extent.bytes < job.size_bytes && job.state != PullRequest::kRefused &&
-          job.state != PullRequest::kWithdrawn) {
+      // A part of a request: the rest follows with the next budget.
+      if (path.pulled_bytes + job.extent.bytes < job.size_bytes &&
+          job.state != PullRequest::kRefused && job.state != PullRequest::kWithdrawn) {
         more = false;
         break;
       }
-      if (path.pulled_bytes != 0) break;  // the end of a long one stands alone
+      if (path.pulled_bytes != 0) break;  // the last part of a long request is its own batch
     }
     if (count == 0) break;
     if (to_read != 0 && !path.from->puller().read(std::span(extents).first(to_read))) {
-      // One of them is bad: the others are as good as before.
+      // One of them cannot be read: retries each alone.
       for (PullJob& job : std::span(jobs).first(count)) {
         if (job.state != PullRequest::kPublished) continue;
         if (!path.from->puller().read(std::span(&job.extent, 1))) job.state = PullRequest::kUnread;
@@ -146,10 +149,10 @@ uint32_t ShmRail::take_pulls(InPath& path, std::span<WireEvent> out) noexcept {
   return n;
 }
 
-/// Counts what was to_read, and says so.
+/// Sets the final states of the batch and delivers its immediates.
 void ShmRail::finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<WireEvent> out,
-                            uint32_t& n) noexcept {
-  // Read from a process that is gone by now, the bytes may have been somebody else's.
+                           uint32_t& n) noexcept {
+  // If the sender is dead, the bytes may have come from another process with its pid.
   if (path.from->check_dead()) {
     path.lost = true;
     return;
@@ -164,12 +167,12 @@ void ShmRail::finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<Wire
     path.pulled_bytes = 0;
     ++path.pulls_taken;
     if (job.state == PullRequest::kWithdrawn) continue;
-    // Pairs with retire_pulls(). What its sender has given up meanwhile is not has_imm.
+    // Pairs with retire_pulls(). Fails if the sender abandoned it: then no immediate is delivered.
     uint64_t word = PullRequest::word_of(job.position, PullRequest::kTaken);
     PullRequest& request = path.ring->pulls[job.position % Ring::kPulls];
     const bool ours =
         request.word.compare_exchange_strong(word, PullRequest::word_of(job.position, job.state),
-                                           std::memory_order_acq_rel, std::memory_order_relaxed);
+                                             std::memory_order_acq_rel, std::memory_order_relaxed);
     if (!ours || job.state != PullRequest::kDone || !job.has_imm) continue;
     out[n++] = {.kind = WireEvent::Kind::kImm, .imm = job.imm, .path = path.id};
     ++path.imms_delivered;

@@ -15,14 +15,11 @@ namespace fabric::shm {
 
 namespace {
 
-// The kernel's number, for C libraries that do not name it.
-constexpr int kSealFutureWrite = 0x0010;
-
 Result<Mapping> map(int fd, uint64_t bytes, int protection) {
   void* at = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return fail(Errc::kExhausted, "shm mapping", errno);
   Mapping mapping(static_cast<std::byte*>(at), bytes);
-  // A child would go on writing into the parent's memory.
+  // Otherwise a child could write into the parent's memory.
   if (::madvise(at, bytes, MADV_DONTFORK) != 0) {
     return fail(Errc::kExhausted, "shm mapping", errno);
   }
@@ -33,7 +30,7 @@ Result<Mapping> map(int fd, uint64_t bytes, int protection) {
 
 void Mapping::populate(uint64_t from, uint64_t bytes) const noexcept {
   if (from >= bytes_) return;
-  // A wish: the answer changes nothing.
+  // Best effort: failure only costs page faults later.
   (void)::madvise(at_ + from, std::min(bytes, bytes_ - from), MADV_POPULATE_WRITE);
 }
 
@@ -52,7 +49,7 @@ Result<SharedMemory> make_memory(uint64_t bytes, PeerAccess access) {
   if (!mapping) return mapping.error();
   made.mapping = *std::move(mapping);
   int seals = F_SEAL_SHRINK | F_SEAL_GROW;
-  // Mappings that exist stay writable: ours does, and no other will be.
+  // The existing mapping, ours, stays writable; new ones cannot be.
   if (access == PeerAccess::kReadOnly) seals |= kSealFutureWrite;
   if (::fcntl(made.fd.get(), F_ADD_SEALS, seals) != 0) {
     return fail(Errc::kUnsupported, "shm memory", errno);
@@ -63,7 +60,7 @@ Result<SharedMemory> make_memory(uint64_t bytes, PeerAccess access) {
 Result<Mapping> map_foreign(int fd, uint64_t bytes, PeerAccess access) {
   struct stat info {};
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  // What could shrink would fault here at the next access.
+  // If it could shrink, our next access could fault.
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(fd, &info) != 0 ||
       static_cast<uint64_t>(info.st_size) != bytes || bytes == 0) {
     return fail(Errc::kBadFormat, "shm descriptor");

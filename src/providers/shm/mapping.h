@@ -10,7 +10,10 @@
 
 namespace fabric::shm {
 
-/// Mapped memory, unmapped at the end. Children of fork() do not get it.
+/// F_SEAL_FUTURE_WRITE, which older C libraries lack.
+inline constexpr int kSealFutureWrite = 0x0010;
+
+/// Owns a memory mapping and unmaps it on destruction. Children of fork() do not inherit it.
 class Mapping {
  public:
   Mapping() = default;
@@ -27,8 +30,8 @@ class Mapping {
   std::byte* data() const noexcept { return at_; }
   uint64_t size() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return at_ != nullptr; }
-  /// Enters `bytes` of its pages from `from` on into the page table, so that stores find them
-  /// there. Where the kernel cannot, the first store to each page does it.
+  /// Prefaults `bytes` from offset `from`, so that stores do not take page faults. Best effort:
+  /// without kernel support the first store to each page faults it in.
   void populate(uint64_t from, uint64_t bytes) const noexcept;
   template <class T>
   T* as() const noexcept {
@@ -40,7 +43,7 @@ class Mapping {
   uint64_t bytes_ = 0;
 };
 
-/// Zeroed memory that can be passed to other processes, mapped here for writing.
+/// A sealed memfd of our own, zeroed and mapped read-write, whose descriptor can go to peers.
 struct SharedMemory {
   UniqueFd fd;
   Mapping mapping;
@@ -48,11 +51,12 @@ struct SharedMemory {
 
 enum class PeerAccess : uint8_t { kReadWrite, kReadOnly };
 
-/// It can neither shrink nor grow, so that nobody's access can fault. Fails with kExhausted.
+/// Sealed against resizing, so that no access can fault. `access` is what peers may map. Fails with
+/// kExhausted, or kUnsupported (no seals).
 Result<SharedMemory> make_memory(uint64_t bytes, PeerAccess access);
 
-/// Maps what another process passed over. Fails with kBadFormat unless it is memory of exactly
-/// `bytes` that cannot shrink, kExhausted.
+/// Maps a descriptor that another process sent. Fails with kBadFormat unless it is a memfd of
+/// exactly `bytes` that cannot shrink; with kExhausted if it cannot be mapped.
 Result<Mapping> map_foreign(int fd, uint64_t bytes, PeerAccess access);
 
 }  // namespace fabric::shm

@@ -2,7 +2,7 @@
 
 #include "providers/shm/handles.h"
 
-// Registration, rkeys, and the proof behind a fence.
+// Registration, rkeys, and the proof that completes a fence.
 
 namespace fabric::shm {
 
@@ -31,7 +31,7 @@ Result<uint64_t> ShmRail::import_key(std::span<const std::byte> wire_key) {
   return uint64_t{rkey->generation} << 32 | rkey->index;
 }
 
-/// Who may be storing under a rkey that was just taken back.
+/// Starts a fence for each rkey that was revoked since the last call.
 void ShmRail::begin_fences() noexcept {
   const auto possible_writers = network_.possible_writers();
   std::vector<RevokedRkey> revoked;
@@ -40,8 +40,8 @@ void ShmRail::begin_fences() noexcept {
     revoked.swap(revoked_);
     revoked_count_.store(0, std::memory_order_relaxed);
   }
-  // One for all rkeys and all neighbours. Refused: they wait in quarantine for a better day.
-  if (!possible_writers.empty() && !heavy_fence()) {
+  // One for all rkeys and peers. If it is refused, the rkeys stay in quarantine and it is retried.
+  if (!possible_writers.empty() && !heavy_barrier()) {
     const std::lock_guard lock(revoked_mutex_);
     revoked_.insert(revoked_.begin(), revoked.begin(), revoked.end());
     revoked_count_.store(static_cast<uint32_t>(revoked_.size()), std::memory_order_relaxed);

@@ -10,19 +10,19 @@
 #include "base/bytes.h"
 #include "providers/shm/handles.h"
 
-// Lines: who is on this host, what they say, and sleeping.
+// Peers and their connections, control datagrams, the periodic scan, and sleeping.
 
 namespace fabric::shm {
 
 namespace {
 
-constexpr uint32_t kCallsPerScan = 16;    // the clock is read this often
-constexpr uint32_t kCallsPerFrameCheck = 4;     // and, while writes come, the counts of frames
-constexpr int64_t kScanNs = 1'000'000;    // what no memory shows: sockets, deaths
-constexpr int64_t kSleepNs = 10'000'000;  // a sleeper notices a death in 50 ms, busy CPUs or not
-constexpr int64_t kBriefSleepNs = 1'000'000;  // while somebody waits for a proof
+constexpr uint32_t kCallsPerScan = 16;        // calls between two reads of the clock
+constexpr uint32_t kCallsPerFrameCheck = 4;   // the same for frames_sent, while writes arrive
+constexpr int64_t kScanNs = 1'000'000;        // for what memory does not show: sockets, deaths
+constexpr int64_t kSleepNs = 10'000'000;      // a sleeper sees a death within 50 ms on busy CPUs
+constexpr int64_t kBriefSleepNs = 1'000'000;  // while a proof is outstanding
 constexpr uint32_t kUngreetedMax = 256;
-// What one call does for whoever never stops: then it is the others' turn.
+// Bounds per call, so that one peer that never stops sending cannot starve the others.
 constexpr uint32_t kFramesPerCall = 64;
 constexpr uint32_t kAcceptsPerScan = 64;
 constexpr uint32_t kPeersMax = 60'000;
@@ -37,7 +37,8 @@ bool watch(int events, int what) noexcept {
 
 }  // namespace
 
-ShmNetwork::ShmNetwork(const OpenContext& context, WriterSlots* writer_slots, SharedMemory header) noexcept
+ShmNetwork::ShmNetwork(const OpenContext& context, WriterSlots* writer_slots,
+                       SharedMemory header) noexcept
     : driver_(*context.driver),
       wake_(context.wake),
       writer_slots_(writer_slots),
@@ -46,7 +47,7 @@ ShmNetwork::ShmNetwork(const OpenContext& context, WriterSlots* writer_slots, Sh
 
 Result<std::unique_ptr<OpenNetwork>> ShmNetwork::open(const Options& options,
                                                       const OpenContext& context) {
-  register_fences();
+  register_membarrier();
   auto writer_slots = WriterSlots::of_process();
   if (!writer_slots) return writer_slots.error();
   auto header = make_memory(sizeof(SharedHeader), PeerAccess::kReadOnly);
@@ -87,7 +88,7 @@ Result<void> ShmNetwork::start(const Options& options) {
 
 ShmNetwork::~ShmNetwork() { unlisten(address_); }
 
-// Neighbours
+// Peers
 
 Result<std::shared_ptr<ShmPeer>> ShmNetwork::peer(std::span<const std::byte> address) {
   auto decoded = decode_address(address);
@@ -102,29 +103,29 @@ Result<std::shared_ptr<ShmPeer>> ShmNetwork::peer(const Address& address) {
   if (address.user != address_.user) {
     return fail(Errc::kUnreachable, "shm: the peer runs as another user");
   }
-  // Names without a directory exist in one network namespace only, and each side has to find the
-  // other's.
+  // Abstract names exist in one network namespace only, and each side has to find the other's.
   if ((address.directory.empty() || address_.directory.empty()) &&
       address.net_namespace != address_.net_namespace) {
     return fail(Errc::kUnreachable,
                 "shm: the peer is in another network namespace: give both of them a directory that "
-                "they share (Network::devices)");
+                "they share (shm::Options::directory)");
   }
-  if (address.instance == address_.instance) return fail(Errc::kUnreachable, "shm: itself");
+  if (address.instance == address_.instance)
+    return fail(Errc::kUnreachable, "shm: the address is this engine's own");
   const auto known = peers_.find(address.instance);
   if (known != peers_.end()) {
     if (known->second->address() != address) return fail(Errc::kBadFormat, "shm address");
     return known->second;
   }
-  if (peers_.size() >= kPeersMax) return fail(Errc::kExhausted, "shm neighbours");
+  if (peers_.size() >= kPeersMax) return fail(Errc::kExhausted, "shm peers");
   auto made = std::make_shared<ShmPeer>(address);
-  peer_list_.reserve(peer_list_.size() + 1);  // so that it is in both, or in neither
+  peer_list_.reserve(peer_list_.size() + 1);  // so that the peer is in both or in neither
   peers_.emplace(address.instance, made);
   peer_list_.push_back(made.get());
   return made;
 }
 
-/// Makes sure of a connection to it. False: not now.
+/// Connects to the peer if needed. False: not possible now.
 bool ShmNetwork::ensure_connected(ShmPeer& to) {
   if (to.connected()) return true;
   if (to.dead() || to.stopped_listening()) return false;
@@ -144,7 +145,7 @@ bool ShmNetwork::ensure_connected(ShmPeer& to) {
 void ShmNetwork::release_if_unused(ShmPeer& one) noexcept {
   if (one.links != 0 || one.paths != 0) return;
   if (one.connected()) {
-    // Says what it still has to say, a goodbye for example, and is not heard any more.
+    // Sends what is queued, a goodbye for example.
     one.flush();
     one.disconnect();
   }
@@ -189,7 +190,7 @@ Result<std::pair<uint32_t, uint64_t>> ShmNetwork::take_path_epoch() {
   }
   uint32_t index = next_epoch_index_;
   if (free_epochs_.empty()) {
-    free_epochs_.reserve(++next_epoch_index_);  // giving it back cannot fail
+    free_epochs_.reserve(++next_epoch_index_);  // so that freeing cannot fail
   } else {
     index = free_epochs_.back();
     free_epochs_.pop_back();
@@ -226,7 +227,7 @@ Result<uint32_t> ShmNetwork::open_link(std::span<const std::byte> address) {
   if (!to) return to.error();
   ++(*to)->links;
   ensure_connected(**to);
-  // A name is used once: who does not have it now, or has it and is somebody else, stays so.
+  // Permanent errors: names are not reused, so another user's or a missing socket stays so.
   if (const Error connect_error = (*to)->connect_error();
       connect_error.code == Errc::kPermission || connect_error.code == Errc::kNotFound) {
     --(*to)->links;
@@ -257,7 +258,7 @@ bool ShmNetwork::send(uint32_t link, std::span<const std::byte> datagram) noexce
 }
 
 uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
-  // Turns that copy are long: a few of them, and a death is noticed late.
+  // Turns that copy a lot are long, so they read the clock, or a death would be noticed late.
   bool long_turn = false, found = false;
   for (const auto& rail : rails_) {
     long_turn |= rail->copied_much();
@@ -274,10 +275,11 @@ uint32_t ShmNetwork::receive(std::span<std::byte> out) noexcept {
   return read_queue_.empty() ? 0 : next_datagram(out);
 }
 
-/// Memory shows nearly everything; for the rest receive() is called now and then all the same.
+/// From memory only. For what memory does not show, reports control work every kCallsPerScan calls.
 OpenNetwork::PendingWork ShmNetwork::pending_work() noexcept {
   const bool slept = (own_header().sleep_epoch.load(std::memory_order_relaxed) & 1) != 0;
-  PendingWork pending{.rails = false, .control = slept || !read_queue_.empty() || !lost_links_.empty()};
+  PendingWork pending{.rails = false,
+                      .control = slept || !read_queue_.empty() || !lost_links_.empty()};
   for (const auto& rail : rails_) {
     pending.rails |= rail->pending_work();
     pending.control |= rail->copied_much();
@@ -285,7 +287,7 @@ OpenNetwork::PendingWork ShmNetwork::pending_work() noexcept {
   for (const ShmPeer* const one : peer_list_) pending.control |= one->may_have_frames();
   if (++calls_since_scan_ >= kCallsPerScan) {
     pending.control = true;
-    calls_ |= kCallsPerScan - 1;  // so that the next receive() looks at the clock
+    calls_ |= kCallsPerScan - 1;  // so that the next receive() reads the clock
   }
   return pending;
 }
@@ -307,7 +309,7 @@ uint32_t ShmNetwork::next_datagram(std::span<std::byte> out) {
     from->read_queued = false;
     const uint32_t size = read_frames(*from, out);
     if (size == 0) continue;
-    queue_read(from);  // at the end: one that talks much does not keep the others waiting
+    queue_read(from);  // at the end: round robin between peers
     return size;
   }
   return 0;
@@ -317,8 +319,8 @@ void ShmNetwork::queue_read(const std::shared_ptr<ShmPeer>& from) {
   if (!std::exchange(from->read_queued, true)) read_queue_.push_back(from);
 }
 
-/// The next datagram of a connection; what comes before it is acted on. 0: the connection is empty, or it was
-/// the others' turn.
+/// Reads frames up to the next datagram and handles those before it. 0: none left, or the bound of
+/// frames per call was reached.
 uint32_t ShmNetwork::read_frames(ShmPeer& from, std::span<std::byte> out) {
   for (uint32_t frames = 0; from.in() >= 0; ++frames) {
     if (frames == kFramesPerCall) {
@@ -333,9 +335,9 @@ uint32_t ShmNetwork::read_frames(ShmPeer& from, std::span<std::byte> out) {
       frame =
           decode_frame(std::span(buffer_).first(received.size_bytes), received.descriptor_count);
     }
-    // Without its descriptors it means nothing. What waits for them ends by its deadline.
+    // A frame without its descriptors is dropped; writes that need them end by their deadlines.
     if (!frame && received.truncated) continue;
-    // One that cannot be understood ends the connection as hanging up does.
+    // An invalid frame closes the connection.
     if (!frame || std::holds_alternative<Greeting>(*frame)) {
       by_socket_.erase(socket);
       from.close_inbound();
@@ -361,7 +363,7 @@ void ShmNetwork::handle(ShmPeer& from, const Frame& frame, std::span<UniqueFd> d
       rails_[ring->lane]->ring_ready(from, *ring, std::move(descriptors[0]));
     }
   } else if (const auto* need = std::get_if<BlockRequest>(&frame)) {
-    // Only whoever was let in by the core has a path, and only a path leads to memory.
+    // Memory is shared only with peers that have a path, that is, that the core has accepted.
     const SharedPages::Location location =
         from.paths == 0 ? SharedPages::Location{} : rkeys_.block(need->block);
     if (location.file != nullptr) {
@@ -391,7 +393,7 @@ void ShmNetwork::handle(ShmPeer& from, const Frame& frame, std::span<UniqueFd> d
   }
 }
 
-// What no memory shows
+// The periodic scan, for what memory does not show
 
 void ShmNetwork::scan() {
   ++scans_;
@@ -400,7 +402,7 @@ void ShmNetwork::scan() {
   std::vector<std::shared_ptr<ShmPeer>> unneeded;
   for (const auto& [instance, one] : peers_) {
     one->check_dead();
-    // Its last words are read before it is loss_reported.
+    // Its last frames are read before its loss is reported.
     if (one->closed() && one->has_frames()) {
       queue_read(one);
       continue;
@@ -410,7 +412,7 @@ void ShmNetwork::scan() {
         if (to == one) lost_links_.push_back(link);
       }
     }
-    if (one->loss_reported) {  // a greeting that was on its way may have come behind the news
+    if (one->loss_reported) {  // a late greeting may have arrived after the report
       by_socket_.erase(one->in());
       one->close_inbound();
     }
@@ -425,7 +427,7 @@ void ShmNetwork::scan() {
   for (const auto& one : unneeded) release_if_unused(*one);
 }
 
-/// Of one peer, and not when somebody has just woken up for something else.
+/// Prefaults for one peer. Not called right after a sleep, when there is other work.
 void ShmNetwork::populate_some() noexcept {
   for (const auto& [instance, one] : peers_) {
     if (one->populate_some()) return;
@@ -441,7 +443,7 @@ void ShmNetwork::handle_events() {
       accept_connections();
     } else if (socket == timer_.get()) {
       uint64_t ticks = 0;
-      (void)!::read(socket, &ticks, sizeof(ticks));  // it only has to stop being readable
+      (void)!::read(socket, &ticks, sizeof(ticks));  // only to clear its readability
     } else if (const auto connection = by_socket_.find(socket); connection != by_socket_.end()) {
       const auto from = peers_.find(connection->second);
       if (from != peers_.end()) queue_read(from->second);
@@ -455,14 +457,14 @@ void ShmNetwork::accept_connections() {
   for (uint32_t i = 0; i < kAcceptsPerScan; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      // Out of descriptors: it stays readable, and nobody could sleep.
+      // Out of descriptors: the listener would stay readable and prevent sleep.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED && listening_) {
         listening_ = ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
       }
       return;
     }
     const auto who = credentials(socket.get());
-    if (!who || who->user != address_.user) continue;  // of another user: hung up
+    if (!who || who->user != address_.user) continue;  // another user: closes the socket
     if (ungreeted_.size() >= kUngreetedMax) ungreeted_.erase(ungreeted_.begin());
     const int number = socket.get();
     if (!watch(events_.get(), number)) continue;
@@ -471,7 +473,7 @@ void ShmNetwork::accept_connections() {
   }
 }
 
-/// The first frame of somebody who connected.
+/// Reads the first frame of a new connection, which must be a greeting.
 void ShmNetwork::read_greeting(int socket) {
   const auto stranger = ungreeted_.find(socket);
   Received received = receive_frame(socket, buffer_);
@@ -522,13 +524,14 @@ bool ShmNetwork::arm() noexcept {
   if (work()) return false;
   SharedHeader& own = own_header();
   const uint64_t sleep_epoch = own.sleep_epoch.load(std::memory_order_relaxed);
-  if ((sleep_epoch & 1) == 0) own.sleep_epoch.store(sleep_epoch + 1, std::memory_order_relaxed);  // ordered by the fence
-  // Whoever publishes from here on sees the sleep_epoch, or the look behind sees what was published.
-  const bool fenced = peers_.empty() || heavy_fence();
+  // Relaxed: heavy_barrier() orders it. A peer that publishes later sees the odd epoch and wakes
+  // us; what was published earlier is seen by the second work().
+  if ((sleep_epoch & 1) == 0) own.sleep_epoch.store(sleep_epoch + 1, std::memory_order_relaxed);
+  const bool fenced = peers_.empty() || heavy_barrier();
   if (work()) return false;
   const bool proofs = std::any_of(rails_.begin(), rails_.end(),
                                   [](const auto& rail) { return rail->has_pending_proofs(); });
-  // Without the fence a wake may be missed: the sleep is short then.
+  // Without the barrier a wake may be missed, so the sleep is brief.
   const bool brief = proofs || !fenced;
   const bool quiet = peers_.empty() && listening_;
   set_timer(quiet ? 0 : brief ? kBriefSleepNs : kSleepNs);

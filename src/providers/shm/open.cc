@@ -10,22 +10,14 @@ Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext
   if (context.driver->virtual_time()) {
     return fail(Errc::kUnsupported, "shm: the engine's time is virtual");
   }
-  ShmNetwork::Options options;
-  uint32_t lanes = 0;
-  for (const std::string& device : spec.devices) {
-    const bool lane = device.size() == 5 && device.starts_with("lane") && device[4] >= '0' &&
-                      device[4] < static_cast<char>('0' + kRailsMax);
-    if (lane) {
-      ++lanes;
-    } else if (!device.empty() && device.front() == '/' && options.directory.empty() &&
-               device.size() <= kDirectoryBytesMax) {
-      options.directory = device;
-    } else {
-      return fail(Errc::kInvalidArgument, "networks.devices");
-    }
+  if (!spec.devices.empty()) return fail(Errc::kInvalidArgument, "networks.devices");
+  Options options;
+  if (const auto* set = std::get_if<Options>(&spec.options)) options = *set;
+  const bool absolute = options.directory.empty() || options.directory.front() == '/';
+  if (!absolute || options.directory.size() > kDirectoryBytesMax) {
+    return fail(Errc::kInvalidArgument, "directory");
   }
-  if (lanes > kRailsMax) return fail(Errc::kInvalidArgument, "networks.devices");
-  options.lanes = std::clamp(lanes, 1u, std::max(spec.rails_max, 1u));
+  options.lanes = std::clamp(options.lanes, 1u, std::max(spec.rails_max, 1u));
   return ShmNetwork::open(options, context);
 }
 

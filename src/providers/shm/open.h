@@ -10,11 +10,11 @@
 
 namespace fabric::shm {
 
-/// The network between the processes of one user on one host. `spec.devices` may name lanes
-/// ("lane0" .. "lane7"; none: one lane) and one absolute directory, where the socket is a file then
-/// (for containers with network namespaces of their own that share a directory).
-/// Fails with kInvalidArgument (a device that is neither), kUnsupported (the kernel lacks a part),
-/// kPermission (the directory), kExhausted.
+/// Opens the network between the processes of one user on one host. `spec.options` may hold
+/// shm::Options: the number of lanes, and an absolute directory for the socket file (for containers
+/// that share a directory but not a network namespace).
+/// Fails with kInvalidArgument (devices are named, or the directory is not absolute or too long),
+/// kUnsupported (the kernel lacks a feature), kPermission (the directory), kExhausted.
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);
 
 }  // namespace fabric::shm

@@ -20,19 +20,19 @@ namespace fabric::shm {
 
 namespace {
 
-// Relaxed: for tests, which set it while nobody copies.
+// Relaxed: tests set it while no thread copies.
 std::atomic<bool> support_disabled{false};
 
 long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }
 
-/// A file of procfs about one thread. Longer ones are cut: a status file is long only for a user in
-/// a thousand groups.
+/// A procfs file of one thread, truncated to the buffer: a status file is longer only for a user in
+/// several thousand groups.
 class ThreadFile {
  public:
   ThreadFile(int32_t pid, uint32_t tid, const char* name) noexcept {
     std::array<char, 64> path;
     *fmt::format_to_n(path.data(), path.size() - 1, "/proc/{}/task/{}/{}", pid, tid, name).out = 0;
-    const UniqueFd fd(open(path.data(), O_RDONLY | O_CLOEXEC));
+    const UniqueFd fd(::open(path.data(), O_RDONLY | O_CLOEXEC));
     if (!fd) return;
     while (size_ < text_.size()) {
       const ssize_t n = read(fd.get(), text_.data() + size_, text_.size() - size_);
@@ -44,12 +44,12 @@ class ThreadFile {
 
   std::string_view text() const noexcept { return {text_.data(), size_}; }
 
-  /// What follows `name` and a tab, up to the end of the line.
+  /// The text after `name`, colon and tab, up to the end of the line.
   std::optional<std::string_view> field(std::string_view name) const noexcept {
     std::string_view rest = text();
     while (!rest.empty()) {
       const size_t end = rest.find('\n');
-      if (end == std::string_view::npos) return std::nullopt;  // cut
+      if (end == std::string_view::npos) return std::nullopt;  // truncated
       const std::string_view line = rest.substr(0, end);
       rest.remove_prefix(end + 1);
       if (line.starts_with(name) && line.substr(name.size()).starts_with(":\t")) {
@@ -59,7 +59,7 @@ class ThreadFile {
     return std::nullopt;
   }
 
-  /// A field that is one number and nothing else.
+  /// A field that consists of one number.
   std::optional<uint64_t> number(std::string_view name) const noexcept {
     const auto digits = field(name);
     uint64_t value = 0;
@@ -75,9 +75,8 @@ class ThreadFile {
   size_t size_ = 0;
 };
 
-/// How often the thread has left a CPU. Empty when that cannot be has_switches, and when `tid` may be the
-/// number of another thread: in a pid namespace below ours each has several, and the slot has the
-/// innermost.
+/// The thread's number of context switches. Empty if unknown, or if `tid` may be another thread's:
+/// a thread in a nested pid namespace has several tids (NSpid), and its slot holds the innermost.
 std::optional<uint64_t> context_switches(int32_t pid, uint32_t tid) noexcept {
   const ThreadFile status(pid, tid, "status");
   if (status.number("NSpid") != tid) return std::nullopt;
@@ -87,15 +86,15 @@ std::optional<uint64_t> context_switches(int32_t pid, uint32_t tid) noexcept {
   return *voluntary + *forced;
 }
 
-/// Stopped, asleep or waiting for a page: the kernel waits until the thread has really left its CPU
-/// before it says anything but "running".
+/// Stopped, asleep or waiting for a page. The kernel reports anything but "running" only after the
+/// thread has left its CPU.
 bool off_cpu(int32_t pid, uint32_t tid) noexcept {
   const ThreadFile syscall_file(pid, tid, "syscall");
   const std::string_view text = syscall_file.text();
   return !text.empty() && !text.starts_with("running");
 }
 
-/// A procfs of another pid namespace has other numbers for possible_writers, ourselves included.
+/// Whether /proc belongs to our pid namespace: in another one all pids differ, ours included.
 bool procfs_is_ours() noexcept {
   std::array<char, 32> own{};
   if (readlink("/proc/self", own.data(), own.size() - 1) <= 0) return false;
@@ -112,8 +111,8 @@ const FenceSupport& fence_support() noexcept {
         MEMBARRIER_CMD_GLOBAL_EXPEDITED | MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED;
     const long has = membarrier(MEMBARRIER_CMD_QUERY);
     return FenceSupport{.membarrier = has > 0 && (has & kNeeded) == kNeeded &&
-                                    membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0,
-                      .procfs = procfs_is_ours()};
+                                      membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0,
+                        .procfs = procfs_is_ours()};
   }();
   static constexpr FenceSupport kNoSupport{};
   return support_disabled.load(std::memory_order_relaxed) ? kNoSupport : found;
@@ -123,43 +122,44 @@ void disable_fence_support(bool without) noexcept {
   support_disabled.store(without, std::memory_order_relaxed);
 }
 
-void register_fences() noexcept {
-  // Cannot fail where it has succeeded before, and once is as good as twice.
+void register_membarrier() noexcept {
+  // Idempotent, and cannot fail if it succeeded before.
   if (fence_support().membarrier) membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
 }
 
-bool heavy_fence() noexcept {
+bool heavy_barrier() noexcept {
   if (fence_support().membarrier) return membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in guarded_copy()
   return true;
 }
 
 Proof::Proof(const PeerWriterSlots& writer) {
-  // A slot that is not seen yet belongs to a thread that will see the new validity_epoch.
+  // The thread of a slot that is not visible yet will see the new epoch.
   const uint32_t slots = writer.used();
   for (uint32_t i = 0; i < slots; ++i) {
     const WriterSlot& slot = writer.slot(i);
-    // Pairs with the release store at the end of a section: one that is over has stored its bytes.
-    const uint32_t intent = slot.intent.load(std::memory_order_acquire);
-    if ((intent & 1) == 0) continue;
-    // Behind the load of the intent: as long as that has not changed, this is the right thread.
+    // Pairs with the release store at the end of a section: its bytes are visible.
+    const uint32_t section_seq = slot.section_seq.load(std::memory_order_acquire);
+    if ((section_seq & 1) == 0) continue;
+    // Loaded after section_seq: while that is unchanged, the slot has the same owner.
     in_section_.push_back(
-        {.slot = i, .intent = intent, .tid = slot.tid.load(std::memory_order_relaxed)});
+        {.slot = i, .section_seq = section_seq, .tid = slot.tid.load(std::memory_order_relaxed)});
   }
 }
 
-Proof::By Proof::check(const PeerWriterSlots& writer, WriterInSection& inside, bool ask_kernel) noexcept {
+Proof::By Proof::check(const PeerWriterSlots& writer, WriterInSection& inside,
+                       bool ask_kernel) noexcept {
   const WriterSlot& slot = writer.slot(inside.slot);
   // As in the constructor.
-  if (slot.intent.load(std::memory_order_acquire) != inside.intent) return By::kCompleted;
+  if (slot.section_seq.load(std::memory_order_acquire) != inside.section_seq) return By::kCompleted;
   if (writer.thread_died(inside.slot)) return By::kDead;
-  // Relaxed: constant while the thread has the slot.
+  // Relaxed: constant while the slot has an owner.
   const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;
   if (!ask_kernel || !restartable || writer.pid() == 0 || !fence_support().procfs) return By::kIdle;
 
-  // Every answer is about a time behind the change of the validity_epoch, so each switch that is seen ends
-  // in a new look at it. A stranger who has the same numbers by now does no harm: then the thread
-  // is gone.
+  // Each answer describes a time after the epoch changed, so any context switch that shows is
+  // followed by a new check of the guard. If the pid and tid were reused by another thread, the
+  // writer is dead, and the answer is safe as well.
   const auto switches = context_switches(writer.pid(), inside.tid);
   if (!switches) return By::kIdle;
   if (inside.has_switches && *switches != inside.switches) return By::kSwitched;

@@ -7,54 +7,58 @@
 
 #include "providers/shm/writer_slots.h"
 
-// The owner's side of a fence: how it knows that no thread of a peer stores any more under a validity_epoch
-// that was changed. tests/models/fence.pml is the model.
+// The owner's side of a fence: how it proves that no thread of a peer can store any more under an
+// epoch (of a path or an rkey) that it has revoked. Model: tests/models/fence.pml.
 
 namespace fabric::shm {
 
-/// What this machine lets an owner do. Read once.
+/// What this machine supports. Probed once.
 struct FenceSupport {
-  bool membarrier = false;  ///< writers need no fence of their own
-  bool procfs = false;      ///< a thread can be seen to be off its CPU
+  bool membarrier = false;  ///< copies need no full barrier in each section
+  bool procfs = false;      ///< shows whether a thread is off CPU
 };
 const FenceSupport& fence_support() noexcept;
-/// Registers the process with membarrier; call before the first copy and before the first proof. A
-/// child of fork() calls it again.
-void register_fences() noexcept;
-/// After it everything that writers stored before is visible here and they see what was stored here
-/// before: membarrier, or nothing but a fence when writers pay for their own. False: it is refused
-/// (a seccomp filter of later), and no proof may begin.
-[[nodiscard]] bool heavy_fence() noexcept;
-/// For tests: as on a machine that lacks them.
+/// Registers the process for membarrier. Call it before the first copy and the first proof, and
+/// again in a child of fork().
+void register_membarrier() noexcept;
+/// A full barrier on all CPUs that run writers: their earlier stores are visible here, and our
+/// earlier stores to them. membarrier(), or a plain one if each section has its own. False if the
+/// kernel refuses (a seccomp filter installed later): then no proof may begin.
+[[nodiscard]] bool heavy_barrier() noexcept;
+/// For tests: behaves like a machine without this support.
 void disable_fence_support(bool without) noexcept;
 
-/// Everybody of one peer process who may have been inside a section when the validity_epoch changed.
+/// The proof, for one peer process, that no section that may have seen the old epoch is running.
+/// The constructor snapshots the writer slots that are in a section; proved() removes each of them
+/// once it has left that section, died, or was off CPU (a restartable section then rechecks the
+/// epoch). Later sections see the new epoch and need no proof.
 ///
-/// Threads: one at a time.
+/// Owner: a Fence or a closing InPath. Threads: one at a time (the worker).
 class Proof {
  public:
-  /// Call after the validity_epoch has been changed and after heavy_fence(): one fence serves the proofs of
-  /// many peers.
+  /// Construct after the epoch was changed and after heavy_barrier(); one call serves the proofs
+  /// for many peers.
   explicit Proof(const PeerWriterSlots& writer);
 
-  /// Ended, dead, or - `ask_kernel` - off the CPU now or since an earlier question. Without
-  /// `ask_kernel` only a few loads; with it some tens of microseconds for each thread that is still
-  /// inside, and a millisecond when it is just falling asleep.
+  /// True once every snapshotted section is proved to be over. Without `ask_kernel`: a few loads,
+  /// sees completed sections and dead threads. With it: also reads procfs, tens of
+  /// microseconds for each remaining thread (a millisecond while it is just going to sleep).
   bool proved(const PeerWriterSlots& writer, bool ask_kernel) noexcept;
 
-  /// How the last one inside was proved; for statistics.
+  /// How a section was proved to be over. kIdle means that none was proved: from by(), that there
+  /// was none to prove (or none is proved yet); from check(), that this one may still be running.
   enum class By : uint8_t { kIdle, kCompleted, kDead, kSwitched, kOffCpu };
+  /// How the last remaining section was proved; for statistics.
   By by() const noexcept { return by_; }
 
  private:
   struct WriterInSection {
     uint32_t slot = 0;
-    uint32_t intent = 0;
+    uint32_t section_seq = 0;
     uint32_t tid = 0;
-    bool has_switches = false;     ///< `switches` has been read
-    uint64_t switches = 0;  ///< context switches when the kernel was first asked
+    bool has_switches = false;  ///< `switches` has been read
+    uint64_t switches = 0;      ///< context switches when the kernel was first asked
   };
-  /// kIdle: not proved.
   static By check(const PeerWriterSlots& writer, WriterInSection& inside, bool ask_kernel) noexcept;
 
   std::vector<WriterInSection> in_section_;

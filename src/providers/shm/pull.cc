@@ -18,11 +18,11 @@ namespace fabric::shm {
 
 namespace {
 
-// Relaxed: for tests, which set them while nobody connects.
+// Relaxed: tests set them while no peer connects.
 std::atomic<bool> process_allowed{true}, memory_allowed{true};
 
-/// Procfs has one name of that kind. Its other files may block (kmsg), and so may those of other
-/// file systems, in user space or on a network.
+/// Whether it is a /proc/pid/mem. Reading other files of procfs may block (kmsg), and so may files
+/// of FUSE or network file systems.
 bool is_process_memory(int file) noexcept {
   struct statfs system {};
   if (::fstatfs(file, &system) != 0 || system.f_type != PROC_SUPER_MAGIC) return false;
@@ -45,7 +45,7 @@ Error from_errno(const char* call, int code) noexcept {
       return fail(Errc::kUnsupported, call, code);
     case ENOMEM:
       return fail(Errc::kExhausted, call, code);
-    default:  // EFAULT, EIO; EINVAL where the address is no offset of a file
+    default:  // EFAULT, EIO; EINVAL if the address is no valid file offset
       return fail(Errc::kRemoteAccess, call, code);
   }
 }
@@ -60,7 +60,7 @@ UniqueFd open_own_memory() noexcept {
 
 bool Puller::try_process(int32_t pid, const Beacon& beacon) noexcept {
   if (pid <= 0) {
-    last_error_ = fail(Errc::kUnsupported, "a process of another pid namespace");
+    last_error_ = fail(Errc::kUnsupported, "shm: the process is in another pid namespace");
     return false;
   }
   const int32_t before = std::exchange(pid_, pid);
@@ -71,7 +71,8 @@ bool Puller::try_process(int32_t pid, const Beacon& beacon) noexcept {
 
 bool Puller::try_mem_file(UniqueFd memory, const Beacon& beacon) noexcept {
   if (!memory || !is_process_memory(memory.get())) {
-    last_error_ = fail(memory ? Errc::kBadFormat : Errc::kUnsupported, "the memory of a process");
+    last_error_ =
+        fail(memory ? Errc::kBadFormat : Errc::kUnsupported, "shm: not a process memory file");
     return false;
   }
   UniqueFd before = std::exchange(memory_, std::move(memory));
@@ -91,7 +92,8 @@ bool Puller::verify(Method method, const Beacon& beacon) noexcept {
   std::array<std::byte, Beacon::kBytes> seen{};
   const Extent extent{beacon.address, seen.data(), seen.size()};
   auto ok = read({&extent, 1});
-  if (ok && seen != beacon.value) ok = fail(Errc::kPeerLost, "another process");
+  if (ok && seen != beacon.value)
+    ok = fail(Errc::kPeerLost, "shm: the pid belongs to another process");
   last_error_ = ok.error();
   if (ok) return true;
   method_ = method_before;
@@ -108,18 +110,18 @@ Result<void> Puller::read(std::span<const Extent> extents) noexcept {
     case Method::kNone:
       break;
   }
-  return fail(Errc::kUnsupported, "no method to read the source");
+  return fail(Errc::kUnsupported, "shm: no method to read the source process");
 }
 
-/// Every call begins with the beacon. A call reads one address space from its first byte to its
-/// last, so what it brought came from the right one, whatever has the number afterwards.
+/// Every call starts with the beacon. One call reads one address space throughout, so if the beacon
+/// matches, all bytes came from the source, even if the pid is reused later.
 Result<void> Puller::read_process(std::span<const Extent> extents) noexcept {
   constexpr const char* kCall = "process_vm_readv";
   std::array<iovec, 1 + kExtentsMax> here, there;
   std::array<std::byte, Beacon::kBytes> seen{};
   here[0] = {seen.data(), seen.size()};
   there[0] = {pointer(beacon_.address), seen.size()};
-  uint64_t done = 0;  // of the first extent that is left
+  uint64_t done = 0;  // bytes of the first remaining extent
   while (!extents.empty()) {
     uint32_t count = 1, sources = 1;
     uint64_t bytes = 0, source_end = 0;
@@ -127,7 +129,8 @@ Result<void> Puller::read_process(std::span<const Extent> extents) noexcept {
       const Extent& extent = extents.front();
       const uint64_t part = std::min(extent.bytes - done, kCallBytesMax - bytes);
       here[count++] = {extent.target + done, part};
-      // Neighbours there, as the pages of one buffer are, cost a third less as one.
+      // Merging extents that are adjacent in the source, such as pages of one buffer, saves a
+      // third.
       if (sources > 1 && extent.source + done == source_end) {
         there[sources - 1].iov_len += part;
       } else {
@@ -143,7 +146,7 @@ Result<void> Puller::read_process(std::span<const Extent> extents) noexcept {
     const ssize_t got = ::process_vm_readv(pid_, here.data(), count, there.data(), sources, 0);
     if (got < 0 && errno != EFAULT) return from_errno(kCall, errno);
     if (got < static_cast<ssize_t>(seen.size()) || seen != beacon_.value) {
-      return fail(Errc::kPeerLost, "another program", got < 0 ? errno : 0);
+      return fail(Errc::kPeerLost, "shm: the source process was replaced", got < 0 ? errno : 0);
     }
     if (static_cast<uint64_t>(got) < seen.size() + bytes) {
       return fail(Errc::kRemoteAccess, kCall, EFAULT);
@@ -152,8 +155,8 @@ Result<void> Puller::read_process(std::span<const Extent> extents) noexcept {
   return {};
 }
 
-/// The file is that of one address space: when it is gone the file is empty, whoever has the number
-/// of its process.
+/// The file is bound to one address space: once that is gone reads return 0, even if the pid is
+/// reused.
 Result<void> Puller::read_mem_file(std::span<const Extent> extents) noexcept {
   for (const Extent& extent : extents) {
     for (uint64_t done = 0; done < extent.bytes;) {

@@ -9,66 +9,68 @@
 
 #include "base/unique_fd.h"
 
-// Reads from another process's address space: how bytes come out of memory that nobody can map.
+// Reads from the address space of another process, for memory that cannot be mapped.
 
 namespace fabric::shm {
 
-/// Some random bytes of a process's memory: who can read them there can fetch from it, and it is
-/// the process that it seems to be. Its number does not say that: in another pid namespace it is
-/// somebody else's, and that of a dead process is used again.
+/// A random nonce at a known address of a process. Reading the right value there proves both that
+/// the memory is readable and that it is the expected process. A pid does not prove that: it
+/// differs between pid namespaces and is reused after the process dies.
 struct Beacon {
   static constexpr uint32_t kBytes = 16;
   uint64_t address = 0;
   std::array<std::byte, kBytes> value{};
 };
 
-/// The own address space as a file, for a target that may not read it otherwise (Yama, another pid
-/// namespace). Who gets it can read everything here and change nothing. None when procfs is hidden
-/// or the process is not dumpable.
+/// Opens /proc/self/mem read-only, to be sent to a target that may not call process_vm_readv()
+/// (Yama, another pid namespace). Its holder can read all our memory and change none. Empty if
+/// procfs is hidden or the process is not dumpable.
 UniqueFd open_own_memory() noexcept;
 
+/// One contiguous range to read.
 struct Extent {
-  uint64_t source = 0;  ///< address there; may be any number
+  uint64_t source = 0;  ///< address in the source process; untrusted
   std::byte* target = nullptr;
   uint64_t bytes = 0;
 };
 
-/// Reads one source process, in the best method that was found to work.
+/// Reads the memory of one source process, by the first method that was verified to work.
 ///
-/// A source can make its own pages wait (userfaultfd, a file on a network), and a read waits with
-/// it; no call waits for anything else.
+/// A read can block only on the source's own pages (userfaultfd, a file on a network).
 ///
-/// Threads: one at a time.
+/// Owner: the ShmPeer of the source. Threads: one at a time (the worker).
+/// Invariant: every read is checked against the beacon or goes through a file that is bound to the
+///   address space, so bytes of another process are never taken for the source's.
 class Puller {
  public:
   enum class Method : uint8_t {
-    kNone,     ///< the source has to bring its bytes itself
+    kNone,       ///< none works: the source has to use the bounce buffer
     kProcessVm,  ///< process_vm_readv
-    kMemFile,  ///< its memory as a file
+    kMemFile,    ///< /proc/pid/mem, opened by the source
   };
 
-  /// Each is tried on the beacon. True: read() goes this method from now on.
-  /// `pid` is the source as this process sees it; 0 when it does not.
+  /// Verifies a method by reading the beacon. True: read() uses it from now on. `pid` is the source
+  /// in our pid namespace; 0 if it is not visible there.
   bool try_process(int32_t pid, const Beacon& beacon) noexcept;
-  /// `memory` is from outside: anything but some process's memory is closed unread, because to read
-  /// it could block.
+  /// The same. `memory` is untrusted: unless it is a /proc/pid/mem it is closed unread, because a
+  /// read could block.
   bool try_mem_file(UniqueFd memory, const Beacon& beacon) noexcept;
 
   Method method() const noexcept { return method_; }
   /// Why the last attempt failed.
   Error last_error() const noexcept { return last_error_; }
 
-  /// Reads all of it, or fails with kRemoteAccess (a page is not there or not readable), kPeerLost
-  /// (the process is gone, or has become another program), kPermission (it may not be read any
-  /// more), kUnsupported (no method was found). Some bytes may have been stored then. The targets are
-  /// memory of the caller's own: it has checked them.
+  /// Reads all extents, or fails with kRemoteAccess (a page is missing or unreadable), kPeerLost
+  /// (the process exited or called exec()), kPermission (no longer allowed), kUnsupported (no
+  /// method). After a failure some bytes may have been stored. The caller has validated the
+  /// targets.
   ///
-  /// Cost: kProcessVm: a system call for every kExtentsMax extents or kCallBytesMax bytes.
-  ///   kMemFile: one for every extent.
+  /// Cost: kProcessVm: one system call per kExtentsMax extents or kCallBytesMax bytes.
+  ///   kMemFile: one per extent.
   Result<void> read(std::span<const Extent> extents) noexcept;
 
   static constexpr uint32_t kExtentsMax = 256;
-  static constexpr uint64_t kCallBytesMax = 1u << 30;  ///< the kernel takes less than 2 GiB
+  static constexpr uint64_t kCallBytesMax = 1u << 30;  ///< below the kernel's limit of 2 GiB
 
  private:
   bool verify(Method method, const Beacon& beacon) noexcept;
@@ -82,10 +84,10 @@ class Puller {
   Error last_error_{};
 };
 
-/// For tests: the ways that are found from now on.
+/// For tests: which methods may be verified from now on.
 void allow_read_methods(bool process, bool memory) noexcept;
 
-/// For people: "process_vm_readv", "memory file", "none".
+/// For messages: "process_vm_readv", "memory file", "none".
 const char* to_string(Puller::Method method) noexcept;
 
 }  // namespace fabric::shm

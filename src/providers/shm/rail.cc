@@ -6,9 +6,9 @@ namespace {
 
 std::string fence_text() {
   const FenceSupport& parts = fence_support();
-  std::string text = "intent words";
+  std::string text = "section numbers";
   text += guard_kind() == GuardKind::kRestartable ? ", restartable copies" : ", plain copies";
-  text += parts.membarrier ? ", membarrier" : ", a fence per copy";
+  text += parts.membarrier ? ", membarrier" : ", a barrier per copy";
   text += parts.procfs ? ", procfs" : ", no procfs";
   return text;
 }
@@ -19,11 +19,11 @@ ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
     : network_(network),
       lane_(lane),
       device_("lane" + std::to_string(lane)),
-      caps_{.ordered = false,  // what is fetched lands later than what is stored behind it
+      caps_{.ordered = false,  // pulled bytes may land after bytes that were stored later
             .slice_safe = true,
             .cpu_copy = true,
-            .exact_replay = false,   // paths break only with the process at one of their ends
-            .checks_access = false,  // on mapped memory the sender's library checks, not the owner
+            .exact_replay = false,   // paths break only when a process dies
+            .checks_access = false,  // for mapped memory the sender's library checks, not the owner
             .maps_memory = true,
             .fence = FenceKind::kHost,
             .queue_depth = kQueueDepth,
@@ -36,12 +36,13 @@ ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
 
 std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
   std::vector<std::pair<std::string, std::string>> facts{{"fence", fence_text()}};
-  facts.emplace_back("other memory", network_.read_access_text());
-  constexpr const char* kNames[] = {"idle", "ended", "dead", "switched", "off the cpu"};
+  facts.emplace_back("reads of unmapped memory", network_.read_access_text());
+  constexpr const char* kNames[] = {"no section running", "section completed", "thread dead",
+                                    "context switch", "off cpu"};
   for (size_t i = 0; i < proved_by_.size(); ++i) {
     facts.emplace_back(std::string("fences proved: ") + kNames[i], std::to_string(proved_by_[i]));
   }
-  facts.emplace_back("neighbours", network_.peers_text());
+  facts.emplace_back("peers", network_.peers_text());
   return facts;
 }
 

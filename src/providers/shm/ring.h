@@ -4,34 +4,38 @@
 #include <atomic>
 #include <cstdint>
 
-// The memory of one path: made by the target, written by one sender. Nothing in it is claimed
-// before it is filled, so a sender may die or stop anywhere: what it had not published is not
-// there. Whatever the target reads here may have been written by anybody of the same user.
+// The shared memory of one path: created by the target, written by its one sender. A slot is
+// published by a single store after it is filled, never reserved before, so a sender may die or
+// stop at any instruction without blocking the target. The contents are untrusted: any process of
+// the same user may have written them. The layout is part of the wire format.
 
 namespace fabric::shm {
 
-/// Work for the target: bytes that it fetches itself.
+/// A pull descriptor: asks the target to read `size_bytes` from the sender (or from the bounce
+/// buffer) into the region of an rkey. Sender and target move it through its states by
+/// compare-exchange of `word`, so that each request ends in exactly one of them.
 struct alignas(64) PullRequest {
   enum State : uint32_t {
-    kPublished = 1,  ///< by the sender; from here on the two of them exchange
-    kTaken = 2,      ///< the target is at it
-    kDone = 3,       ///< in place, and counted
-    kRefused = 4,    ///< wrong rkey or bounds
-    kUnread = 5,     ///< the source's memory could not be read
-    kClosed = 6,     ///< the path's end came first
+    kPublished = 1,  ///< by the sender; later states are set by compare-exchange
+    kTaken = 2,      ///< the target is pulling the bytes
+    kDone = 3,       ///< landed; its immediate, if any, was delivered
+    kRefused = 4,    ///< invalid rkey or out of bounds
+    kUnread = 5,     ///< the sender's memory could not be read
+    kClosed = 6,     ///< the target closed the path first
     kWithdrawn = 7,  ///< by the sender, before the target took it
-    kAbandoned = 8,  ///< by the sender, after that: it may be fetched, and is not counted
+    kAbandoned = 8,  ///< by the sender, while taken: bytes may land, its immediate is not delivered
   };
-  /// Position in the ring, so that an old state is never taken for a new one, and state below it.
+  /// Position in the sequence of requests, and the state in the low bits. The position keeps a
+  /// state of the previous lap from being taken for a new one.
   std::atomic<uint64_t> word;
-  std::atomic<uint64_t> rkey;     ///< generation and index
+  std::atomic<uint64_t> rkey;    ///< generation (high half) and index
   std::atomic<uint64_t> target;  ///< offset in the region
   std::atomic<uint64_t> source;  ///< address in the sender, or offset in the bounce buffer
   std::atomic<uint64_t> size_bytes;
   std::atomic<uint32_t> imm;
   std::atomic<uint32_t> flags;
 
-  static constexpr uint32_t kHasImm = 1;  ///< it has an immediate
+  static constexpr uint32_t kHasImm = 1;   ///< it carries an immediate
   static constexpr uint32_t kBounced = 2;  ///< its bytes are in the bounce buffer
 
   static constexpr uint32_t kStateBits = 4;
@@ -40,6 +44,11 @@ struct alignas(64) PullRequest {
   }
 };
 
+/// One path: immediates of writes that the sender stored itself, pull requests, and a bounce buffer
+/// for senders whose memory the target cannot read.
+///
+/// Owner: the target (InPath); the sender maps it (OutPath). Every word has one writer, except
+/// PullRequest::word.
 struct Ring {
   static constexpr uint32_t kImms = 2048;
   static constexpr uint32_t kPulls = 256;
@@ -48,10 +57,10 @@ struct Ring {
   // Written by the target.
   alignas(64) std::atomic<uint64_t> imms_taken;
   std::atomic<uint64_t> pulls_taken;
-  std::atomic<uint32_t> retired;  ///< the target's end is down: what was committed is counted
+  std::atomic<uint32_t> retired;  ///< the target closed its end and took every committed immediate
 
-  /// Immediates of writes whose bytes are in place: lap in the upper half, so that a word of the
-  /// lap before is not taken for a new one.
+  /// Immediates of writes whose bytes have landed. The upper half is the lap, so that a word of the
+  /// previous lap is not taken for a new one.
   alignas(64) std::array<std::atomic<uint64_t>, kImms> imms;
   alignas(64) std::array<PullRequest, kPulls> pulls;
   alignas(4096) std::array<std::byte, kBounceBytes> bounce;

@@ -14,44 +14,51 @@
 
 namespace fabric::shm {
 
-/// The own registered memory, as peers find it in the header.
+/// The registered memory of this engine. Assigns rkeys (index and generation), publishes them in
+/// the SharedHeader, and resolves the rkeys of pull requests to local addresses.
 ///
-/// Threads: everything from any thread.
+/// Owner: ShmNetwork. Threads: all functions from any thread, under `mutex_`.
+/// Invariant: an index is reused only after release(), that is after a proof that no writer can
+///   store under the old rkey, and then with another generation.
 class RkeyTable {
  public:
   explicit RkeyTable(SharedHeader& header) noexcept : header_(header) {}
 
   /// Fails with kExhausted.
   Result<WireRkey> add(const Memory& memory);
-  /// Ends the validity_epoch at once; the slot stays taken until release().
+  /// Invalidates the published entry at once; the index stays in use until release().
   void revoke(WireRkey rkey) noexcept;
-  /// Nothing can land any more. Returns the block that has no rkey any more, or 0.
+  /// Frees the index, after the fence proved that no write can land. Returns the block if this was
+  /// the last rkey in it, else 0.
   uint64_t release(WireRkey rkey) noexcept;
 
-  /// Where a fetched piece goes; null when rkey or bounds are wrong. Good until the caller's next
-  /// look for fences, because only the worker fetches and only the worker proves them.
+  /// The local address for a pull; null if the rkey is not valid or the range is out of bounds. The
+  /// address stays valid until the worker next polls its fences: only the worker pulls, and only
+  /// the worker completes fences.
   std::byte* resolve(WireRkey rkey, uint64_t offset, uint64_t bytes) noexcept;
 
-  /// Shared pages that at least one rkey lies in; without a file when there are none of that number.
+  /// The shared pages of a block that contains at least one rkey; without a file if there is none.
   SharedPages::Location block(uint64_t number);
 
  private:
-  struct Registration {
+  /// What the engine itself knows about one rkey; peers see the RkeyEntry of the same index.
+  struct RkeyRecord {
     std::byte* address = nullptr;
     uint64_t size_bytes = 0;
-    uint64_t block = 0;  ///< 0: none
+    uint64_t block = 0;  ///< 0: not in shared pages
     uint32_t generation = 0;
     bool live = false;
     bool remote_write = false;
   };
+  /// A block of shared pages and the number of rkeys in it.
   struct BlockUse {
     SharedPages::Location location{};
     uint32_t rkeys = 0;
   };
 
-  LightMutex mutex_;  // nearly always the worker's, in location()
+  LightMutex mutex_;  // contended rarely: nearly all calls are resolve() by the worker
   SharedHeader& header_;
-  std::vector<Registration> rkeys_;
+  std::vector<RkeyRecord> rkeys_;
   std::vector<uint32_t> free_;
   std::map<uint64_t, BlockUse> blocks_;
 };

@@ -4,39 +4,49 @@
 #include <atomic>
 #include <cstdint>
 
-// What an engine shows to its peers: one piece of memory that only it writes. PeerAccess map it
-// read-only and believe nothing in it that they have not checked.
+// The memory that an engine shares with its peers. Only that engine writes it; peers map it
+// read-only and validate everything they read. The layout is part of the wire format.
 
 namespace fabric::shm {
 
 enum class RkeyKind : uint32_t {
   kNone = 0,
-  kMapped = 1,  ///< in shared pages: writers map them and store
-  kPulled = 2,  ///< anything else: the owner fetches the bytes
+  kMapped = 1,  ///< in shared pages: writers map them and store directly
+  kPulled = 2,  ///< any other memory: the owner pulls the bytes from the writer
 };
 
-/// One registration. `validity_epoch` is the rkey's generation while it is good, and anything else after.
-/// The rest is written while it is not, so whoever finds the validity_epoch before and behind has read
-/// what belongs together.
+/// One registered region, looked up by the index in an rkey. A generation-validated entry:
+/// `validity_epoch` equals the rkey's generation while the entry is valid. The other fields change
+/// only while it does not, so a reader that sees that epoch before and after reading them has a
+/// consistent entry, and any other reader has a revoked rkey. Writers check the epoch again inside
+/// each copy section; that check is what makes a revocation effective.
+///
+/// Writer: RkeyTable, under its lock. Readers: ShmPeer::rkey_view(), guarded_copy().
 struct alignas(64) RkeyEntry {
   std::atomic<uint64_t> validity_epoch;
-  std::atomic<uint64_t> block;   ///< kMapped: number of the shared pages
-  std::atomic<uint64_t> offset;  ///< kMapped: of the region in them
+  std::atomic<uint64_t> block;   ///< kMapped: number of the block of shared pages
+  std::atomic<uint64_t> offset;  ///< kMapped: of the region in the block
   std::atomic<uint64_t> block_bytes;
   std::atomic<uint64_t> size_bytes;
   std::atomic<uint32_t> kind;
 };
 
+/// What an engine publishes about itself: whether it sleeps, which paths and rkeys are valid, and
+/// how many frames it has sent. One per engine, in a sealed memfd that goes to each peer with the
+/// greeting.
+///
+/// Owner: ShmNetwork. Writer: the engine only (worker thread; rkey entries under RkeyTable's lock).
 struct SharedHeader {
   static constexpr uint32_t kRkeys = 1u << 17;
   static constexpr uint32_t kPaths = 1u << 16;
   static constexpr uint32_t kConnections = 1u << 16;
 
-  /// Odd: its worker sleeps, or is about to. Another number for every sleep.
+  /// Odd while the worker sleeps or is about to; a new odd value for each sleep. A writer that sees
+  /// an odd value sends a wake frame, once per value.
   alignas(64) std::atomic<uint64_t> sleep_epoch;
-  /// Per outgoing line: frames frames_sent. A peer that polls sees by it that there is something to read.
+  /// Per outgoing connection: frames sent. Lets the peer poll memory instead of the socket.
   alignas(64) std::array<std::atomic<uint32_t>, kConnections> frames_sent;
-  /// Per inbound path: the number that its writer was told, while it may write.
+  /// Per inbound path: the epoch that was given to its sender, while that sender may write.
   alignas(64) std::array<std::atomic<uint64_t>, kPaths> path_epochs;
   alignas(64) std::array<RkeyEntry, kRkeys> rkeys;
 };

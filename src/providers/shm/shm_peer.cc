@@ -12,19 +12,19 @@
 namespace fabric::shm {
 
 namespace {
-// More than any number of paths and blocks that are shown at once.
+// More than the paths and blocks that can be announced at once.
 constexpr uint32_t kSendQueueMax = 1u << 17;
-// Entered into the page table at a time: some 100 us.
+// Prefaulted at a time: some 100 us.
 constexpr uint64_t kPopulateBytes = 2u << 20;
 }  // namespace
 
-// The connection out
+// Outgoing connection
 
 bool ShmPeer::connect(const Self& self) {
   auto socket = connect_to(address_);
   connect_error_ = socket ? Error{} : socket.error();
   if (!socket) {
-    // Who listened before anybody knew its address, and listens no more, has closed or died.
+    // An engine listens before its address is known, so without a listener it has closed or died.
     const int32_t why = socket.error().native;
     stopped_listening_ = why == ECONNREFUSED || why == ENOENT;
     return false;
@@ -33,11 +33,12 @@ bool ShmPeer::connect(const Self& self) {
   greeting.connection = connection;
   const auto head = encode(Frame(greeting));
   const int descriptors[] = {self.writer_slots, self.header};
-  // The first frame on a new socket always finds room.
+  // The first frame always fits into the buffer of a new socket.
   if (send_frame(socket->get(), head, {}, descriptors) != SendStatus::kSent) return false;
   out_ = *std::move(socket);
   own_header_ = self.own;
-  own_header_->frames_sent[connection].fetch_add(1, std::memory_order_release);  // pairs with has_frames()
+  own_header_->frames_sent[connection].fetch_add(
+      1, std::memory_order_release);  // pairs with has_frames()
   return true;
 }
 
@@ -59,7 +60,8 @@ bool ShmPeer::flush() {
       return false;
     }
     send_queue_.pop_front();
-    own_header_->frames_sent[connection].fetch_add(1, std::memory_order_release);  // pairs with has_frames()
+    own_header_->frames_sent[connection].fetch_add(
+        1, std::memory_order_release);  // pairs with has_frames()
   }
   return send_queue_.empty();
 }
@@ -68,7 +70,8 @@ bool ShmPeer::send_now(std::span<const std::byte> head, std::span<const std::byt
   if (!out_ || !flush()) return false;
   switch (send_frame(out_.get(), head, rest, {})) {
     case SendStatus::kSent:
-      own_header_->frames_sent[connection].fetch_add(1, std::memory_order_release);  // pairs with has_frames()
+      own_header_->frames_sent[connection].fetch_add(
+          1, std::memory_order_release);  // pairs with has_frames()
       return true;
     case SendStatus::kFull:
       return false;
@@ -87,24 +90,27 @@ void ShmPeer::disconnect() noexcept {
 void ShmPeer::wake(uint64_t sleep_epoch) noexcept {
   if (!out_) return;
   static const std::vector<std::byte> kWake = encode(Frame(Wake{}));
-  // A socket without room has something to read: it wakes as well.
+  // A full socket is readable, which wakes the peer as well.
   if (send_frame(out_.get(), kWake, {}, {}) == SendStatus::kSent) {
-    own_header_->frames_sent[connection].fetch_add(1, std::memory_order_release);  // pairs with has_frames()
+    own_header_->frames_sent[connection].fetch_add(
+        1, std::memory_order_release);  // pairs with has_frames()
   }
   woken_epoch_ = sleep_epoch;
 }
 
-// The connection in
+// Incoming connection
 
 Result<void> ShmPeer::accept_greeting(UniqueFd socket, const Greeting& greeting, Credentials who,
-                                std::span<UniqueFd> descriptors) {
-  if (greeting.connection >= SharedHeader::kConnections) return fail(Errc::kBadFormat, "shm connection");
+                                      std::span<UniqueFd> descriptors) {
+  if (greeting.connection >= SharedHeader::kConnections)
+    return fail(Errc::kBadFormat, "shm connection");
   if (dead_) return fail(Errc::kPeerLost, "shm connection");
   struct stat file {};
-  if (::fstat(descriptors[1].get(), &file) != 0) return fail(Errc::kBadFormat, "shm connection", errno);
-  // The second connection of an instance shows what the first one has shown; paths point into that.
+  if (::fstat(descriptors[1].get(), &file) != 0)
+    return fail(Errc::kBadFormat, "shm connection", errno);
+  // A second connection of an engine must pass the same header, because paths point into the first.
   if (header_ && file.st_ino != header_inode_) {
-    return fail(Errc::kPermission, "shm: a connection of somebody else");
+    return fail(Errc::kPermission, "shm: the greeting is of another engine");
   }
   if (!header_) {
     auto header = map_foreign(descriptors[1].get(), sizeof(SharedHeader), PeerAccess::kReadOnly);
@@ -115,13 +121,12 @@ Result<void> ShmPeer::accept_greeting(UniqueFd socket, const Greeting& greeting,
     header_inode_ = file.st_ino;
     writer_slots_ = *std::move(writer_slots);
     pidfd_.reset(who.pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, who.pid, 0)) : -1);
-    dead_ = exited_ =
-        who.pid > 0 && !pidfd_ && errno == ESRCH;  // it died with its greeting in the socket
+    dead_ = exited_ = who.pid > 0 && !pidfd_ && errno == ESRCH;  // died after it sent the greeting
   }
   in_ = std::move(socket);
   their_connection_ = greeting.connection;
   frames_seen_ = their_header()->frames_sent[their_connection_].load(std::memory_order_acquire) - 1;
-  needs_fence_ = !greeting.membarrier || !fence_support().membarrier;
+  needs_barrier_ = !greeting.membarrier || !fence_support().membarrier;
   beacon = greeting.beacon;
   return {};
 }
@@ -131,8 +136,8 @@ bool ShmPeer::check_dead() noexcept {
   if (writer_slots_->process_died()) {
     dead_ = true;
   } else if (!in_ || !writer_slots_->any_held()) {
-    // It hung up, or its last thread with a slot has signed off: the connection may be any_held open by a
-    // child of it.
+    // It closed its socket, or no thread of it holds a slot: only the pidfd shows its death,
+    // because a child may keep the socket open.
     dead_ = exited();
   }
   return dead_;
@@ -157,7 +162,7 @@ void ShmPeer::release_resources() noexcept {
   header_ = {};
 }
 
-// Its memory
+// Its registered memory
 
 const ShmPeer::RkeyView& ShmPeer::find_rkey_view(uint32_t index, uint32_t generation) {
   const uint64_t remote_key = uint64_t{generation} << 32 | index;
@@ -166,8 +171,8 @@ const ShmPeer::RkeyView& ShmPeer::find_rkey_view(uint32_t index, uint32_t genera
   const RkeyEntry& entry = their_header()->rkeys[index];
   if (entry.validity_epoch.load(std::memory_order_acquire) != generation) return none_;
   RkeyView found{.generation = generation,
-             .size_bytes = entry.size_bytes.load(std::memory_order_relaxed),
-             .validity_epoch = &entry.validity_epoch};
+                 .size_bytes = entry.size_bytes.load(std::memory_order_relaxed),
+                 .validity_epoch = &entry.validity_epoch};
   const auto kind = static_cast<RkeyKind>(entry.kind.load(std::memory_order_relaxed));
   const uint64_t block = entry.block.load(std::memory_order_relaxed);
   const uint64_t offset = entry.offset.load(std::memory_order_relaxed);
@@ -187,7 +192,7 @@ const ShmPeer::RkeyView& ShmPeer::find_rkey_view(uint32_t index, uint32_t genera
     none_ = {.access = RkeyView::Access::kRequested};
     return none_;
   }
-  // Read between two looks: it belongs together, or the rkey has ended.
+  // Seqlock: the fields are consistent if the epoch has not changed.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (entry.validity_epoch.load(std::memory_order_relaxed) != generation) return none_;
   if (index >= views_.size()) views_.resize(index + 1);
@@ -205,8 +210,7 @@ void ShmPeer::block_received(const BlockReply& block, UniqueFd descriptor) {
     if (mapping->size() > kPopulateBytes) unpopulated_[block.block] = kPopulateBytes;
     blocks_[block.block] = *std::move(mapping);
   } else {
-    unusable_.emplace(block.block,
-                      remote_key);  // gone meanwhile, or no memory: writes into it are refused
+    unusable_.emplace(block.block, remote_key);  // released or out of memory: refuse its writes
   }
 }
 

@@ -11,19 +11,24 @@
 #include <fabric/result.h>
 
 #include "base/unique_fd.h"
-#include "providers/shm/writer_slots.h"
-#include "providers/shm/shared_header.h"
 #include "providers/shm/mapping.h"
 #include "providers/shm/pull.h"
+#include "providers/shm/shared_header.h"
 #include "providers/shm/socket.h"
 #include "providers/shm/wire.h"
+#include "providers/shm/writer_slots.h"
 
 namespace fabric::shm {
 
-/// One engine on this host that is talked to: the connection out, the connection in, and what it shows.
+/// Another engine on this host. Owns the two sockets between us (we write to the outgoing one, it
+/// writes to the incoming one), the mappings of its SharedHeader, writer slots and blocks of shared
+/// pages, and the Puller that reads its other memory.
 ///
-/// Lifetime: shared by the network and the paths, so that a path outlives the lines.
-/// Threads: the worker only.
+/// States: created from an address; connected() once our socket is open; has_greeted() once its
+///   greeting gave us its memory; disconnected() when it closed its socket; closed() when its
+///   engine is gone for good; dead() when its process is.
+/// Lifetime: shared by the ShmNetwork and the paths, because a path may outlive the connections.
+/// Threads: the worker only, under the state lock of the core.
 class ShmPeer {
  public:
   explicit ShmPeer(Address address) noexcept : address_(std::move(address)) {}
@@ -32,133 +37,143 @@ class ShmPeer {
 
   const Address& address() const noexcept { return address_; }
 
-  // The connection out.
+  // Outgoing connection.
 
-  /// Connects if it has to, and greets. False: not now.
+  /// What the greeting says about us.
   struct Self {
-    const Greeting* greeting = nullptr;  ///< `connection` is filled in
+    const Greeting* greeting = nullptr;  ///< connect() fills in `connection`
     int writer_slots = -1, header = -1;
     SharedHeader* own = nullptr;
   };
+  /// Connects and sends the greeting. False: failed, try again later.
   bool connect(const Self& self);
-  /// Why the last attempt failed, as connect_to() says it; kOk when it did not.
+  /// The error of the last connect(), as from connect_to(); kOk if it succeeded.
   Error connect_error() const noexcept { return connect_error_; }
   bool connected() const noexcept { return static_cast<bool>(out_); }
-  /// Behind everything that waits already. A frame that must arrive waits when there is no room;
-  /// who lets thousands wait without reading any is hung up on.
+  /// Reliable, in order: the frame is queued while the socket is full. A peer that lets too many
+  /// frames queue up is disconnected.
   void send(const Frame& frame, std::shared_ptr<const UniqueFd> descriptor = nullptr);
-  /// At once, and only when nothing waits. False: no room.
+  /// Sends now or not at all. False: frames are queued, or the socket is full.
   bool send_now(std::span<const std::byte> head, std::span<const std::byte> rest);
-  bool flush();  ///< false: something still waits
+  bool flush();  ///< false: some frames remain queued
   bool has_queued_frames() const noexcept { return !send_queue_.empty(); }
   void disconnect() noexcept;
 
-  /// After something was published for it: a wake if it sleeps, once for each sleep.
+  /// Call after publishing something for it: sends a wake frame if it sleeps, once per sleep.
   void wake_if_asleep() noexcept {
     if (!header_) return;
-    // Without this fence the sleeper has called membarrier between its sleep_epoch and its second look.
-    if (needs_fence_) std::atomic_thread_fence(std::memory_order_seq_cst);
-    // Relaxed: either this load sees the sleep_epoch, or the second look sees what was published.
+    // Else the sleeper calls membarrier between its store of sleep_epoch and its last check for
+    // work.
+    if (needs_barrier_) std::atomic_thread_fence(std::memory_order_seq_cst);
+    // Relaxed: either this load sees the odd epoch, or the last check sees what was published.
     const uint64_t sleep_epoch = their_header()->sleep_epoch.load(std::memory_order_relaxed);
     if ((sleep_epoch & 1) != 0 && sleep_epoch != woken_epoch_) wake(sleep_epoch);
   }
 
-  // The connection in.
+  // Incoming connection.
 
-  /// Its greeting. Fails with kBadFormat, kExhausted, kPermission (somebody who uses its name),
-  /// kPeerLost.
+  /// Takes over the socket and maps the memory of a greeting. Fails with kBadFormat, kExhausted,
+  /// kPermission (another process uses its name), kPeerLost.
   Result<void> accept_greeting(UniqueFd socket, const Greeting& greeting, Credentials who,
-                       std::span<UniqueFd> descriptors);
+                               std::span<UniqueFd> descriptors);
   int in() const noexcept { return in_.get(); }
   bool has_greeted() const noexcept { return static_cast<bool>(header_); }
-  /// Frames it has sent and we have not looked for.
+  /// It has sent frames since the last call that returned true.
   bool has_frames() noexcept {
     if (!in_) return false;
-    // Pairs with the release in flush(): the frame is in the socket.
-    const uint32_t sent = their_header()->frames_sent[their_connection_].load(std::memory_order_acquire);
+    // Pairs with the release in flush(), which follows the send.
+    const uint32_t sent =
+        their_header()->frames_sent[their_connection_].load(std::memory_order_acquire);
     if (sent == frames_seen_) return false;
     frames_seen_ = sent;
     return true;
   }
-  /// What has_frames() would say, and says later all the same.
+  /// The same without consuming it.
   bool may_have_frames() const noexcept {
-    return in_ && their_header()->frames_sent[their_connection_].load(std::memory_order_relaxed) != frames_seen_;
+    return in_ && their_header()->frames_sent[their_connection_].load(std::memory_order_relaxed) !=
+                      frames_seen_;
   }
-  /// Not everything was read: the next has_frames() says so.
+  /// Some frames were left unread: the next has_frames() returns true.
   void recheck_frames() noexcept { --frames_seen_; }
   void close_inbound() noexcept { in_.reset(); }
-  /// It was here and has hung up: it has no path to or from here any more.
+  /// It greeted and later closed its socket: it has no path to or from us any more.
   bool disconnected() const noexcept { return header_ && !in_; }
 
-  /// The process is gone for certain, and nothing of it will ever be stored again.
+  /// Its process is known to be dead or dying (exec() included).
   bool dead() const noexcept { return dead_; }
-  /// Its engine listens no more, and will not do so again.
+  /// Its engine has closed its listening socket; engine names are never reused.
   bool stopped_listening() const noexcept { return stopped_listening_; }
-  /// Its engine is over, whatever else its process does: all that it has said was heard.
+  /// Its engine is closed or its process dead, and its incoming connection is drained.
   bool closed() const noexcept { return dead_ || (stopped_listening_ && !in_); }
-  /// Finds out. Costs a few loads, or a system call when nobody of it holds a slot.
+  /// Updates and returns dead(). A few loads, or a system call if it holds no writer slot.
   bool check_dead() noexcept;
-  /// No thread of the process is left, which is later than dead(): a death shows on one thread
-  /// while others may be at their last stores. A system call.
+  /// All threads of the process have exited. Later than dead(), which one thread's death sets while
+  /// others may still be storing. A system call.
   bool exited() noexcept;
-  /// Of one that is over and that no path needs: its memory is given back, however long somebody
-  /// remembers it.
+  /// Releases sockets and mappings of a closed peer without paths; the record may live longer.
   void release_resources() noexcept;
 
   const SharedHeader* their_header() const noexcept { return header_.as<const SharedHeader>(); }
-  /// Shared: a fence needs them for longer than anybody remembers the peer.
-  const std::shared_ptr<const PeerWriterSlots>& writer_slots() const noexcept { return writer_slots_; }
-  /// Each section that stores into its memory, and each publication, needs a fence of its own.
-  bool needs_fence() const noexcept { return needs_fence_; }
+  /// Shared: a fence may need them after the peer is released.
+  const std::shared_ptr<const PeerWriterSlots>& writer_slots() const noexcept {
+    return writer_slots_;
+  }
+  /// One of us lacks membarrier: each copy section and each publication needs a full barrier.
+  bool needs_barrier() const noexcept { return needs_barrier_; }
 
-  // Its memory.
+  // Its registered memory.
 
+  /// What an rkey of this peer refers to, as read from its SharedHeader. Cached by index.
   struct RkeyView {
     enum class Access : uint8_t { kUnknown, kMapped, kPulled, kRequested, kStale };
     Access access = Access::kUnknown;
     uint32_t generation = 0;
     uint64_t size_bytes = 0;
-    std::byte* base = nullptr;                      ///< kMapped
+    std::byte* base = nullptr;                              ///< kMapped
     const std::atomic<uint64_t>* validity_epoch = nullptr;  ///< kMapped
   };
-  /// What a rkey leads to. kAsked: its pages are on their way.
+  /// Looks up an rkey. kRequested: the descriptor of its block was requested; kStale: not valid.
   const RkeyView& rkey_view(uint64_t remote_key) {
     const auto index = static_cast<uint32_t>(remote_key);
     const auto generation = static_cast<uint32_t>(remote_key >> 32);
     if (index < views_.size()) {
       const RkeyView& known = views_[index];
-      const bool resolved = known.access == RkeyView::Access::kMapped || known.access == RkeyView::Access::kPulled;
+      const bool resolved =
+          known.access == RkeyView::Access::kMapped || known.access == RkeyView::Access::kPulled;
       if (known.generation == generation && resolved) return known;
     }
     return find_rkey_view(index, generation);
   }
   void block_received(const BlockReply& block, UniqueFd descriptor);
   void block_released(uint64_t block) noexcept;
-  /// Makes a stretch of a newly mapped block ready to be stored to: faults page by page would slow
-  /// down the first writes everywhere. False: nothing is left.
+  /// Prefaults a part of a newly mapped block, because page faults would slow down the first
+  /// writes. False: nothing left to do.
   bool populate_some() noexcept;
 
   Puller& puller() noexcept { return puller_; }
-  /// Whether its memory can be read, as far as was tried.
+  /// Whether we can read its memory.
   enum class ReadAccess : uint8_t { kUntried, kRequested, kGranted, kDenied };
   ReadAccess read_access = ReadAccess::kUntried;
   Beacon beacon{};
 
-  std::set<uint64_t> shared_blocks{};  ///< own blocks whose descriptor it got
-  bool ever_shared = false;      ///< it ever got one: it may be storing, and fences ask it
-  bool read_queued = false;       ///< its connection is among those that are read next
-  /// Paths of it that ended here, by lane and number, so that a late copy of the hello is known.
+  // Bookkeeping of the ShmNetwork and its rails.
+
+  std::set<uint64_t> shared_blocks{};  ///< our blocks whose descriptor it has
+  bool ever_shared = false;            ///< it got one at some time: fences must prove it idle
+  bool read_queued = false;            ///< in ShmNetwork::read_queue_
+  /// Its inbound paths that were closed, by lane and number, to recognise a late copy of a hello.
   std::deque<std::pair<uint32_t, uint32_t>> closed_paths{};
   static constexpr uint32_t kNoConnection = UINT32_MAX;
-  uint32_t connection = kNoConnection;  ///< place of the connection out in the own SharedHeader::frames_sent
+  uint32_t connection = kNoConnection;  ///< index in our SharedHeader::frames_sent
   uint32_t links = 0;
-  uint32_t paths = 0;    ///< in both directions
-  bool loss_reported = false;  ///< its links were told that it is over
+  uint32_t paths = 0;          ///< in both directions
+  bool loss_reported = false;  ///< its links were reported as lost
 
  private:
   struct QueuedFrame {
     std::vector<std::byte> head;
-    std::shared_ptr<const UniqueFd> descriptor;  ///< shared: the same pages may wait many times
+    std::shared_ptr<const UniqueFd>
+        descriptor;  ///< shared: the same block may be queued many times
   };
   const RkeyView& find_rkey_view(uint32_t index, uint32_t generation);
   void wake(uint64_t sleep_epoch) noexcept;
@@ -168,16 +183,16 @@ class ShmPeer {
   UniqueFd out_;
   SharedHeader* own_header_ = nullptr;
   std::deque<QueuedFrame> send_queue_;
-  uint64_t woken_epoch_ = 0;  ///< the sleep that it was woken from last
+  uint64_t woken_epoch_ = 0;  ///< its sleep_epoch when it was last woken
 
   UniqueFd in_;
-  UniqueFd pidfd_;  ///< a pidfd; none where it cannot be had
+  UniqueFd pidfd_;  ///< empty if its pid is not visible
   std::shared_ptr<const PeerWriterSlots> writer_slots_;
   Mapping header_;
-  uint64_t header_inode_ = 0;  ///< its inode: a second connection must show the same
+  uint64_t header_inode_ = 0;  ///< a second connection must pass the same file
   uint32_t their_connection_ = 0;
   uint32_t frames_seen_ = 0;
-  bool needs_fence_ = true;
+  bool needs_barrier_ = true;
   bool dead_ = false;
   bool exited_ = false;
   bool stopped_listening_ = false;
@@ -185,9 +200,9 @@ class ShmPeer {
   std::vector<RkeyView> views_;
   RkeyView none_{};
   std::map<uint64_t, Mapping> blocks_;
-  std::map<uint64_t, uint64_t> unpopulated_;  ///< of those, with how far they are
-  std::map<uint64_t, uint64_t> requested_;        ///< blocks, and the rkey for which
-  /// Blocks that could not be mapped, with the rkey that led there: another rkey may ask again.
+  std::map<uint64_t, uint64_t> unpopulated_;  ///< by block: bytes prefaulted so far
+  std::map<uint64_t, uint64_t> requested_;    ///< by block: the rkey that needs it
+  /// Blocks that could not be mapped, with the rkey; another rkey may request the block again.
   std::set<std::pair<uint64_t, uint64_t>> unusable_;
   Puller puller_;
 };

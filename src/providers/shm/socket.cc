@@ -30,7 +30,7 @@ struct SocketName {
 SocketName name_of(const Address& where, std::string_view suffix = {}) {
   SocketName name;
   name.address.sun_family = AF_UNIX;
-  // Abstract: it begins with a zero, lives as long as the socket and leaves no file.
+  // Abstract: begins with a zero byte, lives as long as the socket and leaves no file.
   const bool abstract = where.directory.empty();
   std::array<char, sizeof(name.address.sun_path)> path{};
   const auto end = abstract
@@ -39,7 +39,7 @@ SocketName name_of(const Address& where, std::string_view suffix = {}) {
                        : fmt::format_to_n(path.data(), path.size() - 1, "{}/{}{:016x}{}",
                                           where.directory, kFilePrefix, where.instance, suffix);
   std::memcpy(name.address.sun_path, path.data(), path.size());
-  // The length of an abstract name is part of it; a file's includes the zero.
+  // An abstract name is as long as the address says; a file name includes the terminating zero.
   const auto written = static_cast<size_t>(end.out - path.data()) + (abstract ? 0 : 1);
   name.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + written);
   return name;
@@ -83,7 +83,8 @@ Result<Address> own_address() {
 Result<UniqueFd> listen_at(const Address& address) {
   auto listener = make_socket();
   if (!listener) return listener.error();
-  // A file gets its name when somebody listens behind it: before, a remove_stale_sockets takes it for a dead one.
+  // A socket file gets its final name only after listen(): before that, remove_stale_sockets() of
+  // another engine would take it for a dead one.
   const bool abstract = address.directory.empty();
   const SocketName name = name_of(address, abstract ? std::string_view() : kUnfinished);
   if (::bind(listener->get(), as_sockaddr(name), name.length) != 0) {
@@ -122,10 +123,10 @@ void remove_stale_sockets(const std::string& directory) noexcept {
     const SocketName name = name_of(left);
     const char* const path = name.address.sun_path;
     struct stat about {};
-    // Connecting to something else than a socket is refused in the same way.
+    // Connecting to a file that is no socket fails with the same error.
     if (::lstat(path, &about) != 0 || !S_ISSOCK(about.st_mode)) continue;
     auto probe = connect_to(left);
-    // Only this answer says that no process has the socket any more.
+    // Only this error means that no process has the socket open.
     if (!probe && probe.error().native == ECONNREFUSED) ::unlink(path);
   }
 }
@@ -135,14 +136,15 @@ Result<UniqueFd> connect_to(const Address& address) {
   if (!connection) return connection.error();
   const SocketName name = name_of(address);
   if (::connect(connection->get(), as_sockaddr(name), name.length) != 0) {
-    if (errno == EAGAIN) return fail(Errc::kBusy, "shm: connections that wait", errno);
+    if (errno == EAGAIN)
+      return fail(Errc::kBusy, "shm: the listen backlog of the peer is full", errno);
     if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) {
       return fail(Errc::kNotFound, "shm: the peer's socket is not in its directory as seen here",
                   errno);
     }
-    return fail(Errc::kUnreachable, "shm: nobody listens there", errno);
+    return fail(Errc::kUnreachable, "shm: no engine listens at the peer's address", errno);
   }
-  // A name without a directory may have been taken by anybody.
+  // Any user may have bound an abstract name.
   const auto there = credentials(connection->get());
   if (!there) return there.error();
   if (there->user != ::geteuid())
@@ -160,7 +162,7 @@ Result<Credentials> credentials(int socket) {
 }
 
 SendStatus send_frame(int socket, std::span<const std::byte> head, std::span<const std::byte> rest,
-                std::span<const int> descriptors) noexcept {
+                      std::span<const int> descriptors) noexcept {
   iovec parts[2] = {{const_cast<std::byte*>(head.data()), head.size()},
                     {const_cast<std::byte*>(rest.data()), rest.size()}};
   alignas(cmsghdr) char room[CMSG_SPACE(kDescriptorsMax * sizeof(int))] = {};
@@ -179,7 +181,7 @@ SendStatus send_frame(int socket, std::span<const std::byte> head, std::span<con
   for (;;) {
     if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return SendStatus::kSent;
     if (errno == EINTR) continue;
-    // ETOOMANYREFS: descriptors in flight that nobody has taken yet.
+    // ETOOMANYREFS: too many descriptors in flight on sockets.
     const bool full =
         errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
     return full ? SendStatus::kFull : SendStatus::kBroken;
@@ -188,7 +190,7 @@ SendStatus send_frame(int socket, std::span<const std::byte> head, std::span<con
 
 Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
   iovec part{buffer.data(), buffer.size()};
-  // One more than allowed, so that a crowd of descriptors is seen instead of cut off.
+  // Room for one more than allowed, so that an excess is detected instead of truncated.
   alignas(cmsghdr) char room[CMSG_SPACE((kDescriptorsMax + 1) * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
@@ -215,19 +217,19 @@ Received receive_frame(int socket, std::span<std::byte> buffer) noexcept {
       std::memcpy(&descriptor, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
       UniqueFd owned(descriptor);
       if (received.descriptor_count == kDescriptorsMax) {
-        oversized = true;  // and it is closed
+        oversized = true;  // `owned` closes the descriptor
       } else {
         received.descriptors[received.descriptor_count++] = std::move(owned);
       }
     }
   }
-  // A frame has a type at least: nothing at all is the end of the stream.
+  // Frames have at least a type byte, so an empty read is the end of the stream.
   if (got == 0 || oversized) {
     received = {};
     received.kind = Received::Kind::kClosed;
     return received;
   }
-  // Cut though there was room: this process has no descriptor left.
+  // Truncated although there was room: this process has no descriptor left.
   received.truncated = (message.msg_flags & MSG_CTRUNC) != 0;
   received.kind = Received::Kind::kFrame;
   received.size_bytes = static_cast<uint32_t>(got);

@@ -31,7 +31,7 @@ Address take_address(ByteReader& reader) {
   const uint8_t length = reader.u8();
   reader.require(length <= kDirectoryBytesMax);
   address.directory = reader.text(length);
-  // A name with a hole would lead somewhere else than it says.
+  // An embedded zero would truncate the path.
   reader.require(address.directory.find('\0') == std::string::npos);
   reader.require(length == 0 || address.directory.front() == '/');
   return address;
@@ -83,7 +83,7 @@ RingReady take_ring(ByteReader& reader) {
   return frame;
 }
 
-/// The body behind the type; `reader` fails on an unknown one.
+/// Decodes the body that follows the type; `reader` fails on an unknown type.
 void take_body(ByteReader& reader, uint8_t type, uint32_t descriptors, Frame& frame) {
   switch (type) {
     case 0:

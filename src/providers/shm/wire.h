@@ -11,15 +11,15 @@
 
 #include "providers/shm/pull.h"
 
-// What same-host engines say to each other in bytes: addresses, the hellos of paths, and the frames
-// on their sockets. Everything decoded here is from outside.
+// The wire format between same-host engines: addresses, path hellos, rkeys, and the frames on their
+// sockets. All input is untrusted.
 
 namespace fabric::shm {
 
-/// Where an engine listens.
+/// Identifies an engine and the socket it listens on.
 struct Address {
   std::array<std::byte, 16> host{};  ///< the kernel's boot id: the same in all containers of a host
-  uint64_t net_namespace = 0;        ///< names without a directory exist in one of these only
+  uint64_t net_namespace = 0;        ///< scope of abstract socket names
   uint64_t instance = 0;             ///< random, one per opened network
   uint32_t user = 0;
   std::string directory{};  ///< of the socket file; empty: an abstract name
@@ -27,12 +27,12 @@ struct Address {
   bool operator==(const Address&) const = default;
 };
 
-inline constexpr uint32_t kDirectoryBytesMax = 72;  // a socket's path holds 108
+inline constexpr uint32_t kDirectoryBytesMax = 72;  // sun_path holds 108 bytes
 
 std::vector<std::byte> encode(const Address& address);
 Result<Address> decode_address(std::span<const std::byte> bytes);
 
-/// Names a path for its whole life: numbers are not used again.
+/// Identifies a path; numbers are not reused.
 struct PathHello {
   Address from{};
   uint32_t lane = 0;  ///< of the sender
@@ -41,53 +41,63 @@ struct PathHello {
 std::vector<std::byte> encode(const PathHello& hello);
 Result<PathHello> decode_hello(std::span<const std::byte> bytes);
 
-/// What a peer needs in request to write: the rest stands in the owner's header.
+/// An rkey on the wire. The rest is in the RkeyEntry at `index` of the owner's SharedHeader.
 struct WireRkey {
   uint32_t index = 0, generation = 0;
 };
 std::vector<std::byte> encode(const WireRkey& rkey);
 Result<WireRkey> decode_rkey(std::span<const std::byte> bytes);
 
-// Frames. The number of descriptors that come along is part of the format.
+// Frames. The number of descriptors attached to a frame is part of the format.
 
-struct Greeting {  ///< the first on every connection; descriptors: slots, header
+/// The first frame on every connection. Descriptors: writer slots, SharedHeader.
+struct Greeting {
   Address from{};
-  uint32_t connection = 0;  ///< its place in SharedHeader::frames_sent
-  bool membarrier = false;
+  uint32_t connection = 0;  ///< index in the sender's SharedHeader::frames_sent
+  bool membarrier = false;  ///< the sender is registered for membarrier
   Beacon beacon{};
 };
+/// A control datagram of the core.
 struct Datagram {
   std::span<const std::byte> bytes{};  ///< borrowed
 };
-struct Wake {};       ///< somebody slept
-struct RingReady {    ///< the target's half of a path; descriptor: the ring
+/// Wakes a sleeping worker; carries nothing.
+struct Wake {};
+/// The target has its end of a path ready. Descriptor: the Ring.
+struct RingReady {
   uint32_t lane = 0;  ///< of the sender, as in the hello
   uint32_t path = 0;
-  uint32_t epoch_index = 0;  ///< place in SharedHeader::path_epochs
+  uint32_t epoch_index = 0;  ///< in the target's SharedHeader::path_epochs
   uint64_t epoch = 0;
-  bool can_pull = false;  ///< the target can read the sender's memory; else bytes bounce
+  bool can_pull = false;  ///< the target can read the sender's memory; else bytes are bounced
 };
+/// Asks for the descriptor of a block of shared pages, to map it.
 struct BlockRequest {
   uint64_t block = 0;
 };
-struct BlockReply {  ///< descriptor: the shared pages, or none when they are not there any more
+/// Descriptor: the shared pages, or none if the block no longer exists.
+struct BlockReply {
   uint64_t block = 0, size_bytes = 0;
 };
+/// The block has no rkey any more: unmap it.
 struct BlockReleased {
   uint64_t block = 0;
 };
+/// Asks for a descriptor of the peer's address space, to pull from it.
 struct MemoryRequest {};
-struct MemoryReply {};  ///< descriptor: the sender's own address space, for reading
+/// Descriptor: /proc/self/mem of the sender, read-only; or none.
+struct MemoryReply {};
 
-using Frame = std::variant<Greeting, Datagram, Wake, RingReady, BlockRequest, BlockReply, BlockReleased,
-                           MemoryRequest, MemoryReply>;
+/// The index of a type is its number on the wire.
+using Frame = std::variant<Greeting, Datagram, Wake, RingReady, BlockRequest, BlockReply,
+                           BlockReleased, MemoryRequest, MemoryReply>;
 
 inline constexpr uint32_t kDescriptorsMax = 2;
-inline constexpr uint32_t kFrameHeadBytesMax = 256;  ///< all of a frame but a datagram's bytes
+inline constexpr uint32_t kFrameHeadBytesMax = 256;  ///< without the bytes of a datagram
 
-/// Without a datagram's bytes, which follow.
+/// Without the bytes of a datagram, which the caller sends after it.
 std::vector<std::byte> encode(const Frame& frame);
-/// `descriptors`: how many came along. Fails with kBadFormat.
+/// `descriptors`: how many were attached. Fails with kBadFormat.
 Result<Frame> decode_frame(std::span<const std::byte> bytes, uint32_t descriptors);
 
 }  // namespace fabric::shm

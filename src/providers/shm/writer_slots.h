@@ -11,56 +11,67 @@
 #include "base/fork_guard.h"
 #include "base/unique_fd.h"
 
-// The threads of a process, as other processes see them: who is alive, and who is storing into
-// somebody else's memory right now. One array per process, which peers map read-only.
+// One slot per thread that stores into the memory of other processes. A peer that maps the slots
+// read-only sees from them whether the thread is inside a copy and whether it is alive. The fence
+// (proof.h) relies on both: docs/design/0010-same-host-fence.md.
 
 namespace fabric::shm {
 
-/// One thread that copies into other processes' memory. Written by its process only.
+/// The shared state of one writer thread, in memory that peers map read-only. The thread that owns
+/// the slot alone writes it, but for the kernel's mark in `liveness_mutex` at the thread's death.
+///
+/// Invariant: the thread stores into a peer's memory only while `section_seq` is odd and the thread
+/// holds `liveness_mutex`. An epoch is the number in the SharedHeader of the memory's owner under
+/// which a path or an rkey is valid, and which a section checks before it stores. So the memory's
+/// owner, after revoking an epoch, knows that no store under it can follow once it has seen
+/// `section_seq` change or the owner-died mark (proof.h has the other two proofs).
 struct alignas(128) WriterSlot {
-  /// Robust and shared, any_held by the thread for its whole life. When the kernel ends a thread that
-  /// holds one it marks the word before it takes the memory apart, however much there is.
-  pthread_mutex_t alive;
-  /// Odd while the thread is inside a section that may store into a peer's memory. Every section
-  /// changes it, so a look that finds another number proves that the earlier one is over.
-  std::atomic<uint32_t> intent;
-  std::atomic<uint32_t> tid;  ///< as its process sees it; 0: nobody has the slot
-  /// Not 0: a section that was switched out looks at its guard again before it stores
-  /// (GuardKind::kRestartable). Constant while the slot has an owner, because not every thread of a
-  /// process need have what it takes.
+  /// Robust and process-shared; the owner holds it until it exits, and no thread ever waits for it.
+  /// The kernel sets FUTEX_OWNER_DIED in its lock word when the thread dies, before it frees the
+  /// memory of the process, so that a peer learns of a death at once.
+  pthread_mutex_t liveness_mutex;
+  /// A sequence number: odd while the thread is inside a section that may store into a peer's
+  /// memory. It grows by 2 with each section, so another value proves that the section has ended.
+  std::atomic<uint32_t> section_seq;
+  std::atomic<uint32_t> tid;  ///< owner, in the pid namespace of its process; 0: the slot is free
+  /// Nonzero: a section that is preempted checks its guard again before it stores more
+  /// (GuardKind::kRestartable). Per thread, because rseq is registered per thread; constant while
+  /// the slot has an owner.
   std::atomic<uint32_t> restartable;
 };
 static_assert(sizeof(WriterSlot) == 128);
 
-/// What every process lays out: header and slots.
-struct WriterSlotPage {
+/// The layout of the memfd that a process shares with its peers.
+struct WriterSlotTable {
   static constexpr uint32_t kSlots = 4096;
-  std::atomic<uint32_t> used;  ///< slots [0, used) have had an owner
+  /// High-water mark: only slots [0, used) have ever been inside a section.
+  std::atomic<uint32_t> used;
   WriterSlot slot[kSlots];
 };
 
-/// The array of the own process.
+/// The slots of this process: owns the memfd and gives each writer thread a slot.
 ///
-/// Lifetime: made at the first use, never unmapped, because threads of the application hold slots
-///   until they end; a child of fork() makes its own.
-/// Threads: everything from any thread.
+/// Lifetime: a singleton created on first use. It is never unmapped, because application threads
+///   hold slots until they exit, longer than any engine. A child of fork() gets its own.
+/// Threads: all functions from any thread; slots are claimed with a compare-exchange of `tid`.
+/// Invariant: a thread has at most one slot, and no two threads share one.
 class WriterSlots {
  public:
   /// Fails with kExhausted (no memory or descriptor), kUnsupported (no robust mutex whose word can
   /// be read, no sealed memory).
   static Result<WriterSlots*> of_process();
 
-  int fd() const noexcept { return fd_.get(); }  ///< for peers, who can map it read-only
-  /// The calling thread's, taken at its first call and given back when the thread ends. Null when
-  /// all are taken. The main thread keeps its own until the process is gone, so that peers see the
-  /// end of a process that simply returns as well.
+  int fd() const noexcept { return fd_.get(); }  ///< passed to peers, which can map it read-only
+  /// The calling thread's slot: taken on its first call, released when the thread exits. Null when
+  /// all slots are taken. The main thread does not release its slot on return from main(), so that
+  /// peers see that process exit as well.
   WriterSlot* mine() noexcept {
     WriterSlot* const slot = mine_;
     return slot != nullptr ? slot : take();
   }
 
-  /// Of the calling thread, as mine() does at first. Apart, so that a test can make them few.
-  WriterSlot* take(uint32_t limit = WriterSlotPage::kSlots) noexcept;
+  /// First call of mine(). `limit`: uses only the first slots, for tests that exhaust them.
+  WriterSlot* take(uint32_t limit = WriterSlotTable::kSlots) noexcept;
 
   ~WriterSlots() = default;
 
@@ -69,44 +80,47 @@ class WriterSlots {
   static Result<std::unique_ptr<WriterSlots>> make();
   static void release(void* slot) noexcept;
   static void on_child() noexcept;
-  static bool hooks_installed() noexcept;
+  static bool install_hooks() noexcept;
 
-  // Read by one load relative to the thread pointer, in a shared library too.
-  [[gnu::tls_model("initial-exec")]] static thread_local constinit inline WriterSlot* mine_ = nullptr;
+  // Initial-exec: one load relative to the thread pointer, even in a shared library.
+  [[gnu::tls_model("initial-exec")]] static thread_local constinit inline WriterSlot* mine_ =
+      nullptr;
 
-  WriterSlotPage* page_ = nullptr;
+  WriterSlotTable* table_ = nullptr;
   UniqueFd fd_;
   ForkGuard fork_;
-  std::unique_ptr<WriterSlots> parent_;  ///< of the process that forked this one: a descriptor to close
+  std::unique_ptr<WriterSlots> parent_;  ///< inherited across fork(); kept to own its descriptor
 };
 
-/// Another process's array, mapped read-only. (Or the own one, for two engines of one process.)
+/// A read-only mapping of a peer process's slots (or of our own, for two engines in one process).
+/// Its contents are untrusted: reads stay in bounds, and a peer that lies there affects only the
+/// fences and paths that concern itself.
 ///
-/// Threads: immutable after map(); everything from any thread.
+/// Lifetime: shared by the ShmPeer and the fences that still wait for the process.
+/// Threads: immutable after map(); all functions from any thread.
 class PeerWriterSlots {
  public:
-  /// `fd` is from outside: fails with kBadFormat unless it is a memfd of the right size that can
-  /// neither shrink nor be a file on a disk. `pid` is the process as this one sees it; 0 when it
-  /// does not (another pid namespace), and then procfs gives no proof.
+  /// `fd` is untrusted: fails with kBadFormat unless it is a memfd of the right size, sealed
+  /// against shrinking; with kExhausted if it cannot be mapped. `pid` is the peer in our pid
+  /// namespace; 0 if it is not visible there, in which case procfs cannot be used for proofs.
   static Result<std::unique_ptr<PeerWriterSlots>> map(UniqueFd fd, int32_t pid);
   ~PeerWriterSlots();
 
-  /// A thread ended without signing off: only the end of its whole process does that, exec()
-  /// included.
+  /// Some thread exited without releasing its slot, which only the exit of its whole process (or
+  /// exec()) causes. Other threads of the process may still be in their last instructions.
   bool process_died() const noexcept;
-  /// The same for one thread: it is past its last instruction in user space. Others of its process
-  /// may not be yet.
+  /// The thread of this slot has executed its last user-space instruction.
   bool thread_died(uint32_t index) const noexcept;
-  /// Some thread holds a slot, so that a death would show there.
+  /// Some thread holds a slot, so that process_died() would see a death.
   bool any_held() const noexcept;
   int32_t pid() const noexcept { return pid_; }
-  uint32_t used() const noexcept;  ///< at most WriterSlotPage::kSlots, whatever the peer wrote
-  const WriterSlot& slot(uint32_t index) const noexcept { return page_->slot[index]; }
+  uint32_t used() const noexcept;  ///< clamped to WriterSlotTable::kSlots
+  const WriterSlot& slot(uint32_t index) const noexcept { return table_->slot[index]; }
 
  private:
-  PeerWriterSlots(const WriterSlotPage* page, int32_t pid) noexcept : page_(page), pid_(pid) {}
+  PeerWriterSlots(const WriterSlotTable* table, int32_t pid) noexcept : table_(table), pid_(pid) {}
 
-  const WriterSlotPage* page_;
+  const WriterSlotTable* table_;
   int32_t pid_;
   ForkGuard fork_;
 };

@@ -2,15 +2,15 @@
 
 #include "providers/sim/world.h"
 
-// Faults by the seed. The whole plan is drawn when it is asked for, from a generator of its own: it
-// does not depend on what the engines do, and does not disturb what the wires draw.
+// Random faults. The whole plan is drawn when plan() is called, from its own generator: it does not
+// depend on the engines, and does not shift the draws of the network.
 
 namespace fabric::sim {
 namespace {
 
 using Kind = Fault::Kind;
 
-/// How long something is late or slow, at most.
+/// The longest delay of kSlow, kDelay, kLateCounts, kLateAcks and kLateProof.
 constexpr uint64_t kDelayMaxNs = 1'000'000;
 
 bool lasts_by_time(Kind kind) noexcept {
@@ -102,7 +102,7 @@ Result<void> Wire::plan(const Chaos& chaos) {
 Fault Wire::draw(Fault::Kind kind, int64_t lasts_ns) {
   Fault fault;
   fault.kind = kind;
-  // Everything is drawn for every kind, so that one kind more does not shift the rest.
+  // Every member is drawn for every kind, so that the kind does not shift later draws.
   fault.node = static_cast<uint32_t>(fault_rng_.below(nodes_.size()));
   const auto step =
       static_cast<uint32_t>(fault_rng_.between(1, std::max<uint64_t>(2, nodes_.size()) - 1));
@@ -113,7 +113,7 @@ Fault Wire::draw(Fault::Kind kind, int64_t lasts_ns) {
   fault.rail = static_cast<uint32_t>(fault_rng_.below(networks[fault.network].rails));
   if (fault_rng_.chance(0.25)) fault.rail = Fault::kAllRails;
   fault.time = Nanos(static_cast<int64_t>(fault_rng_.between(1, kDelayMaxNs)));
-  // It must be down before it is told to come up.
+  // The NIC must go down before the opposite brings it up.
   if (kind == Kind::kSwallowCounts) fault.time = Nanos(lasts_ns / 2);
   return fault;
 }

@@ -1,8 +1,8 @@
 #include "base/bytes.h"
 #include "providers/sim/world.h"
 
-// Paths. A nonce from each end names a connection, so that what belongs to an old one is never
-// taken for the new one.
+// Paths. A nonce from each end identifies a connection, so that a message of an old connection is
+// never taken for the new one.
 
 namespace fabric::sim {
 namespace {
@@ -13,18 +13,19 @@ constexpr uint32_t kAnswerMagic = 0x524d4953;   // "SIMR"
 
 }  // namespace
 
-std::vector<std::byte> Wire::address(const Port& port) const {
+std::vector<std::byte> Wire::address(const NetworkAttachment& attachment) const {
   ByteWriter writer(OpenNetwork::kAddressBytesMax);
   writer.u32(kAddressMagic);
   writer.u64(id);
-  writer.u32(port.node);
-  writer.u32(port.network);
-  writer.u32(port.number);
+  writer.u32(attachment.node);
+  writer.u32(attachment.network);
+  writer.u32(attachment.number);
   return writer.take();
 }
 
-/// The port behind an address. Whether anybody is there only shows when it is used.
-Result<uint32_t> Wire::reach(const Port& port, std::span<const std::byte> address) const {
+/// The attachment number in an address. The attachment may be closed; that shows when it is used.
+Result<uint32_t> Wire::reach(const NetworkAttachment& attachment,
+                             std::span<const std::byte> address) const {
   ByteReader reader(address);
   reader.require(reader.u32() == kAddressMagic);
   const uint64_t world = reader.u64();
@@ -34,26 +35,28 @@ Result<uint32_t> Wire::reach(const Port& port, std::span<const std::byte> addres
   reader.require(reader.remaining() == 0 && number != 0);
   if (!reader.ok()) return fail(Errc::kBadFormat, "sim: address");
   if (world != id || node >= nodes_.size() || network >= nodes_[node].networks.size() ||
-      nodes_[node].networks[network].name != nodes_[port.node].networks[port.network].name) {
+      nodes_[node].networks[network].name !=
+          nodes_[attachment.node].networks[attachment.network].name) {
     return fail(Errc::kUnreachable, "sim: address");
   }
-  if (number > ports_.size()) return fail(Errc::kUnreachable, "sim: address");
-  const Port* far = ports_[number - 1].get();
+  if (number > attachments_.size()) return fail(Errc::kUnreachable, "sim: address");
+  const NetworkAttachment* far = attachments_[number - 1].get();
   if (far != nullptr && (far->node != node || far->network != network)) {
     return fail(Errc::kUnreachable, "sim: address");
   }
   return number;
 }
 
-Result<uint32_t> Wire::open_path(Port& port, uint32_t rail, std::span<const std::byte> peer,
-                                 uint32_t remote_rail, std::vector<std::byte>& hello) {
-  const auto number = reach(port, peer);
+Result<uint32_t> Wire::open_path(NetworkAttachment& attachment, uint32_t rail,
+                                 std::span<const std::byte> peer, uint32_t remote_rail,
+                                 std::vector<std::byte>& hello) {
+  const auto number = reach(attachment, peer);
   if (!number) return number.error();
-  const Port* far = find_port(*number);
+  const NetworkAttachment* far = find_attachment(*number);
   if (remote_rail >= (far == nullptr ? kRailsMax : far->rails.size())) {
     return fail(Errc::kInvalidArgument, "remote_rail");
   }
-  auto& paths = port.rails[rail].out;
+  auto& paths = attachment.rails[rail].out;
   const uint32_t made = paths.add();
   OutPath& path = *paths.find(made);
   path.to = {*number, remote_rail, 0};
@@ -61,32 +64,33 @@ Result<uint32_t> Wire::open_path(Port& port, uint32_t rail, std::span<const std:
 
   ByteWriter writer;
   writer.u32(kHelloMagic);
-  writer.u32(port.number);
+  writer.u32(attachment.number);
   writer.u32(rail);
   writer.u32(made);
-  writer.u32(path.to.port);
+  writer.u32(path.to.attachment);
   writer.u32(path.to.rail);
   writer.u64(path.nonce);
   hello = writer.take();
   return made;
 }
 
-Result<uint32_t> Wire::accept_path(Port& port, uint32_t rail, std::span<const std::byte> hello,
+Result<uint32_t> Wire::accept_path(NetworkAttachment& attachment, uint32_t rail,
+                                   std::span<const std::byte> hello,
                                    std::vector<std::byte>& answer) {
   ByteReader reader(hello);
   reader.require(reader.u32() == kHelloMagic);
   PathRef from;
-  from.port = reader.u32();
+  from.attachment = reader.u32();
   from.rail = reader.u32();
   from.path = reader.u32();
-  reader.require(reader.u32() == port.number);
+  reader.require(reader.u32() == attachment.number);
   reader.require(reader.u32() == rail);
   const uint64_t hello_nonce = reader.u64();
   reader.require(reader.remaining() == 0);
   if (!reader.ok()) return fail(Errc::kBadFormat, "sim: hello");
 
-  RailState& state = port.rails[rail];
-  Accepted& accepted = state.accepted[{from.port, hello_nonce}];
+  RailState& state = attachment.rails[rail];
+  Accepted& accepted = state.accepted[{from.attachment, hello_nonce}];
   if (accepted.path == 0) {
     accepted = {state.in.add(), key_rng_.next()};
     InPath& path = *state.in.find(accepted.path);
@@ -94,7 +98,7 @@ Result<uint32_t> Wire::accept_path(Port& port, uint32_t rail, std::span<const st
     path.hello_nonce = hello_nonce;
     path.nonce = accepted.nonce;
   } else if (state.in.find(accepted.path) == nullptr) {
-    // It has been reported down, and whoever took it for open would wait for that in vain.
+    // It has been reported down already, and will not be reported again.
     return fail(Errc::kClosed, "sim: hello");
   }
   ByteWriter writer;
@@ -134,7 +138,7 @@ void Wire::close_path(RailState& rail, const PathRef& at, bool inbound) {
   if (inbound) {
     InPath* path = rail.in.find(at.path);
     if (path == nullptr || path->down) return;
-    // A connection-less NIC has nothing to tear down: it keeps taking what carries a good key.
+    // A connectionless NIC has nothing to tear down: it still accepts packets with a valid rkey.
     path->down = true;
     return schedule(down_ns, EventKind::kInDown, 0, at);
   }
@@ -152,7 +156,8 @@ void Wire::out_down(const PathRef& at) {
   }
 }
 
-/// Ends everything on a sender's end. `left` is what is known of the writes that are on their way.
+/// Completes every write of a sender's end. `started`: the remote state to report for writes that
+/// have packets in flight.
 void Wire::break_path(OutPath& path, const PathRef& at, Remote started) {
   path.state = OutPath::State::kDown;
   while (path.first != kNone) {
@@ -182,8 +187,8 @@ void Wire::in_down(const PathRef& at) {
   report(at, down);
 }
 
-/// Its engine has heard that the end is down, so nobody asks for it any more. Its hello may come
-/// once more, and is known as old for a while.
+/// Erases an end whose kPathDown its engine has polled. A retransmitted hello may still arrive, so
+/// the hello is remembered for a while.
 void Wire::forget_end(RailState& rail, uint32_t number, bool inbound) {
   if (!inbound) {
     rail.out.erase(number);
@@ -191,7 +196,7 @@ void Wire::forget_end(RailState& rail, uint32_t number, bool inbound) {
   }
   const InPath* path = rail.in.find(number);
   if (path == nullptr) return;
-  rail.closed_hellos.push({path->from.port, path->hello_nonce});
+  rail.closed_hellos.push({path->from.attachment, path->hello_nonce});
   rail.in.erase(number);
   if (rail.closed_hellos.size() > kClosedHellosMax) rail.accepted.erase(rail.closed_hellos.pop());
 }

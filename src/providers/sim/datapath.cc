@@ -5,9 +5,9 @@
 #include "base/check.h"
 #include "providers/sim/world.h"
 
-// The way of a write: post -> (the NIC's turn) send_packet -> launch -> arrive -> land ->
-// acknowledge -> acknowledged -> end -> poll. Bytes are read when a packet leaves and stored when
-// it lands, and not at any other time.
+// A write goes through post -> (the NIC is free) send_packet -> launch -> arrive -> land ->
+// acknowledge -> acknowledged -> complete -> poll. Bytes are read when a packet is sent and stored
+// when it lands, and at no other time.
 
 namespace fabric::sim {
 
@@ -15,8 +15,8 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
   if (rail.nic->faults.refuses_posts || rail.overran) return 0;
   uint32_t taken = 0;
   for (const WriteOp& op : ops) {
-    OutPath* path = find_out({at.port, at.rail, op.path});
-    const PathRef from{at.port, at.rail, path == nullptr ? 0 : op.path};
+    OutPath* path = find_out({at.attachment, at.rail, op.path});
+    const PathRef from{at.attachment, at.rail, path == nullptr ? 0 : op.path};
     if (rail.posted >= rail.caps.queue_depth) break;
     if (path != nullptr && path->posted >= rail.caps.path_depth) break;
     ++rail.posted;
@@ -36,33 +36,35 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
       make_ready(*path, from, *rail.nic);
       continue;
     }
-    // Taken, so it ends by poll() like any other.
+    // Accepted, so it completes through poll() like any other.
     fail_locally(index, up ? Errc::kTooLarge : Errc::kRailLost, Remote::kNotDelivered);
   }
   kick(*rail.nic);
   return taken;
 }
 
-uint32_t Wire::poll(Port& port, RailState& rail, std::span<WireEvent> out) {
-  port.asleep = false;
-  port.polled_ns = now_ns_;
+uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out) {
+  attachment.asleep = false;
+  attachment.polled_ns = now_ns_;
   uint32_t count = 0;
   while (count < out.size() && !rail.events.empty()) {
     WireEvent event = rail.events.pop();
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
-      // Where its bytes are, for the observer alone: the engine hears of one count.
+      // The address of its bytes is for the observer only: for the engine `value` is a repeat
+      // count.
       const uint64_t address = std::exchange(event.value, 0);
-      if (observer_) observer_({port.node, event.imm, reinterpret_cast<const std::byte*>(address)});
+      if (observer_)
+        observer_({attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
     }
     if (event.kind == WireEvent::Kind::kWritten) {
-      // The place in the queues is free only now: completions can never pile up beyond the depth.
+      // The queue slots are freed only now, so that completions never exceed the queue depth.
       --rail.posted;
       OutPath* path = rail.out.find(event.path);
       if (path != nullptr && --path->posted == 0 && path->down_held) rail.events.push(path->down);
     }
     if (event.kind == WireEvent::Kind::kPathDown) {
-      // An engine that had not heard of it yet may have posted once more. Those end first.
+      // The engine may have posted on the path before it polled this; those writes complete first.
       OutPath* path = event.inbound != 0 ? nullptr : rail.out.find(event.path);
       if (path != nullptr && path->posted > 0) {
         path->down_held = true;
@@ -101,7 +103,7 @@ void Wire::release(uint32_t index) {
 
 // ---- Sending ------------------------------------------------------------------------------------
 
-/// Puts a path in the NIC's round when it has something to send and may.
+/// Adds a path to the NIC's round robin if it has something to send and room in its window.
 void Wire::make_ready(OutPath& path, const PathRef& at, Nic& nic) {
   if (path.ready || path.unsent == kNone || !path.up()) return;
   if (path.window_used >= nic.timing.window_bytes) return;
@@ -109,7 +111,7 @@ void Wire::make_ready(OutPath& path, const PathRef& at, Nic& nic) {
   nic.ready.push(at);
 }
 
-/// Sends until the NIC is busy, then comes back when it is free.
+/// Sends until the NIC is busy; a kTransmit event continues when it is free.
 void Wire::kick(Nic& nic) {
   if (nic.transmit_due || nic.faults.down) return;
   while (!nic.ready.empty() && nic.egress_free_ns <= now_ns_) {
@@ -130,10 +132,10 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   const uint32_t index = path.unsent;
   Flight& flight = flights_[index];
   if (!source_allowed(flight)) {
-    // A local protection error. What has left of it may still land; the rest is never read.
+    // A local protection error. Packets that were sent may still land; the rest is never read.
     path.unsent = flight.next;
     return fail_locally(index, Errc::kNotFound,
-                     flight.started ? Remote::kUnknown : Remote::kNotDelivered);
+                        flight.started ? Remote::kUnknown : Remote::kNotDelivered);
   }
   if (!flight.started && flight.op.size_bytes > 0) corrupt_key(flight, path);
   const uint64_t size =
@@ -161,7 +163,7 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   launch(number, path, now_ns_ + stall);
 }
 
-/// The one place where a packet enters the network.
+/// All packets of writes enter the network here.
 void Wire::launch(uint32_t number, OutPath& path, int64_t start_ns) {
   const Nic& nic = *flights_[packets_[number].flight].nic;
   int64_t arrival = start_ns + delay_ns(nic, nic.node);
@@ -174,7 +176,7 @@ void Wire::launch(uint32_t number, OutPath& path, int64_t start_ns) {
 
 // ---- Landing ------------------------------------------------------------------------------------
 
-/// The first bit is there. The receiver's NIC takes packets one after another, whoever sent them.
+/// The first bit arrives. The receiver's NIC receives one packet at a time, from all senders.
 void Wire::arrive(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
@@ -183,7 +185,7 @@ void Wire::arrive(uint32_t number) {
   Nic& nic = *rail->nic;
   const int64_t begin = std::max(now_ns_, nic.ingress_free_ns);
   nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.bytes.size());
-  // It cannot be through before its last bit has come.
+  // It lands no earlier than its last bit arrives.
   int64_t landing = std::max(nic.ingress_free_ns, now_ns_ + packet.on_wire_ns);
   if (InPath* in = find_in(flight.to); in != nullptr && flight.nic->model.ordered) {
     landing = std::max(landing, in->last_landing_ns);
@@ -195,7 +197,8 @@ void Wire::arrive(uint32_t number) {
 void Wire::land(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
-  if (const Admission admission = admission_of(packet); admission != Admission::kAccept) return lose(number, admission);
+  if (const Admission admission = admission_of(packet); admission != Admission::kAccept)
+    return lose(number, admission);
   InPath* in = find_in(flight.to);
   if (in != nullptr && in->nonce != flight.to_nonce) in = nullptr;
   if (in != nullptr) ++in->expected;
@@ -216,10 +219,10 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
   trace(EventKind::kLand, *rail.nic, packet.bytes.size(), flight.op.imm);
   if (flight.landed && flight.op.has_imm != 0) count(flight, rail, in);
 
-  const PortLocation from{flight.nic->node, flight.nic->fabric};
+  const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
   if (!flight.nic->model.ordered && !packet.bytes.empty() &&
-      pair_faults(from, flight.to.port).twice) {
-    // The acknowledgement waits for it: nothing lands after the completion.
+      pair_faults(from, flight.to.attachment).twice) {
+    // The acknowledgement waits for the duplicate: no byte lands after the completion.
     ++flight.duplicates;
     return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, EventKind::kDuplicate, number);
   }
@@ -239,7 +242,7 @@ void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   WireEvent arrived;
   arrived.kind = WireEvent::Kind::kImm;
   arrived.imm = flight.op.imm;
-  // Nothing to the engine, but the world's observer can tell by it whose count this is.
+  // Not for the engine: the world's observer identifies the write by its target address.
   const Region* region = find_region(rail, flight.op.remote_key);
   if (region != nullptr) {
     arrived.value = reinterpret_cast<uint64_t>(region->address) + flight.op.target;
@@ -251,7 +254,7 @@ void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   report(flight.to, arrived);
 }
 
-/// A packet lands a second time: its bytes, and never its count.
+/// A packet lands a second time: its bytes are stored again, but never counted.
 void Wire::land_duplicate(uint32_t number) {
   const Packet& packet = packets_[number];
   Flight& flight = flights_[packet.flight];
@@ -265,7 +268,8 @@ void Wire::land_duplicate(uint32_t number) {
   drop(number);
 }
 
-/// Wrong key, bounds, or a region that is gone. On an ordered path that ends the connection, as RC.
+/// A wrong rkey, bounds, or a deregistered region. On an ordered path this breaks the connection,
+/// as on RC.
 void Wire::refuse(uint32_t index, InPath* in) {
   Flight& flight = flights_[index];
   flight.refused = true;
@@ -277,7 +281,7 @@ void Wire::refuse(uint32_t index, InPath* in) {
   in_down(flight.to);
 }
 
-/// The packet has left the network: its place in the window is free, and its buffer.
+/// Removes a packet from the network: frees its share of the window and its buffer.
 void Wire::drop(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
@@ -290,13 +294,13 @@ void Wire::drop(uint32_t number) {
   packets_.give(number);
 }
 
-// ---- Ending -------------------------------------------------------------------------------------
+// ---- Completing ---------------------------------------------------------------------------------
 
-/// The one place where an acknowledgement, good or bad, enters the network.
+/// All acknowledgements, positive and negative, enter the network here.
 void Wire::acknowledge(uint32_t index, InPath* in) {
   Flight& flight = flights_[index];
   ++flight.refs;
-  int64_t arrival = now_ns_ + delay_ns(*flight.nic, locations_[flight.to.port - 1].node);
+  int64_t arrival = now_ns_ + delay_ns(*flight.nic, locations_[flight.to.attachment - 1].node);
   if (in != nullptr && flight.nic->model.ordered) {
     arrival = std::max(arrival, in->last_ack_ns);
     in->last_ack_ns = arrival;
@@ -304,7 +308,7 @@ void Wire::acknowledge(uint32_t index, InPath* in) {
   schedule(arrival, EventKind::kAck, index);
 }
 
-/// What the sender's own NIC finds out, without the network.
+/// An error that the sender's own NIC detects, without the network.
 void Wire::fail_locally(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
   flight.code = code;
@@ -317,18 +321,19 @@ void Wire::acknowledged(uint32_t index) {
   const Flight& flight = flights_[index];
   if (flight.completed) return release(index);
   OutPath* path = find_out(flight.from);
-  const PortLocation from{flight.nic->node, flight.nic->fabric};
+  const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
   const bool lost =
-      (pair_faults(from, flight.to.port).lost_acks & rail_mask(flight.nic->rail)) != 0;
+      (pair_faults(from, flight.to.attachment).lost_acks & rail_mask(flight.nic->rail)) != 0;
   if (path == nullptr || path->undrained || lost || is_cut(flight)) return lose_ack(index);
-  // On an ordered path it speaks for all that the target took before.
+  // On an ordered path it is cumulative: it acknowledges all that the target received before.
   while (flight.nic->model.ordered && path->first != index && flights_[path->first].landed) {
     complete(path->first, Errc::kOk, Remote::kDelivered);
   }
   complete_flight(index);
 }
 
-/// The sender's NIC knows how a flight ended. On an ordered path an error is the end of the path.
+/// The result of a flight is known at the sender's NIC. On an ordered path an error breaks the
+/// path.
 void Wire::complete_flight(uint32_t index) {
   const Flight& flight = flights_[index];
   const PathRef from = flight.from;
@@ -338,14 +343,14 @@ void Wire::complete_flight(uint32_t index) {
     complete(index, flight.code, flight.remote);
     OutPath* path = breaks ? find_out(from) : nullptr;
     if (path != nullptr && path->up()) {
-      // After a refusal the far end takes nothing more; after a local error it does not know yet.
+      // After a refusal the target's end accepts nothing more; after a local error it is still up.
       break_path(*path, from, refused ? Remote::kNotDelivered : Remote::kUnknown);
     }
   }
   release(index);
 }
 
-/// A posted piece ends, whatever became of it: exactly once.
+/// Reports the completion of a work request: exactly once each.
 void Wire::complete(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
   flight.completed = true;
@@ -360,10 +365,10 @@ void Wire::complete(uint32_t index, Errc code, Remote remote) {
   release(index);
 }
 
-// ---- Telling the engine -------------------------------------------------------------------------
+// ---- Reporting to the engine --------------------------------------------------------------------
 
-/// The one place where something is reported to an engine. Reports may be late; then everything
-/// that must not overtake them is late, too.
+/// All events for engines go through here. A fault may delay some kinds; events that must not
+/// overtake them are then delayed, too.
 void Wire::report(const PathRef& at, const WireEvent& event) {
   RailState* rail = find_rail(at);
   if (rail == nullptr) return;
@@ -382,7 +387,8 @@ void Wire::report(const PathRef& at, const WireEvent& event) {
   if (queue == nullptr || (late_ns == 0 && queue->items.empty())) return enqueue(at, *rail, event);
   queue->last_ns = std::max(now_ns_ + late_ns, queue->last_ns);
   queue->items.push({queue->last_ns, event});
-  schedule(queue->last_ns, EventKind::kLate, queue == &rail->late_acks, {at.port, at.rail, 0});
+  schedule(queue->last_ns, EventKind::kLate, queue == &rail->late_acks,
+           {at.attachment, at.rail, 0});
 }
 
 void Wire::enqueue_late(const PathRef& at, bool acks) {
@@ -397,7 +403,7 @@ void Wire::enqueue_late(const PathRef& at, bool acks) {
 void Wire::enqueue(const PathRef& at, RailState& rail, const WireEvent& event) {
   trace(event, *rail.nic);
   rail.events.push(event);
-  wake_later(*find_port(at.port));
+  wake_later(*find_attachment(at.attachment));
 }
 
 }  // namespace fabric::sim

@@ -9,14 +9,14 @@
 namespace fabric::sim {
 namespace {
 
-// An engine that watches memory cannot be woken; this is how long it may overlook a change.
+// An engine with keep_polling cannot be woken; it gets a turn at this interval.
 constexpr int64_t kPollNs = 1'000;
-// An engine that always finds something to do at one instant would stop the clock. Thousands of
-// turns are a large backlog; more is a livelock, and time moves on under it.
+// An engine that always finds work at one instant would stop the clock. Thousands of turns are a
+// large backlog; more is a livelock, and the clock advances regardless.
 constexpr uint32_t kRoundsPerStep = 64;
 constexpr uint32_t kStepsPerInstant = 64;
 
-/// Marks a stretch of code, also when it is left by an exception of the user's.
+/// Sets a flag for a scope, also when the user's code throws.
 class ScopedFlag {
  public:
   explicit ScopedFlag(bool& mark) noexcept : mark_(mark) { mark_ = true; }
@@ -50,7 +50,7 @@ Result<void> WorldDriver::attach(Progress& progress, const AttachOptions&) {
 }
 
 void WorldDriver::detach(Progress& progress) noexcept {
-  // Its jobs still reach into the engine, so none may be left behind.
+  // Offloaded jobs refer to the engine, so all of them must run before it is detached.
   run_jobs();
   const auto found = slot_of_.find(&progress);
   if (found == slot_of_.end()) return;
@@ -72,8 +72,8 @@ void WorldDriver::wake_callbacks(Progress& progress) noexcept {
 
 void WorldDriver::offload(std::function<void()> job, uint32_t) {
   jobs_.push_back(std::move(job));
-  // Whoever offloads may hold a lock that the job needs, so jobs wait for the next step. With no
-  // engine left there may be none, and nobody's lock either.
+  // The caller may hold a lock that the job needs, so jobs wait for the next step. Without an
+  // attached engine there may be no next step, and no lock is held.
   if (slot_of_.empty()) run_jobs();
 }
 
@@ -84,9 +84,10 @@ uint32_t WorldDriver::turn_one(Progress& progress) noexcept {
 }
 
 bool WorldDriver::drive(const std::function<bool()>& done, int64_t deadline_ns) {
-  // A turn inside a turn would find the engine half changed. The core refuses such waits itself.
+  // A nested turn would see the engine in an inconsistent state. The core refuses such waits
+  // itself.
   if (in_engine_) return done();
-  if (wire_.next_due_ns() <= now_ns()) advance(now_ns());  // a fault that was asked for now
+  if (wire_.next_due_ns() <= now_ns()) advance(now_ns());  // a fault that is planned for now
   uint32_t steps_here = 0;
   while (true) {
     step();
@@ -94,7 +95,7 @@ bool WorldDriver::drive(const std::function<bool()>& done, int64_t deadline_ns) 
     if (busy() && ++steps_here < kStepsPerInstant) continue;
     steps_here = 0;
     const int64_t next = busy() ? now_ns() + 1 : next_due_ns();
-    // Nothing is under way and nobody has a timer: this world can never change again.
+    // No event is queued and no engine has a timer: this world can never change again.
     if (next == kNeverNs && deadline_ns == kNeverNs) return false;
     if (next > deadline_ns) {
       advance(std::max(deadline_ns, now_ns()));
@@ -123,7 +124,7 @@ bool WorldDriver::run_due_turns() {
     order_.push_back(slot);
     return true;
   });
-  // Real hosts do not take turns in a fixed order either, and a bug may hide behind one.
+  // Shuffled: real hosts run in no fixed order either, and a fixed order may hide a bug.
   for (size_t left = order_.size(); left > 1; --left) {
     std::swap(order_[left - 1], order_[rng_.below(left)]);
   }
@@ -134,7 +135,7 @@ bool WorldDriver::run_due_turns() {
 void WorldDriver::take_turn(uint32_t slot) {
   Progress* const progress = slots_[slot].progress;
   if (progress == nullptr) return;
-  slots_[slot].runnable = false;  // before the turn, so that a wake during it is kept
+  slots_[slot].runnable = false;  // before the turn, so that a wake() during it is not lost
   const int64_t now = now_ns();
   TurnResult result;
   {
@@ -158,8 +159,8 @@ void WorldDriver::set_callbacks(uint32_t slot) {
   calling_.push_back(slot);
 }
 
-/// A slot has one entry that counts, its earliest; when that comes up too early it is put off. So a
-/// turn that changes nothing about the time of the next one costs nothing here.
+/// A slot has one valid entry in timers_, its earliest; if that expires too early it is set again.
+/// So a turn that does not change the time of the next one costs nothing here.
 void WorldDriver::set_timer(uint32_t slot) {
   const int64_t when = slots_[slot].next_turn_ns();
   if (when >= slots_[slot].timer_ns) return;
@@ -167,12 +168,12 @@ void WorldDriver::set_timer(uint32_t slot) {
   timers_.push({when, slot});
 }
 
-/// Takes the first timer away, or puts it off. True when it was due as it stood.
+/// Removes the first timer, and sets it again if it expired too early. True when it is due.
 bool WorldDriver::pop_timer() {
   const SlotTimer first = timers_.top();
   timers_.pop();
   EngineSlot& slot = slots_[first.slot];
-  if (slot.timer_ns != first.when_ns) return false;  // left over
+  if (slot.timer_ns != first.when_ns) return false;  // stale
   slot.timer_ns = kNeverNs;
   if (slot.next_turn_ns() == first.when_ns) return true;
   set_timer(first.slot);
@@ -191,7 +192,7 @@ void WorldDriver::run_due_callbacks() {
   for (const uint32_t slot : called_) {
     slots_[slot].callbacks = false;
     const ScopedFlag inside(in_engine_);
-    // There may be more than it runs at once.
+    // One call may not run all of them.
     if (slots_[slot].progress->run_callbacks() > 0) set_callbacks(slot);
   }
 }
@@ -199,17 +200,17 @@ void WorldDriver::run_due_callbacks() {
 bool WorldDriver::run_jobs() {
   if (in_jobs_ || jobs_.empty()) return false;
   const ScopedFlag inside(in_jobs_);
-  // A job may offload another one, which then runs in the same loop.
+  // A job may offload another, which then runs in the same loop.
   for (size_t i = 0; i < jobs_.size(); ++i) std::exchange(jobs_[i], nullptr)();
   jobs_.clear();
   return true;
 }
 
 void WorldDriver::run_step_hooks() {
-  if (in_step_hooks_) return;  // an actor may wait, and then the world runs without the actors
+  if (in_step_hooks_) return;  // a hook may wait, and then the world runs without hooks
   const ScopedFlag inside(in_step_hooks_);
   for (size_t i = 0; i < step_hooks_.size(); ++i) {
-    const auto hook = step_hooks_[i];  // a copy: it may add another one
+    const auto hook = step_hooks_[i];  // a copy: it may add another hook
     hook();
   }
 }
@@ -248,7 +249,7 @@ void WorldDriver::advance(int64_t to_ns) {
   }
 }
 
-/// What happens to the processes of a node. One that starts later is another process.
+/// Applies a fault to the processes of a node; engines that are opened later are not affected.
 void WorldDriver::apply(const Fault& fault) {
   for (Progress* const engine : wire_.engines_of(fault.node)) {
     const auto found = slot_of_.find(engine);
@@ -256,7 +257,7 @@ void WorldDriver::apply(const Fault& fault) {
     EngineSlot& slot = slots_[found->second];
     switch (fault.kind) {
       case Fault::Kind::kCrash:
-        engine->vanish();  // which gives up its slot
+        engine->vanish();  // detaches it
         break;
       case Fault::Kind::kStop:
         slot.stopped = true;

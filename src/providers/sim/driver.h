@@ -16,9 +16,10 @@ namespace fabric::sim {
 
 class Wire;
 
-/// Virtual time: turns, callbacks and the clock, all on the thread of whoever waits.
+/// The runtime of a world with virtual time. drive() runs turns, callbacks, offloaded jobs and the
+/// clock on the thread that waits; the clock advances only when no engine has work at this instant.
 ///
-/// Threads: one at a time, as sim::World says.
+/// Threads: one at a time, see sim::World.
 class WorldDriver final : public Driver {
  public:
   WorldDriver(Wire& wire, Rng rng) noexcept : wire_(wire), rng_(rng) {}
@@ -40,14 +41,15 @@ class WorldDriver final : public Driver {
   void drop_step_hooks() noexcept { step_hooks_.clear(); }
 
  private:
+  /// One attached engine.
   struct EngineSlot {
     Progress* progress = nullptr;  // null: free
-    bool runnable = false;         // it stands in runnable_, or in the round that is going on
-    bool callbacks = false;        // it stands in calling_
+    bool runnable = false;         // it is in runnable_, or in order_ of the current round
+    bool callbacks = false;        // it is in calling_
     int64_t due_ns = kNeverNs;
-    int64_t timer_ns = kNeverNs;  // of its entry in timers_; others are left over
-    bool stopped = false;         // its process gets no time
-    int64_t slow_ns = 0;          // from one turn to the next, at least
+    int64_t timer_ns = kNeverNs;  // of its valid entry in timers_; other entries are stale
+    bool stopped = false;         // Fault::kStop
+    int64_t slow_ns = 0;          // Fault::kSlow: the least time between turns
     int64_t not_before_ns = 0;
 
     bool may_turn(int64_t now_ns) const noexcept {
@@ -84,12 +86,12 @@ class WorldDriver final : public Driver {
   Wire& wire_;
   Rng rng_;
   uint64_t last_incarnation_ = 0;
-  std::vector<EngineSlot> slots_;  // in the order of attach(); addresses never order anything
-  std::unordered_map<const Progress*, uint32_t> slot_of_;  // looked up, never walked
-  // Only these are looked at in a step: most engines of a large world have nothing to do.
+  std::vector<EngineSlot> slots_;  // in the order of attach(): deterministic, unlike addresses
+  std::unordered_map<const Progress*, uint32_t> slot_of_;  // for lookup only, never iterated
+  // A step visits only these: most engines of a large world are idle.
   std::vector<uint32_t> runnable_, calling_;
   std::priority_queue<SlotTimer, std::vector<SlotTimer>, std::greater<>> timers_;
-  std::vector<uint32_t> order_, called_;  // those whose turn or callbacks are due in this round
+  std::vector<uint32_t> order_, called_;  // slots whose turn or callbacks are due in this round
   std::vector<std::function<void()>> jobs_;
   std::vector<std::function<void()>> step_hooks_;
   bool in_engine_ = false;  // a turn or a callback is running

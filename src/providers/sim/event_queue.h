@@ -9,10 +9,10 @@
 
 namespace fabric::sim {
 
-/// What is going to happen, the earliest first, and among equals what was scheduled first.
+/// Future events by time, FIFO among events of the same time.
 ///
-/// A heap with four children to a node: they share a cache line, because what is sorted is only the
-/// time, the order and the place of the event.
+/// A 4-ary heap: an item is only time, order and the index of the event, so that the four children
+/// of a node share a cache line.
 template <class Event>
 class EventQueue {
  public:
@@ -21,7 +21,7 @@ class EventQueue {
 
   void push(int64_t time_ns, const Event& event) {
     const uint32_t index = events_.take();
-    FABRIC_CHECK(index < kEventsMax, "too much is under way");
+    FABRIC_CHECK(index < kEventsMax, "too many events");
     events_[index] = event;
     const Item item{time_ns, next_order_++ << kIndexBits | index};
     size_t hole = heap_.size();
@@ -43,20 +43,20 @@ class EventQueue {
   }
 
  private:
-  // Seventeen million events at once, and a million million in the life of a world.
+  // Seventeen million events at once, and a million million over the lifetime of a world.
   static constexpr uint32_t kIndexBits = 24;
   static constexpr uint32_t kEventsMax = 1u << kIndexBits;
   static constexpr size_t kChildren = 4;
 
   struct Item {
     int64_t time_ns = 0;
-    uint64_t order = 0;  // and below it the place
+    uint64_t order = 0;  // scheduling order, and the index in the low bits
     bool before(const Item& other) const noexcept {
       return time_ns != other.time_ns ? time_ns < other.time_ns : order < other.order;
     }
   };
 
-  /// Puts an item in the place of the first one, and then where it belongs.
+  /// Replaces the root by `item` and restores the heap order.
   void sink(const Item& item) noexcept {
     size_t hole = 0;
     for (size_t child = 1; child < heap_.size(); child = hole * kChildren + 1) {

@@ -5,8 +5,8 @@
 
 #include "providers/sim/world.h"
 
-// How a fault comes about: planned, checked, applied. What it then does is up to whoever asks the
-// FaultTable.
+// Faults are checked, planned and applied here. Applying one mostly changes the FaultTable, which
+// the other files of Wire consult.
 
 namespace fabric::sim {
 namespace {
@@ -105,7 +105,7 @@ void Wire::apply_planned(uint32_t planned) {
   apply(fault);
 }
 
-/// An event of the network has happened.
+/// Called after every network event: applies the faults planned by event count.
 void Wire::after_event() {
   ++events_;
   while (!faults_.by_event.empty() && faults_.by_event.begin()->first <= events_) {
@@ -129,11 +129,13 @@ std::vector<Fault> Wire::take_for_engines() {
 std::vector<Progress*> Wire::engines_of(uint32_t node) const {
   const auto held = lock();
   std::vector<Progress*> engines;
-  for (const auto& port : ports_) {
-    if (port == nullptr || port->node != node || port->context.progress == nullptr) continue;
-    // An engine has a port on each of its networks.
-    const auto found = std::find(engines.begin(), engines.end(), port->context.progress);
-    if (found == engines.end()) engines.push_back(port->context.progress);
+  for (const auto& attachment : attachments_) {
+    if (attachment == nullptr || attachment->node != node ||
+        attachment->context.progress == nullptr)
+      continue;
+    // An engine has an attachment on each of its networks.
+    const auto found = std::find(engines.begin(), engines.end(), attachment->context.progress);
+    if (found == engines.end()) engines.push_back(attachment->context.progress);
   }
   return engines;
 }
@@ -227,32 +229,34 @@ void Wire::apply_to_nic(const Fault& fault, Nic& nic) {
       return;
     case Kind::kTakePosts:
       nic.faults.refuses_posts = false;
-      return each_rail(nic,
-                       [&](const PathRef& at, RailState&) { wake_later(*find_port(at.port)); });
+      return each_rail(
+          nic, [&](const PathRef& at, RailState&) { wake_later(*find_attachment(at.attachment)); });
     default:
-      return;  // it is the node's
+      return;  // handled by apply_to_node()
   }
 }
 
-// ---- What happens by itself ---------------------------------------------------------------------
+// ---- Effects ------------------------------------------------------------------------------------
 
-/// Calls f for what every engine has open on the NIC.
+/// Calls f for every engine's RailState on the NIC.
 template <class F>
 void Wire::each_rail(const Nic& nic, F&& f) {
-  for (const auto& port : ports_) {
-    if (port == nullptr || port->node != nic.node) continue;
-    for (uint32_t i = 0; i < port->rails.size(); ++i) {
-      if (port->rails[i].nic == &nic) f(PathRef{port->number, i, 0}, port->rails[i]);
+  for (const auto& attachment : attachments_) {
+    if (attachment == nullptr || attachment->node != nic.node) continue;
+    for (uint32_t i = 0; i < attachment->rails.size(); ++i) {
+      if (attachment->rails[i].nic == &nic)
+        f(PathRef{attachment->number, i, 0}, attachment->rails[i]);
     }
   }
 }
 
-const PairFaults& Wire::pair_faults(const PortLocation& from, uint32_t to_port) const noexcept {
-  return faults_.pair(from.node, locations_[to_port - 1].node, from.fabric);
+const PairFaults& Wire::pair_faults(const AttachmentLocation& from,
+                                    uint32_t to_attachment) const noexcept {
+  return faults_.pair(from.node, locations_[to_attachment - 1].node, from.fabric);
 }
 
 void Wire::set_down(Nic& nic, bool down) {
-  // Whose counts it has swallowed it does not know: it fails before it is good again.
+  // Counts that it swallowed are lost, so it must go down before it is up again.
   if (std::exchange(nic.faults.swallows_counts, false) && !down) set_down(nic, true);
   if (nic.faults.down == down) return;
   nic.faults.down = down;
@@ -270,7 +274,7 @@ void Wire::report_nic(const PathRef& at, bool down) {
   report(at, event);
 }
 
-/// The end of kSwallowCounts, unless the NIC has failed before.
+/// The end of kSwallowCounts, unless the NIC went down before.
 void Wire::nic_fails(Nic& nic) {
   if (!nic.faults.swallows_counts || nic.faults.fails_ns != now_ns_) return;
   set_down(nic, true);
@@ -281,8 +285,8 @@ void Wire::overrun(Nic& nic) {
   each_rail(nic, [&](const PathRef& at, RailState& rail) { overrun(rail, at); });
 }
 
-/// Nothing that was on its way to this queue gets there, and no end of it can be drained. What was
-/// posted still ends, once, when its path is closed.
+/// Delayed events of this queue are lost, and none of its path ends can be drained. Posted writes
+/// still complete, once, when their path is closed.
 void Wire::overrun(RailState& rail, const PathRef& at) {
   rail.overran = true;
   rail.in.each([](uint32_t, InPath& path) { path.undrained = true; });
@@ -291,11 +295,12 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
     WireEvent event = rail.late_counts.items.pop().event;
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
-      // Acknowledged, and never handed out.
-      if (InPath* in = find_in({at.port, at.rail, event.path})) --in->received;
+      // Acknowledged, but never reported to the engine.
+      if (InPath* in = find_in({at.attachment, at.rail, event.path})) --in->received;
       continue;
     }
-    if (const InPath* in = find_in({at.port, at.rail, event.path})) event.value = in->received;
+    if (const InPath* in = find_in({at.attachment, at.rail, event.path}))
+      event.value = in->received;
     event.remote = Remote::kUnknown;
     enqueue(at, rail, event);
   }
@@ -307,13 +312,13 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
       rail.hidden.push_back(event);
       continue;
     }
-    report_hidden({at.port, at.rail, event.path});
+    report_hidden({at.attachment, at.rail, event.path});
     enqueue(at, rail, event);
   }
 }
 
-/// The path is down: the pieces of it that the overrun hid end now. Not late once more, or a second
-/// overrun would hide them behind their own path.
+/// The path is down: reports the completions that the overrun held back. They are not delayed
+/// again, or a second overrun would report them after their path's kPathDown.
 void Wire::report_hidden(const PathRef& at) {
   RailState* rail = find_rail(at);
   if (rail == nullptr || rail->hidden.empty()) return;
@@ -328,46 +333,47 @@ void Wire::report_hidden(const PathRef& at) {
   rail->hidden = std::move(others);
 }
 
-/// The ends of paths fault.node -> fault.other, on one side.
+/// Breaks the ends of the paths fault.node -> fault.other, on one side.
 void Wire::break_ends(const Fault& fault, uint32_t fabric) {
   const bool senders = fault.kind == Kind::kBreakSender;
   const uint32_t here = senders ? fault.node : fault.other;
-  const auto meant = [&](uint32_t far_port, uint32_t sender_rail) {
+  const auto meant = [&](uint32_t far_attachment, uint32_t sender_rail) {
     const uint32_t far = senders ? fault.other : fault.node;
-    // A target has the port from a hello, which may say anything.
-    return far_port - 1 < locations_.size() && locations_[far_port - 1].node == far &&
+    // A target has the attachment number from a hello, which may be hostile.
+    return far_attachment - 1 < locations_.size() && locations_[far_attachment - 1].node == far &&
            (rail_mask(fault.rail) & rail_mask(sender_rail)) != 0;
   };
-  for (const auto& port : ports_) {
-    if (port == nullptr || port->node != here) continue;
-    if (locations_[port->number - 1].fabric != fabric) continue;
-    for (uint32_t rail = 0; rail < port->rails.size(); ++rail) {
-      RailState& state = port->rails[rail];
+  for (const auto& attachment : attachments_) {
+    if (attachment == nullptr || attachment->node != here) continue;
+    if (locations_[attachment->number - 1].fabric != fabric) continue;
+    for (uint32_t rail = 0; rail < attachment->rails.size(); ++rail) {
+      RailState& state = attachment->rails[rail];
       if (senders) {
         state.out.each([&](uint32_t number, OutPath& path) {
-          const PathRef at{port->number, rail, number};
-          if (path.up() && meant(path.to.port, rail)) break_path(path, at, Remote::kUnknown);
+          const PathRef at{attachment->number, rail, number};
+          if (path.up() && meant(path.to.attachment, rail)) break_path(path, at, Remote::kUnknown);
         });
         continue;
       }
       state.in.each([&](uint32_t number, InPath& path) {
-        if (path.down || path.undrained || !meant(path.from.port, path.from.rail)) return;
+        if (path.down || path.undrained || !meant(path.from.attachment, path.from.rail)) return;
         path.down = true;
-        in_down({port->number, rail, number});
+        in_down({attachment->number, rail, number});
       });
     }
   }
 }
 
-/// The next write that leaves with bytes carries a key that was never given out.
+/// kWrongKey: the next write with bytes carries an rkey that was never issued.
 void Wire::corrupt_key(Flight& flight, const OutPath& path) {
   if (faults_.pairs.empty()) return;
   const Nic& nic = *flight.nic;
-  const auto found = faults_.pairs.find({nic.node, locations_[path.to.port - 1].node, nic.fabric});
+  const auto found =
+      faults_.pairs.find({nic.node, locations_[path.to.attachment - 1].node, nic.fabric});
   if (found == faults_.pairs.end()) return;
   uint32_t& rails = found->second.wrong_key;
   if ((rails & rail_mask(nic.rail)) == 0) return;
-  // One write, also when it may be on any rail.
+  // One write only, also for kAllRails.
   rails = rails == UINT32_MAX ? 0 : rails & ~rail_mask(nic.rail);
   flight.op.remote_key ^= uint64_t{1} << 63;
 }

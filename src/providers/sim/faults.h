@@ -10,8 +10,8 @@
 
 #include "providers/sim/pool.h"
 
-// What is wrong with a world at this moment, and what is going to be. Wire asks at the few places
-// where something arrives; faults.cc changes it, chaos.cc plans it.
+// The faults that are active now, and those that are planned. Wire consults them where something
+// arrives; faults.cc changes them, chaos.cc plans them.
 
 namespace fabric::sim {
 
@@ -21,7 +21,7 @@ struct NicFaults {
   bool not_ready = false;
   bool refuses_posts = false;
   bool swallows_counts = false;
-  int64_t fails_ns = 0;  // when it swallows: when it goes down
+  int64_t fails_ns = 0;  // with swallows_counts: when it goes down
 };
 
 /// Of one node.
@@ -32,7 +32,7 @@ struct NodeFaults {
   int64_t late_proof_ns = 0;
 };
 
-/// Of the way from one node to another on one network. Masks have a bit for each of the sender's
+/// Of one direction between two nodes on one network. Masks have a bit for each of the sender's
 /// rails.
 struct PairFaults {
   uint32_t cut = 0;
@@ -43,21 +43,21 @@ struct PairFaults {
   bool twice = false;
 };
 
-/// The rails that a fault means.
+/// The rails that a fault affects.
 constexpr uint32_t rail_mask(uint32_t rail) noexcept {
   return rail == Fault::kAllRails ? UINT32_MAX : 1u << rail;
 }
 
-/// It acts on the processes of a node, so only the driver of virtual time can do it.
+/// It acts on the processes of a node, so only WorldDriver (virtual time) can apply it.
 constexpr bool is_for_engines(Fault::Kind kind) noexcept {
   return kind == Fault::Kind::kCrash || kind == Fault::Kind::kStop ||
          kind == Fault::Kind::kContinue || kind == Fault::Kind::kSlow;
 }
 
-/// It is about two nodes.
+/// It acts on a pair of nodes.
 bool is_for_pairs(Fault::Kind kind) noexcept;
 
-/// What a Wire knows of faults.
+/// All faults of a Wire but those in Nic and Node.
 struct FaultTable {
   /// from, to, and the number of the network's name
   using PairKey = std::tuple<uint32_t, uint32_t, uint32_t>;
@@ -70,10 +70,10 @@ struct FaultTable {
   }
 
   std::map<PairKey, PairFaults> pairs{};
-  Pool<Fault> planned{};                          // of events that are in the heap
-  std::multimap<uint64_t, Fault> by_event{};      // when so many events have happened
-  std::vector<Fault> for_engines{};               // that have happened: for the driver
-  std::array<uint64_t, Fault::kKinds> applied{};  // how often
+  Pool<Fault> planned{};                          // of kFault events in the queue
+  std::multimap<uint64_t, Fault> by_event{};      // by the number of network events
+  std::vector<Fault> for_engines{};               // due, to be applied by WorldDriver
+  std::array<uint64_t, Fault::kKinds> applied{};  // how many of each kind
 };
 
 }  // namespace fabric::sim

@@ -2,23 +2,23 @@
 
 #include "providers/sim/world.h"
 
-// What a NIC does about loss. A packet or an acknowledgement is lost when the way is shut at the
-// moment when it would arrive. The sender's NIC repeats it, the same bytes, until the way is open
-// or until it gives up. On an ordered path the receiver takes packets only in their order, so all
-// that follow a lost one are repeated with it.
+// Retransmission. A packet or an acknowledgement is lost when a cut is in effect at the moment it
+// would arrive. The sender's NIC retransmits the same bytes until they pass or it gives up. On an
+// ordered path the receiver accepts packets only in order, so all packets after a lost one are
+// retransmitted with it (go-back-N).
 
 namespace fabric::sim {
 
-/// Nothing passes between the two NICs of a flight.
+/// Whether packets between the two NICs of a flight are dropped.
 bool Wire::is_cut(const Flight& flight) noexcept {
   if (flight.nic->faults.down) return true;
   const RailState* rail = find_rail(flight.to);
   if (rail != nullptr && rail->nic->faults.down) return true;
-  const PortLocation from{flight.nic->node, flight.nic->fabric};
-  return (pair_faults(from, flight.to.port).cut & rail_mask(flight.nic->rail)) != 0;
+  const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
+  return (pair_faults(from, flight.to.attachment).cut & rail_mask(flight.nic->rail)) != 0;
 }
 
-/// Whether a packet that arrives now would be taken.
+/// Whether a packet that arrives now would be accepted.
 Wire::Admission Wire::admission_of(const Packet& packet) noexcept {
   const Flight& flight = flights_[packet.flight];
   RailState* rail = find_rail(flight.to);
@@ -32,15 +32,15 @@ Wire::Admission Wire::admission_of(const Packet& packet) noexcept {
   }
   const bool whole = flight.landed_bytes + packet.bytes.size() == flight.op.size_bytes;
   const bool room = rail->immediates < kImmediatesMax && !rail->nic->faults.not_ready;
-  // Without room for the immediate not even the bytes of the last packet are taken.
+  // Without room for the immediate the whole last packet is rejected, its bytes included.
   return whole && flight.op.has_imm != 0 && !room ? Admission::kNotReady : Admission::kAccept;
 }
 
-/// Whether the target would say once more what became of a flight.
+/// Whether the target would acknowledge a flight again, and the acknowledgement would arrive.
 bool Wire::would_ack(const Flight& flight) noexcept {
   if (find_rail(flight.to) == nullptr || is_cut(flight)) return false;
-  const PortLocation from{flight.nic->node, flight.nic->fabric};
-  const uint32_t lost = pair_faults(from, flight.to.port).lost_acks;
+  const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
+  const uint32_t lost = pair_faults(from, flight.to.attachment).lost_acks;
   if ((lost & rail_mask(flight.nic->rail)) != 0) return false;
   if (!flight.nic->model.ordered) return true;
   const InPath* in = find_in(flight.to);
@@ -52,10 +52,11 @@ void Wire::lose(uint32_t number, Admission admission) {
   Flight& flight = flights_[packet.flight];
   trace(EventKind::kRetransmit, *flight.nic, packet.bytes.size(), flight.op.imm);
   OutPath* path = find_out(flight.from);
-  // Nobody is left who would repeat it.
+  // The sender no longer retransmits it.
   if (path == nullptr || flight.completed || flight.refused) return drop(number);
   auto position = path->lost.end();
-  while (position != path->lost.begin() && packets_[*(position - 1)].sequence > packet.sequence) --position;
+  while (position != path->lost.begin() && packets_[*(position - 1)].sequence > packet.sequence)
+    --position;
   path->lost.insert(position, number);
   schedule_retransmit(*path, flight.from, now_ns_ + wait_ns(*path, flight, admission));
 }
@@ -69,10 +70,12 @@ void Wire::lose_ack(uint32_t index) {
   schedule_retransmit(*path, flight.from, now_ns_ + wait_ns(*path, flight, Admission::kLost));
 }
 
-/// How long until something that got lost is sent again. Its retries are counted from here on,
-/// unless the receiver only has no room: for that a sender waits as long as it takes, as RC does.
+/// The time until a lost packet is retransmitted. Starts the retry limit, except for a receiver
+/// that only has no room: RNR retries are unlimited, as with rnr_retry 7 on RC.
 int64_t Wire::wait_ns(OutPath& path, Flight& flight, Admission admission) noexcept {
-  if (admission == Admission::kOutOfOrder) return 2 * flight.nic->timing.latency_ns + 1;  // the receiver says so
+  if (admission == Admission::kOutOfOrder) {
+    return 2 * flight.nic->timing.latency_ns + 1;  // the receiver's NAK makes one round trip
+  }
   const RailState* rail = find_rail(flight.to);
   const bool patient = admission == Admission::kNotReady && !rail->nic->faults.not_ready;
   if (patient) flight.retry_since_ns = kNeverNs;
@@ -96,13 +99,13 @@ void Wire::retransmit(const PathRef& at) {
   OutPath* path = find_out(at);
   if (path == nullptr || path->retransmit_ns != now_ns_) return;
   path->retransmit_ns = kNeverNs;
-  if (!path->up()) return;  // it is about to be closed, and then all of it ends
+  if (!path->up()) return;  // closing it completes everything
   if (!retransmit_packets(*path, at) || !request_acks(*path, at)) {
     break_path(*path, at, Remote::kUnknown);
   }
 }
 
-/// False when the NIC gives up on the path. On one without order it gives up on a flight alone.
+/// False when the NIC gives up on the path. On an unordered path it gives up on single flights.
 bool Wire::retransmit_packets(OutPath& path, const PathRef& at) {
   std::vector<uint32_t> lost;
   lost.swap(path.lost);
@@ -112,7 +115,7 @@ bool Wire::retransmit_packets(OutPath& path, const PathRef& at) {
     Packet& packet = packets_[number];
     Flight& flight = flights_[packet.flight];
     const bool ordered = flight.nic->model.ordered;
-    // The first of them decides for all that follow on an ordered path.
+    // On an ordered path the first packet decides for all.
     if (!ordered || number == lost.front()) admission = admission_of(packet);
     const bool open = admission == Admission::kAccept || admission == Admission::kOutOfOrder;
     if (!open && !flight.completed && now_ns_ - kRetryNs >= flight.retry_since_ns) {
@@ -169,7 +172,7 @@ bool Wire::request_acks(OutPath& path, const PathRef& at) {
   return !gives_up;
 }
 
-/// The end is down: nothing of it is sent again.
+/// The path is down: discards what waits for retransmission.
 void Wire::forget_lost(OutPath& path) {
   std::vector<uint32_t> lost, unacked;
   lost.swap(path.lost);

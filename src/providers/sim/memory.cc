@@ -1,8 +1,9 @@
 #include "base/bytes.h"
 #include "providers/sim/world.h"
 
-// A key is 64 bits: the region's number in the low 24, a random cookie above. A region that takes
-// the place of an old one gets a new cookie, so an old key never opens it.
+// A memory key (lkey and rkey are the same) has 64 bits: the region's number in the low 24, a
+// random cookie above. A region that reuses a number gets a new cookie, so an old key never matches
+// it.
 
 namespace fabric::sim {
 namespace {
@@ -34,7 +35,7 @@ Result<uint64_t> Wire::register_memory(RailState& rail, const PathRef& at, const
   region.remote_write = memory.remote_write;
 
   ByteWriter writer(Rail::kWireKeyBytesMax);
-  writer.u32(at.port);
+  writer.u32(at.attachment);
   writer.u32(at.rail);
   writer.u64(region.key);
   wire_key = writer.take();
@@ -47,8 +48,8 @@ void Wire::deregister_memory(RailState& rail, const PathRef& at, uint64_t key, u
     rail.regions[index] = Region{};
     rail.free_regions.push_back(static_cast<uint32_t>(index));
   }
-  // Landing is one event, so nothing is half way into the region now: the proof is only a matter of
-  // telling.
+  // Landing is one atomic event, so no write is in progress: the fence is proved, and only its
+  // report takes time.
   const int64_t late_ns = nodes_[rail.nic->node].faults.late_proof_ns;
   schedule(now_ns_ + kTeardownNs + late_ns, EventKind::kFenced, cookie, at);
 }
@@ -66,8 +67,7 @@ const Region* Wire::find_region(const RailState& rail, uint64_t key) noexcept {
   return &rail.regions[index];
 }
 
-/// The sender's own NIC checks too, when it reads: memory that was deregistered under a write may
-/// be gone.
+/// The sender's NIC checks when it reads: the source may have been deregistered after the post.
 bool Wire::source_allowed(const Flight& flight) noexcept {
   const WriteOp& op = flight.op;
   if (op.size_bytes == 0) return true;
@@ -79,7 +79,7 @@ bool Wire::source_allowed(const Flight& flight) noexcept {
          op.source - start <= region->size_bytes - op.size_bytes;
 }
 
-/// A bare immediate touches no memory and needs no key, as on RC.
+/// A bare immediate accesses no memory and needs no rkey, as on RC.
 bool Wire::target_allowed(const RailState& rail, const Flight& flight) noexcept {
   const WriteOp& op = flight.op;
   if (op.size_bytes == 0) return true;

@@ -6,8 +6,8 @@ namespace fabric::sim {
 namespace {
 
 constexpr uint64_t kFsPerNs = 1'000'000;
-// Beyond 4 KiB a write lands in two parts at least, so that writes interleave; and packets are
-// large enough that the bytes and not the events are the cost of a simulated gigabyte.
+// A write over 4 KiB has two packets at least, so that writes interleave; and packets are large
+// enough that bytes, not events, dominate the cost of a simulated gigabyte.
 constexpr uint64_t kPacketBytesMin = 4096;
 constexpr uint64_t kPacketBytesMax = 65536;
 
@@ -16,7 +16,7 @@ constexpr uint64_t kPacketBytesMax = 65536;
 NicModel NicModel::connectx7() {
   NicModel model;
   model.gbit_per_s = 400;
-  model.per_op = Nanos(90);  // 11.1 million 1 KiB writes a second
+  model.per_op = Nanos(90);  // 11.1 million 1 KiB writes per second
   model.latency = Nanos(2'000);
   model.ordered = true;
   model.slice_safe = true;
@@ -28,7 +28,7 @@ NicModel NicModel::connectx7() {
 NicModel NicModel::efa_200g() {
   NicModel model;
   model.gbit_per_s = 200;
-  model.per_op = Nanos(950);  // 2.1 million writes a second on two NICs, up to 16 KiB
+  model.per_op = Nanos(950);  // 2.1 million writes per second on two NICs, up to 16 KiB
   model.latency = Nanos(8'000);
   model.jitter = Nanos(6'000);
   model.ordered = false;
@@ -46,8 +46,8 @@ Timing::Timing(const NicModel& model) noexcept
       // leaves room for 2 GiB in 64 bits.
       fs_per_byte(static_cast<uint64_t>(8e6 / std::max(0.001, model.gbit_per_s) + 0.5)) {
   fs_per_byte = std::max<uint64_t>(1, fs_per_byte);
-  // Twice what fills the wire: a lone path never waits for the window, and many paths into one
-  // receiver are held back at their senders, as flow control does, instead of in our memory.
+  // Twice the bandwidth-delay product: a single path never waits for the window, and many paths
+  // into one receiver queue at their senders, as with flow control, and not in our memory.
   const uint64_t flying_ns = static_cast<uint64_t>(latency_ns) + jitter_ns;
   window_bytes = 2 * (flying_ns * kFsPerNs / fs_per_byte) + 2 * kPacketBytesMax;
 }

@@ -6,21 +6,21 @@
 
 namespace fabric::sim {
 
-/// The times of a NicModel in integers, so that every machine computes the same run.
+/// The times of a NicModel as integers, so that every machine computes the same run.
 struct Timing {
   int64_t per_op_ns = 0;
   int64_t latency_ns = 0;
   uint64_t jitter_ns = 0;
   uint64_t fs_per_byte = 0;
-  uint64_t window_bytes = 0;  ///< of one path, on the wire and not yet landed
+  uint64_t window_bytes = 0;  ///< of one path: sent and not yet landed
 
   explicit Timing(const NicModel& model) noexcept;
   int64_t wire_ns(uint64_t bytes) const noexcept;
-  /// What a write costs the NIC beyond the time of its bytes on the wire, which hides the rest.
+  /// The part of per_op_ns that the transmission of the bytes does not hide.
   int64_t stall_ns(uint64_t write_bytes) const noexcept;
 };
 
-/// How many bytes of a write travel together.
+/// The packet size for a write.
 uint64_t packet_bytes(uint64_t write_bytes) noexcept;
 
 }  // namespace fabric::sim

@@ -14,7 +14,7 @@ namespace fabric::sim {
 ///
 /// Fails with kInvalidArgument without a token, or when a world with virtual time is opened by the
 /// engine of another runtime; kUnsupported when the node has no such network; kClosed when the
-/// world is gone.
+/// world was destroyed.
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);
 
 }  // namespace fabric::sim

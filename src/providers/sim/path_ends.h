@@ -7,8 +7,8 @@
 
 namespace fabric::sim {
 
-/// The ends of one rail by number. A number is never used again; an end goes when its engine has
-/// polled that it is down, so that paths may be opened again for ever. Ends keep their address.
+/// The path ends of one rail, by number. Numbers are never reused; an end is erased when its engine
+/// has polled its kPathDown, so that memory stays bounded. Ends keep their address.
 template <class End>
 class PathEnds {
  public:
@@ -19,7 +19,7 @@ class PathEnds {
 
   End* find(uint32_t number) const noexcept {
     if (number == 0 || ends_.empty()) return nullptr;
-    // Numbers rise, so an end stands where its number says, or before when others have gone.
+    // Numbers ascend, so an end is at its number's index, or before it if others were erased.
     const size_t at = std::min<size_t>(number, ends_.size()) - 1;
     if (ends_[at].number == number) return ends_[at].end.get();
     const auto found = lower_bound(number);
@@ -34,7 +34,7 @@ class PathEnds {
   bool known(uint32_t number) const noexcept { return number != 0 && number <= last_; }
   size_t size() const noexcept { return ends_.size(); }
 
-  /// Calls f(number, end) for each, in the order of their numbers. None may go meanwhile.
+  /// Calls f(number, end) for each, in the order of their numbers. f must not erase an end.
   template <class F>
   void each(F&& f) const {
     for (const Item& item : ends_) f(item.number, *item.end);
@@ -51,7 +51,7 @@ class PathEnds {
                             [](const Item& item, uint32_t n) { return item.number < n; });
   }
 
-  std::vector<Item> ends_;  // by rising number
+  std::vector<Item> ends_;  // by ascending number
   uint32_t last_ = 0;
 };
 

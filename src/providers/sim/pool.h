@@ -8,7 +8,7 @@
 
 namespace fabric::sim {
 
-/// A queue in one growing array: it allocates only when it is longer than ever before.
+/// A queue in one growing ring buffer: allocates only when it exceeds its previous maximum.
 template <class T>
 class Fifo {
  public:
@@ -42,7 +42,8 @@ class Fifo {
   size_t count_ = 0;
 };
 
-/// Objects by number. They keep their address, and what they own (a buffer's capacity) while free.
+/// An object pool with indices. Objects keep their address, and their contents (a buffer's
+/// capacity) while free.
 template <class T>
 class Pool {
  public:

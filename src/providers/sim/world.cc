@@ -49,12 +49,12 @@ std::vector<NodeNetwork> Wire::networks(uint32_t node) const {
 }
 
 int64_t Wire::now_ns() const noexcept {
-  // Nobody else is there in virtual time; whoever is asked about an arrival may ask for the time.
+  // No lock in virtual time: the observer of an arrival may call this while the world runs.
   if (!options_.realtime) return now_ns_;
   const auto held = lock();
-  // Real time is the engines'; without one the last known time stands.
-  for (const auto& port : ports_) {
-    if (port != nullptr) return port->context.driver->now_ns();
+  // Real time comes from an engine's driver; without an engine the last known time is returned.
+  for (const auto& attachment : attachments_) {
+    if (attachment != nullptr) return attachment->context.driver->now_ns();
   }
   return real_now_ns_;
 }
@@ -71,7 +71,7 @@ uint64_t Wire::trace_hash() const noexcept {
 
 void Wire::each_arrival(std::function<void(const Arrival&)> observer) {
   const auto held = lock();
-  // In realtime it would be called from the workers of many engines.
+  // Not in realtime: the workers of several engines would call it.
   if (!options_.realtime) observer_ = std::move(observer);
 }
 
@@ -88,9 +88,9 @@ uint64_t Wire::in_flight() const noexcept {
 uint64_t Wire::path_ends() const noexcept {
   const auto held = lock();
   uint64_t count = 0;
-  for (const auto& port : ports_) {
-    if (port == nullptr) continue;
-    for (const RailState& rail : port->rails) count += rail.out.size() + rail.in.size();
+  for (const auto& attachment : attachments_) {
+    if (attachment == nullptr) continue;
+    for (const RailState& rail : attachment->rails) count += rail.out.size() + rail.in.size();
   }
   return count;
 }
@@ -99,10 +99,10 @@ std::unique_lock<std::mutex> Wire::lock() const {
   return options_.realtime ? std::unique_lock(mutex_) : std::unique_lock(mutex_, std::defer_lock);
 }
 
-std::unique_lock<std::mutex> Wire::enter(const Port& port) {
+std::unique_lock<std::mutex> Wire::enter(const NetworkAttachment& attachment) {
   auto held = lock();
   if (options_.realtime) {
-    real_now_ns_ = std::max(real_now_ns_, port.context.driver->now_ns());
+    real_now_ns_ = std::max(real_now_ns_, attachment.context.driver->now_ns());
     run_due(real_now_ns_);
   }
   return held;
@@ -110,12 +110,12 @@ std::unique_lock<std::mutex> Wire::enter(const Port& port) {
 
 bool Wire::run_to(int64_t time_ns) {
   run_due(time_ns);
-  // Waking is the engine's code, so it comes when nothing is half done.
+  // Wake functions run engine code, so they are called after the events, not during one.
   for (const uint32_t number : wakes_) {
-    Port* port = find_port(number);
-    if (port == nullptr) continue;
-    port->wake_due = false;
-    if (port->context.wake) port->context.wake();
+    NetworkAttachment* attachment = find_attachment(number);
+    if (attachment == nullptr) continue;
+    attachment->wake_due = false;
+    if (attachment->context.wake) attachment->context.wake();
   }
   wakes_.clear();
   return faults_.for_engines.empty();
@@ -124,23 +124,25 @@ bool Wire::run_to(int64_t time_ns) {
 void Wire::schedule(int64_t time_ns, EventKind kind, uint32_t subject, const PathRef& at) {
   queue_.push(std::max(time_ns, now_ns_), {kind, subject, at});
   if (!options_.realtime) return;
-  // Whoever sleeps wakes at the earliest event of the whole world, because any engine may be the
-  // one that has to run it. Its timer is never put off by others, so no wake-up can be lost (P20).
+  // A sleeping engine wakes at the earliest event of the whole world, because any engine may have
+  // to run it. Other engines only bring its timer forward, so no wake-up is lost
+  // (contracts.md P20).
   const int64_t due = queue_.next_ns();
-  for (const auto& port : ports_) {
-    if (port != nullptr && port->asleep && due < port->timer_due_ns) set_timer(*port, due);
+  for (const auto& attachment : attachments_) {
+    if (attachment != nullptr && attachment->asleep && due < attachment->timer_due_ns)
+      set_timer(*attachment, due);
   }
 }
 
-/// Runs what is due, each event at its own time, however late the caller comes.
+/// Runs the events that are due, each at its own time, even if the caller is late.
 void Wire::run_due(int64_t until_ns) {
   while (queue_.next_ns() <= until_ns) {
-    if (queue_.empty()) break;  // and until the end of time
+    if (queue_.empty()) break;  // until_ns is kNeverNs
     now_ns_ = std::max(now_ns_, queue_.next_ns());
     const Event event = queue_.pop();
     dispatch(event);
     if (is_network(event.kind)) after_event();
-    if (!faults_.for_engines.empty()) return;  // before anything else happens
+    if (!faults_.for_engines.empty()) return;  // applied before the next event
   }
   now_ns_ = std::max(now_ns_, until_ns);
 }
@@ -169,7 +171,7 @@ void Wire::dispatch(const Event& event) {
     case EventKind::kFenced:
       return fenced(event);
     case EventKind::kDatagram:
-      return deliver(event.subject, event.at.port);
+      return deliver(event.subject, event.at.attachment);
     case EventKind::kLate:
       return enqueue_late(event.at, event.subject != 0);
     case EventKind::kFault:
@@ -181,20 +183,20 @@ void Wire::dispatch(const Event& event) {
   }
 }
 
-void Wire::wake_later(Port& port) {
-  if (options_.realtime || port.wake_due) return;  // in realtime its timer does it
-  port.wake_due = true;
-  const int64_t looks_ns = port.polled_ns + kWakeGapNs;
-  if (now_ns_ < looks_ns) return schedule(looks_ns, EventKind::kWake, port.number);
-  wakes_.push_back(port.number);
+void Wire::wake_later(NetworkAttachment& attachment) {
+  if (options_.realtime || attachment.wake_due) return;  // in realtime the timer wakes it
+  attachment.wake_due = true;
+  const int64_t looks_ns = attachment.polled_ns + kWakeGapNs;
+  if (now_ns_ < looks_ns) return schedule(looks_ns, EventKind::kWake, attachment.number);
+  wakes_.push_back(attachment.number);
 }
 
 void Wire::wake_again(uint32_t number) {
-  Port* port = find_port(number);
-  if (port == nullptr) return;
-  // It may have polled meanwhile for another reason, and have seen everything.
-  port->wake_due = !arm(*port);
-  if (port->wake_due) wakes_.push_back(number);
+  NetworkAttachment* attachment = find_attachment(number);
+  if (attachment == nullptr) return;
+  // It may have polled since for another reason, and have taken everything.
+  attachment->wake_due = !arm(*attachment);
+  if (attachment->wake_due) wakes_.push_back(number);
 }
 
 void Wire::trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept {
@@ -207,12 +209,12 @@ void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
                         static_cast<uint64_t>(event.code) << 16 |
                         static_cast<uint64_t>(event.remote) << 8 | event.inbound;
   hash_.add(static_cast<uint64_t>(now_ns_)).add(what << 32 | nic.index);
-  // The value of an immediate is an address, which differs from run to run.
+  // The value of a kImm is an address, which differs from run to run.
   const uint64_t value = event.kind == WireEvent::Kind::kImm ? 0 : event.value;
   hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
 }
 
-/// One way through the network, drawn anew for each packet.
+/// One-way latency, drawn for each packet.
 int64_t Wire::delay_ns(const Nic& nic, uint32_t from_node) noexcept {
   const Timing& timing = nic.timing;
   const int64_t least = timing.latency_ns + nodes_[from_node].faults.delay_ns;
@@ -220,28 +222,29 @@ int64_t Wire::delay_ns(const Nic& nic, uint32_t from_node) noexcept {
   return least + static_cast<int64_t>(wire_rng_.between(0, timing.jitter_ns));
 }
 
-bool Wire::arm(Port& port) {
-  bool idle = port.datagrams.empty();
-  for (const RailState& rail : port.rails) idle = idle && rail.events.empty();
+bool Wire::arm(NetworkAttachment& attachment) {
+  bool idle = attachment.datagrams.empty();
+  for (const RailState& rail : attachment.rails) idle = idle && rail.events.empty();
   if (!idle || !options_.realtime) return idle;
-  set_timer(port, queue_.next_ns());
-  port.asleep = true;
+  set_timer(attachment, queue_.next_ns());
+  attachment.asleep = true;
   return true;
 }
 
-/// Setting a timer also takes back that it was readable, which is why only arm() puts one off.
-void Wire::set_timer(Port& port, int64_t due_ns) {
-  port.timer_due_ns = due_ns;
+/// Setting a timer also clears its readiness, so only arm() may set it to a later time.
+void Wire::set_timer(NetworkAttachment& attachment, int64_t due_ns) {
+  attachment.timer_due_ns = due_ns;
   itimerspec spec{};  // zero stops it
   if (due_ns != kNeverNs) {
     const int64_t in_ns = std::max<int64_t>(1, due_ns - real_now_ns_);
     spec.it_value.tv_sec = static_cast<time_t>(in_ns / 1'000'000'000);
     spec.it_value.tv_nsec = static_cast<long>(in_ns % 1'000'000'000);
   }
-  FABRIC_CHECK(timerfd_settime(port.timer_fd, 0, &spec, nullptr) == 0, "timerfd_settime");
+  FABRIC_CHECK(timerfd_settime(attachment.timer_fd, 0, &spec, nullptr) == 0, "timerfd_settime");
 }
 
-Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenContext& context) {
+Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& spec,
+                                                 const OpenContext& context) {
   const auto held = lock();
   if (node >= nodes_.size()) return fail(Errc::kInvalidArgument, "sim: node");
   const auto& networks = nodes_[node].networks;
@@ -250,19 +253,19 @@ Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenCont
                                   [&](const NodeNetwork& n) { return n.name == name; });
   if (found == networks.end()) return fail(Errc::kUnsupported, "sim: no such network on the node");
 
-  auto port = std::make_unique<Port>();
+  auto attachment = std::make_unique<NetworkAttachment>();
   if (options_.realtime) {
-    port->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    if (port->timer_fd < 0) return fail(Errc::kExhausted, "timerfd_create", errno);
+    attachment->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (attachment->timer_fd < 0) return fail(Errc::kExhausted, "timerfd_create", errno);
   }
-  port->number = static_cast<uint32_t>(ports_.size() + 1);
-  port->node = node;
-  port->network = static_cast<uint32_t>(found - networks.begin());
-  port->context = context;
-  port->rails.resize(std::min(found->rails, std::max(1u, spec.rails_max)));
-  for (uint32_t i = 0; i < port->rails.size(); ++i) {
-    RailState& rail = port->rails[i];
-    rail.nic = &nics_[nodes_[node].first_nic[port->network] + i];
+  attachment->number = static_cast<uint32_t>(attachments_.size() + 1);
+  attachment->node = node;
+  attachment->network = static_cast<uint32_t>(found - networks.begin());
+  attachment->context = context;
+  attachment->rails.resize(std::min(found->rails, std::max(1u, spec.rails_max)));
+  for (uint32_t i = 0; i < attachment->rails.size(); ++i) {
+    RailState& rail = attachment->rails[i];
+    rail.nic = &nics_[nodes_[node].first_nic[attachment->network] + i];
     rail.device = "node" + std::to_string(node) + "/" + name + std::to_string(i);
     const NicModel& model = found->model;
     rail.caps = {.ordered = model.ordered,
@@ -276,19 +279,20 @@ Result<Port*> Wire::open_port(uint32_t node, const Network& spec, const OpenCont
                  .write_bytes_max = model.write_bytes_max};
     for (const MemoryKind kind : found->kinds) rail.caps.memory_kinds |= kind_bit(kind);
   }
-  locations_.push_back({node, port->rails[0].nic->fabric});
-  ports_.push_back(std::move(port));
-  Port& opened = *ports_.back();
+  locations_.push_back({node, attachment->rails[0].nic->fabric});
+  attachments_.push_back(std::move(attachment));
+  NetworkAttachment& opened = *attachments_.back();
   for (uint32_t i = 0; i < opened.rails.size(); ++i) {
     if (opened.rails[i].nic->faults.down) report_nic({opened.number, i, 0}, true);
   }
   return &opened;
 }
 
-void Wire::close_port(Port& port) noexcept {
+void Wire::close_attachment(NetworkAttachment& attachment) noexcept {
   const auto held = lock();
-  // What has left the NIC still lands; what has not never will, and nobody is there to be told.
-  for (RailState& rail : port.rails) {
+  // Packets that were sent still land. Writes that were not sent are discarded without a
+  // completion: their engine is closed.
+  for (RailState& rail : attachment.rails) {
     rail.out.each([&](uint32_t, OutPath& path) {
       path.state = OutPath::State::kDown;
       while (path.first != kNone) {
@@ -300,17 +304,17 @@ void Wire::close_port(Port& port) noexcept {
       forget_lost(path);
     });
   }
-  while (!port.datagrams.empty()) packets_.give(port.datagrams.pop());
-  if (port.timer_fd >= 0) ::close(port.timer_fd);
-  ports_[port.number - 1].reset();
+  while (!attachment.datagrams.empty()) packets_.give(attachment.datagrams.pop());
+  if (attachment.timer_fd >= 0) ::close(attachment.timer_fd);
+  attachments_[attachment.number - 1].reset();
 }
 
 // ---- Finding a world ----------------------------------------------------------------------------
 
 namespace {
 
-/// A network is opened from text, Network::devices, and its world has to be found from it. This is
-/// the one thing in the process that worlds share: which of them are alive. It keeps none alive.
+/// All worlds of the process by id, so that a network that is opened from text (Network::devices)
+/// finds its world. Does not keep worlds alive.
 struct Registry {
   std::mutex mutex;
   std::map<uint64_t, std::weak_ptr<World::Impl>> worlds;
@@ -324,7 +328,7 @@ Registry& registry() {
 constexpr std::string_view kWorldPrefix = "world:";
 constexpr std::string_view kNodePrefix = "/node:";
 
-/// Takes a prefix and a decimal number off the front of `text`.
+/// Parses a prefix and a decimal number at the front of `text` and removes both.
 template <class T>
 bool take_number(std::string_view& text, std::string_view prefix, T& number) {
   if (!text.starts_with(prefix)) return false;
@@ -341,7 +345,7 @@ std::shared_ptr<World::Impl> make_world(const WorldOptions& options) {
   auto world = std::make_shared<World::Impl>(options);
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  // The lowest free id: a run that is repeated in one process gets the same addresses again.
+  // The lowest free id: a run that is repeated in one process gets the same addresses.
   uint64_t id = 1;
   for (const auto& [taken, weak] : all.worlds) {
     if (weak.expired()) break;
@@ -371,7 +375,7 @@ Result<TokenTarget> find_world(const std::vector<std::string>& devices) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.worlds.find(id);
   if (found != all.worlds.end()) target.world = found->second.lock();
-  if (target.world == nullptr) return fail(Errc::kClosed, "sim: the world is gone");
+  if (target.world == nullptr) return fail(Errc::kClosed, "sim: the world was destroyed");
   return target;
 }
 
@@ -386,7 +390,7 @@ World& World::operator=(World&& other) noexcept {
 }
 
 World::~World() {
-  // Actors usually hold engines, and engines hold the world.
+  // Breaks a reference cycle: step hooks usually own engines, and engines own the world.
   if (impl_ != nullptr) impl_->world_driver.drop_step_hooks();
 }
 

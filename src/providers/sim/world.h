@@ -16,45 +16,45 @@
 #include "base/hash.h"
 #include "base/rng.h"
 #include "providers/sim/driver.h"
-#include "providers/sim/path_ends.h"
 #include "providers/sim/event_queue.h"
 #include "providers/sim/faults.h"
 #include "providers/sim/model.h"
+#include "providers/sim/path_ends.h"
 #include "providers/sim/pool.h"
 
-// The network of a simulated world. Wire holds all of it and is the only thing that changes it;
-// its parts are in the rooms that every provider has: connect.cc, memory.cc, datapath.cc,
-// control.cc, and loss.cc, faults.cc, chaos.cc for what goes wrong. open.cc puts the provider
-// contract in front of it, world.cc has its clock.
+// The network of a simulated world. Wire owns all of its state and is the only class that changes
+// it. Its member functions are in connect.cc, memory.cc, datapath.cc and control.cc, as in every
+// provider, and in loss.cc, faults.cc and chaos.cc for what goes wrong. open.cc implements the
+// provider contract on top of it, world.cc has its clock.
 
 namespace fabric::sim {
 
 inline constexpr uint32_t kNone = UINT32_MAX;
 /// Immediates that a rail holds for its engine. Beyond it the sender waits (RNR): none is dropped.
 inline constexpr uint32_t kImmediatesMax = 65536;
-/// Datagrams that a port holds. Beyond it they are dropped, as UDP would.
+/// Datagrams that an attachment holds. Beyond it they are dropped, as UDP would.
 inline constexpr uint32_t kDatagramsMax = 4096;
 inline constexpr uint32_t kControlBytesMax = 65536 + 1024;
-/// How long a NIC repeats what nobody answers: RC's seven retries of 67 ms.
+/// How long a NIC retransmits without an acknowledgement: RC's seven retries of 67 ms.
 inline constexpr int64_t kRetryNs = 500'000'000;
-/// How often it does: also when the way was open again in the meantime, nothing moves before.
+/// The retransmission timer: a lost packet is not sent again earlier, even if the cut has healed.
 inline constexpr int64_t kRetransmitNs = kRetryNs / 8;
-/// How long a sender waits for a receiver without room before it offers the packet again: at first,
-/// and at most.
+/// RNR timer: how long a sender waits before it sends a packet again to a receiver without room;
+/// the first wait and the longest.
 inline constexpr int64_t kReceiverNotReadyNs = 10'000;
 inline constexpr int64_t kReceiverNotReadyMaxNs = 320'000;
 /// Stopping a path or a registration: a command to the NIC.
 inline constexpr int64_t kTeardownNs = 1'000;
-/// An engine that has just polled is not interrupted: it looks again after this time, and finds
-/// together what has come meanwhile. One that was idle is woken at once.
+/// An engine that has just polled is woken only after this time, so that it handles several
+/// arrivals in one turn. An idle engine is woken at once.
 inline constexpr int64_t kWakeGapNs = 1'000;
-/// Ends that are down of which a rail still knows the hello.
+/// Closed path ends whose hello a rail still remembers.
 inline constexpr uint32_t kClosedHellosMax = 1024;
 
-/// One end of a path, by numbers: it may be asked for after its engine has closed. Ports and paths
-/// count from 1 and are never used again.
+/// One end of a path, by numbers and not by pointer: it may be looked up after its engine has
+/// closed. Attachment and path numbers start at 1 and are never reused.
 struct PathRef {
-  uint32_t port = 0;
+  uint32_t attachment = 0;
   uint32_t rail = 0;
   uint32_t path = 0;
 };
@@ -69,15 +69,15 @@ struct Nic {
   uint32_t fabric = 0;  // the number of its network's name: equal numbers are connected
   int64_t egress_free_ns = 0;
   int64_t ingress_free_ns = 0;
-  bool transmit_due = false;  // an event will look at `ready`
-  Fifo<PathRef> ready{};      // paths with something to send, served in turn, a packet each
+  bool transmit_due = false;  // a kTransmit event is scheduled
+  Fifo<PathRef> ready{};      // paths with something to send, served round robin, a packet each
   NicFaults faults{};
 
   explicit Nic(const NicModel& m) : model(m), timing(m) {}
 };
 
-/// One piece from post() to its last trace in the world. The sender may have its completion long
-/// before: packets of a closed path still land.
+/// One posted work request until its last packet and acknowledgement have left the network. The
+/// sender may have its completion long before: packets of a closed path still land.
 struct Flight {
   WriteOp op{};
   Nic* nic = nullptr;  // the sender's; it outlives every engine
@@ -89,72 +89,72 @@ struct Flight {
   uint32_t refs = 0;  // the sender until it has its completion, packets, the acknowledgement
   uint32_t prev = kNone, next = kNone;  // of the same path, in posting order
   bool linked = false;
-  bool started = false;        // a packet of it is out
-  bool completed = false;      // the sender has its completion
-  bool refused = false;        // by the target, which takes no more of it
-  bool landed = false;         // by the target, all of it
-  int64_t retry_since_ns = kNeverNs;  // since when the sender's NIC repeats something of it in vain
-  uint32_t duplicates = 0;         // packets that will land a second time
-  Errc code = Errc::kOk;       // what the acknowledgement will say
+  bool started = false;               // its first packet was sent
+  bool completed = false;             // the sender has its completion
+  bool refused = false;               // by the target, which accepts no more of it
+  bool landed = false;                // all of its packets
+  int64_t retry_since_ns = kNeverNs;  // start of the current series of failed retransmissions
+  uint32_t duplicates = 0;            // packets that will land a second time
+  Errc code = Errc::kOk;              // carried by the acknowledgement
   Remote remote = Remote::kDelivered;
 };
 
-/// A part of a write, or a control datagram, with its bytes.
+/// A packet of a write, or a control datagram, with its bytes.
 struct Packet {
   uint32_t flight = kNone;
-  uint32_t from_port = 0;  // datagrams only
+  uint32_t from_attachment = 0;  // datagrams only
   uint64_t offset = 0;
   uint64_t sequence = 0;  // on its path
   int64_t on_wire_ns = 0;
   std::vector<std::byte> bytes{};
 };
 
-/// The sender's end.
+/// The sender's end of a path.
 struct OutPath {
   enum class State : uint8_t { kOpened, kStarted, kClosing, kDown };
   State state = State::kOpened;
-  bool ready = false;      // it stands in Nic::ready
-  bool undrained = false;  // its queue overran: it waits to be closed, and what it had is unknown
+  bool ready = false;      // it is in Nic::ready
+  bool undrained = false;  // its completion queue overran: the fate of its writes is unknown
   PathRef to{};
   uint64_t nonce = 0;
   uint64_t to_nonce = 0;
   uint32_t first = kNone, last = kNone;  // flights without a completion, in posting order
-  uint32_t unsent = kNone;               // the first of them that has not left completely
-  uint32_t posted = 0;                   // taken, and its completion not polled
+  uint32_t unsent = kNone;               // the first of them that is not sent completely
+  uint32_t posted = 0;                   // accepted by post(), completion not polled
   uint64_t window_used = 0;
   uint64_t next_sequence = 0;
   int64_t last_arrival_ns = 0;
-  std::vector<uint32_t> lost{};     // packets to send again, in their order
-  std::vector<uint32_t> unacked{};  // flights whose acknowledgement got lost
-  int64_t retransmit_ns = kNeverNs;     // when the NIC looks at them
-  int64_t not_ready_ns = 0;         // how long it waited for the receiver the last time
-  bool down_held = false;           // its kPathDown came before the end of what was posted last
-  WireEvent down{};                 // that one
+  std::vector<uint32_t> lost{};      // packets to retransmit, in order
+  std::vector<uint32_t> unacked{};   // flights whose acknowledgement was lost
+  int64_t retransmit_ns = kNeverNs;  // when the NIC retries both
+  int64_t not_ready_ns = 0;          // the last RNR wait
+  bool down_held = false;            // kPathDown waits for the completions of the last posts
+  WireEvent down{};                  // that kPathDown
 
   bool up() const noexcept { return state == State::kStarted && !undrained; }
 };
 
-/// The target's end.
+/// The target's end of a path.
 struct InPath {
-  bool down = false;       // nothing lands through it any more
-  bool undrained = false;  // its queue overran: the same, and nobody knows what was taken
+  bool down = false;       // no packet lands through it
+  bool undrained = false;  // its completion queue overran: as down, and `received` is a lower bound
   PathRef from{};
   uint64_t hello_nonce = 0;
   uint64_t nonce = 0;
   uint64_t received = 0;  // immediates
-  uint64_t expected = 0;  // ordered: the packet that comes next; no other is taken
+  uint64_t expected = 0;  // ordered: sequence of the only packet that is accepted next
   int64_t last_landing_ns = 0;
   int64_t last_ack_ns = 0;
 };
 
-/// What accept_path() answered, also after the end is gone.
+/// What accept_path() answered; kept for a while after the end is erased.
 struct Accepted {
   uint32_t path = 0;  // 0: not yet
   uint64_t nonce = 0;
 };
-using HelloKey = std::pair<uint32_t, uint64_t>;  // port and nonce
+using HelloKey = std::pair<uint32_t, uint64_t>;  // attachment and nonce
 
-/// Reports that are on their way to an engine, in their order.
+/// Events that a fault delays on their way to the engine, in order.
 struct LateReports {
   struct Item {
     int64_t due_ns = 0;
@@ -171,7 +171,7 @@ struct Region {
   bool remote_write = false;
 };
 
-/// What one engine has open on one NIC.
+/// One engine's use of one NIC.
 struct RailState {
   Nic* nic = nullptr;
   Caps caps{};
@@ -179,26 +179,27 @@ struct RailState {
   PathEnds<OutPath> out{};
   PathEnds<InPath> in{};
   std::map<HelloKey, Accepted> accepted{};
-  Fifo<HelloKey> closed_hellos{};  // of ends that are gone, the oldest first
+  Fifo<HelloKey> closed_hellos{};  // of ends that are erased, the oldest first
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
   Fifo<WireEvent> events{};
   LateReports late_counts{};        // kImm, and kPathDown of targets' ends
   LateReports late_acks{};          // kWritten, and kPathDown of senders' ends
-  std::vector<WireEvent> hidden{};  // kWritten that were late when the queue overran
+  std::vector<WireEvent> hidden{};  // kWritten that were delayed when the queue overran
   bool overran = false;             // until the NIC comes up
-  uint32_t immediates = 0;          // of those events
-  uint32_t posted = 0;              // taken, and its completion not polled
+  uint32_t immediates = 0;          // kImm in events and late_counts
+  uint32_t posted = 0;              // accepted by post(), completion not polled
 };
 
-/// What one engine has open on one network of its node: its place in the world.
-struct Port {
+/// One engine's attachment to one network of its node. Owned by Wire, from SimNetwork's opening to
+/// its destruction.
+struct NetworkAttachment {
   uint32_t number = 0;
   uint32_t node = 0;
   uint32_t network = 0;
   OpenContext context{};
   std::vector<RailState> rails{};
-  std::vector<uint32_t> links{};  // the far port of each; 0: free
+  std::vector<uint32_t> links{};  // the remote attachment of each; 0: free
   Fifo<uint32_t> datagrams{};     // packets
   uint32_t datagrams_out = 0;
   bool wake_due = false;
@@ -208,8 +209,8 @@ struct Port {
   int64_t timer_due_ns = kNeverNs;
 };
 
-/// Where a port is or was.
-struct PortLocation {
+/// Where an attachment is or was; kept after it closes, because packets still refer to it.
+struct AttachmentLocation {
   uint32_t node = 0;
   uint32_t fabric = 0;
 };
@@ -221,24 +222,24 @@ struct Node {
 };
 
 enum class EventKind : uint8_t {
-  kTransmit,  // a NIC may send: subject = NIC
-  kArrive,    // the first bit of a packet: subject = packet
-  kLand,      // its last bit is through the receiver's NIC
-  kDuplicate,      // it lands a second time
-  kAck,       // the sender hears how a flight ended: subject = flight
-  kLocalError,       // its own NIC finds out
-  kRetransmit,    // what got lost on a path is sent again
-  kOutDown,   // close_path() of a sender's end takes effect
-  kInDown,    // and of a target's end
-  kFenced,    // deregister_memory() takes effect: subject = cookie
-  kDatagram,  // subject = packet
-  kLate,      // a report that was held back is due: subject = 0: counts, 1: acknowledgements
-  kFault,     // subject = planned fault
-  kNicFails,  // it has swallowed counts long enough: subject = NIC
-  kWake,      // an engine looks at its NICs again: subject = port
+  kTransmit,    // a NIC may send: subject = NIC
+  kArrive,      // the first bit of a packet: subject = packet
+  kLand,        // the last bit of a packet is through the receiver's NIC: subject = packet
+  kDuplicate,   // a packet lands a second time: subject = packet
+  kAck,         // an acknowledgement reaches the sender: subject = flight
+  kLocalError,  // the sender's own NIC fails a flight: subject = flight
+  kRetransmit,  // the NIC retransmits the lost packets of a path
+  kOutDown,     // close_path() of a sender's end takes effect
+  kInDown,      // close_path() of a target's end takes effect
+  kFenced,      // deregister_memory() takes effect: subject = cookie
+  kDatagram,    // subject = packet
+  kLate,        // a delayed event is due: subject = 0: counts, 1: acknowledgements
+  kFault,       // subject = planned fault
+  kNicFails,    // end of kSwallowCounts: subject = NIC
+  kWake,        // an engine polls its NICs again: subject = attachment
 };
 
-/// What an engine or the network does, and not the world's master.
+/// Caused by an engine or the network; false for the simulation's own events.
 constexpr bool is_network(EventKind kind) noexcept { return kind < EventKind::kFault; }
 
 struct Event {
@@ -247,35 +248,43 @@ struct Event {
   PathRef at{};
 };
 
-/// Everything between the engines of a world, and its clock.
+/// Everything between the engines of a world, and its clock: a discrete event simulation. Owns the
+/// nodes, NICs, attachments, flights, packets and the event queue. Attachments, paths, flights and
+/// packets are referred to by number, because packets outlive the engine that sent them.
 ///
-/// Threads: enter() first. With virtual time nobody else is there; in realtime the workers of
-///   several engines are, and each of them runs whatever is due.
+/// Threads: SimRail and SimNetwork call the functions from register_memory() down to arm(), after
+///   enter() and under the engine's state lock (registration: without it). With virtual time there
+///   is one thread and no lock. In realtime several engines have workers: `mutex_` (taken by
+///   enter()) serialises them, and each caller runs all events that are due. The lock order is
+///   state lock, then `mutex_`.
+/// Invariant: now_ns_ never decreases; while its attachment is open, every work request that post()
+///   accepted completes exactly once.
 class Wire {
  public:
   explicit Wire(const WorldOptions& options);
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
 
-  // The world. These take the lock themselves.
+  // For World. These take the lock themselves.
   uint32_t add_node(std::vector<NodeNetwork> networks);
   uint32_t node_count() const;
   std::vector<NodeNetwork> networks(uint32_t node) const;
   bool realtime() const noexcept { return options_.realtime; }
   int64_t now_ns() const noexcept;
   int64_t next_due_ns() const noexcept;
-  /// Virtual time only. False: it stopped early, because something has happened to engines
+  /// Virtual time only. False: it stopped early, because a fault acts on engines
   /// (take_for_engines()).
   bool run_to(int64_t time_ns);
   uint64_t events() const noexcept;
   uint64_t trace_hash() const noexcept;
-  uint64_t in_flight() const noexcept;  ///< pieces and packets of which something is left
-  uint64_t path_ends() const noexcept;  ///< that take up memory
+  uint64_t in_flight() const noexcept;  ///< flights and packets in use
+  uint64_t path_ends() const noexcept;  ///< ends in all tables
   void each_arrival(std::function<void(const Arrival&)> observer);
-  Result<Port*> open_port(uint32_t node, const Network& spec, const OpenContext& context);
-  void close_port(Port& port) noexcept;
+  Result<NetworkAttachment*> open_attachment(uint32_t node, const Network& spec,
+                                             const OpenContext& context);
+  void close_attachment(NetworkAttachment& attachment) noexcept;
 
-  // faults.cc and chaos.cc. They take the lock themselves, too.
+  // faults.cc and chaos.cc. These take the lock themselves, too.
   Result<void> plan(int64_t time_ns, const Fault& fault);
   Result<void> plan_by_event(uint64_t events, const Fault& fault);
   Result<void> plan(const Chaos& chaos);
@@ -283,8 +292,8 @@ class Wire {
   std::vector<Fault> take_for_engines();
   std::vector<Progress*> engines_of(uint32_t node) const;
 
-  /// The lock. In realtime it also brings the world up to the caller's time.
-  [[nodiscard]] std::unique_lock<std::mutex> enter(const Port& port);
+  /// Takes the lock. In realtime it also runs the events up to the caller's time.
+  [[nodiscard]] std::unique_lock<std::mutex> enter(const NetworkAttachment& attachment);
 
   // memory.cc
   Result<uint64_t> register_memory(RailState& rail, const PathRef& at, const Memory& memory,
@@ -292,26 +301,27 @@ class Wire {
   void deregister_memory(RailState& rail, const PathRef& at, uint64_t key, uint32_t cookie);
 
   // connect.cc
-  Result<uint32_t> open_path(Port& port, uint32_t rail, std::span<const std::byte> peer,
-                             uint32_t remote_rail, std::vector<std::byte>& hello);
-  Result<uint32_t> accept_path(Port& port, uint32_t rail, std::span<const std::byte> hello,
-                               std::vector<std::byte>& answer);
+  Result<uint32_t> open_path(NetworkAttachment& attachment, uint32_t rail,
+                             std::span<const std::byte> peer, uint32_t remote_rail,
+                             std::vector<std::byte>& hello);
+  Result<uint32_t> accept_path(NetworkAttachment& attachment, uint32_t rail,
+                               std::span<const std::byte> hello, std::vector<std::byte>& answer);
   Result<void> start_path(RailState& rail, uint32_t path, std::span<const std::byte> answer);
   void close_path(RailState& rail, const PathRef& at, bool inbound);
-  std::vector<std::byte> address(const Port& port) const;
+  std::vector<std::byte> address(const NetworkAttachment& attachment) const;
 
   // datapath.cc
   uint32_t post(RailState& rail, const PathRef& at, std::span<const WriteOp> ops);
-  uint32_t poll(Port& port, RailState& rail, std::span<WireEvent> out);
+  uint32_t poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out);
 
   // control.cc
-  Result<uint32_t> open_link(Port& port, std::span<const std::byte> address);
-  void close_link(Port& port, uint32_t link);
-  bool send(Port& port, uint32_t link, std::span<const std::byte> datagram);
-  uint32_t receive(Port& port, std::span<std::byte> out);
-  bool arm(Port& port);
+  Result<uint32_t> open_link(NetworkAttachment& attachment, std::span<const std::byte> address);
+  void close_link(NetworkAttachment& attachment, uint32_t link);
+  bool send(NetworkAttachment& attachment, uint32_t link, std::span<const std::byte> datagram);
+  uint32_t receive(NetworkAttachment& attachment, std::span<std::byte> out);
+  bool arm(NetworkAttachment& attachment);
 
-  /// Which world it is, for tokens and addresses. Set once, before anybody else sees the world.
+  /// Identifies the world in tokens and addresses. Set once, before the world is shared.
   uint64_t id = 0;
 
  private:
@@ -320,18 +330,19 @@ class Wire {
   void run_due(int64_t until_ns);
   void dispatch(const Event& event);
   std::unique_lock<std::mutex> lock() const;
-  void wake_later(Port& port);
+  void wake_later(NetworkAttachment& attachment);
   void wake_again(uint32_t number);
-  void set_timer(Port& port, int64_t due_ns);
+  void set_timer(NetworkAttachment& attachment, int64_t due_ns);
   void trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
   void trace(const WireEvent& event, const Nic& nic) noexcept;
-  // Every event asks several times, so these are here to be inlined.
-  Port* find_port(uint32_t number) noexcept {
-    return number - 1 < ports_.size() ? ports_[number - 1].get() : nullptr;
+  // Inline, because every event calls them several times.
+  NetworkAttachment* find_attachment(uint32_t number) noexcept {
+    return number - 1 < attachments_.size() ? attachments_[number - 1].get() : nullptr;
   }
   RailState* find_rail(const PathRef& at) noexcept {
-    Port* port = find_port(at.port);
-    return port != nullptr && at.rail < port->rails.size() ? &port->rails[at.rail] : nullptr;
+    NetworkAttachment* attachment = find_attachment(at.attachment);
+    return attachment != nullptr && at.rail < attachment->rails.size() ? &attachment->rails[at.rail]
+                                                                       : nullptr;
   }
   OutPath* find_out(const PathRef& at) noexcept {
     RailState* rail = find_rail(at);
@@ -350,7 +361,8 @@ class Wire {
   void fenced(const Event& event);
 
   // connect.cc
-  Result<uint32_t> reach(const Port& port, std::span<const std::byte> address) const;
+  Result<uint32_t> reach(const NetworkAttachment& attachment,
+                         std::span<const std::byte> address) const;
   void out_down(const PathRef& at);
   void in_down(const PathRef& at);
   void forget_end(RailState& rail, uint32_t path, bool inbound);
@@ -414,39 +426,41 @@ class Wire {
   void report_hidden(const PathRef& at);
   template <class F>
   void each_rail(const Nic& nic, F&& f);
-  const PairFaults& pair_faults(const PortLocation& from, uint32_t to_port) const noexcept;
+  const PairFaults& pair_faults(const AttachmentLocation& from,
+                                uint32_t to_attachment) const noexcept;
 
   // chaos.cc
   void plan_now(int64_t time_ns, const Fault& fault);
   Fault draw(Fault::Kind kind, int64_t lasts_ns);
 
   // control.cc
-  void carry(Port& port, uint32_t to_port, std::span<const std::byte> datagram);
-  void deliver(uint32_t packet, uint32_t to_port);
+  void inject_datagram(NetworkAttachment& attachment, uint32_t to_attachment,
+                       std::span<const std::byte> datagram);
+  void deliver(uint32_t packet, uint32_t to_attachment);
 
   const WorldOptions options_;
-  mutable std::mutex mutex_;  // realtime only: with virtual time nobody else is there
-  int64_t now_ns_ = 0;        // of the event that runs, or the last one
-  int64_t real_now_ns_ = 0;   // realtime: of the last caller
+  mutable std::mutex mutex_;  // realtime only: with virtual time there is one thread
+  int64_t now_ns_ = 0;        // time of the event that runs, or of the last one
+  int64_t real_now_ns_ = 0;   // realtime: time of the last caller
   EventQueue<Event> queue_;
   TraceHash hash_;
-  // One for each purpose, so that a change in one does not shift the others.
+  // One generator for each purpose, so that a change in one does not shift the others.
   Rng wire_rng_, control_rng_, key_rng_, fault_rng_;
   std::deque<Node> nodes_;
   std::deque<Nic> nics_;
-  std::vector<std::string> fabrics_;          // names of networks
-  std::vector<std::unique_ptr<Port>> ports_;  // by number - 1; null: closed
-  std::vector<PortLocation> locations_;                 // in the same way, also of those that have closed
+  std::vector<std::string> fabrics_;                             // names of networks
+  std::vector<std::unique_ptr<NetworkAttachment>> attachments_;  // by number - 1; null: closed
+  std::vector<AttachmentLocation> locations_;  // by number - 1, closed attachments included
   Pool<Flight> flights_;
   Pool<Packet> packets_;
   FaultTable faults_;
-  uint64_t events_ = 0;  // of the network
+  uint64_t events_ = 0;  // network events so far
   std::function<void(const Arrival&)> observer_;
-  std::vector<uint32_t> wakes_;  // ports with something new, virtual time only
+  std::vector<uint32_t> wakes_;  // attachments to wake, virtual time only
 };
 
-/// Engines hold it as their runtime and through their networks, so it is shared: it must outlive
-/// whichever of them is last.
+/// Shared by the World object, the engines (as their Runtime) and their SimNetworks; the last of
+/// them destroys it.
 struct World::Impl final : Runtime {
   explicit Impl(const WorldOptions& options)
       : wire(options), world_driver(wire, Rng(options.seed ^ 0x6472697665720000)) {}
@@ -458,14 +472,14 @@ struct World::Impl final : Runtime {
   Driver& driver() noexcept override { return world_driver; }
 };
 
-/// A new world with an id of its own, so that open() finds it by its token.
+/// A new world with a unique id, by which open() finds it from a token.
 std::shared_ptr<World::Impl> make_world(const WorldOptions& options);
 std::string world_token(const World::Impl& world, uint32_t node);
 struct TokenTarget {
   std::shared_ptr<World::Impl> world{};
   uint32_t node = 0;
 };
-/// Fails with kInvalidArgument, or kClosed when the world is gone.
+/// Fails with kInvalidArgument, or kClosed when the world was destroyed.
 Result<TokenTarget> find_world(const std::vector<std::string>& devices);
 
 }  // namespace fabric::sim

@@ -2,12 +2,13 @@
 
 #include <cstdint>
 
-// What is known of the requests of one queue pair. The failover protocol stands on these two sums
-// (docs/design/0013-verbs.md), so they are apart from everything that needs a device.
+// The account of the work requests of one queue pair. Exact failover depends on these two classes
+// (docs/design/0013-verbs.md), so they need no device and are unit-tested on their own. Both are
+// used under the engine's lock.
 
 namespace fabric::verbs {
 
-/// Receives of an inbound end.
+/// Receives of an inbound path.
 class ReceiveAccount {
  public:
   void post(uint32_t count) noexcept { posted_ += count; }
@@ -19,11 +20,11 @@ class ReceiveAccount {
   uint32_t outstanding() const noexcept { return static_cast<uint32_t>(posted_ - completed_); }
   bool failed() const noexcept { return errors_ != 0; }
 
-  /// After the queue pair was moved to the error state.
+  /// Progress of the drain, after the queue pair was moved to the error state.
   enum class Drain : uint8_t {
-    kWait,
-    /// All came back, and none by the error: that the state has changed shows nowhere yet, and a
-    /// packet may still be landing. One more receive has to come back with an error.
+    kWait,  ///< some receives have not completed yet
+    /// All completed, none with an error: nothing proves yet that the NIC has left the ready state,
+    /// and a packet may still be landing. One more receive has to be flushed.
     kNeedsMarker,
     kDone,
   };
@@ -36,9 +37,11 @@ class ReceiveAccount {
   uint64_t posted_ = 0, completed_ = 0, errors_ = 0;
 };
 
-/// Sends of an outbound end, numbered in posting order; numbers wrap. Only some are signalled: a
-/// success speaks for all before it. An error speaks for itself alone: the first that comes back
-/// need not be the first that was lost.
+/// Sends of an outbound path, numbered in posting order; numbers wrap. Only some are signalled: a
+/// success covers all requests before it, because RC acknowledges in order. An error covers only
+/// its own request: the first error that completes need not belong to the first request lost.
+///
+/// Invariant: reported <= delivered <= posted, as distances from the first number.
 class SendAccount {
  public:
   explicit SendAccount(uint32_t first = 0) noexcept
@@ -50,26 +53,27 @@ class SendAccount {
     posted_ += count;
     return first;
   }
-  /// The last ones were refused and do not exist.
+  /// ibv_post_send() refused the last `count`: their numbers are used again.
   void unpost(uint32_t count) noexcept { posted_ -= count; }
 
   void succeed(uint32_t number) noexcept {
     if (!failed_ && is_open(number)) delivered_ = number + 1;
   }
-  /// True: it is the first error. `refused`: by the far end, which has taken all before it then.
+  /// True for the first error. `refused`: the far end refused this request, so it has received all
+  /// before it.
   bool fail(uint32_t number, bool refused) noexcept {
     if (failed_) return false;
     failed_ = true;
     if (refused && is_open(number)) delivered_ = number;
     return true;
   }
-  /// The next request whose delivery has not been told yet; ask has_delivered() first.
+  /// The next delivered request to report; only if has_delivered().
   uint32_t report_delivered() noexcept { return reported_++; }
   uint32_t next_to_report() const noexcept { return reported_; }
   bool has_delivered() const noexcept { return reported_ != delivered_; }
-  /// The rest, behind the news, once nothing of it can be delivered any more.
+  /// After a drain: requests that were neither delivered nor reported.
   bool has_unreported() const noexcept { return reported_ != posted_; }
-  /// The next of the rest; what is told is no news.
+  /// The next request to report as lost; only after all deliveries are reported.
   uint32_t report_lost() noexcept {
     delivered_ = reported_ + 1;
     return reported_++;

@@ -3,7 +3,7 @@
 
 #include "providers/verbs/handles.h"
 
-// Paths from open_path() to the moment when they carry something.
+// Opening and connecting paths, and the pools of queue pairs that they are taken from.
 
 namespace fabric::verbs {
 
@@ -14,14 +14,14 @@ std::shared_ptr<CompletionQueue> VerbsRail::find_queue(uint32_t cqes) const {
   return found == queues_.end() ? nullptr : *found;
 }
 
-/// Orders what is missing. Every queue pair has places on its completion queue for all that it can
-/// ever have outstanding; when they are used up, another queue is made.
+/// Starts jobs that make the missing queue pairs. A queue pair reserves CQEs for everything it can
+/// have outstanding; when no completion queue has that many free, the job creates one more.
 void VerbsRail::fill_pool(Direction direction) {
   QpPool& pool = qp_pools_[static_cast<size_t>(direction)];
   const uint32_t cqes = QueuePair::cqes(direction, device_->options());
   while (pool.ready.size() + pool.pending < QpPool::kSize + pool.expected) {
     auto queue = find_queue(cqes);
-    if (queue == nullptr && pool.pending != 0) return;  // that one may bring a queue along
+    if (queue == nullptr && pool.pending != 0) return;  // a pending job may create a queue
     if (queue != nullptr) queue->reserved += cqes;
     ++pool.pending;
     offload([queue, cqes, direction, device = device_, results = job_results_] {
@@ -48,17 +48,17 @@ void VerbsRail::qp_made(const JobResult& result) {
     pool.ready.push_back(result.qp);
     if (result.queue->overrun) drop_overrun_qps();
   } else {
-    // Whoever needs one asks the kernel again, and hears why not.
+    // take_qp() tries again when a path needs one, and returns the error.
     result.queue->reserved -= QueuePair::cqes(result.direction, device_->options());
   }
 }
 
-/// Those on a completion queue that overran: nobody would ever hear of what they do.
+/// Drops pooled queue pairs whose completion queue overran: their completions would be lost.
 void VerbsRail::drop_overrun_qps() {
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
     auto& ready = qp_pools_[static_cast<size_t>(direction)].ready;
-    const auto gone = std::stable_partition(
-        ready.begin(), ready.end(), [](const auto& qp) { return !qp->queue()->overrun; });
+    const auto gone = std::stable_partition(ready.begin(), ready.end(),
+                                            [](const auto& qp) { return !qp->queue()->overrun; });
     for (auto it = gone; it != ready.end(); ++it) release(*it, direction);
     ready.erase(gone, ready.end());
   }
@@ -73,8 +73,8 @@ void VerbsRail::expect_peer(bool comes) {
   }
 }
 
-/// From the pool. When more paths are opened at once than peers were announced it runs out, and
-/// the turn waits for the kernel.
+/// Takes one from the pool. When more paths are opened at once than links announced peers, the pool
+/// is empty, and this call waits for the kernel inside the turn.
 Result<std::shared_ptr<QueuePair>> VerbsRail::take_qp(Direction direction) {
   QpPool& pool = qp_pools_[static_cast<size_t>(direction)];
   if (pool.expected != 0) --pool.expected;
@@ -93,7 +93,7 @@ Result<std::shared_ptr<QueuePair>> VerbsRail::take_qp(Direction direction) {
   }
   auto qp = QueuePair::make(queue, direction);
   if (qp) queue->reserved += cqes;
-  fill_pool(direction);  // also when an order of it has failed meanwhile
+  fill_pool(direction);  // also replaces one whose job failed
   return qp;
 }
 
@@ -109,17 +109,19 @@ Endpoint VerbsRail::local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t
           .grh = ethernet || device_->options().gid_index >= 0};
 }
 
-/// Two calls into the kernel, which talks to the card: outside the turn. Whom it did not find the
-/// last time it looks for in a line apart.
+/// Offloads the two ibv_modify_qp() calls. Addresses that did not resolve the last time have an
+/// offload queue of their own.
 void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
                               uint32_t path, const Near& near, const Endpoint& far,
                               uint32_t packet) {
   const auto connect = [qp, results = job_results_, direction, path, near, far, packet] {
-    JobResult result{.kind = JobResult::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
+    JobResult result{
+        .kind = JobResult::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
     result.error = qp->connect(near, far, packet);
     results->put(std::move(result));
   };
-  offload(connect, unresolved_.contains(far.gid) ? OffloadQueue::kConnectUnresolved : OffloadQueue::kConnect);
+  offload(connect, unresolved_.contains(far.gid) ? OffloadQueue::kConnectUnresolved
+                                                 : OffloadQueue::kConnect);
 }
 
 Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t remote_rail,
@@ -157,7 +159,8 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
   }
   const std::pair name(hello->from, hello->end.nonce);
   if (const auto known = accepted_.find(name); known != accepted_.end()) {
-    // It has been reported down, and whoever took it for open would wait for that in vain.
+    // That path was reported down already: accepting the repeated hello would leave the core with a
+    // path that never goes down.
     if (in_.find(known->second.path) == nullptr) return fail(Errc::kClosed, "verbs: hello");
     answer = known->second.answer;
     return known->second.path;
@@ -181,8 +184,8 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
   answer = encode(
       PathAnswer{.hello_nonce = hello->end.nonce, .end = local_endpoint(*path->qp, nonce, packet)});
   accepted_[name] = {path->id, answer};
-  // The answer may be there before this has happened. The first packets are lost then, and the
-  // sender's card repeats them.
+  // The sender may get the answer before this job has run. Its first packets are then dropped, and
+  // its NIC retransmits them.
   path->connecting = true;
   connect_later(path->qp, Direction::kIn, path->id, device_->near(), hello->end, packet);
   return path->id;
@@ -222,7 +225,7 @@ void VerbsRail::note_resolution(const GidBytes& far, int error) {
   }
 }
 
-/// The connection stands, or it never will.
+/// The connect job returned.
 void VerbsRail::connected(OutPath& path, int error) {
   path.connecting = false;
   if (error != 0) return tear_down(path);
@@ -230,10 +233,10 @@ void VerbsRail::connected(OutPath& path, int error) {
   path.deadline_ns = kNeverNs;
   --timed_paths_;
   const std::vector<WriteOp> held = std::exchange(path.held, {});
-  post(held);  // no more than there is room for
+  post(held);  // all fit: post() held at most send_depth of them
 }
 
-/// What was decided meanwhile is done now.
+/// The connect job returned. A teardown that was started before goes on now.
 void VerbsRail::connected(InPath& path, int error) {
   path.connecting = false;
   if (path.state == InPath::State::kBreaking) {

@@ -9,24 +9,24 @@
 
 namespace fabric::verbs {
 
-/// A fragment fits into a packet of every network with the usual 1500 bytes, so that no router has
-/// to cut it, and a firewall that drops cut packets lets it through.
-inline constexpr uint32_t kFragmentBytes = 1400;
+/// A datagram part fits into the usual MTU of 1500 bytes, so that IP does not fragment it:
+/// firewalls often drop IP fragments.
+inline constexpr uint32_t kDatagramPartBytes = 1400;
 /// The largest control message of the core and its header.
 inline constexpr uint32_t kControlBytesMax = (64u << 10) + 4096;
 
-/// Control datagrams that came in several fragments, until they are whole. Loss, repetition and
-/// any order are normal; what stays incomplete is pushed out by what comes later.
+/// Reassembles control datagrams from their parts. Loss, repetition and reordering are normal; at
+/// most kOpenMax datagrams are incomplete at a time, and the oldest is evicted first.
 class Assembler {
  public:
   static constexpr size_t kOpenMax = 32;
 
-  /// The whole datagram that this fragment completes, or nothing. It is valid until the next call.
-  std::span<const std::byte> take(const FragmentHead& head, std::span<const std::byte> bytes);
+  /// The datagram that this part completes, or nothing. Valid until the next call.
+  std::span<const std::byte> take(const DatagramPartHead& head, std::span<const std::byte> bytes);
 
  private:
   struct Open {
-    FragmentHead head{};
+    DatagramPartHead head{};
     uint32_t missing = 0;
     size_t size_bytes = 0;
     std::vector<bool> have{};
@@ -36,8 +36,8 @@ class Assembler {
   std::vector<std::byte> whole_;
 };
 
-constexpr uint32_t fragments_of(size_t bytes) noexcept {
-  return static_cast<uint32_t>((bytes + kFragmentBytes - 1) / kFragmentBytes);
+constexpr uint32_t datagram_parts_of(size_t bytes) noexcept {
+  return static_cast<uint32_t>((bytes + kDatagramPartBytes - 1) / kDatagramPartBytes);
 }
 
 }  // namespace fabric::verbs

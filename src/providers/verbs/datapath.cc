@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "providers/verbs/handles.h"
 
-// post() and poll(). Requests are filled into templates and handed over in chains; completions come
-// in batches, and one that is signalled speaks for those before it.
+// post() and poll(). Work requests are filled into templates and posted in chains; completions are
+// polled in batches, and a successful one also completes the unsignalled requests before it.
 
 namespace fabric::verbs {
 
@@ -44,7 +44,7 @@ uint32_t VerbsRail::post(std::span<const WriteOp> ops) noexcept {
   return static_cast<uint32_t>(done);
 }
 
-/// Taken, so they end by poll() like all others.
+/// Takes writes that cannot be posted: poll() reports them as not delivered.
 void VerbsRail::refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept {
   for (const WriteOp& op : ops) {
     if (path != nullptr) ++path->owed;
@@ -57,8 +57,8 @@ void VerbsRail::refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) n
   }
 }
 
-/// The next pieces of one path, with one doorbell. Returns how many were taken; those that the
-/// device did not want have ended then.
+/// Posts the next writes of one path with one doorbell. Returns how many were taken; writes that
+/// the device refused are among them, and are refused here too.
 uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noexcept {
   const uint64_t bytes_max = caps_.write_bytes_max;
   if (ops[0].size_bytes > bytes_max) [[unlikely]] {
@@ -84,14 +84,14 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
     request.num_sge = op.size_bytes != 0;
     request.wr_id = name;
     cookies[name & mask] = op.cookie;
-    // The lower half alone counts on; it wraps.
+    // Only the lower half counts up; it wraps.
     name = (name & ~uint64_t{UINT32_MAX}) | static_cast<uint32_t>(name + 1);
     static_assert(IBV_WR_RDMA_WRITE == 0 && IBV_WR_RDMA_WRITE_WITH_IMM == 1);
     request.opcode = static_cast<ibv_wr_opcode>(op.has_imm);
     request.imm_data = htonl(op.imm);
     request.wr.rdma.remote_addr = op.target + (op.remote_key >> 32);
     request.wr.rdma.rkey = static_cast<uint32_t>(op.remote_key);
-    // Bytes that travel in the request are read here, by their address; others by the device.
+    // Inline bytes are read by the CPU, so their address is virtual; the device wants an IOVA.
     if (op.size_bytes - 1 < inline_max && is_readable(op.local_key)) {
       source.addr = op.source;
       request.send_flags = IBV_SEND_INLINE;
@@ -110,7 +110,7 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
   const int error = ibv_post_send(path.qp->get(), sends_.data(), &bad);
   last.next = next;
   if (error != 0) [[unlikely]] {
-    // A driver that does not say which one it refused may have taken all of them.
+    // A driver that does not set `bad` may have posted all of them.
     const uint32_t good = bad == nullptr ? count : static_cast<uint32_t>(bad - sends_.data());
     path.sends.unpost(count - good);
     refuse(&path, ops.subspan(good, count - good), Errc::kRailLost);
@@ -119,7 +119,7 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
   return count;
 }
 
-/// Posted behind the error state, it comes back when everything before it has.
+/// Posted after the error state: when it is flushed, every request before it has completed.
 bool VerbsRail::post_marker(OutPath& path) noexcept {
   ibv_send_wr marker{};
   ibv_send_wr* bad = nullptr;
@@ -129,7 +129,7 @@ bool VerbsRail::post_marker(OutPath& path) noexcept {
   return ibv_post_send(path.qp->get(), &marker, &bad) == 0;
 }
 
-/// Fills the receive queue up again, in one chain.
+/// Refills the receive queue, in one chain.
 bool VerbsRail::refill(InPath& path) noexcept {
   const uint32_t count = device_->options().receive_depth - path.receives.outstanding();
   if (count == 0) return true;
@@ -138,8 +138,8 @@ bool VerbsRail::refill(InPath& path) noexcept {
   ibv_recv_wr* bad = nullptr;
   const int error = ibv_post_recv(path.qp->get(), receives_.data(), &bad);
   receives_[count - 1].next = next;
-  // Of a driver that does not say which one it refused all are waited for, and then given up: a
-  // drain that ends too early would be worse.
+  // When a driver does not set `bad`, all count as posted. The drain then ends by its timeout,
+  // which is better than ending it too early.
   const bool all = error == 0 || bad == nullptr;
   path.receives.post(all ? count : static_cast<uint32_t>(bad - receives_.data()));
   return error == 0;
@@ -158,7 +158,7 @@ uint32_t VerbsRail::poll(std::span<WireEvent> out) noexcept {
     n = report_events(out);
   if (!delivering_.empty()) n += report_deliveries(out.subspan(n));
   n += poll_queues(out.subspan(n));
-  // What a break in this very poll has brought.
+  // Events of teardowns that poll_queues() started.
   if (!events_.empty()) [[unlikely]]
     n += report_events(out.subspan(n));
   return n;
@@ -174,7 +174,7 @@ uint32_t VerbsRail::report_events(std::span<WireEvent> out) noexcept {
       if (OutPath* path = out_.find(event.path)) --path->owed;
     }
     if (event.kind == WireEvent::Kind::kPathDown) {
-      // An engine that had not heard of it yet may have posted once more. Those end first.
+      // The engine may have posted more writes before it saw this event: report those first.
       const OutPath* path = event.inbound != 0 ? nullptr : out_.find(event.path);
       if (path != nullptr && path->owed != 0) {
         events_.push_back(event);
@@ -191,12 +191,12 @@ uint32_t VerbsRail::report_deliveries(std::span<WireEvent> out) noexcept {
   uint32_t n = 0;
   while (!delivering_.empty()) {
     OutPath* path = out_.find(delivering_.back());
-    // One that is down has told everything, in finish().
+    // finish() has reported everything of a path that is down.
     if (path != nullptr && path->state != OutPath::State::kDown) {
       while (path->sends.has_delivered()) {
         if (n == out.size()) return n;
         const uint32_t cookie = path->cookies[path->sends.report_delivered() & path->mask];
-        uint32_t more = 0;  // pieces of one train follow one after the other
+        uint32_t more = 0;  // the writes of one post batch have consecutive cookies
         while (path->sends.has_delivered() &&
                path->cookies[path->sends.next_to_report() & path->mask] == cookie + more + 1) {
           path->sends.report_delivered();
@@ -217,7 +217,8 @@ uint32_t VerbsRail::poll_queues(std::span<WireEvent> out) noexcept {
   if (!polled_early_.empty()) {
     const size_t count = std::min(polled_early_.size(), out.size());
     n += take(std::span(polled_early_).first(count), out);
-    polled_early_.erase(polled_early_.begin(), polled_early_.begin() + static_cast<std::ptrdiff_t>(count));
+    polled_early_.erase(polled_early_.begin(),
+                        polled_early_.begin() + static_cast<std::ptrdiff_t>(count));
     n += report_deliveries(out.subspan(n));
     if (!polled_early_.empty()) return n;
   }
@@ -236,23 +237,23 @@ uint32_t VerbsRail::poll_queues(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-/// At most one event for each: `out` has room for them.
+/// Writes at most one event per completion: `out` has room for them.
 uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept {
   const uint32_t low = device_->options().receive_depth / 2;
   uint32_t n = 0;
-  InPath* in = nullptr;  // most come by the same one
+  InPath* in = nullptr;  // of the previous completion: often the same
   for (const ibv_wc& completion : completions) {
     const uint32_t id = path_of(completion.wr_id);
     if (is_receive(completion.wr_id)) {
       if (in == nullptr || in->id != id) in = in_.find(id);
-      if (in == nullptr || in->state == InPath::State::kDown) continue;  // it was given up
+      if (in == nullptr || in->state == InPath::State::kDown) continue;  // an abandoned drain
       if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
         receive_failed(*in);
         continue;
       }
       in->receives.succeed();
       if (completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
-        tear_down(*in);  // nobody of ours sends anything else
+        tear_down(*in);  // no sender of ours posts anything else
       } else {
         ++in->taken;
         out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data), .path = id};
@@ -295,12 +296,12 @@ void VerbsRail::send_failed(OutPath& path, const ibv_wc& completion) noexcept {
     path.culprit = number;
     switch (completion.status) {
       case IBV_WC_REM_ACCESS_ERR:
-        // The far end has gone into the error state by itself, so nothing behind it lands either.
+        // The far end went into the error state by itself, so no later request lands either.
         path.code = Errc::kRemoteAccess;
         path.remote = path.remote_after = Remote::kNotDelivered;
         break;
       case IBV_WC_LOC_PROT_ERR:
-        path.code = Errc::kNotFound;  // some of its packets may have left before
+        path.code = Errc::kNotFound;  // kUnknown: some of its packets may have been sent
         break;
       default:
         break;
@@ -314,22 +315,24 @@ void VerbsRail::send_failed(OutPath& path, const ibv_wc& completion) noexcept {
 
 bool VerbsRail::arm() noexcept {
   check_events_ = true;
-  if (!job_results_->empty() || !events_.empty() || !delivering_.empty() || !polled_early_.empty()) return false;
+  if (!job_results_->empty() || !events_.empty() || !delivering_.empty() || !polled_early_.empty())
+    return false;
   const Library& lib = library();
   ibv_cq* cq = nullptr;
   void* owner = nullptr;
   while (lib.get_cq_event(device_->channel(), &cq, &owner) == 0) {
     static_cast<CompletionQueue*>(owner)->armed = false;
-    lib.ack_cq_events(cq, 1);  // from here on it may be gone
+    lib.ack_cq_events(cq, 1);  // from here on the queue may be destroyed
   }
   for (const auto& queue : queues_) {
     if (!std::exchange(queue->armed, true)) ibv_req_notify_cq(queue->cq, 0);
   }
-  // Whatever came before the bell was set did not ring it.
+  // Completions that arrived before ibv_req_notify_cq() raised no event.
   std::array<ibv_wc, kPollBatch> completions;
   for (const auto& queue : queues_) {
     const int got = ibv_poll_cq(queue->cq, kPollBatch, completions.data());
-    if (got > 0) polled_early_.insert(polled_early_.end(), completions.begin(), completions.begin() + got);
+    if (got > 0)
+      polled_early_.insert(polled_early_.end(), completions.begin(), completions.begin() + got);
   }
   return polled_early_.empty();
 }

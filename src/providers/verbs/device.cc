@@ -21,7 +21,7 @@ constexpr uint8_t kPortsMax = 8;
 Errc code_of(int error) noexcept {
   if (error == EPERM || error == EACCES) return Errc::kPermission;
   if (error == EIO || error == ENODEV || error == ENXIO) return Errc::kRailLost;
-  // Only what ends by itself: whoever hears it tries again.
+  // Only shortages that pass: the caller retries on kExhausted.
   const bool room = error == ENOMEM || error == EAGAIN || error == ENOSPC || error == EMFILE ||
                     error == ENFILE || error == EBUSY;
   return room ? Errc::kExhausted : Errc::kUnsupported;
@@ -30,7 +30,7 @@ Errc code_of(int error) noexcept {
 bool query_port(ibv_context* context, uint8_t port, ibv_port_attr& out) {
   out = {};
   verbs_context* full = verbs_get_ctx(context);
-  // Libraries that are new enough for the rest have it.
+  // Present in every library that has the other calls we need.
   if (full == nullptr || full->sz < sizeof(verbs_context) - offsetof(verbs_context, query_port)) {
     return false;
   }
@@ -44,7 +44,7 @@ std::vector<Gid> query_gids(ibv_context* context, uint8_t port) {
   std::vector<Gid> out;
   for (ssize_t i = 0; i < count; ++i) {
     const ibv_gid_entry& entry = entries[static_cast<size_t>(i)];
-    // An address handle has eight bits for it.
+    // sgid_index of an address handle has eight bits.
     if (entry.port_num != port || entry.gid_index > UINT8_MAX) continue;
     Gid gid{.index = entry.gid_index};
     std::copy(std::begin(entry.gid.raw), std::end(entry.gid.raw), gid.bytes.begin());
@@ -56,8 +56,8 @@ std::vector<Gid> query_gids(ibv_context* context, uint8_t port) {
   return out;
 }
 
-/// A descriptor that cannot be one: a driver that knows the call complains about that, one that
-/// does not about the call.
+/// Probes with an invalid descriptor: a driver that supports the call fails with EBADF, one that
+/// does not with another error.
 bool knows_dmabuf(ibv_pd* pd) {
   if (library().reg_dmabuf_mr == nullptr) return false;
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -127,7 +127,7 @@ Result<PortState> Device::query_port_state(const Gid* now) const {
   const auto chosen = now == nullptr ? choose_gid(table, options_.gid_index)
                                      : choose_gid_again(table, options_.gid_index, *now);
   if (!chosen && now == nullptr) return chosen.error();
-  state.gid = chosen ? *chosen : *now;  // there is no better at the moment
+  state.gid = chosen ? *chosen : *now;  // no acceptable GID now: keep the old one
   state.gids = rank_gids(table);
   return state;
 }
@@ -158,7 +158,7 @@ Result<void> Device::make_domains() {
 uint32_t Device::memory_kinds() const noexcept {
   uint32_t kinds = kind_bit(MemoryKind::kHost);
   if (dmabuf_) kinds |= kind_bit(MemoryKind::kCuda) | kind_bit(MemoryKind::kRocm);
-  // With it device pointers are registered like any other.
+  // With this module ibv_reg_mr() takes CUDA pointers.
   if (::access("/sys/module/nvidia_peermem", F_OK) == 0) kinds |= kind_bit(MemoryKind::kCuda);
   return kinds;
 }
@@ -187,7 +187,8 @@ std::vector<std::pair<std::string, std::string>> Device::facts() const {
           {"receives on a path", std::to_string(options_.receive_depth)}};
 }
 
-Result<std::vector<std::shared_ptr<Device>>> open_devices(const Options& options, uint32_t most) {
+Result<std::vector<std::shared_ptr<Device>>> open_devices(std::span<const PortName> ports,
+                                                          const Options& options, uint32_t most) {
   const Library& lib = library();
   int count = 0;
   errno = 0;
@@ -196,24 +197,21 @@ Result<std::vector<std::shared_ptr<Device>>> open_devices(const Options& options
   const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> owner(list, lib.free_device_list);
   const std::span<ibv_device*> devices(list, static_cast<size_t>(count));
   std::vector<std::shared_ptr<Device>> out;
-  for (const std::string& wanted : options.devices) {
-    const size_t colon = wanted.find(':');
-    const std::string name = wanted.substr(0, colon);
+  for (const PortName& wanted : ports) {
     const auto found = std::find_if(devices.begin(), devices.end(), [&](ibv_device* device) {
-      return name == lib.get_device_name(device);
+      return wanted.device == lib.get_device_name(device);
     });
     if (found == devices.end()) return fail(Errc::kUnsupported, "verbs: no such device");
-    const int port = colon == std::string::npos ? 1 : std::stoi(wanted.substr(colon + 1));
-    auto device = Device::open(*found, static_cast<uint8_t>(port), options);
+    auto device = Device::open(*found, wanted.port, options);
     if (!device) return device.error();
     if (out.size() < most) out.push_back(*std::move(device));
   }
-  if (!options.devices.empty()) return out;
+  if (!ports.empty()) return out;
   Error why = fail(Errc::kUnsupported, "verbs: there is no device");
   for (ibv_device* device : devices) {
     for (uint8_t port = 1; port <= kPortsMax && out.size() < most; ++port) {
       auto opened = Device::open(device, port, options);
-      if (!opened && port > 1) break;  // it has no more ports
+      if (!opened && port > 1) break;  // no more ports
       if (!opened) {
         why = opened.error();
       } else if ((*opened)->active()) {
@@ -231,7 +229,7 @@ Result<std::vector<std::shared_ptr<Device>>> open_devices(const Options& options
 
 Result<std::shared_ptr<CompletionQueue>> CompletionQueue::make(std::shared_ptr<Device> device,
                                                                uint32_t least) {
-  // Large, because every one costs a look in every turn; small devices have less.
+  // Large, because every queue is polled in every turn; small devices have less.
   constexpr uint32_t kUsual = 16383;
   const auto most = static_cast<uint32_t>(std::max(device->limits().max_cqe, 0));
   if (least > most) return fail(Errc::kInvalidArgument, "receive_depth");
@@ -266,7 +264,7 @@ Result<std::shared_ptr<QueuePair>> QueuePair::make(std::shared_ptr<CompletionQue
   errno = 0;
   made->qp_ = library().create_qp(device.path_domain(), &wanted);
   if (made->qp_ == nullptr && wanted.cap.max_inline_data != 0) {
-    wanted.cap.max_inline_data = 0;  // a device without, or with less
+    wanted.cap.max_inline_data = 0;  // the device supports less, or none
     made->qp_ = library().create_qp(device.path_domain(), &wanted);
   }
   if (made->qp_ == nullptr) return fail(code_of(errno), "ibv_create_qp", errno);
@@ -284,7 +282,7 @@ int QueuePair::to_init() noexcept {
   attr.qp_state = IBV_QPS_INIT;
   attr.pkey_index = static_cast<uint16_t>(device.options().pkey_index);
   attr.port_num = device.port();
-  // The far side of an end that only sends may not touch anything here.
+  // An outbound QP grants no remote access: its peer only receives.
   if (direction_ == Direction::kIn) attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
   return library().modify_qp(qp_, &attr,
                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);

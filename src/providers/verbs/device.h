@@ -3,37 +3,42 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <fabric/memory.h>
 #include <fabric/result.h>
+#include <fabric/verbs.h>
 
 #include "providers/verbs/gids.h"
 #include "providers/verbs/library.h"
 #include "providers/verbs/port_name.h"
 #include "providers/verbs/wire.h"
 
-// The C objects of libibverbs with owners. Each holds what it was made from, so whoever lets go
-// last, a path or a job that is still in the kernel, takes them down in the right order.
+// Owners of the C objects of libibverbs. Each holds a reference to the object it was made from, so
+// they are destroyed in the right order, whether a path or an offloaded job releases them last.
 
 namespace fabric::verbs {
 
-/// What a port is at the moment: cables, switches and administrators change it.
+/// The current attributes of a port: cables, switches and administrators change them.
 struct PortState {
   ibv_port_attr attributes{};
-  Gid gid{};                ///< the one in use
-  std::vector<Gid> gids{};  ///< the best first
+  Gid gid{};                ///< in use
+  std::vector<Gid> gids{};  ///< all, the best first
 };
 
-/// What a connection has to know of its own port. Kept from the hello on: the far side has been
-/// told of this one.
+/// The local port's part of a connection's attributes. A path keeps the values of its hello, even
+/// if the port changes before it is connected: the far end uses them.
 struct Near {
   uint32_t gid_index = 0;
   uint8_t mtu = 0;  ///< as on the wire: 1..5
 };
 
-/// One port of one device, opened.
+/// One port of one device, opened: its context, protection domains and completion channel.
+///
+/// Threads: query_port_state() from any thread; everything that reads or sets the port's state
+/// under the engine's lock.
 class Device {
  public:
   /// Fails with kUnsupported, kPermission, kExhausted, kInvalidArgument (options).
@@ -45,8 +50,8 @@ class Device {
 
   ibv_context* context() const noexcept { return context_; }
   ibv_pd* memory_domain() const noexcept { return pd_; }
-  /// Of queue pairs. With a thread domain the driver takes no locks: everything on a queue pair
-  /// happens under the engine's lock anyway.
+  /// The protection domain of queue pairs. With a thread domain the driver takes no locks: all
+  /// posting and polling happens under the engine's lock anyway.
   ibv_pd* path_domain() const noexcept { return parent_ != nullptr ? parent_ : pd_; }
   ibv_comp_channel* channel() const noexcept { return channel_; }
   const std::string& name() const noexcept { return name_; }
@@ -56,10 +61,10 @@ class Device {
   bool takes_dmabuf() const noexcept { return dmabuf_; }
   uint32_t memory_kinds() const noexcept;
 
-  /// Asks the kernel, which asks the card: from any thread, not in a turn. `now`: the GID in use,
-  /// if there is one.
+  /// Queries the kernel, which may query the NIC: from any thread, but not in a turn. `now`: the
+  /// GID in use, or null.
   Result<PortState> query_port_state(const Gid* now) const;
-  /// The rest under the engine's lock.
+  // The rest under the engine's lock.
   void set_state(PortState state) { state_ = std::move(state); }
   const PortState& state() const noexcept { return state_; }
   const Gid& gid() const noexcept { return state_.gid; }
@@ -86,11 +91,12 @@ class Device {
   bool dmabuf_ = false;
 };
 
-/// The ports that the options name, or all that are active.
-Result<std::vector<std::shared_ptr<Device>>> open_devices(const Options& options, uint32_t most);
+/// Opens the named ports, or without names every active one; at most `most`.
+Result<std::vector<std::shared_ptr<Device>>> open_devices(std::span<const PortName> ports,
+                                                          const Options& options, uint32_t most);
 
-/// Completions of many queue pairs. A place is set aside for everything that they can have
-/// outstanding, so it never overruns.
+/// A completion queue shared by many queue pairs. Each reserves CQEs for everything that it can
+/// have outstanding, so the queue never overruns.
 struct CompletionQueue {
   static Result<std::shared_ptr<CompletionQueue>> make(std::shared_ptr<Device> device,
                                                        uint32_t least);
@@ -102,8 +108,8 @@ struct CompletionQueue {
   ibv_cq* cq = nullptr;
   uint32_t size = 0;
   uint32_t reserved = 0;  ///< CQEs reserved by queue pairs
-  bool overrun = false;  ///< completions were lost: nothing on it can be proved any more
-  bool armed = false;
+  bool overrun = false;   ///< completions were lost: drains on it can no longer be proved
+  bool armed = false;     ///< a completion event was requested and has not come
 
  private:
   explicit CompletionQueue(std::shared_ptr<Device> d) noexcept : device(std::move(d)) {}
@@ -111,37 +117,37 @@ struct CompletionQueue {
 
 enum class Direction : uint8_t { kOut, kIn };
 
-/// One end of a connection. States change by its calls only, and those may block in the kernel.
+/// One end of a connection. Only these calls change the queue pair's state; they may block in the
+/// kernel, so they run in offloaded jobs, one job at a time for a queue pair.
 class QueuePair {
  public:
-  /// In the state INIT, on places of `queue` that the caller has set aside.
+  /// In the state INIT; the caller has reserved its CQEs on `queue`.
   static Result<std::shared_ptr<QueuePair>> make(std::shared_ptr<CompletionQueue> queue,
                                                  Direction direction);
   ~QueuePair() { destroy(); }
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
-  /// Ready to receive from `far`; an end that sends is ready for that too. The first packet of
-  /// this end has the number `packet`. Returns an errno. Takes a second where the kernel finds no
-  /// neighbour of that address.
+  /// Moves to RTR, and an outbound end on to RTS with the initial PSN `packet`. Returns an errno.
+  /// Blocks for a second when the kernel cannot resolve the neighbour's address.
   int connect(const Near& near, const Endpoint& far, uint32_t packet) noexcept;
-  /// From any thread: a connect() that has not begun has nothing to do any more.
+  /// From any thread: a connect() that has not begun returns ECANCELED.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
   int to_error() noexcept;
-  void destroy() noexcept;  ///< once is enough, more is harmless
+  void destroy() noexcept;  ///< idempotent
 
   ibv_qp* get() const noexcept { return qp_; }
   uint32_t number() const noexcept { return number_; }
   uint32_t inline_bytes() const noexcept { return inline_bytes_; }
   const std::shared_ptr<CompletionQueue>& queue() const noexcept { return queue_; }
 
-  /// What has to be set aside for one end.
+  /// CQEs to reserve for one end.
   static uint32_t cqes(Direction direction, const Options& options) noexcept {
     return (direction == Direction::kOut ? options.send_depth : options.receive_depth) + kMarkers;
   }
 
  private:
-  // One request more than the depth, for the marker of a drain.
+  // One request above the depth: the marker of a drain.
   static constexpr uint32_t kMarkers = 1;
 
   QueuePair(std::shared_ptr<CompletionQueue> queue, Direction direction) noexcept
@@ -155,7 +161,7 @@ class QueuePair {
   ibv_qp* qp_ = nullptr;
   uint32_t number_ = 0;
   uint32_t inline_bytes_ = 0;
-  std::atomic<bool> abandoned_{false};  ///< nothing is ordered by it
+  std::atomic<bool> abandoned_{false};  ///< relaxed: orders nothing
 };
 
 }  // namespace fabric::verbs

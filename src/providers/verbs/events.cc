@@ -2,7 +2,7 @@
 
 #include "providers/verbs/handles.h"
 
-// What a device says by itself.
+// Asynchronous events of the device (ibv_get_async_event).
 
 namespace fabric::verbs {
 
@@ -14,7 +14,7 @@ void VerbsRail::poll_async_events() noexcept {
   for (uint32_t i = 0; i < kEventsMax; ++i) {
     if (library().get_async_event(device_->context(), &event) != 0) return;
     on_event(event);
-    // What it names stays alive until here: the end of a queue pair waits for it.
+    // Until this call the event's queue pair exists: ibv_destroy_qp() waits for the ack.
     library().ack_async_event(&event);
   }
   check_events_ = true;
@@ -28,7 +28,7 @@ void VerbsRail::on_event(const ibv_async_event& event) noexcept {
     case IBV_EVENT_PORT_ACTIVE:
       if (event.element.port_num != device_->port()) return;
       if (!fatal_.load(std::memory_order_relaxed)) rail_state(true);
-      return query_port_later();  // at the other end of the cable there may be another switch
+      return query_port_later();  // the cable may lead to another switch now
     case IBV_EVENT_GID_CHANGE:
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_CLIENT_REREGISTER:
@@ -49,18 +49,18 @@ void VerbsRail::on_event(const ibv_async_event& event) noexcept {
   }
 }
 
-/// Some devices say the same twice.
+/// Reports changes only: some devices raise the same event twice.
 void VerbsRail::rail_state(bool up) noexcept {
   if (std::exchange(up_, up) == up) return;
   events_.push_back({.kind = up ? WireEvent::Kind::kRailUp : WireEvent::Kind::kRailDown,
                      .code = up ? Errc::kOk : Errc::kRailLost});
 }
 
-/// Paths that are open keep what they were opened with: if it is wrong from now on, they break, and
-/// the next ones are opened with what is right.
+/// Open paths keep the attributes they were connected with; if those are wrong now, the paths break
+/// and are replaced by paths with the new ones.
 void VerbsRail::query_port_later() {
   port_query_again_ = std::exchange(port_query_pending_, true);
-  if (port_query_again_) return;  // what it has seen may be old
+  if (port_query_again_) return;  // the pending query may have read the old state
   offload([device = device_, results = job_results_, now = device_->gid()] {
     JobResult result{.kind = JobResult::Kind::kPortQueried};
     if (auto state = device->query_port_state(&now))
@@ -75,7 +75,7 @@ void VerbsRail::port_queried(const JobResult& result) {
   if (port_query_again_) query_port_later();
 }
 
-/// Completions are lost, so the drains of its paths would never end: they are given up.
+/// Completions were lost, so drains of paths on this queue would never finish.
 void VerbsRail::overrun(const ibv_cq* cq) noexcept {
   for (const auto& queue : queues_) {
     if (queue->cq == cq) queue->overrun = true;
@@ -84,7 +84,7 @@ void VerbsRail::overrun(const ibv_cq* cq) noexcept {
   tear_down_all(cq);
 }
 
-/// Ends the paths with completions on this queue, or all, without a drain.
+/// Tears down the paths whose completions go to this queue (null: all paths), without a full drain.
 void VerbsRail::tear_down_all(const ibv_cq* cq) noexcept {
   const int64_t last_polls_ns = driver_.now_ns() + kLastPollsNs;
   const auto hit = [cq](const auto& path) {

@@ -39,7 +39,7 @@ bool is_routable_ip(const Gid& gid) noexcept {
 std::vector<Gid> rank_gids(std::span<const Gid> table) {
   std::vector<Gid> good;
   for (const Gid& gid : table) {
-    // An InfiniBand GID is only a subnet prefix and a number: link-local is the usual one.
+    // InfiniBand's default subnet prefix is link-local, so those must stay.
     if (!is_zero(gid.bytes)) good.push_back(gid);
   }
   std::sort(good.begin(), good.end(), [](const Gid& a, const Gid& b) { return rank(a) < rank(b); });
@@ -64,7 +64,7 @@ Result<Gid> choose_gid_again(std::span<const Gid> table, int32_t index, const Gi
     return gid.bytes == now.bytes && gid.type == now.type;
   });
   if (same != table.end()) return *same;
-  const bool ethernet = best->type != GidType::kInfiniband;  // there a local one is the usual one
+  const bool ethernet = best->type != GidType::kInfiniband;  // whose GIDs are usually link-local
   if (ethernet && is_link_local(best->bytes) && !is_link_local(now.bytes)) {
     return fail(Errc::kUnsupported, "verbs: the port has lost its address (GID)");
   }

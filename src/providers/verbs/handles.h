@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include <fabric/config.h>
 #include <fabric/provider.h>
 
 #include "base/driver.h"
@@ -19,15 +20,15 @@
 
 namespace fabric::verbs {
 
-/// What a job outside the turn has to say to the rail.
+/// The result of an offloaded job (Driver::offload), for the rail that started it.
 struct JobResult {
   enum class Kind : uint8_t {
-    kConnected,  ///< or not: error
-    kInError,    ///< the queue pair is in the error state
-    kDestroyed,
-    kQpMade,   ///< a queue pair in stock, or none: queue, qp
-    kFenced,  ///< a registration is gone: cookie
-    kPortQueried,  ///< at the port, or not: port
+    kConnected,    ///< connect() has returned: error, far
+    kInError,      ///< the queue pair is in the error state, unless `error` is set
+    kDestroyed,    ///< the queue pair is destroyed
+    kQpMade,       ///< for the QP pool: queue, qp; null when the call failed
+    kFenced,       ///< a memory region is deregistered: cookie
+    kPortQueried,  ///< port; null when the query failed
   };
   Kind kind = Kind::kConnected;
   Direction direction = Direction::kOut;
@@ -37,10 +38,13 @@ struct JobResult {
   std::shared_ptr<CompletionQueue> queue{};
   std::shared_ptr<QueuePair> qp{};
   std::shared_ptr<PortState> port{};
-  GidBytes far{};  ///< of a connection
+  GidBytes far{};  ///< GID of the far end
 };
 
-/// Jobs may be at it when the rail is gone, so they share this with it and nothing else.
+/// Queue of job results. A job may outlive its rail, so besides the queue pair it holds only this
+/// object, by shared_ptr.
+///
+/// Threads: put() from any thread; take() and close() from the rail, under the engine's lock.
 class JobResults {
  public:
   explicit JobResults(std::function<void()> wake) : wake_(std::move(wake)) {}
@@ -49,7 +53,7 @@ class JobResults {
     return !has_results_.load(std::memory_order_acquire);
   }  // pairs with put()
   std::vector<JobResult> take();
-  void close() noexcept;  ///< nobody is woken from here on
+  void close() noexcept;  ///< from now on put() drops its argument and wakes no engine
 
  private:
   std::mutex mutex_;
@@ -58,20 +62,21 @@ class JobResults {
   std::function<void()> wake_;
 };
 
-/// The lower half of a path's id is its place; the upper one tells its lives apart. 31 bits,
-/// because a completion carries it beside the direction.
+// A path's id is its slot in the lower 16 bits and the slot's generation above: 31 bits together,
+// because a wr_id holds it next to the direction bit.
 inline constexpr uint32_t kSlotBits = 16;
 inline constexpr uint32_t kGenerations = 1u << 15;
 constexpr uint32_t slot_of(uint32_t id) noexcept { return id & ((1u << kSlotBits) - 1); }
 
-/// The name of a request in its completion: path and number; the top bit is for receives, which
-/// need no number.
+/// The wr_id of a receive: the top bit, and the path's id. A send's wr_id has its number in the
+/// lower half instead (datapath.cc).
 constexpr uint64_t receive_id(uint32_t path) noexcept {
   return uint64_t{1} << 63 | uint64_t{path} << 32;
 }
 
-// A local key: the device's in the lower half, above it the place in the table of registrations,
-// and on top whether the CPU can read the memory, so that bytes may travel inside a request.
+// A local key of the provider interface: the device's lkey in the lower half, the slot in the table
+// of memory regions above it, and in the top bit whether the CPU can read the memory, so that its
+// bytes may be sent inline.
 inline constexpr uint32_t kMemoryMax = 1u << 16;
 inline constexpr uint64_t kReadable = uint64_t{1} << 63;
 constexpr uint32_t memory_slot(uint64_t key) noexcept {
@@ -79,47 +84,51 @@ constexpr uint32_t memory_slot(uint64_t key) noexcept {
 }
 constexpr bool is_readable(uint64_t key) noexcept { return (key & kReadable) != 0; }
 
-/// The sender's end.
+/// The sender's end of a path. States advance in the order of the enumeration, and never back:
+/// kOpened until start_path(), kStarting until the queue pair is connected, kReady while it carries
+/// writes, kBreaking while it is drained, kDown until poll() has reported kPathDown.
 struct OutPath {
   enum class State : uint8_t { kOpened, kStarting, kReady, kBreaking, kDown };
   uint32_t id = 0;
   State state = State::kOpened;
-  bool is_delivering = false;            ///< it stands in VerbsRail::delivering_
-  bool connecting = false;      ///< the job is under way; whatever comes next waits for it
-  bool destroying = false;      ///< the drain was given up
-  uint32_t culprit = 0;         ///< the request whose fault it was, if `code` says so
-  Errc code = Errc::kRailLost;  ///< of that one
-  Remote remote = Remote::kUnknown;
-  Remote remote_after = Remote::kUnknown;  ///< and of what is behind it
+  bool is_delivering = false;        ///< its id is in VerbsRail::delivering_
+  bool connecting = false;           ///< the connect job is running; no other job may use the QP
+  bool destroying = false;           ///< the drain was abandoned, the QP is being destroyed
+  uint32_t culprit = 0;              ///< number of the request that failed first
+  Errc code = Errc::kRailLost;       ///< completion code of the culprit
+  Remote remote = Remote::kUnknown;  ///< whether the culprit was delivered
+  Remote remote_after = Remote::kUnknown;  ///< whether requests posted after it were
   std::shared_ptr<QueuePair> qp{};
   SendAccount sends{};
-  std::unique_ptr<uint32_t[]> cookies{};  ///< by number
+  std::unique_ptr<uint32_t[]> cookies{};  ///< of in-flight requests, by number & mask
   uint32_t mask = 0;
-  uint32_t owed = 0;            ///< refused pieces whose end is not polled yet
-  std::vector<WriteOp> held{};  ///< posted before the connection stood
-  uint32_t packet = 0;
+  uint32_t owed = 0;            ///< refused writes that poll() has not reported yet
+  std::vector<WriteOp> held{};  ///< posted while kStarting; handed to the NIC once connected
+  uint32_t packet = 0;          ///< initial PSN
   Near near{};
   Endpoint far{};
   uint64_t nonce = 0;
   int64_t deadline_ns = kNeverNs;
 };
 
-/// The target's end.
+/// The target's end of a path: kReady from accept_path(), also while its queue pair is still being
+/// connected; then as OutPath.
 struct InPath {
   enum class State : uint8_t { kReady, kBreaking, kDown };
   uint32_t id = 0;
   State state = State::kReady;
-  bool connecting = false;  ///< the job is under way; whatever comes next waits for it
-  bool in_error = false;    ///< the job is back
-  bool destroying = false;
+  bool connecting = false;  ///< the connect job is running; no other job may use the QP
+  bool in_error = false;    ///< the QP has reached the error state
+  bool destroying = false;  ///< the drain was abandoned, the QP is being destroyed
   std::shared_ptr<QueuePair> qp{};
   ReceiveAccount receives{};
-  uint64_t taken = 0;  ///< immediates
-  std::pair<uint64_t, uint64_t> hello{};
+  uint64_t taken = 0;                     ///< immediates delivered to the engine
+  std::pair<uint64_t, uint64_t> hello{};  ///< instance and nonce, the key in accepted_
   int64_t deadline_ns = kNeverNs;
 };
 
-/// Places with lives. Never many, and never in the way of a write.
+/// Slot table with generations: find() of a stale id returns null. add() searches linearly, because
+/// a rail has few paths and opening one is not on the data path.
 template <class Path>
 class PathTable {
  public:
@@ -156,7 +165,16 @@ class PathTable {
   std::vector<uint32_t> generations_;
 };
 
-/// One port: paths and their pieces. README.md tells the life of a path.
+/// One port of one NIC: its completion queues, the pools of ready queue pairs, the table of memory
+/// regions, and both ends of the paths that use this port. README.md describes the stages of a
+/// path; design 0013 the drain that exact failover depends on.
+///
+/// Threads: everything runs under the engine's lock, except register_memory(), deregister_memory()
+/// and import_key(), which any thread may call. No call here enters the kernel to change a queue
+/// pair: that is done by offloaded jobs, whose results poll() takes from `job_results_`. (The one
+/// exception is take_qp() when its pool is empty.)
+/// Invariant: every request that was posted, or that post() took and refused, is reported by poll()
+/// exactly once, and before the kPathDown of its path.
 class VerbsRail final : public Rail {
  public:
   VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& context, uint64_t instance,
@@ -184,47 +202,51 @@ class VerbsRail final : public Rail {
   uint32_t poll(std::span<WireEvent> out) noexcept override;
 
   const Device& port() const noexcept { return *device_; }
-  /// Before a sleep: false when there is something to do at once.
+  /// Requests completion events before the worker sleeps. False: there is work to do now.
   bool arm() noexcept;
   bool up() const noexcept { return up_; }
-  /// Paths to one more peer will be opened soon; or not, if they have not been by now.
+  /// A link was opened, so paths to its peer will follow (comes), or it was closed: the QP pools
+  /// hold one more, or one less.
   void expect_peer(bool comes);
-  /// Something has a limit in time, and needs a look at it.
+  /// Some path has a deadline that only poll() checks.
   bool is_timed() const noexcept { return timed_paths_ != 0; }
   bool is_dead() const noexcept { return fatal_.load(std::memory_order_relaxed); }
 
  private:
-  static constexpr uint32_t kChain = 32;  ///< requests for one doorbell
-  /// Of a chain, those that ask for a completion: every so many, so that places come free while a
-  /// long one is under way, and the last, or nobody would hear of those before it.
+  static constexpr uint32_t kChain = 32;  ///< work requests per doorbell
+  /// Selective signalling: every 16th request of a chain, so that send queue slots are freed while
+  /// a long chain is in flight, and the last, whose completion covers those before it.
   static constexpr uint32_t kSignalEvery = 16;
-  static constexpr uint32_t kPollBatch = 32;     ///< completions of one look
-  static constexpr uint32_t kPollsPerEventCheck = 64;  ///< polls between looks at the device's events
-  /// Until a connection stands. The kernel looks for one neighbour for a second; for those who are
-  /// there a card takes it a millisecond or two, and many can be in line before this one.
+  static constexpr uint32_t kPollBatch = 32;           ///< completions per ibv_poll_cq()
+  static constexpr uint32_t kPollsPerEventCheck = 64;  ///< polls between reads of async events
+  /// Limit of connecting: the kernel searches for an unresolved neighbour for one second, and needs
+  /// a millisecond or two otherwise. kConnectEachNs is added for every connect queued before.
   static constexpr int64_t kConnectNs = 1'500'000'000, kConnectEachNs = 5'000'000;
-  /// Before a drain is given up that cannot end: what has completed by then is still taken. Its
-  /// sender has been told that it arrived.
+  /// Time between the decision to abandon a drain that cannot finish and destroying its QP. Polls
+  /// in between still take completions of writes whose sender already knows they were delivered.
   static constexpr int64_t kLastPollsNs = 50'000'000;
-  static constexpr uint8_t kOwed = 2;  ///< WireEvent::inbound of a refused piece, before it is told
+  /// Marks, in `events_` only, a kWritten event of a write that post() refused: such an event is
+  /// counted in OutPath::owed until report_events() hands it to the engine. Stored in
+  /// WireEvent::inbound, which a kWritten event does not use; it is cleared to 0 on the way out.
+  static constexpr uint8_t kOwed = 2;
 
   struct Accepted {
     uint32_t path = 0;
     std::vector<std::byte> answer{};
   };
 
-  /// Queue pairs that stand ready: to make one takes the kernel a while.
+  /// Queue pairs in INIT, made ahead by jobs: ibv_create_qp() is too slow for a turn.
   struct QpPool {
     static constexpr size_t kSize = 2;
     static constexpr size_t kExpectedMax = 64;
     std::vector<std::shared_ptr<QueuePair>> ready{};
-    uint32_t pending = 0;
-    size_t expected = 0;  ///< beyond the usual: peers whose paths are not open yet
+    uint32_t pending = 0;  ///< jobs that are making one
+    size_t expected = 0;   ///< extra ones, for links whose paths are not open yet
   };
 
-  /// Calls into the kernel that wait for each other. On a rail that loses everything it looks for a
-  /// neighbour's address for a second, and a path that has to end, or one to another neighbour,
-  /// must not wait for that.
+  /// The rail's three offload queues; jobs of one queue run one after another. Connecting to an
+  /// address that does not resolve blocks for a second, so it must delay neither teardowns nor
+  /// connects to addresses that resolved before.
   enum class OffloadQueue : uint8_t { kGeneral, kConnect, kConnectUnresolved };
 
   // connect.cc
@@ -245,14 +267,15 @@ class VerbsRail final : public Rail {
     driver_.offload(std::move(job), 1 + 3 * index_ + static_cast<uint32_t>(queue));
   }
 
-  // breaks.cc
+  // teardown.cc
   void tear_down(OutPath& path) noexcept;
   void tear_down(InPath& path) noexcept;
   void take_job_results() noexcept;
   void in_error_state(OutPath& path, int error) noexcept;
   void in_error_state(InPath& path, int error) noexcept;
   void check_drain(InPath& path) noexcept;
-  void move_to_error_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path);
+  void move_to_error_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
+                           uint32_t path);
   void destroy_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path);
   void check_deadlines() noexcept;
   void finish(OutPath& path, bool proved) noexcept;
@@ -289,44 +312,46 @@ class VerbsRail final : public Rail {
   const std::shared_ptr<JobResults> job_results_;
   Caps caps_;
   std::vector<std::shared_ptr<CompletionQueue>> queues_;
-  std::array<QpPool, 2> qp_pools_;  ///< by direction
-  std::set<GidBytes> unresolved_;  ///< to whom the last attempt to connect failed
+  std::array<QpPool, 2> qp_pools_;  ///< by Direction
+  std::set<GidBytes> unresolved_;   ///< GIDs to which the last connect failed
   PathTable<OutPath> out_;
   PathTable<InPath> in_;
-  /// Queue pairs of outbound ends that were over before they were connected: the kernel is at it.
+  /// Queue pairs of outbound paths that went down while connecting; released when that job returns.
   std::map<uint32_t, std::shared_ptr<QueuePair>> orphans_;
   std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce
-  std::deque<std::pair<uint64_t, uint64_t>> closed_hellos_;
-  std::vector<uint32_t> delivering_;    ///< outbound ends with deliveries that are not told yet
-  std::deque<WireEvent> events_;  ///< all that is rare
-  std::vector<ibv_wc> polled_early_;     ///< found while arming
-  uint32_t timed_paths_ = 0;            ///< paths that are being started or drained
-  uint64_t drains_abandoned_ = 0;         ///< drains
+  std::deque<std::pair<uint64_t, uint64_t>> closed_hellos_;     ///< keys in accepted_, oldest first
+  std::vector<uint32_t> delivering_;  ///< outbound paths with deliveries to report
+  std::deque<WireEvent> events_;      ///< to report: everything but deliveries and immediates
+  std::vector<ibv_wc> polled_early_;  ///< completions that arm() found
+  uint32_t timed_paths_ = 0;          ///< paths in kStarting or kBreaking
+  uint64_t drains_abandoned_ = 0;     ///< for facts()
   uint32_t polls_ = 0;
   bool up_ = true;
-  std::atomic<bool> fatal_{false};  ///< read by whoever registers; nothing is ordered by it
-  bool check_events_ = true;                ///< at the device's events, before anything else
-  bool port_query_pending_ = false;         ///< a job is at it
-  bool port_query_again_ = false;       ///< and has to go once more
+  std::atomic<bool> fatal_{false};   ///< also read by register_memory(); relaxed, orders nothing
+  bool check_events_ = true;         ///< read async events in the next poll()
+  bool port_query_pending_ = false;  ///< a job queries the port
+  bool port_query_again_ = false;    ///< and its answer may be stale: query once more
 
-  // Requests with everything filled in that is the same for all of them.
+  // Work request templates: the fields that never change are filled in at construction.
   std::array<ibv_send_wr, kChain> sends_{};
   std::array<ibv_sge, kChain> sources_{};
   std::vector<ibv_recv_wr> receives_;
 
-  // Registered memory. The table is written by any thread before its key is given out.
+  // Memory regions. An entry is written, by any thread, before its key is returned; the data path
+  // reads `shifts_` without the mutex.
   std::mutex memory_mutex_;
   std::vector<ibv_mr*> memory_;
-  ibv_mr dead_device_mr_{};  ///< stands there for what was to be registered when the device was gone
+  ibv_mr dead_device_mr_{};  ///< placeholder for memory registered after a fatal device error
   std::vector<uint32_t> memory_free_;
-  const std::unique_ptr<uint64_t[]> shifts_;  ///< from an address here to one that the device knows
+  const std::unique_ptr<uint64_t[]> shifts_;  ///< virtual address minus IOVA, by memory slot
 };
 
-/// Its rails, and the socket for control datagrams.
+/// The open network: its rails, and the UDP sockets for control datagrams.
+///
+/// Threads: under the engine's lock.
 class VerbsNetwork final : public OpenNetwork {
  public:
-  static Result<std::unique_ptr<OpenNetwork>> open(const Options& options, uint32_t rails_max,
-                                                   const OpenContext& context);
+  static Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);
 
   uint32_t rail_count() const noexcept override { return static_cast<uint32_t>(rails_.size()); }
   Rail& rail(uint32_t index) noexcept override { return *rails_[index]; }
@@ -340,7 +365,7 @@ class VerbsNetwork final : public OpenNetwork {
   int wait_fd() const noexcept override { return wait_.get(); }
 
  private:
-  static constexpr uint32_t kTurnsPerRead = 4;  ///< turns between looks at the sockets
+  static constexpr uint32_t kTurnsPerRead = 4;  ///< turns between reads of the sockets
   static constexpr uint32_t kNoRail = UINT32_MAX;
 
   VerbsNetwork(ControlSockets sockets, Address address)
@@ -353,12 +378,12 @@ class VerbsNetwork final : public OpenNetwork {
   ControlSockets sockets_;
   const Address address_;
   std::vector<std::unique_ptr<VerbsRail>> rails_;
-  std::vector<uint32_t> rail_of_socket_;  ///< or kNoRail: a place of the host's own
-  std::vector<Link> links_;
+  std::vector<uint32_t> rail_of_socket_;  ///< kNoRail: bound to an address that is no rail's
+  std::vector<ControlPeer> control_peers_;
   UniqueFd wait_, timer_;
   bool timer_on_ = false;
   uint32_t turns_ = 0;
-  bool read_sockets_ = true;
+  bool read_sockets_ = true;  ///< in the next receive(), whatever turn it is
 };
 
 }  // namespace fabric::verbs

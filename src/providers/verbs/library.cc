@@ -47,7 +47,7 @@ bool find_all(void* handle, Library& t) {
          find(handle, "ibv_ack_async_event", t.ack_async_event);
 }
 
-/// Never unloaded: drivers of the devices live in it, and threads of them may.
+/// Never unloaded: the device drivers it loads may have started threads.
 Loaded& loaded() {
   static Loaded once = [] {
     Loaded all;
@@ -77,7 +77,7 @@ const Library& library() noexcept {
 
 Library exchange_library_for_tests(const Library& table) noexcept {
   Loaded& all = loaded();
-  // A table that was never filled is put back as what it was.
+  // An empty table means that the library was not there.
   all.error = table.get_device_list == nullptr ? kNotInstalled : nullptr;
   return std::exchange(all.table, table);
 }

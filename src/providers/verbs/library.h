@@ -6,9 +6,10 @@
 
 namespace fabric::verbs {
 
-/// libibverbs, loaded when the first network is opened: a program that is linked to this one runs
-/// on machines that do not have it. What the header defines inline goes through the device's own
-/// table and is called as it is.
+/// The functions of libibverbs, loaded with dlopen() when the first network is opened, so that
+/// programs linked to this library also run on machines without it. Functions that the header
+/// defines inline (ibv_post_send, ibv_poll_cq) go through the device's own table and are called
+/// directly.
 struct Library {
   ibv_device** (*get_device_list)(int*);
   void (*free_device_list)(ibv_device**);
@@ -36,15 +37,14 @@ struct Library {
   void (*ack_async_event)(ibv_async_event*);
 };
 
-/// Fails with kUnsupported: not installed, or too old. The answer is the same for the whole life of
-/// the process.
+/// Fails with kUnsupported: not installed, or too old. The result never changes within a process.
 Result<const Library*> load_library();
 
-/// For those who hold something that came out of it.
+/// For callers that hold an object of the library: it is loaded.
 const Library& library() noexcept;
 
-/// For tests that stand between the network and its cards, or in the place of the library, which
-/// need not be installed then. Returns what was there. While no network is open.
+/// For tests that interpose on the calls or replace the library, which need not be installed then.
+/// Returns the previous table. Only while no network is open.
 Library exchange_library_for_tests(const Library& table) noexcept;
 
 }  // namespace fabric::verbs

@@ -2,9 +2,8 @@
 
 #include "providers/verbs/handles.h"
 
-// Registration and keys. Every region begins, for the device, at its address modulo 1 GiB: then an
-// offset and a key that fits into 64 bits are all that a peer needs, and pages of every size keep
-// their alignment.
+// Memory regions and rkeys. The IOVA of a region is its address modulo 1 GiB: then base and rkey
+// fit into the 64 bits of a remote key, and huge pages keep their alignment.
 
 namespace fabric::verbs {
 
@@ -36,7 +35,7 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
                                           memory.size_bytes, base, memory.dmabuf_fd, access)
                       : lib.reg_mr_iova2(device_->memory_domain(), memory.address,
                                          memory.size_bytes, base, static_cast<unsigned>(access));
-  // A device that is gone is not asked for anything any more: what lives on has other rails.
+  // After a fatal device error registration succeeds without an MR: the engine uses other rails.
   if (mr == nullptr && is_dead()) mr = &dead_device_mr_;
   if (mr == nullptr) return registration_failed(errno);
   uint64_t slot = 0;
@@ -60,8 +59,9 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
   return uint64_t{mr->lkey} | slot << 32 | (readable ? kReadable : 0);
 }
 
-/// When the call has returned, the device takes nothing for this memory any more: that is the
-/// proof. The core has told the importers before, so none of them loses its connection by it.
+/// Once ibv_dereg_mr() has returned, the device accepts no more writes to this memory: that proves
+/// the fence. The core has notified all importers before, so no correct peer breaks its connection
+/// on the invalid rkey.
 void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
   const uint32_t slot = memory_slot(local_key);
   ibv_mr* mr = nullptr;
@@ -71,9 +71,9 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
   }
   if (mr == nullptr) return;
   const int error = mr == &dead_device_mr_ ? 0 : library().dereg_mr(mr);
-  // Of a device that is gone the kernel has taken everything away before it answers like that.
+  // EIO of a dead device: the kernel has already removed the region.
   if (error != 0 && !(error == EIO && is_dead())) {
-    // Nothing is proved: it stays as it is, and so does the memory's quarantine.
+    // No proof: the region stays registered, and the memory stays in quarantine.
     const std::lock_guard lock(memory_mutex_);
     memory_[slot] = mr;
     return;

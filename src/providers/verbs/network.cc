@@ -10,7 +10,7 @@ namespace fabric::verbs {
 
 namespace {
 
-constexpr int64_t kDrainLookNs = 5'000'000;  // while a drain is under way
+constexpr int64_t kDrainLookNs = 5'000'000;  // wake-up interval while a path has a deadline
 
 Result<std::vector<GidBytes>> ips_of(const Options& options,
                                      std::span<const std::shared_ptr<Device>> devices) {
@@ -28,10 +28,18 @@ Result<std::vector<GidBytes>> ips_of(const Options& options,
 
 }  // namespace
 
-Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Options& options, uint32_t rails_max,
+Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Network& spec,
                                                         const OpenContext& context) {
   if (auto loaded = load_library(); !loaded) return loaded.error();
-  auto devices = open_devices(options, std::min(rails_max, kRailsMax));
+  Options options;
+  if (const auto* set = std::get_if<Options>(&spec.options)) options = *set;
+  std::vector<PortName> ports;
+  for (const std::string& text : spec.devices) {
+    auto port = parse_port_name(text);
+    if (!port) return port.error();
+    ports.push_back(*std::move(port));
+  }
+  auto devices = open_devices(ports, options, std::min(spec.rails_max, kRailsMax));
   if (!devices) return devices.error();
   const auto ips = ips_of(options, *devices);
   if (!ips) return ips.error();
@@ -52,14 +60,14 @@ Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Options& options, 
   return std::unique_ptr<OpenNetwork>(std::move(network));
 }
 
-/// Once: the sockets stay where they are when a port gets another address.
+/// Once: the sockets stay bound to their addresses when a port's GID changes.
 void VerbsNetwork::map_sockets_to_rails() {
   for (const ControlAddress& address : address_.control) {
     const auto rail = std::find_if(rails_.begin(), rails_.end(), [&](const auto& one) {
       return one->port().gid().bytes == address.ip;
     });
     rail_of_socket_.push_back(rail == rails_.end() ? kNoRail
-                                                  : static_cast<uint32_t>(rail - rails_.begin()));
+                                                   : static_cast<uint32_t>(rail - rails_.begin()));
   }
 }
 
@@ -88,39 +96,41 @@ Result<uint32_t> VerbsNetwork::open_link(std::span<const std::byte> bytes) {
   if (!sockets_.reaches(*address)) {
     return fail(Errc::kUnreachable, "verbs: no address of the peer's kind here");
   }
-  auto free = std::find_if(links_.begin(), links_.end(), [](const Link& l) { return !l.open; });
-  if (free == links_.end()) free = links_.insert(free, Link{});
-  *free = Link{.to = *std::move(address), .open = true};
+  auto free = std::find_if(control_peers_.begin(), control_peers_.end(),
+                           [](const ControlPeer& l) { return !l.open; });
+  if (free == control_peers_.end()) free = control_peers_.insert(free, ControlPeer{});
+  *free = ControlPeer{.to = *std::move(address), .open = true};
   for (const auto& rail : rails_) rail->expect_peer(true);
-  return static_cast<uint32_t>(free - links_.begin());
+  return static_cast<uint32_t>(free - control_peers_.begin());
 }
 
 void VerbsNetwork::close_link(uint32_t link) noexcept {
-  if (link >= links_.size() || !links_[link].open) return;
-  links_[link].open = false;
+  if (link >= control_peers_.size() || !control_peers_[link].open) return;
+  control_peers_[link].open = false;
   for (const auto& rail : rails_) rail->expect_peer(false);
 }
 
 bool VerbsNetwork::send(uint32_t link, std::span<const std::byte> datagram) noexcept {
-  if (link >= links_.size() || !links_[link].open) return false;
+  if (link >= control_peers_.size() || !control_peers_[link].open) return false;
   if (datagram.empty() || datagram.size() > kControlBytesMax) return false;
   uint32_t down = 0;
   for (uint32_t i = 0; i < rail_of_socket_.size(); ++i) {
     const uint32_t rail = rail_of_socket_[i];
     if (rail != kNoRail && !rails_[rail]->up()) down |= 1u << i;
   }
-  return sockets_.send(links_[link], datagram, down);
+  return sockets_.send(control_peers_[link], datagram, down);
 }
 
-/// A look at the sockets is a system call: not in every turn of an engine that is busy.
+/// Reading the sockets is a system call, so a busy engine does it only every few turns.
 uint32_t VerbsNetwork::receive(std::span<std::byte> out) noexcept {
   if (!read_sockets_ && ++turns_ % kTurnsPerRead != 0) return 0;
   const auto received = sockets_.receive();
   read_sockets_ = !received.datagram.empty();
-  for (Link& link : links_) {
-    if (!read_sockets_ || !link.open || link.to.instance != received.from) continue;
-    link.unanswered = 0;
-    if (received.socket < link.to.control.size()) link.socket = received.socket;
+  for (ControlPeer& peer : control_peers_) {
+    if (!read_sockets_ || !peer.open || peer.to.instance != received.from) continue;
+    peer.unanswered = 0;
+    if (received.address_index < peer.to.control.size())
+      peer.address_index = received.address_index;
   }
   const size_t size = std::min(received.datagram.size(), out.size());  // cut short, as UDP would
   std::copy_n(received.datagram.begin(), size, out.begin());
@@ -137,10 +147,10 @@ void VerbsNetwork::set_timer(bool on) noexcept {
   ::timerfd_settime(timer_.get(), 0, &when, nullptr);  // also makes it unreadable
 }
 
-/// The descriptors of a device that is gone are readable for ever.
+/// The descriptors of a dead device stay readable and would keep the worker awake.
 void VerbsNetwork::forget(const VerbsRail& rail) noexcept {
   for (const int fd : {rail.port().channel()->fd, rail.port().context()->async_fd}) {
-    ::epoll_ctl(wait_.get(), EPOLL_CTL_DEL, fd, nullptr);  // once is enough, more is harmless
+    ::epoll_ctl(wait_.get(), EPOLL_CTL_DEL, fd, nullptr);  // repeated calls fail with ENOENT
   }
 }
 

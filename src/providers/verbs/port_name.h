@@ -1,14 +1,20 @@
 #pragma once
 
-#include <span>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <fabric/result.h>
-#include <fabric/verbs.h>
 
 namespace fabric::verbs {
 
-/// The other direction of network(). Fails with kInvalidArgument and the name of the option.
-Result<Options> parse_options(std::span<const std::string> devices);
+/// A port of an RDMA device, as Network::devices names it: "mlx5_0" or "mlx5_1:2".
+struct PortName {
+  std::string device{};
+  uint8_t port = 1;
+};
+
+/// Fails with kInvalidArgument ("networks.devices") when the text is not such a name.
+Result<PortName> parse_port_name(std::string_view text);
 
 }  // namespace fabric::verbs

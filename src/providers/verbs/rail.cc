@@ -24,14 +24,14 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
                 std::clamp<uint64_t>(device_->state().attributes.max_msg_sz, 4096, 1u << 30)},
       queues_{std::move(queue)},
       receives_(device_->options().receive_depth),
-      // As it is: most of it is never touched.
+      // Left uninitialised: most of these pages are never touched.
       shifts_(std::make_unique_for_overwrite<uint64_t[]>(kMemoryMax)) {
   for (uint32_t i = 0; i < kChain; ++i) {
     sends_[i].sg_list = &sources_[i];
     sends_[i].next = i + 1 < kChain ? &sends_[i + 1] : nullptr;
   }
   for (size_t i = 0; i + 1 < receives_.size(); ++i) receives_[i].next = &receives_[i + 1];
-  shifts_[0] = 0;  // a piece without bytes may name no memory at all
+  shifts_[0] = 0;  // a write of no bytes may have no local key
   if (!device_->active()) rail_state(false);
   fill_pool(Direction::kOut);
   fill_pool(Direction::kIn);

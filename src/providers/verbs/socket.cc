@@ -16,9 +16,9 @@ namespace fabric::verbs {
 
 namespace {
 
-constexpr int kBufferBytes = 4 << 20;  // for bursts of large messages; the kernel may give less
-constexpr uint32_t kUnansweredMax = 4;      // datagrams without an answer before another way is tried
-constexpr uint32_t kReadsMax = 64;     // a flood of fragments waits for its turn
+constexpr int kBufferBytes = 4 << 20;   // for bursts of large messages; the kernel may give less
+constexpr uint32_t kUnansweredMax = 4;  // datagrams without an answer before another rail is tried
+constexpr uint32_t kReadsMax = 64;      // datagram parts read from one socket in one call
 
 socklen_t to_sockaddr(const ControlAddress& from, sockaddr_storage& out) {
   std::memset(&out, 0, sizeof(out));
@@ -57,14 +57,14 @@ Result<ControlSockets> ControlSockets::open(std::span<const GidBytes> ips, uint1
                                             uint64_t instance) {
   ControlSockets made;
   made.instance_ = instance;
-  made.buffer_.resize(FragmentHead::kBytes + kFragmentBytes);
+  made.buffer_.resize(DatagramPartHead::kBytes + kDatagramPartBytes);
   for (const GidBytes& ip : ips) {
     ControlAddress address{.ip = ip, .port = made.fds_.empty() ? port : uint16_t{0}};
     UniqueFd fd(
         ::socket(is_ipv4(ip) ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) return fail(Errc::kExhausted, "verbs: control socket", errno);
     const int size = kBufferBytes;
-    // It only helps: less room is more repeats.
+    // Best effort: a smaller buffer only means more retransmissions.
     (void)::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
     sockaddr_storage at{};
     const socklen_t length = to_sockaddr(address, at);
@@ -85,55 +85,58 @@ std::vector<int> ControlSockets::fds() const {
   return out;
 }
 
-/// Rails pair by index, and so do their places. -1: none of ours speaks its kind of address.
-int ControlSockets::local_socket(const Link& link, uint32_t socket) const noexcept {
-  const bool v4 = is_ipv4(link.to.control[socket].ip);
+/// The local socket to send from: that of the same index (rails pair by index), or the next of the
+/// same address family. -1: there is none.
+int ControlSockets::local_socket(const ControlPeer& peer, uint32_t address_index) const noexcept {
+  const bool v4 = is_ipv4(peer.to.control[address_index].ip);
   for (uint32_t i = 0; i < addresses_.size(); ++i) {
-    const auto local = static_cast<uint32_t>((socket + i) % addresses_.size());
+    const auto local = static_cast<uint32_t>((address_index + i) % addresses_.size());
     if (is_ipv4(addresses_[local].ip) == v4) return static_cast<int>(local);
   }
   return -1;
 }
 
 bool ControlSockets::reaches(const Address& address) const noexcept {
-  const Link link{.to = address};
-  for (uint32_t socket = 0; socket < address.control.size(); ++socket) {
-    if (local_socket(link, socket) >= 0) return true;
+  const ControlPeer peer{.to = address};
+  for (uint32_t address_index = 0; address_index < address.control.size(); ++address_index) {
+    if (local_socket(peer, address_index) >= 0) return true;
   }
   return false;
 }
 
-/// Stays where it was received. Goes on to the next one when nothing comes back, and past those that
-/// cannot work; if none can, it stays.
-void ControlSockets::choose(Link& link, uint32_t down) const noexcept {
-  const auto count = static_cast<uint32_t>(link.to.control.size());
-  if (++link.unanswered > kUnansweredMax) {
-    link.unanswered = 0;
-    link.socket = (link.socket + 1) % count;
+/// Keeps the rail on which the peer was last heard from. Moves on to the next after kUnansweredMax
+/// datagrams without an answer, and skips rails that are down; if all are down, the current rail is
+/// kept.
+void ControlSockets::choose(ControlPeer& peer, uint32_t down) const noexcept {
+  const auto count = static_cast<uint32_t>(peer.to.control.size());
+  if (++peer.unanswered > kUnansweredMax) {
+    peer.unanswered = 0;
+    peer.address_index = (peer.address_index + 1) % count;
   }
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t socket = (link.socket + i) % count;
-    const int local = local_socket(link, socket);
+    const uint32_t address_index = (peer.address_index + i) % count;
+    const int local = local_socket(peer, address_index);
     if (local < 0 || (down >> local & 1) != 0) continue;
-    link.socket = socket;
+    peer.address_index = address_index;
     return;
   }
 }
 
-bool ControlSockets::send(Link& link, std::span<const std::byte> datagram, uint32_t down) noexcept {
-  choose(link, down);
-  const int local = local_socket(link, link.socket);
+bool ControlSockets::send(ControlPeer& peer, std::span<const std::byte> datagram,
+                          uint32_t down) noexcept {
+  choose(peer, down);
+  const int local = local_socket(peer, peer.address_index);
   if (local < 0) return true;
   sockaddr_storage at{};
-  const socklen_t length = to_sockaddr(link.to.control[link.socket], at);
-  FragmentHead head{.from = instance_,
-                    .number = next_number_++,
-                    .count = static_cast<uint16_t>(fragments_of(datagram.size())),
-                    .socket = static_cast<uint8_t>(local)};
+  const socklen_t length = to_sockaddr(peer.to.control[peer.address_index], at);
+  DatagramPartHead head{.from = instance_,
+                        .number = next_number_++,
+                        .count = static_cast<uint16_t>(datagram_parts_of(datagram.size())),
+                        .address_index = static_cast<uint8_t>(local)};
   for (; head.index < head.count; ++head.index) {
     auto bytes = encode(head);
-    const auto rest = datagram.subspan(size_t{head.index} * kFragmentBytes);
-    const auto part = rest.first(std::min<size_t>(rest.size(), kFragmentBytes));
+    const auto rest = datagram.subspan(size_t{head.index} * kDatagramPartBytes);
+    const auto part = rest.first(std::min<size_t>(rest.size(), kDatagramPartBytes));
     iovec parts[2] = {{bytes.data(), bytes.size()},
                       {const_cast<std::byte*>(part.data()), part.size()}};
     msghdr message{};
@@ -147,7 +150,7 @@ bool ControlSockets::send(Link& link, std::span<const std::byte> datagram, uint3
   return true;
 }
 
-/// One after another, so that a flood on one rail leaves the others their turn.
+/// Round robin, so that a flood on one rail does not starve the others.
 ControlSockets::Received ControlSockets::receive() noexcept {
   for (size_t i = 0; i < fds_.size(); ++i) {
     const Received received = receive(fds_[next_socket_++ % fds_.size()].get());
@@ -160,13 +163,13 @@ ControlSockets::Received ControlSockets::receive(int fd) noexcept {
   for (uint32_t reads = 0; reads < kReadsMax; ++reads) {
     const ssize_t size = ::recv(fd, buffer_.data(), buffer_.size(), MSG_TRUNC);
     if (size < 0 && errno == EAGAIN) return {};
-    // Interrupted, or an error that came back for something sent: the next one may be good.
+    // EINTR, an ICMP error for an earlier send, or a datagram that is too long: read on.
     if (size < 0 || static_cast<size_t>(size) > buffer_.size()) continue;
     const auto bytes = std::span(buffer_).first(static_cast<size_t>(size));
-    const auto head = decode_fragment(bytes);
+    const auto head = decode_datagram_part(bytes);
     if (!head) continue;
-    const auto whole = assembler_.take(*head, bytes.subspan(FragmentHead::kBytes));
-    if (!whole.empty()) return {head->from, head->socket, whole};
+    const auto whole = assembler_.take(*head, bytes.subspan(DatagramPartHead::kBytes));
+    if (!whole.empty()) return {head->from, head->address_index, whole};
   }
   return {};
 }

@@ -13,22 +13,23 @@
 
 namespace fabric::verbs {
 
-/// Where control datagrams go to.
-struct Link {
+/// One peer as the destination of control datagrams.
+struct ControlPeer {
   Address to{};
-  uint32_t socket = 0;       ///< of its places, the one in use
-  uint32_t unanswered = 0;  ///< datagrams since it was last heard
+  uint32_t address_index = 0;  ///< index of the peer's control address in use
+  uint32_t unanswered = 0;     ///< datagrams sent since one was last received from it
   bool open = false;
 };
 
-/// Control datagrams over UDP, by a socket on every rail. They depend on no queue pair: when all of
-/// those are broken, this is how both sides still find out what was delivered, as long as one rail
-/// carries anything.
+/// Control datagrams over UDP, with one socket per rail. They depend on no queue pair: when all of
+/// them are broken, both sides can still find out what was delivered, as long as one rail works.
+///
+/// Threads: under the state lock.
 class ControlSockets {
  public:
   struct Received {
-    uint64_t from = 0;  ///< instance
-    uint32_t socket = 0;
+    uint64_t from = 0;                      ///< instance
+    uint32_t address_index = 0;             ///< of the sender's control addresses
     std::span<const std::byte> datagram{};  ///< until the next call; empty: nothing is there
   };
 
@@ -40,15 +41,15 @@ class ControlSockets {
   std::vector<int> fds() const;
   bool reaches(const Address& address) const noexcept;
 
-  /// `down`: a bit for every own place whose rail is down. False: no room now. What the network
-  /// cannot carry is lost, as anywhere on its way.
-  bool send(Link& link, std::span<const std::byte> datagram, uint32_t down) noexcept;
+  /// `down`: a bit for every local socket whose rail is down. False: the socket buffer is full. All
+  /// other send errors count as a lost datagram.
+  bool send(ControlPeer& peer, std::span<const std::byte> datagram, uint32_t down) noexcept;
   Received receive() noexcept;
 
  private:
   ControlSockets() = default;
-  int local_socket(const Link& link, uint32_t socket) const noexcept;
-  void choose(Link& link, uint32_t down) const noexcept;
+  int local_socket(const ControlPeer& peer, uint32_t address_index) const noexcept;
+  void choose(ControlPeer& peer, uint32_t down) const noexcept;
   Received receive(int fd) noexcept;
 
   std::vector<UniqueFd> fds_;
@@ -60,8 +61,7 @@ class ControlSockets {
   std::vector<std::byte> buffer_;
 };
 
-/// IP addresses of the rails that datagrams can be sent to; without any (InfiniBand), the host's
-/// own ones.
+/// Routable IP addresses of the rails; when there are none (InfiniBand), those of the host.
 std::vector<GidBytes> own_ips(std::span<const Gid> rails);
 /// Fails with kInvalidArgument, "control_address".
 Result<GidBytes> parse_ip(const std::string& text);

@@ -3,14 +3,14 @@
 
 #include "providers/verbs/handles.h"
 
-// The end of a path: error state, drain, word. Exact failover stands on the order of these steps
+// Tearing down a path: error state, drain, report (kPathDown). Exact failover depends on this order
 // (docs/design/0013-verbs.md).
 
 namespace fabric::verbs {
 
 namespace {
-constexpr int64_t kDrainNs = 2'000'000'000;  // a hundred times what the slowest one took
-// Before that the kernel has to get to it: a job in front may wait for a host that does not answer.
+constexpr int64_t kDrainNs = 2'000'000'000;  // a hundred times the slowest drain that was measured
+// Limit of reaching the error state: that job may be queued after others that block in the kernel.
 constexpr int64_t kErrorNs = 30'000'000'000;
 constexpr size_t kClosedHellosMax = 1024;
 }  // namespace
@@ -35,7 +35,7 @@ void JobResults::close() noexcept {
 }
 
 void VerbsRail::move_to_error_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
-                            uint32_t path) {
+                                    uint32_t path) {
   offload([qp, results = job_results_, direction, path] {
     const int error = qp->to_error();
     results->put({JobResult::Kind::kInError, direction, error, path});
@@ -50,13 +50,13 @@ void VerbsRail::destroy_later(const std::shared_ptr<QueuePair>& qp, Direction di
   });
 }
 
-/// Gives a queue pair back that has nothing outstanding any more.
+/// Destroys a queue pair that has nothing outstanding, and frees its CQEs.
 void VerbsRail::release(std::shared_ptr<QueuePair>& qp, Direction direction) noexcept {
   qp->queue()->reserved -= QueuePair::cqes(direction, device_->options());
   offload([gone = std::exchange(qp, nullptr)] { gone->destroy(); });
 }
 
-// ---- Reasons ------------------------------------------------------------------------------------
+// ---- Error state --------------------------------------------------------------------------------
 
 void VerbsRail::tear_down(OutPath& path) noexcept {
   if (path.state > OutPath::State::kReady) return;
@@ -70,8 +70,8 @@ void VerbsRail::tear_down(OutPath& path) noexcept {
   move_to_error_later(path.qp, Direction::kOut, path.id);
 }
 
-/// From here on nothing is refilled: a receive that is posted behind the error state never comes
-/// back.
+/// Leaving kReady also stops refill(): a receive that is posted after the error state is never
+/// flushed.
 void VerbsRail::tear_down(InPath& path) noexcept {
   if (path.state != InPath::State::kReady) return;
   path.state = InPath::State::kBreaking;
@@ -119,11 +119,11 @@ void VerbsRail::take_job_results() noexcept {
   }
 }
 
-/// Requests that were acknowledged and not signalled never come back. One that is posted behind
-/// the error state does, and behind all others.
+/// Unsignalled requests that were acknowledged never complete, so counting cannot tell when the
+/// drain is done. A marker that is posted after the error state is flushed after all of them.
 void VerbsRail::in_error_state(OutPath& path, int error) noexcept {
   if (path.destroying) return;
-  if (error != 0) {  // it is in no such state, and nothing will come back
+  if (error != 0) {  // the kernel refused the error state: nothing will be flushed
     path.deadline_ns = std::min(path.deadline_ns, driver_.now_ns() + kLastPollsNs);
     return;
   }
@@ -161,9 +161,9 @@ void VerbsRail::check_drain(InPath& path) noexcept {
   move_to_error_later(path.qp, Direction::kIn, path.id);
 }
 
-/// A path whose connection does not stand by now is given up: other rails may serve, and the kernel
-/// may be looking for many neighbours who are gone. A drain that does not end proves nothing; but
-/// behind the end of the queue pair nothing is read or written any more, and that much can be told.
+/// Enforces two timeouts. A connect that has not completed is abandoned, so that traffic can use
+/// another rail. A drain that has not completed is abandoned by destroying the queue pair:
+/// afterwards the NIC accesses no memory through it, but which writes landed is unknown.
 void VerbsRail::check_deadlines() noexcept {
   const int64_t now_ns = driver_.now_ns();
   const auto due = [&](const auto& path) {
@@ -186,7 +186,7 @@ void VerbsRail::check_deadlines() noexcept {
   });
 }
 
-// ---- Words --------------------------------------------------------------------------------------
+// ---- Reports ------------------------------------------------------------------------------------
 
 void VerbsRail::finish(OutPath& path, bool proved) noexcept {
   path.state = OutPath::State::kDown;
@@ -224,8 +224,8 @@ void VerbsRail::finish(InPath& path, bool proved) noexcept {
   release(path.qp, Direction::kIn);
 }
 
-/// Its engine has heard that the end is down. Its hello may come once more, and is known as old for
-/// a while.
+/// The engine has the kPathDown event. An inbound path's hello may be repeated by its sender, so it
+/// is remembered as closed for a while.
 void VerbsRail::forget(const WireEvent& down) {
   if (down.inbound == 0) return out_.erase(down.path);
   const InPath* path = in_.find(down.path);

@@ -55,7 +55,7 @@ Endpoint take_endpoint(ByteReader& reader) {
   reader.require(end.nonce != 0 && grh <= 1);
   reader.require(end.queue_pair != 0 && end.queue_pair <= kNumberMax && end.packet <= kNumberMax);
   reader.require(end.mtu >= 1 && end.mtu <= 5);
-  // Without either there is nowhere to send to.
+  // It must have a GID or a LID.
   reader.require(end.grh ? !is_zero(end.gid) : end.lid != 0);
   return end;
 }
@@ -157,30 +157,31 @@ Result<WireKey> decode_key(std::span<const std::byte> bytes) {
   return whole(reader, key, "verbs: key");
 }
 
-std::array<std::byte, FragmentHead::kBytes> encode(const FragmentHead& head) {
+std::array<std::byte, DatagramPartHead::kBytes> encode(const DatagramPartHead& head) {
   ByteWriter writer;
   writer.u32(kFragmentMagic);
   writer.u64(head.from);
   writer.u32(head.number);
   writer.u16(head.index);
   writer.u16(head.count);
-  writer.u8(head.socket);
-  std::array<std::byte, FragmentHead::kBytes> bytes{};
+  writer.u8(head.address_index);
+  std::array<std::byte, DatagramPartHead::kBytes> bytes{};
   std::copy(writer.view().begin(), writer.view().end(), bytes.begin());
   return bytes;
 }
 
-Result<FragmentHead> decode_fragment(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes.first(std::min<size_t>(bytes.size(), FragmentHead::kBytes)));
+Result<DatagramPartHead> decode_datagram_part(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes.first(std::min<size_t>(bytes.size(), DatagramPartHead::kBytes)));
   reader.require(reader.u32() == kFragmentMagic);
-  FragmentHead head;
+  DatagramPartHead head;
   head.from = reader.u64();
   head.number = reader.u32();
   head.index = reader.u16();
   head.count = reader.u16();
-  head.socket = reader.u8();
-  reader.require(head.from != 0 && head.index < head.count && head.socket < kControlAddressesMax);
-  return whole(reader, head, "verbs: fragment");
+  head.address_index = reader.u8();
+  reader.require(head.from != 0 && head.index < head.count &&
+                 head.address_index < kControlAddressesMax);
+  return whole(reader, head, "verbs: datagram part");
 }
 
 }  // namespace fabric::verbs

@@ -10,23 +10,23 @@
 
 #include "providers/verbs/gids.h"
 
-// Every byte that one engine's verbs network says to another's. What is decoded here is from
-// outside: whole and in range, or kBadFormat.
+// The wire formats of the verbs network. Decoded bytes come from outside and are not trusted: they
+// are complete and in range, or the result is kBadFormat.
 
 namespace fabric::verbs {
 
 inline constexpr uint32_t kNumberMax = (1u << 24) - 1;  ///< queue pairs and packets have 24 bits
 inline constexpr uint32_t kControlAddressesMax = kRailsMax;
 
-/// Where control datagrams are received.
+/// Where a socket receives control datagrams.
 struct ControlAddress {
-  GidBytes ip{};  ///< in the form of IPv6
+  GidBytes ip{};  ///< IPv6, or IPv4-mapped
   uint16_t port = 0;
 
   bool operator==(const ControlAddress&) const = default;
 };
 
-/// How a network is reached: a place on every rail.
+/// How a network is reached: one control address per rail.
 struct Address {
   uint64_t instance = 0;  ///< random, one per opened network
   uint8_t rails = 0;
@@ -37,15 +37,15 @@ struct Address {
 std::vector<std::byte> encode(const Address& address);
 Result<Address> decode_address(std::span<const std::byte> bytes);
 
-/// One end of a connection, as its other end has to know it.
+/// One end of a connection, as the other end needs it.
 struct Endpoint {
-  uint64_t nonce = 0;  ///< of this life of the queue pair; its number may come again
+  uint64_t nonce = 0;  ///< of this connection; QP numbers are reused
   uint32_t queue_pair = 0;
-  uint32_t packet = 0;  ///< the first packet's number, random: old packets do not fit
+  uint32_t packet = 0;  ///< initial PSN, random: packets of an old connection do not match
   GidBytes gid{};
   uint16_t lid = 0;  ///< InfiniBand
   uint8_t mtu = 0;   ///< 1..5: 256..4096
-  bool grh = true;   ///< RoCE always has it
+  bool grh = true;   ///< global routing header; always on RoCE
 
   bool operator==(const Endpoint&) const = default;
 };
@@ -65,8 +65,8 @@ struct PathAnswer {
 std::vector<std::byte> encode(const PathAnswer& answer);
 Result<PathAnswer> decode_answer(std::span<const std::byte> bytes);
 
-/// What a write needs beside the offset. Regions begin at an address of their own choice below
-/// kBaseMax, so both fit in the number that a WriteOp carries.
+/// An rkey and the IOVA at which the region begins, which is at most kBaseMax, so that both fit in
+/// WriteOp::remote_key.
 struct WireKey {
   static constexpr uint32_t kBaseMax = (1u << 30) - 1;
   uint32_t key = 0, base = 0;
@@ -76,15 +76,15 @@ struct WireKey {
 std::vector<std::byte> encode(const WireKey& key);
 Result<WireKey> decode_key(std::span<const std::byte> bytes);
 
-/// In front of every fragment of a control datagram.
-struct FragmentHead {
+/// The header of every part of a control datagram.
+struct DatagramPartHead {
   static constexpr uint32_t kBytes = 21;
   uint64_t from = 0;    ///< instance
   uint32_t number = 0;  ///< of the datagram
   uint16_t index = 0, count = 0;
-  uint8_t socket = 0;  ///< of the sender: there it can be answered
+  uint8_t address_index = 0;  ///< index of the sender's control address; answers go there
 };
-std::array<std::byte, FragmentHead::kBytes> encode(const FragmentHead& head);
-Result<FragmentHead> decode_fragment(std::span<const std::byte> bytes);
+std::array<std::byte, DatagramPartHead::kBytes> encode(const DatagramPartHead& head);
+Result<DatagramPartHead> decode_datagram_part(std::span<const std::byte> bytes);
 
 }  // namespace fabric::verbs

@@ -1,4 +1,4 @@
-// One owner: a second one would end the first one's life.
+// One owner: the destructor of a copy would close the original.
 // refused: deleted
 #include <utility>
 

@@ -1,4 +1,4 @@
-// A failure that nobody looks at is the one that costs a night.
+// An ignored failure surfaces later, far from its cause.
 // refused: unused-result|nodiscard
 #include <fabric/engine.h>
 

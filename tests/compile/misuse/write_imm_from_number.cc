@@ -1,4 +1,4 @@
-// A key is something the receiver handed out, never a number that somebody made up.
+// A counter key comes from the receiver; a number is not a key.
 // refused: convert|conversion
 #include <fabric/transfer.h>
 

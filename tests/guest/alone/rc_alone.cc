@@ -1,7 +1,7 @@
-// Reliable connections alone, without a line of the library: four at once, each way on both rails,
-// with writes whose immediates are consecutive numbers. A device that keeps its word brings each of
-// them once and in order. On a cable that is longer than it waits for an acknowledgement SoftRoCE
-// does not (docs/verbs.md):
+// Reliable connections without this library: four at once, each way on both rails, with writes
+// whose immediates are consecutive numbers. A correct device delivers each of them once and in
+// order. SoftRoCE does not when the cable's delay exceeds its acknowledgement timeout
+// (docs/verbs.md):
 //
 //   rc_alone TIMEOUT_CODE RETRIES SECONDS
 //
@@ -40,7 +40,7 @@ struct Settings {
   std::_Exit(2);
 }
 
-/// One end. Nothing of it is given back: the process ends with it.
+/// One end. Nothing is released: the process exits with it.
 struct End {
   explicit End(const char* device) : bytes(size_t{kInFlight} * kSlotBytes) {
     int count = 0;

@@ -44,10 +44,10 @@ ibv_context* VerbsInterposer::open_device(ibv_device* device) {
   ibv_context* const context = all.real_.open_device(device);
   if (context == nullptr) return nullptr;
   all.nics_[context] = {.host = host_of(device),
-                         .rail = rail_of(device),
-                         .post_send = context->ops.post_send,
-                         .post_recv = context->ops.post_recv,
-                         .poll_cq = context->ops.poll_cq};
+                        .rail = rail_of(device),
+                        .post_send = context->ops.post_send,
+                        .post_recv = context->ops.post_recv,
+                        .poll_cq = context->ops.poll_cq};
   context->ops.post_send = post_send;
   context->ops.post_recv = post_recv;
   context->ops.poll_cq = poll_cq;
@@ -85,7 +85,7 @@ int VerbsInterposer::modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
     lock.unlock();
     std::this_thread::sleep_for(time);
     lock.lock();
-    const int code = all.to_error(qp, state);  // whoever asks for it keeps it until then
+    const int code = all.to_error(qp, state);  // the caller keeps `qp` alive
     state.silent_until = Clock::now() + time;
     return code;
   }
@@ -124,7 +124,7 @@ int VerbsInterposer::post_send(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad
     all.corrupt_from_ = all.corrupt_to_ = UINT32_MAX;
     corrupted->wr.rdma.rkey ^= 0x5a00;
   }
-  // Before they leave: they may have arrived when the call returns.
+  // Before the call: they may have been delivered when it returns.
   std::deque<uint32_t>& imms = all.imms_[{nic.host, state.rail, qp->qp_num}];
   const auto added = imms_of(first);
   imms.insert(imms.end(), added.begin(), added.end());
@@ -175,15 +175,15 @@ void VerbsInterposer::watch(QpState& state, const ibv_wc& completion) {
     ++state.taken;
     return;
   }
-  // One that came before, or one behind others that are missing. Which of the two does not always
-  // show: a key that is free again is used again.
+  // A duplicate, or one that comes after missing ones. Which of the two is not always known,
+  // because counter keys are reused.
   const auto at = std::ranges::find(imms, completion.imm_data);
-  ADD_FAILURE() << "the device has brought an immediate that was not next: rail " << state.rail
-                << ", from host " << state.far_host << ", behind " << state.taken << " in order and "
+  ADD_FAILURE() << "the device delivered an immediate out of order: rail " << state.rail
+                << ", from host " << state.far_host << ", after " << state.taken << " in order and "
                 << state.errors << " errors, number " << at - imms.begin() << " of " << imms.size()
-                << " on their way";
+                << " in flight";
   if (at != imms.end()) imms.erase(imms.begin(), at + 1);
-  std::ofstream{kDeviceFault} << "an immediate that was not next\n";
+  std::ofstream{kDeviceFault} << "an immediate out of order\n";
 }
 
 int VerbsInterposer::take(Nic& nic, ibv_cq* queue, std::span<ibv_wc> out) {
@@ -195,7 +195,7 @@ int VerbsInterposer::take(Nic& nic, ibv_cq* queue, std::span<ibv_wc> out) {
   return got;
 }
 
-/// Everything is taken from the device, and what belongs to a queue pair that is silent stays here.
+/// Polls everything from the device, and holds back completions of queue pairs that are silent.
 int VerbsInterposer::poll_cq(ibv_cq* queue, int room, ibv_wc* out) {
   VerbsInterposer& all = get();
   const std::lock_guard lock(all.mutex_);
@@ -237,7 +237,8 @@ int VerbsInterposer::get_async_event(ibv_context* context, ibv_async_event* even
   return 0;
 }
 
-/// The library counts those of a queue pair, and would wait for what the kernel never raised.
+/// libibverbs counts the acknowledged events of a queue pair and waits for them when it is
+/// destroyed, so events that the kernel never raised must not be acknowledged there.
 void VerbsInterposer::ack_async_event(ibv_async_event* event) {
   VerbsInterposer& all = get();
   const std::lock_guard lock(all.mutex_);
@@ -260,9 +261,8 @@ void VerbsInterposer::post_withheld(ibv_qp* qp, QpState& state) {
   state.withheld.clear();
 }
 
-/// A card that goes into the error state gives back all receives. Those that were withheld are
-/// posted behind it, so that nothing lands in them, and the state is asked for again, as for all
-/// receives behind it.
+/// In the error state a NIC flushes all receives. Withheld ones are posted after it, so that
+/// nothing lands in them, and the state is requested again, which flushes those too.
 int VerbsInterposer::to_error(ibv_qp* qp, QpState& state) {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
@@ -285,8 +285,9 @@ std::vector<ibv_qp*> VerbsInterposer::find(uint32_t from, uint32_t to, uint32_t 
   return found;
 }
 
-/// Of a queue pair that is about to stop.
-std::chrono::nanoseconds VerbsInterposer::error_state_delay(const ibv_qp* qp, const QpState& state) const {
+/// How long a queue pair that is about to stop goes on receiving.
+std::chrono::nanoseconds VerbsInterposer::error_state_delay(const ibv_qp* qp,
+                                                            const QpState& state) const {
   const auto slow = slow_.find(nics_.at(qp->context).host);
   if (slow == slow_.end() || state.sends || !is_open(qp)) return {};
   return slow->second;

@@ -13,14 +13,12 @@
 
 #include "providers/verbs/library.h"
 
-// Between the network and the RDMA devices: who has which queue pair, and what a test has done to
-// it. The devices beneath are real; what happens to a queue pair here is what a card does. Device
-// xb1 is rail 1 of host b; hosts are counted from 0.
+// Interposes on libibverbs, between the network and real RDMA devices, to inject faults: what it
+// does to a queue pair is what a NIC can do. Device xb1 is rail 1 of host b; hosts count from 0.
 //
-// The devices are watched: a queue pair's immediates have to come out in the order in which they
-// were posted, none of them left out and none twice. SoftRoCE does not always keep to that
-// (docs/verbs.md). It fails the test in those words, and leaves kDeviceFault for inside.sh, which
-// plays everything once more.
+// It also checks the devices: a queue pair's immediates must be delivered once each, in the order
+// in which they were posted. SoftRoCE does not always do that (docs/verbs.md). Then the test fails
+// with a message that says so, and the file kDeviceFault makes inside.sh run the suite once more.
 
 namespace fabric::test {
 
@@ -29,22 +27,21 @@ class VerbsInterposer {
   static constexpr const char* kDeviceFault = "/tmp/device-fault";  ///< in the guest's own memory
   enum class End : uint8_t { kSender, kTarget };
 
-  /// In front of libibverbs from the first call on.
+  /// Interposes from the first call on.
   static VerbsInterposer& get();
 
-  /// Puts one end of the paths from one host to another into the error state, on this rail of the
+  /// Moves one end of the paths from one host to another to the error state, on this rail of the
   /// sender. Returns how many there were.
   uint32_t break_path(uint32_t from, uint32_t to, uint32_t rail, End end);
-  /// The next write from one host to another that has bytes goes out with another key.
+  /// The next write with bytes from one host to another is posted with a wrong rkey.
   void corrupt_rkey(uint32_t from, uint32_t to);
-  /// Receives that this host posts do not reach its cards, until it ends; then all of them do.
+  /// While on, receives that this host posts are withheld from its NICs.
   void withhold_receives(uint32_t host, bool on);
-  /// Its cards take so long to stop a queue pair that receives, which goes on as before until then,
-  /// and as long again until they put out what came in and what comes back. None: as quick as it
-  /// is.
+  /// Its NICs go on receiving for `time` after a queue pair is moved to the error state, and
+  /// deliver the completions of that time, and the flushes, as much later again. Zero: no delay.
   void delay_error_state(uint32_t host, std::chrono::nanoseconds time);
-  /// The card tells its owner that the queue pairs of this end failed, or that its port is down or
-  /// up again. It says so, whatever is true.
+  /// Raises an event of the NIC: the queue pairs of this end failed, or the port is down or up.
+  /// Their real state does not change.
   void raise_qp_fatal(uint32_t from, uint32_t to, uint32_t rail, End end);
   void raise_port_event(uint32_t host, uint32_t rail, bool up);
 
@@ -55,17 +52,17 @@ class VerbsInterposer {
     int (*post_send)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) = nullptr;
     int (*post_recv)(ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) = nullptr;
     int (*poll_cq)(ibv_cq*, int, ibv_wc*) = nullptr;
-    std::deque<ibv_async_event> raised{};            ///< and not heard yet
-    std::map<ibv_cq*, std::deque<ibv_wc>> late{};  ///< completions that are not given out yet
+    std::deque<ibv_async_event> raised{};          ///< not read yet
+    std::map<ibv_cq*, std::deque<ibv_wc>> late{};  ///< completions held back
   };
   struct QpState {
     uint32_t rail = 0;
     bool sends = false;
     uint32_t far_host = UINT32_MAX, far_rail = 0;  ///< once it is connected
     uint32_t far_number = 0;
-    uint64_t taken = 0, errors = 0;    ///< receives that came back
-    std::vector<uint64_t> withheld{};  ///< receives, by their ids
-    Clock::time_point silent_until{};  ///< no completion of it is given out before
+    uint64_t taken = 0, errors = 0;    ///< completed receives
+    std::vector<uint64_t> withheld{};  ///< wr_ids of receives
+    Clock::time_point silent_until{};  ///< its completions are held back until then
   };
 
   VerbsInterposer();
@@ -93,12 +90,12 @@ class VerbsInterposer {
   std::map<ibv_context*, Nic> nics_;
   std::map<ibv_qp*, QpState> qp_states_;
   std::map<std::pair<ibv_context*, uint32_t>, ibv_qp*> numbers_;
-  /// Immediates on their way, by host, rail and number of the queue pair that sends them.
+  /// Immediates in flight, by host, rail and number of the sending queue pair.
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<uint32_t>> imms_;
   uint32_t corrupt_from_ = UINT32_MAX, corrupt_to_ = UINT32_MAX;
   uint32_t not_ready_ = UINT32_MAX;                    ///< a host
   std::map<uint32_t, std::chrono::nanoseconds> slow_;  ///< by host
-  std::vector<ibv_async_event> delivered_;  ///< of what was only said, until it is acknowledged
+  std::vector<ibv_async_event> delivered_;  ///< injected events that are not acknowledged yet
 };
 
 }  // namespace fabric::test

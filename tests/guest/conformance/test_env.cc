@@ -4,20 +4,19 @@
 #include <fabric/verbs.h>
 
 #include "conformance/verbs_cases.h"
-#include "harness/real_time_env.h"
 #include "conformance/verbs_networks.h"
 #include "guest/conformance/interposer.h"
 #include "guest/links.h"
+#include "harness/real_time_env.h"
 
-// The conformance suite on RDMA devices: in the guest on three hosts, with everything that can be
-// made to go wrong between them; on a machine with cards the engines meet on those, and nothing
-// goes wrong on purpose.
+// The conformance suite on RDMA devices: in the guest on three hosts, with every fault that can be
+// injected between them; on a machine with NICs the engines use those, without faults.
 
 namespace fabric::test {
 namespace {
 
-/// One way, while there is trouble. Long enough for an engine of the guest to do something while
-/// its writes are under way, and short for a card that waits for an acknowledgement.
+/// One-way delay while faults are injected. Long enough for an engine of the guest to act while its
+/// writes are in flight, and short compared with a NIC's timeout.
 constexpr Nanos kCable = 4ms;
 
 std::string port_of(uint32_t host, uint32_t rail) {
@@ -34,7 +33,7 @@ class GuestFaults final : public FaultInjector {
   void begin() {
     each_rail([](uint32_t rail) {
       for (const uint32_t host : {0, 1, 2}) set_delay("s" + port_of(host, rail), kCable);
-      // So that a part of what leaves here can be lost from one moment to the next.
+      // So that a band can be dropped without starting a program.
       for (const uint32_t host : {0, 1}) set_control_netem(port_of(host, rail), "");
     });
     active_ = true;
@@ -51,7 +50,7 @@ class GuestFaults final : public FaultInjector {
     heal_all();
   }
 
-  /// At the second one's end of its cables: nobody else is meant.
+  /// At the second host's ends of its cables; only these two hosts use them in such a test.
   void cut(uint32_t, uint32_t other, Phase phase) override {
     each_rail([&](uint32_t rail) {
       const std::string port = port_of(other, rail);
@@ -69,8 +68,10 @@ class GuestFaults final : public FaultInjector {
     set_link(port_of(host, rail), phase == Phase::kEnd);
   }
   void break_path(uint32_t from, uint32_t to, uint32_t rail, Side side) override {
-    const auto end = side == Side::kSender ? VerbsInterposer::End::kSender : VerbsInterposer::End::kTarget;
-    EXPECT_GT(VerbsInterposer::get().break_path(from, to, rail, end), 0u) << "there is no such path";
+    const auto end =
+        side == Side::kSender ? VerbsInterposer::End::kSender : VerbsInterposer::End::kTarget;
+    EXPECT_GT(VerbsInterposer::get().break_path(from, to, rail, end), 0u)
+        << "there is no such path";
   }
   void kill(uint32_t host) override {
     for (const auto& process : processes_(host)) process->kill();
@@ -88,7 +89,9 @@ class GuestFaults final : public FaultInjector {
   void not_ready(uint32_t host, Phase phase) override {
     VerbsInterposer::get().withhold_receives(host, phase == Phase::kBegin);
   }
-  void wrong_key(uint32_t from, uint32_t to) override { VerbsInterposer::get().corrupt_rkey(from, to); }
+  void wrong_key(uint32_t from, uint32_t to) override {
+    VerbsInterposer::get().corrupt_rkey(from, to);
+  }
 
  private:
   void each_rail(const std::function<void(uint32_t)>& act) const {
@@ -109,7 +112,8 @@ class GuestEnv final : public RealTimeEnv {
     std::string parameters;
     const auto percent = [](double part) { return std::to_string(100 * part) + "% "; };
     if (options.drop_control > 0) parameters += "loss " + percent(options.drop_control);
-    if (options.duplicate_control > 0) parameters += "duplicate " + percent(options.duplicate_control);
+    if (options.duplicate_control > 0)
+      parameters += "duplicate " + percent(options.duplicate_control);
     if (options.reorder_control > 0) {
       parameters += "delay 3ms reorder " + percent(1 - options.reorder_control);
     }
@@ -121,10 +125,10 @@ class GuestEnv final : public RealTimeEnv {
 
  private:
   std::vector<Network> networks(uint32_t host) const override {
-    verbs::Options usual{.timeout_code = kTimeoutCode, .retry_count = kRetries};
-    for (uint32_t rail = 0; rail < rails_; ++rail)
-      usual.devices.push_back("x" + port_of(host, rail));
-    return verbs_networks(usual, options_);
+    std::vector<std::string> ports;
+    for (uint32_t rail = 0; rail < rails_; ++rail) ports.push_back("x" + port_of(host, rail));
+    return verbs_networks(std::move(ports), {.timeout_code = kTimeoutCode, .retry_count = kRetries},
+                          options_);
   }
 
   const TestEnvOptions options_;
@@ -144,13 +148,14 @@ std::vector<std::string> all_devices() {
 
 class HardwareEnv final : public RealTimeEnv {
  public:
-  HardwareEnv(uint32_t rails, const TestEnvOptions& options) : RealTimeEnv(options), rails_(rails) {}
+  HardwareEnv(uint32_t rails, const TestEnvOptions& options)
+      : RealTimeEnv(options), rails_(rails) {}
 
  private:
   std::vector<Network> networks(uint32_t) const override {
     auto devices = all_devices();
     devices.resize(rails_);
-    return {verbs::network({.devices = devices})};
+    return {{.provider = "verbs", .devices = devices}};
   }
 
   const uint32_t rails_;

@@ -37,7 +37,7 @@ bool mapped(void* address) {
   return ::mincore(address, kPage, &in) == 0;
 }
 
-/// 0 when `body` says so in a child; a child that hangs is ended by its alarm.
+/// 0 when `body` returns true in a child; SIGALRM kills a child that hangs.
 int in_child(const std::function<bool()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -143,7 +143,7 @@ TEST(SharedPages, ThatAreLeakedStay) {
     pages->leak();
   }
   EXPECT_TRUE(mapped(address));
-  EXPECT_TRUE(SharedPages::find(address, kPage)) << "nobody else gets the address";
+  EXPECT_TRUE(SharedPages::find(address, kPage)) << "the address is not reused";
 }
 
 TEST(SharedPages, AssignedOverAreUnmapped) {

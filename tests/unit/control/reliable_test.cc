@@ -126,7 +126,7 @@ TEST(ReliableChannel, OffersAgainWhatCouldNotBeSent) {
   EXPECT_FALSE(out.again) << "it never left";
   EXPECT_EQ(channel.next_time(), 110) << "the delay did not grow";
   channel.on_ack(1, 0);
-  channel.unsent(1);  // Gone already.
+  channel.unsent(1);  // Acknowledged already.
   channel.unsent(99);
   EXPECT_EQ(channel.unacknowledged(), 0u);
 }

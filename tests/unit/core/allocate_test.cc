@@ -112,7 +112,7 @@ TEST_P(Allocate, WithoutAProofItsPagesAreLeakedOnPurpose) {
   EXPECT_EQ(logged("memory is leaked"), 1u);
   EXPECT_TRUE(mapped(address));
   world.run_for(5s);
-  EXPECT_TRUE(mapped(address)) << "nobody is left to unmap it, also when the proof is there";
+  EXPECT_TRUE(mapped(address)) << "nothing is left to unmap it, even after the proof";
   EXPECT_EQ(SharedPages::find(address, kSize).has_value(), GetParam());
 }
 

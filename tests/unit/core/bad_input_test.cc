@@ -13,8 +13,8 @@
 
 #include "support/log_guard.h"
 
-// Every wrong argument gets its own answer: a code, the argument's name, nothing posted, and nobody
-// else disturbed.
+// Every wrong argument has its own error: a code, the name of the argument, nothing posted, and no
+// effect on other calls.
 
 namespace fabric {
 namespace {
@@ -705,7 +705,7 @@ TEST_F(BadInput, ClosedEngineAnswersEveryCall) {
   EXPECT_EQ(a.progress(), 0u);
   EXPECT_EQ(peers.size(), 1u);
   world.run_for(1s);
-  EXPECT_TRUE(b.peers().empty()) << "the peer heard of it";
+  EXPECT_TRUE(b.peers().empty()) << "the peer was told by a goodbye";
 }
 
 TEST_F(BadInput, MovedEngineAndHandlesAreInert) {

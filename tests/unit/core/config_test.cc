@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Sets a variable for as long as it lives.
+/// Sets an environment variable for its scope.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -42,7 +42,9 @@ Error refusal(const Config& config) { return effective_config(config).error(); }
 
 Error refusal(const char* variable, const char* value) {
   const Variable set(variable, value);
-  return refusal(Config{});
+  Config config;
+  config.log_sink = test::test_log_sink();
+  return refusal(config);
 }
 
 TEST(Config, TheDefaultsAreGood) { EXPECT_TRUE(effective_config({})); }
@@ -284,11 +286,52 @@ TEST(Environment, AValueOutOfRangeNamesTheField) {
 TEST(Environment, AnUnknownVariableIsAnError) {
   for (const char* name : {"FABRICLIB_OPS", "FABRICLIB_", "FABRICLIB_ops_max", "FABRICLIB_LOG_SINK",
                            "FABRICLIB_OPS_MAX_", "FABRICLIB_TESTING"}) {
+    test::expect_log("unknown environment variable");
     const Error error = refusal(name, "1");
     EXPECT_EQ(error.code, Errc::kInvalidArgument) << name;
     EXPECT_STREQ(error.what, name);
+    EXPECT_GT(test::logged("variable=" + std::string(name)), 0u);
   }
-  EXPECT_EQ(refusal("FABRIK_OPS", "1").code, Errc::kOk) << "somebody else's";
+}
+
+TEST(Environment, AnUnknownVariableIsLoggedWithTheNearestKnownOne) {
+  const std::pair<const char*, const char*> typos[] = {
+      {"FABRICLIB_OPS", "FABRICLIB_OPS_MAX"},
+      {"FABRICLIB_ops_max", "FABRICLIB_OPS_MAX"},
+      {"FABRICLIB_OPSMAX", "FABRICLIB_OPS_MAX"},
+      {"FABRICLIB_PEER_MAX", "FABRICLIB_PEERS_MAX"},
+      {"FABRICLIB_DRAIN_TIMOUT", "FABRICLIB_DRAIN_TIMEOUT"},
+      {"FABRICLIB_NETWORK", "FABRICLIB_NETWORKS"},
+      {"FABRICLIB_LOGLEVEL", "FABRICLIB_LOG_LEVEL"},
+      {"FABRICLIB_CLOCKS", "FABRICLIB_CLOCK"}};
+  for (const auto& [name, meant] : typos) {
+    const std::string text = "unknown environment variable, did you mean another? variable=" +
+                             std::string(name) + " nearest=" + meant;
+    test::expect_log(text);
+    EXPECT_STREQ(refusal(name, "1").what, name);
+    EXPECT_EQ(test::logged(text), 1u) << text;
+  }
+  for (const char* name : {"FABRICLIB_NO_SUCH_THING", "FABRICLIB_"}) {
+    test::expect_log("unknown environment variable");
+    EXPECT_STREQ(refusal(name, "1").what, name);
+  }
+  EXPECT_EQ(test::logged("did you mean"), std::size(typos)) << "nothing is near the others";
+}
+
+// Other libraries use FABRIC_ too. Whatever those variables hold, an engine opens as without them.
+TEST(Environment, VariablesOfOtherProgramsDoNotMatter) {
+  const Variable variables[] = {
+      {"FABRIC_OPS_MAX", "many"},   {"FABRIC_NETWORKS", "no such network"},
+      {"FABRIC_NO_SUCH_THING", ""}, {"FABRIC_", "1"},
+      {"FABRIC_TEST_SEED", "x"},    {"FABRICLIB", "1"},
+      {"FABRICLIBS_OPS_MAX", "1"},  {"FABRIK_OPS", "1"}};
+  Config asked;
+  asked.log_sink = test::test_log_sink();
+  const auto config = effective_config(asked);
+  ASSERT_TRUE(config) << config.error().what;
+  EXPECT_EQ(config->ops_max, asked.ops_max);
+  EXPECT_TRUE(config->networks.empty());
+  EXPECT_TRUE(Engine::open(asked, std::make_shared<InlineRuntime>()));
 }
 
 TEST(Environment, TheClockIsForTheProcessAndHasTwoWords) {
@@ -304,6 +347,7 @@ TEST(Environment, ReachesEnginesThatAreOpened) {
   config.log_sink = test::test_log_sink();
   {
     const Variable set("FABRICLIB_NO_SUCH_THING", "1");
+    test::expect_log("variable=FABRICLIB_NO_SUCH_THING");
     const auto engine = Engine::open(config, std::make_shared<InlineRuntime>());
     EXPECT_EQ(engine.error().code, Errc::kInvalidArgument);
     EXPECT_STREQ(engine.error().what, "FABRICLIB_NO_SUCH_THING");

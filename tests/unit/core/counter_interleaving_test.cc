@@ -31,7 +31,7 @@ constexpr unsigned long long kTrapFlag = 0x100;
 
 // A trap costs microseconds, and every place needs all the traps before it. This many pay for
 // nearly every instruction of an optimised build. In others the places before locked instructions
-// are all tried, since only there can the victim lose what it believes, and the rest is sampled
+// are all tried, since only there can the victim's view become stale, and the others are sampled
 // evenly.
 constexpr uint64_t kTrapsMax = 8'000;
 
@@ -68,8 +68,8 @@ void on_trap(int, siginfo_t*, void* raw) {
   overtaking.intruder.run(overtaking.intruder.self);
 }
 
-/// Runs the victim and, after `at` of its instructions, the intruder. Out of line and behind
-/// barriers, because the compiler cannot know that a change of the flags calls somebody.
+/// Runs the victim and, after `at` of its instructions, the intruder. Out of line and between
+/// barriers, because the compiler cannot know that a change of the flags calls a handler.
 [[gnu::noinline]] void overtake(uint64_t at, Call victim, Call intruder) {
   struct sigaction action {};
   struct sigaction before {};
@@ -239,7 +239,7 @@ struct ExpectMeetsTheEnd : TableFixture {
   void intruder() { Ending::come(table, key); }
   void check() {
     if (refused == Errc::kOk) {
-      ASSERT_EQ(ended, 1u) << "armed on a life that has ended";
+      ASSERT_EQ(ended, 1u) << "armed on a generation that has ended";
       refused = ends[0].code;
     } else {
       ASSERT_EQ(ended, 0u);
@@ -271,7 +271,7 @@ struct LastArrivalMeetsTheNextExpectation : TableFixture {
   void intruder() { armed_again = table.expect(key, 3, 2).has_value(); }
   void check() {
     ASSERT_EQ(ended, 1u);
-    ASSERT_EQ(ends[0].cookie, 1u) << "told the wrong one";
+    ASSERT_EQ(ends[0].cookie, 1u) << "completed the wrong one";
     ASSERT_TRUE(armed_again || table.expect(key, 3, 2).has_value());
     arrive(key, 1, 2);
     ASSERT_EQ(ended, 1u);
@@ -380,7 +380,7 @@ struct ArrivalMeetsTheMask : TableFixture {
 };
 TEST(CounterInterleaving, MaskingAddsWhatTheMemberDidNot) { at_every_place<ArrivalMeetsTheMask>(); }
 
-// The slot of the member comes back while an arrival of its last life still passes its count on.
+// The slot of the member is reused while an arrival of its last generation still forwards.
 struct ArrivalMeetsTheNextLink : TableFixture {
   CounterKey parent, other, member, next{};
   ArrivalMeetsTheNextLink() : TableFixture(4), parent(fresh()), other(fresh()), member(fresh()) {
@@ -405,7 +405,7 @@ struct ArrivalMeetsTheNextLink : TableFixture {
   }
   void check() {
     ASSERT_EQ(table.count(parent), counted ? 1u : 0u);
-    ASSERT_EQ(table.count(other), 0u) << "passed on to the parent of another life";
+    ASSERT_EQ(table.count(other), 0u) << "forwarded to the parent of another generation";
   }
 };
 TEST(CounterInterleaving, CountsAreForwardedToTheParentOfTheirGeneration) {
@@ -442,7 +442,7 @@ TEST(CounterInterleaving, LateCancelDoesNotDisturbTheReader) {
 }
 
 // Moving the member waits for an arrival that still needs the old parent, so it comes from a thread
-// of its own; the arrival stands still until the move is done or is plainly waiting.
+// of its own; the arrival pauses until the move is done or is plainly waiting.
 struct ArrivalMeetsAMove : TableFixture {
   CounterKey before, after, member;
   std::atomic<bool> go{false}, moved{false};
@@ -471,8 +471,8 @@ struct ArrivalMeetsAMove : TableFixture {
   void check() {
     mover.join();
     ASSERT_EQ(table.count(member), 1u);
-    ASSERT_EQ(table.count(after), 1u) << "passed on twice, or not at all";
-    ASSERT_EQ(table.count(before), at_unlink) << "passed on after the unlink had returned";
+    ASSERT_EQ(table.count(after), 1u) << "forwarded twice, or not at all";
+    ASSERT_EQ(table.count(before), at_unlink) << "forwarded after the unlink had returned";
   }
 };
 TEST(CounterInterleaving, MoveWaitsForWhatTheOldParentIsDue) {

@@ -35,7 +35,9 @@ class CounterTableTest : public testing::Test {
     const std::vector<uint32_t> imms(shards, make_imm(key, cut));
     return table.arrive(imms);
   }
-  Armed expect(CounterKey key, uint64_t n, uint32_t cookie) { return *table.expect(key, n, cookie); }
+  Armed expect(CounterKey key, uint64_t n, uint32_t cookie) {
+    return *table.expect(key, n, cookie);
+  }
 
   std::vector<Ended> ended;
   int64_t now_ns = kSecondNs;
@@ -173,7 +175,7 @@ TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
 }
 
 TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextGeneration) {
-  CounterTable one(options(1, 8));  // a single slot: the next key is the next life of the last one
+  CounterTable one(options(1, 8));  // one slot: the next key is its next generation
   const CounterKey old = *one.acquire(now_ns, 0);
   ASSERT_TRUE(one.release(old, now_ns));
   const std::vector<uint32_t> late(1, make_imm(old, 1));
@@ -282,14 +284,14 @@ TEST_F(CounterTableTest, HalfWrapRuleRefusesAKeyInQuarantineAndHandsItOutAfterwa
     EXPECT_EQ(one.live_count(), 0u);
     now_ns = stepped_ns + kRestNs + 1;
     const auto next = one.acquire(now_ns, kRestNs);
-    ASSERT_TRUE(next.has_value()) << "exactly more than the rest has passed";
+    ASSERT_TRUE(next.has_value()) << "just more than the quarantine has passed";
     key = *next;
     EXPECT_EQ(generation(key), (landmark + 4) % 8);
   }
 }
 
-// The promise behind the rule: whoever releases and acquires as fast as it can, no value returns
-// before its rest.
+// The promise of the rule: however fast keys are released and acquired, no value returns before
+// its quarantine ends.
 TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsQuarantineEnds) {
   CounterTable small(options(2, 6));  // 3 slots, 16 generations
   Rng rng(5);
@@ -546,7 +548,7 @@ TEST_F(CounterTableTest, LinkingForwardsOnceWhatIsAlreadyThere) {
   table.set_parent(member, parent);
   EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
   table.set_parent(member, parent);
-  EXPECT_EQ(table.count(parent), 0u) << "linked again: nothing is passed on twice";
+  EXPECT_EQ(table.count(parent), 0u) << "linked again: nothing is forwarded twice";
   arrive(member, 2);
   EXPECT_EQ(table.count(parent), 1u) << "the half from before the link counts";
 }
@@ -595,7 +597,7 @@ TEST_F(CounterTableTest, MaskingAddsExactlyWhatTheMemberOwed) {
       ASSERT_TRUE(table.release(masked, now_ns, &paid));
       ASSERT_EQ(paid, halves / 2);
       table.add(parent, 2 - paid);
-      EXPECT_EQ(arrive(masked, 1, 1), 1u) << "late traffic is stale and not passed on";
+      EXPECT_EQ(arrive(masked, 1, 1), 1u) << "late traffic is stale and not forwarded";
       EXPECT_EQ(table.count(parent), 2u);
       arrive(steady, 1, 2);
       EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
@@ -636,7 +638,7 @@ TEST_F(CounterTableTest, ReleasedParentGetsNothing) {
   two.add(member, 2);
   two.release(other, now_ns);
   const CounterKey reborn = *two.acquire(now_ns, 0);
-  ASSERT_EQ(reborn.wire() % 4, parent.wire() % 4) << "the parent's slot, one life later";
+  ASSERT_EQ(reborn.wire() % 4, parent.wire() % 4) << "the parent's slot, one generation later";
   two.add(member, 2);
   EXPECT_EQ(two.count(reborn), 0u);
   EXPECT_EQ(two.count(member), 4u);

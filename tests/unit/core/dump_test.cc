@@ -154,7 +154,7 @@ TEST_F(Dump, ShowsEveryKindOfOperationByName) {
   EXPECT_TRUE(ops["timer"]["waits_for"].empty());
   EXPECT_EQ(ops["timer"]["remaining_ns"], 999'999'999);
   EXPECT_EQ(ops["expect"]["remaining_ns"], -1) << "it may take for ever";
-  EXPECT_THAT(a.dump(), HasSubstr("no limit left"));
+  EXPECT_THAT(a.dump(), HasSubstr("no deadline"));
 }
 
 TEST_F(Dump, ShowsAnOperationThatDrains) {
@@ -187,7 +187,7 @@ TEST_F(Dump, OfAClosedOrMovedEngineSaysSo) {
   ASSERT_TRUE(a.close());
   EXPECT_EQ(look()["state"], "closed");
   EXPECT_THAT(a.dump(), HasSubstr("closed"));
-  const Engine gone = std::move(a);
+  const Engine moved = std::move(a);
   EXPECT_EQ(look()["state"], "closed");
   EXPECT_THAT(a.dump(), HasSubstr("closed"));
 }

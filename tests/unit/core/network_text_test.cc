@@ -1,89 +1,106 @@
-#include "providers/verbs/port_name.h"
+#include "core/network_text.h"
 
-#include <string_view>
+#include <string>
 
 #include <gtest/gtest.h>
 
-namespace fabric::verbs {
+namespace fabric::core {
 namespace {
 
-std::string refused(std::vector<std::string> devices) {
-  const auto options = parse_options(devices);
-  if (options) return "";
-  EXPECT_EQ(options.error().code, Errc::kInvalidArgument);
-  return options.error().what;
+/// The name of what was refused; empty: nothing was.
+std::string refused(const std::string& text) {
+  const auto network = parse_network(text);
+  if (network) return "";
+  EXPECT_EQ(network.error().code, Errc::kInvalidArgument) << text;
+  return network.error().what;
 }
 
-TEST(VerbsOptions, GoThroughANetworkAndBack) {
-  Options options{.devices = {"mlx5_0", "mlx5_1:2"}, .gid_index = 3, .mtu_bytes = 1024};
-  options.traffic_class = 106;
-  options.service_level = 3;
-  options.pkey_index = 1;
-  options.timeout_code = 18;
-  options.retry_count = 0;
-  options.rnr_retry = 3;
-  options.rnr_timer = 14;
-  options.send_depth = 512;
-  options.receive_depth = 64;
-  options.inline_bytes = 0;
-  options.control_address = "192.0.2.7";
-  options.control_port = 4711;
-  const Network line = network(options);
-  EXPECT_EQ(line.provider, "verbs");
-  const auto back = parse_options(line.devices);
-  ASSERT_TRUE(back) << back.error().what;
-  EXPECT_EQ(back->devices, options.devices);
-  EXPECT_EQ(back->gid_index, 3);
-  EXPECT_EQ(back->mtu_bytes, 1024u);
-  EXPECT_EQ(back->traffic_class, 106u);
-  EXPECT_EQ(back->service_level, 3u);
-  EXPECT_EQ(back->pkey_index, 1u);
-  EXPECT_EQ(back->timeout_code, 18u);
-  EXPECT_EQ(back->retry_count, 0u);
-  EXPECT_EQ(back->rnr_retry, 3u);
-  EXPECT_EQ(back->rnr_timer, 14u);
-  EXPECT_EQ(back->send_depth, 512u);
-  EXPECT_EQ(back->receive_depth, 64u);
-  EXPECT_EQ(back->inline_bytes, 0u);
-  EXPECT_EQ(back->control_address, "192.0.2.7");
-  EXPECT_EQ(back->control_port, 4711u);
-  EXPECT_TRUE(network({}).devices.empty());
+TEST(NetworkText, EveryOptionOfVerbsSurvivesARoundTrip) {
+  const std::string text =
+      "verbs mlx5_0 mlx5_1:2 name=blue rails_max=2 required=0 trusted=1 gid_index=3 mtu_bytes=1024 "
+      "traffic_class=106 service_level=3 pkey_index=1 timeout_code=18 retry_count=0 rnr_retry=3 "
+      "rnr_timer=14 send_depth=512 receive_depth=64 inline_bytes=0 control_address=192.0.2.7 "
+      "control_port=4711";
+  const auto network = parse_network(text);
+  ASSERT_TRUE(network) << network.error().what;
+  EXPECT_EQ(network->provider, "verbs");
+  EXPECT_EQ(network->name, "blue");
+  EXPECT_EQ(network->devices, (std::vector<std::string>{"mlx5_0", "mlx5_1:2"}));
+  EXPECT_EQ(network->rails_max, 2u);
+  EXPECT_FALSE(network->required);
+  EXPECT_TRUE(network->trusted);
+  const auto* options = std::get_if<verbs::Options>(&network->options);
+  ASSERT_NE(options, nullptr);
+  EXPECT_EQ(options->gid_index, 3);
+  EXPECT_EQ(options->mtu_bytes, 1024u);
+  EXPECT_EQ(options->traffic_class, 106u);
+  EXPECT_EQ(options->service_level, 3u);
+  EXPECT_EQ(options->pkey_index, 1u);
+  EXPECT_EQ(options->timeout_code, 18u);
+  EXPECT_EQ(options->retry_count, 0u);
+  EXPECT_EQ(options->rnr_retry, 3u);
+  EXPECT_EQ(options->rnr_timer, 14u);
+  EXPECT_EQ(options->send_depth, 512u);
+  EXPECT_EQ(options->receive_depth, 64u);
+  EXPECT_EQ(options->inline_bytes, 0u);
+  EXPECT_EQ(options->control_address, "192.0.2.7");
+  EXPECT_EQ(options->control_port, 4711u);
+  EXPECT_EQ(to_string(*network), text);
 }
 
-TEST(VerbsOptions, SevenRetriesAreRefusedByName) {
-  // On some devices seven means for ever.
-  EXPECT_EQ(refused({"retry_count=6"}), "");
-  EXPECT_EQ(refused({"retry_count=7"}), "retry_count");
+TEST(NetworkText, OptionsOfShmAndDefaults) {
+  const auto network = parse_network("  shm lanes=2  directory=/run/fabric ");
+  ASSERT_TRUE(network) << network.error().what;
+  const auto* options = std::get_if<shm::Options>(&network->options);
+  ASSERT_NE(options, nullptr);
+  EXPECT_EQ(options->lanes, 2u);
+  EXPECT_EQ(options->directory, "/run/fabric");
+  EXPECT_EQ(to_string(*network), "shm lanes=2 directory=/run/fabric");
+  EXPECT_EQ(to_string(*parse_network("shm")), "shm");
+  EXPECT_EQ(to_string(*parse_network("shm required=false trusted=true")),
+            "shm required=0 trusted=1");
+  EXPECT_EQ(to_string(*parse_network("sim world:1/node:0")), "sim world:1/node:0");
 }
 
-TEST(VerbsOptions, NameWhatIsOutOfRange) {
-  EXPECT_EQ(refused({"mtu_bytes=1000"}), "mtu_bytes");
-  EXPECT_EQ(refused({"mtu_bytes=128"}), "mtu_bytes");
-  EXPECT_EQ(refused({"mtu_bytes=8192"}), "mtu_bytes");
-  EXPECT_EQ(refused({"timeout_code=0"}), "timeout_code");
-  EXPECT_EQ(refused({"timeout_code=23"}), "timeout_code");
-  EXPECT_EQ(refused({"gid_index=-2"}), "gid_index");
-  EXPECT_EQ(refused({"gid_index=255"}), "");
-  EXPECT_EQ(refused({"gid_index=256"}), "gid_index") << "it would be cut to eight bits";
-  EXPECT_EQ(refused({"traffic_class=256"}), "traffic_class");
-  EXPECT_EQ(refused({"service_level=16"}), "service_level");
-  EXPECT_EQ(refused({"rnr_retry=8"}), "rnr_retry");
-  EXPECT_EQ(refused({"send_depth=15"}), "send_depth");
-  EXPECT_EQ(refused({"receive_depth=20000"}), "receive_depth");
-  EXPECT_EQ(refused({"receive_depth=3"}), "receive_depth");
-  EXPECT_EQ(refused({"inline_bytes=513"}), "inline_bytes");
-  EXPECT_EQ(refused({"control_port=65536"}), "control_port");
+TEST(NetworkText, SevenRetriesAreRefusedByName) {
+  // On some devices seven retries mean endless retries.
+  EXPECT_EQ(refused("verbs retry_count=6"), "");
+  EXPECT_EQ(refused("verbs retry_count=7"), "retry_count");
 }
 
-TEST(VerbsOptions, RefuseWhatIsNoNumberAndNoDevice) {
-  for (const char* text : {"send_depth=", "send_depth=12x", "send_depth= 64", "send_depth=-1"}) {
-    EXPECT_EQ(refused({text}), "send_depth") << text;
+TEST(NetworkText, AValueOutOfRangeNamesItsOption) {
+  for (const char* bad :
+       {"mtu_bytes=1000", "mtu_bytes=128", "mtu_bytes=8192", "timeout_code=0", "timeout_code=23",
+        "gid_index=-2", "gid_index=256", "traffic_class=256", "service_level=16", "rnr_retry=8",
+        "send_depth=15", "receive_depth=20000", "receive_depth=3", "inline_bytes=513",
+        "control_port=65536", "send_depth=", "send_depth=12x", "send_depth=-1", "rails_max=9",
+        "rails_max=0", "required=2", "trusted=yes"}) {
+    const std::string option = bad;
+    EXPECT_EQ(refused("verbs " + option), option.substr(0, option.find('='))) << option;
   }
-  for (const char* text : {"", "mlx5/0", "mlx5_0:", "mlx5_0:0", "mlx5_0:256", "mlx5_0:x", ":1",
-                           "depth=3", "=3", "../x"}) {
-    EXPECT_EQ(refused({text}), "networks.devices") << text;
-  }
+  EXPECT_EQ(refused("verbs gid_index=255"), "");
+  EXPECT_EQ(refused("shm lanes=9"), "lanes");
+}
+
+TEST(NetworkText, AnUnknownOptionOrNoProviderIsRefused) {
+  EXPECT_EQ(refused("verbs depth=3"), "networks.options");
+  EXPECT_EQ(refused("verbs =3"), "networks.options");
+  EXPECT_EQ(refused("shm gid_index=3"), "networks.options");
+  EXPECT_EQ(refused("sim lanes=3"), "networks.options");
+  EXPECT_EQ(refused(""), "networks");
+  EXPECT_EQ(refused("   "), "networks");
+}
+
+TEST(NetworkText, OptionsSetByAProgramAreCheckedAtOpen) {
+  EXPECT_TRUE(check_network_options({.provider = "verbs", .options = verbs::Options{}}));
+  const auto range =
+      check_network_options({.provider = "verbs", .options = verbs::Options{.retry_count = 7}});
+  ASSERT_FALSE(range);
+  EXPECT_STREQ(range.error().what, "retry_count");
+  const auto other = check_network_options({.provider = "shm", .options = verbs::Options{}});
+  ASSERT_FALSE(other) << "options of another provider";
+  EXPECT_STREQ(other.error().what, "networks.options");
 }
 
 }  // namespace
-}  // namespace fabric::verbs
+}  // namespace fabric::core

@@ -9,11 +9,11 @@ namespace {
 
 /// What every cut promises, whatever the size and the rule.
 void expect_sound(uint64_t size, const CutRule& rule) {
-  SCOPED_TRACE(testing::Message() << size << " bytes, " << rule.rails << " rails, at least "
+  SCOPED_TRACE(testing::Message() << size << " bytes, " << rule.shards_max << " shards, at least "
                                   << rule.stripe_bytes_min << ", aligned to " << rule.align);
   const Cut cut = cut_write(size, rule);
   ASSERT_GE(cut.count, 1u);
-  ASSERT_LE(cut.count, rule.rails);
+  ASSERT_LE(cut.count, rule.shards_max);
   ASSERT_EQ(cut.begin[0], 0u);
   ASSERT_EQ(cut.begin[cut.count], size) << "every byte is in a shard";
   if (cut.count > 1) {
@@ -25,8 +25,8 @@ void expect_sound(uint64_t size, const CutRule& rule) {
     }
     ASSERT_EQ(cut.begin[i] % rule.align, 0u) << "shard " << i << " begins between";
   }
-  // Nobody carries more than an even share rounded up to the alignment.
-  const uint64_t wanted = std::min<uint64_t>(rule.rails, size / rule.stripe_bytes_min);
+  // No shard is larger than an even share rounded up to the alignment.
+  const uint64_t wanted = std::min<uint64_t>(rule.shards_max, size / rule.stripe_bytes_min);
   for (uint32_t i = 0; i < cut.count && wanted > 1; ++i) {
     ASSERT_LT(cut.begin[i + 1] - cut.begin[i], size / wanted + 1 + rule.align) << "shard " << i;
   }
@@ -60,7 +60,7 @@ TEST(CutWrite, IsSoundForTheDefaultsAndForVeryLargeWrites) {
 }
 
 TEST(CutWrite, UsesOneMoreRailWithEachStripe) {
-  const CutRule rule{.rails = 4, .stripe_bytes_min = 100, .align = 1};
+  const CutRule rule{.shards_max = 4, .stripe_bytes_min = 100, .align = 1};
   EXPECT_EQ(cut_write(0, rule).count, 1u);
   EXPECT_EQ(cut_write(199, rule).count, 1u);
   EXPECT_EQ(cut_write(200, rule).count, 2u);
@@ -71,14 +71,14 @@ TEST(CutWrite, UsesOneMoreRailWithEachStripe) {
 }
 
 TEST(CutWrite, SharesEvenlyAndLeavesTheTailToTheLast) {
-  const Cut cut = cut_write(1001, {.rails = 4, .stripe_bytes_min = 100, .align = 1});
+  const Cut cut = cut_write(1001, {.shards_max = 4, .stripe_bytes_min = 100, .align = 1});
   EXPECT_EQ(cut.count, 4u);
   EXPECT_EQ(cut.begin, (decltype(cut.begin){0, 251, 502, 753, 1001}));
 }
 
 TEST(CutWrite, MakesFewerShardsRatherThanEmptyOnes) {
   // Three shares of 100 rounded up to 256: two hold it all.
-  const Cut cut = cut_write(300, {.rails = 3, .stripe_bytes_min = 100, .align = 256});
+  const Cut cut = cut_write(300, {.shards_max = 3, .stripe_bytes_min = 100, .align = 256});
   EXPECT_EQ(cut.count, 2u);
   EXPECT_EQ(cut.begin[1], 256u);
   EXPECT_EQ(cut.begin[2], 300u);

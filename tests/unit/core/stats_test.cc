@@ -96,7 +96,7 @@ TEST_F(Stats, AddUpOverRailsAndPeers) {
   const ReachedPeer to_b = reach(a, b), to_c = reach(a, c);
   Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
   Batch batch = *a.engine.make_batch();
-  // Two pieces to b, counted; three pages to c, counted; one piece to c, not counted.
+  // Two shards to b, counted; three pages to c, counted; one write to c, not counted.
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
                                     .target = to_b.region.at(0),
                                     .size_bytes = 300'000,

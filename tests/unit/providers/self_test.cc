@@ -361,7 +361,7 @@ TEST_F(SelfTest, AcceptsTheSameHelloTwiceWithTheSameAnswer) {
   std::vector<std::byte> hello, first, second;
   const auto path = rail_->open_path(network_->address(), 0, hello);
   ASSERT_TRUE(path);
-  EXPECT_FALSE(rail_->start_path(*path, hello));  // nobody has accepted it
+  EXPECT_FALSE(rail_->start_path(*path, hello));  // it was not accepted
   const auto a = rail_->accept_path(hello, first);
   const auto b = rail_->accept_path(hello, second);
   ASSERT_TRUE(a);
@@ -378,7 +378,7 @@ TEST_F(SelfTest, FlushesAClosedPathOnceAndThenReportsIt) {
     ops.push_back({.cookie = i, .path = i % 2 == 0 ? path_ : other, .imm = i, .has_imm = 1});
   }
   ASSERT_EQ(rail_->post(ops), 6u);
-  EXPECT_EQ(poll(1).size(), 1u);  // the immediate of piece 0: it is delivered, come what may
+  EXPECT_EQ(poll(1).size(), 1u);  // the immediate of write 0: from here on it is delivered
   rail_->close_path(path_, false);
   rail_->close_path(path_, false);
   const auto events = drain(3);
@@ -424,7 +424,7 @@ TEST_F(SelfTest, ReportsAPathOnlyAfterItsLastWriteAlsoWhenAnotherHoldsItUp) {
                          {.cookie = 99, .path = closed}};
   ASSERT_EQ(rail_->post(ops), 2u);
   rail_->close_path(closed_inbound, true);
-  EXPECT_TRUE(poll().empty());  // half of the large piece
+  EXPECT_TRUE(poll().empty());  // half of the large write
   const auto events = drain();
   ASSERT_EQ(events.size(), 4u);
   EXPECT_EQ(events[0].code, Errc::kOk);

@@ -16,7 +16,7 @@
 #include "providers/shm/copy.h"
 #include "support/log_guard.h"
 
-// Small writes to the same memory leave together. Nobody may notice it by anything but the time.
+// Small writes to the same region share one section. Apart from timing this must not be observable.
 
 namespace fabric::fuzz {
 namespace {
@@ -88,7 +88,7 @@ class ShmBursts : public testing::Test {
     }
     return found;
   }
-  /// How its write ended, which is once.
+  /// The completion of `op`; checks that there is exactly one.
   const WireEvent& completion_of(const WriteOp& op) const {
     static const WireEvent kNone{.kind = Kind::kRailDown};
     const auto same = [&](const WireEvent& event) {
@@ -111,7 +111,7 @@ class ShmBursts : public testing::Test {
 TEST_F(ShmBursts, WritesOfAllSizesLandCompleteAndCountInPostingOrder) {
   Rng rng(test::test_seed());
   constexpr std::array<uint64_t, 10> kSizes{1, 3, 8, 8, 8, 64, 129, 1024, 4096, 9000};
-  // Several laps of the ring, so that runs meet its end.
+  // Several laps of the ring, so that bursts wrap around.
   uint32_t counted = 0;
   for (uint32_t round = 0; round < 120; ++round) {
     std::vector<WriteOp> ops;
@@ -123,7 +123,7 @@ TEST_F(ShmBursts, WritesOfAllSizesLandCompleteAndCountInPostingOrder) {
     while (ops.size() < 100) {
       const uint64_t bytes = kSizes[rng.next() % kSizes.size()];
       if (at + bytes > kBytes) break;
-      // Long runs, and runs of one.
+      // Long bursts, and bursts of one.
       const uint32_t region = round % 2 == 0 ? 0 : static_cast<uint32_t>(rng.next() % 2);
       const bool counts = round % 3 != 0 || rng.next() % 4 == 0;
       ops.push_back(write(region, at, bytes, counts ? counted++ : kUncounted));
@@ -163,7 +163,7 @@ TEST_F(ShmBursts, AWriteOutOfBoundsIsRefusedAloneAndTheOthersLand) {
   }
 }
 
-// Its counts stood in the ring already, behind the place of the next one.
+// Its other immediates were already in the ring, after the position of the next one.
 TEST_F(ShmBursts, ABurstToRevokedMemoryLeavesNoImmediates) {
   const std::vector<WriteOp> late{write(0, 0, 8, 1), write(0, 64, 8, 2), write(0, 128, 200, 3)};
   std::memset(target(0), 0xEE, 4096);
@@ -247,7 +247,7 @@ TEST_F(ShmBursts, NoImmediateIsSeenBeforeTheLastByteOfItsBurstHasLanded) {
   EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 2, 3}));
 }
 
-// Cookies that follow each other end together, and so do counts of one rkey.
+// Consecutive cookies share a completion, and equal immediates share an event.
 TEST_F(ShmBursts, CompletionsAndImmediatesOfABurstAreReportedAsOne) {
   std::vector<WriteOp> ops;
   for (uint32_t i = 0; i < 20; ++i) ops.push_back(write(0, i * 64, 8, i < 12 ? 5 : 6));
@@ -264,7 +264,7 @@ TEST_F(ShmBursts, CompletionsAndImmediatesOfABurstAreReportedAsOne) {
   EXPECT_EQ(std::ranges::count(found, 6u), 18);
 }
 
-// A ring that is full ends a run; what waits goes first when there is room again.
+// A full ring ends a burst; queued writes go first when there is room again.
 TEST_F(ShmBursts, ATargetThatTakesNothingGetsItAllLater) {
   constexpr uint32_t kMany = Ring::kImms + 500;
   uint32_t posted = 0;
@@ -274,7 +274,7 @@ TEST_F(ShmBursts, ATargetThatTakesNothingGetsItAllLater) {
     posted += from_.rail().post(ops);
     from_.turn();
   }
-  EXPECT_LT(from_.count(Kind::kWritten, out_), posted) << "the ring has no end";
+  EXPECT_LT(from_.count(Kind::kWritten, out_), posted) << "the ring is not bounded";
   turns(200);
   EXPECT_EQ(from_.count(Kind::kWritten, out_), posted);
   const auto found = immediates();

@@ -20,7 +20,8 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr std::byte kPoison{0xEE};
 
-/// Pages whose first store to a chosen one runs a function, as any interruption could in between.
+/// Pages that run a function on the first store to a chosen page, like an interruption at that
+/// point.
 class TrappedPages {
  public:
   explicit TrappedPages(uint64_t pages) : bytes_(pages * kPage) {
@@ -132,9 +133,9 @@ TEST_P(ShmCopy, OfManyChunksAnnouncesEachInTheSlotAndCommitsOnce) {
   for (const Move move : kMoves) {
     use_move(move);
     std::fill(target.begin(), target.end(), kPoison);
-    const uint32_t before = slot_->intent.load();
+    const uint32_t before = slot_->section_seq.load();
     ASSERT_EQ(copy(target.data(), source.data(), n), Stored::kDone);
-    EXPECT_EQ(slot_->intent.load(), before + 2 * 6);
+    EXPECT_EQ(slot_->section_seq.load(), before + 2 * 6);
     EXPECT_EQ(std::memcmp(target.data(), source.data(), n), 0);
     EXPECT_EQ(target.back(), kPoison);
   }
@@ -148,11 +149,11 @@ TEST_P(ShmCopy, StoresNothingWhenEitherEpochHasChanged) {
       for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
         std::vector<std::byte> target(n, kPoison);
         const uint64_t held = revoked->exchange(99);
-        const uint32_t before = slot_->intent.load();
+        const uint32_t before = slot_->section_seq.load();
         EXPECT_EQ(copy(target.data(), source.data(), n), Stored::kStale);
         EXPECT_EQ(std::count(target.begin(), target.end(), kPoison), static_cast<int64_t>(n));
         EXPECT_EQ(word_.load(), 0u);
-        EXPECT_EQ(slot_->intent.load(), before + 2) << "the slot says that it is still inside";
+        EXPECT_EQ(slot_->section_seq.load(), before + 2) << "the slot still shows a section";
         revoked->store(held);
       }
     }
@@ -168,8 +169,9 @@ TEST_P(ShmCopy, NeedsNeitherAGuardNorACommit) {
   }
 }
 
-// The heart of it. Whatever interrupts a section after its look at the guard, and lets the owner
-// change it, the section stores nothing more; a plain one does, and shows that it is inside.
+// The central promise. If a section is interrupted after its check of the guard and the owner
+// revokes the epoch, the section stores nothing more; a plain one does, and its section number
+// stays odd.
 TEST_P(ShmCopy, ThatIsInterruptedChecksTheGuardAgain) {
   const auto source = random_bytes(3 * kPage);
   for (const Move move : kMoves) {
@@ -178,17 +180,17 @@ TEST_P(ShmCopy, ThatIsInterruptedChecksTheGuardAgain) {
       for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
         TrappedPages pages(4);
         std::byte* const to = pages.at(2 * kPage - n / 2);
-        uint32_t intent = 0;
+        uint32_t section_seq = 0;
         pages.set(2, [&] {
-          intent = slot_->intent.load();
+          section_seq = slot_->section_seq.load();
           revoked->store(99);
           std::memset(to, static_cast<int>(kPoison), n);  // the owner uses the memory again
         });
         word_ = 0;
         const Stored stored = copy(to, source.data(), n);
         EXPECT_TRUE(pages.sprung());
-        EXPECT_EQ(intent % 2, 1u);
-        EXPECT_EQ(slot_->intent.load(), intent + 1);
+        EXPECT_EQ(section_seq % 2, 1u);
+        EXPECT_EQ(slot_->section_seq.load(), section_seq + 1);
         EXPECT_EQ(stored, restartable() ? Stored::kStale : Stored::kDone);
         EXPECT_EQ(word_.load(), restartable() ? 0u : 77u);
         if (restartable()) {
@@ -235,7 +237,7 @@ TEST_P(ShmCopy, ThatIsInterruptedAndStillAllowedIsComplete) {
   }
 }
 
-// The commit of a long copy says that all of it is there: a chunk that was refused has none.
+// The commit of a long copy means that all of it has landed: a refused chunk prevents it.
 TEST_P(ShmCopy, ThatIsRefusedHalfWayDoesNotCommit) {
   const uint64_t n = 3 * kChunkBytes;
   const auto source = random_bytes(n);
@@ -249,7 +251,7 @@ TEST_P(ShmCopy, ThatIsRefusedHalfWayDoesNotCommit) {
             static_cast<int64_t>(kChunkBytes));
 }
 
-/// Pieces of many sizes, out of `source` to places behind each other with a gap between them.
+/// Writes of the given sizes from `source` to consecutive targets with a gap between them.
 std::vector<WriteOp> writes_of(const std::vector<std::byte>& source,
                                const std::vector<uint64_t>& sizes) {
   std::vector<WriteOp> writes;
@@ -280,11 +282,11 @@ TEST_P(ShmCopy, OfABurstMovesExactlyTheBytesOfEachWriteInOneSection) {
                   write.size_bytes);
     }
     word_ = 0;
-    const uint32_t before = slot_->intent.load();
+    const uint32_t before = slot_->section_seq.load();
     ASSERT_EQ(guarded_burst(*slot_, target.data(), writes, guard(), {&word_, 77}, skip % 4 == 0),
               Stored::kDone);
     EXPECT_EQ(word_.load(), 77u);
-    EXPECT_EQ(slot_->intent.load(), before + 2);
+    EXPECT_EQ(slot_->section_seq.load(), before + 2);
     ASSERT_EQ(std::memcmp(target.data(), expected.data(), target.size()), 0) << "skipped " << skip;
   }
 }
@@ -303,7 +305,7 @@ TEST_P(ShmCopy, OfABurstStoresNothingWhenEitherEpochHasChanged) {
   }
 }
 
-// A run starts again with its first write, and only if it is still allowed to.
+// A burst restarts with its first write, and only if the guard still holds.
 TEST_P(ShmCopy, OfABurstThatIsInterruptedChecksTheGuardAgain) {
   const auto source = random_bytes(8192);
   for (const uint64_t n : {2u, 6u, 12u, 24u, 48u, 100u, 600u, 4000u, 6000u}) {
@@ -320,7 +322,8 @@ TEST_P(ShmCopy, OfABurstThatIsInterruptedChecksTheGuardAgain) {
         std::memset(pages.at(0), static_cast<int>(kPoison), 5 * kPage);  // used again
       });
       word_ = 0;
-      const Stored stored = guarded_burst(*slot_, pages.at(0), writes, guard(), {&word_, 77}, false);
+      const Stored stored =
+          guarded_burst(*slot_, pages.at(0), writes, guard(), {&word_, 77}, false);
       EXPECT_TRUE(pages.sprung());
       const bool stops = revoked && restartable();
       EXPECT_EQ(stored, stops ? Stored::kStale : Stored::kDone);
@@ -343,7 +346,7 @@ INSTANTIATE_TEST_SUITE_P(EachKind, ShmCopy,
                          [](const auto& kind) { return name_of(kind.param); });
 
 #if defined(__x86_64__) && __has_include(<sys/rseq.h>)
-// The kernel reads the descriptor at the next interrupt, and ends the process if it is not there.
+// The kernel reads the descriptor at the next preemption, and kills the process if it is unmapped.
 TEST(ShmCopyRseq, LeavesNoDescriptorInstalled) {
   if (guard_kind() != GuardKind::kRestartable) GTEST_SKIP() << "no restartable sequences";
   WriterSlot& slot = *(**WriterSlots::of_process()).mine();

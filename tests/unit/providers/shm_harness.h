@@ -18,11 +18,11 @@
 
 #include <gtest/gtest.h>
 
-#include "providers/shm/writer_slots.h"
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
+#include "providers/shm/writer_slots.h"
 
-// Writers in processes of their own, and what they share with the test.
+// Writers in child processes, and what they share with the test.
 
 namespace fabric::shm {
 
@@ -43,7 +43,7 @@ class Shared {
   T* object_;
 };
 
-/// A child that ends with the test, and by its alarm when it hangs.
+/// A child process that exits with the test, or by SIGALRM if it hangs.
 class Child {
  public:
   explicit Child(const std::function<void()>& body) {
@@ -78,14 +78,14 @@ class Child {
     }
     ended_ = true;
   }
-  /// Its end by itself, with code 0.
+  /// Waits until it exits by itself; true if with code 0.
   bool join() {
     int status = 0;
     ended_ = waitpid(pid_, &status, 0) == pid_;
     return ended_ && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
 
-  /// Looks until it holds. False: the child has ended, and it still does not.
+  /// Polls the condition. False: the child has exited, and it still does not hold.
   bool await(const std::function<bool()>& condition) {
     while (!condition()) {
       if (ended_ || waitpid(pid_, nullptr, WNOHANG) == pid_) {
@@ -102,17 +102,17 @@ class Child {
   bool ended_ = false;
 };
 
-/// Stays on its CPU. (A loop that does nothing at all may be left out by the compiler.)
+/// Stays on its CPU. (The compiler may remove an empty loop.)
 [[noreturn]] inline void spin_forever() {
   for (volatile bool on = true; on;) {
   }
   _exit(0);
 }
 
-/// What a child says about its slots; 0 until it has some.
+/// The child's descriptor of its writer slots; 0 until it has some.
 using WriterSlotsFd = std::atomic<int>;
 
-/// In the child: the calling thread's slot, with the descriptor said to the test.
+/// In the child: takes the calling thread's slot and shows the descriptor to the test.
 inline WriterSlot& announce_slot(WriterSlotsFd& fd) {
   const auto slots = WriterSlots::of_process();
   WriterSlot* const slot = slots ? (*slots)->mine() : nullptr;
@@ -121,17 +121,18 @@ inline WriterSlot& announce_slot(WriterSlotsFd& fd) {
   return *slot;
 }
 
-/// In the test: the child's slots, by way of procfs instead of a socket. Null: it has ended.
-inline std::unique_ptr<PeerWriterSlots> slots_of(Child& child, const WriterSlotsFd& fd, bool pid_known = true) {
+/// In the test: maps the child's slots, through procfs instead of a socket. Null: it has exited.
+inline std::unique_ptr<PeerWriterSlots> slots_of(Child& child, const WriterSlotsFd& fd,
+                                                 bool pid_known = true) {
   if (!child.await([&] { return fd.load() != 0; })) return nullptr;
   const std::string path =
       "/proc/" + std::to_string(child.pid()) + "/fd/" + std::to_string(fd.load());
-  auto slots =
-      PeerWriterSlots::map(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC)), pid_known ? child.pid() : 0);
+  auto slots = PeerWriterSlots::map(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC)),
+                                    pid_known ? child.pid() : 0);
   return slots ? *std::move(slots) : nullptr;
 }
 
-/// The kind of guard for as long as it lives.
+/// Sets the guard kind for its lifetime.
 class UseGuardKind {
  public:
   explicit UseGuardKind(GuardKind kind) : before_(guard_kind()), used_(use_guard_kind(kind)) {}

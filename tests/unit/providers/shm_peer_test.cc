@@ -2,13 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "fuzz/shm_fixture.h"
 
-// Somebody of the same user who keeps no rule: on the socket, with the descriptors, and in the
-// memory that both sides share. Whatever it does, the traffic of the others stays exact, and
-// nothing of it is left when it has gone. tests/fuzz/shm_connection_fuzz.cc searches for more.
+// A hostile process of the same user that breaks the rules on the socket, with descriptors, and in
+// shared memory. Whatever it does, the traffic of the other peers stays exact, and nothing of it is
+// leaked when it exits. tests/fuzz/shm_connection_fuzz.cc searches for more.
 
 namespace fabric::fuzz {
 namespace {
@@ -18,7 +19,7 @@ using Kind = WireEvent::Kind;
 
 class ShmHostile : public testing::Test {
  protected:
-  static constexpr uint64_t kInstance = UINT64_MAX - 0xbad;  // behind everybody's
+  static constexpr uint64_t kInstance = UINT64_MAX - 0xbad;  // sorts after all others
 
   ShmHostile() { honest_.turns(2); }
 
@@ -28,7 +29,7 @@ class ShmHostile : public testing::Test {
     victim_.turns(2);
   }
 
-  /// Both ways, by both ways.
+  /// In both directions, mapped and pulled.
   void expect_honest_traffic(const char* when) {
     const std::array<ShmTraffic*, 4> all{&in_, &in_pulled_, &out_, &out_pulled_};
     for (ShmTraffic* one : all) EXPECT_TRUE(one->write()) << when;
@@ -41,7 +42,7 @@ class ShmHostile : public testing::Test {
     EXPECT_TRUE(exact) << when;
   }
 
-  /// A path from the hostile one to the victim; returns its end and the ring.
+  /// A path from the hostile process to the victim; returns the inbound path and the ring.
   std::pair<uint32_t, Ring*> path_in(uint32_t number = 1) {
     introduce();
     std::vector<std::byte> answer;
@@ -51,13 +52,13 @@ class ShmHostile : public testing::Test {
     for (uint32_t turn = 0; turn < 20 && hostile_.rings.empty(); ++turn) {
       victim_.turn();
       hostile_.receive();
-      hostile_.send(Frame(MemoryReply{}));  // and it does not let itself be read
+      hostile_.send(Frame(MemoryReply{}));  // without a descriptor: its memory cannot be read
     }
     EXPECT_EQ(hostile_.rings.size(), 1u);
     return {*path, hostile_.rings.empty() ? nullptr : hostile_.rings[0].as<Ring>()};
   }
 
-  /// A path from the victim to the hostile one.
+  /// A path from the victim to the hostile process.
   uint32_t path_out() {
     introduce();
     std::vector<std::byte> hello;
@@ -76,9 +77,9 @@ class ShmHostile : public testing::Test {
     victim_.turns(2);
   }
 
-  /// A rkey that the hostile one has made up.
+  /// Publishes an rkey with arbitrary contents.
   uint64_t show_rkey(RkeyEntry& entry, RkeyKind kind, uint64_t block, uint64_t offset,
-                    uint64_t bytes) {
+                     uint64_t bytes) {
     entry.block.store(block);
     entry.offset.store(offset);
     entry.size_bytes.store(bytes);
@@ -101,8 +102,10 @@ class ShmHostile : public testing::Test {
 
   StepDriver driver_;
   ShmNode victim_{driver_}, honest_{driver_};
-  ShmTraffic in_{honest_, victim_, TargetKind::kMapped}, in_pulled_{honest_, victim_, TargetKind::kPulled};
-  ShmTraffic out_{victim_, honest_, TargetKind::kMapped}, out_pulled_{victim_, honest_, TargetKind::kPulled};
+  ShmTraffic in_{honest_, victim_, TargetKind::kMapped},
+      in_pulled_{honest_, victim_, TargetKind::kPulled};
+  ShmTraffic out_{victim_, honest_, TargetKind::kMapped},
+      out_pulled_{victim_, honest_, TargetKind::kPulled};
   HostileProcess hostile_{kInstance};
   std::array<std::byte, 256> bytes_{};
 };
@@ -115,14 +118,14 @@ TEST_F(ShmHostile, AGreetingWithoutProperMemoryIsNotAccepted) {
   for (uint8_t kind = 0; kind < static_cast<uint8_t>(Passed::kCount); ++kind) {
     for (const bool slots_are_good : {false, true}) {
       const UniqueFd slots =
-          make_descriptor(slots_are_good ? Passed::kMemory : Passed(kind), sizeof(WriterSlotPage));
+          make_descriptor(slots_are_good ? Passed::kMemory : Passed(kind), sizeof(WriterSlotTable));
       const UniqueFd header =
           make_descriptor(slots_are_good ? Passed(kind) : Passed::kMemory, sizeof(SharedHeader));
       ASSERT_TRUE(hostile_.connect(victim_.address()));
       const int both[] = {slots.get(), header.get()};
       ASSERT_TRUE(hostile_.send(Frame(Greeting{.from = hostile_.address()}), both));
       victim_.turns(2);
-      // Reading is all that is asked for here.
+      // Read-only memory is enough here.
       const bool good = kind == static_cast<uint8_t>(Passed::kMemory) ||
                         kind == static_cast<uint8_t>(Passed::kReadOnly);
       EXPECT_EQ(hostile_.send(Frame(Wake{})), good) << int{kind} << slots_are_good;
@@ -142,7 +145,7 @@ TEST_F(ShmHostile, AnInvalidFrameClosesItsConnection) {
       ASSERT_TRUE(!greeted || hostile_.greet());
       victim_.turns(2);
       ASSERT_TRUE(hostile_.send(Frame(Wake{})));
-      if (!hostile_.send(*bytes)) continue;  // the system has its limits too
+      if (!hostile_.send(*bytes)) continue;  // too long for the system
       victim_.turns(2);
       EXPECT_FALSE(hostile_.send(Frame(Wake{})));
       hostile_.disconnect();
@@ -177,7 +180,7 @@ TEST_F(ShmHostile, NoPeerTakesTheConnectionOfAnother) {
     victim_.turns(2);
     EXPECT_FALSE(hostile_.send(Frame(Wake{}))) << connection;
     hostile_.disconnect();
-    // Its frames still come: a datagram is one.
+    // Frames of the honest peer still arrive, for example a datagram.
     const auto link = honest_.network().open_link(victim_.network().address());
     const std::byte word[] = {std::byte{42}};
     ASSERT_TRUE(honest_.network().send(*link, word));
@@ -216,14 +219,14 @@ TEST_F(ShmHostile, AFloodDoesNotStarveOtherPeers) {
       while (datagrams ? hostile_.send(noise) : hostile_.send(Frame(Wake{}))) ++more;
       return more;
     };
-    victim_.turns(64);  // what is left of the flood before
+    victim_.turns(64);  // the rest of the previous flood
     flood();
     ASSERT_TRUE(honest_.network().send(*link, word));
     bool received = false;
     for (uint32_t call = 0; call < 100; ++call) {
       driver_.pass(100'000);
       received |= victim_.network().receive(buffer) == 1 && buffer[0] == std::byte{42};
-      // As fast as it is read: one call must not read for ever.
+      // Refilled as fast as it is read: one call must not read without bound.
       EXPECT_LE(flood(), 128u);
     }
     EXPECT_TRUE(received) << datagrams;
@@ -258,20 +261,20 @@ TEST_F(ShmHostile, ConnectionsWithoutAGreetingAreBounded) {
   }
   victim_.turns(20);
   EXPECT_LE(footprint().descriptors, before.descriptors + silent.size() + 257);
-  expect_honest_traffic("behind a crowd");
+  expect_honest_traffic("after many connections");
   silent.clear();
   victim_.turns(20);
   EXPECT_EQ(footprint(), before);
 }
 
-// What it shows
+// Shared header and writer slots
 
 TEST_F(ShmHostile, GarbageInTheWriterSlotsBlocksNoFence) {
   introduce();
-  WriterSlotPage& slots = hostile_.slots();
+  WriterSlotTable& slots = hostile_.slots();
   slots.used.store(UINT32_MAX);
   for (WriterSlot& slot : slots.slot) {
-    slot.intent.store(1);  // inside a section, for ever
+    slot.section_seq.store(1);  // always inside a section
     slot.tid.store(1);
   }
   auto pages = *SharedPages::allocate(4096, false);
@@ -280,7 +283,7 @@ TEST_F(ShmHostile, GarbageInTheWriterSlotsBlocksNoFence) {
   ASSERT_TRUE(local);
   victim_.rail().deregister_memory(*local, 77);
   victim_.turns(20);
-  EXPECT_NE(victim_.fenced(77), nullptr) << "it never had anything of ours mapped";
+  EXPECT_NE(victim_.fenced(77), nullptr) << "it never mapped our pages";
 }
 
 TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
@@ -296,7 +299,7 @@ TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
   };
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 1u);
-  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting is no session";
+  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting is not a path";
   path_in();
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 2u);
@@ -311,20 +314,20 @@ TEST_F(ShmHostile, TheDeathOfOneThreadCompletesNoFence) {
   ASSERT_TRUE(local);
   hostile_.send(Frame(BlockRequest{SharedPages::find(pages.address(), 4096)->block}));
   victim_.turns(3);
-  WriterSlotPage& slots = hostile_.slots();
+  WriterSlotTable& slots = hostile_.slots();
   const auto mark = [&](uint32_t slot) {
     constexpr uint32_t kOwnerDied = 0x40000000;
-    std::memcpy(&slots.slot[slot].alive, &kOwnerDied, sizeof(kOwnerDied));
+    std::memcpy(&slots.slot[slot].liveness_mutex, &kOwnerDied, sizeof(kOwnerDied));
   };
   slots.used.store(2);
   for (uint32_t slot = 0; slot < 2; ++slot) slots.slot[slot].tid.store(slot + 1);
-  slots.slot[0].intent.store(1);  // inside a section
+  slots.slot[0].section_seq.store(1);  // inside a section
   victim_.rail().deregister_memory(*local, 78);
   victim_.turns(5);
   EXPECT_EQ(victim_.fenced(78), nullptr);
   mark(1);
   victim_.turns(20);
-  EXPECT_EQ(victim_.fenced(78), nullptr) << "the other thread is at its last stores";
+  EXPECT_EQ(victim_.fenced(78), nullptr) << "the other thread may still be storing";
   mark(0);
   victim_.turns(20);
   EXPECT_NE(victim_.fenced(78), nullptr);
@@ -374,7 +377,8 @@ TEST_F(ShmHostile, BlocksWithAnUnsuitableDescriptorAreRefused) {
   for (uint8_t kind = 0; kind < static_cast<uint8_t>(Passed::kCount); ++kind) {
     if (Passed(kind) == Passed::kMemory) continue;
     const uint64_t block = 100u + kind;
-    const uint64_t rkey = show_rkey(hostile_.header().rkeys[kind], RkeyKind::kMapped, block, 0, 4096);
+    const uint64_t rkey =
+        show_rkey(hostile_.header().rkeys[kind], RkeyKind::kMapped, block, 0, 4096);
     const UniqueFd passed = make_descriptor(Passed(kind), 4096);
     const int descriptor = passed.get();
     ASSERT_TRUE(post(path, rkey, kind));
@@ -395,10 +399,10 @@ TEST_F(ShmHostile, AnInvalidRingBreaksOnlyItsPath) {
     ASSERT_TRUE(hostile_.send(Frame(RingReady{.lane = lane, .path = path}), {&descriptor, 1}));
   }
   ASSERT_TRUE(hostile_.send(Frame(RingReady{.path = path + 1}), {&descriptor, 1}));
-  ASSERT_TRUE(
-      hostile_.send(Frame(RingReady{.path = path, .epoch_index = SharedHeader::kPaths}), {&descriptor, 1}));
+  ASSERT_TRUE(hostile_.send(Frame(RingReady{.path = path, .epoch_index = SharedHeader::kPaths}),
+                            {&descriptor, 1}));
   victim_.turns(3);
-  EXPECT_EQ(victim_.count(Kind::kPathDown, path), 0u) << "meant for nobody";
+  EXPECT_EQ(victim_.count(Kind::kPathDown, path), 0u) << "frames for other paths are ignored";
   ASSERT_TRUE(hostile_.send(Frame(RingReady{.path = path}), {&descriptor, 1}));
   victim_.turns(3);
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
@@ -406,9 +410,9 @@ TEST_F(ShmHostile, AnInvalidRingBreaksOnlyItsPath) {
   EXPECT_EQ(victim_.completion(1)->code, Errc::kRailLost);
 }
 
-// What it stores
+// The ring
 
-/// Noise of a size that is not zero, and a word that says it was published.
+/// Publishes a pull request with the given contents.
 void publish(Ring& ring, uint64_t position, uint64_t rkey, uint64_t target, uint64_t source,
              uint64_t bytes, uint32_t flags) {
   PullRequest& request = ring.pulls[position % Ring::kPulls];
@@ -442,7 +446,7 @@ TEST_F(ShmHostile, PullsOutOfBoundsAreRefused) {
       {rkey, 0, Ring::kBounceBytes, 1, kBounced | kHasImm},
       {rkey, 0, UINT64_MAX, 2, kBounced | kHasImm},
       {rkey, 0, 0, UINT64_MAX, kBounced | kHasImm},
-      {rkey, 0, 0, 0, kBounced | kHasImm},  // nothing: nobody orders that
+      {rkey, 0, 0, 0, kBounced | kHasImm},  // an empty request is invalid
       {rkey, 0, 0, 0, kHasImm},
       {rkey + 1, 0, 0, 8, kBounced | kHasImm},
       {rkey + (uint64_t{1} << 32), 0, 0, 8, kBounced | kHasImm},
@@ -453,7 +457,8 @@ TEST_F(ShmHostile, PullsOutOfBoundsAreRefused) {
   for (const Case& one : cases) {
     publish(*ring, position, one.rkey, one.target, one.source, one.bytes, one.flags);
     victim_.turns(2);
-    EXPECT_EQ(ring->pulls[position].word.load(), PullRequest::word_of(position, PullRequest::kRefused))
+    EXPECT_EQ(ring->pulls[position].word.load(),
+              PullRequest::word_of(position, PullRequest::kRefused))
         << position;
     EXPECT_FALSE(victim_.rail().busy()) << position;
     ++position;
@@ -479,8 +484,7 @@ TEST_F(ShmHostile, APullThatChangesWhileItIsServedStillCompletes) {
   const uint64_t rkey = *victim_.rail().import_key(wire);
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
-  // A poll fetches a part of it. What is left then shrinks below that, to
-  // exactly that, and grows.
+  // One poll serves a part of it. Then its size changes: below that part, to exactly that, above.
   const uint64_t sizes[] = {1, 1u << 20, 2u << 20, 0};
   uint64_t position = 0;
   for (const uint64_t size : sizes) {
@@ -541,7 +545,7 @@ TEST_F(ShmHostile, ATargetThatDisconnectsWhileItServesAPullCompletesTheWrite) {
   ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
   ring.pulls[1].word.store(UINT64_MAX);
   victim_.turns(3);
-  EXPECT_EQ(victim_.completion(0), nullptr) << "it is at it";
+  EXPECT_EQ(victim_.completion(0), nullptr) << "the target is serving it";
   hostile_.disconnect();
   victim_.turns(4);
   ASSERT_EQ(victim_.count(Kind::kPathDown, path), 1u);
@@ -561,9 +565,9 @@ TEST_F(ShmHostile, ATargetThatStopsWhileItServesAPullDelaysTheWriteForABoundedTi
   const uint64_t rkey = show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, 4096);
   for (uint32_t cookie = 0; cookie < 2; ++cookie) ASSERT_TRUE(post(path, rkey, cookie));
   ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
-  victim_.rail().close_path(path, false);  // the drain bound of its operation is over
+  victim_.rail().close_path(path, false);  // as after the drain bound of its operation
   victim_.turns(5);
-  EXPECT_EQ(victim_.completion(0), nullptr) << "it may be at it";
+  EXPECT_EQ(victim_.completion(0), nullptr) << "the target may be serving it";
   victim_.turns(100);
   ASSERT_NE(victim_.completion(0), nullptr);
   EXPECT_EQ(victim_.completion(0)->remote, Remote::kUnknown);
@@ -571,7 +575,7 @@ TEST_F(ShmHostile, ATargetThatStopsWhileItServesAPullDelaysTheWriteForABoundedTi
   EXPECT_EQ(victim_.completion(1)->remote, Remote::kNotDelivered) << "withdrawn";
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
   EXPECT_EQ(ring.pulls[0].word.load(), PullRequest::word_of(0, PullRequest::kAbandoned))
-      << "and a target that goes on does not count it";
+      << "a target that continues delivers no immediate";
 }
 
 TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
@@ -580,7 +584,8 @@ TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
   victim_.turns(2);
   Ring& ring = *hostile_.own_rings[0].mapping.as<Ring>();
   const std::vector<std::byte> large(2 * Ring::kBounceBytes);
-  const uint64_t rkey = show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, large.size());
+  const uint64_t rkey =
+      show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, large.size());
   const WriteOp op{.source = reinterpret_cast<uint64_t>(large.data()),
                    .size_bytes = large.size(),
                    .remote_key = rkey,
@@ -590,11 +595,12 @@ TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
                    .has_imm = 1};
   ASSERT_EQ(victim_.rail().post({&op, 1}), 1u);
   victim_.turns(4);
-  ASSERT_EQ(ring.pulls[1].word.load(), PullRequest::word_of(1, PullRequest::kPublished)) << "a part of many";
+  ASSERT_EQ(ring.pulls[1].word.load(), PullRequest::word_of(1, PullRequest::kPublished))
+      << "a part of many";
   ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
   victim_.rail().close_path(path, false);
   victim_.turns(5);
-  EXPECT_EQ(victim_.completion(4), nullptr) << "a part of it may be landing";
+  EXPECT_EQ(victim_.completion(4), nullptr) << "a part of it may still land";
   victim_.turns(100);
   ASSERT_NE(victim_.completion(4), nullptr);
   EXPECT_EQ(victim_.completion(4)->remote, Remote::kUnknown);
@@ -655,9 +661,9 @@ TEST(ShmHostileEnd, NoDescriptorOrMappingIsLeaked) {
       }
       EXPECT_TRUE(traffic.exact());
     }
-    // Whoever is closed first and with paths open: nothing is told apart.
+    // The networks are destroyed with paths open.
   };
-  play();  // the slots of the process stay
+  play();  // allocates what stays, such as the writer slots of the process
   const Footprint before = footprint();
   play();
   EXPECT_EQ(footprint(), before);

@@ -10,20 +10,19 @@
 namespace fabric::shm {
 namespace {
 
-/// What the child is command to do, and what it does.
+/// Shared with the child: the command it runs, and the last one it completed.
 struct ChildState {
   WriterSlotsFd slots_fd{0};
   std::atomic<bool> inside{false};
   std::atomic<uint32_t> command{0}, done{0};
 };
 
-/// A writer inside a section that does what the state says: 0 runs on, 1 sleeps in the kernel
-/// until 2, and runs on.
+/// A writer inside a section that runs commands: 0 spins, 1 sleeps briefly in the kernel.
 void run_commands(ChildState& state) {
   for (;;) {
     const uint32_t command = state.command.load();
     if (command == 1) {
-      // Leaves the CPU for certain, without waking anybody.
+      // Certainly leaves the CPU.
       const timespec while_asleep{0, 1'000'000};
       ppoll(nullptr, 0, &while_asleep, nullptr);
     }
@@ -31,11 +30,11 @@ void run_commands(ChildState& state) {
   }
 }
 
-/// Inside a section, as far as its slot says; `before` runs first.
+/// Makes the section number odd, as inside a section; `before` runs first.
 void go_inside(ChildState& state, const std::function<void(WriterSlot&)>& before = {}) {
   WriterSlot& slot = announce_slot(state.slots_fd);
   if (before) before(slot);
-  slot.intent.store(slot.intent.load() | 1);
+  slot.section_seq.store(slot.section_seq.load() | 1);
   state.inside.store(true);
 }
 
@@ -47,7 +46,7 @@ TEST(ShmProof, OfAnIdleWriterIsImmediate) {
   });
   const auto writer = slots_of(child, state->slots_fd);
   ASSERT_NE(writer, nullptr);
-  ASSERT_TRUE(heavy_fence());
+  ASSERT_TRUE(heavy_barrier());
   Proof proof(*writer);
   EXPECT_TRUE(proof.proved(*writer, false));
   EXPECT_EQ(proof.by(), Proof::By::kIdle);
@@ -60,8 +59,8 @@ TEST(ShmProof, IsCompleteWhenTheSectionEnds) {
     while (state->command.load() == 0) {
     }
     WriterSlot& slot = *(**WriterSlots::of_process()).mine();
-    slot.intent.fetch_add(1);
-    slot.intent.fetch_add(1);  // and is inside the next one
+    slot.section_seq.fetch_add(1);
+    slot.section_seq.fetch_add(1);  // inside the next section
     pause();
   });
   const auto writer = slots_of(child, state->slots_fd);
@@ -116,7 +115,8 @@ TEST(ShmProof, IsCompleteWhenTheThreadWasOffCpuBetweenTwoChecks) {
   const auto writer = slots_of(child, state->slots_fd);
   ASSERT_TRUE(writer && child.await([&] { return state->inside.load(); }));
   Proof proof(*writer);
-  // It runs, or is ready to: the kernel says so for both, and the first count is no comparison.
+  // Running or runnable looks the same, and the first count of switches has nothing to compare
+  // with.
   EXPECT_FALSE(proof.proved(*writer, true));
   state->command.store(1);
   ASSERT_TRUE(child.await([&] { return state->done.load() == 1; }));
@@ -126,7 +126,7 @@ TEST(ShmProof, IsCompleteWhenTheThreadWasOffCpuBetweenTwoChecks) {
   EXPECT_EQ(proof.by(), Proof::By::kSwitched);
 }
 
-// Whose sections go on where they were interrupted is proved by their end or its own alone.
+// A plain section resumes where it was preempted, so only its end or the thread's death is a proof.
 TEST(ShmProof, DoesNotAcceptAStoppedPlainWriter) {
   Shared<ChildState> state;
   Child child([&] {
@@ -165,9 +165,9 @@ TEST(ShmProof, DoesNotUseProcfsForAProcessThatItCannotSee) {
 // that another of its threads has for us; here the slots are forged so that it does.
 TEST(ShmProof, DoesNotTrustATidOfAnotherPidNamespace) {
   UniqueFd fd(memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(fd.get(), sizeof(WriterSlotPage)), 0);
-  auto* const page = static_cast<WriterSlotPage*>(
-      mmap(nullptr, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+  ASSERT_EQ(ftruncate(fd.get(), sizeof(WriterSlotTable)), 0);
+  auto* const page = static_cast<WriterSlotTable*>(
+      mmap(nullptr, sizeof(WriterSlotTable), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
   ASSERT_NE(page, MAP_FAILED);
   ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
 
@@ -181,7 +181,7 @@ TEST(ShmProof, DoesNotTrustATidOfAnotherPidNamespace) {
       bound->store(true);
       for (;;) pause();
     }
-    // Only from here on does it end with its parent.
+    // From here on it is killed with its parent.
     while (inner > 0 && !bound->load()) sched_yield();
     below->store(inner);
     for (;;) pause();
@@ -190,7 +190,7 @@ TEST(ShmProof, DoesNotTrustATidOfAnotherPidNamespace) {
   if (below->load() < 0) GTEST_SKIP() << "this user may not make a pid namespace";
 
   page->used = 1;
-  page->slot[0].intent = 1;
+  page->slot[0].section_seq = 1;
   page->slot[0].restartable = 1;
   page->slot[0].tid = static_cast<uint32_t>(below->load());
   const auto writer = *PeerWriterSlots::map(UniqueFd(dup(fd.get())), below->load());
@@ -201,13 +201,13 @@ TEST(ShmProof, DoesNotTrustATidOfAnotherPidNamespace) {
   const auto visible = *PeerWriterSlots::map(std::move(fd), child.pid());
   Proof ours(*visible);
   EXPECT_TRUE(child.await([&] { return ours.proved(*visible, true); }));
-  munmap(page, sizeof(WriterSlotPage));
+  munmap(page, sizeof(WriterSlotTable));
 }
 
 TEST(ShmProof, KnowsTheKernelItRunsOn) {
-  register_fences();
-  EXPECT_TRUE(heavy_fence());
-  // What the rest of the tests lean on here; elsewhere they say what they skip.
+  register_membarrier();
+  EXPECT_TRUE(heavy_barrier());
+  // What this machine supports; without it the other tests are skipped.
   RecordProperty("membarrier", fence_support().membarrier);
   RecordProperty("procfs", fence_support().procfs);
 }

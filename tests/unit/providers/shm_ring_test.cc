@@ -7,7 +7,7 @@
 
 #include "providers/shm/shared_header.h"
 
-// The layout that two processes share, and the words in it that make an old value tell from a new.
+// The layout that two processes share, and the words that distinguish old values from new ones.
 
 namespace fabric::shm {
 namespace {
@@ -22,7 +22,8 @@ TEST(ShmRing, HasTheLayoutThatProcessesOfOtherBuildsExpect) {
   EXPECT_EQ(sizeof(RkeyEntry), 64u);
   EXPECT_EQ(offsetof(SharedHeader, frames_sent), 64u);
   EXPECT_EQ(offsetof(SharedHeader, path_epochs), 64u + 4 * SharedHeader::kConnections);
-  EXPECT_EQ(offsetof(SharedHeader, rkeys), offsetof(SharedHeader, path_epochs) + 8 * SharedHeader::kPaths);
+  EXPECT_EQ(offsetof(SharedHeader, rkeys),
+            offsetof(SharedHeader, path_epochs) + 8 * SharedHeader::kPaths);
   EXPECT_TRUE(std::atomic<uint64_t>::is_always_lock_free);
 }
 
@@ -41,7 +42,8 @@ TEST(ShmRing, AWordOfThePreviousLapIsNotTakenForANewOne) {
   std::set<uint64_t> words;
   for (uint64_t lap = 0; lap < 3; ++lap) {
     for (uint32_t state = PullRequest::kPublished; state <= PullRequest::kWithdrawn; ++state) {
-      words.insert(PullRequest::word_of(5 + lap * Ring::kPulls, static_cast<PullRequest::State>(state)));
+      words.insert(
+          PullRequest::word_of(5 + lap * Ring::kPulls, static_cast<PullRequest::State>(state)));
     }
   }
   EXPECT_EQ(words.size(), 3u * PullRequest::kWithdrawn);

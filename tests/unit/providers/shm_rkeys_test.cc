@@ -66,12 +66,12 @@ TEST_F(ShmRkeyTable, ARevokedRkeyIsInvalidAndItsIndexIsReusedAfterTheProof) {
   EXPECT_NE(header_->rkeys[rkey.index].validity_epoch.load(), rkey.generation);
   EXPECT_EQ(rkeys_.resolve(rkey, 0, 1), nullptr);
   const WireRkey second = *rkeys_.add(plain());
-  EXPECT_NE(second.index, rkey.index) << "not before it is proved";
+  EXPECT_NE(second.index, rkey.index) << "the index is reused before the proof";
   EXPECT_EQ(rkeys_.release(rkey), 0u);
   const WireRkey next = *rkeys_.add(plain());
   EXPECT_EQ(next.index, rkey.index);
   EXPECT_NE(next.generation, rkey.generation);
-  // The old rkey says and does nothing any more.
+  // The old rkey has no effect any more.
   rkeys_.revoke(rkey);
   EXPECT_EQ(rkeys_.release({next.index, rkey.generation}), 0u);
   EXPECT_EQ(header_->rkeys[next.index].validity_epoch.load(), next.generation);
@@ -89,7 +89,7 @@ TEST_F(ShmRkeyTable, ABlockIsSharedWhileAnRkeyLiesInIt) {
   rkeys_.revoke(one);
   EXPECT_EQ(rkeys_.release(one), 0u);
   rkeys_.revoke(other);
-  EXPECT_EQ(rkeys_.release(other), block) << "the last one says so";
+  EXPECT_EQ(rkeys_.release(other), block) << "the last rkey returns the block";
   EXPECT_EQ(rkeys_.block(block).file, nullptr);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A directory of its own, gone at the end.
+/// A temporary directory.
 class ShmSocket : public testing::Test {
  protected:
   ShmSocket() {
@@ -156,8 +156,8 @@ TEST_F(ShmSocket, RemovesOnlyTheSocketsOfDeadEngines) {
   EXPECT_EQ(files(), 4u);
 }
 
-// Between its name and its first listener a socket looks like that of a dead engine, and a remove_stale_sockets
-// would take it away.
+// Between its name and its first listener a socket looks like that of a dead engine, and a
+// remove_stale_sockets would take it away.
 TEST_F(ShmSocket, AFileGetsItsNameOnlyAfterListen) {
   const UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   ASSERT_GE(::inotify_add_watch(watch.get(), directory_.c_str(), IN_CREATE | IN_MOVED_TO), 0);

@@ -6,8 +6,8 @@
 
 #include "wire/wire_helpers.h"
 
-// Golden bytes for everything that same-host engines say to each other: engines of two builds of
-// the library may meet on one host.
+// Golden bytes for everything that same-host engines send to each other: two builds of the library
+// may communicate on one host.
 
 namespace fabric::shm {
 namespace {
@@ -42,7 +42,7 @@ Beacon beacon() {
   return made;
 }
 
-/// A frame, its bytes, and how many descriptors come along at least and at most.
+/// A frame, its bytes, and the minimum and maximum number of descriptors.
 struct Sample {
   const char* name;
   Frame frame;
@@ -52,7 +52,8 @@ struct Sample {
 
 std::vector<Sample> samples() {
   return {
-      {"Greeting", Greeting{.from = address(), .connection = 7, .membarrier = true, .beacon = beacon()},
+      {"Greeting",
+       Greeting{.from = address(), .connection = 7, .membarrier = true, .beacon = beacon()},
        hex("00") + hex(kPlainGolden) +
            hex("07000000 01 34120000007f0000 bebebebebebebebebebebebebebebebe"),
        2, 2},
@@ -80,7 +81,7 @@ TEST(ShmWire, AnAddressIsDecodedCompletelyOrNotAtAll) {
   const auto decode = [](const Bytes& bytes) { return decode_address(bytes); };
   control::expect_no_prefix_decodes(hex(kPlainGolden), decode, false);
   control::expect_no_prefix_decodes(hex(kFileGolden), decode, false);
-  EXPECT_FALSE(decode_address(hex(kPlainGolden) + hex("00"))) << "longer than it says";
+  EXPECT_FALSE(decode_address(hex(kPlainGolden) + hex("00"))) << "trailing bytes";
   EXPECT_FALSE(decode_address(with(hex(kPlainGolden), 0, 2))) << "another version";
   EXPECT_FALSE(decode_address(with(hex(kPlainGolden), kDirectoryBytesAt, 255)));
 }
@@ -122,7 +123,7 @@ TEST(ShmWire, RkeysHaveTheirGoldenBytes) {
       golden, [](const Bytes& b) { return decode_rkey(b); }, false);
   EXPECT_FALSE(decode_rkey(golden + hex("00")));
   EXPECT_FALSE(decode_rkey(with(golden, 0, 2)));
-  EXPECT_FALSE(decode_rkey(with(golden, 5, 0, 4))) << "nobody's generation";
+  EXPECT_FALSE(decode_rkey(with(golden, 5, 0, 4))) << "generation 0 is invalid";
 }
 
 TEST(ShmWire, FramesHaveTheirGoldenBytes) {
@@ -177,7 +178,8 @@ TEST(ShmWire, ADatagramIsTheRestOfItsFrame) {
 TEST(ShmWire, AGreetingWithAnInvalidAddressIsRejected) {
   const Bytes golden = samples()[0].golden;
   EXPECT_FALSE(decode_frame(with(golden, 1, 2), 2)) << "another version";
-  EXPECT_FALSE(decode_frame(with(golden, 1 + kDirectoryBytesAt, 4), 2)) << "bytes of the connection";
+  EXPECT_FALSE(decode_frame(with(golden, 1 + kDirectoryBytesAt, 4), 2))
+      << "directory length beyond the frame";
   EXPECT_FALSE(decode_frame(with(golden, 1 + kDirectoryBytesAt, 200), 2));
 }
 

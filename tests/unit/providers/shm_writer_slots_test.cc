@@ -26,33 +26,34 @@ TEST(ShmWriterSlots, OfAThreadIsTheSameEveryTimeAndPeersSeeIt) {
   const auto seen = *PeerWriterSlots::map(UniqueFd(dup(slots.fd())), getpid());
   EXPECT_GE(seen->used(), 1u);
   EXPECT_FALSE(seen->process_died());
-  mine->intent.fetch_add(2);
+  mine->section_seq.fetch_add(2);
   bool found = false;
   for (uint32_t i = 0; i < seen->used(); ++i) {
     const WriterSlot& slot = seen->slot(i);
     if (slot.tid.load() != static_cast<uint32_t>(gettid())) continue;
-    found = slot.intent.load() == mine->intent.load();
+    found = slot.section_seq.load() == mine->section_seq.load();
   }
   EXPECT_TRUE(found);
 }
 
 TEST(ShmWriterSlots, CannotBeWrittenOrResizedByPeers) {
   const int fd = (**WriterSlots::of_process()).fd();
-  EXPECT_EQ(mmap(nullptr, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  EXPECT_EQ(mmap(nullptr, sizeof(WriterSlotTable), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0),
+            MAP_FAILED);
   EXPECT_LT(pwrite(fd, "x", 1, 0), 0);
   EXPECT_NE(ftruncate(fd, 0), 0);
-  EXPECT_NE(ftruncate(fd, 2 * sizeof(WriterSlotPage)), 0);
-  void* const readable = mmap(nullptr, sizeof(WriterSlotPage), PROT_READ, MAP_SHARED, fd, 0);
+  EXPECT_NE(ftruncate(fd, 2 * sizeof(WriterSlotTable)), 0);
+  void* const readable = mmap(nullptr, sizeof(WriterSlotTable), PROT_READ, MAP_SHARED, fd, 0);
   ASSERT_NE(readable, MAP_FAILED);
-  EXPECT_NE(mprotect(readable, sizeof(WriterSlotPage), PROT_READ | PROT_WRITE), 0);
-  munmap(readable, sizeof(WriterSlotPage));
+  EXPECT_NE(mprotect(readable, sizeof(WriterSlotTable), PROT_READ | PROT_WRITE), 0);
+  munmap(readable, sizeof(WriterSlotTable));
 }
 
 TEST(ShmWriterSlots, AreNotMappedFromAnythingElse) {
   EXPECT_EQ(refused(UniqueFd()), Errc::kBadFormat);
-  EXPECT_EQ(refused(memory(sizeof(WriterSlotPage), 0)), Errc::kBadFormat);  // it could shrink
-  EXPECT_EQ(refused(memory(sizeof(WriterSlotPage) - 1, F_SEAL_SHRINK)), Errc::kBadFormat);
-  EXPECT_EQ(refused(memory(sizeof(WriterSlotPage) + 4096, F_SEAL_SHRINK)), Errc::kBadFormat);
+  EXPECT_EQ(refused(memory(sizeof(WriterSlotTable), 0)), Errc::kBadFormat);  // it could shrink
+  EXPECT_EQ(refused(memory(sizeof(WriterSlotTable) - 1, F_SEAL_SHRINK)), Errc::kBadFormat);
+  EXPECT_EQ(refused(memory(sizeof(WriterSlotTable) + 4096, F_SEAL_SHRINK)), Errc::kBadFormat);
   EXPECT_EQ(refused(UniqueFd(open("/proc/self/exe", O_RDONLY))), Errc::kBadFormat);
   EXPECT_EQ(refused(UniqueFd(open("/dev/zero", O_RDWR))), Errc::kBadFormat);
   int pipe_ends[2];
@@ -62,11 +63,11 @@ TEST(ShmWriterSlots, AreNotMappedFromAnythingElse) {
 }
 
 TEST(ShmWriterSlots, OfAPeerWithAWrongCountAreReadInBounds) {
-  UniqueFd fd = memory(sizeof(WriterSlotPage), F_SEAL_SHRINK);
+  UniqueFd fd = memory(sizeof(WriterSlotTable), F_SEAL_SHRINK);
   const uint32_t lie = 0xffff'ffff;
-  ASSERT_EQ(pwrite(fd.get(), &lie, sizeof(lie), offsetof(WriterSlotPage, used)), 4);
+  ASSERT_EQ(pwrite(fd.get(), &lie, sizeof(lie), offsetof(WriterSlotTable, used)), 4);
   const auto slots = *PeerWriterSlots::map(std::move(fd), 0);
-  EXPECT_EQ(slots->used(), WriterSlotPage::kSlots);
+  EXPECT_EQ(slots->used(), WriterSlotTable::kSlots);
   EXPECT_FALSE(slots->process_died());
 }
 
@@ -83,7 +84,8 @@ TEST(ShmWriterSlots, ShowThatTheirProcessWasKilledOrReturned) {
     ASSERT_NE(slots, nullptr);
     EXPECT_FALSE(slots->process_died());
     killed ? child.signal(SIGKILL) : go->store(true);
-    EXPECT_TRUE(child.await([&] { return slots->process_died(); })) << (killed ? "killed" : "returned");
+    EXPECT_TRUE(child.await([&] { return slots->process_died(); }))
+        << (killed ? "killed" : "returned");
   }
 }
 
@@ -91,7 +93,7 @@ TEST(ShmWriterSlots, ShowThatTheirProcessCalledExec) {
   Shared<WriterSlotsFd> fd;
   Child child([&] {
     announce_slot(*fd);
-    // Goes on for ever: only the exec can be what the slots tell.
+    // Never exits: the mark can only come from the exec.
     execl("/bin/sh", "sh", "-c", "while :; do :; done", nullptr);
   });
   const auto slots = slots_of(child, *fd);
@@ -104,29 +106,30 @@ TEST(ShmWriterSlots, ShowThatTheirProcessCalledExec) {
 TEST(ShmWriterSlots, OfAChildAreItsOwn) {
   WriterSlots* const parents = *WriterSlots::of_process();
   WriterSlot* const mine = parents->mine();
-  const uint32_t intent = mine->intent.load();
+  const uint32_t section_seq = mine->section_seq.load();
   Shared<WriterSlotsFd> fd;
   Child child([&] {
     if (parents->mine() != nullptr) _exit(3);  // not mapped here
     WriterSlot& own = announce_slot(*fd);
     if (*WriterSlots::of_process() == parents) _exit(4);
-    own.intent.store(40);
+    own.section_seq.store(40);
     if (own.tid.load() != static_cast<uint32_t>(gettid())) _exit(5);
     pause();
   });
   const auto seen = slots_of(child, *fd);
   ASSERT_NE(seen, nullptr);
-  EXPECT_TRUE(child.await([&] { return seen->slot(0).intent.load() == 40; }));
+  EXPECT_TRUE(child.await([&] { return seen->slot(0).section_seq.load() == 40; }));
   child.kill();
   EXPECT_TRUE(seen->process_died());
-  EXPECT_EQ(mine->intent.load(), intent);
+  EXPECT_EQ(mine->section_seq.load(), section_seq);
   EXPECT_EQ(parents->mine(), mine);
   const auto own = *PeerWriterSlots::map(UniqueFd(dup(parents->fd())), getpid());
   EXPECT_FALSE(own->process_died()) << "the child took the parent's slot with it";
 }
 
 TEST(ShmWriterSlots, OfAPeerSurviveAForkAndTheChildLeavesThemAlone) {
-  const auto seen = *PeerWriterSlots::map(UniqueFd(dup((**WriterSlots::of_process()).fd())), getpid());
+  const auto seen =
+      *PeerWriterSlots::map(UniqueFd(dup((**WriterSlots::of_process()).fd())), getpid());
   Child child([&] {
     // What the child has at the address by now is not its to unmap.
     void* const at = const_cast<WriterSlot*>(&seen->slot(0));

@@ -104,7 +104,7 @@ TEST(SimOrdered, ClosingTheTargetsEndStopsLandingAndCountsWhatWasTaken) {
   EXPECT_EQ(taken.back().inbound, 1);
   EXPECT_EQ(taken.back().value, seen);
   EXPECT_LT(seen, Burst::kWrites);
-  // The sender hears nothing more and gives up.
+  // The sender receives nothing more and gives up.
   auto sent = drain(burst.a->rail(0));
   EXPECT_LT(sent.size(), Burst::kWrites);
   world.run_for(2 * kRetryNs);
@@ -146,10 +146,10 @@ TEST_P(SimPaths, PeerThatClosedIsFoundOutByTime) {
   EXPECT_EQ(count_of(sent, Kind::kPathDown), GetParam() ? 1u : 0u);
   EXPECT_EQ(burst.target.bytes, before);
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
-  EXPECT_TRUE(burst.a->open_link(stale)) << "whether anybody is there shows only by use";
+  EXPECT_TRUE(burst.a->open_link(stale)) << "whether the port is open shows only by use";
 }
 
-// What has left the NIC lands although its engine is gone; what has not is never read.
+// Packets that were sent land although their engine is closed; the rest is never read.
 TEST_P(SimPaths, WritesOutliveTheEngineThatPostedThem) {
   auto burst = std::make_unique<Burst>(world, model());
   world.run_for(3'000);

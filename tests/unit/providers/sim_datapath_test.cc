@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Models, SimDatapath, testing::Bool(), [](const auto& pa
   return std::string(param.param ? "Ordered" : "Unordered");
 });
 
-// The promise that everything above is built on: whoever sees the immediate may read the bytes.
+// The promise that everything above is built on: once the immediate is visible, so are the bytes.
 TEST_P(SimDatapath, ImmediateComesOnlyAfterEveryByteOfItsWrite) {
   auto a = world.open_new(1, model());
   auto b = world.open_new(1, model());
@@ -247,7 +247,7 @@ TEST(SimOrdered, RefusalBreaksBothEndsAndNothingAfterItLands) {
   EXPECT_TRUE(std::all_of(target.bytes.begin() + 20 * 64, target.bytes.end(),
                           [](std::byte x) { return x == std::byte{0}; }));
   world.run_for(2 * kRetryNs);
-  EXPECT_TRUE(drain(a->rail(0)).empty()) << "something was told twice";
+  EXPECT_TRUE(drain(a->rail(0)).empty()) << "something was reported twice";
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 

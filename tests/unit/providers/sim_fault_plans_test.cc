@@ -183,7 +183,7 @@ TEST(SimFaultPlans, EveryStepOfAWriteCanBeBroken) {
     const Steps steps(when);
     landed.insert(steps.packets);
     EXPECT_EQ(steps.counted, steps.packets == 4) << when;
-    // The last event is the acknowledgement; before it nobody knows.
+    // The last event is the acknowledgement; before it the result is unknown.
     EXPECT_EQ(steps.remote, when == all ? Remote::kDelivered : Remote::kUnknown) << when;
     EXPECT_EQ(steps.world.impl->wire.applied(Fault::Kind::kBreakSender), 1u);
   }
@@ -270,7 +270,7 @@ struct Storm {
     }
     world.run_for(1'000'000);
     collect(a, b);
-    EXPECT_EQ(written, posted) << "a piece ended twice or never";
+    EXPECT_EQ(written, posted) << "a write completed twice or never";
     EXPECT_LE(counted, posted);
     const Path path(*a.network, *b.network);
     path.post(path.counted(source, target, 6'000, 7, 7));

@@ -69,7 +69,7 @@ class Pair {
     for (const auto& [cookie, event] : ends) count += event.remote == remote;
     return count;
   }
-  /// What the sender was told is true, and everything has ended.
+  /// What was reported to the sender is true, and everything has completed.
   void check_truth() const {
     EXPECT_EQ(ends.size(), posted);
     for (const auto& [i, event] : ends) {
@@ -176,7 +176,7 @@ TEST(SimOrderedFaults, CutThatLastsBreaksTheSendersEndWithCorrectResults) {
     EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
     EXPECT_GT(pair.ended(Remote::kNotDelivered), 0u) << "the window held some back";
     for (uint32_t i = 0; i < pair.posted; ++i) half_landed |= pair.touched(i) && !pair.landed(i);
-    // The target has heard nothing; nothing comes after the heal.
+    // The target has received nothing; nothing comes after the heal.
     const auto before = pair.target.bytes;
     world.now(Fault::heal(pair.from, pair.to, 0));
     pair.run(2 * kRetryNs);
@@ -409,7 +409,7 @@ TEST_P(SimFaults, ReceiverThatIsNotReadyTakesAllButTheLastPacket) {
     EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
     world.now(Fault::receiver_ready(pair.to, 0));
     pair.run(kRetryNs);
-    EXPECT_EQ(pair.target.bytes[3 * 4096], std::byte{0}) << "nobody repeats it any more";
+    EXPECT_EQ(pair.target.bytes[3 * 4096], std::byte{0}) << "it is not retransmitted any more";
     EXPECT_EQ(pair.taken(), 0u);
   }
 }

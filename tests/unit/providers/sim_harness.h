@@ -66,7 +66,7 @@ class TestWorld {
   }
   /// False when `limit_ns` passed first.
   bool run_until(const std::function<bool()>& done, int64_t limit_ns = 1'000'000'000) {
-    // Nobody has an engine here, so the clock is taken from event to event.
+    // There is no engine here, so the clock is advanced from event to event.
     const int64_t deadline = now() + limit_ns;
     while (!done()) {
       const int64_t next = impl->wire.next_due_ns();

@@ -7,8 +7,8 @@
 #include <fabric/sim.h>
 
 #include "base/rng.h"
-#include "providers/sim/path_ends.h"
 #include "providers/sim/event_queue.h"
+#include "providers/sim/path_ends.h"
 #include "providers/sim/world.h"
 #include "support/log_guard.h"
 

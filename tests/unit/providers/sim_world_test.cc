@@ -133,7 +133,7 @@ TEST(SimDriver, CallbacksAndJobsRunOutsideTurns) {
   driver.detach(engine);
   EXPECT_EQ(log.size(), 5u) << "no job outlives its engine";
   driver.offload([&] { log.push_back("alone"); });
-  EXPECT_EQ(log.size(), 6u) << "nobody is left who would run it later";
+  EXPECT_EQ(log.size(), 6u) << "no engine is left that would run it later";
 }
 
 TEST(SimDriver, OrderOfTurnsVariesWithTheSeed) {

@@ -63,14 +63,14 @@ TEST(VerbsSends, AnErrorCoversOnlyItself) {
   sends.succeed(1);
   EXPECT_TRUE(sends.fail(3, false));
   EXPECT_FALSE(sends.fail(4, false));
-  sends.succeed(5);  // nothing behind an error is believed
+  sends.succeed(5);  // successes after an error are ignored
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1}));
   EXPECT_EQ(sends.report_lost(), 2u);
   EXPECT_TRUE(sends.has_unreported());
 }
 
-// A success and the marker of a drain may come in one look: what finish() has told as lost must not
-// be told as delivered behind it.
+// A success and the marker of a drain may be polled together: what finish() has reported as lost
+// must not be reported as delivered afterwards.
 TEST(VerbsSends, WhatWasReportedAsLostIsNotReportedAsDelivered) {
   SendAccount sends(UINT32_MAX - 1);  // numbers wrap
   sends.post(6);

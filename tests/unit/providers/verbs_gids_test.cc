@@ -76,10 +76,9 @@ TEST(VerbsGids, AnAddressThatMovesIsFollowed) {
   EXPECT_EQ(next({local, gid(7, "::ffff:10.0.0.1", GidType::kRoceV1), other}), 1)
       << "the same address of another kind is another";
   EXPECT_EQ(next({local, other}), 1) << "it is gone";
-  EXPECT_EQ(next({local}), -1) << "it may come back, and a local one reaches nobody";
+  EXPECT_EQ(next({local}), -1) << "it may come back, and a link-local one reaches no other host";
   EXPECT_EQ(next({}), -1);
-  EXPECT_EQ(next({local, other, gid(7, "::ffff:10.0.0.1")}, 1), 1)
-      << "whoever names a place means it";
+  EXPECT_EQ(next({local, other, gid(7, "::ffff:10.0.0.1")}, 1), 1) << "a configured index is kept";
 }
 
 TEST(VerbsGids, OnlyRoutableOnesCarryDatagrams) {

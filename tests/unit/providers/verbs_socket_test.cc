@@ -16,7 +16,7 @@ using Bytes = std::vector<std::byte>;
 
 GidBytes ip(const char* text) { return *parse_ip(text); }
 
-/// Two addresses of the loopback stand for two rails.
+/// Two loopback addresses in place of two rails.
 ControlSockets two_rails(uint64_t instance) {
   const GidBytes ips[] = {ip("127.0.0.1"), ip("127.0.0.2")};
   auto sockets = ControlSockets::open(ips, 0, instance);
@@ -24,7 +24,7 @@ ControlSockets two_rails(uint64_t instance) {
   return *std::move(sockets);
 }
 
-Link link_to(const ControlSockets& to, uint64_t instance) {
+ControlPeer peer_at(const ControlSockets& to, uint64_t instance) {
   return {.to = {.instance = instance, .rails = 2, .control = to.addresses()}, .open = true};
 }
 
@@ -38,14 +38,14 @@ ControlSockets::Received receive(ControlSockets& sockets) {
 
 TEST(VerbsSockets, CarryDatagramsOfEverySize) {
   ControlSockets a = two_rails(1), b = two_rails(2);
-  Link to_b = link_to(b, 2);
-  for (const size_t size : {size_t{1}, size_t{kFragmentBytes}, size_t{kControlBytesMax}}) {
+  ControlPeer to_b = peer_at(b, 2);
+  for (const size_t size : {size_t{1}, size_t{kDatagramPartBytes}, size_t{kControlBytesMax}}) {
     const Bytes datagram(size, std::byte{0x5a});
     ASSERT_TRUE(a.send(to_b, datagram, 0));
     const auto received = receive(b);
     EXPECT_EQ(received.from, 1u);
-    EXPECT_TRUE(
-        std::equal(received.datagram.begin(), received.datagram.end(), datagram.begin(), datagram.end()));
+    EXPECT_TRUE(std::equal(received.datagram.begin(), received.datagram.end(), datagram.begin(),
+                           datagram.end()));
     to_b.unanswered = 0;
   }
   EXPECT_TRUE(b.receive().datagram.empty());
@@ -53,30 +53,30 @@ TEST(VerbsSockets, CarryDatagramsOfEverySize) {
 
 TEST(VerbsSockets, ReportFromWhichRailTheyCame) {
   ControlSockets a = two_rails(1), b = two_rails(2);
-  Link to_b = link_to(b, 2);
-  for (const uint32_t socket : {0u, 1u}) {
-    to_b.socket = socket;
+  ControlPeer to_b = peer_at(b, 2);
+  for (const uint32_t address_index : {0u, 1u}) {
+    to_b.address_index = address_index;
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
-    EXPECT_EQ(receive(b).socket, socket);
+    EXPECT_EQ(receive(b).address_index, address_index);
   }
 }
 
 TEST(VerbsSockets, ARailThatIsDownIsSkipped) {
   ControlSockets a = two_rails(1), b = two_rails(2);
-  Link to_b = link_to(b, 2);
+  ControlPeer to_b = peer_at(b, 2);
   ASSERT_TRUE(a.send(to_b, Bytes(1), 0b01));
-  EXPECT_EQ(receive(b).socket, 1u);
-  EXPECT_EQ(to_b.socket, 1u);
-  // With none left it is tried all the same: ports that are said to be down may carry it.
+  EXPECT_EQ(receive(b).address_index, 1u);
+  EXPECT_EQ(to_b.address_index, 1u);
+  // With all down it is sent anyway: a port reported as down may still work.
   ASSERT_TRUE(a.send(to_b, Bytes(1), 0b11));
-  EXPECT_EQ(receive(b).socket, 1u);
+  EXPECT_EQ(receive(b).address_index, 1u);
 }
 
 TEST(VerbsSockets, WithoutAnAnswerTheNextRailIsTried) {
   ControlSockets a = two_rails(1), b = two_rails(2);
-  Link to_b = link_to(b, 2);
+  ControlPeer to_b = peer_at(b, 2);
   uint32_t first = 0;
-  for (uint32_t i = 0; i < 100 && to_b.socket == 0; ++i, ++first) {
+  for (uint32_t i = 0; i < 100 && to_b.address_index == 0; ++i, ++first) {
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
   }
   EXPECT_GT(first, 1u) << "one that is lost is no reason";
@@ -84,7 +84,7 @@ TEST(VerbsSockets, WithoutAnAnswerTheNextRailIsTried) {
   for (uint32_t i = 0; i < 100; ++i) {
     to_b.unanswered = 0;  // as when it is received
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
-    ASSERT_EQ(to_b.socket, 1u);
+    ASSERT_EQ(to_b.address_index, 1u);
   }
 }
 
@@ -96,10 +96,10 @@ TEST(VerbsSockets, OnlyAddressesOfTheirKindAreReached) {
   EXPECT_TRUE(a.reaches(far));
 }
 
-TEST(VerbsSockets, WhatIsNoFragmentIsDropped) {
+TEST(VerbsSockets, WhatIsNoDatagramPartIsDropped) {
   ControlSockets a = two_rails(1), b = two_rails(2);
-  Link to_b = link_to(b, 2);
-  // A stranger who does not speak the format, in front of somebody who does.
+  ControlPeer to_b = peer_at(b, 2);
+  // Datagrams in another format, before a valid one.
   auto stranger = ControlSockets::open(std::vector{ip("127.0.0.3")}, 0, 9);
   ASSERT_TRUE(stranger);
   sockaddr_in at{};

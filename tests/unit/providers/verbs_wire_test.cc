@@ -44,7 +44,8 @@ TEST(VerbsWire, GoldenBytes) {
             "a3010300000000000000"
             "887766554433221103020100feffff0000000000000000000000ffff0a09000107000501");
   EXPECT_EQ(hex(encode(WireKey{.key = 0x01020304, .base = 0x3fffffff})), "a40104030201ffffff3f");
-  EXPECT_EQ(hex(encode(FragmentHead{.from = 1, .number = 2, .index = 3, .count = 4, .socket = 1})),
+  EXPECT_EQ(hex(encode(DatagramPartHead{
+                .from = 1, .number = 2, .index = 3, .count = 4, .address_index = 1})),
             "56564246010000000000000002000000"
             "0300040001");
 }
@@ -122,7 +123,7 @@ TEST(VerbsWire, OutOfRangeIsRefused) {
   EXPECT_FALSE(decode_key(encode(WireKey{.key = 1, .base = WireKey::kBaseMax + 1})));
 }
 
-// ---- Fragments ----------------------------------------------------------------------------------
+// ---- Datagram parts -----------------------------------------------------------------------------
 
 Bytes pattern(size_t size) {
   Bytes out(size);
@@ -132,16 +133,16 @@ Bytes pattern(size_t size) {
 }
 
 struct Sent {
-  FragmentHead head{};
+  DatagramPartHead head{};
   Bytes bytes{};
 };
 
 std::vector<Sent> cut(const Bytes& datagram, uint32_t number, uint64_t from = 1) {
   std::vector<Sent> out;
-  const uint32_t count = fragments_of(datagram.size());
+  const uint32_t count = datagram_parts_of(datagram.size());
   for (uint32_t i = 0; i < count; ++i) {
-    const auto begin = datagram.begin() + static_cast<std::ptrdiff_t>(i * kFragmentBytes);
-    const auto size = std::min<std::ptrdiff_t>(kFragmentBytes, datagram.end() - begin);
+    const auto begin = datagram.begin() + static_cast<std::ptrdiff_t>(i * kDatagramPartBytes);
+    const auto size = std::min<std::ptrdiff_t>(kDatagramPartBytes, datagram.end() - begin);
     out.push_back({{.from = from,
                     .number = number,
                     .index = static_cast<uint16_t>(i),
@@ -151,10 +152,10 @@ std::vector<Sent> cut(const Bytes& datagram, uint32_t number, uint64_t from = 1)
   return out;
 }
 
-TEST(VerbsFragments, InAnyOrderAndRepeatedTheyMakeTheDatagramOnce) {
+TEST(VerbsDatagramParts, InAnyOrderAndRepeatedTheyMakeTheDatagramOnce) {
   Rng rng(7);
-  for (const size_t size : {size_t{1}, size_t{kFragmentBytes}, size_t{kFragmentBytes + 1},
-                            size_t{3 * kFragmentBytes}, size_t{kControlBytesMax}}) {
+  for (const size_t size : {size_t{1}, size_t{kDatagramPartBytes}, size_t{kDatagramPartBytes + 1},
+                            size_t{3 * kDatagramPartBytes}, size_t{kControlBytesMax}}) {
     const Bytes datagram = pattern(size);
     std::vector<Sent> sent = cut(datagram, 1);
     for (size_t i = sent.size(); i > 1; --i) std::swap(sent[i - 1], sent[rng.below(i)]);
@@ -174,7 +175,7 @@ TEST(VerbsFragments, InAnyOrderAndRepeatedTheyMakeTheDatagramOnce) {
   }
 }
 
-TEST(VerbsFragments, ThoseOfDifferentSendersAndDatagramsDoNotMix) {
+TEST(VerbsDatagramParts, ThoseOfDifferentSendersAndDatagramsDoNotMix) {
   const Bytes one = pattern(2000), two = pattern(2001);
   const auto a = cut(one, 1, 1), b = cut(two, 1, 2), c = cut(two, 2, 1);
   Assembler assembler;
@@ -186,7 +187,7 @@ TEST(VerbsFragments, ThoseOfDifferentSendersAndDatagramsDoNotMix) {
   EXPECT_EQ(assembler.take(c[1].head, c[1].bytes).size(), 2001u);
 }
 
-TEST(VerbsFragments, WhatIsIncompleteIsPushedOut) {
+TEST(VerbsDatagramParts, WhatIsIncompleteIsPushedOut) {
   Assembler assembler;
   const Bytes datagram = pattern(2000);
   const auto first = cut(datagram, 0);
@@ -200,18 +201,19 @@ TEST(VerbsFragments, WhatIsIncompleteIsPushedOut) {
   EXPECT_EQ(assembler.take(last[1].head, last[1].bytes).size(), 2000u);
 }
 
-TEST(VerbsFragments, SizesThatDoNotFitAreDropped) {
+TEST(VerbsDatagramParts, SizesThatDoNotFitAreDropped) {
   Assembler assembler;
-  const Bytes full(kFragmentBytes), more(kFragmentBytes + 1), less(10);
+  const Bytes full(kDatagramPartBytes), more(kDatagramPartBytes + 1), less(10);
   EXPECT_TRUE(assembler.take({.from = 1, .index = 0, .count = 2}, less).empty());
   EXPECT_TRUE(assembler.take({.from = 1, .index = 1, .count = 2}, more).empty());
   EXPECT_TRUE(assembler.take({.from = 1, .index = 0, .count = 1}, more).empty());
   EXPECT_TRUE(assembler.take({.from = 1, .index = 0, .count = 1}, {}).empty());
-  const auto count = static_cast<uint16_t>(fragments_of(kControlBytesMax) + 1);
+  const auto count = static_cast<uint16_t>(datagram_parts_of(kControlBytesMax) + 1);
   EXPECT_TRUE(assembler.take({.from = 1, .index = 0, .count = count}, full).empty());
-  // None of them has left anything behind that a good one would stumble over.
+  // None of them has left state that would break a valid one.
   EXPECT_TRUE(assembler.take({.from = 1, .index = 0, .count = 2}, full).empty());
-  EXPECT_EQ(assembler.take({.from = 1, .index = 1, .count = 2}, less).size(), kFragmentBytes + 10);
+  EXPECT_EQ(assembler.take({.from = 1, .index = 1, .count = 2}, less).size(),
+            kDatagramPartBytes + 10);
 }
 
 }  // namespace

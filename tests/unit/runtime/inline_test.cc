@@ -155,7 +155,7 @@ TEST(InlineDriver, AttachesAndDetachesOthersFromInsideACallback) {
   ASSERT_TRUE(driver.attach(bystander, {}));
   host.due = 1;
   bystander.due = 1;
-  EXPECT_EQ(driver.turn(), 2u);  // nobody is passed over because others left
+  EXPECT_EQ(driver.turn(), 2u);  // no engine is skipped because others detached
   EXPECT_EQ(before.turns, 1u);
   EXPECT_EQ(after.looks, 0u);
   EXPECT_EQ(driver.turn(), 0u);

@@ -127,7 +127,7 @@ TEST(ThreadsDriver, CallbackThreadIsWokenByWhatComesAfterItsLastLook) {
   engine.on_look = [&] {
     misses = engine.called == seen ? misses + 1 : 0;
     seen = engine.called;
-    // The thread looks, announces itself, looks again: what comes now, only the wake can tell it.
+    // The thread checks, registers itself, checks again: only the wake can report what comes now.
     if (misses == 2 && seen < kRounds) {
       engine.due = 1;
       driver.wake_callbacks(engine);

@@ -11,12 +11,12 @@
 
 namespace fabric::tool::bench {
 
-/// Why a run cannot go on, in a sentence for the user. Caught where the run began.
+/// Ends a run; the text is for the user. Caught in bench.cc.
 struct BenchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The value, or the end of the run.
+/// The value; throws BenchError if there is none.
 template <class T>
 T need(Result<T> result, const char* what) {
   if (!result) {

@@ -30,7 +30,7 @@ constexpr int kConnectMs = 10'000;
   throw BenchError(fmt::format("{}: {}", what, std::strerror(errno)));
 }
 
-/// Closes what was opened when something goes wrong half way.
+/// Closes the descriptor unless it was released.
 struct FdGuard {
   int fd = -1;
   ~FdGuard() {
@@ -49,7 +49,7 @@ Addresses find(const std::string& address, int flags) {
   const size_t colon = host.rfind(':');
   const bool bracketed = !host.empty() && host.front() == '[';
   const size_t bracket = bracketed ? host.find(']') : std::string::npos;
-  // More than one colon without brackets: an IPv6 address, and no port.
+  // Several colons without brackets: an IPv6 address without a port.
   const bool has_port = bracketed ? colon != std::string::npos && colon > bracket
                                   : colon != std::string::npos && host.find(':') == colon;
   if (has_port) {
@@ -86,7 +86,7 @@ std::string name_of(int fd) {
                                      : fmt::format("{}:{}", host, port);
 }
 
-/// Until the socket has something to say. False: it did not in time.
+/// Polls for `events`. False: timeout.
 bool ready(int fd, short events, int ms) {
   pollfd one{.fd = fd, .events = events, .revents = 0};
   int n = 0;
@@ -97,7 +97,7 @@ bool ready(int fd, short events, int ms) {
 
 JsonSocket make_json_socket(FdGuard& socket) {
   const int on = 1;
-  ::setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // else merely slower
+  ::setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // failure only costs latency
   return JsonSocket(socket.release());
 }
 
@@ -105,7 +105,8 @@ JsonSocket make_json_socket(FdGuard& socket) {
 
 ForkedPeer::ForkedPeer(const std::function<int(JsonSocket&)>& work) {
   int sockets[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) < 0) fail_with_errno("socketpair");
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) < 0)
+    fail_with_errno("socketpair");
   socket_ = JsonSocket(sockets[0]);
   std::fflush(nullptr);
   const pid_t parent = ::getpid();
@@ -115,7 +116,7 @@ ForkedPeer::ForkedPeer(const std::function<int(JsonSocket&)>& work) {
     ::close(sockets[1]);
     return;
   }
-  // Asked for after the parent's death it would never come: hence the second look.
+  // If the parent died before prctl() no signal will come: check once more.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   socket_ = JsonSocket();
@@ -138,18 +139,18 @@ ForkedPeer::ExitStatus ForkedPeer::reap(int ms) {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, &status, 0);
     pid_ = -1;
-    return {.how = "the other side did not end, and was ended"};
+    return {.text = "the other side did not exit and was killed"};
   }
   pid_ = -1;
-  if (ended < 0) return {.how = fmt::format("waitpid: {}", std::strerror(errno))};
+  if (ended < 0) return {.text = fmt::format("waitpid: {}", std::strerror(errno))};
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
     return {.signalled = true,
-            .how = fmt::format("the other side was ended by signal {} ({})", number,
-                               ::strsignal(number))};
+            .text = fmt::format("the other side was killed by signal {} ({})", number,
+                                ::strsignal(number))};
   }
   const int code = WEXITSTATUS(status);
-  return {.well = code == 0, .how = fmt::format("the other side ended with {}", code)};
+  return {.ok = code == 0, .text = fmt::format("the other side exited with code {}", code)};
 }
 
 JsonSocket listen_at(const std::string& address) {
@@ -161,7 +162,7 @@ JsonSocket listen_at(const std::string& address) {
     fail_with_errno(fmt::format("cannot listen at '{}'", address));
   }
   fmt::print(stderr, "listening at {}\n", name_of(socket.fd));
-  if (!ready(socket.fd, POLLIN, kListenMs)) throw BenchError("nobody came for ten minutes");
+  if (!ready(socket.fd, POLLIN, kListenMs)) throw BenchError("no sender connected for ten minutes");
   FdGuard one{::accept4(socket.fd, nullptr, nullptr, SOCK_CLOEXEC)};
   if (one.fd < 0) fail_with_errno("accept");
   return make_json_socket(one);
@@ -190,7 +191,8 @@ void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(cpu), &set);
-  if (::sched_setaffinity(0, sizeof(set), &set) != 0) fail_with_errno(fmt::format("--pin: core {}", cpu));
+  if (::sched_setaffinity(0, sizeof(set), &set) != 0)
+    fail_with_errno(fmt::format("--pin: core {}", cpu));
 }
 
 }  // namespace fabric::tool::bench

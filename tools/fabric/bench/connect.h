@@ -9,22 +9,22 @@
 
 namespace fabric::tool::bench {
 
-/// The other side as a process of our own. Made before any engine is open: those do not run_receiver into
-/// a child. It ends with us, whatever happens to us.
+/// The other side as a forked child. Must be made before any engine is open: engines do not survive
+/// fork(). The child is killed if this process dies.
 class ForkedPeer {
  public:
-  /// `work` runs in the child, whose exit code it returns.
+  /// `work` runs in the child and returns its exit code.
   explicit ForkedPeer(const std::function<int(JsonSocket&)>& work);
   ~ForkedPeer();
   ForkedPeer(ForkedPeer&&) = delete;
 
   JsonSocket& socket() { return socket_; }
   struct ExitStatus {
-    bool well = false;
-    bool signalled = false;  ///< by somebody else
-    std::string how{};
+    bool ok = false;
+    bool signalled = false;  ///< by another process
+    std::string text{};
   };
-  /// Gives it `ms` to end, then ends it.
+  /// Waits up to `ms` for the child to exit, then kills it.
   ExitStatus reap(int ms);
 
  private:
@@ -33,14 +33,14 @@ class ForkedPeer {
 };
 
 // The same over TCP, for two hosts or two terminals. An address is HOST, HOST:PORT or [HOST]:PORT;
-// without a host this machine only, without a port kDefaultPort. Port 0 takes a free one.
+// the default host is loopback, the default port kDefaultPort. Port 0 picks a free one.
 inline constexpr const char* kDefaultPort = "18555";
 
-/// Says on standard error where it listens, and waits for one sender.
+/// Prints on standard error where it listens, and waits for one sender.
 JsonSocket listen_at(const std::string& address);
 JsonSocket connect_to(const std::string& address);
 
-/// Wherever the scheduler wants to have us: a wish that cannot be granted is a BenchError.
+/// Pins this thread to a CPU. Throws BenchError.
 void pin_to(int cpu);
 
 }  // namespace fabric::tool::bench

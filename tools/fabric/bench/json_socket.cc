@@ -9,6 +9,9 @@
 #include <chrono>
 #include <cstring>
 
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
 #include "bench_error.h"
 
 namespace fabric::tool::bench {
@@ -16,10 +19,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Offers of kTargetsMax engines fit; a stranger cannot make us take more.
+/// Enough for the offers of kTargetsMax engines; bounds what an unknown sender can make us
+/// allocate.
 constexpr uint32_t kMessageBytesMax = 4u << 20;
 constexpr int kSendMs = 30'000;
-constexpr const char* kGone = "the other side has gone";
+constexpr const char* kClosed = "the other side has closed the connection";
 
 }  // namespace
 
@@ -41,10 +45,10 @@ void JsonSocket::send(const nlohmann::ordered_json& message) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) {
       pollfd one{.fd = fd_, .events = POLLOUT, .revents = 0};
-      if (::poll(&one, 1, kSendMs) == 0) throw BenchError("the other side reads nothing");
+      if (::poll(&one, 1, kSendMs) == 0) throw BenchError("the other side does not read");
       continue;
     }
-    if (n <= 0) throw BenchError(kGone);
+    if (n <= 0) throw BenchError(kClosed);
     sent += static_cast<size_t>(n);
   }
 }
@@ -55,19 +59,21 @@ nlohmann::json JsonSocket::receive(double seconds, const Idle& idle) {
   uint32_t size = 0;
   for (const char byte : head) size = size << 8 | static_cast<unsigned char>(byte);
   if (size == 0 || size > kMessageBytesMax) {
-    throw BenchError("what came is no message of fabric bench: its length cannot be");
+    throw BenchError("invalid message: impossible length");
   }
   std::string text(size, '\0');
   read(text.data(), text.size(), seconds, idle);
   nlohmann::json message = nlohmann::json::parse(text, nullptr, false);
-  if (!message.is_object()) throw BenchError("what came is no message of fabric bench: not JSON");
+  if (!message.is_object()) throw BenchError("invalid message: not JSON");
   if (message.contains("error") && message["error"].is_string()) {
     throw BenchError("the other side: " + message["error"].get<std::string>());
   }
   return message;
 }
 
-bool JsonSocket::broken() const {
+void JsonSocket::receive_error(double seconds) { (void)receive(seconds); }
+
+bool JsonSocket::closed_by_peer() const {
   pollfd one{.fd = fd_, .events = POLLRDHUP, .revents = 0};
   return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
@@ -76,7 +82,8 @@ void JsonSocket::read(char* to, size_t bytes, double seconds, const Idle& idle) 
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (bytes > 0) {
     const auto left = std::chrono::duration<double>(end - Clock::now()).count();
-    if (left <= 0) throw BenchError(fmt::format("the other side said nothing for {:.0f} s", seconds));
+    if (left <= 0)
+      throw BenchError(fmt::format("the other side sent nothing for {:.0f} s", seconds));
     pollfd one{.fd = fd_, .events = POLLIN, .revents = 0};
     // Rounded up: a wait of 0 ms would spin.
     const int ms = idle ? 0 : static_cast<int>(left * 1000) + 1;
@@ -87,7 +94,7 @@ void JsonSocket::read(char* to, size_t bytes, double seconds, const Idle& idle) 
       continue;
     }
     const ssize_t n = ::recv(fd_, to, bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno == ECONNRESET)) throw BenchError(kGone);
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) throw BenchError(kClosed);
     if (n < 0 && errno != EAGAIN && errno != EINTR) throw BenchError(std::strerror(errno));
     if (n > 0) {
       to += n;

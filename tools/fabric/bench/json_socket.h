@@ -2,18 +2,19 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace fabric::tool::bench {
 
-/// A stream socket between the two sides that carries JSON, each with its length before it. Slow
-/// and plain: offers, beginnings and results go here, the writes do not.
+/// A stream socket between the two sides that carries JSON objects, each prefixed with its length.
+/// Control traffic only: offers, starts of rounds and results.
 ///
-/// Every wait is bounded; what is no message of ours, or the end of the other side, is a BenchError.
+/// Every wait is bounded. An invalid message, or the end of the other side, throws a BenchError.
 class JsonSocket {
  public:
-  /// What to do while nothing arrives, or nothing: then the line sleeps.
+  /// Called repeatedly while nothing arrives. Without it, receive() sleeps.
   using Idle = std::function<void()>;
 
   JsonSocket() = default;
@@ -27,8 +28,10 @@ class JsonSocket {
 
   void send(const nlohmann::ordered_json& message);
   nlohmann::json receive(double seconds, const Idle& idle = {});
-  /// The other side has closed it. For those who wait for something else.
-  bool broken() const;
+  /// Receives one message and drops it. Throws its error if it has one, or if the socket is closed.
+  void receive_error(double seconds);
+  /// Whether the other side has closed the socket.
+  bool closed_by_peer() const;
 
  private:
   void read(char* to, size_t bytes, double seconds, const Idle& idle);

@@ -1,9 +1,8 @@
-// latency: a write there, a write back when it is counted, one at a time. Each side sends bytes of
-// its own, as the others' tests do; at each side what is sent and what comes lie on different
-// pages.
+// latency: ping-pong of counted writes, one at a time. Each side sends its own bytes, as the
+// ping-pong tests of other libraries do; sent and received bytes are on different pages.
 
-#include "workload.h"
 #include "pattern.h"
+#include "workload.h"
 
 namespace fabric::tool::bench {
 namespace {
@@ -14,7 +13,7 @@ class Latency final : public Workload {
 
   void fill_source(uint64_t round) override {
     Workload::fill_source(round);
-    fill(reply_bytes(), round + 1, 0);  // so that an answer that never came is seen
+    fill(reply_bytes(), round + 1, 0);  // so that a missing reply is detected
   }
   void ready_target(uint64_t round) override { fill(reply_bytes(), round, layout_.reply_offset()); }
 
@@ -43,7 +42,9 @@ class Latency final : public Workload {
     }
   }
 
-  bool verify_echo(uint64_t round) override { return matches(reply_bytes(), round, layout_.reply_offset()); }
+  bool verify_echo(uint64_t round) override {
+    return matches(reply_bytes(), round, layout_.reply_offset());
+  }
 
  private:
   Write write_to(uint64_t from, uint64_t to) {
@@ -53,7 +54,7 @@ class Latency final : public Workload {
             .size_bytes = layout_.size,
             .imm = local.remote.key};
   }
-  /// The answer: at the receiver as it is sent, at the sender as it came.
+  /// The reply: to be sent at the receiver, received at the sender.
   std::span<std::byte> reply_bytes() {
     return side_.first().bytes.subspan(layout_.reply_offset(), layout_.size);
   }

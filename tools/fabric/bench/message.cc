@@ -1,11 +1,11 @@
-// message: Send and a listener; first as many as go, then one at a time there and back.
+// message: Send to a listener. First a stream for throughput, then ping-pong for latency.
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
-#include "workload.h"
 #include "pattern.h"
+#include "workload.h"
 
 namespace fabric::tool::bench {
 namespace {
@@ -74,11 +74,11 @@ class Message final : public Workload {
   bool verify_echo(uint64_t) override { return wrong_.load(std::memory_order_relaxed) == 0; }
 
  private:
-  /// In the engine's callback: what a message says is looked at while it is there.
+  /// Runs in the engine's callback: the bytes are only valid here, so they are checked here.
   void on_message(const Event& event) {
     const auto bytes = event.bytes();
     if (!std::equal(bytes.begin(), bytes.end(), expected_.begin(), expected_.end())) {
-      wrong_.fetch_add(1, std::memory_order_relaxed);  // read behind the acquire of arrived_
+      wrong_.fetch_add(1, std::memory_order_relaxed);  // published by arrived_
     }
     arrived_.fetch_add(1, std::memory_order_release);  // pairs with await_messages()
   }
@@ -100,7 +100,8 @@ class Message final : public Workload {
   std::vector<std::byte> expected_;
   std::atomic<uint64_t> arrived_{0}, wrong_{0};
   uint64_t awaited_ = 0;
-  Subscription listener_;  ///< the last member: nothing arrives while the others go
+  Subscription
+      listener_;  ///< last member: destroyed first, so that no callback finds the others gone
 };
 
 }  // namespace

@@ -1,7 +1,11 @@
 #include "options.h"
 
 #include <sched.h>
+
+#include <algorithm>
 #include <charconv>
+#include <sstream>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,7 +14,7 @@
 namespace fabric::tool::bench {
 namespace {
 
-/// 8, 64K, 1M, 2G: in steps of 1024. Nothing when it is no size.
+/// Parses 8, 64K, 1M or 2G (powers of 1024).
 std::optional<uint64_t> size_of(const std::string& text) {
   uint64_t value = 0;
   const char* const last = text.data() + text.size();
@@ -30,33 +34,29 @@ std::optional<uint64_t> size_of(const std::string& text) {
 uint64_t need_size(const char* option, const std::string& text, uint64_t least) {
   const auto size = size_of(text);
   if (!size || *size < least) {
-    throw CLI::ValidationError(option, fmt::format("'{}' is no size from {} to 64G (like 8, 64K, "
-                                                   "1M)",
-                                                   text, least));
+    throw BadOption(
+        option, fmt::format("'{}' is not a size from {} to 64G (like 8, 64K, 1M)", text, least));
   }
   return *size;
 }
 
-/// CLI11's own range takes "nan", and has its words in every line of the help.
-template <class T>
-CLI::Validator within(T least, T most) {
-  const auto check = [least, most](const std::string& text) -> std::string {
-    T value{};
-    const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return good ? "" : fmt::format("'{}' is not a number from {} to {}", text, least, most);
-  };
-  return CLI::Validator(check, "");
+std::vector<std::string> split(const std::string& list) {
+  if (list.empty()) return {""};
+  std::vector<std::string> out;
+  std::istringstream stream(list);
+  for (std::string item; std::getline(stream, item, ',');) out.push_back(item);
+  return out;
 }
 
-/// One of some words, which the help and the completion of shells show.
-CLI::Option* add_choice(CLI::App& verb, const char* name, const char* first, const char* second,
-                        bool& is_second, const char* help) {
-  return verb
-      .add_option_function<std::string>(
-          name, [&is_second, second](const std::string& word) { is_second = word == second; }, help)
-      ->type_name("WORD")
-      ->check(CLI::IsMember({first, second}))
-      ->default_str(first);
+/// A choice between two words; the first is the default.
+Option choice(const char* name, const char* first, const char* second, bool& is_second,
+              const char* help) {
+  return {.name = name,
+          .help = help,
+          .target = [&is_second, second](const std::string& word) { is_second = word == second; },
+          .value_name = "WORD",
+          .default_text = first,
+          .choices = {first, second}};
 }
 
 /// The networks that run in real time: a simulated one has nothing to measure.
@@ -66,86 +66,79 @@ std::vector<std::string> networks() {
   return names;
 }
 
-CLI::Option* add_count(CLI::App& verb, const char* name, uint32_t& value, uint32_t most,
-                       const char* help) {
-  return verb.add_option(name, value, help)
-      ->check(within(1u, most))
-      ->type_name("N")
-      ->capture_default_str();
+Option count(const char* name, uint32_t& value, uint32_t most, const char* help) {
+  return {.name = name,
+          .help = help,
+          .target = &value,
+          .value_name = "N",
+          .show_default = true,
+          .range = {1, most}};
 }
 
-void add_sizes(CLI::App& verb, BenchPlan& plan, const char* defaults) {
+Option sizes(BenchPlan& plan, const char* defaults) {
   const auto take = [&plan](const std::string& list) {
     plan.sizes.clear();
-    for (const std::string& text : CLI::detail::split(list, ',')) {
+    for (const std::string& text : split(list)) {
       plan.sizes.push_back(need_size("--sizes", text, 1));
     }
   };
-  verb.add_option_function<std::string>("--sizes", take, "Bytes; K, M and G are 1024s")
-      ->type_name("SIZE,...")
-      ->default_str(defaults);
   take(defaults);
+  return {.name = "--sizes",
+          .help = "Bytes; K, M and G are powers of 1024",
+          .target = take,
+          .value_name = "SIZE,...",
+          .default_text = defaults};
 }
 
-void add_footprint(CLI::App& verb, BenchPlan& plan) {
-  verb.add_option_function<std::string>(
-          "--footprint",
+Option footprint(BenchPlan& plan) {
+  return {
+      .name = "--footprint",
+      .help = "Rotate over this much memory; default: one slot, hot in the caches",
+      .target =
           [&plan](const std::string& text) { plan.footprint = need_size("--footprint", text, 1); },
-          "Rotate over so many bytes; else one slot is hot")
-      ->type_name("SIZE");
+      .value_name = "SIZE"};
 }
 
-void add_pins(CLI::App& verb, Options& options) {
-  verb.add_option_function<std::string>(
-          "--pin",
-          [&options](const std::string& list) {
-            cpu_set_t allowed;
-            CPU_ZERO(&allowed);
-            (void)::sched_getaffinity(0, sizeof(allowed), &allowed);  // else none is allowed
-            for (const std::string& text : CLI::detail::split(list, ',')) {
-              int cpu = -1;
-              const char* const last = text.data() + text.size();
-              const auto [end, error] = std::from_chars(text.data(), last, cpu);
-              if (error != std::errc{} || end != last || cpu < 0 || cpu >= CPU_SETSIZE ||
-                  !CPU_ISSET(static_cast<size_t>(cpu), &allowed)) {
-                throw CLI::ValidationError("--pin", fmt::format("'{}' is no core here", text));
-              }
-              options.cpus.push_back(cpu);
-            }
-            if (options.cpus.size() > 2) throw CLI::ValidationError("--pin", "takes two cores");
-          },
-          "Cores of the sender and of the receiver")
-      ->type_name("A,B");
+/// Parses the CPUs of --pin, which must be among those this process may use.
+void set_cpus(Options& options, const std::string& list) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  (void)::sched_getaffinity(0, sizeof(allowed), &allowed);  // on failure none is allowed
+  for (const std::string& text : split(list)) {
+    int cpu = -1;
+    const char* const last = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), last, cpu);
+    if (error != std::errc{} || end != last || cpu < 0 || cpu >= CPU_SETSIZE ||
+        !CPU_ISSET(static_cast<size_t>(cpu), &allowed)) {
+      throw BadOption("--pin", fmt::format("'{}' is not an available CPU", text));
+    }
+    options.cpus.push_back(cpu);
+  }
+  if (options.cpus.size() > 2) throw BadOption("--pin", "takes at most two CPUs");
 }
 
-void add_devices(CLI::App& verb, Options& options) {
-  const auto add = [&verb](const char* name, std::vector<std::string>& devices, const char* help) {
-    verb.add_option_function<std::string>(
-            name, [&devices](const std::string& list) { devices = CLI::detail::split(list, ','); },
-            help)
-        ->type_name("NAME,...");
-  };
-  add("--devices", options.plan.devices, "Devices of this side; also options, as gid_index=3");
-  add("--peer-devices", options.peer_devices, "Devices of a receiver that is started here");
+Option devices(const char* name, std::vector<std::string>& names, const char* help) {
+  return {.name = name,
+          .help = help,
+          .target = [&names](const std::string& list) { names = split(list); },
+          .value_name = "NAME,..."};
 }
 
-void add_meeting(CLI::App& verb, Options& options) {
-  auto* listen =
-      verb.add_option_function<std::string>(
-              "--listen", [&options](const std::string& address) { options.listen = address; },
-              "Be the receiver of one run; without ADDRESS: of this host")
-          ->expected(0, 1)
-          ->default_str("")
-          ->type_name("[ADDRESS]");
-  verb.add_option_function<std::string>(
-          "--connect", [&options](const std::string& address) { options.connect = address; },
-          "Be the sender, to who listens at ADDRESS")
-      ->type_name("ADDRESS")
-      ->excludes(listen);
+void add_connection(std::vector<Option>& out, Options& options) {
+  out.push_back({.name = "--listen",
+                 .help = "Be the receiver of one run; default ADDRESS: loopback",
+                 .target = [&options](const std::string& address) { options.listen = address; },
+                 .value_name = "[ADDRESS]",
+                 .value_optional = true});
+  out.push_back({.name = "--connect",
+                 .help = "Be the sender, to the receiver that listens at ADDRESS",
+                 .target = [&options](const std::string& address) { options.connect = address; },
+                 .value_name = "ADDRESS",
+                 .excludes = "--listen"});
 }
 
-const char* sizes_of(Benchmark benchmark) {
-  switch (verb) {
+const char* default_sizes(Benchmark benchmark) {
+  switch (benchmark) {
     case Benchmark::kPaged:
       return "1K,4K,64K";
     case Benchmark::kScatter:
@@ -163,77 +156,90 @@ const char* sizes_of(Benchmark benchmark) {
 
 }  // namespace
 
-void add_options(CLI::App& verb, Options& options) {
+std::vector<Option> options_of(Options& options) {
   BenchPlan& plan = options.plan;
   const Benchmark which = plan.benchmark;
   const bool stream = which == Benchmark::kWrite || which == Benchmark::kRate;
   const bool idle = which == Benchmark::kIdle;
-  verb.add_option("--network", plan.network, "The network; `fabric info` says which work here")
-      ->capture_default_str()
-      ->type_name("WORD")
-      ->check(CLI::IsMember(networks()));
-  add_count(verb, "--rails", plan.rails, kRailsMax, "How many rails of it");
-  add_devices(verb, options);
+  std::vector<Option> out;
+  out.push_back({.name = "--network",
+                 .help = "The network; `fabric info` lists those that work here",
+                 .target = &plan.network,
+                 .value_name = "WORD",
+                 .show_default = true,
+                 .choices = networks()});
+  out.push_back(count("--rails", plan.rails, kRailsMax, "How many of its rails"));
+  out.push_back(devices("--devices", plan.devices,
+                        "Devices of this side; also options, such as gid_index=3"));
+  out.push_back(devices("--peer-devices", options.peer_devices,
+                        "Devices of the receiver that is forked here"));
   if (idle) {
     plan.sizes = {8};
     plan.threaded = true;
     plan.seconds = 10;
     plan.repetitions = 1;
   } else {
-    add_sizes(verb, plan, sizes_of(which));
-    add_choice(verb, "--progress", "inline", "threaded", plan.threaded,
-               "Who drives the engines: who submits, or their threads");
+    out.push_back(sizes(plan, default_sizes(which)));
+    out.push_back(choice("--progress", "inline", "threaded", plan.threaded,
+                         "Engines are driven by the submitting thread or by their own"));
   }
   if (!idle && which != Benchmark::kMessage) {
-    add_choice(verb, "--memory", "allocated", "registered", plan.registered,
-               "From Engine::allocate(), or ordinary memory");
-    if (which != Benchmark::kLatency) add_footprint(verb, plan);
+    out.push_back(choice("--memory", "allocated", "registered", plan.registered,
+                         "From Engine::allocate(), or from the heap"));
+    if (which != Benchmark::kLatency) out.push_back(footprint(plan));
   }
   if (which == Benchmark::kPaged) {
     plan.window = 4;
-    add_count(verb, "--pages", plan.pages, kPagesMax, "Pages of a request; --sizes are theirs");
+    out.push_back(
+        count("--pages", plan.pages, kPagesMax, "Pages of one request; --sizes are page sizes"));
   }
   if (which == Benchmark::kScatter) {
     plan.window = 16;
-    add_count(verb, "--targets", plan.targets, kTargetsMax,
-              "Engines at the other side, each of which gets its part");
+    out.push_back(count("--targets", plan.targets, kTargetsMax,
+                        "Engines of the receiver, each of which gets one part"));
   }
   if (!idle && which != Benchmark::kLatency) {
-    add_count(verb, "--window", plan.window, kWindowMax, "Operations in flight");
+    out.push_back(count("--window", plan.window, kWindowMax, "Operations in flight"));
   }
   if (stream) {
-    add_count(verb, "--group", plan.group, kWindowMax,
-              "Writes of one submit(span); else 64, or the window")
-        ->default_str("");
+    out.push_back(count("--group", plan.group, kWindowMax,
+                        "Writes of one submit(span); default: 64, or the window"));
+    out.back().show_default = false;
   }
-  verb.add_option("--duration", plan.seconds, "Of one repetition, in seconds")
-      ->capture_default_str()
-      ->type_name("SECONDS")
-      ->check(within(0.001, kSecondsMax));
-  add_count(verb, "--repetitions", plan.repetitions, kRepetitionsMax,
-            "Median and spread are over these");
-  add_pins(verb, options);
-  add_meeting(verb, options);
-  verb.add_flag("--json", options.json, "One object a line and case, for programs");
+  out.push_back({.name = "--duration",
+                 .help = "Of one repetition, in seconds",
+                 .target = &plan.seconds,
+                 .value_name = "SECONDS",
+                 .show_default = true,
+                 .range = {0.001, kSecondsMax}});
+  out.push_back(
+      count("--repetitions", plan.repetitions, kRepetitionsMax, "For the median and the spread"));
+  out.push_back({.name = "--pin",
+                 .help = "CPUs of the sender and of the receiver",
+                 .target = [&options](const std::string& list) { set_cpus(options, list); },
+                 .value_name = "A,B"});
+  add_connection(out, options);
+  out.push_back({.name = "--json", .help = "One JSON object a line", .target = &options.json});
+  return out;
 }
 
 void validate(Options& options) {
   BenchPlan& plan = options.plan;
   if (plan.group > plan.window) {
-    throw CLI::ValidationError("--group", "is larger than --window");
+    throw BadOption("--group", "is larger than --window");
   }
   if (plan.group == 0) plan.group = std::min(plan.window, 64u);
   if (!options.peer_devices.empty() && (options.listen || options.connect)) {
-    throw CLI::ValidationError("--peer-devices", "is for a receiver that is started here");
+    throw BadOption("--peer-devices", "is for a receiver that is forked here");
   }
   if (plan.benchmark == Benchmark::kLatency) plan.window = plan.group = 1;
   for (const uint64_t size : plan.sizes) {
     if (plan.benchmark == Benchmark::kMessage && size > Config{}.message_bytes_max) {
-      throw CLI::ValidationError(
-          "--sizes", fmt::format("a message has at most {} bytes", Config{}.message_bytes_max));
+      throw BadOption("--sizes",
+                      fmt::format("a message has at most {} bytes", Config{}.message_bytes_max));
     }
     if (layout_of(plan, size).source_bytes() > kBytesMax) {
-      throw CLI::ValidationError("--sizes", "takes more than 64G of memory");
+      throw BadOption("--sizes", "needs more than 64G of memory");
     }
   }
 }

@@ -4,27 +4,26 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
+#include "command_line.h"
 #include "plan.h"
 
 namespace fabric::tool::bench {
 
-/// One command line of `fabric bench`.
+/// The command line of one benchmark.
 struct Options {
   BenchPlan plan{};
-  std::vector<int> cpus{};
-  std::vector<std::string> peer_devices{};  ///< of a receiver that is started here
+  std::vector<int> cpus{};                  ///< --pin: of the sender, of the receiver
+  std::vector<std::string> peer_devices{};  ///< of a receiver that is forked here
   std::optional<std::string> listen{};
   std::optional<std::string> connect{};
   bool json = false;
 };
 
-/// The options that make sense for the verb, with its defaults. What is wrong on the command line
-/// is a CLI::ParseError that names the option.
-void add_options(CLI::App& verb, Options& options);
+/// The options of the benchmark that `options` names, with its defaults. They refer to `options`,
+/// which must outlive them.
+std::vector<Option> options_of(Options& options);
 
-/// What remains to be looked at when all of them are known.
+/// Checks options against each other and fills in what depends on others. Throws BadOption.
 void validate(Options& options);
 
 }  // namespace fabric::tool::bench

@@ -1,9 +1,9 @@
-// paged: many pages in one request, in another order at both ends.
+// paged: many pages in one request, permuted differently at both sides.
 
 #include <algorithm>
 
-#include "workload.h"
 #include "pattern.h"
+#include "workload.h"
 
 namespace fabric::tool::bench {
 namespace {

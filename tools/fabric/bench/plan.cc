@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "bench_error.h"
 #include "pattern.h"
@@ -12,9 +13,9 @@
 namespace fabric::tool::bench {
 
 const char* to_string(Benchmark benchmark) {
-  constexpr std::array<const char*, kBenchmarks.size()> kNames{"write", "paged",   "scatter", "latency",
-                                                          "rate",  "message", "idle"};
-  return kNames[static_cast<size_t>(verb)];
+  constexpr std::array<const char*, kBenchmarks.size()> kNames{
+      "write", "paged", "scatter", "latency", "rate", "message", "idle"};
+  return kNames[static_cast<size_t>(benchmark)];
 }
 
 nlohmann::ordered_json to_json(const BenchPlan& plan) {
@@ -48,20 +49,22 @@ T number(const nlohmann::json& json, const char* name, uint64_t least, uint64_t 
   if (!value.is_number_unsigned() || value.get<uint64_t>() < least ||
       value.get<uint64_t>() > most) {
     throw BenchError(fmt::format("the other side's plan: {} is not a number from {} to {}",
-                             name[0] == '\0' ? "a size" : name, least, most));
+                                 name[0] == '\0' ? "a size" : name, least, most));
   }
   return static_cast<T>(value.get<uint64_t>());
 }
 
 bool truth(const nlohmann::json& json, const char* name) {
   const nlohmann::json& value = field(json, name);
-  if (!value.is_boolean()) throw BenchError(fmt::format("the other side's plan: {} is no truth", name));
+  if (!value.is_boolean())
+    throw BenchError(fmt::format("the other side's plan: {} is not true or false", name));
   return value.get<bool>();
 }
 
 std::string word(const nlohmann::json& json, const char* name) {
   const nlohmann::json& value = field(json, name);
-  if (!value.is_string()) throw BenchError(fmt::format("the other side's plan: {} is no word", name));
+  if (!value.is_string())
+    throw BenchError(fmt::format("the other side's plan: {} is not a string", name));
   return value.get<std::string>();
 }
 
@@ -69,10 +72,10 @@ std::string word(const nlohmann::json& json, const char* name) {
 
 BenchPlan plan_from(const nlohmann::json& json) {
   BenchPlan plan;
-  const std::string verb = word(json, "verb");
-  const auto* found =
-      std::find_if(kBenchmarks.begin(), kBenchmarks.end(), [&](Benchmark one) { return verb == to_string(one); });
-  if (found == kBenchmarks.end()) throw BenchError("the other side asks for a verb that is not known here");
+  const std::string name = word(json, "verb");
+  const auto* found = std::find_if(kBenchmarks.begin(), kBenchmarks.end(),
+                                   [&](Benchmark one) { return name == to_string(one); });
+  if (found == kBenchmarks.end()) throw BenchError("the other side asks for an unknown benchmark");
   plan.benchmark = *found;
   plan.network = word(json, "network");
   const nlohmann::json& sizes = field(json, "sizes");

@@ -5,10 +5,11 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
-#include "workload.h"
 #include "bench_error.h"
 #include "side.h"
+#include "workload.h"
 
 namespace fabric::tool::bench {
 namespace {
@@ -17,12 +18,16 @@ using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
 constexpr uint32_t kProtocol = 1;
-/// Filling and looking at much memory takes time, at a byte a nanosecond even on a bad day.
+/// Filling and checking memory takes at most a nanosecond a byte, even on a slow machine.
 double reply_timeout(uint64_t bytes) { return kIdleSecondsMax + static_cast<double>(bytes) * 1e-9; }
+
+nlohmann::json receive_from(Side& side, double seconds) {
+  return side.socket().receive(seconds, side.idle());
+}
 
 uint64_t number(const nlohmann::json& message, const char* name) {
   if (!message.contains(name) || !message[name].is_number_unsigned()) {
-    throw BenchError(fmt::format("what came is no message of fabric bench: no {}", name));
+    throw BenchError(fmt::format("invalid message: no {}", name));
   }
   return message[name].get<uint64_t>();
 }
@@ -33,7 +38,7 @@ double percentile(std::vector<uint32_t>& values, double part) {
   return values[at];
 }
 
-/// Bytes of the largest size, by `bytes_of`.
+/// The most bytes that any size of the plan needs, by `bytes_of`.
 template <class BytesOf>
 uint64_t most_bytes(const BenchPlan& plan, BytesOf bytes_of) {
   uint64_t most = 0;
@@ -41,7 +46,7 @@ uint64_t most_bytes(const BenchPlan& plan, BytesOf bytes_of) {
   return most;
 }
 
-/// The sender of a run.
+/// The sender of a run: exchanges offers, then starts the rounds and measures them.
 class SenderRun {
  public:
   SenderRun(const BenchPlan& plan, JsonSocket& socket, Report& report)
@@ -50,32 +55,33 @@ class SenderRun {
         report_(report) {
     BenchEngine& local = side_.first();
     socket.send({{"hello", "fabric bench"},
-               {"protocol", kProtocol},
-               {"version", version()},
-               {"plan", to_json(plan)},
-               {"offer", need(local.engine.offer(local.memory, local.counter.key()), "offer")}});
-    const nlohmann::json reply = side_.receive(reply_timeout(local.bytes.size()));
+                 {"protocol", kProtocol},
+                 {"version", version()},
+                 {"plan", to_json(plan)},
+                 {"offer", need(local.engine.offer(local.memory, local.counter.key()), "offer")}});
+    const nlohmann::json reply = receive_from(side_, reply_timeout(local.bytes.size()));
     const auto offers = reply.find("offers");
     const size_t expected = plan.benchmark == Benchmark::kScatter ? plan.targets : 1;
     if (offers == reply.end() || !offers->is_array() || offers->size() != expected) {
-      throw BenchError("what came is no message of fabric bench: no offers");
+      throw BenchError("invalid message: no offers");
     }
     for (const nlohmann::json& offer : *offers) {
-      if (!offer.is_string()) throw BenchError("what came is no message of fabric bench: no offer");
+      if (!offer.is_string()) throw BenchError("invalid message: no offer");
       side_.offers.push_back(need(local.engine.accept(offer.get<std::string>()), "accept"));
     }
     local.remote = side_.offers.front();
   }
 
   bool run() {
-    bool right = true;
+    bool correct = true;
     for (const uint64_t size : side_.plan().sizes) {
-      const Case one = side_.plan().benchmark == Benchmark::kIdle ? idle_case(size) : timed_case(size);
+      const Case one =
+          side_.plan().benchmark == Benchmark::kIdle ? idle_case(size) : timed_case(size);
       report_.add(one);
-      right = right && one.verified;
+      correct = correct && one.verified;
     }
     side_.socket().send({{"bye", true}});
-    return right;
+    return correct;
   }
 
  private:
@@ -87,24 +93,25 @@ class SenderRun {
       report_.progress(size, i + 1);
       result.repetitions.push_back(round(*workload, operations, result.verified));
     }
-    // Wrong already while warming up: then that is what there is to tell.
+    // Wrong bytes in the warm-up already: report that round.
     if (result.repetitions.empty()) result.repetitions.push_back(last_);
     return result;
   }
 
-  /// How many operations take as long as a repetition shall. It warms up as well.
+  /// Warms up, and returns how many operations take as long as a repetition should.
   uint64_t calibrate(Workload& workload, bool& verified) {
     const Layout& layout = workload.layout();
-    last_ = round(workload, 1, verified);  // connects; its time says nothing
+    last_ = round(workload, 1, verified);  // connects: not representative
     const uint64_t bytes = layout.stride * layout.counts;
-    // Every slot once: pages that a process has never touched cost it a fault each.
+    // Every slot once, so that no page fault is measured.
     last_ = round(workload, (layout.source_bytes() + bytes - 1) / bytes, verified);
     uint64_t operations = std::clamp<uint64_t>((4u << 20) / bytes, 1, 1000);
     for (uint32_t tries = 0; tries < 12 && verified; ++tries) {
       last_ = round(workload, operations, verified);
       const double factor = side_.plan().seconds / std::max(last_.seconds, 1e-7);
       const auto wanted = static_cast<uint64_t>(static_cast<double>(operations) * factor);
-      // The first rounds are cold and short: not to be trusted by more than a factor of ten.
+      // The first rounds are short and run with cold caches: extrapolate by at most a factor of
+      // ten.
       if (factor < 4) return std::clamp<uint64_t>(wanted, 1, kOperationsMax);
       operations = std::min(operations * 10, std::max<uint64_t>(wanted, 1));
     }
@@ -130,7 +137,7 @@ class SenderRun {
     return out;
   }
 
-  /// One write, so that the engines know each other, then nothing for a while.
+  /// One write, which connects the engines, then sleeps: the CPU time is that of idle engines.
   Case idle_case(uint64_t size) {
     const auto workload = make_workload(side_, size);
     Case result{.size = size};
@@ -154,11 +161,12 @@ class SenderRun {
     workload.fill_source(++round_);
     side_.socket().send(
         {{"round", round_}, {"size", workload.layout().size}, {"operations", operations}});
-    (void)number(side_.receive(reply_timeout(side_.first().bytes.size())), "ready");
+    (void)number(receive_from(side_, reply_timeout(side_.first().bytes.size())), "ready");
   }
 
   void end(Workload& workload, Repetition& out, bool& verified) {
-    const nlohmann::json reply = side_.receive(reply_timeout(workload.layout().source_bytes()));
+    const nlohmann::json reply =
+        receive_from(side_, reply_timeout(workload.layout().source_bytes()));
     verified = verified && number(reply, "verified") == 1 && workload.verify_echo(round_);
     out.receiver_cpu = static_cast<double>(number(reply, "cpu_ns")) * 1e-9;
   }
@@ -168,15 +176,16 @@ class SenderRun {
   Side side_;
   Report& report_;
   uint64_t round_ = 0;
-  Repetition last_{};  ///< of warming up
+  Repetition last_{};  ///< the last round of the warm-up
 };
 
-/// The receiver of a run.
+/// The receiver of a run: follows the sender's rounds and checks the bytes after each.
 class ReceiverRun {
  public:
   ReceiverRun(const BenchPlan& plan, JsonSocket& socket, const std::string& offer)
-      : side_(plan, socket, plan.benchmark == Benchmark::kScatter ? plan.targets : 1,
-              most_bytes(plan, [&](const Layout& layout) { return receiver_bytes(plan, layout); })) {
+      : side_(
+            plan, socket, plan.benchmark == Benchmark::kScatter ? plan.targets : 1,
+            most_bytes(plan, [&](const Layout& layout) { return receiver_bytes(plan, layout); })) {
     Json offers = Json::array();
     for (BenchEngine& local : side_.engines()) {
       offers.push_back(need(local.engine.offer(local.memory, local.counter.key()), "offer"));
@@ -188,7 +197,7 @@ class ReceiverRun {
   void run() {
     const double longest = side_.plan().seconds + reply_timeout(side_.first().bytes.size());
     for (;;) {
-      const nlohmann::json command = side_.receive(longest);
+      const nlohmann::json command = receive_from(side_, longest);
       if (command.contains("bye")) return;
       const uint64_t size = number(command, "size"), operations = number(command, "operations");
       if (workload_ == nullptr || workload_->layout().size != size) {
@@ -196,7 +205,7 @@ class ReceiverRun {
         if (std::find(sizes.begin(), sizes.end(), size) == sizes.end()) {
           throw BenchError("the other side asks for a size that is not in its plan");
         }
-        workload_.reset();  // first: two of them cannot listen
+        workload_.reset();  // first: a channel has one listener
         workload_ = make_workload(side_, size);
       }
       round(number(command, "round"), operations);
@@ -211,14 +220,14 @@ class ReceiverRun {
     if (operations > 0) {
       workload_->receive(operations);
     } else {
-      (void)side_.receive(side_.plan().seconds + kIdleSecondsMax);
+      (void)receive_from(side_, side_.plan().seconds + kIdleSecondsMax);
     }
     const double used = cpu_seconds() - cpu;
     if (operations > 0) workload_->receive_trips();
     side_.take_counts();
-    const bool right = operations == 0 || workload_->verify(number_of_it, operations);
+    const bool correct = operations == 0 || workload_->verify(number_of_it, operations);
     side_.socket().send(
-        {{"verified", right ? 1u : 0u}, {"cpu_ns", static_cast<uint64_t>(used * 1e9)}});
+        {{"verified", correct ? 1u : 0u}, {"cpu_ns", static_cast<uint64_t>(used * 1e9)}});
   }
 
   Side side_;
@@ -228,24 +237,24 @@ class ReceiverRun {
 void serve(Benchmark benchmark, const std::vector<std::string>& devices, JsonSocket& socket) {
   const nlohmann::json hello = socket.receive(kIdleSecondsMax);
   if (!hello.contains("hello") || hello["hello"] != "fabric bench") {
-    throw BenchError("what came is no message of fabric bench: no hello");
+    throw BenchError("invalid message: no hello");
   }
   if (number(hello, "protocol") != kProtocol) {
-    throw BenchError("the two sides are of different versions of fabric bench");
+    throw BenchError("the two sides have different versions of fabric bench");
   }
   if (!hello.contains("plan") || !hello.contains("offer") || !hello["offer"].is_string()) {
-    throw BenchError("what came is no message of fabric bench: no plan");
+    throw BenchError("invalid message: no plan");
   }
   BenchPlan plan = plan_from(hello["plan"]);
-  if (plan.benchmark != verb) {
-    throw BenchError(fmt::format("the sender asks for {}, the receiver for {}", to_string(plan.benchmark),
-                             to_string(verb)));
+  if (plan.benchmark != benchmark) {
+    throw BenchError(fmt::format("the sender asks for {}, the receiver for {}",
+                                 to_string(plan.benchmark), to_string(benchmark)));
   }
   plan.devices = devices;
   ReceiverRun(plan, socket, hello["offer"].get<std::string>()).run();
 }
 
-/// So that the other side can say why. It may have gone, then nobody asks.
+/// Runs `work`; sends the other side the error if it fails, ignoring that the socket may be closed.
 template <class Work>
 auto report_errors(JsonSocket& socket, Work work) {
   try {
@@ -265,8 +274,9 @@ bool run_sender(const BenchPlan& plan, JsonSocket& socket, Report& report) {
   return report_errors(socket, [&] { return SenderRun(plan, socket, report).run(); });
 }
 
-void run_receiver(Benchmark benchmark, const std::vector<std::string>& devices, JsonSocket& socket) {
-  report_errors(socket, [&] { serve(verb, devices, socket); });
+void run_receiver(Benchmark benchmark, const std::vector<std::string>& devices,
+                  JsonSocket& socket) {
+  report_errors(socket, [&] { serve(benchmark, devices, socket); });
 }
 
 }  // namespace fabric::tool::bench

@@ -9,12 +9,11 @@
 
 namespace fabric::tool::bench {
 
-/// The sender's side of a whole run. True when all bytes were right. Throws BenchError.
+/// Runs the sender's side. True if all bytes were correct. Throws BenchError.
 bool run_sender(const BenchPlan& plan, JsonSocket& socket, Report& report);
 
-/// The receiver's side: does what the sender asks until it says goodbye. `verb` is what was asked
-/// for here, and the sender has to want the same; `devices` are this side's own. Throws BenchError, and
-/// tells the sender why.
+/// Runs the receiver's side until the sender says goodbye. The sender must ask for `benchmark`;
+/// `devices` are those of this side. Throws BenchError, after sending the reason to the sender.
 void run_receiver(Benchmark benchmark, const std::vector<std::string>& devices, JsonSocket& socket);
 
 }  // namespace fabric::tool::bench

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The middle of several repetitions, and how far they lie apart.
+/// Median and range over the repetitions.
 struct Spread {
   double median = 0, least = 0, most = 0;
 };
@@ -46,7 +46,7 @@ Spread half_p99(const Case& one) {
 Spread cpu_per_gb(const Case& one, double Repetition::*cpu) {
   return spread(one, [&](auto& r) { return r.*cpu / static_cast<double>(r.bytes) * 1e9; });
 }
-/// Of a core, and of one engine: there is one at each side.
+/// In percent of a core, for one engine: there is one at each side.
 double idle_percent(const Case& one) {
   return spread(one, [](auto& r) { return (r.sender_cpu + r.receiver_cpu) / 2 / r.seconds * 100; })
       .median;
@@ -64,7 +64,7 @@ std::string readable(uint64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
-/// Three figures that count, and a unit that keeps the number short.
+/// Three significant digits with a unit prefix.
 std::string scaled(double value) {
   constexpr std::array<std::pair<double, const char*>, 3> kUnits{
       {{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
@@ -74,7 +74,7 @@ std::string scaled(double value) {
   return fmt::format("{:.3g} ", value);
 }
 
-/// How far the repetitions lie apart, in parts of the median.
+/// The range over the repetitions, relative to the median.
 std::string apart(const Spread& s) {
   return fmt::format("{:+.0f}..{:+.0f} %", (s.least / s.median - 1) * 100,
                      (s.most / s.median - 1) * 100);
@@ -95,8 +95,8 @@ void Report::head() const {
              plan_.network, plan_.threaded ? "threaded" : "inline",
              plan_.registered ? "registered" : "allocated", plan_.repetitions, plan_.seconds);
   if (plan_.benchmark == Benchmark::kIdle) return;
-  fmt::print("{:>9} {:>10} {:>8} {:>14} {:>16} {:>20}  {}\n", "size", "per second", "GB/s",
-             "spread", "half trip, p99", "CPU s/GB, out and in", "bytes");
+  fmt::print("{:>9} {:>10} {:>8} {:>14} {:>16} {:>20}  {}\n", "size", "per second", "GB/s", "range",
+             "half trip, p99", "CPU s/GB, tx and rx", "data");
 }
 
 void Report::add(const Case& one) {
@@ -109,8 +109,8 @@ void Report::add(const Case& one) {
 
 void Report::progress(uint64_t size, uint32_t repetition) {
   if (!watched_) return;
-  fmt::print(stderr, "\r{} {}: {} of {} \x1b[K", to_string(plan_.benchmark), readable(size), repetition,
-             plan_.repetitions);
+  fmt::print(stderr, "\r{} {}: {} of {} \x1b[K", to_string(plan_.benchmark), readable(size),
+             repetition, plan_.repetitions);
   std::fflush(stderr);
   dirty_ = true;
 }
@@ -123,19 +123,19 @@ void Report::wipe() {
 
 void Report::add_text(const Case& one) const {
   if (plan_.benchmark == Benchmark::kIdle) {
-    fmt::print("{:.2f} % of a core an engine\n", idle_percent(one));
+    fmt::print("{:.2f} % of a core per engine\n", idle_percent(one));
     return;
   }
   const Spread ops = rate(one);
   const std::string trip =
       timed(one) ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one).median) : "-";
-  const char* verdict = one.verified ? "right" : "WRONG";
+  const char* data = one.verified ? "ok" : "WRONG";
   const char* colour = !colour_ ? "" : one.verified ? "\x1b[32m" : "\x1b[31;1m";
   fmt::print("{:>9} {:>10} {:>8.3f} {:>14} {:>16} {:>20}  {}{}{}\n", readable(one.size),
              scaled(ops.median), speed(one).median, apart(ops), trip,
              fmt::format("{:.3f} {:.3f}", cpu_per_gb(one, &Repetition::sender_cpu).median,
                          cpu_per_gb(one, &Repetition::receiver_cpu).median),
-             colour, verdict, colour_ ? "\x1b[0m" : "");
+             colour, data, colour_ ? "\x1b[0m" : "");
 }
 
 void Report::add_json(const Case& one) const {
@@ -143,9 +143,9 @@ void Report::add_json(const Case& one) const {
   const auto figures = [idle](const Spread& s) {
     return idle ? Json() : Json{{"median", s.median}, {"least", s.least}, {"most", s.most}};
   };
-  const char* verb = to_string(plan_.benchmark);
-  Json line{{"case", idle ? verb : fmt::format("{}/{}", verb, one.size)},
-            {"verb", verb},
+  const char* name = to_string(plan_.benchmark);
+  Json line{{"case", idle ? name : fmt::format("{}/{}", name, one.size)},
+            {"benchmark", name},
             {"network", plan_.network},
             {"bytes", one.size},
             {"window", plan_.window},

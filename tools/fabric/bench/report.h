@@ -7,7 +7,7 @@
 
 namespace fabric::tool::bench {
 
-/// One round, measured.
+/// The measurements of one round.
 struct Repetition {
   double seconds = 0;
   uint64_t counts = 0;  ///< writes, pages, targets or messages that the receiver counted
@@ -16,20 +16,20 @@ struct Repetition {
   double half_p50 = 0, half_p99 = 0;  ///< nanoseconds; 0: no round trips were timed
 };
 
-/// What is told of one size.
+/// The results for one size.
 struct Case {
   uint64_t size = 0;
   std::vector<Repetition> repetitions{};
   bool verified = true;
 };
 
-/// Lines of a table, or of JSON, as the cases end.
+/// Prints a line for each case, as a table or as JSON.
 class Report {
  public:
   Report(const BenchPlan& plan, bool json);
   void add(const Case& one);
 
-  /// What is going on, for somebody who watches a terminal. Gone when the next line is printed.
+  /// Shows progress on a terminal; erased before the next line is printed.
   void progress(uint64_t size, uint32_t repetition);
 
  private:

@@ -1,9 +1,9 @@
-// scatter: one request to many engines, to each its own part.
+// scatter: one request to many engines, one part to each.
 
 #include <algorithm>
 
-#include "workload.h"
 #include "pattern.h"
+#include "workload.h"
 
 namespace fabric::tool::bench {
 namespace {

@@ -15,7 +15,7 @@
 
 namespace fabric::tool::bench {
 
-/// An engine with memory to write from or into, and the counter of what arrives there.
+/// An engine with memory to write from or into, and a counter of the writes that arrive.
 struct BenchEngine {
   struct Free {
     void operator()(std::byte* first) const { std::free(first); }
@@ -23,17 +23,17 @@ struct BenchEngine {
   using Heap = std::unique_ptr<std::byte, Free>;
 
   Engine engine;
-  Heap heap;  ///< ordinary memory; null when the engine allocated it
+  Heap heap;  ///< ordinary memory; null if the engine allocated it
   MemoryRegion memory;
   Counter counter;
   std::span<std::byte> bytes;
-  Offer remote{};         ///< where this local writes to
-  uint64_t awaited = 0;  ///< counts of this round that were seen and are not yet taken
+  Offer remote{};        ///< where this engine writes to
+  uint64_t awaited = 0;  ///< counts of this round that arrived and are not taken yet
 };
 
-/// One of the two sides: its engines, how they are driven, and how long it waits.
+/// One side of a run: its engines, how they are driven, and its timeouts.
 ///
-/// Threads: one, the caller's; threaded engines have their own and touch only `failure_`.
+/// Threads: one, the caller's. Threads of the engines only touch `failure_`, in on_event().
 class Side {
  public:
   /// Engines of the plan, `engines` of them, each with `bytes` of memory.
@@ -45,7 +45,7 @@ class Side {
   BenchEngine& first() { return engines_.front(); }
   JsonSocket& socket() { return socket_; }
 
-  /// Lets the engines work, once. With threads of their own they do so anyway.
+  /// One turn of the engines; yields if they have threads of their own.
   void turn() {
     if (runtime_ != nullptr) {
       runtime_->turn();
@@ -54,15 +54,15 @@ class Side {
     }
     if (++turns_ % kTurnsBetweenChecks == 0) check_peer();
   }
-  /// Until `n` more have been counted.
+  /// Waits until `n` more writes have been counted.
   void await(BenchEngine& local, uint64_t n) {
     if (runtime_ == nullptr) return wait_for_counts(local, n);
     local.awaited += n;
     while (local.counter.count() < local.awaited) turn();
   }
-  /// After a round: takes what was awaited, so that no counter runs over.
+  /// After a round: takes the awaited counts, so that no counter overflows.
   void take_counts();
-  /// Submits with a turn in between while there is no room.
+  /// Submits, taking turns while the queues are full.
   template <class Request>
   void submit(Engine& engine, const Request& request) {
     for (;;) {
@@ -72,22 +72,23 @@ class Side {
       turn();
     }
   }
-  /// A count without bytes: the round is over at this side.
+  /// An empty counted write: tells the sender that the round has ended here.
   void send_reply() {
     BenchEngine& local = first();
     submit(local.engine, Write{.source = local.memory.at(0),
-                              .target = local.remote.region.at(0),
-                              .imm = local.remote.key});
+                               .target = local.remote.region.at(0),
+                               .imm = local.remote.key});
   }
-  /// Something has note_progress; the reply_timeout begins anew.
+  /// Restarts the idle timeout.
   void note_progress() { ++moves_; }
-  nlohmann::json receive(double seconds);
+  /// Keeps inline engines running while the socket waits.
+  JsonSocket::Idle idle();
 
-  std::vector<Offer> offers{};  ///< all the other side's, in its order
+  std::vector<Offer> offers{};  ///< of all engines of the other side
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Looking costs a system call, a turn without work some 100 ns.
+  // A check costs a system call, a turn without work some 100 ns.
   static constexpr uint64_t kTurnsBetweenChecks = 4096;
 
   BenchEngine open_engine(uint64_t bytes);
@@ -99,17 +100,17 @@ class Side {
   const BenchPlan plan_;
   JsonSocket& socket_;
   std::shared_ptr<InlineRuntime> runtime_;
-  std::atomic<Errc> failure_{Errc::kOk};  ///< what the engines reported; check_peer() reads it
+  std::atomic<Errc> failure_{Errc::kOk};  ///< reported by the engines; read by check_peer()
   std::vector<BenchEngine> engines_;
   std::vector<Subscription> subscriptions_;
   uint64_t turns_ = 0, moves_ = 0, progress_at_check_ = 0;
   Clock::time_point last_progress_ = Clock::now();
 };
 
-/// How long a side waits while nothing moves.
+/// A side gives up after this time without progress.
 inline constexpr double kIdleSecondsMax = 30;
 
-/// Processor time of this process so far, in seconds.
+/// CPU time of this process so far, in seconds.
 double cpu_seconds();
 
 }  // namespace fabric::tool::bench

@@ -7,8 +7,8 @@
 namespace fabric::tool::bench {
 namespace {
 
-/// The window is the engine's own bound of operations in flight (config_of()): a batch would count
-/// the same again, for every write. Failures go to the side, which subscribed to them.
+/// The window is Config::ops_max (config_of()): a batch would count the same operations again, at a
+/// cost for every write. Failures are reported to the Side, which has subscribed.
 class Stream final : public Workload {
  public:
   Stream(Side& side, const Layout& layout) : Workload(side, layout), writes_(side.plan().group) {
@@ -22,7 +22,7 @@ class Stream final : public Workload {
   }
 
   void send(uint64_t operations) override {
-    slot_ = 0;  // verify() counts from there
+    slot_ = 0;  // where verify() starts
     for (uint64_t left = operations; left > 0;) {
       const uint64_t n = std::min<uint64_t>(writes_.size(), left);
       move_on(n);
@@ -39,7 +39,7 @@ class Stream final : public Workload {
   }
 
  private:
-  /// The requests were made once; only where they write changes, if that changes at all.
+  /// Moves the prepared requests to the next slots.
   void move_on(uint64_t n) {
     if (layout_.slots == 1) return;
     for (uint64_t i = 0; i < n; ++i) {

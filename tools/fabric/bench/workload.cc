@@ -9,7 +9,7 @@
 namespace fabric::tool::bench {
 
 void Workload::fill_source(uint64_t round) {
-  // For the test of verify(): one wrong bit in the last byte, or the bytes of the first round.
+  // To test verify(): flip one bit of the last byte, or keep the bytes of the first round.
   const char* fault = std::getenv("FABRICLIB_TEST_BENCH");
   const std::string_view planted = fault == nullptr ? "" : fault;
   if (planted == "stale" && round > 1) return;
@@ -28,7 +28,8 @@ bool Workload::verify(uint64_t round, uint64_t operations) {
 }
 
 uint64_t sender_bytes(const BenchPlan& plan, const Layout& layout) {
-  return plan.benchmark == Benchmark::kLatency ? layout.reply_offset() + layout.stride : layout.source_bytes();
+  return plan.benchmark == Benchmark::kLatency ? layout.reply_offset() + layout.stride
+                                               : layout.source_bytes();
 }
 
 uint64_t receiver_bytes(const BenchPlan& plan, const Layout& layout) {

@@ -7,8 +7,8 @@
 
 namespace fabric::tool::bench {
 
-/// What the two sides do in a round: one file a verb, in which one reads the conversation. Made for
-/// one size and used for many rounds.
+/// What the two sides do in a round: one subclass for each benchmark, with both sides of the
+/// exchange in one file. Made for one size and used for many rounds.
 class Workload {
  public:
   Workload(Side& side, const Layout& layout) : side_(side), layout_(layout) {}
@@ -17,26 +17,25 @@ class Workload {
 
   const Layout& layout() const { return layout_; }
 
-  // Before the clock runs.
+  // Before the measurement.
   virtual void fill_source(uint64_t round);
   virtual void ready_target(uint64_t round) { (void)round; }
-  // While it runs. The sender's ends when the receiver has answered, the receiver's with the
-  // answer.
+  // Measured. send() returns when the receiver's reply has arrived, receive() when it was sent.
   virtual void send(uint64_t operations) = 0;
   virtual void receive(uint64_t operations) = 0;
-  // After it, for verbs that time round trips besides: how many, and both sides of them.
+  // Afterwards, if the benchmark also times round trips: how many, and both sides of them.
   virtual uint64_t trips() const { return 0; }
   virtual void send_trips() {}
   virtual void receive_trips() {}
-  /// Then: whether the bytes of all parts are those of this round. At the receiver.
+  /// At the receiver, last: whether all parts hold the bytes of this round.
   virtual bool verify(uint64_t round, uint64_t operations);
-  /// What came back, at the sender.
+  /// At the sender: whether the reply holds the bytes of this round.
   virtual bool verify_echo(uint64_t round) {
     (void)round;
     return true;
   }
 
-  /// Nanoseconds of half a round trip, of the last round.
+  /// Half round trips of the last round.
   std::vector<uint32_t> half_trips_ns{};
 
  protected:
@@ -44,13 +43,13 @@ class Workload {
   const Layout layout_;
 };
 
-/// How much memory each side needs for a size.
+/// Memory that each side needs for a size.
 uint64_t sender_bytes(const BenchPlan& plan, const Layout& layout);
 uint64_t receiver_bytes(const BenchPlan& plan, const Layout& layout);
 
 std::unique_ptr<Workload> make_workload(Side& side, uint64_t size);
 
-// One each, in the file of its name.
+// Each in the file of its name.
 std::unique_ptr<Workload> make_stream(Side& side, const Layout& layout);
 std::unique_ptr<Workload> make_latency(Side& side, const Layout& layout);
 std::unique_ptr<Workload> make_paged(Side& side, const Layout& layout);

@@ -1,5 +1,5 @@
-// fabric info: which networks this build has and this machine can use, what each of their rails can
-// do, the devices, and the limits of the system that decide about it.
+// fabric info: networks of this build and whether they work here, capabilities of their rails, NICs
+// and GPUs, and system limits that matter.
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,10 +14,10 @@
 
 #include <fabric/fabric.h>
 
+#include "commands.h"
 #include "limits.h"
 #include "machine.h"
 #include "networks.h"
-#include "commands.h"
 #include "versions.h"
 
 namespace fabric::tool {
@@ -39,7 +39,7 @@ std::vector<std::string> kinds_of(const Caps& caps) {
   return names;
 }
 
-/// The capabilities that are there or not, by what they mean to a user.
+/// The capabilities that a rail either has or has not.
 std::vector<std::pair<std::string, bool>> capabilities_of(const Caps& caps) {
   return {{"ordered", caps.ordered},
           {"exact_replay", caps.exact_replay},
@@ -61,18 +61,18 @@ void print_rail(const RailStats& rail) {
   line("memory", fmt::format("{}", fmt::join(kinds_of(rail.caps), ", ")));
   line("capabilities", fmt::format("{}", fmt::join(capabilities, ", ")));
   line("in flight",
-       fmt::format("{} pieces, {} on a path", rail.caps.queue_depth, rail.caps.path_depth));
-  line("bytes of a piece", rail.caps.write_bytes_max);
+       fmt::format("{} work requests, {} per path", rail.caps.queue_depth, rail.caps.path_depth));
+  line("max work request bytes", rail.caps.write_bytes_max);
   for (const auto& [name, value] : rail.facts) line(name, value);
 }
 
 void print_networks(const std::vector<NetworkInfo>& networks) {
-  fmt::print("\nnetworks, in the order of preference\n");
+  fmt::print("\nnetworks, in order of preference\n");
   for (const NetworkInfo& network : networks) {
     if (network.usable()) {
       fmt::print("  {:<5} usable\n", network.name);
     } else {
-      fmt::print("  {:<5} {}: {} ({})\n", network.name, network.built ? "not here" : "not built",
+      fmt::print("  {:<5} {}: {} ({})\n", network.name, network.built ? "not usable" : "not built",
                  to_string(network.why.code), network.why.what);
       fmt::print("        {}\n", network.remedy);
     }
@@ -81,7 +81,7 @@ void print_networks(const std::vector<NetworkInfo>& networks) {
 }
 
 std::string numa_text(std::optional<uint32_t> numa) {
-  return numa ? fmt::format("NUMA node {}", *numa) : "no NUMA node of its own";
+  return numa ? fmt::format("NUMA node {}", *numa) : "no NUMA affinity";
 }
 
 void print_machine(const Machine& machine) {
@@ -105,17 +105,18 @@ void print_machine(const Machine& machine) {
   if (machine.gpus.empty()) fmt::print("  no GPU\n");
 }
 
-void print_text(const InfoReport& found) {
+void print_text(const InfoReport& info) {
   for (const auto& [name, value] : versions()) fmt::print("{:<10} {}\n", name, value);
-  print_networks(found.networks);
-  print_machine(found.machine);
-  fmt::print("\nlimits of this process and system\n");
-  for (const Limit& limit : found.limits) {
+  print_networks(info.networks);
+  print_machine(info.machine);
+  fmt::print("\nlimits of this process and of the system\n");
+  for (const Limit& limit : info.limits) {
     fmt::print("  {:<30} {}\n", limit.name, limit.text);
     if (!limit.advice.empty()) fmt::print("        {}\n", limit.advice);
   }
   if (const char* chosen = std::getenv("FABRICLIB_NETWORKS")) {
-    fmt::print("\nFABRIC_NETWORKS={}: engines in this environment use these only\n", chosen);
+    fmt::print("\nFABRICLIB_NETWORKS={}: engines in this environment use only these networks\n",
+               chosen);
   }
 }
 
@@ -144,6 +145,18 @@ Json to_json(const NetworkInfo& network) {
   one["rails"] = Json::array();
   for (const RailStats& rail : network.rails) one["rails"].push_back(to_json(rail));
   return one;
+}
+
+Json to_json(const Limit::Value& value) {
+  return std::visit(
+      [](const auto& v) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::monostate>) {
+          return Json();
+        } else {
+          return Json(v);
+        }
+      },
+      value);
 }
 
 Json to_json(std::optional<uint32_t> numa) { return numa ? Json(*numa) : Json(); }
@@ -176,18 +189,18 @@ Json to_json(const Machine& machine) {
   return out;
 }
 
-void print_json(const InfoReport& found) {
+void print_json(const InfoReport& info) {
   Json report{{"version", version()}};
   for (const auto& [name, value] : versions()) report["versions"][name] = value;
-  for (const NetworkInfo& network : found.networks) {
+  for (const NetworkInfo& network : info.networks) {
     report["networks"].push_back(to_json(network));
   }
-  report["machine"] = to_json(found.machine);
+  report["machine"] = to_json(info.machine);
   report["advice"] = Json::object();
-  for (const Limit& limit : found.limits) {
+  for (const Limit& limit : info.limits) {
     std::string key = limit.name;
     std::replace(key.begin(), key.end(), ' ', '_');
-    report["limits"][key] = limit.value;
+    report["limits"][key] = to_json(limit.value);
     if (!limit.advice.empty()) report["advice"][key] = limit.advice;
   }
   fmt::print("{}\n", report.dump());
@@ -195,22 +208,24 @@ void print_json(const InfoReport& found) {
 
 }  // namespace
 
-void add_info(CLI::App& app, int& exit_code) {
+Command info_command() {
   auto json = std::make_shared<bool>(false);
-  CLI::App* verb = app.add_subcommand("info", "What this build and this machine can do");
-  verb->add_flag("--json", *json, "The same for programs");
-  verb->footer(
-      "A network that does not work says why, and what to do about it; so does a limit that costs\n"
-      "something.\n\n"
-      "Examples:\n"
-      "  fabric info\n"
-      "  fabric info --json | python3 -m json.tool\n\n"
-      "Exit code 0: printed, whatever was found; 2: bad options.");
-  verb->callback([json, &exit_code] {
-    const InfoReport found;
-    *json ? print_json(found) : print_text(found);
-    exit_code = 0;
-  });
+  return {
+      .name = "info",
+      .help = "What this build and this machine can do",
+      .footer =
+          "A network that does not work is listed with the reason and a remedy, a limit that has "
+          "a\ncost with advice.\n\n"
+          "Examples:\n"
+          "  fabric info\n"
+          "  fabric info --json | python3 -m json.tool\n\n"
+          "Exit code 0: printed, whatever was found; 2: bad options.",
+      .options = {{.name = "--json", .help = "The same as JSON", .target = json.get()}},
+      .run = [json] {
+        const InfoReport report;
+        *json ? print_json(report) : print_text(report);
+        return 0;
+      }};
 }
 
 }  // namespace fabric::tool

@@ -1,21 +1,23 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 namespace fabric::tool {
 
-/// A name and a value for people; for programs the same value as it is.
+/// A limit with its value as text and as a number, a truth value or a word (none: unknown).
 struct Limit {
+  using Value = std::variant<std::monostate, bool, int64_t, uint64_t, std::string>;
+
   std::string name{};
   std::string text{};
-  nlohmann::ordered_json value{};
-  std::string advice{};  ///< when the value costs something: what, and how to change it
+  Value value{};
+  std::string advice{};  ///< if the value has a cost: which, and how to change it
 };
 
-/// What of this process and system decides about networks.
+/// Limits of this process and system that networks depend on.
 std::vector<Limit> find_limits();
 
 }  // namespace fabric::tool

@@ -39,7 +39,7 @@ std::string line_of(const std::string& path) {
   return line;
 }
 
-/// The number that a line begins with, if it is above 0: drivers say -1 for "unknown".
+/// The number that a line starts with, if it is positive: drivers report -1 for "unknown".
 std::optional<double> leading_number(const std::string& line) {
   double value = 0;
   const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
@@ -72,7 +72,7 @@ const hwloc_obj* pci_above(const hwloc_obj* object) {
   return object;
 }
 
-/// The part of the machine that a device hangs on.
+/// The package, NUMA node or machine that a device is attached to.
 const hwloc_obj* locality_of(hwloc_topology* topology, const hwloc_obj* device) {
   return hwloc_get_non_io_ancestor_obj(topology, const_cast<hwloc_obj*>(device));
 }
@@ -90,7 +90,7 @@ const hwloc_obj* package_of(hwloc_topology* topology, const hwloc_obj* device) {
   return locality;
 }
 
-/// The nearest thing that both hang on. A bridge that is not the host's own is a switch.
+/// Whether both are below one PCI switch: a bridge that is not the host bridge.
 bool share_switch(const hwloc_obj* one, const hwloc_obj* other) {
   for (const hwloc_obj* a = one->parent; a != nullptr; a = a->parent) {
     if (a->type != HWLOC_OBJ_BRIDGE) return false;
@@ -111,7 +111,7 @@ Nearness nearness_of(hwloc_topology* topology, const hwloc_obj* nic, const hwloc
   return Nearness::kFar;
 }
 
-/// Devices of the display classes and accelerators that call themselves only that.
+/// PCI devices of the classes "display" and "processing accelerator".
 std::vector<const hwloc_obj*> gpus_of(hwloc_topology* topology) {
   constexpr uint32_t kDisplay = 0x03, kAccelerator = 0x12;
   std::vector<const hwloc_obj*> out;
@@ -147,11 +147,11 @@ uint32_t count(hwloc_topology* topology, hwloc_obj_type_t type) {
 
 Machine find_machine() {
   hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return {.problem = "hwloc did not start"};
+  if (hwloc_topology_init(&raw) != 0) return {.problem = "hwloc_topology_init() failed"};
   const Topology topology(raw);
   if (hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_ALL) != 0 ||
       hwloc_topology_load(raw) != 0) {
-    return {.problem = "hwloc could not look at the machine"};
+    return {.problem = "hwloc_topology_load() failed"};
   }
   Machine machine{.packages = count(raw, HWLOC_OBJ_PACKAGE),
                   .numa_nodes = count(raw, HWLOC_OBJ_NUMANODE),

@@ -7,7 +7,7 @@
 
 namespace fabric::tool {
 
-/// How near a GPU is to a NIC, the best first.
+/// How close a GPU is to a NIC, closest first.
 enum class Nearness : uint8_t { kSwitch, kNuma, kPackage, kFar };
 
 const char* to_string(Nearness nearness);
@@ -19,12 +19,12 @@ struct NearGpu {
 
 struct Nic {
   std::string name{};
-  bool rdma = false;  ///< an RDMA device of the kernel; else a network interface
+  bool rdma = false;  ///< an RDMA device; else a network interface
   std::string pci{};
-  std::string state{};             ///< in the kernel's word; empty: unknown
-  std::optional<double> gbit{};    ///< per second; unknown when it is down, or virtual
-  std::optional<uint32_t> numa{};  ///< the only node that is near; none when all are
-  std::vector<NearGpu> gpus{};     ///< the nearest first
+  std::string state{};             ///< as sysfs names it; empty: unknown
+  std::optional<double> gbit{};    ///< Gbit/s; unknown if the port is down or virtual
+  std::optional<uint32_t> numa{};  ///< none if it is not local to one node
+  std::vector<NearGpu> gpus{};     ///< closest first
 };
 
 struct Gpu {
@@ -33,12 +33,12 @@ struct Gpu {
   std::optional<uint32_t> numa{};
 };
 
-/// What hwloc and sysfs know of the devices. HWLOC_XMLFILE shows another machine's, for tests.
+/// The topology as hwloc and sysfs describe it. HWLOC_XMLFILE loads that of another machine.
 struct Machine {
   uint32_t packages = 0, numa_nodes = 0, cores = 0, threads = 0;
   std::vector<Nic> nics{};
   std::vector<Gpu> gpus{};
-  std::string problem{};  ///< why there is less than there should be
+  std::string problem{};  ///< why the topology is incomplete; empty: it is complete
 };
 
 Machine find_machine();

@@ -9,7 +9,7 @@
 namespace fabric::tool {
 namespace {
 
-/// An engine obeys FABRICLIB_NETWORKS, whatever it is asked for; here every network is asked.
+/// Unsets FABRICLIB_NETWORKS in its scope: it would override the network that is to be opened.
 class IgnoreNetworkChoice {
  public:
   IgnoreNetworkChoice() {
@@ -25,28 +25,29 @@ class IgnoreNetworkChoice {
   std::string chosen_{};
 };
 
-/// What users ask for by name and this source does not have yet, and what serves instead.
+/// Networks that are not built in, or do not exist yet, and what to use instead.
 struct Planned {
   const char* name;
   const char* instead;
 };
 constexpr std::array<Planned, 3> kPlanned{
     {{"verbs",
-      "for RDMA cards configure with libibverbs-dev installed, or FABRIC_VERBS=ON to insist"},
+      "for RDMA NICs install libibverbs-dev and configure again (FABRIC_VERBS=ON requires it)"},
      {"ofi",
-      "EFA and other libfabric networks wait for it: between hosts with RDMA cards use verbs"},
-     {"tcp", "hosts without RDMA wait for it: on one host use shm"}}};
+      "planned, for EFA and other libfabric networks: use verbs between hosts with RDMA NICs"},
+     {"tcp", "planned, for hosts without RDMA: use shm on one host"}}};
 
 std::string remedy_of_verbs(const Error& why) {
   const std::string_view what = why.what;
   if (what.find("libibverbs") != std::string_view::npos) {
     return "install rdma-core: libibverbs1 and ibverbs-providers";
   }
-  if (why.code == Errc::kPermission) return "let this user open the devices in /dev/infiniband";
+  if (why.code == Errc::kPermission)
+    return "give this user access to the devices in /dev/infiniband";
   if (why.code == Errc::kUnsupported) {
-    return "it needs an RDMA card with an active port: `rdma link` shows them";
+    return "needs an RDMA NIC with an active port: `rdma link` lists them";
   }
-  return "FABRICLIB_LOG_LEVEL=debug tells more";
+  return "run with FABRICLIB_LOG_LEVEL=debug for details";
 }
 
 std::string remedy_of(const std::string& network, const Error& why) {
@@ -55,17 +56,17 @@ std::string remedy_of(const std::string& network, const Error& why) {
     return fmt::format("correct or unset the environment variable {}", what);
   }
   if (network == "sim")
-    return "nothing is wrong: `fabric sim` and sim::World open simulated worlds";
+    return "as intended: simulated networks are opened by `fabric sim` and sim::World";
   if (network == "verbs" && why.code != Errc::kExhausted) return remedy_of_verbs(why);
   switch (why.code) {
     case Errc::kExhausted:
-      return "raise the limit of open files (ulimit -n) or free memory, then look again";
+      return "raise the limit of open files (ulimit -n) or free memory, then try again";
     case Errc::kPermission:
-      return "let this user make Unix sockets and memory files (a sandbox or seccomp forbids it)";
+      return "allow Unix sockets and memfd_create() (a sandbox or seccomp filter forbids them)";
     case Errc::kUnsupported:
-      return "this machine lacks what it needs: use another network, or another kernel";
+      return "not supported on this machine: use another network or a newer kernel";
     default:
-      return "FABRICLIB_LOG_LEVEL=debug tells more";
+      return "run with FABRICLIB_LOG_LEVEL=debug for details";
   }
 }
 
@@ -97,7 +98,7 @@ std::vector<NetworkInfo> find_networks() {
                    .why = fail(Errc::kUnsupported, "not part of this build"),
                    .remedy = planned.instead});
   }
-  // Part of every engine, whatever else it has.
+  // Part of every engine.
   out.push_back(probe("self", {}));
   return out;
 }

@@ -5,8 +5,8 @@
 
 #include "base/sync.h"
 
-// Stands in for src/base/futex.h in the explorer's build. A limit is never reached: a sleep that
-// only its time-out ends is a lost wake-up.
+// Replaces src/base/futex.h in the explorer's build. A limit is never reached: a sleep that only
+// its time-out ends is a lost wake-up.
 
 namespace fabric {
 
@@ -14,7 +14,7 @@ inline bool futex_wait(Atomic<uint32_t>& word, uint32_t value, const timespec*) 
   interleave::futex_wait(word.location(), value);
   return true;
 }
-// Waking all instead of one hides no error: who is woken for nothing looks again.
+// Waking all instead of one hides no error: a thread that is woken needlessly checks again.
 inline void futex_wake_one(Atomic<uint32_t>& word) noexcept {
   interleave::futex_wake(word.location());
 }

@@ -7,7 +7,7 @@
 
 #include "explore/interleave.h"
 
-// Stands in for src/base/sync.h in the explorer's build: the same names, on the model of memory.
+// Replaces src/base/sync.h in the explorer's build: the same names, on the memory model.
 
 namespace fabric {
 
@@ -62,7 +62,7 @@ class Atomic {
                              Site at = interleave::here("compare_exchange")) noexcept {
     return compare_exchange_strong(expected, wanted, success, failure, at);
   }
-  /// As in the standard, failing has the order without its release.
+  /// As in the standard, a failure has the order without its release.
   bool compare_exchange_weak(T& expected, T wanted, Order order,
                              Site at = interleave::here("compare_exchange")) noexcept {
     const Order failure = order == Order::acq_rel   ? Order::acquire
@@ -94,7 +94,7 @@ class Atomic {
   const interleave::LocationId location_;
 };
 
-/// Every access is checked: two that are not ordered, one of them a write, are a race.
+/// Every access is checked: two unordered accesses, one of them a write, are a data race.
 template <class T>
 class Plain {
  public:
@@ -136,8 +136,7 @@ class Mutex {
 
 inline const void* this_thread_mark() noexcept { return interleave::this_thread(); }
 
-// The kernel's promise for the two halves of an asymmetric fence is that of a full one on each
-// side.
+// With the two halves of an asymmetric fence the kernel guarantees a full fence on each side.
 inline void light_fence(interleave::Site at = interleave::here("fence")) noexcept {
   interleave::fence(at);
 }
