@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The house rules that a compiler cannot check: who includes whom, banned calls, limits.
+"""The house rules that a compiler cannot check: who includes whom, banned calls, limits, words.
 
     tidy.py [--root FOLDER]
 
@@ -13,17 +13,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import words
+
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
 
 CODE = {".h", ".cc"}
 SCRIPTS = {".py", ".cmake", ".sh"}
-SCRIPT_NAMES = {"CMakeLists.txt", "Makefile", "check", "soak", "install-deps", "run", "compare"}
+SCRIPT_NAMES = {"CMakeLists.txt", "Makefile"}  # and what starts with #!
 TEXT = CODE | SCRIPTS | {".md", ".txt", ".json", ".yml", ".in", ".map", ".cfg", ".toml", ".pml"}
 SKIPPED_FOLDERS = {"build", ".git", ".cache", "__pycache__", "corpus"}
 # They hold the very words and samples that the rules look for.
-SKIPPED_FILES = {"scripts/tidy.py", "tests/tidy/tidy_test.py"}
+SKIPPED_FILES = {"scripts/tidy.py", "scripts/words.py", "tests/tidy/tidy_test.py"}
 
 # Public headers that the umbrella leaves out, and why.
 NOT_IN_UMBRELLA = {
@@ -46,8 +48,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Floor:
-    """What the files below a folder may include. The first floor that matches a path counts."""
+class Layer:
+    """What the files below a folder may include. The first layer that matches a path counts."""
 
     folder: str
     quoted: tuple  # folders below src/, their own included
@@ -55,30 +57,30 @@ class Floor:
     vendors: bool = False  # <infiniband/...> and the like
 
 
-FLOORS = (
-    Floor("src/base/", ("base/",), ("result.h", "types.h", "log.h", "export.h")),
-    Floor("src/topology/", ("base/", "topology/")),
-    Floor("src/control/", ("base/", "control/")),
-    Floor("src/device/", ("base/", "device/"), vendors=True),
+LAYERS = (
+    Layer("src/base/", ("base/",), ("result.h", "types.h", "log.h", "export.h")),
+    Layer("src/topology/", ("base/", "topology/")),
+    Layer("src/control/", ("base/", "control/")),
+    Layer("src/device/", ("base/", "device/"), vendors=True),
     # The composition root: the only file that names all providers.
-    Floor("src/providers/registry.", ("base/", "control/", "core/", "providers/", "topology/")),
-    Floor("src/providers/", ("base/", "topology/", "control/", "device/", "{house}"), vendors=True),
-    Floor("src/core/", ("base/", "topology/", "control/", "device/", "core/")),
-    Floor("src/runtime/", ("base/", "core/", "runtime/")),
-    Floor("src/swarm/", ("base/", "swarm/")),
-    Floor("src/workloads/", ("base/", "workloads/")),
-    Floor("tools/", ("swarm/",)),
-    Floor("examples/", ()),
-    Floor("bench/copy_speed.", ("providers/shm/",)),
-    Floor("bench/instruction_cases.", ("core/",)),
-    Floor("bench/verbs_rail_pair.", ("providers/verbs/",)),
-    Floor("bench/fake_verbs/", (), vendors=True),
-    Floor("bench/micro/", ("core/", "bench/")),
+    Layer("src/providers/registry.", ("base/", "control/", "core/", "providers/", "topology/")),
+    Layer("src/providers/", ("base/", "topology/", "control/", "device/", "{house}"), vendors=True),
+    Layer("src/core/", ("base/", "topology/", "control/", "device/", "core/")),
+    Layer("src/runtime/", ("base/", "core/", "runtime/")),
+    Layer("src/swarm/", ("base/", "swarm/")),
+    Layer("src/workloads/", ("base/", "workloads/")),
+    Layer("tools/", ("swarm/",)),
+    Layer("examples/", ()),
+    Layer("bench/copy_speed.", ("providers/shm/",)),
+    Layer("bench/instruction_cases.", ("core/",)),
+    Layer("bench/verbs_rail_pair.", ("providers/verbs/",)),
+    Layer("bench/fake_verbs/", (), vendors=True),
+    Layer("bench/micro/", ("core/", "bench/")),
     # What we are measured against, on its own interface.
-    Floor("bench/peers/", (), vendors=True),
-    Floor("bench/", ()),
-    Floor("python/", ()),
-    Floor("include/fabric/", ()),
+    Layer("bench/peers/", (), vendors=True),
+    Layer("bench/", ()),
+    Layer("python/", ()),
+    Layer("include/fabric/", ()),
 )
 VENDOR_HEADER = re.compile(r"(infiniband|rdma|cuda|hip|nccl)\b")
 
@@ -142,6 +144,19 @@ def blank_comments_and_strings(text):
     return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
 
 
+def is_script(path):
+    if path.suffix:
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def backticked(text):
+    """A document with everything but its `code` as blanks."""
+    parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
+    return "".join(part if i % 2 else re.sub(r"[^\n]", " ", part) for i, part in enumerate(parts))
+
+
 def line_at(text, offset):
     return text.count("\n", 0, offset) + 1
 
@@ -201,6 +216,7 @@ class Tidy:
     def __init__(self, root):
         self.root = root
         self.findings = []
+        self.defined = {}  # types that may be defined once: name -> [(path, line)]
         self.files = sorted(
             p for p in root.rglob("*")
             if p.is_file() and not SKIPPED_FOLDERS & set(p.relative_to(root).parts[:-1]))
@@ -214,20 +230,26 @@ class Tidy:
     def run(self):
         for path in self.files:
             name = self.name(path)
-            script = path.suffix in SCRIPTS or path.name in SCRIPT_NAMES
+            self.check_file_name(path)
+            script = path.suffix in SCRIPTS or path.name in SCRIPT_NAMES or is_script(path)
             if name in SKIPPED_FILES or not (script or path.suffix in TEXT):
                 continue
             text = path.read_text(encoding="utf-8")
             self.check_paths(path, text)
+            self.check_words(path, text)
             if script or path.suffix in CODE:
                 self.check_text(path, text)
             if path.suffix in CODE:
                 bare = blank_comments_and_strings(text)
+                self.check_names(path, bare)
                 self.check_includes(path, text)
                 self.check_bans(path, bare)
                 self.check_unordered(path, bare)
                 self.check_functions(path, bare)
                 self.check_header(path, bare)
+            elif path.suffix == ".md":
+                self.check_names(path, backticked(text))
+        self.check_once()
         self.check_reachable()
         self.check_umbrella()
         return sorted(set(self.findings))
@@ -236,6 +258,54 @@ class Tidy:
         for match in re.finditer(r"(?<![\w.}$])/(?:work|home|root|Users)/\w", text):
             self.add(path, line_at(text, match.start()), "machine-path",
                      "a path of one machine: make it relative, or take it from an option")
+
+    def check_file_name(self, path):
+        name = self.name(path)
+        for token in words.TOKEN.findall(name):
+            for out in words.BY_WORD.get(token.lower(), ()):
+                if out.holds(name):
+                    self.add(path, 1, "word", f"file name: not {token}, but {out.instead}")
+
+    def check_words(self, path, text):
+        """Parts of identifiers, and words and phrases of prose, wherever they occur in the file."""
+        name = self.name(path)
+        hits = {}
+        for token in set(words.TOKEN.findall(text)):
+            for out in words.BY_WORD.get(token.lower(), ()):
+                if out.holds(name):
+                    hits[token] = out
+        if hits:
+            for match in words.TOKEN.finditer(text):
+                if match.group() in hits and not words.is_system_call(text, match.start()):
+                    self.add_word(path, text, match, hits[match.group()])
+        for out in words.PHRASES:
+            if out.holds(name):
+                for match in re.finditer(out.words, text):
+                    self.add_word(path, text, match, out)
+
+    def check_names(self, path, bare):
+        """Identifiers that give an ordinary word a private sense, and types of one name."""
+        name = self.name(path)
+        for out in words.NAMES:
+            if out.holds(name):
+                for match in re.finditer(rf"\b(?:{out.words})\b", bare):
+                    self.add_word(path, bare, match, out)
+        if path.suffix in CODE and name.startswith(words.ONCE_WHERE):
+            for match in re.finditer(words.DEFINITION, bare):
+                line = line_at(bare, match.start())
+                self.defined.setdefault(match.group(1), []).append((path, line))
+
+    def check_once(self):
+        for name, places in self.defined.items():
+            if len(places) > 1:
+                others = ", ".join(sorted({self.name(path) for path, _ in places}))
+                for path, line in places:
+                    self.add(path, line, "word", f"{name} means several things ({others}): one "
+                             "name, one meaning")
+
+    def add_word(self, path, text, match, out):
+        shown = " ".join(match.group().split())
+        self.add(path, line_at(text, match.start()), "word", f"not {shown}, but {out.instead}")
 
     def check_text(self, path, text):
         lines = text.split("\n")
@@ -259,42 +329,42 @@ class Tidy:
 
     def check_includes(self, path, text):
         name = self.name(path)
-        floor = next((f for f in FLOORS if name.startswith(f.folder)), None)
+        layer = next((f for f in LAYERS if name.startswith(f.folder)), None)
         for match in re.finditer(r'^[ \t]*#\s*include\s*([<"])([^>"]+)[>"]', text, re.MULTILINE):
             line = line_at(text, match.start())
             target = match.group(2)
             if "../" in target:
                 self.add(path, line, "include", f'"{target}": write it relative to src/')
             elif match.group(1) == '"':
-                self.check_quoted(path, line, target, floor)
-            elif floor is not None:
-                self.check_angled(path, line, target, floor)
+                self.check_quoted(path, line, target, layer)
+            elif layer is not None:
+                self.check_angled(path, line, target, layer)
 
-    def check_quoted(self, path, line, target, floor):
+    def check_quoted(self, path, line, target, layer):
         name = self.name(path)
         if target.startswith("fabric/"):
             self.add(path, line, "include", f"a public header: write <{target}>")
             return
-        if floor is None:
+        if layer is None:
             return
         house = "/".join(name.split("/")[1:3]) + "/"
-        allowed = [folder.format(house=house) for folder in floor.quoted]
+        allowed = [folder.format(house=house) for folder in layer.quoted]
         beside = "/" not in target and name.startswith(("tools/", "examples/", "bench/", "python/"))
         if not beside and not target.startswith(tuple(allowed)):
             may = ", ".join(allowed) or "only public headers"
-            self.add(path, line, "floor",
-                     f'{floor.folder} may not include "{target}"; it may: {may}')
+            self.add(path, line, "layer",
+                     f'{layer.folder} may not include "{target}"; it may: {may}')
 
-    def check_angled(self, path, line, target, floor):
+    def check_angled(self, path, line, target, layer):
         if target.startswith("fabric/"):
-            if "*" not in floor.public and target[len("fabric/"):] not in floor.public:
-                self.add(path, line, "floor", f"{floor.folder} may not include <{target}>; of the "
-                         f"public headers it may: {', '.join(floor.public)}")
-        elif VENDOR_HEADER.match(target) and not floor.vendors:
-            self.add(path, line, "floor",
+            if "*" not in layer.public and target[len("fabric/"):] not in layer.public:
+                self.add(path, line, "layer", f"{layer.folder} may not include <{target}>; of the "
+                         f"public headers it may: {', '.join(layer.public)}")
+        elif VENDOR_HEADER.match(target) and not layer.vendors:
+            self.add(path, line, "layer",
                      f"<{target}> belongs to a provider: reach it through <fabric/provider.h>")
-        elif floor.folder == "include/fabric/" and re.search(r"[./]", target):
-            self.add(path, line, "floor",
+        elif layer.folder == "include/fabric/" and re.search(r"[./]", target):
+            self.add(path, line, "layer",
                      f"public headers need only the standard library, not <{target}>")
 
     def check_bans(self, path, bare):

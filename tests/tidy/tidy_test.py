@@ -7,24 +7,31 @@ import tempfile
 import unittest
 from pathlib import Path
 
-TIDY = Path(__file__).resolve().parents[2] / "scripts" / "tidy.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import tidy as rules  # noqa: E402 (found beside the script)
+import words  # noqa: E402
+
 # What makes an otherwise empty project clean.
 CMAKE = "file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/*.cc)\n"
 
 
-def tidy(files):
-    """The findings for a project of these files, as (file:line, rule)."""
+def write(folder, files):
+    for name, text in {"CMakeLists.txt": CMAKE, **files}.items():
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def findings(files):
+    """The findings for a project of these files. In this process: an interpreter per case is slow."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in {"CMakeLists.txt": CMAKE, **files}.items():
-            path = Path(folder) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        run = subprocess.run([sys.executable, TIDY, "--root", folder], capture_output=True,
-                             text=True, check=False)
-    *lines, summary = run.stdout.splitlines()
-    assert summary.startswith("tidy: "), run.stdout + run.stderr
-    assert run.returncode == (1 if lines else 0), run.stdout
-    return [tuple(line.split(": ", 2)[:2]) for line in lines]
+        write(folder, files)
+        return rules.Tidy(Path(folder).resolve()).run()
+
+
+def tidy(files):
+    return [(f"{found.path}:{found.line}", found.rule) for found in findings(files)]
 
 
 def body(lines):
@@ -38,7 +45,26 @@ class Findings(unittest.TestCase):
     def accepts(self, name, text):
         self.assertEqual(tidy({name: text}), [])
 
-    def test_floors(self):
+    def word(self, name, text, found, instead, line=1):
+        """One finding of the word rule, which names what it found and what to write instead."""
+        all_of_it = findings({name: text})
+        self.assertEqual([(f.path, f.line, f.rule) for f in all_of_it], [(name, line, "word")])
+        self.assertIn(f"not {found}, but ", all_of_it[0].advice)
+        self.assertIn(instead, all_of_it[0].advice)
+
+    def test_the_script_prints_findings_and_a_status(self):
+        for text, status in (("int x;\n", 0), ("int x; \n", 1)):
+            with self.subTest(text=text), tempfile.TemporaryDirectory() as folder:
+                write(folder, {"src/core/a.cc": text})
+                run = subprocess.run([sys.executable, SCRIPTS / "tidy.py", "--root", folder],
+                                     capture_output=True, text=True, check=False)
+                self.assertEqual(run.returncode, status, run.stdout + run.stderr)
+                *lines, summary = run.stdout.splitlines()
+                self.assertEqual(summary, f"tidy: 2 files, {status} findings")
+                if status:
+                    self.assertEqual(lines[0].split(": ")[:2], ["src/core/a.cc:1", "blanks"])
+
+    def test_layers(self):
         up = {
             "src/base/a.cc": ['"control/x.h"', '"core/x.h"', "<fabric/engine.h>"],
             "src/control/a.cc": ['"core/x.h"', '"providers/sim/x.h"', '"runtime/x.h"'],
@@ -51,9 +77,9 @@ class Findings(unittest.TestCase):
         for name, targets in up.items():
             for target in targets:
                 with self.subTest(name=name, target=target):
-                    self.finds("floor", name, f"#include <vector>\n#include {target}\n", line=2)
+                    self.finds("layer", name, f"#include <vector>\n#include {target}\n", line=2)
 
-    def test_floors_let_through_what_lies_below(self):
+    def test_layers_let_through_what_lies_below(self):
         down = {
             "src/base/a.cc": ["<fabric/result.h>", "<sys/eventfd.h>", '"base/x.h"'],
             "src/control/a.cc": ["<fabric/engine.h>", '"base/x.h"', '"control/x.h"'],
@@ -71,7 +97,7 @@ class Findings(unittest.TestCase):
     def test_public_headers_need_only_the_standard_library(self):
         for target in ("<infiniband/verbs.h>", "<fmt/format.h>", "<unistd.h>"):
             with self.subTest(target=target):
-                self.finds("floor", "include/fabric/a.h", f"#pragma once\n#include {target}\n", 2)
+                self.finds("layer", "include/fabric/a.h", f"#pragma once\n#include {target}\n", 2)
         self.accepts("include/fabric/a.h", "#pragma once\n#include <chrono>\n")
 
     def test_spelling_of_includes(self):
@@ -176,6 +202,76 @@ class Findings(unittest.TestCase):
         self.finds("blanks", "src/core/a.cc", "int x; \n")
         self.finds("tabs", "src/core/a.cc", "\tint x;\n")
         self.finds("newline", "src/core/a.cc", "int x;")
+
+    def test_words_in_identifiers(self):
+        for text, found in (("class TrainPool {};\n", "Train"), ("int first_train = 0;\n", "train"),
+                            ("int train_ = 0;\n", "train"), ("int kTrainMax = 0;\n", "Train"),
+                            ("#define TRAIN_MAX 8\n", "TRAIN")):
+            with self.subTest(text=text):
+                self.word("src/core/a.cc", text, found, "PostBatch")
+        self.word("src/providers/shm/a.cc", "class NeighbourTable {};\n", "Neighbour", "ShmPeer")
+        self.word("src/core/a.cc", "int x;\n// A wreck.\n", "wreck", "BrokenConnection", line=2)
+        self.word("src/core/a.cc", 'auto text = "a ledger";\n', "ledger", "WriteAuditor")
+        for name in ("tests/planted/bugs.py", "cmake/a.cmake"):
+            with self.subTest(name=name):
+                self.word(name, "x = 1\ndeeds = 2\n", "deeds", "Action", line=2)
+
+    def test_words_in_file_names(self):
+        found = findings({"src/core/train.h": "#pragma once\n"})
+        self.assertEqual([(f.path, f.line, f.rule) for f in found],
+                         [("src/core/train.h", 1, "word")])
+        self.assertIn("file name: not train, but post batch", found[0].advice)
+        self.assertEqual(tidy({"tests/card/a.md": "text\n"}), [("tests/card/a.md:1", "word")])
+
+    def test_ordinary_words_in_a_private_sense(self):
+        self.word("src/providers/shm/a.cc", "struct Order {};\n", "Order", "PullRequest")
+        self.word("src/swarm/a.cc", "int x;\nclass Field {};\n", "Field", "TargetArena", line=2)
+        self.word("src/core/a.cc", "class Stage {};\n", "Stage", "Runner")
+        self.word("docs/a.md", "see\n`Stage` in the tests\n", "Stage", "Runner", line=2)
+        self.accepts("src/core/a.cc", "struct Order {};\n// The first Stage.\n")
+        self.accepts("docs/a.md", "The Stage of a pipeline, in Order.\n")
+
+    def test_words_keep_the_sense_of_the_field_where_it_belongs(self):
+        self.accepts("src/providers/verbs/a.cc", "void ring_doorbell();  // of the NIC\n")
+        self.accepts("src/core/a.cc", "void f() { ::alarm(3); }\n")
+        self.word("src/core/a.cc", "void f() { x::alarm(3); }\n", "alarm", "Timer")
+        self.accepts("src/core/a.cc", "int training = 0;  // constraint, restrained, wildcard\n")
+        self.assertEqual(tidy({"CHANGELOG.md": "`Alarm` is `Timer` now\n"}), [])
+        self.word("src/runtime/a.cc", "class Doorbell {};\n", "Doorbell", "Waker")
+
+    def test_one_name_one_meaning(self):
+        twice = findings({"src/core/a.cc": "struct Outcome {};\n",
+                          "src/swarm/b.cc": "int x;\nclass Outcome final : public A {\n};\n"})
+        self.assertEqual([(f.path, f.line, f.rule) for f in twice],
+                         [("src/core/a.cc", 1, "word"), ("src/swarm/b.cc", 2, "word")])
+        self.assertIn("src/core/a.cc, src/swarm/b.cc", twice[0].advice)
+        self.assertEqual(tidy({"src/core/a.cc": "struct Outcome {};\n",
+                               "src/swarm/b.cc": "struct Outcome;\nfriend class Outcome;\n"}), [])
+
+    def test_english(self):
+        for text, found, instead in (
+                ("nobody waits", "nobody", "no thread"), ("Somebody waits", "Somebody", "a thread"),
+                ("whoever waits", "whoever", "the thread that"), ("sent anew", "anew", "again"),
+                ("the own address", "the own", "its own")):
+            for name, comment in (("src/core/a.cc", "// "), ("include/fabric/a.h", "/// "),
+                                  ("docs/a.md", ""), ("README.md", ""), ("tools/a.md", "")):
+                with self.subTest(name=name, text=text):
+                    head = "#pragma once\n" if name.endswith(".h") else "\n"
+                    self.word(name, f"{head}{comment}{text}\n", found, instead, line=2)
+        self.word("src/core/a.cc", "// takes the\n// own\n", "the // own", "its own")
+        self.assertEqual(tidy({"tests/unit/a.md": "nobody waits\n"}), [])
+
+    def test_every_word_out_names_another(self):
+        self.assertEqual([out.words for table in (words.WORDS, words.NAMES, words.ENGLISH,
+                                                  words.PHRASES)
+                          for out in table if not out.instead], [])
+        for word, entries in words.BY_WORD.items():
+            with self.subTest(word=word):
+                self.assertEqual(words.TOKEN.findall(word), [word])
+                where = entries[0].where[0] or "src/core/"
+                name = where + "a.md" if where.endswith("/") else where
+                self.assertTrue(any(f.rule == "word" and f.line == 2
+                                    for f in findings({name: f"text\nthe {word} of it\n"})))
 
 
 if __name__ == "__main__":
