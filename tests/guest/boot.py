@@ -117,7 +117,7 @@ def sweep():
             shutil.rmtree(job, ignore_errors=True)
 
 
-def prepare(job, lines, folders):
+def prepare(job, lines, folders, limit=0):
     """Copies what the commands need from this host into the job's folder."""
     shutil.rmtree(job, ignore_errors=True)
     (job / "bin").mkdir(parents=True)
@@ -136,9 +136,11 @@ def prepare(job, lines, folders):
         shutil.copy(file, job / "bin" / name)
     shutil.copy(HERE / "inside.sh", job)
     (job / "commands").write_text("".join(line + "\n" for line in lines))
+    carried = {name: value for name, value in sorted(os.environ.items())
+               if name.startswith(("FABRICLIB_TEST_", "GTEST_"))}
     (job / "environment").write_text("".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in sorted(os.environ.items())
-        if name.startswith(("FABRICLIB_TEST_", "GTEST_"))))
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in {**carried, "SUITE_SECONDS": str(int(limit))}.items()))
 
 
 def accelerators(allowed):
@@ -177,6 +179,8 @@ class Guest:
     def init(self):
         self.rest = b""
         self.up = False
+        self.exited = False  # its output has ended
+        self.timed_out = False
         self.before_up = []  # printed only when the guest does not come up
 
     def verdict(self):
@@ -197,7 +201,8 @@ class Guest:
                 continue
             chunk = os.read(self.qemu.stdout.fileno(), 65536)
             if not chunk:
-                break  # powered off, or crashed: nothing more will come
+                self.exited = True  # powered off, or crashed: nothing more will come
+                break
             *lines, self.rest = (self.rest + chunk).split(b"\n")
             for line in lines:
                 self.take(line.decode(errors="replace").rstrip("\r"))
@@ -221,13 +226,14 @@ class Guest:
         """What to print for a guest without a verdict: all that QEMU and the kernel wrote."""
         console = self.job / "console"
         kernel = console.read_text(errors="replace") if console.exists() else ""
-        how = f"QEMU exited with {self.qemu.returncode}" if self.qemu.returncode else "time is up"
+        how = "time is up" if self.timed_out else f"QEMU exited with {self.qemu.returncode}"
         return "\n".join([*self.before_up, self.rest.decode(errors="replace"), kernel,
                           f"guest: no verdict: {how}"])
 
     def end(self):
         # A guest that has powered off keeps its own exit code.
-        if self.qemu.poll() is None:
+        self.timed_out = not self.exited and self.qemu.poll() is None
+        if self.timed_out:
             self.qemu.kill()
         self.qemu.wait()
 
@@ -286,7 +292,7 @@ def main():
         if not KERNEL.exists():
             fetch_kernel()
         sweep()
-        prepare(job, lines, [folder.resolve() for folder in args.folders])
+        prepare(job, lines, [folder.resolve() for folder in args.folders], limit)
         return boot(job, limit, not args.tcg)
     except Missing as why:
         print(f"guest: skipped, nothing was run: {why}")

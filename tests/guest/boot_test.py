@@ -5,6 +5,7 @@ import contextlib
 import io
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,20 @@ class Boot(unittest.TestCase):
         self.assertIsNone(verdict)
         self.assertIn("panic", explained)
         self.assertIn("QEMU exited with 4", explained)
+
+    def test_a_missing_verdict_is_explained_by_how_the_guest_ended(self):
+        self.assertIn("time is up", self.finish("echo 'guest: up'; exec sleep 600", 0.5)[2])
+        self.assertIn("QEMU exited with 0", self.finish("echo 'guest: up'; exit 0")[2])
+
+    def test_the_time_limit_of_ctest_is_above_that_of_the_suite(self):
+        cmake = (HERE / "tests.cmake").read_text()
+        stretch = int(re.search(r"--stretch (\d+)", cmake).group(1))
+        suite = sum(int(line.split()[0]) for line in (HERE / "suite").read_text().splitlines()
+                    if line[:1].isdigit())
+        boots = sum(seconds for _, seconds in boot.accelerators(False))
+        limit = int(re.search(r"TIMEOUT (\d+)\)", cmake.split("guest.suite")[-1]).group(1))
+        self.assertGreater(limit,
+                           suite * stretch + boots + boot.POWER_OFF_SECONDS + 10)
 
     def test_half_a_verdict_is_none(self):
         self.assertIsNone(self.finish("echo 'guest: up'; printf 7 > verdict")[0])
