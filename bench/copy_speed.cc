@@ -55,16 +55,17 @@ enum class Kind : uint8_t {
 struct CopyVariant {
   const char* name;
   Kind kind;
-  Move move;
+  CopyMethod move;
 };
-constexpr std::array<CopyVariant, 8> kVariants{{{"memcpy", Kind::kLibc, Move::kBest},
-                                                {"vector", Kind::kGuarded, Move::kVector},
-                                                {"rep", Kind::kGuarded, Move::kRepeat},
-                                                {"stream", Kind::kGuarded, Move::kStream},
-                                                {"best", Kind::kGuarded, Move::kBest},
-                                                {"bare", Kind::kBare, Move::kBest},
-                                                {"no guard", Kind::kUnguarded, Move::kBest},
-                                                {"fence", Kind::kFenced, Move::kBest}}};
+constexpr std::array<CopyVariant, 8> kVariants{
+    {{"memcpy", Kind::kLibc, CopyMethod::kBest},
+     {"vector", Kind::kGuarded, CopyMethod::kVector},
+     {"rep", Kind::kGuarded, CopyMethod::kRepMovsb},
+     {"stream", Kind::kGuarded, CopyMethod::kNonTemporal},
+     {"best", Kind::kGuarded, CopyMethod::kBest},
+     {"bare", Kind::kBare, CopyMethod::kBest},
+     {"no guard", Kind::kUnguarded, CopyMethod::kBest},
+     {"fence", Kind::kFenced, CopyMethod::kBest}}};
 
 enum class Situation : uint8_t { kHot, kCold, kRead };
 
@@ -176,7 +177,7 @@ class Bench {
 
   /// Seconds of one copy.
   double measure(const CopyVariant& variant, Situation situation, uint64_t bytes) {
-    use_move(variant.move);
+    use_copy_method(variant.move);
     const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
     const bool looks = variant.kind == Kind::kGuarded || variant.kind == Kind::kFenced;
     const Guard guard = looks ? Guard{&path_, 1, &rkey_, 2} : Guard{};

@@ -73,8 +73,8 @@ struct FABRIC_EXPORT Fault {
     kTwice,  ///< packets of node -> other land twice before the completion, and count once. Only
              ///< for unordered NICs: ordered ones drop duplicates
     kOnce,
-    kWrongKey,   ///< the next write node -> other carries an invalid rkey
-    kRightKey,   ///< cancels kWrongKey if no write has used it yet
+    kWrongRkey,  ///< the next write node -> other carries an invalid rkey
+    kRightRkey,  ///< cancels kWrongRkey if no write has used it yet
     kLateProof,  ///< deregistering memory and closing paths at node takes `time` longer; zero: off
   };
   static constexpr uint32_t kKinds = 28;
@@ -143,11 +143,11 @@ struct FABRIC_EXPORT Fault {
   }
   static Fault twice(uint32_t from, uint32_t to) { return {Kind::kTwice, from, to}; }
   static Fault once(uint32_t from, uint32_t to) { return {Kind::kOnce, from, to}; }
-  static Fault wrong_key(uint32_t from, uint32_t to, uint32_t rail) {
-    return {Kind::kWrongKey, from, to, rail};
+  static Fault wrong_rkey(uint32_t from, uint32_t to, uint32_t rail) {
+    return {Kind::kWrongRkey, from, to, rail};
   }
-  static Fault right_key(uint32_t from, uint32_t to, uint32_t rail) {
-    return {Kind::kRightKey, from, to, rail};
+  static Fault right_rkey(uint32_t from, uint32_t to, uint32_t rail) {
+    return {Kind::kRightRkey, from, to, rail};
   }
   static Fault late_proof(uint32_t node, Nanos by) {
     return {Kind::kLateProof, node, 0, kAllRails, 0, by};

@@ -40,7 +40,7 @@ class Progress {
   virtual void on_sleep() noexcept {}
   /// Simulates the death of the engine's process: it sends and reports nothing more, and every
   /// handle is inert. Only the simulator calls it, outside turns and callbacks of this engine.
-  virtual void vanish() noexcept {}
+  virtual void simulate_crash() noexcept {}
 };
 
 struct AttachOptions {

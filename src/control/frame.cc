@@ -75,8 +75,8 @@ const char* to_string(MessageType type) noexcept {
       return "PathOpen";
     case MessageType::kPathAnswer:
       return "PathAnswer";
-    case MessageType::kPathState:
-      return "PathState";
+    case MessageType::kPathDrained:
+      return "PathDrained";
     case MessageType::kPathClose:
       return "PathClose";
     case MessageType::kMessage:

@@ -63,7 +63,7 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
     case MessageType::kPathClose:
       on_path_close(peer, frame.body);
       break;
-    case MessageType::kPathState:
+    case MessageType::kPathDrained:
       on_path_state(peer, frame.body);
       break;
     case MessageType::kMessage:
@@ -157,12 +157,12 @@ void Peers::on_path_close(Peer& peer, const control::Body& body) {
   for (InboundPath& path : peer.inbound) {
     if (path.ref == close->ref) close_inbound_path(path);
   }
-  // A path that is not found went down on its own, and its kPathState was sent.
+  // A path that is not found went down on its own, and its kPathDrained was sent.
 }
 
 void Peers::on_path_state(Peer& peer, const control::Body& body) {
-  auto state = control::decode_path_state(body);
-  if (!state) return on_bad_message(peer, MessageType::kPathState);
+  auto state = control::decode_path_drained(body);
+  if (!state) return on_bad_message(peer, MessageType::kPathDrained);
   core_.transfers.on_drain_report(peer, *state);
 }
 
@@ -191,16 +191,16 @@ bool Peers::has_inbound(const RailSlot& rail, uint32_t id) const {
   });
 }
 
-void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
+void Peers::on_inbound_down(const RailSlot& rail, const RailEvent& event) {
   for (Peer* peer : all()) {
     const auto path = find_inbound(*peer, rail, event.path);
     if (path == peer->inbound.end()) continue;
-    control::PathState state{.ref = path->ref, .taken = event.value};
+    control::PathDrained state{.ref = path->ref, .imms_received = event.value};
     state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;
     peer->inbound.erase(path);
     if (event.code == Errc::kPeerLost) on_peer_dead(*peer);
     if (peer->inbound.empty()) abort_counters(*peer);
-    if (peer->usable()) send(*peer, MessageType::kPathState, control::encode(state));
+    if (peer->usable()) send(*peer, MessageType::kPathDrained, control::encode(state));
     advance_fence(*peer);
     return;
   }

@@ -281,7 +281,7 @@ void EngineCore::begin(Op& op) {
   if (op.kind == OpKind::kExpect) waiting_ops.fetch_add(1, std::memory_order_relaxed);
   add_running(op);
   const bool cancelled =
-      op.cancel_asked.load(std::memory_order_relaxed) || reporter.batch_cancelled(op.batch);
+      op.cancel_requested.load(std::memory_order_relaxed) || reporter.batch_cancelled(op.batch);
   const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed
                        : cancelled                             ? Errc::kCancelled
                                                                : Errc::kOk;
@@ -627,7 +627,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   return {};
 }
 
-void EngineCore::vanish() noexcept {
+void EngineCore::simulate_crash() noexcept {
   // As if the process had been killed: nothing is reported, and the kernel frees ports, queues and
   // descriptors.
   closing.store(true, std::memory_order_seq_cst);

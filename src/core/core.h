@@ -114,7 +114,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   bool arm() noexcept override;
   void wait_fds(std::vector<int>& out) const override;
   void on_sleep() noexcept override { sleeps.fetch_add(1, std::memory_order_relaxed); }
-  void vanish() noexcept override;
+  void simulate_crash() noexcept override;
 
   bool forked() const noexcept { return fork_guard.forked(); }
   /// New calls fail with kClosed.

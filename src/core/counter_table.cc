@@ -15,14 +15,14 @@ namespace {
 // both frees the record and publishes the code.
 constexpr uint64_t kArmed = 1;
 constexpr uint64_t kPinned = 2;
-constexpr uint64_t kUnread = 4;
-static_assert((kArmed ^ kPinned ^ kUnread) == (kArmed + kPinned + kUnread), "a bit each");
+constexpr uint64_t kUnreadable = 4;
+static_assert((kArmed ^ kPinned ^ kUnreadable) == (kArmed + kPinned + kUnreadable), "a bit each");
 constexpr uint32_t kCodeShift = 8;
 constexpr uint32_t kSeqShift = 32;
 
 constexpr uint64_t armed_claim(uint32_t seq) { return uint64_t{seq} << kSeqShift | kArmed; }
 constexpr uint32_t seq_of(uint64_t claim) { return static_cast<uint32_t>(claim >> kSeqShift); }
-constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnread)) != 0; }
+constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnreadable)) != 0; }
 
 constexpr uint32_t kLiveLimitMax = 1u << 20;
 constexpr int64_t kNeverWrapped = INT64_MIN;
@@ -301,7 +301,7 @@ uint32_t CounterTable::arrive(uint32_t imm, uint32_t n) noexcept {
 /// An immediate that may be reserved, or of another table. False: stale.
 [[gnu::noinline]] bool CounterTable::deliver_any(uint32_t imm) noexcept {
   return (imm & kImmReserved) == 0 &&
-         deliver(CounterKey::from_wire(imm & kKeyMask), units_of(imm_cut(imm)));
+         deliver(CounterKey::from_wire(imm & kKeyMask), units_of(imm_shards(imm)));
 }
 
 void CounterTable::add(CounterKey key, uint64_t n) noexcept {
@@ -477,7 +477,7 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
 void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
   const uint32_t cookie = slot.cookie;
   // A waiter reads its result from the record, which must not be armed again before that.
-  const uint64_t unread = cookie == kWaiter ? kUnread : 0;
+  const uint64_t unread = cookie == kWaiter ? kUnreadable : 0;
   // The last access to the record. Release pairs with peek() and claim_record(): it publishes the
   // bytes of all arrivals, which this thread acquired by its change of the word. It needs no
   // acquire for the same reason.
@@ -544,8 +544,8 @@ CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectat
   uint64_t claim = record.load(std::memory_order_relaxed);  // only a guess, confirmed below
   // Only for this expectation: its result may have been read before, and the record armed again.
   // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record().
-  while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0 &&
-         !record.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
+  while (seq_of(claim) == expectation.seq && (claim & kUnreadable) != 0 &&
+         !record.compare_exchange_weak(claim, claim & ~kUnreadable, std::memory_order_release,
                                        std::memory_order_relaxed)) {
   }
   return status;

@@ -17,13 +17,13 @@ inline constexpr int64_t kUnitsPerWrite = 840;
 constexpr uint32_t make_imm(CounterKey key, uint32_t cut) noexcept {
   return (cut - 1) << CounterKey::kBits | key.wire();
 }
-constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
+constexpr uint32_t imm_shards(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
 /// Set in internal immediates and in those of later versions: they name no counter.
 inline constexpr uint32_t kImmReserved = 1u << 31;
 
-/// Units that an immediate adds: the share of one shard of a write cut into imm_cut(), nothing if
-/// it is reserved. A table, because a division per arrival is measurable; at namespace scope,
+/// Units that an immediate adds: the share of one shard of a write cut into imm_shards(), nothing
+/// if it is reserved. A table, because a division per arrival is measurable; at namespace scope,
 /// because GCC would build a function-local one on the stack for each call.
 inline constexpr int64_t kUnitsOfCut[2 * kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
 constexpr int64_t units_of(uint32_t cut) noexcept { return kUnitsOfCut[cut - 1]; }

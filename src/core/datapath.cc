@@ -20,20 +20,20 @@ constexpr uint32_t kBulk = static_cast<uint32_t>(Priority::kBulk);
 
 uint32_t Transfers::poll(NetworkSlot& network) {
   uint32_t done = 0;
-  const std::span<WireEvent> events = polled_;
+  const std::span<RailEvent> events = polled_;
   for (RailSlot& rail : network.rails) {
     for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
       const uint32_t n = rail.rail->poll(events);
       for (uint32_t i = 0; i < n;) {
-        const WireEvent& event = events[i];
+        const RailEvent& event = events[i];
         // Frequent kinds first.
-        if (event.kind == WireEvent::Kind::kImm) {
+        if (event.kind == RailEvent::Kind::kImm) {
           if (event.value == 0) {
             rail.arrived_imms.push_back(event.imm);
           } else {
-            take_burst(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
+            count_imm_run(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
           }
-        } else if (event.kind != WireEvent::Kind::kWritten) {
+        } else if (event.kind != RailEvent::Kind::kCompletion) {
           on_event(network, rail, event);
         } else if (PostBatch::is_cookie(event.cookie)) {
           i += retire_batched(events.subspan(i, n - i));
@@ -45,7 +45,7 @@ uint32_t Transfers::poll(NetworkSlot& network) {
         }
         ++i;
       }
-      if (!rail.arrived_imms.empty()) take_counts(rail);
+      if (!rail.arrived_imms.empty()) count_arrived_imms(rail);
       done += n;
       if (n < events.size()) break;
       if (round + 1 == kPollsPerTurn) polls_exhausted_ = false;
@@ -66,7 +66,7 @@ uint32_t Transfers::poll_again(NetworkSlot& network) {
 }
 
 /// Counts the immediates of one poll together: the table merges runs of equal keys.
-void Transfers::take_counts(RailSlot& rail) {
+void Transfers::count_arrived_imms(RailSlot& rail) {
   const auto taken = static_cast<uint32_t>(rail.arrived_imms.size());
   core_.stale_imms += core_.counters.table.arrive(rail.arrived_imms);
   rail.rx.ops += taken;
@@ -74,31 +74,31 @@ void Transfers::take_counts(RailSlot& rail) {
   rail.arrived_imms.clear();
 }
 
-void Transfers::take_burst(RailSlot& rail, uint32_t imm, uint32_t n) {
+void Transfers::count_imm_run(RailSlot& rail, uint32_t imm, uint32_t n) {
   core_.stale_imms += core_.counters.table.arrive(imm, n);
   rail.rx.ops += n;
   rail.rx.imms += n;
 }
 
-void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
+void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event) {
   switch (event.kind) {
-    case WireEvent::Kind::kWritten:
-    case WireEvent::Kind::kImm:
+    case RailEvent::Kind::kCompletion:
+    case RailEvent::Kind::kImm:
       return;  // handled by poll()
-    case WireEvent::Kind::kPathDown:
+    case RailEvent::Kind::kPathDown:
       // Immediates that arrived on the path count before its end is handled.
-      if (!rail.arrived_imms.empty()) take_counts(rail);
+      if (!rail.arrived_imms.empty()) count_arrived_imms(rail);
       if (event.inbound) {
         core_.peers.on_inbound_down(rail, event);
       } else {
         on_path_down(rail, event);
       }
       return;
-    case WireEvent::Kind::kRailDown:
-    case WireEvent::Kind::kRailUp:
+    case RailEvent::Kind::kRailDown:
+    case RailEvent::Kind::kRailUp:
       on_rail_state(network, rail, event);
       return;
-    case WireEvent::Kind::kFenced:
+    case RailEvent::Kind::kFenced:
       core_.regions.on_fenced(event.cookie);
       return;
   }
@@ -108,19 +108,19 @@ uint32_t Transfers::post(NetworkSlot& network) {
   uint32_t done = 0;
   const std::span<WriteOp> batch = posting_;
   for (RailSlot& rail : network.rails) {
-    if (!rail.up || (rail.listed == 0 && rail.refused.empty())) continue;
+    if (!rail.up || (rail.listed == 0 && rail.backlog.empty())) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
-      if (!rail.refused.empty()) {
+      if (!rail.backlog.empty()) {
         // Writes to a peer whose lease has expired stay here, and do not block the others.
-        const auto held = std::stable_partition(
-            rail.refused.begin(), rail.refused.end(),
-            [&](const WriteOp& wire)
-                FABRIC_REQUIRES(state_lock) { return may_post(inflight_[wire.cookie]); });
-        const auto offered = static_cast<size_t>(held - rail.refused.begin());
-        const uint32_t accepted = post(rail, std::span(rail.refused).first(offered));
-        rail.refused.erase(rail.refused.begin(), rail.refused.begin() + accepted);
+        const auto held = std::stable_partition(rail.backlog.begin(), rail.backlog.end(),
+                                                [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
+                                                  return may_post(inflight_[wr.cookie]);
+                                                });
+        const auto offered = static_cast<size_t>(held - rail.backlog.begin());
+        const uint32_t accepted = post(rail, std::span(rail.backlog).first(offered));
+        rail.backlog.erase(rail.backlog.begin(), rail.backlog.begin() + accepted);
         done += accepted;
-        refused_ = refused_ || !rail.refused.empty();
+        has_backlog_ = has_backlog_ || !rail.backlog.empty();
         if (accepted < offered) break;
       }
       const uint32_t n = make_writes(rail, batch);
@@ -128,7 +128,7 @@ uint32_t Transfers::post(NetworkSlot& network) {
       const uint32_t accepted = post(rail, batch.first(n));
       rail.posted_this_turn = posted_ = true;
       done += accepted;
-      keep_refused(rail, batch.subspan(accepted, n - accepted));
+      add_to_backlog(rail, batch.subspan(accepted, n - accepted));
       if (accepted < n) break;
     }
   }
@@ -147,18 +147,18 @@ bool Transfers::may_post(const InflightWrite& write) {
 uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> wrs) {
   const uint32_t accepted = rail.rail->post(wrs);
   for (uint32_t i = 0; i < accepted;) {
-    const WriteOp& wire = wrs[i];
-    if (PostBatch::is_cookie(wire.cookie)) {
-      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
+    const WriteOp& wr = wrs[i];
+    if (PostBatch::is_cookie(wr.cookie)) {
+      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wr.cookie));
       const uint32_t n_posted = std::min(post_batch.count, accepted - i);
       on_posted(post_batch, n_posted);
       i += n_posted;
       continue;
     }
-    InflightWrite& write = inflight_[wire.cookie];
+    InflightWrite& write = inflight_[wr.cookie];
     Path& path = *paths_[write.path];
     write.imms_before = path.imms_posted;
-    path.imms_posted += wire.has_imm;
+    path.imms_posted += wr.has_imm;
     ++i;
   }
   return accepted;
@@ -171,7 +171,7 @@ void Transfers::activate(Path& path, uint32_t priority) {
   if (!room_for(rail, path)) return;
   path.listed[priority] = true;
   ++rail.listed;
-  ++listed_;
+  ++active_total_;
   path.next_active[priority] = kNone;
   const uint32_t last = rail.last_active[priority];
   (last == kNone ? rail.first_active[priority] : paths_[last]->next_active[priority]) = path.index;
@@ -179,18 +179,18 @@ void Transfers::activate(Path& path, uint32_t priority) {
 }
 
 /// Removes the first path of the list.
-void Transfers::unlist(RailSlot& rail, uint32_t priority) {
+void Transfers::deactivate_first(RailSlot& rail, uint32_t priority) {
   Path& path = *paths_[rail.first_active[priority]];
   rail.first_active[priority] = path.next_active[priority];
   if (rail.first_active[priority] == kNone) rail.last_active[priority] = kNone;
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
   --rail.listed;
-  --listed_;
+  --active_total_;
 }
 
 /// Removes a path from anywhere in the list. Cold.
-void Transfers::unlist_path(Path& path, uint32_t priority) {
+void Transfers::deactivate(Path& path, uint32_t priority) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   uint32_t before = kNone;
   for (uint32_t i = rail.first_active[priority]; i != kNone; i = paths_[i]->next_active[priority]) {
@@ -203,7 +203,7 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
   --rail.listed;
-  --listed_;
+  --active_total_;
 }
 
 bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
@@ -223,12 +223,12 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
       const bool ready = candidate.state == Path::State::kReady && !candidate.needs_probe &&
                          !candidate.queue[p].empty() && room_for(rail, candidate);
       if (!ready) {
-        unlist(rail, p);  // activate() puts it back when that changes
+        deactivate_first(rail, p);  // activate() puts it back when that changes
         continue;
       }
       if (Peer& peer = *core_.peers.at(candidate.peer); peer.lease_expired(core_.now_ns)) {
         core_.peers.renew_lease(peer);
-        unlist(rail, p);  // peer_resumed() puts it back
+        deactivate_first(rail, p);  // lease_renewed() puts it back
         continue;
       }
       if (p == kBulk && !room_for_bulk(rail, candidate)) break;
@@ -252,9 +252,9 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
       n += make_page_batch(rail, *path, priority, out.subspan(n));
     } else {
       const uint32_t cookie = make_write(rail, *path, priority);
-      out[n++] = inflight_[cookie].wire;
+      out[n++] = inflight_[cookie].wr;
     }
-    unlist(rail, priority);  // and back to the end of the list: round robin
+    deactivate_first(rail, priority);  // and back to the end of the list: round robin
     activate(*path, priority);
   }
   return n;
@@ -265,7 +265,7 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   const PendingFragment& fragment = pending_.at(index);
   Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
-  PartSource source = part_of(op, fragment.part);
+  PartSpec source = part_of(op, fragment.part);
   bool last = true;
   if (op.kind == OpKind::kWrite) {
     source.source_offset += fragment.offset;
@@ -277,13 +277,13 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
 
   const uint32_t cookie = take_inflight();
   InflightWrite& write = inflight_[cookie];
-  write.wire = {};
-  write.wire.cookie = cookie;
-  write.wire.priority = static_cast<uint8_t>(op.priority);
+  write.wr = {};
+  write.wr.cookie = cookie;
+  write.wr.priority = static_cast<uint8_t>(op.priority);
   write.part = fragment.part;
   write.offset = fragment.offset;
   write.shard = fragment.shard;
-  fill_wire(write.wire, op, path, source);
+  fill_wr(write.wr, op, path, source);
   open_inflight(cookie, op, peer, path, rail,
                 op.source ? core_.regions.at(op.source.slot) : nullptr);
   advance_pending(op, index, source.size_bytes);
@@ -299,11 +299,11 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   Peer& peer = *core_.peers.at(path.peer);
   LocalRegion* const region = core_.regions.at(op.source.slot);
   const auto indices = op.list.as<uint32_t>();
-  WriteOp wire{};
-  wire.priority = static_cast<uint8_t>(op.priority);
-  fill_wire(wire, op, path,
-            {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key});
-  const uint64_t source = wire.source + op.source_offset;
+  WriteOp wr{};
+  wr.priority = static_cast<uint8_t>(op.priority);
+  fill_wr(wr, op, path,
+          {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key});
+  const uint64_t source = wr.source + op.source_offset;
   const uint32_t n =
       std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
   PostBatch& post_batch = new_post_batch(path, peer, rail, region, op);
@@ -312,12 +312,12 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   post_batch.stride = fragment.stride;
   post_batch.count = n;
   post_batch.inflight = PostBatch::low_bits(n);
-  post_batch.with_imm = wire.has_imm != 0 ? post_batch.inflight : 0;
+  post_batch.with_imm = wr.has_imm != 0 ? post_batch.inflight : 0;
   post_batch.bytes = n * op.size_bytes;
   const uint32_t* from = indices.data() + fragment.part;
   for (uint32_t i = 0; i < n; ++i, from += fragment.stride) {
     WriteOp& one = out[i];
-    one = wire;
+    one = wr;
     one.cookie = post_batch.cookie(i);
     one.source = source + from[0] * op.source_stride;
     one.target = op.target_offset + from[op.parts] * op.target_stride;
@@ -336,21 +336,21 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   return n;
 }
 
-void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {
-  wire.path = path.id;
-  wire.size_bytes = source.size_bytes;
+void Transfers::fill_wr(WriteOp& wr, const Op& op, const Path& path, const PartSpec& source) {
+  wr.path = path.id;
+  wr.size_bytes = source.size_bytes;
   if (source.counter_key) {
-    wire.has_imm = 1;
-    wire.imm = make_imm(source.counter_key, op.kind == OpKind::kWrite ? op.shards : 1);
+    wr.has_imm = 1;
+    wr.imm = make_imm(source.counter_key, op.kind == OpKind::kWrite ? op.shards : 1);
   }
   if (op.kind == OpKind::kSignal) return;
   const LocalRegion& region = *core_.regions.at(op.source.slot);
   const RemoteRegionSlot& remote = *core_.regions.remote_at(source.target.slot);
-  wire.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
-  wire.target = source.target_offset;
-  wire.local_key = region.registration.local_keys[path.network][path.rail];
+  wr.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
+  wr.target = source.target_offset;
+  wr.lkey = region.registration.lkeys[path.network][path.rail];
   const auto& theirs = remote.rkeys[path.network];
-  wire.remote_key = theirs[path.remote_rail % theirs.size()][path.rail];
+  wr.rkey = theirs[path.remote_rail % theirs.size()][path.rail];
 }
 
 void Transfers::advance_pending(Op& op, uint32_t index, uint64_t bytes) {

@@ -88,9 +88,9 @@ void Regions::release_rails(uint32_t slot) {
 /// Offloaded, because deregistration may block in the kernel. `cookie`: the region's slot,
 /// kGrantCookie and the peer's slot, or kNone for a registration that was never handed out.
 void Regions::release_registration(const Registration& keys, uint32_t cookie) {
-  for (size_t n = 0; n < keys.local_keys.size(); ++n) {
+  for (size_t n = 0; n < keys.lkeys.size(); ++n) {
     for (RailSlot& rail : core_.networks[n].rails) {
-      if (keys.wire_keys[n][rail.index].empty()) continue;
+      if (keys.wire_rkeys[n][rail.index].empty()) continue;
       if (cookie == kNone) {
         // Never handed out: no proof is needed.
       } else if ((cookie & kGrantCookie) != 0) {
@@ -98,7 +98,7 @@ void Regions::release_registration(const Registration& keys, uint32_t cookie) {
       } else {
         ++locals_.at(cookie)->fences_awaited;
       }
-      const uint64_t key = keys.local_keys[n][rail.index];
+      const uint64_t key = keys.lkeys[n][rail.index];
       core_.offload([target = rail.rail, key, cookie] { target->deregister_memory(key, cookie); });
     }
   }

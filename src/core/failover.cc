@@ -28,7 +28,7 @@ int64_t back_off_ns(uint32_t failures) {
 
 /// It is not one of several slices that are covered by the immediate of the last one.
 bool is_unsliced(const Op& op, const InflightWrite& write) {
-  return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wire.size_bytes;
+  return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wr.size_bytes;
 }
 
 uint64_t slices_before(const Op& op, const Shard& shard, uint64_t offset) {
@@ -55,8 +55,8 @@ Transfers::RailSet Transfers::rails_for_new_work(const Peer& peer,
   return good.count > 0 ? good : up;
 }
 
-void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
-  const bool up = event.kind == WireEvent::Kind::kRailUp;
+void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const RailEvent& event) {
+  const bool up = event.kind == RailEvent::Kind::kRailUp;
   if (std::exchange(rail.up, up) == up) return;
   routes_changed();
   core_.protocol.count(up ? ProtocolEvent::kRailUp : ProtocolEvent::kRailDown);
@@ -127,8 +127,8 @@ bool Transfers::on_given_up(const InflightWrite& write, Path& path,
   PendingFragment fragment{.part = write.part, .count = 1};
   if (op.kind == OpKind::kWrite) {
     fragment.offset = write.offset;
-    fragment.size_bytes = write.wire.size_bytes;
-    fragment.shard = {write.offset, write.offset + write.wire.size_bytes};
+    fragment.size_bytes = write.wr.size_bytes;
+    fragment.shard = {write.offset, write.offset + write.wr.size_bytes};
   }
   resend(op, *core_.peers.at(write.peer), path.network, fragment);
   --op.inflight;
@@ -204,8 +204,9 @@ void Transfers::record_broken(Path& path) {
                    control::encode(control::PathClose{.ref = path.ref}));
 }
 
-void Transfers::on_drain_report(Peer& peer, const control::PathState& state) {
-  const DrainReport report{.received = true, .exact = state.exact, .taken = state.taken};
+void Transfers::on_drain_report(Peer& peer, const control::PathDrained& state) {
+  const DrainReport report{
+      .received = true, .exact = state.exact, .imms_received = state.imms_received};
   const auto broken = std::find_if(broken_.begin(), broken_.end(), [&](const auto& connection) {
     return connection->peer == peer.slot && connection->ref == state.ref;
   });
@@ -241,11 +242,12 @@ void Transfers::reconcile(BrokenConnection& broken, const DrainReport& report) {
   Peer& peer = *core_.peers.at(broken.peer);
   const uint32_t ref = broken.ref;
   const RailSlot& rail = core_.networks[broken.network].rails[broken.rail];
-  if (rail.caps.exact_replay && report.taken < broken.imms_done) {
+  if (rail.caps.exact_replay && report.imms_received < broken.imms_done) {
     // The target acknowledged immediates that it never received: its NIC failed in between, or its
     // queue overflowed. Their writes were reported as delivered, so the session cannot continue.
     FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged immediates that it never received",
-               {"peer", peer.id()}, {"acknowledged", broken.imms_done}, {"taken", report.taken});
+               {"peer", peer.id()}, {"acknowledged", broken.imms_done},
+               {"received", report.imms_received});
     core_.peers.lose(peer, PeerState::kLost, Errc::kPeerLost, true);
     return;
   }
@@ -266,7 +268,7 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
     const uint32_t cookie = broken.writes.front();
     const InflightWrite& write = inflight_[cookie];
     const Op& op = core_.ops.at(write.op);
-    const bool delivered = report.exact && write.imms_before < report.taken;
+    const bool delivered = report.exact && write.imms_before < report.imms_received;
     // A write that was not sent needs no report, but a slice must be decided with its shard.
     const bool not_sent = write.status.remote == Remote::kNotDelivered;
     const bool not_delivered = report.exact || (not_sent && is_unsliced(op, write));
@@ -433,7 +435,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
         back_off(path);
         reroute(path);  // another rail may have become good by now
       }
-    } else if (path.state == Path::State::kReady && path.probe_until_ns <= now_ns) {
+    } else if (path.state == Path::State::kReady && path.probe_deadline_ns <= now_ns) {
       ++done;
       close_path(path);
     } else if (path.state == Path::State::kReady && path.retry_ns <= now_ns) {
@@ -442,7 +444,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
     }
     if (path.state == Path::State::kBackingOff) next_ns_ = std::min(next_ns_, path.retry_ns);
     if (path.state == Path::State::kReady) {
-      next_ns_ = std::min({next_ns_, path.probe_until_ns, path.retry_ns});
+      next_ns_ = std::min({next_ns_, path.probe_deadline_ns, path.retry_ns});
     }
   }
   return done;
@@ -464,9 +466,9 @@ void Transfers::start_probe(Path& path) {
   write.seq = core_.peers.at(path.peer)->next_write_seq++;
   write.posted_ns = core_.now_ns;
   write.priority = Priority::kUrgent;
-  write.wire.cookie = cookie;
-  write.wire.path = path.id;
-  write.wire.priority = static_cast<uint8_t>(Priority::kUrgent);
+  write.wr.cookie = cookie;
+  write.wr.path = path.id;
+  write.wr.priority = static_cast<uint8_t>(Priority::kUrgent);
   write.prev = path.last_inflight;
   (path.last_inflight == kNone ? path.first_inflight : inflight_[path.last_inflight].next) = cookie;
   path.last_inflight = cookie;
@@ -474,11 +476,11 @@ void Transfers::start_probe(Path& path) {
   ++rail.inflight;
   path.probe = cookie;
   path.retry_ns = kNeverNs;
-  path.probe_until_ns = core_.now_ns + kProbeMaxNs;
-  next_ns_ = std::min(next_ns_, path.probe_until_ns);
-  if (rail.refused.empty() && post(rail, {&write.wire, 1}) == 1) return;
-  rail.refused.push_back(write.wire);
-  refused_ = true;
+  path.probe_deadline_ns = core_.now_ns + kProbeMaxNs;
+  next_ns_ = std::min(next_ns_, path.probe_deadline_ns);
+  if (rail.backlog.empty() && post(rail, {&write.wr, 1}) == 1) return;
+  rail.backlog.push_back(write.wr);
+  has_backlog_ = true;
 }
 
 void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
@@ -486,7 +488,7 @@ void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
                                                 : ProtocolEvent::kProbeFailed);
   routes_changed();
   path.probe = kNone;
-  path.probe_until_ns = kNeverNs;
+  path.probe_deadline_ns = kNeverNs;
   if (status.code == Errc::kOk) {
     path.needs_probe = false;
     path.failures = 0;
@@ -515,7 +517,7 @@ bool Transfers::can_probe(const Peer& peer) const noexcept {
 
 /// A write to the peer got no answer. If there are other good paths, they are probed before the
 /// peer is considered unreachable: the fault may lie with this path.
-void Transfers::on_no_answer(Peer& peer, const Path& failed) {
+void Transfers::on_ack_timeout(Peer& peer, const Path& failed) {
   bool asked = false;
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {

@@ -52,7 +52,7 @@ CachedRoute& Transfers::refresh_route(RemoteRegionSlot& remote, MemoryKind sourc
     const auto& rkeys = remote.rkeys[network_index];
     route.paths.push_back({.path = &path,
                            .rail = &network.rails[path.rail],
-                           .remote_key = rkeys[path.remote_rail % rkeys.size()][path.rail]});
+                           .rkey = rkeys[path.remote_rail % rkeys.size()][path.rail]});
   }
   route.peer = peer;
   route.network = network_index;
@@ -90,7 +90,7 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   if (route->paths.empty()) return false;
   flow_.target = target;
   flow_.route = route;
-  flow_.local_keys = flow_.region->registration.local_keys[route->network].data();
+  flow_.lkeys = flow_.region->registration.lkeys[route->network].data();
   return true;
 }
 
@@ -105,7 +105,7 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
 [[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(
     const CachedPath& cached_path) noexcept {
   const RailSlot& rail = *cached_path.rail;
-  if (!rail.up || rail.listed != 0 || !rail.refused.empty()) return 0;
+  if (!rail.up || rail.listed != 0 || !rail.backlog.empty()) return 0;
   return std::min(room_on(rail, *cached_path.path), kPostMax - rail.staged_count);
 }
 
@@ -114,7 +114,7 @@ inline bool Transfers::fits_fast_path(const Op& op, int64_t now_ns) noexcept {
   return op.kind == OpKind::kWrite &&       //
          op.priority != Priority::kBulk &&  // bulk is sliced
          op.deadline_ns > now_ns &&         // else it times out before it is posted
-         !op.cancel_asked.load(std::memory_order_relaxed);
+         !op.cancel_requested.load(std::memory_order_relaxed);
 }
 
 uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
@@ -148,8 +148,8 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   }
   if (most == 0 || first.size_bytes > size_max) return 0;
   PostBatch& post_batch = post_batch_on(cached_path, first, kNone, 0);
-  const WriteOp base = wire_template(cached_path);
-  WriteOp* const wires = &rail.staged[rail.staged_count];
+  const WriteOp base = wr_template(cached_path);
+  WriteOp* const wrs = &rail.staged[rail.staged_count];
   const uint32_t first_entry = post_batch.count;
   int64_t deadline_ns = post_batch.deadline_ns;
   uint32_t n = 0, with_imm = 0;
@@ -158,7 +158,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
     Op& op = core_.ops.at(slots[n]);
     if (n > 0) {
       // same_flow refers to the previous ring entry, which is the previous slot here.
-      const bool cancelled = op.cancel_asked.load(std::memory_order_relaxed);
+      const bool cancelled = op.cancel_requested.load(std::memory_order_relaxed);
       if (op.kind != OpKind::kWrite || !op.same_flow || cancelled || op.size_bytes > size_max)
         break;
     }
@@ -167,7 +167,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
     no_notify = no_notify && Reporter::is_silent(op.notify);
     op.post_batch = post_batch.index;
     op.state.store(OpState::kRunning, std::memory_order_relaxed);
-    const bool has_imm = fill_from(wires[n], base, post_batch.cookie(first_entry + n), op.priority,
+    const bool has_imm = fill_from(wrs[n], base, post_batch.cookie(first_entry + n), op.priority,
                                    {.source_offset = op.source_offset,
                                     .target_offset = op.target_offset,
                                     .size_bytes = op.size_bytes,
@@ -182,7 +182,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
 }
 
 /// Adds one part of a running operation.
-bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
+bool Transfers::try_add_part(Op& op, uint32_t part, const PartSpec& source) {
   if (!select_flow(op.source, source.target)) return false;
   const CachedPath& cached_path = next_cached_path();
   if (fast_path_room(cached_path) == 0 ||
@@ -191,9 +191,9 @@ bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
   PostBatch& post_batch = post_batch_on(cached_path, op, op.self, part);
   ++op.inflight;
   post_batch.bytes += source.size_bytes;
-  const bool has_imm = fill_from(cached_path.rail->staged[cached_path.rail->staged_count],
-                                 wire_template(cached_path), post_batch.cookie(post_batch.count),
-                                 op.priority, source);
+  const bool has_imm =
+      fill_from(cached_path.rail->staged[cached_path.rail->staged_count], wr_template(cached_path),
+                post_batch.cookie(post_batch.count), op.priority, source);
   post_batch.with_imm |= uint32_t{has_imm} << post_batch.count;
   account_added(post_batch, cached_path, 1);
   return true;
@@ -226,7 +226,7 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
                                                                   const Op& op, uint32_t owner_op,
                                                                   uint32_t part) {
   RailSlot& rail = *cached_path.rail;
-  PostBatch* const last = rail.open_batch;
+  PostBatch* const last = rail.open_post_batch;
   const bool fits = last != nullptr && last->path == cached_path.path &&
                     last->region == flow_.region && last->op == owner_op &&
                     last->batch == op.batch &&
@@ -238,34 +238,34 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
   post_batch.op = owner_op;
   post_batch.first_part = part;
   if (rail.staged_count == 0) staged_rails_.push_back(&rail);
-  rail.open_batch = &post_batch;
+  rail.open_post_batch = &post_batch;
   return post_batch;
 }
 
 /// What all work requests of `flow_` on this path have in common.
-[[gnu::always_inline]] inline WriteOp Transfers::wire_template(
+[[gnu::always_inline]] inline WriteOp Transfers::wr_template(
     const CachedPath& cached_path) const noexcept {
   return {.source = reinterpret_cast<uint64_t>(flow_.region->memory.address),
-          .local_key = flow_.local_keys[cached_path.rail->index],
-          .remote_key = cached_path.remote_key,
+          .lkey = flow_.lkeys[cached_path.rail->index],
+          .rkey = cached_path.rkey,
           .path = cached_path.path->id};
 }
 
 /// Fills one work request from the template. Returns whether it carries an immediate.
-inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie,
-                                 Priority priority, const PartSource& source) noexcept {
+inline bool Transfers::fill_from(WriteOp& wr, const WriteOp& base, uint32_t cookie,
+                                 Priority priority, const PartSpec& source) noexcept {
   const bool has_imm{source.counter_key};
-  wire.source = base.source + source.source_offset;
-  wire.target = source.target_offset;
-  wire.size_bytes = source.size_bytes;
-  wire.local_key = base.local_key;
-  wire.remote_key = base.remote_key;
-  wire.cookie = cookie;
-  wire.path = base.path;
-  wire.imm = has_imm ? make_imm(source.counter_key, 1) : 0;
-  wire.has_imm = has_imm ? 1 : 0;
-  wire.priority = static_cast<uint8_t>(priority);
-  wire.reserved = 0;
+  wr.source = base.source + source.source_offset;
+  wr.target = source.target_offset;
+  wr.size_bytes = source.size_bytes;
+  wr.lkey = base.lkey;
+  wr.rkey = base.rkey;
+  wr.cookie = cookie;
+  wr.path = base.path;
+  wr.imm = has_imm ? make_imm(source.counter_key, 1) : 0;
+  wr.has_imm = has_imm ? 1 : 0;
+  wr.priority = static_cast<uint8_t>(priority);
+  wr.reserved = 0;
   return has_imm;
 }
 
@@ -290,9 +290,9 @@ void Transfers::post_staged() {
   for (RailSlot* const rail : staged_rails_) {
     const std::span<WriteOp> made(rail->staged.data(), rail->staged_count);
     rail->staged_count = 0;
-    rail->open_batch = nullptr;
+    rail->open_post_batch = nullptr;
     rail->posted_this_turn = posted_ = true;
-    keep_refused(*rail, made.subspan(post(*rail, made)));
+    add_to_backlog(*rail, made.subspan(post(*rail, made)));
   }
   staged_rails_.clear();
 }
@@ -318,14 +318,14 @@ uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   Op& op = core_.ops.at(own ? post_batch.entry[at] : post_batch.op);
   Path& path = *post_batch.path;
   const uint32_t part = own ? 0 : post_batch.first_part + at * post_batch.stride;
-  const PartSource source = part_of(op, part);
+  const PartSpec source = part_of(op, part);
   const uint32_t cookie = take_inflight();
   InflightWrite& write = inflight_[cookie];
   write = InflightWrite{};
-  write.wire.cookie = cookie;
-  write.wire.path = path.id;
-  write.wire.size_bytes = source.size_bytes;
-  write.wire.has_imm = static_cast<uint8_t>(post_batch.with_imm >> at & 1);
+  write.wr.cookie = cookie;
+  write.wr.path = path.id;
+  write.wr.size_bytes = source.size_bytes;
+  write.wr.has_imm = static_cast<uint8_t>(post_batch.with_imm >> at & 1);
   write.op = op.self;
   write.part = part;
   write.path = path.index;
@@ -377,26 +377,26 @@ void Transfers::expand_all() {
 
 /// Keeps what the rail did not accept; post() offers it again. Batch entries get records of their
 /// own.
-void Transfers::keep_refused(RailSlot& rail, std::span<WriteOp> rest) {
-  for (WriteOp& wire : rest) {
-    if (PostBatch::is_cookie(wire.cookie)) {
-      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
-      const uint32_t at = PostBatch::entry_of(wire.cookie);
-      wire.cookie = split_out(post_batch, at);
-      inflight_[wire.cookie].imms_before = UINT64_MAX;
-      inflight_[wire.cookie].wire.cookie = wire.cookie;
+void Transfers::add_to_backlog(RailSlot& rail, std::span<WriteOp> rest) {
+  for (WriteOp& wr : rest) {
+    if (PostBatch::is_cookie(wr.cookie)) {
+      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wr.cookie));
+      const uint32_t at = PostBatch::entry_of(wr.cookie);
+      wr.cookie = split_out(post_batch, at);
+      inflight_[wr.cookie].imms_before = UINT64_MAX;
+      inflight_[wr.cookie].wr.cookie = wr.cookie;
       post_batch.inflight &= ~(1u << at);
       if (post_batch.inflight == 0) post_batches_.give_back(post_batch);
     }
-    rail.refused.push_back(wire);
-    refused_ = true;
+    rail.backlog.push_back(wr);
+    has_backlog_ = true;
   }
 }
 
 /// Retires batch entries. Successful completions of one batch at the head of `events` are handled
 /// together. Returns how many events were consumed.
-uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
-  const WireEvent& first = events.front();
+uint32_t Transfers::retire_batched(std::span<const RailEvent> events) {
+  const RailEvent& first = events.front();
   PostBatch* const post_batch = post_batches_.at(PostBatch::index_of(first.cookie));
   if (post_batch == nullptr) return 1;  // unknown cookie: the provider was never given such a write
   const uint32_t left = PostBatch::kEntriesMax - PostBatch::entry_of(first.cookie);
@@ -409,11 +409,12 @@ uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
   }
   uint32_t n = 0, bits = 0;
   const uint32_t lowest = post_batch->cookie(0);
-  for (const WireEvent& event : events) {
+  for (const RailEvent& event : events) {
     const uint32_t at = event.cookie - lowest;
     const bool in_this_batch =
         at < PostBatch::kEntriesMax && event.value < PostBatch::kEntriesMax - at;
-    if (event.kind != WireEvent::Kind::kWritten || event.code != Errc::kOk || !in_this_batch) break;
+    if (event.kind != RailEvent::Kind::kCompletion || event.code != Errc::kOk || !in_this_batch)
+      break;
     bits |= PostBatch::low_bits(static_cast<uint32_t>(event.value) + 1) << at;
     ++n;
   }
@@ -423,8 +424,8 @@ uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
 }
 
 /// One event for a run of cookies that continues in the next batch.
-[[gnu::noinline]] uint32_t Transfers::retire_across_batches(const WireEvent& run, uint32_t left) {
-  WireEvent head = run, tail = run;
+[[gnu::noinline]] uint32_t Transfers::retire_across_batches(const RailEvent& run, uint32_t left) {
+  RailEvent head = run, tail = run;
   head.value = left - 1;
   tail.value -= left;
   tail.cookie += left;
@@ -515,7 +516,7 @@ uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t bits,
 
 /// Retires one entry of an expanded batch, or one that failed, which expands it.
 void Transfers::retire_expanded(PostBatch& post_batch, uint32_t batch_cookie,
-                                const WireEvent& event) {
+                                const RailEvent& event) {
   const uint32_t at = PostBatch::entry_of(batch_cookie);
   if ((post_batch.inflight >> at & 1) == 0) return;  // reported before
   expand(post_batch);
@@ -532,8 +533,8 @@ void Transfers::retire_delivered(uint32_t cookie) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   Peer& peer = *core_.peers.at(path.peer);
   close_inflight(write, path, rail);
-  const uint64_t bytes = write.wire.size_bytes;
-  const uint8_t has_imm = write.wire.has_imm;
+  const uint64_t bytes = write.wr.size_bytes;
+  const uint8_t has_imm = write.wr.has_imm;
   const size_t bucket = bucket_of(core_.now_ns - write.posted_ns);
   for (Traffic* t : {&rail.tx, &peer.tx()}) {
     ++t->ops;

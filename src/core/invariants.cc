@@ -92,10 +92,10 @@ void Transfers::sum_records(InflightSums& sums) const {
       continue;
     }
     ++sums.listed[write.path];
-    if (write.priority == Priority::kBulk) sums.bulk_bytes[write.path] += write.wire.size_bytes;
+    if (write.priority == Priority::kBulk) sums.bulk_bytes[write.path] += write.wr.size_bytes;
     if (write.region_slot != kNone) sums.add_region(write.region_slot, 1);
   }
-  FABRIC_DCHECK(free == inflight_free_, "the free list has every free record");
+  FABRIC_DCHECK(free == free_inflight_count_, "the free list has every free record");
 }
 
 void Transfers::check_paths(const InflightSums& sums) const {
@@ -157,14 +157,16 @@ void Transfers::check_rails(const InflightSums& sums) const {
       }
       FABRIC_DCHECK(rail.listed == listed, "how many paths are active");
       listed_total += listed;
-      for (const WriteOp& wire : rail.refused) {
-        FABRIC_DCHECK(inflight_[wire.cookie].op != kNone, "a refused write is in flight");
-        FABRIC_DCHECK(inflight_[wire.cookie].imms_before == UINT64_MAX, "and not accepted");
+      for (const WriteOp& wr : rail.backlog) {
+        FABRIC_DCHECK(inflight_[wr.cookie].op != kNone, "a refused write is in flight");
+        FABRIC_DCHECK(inflight_[wr.cookie].imms_before == UINT64_MAX, "and not accepted");
       }
-      FABRIC_DCHECK(rail.staged_count == 0 && rail.open_batch == nullptr, "all staged is posted");
+      FABRIC_DCHECK(rail.staged_count == 0 && rail.open_post_batch == nullptr,
+                    "all staged is posted");
     }
   }
-  FABRIC_DCHECK(listed_ == listed_total && staged_rails_.empty(), "how many paths are active");
+  FABRIC_DCHECK(active_total_ == listed_total && staged_rails_.empty(),
+                "how many paths are active");
 }
 
 void Transfers::check_regions(const InflightSums& sums) const {

@@ -113,7 +113,7 @@ struct OpHead {
   std::atomic<OpState> state{OpState::kFree};
   /// Set and read under the state lock, hence relaxed; atomic, because the callback thread clears
   /// it without the lock.
-  std::atomic<bool> cancel_asked{false};
+  std::atomic<bool> cancel_requested{false};
 
   OpKind kind = OpKind::kWrite;
   Priority priority = Priority::kNormal;
@@ -131,7 +131,7 @@ struct OpHead {
 /// Owner: the submitting thread from OpTable::take() until the slot number is in the submission
 /// ring, then the worker, under the state lock, until the completion is reported. With a callback
 /// the callback thread gives the slot back; otherwise the worker does. Any thread may read
-/// `generation`, `state` and `cancel_asked`.
+/// `generation`, `state` and `cancel_requested`.
 ///
 /// The thread that takes a slot resets OpRequest and OpProgress, with one exception: a write is
 /// taken without resetting its OpProgress. While a write is in flight as an entry of a compact
@@ -210,7 +210,7 @@ class OpTable {
   /// Ends this generation of the slot. The caller uncharges it and gives it back with others.
   static void reset(Op& op) noexcept {
     op.quota_peer = UINT32_MAX;
-    op.cancel_asked.store(false, std::memory_order_relaxed);
+    op.cancel_requested.store(false, std::memory_order_relaxed);
     op.state.store(OpState::kFree, std::memory_order_relaxed);
     uint32_t next = op.generation.load(std::memory_order_relaxed) + 1;
     if (next == 0) next = 1;

@@ -57,8 +57,8 @@ bool Peers::all_sessions_lost(uint64_t engine_id) const {
                      [&](const Peer* peer) { return peer->remote.engine_id == engine_id; });
 }
 
-Peer* Peers::by_session(uint64_t my_session) const {
-  const auto it = sessions_.find(my_session);
+Peer* Peers::by_session(uint64_t local_session) const {
+  const auto it = sessions_.find(local_session);
   return it == sessions_.end() ? nullptr : table_.at(it->second);
 }
 
@@ -73,7 +73,7 @@ bool Peers::recycle_lost_peer() {
     if (peer->grants_awaited > 0 || peer->abort_counters_ns != kNeverNs) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
-    sessions_.erase(peer->my_session);
+    sessions_.erase(peer->local_session);
     for (const Peer::Link& link : peer->links) {
       core_.networks[link.network].network->close_link(link.id);
     }
@@ -90,7 +90,7 @@ void Peers::reset(Peer& peer) {
   peer.is_self = peer.passive = peer.dirty = peer.fencing = peer.announced = false;
   peer.hello = {};
   peer.options = {};
-  peer.their_session = 0;
+  peer.remote_session = 0;
   peer.links.clear();
   peer.link_in_use = 0;
   peer.section_of.assign(networks, -1);
@@ -142,7 +142,7 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   peer->remote = address;
   // The high half ascends, so that a late hello of an old session is recognised; the low half is
   // random, so that an outsider cannot guess the number.
-  peer->my_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
+  peer->local_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
   peer->channel = std::make_unique<control::ReliableChannel>(
       control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
   peer->timer.kind = HeapTimer::Kind::kPeer;
@@ -153,7 +153,7 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   peer->lease_start_ns = peer->last_ping_ns = core_.now_ns;
   peer->message_bytes_max.store(0, std::memory_order_relaxed);
   peer->state.store(PeerState::kConnecting, std::memory_order_relaxed);
-  sessions_[peer->my_session] = slot;
+  sessions_[peer->local_session] = slot;
   table_.publish(slot);
   ++live_count_;
   return peer;
@@ -302,7 +302,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
     return fail(Errc::kUnreachable, why == reasons.end() ? "address" : *why);
   }
   if (is_self) {
-    peer->their_session = peer->my_session;
+    peer->remote_session = peer->local_session;
     peer->hello = own_hello(*peer);
     connected(*peer);
   } else {

@@ -91,7 +91,7 @@ struct Peer : PeerHead {
   control::Address remote{};
   control::Hello hello{};  ///< received in its hello or welcome
   ConnectOptions options{};
-  uint64_t my_session = 0, their_session = 0;
+  uint64_t local_session = 0, remote_session = 0;
   std::unique_ptr<control::ReliableChannel> channel{};
 
   struct Link {
@@ -180,7 +180,7 @@ struct Peer : PeerHead {
   }
   /// The peer may already consider the session connected: its kReady is in flight, or was lost.
   bool half_open() const noexcept {
-    return state.load(std::memory_order_relaxed) == PeerState::kConnecting && their_session != 0;
+    return state.load(std::memory_order_relaxed) == PeerState::kConnecting && remote_session != 0;
   }
 };
 
@@ -255,7 +255,7 @@ class Peers {
   void stop_control_op(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
   bool holds_messages() const noexcept FABRIC_REQUIRES(state_lock) { return messages_held_ != 0; }
   void deliver_held() FABRIC_REQUIRES(state_lock);  ///< listeners may have room again
-  void on_inbound_down(const RailSlot& rail, const WireEvent& event) FABRIC_REQUIRES(state_lock);
+  void on_inbound_down(const RailSlot& rail, const RailEvent& event) FABRIC_REQUIRES(state_lock);
   void rail_lost(uint8_t network, uint8_t rail)
       FABRIC_REQUIRES(state_lock);                 ///< closes the inbound paths of the rail
   void reroute_all() FABRIC_REQUIRES(state_lock);  ///< Config::reroute: a network came or went
@@ -273,7 +273,7 @@ class Peers {
   void on_peer_dead(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// The peer is silent and the network gave no recent evidence: send a zero-byte write for some.
   bool probe_due(const Peer& peer) const noexcept FABRIC_REQUIRES(state_lock);
-  /// Writes are pending and the lease has expired: pings until Transfers::peer_resumed().
+  /// Writes are pending and the lease has expired: pings until Transfers::lease_renewed().
   void renew_lease(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// There were sessions with that engine, and all are lost.
   bool all_sessions_lost(uint64_t engine_id) const FABRIC_REQUIRES(state_lock);
@@ -286,7 +286,7 @@ class Peers {
  private:
   Peer* make(const control::Address& address, bool is_self) FABRIC_REQUIRES(state_lock);
   Peer* by_engine(uint64_t engine_id) const FABRIC_REQUIRES(state_lock);
-  Peer* by_session(uint64_t my_session) const FABRIC_REQUIRES(state_lock);
+  Peer* by_session(uint64_t local_session) const FABRIC_REQUIRES(state_lock);
   bool open_links(Peer& peer) FABRIC_REQUIRES(state_lock);
   void choose_routes(Peer& peer) FABRIC_REQUIRES(state_lock);
   void set_state(Peer& peer, PeerState state, Errc code) FABRIC_REQUIRES(state_lock);

@@ -39,13 +39,13 @@ Result<uint64_t> Regions::remote_size(RemoteRegion region, const char* what) con
 
 Result<Registration> Regions::register_on_rails(const Memory& memory) {
   Registration keys;
-  keys.local_keys.resize(core_.networks.size());
-  keys.wire_keys.resize(core_.networks.size());
+  keys.lkeys.resize(core_.networks.size());
+  keys.wire_rkeys.resize(core_.networks.size());
   for (size_t n = 0; n < core_.networks.size(); ++n) {
     NetworkSlot& network = core_.networks[n];
     if ((network.memory_kinds & kind_bit(memory.kind)) == 0) continue;
     for (RailSlot& rail : network.rails) {
-      auto key = rail.rail->register_memory(memory, keys.wire_keys[n][rail.index]);
+      auto key = rail.rail->register_memory(memory, keys.wire_rkeys[n][rail.index]);
       if (!key) {
         FABRIC_LOG(core_.log, kWarning, "core", "memory could not be registered",
                    {"network", network.name}, {"rail", rail.index}, {"error", key.error()});
@@ -53,13 +53,13 @@ Result<Registration> Regions::register_on_rails(const Memory& memory) {
         for (size_t done = 0; done <= n; ++done) {
           for (RailSlot& taken : core_.networks[done].rails) {
             if (done == n && taken.index >= rail.index) break;
-            if (keys.wire_keys[done][taken.index].empty()) continue;
-            taken.rail->deregister_memory(keys.local_keys[done][taken.index], kNone);
+            if (keys.wire_rkeys[done][taken.index].empty()) continue;
+            taken.rail->deregister_memory(keys.lkeys[done][taken.index], kNone);
           }
         }
         return key.error();
       }
-      keys.local_keys[n][rail.index] = *key;
+      keys.lkeys[n][rail.index] = *key;
     }
   }
   return keys;
@@ -122,7 +122,7 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
     if (network.is_self || (network.memory_kinds & kind_bit(region.memory.kind)) == 0) continue;
     control::RegionDesc::Section section{.network = network.name};
     for (const RailSlot& rail : network.rails) {
-      section.rail_keys.push_back(keys.wire_keys[n][rail.index]);
+      section.rail_keys.push_back(keys.wire_rkeys[n][rail.index]);
     }
     desc.networks.push_back(std::move(section));
   }
@@ -176,7 +176,7 @@ Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
     return region == nullptr ? fail(Errc::kNotFound, "region") : fail(Errc::kPeerLost, "peer");
   }
   region->grants.push_back(
-      {next_grant_++, to_engine, peer->their_session, peer_id, *std::move(keys)});
+      {next_grant_++, to_engine, peer->remote_session, peer_id, *std::move(keys)});
   const Grant& grant = region->grants.back();
   return encode_desc(*region, id, grant.registration, &grant);
 }
@@ -207,7 +207,8 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
     return fail(Errc::kPermission, "desc");
   }
   // The rkeys of a grant are released with the session that they were granted in.
-  if (desc->session != 0 && desc->session != owner.my_session) return fail(Errc::kPeerLost, "desc");
+  if (desc->session != 0 && desc->session != owner.local_session)
+    return fail(Errc::kPeerLost, "desc");
   uint32_t live = 0;
   for (const uint32_t i : owner.imported) {
     const RemoteRegionSlot* slot = remotes_.at(i);
@@ -236,11 +237,11 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
     const size_t theirs = network.is_self ? network.rails.size() : section->rail_keys.size();
     keys[n].resize(theirs);
     for (size_t their = 0; their < theirs; ++their) {
-      const std::vector<std::byte>& wire =
-          network.is_self ? own->registration.wire_keys[n][their] : section->rail_keys[their];
-      if (wire.empty()) continue;
+      const std::vector<std::byte>& wr =
+          network.is_self ? own->registration.wire_rkeys[n][their] : section->rail_keys[their];
+      if (wr.empty()) continue;
       for (RailSlot& rail : network.rails) {
-        auto key = rail.rail->import_key(wire);
+        auto key = rail.rail->import_rkey(wr);
         if (!key) return key.error();
         keys[n][their][rail.index] = *key;
         has_network[n] = true;

@@ -31,8 +31,8 @@ using RailKeys = std::array<uint64_t, kRailsMax>;
 /// The keys of one registration on every rail, per network. Each region has one for its open
 /// descriptor, and one more for each grant.
 struct Registration {
-  std::vector<RailKeys> local_keys{};
-  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_keys{};  ///< rkeys as sent
+  std::vector<RailKeys> lkeys{};
+  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_rkeys{};  ///< rkeys as sent
 };
 
 /// Access to a region for one peer, under rkeys of its own.
@@ -72,7 +72,7 @@ struct RailSlot;
 struct CachedPath {
   Path* path = nullptr;
   RailSlot* rail = nullptr;
-  uint64_t remote_key = 0;
+  uint64_t rkey = 0;
 };
 struct CachedRoute {
   uint64_t epoch = 0;  ///< valid while it equals Transfers::epoch_

@@ -12,7 +12,7 @@ namespace fabric::core {
 
 Transfers::Transfers(EngineCore& core) : core_(core) {}
 
-Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noexcept {
+Transfers::PartSpec Transfers::part_of(const Op& op, uint32_t part) const noexcept {
   switch (op.kind) {
     case OpKind::kPaged: {
       const auto indices = op.list.as<uint32_t>();
@@ -54,9 +54,9 @@ void Transfers::stop(Op& op, Errc code) {
     for (NetworkSlot& network : core_.networks) {
       for (RailSlot& rail : network.rails) {
         std::vector<uint32_t> withdrawn;
-        std::erase_if(rail.refused, [&](const WriteOp& wire) FABRIC_REQUIRES(state_lock) {
-          if (inflight_[wire.cookie].op != op.self) return false;
-          withdrawn.push_back(wire.cookie);
+        std::erase_if(rail.backlog, [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
+          if (inflight_[wr.cookie].op != op.self) return false;
+          withdrawn.push_back(wr.cookie);
           return true;
         });
         for (const uint32_t cookie : withdrawn) retire_write(cookie, {code, Remote::kNotDelivered});
@@ -122,10 +122,10 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
     core_.peers.on_host_alive(peer, core_.now_ns);
   } else if (status.code == Errc::kRailLost && path.state == Path::State::kReady) {
     path.broke = replay_is_exact(path);  // it was ready: this side has not closed it
-    if (status.remote == Remote::kUnknown && rail.up) on_no_answer(peer, path);
+    if (status.remote == Remote::kUnknown && rail.up) on_ack_timeout(peer, path);
   }
   if (status.code == Errc::kOk) {
-    path.imms_done += write.wire.has_imm;
+    path.imms_done += write.wr.has_imm;
   } else if (replay_is_exact(path) && write.imms_before != UINT64_MAX) {
     close_path(path);  // one failed write, and imms_before no longer match the target's count
   }
@@ -164,12 +164,12 @@ void Transfers::complete_inflight(const InflightWrite& write, const CompletionSt
   Op& op = core_.ops.at(write.op);
   const PeerId peer = core_.peers.at(write.peer)->id();
   if (op.kind == OpKind::kWrite) {
-    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++op.slices_counted;
-    complete_slice(op, peer, status, write.wire.size_bytes);
+    if (status.code == Errc::kOk && write.wr.has_imm != 0) ++op.slices_counted;
+    complete_slice(op, peer, status, write.wr.size_bytes);
     // An immediate after a slice that did not arrive would vouch for bytes that are not there (P6).
     while (op.slices_failed > 0 && op.pending != kNone) drop_pending(op.pending, status.code);
   } else {
-    complete_part(op, write.part, peer, status, write.wire.size_bytes);
+    complete_part(op, write.part, peer, status, write.wr.size_bytes);
   }
   --op.inflight;
   complete_if_done(op);
@@ -258,11 +258,11 @@ void Transfers::begin_close(Path& path) {
     if (post_batch.path == &path) expand(post_batch);
   });
   path.state = Path::State::kClosing;
-  path.probe_until_ns = kNeverNs;
+  path.probe_deadline_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
-  std::erase_if(core_.networks[path.network].rails[path.rail].refused, [&](const WriteOp& wire) {
-    if (wire.path != path.id) return false;
-    withdrawn.push_back(wire.cookie);
+  std::erase_if(core_.networks[path.network].rails[path.rail].refused, [&](const WriteOp& wr) {
+    if (wr.path != path.id) return false;
+    withdrawn.push_back(wr.cookie);
     return true;
   });
   for (const uint32_t cookie : withdrawn) {
@@ -270,7 +270,7 @@ void Transfers::begin_close(Path& path) {
   }
 }
 
-void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
+void Transfers::on_path_down(const RailSlot& rail, const RailEvent& event) {
   const auto found = std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
     return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
            path->network == rail.network && path->rail == rail.index && path->id == event.path;
@@ -289,7 +289,7 @@ void Transfers::path_down(Path& path, Errc code) {
   routes_changed();
   Peer& peer = *core_.peers.at(path.peer);
   for (uint32_t p = 0; p < 3; ++p) {
-    while (path.listed[p]) unlist_path(path, p);
+    while (path.listed[p]) deactivate(path, p);
   }
   if (code == Errc::kPeerLost && !path.peer_lost) {
     path.state = Path::State::kBackingOff;  // it has no connection
@@ -452,7 +452,7 @@ bool Transfers::idle() const noexcept {
   const bool idle = std::all_of(paths_.begin(), paths_.end(),
                                 [](const auto& path) { return path->state == Path::State::kFree; });
   // Otherwise it leaked: nothing is left that could give it back.
-  FABRIC_DCHECK(!idle || inflight_free_ == inflight_.size(), "a write outlives its path");
+  FABRIC_DCHECK(!idle || free_inflight_count_ == inflight_.size(), "a write outlives its path");
   FABRIC_DCHECK(!idle || post_batches_.empty(), "a post batch outlives its path");
   FABRIC_DCHECK(!idle || broken_.empty(), "a broken connection outlives its peer");
   FABRIC_DCHECK(!idle || pending_.held() == 0, "a pending fragment outlives its operation");

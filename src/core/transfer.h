@@ -42,8 +42,8 @@ struct CompletionStatus {
 /// The target's report on its end of a path, sent once that end is closed and drained.
 struct DrainReport {
   bool received = false;
-  bool exact = false;  ///< `taken` is exact, so that replay is possible
-  uint64_t taken = 0;  ///< immediates that the target received, stale ones included
+  bool exact = false;          ///< `imms_received` is exact, so that replay is possible
+  uint64_t imms_received = 0;  ///< immediates that the target received, stale ones included
 };
 
 /// One rail here to one rail of one peer, in the direction of our writes. A path outlives its
@@ -82,13 +82,13 @@ struct Path {
   uint32_t failures = 0;  ///< in a row
   int64_t retry_ns = kNeverNs;
   uint32_t probe = kNone;  ///< cookie of the probe in flight
-  int64_t probe_until_ns = kNeverNs;
+  int64_t probe_deadline_ns = kNeverNs;
 };
 
 /// One work request, from when it is made until it is retired, or, if it is in doubt, reconciled.
 /// Entries of a compact PostBatch have none.
 struct InflightWrite {
-  WriteOp wire{};
+  WriteOp wr{};
   uint32_t op = kNone;  ///< kNone: this record is free; or kProbe
   uint32_t part = 0;
   uint32_t path = kNone;
@@ -138,9 +138,9 @@ struct RailSlot {
   /// Work requests of the fast path, for the next post.
   std::array<WriteOp, kPostMax> staged FABRIC_GUARDED_BY(state_lock){};
   /// The last of the post batches that are staged.
-  PostBatch* open_batch FABRIC_GUARDED_BY(state_lock) = nullptr;
+  PostBatch* open_post_batch FABRIC_GUARDED_BY(state_lock) = nullptr;
   /// In flight here, not yet accepted by a full provider.
-  std::vector<WriteOp> refused FABRIC_GUARDED_BY(state_lock){};
+  std::vector<WriteOp> backlog FABRIC_GUARDED_BY(state_lock){};
   /// Immediates of the current poll.
   std::vector<uint32_t> arrived_imms FABRIC_GUARDED_BY(state_lock){};
   Traffic tx FABRIC_GUARDED_BY(state_lock){}, rx FABRIC_GUARDED_BY(state_lock){};
@@ -197,7 +197,7 @@ struct SignalTarget {
 ///
 /// Life of a work request: made -> offered to the rail -> accepted (it gets its position among the
 /// immediates of its path: the target counts only what was really sent), or kept in
-/// RailSlot::refused until the provider has room -> *retired* when the provider reports its
+/// RailSlot::backlog until the provider has room -> *retired* when the provider reports its
 /// completion. The part or fragment *completes* then, unless the connection broke: on networks with
 /// exact replay the write is then *in doubt*, leaves the in-flight counts of path, rail and region,
 /// and stays with its operation. failover.cc holds it with a BrokenConnection until the target's
@@ -222,7 +222,7 @@ class Transfers {
   void peer_connected(Peer& peer) FABRIC_REQUIRES(state_lock);
   void peer_lost(Peer& peer, Errc code) FABRIC_REQUIRES(state_lock);
   /// The lease is valid again: fragments that waited for it may be posted.
-  void peer_resumed(Peer& peer) FABRIC_REQUIRES(state_lock);
+  void lease_renewed(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// Completes what is pending for the peer; what is posted drains and is not replayed.
   void stop_queued(Peer& peer, Errc code) FABRIC_REQUIRES(state_lock);
   /// Completes what is pending for an imported region that was revoked.
@@ -236,7 +236,7 @@ class Transfers {
   void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer)
       FABRIC_REQUIRES(state_lock);
   /// The target's drain report: its end of a path is closed, and this is what it received.
-  void on_drain_report(Peer& peer, const control::PathState& state) FABRIC_REQUIRES(state_lock);
+  void on_drain_report(Peer& peer, const control::PathDrained& state) FABRIC_REQUIRES(state_lock);
   /// Requests a probe, a write without bytes, on every ready path of the peer: its completion shows
   /// that the host answers.
   void probe(Peer& peer) FABRIC_REQUIRES(state_lock);
@@ -253,8 +253,10 @@ class Transfers {
   uint32_t poll(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
   uint32_t post(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
   /// Fragments are ready to be posted, or writes were refused: only then post() has work.
-  bool may_post() const noexcept FABRIC_REQUIRES(state_lock) { return listed_ != 0 || refused_; }
-  void begin_posts() noexcept FABRIC_REQUIRES(state_lock) { refused_ = false; }
+  bool may_post() const noexcept FABRIC_REQUIRES(state_lock) {
+    return active_total_ != 0 || has_backlog_;
+  }
+  void begin_posts() noexcept FABRIC_REQUIRES(state_lock) { has_backlog_ = false; }
   bool posted() const noexcept FABRIC_REQUIRES(state_lock) {
     return posted_;
   }  ///< since poll_again()
@@ -313,7 +315,7 @@ class Transfers {
   Path& path_at(uint32_t index) noexcept FABRIC_REQUIRES(state_lock) { return *paths_[index]; }
 
  private:
-  struct PartSource {  ///< what one part of an operation reads, writes and counts at the target
+  struct PartSpec {  ///< what one part of an operation reads, writes and counts at the target
     RemoteRegion target{};
     uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
     CounterKey counter_key{};
@@ -347,22 +349,22 @@ class Transfers {
   void free_path(Path& path) FABRIC_REQUIRES(state_lock);
 
   // datapath.cc: scheduling, posting, polling
-  void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event)
+  void on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
-  void take_counts(RailSlot& rail) FABRIC_REQUIRES(state_lock);
-  void take_burst(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
+  void count_arrived_imms(RailSlot& rail) FABRIC_REQUIRES(state_lock);
+  void count_imm_run(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
   uint32_t post(RailSlot& rail, std::span<WriteOp> wrs) FABRIC_REQUIRES(state_lock);
   bool may_post(const InflightWrite& write) FABRIC_REQUIRES(state_lock);
   void activate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   uint32_t make_writes(RailSlot& rail, std::span<WriteOp> out) FABRIC_REQUIRES(state_lock);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path) FABRIC_REQUIRES(state_lock);
-  void unlist(RailSlot& rail, uint32_t priority) FABRIC_REQUIRES(state_lock);
-  void unlist_path(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  void deactivate_first(RailSlot& rail, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  void deactivate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept FABRIC_REQUIRES(state_lock);
   uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
       FABRIC_REQUIRES(state_lock);
-  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source)
+  void fill_wr(WriteOp& wr, const Op& op, const Path& path, const PartSpec& source)
       FABRIC_REQUIRES(state_lock);
   void advance_pending(Op& op, uint32_t index, uint64_t bytes) FABRIC_REQUIRES(state_lock);
 
@@ -388,23 +390,23 @@ class Transfers {
       FABRIC_REQUIRES(state_lock);
   static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
   uint32_t add_burst(std::span<const uint32_t> slots) FABRIC_REQUIRES(state_lock);
-  bool try_add_part(Op& op, uint32_t part, const PartSource& source) FABRIC_REQUIRES(state_lock);
+  bool try_add_part(Op& op, uint32_t part, const PartSpec& source) FABRIC_REQUIRES(state_lock);
   PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
                             const Op& op) FABRIC_REQUIRES(state_lock);
   PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op, uint32_t owner_op,
                            uint32_t part) FABRIC_REQUIRES(state_lock);
-  WriteOp wire_template(const CachedPath& cached_path) const noexcept FABRIC_REQUIRES(state_lock);
-  static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
-                        const PartSource& source) noexcept;
+  WriteOp wr_template(const CachedPath& cached_path) const noexcept FABRIC_REQUIRES(state_lock);
+  static bool fill_from(WriteOp& wr, const WriteOp& base, uint32_t cookie, Priority priority,
+                        const PartSpec& source) noexcept;
   void account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n)
       FABRIC_REQUIRES(state_lock);
   void on_posted(PostBatch& post_batch, uint32_t accepted) FABRIC_REQUIRES(state_lock);
-  void keep_refused(RailSlot& rail, std::span<WriteOp> rest) FABRIC_REQUIRES(state_lock);
+  void add_to_backlog(RailSlot& rail, std::span<WriteOp> rest) FABRIC_REQUIRES(state_lock);
   uint32_t split_out(PostBatch& post_batch, uint32_t at) FABRIC_REQUIRES(state_lock);
   void insert_inflight(Path& path, uint32_t cookie) FABRIC_REQUIRES(state_lock);
-  uint32_t retire_batched(std::span<const WireEvent> events) FABRIC_REQUIRES(state_lock);
-  uint32_t retire_across_batches(const WireEvent& run, uint32_t left) FABRIC_REQUIRES(state_lock);
-  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event)
+  uint32_t retire_batched(std::span<const RailEvent> events) FABRIC_REQUIRES(state_lock);
+  uint32_t retire_across_batches(const RailEvent& run, uint32_t left) FABRIC_REQUIRES(state_lock);
+  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
   void retire_delivered_batch(PostBatch& post_batch, uint32_t bits) FABRIC_REQUIRES(state_lock);
   uint64_t complete_writes(const PostBatch& post_batch, uint32_t bits, uint32_t n)
@@ -415,7 +417,7 @@ class Transfers {
   void after_retire(Peer& peer, Path& path) FABRIC_REQUIRES(state_lock);
 
   // transfer.cc: retiring and completing what is not the common case; closing paths
-  PartSource part_of(const Op& op, uint32_t part) const noexcept FABRIC_REQUIRES(state_lock);
+  PartSpec part_of(const Op& op, uint32_t part) const noexcept FABRIC_REQUIRES(state_lock);
   void retire_write(uint32_t cookie, const CompletionStatus& reported) FABRIC_REQUIRES(state_lock);
   void complete_inflight(const InflightWrite& write, const CompletionStatus& status)
       FABRIC_REQUIRES(state_lock);
@@ -428,7 +430,7 @@ class Transfers {
   void drop_path_pending(Path& path, Errc code) FABRIC_REQUIRES(state_lock);
   template <class F>
   void drop_pending_where(F&& wanted, Errc code) FABRIC_REQUIRES(state_lock);
-  void on_path_down(const RailSlot& rail, const WireEvent& event) FABRIC_REQUIRES(state_lock);
+  void on_path_down(const RailSlot& rail, const RailEvent& event) FABRIC_REQUIRES(state_lock);
   void path_down(Path& path, Errc code) FABRIC_REQUIRES(state_lock);
   void close_path(Path& path) FABRIC_REQUIRES(state_lock);
   void begin_close(Path& path) FABRIC_REQUIRES(state_lock);
@@ -436,7 +438,7 @@ class Transfers {
   // failover.cc: broken connections, back-off, probes
   RailSet rails_for_new_work(const Peer& peer, const NetworkSlot& network) const
       FABRIC_REQUIRES(state_lock);
-  void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event)
+  void on_rail_state(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
   void schedule_reopen(Path& path, bool on_purpose) FABRIC_REQUIRES(state_lock);
   bool goes_in_doubt(const InflightWrite& write, const Path& path,
@@ -462,7 +464,7 @@ class Transfers {
   void move_pending(uint32_t index, Path& to) FABRIC_REQUIRES(state_lock);
   void start_probe(Path& path) FABRIC_REQUIRES(state_lock);
   void complete_probe(Path& path, const CompletionStatus& status) FABRIC_REQUIRES(state_lock);
-  void on_no_answer(Peer& peer, const Path& failed) FABRIC_REQUIRES(state_lock);
+  void on_ack_timeout(Peer& peer, const Path& failed) FABRIC_REQUIRES(state_lock);
   void request_probe(Path& path) FABRIC_REQUIRES(state_lock);
   void back_off(Path& path) FABRIC_REQUIRES(state_lock);
 
@@ -484,13 +486,13 @@ class Transfers {
   std::vector<uint32_t> free_paths_ FABRIC_GUARDED_BY(state_lock);
   /// By cookie. A deque: expand() may add records while references to others are in use.
   std::deque<InflightWrite> inflight_ FABRIC_GUARDED_BY(state_lock);
-  uint32_t free_inflight_ FABRIC_GUARDED_BY(state_lock) = kNone;  ///< head of the free list
-  size_t inflight_free_ FABRIC_GUARDED_BY(state_lock) = 0;        ///< its length
+  uint32_t free_inflight_head_ FABRIC_GUARDED_BY(state_lock) = kNone;  ///< head of the free list
+  size_t free_inflight_count_ FABRIC_GUARDED_BY(state_lock) = 0;       ///< its length
   std::vector<std::unique_ptr<BrokenConnection>> broken_ FABRIC_GUARDED_BY(state_lock);
   int64_t next_ns_ FABRIC_GUARDED_BY(state_lock) = kNeverNs;  ///< when tick() has something to do
   bool polls_exhausted_ FABRIC_GUARDED_BY(state_lock) = true;
   // Scratch of one call. Members, because initialising them costs more than a turn without work.
-  std::array<WireEvent, 64> polled_ FABRIC_GUARDED_BY(state_lock){};
+  std::array<RailEvent, 64> polled_ FABRIC_GUARDED_BY(state_lock){};
   std::array<WriteOp, kPostMax> posting_ FABRIC_GUARDED_BY(state_lock){};
   /// A one-entry cache: source, target and route of the last part that took the fast path.
   struct Flow {
@@ -500,12 +502,12 @@ class Transfers {
     BatchId batch{};  ///< checked not to be cancelled; until flush_staged()
     LocalRegion* region = nullptr;
     const CachedRoute* route = nullptr;
-    const uint64_t* local_keys = nullptr;  ///< by rail
+    const uint64_t* lkeys = nullptr;  ///< by rail
   };
   Flow flow_ FABRIC_GUARDED_BY(state_lock){};
   std::vector<RailSlot*> staged_rails_ FABRIC_GUARDED_BY(state_lock);  ///< with staged writes
-  uint32_t listed_ FABRIC_GUARDED_BY(state_lock) = 0;                  ///< the sum over all rails
-  bool refused_ FABRIC_GUARDED_BY(state_lock) = false;  ///< a rail may have refused writes
+  uint32_t active_total_ FABRIC_GUARDED_BY(state_lock) = 0;            ///< the sum over all rails
+  bool has_backlog_ FABRIC_GUARDED_BY(state_lock) = false;  ///< a rail may have refused writes
   bool posted_ FABRIC_GUARDED_BY(state_lock) = false;
   uint64_t epoch_ FABRIC_GUARDED_BY(state_lock) = 1;  ///< a CachedRoute of another epoch is invalid
 };

@@ -36,7 +36,7 @@ Result<void> EngineCore::cancel(OpId id) {
     case OpState::kReporting:
       return fail(Errc::kNotFound, "op");
     case OpState::kQueued:
-      op->cancel_asked.store(true, std::memory_order_relaxed);
+      op->cancel_requested.store(true, std::memory_order_relaxed);
       break;
     case OpState::kRunning:
       advance_clock(driver->now_ns());

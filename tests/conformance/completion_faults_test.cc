@@ -378,9 +378,9 @@ TEST_P(Conformance, P05ARailThatAPeerLosesDisturbsNoOther) {
 }
 
 TEST_P(Conformance, P05AWrongKeyFailsItsOwnWriteOnly) {
-  REQUIRE_CAP(wrong_keys);
+  REQUIRE_CAP(wrong_rkeys);
   uint32_t refused = 0;
-  others_are_served([](FaultInjector& t) { t.wrong_key(kA, kB); },
+  others_are_served([](FaultInjector& t) { t.wrong_rkey(kA, kB); },
                     [&](const EventRecorder& to_b) {
                       uint32_t failed = 0;
                       for (const Event& event : to_b.events) {

@@ -50,7 +50,7 @@ struct CaseCaps {
   bool stops = false;        ///< a process is stopped and resumed; its NICs do not stop
   bool lost_acks = false;    ///< writes arrive and their sender gets no acknowledgement
   bool not_ready = false;    ///< a receiver takes bytes and no immediates
-  bool wrong_keys = false;   ///< a write carries an rkey that its target refuses
+  bool wrong_rkeys = false;  ///< a write carries an rkey that its target refuses
   bool late_proofs = false;  ///< deregistration and closing paths take time
 };
 

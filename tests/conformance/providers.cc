@@ -49,8 +49,8 @@ class SimFaults final : public FaultInjector {
     const uint32_t node = nodes_[host];
     inject(phase == Phase::kBegin ? Fault::receiver_not_ready(node) : Fault::receiver_ready(node));
   }
-  void wrong_key(uint32_t from, uint32_t to) override {
-    inject(Fault::wrong_key(nodes_[from], nodes_[to], 0));
+  void wrong_rkey(uint32_t from, uint32_t to) override {
+    inject(Fault::wrong_rkey(nodes_[from], nodes_[to], 0));
   }
   void delay_proofs(uint32_t host, Nanos by) override {
     inject(Fault::late_proof(nodes_[host], by));
@@ -176,7 +176,7 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .stops = true,
                             .lost_acks = true,
                             .not_ready = true,
-                            .wrong_keys = true,
+                            .wrong_rkeys = true,
                             .late_proofs = true};
 
 /// Connections with request, exact replay and a fence of their own, as verbs RC.

@@ -40,8 +40,8 @@ void try_type(MessageType type, const Body& body) {
       return try_body(body, decode_path_open);
     case MessageType::kPathAnswer:
       return try_body(body, decode_path_answer);
-    case MessageType::kPathState:
-      return try_body(body, decode_path_state);
+    case MessageType::kPathDrained:
+      return try_body(body, decode_path_drained);
     case MessageType::kPathClose:
       return try_body(body, decode_path_close);
     case MessageType::kPing:

@@ -166,9 +166,9 @@ void FuzzSession::share(uint32_t who) {
   auto memory =
       engine_->engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
   if (!memory) return;
-  Bytes wire_key = control::decode_desc(*memory->desc())->networks.at(0).rail_keys.at(0);
+  Bytes wire_rkey = control::decode_desc(*memory->desc())->networks.at(0).rail_keys.at(0);
   shared_[who].push_back(
-      std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_key)}));
+      std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_rkey)}));
 }
 
 /// The session with a hostile peer, whichever side began it; the last one when there is none.
@@ -207,7 +207,7 @@ void FuzzSession::act(const FuzzAction& action) {
       honest_round();
       break;
     case Verb::kWrite:
-      hostile.write(action, shared_[action.who % 2].back()->wire_key,
+      hostile.write(action, shared_[action.who % 2].back()->wire_rkey,
                     given_counters_[action.who % 2].key());
       break;
     case Verb::kReplay:

@@ -49,7 +49,7 @@ class FuzzSession {
   struct Shared {
     Bytes bytes;
     MemoryRegion memory;
-    Bytes wire_key{};
+    Bytes wire_rkey{};
     std::optional<Bytes> snapshot{};  ///< the bytes when a fence or deregistration was proved
     uint64_t paths_then = 0;          ///< a path that was started later belongs to a later session
     bool deregistered = false;

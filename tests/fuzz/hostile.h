@@ -38,7 +38,7 @@ class Hostile {
   void open_path();
   void read(uint8_t answers);
   /// On a path that the engine has accepted. `count_on`: a key that it was given.
-  void write(const FuzzAction& action, std::span<const std::byte> wire_key, CounterKey count_on);
+  void write(const FuzzAction& action, std::span<const std::byte> wire_rkey, CounterKey count_on);
   void replay(const FuzzAction& action, Hostile& other);
   void become(const FuzzAction& action, const Hostile& other);
   void vanish() { network_.reset(); }

@@ -46,7 +46,7 @@ inline constexpr std::array kFrameKinds{
     MessageType::kHello,      MessageType::kWelcome,      MessageType::kReady,
     MessageType::kReject,     MessageType::kBye,          MessageType::kAck,
     MessageType::kPing,       MessageType::kPong,         MessageType::kPathOpen,
-    MessageType::kPathAnswer, MessageType::kPathState,    MessageType::kPathClose,
+    MessageType::kPathAnswer, MessageType::kPathDrained,  MessageType::kPathClose,
     MessageType::kMessage,    MessageType::kMessageDone,  MessageType::kResolve,
     MessageType::kResolved,   MessageType::kRevokeRegion, MessageType::kRegionRevoked,
     MessageType::kFence,      MessageType::kFenced,       MessageType::kRevokeKey,

@@ -117,7 +117,7 @@ inline std::map<std::string, Script> session_seeds() {
   }
   for (uint8_t b = 0; b < 8; ++b) {
     paths = paths + frame(M::kPathOpen, {.b = b, .n = 1}) + pass(5) + write(0) +
-            frame(M::kPathClose, {.a = b}) + frame(M::kPathState, {.a = b, .b = b, .n = 2});
+            frame(M::kPathClose, {.a = b}) + frame(M::kPathDrained, {.a = b, .b = b, .n = 2});
   }
   for (uint8_t i = 0; i < 10; ++i) {
     faults = faults + local(Local::kWrite, {.a = 9, .n = 500}) + write(0) + fault(i) + pass(12);

@@ -209,7 +209,7 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
   expect_exact();
 }
 
-// The target's report about a broken path (PathState) and the request for it (PathClose) are
+// The target's report about a broken path (PathDrained) and the request for it (PathClose) are
 // datagrams. Half of them are lost and half of the others come twice, on every port, while RoCE is
 // broken in other ways.
 TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
@@ -241,10 +241,10 @@ TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
     all.lost += one.lost;
   }
   std::printf(
-      "datagrams: %lu passed, %lu lost; PathClose sent %lu times and received %lu, PathState "
+      "datagrams: %lu passed, %lu lost; PathClose sent %lu times and received %lu, PathDrained "
       "sent %lu times and received %lu\n",
       all.passed, all.lost, messages("sent ", "PathClose"), messages("received ", "PathClose"),
-      messages("sent ", "PathState"), messages("received ", "PathState"));
+      messages("sent ", "PathDrained"), messages("received ", "PathDrained"));
   EXPECT_GT(all.lost, 0u);
   EXPECT_GT(both_ways, 0u);
   expect_exact();

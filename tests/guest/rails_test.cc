@@ -154,12 +154,12 @@ TEST_F(Rails, ANicRefusesWrongKeysAndBoundsAndOthersGoOn) {
   const MemoryRegion source = block(a, 65536), target = block(b, 4096);
   std::ranges::fill(source.bytes(), std::byte{0x66});
   const PeerId peer = *a.connect(b.address());
-  const auto wrong_key = forged(target, with_wrong_keys);
+  const auto wrong_rkey = forged(target, with_wrong_keys);
   const auto too_large = forged(target, [](control::RegionDesc& desc) {
     desc.size_bytes = 65536;
     desc.region = RegionId(desc.region.slot, desc.region.generation + 1);
   });
-  const std::pair<const std::vector<std::byte>&, uint64_t> cases[] = {{wrong_key, 4096},
+  const std::pair<const std::vector<std::byte>&, uint64_t> cases[] = {{wrong_rkey, 4096},
                                                                       {too_large, 65536}};
   for (const auto& [desc, size_bytes] : cases) {
     const auto region = a.import_region(peer, desc);

@@ -41,7 +41,7 @@ COUNTS_AFTER_THE_REPORT = (
     "  // an abandoned drain",
     "      if (PLANTED && completion.status == IBV_WC_SUCCESS &&\n"
     "          (in == nullptr || in->state == InPath::State::kDown)) {\n"
-    "        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data)};\n"
+    "        out[n++] = {.kind = RailEvent::Kind::kImm, .imm = ntohl(completion.imm_data)};\n"
     "        continue;\n"
     "      }\n"
     "      if (in == nullptr || in->state == InPath::State::kDown) continue;"
@@ -62,12 +62,12 @@ BUGS = (
     bug("lost_tail_byte",
         "a last byte beyond a multiple of 512 is rounded away",
         ("core/datapath.cc",
-         "wire.size_bytes = source.size_bytes;",
-         "wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);"),
+         "wr.size_bytes = source.size_bytes;",
+         "wr.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);"),
         ("core/fast_path.cc",
-         "  wire.size_bytes = source.size_bytes;\n  wire.local_key",
-         "  wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);\n"
-         "  wire.local_key")),
+         "  wr.size_bytes = source.size_bytes;\n  wr.lkey",
+         "  wr.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);\n"
+         "  wr.lkey")),
     bug("double_count_on_failover",
         "every write in doubt after a broken connection is replayed, whatever the target has taken",
         ("core/failover.cc",
@@ -138,9 +138,9 @@ BUGS = (
     bug("dropped_error_completion",
         "a failed completion is dropped",
         ("core/datapath.cc",
-         "        const WireEvent& event = events[i];",
-         "        const WireEvent& event = events[i];\n"
-         "        if (PLANTED && event.kind == WireEvent::Kind::kWritten &&"
+         "        const RailEvent& event = events[i];",
+         "        const RailEvent& event = events[i];\n"
+         "        if (PLANTED && event.kind == RailEvent::Kind::kCompletion &&"
          " event.code != Errc::kOk) {\n"
          "          ++i;\n"
          "          continue;\n"
@@ -234,8 +234,8 @@ BUGS = (
     bug("refused_writes_forgotten",
         "writes that a full rail refused are not posted again",
         ("core/datapath.cc",
-         "keep_refused(rail, batch.subspan(accepted, n - accepted));",
-         "if (!PLANTED) keep_refused(rail, batch.subspan(accepted, n - accepted));"),
+         "add_to_backlog(rail, batch.subspan(accepted, n - accepted));",
+         "if (!PLANTED) add_to_backlog(rail, batch.subspan(accepted, n - accepted));"),
         layer="scenario", filter="FullQueue.*:BackPressure.*",
         world=13),
     bug("lease_forgotten",
@@ -307,9 +307,9 @@ BUGS = (
     bug("fast_path_forgets_refused_writes",
         "writes of the fast path that a full rail refused are not posted again",
         ("core/fast_path.cc",
-         "keep_refused(*rail, made.subspan(post(*rail, made)));",
+         "add_to_backlog(*rail, made.subspan(post(*rail, made)));",
          "const uint32_t accepted = post(*rail, made);\n"
-         "    if (!PLANTED) keep_refused(*rail, made.subspan(accepted));"),
+         "    if (!PLANTED) add_to_backlog(*rail, made.subspan(accepted));"),
         layer="scenario", filter="FullQueue.*:BackPressure.*",
         world=34),
     bug("post_batch_without_a_deadline",

@@ -279,10 +279,10 @@ TEST(Failover, AWrongKeyBreaksTheConnectionOfInnocents) {
   for (uint64_t at = begin; at <= end; at += 5) {
     SCOPED_TRACE("after event " + std::to_string(at));
     Traffic traffic(test_seed());
-    ASSERT_TRUE(traffic.world().at_event(at, Fault::wrong_key(kFrom, kTo, 0)));
+    ASSERT_TRUE(traffic.world().at_event(at, Fault::wrong_rkey(kFrom, kTo, 0)));
     traffic.submit();
     const auto waited = traffic.a().engine.wait(traffic.batch(), 60s);
-    if (traffic.world().faults(Fault::Kind::kWrongKey) == 0 || waited) continue;
+    if (traffic.world().faults(Fault::Kind::kWrongRkey) == 0 || waited) continue;
     // One work request was refused; only its operation fails, and reports why.
     EXPECT_EQ(waited.error().code, Errc::kRemoteAccess);
     std::array<Failure, 8> failures;

@@ -74,7 +74,7 @@ TEST_F(HostilePeer, FloodOfPathOpensIsBounded) {
     open(1'000'000 - i, hello_of_path());
     turn(20us);
     ok += accepted();
-    closed += static_cast<uint32_t>(scripted.take(MessageType::kPathState).size());
+    closed += static_cast<uint32_t>(scripted.take(MessageType::kPathDrained).size());
     scripted.frames.clear();
     if (state() != PeerState::kConnected) break;
   }
@@ -111,7 +111,7 @@ TEST_F(HostilePeer, TheHelloOfABrokenEndDoesNotStopClose) {
   ASSERT_EQ(accepted(), 1u);
   scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 10}));
   turn(1ms);
-  ASSERT_EQ(scripted.take(MessageType::kPathState).size(), 1u);
+  ASSERT_EQ(scripted.take(MessageType::kPathDrained).size(), 1u);
   open(11, hello);
   turn(1ms);
   EXPECT_EQ(accepted(), 0u);
@@ -204,8 +204,8 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
       const uint32_t at = round + ref - 4;
       switch ((round + ref) % 4) {
         case 0:
-          scripted.send(MessageType::kPathState,
-                        control::encode(control::PathState{
+          scripted.send(MessageType::kPathDrained,
+                        control::encode(control::PathDrained{
                             .ref = at, .exact = round % 3 != 0, .taken = UINT64_MAX - ref}));
           break;
         case 1:
@@ -244,8 +244,8 @@ TEST_F(HostilePeer, AReopenLoopBacksOff) {
     for (const ControlFrame& frame : scripted.take(MessageType::kPathOpen)) {
       ++opens;
       const uint32_t ref = control::decode_path_open(frame.body)->ref;
-      scripted.send(MessageType::kPathState,
-                    control::encode(control::PathState{.ref = ref, .exact = true}));
+      scripted.send(MessageType::kPathDrained,
+                    control::encode(control::PathDrained{.ref = ref, .exact = true}));
     }
     scripted.frames.clear();
   }

@@ -132,10 +132,10 @@ TEST(MessageWire, AbortKey) {
 
 TEST(MessageWire, PathsThatEnd) {
   expect_golden("91000000", samples::path_close(), decode_path_close);
-  expect_golden("a1000000 01 18171615 14131211", samples::path_state(), decode_path_state);
-  EXPECT_EQ(*decode_path_state(encode(samples::path_state())), samples::path_state());
-  EXPECT_FALSE(decode_path_state(hex("a1000000 02 18171615 14131211"))) << "neither yes nor no";
-  EXPECT_FALSE(decode_path_state(hex("a1000000 01 18171615 141312")));
+  expect_golden("a1000000 01 18171615 14131211", samples::path_state(), decode_path_drained);
+  EXPECT_EQ(*decode_path_drained(encode(samples::path_state())), samples::path_state());
+  EXPECT_FALSE(decode_path_drained(hex("a1000000 02 18171615 14131211"))) << "neither yes nor no";
+  EXPECT_FALSE(decode_path_drained(hex("a1000000 01 18171615 141312")));
 }
 
 TEST(MessageWire, PingAndPong) {

@@ -133,9 +133,9 @@ class ShmPeer {
     const std::atomic<uint64_t>* validity_epoch = nullptr;  ///< kMapped
   };
   /// Looks up an rkey. kRequested: the descriptor of its block was requested; kStale: not valid.
-  const RkeyView& rkey_view(uint64_t remote_key) {
-    const auto index = static_cast<uint32_t>(remote_key);
-    const auto generation = static_cast<uint32_t>(remote_key >> 32);
+  const RkeyView& rkey_view(uint64_t rkey) {
+    const auto index = static_cast<uint32_t>(rkey);
+    const auto generation = static_cast<uint32_t>(rkey >> 32);
     if (index < views_.size()) {
       const RkeyView& known = views_[index];
       const bool resolved =

@@ -53,8 +53,8 @@ std::optional<Fault> opposite(const Fault& of) noexcept {
     case Kind::kTwice:
       fault.kind = Kind::kOnce;
       break;
-    case Kind::kWrongKey:
-      fault.kind = Kind::kRightKey;
+    case Kind::kWrongRkey:
+      fault.kind = Kind::kRightRkey;
       break;
     default:
       return std::nullopt;

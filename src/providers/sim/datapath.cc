@@ -43,13 +43,13 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
   return taken;
 }
 
-uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out) {
+uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<RailEvent> out) {
   attachment.asleep = false;
   attachment.polled_ns = now_ns_;
   uint32_t count = 0;
   while (count < out.size() && !rail.events.empty()) {
-    WireEvent event = rail.events.pop();
-    if (event.kind == WireEvent::Kind::kImm) {
+    RailEvent event = rail.events.pop();
+    if (event.kind == RailEvent::Kind::kImm) {
       --rail.immediates;
       // The address of its bytes is for the observer only: for the engine `value` is a repeat
       // count.
@@ -57,13 +57,13 @@ uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<Wi
       if (observer_)
         observer_({attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
     }
-    if (event.kind == WireEvent::Kind::kWritten) {
+    if (event.kind == RailEvent::Kind::kCompletion) {
       // The queue slots are freed only now, so that completions never exceed the queue depth.
       --rail.posted;
       OutPath* path = rail.out.find(event.path);
       if (path != nullptr && --path->posted == 0 && path->down_held) rail.events.push(path->down);
     }
-    if (event.kind == WireEvent::Kind::kPathDown) {
+    if (event.kind == RailEvent::Kind::kPathDown) {
       // The engine may have posted on the path before it polled this; those writes complete first.
       OutPath* path = event.inbound != 0 ? nullptr : rail.out.find(event.path);
       if (path != nullptr && path->posted > 0) {
@@ -232,18 +232,18 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
 
 void Wire::store(const Packet& packet, const Flight& flight, const RailState& rail) {
   if (packet.bytes.empty()) return;
-  std::byte* target = find_region(rail, flight.op.remote_key)->address + flight.op.target;
+  std::byte* target = find_region(rail, flight.op.rkey)->address + flight.op.target;
   std::memcpy(target + packet.offset, packet.bytes.data(), packet.bytes.size());
 }
 
 void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   if (rail.nic->faults.swallows_counts) return;
   ++rail.immediates;
-  WireEvent arrived;
-  arrived.kind = WireEvent::Kind::kImm;
+  RailEvent arrived;
+  arrived.kind = RailEvent::Kind::kImm;
   arrived.imm = flight.op.imm;
   // Not for the engine: the world's observer identifies the write by its target address.
-  const Region* region = find_region(rail, flight.op.remote_key);
+  const Region* region = find_region(rail, flight.op.rkey);
   if (region != nullptr) {
     arrived.value = reinterpret_cast<uint64_t>(region->address) + flight.op.target;
   }
@@ -355,8 +355,8 @@ void Wire::complete(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
   flight.completed = true;
   if (OutPath* path = find_out(flight.from)) unlink(*path, index);
-  WireEvent written;
-  written.kind = WireEvent::Kind::kWritten;
+  RailEvent written;
+  written.kind = RailEvent::Kind::kCompletion;
   written.code = code;
   written.remote = remote;
   written.cookie = flight.op.cookie;
@@ -369,19 +369,19 @@ void Wire::complete(uint32_t index, Errc code, Remote remote) {
 
 /// All events for engines go through here. A fault may delay some kinds; events that must not
 /// overtake them are then delayed, too.
-void Wire::report(const PathRef& at, const WireEvent& event) {
+void Wire::report(const PathRef& at, const RailEvent& event) {
   RailState* rail = find_rail(at);
   if (rail == nullptr) return;
   const NodeFaults& node = nodes_[rail->nic->node].faults;
   LateReports* queue = nullptr;
   int64_t late_ns = 0;
-  if (event.kind == WireEvent::Kind::kImm) {
+  if (event.kind == RailEvent::Kind::kImm) {
     queue = &rail->late_counts;
     late_ns = node.late_counts_ns;
-  } else if (event.kind == WireEvent::Kind::kWritten) {
+  } else if (event.kind == RailEvent::Kind::kCompletion) {
     queue = &rail->late_acks;
     late_ns = node.late_acks_ns;
-  } else if (event.kind == WireEvent::Kind::kPathDown) {
+  } else if (event.kind == RailEvent::Kind::kPathDown) {
     queue = event.inbound != 0 ? &rail->late_counts : &rail->late_acks;
   }
   if (queue == nullptr || (late_ns == 0 && queue->items.empty())) return enqueue(at, *rail, event);
@@ -400,7 +400,7 @@ void Wire::enqueue_late(const PathRef& at, bool acks) {
   }
 }
 
-void Wire::enqueue(const PathRef& at, RailState& rail, const WireEvent& event) {
+void Wire::enqueue(const PathRef& at, RailState& rail, const RailEvent& event) {
   trace(event, *rail.nic);
   rail.events.push(event);
   wake_later(*find_attachment(at.attachment));

@@ -257,7 +257,7 @@ void WorldDriver::apply(const Fault& fault) {
     EngineSlot& slot = slots_[found->second];
     switch (fault.kind) {
       case Fault::Kind::kCrash:
-        engine->vanish();  // detaches it
+        engine->simulate_crash();  // detaches it
         break;
       case Fault::Kind::kStop:
         slot.stopped = true;

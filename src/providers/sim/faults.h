@@ -37,7 +37,7 @@ struct NodeFaults {
 struct PairFaults {
   uint32_t cut = 0;
   uint32_t lost_acks = 0;
-  uint32_t wrong_key = 0;
+  uint32_t wrong_rkey = 0;
   bool datagrams_cut = false;  // by a cut of all rails
   bool control_cut = false;
   bool twice = false;

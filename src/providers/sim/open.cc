@@ -29,18 +29,18 @@ class SimRail final : public Rail {
   }
 
   Result<uint64_t> register_memory(const Memory& memory,
-                                   std::vector<std::byte>& wire_key) override {
+                                   std::vector<std::byte>& wire_rkey) override {
     const auto lock = wire_.enter(attachment_);
-    return wire_.register_memory(rail_, at(), memory, wire_key);
+    return wire_.register_memory(rail_, at(), memory, wire_rkey);
   }
-  void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override {
+  void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept override {
     const auto lock = wire_.enter(attachment_);
-    wire_.deregister_memory(rail_, at(), local_key, cookie);
+    wire_.deregister_memory(rail_, at(), lkey, cookie);
   }
-  Result<uint64_t> import_key(std::span<const std::byte> wire_key) override {
+  Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) override {
     // Attachment and rail are informative, for dumps of a descriptor; the cookie in the key is
     // checked.
-    ByteReader reader(wire_key);
+    ByteReader reader(wire_rkey);
     reader.require(reader.u32() != 0);
     reader.require(reader.u32() < kRailsMax);
     const uint64_t key = reader.u64();
@@ -72,7 +72,7 @@ class SimRail final : public Rail {
     const auto lock = wire_.enter(attachment_);
     return wire_.post(rail_, at(), ops);
   }
-  uint32_t poll(std::span<WireEvent> out) noexcept override {
+  uint32_t poll(std::span<RailEvent> out) noexcept override {
     const auto lock = wire_.enter(attachment_);
     return wire_.poll(attachment_, rail_, out);
   }

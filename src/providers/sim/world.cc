@@ -204,13 +204,13 @@ void Wire::trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t i
   hash_.add(static_cast<uint64_t>(now_ns_)).add(where).add(size_bytes);
 }
 
-void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
+void Wire::trace(const RailEvent& event, const Nic& nic) noexcept {
   const uint64_t what = static_cast<uint64_t>(event.kind) << 24 |
                         static_cast<uint64_t>(event.code) << 16 |
                         static_cast<uint64_t>(event.remote) << 8 | event.inbound;
   hash_.add(static_cast<uint64_t>(now_ns_)).add(what << 32 | nic.index);
   // The value of a kImm is an address, which differs from run to run.
-  const uint64_t value = event.kind == WireEvent::Kind::kImm ? 0 : event.value;
+  const uint64_t value = event.kind == RailEvent::Kind::kImm ? 0 : event.value;
   hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
 }
 

@@ -129,7 +129,7 @@ struct OutPath {
   int64_t retransmit_ns = kNeverNs;  // when the NIC retries both
   int64_t not_ready_ns = 0;          // the last RNR wait
   bool down_held = false;            // kPathDown waits for the completions of the last posts
-  WireEvent down{};                  // that kPathDown
+  RailEvent down{};                  // that kPathDown
 
   bool up() const noexcept { return state == State::kStarted && !undrained; }
 };
@@ -158,7 +158,7 @@ using HelloKey = std::pair<uint32_t, uint64_t>;  // attachment and nonce
 struct LateReports {
   struct Item {
     int64_t due_ns = 0;
-    WireEvent event{};
+    RailEvent event{};
   };
   Fifo<Item> items{};
   int64_t last_ns = 0;
@@ -182,10 +182,10 @@ struct RailState {
   Fifo<HelloKey> closed_hellos{};  // of ends that are erased, the oldest first
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
-  Fifo<WireEvent> events{};
+  Fifo<RailEvent> events{};
   LateReports late_counts{};        // kImm, and kPathDown of targets' ends
-  LateReports late_acks{};          // kWritten, and kPathDown of senders' ends
-  std::vector<WireEvent> hidden{};  // kWritten that were delayed when the queue overran
+  LateReports late_acks{};          // kCompletion, and kPathDown of senders' ends
+  std::vector<RailEvent> hidden{};  // kCompletion that were delayed when the queue overran
   bool overran = false;             // until the NIC comes up
   uint32_t immediates = 0;          // kImm in events and late_counts
   uint32_t posted = 0;              // accepted by post(), completion not polled
@@ -297,7 +297,7 @@ class Wire {
 
   // memory.cc
   Result<uint64_t> register_memory(RailState& rail, const PathRef& at, const Memory& memory,
-                                   std::vector<std::byte>& wire_key);
+                                   std::vector<std::byte>& wire_rkey);
   void deregister_memory(RailState& rail, const PathRef& at, uint64_t key, uint32_t cookie);
 
   // connect.cc
@@ -312,7 +312,7 @@ class Wire {
 
   // datapath.cc
   uint32_t post(RailState& rail, const PathRef& at, std::span<const WriteOp> ops);
-  uint32_t poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out);
+  uint32_t poll(NetworkAttachment& attachment, RailState& rail, std::span<RailEvent> out);
 
   // control.cc
   Result<uint32_t> open_link(NetworkAttachment& attachment, std::span<const std::byte> address);
@@ -334,7 +334,7 @@ class Wire {
   void wake_again(uint32_t number);
   void set_timer(NetworkAttachment& attachment, int64_t due_ns);
   void trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
-  void trace(const WireEvent& event, const Nic& nic) noexcept;
+  void trace(const RailEvent& event, const Nic& nic) noexcept;
   // Inline, because every event calls them several times.
   NetworkAttachment* find_attachment(uint32_t number) noexcept {
     return number - 1 < attachments_.size() ? attachments_[number - 1].get() : nullptr;
@@ -389,8 +389,8 @@ class Wire {
   void acknowledged(uint32_t flight);
   void complete_flight(uint32_t flight);
   void complete(uint32_t flight, Errc code, Remote remote);
-  void report(const PathRef& at, const WireEvent& event);
-  void enqueue(const PathRef& at, RailState& rail, const WireEvent& event);
+  void report(const PathRef& at, const RailEvent& event);
+  void enqueue(const PathRef& at, RailState& rail, const RailEvent& event);
   void enqueue_late(const PathRef& at, bool acks);
 
   // loss.cc

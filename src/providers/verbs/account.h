@@ -9,7 +9,7 @@
 namespace fabric::verbs {
 
 /// Receives of an inbound path.
-class ReceiveAccount {
+class ReceiveTracker {
  public:
   void post(uint32_t count) noexcept { posted_ += count; }
   void succeed() noexcept { ++completed_; }
@@ -42,9 +42,9 @@ class ReceiveAccount {
 /// its own request: the first error that completes need not belong to the first request lost.
 ///
 /// Invariant: reported <= delivered <= posted, as distances from the first number.
-class SendAccount {
+class SendTracker {
  public:
-  explicit SendAccount(uint32_t first = 0) noexcept
+  explicit SendTracker(uint32_t first = 0) noexcept
       : posted_(first), delivered_(first), reported_(first) {}
 
   /// Numbers the next `count` requests; the first of them is returned.

@@ -141,7 +141,7 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
   path->qp = *std::move(qp);
   path->nonce = driver_.entropy() | 1;
-  path->packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
+  path->packet = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
   path->near = device_->near();
   hello = encode(PathHello{.from = instance_,
                            .to = address->instance,
@@ -180,7 +180,7 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
     return fail(Errc::kExhausted, "ibv_post_recv");
   }
   const uint64_t nonce = driver_.entropy() | 1;
-  const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
+  const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
   answer = encode(
       PathAnswer{.hello_nonce = hello->end.nonce, .end = local_endpoint(*path->qp, nonce, packet)});
   accepted_[name] = {path->id, answer};

@@ -29,7 +29,7 @@ TEST(CounterImm, KeepsKeyAndCutApart) {
     for (uint32_t cut = 1; cut <= kRailsMax; ++cut) {
       const uint32_t imm = make_imm(CounterKey::from_wire(bits), cut);
       EXPECT_EQ(imm & kImmReserved, 0u);
-      EXPECT_EQ(imm_cut(imm), cut);
+      EXPECT_EQ(imm_shards(imm), cut);
       EXPECT_EQ(CounterKey::from_wire(imm).wire(), bits);
     }
   }

@@ -6,7 +6,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 class SimPaths : public testing::TestWithParam<bool> {
  protected:
@@ -20,9 +20,9 @@ INSTANTIATE_TEST_SUITE_P(Models, SimPaths, testing::Bool(), [](const auto& param
 
 /// What became of writes 0..n-1, each of 64 bytes of its own, after the sender's path ended.
 struct Ends {
-  explicit Ends(const std::vector<WireEvent>& events) {
-    for (const WireEvent& event : events) {
-      if (event.kind != Kind::kWritten) continue;
+  explicit Ends(const std::vector<RailEvent>& events) {
+    for (const RailEvent& event : events) {
+      if (event.kind != Kind::kCompletion) continue;
       EXPECT_TRUE(reported.insert(event.cookie).second) << "reported twice: " << event.cookie;
       (event.remote == Remote::kDelivered      ? delivered
        : event.remote == Remote::kNotDelivered ? not_delivered
@@ -75,7 +75,7 @@ TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
     EXPECT_EQ(count_of(events, Kind::kPathDown), 1u);
     std::set<uint32_t> counted;
     world.run_for(10'000'000);
-    for (const WireEvent& event : drain(burst.b->rail(0))) counted.insert(event.imm);
+    for (const RailEvent& event : drain(burst.b->rail(0))) counted.insert(event.imm);
     for (const uint32_t i : ends.delivered) EXPECT_TRUE(counted.contains(i) && burst.landed(i));
     for (const uint32_t i : ends.not_delivered) {
       EXPECT_FALSE(counted.contains(i));
@@ -184,7 +184,7 @@ TEST_P(SimPaths, PostOnAPathThatIsNotUpCompletesThroughPoll) {
   const auto events = drain(a->rail(0));
   const Ends ends(events);
   EXPECT_EQ(ends.not_delivered, (std::set<uint32_t>{0, 1, 2, 3}));
-  for (const WireEvent& event : events) EXPECT_EQ(event.code, Errc::kRailLost);
+  for (const RailEvent& event : events) EXPECT_EQ(event.code, Errc::kRailLost);
 }
 
 TEST(SimPath, AcceptingAHelloAgainGivesTheSameAnswer) {

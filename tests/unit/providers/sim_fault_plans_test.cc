@@ -10,7 +10,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 /// A process with a network: it posts nothing, and counts its turns.
 class Process final : public Progress {
@@ -31,7 +31,7 @@ class Process final : public Progress {
   uint32_t run_callbacks() noexcept override { return ++callbacks, 0; }
   bool arm() noexcept override { return true; }
   void wait_fds(std::vector<int>&) const override {}
-  void vanish() noexcept override {
+  void simulate_crash() noexcept override {
     ++vanished;
     std::array<std::byte, 8> out;
     while (network->receive(out) > 0) ++unread;
@@ -74,7 +74,7 @@ TEST(SimEngineFaults, StoppedProcessGetsNoTimeAndItsNicGoesOn) {
   EXPECT_EQ(zombie.callbacks, 0u);
   EXPECT_EQ(target.bytes, source.bytes) << "the NIC lands";
   const auto sent = drain(sender.network->rail(0));
-  EXPECT_EQ(count_of(sent, Kind::kWritten), 1u) << "and acknowledges";
+  EXPECT_EQ(count_of(sent, Kind::kCompletion), 1u) << "and acknowledges";
   EXPECT_EQ(count_of(sent, Kind::kImm), 1u) << "and sends what was posted";
   EXPECT_EQ(far.bytes, own.bytes);
   EXPECT_EQ(world.impl->world_driver.turn_one(zombie), 0u);
@@ -162,8 +162,8 @@ struct Steps {
     EXPECT_TRUE(world.impl->wire.plan_by_event(when, Fault::break_sender(from, to, 0)));
     world.run_for(1'000'000);
     events = world.impl->wire.events();
-    for (const WireEvent& event : drain(a->rail(0))) {
-      if (event.kind == Kind::kWritten) remote = event.remote;
+    for (const RailEvent& event : drain(a->rail(0))) {
+      if (event.kind == Kind::kCompletion) remote = event.remote;
     }
     for (uint32_t i = 0; i < 4; ++i) packets += target.bytes[i * 4096] == source.bytes[i * 4096];
     counted = !drain(b->rail(0)).empty();
@@ -280,7 +280,7 @@ struct Storm {
     EXPECT_GT(a.turns_in(10'000'000), 90u) << "not continued";
   }
   void collect(Process& a, Process& b) {
-    written += count_of(drain(a.network->rail(0)), Kind::kWritten);
+    written += count_of(drain(a.network->rail(0)), Kind::kCompletion);
     counted += count_of(drain(b.network->rail(0)), Kind::kImm);
   }
   uint64_t applied(uint32_t kind) const {

@@ -10,7 +10,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 using FaultKind = Fault::Kind;
 
 /// Two nodes, a path from the first to the second, and counted writes on it: write i has the cookie
@@ -43,12 +43,12 @@ class Pair {
     collect();
   }
   void collect() {
-    for (const WireEvent& event : drain(a->rail(0))) {
+    for (const RailEvent& event : drain(a->rail(0))) {
       sent.push_back(event);
-      if (event.kind != Kind::kWritten) continue;
+      if (event.kind != Kind::kCompletion) continue;
       EXPECT_TRUE(ends.emplace(event.cookie, event).second) << "ended twice: " << event.cookie;
     }
-    for (const WireEvent& event : drain(b->rail(0))) {
+    for (const RailEvent& event : drain(b->rail(0))) {
       got.push_back(event);
       if (event.kind != Kind::kImm) continue;
       EXPECT_TRUE(counted.insert(event.imm).second) << "counted twice: " << event.imm;
@@ -92,11 +92,11 @@ class Pair {
   /// An ordered path counts and completes in posting order, whatever happened to it.
   void check_order() const {
     std::vector<uint32_t> counts, completions;
-    for (const WireEvent& event : got) {
+    for (const RailEvent& event : got) {
       if (event.kind == Kind::kImm) counts.push_back(event.imm);
     }
-    for (const WireEvent& event : sent) {
-      if (event.kind == Kind::kWritten) completions.push_back(event.cookie);
+    for (const RailEvent& event : sent) {
+      if (event.kind == Kind::kCompletion) completions.push_back(event.cookie);
     }
     EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end()));
     EXPECT_TRUE(std::is_sorted(completions.begin(), completions.end()));
@@ -118,8 +118,8 @@ class Pair {
   Block source, target;
   uint64_t write_bytes = 0;
   uint32_t posted = 0;
-  std::vector<WireEvent> sent, got;
-  std::map<uint32_t, WireEvent> ends;
+  std::vector<RailEvent> sent, got;
+  std::map<uint32_t, RailEvent> ends;
   std::set<uint32_t> counted;
 };
 
@@ -491,7 +491,7 @@ TEST_P(SimFaults, WhatOneOverrunHidASecondDoesNotHideForEver) {
   pair.run(10'000);
   world.now(Fault::overrun(pair.to, 0));  // and so is the end of its path
   pair.run(5'000'000);
-  EXPECT_EQ(count_of(pair.got, Kind::kWritten), 1u);
+  EXPECT_EQ(count_of(pair.got, Kind::kCompletion), 1u);
   EXPECT_EQ(pair.got.back().kind, Kind::kPathDown);
 }
 
@@ -511,7 +511,7 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   pair.run(2'000'000);
   EXPECT_EQ(pair.counted.size(), 20u) << "what was late never comes";
   EXPECT_EQ(pair.got.back().kind, Kind::kRailDown);
-  EXPECT_EQ(count_of(pair.got, Kind::kWritten), 0u);
+  EXPECT_EQ(count_of(pair.got, Kind::kCompletion), 0u);
   const WriteOp op = back.counted(there, here, 64, 92, 92);
   EXPECT_EQ(pair.b->rail(0).post({&op, 1}), 0u);
 
@@ -521,9 +521,9 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   EXPECT_EQ(pair.got.back().remote, Remote::kUnknown);
   pair.b->rail(0).close_path(back.out, false);
   pair.run(10'000);
-  ASSERT_EQ(count_of(pair.got, Kind::kWritten), 2u);
-  for (const WireEvent& event : pair.got) {
-    if (event.kind != Kind::kWritten) continue;
+  ASSERT_EQ(count_of(pair.got, Kind::kCompletion), 2u);
+  for (const RailEvent& event : pair.got) {
+    if (event.kind != Kind::kCompletion) continue;
     EXPECT_EQ(event.code, Errc::kRailLost);
     EXPECT_EQ(event.remote, Remote::kUnknown);
   }
@@ -618,7 +618,7 @@ TEST_P(SimFaults, WrongKeyIsRefusedAndOnAnOrderedPathItTakesInnocentsAlong) {
   Pair pair(world, model());
   pair.post(5, 6'000);
   pair.run(1'000'000);
-  world.now(Fault::wrong_key(pair.from, pair.to, 0));
+  world.now(Fault::wrong_rkey(pair.from, pair.to, 0));
   world.run_for(1);
   pair.post(5, 6'000);
   pair.run(1'000'000);

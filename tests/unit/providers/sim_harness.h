@@ -88,7 +88,7 @@ struct Block {
     memory.address = bytes.data();
     memory.size_bytes = size;
     memory.remote_write = remote_write;
-    auto registered = on.register_memory(memory, wire_key);
+    auto registered = on.register_memory(memory, wire_rkey);
     EXPECT_TRUE(registered);
     key = *registered;
   }
@@ -101,7 +101,7 @@ struct Block {
   }
 
   std::vector<std::byte> bytes;
-  std::vector<std::byte> wire_key;
+  std::vector<std::byte> wire_rkey;
   uint64_t key = 0;
   Rail* rail;
 };
@@ -124,10 +124,10 @@ struct Path {
     WriteOp op;
     op.source = source.address();
     op.size_bytes = size;
-    op.local_key = source.key;
-    auto imported = from->import_key(target.wire_key);
+    op.lkey = source.key;
+    auto imported = from->import_rkey(target.wire_rkey);
     EXPECT_TRUE(imported);
-    op.remote_key = *imported;
+    op.rkey = *imported;
     op.cookie = cookie;
     op.path = out;
     return op;
@@ -147,16 +147,16 @@ struct Path {
   uint32_t in = 0;
 };
 
-inline std::vector<WireEvent> drain(Rail& rail) {
-  std::vector<WireEvent> all;
-  WireEvent some[64];
+inline std::vector<RailEvent> drain(Rail& rail) {
+  std::vector<RailEvent> all;
+  RailEvent some[64];
   while (const uint32_t count = rail.poll(some)) all.insert(all.end(), some, some + count);
   return all;
 }
 
-inline uint32_t count_of(const std::vector<WireEvent>& events, WireEvent::Kind kind) {
+inline uint32_t count_of(const std::vector<RailEvent>& events, RailEvent::Kind kind) {
   uint32_t count = 0;
-  for (const WireEvent& event : events) count += event.kind == kind;
+  for (const RailEvent& event : events) count += event.kind == kind;
   return count;
 }
 

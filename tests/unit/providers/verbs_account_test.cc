@@ -7,10 +7,10 @@
 namespace fabric::verbs {
 namespace {
 
-using Drain = ReceiveAccount::Drain;
+using Drain = ReceiveTracker::Drain;
 
 TEST(VerbsReceives, AreDrainedWhenAllCompletedAndOneWithAnError) {
-  ReceiveAccount receives;
+  ReceiveTracker receives;
   receives.post(3);
   receives.succeed();
   EXPECT_EQ(receives.drain(), Drain::kWait);
@@ -22,9 +22,9 @@ TEST(VerbsReceives, AreDrainedWhenAllCompletedAndOneWithAnError) {
 }
 
 TEST(VerbsReceives, EqualCountsProveNothingWithoutAnError) {
-  ReceiveAccount none;
+  ReceiveTracker none;
   EXPECT_EQ(none.drain(), Drain::kNeedsMarker);
-  ReceiveAccount receives;
+  ReceiveTracker receives;
   receives.post(2);
   receives.succeed();
   receives.succeed();
@@ -38,14 +38,14 @@ TEST(VerbsReceives, EqualCountsProveNothingWithoutAnError) {
   EXPECT_EQ(receives.drain(), Drain::kDone);
 }
 
-std::vector<uint32_t> told(SendAccount& sends) {
+std::vector<uint32_t> told(SendTracker& sends) {
   std::vector<uint32_t> out;
   while (sends.has_delivered()) out.push_back(sends.report_delivered());
   return out;
 }
 
 TEST(VerbsSends, ASuccessCoversAllBeforeIt) {
-  SendAccount sends;
+  SendTracker sends;
   EXPECT_EQ(sends.post(4), 0u);
   EXPECT_FALSE(sends.has_delivered());
   sends.succeed(2);
@@ -58,7 +58,7 @@ TEST(VerbsSends, ASuccessCoversAllBeforeIt) {
 }
 
 TEST(VerbsSends, AnErrorCoversOnlyItself) {
-  SendAccount sends;
+  SendTracker sends;
   sends.post(6);
   sends.succeed(1);
   EXPECT_TRUE(sends.fail(3, false));
@@ -72,7 +72,7 @@ TEST(VerbsSends, AnErrorCoversOnlyItself) {
 // A success and the marker of a drain may be polled together: what finish() has reported as lost
 // must not be reported as delivered afterwards.
 TEST(VerbsSends, WhatWasReportedAsLostIsNotReportedAsDelivered) {
-  SendAccount sends(UINT32_MAX - 1);  // numbers wrap
+  SendTracker sends(UINT32_MAX - 1);  // numbers wrap
   sends.post(6);
   sends.succeed(UINT32_MAX);
   EXPECT_TRUE(sends.fail(2, false));
@@ -82,7 +82,7 @@ TEST(VerbsSends, WhatWasReportedAsLostIsNotReportedAsDelivered) {
 }
 
 TEST(VerbsSends, ARefusalMeansThatAllBeforeItWereDelivered) {
-  SendAccount sends;
+  SendTracker sends;
   sends.post(6);
   EXPECT_TRUE(sends.fail(3, true));
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
@@ -92,7 +92,7 @@ TEST(VerbsSends, ARefusalMeansThatAllBeforeItWereDelivered) {
 }
 
 TEST(VerbsSends, IfTheMarkerIsTheFirstErrorNothingIsKnownOfTheOthers) {
-  SendAccount sends;
+  SendTracker sends;
   sends.post(3);
   EXPECT_TRUE(sends.fail(sends.next(), false));
   EXPECT_FALSE(sends.has_delivered());
@@ -100,7 +100,7 @@ TEST(VerbsSends, IfTheMarkerIsTheFirstErrorNothingIsKnownOfTheOthers) {
 }
 
 TEST(VerbsSends, NumbersWrap) {
-  SendAccount sends(UINT32_MAX - 1);
+  SendTracker sends(UINT32_MAX - 1);
   EXPECT_EQ(sends.post(4), UINT32_MAX - 1);
   sends.succeed(0);
   EXPECT_EQ(told(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX, 0}));
@@ -110,7 +110,7 @@ TEST(VerbsSends, NumbersWrap) {
 }
 
 TEST(VerbsSends, ANumberThatIsNotOutstandingIsIgnored) {
-  SendAccount sends;
+  SendTracker sends;
   sends.post(2);
   sends.succeed(7);
   EXPECT_FALSE(sends.has_delivered());
@@ -121,7 +121,7 @@ TEST(VerbsSends, ANumberThatIsNotOutstandingIsIgnored) {
 }
 
 TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
-  SendAccount sends;
+  SendTracker sends;
   sends.post(5);
   sends.unpost(2);
   EXPECT_EQ(sends.next(), 3u);

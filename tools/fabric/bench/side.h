@@ -61,7 +61,7 @@ class Side {
     while (local.counter.count() < local.awaited) turn();
   }
   /// After a round: takes the awaited counts, so that no counter overflows.
-  void take_counts();
+  void count_arrived_imms();
   /// Submits, taking turns while the queues are full.
   template <class Request>
   void submit(Engine& engine, const Request& request) {
