@@ -82,7 +82,7 @@ struct Config {
   /// are open at the same time must not share an id.
   uint64_t engine_id = 0;
   std::string app_info{};  ///< at most 1 KiB, shown to peers at connect: model, layout hash, role
-  std::string job_key{};   ///< not empty: only peers with the same key are accepted
+  std::string job_key{};   ///< not empty: only peers with the same job key are accepted
   LogLevel log_level = LogLevel::kWarning;
   LogSink log_sink{};
 };

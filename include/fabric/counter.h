@@ -17,8 +17,8 @@ struct CounterGroupState;
 
 /// Why no more writes can arrive under the counter key of a closed counter.
 enum class Quiescence : uint8_t {
-  kProved,  ///< every sender that knew the key confirmed it has stopped, or was lost and fenced
-  kQuarantined,  ///< no proof: the key is not reused until the longest-lived write must have ended
+  kProved,       ///< every sender that knew the counter key has stopped, or was lost and fenced
+  kQuarantined,  ///< no proof: the counter key is not reused while any write may still land
 };
 
 FABRIC_EXPORT const char* to_string(Quiescence quiescence) noexcept;
@@ -34,7 +34,7 @@ FABRIC_EXPORT const char* to_string(Quiescence quiescence) noexcept;
 ///
 /// Right: expect(4), or a counter for each buffer, or Write::unsplit.
 ///
-/// Lifetime: the destructor releases the key; later arrivals are stale: dropped and counted (P11).
+/// Lifetime: the destructor releases the counter key; later arrivals are dropped as stale (P11).
 /// Threads: every function from any thread; one armed expectation at a time, else kBusy.
 class FABRIC_EXPORT Counter {
  public:
@@ -44,14 +44,16 @@ class FABRIC_EXPORT Counter {
   CounterKey key() const noexcept;
   uint64_t count() const noexcept;     ///< gauge: one acquire load
   bool try_take(uint64_t n) noexcept;  ///< polling: takes n counts if there are as many
-  /// Completes once: ok, kTimeout, kPeerLost, kAborted (a write to this key failed: the key is
-  /// poisoned), kReleased, kCancelled, kOverrun. Fails with kBusy while another one is armed.
+  /// Completes once: ok, kTimeout, kPeerLost, kAborted (a write to this counter failed: its counter
+  /// key is poisoned), kReleased, kCancelled, kOverrun. Fails with kBusy while another one is
+  /// armed.
   Result<OpId> expect(uint64_t n, Notify notify, Timeout timeout = {});
   /// Spins, then sleeps; drives progress when inline. The same codes as expect().
   Result<void> wait(uint64_t n, Timeout timeout = {});
   Result<void> bind(PeerId peer);  ///< when the peer is lost, the expectation fails at once
   void release() noexcept;         ///< at once; later arrivals are stale
-  /// Releases, and waits until no sender can use the key any more: by proof, or by quarantine.
+  /// Releases, and waits until no sender can use the counter key any more: by proof, or by
+  /// quarantine.
   Result<Quiescence> close(Timeout timeout = {});
 
  private:

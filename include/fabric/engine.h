@@ -159,9 +159,9 @@ class FABRIC_EXPORT Engine {
   // Notification
   Result<Inbox> make_inbox(uint32_t depth);
   Result<Batch> make_batch();
-  Result<Counter> make_counter();  ///< the application sends its key to the writers
-  /// A counter under a name that both sides know: resolve() at the sender gives its key, whichever
-  /// side asks first. kBusy while another handle holds the name.
+  Result<Counter> make_counter();  ///< the application sends its counter key to the writers
+  /// A counter under a name that both sides know: resolve() at the sender gives its counter key,
+  /// whichever side asks first. kBusy while another handle holds the name.
   Result<Counter> named_counter(uint64_t name);
   /// Blocking form of Resolve.
   Result<void> resolve(PeerId peer, std::span<const uint64_t> names, std::span<CounterKey> out,

@@ -83,7 +83,7 @@ class Rail {
   /// From here on writes to the region are refused. Reports kFenced with `cookie` once no write can
   /// land any more.
   virtual void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept = 0;
-  /// Turns a peer's wire key into the rkey that WriteOp carries. Hostile bytes: kBadFormat.
+  /// Turns a peer's wire rkey into the rkey that WriteOp carries. Hostile bytes: kBadFormat.
   virtual Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) = 0;
 
   /// `peer` is the peer's OpenNetwork::address().

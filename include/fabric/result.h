@@ -23,7 +23,7 @@ enum class Errc : uint8_t {
   kNotFound,             ///< unknown or released handle
   kTimeout,              ///< the deadline passed
   kCancelled,            ///< cancel() came first
-  kAborted,              ///< a write to this counter failed: its key is poisoned, release it
+  kAborted,              ///< a write to this counter failed: its counter key is poisoned
   kReleased,             ///< the counter was released, here or by the peer that owns it
   kOverrun,              ///< more arrived than a counter can hold
   kBusy,                 ///< an expectation is armed already

@@ -26,7 +26,7 @@ struct NicModel {
   FenceKind fence = FenceKind::kLocal;
 
   static NicModel connectx7();  ///< 400 Gb/s, ordered, exact replay, fenced by its queue pair
-  static NicModel efa_200g();   ///< 200 Gb/s, unordered, no replay, fenced by granted keys
+  static NicModel efa_200g();   ///< 200 Gb/s, unordered, no replay, fenced by granted rkeys
 };
 
 /// One network of a node. Networks of the same name on two nodes are connected.

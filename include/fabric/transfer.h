@@ -73,7 +73,7 @@ struct Scatter {
   Notify notify{};
 };
 
-/// Adds one to a counter of each member, without bytes: a barrier. keys: one for all, or one each.
+/// Adds one to a counter of each member, without bytes: a barrier. One of `keys` for all, or each.
 struct Signal {
   GroupId group{};
   std::span<const CounterKey> keys{};
@@ -103,7 +103,8 @@ struct Timer {
 };
 
 /// Looks up the counter keys of a peer's named counters: many names in one round trip, once, before
-/// the hot path. The keys are stored in the caller's `out`, which must stay valid until completion.
+/// the hot path. The counter keys are stored in the caller's `out`, which must stay valid until
+/// completion.
 struct Resolve {
   PeerId peer{};
   std::span<const uint64_t> names{};
@@ -115,6 +116,8 @@ struct Resolve {
 
 /// Completes when no write of this session of the peer can land here any more; the peer is fenced
 /// from then on. Without proof in time it completes with kTimeout and Remote::kUnknown.
+/// As in I/O fencing: it excludes a peer, and orders nothing (unlike ucp_worker_fence, shmem_fence
+/// or IBV_SEND_FENCE).
 struct Fence {
   PeerId peer{};
   Timeout timeout{};

@@ -90,7 +90,7 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
 /// Fails with kBadFormat, kVersion, kWrongJob (the keyed hash does not fit).
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key);
 /// The same without authentication: any field may be forged. Only for telling a sender of another
-/// job that its key is wrong.
+/// job that the job keys differ.
 Result<Frame> peek_frame(std::span<const std::byte> datagram);
 
 /// The body of kHello and kWelcome.

@@ -419,8 +419,8 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
                  ok ? answer->keys.size() : 0);
 }
 
-/// Whether a key may have been revoked after the reply was sent: numbered messages may overtake
-/// each other.
+/// Whether a counter key may have been revoked after the reply was sent: numbered messages may
+/// overtake each other.
 bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
   return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
     const auto it = peer.revoked_keys.find(key);
@@ -437,7 +437,7 @@ void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   if (keeps) peer.revoked_keys[key.wire()] = peer.next_ref;
   core_.transfers.key_revoked(peer, key);
   if (!keeps) {
-    // The table is full, so later writes under the key would not be rejected.
+    // The table is full, so later writes under the counter key would not be rejected.
     send(peer, MessageType::kKeyRevoked, done(request->ref, Errc::kExhausted));
     return;
   }

@@ -88,8 +88,8 @@ Result<Quiescence> Counter::close(Timeout timeout) {
         core.now_ns);
     core.kick();
   }
-  // All senders are known only for a named key. The application passed an unnamed one on by itself:
-  // its value is quarantined before it is reused.
+  // All senders are known only for a named counter key. The application passed an unnamed one on by
+  // itself: its value is quarantined before it is reused.
   if (!state_->named) return Quiescence::kQuarantined;
   const auto confirmed = [&] {
     const core::StateGuard lock(core.state_mutex);
@@ -181,7 +181,7 @@ std::vector<PeerId> CounterGroup::missing() const {
   const core::CounterTable& table = core.counters.table;
   for (const core::GroupMember& member : state_->members) {
     if (member.masked) continue;
-    // The count of a poisoned key may be half of one write and half of another.
+    // The count of a poisoned counter key may be half of one write and half of another.
     if (table.poisoned(member.key) || table.count(member.key) < member.share) {
       out.push_back(member.peer);
     }
@@ -207,7 +207,7 @@ Result<void> CounterGroup::mask(PeerId id) {
     core::GroupMember& member = state_->members[i];
     if (member.peer != id || std::exchange(member.masked, true)) continue;
     uint64_t had = 0;
-    // A destroyed handle has released its key and its name itself.
+    // A destroyed handle has released its counter key and its name itself.
     const auto handle = state_->handles[i].lock();
     core.counters.release({.key = member.key,
                            .named = handle != nullptr && handle->named,
@@ -249,8 +249,8 @@ void take_member_shares(CounterGroupState& group) {
   }
 }
 
-/// Members keep their counts and are linked to a new parent key; another member that is lost or
-/// poisoned aborts the new parent as well.
+/// Members keep their counts and are linked to a new parent counter key; another member that is
+/// lost or poisoned aborts the new parent as well.
 Result<void> renew_group(CounterGroupState& group, PeerId without) {
   Counters& counters = group.core->counters;
   const int64_t now = group.core->driver->now_ns();

@@ -68,8 +68,8 @@ constexpr Errc refusal(uint64_t seen, uint64_t tag) {
 
 uint32_t slot_bits_for(uint32_t live_limit, uint32_t key_bits) {
   const uint32_t needed = static_cast<uint32_t>(std::countr_zero(live_limit)) + 1;
-  // Key bits beyond those of a generation become slot bits: every bit of the key then delays the
-  // reuse of its value.
+  // Bits of the counter key beyond those of a generation become slot bits: then every bit delays
+  // the reuse of a value.
   const uint32_t left = key_bits > word::kGenerationBits ? key_bits - word::kGenerationBits : 0;
   return std::max(needed, left);
 }
@@ -123,7 +123,7 @@ CounterTable::CounterTable(const Options& options)
   for (uint32_t i = 0; i <= slot_mask_; ++i) {
     // Relaxed: the table is not shared yet.
     words_[i].store(word::free_word(first), std::memory_order_relaxed);
-    if (i != 0) push_free(i);  // a key of slot 0 and generation 0 would mean "no immediate"
+    if (i != 0) push_free(i);  // a counter key of slot 0 and generation 0 would mean "no immediate"
   }
 }
 
@@ -161,7 +161,7 @@ CounterTable::Change CounterTable::change(CounterKey key, Next next) noexcept {
   }
 }
 
-// --- keys ---------------------------------------------------------------------------------------
+// --- counter keys -------------------------------------------------------------------------------
 
 void CounterTable::push_free(uint32_t index) noexcept {
   free_ring_[(free_head_ + free_size_++) & slot_mask_] = index;
@@ -252,7 +252,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
   const uint32_t slot_mask = slot_mask_;
   const uint64_t generations = uint64_t{generation_mask_} << slot_bits_;
   const uint64_t to_word = uint64_t{1} << (word::kGenerationShift - slot_bits_);
-  // Bits that are zero in every key of this table.
+  // Bits that are zero in every counter key of this table.
   const auto foreign =
       static_cast<uint32_t>(kImmReserved | (kKeyMask & ~(generations | slot_mask)));
   uint32_t stale = 0;
@@ -272,7 +272,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
     while (at != group) {
       const uint32_t imm = *at++;
       int64_t units = units_of_imm(imm);
-      // Paged writes arrive as bursts of one key: one compare-exchange counts them all.
+      // Paged writes arrive as bursts of one counter key: one compare-exchange counts them all.
       for (; at != group && *at == imm; ++at) units += units_of_imm(imm);
       if (!try_add_fast(words[imm & slot_mask], (imm & generations) * to_word, units) &&
           !deliver(CounterKey::from_wire(imm & kKeyMask), units)) [[unlikely]] {

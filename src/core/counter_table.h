@@ -12,8 +12,8 @@
 #include "base/sync.h"
 #include "core/counter_word.h"
 
-// The receiver's side of counting: keys, counter words, expectations (contracts.md P6, P8-P11).
-// What a count proves and why a wake-up cannot be lost: docs/design/0003-counters.md.
+// The receiver's side of counting: counter keys, counter words, expectations (contracts.md P6,
+// P8-P11). What a count proves and why a wake-up cannot be lost: docs/design/0003-counters.md.
 
 namespace fabric::core {
 
@@ -29,7 +29,8 @@ namespace fabric::core {
 /// while an armed expectation is not met, so the one change that makes it non-negative, poisons or
 /// frees the word owns the end of that expectation, and fire() runs exactly once. The record is
 /// written only by the thread that claimed it. A slot is reused only when its record is free
-/// and no arrival is forwarding counts, and a key value only after its quarantine (half-wrap rule).
+/// and no arrival is forwarding counts, and a counter key value only after its quarantine
+/// (half-wrap rule).
 class CounterTable {
  public:
   /// Called exactly once when an armed expectation ends, on the thread that ended it. The record is
@@ -41,20 +42,20 @@ class CounterTable {
     uint64_t seed = 0;          ///< first generations
     Fired fired = nullptr;
     void* context = nullptr;
-    uint32_t key_bits = CounterKey::kBits;  ///< fewer in tests, to see key values come back
+    uint32_t key_bits = CounterKey::kBits;  ///< fewer in tests, to see counter key values come back
   };
   explicit CounterTable(const Options& options);
   ~CounterTable();
   CounterTable(const CounterTable&) = delete;
   CounterTable& operator=(const CounterTable&) = delete;
 
-  /// A new key. `quarantine_ns`: how long a key value stays unused before it is handed out again
-  /// without a proof that its writes drained (the longest time a write may take). Fails with
-  /// kExhausted: too many live keys, or the half-wrap rule, by which a slot may step through half
-  /// of its generations no faster than in that time.
+  /// A new counter key. `quarantine_ns`: how long its value stays unused before it is handed out
+  /// again without a proof that its writes drained (the longest time a write may take). Fails with
+  /// kExhausted: too many live counter keys, or the half-wrap rule, by which a slot may step
+  /// through half of its generations no faster than in that time.
   Result<CounterKey> acquire(int64_t now_ns, int64_t quarantine_ns);
-  /// Ends the generation of the key: late arrivals are stale, an armed expectation ends with
-  /// kReleased. `untaken` (optional) gets the whole counts that were not taken. False: was not
+  /// Ends the generation of the counter key: late arrivals are stale, an armed expectation ends
+  /// with kReleased. `untaken` (optional) gets the whole counts that were not taken. False: was not
   /// live.
   bool release(CounterKey key, int64_t now_ns, uint64_t* untaken = nullptr);
   bool live(CounterKey key) const noexcept;
@@ -99,10 +100,10 @@ class CounterTable {
   ExpectationStatus result(const Expectation& expectation) noexcept;
   EventCount& event_count(CounterKey key) noexcept;
 
-  /// Poisons the key: a write that counts here failed, or a bound peer is lost. An armed
+  /// Poisons the counter key: a write that counts here failed, or a bound peer is lost. An armed
   /// expectation ends with `why`, later ones are refused with it; the first reason stays. count()
   /// and release() still report the counts at that time, unless an expectation was armed for them.
-  /// Returns the parent that the key was linked to, for the caller to abort.
+  /// Returns the parent that the counter key was linked to, for the caller to abort.
   CounterKey abort(CounterKey key, Errc why) noexcept;
   bool poisoned(CounterKey key) const noexcept;  ///< a gauge
 

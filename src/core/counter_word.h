@@ -13,7 +13,7 @@ namespace fabric::core {
 /// Units of one whole write: divisible by 1..8, so that shards add up to exactly one.
 inline constexpr int64_t kUnitsPerWrite = 840;
 
-/// The 32-bit immediate on the wire: bit 31 zero, cut - 1 in 30..28, key below.
+/// The 32-bit immediate on the wire: bit 31 zero, cut - 1 in 30..28, counter key below.
 constexpr uint32_t make_imm(CounterKey key, uint32_t cut) noexcept {
   return (cut - 1) << CounterKey::kBits | key.wire();
 }
@@ -54,7 +54,7 @@ inline constexpr uint64_t kCountMax = static_cast<uint64_t>(kBalanceMax / kUnits
 static_assert(kCountMax <= kKeptMask);
 
 // The tag of a word is its generation and live bit: words with equal tags belong to the same
-// generation of a key.
+// generation of a counter key.
 inline constexpr uint64_t kTagMask = ~uint64_t{0} << kGenerationShift | kLive;
 /// No word has this tag, since kPoisoned is not part of the mask.
 inline constexpr uint64_t kNoTag = kPoisoned;

@@ -25,7 +25,7 @@ int64_t Counters::quarantine_ns() const noexcept {
   // The deadline of a write and its drain, at this engine or at a peer.
   int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
   for (const Peer* peer : core_.peers.all()) {
-    // Announced by the peer, hence capped: centuries must not exhaust our keys.
+    // Announced by the peer, hence capped: centuries must not exhaust our counter keys.
     const int64_t timeout = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kPeerTimeMaxNs);
     const int64_t drain = std::clamp<int64_t>(peer->hello.drain_ns, 0, kPeerTimeMaxNs);
     longest = std::max(longest, timeout + drain);
@@ -94,7 +94,8 @@ void Counters::release(const KeyRelease& request, int64_t now_ns) {
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
   const auto it = request.named ? names_.find(request.name) : names_.end();
   if (it == names_.end() || it->second.key != key) return;
-  // Every peer that resolved the name is asked to confirm that its writes under the key drained.
+  // Asks every peer that resolved the name to confirm that its writes under the counter key
+  // drained.
   const uint64_t sent_max = uint64_t{kRevokedKeysPerName} * core_.config.names_per_peer_max;
   for (const PeerId id : it->second.resolvers) {
     Peer* peer = core_.peers.find(id);

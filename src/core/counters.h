@@ -72,16 +72,17 @@ class GroupExpectation {
   CounterGroupState& group_;
 };
 
-/// The cold side of counting: names, revocation of released keys, binding to peers, poison.
+/// The cold side of counting: names, revocation of released counter keys, binding to peers, poison.
 ///
 /// Owns the table, whose functions may be called from any thread without a lock. Everything else
 /// here is guarded by the state lock.
 ///
-/// How the parts relate: `names_` maps a name to the key that local claims and remote resolves
-/// share. Releasing a named key sends a revocation to every peer that resolved it; `revocations_`
-/// are those without a confirmed reply. A reply counts from the first later turn that polled every
-/// rail until it was empty, since counts that were sent before the reply may still be queued at a
-/// rail. A key in `refused_keys_` is not handed out while a session refuses writes under it.
+/// How the parts relate: `names_` maps a name to the counter key that local claims and remote
+/// resolves share. Releasing a named counter key sends a revocation to every peer that resolved it;
+/// `revocations_` are those without a confirmed reply. A reply counts from the first later turn
+/// that polled every rail until it was empty, since counts that were sent before the reply may
+/// still be queued at a rail. A counter key in `refused_keys_` is not handed out while a session
+/// refuses writes under it.
 class Counters {
  public:
   Counters(EngineCore& core, uint64_t seed);
@@ -90,7 +91,7 @@ class Counters {
 
   Result<CounterKey> make(int64_t now_ns) FABRIC_REQUIRES(state_lock);
   Result<CounterKey> claim_name(uint64_t name, int64_t now_ns) FABRIC_REQUIRES(state_lock);
-  /// A peer asks for the keys of names. All or nothing.
+  /// A peer asks for the counter keys of names. All or nothing.
   Result<std::vector<uint32_t>> resolve(Peer& peer, std::span<const uint64_t> names, int64_t now_ns)
       FABRIC_REQUIRES(state_lock);
   struct KeyRelease {
@@ -101,29 +102,29 @@ class Counters {
     uint64_t* untaken = nullptr;  ///< gets the whole counts that were not taken
   };
   void release(const KeyRelease& request, int64_t now_ns) FABRIC_REQUIRES(state_lock);
-  /// The peer's writes under the key have drained. Not proved: some may still land.
+  /// The peer's writes under the counter key have drained. Not proved: some may still land.
   void on_key_revoked(Peer& peer, uint32_t ref, bool proved) FABRIC_REQUIRES(state_lock);
   bool has_confirmations() const noexcept FABRIC_REQUIRES(state_lock) {
     return !confirmed_earlier_.empty() || !confirmed_this_turn_.empty();
   }
   void apply_confirmations(bool polls_exhausted) FABRIC_REQUIRES(state_lock);
-  /// The senders of a released named key.
+  /// The senders of a released named counter key.
   struct RevocationState {
     uint32_t awaited = 0;   ///< have not confirmed yet that their writes drained
     bool unproved = false;  ///< one was lost before it confirmed, or could not prove it
   };
   RevocationState revocation_state(CounterKey key) const noexcept FABRIC_REQUIRES(state_lock);
   void forget(CounterKey key)
-      FABRIC_REQUIRES(state_lock);  ///< drops the revocation state of a released key
+      FABRIC_REQUIRES(state_lock);  ///< drops the revocation state of a released counter key
   void bind(CounterKey key, Peer& peer) FABRIC_REQUIRES(state_lock);
   void peer_lost(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// Drops names that were not claimed in time after their last sender was lost.
   void expire_names(int64_t now_ns) FABRIC_REQUIRES(state_lock);
   int64_t next_expiry_ns() const noexcept FABRIC_REQUIRES(state_lock) { return next_expiry_ns_; }
-  /// Poisons the key, and the group that it is a member of.
+  /// Poisons the counter key, and the group that it is a member of.
   void abort(CounterKey key, Errc code, PeerId by) FABRIC_REQUIRES(state_lock);
   PeerId poisoned_by(CounterKey key) const noexcept FABRIC_REQUIRES(state_lock);
-  /// The longest time that a write may outlive the release of its key.
+  /// The longest time that a write may outlive the release of its counter key.
   int64_t quarantine_ns() const noexcept FABRIC_REQUIRES(state_lock);
 
   EventCount confirmations{};  ///< woken when a confirmation arrives
@@ -146,7 +147,7 @@ class Counters {
   EngineCore& core_;
   std::map<uint64_t, Name> names_ FABRIC_GUARDED_BY(state_lock);
   std::vector<Revocation> revocations_ FABRIC_GUARDED_BY(state_lock);
-  /// A sender's report that its writes under a key have drained.
+  /// A sender's report that its writes under a counter key have drained.
   struct Confirmation {
     PeerId peer{};
     uint32_t ref = 0;
@@ -154,13 +155,13 @@ class Counters {
   };
   std::vector<Confirmation> confirmed_this_turn_ FABRIC_GUARDED_BY(state_lock);
   std::vector<Confirmation> confirmed_earlier_ FABRIC_GUARDED_BY(state_lock);
-  /// Released keys with an unproved sender, until forget().
+  /// Released counter keys with an unproved sender, until forget().
   std::vector<CounterKey> unproved_ FABRIC_GUARDED_BY(state_lock);
-  /// Released keys, by their wire value, with each session that refuses writes under them. Such a
-  /// value is not handed out again.
+  /// Released counter keys, by their wire value, with each session that refuses writes under them.
+  /// Such a value is not handed out again.
   std::multimap<uint32_t, PeerId> refused_keys_ FABRIC_GUARDED_BY(state_lock);
   int64_t next_expiry_ns_ FABRIC_GUARDED_BY(state_lock) = kNeverNs;
-  /// Live keys by their wire value, with the cause.
+  /// Live counter keys by their wire value, with the cause.
   std::map<uint32_t, PeerId> poisoned_ FABRIC_GUARDED_BY(state_lock);
 };
 

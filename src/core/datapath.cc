@@ -65,7 +65,7 @@ uint32_t Transfers::poll_again(NetworkSlot& network) {
   return posted_this_turn && network.rails[0].caps.cpu_copy ? poll(network) : 0;
 }
 
-/// Counts the immediates of one poll together: the table merges runs of equal keys.
+/// Counts the immediates of one poll together: the table merges runs of equal counter keys.
 void Transfers::count_arrived_imms(RailSlot& rail) {
   const auto taken = static_cast<uint32_t>(rail.arrived_imms.size());
   core_.stale_imms += core_.counters.table.arrive(rail.arrived_imms);

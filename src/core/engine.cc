@@ -177,7 +177,7 @@ Result<MemoryRegion> Engine::allocate(const AllocateOptions& options) {
   if (!pages) return pages.error();
   auto region = register_memory({.address = pages->address(), .size_bytes = options.size_bytes});
   if (!region) {
-    pages->unmap();  // no peer has a key to them
+    pages->unmap();  // no peer has an rkey to them
     return region.error();
   }
   region->state_->owned = *std::move(pages);

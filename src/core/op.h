@@ -67,7 +67,7 @@ struct OpRequest {
   Notify notify{};
   PeerId peer{};
   GroupId group{};
-  OpList list{};  ///< first source then target indices; targets; keys; names; bytes
+  OpList list{};  ///< first source then target indices; targets; counter keys; names; bytes
   uint64_t source_stride = 0, target_stride = 0;
   std::span<CounterKey> resolved{};
   CounterTable::Expectation expectation{};

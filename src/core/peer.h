@@ -142,9 +142,9 @@ struct Peer : PeerHead {
   bool drain_unprovable = false;
   /// Counter keys that the peer revoked: writes under them are rejected. Each with the ref of our
   /// first request after the revocation arrived: a reply to an earlier request names the previous
-  /// generation of the key.
+  /// generation of the counter key.
   std::unordered_map<uint32_t, uint32_t> revoked_keys{};
-  uint32_t revocations_sent = 0;  ///< of our keys, remembered by the peer in the same way
+  uint32_t revocations_sent = 0;  ///< of our counter keys, remembered by the peer in the same way
 
   uint32_t next_ref = 1;
   std::map<uint32_t, PendingRequest> requests{};       ///< by ref, which the reply repeats
@@ -155,7 +155,7 @@ struct Peer : PeerHead {
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
   uint32_t fence_op = UINT32_MAX;
   OpId unproved_fence{};        ///< the last fence that completed without proof
-  uint32_t grants_awaited = 0;  ///< rails that have not deregistered keys granted to this peer
+  uint32_t grants_awaited = 0;  ///< rails that have not deregistered rkeys granted to this peer
   uint32_t names_pending = 0;
 
   struct Counts {

@@ -49,7 +49,7 @@ Result<Registration> Regions::register_on_rails(const Memory& memory) {
       if (!key) {
         FABRIC_LOG(core_.log, kWarning, "core", "memory could not be registered",
                    {"network", network.name}, {"rail", rail.index}, {"error", key.error()});
-        // Undoes the registrations on earlier rails; no peer has a key of them yet.
+        // Undoes the registrations on earlier rails; no peer has an rkey of them yet.
         for (size_t done = 0; done <= n; ++done) {
           for (RailSlot& taken : core_.networks[done].rails) {
             if (done == n && taken.index >= rail.index) break;

@@ -28,8 +28,8 @@ inline constexpr uint32_t kGrantCookie = 1u << 31;
 
 using RailKeys = std::array<uint64_t, kRailsMax>;
 
-/// The keys of one registration on every rail, per network. Each region has one for its open
-/// descriptor, and one more for each grant.
+/// The lkeys and rkeys of one registration on every rail, per network. Each region has one for its
+/// open descriptor, and one more for each grant.
 struct Registration {
   std::vector<RailKeys> lkeys{};
   std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_rkeys{};  ///< rkeys as sent

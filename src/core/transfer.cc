@@ -223,7 +223,8 @@ void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const Completi
 }
 
 /// A counted write whose delivery is unknown poisons its counter key: part of it and part of a
-/// retry would count as one write (P10). The receiver then fails the expectations on the key.
+/// retry would count as one write (P10). The receiver then fails the expectations on the counter
+/// key.
 void Transfers::poison_key(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
   const CounterKey key = part_of(op, part).counter_key;
   Peer* peer = core_.peers.find(peer_id);

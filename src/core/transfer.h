@@ -275,7 +275,7 @@ class Transfers {
     expand(*post_batches_.at(index));
   }
   void expand_all() FABRIC_REQUIRES(state_lock);  ///< invalidates cached routes as well
-  /// Invalidates every CachedRoute: rails, paths, peers, regions or keys have changed.
+  /// Invalidates every CachedRoute: rails, paths, peers, regions or rkeys have changed.
   void routes_changed() noexcept FABRIC_REQUIRES(state_lock) { ++epoch_; }
   /// The lowest sequence number among the writes to the peer that are in flight or in doubt;
   /// UINT64_MAX: none.

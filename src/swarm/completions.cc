@@ -464,8 +464,8 @@ bool Runner::sender_may_be_lost(const CounterModel& model) const {
     const Part& part = parts_[number];
     if (part.fate == Fate::kDelivered) return false;
     if (part.fate == Fate::kUnknown || is_lost(sessions_[part.session])) return true;
-    // A part may have failed while others are in flight: its key is poisoned before the operation
-    // completes.
+    // A part may have failed while others are in flight: its counter key is poisoned before the
+    // operation completes.
     const auto op = pending_ops_.find(part.op);
     return part.fate == Fate::kInFlight && op != pending_ops_.end() && op->second.parts.size() > 1;
   });

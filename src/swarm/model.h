@@ -57,7 +57,7 @@ struct CounterModel {
   bool may_miss_counts = false;               ///< poisoned, or a sender is lost
   bool has_local_writes = false;              ///< a node wrote to itself: no arrival is seen
   bool done = false;                          ///< all counts were taken, all bytes compared
-  std::map<uint32_t, CounterKey> resolved{};  ///< keys by session
+  std::map<uint32_t, CounterKey> resolved{};  ///< counter keys by session
 
   bool open() const noexcept { return counter.has_value() && !done && !may_miss_counts; }
 };

@@ -173,7 +173,7 @@ Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject
     inject(faults());
     EXPECT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     repair(faults());
-    run_for(3s);  // whatever is late, and the reports about poisoned keys
+    run_for(3s);  // whatever is late, and the reports about poisoned counter keys
     writes.check(Target::kConnected);
     reported.delivered += writes.delivered();
     reported.not_delivered += writes.not_delivered();

@@ -209,8 +209,8 @@ TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
 
 // ---- P7 -----------------------------------------------------------------------------------------
 
-// Each write has a key of its own, so that whatever order the counts come in is fine; where the
-// network reorders, it is seen to happen.
+// Each write has a counter key of its own, so that whatever order the counts come in is fine; where
+// the network reorders, it is seen to happen.
 TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   constexpr uint32_t kWrites = 60;
   std::vector<Counter> counters;

@@ -145,7 +145,7 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
 }
 
 // Cut into a long shard and one of a single byte, and cancelled when only the short one has been
-// counted: a wait for the key must not go on, nor be met by the next write.
+// counted: a wait for the counter key must not go on, nor be met by the next write.
 TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
@@ -190,7 +190,7 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
 }
 
 // Cancelled half way, before the slice that counts: nothing was counted and nothing more lands, so
-// the key is as good as before.
+// the counter key is as good as before.
 TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
@@ -226,7 +226,7 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   EXPECT_TRUE(fresh.wait(1, kLong));
 }
 
-// A cancelled write that reports kNotDelivered was not counted at all: its key stays valid.
+// A cancelled write that reports kNotDelivered was not counted at all: its counter key stays valid.
 TEST_P(Conformance, P10AWriteThatWasNotDeliveredPoisonsNothing) {
   auto counter = *eb().make_counter();
   EventRecorder& met = recorder();
@@ -277,7 +277,7 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
 }
 
 // So many generations that every slot of the receiver's table is used again: no value comes back,
-// and writes under all the old keys together add nothing to the two that are open now.
+// and writes under all the old counter keys together add nothing to the two that are open now.
 TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
   constexpr uint32_t kLives = 5000;
   Config small = usual_config();
@@ -333,7 +333,7 @@ TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {
   EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "it is unknown which peers have its key";
   EXPECT_EQ(made.close().error().code, Errc::kReleased);
   EXPECT_EQ(named.wait(1, 1ms).error().code, Errc::kReleased);
-  // The name can be used again, with another key.
+  // The name can be used again, with another counter key.
   auto again = *eb().named_counter(name);
   EXPECT_NE(again.key(), key);
   CounterKey resolved;

@@ -389,7 +389,7 @@ TEST_P(Conformance, P14EveryCutShortTextAndByteStringIsAnError) {
 
 // A garbled one may still parse: as another peer's, or of another size. It must do no harm.
 TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
-  expect_log("a path broke");  // a write with a wrong key ends its connection, where there are some
+  expect_log("a path broke");  // a write with a wrong rkey ends its connection, if it has one
   const auto address = eb().address();
   const auto desc = *b().in.region.desc();
   auto guard = make_memory(eb(), 65'536);  // a region whose descriptor was given to no peer

@@ -147,7 +147,7 @@ uint32_t Hostile::ref_for(MessageType question, const FuzzAction& action) const 
   return found == nullptr ? action.a : found->ref;
 }
 
-/// A key that it learned, or a guess that fails.
+/// A counter key that it learned, or a guess that fails.
 uint32_t Hostile::key_for(const FuzzAction& action) const {
   if (action.a < 0x80 && !learned_.empty()) return learned_[action.a % learned_.size()].wire();
   const CounterKey guess = CounterKey::from_wire(action.n);

@@ -59,7 +59,7 @@ struct Answers {
   static constexpr uint8_t kLetsIn = 4;  ///< accepts paths
   static constexpr uint8_t kTakes = 8;   ///< messages
   static constexpr uint8_t kResolves = 16;
-  static constexpr uint8_t kRevokes = 32;  ///< regions and keys
+  static constexpr uint8_t kRevokes = 32;  ///< regions and counter keys
   static constexpr uint8_t kFences = 64;
   static constexpr uint8_t kWelcomes = 128;
   static constexpr uint8_t kAll = 255;

@@ -124,7 +124,8 @@ BUGS = (
          "fire(slot, why, PLANTED ? 0 : kPinned);"),
         layer="explore", filter="ExploreCounter.EveryExpectation*", swarm=False),
     bug("key_reused_too_early",
-        "the half-wrap rule is not applied: a key is reused while its late writes may still land",
+        "the half-wrap rule is not applied: a counter key is reused while its late writes may still"
+        " land",
         ("core/counter_table.cc",
          "if (slot.half_wrap_ns != kNeverWrapped && ",
          "if (!PLANTED && slot.half_wrap_ns != kNeverWrapped && "),
@@ -225,7 +226,7 @@ BUGS = (
          "\n"
          "Result<void*>")),
     bug("mixed_shard_counts_in_a_run",
-        "consecutive counts for one key are added as if all had the shard count of the first",
+        "consecutive counts for one counter key are added as if all had one shard count",
         ("core/counter_table.cc",
          "at != group && *at == imm;",
          "at != group && (PLANTED ? (*at & kKeyMask) == (imm & kKeyMask) : *at == imm);"),

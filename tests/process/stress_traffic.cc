@@ -138,8 +138,8 @@ void Member::round_completed(Link& link, const Op& op, const Event& event) {
   if (in == nullptr) return violation("a round of an unknown buffer");
   in->expectation = {};
   if (event.code != Errc::kOk) {
-    // A split write of which only a part arrived before the session closed poisons the key. If the
-    // session stays open no further round completes, and the cluster times out.
+    // A split write of which only a part arrived before the session closed poisons the counter key.
+    // If the session stays open no further round completes, and the cluster times out.
     const bool excused = event.code == Errc::kPeerLost || event.code == Errc::kAborted ||
                          (event.code == Errc::kCancelled && in != &link.in);
     if (!excused) {

@@ -471,7 +471,7 @@ TEST(Cancel, AgainstABreakWhoseTargetDoesNotAnswer) {
     pair.cancel_all();
     ASSERT_TRUE(pair.world.run_until([&] { return pair.auditor.all_completed(); }, 60s));
     EXPECT_LE(pair.world.now(), asked + short_timeouts_config().drain_timeout + 1ms);
-    // It resumes, learns which keys are poisoned, and works again.
+    // It resumes, learns which counter keys are poisoned, and works again.
     ASSERT_TRUE(pair.world.at(pair.world.now() + 100ms, Fault::resume(kB)));
     pair.world.run_for(200ms);
     ends_well(pair, {Errc::kOk, Errc::kCancelled});

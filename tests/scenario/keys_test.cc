@@ -188,7 +188,7 @@ TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
 
 // ---- Mixture of experts -------------------------------------------------------------------------
 
-/// Every rank sends every other one a token block a step, under a key for each pair.
+/// Every rank sends every other one a token block a step, under a counter key for each pair.
 struct Moe {
   static constexpr uint64_t kBlock = 48 << 10;
   static constexpr uint32_t kRanks = 4;
@@ -389,7 +389,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
   for (const uint64_t seed : seeds(3)) {
     SCOPED_TRACE(replay(seed));
     Mesh mesh(seed, 2, P::kLayers * P::kLayerBytes, sim::NicModel::efa_200g(), 2);
-    // The decoder hands out a key a layer, agreed by name.
+    // The decoder hands out a counter key a layer, agreed by name.
     std::vector<uint64_t> names;
     std::vector<Counter> layers;
     for (uint32_t i = 0; i < P::kLayers; ++i) {
@@ -471,7 +471,8 @@ TEST(Names, ANameThatIsNeverClaimedIsDroppedWithAnEvent) {
   EXPECT_EQ(p.b.engine.stats().counters, 0u);
 }
 
-// A masked member gives its name back: the peer comes back with a new key under the same name.
+// A masked member gives its name back: the peer comes back with a new counter key under the same
+// name.
 TEST(Names, AMaskedNameCanBeClaimedAgain) {
   ConnectedPair p;
   const uint64_t name = 9;

@@ -8,9 +8,9 @@
 #include "scenario/pairs.h"
 #include "support/log_guard.h"
 
-// Counts that cannot be trusted any more (P9 to P11): keys that a write of unknown fate has
+// Counts that cannot be trusted any more (P9 to P11): counter keys that a write of unknown fate has
 // poisoned, groups that lose a member, names whose senders do not answer, and immediates that
-// arrive in the next generation of their key.
+// arrive in the next generation of their counter key.
 
 namespace fabric::test {
 namespace {
@@ -84,7 +84,7 @@ class PoisonSetup {
     EXPECT_TRUE(came) << receiver->engine.dump();
     return came ? *waited.find(tag) : Event{};
   }
-  /// One write of the sender under the key lands, and its sender gets no acknowledgement.
+  /// One write of the sender under the counter key lands, and its sender gets no acknowledgement.
   void write_of_unknown_fate(uint32_t sender, CounterKey key) {
     happens(Fault::lose_acks(all[sender].node, kReceiver));
     write(sender, key);
@@ -101,7 +101,7 @@ class PoisonSetup {
   std::vector<Sender> all;
 };
 
-// ---- Poisoned keys ------------------------------------------------------------------------------
+// ---- Poisoned counter keys ----------------------------------------------------------------------
 
 TEST(PoisonedKey, EndsEveryWaitAndNamesThePeer) {
   PoisonSetup setup(2);

@@ -14,8 +14,8 @@
 
 // Revocation. Memory, under load (P13): importers are asked to drain first, so that no refused
 // write breaks a connection; an importer that does not answer pays alone; and without proof the
-// memory stays in quarantine. Named keys (P11): after the proof nothing is posted under them, in
-// whatever order the frames arrive and whichever peer still has the key.
+// memory stays in quarantine. Named counter keys (P11): after the proof nothing is posted under
+// them, in whatever order the frames arrive and whichever peer still has the counter key.
 
 namespace fabric::test {
 namespace {
@@ -342,7 +342,7 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
     await_connected(setup.world, granted, to);
     setup.world.run_for(1ms);
     std::ranges::fill(setup.memory, std::byte{0});
-    // Its keys went with the session it was granted to, whatever the descriptor contains.
+    // Its rkeys went with the session it was granted to, whatever the descriptor contains.
     if (const auto again = granted.engine.import_region(to, grant)) {
       EXPECT_EQ(write(*again), Errc::kRemoteAccess);
     }
@@ -352,7 +352,7 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
   }
 }
 
-// ---- Keys ---------------------------------------------------------------------------------------
+// ---- Counter keys -------------------------------------------------------------------------------
 
 /// A sender, and an owner of names.
 struct Names {
@@ -453,7 +453,7 @@ TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
     if (!quiescence || *quiescence != Quiescence::kProved || came_first) continue;
     ++proved_first;
     ASSERT_NE(key, old) << "learned after the proof";
-    // It is the name's next key, and good.
+    // It is the name's next counter key, and good.
     ASSERT_EQ(names.end_of(names.write(key)).code, Errc::kOk);
     ASSERT_EQ(names.owner.engine.named_counter(42)->count(), 1u);
     ASSERT_EQ(names.stale(), 0u);
@@ -606,7 +606,7 @@ TEST_F(ScriptedOwner, IsNotCalledQuietBeyondWhatIsKept) {
   EXPECT_EQ(write_under(1), Errc::kReleased);
 }
 
-/// Values come back after so many keys that only a smaller table can show it.
+/// Values come back after so many counter keys that only a smaller table can show it.
 TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   ScriptedWorld world;
   const auto core = *core::EngineCore::open(world.placed(test_config()), world.sim_world.impl,
@@ -678,7 +678,7 @@ TEST(Grant, EndsWithItsPeer) {
   EXPECT_NE(*again, *granted);
 }
 
-// Writes that are held back when their key is closed: the same question as for a fence.
+// Writes that are held back when their counter key is closed: the same question as for a fence.
 TEST(RevokedKey, IsQuietOnceItsCloseReturns) {
   FaultyPair pair(slow_srd());
   const uint64_t name = 5;

@@ -311,7 +311,7 @@ INSTANTIATE_TEST_SUITE_P(BothKinds, ZeroLength, testing::Bool(), [](const auto& 
 
 // ---- Two halves make one ------------------------------------------------------------------------
 
-/// Two writes cut in two under one key, over a network that mixes their halves.
+/// Two writes cut in two under one counter key, over a network that mixes their halves.
 struct TwoHalves {
   static constexpr uint64_t kSize = 256 << 10;
 
@@ -460,7 +460,8 @@ TEST(Slices, CountComesByThePathOfItsBytes) {
   }
 }
 
-// P10: only a shard that was counted poisons a key. The slices before it carry no immediate.
+// P10: only a shard that was counted poisons a counter key. The slices before it carry no
+// immediate.
 TEST(Slices, CancelBeforeTheLastSlicePoisonsNothing) {
   constexpr uint64_t kLarge = 64u << 20;
   ConnectedPair p(test_config(), kLarge);

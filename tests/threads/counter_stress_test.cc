@@ -229,7 +229,7 @@ class Canceller {
 /// One receiver: waits round after round, by callback or asleep, and reads the payload.
 class Receiver {
  public:
-  /// One slot, so that every new key is the next generation of the one before it.
+  /// One slot, so that every new counter key is the next generation of the one before it.
   Receiver()
       : table_({.live_max = 1, .seed = 3, .fired = fired, .context = this, .key_bits = 18}) {}
 
@@ -365,7 +365,7 @@ class Receiver {
       ASSERT_TRUE(end == Errc::kReleased || end == Errc::kOk || end == Errc::kCancelled);
     }
     take_next_key();
-    network.drain();  // keys protect counts, not bytes: the payload is used again
+    network.drain();  // counter keys protect counts, not bytes: the payload is used again
     check_empty();
   }
   void renew() {
@@ -457,7 +457,8 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
   EXPECT_EQ(taken + table.count(key), sent.load());
 }
 
-// The last arrival and the release of the key meet: one of them ends the expectation, not both.
+// The last arrival and the release of the counter key meet: one of them ends the expectation, not
+// both.
 TEST(CounterStress, ReleaseAndArrivalEndAnExpectationOnce) {
   std::atomic<uint32_t> calls{0};
   CounterTable table(
@@ -583,8 +584,8 @@ TEST(CounterStress, LinkingAmidArrivalsPassesOnEveryCountExactlyOnce) {
   EXPECT_GE(round, kRoundsMin);
 }
 
-// Keys come and go on two threads while a third keeps sending under keys of the past. A count that
-// shows up in a generation without writes was added without a check of the generation.
+// Two threads acquire and release counter keys while a third keeps sending under released ones. A
+// count that shows up in a generation without writes was added without a check of the generation.
 TEST(CounterStress, OldKeysNeverCountInALaterGeneration) {
   constexpr int64_t kRestNs = 200'000'000;  // longer than the sender can be away between two sends
   CounterTable table(

@@ -12,7 +12,7 @@ constexpr uint32_t kSliceBytes = 4096;  // of each submitter, in every area
 constexpr uint32_t kPages = 4;
 constexpr uint64_t kAreaBytes = uint64_t{kSubmitters} * kSliceBytes;
 
-/// Engine 0 writes to the others. Each of them has one key that everything counts under.
+/// Engine 0 writes to the others. Each of them has one counter key that everything counts under.
 struct Field {
   Cluster cluster{3};
   Engine& engine = cluster[0];

@@ -28,7 +28,7 @@ inline constexpr uint64_t kPollBytes = 1u << 20;
 class RegionTable {
  public:
   Result<uint64_t> add(const Memory& memory);
-  /// Invalidates the key. True: no copy uses the region, and the fence is proved already.
+  /// Invalidates the rkey. True: no copy uses the region, and the fence is proved already.
   /// take_fenced() reports it in either case.
   bool remove(uint64_t key, uint32_t cookie) noexcept;
 
@@ -51,10 +51,10 @@ class RegionTable {
   struct Region {
     std::byte* address = nullptr;
     uint64_t size_bytes = 0;
-    uint32_t generation = 1;  ///< of the key that is live, or of the next one; never 0
+    uint32_t generation = 1;  ///< of the rkey that is live, or of the next one; never 0
     uint32_t pins = 0;
     uint32_t cookie = 0;  ///< of the deregistration
-    bool live = false;    ///< its key may start accesses
+    bool live = false;    ///< its rkey may start accesses
     bool remote_write = false;
   };
   Region* find(uint64_t key) noexcept;

@@ -62,7 +62,7 @@ RegionTable::Region* RegionTable::find(uint64_t key) noexcept {
   return region.generation == generation_of(key) ? &region : nullptr;
 }
 
-/// No copy can access the region any more: the next user of the slot gets another key.
+/// No copy can access the region any more: the next user of the slot gets another rkey.
 void RegionTable::retire(Region& region) noexcept {
   if (++region.generation == 0) region.generation = 1;
   free_.push_back(static_cast<uint32_t>(&region - regions_.data()));

@@ -2,8 +2,8 @@
 #include "providers/sim/world.h"
 
 // A memory key (lkey and rkey are the same) has 64 bits: the region's number in the low 24, a
-// random cookie above. A region that reuses a number gets a new cookie, so an old key never matches
-// it.
+// random cookie above. A region that reuses a number gets a new cookie, so an old rkey never
+// matches it.
 
 namespace fabric::sim {
 namespace {

@@ -38,7 +38,7 @@ class SimRail final : public Rail {
     wire_.deregister_memory(rail_, at(), lkey, cookie);
   }
   Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) override {
-    // Attachment and rail are informative, for dumps of a descriptor; the cookie in the key is
+    // Attachment and rail are informative, for dumps of a descriptor; the cookie in the rkey is
     // checked.
     ByteReader reader(wire_rkey);
     reader.require(reader.u32() != 0);

@@ -74,7 +74,7 @@ constexpr uint64_t receive_id(uint32_t path) noexcept {
   return uint64_t{1} << 63 | uint64_t{path} << 32;
 }
 
-// A local key of the provider interface: the device's lkey in the lower half, the slot in the table
+// An lkey of the provider interface: the device's lkey in the lower half, the slot in the table
 // of memory regions above it, and in the top bit whether the CPU can read the memory, so that its
 // bytes may be sent inline.
 inline constexpr uint32_t kMemoryMax = 1u << 16;
@@ -338,7 +338,7 @@ class VerbsRail final : public Rail {
   std::array<ibv_sge, kChain> sources_{};
   std::vector<ibv_recv_wr> receives_;
 
-  // Memory regions. An entry is written, by any thread, before its key is returned; the data path
+  // Memory regions. An entry is written, by any thread, before its lkey is returned; the data path
   // reads `shifts_` without the mutex.
   std::mutex memory_mutex_;
   std::vector<ibv_mr*> memory_;

@@ -3,7 +3,7 @@
 #include "providers/verbs/handles.h"
 
 // Memory regions and rkeys. The IOVA of a region is its address modulo 1 GiB: then base and rkey
-// fit into the 64 bits of a remote key, and huge pages keep their alignment.
+// fit into the 64 bits of an rkey, and huge pages keep their alignment.
 
 namespace fabric::verbs {
 

@@ -213,7 +213,7 @@ TEST_F(BadInput, MismatchedOrEmptyPageLists) {
                  "target_pages.indices");
 }
 
-// ---- Targets, groups and keys -------------------------------------------------------------------
+// ---- Targets, groups and counter keys -----------------------------------------------------------
 
 TEST_F(BadInput, ZeroTargetsOrAGroupThatDoesNotFit) {
   expect_refused(Scatter{.source = memory.id()}, Errc::kInvalidArgument, "targets");

@@ -120,7 +120,7 @@ void at_every_place() {
   EXPECT_GT(overtaken, places.size() / 2);
 }
 
-/// A table with room for some keys, and what its expectations came to.
+/// A table with room for some counter keys, and what its expectations came to.
 struct TableFixture {
   struct End {
     uint32_t cookie;

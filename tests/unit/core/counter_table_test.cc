@@ -124,7 +124,7 @@ TEST_F(CounterTableTest, BatchMergesRunsOfAKeyAndKeepsKeysApart) {
   for (uint32_t i = 0; i < 500; ++i) {
     const CounterKey key = rng.chance(0.7) ? a : b;
     const auto cut = static_cast<uint32_t>(rng.between(1, kRailsMax));
-    // Runs of one key with changing cuts, across the borders of the prefetched batches.
+    // Runs of one counter key with changing cuts, across the borders of the prefetched batches.
     imms.insert(imms.end(), cut, make_imm(key, cut));
     ++sent[key];
   }
@@ -175,7 +175,7 @@ TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
 }
 
 TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextGeneration) {
-  CounterTable one(options(1, 8));  // one slot: the next key is its next generation
+  CounterTable one(options(1, 8));  // one slot: the next counter key is its next generation
   const CounterKey old = *one.acquire(now_ns, 0);
   ASSERT_TRUE(one.release(old, now_ns));
   const std::vector<uint32_t> late(1, make_imm(old, 1));
@@ -204,7 +204,7 @@ TEST_F(CounterTableTest, BitsAboveTheGenerationAreNotIgnored) {
   EXPECT_EQ(small.count(key), 0u);
 }
 
-// --- keys ---------------------------------------------------------------------------------------
+// --- counter keys -------------------------------------------------------------------------------
 
 TEST_F(CounterTableTest, HandsOutAsManyAsWereAskedForRoundedUp) {
   CounterTable five(options(5));
@@ -290,8 +290,8 @@ TEST_F(CounterTableTest, HalfWrapRuleRefusesAKeyInQuarantineAndHandsItOutAfterwa
   }
 }
 
-// The promise of the rule: however fast keys are released and acquired, no value returns before
-// its quarantine ends.
+// The promise of the rule: however fast counter keys are released and acquired, no value returns
+// before its quarantine ends.
 TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsQuarantineEnds) {
   CounterTable small(options(2, 6));  // 3 slots, 16 generations
   Rng rng(5);

@@ -317,7 +317,7 @@ TEST_P(SimDatapath, NothingLandsAfterDeregistration) {
   const auto fenced = std::find_if(events.begin(), events.end(),
                                    [](const RailEvent& e) { return e.kind == Kind::kFenced; });
   EXPECT_EQ(fenced->cookie, 77u);
-  // The place is taken by a new region at once, and the old key does not open it.
+  // The place is taken by a new region at once, and the old rkey does not open it.
   const Block next(b->rail(0), 4 << 20);
   std::fill(target.bytes.begin(), target.bytes.end(), std::byte{0});
   world.run_for(10'000'000);
