@@ -17,8 +17,7 @@ MemoryRegion block(Engine& engine, uint64_t size_bytes) {
 
 }  // namespace
 
-// ---- CheckedWrites
-// -------------------------------------------------------------------------------------
+// ---- CheckedWrites ------------------------------------------------------------------------------
 
 void CheckedWrites::WriteRecord::on(const Event& event) {
   end = event;
@@ -129,8 +128,7 @@ void CheckedWrites::expect_delivered() const {
       << "the first: " << (failed == records_.end() ? "none" : to_string((*failed)->end.code));
 }
 
-// ---- FakeNicSetup
-// --------------------------------------------------------------------------------------
+// ---- FakeNicSetup -------------------------------------------------------------------------------
 
 FakeNicSetup::FakeNicSetup(const Options& options) : options_(options) {
   FakeNicOptions nic_options = options.nics;

@@ -35,8 +35,7 @@ struct Mesh {
   std::vector<std::vector<RemoteHost>> remotes;
 };
 
-// ---- CounterKey reuse
-// ----------------------------------------------------------------------------------
+// ---- Reuse of counter keys ----------------------------------------------------------------------
 
 TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
   constexpr uint64_t kPage = 8192;
