@@ -39,7 +39,7 @@ struct Options {
   std::vector<uint64_t> sizes{8,      64,       256,      1024,     4096,      16384,    65536,
                               262144, 1u << 20, 2u << 20, 4u << 20, 16u << 20, 64u << 20};
   std::vector<std::string> situations{"hot", "cold", "read"};
-  uint64_t stretch = 2u << 20;  ///< bytes of one measurement
+  uint64_t sample_bytes = 2u << 20;  ///< bytes of one measurement
   bool json = false;
 };
 
@@ -178,7 +178,7 @@ class Bench {
   /// Seconds of one copy.
   double measure(const CopyVariant& variant, Situation situation, uint64_t bytes) {
     use_copy_method(variant.move);
-    const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
+    const uint64_t count = std::clamp<uint64_t>(options_.sample_bytes / bytes, 1, 20'000);
     const bool looks = variant.kind == Kind::kGuarded || variant.kind == Kind::kFenced;
     const Guard guard = looks ? Guard{&path_, 1, &rkey_, 2} : Guard{};
     std::atomic<uint64_t>& word = situation == Situation::kRead ? reader_.committed : unread_;
@@ -320,7 +320,8 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember({"hot", "cold", "read"}));
   app.add_flag("--json", options.json, "GB/s, one object a size");
-  app.add_option("--stretch", options.stretch, "Bytes of one measurement")->capture_default_str();
+  app.add_option("--sample-bytes", options.sample_bytes, "Bytes of one measurement")
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     pin(0);

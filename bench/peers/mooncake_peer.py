@@ -45,7 +45,7 @@ class Side:
         self.peer = f"127.0.0.1:{port}"
         pages, size = options.pages, options.bytes
         self.local = [source_at + page * size for page in range(pages)]
-        self.remote = [there + self.place(page) * size for page in range(pages)]
+        self.remote = [there + self.slot(page) * size for page in range(pages)]
         self.lengths = [size] * pages
         if options.verb == "write":
             self.local, self.remote = self.local * GROUP, self.remote * GROUP
@@ -55,7 +55,7 @@ class Side:
         memory = mmap.mmap(-1, self.extent, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    def place(self, page):
+    def slot(self, page):
         return page * 7919 % self.options.pages
 
     def write(self):
@@ -81,7 +81,7 @@ class Side:
     def right(self):
         size = self.options.bytes
         return all(self.source[page * size:(page + 1) * size] ==
-                   self.target[self.place(page) * size:(self.place(page) + 1) * size]
+                   self.target[self.slot(page) * size:(self.slot(page) + 1) * size]
                    for page in range(self.options.pages))
 
 

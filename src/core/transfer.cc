@@ -261,7 +261,7 @@ void Transfers::begin_close(Path& path) {
   path.state = Path::State::kClosing;
   path.probe_deadline_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
-  std::erase_if(core_.networks[path.network].rails[path.rail].refused, [&](const WriteOp& wr) {
+  std::erase_if(core_.networks[path.network].rails[path.rail].backlog, [&](const WriteOp& wr) {
     if (wr.path != path.id) return false;
     withdrawn.push_back(wr.cookie);
     return true;

@@ -279,15 +279,15 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
 // So many generations that every slot of the receiver's table is used again: no value comes back,
 // and writes under all the old counter keys together add nothing to the two that are open now.
 TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
-  constexpr uint32_t kLives = 5000;
+  constexpr uint32_t kGenerations = 5000;
   Config small = usual_config();
   small.counters_max = 2;
   reopen(small);
   std::vector<ScatterTarget> late;
   std::set<CounterKey> distinct;
-  for (uint32_t life = 0; life < kLives; ++life) {
+  for (uint32_t generation = 0; generation < kGenerations; ++generation) {
     const auto counter = eb().make_counter();
-    ASSERT_TRUE(counter) << life;
+    ASSERT_TRUE(counter) << generation;
     ASSERT_TRUE(distinct.insert(counter->key()).second) << "a key came back without quarantine";
     late.push_back({ab().region.at(0), 0, 0, counter->key()});
   }
@@ -299,7 +299,7 @@ TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
   wait_idle();
   EXPECT_EQ(first.count(), 0u);
   EXPECT_EQ(second.count(), 1u);
-  EXPECT_EQ(eb().stats().stale_imms, kLives);
+  EXPECT_EQ(eb().stats().stale_imms, kGenerations);
 }
 
 TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {

@@ -74,9 +74,9 @@ TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
   EXPECT_EQ(reborn->engine.stats().stale_imms > 0, true);
   EXPECT_EQ(std::memcmp(reborn->in.bytes.data(), a().out.bytes.data(), 50'000), 0);
   // The old address leads nowhere, and does not affect the new incarnation.
-  const auto ghost_peer = ea().connect(old_address);
-  ASSERT_TRUE(ghost_peer);
-  const Event event = submit_and_wait(ea(), Send{.peer = *ghost_peer, .timeout = 2s});
+  const auto stale_peer = ea().connect(old_address);
+  ASSERT_TRUE(stale_peer);
+  const Event event = submit_and_wait(ea(), Send{.peer = *stale_peer, .timeout = 2s});
   EXPECT_NE(event.code, Errc::kOk);
   EXPECT_EQ(ea().peer_info(there.peer)->state, PeerState::kConnected);
 }

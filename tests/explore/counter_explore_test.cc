@@ -76,7 +76,7 @@ struct Counting : Program {
     return ended == 1 && ends[0].cookie == cookie && ends[0].code == code;
   }
   /// Nothing of the past is left: the next generation counts only its own arrivals.
-  void next_life_is_clean() {
+  void next_generation_is_clean() {
     table.release(key, 0);
     const auto next = table.acquire(++clock_ns, 0);
     require(next.has_value(), "the slot is held for ever");
@@ -103,7 +103,7 @@ struct ArmMeetsTheArrival : Counting {
   void check() override {
     require(ended + met == 1, "not reported exactly once");
     require(table.count(key) == 0, "something is left");
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -127,7 +127,7 @@ struct TwoArm : Counting {
     if (armed[0] || armed[1]) {
       require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "reported the wrong one");
     }
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -140,7 +140,7 @@ struct WaiterMeetsTheArrival : Counting {
     see(0);
     require(!table.cancel(armed->expectation, Errc::kCancelled), "cancelled after its end");
   }
-  void check() override { next_life_is_clean(); }
+  void check() override { next_generation_is_clean(); }
 };
 
 struct TwoArrivalsOneWaiter : Counting {
@@ -226,7 +226,7 @@ struct ResultMeetsALateCancel : Counting {
   void check() override {
     const auto end = table.result(first.expectation);
     require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk), "ends in doubt");
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -264,7 +264,7 @@ struct CancelMeetsTheRelease : Counting {
   void check() override {
     require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kReleased),
             "not reported exactly once");
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -286,7 +286,7 @@ struct ArrivalMeetsTheNextGeneration : Counting {
   void check() override {
     require(ended == 1 && ends[0].cookie == kFirst, "reported twice, or the wrong one");
     require(untaken == 0, "owes what was taken");
-    if (!next) return next_life_is_clean();
+    if (!next) return next_generation_is_clean();
     require(table.count(*next) == 0, "counted in another generation");
     require(table.live_count() == 1, "live keys are miscounted");
     arrive(*next);
@@ -331,7 +331,7 @@ struct AbortMeetsTheArrivalAndTheArm : Counting {
   void on_met() override { see(0); }
   void check() override {
     require(ended + met + refused == 1, "not reported exactly once");
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -403,7 +403,7 @@ struct ArrivalMeetsTheNextLink : Linked {
   uint64_t untaken = 0;
   ArrivalMeetsTheNextLink() : Linked(4) {
     table.set_parent(key, parent);
-    // The other free slots rest behind the member's: it is the next to come back.
+    // Takes every other free slot, so that the slot of the member is the next one reused.
     for (int i = 0; i < 4; ++i) spare[i] = table.acquire(++clock_ns, 0);
   }
   std::array<Result<CounterKey>, 4> spare{CounterKey{}, CounterKey{}, CounterKey{}, CounterKey{}};

@@ -285,12 +285,12 @@ TEST_F(Failover, ADeadlineEndsAGoodPathAndWhatElseWasOnItIsDeliveredOnce) {
 }
 
 TEST_F(Failover, LossAndReorderingDelayAndBreakNothing) {
-  for (const char* trouble : {"loss 1%", "loss 5%", "delay 2ms 1ms reorder 25% 50%"}) {
-    for (const char* port : {"a0", "b0", "a1", "b1"}) set_netem(port, trouble);
+  for (const char* impairment : {"loss 1%", "loss 5%", "delay 2ms 1ms reorder 25% 50%"}) {
+    for (const char* port : {"a0", "b0", "a1", "b1"}) set_netem(port, impairment);
     const auto begin = std::chrono::steady_clock::now();
     expect_service(both(), 40);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    std::printf("%s: 40 writes each way in %.2f s\n", trouble, took.count());
+    std::printf("%s: 40 writes each way in %.2f s\n", impairment, took.count());
     for (const char* port : {"a0", "b0", "a1", "b1"}) clear_netem(port);
   }
   expect_exact();

@@ -101,7 +101,7 @@ class WriteAuditor {
   /// When nothing is in flight any more: every operation has completed once, and in time, and its
   /// report is true.
   void check(TargetState state = TargetState::kConnected);
-  /// Counts that the sender was told are delivered and that the receiver does not have.
+  /// Counts that were reported to the sender as delivered and that the receiver does not have.
   uint64_t uncounted() const;
   /// Exactly the counter keys with writes of unknown fate are poisoned; for receivers that are
   /// connected.

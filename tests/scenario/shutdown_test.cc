@@ -188,7 +188,7 @@ void run_shutdown(uint64_t seed, Nanos after, bool with_fences) {
   EXPECT_TRUE(untouched(setup.a.bytes())) << "something landed after close()";
   EXPECT_EQ(std::ranges::count(setup.b.bytes(), std::byte{0}), 0) << "read after close()";
 
-  // The peer was told, and its operations have completed as well.
+  // The peer received the goodbye, and its operations have completed as well.
   EXPECT_EQ(theirs.pending(), 0u);
   const Errc ended = setup.b.engine.wait(theirs).error().code;
   EXPECT_TRUE(ended == Errc::kOk || ended == Errc::kPeerLost) << to_string(ended);

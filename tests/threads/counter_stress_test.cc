@@ -319,14 +319,14 @@ class Receiver {
     return static_cast<Errc>(ended & 0xff);
   }
   Errc wait_asleep() {
-    EventCount& spot = table_.event_count(key_);
+    EventCount& waiters = table_.event_count(key_);
     const auto until = Clock::now() + kHang;
     for (;;) {
       if (const auto r = table_.result(armed_); r.done) return r.code;
-      const auto ticket = spot.prepare();
+      const auto ticket = waiters.prepare();
       if (const auto r = table_.result(armed_); r.done) return r.code;
       ++sleeps_;
-      spot.sleep(ticket, Nanos(kHang).count());
+      waiters.sleep(ticket, Nanos(kHang).count());
       if (Clock::now() > until) {
         ADD_FAILURE() << "slept through the end, round " << round_;
         return Errc::kTimeout;

@@ -70,7 +70,7 @@ class Pair {
     return count;
   }
   /// What was reported to the sender is true, and everything has completed.
-  void check_truth() const {
+  void check_reports() const {
     EXPECT_EQ(ends.size(), posted);
     for (const auto& [i, event] : ends) {
       if (event.remote == Remote::kDelivered) {
@@ -87,7 +87,7 @@ class Pair {
   void check_all_delivered() const {
     EXPECT_EQ(counted.size(), posted);
     EXPECT_EQ(ended(Remote::kDelivered), posted);
-    check_truth();
+    check_reports();
   }
   /// An ordered path counts and completes in posting order, whatever happened to it.
   void check_order() const {
@@ -170,7 +170,7 @@ TEST(SimOrderedFaults, CutThatLastsBreaksTheSendersEndWithCorrectResults) {
     pair.run(when + kRetryNs - 1);
     EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the NIC gave up too soon";
     pair.run(200'000);
-    pair.check_truth();
+    pair.check_reports();
     EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
     EXPECT_EQ(pair.sent.back().code, Errc::kRailLost);
     EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
@@ -193,7 +193,7 @@ TEST(SimUnorderedFaults, CutThatLastsFailsEachWriteAlone) {
   pair.post(10, 6'000);
   world.in(15'000, Fault::cut(pair.from, pair.to));
   pair.run(2 * kRetryNs);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u);
   world.now(Fault::heal(pair.from, pair.to));
@@ -299,7 +299,7 @@ TEST_P(SimFaults, NicThatFailsIsKnownAtItsOwnNodeOnly) {
   EXPECT_EQ(pair.got[pair.got.size() - 2].kind, Kind::kFenced);
   EXPECT_EQ(count_of(pair.sent, Kind::kRailDown), 0u);
   pair.run(4 * kRetryNs);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
   EXPECT_EQ(pair.target.bytes, before);
@@ -344,12 +344,12 @@ TEST_P(SimFaults, LostAcknowledgementsLeaveTheResultUnknown) {
   world.in(40'000, Fault::lose_acks(pair.from, pair.to));
   pair.run(kRetryNs / 2);
   EXPECT_EQ(pair.counted.size(), 50u) << "everything lands and counts";
-  const uint32_t heard = pair.ended(Remote::kDelivered);
-  EXPECT_LT(heard, 50u);
+  const uint32_t acknowledged = pair.ended(Remote::kDelivered);
+  EXPECT_LT(acknowledged, 50u);
   pair.run(kRetryNs);
-  pair.check_truth();
-  EXPECT_EQ(pair.ended(Remote::kDelivered), heard);
-  EXPECT_EQ(pair.ended(Remote::kUnknown), 50 - heard);
+  pair.check_reports();
+  EXPECT_EQ(pair.ended(Remote::kDelivered), acknowledged);
+  EXPECT_EQ(pair.ended(Remote::kUnknown), 50 - acknowledged);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
   EXPECT_EQ(pair.taken(), 50u) << "R is what landed, not what was acknowledged";
 }
@@ -404,7 +404,7 @@ TEST_P(SimFaults, ReceiverThatIsNotReadyTakesAllButTheLastPacket) {
       continue;
     }
     pair.run(kRetryNs);
-    pair.check_truth();
+    pair.check_reports();
     EXPECT_EQ(pair.ended(Remote::kUnknown), 1u);
     EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
     world.now(Fault::receiver_ready(pair.to, 0));
@@ -549,7 +549,7 @@ TEST_P(SimFaults, SendersEndThatBreaksStopsNothingOnTheWay) {
   EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
   const size_t before = pair.counted.size();
   pair.run(kRetryNs);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_GT(pair.counted.size(), before) << "what had left landed through the target's end";
   EXPECT_EQ(count_of(pair.got, Kind::kPathDown), 0u);
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
@@ -578,7 +578,7 @@ TEST(SimOrderedFaults, TheTwoEndsBreakAtTimesOfTheirOwn) {
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the sender knows nothing";
   pair.run(kRetryNs);
   EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_EQ(pair.ended(Remote::kDelivered), pair.counted.size());
 }
 
@@ -622,7 +622,7 @@ TEST_P(SimFaults, WrongKeyIsRefusedAndOnAnOrderedPathItTakesInnocentsAlong) {
   world.run_for(1);
   pair.post(5, 6'000);
   pair.run(1'000'000);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_EQ(pair.ends.at(5).code, Errc::kRemoteAccess);
   EXPECT_EQ(pair.ends.at(5).remote, Remote::kNotDelivered);
   for (uint32_t i = 6; i < 10; ++i) {

@@ -38,7 +38,7 @@ TEST(VerbsReceives, EqualCountsProveNothingWithoutAnError) {
   EXPECT_EQ(receives.drain(), Drain::kDone);
 }
 
-std::vector<uint32_t> told(SendTracker& sends) {
+std::vector<uint32_t> reported(SendTracker& sends) {
   std::vector<uint32_t> out;
   while (sends.has_delivered()) out.push_back(sends.report_delivered());
   return out;
@@ -49,11 +49,11 @@ TEST(VerbsSends, ASuccessCoversAllBeforeIt) {
   EXPECT_EQ(sends.post(4), 0u);
   EXPECT_FALSE(sends.has_delivered());
   sends.succeed(2);
-  EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(reported(sends), (std::vector<uint32_t>{0, 1, 2}));
   EXPECT_EQ(sends.outstanding(), 1u);
   EXPECT_TRUE(sends.has_unreported());
   sends.succeed(3);
-  EXPECT_EQ(told(sends), (std::vector<uint32_t>{3}));
+  EXPECT_EQ(reported(sends), (std::vector<uint32_t>{3}));
   EXPECT_FALSE(sends.has_unreported());
 }
 
@@ -64,7 +64,7 @@ TEST(VerbsSends, AnErrorCoversOnlyItself) {
   EXPECT_TRUE(sends.fail(3, false));
   EXPECT_FALSE(sends.fail(4, false));
   sends.succeed(5);  // successes after an error are ignored
-  EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(reported(sends), (std::vector<uint32_t>{0, 1}));
   EXPECT_EQ(sends.report_lost(), 2u);
   EXPECT_TRUE(sends.has_unreported());
 }
@@ -76,7 +76,7 @@ TEST(VerbsSends, WhatWasReportedAsLostIsNotReportedAsDelivered) {
   sends.post(6);
   sends.succeed(UINT32_MAX);
   EXPECT_TRUE(sends.fail(2, false));
-  EXPECT_EQ(told(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX}));
+  EXPECT_EQ(reported(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX}));
   while (sends.has_unreported()) sends.report_lost();
   EXPECT_FALSE(sends.has_delivered());
 }
@@ -85,7 +85,7 @@ TEST(VerbsSends, ARefusalMeansThatAllBeforeItWereDelivered) {
   SendTracker sends;
   sends.post(6);
   EXPECT_TRUE(sends.fail(3, true));
-  EXPECT_EQ(told(sends), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(reported(sends), (std::vector<uint32_t>{0, 1, 2}));
   EXPECT_EQ(sends.next_to_report(), 3u);  // a look that changes nothing
   EXPECT_EQ(sends.report_lost(), 3u);
   EXPECT_TRUE(sends.has_unreported());
@@ -103,7 +103,7 @@ TEST(VerbsSends, NumbersWrap) {
   SendTracker sends(UINT32_MAX - 1);
   EXPECT_EQ(sends.post(4), UINT32_MAX - 1);
   sends.succeed(0);
-  EXPECT_EQ(told(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX, 0}));
+  EXPECT_EQ(reported(sends), (std::vector<uint32_t>{UINT32_MAX - 1, UINT32_MAX, 0}));
   EXPECT_TRUE(sends.fail(1, false));
   EXPECT_FALSE(sends.has_delivered());
   EXPECT_EQ(sends.outstanding(), 1u);
@@ -115,7 +115,7 @@ TEST(VerbsSends, ANumberThatIsNotOutstandingIsIgnored) {
   sends.succeed(7);
   EXPECT_FALSE(sends.has_delivered());
   sends.succeed(1);
-  EXPECT_EQ(told(sends).size(), 2u);
+  EXPECT_EQ(reported(sends).size(), 2u);
   sends.succeed(0);  // of the past
   EXPECT_FALSE(sends.has_delivered());
 }
@@ -126,7 +126,7 @@ TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
   sends.unpost(2);
   EXPECT_EQ(sends.next(), 3u);
   sends.succeed(2);
-  EXPECT_EQ(told(sends).size(), 3u);
+  EXPECT_EQ(reported(sends).size(), 3u);
   EXPECT_FALSE(sends.has_unreported());
 }
 

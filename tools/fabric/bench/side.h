@@ -72,7 +72,7 @@ class Side {
       turn();
     }
   }
-  /// An empty counted write: tells the sender that the round has ended here.
+  /// An empty counted write, by which the sender learns that the round has ended here.
   void send_reply() {
     BenchEngine& local = first();
     submit(local.engine, Write{.source = local.memory.at(0),
