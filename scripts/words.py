@@ -104,7 +104,8 @@ NAMES = (
 # in examples and bench are read alone.
 ONCE_WHERE = ("src/", "include/", "tests/")
 ONCE = ("Outcome", "Step", "Place", "Slot", "Session", "Host", "Action", "Fault", "Plan", "Runner",
-        "TestEnv", "WriteAuditor", "EventRecorder", "ScriptedPeer", "InflightWrite", "PostBatch")
+        "TestEnv", "WriteAuditor", "EventRecorder", "ScriptedPeer", "InflightWrite", "PostBatch",
+        "Rail", "Network", "Shard", "Traffic", "Op", "Link", "Peer", "Engine", "Counter")
 DEFINITION = (r"\b(?:struct|class|enum\s+class|using)\s+(?:\w+\s+)?(" + "|".join(ONCE) +
               r")\b\s*(?:final\s*)?(?::[^:;{]+)?[{=]")
 

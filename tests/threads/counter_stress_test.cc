@@ -111,28 +111,28 @@ class Jolts {
 constexpr uint32_t kWritesMax = 4;
 using Payload = std::array<std::array<uint32_t, kRailsMax>, kWritesMax>;  // [write][shard]
 
-struct Shard {
+struct Arrival {
   uint32_t imm;
   uint32_t write;
   uint32_t part;
   uint32_t round;
 };
 
-/// Two workers that deliver shards in random order: the bytes first, then the count.
-class Network {
+/// Two workers that deliver shards of writes in random order: the bytes first, then the count.
+class ArrivalThreads {
  public:
-  Network(CounterTable& table, Payload& payload, Jolts& jolts)
+  ArrivalThreads(CounterTable& table, Payload& payload, Jolts& jolts)
       : table_(table), payload_(payload), jolts_(jolts) {
     for (uint32_t i = 0; i < 2; ++i) threads_[i] = std::thread([this, i] { run(i); });
   }
-  ~Network() {
+  ~ArrivalThreads() {
     stop_.store(true, std::memory_order_relaxed);
     for (std::thread& thread : threads_) thread.join();
   }
-  void send(uint32_t rail, const Shard& shard) {
+  void send(uint32_t queue, const Arrival& arrival) {
     in_flight_.fetch_add(1, std::memory_order_relaxed);
-    const std::lock_guard lock(rails_[rail].mutex);
-    rails_[rail].shards.push_back(shard);
+    const std::lock_guard lock(queues_[queue].mutex);
+    queues_[queue].queued.push_back(arrival);
   }
   /// The only thing besides the counts that orders a worker before the caller.
   void drain() {
@@ -141,32 +141,32 @@ class Network {
   uint64_t stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:
-  struct Rail {
+  struct ArrivalQueue {
     std::mutex mutex;
-    std::vector<Shard> shards;
+    std::vector<Arrival> queued;
   };
   void run(uint32_t index) {
     const Jolts::Victim victim(jolts_);
     Rng rng(index + 5);
-    std::vector<Shard> polled;
+    std::vector<Arrival> polled;
     std::vector<uint32_t> imms;
     while (!stop_.load(std::memory_order_relaxed)) {
       polled.clear();
       imms.clear();
       {
-        const std::lock_guard lock(rails_[index].mutex);
-        std::vector<Shard>& shards = rails_[index].shards;
-        for (uint64_t n = rng.between(1, 4); n > 0 && !shards.empty(); --n) {
-          std::swap(shards[rng.below(shards.size())], shards.back());
-          polled.push_back(shards.back());
-          shards.pop_back();
+        const std::lock_guard lock(queues_[index].mutex);
+        std::vector<Arrival>& queued = queues_[index].queued;
+        for (uint64_t n = rng.between(1, 4); n > 0 && !queued.empty(); --n) {
+          std::swap(queued[rng.below(queued.size())], queued.back());
+          polled.push_back(queued.back());
+          queued.pop_back();
         }
       }
       if (polled.empty()) {
         std::this_thread::yield();
         continue;
       }
-      for (const Shard& s : polled) {
+      for (const Arrival& s : polled) {
         payload_[s.write][s.part] = s.round;
         imms.push_back(s.imm);
       }
@@ -178,7 +178,7 @@ class Network {
   CounterTable& table_;
   Payload& payload_;
   Jolts& jolts_;
-  std::array<Rail, 2> rails_;
+  std::array<ArrivalQueue, 2> queues_;
   std::atomic<uint32_t> in_flight_{0};
   std::atomic<uint64_t> stale_{0};
   std::atomic<bool> stop_{false};
@@ -235,31 +235,31 @@ class Receiver {
 
   void run() {
     Jolts jolts;
-    Network network(table_, payload_, jolts);
+    ArrivalThreads arrivals(table_, payload_, jolts);
     Canceller canceller(table_, jolts);
     key_ = acquire();
     const Rounds rounds;
     for (round_ = 1; rounds.more(round_); ++round_) {
-      issue(network);
+      issue(arrivals);
       if (rng_.chance(0.15)) {
-        give_up(network, canceller);
+        give_up(arrivals, canceller);
       } else {
         take(canceller);
         check_payload();
         if (rng_.chance(0.1)) renew();
       }
     }
-    network.drain();
+    arrivals.drain();
     canceller.join();
     EXPECT_EQ(canceller.hits, cancels_) << "each cancel that says so ended one expectation";
     EXPECT_EQ(canceller.seqs, cancelled_seqs_) << "and it was the one that was meant";
     EXPECT_EQ(calls_.load(), callbacks_) << "exactly one call for each";
     EXPECT_GE(round_, kRoundsMin);
-    EXPECT_GT(network.stale(), 0u) << "no late traffic: the test has lost its point";
+    EXPECT_GT(arrivals.stale(), 0u) << "no late traffic: the test has lost its point";
     std::printf("rounds %u cancels %lu sleeps %lu callbacks %lu stale %lu\n", round_,
                 static_cast<unsigned long>(cancels_), static_cast<unsigned long>(sleeps_),
                 static_cast<unsigned long>(callbacks_),
-                static_cast<unsigned long>(network.stale()));
+                static_cast<unsigned long>(arrivals.stale()));
   }
 
  private:
@@ -272,13 +272,13 @@ class Receiver {
 
   CounterKey acquire() { return *table_.acquire(now_ns(), 0); }
 
-  void issue(Network& network) {
+  void issue(ArrivalThreads& arrivals) {
     writes_ = static_cast<uint32_t>(rng_.between(1, kWritesMax));
     for (uint32_t w = 0; w < writes_; ++w) {
       cuts_[w] = static_cast<uint32_t>(rng_.between(1, kRailsMax));
       for (uint32_t part = 0; part < cuts_[w]; ++part) {
-        network.send(static_cast<uint32_t>(rng_.below(2)),
-                     {make_imm(key_, cuts_[w]), w, part, round_});
+        arrivals.send(static_cast<uint32_t>(rng_.below(2)),
+                      {make_imm(key_, cuts_[w]), w, part, round_});
       }
     }
   }
@@ -357,7 +357,7 @@ class Receiver {
   }
 
   /// Ends the generation with traffic still in flight. None of it may count in the next one.
-  void give_up(Network& network, Canceller& canceller) {
+  void give_up(ArrivalThreads& arrivals, Canceller& canceller) {
     const bool armed = !expect_once(canceller).has_value();
     ASSERT_TRUE(table_.release(key_, now_ns()));
     if (armed) {
@@ -365,7 +365,7 @@ class Receiver {
       ASSERT_TRUE(end == Errc::kReleased || end == Errc::kOk || end == Errc::kCancelled);
     }
     take_next_key();
-    network.drain();  // counter keys protect counts, not bytes: the payload is used again
+    arrivals.drain();  // counter keys protect counts, not bytes: the payload is used again
     check_empty();
   }
   void renew() {

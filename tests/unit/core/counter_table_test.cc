@@ -342,11 +342,11 @@ TEST_F(CounterTableTest, OnlyOneExpectationIsArmedAtATime) {
 }
 
 TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
-  struct Way {
+  struct ExpectationEnd {
     Errc code;
     void (*end)(CounterTable&, const Armed&);
   };
-  const Way ways[] = {
+  const ExpectationEnd cases[] = {
       {Errc::kOk, [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, 3); }},
       {Errc::kTimeout,
        [](CounterTable& t, const Armed& a) {
@@ -360,24 +360,24 @@ TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
       {Errc::kOverrun,
        [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, UINT64_MAX); }},
   };
-  for (const Way& way : ways) {
+  for (const ExpectationEnd& one : cases) {
     for (const uint32_t cookie : {17u, CounterTable::kWaiter}) {
       ended.clear();
       const CounterKey key = fresh();
       const Armed armed = expect(key, 3, cookie);
       ASSERT_FALSE(armed.met);
       EXPECT_FALSE(table.result(armed.expectation).done);
-      way.end(table, armed);
+      one.end(table, armed);
       const bool called = cookie != CounterTable::kWaiter;
-      EXPECT_EQ(ended, called ? (std::vector<Ended>{{17, way.code}}) : std::vector<Ended>{});
+      EXPECT_EQ(ended, called ? (std::vector<Ended>{{17, one.code}}) : std::vector<Ended>{});
       EXPECT_TRUE(table.result(armed.expectation).done);
-      EXPECT_EQ(table.result(armed.expectation).code, way.code);
+      EXPECT_EQ(table.result(armed.expectation).code, one.code);
       // Nothing that comes later ends it again.
       EXPECT_FALSE(table.cancel(armed.expectation, Errc::kCancelled));
       table.abort(key, Errc::kAborted);
       table.release(key, now_ns);
       EXPECT_EQ(ended.size(), called ? 1u : 0u);
-      EXPECT_EQ(table.result(armed.expectation).code, way.code);
+      EXPECT_EQ(table.result(armed.expectation).code, one.code);
     }
   }
 }
