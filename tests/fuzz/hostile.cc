@@ -39,7 +39,7 @@ Hostile::Hostile(const World& world, uint32_t node, uint64_t engine_id, std::str
   network_ = *sim::open(spec, context);
   link_ = *network_->open_link(world.engine.networks.at(0).address);
   const Memory memory{.address = memory_.data(), .size_bytes = memory_.size()};
-  memory_key_ = *network_->rail(0).register_memory(memory, wire_key_);
+  lkey_ = *network_->rail(0).register_memory(memory, wire_rkey_);
   hello_ = {.address = {.engine_id = engine_id, .incarnation = 7},
             .to_incarnation = world.engine.incarnation,
             .message_bytes_max = 1024,
@@ -60,7 +60,7 @@ Bytes Hostile::desc() const {
                            .owner_incarnation = address().incarnation,
                            .region = RegionId(1, 1),
                            .size_bytes = kMemoryBytes};
-  desc.networks = {{.network = "sim", .rail_keys = {wire_key_}}};
+  desc.networks = {{.network = "sim", .rail_keys = {wire_rkey_}}};
   return *control::encode(desc);
 }
 
@@ -238,7 +238,7 @@ Bytes Hostile::path_body(MessageType type, const FuzzAction& action) {
     const uint64_t taken = action.b >= 128 ? UINT64_MAX - action.n : action.n;
     return control::encode(control::PathDrained{.ref = ref_for(MessageType::kPathOpen, action),
                                                 .exact = action.b % 2 == 0,
-                                                .taken = taken});
+                                                .imms_received = taken});
   }
   if (type == MessageType::kPathAnswer) {
     control::PathAnswer answer{.ref = ref_for(MessageType::kPathOpen, action)};
@@ -527,7 +527,7 @@ void Hostile::write(const FuzzAction& action, std::span<const std::byte> wire_rk
   op.source = reinterpret_cast<uintptr_t>(memory_.data());
   op.target = action.b * 16u;
   op.size_bytes = action.a * 4u;
-  op.lkey = memory_key_;
+  op.lkey = lkey_;
   op.rkey = action.twist % 8 == 7 ? *remote ^ 256 : *remote;
   op.path = open[action.who / 2 % open.size()]->number;
   const bool own = action.what % 4 < 2 || learned_.empty();

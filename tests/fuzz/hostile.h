@@ -83,8 +83,8 @@ class Hostile {
   const std::string key_;
   const bool knows_;
   Bytes memory_;
-  Bytes wire_key_;
-  uint64_t memory_key_ = 0;
+  Bytes wire_rkey_;
+  uint64_t lkey_ = 0;
   std::unique_ptr<OpenNetwork> network_;
   uint32_t link_ = 0;
 
