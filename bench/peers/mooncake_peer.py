@@ -120,7 +120,7 @@ def main():
     options = parser.parse_args()
     cores = [int(core) for core in options.pin.split(",")]
     mine, other = socket.socketpair()
-    board = memoryview(mmap.mmap(-1, 4096)).cast("Q")  # [0]: the source is done
+    shared = memoryview(mmap.mmap(-1, 4096)).cast("Q")  # [0]: the source is done
     child = os.fork()
     # What never returns must not hold up the comparison.
     signal.alarm(int(options.duration) + 30)
@@ -130,15 +130,15 @@ def main():
     os.sched_setaffinity(0, {cores[0 if child else 1]})
     side = Side(peer, options)
     if child == 0:
-        while board[0] == 0:
+        while shared[0] == 0:
             if options.verb == "latency":
-                if side.wait_notified(lambda: board[0] != 0):
+                if side.wait_notified(lambda: shared[0] != 0):
                     side.write_notified()
             else:
                 time.sleep(0.001)
         os._exit(0 if side.right() else 1)
     result = (latency if options.verb == "latency" else stream)(side, options)
-    board[0] = 1
+    shared[0] = 1
     _, status = os.waitpid(child, 0)
     if status != 0:
         sys.exit("mooncake_peer: the target failed, or has wrong bytes")

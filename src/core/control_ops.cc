@@ -64,7 +64,7 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
       on_path_close(peer, frame.body);
       break;
     case MessageType::kPathDrained:
-      on_path_state(peer, frame.body);
+      on_path_drained(peer, frame.body);
       break;
     case MessageType::kMessage:
       on_message(peer, frame.body);
@@ -160,7 +160,7 @@ void Peers::on_path_close(Peer& peer, const control::Body& body) {
   // A path that is not found went down on its own, and its kPathDrained was sent.
 }
 
-void Peers::on_path_state(Peer& peer, const control::Body& body) {
+void Peers::on_path_drained(Peer& peer, const control::Body& body) {
   auto state = control::decode_path_drained(body);
   if (!state) return on_bad_message(peer, MessageType::kPathDrained);
   core_.transfers.on_drain_report(peer, *state);

@@ -31,7 +31,7 @@ uint32_t Transfers::poll(NetworkSlot& network) {
           if (event.value == 0) {
             rail.arrived_imms.push_back(event.imm);
           } else {
-            count_imm_run(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
+            count_repeated_imm(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
           }
         } else if (event.kind != RailEvent::Kind::kCompletion) {
           on_event(network, rail, event);
@@ -74,7 +74,7 @@ void Transfers::count_arrived_imms(RailSlot& rail) {
   rail.arrived_imms.clear();
 }
 
-void Transfers::count_imm_run(RailSlot& rail, uint32_t imm, uint32_t n) {
+void Transfers::count_repeated_imm(RailSlot& rail, uint32_t imm, uint32_t n) {
   core_.stale_imms += core_.counters.table.arrive(imm, n);
   rail.rx.ops += n;
   rail.rx.imms += n;

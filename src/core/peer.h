@@ -324,7 +324,7 @@ class Peers {
   void on_path_open(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_path_answer(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_path_close(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
-  void on_path_state(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  void on_path_drained(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_message(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);

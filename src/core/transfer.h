@@ -352,7 +352,7 @@ class Transfers {
   void on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
   void count_arrived_imms(RailSlot& rail) FABRIC_REQUIRES(state_lock);
-  void count_imm_run(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
+  void count_repeated_imm(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
   uint32_t post(RailSlot& rail, std::span<WriteOp> wrs) FABRIC_REQUIRES(state_lock);
   bool may_post(const InflightWrite& write) FABRIC_REQUIRES(state_lock);
   void activate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);

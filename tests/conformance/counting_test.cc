@@ -57,8 +57,8 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
   source.fill(11);
   const auto region = *ea().import_region(ab().peer, *target.region.desc());
   for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
-    for (const bool whole : {false, true}) {
-      SCOPED_TRACE(std::string(to_string(priority)) + (whole ? ", whole" : ""));
+    for (const bool unsplit : {false, true}) {
+      SCOPED_TRACE(std::string(to_string(priority)) + (unsplit ? ", unsplit" : ""));
       target.clear();
       auto counter = *eb().make_counter();
       EventRecorder& met = recorder();
@@ -70,7 +70,7 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
                                     .size_bytes = kLarge,
                                     .imm = counter.key(),
                                     .priority = priority,
-                                    .unsplit = whole}));
+                                    .unsplit = unsplit}));
       EXPECT_EQ(wait_completion(met).code, Errc::kOk);
       EXPECT_TRUE(there);
       wait_idle();
@@ -248,10 +248,10 @@ TEST_P(Conformance, P08OneWriteCountsOnceHoweverItIsCut) {
   auto counter = *eb().make_counter();
   uint64_t issued = 0;
   for (const uint64_t size : sizes_around_cuts(kStripe)) {
-    for (const bool whole : {false, true}) {
+    for (const bool unsplit : {false, true}) {
       for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
         Write request = write(0, size, counter.key());
-        request.unsplit = whole;
+        request.unsplit = unsplit;
         request.priority = priority;
         ASSERT_TRUE(ea().submit(request));
         ++issued;
@@ -343,14 +343,14 @@ TEST_P(Conformance, P08ASignalCountsOnceAtEveryPeerOfItsGroup) {
 }
 
 // Sampled in every step: no count without a write that has begun to land, and what was whole a
-// moment ago is counted. `whole` writes are exact: no count without a write that is whole.
+// moment ago is counted. Unsplit writes are exact: no count without a write that is whole.
 TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
   REQUIRE_CAP(every_step);
   constexpr uint64_t kSize = 40'000;
   constexpr uint32_t kWrites = 24;
   constexpr Nanos kMoment = 200us;  // longer than an engine takes to notice an arrival
-  for (const bool whole : {false, true}) {
-    SCOPED_TRACE(whole);
+  for (const bool unsplit : {false, true}) {
+    SCOPED_TRACE(unsplit);
     b().in.clear();
     auto counter = *eb().make_counter();
     uint64_t samples = 0, above_begun = 0, above_whole = 0, below_whole = 0, partial = 0;
@@ -374,7 +374,7 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     });
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
-      request.unsplit = whole;
+      request.unsplit = unsplit;
       ASSERT_TRUE(ea().submit(request));
     }
     ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));
@@ -383,7 +383,8 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(below_whole, 0u);
-    EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
+    EXPECT_EQ(unsplit ? above_whole : 0u, 0u)
+        << "an unsplit write counts only when all of it has landed";
     EXPECT_GT(samples, 3u);
     EXPECT_GT(partial, 0u) << "never seen half-arrived";
   }

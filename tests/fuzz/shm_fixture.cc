@@ -89,9 +89,9 @@ ShmTraffic::ShmTraffic(ShmNode& from, ShmNode& to, TargetKind kind)
   const auto local = from.rail().register_memory({source_.data(), source_.size()}, rkey);
   const auto target = to.rail().register_memory({target_.data(), target_.size()}, rkey);
   FABRIC_CHECK(local.has_value() && target.has_value());
-  local_key_ = *local;
-  target_key_ = *target;
-  remote_key_ = *from.rail().import_rkey(rkey);
+  lkey_ = *local;
+  target_lkey_ = *target;
+  rkey_ = *from.rail().import_rkey(rkey);
   out_ = *from.rail().open_path(to.network().address(), 0, hello);
   in_ = *to.rail().accept_path(hello, answer);
   FABRIC_CHECK(from.rail().start_path(out_, answer).has_value());
@@ -109,8 +109,8 @@ bool ShmTraffic::write() {
   }
   const WriteOp op{.source = reinterpret_cast<uint64_t>(source_.data()),
                    .size_bytes = kBytes,
-                   .lkey = local_key_,
-                   .rkey = remote_key_,
+                   .lkey = lkey_,
+                   .rkey = rkey_,
                    .cookie = 0xc0000000 | written_,
                    .path = out_,
                    .imm = written_,

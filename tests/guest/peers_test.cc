@@ -79,9 +79,9 @@ TEST_F(Peers, AKilledOneIsLostAndItsSuccessorIsServed) {
   first.kill();
   EXPECT_FALSE(ended()) << "64 writes to a dead process were delivered";
   EXPECT_EQ(batch->pending(), 0u);
-  const Offer anew = accept(next);
-  EXPECT_NE(anew.peer, old.peer);
-  write(anew, 3, 8, 65536, 20s);
+  const Offer successor = accept(next);
+  EXPECT_NE(successor.peer, old.peer);
+  write(successor, 3, 8, 65536, 20s);
   EXPECT_TRUE(ended()) << engine->dump();
   EXPECT_EQ(next.count_of(8), 8u);
   EXPECT_EQ(next.bytes(3), 8u * 65536);

@@ -78,7 +78,7 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
   Counter counter = *b.make_counter();
   Batch batch = *a.make_batch();
   uint32_t requests = 0, in_the_middle = 0;
-  const auto write_all = [&](const std::function<void()>& meanwhile) {
+  const auto write_all = [&](const std::function<void()>& during) {
     std::ranges::fill(target.bytes(), std::byte{0xEE});
     std::ranges::fill(source.bytes(), static_cast<std::byte>(++requests));
     for (uint32_t page = 0; page < kPages; ++page) source.bytes()[page * kPage] = std::byte(page);
@@ -89,7 +89,7 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
                                     .page_bytes = kPage,
                                     .imm = counter.key(),
                                     .batch = batch}));
-    meanwhile();
+    during();
     ASSERT_TRUE(a.wait(batch, 20s)) << a.dump();  // before its deadline: one that is stuck shows
     ASSERT_TRUE(counter.wait(kPages, 30s)) << "of flap " << requests << "\n" << b.dump();
     for (uint32_t page = 0; page < kPages; ++page) {

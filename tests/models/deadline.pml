@@ -56,7 +56,7 @@ bool asked_quiet, quiet;
 bool old[WRITES];             // posted when quiet was asked for
 
 // Messages.
-bool path_close, path_state, abort_key;
+bool path_close, path_drained, abort_key;
 byte report;
 
 // NIC and wire.
@@ -136,8 +136,8 @@ end:
        fi
      }
   :: atomic {
-       path_state ->
-       path_state = false;
+       path_drained ->
+       path_drained = false;
        if
        :: path == broken -> reconcile(report)
        :: else -> far = report; path = closing
@@ -261,7 +261,7 @@ end:
        inbound == closing && polled == landed ->
        inbound = reconciled;
        report = polled;
-       path_state = true
+       path_drained = true
      }
   :: atomic { abort_key -> abort_key = false; poisoned = true }
   od

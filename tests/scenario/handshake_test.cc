@@ -52,8 +52,9 @@ Config of_job(const std::string& key) {
 }
 
 TEST(WrongJob, IsReportedAtOnceAndEndsWhatWasSubmitted) {
-  using Keys = std::pair<const char*, const char*>;
-  for (const auto& [here, there] : {Keys{"blue", "red"}, Keys{"", "red"}, Keys{"blue", ""}}) {
+  using JobKeys = std::pair<const char*, const char*>;
+  for (const auto& [here, there] :
+       {JobKeys{"blue", "red"}, JobKeys{"", "red"}, JobKeys{"blue", ""}}) {
     SCOPED_TRACE(testing::Message() << "'" << here << "' to '" << there << "'");
     EventRecorder seen, ended;
     sim::World world;
@@ -406,7 +407,7 @@ TEST(Restart, UnderTheSameNameGivesTheOldIncarnationUpAtOnce) {
   EXPECT_EQ(a.engine.submit(stale).error().code, Errc::kPeerLost) << "before posting";
   EXPECT_EQ(a.engine.connect(first->engine.address()).error().code, Errc::kPeerLost);
   EXPECT_TRUE(world.run_until([&] { return first->engine.peers().empty(); }, 20s))
-      << "the old engine is told so when it pings";
+      << "the old engine gets a goodbye when it pings";
 }
 
 TEST(Restart, UnderAnotherNameLeavesTheOldDescriptorsToTheirLostOwner) {

@@ -420,7 +420,7 @@ using sim::Fault;
 
 // Ordered, slice-safe, no exact replay: the count of a shard must not come by another path than
 // its bytes.
-void slices(bool whole, const Fault& fault, uint64_t at) {
+void slices(bool unsplit, const Fault& fault, uint64_t at) {
   sim::NicModel model = slow_rc();
   model.exact_replay = false;
   Config config = short_timeouts_config();
@@ -441,7 +441,7 @@ void slices(bool whole, const Fault& fault, uint64_t at) {
                                           .size_bytes = 2 << 20,
                                           .imm = counter.key(),
                                           .priority = Priority::kBulk,
-                                          .unsplit = whole,
+                                          .unsplit = unsplit,
                                           .notify = pair.ended.notify(1)}));
   pair.world.run_for(5s);
   const Event* e = pair.ended.find(1);
@@ -537,12 +537,15 @@ class TwoNetworks : public testing::Test {
 TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
   const RemoteHost remote = connect(a, b);
   const PeerInfo info = *a.engine.peer_info(remote.peer);
-  using Route = std::pair<std::string, std::string>;
+  using PeerRoute = std::pair<std::string, std::string>;
   constexpr auto kHost = MemoryKind::kHost, kCuda = MemoryKind::kCuda;
-  EXPECT_EQ(route(info, kHost, kHost), Route("fast", ""));
-  EXPECT_EQ(route(info, kHost, kCuda), Route("slow", "fast: cannot access this memory kind there"));
-  EXPECT_EQ(route(info, kCuda, kHost), Route("slow", "fast: cannot access this memory kind here"));
-  EXPECT_EQ(route(info, kCuda, kCuda), Route("slow", "fast: cannot access this memory kind here"));
+  EXPECT_EQ(route(info, kHost, kHost), PeerRoute("fast", ""));
+  EXPECT_EQ(route(info, kHost, kCuda),
+            PeerRoute("slow", "fast: cannot access this memory kind there"));
+  EXPECT_EQ(route(info, kCuda, kHost),
+            PeerRoute("slow", "fast: cannot access this memory kind here"));
+  EXPECT_EQ(route(info, kCuda, kCuda),
+            PeerRoute("slow", "fast: cannot access this memory kind here"));
   EXPECT_EQ(route(info, kHost, MemoryKind::kRocm).first, "not listed") << "no network has any";
   EXPECT_EQ(info.rails_here, 2u);
   EXPECT_EQ(info.rails_there, 4u);
@@ -668,9 +671,9 @@ TEST_F(TwoNetworks, AScatterReachesEachTargetByItsOwnRoute) {
 
 TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
   const RemoteHost remote = connect(a, b, {.networks = {"slow"}});
-  using Route = std::pair<std::string, std::string>;
+  using PeerRoute = std::pair<std::string, std::string>;
   EXPECT_EQ(route(*a.engine.peer_info(remote.peer), MemoryKind::kHost, MemoryKind::kHost),
-            Route("slow", "fast: excluded by ConnectOptions::networks"));
+            PeerRoute("slow", "fast: excluded by ConnectOptions::networks"));
   Counter counter = *b.engine.make_counter();
   fill(a.bytes(), 3);
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
@@ -685,7 +688,7 @@ TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
   // The other side chose for itself.
   EXPECT_EQ(
       route(*b.engine.peer_info(b.engine.peers().at(0)), MemoryKind::kHost, MemoryKind::kHost),
-      Route("fast", ""));
+      PeerRoute("fast", ""));
 }
 
 TEST_F(TwoNetworks, MemoryThatNoAllowedNetworkReachesEndsUnreachable) {

@@ -135,7 +135,7 @@ TEST(EngineNotify, CountersAreMadeAndReleasedUnderTrafficAndTheirWaits) {
 }
 
 /// Takes what a watcher reports and checks that each step begins where the last one ended.
-struct Steps {
+struct WatchedValues {
   std::atomic<uint64_t> last{0}, events{0};
   void report(const Event& event) {
     EXPECT_EQ(event.kind, EventKind::kWatch);
@@ -149,10 +149,10 @@ struct Steps {
 TEST(EngineNotify, TheLastValueOfAWatchedWordIsNeverLost) {
   Cluster cluster(1);
   for (const bool polled : {false, true}) {
-    Steps called, read;
+    WatchedValues called, read;
     Inbox inbox = *cluster[0].make_inbox(1);
     Watcher by_call =
-        *cluster[0].make_watcher(Notify::call<&Steps::report>(&called), {.polled = polled});
+        *cluster[0].make_watcher(Notify::call<&WatchedValues::report>(&called), {.polled = polled});
     Watcher by_inbox = *cluster[0].make_watcher(Notify::inbox(inbox), {.polled = polled});
     by_call.arm();
     by_inbox.arm();

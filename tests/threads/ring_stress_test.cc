@@ -22,7 +22,7 @@ constexpr uint32_t kRounds = 20'000;
 struct Item {
   uint32_t producer = 0;
   uint32_t number = 0;
-  uint32_t left = 0;  ///< of its span, behind it
+  uint32_t left = 0;  ///< of its span, after it
 };
 
 // A small ring, so that it is full and empty all the time.

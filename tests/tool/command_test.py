@@ -32,7 +32,7 @@ class Help(unittest.TestCase):
                     self.assertLessEqual(len(line), 100, line)
 
     def test_examples_are_commands(self):
-        """Every example that ends by itself is taken by the parser: --help behind it proves it."""
+        """The parser accepts every example that ends by itself, with --help after it."""
         for level in LEVELS:
             out, _ = run(*level, "--help")
             for line in out.split("Examples:")[1].splitlines():

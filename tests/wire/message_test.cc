@@ -132,8 +132,8 @@ TEST(MessageWire, AbortKey) {
 
 TEST(MessageWire, PathsThatEnd) {
   expect_golden("91000000", samples::path_close(), decode_path_close);
-  expect_golden("a1000000 01 18171615 14131211", samples::path_state(), decode_path_drained);
-  EXPECT_EQ(*decode_path_drained(encode(samples::path_state())), samples::path_state());
+  expect_golden("a1000000 01 18171615 14131211", samples::path_drained(), decode_path_drained);
+  EXPECT_EQ(*decode_path_drained(encode(samples::path_drained())), samples::path_drained());
   EXPECT_FALSE(decode_path_drained(hex("a1000000 02 18171615 14131211"))) << "neither yes nor no";
   EXPECT_FALSE(decode_path_drained(hex("a1000000 01 18171615 141312")));
 }

@@ -482,17 +482,17 @@ TEST_F(BadInput, OfferThatIsNone) {
 }
 
 TEST_F(BadInput, PeerThatIsNoneOrNeverWas) {
-  for (const PeerId nobody : {PeerId{}, PeerId(9, 9), PeerId(UINT32_MAX, 1)}) {
-    const Errc code = nobody ? Errc::kNotFound : Errc::kInvalidArgument;
-    expect_refused(Send{.peer = nobody}, code, "peer");
-    expect_refused(Fence{.peer = nobody}, code, "peer");
-    expect_refused(a.disconnect(nobody), Errc::kNotFound, "peer");
-    expect_refused(a.peer_info(nobody), Errc::kNotFound, "peer");
+  for (const PeerId unknown : {PeerId{}, PeerId(9, 9), PeerId(UINT32_MAX, 1)}) {
+    const Errc code = unknown ? Errc::kNotFound : Errc::kInvalidArgument;
+    expect_refused(Send{.peer = unknown}, code, "peer");
+    expect_refused(Fence{.peer = unknown}, code, "peer");
+    expect_refused(a.disconnect(unknown), Errc::kNotFound, "peer");
+    expect_refused(a.peer_info(unknown), Errc::kNotFound, "peer");
     Counter counter = *a.make_counter();
-    expect_refused(counter.bind(nobody), Errc::kNotFound, "peer");
+    expect_refused(counter.bind(unknown), Errc::kNotFound, "peer");
     CounterGroup group = *a.make_counter_group();
-    expect_refused(group.add(counter, nobody), Errc::kNotFound, "peer");
-    expect_refused(group.mask(nobody), Errc::kNotFound, "peer");
+    expect_refused(group.add(counter, unknown), Errc::kNotFound, "peer");
+    expect_refused(group.mask(unknown), Errc::kNotFound, "peer");
   }
 }
 
@@ -509,7 +509,7 @@ TEST_F(BadInput, MessageAboveThePeersMaximum) {
   const auto send = [&](size_t size, BatchId in = {}) {
     return Send{.peer = to, .channel = 1, .bytes = std::span(text).first(size), .batch = in};
   };
-  // Before the peer is there only the own maximum is known; the peer's is looked at later.
+  // Before the peer is connected only the local maximum is known; the peer's is checked later.
   expect_refused(send(65'537), Errc::kTooLarge, "bytes");
   Batch early = *a.make_batch();
   ASSERT_TRUE(a.submit(send(1001, early)));
@@ -593,7 +593,7 @@ TEST_F(BadInput, NetworkThatIsNotBuiltOrNotThere) {
   auto alone = open({{.provider = "sim", .name = "nowhere", .required = false}});
   ASSERT_TRUE(alone);
   EXPECT_EQ(alone->connect(b.address()).error().code, Errc::kUnreachable);
-  EXPECT_TRUE(alone->connect(alone->address())) << "the own address is always there";
+  EXPECT_TRUE(alone->connect(alone->address())) << "an engine can always reach its own address";
   expect_refused(world.open(99, quiet()), Errc::kInvalidArgument, "node");
   Config config = quiet();
   config.networks = {{.provider = "sim"}};
@@ -705,7 +705,7 @@ TEST_F(BadInput, ClosedEngineAnswersEveryCall) {
   EXPECT_EQ(a.progress(), 0u);
   EXPECT_EQ(peers.size(), 1u);
   world.run_for(1s);
-  EXPECT_TRUE(b.peers().empty()) << "the peer was told by a goodbye";
+  EXPECT_TRUE(b.peers().empty()) << "the peer received a goodbye";
 }
 
 TEST_F(BadInput, MovedEngineAndHandlesAreInert) {

@@ -55,7 +55,7 @@ TEST_F(Dump, OfAnIdleEngineNamesItsNetworksAndRails) {
   EXPECT_EQ(all["ops_in_flight"], 0);
   EXPECT_TRUE(all["ops"].empty());
   EXPECT_TRUE(all["peers"].empty());
-  ASSERT_EQ(all["networks"].size(), 2u) << "the simulated one and the own address";
+  ASSERT_EQ(all["networks"].size(), 2u) << "the simulated one and the engine's own address";
   EXPECT_EQ(all["networks"][0]["name"], "sim");
   ASSERT_EQ(all["networks"][0]["rails"].size(), 2u);
   EXPECT_EQ(all["networks"][0]["rails"][1]["device"], "node0/sim1");
@@ -81,7 +81,7 @@ TEST_F(Dump, HasTheCapabilitiesOfEachRail) {
   EXPECT_TRUE(rails[0].caps.exact_replay);
   EXPECT_EQ(rails[0].caps.fence, FenceKind::kLocal);
   EXPECT_GT(rails[0].caps.queue_depth, 0u);
-  EXPECT_TRUE(rails[2].caps.cpu_copy) << "the own address is served by a copy";
+  EXPECT_TRUE(rails[2].caps.cpu_copy) << "the engine's own address is served by a copy";
   EXPECT_FALSE(rails[0].caps.cpu_copy);
 }
 

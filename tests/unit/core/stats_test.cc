@@ -174,7 +174,8 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   EXPECT_EQ(of(a.engine, to_b.peer).tx.queued, queued);
   EXPECT_EQ(a.engine.rail_stats()[0].tx.queued, queued / 2);
   EXPECT_EQ(a.engine.rail_stats()[1].tx.queued, queued / 2);
-  EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u) << "the own address has none of it";
+  EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u)
+      << "nothing is queued on the engine's own address";
   ASSERT_TRUE(a.engine.wait(batch));
 }
 

@@ -19,8 +19,8 @@ INSTANTIATE_TEST_SUITE_P(Models, SimPaths, testing::Bool(), [](const auto& param
 });
 
 /// What became of writes 0..n-1, each of 64 bytes of its own, after the sender's path ended.
-struct Ends {
-  explicit Ends(const std::vector<RailEvent>& events) {
+struct Completions {
+  explicit Completions(const std::vector<RailEvent>& events) {
     for (const RailEvent& event : events) {
       if (event.kind != Kind::kCompletion) continue;
       EXPECT_TRUE(reported.insert(event.cookie).second) << "reported twice: " << event.cookie;
@@ -59,7 +59,7 @@ class Burst {
   Block source, target;
 };
 
-// P1, P3: whenever the path is closed, each write ends once, and kNotDelivered is the truth.
+// P1, P3: whenever the path is closed, each write completes once, and kNotDelivered is true.
 TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
   bool some_unknown = false, some_not_delivered = false;
   for (int64_t when = 0; when < 60'000; when += 3'700) {
@@ -69,20 +69,21 @@ TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
     burst.a->rail(0).close_path(burst.path.out, false);  // again: no second kPathDown
     world.run_for(2 * kTeardownNs);
     const auto events = drain(burst.a->rail(0));
-    const Ends ends(events);
-    EXPECT_EQ(ends.reported.size(), Burst::kWrites);
+    const Completions completions(events);
+    EXPECT_EQ(completions.reported.size(), Burst::kWrites);
     EXPECT_EQ(events.back().kind, Kind::kPathDown);
     EXPECT_EQ(count_of(events, Kind::kPathDown), 1u);
     std::set<uint32_t> counted;
     world.run_for(10'000'000);
     for (const RailEvent& event : drain(burst.b->rail(0))) counted.insert(event.imm);
-    for (const uint32_t i : ends.delivered) EXPECT_TRUE(counted.contains(i) && burst.landed(i));
-    for (const uint32_t i : ends.not_delivered) {
+    for (const uint32_t i : completions.delivered)
+      EXPECT_TRUE(counted.contains(i) && burst.landed(i));
+    for (const uint32_t i : completions.not_delivered) {
       EXPECT_FALSE(counted.contains(i));
       EXPECT_EQ(burst.target.bytes[i * Burst::kSize], std::byte{0});
     }
-    some_unknown |= !ends.unknown.empty();
-    some_not_delivered |= !ends.not_delivered.empty();
+    some_unknown |= !completions.unknown.empty();
+    some_not_delivered |= !completions.not_delivered.empty();
     EXPECT_TRUE(drain(burst.a->rail(0)).empty());
   }
   EXPECT_TRUE(some_unknown && some_not_delivered) << "the closes came at the wrong times";
@@ -110,11 +111,11 @@ TEST(SimOrdered, ClosingTheTargetsEndStopsLandingAndCountsWhatWasTaken) {
   world.run_for(2 * kRetryNs);
   const auto rest = drain(burst.a->rail(0));
   sent.insert(sent.end(), rest.begin(), rest.end());
-  const Ends ends(sent);
-  EXPECT_EQ(ends.reported.size(), Burst::kWrites);
+  const Completions completions(sent);
+  EXPECT_EQ(completions.reported.size(), Burst::kWrites);
   EXPECT_EQ(sent.back().kind, Kind::kPathDown);
-  EXPECT_LE(ends.delivered.size(), taken.back().value);
-  EXPECT_FALSE(ends.unknown.empty());
+  EXPECT_LE(completions.delivered.size(), taken.back().value);
+  EXPECT_FALSE(completions.unknown.empty());
 }
 
 TEST(SimUnordered, ClosingTheTargetsEndFencesNothing) {
@@ -140,9 +141,9 @@ TEST_P(SimPaths, PeerThatClosedIsFoundOutByTime) {
   world.run_for(kRetryNs);
   const auto rest = drain(burst.a->rail(0));
   sent.insert(sent.end(), rest.begin(), rest.end());
-  const Ends ends(sent);
-  EXPECT_EQ(ends.reported.size(), Burst::kWrites);
-  EXPECT_FALSE(ends.unknown.empty());
+  const Completions completions(sent);
+  EXPECT_EQ(completions.reported.size(), Burst::kWrites);
+  EXPECT_FALSE(completions.unknown.empty());
   EXPECT_EQ(count_of(sent, Kind::kPathDown), GetParam() ? 1u : 0u);
   EXPECT_EQ(burst.target.bytes, before);
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
@@ -182,8 +183,8 @@ TEST_P(SimPaths, PostOnAPathThatIsNotUpCompletesThroughPoll) {
   }
   world.run_for(1'000'000);
   const auto events = drain(a->rail(0));
-  const Ends ends(events);
-  EXPECT_EQ(ends.not_delivered, (std::set<uint32_t>{0, 1, 2, 3}));
+  const Completions completions(events);
+  EXPECT_EQ(completions.not_delivered, (std::set<uint32_t>{0, 1, 2, 3}));
   for (const RailEvent& event : events) EXPECT_EQ(event.code, Errc::kRailLost);
 }
 

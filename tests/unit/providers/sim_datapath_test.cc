@@ -74,7 +74,7 @@ TEST(SimOrdered, WritesCountAndCompleteInPostingOrder) {
   }
 }
 
-// The last bit of a large packet from a slow NIC would come after that of a small one behind it.
+// The last bit of a large packet from a slow NIC would come after that of a small one sent later.
 TEST(SimOrdered, SlowSenderKeepsItsOrderAtAFastReceiver) {
   TestWorld world;
   NicModel slow = jittery_ordered_model();

@@ -152,8 +152,8 @@ TEST(SimEngineFaults, CrashComesBeforeAnythingElseOfItsInstant) {
 // ---- Plans --------------------------------------------------------------------------------------
 
 /// One counted write of four packets, broken after `when` events of the network.
-struct Steps {
-  explicit Steps(uint64_t when) {
+struct BrokenWrite {
+  explicit BrokenWrite(uint64_t when) {
     const uint32_t from = world.add_node(), to = world.add_node();
     const auto a = world.open(from), b = world.open(to);
     const Path path(*a, *b);
@@ -176,16 +176,16 @@ struct Steps {
 };
 
 TEST(SimFaultPlans, EveryStepOfAWriteCanBeBroken) {
-  const uint64_t all = Steps(1'000'000).events;
+  const uint64_t all = BrokenWrite(1'000'000).events;
   ASSERT_GT(all, 8u);
   std::set<uint32_t> landed;
   for (uint64_t when = 0; when <= all; ++when) {
-    const Steps steps(when);
-    landed.insert(steps.packets);
-    EXPECT_EQ(steps.counted, steps.packets == 4) << when;
+    const BrokenWrite write(when);
+    landed.insert(write.packets);
+    EXPECT_EQ(write.counted, write.packets == 4) << when;
     // The last event is the acknowledgement; before it the result is unknown.
-    EXPECT_EQ(steps.remote, when == all ? Remote::kDelivered : Remote::kUnknown) << when;
-    EXPECT_EQ(steps.world.impl->wire.applied(Fault::Kind::kBreakSender), 1u);
+    EXPECT_EQ(write.remote, when == all ? Remote::kDelivered : Remote::kUnknown) << when;
+    EXPECT_EQ(write.world.impl->wire.applied(Fault::Kind::kBreakSender), 1u);
   }
   EXPECT_EQ(landed, (std::set<uint32_t>{1, 2, 3, 4}));
 }

@@ -632,7 +632,7 @@ TEST_P(SimFaults, WrongKeyIsRefusedAndOnAnOrderedPathItTakesInnocentsAlong) {
   EXPECT_EQ(count_of(pair.got, Kind::kPathDown), ordered() ? 1u : 0u);
 }
 
-TEST_P(SimFaults, LateProofIsLateAndNothingLandsMeanwhile) {
+TEST_P(SimFaults, LateProofIsLateAndNothingLandsBeforeIt) {
   Pair pair(world, model());
   world.now(Fault::late_proof(pair.to, Nanos(5'000'000)));
   pair.post(50, 6'000);
