@@ -281,7 +281,7 @@ TEST_P(Conformance, P04CancelWithASilentPeerEndsWithinTheDrainBound) {
     expect_service(b());
   }
   EXPECT_GT(unknown, 0u) << "the peer was silent beyond the bound";
-  EXPECT_GT(not_delivered, 0u) << "what was not posted needs no report of the peer";
+  EXPECT_GT(not_delivered, 0u) << "writes that were not posted need no report from the peer";
 }
 
 TEST_P(Conformance, P04CancelKnowsAllWhenThePeerIsBackInTime) {
@@ -333,9 +333,9 @@ void Conformance::others_are_served(const FaultAction& inject,
     })) << ea().dump();
     wait_idle();
     writes.check(Target::kConnected);
-    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "a fault of another peer";
+    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "the fault was another peer's";
     if (GetParam().caps.virtual_time) {
-      EXPECT_LE(writes.last_completion() - start, 10ms) << "nor did it wait for the other peer";
+      EXPECT_LE(writes.last_completion() - start, 10ms) << "the write waited for the other peer";
     }
     EXPECT_EQ(ea().peer_info(ac.peer)->state, PeerState::kConnected);
     check_b(to_b);

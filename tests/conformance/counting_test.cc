@@ -43,7 +43,7 @@ TEST_P(Conformance, P06EveryByteIsThereAtTheInstantTheCountIsMet) {
       EXPECT_EQ(event.value, 1u);
       EXPECT_TRUE(there) << "the count came before its bytes";
       EXPECT_TRUE(untouched(0, 100));
-      EXPECT_TRUE(untouched(100 + size, 1000)) << "and nothing besides";
+      EXPECT_TRUE(untouched(100 + size, 1000)) << "bytes after the write were changed";
       met.then = {};
     }
   }
@@ -122,7 +122,7 @@ TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
     EXPECT_FALSE(early) << size;
     ++taken;
   }
-  EXPECT_GT(steps_before, 0u) << "the check looked";
+  EXPECT_GT(steps_before, 0u) << "the check never ran";
   hook.end();
   wait_idle();
   EXPECT_EQ(counter.count(), taken);
@@ -187,10 +187,11 @@ TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
   auto counter = *eb().make_counter();
   EventRecorder& met = recorder();
   ASSERT_TRUE(counter.expect(3, met.notify(1)));
-  EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kBusy) << "one at a time";
+  EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kBusy)
+      << "only one expectation may be armed";
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
   wait_idle();
-  EXPECT_EQ(met.count(), 0u) << "two are not three";
+  EXPECT_EQ(met.count(), 0u) << "met by two counts of three";
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
   wait_completion(met, 1);
   wait_idle();
@@ -236,7 +237,8 @@ TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   ASSERT_TRUE(until([&] { return order.size() == kWrites; }));
   EXPECT_EQ(wrong, 0u);
   if (GetParam().caps.overtaking) {
-    EXPECT_FALSE(std::is_sorted(order.begin(), order.end())) << "nothing overtook: a weak test";
+    EXPECT_FALSE(std::is_sorted(order.begin(), order.end()))
+        << "no write overtook another: the test shows nothing";
   }
   wait_idle();
   EXPECT_EQ(order.size(), kWrites);
@@ -288,7 +290,7 @@ TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
                           b().in.bytes.data() + 7 + (2 * i + 1) * 1100, kPage),
               0)
         << i;
-    EXPECT_TRUE(untouched(7 + 2 * i * 1100, 1100)) << "between the pages";
+    EXPECT_TRUE(untouched(7 + 2 * i * 1100, 1100)) << "bytes between the pages were changed";
   }
   b().in.clear();
   std::vector<ScatterTarget> targets;
@@ -380,13 +382,13 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));
     run_for(2 * kMoment);
     hook.end();
-    EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
+    EXPECT_EQ(counter.count(), kWrites) << "count and writes differ with nothing in flight";
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(below_whole, 0u);
     EXPECT_EQ(unsplit ? above_whole : 0u, 0u)
         << "an unsplit write counts only when all of it has landed";
     EXPECT_GT(samples, 3u);
-    EXPECT_GT(partial, 0u) << "never seen half-arrived";
+    EXPECT_GT(partial, 0u) << "no write was ever seen half landed: the test shows nothing";
   }
 }
 

@@ -42,7 +42,7 @@ void Conformance::everything_is_delivered_once(const FaultAction& inject,
     EXPECT_EQ(eb().stats().stale_imms, 0u);
     again += ea().stats().tx.retried;
   }
-  EXPECT_GT(again, 0u) << "nothing had to be sent again: a weak test";
+  EXPECT_GT(again, 0u) << "nothing was sent again: the test shows nothing";
 }
 
 TEST_P(Conformance, P10WhatABrokenPathCarriedIsDeliveredOnce) {
@@ -161,7 +161,7 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
     run_for(10ms);
     hook.end();
     run_for(1s);
-    EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
+    EXPECT_EQ(counter.count(), kWrites) << "count and writes differ with nothing in flight";
     EXPECT_TRUE(arrived(0, kWrites * kSize));
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(unsplit ? above_whole : 0u, 0u)

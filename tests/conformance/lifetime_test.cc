@@ -300,7 +300,8 @@ TEST_P(Conformance, P22AMovedFromHandleIsEmptyAndHarmless) {
   auto counter2 = std::move(counter);
   auto batch2 = std::move(batch);
   auto inbox2 = std::move(inbox);
-  ASSERT_TRUE(ea().submit(Timer{.batch = batch2, .notify = notify})) << "moving it is fine";
+  ASSERT_TRUE(ea().submit(Timer{.batch = batch2, .notify = notify}))
+      << "a moved handle stays valid";
   ASSERT_TRUE(inbox2.wait(kLong));
   Event event;
   EXPECT_EQ(inbox2.poll({&event, 1}), 1u);

@@ -47,7 +47,7 @@ struct Counting : Program {
 
   static void note(void* self, uint32_t cookie, Errc code) {
     auto& program = *static_cast<Counting*>(self);
-    require(program.ended < 4, "ends without end");
+    require(program.ended < 4, "too many completions");
     program.ends[program.ended++] = {cookie, code};
     if (cookie == kFirst && code == Errc::kOk) program.on_met();
   }
@@ -62,7 +62,7 @@ struct Counting : Program {
     data[index] = 1;
     arrive(key, cut);
   }
-  void see(int index) { require(data[index] == 1, "counted before it was there"); }
+  void see(int index) { require(data[index] == 1, "counted before its bytes landed"); }
   /// As Counter::wait() does.
   Errc wait(const CounterTable::Armed& armed) {
     for (;;) {
@@ -81,7 +81,7 @@ struct Counting : Program {
     const auto next = table.acquire(++clock_ns, 0);
     require(next.has_value(), "the slot is held for ever");
     if (!next) return;
-    require(table.live_count() == 1, "live keys are miscounted");
+    require(table.live_count() == 1, "the number of live counter keys is wrong");
     require(table.count(*next) == 0, "counts of another generation");
     const uint32_t before = ended;
     require(table.expect(*next, 1, kSecond).has_value(), "the record is held for ever");
@@ -102,7 +102,7 @@ struct ArmMeetsTheArrival : Counting {
   void on_met() override { see(0); }
   void check() override {
     require(ended + met == 1, "not reported exactly once");
-    require(table.count(key) == 0, "something is left");
+    require(table.count(key) == 0, "a count is left");
     next_generation_is_clean();
   }
 };
@@ -121,11 +121,13 @@ struct TwoArm : Counting {
     met[index] = one.has_value() && one->met;
   }
   void check() override {
-    require(met[0] + met[1] == kThere, "what was there was not taken once");
-    require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1), "two hold the record");
+    require(met[0] + met[1] == kThere, "the present count was not taken exactly once");
+    require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1),
+            "two expectations hold the record");
     arrive(key);
     if (armed[0] || armed[1]) {
-      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "reported the wrong one");
+      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk),
+              "the wrong expectation was reported");
     }
     next_generation_is_clean();
   }
@@ -138,7 +140,8 @@ struct WaiterMeetsTheArrival : Counting {
     const auto armed = table.expect(key, 1, CounterTable::kWaiter);
     if (!armed->met) require(wait(*armed) == Errc::kOk, "unexpected completion");
     see(0);
-    require(!table.cancel(armed->expectation, Errc::kCancelled), "cancelled after its end");
+    require(!table.cancel(armed->expectation, Errc::kCancelled),
+            "cancelled after it had completed");
   }
   void check() override { next_generation_is_clean(); }
 };
@@ -152,7 +155,7 @@ struct TwoArrivalsOneWaiter : Counting {
     see(0);
     see(1);
   }
-  void check() override { require(table.count(key) == 0, "something is left"); }
+  void check() override { require(table.count(key) == 0, "a count is left"); }
 };
 
 struct TwoArrivalsOneCallback : Counting {
@@ -202,7 +205,7 @@ struct CancelMeetsTheNextExpectation : Counting {
     if (!armed_again) armed_again = table.expect(key, 3, kSecond).has_value();
     require(armed_again, "the record is held for ever");
     // What the first did not take is there for the second, no more and no less.
-    require(table.count(key) == (cancelled ? 1u : 0u), "counts made or lost");
+    require(table.count(key) == (cancelled ? 1u : 0u), "counts were invented or lost");
     for (uint32_t i = cancelled ? 1 : 0; i < 2; ++i) arrive(key);
     require(ended == 1, "met too early");
     arrive(key);
@@ -225,7 +228,8 @@ struct ResultMeetsALateCancel : Counting {
   }
   void check() override {
     const auto end = table.result(first.expectation);
-    require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk), "ends in doubt");
+    require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk),
+            "the result is not the expected one");
     next_generation_is_clean();
   }
 };
@@ -245,7 +249,7 @@ struct WaiterCancelAndArrival : Counting {
     if (code == Errc::kOk) see(0);
   }
   void check() override {
-    require(table.count(key) == (cancelled ? 1u : 0u), "counts made or lost");
+    require(table.count(key) == (cancelled ? 1u : 0u), "counts were invented or lost");
     require(table.expect(key, 2, kSecond).has_value(), "the record is held for ever");
   }
 };
@@ -284,11 +288,11 @@ struct ArrivalMeetsTheNextGeneration : Counting {
   }
   void on_met() override { see(0); }
   void check() override {
-    require(ended == 1 && ends[0].cookie == kFirst, "reported twice, or the wrong one");
-    require(untaken == 0, "owes what was taken");
+    require(ended == 1 && ends[0].cookie == kFirst, "reported twice, or the wrong expectation");
+    require(untaken == 0, "reports counts as untaken that were taken");
     if (!next) return next_generation_is_clean();
     require(table.count(*next) == 0, "counted in another generation");
-    require(table.live_count() == 1, "live keys are miscounted");
+    require(table.live_count() == 1, "the number of live counter keys is wrong");
     arrive(*next);
     require(ended == 2 && ends[1].cookie == kSecond, "lost in the next generation");
   }
@@ -304,7 +308,7 @@ struct LastArrivalMeetsTheNextExpectation : Counting {
     armed_again = table.expect(key, 2, kSecond).has_value();
   }
   void check() override {
-    require(ended_once(kFirst, Errc::kOk), "reported the wrong one");
+    require(ended_once(kFirst, Errc::kOk), "the wrong expectation was reported");
     require(armed_again || table.expect(key, 2, kSecond).has_value(), "the record is held");
     arrive(key);
     require(ended == 1, "met too early");
@@ -365,7 +369,7 @@ struct LinkMeetsAnArrival : Linked {
     table.set_parent(key, parent);
   }
   void check() override {
-    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+    require(table.count(key) == 2 && table.count(parent) == 2, "forwarded twice, or not at all");
   }
 };
 
@@ -375,7 +379,7 @@ struct TwoArrivalsAtAMember : Linked {
   void thread(int) override { arrive(key); }
   void check() override {
     table.set_parent(key, CounterKey{});
-    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+    require(table.count(key) == 2 && table.count(parent) == 2, "forwarded twice, or not at all");
   }
 };
 
@@ -392,8 +396,8 @@ struct MoveMeetsAnArrival : Linked {
     table.set_parent(key, other);
   }
   void check() override {
-    require(table.count(key) == 1 && table.count(other) == 1, "passed on twice, or not at all");
-    require(table.count(parent) == at_unlink, "passed on after the unlink had returned");
+    require(table.count(key) == 1 && table.count(other) == 1, "forwarded twice, or not at all");
+    require(table.count(parent) == at_unlink, "forwarded after the unlink had returned");
   }
 };
 
@@ -415,7 +419,7 @@ struct ArrivalMeetsTheNextLink : Linked {
     if (again) table.set_parent(*again, other);
   }
   void check() override {
-    require(table.count(parent) == untaken, "not passed on");
+    require(table.count(parent) == untaken, "not forwarded");
     require(table.count(other) == 0, "forwarded to the parent of another generation");
   }
 };

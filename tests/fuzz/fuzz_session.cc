@@ -318,7 +318,7 @@ void FuzzSession::check_honest(const Side& from, const Side& to, bool idle) cons
     }
     std::ranges::sort(expected);
     std::ranges::sort(arrived);
-    FABRIC_CHECK(arrived == expected, "a message that was not sent, or twice");
+    FABRIC_CHECK(arrived == expected, "received a message twice, or one that was never sent");
   }
   FABRIC_CHECK(test::untouched(in.subspan(rounds_ * kSlotBytes)), "a write of another peer landed");
 }
@@ -358,7 +358,7 @@ void FuzzSession::finish() {
   closing_ = true;
   const int64_t began = world_->wire.now_ns();
   const auto closed = engine.close();
-  FABRIC_CHECK(closed.has_value(), "a peer keeps the engine open");
+  FABRIC_CHECK(closed.has_value(), "a peer prevents the engine from closing");
   FABRIC_CHECK(world_->wire.now_ns() - began <= (2 * kDrain).count());
   FABRIC_CHECK(engine.stats().ops_in_flight == 0);
   run_for(kLost + kDrain);

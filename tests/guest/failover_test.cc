@@ -105,7 +105,8 @@ class Failover : public testing::Test {
       return failed() != 0 || (ab->outstanding() > kSlots / 2 && ba->outstanding() > kSlots / 2);
     });
     EXPECT_TRUE(loaded && failed() == 0)
-        << "there is never much in flight both ways: " << ab->describe() << ba->describe();
+        << "too few writes in flight in one of the directions: " << ab->describe()
+        << ba->describe();
     broken();
     return {ab->outstanding(), ba->outstanding()};
   }
@@ -174,7 +175,8 @@ TEST_F(Failover, WhatFliesWhenARailBreaksIsDeliveredOnceOverTheOther) {
     expect_all_rails(*a, *b, both());
   }
   expect_exact();
-  EXPECT_GT(both_ways, trials * 3 / 4) << "breaks without writes in flight both ways show little";
+  EXPECT_GT(both_ways, trials * 3 / 4)
+      << "the breaks hit no writes in flight: the test shows little";
 }
 
 TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
@@ -205,7 +207,7 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
     during += between > 0;
   }
   std::printf("%lu second breaks came when writes had been sent again\n", during);
-  EXPECT_GT(during, 0u) << "none came during a replay: a weak test";
+  EXPECT_GT(during, 0u) << "no break hit a replay: the test shows nothing";
   expect_exact();
 }
 

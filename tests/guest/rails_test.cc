@@ -91,13 +91,13 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
                                     .batch = batch}));
     during();
     ASSERT_TRUE(a.wait(batch, 20s)) << a.dump();  // before its deadline: one that is stuck shows
-    ASSERT_TRUE(counter.wait(kPages, 30s)) << "of flap " << requests << "\n" << b.dump();
+    ASSERT_TRUE(counter.wait(kPages, 30s)) << "flap " << requests << "\n" << b.dump();
     for (uint32_t page = 0; page < kPages; ++page) {
       const auto here = source.bytes().subspan(page * kPage, kPage);
       const auto there = target.bytes().subspan((kPages - 1 - page) * kPage, kPage);
       ASSERT_TRUE(std::ranges::equal(here, there)) << "page " << page;
     }
-    EXPECT_EQ(counter.count(), 0u) << "not one more";
+    EXPECT_EQ(counter.count(), 0u) << "counted more than once";
   };
   write_all([] {});
   Rng rng(test_seed());

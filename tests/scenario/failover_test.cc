@@ -347,7 +347,7 @@ TEST(Failover, TheLossOfAPeerCompletesWhatIsInDoubtWithItAndNothingElse) {
   EXPECT_EQ(setup.seen.events[0].tag, 1u);
   EXPECT_EQ(setup.seen.events[0].code, Errc::kPeerLost);
   EXPECT_LE(setup.world.now(), died + short_timeouts_config().lost_timeout + 1ms);
-  EXPECT_EQ(setup.seen.count(), 1u) << "the other is still asked";
+  EXPECT_EQ(setup.seen.count(), 1u) << "the other path still waits for its drain report";
 
   setup.happens(Fault::resume(2));
   ASSERT_TRUE(setup.world.run_until([&] { return setup.seen.count() > 1; }, 1s));

@@ -88,13 +88,13 @@ TEST_F(HostilePeer, TheSameHelloTwiceDoesNotStopAFenceOrClose) {
   turn(1ms);
   open(11, hello);
   turn(1ms);
-  EXPECT_EQ(accepted(), 1u) << "one end, one name";
+  EXPECT_EQ(accepted(), 1u) << "two paths were opened under one name";
   turn(5ms);
   EventRecorder fenced(&engine);
   ASSERT_TRUE(engine.submit(Fence{.peer = peer, .timeout = 3s, .notify = fenced.notify(1)}));
   for (int i = 0; i < 50; ++i) turn(100ms);
   ASSERT_NE(fenced.find(1), nullptr);
-  EXPECT_EQ(fenced.find(1)->code, Errc::kOk) << "kLocal: its paths in are the only way";
+  EXPECT_EQ(fenced.find(1)->code, Errc::kOk) << "kLocal: only its inbound paths reach this engine";
   const Nanos began = engine.now();
   const auto closed = engine.close();
   EXPECT_TRUE(closed) << to_string(closed.error().code);
@@ -226,7 +226,7 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
     if (state() >= PeerState::kLost) break;
   }
   for (int i = 0; i < 30; ++i) turn(100ms);
-  EXPECT_EQ(ended.count(), 300u) << "each once, whatever was reported of its path";
+  EXPECT_EQ(ended.count(), 300u) << "each write must complete once, whatever its path reported";
   const auto closed = engine.close();
   EXPECT_TRUE(closed) << to_string(closed.error().code);
 }
@@ -249,7 +249,7 @@ TEST_F(HostilePeer, AReopenLoopBacksOff) {
     }
     scripted.frames.clear();
   }
-  EXPECT_LT(opens, 200u) << "in one second";
+  EXPECT_LT(opens, 200u) << "too many path requests in one second";
 }
 
 TEST_F(HostilePeer, BoundlessTimesInAHello) {
@@ -282,7 +282,7 @@ TEST_F(HostilePeer, AnswersOfTheWrongKind) {
   for (const Event& e : ended.events) {
     if (e.tag != 1) continue;
     EXPECT_EQ(e.code, Errc::kPeerLost) << "the fence ended the session";
-    EXPECT_EQ(e.remote, Remote::kUnknown) << "it was sent, and nothing answered it";
+    EXPECT_EQ(e.remote, Remote::kUnknown) << "it was sent, and never answered";
   }
   EXPECT_EQ(ended.count(), 4u);
   EXPECT_TRUE(engine.close());

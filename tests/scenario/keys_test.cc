@@ -64,7 +64,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
     uint64_t stale = 0;
     for (uint32_t round = 0; round < 4; ++round) {
       Counter old = *receiver.engine.make_counter();
-      EXPECT_TRUE(keys.insert(old.key()).second) << "a key value came back at once";
+      EXPECT_TRUE(keys.insert(old.key()).second) << "a counter key value was reused at once";
       send(old.key(), kLate);
       ASSERT_TRUE(world.run_until([&] { return old.count() >= kLate / 4; }, 1s));
       const uint64_t in_time = old.count();
@@ -79,7 +79,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
       ASSERT_TRUE(fresh.wait(kNew));
       ASSERT_TRUE(sender.engine.wait(batch)) << "the sender is not affected";
       world.run_for(1ms);
-      EXPECT_EQ(fresh.count(), 0u) << "a late write counted under the new key";
+      EXPECT_EQ(fresh.count(), 0u) << "a late write counted under the new counter key";
       stale += kLate - in_time;
       EXPECT_EQ(receiver.engine.stats().stale_imms, stale);
     }
@@ -288,7 +288,8 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
   EXPECT_EQ(recorder.events[0].code, Errc::kOk);
   EXPECT_TRUE(moe.received(0, 1, 2));
   EXPECT_TRUE(moe.received(0, 2, 2));
-  EXPECT_TRUE(moe.groups[0].missing().size() == 2u) << "the two that are left owe the next step";
+  EXPECT_TRUE(moe.groups[0].missing().size() == 2u)
+      << "the two remaining members have not arrived at the next step";
 
   // What rank 3 sends now is stale, and the next steps are complete with two.
   const uint64_t stale = moe.mesh.engine(0).stats().stale_imms;
@@ -302,7 +303,8 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
     ASSERT_TRUE(moe.groups[0].wait(2));
     EXPECT_TRUE(moe.received(0, 1, step) && moe.received(0, 2, step));
   }
-  EXPECT_EQ(moe.groups[0].mask(last).error().code, Errc::kNotFound) << "masked already";
+  EXPECT_EQ(moe.groups[0].mask(last).error().code, Errc::kNotFound)
+      << "the member is already masked";
 }
 
 TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
@@ -318,7 +320,8 @@ TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
   ASSERT_TRUE(moe.mesh.world.run_until([&] { return recorder.count() == 1; }, 1s));
   EXPECT_EQ(recorder.events[0].code, Errc::kPeerLost);
   EXPECT_EQ(recorder.events[0].peer, moe.mesh.remotes[0][3].peer);
-  EXPECT_LT(moe.mesh.world.now() - before, 1s) << "by its goodbye, not by a deadline";
+  EXPECT_LT(moe.mesh.world.now() - before, 1s)
+      << "the loss must be reported by the goodbye, not by a deadline";
 }
 
 // ---- Key-value cache ----------------------------------------------------------------------------
@@ -417,7 +420,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
       EXPECT_EQ(layers[layer].count(), 0u);
     }
     EXPECT_EQ(prefill.pushed, P::kLayers);
-    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that come together are reported together";
+    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that arrive together must be reported together";
     ASSERT_TRUE(mesh.engine(0).wait(prefill.batch()));
     // Only those pages were written.
     uint64_t written = 0;

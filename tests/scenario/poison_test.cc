@@ -115,7 +115,7 @@ TEST(PoisonedKey, EndsEveryWaitAndNamesThePeer) {
   EXPECT_EQ(event.peer, setup.all[0].there);
   // It stays poisoned for every wait, whatever else arrives.
   setup.write(1, bad.key());
-  EXPECT_EQ(setup.next_end().code, Errc::kOk) << "to its sender it is an ordinary key";
+  EXPECT_EQ(setup.next_end().code, Errc::kOk) << "the sender must not notice";
   EXPECT_EQ(bad.wait(1, 1s).error().code, Errc::kAborted);
   EXPECT_EQ(bad.expect(1, {}).error().code, Errc::kAborted);
   EXPECT_FALSE(bad.try_take(1));
@@ -138,7 +138,8 @@ TEST(PoisonedKey, EndsAWaitThatIsAlreadyThere) {
   setup.write(0, counter.key());
   const Nanos began = setup.world.now();
   EXPECT_EQ(counter.wait(2, 10s).error().code, Errc::kAborted);
-  EXPECT_LE(setup.world.now() - began, Nanos(1s)) << "as soon as the sender's NIC gives up";
+  EXPECT_LE(setup.world.now() - began, Nanos(1s))
+      << "the wait must end when the sender's NIC gives up";
 }
 
 TEST(PoisonedKey, IsNotMadeByAWriteThatCountsNothing) {
@@ -165,7 +166,7 @@ TEST(PoisonedKey, OfManyPartsEndsTheKeyOfThePartOnly) {
   setup.happens(Fault::lose_acks(setup.all[0].node, kReceiver));
   ASSERT_TRUE(from.engine.submit(
       Scatter{.source = from.memory.id(), .targets = targets, .notify = setup.ended.notify()}));
-  EXPECT_EQ(setup.next_end().parts_unknown, 2u) << "both of unknown fate";
+  EXPECT_EQ(setup.next_end().parts_unknown, 2u) << "both parts must be of unknown fate";
   setup.happens(Fault::keep_acks(setup.all[0].node, kReceiver));
   EXPECT_EQ(setup.await(1).code, Errc::kAborted);
   setup.write(0, second.key());
@@ -195,7 +196,7 @@ void goes_on_without(uint32_t victim, Errc code,
   PoisonSetup setup(3);
   Group group(setup);
   for (uint32_t i = 0; i < 3; ++i) setup.write(i, group.key(i));
-  ASSERT_TRUE(group.group.wait(3, 5s)) << "a step as it should be";
+  ASSERT_TRUE(group.group.wait(3, 5s)) << "an undisturbed step must complete";
 
   ASSERT_TRUE(group.group.expect(3, setup.waited.notify(1), 60s));
   for (uint32_t i = 0; i < 3; ++i) {
@@ -208,11 +209,11 @@ void goes_on_without(uint32_t victim, Errc code,
   EXPECT_EQ(event.code, code);
   EXPECT_EQ(event.peer, peer);
   EXPECT_EQ(group.group.missing(), std::vector<PeerId>{peer});
-  EXPECT_EQ(group.group.wait(3, 1s).error().code, code) << "not before it is masked";
+  EXPECT_EQ(group.group.wait(3, 1s).error().code, code) << "the member is not masked yet";
 
   ASSERT_TRUE(group.group.mask(peer));
   EXPECT_TRUE(group.group.missing().empty());
-  EXPECT_TRUE(group.group.wait(3, 1s)) << "what the others had sent is still there";
+  EXPECT_TRUE(group.group.wait(3, 1s)) << "counts of the other members were lost";
   const uint64_t stale = setup.receiver->engine.stats().stale_imms;
   setup.happens(Fault::resume(setup.all[victim].node));
   for (uint32_t step = 0; step < 3; ++step) {
@@ -223,7 +224,7 @@ void goes_on_without(uint32_t victim, Errc code,
       if (i == victim && same_session) setup.write(i, group.key(i));
     }
     setup.world.run_for(10ms);
-    EXPECT_EQ(group.group.count(), 0u) << "a masked one counts";
+    EXPECT_EQ(group.group.count(), 0u) << "a masked member counted";
     for (uint32_t i = 0; i < 3; ++i) {
       if (i != victim) setup.write(i, group.key(i));
     }
@@ -318,7 +319,7 @@ TEST(ClosedName, IsProvedOnlyByTheReplyOfEverySender) {
   EXPECT_EQ(close_after([](PoisonSetup&, CounterKey) {}), Quiescence::kProved);
   EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey key) { setup.write(1, key, 10); }),
             Quiescence::kProved)
-      << "what is posted drains, what is queued ends";
+      << "posted writes drain, queued ones are refused";
   EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey) { setup.happens(Fault::stop(kNode)); }),
             Quiescence::kQuarantined);
   EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey) {
@@ -334,14 +335,14 @@ TEST(ClosedName, IsProvedOnlyByTheReplyOfEverySender) {
   EXPECT_EQ(
       close_after([](PoisonSetup& setup, CounterKey key) { setup.write_of_unknown_fate(1, key); }),
       Quiescence::kQuarantined)
-      << "it may still land, and its sender cannot tell";
-  EXPECT_LE(took, Nanos(10ms)) << "but it can report that at once";
+      << "the write may still land: its sender cannot prove otherwise";
+  EXPECT_LE(took, Nanos(10ms)) << "the sender must answer at once";
   EXPECT_EQ(close_after([](PoisonSetup& setup, CounterKey) {
               setup.happens(Fault::stop(kNode));
               ASSERT_TRUE(setup.world.at(setup.world.now() + 1s, Fault::resume(kNode)));
             }),
             Quiescence::kProved)
-      << "late, but in time";
+      << "the reply came late, but in time";
 }
 
 TEST(ClosedName, EndsWhatASenderHasQueuedAndNothingElse) {
@@ -388,7 +389,7 @@ TEST(LateCount, OfAReleasedKeyNeverCountsInItsNextGeneration) {
       setup.write(0, counter.key(), 3);
       for (uint32_t i = 0; i < 10; ++i) {
         setup.world.run_for(100us);
-        ASSERT_EQ(counter.count(), 0u) << "its own counts are late, and the others are stale";
+        ASSERT_EQ(counter.count(), 0u) << "a late or stale write was counted";
       }
       late += 3;
     }
@@ -420,7 +421,8 @@ TEST(Names, OfOnePeerAreBoundedAndNoOtherPeerPays) {
   setup.resolve(0, 100);
   setup.happens(Fault::crash(setup.all[0].node));
   setup.world.run_for(20s);
-  EXPECT_EQ(setup.receiver->engine.stats().counters, 2u) << "its names went with it";
+  EXPECT_EQ(setup.receiver->engine.stats().counters, 2u)
+      << "the names of the lost peer were not released";
 }
 
 // ---- Members ------------------------------------------------------------------------------------

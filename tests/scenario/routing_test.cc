@@ -53,7 +53,7 @@ TEST_P(DifferentRails, ShareALargeWriteAndCountItOnce) {
   ASSERT_TRUE(counter.wait(1));
   EXPECT_TRUE(holds(receiver.bytes(), 7));
   ASSERT_TRUE(sender.engine.wait(batch));
-  EXPECT_EQ(counter.count(), 0u) << "one write is one count";
+  EXPECT_EQ(counter.count(), 0u) << "one write counted more than once";
 
   const PeerInfo info = *sender.engine.peer_info(remote.peer);
   EXPECT_EQ(info.rails_here, here);
@@ -364,7 +364,8 @@ TEST(TwoHalfArrivedWrites, MeetNoExpectationWhileAByteIsMissing) {
     ASSERT_TRUE(halves.world.run_until([&] { return recorder.count() == 1; }, 1s));
     EXPECT_TRUE(whole_when_met);
     EXPECT_EQ(recorder.events[0].value, 2u);
-    EXPECT_EQ(halves.receiver.engine.stats().rx.imms, 4u) << "the test needs cut writes";
+    EXPECT_EQ(halves.receiver.engine.stats().rx.imms, 4u)
+        << "the writes were not cut: the test shows nothing";
   }
 }
 
@@ -400,7 +401,8 @@ TEST(TwoHalfArrivedWrites, AreCountedExactlyWhenTheyAreWhole) {
     TwoHalves halves(seed);
     const EachStep check(halves.world, [&] {
       const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
-      EXPECT_LE(halves.counter.count(), whole) << "uncut writes are exact at every instant";
+      EXPECT_LE(halves.counter.count(), whole)
+          << "counts of unsplit writes must be exact at every instant";
     });
     for (uint64_t i = 0; i < 2; ++i) {
       ASSERT_TRUE(
@@ -446,7 +448,7 @@ void slices(bool unsplit, const Fault& fault, uint64_t at) {
   pair.world.run_for(5s);
   const Event* e = pair.ended.find(1);
   ASSERT_NE(e, nullptr);
-  EXPECT_FALSE(met && !right) << "counted as whole, and bytes are missing; sender reports "
+  EXPECT_FALSE(met && !right) << "counted, and bytes are missing; sender reports "
                               << to_string(e->code) << " " << to_string(e->remote) << " at " << at;
 }
 TEST(Slices, CountComesByThePathOfItsBytes) {
@@ -583,7 +585,7 @@ TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndSubscribersAreNotifie
     }
     world.run_for(1ms);
     if (!reroute) {
-      EXPECT_EQ(write(), Errc::kRailLost) << "not without leave";
+      EXPECT_EQ(write(), Errc::kRailLost) << "rerouted without permission";
       EXPECT_EQ(route().network, "fast");
       return;
     }

@@ -113,7 +113,7 @@ TEST(LargeWorld, OfDefaultEnginesWithEightRailsFitsInto4GiBAndCarriesEveryByte) 
   }
   if (kBytesCounted) {
     const uint64_t grown = resident_bytes() - before;
-    EXPECT_LE(grown, 4 * kGiB * kNodes / 256) << "a share of 4 GiB each";
+    EXPECT_LE(grown, 4 * kGiB * kNodes / 256) << "a node uses more than its share of 4 GiB";
     RecordProperty("resident_mib", static_cast<int>(grown >> 20));
   }
 }

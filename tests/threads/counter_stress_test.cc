@@ -251,11 +251,11 @@ class Receiver {
     }
     arrivals.drain();
     canceller.join();
-    EXPECT_EQ(canceller.hits, cancels_) << "each cancel that says so ended one expectation";
-    EXPECT_EQ(canceller.seqs, cancelled_seqs_) << "and it was the one that was meant";
-    EXPECT_EQ(calls_.load(), callbacks_) << "exactly one call for each";
+    EXPECT_EQ(canceller.hits, cancels_) << "each successful cancel must end one expectation";
+    EXPECT_EQ(canceller.seqs, cancelled_seqs_) << "a cancel ended another expectation";
+    EXPECT_EQ(calls_.load(), callbacks_) << "each expectation must be reported once";
     EXPECT_GE(round_, kRoundsMin);
-    EXPECT_GT(arrivals.stale(), 0u) << "no late traffic: the test has lost its point";
+    EXPECT_GT(arrivals.stale(), 0u) << "no late traffic: the test shows nothing";
     std::printf("rounds %u cancels %lu sleeps %lu callbacks %lu stale %lu\n", round_,
                 static_cast<unsigned long>(cancels_), static_cast<unsigned long>(sleeps_),
                 static_cast<unsigned long>(callbacks_),
@@ -311,7 +311,7 @@ class Receiver {
     uint64_t ended;
     while (((ended = ended_.load(std::memory_order_acquire)) >> 8) != cookies_) {
       if (Clock::now() > until) {
-        ADD_FAILURE() << "never called, round " << round_;
+        ADD_FAILURE() << "never reported, round " << round_;
         break;
       }
       std::this_thread::yield();
@@ -328,7 +328,7 @@ class Receiver {
       ++sleeps_;
       waiters.sleep(ticket, Nanos(kHang).count());
       if (Clock::now() > until) {
-        ADD_FAILURE() << "slept through the end, round " << round_;
+        ADD_FAILURE() << "the wake-up was lost, round " << round_;
         return Errc::kTimeout;
       }
     }
@@ -353,7 +353,7 @@ class Receiver {
         ASSERT_EQ(payload_[w][part], round_) << "counted before it landed";
       }
     }
-    ASSERT_EQ(table_.count(key_), 0u) << "residue in round " << round_;
+    ASSERT_EQ(table_.count(key_), 0u) << "counts left over in round " << round_;
   }
 
   /// Ends the generation with traffic still in flight. None of it may count in the next one.
@@ -386,9 +386,9 @@ class Receiver {
   void check_empty() {
     const uint32_t eighth = make_imm(key_, 8);
     for (uint32_t i = 0; i < 7; ++i) table_.arrive({&eighth, 1});
-    ASSERT_EQ(table_.count(key_), 0u) << "residue in round " << round_;
+    ASSERT_EQ(table_.count(key_), 0u) << "counts left over in round " << round_;
     table_.arrive({&eighth, 1});
-    ASSERT_TRUE(table_.try_take(key_, 1)) << "debt in round " << round_;
+    ASSERT_TRUE(table_.try_take(key_, 1)) << "counts missing in round " << round_;
     ASSERT_FALSE(table_.try_take(key_, 1));
   }
 
@@ -437,14 +437,15 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
     const uint64_t n = i % 7 * 50 + 1;  // adjacent ones differ, so that a wrong n shows
     const auto armed = table.expect(key, n, CounterTable::kWaiter);
     if (!armed) {
-      EXPECT_EQ(armed.error().code, Errc::kBusy) << "the canceller was stopped with the pin";
+      EXPECT_EQ(armed.error().code, Errc::kBusy)
+          << "the canceller was preempted while it held the pin";
       continue;
     }
     armed_as.store(armed->expectation.seq, std::memory_order_relaxed);
     const auto hang = Clock::now() + kHang;
     while (!table.result(armed->expectation).done) {
       if (Clock::now() > hang) {
-        ADD_FAILURE() << "never ended";
+        ADD_FAILURE() << "never completed";
         break;
       }
       std::this_thread::yield();
@@ -530,7 +531,7 @@ class LinkedMember {
       std::this_thread::yield();
     }
     ASSERT_TRUE(table_.result(armed->expectation).done)
-        << "the parent has not got all: " << table_.count(second) << " of " << kCounts;
+        << "counts missing at the parent: " << table_.count(second) << " of " << kCounts;
     // The threads have said nothing yet: the count alone orders their writes before this.
     for (const auto& half : payload_) {
       for (const uint32_t written : half) ASSERT_EQ(written, round) << "counted before it landed";
@@ -538,7 +539,7 @@ class LinkedMember {
     while (at_rest_.load(std::memory_order_acquire) != 2 * round) std::this_thread::yield();
     ASSERT_EQ(table_.count(member_), kCounts);
     ASSERT_EQ(table_.count(second), 0u) << "counted twice";
-    ASSERT_EQ(table_.count(first), at_unlink) << "passed on after the unlink had returned";
+    ASSERT_EQ(table_.count(first), at_unlink) << "forwarded after the unlink had returned";
     for (const CounterKey key : {member_, first, second}) table_.release(key, now_ns());
   }
 

@@ -79,7 +79,7 @@ TEST_F(RailsThatFlap, EveryWriteIsCountedOnce) {
   for (std::thread& thread : threads) thread.join();
   constexpr uint64_t kAll = uint64_t{kSubmitters} * kWrites;
   EXPECT_TRUE(counter.wait(kAll, 25s));
-  EXPECT_EQ(counter.count(), 0u) << "not one more";
+  EXPECT_EQ(counter.count(), 0u) << "counted more than once";
   EXPECT_TRUE(source.bytes == target.bytes);
 }
 

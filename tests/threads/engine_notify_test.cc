@@ -393,7 +393,7 @@ TEST(EngineNotify, TheDescriptorOfAnInboxIsReadableExactlyWhileEventsWait) {
   ASSERT_TRUE(readable(fd, 20'000));
   ASSERT_TRUE(eventually([&] { return cluster[0].stats().ops_in_flight == 0; }));
   EXPECT_EQ(inbox.poll({}), 0u);
-  EXPECT_TRUE(readable(fd, 0)) << "nothing was taken";
+  EXPECT_TRUE(readable(fd, 0)) << "no event was read";
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(readable(fd, 0)) << i;
     ASSERT_EQ(inbox.poll({&event, 1}), 1u);

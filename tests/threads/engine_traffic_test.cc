@@ -396,7 +396,8 @@ TEST(EngineTraffic, ASealedBatchThatIsLetGoStillReportsOnce) {
     {
       Batch batch = *cluster[0].make_batch();
       ASSERT_TRUE(cluster[0].submit(Timer{.after = 20s, .batch = batch}));
-      ASSERT_TRUE(batch.seal(Notify::inbox(inbox, round))) << "its place was never given back";
+      ASSERT_TRUE(batch.seal(Notify::inbox(inbox, round)))
+          << "its room in the inbox was never freed";
     }
     ASSERT_TRUE(inbox.wait(20s));
     Event event;

@@ -54,7 +54,7 @@ TEST(MpscRingStress, LosesNothingAndKeepsSpansAndProducersInOrder) {
     ASSERT_LT(item.producer, kThreads);
     ASSERT_EQ(item.number, next[item.producer]++);
     if (last.left != 0) {
-      ASSERT_EQ(item.producer, last.producer) << "something came between a span";
+      ASSERT_EQ(item.producer, last.producer) << "an element is inside a span";
       ASSERT_EQ(item.left, last.left - 1);
     }
     last = item;

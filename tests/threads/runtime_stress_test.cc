@@ -153,7 +153,7 @@ TEST(ThreadsDriverStress, JobsThatOffloadToOtherQueuesWhileTheDriverClosesAllRun
             queue);
       }
     }
-    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "two for every other queue";
+    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "every other queue must have run";
   }
 }
 

@@ -127,7 +127,7 @@ TEST_F(SimRealtime, DatagramWakesASleeper) {
   EXPECT_TRUE(a->send(*link, hello));
   pollfd waiting{b->wait_fd(), POLLIN, 0};
   std::byte buffer[16];
-  EXPECT_EQ(b->receive(buffer), 0u) << "it is not there before its time";
+  EXPECT_EQ(b->receive(buffer), 0u) << "the datagram arrived too early";
   EXPECT_TRUE(b->arm());
   ASSERT_EQ(::poll(&waiting, 1, 20'000), 1);
   EXPECT_EQ(b->receive(buffer), 4u);

@@ -75,7 +75,7 @@ TEST(DescWire, RefusesFieldsOutOfRange) {
   EXPECT_TRUE(refused(with(whole, body + 33, 0xfffffffe, 4))) << "device -2";
   EXPECT_FALSE(refused(with(whole, body + 33, 0xffffffff, 4))) << "device -1";
   EXPECT_TRUE(refused(with(whole, body + 37, 0, 8))) << "a grant without a peer";
-  EXPECT_TRUE(refused(with(whole, body + 45, 0, 4))) << "granted without a number";
+  EXPECT_TRUE(refused(with(whole, body + 45, 0, 4))) << "a grant with number 0";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 4, 0))) << "empty name";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 9, 0))) << "no rails";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 9, 9))) << "nine rails";
@@ -107,7 +107,7 @@ TEST(DescWire, DoesNotFitBeyondItsBound) {
   ASSERT_FALSE(too_large);
   EXPECT_EQ(too_large.error().code, Errc::kTooLarge);
   EXPECT_FALSE(decode_desc(with_length(*fits + hex("0900 0000"))))
-      << "a newer section may not either";
+      << "an unknown section must respect the limit too";
 }
 
 const char* const kOfferGolden =

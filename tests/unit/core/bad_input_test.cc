@@ -46,7 +46,7 @@ class BadInput : public testing::Test {
     EXPECT_EQ(stats.tx.ops, 0u) << "something was posted";
     Counter counter = *b.make_counter();
     EXPECT_TRUE(a.submit(write({.imm = counter.key()})));
-    EXPECT_TRUE(counter.wait(1)) << "the engine was disturbed";
+    EXPECT_TRUE(counter.wait(1)) << "the engine does not work after a refusal";
     EXPECT_TRUE(world.run_until([&] { return a.stats().ops_in_flight == 0; }, 1s));
   }
 
@@ -55,7 +55,7 @@ class BadInput : public testing::Test {
     ASSERT_FALSE(result) << what;
     EXPECT_EQ(result.error().code, code) << what << ": " << to_string(result.error().code);
     EXPECT_STREQ(result.error().what, what);
-    EXPECT_EQ(a.stats().ops_in_flight, 0u) << "a refused operation was taken";
+    EXPECT_EQ(a.stats().ops_in_flight, 0u) << "a refused operation was accepted";
     EXPECT_EQ(a.stats().tx.queued + a.stats().tx.posted, 0u);
   }
   /// Submits what must be refused; the batch that it names must not notice.
@@ -313,7 +313,8 @@ TEST_F(BadInput, BatchThatIsDestroyedSealedOrCancelled) {
   ASSERT_TRUE(a.cancel(cancelled));
   expect_refused(write({.batch = cancelled}), Errc::kCancelled, "batch");
   ASSERT_TRUE(cancelled.reset());
-  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .batch = cancelled})) << "ready for the next round";
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .batch = cancelled}))
+      << "a reset batch must be usable again";
   ASSERT_TRUE(a.wait(cancelled));
 }
 
@@ -351,7 +352,7 @@ TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsDestroyed) {
   const Notify to_inbox = Notify::inbox(*inbox), to_flag = Notify::flag(*flag);
   Inbox moved = *std::move(inbox);
   expect_refused(write({.notify = Notify::inbox(*inbox)}), Errc::kInvalidArgument, "notify");
-  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .notify = to_inbox})) << "moving it is fine";
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .notify = to_inbox})) << "a moved handle stays valid";
   world.run_for(1us);
   std::vector<Event> out(1);
   EXPECT_EQ(moved.poll(out), 1u);
@@ -432,7 +433,7 @@ TEST_F(BadInput, DescriptorOfAnotherVersionCutShortOrForged) {
   expect_refused(a.import_region(PeerId{}, desc), Errc::kNotFound, "owner");
   expect_refused(a.import_region(PeerId(9, 9), desc), Errc::kNotFound, "owner");
   expect_refused(a.import_region(peer, *memory.desc()), Errc::kInvalidArgument, "owner");
-  EXPECT_EQ(*a.import_region(peer, desc), region) << "the good one is still the same";
+  EXPECT_EQ(*a.import_region(peer, desc), region) << "the valid import must be unchanged";
 }
 
 TEST_F(BadInput, DescriptorThatWasGrantedToAnother) {
@@ -532,7 +533,7 @@ TEST_F(BadInput, ChannelOrNameThatIsTaken) {
     const Counter counter = *a.named_counter(7);
     expect_refused(a.named_counter(7), Errc::kBusy, "name");
   }
-  EXPECT_TRUE(a.named_counter(7)) << "free again";
+  EXPECT_TRUE(a.named_counter(7)) << "the name must be free again";
 }
 
 // ---- Counters -----------------------------------------------------------------------------------
@@ -717,7 +718,7 @@ TEST_F(BadInput, MovedEngineAndHandlesAreInert) {
   EXPECT_EQ(a.progress(), 0u);
   EXPECT_EQ(a.stats().turns, 0u);
   EXPECT_TRUE(a.rail_stats().empty());
-  EXPECT_EQ(moved.peers(), std::vector<PeerId>{peer}) << "the sessions moved with it";
+  EXPECT_EQ(moved.peers(), std::vector<PeerId>{peer}) << "the sessions must move with the engine";
 
   Counter counter = *moved.make_counter();
   const Counter kept = std::move(counter);
@@ -772,7 +773,7 @@ TEST_F(BadInput, BlockingCallsInACallback) {
     EXPECT_EQ(error.code, Errc::kWouldDeadlock) << call << ": " << to_string(error.code);
     EXPECT_STRNE(error.what, "") << call;
   }
-  EXPECT_TRUE(inbox.wait(1s)) << "outside of it they work";
+  EXPECT_TRUE(inbox.wait(1s)) << "the calls must work outside of a callback";
   EXPECT_EQ(named.count(), 0u);
   EXPECT_TRUE(named.close()) << "the refused close released nothing";
 }

@@ -190,7 +190,7 @@ struct ArrivalMeetsTheNextGeneration : TableFixture {
     ASSERT_TRUE(next);
     ASSERT_EQ(table.count(next), 0u);
     arrive(next, 8, 7);
-    ASSERT_EQ(table.count(next), 0u) << "not even a fraction";
+    ASSERT_EQ(table.count(next), 0u) << "a fraction of an earlier generation is left";
   }
 };
 TEST(CounterInterleaving, LateArrivalNeverCountsInTheNextGeneration) {
@@ -221,7 +221,8 @@ struct ExpectMeetsTheArrival : TableFixture {
   void victim() { armed = *table.expect(key, 1, CounterTable::kWaiter); }
   void intruder() { arrive(key); }
   void check() {
-    ASSERT_TRUE(armed.met || table.result(armed.expectation).done) << "waits for what is there";
+    ASSERT_TRUE(armed.met || table.result(armed.expectation).done)
+        << "waits although the count has arrived";
     ASSERT_EQ(table.count(key), 0u);
   }
 };
@@ -271,7 +272,7 @@ struct LastArrivalMeetsTheNextExpectation : TableFixture {
   void intruder() { armed_again = table.expect(key, 3, 2).has_value(); }
   void check() {
     ASSERT_EQ(ended, 1u);
-    ASSERT_EQ(ends[0].cookie, 1u) << "completed the wrong one";
+    ASSERT_EQ(ends[0].cookie, 1u) << "completed the wrong expectation";
     ASSERT_TRUE(armed_again || table.expect(key, 3, 2).has_value());
     arrive(key, 1, 2);
     ASSERT_EQ(ended, 1u);

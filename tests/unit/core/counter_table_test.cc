@@ -60,7 +60,8 @@ TEST_F(CounterTableTest, TwoHalfArrivedWritesDoNotMeetAnExpectationOfBoth) {
   const CounterKey key = fresh();
   ASSERT_FALSE(expect(key, 2, 1).met);
   arrive(key, 2, 2);
-  EXPECT_EQ(table.count(key), 1u) << "two halves also make one: a gauge, not a licence to read";
+  EXPECT_EQ(table.count(key), 1u)
+      << "two halves of different writes count as one: the count is only a gauge";
   EXPECT_TRUE(ended.empty());
   arrive(key, 2, 1);
   EXPECT_TRUE(ended.empty());
@@ -142,7 +143,7 @@ TEST_F(CounterTableTest, TryTakeTakesAllOrNothing) {
   EXPECT_TRUE(table.try_take(key, 2));
   EXPECT_FALSE(table.try_take(key, 1));
   arrive(key, 2);
-  EXPECT_TRUE(table.try_take(key, 1)) << "the half that was there is not lost";
+  EXPECT_TRUE(table.try_take(key, 1)) << "the earlier half was lost";
   EXPECT_FALSE(table.try_take(key, UINT64_MAX));
 }
 
@@ -155,7 +156,7 @@ TEST_F(CounterTableTest, CountShowsWhatIsThereWhileAnExpectationIsArmed) {
   EXPECT_EQ(table.count(key), 2u);
   arrive(key, 3);
   EXPECT_EQ(table.count(key), 3u);
-  EXPECT_FALSE(table.try_take(key, 1)) << "what is there is spoken for";
+  EXPECT_FALSE(table.try_take(key, 1)) << "the counts are claimed by the expectation";
 }
 
 // --- stale --------------------------------------------------------------------------------------
@@ -400,7 +401,8 @@ TEST_F(CounterTableTest, TheEndIsKeptUntilTheWaiterHasReadIt) {
   EXPECT_EQ(one.peek(waiter.expectation).code, Errc::kTimeout);
   EXPECT_EQ(one.expect(key, 1, 1).error().code, Errc::kBusy);
   one.release(key, now_ns);
-  EXPECT_EQ(one.acquire(now_ns, 0).error().code, Errc::kExhausted) << "nor is the slot reused";
+  EXPECT_EQ(one.acquire(now_ns, 0).error().code, Errc::kExhausted)
+      << "the slot must not be reused either";
   EXPECT_EQ(one.result(waiter.expectation).code, Errc::kTimeout);
   const auto next = one.acquire(now_ns, 0);
   ASSERT_TRUE(next.has_value());
@@ -491,8 +493,8 @@ TEST_F(CounterTableTest, PoisonedKeyRefusesWithItsFirstReason) {
     table.abort(key, Errc::kOverrun);
     EXPECT_EQ(table.expect(key, 1, 1).error().code, why);
     EXPECT_FALSE(table.try_take(key, 1));
-    EXPECT_EQ(arrive(key), 0u) << "live, so not stale";
-    EXPECT_EQ(table.count(key), 3u) << "what was there, and nothing that came later";
+    EXPECT_EQ(arrive(key), 0u) << "the counter key is live, so the arrival is not stale";
+    EXPECT_EQ(table.count(key), 3u) << "the count must be that before the abort";
     EXPECT_TRUE(table.live(key));
     uint64_t untaken = 0;
     EXPECT_TRUE(table.release(key, now_ns, &untaken));
@@ -537,7 +539,7 @@ TEST_F(CounterTableTest, ParentGainsEveryWholeCountOfItsMembers) {
   EXPECT_TRUE(ended.empty());
   arrive(b, 2);
   EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
-  EXPECT_EQ(table.count(a), 1u) << "members say who has paid";
+  EXPECT_EQ(table.count(a), 1u) << "each member keeps its own count";
   EXPECT_EQ(table.count(b), 2u);
 }
 
@@ -577,7 +579,7 @@ TEST_F(CounterTableTest, UnlinkedMemberForwardsNothingAndMayMove) {
   table.set_parent(member, q);
   arrive(member);
   EXPECT_EQ(table.count(p), 1u);
-  EXPECT_EQ(table.count(q), 3u) << "all that is there, and what came since";
+  EXPECT_EQ(table.count(q), 3u) << "the new parent must get all counts of the member";
   table.set_parent(member, member);
   arrive(member);
   EXPECT_EQ(table.count(member), 4u);

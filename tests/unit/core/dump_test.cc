@@ -67,7 +67,8 @@ TEST_F(Dump, RepeatsWhatARailSaysOfItself) {
   const json all = look();
   EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["fence"], "Local");
   EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["replay"], "exact");
-  EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object()) << "it says nothing";
+  EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object())
+      << "the self rail has no facts";
   EXPECT_THAT(a.dump(), HasSubstr("  node0/sim1: fence=Local memory=any order=posting"));
   const auto rails = a.rail_stats();
   ASSERT_EQ(rails.size(), 3u);
@@ -88,7 +89,7 @@ TEST_F(Dump, HasTheCapabilitiesOfEachRail) {
 TEST(Providers, AreWhatANetworkMayAskFor) {
   const std::vector<std::string> all = providers();
   EXPECT_THAT(all, Contains("sim"));
-  EXPECT_THAT(all, Not(Contains("self"))) << "no engine may ask for it";
+  EXPECT_THAT(all, Not(Contains("self"))) << "a configuration cannot name it";
   for (const std::string& provider : all) {
     const auto engine = Engine::open({.networks = {{.provider = provider}}});
     // It may not work on this machine; then it says so itself.
@@ -153,7 +154,7 @@ TEST_F(Dump, ShowsEveryKindOfOperationByName) {
   EXPECT_EQ(ops["resolve"]["waits_for"], json::array({name(peer)}));
   EXPECT_TRUE(ops["timer"]["waits_for"].empty());
   EXPECT_EQ(ops["timer"]["remaining_ns"], 999'999'999);
-  EXPECT_EQ(ops["expect"]["remaining_ns"], -1) << "it may take for ever";
+  EXPECT_EQ(ops["expect"]["remaining_ns"], -1) << "the wait has no deadline";
   EXPECT_THAT(a.dump(), HasSubstr("no deadline"));
 }
 

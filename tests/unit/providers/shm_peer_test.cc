@@ -299,7 +299,7 @@ TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
   };
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 1u);
-  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting is not a path";
+  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting alone must not get pages";
   path_in();
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 2u);
@@ -596,7 +596,7 @@ TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
   ASSERT_EQ(victim_.rail().post({&op, 1}), 1u);
   victim_.turns(4);
   ASSERT_EQ(ring.pulls[1].word.load(), PullRequest::word_of(1, PullRequest::kPublished))
-      << "a part of many";
+      << "one of several requests of a write";
   ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
   victim_.rail().close_path(path, false);
   victim_.turns(5);

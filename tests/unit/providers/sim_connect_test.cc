@@ -86,7 +86,8 @@ TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
     some_not_delivered |= !completions.not_delivered.empty();
     EXPECT_TRUE(drain(burst.a->rail(0)).empty());
   }
-  EXPECT_TRUE(some_unknown && some_not_delivered) << "the closes came at the wrong times";
+  EXPECT_TRUE(some_unknown && some_not_delivered)
+      << "no close hit writes in flight: the test shows nothing";
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
@@ -147,7 +148,7 @@ TEST_P(SimPaths, PeerThatClosedIsFoundOutByTime) {
   EXPECT_EQ(count_of(sent, Kind::kPathDown), GetParam() ? 1u : 0u);
   EXPECT_EQ(burst.target.bytes, before);
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
-  EXPECT_TRUE(burst.a->open_link(stale)) << "whether the port is open shows only by use";
+  EXPECT_TRUE(burst.a->open_link(stale)) << "open_link() cannot know whether the port is open";
 }
 
 // Packets that were sent land although their engine is closed; the rest is never read.
@@ -206,7 +207,7 @@ TEST(SimPath, AcceptingAHelloAgainGivesTheSameAnswer) {
   EXPECT_EQ(a->rail(0).start_path(*out, other_answer).error().code, Errc::kBadFormat);
   EXPECT_EQ(a->rail(0).start_path(99, answer).error().code, Errc::kNotFound);
   EXPECT_EQ(b->rail(0).accept_path(hello, again).error().code, Errc::kBadFormat)
-      << "it is for the other rail";
+      << "the hello is for the other rail";
   a->rail(0).close_path(*other, false);
   EXPECT_EQ(a->rail(0).start_path(*other, other_answer).error().code, Errc::kClosed);
 }
@@ -264,7 +265,7 @@ TEST(SimOpen, NamesWhatIsWrong) {
   TestWorld elsewhere;
   context.driver = &elsewhere.impl->world_driver;
   EXPECT_EQ(fabric::sim::open(spec, context).error().code, Errc::kInvalidArgument)
-      << "another clock";
+      << "a driver with another clock";
 }
 
 TEST(SimOpen, CapsAreTheModels) {

@@ -532,7 +532,7 @@ TEST(SimTiming, IncastSharesTheReceiversNic) {
   }));
   const double alone = (4 << 20) * 8 / 400.0;
   expect_near(world.now(), 4 * alone + 2'000, 0.01);
-  EXPECT_GT(static_cast<double>(first), 3.5 * alone) << "they were served one after another";
+  EXPECT_GT(static_cast<double>(first), 3.5 * alone) << "the writes were served one after another";
 }
 
 TEST(SimTiming, EachRailBringsItsOwnBandwidth) {

@@ -72,10 +72,10 @@ TEST(SimEngineFaults, StoppedProcessGetsNoTimeAndItsNicGoesOn) {
   }
   world.run_for(1'000'000);
   EXPECT_EQ(zombie.callbacks, 0u);
-  EXPECT_EQ(target.bytes, source.bytes) << "the NIC lands";
+  EXPECT_EQ(target.bytes, source.bytes) << "the NIC must go on writing";
   const auto sent = drain(sender.network->rail(0));
-  EXPECT_EQ(count_of(sent, Kind::kCompletion), 1u) << "and acknowledges";
-  EXPECT_EQ(count_of(sent, Kind::kImm), 1u) << "and sends what was posted";
+  EXPECT_EQ(count_of(sent, Kind::kCompletion), 1u) << "the NIC must go on acknowledging";
+  EXPECT_EQ(count_of(sent, Kind::kImm), 1u) << "the NIC must send what was posted";
   EXPECT_EQ(far.bytes, own.bytes);
   EXPECT_EQ(world.impl->world_driver.turn_one(zombie), 0u);
 
@@ -86,7 +86,7 @@ TEST(SimEngineFaults, StoppedProcessGetsNoTimeAndItsNicGoesOn) {
   uint32_t datagrams = 0;
   std::array<std::byte, 8> out;
   while (zombie.network->receive(out) > 0) ++datagrams;
-  EXPECT_EQ(datagrams, kDatagramsMax) << "they pile up to a limit";
+  EXPECT_EQ(datagrams, kDatagramsMax) << "datagrams must accumulate up to the limit";
 }
 
 TEST(SimEngineFaults, SlowProcessGetsATurnNowAndThen) {
@@ -100,7 +100,7 @@ TEST(SimEngineFaults, SlowProcessGetsATurnNowAndThen) {
     world.impl->world_driver.wake(slow);
     world.run_for(1'000);
   }
-  EXPECT_EQ(slow.turns.size(), 1u + 4 + 4) << "a wake does not make it faster";
+  EXPECT_EQ(slow.turns.size(), 1u + 4 + 4) << "a wake must not make a slow process faster";
   world.now(Fault::slow(b, Nanos(0)));
   EXPECT_GE(slow.turns_in(100'000), 100u);
   EXPECT_GE(usual.turns.size(), 300u);
@@ -145,7 +145,7 @@ TEST(SimEngineFaults, CrashComesBeforeAnythingElseOfItsInstant) {
   world.run_for(10'000);
   EXPECT_EQ(world.impl->wire.events(), before + 1);
   EXPECT_EQ(receiver.vanished, 1u);
-  EXPECT_EQ(receiver.unread, 0u) << "the datagram was there first";
+  EXPECT_EQ(receiver.unread, 0u) << "the datagram arrived before the crash";
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
@@ -276,8 +276,9 @@ struct Storm {
     path.post(path.counted(source, target, 6'000, 7, 7));
     world.run_for(1'000'000);
     const auto last = drain(a.network->rail(0));
-    EXPECT_EQ(last.size() == 1 && last[0].remote == Remote::kDelivered, true) << "not undone";
-    EXPECT_GT(a.turns_in(10'000'000), 90u) << "not continued";
+    EXPECT_EQ(last.size() == 1 && last[0].remote == Remote::kDelivered, true)
+        << "the fault was not undone";
+    EXPECT_GT(a.turns_in(10'000'000), 90u) << "the process was not resumed";
   }
   void collect(Process& a, Process& b) {
     written += count_of(drain(a.network->rail(0)), Kind::kCompletion);

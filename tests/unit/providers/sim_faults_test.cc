@@ -46,7 +46,7 @@ class Pair {
     for (const RailEvent& event : drain(a->rail(0))) {
       sent.push_back(event);
       if (event.kind != Kind::kCompletion) continue;
-      EXPECT_TRUE(ends.emplace(event.cookie, event).second) << "ended twice: " << event.cookie;
+      EXPECT_TRUE(ends.emplace(event.cookie, event).second) << "completed twice: " << event.cookie;
     }
     for (const RailEvent& event : drain(b->rail(0))) {
       got.push_back(event);
@@ -199,7 +199,7 @@ TEST(SimUnorderedFaults, CutThatLastsFailsEachWriteAlone) {
   world.now(Fault::heal(pair.from, pair.to));
   pair.post(1, 6'000);
   pair.run(1'000'000);
-  EXPECT_EQ(pair.ends.at(10).remote, Remote::kDelivered) << "the path itself is well";
+  EXPECT_EQ(pair.ends.at(10).remote, Remote::kDelivered) << "the path must work after the heal";
 }
 
 TEST_P(SimFaults, CutIsOfOneRailAndOfTheNodesThatItNames) {
@@ -237,7 +237,7 @@ TEST(SimControlFaults, DatagramsStopWithACutOfTheirOwnOrOfEverything) {
   };
   EXPECT_TRUE(passes());
   world.now(Fault::control_cut(pair.from, pair.to));
-  EXPECT_FALSE(passes()) << "it goes both ways";
+  EXPECT_FALSE(passes()) << "a cut must hold in both directions";
   pair.post(1, 64);
   pair.run(100'000);
   pair.check_all_delivered();
@@ -291,7 +291,8 @@ TEST_P(SimFaults, NicThatFailsIsKnownAtItsOwnNodeOnly) {
   EXPECT_EQ(count_of(pair.got, Kind::kRailDown), 1u);
   EXPECT_EQ(drain(second_engine->rail(0)).at(0).kind, Kind::kRailDown);
   auto newcomer = world.open(pair.to);
-  EXPECT_EQ(drain(newcomer->rail(0)).at(0).kind, Kind::kRailDown) << "it has to know, too";
+  EXPECT_EQ(drain(newcomer->rail(0)).at(0).kind, Kind::kRailDown)
+      << "an engine that opens later must learn it too";
   const auto before = pair.target.bytes;
   // What is local still works.
   pair.b->rail(0).deregister_memory(pair.target.key, 77);
@@ -351,7 +352,7 @@ TEST_P(SimFaults, LostAcknowledgementsLeaveTheResultUnknown) {
   EXPECT_EQ(pair.ended(Remote::kDelivered), acknowledged);
   EXPECT_EQ(pair.ended(Remote::kUnknown), 50 - acknowledged);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
-  EXPECT_EQ(pair.taken(), 50u) << "R is what landed, not what was acknowledged";
+  EXPECT_EQ(pair.taken(), 50u) << "the report must count what landed, not what was acknowledged";
 }
 
 TEST_P(SimFaults, AcknowledgementThatGetsThroughLateCountsNothingTwice) {
@@ -409,7 +410,8 @@ TEST_P(SimFaults, ReceiverThatIsNotReadyTakesAllButTheLastPacket) {
     EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
     world.now(Fault::receiver_ready(pair.to, 0));
     pair.run(kRetryNs);
-    EXPECT_EQ(pair.target.bytes[3 * 4096], std::byte{0}) << "it is not retransmitted any more";
+    EXPECT_EQ(pair.target.bytes[3 * 4096], std::byte{0})
+        << "retransmitted after the path went down";
     EXPECT_EQ(pair.taken(), 0u);
   }
 }
@@ -429,7 +431,7 @@ TEST_P(SimFaults, LateCountsComeInOrderAndBeforeTheirPathIsDown) {
   ASSERT_EQ(pair.got.size(), 31u);
   EXPECT_EQ(pair.got.back().kind, Kind::kPathDown);
   EXPECT_EQ(pair.got.back().value, 30u);
-  EXPECT_EQ(pair.got.back().remote, Remote::kDelivered) << "it is drained";
+  EXPECT_EQ(pair.got.back().remote, Remote::kDelivered) << "the path must be drained";
   if (!ordered()) return;
   for (uint32_t i = 0; i < 30; ++i) EXPECT_EQ(pair.got[i].imm, i);
 }
@@ -461,7 +463,7 @@ TEST_P(SimFaults, SwallowedCountsAreAcknowledgedAndMissing) {
   pair.run(200'000);
   EXPECT_EQ(pair.got.back().kind, Kind::kRailDown);
   EXPECT_EQ(pair.counted.size(), 20u);
-  EXPECT_EQ(pair.taken(), 20u) << "R is below what was acknowledged";
+  EXPECT_EQ(pair.taken(), 20u) << "the report must not count swallowed immediates";
 }
 
 TEST_P(SimFaults, ANicThatHasSwallowedCountsFailsBeforeItIsGoodAgain) {
@@ -509,7 +511,7 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   back.post(back.counted(there, here, 64, 91, 91));  // and this one has hardly left
   world.in(100, Fault::overrun(pair.to, 0));
   pair.run(2'000'000);
-  EXPECT_EQ(pair.counted.size(), 20u) << "what was late never comes";
+  EXPECT_EQ(pair.counted.size(), 20u) << "a delayed count arrived after the overrun";
   EXPECT_EQ(pair.got.back().kind, Kind::kRailDown);
   EXPECT_EQ(count_of(pair.got, Kind::kCompletion), 0u);
   const WriteOp op = back.counted(there, here, 64, 92, 92);
@@ -517,7 +519,7 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
 
   world.now(Fault::late_counts(pair.to, Nanos(0)));
   world.now(Fault::late_acks(pair.to, Nanos(0)));
-  EXPECT_EQ(pair.taken(), 20u) << "no more than was handed out";
+  EXPECT_EQ(pair.taken(), 20u) << "the report must count only what poll() returned";
   EXPECT_EQ(pair.got.back().remote, Remote::kUnknown);
   pair.b->rail(0).close_path(back.out, false);
   pair.run(10'000);
@@ -535,7 +537,8 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   const Path fresh(*pair.b, *pair.a);
   fresh.post(fresh.counted(there, here, 64, 93, 93));
   world.run_for(1'000'000);
-  EXPECT_EQ(drain(pair.b->rail(0)).at(0).remote, Remote::kDelivered) << "a fresh queue";
+  EXPECT_EQ(drain(pair.b->rail(0)).at(0).remote, Remote::kDelivered)
+      << "a new path has a new queue";
 }
 
 // ---- Ends ---------------------------------------------------------------------------------------
@@ -550,7 +553,7 @@ TEST_P(SimFaults, SendersEndThatBreaksStopsNothingOnTheWay) {
   const size_t before = pair.counted.size();
   pair.run(kRetryNs);
   pair.check_reports();
-  EXPECT_GT(pair.counted.size(), before) << "what had left landed through the target's end";
+  EXPECT_GT(pair.counted.size(), before) << "packets in flight must land at the target";
   EXPECT_EQ(count_of(pair.got, Kind::kPathDown), 0u);
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
   EXPECT_GT(pair.ended(Remote::kNotDelivered), 0u);
@@ -575,7 +578,7 @@ TEST(SimOrderedFaults, TheTwoEndsBreakAtTimesOfTheirOwn) {
   EXPECT_EQ(pair.got.back().code, Errc::kRailLost);
   EXPECT_EQ(pair.got.back().value, pair.counted.size());
   EXPECT_LT(pair.counted.size(), 100u);
-  EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the sender knows nothing";
+  EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the sender cannot know of the break";
   pair.run(kRetryNs);
   EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
   pair.check_reports();
@@ -595,7 +598,7 @@ TEST(SimUnorderedFaults, DataLandsTwiceBeforeTheCompletionAndCountsOnce) {
     EXPECT_FALSE(pair.ends.contains(i));
     wipe();
     ASSERT_TRUE(world.run_until([&] { return pair.collect(), pair.ends.contains(i); }));
-    EXPECT_TRUE(pair.touched(i)) << "nothing landed a second time";
+    EXPECT_TRUE(pair.touched(i)) << "the data did not land a second time";
     wipe();
     pair.run(1'000'000);
     EXPECT_FALSE(pair.touched(i)) << "something landed after the completion";
@@ -654,7 +657,8 @@ TEST_P(SimFaults, PathsThatAreOpenedAgainForEverTakeNoMoreRoom) {
   std::set<uint32_t> outs{pair.path.out}, ins{pair.path.in};
   for (uint32_t i = 0; i < 3'000; ++i) {
     const Path path(*pair.a, *pair.b);
-    EXPECT_TRUE(outs.insert(path.out).second && ins.insert(path.in).second) << "used again";
+    EXPECT_TRUE(outs.insert(path.out).second && ins.insert(path.in).second)
+        << "a path number was reused";
     path.post(path.counted(pair.source, pair.target, 8, i, i));
     if (i % 2 == 0) world.run_for(200'000);
     pair.a->rail(0).close_path(path.out, false);

@@ -81,7 +81,7 @@ TEST(PathEnds, KeepTheirNumbersWhateverGoes) {
     ends.each([&](uint32_t number, uint32_t) { seen.push_back(number); });
     EXPECT_EQ(seen, numbers);
   }
-  EXPECT_EQ(ends.add(), 65u) << "a number is used again";
+  EXPECT_EQ(ends.add(), 65u) << "a number was reused";
 }
 
 // ---- Waking -------------------------------------------------------------------------------------
@@ -120,7 +120,8 @@ TEST(Waking, OfAnIdleEngineIsImmediate) {
   ASSERT_TRUE(pair.engines[0].submit(pair.request()));
   ASSERT_TRUE(pair.counter[0].wait(1, 1s));
   const NicModel model = NicModel::connectx7();
-  EXPECT_LE(world.now() - before, model.latency + model.per_op + Nanos(10)) << "and nothing else";
+  EXPECT_LE(world.now() - before, model.latency + model.per_op + Nanos(10))
+      << "the write took longer than the NIC model says";
 }
 
 TEST(Waking, OfABusyEngineCollectsWhatCameAndLosesNothing) {

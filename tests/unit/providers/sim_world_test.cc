@@ -217,7 +217,7 @@ TEST(SimWorld, SameSeedGivesTheSameTrace) {
     EXPECT_EQ(play(5), hash);
   }
   EXPECT_NE(play(6), hash);
-  EXPECT_NE(play(5, 1), hash) << "a byte more is another run";
+  EXPECT_NE(play(5, 1), hash) << "one byte more must change the trace hash";
 }
 
 TEST(SimWorld, NodesKeepTheirNumbersAndRailsAreBounded) {
@@ -263,7 +263,7 @@ TEST(SimWorld, ArrivalWakesTheEngine) {
   ASSERT_TRUE(driver.attach(engine, {}));
   path.post(path.counted(source, target, 8, 0, 1));
   driver.drive(kNotYet, 100'000);
-  EXPECT_EQ(engine.turns, (std::vector<int64_t>{0, 2'090})) << "and only then";
+  EXPECT_EQ(engine.turns, (std::vector<int64_t>{0, 2'090})) << "a turn ran at another time";
   const std::byte hello[4] = {};
   EXPECT_TRUE(a->send(*a->open_link(b->address()), hello));
   driver.drive(kNotYet, 200'000);
