@@ -3,7 +3,9 @@
 #include "core/core.h"
 #include "core/report.h"
 
-// Batches: the atomic word that counts their members, and the public handle.
+// Batches: the atomic word that counts their members, and the public handle. Submitters enter a
+// batch without a lock; every other function of Reporter here runs under the state lock. The handle
+// may be used from any thread, and takes the lock where it changes more than the word.
 
 namespace fabric::core {
 

@@ -5,7 +5,8 @@
 #include "core/peer.h"
 
 // The numbered messages of a connected session: paths, two-sided messages, names, revocations,
-// fences. Each request gets one reply; ReliableChannel retransmits and deduplicates.
+// fences. Each request gets one reply; ReliableChannel retransmits and deduplicates. State lock
+// held throughout: on the worker, and on threads that cancel, disconnect or close.
 
 namespace fabric::core {
 

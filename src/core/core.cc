@@ -6,7 +6,9 @@
 #include "base/check.h"
 #include "core/registry.h"
 
-// Opening and closing an engine, and the turn of its worker.
+// Opening and closing an engine, and the turn of its worker. A turn holds the state lock from
+// beginning to end, and so does everything that it calls. open() and close() run on a thread of the
+// application; close() takes the lock for one step at a time, so that turns can run in between.
 
 namespace fabric::core {
 

@@ -4,7 +4,9 @@
 
 #include "core/core.h"
 
-// The public handles Counter and CounterGroup.
+// The public handles Counter and CounterGroup, on any thread of the application. Counts and
+// expectations go to the lock-free CounterTable; what changes names, bindings, groups or counter
+// keys takes the state lock for a moment.
 
 namespace fabric {
 

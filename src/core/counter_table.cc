@@ -6,6 +6,9 @@
 
 #include "base/rng.h"
 
+// Any thread, without the state lock. Arrivals and expectations are lock-free; `mutex_` guards
+// generations, links and the ring of free slots (counter_table.h).
+
 namespace fabric::core {
 
 namespace {

@@ -4,6 +4,9 @@
 
 #include "core/core.h"
 
+// Names, revocations, bindings and poison. State lock held throughout, on the worker or in a set-up
+// call; only fired() runs without it, on the thread that ended the expectation.
+
 namespace fabric::core {
 
 namespace {

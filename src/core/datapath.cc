@@ -4,7 +4,8 @@
 #include "core/inflight.h"
 
 // Scheduling, posting and polling: the hot part of Transfers that the fast and the slow path share.
-// No allocation in the steady state.
+// No allocation in the steady state. State lock held throughout; rails are posted to and polled
+// only by the worker.
 
 namespace fabric::core {
 

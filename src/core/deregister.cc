@@ -8,7 +8,8 @@
 // Deregistration (contracts.md P13). Importers are asked to drain first, so that a correct peer
 // does not lose a connection to a rejected write; our own writes out of the region drain; then
 // every rail deregisters it, and their confirmations are the proof that no write can land. Without
-// the proof the memory stays quarantined, and a late proof is reported as an event.
+// the proof the memory stays quarantined, and a late proof is reported as an event. State lock held
+// throughout: on the worker, and on the thread that destroys a MemoryRegion or closes the engine.
 
 namespace fabric::core {
 

@@ -4,7 +4,8 @@
 
 #include "core/core.h"
 
-// The public Engine: checks that the engine is open, takes the state lock where needed, forwards.
+// The public Engine, on any thread of the application: checks that the engine is open, takes the
+// state lock where needed (set-up calls, never submit()), forwards.
 
 namespace fabric {
 

@@ -10,8 +10,10 @@
 // therefore in doubt: it stays with the BrokenConnection until the target has closed and drained
 // its own end, and has reported how many immediates it received. Writes up to the last immediate
 // that arrived were delivered. Later ones were not counted and can no longer land; those without an
-// immediate may have landed already, which a replay does not change. They are replayed with the
-// same cut and the same immediate on another path, or a new connection of this one.
+// immediate may have landed already, which a replay does not change. They are replayed in the same
+// shards and with the same immediates, on another path or on a new connection of this path.
+//
+// State lock held throughout: on the worker, and on threads that cancel, disconnect or close.
 
 namespace fabric::core {
 

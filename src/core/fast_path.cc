@@ -19,6 +19,9 @@
 // Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages are
 // posted as PostBatches (make_page_batch()). A PostBatch of which one entry needs attention is
 // expanded into the single records that the slow path works with.
+//
+// State lock held throughout, on the worker; threads that cancel, disconnect or close only expand
+// post batches.
 
 namespace fabric::core {
 

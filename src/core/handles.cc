@@ -6,7 +6,9 @@
 #include "core/core.h"
 
 // The public handles of inboxes, flags, watchers and regions. Each keeps the engine's core alive,
-// and has no effect once the engine is closed.
+// and has no effect once the engine is closed. Any thread of the application: polling an inbox and
+// reading or storing a flag or a watched word take no lock; making, arming and destroying take the
+// state lock for a moment.
 
 namespace fabric {
 

@@ -5,7 +5,7 @@
 
 // Transfers::check_invariants(): recomputes every in-flight count from its records. Debug
 // builds run it at the end of turns, when no call is in progress: nothing is staged, no OpHold
-// exists, and every operation that is done has been completed.
+// exists, and every operation that is done has been completed. State lock held, on the worker.
 
 namespace fabric::core {
 

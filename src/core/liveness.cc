@@ -4,7 +4,8 @@
 #include "core/peer.h"
 
 // Liveness: heartbeats, silent peers, evidence from the network, and the lease under which this
-// engine writes to a peer (docs/design/0007-liveness.md).
+// engine writes to a peer (docs/design/0007-liveness.md). State lock held
+// throughout, on the worker or in a set-up call.
 
 namespace fabric::core {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 // One table of options per provider serves three purposes: reading the text form, writing it, and
-// checking the ranges of options that a program set in the struct.
+// checking the ranges of options that a program set in the struct. Pure functions: any thread.
 
 namespace fabric::core {
 

@@ -1,5 +1,7 @@
 #include "core/op.h"
 
+// Names of operation kinds. A pure function: any thread.
+
 namespace fabric::core {
 
 const char* to_string(OpKind kind) noexcept {

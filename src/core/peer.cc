@@ -6,7 +6,8 @@
 #include "core/core.h"
 
 // The table of sessions, routes, and the loss of a session. The handshake is in session.cc, the
-// messages of a connected session in control_ops.cc.
+// messages of a connected session in control_ops.cc. State lock held throughout: on the worker, and
+// on application threads in connect(), disconnect(), peer_info(), peers() and close().
 
 namespace fabric::core {
 

@@ -1,5 +1,7 @@
 #include "core/protocol_counters.h"
 
+// Names of protocol events, for dumps. A pure function: any thread.
+
 namespace fabric::core {
 namespace {
 

@@ -5,7 +5,9 @@
 #include "base/check.h"
 #include "core/core.h"
 
-// Registration, descriptors, grants and import. Deregistration is in deregister.cc.
+// Registration, descriptors, grants and import; deregistration is in deregister.cc. Submitters look
+// sizes up without a lock. register_memory(), desc() and grant() run on application threads, call
+// the rails without the lock and take it themselves. Everything else runs under the state lock.
 
 namespace fabric::core {
 

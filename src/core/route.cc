@@ -7,7 +7,8 @@
 
 // The slow path from an accepted operation to pending fragments on paths: which network, how it is
 // cut, which rail. Also opens these paths. start() offers the targets of a scatter to the fast path
-// first; for writes the caller has done so.
+// first; for writes the caller has done so. State lock held throughout, on the
+// worker; connect() opens paths ahead of time on its own thread.
 
 namespace fabric::core {
 

@@ -4,7 +4,8 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// The handshake of a session, its control channel, and its bye.
+// The handshake of a session, its control channel, and its bye. State lock held throughout, on the
+// worker or in a set-up call.
 
 namespace fabric::core {
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+// How a write is cut into shards. A pure function: any thread.
+
 namespace fabric::core {
 
 Cut cut_write(uint64_t size_bytes, const CutRule& rule) noexcept {

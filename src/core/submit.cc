@@ -5,8 +5,9 @@
 #include "core/core.h"
 
 // The submitter's side: checks every argument against the current state, copies the request into an
-// operation slot, and pushes its number into the submission ring. No lock; a refused request leaves
-// nothing behind.
+// operation slot, and pushes its number into the submission ring. Any thread, and no lock: only the
+// undo of a request that had joined a batch takes the state lock. A refused request leaves nothing
+// behind.
 
 namespace fabric::core {
 

@@ -7,6 +7,7 @@
 
 // Retiring and completing writes one by one, stopping operations, closing paths. Posting is in
 // datapath.cc, routing in route.cc, the common case of a successful completion in fast_path.cc.
+// State lock held throughout: on the worker, and on threads that cancel, disconnect or close.
 
 namespace fabric::core {
 

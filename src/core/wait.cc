@@ -2,7 +2,8 @@
 
 #include "core/core.h"
 
-// Cancelling and waiting.
+// Cancelling and waiting, on any thread of the application. cancel() takes the state lock; a wait
+// spins and sleeps without it, and takes it only to read the failures of a batch.
 
 namespace fabric::core {
 

@@ -14,6 +14,8 @@ namespace {
 /// One NIC of a simulated node, for one engine. Owned by its SimNetwork; has no state of its own,
 /// all of it is in Wire. Rail calls come one at a time under the engine's state lock; enter() takes
 /// Wire's lock below it, which serialises the engines of a realtime world.
+/// Invariant: its members are fixed at open; every call that reads or changes state of the wire
+/// holds Wire's lock.
 class SimRail final : public Rail {
  public:
   SimRail(Wire& wire, NetworkAttachment& attachment, uint32_t index)

@@ -169,10 +169,11 @@ class PathTable {
 /// regions, and both ends of the paths that use this port. README.md describes the stages of a
 /// path; design 0013 the drain that exact failover depends on.
 ///
-/// Threads: everything runs under the engine's lock, except register_memory(), deregister_memory()
-/// and import_rkey(), which any thread may call. No call here enters the kernel to change a queue
-/// pair: that is done by offloaded jobs, whose results poll() takes from `job_results_`. (The one
-/// exception is take_qp() when its pool is empty.)
+/// Owner: VerbsNetwork; jobs share only the queue pairs, completion queues and `job_results_`.
+/// Threads: everything runs under the engine's state lock, except register_memory(),
+/// deregister_memory() and import_rkey(), which any thread may call. No call here enters the kernel
+/// to change a queue pair: that is done by offloaded jobs, whose results poll() takes from
+/// `job_results_`. (The one exception is take_qp() when its pool is empty.)
 /// Invariant: every request that was posted, or that post() took and refused, is reported by poll()
 /// exactly once, and before the kPathDown of its path.
 class VerbsRail final : public Rail {
