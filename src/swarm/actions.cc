@@ -7,7 +7,7 @@
 #include "swarm/runner.h"
 
 // Performs the actions of the plan through the public API, and records in the model what must
-// follow from each. An action whose preconditions are missing (the other node is down, no operation
+// follow from each. An action whose preconditions do not hold (the other node is down, no operation
 // is pending that could be cancelled) does nothing.
 
 namespace fabric::swarm {
@@ -449,7 +449,7 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
   for (uint32_t i = 0; i < how_many; ++i) {
     const uint64_t size = how_many > 1 ? rng.below(2048) : draw_size(rng);
     const uint32_t arena = arena_for(*session, size + 64);
-    if (arena == kNone) return;
+    if (arena == kNone) break;  // writes before it are in the model, and must be submitted
     const RemoteRegion region = remote_region(*session, arena);
     if (!region) break;
     CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, 1);
@@ -508,6 +508,7 @@ void Runner::paged(Process& process, uint32_t to, Rng& rng) {
   const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kPaged, timeout);
   const SourceRange source = source_for(process, pages * page, 0);
+  if (source.bytes.empty()) return;
   op.source = source.bytes;
   op.bytes = pages * page;
   std::vector<uint32_t> source_pages(pages), target_pages(pages);
