@@ -73,7 +73,8 @@ struct Scatter {
   Notify notify{};
 };
 
-/// Adds one to a counter of each member, without bytes: a barrier. One of `keys` for all, or each.
+/// Adds one to a counter of each member, without bytes: a barrier. `keys`: one for all, or one per
+/// member.
 struct Signal {
   GroupId group{};
   std::span<const CounterKey> keys{};

@@ -178,7 +178,7 @@ TurnResult EngineCore::full_turn() noexcept {
     // pending_work() was read.
     if (work) result.done += transfers.poll(networks[n]);
   }
-  // Components that rarely have work are asked before they are called.
+  // Components that rarely have work are called only if they report some.
   if (counters.has_confirmations()) counters.apply_confirmations(transfers.polls_exhausted());
   if (!completed_expectations.empty()) result.done += take_completed_expectations();
   if (!taken_.empty()) result.done += take_submissions(Take::kAll);

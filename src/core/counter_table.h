@@ -109,7 +109,8 @@ class CounterTable {
 
   /// From now on every whole count that `member` gains is forwarded to `parent`, and so are, once,
   /// the present ones that no armed expectation has claimed. CounterKey{} unlinks: when it returns,
-  /// the old parent has got all it ever will. Counts are forwarded by one level only.
+  /// the old parent has received every count that it will ever get. Counts are forwarded by one
+  /// level only.
   void set_parent(CounterKey member, CounterKey parent) noexcept;
 
  private:

@@ -28,7 +28,8 @@ int64_t back_off_ns(uint32_t failures) {
   return std::min(kBackOffMaxNs, kBackOffNs << std::min(failures - 2, 16u));
 }
 
-/// It is not one of several slices that are covered by the immediate of the last one.
+/// True if the write is not a slice of a larger shard: its own immediate, if any, covers all of its
+/// bytes.
 bool is_unsliced(const Op& op, const InflightWrite& write) {
   return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wr.size_bytes;
 }
@@ -86,7 +87,8 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const RailEv
 // ---- Paths that broke ---------------------------------------------------------------------------
 
 /// Whether a failed write waits for a drain report. A lost connection leaves its delivery unknown;
-/// every other error is an answer. Without exact replay the report cannot decide it.
+/// every other error settles it. On a network without exact replay the drain report cannot settle
+/// it.
 bool Transfers::goes_in_doubt(const InflightWrite& write, const Path& path,
                               const CompletionStatus& status) const {
   if (status.code != Errc::kRailLost || path.peer_lost || !replay_is_exact(path)) return false;
@@ -101,10 +103,10 @@ bool Transfers::replay_is_exact(const Path& path) const noexcept {
   return core_.networks[path.network].rails[path.rail].caps.exact_replay;
 }
 
-/// A network without exact replay (SRD) gave up one write. The others on the path are not affected,
-/// but new work uses other paths until a probe completes. Returns true if the write is resent,
-/// because it certainly did not arrive. What may have arrived is never resent, with or without an
-/// immediate: the first copy could land after the second has been reported as complete.
+/// A network without exact replay (SRD) gave up on one write. The others on the path are not
+/// affected, but new work uses other paths until a probe completes. Returns true if the write is
+/// resent, because it certainly did not arrive. What may have arrived is never resent, with or
+/// without an immediate: the first copy could land after the second has been reported as complete.
 bool Transfers::on_given_up(const InflightWrite& write, Path& path,
                             const CompletionStatus& status) {
   if (status.code != Errc::kRailLost || path.peer_lost || replay_is_exact(path)) return false;
@@ -231,7 +233,7 @@ void Transfers::drop_broken(size_t at) {
   broken_.erase(broken_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-/// `status` by value: it may be that of the record, which is given back here.
+/// `status` by value: it may refer into the InflightWrite that is freed here.
 void Transfers::complete_in_doubt(uint32_t cookie, CompletionStatus status) {
   const InflightWrite write = inflight_[cookie];
   std::erase(paths_[write.path]->in_doubt, cookie);
@@ -454,8 +456,8 @@ uint32_t Transfers::tick(int64_t now_ns) {
 
 // ---- Probes -------------------------------------------------------------------------------------
 
-/// Posts a write without bytes and without an immediate. It changes nothing at the target, and
-/// completes if the host there answers.
+/// Posts a zero-byte write without an immediate. It changes nothing at the target, and completes if
+/// the host there answers.
 void Transfers::start_probe(Path& path) {
   core_.protocol.count(ProtocolEvent::kProbeSent);
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
@@ -499,7 +501,7 @@ void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
   if (replay_is_exact(path)) {
     close_path(path);
   } else if (path.state == Path::State::kReady) {
-    // There is no connection to set up again, and closing would give up other writes in flight that
+    // There is no connection to set up again, and closing would abandon other writes in flight that
     // may still arrive. tick() does close the path of a probe that gets no completion at all: some
     // NICs retry forever, and then closing is the only way to complete those writes.
     path.needs_probe = true;

@@ -14,7 +14,8 @@
 // It goes straight into the work requests of the next post, and from a successful completion
 // straight to the report. The sequence of steps is the same as on the slow path. What makes it fast
 // is a compressed record: entries of one path, source region and user's batch that are posted
-// together share a PostBatch, and are retired by clearing bits. One post may hold several.
+// together share a PostBatch, and are retired by clearing bits. One Rail::post() call may carry
+// several post batches.
 //
 // Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages are
 // posted as PostBatches (make_page_batch()). A PostBatch of which one entry needs attention is
@@ -45,7 +46,7 @@ CachedRoute& Transfers::refresh_route(RemoteRegionSlot& remote, MemoryKind sourc
   const RailSet up = rails_for_new_work(*peer, network);
   for (uint32_t i = 0; i < up.count; ++i) {
     const uint32_t index = peer->paths[network_index][up.index[i]];
-    // The slow path opens paths.
+    // Not ready: left to the slow path, which opens and probes paths.
     if (index == kNone || paths_[index]->state != Path::State::kReady ||
         paths_[index]->needs_probe) {
       route.paths.clear();
@@ -97,7 +98,7 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   return true;
 }
 
-/// The paths of a route take turns.
+/// Round robin over the paths of the route.
 [[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path() const noexcept {
   const CachedRoute& route = *flow_.route;
   const auto paths = static_cast<uint32_t>(route.paths.size());
@@ -314,8 +315,8 @@ void Transfers::on_posted(PostBatch& post_batch, uint32_t accepted) {
 }
 
 /// Moves one entry into an InflightWrite of its own; its state on the rail does not change. If the
-/// entry is a write of its own, this also puts it in the list of running operations. The caller
-/// updates the batch.
+/// entry is an operation of its own, this also puts it in the list of running operations. The
+/// caller updates the post batch.
 uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   const bool own = post_batch.op == kNone;
   Op& op = core_.ops.at(own ? post_batch.entry[at] : post_batch.op);
@@ -378,8 +379,8 @@ void Transfers::expand_all() {
                          FABRIC_REQUIRES(state_lock) { expand(post_batch); });
 }
 
-/// Keeps what the rail did not accept; post() offers it again. Batch entries get records of their
-/// own.
+/// Keeps what the rail did not accept; post() offers it again. Entries of a post batch get their
+/// own InflightWrite.
 void Transfers::add_to_backlog(RailSlot& rail, std::span<WriteOp> rest) {
   for (WriteOp& wr : rest) {
     if (PostBatch::is_cookie(wr.cookie)) {
@@ -553,7 +554,8 @@ void Transfers::retire_delivered(uint32_t cookie) {
   after_retire(peer, path);
 }
 
-/// Room was made on a path: activates its queued fragments, and sends drain replies that are due.
+/// A path has free slots again: activates its queued fragments, and sends drain replies that are
+/// due.
 [[gnu::always_inline]] inline void Transfers::after_retire(Peer& peer, Path& path) {
   const bool waited_for =
       !path.queue[0].empty() || !path.queue[1].empty() || !path.queue[2].empty();

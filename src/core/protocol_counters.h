@@ -39,7 +39,7 @@ enum class ProtocolEvent : uint8_t {
   kPeerLostByEvidence,
   kPeerLostBySilence,
   kLeaseExpired,      ///< nothing is posted: the peer may consider us lost
-  kFenceByReply,      ///< the peer confirmed that it is quiet
+  kFenceByReply,      ///< the peer confirmed that it is quiescent
   kFenceWithoutPeer,  ///< no usable reply: this side has to prove it alone
   kFenceProvedLate,
   kRegionProved,

@@ -197,6 +197,8 @@ bool Regions::writable_by(PeerId peer) const noexcept {
   return false;
 }
 
+/// Imports a descriptor of the peer. Idempotent: the same region and grant give the same handle.
+/// A revoked region gives kNotFound, as long as its slot is kept.
 Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> bytes) {
   auto desc = control::decode_desc(bytes);
   if (!desc) return desc.error();

@@ -88,7 +88,8 @@ void Transfers::force_drain(Op& op) {
     return;
   }
   core_.protocol.count(ProtocolEvent::kDrainTimedOut);
-  // The bound has passed: no peer is waited for. What the NIC still holds retires with its path.
+  // The drain bound has passed: stops waiting for peers. What the NIC still holds retires with its
+  // path.
   {
     const OpHold hold(op);
     for (uint32_t i = 0; i < inflight_.size(); ++i) {

@@ -63,7 +63,7 @@ struct Path {
   bool peer_lost = false;      ///< not opened again once it is down
   bool needs_probe = false;    ///< the last use failed: nothing is posted until a probe completes
   bool started = false;        ///< this connection was ready once, so writes may have been posted
-  bool rejected = false;       ///< refused for good: freed once it is down
+  bool rejected = false;       ///< the peer rejected it permanently: freed once it is down
   bool broke = false;          ///< this connection failed; this side did not close it
   bool remote_closed = false;  ///< the target reported that its end is down
   uint32_t id = 0;             ///< the provider's
@@ -80,6 +80,7 @@ struct Path {
   uint64_t in_doubt_seq = UINT64_MAX;       ///< the lowest that was ever among them
   DrainReport drain_report{};
   uint32_t failures = 0;  ///< in a row
+  /// kBackingOff: when it is reopened; kReady: when the next probe is due.
   int64_t retry_ns = kNeverNs;
   uint32_t probe = kNone;  ///< cookie of the probe in flight
   int64_t probe_deadline_ns = kNeverNs;
@@ -228,7 +229,7 @@ class Transfers {
   /// Completes what is pending for an imported region that was revoked.
   void region_revoked(RemoteRegion handle) FABRIC_REQUIRES(state_lock);
   /// Completes what is pending for the peer under a counter key that it closed. Posted writes may
-  /// drain, but none may follow once we have confirmed to the peer that we are quiet
+  /// drain, but none may follow once this engine has confirmed to the peer that it is quiescent
   /// (contracts.md P11).
   void key_revoked(const Peer& peer, CounterKey key) FABRIC_REQUIRES(state_lock);
   void warm(Peer& peer, uint32_t rails = kRailsMax) FABRIC_REQUIRES(state_lock);
@@ -237,8 +238,8 @@ class Transfers {
       FABRIC_REQUIRES(state_lock);
   /// The target's drain report: its end of a path is closed, and this is what it received.
   void on_drain_report(Peer& peer, const control::PathDrained& state) FABRIC_REQUIRES(state_lock);
-  /// Requests a probe, a write without bytes, on every ready path of the peer: its completion shows
-  /// that the host answers.
+  /// Requests a probe, a zero-byte write without an immediate, on every ready path of the peer: its
+  /// completion shows that the host answers.
   void probe(Peer& peer) FABRIC_REQUIRES(state_lock);
   bool can_probe(const Peer& peer) const noexcept FABRIC_REQUIRES(state_lock);
   /// Opens paths whose back-off is over and sends probes that are due; returns how many.

@@ -44,7 +44,7 @@ class ShmNetwork;
 /// poll() reports it. poll() also takes the immediates and pull requests that arrive on the
 /// InPaths.
 ///
-/// Owner: ShmNetwork. Threads: the worker, under the state lock of the core; only register_memory()
+/// Owner: ShmNetwork. Threads: the worker, under the engine's state lock; only register_memory()
 ///   and deregister_memory() may be called by any thread (RkeyTable's lock, `revoked_mutex_`).
 /// Invariant: post() accepts a write only while completions_count_ + queued_ + pulls_outstanding_ <
 ///   kQueueDepth, so that every accepted write has room for its completion.
@@ -306,7 +306,7 @@ class ShmRail final : public Rail {
 /// Memory shows nearly everything that happens. What it does not show (new connections, closed
 /// sockets, deaths) is found by scan(), about once per millisecond and after each sleep.
 ///
-/// Owner: the core. Threads: the worker, under the state lock of the core; RkeyTable locks itself.
+/// Owner: the core. Threads: the worker, under the engine's state lock; RkeyTable locks itself.
 /// Invariant: a ShmPeer is in `peers_` while it has a link, a path or an incoming connection.
 class ShmNetwork final : public OpenNetwork {
  public:

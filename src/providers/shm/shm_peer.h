@@ -28,7 +28,7 @@ namespace fabric::shm {
 ///   greeting gave us its memory; disconnected() when it closed its socket; closed() when its
 ///   engine is gone for good; dead() when its process is.
 /// Lifetime: shared by the ShmNetwork and the paths, because a path may outlive the connections.
-/// Threads: the worker only, under the state lock of the core.
+/// Threads: the worker only, under the engine's state lock.
 class ShmPeer {
  public:
   explicit ShmPeer(Address address) noexcept : address_(std::move(address)) {}

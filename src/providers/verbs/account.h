@@ -4,7 +4,7 @@
 
 // The account of the work requests of one queue pair. Exact failover depends on these two classes
 // (docs/design/0013-verbs.md), so they need no device and are unit-tested on their own. Both are
-// used under the engine's lock.
+// used under the engine's state lock.
 
 namespace fabric::verbs {
 

@@ -38,7 +38,7 @@ struct Near {
 /// One port of one device, opened: its context, protection domains and completion channel.
 ///
 /// Threads: query_port_state() from any thread; everything that reads or sets the port's state
-/// under the engine's lock.
+/// under the engine's state lock.
 class Device {
  public:
   /// Fails with kUnsupported, kPermission, kExhausted, kInvalidArgument (options).
@@ -51,7 +51,7 @@ class Device {
   ibv_context* context() const noexcept { return context_; }
   ibv_pd* memory_domain() const noexcept { return pd_; }
   /// The protection domain of queue pairs. With a thread domain the driver takes no locks: all
-  /// posting and polling happens under the engine's lock anyway.
+  /// posting and polling happens under the engine's state lock anyway.
   ibv_pd* path_domain() const noexcept { return parent_ != nullptr ? parent_ : pd_; }
   ibv_comp_channel* channel() const noexcept { return channel_; }
   const std::string& name() const noexcept { return name_; }
@@ -64,7 +64,7 @@ class Device {
   /// Queries the kernel, which may query the NIC: from any thread, but not in a turn. `now`: the
   /// GID in use, or null.
   Result<PortState> query_port_state(const Gid* now) const;
-  // The rest under the engine's lock.
+  // The rest under the engine's state lock.
   void set_state(PortState state) { state_ = std::move(state); }
   const PortState& state() const noexcept { return state_; }
   const Gid& gid() const noexcept { return state_.gid; }

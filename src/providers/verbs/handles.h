@@ -44,7 +44,7 @@ struct JobResult {
 /// Queue of job results. A job may outlive its rail, so besides the queue pair it holds only this
 /// object, by shared_ptr.
 ///
-/// Threads: put() from any thread; take() and close() from the rail, under the engine's lock.
+/// Threads: put() from any thread; take() and close() from the rail, under the engine's state lock.
 class JobResults {
  public:
   explicit JobResults(std::function<void()> wake) : wake_(std::move(wake)) {}
@@ -169,7 +169,8 @@ class PathTable {
 /// regions, and both ends of the paths that use this port. README.md describes the stages of a
 /// path; design 0013 the drain that exact failover depends on.
 ///
-/// Owner: VerbsNetwork; jobs share only the queue pairs, completion queues and `job_results_`.
+/// Owner: VerbsNetwork. Offloaded jobs may outlive it: they hold only shared objects (device, queue
+/// pairs, `job_results_`), never the rail.
 /// Threads: everything runs under the engine's state lock, except register_memory(),
 /// deregister_memory() and import_rkey(), which any thread may call. No call here enters the kernel
 /// to change a queue pair: that is done by offloaded jobs, whose results poll() takes from
@@ -350,7 +351,7 @@ class VerbsRail final : public Rail {
 
 /// The open network: its rails, and the UDP sockets for control datagrams.
 ///
-/// Threads: under the engine's lock.
+/// Threads: under the engine's state lock.
 class VerbsNetwork final : public OpenNetwork {
  public:
   static Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);
