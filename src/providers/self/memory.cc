@@ -133,7 +133,7 @@ Result<uint64_t> SelfRail::import_rkey(std::span<const std::byte> wire_rkey) {
   reader.require(reader.u64() == engine_id_);
   const uint64_t key = reader.u64();
   reader.require(reader.remaining() == 0);
-  if (!reader.ok()) return fail(Errc::kBadFormat, "self wire key");
+  if (!reader.ok()) return fail(Errc::kBadFormat, "self wire rkey");
   return key;
 }
 

@@ -47,7 +47,7 @@ class SimRail final : public Rail {
     reader.require(reader.u32() < kRailsMax);
     const uint64_t key = reader.u64();
     reader.require(key != 0 && reader.remaining() == 0);
-    if (!reader.ok()) return fail(Errc::kBadFormat, "sim: wire key");
+    if (!reader.ok()) return fail(Errc::kBadFormat, "sim: wire rkey");
     return key;
   }
 
