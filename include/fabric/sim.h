@@ -11,7 +11,7 @@
 namespace fabric::sim {
 
 /// Performance and guarantees of one simulated NIC.
-struct NicModel {
+struct FABRIC_EXPORT NicModel {
   double gbit_per_s = 400;
   Nanos per_op{90};           ///< the NIC's minimum time for one work request
   Nanos latency{2'000};       ///< one way
