@@ -173,6 +173,27 @@ struct Arrival {
   const std::byte* target = nullptr;  ///< where its bytes landed; null: it names no memory
 };
 
+/// A function that a World calls (each_step(), each_arrival()). Destroying the hook ends it: the
+/// function is not called again, and what it captured is destroyed. Ended inside its own function,
+/// it lets that call finish.
+///
+/// Lifetime: may outlive the World, which ends all of its hooks.
+/// Threads: as for World with virtual time: one at a time.
+class [[nodiscard]] Hook {
+ public:
+  Hook() = default;  ///< none
+  Hook(Hook&&) noexcept = default;
+  Hook& operator=(Hook&&) noexcept = default;
+  Hook(const Hook&) = delete;
+  Hook& operator=(const Hook&) = delete;
+  void end() noexcept { function_.reset(); }
+
+ private:
+  friend class World;
+  explicit Hook(std::shared_ptr<const void> function) noexcept : function_(std::move(function)) {}
+  std::shared_ptr<const void> function_;
+};
+
 struct WorldOptions {
   uint64_t seed = 1;
   /// false: virtual time, one thread, waits advance the clock. true: the same network in real time,
@@ -202,12 +223,17 @@ class FABRIC_EXPORT World {
   /// Opens an engine on a node. Empty config.networks: all networks of the node, in their order.
   Result<Engine> open(uint32_t node, Config config = {});
 
-  /// Calls `hook` in every step of the world; for workloads and checks. Virtual time only. Waits
-  /// inside destructors are steps too: objects that the hook uses must outlive the engines.
-  void each_step(std::function<void()> hook);
+  /// Calls `function` in every step of the world; for workloads and checks. Virtual time only: in
+  /// realtime it is never called. Waits inside destructors are steps too: declare the Hook after
+  /// everything that the function uses, or end() it before.
+  ///
+  /// Wrong. The hook ends with the statement, so the function is never called:
+  ///
+  ///     (void)world.each_step([&] { workload.step(); });
+  Hook each_step(std::function<void()> function);
   /// Calls `observer` for every immediate, just before its engine gets it: an independent record to
-  /// compare the engine's counters with. Virtual time only.
-  void each_arrival(std::function<void(const Arrival&)> observer);
+  /// compare the engine's counters with. Virtual time only, as each_step().
+  Hook each_arrival(std::function<void(const Arrival&)> observer);
   /// Runs until done() returns true, or for `limit`. True when done() did. Virtual time only: in
   /// realtime it calls done() once.
   bool run_until(const std::function<bool()>& done, Nanos limit);

@@ -48,8 +48,8 @@ Runner::Runner(const Plan& plan)
   may_land_twice_ = std::ranges::any_of(plan.faults, [](const PlannedFault& planned) {
     return planned.fault.kind == FaultKind::kTwice;
   });
-  world_.each_arrival([this](const sim::Arrival& arrival) { on_arrival(arrival); });
-  world_.each_step([this] { after_step(); });
+  arrivals_ = world_.each_arrival([this](const sim::Arrival& arrival) { on_arrival(arrival); });
+  steps_ = world_.each_step([this] { after_step(); });
 }
 
 Runner::~Runner() = default;

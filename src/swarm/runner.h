@@ -240,6 +240,7 @@ class Runner {
   uint32_t closing_ = kNone;     ///< incarnation inside close()
   bool may_land_twice_ = false;  ///< the plan has a fault that duplicates data
   sim::World world_;
+  sim::Hook arrivals_, steps_;  ///< destroyed after the engines, whose destructors still step
   std::vector<std::optional<Process>> processes_;  ///< by node
 };
 

@@ -97,11 +97,14 @@ class SimEnv final : public TestEnv {
     run_until([] { return false; }, time);
   }
   void wait_idle() override { run_for(clock_ == nullptr ? Nanos(1s) : Nanos(50ms)); }
-  void each_step(std::function<void()> look) override { world_.each_step(std::move(look)); }
+  void each_step(std::function<void()> look) override {
+    steps_ = world_.each_step(std::move(look));
+  }
   FaultInjector& faults() override { return faults_; }
 
  private:
   sim::World world_;
+  sim::Hook steps_;
   std::vector<uint32_t> nodes_;
   SimFaults faults_{world_, nodes_};
   std::unique_ptr<RealTimeClock> clock_;  ///< realtime only

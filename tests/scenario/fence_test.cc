@@ -188,8 +188,8 @@ class FenceSetup {
 };
 
 /// Fails in the step in which a byte lands that must not.
-EachStep watch(FenceSetup& setup) {
-  return EachStep(setup.world, [&setup, failed = false]() mutable {
+sim::Hook watch(FenceSetup& setup) {
+  return setup.world.each_step([&setup, failed = false]() mutable {
     if (!setup.reused || failed || setup.intact()) return;
     failed = true;
     ADD_FAILURE() << "a write landed after the fence, at " << setup.world.now().count() << " ns";
@@ -201,7 +201,7 @@ EachStep watch(FenceSetup& setup) {
 void zombie_is_shut_out(FenceKind kind, Access access) {
   FenceSetup setup(kind, access);
   setup.guard();
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.load();
   setup.stop_writer();
   setup.fence(1);
@@ -230,7 +230,7 @@ TEST(FencedZombie, ByTheKeysThatOnlyItHad) {
 
 TEST(FencedZombie, WithAnOpenDescriptorOnlyTheEndOfTheRegionIsProof) {
   FenceSetup setup(FenceKind::kRekey, Access::kOpen);
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.load();
   setup.stop_writer();
   const Nanos began = setup.world.now();
@@ -263,7 +263,7 @@ TEST(FencedZombie, WithoutAnyFenceOnlyItsOwnAnswerIsProof) {
     SCOPED_TRACE(answers);
     FenceSetup setup(FenceKind::kNone, Access::kGrant);
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     if (answers) {
       setup.world.run_for(100us);
@@ -303,7 +303,7 @@ void cooperates_at_any_step(FenceKind kind, Access access) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
     FenceSetup setup(kind, access);
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.world.run_until([&] { return setup.world.events() >= at; }, 1s);
     const Nanos began = setup.world.now();
@@ -338,7 +338,7 @@ TEST(FencedPeer, StoppedAtAnyStepOfTheFence) {
       const Access access = kind == FenceKind::kRekey ? Access::kGrant : Access::kOpen;
       FenceSetup setup(kind, access);
       setup.guard();
-      const EachStep check = watch(setup);
+      const sim::Hook check = watch(setup);
       setup.load();
       setup.world.run_for(50us);
       ASSERT_TRUE(setup.world.at_event(setup.world.events() + after, Fault::stop(kWriter)));
@@ -365,7 +365,7 @@ TEST(FencedPeer, ThatIsLostNeedsNoAnswer) {
     SCOPED_TRACE(to_string(kind));
     FenceSetup setup(kind, kind == FenceKind::kRekey ? Access::kGrant : Access::kOpen);
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.stop_writer();
     const auto lost = [&] {
@@ -409,7 +409,7 @@ TEST(FencedPeer, ThatHasNeverAnsweredIsOutAtOnce) {
 TEST(FencedPeer, TwiceAtOnceIsBusyAndTheFirstGoesOn) {
   FenceSetup setup(FenceKind::kLocal, Access::kOpen);
   setup.guard();
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.load();
   setup.stop_writer();
   setup.fence(1);
@@ -450,7 +450,7 @@ TEST(LateProof, ComesAsAnEventAfterAFenceThatHadNoTimeForIt) {
     EXPECT_EQ(proof->op, fence);
     EXPECT_EQ(proof->peer, setup.peer);
     setup.reuse();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.resume_writer();
     setup.writer_ended();
     setup.world.run_for(3s);

@@ -403,7 +403,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
     const Nanos start = mesh.world.now();
     uint32_t finished = 0;
     // The first layers come one by one, the last ones faster than the watcher is polled.
-    const EachStep kernel(mesh.world, [&] {
+    const sim::Hook kernel = mesh.world.each_step([&] {
       while (finished < P::kLayers && mesh.world.now() - start >= std::min(finished, 8u) * 40us) {
         prefill.finish_layer(finished++);
       }

@@ -179,7 +179,7 @@ Depths most_posted(uint32_t depth, uint32_t path_depth) {
   const RemoteHost to_b = connect(a, b), to_c = connect(a, c);
   Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
   Depths most;
-  const EachStep watch(world, [&] {
+  const sim::Hook watch = world.each_step([&] {
     for (const RailStats& rail : a.engine.rail_stats()) {
       most.on_a_rail = std::max(most.on_a_rail, rail.tx.posted);
     }
@@ -575,7 +575,7 @@ TEST(BackPressure, OfFaultyPeersDoesNotDelayAGoodPeer) {
   // As much as its own engine takes, of everything, all the time.
   uint64_t name = 1000, flooded = 0;
   std::vector<CounterKey> out(1);
-  const EachStep flood(setup.world, [&] {
+  const sim::Hook flood = setup.world.each_step([&] {
     ++name;
     flooded += flooder.engine.submit(Resolve{.peer = back.peer, .names = {&name, 1}, .out = out})
                    .has_value();

@@ -152,8 +152,8 @@ class RevokeSetup {
   std::vector<std::byte> expected;  ///< in the memory, once it is used again
 };
 
-EachStep watch(RevokeSetup& setup) {
-  return EachStep(setup.world, [&setup, failed = false]() mutable {
+sim::Hook watch(RevokeSetup& setup) {
+  return setup.world.each_step([&setup, failed = false]() mutable {
     if (!setup.reused || failed || setup.intact()) return;
     failed = true;
     ADD_FAILURE() << "a write landed in memory that was given back";
@@ -177,7 +177,7 @@ TEST(Deregister, UnderLoadAtAnyStepBreaksNoConnection) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
     RevokeSetup setup;
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.world.run_until([&] { return setup.world.events() >= at; }, 1s);
     const Nanos began = setup.world.now();
@@ -207,7 +207,7 @@ void one_is_silent(const Silence& silence) {
     SCOPED_TRACE(after.count());
     RevokeSetup setup;
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.world.run_for(after);
     const Fault undo = silence(setup);
@@ -279,7 +279,7 @@ TEST(Quarantine, LastsUntilTheProofThatComesAfterTheDeadline) {
   const auto proof = std::ranges::find(setup.seen.events, EventKind::kFenceProved, &Event::kind);
   EXPECT_EQ(proof->op, op);
   setup.reuse();
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.happens(Fault::late_proof(kOwner, 0s));
   auto next = setup.owner->engine.allocate({.size_bytes = 64});
   EXPECT_TRUE(next) << "its place is free again";

@@ -355,7 +355,7 @@ TEST(TwoHalfArrivedWrites, MeetNoExpectationWhileAByteIsMissing) {
     TwoHalves halves(seed);
     recorder.then = [&](const Event&) { whole_when_met = halves.whole(0) && halves.whole(1); };
     ASSERT_TRUE(halves.counter.expect(2, recorder.notify()));
-    const EachStep check(halves.world, [&] {
+    const sim::Hook check = halves.world.each_step([&] {
       if (recorder.count() == 0) return;
       // It is still so in every later step.
       EXPECT_TRUE(halves.whole(0) && halves.whole(1));
@@ -374,7 +374,7 @@ TEST(TwoHalfArrivedWrites, MayShowOneOnTheGaugeWhileNoneIsWhole) {
     SCOPED_TRACE(replay(seed));
     TwoHalves halves(seed);
     bool hole = false, taken = false;
-    const EachStep check(halves.world, [&] {
+    const sim::Hook check = halves.world.each_step([&] {
       const uint64_t shown = halves.counter.count();
       const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
       if (taken) return;
@@ -398,7 +398,7 @@ TEST(TwoHalfArrivedWrites, AreCountedExactlyWhenTheyAreWhole) {
   for (const uint64_t seed : seeds(8)) {
     SCOPED_TRACE(replay(seed));
     TwoHalves halves(seed);
-    const EachStep check(halves.world, [&] {
+    const sim::Hook check = halves.world.each_step([&] {
       const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
       EXPECT_LE(halves.counter.count(), whole) << "uncut writes are exact at every instant";
     });

@@ -54,8 +54,10 @@ uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<Wi
       // The address of its bytes is for the observer only: for the engine `value` is a repeat
       // count.
       const uint64_t address = std::exchange(event.value, 0);
-      if (observer_)
-        observer_({attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
+      if (!arrival_hooks.empty()) {
+        arrival_hooks.call(
+            {attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
+      }
     }
     if (event.kind == WireEvent::Kind::kWritten) {
       // The queue slots are freed only now, so that completions never exceed the queue depth.

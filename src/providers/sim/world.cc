@@ -69,12 +69,6 @@ uint64_t Wire::trace_hash() const noexcept {
   return hash_.value();
 }
 
-void Wire::each_arrival(std::function<void(const Arrival&)> observer) {
-  const auto held = lock();
-  // Not in realtime: the workers of several engines would call it.
-  if (!options_.realtime) observer_ = std::move(observer);
-}
-
 uint64_t Wire::events() const noexcept {
   const auto held = lock();
   return events_;
@@ -390,8 +384,9 @@ World& World::operator=(World&& other) noexcept {
 }
 
 World::~World() {
-  // Breaks a reference cycle: step hooks usually own engines, and engines own the world.
-  if (impl_ != nullptr) impl_->world_driver.drop_step_hooks();
+  if (impl_ == nullptr) return;
+  impl_->world_driver.step_hooks.clear();
+  impl_->wire.arrival_hooks.clear();
 }
 
 uint32_t World::add_node(uint32_t rails, const NicModel& model) {
@@ -421,8 +416,9 @@ Result<Engine> World::open(uint32_t node, Config config) {
   return Engine::open(config, impl_);
 }
 
-void World::each_step(std::function<void()> hook) {
-  impl_->world_driver.each_step(std::move(hook));
+Hook World::each_step(std::function<void()> function) {
+  if (impl_->wire.realtime()) return {};
+  return Hook(impl_->world_driver.step_hooks.add(std::move(function)));
 }
 
 bool World::run_until(const std::function<bool()>& done, Nanos limit) {
@@ -446,8 +442,9 @@ Result<void> World::at_event(uint64_t events, const Fault& fault) {
 
 uint64_t World::events() const noexcept { return impl_->wire.events(); }
 
-void World::each_arrival(std::function<void(const Arrival&)> observer) {
-  impl_->wire.each_arrival(std::move(observer));
+Hook World::each_arrival(std::function<void(const Arrival&)> observer) {
+  if (impl_->wire.realtime()) return {};
+  return Hook(impl_->wire.arrival_hooks.add(std::move(observer)));
 }
 
 Result<void> World::chaos(const Chaos& plan) { return impl_->wire.plan(plan); }

@@ -18,6 +18,7 @@
 #include "providers/sim/driver.h"
 #include "providers/sim/event_queue.h"
 #include "providers/sim/faults.h"
+#include "providers/sim/hooks.h"
 #include "providers/sim/model.h"
 #include "providers/sim/path_ends.h"
 #include "providers/sim/pool.h"
@@ -279,7 +280,6 @@ class Wire {
   uint64_t trace_hash() const noexcept;
   uint64_t in_flight() const noexcept;  ///< flights and packets in use
   uint64_t path_ends() const noexcept;  ///< ends in all tables
-  void each_arrival(std::function<void(const Arrival&)> observer);
   Result<NetworkAttachment*> open_attachment(uint32_t node, const Network& spec,
                                              const OpenContext& context);
   void close_attachment(NetworkAttachment& attachment) noexcept;
@@ -323,6 +323,9 @@ class Wire {
 
   /// Identifies the world in tokens and addresses. Set once, before the world is shared.
   uint64_t id = 0;
+  /// Called for every immediate that poll() returns. Empty in realtime, where the workers of
+  /// several engines would call it.
+  HookList<Arrival> arrival_hooks{};
 
  private:
   // world.cc
@@ -454,8 +457,7 @@ class Wire {
   Pool<Flight> flights_;
   Pool<Packet> packets_;
   FaultTable faults_;
-  uint64_t events_ = 0;  // network events so far
-  std::function<void(const Arrival&)> observer_;
+  uint64_t events_ = 0;          // network events so far
   std::vector<uint32_t> wakes_;  // attachments to wake, virtual time only
 };
 
