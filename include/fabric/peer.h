@@ -40,6 +40,13 @@ struct PeerInfo {
   uint32_t rails_here = 0, rails_there = 0;  ///< of the host-to-host route
   uint32_t message_bytes_max = 0;
   FenceKind fence = FenceKind::kNone;
+  /// What the peer wrote here may be overwritten as soon as its count is reached. False: bytes of a
+  /// counted write may land once more until the peer has completed it, so the count permits only
+  /// reading; write there after the peer has said that it is quiet (P6, docs/failures.md). True
+  /// when Caps::count_is_final holds for every network of the routes, and for every network on
+  /// which the peer has paths to this engine; false before it is connected. Ask again after an
+  /// event that reports a change of route.
+  bool count_is_final = false;
   std::string app_info{};
   uint64_t engine_id = 0;    ///< identifies the remote engine across reconnects (Config::engine_id)
   uint64_t incarnation = 0;  ///< larger each time the engine is opened

@@ -114,6 +114,7 @@ Result<void> EngineCore::open_networks() {
       slot.rails.back().arrived_imms.reserve(256);
       slot.memory_kinds &= rail.caps().memory_kinds;
       maps_memory = maps_memory || rail.caps().maps_memory;
+      slot.count_is_final = slot.count_is_final && rail.caps().count_is_final;
     }
     slot.fence = slot.rails[0].caps.fence;
     largest = std::max(largest, slot.network->control_bytes_max());

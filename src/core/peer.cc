@@ -402,6 +402,22 @@ bool Peers::byes_sent() const {
                      [](const Peer* peer) { return peer->byes_left == 0; });
 }
 
+/// The peer chooses its own routes, so the networks of its inbound paths count as well as ours.
+bool Peers::count_is_final(const Peer& peer) const {
+  bool reached = false, final = true;
+  const auto add = [&](uint8_t network) {
+    reached = true;
+    final = final && core_.networks[network].count_is_final;
+  };
+  for (const auto& routes : peer.route) {
+    for (const uint8_t network : routes) {
+      if (network != kNoNetwork) add(network);
+    }
+  }
+  for (const InboundPath& path : peer.inbound) add(path.network);
+  return reached && final;
+}
+
 PeerInfo Peers::info(const Peer& peer) const {
   PeerInfo out;
   out.state = peer.state.load(std::memory_order_relaxed);
@@ -427,6 +443,7 @@ PeerInfo Peers::info(const Peer& peer) const {
     out.rails_there = section.rails;
     out.fence = core_.networks[n].fence;
   }
+  out.count_is_final = count_is_final(peer);
   return out;
 }
 

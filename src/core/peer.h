@@ -218,6 +218,8 @@ class Peers {
       FABRIC_REQUIRES(state_lock);
   void disconnect(Peer& peer) FABRIC_REQUIRES(state_lock);
   PeerInfo info(const Peer& peer) const FABRIC_REQUIRES(state_lock);
+  bool count_is_final(const Peer& peer) const
+      FABRIC_REQUIRES(state_lock);  ///< PeerInfo::count_is_final
   std::vector<PeerId> live() const FABRIC_REQUIRES(state_lock);
   std::vector<Peer*> all() const FABRIC_REQUIRES(state_lock);  ///< slots in use, lost ones included
   uint32_t live_count() const noexcept FABRIC_REQUIRES(state_lock) { return live_count_; }

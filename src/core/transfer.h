@@ -153,6 +153,7 @@ struct NetworkSlot {
   std::vector<RailSlot> rails{};
   uint32_t memory_kinds = 0;
   FenceKind fence = FenceKind::kNone;
+  bool count_is_final = true;  ///< on all of its rails
   bool is_self = false;
 };
 

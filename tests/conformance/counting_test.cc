@@ -207,6 +207,61 @@ TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
   EXPECT_EQ(counter.count(), 1u);
 }
 
+// Reaching a count permits reading. It permits overwriting where the network says so.
+TEST_P(Conformance, P06PeerAndRailsSayWhetherACountIsFinal) {
+  const bool final = GetParam().caps.final_counts;
+  EXPECT_EQ(ea().peer_info(ab().peer)->count_is_final, final);
+  const std::string network = ea().peer_info(ab().peer)->routes.at(0).network;
+  for (const RailStats& rail : ea().rail_stats()) {
+    if (rail.network != network) continue;
+    EXPECT_EQ(rail.caps.count_is_final, final) << rail.device;
+  }
+}
+
+// The owner overwrites the target in the callback of the count, as a decoder appends to the last
+// page. Duplicates of the counted bytes may still be on their way.
+TEST_P(Conformance, P06BytesLandAfterTheirCountOnlyWhereItIsNotFinal) {
+  REQUIRE_CAP(duplicates);
+  faults().duplicate(kA, kB, FaultInjector::Phase::kBegin);
+  const bool final = ea().peer_info(ab().peer)->count_is_final;
+  uint32_t landed_again = 0;
+  for (const uint64_t size : {uint64_t{1}, uint64_t{4096}, uint64_t{40'000}, uint64_t{300'001}}) {
+    for (uint32_t round = 0; round < 8; ++round) {
+      auto counter = *eb().make_counter();
+      b().in.clear();
+      EventRecorder& met = recorder();
+      EventRecorder& completed = recorder();
+      bool whole = false;
+      met.then = [&](const Event&) {
+        whole = arrived(0, size);
+        b().in.clear();  // the owner's own bytes: zeros
+      };
+      // From here on nothing of it can land: the owner may be told that the sender is quiet.
+      completed.then = [&](const Event&) {
+        landed_again += met.count() == 1 && !untouched(0, size);
+        b().in.clear();
+      };
+      ASSERT_TRUE(counter.expect(1, met.notify()));
+      Write request = write(0, size, counter.key());
+      request.notify = completed.notify();
+      ASSERT_TRUE(ea().submit(request));
+      ASSERT_TRUE(until([&] { return met.count() == 1 && completed.count() == 1; }));
+      EXPECT_EQ(completed.events[0].remote, Remote::kDelivered);
+      EXPECT_TRUE(whole) << "reading at the count is always right";
+      run_for(1ms);
+      EXPECT_TRUE(untouched(0, size)) << "a byte landed after the sender's completion";
+      EXPECT_EQ(counter.count(), 0u) << "a duplicate was counted";
+      met.then = completed.then = {};
+    }
+  }
+  faults().duplicate(kA, kB, FaultInjector::Phase::kEnd);
+  if (final) {
+    EXPECT_EQ(landed_again, 0u);
+  } else {
+    EXPECT_GT(landed_again, 0u) << "this network could say that its counts are final";
+  }
+}
+
 // ---- P7 -----------------------------------------------------------------------------------------
 
 // Each write has a key of its own, so that whatever order the counts come in is fine; where the

@@ -52,6 +52,10 @@ class SimFaults final : public FaultInjector {
   void wrong_key(uint32_t from, uint32_t to) override {
     inject(Fault::wrong_key(nodes_[from], nodes_[to], 0));
   }
+  void duplicate(uint32_t from, uint32_t to, Phase phase) override {
+    const uint32_t x = nodes_[from], y = nodes_[to];
+    inject(phase == Phase::kBegin ? Fault::twice(x, y) : Fault::once(x, y));
+  }
   void delay_proofs(uint32_t host, Nanos by) override {
     inject(Fault::late_proof(nodes_[host], by));
   }
@@ -180,7 +184,8 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .lost_acks = true,
                             .not_ready = true,
                             .wrong_keys = true,
-                            .late_proofs = true};
+                            .late_proofs = true,
+                            .duplicates = true};
 
 /// Connections with request, exact replay and a fence of their own, as verbs RC.
 ProviderCase sim_rc(std::array<uint32_t, TestEnv::kHosts> rails, std::string name) {
@@ -200,6 +205,7 @@ ProviderCase sim_srd(std::array<uint32_t, TestEnv::kHosts> rails, std::string na
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;
   caps.overtaking = true;
+  caps.final_counts = false;
   const SimShape shape{rails, sim::NicModel::efa_200g()};
   return {std::move(name), caps, [shape](const TestEnvOptions& options) {
             return std::make_unique<SimEnv>(shape, options);

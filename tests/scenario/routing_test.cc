@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <set>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "core/shard.h"
 #include "harness/host.h"
@@ -545,6 +547,40 @@ TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
   EXPECT_EQ(route(info, kHost, MemoryKind::kRocm).first, "not listed") << "no network has any";
   EXPECT_EQ(info.rails_here, 2u);
   EXPECT_EQ(info.rails_there, 4u);
+}
+
+TEST_F(TwoNetworks, CountsAreFinalOnlyIfTheyAreOnEveryRoute) {
+  const RemoteHost remote = connect(a, b);
+  EXPECT_FALSE(a.engine.peer_info(remote.peer)->count_is_final) << "GPU memory takes the slow one";
+  for (const RailStats& rail : a.engine.rail_stats()) {
+    EXPECT_EQ(rail.caps.count_is_final, rail.network != "slow") << rail.network;
+  }
+  EXPECT_THAT(a.engine.dump(), testing::HasSubstr("(counts not final)"));
+}
+
+// Each side chooses its own route. What matters to the owner of memory is how the peer writes.
+TEST(FinalCounts, DependOnTheNetworkThatThePeerWritesOn) {
+  sim::World world;
+  const auto node = [&] {
+    return world.add_node({{.name = "ordered", .model = sim::NicModel::connectx7()},
+                           {.name = "unordered", .model = sim::NicModel::efa_200g()}});
+  };
+  Config prefers_the_other = test_config();
+  prefers_the_other.networks = {{.provider = "sim", .name = "unordered"},
+                                {.provider = "sim", .name = "ordered"}};
+  Host a = open_host(world, node(), kSize);
+  Host b = open_host(world, node(), kSize, prefers_the_other);
+  const RemoteHost there = connect(a, b);
+  await_connected(world, a, there.peer);
+  EXPECT_TRUE(a.engine.peer_info(there.peer)->count_is_final);
+  EXPECT_EQ(nlohmann::json::parse(a.engine.dump_json())["peers"][0]["count_is_final"], true);
+
+  const RemoteHost back = connect(b, a);
+  await_connected(world, b, back.peer);
+  EXPECT_FALSE(b.engine.peer_info(back.peer)->count_is_final);
+  EXPECT_TRUE(delivers(world, b, a, 1));
+  EXPECT_FALSE(a.engine.peer_info(there.peer)->count_is_final) << "the peer writes unordered";
+  EXPECT_EQ(nlohmann::json::parse(a.engine.dump_json())["peers"][0]["count_is_final"], false);
 }
 
 TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndSubscribersAreNotified) {

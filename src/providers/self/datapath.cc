@@ -10,6 +10,7 @@ SelfRail::SelfRail(const OpenContext& context)
             .slice_safe = true,
             .cpu_copy = true,
             .exact_replay = false,  // a refused write does not break its path
+            .count_is_final = true,
             .checks_access = true,
             .fence = FenceKind::kLocal,
             .queue_depth = kQueueDepth,

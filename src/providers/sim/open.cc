@@ -22,7 +22,8 @@ class SimRail final : public Rail {
   const Caps& caps() const noexcept override { return rail_.caps; }
   std::string_view device() const noexcept override { return rail_.device; }
   std::vector<std::pair<std::string, std::string>> facts() const override {
-    return {{"fence", to_string(rail_.caps.fence)},
+    return {{"counts", rail_.caps.count_is_final ? "final" : "not final"},
+            {"fence", to_string(rail_.caps.fence)},
             {"memory", rail_.caps.maps_memory ? "shared" : "any"},
             {"order", rail_.caps.ordered ? "posting" : "none"},
             {"replay", rail_.caps.exact_replay ? "exact" : "none"}};

@@ -265,6 +265,7 @@ Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& s
     rail.caps = {.ordered = model.ordered,
                  .slice_safe = model.slice_safe,
                  .exact_replay = model.exact_replay,
+                 .count_is_final = model.ordered,  // an ordered path drops duplicates
                  .checks_access = true,
                  .maps_memory = model.maps_memory,
                  .fence = model.fence,

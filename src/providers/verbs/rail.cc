@@ -15,6 +15,7 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
       caps_{.ordered = false,  // relaxed ordering lets bytes pass each other on the bus
             .slice_safe = true,
             .exact_replay = true,
+            .count_is_final = true,  // RC drops duplicates
             .checks_access = true,
             .fence = FenceKind::kLocal,
             .queue_depth = std::min(16 * device_->options().send_depth, 1u << 14),

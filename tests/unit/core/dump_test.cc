@@ -68,7 +68,8 @@ TEST_F(Dump, RepeatsWhatARailSaysOfItself) {
   EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["fence"], "Local");
   EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["replay"], "exact");
   EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object()) << "it says nothing";
-  EXPECT_THAT(a.dump(), HasSubstr("  node0/sim1: fence=Local memory=any order=posting"));
+  EXPECT_THAT(a.dump(),
+              HasSubstr("  node0/sim1: counts=final fence=Local memory=any order=posting"));
   const auto rails = a.rail_stats();
   ASSERT_EQ(rails.size(), 3u);
   EXPECT_THAT(rails[1].facts, Contains(Pair("fence", "Local")));

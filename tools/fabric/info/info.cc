@@ -43,6 +43,7 @@ std::vector<std::string> kinds_of(const Caps& caps) {
 std::vector<std::pair<std::string, bool>> capabilities_of(const Caps& caps) {
   return {{"ordered", caps.ordered},
           {"exact_replay", caps.exact_replay},
+          {"count_is_final", caps.count_is_final},
           {"checks_access", caps.checks_access},
           {"maps_memory", caps.maps_memory},
           {"cpu_copy", caps.cpu_copy}};
