@@ -14,6 +14,8 @@ namespace fabric::sim {
 struct FABRIC_EXPORT NicModel {
   double gbit_per_s = 400;
   Nanos per_op{90};           ///< the NIC's minimum time for one work request
+  Nanos per_post{0};          ///< the engine's CPU time to post one work request. An engine posts
+                              ///< them one after another, on all of its rails and networks together
   Nanos latency{2'000};       ///< one way
   Nanos jitter{0};            ///< added to each packet, uniform in [0, jitter]
   uint32_t depth = 1024;      ///< operations in flight on the NIC
@@ -25,8 +27,10 @@ struct FABRIC_EXPORT NicModel {
   bool maps_memory = false;  ///< allocate() returns shared pages, as for a network that maps them
   FenceKind fence = FenceKind::kLocal;
 
+  // Models of published systems; docs/simulator.md has the source of each figure.
   static NicModel connectx7();  ///< 400 Gb/s, ordered, exact replay, fenced by its queue pair
   static NicModel efa_200g();   ///< 200 Gb/s, unordered, no replay, fenced by granted keys
+  static NicModel nvlink();     ///< 360 GB/s between the GPUs of a host, ordered, exact replay
 };
 
 /// One network of a node. Networks of the same name on two nodes are connected.

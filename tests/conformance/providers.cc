@@ -1,6 +1,7 @@
 #include <fabric/sim.h>
 
 #include "conformance/verbs_cases.h"
+#include "harness/nic_models.h"
 #include "harness/real_time_env.h"
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
@@ -193,7 +194,7 @@ ProviderCase sim_rc(std::array<uint32_t, TestEnv::kHosts> rails, std::string nam
   caps.several_rails = rails[0] > 1;
   caps.counted_slices = true;
   caps.exact_replay = true;
-  SimShape shape{rails, sim::NicModel::connectx7()};
+  SimShape shape{rails, rc_model()};
   shape.model.jitter = 2us;  // so that the shards of one write land at different times
   return {std::move(name), caps, [shape](const TestEnvOptions& options) {
             return std::make_unique<SimEnv>(shape, options);
@@ -206,7 +207,7 @@ ProviderCase sim_srd(std::array<uint32_t, TestEnv::kHosts> rails, std::string na
   caps.several_rails = rails[0] > 1;
   caps.overtaking = true;
   caps.final_counts = false;
-  const SimShape shape{rails, sim::NicModel::efa_200g()};
+  const SimShape shape{rails, srd_model()};
   return {std::move(name), caps, [shape](const TestEnvOptions& options) {
             return std::make_unique<SimEnv>(shape, options);
           }};

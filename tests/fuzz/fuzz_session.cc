@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "control/descriptor.h"
+#include "harness/nic_models.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__has_feature)
 #if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
@@ -75,7 +76,7 @@ FuzzSession::FuzzSession(const Setting& setting, InitialState initial)
       honest_auditor_(*world_) {
   sim::NodeNetwork network;
   const bool unordered = (setting.flags & Setting::kUnordered) != 0;
-  network.model = unordered ? sim::NicModel::efa_200g() : sim::NicModel::connectx7();
+  network.model = unordered ? test::srd_model() : test::rc_model();
   for (size_t i = 0; i < node_.size(); ++i) {
     const bool two_rails = i < 2 && (setting.flags & Setting::kTwoRails) != 0;
     network.rails = two_rails ? 2 : 1;

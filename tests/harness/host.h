@@ -14,6 +14,7 @@
 #include <fabric/sim.h>
 
 #include "harness/event_recorder.h"
+#include "harness/nic_models.h"
 #include "harness/pattern.h"
 
 // Hosts of a test on the simulator: an engine with one region each, and how one host reaches the

@@ -31,7 +31,7 @@ void expect_breaks() {
 
 /// A network that loses nothing for good: RC-like, two rails.
 sim::NicModel rc() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 10;  // slow enough that a fault hits writes in flight
   return model;
 }

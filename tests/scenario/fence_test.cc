@@ -27,7 +27,7 @@ enum class Access { kOpen, kGrant };
 
 sim::NicModel model_of(FenceKind kind) {
   const bool connected = kind == FenceKind::kLocal || kind == FenceKind::kHost;
-  sim::NicModel model = connected ? sim::NicModel::connectx7() : sim::NicModel::efa_200g();
+  sim::NicModel model = connected ? rc_model() : srd_model();
   model.gbit_per_s = 4;
   model.path_depth = 24;  // the rest is queued
   model.fence = kind;

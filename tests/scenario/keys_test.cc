@@ -44,7 +44,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
   for (const uint64_t seed : seeds(10)) {
     SCOPED_TRACE(replay(seed));
     sim::World world(sim::WorldOptions{.seed = seed});
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.jitter = 50us;
     Config config = test_config();
     config.counters_max = 1;  // two slots, so that the same one comes back at once
@@ -168,7 +168,7 @@ TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
   constexpr uint32_t kSteps = 12;
   for (const uint64_t seed : seeds(5)) {
     SCOPED_TRACE(replay(seed));
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.jitter = 30us;
     std::vector<std::vector<uint32_t>> entered(kSteps);
     Mesh mesh(seed, 4, 4096, model, 2);
@@ -194,7 +194,7 @@ struct Moe {
   static constexpr uint32_t kRanks = 4;
 
   explicit Moe(uint64_t seed)
-      : mesh(seed, kRanks, 2 * kRanks * kBlock, sim::NicModel::efa_200g(), 2),
+      : mesh(seed, kRanks, 2 * kRanks * kBlock, srd_model(), 2),
         keys(kRanks, std::vector<CounterKey>(kRanks)) {
     for (uint32_t me = 0; me < kRanks; ++me) {
       groups.push_back(*mesh.engine(me).make_counter_group());
@@ -388,7 +388,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
   using P = Prefill;
   for (const uint64_t seed : seeds(3)) {
     SCOPED_TRACE(replay(seed));
-    Mesh mesh(seed, 2, P::kLayers * P::kLayerBytes, sim::NicModel::efa_200g(), 2);
+    Mesh mesh(seed, 2, P::kLayers * P::kLayerBytes, srd_model(), 2);
     // The decoder hands out a key a layer, agreed by name.
     std::vector<uint64_t> names;
     std::vector<Counter> layers;

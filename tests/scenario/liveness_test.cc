@@ -165,7 +165,7 @@ TEST_F(Liveness, ADeadProcessIsReplacedUnderItsNameWithoutRestartingOthers) {
 class Zombie : public Liveness {
  protected:
   static sim::NicModel open_to_all() {
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.fence = FenceKind::kNone;
     return model;
   }

@@ -369,7 +369,7 @@ TEST(Probing, OfARailThatStaysCutGetsRarer) {
 // With one rail down on both hosts only the other one is left. When that breaks once, the next
 // try takes the peer's rail that is down and is refused; the one after that must take the other.
 TEST(Probing, ARefusalIsOneTryAndTheNextTakesAnotherRailOfThePeer) {
-  ProbePair pair(sim::NicModel::connectx7());
+  ProbePair pair(rc_model());
   for (const uint32_t node : {0u, 1u}) pair.happens(Fault::nic_down(node, 1));
   pair.world.run_for(5ms);
   pair.happens(Fault::break_sender(0, 1, 0));

@@ -39,7 +39,7 @@ struct Sender {
 class PoisonSetup {
  public:
   explicit PoisonSetup(uint32_t senders, const Config& receiver_config = poison_config(),
-                       const sim::NicModel& model = sim::NicModel::efa_200g())
+                       const sim::NicModel& model = srd_model())
       : world({.seed = test_seed()}) {
     receiver.emplace(open_host(world, world.add_node(1, model), kSize, receiver_config));
     for (uint32_t i = 0; i < senders; ++i) {
@@ -345,7 +345,7 @@ TEST(ClosedName, IsProvedOnlyByTheReplyOfEverySender) {
 }
 
 TEST(ClosedName, EndsWhatASenderHasQueuedAndNothingElse) {
-  sim::NicModel model = sim::NicModel::efa_200g();
+  sim::NicModel model = srd_model();
   model.path_depth = 4;
   PoisonSetup setup(1, poison_config(), model);
   Counter closing = *setup.receiver->engine.named_counter(1);

@@ -488,7 +488,7 @@ constexpr uint64_t kHostBytes = 256 << 10, kPage = 4096;
 constexpr uint32_t kRounds = 60;
 
 sim::NicModel back_pressure_nic() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 40;
   return model;
 }

@@ -28,7 +28,7 @@ constexpr uint32_t kWrites = 100;                        // of each importer to 
 constexpr uint64_t kStride = 53;
 
 sim::NicModel revoke_nic() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 4;
   model.path_depth = 32;
   return model;

@@ -28,7 +28,7 @@ void PrintTo(const Rails& rails, std::ostream* out) {
 class DifferentRails : public testing::TestWithParam<Rails> {
  protected:
   sim::NicModel model() const {
-    return GetParam().ordered ? sim::NicModel::connectx7() : sim::NicModel::efa_200g();
+    return GetParam().ordered ? rc_model() : srd_model();
   }
 };
 
@@ -245,7 +245,7 @@ TEST(OneByteTail, IsItsOwnShardAndIsNotForgotten) {
 class ZeroLength : public testing::TestWithParam<bool> {
  protected:
   ZeroLength()
-      : setup(4, 1024, GetParam() ? sim::NicModel::connectx7() : sim::NicModel::efa_200g()) {
+      : setup(4, 1024, GetParam() ? rc_model() : srd_model()) {
     std::ranges::fill(setup.receiver.bytes(), std::byte{0x5a});
   }
   ~ZeroLength() override {
@@ -318,7 +318,7 @@ struct TwoHalves {
   static constexpr uint64_t kSize = 256 << 10;
 
   static sim::NicModel model() {
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.jitter = 60us;  // far longer than a shard is on the wire
     return model;
   }
@@ -509,10 +509,10 @@ struct GpuMemory {
 class TwoNetworks : public testing::Test {
  protected:
   static std::vector<sim::NodeNetwork> networks(uint32_t fast_rails, uint32_t slow_rails) {
-    return {{.name = "fast", .rails = fast_rails, .model = sim::NicModel::connectx7()},
+    return {{.name = "fast", .rails = fast_rails, .model = rc_model()},
             {.name = "slow",
              .rails = slow_rails,
-             .model = sim::NicModel::efa_200g(),
+             .model = srd_model(),
              .kinds = {MemoryKind::kHost, MemoryKind::kCuda}}};
   }
   static std::pair<std::string, std::string> route(const PeerInfo& info, MemoryKind here,
@@ -562,8 +562,8 @@ TEST_F(TwoNetworks, CountsAreFinalOnlyIfTheyAreOnEveryRoute) {
 TEST(FinalCounts, DependOnTheNetworkThatThePeerWritesOn) {
   sim::World world;
   const auto node = [&] {
-    return world.add_node({{.name = "ordered", .model = sim::NicModel::connectx7()},
-                           {.name = "unordered", .model = sim::NicModel::efa_200g()}});
+    return world.add_node({{.name = "ordered", .model = rc_model()},
+                           {.name = "unordered", .model = srd_model()}});
   };
   Config prefers_the_other = test_config();
   prefers_the_other.networks = {{.provider = "sim", .name = "unordered"},

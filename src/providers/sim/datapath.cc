@@ -30,10 +30,12 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
     flight.nic = rail.nic;
     flight.from = from;
     flight.refs = 1;
+    flight.posted_ns = post_time_ns(rail, at);
     const bool up = path != nullptr && path->up();
     if (up && op.size_bytes <= rail.caps.write_bytes_max) {
       link(*path, index);
       make_ready(*path, from, *rail.nic);
+      if (flight.posted_ns > now_ns_) schedule(flight.posted_ns, EventKind::kPosted, 0, from);
       continue;
     }
     // Accepted, so it completes through poll() like any other.
@@ -41,6 +43,24 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
   }
   kick(*rail.nic);
   return taken;
+}
+
+/// When the engine's CPU is through with one more post. A turn itself takes no time, so all posts
+/// of a turn are accepted at once and reach their NICs one after another.
+int64_t Wire::post_time_ns(const RailState& rail, const PathRef& at) noexcept {
+  const int64_t cost = rail.nic->timing.per_post_ns;
+  if (cost == 0) return now_ns_;
+  int64_t& until_ns = *find_attachment(at.attachment)->posts_until_ns;
+  until_ns = std::max(until_ns, now_ns_) + cost;
+  return until_ns;
+}
+
+void Wire::posted(const PathRef& at) {
+  OutPath* path = find_out(at);
+  if (path == nullptr) return;  // the engine has closed, or the path is down
+  Nic& nic = *find_rail(at)->nic;
+  make_ready(*path, at, nic);
+  kick(nic);
 }
 
 uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out) {
@@ -105,9 +125,14 @@ void Wire::release(uint32_t index) {
 
 // ---- Sending ------------------------------------------------------------------------------------
 
+/// Work requests of a path are posted in order, so the first one decides.
+bool Wire::has_to_send(const OutPath& path) noexcept {
+  return path.up() && path.unsent != kNone && flights_[path.unsent].posted_ns <= now_ns_;
+}
+
 /// Adds a path to the NIC's round robin if it has something to send and room in its window.
 void Wire::make_ready(OutPath& path, const PathRef& at, Nic& nic) {
-  if (path.ready || path.unsent == kNone || !path.up()) return;
+  if (path.ready || !has_to_send(path)) return;
   if (path.window_used >= nic.timing.window_bytes) return;
   path.ready = true;
   nic.ready.push(at);
@@ -121,7 +146,7 @@ void Wire::kick(Nic& nic) {
     OutPath* path = find_out(at);
     if (path == nullptr) continue;  // its engine has closed
     path->ready = false;
-    if (!path->up() || path->unsent == kNone) continue;
+    if (!has_to_send(*path)) continue;
     send_packet(nic, *path);
     make_ready(*path, at, nic);
   }

@@ -15,9 +15,10 @@ constexpr uint64_t kPacketBytesMax = 65536;
 
 NicModel NicModel::connectx7() {
   NicModel model;
-  model.gbit_per_s = 400;
-  model.per_op = Nanos(90);  // 11.1 million 1 KiB writes per second
-  model.latency = Nanos(2'000);
+  model.gbit_per_s = 378;       // single writes of 32 MiB
+  model.per_op = Nanos(90);     // 11.1 million 1 KiB writes per second
+  model.per_post = Nanos(152);  // 56 posts in 8.5 us
+  model.latency = Nanos(5'000);
   model.ordered = true;
   model.slice_safe = true;
   model.exact_replay = true;
@@ -27,9 +28,10 @@ NicModel NicModel::connectx7() {
 
 NicModel NicModel::efa_200g() {
   NicModel model;
-  model.gbit_per_s = 200;
-  model.per_op = Nanos(950);  // 2.1 million writes per second on two NICs, up to 16 KiB
-  model.latency = Nanos(8'000);
+  model.gbit_per_s = 168;       // single writes of 32 MiB: 336 Gb/s on two NICs
+  model.per_op = Nanos(950);    // 2.1 million writes per second on two NICs, up to 16 KiB
+  model.per_post = Nanos(500);  // 56 posts in 27.9 us
+  model.latency = Nanos(12'000);
   model.jitter = Nanos(6'000);
   model.ordered = false;
   model.slice_safe = false;
@@ -38,8 +40,21 @@ NicModel NicModel::efa_200g() {
   return model;
 }
 
+NicModel NicModel::nvlink() {
+  NicModel model;
+  model.gbit_per_s = 2'880;
+  model.per_op = Nanos(0);
+  model.latency = Nanos(1'000);
+  model.ordered = true;
+  model.slice_safe = true;
+  model.exact_replay = true;
+  model.fence = FenceKind::kLocal;
+  return model;
+}
+
 Timing::Timing(const NicModel& model) noexcept
     : per_op_ns(std::max<int64_t>(0, model.per_op.count())),
+      per_post_ns(std::max<int64_t>(0, model.per_post.count())),
       latency_ns(std::max<int64_t>(0, model.latency.count())),
       jitter_ns(static_cast<uint64_t>(std::max<int64_t>(0, model.jitter.count()))),
       // 1 Mb/s at least: a NIC without bandwidth would never finish, and 8e9 fs per byte still

@@ -9,6 +9,7 @@ namespace fabric::sim {
 /// The times of a NicModel as integers, so that every machine computes the same run.
 struct Timing {
   int64_t per_op_ns = 0;
+  int64_t per_post_ns = 0;
   int64_t latency_ns = 0;
   uint64_t jitter_ns = 0;
   uint64_t fs_per_byte = 0;

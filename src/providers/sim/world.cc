@@ -146,6 +146,8 @@ void Wire::dispatch(const Event& event) {
     case EventKind::kTransmit:
       nics_[event.subject].transmit_due = false;
       return kick(nics_[event.subject]);
+    case EventKind::kPosted:
+      return posted(event.at);
     case EventKind::kArrive:
       return arrive(event.subject);
     case EventKind::kLand:
@@ -237,6 +239,15 @@ void Wire::set_timer(NetworkAttachment& attachment, int64_t due_ns) {
   FABRIC_CHECK(timerfd_settime(attachment.timer_fd, 0, &spec, nullptr) == 0, "timerfd_settime");
 }
 
+/// An engine has an attachment on each of its networks, and one CPU that posts.
+std::shared_ptr<int64_t> Wire::posts_until_of(const Progress* engine) const {
+  for (const auto& attachment : attachments_) {
+    if (engine != nullptr && attachment != nullptr && attachment->context.progress == engine)
+      return attachment->posts_until_ns;
+  }
+  return std::make_shared<int64_t>(0);
+}
+
 Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& spec,
                                                  const OpenContext& context) {
   const auto held = lock();
@@ -256,6 +267,7 @@ Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& s
   attachment->node = node;
   attachment->network = static_cast<uint32_t>(found - networks.begin());
   attachment->context = context;
+  attachment->posts_until_ns = posts_until_of(context.progress);
   attachment->rails.resize(std::min(found->rails, std::max(1u, spec.rails_max)));
   for (uint32_t i = 0; i < attachment->rails.size(); ++i) {
     RailState& rail = attachment->rails[i];

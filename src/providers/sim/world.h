@@ -85,6 +85,7 @@ struct Flight {
   PathRef from{};
   PathRef to{};
   uint64_t to_nonce = 0;
+  int64_t posted_ns = 0;  // when the engine has posted it; the NIC does not send it earlier
   uint64_t sent_bytes = 0;
   uint64_t landed_bytes = 0;
   uint32_t refs = 0;  // the sender until it has its completion, packets, the acknowledgement
@@ -203,6 +204,8 @@ struct NetworkAttachment {
   std::vector<uint32_t> links{};  // the remote attachment of each; 0: free
   Fifo<uint32_t> datagrams{};     // packets
   uint32_t datagrams_out = 0;
+  /// Until when the engine's CPU is busy with posts; shared by all attachments of the engine.
+  std::shared_ptr<int64_t> posts_until_ns{};
   bool wake_due = false;
   int64_t polled_ns = -kWakeGapNs;
   int timer_fd = -1;  // realtime only
@@ -224,6 +227,7 @@ struct Node {
 
 enum class EventKind : uint8_t {
   kTransmit,    // a NIC may send: subject = NIC
+  kPosted,      // the engine's CPU has posted a work request on a path
   kArrive,      // the first bit of a packet: subject = packet
   kLand,        // the last bit of a packet is through the receiver's NIC: subject = packet
   kDuplicate,   // a packet lands a second time: subject = packet
@@ -356,6 +360,7 @@ class Wire {
     return rail != nullptr ? rail->in.find(at.path) : nullptr;
   }
   int64_t delay_ns(const Nic& nic, uint32_t from_node) noexcept;
+  std::shared_ptr<int64_t> posts_until_of(const Progress* engine) const;
 
   // memory.cc
   static const Region* find_region(const RailState& rail, uint64_t key) noexcept;
@@ -372,6 +377,9 @@ class Wire {
   void break_path(OutPath& path, const PathRef& at, Remote started);
 
   // datapath.cc
+  int64_t post_time_ns(const RailState& rail, const PathRef& at) noexcept;
+  void posted(const PathRef& at);
+  bool has_to_send(const OutPath& path) noexcept;
   void link(OutPath& path, uint32_t index);
   void unlink(OutPath& path, uint32_t index);
   void release(uint32_t flight);

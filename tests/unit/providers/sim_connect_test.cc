@@ -281,6 +281,10 @@ TEST(SimOpen, CapsAreTheModels) {
   EXPECT_FALSE(srd->rail(0).caps().ordered || srd->rail(0).caps().slice_safe ||
                srd->rail(0).caps().exact_replay);
   EXPECT_EQ(srd->rail(0).caps().fence, FenceKind::kRekey);
+  auto link = world.open_new(1, NicModel::nvlink());
+  EXPECT_TRUE(link->rail(0).caps().ordered && link->rail(0).caps().exact_replay);
+  EXPECT_TRUE(rc->rail(0).caps().count_is_final && link->rail(0).caps().count_is_final);
+  EXPECT_FALSE(srd->rail(0).caps().count_is_final);
 }
 
 }  // namespace

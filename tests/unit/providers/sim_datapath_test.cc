@@ -80,7 +80,7 @@ TEST(SimOrdered, SlowSenderKeepsItsOrderAtAFastReceiver) {
   NicModel slow = jittery_ordered_model();
   slow.gbit_per_s = 10;
   auto a = world.open_new(1, slow);
-  auto b = world.open_new(1, NicModel::connectx7());
+  auto b = world.open_new(1, test::rc_model());
   const Path path(*a, *b);
   const Block source(a->rail(0), 50'000, 1);
   const Block target(b->rail(0), 50'000);
@@ -95,8 +95,8 @@ TEST(SimOrdered, SlowSenderKeepsItsOrderAtAFastReceiver) {
 
 TEST(SimUnordered, WritesOvertakeEachOtherAndNoneIsLost) {
   TestWorld world;
-  auto a = world.open_new(1, NicModel::efa_200g());
-  auto b = world.open_new(1, NicModel::efa_200g());
+  auto a = world.open_new(1, test::srd_model());
+  auto b = world.open_new(1, test::srd_model());
   const Path path(*a, *b);
   const Block source(a->rail(0), 8, 1);
   const Block target(b->rail(0), 8);
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderGetsTheError) {
   const auto [ordered, refusal] = GetParam();
   TestWorld world;
-  const NicModel model = ordered ? NicModel::connectx7() : NicModel::efa_200g();
+  const NicModel model = ordered ? test::rc_model() : test::srd_model();
   auto a = world.open_new(1, model);
   auto b = world.open_new(1, model);
   const Path path(*a, *b);
@@ -473,7 +473,8 @@ void expect_near(int64_t actual, double expected, double tolerance) {
 }
 
 TEST(SimTiming, LoneWriteTakesWhatTheModelSays) {
-  for (const NicModel& preset : {NicModel::connectx7(), NicModel::efa_200g()}) {
+  for (const NicModel& preset : {test::rc_model(), test::srd_model(), NicModel::connectx7(),
+                                 NicModel::efa_200g(), NicModel::nvlink()}) {
     NicModel model = preset;
     model.jitter = Nanos(0);
     for (const uint64_t size : {0ull, 8ull, 4096ull, 65536ull, 1ull << 20, 32ull << 20}) {
@@ -487,16 +488,17 @@ TEST(SimTiming, LoneWriteTakesWhatTheModelSays) {
       const double on_wire = static_cast<double>(size) * 8 / model.gbit_per_s;
       const double busy = std::max(on_wire, static_cast<double>(model.per_op.count()));
       const auto latency = static_cast<double>(model.latency.count());
-      expect_near(world.now(), busy + latency, 0.01);
+      const auto posted = static_cast<double>(model.per_post.count());
+      expect_near(world.now(), posted + busy + latency, 0.01);
       ASSERT_TRUE(world.run_until([&] { return !drain(a->rail(0)).empty(); }));
-      expect_near(world.now(), busy + 2 * latency, 0.01);
+      expect_near(world.now(), posted + busy + 2 * latency, 0.01);
     }
   }
 }
 
 TEST(SimTiming, SmallWritesAreBoundByOperationsAndNotByBytes) {
   TestWorld world;
-  NicModel model = NicModel::connectx7();
+  NicModel model = test::rc_model();
   model.depth = model.path_depth = 10'000;
   auto a = world.open_new(1, model);
   auto b = world.open_new(1, model);

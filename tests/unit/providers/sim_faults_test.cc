@@ -155,7 +155,7 @@ TEST_P(SimFaults, CutThatHealsInTimeLosesDoublesAndMiscountsNothing) {
 
 /// A path holds 150 KiB on its way.
 NicModel narrow_model() {
-  NicModel model = NicModel::connectx7();
+  NicModel model = test::rc_model();
   model.gbit_per_s = 40;
   return model;
 }

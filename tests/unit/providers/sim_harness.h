@@ -12,6 +12,7 @@
 #include <fabric/sim.h>
 
 #include "base/rng.h"
+#include "harness/nic_models.h"
 #include "providers/sim/open.h"
 #include "providers/sim/world.h"
 
@@ -162,14 +163,14 @@ inline uint32_t count_of(const std::vector<WireEvent>& events, WireEvent::Kind k
 
 /// A NIC whose packets overtake each other wildly.
 inline NicModel wild_model() {
-  NicModel model = NicModel::efa_200g();
+  NicModel model = test::srd_model();
   model.jitter = Nanos(40'000);
   return model;
 }
 
 /// An ordered one on a network that would reorder.
 inline NicModel jittery_ordered_model() {
-  NicModel model = NicModel::connectx7();
+  NicModel model = test::rc_model();
   model.jitter = Nanos(40'000);
   return model;
 }
