@@ -80,8 +80,10 @@ struct FABRIC_EXPORT Fault {
     kWrongKey,   ///< the next write node -> other carries an invalid rkey
     kRightKey,   ///< cancels kWrongKey if no write has used it yet
     kLateProof,  ///< deregistering memory and closing paths at node takes `time` longer; zero: off
+    kLateBytes,  ///< node acknowledges counted writes whose bytes are not visible yet: bytes and
+                 ///< count of each become visible together, `time` later; zero: off
   };
-  static constexpr uint32_t kKinds = 28;
+  static constexpr uint32_t kKinds = 29;
   static constexpr uint32_t kAllRails = UINT32_MAX;
 
   Kind kind = Kind::kHeal;
@@ -155,6 +157,9 @@ struct FABRIC_EXPORT Fault {
   }
   static Fault late_proof(uint32_t node, Nanos by) {
     return {Kind::kLateProof, node, 0, kAllRails, 0, by};
+  }
+  static Fault late_bytes(uint32_t node, Nanos by) {
+    return {Kind::kLateBytes, node, 0, kAllRails, 0, by};
   }
 };
 

@@ -157,6 +157,20 @@ void Runner::check_arenas() {
   }
 }
 
+/// Delivered while the target's NIC delayed the bytes of counted writes: by now it has stored them.
+void Runner::check_unseen() {
+  for (const uint32_t number : unseen_) {
+    const Part& part = parts_[number];
+    OwnedArena& owned = arenas_[part.arena];
+    if (!is_running(owned.node, owned.incarnation)) continue;
+    if (!owned.memory.mark_complete(part.slot)) {
+      return violated("delivered bytes are in memory",
+                      fmt::format("a write of operation {}, when idle", part.op));
+    }
+  }
+  unseen_.clear();
+}
+
 void Runner::check_drained() {
   for (const CounterModel& model : counters_) {
     if (!model.counter || !is_running(model.node, model.incarnation)) continue;
@@ -173,6 +187,7 @@ void Runner::check_drained() {
                       model.counter->count(), model.taken, describe(model)));
     }
   }
+  check_unseen();
   check_arenas();
   for (const auto& [session, message] : must_receive_) {
     const Session& by = sessions_[session];

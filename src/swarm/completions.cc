@@ -369,7 +369,10 @@ void Runner::part_completed(Part& part, Remote remote) {
         violated("nothing is delivered after a fence",
                  fmt::format("a write of operation {}", part.op));
       }
-      if (there && !owned->memory.mark_complete(part.slot)) {
+      if (there && model != nullptr && late_storing_nodes_.contains(owned->node)) {
+        // Only its count proves that it is visible (P6), and nothing else that it will be.
+        unseen_.push_back(part.number);
+      } else if (there && !owned->memory.mark_complete(part.slot)) {
         violated("delivered bytes are in memory", fmt::format("a write of operation {}", part.op));
       }
       if (there) bytes_checked_ += owned->memory.slot(part.slot).size;

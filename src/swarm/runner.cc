@@ -115,7 +115,10 @@ void Runner::inject(const PlannedFault& planned) {
   if (fault.kind == FaultKind::kSwallowCounts || fault.kind == FaultKind::kOverrun) {
     count_losing_nodes_.insert(fault.node);
   }
-  if (fault.kind == FaultKind::kLateCounts) late_counting_nodes_.insert(fault.node);
+  if (fault.kind == FaultKind::kLateCounts || fault.kind == FaultKind::kLateBytes) {
+    late_counting_nodes_.insert(fault.node);
+  }
+  if (fault.kind == FaultKind::kLateBytes) late_storing_nodes_.insert(fault.node);
 }
 
 void Runner::open(uint32_t node) {

@@ -196,6 +196,7 @@ class Runner {
   void drain();
   void complete_silent();
   void check_drained();
+  void check_unseen();
   void check_arenas();
   void check_poisoned();
   void check_stale_descriptor(const Session& session);
@@ -230,6 +231,8 @@ class Runner {
   std::vector<PlannedFault> pauses_;        ///< faults that stop or slow a process
   std::set<uint32_t> changed_counters_;     ///< since the last check
   std::set<uint32_t> late_counting_nodes_;  ///< the NIC delays counts
+  std::set<uint32_t> late_storing_nodes_;   ///< the NIC acknowledges bytes before they are visible
+  std::vector<uint32_t> unseen_;            ///< delivered parts there, to be checked when idle
   std::set<uint32_t> count_losing_nodes_;   ///< the NIC has lost counts
   uint64_t next_tag_ = 0, next_content_seed_ = 0, next_message_ = 0, next_name_ = 0;
   uint32_t next_incarnation_ = 0;

@@ -10,12 +10,12 @@ namespace {
 
 using Kind = Fault::Kind;
 
-/// The longest delay of kSlow, kDelay, kLateCounts, kLateAcks and kLateProof.
+/// The longest delay of kSlow, kDelay, kLateCounts, kLateAcks, kLateProof and kLateBytes.
 constexpr uint64_t kDelayMaxNs = 1'000'000;
 
 bool lasts_by_time(Kind kind) noexcept {
   return kind == Kind::kSlow || kind == Kind::kDelay || kind == Kind::kLateCounts ||
-         kind == Kind::kLateAcks || kind == Kind::kLateProof;
+         kind == Kind::kLateAcks || kind == Kind::kLateProof || kind == Kind::kLateBytes;
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<Wi
       // The address of its bytes is for the observer only: for the engine `value` is a repeat
       // count.
       const uint64_t address = std::exchange(event.value, 0);
+      if (const uint32_t late = std::exchange(event.cookie, 0); late != 0) store_late(rail, late);
       if (!arrival_hooks.empty()) {
         arrival_hooks.call(
             {attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
@@ -120,7 +121,9 @@ void Wire::unlink(OutPath& path, uint32_t index) {
 
 void Wire::release(uint32_t index) {
   FABRIC_CHECK(flights_[index].refs > 0);
-  if (--flights_[index].refs == 0) flights_.give(index);
+  if (--flights_[index].refs != 0) return;
+  if (flights_[index].late != 0 && !flights_[index].landed) forget_late(flights_[index]);
+  flights_.give(index);
 }
 
 // ---- Sending ------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
     if (!flight.refused) refuse(packet.flight, in);
     return drop(number);
   }
-  store(packet, flight, rail);
+  if (!store_later(packet, flight, rail)) store(packet, flight, rail);
   flight.landed_bytes += packet.bytes.size();
   flight.landed = flight.landed_bytes == flight.op.size_bytes;
   trace(EventKind::kLand, *rail.nic, packet.bytes.size(), flight.op.imm);
@@ -263,12 +266,58 @@ void Wire::store(const Packet& packet, const Flight& flight, const RailState& ra
   std::memcpy(target + packet.offset, packet.bytes.data(), packet.bytes.size());
 }
 
+/// kLateBytes: keeps the packet of a counted write until poll() returns its immediate. Other writes
+/// have nothing that could make them visible later.
+bool Wire::store_later(const Packet& packet, Flight& flight, RailState& rail) {
+  if (nodes_[rail.nic->node].faults.late_bytes_ns == 0 || flight.op.has_imm == 0) return false;
+  if (packet.bytes.empty()) return false;
+  if (flight.late == 0) flight.late = ++last_late_;
+  rail.late_bytes.push_back({.write = flight.late,
+                             .key = flight.op.remote_key,
+                             .target = flight.op.target + packet.offset,
+                             .bytes = packet.bytes});
+  return true;
+}
+
+void Wire::store_late(RailState& rail, uint32_t write) {
+  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
+    if (late.write != write) return false;
+    std::byte* const target = find_region(rail, late.key)->address + late.target;
+    std::memcpy(target, late.bytes.data(), late.bytes.size());
+    return true;
+  });
+}
+
+/// The region is deregistered, which flushes: what is counted becomes visible now. A write that has
+/// not landed completely never will, and its sender may have been told so: its bytes are dropped.
+void Wire::store_late(RailState& rail, const Region& region) {
+  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
+    if (late.key != region.key) return false;
+    if (late.counted)
+      std::memcpy(region.address + late.target, late.bytes.data(), late.bytes.size());
+    return true;
+  });
+}
+
+/// The flight is over without its count: nothing makes its bytes visible any more.
+void Wire::forget_late(const Flight& flight) {
+  RailState* rail = find_rail(flight.to);
+  if (rail == nullptr) return;
+  std::erase_if(rail->late_bytes, [&](const LateBytes& late) { return late.write == flight.late; });
+}
+
 void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
-  if (rail.nic->faults.swallows_counts) return;
+  if (rail.nic->faults.swallows_counts) {
+    if (flight.late != 0) store_late(rail, flight.late);
+    return;
+  }
   ++rail.immediates;
   WireEvent arrived;
   arrived.kind = WireEvent::Kind::kImm;
   arrived.imm = flight.op.imm;
+  // Not for the engine either: the bytes to store when it polls this.
+  arrived.cookie = flight.late;
+  for (LateBytes& late : rail.late_bytes) late.counted |= late.write == flight.late;
   // Not for the engine: the world's observer identifies the write by its target address.
   const Region* region = find_region(rail, flight.op.remote_key);
   if (region != nullptr) {
@@ -404,7 +453,7 @@ void Wire::report(const PathRef& at, const WireEvent& event) {
   int64_t late_ns = 0;
   if (event.kind == WireEvent::Kind::kImm) {
     queue = &rail->late_counts;
-    late_ns = node.late_counts_ns;
+    late_ns = std::max(node.late_counts_ns, node.late_bytes_ns);
   } else if (event.kind == WireEvent::Kind::kWritten) {
     queue = &rail->late_acks;
     late_ns = node.late_acks_ns;

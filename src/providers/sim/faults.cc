@@ -20,7 +20,8 @@ constexpr std::array<const char*, Fault::kKinds> kNames = {
     "break target",   "lose acks",    "keep acks",  "receiver not ready",
     "receiver ready", "late counts",  "late acks",  "swallow counts",
     "overrun",        "refuse posts", "take posts", "twice",
-    "once",           "wrong key",    "right key",  "late proof"};
+    "once",           "wrong key",    "right key",  "late proof",
+    "late bytes"};
 
 }  // namespace
 
@@ -206,6 +207,7 @@ void Wire::apply_to_node(const Fault& fault) {
   if (fault.kind == Kind::kLateCounts) faults.late_counts_ns = time_ns;
   if (fault.kind == Kind::kLateAcks) faults.late_acks_ns = time_ns;
   if (fault.kind == Kind::kLateProof) faults.late_proof_ns = time_ns;
+  if (fault.kind == Kind::kLateBytes) faults.late_bytes_ns = time_ns;
 }
 
 void Wire::apply_to_nic(const Fault& fault, Nic& nic) {
@@ -296,6 +298,7 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
     if (event.kind == WireEvent::Kind::kImm) {
       --rail.immediates;
       // Acknowledged, but never reported to the engine.
+      if (event.cookie != 0) store_late(rail, event.cookie);
       if (InPath* in = find_in({at.attachment, at.rail, event.path})) --in->received;
       continue;
     }

@@ -30,6 +30,7 @@ struct NodeFaults {
   int64_t late_counts_ns = 0;
   int64_t late_acks_ns = 0;
   int64_t late_proof_ns = 0;
+  int64_t late_bytes_ns = 0;
 };
 
 /// Of one direction between two nodes on one network. Masks have a bit for each of the sender's

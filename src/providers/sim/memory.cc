@@ -45,6 +45,7 @@ Result<uint64_t> Wire::register_memory(RailState& rail, const PathRef& at, const
 void Wire::deregister_memory(RailState& rail, const PathRef& at, uint64_t key, uint32_t cookie) {
   const uint64_t index = (key & kNumberMask) - 1;
   if (index < rail.regions.size() && rail.regions[index].key == key) {
+    store_late(rail, rail.regions[index]);
     rail.regions[index] = Region{};
     rail.free_regions.push_back(static_cast<uint32_t>(index));
   }

@@ -97,6 +97,7 @@ struct Flight {
   bool landed = false;                // all of its packets
   int64_t retry_since_ns = kNeverNs;  // start of the current series of failed retransmissions
   uint32_t duplicates = 0;            // packets that will land a second time
+  uint32_t late = 0;                  // its number in RailState::late_bytes; 0: none
   Errc code = Errc::kOk;              // carried by the acknowledgement
   Remote remote = Remote::kDelivered;
 };
@@ -173,6 +174,16 @@ struct Region {
   bool remote_write = false;
 };
 
+/// Bytes of a packet that has landed and is acknowledged, but that its owner cannot see yet
+/// (Fault::kLateBytes).
+struct LateBytes {
+  uint32_t write = 0;  // Flight::late
+  uint64_t key = 0;    // of the region
+  uint64_t target = 0;
+  bool counted = false;  // its immediate is queued; otherwise it may never be
+  std::vector<std::byte> bytes{};
+};
+
 /// One engine's use of one NIC.
 struct RailState {
   Nic* nic = nullptr;
@@ -185,12 +196,13 @@ struct RailState {
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
   Fifo<WireEvent> events{};
-  LateReports late_counts{};        // kImm, and kPathDown of targets' ends
-  LateReports late_acks{};          // kWritten, and kPathDown of senders' ends
-  std::vector<WireEvent> hidden{};  // kWritten that were delayed when the queue overran
-  bool overran = false;             // until the NIC comes up
-  uint32_t immediates = 0;          // kImm in events and late_counts
-  uint32_t posted = 0;              // accepted by post(), completion not polled
+  LateReports late_counts{};            // kImm, and kPathDown of targets' ends
+  LateReports late_acks{};              // kWritten, and kPathDown of senders' ends
+  std::vector<LateBytes> late_bytes{};  // in the order in which they landed
+  std::vector<WireEvent> hidden{};      // kWritten that were delayed when the queue overran
+  bool overran = false;                 // until the NIC comes up
+  uint32_t immediates = 0;              // kImm in events and late_counts
+  uint32_t posted = 0;                  // accepted by post(), completion not polled
 };
 
 /// One engine's attachment to one network of its node. Owned by Wire, from SimNetwork's opening to
@@ -391,6 +403,10 @@ class Wire {
   void land(uint32_t packet);
   void take(uint32_t packet, RailState& rail, InPath* in);
   static void store(const Packet& packet, const Flight& flight, const RailState& rail);
+  bool store_later(const Packet& packet, Flight& flight, RailState& rail);
+  static void store_late(RailState& rail, uint32_t write);
+  static void store_late(RailState& rail, const Region& region);
+  void forget_late(const Flight& flight);
   void count(const Flight& flight, RailState& rail, InPath* in);
   void land_duplicate(uint32_t packet);
   void refuse(uint32_t flight, InPath* in);
@@ -466,6 +482,7 @@ class Wire {
   Pool<Packet> packets_;
   FaultTable faults_;
   uint64_t events_ = 0;          // network events so far
+  uint32_t last_late_ = 0;       // of Flight::late
   std::vector<uint32_t> wakes_;  // attachments to wake, virtual time only
 };
 

@@ -434,6 +434,83 @@ TEST_P(SimFaults, LateCountsComeInOrderAndBeforeTheirPathIsDown) {
   for (uint32_t i = 0; i < 30; ++i) EXPECT_EQ(pair.got[i].imm, i);
 }
 
+// P6: the acknowledgement says nothing about what the owner of the memory sees.
+TEST_P(SimFaults, LateBytesAreAcknowledgedAndVisibleOnlyWithTheirCount) {
+  Pair pair(world, model());
+  world.now(Fault::late_bytes(pair.to, Nanos(400'000)));
+  pair.post(30, 6'000);
+  pair.run(300'000);
+  EXPECT_EQ(pair.ended(Remote::kDelivered), 30u);
+  EXPECT_TRUE(pair.counted.empty());
+  const std::vector<std::byte> nothing(pair.target.bytes.size());
+  EXPECT_EQ(pair.target.bytes, nothing);
+  world.run_for(1'000'000);
+  EXPECT_EQ(pair.target.bytes, nothing) << "due, but nobody has polled it";
+  WireEvent one;
+  for (uint32_t i = 0; i < 30; ++i) {
+    ASSERT_EQ(pair.b->rail(0).poll({&one, 1}), 1u);
+    EXPECT_EQ(one.cookie, 0u);
+    EXPECT_TRUE(pair.landed(one.imm)) << "counted before its bytes: " << one.imm;
+    for (const WireEvent& later : pair.got) EXPECT_NE(later.imm, one.imm);
+    pair.got.push_back(one);
+    uint32_t visible = 0;
+    for (uint32_t n = 0; n < 30; ++n) visible += pair.landed(n);
+    EXPECT_EQ(visible, i + 1) << "only with its own count";
+  }
+  world.now(Fault::late_bytes(pair.to, Nanos(0)));
+  pair.post(1, 6'000);
+  world.run_for(300'000);
+  EXPECT_TRUE(pair.landed(30)) << "before it is polled";
+}
+
+TEST_P(SimFaults, LateBytesLeaveWritesWithoutACountAlone) {
+  Pair pair(world, model());
+  world.now(Fault::late_bytes(pair.to, Nanos(400'000)));
+  pair.path.post(pair.path.write(pair.source, pair.target, 6'000, 0));
+  world.run_for(300'000);
+  pair.write_bytes = 6'000;
+  EXPECT_TRUE(pair.landed(0));
+}
+
+TEST_P(SimFaults, LateBytesThatWereCountedAreFlushedByDeregistration) {
+  Pair pair(world, model());
+  world.now(Fault::late_bytes(pair.to, Nanos(400'000)));
+  pair.post(3, 6'000);
+  pair.run(300'000);
+  EXPECT_FALSE(pair.landed(0));
+  pair.b->rail(0).deregister_memory(pair.target.key, 9);
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(pair.landed(i)) << "not after the proof";
+  const auto before = pair.target.bytes;
+  std::fill(pair.target.bytes.begin(), pair.target.bytes.end(), std::byte{0});
+  world.run_for(1'000'000);
+  EXPECT_EQ(drain(pair.b->rail(0)).size(), 4u);
+  EXPECT_EQ(pair.target.bytes, std::vector<std::byte>(before.size())) << "and not again";
+}
+
+// Its sender may be told that nothing of it can land any more.
+TEST_P(SimFaults, LateBytesOfAWriteThatNeverCountsNeverShow) {
+  NicModel steady = model();
+  steady.jitter = Nanos(0);
+  for (const bool deregister : {false, true}) {
+    Pair pair(world, steady);
+    const std::vector<std::byte> nothing(pair.target.bytes.size());
+    world.now(Fault::late_bytes(pair.to, Nanos(1'000)));
+    world.now(Fault::receiver_not_ready(pair.to, 0));
+    pair.post(1, 4 * 4096);  // three of four packets are taken
+    pair.run(kRetryNs / 2);
+    if (deregister) pair.b->rail(0).deregister_memory(pair.target.key, 9);
+    world.now(Fault::late_bytes(pair.to, Nanos(0)));
+    EXPECT_EQ(pair.target.bytes, nothing);
+    pair.run(2 * kRetryNs);
+    EXPECT_EQ(pair.ends.size(), 1u);
+    EXPECT_EQ(pair.target.bytes, nothing);
+    world.now(Fault::receiver_ready(pair.to, 0));
+    pair.run(kRetryNs);
+    EXPECT_EQ(pair.target.bytes, nothing);
+  }
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
+}
+
 TEST_P(SimFaults, LateAcknowledgementsComeBeforeTheirPathIsDown) {
   Pair pair(world, model());
   world.now(Fault::late_acks(pair.from, Nanos(400'000)));
