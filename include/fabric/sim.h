@@ -211,11 +211,18 @@ struct WorldOptions {
   double drop_control = 0;       ///< probability that a control datagram is lost
   double duplicate_control = 0;  ///< probability that it arrives twice
   double reorder_control = 0;    ///< probability that it is delayed by up to 20 latencies
+  /// false: writes read and store no byte, for large worlds that only measure time. Everything else
+  /// is the same, event by event: times, counts, completions, refused rkeys. Messages, addresses
+  /// and descriptors are carried as ever, and so are writes to the engine's own address.
+  bool carry_bytes = true;
+  /// The largest packet of a write, 4 KiB to 1 GiB. Larger packets cost less real time; writes then
+  /// interleave less finely, and virtual times change a little.
+  uint64_t packet_bytes_max = 64u << 10;
 };
 
-/// A simulated network that carries real bytes, and with virtual time also the Runtime of its
-/// engines. The engines run the same core as on a real network. The same seed and the same calls
-/// give the same run, event by event.
+/// A simulated network that carries real bytes (or none: WorldOptions::carry_bytes), and with
+/// virtual time also the Runtime of its engines. The engines run the same core as on a real
+/// network. The same seed and the same calls give the same run, event by event.
 ///
 /// Lifetime: engines share ownership of the simulation; the World may be destroyed first.
 /// Threads: with virtual time one thread at a time; in realtime every call from any thread.

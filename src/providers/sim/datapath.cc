@@ -168,8 +168,8 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
                         flight.started ? Remote::kUnknown : Remote::kNotDelivered);
   }
   if (!flight.started && flight.op.size_bytes > 0) corrupt_key(flight, path);
-  const uint64_t size =
-      std::min(packet_bytes(flight.op.size_bytes), flight.op.size_bytes - flight.sent_bytes);
+  const uint64_t size = std::min(packet_bytes(flight.op.size_bytes, packet_bytes_max_),
+                                 flight.op.size_bytes - flight.sent_bytes);
   const int64_t stall = flight.started ? 0 : nic.timing.stall_ns(flight.op.size_bytes);
 
   const uint32_t number = packets_.take();
@@ -178,8 +178,13 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   packet.offset = flight.sent_bytes;
   packet.sequence = path.next_sequence++;
   packet.on_wire_ns = nic.timing.wire_ns(size);
-  const auto* source = reinterpret_cast<const std::byte*>(flight.op.source) + flight.sent_bytes;
-  packet.bytes.assign(source, source + size);
+  packet.size_bytes = size;
+  if (options_.carry_bytes) {
+    const auto* source = reinterpret_cast<const std::byte*>(flight.op.source) + flight.sent_bytes;
+    packet.bytes.assign(source, source + size);
+  } else {
+    packet.bytes.clear();  // it may have been a datagram
+  }
 
   flight.to = path.to;
   flight.to_nonce = path.to_nonce;
@@ -214,7 +219,7 @@ void Wire::arrive(uint32_t number) {
   if (rail == nullptr) return lose(number, Admission::kLost);
   Nic& nic = *rail->nic;
   const int64_t begin = std::max(now_ns_, nic.ingress_free_ns);
-  nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.bytes.size());
+  nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.size_bytes);
   // It lands no earlier than its last bit arrives.
   int64_t landing = std::max(nic.ingress_free_ns, now_ns_ + packet.on_wire_ns);
   if (InPath* in = find_in(flight.to); in != nullptr && flight.nic->model.ordered) {
@@ -244,13 +249,13 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
     return drop(number);
   }
   if (!store_later(packet, flight, rail)) store(packet, flight, rail);
-  flight.landed_bytes += packet.bytes.size();
+  flight.landed_bytes += packet.size_bytes;
   flight.landed = flight.landed_bytes == flight.op.size_bytes;
-  trace(EventKind::kLand, *rail.nic, packet.bytes.size(), flight.op.imm);
+  trace(EventKind::kLand, *rail.nic, packet.size_bytes, flight.op.imm);
   if (flight.landed && flight.op.has_imm != 0) count(flight, rail, in);
 
   const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
-  if (!flight.nic->model.ordered && !packet.bytes.empty() &&
+  if (!flight.nic->model.ordered && packet.size_bytes > 0 &&
       pair_faults(from, flight.to.attachment).twice) {
     // The acknowledgement waits for the duplicate: no byte lands after the completion.
     ++flight.duplicates;
@@ -337,7 +342,7 @@ void Wire::land_duplicate(uint32_t number) {
   const RailState* rail = find_rail(flight.to);
   if (rail != nullptr && !is_cut(flight) && target_allowed(*rail, flight)) {
     store(packet, flight, *rail);
-    trace(EventKind::kDuplicate, *rail->nic, packet.bytes.size(), flight.op.imm);
+    trace(EventKind::kDuplicate, *rail->nic, packet.size_bytes, flight.op.imm);
   }
   --flight.duplicates;
   if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, nullptr);
@@ -362,7 +367,7 @@ void Wire::drop(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
   if (OutPath* path = find_out(flight.from)) {
-    path->window_used -= packet.bytes.size();
+    path->window_used -= packet.size_bytes;
     make_ready(*path, flight.from, *flight.nic);
     kick(*flight.nic);
   }

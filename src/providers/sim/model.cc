@@ -9,7 +9,8 @@ constexpr uint64_t kFsPerNs = 1'000'000;
 // A write over 4 KiB has two packets at least, so that writes interleave; and packets are large
 // enough that bytes, not events, dominate the cost of a simulated gigabyte.
 constexpr uint64_t kPacketBytesMin = 4096;
-constexpr uint64_t kPacketBytesMax = 65536;
+// 8e9 fs for each of 2 GiB still fit in 64 bits; half of that leaves room.
+constexpr uint64_t kPacketBytesLimit = 1u << 30;
 
 }  // namespace
 
@@ -52,7 +53,7 @@ NicModel NicModel::nvlink() {
   return model;
 }
 
-Timing::Timing(const NicModel& model) noexcept
+Timing::Timing(const NicModel& model, uint64_t packet_bytes_max) noexcept
     : per_op_ns(std::max<int64_t>(0, model.per_op.count())),
       per_post_ns(std::max<int64_t>(0, model.per_post.count())),
       latency_ns(std::max<int64_t>(0, model.latency.count())),
@@ -64,7 +65,7 @@ Timing::Timing(const NicModel& model) noexcept
   // Twice the bandwidth-delay product: a single path never waits for the window, and many paths
   // into one receiver queue at their senders, as with flow control, and not in our memory.
   const uint64_t flying_ns = static_cast<uint64_t>(latency_ns) + jitter_ns;
-  window_bytes = 2 * (flying_ns * kFsPerNs / fs_per_byte) + 2 * kPacketBytesMax;
+  window_bytes = 2 * (flying_ns * kFsPerNs / fs_per_byte) + 2 * packet_bytes_max;
 }
 
 int64_t Timing::wire_ns(uint64_t bytes) const noexcept {
@@ -75,8 +76,12 @@ int64_t Timing::stall_ns(uint64_t write_bytes) const noexcept {
   return std::max<int64_t>(0, per_op_ns - wire_ns(write_bytes));
 }
 
-uint64_t packet_bytes(uint64_t write_bytes) noexcept {
-  return std::clamp((write_bytes + 3) / 4, kPacketBytesMin, kPacketBytesMax);
+uint64_t packet_bytes_limit(uint64_t asked) noexcept {
+  return std::clamp(asked, kPacketBytesMin, kPacketBytesLimit);
+}
+
+uint64_t packet_bytes(uint64_t write_bytes, uint64_t packet_bytes_max) noexcept {
+  return std::clamp((write_bytes + 3) / 4, kPacketBytesMin, packet_bytes_max);
 }
 
 }  // namespace fabric::sim

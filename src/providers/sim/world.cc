@@ -12,6 +12,7 @@
 namespace fabric::sim {
 Wire::Wire(const WorldOptions& options)
     : options_(options),
+      packet_bytes_max_(packet_bytes_limit(options.packet_bytes_max)),
       wire_rng_(options.seed),
       control_rng_(wire_rng_.fork()),
       key_rng_(wire_rng_.fork()),
@@ -27,7 +28,7 @@ uint32_t Wire::add_node(std::vector<NodeNetwork> networks) {
     auto fabric = std::find(fabrics_.begin(), fabrics_.end(), network.name);
     if (fabric == fabrics_.end()) fabric = fabrics_.insert(fabric, network.name);
     for (uint32_t rail = 0; rail < network.rails; ++rail) {
-      Nic& nic = nics_.emplace_back(network.model);
+      Nic& nic = nics_.emplace_back(network.model, packet_bytes_max_);
       nic.node = number;
       nic.index = static_cast<uint32_t>(nics_.size() - 1);
       nic.rail = rail;
@@ -205,9 +206,11 @@ void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
                         static_cast<uint64_t>(event.code) << 16 |
                         static_cast<uint64_t>(event.remote) << 8 | event.inbound;
   hash_.add(static_cast<uint64_t>(now_ns_)).add(what << 32 | nic.index);
-  // The value of a kImm is an address, which differs from run to run.
-  const uint64_t value = event.kind == WireEvent::Kind::kImm ? 0 : event.value;
-  hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
+  // The value of a kImm is an address, which differs from run to run; its cookie says which bytes
+  // are late, and there are none in a world that carries no bytes.
+  const bool imm = event.kind == WireEvent::Kind::kImm;
+  const uint64_t value = imm ? 0 : event.value, cookie = imm ? 0 : event.cookie;
+  hash_.add(cookie << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
 }
 
 /// One-way latency, drawn for each packet.

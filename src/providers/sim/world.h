@@ -74,7 +74,7 @@ struct Nic {
   Fifo<PathRef> ready{};      // paths with something to send, served round robin, a packet each
   NicFaults faults{};
 
-  explicit Nic(const NicModel& m) : model(m), timing(m) {}
+  Nic(const NicModel& m, uint64_t packet_bytes_max) : model(m), timing(m, packet_bytes_max) {}
 };
 
 /// One posted work request until its last packet and acknowledgement have left the network. The
@@ -102,11 +102,13 @@ struct Flight {
   Remote remote = Remote::kDelivered;
 };
 
-/// A packet of a write, or a control datagram, with its bytes.
+/// A packet of a write, or a control datagram, with its bytes; of a write without them in a world
+/// that carries none (WorldOptions::carry_bytes).
 struct Packet {
   uint32_t flight = kNone;
   uint32_t from_attachment = 0;  // datagrams only
   uint64_t offset = 0;
+  uint64_t size_bytes = 0;
   uint64_t sequence = 0;  // on its path
   int64_t on_wire_ns = 0;
   std::vector<std::byte> bytes{};
@@ -466,6 +468,7 @@ class Wire {
   void deliver(uint32_t packet, uint32_t to_attachment);
 
   const WorldOptions options_;
+  const uint64_t packet_bytes_max_;
   mutable std::mutex mutex_;  // realtime only: with virtual time there is one thread
   int64_t now_ns_ = 0;        // time of the event that runs, or of the last one
   int64_t real_now_ns_ = 0;   // realtime: time of the last caller
