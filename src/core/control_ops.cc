@@ -342,7 +342,10 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     if (op == nullptr || op->kind != OpKind::kFence) return;
     if (answer->code == Errc::kOk) {
       core_.protocol.count(ProtocolEvent::kFenceByReply);
-      complete_fence(peer, Errc::kOk);
+      // Its writes are acknowledged, which does not prove that they are visible here (P6): the
+      // fence completes when the inbound paths are down, after their last count.
+      peer.quiet = true;
+      await_inbound_down(peer, *op);
     } else {
       fence_without_peer(*op);  // it stopped writing, but could not prove that its writes drained
     }
@@ -512,17 +515,24 @@ void Peers::start_fence(Op& op) {
 /// The peer did not reply within its grace period: continues with what this side can prove alone.
 void Peers::fence_without_peer(Op& op) {
   core_.protocol.count(ProtocolEvent::kFenceWithoutPeer);
-  op.step = 1;
-  core_.timers.set(op.timer, op.deadline_ns);
   Peer* peer = find(op.peer);
   FABRIC_CHECK(peer != nullptr, "a peer under a fence keeps its slot");
   peer->requests.erase(op.ref);
-  lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+  await_inbound_down(*peer, op);
+}
+
+/// Ends the session; advance_fence() completes the fence, or its timer does.
+void Peers::await_inbound_down(Peer& peer, Op& op) {
+  op.step = 1;
+  core_.timers.set(op.timer, op.deadline_ns);
+  lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
 }
 
 /// Whether no write of the peer can land any more, by the fence kind of each network.
 bool Peers::fully_fenced(const Peer& peer) const {
-  if (!peer.inbound.empty() || peer.grants_awaited > 0) return false;
+  if (!peer.inbound.empty()) return false;
+  if (peer.quiet) return true;
+  if (peer.grants_awaited > 0) return false;
   return std::all_of(peer.links.begin(), peer.links.end(),
                      [&](const Peer::Link& link) FABRIC_REQUIRES(state_lock) {
                        switch (core_.networks[link.network].fence) {

@@ -87,7 +87,7 @@ bool Peers::recycle_lost_peer() {
 void Peers::reset(Peer& peer) {
   core_.transfers.routes_changed();
   const auto networks = core_.networks.size();
-  peer.is_self = peer.passive = peer.dirty = peer.fencing = peer.announced = false;
+  peer.is_self = peer.passive = peer.dirty = peer.fencing = peer.quiet = peer.announced = false;
   peer.hello = {};
   peer.options = {};
   peer.their_session = 0;

@@ -126,6 +126,7 @@ struct Peer : PeerHead {
   Errc lost_code = Errc::kOk;
   bool dirty = false;      ///< has something to send this turn
   bool fencing = false;    ///< one side fences the other: new operations are rejected
+  bool quiet = false;      ///< it confirmed a fence: none of its writes is in flight any more
   bool announced = false;  ///< published to subscribers
 
   std::array<std::array<uint8_t, kKinds>, kKinds> route{};
@@ -251,6 +252,7 @@ class Peers {
   void start_fence(Op& op) FABRIC_REQUIRES(state_lock);
   void fence_without_peer(Op& op)
       FABRIC_REQUIRES(state_lock);  ///< the peer did not reply within the grace period
+  void await_inbound_down(Peer& peer, Op& op) FABRIC_REQUIRES(state_lock);
   void grant_released(uint32_t slot) FABRIC_REQUIRES(state_lock);
   void check_fences()
       FABRIC_REQUIRES(state_lock);  ///< a region was released, which may complete a fence

@@ -79,5 +79,29 @@ TEST_P(Visibility, OfLateBytesIsSettledWhenTheRegionIsDeregistered) {
   EXPECT_EQ(counter.count(), 1u);
 }
 
+// The peer confirms that its writes have completed, which does not say that they are visible here.
+TEST_P(Visibility, OfLateBytesIsSettledWhenThePeerIsFenced) {
+  const RemoteHost back = connect(to, from);
+  await_connected(world, to, back.peer);
+  fill(from.bytes(), 7);
+  ASSERT_TRUE(world.at(world.now(), sim::Fault::late_bytes(1, 5ms)));
+  Batch batch = *from.engine.make_batch();
+  ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
+                                       .target = remote.at(0),
+                                       .size_bytes = kSize,
+                                       .imm = counter.key(),
+                                       .batch = batch}));
+  ASSERT_TRUE(from.engine.wait(batch, 1s));
+  EventRecorder fenced;
+  ASSERT_TRUE(to.engine.submit(Fence{.peer = back.peer, .notify = fenced.notify()}));
+  ASSERT_TRUE(world.run_until([&] { return fenced.count() == 1; }, 1s));
+  EXPECT_EQ(fenced.events[0].code, Errc::kOk);
+  EXPECT_TRUE(holds(to.bytes(), 7)) << "what was delivered is there";
+  std::ranges::fill(to.bytes(), std::byte{1});
+  const std::vector<std::byte> own(to.bytes().begin(), to.bytes().end());
+  world.run_for(1s);
+  EXPECT_TRUE(std::ranges::equal(own, to.bytes())) << "a byte landed after the proof";
+}
+
 }  // namespace
 }  // namespace fabric::test
