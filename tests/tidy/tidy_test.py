@@ -73,6 +73,7 @@ class Findings(unittest.TestCase):
             "src/providers/tcp/a.cc": ['"core/x.h"', '"providers/shm/x.h"', '"runtime/x.h"'],
             "src/workloads/kv/a.cc": ['"core/x.h"', '"control/x.h"'],
             "src/swarm/a.cc": ['"core/x.h"'],
+            "src/topology/a.cc": ['"core/x.h"', '"control/x.h"', '"providers/verbs/x.h"'],
         }
         for name, targets in up.items():
             for target in targets:
@@ -88,6 +89,7 @@ class Findings(unittest.TestCase):
             "src/providers/tcp/a.cc": ['"base/x.h"', '"control/x.h"', '"providers/tcp/x.h"'],
             "src/providers/verbs/a.cc": ["<infiniband/verbs.h>"],
             "src/providers/registry.cc": ['"core/x.h"', '"providers/tcp/x.h"'],
+            "src/topology/a.cc": ["<fabric/result.h>", '"base/x.h"', '"topology/x.h"'],
         }
         for name, targets in down.items():
             for target in targets:
