@@ -36,7 +36,7 @@ class VerbsRailPair {
   /// With an immediate each, or without.
   explicit VerbsRailPair(bool immediates) {
     need(verbs::load_library(), "libibverbs");
-    const auto devices = need(verbs::open_devices({}, verbs::Options{}, 1), "open_devices");
+    const auto devices = need(verbs::open_devices({.most = 1}, verbs::Options{}), "open_devices");
     const OpenContext context{.driver = &driver_, .wake = [] {}};
     for (uint32_t i = 0; i < 2; ++i) {
       auto queue = need(verbs::CompletionQueue::make(devices[0], 0), "completion queue");

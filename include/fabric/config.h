@@ -20,7 +20,17 @@ struct Network {
   std::string provider{};              ///< "shm", "verbs", "sim"; "ofi", "tcp" to come
   std::string name{};                  ///< peers match networks by it; empty: the provider's name
   std::vector<std::string> devices{};  ///< NICs or their ports; empty: all of them
-  uint32_t rails_max = kRailsMax;      ///< 1..kRailsMax
+  /// Takes only the NICs, of `devices` or of all, that are closest to this by the PCIe tree and
+  /// NUMA nodes of sysfs: a PCI address ("0000:19:00.0"), a GPU of this process by its ordinal
+  /// ("gpu0"), a NUMA node ("numa:1"), or the CPUs where the opening thread may run ("auto").
+  /// Empty: NICs are taken wherever they are. For networks over NICs only. docs/verbs.md, "NICs
+  /// near a GPU".
+  ///
+  /// Fails with: kInvalidArgument ("networks.near") when it is none of these forms, or when there
+  /// is
+  ///   no such device; the log says which ones there are.
+  std::string near{};
+  uint32_t rails_max = kRailsMax;  ///< 1..kRailsMax
   bool required = true;  ///< false: when it is not available, log that and open without it
   bool trusted = false;  ///< peers need no job key here (for networks that leave the host, to come)
   /// Options of that provider; another provider's are refused. Empty: all defaults.
@@ -29,8 +39,8 @@ struct Network {
 
 /// Reads the text form of a network, which FABRICLIB_NETWORKS and the `fabric` tool share: the
 /// provider, then devices and `option=value`, separated by spaces: "verbs mlx5_0 mlx5_1:2
-/// gid_index=3", "shm lanes=2". Besides the provider's options there are name, rails_max, required
-/// and trusted.
+/// gid_index=3", "verbs near=gpu0", "shm lanes=2". Besides the provider's options there are name,
+/// near, rails_max, required and trusted.
 ///
 /// Fails with kInvalidArgument and the name of the option; "networks" when there is no provider,
 /// "networks.options" when the provider has no such option.

@@ -13,6 +13,7 @@
 #include "control/message.h"
 #include "core/core.h"
 #include "core/network_text.h"
+#include "topology/near.h"
 
 // The user's Config, overridden by FABRICLIB_ variables, and checked field by field. An unknown
 // variable is an error that names it: a setting must not be accepted and then ignored. The checks
@@ -269,6 +270,9 @@ Result<void> check_networks(const Config& c) {
     names.push_back(name);
     if (network.rails_max == 0 || network.rails_max > kRailsMax) {
       return fail(Errc::kInvalidArgument, "networks.rails_max");
+    }
+    if (!network.near.empty() && !topology::parse_near(network.near)) {
+      return fail(Errc::kInvalidArgument, "networks.near");
     }
     if (auto good = check_network_options(network); !good) return good.error();
   }

@@ -89,7 +89,8 @@ Result<void> EngineCore::open_networks() {
     const OpenContext context{.driver = driver,
                               .engine_id = engine_id,
                               .wake = [this] { driver->wake(*this); },
-                              .progress = this};
+                              .progress = this,
+                              .log = &log};
     auto network = open_network(spec, context);
     if (!network && !spec.required) {
       FABRIC_LOG(log, kInfo, "core", "a network is left out", {"network", spec.name},

@@ -138,6 +138,7 @@ class SimNetwork final : public OpenNetwork {
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context) {
   auto found = find_world(spec.devices);
   if (!found) return found.error();
+  if (!spec.near.empty()) return fail(Errc::kInvalidArgument, "networks.near");
   if (context.driver == nullptr) return fail(Errc::kInvalidArgument, "sim: driver");
   World::Impl& world = *found->world;
   // Only the world's own driver advances its clock.

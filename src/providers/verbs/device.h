@@ -30,7 +30,7 @@ struct PortState {
 
 /// The local port's part of a connection's attributes. A path keeps the values of its hello, even
 /// if the port changes before it is connected: the far end uses them.
-struct Near {
+struct LocalEnd {
   uint32_t gid_index = 0;
   uint8_t mtu = 0;  ///< as on the wire: 1..5
 };
@@ -70,8 +70,10 @@ class Device {
   const Gid& gid() const noexcept { return state_.gid; }
   bool active() const noexcept { return state_.attributes.state == IBV_PORT_ACTIVE; }
   uint8_t mtu() const noexcept;  ///< as on the wire: 1..5
-  Near near() const noexcept { return {gid().index, mtu()}; }
+  LocalEnd local_end() const noexcept { return {gid().index, mtu()}; }
   std::vector<std::pair<std::string, std::string>> facts() const;
+  /// Why Network::near picked the device, as a fact. Before the first turn.
+  void set_nearness(std::string text) { nearness_ = std::move(text); }
 
  private:
   Device(ibv_context* context, std::string name, uint8_t port, const Options& options);
@@ -89,11 +91,21 @@ class Device {
   ibv_device_attr limits_{};
   PortState state_{};
   bool dmabuf_ = false;
+  std::string nearness_{};
 };
 
-/// Opens the named ports, or without names every active one; at most `most`.
-Result<std::vector<std::shared_ptr<Device>>> open_devices(std::span<const PortName> ports,
-                                                          const Options& options, uint32_t most);
+/// The names of all RDMA devices, in the order of libibverbs. Fails with kUnsupported.
+Result<std::vector<std::string>> device_names();
+
+/// Which ports to open.
+struct PortSelection {
+  std::span<const PortName> ports{};  ///< these; empty: every active one
+  std::span<const std::string>
+      devices{};  ///< then only of these devices, in this order; empty: all
+  uint32_t most = 0;
+};
+Result<std::vector<std::shared_ptr<Device>>> open_devices(const PortSelection& which,
+                                                          const Options& options);
 
 /// A completion queue shared by many queue pairs. Each reserves CQEs for everything that it can
 /// have outstanding, so the queue never overruns.
@@ -130,7 +142,7 @@ class QueuePair {
 
   /// Moves to RTR, and an outbound end on to RTS with the initial PSN `packet`. Returns an errno.
   /// Blocks for a second when the kernel cannot resolve the neighbour's address.
-  int connect(const Near& near, const Endpoint& far, uint32_t packet) noexcept;
+  int connect(const LocalEnd& local, const Endpoint& far, uint32_t packet) noexcept;
   /// From any thread: a connect() that has not begun returns ECANCELED.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
   int to_error() noexcept;
@@ -153,7 +165,7 @@ class QueuePair {
   QueuePair(std::shared_ptr<CompletionQueue> queue, Direction direction) noexcept
       : queue_(std::move(queue)), direction_(direction) {}
   int to_init() noexcept;
-  int to_receive(const Near& near, const Endpoint& far) noexcept;
+  int to_receive(const LocalEnd& local, const Endpoint& far) noexcept;
   int to_send(uint32_t packet) noexcept;
 
   const std::shared_ptr<CompletionQueue> queue_;

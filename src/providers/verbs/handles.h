@@ -105,7 +105,7 @@ struct OutPath {
   uint32_t owed = 0;            ///< refused writes that poll() has not reported yet
   std::vector<WriteOp> held{};  ///< posted while kStarting; handed to the NIC once connected
   uint32_t packet = 0;          ///< initial PSN
-  Near near{};
+  LocalEnd local{};
   Endpoint far{};
   uint64_t nonce = 0;
   int64_t deadline_ns = kNeverNs;
@@ -257,7 +257,7 @@ class VerbsRail final : public Rail {
   void drop_overrun_qps();
   Endpoint local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t packet) const;
   void connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path,
-                     const Near& near, const Endpoint& far, uint32_t packet);
+                     const LocalEnd& local, const Endpoint& far, uint32_t packet);
   void connected(OutPath& path, int error);
   void connected(InPath& path, int error);
   void note_resolution(const GidBytes& far, int error);

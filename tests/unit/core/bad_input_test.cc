@@ -604,6 +604,8 @@ TEST_F(BadInput, NetworkThatIsNotBuiltOrNotThere) {
 
 TEST_F(BadInput, MoreRailsThanSupported) {
   Config config = quiet();
+  config.networks = {{.provider = "sim", .near = "numa:0"}};
+  expect_refused(world.open(0, config), Errc::kInvalidArgument, "networks.near");
   config.networks = {{.provider = "sim", .rails_max = kRailsMax + 1}};
   expect_refused(world.open(0, config), Errc::kInvalidArgument, "networks.rails_max");
   config.networks[0].rails_max = 1;

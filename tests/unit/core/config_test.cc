@@ -166,6 +166,7 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
        networks({{.provider = "sim", .rails_max = 0}})},
       {"networks.rails_max", Errc::kInvalidArgument,
        networks({{.provider = "sim", .rails_max = kRailsMax + 1}})},
+      {"networks.near", Errc::kInvalidArgument, networks({{.provider = "verbs", .near = "gpu-0"}})},
       {"networks", Errc::kTooLarge, networks(std::vector<Network>(9, {.provider = "sim"}))},
   };
   for (const BadField& field : bad) expect_refused(field);
@@ -305,8 +306,9 @@ TEST(Environment, AnUnknownVariableIsLoggedWithTheNearestKnownOne) {
       {"FABRICLIB_LOGLEVEL", "FABRICLIB_LOG_LEVEL"},
       {"FABRICLIB_CLOCKS", "FABRICLIB_CLOCK"}};
   for (const auto& [name, meant] : typos) {
-    const std::string text = "unknown environment variable, did you mean another? variable=" +
-                             std::string(name) + " nearest=" + meant;
+    const std::string text =
+        "unknown environment variable, did you mean another? variable=" + std::string(name) +
+        " nearest=" + meant;
     test::expect_log(text);
     EXPECT_STREQ(refusal(name, "1").what, name);
     EXPECT_EQ(test::logged(text), 1u) << text;
