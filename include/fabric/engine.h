@@ -139,7 +139,8 @@ class FABRIC_EXPORT Engine {
   /// Closes the session on both sides. Operations in flight complete with kPeerLost.
   Result<void> disconnect(PeerId peer);
   Result<PeerInfo> peer_info(PeerId peer) const;
-  std::vector<PeerId> peers() const;  ///< open sessions, including those that peers opened
+  /// Open sessions, including those that peers opened; or lost ones, see PeerFilter.
+  std::vector<PeerId> peers(PeerFilter filter = PeerFilter::kOpen) const;
   Result<PeerGroup> make_group(std::span<const PeerId> peers);
   /// Address, descriptor and counter key in one line of text, for the simplest programs.
   Result<std::string> offer(const MemoryRegion& region, CounterKey key) const;
@@ -185,6 +186,7 @@ class FABRIC_EXPORT Engine {
   Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
+  Result<OpId> submit(const Drop& request);  ///< takes the state lock
   Result<OpId> submit(const Deregister& request);
   /// Accepts a prefix and returns its length, at least 1, or the error of the first request when
   /// that one was refused. The writes of one call are posted with as few doorbells as possible.

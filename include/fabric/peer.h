@@ -19,6 +19,16 @@ enum class PeerState : uint8_t { kConnecting, kConnected, kStalled, kLost, kFenc
 
 FABRIC_EXPORT const char* to_string(PeerState state) noexcept;
 
+/// Which sessions Engine::peers() lists.
+enum class PeerFilter : uint8_t {
+  kOpen,  ///< kConnecting, kConnected and kStalled
+  /// Lost, and no fence has proved yet that they cannot write here: fence them before memory that
+  /// they could write is reused. A lost session stays known (peer_info(), Fence, Drop) until a new
+  /// one needs its slot because there are Config::peers_max; fenced ones are forgotten first. One
+  /// that was never connected could not write, and is not listed.
+  kLostUnfenced,
+};
+
 /// How a network proves that a peer's writes have stopped, when the peer does not answer.
 enum class FenceKind : uint8_t {
   kNone,   ///< it cannot

@@ -122,6 +122,24 @@ struct Fence {
   Notify notify{};
 };
 
+/// Goes on without a peer: one call for what a system does when a rank is gone, or must be treated
+/// so. When submit() returns, the peer is masked in all counter groups. The worker's next turn
+/// disconnects it at once, without waiting for its answer, and ends this engine's writes to it with
+/// kPeerLost: their sources are free when they complete. The operation itself is a Fence: it
+/// completes with kOk only when no write of this session of the peer can land here any more;
+/// without proof in time with kTimeout and Remote::kUnknown, and kFenceProved may follow. With
+/// kBusy when a fence of the peer is running, whose completion has the proof.
+///
+/// Cost: submit() takes the state lock.
+/// Fails with kNotFound for a session that was forgotten (Engine::peers()): its members are masked,
+/// and there is nothing left to prove it by. kExhausted: try again, also when a group was masked.
+struct Drop {
+  PeerId peer{};
+  Timeout timeout{};
+  BatchId batch{};
+  Notify notify{};
+};
+
 /// Completes when no remote write can land in the region any more (P13).
 struct Deregister {
   RegionId region{};

@@ -509,6 +509,31 @@ void Peers::start_fence(Op& op) {
   core_.timers.set(op.timer, std::min(core_.now_ns + kFenceGraceNs, half));
 }
 
+/// The peer is disconnected at once: nothing asks it to drain.
+void Peers::start_drop(Op& op) {
+  Peer* peer = find(op.peer);
+  if (peer == nullptr) {
+    core_.complete(op, Errc::kNotFound, Remote::kUnknown);
+    return;
+  }
+  const bool busy = peer->fence_op != kNone;
+  if (busy || peer->is_self) {
+    core_.complete(op, busy ? Errc::kBusy : Errc::kUnsupported, Remote::kUnknown);
+    lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+    return;
+  }
+  const uint32_t self = op.self;
+  peer->fence_op = self;
+  if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
+    complete_fence(*peer, Errc::kOk);  // as in start_fence()
+    return;
+  }
+  op.step = 1;
+  lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+  // Closing its inbound paths may have completed the operation.
+  if (peer->fence_op == self) advance_fence(*peer);
+}
+
 /// The peer did not reply within its grace period: continues with what this side can prove alone.
 void Peers::fence_without_peer(Op& op) {
   core_.protocol.count(ProtocolEvent::kFenceWithoutPeer);
@@ -541,6 +566,7 @@ bool Peers::fully_fenced(const Peer& peer) const {
 void Peers::advance_fence(Peer& peer) {
   const bool asked = peer.fence_op != kNone && core_.ops.at(peer.fence_op).step > 0;
   if ((!asked && !peer.unproved_fence) || !fully_fenced(peer)) return;
+  peer.fence_proved = true;
   if (asked) complete_fence(peer, Errc::kOk);
   Event event{.kind = EventKind::kFenceProved};
   event.op = std::exchange(peer.unproved_fence, {});
@@ -564,6 +590,7 @@ void Peers::complete_fence(Peer& peer, Errc code) {
   Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
   peer.requests.erase(op.ref);  // or lose() would complete it a second time
   const bool ok = code == Errc::kOk;
+  if (ok) peer.fence_proved = true;
   if (!ok) peer.unproved_fence = op.id();  // the proof may come later, as an event
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
   core_.complete(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
@@ -580,7 +607,7 @@ void Peers::on_fence(Peer& peer, const control::Body& body) {
 }
 
 void Peers::stop_control_op(Op& op, Errc code) {
-  if (op.kind == OpKind::kFence) {
+  if (is_fence(op.kind)) {
     Peer* peer = find(op.peer);
     if (peer != nullptr && peer->fence_op == op.self) {
       complete_fence(*peer, code);

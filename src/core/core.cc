@@ -319,6 +319,9 @@ void EngineCore::begin(Op& op) {
     case OpKind::kFence:
       peers.start_fence(op);
       return;
+    case OpKind::kDrop:
+      peers.start_drop(op);
+      return;
     case OpKind::kDeregister:
       regions.start_deregister(op);
       return;
@@ -365,6 +368,7 @@ void EngineCore::stop(Op& op, Errc code) {
     case OpKind::kSend:
     case OpKind::kResolve:
     case OpKind::kFence:
+    case OpKind::kDrop:
       peers.stop_control_op(op, code);
       return;
     case OpKind::kDeregister:

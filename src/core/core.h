@@ -156,11 +156,20 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<OpId> submit(const Fence& request);
   Result<OpId> submit(const Deregister& request);
   Result<uint32_t> submit(std::span<const Write> requests);
+  Result<OpId> submit(const Drop& request) FABRIC_EXCLUDES(state_lock);
+  struct Expected {
+    CounterKey key{};
+    uint64_t n = 0;      ///< 0: met at once (of a group whose shares are all here)
+    uint64_t value = 0;  ///< of the event when it is met
+  };
   /// `armed`, where given, gets the expectation, so that the caller can query or cancel it.
-  Result<OpId> expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
+  Result<OpId> expect(const Expected& expected, const Notify& notify, Timeout timeout,
                       CounterTable::Armed* armed = nullptr);
-  Result<void> wait_count(CounterKey key, uint64_t n, Timeout timeout,
-                          CounterTable::Armed* armed = nullptr);
+  Result<OpId> expect_group(CounterGroupState& group, uint64_t n, const Notify& notify,
+                            Timeout timeout) FABRIC_EXCLUDES(state_lock);
+  Result<void> wait_count(CounterKey key, uint64_t n, Timeout timeout);
+  Result<void> wait_group(CounterGroupState& group, uint64_t n, Timeout timeout)
+      FABRIC_EXCLUDES(state_lock);
   Result<void> cancel(OpId id) FABRIC_EXCLUDES(state_lock);
   Result<void> cancel(BatchId id) FABRIC_EXCLUDES(state_lock);
   void abandon_batch(BatchId id);
@@ -274,6 +283,10 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void give_back(Op& op);
   bool all_reported();
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
+  /// Why a blocking wait may not begin.
+  Result<void> may_wait(Timeout timeout) const;
+  /// Waits for an armed expectation of this thread and takes its result.
+  Result<void> await(const CounterTable::Expectation& mine, Timeout timeout);
   Error exhausted_error(const char* what, uint32_t peer = kNone);
   Errc deadline_after(int64_t now, Timeout timeout, bool may_be_forever,
                       int64_t& until) const noexcept;

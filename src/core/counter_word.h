@@ -33,17 +33,19 @@ constexpr int64_t units_of_imm(uint32_t imm) noexcept {
 
 namespace word {
 
-// [63:47] generation  [46] linked  [45] live  [44] poisoned  [43:0] balance
+// [63:47] generation  [46] live  [45] poisoned  [44] linked  [43:0] balance
 //
-// The balance is signed and in units. It is negative exactly while an armed expectation is not met.
-// A poisoned word no longer counts; in place of the balance it has [43:36] the reason and [35:0]
-// the whole counts at that time.
+// The balance is signed and in units. It is negative exactly while an armed expectation is not met,
+// or, in a linked word, while the member owes its share to its group. A poisoned word no longer
+// counts; in place of the balance it has [43:36] the reason and [35:0] the whole counts at that
+// time. The linked bit is next to the balance, so that the fast path shifts it out: an arrival that
+// leaves the sign as it is does the same with or without a group.
 inline constexpr uint32_t kBalanceBits = 44;
 inline constexpr uint64_t kBalanceMask = (uint64_t{1} << kBalanceBits) - 1;
 inline constexpr int64_t kBalanceMax = (int64_t{1} << (kBalanceBits - 1)) - 1;
-inline constexpr uint64_t kPoisoned = uint64_t{1} << 44;
-inline constexpr uint64_t kLive = uint64_t{1} << 45;
-inline constexpr uint64_t kLinked = uint64_t{1} << 46;
+inline constexpr uint64_t kLinked = uint64_t{1} << 44;
+inline constexpr uint64_t kPoisoned = uint64_t{1} << 45;
+inline constexpr uint64_t kLive = uint64_t{1} << 46;
 inline constexpr uint32_t kGenerationShift = 47;
 inline constexpr uint32_t kGenerationBits = 64 - kGenerationShift;
 inline constexpr uint32_t kReasonShift = 36;
@@ -77,7 +79,7 @@ constexpr int64_t balance(uint64_t word) noexcept {
 constexpr uint64_t with_balance(uint64_t word, int64_t balance) noexcept {
   return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance) & kBalanceMask);
 }
-/// An armed expectation is not met.
+/// An armed expectation is not met, or a share is owed.
 constexpr bool waiting(uint64_t word) noexcept { return !poisoned(word) && balance(word) < 0; }
 
 /// Rounds toward minus infinity: the result then grows by exactly one with every completed write,

@@ -89,8 +89,11 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
 
 void Counters::release(const KeyRelease& request, int64_t now_ns) {
   const CounterKey key = request.key;
-  if (!table.release(key, now_ns, request.untaken)) return;
+  CounterKey group{};
+  if (!table.release(key, now_ns, nullptr, &group)) return;
   poisoned_.erase(key.wire());
+  // A member that was not masked: its group could wait for it for ever.
+  if (group) abort(group, Errc::kReleased, PeerId{});
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
   const auto it = request.named ? names_.find(request.name) : names_.end();
   if (it == names_.end() || it->second.key != key) return;
@@ -218,6 +221,14 @@ void Counters::abort(CounterKey key, Errc code, PeerId by) {
   const CounterKey group = table.abort(key, code);
   // The group can never get the counts of this member.
   if (group) abort(group, code, by);
+}
+
+Result<void> Counters::mask_everywhere(PeerId peer) {
+  for (CounterGroupState* group : groups_) {
+    if (!group->has_member_of(peer)) continue;
+    if (auto ok = group->mask(peer); !ok) return ok;
+  }
+  return {};
 }
 
 PeerId Counters::poisoned_by(CounterKey key) const noexcept {

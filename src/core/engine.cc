@@ -106,11 +106,11 @@ Result<PeerInfo> Engine::peer_info(PeerId id) const {
   return core_->peers.info(*peer);
 }
 
-std::vector<PeerId> Engine::peers() const {
+std::vector<PeerId> Engine::peers(PeerFilter filter) const {
   if (refused(core_)) return {};
   const core::OpenStateGuard lock(*core_);
   if (!lock) return {};
-  return core_->peers.live();
+  return core_->peers.list(filter);
 }
 
 Result<std::string> Engine::offer(const MemoryRegion& region, CounterKey key) const {
@@ -274,6 +274,7 @@ Result<CounterGroup> Engine::make_counter_group() {
   auto state = std::make_shared<core::CounterGroupState>();
   state->core = core_;
   state->parent = *key;
+  core_->counters.add_group(*state);
   return CounterGroup(std::move(state));
 }
 
@@ -359,6 +360,7 @@ FABRIC_SUBMIT(Send)
 FABRIC_SUBMIT(Timer)
 FABRIC_SUBMIT(Resolve)
 FABRIC_SUBMIT(Fence)
+FABRIC_SUBMIT(Drop)
 FABRIC_SUBMIT(Deregister)
 #undef FABRIC_SUBMIT
 

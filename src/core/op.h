@@ -24,11 +24,15 @@ enum class OpKind : uint8_t {
   kTimer,
   kResolve,
   kFence,
+  kDrop,  ///< a fence of a peer that is disconnected first
   kDeregister,
   kExpect,
 };
 
 const char* to_string(OpKind kind) noexcept;
+constexpr bool is_fence(OpKind kind) noexcept {
+  return kind == OpKind::kFence || kind == OpKind::kDrop;
+}
 constexpr bool is_transfer(OpKind kind) noexcept { return kind <= OpKind::kSignal; }
 
 /// The life cycle of an operation slot.

@@ -32,10 +32,12 @@ std::vector<Peer*> Peers::all() const {
   return out;
 }
 
-std::vector<PeerId> Peers::live() const {
+std::vector<PeerId> Peers::list(PeerFilter filter) const {
   std::vector<PeerId> out;
   for (const Peer* peer : all()) {
-    if (peer->state.load(std::memory_order_relaxed) < PeerState::kLost) out.push_back(peer->id());
+    const bool open = peer->state.load(std::memory_order_relaxed) < PeerState::kLost;
+    const bool listed = filter == PeerFilter::kOpen ? open : !open && !peer->fence_proved;
+    if (listed) out.push_back(peer->id());
   }
   return out;
 }
@@ -62,14 +64,18 @@ Peer* Peers::by_session(uint64_t my_session) const {
   return it == sessions_.end() ? nullptr : table_.at(it->second);
 }
 
-/// Forgets the first lost session that has nothing outstanding, so that its slot can be reused.
-bool Peers::recycle_lost_peer() {
+/// Forgets a lost session that has nothing outstanding, so that its slot can be reused: a fenced
+/// one if there is any, because the application may still want to fence the others.
+bool Peers::recycle_lost_peer() { return recycle_lost_peer(true) || recycle_lost_peer(false); }
+
+bool Peers::recycle_lost_peer(bool fenced_only) {
   for (Peer* peer : all()) {
     const bool lost = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
     const bool quiet = std::all_of(peer->paths.begin(), peer->paths.end(), [](const auto& rails) {
       return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
     });
     if (!lost || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
+    if (fenced_only && !peer->fence_proved) continue;
     if (peer->grants_awaited > 0 || peer->abort_counters_ns != kNeverNs) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
@@ -126,6 +132,7 @@ void Peers::reset(Peer& peer) {
   peer.bound.clear();
   peer.imported.clear();
   peer.fence_op = kNone;
+  peer.fence_proved = false;
   peer.unproved_fence = {};
   peer.names_pending = 0;
   peer.counts.reset();
@@ -295,6 +302,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   choose_routes(*peer);
   if (!reached || !has_route(*peer)) {
     peer->state.store(PeerState::kLost, std::memory_order_relaxed);
+    peer->fence_proved = true;
     --live_count_;
     // The engine's first network is its preferred one: that reason is reported.
     const auto& reasons = peer->no_link_reason;
@@ -336,6 +344,8 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   if (old >= PeerState::kLost) return;
   --live_count_;
   peer.lost_code = code;
+  // A session that never connected has no inbound path, and one with itself cannot be fenced.
+  peer.fence_proved = peer.fence_proved || old == PeerState::kConnecting || peer.is_self;
   peer.hello_due_ns = peer.connect_deadline_ns = kNeverNs;
   // The state first: completions below must not start new work for this peer.
   set_state(peer, state, code);

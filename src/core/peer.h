@@ -154,6 +154,7 @@ struct Peer : PeerHead {
   std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
   uint32_t fence_op = UINT32_MAX;
+  bool fence_proved = false;    ///< no write of this session can land here any more
   OpId unproved_fence{};        ///< the last fence that completed without proof
   uint32_t grants_awaited = 0;  ///< rails that have not deregistered keys granted to this peer
   uint32_t names_pending = 0;
@@ -218,7 +219,7 @@ class Peers {
       FABRIC_REQUIRES(state_lock);
   void disconnect(Peer& peer) FABRIC_REQUIRES(state_lock);
   PeerInfo info(const Peer& peer) const FABRIC_REQUIRES(state_lock);
-  std::vector<PeerId> live() const FABRIC_REQUIRES(state_lock);
+  std::vector<PeerId> list(PeerFilter filter) const FABRIC_REQUIRES(state_lock);
   std::vector<Peer*> all() const FABRIC_REQUIRES(state_lock);  ///< slots in use, lost ones included
   uint32_t live_count() const noexcept FABRIC_REQUIRES(state_lock) { return live_count_; }
   /// Messages whose listener has no room.
@@ -247,6 +248,7 @@ class Peers {
   void start_send(Op& op) FABRIC_REQUIRES(state_lock);
   void start_resolve(Op& op) FABRIC_REQUIRES(state_lock);
   void start_fence(Op& op) FABRIC_REQUIRES(state_lock);
+  void start_drop(Op& op) FABRIC_REQUIRES(state_lock);
   void fence_without_peer(Op& op)
       FABRIC_REQUIRES(state_lock);  ///< the peer did not reply within the grace period
   void grant_released(uint32_t slot) FABRIC_REQUIRES(state_lock);
@@ -350,6 +352,7 @@ class Peers {
   bool fully_fenced(const Peer& peer) const FABRIC_REQUIRES(state_lock);
   void reset(Peer& peer) FABRIC_REQUIRES(state_lock);
   bool recycle_lost_peer() FABRIC_REQUIRES(state_lock);
+  bool recycle_lost_peer(bool fenced_only) FABRIC_REQUIRES(state_lock);
   void send_bye(Peer& peer) FABRIC_REQUIRES(state_lock);
   void flush_dirty(int64_t now_ns) FABRIC_REQUIRES(state_lock);
   void flush_peer(Peer& peer, int64_t now_ns) FABRIC_REQUIRES(state_lock);

@@ -579,16 +579,49 @@ Result<OpId> EngineCore::submit(const Deregister& request) {
   return launch(**admitted);
 }
 
-Result<OpId> EngineCore::expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
+Result<OpId> EngineCore::submit(const Drop& request) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
+  {
+    // Before the operation is accepted: the caller's next wait is for the members that are left.
+    const OpenStateGuard lock(*this);
+    if (!lock) return fail(Errc::kClosed, "engine");
+    if (auto masked = counters.mask_everywhere(request.peer); !masked) return masked.error();
+  }
+  if (peers.find_unlocked(request.peer) == nullptr) return fail(Errc::kNotFound, "peer");
+  auto admitted = admit({.kind = OpKind::kDrop,
+                         .timeout = request.timeout,
+                         .batch = request.batch,
+                         .notify = &request.notify});
+  if (!admitted) return admitted.error();
+  (*admitted)->peer = request.peer;
+  return launch(**admitted);
+}
+
+Result<OpId> EngineCore::expect_group(CounterGroupState& group, uint64_t n, const Notify& notify,
+                                      Timeout timeout) {
+  const OpenStateGuard lock(*this);
+  if (!lock) return fail(Errc::kClosed, "engine");
+  if (auto ok = group.begin_expectation(n); !ok) return ok.error();
+  CounterTable::Armed armed;
+  auto op = expect({.key = group.parent, .n = group.owed, .value = group.shares_sum}, notify,
+                   timeout, &armed);
+  // Without an operation the round stays open for the next expectation.
+  if (op) group.expectation_armed(armed);
+  return op;
+}
+
+Result<OpId> EngineCore::expect(const Expected& expected, const Notify& notify, Timeout timeout,
                                 CounterTable::Armed* armed_out) {
   auto admitted = admit({.kind = OpKind::kExpect, .timeout = timeout, .notify = &notify});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
-  op.expected = n;
-  op.expectation.key = key;
+  op.expected = expected.value;
+  op.expectation.key = expected.key;
   const OpId id = op.id();
   // From here on any thread may complete it: everything above is visible to that thread.
-  auto armed = counters.table.expect(key, n, op.self);
+  Result<CounterTable::Armed> armed(CounterTable::Armed{.met = true});
+  if (expected.n != 0) armed = counters.table.expect(expected.key, expected.n, op.self);
   if (!armed) {
     discard(op);
     return armed.error();

@@ -110,6 +110,10 @@ void Runner::perform(const Action& action) {
       return reopen_later(action.node, world_.now() + draw_timeout(rng) / 4);
     case Action::Kind::kMisuse:
       return misuse(*actor, action.other, rng);
+    case Action::Kind::kDrop:
+      return drop(*actor, action.other, rng);
+    case Action::Kind::kDisarm:
+      return disarm_one(*actor, rng);
   }
 }
 
@@ -275,6 +279,10 @@ void Runner::expect(CounterModel& model, Rng& rng) {
   submitting_ = false;
   if (!id) {
     coverage_.add("refusal", to_string(id.error().code));
+    if (id.error().code == Errc::kBusy) {
+      violated("a counter is busy only while an expectation is armed",
+               fmt::format("counter {} of node {}", model.number, model.node));
+    }
     if (id.error().code == Errc::kPeerLost) model.may_miss_counts = true;
     return refused(owner, op, id.error());
   }
@@ -305,52 +313,6 @@ void Runner::take_one(Process& process) {
     model.taken += model.wanted;
     return check_all_landed(model);
   }
-}
-
-void Runner::start_group_wait(Process& process, Rng& rng) {
-  auto group = process.engine->make_counter_group();
-  if (!group) return;
-  GroupWait group_wait{process.node, *std::move(group)};
-  for (uint32_t from = 0; from < processes_.size(); ++from) {
-    const auto session = std::ranges::find_if(sessions_, [&](const Session& s) {
-      return s.from == from && s.to_incarnation == process.incarnation && s.peer_at_target &&
-             !s.closed;
-    });
-    if (session == sessions_.end() || from == process.node) continue;
-    CounterModel* model = make_counter_model(process.node, 1, 0);
-    if (model == nullptr) break;
-    model->only_from = from;
-    model->group_wait = static_cast<uint32_t>(group_waits_.size());
-    model->member = session->peer_at_target;
-    model->from_session = session->number;
-    if (!group_wait.group->add(*model->counter, session->peer_at_target)) {
-      model->may_miss_counts = true;
-      continue;
-    }
-    group_wait.members.push_back(model->number);
-  }
-  if (group_wait.members.empty()) return;
-  group_waits_.push_back(std::move(group_wait));
-  arm_group_wait(static_cast<uint32_t>(group_waits_.size() - 1), draw_op_timeout(rng));
-}
-
-void Runner::arm_group_wait(uint32_t number, Nanos timeout) {
-  GroupWait& group_wait = group_waits_[number];
-  Process& owner = *process_on(group_wait.node);
-  uint64_t members = 0;
-  for (const uint32_t model : group_wait.members) members += counters_[model].counter.has_value();
-  if (members == 0) return;
-  PendingOp op = begin(owner, PendingOp::Kind::kGroupWait, timeout);
-  op.subject = number;
-  // Members masked after their peer was lost count as met.
-  const auto id = group_wait.group->expect(
-      group_wait.members.size(), Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag),
-      timeout);
-  if (!id) {
-    coverage_.add("refusal", to_string(id.error().code));
-    return;
-  }
-  accepted(std::move(op), *id);
 }
 
 // ---- Submitting ---------------------------------------------------------------------------------
@@ -423,20 +385,6 @@ void Runner::accepted(PendingOp op, OpId id) {
   report_deadlines_.emplace(op.recheck_at, op.tag);
   const uint64_t tag = op.tag;
   pending_ops_.emplace(tag, std::move(op));
-}
-
-template <class Request>
-void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
-  request.notify = notify(process, op, rng, true);
-  if (op.batch) request.batch = *op.batch;
-  submitting_ = true;
-  const auto id = process.engine->submit(request);
-  submitting_ = false;
-  if (!id) {
-    coverage_.add("refusal", to_string(id.error().code));
-    return refused(process, op, id.error());
-  }
-  accepted(std::move(op), *id);
 }
 
 // ---- Transfers ----------------------------------------------------------------------------------
@@ -700,22 +648,6 @@ void Runner::release_counter(Process& process, Rng& rng) {
     coverage_.add("counter close",
                   quiescence ? to_string(*quiescence) : to_string(quiescence.error().code));
     return;
-  }
-}
-
-void Runner::fence(Process& process, uint32_t other, Rng& rng) {
-  for (const Session& session : sessions_) {
-    if (session.from != other || session.to_incarnation != process.incarnation ||
-        !session.peer_at_target)
-      continue;
-    if (rng.chance(0.5)) continue;
-    // A fence ends the sessions in both directions.
-    fencing_.insert(std::minmax(session.from_incarnation, session.to_incarnation));
-    const Nanos timeout = draw_op_timeout(rng);
-    PendingOp op = begin(process, PendingOp::Kind::kFence, timeout);
-    op.subject = session.number;
-    return submit(process, std::move(op), Fence{.peer = session.peer_at_target, .timeout = timeout},
-                  rng);
   }
 }
 

@@ -226,6 +226,7 @@ void Runner::op_completed(PendingOp& op, const Event& event) {
       }
       return;
     case PendingOp::Kind::kFence:
+    case PendingOp::Kind::kDrop:
       if (event.code == Errc::kOk) session_fenced(op.subject);
       return;
     case PendingOp::Kind::kDeregister:
@@ -259,7 +260,8 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
     arena_closing |= part.arena != kNone && arenas_[part.arena].closing;
     key_released |= part.counter != kNone && !counters_[part.counter].counter;
   }
-  if (op.kind == PendingOp::Kind::kSend || op.kind == PendingOp::Kind::kFence) {
+  const bool fences = op.kind == PendingOp::Kind::kFence || op.kind == PendingOp::Kind::kDrop;
+  if (op.kind == PendingOp::Kind::kSend || fences) {
     sessions.push_back(op.subject);
   }
   if (op.kind == PendingOp::Kind::kResolve) sessions.push_back(op.session);
@@ -285,14 +287,13 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
     case Errc::kPeerLost:
       return session_lost || waits;  // checked by expectation_completed()
     case Errc::kUnsupported:
-      return op.no_listener || op.kind == PendingOp::Kind::kFence;
+      return op.no_listener || fences;
     case Errc::kReleased:
       return key_released || waits;
     case Errc::kAborted:
       return waits;
     case Errc::kNotFound:
-      return arena_closing || op.kind == PendingOp::Kind::kDeregister ||
-             op.kind == PendingOp::Kind::kFence;
+      return arena_closing || op.kind == PendingOp::Kind::kDeregister || fences;
     case Errc::kRemoteAccess:
       return arena_closing || session_lost || faulty;
     case Errc::kRailLost:
@@ -303,7 +304,7 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
         return network.model.write_bytes_max < 1u << 20;
       });
     case Errc::kBusy:
-      return op.kind == PendingOp::Kind::kFence;
+      return fences;
     case Errc::kExhausted:
       return op.kind == PendingOp::Kind::kResolve || session_lost;
     default:
@@ -394,9 +395,13 @@ void Runner::part_completed(Part& part, Remote remote) {
 
 void Runner::expectation_completed(PendingOp& op, const Event& event) {
   CounterModel& model = counters_[op.subject];
-  const bool was_met = model.met;
-  model.armed_by = 0;
-  model.met = false;
+  // After a disarm() the next one may be armed already.
+  const bool latest = model.armed_by == op.tag;
+  const bool was_met = latest && model.met;
+  if (latest) {
+    model.armed_by = 0;
+    model.met = false;
+  }
   const auto wrong = [&](std::string_view why) {
     violated(
         "an expectation completes with the right code",
@@ -512,14 +517,16 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
     return;
   }
   const bool may_go_on = event.code == Errc::kPeerLost || event.code == Errc::kAborted;
-  if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
-  for (const uint32_t number : group_wait.members) {
-    CounterModel& model = counters_[number];
-    // mask() has released the member: later counts are stale.
-    if (model.member != event.peer || !model.counter) continue;
-    by_key_.erase({model.node, model.key});
-    model.counter.reset();
+  const auto lost = group_wait.group->lost();
+  if (may_go_on && event.peer && std::ranges::find(lost, event.peer) == lost.end()) {
+    // Unless a drop has masked it since.
+    const bool masked = std::ranges::none_of(group_wait.members, [&](uint32_t number) {
+      return counters_[number].member == event.peer && counters_[number].counter;
+    });
+    if (!masked) violated("lost() names the peer that ended a group", describe(op));
   }
+  if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
+  member_masked(group_wait, event.peer);
   if (++group_wait.attempts < 4) arm_group_wait(op.subject, Nanos(300'000'000));
 }
 

@@ -11,10 +11,10 @@ namespace {
 constexpr std::array<const char*, Action::kKinds> kActionNames = {
     "write", "writes",     "paged write", "scatter",    "signal", "send", "timer",
     "watch", "expect",     "take",        "group wait", "cancel", "wait", "release",
-    "fence", "deregister", "disconnect",  "restart",    "misuse"};
+    "fence", "deregister", "disconnect",  "restart",    "misuse", "drop", "disarm"};
 constexpr std::array<const char*, PendingOp::kKinds> kOpNames = {
-    "write",   "paged write", "scatter",    "signal", "send",      "timer",
-    "resolve", "fence",       "deregister", "expect", "group wait"};
+    "write",   "paged write", "scatter",    "signal", "send",       "timer",
+    "resolve", "fence",       "deregister", "expect", "group wait", "drop"};
 
 std::string time_of(Nanos time) { return fmt::format("{:>12.6f} s", time.count() * 1e-9); }
 
@@ -26,6 +26,7 @@ bool has_other(Action::Kind kind) {
     case Action::Kind::kPaged:
     case Action::Kind::kSend:
     case Action::Kind::kFence:
+    case Action::Kind::kDrop:
     case Action::Kind::kDisconnect:
     case Action::Kind::kMisuse:
       return true;

@@ -76,8 +76,9 @@ struct PendingOp {
     kDeregister,
     kExpect,
     kGroupWait,
+    kDrop,
   };
-  static constexpr uint32_t kKinds = 11;
+  static constexpr uint32_t kKinds = 12;
 
   uint64_t tag = 0;
   Kind kind = Kind::kWrite;

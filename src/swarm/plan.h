@@ -34,8 +34,10 @@ struct Action {
     kDisconnect,
     kRestart,  ///< closes the engine and opens another one after a while
     kMisuse,   ///< a call that must be refused
+    kDrop,     ///< goes on without a peer
+    kDisarm,   ///< ends an expectation and arms the next one
   };
-  static constexpr uint32_t kKinds = 19;
+  static constexpr uint32_t kKinds = 21;
 
   Nanos at{};
   Kind kind = Kind::kWrite;

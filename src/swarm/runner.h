@@ -137,6 +137,9 @@ class Runner {
   void wait_for_batch(Process& process, Rng& rng);
   void release_counter(Process& process, Rng& rng);
   void fence(Process& process, uint32_t other, Rng& rng);
+  void drop(Process& process, uint32_t other, Rng& rng);
+  void disarm_one(Process& process, Rng& rng);
+  void member_masked(GroupWait& group_wait, PeerId peer);
   void deregister(Process& process, Rng& rng);
   void disconnect(Process& process, uint32_t other);
   void resolve(Process& process, const Session& session, CounterModel& model, Rng& rng);
@@ -242,5 +245,19 @@ class Runner {
   sim::World world_;
   std::vector<std::optional<Process>> processes_;  ///< by node
 };
+
+template <class Request>
+void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
+  request.notify = notify(process, op, rng, true);
+  if (op.batch) request.batch = *op.batch;
+  submitting_ = true;
+  const auto id = process.engine->submit(request);
+  submitting_ = false;
+  if (!id) {
+    coverage_.add("refusal", to_string(id.error().code));
+    return refused(process, op, id.error());
+  }
+  accepted(std::move(op), *id);
+}
 
 }  // namespace fabric::swarm

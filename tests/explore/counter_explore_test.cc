@@ -354,28 +354,70 @@ struct CountMeetsTheNextExpectation : Counting {
 
 struct Linked : Counting {
   CounterKey parent = fresh();
-  explicit Linked(uint32_t live_max = 2) : Counting(live_max) {}
+  explicit Linked(uint32_t live_max = 2) : Counting(live_max) {
+    require(table.link(key, parent, 1) == Errc::kOk, "not linked");
+  }
+  uint32_t take() {
+    const CounterTable::Share one = table.share_of(key, 1);
+    return table.take_shares({&one, 1});
+  }
+  /// The member's data are plain: who sees the group met must see them.
+  void on_met() override { see(0); }
 };
 
-struct LinkMeetsAnArrival : Linked {
-  LinkMeetsAnArrival() { arrive(key); }
+// A share is here when it is taken, or its arrival pays it. Either way the bytes are visible.
+struct TakeMeetsTheArrival : Linked {
+  uint32_t owed = 9;
+  bool met = false;
   int threads() const override { return 2; }
   void thread(int index) override {
-    if (index == 0) return arrive(key);
-    table.set_parent(key, parent);
+    if (index == 0) return write(0);
+    owed = take();
+    if (owed == 0) {
+      see(0);
+    } else {
+      met = table.expect(parent, owed, kFirst)->met;
+      if (met) see(0);
+    }
   }
   void check() override {
-    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+    require(owed <= 1 && ended + met == owed, "not met exactly once");
+    require(table.count(key) == 0 && table.count(parent) == 0, "paid twice, or not at all");
   }
 };
 
-struct TwoArrivalsAtAMember : Linked {
-  TwoArrivalsAtAMember() { table.set_parent(key, parent); }
+// Two halves of a share: one of the two threads pays, and has seen the other's bytes.
+struct TwoArrivalsPayAShare : Linked {
+  TwoArrivalsPayAShare() {
+    take();
+    static_cast<void>(table.expect(parent, 1, kFirst));
+  }
   int threads() const override { return 2; }
-  void thread(int) override { arrive(key); }
+  void thread(int index) override { write(index, 2); }
+  void on_met() override {
+    see(0);
+    see(1);
+  }
   void check() override {
-    table.set_parent(key, CounterKey{});
-    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+    require(ended_once(kFirst, Errc::kOk), "not met exactly once");
+    require(table.count(parent) == 0, "paid twice");
+  }
+};
+
+// A group goes on without a member whose write is on its way: paid by one of them.
+struct LeavingMeetsTheArrival : Linked {
+  LeavingMeetsTheArrival() {
+    take();
+    static_cast<void>(table.expect(parent, 1, kSecond));
+  }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    if (table.unlink(key, true)) table.add(parent, 1);
+  }
+  void check() override {
+    require(ended_once(kSecond, Errc::kOk), "not met exactly once");
+    require(table.count(parent) == 0 && table.count(key) == 1, "paid twice, or a count is lost");
   }
 };
 
@@ -383,26 +425,28 @@ struct TwoArrivalsAtAMember : Linked {
 struct MoveMeetsAnArrival : Linked {
   CounterKey other = fresh();
   uint64_t at_unlink = 0;
-  MoveMeetsAnArrival() : Linked(4) { table.set_parent(key, parent); }
+  uint32_t owed = 9;
+  MoveMeetsAnArrival() : Linked(4) { take(); }
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) return arrive(key);
-    table.set_parent(key, CounterKey{});
+    table.unlink(key, true);
     at_unlink = table.count(parent);
-    table.set_parent(key, other);
+    require(table.link(key, other, 1) == Errc::kOk, "not linked again");
+    owed = take();
   }
   void check() override {
-    require(table.count(key) == 1 && table.count(other) == 1, "passed on twice, or not at all");
-    require(table.count(parent) == at_unlink, "passed on after the unlink had returned");
+    require(table.count(key) == 0 && table.count(other) == owed, "paid twice, or not at all");
+    require(table.count(parent) == at_unlink, "paid after the unlink had returned");
   }
 };
 
-// The slot of a member is reused while an arrival of its last generation still forwards its count.
+// The slot of a member is reused while an arrival of its last generation still pays its share.
 struct ArrivalMeetsTheNextLink : Linked {
   CounterKey other = fresh();
   uint64_t untaken = 0;
   ArrivalMeetsTheNextLink() : Linked(4) {
-    table.set_parent(key, parent);
+    take();
     // The other free slots rest behind the member's: it is the next to come back.
     for (int i = 0; i < 4; ++i) spare[i] = table.acquire(++clock_ns, 0);
   }
@@ -412,11 +456,53 @@ struct ArrivalMeetsTheNextLink : Linked {
     if (index == 0) return arrive(key);
     table.release(key, 0, &untaken);
     const auto again = table.acquire(++clock_ns, 0);
-    if (again) table.set_parent(*again, other);
+    if (again) static_cast<void>(table.link(*again, other, 1));
   }
   void check() override {
-    require(table.count(parent) == untaken, "not passed on");
-    require(table.count(other) == 0, "forwarded to the parent of another generation");
+    require(untaken == 0, "its share was taken");
+    require(table.count(parent) <= 1, "paid twice");
+    require(table.count(other) == 0, "paid to the parent of another generation");
+  }
+};
+
+// --- disarm -------------------------------------------------------------------------------------
+
+// However the expectation ends, the next one is armed at once.
+struct DisarmMeetsTheArrival : Counting {
+  bool armed_again = false;
+  DisarmMeetsTheArrival() { static_cast<void>(table.expect(key, 1, kFirst)); }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    table.disarm(key);
+    armed_again = table.expect(key, 9, kSecond).has_value();
+  }
+  void on_met() override { see(0); }
+  void check() override {
+    require(ended == 1 && ends[0].cookie == kFirst, "not ended exactly once");
+    require(armed_again, "a disarmed counter is busy");
+  }
+};
+
+// A waiting thread gets its result, although the counter is armed again before it has read it.
+struct DisarmMeetsTheWaiter : Counting {
+  CounterTable::Armed armed;
+  bool armed_again = false;
+  Errc code = Errc::kBusy;
+  DisarmMeetsTheWaiter() : armed(*table.expect(key, 1, CounterTable::kWaiter)) {}
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      code = wait(armed);
+      return;
+    }
+    arrive(key);
+    table.disarm(key);
+    armed_again = table.expect(key, 9, kSecond).has_value();
+  }
+  void check() override {
+    require(code == Errc::kOk, "the result is lost");
+    require(armed_again, "a disarmed counter is busy");
   }
 };
 
@@ -432,8 +518,11 @@ const std::vector<NamedProgram> kScenes = {
     program<LastArrivalMeetsTheNextExpectation>("LastArrivalMeetsTheNextExpectation"),
     program<ArrivalMeetsTheNextGeneration>("ArrivalMeetsTheNextGeneration"),
     program<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
-    program<LinkMeetsAnArrival>("LinkMeetsAnArrival"),
-    program<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
+    program<TakeMeetsTheArrival>("TakeMeetsTheArrival"),
+    program<TwoArrivalsPayAShare>("TwoArrivalsPayAShare"),
+    program<LeavingMeetsTheArrival>("LeavingMeetsTheArrival"),
+    program<DisarmMeetsTheArrival>("DisarmMeetsTheArrival"),
+    program<DisarmMeetsTheWaiter>("DisarmMeetsTheWaiter"),
     program<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
     program<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
     program<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
@@ -452,7 +541,7 @@ TEST(ExploreCounter, EveryExpectationEndsOnceAndNeverEarly) {
 
 constexpr std::string_view kLocked = "changes under the mutex only; atomic for who reads the gauge";
 constexpr std::string_view kAgain =
-    "the next owner acquires again, by claim_record() or set_parent(), before it writes anything";
+    "the next owner acquires again, by claim_record() or link(), before it writes anything";
 constexpr std::string_view kHanded =
     "who has the key or the expectation got it from the thread that made it, which orders more";
 constexpr std::string_view kCarried =
