@@ -582,18 +582,23 @@ Result<OpId> EngineCore::submit(const Deregister& request) {
 Result<OpId> EngineCore::submit(const Drop& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
-  {
-    // Before the operation is accepted: the caller's next wait is for the members that are left.
-    const OpenStateGuard lock(*this);
-    if (!lock) return fail(Errc::kClosed, "engine");
-    if (auto masked = counters.mask_everywhere(request.peer); !masked) return masked.error();
+  const bool known = peers.find_unlocked(request.peer) != nullptr;
+  Result<Op*> admitted(nullptr);
+  if (known) {
+    admitted = admit({.kind = OpKind::kDrop,
+                      .timeout = request.timeout,
+                      .batch = request.batch,
+                      .notify = &request.notify});
+    if (!admitted) return admitted.error();
   }
-  if (peers.find_unlocked(request.peer) == nullptr) return fail(Errc::kNotFound, "peer");
-  auto admitted = admit({.kind = OpKind::kDrop,
-                         .timeout = request.timeout,
-                         .batch = request.batch,
-                         .notify = &request.notify});
-  if (!admitted) return admitted.error();
+  // Before the operation is accepted: the caller's next wait is for the members that are left.
+  Result<void> masked = fail(Errc::kClosed, "engine");
+  if (const OpenStateGuard lock(*this); lock) masked = counters.mask_everywhere(request.peer);
+  if (!masked) {
+    if (known) discard(**admitted);
+    return masked.error();
+  }
+  if (!known) return fail(Errc::kNotFound, "peer");
   (*admitted)->peer = request.peer;
   return launch(**admitted);
 }

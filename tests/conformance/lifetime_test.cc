@@ -114,6 +114,7 @@ std::vector<Errc> ask_for_everything(Engine& engine, PeerId peer, RegionId regio
       engine.submit(Timer{}).error().code,
       engine.submit(Resolve{.peer = peer, .names = {&name, 1}, .out = {&key, 1}}).error().code,
       engine.submit(Fence{.peer = peer}).error().code,
+      engine.submit(Drop{.peer = peer}).error().code,
       engine.submit(Deregister{.region = region}).error().code,
       engine.cancel(OpId(0, 1)).error().code,
       engine.cancel(BatchId(0, 1)).error().code,

@@ -281,6 +281,7 @@ TEST_F(BadInput, TimeoutOfZeroAboveTheMaximumOrForEver) {
     with(Send{.peer = peer});
     with(Resolve{.peer = peer, .names = {&name, 1}, .out = {&key, 1}});
     with(Fence{.peer = peer});
+    with(Drop{.peer = peer});
     with(Deregister{.region = memory.id()});
   }
   // Waits may take for ever, but not no time at all.
@@ -486,6 +487,7 @@ TEST_F(BadInput, PeerThatIsNoneOrNeverWas) {
     const Errc code = nobody ? Errc::kNotFound : Errc::kInvalidArgument;
     expect_refused(Send{.peer = nobody}, code, "peer");
     expect_refused(Fence{.peer = nobody}, code, "peer");
+    expect_refused(Drop{.peer = nobody}, code, "peer");
     expect_refused(a.disconnect(nobody), Errc::kNotFound, "peer");
     expect_refused(a.peer_info(nobody), Errc::kNotFound, "peer");
     Counter counter = *a.make_counter();
@@ -652,6 +654,7 @@ std::map<std::string, Error> call_everything(Engine& engine, const std::vector<s
   out["Timer"] = engine.submit(Timer{}).error();
   out["Resolve"] = engine.submit(Resolve{}).error();
   out["Fence"] = engine.submit(Fence{}).error();
+  out["Drop"] = engine.submit(Drop{}).error();
   out["Deregister"] = engine.submit(Deregister{}).error();
   out["cancel op"] = engine.cancel(OpId(0, 1)).error();
   out["cancel batch"] = engine.cancel(BatchId(0, 1)).error();
