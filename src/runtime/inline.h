@@ -94,6 +94,10 @@ class InlineDriver final : public Driver {
   // tenth of the polls to them.
   static constexpr int64_t kSharedCpuNs = 2'000;
   static constexpr uint32_t kSpinsPerYieldMax = 128;
+  // A thread that kept the CPU for so long computes: it is no engine that this one waits for. Then
+  // a sleep is better, because the wake-up preempts that thread. Tried again after some sleeps.
+  static constexpr int64_t kBusyCpuNs = 200'000;
+  static constexpr uint32_t kSleepsWhileBusy = 64;
 
   Waker waker_;
   const Result<void> opened_;
@@ -107,6 +111,7 @@ class InlineDriver final : public Driver {
   int64_t idle_since_ns_ = kNeverNs;
   uint32_t spins_ = 0;            ///< since the last yield
   uint32_t spins_per_yield_ = 1;  ///< grows while this CPU is not shared
+  uint32_t sleeps_at_once_ = 0;   ///< so many sleeps are not preceded by spinning
 };
 
 }  // namespace fabric::runtime
