@@ -283,6 +283,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void give_back(Op& op);
   bool all_reported();
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
+  Result<void> mask_everywhere(PeerId peer) FABRIC_EXCLUDES(state_lock);
   /// Why a blocking wait may not begin.
   Result<void> may_wait(Timeout timeout) const;
   /// Waits for an armed expectation of this thread and takes its result.

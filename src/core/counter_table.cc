@@ -467,12 +467,6 @@ bool CounterTable::owes(CounterKey member) const noexcept {
   return word::has_tag(seen, tag_of(member)) && word::linked(seen) && word::waiting(seen);
 }
 
-uint64_t CounterTable::arrivals_needed(CounterKey key) const noexcept {
-  const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);  // a gauge
-  if (!word::has_tag(seen, tag_of(key)) || !word::waiting(seen)) return 0;
-  return static_cast<uint64_t>(-word::whole_counts(word::balance(seen)));
-}
-
 // --- taking -------------------------------------------------------------------------------------
 
 uint64_t CounterTable::count(CounterKey key) const noexcept {

@@ -139,9 +139,6 @@ class CounterTable {
   /// before they all have paid.
   uint32_t take_shares(std::span<const Share> shares) noexcept;
   bool owes(CounterKey member) const noexcept;  ///< a gauge
-  /// At least so many immediates have to arrive before an armed expectation of the key can be met;
-  /// 0 when none is armed. A gauge.
-  uint64_t arrivals_needed(CounterKey key) const noexcept;
 
  private:
   struct Slot;  // cold record

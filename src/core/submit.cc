@@ -579,6 +579,12 @@ Result<OpId> EngineCore::submit(const Deregister& request) {
   return launch(**admitted);
 }
 
+Result<void> EngineCore::mask_everywhere(PeerId peer) {
+  const OpenStateGuard lock(*this);
+  if (!lock) return fail(Errc::kClosed, "engine");
+  return counters.mask_everywhere(peer);
+}
+
 Result<OpId> EngineCore::submit(const Drop& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
@@ -592,9 +598,7 @@ Result<OpId> EngineCore::submit(const Drop& request) {
     if (!admitted) return admitted.error();
   }
   // Before the operation is accepted: the caller's next wait is for the members that are left.
-  Result<void> masked = fail(Errc::kClosed, "engine");
-  if (const OpenStateGuard lock(*this); lock) masked = counters.mask_everywhere(request.peer);
-  if (!masked) {
+  if (auto masked = mask_everywhere(request.peer); !masked) {
     if (known) discard(**admitted);
     return masked.error();
   }

@@ -646,20 +646,6 @@ TEST_F(CounterGroupTable, PoisonedAndReleasedMembersNameTheirParent) {
   EXPECT_EQ(table.poison_of(fresh()), Errc::kOk);
 }
 
-TEST_F(CounterGroupTable, SaysHowManyArrivalsAreNeededAtLeast) {
-  const CounterKey parent = fresh(), a = linked(parent), b = linked(parent);
-  ASSERT_EQ(take({{a, 1}, {b, 1}}), 2u);
-  EXPECT_EQ(table.arrivals_needed(parent), 0u) << "nothing is armed";
-  expect(parent, 2, 1);
-  EXPECT_EQ(table.arrivals_needed(parent), 2u);
-  arrive(a);
-  EXPECT_EQ(table.arrivals_needed(parent), 1u);
-  const CounterKey single = fresh();
-  expect(single, 3, 2);
-  arrive(single, 2);
-  EXPECT_EQ(table.arrivals_needed(single), 3u) << "two and a half are missing";
-}
-
 struct Unlink {
   CounterTable* table = nullptr;
   CounterKey member{};
