@@ -70,6 +70,24 @@ constexpr Errc refusal(uint64_t seen, uint64_t tag) {
                                       std::memory_order_relaxed);
 }
 
+/// Adds to a linked word; `paid`: its share was owed, and is not any more. False: another word than
+/// `linked_word` with a balance, or an overrun, and nothing was done.
+[[gnu::always_inline]] inline bool try_add_linked(Atomic<uint64_t>& cell, uint64_t linked_word,
+                                                  int64_t units, bool& paid) noexcept {
+  uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
+  for (;;) {
+    const uint64_t next = seen + static_cast<uint64_t>(units);
+    // Above the balance nothing differs, and nothing is carried into it.
+    if ((((seen ^ linked_word) | (seen ^ next)) >> word::kBalanceBits) != 0) return false;
+    // As in change().
+    if (cell.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
+                                   std::memory_order_relaxed)) [[likely]] {
+      paid = ((seen ^ next) >> (word::kBalanceBits - 1)) != 0;
+      return true;
+    }
+  }
+}
+
 uint32_t slot_bits_for(uint32_t live_limit, uint32_t key_bits) {
   const uint32_t needed = static_cast<uint32_t>(std::countr_zero(live_limit)) + 1;
   // Key bits beyond those of a generation become slot bits: every bit of the key then delays the
@@ -210,7 +228,7 @@ Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t quarantine_ns) 
     pop_free();
     live_.fetch_add(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
     // Pairs with the acquire of every change() in this generation.
-    words_[index].exchange(word::live_tag(generation), std::memory_order_acq_rel);
+    words_[index].exchange(word::live_word(generation), std::memory_order_acq_rel);
     return CounterKey::from_wire(generation << slot_bits_ | index);
   }
   return fail(Errc::kExhausted, "free counters");
@@ -342,6 +360,14 @@ CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links
 
 /// False: stale.
 bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
+  // A hint, hence relaxed: each of the two looks again, and calls the other if it was wrong.
+  if (word::linked(words_[index_of(key)].load(std::memory_order_relaxed))) {
+    return deliver_and_forward(key, units);
+  }
+  return deliver_unlinked(key, units);
+}
+
+[[gnu::noinline]] bool CounterTable::deliver_unlinked(CounterKey key, int64_t units) noexcept {
   const Added added = add_units(key, units, Links::kLeave);
   if (added.what == Added::kLinked) [[unlikely]] {
     return deliver_and_forward(key, units);
@@ -351,10 +377,35 @@ bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
 }
 
 [[gnu::noinline]] bool CounterTable::deliver_and_forward(CounterKey key, int64_t units) noexcept {
-  Slot& slot = slots_[index_of(key)];
+  const uint32_t index = index_of(key);
+  Slot& slot = slots_[index];
   // Incremented before the word is changed. Relaxed: an unlink or release after that change
   // acquires the word, and with it this increment.
   slot.forwarding.fetch_add(1, std::memory_order_relaxed);
+  bool paid = false;
+  if (!try_add_linked(words_[index], tag_of(key) | word::kLinked, units, paid)) [[unlikely]] {
+    return deliver_unusual(key, units);
+  }
+  CounterKey parent{};
+  Added above;
+  if (paid) {
+    parent = slot.parent;
+    const uint64_t free_word = word::free_word(parent.wire() >> slot_bits_);
+    if (!try_add_fast(words_[index_of(parent)], free_word, kUnitsPerWrite)) {
+      above = add_units(parent, kUnitsPerWrite, Links::kFollow);
+    }
+  }
+  // Release pairs with the acquire loads in link(), unlink() and acquire(). Before fire(), because
+  // its callback may call unlink(), which waits for this.
+  slot.forwarding.fetch_sub(1, std::memory_order_release);
+  if (above.ends) fire(slots_[index_of(parent)], above.code);
+  return true;
+}
+
+/// The rest of deliver_and_forward() for a word that was unlinked, poisoned or released since, or
+/// that overruns. The arrival is announced.
+[[gnu::noinline]] bool CounterTable::deliver_unusual(CounterKey key, int64_t units) noexcept {
+  Slot& slot = slots_[index_of(key)];
   const Added own = add_units(key, units, Links::kFollow);
   CounterKey parent{};
   Added above;
@@ -363,9 +414,7 @@ bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
     above =
         own.code == Errc::kOk ? add_units(parent, kUnitsPerWrite, Links::kFollow) : overrun(parent);
   }
-  // Release pairs with the acquire loads in link(), unlink() and acquire(). Before fire(), because
-  // its callback may call unlink(), which waits for this.
-  slot.forwarding.fetch_sub(1, std::memory_order_release);
+  slot.forwarding.fetch_sub(1, std::memory_order_release);  // as above
   if (own.ends) fire(slot, own.code);
   if (above.ends) fire(slots_[index_of(parent)], above.code);
   return own.what != Added::kStale;
@@ -426,37 +475,37 @@ bool CounterTable::unlink(CounterKey member, bool share_taken) noexcept {
   return done.made && word::waiting(done.before);
 }
 
-CounterTable::Share CounterTable::share_of(CounterKey member, uint64_t share) const noexcept {
-  return {
-      .linked_word = tag_of(member) | word::kLinked, .units = units_of_whole(share), .key = member};
+CounterTable::Share CounterTable::share_of(CounterKey member, uint64_t share) noexcept {
+  return {.word = &words_[index_of(member)],
+          .minus_units = uint64_t{0} - static_cast<uint64_t>(units_of_whole(share))};
 }
 
 uint32_t CounterTable::take_shares(std::span<const Share> shares) noexcept {
-  Atomic<uint64_t>* const words = words_.get();
-  const uint32_t slot_mask = slot_mask_;
+  uint64_t signs = 0, seen_any = 0;
+  for (const Share& share : shares) {
+    // Acquire: when no member owes anything, the caller reads the bytes of what was counted.
+    // Release pairs with the acquire in change(): the thread that pays adds to a parent that was
+    // linked before this.
+    const uint64_t seen = share.word->fetch_add(share.minus_units, std::memory_order_acq_rel);
+    seen_any |= seen;
+    // With the bias the bit is set if the balance is not negative. A sum of bits has room: there
+    // are less than 2^20 counters.
+    signs += (seen + share.minus_units) & static_cast<uint64_t>(word::kBias);
+  }
+  if (word::poisoned(seen_any)) [[unlikely]] {
+    return repair_shares(shares);
+  }
+  return static_cast<uint32_t>(shares.size() - (signs >> (word::kBalanceBits - 1)));
+}
+
+/// A member was poisoned by an overrun, without the caller's lock: its word has no balance, and
+/// what was subtracted is put back. Its group is poisoned too, so what it owes does not matter.
+[[gnu::noinline]] uint32_t CounterTable::repair_shares(std::span<const Share> shares) noexcept {
   uint32_t owing = 0;
   for (const Share& share : shares) {
-    Atomic<uint64_t>& cell = words[share.key.wire() & slot_mask];
-    uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
-    for (;;) {
-      // The word without its balance: anything but a live, linked word of this generation. Its
-      // group is aborted, or will be by the thread that poisoned the word.
-      if (((seen ^ share.linked_word) >> word::kBalanceBits) != 0) [[unlikely]] {
-        ++owing;
-        break;
-      }
-      // Below the balance nothing borrows: only its own bits change.
-      const uint64_t next =
-          share.linked_word | ((seen - static_cast<uint64_t>(share.units)) & word::kBalanceMask);
-      // Acquire: when no member owes anything, the caller reads the bytes of what was counted.
-      // Release pairs with the acquire in change(): the thread that pays adds to a parent that was
-      // linked before this.
-      if (cell.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
-                                     std::memory_order_relaxed)) [[likely]] {
-        owing += static_cast<uint32_t>(next >> (word::kBalanceBits - 1) & 1);
-        break;
-      }
-    }
+    const uint64_t seen = share.word->load(std::memory_order_acquire);  // pairs with change()
+    if (word::poisoned(seen)) share.word->fetch_sub(share.minus_units, std::memory_order_acq_rel);
+    owing += word::poisoned(seen) || word::waiting(seen);
   }
   return owing;
 }

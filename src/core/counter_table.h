@@ -129,14 +129,14 @@ class CounterTable {
   bool unlink(CounterKey member, bool share_taken) noexcept;
   /// The share of a member, as take_shares() needs it.
   struct Share {
-    uint64_t linked_word = 0;  ///< generation, live and linked bit; balance 0
-    int64_t units = 0;
-    CounterKey key{};
+    Atomic<uint64_t>* word = nullptr;
+    uint64_t minus_units = 0;  ///< what is added to the word
   };
-  Share share_of(CounterKey member, uint64_t share) const noexcept;
+  Share share_of(CounterKey member, uint64_t share) noexcept;
   /// Takes the share of every member. Returns how many owe some of it: the parent gets one count
   /// for each of these, and may have got it already. No other take_shares() of these members
-  /// before they all have paid.
+  /// before they all have paid, and none of a member that is not linked: the caller's lock keeps
+  /// them linked, so that this needs no check of the generation.
   uint32_t take_shares(std::span<const Share> shares) noexcept;
   bool owes(CounterKey member) const noexcept;  ///< a gauge
 
@@ -154,7 +154,10 @@ class CounterTable {
   Added overrun(CounterKey parent) noexcept;
   bool deliver(CounterKey key, int64_t units) noexcept;
   bool deliver_any(uint32_t imm) noexcept;
+  bool deliver_unlinked(CounterKey key, int64_t units) noexcept;
   bool deliver_and_forward(CounterKey key, int64_t units) noexcept;
+  bool deliver_unusual(CounterKey key, int64_t units) noexcept;
+  uint32_t repair_shares(std::span<const Share> shares) noexcept;
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
   Errc claim_record(CounterKey key, uint32_t* seq) noexcept;
   bool keep_result_aside(Slot& slot, uint32_t seq) noexcept;

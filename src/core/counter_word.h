@@ -39,10 +39,13 @@ namespace word {
 // or, in a linked word, while the member owes its share to its group. A poisoned word no longer
 // counts; in place of the balance it has [43:36] the reason and [35:0] the whole counts at that
 // time. The linked bit is next to the balance, so that the fast path shifts it out: an arrival that
-// leaves the sign as it is does the same with or without a group.
+// leaves the sign as it is does the same with or without a group. The balance is stored with kBias
+// added, so that its sign changes without a borrow from the bits above: a share is taken by one
+// subtraction from the whole word.
 inline constexpr uint32_t kBalanceBits = 44;
 inline constexpr uint64_t kBalanceMask = (uint64_t{1} << kBalanceBits) - 1;
-inline constexpr int64_t kBalanceMax = (int64_t{1} << (kBalanceBits - 1)) - 1;
+inline constexpr int64_t kBias = int64_t{1} << (kBalanceBits - 1);
+inline constexpr int64_t kBalanceMax = kBias - 1;
 inline constexpr uint64_t kLinked = uint64_t{1} << 44;
 inline constexpr uint64_t kPoisoned = uint64_t{1} << 45;
 inline constexpr uint64_t kLive = uint64_t{1} << 46;
@@ -73,11 +76,14 @@ constexpr bool poisoned(uint64_t word) noexcept { return (word & kPoisoned) != 0
 constexpr bool linked(uint64_t word) noexcept { return (word & kLinked) != 0; }
 
 constexpr int64_t balance(uint64_t word) noexcept {
-  constexpr uint32_t kAbove = 64 - kBalanceBits;
-  return static_cast<int64_t>(word << kAbove) >> kAbove;
+  return static_cast<int64_t>(word & kBalanceMask) - kBias;
 }
 constexpr uint64_t with_balance(uint64_t word, int64_t balance) noexcept {
-  return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance) & kBalanceMask);
+  return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance + kBias) & kBalanceMask);
+}
+/// The first word of a generation: live, nothing counted.
+constexpr uint64_t live_word(uint32_t generation) noexcept {
+  return with_balance(live_tag(generation), 0);
 }
 /// An armed expectation is not met, or a share is owed.
 constexpr bool waiting(uint64_t word) noexcept { return !poisoned(word) && balance(word) < 0; }
