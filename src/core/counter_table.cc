@@ -382,39 +382,23 @@ bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
   // Incremented before the word is changed. Relaxed: an unlink or release after that change
   // acquires the word, and with it this increment.
   slot.forwarding.fetch_add(1, std::memory_order_relaxed);
-  bool paid = false;
-  if (!try_add_linked(words_[index], tag_of(key) | word::kLinked, units, paid)) [[unlikely]] {
-    return deliver_unusual(key, units);
+  Added own, above;
+  if (!try_add_linked(words_[index], tag_of(key) | word::kLinked, units, own.paid)) [[unlikely]] {
+    own = add_units(key, units, Links::kFollow);
   }
   CounterKey parent{};
-  Added above;
-  if (paid) {
+  if (own.paid) {
     parent = slot.parent;
     const uint64_t free_word = word::free_word(parent.wire() >> slot_bits_);
-    if (!try_add_fast(words_[index_of(parent)], free_word, kUnitsPerWrite)) {
+    if (own.code != Errc::kOk) [[unlikely]] {
+      above = overrun(parent);
+    } else if (!try_add_fast(words_[index_of(parent)], free_word, kUnitsPerWrite)) {
       above = add_units(parent, kUnitsPerWrite, Links::kFollow);
     }
   }
-  // Release pairs with the acquire loads in link(), unlink() and acquire(). Before fire(), because
-  // its callback may call unlink(), which waits for this.
+  // Release pairs with the acquire loads in unlink() and acquire(). Before fire(), because its
+  // callback may call unlink(), which waits for this.
   slot.forwarding.fetch_sub(1, std::memory_order_release);
-  if (above.ends) fire(slots_[index_of(parent)], above.code);
-  return true;
-}
-
-/// The rest of deliver_and_forward() for a word that was unlinked, poisoned or released since, or
-/// that overruns. The arrival is announced.
-[[gnu::noinline]] bool CounterTable::deliver_unusual(CounterKey key, int64_t units) noexcept {
-  Slot& slot = slots_[index_of(key)];
-  const Added own = add_units(key, units, Links::kFollow);
-  CounterKey parent{};
-  Added above;
-  if (own.paid) {
-    parent = slot.parent;
-    above =
-        own.code == Errc::kOk ? add_units(parent, kUnitsPerWrite, Links::kFollow) : overrun(parent);
-  }
-  slot.forwarding.fetch_sub(1, std::memory_order_release);  // as above
   if (own.ends) fire(slot, own.code);
   if (above.ends) fire(slots_[index_of(parent)], above.code);
   return own.what != Added::kStale;
@@ -447,11 +431,9 @@ Errc CounterTable::link(CounterKey member, CounterKey parent, uint64_t share) no
     if (word::has_tag(seen, tag_of(member)) && word::linked(seen)) {
       code = Errc::kBusy;
     } else {
-      // Threads that changed the word while it was linked before still need that parent. They are a
-      // few instructions from done, and there are no new ones. Pairs with deliver_and_forward().
-      while (slot.forwarding.load(std::memory_order_acquire) != 0) yield_thread();
+      // No arrival needs the last parent any more: unlink() and acquire() have waited for them.
       slot.parent = parent;
-      slot.n.store(share, std::memory_order_release);  // pairs with the acquire in count()
+      slot.n.store(share, std::memory_order_relaxed);  // readers acquire the word
       const Change linked = change(
           member, [](uint64_t old) { return word::poisoned(old) ? kLeave : old | word::kLinked; });
       if (!linked.made) code = refusal(linked.before, tag_of(member));
@@ -470,7 +452,8 @@ bool CounterTable::unlink(CounterKey member, bool share_taken) noexcept {
     if (word::poisoned(old) || !word::linked(old)) return kLeave;
     return word::plus(old, units) & ~word::kLinked;
   });
-  // As in link().
+  // Threads that changed the word while it was linked still need the parent. They are a few
+  // instructions from done, and there are no new ones. Pairs with deliver_and_forward().
   while (slot.forwarding.load(std::memory_order_acquire) != 0) yield_thread();
   return done.made && word::waiting(done.before);
 }
@@ -483,10 +466,9 @@ CounterTable::Share CounterTable::share_of(CounterKey member, uint64_t share) no
 uint32_t CounterTable::take_shares(std::span<const Share> shares) noexcept {
   uint64_t signs = 0, seen_any = 0;
   for (const Share& share : shares) {
-    // Acquire: when no member owes anything, the caller reads the bytes of what was counted.
-    // Release pairs with the acquire in change(): the thread that pays adds to a parent that was
-    // linked before this.
-    const uint64_t seen = share.word->fetch_add(share.minus_units, std::memory_order_acq_rel);
+    // Acquire: when no member owes anything, the caller reads the bytes of what was counted. The
+    // thread that pays acquires the change that linked the word, which this carries on.
+    const uint64_t seen = share.word->fetch_add(share.minus_units, std::memory_order_acquire);
     seen_any |= seen;
     // With the bias the bit is set if the balance is not negative. A sum of bits has room: there
     // are less than 2^20 counters.
@@ -673,10 +655,10 @@ bool CounterTable::poisoned(CounterKey key) const noexcept {
 
 void CounterTable::disarm(CounterKey key) noexcept {
   Slot& slot = slots_[index_of(key)];
-  // Acquire pairs with the release of the claim: what an ended expectation wrote is visible.
-  const uint32_t first = seq_of(slot.claim.load(std::memory_order_acquire));
+  // Relaxed, as in claim_record(): what follows confirms it, or asks again.
+  const uint32_t first = seq_of(slot.claim.load(std::memory_order_relaxed));
   for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
-    const uint64_t claim = slot.claim.load(std::memory_order_acquire);
+    const uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // One that was armed after the call had begun is not meant.
     if (seq_of(claim) != first || !in_use(claim)) return;
     if ((claim & kUnread) != 0 && (claim & kPinned) == 0 && keep_result_aside(slot, first)) return;
@@ -689,26 +671,27 @@ void CounterTable::disarm(CounterKey key) noexcept {
 /// Moves the unread result of the waiting thread out of the claim, which is free then. False: an
 /// earlier one is still there, or the thread has read it since.
 bool CounterTable::keep_result_aside(Slot& slot, uint32_t seq) noexcept {
-  // Acquire pairs with take_result_aside(): its reader is done with the place.
-  uint64_t kept = slot.aside.load(std::memory_order_acquire);
+  // Relaxed: `aside` is a value only. The thread that reads it has acquired the end of its
+  // expectation from the claim, which read-modify-writes carry on.
+  uint64_t kept = slot.aside.load(std::memory_order_relaxed);
   if ((kept & kUnread) != 0) return false;
-  uint64_t claim = slot.claim.load(std::memory_order_acquire);
+  uint64_t claim = slot.claim.load(std::memory_order_relaxed);
   if (seq_of(claim) != seq || (claim & (kArmed | kPinned)) != 0 || (claim & kUnread) == 0) {
     return false;
   }
-  // First the copy, then the claim: a reader that finds the next expectation in the claim finds its
-  // result here. Release pairs with the acquire in result().
-  if (!slot.aside.compare_exchange_strong(kept, claim, std::memory_order_acq_rel,
+  // Two callers may be here: one of them moves the result.
+  if (!slot.aside.compare_exchange_strong(kept, claim, std::memory_order_relaxed,
                                           std::memory_order_relaxed)) {
     return false;
   }
-  // Release pairs with the acquire in claim_record().
-  if (slot.claim.compare_exchange_strong(claim, claim & ~kUnread, std::memory_order_acq_rel,
+  // After the copy: a thread that finds the next expectation in the claim finds its result in
+  // `aside`. Release pairs with the acquire in peek().
+  if (slot.claim.compare_exchange_strong(claim, claim & ~kUnread, std::memory_order_release,
                                          std::memory_order_relaxed)) {
     return true;
   }
   // The thread has read its result from the claim, and will not look here.
-  slot.aside.store(0, std::memory_order_release);
+  slot.aside.store(0, std::memory_order_relaxed);
   return true;
 }
 
@@ -722,19 +705,21 @@ CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectat
   Slot& slot = slots_[index_of(expectation.key)];
   const ExpectationStatus status = peek(expectation);
   if (!status.done) return status;
-  uint64_t claim = slot.claim.load(std::memory_order_relaxed);  // only a guess, confirmed below
+  // Acquire pairs with keep_result_aside(): if the result is not here any more, it is in `aside`.
+  uint64_t claim = slot.claim.load(std::memory_order_acquire);
   // Only for this expectation: its result may have been read before, and the record armed again.
-  // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record().
+  // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record(),
+  // acquire as above.
   while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0) {
     if (slot.claim.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
-                                         std::memory_order_relaxed)) {
+                                         std::memory_order_acquire)) {
       return status;
     }
   }
-  // Disarmed before it was read. Acquire pairs with the release in keep_result_aside().
-  const uint64_t aside = slot.aside.load(std::memory_order_acquire);
+  // Disarmed before it was read. Relaxed, as in keep_result_aside().
+  const uint64_t aside = slot.aside.load(std::memory_order_relaxed);
   if ((aside & kUnread) == 0 || seq_of(aside) != expectation.seq) return status;
-  slot.aside.store(0, std::memory_order_release);  // pairs with keep_result_aside()
+  slot.aside.store(0, std::memory_order_relaxed);
   return {true, static_cast<Errc>(aside >> kCodeShift & 0xff)};
 }
 

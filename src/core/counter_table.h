@@ -156,7 +156,6 @@ class CounterTable {
   bool deliver_any(uint32_t imm) noexcept;
   bool deliver_unlinked(CounterKey key, int64_t units) noexcept;
   bool deliver_and_forward(CounterKey key, int64_t units) noexcept;
-  bool deliver_unusual(CounterKey key, int64_t units) noexcept;
   uint32_t repair_shares(std::span<const Share> shares) noexcept;
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
   Errc claim_record(CounterKey key, uint32_t* seq) noexcept;

@@ -404,6 +404,17 @@ struct TwoArrivalsPayAShare : Linked {
   }
 };
 
+// Two writes, either of which pays: both are announced at once, and withdrawn in the end.
+struct TwoArrivalsAtAMember : Linked {
+  TwoArrivalsAtAMember() { take(); }
+  int threads() const override { return 2; }
+  void thread(int) override { arrive(key); }
+  void check() override {
+    require(!table.unlink(key, false), "owes after it has paid");  // waits for what is announced
+    require(table.count(key) == 1 && table.count(parent) == 1, "paid twice, or not at all");
+  }
+};
+
 // A group goes on without a member whose write is on its way: paid by one of them.
 struct LeavingMeetsTheArrival : Linked {
   LeavingMeetsTheArrival() {
@@ -438,6 +449,8 @@ struct MoveMeetsAnArrival : Linked {
   void check() override {
     require(table.count(key) == 0 && table.count(other) == owed, "paid twice, or not at all");
     require(table.count(parent) == at_unlink, "paid after the unlink had returned");
+    table.unlink(key, true);
+    require(table.expect(key, 9, kSecond).has_value(), "the record is held for ever");
   }
 };
 
@@ -503,6 +516,25 @@ struct DisarmMeetsTheWaiter : Counting {
   void check() override {
     require(code == Errc::kOk, "the result is lost");
     require(armed_again, "a disarmed counter is busy");
+    // And once more: nothing is left of the first time.
+    table.disarm(key);
+    const auto next = table.expect(key, 1, CounterTable::kWaiter);
+    arrive(key);
+    table.disarm(key);
+    require(table.expect(key, 9, kSecond).has_value(), "a disarmed counter is busy");
+    require(table.result(next->expectation).code == Errc::kOk, "the next result is lost");
+  }
+};
+
+// Two threads disarm: one of them moves the result, and it stays there.
+struct TwoDisarm : Counting {
+  CounterTable::Armed armed;
+  TwoDisarm() : armed(*table.expect(key, 1, CounterTable::kWaiter)) { arrive(key); }
+  int threads() const override { return 2; }
+  void thread(int) override { table.disarm(key); }
+  void check() override {
+    require(table.expect(key, 9, kSecond).has_value(), "a disarmed counter is busy");
+    require(table.result(armed.expectation).code == Errc::kOk, "the result is lost");
   }
 };
 
@@ -520,9 +552,11 @@ const std::vector<NamedProgram> kScenes = {
     program<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
     program<TakeMeetsTheArrival>("TakeMeetsTheArrival"),
     program<TwoArrivalsPayAShare>("TwoArrivalsPayAShare"),
+    program<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
     program<LeavingMeetsTheArrival>("LeavingMeetsTheArrival"),
     program<DisarmMeetsTheArrival>("DisarmMeetsTheArrival"),
     program<DisarmMeetsTheWaiter>("DisarmMeetsTheWaiter"),
+    program<TwoDisarm>("TwoDisarm"),
     program<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
     program<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
     program<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
@@ -559,6 +593,10 @@ const std::vector<Survivor> kSurvivors = {
     {"cancel compare_exchange without release", "who finds the pin waits, and reads nothing"},
     {"cancel fetch_and without release", "what was read under the pin is not used"},
     {"claim_record compare_exchange without release", kCarried},
+    {"link fetch_and without release", "what was written under the claim is published by the word"},
+    {"link fetch_and torn into load and store",
+     "only a disarm changes an armed claim, and it finds no expectation here"},
+    {"peek load without acquire", "a waiting thread reads by result(), which acquires again"},
     {"result compare_exchange without release", kCarried},
     {"expect fetch_and torn into load and store",
      "only a cancel changes an armed claim, and no thread can cancel before expect() has returned"},
