@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "core/registry.h"
+#include "core/shard.h"
 
 // Opening and closing an engine, and the turn of its worker.
 
@@ -116,6 +117,7 @@ Result<void> EngineCore::open_networks() {
       maps_memory = maps_memory || rail.caps().maps_memory;
     }
     slot.fence = slot.rails[0].caps.fence;
+    slot.stripe_bytes_min = stripe_bytes_min(config, spec, slot.rails[0].caps);
     largest = std::max(largest, slot.network->control_bytes_max());
     networks.push_back(std::move(slot));
   }

@@ -349,7 +349,7 @@ void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragmen
     complete_unposted(op, fragment, peer.id(), Errc::kRailLost);
     return;
   }
-  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);
+  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);
 }
 
 // ---- Opening a path again -----------------------------------------------------------------------
@@ -399,7 +399,7 @@ void Transfers::reroute(Path& path) {
       // Its earlier slices used this path. One immediate must cover them all.
       const bool begun = fragment.offset != fragment.shard.begin;
       if (core_.ops.at(fragment.op).kind == OpKind::kWrite && begun) continue;
-      Path* to = path_for(peer, network, up.index[peer.rotation++ % up.count]);
+      Path* to = path_for(peer, network, up.index[take_turns(network, up)]);
       if (to == nullptr) {
         drop_pending(index, Errc::kUnreachable);
       } else {

@@ -56,6 +56,11 @@ CachedRoute& Transfers::refresh_route(RemoteRegionSlot& remote, MemoryKind sourc
   }
   route.peer = peer;
   route.network = network_index;
+  route.network_slot = &network;
+  route.uncut_bytes_max = network.rails[0].caps.write_bytes_max;
+  if (up.count > 1) {
+    route.uncut_bytes_max = std::min(route.uncut_bytes_max, 2 * network.stripe_bytes_min - 1);
+  }
   return route;
 }
 
@@ -94,11 +99,11 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   return true;
 }
 
-/// The paths of a route take turns.
+/// The paths of a route take turns, with those of all other peers on the same network.
 [[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path() const noexcept {
   const CachedRoute& route = *flow_.route;
   const auto paths = static_cast<uint32_t>(route.paths.size());
-  return route.paths[paths == 1 ? 0 : route.peer->rotation % paths];
+  return route.paths[paths == 1 ? 0 : route.network_slot->rotation % paths];
 }
 
 /// How many writes may be added on the path now: none if that would overtake queued ones.
@@ -143,7 +148,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   const Op& first = core_.ops.at(slots[0]);
   if (flow_.route->paths.size() > 1) {
     // One write per path in turn. Writes that are striped take the slow path.
-    if (!first.unsplit && first.size_bytes >= 2 * core_.config.stripe_bytes_min) return 0;
+    if (!first.unsplit && first.size_bytes > flow_.route->uncut_bytes_max) return 0;
     most = std::min(most, 1u);
   }
   if (most == 0 || first.size_bytes > size_max) return 0;
@@ -278,7 +283,7 @@ inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t co
   rail.staged_count += n;
   post_batch.count += n;
   post_batch.inflight = PostBatch::low_bits(post_batch.count);
-  post_batch.peer->rotation += n;
+  if (flow_.route->paths.size() > 1) flow_.route->network_slot->rotation += n;
   cached_path.path->inflight += n;
   rail.inflight += n;
   post_batch.region->inflight += n;

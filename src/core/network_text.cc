@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "core/shard.h"
+
 // One table of options per provider serves three purposes: reading the text form, writing it, and
 // checking the ranges of options that a program set in the struct.
 
@@ -32,6 +34,8 @@ using Unsigned = NumberOption<Owner, uint32_t>;
 constexpr auto kCommon = std::tuple{
     TextOption<Network>{"name", &Network::name},
     Unsigned<Network>{"rails_max", &Network::rails_max, 1, kRailsMax},
+    NumberOption<Network, uint64_t>{"stripe_bytes_min", &Network::stripe_bytes_min, 0,
+                                    kStripeBytesMost},
     NumberOption<Network, bool>{"required", &Network::required, false, true},
     NumberOption<Network, bool>{"trusted", &Network::trusted, false, true},
 };

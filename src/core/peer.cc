@@ -112,7 +112,6 @@ void Peers::reset(Peer& peer) {
   none.fill(kNone);
   peer.paths.assign(networks, none);
   peer.inbound.clear();
-  peer.rotation = 0;
   peer.next_write_seq = 1;
   peer.drain_replies.clear();
   peer.drain_unprovable = false;

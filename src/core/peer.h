@@ -134,7 +134,6 @@ struct Peer : PeerHead {
   PendingQueue waiting{};                                ///< until the session is up
   std::vector<std::array<uint32_t, kRailsMax>> paths{};  ///< per network and local rail
   std::vector<InboundPath> inbound{};
-  uint32_t rotation = 0;  ///< round robin over rails
   uint64_t next_write_seq = 1;
   std::vector<DrainReply> drain_replies{};
   /// A write completed with an unknown fate on a network that cannot prove a drain: no later drain

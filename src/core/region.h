@@ -65,6 +65,7 @@ struct LocalRegion : SlotHead {
   OwnedPages pages{};                   ///< from allocate(), unmapped once released
 };
 
+struct NetworkSlot;
 struct Path;
 struct RailSlot;
 
@@ -79,6 +80,9 @@ struct CachedRoute {
   MemoryKind source_kind{};
   uint8_t network = 0;
   Peer* peer = nullptr;
+  NetworkSlot* network_slot = nullptr;
+  /// Larger writes are cut, unless they are `unsplit`; at most write_bytes_max.
+  uint64_t uncut_bytes_max = 0;
   std::vector<CachedPath> paths{};  ///< empty: slow path only
 };
 

@@ -28,7 +28,10 @@ void Transfers::start(Op& op) {
     } else {
       const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
       for (uint32_t i = 0; i < op.parts; ++i) {
-        if (may_batch && try_add_part(op, i, part_of(op, i))) continue;
+        if (may_batch && try_add_part(op, i, part_of(op, i))) {
+          if (i == 0) post_staged();  // the NIC works while the others are prepared
+          continue;
+        }
         flush_staged();
         start_parts(op, i, 1);
       }
@@ -112,6 +115,14 @@ NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& 
   return &core_.networks[chosen];
 }
 
+/// Takes `n` turns in the rotation over these rails. Returns the first one, an index into `up`. A
+/// peer that one rail reaches takes none: the others would skip rails.
+uint32_t Transfers::take_turns(NetworkSlot& network, const RailSet& up, uint32_t n) {
+  const uint32_t first = network.rotation;
+  if (up.count > 1) network.rotation += n;
+  return first % up.count;
+}
+
 /// Takes a fragment that waited for its peer and puts its parts on paths, or completes them with an
 /// error if there is no route.
 void Transfers::route(uint32_t index) {
@@ -137,7 +148,7 @@ void Transfers::route(uint32_t index) {
     } else if (op.kind == OpKind::kPaged) {
       route_paged(op, peer, *network, up);
     } else {
-      enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], fragment);
+      enqueue(op, peer, *network, up.index[take_turns(*network, up)], fragment);
     }
   }
   complete_if_done(op);
@@ -146,7 +157,7 @@ void Transfers::route(uint32_t index) {
 void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const Caps& caps = network.rails[0].caps;
   CutRule rule{.shards_max = op.unsplit ? 1 : up.count,
-               .stripe_bytes_min = core_.config.stripe_bytes_min,
+               .stripe_bytes_min = network.stripe_bytes_min,
                .align = core_.config.stripe_align};
   Cut cut = cut_write(op.size_bytes, rule);
   const bool sliceable = !op.counter_key || caps.slice_safe;
@@ -170,8 +181,7 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const Rail
   for (uint32_t i = 0; i < cut.count; ++i) {
     op.slices += slice_count(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
   }
-  const uint32_t first = peer.rotation;
-  peer.rotation += cut.count;
+  const uint32_t first = take_turns(network, up, cut.count);
   for (uint32_t i = 0; i < cut.count; ++i) {
     enqueue(op, peer, network, up.index[(first + i) % up.count],
             {.count = 1,
@@ -183,7 +193,7 @@ void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const Rail
 
 void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const uint32_t rails = std::min(up.count, op.parts);
-  const uint32_t first = peer.rotation++;
+  const uint32_t first = take_turns(network, up);
   for (uint32_t i = 0; i < rails; ++i) {
     const uint32_t count = (op.parts - i + rails - 1) / rails;
     enqueue(op, peer, network, up.index[(first + i) % up.count],

@@ -3,11 +3,18 @@
 #include <array>
 #include <cstdint>
 
+#include <fabric/caps.h>
+#include <fabric/config.h>
 #include <fabric/types.h>
 
 // How one write is striped over the rails of its network (contracts.md P8, P17).
 
 namespace fabric::core {
+
+inline constexpr uint64_t kStripeBytesMost = 1ull << 40;  ///< largest stripe_bytes_min
+
+/// What applies to a network: its own setting, else the engine's, else the default for its kind.
+uint64_t stripe_bytes_min(const Config& config, const Network& network, const Caps& caps) noexcept;
 
 /// Shard i is [begin[i], begin[i + 1]).
 struct Cut {

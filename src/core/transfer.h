@@ -154,6 +154,9 @@ struct NetworkSlot {
   uint32_t memory_kinds = 0;
   FenceKind fence = FenceKind::kNone;
   bool is_self = false;
+  uint64_t stripe_bytes_min = 0;  ///< as effective: of the network, of the engine, or the default
+  /// Round robin over rails, for all peers together: writes to many peers use all rails evenly.
+  uint32_t rotation FABRIC_GUARDED_BY(state_lock) = 0;
 };
 
 /// One member of a Signal.
@@ -326,6 +329,8 @@ class Transfers {
   // route.cc: from an operation to pending fragments; opening paths
   void start_parts(Op& op, uint32_t first, uint32_t count) FABRIC_REQUIRES(state_lock);
   void route(uint32_t index) FABRIC_REQUIRES(state_lock);
+  static uint32_t take_turns(NetworkSlot& network, const RailSet& up, uint32_t n = 1)
+      FABRIC_REQUIRES(state_lock);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why)
       FABRIC_REQUIRES(state_lock);
   void route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)

@@ -84,9 +84,9 @@ BUGS = (
     bug("replay_with_another_shard_count",
         "a replayed shard counts as if the write had been split for the current number of rails",
         ("core/failover.cc",
-         "enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);",
+         "enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);",
          "if (PLANTED && op.kind == OpKind::kWrite) op.shards = up.count;\n"
-         "  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);"),
+         "  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);"),
         layer="scenario", filter="Failover.TheTargetsEnd*",
         world=19),
     bug("no_poisoning_after_unknown",

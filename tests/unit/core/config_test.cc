@@ -123,7 +123,7 @@ TEST(Config, EverySizeHasBounds) {
     uint64_t least, most;
   };
   const Size sizes[] = {{"index_arena_bytes", &Config::index_arena_bytes, 4096, 1ull << 36},
-                        {"stripe_bytes_min", &Config::stripe_bytes_min, 1, 1ull << 40},
+                        {"stripe_bytes_min", &Config::stripe_bytes_min, 0, 1ull << 40},
                         {"stripe_align", &Config::stripe_align, 1, 1ull << 30},
                         {"bulk_slice_bytes", &Config::bulk_slice_bytes, 2, 1ull << 40}};
   for (const Size& size : sizes) {
@@ -166,6 +166,8 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
        networks({{.provider = "sim", .rails_max = 0}})},
       {"networks.rails_max", Errc::kInvalidArgument,
        networks({{.provider = "sim", .rails_max = kRailsMax + 1}})},
+      {"networks.stripe_bytes_min", Errc::kInvalidArgument,
+       networks({{.provider = "sim", .stripe_bytes_min = (1ull << 40) + 1}})},
       {"networks", Errc::kTooLarge, networks(std::vector<Network>(9, {.provider = "sim"}))},
   };
   for (const BadField& field : bad) expect_refused(field);
@@ -305,8 +307,9 @@ TEST(Environment, AnUnknownVariableIsLoggedWithTheNearestKnownOne) {
       {"FABRICLIB_LOGLEVEL", "FABRICLIB_LOG_LEVEL"},
       {"FABRICLIB_CLOCKS", "FABRICLIB_CLOCK"}};
   for (const auto& [name, meant] : typos) {
-    const std::string text = "unknown environment variable, did you mean another? variable=" +
-                             std::string(name) + " nearest=" + meant;
+    const std::string text =
+        "unknown environment variable, did you mean another? variable=" + std::string(name) +
+        " nearest=" + meant;
     test::expect_log(text);
     EXPECT_STREQ(refusal(name, "1").what, name);
     EXPECT_EQ(test::logged(text), 1u) << text;

@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "harness/host.h"
+#include "support/log_guard.h"
+
+// How the work of one engine is spread over its rails: small writes and targets in turn, whatever
+// their peers, large ones cut. The times are virtual, of NICs with explicit models.
+
+namespace fabric::test {
+namespace {
+
+/// 400 Gb/s, 90 ns per work request, 2 us one way, without a cost of posting.
+sim::NicModel connectx() {
+  sim::NicModel model;
+  model.gbit_per_s = 400;
+  model.per_op = 90ns;
+  model.latency = 2us;
+  return model;
+}
+
+/// 200 Gb/s, 950 ns per work request, 8 us one way, unordered, without a cost of posting.
+sim::NicModel efa() {
+  sim::NicModel model;
+  model.gbit_per_s = 200;
+  model.per_op = 950ns;
+  model.latency = 8us;
+  model.ordered = false;
+  model.slice_safe = false;
+  model.exact_replay = false;
+  model.fence = FenceKind::kRekey;
+  return model;
+}
+
+/// One sender and its peers, with open paths on all rails.
+struct Star {
+  Star(uint32_t peers, uint32_t rails, const sim::NicModel& model, uint64_t bytes,
+       const Config& config = test_config())
+      : world({.seed = test_seed()}),
+        sender(open_host(world, world.add_node(rails, model), bytes, config)),
+        batch(*sender.engine.make_batch()) {
+    for (uint32_t i = 0; i < peers; ++i) {
+      receivers.push_back(open_host(world, world.add_node(rails, model), bytes, config));
+      remotes.push_back(connect(sender, receivers.back(), {.warm = true}));
+      counters.push_back(*receivers.back().engine.make_counter());
+    }
+    for (const RemoteHost& remote : remotes) await_connected(world, sender, remote.peer);
+    world.run_for(5ms);
+    fill(sender.bytes(), 1);
+  }
+
+  std::vector<ScatterTarget> targets(uint64_t size) const {
+    std::vector<ScatterTarget> all;
+    for (size_t i = 0; i < remotes.size(); ++i) {
+      all.push_back({.target = remotes[i].at(0), .size_bytes = size, .imm = counters[i].key()});
+    }
+    return all;
+  }
+  void scatter(uint64_t size, Priority priority = Priority::kNormal) {
+    ASSERT_TRUE(sender.engine.submit(Scatter{.source = sender.memory.id(),
+                                             .targets = targets(size),
+                                             .priority = priority,
+                                             .batch = batch}));
+  }
+  bool all_counted() const {
+    return std::ranges::all_of(counters, [](const Counter& one) { return one.count() == 1; });
+  }
+  /// Until every receiver has its count.
+  Nanos time_of_scatter(uint64_t size) {
+    const Nanos begin = world.now();
+    scatter(size);
+    EXPECT_TRUE(world.run_until([&] { return all_counted(); }, 10ms));
+    const Nanos time = world.now() - begin;
+    finish(size);
+    return time;
+  }
+  /// Everything has arrived, once; the counts are taken.
+  void finish(uint64_t size, uint64_t each = 1) {
+    ASSERT_TRUE(sender.engine.wait(batch));
+    world.run_for(1ms);
+    for (size_t i = 0; i < receivers.size(); ++i) {
+      ASSERT_EQ(counters[i].count(), each) << "receiver " << i;
+      ASSERT_TRUE(counters[i].wait(each));
+      ASSERT_TRUE(std::ranges::equal(receivers[i].bytes(0, size), sender.bytes(0, size)))
+          << "receiver " << i;
+    }
+  }
+  std::vector<uint64_t> bytes_per_rail() const {
+    std::vector<uint64_t> bytes;
+    for (const RailStats& rail : sender.engine.rail_stats()) {
+      if (rail.network != "self") bytes.push_back(rail.tx.bytes);
+    }
+    return bytes;
+  }
+
+  sim::World world;
+  Host sender;
+  std::vector<Host> receivers;
+  std::vector<RemoteHost> remotes;
+  std::vector<Counter> counters;
+  Batch batch;
+};
+
+void expect_even(const std::vector<uint64_t>& before, const std::vector<uint64_t>& after) {
+  ASSERT_EQ(before.size(), after.size());
+  std::vector<uint64_t> bytes;
+  std::string text;
+  for (size_t i = 0; i < before.size(); ++i) {
+    bytes.push_back(after[i] - before[i]);
+    text += " " + std::to_string(bytes.back());
+  }
+  const auto [least, most] = std::ranges::minmax(bytes);
+  EXPECT_LE(most, least + least / 10) << "bytes per rail:" << text;
+}
+
+// ---- Time ---------------------------------------------------------------------------------------
+
+TEST(Rails, AScatterTo63PeersTakesAllOfEightConnectxRails) {
+  Star star(63, 8, connectx(), 8192);
+  star.time_of_scatter(8192);  // warm
+  const Nanos time = star.time_of_scatter(8192);
+  RecordProperty("ns", static_cast<int>(time.count()));
+  EXPECT_LE(time, 4200ns) << "one rail needs 12.3 us";
+}
+
+TEST(Rails, AScatterTo63PeersTakesAllOfFourEfaRails) {
+  Star star(63, 4, efa(), 8192);
+  star.time_of_scatter(8192);
+  const Nanos time = star.time_of_scatter(8192);
+  RecordProperty("ns", static_cast<int>(time.count()));
+  EXPECT_LE(time, 28us) << "one rail needs 68 us";
+}
+
+// ---- Bytes --------------------------------------------------------------------------------------
+
+class EvenRails : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(EvenRails, WithTheTargetsOfAScatterTo56Peers) {
+  Star star(56, GetParam(), connectx(), 8192);
+  const auto before = star.bytes_per_rail();
+  for (uint32_t i = 0; i < 5; ++i) star.time_of_scatter(8192);
+  expect_even(before, star.bytes_per_rail());
+}
+
+TEST_P(EvenRails, WithSpansOfSmallWritesToManyPeers) {
+  Star star(56, GetParam(), connectx(), 8192);
+  const auto before = star.bytes_per_rail();
+  std::vector<Write> writes;
+  for (size_t i = 0; i < star.remotes.size(); ++i) {
+    writes.push_back({.source = star.sender.memory.at(0),
+                      .target = star.remotes[i].at(0),
+                      .size_bytes = 4096,
+                      .imm = star.counters[i].key(),
+                      .batch = star.batch});
+  }
+  for (uint32_t i = 0; i < 5; ++i) ASSERT_EQ(*star.sender.engine.submit(writes), writes.size());
+  ASSERT_NO_FATAL_FAILURE(star.finish(4096, 5));
+  expect_even(before, star.bytes_per_rail());
+}
+
+TEST_P(EvenRails, WithOneSmallWriteToEachOfManyPeersOnNewSessions) {
+  Star star(56, GetParam(), connectx(), 8192);
+  for (uint32_t i = 0; i < star.remotes.size(); ++i) {
+    // Nothing was ever written to these peers: a rotation of their own would be at its beginning.
+    ASSERT_TRUE(star.sender.engine.submit(Write{.source = star.sender.memory.at(0),
+                                                .target = star.remotes[i].at(0),
+                                                .size_bytes = 8192,
+                                                .imm = star.counters[i].key(),
+                                                .batch = star.batch}));
+    ASSERT_TRUE(star.sender.engine.wait(star.batch));
+  }
+  ASSERT_NO_FATAL_FAILURE(star.finish(8192));
+  expect_even(std::vector<uint64_t>(GetParam(), 0), star.bytes_per_rail());
+}
+
+INSTANTIATE_TEST_SUITE_P(Rails, EvenRails, testing::Values(2u, 4u, 8u),
+                         testing::PrintToStringParamName());
+
+// A peer that only one rail reaches must not move the others' turn: with one write to each in
+// alternation, all writes to the other peer would take the same rail.
+TEST(Rails, TakeTurnsBesideAPeerWithASingleRail) {
+  expect_fault_logs();
+  sim::World world({.seed = test_seed()});
+  Host sender = open_host(world, world.add_node(2, connectx()), 4096);
+  Host both = open_host(world, world.add_node(2, connectx()), 4096);
+  Host single = open_host(world, world.add_node(2, connectx()), 4096);
+  const RemoteHost to_both = connect(sender, both, {.warm = true});
+  const RemoteHost to_single = connect(sender, single, {.warm = true});
+  await_connected(world, sender, to_both.peer);
+  await_connected(world, sender, to_single.peer);
+  world.run_for(5ms);
+  ASSERT_TRUE(world.at(world.now(), sim::Fault::nic_down(2, 1)));
+  world.run_for(50ms);
+  Batch batch = *sender.engine.make_batch();
+  const auto write = [&](const RemoteHost& to) {
+    ASSERT_TRUE(sender.engine.submit(Write{
+        .source = sender.memory.at(0), .target = to.at(0), .size_bytes = 4096, .batch = batch}));
+  };
+  for (uint32_t i = 0; i < 20; ++i) {
+    write(to_both);
+    write(to_single);
+    ASSERT_TRUE(sender.engine.wait(batch));
+  }
+  const auto stats = sender.engine.rail_stats();
+  EXPECT_EQ(stats[0].tx.bytes, 30u * 4096);
+  EXPECT_EQ(stats[1].tx.bytes, 10u * 4096);
+}
+
+// ---- stripe_bytes_min ---------------------------------------------------------------------------
+
+/// From which size on a write is cut over two rails.
+struct StripeCase {
+  const char* name;
+  bool ordered;
+  uint64_t of_engine, of_network;
+  uint64_t stripe;
+};
+
+class StripeBytesMin : public testing::TestWithParam<StripeCase> {};
+
+TEST_P(StripeBytesMin, OfTheNetworkElseOfTheEngineElseByItsOrder) {
+  const StripeCase& one = GetParam();
+  Config config = test_config();
+  config.stripe_bytes_min = one.of_engine;
+  config.stripe_align = 1;
+  config.networks = {{.provider = "sim", .stripe_bytes_min = one.of_network}};
+  Star star(1, 2, one.ordered ? connectx() : efa(), 1 << 20, config);
+  const auto immediates_of = [&](uint64_t size) {
+    const uint64_t before = star.receivers[0].engine.stats().rx.imms;
+    EXPECT_TRUE(star.sender.engine.submit(Write{.source = star.sender.memory.at(0),
+                                                .target = star.remotes[0].at(0),
+                                                .size_bytes = size,
+                                                .imm = star.counters[0].key(),
+                                                .batch = star.batch}));
+    star.finish(size);
+    return star.receivers[0].engine.stats().rx.imms - before;
+  };
+  EXPECT_EQ(immediates_of(2 * one.stripe - 1), 1u);
+  EXPECT_EQ(immediates_of(2 * one.stripe), 2u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rails, StripeBytesMin,
+                         testing::Values(StripeCase{"OrderedDefault", true, 0, 0, 64 << 10},
+                                         StripeCase{"UnorderedDefault", false, 0, 0, 32 << 10},
+                                         StripeCase{"OrderedOfTheEngine", true, 5000, 0, 5000},
+                                         StripeCase{"UnorderedOfTheEngine", false, 5000, 0, 5000},
+                                         StripeCase{"OrderedOfTheNetwork", true, 5000, 300, 300},
+                                         StripeCase{"UnorderedOfTheNetwork", false, 0, 100'000,
+                                                    100'000}),
+                         [](const auto& test_case) { return test_case.param.name; });
+
+}  // namespace
+}  // namespace fabric::test
