@@ -11,8 +11,10 @@ namespace fabric {
 
 /// One write. Adds one to the target's counter when `imm` is set; size 0 is legal.
 ///
-/// A large write is striped over the NICs, and each stripe adds its share of one count. So a count
-/// proves something only when it equals the number of writes sent to the counter. Wrong:
+/// A write that has at least 2 x stripe_bytes_min (Network, Config) is cut over the NICs of its
+/// network, smaller ones take the next NIC in turn, whatever their peers. Of a write that is cut,
+/// each stripe adds its share of one count. So a count proves something only when it equals the
+/// number of writes sent to the counter. Wrong:
 ///
 ///     submit(Write{.source = a, .target = x, .size_bytes = 1 << 20, .imm = key});
 ///     submit(Write{.source = b, .target = y, .size_bytes = 1 << 20, .imm = key});
@@ -63,11 +65,18 @@ static_assert(sizeof(ScatterTarget) <= 40);
 
 /// One source region to many peers, each with its own offsets, length and counter key. One count
 /// per target. A target that fails does not stop the others.
+///
+/// Targets are striped as writes are: from 2 x stripe_bytes_min on a target is cut over the NICs of
+/// its network, and each stripe adds its share of the one count, with what Write says about such
+/// counts; smaller ones take the next NIC in turn. A target completes, and counts in its batch,
+/// once: when all its stripes have. The first target is posted before the others are prepared;
+/// there is no order between targets.
 struct Scatter {
   RegionId source{};
   std::span<const ScatterTarget> targets{};
   GroupId group{};  ///< optional: target i is a region of member i, which saves look-ups
   Priority priority = Priority::kNormal;
+  bool unsplit = false;  ///< no target is striped: one NIC carries all of it
   Timeout timeout{};
   BatchId batch{};
   Notify notify{};

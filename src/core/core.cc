@@ -184,7 +184,7 @@ TurnResult EngineCore::full_turn() noexcept {
   if (!taken_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
-  if (transfers.may_post()) result.done += post_all();
+  if (transfers.may_post()) result.done += transfers.post_all();
   if (transfers.posted()) {
     for (NetworkSlot& network : networks) result.done += transfers.poll_again(network);
   }
@@ -214,13 +214,6 @@ TurnResult EngineCore::full_turn() noexcept {
   state_mutex.watch(!unfinished);
   idle_until_ns_ = result.next_ns;
   return result;
-}
-
-uint32_t EngineCore::post_all() {
-  uint32_t done = 0;
-  transfers.begin_posts();
-  for (NetworkSlot& network : networks) done += transfers.post(network);
-  return done;
 }
 
 uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {

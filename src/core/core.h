@@ -305,7 +305,6 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void unlink_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
   void release_lists(Op& op) noexcept;
   uint32_t poll_control(NetworkSlot& network, uint8_t index) FABRIC_REQUIRES(state_lock);
-  uint32_t post_all() FABRIC_REQUIRES(state_lock);
   void drop_networks() FABRIC_REQUIRES(state_lock);
 
   nlohmann::json dump_object();

@@ -104,6 +104,13 @@ void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& 
   }
 }
 
+uint32_t Transfers::post_all() {
+  uint32_t done = 0;
+  refused_ = false;
+  for (NetworkSlot& network : core_.networks) done += post(network);
+  return done;
+}
+
 uint32_t Transfers::post(NetworkSlot& network) {
   uint32_t done = 0;
   const std::span<WriteOp> batch = posting_;
@@ -209,9 +216,10 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
 bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
   if (rail.bulk_bytes == 0) return true;
   const PendingFragment& fragment = pending_.at(path.queue[kBulk].head);
-  const Op& op = core_.ops.at(fragment.op);
-  const uint64_t bytes = op.kind == OpKind::kWrite ? std::min(fragment.size_bytes, op.slice_bytes)
-                                                   : part_of(op, fragment.part).size_bytes;
+  Op& op = core_.ops.at(fragment.op);
+  const SliceProgress* const sliced = slices_of(op, fragment.cut);
+  const uint64_t bytes = sliced != nullptr ? std::min(fragment.size_bytes, sliced->slice_bytes)
+                                           : part_of(op, fragment.part).size_bytes;
   return rail.bulk_bytes + bytes <= core_.config.bulk_slice_bytes;
 }
 
@@ -267,10 +275,11 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   Peer& peer = *core_.peers.at(path.peer);
   PartSource source = part_of(op, fragment.part);
   bool last = true;
-  if (op.kind == OpKind::kWrite) {
+  const SliceProgress* const sliced = slices_of(op, fragment.cut);
+  if (sliced != nullptr) {
     source.source_offset += fragment.offset;
     source.target_offset += fragment.offset;
-    source.size_bytes = std::min(fragment.size_bytes, op.slice_bytes);
+    source.size_bytes = std::min(fragment.size_bytes, sliced->slice_bytes);
     last = source.size_bytes == fragment.size_bytes;
   }
   if (!last) source.counter_key = {};  // only the last slice of a shard counts
@@ -283,7 +292,8 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   write.part = fragment.part;
   write.offset = fragment.offset;
   write.shard = fragment.shard;
-  fill_wire(write.wire, op, path, source);
+  write.cut = fragment.cut;
+  fill_wire(write.wire, op, path, source, sliced != nullptr ? sliced->shards : 1);
   open_inflight(cookie, op, peer, path, rail,
                 op.source ? core_.regions.at(op.source.slot) : nullptr);
   advance_pending(op, index, source.size_bytes);
@@ -302,7 +312,7 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   WriteOp wire{};
   wire.priority = static_cast<uint8_t>(op.priority);
   fill_wire(wire, op, path,
-            {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key});
+            {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key}, 1);
   const uint64_t source = wire.source + op.source_offset;
   const uint32_t n =
       std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
@@ -336,12 +346,13 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   return n;
 }
 
-void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {
+void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source,
+                          uint32_t shards) {
   wire.path = path.id;
   wire.size_bytes = source.size_bytes;
   if (source.counter_key) {
     wire.has_imm = 1;
-    wire.imm = make_imm(source.counter_key, op.kind == OpKind::kWrite ? op.shards : 1);
+    wire.imm = make_imm(source.counter_key, shards);
   }
   if (op.kind == OpKind::kSignal) return;
   const LocalRegion& region = *core_.regions.at(op.source.slot);
@@ -355,7 +366,7 @@ void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const P
 
 void Transfers::advance_pending(Op& op, uint32_t index, uint64_t bytes) {
   PendingFragment& fragment = pending_.at(index);
-  if (op.kind == OpKind::kWrite) {
+  if (slices_of(op, fragment.cut) != nullptr) {
     fragment.offset += bytes;
     fragment.size_bytes -= bytes;
     if (fragment.size_bytes > 0) return;

@@ -28,11 +28,12 @@ int64_t back_off_ns(uint32_t failures) {
 
 /// It is not one of several slices that are covered by the immediate of the last one.
 bool is_unsliced(const Op& op, const InflightWrite& write) {
-  return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wire.size_bytes;
+  const bool one_request = op.kind != OpKind::kWrite && write.cut == kNone;
+  return one_request || write.shard.end - write.shard.begin == write.wire.size_bytes;
 }
 
-uint64_t slices_before(const Op& op, const Shard& shard, uint64_t offset) {
-  return offset == shard.begin ? 0 : (offset - shard.begin - 1) / op.slice_bytes + 1;
+uint64_t slices_before(const SliceProgress& sliced, const Shard& shard, uint64_t offset) {
+  return offset == shard.begin ? 0 : (offset - shard.begin - 1) / sliced.slice_bytes + 1;
 }
 }  // namespace
 
@@ -120,12 +121,12 @@ bool Transfers::on_given_up(const InflightWrite& write, Path& path,
   }
   Op& op = core_.ops.at(write.op);
   const bool again = status.remote == Remote::kNotDelivered &&
-                     (is_unsliced(op, write) || !op.counter_key) &&
-                     write.replay_error == Errc::kOk && may_replay(op);
+                     (is_unsliced(op, write) || !part_of(op, write.part).counter_key) &&
+                     write.replay_error == Errc::kOk && may_replay(op, write.cut);
   if (!again) return false;
   core_.protocol.count(ProtocolEvent::kGivenUpWriteResent);
-  PendingFragment fragment{.part = write.part, .count = 1};
-  if (op.kind == OpKind::kWrite) {
+  PendingFragment fragment{.part = write.part, .count = 1, .cut = write.cut};
+  if (slices_of(op, write.cut) != nullptr) {
     fragment.offset = write.offset;
     fragment.size_bytes = write.wire.size_bytes;
     fragment.shard = {write.offset, write.offset + write.wire.size_bytes};
@@ -136,10 +137,12 @@ bool Transfers::on_given_up(const InflightWrite& write, Path& path,
   return true;
 }
 
-/// Whether a write of the operation that was not delivered should be replayed.
-bool Transfers::may_replay(const Op& op) const noexcept {
+/// Whether a write of the operation that was not delivered should be replayed: not if its part has
+/// failed already.
+bool Transfers::may_replay(Op& op, uint32_t cut) noexcept {
   if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) return false;
-  return op.kind != OpKind::kWrite || op.slices_failed == 0;
+  const SliceProgress* const sliced = slices_of(op, cut);
+  return sliced == nullptr || sliced->slices_failed == 0;
 }
 
 void Transfers::put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status) {
@@ -177,8 +180,7 @@ void Transfers::record_broken(Path& path) {
       const uint32_t next = pending_.at(i).next;
       const PendingFragment& fragment = pending_.at(i);
       // Its earlier slices used the old connection. One immediate must cover them all.
-      if (core_.ops.at(fragment.op).kind == OpKind::kWrite &&
-          fragment.offset != fragment.shard.begin) {
+      if (fragment.offset != fragment.shard.begin) {
         pending_.unlink(i);
         pending_.append(broken->partly_posted, i);
       }
@@ -265,7 +267,7 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
   while (!broken.writes.empty()) {
     const uint32_t cookie = broken.writes.front();
     const InflightWrite& write = inflight_[cookie];
-    const Op& op = core_.ops.at(write.op);
+    Op& op = core_.ops.at(write.op);
     const bool delivered = report.exact && write.imms_before < report.taken;
     // A write that was not sent needs no report, but a slice must be decided with its shard.
     const bool not_sent = write.status.remote == Remote::kNotDelivered;
@@ -275,7 +277,7 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
       complete_in_doubt(cookie, {Errc::kOk, Remote::kDelivered});
     } else if (not_delivered && write.replay_error != Errc::kOk) {
       complete_in_doubt(cookie, {write.replay_error, Remote::kNotDelivered});
-    } else if (not_delivered && may_replay(op)) {
+    } else if (not_delivered && may_replay(op, write.cut)) {
       replay(broken, cookie);
     } else {
       complete_in_doubt(
@@ -285,8 +287,8 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
   while (!broken.partly_posted.empty()) {
     const PendingFragment fragment = pending_.at(broken.partly_posted.head);
     Op& op = core_.ops.at(fragment.op);
-    if (report.exact && may_replay(op)) {
-      replay_shard(broken, op, fragment.shard, fragment.offset);
+    if (report.exact && may_replay(op, fragment.cut)) {
+      replay_shard(broken, op, fragment);
     } else {
       drop_pending(broken.partly_posted.head, Errc::kRailLost);
     }
@@ -297,8 +299,10 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
 void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
   const InflightWrite write = inflight_[cookie];
   Op& op = core_.ops.at(write.op);
-  if (op.kind == OpKind::kWrite) {
-    replay_shard(broken, op, write.shard, write.offset);
+  if (slices_of(op, write.cut) != nullptr) {
+    replay_shard(
+        broken, op,
+        {.part = write.part, .offset = write.offset, .shard = write.shard, .cut = write.cut});
     return;
   }
   core_.protocol.count(ProtocolEvent::kWriteReplayed);
@@ -310,33 +314,39 @@ void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
 }
 
 /// Replays a shard from its beginning: its immediate must use the same path as all of its bytes.
-/// `from`: everything before this byte has completed, and is subtracted from the progress again.
-void Transfers::replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from) {
+/// Everything before `rest.offset` has completed, and is subtracted from the progress again.
+void Transfers::replay_shard(BrokenConnection& broken, Op& op, PendingFragment rest) {
   core_.protocol.count(ProtocolEvent::kShardReplayed);
   {
     const OpHold hold(op);
     std::erase_if(broken.writes, [&](uint32_t cookie) FABRIC_REQUIRES(state_lock) {
       const InflightWrite& write = inflight_[cookie];
-      if (write.op != op.self || write.shard != shard) return false;
+      if (write.op != op.self || write.cut != rest.cut || write.shard != rest.shard) return false;
       give_back_inflight(cookie);
       --op.inflight;
       return true;
     });
     for (uint32_t i = broken.partly_posted.head; i != kNone;) {
-      const uint32_t next = pending_.at(i).next;
-      if (pending_.at(i).op == op.self && pending_.at(i).shard == shard) {
+      const PendingFragment& other = pending_.at(i);
+      const uint32_t next = other.next;
+      if (other.op == op.self && other.cut == rest.cut && other.shard == rest.shard) {
         pending_.unlink(i);
         unlink_from_op(op, i);
         pending_.give_back(i);
       }
       i = next;
     }
-    op.slices_completed -= static_cast<uint32_t>(slices_before(op, shard, from));
-    op.bytes_delivered -= from - shard.begin;
-    PendingFragment fragment{.count = 1, .offset = shard.begin};
-    fragment.size_bytes = shard.end - shard.begin;
-    fragment.shard = shard;
-    resend(op, *core_.peers.at(broken.peer), broken.network, fragment);
+    SliceProgress& sliced = *slices_of(op, rest.cut);
+    sliced.slices_completed -=
+        static_cast<uint32_t>(slices_before(sliced, rest.shard, rest.offset));
+    op.bytes_delivered -= rest.offset - rest.shard.begin;
+    resend(op, *core_.peers.at(broken.peer), broken.network,
+           {.part = rest.part,
+            .count = 1,
+            .offset = rest.shard.begin,
+            .size_bytes = rest.shard.end - rest.shard.begin,
+            .shard = rest.shard,
+            .cut = rest.cut});
   }
   complete_if_done(op);
 }
@@ -397,8 +407,7 @@ void Transfers::reroute(Path& path) {
       const PendingFragment& fragment = pending_.at(index);
       next = fragment.next;
       // Its earlier slices used this path. One immediate must cover them all.
-      const bool begun = fragment.offset != fragment.shard.begin;
-      if (core_.ops.at(fragment.op).kind == OpKind::kWrite && begun) continue;
+      if (fragment.offset != fragment.shard.begin) continue;
       Path* to = path_for(peer, network, up.index[take_turns(network, up)]);
       if (to == nullptr) {
         drop_pending(index, Errc::kUnreachable);

@@ -6,8 +6,9 @@
 #include "core/inflight.h"
 
 // The fast path, for writes and for targets of a scatter. A part is eligible if
-// - it is one work request: not bulk, at most write_bytes_max, and, for a write with several rails,
-//   `unsplit` or smaller than 2 x stripe_bytes_min;
+// - it is one work request: not bulk, at most write_bytes_max, and, with several rails, `unsplit`
+// or
+//   smaller than 2 x stripe_bytes_min;
 // - its route is cached: the session, the regions and every path of the route are ready;
 // - it overtakes nothing: no fragments or refused writes wait for its rail, and there is room;
 // - the lease is valid, and it is neither cancelled nor past its deadline.
@@ -190,9 +191,9 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
 bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
   if (!select_flow(op.source, source.target)) return false;
   const CachedPath& cached_path = next_cached_path();
-  if (fast_path_room(cached_path) == 0 ||
-      source.size_bytes > cached_path.rail->caps.write_bytes_max)
-    return false;
+  const uint64_t size_max = op.unsplit ? cached_path.rail->caps.write_bytes_max  //
+                                       : flow_.route->uncut_bytes_max;
+  if (source.size_bytes > size_max || fast_path_room(cached_path) == 0) return false;
   PostBatch& post_batch = post_batch_on(cached_path, op, op.self, part);
   ++op.inflight;
   post_batch.bytes += source.size_bytes;

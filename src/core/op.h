@@ -74,29 +74,36 @@ struct OpRequest {
   uint64_t expected = 0;
 };
 
+/// How far a part has come that may be several work requests: a write, or a scatter target.
+///
+/// It may be cut into shards, one per rail, each of which carries one immediate, and a shard into
+/// slices of at most `slice_bytes`, of which only the last carries the immediate. A slice is the
+/// byte range of one work request.
+struct SliceProgress {
+  uint32_t slices = 1;  ///< of all shards
+  uint32_t shards = 1;  ///< how many immediates the target counts for it
+  uint32_t slices_completed = 0;
+  uint32_t slices_failed = 0, slices_unknown = 0, slices_counted = 0;
+  uint64_t slice_bytes = UINT64_MAX;
+  Errc slice_code = Errc::kOk;  ///< of the first slice that failed
+};
+
 /// How far the operation has come. Only the worker changes it, except for `parts` and the early
 /// completion of an expectation, which the submitter may set.
 ///
-/// A part is what a completion counts: the write itself, one page, or one target. A write may in
-/// addition be cut into shards, one per rail, each of which carries one immediate, and a shard into
-/// slices of at most `slice_bytes`, of which only the last carries the immediate. A slice is the
-/// byte range of one work request.
-struct OpProgress {
+/// A part is what a completion counts: the write itself, one page, or one target. The
+/// SliceProgress here is that of a write; a target that is cut has a CutTarget.
+struct OpProgress : SliceProgress {
   Errc stop_code = Errc::kOk;    ///< why it was stopped
   Errc early_code = Errc::kOk;   ///< result of an expectation with ...
   bool completed_early = false;  ///< ... this set: it completed before the worker took it
-  Errc code = Errc::kOk;         ///< of the first part or slice that failed
+  Errc code = Errc::kOk;         ///< of the first part that failed
   uint32_t parts = 1;
   uint32_t parts_completed = 0;
   uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
-  uint32_t slices_completed = 0;
-  uint32_t slices = 1;  ///< of a write: all slices of all shards
-  uint32_t shards = 1;  ///< of a write: how many immediates the target counts for it
-  uint32_t slices_failed = 0, slices_unknown = 0, slices_counted = 0;
   uint32_t inflight = 0;          ///< made and not completed, writes in doubt included
   uint32_t pending = UINT32_MAX;  ///< head of its list of pending fragments
   uint32_t holds = 0;             ///< live OpHold objects
-  uint64_t slice_bytes = UINT64_MAX;
   uint64_t bytes_delivered = 0;
   PeerId failed_peer{};
   uint32_t step = 0;     ///< of a fence, a deregistration, or a drain that is forced

@@ -11,14 +11,6 @@
 
 namespace fabric::core {
 
-namespace {
-
-uint32_t slice_count(uint64_t size_bytes, uint64_t slice_bytes) {
-  return size_bytes == 0 ? 1 : static_cast<uint32_t>((size_bytes - 1) / slice_bytes + 1);
-}
-
-}  // namespace
-
 void Transfers::start(Op& op) {
   core_.state_mutex.assert_held();
   {
@@ -34,6 +26,7 @@ void Transfers::start(Op& op) {
         }
         flush_staged();
         start_parts(op, i, 1);
+        if (i == 0 && op.kind == OpKind::kScatter && may_post()) post_all();  // as above
       }
     }
   }
@@ -140,11 +133,10 @@ void Transfers::route(uint32_t index) {
     const RailSet up = network == nullptr ? RailSet{} : rails_for_new_work(peer, *network);
     if (network == nullptr || up.count == 0) {
       complete_unposted(op, fragment, peer.id(), network == nullptr ? why : Errc::kRailLost);
-    } else if (op.kind != OpKind::kWrite &&
-               part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
+    } else if (op.kind == OpKind::kWrite || op.kind == OpKind::kScatter) {
+      route_sliced(op, fragment.part, peer, *network, up);
+    } else if (part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
       complete_unposted(op, fragment, peer.id(), Errc::kTooLarge);
-    } else if (op.kind == OpKind::kWrite) {
-      route_write(op, peer, *network, up);
     } else if (op.kind == OpKind::kPaged) {
       route_paged(op, peer, *network, up);
     } else {
@@ -154,40 +146,56 @@ void Transfers::route(uint32_t index) {
   complete_if_done(op);
 }
 
-void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
+/// Cuts a write or a scatter target over the rails, and slices the shards.
+void Transfers::route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& network,
+                             const RailSet& up) {
+  const PartSource source = part_of(op, part);
   const Caps& caps = network.rails[0].caps;
   CutRule rule{.shards_max = op.unsplit ? 1 : up.count,
                .stripe_bytes_min = network.stripe_bytes_min,
                .align = core_.config.stripe_align};
-  Cut cut = cut_write(op.size_bytes, rule);
-  const bool sliceable = !op.counter_key || caps.slice_safe;
+  Cut cut = cut_write(source.size_bytes, rule);
+  SliceProgress progress;
+  const bool sliceable = !source.counter_key || caps.slice_safe;
   if (sliceable) {
     // Two slices of half of bulk_slice_bytes keep the NIC busy, and urgent work waits for no more
     // than bulk_slice_bytes.
-    op.slice_bytes = op.priority == Priority::kBulk
-                         ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
-                         : caps.write_bytes_max;
-    op.slice_bytes = std::min(op.slice_bytes, caps.write_bytes_max);
+    const uint64_t slice_bytes = op.priority == Priority::kBulk
+                                     ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
+                                     : caps.write_bytes_max;
+    progress.slice_bytes = std::min(slice_bytes, caps.write_bytes_max);
   } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.unsplit) {
     // Too large for one work request and not sliceable: cut finer, several shards per rail.
-    cut = cut_write(op.size_bytes, {.shards_max = kRailsMax, .align = rule.align});
+    cut = cut_write(source.size_bytes, {.shards_max = kRailsMax, .align = rule.align});
   }
   if (!sliceable && cut.begin[1] - cut.begin[0] > caps.write_bytes_max) {
-    complete_unposted(op, {.count = 1}, peer.id(), Errc::kTooLarge);
+    complete_unposted(op, {.part = part, .count = 1}, peer.id(), Errc::kTooLarge);
     return;
   }
-  op.shards = cut.count;
-  op.slices = 0;
+  progress.shards = cut.count;
+  progress.slices = 0;
   for (uint32_t i = 0; i < cut.count; ++i) {
-    op.slices += slice_count(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
+    progress.slices += slice_count(cut.begin[i + 1] - cut.begin[i], progress.slice_bytes);
   }
   const uint32_t first = take_turns(network, up, cut.count);
+  if (op.kind != OpKind::kWrite && progress.slices == 1) {
+    enqueue(op, peer, network, up.index[first], {.part = part, .count = 1});
+    return;
+  }
+  uint32_t cut_target = kNone;
+  if (op.kind == OpKind::kWrite) {
+    static_cast<SliceProgress&>(op) = progress;
+  } else {
+    cut_target = cut_targets_.take(progress);
+  }
   for (uint32_t i = 0; i < cut.count; ++i) {
     enqueue(op, peer, network, up.index[(first + i) % up.count],
-            {.count = 1,
+            {.part = part,
+             .count = 1,
              .offset = cut.begin[i],
              .size_bytes = cut.begin[i + 1] - cut.begin[i],
-             .shard = {cut.begin[i], cut.begin[i + 1]}});
+             .shard = {cut.begin[i], cut.begin[i + 1]},
+             .cut = cut_target});
   }
 }
 
@@ -227,10 +235,12 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
 void Transfers::complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code) {
   const CompletionStatus status{code, Remote::kNotDelivered};
   const OpHold hold(op);
-  if (op.kind == OpKind::kWrite) {
+  if (const SliceProgress* const sliced = slices_of(op, fragment.cut); sliced != nullptr) {
     // One slice: not routed yet, or not cut; it is the entire write.
-    const uint32_t n = op.slices == 1 ? 1 : slice_count(fragment.size_bytes, op.slice_bytes);
-    for (uint32_t i = 0; i < n; ++i) complete_slice(op, peer, status, 0);
+    const uint32_t n =
+        sliced->slices == 1 ? 1 : slice_count(fragment.size_bytes, sliced->slice_bytes);
+    for (uint32_t i = 0; i < n; ++i)
+      complete_slice(op, fragment.part, fragment.cut, peer, status, 0);
   } else {
     for (uint32_t i = 0; i < fragment.count; ++i) {
       complete_part(op, fragment.part + i * fragment.stride, peer, status, 0);

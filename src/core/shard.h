@@ -33,4 +33,9 @@ struct CutRule {
 /// and the last shard gets the tail.
 Cut cut_write(uint64_t size_bytes, const CutRule& rule) noexcept;
 
+/// Into how many slices a shard is cut; an empty one is one work request as well.
+inline uint32_t slice_count(uint64_t size_bytes, uint64_t slice_bytes) noexcept {
+  return size_bytes == 0 ? 1 : static_cast<uint32_t>((size_bytes - 1) / slice_bytes + 1);
+}
+
 }  // namespace fabric::core

@@ -453,6 +453,7 @@ Result<OpId> EngineCore::submit(const Scatter& request) {
   auto list = copy_list(op, request.targets.data(), request.targets.size_bytes(), "targets");
   if (!list) return list.error();
   op.list.count = op.parts = static_cast<uint32_t>(request.targets.size());
+  op.unsplit = request.unsplit;
   op.source = request.source;
   op.group = request.group;
   return launch(op);

@@ -163,11 +163,12 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
 void Transfers::complete_inflight(const InflightWrite& write, const CompletionStatus& status) {
   Op& op = core_.ops.at(write.op);
   const PeerId peer = core_.peers.at(write.peer)->id();
-  if (op.kind == OpKind::kWrite) {
-    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++op.slices_counted;
-    complete_slice(op, peer, status, write.wire.size_bytes);
+  if (SliceProgress* const sliced = slices_of(op, write.cut); sliced != nullptr) {
+    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++sliced->slices_counted;
+    const bool complete =
+        complete_slice(op, write.part, write.cut, peer, status, write.wire.size_bytes);
     // An immediate after a slice that did not arrive would vouch for bytes that are not there (P6).
-    while (op.slices_failed > 0 && op.pending != kNone) drop_pending(op.pending, status.code);
+    if (!complete && sliced->slices_failed > 0) drop_slices(op, write.cut, sliced->slice_code);
   } else {
     complete_part(op, write.part, peer, status, write.wire.size_bytes);
   }
@@ -175,27 +176,43 @@ void Transfers::complete_inflight(const InflightWrite& write, const CompletionSt
   complete_if_done(op);
 }
 
-void Transfers::complete_slice(Op& op, PeerId peer, const CompletionStatus& status,
-                               uint64_t bytes) {
-  ++op.slices_completed;
+/// Null: the part is one work request.
+SliceProgress* Transfers::slices_of(Op& op, uint32_t cut) noexcept {
+  if (cut != kNone) return &cut_targets_.at(cut);
+  return op.kind == OpKind::kWrite ? &op : nullptr;
+}
+
+/// True: it was the last one, and the part has completed.
+bool Transfers::complete_slice(Op& op, uint32_t part, uint32_t cut, PeerId peer,
+                               const CompletionStatus& status, uint64_t bytes) {
+  SliceProgress& sliced = *slices_of(op, cut);
+  ++sliced.slices_completed;
   if (status.code == Errc::kOk) {
     op.bytes_delivered += bytes;
   } else {
-    ++op.slices_failed;
-    if (status.remote != Remote::kNotDelivered) ++op.slices_unknown;
-    if (op.code == Errc::kOk) {
-      op.code = status.code;
-      op.failed_peer = peer;
-    }
+    ++sliced.slices_failed;
+    if (status.remote != Remote::kNotDelivered) ++sliced.slices_unknown;
+    if (sliced.slice_code == Errc::kOk) sliced.slice_code = status.code;
   }
-  if (op.slices_completed < op.slices) return;
-  CompletionStatus write_status{op.code, Remote::kDelivered};
-  if (op.slices_failed > 0) {
+  if (sliced.slices_completed < sliced.slices) return false;
+  CompletionStatus part_status{sliced.slice_code, Remote::kDelivered};
+  if (sliced.slices_failed > 0) {
     // Nothing of it can land any more, but a shard that was counted has changed the counter.
-    const bool known = op.slices_unknown == 0 && op.slices_counted == 0;
-    write_status.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
+    const bool known = sliced.slices_unknown == 0 && sliced.slices_counted == 0;
+    part_status.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
   }
-  complete_part(op, 0, peer, write_status, 0);
+  if (cut != kNone) cut_targets_.give_back(cut);
+  complete_part(op, part, peer, part_status, 0);
+  return true;
+}
+
+/// Completes what is pending of a write, or of one cut target of a scatter.
+void Transfers::drop_slices(Op& op, uint32_t cut, Errc code) {
+  for (uint32_t index = op.pending; index != kNone;) {
+    const uint32_t next = pending_.at(index).op_next;
+    if (pending_.at(index).cut == cut) drop_pending(index, code);
+    index = next;
+  }
 }
 
 void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
@@ -456,6 +473,7 @@ bool Transfers::idle() const noexcept {
   FABRIC_DCHECK(!idle || post_batches_.empty(), "a post batch outlives its path");
   FABRIC_DCHECK(!idle || broken_.empty(), "a broken connection outlives its peer");
   FABRIC_DCHECK(!idle || pending_.held() == 0, "a pending fragment outlives its operation");
+  FABRIC_DCHECK(!idle || cut_targets_.held() == 0, "a cut target outlives its operation");
   return idle;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/driver.h"
 #include "control/message.h"
+#include "core/cut_target.h"
 #include "core/op.h"
 #include "core/pending.h"
 #include "core/post_batch.h"
@@ -100,8 +101,9 @@ struct InflightWrite {
   Priority priority{};
   /// Immediates posted on its path before it; UINT64_MAX: the rail has not accepted it.
   uint64_t imms_before = UINT64_MAX;
-  uint64_t offset = 0;            ///< of its first byte in the write
-  Shard shard{};                  ///< of a write: what it is a slice of
+  uint64_t offset = 0;            ///< of its first byte in the part
+  Shard shard{};                  ///< of a write or a cut target: what it is a slice of
+  uint32_t cut = kNone;           ///< of a scatter target that is cut: its CutTarget
   bool in_doubt = false;          ///< its path broke; the drain report decides what became of it
   CompletionStatus status{};      ///< of a write in doubt, as far as this side knows
   Errc replay_error = Errc::kOk;  ///< not kOk: must not be replayed, and completes with this code
@@ -176,11 +178,12 @@ struct SignalTarget {
 /// - An *operation* (Op) is what was submitted. It completes once, with one code.
 /// - A *part* is what completions count: the write itself, one page, one target. Every part
 ///   completes once, and is reported to the batch of its operation.
-/// - A *shard* is the share of one path in a write that is striped over several rails. Every shard
-///   carries one immediate, which tells the target how many shards the write was cut into.
+/// - A *shard* is the share of one path in a write or a scatter target that is striped over several
+///   rails. Every shard carries one immediate, which tells the target how many shards there are.
 /// - A *slice* is one work request of a shard that is too large for one, or is bulk and must not
-///   block the rail. Only the last slice carries the immediate. A write completes when all slices
-///   of all shards have. Other parts are one work request.
+///   block the rail. Only the last slice carries the immediate. A write or a target completes when
+///   all slices of all shards have: SliceProgress counts them, in the operation for a write, in a
+///   CutTarget for a target of several slices. Other parts are one work request.
 /// - A *pending fragment* (PendingFragment) is accepted and not posted: the rest of a shard, or a
 ///   run of parts. It waits for its peer to connect, then for room on its path.
 /// - An *in-flight write* (InflightWrite) is one work request from the moment it is made until it
@@ -254,10 +257,9 @@ class Transfers {
   /// Every rail polled in this turn was polled until it had no more events.
   bool polls_exhausted() const noexcept FABRIC_REQUIRES(state_lock) { return polls_exhausted_; }
   uint32_t poll(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
-  uint32_t post(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
-  /// Fragments are ready to be posted, or writes were refused: only then post() has work.
+  uint32_t post_all() FABRIC_REQUIRES(state_lock);
+  /// Fragments are ready to be posted, or writes were refused: only then post_all() has work.
   bool may_post() const noexcept FABRIC_REQUIRES(state_lock) { return listed_ != 0 || refused_; }
-  void begin_posts() noexcept FABRIC_REQUIRES(state_lock) { refused_ = false; }
   bool posted() const noexcept FABRIC_REQUIRES(state_lock) {
     return posted_;
   }  ///< since poll_again()
@@ -333,7 +335,7 @@ class Transfers {
       FABRIC_REQUIRES(state_lock);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why)
       FABRIC_REQUIRES(state_lock);
-  void route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+  void route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& network, const RailSet& up)
       FABRIC_REQUIRES(state_lock);
   void route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
       FABRIC_REQUIRES(state_lock);
@@ -356,6 +358,7 @@ class Transfers {
       FABRIC_REQUIRES(state_lock);
   void take_counts(RailSlot& rail) FABRIC_REQUIRES(state_lock);
   void take_burst(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
+  uint32_t post(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
   uint32_t post(RailSlot& rail, std::span<WriteOp> wrs) FABRIC_REQUIRES(state_lock);
   bool may_post(const InflightWrite& write) FABRIC_REQUIRES(state_lock);
   void activate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
@@ -367,8 +370,8 @@ class Transfers {
   uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
       FABRIC_REQUIRES(state_lock);
-  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source)
-      FABRIC_REQUIRES(state_lock);
+  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source,
+                 uint32_t shards) FABRIC_REQUIRES(state_lock);
   void advance_pending(Op& op, uint32_t index, uint64_t bytes) FABRIC_REQUIRES(state_lock);
 
   // inflight.h: records and counts of in-flight writes
@@ -424,8 +427,10 @@ class Transfers {
   void retire_write(uint32_t cookie, const CompletionStatus& reported) FABRIC_REQUIRES(state_lock);
   void complete_inflight(const InflightWrite& write, const CompletionStatus& status)
       FABRIC_REQUIRES(state_lock);
-  void complete_slice(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes)
-      FABRIC_REQUIRES(state_lock);
+  SliceProgress* slices_of(Op& op, uint32_t cut) noexcept FABRIC_REQUIRES(state_lock);
+  bool complete_slice(Op& op, uint32_t part, uint32_t cut, PeerId peer,
+                      const CompletionStatus& status, uint64_t bytes) FABRIC_REQUIRES(state_lock);
+  void drop_slices(Op& op, uint32_t cut, Errc code) FABRIC_REQUIRES(state_lock);
   void complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
                      uint64_t bytes) FABRIC_REQUIRES(state_lock);
   void complete_if_done(Op& op) FABRIC_REQUIRES(state_lock);
@@ -446,7 +451,7 @@ class Transfers {
   void schedule_reopen(Path& path, bool on_purpose) FABRIC_REQUIRES(state_lock);
   bool goes_in_doubt(const InflightWrite& write, const Path& path,
                      const CompletionStatus& status) const FABRIC_REQUIRES(state_lock);
-  bool may_replay(const Op& op) const noexcept FABRIC_REQUIRES(state_lock);
+  bool may_replay(Op& op, uint32_t cut) noexcept FABRIC_REQUIRES(state_lock);
   bool replay_is_exact(const Path& path) const noexcept FABRIC_REQUIRES(state_lock);
   bool on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status)
       FABRIC_REQUIRES(state_lock);
@@ -459,7 +464,7 @@ class Transfers {
   void drop_broken(size_t at) FABRIC_REQUIRES(state_lock);
   void complete_in_doubt(uint32_t cookie, CompletionStatus status) FABRIC_REQUIRES(state_lock);
   void replay(BrokenConnection& broken, uint32_t cookie) FABRIC_REQUIRES(state_lock);
-  void replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from)
+  void replay_shard(BrokenConnection& broken, Op& op, PendingFragment rest)
       FABRIC_REQUIRES(state_lock);
   void resend(Op& op, Peer& peer, uint8_t network, PendingFragment fragment)
       FABRIC_REQUIRES(state_lock);
@@ -480,10 +485,12 @@ class Transfers {
   void check_regions(const InflightSums& sums) const FABRIC_REQUIRES(state_lock);
   void check_ops(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
   void check_pending() const FABRIC_REQUIRES(state_lock);
+  void check_cut_targets(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
   uint64_t check_queue(const PendingQueue& queue) const FABRIC_REQUIRES(state_lock);
 
   EngineCore& core_;
   PendingPool pending_ FABRIC_GUARDED_BY(state_lock);
+  CutTargetPool cut_targets_ FABRIC_GUARDED_BY(state_lock);
   PostBatchPool post_batches_ FABRIC_GUARDED_BY(state_lock);
   std::vector<std::unique_ptr<Path>> paths_ FABRIC_GUARDED_BY(state_lock);
   std::vector<uint32_t> free_paths_ FABRIC_GUARDED_BY(state_lock);

@@ -542,7 +542,8 @@ void Runner::scatter(Process& process, Rng& rng) {
   const auto count = static_cast<uint32_t>(rng.between(1, 2 * nodes));
   std::vector<uint64_t> sizes(count);
   uint64_t total = 0;
-  for (uint64_t& size : sizes) total += size = rng.below(8192);
+  // Some are cut over several rails.
+  for (uint64_t& size : sizes) total += size = rng.below(rng.chance(0.3) ? 40'000 : 8192);
   const SourceRange source = source_for(process, total, 0);
   if (source.bytes.empty() && total > 0) return;
   op.source = source.bytes;
@@ -571,6 +572,7 @@ void Runner::scatter(Process& process, Rng& rng) {
          Scatter{.source = source.ref.region,
                  .targets = targets,
                  .priority = draw_priority(rng),
+                 .unsplit = rng.chance(0.1),
                  .timeout = timeout},
          rng);
 }

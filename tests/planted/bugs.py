@@ -85,10 +85,30 @@ BUGS = (
         "a replayed shard counts as if the write had been split for the current number of rails",
         ("core/failover.cc",
          "enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);",
-         "if (PLANTED && op.kind == OpKind::kWrite) op.shards = up.count;\n"
+         "if (PLANTED && slices_of(op, fragment.cut) != nullptr) "
+         "slices_of(op, fragment.cut)->shards = up.count;\n"
          "  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);"),
         layer="scenario", filter="Failover.TheTargetsEnd*",
         world=19),
+    bug("shard_of_a_target_counts_as_a_whole",
+        "each shard of a scatter target that is cut counts as if it were the entire target",
+        ("core/datapath.cc",
+         "fill_wire(write.wire, op, path, source, sliced != nullptr ? sliced->shards : 1);",
+         "fill_wire(write.wire, op, path, source,\n"
+         "    sliced == nullptr || (PLANTED && fragment.cut != kNone) ? 1 : sliced->shards);"),
+        layer="scenario", filter="Rails/CutTargets.*"),
+    bug("target_complete_with_its_first_shard",
+        "a scatter target that is cut is reported as soon as one of its shards has completed",
+        ("core/transfer.cc",
+         "  if (sliced.slices_completed < sliced.slices) return false;\n",
+         "  if (PLANTED && cut != kNone && sliced.slices_completed == 1) "
+         "complete_part(op, part, peer, status, 0);\n"
+         "  if (sliced.slices_completed < sliced.slices) return false;\n"
+         "  if (PLANTED && cut != kNone) {\n"
+         "    cut_targets_.give_back(cut);\n"
+         "    return true;\n"
+         "  }\n"),
+        layer="scenario", filter="Rails/CutTargets.*"),
     bug("no_poisoning_after_unknown",
         "the unknown fate of a counted write is not reported to the receiver",
         ("core/transfer.cc",

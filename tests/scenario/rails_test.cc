@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/shard.h"
 #include "harness/host.h"
 #include "support/log_guard.h"
 
@@ -208,6 +209,160 @@ TEST(Rails, TakeTurnsBesideAPeerWithASingleRail) {
   EXPECT_EQ(stats[0].tx.bytes, 30u * 4096);
   EXPECT_EQ(stats[1].tx.bytes, 10u * 4096);
 }
+
+// ---- Targets that are cut -----------------------------------------------------------------------
+
+Config small_stripes() {
+  Config config = test_config();
+  config.stripe_bytes_min = 256;
+  config.stripe_align = 64;
+  config.bulk_slice_bytes = 1000;
+  return config;
+}
+
+class CutTargets : public testing::TestWithParam<bool> {
+ protected:
+  static sim::NicModel model() { return GetParam() ? connectx() : efa(); }
+};
+
+TEST_P(CutTargets, ArriveWholeCountOnceAndCompleteOnceAtEveryLength) {
+  Star star(3, 4, model(), 4096, small_stripes());
+  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{511}, uint64_t{512}, uint64_t{513},
+                              uint64_t{767}, uint64_t{768}, uint64_t{1023}, uint64_t{1024},
+                              uint64_t{1025}, uint64_t{4095}, uint64_t{4096}}) {
+    SCOPED_TRACE(testing::Message() << size << " bytes");
+    const core::Cut cut =
+        core::cut_write(size, {.shards_max = 4, .stripe_bytes_min = 256, .align = 64});
+    fill(star.sender.bytes(), size);
+    const uint64_t imms = star.receivers[1].engine.stats().rx.imms;
+    const uint64_t delivered = star.batch.delivered();
+    ASSERT_NO_FATAL_FAILURE(star.scatter(size));
+    ASSERT_NO_FATAL_FAILURE(star.finish(size));
+    EXPECT_EQ(star.receivers[1].engine.stats().rx.imms - imms, cut.count);
+    EXPECT_EQ(star.batch.delivered() - delivered, 3u) << "each target once, not each shard";
+    EXPECT_EQ(star.batch.failed(), 0u);
+  }
+}
+
+TEST_P(CutTargets, AreNotCutWhenTheScatterIsUnsplit) {
+  Star star(3, 4, model(), 4096, small_stripes());
+  for (const auto priority : {Priority::kNormal, Priority::kBulk}) {
+    const uint64_t imms = star.receivers[1].engine.stats().rx.imms;
+    ASSERT_TRUE(star.sender.engine.submit(Scatter{.source = star.sender.memory.id(),
+                                                  .targets = star.targets(4096),
+                                                  .priority = priority,
+                                                  .unsplit = true,
+                                                  .batch = star.batch}));
+    ASSERT_NO_FATAL_FAILURE(star.finish(4096));
+    EXPECT_EQ(star.receivers[1].engine.stats().rx.imms - imms, 1u);
+  }
+}
+
+TEST_P(CutTargets, UseAllRailsEvenly) {
+  Star star(5, 4, model(), 4096, small_stripes());
+  const auto before = star.bytes_per_rail();
+  for (uint32_t i = 0; i < 4; ++i) {
+    ASSERT_NO_FATAL_FAILURE(star.scatter(4096));
+    ASSERT_NO_FATAL_FAILURE(star.finish(4096));
+  }
+  expect_even(before, star.bytes_per_rail());
+}
+
+TEST_P(CutTargets, OfABulkScatterAreSliced) {
+  Star star(3, 2, model(), 8192, small_stripes());
+  const uint64_t before = star.sender.engine.stats().tx.ops;
+  ASSERT_NO_FATAL_FAILURE(star.scatter(8001, Priority::kBulk));
+  ASSERT_NO_FATAL_FAILURE(star.finish(8001));
+  // Without slice_safe an immediate covers one work request only.
+  EXPECT_GE(star.sender.engine.stats().tx.ops - before, GetParam() ? 3 * 16u : 3 * 2u);
+}
+
+TEST_P(CutTargets, MayBeLargerThanAWorkRequest) {
+  sim::NicModel small = model();
+  small.write_bytes_max = 1500;
+  Star star(2, 1, small, 8192, small_stripes());
+  ASSERT_NO_FATAL_FAILURE(star.scatter(8000));
+  ASSERT_NO_FATAL_FAILURE(star.finish(8000));
+  EXPECT_EQ(star.batch.delivered(), 2u);
+}
+
+/// The state of a scatter after a fault: every target completes once, and what is reported as
+/// delivered has arrived and counted once.
+void expect_each_target_once(Star& star, uint64_t size, bool exact) {
+  (void)star.sender.engine.wait(star.batch, 20s);
+  ASSERT_EQ(star.batch.pending(), 0u);
+  star.world.run_for(10ms);
+  const size_t targets = star.remotes.size();
+  ASSERT_EQ(star.batch.delivered() + star.batch.failed(), targets);
+  EXPECT_TRUE(!exact || star.batch.delivered() == targets);
+  std::vector<Failure> failures(targets);
+  failures.resize(star.batch.failures(failures));
+  EXPECT_EQ(failures.size(), star.batch.failed());
+  for (size_t i = 0; i < targets; ++i) {
+    const auto failure = std::ranges::find_if(
+        failures, [&](const Failure& one) { return one.peer == star.remotes[i].peer; });
+    if (failure != failures.end()) {
+      EXPECT_TRUE(failure->remote == Remote::kUnknown || star.counters[i].count() == 0);
+      continue;
+    }
+    EXPECT_EQ(star.counters[i].count(), 1u) << "target " << i;
+    EXPECT_TRUE(std::ranges::equal(star.receivers[i].bytes(0, size), star.sender.bytes(0, size)))
+        << "target " << i;
+  }
+}
+
+// A connection breaks at every third event of a scatter whose targets are cut and sliced.
+TEST_P(CutTargets, FailOverExactlyAtAnyStep) {
+  constexpr uint64_t kSize = 8000;
+  const Config config = [] {
+    Config one = small_stripes();
+    one.default_timeout = 3s;
+    one.drain_timeout = 400ms;
+    return one;
+  }();
+  uint64_t steps = 1;
+  for (uint64_t step = 0; step < steps; step += 3) {
+    SCOPED_TRACE(testing::Message() << "event " << step);
+    expect_fault_logs();
+    Star star(3, 3, model(), kSize, config);
+    const uint64_t begin = star.world.events();
+    const auto fault =
+        step % 2 == 0 ? sim::Fault::break_sender(0, 2, 1) : sim::Fault::break_target(0, 2, 1);
+    if (GetParam()) {
+      ASSERT_TRUE(star.world.at_event(begin + step, fault));
+    } else {
+      ASSERT_TRUE(star.world.at_event(begin + step, sim::Fault::nic_down(2, 1)));
+    }
+    ASSERT_NO_FATAL_FAILURE(
+        star.scatter(kSize, step % 4 < 2 ? Priority::kBulk : Priority::kNormal));
+    ASSERT_NO_FATAL_FAILURE(expect_each_target_once(star, kSize, GetParam()));
+    if (step == 0) steps = std::min<uint64_t>(star.world.events() - begin, 240);
+  }
+}
+
+TEST_P(CutTargets, ThatAreNotPostedInTimeFailOnceEach) {
+  expect_fault_logs();
+  Config config = small_stripes();
+  config.drain_timeout = 20ms;
+  Star star(3, 2, model(), 4096, config);
+  ASSERT_TRUE(star.world.at(star.world.now(), sim::Fault::refuse_posts(0)));
+  star.world.run_for(1us);
+  ASSERT_TRUE(star.sender.engine.submit(Scatter{.source = star.sender.memory.id(),
+                                                .targets = star.targets(4096),
+                                                .timeout = 10ms,
+                                                .batch = star.batch}));
+  EXPECT_FALSE(star.sender.engine.wait(star.batch, 1s));
+  EXPECT_EQ(star.batch.failed(), 3u);
+  EXPECT_EQ(star.batch.unknown(), 0u);
+  EXPECT_EQ(star.batch.pending(), 0u);
+  ASSERT_TRUE(star.world.at(star.world.now(), sim::Fault::take_posts(0)));
+  star.world.run_for(10ms);
+  for (const Counter& counter : star.counters) EXPECT_EQ(counter.count(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rails, CutTargets, testing::Bool(), [](const auto& test_case) {
+  return test_case.param ? "Ordered" : "Unordered";
+});
 
 // ---- stripe_bytes_min ---------------------------------------------------------------------------
 

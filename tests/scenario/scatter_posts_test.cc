@@ -120,5 +120,10 @@ TEST_F(ScatterPosts, TheFirstTargetIsPostedBeforeTheOthersArePrepared) {
   EXPECT_EQ(posts_of_scatter(64), (std::vector<size_t>{1, 2, 2}));
 }
 
+// Each target has a shard for either rail.
+TEST_F(ScatterPosts, TheFirstCutTargetIsPostedBeforeTheOthersArePrepared) {
+  EXPECT_EQ(posts_of_scatter(2 * kStripe), (std::vector<size_t>{1, 1, 4, 4}));
+}
+
 }  // namespace
 }  // namespace fabric::test
