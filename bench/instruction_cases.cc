@@ -77,9 +77,6 @@ void measure_counting(const Case& one) {
   measure(one, [&] { need(table.arrive(immediates) == 0, "a stale immediate"); });
 }
 
-#ifdef FABRIC_HAS_VERBS
-constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
-
 /// Runs a part of the case that is not counted.
 void aside(const std::function<void()>& rest) {
   if (counting) {
@@ -88,6 +85,19 @@ void aside(const std::function<void()>& rest) {
     rest();
   }
 }
+
+/// The sender's side of a scatter, from submit() to its completion.
+void measure_scatter_sender() {
+  BenchEngines engines(kTargets);
+  for (uint32_t i = 0; i < 3; ++i) engines.scatter();  // opens the paths
+  measure({"scatter56_sender", kTargets, kTargets, 50, nullptr}, [&] {
+    engines.send_scatter();
+    aside([&] { engines.take_scatter(); });
+  });
+}
+
+#ifdef FABRIC_HAS_VERBS
+constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
 
 /// Requests of one chain, up to the driver.
 void measure_work_requests() {
@@ -128,7 +138,8 @@ struct OwnCase {
   void (*measure)();  ///< null: not in this build
 };
 
-constexpr std::array<OwnCase, 3> kOwnCases{{
+constexpr std::array<OwnCase, 4> kOwnCases{{
+    {"scatter56_sender", &measure_scatter_sender},
 #ifdef FABRIC_HAS_VERBS
     {"verbs_work_request", &measure_work_requests},
     {"verbs_completion", &measure_completions},

@@ -14,8 +14,9 @@
 // - the lease is valid, and it is neither cancelled nor past its deadline.
 // It goes straight into the work requests of the next post, and from a successful completion
 // straight to the report. The sequence of steps is the same as on the slow path. What makes it fast
-// is a compressed record: entries of one path, source region and user's batch that are posted
-// together share a PostBatch, and are retired by clearing bits. One post may hold several.
+// is a compressed record: writes of one path, source region and user's batch that are posted
+// together share a PostBatch, as do the targets of one scatter on one rail, and are retired by
+// clearing bits. One post may hold several.
 //
 // Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages are
 // posted as PostBatches (make_page_batch()). A PostBatch of which one entry needs attention is
@@ -101,8 +102,8 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
 }
 
 /// The paths of a route take turns, with those of all other peers on the same network.
-[[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path() const noexcept {
-  const CachedRoute& route = *flow_.route;
+[[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path(
+    const CachedRoute& route) noexcept {
   const auto paths = static_cast<uint32_t>(route.paths.size());
   return route.paths[paths == 1 ? 0 : route.network_slot->rotation % paths];
 }
@@ -113,6 +114,13 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   const RailSlot& rail = *cached_path.rail;
   if (!rail.up || rail.listed != 0 || !rail.refused.empty()) return 0;
   return std::min(room_on(rail, *cached_path.path), kPostMax - rail.staged_count);
+}
+
+/// Whether there is room for one. Between two writes kPostMax are never staged.
+[[gnu::always_inline]] inline bool Transfers::has_fast_path_room(const RailSlot& rail,
+                                                                 const Path& path) noexcept {
+  return rail.up && rail.listed == 0 && rail.refused.empty() &&
+         rail.inflight < rail.caps.queue_depth && room_for(rail, path);
 }
 
 /// Whether the write itself, regardless of its route, is eligible for the fast path.
@@ -142,7 +150,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
 
 /// Adds as many writes of `flow_` as fit into one post batch. The first one is eligible.
 [[gnu::always_inline]] inline uint32_t Transfers::add_burst(std::span<const uint32_t> slots) {
-  const CachedPath& cached_path = next_cached_path();
+  const CachedPath& cached_path = next_cached_path(*flow_.route);
   RailSlot& rail = *cached_path.rail;
   const uint64_t size_max = rail.caps.write_bytes_max;
   auto most = static_cast<uint32_t>(std::min<size_t>(slots.size(), fast_path_room(cached_path)));
@@ -153,7 +161,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
     most = std::min(most, 1u);
   }
   if (most == 0 || first.size_bytes > size_max) return 0;
-  PostBatch& post_batch = post_batch_on(cached_path, first, kNone, 0);
+  PostBatch& post_batch = post_batch_on(cached_path, first);
   const WriteOp base = wire_template(cached_path);
   WriteOp* const wires = &rail.staged[rail.staged_count];
   const uint32_t first_entry = post_batch.count;
@@ -187,26 +195,61 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   return n;
 }
 
-/// Adds one part of a running operation.
-bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
-  if (!select_flow(op.source, source.target)) return false;
-  const CachedPath& cached_path = next_cached_path();
-  const uint64_t size_max = op.unsplit ? cached_path.rail->caps.write_bytes_max  //
-                                       : flow_.route->uncut_bytes_max;
-  if (source.size_bytes > size_max || fast_path_room(cached_path) == 0) return false;
-  PostBatch& post_batch = post_batch_on(cached_path, op, op.self, part);
-  ++op.inflight;
-  post_batch.bytes += source.size_bytes;
-  const bool has_imm = fill_from(cached_path.rail->staged[cached_path.rail->staged_count],
-                                 wire_template(cached_path), post_batch.cookie(post_batch.count),
-                                 op.priority, source);
-  post_batch.with_imm |= uint32_t{has_imm} << post_batch.count;
-  account_added(post_batch, cached_path, 1);
-  return true;
+/// Adds targets of a running scatter, from `first` on, up to the first that is not eligible: at
+/// most `most`. Returns how many. Each has another peer, so `flow_` would be replaced for each.
+uint32_t Transfers::add_targets(Op& op, uint32_t first, uint32_t most) {
+  if (core_.closing.load(std::memory_order_relaxed)) return 0;  // as in look_up_flow()
+  LocalRegion* const region = core_.regions.local(op.source);
+  if (region == nullptr) return 0;
+  const MemoryKind source_kind = region->memory.kind;
+  const uint64_t source = reinterpret_cast<uint64_t>(region->memory.address) + op.source_offset;
+  const ScatterTarget* target = op.list.as<ScatterTarget>().data() + first;
+  uint32_t n = 0;
+  for (; n < most; ++n, ++target) {
+    RemoteRegionSlot* const remote = core_.regions.remote(target->target.region);
+    if (remote == nullptr) break;
+    const CachedRoute* route = remote->route.get();
+    if (route == nullptr || route->epoch != epoch_ || route->source_kind != source_kind)
+        [[unlikely]] {
+      route = &refresh_route(*remote, source_kind);
+    }
+    if (route->paths.empty() || route->peer->lease_expired(core_.now_ns)) break;
+    const CachedPath& cached_path = next_cached_path(*route);
+    RailSlot& rail = *cached_path.rail;
+    Path& path = *cached_path.path;
+    const uint64_t size_max = op.unsplit ? rail.caps.write_bytes_max : route->uncut_bytes_max;
+    if (target->size_bytes > size_max || !has_fast_path_room(rail, path)) break;
+    PostBatch& post_batch = target_batch_on(rail, region, op);
+    const uint32_t at = post_batch.count++;
+    post_batch.entry[at] = first + n;
+    post_batch.targets[at] = {
+        .path = &path, .peer = route->peer, .seq = route->peer->next_write_seq++};
+    post_batch.inflight |= 1u << at;
+    const bool has_imm{target->imm};
+    post_batch.with_imm |= uint32_t{has_imm} << at;
+    rail.staged[rail.staged_count] = {
+        .source = source + target->source_offset,
+        .target = target->target.offset,
+        .size_bytes = target->size_bytes,
+        .local_key = region->registration.local_keys[route->network][rail.index],
+        .remote_key = cached_path.remote_key,
+        .cookie = post_batch.cookie(at),
+        .path = path.id,
+        .imm = has_imm ? make_imm(target->imm, 1) : 0,
+        .has_imm = uint8_t{has_imm},
+        .priority = static_cast<uint8_t>(op.priority)};
+    if (route->paths.size() > 1) ++route->network_slot->rotation;
+    ++path.inflight;
+    ++rail.inflight;
+    ++region->inflight;
+    ++op.inflight;
+    if (++rail.staged_count == kPostMax) post_staged();
+  }
+  return n;
 }
 
-PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
-                                     const Op& op) {
+/// A batch without a path and without entries.
+PostBatch& Transfers::take_post_batch(RailSlot& rail, LocalRegion* region, const Op& op) {
   PostBatch& post_batch = post_batches_.take();
   post_batch.op = kNone;
   post_batch.stride = 1;
@@ -214,35 +257,52 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
   post_batch.compact = post_batch.no_notify = true;
   post_batch.bytes = 0;
   post_batch.batch = op.batch;
-  post_batch.path = &path;
-  post_batch.peer = &peer;
+  post_batch.path = nullptr;
+  post_batch.peer = nullptr;
   post_batch.rail = &rail;
   post_batch.region = region;
   post_batch.region_slot = op.source.slot;
-  post_batch.seq = peer.next_write_seq;
-  peer.next_write_seq += PostBatch::kEntriesMax;
   post_batch.submitted_ns = op.submitted_ns;
   post_batch.posted_ns = core_.now_ns;
   post_batch.deadline_ns = kNeverNs;
   return post_batch;
 }
 
-/// The open post batch of the rail if the part can join it, else a new one.
+PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
+                                     const Op& op) {
+  PostBatch& post_batch = take_post_batch(rail, region, op);
+  post_batch.path = &path;
+  post_batch.peer = &peer;
+  post_batch.seq = peer.next_write_seq;
+  peer.next_write_seq += PostBatch::kEntriesMax;
+  return post_batch;
+}
+
+/// The open post batch of the rail if a write of this flow can join it, else a new one.
 [[gnu::always_inline]] inline PostBatch& Transfers::post_batch_on(const CachedPath& cached_path,
-                                                                  const Op& op, uint32_t owner_op,
-                                                                  uint32_t part) {
+                                                                  const Op& op) {
   RailSlot& rail = *cached_path.rail;
   PostBatch* const last = rail.open_batch;
   const bool fits = last != nullptr && last->path == cached_path.path &&
-                    last->region == flow_.region && last->op == owner_op &&
-                    last->batch == op.batch &&
-                    (owner_op == kNone || part == last->first_part + last->count);
+                    last->region == flow_.region && last->op == kNone && last->batch == op.batch;
   if (fits) [[likely]]
     return *last;
   PostBatch& post_batch =
       new_post_batch(*cached_path.path, *flow_.route->peer, rail, flow_.region, op);
-  post_batch.op = owner_op;
-  post_batch.first_part = part;
+  if (rail.staged_count == 0) staged_rails_.push_back(&rail);
+  rail.open_batch = &post_batch;
+  return post_batch;
+}
+
+/// The same for a target of the scatter `op`.
+[[gnu::always_inline]] inline PostBatch& Transfers::target_batch_on(RailSlot& rail,
+                                                                    LocalRegion* region,
+                                                                    const Op& op) {
+  PostBatch* const last = rail.open_batch;
+  if (last != nullptr && last->op == op.self) [[likely]]
+    return *last;
+  PostBatch& post_batch = take_post_batch(rail, region, op);
+  post_batch.op = op.self;
   if (rail.staged_count == 0) staged_rails_.push_back(&rail);
   rail.open_batch = &post_batch;
   return post_batch;
@@ -306,6 +366,7 @@ void Transfers::post_staged() {
 /// The rail has accepted the first `accepted` entries, at least one. The submit_to_post histograms
 /// count the refused ones too, as those of the slow path do.
 void Transfers::on_posted(PostBatch& post_batch, uint32_t accepted) {
+  if (post_batch.has_targets()) return on_posted_targets(post_batch, accepted);
   post_batch.imms_before = post_batch.path->imms_posted;
   post_batch.path->imms_posted +=
       PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(accepted));
@@ -316,14 +377,32 @@ void Transfers::on_posted(PostBatch& post_batch, uint32_t accepted) {
   post_batch.peer->tx().submit_to_post.bucket[bucket] += post_batch.count;
 }
 
+/// The same for a batch of targets, which needs no timer: their operation has one.
+void Transfers::on_posted_targets(PostBatch& post_batch, uint32_t accepted) {
+  for (uint32_t at = 0; at < accepted; ++at) {
+    PostBatch::Target& target = post_batch.targets[at];
+    target.imms_before = target.path->imms_posted;
+    target.path->imms_posted += post_batch.with_imm >> at & 1;
+  }
+  const size_t bucket = bucket_of(core_.now_ns - post_batch.submitted_ns);
+  post_batch.rail->tx.submit_to_post.bucket[bucket] += post_batch.count;
+  for (uint32_t at = 0; at < post_batch.count; ++at) {
+    ++post_batch.targets[at].peer->tx().submit_to_post.bucket[bucket];
+  }
+}
+
 /// Moves one entry into an InflightWrite of its own; its state on the rail does not change. If the
 /// entry is a write of its own, this also puts it in the list of running operations. The caller
 /// updates the batch.
 uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   const bool own = post_batch.op == kNone;
   Op& op = core_.ops.at(own ? post_batch.entry[at] : post_batch.op);
-  Path& path = *post_batch.path;
-  const uint32_t part = own ? 0 : post_batch.first_part + at * post_batch.stride;
+  const bool is_target = post_batch.has_targets();
+  const PostBatch::Target& target = post_batch.targets[at];
+  Path& path = is_target ? *target.path : *post_batch.path;
+  const uint32_t part = is_target ? post_batch.entry[at]
+                        : own     ? 0
+                                  : post_batch.first_part + at * post_batch.stride;
   const PartSource source = part_of(op, part);
   const uint32_t cookie = take_inflight();
   InflightWrite& write = inflight_[cookie];
@@ -342,6 +421,10 @@ uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   write.priority = op.priority;
   write.imms_before =
       post_batch.imms_before + PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(at));
+  if (is_target) {
+    write.seq = target.seq;
+    write.imms_before = target.imms_before;
+  }
   if (own) {
     op.post_batch = kNone;
     static_cast<OpProgress&>(op) = {};
@@ -424,7 +507,12 @@ uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
     ++n;
   }
   bits &= post_batch->inflight;  // ignores entries that were reported before
-  if (bits != 0) retire_delivered_batch(*post_batch, bits);
+  if (bits == 0) return n;
+  if (post_batch->has_targets()) {
+    retire_delivered_targets(*post_batch, bits);
+  } else {
+    retire_delivered_batch(*post_batch, bits);
+  }
   return n;
 }
 
@@ -448,7 +536,7 @@ void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
   post_batch.inflight &= ~bits;
   const auto n = PostBatch::popcount(bits);
   const uint64_t bytes =
-      post_batch.op == kNone ? complete_writes(post_batch, bits, n) : bytes_of(post_batch, bits, n);
+      post_batch.op == kNone ? complete_writes(post_batch, bits, n) : bytes_of(post_batch, n);
   const auto imms = PostBatch::popcount(bits & post_batch.with_imm);
   const size_t bucket = bucket_of(core_.now_ns - post_batch.posted_ns);
   for (Traffic* t : {&rail.tx, &peer.tx()}) {
@@ -470,20 +558,64 @@ void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
     core_.timers.clear(post_batch.timer);
     post_batches_.give_back(post_batch);
   }
-  if (owner_op != kNone) {
-    Op& op = core_.ops.at(owner_op);
-    op.inflight -= n;
-    op.parts_completed += n;
-    op.parts_delivered += n;
-    op.bytes_delivered += bytes;
-    core_.reporter.defer_parts(op, n);
-    if (op.parts_completed == op.parts) {
-      FABRIC_DCHECK(op.inflight == 0 && op.holds == 0,
-                    "each part is one work request, and no OpHold exists during a poll");
-      core_.complete_transfer(op);
-    }
-  }
+  if (owner_op != kNone) complete_batched_parts(owner_op, n, bytes);
   after_retire(peer, path);
+}
+
+/// The same for targets of a scatter.
+void Transfers::retire_delivered_targets(PostBatch& post_batch, uint32_t bits) {
+  RailSlot& rail = *post_batch.rail;
+  const uint32_t owner_op = post_batch.op;
+  const auto targets = core_.ops.at(owner_op).list.as<ScatterTarget>();
+  const size_t bucket = bucket_of(core_.now_ns - post_batch.posted_ns);
+  post_batch.inflight &= ~bits;
+  uint64_t bytes = 0;
+  uint32_t n = 0;
+  for (uint32_t rest = bits; rest != 0; rest &= rest - 1, ++n) {
+    const auto at = static_cast<uint32_t>(std::countr_zero(rest));
+    const PostBatch::Target& target = post_batch.targets[at];
+    const uint64_t size = targets[post_batch.entry[at]].size_bytes;
+    const uint32_t has_imm = post_batch.with_imm >> at & 1;
+    Traffic& tx = target.peer->tx();
+    ++tx.ops;
+    tx.bytes += size;
+    tx.imms += has_imm;
+    ++tx.post_to_done.bucket[bucket];
+    --target.path->inflight;
+    target.path->imms_done += has_imm;
+    core_.peers.on_host_alive(*target.peer, core_.now_ns);
+    bytes += size;
+  }
+  rail.tx.ops += n;
+  rail.tx.bytes += bytes;
+  rail.tx.imms += PostBatch::popcount(bits & post_batch.with_imm);
+  rail.tx.post_to_done.bucket[bucket] += n;
+  rail.inflight -= n;
+  post_batch.region->inflight -= n;
+  if (post_batch.region->phase != LocalRegion::Phase::kLive) {
+    core_.regions.source_drained(post_batch.region_slot);
+  }
+  for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
+    const auto at = static_cast<uint32_t>(std::countr_zero(rest));
+    after_retire(*post_batch.targets[at].peer, *post_batch.targets[at].path);
+  }
+  if (post_batch.inflight == 0) post_batches_.give_back(post_batch);
+  complete_batched_parts(owner_op, n, bytes);
+}
+
+/// `n` parts that were batched are delivered.
+[[gnu::always_inline]] inline void Transfers::complete_batched_parts(uint32_t owner_op, uint32_t n,
+                                                                     uint64_t bytes) {
+  Op& op = core_.ops.at(owner_op);
+  op.inflight -= n;
+  op.parts_completed += n;
+  op.parts_delivered += n;
+  op.bytes_delivered += bytes;
+  core_.reporter.defer_parts(op, n);
+  if (op.parts_completed < op.parts) return;
+  FABRIC_DCHECK(op.inflight == 0 && op.holds == 0,
+                "the parts are complete, and no OpHold exists during a poll");
+  core_.complete_transfer(op);
 }
 
 /// Completes the operations of these entries. Returns their bytes.
@@ -506,17 +638,8 @@ void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
   return bytes;
 }
 
-uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t bits,
-                             uint32_t n) const noexcept {
-  if (n == post_batch.count) return post_batch.bytes;
-  const Op& op = core_.ops.at(post_batch.op);
-  if (op.kind == OpKind::kPaged) return n * op.size_bytes;
-  uint64_t bytes = 0;
-  for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
-    const auto at = static_cast<uint32_t>(std::countr_zero(rest));
-    bytes += part_of(op, post_batch.first_part + at * post_batch.stride).size_bytes;
-  }
-  return bytes;
+uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t n) const noexcept {
+  return n == post_batch.count ? post_batch.bytes : n * core_.ops.at(post_batch.op).size_bytes;
 }
 
 /// Retires one entry of an expanded batch, or one that failed, which expands it.

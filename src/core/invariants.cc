@@ -76,7 +76,11 @@ void Transfers::sum_post_batches(InflightSums& sums) const {
     if (!post_batch.compact) return;  // sum_records() has its entries
     const uint32_t n = PostBatch::popcount(post_batch.inflight);
     FABRIC_DCHECK(core_.regions.at(post_batch.region_slot) == post_batch.region, "its source");
-    sums.batched[post_batch.path->index] += n;
+    for (uint32_t bits = post_batch.inflight; bits != 0; bits &= bits - 1) {
+      const auto at = static_cast<uint32_t>(std::countr_zero(bits));
+      const Path& path = post_batch.has_targets() ? *post_batch.targets[at].path : *post_batch.path;
+      ++sums.batched[path.index];
+    }
     sums.add_region(post_batch.region_slot, n);
     if (post_batch.op != kNone) sums.add_op(post_batch.op, n);
   });

@@ -19,14 +19,17 @@ void Transfers::start(Op& op) {
       start_parts(op, 0, op.parts);
     } else {
       const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
-      for (uint32_t i = 0; i < op.parts; ++i) {
-        if (may_batch && try_add_part(op, i, part_of(op, i))) {
-          if (i == 0) post_staged();  // the NIC works while the others are prepared
-          continue;
-        }
+      for (uint32_t i = 0; i < op.parts;) {
+        // The first target alone: the NIC works while the others are prepared.
+        const uint32_t most = i == 0 ? 1 : op.parts - i;
+        const uint32_t added = may_batch ? add_targets(op, i, most) : 0;
+        if (i == 0 && added != 0) post_staged();
+        i += added;
+        if (added == most) continue;
         flush_staged();
         start_parts(op, i, 1);
-        if (i == 0 && op.kind == OpKind::kScatter && may_post()) post_all();  // as above
+        if (i == 0 && op.kind == OpKind::kScatter && may_post()) post_all();
+        ++i;
       }
     }
   }

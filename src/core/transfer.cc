@@ -272,7 +272,7 @@ void Transfers::close_path(Path& path) {
 void Transfers::begin_close(Path& path) {
   routes_changed();
   post_batches_.each([&](PostBatch& post_batch) FABRIC_REQUIRES(state_lock) {
-    if (post_batch.path == &path) expand(post_batch);
+    if (post_batch.compact && post_batch.uses(&path)) expand(post_batch);
   });
   path.state = Path::State::kClosing;
   path.probe_until_ns = kNeverNs;
@@ -442,7 +442,7 @@ uint64_t Transfers::oldest_inflight(const Peer& peer) const noexcept {
     }
   }
   post_batches_.each([&](const PostBatch& post_batch) {
-    if (post_batch.compact && post_batch.peer == &peer) oldest = std::min(oldest, post_batch.seq);
+    if (post_batch.compact) oldest = std::min(oldest, post_batch.oldest_to(&peer));
   });
   // Writes of a broken connection may still land, even if their operation has completed by now.
   for (const auto& broken : broken_) {

@@ -391,21 +391,28 @@ class Transfers {
   void post_staged() FABRIC_REQUIRES(state_lock);
   bool select_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
   bool look_up_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
-  const CachedPath& next_cached_path() const noexcept FABRIC_REQUIRES(state_lock);
+  static const CachedPath& next_cached_path(const CachedRoute& route) noexcept
+      FABRIC_REQUIRES(state_lock);
   static uint32_t fast_path_room(const CachedPath& cached_path) noexcept
+      FABRIC_REQUIRES(state_lock);
+  static bool has_fast_path_room(const RailSlot& rail, const Path& path) noexcept
       FABRIC_REQUIRES(state_lock);
   static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
   uint32_t add_burst(std::span<const uint32_t> slots) FABRIC_REQUIRES(state_lock);
-  bool try_add_part(Op& op, uint32_t part, const PartSource& source) FABRIC_REQUIRES(state_lock);
+  uint32_t add_targets(Op& op, uint32_t first, uint32_t most) FABRIC_REQUIRES(state_lock);
+  PostBatch& take_post_batch(RailSlot& rail, LocalRegion* region, const Op& op)
+      FABRIC_REQUIRES(state_lock);
   PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
                             const Op& op) FABRIC_REQUIRES(state_lock);
-  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op, uint32_t owner_op,
-                           uint32_t part) FABRIC_REQUIRES(state_lock);
+  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op) FABRIC_REQUIRES(state_lock);
+  PostBatch& target_batch_on(RailSlot& rail, LocalRegion* region, const Op& op)
+      FABRIC_REQUIRES(state_lock);
   WriteOp wire_template(const CachedPath& cached_path) const noexcept FABRIC_REQUIRES(state_lock);
   static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
                         const PartSource& source) noexcept;
   void account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n)
       FABRIC_REQUIRES(state_lock);
+  void on_posted_targets(PostBatch& post_batch, uint32_t accepted) FABRIC_REQUIRES(state_lock);
   void on_posted(PostBatch& post_batch, uint32_t accepted) FABRIC_REQUIRES(state_lock);
   void keep_refused(RailSlot& rail, std::span<WriteOp> rest) FABRIC_REQUIRES(state_lock);
   uint32_t split_out(PostBatch& post_batch, uint32_t at) FABRIC_REQUIRES(state_lock);
@@ -415,9 +422,12 @@ class Transfers {
   void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event)
       FABRIC_REQUIRES(state_lock);
   void retire_delivered_batch(PostBatch& post_batch, uint32_t bits) FABRIC_REQUIRES(state_lock);
+  void retire_delivered_targets(PostBatch& post_batch, uint32_t bits) FABRIC_REQUIRES(state_lock);
+  void complete_batched_parts(uint32_t owner_op, uint32_t n, uint64_t bytes)
+      FABRIC_REQUIRES(state_lock);
   uint64_t complete_writes(const PostBatch& post_batch, uint32_t bits, uint32_t n)
       FABRIC_REQUIRES(state_lock);
-  uint64_t bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_t n) const noexcept
+  uint64_t bytes_of(const PostBatch& post_batch, uint32_t n) const noexcept
       FABRIC_REQUIRES(state_lock);
   void retire_delivered(uint32_t cookie) FABRIC_REQUIRES(state_lock);
   void after_retire(Peer& peer, Path& path) FABRIC_REQUIRES(state_lock);
