@@ -8,6 +8,7 @@
 #include <fabric/config.h>
 #include <fabric/counter.h>
 #include <fabric/export.h>
+#include <fabric/lists.h>
 #include <fabric/memory.h>
 #include <fabric/notify.h>
 #include <fabric/peer.h>
@@ -155,6 +156,15 @@ class FABRIC_EXPORT Engine {
   /// Fails with kBadFormat, kVersion, kPeerLost (made by another incarnation of the owner),
   /// kPermission (granted to another peer), kNotFound (revoked, or `owner` is not a peer).
   Result<RemoteRegion> import_region(PeerId owner, std::span<const std::byte> desc);
+
+  // Prepared lists
+  /// The pages that `Pages::list` names, in this order; a page may occur more than once.
+  ///
+  /// Cost: allocates and copies: 4 bytes a page for indices, 8 bytes a range for ranges.
+  /// Fails with kInvalidArgument (empty, a range without pages or past page 2^32 - 1), kTooLarge
+  /// (more than 2^32 - 1 pages), kExhausted (memory, 65,536 lists of an engine).
+  Result<PageList> make_page_list(std::span<const uint32_t> indices);
+  Result<PageList> make_page_list(std::span<const PageRange> ranges);
 
   // Notification
   Result<Inbox> make_inbox(uint32_t depth);

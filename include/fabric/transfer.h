@@ -32,20 +32,49 @@ struct Write {
 };
 static_assert(sizeof(Write) <= 104);
 
-/// Byte offset of page i in its region: offset_bytes + indices[i] * stride_bytes.
+/// Byte offset of element j of page i in its region:
+///
+///     offset_bytes + index[i] * stride_bytes + j * inner_stride_bytes
+///
+/// The indices are in the request, which copies them at submit, or in a prepared list
+/// (Engine::make_page_list), of which submit() only takes the name: `indices` or `list`, not both.
 struct Pages {
   std::span<const uint32_t> indices{};
   uint64_t stride_bytes = 0;
   uint64_t offset_bytes = 0;
+  PageListId list{};
+  uint64_t inner_stride_bytes = 0;
 };
 
-/// Many pages of equal size between two regions: one count per page, one completion for all.
+/// Many parts of equal size between two regions: one count for each, one completion for all.
+///
+/// A part is a page, or, with an inner count, one of that many elements of a page. A slice of the
+/// heads of a KV cache, which has [page][token][head] here and there, takes no index per token:
+///
+///     PagedWrite{.source = cache,
+///                .source_pages = {.stride_bytes = kPage, .offset_bytes = layer + slice,
+///                                 .list = pages, .inner_stride_bytes = kToken},
+///                .target = theirs,
+///                .target_pages = {.stride_bytes = kTheirPage, .offset_bytes = their_layer,
+///                                 .list = their_pages, .inner_stride_bytes = kTheirToken},
+///                .page_bytes = kSlice, .inner_count = kTokensPerPage}
+///
+/// Parts are numbered page by page: Event::first_failed of element j of page i is
+/// i * inner_count + j.
+///
+/// Cost: with prepared lists submit() takes the same time for any number of pages. Indices in the
+///   request are read and copied, 4 bytes each, into Config::index_arena_bytes.
+/// Fails with kInvalidArgument (no pages, `indices` and `list` on one side, a different number of
+/// pages on both sides, inner_count 0), kNotFound (a list that was destroyed, or is of another
+/// engine), kOutOfBounds, kTooLarge (more than 2^32 - 1 parts, or indices that never fit in the
+/// arena), kExhausted.
 struct PagedWrite {
   RegionId source{};
   Pages source_pages{};
   RemoteRegion target{};
   Pages target_pages{};
-  uint64_t page_bytes = 0;
+  uint64_t page_bytes = 0;   ///< of one part
+  uint32_t inner_count = 1;  ///< parts of a page
   CounterKey imm{};
   Priority priority = Priority::kNormal;
   Timeout timeout{};

@@ -46,6 +46,7 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       groups(config.peers_max * 16) {
   engine_id = config.engine_id != 0 ? config.engine_id : rng.next() | 1;
   incarnation = driver->incarnation();
+  page_lists.set_first_generation(static_cast<uint32_t>(Rng(engine_id ^ incarnation).next()));
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {
     ops.at(i).timer.kind = HeapTimer::Kind::kOp;
@@ -424,7 +425,7 @@ void EngineCore::complete_transfer(Op& op) {
   if (op.parts_failed == 0 && Reporter::is_silent(op.notify)) {
     timers.clear(op.timer);
     unlink_running(op);
-    if (op.list.data != nullptr) release_lists(op);
+    if (op.has_lists()) release_lists(op);
     reporter.defer_op(op);
     return;
   }
@@ -455,6 +456,9 @@ void EngineCore::report_completion(Op& op, const Event& event) {
 void EngineCore::release_lists(Op& op) noexcept {
   arena.free(op.list.data);
   op.list = {};
+  for (PageSide* const side : {&op.source_pages, &op.target_pages}) {
+    if (side->list != nullptr) page_lists.release(*std::exchange(side->list, nullptr));
+  }
 }
 
 void EngineCore::room_made() noexcept {

@@ -23,6 +23,7 @@
 #include "base/rng.h"
 #include "core/counters.h"
 #include "core/op.h"
+#include "core/page_list.h"
 #include "core/peer.h"
 #include "core/protocol_counters.h"
 #include "core/region.h"
@@ -138,6 +139,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   }
   /// Runs a blocking call into a network on an offload queue; close() waits for it.
   void offload(std::function<void()> job);
+  Result<std::shared_ptr<const PageListState>> add_page_list(Result<PageIndices> pages)
+      FABRIC_EXCLUDES(state_lock);
   void destroy_group(GroupId id)
       FABRIC_REQUIRES(state_lock);  ///< state lock held, as for the next one
   void sweep_groups()
@@ -235,6 +238,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Peers peers;
   Counters counters;
   SlotTable<GroupSlot> groups;
+  ListTable<PageListSlot> page_lists;
   /// Groups that were destroyed while a submitter was reading them.
   std::vector<uint32_t> dying_groups FABRIC_GUARDED_BY(state_lock);
   uint32_t running_head FABRIC_GUARDED_BY(state_lock) = kNone;  ///< list of running operations
@@ -303,7 +307,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void complete_expectation(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
   void link_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
   void unlink_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
-  void release_lists(Op& op) noexcept;
+  void release_lists(Op& op) noexcept FABRIC_REQUIRES(state_lock);
   uint32_t poll_control(NetworkSlot& network, uint8_t index) FABRIC_REQUIRES(state_lock);
   uint32_t post_all() FABRIC_REQUIRES(state_lock);
   void drop_networks() FABRIC_REQUIRES(state_lock);

@@ -262,10 +262,11 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
 
 uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   const uint32_t index = path.queue[priority].head;
-  const PendingFragment& fragment = pending_.at(index);
+  PendingFragment& fragment = pending_.at(index);
   Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
-  PartSource source = part_of(op, fragment.part);
+  PartSource source = op.kind == OpKind::kPaged ? page_of(op, fragment.part, fragment.pages)
+                                                : part_of(op, fragment.part);
   bool last = true;
   if (op.kind == OpKind::kWrite) {
     source.source_offset += fragment.offset;
@@ -298,12 +299,14 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
   LocalRegion* const region = core_.regions.at(op.source.slot);
-  const auto indices = op.list.as<uint32_t>();
   WriteOp wire{};
   wire.priority = static_cast<uint8_t>(op.priority);
   fill_wire(wire, op, path,
-            {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key});
-  const uint64_t source = wire.source + op.source_offset;
+            {.target = op.target,
+             .source_offset = op.source_offset,
+             .target_offset = op.target_offset,
+             .size_bytes = op.size_bytes,
+             .counter_key = op.counter_key});
   const uint32_t n =
       std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
   PostBatch& post_batch = new_post_batch(path, peer, rail, region, op);
@@ -314,14 +317,8 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   post_batch.inflight = PostBatch::low_bits(n);
   post_batch.with_imm = wire.has_imm != 0 ? post_batch.inflight : 0;
   post_batch.bytes = n * op.size_bytes;
-  const uint32_t* from = indices.data() + fragment.part;
-  for (uint32_t i = 0; i < n; ++i, from += fragment.stride) {
-    WriteOp& one = out[i];
-    one = wire;
-    one.cookie = post_batch.cookie(i);
-    one.source = source + from[0] * op.source_stride;
-    one.target = op.target_offset + from[op.parts] * op.target_stride;
-  }
+  wire.cookie = post_batch.cookie(0);
+  fill_pages(out.first(n), wire, op, fragment);
   path.inflight += n;
   rail.inflight += n;
   region->inflight += n;
@@ -334,6 +331,47 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
     pending_.give_back(index);
   }
   return n;
+}
+
+/// Makes work requests for the next out.size() parts of a paged write. `wire` is what they have in
+/// common: the cookie of the first one, and where page 0 would be.
+[[gnu::always_inline]] inline void Transfers::fill_pages(std::span<WriteOp> out,
+                                                         const WriteOp& wire, const Op& op,
+                                                         PendingFragment& fragment) noexcept {
+  const PageSide& from = op.source_pages;
+  const PageSide& to = op.target_pages;
+  const auto n = static_cast<uint32_t>(out.size());
+  if (from.indices != nullptr && to.indices != nullptr && op.inner_count == 1) [[likely]] {
+    const uint32_t* source = from.indices + fragment.part;
+    const uint32_t* target = to.indices + fragment.part;
+    for (uint32_t i = 0; i < n; ++i, source += fragment.stride, target += fragment.stride) {
+      WriteOp& one = out[i];
+      one = wire;
+      one.cookie = wire.cookie + i;
+      one.source = wire.source + *source * from.stride;
+      one.target = wire.target + *target * to.stride;
+    }
+    return;
+  }
+  uint32_t page = fragment.part / op.inner_count;
+  uint32_t inner = fragment.part % op.inner_count;
+  const uint32_t page_step = fragment.stride / op.inner_count;
+  const uint32_t inner_step = fragment.stride % op.inner_count;
+  PageCursor cursor = fragment.pages;
+  for (uint32_t i = 0; i < n; ++i) {
+    WriteOp& one = out[i];
+    one = wire;
+    one.cookie = wire.cookie + i;
+    one.source = wire.source + from.offset_of(page, inner, cursor.source_run);
+    one.target = wire.target + to.offset_of(page, inner, cursor.target_run);
+    page += page_step;
+    inner += inner_step;
+    if (inner >= op.inner_count) {
+      inner -= op.inner_count;
+      ++page;
+    }
+  }
+  fragment.pages = cursor;
 }
 
 void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {

@@ -11,6 +11,7 @@
 
 #include "base/free_list.h"
 #include "core/counter_table.h"
+#include "core/page_list.h"
 #include "core/timer_heap.h"
 
 namespace fabric::core {
@@ -40,7 +41,7 @@ enum class OpState : uint8_t {
   kReporting,  ///< completed; the callback thread still has to run its callback
 };
 
-/// A page list, scatter targets, names or message bytes, copied at submit into the arena.
+/// Page indices, scatter targets, names or message bytes, copied at submit into the arena.
 struct OpList {
   void* data = nullptr;
   uint32_t count = 0;
@@ -67,11 +68,17 @@ struct OpRequest {
   Notify notify{};
   PeerId peer{};
   GroupId group{};
-  OpList list{};  ///< first source then target indices; targets; keys; names; bytes
-  uint64_t source_stride = 0, target_stride = 0;
+  OpList list{};  ///< page indices of the request; targets; keys; names; bytes
+  PageSide source_pages{}, target_pages{};
+  uint32_t inner_count = 1;  ///< parts of a page
   std::span<CounterKey> resolved{};
   CounterTable::Expectation expectation{};
   uint64_t expected = 0;
+
+  /// It holds memory that must be released when it completes.
+  bool has_lists() const noexcept {
+    return list.data != nullptr || source_pages.list != nullptr || target_pages.list != nullptr;
+  }
 };
 
 /// How far the operation has come. Only the worker changes it, except for `parts` and the early

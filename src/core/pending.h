@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/page_list.h"
+
 namespace fabric::core {
 
 inline constexpr uint32_t kNone = UINT32_MAX;
@@ -36,6 +38,7 @@ struct PendingFragment {
   uint64_t offset = 0;      ///< of a shard: the first byte that is not posted ...
   uint64_t size_bytes = 0;  ///< ... and how many there are from there
   Shard shard{};
+  PageCursor pages{};
   PendingQueue* queue = nullptr;
   uint32_t prev = kNone, next = kNone;        ///< in its queue
   uint32_t op_prev = kNone, op_next = kNone;  ///< in the list of its operation

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "core/core.h"
+#include "core/submit.h"
 
 // The submitter's side: checks every argument against the current state, copies the request into an
 // operation slot, and pushes its number into the submission ring. No lock; a refused request leaves
@@ -12,33 +12,9 @@ namespace fabric::core {
 
 namespace {
 
-/// offset + size <= limit, without overflow.
-bool fits(uint64_t offset, uint64_t size, uint64_t limit) noexcept {
-  return offset <= limit && size <= limit - offset;
-}
-
-/// Every page of the list lies inside `limit`.
-bool pages_fit(const Pages& pages, uint64_t page_bytes, uint64_t limit) noexcept {
-  uint32_t largest = 0;
-  for (const uint32_t index : pages.indices) largest = std::max(largest, index);
-  uint64_t last = 0, end = 0;
-  return !__builtin_mul_overflow(pages.stride_bytes, static_cast<uint64_t>(largest), &last) &&
-         !__builtin_add_overflow(last, pages.offset_bytes, &end) && fits(end, page_bytes, limit);
-}
-
 constexpr const char* kShareOfOnePeer = "ops_max: the share of one peer";
 
 }  // namespace
-
-/// The common part of all requests.
-struct EngineCore::Request {
-  OpKind kind{};
-  Priority priority = Priority::kNormal;
-  Timeout timeout{};
-  BatchId batch{};
-  const Notify* notify = nullptr;
-  PeerId peer{};  ///< of operations with one peer: its quota is charged
-};
 
 Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const {
   int64_t until = 0;
@@ -368,49 +344,6 @@ Result<uint32_t> EngineCore::submit(std::span<const Write> requests) {
   if (taken == 0) return group.why;
   driver->wake(*this);
   return taken;
-}
-
-Result<OpId> EngineCore::submit(const PagedWrite& request) {
-  if (refuses()) return fail(Errc::kClosed, "engine");
-  auto source = regions.local_size(request.source, "source");
-  if (!source) return source.error();
-  auto target = regions.remote_size(request.target, "target");
-  if (!target) return target.error();
-  const size_t n = request.source_pages.indices.size();
-  if (n == 0) return fail(Errc::kInvalidArgument, "source_pages.indices");
-  if (n != request.target_pages.indices.size()) {
-    return fail(Errc::kInvalidArgument, "target_pages.indices");
-  }
-  if (!pages_fit(request.source_pages, request.page_bytes, *source)) {
-    return fail(Errc::kOutOfBounds, "source_pages");
-  }
-  if (!pages_fit(request.target_pages, request.page_bytes, *target)) {
-    return fail(Errc::kOutOfBounds, "target_pages");
-  }
-  auto admitted = admit({.kind = OpKind::kPaged,
-                         .priority = request.priority,
-                         .timeout = request.timeout,
-                         .batch = request.batch,
-                         .notify = &request.notify,
-                         .peer = regions.remote_peer(request.target)});
-  if (!admitted) return admitted.error();
-  Op& op = **admitted;
-  auto list = copy_list(op, nullptr, 2 * n * sizeof(uint32_t), "source_pages.indices");
-  if (!list) return list.error();
-  auto* indices = static_cast<uint32_t*>(*list);
-  std::copy_n(request.source_pages.indices.data(), n, indices);
-  std::copy_n(request.target_pages.indices.data(), n, indices + n);
-  op.list.count = static_cast<uint32_t>(2 * n);
-  op.parts = static_cast<uint32_t>(n);
-  op.source = request.source;
-  op.source_offset = request.source_pages.offset_bytes;
-  op.source_stride = request.source_pages.stride_bytes;
-  op.target = request.target;
-  op.target_offset = request.target_pages.offset_bytes;
-  op.target_stride = request.target_pages.stride_bytes;
-  op.size_bytes = request.page_bytes;
-  op.counter_key = request.imm;
-  return launch(op);
 }
 
 Result<void> EngineCore::check_scatter(const Scatter& request) const {

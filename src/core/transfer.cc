@@ -15,12 +15,8 @@ Transfers::Transfers(EngineCore& core) : core_(core) {}
 Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noexcept {
   switch (op.kind) {
     case OpKind::kPaged: {
-      const auto indices = op.list.as<uint32_t>();
-      return {.target = op.target,
-              .source_offset = op.source_offset + indices[part] * op.source_stride,
-              .target_offset = op.target_offset + indices[op.parts + part] * op.target_stride,
-              .size_bytes = op.size_bytes,
-              .counter_key = op.counter_key};
+      PageCursor cursor;
+      return page_of(op, part, cursor);
     }
     case OpKind::kScatter: {
       const ScatterTarget& target = op.list.as<ScatterTarget>()[part];
@@ -39,6 +35,18 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
               .size_bytes = op.size_bytes,
               .counter_key = op.counter_key};
   }
+}
+
+Transfers::PartSource Transfers::page_of(const Op& op, uint32_t part,
+                                         PageCursor& cursor) const noexcept {
+  const uint32_t page = op.inner_count == 1 ? part : part / op.inner_count;
+  const uint32_t inner = part - page * op.inner_count;
+  return {
+      .target = op.target,
+      .source_offset = op.source_offset + op.source_pages.offset_of(page, inner, cursor.source_run),
+      .target_offset = op.target_offset + op.target_pages.offset_of(page, inner, cursor.target_run),
+      .size_bytes = op.size_bytes,
+      .counter_key = op.counter_key};
 }
 
 void Transfers::stop(Op& op, Errc code) {

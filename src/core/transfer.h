@@ -362,6 +362,8 @@ class Transfers {
   uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
       FABRIC_REQUIRES(state_lock);
+  static void fill_pages(std::span<WriteOp> out, const WriteOp& wire, const Op& op,
+                         PendingFragment& fragment) noexcept;
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source)
       FABRIC_REQUIRES(state_lock);
   void advance_pending(Op& op, uint32_t index, uint64_t bytes) FABRIC_REQUIRES(state_lock);
@@ -416,6 +418,9 @@ class Transfers {
 
   // transfer.cc: retiring and completing what is not the common case; closing paths
   PartSource part_of(const Op& op, uint32_t part) const noexcept FABRIC_REQUIRES(state_lock);
+  /// The same for a paged write, without a search if parts are visited in order.
+  PartSource page_of(const Op& op, uint32_t part, PageCursor& cursor) const noexcept
+      FABRIC_REQUIRES(state_lock);
   void retire_write(uint32_t cookie, const CompletionStatus& reported) FABRIC_REQUIRES(state_lock);
   void complete_inflight(const InflightWrite& write, const CompletionStatus& status)
       FABRIC_REQUIRES(state_lock);
