@@ -41,11 +41,14 @@ struct Case {
 
 constexpr uint32_t kTargets = 56;
 constexpr int64_t kStepNs = 100;  // a small write reads the clock a few times
-constexpr std::array<Case, 8> kCases{{
+constexpr std::array<Case, 11> kCases{{
     {"single_write", 1, 1, 2000, &BenchEngines::write},
     {"span64_write", 1, BenchEngines::kSpan, 100, &BenchEngines::span},
     {"scatter56", kTargets, kTargets, 50, &BenchEngines::scatter},
     {"paged1024", 1, BenchEngines::kPages, 10, &BenchEngines::paged},
+    {"listed_pages1024", 1, BenchEngines::kPages, 10, &BenchEngines::listed_pages},
+    {"ranged_pages1024", 1, BenchEngines::kPages, 10, &BenchEngines::ranged_pages},
+    {"listed_writes1024", 1, BenchEngines::kPages, 10, &BenchEngines::listed_writes},
     {"counted_immediate", 0, 256, 50, nullptr},
     {"message", 1, 1, 500, &BenchEngines::message},
     {"expectation", 1, 1, 2000, &BenchEngines::expectation},

@@ -11,7 +11,8 @@ namespace fabric {
 class Engine;
 namespace core {
 struct PageListState;
-}
+struct WriteListState;
+}  // namespace core
 
 /// The pages `first`, `first + 1`, ..., `count` of them.
 struct PageRange {
@@ -38,6 +39,31 @@ class FABRIC_EXPORT PageList {
   friend class Engine;
   explicit PageList(std::shared_ptr<const core::PageListState> state) noexcept;
   std::shared_ptr<const core::PageListState> state_;
+};
+
+/// One write of a prepared list. The offsets are added to those of ListedWrites.
+struct ListedWrite {
+  uint64_t source_offset = 0;
+  uint64_t target_offset = 0;
+  uint64_t size_bytes = 0;
+};
+static_assert(sizeof(ListedWrite) == 24);
+
+/// Writes that were copied once, by Engine::make_write_list(), to be submitted by ranges as often
+/// as needed: a transfer plan. Immutable and cheap to copy.
+///
+/// Lifetime and threads: as for PageList.
+class FABRIC_EXPORT WriteList {
+ public:
+  WriteList() = default;
+  WriteListId id() const noexcept;
+  operator WriteListId() const noexcept { return id(); }
+  uint32_t size() const noexcept;  ///< writes
+
+ private:
+  friend class Engine;
+  explicit WriteList(std::shared_ptr<const core::WriteListState> state) noexcept;
+  std::shared_ptr<const core::WriteListState> state_;
 };
 
 }  // namespace fabric

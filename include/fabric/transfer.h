@@ -82,6 +82,34 @@ struct PagedWrite {
   Notify notify{};
 };
 
+/// The writes `first` to `first + count - 1` of a prepared list (Engine::make_write_list), from one
+/// region to one region of a peer: one count for each write, one completion for all. Regions and
+/// base offsets are named here, so that a list outlives a session, and serves every peer that has
+/// the same layout.
+///
+/// A write of a list is never striped: one NIC carries all of it, and the writes take turns on the
+/// NICs. It is one work request, so it completes with kTooLarge where the network's largest one is
+/// smaller (Caps::write_bytes_max); the others are not affected. Event::first_failed counts from
+/// `first`.
+///
+/// Cost: submit() takes the same time for any count, if all of the list lies inside both regions.
+///   Otherwise it looks at each write of the range.
+/// Fails with kInvalidArgument (no list, count 0), kNotFound (a list that was destroyed, or is of
+/// another engine), kOutOfBounds (`first` or `count`: not in the list; `source` or `target`: a
+/// write past the region), kExhausted.
+struct ListedWrites {
+  WriteListId list{};
+  uint32_t first = 0;
+  uint32_t count = 0;
+  LocalRef source{};
+  RemoteRef target{};
+  CounterKey imm{};
+  Priority priority = Priority::kNormal;
+  Timeout timeout{};
+  BatchId batch{};
+  Notify notify{};
+};
+
 struct ScatterTarget {
   RemoteRef target{};  ///< implies the peer
   uint64_t source_offset = 0;

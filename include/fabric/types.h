@@ -31,7 +31,8 @@ using OpId = Handle<struct OpTag>;          ///< one accepted operation
 using RegionId = Handle<struct RegionTag>;  ///< local registered memory
 using BatchId = Handle<struct BatchTag>;    ///< operations waited for and cancelled together
 using GroupId = Handle<struct GroupTag>;    ///< a fixed list of peers
-using PageListId = Handle<struct PageListTag>;  ///< a prepared list of pages
+using PageListId = Handle<struct PageListTag>;    ///< a prepared list of pages
+using WriteListId = Handle<struct WriteListTag>;  ///< a prepared list of writes
 
 /// An offset in local registered memory.
 struct LocalRef {

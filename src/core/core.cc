@@ -46,7 +46,9 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       groups(config.peers_max * 16) {
   engine_id = config.engine_id != 0 ? config.engine_id : rng.next() | 1;
   incarnation = driver->incarnation();
-  page_lists.set_first_generation(static_cast<uint32_t>(Rng(engine_id ^ incarnation).next()));
+  const auto lists_from = static_cast<uint32_t>(Rng(engine_id ^ incarnation).next());
+  page_lists.set_first_generation(lists_from);
+  write_lists.set_first_generation(lists_from);
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {
     ops.at(i).timer.kind = HeapTimer::Kind::kOp;
@@ -459,6 +461,7 @@ void EngineCore::release_lists(Op& op) noexcept {
   for (PageSide* const side : {&op.source_pages, &op.target_pages}) {
     if (side->list != nullptr) page_lists.release(*std::exchange(side->list, nullptr));
   }
+  if (op.write_list != nullptr) write_lists.release(*std::exchange(op.write_list, nullptr));
 }
 
 void EngineCore::room_made() noexcept {

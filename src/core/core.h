@@ -32,6 +32,7 @@
 #include "core/state_mutex.h"
 #include "core/timer_heap.h"
 #include "core/transfer.h"
+#include "core/write_list.h"
 
 namespace fabric::core {
 
@@ -141,6 +142,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void offload(std::function<void()> job);
   Result<std::shared_ptr<const PageListState>> add_page_list(Result<PageIndices> pages)
       FABRIC_EXCLUDES(state_lock);
+  Result<std::shared_ptr<const WriteListState>> add_write_list(std::span<const ListedWrite> writes)
+      FABRIC_EXCLUDES(state_lock);
   void destroy_group(GroupId id)
       FABRIC_REQUIRES(state_lock);  ///< state lock held, as for the next one
   void sweep_groups()
@@ -151,6 +154,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   // Operations, any thread (submit.cc).
   Result<OpId> submit(const Write& request);
   Result<OpId> submit(const PagedWrite& request);
+  Result<OpId> submit(const ListedWrites& request);
   Result<OpId> submit(const Scatter& request);
   Result<OpId> submit(const Signal& request);
   Result<OpId> submit(const Send& request);
@@ -239,6 +243,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Counters counters;
   SlotTable<GroupSlot> groups;
   ListTable<PageListSlot> page_lists;
+  ListTable<WriteListSlot> write_lists;
   /// Groups that were destroyed while a submitter was reading them.
   std::vector<uint32_t> dying_groups FABRIC_GUARDED_BY(state_lock);
   uint32_t running_head FABRIC_GUARDED_BY(state_lock) = kNone;  ///< list of running operations

@@ -248,8 +248,9 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
          next_path(rail, priority, path)) {
     const PendingFragment& fragment = pending_.at(path->queue[priority].head);
     const bool alone = rail.listed == 1 && priority != kBulk;  // no other path waits for its turn
-    if (alone && core_.ops.at(fragment.op).kind == OpKind::kPaged) {
-      n += make_page_batch(rail, *path, priority, out.subspan(n));
+    const OpKind kind = core_.ops.at(fragment.op).kind;
+    if (alone && (kind == OpKind::kPaged || kind == OpKind::kListed)) {
+      n += make_part_batch(rail, *path, priority, out.subspan(n));
     } else {
       const uint32_t cookie = make_write(rail, *path, priority);
       out[n++] = inflight_[cookie].wire;
@@ -291,8 +292,9 @@ uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   return cookie;
 }
 
-/// Makes a post batch of as many pages of one pending fragment as there is room for, at least one.
-uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priority,
+/// Makes a post batch of as many pages or listed writes of one pending fragment as there is room
+/// for, at least one.
+uint32_t Transfers::make_part_batch(RailSlot& rail, Path& path, uint32_t priority,
                                     std::span<WriteOp> out) {
   const uint32_t index = path.queue[priority].head;
   PendingFragment& fragment = pending_.at(index);
@@ -316,9 +318,13 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   post_batch.count = n;
   post_batch.inflight = PostBatch::low_bits(n);
   post_batch.with_imm = wire.has_imm != 0 ? post_batch.inflight : 0;
-  post_batch.bytes = n * op.size_bytes;
   wire.cookie = post_batch.cookie(0);
-  fill_pages(out.first(n), wire, op, fragment);
+  if (op.kind == OpKind::kPaged) {
+    post_batch.bytes = n * op.size_bytes;
+    fill_pages(out.first(n), wire, op, fragment);
+  } else {
+    post_batch.bytes = fill_listed(out.first(n), wire, op, fragment);
+  }
   path.inflight += n;
   rail.inflight += n;
   region->inflight += n;
@@ -372,6 +378,25 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
     }
   }
   fragment.pages = cursor;
+}
+
+/// The same for listed writes. Returns the bytes of all of them.
+[[gnu::always_inline]] inline uint64_t Transfers::fill_listed(
+    std::span<WriteOp> out, const WriteOp& wire, const Op& op,
+    const PendingFragment& fragment) noexcept {
+  const ListedWrite* from = op.listed + fragment.part;
+  uint64_t bytes = 0;
+  uint32_t cookie = wire.cookie;
+  for (WriteOp& one : out) {
+    one = wire;
+    one.cookie = cookie++;
+    one.source = wire.source + from->source_offset;
+    one.target = wire.target + from->target_offset;
+    one.size_bytes = from->size_bytes;
+    bytes += from->size_bytes;
+    from += fragment.stride;
+  }
+  return bytes;
 }
 
 void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {

@@ -249,7 +249,7 @@ nlohmann::json EngineCore::dump_object() {
                  {"inflight_writes", transfers.inflight_held()},
                  {"broken_connections", transfers.broken_held()},
                  {"batches", reporter.batches.live()},
-                 {"prepared_lists", page_lists.live()},
+                 {"prepared_lists", page_lists.live() + write_lists.live()},
                  {"messages", peers.messages_held()},
                  {"callbacks", reporter.callbacks_held()}};
   for (const NetworkSlot& network : networks) {

@@ -353,6 +353,7 @@ Result<Subscription> Engine::subscribe(Notify notify) {
   }
 FABRIC_SUBMIT(Write)
 FABRIC_SUBMIT(PagedWrite)
+FABRIC_SUBMIT(ListedWrites)
 FABRIC_SUBMIT(Scatter)
 FABRIC_SUBMIT(Signal)
 FABRIC_SUBMIT(Send)

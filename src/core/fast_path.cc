@@ -16,9 +16,9 @@
 // is a compressed record: entries of one path, source region and user's batch that are posted
 // together share a PostBatch, and are retired by clearing bits. One post may hold several.
 //
-// Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages are
-// posted as PostBatches (make_page_batch()). A PostBatch of which one entry needs attention is
-// expanded into the single records that the slow path works with.
+// Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages and
+// listed writes are posted as PostBatches (make_part_batch()). A PostBatch of which one entry needs
+// attention is expanded into the single records that the slow path works with.
 
 namespace fabric::core {
 

@@ -8,6 +8,8 @@ const char* to_string(OpKind kind) noexcept {
       return "write";
     case OpKind::kPaged:
       return "paged write";
+    case OpKind::kListed:
+      return "listed writes";
     case OpKind::kScatter:
       return "scatter";
     case OpKind::kSignal:

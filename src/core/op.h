@@ -13,12 +13,14 @@
 #include "core/counter_table.h"
 #include "core/page_list.h"
 #include "core/timer_heap.h"
+#include "core/write_list.h"
 
 namespace fabric::core {
 
 enum class OpKind : uint8_t {
   kWrite,
   kPaged,
+  kListed,
   kScatter,
   kSignal,
   kSend,
@@ -70,14 +72,17 @@ struct OpRequest {
   GroupId group{};
   OpList list{};  ///< page indices of the request; targets; keys; names; bytes
   PageSide source_pages{}, target_pages{};
-  uint32_t inner_count = 1;  ///< parts of a page
+  uint32_t inner_count = 1;             ///< parts of a page
+  const ListedWrite* listed = nullptr;  ///< of listed writes: the first one, ...
+  WriteListSlot* write_list = nullptr;  ///< ... and the list, used until the operation completes
   std::span<CounterKey> resolved{};
   CounterTable::Expectation expectation{};
   uint64_t expected = 0;
 
   /// It holds memory that must be released when it completes.
   bool has_lists() const noexcept {
-    return list.data != nullptr || source_pages.list != nullptr || target_pages.list != nullptr;
+    return list.data != nullptr || source_pages.list != nullptr || target_pages.list != nullptr ||
+           write_list != nullptr;
   }
 };
 

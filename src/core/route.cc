@@ -23,7 +23,9 @@ void Transfers::start(Op& op) {
   core_.state_mutex.assert_held();
   {
     const OpHold hold(op);  // the last part may fail while others are not started
-    if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
+    const bool one_target =
+        op.kind == OpKind::kWrite || op.kind == OpKind::kPaged || op.kind == OpKind::kListed;
+    if (one_target) {
       start_parts(op, 0, op.parts);
     } else {
       const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
@@ -129,6 +131,8 @@ void Transfers::route(uint32_t index) {
     const RailSet up = network == nullptr ? RailSet{} : rails_for_new_work(peer, *network);
     if (network == nullptr || up.count == 0) {
       complete_unposted(op, fragment, peer.id(), network == nullptr ? why : Errc::kRailLost);
+    } else if (op.kind == OpKind::kListed) {
+      route_listed(op, peer, *network, up);
     } else if (op.kind != OpKind::kWrite &&
                part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
       complete_unposted(op, fragment, peer.id(), Errc::kTooLarge);
@@ -188,6 +192,24 @@ void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const Rail
     const uint32_t count = (op.parts - i + rails - 1) / rails;
     enqueue(op, peer, network, up.index[(first + i) % up.count],
             {.part = i, .stride = rails, .count = count});
+  }
+}
+
+/// In turns over the rails, as pages. If the list has writes that are too large for one work
+/// request, those of this range fail alone.
+void Transfers::route_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
+  const uint64_t most = network.rails[0].caps.write_bytes_max;
+  if (op.write_list->entries.size_max <= most) [[likely]] {
+    route_paged(op, peer, network, up);
+    return;
+  }
+  for (uint32_t i = 0; i < op.parts; ++i) {
+    const PendingFragment one{.part = i, .count = 1};
+    if (op.listed[i].size_bytes > most) {
+      complete_unposted(op, one, peer.id(), Errc::kTooLarge);
+    } else {
+      enqueue(op, peer, network, up.index[peer.rotation++ % up.count], one);
+    }
   }
 }
 

@@ -112,4 +112,47 @@ Result<OpId> EngineCore::submit(const PagedWrite& request) {
   return launch(op);
 }
 
+Result<OpId> EngineCore::submit(const ListedWrites& request) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  auto source = regions.local_size(request.source.region, "source");
+  if (!source) return source.error();
+  auto target = regions.remote_size(request.target.region, "target");
+  if (!target) return target.error();
+  if (!request.list) return fail(Errc::kInvalidArgument, "list");
+  PinnedList<WriteListSlot> list(write_lists, state_mutex, request.list.slot,
+                                 request.list.generation);
+  if (!list) return fail(Errc::kNotFound, "list");
+  const WriteEntries& entries = list->entries;
+  if (request.count == 0) return fail(Errc::kInvalidArgument, "count");
+  if (request.first >= entries.count) return fail(Errc::kOutOfBounds, "first");
+  if (request.count > entries.count - request.first) return fail(Errc::kOutOfBounds, "count");
+  const auto range = entries.range(request.first, request.count);
+  const auto inside = [&](const WriteEnds& ends) {
+    if (!fits(request.source.offset, ends.source, *source)) return "source";
+    return fits(request.target.offset, ends.target, *target) ? nullptr : "target";
+  };
+  if (inside(entries.ends) != nullptr) {
+    // Another range of the list may be for a larger region.
+    const char* const what = inside(WriteEnds::of(range));
+    if (what != nullptr) return fail(Errc::kOutOfBounds, what);
+  }
+  auto admitted = admit({.kind = OpKind::kListed,
+                         .priority = request.priority,
+                         .timeout = request.timeout,
+                         .batch = request.batch,
+                         .notify = &request.notify,
+                         .peer = regions.remote_peer(request.target.region)});
+  if (!admitted) return admitted.error();
+  Op& op = **admitted;
+  op.listed = range.data();
+  op.write_list = list.hand_over();
+  op.parts = request.count;
+  op.source = request.source.region;
+  op.source_offset = request.source.offset;
+  op.target = request.target.region;
+  op.target_offset = request.target.offset;
+  op.counter_key = request.imm;
+  return launch(op);
+}
+
 }  // namespace fabric::core

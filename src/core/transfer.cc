@@ -18,6 +18,14 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
       PageCursor cursor;
       return page_of(op, part, cursor);
     }
+    case OpKind::kListed: {
+      const ListedWrite& write = op.listed[part];
+      return {.target = op.target,
+              .source_offset = op.source_offset + write.source_offset,
+              .target_offset = op.target_offset + write.target_offset,
+              .size_bytes = write.size_bytes,
+              .counter_key = op.counter_key};
+    }
     case OpKind::kScatter: {
       const ScatterTarget& target = op.list.as<ScatterTarget>()[part];
       return {.target = target.target.region,

@@ -162,8 +162,9 @@ struct SignalTarget {
   CounterKey key{};
 };
 
-/// The data path of an engine: turns transfers (writes, paged writes, scatters, signals) into work
-/// requests, retires their completions, and replays what a broken connection left in doubt.
+/// The data path of an engine: turns transfers (writes, paged and listed writes, scatters, signals)
+/// into work requests, retires their completions, and replays what a broken connection left in
+/// doubt.
 ///
 /// Owner: EngineCore. Everything here runs under the state lock, nearly all of it on the worker
 /// during its turn. Rails are posted to and polled only there. close(), cancel(), disconnect() and
@@ -332,6 +333,8 @@ class Transfers {
       FABRIC_REQUIRES(state_lock);
   void route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
       FABRIC_REQUIRES(state_lock);
+  void route_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+      FABRIC_REQUIRES(state_lock);
   void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment)
       FABRIC_REQUIRES(state_lock);
   Path* path_for(Peer& peer, NetworkSlot& network, uint32_t rail) FABRIC_REQUIRES(state_lock);
@@ -360,10 +363,12 @@ class Transfers {
   void unlist_path(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept FABRIC_REQUIRES(state_lock);
   uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
-  uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
+  uint32_t make_part_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
       FABRIC_REQUIRES(state_lock);
   static void fill_pages(std::span<WriteOp> out, const WriteOp& wire, const Op& op,
                          PendingFragment& fragment) noexcept;
+  static uint64_t fill_listed(std::span<WriteOp> out, const WriteOp& wire, const Op& op,
+                              const PendingFragment& fragment) noexcept;
   void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source)
       FABRIC_REQUIRES(state_lock);
   void advance_pending(Op& op, uint32_t index, uint64_t bytes) FABRIC_REQUIRES(state_lock);
