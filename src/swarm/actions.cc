@@ -16,8 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint64_t kArenaBytes = 1u << 20, kSourceBytes = 1u << 20;
-constexpr uint64_t kWriteBytesMax = 64u << 10, kPageBytesMax = 4u << 10;
-constexpr uint32_t kPagesMax = 24, kArenasMax = 8;
+constexpr uint64_t kWriteBytesMax = 64u << 10;
+constexpr uint32_t kArenasMax = 8;
 /// Allowed after timeout and drain: one turn, and a NIC that is slow to release the source.
 constexpr Nanos kSlack = 30ms;
 constexpr uint16_t kChannel = 1, kChannelWithoutListener = 9;
@@ -110,6 +110,8 @@ void Runner::perform(const Action& action) {
       return reopen_later(action.node, world_.now() + draw_timeout(rng) / 4);
     case Action::Kind::kMisuse:
       return misuse(*actor, action.other, rng);
+    case Action::Kind::kListed:
+      return listed(*actor, action.other, rng);
   }
 }
 
@@ -425,20 +427,6 @@ void Runner::accepted(PendingOp op, OpId id) {
   pending_ops_.emplace(tag, std::move(op));
 }
 
-template <class Request>
-void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
-  request.notify = notify(process, op, rng, true);
-  if (op.batch) request.batch = *op.batch;
-  submitting_ = true;
-  const auto id = process.engine->submit(request);
-  submitting_ = false;
-  if (!id) {
-    coverage_.add("refusal", to_string(id.error().code));
-    return refused(process, op, id.error());
-  }
-  accepted(std::move(op), *id);
-}
-
 // ---- Transfers ----------------------------------------------------------------------------------
 
 void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
@@ -491,47 +479,6 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
     refused(process, ops[i],
             taken ? Error{.code = Errc::kExhausted, .what = "ops"} : taken.error());
   }
-}
-
-void Runner::paged(Process& process, uint32_t to, Rng& rng) {
-  Session* session = session_to(process, to);
-  if (session == nullptr) return;
-  const auto pages = static_cast<uint32_t>(rng.between(1, kPagesMax));
-  const uint64_t page = rng.between(1, kPageBytesMax);
-  // Target pages have a constant stride, so the gaps between their slots are equal.
-  const uint64_t stride = page + 64;
-  const uint32_t arena = arena_for(*session, (pages + 1) * stride + 64);
-  if (arena == kNone) return;
-  const RemoteRegion region = remote_region(*session, arena);
-  if (!region) return;
-  CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, pages);
-  const Nanos timeout = draw_op_timeout(rng);
-  PendingOp op = begin(process, PendingOp::Kind::kPaged, timeout);
-  const SourceRange source = source_for(process, pages * page, 0);
-  op.source = source.bytes;
-  op.bytes = pages * page;
-  std::vector<uint32_t> source_pages(pages), target_pages(pages);
-  uint64_t base = 0;
-  for (uint32_t i = 0; i < pages; ++i) {
-    const uint64_t content_seed = ++next_content_seed_;
-    // The source pages in reverse order, so that source and target indices differ.
-    source_pages[i] = pages - 1 - i;
-    target_pages[i] = i;
-    fill_content(source.bytes.subspan(source_pages[i] * page, page), content_seed);
-    const Part& part =
-        parts_[add_part(op, *session, arena, page, content_seed, model, stride - page)];
-    if (i == 0) base = arenas_[arena].memory.slot(part.slot).offset;
-  }
-  submit(process, std::move(op),
-         PagedWrite{.source = source.ref.region,
-                    .source_pages = {source_pages, page, source.ref.offset},
-                    .target = region,
-                    .target_pages = {target_pages, stride, base},
-                    .page_bytes = page,
-                    .imm = model == nullptr ? CounterKey{} : model->key,
-                    .priority = draw_priority(rng),
-                    .timeout = timeout},
-         rng);
 }
 
 void Runner::scatter(Process& process, Rng& rng) {

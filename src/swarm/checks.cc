@@ -230,6 +230,11 @@ void Runner::check_stale_descriptor(const Session& session) {
 /// No resources are held for completed operations. With lost datagrams a probe or a retransmission
 /// may be in flight at any instant, so the check repeats: a real leak persists.
 void Runner::check_leaks() {
+  for (auto& process : processes_) {
+    if (!process) continue;
+    process->page_lists.clear();
+    process->write_lists.clear();
+  }
   std::string leak;
   for (uint32_t attempts = 10; attempts > 0; --attempts) {
     leak.clear();
@@ -305,9 +310,10 @@ void Runner::check_new_work_succeeds() {
   };
   strict_ = plan_.world.drop_control == 0;
   strict_since_ = now();
-  all_do({Action::Kind::kPaged, Action::Kind::kWrites, Action::Kind::kScatter,
-          Action::Kind::kSignal, Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
-         Rng(plan_.seed));
+  all_do(
+      {Action::Kind::kPaged, Action::Kind::kListed, Action::Kind::kWrites, Action::Kind::kScatter,
+       Action::Kind::kSignal, Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
+      Rng(plan_.seed));
   all_do({Action::Kind::kDeregister}, Rng(plan_.seed));
   strict_ = false;
 }

@@ -67,6 +67,7 @@ struct PendingOp {
   enum class Kind : uint8_t {
     kWrite,
     kPaged,
+    kListed,
     kScatter,
     kSignal,
     kSend,
@@ -77,7 +78,7 @@ struct PendingOp {
     kExpect,
     kGroupWait,
   };
-  static constexpr uint32_t kKinds = 11;
+  static constexpr uint32_t kKinds = 12;
 
   uint64_t tag = 0;
   Kind kind = Kind::kWrite;

@@ -34,8 +34,9 @@ struct Action {
     kDisconnect,
     kRestart,  ///< closes the engine and opens another one after a while
     kMisuse,   ///< a call that must be refused
+    kListed,   ///< a range of a prepared write list
   };
-  static constexpr uint32_t kKinds = 19;
+  static constexpr uint32_t kKinds = 20;
 
   Nanos at{};
   Kind kind = Kind::kWrite;

@@ -44,7 +44,8 @@ namespace fabric::swarm {
 /// Runner's deques, which only grow, so an index outlives the process and the session it came from.
 /// Threads: one. World, engines, callbacks and checks all run on the thread that called run().
 ///
-/// Files: runner.cc has the schedule, faults and processes; actions.cc performs the actions;
+/// Files: runner.cc has the schedule, faults and processes; actions.cc and list_actions.cc perform
+/// the actions;
 /// misuse.cc makes calls that must be refused; completions.cc updates the model from arrivals and
 /// completions; checks.cc has the checks after each step and after the drain.
 class Runner {
@@ -90,6 +91,8 @@ class Runner {
     Subscription events{}, listener{};
     std::optional<Watcher> watcher{};
     std::vector<SourceBuffer> sources{};
+    std::vector<PageList> page_lists{};  ///< handles that outlive their operation
+    std::vector<WriteList> write_lists{};
     std::map<uint32_t, uint32_t> sessions{};  ///< index by target node
     uint64_t stored = 0, watched = 0;  ///< last value stored to the watcher, last one reported
     bool wants_room = false;           ///< saw kExhausted, and no kRoom since
@@ -121,7 +124,6 @@ class Runner {
   Nanos draw_op_timeout(Rng& rng) const;
   void perform(const Action& action);
   void write(Process& process, uint32_t to, Rng& rng, uint32_t how_many);
-  void paged(Process& process, uint32_t to, Rng& rng);
   void scatter(Process& process, Rng& rng);
   void signal(Process& process, Rng& rng);
   void send(Process& process, uint32_t to, Rng& rng);
@@ -162,8 +164,14 @@ class Runner {
   template <class Request>
   void submit(Process& process, PendingOp op, Request request, Rng& rng);
 
+  // list_actions.cc
+  void paged(Process& process, uint32_t to, Rng& rng);
+  void listed(Process& process, uint32_t to, Rng& rng);
+  std::optional<PageList> list_of(Process& process, std::span<const uint32_t> pages, Rng& rng);
+
   // misuse.cc
   void misuse(Process& process, uint32_t other, Rng& rng);
+  void misuse_lists(Process& process, const SourceRange& source, RemoteRegion region, Rng& rng);
   void misuse_environment(Process& process, uint32_t other, Rng& rng);
   void connect_from_other_job(Process& process, uint32_t other);
   void must_fail(std::string_view what, Errc wanted, const Error& error);
@@ -242,5 +250,19 @@ class Runner {
   sim::World world_;
   std::vector<std::optional<Process>> processes_;  ///< by node
 };
+
+template <class Request>
+void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
+  request.notify = notify(process, op, rng, true);
+  if (op.batch) request.batch = *op.batch;
+  submitting_ = true;
+  const auto id = process.engine->submit(request);
+  submitting_ = false;
+  if (!id) {
+    coverage_.add("refusal", to_string(id.error().code));
+    return refused(process, op, id.error());
+  }
+  accepted(std::move(op), *id);
+}
 
 }  // namespace fabric::swarm

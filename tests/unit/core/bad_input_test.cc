@@ -646,6 +646,10 @@ std::map<std::string, Error> call_everything(Engine& engine, const std::vector<s
   out["Write"] = engine.submit(Write{}).error();
   out["Writes"] = engine.submit(std::span<const Write>{}).error();
   out["PagedWrite"] = engine.submit(PagedWrite{}).error();
+  out["ListedWrites"] = engine.submit(ListedWrites{}).error();
+  out["make_page_list"] = engine.make_page_list(std::span<const uint32_t>{}).error();
+  out["make_page_list ranges"] = engine.make_page_list(std::span<const PageRange>{}).error();
+  out["make_write_list"] = engine.make_write_list({}).error();
   out["Scatter"] = engine.submit(Scatter{}).error();
   out["Signal"] = engine.submit(Signal{}).error();
   out["Send"] = engine.submit(Send{}).error();
