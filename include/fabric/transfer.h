@@ -83,9 +83,13 @@ struct Signal {
   Notify notify{};
 };
 
-/// A small two-sided message, copied; not ordered with writes (P7). Completes when it is queued at
-/// the peer's listener. Refused with kTooLarge above PeerInfo::message_bytes_max; completes with
-/// kUnsupported when the channel has no listener.
+/// A small two-sided message, copied. Completes when it is queued at the peer's listener. Refused
+/// with kTooLarge above PeerInfo::message_bytes_max; completes with kUnsupported when the channel
+/// has no listener.
+///
+/// Messages of one session and channel arrive in the order of their submits; with writes and with
+/// other channels they have no order (P7). One that fails is skipped: with kNotDelivered it never
+/// arrives, with kUnknown it may still arrive, in its place. Later ones do not wait for it.
 struct Send {
   PeerId peer{};
   uint16_t channel = 0;  ///< one per workload that shares the engine

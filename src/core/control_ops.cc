@@ -4,8 +4,9 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// The numbered messages of a connected session: paths, two-sided messages, names, revocations,
-// fences. Each request gets one reply; ReliableChannel retransmits and deduplicates.
+// The numbered messages of a connected session: paths, names, revocations, fences; two-sided
+// messages are in messages.cc. Each request gets one reply; ReliableChannel retransmits and
+// deduplicates.
 
 namespace fabric::core {
 
@@ -67,8 +68,7 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
       on_path_state(peer, frame.body);
       break;
     case MessageType::kMessage:
-      on_message(peer, frame.body);
-      break;
+      return take_message(peer, frame);
     case MessageType::kResolve:
       on_resolve(peer, frame.body);
       break;
@@ -206,7 +206,7 @@ void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
   }
 }
 
-// Two-sided messages
+// Requests and their replies
 
 uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   const uint32_t ref = peer.next_ref++;
@@ -221,99 +221,6 @@ Op* Peers::take_request(Peer& peer, uint32_t ref, PendingRequest& pending) {
   pending = it->second;
   peer.requests.erase(it);
   return pending.op == kNone ? nullptr : &core_.ops.at(pending.op);
-}
-
-void Peers::start_send(Op& op) {
-  Peer* peer = find(op.peer);
-  const PeerState state =
-      peer == nullptr ? PeerState::kLost : peer->state.load(std::memory_order_relaxed);
-  if (state >= PeerState::kLost || peer->fencing) {
-    core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
-    return;
-  }
-  peer->credits[op.channel].waiting.push_back(op.self);
-  send_queued_messages(*peer, op.channel);
-}
-
-void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
-  if (!peer.usable()) return;
-  ChannelCredit& credit = peer.credits[channel];
-  while (!credit.waiting.empty() && credit.outstanding < peer.hello.message_credits) {
-    Op& op = core_.ops.at(credit.waiting.front());
-    credit.waiting.pop_front();
-    if (op.list.count > peer.hello.message_bytes_max) {
-      core_.complete(op, Errc::kTooLarge, Remote::kNotDelivered);
-      continue;
-    }
-    ++credit.outstanding;
-    send_message(peer, op);
-  }
-}
-
-void Peers::send_message(Peer& peer, Op& op) {
-  op.ref = new_request(peer, op, true);
-  const auto bytes = op.list.as<const std::byte>();
-  send(peer, MessageType::kMessage,
-       control::encode(control::UserMessage{.ref = op.ref, .channel = op.channel, .bytes = bytes}));
-}
-
-void Peers::on_message(Peer& peer, const control::Body& body) {
-  auto message = control::decode_user_message(body);
-  if (!message || message->bytes.size() > core_.config.message_bytes_max) {
-    return on_bad_message(peer, MessageType::kMessage);
-  }
-  const auto listener = core_.reporter.listener(message->channel);
-  if (listener == Reporter::Listener::kMissing) {
-    send(peer, MessageType::kMessageDone, done(message->ref, Errc::kUnsupported));
-    return;
-  }
-  auto buffer = std::make_unique<MessageBuffer>();
-  buffer->bytes.assign(message->bytes.begin(), message->bytes.end());
-  auto& held = peer.held[message->channel];
-  if (listener == Reporter::Listener::kReady && held.empty()) {
-    deliver(peer, message->ref, message->channel, std::move(buffer));
-    return;
-  }
-  if (held.size() >= core_.config.message_credits) {
-    FABRIC_LOG(core_.log, kWarning, "core", "a peer sends beyond its credit: disconnected",
-               {"peer", peer.id()}, {"channel", message->channel});
-    lose(peer, PeerState::kLost, Errc::kExhausted, true);
-    return;
-  }
-  held.push_back({message->ref, std::move(buffer)});
-  ++messages_held_;
-}
-
-void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
-                    std::unique_ptr<MessageBuffer> buffer) {
-  Event event{.kind = EventKind::kMessage};
-  event.peer = peer.id();
-  event.value = channel;
-  for (Traffic* t : {&peer.rx(), &core_.rx}) {
-    ++t->messages;
-    t->bytes += buffer->bytes.size();
-  }
-  core_.reporter.deliver_message(channel, event, std::move(buffer));
-  send(peer, MessageType::kMessageDone, done(ref, Errc::kOk));
-}
-
-void Peers::deliver_held() {
-  for (Peer* peer : all()) {
-    for (auto& [channel, messages] : peer->held) {
-      while (!messages.empty()) {
-        const auto listener = core_.reporter.listener(channel);
-        if (listener == Reporter::Listener::kFull) break;
-        HeldMessage message = std::move(messages.front());
-        messages.pop_front();
-        --messages_held_;
-        if (listener == Reporter::Listener::kReady) {
-          deliver(*peer, message.ref, channel, std::move(message.buffer));
-        } else {
-          send(*peer, MessageType::kMessageDone, done(message.ref, Errc::kUnsupported));
-        }
-      }
-    }
-  }
 }
 
 void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
@@ -348,16 +255,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     }
     return;
   }
-  if (!pending.is_message) return;
-  ChannelCredit& credit = peer.credits[pending.channel];
-  if (credit.outstanding > 0) --credit.outstanding;
-  if (op != nullptr) {
-    for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
-    const bool ok = answer->code == Errc::kOk;
-    core_.complete(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
-                   ok ? op->list.count : 0);
-  }
-  send_queued_messages(peer, pending.channel);
+  if (pending.is_message) message_answered(peer, pending.channel, op, answer->code);
 }
 
 // Names

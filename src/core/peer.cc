@@ -122,6 +122,8 @@ void Peers::reset(Peer& peer) {
   peer.requests.clear();
   peer.region_revocations.clear();
   peer.credits.clear();
+  peer.early.clear();
+  peer.early_bytes = 0;
   peer.held.clear();
   peer.bound.clear();
   peer.imported.clear();
@@ -367,6 +369,8 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
     messages_held_ -= static_cast<uint32_t>(messages.size());
   }
   peer.held.clear();
+  peer.early.clear();
+  peer.early_bytes = 0;
   peer.drain_replies.clear();
   peer.revoked_keys.clear();
   // Its last writes may still be in a NIC queue. An inbound path is down only after its last count,

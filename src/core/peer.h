@@ -69,6 +69,12 @@ struct PendingRequest {
   uint16_t channel = 0;
 };
 
+/// A message that arrived before the numbers before it.
+struct EarlyMessage {
+  std::vector<std::byte> body{};
+  bool newer_minor = false;
+};
+
 /// A message whose listener has no room. It is acknowledged once it has been delivered.
 struct HeldMessage {
   uint32_t ref = 0;
@@ -147,9 +153,11 @@ struct Peer : PeerHead {
   uint32_t revocations_sent = 0;  ///< of our keys, remembered by the peer in the same way
 
   uint32_t next_ref = 1;
-  std::map<uint32_t, PendingRequest> requests{};       ///< by ref, which the reply repeats
-  std::map<uint32_t, RegionId> region_revocations{};   ///< sent, waiting for kRegionRevoked
-  std::map<uint16_t, ChannelCredit> credits{};         ///< ours towards them
+  std::map<uint32_t, PendingRequest> requests{};      ///< by ref, which the reply repeats
+  std::map<uint32_t, RegionId> region_revocations{};  ///< sent, waiting for kRegionRevoked
+  std::map<uint16_t, ChannelCredit> credits{};        ///< ours towards them
+  std::map<uint64_t, EarlyMessage> early{};           ///< by number; at most the channel's window
+  uint64_t early_bytes = 0;
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
@@ -185,8 +193,8 @@ struct Peer : PeerHead {
 };
 
 /// The sessions of an engine: handshake (session.cc), liveness and write leases (liveness.cc), the
-/// numbered control messages and the operations that are made of them (control_ops.cc), the table
-/// and the routes (peer.cc).
+/// numbered control messages and the operations that are made of them (control_ops.cc), two-sided
+/// messages (messages.cc), the table and the routes (peer.cc).
 ///
 /// Owns every Peer, its control channel and its inbound path ends. Outbound paths belong to
 /// Transfers, imported regions to Regions, counter keys to Counters; a Peer only holds their
@@ -325,7 +333,11 @@ class Peers {
   void on_path_answer(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_path_close(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_path_state(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  bool take_message(Peer& peer, const control::Frame& frame) FABRIC_REQUIRES(state_lock);
+  void take_early(Peer& peer) FABRIC_REQUIRES(state_lock);
   void on_message(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  void message_answered(Peer& peer, uint16_t channel, Op* op, Errc code)
+      FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_revoke_region(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);

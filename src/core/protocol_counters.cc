@@ -36,7 +36,8 @@ constexpr std::array<const char*, kProtocolEvents> kNames = {"path opened",
                                                              "fence proved late",
                                                              "region proved",
                                                              "region proved late",
-                                                             "grace expired"};
+                                                             "grace expired",
+                                                             "message early"};
 
 }  // namespace
 

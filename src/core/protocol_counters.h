@@ -45,8 +45,9 @@ enum class ProtocolEvent : uint8_t {
   kRegionProved,
   kRegionProvedLate,
   kGraceExpired,  ///< an importer did not reply in time
+  kMessageEarly,  ///< a message arrived before a number before it, and waited
 };
-inline constexpr uint32_t kProtocolEvents = static_cast<uint32_t>(ProtocolEvent::kGraceExpired) + 1;
+inline constexpr uint32_t kProtocolEvents = static_cast<uint32_t>(ProtocolEvent::kMessageEarly) + 1;
 
 const char* to_string(ProtocolEvent event) noexcept;
 

@@ -136,7 +136,10 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(*peer);
   if (header.type == MessageType::kPing) on_ping(*peer, frame->body);
   if (header.type == MessageType::kPong) on_pong(*peer, frame->body);
-  if (header.seq != 0 && on_numbered(*peer, *frame)) peer->channel->arrived(header.seq);
+  if (header.seq != 0 && on_numbered(*peer, *frame)) {
+    peer->channel->arrived(header.seq);
+    if (!peer->early.empty()) take_early(*peer);
+  }
   if (!peer->dirty) {
     peer->dirty = true;
     dirty_.push_back(peer->slot);

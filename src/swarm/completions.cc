@@ -178,6 +178,11 @@ void Runner::on_message(const Event& event, uint32_t node, uint32_t incarnation)
   }
   const auto [said, fresh] = received_.emplace(std::pair{session.number, words[1]}, true);
   if (!fresh) violated("messages arrive once", fmt::format("number {}", words[1]));
+  if (words[1] < session.last_received) {
+    violated("messages arrive in the order sent",
+             fmt::format("number {} after {}", words[1], session.last_received));
+  }
+  session.last_received = words[1];
   if (!session.peer_at_target) session.peer_at_target = event.peer;
 }
 

@@ -109,6 +109,7 @@ struct Session {
   PeerId peer{};                   ///< the target, at the initiator
   PeerId peer_at_target{};         ///< the initiator, at the target; known from its first message
   uint64_t session_number_op = 0;  ///< tag of the send that carries the session's number there
+  uint64_t last_received = 0;      ///< number of the last message that the target received
   bool closed = false;
   Nanos fenced_at = Nanos::max();              ///< when the target's fence was proved
   std::map<uint32_t, RemoteRegion> regions{};  ///< by arena

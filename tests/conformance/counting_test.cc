@@ -242,6 +242,44 @@ TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   EXPECT_EQ(order.size(), kWrites);
 }
 
+TEST_P(Conformance, P07MessagesOfAChannelArriveInTheOrderSent) {
+  if (GetParam().caps.lossy_control) {
+    reopen(usual_config(), {.drop_control = 0.1, .duplicate_control = 0.1, .reorder_control = 0.5});
+  }
+  EventRecorder& received = recorder();
+  EventRecorder& completions = recorder();
+  std::array<std::vector<uint64_t>, 2> got;
+  received.then = [&](const Event& event) {
+    uint64_t number = 0;
+    std::memcpy(&number, received.messages.back().data(), sizeof number);
+    got[event.value - 1].push_back(number);
+  };
+  const auto one = *eb().listen(1, received.notify());
+  const auto two = *eb().listen(2, received.notify());
+  constexpr uint64_t kMessages = 200;
+  uint64_t cancelled = 0;
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    std::vector<std::byte> bytes(sizeof i + (i % 10 == 0 ? 20'000 : 0));
+    std::memcpy(bytes.data(), &i, sizeof i);
+    const auto op = ea().submit(Send{.peer = ab().peer,
+                                     .channel = static_cast<uint16_t>(1 + i % 2),
+                                     .bytes = bytes,
+                                     .notify = completions.notify(i)});
+    ASSERT_TRUE(op) << i;
+    if (i % 9 == 4) cancelled += ea().cancel(*op).has_value();
+    if (i % 30 == 0) run_for(50us);
+  }
+  ASSERT_TRUE(until([&] { return completions.count() == kMessages; }));
+  wait_idle();
+  EXPECT_GT(cancelled, 0u);
+  for (const auto& numbers : got) {
+    EXPECT_TRUE(std::is_sorted(numbers.begin(), numbers.end()));
+  }
+  const uint64_t arrived = got[0].size() + got[1].size();
+  EXPECT_GE(arrived, completions.count(Errc::kOk));
+  EXPECT_GE(arrived + cancelled, kMessages) << "only what was cancelled may be missing";
+}
+
 // ---- P8 -----------------------------------------------------------------------------------------
 
 TEST_P(Conformance, P08OneWriteCountsOnceHoweverItIsCut) {
