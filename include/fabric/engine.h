@@ -185,6 +185,7 @@ class FABRIC_EXPORT Engine {
   Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
+  Result<OpId> submit(const Revoke& request);
   Result<OpId> submit(const Deregister& request);
   /// Accepts a prefix and returns its length, at least 1, or the error of the first request when
   /// that one was refused. The writes of one call are posted with as few doorbells as possible.

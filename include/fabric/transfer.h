@@ -126,6 +126,22 @@ struct Fence {
   Notify notify{};
 };
 
+/// Revokes one grant; completes when no write under it can land any more (P13). The session, the
+/// peer's other grants and the region go on. At the peer, writes under this grant that are not
+/// posted yet complete with kNotFound, posted ones drain; what a peer that does not answer still
+/// sends is refused (kRemoteAccess).
+///
+/// Completes with ok also when the grant has ended already: revoked before, with its session, or
+/// with its region. Without proof in time it completes with kTimeout and Remote::kUnknown; the
+/// proof may follow as kFenceProved with this op and no peer. kBusy while another Revoke of the
+/// grant is pending, kNotFound for an id that grant() did not return.
+struct Revoke {
+  GrantId grant{};
+  Timeout timeout{};
+  BatchId batch{};
+  Notify notify{};
+};
+
 /// Completes when no remote write can land in the region any more (P13).
 struct Deregister {
   RegionId region{};

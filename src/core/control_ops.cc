@@ -229,9 +229,9 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   if (type == MessageType::kRegionRevoked) {
     const auto it = peer.region_revocations.find(answer->ref);
     if (it == peer.region_revocations.end()) return;
-    const RegionId region = it->second;
+    const Revocation revocation = it->second;
     peer.region_revocations.erase(it);
-    core_.regions.revoke_answered(region);
+    core_.regions.revoke_answered(revocation);
     return;
   }
   if (type == MessageType::kKeyRevoked) {

@@ -322,6 +322,9 @@ void EngineCore::begin(Op& op) {
     case OpKind::kDeregister:
       regions.start_deregister(op);
       return;
+    case OpKind::kRevoke:
+      regions.start_revoke(op);
+      return;
     case OpKind::kTimer:
       return;  // its timer is set
     default:
@@ -351,6 +354,9 @@ uint32_t EngineCore::fire_timers() {
     } else if (op.kind == OpKind::kDeregister && now_ns < op.deadline_ns) {
       timers.set(op.timer, op.deadline_ns);
       regions.skip_answers(op.source.slot);
+    } else if (op.kind == OpKind::kRevoke && now_ns < op.deadline_ns) {
+      timers.set(op.timer, op.deadline_ns);
+      regions.skip_answer(op);
     } else if (op.kind == OpKind::kFence && now_ns < op.deadline_ns) {
       peers.fence_without_peer(op);
     } else {
@@ -369,6 +375,9 @@ void EngineCore::stop(Op& op, Errc code) {
       return;
     case OpKind::kDeregister:
       regions.stop_deregister(op, code);
+      return;
+    case OpKind::kRevoke:
+      regions.stop_revoke(op, code);
       return;
     case OpKind::kTimer:
       complete(op, code, Remote::kNotDelivered);

@@ -154,6 +154,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
+  Result<OpId> submit(const Revoke& request);
   Result<OpId> submit(const Deregister& request);
   Result<uint32_t> submit(std::span<const Write> requests);
   /// `armed`, where given, gets the expectation, so that the caller can query or cancel it.

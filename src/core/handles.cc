@@ -260,7 +260,7 @@ Result<std::vector<std::byte>> MemoryRegion::desc() const {
   return state_->core->regions.desc(state_->id);
 }
 
-Result<std::vector<std::byte>> MemoryRegion::grant(PeerId peer) const {
+Result<Grant> MemoryRegion::grant(PeerId peer) const {
   if (state_ == nullptr) return fail(Errc::kNotFound, "region");
   if (state_->core->refuses()) return fail(Errc::kClosed, "engine");
   return state_->core->regions.grant(state_->id, peer);

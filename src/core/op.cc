@@ -20,6 +20,8 @@ const char* to_string(OpKind kind) noexcept {
       return "resolve";
     case OpKind::kFence:
       return "fence";
+    case OpKind::kRevoke:
+      return "revoke";
     case OpKind::kDeregister:
       return "deregister";
     case OpKind::kExpect:

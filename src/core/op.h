@@ -25,6 +25,7 @@ enum class OpKind : uint8_t {
   kResolve,
   kFence,
   kDeregister,
+  kRevoke,
   kExpect,
 };
 
@@ -67,6 +68,7 @@ struct OpRequest {
   Notify notify{};
   PeerId peer{};
   GroupId group{};
+  GrantId grant{};
   OpList list{};  ///< first source then target indices; targets; keys; names; bytes
   uint64_t source_stride = 0, target_stride = 0;
   std::span<CounterKey> resolved{};

@@ -364,7 +364,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
     }
   }
   const auto revocations = std::exchange(peer.region_revocations, {});
-  for (const auto& [ref, region] : revocations) core_.regions.revoke_answered(region);
+  for (const auto& [ref, revocation] : revocations) core_.regions.revoke_answered(revocation);
   for (const auto& [channel, messages] : peer.held) {
     messages_held_ -= static_cast<uint32_t>(messages.size());
   }

@@ -69,6 +69,12 @@ struct PendingRequest {
   uint16_t channel = 0;
 };
 
+/// A region that was revoked, or one grant of it.
+struct Revocation {
+  RegionId region{};
+  GrantId grant{};
+};
+
 /// A message that arrived before the numbers before it.
 struct EarlyMessage {
   std::vector<std::byte> body{};
@@ -153,17 +159,17 @@ struct Peer : PeerHead {
   uint32_t revocations_sent = 0;  ///< of our keys, remembered by the peer in the same way
 
   uint32_t next_ref = 1;
-  std::map<uint32_t, PendingRequest> requests{};      ///< by ref, which the reply repeats
-  std::map<uint32_t, RegionId> region_revocations{};  ///< sent, waiting for kRegionRevoked
-  std::map<uint16_t, ChannelCredit> credits{};        ///< ours towards them
-  std::map<uint64_t, EarlyMessage> early{};           ///< by number; at most the channel's window
+  std::map<uint32_t, PendingRequest> requests{};        ///< by ref, which the reply repeats
+  std::map<uint32_t, Revocation> region_revocations{};  ///< sent, waiting for kRegionRevoked
+  std::map<uint16_t, ChannelCredit> credits{};          ///< ours towards them
+  std::map<uint64_t, EarlyMessage> early{};             ///< by number; at most the channel's window
   uint64_t early_bytes = 0;
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
   uint32_t fence_op = UINT32_MAX;
   OpId unproved_fence{};        ///< the last fence that completed without proof
-  uint32_t grants_awaited = 0;  ///< rails that have not deregistered keys granted to this peer
+  uint32_t grants_awaited = 0;  ///< its grants that are not released on every rail
   uint32_t names_pending = 0;
 
   struct Counts {

@@ -37,7 +37,9 @@ constexpr std::array<const char*, kProtocolEvents> kNames = {"path opened",
                                                              "region proved",
                                                              "region proved late",
                                                              "grace expired",
-                                                             "message early"};
+                                                             "message early",
+                                                             "grant proved",
+                                                             "grant proved late"};
 
 }  // namespace
 

@@ -46,8 +46,11 @@ enum class ProtocolEvent : uint8_t {
   kRegionProvedLate,
   kGraceExpired,  ///< an importer did not reply in time
   kMessageEarly,  ///< a message arrived before a number before it, and waited
+  kGrantProved,
+  kGrantProvedLate,
 };
-inline constexpr uint32_t kProtocolEvents = static_cast<uint32_t>(ProtocolEvent::kMessageEarly) + 1;
+inline constexpr uint32_t kProtocolEvents =
+    static_cast<uint32_t>(ProtocolEvent::kGrantProvedLate) + 1;
 
 const char* to_string(ProtocolEvent event) noexcept;
 

@@ -567,6 +567,18 @@ Result<OpId> EngineCore::submit(const Fence& request) {
   return launch(**admitted);
 }
 
+Result<OpId> EngineCore::submit(const Revoke& request) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  if (!request.grant) return fail(Errc::kInvalidArgument, "grant");
+  auto admitted = admit({.kind = OpKind::kRevoke,
+                         .timeout = request.timeout,
+                         .batch = request.batch,
+                         .notify = &request.notify});
+  if (!admitted) return admitted.error();
+  (*admitted)->grant = request.grant;
+  return launch(**admitted);
+}
+
 Result<OpId> EngineCore::submit(const Deregister& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (auto size = regions.local_size(request.region, "region"); !size) return size.error();

@@ -101,6 +101,8 @@ void Runner::perform(const Action& action) {
       return release_counter(*actor, rng);
     case Action::Kind::kFence:
       return fence(*actor, action.other, rng);
+    case Action::Kind::kRevoke:
+      return revoke(*actor, rng);
     case Action::Kind::kDeregister:
       return deregister(*actor, rng);
     case Action::Kind::kDisconnect:
@@ -170,8 +172,7 @@ RemoteRegion Runner::remote_region(Session& session, uint32_t arena) {
   if (const auto known = session.regions.find(arena); known != session.regions.end())
     return known->second;
   if (plan_.grants && !session.peer_at_target) return {};  // the owner does not know the peer yet
-  const MemoryRegion& region = *arenas_[arena].region;
-  const auto desc = plan_.grants ? region.grant(session.peer_at_target) : region.desc();
+  const auto desc = describe_arena(session, arena);
   if (!desc) {
     coverage_.add("refusal", to_string(desc.error().code));
     return {};
@@ -394,6 +395,9 @@ uint32_t Runner::add_part(PendingOp& op, const Session& session, uint32_t arena,
   part.session = session.number;
   if (arena != kNone) {
     part.arena = arena;
+    if (const auto grant = session.grants.find(arena); grant != session.grants.end()) {
+      part.grant = grant->second;
+    }
     part.slot = arenas_[arena].memory.take(size, content_seed, gap);
     const TargetArena& memory = arenas_[arena].memory;
     by_address_[memory.bytes(memory.slot(part.slot)).data()] = part.number;

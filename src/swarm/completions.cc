@@ -137,6 +137,10 @@ void Runner::on_event(const Event& event, uint32_t node, uint32_t incarnation) {
           continue;
         arena_fenced(i);
       }
+      for (uint32_t i = 0; i < grants_.size(); ++i) {
+        const bool mine = sessions_[grants_[i].session].to_incarnation == incarnation;
+        if (!event.peer && mine && grants_[i].late == event.op) grant_fenced(i);
+      }
       for (const Session& session : sessions_) {
         if (event.peer && session.to_incarnation == incarnation &&
             session.peer_at_target == event.peer)
@@ -233,6 +237,8 @@ void Runner::op_completed(PendingOp& op, const Event& event) {
     case PendingOp::Kind::kFence:
       if (event.code == Errc::kOk) session_fenced(op.subject);
       return;
+    case PendingOp::Kind::kRevoke:
+      return revoke_completed(op, event);
     case PendingOp::Kind::kDeregister:
       if (event.code == Errc::kOk) {
         arena_fenced(op.subject);
@@ -262,6 +268,7 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
     const Part& part = parts_[number];
     sessions.push_back(part.session);
     arena_closing |= part.arena != kNone && arenas_[part.arena].closing;
+    arena_closing |= grant_revoked(part);
     key_released |= part.counter != kNone && !counters_[part.counter].counter;
   }
   if (op.kind == PendingOp::Kind::kSend || op.kind == PendingOp::Kind::kFence) {
@@ -276,7 +283,8 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
   });
   // A write refused by the target breaks its path, on some networks with all writes in flight on
   // it.
-  const bool refusing = !fencing_.empty() || std::ranges::any_of(arenas_, &OwnedArena::closing);
+  const bool refusing = !fencing_.empty() || std::ranges::any_of(arenas_, &OwnedArena::closing) ||
+                        std::ranges::any_of(grants_, &GrantModel::revoked);
   const bool faulty = refusing || !plan_.faults.empty() || plan_.world.drop_control > 0;
   switch (code) {
     case Errc::kOk:
@@ -370,7 +378,7 @@ void Runner::part_completed(Part& part, Remote remote) {
     case Remote::kDelivered:
       part.fate = Fate::kDelivered;
       if ((owned != nullptr && part.submitted > owned->fenced_at) ||
-          part.submitted > sessions_[part.session].fenced_at) {
+          part.submitted > sessions_[part.session].fenced_at || delivered_after_revoke(part)) {
         violated("nothing is delivered after a fence",
                  fmt::format("a write of operation {}", part.op));
       }

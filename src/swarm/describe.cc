@@ -9,12 +9,12 @@ namespace fabric::swarm {
 namespace {
 
 constexpr std::array<const char*, Action::kKinds> kActionNames = {
-    "write", "writes",     "paged write", "scatter",    "signal", "send", "timer",
-    "watch", "expect",     "take",        "group wait", "cancel", "wait", "release",
-    "fence", "deregister", "disconnect",  "restart",    "misuse"};
+    "write", "writes", "paged write", "scatter",    "signal",  "send",  "timer",
+    "watch", "expect", "take",        "group wait", "cancel",  "wait",  "release",
+    "fence", "revoke", "deregister",  "disconnect", "restart", "misuse"};
 constexpr std::array<const char*, PendingOp::kKinds> kOpNames = {
-    "write",   "paged write", "scatter",    "signal", "send",      "timer",
-    "resolve", "fence",       "deregister", "expect", "group wait"};
+    "write",   "paged write", "scatter", "signal",     "send",   "timer",
+    "resolve", "fence",       "revoke",  "deregister", "expect", "group wait"};
 
 std::string time_of(Nanos time) { return fmt::format("{:>12.6f} s", time.count() * 1e-9); }
 

@@ -12,7 +12,7 @@ using Kind = Action::Kind;
 
 /// Relative frequency of each kind of action.
 constexpr std::array<uint32_t, Action::kKinds> kWeights = {30, 6, 14, 8, 5, 8, 3, 2, 12, 3,
-                                                           3,  8, 2,  4, 2, 2, 2, 1, 3};
+                                                           3,  8, 2,  4, 2, 4, 2, 2, 1,  3};
 
 Nanos between(Rng& rng, Nanos low, Nanos high) {
   return Nanos(static_cast<int64_t>(

@@ -30,6 +30,7 @@ struct Part {
   Nanos submitted{};
   uint32_t session = kNone;
   uint32_t arena = kNone, slot = 0;               ///< kNone: it has no bytes
+  uint32_t grant = kNone;                         ///< that it writes under; kNone: open memory
   uint32_t counter = kNone;                       ///< kNone: it is not counted
   uint32_t shards_counted = 0, shards_total = 0;  ///< immediates that arrived, and in all
   Fate fate = Fate::kInFlight;
@@ -73,11 +74,12 @@ struct PendingOp {
     kTimer,
     kResolve,
     kFence,
+    kRevoke,
     kDeregister,
     kExpect,
     kGroupWait,
   };
-  static constexpr uint32_t kKinds = 11;
+  static constexpr uint32_t kKinds = 12;
 
   uint64_t tag = 0;
   Kind kind = Kind::kWrite;
@@ -93,7 +95,7 @@ struct PendingOp {
   std::optional<Batch> batch{};
   bool silent = false;       ///< no notification: only its failure is reported, to subscribers
   bool cancelled = false;    ///< cancel() was called
-  uint32_t subject = kNone;  ///< index of the counter, arena, session or group wait
+  uint32_t subject = kNone;  ///< index of the counter, arena, session, grant or group wait
   uint32_t session = kNone;  ///< of a resolve
   uint64_t message = 0;
   bool no_listener = false;              ///< a message to a channel without a listener
@@ -113,6 +115,16 @@ struct Session {
   bool closed = false;
   Nanos fenced_at = Nanos::max();              ///< when the target's fence was proved
   std::map<uint32_t, RemoteRegion> regions{};  ///< by arena
+  std::map<uint32_t, uint32_t> grants{};       ///< grants of those regions, by arena
+};
+
+/// Access of one session to one arena, under rkeys of its own.
+struct GrantModel {
+  uint32_t session = kNone, arena = kNone;
+  GrantId id{};
+  bool revoked = false;            ///< its revocation was submitted: new writes do not use it
+  Nanos fenced_at = Nanos::max();  ///< when its revocation was proved
+  OpId late{};                     ///< a revocation that completed before its proof
 };
 
 /// Memory that peers write, and its registration.

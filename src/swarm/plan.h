@@ -30,12 +30,13 @@ struct Action {
     kWait,       ///< blocks for a batch
     kRelease,    ///< releases or closes a counter
     kFence,
+    kRevoke,
     kDeregister,
     kDisconnect,
     kRestart,  ///< closes the engine and opens another one after a while
     kMisuse,   ///< a call that must be refused
   };
-  static constexpr uint32_t kKinds = 19;
+  static constexpr uint32_t kKinds = 20;
 
   Nanos at{};
   Kind kind = Kind::kWrite;

@@ -30,6 +30,7 @@ namespace fabric::swarm {
 ///   Session       a connection from one Process to another, with the regions imported through it.
 ///   OwnedArena    memory that peers write: a TargetArena, which gives each write a Slot of its own
 ///                 and knows what every byte may hold, and the region that exposes it.
+///   GrantModel    access of a Session to an OwnedArena that can be revoked alone.
 ///   CounterModel  a Counter, the counts that were sent to it and the counts that have arrived.
 ///   GroupWait     a CounterGroup with one CounterModel for each peer.
 ///   PendingOp     an accepted operation whose completion has not been reported. It has one Part
@@ -45,8 +46,9 @@ namespace fabric::swarm {
 /// Threads: one. World, engines, callbacks and checks all run on the thread that called run().
 ///
 /// Files: runner.cc has the schedule, faults and processes; actions.cc performs the actions;
-/// misuse.cc makes calls that must be refused; completions.cc updates the model from arrivals and
-/// completions; checks.cc has the checks after each step and after the drain.
+/// grants.cc revokes grants; misuse.cc makes calls that must be refused; completions.cc updates the
+/// model from arrivals and completions; checks.cc has the checks after each step and after the
+/// drain.
 class Runner {
  public:
   static constexpr Nanos kDrain{300'000'000};  ///< Config::drain_timeout of every engine
@@ -162,6 +164,15 @@ class Runner {
   template <class Request>
   void submit(Process& process, PendingOp op, Request request, Rng& rng);
 
+  // grants.cc
+  void revoke(Process& process, Rng& rng);
+  /// A descriptor of the arena for the session: open, or of a new grant.
+  Result<std::vector<std::byte>> describe_arena(Session& session, uint32_t arena);
+  void revoke_completed(const PendingOp& op, const Event& event);
+  void grant_fenced(uint32_t grant);
+  bool grant_revoked(const Part& part) const;
+  bool delivered_after_revoke(const Part& part) const;
+
   // misuse.cc
   void misuse(Process& process, uint32_t other, Rng& rng);
   void misuse_environment(Process& process, uint32_t other, Rng& rng);
@@ -212,6 +223,7 @@ class Runner {
   ViolationRecord violation_;
   Coverage coverage_;
   std::deque<OwnedArena> arenas_;
+  std::deque<GrantModel> grants_;
   std::deque<Part> parts_;
   std::deque<Session> sessions_;
   std::deque<CounterModel> counters_;

@@ -329,9 +329,8 @@ TEST_P(Conformance, P13AGrantIsForItsPeerOnly) {
   const PeerId of_c = *eb().connect(c().engine.address());
   const auto grant = b().in.region.grant(of_c);
   ASSERT_TRUE(grant);
-  EXPECT_EQ(*b().in.region.grant(of_c), *grant);
-  EXPECT_EQ(ea().import_region(ab().peer, *grant).error().code, Errc::kPermission);
-  const auto region = c().engine.import_region(cb.peer, *grant);
+  EXPECT_EQ(ea().import_region(ab().peer, grant->desc).error().code, Errc::kPermission);
+  const auto region = c().engine.import_region(cb.peer, grant->desc);
   ASSERT_TRUE(region);
   c().out.fill(3);
   EXPECT_EQ(

@@ -82,7 +82,7 @@ TEST_P(Conformance, P13AGrantIsTakenBackFromAStoppedWriter) {
     GTEST_SKIP() << GetParam().name << " has FenceKind::kNone: only the peer's reply fences";
   EXPECT_EQ(submit_and_wait(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
   auto block = make_memory(eb());
-  const auto region = ea().import_region(ab().peer, *block.region.grant(of_a));
+  const auto region = ea().import_region(ab().peer, block.region.grant(of_a)->desc);
   ASSERT_TRUE(region);
   EventRecorder& completions = recorder();
   leave_a_zombie(*region, completions);

@@ -102,7 +102,12 @@ void Member::open_buffer(Link& link) {
     violation("bind: " + std::string(to_string(bound.error().code)));
   }
   // Half of them are granted to this peer only.
-  auto desc = rng_.chance(0.5) ? in.memory.region->desc() : in.memory.region->grant(link.peer);
+  const auto granted = [&]() -> Result<std::vector<std::byte>> {
+    auto grant = in.memory.region->grant(link.peer);
+    if (!grant) return grant.error();
+    return std::move(grant->desc);
+  };
+  auto desc = rng_.chance(0.5) ? in.memory.region->desc() : granted();
   if (!desc) {
     if (desc.error().code != Errc::kPeerLost && desc.error().code != Errc::kNotFound) {
       violation("a descriptor: " + std::string(to_string(desc.error().code)));

@@ -74,9 +74,9 @@ class FenceSetup {
     const PeerId to = *from.engine.connect(owner.engine.address());
     await_connected(world, from, to);
     EXPECT_TRUE(world.run_until([&] { return bool(session_with(owner, node)); }, 1s));
-    const auto desc = access == Access::kOpen ? owner.memory.desc()
-                                              : owner.memory.grant(session_with(owner, node));
-    return {to, *from.engine.import_region(to, *desc)};
+    const auto desc = access == Access::kOpen ? *owner.memory.desc()
+                                              : owner.memory.grant(session_with(owner, node))->desc;
+    return {to, *from.engine.import_region(to, desc)};
   }
 
   /// Both write, each into its own half.

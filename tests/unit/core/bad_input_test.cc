@@ -439,7 +439,7 @@ TEST_F(BadInput, DescriptorThatWasGrantedToAnother) {
   Engine c = *world.open(world.add_node(), quiet());
   const PeerId b_of_c = *c.connect(b.address());
   const PeerId a_of_b = b.peers().at(0);
-  const auto granted = *target.grant(a_of_b);
+  const auto granted = target.grant(a_of_b)->desc;
   expect_refused(c.import_region(b_of_c, granted), Errc::kPermission, "desc");
   EXPECT_TRUE(a.import_region(peer, granted));
 }
