@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -59,6 +60,7 @@ class BenchEngines {
     // Reversed, so that no two adjacent pages can be merged.
     std::iota(source_pages_.begin(), source_pages_.end(), 0u);
     std::iota(target_pages_.rbegin(), target_pages_.rend(), 0u);
+    make_lists();
   }
 
   /// One write, submitted, counted and reported.
@@ -78,10 +80,21 @@ class BenchEngines {
 
   /// One write to each receiver.
   void scatter() {
-    need(sender_.submit(
-             Scatter{.source = source_.id(), .targets = targets_, .notify = Notify::inbox(inbox_)}),
-         "scatter");
+    submit_scatter();
     await_event(inbox_, EventKind::kDone);
+    take_scatter();
+  }
+  // Its steps, to count the sender alone: only the sender makes turns until it has the completion.
+  void send_scatter() {
+    submit_scatter();
+    Event event;
+    for (uint32_t turns = 0; inbox_.poll({&event, 1}) == 0; ++turns) {
+      need(turns < kTurnsMax, "the scatter needs its receivers to complete");
+      sender_.progress();
+    }
+    need(event.kind == EventKind::kDone && event.code == Errc::kOk, "an operation failed");
+  }
+  void take_scatter() {
     for (Receiver& receiver : receivers_) await_counts(receiver, 1);
   }
 
@@ -96,6 +109,24 @@ class BenchEngines {
                         .imm = offers_[0].key,
                         .notify = Notify::inbox(inbox_)}),
          "paged write");
+    await_event(inbox_, EventKind::kDone);
+    await_counts(receivers_[0], kPages);
+  }
+
+  /// The same by prepared lists: of indices, or of ranges of 16 pages.
+  void listed_pages() { prepared_pages(source_list_, target_list_); }
+  void ranged_pages() { prepared_pages(source_ranges_, target_ranges_); }
+
+  /// kPages writes of a prepared list, of different sizes.
+  void listed_writes() {
+    need(sender_.submit(ListedWrites{.list = write_list_,
+                                     .first = 0,
+                                     .count = kPages,
+                                     .source = source_.at(0),
+                                     .target = offers_[0].region.at(0),
+                                     .imm = offers_[0].key,
+                                     .notify = Notify::inbox(inbox_)}),
+         "listed writes");
     await_event(inbox_, EventKind::kDone);
     await_counts(receivers_[0], kPages);
   }
@@ -135,7 +166,15 @@ class BenchEngines {
   }
 
  private:
+  static constexpr uint32_t kRange = 16;
   static constexpr uint64_t kRegionBytes = uint64_t{kPages} * kPageBytes;
+  static constexpr uint32_t kTurnsMax = 1000;
+
+  void submit_scatter() {
+    need(sender_.submit(
+             Scatter{.source = source_.id(), .targets = targets_, .notify = Notify::inbox(inbox_)}),
+         "scatter");
+  }
 
   /// A small engine, because there may be many of them in one process.
   static Engine open(const std::shared_ptr<InlineRuntime>& runtime, const LogSink& log) {
@@ -176,6 +215,34 @@ class BenchEngines {
             .size_bytes = kWriteBytes,
             .imm = offers_[0].key};
   }
+  void make_lists() {
+    source_list_ = need(sender_.make_page_list(source_pages_), "make_page_list");
+    target_list_ = need(sender_.make_page_list(target_pages_), "make_page_list");
+    std::vector<PageRange> ranges;
+    for (uint32_t first = 0; first < kPages; first += kRange) ranges.push_back({first, kRange});
+    source_ranges_ = need(sender_.make_page_list(ranges), "make_page_list");
+    std::reverse(ranges.begin(), ranges.end());
+    target_ranges_ = need(sender_.make_page_list(ranges), "make_page_list");
+    std::vector<ListedWrite> writes(kPages);
+    for (uint32_t i = 0; i < kPages; ++i) {
+      writes[i] = {.source_offset = source_pages_[i] * uint64_t{kPageBytes},
+                   .target_offset = target_pages_[i] * uint64_t{kPageBytes},
+                   .size_bytes = 8 + i % (kPageBytes - 8)};
+    }
+    write_list_ = need(sender_.make_write_list(writes), "make_write_list");
+  }
+  void prepared_pages(PageListId from, PageListId to) {
+    need(sender_.submit(PagedWrite{.source = source_.id(),
+                                   .source_pages = {.stride_bytes = kPageBytes, .list = from},
+                                   .target = offers_[0].region,
+                                   .target_pages = {.stride_bytes = kPageBytes, .list = to},
+                                   .page_bytes = kPageBytes,
+                                   .imm = offers_[0].key,
+                                   .notify = Notify::inbox(inbox_)}),
+         "paged write");
+    await_event(inbox_, EventKind::kDone);
+    await_counts(receivers_[0], kPages);
+  }
   void await_event(Inbox& inbox, EventKind kind) {
     Event event;
     while (inbox.poll({&event, 1}) == 0) runtime_->turn();
@@ -196,6 +263,8 @@ class BenchEngines {
   std::vector<ScatterTarget> targets_;
   std::array<Write, kSpan> writes_{};
   std::array<uint32_t, kPages> source_pages_{}, target_pages_{};
+  PageList source_list_{}, target_list_{}, source_ranges_{}, target_ranges_{};
+  WriteList write_list_{};
 };
 
 }  // namespace fabric::bench

@@ -39,7 +39,7 @@ struct Options {
   std::vector<uint64_t> sizes{8,      64,       256,      1024,     4096,      16384,    65536,
                               262144, 1u << 20, 2u << 20, 4u << 20, 16u << 20, 64u << 20};
   std::vector<std::string> situations{"hot", "cold", "read"};
-  uint64_t stretch = 2u << 20;  ///< bytes of one measurement
+  uint64_t sample_bytes = 2u << 20;  ///< bytes of one measurement
   bool json = false;
 };
 
@@ -55,16 +55,17 @@ enum class Kind : uint8_t {
 struct CopyVariant {
   const char* name;
   Kind kind;
-  Move move;
+  CopyMethod move;
 };
-constexpr std::array<CopyVariant, 8> kVariants{{{"memcpy", Kind::kLibc, Move::kBest},
-                                                {"vector", Kind::kGuarded, Move::kVector},
-                                                {"rep", Kind::kGuarded, Move::kRepeat},
-                                                {"stream", Kind::kGuarded, Move::kStream},
-                                                {"best", Kind::kGuarded, Move::kBest},
-                                                {"bare", Kind::kBare, Move::kBest},
-                                                {"no guard", Kind::kUnguarded, Move::kBest},
-                                                {"fence", Kind::kFenced, Move::kBest}}};
+constexpr std::array<CopyVariant, 8> kVariants{
+    {{"memcpy", Kind::kLibc, CopyMethod::kBest},
+     {"vector", Kind::kGuarded, CopyMethod::kVector},
+     {"rep", Kind::kGuarded, CopyMethod::kRepMovsb},
+     {"stream", Kind::kGuarded, CopyMethod::kNonTemporal},
+     {"best", Kind::kGuarded, CopyMethod::kBest},
+     {"bare", Kind::kBare, CopyMethod::kBest},
+     {"no guard", Kind::kUnguarded, CopyMethod::kBest},
+     {"fence", Kind::kFenced, CopyMethod::kBest}}};
 
 enum class Situation : uint8_t { kHot, kCold, kRead };
 
@@ -176,8 +177,8 @@ class Bench {
 
   /// Seconds of one copy.
   double measure(const CopyVariant& variant, Situation situation, uint64_t bytes) {
-    use_move(variant.move);
-    const uint64_t count = std::clamp<uint64_t>(options_.stretch / bytes, 1, 20'000);
+    use_copy_method(variant.move);
+    const uint64_t count = std::clamp<uint64_t>(options_.sample_bytes / bytes, 1, 20'000);
     const bool looks = variant.kind == Kind::kGuarded || variant.kind == Kind::kFenced;
     const Guard guard = looks ? Guard{&path_, 1, &rkey_, 2} : Guard{};
     std::atomic<uint64_t>& word = situation == Situation::kRead ? reader_.committed : unread_;
@@ -319,7 +320,8 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember({"hot", "cold", "read"}));
   app.add_flag("--json", options.json, "GB/s, one object a size");
-  app.add_option("--stretch", options.stretch, "Bytes of one measurement")->capture_default_str();
+  app.add_option("--sample-bytes", options.sample_bytes, "Bytes of one measurement")
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     pin(0);

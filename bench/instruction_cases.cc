@@ -16,6 +16,7 @@
 #endif
 #include "bench_engines.h"
 #include "core/counter_table.h"
+#include "group_engines.h"
 #include "stepped_clock.h"
 
 extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
@@ -41,11 +42,14 @@ struct Case {
 
 constexpr uint32_t kTargets = 56;
 constexpr int64_t kStepNs = 100;  // a small write reads the clock a few times
-constexpr std::array<Case, 8> kCases{{
+constexpr std::array<Case, 11> kCases{{
     {"single_write", 1, 1, 2000, &BenchEngines::write},
     {"span64_write", 1, BenchEngines::kSpan, 100, &BenchEngines::span},
     {"scatter56", kTargets, kTargets, 50, &BenchEngines::scatter},
     {"paged1024", 1, BenchEngines::kPages, 10, &BenchEngines::paged},
+    {"listed_pages1024", 1, BenchEngines::kPages, 10, &BenchEngines::listed_pages},
+    {"ranged_pages1024", 1, BenchEngines::kPages, 10, &BenchEngines::ranged_pages},
+    {"listed_writes1024", 1, BenchEngines::kPages, 10, &BenchEngines::listed_writes},
     {"counted_immediate", 0, 256, 50, nullptr},
     {"message", 1, 1, 500, &BenchEngines::message},
     {"expectation", 1, 1, 2000, &BenchEngines::expectation},
@@ -77,9 +81,6 @@ void measure_counting(const Case& one) {
   measure(one, [&] { need(table.arrive(immediates) == 0, "a stale immediate"); });
 }
 
-#ifdef FABRIC_HAS_VERBS
-constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
-
 /// Runs a part of the case that is not counted.
 void aside(const std::function<void()>& rest) {
   if (counting) {
@@ -88,6 +89,57 @@ void aside(const std::function<void()>& rest) {
     rest();
   }
 }
+
+/// The counter table alone: the immediates of one poll, each of which pays the share of another
+/// member, and the last one meets the group.
+void measure_group_arrivals() {
+  constexpr uint32_t kMembers = bench::GroupEngines::kMembers;
+  uint32_t met = 0;
+  core::CounterTable table(
+      {.live_max = 128,
+       .fired = [](void* count, uint32_t, Errc) { ++*static_cast<uint32_t*>(count); },
+       .context = &met});
+  const CounterKey parent = need(table.acquire(0, 0), "acquire");
+  std::vector<uint32_t> immediates;
+  std::vector<core::CounterTable::Share> shares;
+  for (uint32_t i = 0; i < kMembers; ++i) {
+    const CounterKey member = need(table.acquire(0, 0), "acquire");
+    need(table.link(member, parent, 1) == Errc::kOk, "link");
+    immediates.push_back(core::make_imm(member, 1));
+    shares.push_back(table.share_of(member, 1));
+  }
+  uint32_t rounds = 0;
+  measure({"group_arrival", 0, kMembers, 50, nullptr}, [&] {
+    aside([&] {
+      need(table.take_shares(shares) == kMembers, "a share was there before");
+      need(table.expect(parent, kMembers, 1), "expect");
+    });
+    need(table.arrive(immediates) == 0, "a stale immediate");
+    need(met == ++rounds, "the group is not met");
+  });
+}
+
+/// expect() of a group, up to its return.
+void measure_group_expectations() {
+  bench::GroupEngines engines;
+  measure({"group_expectation", 0, 1, 200, nullptr}, [&] {
+    engines.expect();
+    aside([&] { engines.feed(); });
+  });
+}
+
+/// The sender's side of a scatter, from submit() to its completion.
+void measure_scatter_sender() {
+  BenchEngines engines(kTargets);
+  for (uint32_t i = 0; i < 3; ++i) engines.scatter();  // opens the paths
+  measure({"scatter56_sender", kTargets, kTargets, 50, nullptr}, [&] {
+    engines.send_scatter();
+    aside([&] { engines.take_scatter(); });
+  });
+}
+
+#ifdef FABRIC_HAS_VERBS
+constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
 
 /// Requests of one chain, up to the driver.
 void measure_work_requests() {
@@ -128,7 +180,10 @@ struct OwnCase {
   void (*measure)();  ///< null: not in this build
 };
 
-constexpr std::array<OwnCase, 3> kOwnCases{{
+constexpr std::array<OwnCase, 6> kOwnCases{{
+    {"group_arrival", &measure_group_arrivals},
+    {"group_expectation", &measure_group_expectations},
+    {"scatter56_sender", &measure_scatter_sender},
 #ifdef FABRIC_HAS_VERBS
     {"verbs_work_request", &measure_work_requests},
     {"verbs_completion", &measure_completions},

@@ -34,6 +34,10 @@ struct Options {
   uint64_t writes = 1'000'000;
   uint32_t repeat = 5;
   uint32_t idle = 0;
+  uint32_t peers = 0;
+  uint64_t packet = 64 << 10;
+  bool no_bytes = false;
+  bool cold = false;
   std::string model = "connectx7";
   bool json = false;
 };
@@ -55,12 +59,14 @@ struct Node {
   uint64_t submitted = 0;
 };
 
-/// Every node writes to all others in rotation and has at most a window of writes in flight.
+/// Every node writes to all others, or to the next `peers` of them, in rotation and has at most a
+/// window of writes in flight.
 class Bench {
  public:
-  explicit Bench(const Options& options) : options_(options), world_({.seed = 1}) {
-    const auto model =
-        options.model == "efa_200g" ? sim::NicModel::efa_200g() : sim::NicModel::connectx7();
+  explicit Bench(const Options& options)
+      : options_(options),
+        world_({.seed = 1, .carry_bytes = !options.no_bytes, .packet_bytes_max = options.packet}) {
+    const auto model = model_of(options.model);
     for (uint32_t i = 0; i < options.nodes; ++i) {
       world_.add_node(options.rails, model);
       Config config;
@@ -76,7 +82,7 @@ class Bench {
                         .counter = std::move(counter),
                         .batch = std::move(batch)});
     }
-    for (Node& node : nodes_) introduce(node);
+    for (uint32_t i = 0; i < options.nodes; ++i) introduce(i);
     for (uint32_t i = 0; i < options.idle; ++i) meet_idle(model);
     world_.run_for(100ms);
   }
@@ -95,17 +101,26 @@ class Bench {
     if (!world_.run_until(fill_all, 600s)) throw std::runtime_error("no progress");
     for (Node& node : nodes_) {
       if (!node.engine.wait(node.batch, 60s)) throw std::runtime_error("a write failed");
+    }
+    for (Node& node : nodes_) {
       // Each is the target of as many as it sends: the rotations of all nodes are even.
-      if (!node.counter.try_take(writes)) throw std::runtime_error("a count is missing");
+      if (!node.counter.wait(writes, 60s)) throw std::runtime_error("a count is missing");
     }
   }
 
   uint64_t trace_hash() const { return world_.trace_hash(); }
+  double virtual_ms() const { return static_cast<double>(world_.now().count()) / 1e6; }
 
  private:
-  void introduce(Node& node) {
-    for (const Node& other : nodes_) {
-      if (&other == &node) continue;
+  static sim::NicModel model_of(const std::string& name) {
+    if (name == "efa_200g") return sim::NicModel::efa_200g();
+    return name == "nvlink" ? sim::NicModel::nvlink() : sim::NicModel::connectx7();
+  }
+
+  void introduce(uint32_t number) {
+    Node& node = nodes_[number];
+    for (uint32_t i = 1; i <= options_.peers; ++i) {
+      const Node& other = nodes_[(number + i) % nodes_.size()];
       const PeerId peer = need(node.engine.connect(other.engine.address()), "connect");
       const auto desc = need(other.target.desc(), "desc");
       node.remotes.push_back(need(node.engine.import_region(peer, desc), "import_region"));
@@ -172,11 +187,14 @@ Rate rate_of(Bench& bench, uint64_t writes, uint64_t nodes) {
 }
 
 void run(const Options& options) {
+  const auto begin = std::chrono::steady_clock::now();
   Bench bench(options);
   // Even over the others, so that every node is the target of as many.
-  const uint64_t others = options.nodes - 1;
-  const uint64_t each = std::max<uint64_t>(1, options.writes / options.nodes / others) * others;
-  bench.carry(std::min<uint64_t>(each, options.window * others));  // paths open, pools grow
+  const uint64_t others = options.peers;
+  const uint64_t each = (options.writes / options.nodes + others - 1) / others * others;
+  const std::chrono::duration<double> set_up = std::chrono::steady_clock::now() - begin;
+  if (!options.cold)
+    bench.carry(std::min<uint64_t>(each, options.window * others));  // paths open, pools grow
   std::vector<double> wall, rates;
   for (uint32_t i = 0; i < options.repeat; ++i) {
     const Rate rate = rate_of(bench, each, options.nodes);
@@ -194,7 +212,12 @@ void run(const Options& options) {
                                         {"window", options.window},
                                         {"group", options.group},
                                         {"model", options.model},
+                                        {"peers", options.peers},
                                         {"idle_peers", options.idle},
+                                        {"carry_bytes", !options.no_bytes},
+                                        {"packet_bytes_max", options.packet},
+                                        {"set_up_s", set_up.count()},
+                                        {"virtual_ms", bench.virtual_ms()},
                                         {"writes", each * options.nodes},
                                         {"writes_per_wall_s", wall_median},
                                         {"writes_per_cpu_s", median},
@@ -204,8 +227,11 @@ void run(const Options& options) {
     fmt::print("{}\n", report.dump(2));
     return;
   }
-  fmt::print("{} nodes with {} rails ({}), {} bytes, window {}, submitted by {}\n", options.nodes,
-             options.rails, options.model, options.bytes, options.window, options.group);
+  fmt::print("{} nodes with {} rails ({}), {} peers each, {} bytes{}, window {}, submitted by {}\n",
+             options.nodes, options.rails, options.model, options.peers, options.bytes,
+             options.no_bytes ? " that are not carried" : "", options.window, options.group);
+  fmt::print("set up in {:.2f} s; {} writes a repetition; {:.3f} ms of virtual time\n",
+             set_up.count(), each * options.nodes, bench.virtual_ms());
   fmt::print("{:.3f} million writes per second of one core (median of {}; {:.3f} to {:.3f})\n",
              median / 1e6, rates.size(), rates.front() / 1e6, rates.back() / 1e6);
   fmt::print("{:.3f} million per second of wall time\n", wall_median / 1e6);
@@ -217,11 +243,17 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Simulated writes per second of real time, on one core");
-  app.add_option("--nodes", options.nodes)->check(CLI::Range(2, 256))->capture_default_str();
+  app.add_option("--nodes", options.nodes)->check(CLI::Range(2, 1024))->capture_default_str();
   app.add_option("--rails", options.rails)->check(CLI::Range(1, 8))->capture_default_str();
   app.add_option("--bytes", options.bytes, "Of one write")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  app.add_option("--peers", options.peers, "That a node writes to; 0: all others")
+      ->capture_default_str();
+  app.add_option("--packet", options.packet, "WorldOptions::packet_bytes_max")
+      ->capture_default_str();
+  app.add_flag("--no-bytes", options.no_bytes, "WorldOptions::carry_bytes = false");
+  app.add_flag("--cold", options.cold, "Measure the first writes too, which open the paths");
   app.add_option("--window", options.window, "Writes in flight per node")
       ->check(CLI::Range(1, 2048))
       ->capture_default_str();
@@ -232,7 +264,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--repeat", options.repeat)->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--model", options.model)
-      ->check(CLI::IsMember({"connectx7", "efa_200g"}))
+      ->check(CLI::IsMember({"connectx7", "efa_200g", "nvlink"}))
       ->capture_default_str();
   app.add_option("--idle", options.idle, "Further peers of the first node, which do nothing")
       ->check(CLI::Range(0, 60'000))
@@ -240,6 +272,7 @@ int main(int argc, char** argv) {
   app.add_flag("--json", options.json);
   CLI11_PARSE(app, argc, argv);
   options.group = std::min(options.group, options.window);
+  if (options.peers == 0 || options.peers >= options.nodes) options.peers = options.nodes - 1;
   try {
     run(options);
   } catch (const std::exception& error) {

@@ -36,7 +36,7 @@ class VerbsRailPair {
   /// With an immediate each, or without.
   explicit VerbsRailPair(bool immediates) {
     need(verbs::load_library(), "libibverbs");
-    const auto devices = need(verbs::open_devices({}, verbs::Options{}, 1), "open_devices");
+    const auto devices = need(verbs::open_devices({.most = 1}, verbs::Options{}), "open_devices");
     const OpenContext context{.driver = &driver_, .wake = [] {}};
     for (uint32_t i = 0; i < 2; ++i) {
       auto queue = need(verbs::CompletionQueue::make(devices[0], 0), "completion queue");
@@ -46,14 +46,14 @@ class VerbsRailPair {
     const Memory memory{.address = bytes_.data(), .size_bytes = bytes_.size()};
     const uint64_t local = need(sender().register_memory(memory, key), "register_memory");
     need(receiver().register_memory(memory, key), "register_memory");
-    const uint64_t remote = need(sender().import_key(key), "import_key");
+    const uint64_t remote = need(sender().import_rkey(key), "import_rkey");
     const uint32_t path = connect();
     for (uint32_t i = 0; i < kChain; ++i) {
       ops_[i] = {.source = reinterpret_cast<uint64_t>(bytes_.data()) + i * kWriteBytes,
                  .target = i * kWriteBytes,
                  .size_bytes = kWriteBytes,
-                 .local_key = local,
-                 .remote_key = remote,
+                 .lkey = local,
+                 .rkey = remote,
                  .cookie = i,
                  .path = path,
                  .imm = i,
@@ -62,8 +62,10 @@ class VerbsRailPair {
   }
 
   void post() { need(sender().post(ops_) == kChain, "post"); }
-  void poll_sender() { need(poll(sender(), WireEvent::Kind::kWritten) == kChain, "completions"); }
-  void poll_receiver() { need(poll(receiver(), WireEvent::Kind::kImm) == kChain, "immediates"); }
+  void poll_sender() {
+    need(poll(sender(), RailEvent::Kind::kCompletion) == kChain, "completions");
+  }
+  void poll_receiver() { need(poll(receiver(), RailEvent::Kind::kImm) == kChain, "immediates"); }
 
  private:
   // Too long for inline data.
@@ -86,10 +88,10 @@ class VerbsRailPair {
   }
 
   /// Work requests that one poll() reports as completed.
-  uint64_t poll(verbs::VerbsRail& rail, WireEvent::Kind kind) {
+  uint64_t poll(verbs::VerbsRail& rail, RailEvent::Kind kind) {
     const uint32_t n = rail.poll(events_);
     uint64_t completed = 0;
-    for (const WireEvent& event : std::span(events_).first(n)) {
+    for (const RailEvent& event : std::span(events_).first(n)) {
       need(event.kind == kind && event.code == Errc::kOk, "another event");
       completed += 1 + event.value;
     }
@@ -100,7 +102,7 @@ class VerbsRailPair {
   std::vector<std::byte> bytes_ = std::vector<std::byte>(kChain * kWriteBytes);
   std::array<std::unique_ptr<verbs::VerbsRail>, 2> rails_;
   std::array<WriteOp, kChain> ops_{};
-  std::array<WireEvent, 256> events_{};
+  std::array<RailEvent, 256> events_{};
 };
 
 }  // namespace fabric::bench

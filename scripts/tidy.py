@@ -69,7 +69,7 @@ LAYERS = (
     Layer("src/runtime/", ("base/", "core/", "runtime/")),
     Layer("src/swarm/", ("base/", "swarm/")),
     Layer("src/workloads/", ("base/", "workloads/")),
-    Layer("tools/", ("swarm/",)),
+    Layer("tools/", ("swarm/", "topology/")),
     Layer("examples/", ()),
     Layer("bench/copy_speed.", ("providers/shm/",)),
     Layer("bench/instruction_cases.", ("core/",)),

@@ -165,7 +165,7 @@ class Libfabric:
     def measure(self, workload, settings):
         verb = "write" if workload.benchmark == "rate" else workload.benchmark
         words = [settings.build / "bench" / "libfabric_peer", verb, "--provider", self.provider,
-                 "--bytes", workload.bytes, "--places", workload.pages,
+                 "--bytes", workload.bytes, "--slots", workload.pages,
                  "--duration", settings.duration, "--pin", settings.cores,
                  "--pauses", self.pauses(workload)]
         # Probing all other providers would take longer than the measurement.

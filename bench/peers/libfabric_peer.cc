@@ -52,7 +52,7 @@ struct Options {
   std::string provider = "shm";
   std::string verb;
   uint64_t bytes = 8;
-  uint64_t places = 1;
+  uint64_t slots = 1;
   uint32_t window = 64;
   bool inject = true;
   uint32_t pauses = 0;
@@ -69,7 +69,7 @@ void check(long rc, const char* call) {
 struct Closed {
   template <class T>
   void operator()(T* object) const {
-    fi_close(&object->fid);  // the process ends behind it, whatever it says
+    fi_close(&object->fid);  // the result does not matter: the process exits next
   }
 };
 struct InfoFreed {
@@ -79,7 +79,7 @@ template <class T>
 using Owned = std::unique_ptr<T, Closed>;
 using Info = std::unique_ptr<fi_info, InfoFreed>;
 
-/// What a side tells the other before the first write.
+/// What each side sends the other before the first write.
 struct Hello {
   std::array<char, 128> name{};
   uint64_t name_bytes = 0;
@@ -88,17 +88,17 @@ struct Hello {
 };
 
 /// Between the two processes, apart from libfabric: how the run goes.
-struct Board {
+struct RunState {
   alignas(128) std::atomic<uint64_t> total{0};     ///< writes to expect; 0: not known yet
   alignas(128) std::atomic<uint64_t> received{0};  ///< of them counted by the target
 };
 
 /// Where the write number `i` comes from and goes to. A prime step scatters pages at the target and
 /// still visits each once.
-uint64_t source_place(const Options& options, uint64_t i) { return i % options.places; }
-uint64_t target_place(const Options& options, uint64_t i) {
-  if (options.verb != "paged") return source_place(options, i);
-  return i % options.places * 7919 % options.places;
+uint64_t source_slot(const Options& options, uint64_t i) { return i % options.slots; }
+uint64_t target_slot(const Options& options, uint64_t i) {
+  if (options.verb != "paged") return source_slot(options, i);
+  return i % options.slots * 7919 % options.slots;
 }
 
 Info find(const Options& options) {
@@ -125,7 +125,7 @@ Info find(const Options& options) {
 class Side {
  public:
   Side(const Options& options, int socket) : options_(options), info_(find(options)) {
-    const uint64_t extent = options.places * options.bytes;
+    const uint64_t extent = options.slots * options.bytes;
     source_ = map(extent, MAP_PRIVATE);
     target_ = map(extent, MAP_PRIVATE);
     for (uint64_t i = 0; i < extent; ++i) source_[i] = static_cast<std::byte>(i * 31 >> 3);
@@ -137,8 +137,8 @@ class Side {
 
   /// One write with data; tries until the provider takes it.
   void write(uint64_t i) {
-    const std::byte* const from = source_ + source_place(options_, i) * options_.bytes;
-    const uint64_t to = peer_.base + target_place(options_, i) * options_.bytes;
+    const std::byte* const from = source_ + source_slot(options_, i) * options_.bytes;
+    const uint64_t to = peer_.base + target_slot(options_, i) * options_.bytes;
     if (options_.inject && options_.bytes <= info_->tx_attr->inject_size) {
       again("fi_inject_writedata", [&] {
         return fi_inject_writedata(ep_.get(), from, options_.bytes, i, peer_addr_, to, peer_.key);
@@ -166,9 +166,9 @@ class Side {
   uint64_t poll_received() { return read(rx_.get()); }
 
   bool right(uint64_t writes) const {
-    for (uint64_t i = 0; i < std::min(writes, options_.places); ++i) {
-      const std::byte* const from = source_ + source_place(options_, i) * options_.bytes;
-      const std::byte* const to = target_ + target_place(options_, i) * options_.bytes;
+    for (uint64_t i = 0; i < std::min(writes, options_.slots); ++i) {
+      const std::byte* const from = source_ + source_slot(options_, i) * options_.bytes;
+      const std::byte* const to = target_ + target_slot(options_, i) * options_.bytes;
       if (std::memcmp(from, to, options_.bytes) != 0) return false;
     }
     return true;
@@ -264,7 +264,7 @@ class Side {
   uint64_t signalled_ = 0;  ///< completions to come
 };
 
-void target(const Options& options, Side& side, Board& board) {
+void target(const Options& options, Side& side, RunState& run_state) {
   const bool answers = options.verb == "latency";
   uint64_t received = 0;
   for (;;) {
@@ -272,30 +272,30 @@ void target(const Options& options, Side& side, Board& board) {
     if (answers && more != 0) {
       for (uint64_t i = 0; i < more; ++i) side.write(received + i);
     }
-    if (more != 0) board.received.store(received += more, std::memory_order_release);
+    if (more != 0) run_state.received.store(received += more, std::memory_order_release);
     for (uint32_t i = 0; i < options.pauses; ++i) pause_cpu();
-    if (received == board.total.load(std::memory_order_acquire) && received != 0) break;
+    if (received == run_state.total.load(std::memory_order_acquire) && received != 0) break;
   }
   if (!side.right(received)) throw std::runtime_error("wrong bytes");
 }
 
-void stream(const Options& options, Side& side, Board& board) {
-  const uint64_t stretch = std::clamp<uint64_t>((256u << 10) / options.bytes, 1, 256);
+void stream(const Options& options, Side& side, RunState& run_state) {
+  const uint64_t burst = std::clamp<uint64_t>((256u << 10) / options.bytes, 1, 256);
   uint64_t posted = 0, before = 0;
   double begin = now();
   for (;;) {
-    for (uint64_t i = 0; i < stretch; ++i) side.write(posted++);
+    for (uint64_t i = 0; i < burst; ++i) side.write(posted++);
     const double took = now() - begin;
     if (took >= options.duration) break;
     if (before == 0 && took >= options.duration / 8) {
       // The first writes make connections and warm caches.
-      while (board.received.load(std::memory_order_acquire) != posted) side.poll_sent();
+      while (run_state.received.load(std::memory_order_acquire) != posted) side.poll_sent();
       before = posted;
       begin = now();
     }
   }
-  board.total.store(posted, std::memory_order_release);
-  while (board.received.load(std::memory_order_acquire) != posted) side.poll_sent();
+  run_state.total.store(posted, std::memory_order_release);
+  while (run_state.received.load(std::memory_order_acquire) != posted) side.poll_sent();
   const double rate = static_cast<double>(posted - before) / (now() - begin);
   fmt::print(R"({{"benchmark":"{}","network":"{}","bytes":{},"ops_per_second":{:.1f},)"
              R"("gb_per_second":{:.6f}}})"
@@ -304,7 +304,7 @@ void stream(const Options& options, Side& side, Board& board) {
              rate * static_cast<double>(options.bytes) / 1e9);
 }
 
-void latency(const Options& options, Side& side, Board& board) {
+void latency(const Options& options, Side& side, RunState& run_state) {
   std::vector<double> times;
   const double begin = now();
   uint64_t turns = 0;
@@ -317,7 +317,7 @@ void latency(const Options& options, Side& side, Board& board) {
     if (last - begin > options.duration / 8) times.push_back((end - last) / 2 * 1e9);
     last = end;
   }
-  board.total.store(turns, std::memory_order_release);
+  run_state.total.store(turns, std::memory_order_release);
   if (times.empty()) throw std::runtime_error("too short for a single round trip");
   std::sort(times.begin(), times.end());
   fmt::print(R"({{"benchmark":"latency","network":"{}","bytes":{},"half_round_trip_ns":)"
@@ -332,7 +332,7 @@ int run(const Options& options) {
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()) != 0) {
     throw std::system_error(errno, std::generic_category(), "socketpair");
   }
-  auto* const board = new (map(sizeof(Board), MAP_SHARED)) Board;
+  auto* const run_state = new (map(sizeof(RunState), MAP_SHARED)) RunState;
   const pid_t child = fork();
   if (child < 0) throw std::system_error(errno, std::generic_category(), "fork");
   // A provider that never returns must not hold up the comparison. Both have the same limit.
@@ -342,10 +342,11 @@ int run(const Options& options) {
   pin(child == 0 ? options.pin.back() : options.pin.front());
   Side side(options, sockets[child == 0 ? 1 : 0]);
   if (child == 0) {
-    target(options, side, *board);
+    target(options, side, *run_state);
     return EXIT_SUCCESS;
   }
-  options.verb == "latency" ? latency(options, side, *board) : stream(options, side, *board);
+  options.verb == "latency" ? latency(options, side, *run_state)
+                            : stream(options, side, *run_state);
   std::fflush(stdout);
   int status = 0;
   waitpid(child, &status, 0);
@@ -362,7 +363,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"write", "paged", "latency"}));
   app.add_option("--provider", options.provider, "shm, or a name such as tcp;ofi_rxm");
   app.add_option("--bytes", options.bytes)->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
-  app.add_option("--places", options.places, "Rotate over so many; pages of a paged write")
+  app.add_option("--slots", options.slots, "Rotate over so many slots; the pages of a paged write")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--window", options.window, "Writes under way")->check(CLI::Range(1, 1024));
   app.add_flag("!--no-inject", options.inject, "Ask for completions even of small writes");

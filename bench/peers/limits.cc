@@ -1,5 +1,5 @@
 // What the host itself allows, with nothing between a program and its memory: one core that copies
-// into shared memory, a bare ring that tells another process about each copy, and one cache line
+// into shared memory, a bare ring that notifies another process of each copy, and one cache line
 // that goes back and forth. No library can beat them for long; the comparison takes them as the
 // limit, and the last one to notice when the hypervisor has moved the two cores apart.
 
@@ -38,7 +38,7 @@ using peers::pin;
 
 struct Options {
   uint64_t bytes = 8;
-  uint64_t footprint = 0;  ///< 0: one place
+  uint64_t footprint = 0;  ///< 0: always the same bytes
   double duration = 0.3;
   std::vector<int> pin{0, 1};
 };
@@ -69,19 +69,19 @@ void copy(const Options& options) {
   std::byte* const target = map(extent, MAP_SHARED);
   std::byte* const source = map(extent, MAP_PRIVATE);
   fill(source, extent);
-  const uint64_t stretch = std::clamp<uint64_t>((1u << 20) / options.bytes, 1, 1000);
+  const uint64_t batch = std::clamp<uint64_t>((1u << 20) / options.bytes, 1, 1000);
   uint64_t at = 0, copies = 0;
   const double begin = now();
   double end = begin;
-  // The clock is read once in a stretch: it costs as much as a short copy.
+  // The clock is read once in a batch of copies: it costs as much as a short copy.
   while (end - begin < options.duration) {
-    for (uint64_t i = 0; i < stretch; ++i) {
+    for (uint64_t i = 0; i < batch; ++i) {
       std::memcpy(target + at, source + at, options.bytes);
       std::atomic_signal_fence(std::memory_order_seq_cst);  // each of them is a copy of its own
       at += options.bytes;
       if (at + options.bytes > extent) at = 0;
     }
-    copies += stretch;
+    copies += batch;
     end = now();
   }
   const uint64_t last = std::min(copies * options.bytes, extent / options.bytes * options.bytes);
@@ -127,7 +127,7 @@ void rate(const Options& options) {
       }
       std::memcpy(target + sent % 512 * sizeof(word), &word, sizeof(word));
       ring->keys[sent % Ring::kEntries] = 1;
-      ring->sent.store(++sent, std::memory_order_release);  // told of each, as ours are
+      ring->sent.store(++sent, std::memory_order_release);  // one notification each, as ours
     }
     end = now();
   }

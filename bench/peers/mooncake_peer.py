@@ -45,7 +45,7 @@ class Side:
         self.peer = f"127.0.0.1:{port}"
         pages, size = options.pages, options.bytes
         self.local = [source_at + page * size for page in range(pages)]
-        self.remote = [there + self.place(page) * size for page in range(pages)]
+        self.remote = [there + self.slot(page) * size for page in range(pages)]
         self.lengths = [size] * pages
         if options.verb == "write":
             self.local, self.remote = self.local * GROUP, self.remote * GROUP
@@ -55,7 +55,7 @@ class Side:
         memory = mmap.mmap(-1, self.extent, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    def place(self, page):
+    def slot(self, page):
         return page * 7919 % self.options.pages
 
     def write(self):
@@ -81,7 +81,7 @@ class Side:
     def right(self):
         size = self.options.bytes
         return all(self.source[page * size:(page + 1) * size] ==
-                   self.target[self.place(page) * size:(self.place(page) + 1) * size]
+                   self.target[self.slot(page) * size:(self.slot(page) + 1) * size]
                    for page in range(self.options.pages))
 
 
@@ -120,7 +120,7 @@ def main():
     options = parser.parse_args()
     cores = [int(core) for core in options.pin.split(",")]
     mine, other = socket.socketpair()
-    board = memoryview(mmap.mmap(-1, 4096)).cast("Q")  # [0]: the source is done
+    shared = memoryview(mmap.mmap(-1, 4096)).cast("Q")  # [0]: the source is done
     child = os.fork()
     # What never returns must not hold up the comparison.
     signal.alarm(int(options.duration) + 30)
@@ -130,15 +130,15 @@ def main():
     os.sched_setaffinity(0, {cores[0 if child else 1]})
     side = Side(peer, options)
     if child == 0:
-        while board[0] == 0:
+        while shared[0] == 0:
             if options.verb == "latency":
-                if side.wait_notified(lambda: board[0] != 0):
+                if side.wait_notified(lambda: shared[0] != 0):
                     side.write_notified()
             else:
                 time.sleep(0.001)
         os._exit(0 if side.right() else 1)
     result = (latency if options.verb == "latency" else stream)(side, options)
-    board[0] = 1
+    shared[0] = 1
     _, status = os.waitpid(child, 0)
     if status != 0:
         sys.exit("mooncake_peer: the target failed, or has wrong bytes")

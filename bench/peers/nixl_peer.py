@@ -97,41 +97,41 @@ class Side:
             for page in range(pages))
 
 
-def target(side, board, answers):
-    """`board`: writes to expect, 0 while unknown; writes that have arrived."""
+def target(side, shared, answers):
+    """`shared`: writes to expect, 0 while unknown; writes that have arrived."""
     received = 0
-    while received == 0 or received != board[0]:
+    while received == 0 or received != shared[0]:
         more = side.arrivals()
         if more and answers:
             side.write()
         received += more
-        board[1] = received
+        shared[1] = received
     return side.right()
 
 
-def stream(side, board, options):
+def stream(side, shared, options):
     posted = before = 0
     begin = time.perf_counter()
     while True:
         side.write()
         posted += 1
         # One at a time in flight without this would be slower; more than these would only queue.
-        while posted - board[1] > options.window:
+        while posted - shared[1] > options.window:
             side.arrivals()
         took = time.perf_counter() - begin
         if took >= options.duration:
             break
         if before == 0 and took >= options.duration / 8:
             before, begin = posted, time.perf_counter()
-    board[0] = posted
-    while board[1] != posted:
+    shared[0] = posted
+    while shared[1] != posted:
         side.arrivals()
     rate = (posted - before) / (time.perf_counter() - begin)
     return {"ops_per_second": rate * options.pages,
             "gb_per_second": rate * options.pages * options.bytes / 1e9}
 
 
-def latency(side, board, options):
+def latency(side, shared, options):
     times = []
     begin = last = time.perf_counter()
     turns = 0
@@ -144,7 +144,7 @@ def latency(side, board, options):
         if last - begin > options.duration / 8:
             times.append((end - last) / 2 * 1e9)
         last = end
-    board[0] = turns
+    shared[0] = turns
     times.sort()
     return {"half_round_trip_ns": {"p50": times[len(times) // 2],
                                    "p99": times[len(times) * 99 // 100]}}
@@ -161,19 +161,19 @@ def main():
     options = parser.parse_args()
     cores = [int(core) for core in options.pin.split(",")]
     mine, other = socket.socketpair()
-    board = memoryview(mmap.mmap(-1, 4096)).cast("Q")
+    shared = memoryview(mmap.mmap(-1, 4096)).cast("Q")
     child = os.fork()
     # What never returns must not hold up the comparison.
     signal.alarm(int(options.duration) + 30)
     if child == 0:
         mine.close()
         os.sched_setaffinity(0, {cores[1]})
-        right = target(Side("target", "source", other, options), board, options.verb == "latency")
+        right = target(Side("target", "source", other, options), shared, options.verb == "latency")
         os._exit(0 if right else 1)
     other.close()
     os.sched_setaffinity(0, {cores[0]})
     side = Side("source", "target", mine, options)
-    result = (latency if options.verb == "latency" else stream)(side, board, options)
+    result = (latency if options.verb == "latency" else stream)(side, shared, options)
     _, status = os.waitpid(child, 0)
     if status != 0:
         sys.exit("nixl_peer: the target failed, or has wrong bytes")

@@ -20,7 +20,17 @@ struct Network {
   std::string provider{};              ///< "shm", "verbs", "sim"; "ofi", "tcp" to come
   std::string name{};                  ///< peers match networks by it; empty: the provider's name
   std::vector<std::string> devices{};  ///< NICs or their ports; empty: all of them
-  uint32_t rails_max = kRailsMax;      ///< 1..kRailsMax
+  /// Takes only the NICs, of `devices` or of all, that are closest to this by the PCIe tree and
+  /// NUMA nodes of sysfs: a PCI address ("0000:19:00.0"), a GPU of this process by its ordinal
+  /// ("gpu0"), a NUMA node ("numa:1"), or the CPUs where the opening thread may run ("auto").
+  /// Empty: NICs are taken wherever they are. For networks over NICs only. docs/verbs.md, "NICs
+  /// near a GPU".
+  ///
+  /// Fails with kInvalidArgument ("networks.near") when it is none of these forms, or when there is
+  /// no such device; the log says which ones there are.
+  std::string near{};
+  uint32_t rails_max = kRailsMax;  ///< 1..kRailsMax
+  uint64_t stripe_bytes_min = 0;   ///< 0: Config::stripe_bytes_min
   bool required = true;  ///< false: when it is not available, log that and open without it
   bool trusted = false;  ///< peers need no job key here (for networks that leave the host, to come)
   /// Options of that provider; another provider's are refused. Empty: all defaults.
@@ -29,8 +39,8 @@ struct Network {
 
 /// Reads the text form of a network, which FABRICLIB_NETWORKS and the `fabric` tool share: the
 /// provider, then devices and `option=value`, separated by spaces: "verbs mlx5_0 mlx5_1:2
-/// gid_index=3", "shm lanes=2". Besides the provider's options there are name, rails_max, required
-/// and trusted.
+/// gid_index=3", "verbs near=gpu0", "shm lanes=2". Besides the provider's options there are name,
+/// near, rails_max, stripe_bytes_min, required and trusted.
 ///
 /// Fails with kInvalidArgument and the name of the option; "networks" when there is no provider,
 /// "networks.options" when the provider has no such option.
@@ -66,9 +76,12 @@ struct Config {
   uint64_t index_arena_bytes = 8u << 20;  ///< page lists, targets and messages of queued requests
 
   // Striping and slicing.
-  uint64_t stripe_bytes_min = 64u << 10;  ///< smaller writes use one NIC
-  uint64_t stripe_align = 4096;           ///< stripes start at multiples of this; a power of two
-  uint64_t bulk_slice_bytes = 1u << 20;   ///< bulk writes are posted in slices of this size
+  /// A write or a scatter target is cut over several NICs when each gets at least this much. 0: by
+  /// the network, 64 KiB, or 32 KiB where writes are not ordered (Caps::ordered).
+  /// Network::stripe_bytes_min overrides it.
+  uint64_t stripe_bytes_min = 0;
+  uint64_t stripe_align = 4096;          ///< stripes start at multiples of this; a power of two
+  uint64_t bulk_slice_bytes = 1u << 20;  ///< bulk writes are posted in slices of this size
 
   // Threads.
   Nanos spin{50'000};              ///< how long a worker polls before it sleeps (P20)
@@ -82,7 +95,7 @@ struct Config {
   /// are open at the same time must not share an id.
   uint64_t engine_id = 0;
   std::string app_info{};  ///< at most 1 KiB, shown to peers at connect: model, layout hash, role
-  std::string job_key{};   ///< not empty: only peers with the same key are accepted
+  std::string job_key{};   ///< not empty: only peers with the same job key are accepted
   LogLevel log_level = LogLevel::kWarning;
   LogSink log_sink{};
 };

@@ -17,8 +17,8 @@ struct CounterGroupState;
 
 /// Why no more writes can arrive under the counter key of a closed counter.
 enum class Quiescence : uint8_t {
-  kProved,  ///< every sender that knew the key confirmed it has stopped, or was lost and fenced
-  kQuarantined,  ///< no proof: the key is not reused until the longest-lived write must have ended
+  kProved,       ///< every sender that knew the counter key has stopped, or was lost and fenced
+  kQuarantined,  ///< no proof: the counter key is not reused while any write may still land
 };
 
 FABRIC_EXPORT const char* to_string(Quiescence quiescence) noexcept;
@@ -34,7 +34,7 @@ FABRIC_EXPORT const char* to_string(Quiescence quiescence) noexcept;
 ///
 /// Right: expect(4), or a counter for each buffer, or Write::unsplit.
 ///
-/// Lifetime: the destructor releases the key; later arrivals are stale: dropped and counted (P11).
+/// Lifetime: the destructor releases the counter key; later arrivals are dropped as stale (P11).
 /// Threads: every function from any thread; one armed expectation at a time, else kBusy.
 class FABRIC_EXPORT Counter {
  public:
@@ -44,14 +44,25 @@ class FABRIC_EXPORT Counter {
   CounterKey key() const noexcept;
   uint64_t count() const noexcept;     ///< gauge: one acquire load
   bool try_take(uint64_t n) noexcept;  ///< polling: takes n counts if there are as many
-  /// Completes once: ok, kTimeout, kPeerLost, kAborted (a write to this key failed: the key is
-  /// poisoned), kReleased, kCancelled, kOverrun. Fails with kBusy while another one is armed.
+  /// Completes once: ok, kTimeout, kPeerLost, kAborted (a write to this counter failed: its counter
+  /// key is poisoned), kReleased, kCancelled, kOverrun. Fails with kBusy while another one is
+  /// armed.
   Result<OpId> expect(uint64_t n, Notify notify, Timeout timeout = {});
   /// Spins, then sleeps; drives progress when inline. The same codes as expect().
   Result<void> wait(uint64_t n, Timeout timeout = {});
+  /// Ends the armed expectation, if there is one. When it returns, the expectation takes no more
+  /// counts: it completes with kCancelled, or with what came first (met, timeout, a lost peer).
+  /// That completion has been reported, or its report is on the way: it is delivered exactly once,
+  /// as always. A wait() of another thread returns likewise. A new expect() or wait() is never
+  /// refused with kBusy because of it. An expectation that another thread arms during the call may
+  /// or may not be ended.
+  ///
+  /// Cost: a few compare-exchanges; no lock, and no wait for a report.
+  void disarm() noexcept;
   Result<void> bind(PeerId peer);  ///< when the peer is lost, the expectation fails at once
   void release() noexcept;         ///< at once; later arrivals are stale
-  /// Releases, and waits until no sender can use the key any more: by proof, or by quarantine.
+  /// Releases, and waits until no sender can use the counter key any more: by proof, or by
+  /// quarantine.
   Result<Quiescence> close(Timeout timeout = {});
 
  private:
@@ -61,36 +72,65 @@ class FABRIC_EXPORT Counter {
   std::shared_ptr<core::CounterState> state_;
 };
 
-/// Counters that are waited for together, each with the peer that feeds it, so that missing() can
-/// name the peers that have not delivered.
+/// Counters that are waited for together, each with the peer that feeds it, so that missing() and
+/// lost() can name peers.
 ///
-/// Every expectation needs `share` counts of each member (MoE: one write per peer and step). A
-/// counter is a member of one group at most and has no expectations of its own while it is. Wrong:
+/// An expectation is met when every member has received its own share (MoE: one write per peer and
+/// step). Counts beyond a share stay for the next expectation, and never stand in for another
+/// member. The group knows what it waits for: after a mask() or a Drop it is the shares of the
+/// members that are left, without any arithmetic of the caller. Right:
 ///
-///     group.add(a, peer_a);
-///     group.add(b, peer_b);
-///     if (group.wait(1)) read(buffer_of_a);  // the one count may be peer_b's
-///     a.wait(1);                             // kBusy: `a` is a member
+///     for (auto met = group.wait(1s); !met; met = group.wait(1s)) {
+///       const bool late = met.error().code == Errc::kTimeout;
+///       for (PeerId peer : late ? group.missing() : group.lost()) {
+///         engine.submit(Drop{.peer = peer, .batch = drops});
+///       }
+///     }
+///     read(buffers_of_the_members_left);
 ///
-/// Right: group.wait(2), the sum of the shares, then read both buffers.
+/// A counter is a member of one group at most and has no expectations of its own while it is.
+/// Wrong:
 ///
-/// Lifetime: the members must outlive the group, or be masked first.
-/// Threads: every function from any thread.
+///     a.wait(1);      // kBusy: `a` is a member
+///     group.wait(1);  // kInvalidArgument: two members owe 2. Error::native is 2
+///
+/// Lifetime: the members must outlive the group, or be masked first. An expectation fails with
+///   kReleased while a member is released and not masked.
+/// Threads: every function from any thread; one armed expectation at a time, else kBusy.
 class FABRIC_EXPORT CounterGroup {
  public:
   CounterGroup(CounterGroup&&) noexcept;
   CounterGroup& operator=(CounterGroup&&) noexcept;
   ~CounterGroup();
+  /// Every expectation that is armed from now on needs `share` counts of the member. Counts that it
+  /// has already are kept.
+  ///
+  /// Fails with kBusy (member of a group, or it has an armed expectation), kReleased, kAborted and
+  /// kPeerLost (the key is poisoned, or the peer is lost), kNotFound (peer), kInvalidArgument.
   Result<void> add(Counter& member, PeerId peer, uint64_t share = 1);
-  /// n counts over all members. The same codes as Counter::expect().
+  /// The share of every member that is not masked. At once if there is none. Completes as
+  /// Counter::expect() does; Event::value is the sum of the shares. After a failure the next one
+  /// continues with what has arrived.
+  ///
+  /// Cost: a pass over the members, and the state lock.
+  Result<OpId> expect(Notify notify, Timeout timeout = {});
+  Result<void> wait(Timeout timeout = {});
+  /// The same for callers that count themselves: any n but the sum of the shares of the members
+  /// that are not masked is refused with kInvalidArgument, and Error::native is that sum.
   Result<OpId> expect(uint64_t n, Notify notify, Timeout timeout = {});
   Result<void> wait(uint64_t n, Timeout timeout = {});
-  uint64_t count() const noexcept;      ///< over all members, not yet taken
+  /// Over all members: what no met expectation has taken. A gauge.
+  uint64_t count() const noexcept;
   std::vector<PeerId> missing() const;  ///< peers whose share of the expectation is not here
-  /// Continues without the peer: its members are released and their shares count as delivered. Its
-  /// bytes need a fence of their own (P13); it can rejoin only with new counters. An expectation
-  /// that failed because of the peer (kPeerLost, kAborted) may be armed again: the counts of the
-  /// other members are kept.
+  /// Peers that are lost, or whose member is poisoned or released: because of them expectations
+  /// fail with kPeerLost, kAborted or kReleased until they are masked.
+  std::vector<PeerId> lost() const;
+  /// Continues without the peer, in this group: its members are released, and an armed expectation
+  /// is met when the others have delivered. Its bytes need a fence of their own (P13); Drop does
+  /// both, for all groups. The peer can rejoin only with new counters. An expectation that failed
+  /// because of the peer may be armed again: the counts of the other members are kept.
+  ///
+  /// Fails with kNotFound (no member of that peer), kExhausted (no counter key for the group).
   Result<void> mask(PeerId peer);
 
  private:

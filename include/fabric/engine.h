@@ -8,6 +8,7 @@
 #include <fabric/config.h>
 #include <fabric/counter.h>
 #include <fabric/export.h>
+#include <fabric/lists.h>
 #include <fabric/memory.h>
 #include <fabric/notify.h>
 #include <fabric/peer.h>
@@ -139,7 +140,8 @@ class FABRIC_EXPORT Engine {
   /// Closes the session on both sides. Operations in flight complete with kPeerLost.
   Result<void> disconnect(PeerId peer);
   Result<PeerInfo> peer_info(PeerId peer) const;
-  std::vector<PeerId> peers() const;  ///< open sessions, including those that peers opened
+  /// Open sessions, including those that peers opened; or lost ones, see PeerFilter.
+  std::vector<PeerId> peers(PeerFilter filter = PeerFilter::kOpen) const;
   Result<PeerGroup> make_group(std::span<const PeerId> peers);
   /// Address, descriptor and counter key in one line of text, for the simplest programs.
   Result<std::string> offer(const MemoryRegion& region, CounterKey key) const;
@@ -156,12 +158,27 @@ class FABRIC_EXPORT Engine {
   /// kPermission (granted to another peer), kNotFound (revoked, or `owner` is not a peer).
   Result<RemoteRegion> import_region(PeerId owner, std::span<const std::byte> desc);
 
+  // Prepared lists
+  /// The pages that `Pages::list` names, in this order; a page may occur more than once.
+  ///
+  /// Cost: allocates and copies: 4 bytes a page for indices, 8 bytes a range for ranges.
+  /// Fails with kInvalidArgument (empty, a range without pages or past page 2^32 - 1), kTooLarge
+  /// (more than 2^32 - 1 pages), kExhausted (memory, 65,536 lists of an engine).
+  Result<PageList> make_page_list(std::span<const uint32_t> indices);
+  Result<PageList> make_page_list(std::span<const PageRange> ranges);
+  /// The writes that ListedWrites submits by ranges, in this order.
+  ///
+  /// Cost: allocates and copies 24 bytes a write.
+  /// Fails with kInvalidArgument (empty, an offset plus its size past 2^64 - 1), kTooLarge (more
+  /// than 2^32 - 1 writes), kExhausted (memory, 65,536 lists of an engine).
+  Result<WriteList> make_write_list(std::span<const ListedWrite> writes);
+
   // Notification
   Result<Inbox> make_inbox(uint32_t depth);
   Result<Batch> make_batch();
-  Result<Counter> make_counter();  ///< the application sends its key to the writers
-  /// A counter under a name that both sides know: resolve() at the sender gives its key, whichever
-  /// side asks first. kBusy while another handle holds the name.
+  Result<Counter> make_counter();  ///< the application sends its counter key to the writers
+  /// A counter under a name that both sides know: resolve() at the sender gives its counter key,
+  /// whichever side asks first. kBusy while another handle holds the name.
   Result<Counter> named_counter(uint64_t name);
   /// Blocking form of Resolve.
   Result<void> resolve(PeerId peer, std::span<const uint64_t> names, std::span<CounterKey> out,
@@ -179,12 +196,15 @@ class FABRIC_EXPORT Engine {
   // wait for kRoom, then try again.
   Result<OpId> submit(const Write& request);
   Result<OpId> submit(const PagedWrite& request);
+  Result<OpId> submit(const ListedWrites& request);
   Result<OpId> submit(const Scatter& request);
   Result<OpId> submit(const Signal& request);
   Result<OpId> submit(const Send& request);
   Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
+  Result<OpId> submit(const Drop& request);  ///< takes the state lock
+  Result<OpId> submit(const Revoke& request);
   Result<OpId> submit(const Deregister& request);
   /// Accepts a prefix and returns its length, at least 1, or the error of the first request when
   /// that one was refused. The writes of one call are posted with as few doorbells as possible.

@@ -6,6 +6,7 @@
 #include <fabric/config.h>
 #include <fabric/counter.h>
 #include <fabric/engine.h>
+#include <fabric/lists.h>
 #include <fabric/log.h>
 #include <fabric/memory.h>
 #include <fabric/notify.h>

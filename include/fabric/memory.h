@@ -43,6 +43,12 @@ struct AllocateOptions {
   bool huge_pages = true;  ///< where the system has them, else ordinary pages
 };
 
+/// What MemoryRegion::grant() makes.
+struct Grant {
+  GrantId id{};                   ///< for Revoke
+  std::vector<std::byte> desc{};  ///< what the peer imports; at most MemoryRegion::kDescBytesMax
+};
+
 /// Registered memory. Owns the bytes when it came from Engine::allocate().
 ///
 /// Lifetime: for register_memory() the bytes must outlive the region. The region may outlive the
@@ -70,8 +76,15 @@ class FABRIC_EXPORT MemoryRegion {
   /// The descriptor that peers need in order to write here: versioned bytes, at most kDescBytesMax.
   /// Every peer that has it may write. Fails with kPermission for a region without remote_write.
   Result<std::vector<std::byte>> desc() const;
-  /// A descriptor for one peer only: Fence{peer} revokes it without affecting other peers.
-  Result<std::vector<std::byte>> grant(PeerId peer) const;
+  /// Access for one peer, under rkeys of its own. Each call makes another grant, and each ends
+  /// alone: Revoke{grant} ends one, Fence{peer} all of the peer's, without affecting other peers.
+  /// A peer that has a grant and no desc() of the region can write here only until then.
+  ///
+  /// Lifetime: until it is revoked, its session ends, or the region is deregistered.
+  /// Cost: a registration on every rail, as for the region itself.
+  /// Fails with kPermission for a region without remote_write, kNotFound, kPeerLost, kExhausted
+  /// (grants are bounded by peers_max times regions_max, and by what the networks can register).
+  Result<Grant> grant(PeerId peer) const;
 
  private:
   friend class Engine;

@@ -19,6 +19,16 @@ enum class PeerState : uint8_t { kConnecting, kConnected, kStalled, kLost, kFenc
 
 FABRIC_EXPORT const char* to_string(PeerState state) noexcept;
 
+/// Which sessions Engine::peers() lists.
+enum class PeerFilter : uint8_t {
+  kOpen,  ///< kConnecting, kConnected and kStalled
+  /// Lost, and no fence has proved yet that they cannot write here: fence them before memory that
+  /// they could write is reused. A lost session stays known (peer_info(), Fence, Drop) until a new
+  /// one needs its slot because there are Config::peers_max; fenced ones are forgotten first. One
+  /// that was never connected could not write, and is not listed.
+  kLostUnfenced,
+};
+
 /// How a network proves that a peer's writes have stopped, when the peer does not answer.
 enum class FenceKind : uint8_t {
   kNone,   ///< it cannot
@@ -40,6 +50,13 @@ struct PeerInfo {
   uint32_t rails_here = 0, rails_there = 0;  ///< of the host-to-host route
   uint32_t message_bytes_max = 0;
   FenceKind fence = FenceKind::kNone;
+  /// What the peer wrote here may be overwritten as soon as its count is reached. False: bytes of a
+  /// counted write may land once more until the peer has completed it, so the count permits only
+  /// reading; write there after the peer has said that it is quiet (P6, docs/failures.md). True
+  /// when Caps::count_is_final holds for every network of the routes, and for every network on
+  /// which the peer has paths to this engine; false before it is connected. Ask again after an
+  /// event that reports a change of route.
+  bool count_is_final = false;
   std::string app_info{};
   uint64_t engine_id = 0;    ///< identifies the remote engine across reconnects (Config::engine_id)
   uint64_t incarnation = 0;  ///< larger each time the engine is opened

@@ -22,8 +22,8 @@ struct WriteOp {
   uint64_t source = 0;      ///< local address
   uint64_t target = 0;      ///< offset in the target's region
   uint64_t size_bytes = 0;  ///< 0 is legal: a bare immediate, or without one a probe
-  uint64_t local_key = 0;   ///< the lkey: what register_memory() returned on this rail
-  uint64_t remote_key = 0;  ///< the rkey: what import_key() returned on this rail
+  uint64_t lkey = 0;        ///< the lkey: what register_memory() returned on this rail
+  uint64_t rkey = 0;        ///< the rkey: what import_rkey() returned on this rail
   uint32_t cookie = 0;      ///< returned in the completion
   uint32_t path = 0;        ///< what open_path() returned
   uint32_t imm = 0;         ///< wire form: number of shards and counter key
@@ -34,10 +34,10 @@ struct WriteOp {
 static_assert(sizeof(WriteOp) == 56);
 
 /// One event that Rail::poll() returns.
-struct WireEvent {
+struct RailEvent {
   enum class Kind : uint8_t {
-    kWritten,   ///< completion of a work request: cookie, code, remote. `value` further requests,
-                ///< with the cookies that follow, completed with the same code and remote
+    kCompletion,  ///< completion of a work request: cookie, code, remote. `value` further requests,
+                  ///< with the cookies that follow, completed with the same code and remote
     kImm,       ///< an immediate arrived and its bytes are in place: imm; and `value` more like it
     kPathDown,  ///< this end of a path broke or was closed, and is drained: path, code. Inbound:
                 ///< value = immediates it had received (`taken` in docs/design/0008)
@@ -45,7 +45,7 @@ struct WireEvent {
     kRailUp,    ///< the NIC or its port works again
     kFenced,    ///< deregister_memory() is proved: cookie
   };
-  Kind kind = Kind::kWritten;
+  Kind kind = Kind::kCompletion;
   Errc code = Errc::kOk;  ///< kPathDown: kPeerLost is proof that the remote process has died
   /// kPathDown, inbound: kUnknown when the end could not be drained; `value` then counts only the
   /// immediates that poll() returned.
@@ -56,7 +56,7 @@ struct WireEvent {
   uint32_t path = 0;
   uint64_t value = 0;
 };
-static_assert(sizeof(WireEvent) == 24);
+static_assert(sizeof(RailEvent) == 24);
 
 /// One opened NIC (or lane) of one network.
 ///
@@ -77,14 +77,14 @@ class Rail {
   /// Details for an operator, as name and value; for dumps and tools, not for programs.
   virtual std::vector<std::pair<std::string, std::string>> facts() const { return {}; }
 
-  /// Returns the lkey; `wire_key` (at most kWireKeyBytesMax) is the rkey in the form peers get.
+  /// Returns the lkey; `wire_rkey` (at most kWireRkeyBytesMax) is the rkey in the form peers get.
   virtual Result<uint64_t> register_memory(const Memory& memory,
-                                           std::vector<std::byte>& wire_key) = 0;
+                                           std::vector<std::byte>& wire_rkey) = 0;
   /// From here on writes to the region are refused. Reports kFenced with `cookie` once no write can
   /// land any more.
-  virtual void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept = 0;
-  /// Turns a peer's wire key into the rkey that WriteOp carries. Hostile bytes: kBadFormat.
-  virtual Result<uint64_t> import_key(std::span<const std::byte> wire_key) = 0;
+  virtual void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept = 0;
+  /// Turns a peer's wire rkey into the rkey that WriteOp carries. Hostile bytes: kBadFormat.
+  virtual Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) = 0;
 
   /// `peer` is the peer's OpenNetwork::address().
   virtual Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
@@ -103,12 +103,12 @@ class Rail {
   virtual uint32_t post(std::span<const WriteOp> ops) noexcept = 0;
   /// Moves up to out.size() events into `out` and returns how many. Never blocks. Fewer than
   /// out.size() means that every event that arrived before the call has been returned.
-  virtual uint32_t poll(std::span<WireEvent> out) noexcept = 0;
+  virtual uint32_t poll(std::span<RailEvent> out) noexcept = 0;
   /// With Caps::cpu_copy: a copy is in progress and the next poll() continues it, even if this one
   /// returned no event.
   virtual bool busy() const noexcept { return false; }
 
-  static constexpr uint32_t kWireKeyBytesMax = 32;
+  static constexpr uint32_t kWireRkeyBytesMax = 32;
 };
 
 /// One configured instance of a provider: its rails, and a channel for control datagrams.

@@ -23,7 +23,7 @@ enum class Errc : uint8_t {
   kNotFound,             ///< unknown or released handle
   kTimeout,              ///< the deadline passed
   kCancelled,            ///< cancel() came first
-  kAborted,              ///< a write to this counter failed: its key is poisoned, release it
+  kAborted,              ///< a write to this counter failed: its counter key is poisoned
   kReleased,             ///< the counter was released, here or by the peer that owns it
   kOverrun,              ///< more arrived than a counter can hold
   kBusy,                 ///< an expectation is armed already
@@ -42,7 +42,9 @@ enum class Errc : uint8_t {
 /// A failure. Trivially copyable: no heap, and no formatting until it is printed.
 struct Error {
   Errc code = Errc::kOk;
-  int32_t native = 0;     ///< errno or fi_errno, sign removed; 0 when there is none
+  /// errno or fi_errno, sign removed; 0 when there is none. With kInvalidArgument the value that
+  /// would have been right, where a call documents it.
+  int32_t native = 0;
   const char* what = "";  ///< static storage; names the argument or the call
   const char* file = "";
   int32_t line = 0;

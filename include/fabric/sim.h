@@ -11,9 +11,11 @@
 namespace fabric::sim {
 
 /// Performance and guarantees of one simulated NIC.
-struct NicModel {
+struct FABRIC_EXPORT NicModel {
   double gbit_per_s = 400;
   Nanos per_op{90};           ///< the NIC's minimum time for one work request
+  Nanos per_post{0};          ///< the engine's CPU time to post one work request. An engine posts
+                              ///< them one after another, on all of its rails and networks together
   Nanos latency{2'000};       ///< one way
   Nanos jitter{0};            ///< added to each packet, uniform in [0, jitter]
   uint32_t depth = 1024;      ///< operations in flight on the NIC
@@ -25,8 +27,10 @@ struct NicModel {
   bool maps_memory = false;  ///< allocate() returns shared pages, as for a network that maps them
   FenceKind fence = FenceKind::kLocal;
 
+  // Models of published systems; docs/simulator.md has the source of each figure.
   static NicModel connectx7();  ///< 400 Gb/s, ordered, exact replay, fenced by its queue pair
-  static NicModel efa_200g();   ///< 200 Gb/s, unordered, no replay, fenced by granted keys
+  static NicModel efa_200g();   ///< 200 Gb/s, unordered, no replay, fenced by granted rkeys
+  static NicModel nvlink();     ///< 360 GB/s between the GPUs of a host, ordered, exact replay
 };
 
 /// One network of a node. Networks of the same name on two nodes are connected.
@@ -73,11 +77,13 @@ struct FABRIC_EXPORT Fault {
     kTwice,  ///< packets of node -> other land twice before the completion, and count once. Only
              ///< for unordered NICs: ordered ones drop duplicates
     kOnce,
-    kWrongKey,   ///< the next write node -> other carries an invalid rkey
-    kRightKey,   ///< cancels kWrongKey if no write has used it yet
+    kWrongRkey,  ///< the next write node -> other carries an invalid rkey
+    kRightRkey,  ///< cancels kWrongRkey if no write has used it yet
     kLateProof,  ///< deregistering memory and closing paths at node takes `time` longer; zero: off
+    kLateBytes,  ///< node acknowledges counted writes whose bytes are not visible yet: bytes and
+                 ///< count of each become visible together, `time` later; zero: off
   };
-  static constexpr uint32_t kKinds = 28;
+  static constexpr uint32_t kKinds = 29;
   static constexpr uint32_t kAllRails = UINT32_MAX;
 
   Kind kind = Kind::kHeal;
@@ -143,14 +149,17 @@ struct FABRIC_EXPORT Fault {
   }
   static Fault twice(uint32_t from, uint32_t to) { return {Kind::kTwice, from, to}; }
   static Fault once(uint32_t from, uint32_t to) { return {Kind::kOnce, from, to}; }
-  static Fault wrong_key(uint32_t from, uint32_t to, uint32_t rail) {
-    return {Kind::kWrongKey, from, to, rail};
+  static Fault wrong_rkey(uint32_t from, uint32_t to, uint32_t rail) {
+    return {Kind::kWrongRkey, from, to, rail};
   }
-  static Fault right_key(uint32_t from, uint32_t to, uint32_t rail) {
-    return {Kind::kRightKey, from, to, rail};
+  static Fault right_rkey(uint32_t from, uint32_t to, uint32_t rail) {
+    return {Kind::kRightRkey, from, to, rail};
   }
   static Fault late_proof(uint32_t node, Nanos by) {
     return {Kind::kLateProof, node, 0, kAllRails, 0, by};
+  }
+  static Fault late_bytes(uint32_t node, Nanos by) {
+    return {Kind::kLateBytes, node, 0, kAllRails, 0, by};
   }
 };
 
@@ -173,6 +182,27 @@ struct Arrival {
   const std::byte* target = nullptr;  ///< where its bytes landed; null: it names no memory
 };
 
+/// A function that a World calls (each_step(), each_arrival()). Destroying the hook ends it: the
+/// function is not called again, and what it captured is destroyed. Ended inside its own function,
+/// it lets that call finish.
+///
+/// Lifetime: may outlive the World, which ends all of its hooks.
+/// Threads: as for World with virtual time: one at a time.
+class [[nodiscard]] Hook {
+ public:
+  Hook() = default;  ///< none
+  Hook(Hook&&) noexcept = default;
+  Hook& operator=(Hook&&) noexcept = default;
+  Hook(const Hook&) = delete;
+  Hook& operator=(const Hook&) = delete;
+  void end() noexcept { function_.reset(); }
+
+ private:
+  friend class World;
+  explicit Hook(std::shared_ptr<const void> function) noexcept : function_(std::move(function)) {}
+  std::shared_ptr<const void> function_;
+};
+
 struct WorldOptions {
   uint64_t seed = 1;
   /// false: virtual time, one thread, waits advance the clock. true: the same network in real time,
@@ -181,11 +211,18 @@ struct WorldOptions {
   double drop_control = 0;       ///< probability that a control datagram is lost
   double duplicate_control = 0;  ///< probability that it arrives twice
   double reorder_control = 0;    ///< probability that it is delayed by up to 20 latencies
+  /// false: writes read and store no byte, for large worlds that only measure time. Everything else
+  /// is the same, event by event: times, counts, completions, refused rkeys. Messages, addresses
+  /// and descriptors are carried as ever, and so are writes to the engine's own address.
+  bool carry_bytes = true;
+  /// The largest packet of a write, 4 KiB to 1 GiB. Larger packets cost less real time; writes then
+  /// interleave less finely, and virtual times change a little.
+  uint64_t packet_bytes_max = 64u << 10;
 };
 
-/// A simulated network that carries real bytes, and with virtual time also the Runtime of its
-/// engines. The engines run the same core as on a real network. The same seed and the same calls
-/// give the same run, event by event.
+/// A simulated network that carries real bytes (or none: WorldOptions::carry_bytes), and with
+/// virtual time also the Runtime of its engines. The engines run the same core as on a real
+/// network. The same seed and the same calls give the same run, event by event.
 ///
 /// Lifetime: engines share ownership of the simulation; the World may be destroyed first.
 /// Threads: with virtual time one thread at a time; in realtime every call from any thread.
@@ -202,12 +239,17 @@ class FABRIC_EXPORT World {
   /// Opens an engine on a node. Empty config.networks: all networks of the node, in their order.
   Result<Engine> open(uint32_t node, Config config = {});
 
-  /// Calls `hook` in every step of the world; for workloads and checks. Virtual time only. Waits
-  /// inside destructors are steps too: objects that the hook uses must outlive the engines.
-  void each_step(std::function<void()> hook);
+  /// Calls `function` in every step of the world; for workloads and checks. Virtual time only: in
+  /// realtime it is never called. Waits inside destructors are steps too: declare the Hook after
+  /// everything that the function uses, or end() it before.
+  ///
+  /// Wrong. The hook ends with the statement, so the function is never called:
+  ///
+  ///     (void)world.each_step([&] { workload.step(); });
+  Hook each_step(std::function<void()> function);
   /// Calls `observer` for every immediate, just before its engine gets it: an independent record to
-  /// compare the engine's counters with. Virtual time only.
-  void each_arrival(std::function<void(const Arrival&)> observer);
+  /// compare the engine's counters with. Virtual time only, as each_step().
+  Hook each_arrival(std::function<void(const Arrival&)> observer);
   /// Runs until done() returns true, or for `limit`. True when done() did. Virtual time only: in
   /// realtime it calls done() once.
   bool run_until(const std::function<bool()>& done, Nanos limit);

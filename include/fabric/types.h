@@ -31,6 +31,9 @@ using OpId = Handle<struct OpTag>;          ///< one accepted operation
 using RegionId = Handle<struct RegionTag>;  ///< local registered memory
 using BatchId = Handle<struct BatchTag>;    ///< operations waited for and cancelled together
 using GroupId = Handle<struct GroupTag>;    ///< a fixed list of peers
+using PageListId = Handle<struct PageListTag>;    ///< a prepared list of pages
+using WriteListId = Handle<struct WriteListTag>;  ///< a prepared list of writes
+using GrantId = Handle<struct GrantTag>;  ///< access of one peer to a region, revocable alone
 
 /// An offset in local registered memory.
 struct LocalRef {

@@ -7,6 +7,8 @@
 
 #include <fabric/result.h>
 
+#include "base/log.h"
+
 // The runtime contract: time, entropy, wake-ups and threads. The core never reads a clock, sleeps,
 // starts a thread or draws a random number itself; it asks its Driver. The simulator relies on this
 // to run unchanged engines deterministically.
@@ -40,7 +42,7 @@ class Progress {
   virtual void on_sleep() noexcept {}
   /// Simulates the death of the engine's process: it sends and reports nothing more, and every
   /// handle is inert. Only the simulator calls it, outside turns and callbacks of this engine.
-  virtual void vanish() noexcept {}
+  virtual void simulate_crash() noexcept {}
 };
 
 struct AttachOptions {
@@ -106,6 +108,7 @@ struct OpenContext {
   uint64_t engine_id = 0;
   std::function<void()> wake{};  ///< any thread: work arrived, a turn is due
   Progress* progress = nullptr;  ///< the engine that opens the network
+  Log* log = nullptr;            ///< the engine's; null: tests that open a network alone
 };
 
 }  // namespace fabric

@@ -61,7 +61,7 @@ std::vector<std::byte> encode_network(const RegionDesc::Section& network) {
   write_name(out, network.network);
   out.u8(static_cast<uint8_t>(network.rail_keys.size()));
   for (const auto& key : network.rail_keys) {
-    FABRIC_CHECK(key.size() <= Rail::kWireKeyBytesMax);
+    FABRIC_CHECK(key.size() <= Rail::kWireRkeyBytesMax);
     out.u8(static_cast<uint8_t>(key.size()));
     out.bytes(key);
   }
@@ -75,7 +75,7 @@ RegionDesc::Section read_desc_network(ByteReader& in, bool newer_minor) {
   in.require(rails >= 1 && rails <= kRailsMax);
   for (uint8_t i = 0; i < rails && in.ok(); ++i) {
     const uint8_t length = in.u8();
-    in.require(length <= Rail::kWireKeyBytesMax);
+    in.require(length <= Rail::kWireRkeyBytesMax);
     const auto key = in.bytes(length);
     network.rail_keys.emplace_back(key.begin(), key.end());
   }

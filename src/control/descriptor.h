@@ -30,7 +30,7 @@ struct RegionDesc {
 
   struct Section {
     std::string network{};                            ///< its name
-    std::vector<std::vector<std::byte>> rail_keys{};  ///< 1..kRailsMax, each <= kWireKeyBytesMax
+    std::vector<std::vector<std::byte>> rail_keys{};  ///< 1..kRailsMax, each <= kWireRkeyBytesMax
     bool operator==(const Section&) const = default;
   };
   std::vector<Section> networks{};

@@ -75,8 +75,8 @@ const char* to_string(MessageType type) noexcept {
       return "PathOpen";
     case MessageType::kPathAnswer:
       return "PathAnswer";
-    case MessageType::kPathState:
-      return "PathState";
+    case MessageType::kPathDrained:
+      return "PathDrained";
     case MessageType::kPathClose:
       return "PathClose";
     case MessageType::kMessage:
@@ -125,7 +125,7 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key) {
   auto opened = open_frame(datagram);
   if (!opened) return opened.error();
-  // Before any field is trusted. Without a key the hash is zero, which a keyed frame never has.
+  // Before any field is trusted. Without a job key the hash is zero, which a keyed frame never has.
   const Mac expected =
       keyed_hash(job_key, {datagram.first(kMacOffset), kNoMac, opened->frame.body});
   if (!equal(opened->mac, expected)) return fail(Errc::kWrongJob, kFrameFormat.what);

@@ -114,23 +114,23 @@ Result<PathClose> decode_path_close(const Body& body) {
   return finish(in, body, std::move(close), "path close");
 }
 
-std::vector<std::byte> encode(const PathState& body) {
+std::vector<std::byte> encode(const PathDrained& body) {
   ByteWriter out;
   out.u32(body.ref);
   out.u8(body.exact ? 1 : 0);
-  out.u64(body.taken);
+  out.u64(body.imms_received);
   return out.take();
 }
 
-Result<PathState> decode_path_state(const Body& body) {
+Result<PathDrained> decode_path_drained(const Body& body) {
   ByteReader in(body);
-  PathState state;
+  PathDrained state;
   state.ref = in.u32();
   const uint8_t exact = in.u8();
   in.require(exact <= 1);
   state.exact = exact == 1;
-  state.taken = in.u64();
-  return finish(in, body, std::move(state), "path state");
+  state.imms_received = in.u64();
+  return finish(in, body, std::move(state), "path drained");
 }
 
 std::vector<std::byte> encode(const UserMessage& body) {

@@ -37,8 +37,8 @@ enum class MessageType : uint16_t {
   // Numbered, retransmitted, delivered once.
   kPathOpen = 16,
   kPathAnswer = 17,
-  kPathState = 18,  ///< the target's end of a path is down and drained: what it received
-  kPathClose = 19,  ///< the sender's end is down: the target closes its end and sends kPathState
+  kPathDrained = 18,  ///< the target's end of a path is down and drained: what it received
+  kPathClose = 19,  ///< the sender's end is down: the target closes its end and sends kPathDrained
   kMessage = 20,
   kMessageDone = 21,
   kResolve = 22,
@@ -90,7 +90,7 @@ std::vector<std::byte> encode_frame(const Header& header, std::span<const std::b
 /// Fails with kBadFormat, kVersion, kWrongJob (the keyed hash does not fit).
 Result<Frame> decode_frame(std::span<const std::byte> datagram, std::string_view job_key);
 /// The same without authentication: any field may be forged. Only for telling a sender of another
-/// job that its key is wrong.
+/// job that the job keys differ.
 Result<Frame> peek_frame(std::span<const std::byte> datagram);
 
 /// The body of kHello and kWelcome.
@@ -141,11 +141,11 @@ struct PathClose {
   uint32_t ref = 0;
   bool operator==(const PathClose&) const = default;
 };
-struct PathState {
+struct PathDrained {
   uint32_t ref = 0;
-  bool exact = false;  ///< `taken` is final: no write can land through this path any more
-  uint64_t taken = 0;  ///< immediates received, stale ones included
-  bool operator==(const PathState&) const = default;
+  bool exact = false;  ///< `imms_received` is final: no write can land through this path any more
+  uint64_t imms_received = 0;  ///< immediates received, stale ones included
+  bool operator==(const PathDrained&) const = default;
 };
 struct UserMessage {
   uint32_t ref = 0;
@@ -197,7 +197,7 @@ std::vector<std::byte> encode(const Ping& body);
 std::vector<std::byte> encode(const PathOpen& body);
 std::vector<std::byte> encode(const PathAnswer& body);
 std::vector<std::byte> encode(const PathClose& body);
-std::vector<std::byte> encode(const PathState& body);
+std::vector<std::byte> encode(const PathDrained& body);
 std::vector<std::byte> encode(const UserMessage& body);
 std::vector<std::byte> encode(const Done& body);
 std::vector<std::byte> encode(const ResolveNames& body);
@@ -215,7 +215,7 @@ Result<Ping> decode_ping(const Body& body);
 Result<PathOpen> decode_path_open(const Body& body);
 Result<PathAnswer> decode_path_answer(const Body& body);
 Result<PathClose> decode_path_close(const Body& body);
-Result<PathState> decode_path_state(const Body& body);
+Result<PathDrained> decode_path_drained(const Body& body);
 Result<UserMessage> decode_user_message(const Body& body);
 Result<Done> decode_done(const Body& body);
 Result<ResolveNames> decode_resolve(const Body& body);

@@ -64,6 +64,8 @@ class ReliableChannel {
   /// Marks `seq` as accepted; an acknowledgement is owed. If it is not called, the peer sends the
   /// message again.
   void arrived(uint64_t seq) noexcept;
+  /// Every number up to this one has arrived.
+  uint64_t arrived_up_to() const noexcept { return taken_; }
   void owe_ack() noexcept { ack_owed_ = true; }
   bool ack_owed() const noexcept { return ack_owed_; }
   /// Fills the acknowledgement of an outgoing header; none is owed afterwards.

@@ -3,7 +3,10 @@
 #include "core/core.h"
 #include "core/report.h"
 
-// Batches: the atomic word that counts their members, and the public handle.
+// Batches: the atomic word that counts their members, and the public handle. enter_batch()
+// and batch_cancelled() run on any thread without a lock; the other functions of Reporter here run
+// under the state lock. The handle may be used from any thread, and takes the lock where it changes
+// more than the word.
 
 namespace fabric::core {
 

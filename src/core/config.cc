@@ -13,6 +13,8 @@
 #include "control/message.h"
 #include "core/core.h"
 #include "core/network_text.h"
+#include "core/shard.h"
+#include "topology/near.h"
 
 // The user's Config, overridden by FABRICLIB_ variables, and checked field by field. An unknown
 // variable is an error that names it: a setting must not be accepted and then ignored. The checks
@@ -238,7 +240,7 @@ Result<void> check_bounds(const Config& c) {
       {c.message_buffers, 1, 1u << 20, "message_buffers"},
       {c.message_credits, 1, 4096, "message_credits"},
       {c.index_arena_bytes, 4096, 1ull << 36, "index_arena_bytes"},
-      {c.stripe_bytes_min, 1, 1ull << 40, "stripe_bytes_min"},
+      {c.stripe_bytes_min, 0, kStripeBytesMost, "stripe_bytes_min"},
       {c.stripe_align, 1, 1ull << 30, "stripe_align"},
       {c.bulk_slice_bytes, 2, 1ull << 40, "bulk_slice_bytes"},
   };
@@ -269,6 +271,12 @@ Result<void> check_networks(const Config& c) {
     names.push_back(name);
     if (network.rails_max == 0 || network.rails_max > kRailsMax) {
       return fail(Errc::kInvalidArgument, "networks.rails_max");
+    }
+    if (!network.near.empty() && !topology::parse_near(network.near)) {
+      return fail(Errc::kInvalidArgument, "networks.near");
+    }
+    if (network.stripe_bytes_min > kStripeBytesMost) {
+      return fail(Errc::kInvalidArgument, "networks.stripe_bytes_min");
     }
     if (auto good = check_network_options(network); !good) return good.error();
   }

@@ -4,8 +4,10 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// The numbered messages of a connected session: paths, two-sided messages, names, revocations,
-// fences. Each request gets one reply; ReliableChannel retransmits and deduplicates.
+// The numbered messages of a connected session: paths, names, revocations, fences; two-sided
+// messages are in messages.cc. Each request gets one reply; ReliableChannel retransmits and
+// deduplicates. State lock held throughout: on the worker, and on threads that cancel, disconnect
+// or close.
 
 namespace fabric::core {
 
@@ -63,12 +65,11 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
     case MessageType::kPathClose:
       on_path_close(peer, frame.body);
       break;
-    case MessageType::kPathState:
-      on_path_state(peer, frame.body);
+    case MessageType::kPathDrained:
+      on_path_drained(peer, frame.body);
       break;
     case MessageType::kMessage:
-      on_message(peer, frame.body);
-      break;
+      return take_message(peer, frame);
     case MessageType::kResolve:
       on_resolve(peer, frame.body);
       break;
@@ -157,12 +158,12 @@ void Peers::on_path_close(Peer& peer, const control::Body& body) {
   for (InboundPath& path : peer.inbound) {
     if (path.ref == close->ref) close_inbound_path(path);
   }
-  // A path that is not found went down on its own, and its kPathState was sent.
+  // A path that is not found went down on its own, and its kPathDrained was sent.
 }
 
-void Peers::on_path_state(Peer& peer, const control::Body& body) {
-  auto state = control::decode_path_state(body);
-  if (!state) return on_bad_message(peer, MessageType::kPathState);
+void Peers::on_path_drained(Peer& peer, const control::Body& body) {
+  auto state = control::decode_path_drained(body);
+  if (!state) return on_bad_message(peer, MessageType::kPathDrained);
   core_.transfers.on_drain_report(peer, *state);
 }
 
@@ -191,22 +192,22 @@ bool Peers::has_inbound(const RailSlot& rail, uint32_t id) const {
   });
 }
 
-void Peers::on_inbound_down(const RailSlot& rail, const WireEvent& event) {
+void Peers::on_inbound_down(const RailSlot& rail, const RailEvent& event) {
   for (Peer* peer : all()) {
     const auto path = find_inbound(*peer, rail, event.path);
     if (path == peer->inbound.end()) continue;
-    control::PathState state{.ref = path->ref, .taken = event.value};
+    control::PathDrained state{.ref = path->ref, .imms_received = event.value};
     state.exact = rail.caps.exact_replay && event.remote != Remote::kUnknown;
     peer->inbound.erase(path);
     if (event.code == Errc::kPeerLost) on_peer_dead(*peer);
     if (peer->inbound.empty()) abort_counters(*peer);
-    if (peer->usable()) send(*peer, MessageType::kPathState, control::encode(state));
+    if (peer->usable()) send(*peer, MessageType::kPathDrained, control::encode(state));
     advance_fence(*peer);
     return;
   }
 }
 
-// Two-sided messages
+// Requests and their replies
 
 uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   const uint32_t ref = peer.next_ref++;
@@ -223,108 +224,15 @@ Op* Peers::take_request(Peer& peer, uint32_t ref, PendingRequest& pending) {
   return pending.op == kNone ? nullptr : &core_.ops.at(pending.op);
 }
 
-void Peers::start_send(Op& op) {
-  Peer* peer = find(op.peer);
-  const PeerState state =
-      peer == nullptr ? PeerState::kLost : peer->state.load(std::memory_order_relaxed);
-  if (state >= PeerState::kLost || peer->fencing) {
-    core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
-    return;
-  }
-  peer->credits[op.channel].waiting.push_back(op.self);
-  send_queued_messages(*peer, op.channel);
-}
-
-void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
-  if (!peer.usable()) return;
-  ChannelCredit& credit = peer.credits[channel];
-  while (!credit.waiting.empty() && credit.outstanding < peer.hello.message_credits) {
-    Op& op = core_.ops.at(credit.waiting.front());
-    credit.waiting.pop_front();
-    if (op.list.count > peer.hello.message_bytes_max) {
-      core_.complete(op, Errc::kTooLarge, Remote::kNotDelivered);
-      continue;
-    }
-    ++credit.outstanding;
-    send_message(peer, op);
-  }
-}
-
-void Peers::send_message(Peer& peer, Op& op) {
-  op.ref = new_request(peer, op, true);
-  const auto bytes = op.list.as<const std::byte>();
-  send(peer, MessageType::kMessage,
-       control::encode(control::UserMessage{.ref = op.ref, .channel = op.channel, .bytes = bytes}));
-}
-
-void Peers::on_message(Peer& peer, const control::Body& body) {
-  auto message = control::decode_user_message(body);
-  if (!message || message->bytes.size() > core_.config.message_bytes_max) {
-    return on_bad_message(peer, MessageType::kMessage);
-  }
-  const auto listener = core_.reporter.listener(message->channel);
-  if (listener == Reporter::Listener::kMissing) {
-    send(peer, MessageType::kMessageDone, done(message->ref, Errc::kUnsupported));
-    return;
-  }
-  auto buffer = std::make_unique<MessageBuffer>();
-  buffer->bytes.assign(message->bytes.begin(), message->bytes.end());
-  auto& held = peer.held[message->channel];
-  if (listener == Reporter::Listener::kReady && held.empty()) {
-    deliver(peer, message->ref, message->channel, std::move(buffer));
-    return;
-  }
-  if (held.size() >= core_.config.message_credits) {
-    FABRIC_LOG(core_.log, kWarning, "core", "a peer sends beyond its credit: disconnected",
-               {"peer", peer.id()}, {"channel", message->channel});
-    lose(peer, PeerState::kLost, Errc::kExhausted, true);
-    return;
-  }
-  held.push_back({message->ref, std::move(buffer)});
-  ++messages_held_;
-}
-
-void Peers::deliver(Peer& peer, uint32_t ref, uint16_t channel,
-                    std::unique_ptr<MessageBuffer> buffer) {
-  Event event{.kind = EventKind::kMessage};
-  event.peer = peer.id();
-  event.value = channel;
-  for (Traffic* t : {&peer.rx(), &core_.rx}) {
-    ++t->messages;
-    t->bytes += buffer->bytes.size();
-  }
-  core_.reporter.deliver_message(channel, event, std::move(buffer));
-  send(peer, MessageType::kMessageDone, done(ref, Errc::kOk));
-}
-
-void Peers::deliver_held() {
-  for (Peer* peer : all()) {
-    for (auto& [channel, messages] : peer->held) {
-      while (!messages.empty()) {
-        const auto listener = core_.reporter.listener(channel);
-        if (listener == Reporter::Listener::kFull) break;
-        HeldMessage message = std::move(messages.front());
-        messages.pop_front();
-        --messages_held_;
-        if (listener == Reporter::Listener::kReady) {
-          deliver(*peer, message.ref, channel, std::move(message.buffer));
-        } else {
-          send(*peer, MessageType::kMessageDone, done(message.ref, Errc::kUnsupported));
-        }
-      }
-    }
-  }
-}
-
 void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
   auto answer = control::decode_done(body);
   if (!answer) return on_bad_message(peer, type);
   if (type == MessageType::kRegionRevoked) {
     const auto it = peer.region_revocations.find(answer->ref);
     if (it == peer.region_revocations.end()) return;
-    const RegionId region = it->second;
+    const Revocation revocation = it->second;
     peer.region_revocations.erase(it);
-    core_.regions.revoke_answered(region);
+    core_.regions.revoke_answered(revocation);
     return;
   }
   if (type == MessageType::kKeyRevoked) {
@@ -342,22 +250,16 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     if (op == nullptr || op->kind != OpKind::kFence) return;
     if (answer->code == Errc::kOk) {
       core_.protocol.count(ProtocolEvent::kFenceByReply);
-      complete_fence(peer, Errc::kOk);
+      // Its writes are acknowledged, which does not prove that they are visible here (P6): the
+      // fence completes when the inbound paths are down, after their last count.
+      peer.quiet = true;
+      await_inbound_down(peer, *op);
     } else {
       fence_without_peer(*op);  // it stopped writing, but could not prove that its writes drained
     }
     return;
   }
-  if (!pending.is_message) return;
-  ChannelCredit& credit = peer.credits[pending.channel];
-  if (credit.outstanding > 0) --credit.outstanding;
-  if (op != nullptr) {
-    for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
-    const bool ok = answer->code == Errc::kOk;
-    core_.complete(*op, answer->code, ok ? Remote::kDelivered : Remote::kNotDelivered,
-                   ok ? op->list.count : 0);
-  }
-  send_queued_messages(peer, pending.channel);
+  if (pending.is_message) message_answered(peer, pending.channel, op, answer->code);
 }
 
 // Names
@@ -419,8 +321,8 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
                  ok ? answer->keys.size() : 0);
 }
 
-/// Whether a key may have been revoked after the reply was sent: numbered messages may overtake
-/// each other.
+/// Whether a counter key may have been revoked after the reply was sent: numbered messages may
+/// overtake each other.
 bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
   return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
     const auto it = peer.revoked_keys.find(key);
@@ -437,7 +339,7 @@ void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
   if (keeps) peer.revoked_keys[key.wire()] = peer.next_ref;
   core_.transfers.key_revoked(peer, key);
   if (!keeps) {
-    // The table is full, so later writes under the key would not be rejected.
+    // The table is full, so later writes under the counter key would not be rejected.
     send(peer, MessageType::kKeyRevoked, done(request->ref, Errc::kExhausted));
     return;
   }
@@ -509,20 +411,52 @@ void Peers::start_fence(Op& op) {
   core_.timers.set(op.timer, std::min(core_.now_ns + kFenceGraceNs, half));
 }
 
+/// The peer is disconnected at once: nothing asks it to drain.
+void Peers::start_drop(Op& op) {
+  Peer* peer = find(op.peer);
+  if (peer == nullptr) {
+    core_.complete(op, Errc::kNotFound, Remote::kUnknown);
+    return;
+  }
+  const bool busy = peer->fence_op != kNone;
+  if (busy || peer->is_self) {
+    core_.complete(op, busy ? Errc::kBusy : Errc::kUnsupported, Remote::kUnknown);
+    lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+    return;
+  }
+  const uint32_t self = op.self;
+  peer->fence_op = self;
+  if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
+    complete_fence(*peer, Errc::kOk);  // as in start_fence()
+    return;
+  }
+  op.step = 1;
+  lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+  // Closing its inbound paths may have completed the operation.
+  if (peer->fence_op == self) advance_fence(*peer);
+}
+
 /// The peer did not reply within its grace period: continues with what this side can prove alone.
 void Peers::fence_without_peer(Op& op) {
   core_.protocol.count(ProtocolEvent::kFenceWithoutPeer);
-  op.step = 1;
-  core_.timers.set(op.timer, op.deadline_ns);
   Peer* peer = find(op.peer);
   FABRIC_CHECK(peer != nullptr, "a peer under a fence keeps its slot");
   peer->requests.erase(op.ref);
-  lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
+  await_inbound_down(*peer, op);
+}
+
+/// Ends the session; advance_fence() completes the fence, or its timer does.
+void Peers::await_inbound_down(Peer& peer, Op& op) {
+  op.step = 1;
+  core_.timers.set(op.timer, op.deadline_ns);
+  lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
 }
 
 /// Whether no write of the peer can land any more, by the fence kind of each network.
 bool Peers::fully_fenced(const Peer& peer) const {
-  if (!peer.inbound.empty() || peer.grants_awaited > 0) return false;
+  if (!peer.inbound.empty()) return false;
+  if (peer.quiet) return true;
+  if (peer.grants_awaited > 0) return false;
   return std::all_of(peer.links.begin(), peer.links.end(),
                      [&](const Peer::Link& link) FABRIC_REQUIRES(state_lock) {
                        switch (core_.networks[link.network].fence) {
@@ -541,6 +475,7 @@ bool Peers::fully_fenced(const Peer& peer) const {
 void Peers::advance_fence(Peer& peer) {
   const bool asked = peer.fence_op != kNone && core_.ops.at(peer.fence_op).step > 0;
   if ((!asked && !peer.unproved_fence) || !fully_fenced(peer)) return;
+  peer.fence_proved = true;
   if (asked) complete_fence(peer, Errc::kOk);
   Event event{.kind = EventKind::kFenceProved};
   event.op = std::exchange(peer.unproved_fence, {});
@@ -564,6 +499,7 @@ void Peers::complete_fence(Peer& peer, Errc code) {
   Op& op = core_.ops.at(std::exchange(peer.fence_op, kNone));
   peer.requests.erase(op.ref);  // or lose() would complete it a second time
   const bool ok = code == Errc::kOk;
+  if (ok) peer.fence_proved = true;
   if (!ok) peer.unproved_fence = op.id();  // the proof may come later, as an event
   lose(peer, PeerState::kFenced, Errc::kPeerLost, true);
   core_.complete(op, code, ok ? Remote::kDelivered : Remote::kUnknown);
@@ -580,7 +516,7 @@ void Peers::on_fence(Peer& peer, const control::Body& body) {
 }
 
 void Peers::stop_control_op(Op& op, Errc code) {
-  if (op.kind == OpKind::kFence) {
+  if (is_fence(op.kind)) {
     Peer* peer = find(op.peer);
     if (peer != nullptr && peer->fence_op == op.self) {
       complete_fence(*peer, code);

@@ -5,8 +5,11 @@
 
 #include "base/check.h"
 #include "core/registry.h"
+#include "core/shard.h"
 
-// Opening and closing an engine, and the turn of its worker.
+// Opening and closing an engine, and the turn of its worker. A turn holds the state lock from
+// beginning to end, and so does everything that it calls. open() and close() run on a thread of the
+// application; close() takes the lock for one step at a time, so that turns can run in between.
 
 namespace fabric::core {
 
@@ -46,6 +49,9 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       groups(config.peers_max * 16) {
   engine_id = config.engine_id != 0 ? config.engine_id : rng.next() | 1;
   incarnation = driver->incarnation();
+  const auto lists_from = static_cast<uint32_t>(Rng(engine_id ^ incarnation).next());
+  page_lists.set_first_generation(lists_from);
+  write_lists.set_first_generation(lists_from);
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {
     ops.at(i).timer.kind = HeapTimer::Kind::kOp;
@@ -89,7 +95,8 @@ Result<void> EngineCore::open_networks() {
     const OpenContext context{.driver = driver,
                               .engine_id = engine_id,
                               .wake = [this] { driver->wake(*this); },
-                              .progress = this};
+                              .progress = this,
+                              .log = &log};
     auto network = open_network(spec, context);
     if (!network && !spec.required) {
       FABRIC_LOG(log, kInfo, "core", "a network is left out", {"network", spec.name},
@@ -114,8 +121,10 @@ Result<void> EngineCore::open_networks() {
       slot.rails.back().arrived_imms.reserve(256);
       slot.memory_kinds &= rail.caps().memory_kinds;
       maps_memory = maps_memory || rail.caps().maps_memory;
+      slot.count_is_final = slot.count_is_final && rail.caps().count_is_final;
     }
     slot.fence = slot.rails[0].caps.fence;
+    slot.stripe_bytes_min = stripe_bytes_min(config, spec, slot.rails[0].caps);
     largest = std::max(largest, slot.network->control_bytes_max());
     networks.push_back(std::move(slot));
   }
@@ -176,13 +185,13 @@ TurnResult EngineCore::full_turn() noexcept {
     // pending_work() was read.
     if (work) result.done += transfers.poll(networks[n]);
   }
-  // Components that rarely have work are asked before they are called.
+  // Components that rarely have work are called only if they report some.
   if (counters.has_confirmations()) counters.apply_confirmations(transfers.polls_exhausted());
   if (!completed_expectations.empty()) result.done += take_completed_expectations();
   if (!taken_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
-  if (transfers.may_post()) result.done += post_all();
+  if (transfers.may_post()) result.done += transfers.post_all();
   if (transfers.posted()) {
     for (NetworkSlot& network : networks) result.done += transfers.poll_again(network);
   }
@@ -212,13 +221,6 @@ TurnResult EngineCore::full_turn() noexcept {
   state_mutex.watch(!unfinished);
   idle_until_ns_ = result.next_ns;
   return result;
-}
-
-uint32_t EngineCore::post_all() {
-  uint32_t done = 0;
-  transfers.begin_posts();
-  for (NetworkSlot& network : networks) done += transfers.post(network);
-  return done;
 }
 
 uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
@@ -281,7 +283,7 @@ void EngineCore::begin(Op& op) {
   if (op.kind == OpKind::kExpect) waiting_ops.fetch_add(1, std::memory_order_relaxed);
   add_running(op);
   const bool cancelled =
-      op.cancel_asked.load(std::memory_order_relaxed) || reporter.batch_cancelled(op.batch);
+      op.cancel_requested.load(std::memory_order_relaxed) || reporter.batch_cancelled(op.batch);
   const Errc stopped = closing.load(std::memory_order_relaxed) ? Errc::kClosed
                        : cancelled                             ? Errc::kCancelled
                                                                : Errc::kOk;
@@ -319,8 +321,14 @@ void EngineCore::begin(Op& op) {
     case OpKind::kFence:
       peers.start_fence(op);
       return;
+    case OpKind::kDrop:
+      peers.start_drop(op);
+      return;
     case OpKind::kDeregister:
       regions.start_deregister(op);
+      return;
+    case OpKind::kRevoke:
+      regions.start_revoke(op);
       return;
     case OpKind::kTimer:
       return;  // its timer is set
@@ -351,6 +359,9 @@ uint32_t EngineCore::fire_timers() {
     } else if (op.kind == OpKind::kDeregister && now_ns < op.deadline_ns) {
       timers.set(op.timer, op.deadline_ns);
       regions.skip_answers(op.source.slot);
+    } else if (op.kind == OpKind::kRevoke && now_ns < op.deadline_ns) {
+      timers.set(op.timer, op.deadline_ns);
+      regions.skip_answer(op);
     } else if (op.kind == OpKind::kFence && now_ns < op.deadline_ns) {
       peers.fence_without_peer(op);
     } else {
@@ -365,10 +376,14 @@ void EngineCore::stop(Op& op, Errc code) {
     case OpKind::kSend:
     case OpKind::kResolve:
     case OpKind::kFence:
+    case OpKind::kDrop:
       peers.stop_control_op(op, code);
       return;
     case OpKind::kDeregister:
       regions.stop_deregister(op, code);
+      return;
+    case OpKind::kRevoke:
+      regions.stop_revoke(op, code);
       return;
     case OpKind::kTimer:
       complete(op, code, Remote::kNotDelivered);
@@ -424,7 +439,7 @@ void EngineCore::complete_transfer(Op& op) {
   if (op.parts_failed == 0 && Reporter::is_silent(op.notify)) {
     timers.clear(op.timer);
     unlink_running(op);
-    if (op.list.data != nullptr) release_lists(op);
+    if (op.has_lists()) release_lists(op);
     reporter.defer_op(op);
     return;
   }
@@ -455,6 +470,10 @@ void EngineCore::report_completion(Op& op, const Event& event) {
 void EngineCore::release_lists(Op& op) noexcept {
   arena.free(op.list.data);
   op.list = {};
+  for (PageSide* const side : {&op.source_pages, &op.target_pages}) {
+    if (side->list != nullptr) page_lists.release(*std::exchange(side->list, nullptr));
+  }
+  if (op.write_list != nullptr) write_lists.release(*std::exchange(op.write_list, nullptr));
 }
 
 void EngineCore::room_made() noexcept {
@@ -627,7 +646,7 @@ Result<void> EngineCore::close(Timeout timeout) {
   return {};
 }
 
-void EngineCore::vanish() noexcept {
+void EngineCore::simulate_crash() noexcept {
   // As if the process had been killed: nothing is reported, and the kernel frees ports, queues and
   // descriptors.
   closing.store(true, std::memory_order_seq_cst);

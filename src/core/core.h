@@ -23,6 +23,7 @@
 #include "base/rng.h"
 #include "core/counters.h"
 #include "core/op.h"
+#include "core/page_list.h"
 #include "core/peer.h"
 #include "core/protocol_counters.h"
 #include "core/region.h"
@@ -31,6 +32,7 @@
 #include "core/state_mutex.h"
 #include "core/timer_heap.h"
 #include "core/transfer.h"
+#include "core/write_list.h"
 
 namespace fabric::core {
 
@@ -114,7 +116,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   bool arm() noexcept override;
   void wait_fds(std::vector<int>& out) const override;
   void on_sleep() noexcept override { sleeps.fetch_add(1, std::memory_order_relaxed); }
-  void vanish() noexcept override;
+  void simulate_crash() noexcept override;
 
   bool forked() const noexcept { return fork_guard.forked(); }
   /// New calls fail with kClosed.
@@ -138,6 +140,10 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   }
   /// Runs a blocking call into a network on an offload queue; close() waits for it.
   void offload(std::function<void()> job);
+  Result<std::shared_ptr<const PageListState>> add_page_list(Result<PageIndices> pages)
+      FABRIC_EXCLUDES(state_lock);
+  Result<std::shared_ptr<const WriteListState>> add_write_list(std::span<const ListedWrite> writes)
+      FABRIC_EXCLUDES(state_lock);
   void destroy_group(GroupId id)
       FABRIC_REQUIRES(state_lock);  ///< state lock held, as for the next one
   void sweep_groups()
@@ -148,19 +154,30 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   // Operations, any thread (submit.cc).
   Result<OpId> submit(const Write& request);
   Result<OpId> submit(const PagedWrite& request);
+  Result<OpId> submit(const ListedWrites& request);
   Result<OpId> submit(const Scatter& request);
   Result<OpId> submit(const Signal& request);
   Result<OpId> submit(const Send& request);
   Result<OpId> submit(const Timer& request);
   Result<OpId> submit(const Resolve& request);
   Result<OpId> submit(const Fence& request);
+  Result<OpId> submit(const Revoke& request);
   Result<OpId> submit(const Deregister& request);
   Result<uint32_t> submit(std::span<const Write> requests);
+  Result<OpId> submit(const Drop& request) FABRIC_EXCLUDES(state_lock);
+  struct Expected {
+    CounterKey key{};
+    uint64_t n = 0;      ///< 0: met at once (of a group whose shares are all here)
+    uint64_t value = 0;  ///< of the event when it is met
+  };
   /// `armed`, where given, gets the expectation, so that the caller can query or cancel it.
-  Result<OpId> expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
+  Result<OpId> expect(const Expected& expected, const Notify& notify, Timeout timeout,
                       CounterTable::Armed* armed = nullptr);
-  Result<void> wait_count(CounterKey key, uint64_t n, Timeout timeout,
-                          CounterTable::Armed* armed = nullptr);
+  Result<OpId> expect_group(CounterGroupState& group, uint64_t n, const Notify& notify,
+                            Timeout timeout) FABRIC_EXCLUDES(state_lock);
+  Result<void> wait_count(CounterKey key, uint64_t n, Timeout timeout);
+  Result<void> wait_group(CounterGroupState& group, uint64_t n, Timeout timeout)
+      FABRIC_EXCLUDES(state_lock);
   Result<void> cancel(OpId id) FABRIC_EXCLUDES(state_lock);
   Result<void> cancel(BatchId id) FABRIC_EXCLUDES(state_lock);
   void abandon_batch(BatchId id);
@@ -235,6 +252,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Peers peers;
   Counters counters;
   SlotTable<GroupSlot> groups;
+  ListTable<PageListSlot> page_lists;
+  ListTable<WriteListSlot> write_lists;
   /// Groups that were destroyed while a submitter was reading them.
   std::vector<uint32_t> dying_groups FABRIC_GUARDED_BY(state_lock);
   uint32_t running_head FABRIC_GUARDED_BY(state_lock) = kNone;  ///< list of running operations
@@ -274,6 +293,11 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void give_back(Op& op);
   bool all_reported();
   Result<void*> copy_list(Op& op, const void* data, uint64_t bytes, const char* what);
+  Result<void> mask_everywhere(PeerId peer) FABRIC_EXCLUDES(state_lock);
+  /// Why a blocking wait may not begin.
+  Result<void> may_wait(Timeout timeout) const;
+  /// Waits for an armed expectation of this thread and takes its result.
+  Result<void> await(const CounterTable::Expectation& mine, Timeout timeout);
   Error exhausted_error(const char* what, uint32_t peer = kNone);
   Errc deadline_after(int64_t now, Timeout timeout, bool may_be_forever,
                       int64_t& until) const noexcept;
@@ -303,9 +327,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void complete_expectation(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
   void link_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
   void unlink_running(Op& op) noexcept FABRIC_REQUIRES(state_lock);
-  void release_lists(Op& op) noexcept;
+  void release_lists(Op& op) noexcept FABRIC_REQUIRES(state_lock);
   uint32_t poll_control(NetworkSlot& network, uint8_t index) FABRIC_REQUIRES(state_lock);
-  uint32_t post_all() FABRIC_REQUIRES(state_lock);
   void drop_networks() FABRIC_REQUIRES(state_lock);
 
   nlohmann::json dump_object();

@@ -6,6 +6,9 @@
 
 #include "base/rng.h"
 
+// Any thread, without the state lock. Arrivals and expectations are lock-free; `mutex_` guards
+// generations, links and the ring of free slots (counter_table.h).
+
 namespace fabric::core {
 
 namespace {
@@ -45,20 +48,24 @@ constexpr int64_t units_of_whole(uint64_t n) {
   return n > word::kCountMax ? kTooMany : static_cast<int64_t>(n) * kUnitsPerWrite;
 }
 
+/// Why a word was left as it is.
 constexpr Errc refusal(uint64_t seen, uint64_t tag) {
-  return word::has_tag(seen, tag) ? word::reason(seen) : Errc::kReleased;
+  if (!word::has_tag(seen, tag)) return Errc::kReleased;
+  return word::poisoned(seen) ? word::reason(seen) : Errc::kBusy;  // else it is linked
 }
 
-/// The fast path of an arrival: a live word that is neither poisoned nor linked, and the sign of
-/// the balance does not change (no expectation is met). False: any other case, and nothing was
+/// The fast path of an arrival: a live word that is not poisoned, and the sign of the balance does
+/// not change (no expectation is met, no share is paid). False: any other case, and nothing was
 /// done. `free_word` is the free word of the generation in the immediate.
 [[gnu::always_inline]] inline bool try_add_fast(Atomic<uint64_t>& cell, uint64_t free_word,
                                                 int64_t units) noexcept {
   uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
   const uint64_t next = seen + static_cast<uint64_t>(units);
-  // Above the balance the words differ in the live bit only, and the sign of the balance stays.
-  constexpr uint64_t kOnlyLive = word::kLive >> word::kBalanceBits;
-  const uint64_t other = (seen ^ free_word) >> word::kBalanceBits ^ kOnlyLive;
+  // Above balance and link the words differ in the live bit only, and the sign of the balance
+  // stays.
+  constexpr uint32_t kAboveLink = word::kBalanceBits + 1;
+  constexpr uint64_t kOnlyLive = word::kLive >> kAboveLink;
+  const uint64_t other = (seen ^ free_word) >> kAboveLink ^ kOnlyLive;
   const uint64_t crossed = (seen ^ next) >> (word::kBalanceBits - 1);
   if ((other | crossed) != 0) return false;
   // Release pairs with the acquire in change() and count(). No acquire: it completes nothing.
@@ -66,10 +73,28 @@ constexpr Errc refusal(uint64_t seen, uint64_t tag) {
                                       std::memory_order_relaxed);
 }
 
+/// Adds to a linked word; `paid`: its share was owed, and is not any more. False: another word than
+/// `linked_word` with a balance, or an overrun, and nothing was done.
+[[gnu::always_inline]] inline bool try_add_linked(Atomic<uint64_t>& cell, uint64_t linked_word,
+                                                  int64_t units, bool& paid) noexcept {
+  uint64_t seen = cell.load(std::memory_order_relaxed);  // a guess, as in change()
+  for (;;) {
+    const uint64_t next = seen + static_cast<uint64_t>(units);
+    // Above the balance nothing differs, and nothing is carried into it.
+    if ((((seen ^ linked_word) | (seen ^ next)) >> word::kBalanceBits) != 0) return false;
+    // As in change().
+    if (cell.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
+                                   std::memory_order_relaxed)) [[likely]] {
+      paid = ((seen ^ next) >> (word::kBalanceBits - 1)) != 0;
+      return true;
+    }
+  }
+}
+
 uint32_t slot_bits_for(uint32_t live_limit, uint32_t key_bits) {
   const uint32_t needed = static_cast<uint32_t>(std::countr_zero(live_limit)) + 1;
-  // Key bits beyond those of a generation become slot bits: every bit of the key then delays the
-  // reuse of its value.
+  // Bits of the counter key beyond those of a generation become slot bits: then every bit delays
+  // the reuse of a value.
   const uint32_t left = key_bits > word::kGenerationBits ? key_bits - word::kGenerationBits : 0;
   return std::max(needed, left);
 }
@@ -85,7 +110,10 @@ uint32_t generation_mask_for(uint32_t slot_bits, uint32_t key_bits) {
 /// the seq keeps counting, so that two expectations of a slot are never confused.
 struct CounterTable::Slot {
   Atomic<uint64_t> claim{0};
-  Atomic<uint64_t> n{0};
+  Atomic<uint64_t> n{0};  // of the armed expectation; the share of a linked key
+  // The result of a waiting thread that has not read it yet, moved here from the claim by disarm():
+  // its claim word without the flags, and kUnread. Any other value: none.
+  Atomic<uint64_t> aside{0};
   int64_t half_wrap_ns = kNeverWrapped;  // when the generation last became 0 or half; mutex_
   Atomic<uint32_t> forwarding{0};        // arrivals that may be about to add to the parent
   Plain<CounterKey> parent{};  // written while unlinked and `forwarding` is 0, read by forwarders
@@ -104,8 +132,8 @@ struct CounterTable::Change {
 struct CounterTable::Added {
   enum What : uint8_t { kStale, kTaken, kLinked } what = kTaken;
   bool ends = false;  // the armed expectation is this thread's to end, with `code`
+  bool paid = false;  // the share of a linked word: the parent gets one count, or kOverrun
   Errc code = Errc::kOk;
-  int64_t forward_units = 0;  // to be added to the parent
 };
 
 CounterTable::CounterTable(const Options& options)
@@ -123,7 +151,7 @@ CounterTable::CounterTable(const Options& options)
   for (uint32_t i = 0; i <= slot_mask_; ++i) {
     // Relaxed: the table is not shared yet.
     words_[i].store(word::free_word(first), std::memory_order_relaxed);
-    if (i != 0) push_free(i);  // a key of slot 0 and generation 0 would mean "no immediate"
+    if (i != 0) push_free(i);  // a counter key of slot 0 and generation 0 would mean "no immediate"
   }
 }
 
@@ -161,7 +189,7 @@ CounterTable::Change CounterTable::change(CounterKey key, Next next) noexcept {
   }
 }
 
-// --- keys ---------------------------------------------------------------------------------------
+// --- counter keys -------------------------------------------------------------------------------
 
 void CounterTable::push_free(uint32_t index) noexcept {
   free_ring_[(free_head_ + free_size_++) & slot_mask_] = index;
@@ -203,18 +231,21 @@ Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t quarantine_ns) 
     pop_free();
     live_.fetch_add(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
     // Pairs with the acquire of every change() in this generation.
-    words_[index].exchange(word::live_tag(generation), std::memory_order_acq_rel);
+    words_[index].exchange(word::live_word(generation), std::memory_order_acq_rel);
     return CounterKey::from_wire(generation << slot_bits_ | index);
   }
   return fail(Errc::kExhausted, "free counters");
 }
 
-bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* untaken) {
+bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* untaken,
+                           CounterKey* parent) {
   Change ended;
   {
     const std::lock_guard lock(mutex_);
     ended = change(key, [](uint64_t seen) { return word::free_word(word::generation(seen)); });
     if (!ended.made) return false;
+    // Links change under mutex_ only, and a poisoned word has none.
+    if (parent != nullptr && word::linked(ended.before)) *parent = slots_[index_of(key)].parent;
     push_free(index_of(key));
     live_.fetch_sub(1, std::memory_order_relaxed);  // a gauge; pairs with nothing
   }
@@ -223,7 +254,8 @@ bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* untaken
     return true;
   }
   // This thread ends the expectation. Until then the claim keeps acquire() from reusing the slot,
-  // and `n` valid.
+  // and `n` valid. A linked key has no expectation: its `n` may be of the next link, but only if
+  // another thread is as fast, and `untaken` is a gauge then.
   Slot& slot = slots_[index_of(key)];
   if (untaken != nullptr) {
     // Written before the word turned negative, which change() has acquired.
@@ -231,7 +263,7 @@ bool CounterTable::release(CounterKey key, int64_t /*now_ns*/, uint64_t* untaken
     *untaken =
         static_cast<uint64_t>(word::whole_counts(word::balance(ended.before) + units_of_whole(n)));
   }
-  fire(slot, Errc::kReleased);
+  if (!word::linked(ended.before)) fire(slot, Errc::kReleased);
   return true;
 }
 
@@ -252,7 +284,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
   const uint32_t slot_mask = slot_mask_;
   const uint64_t generations = uint64_t{generation_mask_} << slot_bits_;
   const uint64_t to_word = uint64_t{1} << (word::kGenerationShift - slot_bits_);
-  // Bits that are zero in every key of this table.
+  // Bits that are zero in every counter key of this table.
   const auto foreign =
       static_cast<uint32_t>(kImmReserved | (kKeyMask & ~(generations | slot_mask)));
   uint32_t stale = 0;
@@ -272,7 +304,7 @@ uint32_t CounterTable::arrive(std::span<const uint32_t> imms) noexcept {
     while (at != group) {
       const uint32_t imm = *at++;
       int64_t units = units_of_imm(imm);
-      // Paged writes arrive as bursts of one key: one compare-exchange counts them all.
+      // Paged writes arrive as bursts of one counter key: one compare-exchange counts them all.
       for (; at != group && *at == imm; ++at) units += units_of_imm(imm);
       if (!try_add_fast(words[imm & slot_mask], (imm & generations) * to_word, units) &&
           !deliver(CounterKey::from_wire(imm & kKeyMask), units)) [[unlikely]] {
@@ -301,7 +333,7 @@ uint32_t CounterTable::arrive(uint32_t imm, uint32_t n) noexcept {
 /// An immediate that may be reserved, or of another table. False: stale.
 [[gnu::noinline]] bool CounterTable::deliver_any(uint32_t imm) noexcept {
   return (imm & kImmReserved) == 0 &&
-         deliver(CounterKey::from_wire(imm & kKeyMask), units_of(imm_cut(imm)));
+         deliver(CounterKey::from_wire(imm & kKeyMask), units_of(imm_shards(imm)));
 }
 
 void CounterTable::add(CounterKey key, uint64_t n) noexcept {
@@ -319,19 +351,26 @@ CounterTable::Added CounterTable::add_units(CounterKey key, int64_t units, Links
     if (!word::has_tag(done.before, tag_of(key))) return {.what = Added::kStale};
     return {.what = word::poisoned(done.before) ? Added::kTaken : Added::kLinked};
   }
-  const bool overrun = word::poisoned(done.after);
+  const bool met = word::waiting(done.before) && !word::waiting(done.after);
+  const bool linked = word::linked(done.before);
   Added added;
-  added.ends = word::waiting(done.before) && !word::waiting(done.after);
+  const bool overrun = word::poisoned(done.after);
+  added.ends = met && !linked;
+  added.paid = linked && (met || overrun);
   added.code = overrun ? Errc::kOverrun : Errc::kOk;
-  if (word::linked(done.before) && !overrun) [[unlikely]] {
-    added.forward_units = kUnitsPerWrite * (word::whole_counts(word::balance(done.after)) -
-                                            word::whole_counts(word::balance(done.before)));
-  }
   return added;
 }
 
 /// False: stale.
 bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
+  // A hint, hence relaxed: each of the two looks again, and calls the other if it was wrong.
+  if (word::linked(words_[index_of(key)].load(std::memory_order_relaxed))) {
+    return deliver_and_forward(key, units);
+  }
+  return deliver_unlinked(key, units);
+}
+
+[[gnu::noinline]] bool CounterTable::deliver_unlinked(CounterKey key, int64_t units) noexcept {
   const Added added = add_units(key, units, Links::kLeave);
   if (added.what == Added::kLinked) [[unlikely]] {
     return deliver_and_forward(key, units);
@@ -341,53 +380,125 @@ bool CounterTable::deliver(CounterKey key, int64_t units) noexcept {
 }
 
 [[gnu::noinline]] bool CounterTable::deliver_and_forward(CounterKey key, int64_t units) noexcept {
-  Slot& slot = slots_[index_of(key)];
+  const uint32_t index = index_of(key);
+  Slot& slot = slots_[index];
   // Incremented before the word is changed. Relaxed: an unlink or release after that change
   // acquires the word, and with it this increment.
   slot.forwarding.fetch_add(1, std::memory_order_relaxed);
-  const Added own = add_units(key, units, Links::kFollow);
-  CounterKey parent{};
-  Added above;
-  if (own.forward_units != 0) {
-    parent = slot.parent;
-    above = add_units(parent, own.forward_units, Links::kFollow);
+  Added own, above;
+  if (!try_add_linked(words_[index], tag_of(key) | word::kLinked, units, own.paid)) [[unlikely]] {
+    own = add_units(key, units, Links::kFollow);
   }
-  // Release pairs with the acquire loads in set_parent() and acquire(). Before fire(), because its
-  // callback may call set_parent(), which waits for this.
+  CounterKey parent{};
+  if (own.paid) {
+    parent = slot.parent;
+    const uint64_t free_word = word::free_word(parent.wire() >> slot_bits_);
+    if (own.code != Errc::kOk) [[unlikely]] {
+      above = overrun(parent);
+    } else if (!try_add_fast(words_[index_of(parent)], free_word, kUnitsPerWrite)) {
+      above = add_units(parent, kUnitsPerWrite, Links::kFollow);
+    }
+  }
+  // Release pairs with the acquire loads in unlink() and acquire(). Before fire(), because its
+  // callback may call unlink(), which waits for this.
   slot.forwarding.fetch_sub(1, std::memory_order_release);
   if (own.ends) fire(slot, own.code);
   if (above.ends) fire(slots_[index_of(parent)], above.code);
   return own.what != Added::kStale;
 }
 
-void CounterTable::set_parent(CounterKey member, CounterKey parent) noexcept {
-  if (parent == member) return;
-  Added above;
+/// Poisons the parent of a member that can count no more.
+CounterTable::Added CounterTable::overrun(CounterKey parent) noexcept {
+  const Change done = change(parent, [](uint64_t seen) {
+    return word::poisoned(seen) ? kLeave : word::poison(seen, Errc::kOverrun);
+  });
+  Added added;
+  added.ends = done.made && word::waiting(done.before);
+  added.code = Errc::kOverrun;
+  return added;
+}
+
+// --- groups -------------------------------------------------------------------------------------
+
+Errc CounterTable::link(CounterKey member, CounterKey parent, uint64_t share) noexcept {
+  if (share == 0 || share > word::kCountMax || member == parent) return Errc::kInvalidArgument;
+  uint32_t seq = 0;
+  // An armed expectation and an owed share are both negative balances: the claim keeps them apart.
+  if (const Errc why = claim_record(member, &seq); why != Errc::kOk) return why;
+  Slot& slot = slots_[index_of(member)];
+  Errc code = Errc::kOk;
   {
     const std::lock_guard lock(mutex_);
-    Slot& slot = slots_[index_of(member)];
     // Generations and links change under mutex_ only, hence relaxed.
     const uint64_t seen = words_[index_of(member)].load(std::memory_order_relaxed);
-    if (!word::has_tag(seen, tag_of(member))) return;
-    if (word::linked(seen)) {
-      if (slot.parent == parent) return;
-      change(member,
-             [](uint64_t old) { return word::poisoned(old) ? kLeave : old & ~word::kLinked; });
+    if (word::has_tag(seen, tag_of(member)) && word::linked(seen)) {
+      code = Errc::kBusy;
+    } else {
+      // No arrival needs the last parent any more: unlink() and acquire() have waited for them.
+      slot.parent = parent;
+      slot.n.store(share, std::memory_order_relaxed);  // readers acquire the word
+      const Change linked = change(
+          member, [](uint64_t old) { return word::poisoned(old) ? kLeave : old | word::kLinked; });
+      if (!linked.made) code = refusal(linked.before, tag_of(member));
     }
-    // Threads that changed the word while it was linked still need the old parent. They are a few
-    // instructions from done, and there are no new ones. Pairs with deliver_and_forward().
-    while (slot.forwarding.load(std::memory_order_acquire) != 0) yield_thread();
-    if (!parent) return;
-    slot.parent = parent;
-    // One change decides which counts are present: those are forwarded here, and every later one by
-    // its own arrival.
-    const Change linked = change(
-        member, [](uint64_t old) { return word::poisoned(old) ? kLeave : old | word::kLinked; });
-    if (!linked.made || word::balance(linked.before) < kUnitsPerWrite) return;
-    const int64_t present = word::whole_counts(word::balance(linked.before));
-    above = add_units(parent, present * kUnitsPerWrite, Links::kFollow);
   }
-  if (above.ends) fire(slots_[index_of(parent)], above.code);
+  slot.claim.fetch_and(~kArmed, std::memory_order_release);  // pairs with claim_record()
+  return code;
+}
+
+bool CounterTable::unlink(CounterKey member, bool share_taken) noexcept {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[index_of(member)];
+  // Relaxed: `n` changes under mutex_ while the key is linked.
+  const int64_t units = share_taken ? units_of_whole(slot.n.load(std::memory_order_relaxed)) : 0;
+  const Change done = change(member, [units](uint64_t old) {
+    if (word::poisoned(old) || !word::linked(old)) return kLeave;
+    return word::plus(old, units) & ~word::kLinked;
+  });
+  // Threads that changed the word while it was linked still need the parent. They are a few
+  // instructions from done, and there are no new ones. Pairs with deliver_and_forward().
+  while (slot.forwarding.load(std::memory_order_acquire) != 0) yield_thread();
+  return done.made && word::waiting(done.before);
+}
+
+CounterTable::Share CounterTable::share_of(CounterKey member, uint64_t share) noexcept {
+  return {.word = &words_[index_of(member)],
+          .minus_units = uint64_t{0} - static_cast<uint64_t>(units_of_whole(share))};
+}
+
+uint32_t CounterTable::take_shares(std::span<const Share> shares) noexcept {
+  uint64_t signs = 0, seen_any = 0;
+  for (const Share& share : shares) {
+    // Acquire: when no member owes anything, the caller reads the bytes of what was counted. The
+    // thread that pays acquires the change that linked the word, which this carries on.
+    const uint64_t seen = share.word->fetch_add(share.minus_units, std::memory_order_acquire);
+    seen_any |= seen;
+    // With the bias the bit is set if the balance is not negative. A sum of bits has room: there
+    // are less than 2^20 counters.
+    signs += (seen + share.minus_units) & static_cast<uint64_t>(word::kBias);
+  }
+  if (word::poisoned(seen_any)) [[unlikely]] {
+    return repair_shares(shares);
+  }
+  return static_cast<uint32_t>(shares.size() - (signs >> (word::kBalanceBits - 1)));
+}
+
+/// A member was poisoned by an overrun, without the caller's lock: its word has no balance, and
+/// what was subtracted is put back. Its group is poisoned too, so what it owes does not matter.
+[[gnu::noinline]] uint32_t CounterTable::repair_shares(std::span<const Share> shares) noexcept {
+  uint32_t owing = 0;
+  for (const Share& share : shares) {
+    const uint64_t seen = share.word->load(std::memory_order_acquire);  // pairs with change()
+    if (word::poisoned(seen)) share.word->fetch_sub(share.minus_units, std::memory_order_acq_rel);
+    owing += word::poisoned(seen) || word::waiting(seen);
+  }
+  return owing;
+}
+
+bool CounterTable::owes(CounterKey member) const noexcept {
+  // A gauge; acquire pairs with change(), as in live().
+  const uint64_t seen = words_[index_of(member)].load(std::memory_order_acquire);
+  return word::has_tag(seen, tag_of(member)) && word::linked(seen) && word::waiting(seen);
 }
 
 // --- taking -------------------------------------------------------------------------------------
@@ -405,6 +516,13 @@ uint64_t CounterTable::count(CounterKey key) const noexcept {
     // Acquire pairs with the release in expect(): if this were of a later expectation, the claim
     // below would be too.
     const uint64_t n = slot.n.load(std::memory_order_acquire);
+    if (word::linked(seen)) {
+      // Its share is constant while it is linked. Relaxed: a gauge.
+      if (((words_[index].load(std::memory_order_relaxed) ^ seen) >> word::kBalanceBits) != 0) {
+        continue;
+      }
+      return static_cast<uint64_t>(word::whole_counts(word::balance(seen) + units_of_whole(n)));
+    }
     const uint64_t again = slot.claim.load(std::memory_order_relaxed);
     // The same claim, armed, on both sides: word and n belong to the same expectation.
     if ((claim & kArmed) != 0 && (again & ~kPinned) == (claim & ~kPinned)) {
@@ -462,7 +580,8 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
   slot.n.store(n, std::memory_order_release);
   const int64_t units = units_of_whole(n);
   const Change asked = change(key, [units](uint64_t seen) {
-    return word::poisoned(seen) ? kLeave : word::with_balance(seen, word::balance(seen) - units);
+    if (word::poisoned(seen) || word::linked(seen)) return kLeave;
+    return word::with_balance(seen, word::balance(seen) - units);
   });
   // Whether to wait is decided here and whether to wake in add_units(), on the same word: there is
   // no second variable that could be stale, hence no lost wake-up.
@@ -527,7 +646,7 @@ CounterKey CounterTable::abort(CounterKey key, Errc why) noexcept {
     });
     if (made.made && word::linked(made.before)) parent = slot.parent;
   }
-  if (made.made && word::waiting(made.before)) fire(slot, why);
+  if (made.made && word::waiting(made.before) && !parent) fire(slot, why);
   return parent;
 }
 
@@ -537,18 +656,75 @@ bool CounterTable::poisoned(CounterKey key) const noexcept {
   return word::has_tag(seen, tag_of(key)) && word::poisoned(seen);
 }
 
+void CounterTable::disarm(CounterKey key) noexcept {
+  Slot& slot = slots_[index_of(key)];
+  // Relaxed, as in claim_record(): what follows confirms it, or asks again.
+  const uint32_t first = seq_of(slot.claim.load(std::memory_order_relaxed));
+  for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
+    const uint64_t claim = slot.claim.load(std::memory_order_relaxed);
+    // One that was armed after the call had begun is not meant.
+    if (seq_of(claim) != first || !in_use(claim)) return;
+    if ((claim & kUnread) != 0 && (claim & kPinned) == 0 && keep_result_aside(slot, first))
+      return;
+    if ((claim & kArmed) != 0 && cancel({key, first}, Errc::kCancelled)) continue;
+    // Another thread ends it, or cancels it too, and is a few instructions from done.
+    if (tries != 0) yield_thread();
+  }
+}
+
+/// Moves the unread result of the waiting thread out of the claim, which is free then. False: an
+/// earlier one is still there, or the thread has read it since.
+bool CounterTable::keep_result_aside(Slot& slot, uint32_t seq) noexcept {
+  // Relaxed: `aside` is a value only. The thread that reads it has acquired the end of its
+  // expectation from the claim, which read-modify-writes carry on.
+  uint64_t kept = slot.aside.load(std::memory_order_relaxed);
+  if ((kept & kUnread) != 0) return false;
+  uint64_t claim = slot.claim.load(std::memory_order_relaxed);
+  if (seq_of(claim) != seq || (claim & (kArmed | kPinned)) != 0 || (claim & kUnread) == 0) {
+    return false;
+  }
+  // Two callers may be here: one of them moves the result.
+  if (!slot.aside.compare_exchange_strong(kept, claim, std::memory_order_relaxed,
+                                          std::memory_order_relaxed)) {
+    return false;
+  }
+  // After the copy: a thread that finds the next expectation in the claim finds its result in
+  // `aside`. Release pairs with the acquire in peek().
+  if (slot.claim.compare_exchange_strong(claim, claim & ~kUnread, std::memory_order_release,
+                                         std::memory_order_relaxed)) {
+    return true;
+  }
+  // The thread has read its result from the claim, and will not look here.
+  slot.aside.store(0, std::memory_order_relaxed);
+  return true;
+}
+
+Errc CounterTable::poison_of(CounterKey key) const noexcept {
+  const uint64_t seen = words_[index_of(key)].load(std::memory_order_acquire);  // as above
+  if (!word::has_tag(seen, tag_of(key))) return Errc::kReleased;
+  return word::poisoned(seen) ? word::reason(seen) : Errc::kOk;
+}
+
 CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectation) noexcept {
+  Slot& slot = slots_[index_of(expectation.key)];
   const ExpectationStatus status = peek(expectation);
   if (!status.done) return status;
-  Atomic<uint64_t>& record = slots_[index_of(expectation.key)].claim;
-  uint64_t claim = record.load(std::memory_order_relaxed);  // only a guess, confirmed below
+  // Acquire pairs with keep_result_aside(): if the result is not here any more, it is in `aside`.
+  uint64_t claim = slot.claim.load(std::memory_order_acquire);
   // Only for this expectation: its result may have been read before, and the record armed again.
-  // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record().
-  while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0 &&
-         !record.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
-                                       std::memory_order_relaxed)) {
+  // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record(),
+  // acquire as above.
+  while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0) {
+    if (slot.claim.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
+                                         std::memory_order_acquire)) {
+      return status;
+    }
   }
-  return status;
+  // Disarmed before it was read. Relaxed, as in keep_result_aside().
+  const uint64_t aside = slot.aside.load(std::memory_order_relaxed);
+  if ((aside & kUnread) == 0 || seq_of(aside) != expectation.seq) return status;
+  slot.aside.store(0, std::memory_order_relaxed);
+  return {true, static_cast<Errc>(aside >> kCodeShift & 0xff)};
 }
 
 CounterTable::ExpectationStatus CounterTable::peek(const Expectation& expectation) const noexcept {

@@ -12,8 +12,8 @@
 #include "base/sync.h"
 #include "core/counter_word.h"
 
-// The receiver's side of counting: keys, counter words, expectations (contracts.md P6, P8-P11).
-// What a count proves and why a wake-up cannot be lost: docs/design/0003-counters.md.
+// The receiver's side of counting: counter keys, counter words, expectations (contracts.md P6,
+// P8-P11). What a count proves and why a wake-up cannot be lost: docs/design/0003-counters.md.
 
 namespace fabric::core {
 
@@ -21,15 +21,17 @@ namespace fabric::core {
 /// add to, and for each word a cold record of its one armed expectation, its parent and its reuse.
 ///
 /// Owns both arrays and the ring of free slots. Threads: every function may be called from any
-/// thread. acquire(), release(), set_parent() and abort() take `mutex_`, because generations and
-/// links change only under it; arrivals are lock-free. No lock is held while Fired is called.
+/// thread. acquire(), release(), link(), unlink() and abort() take `mutex_`, because generations
+/// and links change only under it; arrivals are lock-free. No lock is held while Fired is called.
 ///
 /// Invariants: every change of a word is one compare-exchange that checks the tag (generation and
 /// live bit), so a late arrival never counts in a later generation. The balance is negative exactly
 /// while an armed expectation is not met, so the one change that makes it non-negative, poisons or
-/// frees the word owns the end of that expectation, and fire() runs exactly once. The record is
-/// written only by the thread that claimed it. A slot is reused only when its record is free
-/// and no arrival is forwarding counts, and a key value only after its quarantine (half-wrap rule).
+/// frees the word owns the end of that expectation, and fire() runs exactly once. In a linked word
+/// the balance is negative exactly while the member owes its share, so one change pays the share,
+/// and its thread adds one count to the parent. The record is written only by the thread that
+/// claimed it. A slot is reused only when its record is free and no arrival is adding to a parent,
+/// and a key value only after its quarantine (half-wrap rule).
 class CounterTable {
  public:
   /// Called exactly once when an armed expectation ends, on the thread that ended it. The record is
@@ -41,22 +43,24 @@ class CounterTable {
     uint64_t seed = 0;          ///< first generations
     Fired fired = nullptr;
     void* context = nullptr;
-    uint32_t key_bits = CounterKey::kBits;  ///< fewer in tests, to see key values come back
+    uint32_t key_bits = CounterKey::kBits;  ///< fewer in tests, to see counter key values come back
   };
   explicit CounterTable(const Options& options);
   ~CounterTable();
   CounterTable(const CounterTable&) = delete;
   CounterTable& operator=(const CounterTable&) = delete;
 
-  /// A new key. `quarantine_ns`: how long a key value stays unused before it is handed out again
-  /// without a proof that its writes drained (the longest time a write may take). Fails with
-  /// kExhausted: too many live keys, or the half-wrap rule, by which a slot may step through half
-  /// of its generations no faster than in that time.
+  /// A new counter key. `quarantine_ns`: how long its value stays unused before it is handed out
+  /// again without a proof that its writes drained (the longest time a write may take). Fails with
+  /// kExhausted: too many live counter keys, or the half-wrap rule, by which a slot may step
+  /// through half of its generations no faster than in that time.
   Result<CounterKey> acquire(int64_t now_ns, int64_t quarantine_ns);
   /// Ends the generation of the key: late arrivals are stale, an armed expectation ends with
   /// kReleased. `untaken` (optional) gets the whole counts that were not taken. False: was not
-  /// live.
-  bool release(CounterKey key, int64_t now_ns, uint64_t* untaken = nullptr);
+  /// live. `parent` (optional) gets the parent that the key was linked to, which can never be met:
+  /// for the caller to abort.
+  bool release(CounterKey key, int64_t now_ns, uint64_t* untaken = nullptr,
+               CounterKey* parent = nullptr);
   bool live(CounterKey key) const noexcept;
   uint32_t live_count() const noexcept;
 
@@ -64,10 +68,12 @@ class CounterTable {
   uint32_t arrive(std::span<const uint32_t> imms) noexcept;
   /// Counts the same immediate `n` times.
   uint32_t arrive(uint32_t imm, uint32_t n) noexcept;
-  /// Adds whole counts directly (in place of a masked member).
+  /// Adds whole counts directly (one to a parent, in place of a member that leaves its group).
   void add(CounterKey key, uint64_t n) noexcept;
 
-  uint64_t count(CounterKey key) const noexcept;  ///< whole counts not taken; 0 when not live
+  /// Whole counts not taken; 0 when not live. Of a linked key: without a share that was taken and
+  /// paid.
+  uint64_t count(CounterKey key) const noexcept;
   bool try_take(CounterKey key, uint64_t n) noexcept;
 
   /// Identifies one expectation, so that a late cancel cannot hit the next one.
@@ -82,11 +88,15 @@ class CounterTable {
   /// A cookie for a blocking waiter: Fired is not called, the thread uses event_count() and
   /// result().
   static constexpr uint32_t kWaiter = UINT32_MAX;
-  /// Fails with kBusy (one is armed), kReleased (not live), kAborted / kPeerLost / kOverrun
-  /// (poisoned), kInvalidArgument (n = 0 or beyond what the word can hold).
+  /// Fails with kBusy (one is armed, or the key is linked), kReleased (not live), kAborted /
+  /// kPeerLost / kOverrun (poisoned), kInvalidArgument (n = 0 or beyond what the word can hold).
   Result<Armed> expect(CounterKey key, uint64_t n, uint32_t cookie);
   /// Ends the expectation with `why` if it is still armed. True: it was, and Fired was called.
   bool cancel(const Expectation& expectation, Errc why) noexcept;
+  /// Ends the armed expectation, if there is one, with kCancelled. When it returns, the expectation
+  /// that was armed before the call has ended, Fired was called for it, and the record is free: the
+  /// next expect() is not refused because of it. The result of a waiting thread is kept for it.
+  void disarm(CounterKey key) noexcept;
   /// Whether and how an expectation ended. Once the counter is armed again, an earlier one shows
   /// only that it ended (kNotFound).
   struct ExpectationStatus {
@@ -99,17 +109,36 @@ class CounterTable {
   ExpectationStatus result(const Expectation& expectation) noexcept;
   EventCount& event_count(CounterKey key) noexcept;
 
-  /// Poisons the key: a write that counts here failed, or a bound peer is lost. An armed
+  /// Poisons the counter key: a write that counts here failed, or a bound peer is lost. An armed
   /// expectation ends with `why`, later ones are refused with it; the first reason stays. count()
   /// and release() still report the counts at that time, unless an expectation was armed for them.
-  /// Returns the parent that the key was linked to, for the caller to abort.
+  /// Returns the parent that the counter key was linked to, for the caller to abort.
   CounterKey abort(CounterKey key, Errc why) noexcept;
   bool poisoned(CounterKey key) const noexcept;  ///< a gauge
+  /// Why expectations of the key are refused: the reason of the poison, kReleased, kOk. A gauge.
+  Errc poison_of(CounterKey key) const noexcept;
 
-  /// From now on every whole count that `member` gains is forwarded to `parent`, and so are, once,
-  /// the present ones that no armed expectation has claimed. CounterKey{} unlinks: when it returns,
-  /// the old parent has got all it ever will. Counts are forwarded by one level only.
-  void set_parent(CounterKey member, CounterKey parent) noexcept;
+  /// Makes `member` a member of the group that is waited for at `parent`. From now on take_shares()
+  /// takes `share` counts of it at a time, and when the last of them arrives, one count is added to
+  /// the parent. By one level only: a parent is not linked. Fails like expect(), and so does
+  /// expect() of a linked key, with kBusy.
+  Errc link(CounterKey member, CounterKey parent, uint64_t share) noexcept;
+  /// Undoes link(). When it returns, the parent has got all it ever will. `share_taken`: the share
+  /// was taken by take_shares() and is given back. True: some of it was still owed, so the parent
+  /// did not get its count.
+  bool unlink(CounterKey member, bool share_taken) noexcept;
+  /// The share of a member, as take_shares() needs it.
+  struct Share {
+    Atomic<uint64_t>* word = nullptr;
+    uint64_t minus_units = 0;  ///< what is added to the word
+  };
+  Share share_of(CounterKey member, uint64_t share) noexcept;
+  /// Takes the share of every member. Returns how many owe some of it: the parent gets one count
+  /// for each of these, and may have got it already. No other take_shares() of these members
+  /// before they all have paid, and none of a member that is not linked: the caller's lock keeps
+  /// them linked, so that this needs no check of the generation.
+  uint32_t take_shares(std::span<const Share> shares) noexcept;
+  bool owes(CounterKey member) const noexcept;  ///< a gauge
 
  private:
   struct Slot;  // cold record
@@ -122,11 +151,15 @@ class CounterTable {
   template <class Next>
   Change change(CounterKey key, Next next) noexcept;
   Added add_units(CounterKey key, int64_t units, Links links) noexcept;
+  Added overrun(CounterKey parent) noexcept;
   bool deliver(CounterKey key, int64_t units) noexcept;
   bool deliver_any(uint32_t imm) noexcept;
+  bool deliver_unlinked(CounterKey key, int64_t units) noexcept;
   bool deliver_and_forward(CounterKey key, int64_t units) noexcept;
+  uint32_t repair_shares(std::span<const Share> shares) noexcept;
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
   Errc claim_record(CounterKey key, uint32_t* seq) noexcept;
+  bool keep_result_aside(Slot& slot, uint32_t seq) noexcept;
   void push_free(uint32_t index) noexcept;
   uint32_t pop_free() noexcept;
 

@@ -13,17 +13,17 @@ namespace fabric::core {
 /// Units of one whole write: divisible by 1..8, so that shards add up to exactly one.
 inline constexpr int64_t kUnitsPerWrite = 840;
 
-/// The 32-bit immediate on the wire: bit 31 zero, cut - 1 in 30..28, key below.
+/// The 32-bit immediate on the wire: bit 31 zero, cut - 1 in 30..28, counter key below.
 constexpr uint32_t make_imm(CounterKey key, uint32_t cut) noexcept {
   return (cut - 1) << CounterKey::kBits | key.wire();
 }
-constexpr uint32_t imm_cut(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
+constexpr uint32_t imm_shards(uint32_t imm) noexcept { return (imm >> CounterKey::kBits & 7) + 1; }
 
 /// Set in internal immediates and in those of later versions: they name no counter.
 inline constexpr uint32_t kImmReserved = 1u << 31;
 
-/// Units that an immediate adds: the share of one shard of a write cut into imm_cut(), nothing if
-/// it is reserved. A table, because a division per arrival is measurable; at namespace scope,
+/// Units that an immediate adds: the share of one shard of a write cut into imm_shards(), nothing
+/// if it is reserved. A table, because a division per arrival is measurable; at namespace scope,
 /// because GCC would build a function-local one on the stack for each call.
 inline constexpr int64_t kUnitsOfCut[2 * kRailsMax] = {840, 420, 280, 210, 168, 140, 120, 105};
 constexpr int64_t units_of(uint32_t cut) noexcept { return kUnitsOfCut[cut - 1]; }
@@ -33,17 +33,22 @@ constexpr int64_t units_of_imm(uint32_t imm) noexcept {
 
 namespace word {
 
-// [63:47] generation  [46] linked  [45] live  [44] poisoned  [43:0] balance
+// [63:47] generation  [46] live  [45] poisoned  [44] linked  [43:0] balance
 //
-// The balance is signed and in units. It is negative exactly while an armed expectation is not met.
-// A poisoned word no longer counts; in place of the balance it has [43:36] the reason and [35:0]
-// the whole counts at that time.
+// The balance is signed and in units. It is negative exactly while an armed expectation is not met,
+// or, in a linked word, while the member owes its share to its group. A poisoned word no longer
+// counts; in place of the balance it has [43:36] the reason and [35:0] the whole counts at that
+// time. The linked bit is next to the balance, so that the fast path shifts it out: an arrival that
+// leaves the sign as it is does the same with or without a group. The balance is stored with kBias
+// added, so that its sign changes without a borrow from the bits above: a share is taken by one
+// subtraction from the whole word.
 inline constexpr uint32_t kBalanceBits = 44;
 inline constexpr uint64_t kBalanceMask = (uint64_t{1} << kBalanceBits) - 1;
-inline constexpr int64_t kBalanceMax = (int64_t{1} << (kBalanceBits - 1)) - 1;
-inline constexpr uint64_t kPoisoned = uint64_t{1} << 44;
-inline constexpr uint64_t kLive = uint64_t{1} << 45;
-inline constexpr uint64_t kLinked = uint64_t{1} << 46;
+inline constexpr int64_t kBias = int64_t{1} << (kBalanceBits - 1);
+inline constexpr int64_t kBalanceMax = kBias - 1;
+inline constexpr uint64_t kLinked = uint64_t{1} << 44;
+inline constexpr uint64_t kPoisoned = uint64_t{1} << 45;
+inline constexpr uint64_t kLive = uint64_t{1} << 46;
 inline constexpr uint32_t kGenerationShift = 47;
 inline constexpr uint32_t kGenerationBits = 64 - kGenerationShift;
 inline constexpr uint32_t kReasonShift = 36;
@@ -54,7 +59,7 @@ inline constexpr uint64_t kCountMax = static_cast<uint64_t>(kBalanceMax / kUnits
 static_assert(kCountMax <= kKeptMask);
 
 // The tag of a word is its generation and live bit: words with equal tags belong to the same
-// generation of a key.
+// generation of a counter key.
 inline constexpr uint64_t kTagMask = ~uint64_t{0} << kGenerationShift | kLive;
 /// No word has this tag, since kPoisoned is not part of the mask.
 inline constexpr uint64_t kNoTag = kPoisoned;
@@ -71,13 +76,16 @@ constexpr bool poisoned(uint64_t word) noexcept { return (word & kPoisoned) != 0
 constexpr bool linked(uint64_t word) noexcept { return (word & kLinked) != 0; }
 
 constexpr int64_t balance(uint64_t word) noexcept {
-  constexpr uint32_t kAbove = 64 - kBalanceBits;
-  return static_cast<int64_t>(word << kAbove) >> kAbove;
+  return static_cast<int64_t>(word & kBalanceMask) - kBias;
 }
 constexpr uint64_t with_balance(uint64_t word, int64_t balance) noexcept {
-  return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance) & kBalanceMask);
+  return (word & ~kBalanceMask) | (static_cast<uint64_t>(balance + kBias) & kBalanceMask);
 }
-/// An armed expectation is not met.
+/// The first word of a generation: live, nothing counted.
+constexpr uint64_t live_word(uint32_t generation) noexcept {
+  return with_balance(live_tag(generation), 0);
+}
+/// An armed expectation is not met, or a share is owed.
 constexpr bool waiting(uint64_t word) noexcept { return !poisoned(word) && balance(word) < 0; }
 
 /// Rounds toward minus infinity: the result then grows by exactly one with every completed write,

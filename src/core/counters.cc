@@ -4,6 +4,9 @@
 
 #include "core/core.h"
 
+// Names, revocations, bindings and poison. State lock held throughout, on the worker or in a set-up
+// call; only fired() runs without it, on the thread that ended the expectation.
+
 namespace fabric::core {
 
 namespace {
@@ -25,7 +28,7 @@ int64_t Counters::quarantine_ns() const noexcept {
   // The deadline of a write and its drain, at this engine or at a peer.
   int64_t longest = core_.config.timeout_max.count() + core_.config.drain_timeout.count();
   for (const Peer* peer : core_.peers.all()) {
-    // Announced by the peer, hence capped: centuries must not exhaust our keys.
+    // Announced by the peer, hence capped: centuries must not exhaust our counter keys.
     const int64_t timeout = std::clamp<int64_t>(peer->hello.timeout_max_ns, 0, kPeerTimeMaxNs);
     const int64_t drain = std::clamp<int64_t>(peer->hello.drain_ns, 0, kPeerTimeMaxNs);
     longest = std::max(longest, timeout + drain);
@@ -89,12 +92,16 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
 
 void Counters::release(const KeyRelease& request, int64_t now_ns) {
   const CounterKey key = request.key;
-  if (!table.release(key, now_ns, request.untaken)) return;
+  CounterKey group{};
+  if (!table.release(key, now_ns, nullptr, &group)) return;
   poisoned_.erase(key.wire());
+  // A member that was not masked: its group could wait for it for ever.
+  if (group) abort(group, Errc::kReleased, PeerId{});
   for (Peer* peer : core_.peers.all()) std::erase(peer->bound, key);
   const auto it = request.named ? names_.find(request.name) : names_.end();
   if (it == names_.end() || it->second.key != key) return;
-  // Every peer that resolved the name is asked to confirm that its writes under the key drained.
+  // Asks every peer that resolved the name to confirm that its writes under the counter key
+  // drained.
   const uint64_t sent_max = uint64_t{kRevokedKeysPerName} * core_.config.names_per_peer_max;
   for (const PeerId id : it->second.resolvers) {
     Peer* peer = core_.peers.find(id);
@@ -218,6 +225,14 @@ void Counters::abort(CounterKey key, Errc code, PeerId by) {
   const CounterKey group = table.abort(key, code);
   // The group can never get the counts of this member.
   if (group) abort(group, code, by);
+}
+
+Result<void> Counters::mask_everywhere(PeerId peer) {
+  for (CounterGroupState* group : groups_) {
+    if (!group->has_member_of(peer)) continue;
+    if (auto ok = group->mask(peer); !ok) return ok;
+  }
+  return {};
 }
 
 PeerId Counters::poisoned_by(CounterKey key) const noexcept {

@@ -4,7 +4,8 @@
 #include "core/inflight.h"
 
 // Scheduling, posting and polling: the hot part of Transfers that the fast and the slow path share.
-// No allocation in the steady state.
+// No allocation in the steady state. State lock held throughout; rails are posted to and polled
+// only by the worker.
 
 namespace fabric::core {
 
@@ -20,20 +21,20 @@ constexpr uint32_t kBulk = static_cast<uint32_t>(Priority::kBulk);
 
 uint32_t Transfers::poll(NetworkSlot& network) {
   uint32_t done = 0;
-  const std::span<WireEvent> events = polled_;
+  const std::span<RailEvent> events = polled_;
   for (RailSlot& rail : network.rails) {
     for (uint32_t round = 0; round < kPollsPerTurn; ++round) {
       const uint32_t n = rail.rail->poll(events);
       for (uint32_t i = 0; i < n;) {
-        const WireEvent& event = events[i];
+        const RailEvent& event = events[i];
         // Frequent kinds first.
-        if (event.kind == WireEvent::Kind::kImm) {
+        if (event.kind == RailEvent::Kind::kImm) {
           if (event.value == 0) {
             rail.arrived_imms.push_back(event.imm);
           } else {
-            take_burst(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
+            count_repeated_imm(rail, event.imm, static_cast<uint32_t>(event.value) + 1);
           }
-        } else if (event.kind != WireEvent::Kind::kWritten) {
+        } else if (event.kind != RailEvent::Kind::kCompletion) {
           on_event(network, rail, event);
         } else if (PostBatch::is_cookie(event.cookie)) {
           i += retire_batched(events.subspan(i, n - i));
@@ -45,7 +46,7 @@ uint32_t Transfers::poll(NetworkSlot& network) {
         }
         ++i;
       }
-      if (!rail.arrived_imms.empty()) take_counts(rail);
+      if (!rail.arrived_imms.empty()) count_arrived_imms(rail);
       done += n;
       if (n < events.size()) break;
       if (round + 1 == kPollsPerTurn) polls_exhausted_ = false;
@@ -65,8 +66,8 @@ uint32_t Transfers::poll_again(NetworkSlot& network) {
   return posted_this_turn && network.rails[0].caps.cpu_copy ? poll(network) : 0;
 }
 
-/// Counts the immediates of one poll together: the table merges runs of equal keys.
-void Transfers::take_counts(RailSlot& rail) {
+/// Counts the immediates of one poll together: the table merges runs of equal counter keys.
+void Transfers::count_arrived_imms(RailSlot& rail) {
   const auto taken = static_cast<uint32_t>(rail.arrived_imms.size());
   core_.stale_imms += core_.counters.table.arrive(rail.arrived_imms);
   rail.rx.ops += taken;
@@ -74,53 +75,60 @@ void Transfers::take_counts(RailSlot& rail) {
   rail.arrived_imms.clear();
 }
 
-void Transfers::take_burst(RailSlot& rail, uint32_t imm, uint32_t n) {
+void Transfers::count_repeated_imm(RailSlot& rail, uint32_t imm, uint32_t n) {
   core_.stale_imms += core_.counters.table.arrive(imm, n);
   rail.rx.ops += n;
   rail.rx.imms += n;
 }
 
-void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
+void Transfers::on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event) {
   switch (event.kind) {
-    case WireEvent::Kind::kWritten:
-    case WireEvent::Kind::kImm:
+    case RailEvent::Kind::kCompletion:
+    case RailEvent::Kind::kImm:
       return;  // handled by poll()
-    case WireEvent::Kind::kPathDown:
+    case RailEvent::Kind::kPathDown:
       // Immediates that arrived on the path count before its end is handled.
-      if (!rail.arrived_imms.empty()) take_counts(rail);
+      if (!rail.arrived_imms.empty()) count_arrived_imms(rail);
       if (event.inbound) {
         core_.peers.on_inbound_down(rail, event);
       } else {
         on_path_down(rail, event);
       }
       return;
-    case WireEvent::Kind::kRailDown:
-    case WireEvent::Kind::kRailUp:
+    case RailEvent::Kind::kRailDown:
+    case RailEvent::Kind::kRailUp:
       on_rail_state(network, rail, event);
       return;
-    case WireEvent::Kind::kFenced:
+    case RailEvent::Kind::kFenced:
       core_.regions.on_fenced(event.cookie);
       return;
   }
+}
+
+uint32_t Transfers::post_all() {
+  uint32_t done = 0;
+  has_backlog_ = false;
+  for (NetworkSlot& network : core_.networks) done += post(network);
+  return done;
 }
 
 uint32_t Transfers::post(NetworkSlot& network) {
   uint32_t done = 0;
   const std::span<WriteOp> batch = posting_;
   for (RailSlot& rail : network.rails) {
-    if (!rail.up || (rail.listed == 0 && rail.refused.empty())) continue;
+    if (!rail.up || (rail.listed == 0 && rail.backlog.empty())) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
-      if (!rail.refused.empty()) {
+      if (!rail.backlog.empty()) {
         // Writes to a peer whose lease has expired stay here, and do not block the others.
-        const auto held = std::stable_partition(
-            rail.refused.begin(), rail.refused.end(),
-            [&](const WriteOp& wire)
-                FABRIC_REQUIRES(state_lock) { return may_post(inflight_[wire.cookie]); });
-        const auto offered = static_cast<size_t>(held - rail.refused.begin());
-        const uint32_t accepted = post(rail, std::span(rail.refused).first(offered));
-        rail.refused.erase(rail.refused.begin(), rail.refused.begin() + accepted);
+        const auto held = std::stable_partition(rail.backlog.begin(), rail.backlog.end(),
+                                                [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
+                                                  return may_post(inflight_[wr.cookie]);
+                                                });
+        const auto offered = static_cast<size_t>(held - rail.backlog.begin());
+        const uint32_t accepted = post(rail, std::span(rail.backlog).first(offered));
+        rail.backlog.erase(rail.backlog.begin(), rail.backlog.begin() + accepted);
         done += accepted;
-        refused_ = refused_ || !rail.refused.empty();
+        has_backlog_ = has_backlog_ || !rail.backlog.empty();
         if (accepted < offered) break;
       }
       const uint32_t n = make_writes(rail, batch);
@@ -128,7 +136,7 @@ uint32_t Transfers::post(NetworkSlot& network) {
       const uint32_t accepted = post(rail, batch.first(n));
       rail.posted_this_turn = posted_ = true;
       done += accepted;
-      keep_refused(rail, batch.subspan(accepted, n - accepted));
+      add_to_backlog(rail, batch.subspan(accepted, n - accepted));
       if (accepted < n) break;
     }
   }
@@ -147,18 +155,18 @@ bool Transfers::may_post(const InflightWrite& write) {
 uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> wrs) {
   const uint32_t accepted = rail.rail->post(wrs);
   for (uint32_t i = 0; i < accepted;) {
-    const WriteOp& wire = wrs[i];
-    if (PostBatch::is_cookie(wire.cookie)) {
-      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
+    const WriteOp& wr = wrs[i];
+    if (PostBatch::is_cookie(wr.cookie)) {
+      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wr.cookie));
       const uint32_t n_posted = std::min(post_batch.count, accepted - i);
       on_posted(post_batch, n_posted);
       i += n_posted;
       continue;
     }
-    InflightWrite& write = inflight_[wire.cookie];
+    InflightWrite& write = inflight_[wr.cookie];
     Path& path = *paths_[write.path];
     write.imms_before = path.imms_posted;
-    path.imms_posted += wire.has_imm;
+    path.imms_posted += wr.has_imm;
     ++i;
   }
   return accepted;
@@ -171,7 +179,7 @@ void Transfers::activate(Path& path, uint32_t priority) {
   if (!room_for(rail, path)) return;
   path.listed[priority] = true;
   ++rail.listed;
-  ++listed_;
+  ++active_total_;
   path.next_active[priority] = kNone;
   const uint32_t last = rail.last_active[priority];
   (last == kNone ? rail.first_active[priority] : paths_[last]->next_active[priority]) = path.index;
@@ -179,18 +187,18 @@ void Transfers::activate(Path& path, uint32_t priority) {
 }
 
 /// Removes the first path of the list.
-void Transfers::unlist(RailSlot& rail, uint32_t priority) {
+void Transfers::deactivate_first(RailSlot& rail, uint32_t priority) {
   Path& path = *paths_[rail.first_active[priority]];
   rail.first_active[priority] = path.next_active[priority];
   if (rail.first_active[priority] == kNone) rail.last_active[priority] = kNone;
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
   --rail.listed;
-  --listed_;
+  --active_total_;
 }
 
 /// Removes a path from anywhere in the list. Cold.
-void Transfers::unlist_path(Path& path, uint32_t priority) {
+void Transfers::deactivate(Path& path, uint32_t priority) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   uint32_t before = kNone;
   for (uint32_t i = rail.first_active[priority]; i != kNone; i = paths_[i]->next_active[priority]) {
@@ -203,15 +211,16 @@ void Transfers::unlist_path(Path& path, uint32_t priority) {
   path.next_active[priority] = kNone;
   path.listed[priority] = false;
   --rail.listed;
-  --listed_;
+  --active_total_;
 }
 
 bool Transfers::room_for_bulk(const RailSlot& rail, const Path& path) noexcept {
   if (rail.bulk_bytes == 0) return true;
   const PendingFragment& fragment = pending_.at(path.queue[kBulk].head);
-  const Op& op = core_.ops.at(fragment.op);
-  const uint64_t bytes = op.kind == OpKind::kWrite ? std::min(fragment.size_bytes, op.slice_bytes)
-                                                   : part_of(op, fragment.part).size_bytes;
+  Op& op = core_.ops.at(fragment.op);
+  const SliceProgress* const sliced = slices_of(op, fragment.cut);
+  const uint64_t bytes = sliced != nullptr ? std::min(fragment.size_bytes, sliced->slice_bytes)
+                                           : part_of(op, fragment.part).size_bytes;
   return rail.bulk_bytes + bytes <= core_.config.bulk_slice_bytes;
 }
 
@@ -223,12 +232,12 @@ bool Transfers::next_path(RailSlot& rail, uint32_t& priority, Path*& path) {
       const bool ready = candidate.state == Path::State::kReady && !candidate.needs_probe &&
                          !candidate.queue[p].empty() && room_for(rail, candidate);
       if (!ready) {
-        unlist(rail, p);  // activate() puts it back when that changes
+        deactivate_first(rail, p);  // activate() puts it back when that changes
         continue;
       }
       if (Peer& peer = *core_.peers.at(candidate.peer); peer.lease_expired(core_.now_ns)) {
         core_.peers.renew_lease(peer);
-        unlist(rail, p);  // peer_resumed() puts it back
+        deactivate_first(rail, p);  // lease_renewed() puts it back
         continue;
       }
       if (p == kBulk && !room_for_bulk(rail, candidate)) break;
@@ -248,13 +257,14 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
          next_path(rail, priority, path)) {
     const PendingFragment& fragment = pending_.at(path->queue[priority].head);
     const bool alone = rail.listed == 1 && priority != kBulk;  // no other path waits for its turn
-    if (alone && core_.ops.at(fragment.op).kind == OpKind::kPaged) {
-      n += make_page_batch(rail, *path, priority, out.subspan(n));
+    const OpKind kind = core_.ops.at(fragment.op).kind;
+    if (alone && (kind == OpKind::kPaged || kind == OpKind::kListed)) {
+      n += make_part_batch(rail, *path, priority, out.subspan(n));
     } else {
       const uint32_t cookie = make_write(rail, *path, priority);
-      out[n++] = inflight_[cookie].wire;
+      out[n++] = inflight_[cookie].wr;
     }
-    unlist(rail, priority);  // and back to the end of the list: round robin
+    deactivate_first(rail, priority);  // and back to the end of the list: round robin
     activate(*path, priority);
   }
   return n;
@@ -262,48 +272,55 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
 
 uint32_t Transfers::make_write(RailSlot& rail, Path& path, uint32_t priority) {
   const uint32_t index = path.queue[priority].head;
-  const PendingFragment& fragment = pending_.at(index);
+  PendingFragment& fragment = pending_.at(index);
   Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
-  PartSource source = part_of(op, fragment.part);
+  PartSpec source = op.kind == OpKind::kPaged ? page_of(op, fragment.part, fragment.pages)
+                                              : part_of(op, fragment.part);
   bool last = true;
-  if (op.kind == OpKind::kWrite) {
+  const SliceProgress* const sliced = slices_of(op, fragment.cut);
+  if (sliced != nullptr) {
     source.source_offset += fragment.offset;
     source.target_offset += fragment.offset;
-    source.size_bytes = std::min(fragment.size_bytes, op.slice_bytes);
+    source.size_bytes = std::min(fragment.size_bytes, sliced->slice_bytes);
     last = source.size_bytes == fragment.size_bytes;
   }
   if (!last) source.counter_key = {};  // only the last slice of a shard counts
 
   const uint32_t cookie = take_inflight();
   InflightWrite& write = inflight_[cookie];
-  write.wire = {};
-  write.wire.cookie = cookie;
-  write.wire.priority = static_cast<uint8_t>(op.priority);
+  write.wr = {};
+  write.wr.cookie = cookie;
+  write.wr.priority = static_cast<uint8_t>(op.priority);
   write.part = fragment.part;
   write.offset = fragment.offset;
   write.shard = fragment.shard;
-  fill_wire(write.wire, op, path, source);
+  write.cut = fragment.cut;
+  fill_wr(write.wr, op, path, source, sliced != nullptr ? sliced->shards : 1);
   open_inflight(cookie, op, peer, path, rail,
                 op.source ? core_.regions.at(op.source.slot) : nullptr);
   advance_pending(op, index, source.size_bytes);
   return cookie;
 }
 
-/// Makes a post batch of as many pages of one pending fragment as there is room for, at least one.
-uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priority,
+/// Makes a post batch of as many pages or listed writes of one pending fragment as there is room
+/// for, at least one.
+uint32_t Transfers::make_part_batch(RailSlot& rail, Path& path, uint32_t priority,
                                     std::span<WriteOp> out) {
   const uint32_t index = path.queue[priority].head;
   PendingFragment& fragment = pending_.at(index);
   Op& op = core_.ops.at(fragment.op);
   Peer& peer = *core_.peers.at(path.peer);
   LocalRegion* const region = core_.regions.at(op.source.slot);
-  const auto indices = op.list.as<uint32_t>();
-  WriteOp wire{};
-  wire.priority = static_cast<uint8_t>(op.priority);
-  fill_wire(wire, op, path,
-            {.target = op.target, .size_bytes = op.size_bytes, .counter_key = op.counter_key});
-  const uint64_t source = wire.source + op.source_offset;
+  WriteOp wr{};
+  wr.priority = static_cast<uint8_t>(op.priority);
+  fill_wr(wr, op, path,
+          {.target = op.target,
+           .source_offset = op.source_offset,
+           .target_offset = op.target_offset,
+           .size_bytes = op.size_bytes,
+           .counter_key = op.counter_key},
+          1);
   const uint32_t n =
       std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
   PostBatch& post_batch = new_post_batch(path, peer, rail, region, op);
@@ -312,15 +329,13 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   post_batch.stride = fragment.stride;
   post_batch.count = n;
   post_batch.inflight = PostBatch::low_bits(n);
-  post_batch.with_imm = wire.has_imm != 0 ? post_batch.inflight : 0;
-  post_batch.bytes = n * op.size_bytes;
-  const uint32_t* from = indices.data() + fragment.part;
-  for (uint32_t i = 0; i < n; ++i, from += fragment.stride) {
-    WriteOp& one = out[i];
-    one = wire;
-    one.cookie = post_batch.cookie(i);
-    one.source = source + from[0] * op.source_stride;
-    one.target = op.target_offset + from[op.parts] * op.target_stride;
+  post_batch.with_imm = wr.has_imm != 0 ? post_batch.inflight : 0;
+  wr.cookie = post_batch.cookie(0);
+  if (op.kind == OpKind::kPaged) {
+    post_batch.bytes = n * op.size_bytes;
+    fill_pages(out.first(n), wr, op, fragment);
+  } else {
+    post_batch.bytes = fill_listed(out.first(n), wr, op, fragment);
   }
   path.inflight += n;
   rail.inflight += n;
@@ -336,26 +351,87 @@ uint32_t Transfers::make_page_batch(RailSlot& rail, Path& path, uint32_t priorit
   return n;
 }
 
-void Transfers::fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source) {
-  wire.path = path.id;
-  wire.size_bytes = source.size_bytes;
+/// Makes work requests for the next out.size() parts of a paged write. `wr` is what they have in
+/// common: the cookie of the first one, and where page 0 would be.
+[[gnu::always_inline]] inline void Transfers::fill_pages(std::span<WriteOp> out, const WriteOp& wr,
+                                                         const Op& op,
+                                                         PendingFragment& fragment) noexcept {
+  const PageSide& from = op.source_pages;
+  const PageSide& to = op.target_pages;
+  const auto n = static_cast<uint32_t>(out.size());
+  if (from.indices != nullptr && to.indices != nullptr && op.inner_count == 1) [[likely]] {
+    const uint32_t* source = from.indices + fragment.part;
+    const uint32_t* target = to.indices + fragment.part;
+    for (uint32_t i = 0; i < n; ++i, source += fragment.stride, target += fragment.stride) {
+      WriteOp& one = out[i];
+      one = wr;
+      one.cookie = wr.cookie + i;
+      one.source = wr.source + *source * from.stride;
+      one.target = wr.target + *target * to.stride;
+    }
+    return;
+  }
+  uint32_t page = fragment.part / op.inner_count;
+  uint32_t inner = fragment.part % op.inner_count;
+  const uint32_t page_step = fragment.stride / op.inner_count;
+  const uint32_t inner_step = fragment.stride % op.inner_count;
+  PageCursor cursor = fragment.pages;
+  for (uint32_t i = 0; i < n; ++i) {
+    WriteOp& one = out[i];
+    one = wr;
+    one.cookie = wr.cookie + i;
+    one.source = wr.source + from.offset_of(page, inner, cursor.run_at_source);
+    one.target = wr.target + to.offset_of(page, inner, cursor.run_at_target);
+    page += page_step;
+    inner += inner_step;
+    if (inner >= op.inner_count) {
+      inner -= op.inner_count;
+      ++page;
+    }
+  }
+  fragment.pages = cursor;
+}
+
+/// The same for listed writes. Returns the bytes of all of them.
+[[gnu::always_inline]] inline uint64_t Transfers::fill_listed(
+    std::span<WriteOp> out, const WriteOp& wr, const Op& op,
+    const PendingFragment& fragment) noexcept {
+  const ListedWrite* from = op.listed + fragment.part;
+  uint64_t bytes = 0;
+  uint32_t cookie = wr.cookie;
+  for (WriteOp& one : out) {
+    one = wr;
+    one.cookie = cookie++;
+    one.source = wr.source + from->source_offset;
+    one.target = wr.target + from->target_offset;
+    one.size_bytes = from->size_bytes;
+    bytes += from->size_bytes;
+    from += fragment.stride;
+  }
+  return bytes;
+}
+
+void Transfers::fill_wr(WriteOp& wr, const Op& op, const Path& path, const PartSpec& source,
+                        uint32_t shards) {
+  wr.path = path.id;
+  wr.size_bytes = source.size_bytes;
   if (source.counter_key) {
-    wire.has_imm = 1;
-    wire.imm = make_imm(source.counter_key, op.kind == OpKind::kWrite ? op.shards : 1);
+    wr.has_imm = 1;
+    wr.imm = make_imm(source.counter_key, shards);
   }
   if (op.kind == OpKind::kSignal) return;
   const LocalRegion& region = *core_.regions.at(op.source.slot);
   const RemoteRegionSlot& remote = *core_.regions.remote_at(source.target.slot);
-  wire.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
-  wire.target = source.target_offset;
-  wire.local_key = region.registration.local_keys[path.network][path.rail];
+  wr.source = reinterpret_cast<uint64_t>(region.memory.address) + source.source_offset;
+  wr.target = source.target_offset;
+  wr.lkey = region.registration.lkeys[path.network][path.rail];
   const auto& theirs = remote.rkeys[path.network];
-  wire.remote_key = theirs[path.remote_rail % theirs.size()][path.rail];
+  wr.rkey = theirs[path.remote_rail % theirs.size()][path.rail];
 }
 
 void Transfers::advance_pending(Op& op, uint32_t index, uint64_t bytes) {
   PendingFragment& fragment = pending_.at(index);
-  if (op.kind == OpKind::kWrite) {
+  if (slices_of(op, fragment.cut) != nullptr) {
     fragment.offset += bytes;
     fragment.size_bytes -= bytes;
     if (fragment.size_bytes > 0) return;

@@ -8,7 +8,8 @@
 // Deregistration (contracts.md P13). Importers are asked to drain first, so that a correct peer
 // does not lose a connection to a rejected write; our own writes out of the region drain; then
 // every rail deregisters it, and their confirmations are the proof that no write can land. Without
-// the proof the memory stays quarantined, and a late proof is reported as an event.
+// the proof the memory stays quarantined, and a late proof is reported as an event. State lock held
+// throughout: on the worker, and on the thread that destroys a MemoryRegion or closes the engine.
 
 namespace fabric::core {
 
@@ -44,7 +45,7 @@ void Regions::begin_deregister(uint32_t slot) {
     if (!region.memory.remote_write) continue;
     if (!peer->usable() && !peer->half_open()) continue;
     const uint32_t ref = peer->next_ref++;
-    peer->region_revocations[ref] = id;
+    peer->region_revocations[ref] = {.region = id};
     ++region.answers_awaited;
     core_.peers.send(*peer, control::MessageType::kRevokeRegion,
                      control::encode(control::RevokeRegion{.ref = ref, .region = id}));
@@ -81,24 +82,29 @@ void Regions::release_rails(uint32_t slot) {
   region.phase = LocalRegion::Phase::kReleasing;
   region.fences_awaited = 1;  // held until all rails are asked
   release_registration(region.registration, slot);
-  for (const Grant& grant : region.grants) release_registration(grant.registration, slot);
+  const std::vector<uint32_t> grants = region.grants;  // one that ends leaves the list
+  for (const uint32_t grant : grants) {
+    grants_.at(grant)->region_waits = true;
+    ++region.fences_awaited;
+    release_grant(grant);
+  }
   on_fenced(slot);
 }
 
 /// Offloaded, because deregistration may block in the kernel. `cookie`: the region's slot,
-/// kGrantCookie and the peer's slot, or kNone for a registration that was never handed out.
+/// kGrantCookie and the grant's slot, or kNone for a registration that was never handed out.
 void Regions::release_registration(const Registration& keys, uint32_t cookie) {
-  for (size_t n = 0; n < keys.local_keys.size(); ++n) {
+  for (size_t n = 0; n < keys.lkeys.size(); ++n) {
     for (RailSlot& rail : core_.networks[n].rails) {
-      if (keys.wire_keys[n][rail.index].empty()) continue;
+      if (keys.wire_rkeys[n][rail.index].empty()) continue;
       if (cookie == kNone) {
         // Never handed out: no proof is needed.
       } else if ((cookie & kGrantCookie) != 0) {
-        ++core_.peers.at(cookie & ~kGrantCookie)->grants_awaited;
+        ++grants_.at(cookie & ~kGrantCookie)->fences_awaited;
       } else {
         ++locals_.at(cookie)->fences_awaited;
       }
-      const uint64_t key = keys.local_keys[n][rail.index];
+      const uint64_t key = keys.lkeys[n][rail.index];
       core_.offload([target = rail.rail, key, cookie] { target->deregister_memory(key, cookie); });
     }
   }
@@ -107,7 +113,7 @@ void Regions::release_registration(const Registration& keys, uint32_t cookie) {
 void Regions::on_fenced(uint32_t cookie) {
   if (cookie == kNone) return;  // a registration that was never handed out
   if ((cookie & kGrantCookie) != 0) {
-    core_.peers.grant_released(cookie & ~kGrantCookie);
+    on_grant_fenced(cookie & ~kGrantCookie);
     return;
   }
   const uint32_t slot = cookie;
@@ -117,7 +123,7 @@ void Regions::on_fenced(uint32_t cookie) {
   region.deregister_op = kNone;
   region.phase = LocalRegion::Phase::kLive;
   region.registration = {};
-  region.grants.clear();
+  FABRIC_DCHECK(region.grants.empty(), "a region is released after its grants");
   region.pages.unmap();
   locals_.recycle(slot);
   if (op != kNone) {

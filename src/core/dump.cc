@@ -249,6 +249,7 @@ nlohmann::json EngineCore::dump_object() {
                  {"inflight_writes", transfers.inflight_held()},
                  {"broken_connections", transfers.broken_held()},
                  {"batches", reporter.batches.live()},
+                 {"prepared_lists", page_lists.live() + write_lists.live()},
                  {"messages", peers.messages_held()},
                  {"callbacks", reporter.callbacks_held()}};
   for (const NetworkSlot& network : networks) {
@@ -272,6 +273,7 @@ nlohmann::json EngineCore::dump_object() {
          {"engine", peer->remote.engine_id},
          {"state", to_string(peer->state.load(std::memory_order_relaxed))},
          {"route", route == kNoNetwork || networks.empty() ? "" : networks[route].name},
+         {"count_is_final", !networks.empty() && peers.count_is_final(*peer)},
          {"in_state_ns", now - peer->state_since_ns},
          {"silent_ns", now - peer->last_received_ns},
          {"unacknowledged", peer->channel->unacknowledged()},
@@ -321,9 +323,10 @@ std::string EngineCore::dump_text() {
   }
   for (const auto& peer : all["peers"]) {
     out += fmt::format(
-        "peer {} {} for {} via {}, silent for {}, {} control messages unacknowledged\n",
+        "peer {} {} for {} via {}{}, silent for {}, {} control messages unacknowledged\n",
         peer["peer"].get<std::string>(), peer["state"].get<std::string>(),
         duration(peer["in_state_ns"].get<int64_t>()), peer["route"].get<std::string>(),
+        peer["count_is_final"].get<bool>() ? "" : " (counts not final)",
         duration(peer["silent_ns"].get<int64_t>()), peer["unacknowledged"].get<uint32_t>());
     for (const auto& path : peer["paths"]) {
       out +=

@@ -4,7 +4,8 @@
 
 #include "core/core.h"
 
-// The public Engine: checks that the engine is open, takes the state lock where needed, forwards.
+// The public Engine, on any thread of the application: checks that the engine is open, takes the
+// state lock where needed (set-up calls, never submit()), forwards.
 
 namespace fabric {
 
@@ -106,11 +107,11 @@ Result<PeerInfo> Engine::peer_info(PeerId id) const {
   return core_->peers.info(*peer);
 }
 
-std::vector<PeerId> Engine::peers() const {
+std::vector<PeerId> Engine::peers(PeerFilter filter) const {
   if (refused(core_)) return {};
   const core::OpenStateGuard lock(*core_);
   if (!lock) return {};
-  return core_->peers.live();
+  return core_->peers.list(filter);
 }
 
 Result<std::string> Engine::offer(const MemoryRegion& region, CounterKey key) const {
@@ -177,7 +178,7 @@ Result<MemoryRegion> Engine::allocate(const AllocateOptions& options) {
   if (!pages) return pages.error();
   auto region = register_memory({.address = pages->address(), .size_bytes = options.size_bytes});
   if (!region) {
-    pages->unmap();  // no peer has a key to them
+    pages->unmap();  // no peer has an rkey to them
     return region.error();
   }
   region->state_->owned = *std::move(pages);
@@ -274,6 +275,7 @@ Result<CounterGroup> Engine::make_counter_group() {
   auto state = std::make_shared<core::CounterGroupState>();
   state->core = core_;
   state->parent = *key;
+  core_->counters.add_group(*state);
   return CounterGroup(std::move(state));
 }
 
@@ -353,12 +355,15 @@ Result<Subscription> Engine::subscribe(Notify notify) {
   }
 FABRIC_SUBMIT(Write)
 FABRIC_SUBMIT(PagedWrite)
+FABRIC_SUBMIT(ListedWrites)
 FABRIC_SUBMIT(Scatter)
 FABRIC_SUBMIT(Signal)
 FABRIC_SUBMIT(Send)
 FABRIC_SUBMIT(Timer)
 FABRIC_SUBMIT(Resolve)
 FABRIC_SUBMIT(Fence)
+FABRIC_SUBMIT(Drop)
+FABRIC_SUBMIT(Revoke)
 FABRIC_SUBMIT(Deregister)
 #undef FABRIC_SUBMIT
 

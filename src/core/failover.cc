@@ -10,8 +10,10 @@
 // therefore in doubt: it stays with the BrokenConnection until the target has closed and drained
 // its own end, and has reported how many immediates it received. Writes up to the last immediate
 // that arrived were delivered. Later ones were not counted and can no longer land; those without an
-// immediate may have landed already, which a replay does not change. They are replayed with the
-// same cut and the same immediate on another path, or a new connection of this one.
+// immediate may have landed already, which a replay does not change. They are replayed in the same
+// shards and with the same immediates, on another path or on a new connection of this path.
+//
+// State lock held throughout: on the worker, and on threads that cancel, disconnect or close.
 
 namespace fabric::core {
 
@@ -26,13 +28,15 @@ int64_t back_off_ns(uint32_t failures) {
   return std::min(kBackOffMaxNs, kBackOffNs << std::min(failures - 2, 16u));
 }
 
-/// It is not one of several slices that are covered by the immediate of the last one.
+/// True if the write is not a slice of a larger shard: its own immediate, if any, covers all of its
+/// bytes.
 bool is_unsliced(const Op& op, const InflightWrite& write) {
-  return op.kind != OpKind::kWrite || write.shard.end - write.shard.begin == write.wire.size_bytes;
+  const bool one_request = op.kind != OpKind::kWrite && write.cut == kNone;
+  return one_request || write.shard.end - write.shard.begin == write.wr.size_bytes;
 }
 
-uint64_t slices_before(const Op& op, const Shard& shard, uint64_t offset) {
-  return offset == shard.begin ? 0 : (offset - shard.begin - 1) / op.slice_bytes + 1;
+uint64_t slices_before(const SliceProgress& sliced, const Shard& shard, uint64_t offset) {
+  return offset == shard.begin ? 0 : (offset - shard.begin - 1) / sliced.slice_bytes + 1;
 }
 }  // namespace
 
@@ -55,8 +59,8 @@ Transfers::RailSet Transfers::rails_for_new_work(const Peer& peer,
   return good.count > 0 ? good : up;
 }
 
-void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event) {
-  const bool up = event.kind == WireEvent::Kind::kRailUp;
+void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const RailEvent& event) {
+  const bool up = event.kind == RailEvent::Kind::kRailUp;
   if (std::exchange(rail.up, up) == up) return;
   routes_changed();
   core_.protocol.count(up ? ProtocolEvent::kRailUp : ProtocolEvent::kRailDown);
@@ -84,7 +88,8 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEv
 // ---- Paths that broke ---------------------------------------------------------------------------
 
 /// Whether a failed write waits for a drain report. A lost connection leaves its delivery unknown;
-/// every other error is an answer. Without exact replay the report cannot decide it.
+/// every other error settles it. On a network without exact replay the drain report cannot settle
+/// it.
 bool Transfers::goes_in_doubt(const InflightWrite& write, const Path& path,
                               const CompletionStatus& status) const {
   if (status.code != Errc::kRailLost || path.peer_lost || !replay_is_exact(path)) return false;
@@ -99,10 +104,10 @@ bool Transfers::replay_is_exact(const Path& path) const noexcept {
   return core_.networks[path.network].rails[path.rail].caps.exact_replay;
 }
 
-/// A network without exact replay (SRD) gave up one write. The others on the path are not affected,
-/// but new work uses other paths until a probe completes. Returns true if the write is resent,
-/// because it certainly did not arrive. What may have arrived is never resent, with or without an
-/// immediate: the first copy could land after the second has been reported as complete.
+/// A network without exact replay (SRD) gave up on one write. The others on the path are not
+/// affected, but new work uses other paths until a probe completes. Returns true if the write is
+/// resent, because it certainly did not arrive. What may have arrived is never resent, with or
+/// without an immediate: the first copy could land after the second has been reported as complete.
 bool Transfers::on_given_up(const InflightWrite& write, Path& path,
                             const CompletionStatus& status) {
   if (status.code != Errc::kRailLost || path.peer_lost || replay_is_exact(path)) return false;
@@ -120,15 +125,15 @@ bool Transfers::on_given_up(const InflightWrite& write, Path& path,
   }
   Op& op = core_.ops.at(write.op);
   const bool again = status.remote == Remote::kNotDelivered &&
-                     (is_unsliced(op, write) || !op.counter_key) &&
-                     write.replay_error == Errc::kOk && may_replay(op);
+                     (is_unsliced(op, write) || !part_of(op, write.part).counter_key) &&
+                     write.replay_error == Errc::kOk && may_replay(op, write.cut);
   if (!again) return false;
   core_.protocol.count(ProtocolEvent::kGivenUpWriteResent);
-  PendingFragment fragment{.part = write.part, .count = 1};
-  if (op.kind == OpKind::kWrite) {
+  PendingFragment fragment{.part = write.part, .count = 1, .cut = write.cut};
+  if (slices_of(op, write.cut) != nullptr) {
     fragment.offset = write.offset;
-    fragment.size_bytes = write.wire.size_bytes;
-    fragment.shard = {write.offset, write.offset + write.wire.size_bytes};
+    fragment.size_bytes = write.wr.size_bytes;
+    fragment.shard = {write.offset, write.offset + write.wr.size_bytes};
   }
   resend(op, *core_.peers.at(write.peer), path.network, fragment);
   --op.inflight;
@@ -136,10 +141,12 @@ bool Transfers::on_given_up(const InflightWrite& write, Path& path,
   return true;
 }
 
-/// Whether a write of the operation that was not delivered should be replayed.
-bool Transfers::may_replay(const Op& op) const noexcept {
+/// Whether a write of the operation that was not delivered should be replayed: not if its part has
+/// failed already.
+bool Transfers::may_replay(Op& op, uint32_t cut) noexcept {
   if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) return false;
-  return op.kind != OpKind::kWrite || op.slices_failed == 0;
+  const SliceProgress* const sliced = slices_of(op, cut);
+  return sliced == nullptr || sliced->slices_failed == 0;
 }
 
 void Transfers::put_in_doubt(uint32_t cookie, Path& path, const CompletionStatus& status) {
@@ -177,8 +184,7 @@ void Transfers::record_broken(Path& path) {
       const uint32_t next = pending_.at(i).next;
       const PendingFragment& fragment = pending_.at(i);
       // Its earlier slices used the old connection. One immediate must cover them all.
-      if (core_.ops.at(fragment.op).kind == OpKind::kWrite &&
-          fragment.offset != fragment.shard.begin) {
+      if (fragment.offset != fragment.shard.begin) {
         pending_.unlink(i);
         pending_.append(broken->partly_posted, i);
       }
@@ -204,8 +210,9 @@ void Transfers::record_broken(Path& path) {
                    control::encode(control::PathClose{.ref = path.ref}));
 }
 
-void Transfers::on_drain_report(Peer& peer, const control::PathState& state) {
-  const DrainReport report{.received = true, .exact = state.exact, .taken = state.taken};
+void Transfers::on_drain_report(Peer& peer, const control::PathDrained& state) {
+  const DrainReport report{
+      .received = true, .exact = state.exact, .imms_received = state.imms_received};
   const auto broken = std::find_if(broken_.begin(), broken_.end(), [&](const auto& connection) {
     return connection->peer == peer.slot && connection->ref == state.ref;
   });
@@ -228,7 +235,7 @@ void Transfers::drop_broken(size_t at) {
   broken_.erase(broken_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-/// `status` by value: it may be that of the record, which is given back here.
+/// `status` by value: it may refer into the InflightWrite that is freed here.
 void Transfers::complete_in_doubt(uint32_t cookie, CompletionStatus status) {
   const InflightWrite write = inflight_[cookie];
   std::erase(paths_[write.path]->in_doubt, cookie);
@@ -241,11 +248,12 @@ void Transfers::reconcile(BrokenConnection& broken, const DrainReport& report) {
   Peer& peer = *core_.peers.at(broken.peer);
   const uint32_t ref = broken.ref;
   const RailSlot& rail = core_.networks[broken.network].rails[broken.rail];
-  if (rail.caps.exact_replay && report.taken < broken.imms_done) {
+  if (rail.caps.exact_replay && report.imms_received < broken.imms_done) {
     // The target acknowledged immediates that it never received: its NIC failed in between, or its
     // queue overflowed. Their writes were reported as delivered, so the session cannot continue.
     FABRIC_LOG(core_.log, kError, "core", "a peer acknowledged immediates that it never received",
-               {"peer", peer.id()}, {"acknowledged", broken.imms_done}, {"taken", report.taken});
+               {"peer", peer.id()}, {"acknowledged", broken.imms_done},
+               {"received", report.imms_received});
     core_.peers.lose(peer, PeerState::kLost, Errc::kPeerLost, true);
     return;
   }
@@ -265,8 +273,8 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
   while (!broken.writes.empty()) {
     const uint32_t cookie = broken.writes.front();
     const InflightWrite& write = inflight_[cookie];
-    const Op& op = core_.ops.at(write.op);
-    const bool delivered = report.exact && write.imms_before < report.taken;
+    Op& op = core_.ops.at(write.op);
+    const bool delivered = report.exact && write.imms_before < report.imms_received;
     // A write that was not sent needs no report, but a slice must be decided with its shard.
     const bool not_sent = write.status.remote == Remote::kNotDelivered;
     const bool not_delivered = report.exact || (not_sent && is_unsliced(op, write));
@@ -275,7 +283,7 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
       complete_in_doubt(cookie, {Errc::kOk, Remote::kDelivered});
     } else if (not_delivered && write.replay_error != Errc::kOk) {
       complete_in_doubt(cookie, {write.replay_error, Remote::kNotDelivered});
-    } else if (not_delivered && may_replay(op)) {
+    } else if (not_delivered && may_replay(op, write.cut)) {
       replay(broken, cookie);
     } else {
       complete_in_doubt(
@@ -285,8 +293,8 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
   while (!broken.partly_posted.empty()) {
     const PendingFragment fragment = pending_.at(broken.partly_posted.head);
     Op& op = core_.ops.at(fragment.op);
-    if (report.exact && may_replay(op)) {
-      replay_shard(broken, op, fragment.shard, fragment.offset);
+    if (report.exact && may_replay(op, fragment.cut)) {
+      replay_shard(broken, op, fragment);
     } else {
       drop_pending(broken.partly_posted.head, Errc::kRailLost);
     }
@@ -297,8 +305,10 @@ void Transfers::reconcile_writes(BrokenConnection& broken, const DrainReport& re
 void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
   const InflightWrite write = inflight_[cookie];
   Op& op = core_.ops.at(write.op);
-  if (op.kind == OpKind::kWrite) {
-    replay_shard(broken, op, write.shard, write.offset);
+  if (slices_of(op, write.cut) != nullptr) {
+    replay_shard(
+        broken, op,
+        {.part = write.part, .offset = write.offset, .shard = write.shard, .cut = write.cut});
     return;
   }
   core_.protocol.count(ProtocolEvent::kWriteReplayed);
@@ -310,33 +320,39 @@ void Transfers::replay(BrokenConnection& broken, uint32_t cookie) {
 }
 
 /// Replays a shard from its beginning: its immediate must use the same path as all of its bytes.
-/// `from`: everything before this byte has completed, and is subtracted from the progress again.
-void Transfers::replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from) {
+/// Everything before `rest.offset` has completed, and is subtracted from the progress again.
+void Transfers::replay_shard(BrokenConnection& broken, Op& op, PendingFragment rest) {
   core_.protocol.count(ProtocolEvent::kShardReplayed);
   {
     const OpHold hold(op);
     std::erase_if(broken.writes, [&](uint32_t cookie) FABRIC_REQUIRES(state_lock) {
       const InflightWrite& write = inflight_[cookie];
-      if (write.op != op.self || write.shard != shard) return false;
+      if (write.op != op.self || write.cut != rest.cut || write.shard != rest.shard) return false;
       give_back_inflight(cookie);
       --op.inflight;
       return true;
     });
     for (uint32_t i = broken.partly_posted.head; i != kNone;) {
-      const uint32_t next = pending_.at(i).next;
-      if (pending_.at(i).op == op.self && pending_.at(i).shard == shard) {
+      const PendingFragment& other = pending_.at(i);
+      const uint32_t next = other.next;
+      if (other.op == op.self && other.cut == rest.cut && other.shard == rest.shard) {
         pending_.unlink(i);
         unlink_from_op(op, i);
         pending_.give_back(i);
       }
       i = next;
     }
-    op.slices_completed -= static_cast<uint32_t>(slices_before(op, shard, from));
-    op.bytes_delivered -= from - shard.begin;
-    PendingFragment fragment{.count = 1, .offset = shard.begin};
-    fragment.size_bytes = shard.end - shard.begin;
-    fragment.shard = shard;
-    resend(op, *core_.peers.at(broken.peer), broken.network, fragment);
+    SliceProgress& sliced = *slices_of(op, rest.cut);
+    sliced.slices_completed -=
+        static_cast<uint32_t>(slices_before(sliced, rest.shard, rest.offset));
+    op.bytes_delivered -= rest.offset - rest.shard.begin;
+    resend(op, *core_.peers.at(broken.peer), broken.network,
+           {.part = rest.part,
+            .count = 1,
+            .offset = rest.shard.begin,
+            .size_bytes = rest.shard.end - rest.shard.begin,
+            .shard = rest.shard,
+            .cut = rest.cut});
   }
   complete_if_done(op);
 }
@@ -349,7 +365,7 @@ void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragmen
     complete_unposted(op, fragment, peer.id(), Errc::kRailLost);
     return;
   }
-  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);
+  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);
 }
 
 // ---- Opening a path again -----------------------------------------------------------------------
@@ -397,9 +413,8 @@ void Transfers::reroute(Path& path) {
       const PendingFragment& fragment = pending_.at(index);
       next = fragment.next;
       // Its earlier slices used this path. One immediate must cover them all.
-      const bool begun = fragment.offset != fragment.shard.begin;
-      if (core_.ops.at(fragment.op).kind == OpKind::kWrite && begun) continue;
-      Path* to = path_for(peer, network, up.index[peer.rotation++ % up.count]);
+      if (fragment.offset != fragment.shard.begin) continue;
+      Path* to = path_for(peer, network, up.index[take_turns(network, up)]);
       if (to == nullptr) {
         drop_pending(index, Errc::kUnreachable);
       } else {
@@ -433,7 +448,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
         back_off(path);
         reroute(path);  // another rail may have become good by now
       }
-    } else if (path.state == Path::State::kReady && path.probe_until_ns <= now_ns) {
+    } else if (path.state == Path::State::kReady && path.probe_deadline_ns <= now_ns) {
       ++done;
       close_path(path);
     } else if (path.state == Path::State::kReady && path.retry_ns <= now_ns) {
@@ -442,7 +457,7 @@ uint32_t Transfers::tick(int64_t now_ns) {
     }
     if (path.state == Path::State::kBackingOff) next_ns_ = std::min(next_ns_, path.retry_ns);
     if (path.state == Path::State::kReady) {
-      next_ns_ = std::min({next_ns_, path.probe_until_ns, path.retry_ns});
+      next_ns_ = std::min({next_ns_, path.probe_deadline_ns, path.retry_ns});
     }
   }
   return done;
@@ -450,8 +465,8 @@ uint32_t Transfers::tick(int64_t now_ns) {
 
 // ---- Probes -------------------------------------------------------------------------------------
 
-/// Posts a write without bytes and without an immediate. It changes nothing at the target, and
-/// completes if the host there answers.
+/// Posts a zero-byte write without an immediate. It changes nothing at the target, and completes if
+/// the host there answers.
 void Transfers::start_probe(Path& path) {
   core_.protocol.count(ProtocolEvent::kProbeSent);
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
@@ -464,9 +479,9 @@ void Transfers::start_probe(Path& path) {
   write.seq = core_.peers.at(path.peer)->next_write_seq++;
   write.posted_ns = core_.now_ns;
   write.priority = Priority::kUrgent;
-  write.wire.cookie = cookie;
-  write.wire.path = path.id;
-  write.wire.priority = static_cast<uint8_t>(Priority::kUrgent);
+  write.wr.cookie = cookie;
+  write.wr.path = path.id;
+  write.wr.priority = static_cast<uint8_t>(Priority::kUrgent);
   write.prev = path.last_inflight;
   (path.last_inflight == kNone ? path.first_inflight : inflight_[path.last_inflight].next) = cookie;
   path.last_inflight = cookie;
@@ -474,11 +489,11 @@ void Transfers::start_probe(Path& path) {
   ++rail.inflight;
   path.probe = cookie;
   path.retry_ns = kNeverNs;
-  path.probe_until_ns = core_.now_ns + kProbeMaxNs;
-  next_ns_ = std::min(next_ns_, path.probe_until_ns);
-  if (rail.refused.empty() && post(rail, {&write.wire, 1}) == 1) return;
-  rail.refused.push_back(write.wire);
-  refused_ = true;
+  path.probe_deadline_ns = core_.now_ns + kProbeMaxNs;
+  next_ns_ = std::min(next_ns_, path.probe_deadline_ns);
+  if (rail.backlog.empty() && post(rail, {&write.wr, 1}) == 1) return;
+  rail.backlog.push_back(write.wr);
+  has_backlog_ = true;
 }
 
 void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
@@ -486,7 +501,7 @@ void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
                                                 : ProtocolEvent::kProbeFailed);
   routes_changed();
   path.probe = kNone;
-  path.probe_until_ns = kNeverNs;
+  path.probe_deadline_ns = kNeverNs;
   if (status.code == Errc::kOk) {
     path.needs_probe = false;
     path.failures = 0;
@@ -495,7 +510,7 @@ void Transfers::complete_probe(Path& path, const CompletionStatus& status) {
   if (replay_is_exact(path)) {
     close_path(path);
   } else if (path.state == Path::State::kReady) {
-    // There is no connection to set up again, and closing would give up other writes in flight that
+    // There is no connection to set up again, and closing would abandon other writes in flight that
     // may still arrive. tick() does close the path of a probe that gets no completion at all: some
     // NICs retry forever, and then closing is the only way to complete those writes.
     path.needs_probe = true;
@@ -515,7 +530,7 @@ bool Transfers::can_probe(const Peer& peer) const noexcept {
 
 /// A write to the peer got no answer. If there are other good paths, they are probed before the
 /// peer is considered unreachable: the fault may lie with this path.
-void Transfers::on_no_answer(Peer& peer, const Path& failed) {
+void Transfers::on_ack_timeout(Peer& peer, const Path& failed) {
   bool asked = false;
   for (const auto& rails : peer.paths) {
     for (const uint32_t index : rails) {

@@ -6,19 +6,24 @@
 #include "core/inflight.h"
 
 // The fast path, for writes and for targets of a scatter. A part is eligible if
-// - it is one work request: not bulk, at most write_bytes_max, and, for a write with several rails,
-//   `unsplit` or smaller than 2 x stripe_bytes_min;
+// - it is one work request: not bulk, at most write_bytes_max, and, with several rails, `unsplit`
+// or
+//   smaller than 2 x stripe_bytes_min;
 // - its route is cached: the session, the regions and every path of the route are ready;
 // - it overtakes nothing: no fragments or refused writes wait for its rail, and there is room;
 // - the lease is valid, and it is neither cancelled nor past its deadline.
 // It goes straight into the work requests of the next post, and from a successful completion
 // straight to the report. The sequence of steps is the same as on the slow path. What makes it fast
-// is a compressed record: entries of one path, source region and user's batch that are posted
-// together share a PostBatch, and are retired by clearing bits. One post may hold several.
+// is a compressed record: writes of one path, source region and user's batch that are posted
+// together share a PostBatch, as do the targets of one scatter on one rail, and are retired by
+// clearing bits. One Rail::post() call may carry several post batches.
 //
-// Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages are
-// posted as PostBatches (make_page_batch()). A PostBatch of which one entry needs attention is
-// expanded into the single records that the slow path works with.
+// Everything else takes the slow path (route.cc, datapath.cc, transfer.cc), where only pages and
+// listed writes are posted as PostBatches (make_part_batch()). A PostBatch of which one entry needs
+// attention is expanded into the single records that the slow path works with.
+//
+// State lock held throughout, on the worker; threads that cancel, disconnect or close only expand
+// post batches.
 
 namespace fabric::core {
 
@@ -42,7 +47,7 @@ CachedRoute& Transfers::refresh_route(RemoteRegionSlot& remote, MemoryKind sourc
   const RailSet up = rails_for_new_work(*peer, network);
   for (uint32_t i = 0; i < up.count; ++i) {
     const uint32_t index = peer->paths[network_index][up.index[i]];
-    // The slow path opens paths.
+    // Not ready: left to the slow path, which opens and probes paths.
     if (index == kNone || paths_[index]->state != Path::State::kReady ||
         paths_[index]->needs_probe) {
       route.paths.clear();
@@ -52,10 +57,15 @@ CachedRoute& Transfers::refresh_route(RemoteRegionSlot& remote, MemoryKind sourc
     const auto& rkeys = remote.rkeys[network_index];
     route.paths.push_back({.path = &path,
                            .rail = &network.rails[path.rail],
-                           .remote_key = rkeys[path.remote_rail % rkeys.size()][path.rail]});
+                           .rkey = rkeys[path.remote_rail % rkeys.size()][path.rail]});
   }
   route.peer = peer;
   route.network = network_index;
+  route.network_slot = &network;
+  route.uncut_bytes_max = network.rails[0].caps.write_bytes_max;
+  if (up.count > 1) {
+    route.uncut_bytes_max = std::min(route.uncut_bytes_max, 2 * network.stripe_bytes_min - 1);
+  }
   return route;
 }
 
@@ -90,23 +100,30 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   if (route->paths.empty()) return false;
   flow_.target = target;
   flow_.route = route;
-  flow_.local_keys = flow_.region->registration.local_keys[route->network].data();
+  flow_.lkeys = flow_.region->registration.lkeys[route->network].data();
   return true;
 }
 
-/// The paths of a route take turns.
-[[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path() const noexcept {
-  const CachedRoute& route = *flow_.route;
+/// Round robin over the paths of the route, together with all other peers on the same network.
+[[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path(
+    const CachedRoute& route) noexcept {
   const auto paths = static_cast<uint32_t>(route.paths.size());
-  return route.paths[paths == 1 ? 0 : route.peer->rotation % paths];
+  return route.paths[paths == 1 ? 0 : route.network_slot->rotation % paths];
 }
 
 /// How many writes may be added on the path now: none if that would overtake queued ones.
 [[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(
     const CachedPath& cached_path) noexcept {
   const RailSlot& rail = *cached_path.rail;
-  if (!rail.up || rail.listed != 0 || !rail.refused.empty()) return 0;
+  if (!rail.up || rail.listed != 0 || !rail.backlog.empty()) return 0;
   return std::min(room_on(rail, *cached_path.path), kPostMax - rail.staged_count);
+}
+
+/// Whether there is room for one. Between two writes kPostMax are never staged.
+[[gnu::always_inline]] inline bool Transfers::has_fast_path_room(const RailSlot& rail,
+                                                                 const Path& path) noexcept {
+  return rail.up && rail.listed == 0 && rail.backlog.empty() &&
+         rail.inflight < rail.caps.queue_depth && room_for(rail, path);
 }
 
 /// Whether the write itself, regardless of its route, is eligible for the fast path.
@@ -114,7 +131,7 @@ inline bool Transfers::fits_fast_path(const Op& op, int64_t now_ns) noexcept {
   return op.kind == OpKind::kWrite &&       //
          op.priority != Priority::kBulk &&  // bulk is sliced
          op.deadline_ns > now_ns &&         // else it times out before it is posted
-         !op.cancel_asked.load(std::memory_order_relaxed);
+         !op.cancel_requested.load(std::memory_order_relaxed);
 }
 
 uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
@@ -136,20 +153,20 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
 
 /// Adds as many writes of `flow_` as fit into one post batch. The first one is eligible.
 [[gnu::always_inline]] inline uint32_t Transfers::add_burst(std::span<const uint32_t> slots) {
-  const CachedPath& cached_path = next_cached_path();
+  const CachedPath& cached_path = next_cached_path(*flow_.route);
   RailSlot& rail = *cached_path.rail;
   const uint64_t size_max = rail.caps.write_bytes_max;
   auto most = static_cast<uint32_t>(std::min<size_t>(slots.size(), fast_path_room(cached_path)));
   const Op& first = core_.ops.at(slots[0]);
   if (flow_.route->paths.size() > 1) {
     // One write per path in turn. Writes that are striped take the slow path.
-    if (!first.unsplit && first.size_bytes >= 2 * core_.config.stripe_bytes_min) return 0;
+    if (!first.unsplit && first.size_bytes > flow_.route->uncut_bytes_max) return 0;
     most = std::min(most, 1u);
   }
   if (most == 0 || first.size_bytes > size_max) return 0;
-  PostBatch& post_batch = post_batch_on(cached_path, first, kNone, 0);
-  const WriteOp base = wire_template(cached_path);
-  WriteOp* const wires = &rail.staged[rail.staged_count];
+  PostBatch& post_batch = post_batch_on(cached_path, first);
+  const WriteOp base = wr_template(cached_path);
+  WriteOp* const wrs = &rail.staged[rail.staged_count];
   const uint32_t first_entry = post_batch.count;
   int64_t deadline_ns = post_batch.deadline_ns;
   uint32_t n = 0, with_imm = 0;
@@ -158,7 +175,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
     Op& op = core_.ops.at(slots[n]);
     if (n > 0) {
       // same_flow refers to the previous ring entry, which is the previous slot here.
-      const bool cancelled = op.cancel_asked.load(std::memory_order_relaxed);
+      const bool cancelled = op.cancel_requested.load(std::memory_order_relaxed);
       if (op.kind != OpKind::kWrite || !op.same_flow || cancelled || op.size_bytes > size_max)
         break;
     }
@@ -167,7 +184,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
     no_notify = no_notify && Reporter::is_silent(op.notify);
     op.post_batch = post_batch.index;
     op.state.store(OpState::kRunning, std::memory_order_relaxed);
-    const bool has_imm = fill_from(wires[n], base, post_batch.cookie(first_entry + n), op.priority,
+    const bool has_imm = fill_from(wrs[n], base, post_batch.cookie(first_entry + n), op.priority,
                                    {.source_offset = op.source_offset,
                                     .target_offset = op.target_offset,
                                     .size_bytes = op.size_bytes,
@@ -181,26 +198,61 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   return n;
 }
 
-/// Adds one part of a running operation.
-bool Transfers::try_add_part(Op& op, uint32_t part, const PartSource& source) {
-  if (!select_flow(op.source, source.target)) return false;
-  const CachedPath& cached_path = next_cached_path();
-  if (fast_path_room(cached_path) == 0 ||
-      source.size_bytes > cached_path.rail->caps.write_bytes_max)
-    return false;
-  PostBatch& post_batch = post_batch_on(cached_path, op, op.self, part);
-  ++op.inflight;
-  post_batch.bytes += source.size_bytes;
-  const bool has_imm = fill_from(cached_path.rail->staged[cached_path.rail->staged_count],
-                                 wire_template(cached_path), post_batch.cookie(post_batch.count),
-                                 op.priority, source);
-  post_batch.with_imm |= uint32_t{has_imm} << post_batch.count;
-  account_added(post_batch, cached_path, 1);
-  return true;
+/// Adds targets of a running scatter, from `first` on, up to the first that is not eligible: at
+/// most `most`. Returns how many. Each has another peer, so `flow_` would be replaced for each.
+uint32_t Transfers::add_targets(Op& op, uint32_t first, uint32_t most) {
+  if (core_.closing.load(std::memory_order_relaxed)) return 0;  // as in look_up_flow()
+  LocalRegion* const region = core_.regions.local(op.source);
+  if (region == nullptr) return 0;
+  const MemoryKind source_kind = region->memory.kind;
+  const uint64_t source = reinterpret_cast<uint64_t>(region->memory.address) + op.source_offset;
+  const ScatterTarget* target = op.list.as<ScatterTarget>().data() + first;
+  uint32_t n = 0;
+  for (; n < most; ++n, ++target) {
+    RemoteRegionSlot* const remote = core_.regions.remote(target->target.region);
+    if (remote == nullptr) break;
+    const CachedRoute* route = remote->route.get();
+    if (route == nullptr || route->epoch != epoch_ || route->source_kind != source_kind)
+        [[unlikely]] {
+      route = &refresh_route(*remote, source_kind);
+    }
+    if (route->paths.empty() || route->peer->lease_expired(core_.now_ns)) break;
+    const CachedPath& cached_path = next_cached_path(*route);
+    RailSlot& rail = *cached_path.rail;
+    Path& path = *cached_path.path;
+    const uint64_t size_max = op.unsplit ? rail.caps.write_bytes_max : route->uncut_bytes_max;
+    if (target->size_bytes > size_max || !has_fast_path_room(rail, path)) break;
+    PostBatch& post_batch = target_batch_on(rail, region, op);
+    const uint32_t at = post_batch.count++;
+    post_batch.entry[at] = first + n;
+    post_batch.targets[at] = {
+        .path = &path, .peer = route->peer, .seq = route->peer->next_write_seq++};
+    post_batch.inflight |= 1u << at;
+    const bool has_imm{target->imm};
+    post_batch.with_imm |= uint32_t{has_imm} << at;
+    rail.staged[rail.staged_count] = {
+        .source = source + target->source_offset,
+        .target = target->target.offset,
+        .size_bytes = target->size_bytes,
+        .lkey = region->registration.lkeys[route->network][rail.index],
+        .rkey = cached_path.rkey,
+        .cookie = post_batch.cookie(at),
+        .path = path.id,
+        .imm = has_imm ? make_imm(target->imm, 1) : 0,
+        .has_imm = uint8_t{has_imm},
+        .priority = static_cast<uint8_t>(op.priority)};
+    if (route->paths.size() > 1) ++route->network_slot->rotation;
+    ++path.inflight;
+    ++rail.inflight;
+    ++region->inflight;
+    ++op.inflight;
+    if (++rail.staged_count == kPostMax) post_staged();
+  }
+  return n;
 }
 
-PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
-                                     const Op& op) {
+/// A batch without a path and without entries.
+PostBatch& Transfers::take_post_batch(RailSlot& rail, LocalRegion* region, const Op& op) {
   PostBatch& post_batch = post_batches_.take();
   post_batch.op = kNone;
   post_batch.stride = 1;
@@ -208,64 +260,81 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
   post_batch.compact = post_batch.no_notify = true;
   post_batch.bytes = 0;
   post_batch.batch = op.batch;
-  post_batch.path = &path;
-  post_batch.peer = &peer;
+  post_batch.path = nullptr;
+  post_batch.peer = nullptr;
   post_batch.rail = &rail;
   post_batch.region = region;
   post_batch.region_slot = op.source.slot;
-  post_batch.seq = peer.next_write_seq;
-  peer.next_write_seq += PostBatch::kEntriesMax;
   post_batch.submitted_ns = op.submitted_ns;
   post_batch.posted_ns = core_.now_ns;
   post_batch.deadline_ns = kNeverNs;
   return post_batch;
 }
 
-/// The open post batch of the rail if the part can join it, else a new one.
+PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
+                                     const Op& op) {
+  PostBatch& post_batch = take_post_batch(rail, region, op);
+  post_batch.path = &path;
+  post_batch.peer = &peer;
+  post_batch.seq = peer.next_write_seq;
+  peer.next_write_seq += PostBatch::kEntriesMax;
+  return post_batch;
+}
+
+/// The open post batch of the rail if a write of this flow can join it, else a new one.
 [[gnu::always_inline]] inline PostBatch& Transfers::post_batch_on(const CachedPath& cached_path,
-                                                                  const Op& op, uint32_t owner_op,
-                                                                  uint32_t part) {
+                                                                  const Op& op) {
   RailSlot& rail = *cached_path.rail;
-  PostBatch* const last = rail.open_batch;
+  PostBatch* const last = rail.open_post_batch;
   const bool fits = last != nullptr && last->path == cached_path.path &&
-                    last->region == flow_.region && last->op == owner_op &&
-                    last->batch == op.batch &&
-                    (owner_op == kNone || part == last->first_part + last->count);
+                    last->region == flow_.region && last->op == kNone && last->batch == op.batch;
   if (fits) [[likely]]
     return *last;
   PostBatch& post_batch =
       new_post_batch(*cached_path.path, *flow_.route->peer, rail, flow_.region, op);
-  post_batch.op = owner_op;
-  post_batch.first_part = part;
   if (rail.staged_count == 0) staged_rails_.push_back(&rail);
-  rail.open_batch = &post_batch;
+  rail.open_post_batch = &post_batch;
+  return post_batch;
+}
+
+/// The same for a target of the scatter `op`.
+[[gnu::always_inline]] inline PostBatch& Transfers::target_batch_on(RailSlot& rail,
+                                                                    LocalRegion* region,
+                                                                    const Op& op) {
+  PostBatch* const last = rail.open_post_batch;
+  if (last != nullptr && last->op == op.self) [[likely]]
+    return *last;
+  PostBatch& post_batch = take_post_batch(rail, region, op);
+  post_batch.op = op.self;
+  if (rail.staged_count == 0) staged_rails_.push_back(&rail);
+  rail.open_post_batch = &post_batch;
   return post_batch;
 }
 
 /// What all work requests of `flow_` on this path have in common.
-[[gnu::always_inline]] inline WriteOp Transfers::wire_template(
+[[gnu::always_inline]] inline WriteOp Transfers::wr_template(
     const CachedPath& cached_path) const noexcept {
   return {.source = reinterpret_cast<uint64_t>(flow_.region->memory.address),
-          .local_key = flow_.local_keys[cached_path.rail->index],
-          .remote_key = cached_path.remote_key,
+          .lkey = flow_.lkeys[cached_path.rail->index],
+          .rkey = cached_path.rkey,
           .path = cached_path.path->id};
 }
 
 /// Fills one work request from the template. Returns whether it carries an immediate.
-inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie,
-                                 Priority priority, const PartSource& source) noexcept {
+inline bool Transfers::fill_from(WriteOp& wr, const WriteOp& base, uint32_t cookie,
+                                 Priority priority, const PartSpec& source) noexcept {
   const bool has_imm{source.counter_key};
-  wire.source = base.source + source.source_offset;
-  wire.target = source.target_offset;
-  wire.size_bytes = source.size_bytes;
-  wire.local_key = base.local_key;
-  wire.remote_key = base.remote_key;
-  wire.cookie = cookie;
-  wire.path = base.path;
-  wire.imm = has_imm ? make_imm(source.counter_key, 1) : 0;
-  wire.has_imm = has_imm ? 1 : 0;
-  wire.priority = static_cast<uint8_t>(priority);
-  wire.reserved = 0;
+  wr.source = base.source + source.source_offset;
+  wr.target = source.target_offset;
+  wr.size_bytes = source.size_bytes;
+  wr.lkey = base.lkey;
+  wr.rkey = base.rkey;
+  wr.cookie = cookie;
+  wr.path = base.path;
+  wr.imm = has_imm ? make_imm(source.counter_key, 1) : 0;
+  wr.has_imm = has_imm ? 1 : 0;
+  wr.priority = static_cast<uint8_t>(priority);
+  wr.reserved = 0;
   return has_imm;
 }
 
@@ -278,7 +347,7 @@ inline bool Transfers::fill_from(WriteOp& wire, const WriteOp& base, uint32_t co
   rail.staged_count += n;
   post_batch.count += n;
   post_batch.inflight = PostBatch::low_bits(post_batch.count);
-  post_batch.peer->rotation += n;
+  if (flow_.route->paths.size() > 1) flow_.route->network_slot->rotation += n;
   cached_path.path->inflight += n;
   rail.inflight += n;
   post_batch.region->inflight += n;
@@ -290,9 +359,9 @@ void Transfers::post_staged() {
   for (RailSlot* const rail : staged_rails_) {
     const std::span<WriteOp> made(rail->staged.data(), rail->staged_count);
     rail->staged_count = 0;
-    rail->open_batch = nullptr;
+    rail->open_post_batch = nullptr;
     rail->posted_this_turn = posted_ = true;
-    keep_refused(*rail, made.subspan(post(*rail, made)));
+    add_to_backlog(*rail, made.subspan(post(*rail, made)));
   }
   staged_rails_.clear();
 }
@@ -300,6 +369,7 @@ void Transfers::post_staged() {
 /// The rail has accepted the first `accepted` entries, at least one. The submit_to_post histograms
 /// count the refused ones too, as those of the slow path do.
 void Transfers::on_posted(PostBatch& post_batch, uint32_t accepted) {
+  if (post_batch.has_targets()) return on_posted_targets(post_batch, accepted);
   post_batch.imms_before = post_batch.path->imms_posted;
   post_batch.path->imms_posted +=
       PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(accepted));
@@ -310,22 +380,40 @@ void Transfers::on_posted(PostBatch& post_batch, uint32_t accepted) {
   post_batch.peer->tx().submit_to_post.bucket[bucket] += post_batch.count;
 }
 
+/// The same for a batch of targets, which needs no timer: their operation has one.
+void Transfers::on_posted_targets(PostBatch& post_batch, uint32_t accepted) {
+  for (uint32_t at = 0; at < accepted; ++at) {
+    PostBatch::Target& target = post_batch.targets[at];
+    target.imms_before = target.path->imms_posted;
+    target.path->imms_posted += post_batch.with_imm >> at & 1;
+  }
+  const size_t bucket = bucket_of(core_.now_ns - post_batch.submitted_ns);
+  post_batch.rail->tx.submit_to_post.bucket[bucket] += post_batch.count;
+  for (uint32_t at = 0; at < post_batch.count; ++at) {
+    ++post_batch.targets[at].peer->tx().submit_to_post.bucket[bucket];
+  }
+}
+
 /// Moves one entry into an InflightWrite of its own; its state on the rail does not change. If the
-/// entry is a write of its own, this also puts it in the list of running operations. The caller
-/// updates the batch.
+/// entry is an operation of its own, this also puts it in the list of running operations. The
+/// caller updates the post batch.
 uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   const bool own = post_batch.op == kNone;
   Op& op = core_.ops.at(own ? post_batch.entry[at] : post_batch.op);
-  Path& path = *post_batch.path;
-  const uint32_t part = own ? 0 : post_batch.first_part + at * post_batch.stride;
-  const PartSource source = part_of(op, part);
+  const bool is_target = post_batch.has_targets();
+  const PostBatch::Target& target = post_batch.targets[at];
+  Path& path = is_target ? *target.path : *post_batch.path;
+  const uint32_t part = is_target ? post_batch.entry[at]
+                        : own     ? 0
+                                  : post_batch.first_part + at * post_batch.stride;
+  const PartSpec source = part_of(op, part);
   const uint32_t cookie = take_inflight();
   InflightWrite& write = inflight_[cookie];
   write = InflightWrite{};
-  write.wire.cookie = cookie;
-  write.wire.path = path.id;
-  write.wire.size_bytes = source.size_bytes;
-  write.wire.has_imm = static_cast<uint8_t>(post_batch.with_imm >> at & 1);
+  write.wr.cookie = cookie;
+  write.wr.path = path.id;
+  write.wr.size_bytes = source.size_bytes;
+  write.wr.has_imm = static_cast<uint8_t>(post_batch.with_imm >> at & 1);
   write.op = op.self;
   write.part = part;
   write.path = path.index;
@@ -336,6 +424,10 @@ uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   write.priority = op.priority;
   write.imms_before =
       post_batch.imms_before + PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(at));
+  if (is_target) {
+    write.seq = target.seq;
+    write.imms_before = target.imms_before;
+  }
   if (own) {
     op.post_batch = kNone;
     static_cast<OpProgress&>(op) = {};
@@ -375,28 +467,28 @@ void Transfers::expand_all() {
                          FABRIC_REQUIRES(state_lock) { expand(post_batch); });
 }
 
-/// Keeps what the rail did not accept; post() offers it again. Batch entries get records of their
-/// own.
-void Transfers::keep_refused(RailSlot& rail, std::span<WriteOp> rest) {
-  for (WriteOp& wire : rest) {
-    if (PostBatch::is_cookie(wire.cookie)) {
-      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wire.cookie));
-      const uint32_t at = PostBatch::entry_of(wire.cookie);
-      wire.cookie = split_out(post_batch, at);
-      inflight_[wire.cookie].imms_before = UINT64_MAX;
-      inflight_[wire.cookie].wire.cookie = wire.cookie;
+/// Keeps what the rail did not accept; post() offers it again. Entries of a post batch get their
+/// own InflightWrite.
+void Transfers::add_to_backlog(RailSlot& rail, std::span<WriteOp> rest) {
+  for (WriteOp& wr : rest) {
+    if (PostBatch::is_cookie(wr.cookie)) {
+      PostBatch& post_batch = *post_batches_.at(PostBatch::index_of(wr.cookie));
+      const uint32_t at = PostBatch::entry_of(wr.cookie);
+      wr.cookie = split_out(post_batch, at);
+      inflight_[wr.cookie].imms_before = UINT64_MAX;
+      inflight_[wr.cookie].wr.cookie = wr.cookie;
       post_batch.inflight &= ~(1u << at);
       if (post_batch.inflight == 0) post_batches_.give_back(post_batch);
     }
-    rail.refused.push_back(wire);
-    refused_ = true;
+    rail.backlog.push_back(wr);
+    has_backlog_ = true;
   }
 }
 
 /// Retires batch entries. Successful completions of one batch at the head of `events` are handled
 /// together. Returns how many events were consumed.
-uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
-  const WireEvent& first = events.front();
+uint32_t Transfers::retire_batched(std::span<const RailEvent> events) {
+  const RailEvent& first = events.front();
   PostBatch* const post_batch = post_batches_.at(PostBatch::index_of(first.cookie));
   if (post_batch == nullptr) return 1;  // unknown cookie: the provider was never given such a write
   const uint32_t left = PostBatch::kEntriesMax - PostBatch::entry_of(first.cookie);
@@ -409,22 +501,28 @@ uint32_t Transfers::retire_batched(std::span<const WireEvent> events) {
   }
   uint32_t n = 0, bits = 0;
   const uint32_t lowest = post_batch->cookie(0);
-  for (const WireEvent& event : events) {
+  for (const RailEvent& event : events) {
     const uint32_t at = event.cookie - lowest;
     const bool in_this_batch =
         at < PostBatch::kEntriesMax && event.value < PostBatch::kEntriesMax - at;
-    if (event.kind != WireEvent::Kind::kWritten || event.code != Errc::kOk || !in_this_batch) break;
+    if (event.kind != RailEvent::Kind::kCompletion || event.code != Errc::kOk || !in_this_batch)
+      break;
     bits |= PostBatch::low_bits(static_cast<uint32_t>(event.value) + 1) << at;
     ++n;
   }
   bits &= post_batch->inflight;  // ignores entries that were reported before
-  if (bits != 0) retire_delivered_batch(*post_batch, bits);
+  if (bits == 0) return n;
+  if (post_batch->has_targets()) {
+    retire_delivered_targets(*post_batch, bits);
+  } else {
+    retire_delivered_batch(*post_batch, bits);
+  }
   return n;
 }
 
 /// One event for a run of cookies that continues in the next batch.
-[[gnu::noinline]] uint32_t Transfers::retire_across_batches(const WireEvent& run, uint32_t left) {
-  WireEvent head = run, tail = run;
+[[gnu::noinline]] uint32_t Transfers::retire_across_batches(const RailEvent& run, uint32_t left) {
+  RailEvent head = run, tail = run;
   head.value = left - 1;
   tail.value -= left;
   tail.cookie += left;
@@ -464,20 +562,64 @@ void Transfers::retire_delivered_batch(PostBatch& post_batch, uint32_t bits) {
     core_.timers.clear(post_batch.timer);
     post_batches_.give_back(post_batch);
   }
-  if (owner_op != kNone) {
-    Op& op = core_.ops.at(owner_op);
-    op.inflight -= n;
-    op.parts_completed += n;
-    op.parts_delivered += n;
-    op.bytes_delivered += bytes;
-    core_.reporter.defer_parts(op, n);
-    if (op.parts_completed == op.parts) {
-      FABRIC_DCHECK(op.inflight == 0 && op.holds == 0,
-                    "each part is one work request, and no OpHold exists during a poll");
-      core_.complete_transfer(op);
-    }
-  }
+  if (owner_op != kNone) complete_batched_parts(owner_op, n, bytes);
   after_retire(peer, path);
+}
+
+/// The same for targets of a scatter.
+void Transfers::retire_delivered_targets(PostBatch& post_batch, uint32_t bits) {
+  RailSlot& rail = *post_batch.rail;
+  const uint32_t owner_op = post_batch.op;
+  const auto targets = core_.ops.at(owner_op).list.as<ScatterTarget>();
+  const size_t bucket = bucket_of(core_.now_ns - post_batch.posted_ns);
+  post_batch.inflight &= ~bits;
+  uint64_t bytes = 0;
+  uint32_t n = 0;
+  for (uint32_t rest = bits; rest != 0; rest &= rest - 1, ++n) {
+    const auto at = static_cast<uint32_t>(std::countr_zero(rest));
+    const PostBatch::Target& target = post_batch.targets[at];
+    const uint64_t size = targets[post_batch.entry[at]].size_bytes;
+    const uint32_t has_imm = post_batch.with_imm >> at & 1;
+    Traffic& tx = target.peer->tx();
+    ++tx.ops;
+    tx.bytes += size;
+    tx.imms += has_imm;
+    ++tx.post_to_done.bucket[bucket];
+    --target.path->inflight;
+    target.path->imms_done += has_imm;
+    core_.peers.on_host_alive(*target.peer, core_.now_ns);
+    bytes += size;
+  }
+  rail.tx.ops += n;
+  rail.tx.bytes += bytes;
+  rail.tx.imms += PostBatch::popcount(bits & post_batch.with_imm);
+  rail.tx.post_to_done.bucket[bucket] += n;
+  rail.inflight -= n;
+  post_batch.region->inflight -= n;
+  if (post_batch.region->phase != LocalRegion::Phase::kLive) {
+    core_.regions.source_drained(post_batch.region_slot);
+  }
+  for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
+    const auto at = static_cast<uint32_t>(std::countr_zero(rest));
+    after_retire(*post_batch.targets[at].peer, *post_batch.targets[at].path);
+  }
+  if (post_batch.inflight == 0) post_batches_.give_back(post_batch);
+  complete_batched_parts(owner_op, n, bytes);
+}
+
+/// `n` parts that were batched are delivered.
+[[gnu::always_inline]] inline void Transfers::complete_batched_parts(uint32_t owner_op, uint32_t n,
+                                                                     uint64_t bytes) {
+  Op& op = core_.ops.at(owner_op);
+  op.inflight -= n;
+  op.parts_completed += n;
+  op.parts_delivered += n;
+  op.bytes_delivered += bytes;
+  core_.reporter.defer_parts(op, n);
+  if (op.parts_completed < op.parts) return;
+  FABRIC_DCHECK(op.inflight == 0 && op.holds == 0,
+                "the parts are complete, and no OpHold exists during a poll");
+  core_.complete_transfer(op);
 }
 
 /// Completes the operations of these entries. Returns their bytes.
@@ -504,18 +646,18 @@ uint64_t Transfers::bytes_of(const PostBatch& post_batch, uint32_t bits,
                              uint32_t n) const noexcept {
   if (n == post_batch.count) return post_batch.bytes;
   const Op& op = core_.ops.at(post_batch.op);
-  if (op.kind == OpKind::kPaged) return n * op.size_bytes;
+  if (op.kind != OpKind::kListed) return n * op.size_bytes;
   uint64_t bytes = 0;
   for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
     const auto at = static_cast<uint32_t>(std::countr_zero(rest));
-    bytes += part_of(op, post_batch.first_part + at * post_batch.stride).size_bytes;
+    bytes += op.listed[post_batch.first_part + at * post_batch.stride].size_bytes;
   }
   return bytes;
 }
 
 /// Retires one entry of an expanded batch, or one that failed, which expands it.
 void Transfers::retire_expanded(PostBatch& post_batch, uint32_t batch_cookie,
-                                const WireEvent& event) {
+                                const RailEvent& event) {
   const uint32_t at = PostBatch::entry_of(batch_cookie);
   if ((post_batch.inflight >> at & 1) == 0) return;  // reported before
   expand(post_batch);
@@ -532,8 +674,8 @@ void Transfers::retire_delivered(uint32_t cookie) {
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   Peer& peer = *core_.peers.at(path.peer);
   close_inflight(write, path, rail);
-  const uint64_t bytes = write.wire.size_bytes;
-  const uint8_t has_imm = write.wire.has_imm;
+  const uint64_t bytes = write.wr.size_bytes;
+  const uint8_t has_imm = write.wr.has_imm;
   const size_t bucket = bucket_of(core_.now_ns - write.posted_ns);
   for (Traffic* t : {&rail.tx, &peer.tx()}) {
     ++t->ops;
@@ -549,7 +691,8 @@ void Transfers::retire_delivered(uint32_t cookie) {
   after_retire(peer, path);
 }
 
-/// Room was made on a path: activates its queued fragments, and sends drain replies that are due.
+/// A path has free slots again: activates its queued fragments, and sends drain replies that are
+/// due.
 [[gnu::always_inline]] inline void Transfers::after_retire(Peer& peer, Path& path) {
   const bool waited_for =
       !path.queue[0].empty() || !path.queue[1].empty() || !path.queue[2].empty();

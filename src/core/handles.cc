@@ -6,7 +6,9 @@
 #include "core/core.h"
 
 // The public handles of inboxes, flags, watchers and regions. Each keeps the engine's core alive,
-// and has no effect once the engine is closed.
+// and has no effect once the engine is closed. Any thread of the application: polling an inbox and
+// reading or storing a flag or a watched word take no lock; making, arming and destroying take the
+// state lock for a moment.
 
 namespace fabric {
 
@@ -260,7 +262,7 @@ Result<std::vector<std::byte>> MemoryRegion::desc() const {
   return state_->core->regions.desc(state_->id);
 }
 
-Result<std::vector<std::byte>> MemoryRegion::grant(PeerId peer) const {
+Result<Grant> MemoryRegion::grant(PeerId peer) const {
   if (state_ == nullptr) return fail(Errc::kNotFound, "region");
   if (state_->core->refuses()) return fail(Errc::kClosed, "engine");
   return state_->core->regions.grant(state_->id, peer);

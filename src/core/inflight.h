@@ -9,13 +9,13 @@
 namespace fabric::core {
 
 inline uint32_t Transfers::take_inflight() {
-  if (free_inflight_ == kNone) {
+  if (free_inflight_head_ == kNone) {
     inflight_.emplace_back();
     return static_cast<uint32_t>(inflight_.size() - 1);
   }
-  const uint32_t index = free_inflight_;
-  free_inflight_ = inflight_[index].next;
-  --inflight_free_;
+  const uint32_t index = free_inflight_head_;
+  free_inflight_head_ = inflight_[index].next;
+  --free_inflight_count_;
   return index;
 }
 
@@ -23,9 +23,9 @@ inline void Transfers::give_back_inflight(uint32_t cookie) {
   InflightWrite& write = inflight_[cookie];
   write.op = kNone;
   write.in_doubt = false;
-  write.next = free_inflight_;
-  free_inflight_ = cookie;
-  ++inflight_free_;
+  write.next = free_inflight_head_;
+  free_inflight_head_ = cookie;
+  ++free_inflight_count_;
 }
 
 /// Fair share: a path may not have more writes in flight than the rail has free slots. Stalled
@@ -65,7 +65,7 @@ inline void Transfers::open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& 
   ++path.inflight;
   ++rail.inflight;
   ++op.inflight;
-  if (op.priority == Priority::kBulk) rail.bulk_bytes += write.wire.size_bytes;
+  if (op.priority == Priority::kBulk) rail.bulk_bytes += write.wr.size_bytes;
   if (region != nullptr) ++region->inflight;
   const size_t bucket = bucket_of(core_.now_ns - op.submitted_ns);
   ++rail.tx.submit_to_post.bucket[bucket];
@@ -79,7 +79,7 @@ inline void Transfers::close_inflight(const InflightWrite& write, Path& path, Ra
   (write.next == kNone ? path.last_inflight : inflight_[write.next].prev) = write.prev;
   --path.inflight;
   --rail.inflight;
-  if (write.priority == Priority::kBulk) rail.bulk_bytes -= write.wire.size_bytes;
+  if (write.priority == Priority::kBulk) rail.bulk_bytes -= write.wr.size_bytes;
   if (LocalRegion* region = core_.regions.at(write.region_slot); region != nullptr) {
     --region->inflight;
     if (region->phase != LocalRegion::Phase::kLive) core_.regions.source_drained(write.region_slot);

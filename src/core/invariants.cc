@@ -2,27 +2,30 @@
 
 #include "base/check.h"
 #include "core/inflight.h"
+#include "core/shard.h"
 
 // Transfers::check_invariants(): recomputes every in-flight count from its records. Debug
 // builds run it at the end of turns, when no call is in progress: nothing is staged, no OpHold
-// exists, and every operation that is done has been completed.
+// exists, and every operation that is done has been completed. State lock held, on the worker.
 
 namespace fabric::core {
 
 #ifndef NDEBUG
 
-/// What the records add up to, by path index, region slot and operation slot. Reused by all checks
-/// of a thread, so that they allocate nothing in the steady state.
+/// What the records add up to, by path index, region slot, operation slot and cut target. Reused by
+/// all checks of a thread, so that they allocate nothing in the steady state.
 struct Transfers::InflightSums {
   std::vector<uint32_t> listed{};   ///< InflightWrites in the list of a path
   std::vector<uint32_t> batched{};  ///< entries of compact post batches on a path
   std::vector<uint64_t> bulk_bytes{};
   std::vector<uint32_t> by_region{};
-  std::vector<uint32_t> by_op{};  ///< all zero between two checks
-  uint64_t of_ops = 0;            ///< the sum of by_op
+  std::vector<uint32_t> by_op{};   ///< all zero between two checks
+  uint64_t of_ops = 0;             ///< the sum of by_op
+  std::vector<uint32_t> by_cut{};  ///< slices in flight or pending
   uint64_t in_doubt = 0;
 
-  void begin(size_t paths, size_t ops) {
+  void begin(size_t paths, size_t ops, size_t cut_targets) {
+    by_cut.assign(cut_targets, 0);
     listed.assign(paths, 0);
     batched.assign(paths, 0);
     bulk_bytes.assign(paths, 0);
@@ -42,7 +45,7 @@ struct Transfers::InflightSums {
 
 void Transfers::check_invariants() const {
   static thread_local InflightSums sums;
-  sums.begin(paths_.size(), core_.ops.max());
+  sums.begin(paths_.size(), core_.ops.max(), cut_targets_.size());
   sum_post_batches(sums);
   sum_records(sums);
   check_paths(sums);
@@ -50,6 +53,7 @@ void Transfers::check_invariants() const {
   check_regions(sums);
   check_ops(sums);
   check_pending();
+  check_cut_targets(sums);
 }
 
 void Transfers::sum_post_batches(InflightSums& sums) const {
@@ -72,7 +76,11 @@ void Transfers::sum_post_batches(InflightSums& sums) const {
     if (!post_batch.compact) return;  // sum_records() has its entries
     const uint32_t n = PostBatch::popcount(post_batch.inflight);
     FABRIC_DCHECK(core_.regions.at(post_batch.region_slot) == post_batch.region, "its source");
-    sums.batched[post_batch.path->index] += n;
+    for (uint32_t bits = post_batch.inflight; bits != 0; bits &= bits - 1) {
+      const auto at = static_cast<uint32_t>(std::countr_zero(bits));
+      const Path& path = post_batch.has_targets() ? *post_batch.targets[at].path : *post_batch.path;
+      ++sums.batched[path.index];
+    }
     sums.add_region(post_batch.region_slot, n);
     if (post_batch.op != kNone) sums.add_op(post_batch.op, n);
   });
@@ -87,15 +95,16 @@ void Transfers::sum_records(InflightSums& sums) const {
       continue;
     }
     if (write.op != kProbe) sums.add_op(write.op, 1);
+    if (write.cut != kNone) ++sums.by_cut[write.cut];
     if (write.in_doubt) {
       ++sums.in_doubt;
       continue;
     }
     ++sums.listed[write.path];
-    if (write.priority == Priority::kBulk) sums.bulk_bytes[write.path] += write.wire.size_bytes;
+    if (write.priority == Priority::kBulk) sums.bulk_bytes[write.path] += write.wr.size_bytes;
     if (write.region_slot != kNone) sums.add_region(write.region_slot, 1);
   }
-  FABRIC_DCHECK(free == inflight_free_, "the free list has every free record");
+  FABRIC_DCHECK(free == free_inflight_count_, "the free list has every free record");
 }
 
 void Transfers::check_paths(const InflightSums& sums) const {
@@ -157,14 +166,16 @@ void Transfers::check_rails(const InflightSums& sums) const {
       }
       FABRIC_DCHECK(rail.listed == listed, "how many paths are active");
       listed_total += listed;
-      for (const WriteOp& wire : rail.refused) {
-        FABRIC_DCHECK(inflight_[wire.cookie].op != kNone, "a refused write is in flight");
-        FABRIC_DCHECK(inflight_[wire.cookie].imms_before == UINT64_MAX, "and not accepted");
+      for (const WriteOp& wr : rail.backlog) {
+        FABRIC_DCHECK(inflight_[wr.cookie].op != kNone, "a refused write is in flight");
+        FABRIC_DCHECK(inflight_[wr.cookie].imms_before == UINT64_MAX, "and not accepted");
       }
-      FABRIC_DCHECK(rail.staged_count == 0 && rail.open_batch == nullptr, "all staged is posted");
+      FABRIC_DCHECK(rail.staged_count == 0 && rail.open_post_batch == nullptr,
+                    "all staged is posted");
     }
   }
-  FABRIC_DCHECK(listed_ == listed_total && staged_rails_.empty(), "how many paths are active");
+  FABRIC_DCHECK(active_total_ == listed_total && staged_rails_.empty(),
+                "how many paths are active");
 }
 
 void Transfers::check_regions(const InflightSums& sums) const {
@@ -187,6 +198,23 @@ void Transfers::check_ops(InflightSums& sums) const {
     FABRIC_DCHECK(op.slices_completed <= op.slices, "the slices add up");
   }
   FABRIC_DCHECK(sums.of_ops == 0, "only running operations have writes in flight");
+}
+
+void Transfers::check_cut_targets(InflightSums& sums) const {
+  if (cut_targets_.held() == 0) return;
+  for (uint32_t i = core_.running_head; i != kNone; i = core_.ops.at(i).running_next) {
+    for (uint32_t at = core_.ops.at(i).pending; at != kNone; at = pending_.at(at).op_next) {
+      const PendingFragment& fragment = pending_.at(at);
+      if (fragment.cut == kNone) continue;
+      sums.by_cut[fragment.cut] +=
+          slice_count(fragment.size_bytes, cut_targets_.at(fragment.cut).slice_bytes);
+    }
+  }
+  for (uint32_t i = 0; i < sums.by_cut.size(); ++i) {
+    const CutTarget& target = cut_targets_.at(i);
+    const uint32_t accounted = target.used ? target.slices - target.slices_completed : 0;
+    FABRIC_DCHECK(sums.by_cut[i] == accounted, "the slices of a cut target add up");
+  }
 }
 
 /// Returns the length.

@@ -4,7 +4,8 @@
 #include "core/peer.h"
 
 // Liveness: heartbeats, silent peers, evidence from the network, and the lease under which this
-// engine writes to a peer (docs/design/0007-liveness.md).
+// engine writes to a peer (docs/design/0007-liveness.md). State lock held
+// throughout, on the worker or in a set-up call.
 
 namespace fabric::core {
 
@@ -89,8 +90,8 @@ void Peers::ping(Peer& peer) {
   peer.last_ping_ns = core_.now_ns;
   peer.ping_interval_ns = std::min(peer.ping_interval_ns * 2, heartbeat_ns(peer));
   control::Header header{.type = MessageType::kPing,
-                         .to_session = peer.their_session,
-                         .from_session = peer.my_session};
+                         .to_session = peer.remote_session,
+                         .from_session = peer.local_session};
   peer.channel->fill_ack(header);
   const control::Ping body{.stamp = static_cast<uint64_t>(peer.last_ping_ns)};
   transmit(peer, header, control::encode(body), again);
@@ -115,7 +116,7 @@ void Peers::on_pong(Peer& peer, const control::Body& body) {
   peer.lease_start_ns = stamp;
   if (peer.lease_expired(core_.now_ns)) return;  // a pong from before this process was stopped
   peer.lease_wanted = false;
-  if (was_over) core_.transfers.peer_resumed(peer);
+  if (was_over) core_.transfers.lease_renewed(peer);
 }
 
 void Peers::renew_lease(Peer& peer) {
@@ -152,7 +153,7 @@ bool Peers::probe_due(const Peer& peer) const noexcept {
          !is_recent(peer.unreachable_ns) && !is_recent(peer.host_alive_ns);
 }
 
-void Transfers::peer_resumed(Peer& peer) {
+void Transfers::lease_renewed(Peer& peer) {
   for (auto& rails : peer.paths) {
     for (const uint32_t index : rails) {
       if (index == kNone) continue;

@@ -5,8 +5,11 @@
 #include <tuple>
 #include <utility>
 
+#include "core/shard.h"
+#include "topology/near.h"
+
 // One table of options per provider serves three purposes: reading the text form, writing it, and
-// checking the ranges of options that a program set in the struct.
+// checking the ranges of options that a program set in the struct. Pure functions: any thread.
 
 namespace fabric::core {
 
@@ -23,7 +26,10 @@ template <class Owner>
 struct TextOption {
   const char* name;
   std::string Owner::*field;
+  bool (*valid)(std::string_view) = nullptr;  ///< null: any text is
 };
+
+bool is_near(std::string_view text) { return topology::parse_near(text).has_value(); }
 
 template <class Owner>
 using Unsigned = NumberOption<Owner, uint32_t>;
@@ -31,7 +37,10 @@ using Unsigned = NumberOption<Owner, uint32_t>;
 /// Of every network, whatever its provider.
 constexpr auto kCommon = std::tuple{
     TextOption<Network>{"name", &Network::name},
+    TextOption<Network>{"near", &Network::near, &is_near},
     Unsigned<Network>{"rails_max", &Network::rails_max, 1, kRailsMax},
+    NumberOption<Network, uint64_t>{"stripe_bytes_min", &Network::stripe_bytes_min, 0,
+                                    kStripeBytesMost},
     NumberOption<Network, bool>{"required", &Network::required, false, true},
     NumberOption<Network, bool>{"trusted", &Network::trusted, false, true},
 };
@@ -80,6 +89,7 @@ bool any_option(const Table& table, F&& visit) {
 
 template <class Owner>
 bool read(std::string_view value, const TextOption<Owner>& option, Owner& out) {
+  if (option.valid != nullptr && !option.valid(value)) return false;
   out.*option.field = value;
   return true;
 }

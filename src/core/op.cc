@@ -1,5 +1,7 @@
 #include "core/op.h"
 
+// Names of operation kinds. A pure function: any thread.
+
 namespace fabric::core {
 
 const char* to_string(OpKind kind) noexcept {
@@ -8,6 +10,8 @@ const char* to_string(OpKind kind) noexcept {
       return "write";
     case OpKind::kPaged:
       return "paged write";
+    case OpKind::kListed:
+      return "listed writes";
     case OpKind::kScatter:
       return "scatter";
     case OpKind::kSignal:
@@ -20,6 +24,10 @@ const char* to_string(OpKind kind) noexcept {
       return "resolve";
     case OpKind::kFence:
       return "fence";
+    case OpKind::kDrop:
+      return "drop";
+    case OpKind::kRevoke:
+      return "revoke";
     case OpKind::kDeregister:
       return "deregister";
     case OpKind::kExpect:

@@ -11,24 +11,32 @@
 
 #include "base/free_list.h"
 #include "core/counter_table.h"
+#include "core/page_list.h"
 #include "core/timer_heap.h"
+#include "core/write_list.h"
 
 namespace fabric::core {
 
 enum class OpKind : uint8_t {
   kWrite,
   kPaged,
+  kListed,
   kScatter,
   kSignal,
   kSend,
   kTimer,
   kResolve,
   kFence,
+  kDrop,  ///< a fence of a peer that is disconnected first
   kDeregister,
+  kRevoke,
   kExpect,
 };
 
 const char* to_string(OpKind kind) noexcept;
+constexpr bool is_fence(OpKind kind) noexcept {
+  return kind == OpKind::kFence || kind == OpKind::kDrop;
+}
 constexpr bool is_transfer(OpKind kind) noexcept { return kind <= OpKind::kSignal; }
 
 /// The life cycle of an operation slot.
@@ -40,7 +48,7 @@ enum class OpState : uint8_t {
   kReporting,  ///< completed; the callback thread still has to run its callback
 };
 
-/// A page list, scatter targets, names or message bytes, copied at submit into the arena.
+/// Page indices, scatter targets, names or message bytes, copied at submit into the arena.
 struct OpList {
   void* data = nullptr;
   uint32_t count = 0;
@@ -67,36 +75,53 @@ struct OpRequest {
   Notify notify{};
   PeerId peer{};
   GroupId group{};
-  OpList list{};  ///< first source then target indices; targets; keys; names; bytes
-  uint64_t source_stride = 0, target_stride = 0;
+  GrantId grant{};
+  OpList list{};  ///< page indices of the request; targets; counter keys; names; bytes
+  PageSide source_pages{}, target_pages{};
+  uint32_t inner_count = 1;             ///< parts of a page
+  const ListedWrite* listed = nullptr;  ///< of listed writes: the first one, ...
+  WriteListSlot* write_list = nullptr;  ///< ... and the list, used until the operation completes
   std::span<CounterKey> resolved{};
   CounterTable::Expectation expectation{};
   uint64_t expected = 0;
+
+  /// It holds memory that must be released when it completes.
+  bool has_lists() const noexcept {
+    return list.data != nullptr || source_pages.list != nullptr || target_pages.list != nullptr ||
+           write_list != nullptr;
+  }
+};
+
+/// How far a part has come that may be several work requests: a write, or a scatter target.
+///
+/// It may be cut into shards, one per rail, each of which carries one immediate, and a shard into
+/// slices of at most `slice_bytes`, of which only the last carries the immediate. A slice is the
+/// byte range of one work request.
+struct SliceProgress {
+  uint32_t slices = 1;  ///< of all shards
+  uint32_t shards = 1;  ///< how many immediates the target counts for it
+  uint32_t slices_completed = 0;
+  uint32_t slices_failed = 0, slices_unknown = 0, slices_counted = 0;
+  uint64_t slice_bytes = UINT64_MAX;
+  Errc slice_code = Errc::kOk;  ///< of the first slice that failed
 };
 
 /// How far the operation has come. Only the worker changes it, except for `parts` and the early
 /// completion of an expectation, which the submitter may set.
 ///
-/// A part is what a completion counts: the write itself, one page, or one target. A write may in
-/// addition be cut into shards, one per rail, each of which carries one immediate, and a shard into
-/// slices of at most `slice_bytes`, of which only the last carries the immediate. A slice is the
-/// byte range of one work request.
-struct OpProgress {
+/// A part is what a completion counts: the write itself, one page, or one target. The
+/// SliceProgress here is that of a write; a target that is cut has a CutTarget.
+struct OpProgress : SliceProgress {
   Errc stop_code = Errc::kOk;    ///< why it was stopped
   Errc early_code = Errc::kOk;   ///< result of an expectation with ...
   bool completed_early = false;  ///< ... this set: it completed before the worker took it
-  Errc code = Errc::kOk;         ///< of the first part or slice that failed
+  Errc code = Errc::kOk;         ///< of the first part that failed
   uint32_t parts = 1;
   uint32_t parts_completed = 0;
   uint32_t parts_delivered = 0, parts_failed = 0, parts_unknown = 0, first_failed = 0;
-  uint32_t slices_completed = 0;
-  uint32_t slices = 1;  ///< of a write: all slices of all shards
-  uint32_t shards = 1;  ///< of a write: how many immediates the target counts for it
-  uint32_t slices_failed = 0, slices_unknown = 0, slices_counted = 0;
   uint32_t inflight = 0;          ///< made and not completed, writes in doubt included
   uint32_t pending = UINT32_MAX;  ///< head of its list of pending fragments
   uint32_t holds = 0;             ///< live OpHold objects
-  uint64_t slice_bytes = UINT64_MAX;
   uint64_t bytes_delivered = 0;
   PeerId failed_peer{};
   uint32_t step = 0;     ///< of a fence, a deregistration, or a drain that is forced
@@ -113,7 +138,7 @@ struct OpHead {
   std::atomic<OpState> state{OpState::kFree};
   /// Set and read under the state lock, hence relaxed; atomic, because the callback thread clears
   /// it without the lock.
-  std::atomic<bool> cancel_asked{false};
+  std::atomic<bool> cancel_requested{false};
 
   OpKind kind = OpKind::kWrite;
   Priority priority = Priority::kNormal;
@@ -131,7 +156,7 @@ struct OpHead {
 /// Owner: the submitting thread from OpTable::take() until the slot number is in the submission
 /// ring, then the worker, under the state lock, until the completion is reported. With a callback
 /// the callback thread gives the slot back; otherwise the worker does. Any thread may read
-/// `generation`, `state` and `cancel_asked`.
+/// `generation`, `state` and `cancel_requested`.
 ///
 /// The thread that takes a slot resets OpRequest and OpProgress, with one exception: a write is
 /// taken without resetting its OpProgress. While a write is in flight as an entry of a compact
@@ -210,7 +235,7 @@ class OpTable {
   /// Ends this generation of the slot. The caller uncharges it and gives it back with others.
   static void reset(Op& op) noexcept {
     op.quota_peer = UINT32_MAX;
-    op.cancel_asked.store(false, std::memory_order_relaxed);
+    op.cancel_requested.store(false, std::memory_order_relaxed);
     op.state.store(OpState::kFree, std::memory_order_relaxed);
     uint32_t next = op.generation.load(std::memory_order_relaxed) + 1;
     if (next == 0) next = 1;

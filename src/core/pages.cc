@@ -4,6 +4,8 @@
 
 #include <cerrno>
 
+// Called by the owner of the pages, on any thread; no lock is needed.
+
 namespace fabric::core {
 
 Result<OwnedPages> OwnedPages::allocate(uint64_t bytes, bool huge, bool shared, Log& log) {

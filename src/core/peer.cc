@@ -6,7 +6,8 @@
 #include "core/core.h"
 
 // The table of sessions, routes, and the loss of a session. The handshake is in session.cc, the
-// messages of a connected session in control_ops.cc.
+// messages of a connected session in control_ops.cc. State lock held throughout: on the worker, and
+// on application threads in connect(), disconnect(), peer_info(), peers() and close().
 
 namespace fabric::core {
 
@@ -32,10 +33,12 @@ std::vector<Peer*> Peers::all() const {
   return out;
 }
 
-std::vector<PeerId> Peers::live() const {
+std::vector<PeerId> Peers::list(PeerFilter filter) const {
   std::vector<PeerId> out;
   for (const Peer* peer : all()) {
-    if (peer->state.load(std::memory_order_relaxed) < PeerState::kLost) out.push_back(peer->id());
+    const bool open = peer->state.load(std::memory_order_relaxed) < PeerState::kLost;
+    const bool listed = filter == PeerFilter::kOpen ? open : !open && !peer->fence_proved;
+    if (listed) out.push_back(peer->id());
   }
   return out;
 }
@@ -57,23 +60,27 @@ bool Peers::all_sessions_lost(uint64_t engine_id) const {
                      [&](const Peer* peer) { return peer->remote.engine_id == engine_id; });
 }
 
-Peer* Peers::by_session(uint64_t my_session) const {
-  const auto it = sessions_.find(my_session);
+Peer* Peers::by_session(uint64_t local_session) const {
+  const auto it = sessions_.find(local_session);
   return it == sessions_.end() ? nullptr : table_.at(it->second);
 }
 
-/// Forgets the first lost session that has nothing outstanding, so that its slot can be reused.
-bool Peers::recycle_lost_peer() {
+/// Forgets a lost session that has nothing outstanding, so that its slot can be reused: a fenced
+/// one if there is any, because the application may still want to fence the others.
+bool Peers::recycle_lost_peer() { return recycle_lost_peer(true) || recycle_lost_peer(false); }
+
+bool Peers::recycle_lost_peer(bool fenced_only) {
   for (Peer* peer : all()) {
     const bool lost = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
     const bool quiet = std::all_of(peer->paths.begin(), peer->paths.end(), [](const auto& rails) {
       return std::all_of(rails.begin(), rails.end(), [](uint32_t p) { return p == kNone; });
     });
     if (!lost || !quiet || !peer->inbound.empty() || peer->fence_op != kNone) continue;
+    if (fenced_only && !peer->fence_proved) continue;
     if (peer->grants_awaited > 0 || peer->abort_counters_ns != kNeverNs) continue;
     core_.regions.forget_peer(peer->id());
     core_.timers.clear(peer->timer);
-    sessions_.erase(peer->my_session);
+    sessions_.erase(peer->local_session);
     for (const Peer::Link& link : peer->links) {
       core_.networks[link.network].network->close_link(link.id);
     }
@@ -87,10 +94,10 @@ bool Peers::recycle_lost_peer() {
 void Peers::reset(Peer& peer) {
   core_.transfers.routes_changed();
   const auto networks = core_.networks.size();
-  peer.is_self = peer.passive = peer.dirty = peer.fencing = peer.announced = false;
+  peer.is_self = peer.passive = peer.dirty = peer.fencing = peer.quiet = peer.announced = false;
   peer.hello = {};
   peer.options = {};
-  peer.their_session = 0;
+  peer.remote_session = 0;
   peer.links.clear();
   peer.link_in_use = 0;
   peer.section_of.assign(networks, -1);
@@ -112,7 +119,6 @@ void Peers::reset(Peer& peer) {
   none.fill(kNone);
   peer.paths.assign(networks, none);
   peer.inbound.clear();
-  peer.rotation = 0;
   peer.next_write_seq = 1;
   peer.drain_replies.clear();
   peer.drain_unprovable = false;
@@ -122,10 +128,13 @@ void Peers::reset(Peer& peer) {
   peer.requests.clear();
   peer.region_revocations.clear();
   peer.credits.clear();
+  peer.early.clear();
+  peer.early_bytes = 0;
   peer.held.clear();
   peer.bound.clear();
   peer.imported.clear();
   peer.fence_op = kNone;
+  peer.fence_proved = false;
   peer.unproved_fence = {};
   peer.names_pending = 0;
   peer.counts.reset();
@@ -142,7 +151,7 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   peer->remote = address;
   // The high half ascends, so that a late hello of an old session is recognised; the low half is
   // random, so that an outsider cannot guess the number.
-  peer->my_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
+  peer->local_session = next_session_++ << 32 | (core_.rng.next() & 0xffffffffu);
   peer->channel = std::make_unique<control::ReliableChannel>(
       control::ReliableChannel::Options{.retransmit_ns = core_.config.retransmit.count()});
   peer->timer.kind = HeapTimer::Kind::kPeer;
@@ -153,7 +162,7 @@ Peer* Peers::make(const control::Address& address, bool is_self) {
   peer->lease_start_ns = peer->last_ping_ns = core_.now_ns;
   peer->message_bytes_max.store(0, std::memory_order_relaxed);
   peer->state.store(PeerState::kConnecting, std::memory_order_relaxed);
-  sessions_[peer->my_session] = slot;
+  sessions_[peer->local_session] = slot;
   table_.publish(slot);
   ++live_count_;
   return peer;
@@ -295,6 +304,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
   choose_routes(*peer);
   if (!reached || !has_route(*peer)) {
     peer->state.store(PeerState::kLost, std::memory_order_relaxed);
+    peer->fence_proved = true;
     --live_count_;
     // The engine's first network is its preferred one: that reason is reported.
     const auto& reasons = peer->no_link_reason;
@@ -302,7 +312,7 @@ Result<PeerId> Peers::connect(const control::Address& address, const ConnectOpti
     return fail(Errc::kUnreachable, why == reasons.end() ? "address" : *why);
   }
   if (is_self) {
-    peer->their_session = peer->my_session;
+    peer->remote_session = peer->local_session;
     peer->hello = own_hello(*peer);
     connected(*peer);
   } else {
@@ -336,6 +346,8 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   if (old >= PeerState::kLost) return;
   --live_count_;
   peer.lost_code = code;
+  // A session that never connected has no inbound path, and one with itself cannot be fenced.
+  peer.fence_proved = peer.fence_proved || old == PeerState::kConnecting || peer.is_self;
   peer.hello_due_ns = peer.connect_deadline_ns = kNeverNs;
   // The state first: completions below must not start new work for this peer.
   set_state(peer, state, code);
@@ -362,11 +374,13 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
     }
   }
   const auto revocations = std::exchange(peer.region_revocations, {});
-  for (const auto& [ref, region] : revocations) core_.regions.revoke_answered(region);
+  for (const auto& [ref, revocation] : revocations) core_.regions.revoke_answered(revocation);
   for (const auto& [channel, messages] : peer.held) {
     messages_held_ -= static_cast<uint32_t>(messages.size());
   }
   peer.held.clear();
+  peer.early.clear();
+  peer.early_bytes = 0;
   peer.drain_replies.clear();
   peer.revoked_keys.clear();
   // Its last writes may still be in a NIC queue. An inbound path is down only after its last count,
@@ -402,6 +416,22 @@ bool Peers::byes_sent() const {
                      [](const Peer* peer) { return peer->byes_left == 0; });
 }
 
+/// The peer chooses its own routes, so the networks of its inbound paths count as well as ours.
+bool Peers::count_is_final(const Peer& peer) const {
+  bool reached = false, final = true;
+  const auto add = [&](uint8_t network) {
+    reached = true;
+    final = final && core_.networks[network].count_is_final;
+  };
+  for (const auto& routes : peer.route) {
+    for (const uint8_t network : routes) {
+      if (network != kNoNetwork) add(network);
+    }
+  }
+  for (const InboundPath& path : peer.inbound) add(path.network);
+  return reached && final;
+}
+
 PeerInfo Peers::info(const Peer& peer) const {
   PeerInfo out;
   out.state = peer.state.load(std::memory_order_relaxed);
@@ -427,6 +457,7 @@ PeerInfo Peers::info(const Peer& peer) const {
     out.rails_there = section.rails;
     out.fence = core_.networks[n].fence;
   }
+  out.count_is_final = count_is_final(peer);
   return out;
 }
 

@@ -69,6 +69,18 @@ struct PendingRequest {
   uint16_t channel = 0;
 };
 
+/// A region that was revoked, or one grant of it.
+struct Revocation {
+  RegionId region{};
+  GrantId grant{};
+};
+
+/// A message that arrived before the numbers before it.
+struct EarlyMessage {
+  std::vector<std::byte> body{};
+  bool newer_minor = false;
+};
+
 /// A message whose listener has no room. It is acknowledged once it has been delivered.
 struct HeldMessage {
   uint32_t ref = 0;
@@ -91,7 +103,7 @@ struct Peer : PeerHead {
   control::Address remote{};
   control::Hello hello{};  ///< received in its hello or welcome
   ConnectOptions options{};
-  uint64_t my_session = 0, their_session = 0;
+  uint64_t local_session = 0, remote_session = 0;
   std::unique_ptr<control::ReliableChannel> channel{};
 
   struct Link {
@@ -126,6 +138,7 @@ struct Peer : PeerHead {
   Errc lost_code = Errc::kOk;
   bool dirty = false;      ///< has something to send this turn
   bool fencing = false;    ///< one side fences the other: new operations are rejected
+  bool quiet = false;      ///< it confirmed a fence: none of its writes is in flight any more
   bool announced = false;  ///< published to subscribers
 
   std::array<std::array<uint8_t, kKinds>, kKinds> route{};
@@ -134,7 +147,6 @@ struct Peer : PeerHead {
   PendingQueue waiting{};                                ///< until the session is up
   std::vector<std::array<uint32_t, kRailsMax>> paths{};  ///< per network and local rail
   std::vector<InboundPath> inbound{};
-  uint32_t rotation = 0;  ///< round robin over rails
   uint64_t next_write_seq = 1;
   std::vector<DrainReply> drain_replies{};
   /// A write completed with an unknown fate on a network that cannot prove a drain: no later drain
@@ -142,20 +154,23 @@ struct Peer : PeerHead {
   bool drain_unprovable = false;
   /// Counter keys that the peer revoked: writes under them are rejected. Each with the ref of our
   /// first request after the revocation arrived: a reply to an earlier request names the previous
-  /// generation of the key.
+  /// generation of the counter key.
   std::unordered_map<uint32_t, uint32_t> revoked_keys{};
-  uint32_t revocations_sent = 0;  ///< of our keys, remembered by the peer in the same way
+  uint32_t revocations_sent = 0;  ///< of our counter keys, remembered by the peer in the same way
 
   uint32_t next_ref = 1;
-  std::map<uint32_t, PendingRequest> requests{};       ///< by ref, which the reply repeats
-  std::map<uint32_t, RegionId> region_revocations{};   ///< sent, waiting for kRegionRevoked
-  std::map<uint16_t, ChannelCredit> credits{};         ///< ours towards them
+  std::map<uint32_t, PendingRequest> requests{};        ///< by ref, which the reply repeats
+  std::map<uint32_t, Revocation> region_revocations{};  ///< sent, waiting for kRegionRevoked
+  std::map<uint16_t, ChannelCredit> credits{};          ///< ours towards them
+  std::map<uint64_t, EarlyMessage> early{};             ///< by number; at most the channel's window
+  uint64_t early_bytes = 0;
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
   uint32_t fence_op = UINT32_MAX;
+  bool fence_proved = false;    ///< no write of this session can land here any more
   OpId unproved_fence{};        ///< the last fence that completed without proof
-  uint32_t grants_awaited = 0;  ///< rails that have not deregistered keys granted to this peer
+  uint32_t grants_awaited = 0;  ///< its grants that are not released on every rail
   uint32_t names_pending = 0;
 
   struct Counts {
@@ -180,13 +195,13 @@ struct Peer : PeerHead {
   }
   /// The peer may already consider the session connected: its kReady is in flight, or was lost.
   bool half_open() const noexcept {
-    return state.load(std::memory_order_relaxed) == PeerState::kConnecting && their_session != 0;
+    return state.load(std::memory_order_relaxed) == PeerState::kConnecting && remote_session != 0;
   }
 };
 
 /// The sessions of an engine: handshake (session.cc), liveness and write leases (liveness.cc), the
-/// numbered control messages and the operations that are made of them (control_ops.cc), the table
-/// and the routes (peer.cc).
+/// numbered control messages and the operations that are made of them (control_ops.cc), two-sided
+/// messages (messages.cc), the table and the routes (peer.cc).
 ///
 /// Owns every Peer, its control channel and its inbound path ends. Outbound paths belong to
 /// Transfers, imported regions to Regions, counter keys to Counters; a Peer only holds their
@@ -218,7 +233,9 @@ class Peers {
       FABRIC_REQUIRES(state_lock);
   void disconnect(Peer& peer) FABRIC_REQUIRES(state_lock);
   PeerInfo info(const Peer& peer) const FABRIC_REQUIRES(state_lock);
-  std::vector<PeerId> live() const FABRIC_REQUIRES(state_lock);
+  bool count_is_final(const Peer& peer) const
+      FABRIC_REQUIRES(state_lock);  ///< PeerInfo::count_is_final
+  std::vector<PeerId> list(PeerFilter filter) const FABRIC_REQUIRES(state_lock);
   std::vector<Peer*> all() const FABRIC_REQUIRES(state_lock);  ///< slots in use, lost ones included
   uint32_t live_count() const noexcept FABRIC_REQUIRES(state_lock) { return live_count_; }
   /// Messages whose listener has no room.
@@ -247,15 +264,17 @@ class Peers {
   void start_send(Op& op) FABRIC_REQUIRES(state_lock);
   void start_resolve(Op& op) FABRIC_REQUIRES(state_lock);
   void start_fence(Op& op) FABRIC_REQUIRES(state_lock);
+  void start_drop(Op& op) FABRIC_REQUIRES(state_lock);
   void fence_without_peer(Op& op)
       FABRIC_REQUIRES(state_lock);  ///< the peer did not reply within the grace period
+  void await_inbound_down(Peer& peer, Op& op) FABRIC_REQUIRES(state_lock);
   void grant_released(uint32_t slot) FABRIC_REQUIRES(state_lock);
   void check_fences()
       FABRIC_REQUIRES(state_lock);  ///< a region was released, which may complete a fence
   void stop_control_op(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
   bool holds_messages() const noexcept FABRIC_REQUIRES(state_lock) { return messages_held_ != 0; }
   void deliver_held() FABRIC_REQUIRES(state_lock);  ///< listeners may have room again
-  void on_inbound_down(const RailSlot& rail, const WireEvent& event) FABRIC_REQUIRES(state_lock);
+  void on_inbound_down(const RailSlot& rail, const RailEvent& event) FABRIC_REQUIRES(state_lock);
   void rail_lost(uint8_t network, uint8_t rail)
       FABRIC_REQUIRES(state_lock);                 ///< closes the inbound paths of the rail
   void reroute_all() FABRIC_REQUIRES(state_lock);  ///< Config::reroute: a network came or went
@@ -273,7 +292,7 @@ class Peers {
   void on_peer_dead(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// The peer is silent and the network gave no recent evidence: send a zero-byte write for some.
   bool probe_due(const Peer& peer) const noexcept FABRIC_REQUIRES(state_lock);
-  /// Writes are pending and the lease has expired: pings until Transfers::peer_resumed().
+  /// Writes are pending and the lease has expired: pings until Transfers::lease_renewed().
   void renew_lease(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// There were sessions with that engine, and all are lost.
   bool all_sessions_lost(uint64_t engine_id) const FABRIC_REQUIRES(state_lock);
@@ -286,7 +305,7 @@ class Peers {
  private:
   Peer* make(const control::Address& address, bool is_self) FABRIC_REQUIRES(state_lock);
   Peer* by_engine(uint64_t engine_id) const FABRIC_REQUIRES(state_lock);
-  Peer* by_session(uint64_t my_session) const FABRIC_REQUIRES(state_lock);
+  Peer* by_session(uint64_t local_session) const FABRIC_REQUIRES(state_lock);
   bool open_links(Peer& peer) FABRIC_REQUIRES(state_lock);
   void choose_routes(Peer& peer) FABRIC_REQUIRES(state_lock);
   void set_state(Peer& peer, PeerState state, Errc code) FABRIC_REQUIRES(state_lock);
@@ -324,8 +343,12 @@ class Peers {
   void on_path_open(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_path_answer(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_path_close(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
-  void on_path_state(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  void on_path_drained(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  bool take_message(Peer& peer, const control::Frame& frame) FABRIC_REQUIRES(state_lock);
+  void take_early(Peer& peer) FABRIC_REQUIRES(state_lock);
   void on_message(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  void message_answered(Peer& peer, uint16_t channel, Op* op, Errc code)
+      FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_revoke_region(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
@@ -350,6 +373,7 @@ class Peers {
   bool fully_fenced(const Peer& peer) const FABRIC_REQUIRES(state_lock);
   void reset(Peer& peer) FABRIC_REQUIRES(state_lock);
   bool recycle_lost_peer() FABRIC_REQUIRES(state_lock);
+  bool recycle_lost_peer(bool fenced_only) FABRIC_REQUIRES(state_lock);
   void send_bye(Peer& peer) FABRIC_REQUIRES(state_lock);
   void flush_dirty(int64_t now_ns) FABRIC_REQUIRES(state_lock);
   void flush_peer(Peer& peer, int64_t now_ns) FABRIC_REQUIRES(state_lock);

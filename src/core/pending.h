@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/page_list.h"
+
 namespace fabric::core {
 
 inline constexpr uint32_t kNone = UINT32_MAX;
@@ -15,17 +17,18 @@ struct PendingQueue {
   bool empty() const noexcept { return head == kNone; }
 };
 
-/// The byte range of a write that one path carries in order. It is posted in one or more slices,
-/// and only the last of them carries the immediate: the count of a shard covers all of its bytes.
+/// The byte range of a write or a scatter target that one path carries in order. It is posted in
+/// one or more slices, and only the last of them carries the immediate: the count of a shard covers
+/// all of its bytes.
 struct Shard {
-  uint64_t begin = 0, end = 0;  ///< offsets in the write
+  uint64_t begin = 0, end = 0;  ///< offsets in the part
   bool operator==(const Shard&) const = default;
 };
 
-/// Accepted and not yet posted: either the rest of one shard of a write, or `count` parts of
-/// another transfer. It waits in exactly one queue: a path's, by priority; a peer's, until the
-/// session is up; or a broken connection's, if slices of its shard were posted there. It is also in
-/// the list of its operation. In-flight writes are made from it as the rail has room.
+/// Accepted and not yet posted: either the rest of one shard of a write or of a scatter target that
+/// is cut, or `count` entire parts. It waits in exactly one queue: a path's, by priority; a peer's,
+/// until the session is up; or a broken connection's, if slices of its shard were posted there. It
+/// is also in the list of its operation. In-flight writes are made from it as the rail has room.
 struct PendingFragment {
   uint32_t op = kNone;
   uint32_t peer = kNone;  ///< slot
@@ -36,6 +39,8 @@ struct PendingFragment {
   uint64_t offset = 0;      ///< of a shard: the first byte that is not posted ...
   uint64_t size_bytes = 0;  ///< ... and how many there are from there
   Shard shard{};
+  PageCursor pages{};
+  uint32_t cut = kNone;  ///< of a scatter target that is cut: its CutTarget
   PendingQueue* queue = nullptr;
   uint32_t prev = kNone, next = kNone;        ///< in its queue
   uint32_t op_prev = kNone, op_next = kNone;  ///< in the list of its operation

@@ -22,10 +22,12 @@ struct RailSlot;
 /// Writes per call of Rail::post(), and so per doorbell.
 inline constexpr uint32_t kPostMax = 32;
 
-/// The compressed in-flight record of up to 32 writes that were posted together on one path. As
+/// The compressed in-flight record of up to 32 writes that were posted together on one rail. As
 /// long as all goes well the writes need not be told apart: what each InflightWrite would hold is
 /// held once for all of them, and completions retire entries by clearing bits. Either every entry
-/// is an operation of its own (a write), or all entries are parts of one operation.
+/// is an operation of its own (a write), or all entries are parts of one operation: pages, or
+/// targets of a scatter. Writes and pages of a batch share a path. Targets have their own, since
+/// each may have another peer; what depends on the path is in `targets` then.
 ///
 /// When a single entry needs attention (an error, a stop, a path that closes, a dump), the batch is
 /// expanded: Transfers::expand() moves every entry that is in flight into an InflightWrite. The
@@ -39,27 +41,56 @@ struct PostBatch {
 
   uint32_t index = 0;
   uint32_t op = kNone;  ///< whose parts the entries are; kNone: each is an operation of its own
-  uint32_t first_part = 0, stride = 1;
+  uint32_t first_part = 0, stride = 1;  ///< of pages
   uint32_t count = 0;
   uint32_t inflight = 0;  ///< entries not yet retired, one bit each
   uint32_t with_imm = 0;  ///< entries that carry an immediate, one bit each
   bool compact = true;    ///< false: expanded
   bool no_notify = true;  ///< no entry that is a write has a Notify
   BatchId batch{};        ///< of all entries
-  Path* path = nullptr;
+  Path* path = nullptr;   ///< null: the entries are targets of a scatter
   Peer* peer = nullptr;
   RailSlot* rail = nullptr;
   LocalRegion* region = nullptr;
   uint32_t region_slot = kNone;
   uint64_t seq = 0;                ///< of entry 0; entry i has seq + i
-  uint64_t bytes = 0;              ///< of all entries, if they are parts
+  uint64_t bytes = 0;              ///< of all entries, if they are pages
   uint64_t imms_before = 0;        ///< immediates posted on the path before entry 0
   int64_t submitted_ns = 0;        ///< of the first entry
   int64_t posted_ns = 0;           ///< when it was made
   int64_t deadline_ns = kNeverNs;  ///< the earliest of all entries
   HeapTimer timer{};
-  /// While compact, the operation slots of writes; once expanded, the cookies of InflightWrites.
+  /// While compact, the operation slots of writes or the parts of a scatter; once expanded, the
+  /// cookies of InflightWrites.
   std::array<uint32_t, kEntriesMax> entry{};
+  /// Of a target of a scatter, in place of `path`, `peer`, `seq` and `imms_before`.
+  struct Target {
+    Path* path = nullptr;
+    Peer* peer = nullptr;
+    uint64_t seq = 0;
+    uint64_t imms_before = 0;
+  };
+  std::array<Target, kEntriesMax> targets{};
+
+  bool has_targets() const noexcept { return path == nullptr; }
+  /// Whether an entry in flight uses the path.
+  bool uses(const Path* used) const noexcept {
+    if (!has_targets()) return path == used;
+    for (uint32_t rest = inflight; rest != 0; rest &= rest - 1) {
+      if (targets[static_cast<uint32_t>(std::countr_zero(rest))].path == used) return true;
+    }
+    return false;
+  }
+  /// The lowest sequence number of an entry in flight to the peer; UINT64_MAX: none.
+  uint64_t oldest_to(const Peer* to) const noexcept {
+    if (!has_targets()) return peer == to ? seq : UINT64_MAX;
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t rest = inflight; rest != 0; rest &= rest - 1) {
+      const Target& target = targets[static_cast<uint32_t>(std::countr_zero(rest))];
+      if (target.peer == to && target.seq < oldest) oldest = target.seq;
+    }
+    return oldest;
+  }
 
   uint32_t cookie(uint32_t at) const noexcept { return kCookieBit | (index * kEntriesMax + at); }
   static bool is_cookie(uint32_t cookie) noexcept { return (cookie & kCookieBit) != 0; }

@@ -1,5 +1,7 @@
 #include "core/protocol_counters.h"
 
+// Names of protocol events, for dumps. A pure function: any thread.
+
 namespace fabric::core {
 namespace {
 
@@ -36,7 +38,10 @@ constexpr std::array<const char*, kProtocolEvents> kNames = {"path opened",
                                                              "fence proved late",
                                                              "region proved",
                                                              "region proved late",
-                                                             "grace expired"};
+                                                             "grace expired",
+                                                             "message early",
+                                                             "grant proved",
+                                                             "grant proved late"};
 
 }  // namespace
 

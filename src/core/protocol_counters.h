@@ -39,14 +39,18 @@ enum class ProtocolEvent : uint8_t {
   kPeerLostByEvidence,
   kPeerLostBySilence,
   kLeaseExpired,      ///< nothing is posted: the peer may consider us lost
-  kFenceByReply,      ///< the peer confirmed that it is quiet
+  kFenceByReply,      ///< the peer confirmed that it is quiescent
   kFenceWithoutPeer,  ///< no usable reply: this side has to prove it alone
   kFenceProvedLate,
   kRegionProved,
   kRegionProvedLate,
   kGraceExpired,  ///< an importer did not reply in time
+  kMessageEarly,  ///< a message arrived before a number before it, and waited
+  kGrantProved,
+  kGrantProvedLate,
 };
-inline constexpr uint32_t kProtocolEvents = static_cast<uint32_t>(ProtocolEvent::kGraceExpired) + 1;
+inline constexpr uint32_t kProtocolEvents =
+    static_cast<uint32_t>(ProtocolEvent::kGrantProvedLate) + 1;
 
 const char* to_string(ProtocolEvent event) noexcept;
 

@@ -5,12 +5,15 @@
 #include "base/check.h"
 #include "core/core.h"
 
-// Registration, descriptors, grants and import. Deregistration is in deregister.cc.
+// Registration, descriptors and import. Grants are in grants.cc, deregistration is in
+// deregister.cc. Submitters look sizes up without a lock. register_memory() and desc() run on
+// application threads, call the rails without the lock and take it themselves. Everything else runs
+// under the state lock.
 
 namespace fabric::core {
 
 namespace {
-/// Imported regions of all peers together; per peer Config::regions_max bounds them.
+/// Imported regions of all peers together, per peer Config::regions_max bounds them; and grants.
 uint32_t remotes_max(const Config& config) noexcept {
   constexpr uint64_t kRemotesMax = 1u << 20;
   // Twice as many: revoked regions keep their slots for a while.
@@ -20,7 +23,10 @@ uint32_t remotes_max(const Config& config) noexcept {
 }  // namespace
 
 Regions::Regions(EngineCore& core)
-    : core_(core), locals_(core.config.regions_max), remotes_(remotes_max(core.config)) {}
+    : core_(core),
+      locals_(core.config.regions_max),
+      remotes_(remotes_max(core.config)),
+      grants_(remotes_max(core.config)) {}
 
 Result<uint64_t> Regions::local_size(RegionId region, const char* what) const noexcept {
   uint64_t size_bytes = 0;
@@ -39,27 +45,27 @@ Result<uint64_t> Regions::remote_size(RemoteRegion region, const char* what) con
 
 Result<Registration> Regions::register_on_rails(const Memory& memory) {
   Registration keys;
-  keys.local_keys.resize(core_.networks.size());
-  keys.wire_keys.resize(core_.networks.size());
+  keys.lkeys.resize(core_.networks.size());
+  keys.wire_rkeys.resize(core_.networks.size());
   for (size_t n = 0; n < core_.networks.size(); ++n) {
     NetworkSlot& network = core_.networks[n];
     if ((network.memory_kinds & kind_bit(memory.kind)) == 0) continue;
     for (RailSlot& rail : network.rails) {
-      auto key = rail.rail->register_memory(memory, keys.wire_keys[n][rail.index]);
+      auto key = rail.rail->register_memory(memory, keys.wire_rkeys[n][rail.index]);
       if (!key) {
         FABRIC_LOG(core_.log, kWarning, "core", "memory could not be registered",
                    {"network", network.name}, {"rail", rail.index}, {"error", key.error()});
-        // Undoes the registrations on earlier rails; no peer has a key of them yet.
+        // Undoes the registrations on earlier rails; no peer has an rkey of them yet.
         for (size_t done = 0; done <= n; ++done) {
           for (RailSlot& taken : core_.networks[done].rails) {
             if (done == n && taken.index >= rail.index) break;
-            if (keys.wire_keys[done][taken.index].empty()) continue;
-            taken.rail->deregister_memory(keys.local_keys[done][taken.index], kNone);
+            if (keys.wire_rkeys[done][taken.index].empty()) continue;
+            taken.rail->deregister_memory(keys.lkeys[done][taken.index], kNone);
           }
         }
         return key.error();
       }
-      keys.local_keys[n][rail.index] = *key;
+      keys.lkeys[n][rail.index] = *key;
     }
   }
   return keys;
@@ -106,7 +112,7 @@ Result<RegionId> Regions::register_memory(const Memory& memory) {
 
 Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, RegionId id,
                                                     const Registration& keys,
-                                                    const Grant* grant) const {
+                                                    const GrantSlot* grant) const {
   control::RegionDesc desc{.owner_engine = core_.engine_id,
                            .owner_incarnation = core_.incarnation,
                            .region = id,
@@ -122,7 +128,7 @@ Result<std::vector<std::byte>> Regions::encode_desc(const LocalRegion& region, R
     if (network.is_self || (network.memory_kinds & kind_bit(region.memory.kind)) == 0) continue;
     control::RegionDesc::Section section{.network = network.name};
     for (const RailSlot& rail : network.rails) {
-      section.rail_keys.push_back(keys.wire_keys[n][rail.index]);
+      section.rail_keys.push_back(keys.wire_rkeys[n][rail.index]);
     }
     desc.networks.push_back(std::move(section));
   }
@@ -139,48 +145,6 @@ Result<std::vector<std::byte>> Regions::desc(RegionId id) {
   return encode_desc(*region, id, region->registration, nullptr);
 }
 
-Result<std::vector<std::byte>> Regions::grant(RegionId id, PeerId peer_id) {
-  const OutsideCall outside(core_);
-  if (!outside) return fail(Errc::kClosed, "engine");
-  Memory memory;
-  uint64_t to_engine = 0;
-  {
-    const StateGuard lock(core_.state_mutex);
-    const LocalRegion* region = local(id);
-    if (region == nullptr) return fail(Errc::kNotFound, "region");
-    if (!region->memory.remote_write) return fail(Errc::kPermission, "region");
-    const Peer* peer = core_.peers.find(peer_id);
-    if (peer == nullptr) return fail(Errc::kNotFound, "peer");
-    if (peer->state.load(std::memory_order_relaxed) >= PeerState::kLost) {
-      return fail(Errc::kPeerLost, "peer");
-    }
-    for (const Grant& grant : region->grants) {
-      if (grant.peer == peer_id) {
-        return encode_desc(*region, id, grant.registration, &grant);
-      }
-    }
-    memory = region->memory;
-    to_engine = peer->remote.engine_id;
-  }
-  // Separate rkeys, so that one peer can be fenced where only deregistration can do that (kRekey).
-  auto keys = register_on_rails(memory);
-  if (!keys) return keys.error();
-  const StateGuard lock(core_.state_mutex);
-  LocalRegion* region = local(id);
-  const Peer* peer = core_.peers.find(peer_id);
-  // A grant to a peer that is lost by now would never be released.
-  const bool lost =
-      peer == nullptr || peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
-  if (region == nullptr || lost) {
-    release_registration(*keys, kNone);
-    return region == nullptr ? fail(Errc::kNotFound, "region") : fail(Errc::kPeerLost, "peer");
-  }
-  region->grants.push_back(
-      {next_grant_++, to_engine, peer->their_session, peer_id, *std::move(keys)});
-  const Grant& grant = region->grants.back();
-  return encode_desc(*region, id, grant.registration, &grant);
-}
-
 bool Regions::writable_by(PeerId peer) const noexcept {
   for (uint32_t i = 0; i < locals_.made(); ++i) {
     const LocalRegion& region = *locals_.at(i);
@@ -188,13 +152,16 @@ bool Regions::writable_by(PeerId peer) const noexcept {
                        region.phase != LocalRegion::Phase::kLive;
     if (!there) continue;
     if (region.has_open_desc) return true;
-    const bool granted = std::any_of(region.grants.begin(), region.grants.end(),
-                                     [&](const Grant& grant) { return grant.peer == peer; });
+    const bool granted = std::any_of(
+        region.grants.begin(), region.grants.end(),
+        [&](uint32_t slot) FABRIC_REQUIRES(state_lock) { return grants_.at(slot)->peer == peer; });
     if (granted) return true;
   }
   return false;
 }
 
+/// Imports a descriptor of the peer. Idempotent: the same region and grant give the same handle.
+/// A revoked region gives kNotFound, as long as its slot is kept.
 Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> bytes) {
   auto desc = control::decode_desc(bytes);
   if (!desc) return desc.error();
@@ -207,7 +174,8 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
     return fail(Errc::kPermission, "desc");
   }
   // The rkeys of a grant are released with the session that they were granted in.
-  if (desc->session != 0 && desc->session != owner.my_session) return fail(Errc::kPeerLost, "desc");
+  if (desc->session != 0 && desc->session != owner.local_session)
+    return fail(Errc::kPeerLost, "desc");
   uint32_t live = 0;
   for (const uint32_t i : owner.imported) {
     const RemoteRegionSlot* slot = remotes_.at(i);
@@ -226,7 +194,7 @@ Result<RemoteRegion> Regions::import(Peer& owner, std::span<const std::byte> byt
 Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc& desc) {
   std::vector<std::vector<RailKeys>> keys(core_.networks.size());
   std::vector<bool> has_network(core_.networks.size());
-  const LocalRegion* own = owner.is_self ? local(desc.region) : nullptr;
+  const Registration* own = owner.is_self ? own_keys(desc.region, desc.grant) : nullptr;
   if (owner.is_self && own == nullptr) return fail(Errc::kNotFound, "desc");
   for (size_t n = 0; n < core_.networks.size(); ++n) {
     NetworkSlot& network = core_.networks[n];
@@ -236,11 +204,11 @@ Result<RemoteRegion> Regions::import_new(Peer& owner, const control::RegionDesc&
     const size_t theirs = network.is_self ? network.rails.size() : section->rail_keys.size();
     keys[n].resize(theirs);
     for (size_t their = 0; their < theirs; ++their) {
-      const std::vector<std::byte>& wire =
-          network.is_self ? own->registration.wire_keys[n][their] : section->rail_keys[their];
-      if (wire.empty()) continue;
+      const std::vector<std::byte>& wr =
+          network.is_self ? own->wire_rkeys[n][their] : section->rail_keys[their];
+      if (wr.empty()) continue;
       for (RailSlot& rail : network.rails) {
-        auto key = rail.rail->import_key(wire);
+        auto key = rail.rail->import_rkey(wr);
         if (!key) return key.error();
         keys[n][their][rail.index] = *key;
         has_network[n] = true;
@@ -288,15 +256,7 @@ void Regions::revoke(Peer& owner, RegionId region, uint32_t grant) {
 
 void Regions::peer_lost(PeerId peer) {
   core_.transfers.routes_changed();
-  for (uint32_t i = 0; i < locals_.made(); ++i) {
-    LocalRegion& region = *locals_.at(i);
-    if (region.phase == LocalRegion::Phase::kReleasing) continue;  // releases its grants too
-    std::erase_if(region.grants, [&](const Grant& grant) FABRIC_REQUIRES(state_lock) {
-      if (grant.peer != peer) return false;
-      release_registration(grant.registration, kGrantCookie | peer.slot);
-      return true;
-    });
-  }
+  release_grants_of(peer);
   for (uint32_t i = 0; i < remotes_.made(); ++i) {
     RemoteRegionSlot* slot = remotes_.at(i);
     if (slot->owner() != peer) continue;

@@ -22,26 +22,38 @@ namespace fabric::core {
 class EngineCore;
 struct Op;
 struct Peer;
+struct Revocation;
 
-/// Flag in a cookie of deregister_memory(): the rest is the slot of the peer that had the grant.
+/// Flag in a cookie of deregister_memory(): the rest is the slot of a grant.
 inline constexpr uint32_t kGrantCookie = 1u << 31;
 
 using RailKeys = std::array<uint64_t, kRailsMax>;
 
-/// The keys of one registration on every rail, per network. Each region has one for its open
-/// descriptor, and one more for each grant.
+/// The lkeys and rkeys of one registration on every rail, per network. Each region has one for its
+/// open descriptor, and one more for each grant.
 struct Registration {
-  std::vector<RailKeys> local_keys{};
-  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_keys{};  ///< rkeys as sent
+  std::vector<RailKeys> lkeys{};
+  std::vector<std::array<std::vector<std::byte>, kRailsMax>> wire_rkeys{};  ///< rkeys as sent
 };
 
-/// Access to a region for one peer, under rkeys of its own.
-struct Grant {
-  uint32_t number = 0;
+/// Access to a region for one peer, under rkeys of its own. Guarded by the state lock.
+struct GrantSlot : SlotHead {
+  uint32_t number = 0;  ///< names it to the peer, never reused
   uint64_t to_engine = 0;
   uint64_t session = 0;  ///< the peer's session number
   PeerId peer{};
+  RegionId region{};
   Registration registration{};
+
+  // Its end: kRevoking until the importer has drained, then kReleasing until every rail has
+  // deregistered its rkeys.
+  enum class Phase : uint8_t { kLive, kRevoking, kReleasing };
+  Phase phase = Phase::kLive;
+  bool peer_waits = false;      ///< counted in Peer::grants_awaited
+  bool region_waits = false;    ///< counted in LocalRegion::fences_awaited
+  uint32_t fences_awaited = 0;  ///< rails that have not confirmed, +1 while they are being asked
+  uint32_t revoke_op = UINT32_MAX;
+  OpId unproved_op{};  ///< the Revoke that completed without proof
 };
 
 /// Registered local memory. Guarded by the state lock, except for `size_bytes`.
@@ -49,22 +61,23 @@ struct LocalRegion : SlotHead {
   std::atomic<uint64_t> size_bytes{0};  ///< read by submitters; published by the generation
   Memory memory{};
   Registration registration{};
-  std::vector<Grant> grants{};
-  uint32_t inflight = 0;       ///< in-flight writes that read it
-  bool has_open_desc = false;  ///< a descriptor was made that any engine may use
+  std::vector<uint32_t> grants{};  ///< slots of its grants that are not released
+  uint32_t inflight = 0;           ///< in-flight writes that read it
+  bool has_open_desc = false;      ///< a descriptor was made that any engine may use
 
   // Deregistration: kRevoking until importers and our own writes have drained, then kReleasing
   // until every rail has deregistered it.
   enum class Phase : uint8_t { kLive, kRevoking, kReleasing };
   Phase phase = Phase::kLive;
   uint32_t answers_awaited = 0;  ///< importers that have not replied kRegionRevoked
-  /// Confirmations outstanding (per rail, own rkeys and grants), +1 while they are being requested.
+  /// Confirmations outstanding (per rail, and per grant), +1 while they are being requested.
   uint32_t fences_awaited = 0;
   uint32_t deregister_op = UINT32_MAX;  ///< none: it timed out, and the proof will be an event
   OpId unproved_op{};                   ///< the deregistration that timed out
   OwnedPages pages{};                   ///< from allocate(), unmapped once released
 };
 
+struct NetworkSlot;
 struct Path;
 struct RailSlot;
 
@@ -72,13 +85,16 @@ struct RailSlot;
 struct CachedPath {
   Path* path = nullptr;
   RailSlot* rail = nullptr;
-  uint64_t remote_key = 0;
+  uint64_t rkey = 0;
 };
 struct CachedRoute {
   uint64_t epoch = 0;  ///< valid while it equals Transfers::epoch_
   MemoryKind source_kind{};
   uint8_t network = 0;
   Peer* peer = nullptr;
+  NetworkSlot* network_slot = nullptr;
+  /// Larger writes are cut, unless they are `unsplit`; at most write_bytes_max.
+  uint64_t uncut_bytes_max = 0;
   std::vector<CachedPath> paths{};  ///< empty: slow path only
 };
 
@@ -118,8 +134,8 @@ struct RegionState {
 };
 
 /// Registered local memory (LocalRegion) and imported regions of peers (RemoteRegionSlot):
-/// registration, descriptors, grants and import (region.cc), revocation and deregistration with
-/// its proof (deregister.cc).
+/// registration, descriptors and import (region.cc), grants and their revocation (grants.cc),
+/// deregistration with its proof (deregister.cc).
 ///
 /// Owns both tables and the registrations on the rails. Threads: size look-ups run on submitting
 /// threads without a lock; register_memory(), desc() and grant() take the state lock themselves and
@@ -127,7 +143,8 @@ struct RegionState {
 /// lock is held.
 ///
 /// Invariants: a slot of a local region is recycled, and its pages are unmapped, only after every
-/// rail has confirmed its deregistration: no write can land in it by then (contracts.md P13). A
+/// rail has confirmed its deregistration, and those of its grants: no write can land in it by then
+/// (contracts.md P13). The slot of a grant is recycled only after every rail has confirmed. A
 /// revoked imported region keeps its slot for a while, so that old handles get kNotFound and not
 /// another region.
 class Regions {
@@ -167,7 +184,7 @@ class Regions {
   // Any thread, state lock not held: registers on the rails, which may block.
   Result<RegionId> register_memory(const Memory& memory) FABRIC_EXCLUDES(state_lock);
   Result<std::vector<std::byte>> desc(RegionId region) FABRIC_EXCLUDES(state_lock);
-  Result<std::vector<std::byte>> grant(RegionId region, PeerId peer) FABRIC_EXCLUDES(state_lock);
+  Result<Grant> grant(RegionId region, PeerId peer) FABRIC_EXCLUDES(state_lock);
 
   // State lock held.
   LocalRegion* local(RegionId region) const noexcept FABRIC_REQUIRES(state_lock) {
@@ -193,8 +210,11 @@ class Regions {
   void begin_deregister(uint32_t slot)
       FABRIC_REQUIRES(state_lock);  ///< also without an operation that waits for it
   void stop_deregister(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
-  void revoke_answered(RegionId region)
-      FABRIC_REQUIRES(state_lock);  ///< one importer has drained, or is lost
+  void start_revoke(Op& op) FABRIC_REQUIRES(state_lock);
+  void stop_revoke(Op& op, Errc code) FABRIC_REQUIRES(state_lock);
+  void skip_answer(Op& op) FABRIC_REQUIRES(state_lock);
+  /// One importer has drained, or is lost.
+  void revoke_answered(const Revocation& revocation) FABRIC_REQUIRES(state_lock);
   void skip_answers(uint32_t slot)
       FABRIC_REQUIRES(state_lock);  ///< the grace period of the importers is over
   void source_drained(uint32_t slot) FABRIC_REQUIRES(state_lock);
@@ -212,17 +232,26 @@ class Regions {
  private:
   Result<Registration> register_on_rails(const Memory& memory);
 
+  Result<void> may_grant(RegionId region, PeerId peer) const FABRIC_REQUIRES(state_lock);
+  void ask_importer(uint32_t slot) FABRIC_REQUIRES(state_lock);
+  void release_grant(uint32_t slot) FABRIC_REQUIRES(state_lock);
+  void release_grants_of(PeerId peer) FABRIC_REQUIRES(state_lock);
+  void on_grant_fenced(uint32_t slot) FABRIC_REQUIRES(state_lock);
+  /// The keys of a descriptor that this engine made; null when it has ended.
+  const Registration* own_keys(RegionId region, uint32_t grant) const FABRIC_REQUIRES(state_lock);
+  void revoke_answered(RegionId region) FABRIC_REQUIRES(state_lock);
   void release_rails(uint32_t slot) FABRIC_REQUIRES(state_lock);
   void release_registration(const Registration& keys, uint32_t cookie) FABRIC_REQUIRES(state_lock);
   Result<RemoteRegion> import_new(Peer& owner, const control::RegionDesc& desc)
       FABRIC_REQUIRES(state_lock);
   Result<std::vector<std::byte>> encode_desc(const LocalRegion& region, RegionId id,
-                                             const Registration& keys, const Grant* grant) const
+                                             const Registration& keys, const GrantSlot* grant) const
       FABRIC_REQUIRES(state_lock);
 
   EngineCore& core_;
   SlotTable<LocalRegion> locals_;
   SlotTable<RemoteRegionSlot> remotes_;
+  SlotTable<GrantSlot> grants_ FABRIC_GUARDED_BY(state_lock);
   /// Revoked imported regions, oldest first; the oldest slots beyond regions_max are recycled.
   std::deque<RemoteRegion> revoked_ FABRIC_GUARDED_BY(state_lock);
   uint32_t next_grant_ FABRIC_GUARDED_BY(state_lock) = 1;

@@ -9,6 +9,10 @@
 #include "base/check.h"
 #include "core/core.h"
 
+// State lock held, on the worker or in a set-up call, with these exceptions: reserve() and
+// unreserve() run on submitting threads, release_extra() on reading threads, run_callbacks() and
+// run_one() on the callback thread. None of these needs the lock.
+
 namespace fabric::core {
 
 namespace {

@@ -171,10 +171,13 @@ struct CallbackItem {
 /// threads and without the lock: submitters reserve room, readers take events out of their inbox,
 /// and the callback thread runs callbacks.
 ///
-/// A report cannot fail. Room for it is reserved when the operation is submitted: a place in the
-/// inbox, membership in the batch; the callback queue has one place per operation slot. Events
+/// A report cannot fail. Room for it is reserved when the operation is submitted: an entry of the
+/// inbox, membership in the batch; the callback queue has one entry per operation slot. Events
 /// without an operation (messages, watchers, peer states) have no reservation, and wait at their
 /// source until flush() finds room.
+///
+/// Invariant: every accepted operation is reported exactly once (contracts.md P1), and its report
+/// never waits for room.
 ///
 /// Deferred reports: an operation that succeeded and has no Notify only changes counts. Several of
 /// them are summed up in `deferred_` and applied together by flush_deferred(), at the end of the

@@ -7,30 +7,32 @@
 
 // The slow path from an accepted operation to pending fragments on paths: which network, how it is
 // cut, which rail. Also opens these paths. start() offers the targets of a scatter to the fast path
-// first; for writes the caller has done so.
+// first; for writes the caller has done so. State lock held throughout, on the
+// worker; connect() opens paths ahead of time on its own thread.
 
 namespace fabric::core {
-
-namespace {
-
-uint32_t slice_count(uint64_t size_bytes, uint64_t slice_bytes) {
-  return size_bytes == 0 ? 1 : static_cast<uint32_t>((size_bytes - 1) / slice_bytes + 1);
-}
-
-}  // namespace
 
 void Transfers::start(Op& op) {
   core_.state_mutex.assert_held();
   {
     const OpHold hold(op);  // the last part may fail while others are not started
-    if (op.kind == OpKind::kWrite || op.kind == OpKind::kPaged) {
+    const bool one_target =
+        op.kind == OpKind::kWrite || op.kind == OpKind::kPaged || op.kind == OpKind::kListed;
+    if (one_target) {
       start_parts(op, 0, op.parts);
     } else {
       const bool may_batch = op.kind == OpKind::kScatter && op.priority != Priority::kBulk;
-      for (uint32_t i = 0; i < op.parts; ++i) {
-        if (may_batch && try_add_part(op, i, part_of(op, i))) continue;
+      for (uint32_t i = 0; i < op.parts;) {
+        // The first target alone: the NIC works while the others are prepared.
+        const uint32_t most = i == 0 ? 1 : op.parts - i;
+        const uint32_t added = may_batch ? add_targets(op, i, most) : 0;
+        if (i == 0 && added != 0) post_staged();
+        i += added;
+        if (added == most) continue;
         flush_staged();
         start_parts(op, i, 1);
+        if (i == 0 && op.kind == OpKind::kScatter && may_post()) post_all();
+        ++i;
       }
     }
   }
@@ -112,6 +114,14 @@ NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& 
   return &core_.networks[chosen];
 }
 
+/// Takes `n` turns in the rotation over these rails. Returns the first one, an index into `up`. A
+/// peer that one rail reaches takes none: the others would skip rails.
+uint32_t Transfers::take_turns(NetworkSlot& network, const RailSet& up, uint32_t n) {
+  const uint32_t first = network.rotation;
+  if (up.count > 1) network.rotation += n;
+  return first % up.count;
+}
+
 /// Takes a fragment that waited for its peer and puts its parts on paths, or completes them with an
 /// error if there is no route.
 void Transfers::route(uint32_t index) {
@@ -129,65 +139,99 @@ void Transfers::route(uint32_t index) {
     const RailSet up = network == nullptr ? RailSet{} : rails_for_new_work(peer, *network);
     if (network == nullptr || up.count == 0) {
       complete_unposted(op, fragment, peer.id(), network == nullptr ? why : Errc::kRailLost);
-    } else if (op.kind != OpKind::kWrite &&
-               part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
+    } else if (op.kind == OpKind::kListed) {
+      route_listed(op, peer, *network, up);
+    } else if (op.kind == OpKind::kWrite || op.kind == OpKind::kScatter) {
+      route_sliced(op, fragment.part, peer, *network, up);
+    } else if (part_of(op, fragment.part).size_bytes > network->rails[0].caps.write_bytes_max) {
       complete_unposted(op, fragment, peer.id(), Errc::kTooLarge);
-    } else if (op.kind == OpKind::kWrite) {
-      route_write(op, peer, *network, up);
     } else if (op.kind == OpKind::kPaged) {
       route_paged(op, peer, *network, up);
     } else {
-      enqueue(op, peer, *network, up.index[peer.rotation++ % up.count], fragment);
+      enqueue(op, peer, *network, up.index[take_turns(*network, up)], fragment);
     }
   }
   complete_if_done(op);
 }
 
-void Transfers::route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
+/// Cuts a write or a scatter target over the rails, and slices the shards.
+void Transfers::route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& network,
+                             const RailSet& up) {
+  const PartSpec source = part_of(op, part);
   const Caps& caps = network.rails[0].caps;
   CutRule rule{.shards_max = op.unsplit ? 1 : up.count,
-               .stripe_bytes_min = core_.config.stripe_bytes_min,
+               .stripe_bytes_min = network.stripe_bytes_min,
                .align = core_.config.stripe_align};
-  Cut cut = cut_write(op.size_bytes, rule);
-  const bool sliceable = !op.counter_key || caps.slice_safe;
+  Cut cut = cut_write(source.size_bytes, rule);
+  SliceProgress progress;
+  const bool sliceable = !source.counter_key || caps.slice_safe;
   if (sliceable) {
     // Two slices of half of bulk_slice_bytes keep the NIC busy, and urgent work waits for no more
     // than bulk_slice_bytes.
-    op.slice_bytes = op.priority == Priority::kBulk
-                         ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
-                         : caps.write_bytes_max;
-    op.slice_bytes = std::min(op.slice_bytes, caps.write_bytes_max);
+    const uint64_t slice_bytes = op.priority == Priority::kBulk
+                                     ? std::max<uint64_t>(1, core_.config.bulk_slice_bytes / 2)
+                                     : caps.write_bytes_max;
+    progress.slice_bytes = std::min(slice_bytes, caps.write_bytes_max);
   } else if (cut.begin[1] - cut.begin[0] > caps.write_bytes_max && !op.unsplit) {
     // Too large for one work request and not sliceable: cut finer, several shards per rail.
-    cut = cut_write(op.size_bytes, {.shards_max = kRailsMax, .align = rule.align});
+    cut = cut_write(source.size_bytes, {.shards_max = kRailsMax, .align = rule.align});
   }
   if (!sliceable && cut.begin[1] - cut.begin[0] > caps.write_bytes_max) {
-    complete_unposted(op, {.count = 1}, peer.id(), Errc::kTooLarge);
+    complete_unposted(op, {.part = part, .count = 1}, peer.id(), Errc::kTooLarge);
     return;
   }
-  op.shards = cut.count;
-  op.slices = 0;
+  progress.shards = cut.count;
+  progress.slices = 0;
   for (uint32_t i = 0; i < cut.count; ++i) {
-    op.slices += slice_count(cut.begin[i + 1] - cut.begin[i], op.slice_bytes);
+    progress.slices += slice_count(cut.begin[i + 1] - cut.begin[i], progress.slice_bytes);
   }
-  const uint32_t first = peer.rotation;
-  peer.rotation += cut.count;
+  const uint32_t first = take_turns(network, up, cut.count);
+  if (op.kind != OpKind::kWrite && progress.slices == 1) {
+    enqueue(op, peer, network, up.index[first], {.part = part, .count = 1});
+    return;
+  }
+  uint32_t cut_target = kNone;
+  if (op.kind == OpKind::kWrite) {
+    static_cast<SliceProgress&>(op) = progress;
+  } else {
+    cut_target = cut_targets_.take(progress);
+  }
   for (uint32_t i = 0; i < cut.count; ++i) {
     enqueue(op, peer, network, up.index[(first + i) % up.count],
-            {.count = 1,
+            {.part = part,
+             .count = 1,
              .offset = cut.begin[i],
              .size_bytes = cut.begin[i + 1] - cut.begin[i],
-             .shard = {cut.begin[i], cut.begin[i + 1]}});
+             .shard = {cut.begin[i], cut.begin[i + 1]},
+             .cut = cut_target});
   }
 }
 
 void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const uint32_t rails = std::min(up.count, op.parts);
-  const uint32_t first = peer.rotation++;
+  const uint32_t first = take_turns(network, up);
   for (uint32_t i = 0; i < rails; ++i) {
     const uint32_t count = (op.parts - i + rails - 1) / rails;
     enqueue(op, peer, network, up.index[(first + i) % up.count],
             {.part = i, .stride = rails, .count = count});
+  }
+}
+
+/// In turns over the rails, as pages. If the list has writes that are too large for one work
+/// request, those of this range fail alone.
+void Transfers::route_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
+  const uint64_t most = network.rails[0].caps.write_bytes_max;
+  if (op.write_list->entries.size_max <= most) [[likely]] {
+    route_paged(op, peer, network, up);
+    return;
+  }
+  for (uint32_t i = 0; i < op.parts; ++i) {
+    const PendingFragment one{.part = i, .count = 1};
+    if (op.listed[i].size_bytes > most) {
+      complete_unposted(op, one, peer.id(), Errc::kTooLarge);
+    } else {
+      enqueue(op, peer, network, up.index[take_turns(network, up)], one);
+    }
   }
 }
 
@@ -217,10 +261,12 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
 void Transfers::complete_unposted(Op& op, const PendingFragment& fragment, PeerId peer, Errc code) {
   const CompletionStatus status{code, Remote::kNotDelivered};
   const OpHold hold(op);
-  if (op.kind == OpKind::kWrite) {
+  if (const SliceProgress* const sliced = slices_of(op, fragment.cut); sliced != nullptr) {
     // One slice: not routed yet, or not cut; it is the entire write.
-    const uint32_t n = op.slices == 1 ? 1 : slice_count(fragment.size_bytes, op.slice_bytes);
-    for (uint32_t i = 0; i < n; ++i) complete_slice(op, peer, status, 0);
+    const uint32_t n =
+        sliced->slices == 1 ? 1 : slice_count(fragment.size_bytes, sliced->slice_bytes);
+    for (uint32_t i = 0; i < n; ++i)
+      complete_slice(op, fragment.part, fragment.cut, peer, status, 0);
   } else {
     for (uint32_t i = 0; i < fragment.count; ++i) {
       complete_part(op, fragment.part + i * fragment.stride, peer, status, 0);

@@ -4,7 +4,8 @@
 #include "core/core.h"
 #include "core/peer.h"
 
-// The handshake of a session, its control channel, and its bye.
+// The handshake of a session, its control channel, and its bye. State lock held throughout, on the
+// worker or in a set-up call.
 
 namespace fabric::core {
 
@@ -47,7 +48,8 @@ bool Peers::transmit(Peer& peer, const Header& header, std::span<const std::byte
 }
 
 void Peers::send_unnumbered(Peer& peer, MessageType type, std::span<const std::byte> body) {
-  Header header{.type = type, .to_session = peer.their_session, .from_session = peer.my_session};
+  Header header{
+      .type = type, .to_session = peer.remote_session, .from_session = peer.local_session};
   peer.channel->fill_ack(header);
   // Not retransmitted by the channel: messages that must arrive are repeated by a timer.
   transmit(peer, header, body, false);
@@ -103,12 +105,12 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     on_reject(*peer, frame->body);
     return;
   }
-  if (peer->their_session != 0 && peer->their_session != header.from_session) return;
+  if (peer->remote_session != 0 && peer->remote_session != header.from_session) return;
   on_received(*peer, now_ns);
   const bool lost = peer->state.load(std::memory_order_relaxed) >= PeerState::kLost;
   // The welcome may have been lost, or may come too late: a bye needs the peer's session number.
-  if (peer->their_session == 0 && (lost || header.type == MessageType::kBye)) {
-    peer->their_session = header.from_session;
+  if (peer->remote_session == 0 && (lost || header.type == MessageType::kBye)) {
+    peer->remote_session = header.from_session;
   }
   if (lost) {
     // The peer may not know yet: its bye stops ours, any other message is answered with one.
@@ -130,13 +132,16 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
     lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     return;
   }
-  if (peer->their_session == 0) return;  // overtook the welcome
+  if (peer->remote_session == 0) return;  // overtook the welcome
   peer->channel->on_ack(header.ack, header.ack_bits);
   // kReady, or any numbered message, proves that our welcome arrived.
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(*peer);
   if (header.type == MessageType::kPing) on_ping(*peer, frame->body);
   if (header.type == MessageType::kPong) on_pong(*peer, frame->body);
-  if (header.seq != 0 && on_numbered(*peer, *frame)) peer->channel->arrived(header.seq);
+  if (header.seq != 0 && on_numbered(*peer, *frame)) {
+    peer->channel->arrived(header.seq);
+    if (!peer->early.empty()) take_early(*peer);
+  }
   if (!peer->dirty) {
     peer->dirty = true;
     dirty_.push_back(peer->slot);
@@ -164,7 +169,7 @@ void Peers::on_wrong_job(uint8_t network, std::span<const std::byte> datagram) {
   const auto reject = control::decode_reject(frame->body);
   if (peer == nullptr || !reject || reject->code != Errc::kWrongJob) return;
   if (peer->state.load(std::memory_order_relaxed) != PeerState::kConnecting) return;
-  if (peer->their_session != 0) return;
+  if (peer->remote_session != 0) return;
   lose(*peer, PeerState::kLost, Errc::kWrongJob, false);
 }
 
@@ -175,8 +180,8 @@ bool Peers::refuse_stale_hello(const Header& header, const control::Address& fro
     if (old->remote.engine_id != from.engine_id) continue;
     if (from.incarnation < old->remote.incarnation) return true;
     if (from.incarnation > old->remote.incarnation) continue;
-    if (header.from_session > old->their_session) continue;
-    if (header.from_session == old->their_session) {
+    if (header.from_session > old->remote_session) continue;
+    if (header.from_session == old->remote_session) {
       send_bye(*old);
       schedule(*old);
     }
@@ -205,8 +210,8 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
   if (peer != nullptr) {
     if (from.incarnation < peer->remote.incarnation) return;  // of an earlier incarnation
     if (from.incarnation == peer->remote.incarnation) {
-      if (header.from_session < peer->their_session) return;  // of an earlier session
-      const bool other = peer->their_session != 0 && header.from_session != peer->their_session;
+      if (header.from_session < peer->remote_session) return;  // of an earlier session
+      const bool other = peer->remote_session != 0 && header.from_session != peer->remote_session;
       if (other) lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
     } else {
       lose(*peer, PeerState::kLost, Errc::kPeerLost, false);
@@ -231,7 +236,7 @@ void Peers::on_hello(uint8_t network, const Header& header, const control::Body&
     // Their kReady may get lost: the welcome is repeated until a message answers it.
     peer->hello_due_ns = core_.now_ns + peer->hello_interval_ns;
   }
-  peer->their_session = header.from_session;
+  peer->remote_session = header.from_session;
   peer->hello = *std::move(hello);
   send_hello(*peer, MessageType::kWelcome);
   schedule(*peer);
@@ -244,7 +249,7 @@ void Peers::on_welcome(Peer& peer, const Header& header, const control::Body& bo
     ++core_.control_bad;
     return;
   }
-  peer.their_session = header.from_session;
+  peer.remote_session = header.from_session;
   peer.hello = *std::move(hello);
   if (peer.state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(peer);
   send_unnumbered(peer, MessageType::kReady, {});
@@ -303,8 +308,8 @@ void Peers::flush_peer(Peer& peer, int64_t now_ns) {
     control::ReliableChannel::Due due;
     while (peer.channel->next_due(now_ns, due)) {
       Header header{.type = due.type,
-                    .to_session = peer.their_session,
-                    .from_session = peer.my_session,
+                    .to_session = peer.remote_session,
+                    .from_session = peer.local_session,
                     .seq = due.seq};
       peer.channel->fill_ack(header);
       if (!transmit(peer, header, due.body, due.again)) {
@@ -344,7 +349,7 @@ void Peers::on_timer(Peer& peer, int64_t now_ns) {
   if (peer.abort_counters_ns <= now_ns) abort_counters(peer);
   const PeerState state = peer.state.load(std::memory_order_relaxed);
   if (peer.connect_deadline_ns <= now_ns) {
-    lose(peer, PeerState::kLost, Errc::kUnreachable, peer.their_session != 0);
+    lose(peer, PeerState::kLost, Errc::kUnreachable, peer.remote_session != 0);
     return;
   }
   if (peer.hello_due_ns <= now_ns) {

@@ -27,6 +27,9 @@ class SlotTable {
     }
   }
 
+  /// What the generation of each slot counts from. Before the first acquire().
+  void set_generation(uint32_t generation) noexcept { first_generation_ = generation; }
+
   /// A slot that is not yet visible to find(), or nullptr when all are in use. Recycled slots are
   /// reused first in, first out, so that a generation repeats as late as possible.
   T* acquire(uint32_t& slot) {
@@ -37,6 +40,7 @@ class SlotTable {
         // Pairs with the acquire load in at().
         chunk.store(new T[std::min(kChunk, max_ - slot)], std::memory_order_release);
       }
+      at(slot)->last_generation = first_generation_;
     } else if (!free_.empty()) {
       slot = free_.front();
       free_.pop_front();
@@ -92,6 +96,7 @@ class SlotTable {
   uint32_t chunk_count() const noexcept { return (max_ + kChunk - 1) / kChunk; }
 
   const uint32_t max_;
+  uint32_t first_generation_ = 0;
   uint32_t made_ = 0;
   uint32_t live_ = 0;
   std::deque<uint32_t> free_;

@@ -2,43 +2,20 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "core/core.h"
+#include "core/submit.h"
 
 // The submitter's side: checks every argument against the current state, copies the request into an
-// operation slot, and pushes its number into the submission ring. No lock; a refused request leaves
-// nothing behind.
+// operation slot, and pushes its number into the submission ring. Any thread, and no lock: only the
+// undo of a request that had joined a batch takes the state lock. A refused request leaves nothing
+// behind.
 
 namespace fabric::core {
 
 namespace {
 
-/// offset + size <= limit, without overflow.
-bool fits(uint64_t offset, uint64_t size, uint64_t limit) noexcept {
-  return offset <= limit && size <= limit - offset;
-}
-
-/// Every page of the list lies inside `limit`.
-bool pages_fit(const Pages& pages, uint64_t page_bytes, uint64_t limit) noexcept {
-  uint32_t largest = 0;
-  for (const uint32_t index : pages.indices) largest = std::max(largest, index);
-  uint64_t last = 0, end = 0;
-  return !__builtin_mul_overflow(pages.stride_bytes, static_cast<uint64_t>(largest), &last) &&
-         !__builtin_add_overflow(last, pages.offset_bytes, &end) && fits(end, page_bytes, limit);
-}
-
 constexpr const char* kShareOfOnePeer = "ops_max: the share of one peer";
 
 }  // namespace
-
-/// The common part of all requests.
-struct EngineCore::Request {
-  OpKind kind{};
-  Priority priority = Priority::kNormal;
-  Timeout timeout{};
-  BatchId batch{};
-  const Notify* notify = nullptr;
-  PeerId peer{};  ///< of operations with one peer: its quota is charged
-};
 
 Result<int64_t> EngineCore::deadline(Timeout timeout, bool may_be_forever) const {
   int64_t until = 0;
@@ -370,49 +347,6 @@ Result<uint32_t> EngineCore::submit(std::span<const Write> requests) {
   return taken;
 }
 
-Result<OpId> EngineCore::submit(const PagedWrite& request) {
-  if (refuses()) return fail(Errc::kClosed, "engine");
-  auto source = regions.local_size(request.source, "source");
-  if (!source) return source.error();
-  auto target = regions.remote_size(request.target, "target");
-  if (!target) return target.error();
-  const size_t n = request.source_pages.indices.size();
-  if (n == 0) return fail(Errc::kInvalidArgument, "source_pages.indices");
-  if (n != request.target_pages.indices.size()) {
-    return fail(Errc::kInvalidArgument, "target_pages.indices");
-  }
-  if (!pages_fit(request.source_pages, request.page_bytes, *source)) {
-    return fail(Errc::kOutOfBounds, "source_pages");
-  }
-  if (!pages_fit(request.target_pages, request.page_bytes, *target)) {
-    return fail(Errc::kOutOfBounds, "target_pages");
-  }
-  auto admitted = admit({.kind = OpKind::kPaged,
-                         .priority = request.priority,
-                         .timeout = request.timeout,
-                         .batch = request.batch,
-                         .notify = &request.notify,
-                         .peer = regions.remote_peer(request.target)});
-  if (!admitted) return admitted.error();
-  Op& op = **admitted;
-  auto list = copy_list(op, nullptr, 2 * n * sizeof(uint32_t), "source_pages.indices");
-  if (!list) return list.error();
-  auto* indices = static_cast<uint32_t*>(*list);
-  std::copy_n(request.source_pages.indices.data(), n, indices);
-  std::copy_n(request.target_pages.indices.data(), n, indices + n);
-  op.list.count = static_cast<uint32_t>(2 * n);
-  op.parts = static_cast<uint32_t>(n);
-  op.source = request.source;
-  op.source_offset = request.source_pages.offset_bytes;
-  op.source_stride = request.source_pages.stride_bytes;
-  op.target = request.target;
-  op.target_offset = request.target_pages.offset_bytes;
-  op.target_stride = request.target_pages.stride_bytes;
-  op.size_bytes = request.page_bytes;
-  op.counter_key = request.imm;
-  return launch(op);
-}
-
 Result<void> EngineCore::check_scatter(const Scatter& request) const {
   auto source = regions.local_size(request.source, "source");
   if (!source) return source.error();
@@ -453,6 +387,7 @@ Result<OpId> EngineCore::submit(const Scatter& request) {
   auto list = copy_list(op, request.targets.data(), request.targets.size_bytes(), "targets");
   if (!list) return list.error();
   op.list.count = op.parts = static_cast<uint32_t>(request.targets.size());
+  op.unsplit = request.unsplit;
   op.source = request.source;
   op.group = request.group;
   return launch(op);
@@ -567,6 +502,18 @@ Result<OpId> EngineCore::submit(const Fence& request) {
   return launch(**admitted);
 }
 
+Result<OpId> EngineCore::submit(const Revoke& request) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  if (!request.grant) return fail(Errc::kInvalidArgument, "grant");
+  auto admitted = admit({.kind = OpKind::kRevoke,
+                         .timeout = request.timeout,
+                         .batch = request.batch,
+                         .notify = &request.notify});
+  if (!admitted) return admitted.error();
+  (*admitted)->grant = request.grant;
+  return launch(**admitted);
+}
+
 Result<OpId> EngineCore::submit(const Deregister& request) {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (auto size = regions.local_size(request.region, "region"); !size) return size.error();
@@ -579,16 +526,58 @@ Result<OpId> EngineCore::submit(const Deregister& request) {
   return launch(**admitted);
 }
 
-Result<OpId> EngineCore::expect(CounterKey key, uint64_t n, const Notify& notify, Timeout timeout,
+Result<void> EngineCore::mask_everywhere(PeerId peer) {
+  const OpenStateGuard lock(*this);
+  if (!lock) return fail(Errc::kClosed, "engine");
+  return counters.mask_everywhere(peer);
+}
+
+Result<OpId> EngineCore::submit(const Drop& request) {
+  if (refuses()) return fail(Errc::kClosed, "engine");
+  if (!request.peer) return fail(Errc::kInvalidArgument, "peer");
+  const bool known = peers.find_unlocked(request.peer) != nullptr;
+  Result<Op*> admitted(nullptr);
+  if (known) {
+    admitted = admit({.kind = OpKind::kDrop,
+                      .timeout = request.timeout,
+                      .batch = request.batch,
+                      .notify = &request.notify});
+    if (!admitted) return admitted.error();
+  }
+  // Before the operation is accepted: the caller's next wait is for the members that are left.
+  if (auto masked = mask_everywhere(request.peer); !masked) {
+    if (known) discard(**admitted);
+    return masked.error();
+  }
+  if (!known) return fail(Errc::kNotFound, "peer");
+  (*admitted)->peer = request.peer;
+  return launch(**admitted);
+}
+
+Result<OpId> EngineCore::expect_group(CounterGroupState& group, uint64_t n, const Notify& notify,
+                                      Timeout timeout) {
+  const OpenStateGuard lock(*this);
+  if (!lock) return fail(Errc::kClosed, "engine");
+  if (auto ok = group.begin_expectation(n); !ok) return ok.error();
+  CounterTable::Armed armed;
+  auto op = expect({.key = group.parent, .n = group.owed, .value = group.shares_sum}, notify,
+                   timeout, &armed);
+  // Without an operation the round stays open for the next expectation.
+  if (op) group.expectation_armed(armed);
+  return op;
+}
+
+Result<OpId> EngineCore::expect(const Expected& expected, const Notify& notify, Timeout timeout,
                                 CounterTable::Armed* armed_out) {
   auto admitted = admit({.kind = OpKind::kExpect, .timeout = timeout, .notify = &notify});
   if (!admitted) return admitted.error();
   Op& op = **admitted;
-  op.expected = n;
-  op.expectation.key = key;
+  op.expected = expected.value;
+  op.expectation.key = expected.key;
   const OpId id = op.id();
   // From here on any thread may complete it: everything above is visible to that thread.
-  auto armed = counters.table.expect(key, n, op.self);
+  Result<CounterTable::Armed> armed(CounterTable::Armed{.met = true});
+  if (expected.n != 0) armed = counters.table.expect(expected.key, expected.n, op.self);
   if (!armed) {
     discard(op);
     return armed.error();

@@ -6,6 +6,8 @@
 
 namespace fabric {
 
+// Names of public enumerators. Pure functions: any thread.
+//
 // No default in these switches, so that the compiler reports a missing enumerator. The return after
 // a switch is for values that are no enumerator.
 

@@ -7,19 +7,24 @@
 
 // Retiring and completing writes one by one, stopping operations, closing paths. Posting is in
 // datapath.cc, routing in route.cc, the common case of a successful completion in fast_path.cc.
+// State lock held throughout: on the worker, and on threads that cancel, disconnect or close.
 
 namespace fabric::core {
 
 Transfers::Transfers(EngineCore& core) : core_(core) {}
 
-Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noexcept {
+Transfers::PartSpec Transfers::part_of(const Op& op, uint32_t part) const noexcept {
   switch (op.kind) {
     case OpKind::kPaged: {
-      const auto indices = op.list.as<uint32_t>();
+      PageCursor cursor;
+      return page_of(op, part, cursor);
+    }
+    case OpKind::kListed: {
+      const ListedWrite& write = op.listed[part];
       return {.target = op.target,
-              .source_offset = op.source_offset + indices[part] * op.source_stride,
-              .target_offset = op.target_offset + indices[op.parts + part] * op.target_stride,
-              .size_bytes = op.size_bytes,
+              .source_offset = op.source_offset + write.source_offset,
+              .target_offset = op.target_offset + write.target_offset,
+              .size_bytes = write.size_bytes,
               .counter_key = op.counter_key};
     }
     case OpKind::kScatter: {
@@ -41,6 +46,19 @@ Transfers::PartSource Transfers::part_of(const Op& op, uint32_t part) const noex
   }
 }
 
+Transfers::PartSpec Transfers::page_of(const Op& op, uint32_t part,
+                                       PageCursor& cursor) const noexcept {
+  const uint32_t page = op.inner_count == 1 ? part : part / op.inner_count;
+  const uint32_t inner = part - page * op.inner_count;
+  return {.target = op.target,
+          .source_offset =
+              op.source_offset + op.source_pages.offset_of(page, inner, cursor.run_at_source),
+          .target_offset =
+              op.target_offset + op.target_pages.offset_of(page, inner, cursor.run_at_target),
+          .size_bytes = op.size_bytes,
+          .counter_key = op.counter_key};
+}
+
 void Transfers::stop(Op& op, Errc code) {
   if (op.state.load(std::memory_order_relaxed) == OpState::kDraining) return;
   if (op.post_batch != kNone) expand_post_batch(op.post_batch);
@@ -54,9 +72,9 @@ void Transfers::stop(Op& op, Errc code) {
     for (NetworkSlot& network : core_.networks) {
       for (RailSlot& rail : network.rails) {
         std::vector<uint32_t> withdrawn;
-        std::erase_if(rail.refused, [&](const WriteOp& wire) FABRIC_REQUIRES(state_lock) {
-          if (inflight_[wire.cookie].op != op.self) return false;
-          withdrawn.push_back(wire.cookie);
+        std::erase_if(rail.backlog, [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
+          if (inflight_[wr.cookie].op != op.self) return false;
+          withdrawn.push_back(wr.cookie);
           return true;
         });
         for (const uint32_t cookie : withdrawn) retire_write(cookie, {code, Remote::kNotDelivered});
@@ -87,7 +105,8 @@ void Transfers::force_drain(Op& op) {
     return;
   }
   core_.protocol.count(ProtocolEvent::kDrainTimedOut);
-  // The bound has passed: no peer is waited for. What the NIC still holds retires with its path.
+  // The drain bound has passed: stops waiting for peers. What the NIC still holds retires with its
+  // path.
   {
     const OpHold hold(op);
     for (uint32_t i = 0; i < inflight_.size(); ++i) {
@@ -122,10 +141,10 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
     core_.peers.on_host_alive(peer, core_.now_ns);
   } else if (status.code == Errc::kRailLost && path.state == Path::State::kReady) {
     path.broke = replay_is_exact(path);  // it was ready: this side has not closed it
-    if (status.remote == Remote::kUnknown && rail.up) on_no_answer(peer, path);
+    if (status.remote == Remote::kUnknown && rail.up) on_ack_timeout(peer, path);
   }
   if (status.code == Errc::kOk) {
-    path.imms_done += write.wire.has_imm;
+    path.imms_done += write.wr.has_imm;
   } else if (replay_is_exact(path) && write.imms_before != UINT64_MAX) {
     close_path(path);  // one failed write, and imms_before no longer match the target's count
   }
@@ -163,39 +182,56 @@ void Transfers::retire_write(uint32_t cookie, const CompletionStatus& reported) 
 void Transfers::complete_inflight(const InflightWrite& write, const CompletionStatus& status) {
   Op& op = core_.ops.at(write.op);
   const PeerId peer = core_.peers.at(write.peer)->id();
-  if (op.kind == OpKind::kWrite) {
-    if (status.code == Errc::kOk && write.wire.has_imm != 0) ++op.slices_counted;
-    complete_slice(op, peer, status, write.wire.size_bytes);
+  if (SliceProgress* const sliced = slices_of(op, write.cut); sliced != nullptr) {
+    if (status.code == Errc::kOk && write.wr.has_imm != 0) ++sliced->slices_counted;
+    const bool complete =
+        complete_slice(op, write.part, write.cut, peer, status, write.wr.size_bytes);
     // An immediate after a slice that did not arrive would vouch for bytes that are not there (P6).
-    while (op.slices_failed > 0 && op.pending != kNone) drop_pending(op.pending, status.code);
+    if (!complete && sliced->slices_failed > 0) drop_slices(op, write.cut, sliced->slice_code);
   } else {
-    complete_part(op, write.part, peer, status, write.wire.size_bytes);
+    complete_part(op, write.part, peer, status, write.wr.size_bytes);
   }
   --op.inflight;
   complete_if_done(op);
 }
 
-void Transfers::complete_slice(Op& op, PeerId peer, const CompletionStatus& status,
-                               uint64_t bytes) {
-  ++op.slices_completed;
+/// Null: the part is one work request.
+SliceProgress* Transfers::slices_of(Op& op, uint32_t cut) noexcept {
+  if (cut != kNone) return &cut_targets_.at(cut);
+  return op.kind == OpKind::kWrite ? &op : nullptr;
+}
+
+/// True: it was the last one, and the part has completed.
+bool Transfers::complete_slice(Op& op, uint32_t part, uint32_t cut, PeerId peer,
+                               const CompletionStatus& status, uint64_t bytes) {
+  SliceProgress& sliced = *slices_of(op, cut);
+  ++sliced.slices_completed;
   if (status.code == Errc::kOk) {
     op.bytes_delivered += bytes;
   } else {
-    ++op.slices_failed;
-    if (status.remote != Remote::kNotDelivered) ++op.slices_unknown;
-    if (op.code == Errc::kOk) {
-      op.code = status.code;
-      op.failed_peer = peer;
-    }
+    ++sliced.slices_failed;
+    if (status.remote != Remote::kNotDelivered) ++sliced.slices_unknown;
+    if (sliced.slice_code == Errc::kOk) sliced.slice_code = status.code;
   }
-  if (op.slices_completed < op.slices) return;
-  CompletionStatus write_status{op.code, Remote::kDelivered};
-  if (op.slices_failed > 0) {
+  if (sliced.slices_completed < sliced.slices) return false;
+  CompletionStatus part_status{sliced.slice_code, Remote::kDelivered};
+  if (sliced.slices_failed > 0) {
     // Nothing of it can land any more, but a shard that was counted has changed the counter.
-    const bool known = op.slices_unknown == 0 && op.slices_counted == 0;
-    write_status.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
+    const bool known = sliced.slices_unknown == 0 && sliced.slices_counted == 0;
+    part_status.remote = known ? Remote::kNotDelivered : Remote::kUnknown;
   }
-  complete_part(op, 0, peer, write_status, 0);
+  if (cut != kNone) cut_targets_.give_back(cut);
+  complete_part(op, part, peer, part_status, 0);
+  return true;
+}
+
+/// Completes what is pending of a write, or of one cut target of a scatter.
+void Transfers::drop_slices(Op& op, uint32_t cut, Errc code) {
+  for (uint32_t index = op.pending; index != kNone;) {
+    const uint32_t next = pending_.at(index).op_next;
+    if (pending_.at(index).cut == cut) drop_pending(index, code);
+    index = next;
+  }
 }
 
 void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
@@ -223,7 +259,8 @@ void Transfers::complete_part(Op& op, uint32_t part, PeerId peer, const Completi
 }
 
 /// A counted write whose delivery is unknown poisons its counter key: part of it and part of a
-/// retry would count as one write (P10). The receiver then fails the expectations on the key.
+/// retry would count as one write (P10). The receiver then fails the expectations on the counter
+/// key.
 void Transfers::poison_key(const Op& op, uint32_t part, PeerId peer_id, Errc code) {
   const CounterKey key = part_of(op, part).counter_key;
   Peer* peer = core_.peers.find(peer_id);
@@ -255,14 +292,14 @@ void Transfers::close_path(Path& path) {
 void Transfers::begin_close(Path& path) {
   routes_changed();
   post_batches_.each([&](PostBatch& post_batch) FABRIC_REQUIRES(state_lock) {
-    if (post_batch.path == &path) expand(post_batch);
+    if (post_batch.compact && post_batch.uses(&path)) expand(post_batch);
   });
   path.state = Path::State::kClosing;
-  path.probe_until_ns = kNeverNs;
+  path.probe_deadline_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
-  std::erase_if(core_.networks[path.network].rails[path.rail].refused, [&](const WriteOp& wire) {
-    if (wire.path != path.id) return false;
-    withdrawn.push_back(wire.cookie);
+  std::erase_if(core_.networks[path.network].rails[path.rail].backlog, [&](const WriteOp& wr) {
+    if (wr.path != path.id) return false;
+    withdrawn.push_back(wr.cookie);
     return true;
   });
   for (const uint32_t cookie : withdrawn) {
@@ -270,7 +307,7 @@ void Transfers::begin_close(Path& path) {
   }
 }
 
-void Transfers::on_path_down(const RailSlot& rail, const WireEvent& event) {
+void Transfers::on_path_down(const RailSlot& rail, const RailEvent& event) {
   const auto found = std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
     return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
            path->network == rail.network && path->rail == rail.index && path->id == event.path;
@@ -289,7 +326,7 @@ void Transfers::path_down(Path& path, Errc code) {
   routes_changed();
   Peer& peer = *core_.peers.at(path.peer);
   for (uint32_t p = 0; p < 3; ++p) {
-    while (path.listed[p]) unlist_path(path, p);
+    while (path.listed[p]) deactivate(path, p);
   }
   if (code == Errc::kPeerLost && !path.peer_lost) {
     path.state = Path::State::kBackingOff;  // it has no connection
@@ -425,7 +462,7 @@ uint64_t Transfers::oldest_inflight(const Peer& peer) const noexcept {
     }
   }
   post_batches_.each([&](const PostBatch& post_batch) {
-    if (post_batch.compact && post_batch.peer == &peer) oldest = std::min(oldest, post_batch.seq);
+    if (post_batch.compact) oldest = std::min(oldest, post_batch.oldest_to(&peer));
   });
   // Writes of a broken connection may still land, even if their operation has completed by now.
   for (const auto& broken : broken_) {
@@ -452,10 +489,11 @@ bool Transfers::idle() const noexcept {
   const bool idle = std::all_of(paths_.begin(), paths_.end(),
                                 [](const auto& path) { return path->state == Path::State::kFree; });
   // Otherwise it leaked: nothing is left that could give it back.
-  FABRIC_DCHECK(!idle || inflight_free_ == inflight_.size(), "a write outlives its path");
+  FABRIC_DCHECK(!idle || free_inflight_count_ == inflight_.size(), "a write outlives its path");
   FABRIC_DCHECK(!idle || post_batches_.empty(), "a post batch outlives its path");
   FABRIC_DCHECK(!idle || broken_.empty(), "a broken connection outlives its peer");
   FABRIC_DCHECK(!idle || pending_.held() == 0, "a pending fragment outlives its operation");
+  FABRIC_DCHECK(!idle || cut_targets_.held() == 0, "a cut target outlives its operation");
   return idle;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/driver.h"
 #include "control/message.h"
+#include "core/cut_target.h"
 #include "core/op.h"
 #include "core/pending.h"
 #include "core/post_batch.h"
@@ -42,8 +43,8 @@ struct CompletionStatus {
 /// The target's report on its end of a path, sent once that end is closed and drained.
 struct DrainReport {
   bool received = false;
-  bool exact = false;  ///< `taken` is exact, so that replay is possible
-  uint64_t taken = 0;  ///< immediates that the target received, stale ones included
+  bool exact = false;          ///< `imms_received` is exact, so that replay is possible
+  uint64_t imms_received = 0;  ///< immediates that the target received, stale ones included
 };
 
 /// One rail here to one rail of one peer, in the direction of our writes. A path outlives its
@@ -63,7 +64,7 @@ struct Path {
   bool peer_lost = false;      ///< not opened again once it is down
   bool needs_probe = false;    ///< the last use failed: nothing is posted until a probe completes
   bool started = false;        ///< this connection was ready once, so writes may have been posted
-  bool rejected = false;       ///< refused for good: freed once it is down
+  bool rejected = false;       ///< the peer rejected it permanently: freed once it is down
   bool broke = false;          ///< this connection failed; this side did not close it
   bool remote_closed = false;  ///< the target reported that its end is down
   uint32_t id = 0;             ///< the provider's
@@ -80,15 +81,16 @@ struct Path {
   uint64_t in_doubt_seq = UINT64_MAX;       ///< the lowest that was ever among them
   DrainReport drain_report{};
   uint32_t failures = 0;  ///< in a row
+  /// kBackingOff: when it is reopened; kReady: when the next probe is due.
   int64_t retry_ns = kNeverNs;
   uint32_t probe = kNone;  ///< cookie of the probe in flight
-  int64_t probe_until_ns = kNeverNs;
+  int64_t probe_deadline_ns = kNeverNs;
 };
 
 /// One work request, from when it is made until it is retired, or, if it is in doubt, reconciled.
 /// Entries of a compact PostBatch have none.
 struct InflightWrite {
-  WriteOp wire{};
+  WriteOp wr{};
   uint32_t op = kNone;  ///< kNone: this record is free; or kProbe
   uint32_t part = 0;
   uint32_t path = kNone;
@@ -100,8 +102,9 @@ struct InflightWrite {
   Priority priority{};
   /// Immediates posted on its path before it; UINT64_MAX: the rail has not accepted it.
   uint64_t imms_before = UINT64_MAX;
-  uint64_t offset = 0;            ///< of its first byte in the write
-  Shard shard{};                  ///< of a write: what it is a slice of
+  uint64_t offset = 0;            ///< of its first byte in the part
+  Shard shard{};                  ///< of a write or a cut target: what it is a slice of
+  uint32_t cut = kNone;           ///< of a scatter target that is cut: its CutTarget
   bool in_doubt = false;          ///< its path broke; the drain report decides what became of it
   CompletionStatus status{};      ///< of a write in doubt, as far as this side knows
   Errc replay_error = Errc::kOk;  ///< not kOk: must not be replayed, and completes with this code
@@ -138,9 +141,9 @@ struct RailSlot {
   /// Work requests of the fast path, for the next post.
   std::array<WriteOp, kPostMax> staged FABRIC_GUARDED_BY(state_lock){};
   /// The last of the post batches that are staged.
-  PostBatch* open_batch FABRIC_GUARDED_BY(state_lock) = nullptr;
+  PostBatch* open_post_batch FABRIC_GUARDED_BY(state_lock) = nullptr;
   /// In flight here, not yet accepted by a full provider.
-  std::vector<WriteOp> refused FABRIC_GUARDED_BY(state_lock){};
+  std::vector<WriteOp> backlog FABRIC_GUARDED_BY(state_lock){};
   /// Immediates of the current poll.
   std::vector<uint32_t> arrived_imms FABRIC_GUARDED_BY(state_lock){};
   Traffic tx FABRIC_GUARDED_BY(state_lock){}, rx FABRIC_GUARDED_BY(state_lock){};
@@ -153,7 +156,11 @@ struct NetworkSlot {
   std::vector<RailSlot> rails{};
   uint32_t memory_kinds = 0;
   FenceKind fence = FenceKind::kNone;
+  bool count_is_final = true;  ///< on all of its rails
   bool is_self = false;
+  uint64_t stripe_bytes_min = 0;  ///< as effective: of the network, of the engine, or the default
+  /// Round robin over rails, for all peers together: writes to many peers use all rails evenly.
+  uint32_t rotation FABRIC_GUARDED_BY(state_lock) = 0;
 };
 
 /// One member of a Signal.
@@ -162,8 +169,9 @@ struct SignalTarget {
   CounterKey key{};
 };
 
-/// The data path of an engine: turns transfers (writes, paged writes, scatters, signals) into work
-/// requests, retires their completions, and replays what a broken connection left in doubt.
+/// The data path of an engine: turns transfers (writes, paged and listed writes, scatters, signals)
+/// into work requests, retires their completions, and replays what a broken connection left in
+/// doubt.
 ///
 /// Owner: EngineCore. Everything here runs under the state lock, nearly all of it on the worker
 /// during its turn. Rails are posted to and polled only there. close(), cancel(), disconnect() and
@@ -173,11 +181,12 @@ struct SignalTarget {
 /// - An *operation* (Op) is what was submitted. It completes once, with one code.
 /// - A *part* is what completions count: the write itself, one page, one target. Every part
 ///   completes once, and is reported to the batch of its operation.
-/// - A *shard* is the share of one path in a write that is striped over several rails. Every shard
-///   carries one immediate, which tells the target how many shards the write was cut into.
+/// - A *shard* is the share of one path in a write or a scatter target that is striped over several
+///   rails. Every shard carries one immediate, which tells the target how many shards there are.
 /// - A *slice* is one work request of a shard that is too large for one, or is bulk and must not
-///   block the rail. Only the last slice carries the immediate. A write completes when all slices
-///   of all shards have. Other parts are one work request.
+///   block the rail. Only the last slice carries the immediate. A write or a target completes when
+///   all slices of all shards have: SliceProgress counts them, in the operation for a write, in a
+///   CutTarget for a target of several slices. Other parts are one work request.
 /// - A *pending fragment* (PendingFragment) is accepted and not posted: the rest of a shard, or a
 ///   run of parts. It waits for its peer to connect, then for room on its path.
 /// - An *in-flight write* (InflightWrite) is one work request from the moment it is made until it
@@ -197,7 +206,7 @@ struct SignalTarget {
 ///
 /// Life of a work request: made -> offered to the rail -> accepted (it gets its position among the
 /// immediates of its path: the target counts only what was really sent), or kept in
-/// RailSlot::refused until the provider has room -> *retired* when the provider reports its
+/// RailSlot::backlog until the provider has room -> *retired* when the provider reports its
 /// completion. The part or fragment *completes* then, unless the connection broke: on networks with
 /// exact replay the write is then *in doubt*, leaves the in-flight counts of path, rail and region,
 /// and stays with its operation. failover.cc holds it with a BrokenConnection until the target's
@@ -222,13 +231,13 @@ class Transfers {
   void peer_connected(Peer& peer) FABRIC_REQUIRES(state_lock);
   void peer_lost(Peer& peer, Errc code) FABRIC_REQUIRES(state_lock);
   /// The lease is valid again: fragments that waited for it may be posted.
-  void peer_resumed(Peer& peer) FABRIC_REQUIRES(state_lock);
+  void lease_renewed(Peer& peer) FABRIC_REQUIRES(state_lock);
   /// Completes what is pending for the peer; what is posted drains and is not replayed.
   void stop_queued(Peer& peer, Errc code) FABRIC_REQUIRES(state_lock);
   /// Completes what is pending for an imported region that was revoked.
   void region_revoked(RemoteRegion handle) FABRIC_REQUIRES(state_lock);
   /// Completes what is pending for the peer under a counter key that it closed. Posted writes may
-  /// drain, but none may follow once we have confirmed to the peer that we are quiet
+  /// drain, but none may follow once this engine has confirmed to the peer that it is quiescent
   /// (contracts.md P11).
   void key_revoked(const Peer& peer, CounterKey key) FABRIC_REQUIRES(state_lock);
   void warm(Peer& peer, uint32_t rails = kRailsMax) FABRIC_REQUIRES(state_lock);
@@ -236,9 +245,9 @@ class Transfers {
   void path_answered(Peer& peer, uint32_t ref, Errc code, std::span<const std::byte> answer)
       FABRIC_REQUIRES(state_lock);
   /// The target's drain report: its end of a path is closed, and this is what it received.
-  void on_drain_report(Peer& peer, const control::PathState& state) FABRIC_REQUIRES(state_lock);
-  /// Requests a probe, a write without bytes, on every ready path of the peer: its completion shows
-  /// that the host answers.
+  void on_drain_report(Peer& peer, const control::PathDrained& state) FABRIC_REQUIRES(state_lock);
+  /// Requests a probe, a zero-byte write without an immediate, on every ready path of the peer: its
+  /// completion shows that the host answers.
   void probe(Peer& peer) FABRIC_REQUIRES(state_lock);
   bool can_probe(const Peer& peer) const noexcept FABRIC_REQUIRES(state_lock);
   /// Opens paths whose back-off is over and sends probes that are due; returns how many.
@@ -251,10 +260,11 @@ class Transfers {
   /// Every rail polled in this turn was polled until it had no more events.
   bool polls_exhausted() const noexcept FABRIC_REQUIRES(state_lock) { return polls_exhausted_; }
   uint32_t poll(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
-  uint32_t post(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
-  /// Fragments are ready to be posted, or writes were refused: only then post() has work.
-  bool may_post() const noexcept FABRIC_REQUIRES(state_lock) { return listed_ != 0 || refused_; }
-  void begin_posts() noexcept FABRIC_REQUIRES(state_lock) { refused_ = false; }
+  uint32_t post_all() FABRIC_REQUIRES(state_lock);
+  /// Fragments are ready to be posted, or writes were refused: only then post_all() has work.
+  bool may_post() const noexcept FABRIC_REQUIRES(state_lock) {
+    return active_total_ != 0 || has_backlog_;
+  }
   bool posted() const noexcept FABRIC_REQUIRES(state_lock) {
     return posted_;
   }  ///< since poll_again()
@@ -273,7 +283,7 @@ class Transfers {
     expand(*post_batches_.at(index));
   }
   void expand_all() FABRIC_REQUIRES(state_lock);  ///< invalidates cached routes as well
-  /// Invalidates every CachedRoute: rails, paths, peers, regions or keys have changed.
+  /// Invalidates every CachedRoute: rails, paths, peers, regions or rkeys have changed.
   void routes_changed() noexcept FABRIC_REQUIRES(state_lock) { ++epoch_; }
   /// The lowest sequence number among the writes to the peer that are in flight or in doubt;
   /// UINT64_MAX: none.
@@ -313,7 +323,7 @@ class Transfers {
   Path& path_at(uint32_t index) noexcept FABRIC_REQUIRES(state_lock) { return *paths_[index]; }
 
  private:
-  struct PartSource {  ///< what one part of an operation reads, writes and counts at the target
+  struct PartSpec {  ///< what one part of an operation reads, writes and counts at the target
     RemoteRegion target{};
     uint64_t source_offset = 0, target_offset = 0, size_bytes = 0;
     CounterKey counter_key{};
@@ -326,11 +336,15 @@ class Transfers {
   // route.cc: from an operation to pending fragments; opening paths
   void start_parts(Op& op, uint32_t first, uint32_t count) FABRIC_REQUIRES(state_lock);
   void route(uint32_t index) FABRIC_REQUIRES(state_lock);
+  static uint32_t take_turns(NetworkSlot& network, const RailSet& up, uint32_t n = 1)
+      FABRIC_REQUIRES(state_lock);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why)
       FABRIC_REQUIRES(state_lock);
-  void route_write(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+  void route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& network, const RailSet& up)
       FABRIC_REQUIRES(state_lock);
   void route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+      FABRIC_REQUIRES(state_lock);
+  void route_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
       FABRIC_REQUIRES(state_lock);
   void enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail, PendingFragment fragment)
       FABRIC_REQUIRES(state_lock);
@@ -347,22 +361,27 @@ class Transfers {
   void free_path(Path& path) FABRIC_REQUIRES(state_lock);
 
   // datapath.cc: scheduling, posting, polling
-  void on_event(NetworkSlot& network, RailSlot& rail, const WireEvent& event)
+  void on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
-  void take_counts(RailSlot& rail) FABRIC_REQUIRES(state_lock);
-  void take_burst(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
+  void count_arrived_imms(RailSlot& rail) FABRIC_REQUIRES(state_lock);
+  void count_repeated_imm(RailSlot& rail, uint32_t imm, uint32_t n) FABRIC_REQUIRES(state_lock);
+  uint32_t post(NetworkSlot& network) FABRIC_REQUIRES(state_lock);
   uint32_t post(RailSlot& rail, std::span<WriteOp> wrs) FABRIC_REQUIRES(state_lock);
   bool may_post(const InflightWrite& write) FABRIC_REQUIRES(state_lock);
   void activate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   uint32_t make_writes(RailSlot& rail, std::span<WriteOp> out) FABRIC_REQUIRES(state_lock);
   bool next_path(RailSlot& rail, uint32_t& priority, Path*& path) FABRIC_REQUIRES(state_lock);
-  void unlist(RailSlot& rail, uint32_t priority) FABRIC_REQUIRES(state_lock);
-  void unlist_path(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  void deactivate_first(RailSlot& rail, uint32_t priority) FABRIC_REQUIRES(state_lock);
+  void deactivate(Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
   bool room_for_bulk(const RailSlot& rail, const Path& path) noexcept FABRIC_REQUIRES(state_lock);
   uint32_t make_write(RailSlot& rail, Path& path, uint32_t priority) FABRIC_REQUIRES(state_lock);
-  uint32_t make_page_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
+  uint32_t make_part_batch(RailSlot& rail, Path& path, uint32_t priority, std::span<WriteOp> out)
       FABRIC_REQUIRES(state_lock);
-  void fill_wire(WriteOp& wire, const Op& op, const Path& path, const PartSource& source)
+  static void fill_pages(std::span<WriteOp> out, const WriteOp& wr, const Op& op,
+                         PendingFragment& fragment) noexcept;
+  static uint64_t fill_listed(std::span<WriteOp> out, const WriteOp& wr, const Op& op,
+                              const PendingFragment& fragment) noexcept;
+  void fill_wr(WriteOp& wr, const Op& op, const Path& path, const PartSpec& source, uint32_t shards)
       FABRIC_REQUIRES(state_lock);
   void advance_pending(Op& op, uint32_t index, uint64_t bytes) FABRIC_REQUIRES(state_lock);
 
@@ -383,30 +402,40 @@ class Transfers {
   void post_staged() FABRIC_REQUIRES(state_lock);
   bool select_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
   bool look_up_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
-  const CachedPath& next_cached_path() const noexcept FABRIC_REQUIRES(state_lock);
+  static const CachedPath& next_cached_path(const CachedRoute& route) noexcept
+      FABRIC_REQUIRES(state_lock);
   static uint32_t fast_path_room(const CachedPath& cached_path) noexcept
+      FABRIC_REQUIRES(state_lock);
+  static bool has_fast_path_room(const RailSlot& rail, const Path& path) noexcept
       FABRIC_REQUIRES(state_lock);
   static bool fits_fast_path(const Op& op, int64_t now_ns) noexcept;
   uint32_t add_burst(std::span<const uint32_t> slots) FABRIC_REQUIRES(state_lock);
-  bool try_add_part(Op& op, uint32_t part, const PartSource& source) FABRIC_REQUIRES(state_lock);
+  uint32_t add_targets(Op& op, uint32_t first, uint32_t most) FABRIC_REQUIRES(state_lock);
+  PostBatch& take_post_batch(RailSlot& rail, LocalRegion* region, const Op& op)
+      FABRIC_REQUIRES(state_lock);
   PostBatch& new_post_batch(Path& path, Peer& peer, RailSlot& rail, LocalRegion* region,
                             const Op& op) FABRIC_REQUIRES(state_lock);
-  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op, uint32_t owner_op,
-                           uint32_t part) FABRIC_REQUIRES(state_lock);
-  WriteOp wire_template(const CachedPath& cached_path) const noexcept FABRIC_REQUIRES(state_lock);
-  static bool fill_from(WriteOp& wire, const WriteOp& base, uint32_t cookie, Priority priority,
-                        const PartSource& source) noexcept;
+  PostBatch& post_batch_on(const CachedPath& cached_path, const Op& op) FABRIC_REQUIRES(state_lock);
+  PostBatch& target_batch_on(RailSlot& rail, LocalRegion* region, const Op& op)
+      FABRIC_REQUIRES(state_lock);
+  WriteOp wr_template(const CachedPath& cached_path) const noexcept FABRIC_REQUIRES(state_lock);
+  static bool fill_from(WriteOp& wr, const WriteOp& base, uint32_t cookie, Priority priority,
+                        const PartSpec& source) noexcept;
   void account_added(PostBatch& post_batch, const CachedPath& cached_path, uint32_t n)
       FABRIC_REQUIRES(state_lock);
+  void on_posted_targets(PostBatch& post_batch, uint32_t accepted) FABRIC_REQUIRES(state_lock);
   void on_posted(PostBatch& post_batch, uint32_t accepted) FABRIC_REQUIRES(state_lock);
-  void keep_refused(RailSlot& rail, std::span<WriteOp> rest) FABRIC_REQUIRES(state_lock);
+  void add_to_backlog(RailSlot& rail, std::span<WriteOp> rest) FABRIC_REQUIRES(state_lock);
   uint32_t split_out(PostBatch& post_batch, uint32_t at) FABRIC_REQUIRES(state_lock);
   void insert_inflight(Path& path, uint32_t cookie) FABRIC_REQUIRES(state_lock);
-  uint32_t retire_batched(std::span<const WireEvent> events) FABRIC_REQUIRES(state_lock);
-  uint32_t retire_across_batches(const WireEvent& run, uint32_t left) FABRIC_REQUIRES(state_lock);
-  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const WireEvent& event)
+  uint32_t retire_batched(std::span<const RailEvent> events) FABRIC_REQUIRES(state_lock);
+  uint32_t retire_across_batches(const RailEvent& run, uint32_t left) FABRIC_REQUIRES(state_lock);
+  void retire_expanded(PostBatch& post_batch, uint32_t batch_cookie, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
   void retire_delivered_batch(PostBatch& post_batch, uint32_t bits) FABRIC_REQUIRES(state_lock);
+  void retire_delivered_targets(PostBatch& post_batch, uint32_t bits) FABRIC_REQUIRES(state_lock);
+  void complete_batched_parts(uint32_t owner_op, uint32_t n, uint64_t bytes)
+      FABRIC_REQUIRES(state_lock);
   uint64_t complete_writes(const PostBatch& post_batch, uint32_t bits, uint32_t n)
       FABRIC_REQUIRES(state_lock);
   uint64_t bytes_of(const PostBatch& post_batch, uint32_t bits, uint32_t n) const noexcept
@@ -415,12 +444,17 @@ class Transfers {
   void after_retire(Peer& peer, Path& path) FABRIC_REQUIRES(state_lock);
 
   // transfer.cc: retiring and completing what is not the common case; closing paths
-  PartSource part_of(const Op& op, uint32_t part) const noexcept FABRIC_REQUIRES(state_lock);
+  PartSpec part_of(const Op& op, uint32_t part) const noexcept FABRIC_REQUIRES(state_lock);
+  /// The same for a paged write, without a search if parts are visited in order.
+  PartSpec page_of(const Op& op, uint32_t part, PageCursor& cursor) const noexcept
+      FABRIC_REQUIRES(state_lock);
   void retire_write(uint32_t cookie, const CompletionStatus& reported) FABRIC_REQUIRES(state_lock);
   void complete_inflight(const InflightWrite& write, const CompletionStatus& status)
       FABRIC_REQUIRES(state_lock);
-  void complete_slice(Op& op, PeerId peer, const CompletionStatus& status, uint64_t bytes)
-      FABRIC_REQUIRES(state_lock);
+  SliceProgress* slices_of(Op& op, uint32_t cut) noexcept FABRIC_REQUIRES(state_lock);
+  bool complete_slice(Op& op, uint32_t part, uint32_t cut, PeerId peer,
+                      const CompletionStatus& status, uint64_t bytes) FABRIC_REQUIRES(state_lock);
+  void drop_slices(Op& op, uint32_t cut, Errc code) FABRIC_REQUIRES(state_lock);
   void complete_part(Op& op, uint32_t part, PeerId peer, const CompletionStatus& status,
                      uint64_t bytes) FABRIC_REQUIRES(state_lock);
   void complete_if_done(Op& op) FABRIC_REQUIRES(state_lock);
@@ -428,7 +462,7 @@ class Transfers {
   void drop_path_pending(Path& path, Errc code) FABRIC_REQUIRES(state_lock);
   template <class F>
   void drop_pending_where(F&& wanted, Errc code) FABRIC_REQUIRES(state_lock);
-  void on_path_down(const RailSlot& rail, const WireEvent& event) FABRIC_REQUIRES(state_lock);
+  void on_path_down(const RailSlot& rail, const RailEvent& event) FABRIC_REQUIRES(state_lock);
   void path_down(Path& path, Errc code) FABRIC_REQUIRES(state_lock);
   void close_path(Path& path) FABRIC_REQUIRES(state_lock);
   void begin_close(Path& path) FABRIC_REQUIRES(state_lock);
@@ -436,12 +470,12 @@ class Transfers {
   // failover.cc: broken connections, back-off, probes
   RailSet rails_for_new_work(const Peer& peer, const NetworkSlot& network) const
       FABRIC_REQUIRES(state_lock);
-  void on_rail_state(NetworkSlot& network, RailSlot& rail, const WireEvent& event)
+  void on_rail_state(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
       FABRIC_REQUIRES(state_lock);
   void schedule_reopen(Path& path, bool on_purpose) FABRIC_REQUIRES(state_lock);
   bool goes_in_doubt(const InflightWrite& write, const Path& path,
                      const CompletionStatus& status) const FABRIC_REQUIRES(state_lock);
-  bool may_replay(const Op& op) const noexcept FABRIC_REQUIRES(state_lock);
+  bool may_replay(Op& op, uint32_t cut) noexcept FABRIC_REQUIRES(state_lock);
   bool replay_is_exact(const Path& path) const noexcept FABRIC_REQUIRES(state_lock);
   bool on_given_up(const InflightWrite& write, Path& path, const CompletionStatus& status)
       FABRIC_REQUIRES(state_lock);
@@ -454,7 +488,7 @@ class Transfers {
   void drop_broken(size_t at) FABRIC_REQUIRES(state_lock);
   void complete_in_doubt(uint32_t cookie, CompletionStatus status) FABRIC_REQUIRES(state_lock);
   void replay(BrokenConnection& broken, uint32_t cookie) FABRIC_REQUIRES(state_lock);
-  void replay_shard(BrokenConnection& broken, Op& op, const Shard& shard, uint64_t from)
+  void replay_shard(BrokenConnection& broken, Op& op, PendingFragment rest)
       FABRIC_REQUIRES(state_lock);
   void resend(Op& op, Peer& peer, uint8_t network, PendingFragment fragment)
       FABRIC_REQUIRES(state_lock);
@@ -462,7 +496,7 @@ class Transfers {
   void move_pending(uint32_t index, Path& to) FABRIC_REQUIRES(state_lock);
   void start_probe(Path& path) FABRIC_REQUIRES(state_lock);
   void complete_probe(Path& path, const CompletionStatus& status) FABRIC_REQUIRES(state_lock);
-  void on_no_answer(Peer& peer, const Path& failed) FABRIC_REQUIRES(state_lock);
+  void on_ack_timeout(Peer& peer, const Path& failed) FABRIC_REQUIRES(state_lock);
   void request_probe(Path& path) FABRIC_REQUIRES(state_lock);
   void back_off(Path& path) FABRIC_REQUIRES(state_lock);
 
@@ -475,22 +509,24 @@ class Transfers {
   void check_regions(const InflightSums& sums) const FABRIC_REQUIRES(state_lock);
   void check_ops(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
   void check_pending() const FABRIC_REQUIRES(state_lock);
+  void check_cut_targets(InflightSums& sums) const FABRIC_REQUIRES(state_lock);
   uint64_t check_queue(const PendingQueue& queue) const FABRIC_REQUIRES(state_lock);
 
   EngineCore& core_;
   PendingPool pending_ FABRIC_GUARDED_BY(state_lock);
+  CutTargetPool cut_targets_ FABRIC_GUARDED_BY(state_lock);
   PostBatchPool post_batches_ FABRIC_GUARDED_BY(state_lock);
   std::vector<std::unique_ptr<Path>> paths_ FABRIC_GUARDED_BY(state_lock);
   std::vector<uint32_t> free_paths_ FABRIC_GUARDED_BY(state_lock);
   /// By cookie. A deque: expand() may add records while references to others are in use.
   std::deque<InflightWrite> inflight_ FABRIC_GUARDED_BY(state_lock);
-  uint32_t free_inflight_ FABRIC_GUARDED_BY(state_lock) = kNone;  ///< head of the free list
-  size_t inflight_free_ FABRIC_GUARDED_BY(state_lock) = 0;        ///< its length
+  uint32_t free_inflight_head_ FABRIC_GUARDED_BY(state_lock) = kNone;  ///< head of the free list
+  size_t free_inflight_count_ FABRIC_GUARDED_BY(state_lock) = 0;       ///< its length
   std::vector<std::unique_ptr<BrokenConnection>> broken_ FABRIC_GUARDED_BY(state_lock);
   int64_t next_ns_ FABRIC_GUARDED_BY(state_lock) = kNeverNs;  ///< when tick() has something to do
   bool polls_exhausted_ FABRIC_GUARDED_BY(state_lock) = true;
   // Scratch of one call. Members, because initialising them costs more than a turn without work.
-  std::array<WireEvent, 64> polled_ FABRIC_GUARDED_BY(state_lock){};
+  std::array<RailEvent, 64> polled_ FABRIC_GUARDED_BY(state_lock){};
   std::array<WriteOp, kPostMax> posting_ FABRIC_GUARDED_BY(state_lock){};
   /// A one-entry cache: source, target and route of the last part that took the fast path.
   struct Flow {
@@ -500,12 +536,12 @@ class Transfers {
     BatchId batch{};  ///< checked not to be cancelled; until flush_staged()
     LocalRegion* region = nullptr;
     const CachedRoute* route = nullptr;
-    const uint64_t* local_keys = nullptr;  ///< by rail
+    const uint64_t* lkeys = nullptr;  ///< by rail
   };
   Flow flow_ FABRIC_GUARDED_BY(state_lock){};
   std::vector<RailSlot*> staged_rails_ FABRIC_GUARDED_BY(state_lock);  ///< with staged writes
-  uint32_t listed_ FABRIC_GUARDED_BY(state_lock) = 0;                  ///< the sum over all rails
-  bool refused_ FABRIC_GUARDED_BY(state_lock) = false;  ///< a rail may have refused writes
+  uint32_t active_total_ FABRIC_GUARDED_BY(state_lock) = 0;            ///< the sum over all rails
+  bool has_backlog_ FABRIC_GUARDED_BY(state_lock) = false;  ///< a rail may have refused writes
   bool posted_ FABRIC_GUARDED_BY(state_lock) = false;
   uint64_t epoch_ FABRIC_GUARDED_BY(state_lock) = 1;  ///< a CachedRoute of another epoch is invalid
 };

@@ -2,7 +2,8 @@
 
 #include "core/core.h"
 
-// Cancelling and waiting.
+// Cancelling and waiting, on any thread of the application. cancel() takes the state lock; a wait
+// spins and sleeps without it, and takes it only to read the failures of a batch.
 
 namespace fabric::core {
 
@@ -36,7 +37,7 @@ Result<void> EngineCore::cancel(OpId id) {
     case OpState::kReporting:
       return fail(Errc::kNotFound, "op");
     case OpState::kQueued:
-      op->cancel_asked.store(true, std::memory_order_relaxed);
+      op->cancel_requested.store(true, std::memory_order_relaxed);
       break;
     case OpState::kRunning:
       advance_clock(driver->now_ns());
@@ -122,20 +123,43 @@ Result<void> EngineCore::wait(BatchId id, Timeout timeout) {
   return fail(batch->failures[0].code, "an operation of the batch failed");
 }
 
-Result<void> EngineCore::wait_count(CounterKey key, uint64_t n, Timeout timeout,
-                                    CounterTable::Armed* armed_out) {
+Result<void> EngineCore::may_wait(Timeout timeout) const {
   if (refuses()) return fail(Errc::kClosed, "engine");
   if (in_callback()) return fail(Errc::kWouldDeadlock, "a blocking call in a callback");
   if (auto ok = deadline(timeout, true); !ok) return ok.error();
+  return {};
+}
+
+Result<void> EngineCore::wait_count(CounterKey key, uint64_t n, Timeout timeout) {
+  if (auto ok = may_wait(timeout); !ok) return ok;
   auto armed = counters.table.expect(key, n, CounterTable::kWaiter);
   if (!armed) return armed.error();
-  if (armed_out != nullptr) *armed_out = *armed;
-  if (armed->met) return {};
-  const CounterTable::Expectation mine = armed->expectation;
+  return armed->met ? Result<void>{} : await(armed->expectation, timeout);
+}
+
+Result<void> EngineCore::wait_group(CounterGroupState& group, uint64_t n, Timeout timeout) {
+  if (auto ok = may_wait(timeout); !ok) return ok;
+  CounterTable::Armed armed{.met = true};
+  {
+    // Armed under the lock: mask() may replace the parent.
+    const OpenStateGuard lock(*this);
+    if (!lock) return fail(Errc::kClosed, "engine");
+    if (auto ok = group.begin_expectation(n); !ok) return ok;
+    if (group.owed != 0) {
+      auto at_parent = counters.table.expect(group.parent, group.owed, CounterTable::kWaiter);
+      if (!at_parent) return at_parent.error();
+      armed = *at_parent;
+    }
+    group.expectation_armed(armed);
+  }
+  return armed.met ? Result<void>{} : await(armed.expectation, timeout);
+}
+
+Result<void> EngineCore::await(const CounterTable::Expectation& mine, Timeout timeout) {
   const auto ended_or_closing = [&] {
     return counters.table.peek(mine).done || closing.load(std::memory_order_acquire);
   };
-  auto waited = block(counters.table.event_count(key), ended_or_closing, timeout);
+  auto waited = block(counters.table.event_count(mine.key), ended_or_closing, timeout);
   if (!counters.table.peek(mine).done) {
     // Not met in time. If another thread completes it at this moment, that result wins.
     const Errc why = waited ? Errc::kClosed : waited.error().code;

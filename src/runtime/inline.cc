@@ -102,6 +102,18 @@ bool InlineDriver::sleep(const std::function<bool()>& done, int64_t until_ns) no
   return may_sleep;
 }
 
+void InlineDriver::spin() noexcept {
+  cpu_relax();
+  if (++spins_ < spins_per_yield_) return;
+  spins_ = 0;
+  const int64_t before_ns = monotonic_ns();
+  sched_yield();
+  const int64_t away_ns = monotonic_ns() - before_ns;
+  const bool shared = away_ns >= kSharedCpuNs;
+  spins_per_yield_ = shared ? 1 : std::min(2 * spins_per_yield_, kSpinsPerYieldMax);
+  if (away_ns >= kBusyCpuNs) sleeps_at_once_ = kSleepsWhileBusy;
+}
+
 bool InlineDriver::drive(const std::function<bool()>& done, int64_t deadline_ns) {
   if (inside()) return done();
   if (!enter(deadline_ns)) return false;
@@ -125,9 +137,10 @@ bool InlineDriver::drive(const std::function<bool()>& done, int64_t deadline_ns)
       if (!yield(deadline_ns)) return false;
     } else if (turn.keep_polling) {
       if (polls % kPollsPerYield == 0) sched_yield();
-    } else if (now_ns - idle_since_ns_ < spin_ns()) {
-      cpu_relax();
+    } else if (sleeps_at_once_ == 0 && now_ns - idle_since_ns_ < spin_ns()) {
+      spin();
     } else {
+      if (sleeps_at_once_ > 0) --sleeps_at_once_;
       slept = sleep(done, std::min(turn.next_ns, deadline_ns));
     }
   }

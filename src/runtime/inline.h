@@ -83,8 +83,21 @@ class InlineDriver final : public Driver {
   bool sleep(const std::function<bool()>& done, int64_t until_ns) noexcept;
   int64_t spin_ns() const noexcept;
 
+  /// One round of spinning. The engine that this wait is for may need this CPU.
+  void spin() noexcept;
+
   // With keep_polling set, a sched_yield() on every 64th turn of drive(), if that turn was idle.
   static constexpr uint32_t kPollsPerYield = 64;
+  // A yield with no other thread to run takes less than a microsecond; with one, at least two
+  // switches. Yields get rarer while the CPU is not shared, and are made at every poll while it is:
+  // a shared CPU is noticed within some ten microseconds, and a CPU of one's own loses less than a
+  // tenth of the polls to them.
+  static constexpr int64_t kSharedCpuNs = 2'000;
+  static constexpr uint32_t kSpinsPerYieldMax = 128;
+  // A thread that kept the CPU for so long computes: it is no engine that this one waits for. Then
+  // a sleep is better, because the wake-up preempts that thread. Tried again after some sleeps.
+  static constexpr int64_t kBusyCpuNs = 200'000;
+  static constexpr uint32_t kSleepsWhileBusy = 64;
 
   Waker waker_;
   const Result<void> opened_;
@@ -96,6 +109,9 @@ class InlineDriver final : public Driver {
   std::vector<int> fds_;
   bool has_detached_ = false;  ///< an engine detached during a turn: sweep() before the next
   int64_t idle_since_ns_ = kNeverNs;
+  uint32_t spins_ = 0;            ///< since the last yield
+  uint32_t spins_per_yield_ = 1;  ///< grows while this CPU is not shared
+  uint32_t sleeps_at_once_ = 0;   ///< so many sleeps are not preceded by spinning
 };
 
 }  // namespace fabric::runtime

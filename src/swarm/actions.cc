@@ -7,7 +7,7 @@
 #include "swarm/runner.h"
 
 // Performs the actions of the plan through the public API, and records in the model what must
-// follow from each. An action whose preconditions are missing (the other node is down, no operation
+// follow from each. An action whose preconditions do not hold (the other node is down, no operation
 // is pending that could be cancelled) does nothing.
 
 namespace fabric::swarm {
@@ -16,8 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint64_t kArenaBytes = 1u << 20, kSourceBytes = 1u << 20;
-constexpr uint64_t kWriteBytesMax = 64u << 10, kPageBytesMax = 4u << 10;
-constexpr uint32_t kPagesMax = 24, kArenasMax = 8;
+constexpr uint64_t kWriteBytesMax = 64u << 10;
+constexpr uint32_t kArenasMax = 8;
 /// Allowed after timeout and drain: one turn, and a NIC that is slow to release the source.
 constexpr Nanos kSlack = 30ms;
 constexpr uint16_t kChannel = 1, kChannelWithoutListener = 9;
@@ -101,6 +101,8 @@ void Runner::perform(const Action& action) {
       return release_counter(*actor, rng);
     case Action::Kind::kFence:
       return fence(*actor, action.other, rng);
+    case Action::Kind::kRevoke:
+      return revoke(*actor, rng);
     case Action::Kind::kDeregister:
       return deregister(*actor, rng);
     case Action::Kind::kDisconnect:
@@ -110,6 +112,12 @@ void Runner::perform(const Action& action) {
       return reopen_later(action.node, world_.now() + draw_timeout(rng) / 4);
     case Action::Kind::kMisuse:
       return misuse(*actor, action.other, rng);
+    case Action::Kind::kDrop:
+      return drop(*actor, action.other, rng);
+    case Action::Kind::kDisarm:
+      return disarm_one(*actor, rng);
+    case Action::Kind::kListed:
+      return listed(*actor, action.other, rng);
   }
 }
 
@@ -170,8 +178,7 @@ RemoteRegion Runner::remote_region(Session& session, uint32_t arena) {
   if (const auto known = session.regions.find(arena); known != session.regions.end())
     return known->second;
   if (plan_.grants && !session.peer_at_target) return {};  // the owner does not know the peer yet
-  const MemoryRegion& region = *arenas_[arena].region;
-  const auto desc = plan_.grants ? region.grant(session.peer_at_target) : region.desc();
+  const auto desc = describe_arena(session, arena);
   if (!desc) {
     coverage_.add("refusal", to_string(desc.error().code));
     return {};
@@ -275,6 +282,10 @@ void Runner::expect(CounterModel& model, Rng& rng) {
   submitting_ = false;
   if (!id) {
     coverage_.add("refusal", to_string(id.error().code));
+    if (id.error().code == Errc::kBusy) {
+      violated("a counter is busy only while an expectation is armed",
+               fmt::format("counter {} of node {}", model.number, model.node));
+    }
     if (id.error().code == Errc::kPeerLost) model.may_miss_counts = true;
     return refused(owner, op, id.error());
   }
@@ -305,52 +316,6 @@ void Runner::take_one(Process& process) {
     model.taken += model.wanted;
     return check_all_landed(model);
   }
-}
-
-void Runner::start_group_wait(Process& process, Rng& rng) {
-  auto group = process.engine->make_counter_group();
-  if (!group) return;
-  GroupWait group_wait{process.node, *std::move(group)};
-  for (uint32_t from = 0; from < processes_.size(); ++from) {
-    const auto session = std::ranges::find_if(sessions_, [&](const Session& s) {
-      return s.from == from && s.to_incarnation == process.incarnation && s.peer_at_target &&
-             !s.closed;
-    });
-    if (session == sessions_.end() || from == process.node) continue;
-    CounterModel* model = make_counter_model(process.node, 1, 0);
-    if (model == nullptr) break;
-    model->only_from = from;
-    model->group_wait = static_cast<uint32_t>(group_waits_.size());
-    model->member = session->peer_at_target;
-    model->from_session = session->number;
-    if (!group_wait.group->add(*model->counter, session->peer_at_target)) {
-      model->may_miss_counts = true;
-      continue;
-    }
-    group_wait.members.push_back(model->number);
-  }
-  if (group_wait.members.empty()) return;
-  group_waits_.push_back(std::move(group_wait));
-  arm_group_wait(static_cast<uint32_t>(group_waits_.size() - 1), draw_op_timeout(rng));
-}
-
-void Runner::arm_group_wait(uint32_t number, Nanos timeout) {
-  GroupWait& group_wait = group_waits_[number];
-  Process& owner = *process_on(group_wait.node);
-  uint64_t members = 0;
-  for (const uint32_t model : group_wait.members) members += counters_[model].counter.has_value();
-  if (members == 0) return;
-  PendingOp op = begin(owner, PendingOp::Kind::kGroupWait, timeout);
-  op.subject = number;
-  // Members masked after their peer was lost count as met.
-  const auto id = group_wait.group->expect(
-      group_wait.members.size(), Notify::call(&EventSink::on_completion, owner.sink.get(), op.tag),
-      timeout);
-  if (!id) {
-    coverage_.add("refusal", to_string(id.error().code));
-    return;
-  }
-  accepted(std::move(op), *id);
 }
 
 // ---- Submitting ---------------------------------------------------------------------------------
@@ -394,6 +359,9 @@ uint32_t Runner::add_part(PendingOp& op, const Session& session, uint32_t arena,
   part.session = session.number;
   if (arena != kNone) {
     part.arena = arena;
+    if (const auto grant = session.grants.find(arena); grant != session.grants.end()) {
+      part.grant = grant->second;
+    }
     part.slot = arenas_[arena].memory.take(size, content_seed, gap);
     const TargetArena& memory = arenas_[arena].memory;
     by_address_[memory.bytes(memory.slot(part.slot)).data()] = part.number;
@@ -425,20 +393,6 @@ void Runner::accepted(PendingOp op, OpId id) {
   pending_ops_.emplace(tag, std::move(op));
 }
 
-template <class Request>
-void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
-  request.notify = notify(process, op, rng, true);
-  if (op.batch) request.batch = *op.batch;
-  submitting_ = true;
-  const auto id = process.engine->submit(request);
-  submitting_ = false;
-  if (!id) {
-    coverage_.add("refusal", to_string(id.error().code));
-    return refused(process, op, id.error());
-  }
-  accepted(std::move(op), *id);
-}
-
 // ---- Transfers ----------------------------------------------------------------------------------
 
 void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
@@ -449,7 +403,7 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
   for (uint32_t i = 0; i < how_many; ++i) {
     const uint64_t size = how_many > 1 ? rng.below(2048) : draw_size(rng);
     const uint32_t arena = arena_for(*session, size + 64);
-    if (arena == kNone) return;
+    if (arena == kNone) break;  // writes before it are in the model, and must be submitted
     const RemoteRegion region = remote_region(*session, arena);
     if (!region) break;
     CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, 1);
@@ -493,47 +447,6 @@ void Runner::write(Process& process, uint32_t to, Rng& rng, uint32_t how_many) {
   }
 }
 
-void Runner::paged(Process& process, uint32_t to, Rng& rng) {
-  Session* session = session_to(process, to);
-  if (session == nullptr) return;
-  const auto pages = static_cast<uint32_t>(rng.between(1, kPagesMax));
-  const uint64_t page = rng.between(1, kPageBytesMax);
-  // Target pages have a constant stride, so the gaps between their slots are equal.
-  const uint64_t stride = page + 64;
-  const uint32_t arena = arena_for(*session, (pages + 1) * stride + 64);
-  if (arena == kNone) return;
-  const RemoteRegion region = remote_region(*session, arena);
-  if (!region) return;
-  CounterModel* model = rng.chance(0.1) ? nullptr : counter_for(process, *session, rng, pages);
-  const Nanos timeout = draw_op_timeout(rng);
-  PendingOp op = begin(process, PendingOp::Kind::kPaged, timeout);
-  const SourceRange source = source_for(process, pages * page, 0);
-  op.source = source.bytes;
-  op.bytes = pages * page;
-  std::vector<uint32_t> source_pages(pages), target_pages(pages);
-  uint64_t base = 0;
-  for (uint32_t i = 0; i < pages; ++i) {
-    const uint64_t content_seed = ++next_content_seed_;
-    // The source pages in reverse order, so that source and target indices differ.
-    source_pages[i] = pages - 1 - i;
-    target_pages[i] = i;
-    fill_content(source.bytes.subspan(source_pages[i] * page, page), content_seed);
-    const Part& part =
-        parts_[add_part(op, *session, arena, page, content_seed, model, stride - page)];
-    if (i == 0) base = arenas_[arena].memory.slot(part.slot).offset;
-  }
-  submit(process, std::move(op),
-         PagedWrite{.source = source.ref.region,
-                    .source_pages = {source_pages, page, source.ref.offset},
-                    .target = region,
-                    .target_pages = {target_pages, stride, base},
-                    .page_bytes = page,
-                    .imm = model == nullptr ? CounterKey{} : model->key,
-                    .priority = draw_priority(rng),
-                    .timeout = timeout},
-         rng);
-}
-
 void Runner::scatter(Process& process, Rng& rng) {
   const Nanos timeout = draw_op_timeout(rng);
   PendingOp op = begin(process, PendingOp::Kind::kScatter, timeout);
@@ -542,7 +455,8 @@ void Runner::scatter(Process& process, Rng& rng) {
   const auto count = static_cast<uint32_t>(rng.between(1, 2 * nodes));
   std::vector<uint64_t> sizes(count);
   uint64_t total = 0;
-  for (uint64_t& size : sizes) total += size = rng.below(8192);
+  // Some are cut over several rails.
+  for (uint64_t& size : sizes) total += size = rng.below(rng.chance(0.3) ? 40'000 : 8192);
   const SourceRange source = source_for(process, total, 0);
   if (source.bytes.empty() && total > 0) return;
   op.source = source.bytes;
@@ -571,6 +485,7 @@ void Runner::scatter(Process& process, Rng& rng) {
          Scatter{.source = source.ref.region,
                  .targets = targets,
                  .priority = draw_priority(rng),
+                 .unsplit = rng.chance(0.1),
                  .timeout = timeout},
          rng);
 }
@@ -700,22 +615,6 @@ void Runner::release_counter(Process& process, Rng& rng) {
     coverage_.add("counter close",
                   quiescence ? to_string(*quiescence) : to_string(quiescence.error().code));
     return;
-  }
-}
-
-void Runner::fence(Process& process, uint32_t other, Rng& rng) {
-  for (const Session& session : sessions_) {
-    if (session.from != other || session.to_incarnation != process.incarnation ||
-        !session.peer_at_target)
-      continue;
-    if (rng.chance(0.5)) continue;
-    // A fence ends the sessions in both directions.
-    fencing_.insert(std::minmax(session.from_incarnation, session.to_incarnation));
-    const Nanos timeout = draw_op_timeout(rng);
-    PendingOp op = begin(process, PendingOp::Kind::kFence, timeout);
-    op.subject = session.number;
-    return submit(process, std::move(op), Fence{.peer = session.peer_at_target, .timeout = timeout},
-                  rng);
   }
 }
 

@@ -157,6 +157,20 @@ void Runner::check_arenas() {
   }
 }
 
+/// Delivered while the target's NIC delayed the bytes of counted writes: by now it has stored them.
+void Runner::check_unseen() {
+  for (const uint32_t number : unseen_) {
+    const Part& part = parts_[number];
+    OwnedArena& owned = arenas_[part.arena];
+    if (!is_running(owned.node, owned.incarnation)) continue;
+    if (!owned.memory.mark_complete(part.slot)) {
+      return violated("delivered bytes are in memory",
+                      fmt::format("a write of operation {}, when idle", part.op));
+    }
+  }
+  unseen_.clear();
+}
+
 void Runner::check_drained() {
   for (const CounterModel& model : counters_) {
     if (!model.counter || !is_running(model.node, model.incarnation)) continue;
@@ -173,6 +187,7 @@ void Runner::check_drained() {
                       model.counter->count(), model.taken, describe(model)));
     }
   }
+  check_unseen();
   check_arenas();
   for (const auto& [session, message] : must_receive_) {
     const Session& by = sessions_[session];
@@ -230,6 +245,11 @@ void Runner::check_stale_descriptor(const Session& session) {
 /// No resources are held for completed operations. With lost datagrams a probe or a retransmission
 /// may be in flight at any instant, so the check repeats: a real leak persists.
 void Runner::check_leaks() {
+  for (auto& process : processes_) {
+    if (!process) continue;
+    process->page_lists.clear();
+    process->write_lists.clear();
+  }
   std::string leak;
   for (uint32_t attempts = 10; attempts > 0; --attempts) {
     leak.clear();
@@ -305,9 +325,10 @@ void Runner::check_new_work_succeeds() {
   };
   strict_ = plan_.world.drop_control == 0;
   strict_since_ = now();
-  all_do({Action::Kind::kPaged, Action::Kind::kWrites, Action::Kind::kScatter,
-          Action::Kind::kSignal, Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
-         Rng(plan_.seed));
+  all_do(
+      {Action::Kind::kPaged, Action::Kind::kListed, Action::Kind::kWrites, Action::Kind::kScatter,
+       Action::Kind::kSignal, Action::Kind::kSend, Action::Kind::kTimer, Action::Kind::kPaged},
+      Rng(plan_.seed));
   all_do({Action::Kind::kDeregister}, Rng(plan_.seed));
   strict_ = false;
 }

@@ -137,6 +137,10 @@ void Runner::on_event(const Event& event, uint32_t node, uint32_t incarnation) {
           continue;
         arena_fenced(i);
       }
+      for (uint32_t i = 0; i < grants_.size(); ++i) {
+        const bool mine = sessions_[grants_[i].session].to_incarnation == incarnation;
+        if (!event.peer && mine && grants_[i].late == event.op) grant_fenced(i);
+      }
       for (const Session& session : sessions_) {
         if (event.peer && session.to_incarnation == incarnation &&
             session.peer_at_target == event.peer)
@@ -178,6 +182,11 @@ void Runner::on_message(const Event& event, uint32_t node, uint32_t incarnation)
   }
   const auto [said, fresh] = received_.emplace(std::pair{session.number, words[1]}, true);
   if (!fresh) violated("messages arrive once", fmt::format("number {}", words[1]));
+  if (words[1] < session.last_received) {
+    violated("messages arrive in the order sent",
+             fmt::format("number {} after {}", words[1], session.last_received));
+  }
+  session.last_received = words[1];
   if (!session.peer_at_target) session.peer_at_target = event.peer;
 }
 
@@ -226,8 +235,11 @@ void Runner::op_completed(PendingOp& op, const Event& event) {
       }
       return;
     case PendingOp::Kind::kFence:
+    case PendingOp::Kind::kDrop:
       if (event.code == Errc::kOk) session_fenced(op.subject);
       return;
+    case PendingOp::Kind::kRevoke:
+      return revoke_completed(op, event);
     case PendingOp::Kind::kDeregister:
       if (event.code == Errc::kOk) {
         arena_fenced(op.subject);
@@ -257,9 +269,11 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
     const Part& part = parts_[number];
     sessions.push_back(part.session);
     arena_closing |= part.arena != kNone && arenas_[part.arena].closing;
+    arena_closing |= grant_revoked(part);
     key_released |= part.counter != kNone && !counters_[part.counter].counter;
   }
-  if (op.kind == PendingOp::Kind::kSend || op.kind == PendingOp::Kind::kFence) {
+  const bool fences = op.kind == PendingOp::Kind::kFence || op.kind == PendingOp::Kind::kDrop;
+  if (op.kind == PendingOp::Kind::kSend || fences) {
     sessions.push_back(op.subject);
   }
   if (op.kind == PendingOp::Kind::kResolve) sessions.push_back(op.session);
@@ -271,7 +285,8 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
   });
   // A write refused by the target breaks its path, on some networks with all writes in flight on
   // it.
-  const bool refusing = !fencing_.empty() || std::ranges::any_of(arenas_, &OwnedArena::closing);
+  const bool refusing = !fencing_.empty() || std::ranges::any_of(arenas_, &OwnedArena::closing) ||
+                        std::ranges::any_of(grants_, &GrantModel::revoked);
   const bool faulty = refusing || !plan_.faults.empty() || plan_.world.drop_control > 0;
   switch (code) {
     case Errc::kOk:
@@ -285,14 +300,13 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
     case Errc::kPeerLost:
       return session_lost || waits;  // checked by expectation_completed()
     case Errc::kUnsupported:
-      return op.no_listener || op.kind == PendingOp::Kind::kFence;
+      return op.no_listener || fences;
     case Errc::kReleased:
       return key_released || waits;
     case Errc::kAborted:
       return waits;
     case Errc::kNotFound:
-      return arena_closing || op.kind == PendingOp::Kind::kDeregister ||
-             op.kind == PendingOp::Kind::kFence;
+      return arena_closing || op.kind == PendingOp::Kind::kDeregister || fences;
     case Errc::kRemoteAccess:
       return arena_closing || session_lost || faulty;
     case Errc::kRailLost:
@@ -303,7 +317,7 @@ bool Runner::has_cause(const PendingOp& op, Errc code) const {
         return network.model.write_bytes_max < 1u << 20;
       });
     case Errc::kBusy:
-      return op.kind == PendingOp::Kind::kFence;
+      return fences;
     case Errc::kExhausted:
       return op.kind == PendingOp::Kind::kResolve || session_lost;
     default:
@@ -365,11 +379,14 @@ void Runner::part_completed(Part& part, Remote remote) {
     case Remote::kDelivered:
       part.fate = Fate::kDelivered;
       if ((owned != nullptr && part.submitted > owned->fenced_at) ||
-          part.submitted > sessions_[part.session].fenced_at) {
+          part.submitted > sessions_[part.session].fenced_at || delivered_after_revoke(part)) {
         violated("nothing is delivered after a fence",
                  fmt::format("a write of operation {}", part.op));
       }
-      if (there && !owned->memory.mark_complete(part.slot)) {
+      if (there && model != nullptr && late_storing_nodes_.contains(owned->node)) {
+        // Only its count proves that it is visible (P6), and nothing else that it will be.
+        unseen_.push_back(part.number);
+      } else if (there && !owned->memory.mark_complete(part.slot)) {
         violated("delivered bytes are in memory", fmt::format("a write of operation {}", part.op));
       }
       if (there) bytes_checked_ += owned->memory.slot(part.slot).size;
@@ -394,9 +411,13 @@ void Runner::part_completed(Part& part, Remote remote) {
 
 void Runner::expectation_completed(PendingOp& op, const Event& event) {
   CounterModel& model = counters_[op.subject];
-  const bool was_met = model.met;
-  model.armed_by = 0;
-  model.met = false;
+  // After a disarm() the next one may be armed already.
+  const bool latest = model.armed_by == op.tag;
+  const bool was_met = latest && model.met;
+  if (latest) {
+    model.armed_by = 0;
+    model.met = false;
+  }
   const auto wrong = [&](std::string_view why) {
     violated(
         "an expectation completes with the right code",
@@ -464,8 +485,8 @@ bool Runner::sender_may_be_lost(const CounterModel& model) const {
     const Part& part = parts_[number];
     if (part.fate == Fate::kDelivered) return false;
     if (part.fate == Fate::kUnknown || is_lost(sessions_[part.session])) return true;
-    // A part may have failed while others are in flight: its key is poisoned before the operation
-    // completes.
+    // A part may have failed while others are in flight: its counter key is poisoned before the
+    // operation completes.
     const auto op = pending_ops_.find(part.op);
     return part.fate == Fate::kInFlight && op != pending_ops_.end() && op->second.parts.size() > 1;
   });
@@ -512,14 +533,16 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
     return;
   }
   const bool may_go_on = event.code == Errc::kPeerLost || event.code == Errc::kAborted;
-  if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
-  for (const uint32_t number : group_wait.members) {
-    CounterModel& model = counters_[number];
-    // mask() has released the member: later counts are stale.
-    if (model.member != event.peer || !model.counter) continue;
-    by_key_.erase({model.node, model.key});
-    model.counter.reset();
+  const auto lost = group_wait.group->lost();
+  if (may_go_on && event.peer && std::ranges::find(lost, event.peer) == lost.end()) {
+    // Unless a drop has masked it since.
+    const bool masked = std::ranges::none_of(group_wait.members, [&](uint32_t number) {
+      return counters_[number].member == event.peer && counters_[number].counter;
+    });
+    if (!masked) violated("lost() names the peer that ended a group", describe(op));
   }
+  if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
+  member_masked(group_wait, event.peer);
   if (++group_wait.attempts < 4) arm_group_wait(op.subject, Nanos(300'000'000));
 }
 

@@ -48,6 +48,7 @@ Coverage::Coverage() {
     add("peer", to_string(state), 0);
   }
   for (const char* how : {"callback", "inbox", "subscriber", "none"}) add("reported by", how, 0);
+  for (const char* list : {"page list", "write list"}) add("prepared", list, 0);
   add("counter close", to_string(Quiescence::kProved), 0);
   add("counter close", to_string(Quiescence::kQuarantined), 0);
 }

@@ -9,12 +9,13 @@ namespace fabric::swarm {
 namespace {
 
 constexpr std::array<const char*, Action::kKinds> kActionNames = {
-    "write", "writes",     "paged write", "scatter",    "signal", "send", "timer",
-    "watch", "expect",     "take",        "group wait", "cancel", "wait", "release",
-    "fence", "deregister", "disconnect",  "restart",    "misuse"};
+    "write",   "writes",  "paged write", "scatter", "signal",       "send",
+    "timer",   "watch",   "expect",      "take",    "group wait",   "cancel",
+    "wait",    "release", "fence",       "revoke",  "deregister",   "disconnect",
+    "restart", "misuse",  "drop",        "disarm",  "listed writes"};
 constexpr std::array<const char*, PendingOp::kKinds> kOpNames = {
-    "write",   "paged write", "scatter",    "signal", "send",      "timer",
-    "resolve", "fence",       "deregister", "expect", "group wait"};
+    "write",   "paged write", "listed writes", "scatter",    "signal", "send",       "timer",
+    "resolve", "fence",       "revoke",        "deregister", "expect", "group wait", "drop"};
 
 std::string time_of(Nanos time) { return fmt::format("{:>12.6f} s", time.count() * 1e-9); }
 
@@ -26,8 +27,10 @@ bool has_other(Action::Kind kind) {
     case Action::Kind::kPaged:
     case Action::Kind::kSend:
     case Action::Kind::kFence:
+    case Action::Kind::kDrop:
     case Action::Kind::kDisconnect:
     case Action::Kind::kMisuse:
+    case Action::Kind::kListed:
       return true;
     default:
       return false;

@@ -11,8 +11,8 @@ using namespace std::chrono_literals;
 using Kind = Action::Kind;
 
 /// Relative frequency of each kind of action.
-constexpr std::array<uint32_t, Action::kKinds> kWeights = {30, 6, 14, 8, 5, 8, 3, 2, 12, 3,
-                                                           3,  8, 2,  4, 2, 2, 2, 1, 3};
+constexpr std::array<uint32_t, Action::kKinds> kWeights = {30, 6, 14, 8, 5, 8, 3, 2, 12, 3, 3, 8,
+                                                           2,  4, 2,  4, 2, 2, 1, 3, 2,  3, 10};
 
 Nanos between(Rng& rng, Nanos low, Nanos high) {
   return Nanos(static_cast<int64_t>(
@@ -70,12 +70,12 @@ Kind draw_kind(Rng& rng) {
 /// Bursts of actions with pauses in between.
 std::vector<Action> draw_actions(Rng& rng, uint32_t nodes, Nanos quiet_after) {
   std::vector<Action> actions(rng.between(20, 300));
-  const Nanos crowd =
+  const Nanos spacing_max =
       std::max<Nanos>(1us, quiet_after / static_cast<int64_t>(rng.between(1, 1000)));
   Nanos at{};
   for (Action& action : actions) {
     if (rng.chance(0.1)) at = between(rng, 0ns, quiet_after);
-    at = std::min(quiet_after, at + between(rng, 0ns, crowd));
+    at = std::min(quiet_after, at + between(rng, 0ns, spacing_max));
     action.at = at;
     action.kind = draw_kind(rng);
     action.node = static_cast<uint32_t>(rng.below(nodes));

@@ -65,6 +65,38 @@ void Runner::misuse_environment(Process& process, uint32_t other, Rng& rng) {
   }
 }
 
+/// Lists that are empty or do not exist, and ranges that are not in their list.
+void Runner::misuse_lists(Process& process, const SourceRange& source, RemoteRegion region,
+                          Rng& rng) {
+  Engine& engine = *process.engine;
+  const uint64_t choice = rng.below(3);
+  if (choice == 0) {
+    return must_fail(
+        "an empty page list", Errc::kInvalidArgument,
+        engine.submit(PagedWrite{.source = source.ref.region, .target = region, .page_bytes = 64})
+            .error());
+  }
+  if (choice == 1) {
+    const Pages unknown{.list = PageListId(3, 1)};
+    return must_fail("an unknown page list", Errc::kNotFound,
+                     engine
+                         .submit(PagedWrite{.source = source.ref.region,
+                                            .source_pages = unknown,
+                                            .target = region,
+                                            .target_pages = unknown})
+                         .error());
+  }
+  const ListedWrite one{.size_bytes = 1};
+  const auto list = engine.make_write_list({&one, 1});
+  if (!list) return;
+  must_fail(
+      "a range past its list", Errc::kOutOfBounds,
+      engine
+          .submit(ListedWrites{
+              .list = *list, .first = 1, .count = 1, .source = source.ref, .target = region.at(0)})
+          .error());
+}
+
 void Runner::misuse(Process& process, uint32_t other, Rng& rng) {
   Engine& engine = *process.engine;
   Session* session = session_to(process, other);
@@ -129,10 +161,7 @@ void Runner::misuse(Process& process, uint32_t other, Rng& rng) {
     case 13:
       return misuse_environment(process, other, rng);
     default:
-      return must_fail(
-          "an empty page list", Errc::kInvalidArgument,
-          engine.submit(PagedWrite{.source = source.ref.region, .target = region, .page_bytes = 64})
-              .error());
+      return misuse_lists(process, source, region, rng);
   }
 }
 

@@ -30,6 +30,7 @@ struct Part {
   Nanos submitted{};
   uint32_t session = kNone;
   uint32_t arena = kNone, slot = 0;               ///< kNone: it has no bytes
+  uint32_t grant = kNone;                         ///< that it writes under; kNone: open memory
   uint32_t counter = kNone;                       ///< kNone: it is not counted
   uint32_t shards_counted = 0, shards_total = 0;  ///< immediates that arrived, and in all
   Fate fate = Fate::kInFlight;
@@ -57,7 +58,7 @@ struct CounterModel {
   bool may_miss_counts = false;               ///< poisoned, or a sender is lost
   bool has_local_writes = false;              ///< a node wrote to itself: no arrival is seen
   bool done = false;                          ///< all counts were taken, all bytes compared
-  std::map<uint32_t, CounterKey> resolved{};  ///< keys by session
+  std::map<uint32_t, CounterKey> resolved{};  ///< counter keys by session
 
   bool open() const noexcept { return counter.has_value() && !done && !may_miss_counts; }
 };
@@ -67,17 +68,20 @@ struct PendingOp {
   enum class Kind : uint8_t {
     kWrite,
     kPaged,
+    kListed,
     kScatter,
     kSignal,
     kSend,
     kTimer,
     kResolve,
     kFence,
+    kRevoke,
     kDeregister,
     kExpect,
     kGroupWait,
+    kDrop,
   };
-  static constexpr uint32_t kKinds = 11;
+  static constexpr uint32_t kKinds = 14;
 
   uint64_t tag = 0;
   Kind kind = Kind::kWrite;
@@ -93,7 +97,7 @@ struct PendingOp {
   std::optional<Batch> batch{};
   bool silent = false;       ///< no notification: only its failure is reported, to subscribers
   bool cancelled = false;    ///< cancel() was called
-  uint32_t subject = kNone;  ///< index of the counter, arena, session or group wait
+  uint32_t subject = kNone;  ///< index of the counter, arena, session, grant or group wait
   uint32_t session = kNone;  ///< of a resolve
   uint64_t message = 0;
   bool no_listener = false;              ///< a message to a channel without a listener
@@ -109,9 +113,20 @@ struct Session {
   PeerId peer{};                   ///< the target, at the initiator
   PeerId peer_at_target{};         ///< the initiator, at the target; known from its first message
   uint64_t session_number_op = 0;  ///< tag of the send that carries the session's number there
+  uint64_t last_received = 0;      ///< number of the last message that the target received
   bool closed = false;
   Nanos fenced_at = Nanos::max();              ///< when the target's fence was proved
   std::map<uint32_t, RemoteRegion> regions{};  ///< by arena
+  std::map<uint32_t, uint32_t> grants{};       ///< grants of those regions, by arena
+};
+
+/// Access of one session to one arena, under rkeys of its own.
+struct GrantModel {
+  uint32_t session = kNone, arena = kNone;
+  GrantId id{};
+  bool revoked = false;            ///< its revocation was submitted: new writes do not use it
+  Nanos fenced_at = Nanos::max();  ///< when its revocation was proved
+  OpId late{};                     ///< a revocation that completed before its proof
 };
 
 /// Memory that peers write, and its registration.

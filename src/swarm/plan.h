@@ -30,12 +30,16 @@ struct Action {
     kWait,       ///< blocks for a batch
     kRelease,    ///< releases or closes a counter
     kFence,
+    kRevoke,
     kDeregister,
     kDisconnect,
     kRestart,  ///< closes the engine and opens another one after a while
     kMisuse,   ///< a call that must be refused
+    kDrop,     ///< goes on without a peer
+    kDisarm,   ///< ends an expectation and arms the next one
+    kListed,   ///< a range of a prepared write list
   };
-  static constexpr uint32_t kKinds = 19;
+  static constexpr uint32_t kKinds = 23;
 
   Nanos at{};
   Kind kind = Kind::kWrite;

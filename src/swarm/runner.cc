@@ -48,8 +48,8 @@ Runner::Runner(const Plan& plan)
   may_land_twice_ = std::ranges::any_of(plan.faults, [](const PlannedFault& planned) {
     return planned.fault.kind == FaultKind::kTwice;
   });
-  world_.each_arrival([this](const sim::Arrival& arrival) { on_arrival(arrival); });
-  world_.each_step([this] { after_step(); });
+  arrivals_ = world_.each_arrival([this](const sim::Arrival& arrival) { on_arrival(arrival); });
+  steps_ = world_.each_step([this] { after_step(); });
 }
 
 Runner::~Runner() = default;
@@ -115,7 +115,10 @@ void Runner::inject(const PlannedFault& planned) {
   if (fault.kind == FaultKind::kSwallowCounts || fault.kind == FaultKind::kOverrun) {
     count_losing_nodes_.insert(fault.node);
   }
-  if (fault.kind == FaultKind::kLateCounts) late_counting_nodes_.insert(fault.node);
+  if (fault.kind == FaultKind::kLateCounts || fault.kind == FaultKind::kLateBytes) {
+    late_counting_nodes_.insert(fault.node);
+  }
+  if (fault.kind == FaultKind::kLateBytes) late_storing_nodes_.insert(fault.node);
 }
 
 void Runner::open(uint32_t node) {

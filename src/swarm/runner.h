@@ -30,6 +30,7 @@ namespace fabric::swarm {
 ///   Session       a connection from one Process to another, with the regions imported through it.
 ///   OwnedArena    memory that peers write: a TargetArena, which gives each write a Slot of its own
 ///                 and knows what every byte may hold, and the region that exposes it.
+///   GrantModel    access of a Session to an OwnedArena that can be revoked alone.
 ///   CounterModel  a Counter, the counts that were sent to it and the counts that have arrived.
 ///   GroupWait     a CounterGroup with one CounterModel for each peer.
 ///   PendingOp     an accepted operation whose completion has not been reported. It has one Part
@@ -44,9 +45,10 @@ namespace fabric::swarm {
 /// Runner's deques, which only grow, so an index outlives the process and the session it came from.
 /// Threads: one. World, engines, callbacks and checks all run on the thread that called run().
 ///
-/// Files: runner.cc has the schedule, faults and processes; actions.cc performs the actions;
-/// misuse.cc makes calls that must be refused; completions.cc updates the model from arrivals and
-/// completions; checks.cc has the checks after each step and after the drain.
+/// Files: runner.cc has the schedule, faults and processes; actions.cc, group_actions.cc and
+/// list_actions.cc perform the actions; grants.cc revokes grants; misuse.cc makes calls that must
+/// be refused; completions.cc updates the model from arrivals and completions; checks.cc has the
+/// checks after each step and after the drain.
 class Runner {
  public:
   static constexpr Nanos kDrain{300'000'000};  ///< Config::drain_timeout of every engine
@@ -90,6 +92,8 @@ class Runner {
     Subscription events{}, listener{};
     std::optional<Watcher> watcher{};
     std::vector<SourceBuffer> sources{};
+    std::vector<PageList> page_lists{};  ///< handles that outlive their operation
+    std::vector<WriteList> write_lists{};
     std::map<uint32_t, uint32_t> sessions{};  ///< index by target node
     uint64_t stored = 0, watched = 0;  ///< last value stored to the watcher, last one reported
     bool wants_room = false;           ///< saw kExhausted, and no kRoom since
@@ -121,7 +125,6 @@ class Runner {
   Nanos draw_op_timeout(Rng& rng) const;
   void perform(const Action& action);
   void write(Process& process, uint32_t to, Rng& rng, uint32_t how_many);
-  void paged(Process& process, uint32_t to, Rng& rng);
   void scatter(Process& process, Rng& rng);
   void signal(Process& process, Rng& rng);
   void send(Process& process, uint32_t to, Rng& rng);
@@ -137,6 +140,9 @@ class Runner {
   void wait_for_batch(Process& process, Rng& rng);
   void release_counter(Process& process, Rng& rng);
   void fence(Process& process, uint32_t other, Rng& rng);
+  void drop(Process& process, uint32_t other, Rng& rng);
+  void disarm_one(Process& process, Rng& rng);
+  void member_masked(GroupWait& group_wait, PeerId peer);
   void deregister(Process& process, Rng& rng);
   void disconnect(Process& process, uint32_t other);
   void resolve(Process& process, const Session& session, CounterModel& model, Rng& rng);
@@ -162,8 +168,23 @@ class Runner {
   template <class Request>
   void submit(Process& process, PendingOp op, Request request, Rng& rng);
 
+  // list_actions.cc
+  void paged(Process& process, uint32_t to, Rng& rng);
+  void listed(Process& process, uint32_t to, Rng& rng);
+  std::optional<PageList> list_of(Process& process, std::span<const uint32_t> pages, Rng& rng);
+
+  // grants.cc
+  void revoke(Process& process, Rng& rng);
+  /// A descriptor of the arena for the session: open, or of a new grant.
+  Result<std::vector<std::byte>> describe_arena(Session& session, uint32_t arena);
+  void revoke_completed(const PendingOp& op, const Event& event);
+  void grant_fenced(uint32_t grant);
+  bool grant_revoked(const Part& part) const;
+  bool delivered_after_revoke(const Part& part) const;
+
   // misuse.cc
   void misuse(Process& process, uint32_t other, Rng& rng);
+  void misuse_lists(Process& process, const SourceRange& source, RemoteRegion region, Rng& rng);
   void misuse_environment(Process& process, uint32_t other, Rng& rng);
   void connect_from_other_job(Process& process, uint32_t other);
   void must_fail(std::string_view what, Errc wanted, const Error& error);
@@ -196,6 +217,7 @@ class Runner {
   void drain();
   void complete_silent();
   void check_drained();
+  void check_unseen();
   void check_arenas();
   void check_poisoned();
   void check_stale_descriptor(const Session& session);
@@ -212,6 +234,7 @@ class Runner {
   ViolationRecord violation_;
   Coverage coverage_;
   std::deque<OwnedArena> arenas_;
+  std::deque<GrantModel> grants_;
   std::deque<Part> parts_;
   std::deque<Session> sessions_;
   std::deque<CounterModel> counters_;
@@ -230,6 +253,8 @@ class Runner {
   std::vector<PlannedFault> pauses_;        ///< faults that stop or slow a process
   std::set<uint32_t> changed_counters_;     ///< since the last check
   std::set<uint32_t> late_counting_nodes_;  ///< the NIC delays counts
+  std::set<uint32_t> late_storing_nodes_;   ///< the NIC acknowledges bytes before they are visible
+  std::vector<uint32_t> unseen_;            ///< delivered parts there, to be checked when idle
   std::set<uint32_t> count_losing_nodes_;   ///< the NIC has lost counts
   uint64_t next_tag_ = 0, next_content_seed_ = 0, next_message_ = 0, next_name_ = 0;
   uint32_t next_incarnation_ = 0;
@@ -240,7 +265,22 @@ class Runner {
   uint32_t closing_ = kNone;     ///< incarnation inside close()
   bool may_land_twice_ = false;  ///< the plan has a fault that duplicates data
   sim::World world_;
+  sim::Hook arrivals_, steps_;  ///< destroyed after the engines, whose destructors still step
   std::vector<std::optional<Process>> processes_;  ///< by node
 };
+
+template <class Request>
+void Runner::submit(Process& process, PendingOp op, Request request, Rng& rng) {
+  request.notify = notify(process, op, rng, true);
+  if (op.batch) request.batch = *op.batch;
+  submitting_ = true;
+  const auto id = process.engine->submit(request);
+  submitting_ = false;
+  if (!id) {
+    coverage_.add("refusal", to_string(id.error().code));
+    return refused(process, op, id.error());
+  }
+  accepted(std::move(op), *id);
+}
 
 }  // namespace fabric::swarm

@@ -20,11 +20,12 @@ constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
 constexpr Nanos kTurn = 1ms;  // a bound is kept up to an engine's turn
 
 /// One of everything, several times, and what became of it.
-class Traffic {
+class OneOfEachKind {
  public:
   static constexpr uint32_t kRounds = 6;
 
-  Traffic(DuplexHost& from, DuplexHost& to, const RemoteHost& remote, EventRecorder& completions)
+  OneOfEachKind(DuplexHost& from, DuplexHost& to, const RemoteHost& remote,
+                EventRecorder& completions)
       : clock_(from.engine),
         kinds_(from, to, remote),
         completions_(completions),
@@ -35,9 +36,9 @@ class Traffic {
     }
     completions_.then = [this](const Event&) { last_completion_ = clock_.now(); };
   }
-  ~Traffic() { completions_.then = {}; }
-  Traffic(const Traffic&) = delete;
-  Traffic& operator=(const Traffic&) = delete;
+  ~OneOfEachKind() { completions_.then = {}; }
+  OneOfEachKind(const OneOfEachKind&) = delete;
+  OneOfEachKind& operator=(const OneOfEachKind&) = delete;
 
   bool all_completed() const { return completions_.count() >= taken_; }
   Nanos took() const { return last_completion_ - start_; }
@@ -74,19 +75,19 @@ uint32_t Conformance::every_kind_completes_once(const Config& config, const Faul
     if (moment == kMoments.back()) options.drop_control = options.duplicate_control = 0.2;
     reopen_with_faults(config, options);
     EventRecorder& completions = recorder();
-    Traffic traffic(a(), b(), ab(), completions);
+    OneOfEachKind ops(a(), b(), ab(), completions);
     run_on_wire(moment);
     inject(faults());
     const Nanos bound = config.default_timeout + config.drain_timeout + kTurn;
-    EXPECT_TRUE(until([&] { return traffic.all_completed(); }, 2 * bound)) << ea().dump();
+    EXPECT_TRUE(until([&] { return ops.all_completed(); }, 2 * bound)) << ea().dump();
     if (GetParam().caps.virtual_time) {
-      EXPECT_LE(traffic.took(), bound);
+      EXPECT_LE(ops.took(), bound);
     }
     if (repair) repair(faults());
     wait_idle();
-    traffic.expect_one_completion_each();
+    ops.expect_one_completion_each();
     EXPECT_EQ(ea().stats().ops_in_flight, 0u);
-    failed += completions.count() - traffic.completed_with(Errc::kOk);
+    failed += completions.count() - ops.completed_with(Errc::kOk);
     if (repair) expect_service(b());
     if (HasFatalFailure()) break;
   }
@@ -173,7 +174,7 @@ Conformance::Reported Conformance::each_report_is_true(const FaultAction& inject
     inject(faults());
     EXPECT_TRUE(until([&] { return writes.all_completed(); })) << ea().dump();
     repair(faults());
-    run_for(3s);  // whatever is late, and the reports about poisoned keys
+    run_for(3s);  // whatever is late, and the reports about poisoned counter keys
     writes.check(Target::kConnected);
     reported.delivered += writes.delivered();
     reported.not_delivered += writes.not_delivered();
@@ -280,7 +281,7 @@ TEST_P(Conformance, P04CancelWithASilentPeerEndsWithinTheDrainBound) {
     expect_service(b());
   }
   EXPECT_GT(unknown, 0u) << "the peer was silent beyond the bound";
-  EXPECT_GT(not_delivered, 0u) << "what was not posted needs no report of the peer";
+  EXPECT_GT(not_delivered, 0u) << "writes that were not posted need no report from the peer";
 }
 
 TEST_P(Conformance, P04CancelKnowsAllWhenThePeerIsBackInTime) {
@@ -332,9 +333,9 @@ void Conformance::others_are_served(const FaultAction& inject,
     })) << ea().dump();
     wait_idle();
     writes.check(Target::kConnected);
-    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "a fault of another peer";
+    EXPECT_EQ(writes.delivered(), AuditedWrites::kWrites) << "the fault was another peer's";
     if (GetParam().caps.virtual_time) {
-      EXPECT_LE(writes.last_completion() - start, 10ms) << "nor did it wait for the other peer";
+      EXPECT_LE(writes.last_completion() - start, 10ms) << "the write waited for the other peer";
     }
     EXPECT_EQ(ea().peer_info(ac.peer)->state, PeerState::kConnected);
     check_b(to_b);
@@ -378,9 +379,9 @@ TEST_P(Conformance, P05ARailThatAPeerLosesDisturbsNoOther) {
 }
 
 TEST_P(Conformance, P05AWrongKeyFailsItsOwnWriteOnly) {
-  REQUIRE_CAP(wrong_keys);
+  REQUIRE_CAP(wrong_rkeys);
   uint32_t refused = 0;
-  others_are_served([](FaultInjector& t) { t.wrong_key(kA, kB); },
+  others_are_served([](FaultInjector& t) { t.wrong_rkey(kA, kB); },
                     [&](const EventRecorder& to_b) {
                       uint32_t failed = 0;
                       for (const Event& event : to_b.events) {

@@ -40,6 +40,7 @@ struct CaseCaps {
   bool several_rails = false;     ///< a write can be cut
   bool counted_slices = false;    ///< a counted write may go in slices (Caps::slice_safe)
   bool exact_replay = false;      ///< the target can report what it took (Caps::exact_replay)
+  bool final_counts = true;       ///< bytes that were counted stay (Caps::count_is_final)
 
   // The faults that the environment's FaultInjector can inject.
   bool cuts = false;           ///< two hosts are cut off from each other
@@ -50,8 +51,9 @@ struct CaseCaps {
   bool stops = false;        ///< a process is stopped and resumed; its NICs do not stop
   bool lost_acks = false;    ///< writes arrive and their sender gets no acknowledgement
   bool not_ready = false;    ///< a receiver takes bytes and no immediates
-  bool wrong_keys = false;   ///< a write carries an rkey that its target refuses
+  bool wrong_rkeys = false;  ///< a write carries an rkey that its target refuses
   bool late_proofs = false;  ///< deregistration and closing paths take time
+  bool duplicates = false;   ///< the network delivers packets twice
 };
 
 /// One entry of the list in providers.cc.

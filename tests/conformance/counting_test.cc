@@ -43,7 +43,7 @@ TEST_P(Conformance, P06EveryByteIsThereAtTheInstantTheCountIsMet) {
       EXPECT_EQ(event.value, 1u);
       EXPECT_TRUE(there) << "the count came before its bytes";
       EXPECT_TRUE(untouched(0, 100));
-      EXPECT_TRUE(untouched(100 + size, 1000)) << "and nothing besides";
+      EXPECT_TRUE(untouched(100 + size, 1000)) << "bytes after the write were changed";
       met.then = {};
     }
   }
@@ -57,8 +57,8 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
   source.fill(11);
   const auto region = *ea().import_region(ab().peer, *target.region.desc());
   for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
-    for (const bool whole : {false, true}) {
-      SCOPED_TRACE(std::string(to_string(priority)) + (whole ? ", whole" : ""));
+    for (const bool unsplit : {false, true}) {
+      SCOPED_TRACE(std::string(to_string(priority)) + (unsplit ? ", unsplit" : ""));
       target.clear();
       auto counter = *eb().make_counter();
       EventRecorder& met = recorder();
@@ -70,7 +70,7 @@ TEST_P(Conformance, P06ALargeWriteIsWholeWhenItCounts) {
                                     .size_bytes = kLarge,
                                     .imm = counter.key(),
                                     .priority = priority,
-                                    .unsplit = whole}));
+                                    .unsplit = unsplit}));
       EXPECT_EQ(wait_completion(met).code, Errc::kOk);
       EXPECT_TRUE(there);
       wait_idle();
@@ -122,7 +122,7 @@ TEST_P(Conformance, P06TheGaugeNeverRunsAheadOfALoneWrite) {
     EXPECT_FALSE(early) << size;
     ++taken;
   }
-  EXPECT_GT(steps_before, 0u) << "the check looked";
+  EXPECT_GT(steps_before, 0u) << "the check never ran";
   hook.end();
   wait_idle();
   EXPECT_EQ(counter.count(), taken);
@@ -187,10 +187,11 @@ TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
   auto counter = *eb().make_counter();
   EventRecorder& met = recorder();
   ASSERT_TRUE(counter.expect(3, met.notify(1)));
-  EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kBusy) << "one at a time";
+  EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kBusy)
+      << "only one expectation may be armed";
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
   wait_idle();
-  EXPECT_EQ(met.count(), 0u) << "two are not three";
+  EXPECT_EQ(met.count(), 0u) << "met by two counts of three";
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(ea().submit(write(0, 64, counter.key())));
   wait_completion(met, 1);
   wait_idle();
@@ -207,10 +208,65 @@ TEST_P(Conformance, P06AnExpectationTakesWhatItWaitedForAndNoMore) {
   EXPECT_EQ(counter.count(), 1u);
 }
 
+// Reaching a count permits reading. It permits overwriting where the network says so.
+TEST_P(Conformance, P06PeerAndRailsSayWhetherACountIsFinal) {
+  const bool final = GetParam().caps.final_counts;
+  EXPECT_EQ(ea().peer_info(ab().peer)->count_is_final, final);
+  const std::string network = ea().peer_info(ab().peer)->routes.at(0).network;
+  for (const RailStats& rail : ea().rail_stats()) {
+    if (rail.network != network) continue;
+    EXPECT_EQ(rail.caps.count_is_final, final) << rail.device;
+  }
+}
+
+// The owner overwrites the target in the callback of the count, as a decoder appends to the last
+// page. Duplicates of the counted bytes may still be on their way.
+TEST_P(Conformance, P06BytesLandAfterTheirCountOnlyWhereItIsNotFinal) {
+  REQUIRE_CAP(duplicates);
+  faults().duplicate(kA, kB, FaultInjector::Phase::kBegin);
+  const bool final = ea().peer_info(ab().peer)->count_is_final;
+  uint32_t landed_again = 0;
+  for (const uint64_t size : {uint64_t{1}, uint64_t{4096}, uint64_t{40'000}, uint64_t{300'001}}) {
+    for (uint32_t round = 0; round < 8; ++round) {
+      auto counter = *eb().make_counter();
+      b().in.clear();
+      EventRecorder& met = recorder();
+      EventRecorder& completed = recorder();
+      bool whole = false;
+      met.then = [&](const Event&) {
+        whole = arrived(0, size);
+        b().in.clear();  // the owner's own bytes: zeros
+      };
+      // From here on nothing of it can land: the owner may be told that the sender is quiet.
+      completed.then = [&](const Event&) {
+        landed_again += met.count() == 1 && !untouched(0, size);
+        b().in.clear();
+      };
+      ASSERT_TRUE(counter.expect(1, met.notify()));
+      Write request = write(0, size, counter.key());
+      request.notify = completed.notify();
+      ASSERT_TRUE(ea().submit(request));
+      ASSERT_TRUE(until([&] { return met.count() == 1 && completed.count() == 1; }));
+      EXPECT_EQ(completed.events[0].remote, Remote::kDelivered);
+      EXPECT_TRUE(whole) << "reading at the count is always right";
+      run_for(1ms);
+      EXPECT_TRUE(untouched(0, size)) << "a byte landed after the sender's completion";
+      EXPECT_EQ(counter.count(), 0u) << "a duplicate was counted";
+      met.then = completed.then = {};
+    }
+  }
+  faults().duplicate(kA, kB, FaultInjector::Phase::kEnd);
+  if (final) {
+    EXPECT_EQ(landed_again, 0u);
+  } else {
+    EXPECT_GT(landed_again, 0u) << "this network could say that its counts are final";
+  }
+}
+
 // ---- P7 -----------------------------------------------------------------------------------------
 
-// Each write has a key of its own, so that whatever order the counts come in is fine; where the
-// network reorders, it is seen to happen.
+// Each write has a counter key of its own, so that whatever order the counts come in is fine; where
+// the network reorders, it is seen to happen.
 TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   constexpr uint32_t kWrites = 60;
   std::vector<Counter> counters;
@@ -236,10 +292,49 @@ TEST_P(Conformance, P07EachWriteProvesItselfInWhateverOrder) {
   ASSERT_TRUE(until([&] { return order.size() == kWrites; }));
   EXPECT_EQ(wrong, 0u);
   if (GetParam().caps.overtaking) {
-    EXPECT_FALSE(std::is_sorted(order.begin(), order.end())) << "nothing overtook: a weak test";
+    EXPECT_FALSE(std::is_sorted(order.begin(), order.end()))
+        << "no write overtook another: the test shows nothing";
   }
   wait_idle();
   EXPECT_EQ(order.size(), kWrites);
+}
+
+TEST_P(Conformance, P07MessagesOfAChannelArriveInTheOrderSent) {
+  if (GetParam().caps.lossy_control) {
+    reopen(usual_config(), {.drop_control = 0.1, .duplicate_control = 0.1, .reorder_control = 0.5});
+  }
+  EventRecorder& received = recorder();
+  EventRecorder& completions = recorder();
+  std::array<std::vector<uint64_t>, 2> got;
+  received.then = [&](const Event& event) {
+    uint64_t number = 0;
+    std::memcpy(&number, received.messages.back().data(), sizeof number);
+    got[event.value - 1].push_back(number);
+  };
+  const auto one = *eb().listen(1, received.notify());
+  const auto two = *eb().listen(2, received.notify());
+  constexpr uint64_t kMessages = 200;
+  uint64_t cancelled = 0;
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    std::vector<std::byte> bytes(sizeof i + (i % 10 == 0 ? 5000 : 0));
+    std::memcpy(bytes.data(), &i, sizeof i);
+    const auto op = ea().submit(Send{.peer = ab().peer,
+                                     .channel = static_cast<uint16_t>(1 + i % 2),
+                                     .bytes = bytes,
+                                     .notify = completions.notify(i)});
+    ASSERT_TRUE(op) << i;
+    if (i % 9 == 4) cancelled += ea().cancel(*op).has_value();
+    if (i % 30 == 0) run_for(50us);
+  }
+  ASSERT_TRUE(until([&] { return completions.count() == kMessages; }));
+  wait_idle();
+  EXPECT_GT(cancelled, 0u);
+  for (const auto& numbers : got) {
+    EXPECT_TRUE(std::is_sorted(numbers.begin(), numbers.end()));
+  }
+  const uint64_t arrived = got[0].size() + got[1].size();
+  EXPECT_GE(arrived, completions.count(Errc::kOk));
+  EXPECT_GE(arrived + cancelled, kMessages) << "only what was cancelled may be missing";
 }
 
 // ---- P8 -----------------------------------------------------------------------------------------
@@ -248,10 +343,10 @@ TEST_P(Conformance, P08OneWriteCountsOnceHoweverItIsCut) {
   auto counter = *eb().make_counter();
   uint64_t issued = 0;
   for (const uint64_t size : sizes_around_cuts(kStripe)) {
-    for (const bool whole : {false, true}) {
+    for (const bool unsplit : {false, true}) {
       for (const Priority priority : {Priority::kNormal, Priority::kUrgent, Priority::kBulk}) {
         Write request = write(0, size, counter.key());
-        request.unsplit = whole;
+        request.unsplit = unsplit;
         request.priority = priority;
         ASSERT_TRUE(ea().submit(request));
         ++issued;
@@ -288,7 +383,7 @@ TEST_P(Conformance, P08PagesTargetsAndSignalsCountOneEach) {
                           b().in.bytes.data() + 7 + (2 * i + 1) * 1100, kPage),
               0)
         << i;
-    EXPECT_TRUE(untouched(7 + 2 * i * 1100, 1100)) << "between the pages";
+    EXPECT_TRUE(untouched(7 + 2 * i * 1100, 1100)) << "bytes between the pages were changed";
   }
   b().in.clear();
   std::vector<ScatterTarget> targets;
@@ -343,14 +438,14 @@ TEST_P(Conformance, P08ASignalCountsOnceAtEveryPeerOfItsGroup) {
 }
 
 // Sampled in every step: no count without a write that has begun to land, and what was whole a
-// moment ago is counted. `whole` writes are exact: no count without a write that is whole.
+// moment ago is counted. Unsplit writes are exact: no count without a write that is whole.
 TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
   REQUIRE_CAP(every_step);
   constexpr uint64_t kSize = 40'000;
   constexpr uint32_t kWrites = 24;
   constexpr Nanos kMoment = 200us;  // longer than an engine takes to notice an arrival
-  for (const bool whole : {false, true}) {
-    SCOPED_TRACE(whole);
+  for (const bool unsplit : {false, true}) {
+    SCOPED_TRACE(unsplit);
     b().in.clear();
     auto counter = *eb().make_counter();
     uint64_t samples = 0, above_begun = 0, above_whole = 0, below_whole = 0, partial = 0;
@@ -374,18 +469,19 @@ TEST_P(Conformance, P08AtEveryInstantTheCountLiesBetweenWholeAndBegun) {
     });
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
-      request.unsplit = whole;
+      request.unsplit = unsplit;
       ASSERT_TRUE(ea().submit(request));
     }
     ASSERT_TRUE(until([&] { return counter.count() == kWrites; }));
     run_for(2 * kMoment);
     hook.end();
-    EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
+    EXPECT_EQ(counter.count(), kWrites) << "count and writes differ with nothing in flight";
     EXPECT_EQ(above_begun, 0u);
     EXPECT_EQ(below_whole, 0u);
-    EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
+    EXPECT_EQ(unsplit ? above_whole : 0u, 0u)
+        << "an unsplit write counts only when all of it has landed";
     EXPECT_GT(samples, 3u);
-    EXPECT_GT(partial, 0u) << "never seen half-arrived";
+    EXPECT_GT(partial, 0u) << "no write was ever seen half landed: the test shows nothing";
   }
 }
 

@@ -42,7 +42,7 @@ void Conformance::everything_is_delivered_once(const FaultAction& inject,
     EXPECT_EQ(eb().stats().stale_imms, 0u);
     again += ea().stats().tx.retried;
   }
-  EXPECT_GT(again, 0u) << "nothing had to be sent again: a weak test";
+  EXPECT_GT(again, 0u) << "nothing was sent again: the test shows nothing";
 }
 
 TEST_P(Conformance, P10WhatABrokenPathCarriedIsDeliveredOnce) {
@@ -134,8 +134,8 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
   REQUIRE_CAP(exact_replay);
   constexpr uint64_t kSize = 30'000;
   constexpr uint32_t kWrites = 12;
-  for (const bool whole : {false, true}) {
-    SCOPED_TRACE(whole);
+  for (const bool unsplit : {false, true}) {
+    SCOPED_TRACE(unsplit);
     reopen_with_faults();
     auto counter = *eb().make_counter();
     uint64_t samples = 0, above_begun = 0, above_whole = 0;
@@ -152,7 +152,7 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
     });
     for (uint32_t i = 0; i < kWrites; ++i) {
       Write request = write(i * kSize, kSize, counter.key());
-      request.unsplit = whole;
+      request.unsplit = unsplit;
       ASSERT_TRUE(ea().submit(request));
     }
     run_on_wire(4us);
@@ -161,10 +161,11 @@ TEST_P(Conformance, P08TheCountNeverRunsAheadThroughAFailover) {
     run_for(10ms);
     hook.end();
     run_for(1s);
-    EXPECT_EQ(counter.count(), kWrites) << "when nothing is in flight they are equal";
+    EXPECT_EQ(counter.count(), kWrites) << "count and writes differ with nothing in flight";
     EXPECT_TRUE(arrived(0, kWrites * kSize));
     EXPECT_EQ(above_begun, 0u);
-    EXPECT_EQ(whole ? above_whole : 0u, 0u) << "an uncut write counts only when it is whole";
+    EXPECT_EQ(unsplit ? above_whole : 0u, 0u)
+        << "an unsplit write counts only when all of it has landed";
     EXPECT_GT(samples, 3u);
   }
 }

@@ -28,7 +28,7 @@ TEST_P(Conformance, P09WhatArrivesBeforeTheCounterIsClaimedCounts) {
     ASSERT_TRUE(counter);
     EXPECT_EQ(counter->key(), keys[i]);
     EXPECT_EQ(counter->count(), i + 1);
-    EXPECT_TRUE(counter->wait(i + 1, 1ms)) << "nothing was lost by asking late";
+    EXPECT_TRUE(counter->wait(i + 1, 1ms)) << "counts before named_counter() were lost";
     EXPECT_EQ(eb().named_counter(names[i]).error().code, Errc::kBusy) << "another handle holds it";
   }
   EXPECT_EQ(eb().stats().stale_imms, 0u);
@@ -119,7 +119,7 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
   ASSERT_TRUE(until([&] { return completions.count() == 2 * kRounds; }));
   for (uint32_t i = 0; i < kRounds; ++i) {
     EXPECT_EQ(completions.find(i)->code, Errc::kOk);
-    EXPECT_EQ(keys[i], keys[i / 4 * 4]) << "one name, one key";
+    EXPECT_EQ(keys[i], keys[i / 4 * 4]) << "one name resolved to two counter keys";
     Write request = write(0, 20'000, keys[i]);
     request.notify = written.notify();
     ASSERT_TRUE(ea().submit(request));
@@ -140,12 +140,12 @@ TEST_P(Conformance, P10LostAndRepeatedControlMessagesActOnce) {
     EXPECT_EQ(eb().named_counter(name)->count(), 4u) << name;
   }
   if (GetParam().caps.two_engines) {
-    EXPECT_GT(ea().stats().tx.retried, 0u) << "nothing was lost: a weak test";
+    EXPECT_GT(ea().stats().tx.retried, 0u) << "no datagram was lost: the test shows nothing";
   }
 }
 
 // Cut into a long shard and one of a single byte, and cancelled when only the short one has been
-// counted: a wait for the key must not go on, nor be met by the next write.
+// counted: a wait for the counter key must not go on, nor be met by the next write.
 TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
@@ -167,7 +167,7 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   request.notify = completions.notify();
   const auto op = ea().submit(request);
   ASSERT_TRUE(until([&] { return arrived(kHalf, 1); }));
-  ASSERT_FALSE(arrived(0, kHalf)) << "too late to cut it short";
+  ASSERT_FALSE(arrived(0, kHalf)) << "the write landed before it could be cancelled";
   ASSERT_TRUE(ea().cancel(*op));
   const Event event = wait_completion(completions);
   EXPECT_EQ(event.code, Errc::kCancelled);
@@ -179,7 +179,7 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
   EXPECT_EQ(poisoned.peer, at_b_of_a) << "the peer that poisoned it";
   ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
   ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
-  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not poisoned";
+  EXPECT_TRUE(other.wait(1, kLong)) << "other counter keys must not be poisoned";
   EXPECT_EQ(counter.expect(1, met.notify(2)).error().code, Errc::kAborted);
   EXPECT_EQ(counter.wait(1, 1ms).error().code, Errc::kAborted);
   auto fresh = *eb().make_counter();
@@ -190,7 +190,7 @@ TEST_P(Conformance, P10ACountedWriteOfUnknownFatePoisonsItsKey) {
 }
 
 // Cancelled half way, before the slice that counts: nothing was counted and nothing more lands, so
-// the key is as good as before.
+// the counter key is as good as before.
 TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   REQUIRE_CAP(two_engines);
   REQUIRE_CAP(every_step);
@@ -217,7 +217,7 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   EXPECT_EQ(counter.count(), 0u);
   ASSERT_TRUE(ea().submit(write(0, 100, counter.key())));
   ASSERT_TRUE(ea().submit(write(0, 100, other.key())));
-  EXPECT_TRUE(other.wait(1, kLong)) << "other keys are not poisoned";
+  EXPECT_TRUE(other.wait(1, kLong)) << "other counter keys must not be poisoned";
   EXPECT_EQ(wait_completion(met, 1).code, Errc::kOk) << "the next write counts one, and only one";
   auto fresh = *eb().make_counter();
   EXPECT_NE(fresh.key(), counter.key());
@@ -226,7 +226,7 @@ TEST_P(Conformance, P10AWriteCancelledBeforeItCountsPoisonsNothing) {
   EXPECT_TRUE(fresh.wait(1, kLong));
 }
 
-// A cancelled write that reports kNotDelivered was not counted at all: its key stays valid.
+// A cancelled write that reports kNotDelivered was not counted at all: its counter key stays valid.
 TEST_P(Conformance, P10AWriteThatWasNotDeliveredPoisonsNothing) {
   auto counter = *eb().make_counter();
   EventRecorder& met = recorder();
@@ -277,18 +277,19 @@ TEST_P(Conformance, P11TrafficOfAReleasedKeyIsStaleAndCountedAsSuch) {
 }
 
 // So many generations that every slot of the receiver's table is used again: no value comes back,
-// and writes under all the old keys together add nothing to the two that are open now.
+// and writes under all the old counter keys together add nothing to the two that are open now.
 TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
-  constexpr uint32_t kLives = 5000;
+  constexpr uint32_t kGenerations = 5000;
   Config small = usual_config();
   small.counters_max = 2;
   reopen(small);
   std::vector<ScatterTarget> late;
   std::set<CounterKey> distinct;
-  for (uint32_t life = 0; life < kLives; ++life) {
+  for (uint32_t generation = 0; generation < kGenerations; ++generation) {
     const auto counter = eb().make_counter();
-    ASSERT_TRUE(counter) << life;
-    ASSERT_TRUE(distinct.insert(counter->key()).second) << "a key came back without quarantine";
+    ASSERT_TRUE(counter) << generation;
+    ASSERT_TRUE(distinct.insert(counter->key()).second)
+        << "a counter key was reused without quarantine";
     late.push_back({ab().region.at(0), 0, 0, counter->key()});
   }
   auto first = *eb().make_counter();
@@ -299,7 +300,7 @@ TEST_P(Conformance, P11NoKeyOfAnEarlierGenerationOpensALaterOne) {
   wait_idle();
   EXPECT_EQ(first.count(), 0u);
   EXPECT_EQ(second.count(), 1u);
-  EXPECT_EQ(eb().stats().stale_imms, kLives);
+  EXPECT_EQ(eb().stats().stale_imms, kGenerations);
 }
 
 TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {
@@ -321,7 +322,7 @@ TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {
   EXPECT_EQ(*proof, Quiescence::kProved) << "its only sender answered";
   const uint64_t stale = eb().stats().stale_imms;
   wait_idle();
-  EXPECT_EQ(eb().stats().stale_imms, stale) << "proved to be quiet, and was not";
+  EXPECT_EQ(eb().stats().stale_imms, stale) << "a write arrived after the proof of quiescence";
   ASSERT_EQ(completions.count(), kWrites);
   for (const Event& event : completions.events) {
     EXPECT_TRUE(event.code == Errc::kOk ||
@@ -330,10 +331,11 @@ TEST_P(Conformance, P11CloseReportsHowItKnowsThatTheKeyIsQuiet) {
   }
   const auto quiescence = made.close(kLong);
   ASSERT_TRUE(quiescence);
-  EXPECT_EQ(*quiescence, Quiescence::kQuarantined) << "it is unknown which peers have its key";
+  EXPECT_EQ(*quiescence, Quiescence::kQuarantined)
+      << "it is unknown which peers have its counter key";
   EXPECT_EQ(made.close().error().code, Errc::kReleased);
   EXPECT_EQ(named.wait(1, 1ms).error().code, Errc::kReleased);
-  // The name can be used again, with another key.
+  // The name can be used again, with another counter key.
   auto again = *eb().named_counter(name);
   EXPECT_NE(again.key(), key);
   CounterKey resolved;
@@ -352,7 +354,7 @@ TEST_P(Conformance, P11CloseWithoutItsSenderCanOnlyQuarantine) {
   const auto quiescence = named.close(kLong);
   ASSERT_TRUE(quiescence);
   EXPECT_EQ(*quiescence, Quiescence::kQuarantined)
-      << "it closed without a reply, and was not fenced";
+      << "its sender was lost without a reply, and is not fenced";
 }
 
 }  // namespace fabric::test

@@ -25,7 +25,9 @@ class Kinds {
       : counter_(*to.engine.make_counter()),
         listener_(*to.engine.listen(kChannel, messages_.notify())),
         peers_{remote.peer},
-        group_(*from.engine.make_group(peers_)) {
+        group_(*from.engine.make_group(peers_)),
+        page_list_(*from.engine.make_page_list(std::span(pages_).first(2))),
+        write_list_(*from.engine.make_write_list(writes_)) {
     Engine& e = from.engine;
     key_ = counter_.key();
     targets_ = {ScatterTarget{remote.region.at(0), 0, 700, key_},
@@ -82,16 +84,46 @@ class Kinds {
                                    .notify = n});
          }},
     };
+    add_prepared(from, remote);
   }
 
   const std::vector<Kind>& all() const { return kinds_; }
   /// How often the target must have counted after each kind was sent once.
-  static constexpr uint64_t kCounts = 1 + 3 + 2 + 1;
+  static constexpr uint64_t kCounts = 1 + 3 + 4 + 2 + 2 + 1;
   Counter& counter() { return counter_; }
   uint32_t messages() const { return messages_.count(); }
   CounterKey resolved() const { return resolved_; }
 
  private:
+  void add_prepared(DuplexHost& from, const RemoteHost& remote) {
+    Engine& e = from.engine;
+    const std::vector<Kind> prepared{
+        {"paged write by a list", 4, 4 * 128,
+         [=, this, &e, &from](Notify n, BatchId batch) {
+           const Pages pages{.stride_bytes = 512, .list = page_list_, .inner_stride_bytes = 200};
+           return e.submit(PagedWrite{.source = from.out.region.id(),
+                                      .source_pages = pages,
+                                      .target = remote.region,
+                                      .target_pages = pages,
+                                      .page_bytes = 128,
+                                      .inner_count = 2,
+                                      .imm = key_,
+                                      .batch = batch,
+                                      .notify = n});
+         }},
+        {"listed writes", 2, 500, [=, this, &e, &from](Notify n, BatchId batch) {
+           return e.submit(ListedWrites{.list = write_list_,
+                                        .first = 1,
+                                        .count = 2,
+                                        .source = from.out.at(0),
+                                        .target = remote.region.at(0),
+                                        .imm = key_,
+                                        .batch = batch,
+                                        .notify = n});
+         }}};
+    kinds_.insert(kinds_.begin() + 2, prepared.begin(), prepared.end());
+  }
+
   EventRecorder messages_;  ///< dies after the listener
   Counter counter_;
   Subscription listener_;
@@ -99,6 +131,9 @@ class Kinds {
   PeerGroup group_;
   CounterKey key_, resolved_;
   std::array<uint32_t, 3> pages_{4, 2, 9};
+  std::array<ListedWrite, 3> writes_{{{0, 0, 1}, {100, 900, 400}, {0, 2000, 100}}};
+  PageList page_list_;
+  WriteList write_list_;
   std::array<ScatterTarget, 2> targets_;
   std::vector<Kind> kinds_;
 };

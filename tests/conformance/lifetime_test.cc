@@ -36,7 +36,9 @@ struct Handles {
         watcher(*engine.make_watcher(Notify::inbox(inbox))),
         listener(*engine.listen(44, Notify::inbox(inbox))),
         subscription(*engine.subscribe(Notify::inbox(inbox))),
-        group(*engine.make_group({&peer, 1})) {
+        group(*engine.make_group({&peer, 1})),
+        page_list(*engine.make_page_list(kPages)),
+        write_list(*engine.make_write_list(kWrites)) {
     EXPECT_TRUE(counters.add(named, peer));
     watcher.arm();
   }
@@ -50,7 +52,8 @@ struct Handles {
     flag.store(flag.load() + 1);
     counter.release();
     const bool quiet = inbox.poll(events) <= 4 && !counter.try_take(1) && batch.pending() == 0 &&
-                       group.size() == 1 && region.size_bytes() > 0 && counter.count() == 0;
+                       group.size() == 1 && region.size_bytes() > 0 && counter.count() == 0 &&
+                       page_list.size() == 2 && write_list.size() == 1;
     return {quiet ? Errc::kClosed : Errc::kOk,   region.desc().error().code,
             region.grant(peer).error().code,     inbox.fd().error().code,
             batch.seal({}).error().code,         batch.reset().error().code,
@@ -69,6 +72,10 @@ struct Handles {
   Watcher watcher;
   Subscription listener, subscription;
   PeerGroup group;
+  static constexpr std::array<uint32_t, 2> kPages{3, 1};
+  static constexpr std::array<ListedWrite, 1> kWrites{{{0, 0, 1}}};
+  PageList page_list;
+  WriteList write_list;
 };
 
 /// Everything that an engine can be asked for. What it answers, by code.
@@ -81,6 +88,8 @@ std::vector<Errc> ask_for_everything(Engine& engine, PeerId peer, RegionId regio
   const ScatterTarget one{target.at(0), 0, 1, {}};
   const Pages pages{.indices = {&page, 1}, .stride_bytes = 1};
   const Write write{.source = {region, 0}, .target = target.at(0), .size_bytes = 1};
+  const PageRange range{0, 1};
+  const ListedWrite listed{0, 0, 1};
   const bool empty = engine.address().empty() && engine.peers().empty();
   return {
       empty ? Errc::kClosed : Errc::kOk,
@@ -108,12 +117,21 @@ std::vector<Errc> ask_for_everything(Engine& engine, PeerId peer, RegionId regio
                              .page_bytes = 1})
           .error()
           .code,
+      engine.make_page_list({&page, 1}).error().code,
+      engine.make_page_list({&range, 1}).error().code,
+      engine.make_write_list({&listed, 1}).error().code,
+      engine
+          .submit(ListedWrites{
+              .list = WriteListId(0, 1), .count = 1, .source = {region, 0}, .target = target.at(0)})
+          .error()
+          .code,
       engine.submit(Scatter{.source = region, .targets = {&one, 1}}).error().code,
       engine.submit(Signal{.group = GroupId(0, 1), .keys = {&key, 1}}).error().code,
       engine.submit(Send{.peer = peer}).error().code,
       engine.submit(Timer{}).error().code,
       engine.submit(Resolve{.peer = peer, .names = {&name, 1}, .out = {&key, 1}}).error().code,
       engine.submit(Fence{.peer = peer}).error().code,
+      engine.submit(Drop{.peer = peer}).error().code,
       engine.submit(Deregister{.region = region}).error().code,
       engine.cancel(OpId(0, 1)).error().code,
       engine.cancel(BatchId(0, 1)).error().code,
@@ -300,7 +318,8 @@ TEST_P(Conformance, P22AMovedFromHandleIsEmptyAndHarmless) {
   auto counter2 = std::move(counter);
   auto batch2 = std::move(batch);
   auto inbox2 = std::move(inbox);
-  ASSERT_TRUE(ea().submit(Timer{.batch = batch2, .notify = notify})) << "moving it is fine";
+  ASSERT_TRUE(ea().submit(Timer{.batch = batch2, .notify = notify}))
+      << "a moved handle stays valid";
   ASSERT_TRUE(inbox2.wait(kLong));
   Event event;
   EXPECT_EQ(inbox2.poll({&event, 1}), 1u);

@@ -58,7 +58,7 @@ TEST_P(Conformance, P12WhatDoesNotFitIsRefusedBeforeItIsPosted) {
   EXPECT_EQ(paged(0, 0, {.stride_bytes = 1, .offset_bytes = UINT64_MAX}), Errc::kOutOfBounds);
   EXPECT_EQ(paged(2, 2, {.stride_bytes = UINT64_MAX / 2 + 1}), Errc::kOutOfBounds);
   wait_idle();
-  EXPECT_EQ(ea().stats().tx.ops, ops) << "nothing was posted";
+  EXPECT_EQ(ea().stats().tx.ops, ops) << "a refused write was posted";
   EXPECT_EQ(ea().stats().ops_in_flight, 0u);
   EXPECT_TRUE(untouched(0, kBytes));
   // The last byte, and nothing at the very end, fit.
@@ -149,7 +149,7 @@ TEST_P(Conformance, P13AfterDeregisterNothingLandsAnyMore) {
             std::memcmp(block.bytes.data() + i * kSize, a().out.bytes.data() + i * kSize, kSize),
             0);
       } else {
-        EXPECT_EQ(end.code, Errc::kNotFound) << "revoked, by name";
+        EXPECT_EQ(end.code, Errc::kNotFound) << "the refusal must name the revoked region";
         EXPECT_EQ(end.remote, Remote::kNotDelivered);
       }
     }
@@ -232,7 +232,8 @@ TEST_P(Conformance, P13DeregisteringASourceEndsItsWritesFirst) {
         EXPECT_EQ(std::memcmp(b().in.bytes.data() + at, kept.data() + at, kSize), 0);
       } else {
         EXPECT_EQ(end.code, Errc::kNotFound);
-        EXPECT_EQ(end.remote, Remote::kNotDelivered) << "posted ones drain, the others never go";
+        EXPECT_EQ(end.remote, Remote::kNotDelivered)
+            << "posted writes drain, the others are never posted";
         ++cut_short;
       }
     }
@@ -297,7 +298,7 @@ TEST_P(Conformance, P13AFencedPeerIsShutOutAndTheOthersAreNot) {
   }
   // Where time is real the writes may all have been faster.
   if (GetParam().caps.virtual_time) {
-    EXPECT_GT(lost, 0u) << "nothing was left to cut off: a weak test";
+    EXPECT_GT(lost, 0u) << "every write had landed before the fence: the test shows nothing";
   }
   EXPECT_GT(delivered, 0u);
 }
@@ -310,7 +311,7 @@ TEST_P(Conformance, P13ASessionThatNeverCameUpIsFencedAtOnce) {
   ASSERT_TRUE(ea().submit(Send{.peer = silent, .notify = completions.notify(1)}));
   const Nanos start = ea().now();
   const Event event = submit_and_wait(ea(), Fence{.peer = silent});
-  EXPECT_EQ(event.code, Errc::kOk) << "nothing of it can land, whatever the network";
+  EXPECT_EQ(event.code, Errc::kOk) << "a peer that never connected cannot write";
   EXPECT_LE(ea().now() - start, 1s);
   EXPECT_EQ(wait_completion(completions, 1).code, Errc::kPeerLost);
   EXPECT_EQ(ea().peer_info(silent)->state, PeerState::kFenced);
@@ -329,9 +330,8 @@ TEST_P(Conformance, P13AGrantIsForItsPeerOnly) {
   const PeerId of_c = *eb().connect(c().engine.address());
   const auto grant = b().in.region.grant(of_c);
   ASSERT_TRUE(grant);
-  EXPECT_EQ(*b().in.region.grant(of_c), *grant);
-  EXPECT_EQ(ea().import_region(ab().peer, *grant).error().code, Errc::kPermission);
-  const auto region = c().engine.import_region(cb.peer, *grant);
+  EXPECT_EQ(ea().import_region(ab().peer, grant->desc).error().code, Errc::kPermission);
+  const auto region = c().engine.import_region(cb.peer, grant->desc);
   ASSERT_TRUE(region);
   c().out.fill(3);
   EXPECT_EQ(
@@ -389,7 +389,7 @@ TEST_P(Conformance, P14EveryCutShortTextAndByteStringIsAnError) {
 
 // A garbled one may still parse: as another peer's, or of another size. It must do no harm.
 TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
-  expect_log("a path broke");  // a write with a wrong key ends its connection, where there are some
+  expect_log("a path broke");  // a write with a wrong rkey ends its connection, if it has one
   const auto address = eb().address();
   const auto desc = *b().in.region.desc();
   auto guard = make_memory(eb(), 65'536);  // a region whose descriptor was given to no peer
@@ -436,7 +436,7 @@ TEST_P(Conformance, P14GarbledBytesDoNoHarm) {
           ea(), Write{.source = a().out.at(0), .target = now.region.at(0), .size_bytes = kBytes})
           .code,
       Errc::kOk)
-      << "and the session is as it was";
+      << "the session was affected";
   wait_idle();
   EXPECT_TRUE(arrived(0, kBytes));
 }

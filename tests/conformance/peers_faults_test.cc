@@ -55,7 +55,7 @@ TEST_P(Conformance, P13AFenceHoldsAgainstAStoppedWriter) {
   faults().cut(kA, kB, Phase::kEnd);  // what its NICs hold comes through
   run_for(600ms);
   if (!alone) {
-    EXPECT_NE(at_the_proof, b().in.bytes) << "nothing came: a weak test";
+    EXPECT_NE(at_the_proof, b().in.bytes) << "no late write landed: the test shows nothing";
     EXPECT_EQ(reported.count(EventKind::kFenceProved), 0u);
     // Its descriptor is what the writer still has.
     EXPECT_EQ(submit_and_wait(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
@@ -82,12 +82,12 @@ TEST_P(Conformance, P13AGrantIsTakenBackFromAStoppedWriter) {
     GTEST_SKIP() << GetParam().name << " has FenceKind::kNone: only the peer's reply fences";
   EXPECT_EQ(submit_and_wait(eb(), Deregister{.region = b().in.region.id()}).code, Errc::kOk);
   auto block = make_memory(eb());
-  const auto region = ea().import_region(ab().peer, *block.region.grant(of_a));
+  const auto region = ea().import_region(ab().peer, block.region.grant(of_a)->desc);
   ASSERT_TRUE(region);
   EventRecorder& completions = recorder();
   leave_a_zombie(*region, completions);
   EXPECT_EQ(submit_and_wait(eb(), Fence{.peer = of_a, .timeout = kSoon}).code, Errc::kOk)
-      << "its own key was all it had";
+      << "the revoked rkey was the peer's only one";
   const auto at_the_end = block.bytes;
   faults().cut(kA, kB, Phase::kEnd);
   run_for(600ms);
@@ -111,7 +111,7 @@ TEST_P(Conformance, P13DeregisterHoldsAgainstAStoppedWriter) {
   faults().stop(kA, Phase::kEnd);
   ASSERT_TRUE(until([&] { return completions.count() == 100; })) << ea().dump();
   wait_idle();
-  EXPECT_EQ(at_the_end, b().in.bytes) << "a write landed after the region was taken back";
+  EXPECT_EQ(at_the_end, b().in.bytes) << "a write landed after the deregistration";
 }
 
 TEST_P(Conformance, P13AProofThatComesLateIsAnEvent) {
@@ -144,7 +144,7 @@ TEST_P(Conformance, P13AProofThatComesLateIsAnEvent) {
   std::sort(proved.begin(), proved.end());
   std::vector<OpId> asked{*gone, *fence};
   std::sort(asked.begin(), asked.end());
-  EXPECT_EQ(proved, asked) << "once each";
+  EXPECT_EQ(proved, asked) << "each is proved once";
   EXPECT_EQ(completions.count(), 2u);
   faults().delay_proofs(kB, 0s);
   faults().stop(kA, Phase::kEnd);
@@ -174,7 +174,7 @@ TEST_P(Conformance, P15AKilledPeerComesBackUnderItsNameAsANewOne) {
   EXPECT_EQ(end.code, Errc::kPeerLost);
   if (GetParam().caps.virtual_time) {
     EXPECT_LE(ea().now() - start, 1s)
-        << "the new incarnation is proof enough: no timeout is waited for";
+        << "the new incarnation is the proof: there must be no wait for a timeout";
   }
   const auto now = *ea().peer_info(after.peer);
   EXPECT_NE(after.peer, before.peer);
@@ -210,9 +210,9 @@ TEST_P(Conformance, P16AStoppedPeerStallsOnceAndEverythingResumesWithIt) {
   if (GetParam().caps.virtual_time) {
     EXPECT_LE(ea().now() - start, config().peer_timeout + config().peer_timeout / 2);
   }
-  EXPECT_EQ(completions.find(3)->code, Errc::kTimeout) << "operations end by their deadlines";
+  EXPECT_EQ(completions.find(3)->code, Errc::kTimeout) << "the operation must end by its deadline";
   run_for(500ms);
-  EXPECT_EQ(completions.count(), 1u) << "and nothing else ends";
+  EXPECT_EQ(completions.count(), 1u) << "another operation completed";
   faults().stop(kB, Phase::kEnd);
   EXPECT_EQ(wait_completion(completions, 2).code, Errc::kOk);
   wait_idle();
@@ -249,10 +249,10 @@ void Conformance::is_lost_once(const FaultAction& inject) {
   for (const uint64_t tag : {1, 2}) {
     const Event end = wait_completion(completions, tag);
     EXPECT_EQ(end.code, Errc::kPeerLost);
-    EXPECT_EQ(end.peer, ab().peer) << "by name";
+    EXPECT_EQ(end.peer, ab().peer) << "the event must name the peer";
   }
   if (GetParam().caps.virtual_time) {
-    EXPECT_LE(ea().now() - lost, 1ms) << "as soon as it is lost";
+    EXPECT_LE(ea().now() - lost, 1ms) << "the waits must end when the peer is lost";
     EXPECT_LE(lost - start, config().lost_timeout + config().peer_timeout / 4 + 1ms);
   }
   run_for(10s);
@@ -262,7 +262,7 @@ void Conformance::is_lost_once(const FaultAction& inject) {
   EXPECT_LE(std::count(states.begin(), states.end(), PeerState::kStalled), 1);
   EXPECT_EQ(states.back(), PeerState::kLost);
   EXPECT_EQ(reported.states(ac.peer), std::vector<PeerState>{PeerState::kConnected});
-  EXPECT_EQ(completions.count(3), 0u) << "a wait that names another peer goes on";
+  EXPECT_EQ(completions.count(3), 0u) << "a wait that names another peer must not end";
   EXPECT_EQ(bound.wait(1, 1ms).error().code, Errc::kPeerLost);
 }
 
@@ -271,7 +271,7 @@ TEST_P(Conformance, P16AHostThatIsCutOffIsLostOnceAndMeetsUsAgain) {
   is_lost_once([](FaultInjector& t) { t.cut(kA, kB, Phase::kBegin); });
   const PeerId old = ab().peer;
   faults().cut(kA, kB, Phase::kEnd);
-  EXPECT_TRUE(until([&] { return eb().peers().empty(); })) << "it gave us up as well";
+  EXPECT_TRUE(until([&] { return eb().peers().empty(); })) << "the peer did not close its session";
   expect_service(b());
   EXPECT_NE(*ea().connect(eb().address()), old);
 }

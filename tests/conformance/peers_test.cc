@@ -34,7 +34,7 @@ TEST_P(Conformance, P15ManyEnginesLiveInOneProcessAndOnOneHost) {
     ASSERT_TRUE(counter.wait(1, kLong)) << i;
     EXPECT_EQ(std::memcmp(from.out.bytes.data(), to.in.bytes.data(), 200'000), 0);
   }
-  EXPECT_EQ(ea().peers().size(), 1u) << "no other peer was disturbed";
+  EXPECT_EQ(ea().peers().size(), 1u) << "another peer was affected";
 }
 
 TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
@@ -60,7 +60,8 @@ TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
   const RemoteHost there = connect(a(), *reborn);
   EXPECT_NE(there.peer, ab().peer);
   EXPECT_GT(ea().peer_info(there.peer)->incarnation, old.incarnation);
-  EXPECT_FALSE(ea().import_region(there.peer, old_desc)) << "of another incarnation";
+  EXPECT_FALSE(ea().import_region(there.peer, old_desc))
+      << "the descriptor is of another incarnation";
   EXPECT_EQ(ea().submit(write(0, 8)).error().code, Errc::kPeerLost) << "the old handle";
   auto counter = *reborn->engine.make_counter();
   EXPECT_EQ(submit_and_wait(ea(), Write{.source = a().out.at(0),
@@ -70,13 +71,13 @@ TEST_P(Conformance, P15ARestartedPeerIsANewOneAndTheOldHandlesFail) {
                 .code,
             Errc::kOk);
   wait_idle();
-  EXPECT_EQ(counter.count(), 0u) << "a key of another incarnation counts nowhere";
+  EXPECT_EQ(counter.count(), 0u) << "a counter key of another incarnation counted";
   EXPECT_EQ(reborn->engine.stats().stale_imms > 0, true);
   EXPECT_EQ(std::memcmp(reborn->in.bytes.data(), a().out.bytes.data(), 50'000), 0);
   // The old address leads nowhere, and does not affect the new incarnation.
-  const auto ghost_peer = ea().connect(old_address);
-  ASSERT_TRUE(ghost_peer);
-  const Event event = submit_and_wait(ea(), Send{.peer = *ghost_peer, .timeout = 2s});
+  const auto stale_peer = ea().connect(old_address);
+  ASSERT_TRUE(stale_peer);
+  const Event event = submit_and_wait(ea(), Send{.peer = *stale_peer, .timeout = 2s});
   EXPECT_NE(event.code, Errc::kOk);
   EXPECT_EQ(ea().peer_info(there.peer)->state, PeerState::kConnected);
 }
@@ -137,7 +138,7 @@ TEST_P(Conformance, P16EachChangeOfAPeerIsOneEventOnEachSide) {
   const PeerId back = at_b.events.back().peer;
   wait_idle();
   EXPECT_EQ(at_b.states(of_a), std::vector<PeerState>{PeerState::kConnected})
-      << "a subscription starts with the peers that are there";
+      << "a subscription must begin with the connected peers";
   EXPECT_EQ(at_b.states(back), std::vector<PeerState>{PeerState::kConnected});
   EXPECT_EQ(at_c.states(there),
             (std::vector<PeerState>{PeerState::kConnecting, PeerState::kConnected}));
@@ -146,7 +147,7 @@ TEST_P(Conformance, P16EachChangeOfAPeerIsOneEventOnEachSide) {
   EXPECT_EQ(at_b.states(back), (std::vector<PeerState>{PeerState::kConnected, PeerState::kLost}));
   EXPECT_EQ(at_c.states(there).back(), PeerState::kLost);
   EXPECT_EQ(at_c.count(), 3u);
-  EXPECT_EQ(at_b.count(), 3u) << "nothing about a";
+  EXPECT_EQ(at_b.count(), 3u) << "an event about peer a was reported";
 }
 
 TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerDisconnects) {
@@ -172,7 +173,7 @@ TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerDisconnects) {
   for (const uint64_t tag : {1, 3}) {
     const Event event = wait_completion(completions, tag);
     EXPECT_EQ(event.code, Errc::kPeerLost);
-    EXPECT_EQ(event.peer, of_a) << "by name";
+    EXPECT_EQ(event.peer, of_a) << "the event must name the peer";
   }
   EXPECT_LE(eb().now() - start, 1s);
   wait_idle();
@@ -181,7 +182,7 @@ TEST_P(Conformance, P16AWaitThatNamesItsPeerEndsWhenThePeerDisconnects) {
   EXPECT_EQ(bound.wait(1, 1ms).error().code, Errc::kPeerLost);
   EXPECT_EQ(free.bind(of_a).error().code, Errc::kPeerLost);
   EXPECT_EQ(wait_completion(completions, 2).code, Errc::kPeerLost)
-      << "bound too late: it ends at once";
+      << "bound after the loss: the wait must end at once";
   EXPECT_EQ(cb.peer, *c().engine.connect(eb().address()));
 }
 
@@ -202,7 +203,8 @@ TEST_P(Conformance, P16WhatIsInFlightToAPeerThatDisconnectsEndsWithIt) {
   const Nanos start = ea().now();
   ASSERT_TRUE(eb().close());
   ASSERT_TRUE(until([&] { return completions.count() == 81; }));
-  EXPECT_LE(ea().now() - start, config().default_timeout) << "not by their deadlines";
+  EXPECT_LE(ea().now() - start, config().default_timeout)
+      << "the operations waited for their deadlines";
   uint32_t lost = 0;
   for (const Event& event : completions.events) {
     lost += event.code == Errc::kPeerLost;
@@ -263,11 +265,11 @@ TEST_P(Conformance, P17TheRouteIsChosenInOrderAndReportsWhy) {
   reopen(usual_config(), {.second_network = true});
   const auto route_to = [&](Engine& engine, PeerId peer) {
     const auto info = engine.peer_info(peer);
-    EXPECT_EQ(info->routes.size(), 1u) << "host to host is all there is";
+    EXPECT_EQ(info->routes.size(), 1u) << "only host memory is registered";
     return info->routes.at(0);
   };
   const auto usual = route_to(ea(), ab().peer);
-  EXPECT_NE(usual.network, "second") << "the first in the order reaches it";
+  EXPECT_NE(usual.network, "second") << "the first configured network reaches it";
   EXPECT_EQ(usual.why, "");
   const auto sent_on = [&](Engine& engine, bool second) {
     uint64_t bytes = 0;

@@ -39,8 +39,8 @@ TEST_P(Conformance, P18AFullQueueTakesNothingAndReportsOnceWhenThereIsRoom) {
     EXPECT_EQ(reported.count(EventKind::kRoom), round - 1);
     ASSERT_TRUE(ea().wait(batch, kLong));
     wait_idle();
-    EXPECT_EQ(reported.count(EventKind::kRoom), round) << "once for all the refusals";
-    EXPECT_EQ(counter.count(), 8u * round) << "nothing of the refused ones was sent";
+    EXPECT_EQ(reported.count(EventKind::kRoom), round) << "one event for all refusals";
+    EXPECT_EQ(counter.count(), 8u * round) << "a refused write was sent";
     EXPECT_EQ(inbox.poll(events), 8u);
     EXPECT_EQ(inbox.poll(events), 0u);
   }
@@ -95,7 +95,7 @@ TEST_P(Conformance, P18AFullInboxRefusesAtSubmitAndThereIsRoomOnceItIsRead) {
   EXPECT_EQ(error.code, Errc::kExhausted);
   EXPECT_STREQ(error.what, "notify");
   wait_idle();
-  EXPECT_EQ(ea().submit(timer).error().code, Errc::kExhausted) << "ended, but not read";
+  EXPECT_EQ(ea().submit(timer).error().code, Errc::kExhausted) << "the events were not read yet";
   EXPECT_EQ(inbox.poll(std::span(events).first(3)), 3u);
   wait_idle();
   EXPECT_GE(reported.count(EventKind::kRoom), 1u);
@@ -213,7 +213,7 @@ TEST_P(Conformance, P18SendersAreHeldBackByAListenerThatDoesNotRead) {
                                  .notify = completions.notify(i)}));
   }
   wait_idle();
-  EXPECT_LE(completions.count(), 4u) << "more than the buffers is still at the sender";
+  EXPECT_LE(completions.count(), 4u) << "the sender must hold back what exceeds the buffers";
   EXPECT_GT(completions.count(), 0u);
   std::vector<uint32_t> got;
   std::array<Event, 2> events;

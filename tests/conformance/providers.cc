@@ -1,6 +1,7 @@
 #include <fabric/sim.h>
 
 #include "conformance/verbs_cases.h"
+#include "harness/nic_models.h"
 #include "harness/real_time_env.h"
 #include "providers/shm/copy.h"
 #include "providers/shm/proof.h"
@@ -49,8 +50,12 @@ class SimFaults final : public FaultInjector {
     const uint32_t node = nodes_[host];
     inject(phase == Phase::kBegin ? Fault::receiver_not_ready(node) : Fault::receiver_ready(node));
   }
-  void wrong_key(uint32_t from, uint32_t to) override {
-    inject(Fault::wrong_key(nodes_[from], nodes_[to], 0));
+  void wrong_rkey(uint32_t from, uint32_t to) override {
+    inject(Fault::wrong_rkey(nodes_[from], nodes_[to], 0));
+  }
+  void duplicate(uint32_t from, uint32_t to, Phase phase) override {
+    const uint32_t x = nodes_[from], y = nodes_[to];
+    inject(phase == Phase::kBegin ? Fault::twice(x, y) : Fault::once(x, y));
   }
   void delay_proofs(uint32_t host, Nanos by) override {
     inject(Fault::late_proof(nodes_[host], by));
@@ -97,11 +102,14 @@ class SimEnv final : public TestEnv {
     run_until([] { return false; }, time);
   }
   void wait_idle() override { run_for(clock_ == nullptr ? Nanos(1s) : Nanos(50ms)); }
-  void each_step(std::function<void()> look) override { world_.each_step(std::move(look)); }
+  void each_step(std::function<void()> look) override {
+    steps_ = world_.each_step(std::move(look));
+  }
   FaultInjector& faults() override { return faults_; }
 
  private:
   sim::World world_;
+  sim::Hook steps_;
   std::vector<uint32_t> nodes_;
   SimFaults faults_{world_, nodes_};
   std::unique_ptr<RealTimeClock> clock_;  ///< realtime only
@@ -176,8 +184,9 @@ constexpr CaseCaps kSimCaps{.virtual_time = true,
                             .stops = true,
                             .lost_acks = true,
                             .not_ready = true,
-                            .wrong_keys = true,
-                            .late_proofs = true};
+                            .wrong_rkeys = true,
+                            .late_proofs = true,
+                            .duplicates = true};
 
 /// Connections with request, exact replay and a fence of their own, as verbs RC.
 ProviderCase sim_rc(std::array<uint32_t, TestEnv::kHosts> rails, std::string name) {
@@ -185,7 +194,7 @@ ProviderCase sim_rc(std::array<uint32_t, TestEnv::kHosts> rails, std::string nam
   caps.several_rails = rails[0] > 1;
   caps.counted_slices = true;
   caps.exact_replay = true;
-  SimShape shape{rails, sim::NicModel::connectx7()};
+  SimShape shape{rails, rc_model()};
   shape.model.jitter = 2us;  // so that the shards of one write land at different times
   return {std::move(name), caps, [shape](const TestEnvOptions& options) {
             return std::make_unique<SimEnv>(shape, options);
@@ -197,7 +206,8 @@ ProviderCase sim_srd(std::array<uint32_t, TestEnv::kHosts> rails, std::string na
   CaseCaps caps = kSimCaps;
   caps.several_rails = rails[0] > 1;
   caps.overtaking = true;
-  const SimShape shape{rails, sim::NicModel::efa_200g()};
+  caps.final_counts = false;
+  const SimShape shape{rails, srd_model()};
   return {std::move(name), caps, [shape](const TestEnvOptions& options) {
             return std::make_unique<SimEnv>(shape, options);
           }};

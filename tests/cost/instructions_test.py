@@ -154,11 +154,11 @@ class Instructions(unittest.TestCase):
     def report(self, budget):
         return self.module.report("write", 10, self.profile, {"write": {"budget": budget}})
 
-    def test_every_instruction_is_somebodys(self):
+    def test_every_instruction_is_charged_to_a_file(self):
         self.assertAlmostEqual(sum(self.profile.by_file().values()),
                                sum(self.profile.self_cost.values()))
 
-    def test_what_belongs_to_nobody_is_charged_to_its_callers(self):
+    def test_what_belongs_to_no_group_is_charged_to_its_callers(self):
         one = self.report(1000)
         # submit 1100, push 300, two thirds of memcpy, walk and walk_on 700, the clock 200.
         self.assertAlmostEqual(one["core"], 270.0)
@@ -176,6 +176,12 @@ class Instructions(unittest.TestCase):
         self.assertEqual((one["instructions"], one["network"], one["core"]), (50.0, 50.0, 0.0))
         self.assertTrue(one["holds"])
         self.assertEqual(one["stages"], {"verbs/datapath": 50.0})
+
+    def test_a_budget_of_both_is_for_core_and_network_together(self):
+        budgets = {"write": {"of": "both", "budget": 339}}
+        one = self.module.report("write", 10, self.profile, budgets)
+        self.assertAlmostEqual(one["instructions"], 340.0)
+        self.assertFalse(one["holds"])
 
     def test_an_operation_without_a_budget_is_refused(self):
         with self.assertRaises(KeyError):

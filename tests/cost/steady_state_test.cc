@@ -108,18 +108,20 @@ TEST_P(SteadyState, MakesNoSystemCallButALookAtSocketsEachMillisecond) {
   EXPECT_LE(looks, engines * (kWhileNs / kMillisecondNs + 1)) << calls->text();
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, SteadyState,
-                         testing::Values(Operation{"write", &BenchEngines::write, 1, 500},
-                                         Operation{"span", &BenchEngines::span, 1, 5'000},
-                                         Operation{"paged", &BenchEngines::paged, 1, 20'000},
-                                         Operation{"scatter", &BenchEngines::scatter, 56, 5'000},
-                                         Operation{"expectation", &BenchEngines::expectation, 1,
-                                                   500},
-                                         Operation{"registered_write", &BenchEngines::write, 1, 500,
-                                                   BenchEngines::Of::kProgram},
-                                         Operation{"registered_pages", &BenchEngines::paged, 1,
-                                                   20'000, BenchEngines::Of::kProgram}),
-                         [](const auto& one) { return std::string(one.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Operations, SteadyState,
+    testing::Values(
+        Operation{"write", &BenchEngines::write, 1, 500},
+        Operation{"span", &BenchEngines::span, 1, 5'000},
+        Operation{"paged", &BenchEngines::paged, 1, 20'000},
+        Operation{"listed_pages", &BenchEngines::listed_pages, 1, 20'000},
+        Operation{"ranged_pages", &BenchEngines::ranged_pages, 1, 20'000},
+        Operation{"listed_writes", &BenchEngines::listed_writes, 1, 20'000},
+        Operation{"scatter", &BenchEngines::scatter, 56, 5'000},
+        Operation{"expectation", &BenchEngines::expectation, 1, 500},
+        Operation{"registered_write", &BenchEngines::write, 1, 500, BenchEngines::Of::kProgram},
+        Operation{"registered_pages", &BenchEngines::paged, 1, 20'000, BenchEngines::Of::kProgram}),
+    [](const auto& one) { return std::string(one.param.name); });
 
 // The counters can count.
 

@@ -47,7 +47,7 @@ struct Counting : Program {
 
   static void note(void* self, uint32_t cookie, Errc code) {
     auto& program = *static_cast<Counting*>(self);
-    require(program.ended < 4, "ends without end");
+    require(program.ended < 4, "too many completions");
     program.ends[program.ended++] = {cookie, code};
     if (cookie == kFirst && code == Errc::kOk) program.on_met();
   }
@@ -62,7 +62,7 @@ struct Counting : Program {
     data[index] = 1;
     arrive(key, cut);
   }
-  void see(int index) { require(data[index] == 1, "counted before it was there"); }
+  void see(int index) { require(data[index] == 1, "counted before its bytes landed"); }
   /// As Counter::wait() does.
   Errc wait(const CounterTable::Armed& armed) {
     for (;;) {
@@ -76,12 +76,12 @@ struct Counting : Program {
     return ended == 1 && ends[0].cookie == cookie && ends[0].code == code;
   }
   /// Nothing of the past is left: the next generation counts only its own arrivals.
-  void next_life_is_clean() {
+  void next_generation_is_clean() {
     table.release(key, 0);
     const auto next = table.acquire(++clock_ns, 0);
     require(next.has_value(), "the slot is held for ever");
     if (!next) return;
-    require(table.live_count() == 1, "live keys are miscounted");
+    require(table.live_count() == 1, "the number of live counter keys is wrong");
     require(table.count(*next) == 0, "counts of another generation");
     const uint32_t before = ended;
     require(table.expect(*next, 1, kSecond).has_value(), "the record is held for ever");
@@ -102,8 +102,8 @@ struct ArmMeetsTheArrival : Counting {
   void on_met() override { see(0); }
   void check() override {
     require(ended + met == 1, "not reported exactly once");
-    require(table.count(key) == 0, "something is left");
-    next_life_is_clean();
+    require(table.count(key) == 0, "a count is left");
+    next_generation_is_clean();
   }
 };
 
@@ -121,13 +121,15 @@ struct TwoArm : Counting {
     met[index] = one.has_value() && one->met;
   }
   void check() override {
-    require(met[0] + met[1] == kThere, "what was there was not taken once");
-    require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1), "two hold the record");
+    require(met[0] + met[1] == kThere, "the present count was not taken exactly once");
+    require(armed[0] + armed[1] == (kThere ? armed[0] || armed[1] : 1),
+            "two expectations hold the record");
     arrive(key);
     if (armed[0] || armed[1]) {
-      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk), "reported the wrong one");
+      require(ended_once(armed[0] ? kSecond : kSecond + 1, Errc::kOk),
+              "the wrong expectation was reported");
     }
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -138,9 +140,10 @@ struct WaiterMeetsTheArrival : Counting {
     const auto armed = table.expect(key, 1, CounterTable::kWaiter);
     if (!armed->met) require(wait(*armed) == Errc::kOk, "unexpected completion");
     see(0);
-    require(!table.cancel(armed->expectation, Errc::kCancelled), "cancelled after its end");
+    require(!table.cancel(armed->expectation, Errc::kCancelled),
+            "cancelled after it had completed");
   }
-  void check() override { next_life_is_clean(); }
+  void check() override { next_generation_is_clean(); }
 };
 
 struct TwoArrivalsOneWaiter : Counting {
@@ -152,7 +155,7 @@ struct TwoArrivalsOneWaiter : Counting {
     see(0);
     see(1);
   }
-  void check() override { require(table.count(key) == 0, "something is left"); }
+  void check() override { require(table.count(key) == 0, "a count is left"); }
 };
 
 struct TwoArrivalsOneCallback : Counting {
@@ -202,7 +205,7 @@ struct CancelMeetsTheNextExpectation : Counting {
     if (!armed_again) armed_again = table.expect(key, 3, kSecond).has_value();
     require(armed_again, "the record is held for ever");
     // What the first did not take is there for the second, no more and no less.
-    require(table.count(key) == (cancelled ? 1u : 0u), "counts made or lost");
+    require(table.count(key) == (cancelled ? 1u : 0u), "counts were invented or lost");
     for (uint32_t i = cancelled ? 1 : 0; i < 2; ++i) arrive(key);
     require(ended == 1, "met too early");
     arrive(key);
@@ -225,8 +228,9 @@ struct ResultMeetsALateCancel : Counting {
   }
   void check() override {
     const auto end = table.result(first.expectation);
-    require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk), "ends in doubt");
-    next_life_is_clean();
+    require(end.done && end.code == (cancelled ? Errc::kCancelled : Errc::kOk),
+            "the result is not the expected one");
+    next_generation_is_clean();
   }
 };
 
@@ -245,7 +249,7 @@ struct WaiterCancelAndArrival : Counting {
     if (code == Errc::kOk) see(0);
   }
   void check() override {
-    require(table.count(key) == (cancelled ? 1u : 0u), "counts made or lost");
+    require(table.count(key) == (cancelled ? 1u : 0u), "counts were invented or lost");
     require(table.expect(key, 2, kSecond).has_value(), "the record is held for ever");
   }
 };
@@ -264,7 +268,7 @@ struct CancelMeetsTheRelease : Counting {
   void check() override {
     require(ended_once(kFirst, cancelled ? Errc::kCancelled : Errc::kReleased),
             "not reported exactly once");
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -284,11 +288,11 @@ struct ArrivalMeetsTheNextGeneration : Counting {
   }
   void on_met() override { see(0); }
   void check() override {
-    require(ended == 1 && ends[0].cookie == kFirst, "reported twice, or the wrong one");
-    require(untaken == 0, "owes what was taken");
-    if (!next) return next_life_is_clean();
+    require(ended == 1 && ends[0].cookie == kFirst, "reported twice, or the wrong expectation");
+    require(untaken == 0, "reports counts as untaken that were taken");
+    if (!next) return next_generation_is_clean();
     require(table.count(*next) == 0, "counted in another generation");
-    require(table.live_count() == 1, "live keys are miscounted");
+    require(table.live_count() == 1, "the number of live counter keys is wrong");
     arrive(*next);
     require(ended == 2 && ends[1].cookie == kSecond, "lost in the next generation");
   }
@@ -304,7 +308,7 @@ struct LastArrivalMeetsTheNextExpectation : Counting {
     armed_again = table.expect(key, 2, kSecond).has_value();
   }
   void check() override {
-    require(ended_once(kFirst, Errc::kOk), "reported the wrong one");
+    require(ended_once(kFirst, Errc::kOk), "the wrong expectation was reported");
     require(armed_again || table.expect(key, 2, kSecond).has_value(), "the record is held");
     arrive(key);
     require(ended == 1, "met too early");
@@ -331,7 +335,7 @@ struct AbortMeetsTheArrivalAndTheArm : Counting {
   void on_met() override { see(0); }
   void check() override {
     require(ended + met + refused == 1, "not reported exactly once");
-    next_life_is_clean();
+    next_generation_is_clean();
   }
 };
 
@@ -354,28 +358,81 @@ struct CountMeetsTheNextExpectation : Counting {
 
 struct Linked : Counting {
   CounterKey parent = fresh();
-  explicit Linked(uint32_t live_max = 2) : Counting(live_max) {}
+  explicit Linked(uint32_t live_max = 2) : Counting(live_max) {
+    require(table.link(key, parent, 1) == Errc::kOk, "not linked");
+  }
+  uint32_t take() {
+    const CounterTable::Share one = table.share_of(key, 1);
+    return table.take_shares({&one, 1});
+  }
+  /// The member's data are plain: who sees the group met must see them.
+  void on_met() override { see(0); }
 };
 
-struct LinkMeetsAnArrival : Linked {
-  LinkMeetsAnArrival() { arrive(key); }
+// A share is here when it is taken, or its arrival pays it. Either way the bytes are visible.
+struct TakeMeetsTheArrival : Linked {
+  uint32_t owed = 9;
+  bool met = false;
   int threads() const override { return 2; }
   void thread(int index) override {
-    if (index == 0) return arrive(key);
-    table.set_parent(key, parent);
+    if (index == 0) return write(0);
+    owed = take();
+    if (owed == 0) {
+      see(0);
+    } else {
+      met = table.expect(parent, owed, kFirst)->met;
+      if (met) see(0);
+    }
   }
   void check() override {
-    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+    require(owed <= 1 && ended + met == owed, "not met exactly once");
+    require(table.count(key) == 0 && table.count(parent) == 0, "paid twice, or not at all");
   }
 };
 
+// Two halves of a share: one of the two threads pays, and has seen the other's bytes.
+struct TwoArrivalsPayAShare : Linked {
+  TwoArrivalsPayAShare() {
+    take();
+    static_cast<void>(table.expect(parent, 1, kFirst));
+  }
+  int threads() const override { return 2; }
+  void thread(int index) override { write(index, 2); }
+  void on_met() override {
+    see(0);
+    see(1);
+  }
+  void check() override {
+    require(ended_once(kFirst, Errc::kOk), "not met exactly once");
+    require(table.count(parent) == 0, "paid twice");
+  }
+};
+
+// Two writes, either of which pays: both are announced at once, and withdrawn in the end.
 struct TwoArrivalsAtAMember : Linked {
-  TwoArrivalsAtAMember() { table.set_parent(key, parent); }
+  TwoArrivalsAtAMember() { take(); }
   int threads() const override { return 2; }
   void thread(int) override { arrive(key); }
   void check() override {
-    table.set_parent(key, CounterKey{});
-    require(table.count(key) == 2 && table.count(parent) == 2, "passed on twice, or not at all");
+    require(!table.unlink(key, false), "owes after it has paid");  // waits for what is announced
+    require(table.count(key) == 1 && table.count(parent) == 1, "paid twice, or not at all");
+  }
+};
+
+// A group goes on without a member whose write is on its way: paid by one of them.
+struct LeavingMeetsTheArrival : Linked {
+  LeavingMeetsTheArrival() {
+    take();
+    static_cast<void>(table.expect(parent, 1, kSecond));
+  }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    if (table.unlink(key, true)) table.add(parent, 1);
+  }
+  void check() override {
+    require(ended_once(kSecond, Errc::kOk), "not met exactly once");
+    require(table.count(parent) == 0 && table.count(key) == 1, "paid twice, or a count is lost");
   }
 };
 
@@ -383,26 +440,30 @@ struct TwoArrivalsAtAMember : Linked {
 struct MoveMeetsAnArrival : Linked {
   CounterKey other = fresh();
   uint64_t at_unlink = 0;
-  MoveMeetsAnArrival() : Linked(4) { table.set_parent(key, parent); }
+  uint32_t owed = 9;
+  MoveMeetsAnArrival() : Linked(4) { take(); }
   int threads() const override { return 2; }
   void thread(int index) override {
     if (index == 0) return arrive(key);
-    table.set_parent(key, CounterKey{});
+    table.unlink(key, true);
     at_unlink = table.count(parent);
-    table.set_parent(key, other);
+    require(table.link(key, other, 1) == Errc::kOk, "not linked again");
+    owed = take();
   }
   void check() override {
-    require(table.count(key) == 1 && table.count(other) == 1, "passed on twice, or not at all");
-    require(table.count(parent) == at_unlink, "passed on after the unlink had returned");
+    require(table.count(key) == 0 && table.count(other) == owed, "paid twice, or not at all");
+    require(table.count(parent) == at_unlink, "paid after the unlink had returned");
+    table.unlink(key, true);
+    require(table.expect(key, 9, kSecond).has_value(), "the record is held for ever");
   }
 };
 
-// The slot of a member is reused while an arrival of its last generation still forwards its count.
+// The slot of a member is reused while an arrival of its last generation still pays its share.
 struct ArrivalMeetsTheNextLink : Linked {
   CounterKey other = fresh();
   uint64_t untaken = 0;
   ArrivalMeetsTheNextLink() : Linked(4) {
-    table.set_parent(key, parent);
+    take();
     // The other free slots rest behind the member's: it is the next to come back.
     for (int i = 0; i < 4; ++i) spare[i] = table.acquire(++clock_ns, 0);
   }
@@ -412,11 +473,72 @@ struct ArrivalMeetsTheNextLink : Linked {
     if (index == 0) return arrive(key);
     table.release(key, 0, &untaken);
     const auto again = table.acquire(++clock_ns, 0);
-    if (again) table.set_parent(*again, other);
+    if (again) static_cast<void>(table.link(*again, other, 1));
   }
   void check() override {
-    require(table.count(parent) == untaken, "not passed on");
-    require(table.count(other) == 0, "forwarded to the parent of another generation");
+    require(untaken == 0, "its share was taken");
+    require(table.count(parent) <= 1, "paid twice");
+    require(table.count(other) == 0, "paid to the parent of another generation");
+  }
+};
+
+// --- disarm -------------------------------------------------------------------------------------
+
+// However the expectation ends, the next one is armed at once.
+struct DisarmMeetsTheArrival : Counting {
+  bool armed_again = false;
+  DisarmMeetsTheArrival() { static_cast<void>(table.expect(key, 1, kFirst)); }
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) return write(0);
+    table.disarm(key);
+    armed_again = table.expect(key, 9, kSecond).has_value();
+  }
+  void on_met() override { see(0); }
+  void check() override {
+    require(ended == 1 && ends[0].cookie == kFirst, "not ended exactly once");
+    require(armed_again, "a disarmed counter is busy");
+  }
+};
+
+// A waiting thread gets its result, although the counter is armed again before it has read it.
+struct DisarmMeetsTheWaiter : Counting {
+  CounterTable::Armed armed;
+  bool armed_again = false;
+  Errc code = Errc::kBusy;
+  DisarmMeetsTheWaiter() : armed(*table.expect(key, 1, CounterTable::kWaiter)) {}
+  int threads() const override { return 2; }
+  void thread(int index) override {
+    if (index == 0) {
+      code = wait(armed);
+      return;
+    }
+    arrive(key);
+    table.disarm(key);
+    armed_again = table.expect(key, 9, kSecond).has_value();
+  }
+  void check() override {
+    require(code == Errc::kOk, "the result is lost");
+    require(armed_again, "a disarmed counter is busy");
+    // And once more: nothing is left of the first time.
+    table.disarm(key);
+    const auto next = table.expect(key, 1, CounterTable::kWaiter);
+    arrive(key);
+    table.disarm(key);
+    require(table.expect(key, 9, kSecond).has_value(), "a disarmed counter is busy");
+    require(table.result(next->expectation).code == Errc::kOk, "the next result is lost");
+  }
+};
+
+// Two threads disarm: one of them moves the result, and it stays there.
+struct TwoDisarm : Counting {
+  CounterTable::Armed armed;
+  TwoDisarm() : armed(*table.expect(key, 1, CounterTable::kWaiter)) { arrive(key); }
+  int threads() const override { return 2; }
+  void thread(int) override { table.disarm(key); }
+  void check() override {
+    require(table.expect(key, 9, kSecond).has_value(), "a disarmed counter is busy");
+    require(table.result(armed.expectation).code == Errc::kOk, "the result is lost");
   }
 };
 
@@ -432,8 +554,13 @@ const std::vector<NamedProgram> kScenes = {
     program<LastArrivalMeetsTheNextExpectation>("LastArrivalMeetsTheNextExpectation"),
     program<ArrivalMeetsTheNextGeneration>("ArrivalMeetsTheNextGeneration"),
     program<CountMeetsTheNextExpectation>("CountMeetsTheNextExpectation"),
-    program<LinkMeetsAnArrival>("LinkMeetsAnArrival"),
+    program<TakeMeetsTheArrival>("TakeMeetsTheArrival"),
+    program<TwoArrivalsPayAShare>("TwoArrivalsPayAShare"),
     program<TwoArrivalsAtAMember>("TwoArrivalsAtAMember"),
+    program<LeavingMeetsTheArrival>("LeavingMeetsTheArrival"),
+    program<DisarmMeetsTheArrival>("DisarmMeetsTheArrival"),
+    program<DisarmMeetsTheWaiter>("DisarmMeetsTheWaiter"),
+    program<TwoDisarm>("TwoDisarm"),
     program<MoveMeetsAnArrival>("MoveMeetsAnArrival"),
     program<ArrivalMeetsTheNextLink>("ArrivalMeetsTheNextLink"),
     program<TakerMeetsTheArrivals>("TakerMeetsTheArrivals"),
@@ -452,7 +579,7 @@ TEST(ExploreCounter, EveryExpectationEndsOnceAndNeverEarly) {
 
 constexpr std::string_view kLocked = "changes under the mutex only; atomic for who reads the gauge";
 constexpr std::string_view kAgain =
-    "the next owner acquires again, by claim_record() or set_parent(), before it writes anything";
+    "the next owner acquires again, by claim_record() or link(), before it writes anything";
 constexpr std::string_view kHanded =
     "who has the key or the expectation got it from the thread that made it, which orders more";
 constexpr std::string_view kCarried =
@@ -470,6 +597,10 @@ const std::vector<Survivor> kSurvivors = {
     {"cancel compare_exchange without release", "who finds the pin waits, and reads nothing"},
     {"cancel fetch_and without release", "what was read under the pin is not used"},
     {"claim_record compare_exchange without release", kCarried},
+    {"link fetch_and without release", "what was written under the claim is published by the word"},
+    {"link fetch_and torn into load and store",
+     "only a disarm changes an armed claim, and it finds no expectation here"},
+    {"peek load without acquire", "a waiting thread reads by result(), which acquires again"},
     {"result compare_exchange without release", kCarried},
     {"expect fetch_and torn into load and store",
      "only a cancel changes an armed claim, and no thread can cancel before expect() has returned"},

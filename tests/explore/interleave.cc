@@ -23,7 +23,7 @@
 namespace fabric::interleave {
 namespace {
 
-constexpr size_t kLocationsMax = 64;
+constexpr size_t kLocationsMax = 80;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr uint64_t kStepsMax = 20'000;  // more than expect() takes to give up on a record
 constexpr int kMain = kThreadsMax;      // the thread of the constructor and of check()

@@ -72,8 +72,8 @@ struct TwoProducers : Program {
   }
   void check() override {
     using V = std::vector<uint32_t>;
-    require(got == V{1, 2, 3} || got == V{2, 3, 1}, "lost, twice, or between a span");
-    require(ring.empty(), "something is left");
+    require(got == V{1, 2, 3} || got == V{2, 3, 1}, "lost, duplicated, or inside a span");
+    require(ring.empty(), "the ring is not empty");
   }
 };
 
@@ -112,11 +112,11 @@ struct LookBeforeThePop : Program {
       return;
     }
     while (ring.empty()) yield_thread();
-    require(beside == 1, "the look came too early");
+    require(beside == 1, "not empty before the value was published");
     uint32_t value = 0;
-    require(ring.pop(value), "not there although the ring is not empty");
+    require(ring.pop(value), "pop() failed although the ring was not empty");
   }
-  void check() override { require(ring.empty(), "something is left"); }
+  void check() override { require(ring.empty(), "the ring is not empty"); }
 };
 
 const std::vector<NamedProgram> kMpsc = {
@@ -161,7 +161,7 @@ struct TakesTwoGivesOneBack : Program {
     uint32_t left = 0;
     while (left < 2 && take()) ++left;
     require(owners[0] == 1 && owners[1] == 1, "a slot is lost");
-    require(!take(), "a slot is there twice");
+    require(!take(), "a slot is in the list twice");
   }
 };
 

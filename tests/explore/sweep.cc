@@ -87,7 +87,7 @@ void expect_mutants_found(const std::vector<NamedProgram>& programs,
   }
   for (const Survivor& one : survivors) {
     EXPECT_TRUE(std::find(alive.begin(), alive.end(), one.mutant) != alive.end())
-        << "is detected, or does not exist any more: " << one.mutant;
+        << "listed as undetected, but is detected or no longer exists: " << one.mutant;
   }
 }
 

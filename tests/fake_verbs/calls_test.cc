@@ -246,12 +246,12 @@ TEST(VerbsAttributes, EveryConnectionBeginsWithAnotherPacket) {
   FakeNicSetup setup;
   setup.expect_fault_logs();
   std::set<uint32_t> firsts;
-  for (uint32_t life = 1; life <= 4; ++life) {
+  for (uint32_t connection = 1; connection <= 4; ++connection) {
     setup.expect_service();
     for (const auto& settings : setup.nics().qp_settings(0, 0)) {
       if (settings.timeout != 0) firsts.insert(settings.first_packet);  // it sends
     }
-    EXPECT_EQ(firsts.size(), life);
+    EXPECT_EQ(firsts.size(), connection);
     EXPECT_EQ(setup.nics().break_path(0, 1, 0, End::kSender), 1u);
   }
 }

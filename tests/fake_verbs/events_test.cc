@@ -54,7 +54,7 @@ TEST_F(VerbsEvent, APortThatGoesDownForGoodHasAnotherBesideIt) {
   FakeNicSetup setup({.rails = 2});
   expect_once(setup, [&] { setup.nics().port(1, 0, false); });
   EXPECT_TRUE(setup.until([&] { return !setup.rail_up(1, 0); }));
-  EXPECT_TRUE(setup.rail_up(0, 0)) << "its own port is well";
+  EXPECT_TRUE(setup.rail_up(0, 0)) << "the other host's port must stay up";
 }
 
 // There is no event: the sender's NIC notices when its retries are used up.
@@ -101,7 +101,7 @@ TEST_F(VerbsEvent, EventsThatChangeNothing) {
     setup.nics().raise_qp_events(1, 0, end, IBV_EVENT_SQ_DRAINED);
   }
   setup.expect_service();
-  EXPECT_EQ(setup.nics().calls(Call::kToError), 0u) << "a path was ended for nothing";
+  EXPECT_EQ(setup.nics().calls(Call::kToError), 0u) << "a path was closed without a reason";
 }
 
 TEST_F(VerbsEvent, QueuePairsReportedAsBroken) {
@@ -147,7 +147,7 @@ void overruns(uint32_t host) {
     there.expect_true();
     EXPECT_EQ(there.not_delivered(), 0u);
     if (host == 0) {
-      EXPECT_EQ(there.unknown(), 0u) << "its target knows all of them";
+      EXPECT_EQ(there.unknown(), 0u) << "the target's drain report covers all of them";
     }
   }
   setup.expect_service();

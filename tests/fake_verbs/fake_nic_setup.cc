@@ -17,8 +17,7 @@ MemoryRegion block(Engine& engine, uint64_t size_bytes) {
 
 }  // namespace
 
-// ---- CheckedWrites
-// -------------------------------------------------------------------------------------
+// ---- CheckedWrites ------------------------------------------------------------------------------
 
 void CheckedWrites::WriteRecord::on(const Event& event) {
   end = event;
@@ -105,11 +104,12 @@ void CheckedWrites::expect_true() const {
     const bool unknown = record.end.remote == Remote::kUnknown;
     EXPECT_EQ(delivered, record.end.code == Errc::kOk) << "write " << i;
     if (delivered) {
-      EXPECT_TRUE(has_bytes(i)) << "write " << i << " is delivered without its bytes";
+      EXPECT_TRUE(has_bytes(i)) << "write " << i << " is reported as delivered without its bytes";
     }
     if (options_.shared_key) continue;
     const uint64_t counts = record.counter.count();
-    EXPECT_GE(counts, delivered ? 1u : 0u) << "write " << i << " is delivered and not counted";
+    EXPECT_GE(counts, delivered ? 1u : 0u)
+        << "write " << i << " is reported as delivered and was not counted";
     EXPECT_LE(counts, delivered || unknown ? 1u : 0u)
         << "write " << i << ", " << to_string(record.end.code) << ", "
         << to_string(record.end.remote);
@@ -126,11 +126,11 @@ void CheckedWrites::expect_delivered() const {
   const auto failed = std::ranges::find_if(
       records_, [](const auto& record) { return record->end.code != Errc::kOk; });
   EXPECT_EQ(delivered(), static_cast<uint32_t>(submitted))
-      << "the first: " << (failed == records_.end() ? "none" : to_string((*failed)->end.code));
+      << "the first failure: "
+      << (failed == records_.end() ? "none" : to_string((*failed)->end.code));
 }
 
-// ---- FakeNicSetup
-// --------------------------------------------------------------------------------------
+// ---- FakeNicSetup -------------------------------------------------------------------------------
 
 FakeNicSetup::FakeNicSetup(const Options& options) : options_(options) {
   FakeNicOptions nic_options = options.nics;

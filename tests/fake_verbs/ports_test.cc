@@ -51,7 +51,8 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoTeardownOfAnotherPath) {
   EXPECT_EQ(setup.nics().break_path(0, 1, 0, End::kSender), 1u);
   writes.submit(100, 100);
   EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
-  EXPECT_GT(setup.nics().neighbour_searches(), 0u) << "it is over, and shows nothing";
+  EXPECT_GT(setup.nics().neighbour_searches(), 0u)
+      << "the address was resolved before the fault: the test shows nothing";
   writes.expect_delivered();
   setup.nics().hide_neighbour(2, 0, false);
   setup.expect_service(0, 2);
@@ -77,7 +78,7 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysNoOtherConnection) {
   writes.submit();
   EXPECT_TRUE(setup.until([&] { return setup.nics().calls(Call::kToSend, 0) > connected; }))
       << setup[0].dump();
-  EXPECT_TRUE(searched()) << "it is over, and shows nothing";
+  EXPECT_TRUE(searched()) << "the address was resolved before the fault: the test shows nothing";
   EXPECT_TRUE(setup.until([&] { return writes.ended(); }));
   writes.expect_delivered();
   setup.nics().hide_neighbour(2, 0, false);
@@ -96,7 +97,8 @@ TEST(VerbsNeighbour, AnUnresolvedOneDelaysAFirstConnectionOnlyBriefly) {
   CheckedWrites good(setup[0], setup[1], {.count = 32, .bytes = 1000});
   good.submit();
   EXPECT_TRUE(setup.until([&] { return good.ended(); })) << setup[0].dump();
-  EXPECT_GT(setup.nics().neighbour_searches(), 0u) << "it is over, and shows nothing";
+  EXPECT_GT(setup.nics().neighbour_searches(), 0u)
+      << "the address was resolved before the fault: the test shows nothing";
   good.expect_delivered();
   setup.nics().hide_neighbour(2, 0, false);
   EXPECT_TRUE(setup.until([&] { return lost.ended(); })) << setup[0].dump();

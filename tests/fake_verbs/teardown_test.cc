@@ -54,7 +54,7 @@ TEST_P(VerbsTeardown, WhatLandsWithTheErrorStateIsCountedOnce) {
   setup.nics().land_before_error_state(1, 0, true);
   ASSERT_EQ(setup.nics().raise_qp_events(1, 0, End::kTarget, IBV_EVENT_QP_FATAL), 1u);
   for (uint32_t turns = 0; turns < 1000 && in_flight() != 0; ++turns) setup.turn(1);
-  ASSERT_EQ(in_flight(), 0u) << "the error state was never asked for";
+  ASSERT_EQ(in_flight(), 0u) << "the error state was never requested";
   setup.nics().hold_packets(1, FakeNics::kAny, false);
   expect_once(writes);
 }
@@ -89,7 +89,7 @@ TEST_P(VerbsTeardown, WhatLandsOnBothSidesOfTheErrorStateIsCountedOnce) {
   EXPECT_EQ(setup.nics().deliver(0, 0, kWrites / 2), kWrites / 2);
   ASSERT_EQ(setup.nics().break_path(0, 1, 0, End::kTarget), 1u);
   ASSERT_EQ(setup.nics().raise_qp_events(1, 0, End::kTarget, IBV_EVENT_QP_FATAL), 0u)
-      << "it is broken already";
+      << "the path is already broken";
   setup.turn(20);
   EXPECT_EQ(setup.nics().deliver(0, 0, kWrites), kWrites / 2);
   EXPECT_EQ(setup.nics().landed_late(), kWrites / 2);
@@ -127,7 +127,7 @@ TEST_P(VerbsTeardown, WhatWasDeliveredWithoutAnAckIsNotSentAgain) {
   ASSERT_EQ(setup.nics().break_path(0, 1, 0, End::kSender), 1u);
   setup.nics().hold_packets(1, FakeNics::kAny, false);
   EXPECT_TRUE(setup.until([&] { return writes.ended(); }));
-  EXPECT_EQ(setup.nics().landed(1), landed) << "something was sent again";
+  EXPECT_EQ(setup.nics().landed(1), landed) << "a delivered write was sent again";
   setup.nics().lose(1, 0, FakeNics::kAcks, false);
   expect_once(writes);
 }
@@ -147,7 +147,7 @@ TEST_P(VerbsTeardown, ADrainThatDoesNotEndIsAbandoned) {
   setup.nics().hold_packets(1, FakeNics::kAny, false);
   EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();
   writes.expect_true();
-  EXPECT_EQ(writes.landed(), kWrites / 2) << "only what it has polled is counted";
+  EXPECT_EQ(writes.landed(), kWrites / 2) << "only polled immediates count";
   setup.nics().lose(1, 0, FakeNics::kAcks, false);
   setup.nics().hold_flushes(1, 0, false);
   setup.expect_service();
@@ -175,7 +175,8 @@ TEST(VerbsDrain, ASumWithoutAnErrorProvesNothing) {
   EXPECT_EQ(setup.nics().deliver(0, 0, kReceives + 1), kReceives + 1);
   setup.nics().break_path(0, 1, 0, End::kTarget);
   setup.turn(30);
-  EXPECT_GE(setup.nics().calls(FakeNics::Call::kToError, 1), 2u) << "it was asked for only once";
+  EXPECT_GE(setup.nics().calls(FakeNics::Call::kToError, 1), 2u)
+      << "the error state was requested only once";
   setup.nics().hold_flushes(1, 0, false);
   setup.nics().hold_packets(1, 0, false);
   EXPECT_TRUE(setup.until([&] { return writes.ended(); })) << setup[0].dump();

@@ -47,7 +47,7 @@ class FakeNicFaults final : public FaultInjector {
   void not_ready(uint32_t host, Phase phase) override {
     nics_.not_ready(host, phase == Phase::kBegin);
   }
-  void wrong_key(uint32_t from, uint32_t to) override { nics_.corrupt_rkey(from, to); }
+  void wrong_rkey(uint32_t from, uint32_t to) override { nics_.corrupt_rkey(from, to); }
 
  private:
   FakeNics& nics_;
@@ -150,7 +150,7 @@ ProviderCase fake_verbs_case(uint32_t rails) {
                       .stops = true,
                       .lost_acks = true,
                       .not_ready = true,
-                      .wrong_keys = true};
+                      .wrong_rkeys = true};
   return {"verbs_soft_" + std::to_string(rails), caps,
           [rails](const TestEnvOptions& options) { return make_env(rails, options); }};
 }

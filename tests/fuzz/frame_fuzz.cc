@@ -40,8 +40,8 @@ void try_type(MessageType type, const Body& body) {
       return try_body(body, decode_path_open);
     case MessageType::kPathAnswer:
       return try_body(body, decode_path_answer);
-    case MessageType::kPathState:
-      return try_body(body, decode_path_state);
+    case MessageType::kPathDrained:
+      return try_body(body, decode_path_drained);
     case MessageType::kPathClose:
       return try_body(body, decode_path_close);
     case MessageType::kPing:
@@ -78,7 +78,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto datagram = fuzz::input(data, size);
   const auto frame = decode_frame(datagram, "");
   FABRIC_CHECK(!decode_frame(datagram, "a key").has_value(), "a forged hash fits");
-  // A frame of another job is only inspected without its key; that must be as safe.
+  // A frame of another job is only inspected without its job key; that must be as safe.
   if (const auto seen = peek_frame(datagram)) try_type(seen->header.type, seen->body);
   if (!frame) return 0;
 

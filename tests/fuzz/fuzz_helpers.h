@@ -22,7 +22,7 @@ void expect_same_again(const T& value, Encode encode, Decode decode) {
   const auto encoded = encode(value);
   const auto again = decode(encoded);
   FABRIC_CHECK(again.has_value(), "what was encoded does not decode");
-  FABRIC_CHECK(*again == value, "another value came back");
+  FABRIC_CHECK(*again == value, "the decoded value differs");
 }
 
 }  // namespace fabric::fuzz

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "control/descriptor.h"
+#include "harness/nic_models.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__has_feature)
 #if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
@@ -75,7 +76,7 @@ FuzzSession::FuzzSession(const Setting& setting, InitialState initial)
       honest_auditor_(*world_) {
   sim::NodeNetwork network;
   const bool unordered = (setting.flags & Setting::kUnordered) != 0;
-  network.model = unordered ? sim::NicModel::efa_200g() : sim::NicModel::connectx7();
+  network.model = unordered ? test::srd_model() : test::rc_model();
   for (size_t i = 0; i < node_.size(); ++i) {
     const bool two_rails = i < 2 && (setting.flags & Setting::kTwoRails) != 0;
     network.rails = two_rails ? 2 : 1;
@@ -166,9 +167,9 @@ void FuzzSession::share(uint32_t who) {
   auto memory =
       engine_->engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
   if (!memory) return;
-  Bytes wire_key = control::decode_desc(*memory->desc())->networks.at(0).rail_keys.at(0);
+  Bytes wire_rkey = control::decode_desc(*memory->desc())->networks.at(0).rail_keys.at(0);
   shared_[who].push_back(
-      std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_key)}));
+      std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_rkey)}));
 }
 
 /// The session with a hostile peer, whichever side began it; the last one when there is none.
@@ -207,7 +208,7 @@ void FuzzSession::act(const FuzzAction& action) {
       honest_round();
       break;
     case Verb::kWrite:
-      hostile.write(action, shared_[action.who % 2].back()->wire_key,
+      hostile.write(action, shared_[action.who % 2].back()->wire_rkey,
                     given_counters_[action.who % 2].key());
       break;
     case Verb::kReplay:
@@ -318,7 +319,7 @@ void FuzzSession::check_honest(const Side& from, const Side& to, bool idle) cons
     }
     std::ranges::sort(expected);
     std::ranges::sort(arrived);
-    FABRIC_CHECK(arrived == expected, "a message that was not sent, or twice");
+    FABRIC_CHECK(arrived == expected, "received a message twice, or one that was never sent");
   }
   FABRIC_CHECK(test::untouched(in.subspan(rounds_ * kSlotBytes)), "a write of another peer landed");
 }
@@ -358,7 +359,7 @@ void FuzzSession::finish() {
   closing_ = true;
   const int64_t began = world_->wire.now_ns();
   const auto closed = engine.close();
-  FABRIC_CHECK(closed.has_value(), "a peer keeps the engine open");
+  FABRIC_CHECK(closed.has_value(), "a peer prevents the engine from closing");
   FABRIC_CHECK(world_->wire.now_ns() - began <= (2 * kDrain).count());
   FABRIC_CHECK(engine.stats().ops_in_flight == 0);
   run_for(kLost + kDrain);

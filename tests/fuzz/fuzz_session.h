@@ -49,7 +49,7 @@ class FuzzSession {
   struct Shared {
     Bytes bytes;
     MemoryRegion memory;
-    Bytes wire_key{};
+    Bytes wire_rkey{};
     std::optional<Bytes> snapshot{};  ///< the bytes when a fence or deregistration was proved
     uint64_t paths_then = 0;          ///< a path that was started later belongs to a later session
     bool deregistered = false;
@@ -84,7 +84,7 @@ class FuzzSession {
       resolved_;                    ///< until the engine is closed
   std::array<uint32_t, 4> node_{};  ///< the engine's, the honest peer's, the hostile ones'
   std::optional<Side> engine_, honest_;
-  std::optional<Counter> secret_;        ///< its key was given to no peer
+  std::optional<Counter> secret_;        ///< its counter key was given to no peer
   std::vector<Counter> given_counters_;  ///< one for each hostile peer
   std::vector<Counter> counters_;
   std::optional<Inbox> inbox_;

@@ -39,7 +39,7 @@ Hostile::Hostile(const World& world, uint32_t node, uint64_t engine_id, std::str
   network_ = *sim::open(spec, context);
   link_ = *network_->open_link(world.engine.networks.at(0).address);
   const Memory memory{.address = memory_.data(), .size_bytes = memory_.size()};
-  memory_key_ = *network_->rail(0).register_memory(memory, wire_key_);
+  lkey_ = *network_->rail(0).register_memory(memory, wire_rkey_);
   hello_ = {.address = {.engine_id = engine_id, .incarnation = 7},
             .to_incarnation = world.engine.incarnation,
             .message_bytes_max = 1024,
@@ -60,7 +60,7 @@ Bytes Hostile::desc() const {
                            .owner_incarnation = address().incarnation,
                            .region = RegionId(1, 1),
                            .size_bytes = kMemoryBytes};
-  desc.networks = {{.network = "sim", .rail_keys = {wire_key_}}};
+  desc.networks = {{.network = "sim", .rail_keys = {wire_rkey_}}};
   return *control::encode(desc);
 }
 
@@ -147,7 +147,7 @@ uint32_t Hostile::ref_for(MessageType question, const FuzzAction& action) const 
   return found == nullptr ? action.a : found->ref;
 }
 
-/// A key that it learned, or a guess that fails.
+/// A counter key that it learned, or a guess that fails.
 uint32_t Hostile::key_for(const FuzzAction& action) const {
   if (action.a < 0x80 && !learned_.empty()) return learned_[action.a % learned_.size()].wire();
   const CounterKey guess = CounterKey::from_wire(action.n);
@@ -234,11 +234,11 @@ Bytes Hostile::path_body(MessageType type, const FuzzAction& action) {
         own ? paths_[action.a % paths_.size()].ref : ref_for(MessageType::kPathOpen, action);
     return control::encode(control::PathClose{.ref = ref});
   }
-  if (type == MessageType::kPathState) {
+  if (type == MessageType::kPathDrained) {
     const uint64_t taken = action.b >= 128 ? UINT64_MAX - action.n : action.n;
-    return control::encode(control::PathState{.ref = ref_for(MessageType::kPathOpen, action),
-                                              .exact = action.b % 2 == 0,
-                                              .taken = taken});
+    return control::encode(control::PathDrained{.ref = ref_for(MessageType::kPathOpen, action),
+                                                .exact = action.b % 2 == 0,
+                                                .imms_received = taken});
   }
   if (type == MessageType::kPathAnswer) {
     control::PathAnswer answer{.ref = ref_for(MessageType::kPathOpen, action)};
@@ -310,7 +310,7 @@ Bytes Hostile::body_of(MessageType type, const FuzzAction& action) {
       return control::encode(control::Ping{.stamp = action.b < 128 ? stamp_ : stamp_ + action.n});
     case MessageType::kPathOpen:
     case MessageType::kPathAnswer:
-    case MessageType::kPathState:
+    case MessageType::kPathDrained:
     case MessageType::kPathClose:
       return path_body(type, action);
     case MessageType::kMessage: {
@@ -402,9 +402,9 @@ void Hostile::read(uint8_t answers) {
     const auto frame = control::decode_frame(std::span(datagram).first(size), key_);
     if (frame) receive(*frame, answers);
   }
-  WireEvent event;
+  RailEvent event;
   while (network_->rail(0).poll({&event, 1}) > 0) {
-    if (event.kind != WireEvent::Kind::kPathDown || event.inbound != 0) continue;
+    if (event.kind != RailEvent::Kind::kPathDown || event.inbound != 0) continue;
     std::erase_if(paths_, [&](const Path& path) { return path.number == event.path; });
   }
 }
@@ -514,21 +514,21 @@ void Hostile::start_path(const control::PathAnswer& answer) {
   paths_started_ += path->started;
 }
 
-void Hostile::write(const FuzzAction& action, std::span<const std::byte> wire_key,
+void Hostile::write(const FuzzAction& action, std::span<const std::byte> wire_rkey,
                     CounterKey count_on) {
   std::vector<const Path*> open;
   for (const Path& path : paths_) {
     if (path.started) open.push_back(&path);
   }
-  const auto remote = network_->rail(0).import_key(wire_key);
+  const auto remote = network_->rail(0).import_rkey(wire_rkey);
   if (open.empty() || !remote) return;
   std::ranges::fill(memory_, static_cast<std::byte>(action.n | 1));
   WriteOp op;
   op.source = reinterpret_cast<uintptr_t>(memory_.data());
   op.target = action.b * 16u;
   op.size_bytes = action.a * 4u;
-  op.local_key = memory_key_;
-  op.remote_key = action.twist % 8 == 7 ? *remote ^ 256 : *remote;
+  op.lkey = lkey_;
+  op.rkey = action.twist % 8 == 7 ? *remote ^ 256 : *remote;
   op.path = open[action.who / 2 % open.size()]->number;
   const bool own = action.what % 4 < 2 || learned_.empty();
   op.has_imm = action.what % 4 != 0;

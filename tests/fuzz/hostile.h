@@ -23,7 +23,7 @@ class Hostile {
     std::shared_ptr<sim::World::Impl> impl{};
     control::Address engine{};
     control::Address honest{};
-    std::vector<CounterKey> secrets{};  ///< a peer that has a key may count on it and poison it
+    std::vector<CounterKey> secrets{};  ///< a peer that has one may count on it and poison it
   };
   static constexpr uint64_t kMemoryBytes = 4096;
 
@@ -37,8 +37,8 @@ class Hostile {
   void hello() { send(MessageType::kHello, control::encode(hello_)); }
   void open_path();
   void read(uint8_t answers);
-  /// On a path that the engine has accepted. `count_on`: a key that it was given.
-  void write(const FuzzAction& action, std::span<const std::byte> wire_key, CounterKey count_on);
+  /// On a path that the engine has accepted. `count_on`: a counter key that it was given.
+  void write(const FuzzAction& action, std::span<const std::byte> wire_rkey, CounterKey count_on);
   void replay(const FuzzAction& action, Hostile& other);
   void become(const FuzzAction& action, const Hostile& other);
   void vanish() { network_.reset(); }
@@ -47,7 +47,7 @@ class Hostile {
   const control::Address& address() const { return hello_.address; }
   Bytes desc() const;
   uint64_t engine_session() const { return engine_session_; }
-  uint64_t counted() const { return counted_; }              ///< writes under the key given to it
+  uint64_t counted() const { return counted_; }  ///< writes under the counter key given to it
   uint64_t paths_started() const { return paths_started_; }  ///< ever
 
  private:
@@ -83,8 +83,8 @@ class Hostile {
   const std::string key_;
   const bool knows_;
   Bytes memory_;
-  Bytes wire_key_;
-  uint64_t memory_key_ = 0;
+  Bytes wire_rkey_;
+  uint64_t lkey_ = 0;
   std::unique_ptr<OpenNetwork> network_;
   uint32_t link_ = 0;
 
@@ -96,7 +96,7 @@ class Hostile {
   std::deque<Asked> asked_;          ///< the latest first
   std::deque<Path> paths_;           ///< the latest first
   std::deque<Bytes> sent_;           ///< the latest first
-  std::vector<CounterKey> learned_;  ///< keys of names
+  std::vector<CounterKey> learned_;  ///< counter keys of names
   const Hostile* accomplice_ = nullptr;
   uint32_t next_ref_ = 1;
   uint64_t counted_ = 0, paths_started_ = 0;

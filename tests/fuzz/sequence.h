@@ -46,7 +46,7 @@ inline constexpr std::array kFrameKinds{
     MessageType::kHello,      MessageType::kWelcome,      MessageType::kReady,
     MessageType::kReject,     MessageType::kBye,          MessageType::kAck,
     MessageType::kPing,       MessageType::kPong,         MessageType::kPathOpen,
-    MessageType::kPathAnswer, MessageType::kPathState,    MessageType::kPathClose,
+    MessageType::kPathAnswer, MessageType::kPathDrained,  MessageType::kPathClose,
     MessageType::kMessage,    MessageType::kMessageDone,  MessageType::kResolve,
     MessageType::kResolved,   MessageType::kRevokeRegion, MessageType::kRegionRevoked,
     MessageType::kFence,      MessageType::kFenced,       MessageType::kRevokeKey,
@@ -59,7 +59,7 @@ struct Answers {
   static constexpr uint8_t kLetsIn = 4;  ///< accepts paths
   static constexpr uint8_t kTakes = 8;   ///< messages
   static constexpr uint8_t kResolves = 16;
-  static constexpr uint8_t kRevokes = 32;  ///< regions and keys
+  static constexpr uint8_t kRevokes = 32;  ///< regions and counter keys
   static constexpr uint8_t kFences = 64;
   static constexpr uint8_t kWelcomes = 128;
   static constexpr uint8_t kAll = 255;

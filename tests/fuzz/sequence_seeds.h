@@ -66,11 +66,11 @@ inline std::map<std::string, Script> handshake_seeds() {
   using M = MessageType;
   const Sequence hello = frame(M::kHello) + pass(6), second_hello = frame(M::kHello, {.who = 1});
   const Sequence connect = local(Local::kConnect);
-  Sequence strange, crowd;
+  Sequence strange, many_peers;
   for (uint8_t b = 0; b < 16; ++b) {
     strange =
         strange + frame(M::kHello, {.b = b, .n = 700}) + become(Become::kNextSession) + pass(4);
-    crowd = crowd + become(Become::kOtherPeer, {.n = b}) + frame(M::kHello) + pass(3, 0);
+    many_peers = many_peers + become(Become::kOtherPeer, {.n = b}) + frame(M::kHello) + pass(3, 0);
   }
   return {
       {"hello", {{}, hello + honest() + pass(14)}},
@@ -87,7 +87,7 @@ inline std::map<std::string, Script> handshake_seeds() {
       {"no_answer", {{}, connect + local(Local::kSend) + pass(19, 0) + pass(19, 0)}},
       {"welcome_to_nobody", {{}, frame(M::kWelcome) + frame(M::kReady) + frame(M::kAck) + pass(6)}},
       {"strange_hellos", {{}, strange}},
-      {"a_crowd", {{}, crowd + honest() + connect + pass(19, 0)}},
+      {"a_crowd", {{}, many_peers + honest() + connect + pass(19, 0)}},
       {"under_one_name",
        {{}, hello + become(Become::kTheOther) + hello + second_hello + pass(6) + honest()}},
       {"under_the_engines_name", {{}, become(Become::kTheEngine) + hello + connect + pass(6)}},
@@ -117,7 +117,7 @@ inline std::map<std::string, Script> session_seeds() {
   }
   for (uint8_t b = 0; b < 8; ++b) {
     paths = paths + frame(M::kPathOpen, {.b = b, .n = 1}) + pass(5) + write(0) +
-            frame(M::kPathClose, {.a = b}) + frame(M::kPathState, {.a = b, .b = b, .n = 2});
+            frame(M::kPathClose, {.a = b}) + frame(M::kPathDrained, {.a = b, .b = b, .n = 2});
   }
   for (uint8_t i = 0; i < 10; ++i) {
     faults = faults + local(Local::kWrite, {.a = 9, .n = 500}) + write(0) + fault(i) + pass(12);

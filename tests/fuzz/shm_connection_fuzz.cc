@@ -15,7 +15,7 @@ namespace fabric::fuzz {
 namespace {
 
 using namespace fabric::shm;
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 /// Expands 32 bits to a 64-bit number of any magnitude.
 uint64_t wide(uint32_t value) {
@@ -259,7 +259,7 @@ void ShmFuzzSession::post(const ShmAction& a) {
   const WriteOp op{.source = reinterpret_cast<uint64_t>(source_.data()),
                    .target = (a.n & 16) != 0 ? wide(a.value) : 0,
                    .size_bytes = a.value % kOpenBytes,
-                   .remote_key = uint64_t{1} << 32 | a.n % 16,
+                   .rkey = uint64_t{1} << 32 | a.n % 16,
                    .cookie = posted_,
                    .path = paths_[a.what % paths_.size()].id,
                    .imm = a.value,
@@ -384,10 +384,10 @@ void ShmFuzzSession::expect_everything_completes() {
   size_t looked = 0, down = 0, fenced = 0;
   for (uint32_t turn = 0; turn < 40; ++turn) {
     for (; looked < victim_.events.size(); ++looked) {
-      const WireEvent& event = victim_.events[looked];
+      const RailEvent& event = victim_.events[looked];
       down += event.kind == Kind::kPathDown;
       fenced += event.kind == Kind::kFenced;
-      const bool written = event.kind == Kind::kWritten && event.cookie < posted_;
+      const bool written = event.kind == Kind::kCompletion && event.cookie < posted_;
       if (written) cookies.insert(event.cookie);
     }
     victim_.turn();

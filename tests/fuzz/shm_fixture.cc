@@ -42,36 +42,37 @@ void ShmNode::turn() {
   uint32_t link = 0;
   while (network_->take_lost(link)) {
   }
-  std::vector<WireEvent> out(poll_room);
+  std::vector<RailEvent> out(poll_room);
   const uint32_t n = rail().poll(out);
-  for (WireEvent event : std::span(out).first(n)) {
+  for (RailEvent event : std::span(out).first(n)) {
     // Splits merged completions and immediates.
-    const bool run = event.kind == WireEvent::Kind::kWritten || event.kind == WireEvent::Kind::kImm;
+    const bool run =
+        event.kind == RailEvent::Kind::kCompletion || event.kind == RailEvent::Kind::kImm;
     const uint64_t more = run ? std::exchange(event.value, 0) : 0;
     reported += run ? 1 : 0;
     events.push_back(event);
     for (uint64_t i = 0; i < more; ++i) {
-      if (event.kind == WireEvent::Kind::kWritten) ++event.cookie;
+      if (event.kind == RailEvent::Kind::kCompletion) ++event.cookie;
       events.push_back(event);
     }
   }
 }
 
-uint32_t ShmNode::count(WireEvent::Kind kind, uint32_t path) const {
+uint32_t ShmNode::count(RailEvent::Kind kind, uint32_t path) const {
   return static_cast<uint32_t>(std::ranges::count_if(
-      events, [&](const WireEvent& event) { return event.kind == kind && event.path == path; }));
+      events, [&](const RailEvent& event) { return event.kind == kind && event.path == path; }));
 }
 
-const WireEvent* ShmNode::completion(uint32_t cookie) const {
-  const auto found = std::ranges::find_if(events, [&](const WireEvent& event) {
-    return event.kind == WireEvent::Kind::kWritten && event.cookie == cookie;
+const RailEvent* ShmNode::completion(uint32_t cookie) const {
+  const auto found = std::ranges::find_if(events, [&](const RailEvent& event) {
+    return event.kind == RailEvent::Kind::kCompletion && event.cookie == cookie;
   });
   return found == events.end() ? nullptr : &*found;
 }
 
-const WireEvent* ShmNode::fenced(uint32_t cookie) const {
-  const auto found = std::ranges::find_if(events, [&](const WireEvent& event) {
-    return event.kind == WireEvent::Kind::kFenced && event.cookie == cookie;
+const RailEvent* ShmNode::fenced(uint32_t cookie) const {
+  const auto found = std::ranges::find_if(events, [&](const RailEvent& event) {
+    return event.kind == RailEvent::Kind::kFenced && event.cookie == cookie;
   });
   return found == events.end() ? nullptr : &*found;
 }
@@ -88,9 +89,9 @@ ShmTraffic::ShmTraffic(ShmNode& from, ShmNode& to, TargetKind kind)
   const auto local = from.rail().register_memory({source_.data(), source_.size()}, rkey);
   const auto target = to.rail().register_memory({target_.data(), target_.size()}, rkey);
   FABRIC_CHECK(local.has_value() && target.has_value());
-  local_key_ = *local;
-  target_key_ = *target;
-  remote_key_ = *from.rail().import_key(rkey);
+  lkey_ = *local;
+  target_lkey_ = *target;
+  rkey_ = *from.rail().import_rkey(rkey);
   out_ = *from.rail().open_path(to.network().address(), 0, hello);
   in_ = *to.rail().accept_path(hello, answer);
   FABRIC_CHECK(from.rail().start_path(out_, answer).has_value());
@@ -102,14 +103,14 @@ ShmTraffic::~ShmTraffic() {
 }
 
 bool ShmTraffic::write() {
-  if (written_ != 0 && from_.count(WireEvent::Kind::kWritten, out_) != written_) return false;
+  if (written_ != 0 && from_.count(RailEvent::Kind::kCompletion, out_) != written_) return false;
   for (uint64_t i = 0; i < kBytes; ++i) {
     source_[i] = static_cast<std::byte>((i ^ i >> 8) + written_ * 7 + 1);
   }
   const WriteOp op{.source = reinterpret_cast<uint64_t>(source_.data()),
                    .size_bytes = kBytes,
-                   .local_key = local_key_,
-                   .remote_key = remote_key_,
+                   .lkey = lkey_,
+                   .rkey = rkey_,
                    .cookie = 0xc0000000 | written_,
                    .path = out_,
                    .imm = written_,
@@ -120,12 +121,12 @@ bool ShmTraffic::write() {
 }
 
 bool ShmTraffic::exact() const {
-  const auto good = std::ranges::count_if(from_.events, [&](const WireEvent& event) {
-    return event.kind == WireEvent::Kind::kWritten && event.path == out_ &&
+  const auto good = std::ranges::count_if(from_.events, [&](const RailEvent& event) {
+    return event.kind == RailEvent::Kind::kCompletion && event.path == out_ &&
            event.code == Errc::kOk && event.remote == Remote::kDelivered;
   });
-  return good == written_ && from_.count(WireEvent::Kind::kWritten, out_) == written_ &&
-         to_.count(WireEvent::Kind::kImm, in_) == written_ &&
+  return good == written_ && from_.count(RailEvent::Kind::kCompletion, out_) == written_ &&
+         to_.count(RailEvent::Kind::kImm, in_) == written_ &&
          (written_ == 0 || std::ranges::equal(source_, target_));
 }
 

@@ -65,13 +65,13 @@ class ShmNode {
     for (uint32_t i = 0; i < count; ++i) turn();
   }
 
-  std::vector<WireEvent> events{};
+  std::vector<RailEvent> events{};
   uint32_t reported = 0;  ///< completions and immediates, before merged ones are split
   std::vector<std::vector<std::byte>> datagrams{};
   /// Number of events of a kind on one path.
-  uint32_t count(WireEvent::Kind kind, uint32_t path) const;
-  const WireEvent* completion(uint32_t cookie) const;  ///< its kWritten
-  const WireEvent* fenced(uint32_t cookie) const;
+  uint32_t count(RailEvent::Kind kind, uint32_t path) const;
+  const RailEvent* completion(uint32_t cookie) const;  ///< its kCompletion
+  const RailEvent* fenced(uint32_t cookie) const;
 
   /// The most events per poll.
   uint32_t poll_room = 64;
@@ -96,8 +96,8 @@ class ShmTraffic {
   /// All writes succeeded, their immediates were delivered, and the last bytes have landed.
   bool exact() const;
   uint32_t in() const noexcept { return in_; }
-  uint64_t remote_key() const noexcept { return remote_key_; }
-  uint32_t rkey_index() const noexcept { return static_cast<uint32_t>(remote_key_); }
+  uint64_t rkey() const noexcept { return rkey_; }
+  uint32_t rkey_index() const noexcept { return static_cast<uint32_t>(rkey_); }
 
  private:
   ShmNode& from_;
@@ -106,7 +106,7 @@ class ShmTraffic {
   std::vector<std::byte> plain_ = std::vector<std::byte>(kBytes);
   std::optional<SharedPages> pages_{};
   std::span<std::byte> target_{};
-  uint64_t local_key_ = 0, target_key_ = 0, remote_key_ = 0;
+  uint64_t lkey_ = 0, target_lkey_ = 0, rkey_ = 0;
   uint32_t out_ = 0, in_ = 0;
   uint32_t written_ = 0;
 };

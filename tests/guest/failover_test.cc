@@ -105,7 +105,8 @@ class Failover : public testing::Test {
       return failed() != 0 || (ab->outstanding() > kSlots / 2 && ba->outstanding() > kSlots / 2);
     });
     EXPECT_TRUE(loaded && failed() == 0)
-        << "there is never much in flight both ways: " << ab->describe() << ba->describe();
+        << "too few writes in flight in one of the directions: " << ab->describe()
+        << ba->describe();
     broken();
     return {ab->outstanding(), ba->outstanding()};
   }
@@ -174,7 +175,8 @@ TEST_F(Failover, WhatFliesWhenARailBreaksIsDeliveredOnceOverTheOther) {
     expect_all_rails(*a, *b, both());
   }
   expect_exact();
-  EXPECT_GT(both_ways, trials * 3 / 4) << "breaks without writes in flight both ways show little";
+  EXPECT_GT(both_ways, trials * 3 / 4)
+      << "the breaks hit no writes in flight: the test shows little";
 }
 
 TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
@@ -205,11 +207,11 @@ TEST_F(Failover, ASecondBreakDuringTheReplayLosesAndRepeatsNothing) {
     during += between > 0;
   }
   std::printf("%lu second breaks came when writes had been sent again\n", during);
-  EXPECT_GT(during, 0u) << "none came during a replay: a weak test";
+  EXPECT_GT(during, 0u) << "no break hit a replay: the test shows nothing";
   expect_exact();
 }
 
-// The target's report about a broken path (PathState) and the request for it (PathClose) are
+// The target's report about a broken path (PathDrained) and the request for it (PathClose) are
 // datagrams. Half of them are lost and half of the others come twice, on every port, while RoCE is
 // broken in other ways.
 TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
@@ -241,10 +243,10 @@ TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
     all.lost += one.lost;
   }
   std::printf(
-      "datagrams: %lu passed, %lu lost; PathClose sent %lu times and received %lu, PathState "
+      "datagrams: %lu passed, %lu lost; PathClose sent %lu times and received %lu, PathDrained "
       "sent %lu times and received %lu\n",
       all.passed, all.lost, messages("sent ", "PathClose"), messages("received ", "PathClose"),
-      messages("sent ", "PathState"), messages("received ", "PathState"));
+      messages("sent ", "PathDrained"), messages("received ", "PathDrained"));
   EXPECT_GT(all.lost, 0u);
   EXPECT_GT(both_ways, 0u);
   expect_exact();
@@ -285,12 +287,12 @@ TEST_F(Failover, ADeadlineEndsAGoodPathAndWhatElseWasOnItIsDeliveredOnce) {
 }
 
 TEST_F(Failover, LossAndReorderingDelayAndBreakNothing) {
-  for (const char* trouble : {"loss 1%", "loss 5%", "delay 2ms 1ms reorder 25% 50%"}) {
-    for (const char* port : {"a0", "b0", "a1", "b1"}) set_netem(port, trouble);
+  for (const char* impairment : {"loss 1%", "loss 5%", "delay 2ms 1ms reorder 25% 50%"}) {
+    for (const char* port : {"a0", "b0", "a1", "b1"}) set_netem(port, impairment);
     const auto begin = std::chrono::steady_clock::now();
     expect_service(both(), 40);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    std::printf("%s: 40 writes each way in %.2f s\n", trouble, took.count());
+    std::printf("%s: 40 writes each way in %.2f s\n", impairment, took.count());
     for (const char* port : {"a0", "b0", "a1", "b1"}) clear_netem(port);
   }
   expect_exact();

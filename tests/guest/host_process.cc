@@ -77,7 +77,7 @@ HostProcess::HostProcess(uint64_t engine_id) {
 std::string HostProcess::ask(const std::string& question) {
   write_line(to_, question);
   const std::string answer = read_line(from_);
-  EXPECT_FALSE(answer.empty()) << "the other process is gone";
+  EXPECT_FALSE(answer.empty()) << "the other process has exited";
   return answer.empty() ? "0" : answer;
 }
 

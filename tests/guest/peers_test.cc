@@ -79,13 +79,13 @@ TEST_F(Peers, AKilledOneIsLostAndItsSuccessorIsServed) {
   first.kill();
   EXPECT_FALSE(ended()) << "64 writes to a dead process were delivered";
   EXPECT_EQ(batch->pending(), 0u);
-  const Offer anew = accept(next);
-  EXPECT_NE(anew.peer, old.peer);
-  write(anew, 3, 8, 65536, 20s);
+  const Offer successor = accept(next);
+  EXPECT_NE(successor.peer, old.peer);
+  write(successor, 3, 8, 65536, 20s);
   EXPECT_TRUE(ended()) << engine->dump();
   EXPECT_EQ(next.count_of(8), 8u);
   EXPECT_EQ(next.bytes(3), 8u * 65536);
-  EXPECT_EQ(next.bytes(2), 0u) << "bytes meant for its predecessor";
+  EXPECT_EQ(next.bytes(2), 0u) << "bytes for the killed process landed here";
 }
 
 TEST_F(Peers, WritesToAStoppedOneCompleteTruthfullyByTheirDeadline) {
@@ -98,7 +98,7 @@ TEST_F(Peers, WritesToAStoppedOneCompleteTruthfullyByTheirDeadline) {
   EXPECT_EQ(batch->pending(), 0u);
   const uint64_t delivered = batch->delivered(), unknown = batch->unknown();
   EXPECT_LT(delivered, 3000u);
-  EXPECT_GT(delivered, 0u) << "what fits into its queue needs no process";
+  EXPECT_GT(delivered, 0u) << "the NIC must accept what fits into its queue";
   process.resume();
   EXPECT_GE(process.bytes(2), delivered * kSize);
   EXPECT_LE(process.bytes(2), (delivered + unknown) * kSize);
@@ -112,7 +112,7 @@ TEST_F(Peers, WhatWaitsForAReceiverWithoutRoomArrivesOnceItRefills) {
   const Offer offer = stopped_after_four_writes(process);
   write(offer, 2, 3000, 256, 30s);
   std::this_thread::sleep_for(1s);
-  EXPECT_GT(batch->pending(), 0u) << "it took them all without refilling";
+  EXPECT_GT(batch->pending(), 0u) << "all writes completed although no receive was posted";
   process.resume();
   EXPECT_TRUE(ended()) << engine->dump();
   EXPECT_EQ(process.count_of(3004), 3004u);

@@ -78,7 +78,7 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
   Counter counter = *b.make_counter();
   Batch batch = *a.make_batch();
   uint32_t requests = 0, in_the_middle = 0;
-  const auto write_all = [&](const std::function<void()>& meanwhile) {
+  const auto write_all = [&](const std::function<void()>& during) {
     std::ranges::fill(target.bytes(), std::byte{0xEE});
     std::ranges::fill(source.bytes(), static_cast<std::byte>(++requests));
     for (uint32_t page = 0; page < kPages; ++page) source.bytes()[page * kPage] = std::byte(page);
@@ -89,15 +89,15 @@ TEST_F(Rails, PagesArriveOnceWhileARailGoesDownAndUp) {
                                     .page_bytes = kPage,
                                     .imm = counter.key(),
                                     .batch = batch}));
-    meanwhile();
+    during();
     ASSERT_TRUE(a.wait(batch, 20s)) << a.dump();  // before its deadline: one that is stuck shows
-    ASSERT_TRUE(counter.wait(kPages, 30s)) << "of flap " << requests << "\n" << b.dump();
+    ASSERT_TRUE(counter.wait(kPages, 30s)) << "flap " << requests << "\n" << b.dump();
     for (uint32_t page = 0; page < kPages; ++page) {
       const auto here = source.bytes().subspan(page * kPage, kPage);
       const auto there = target.bytes().subspan((kPages - 1 - page) * kPage, kPage);
       ASSERT_TRUE(std::ranges::equal(here, there)) << "page " << page;
     }
-    EXPECT_EQ(counter.count(), 0u) << "not one more";
+    EXPECT_EQ(counter.count(), 0u) << "counted more than once";
   };
   write_all([] {});
   Rng rng(test_seed());
@@ -154,12 +154,12 @@ TEST_F(Rails, ANicRefusesWrongKeysAndBoundsAndOthersGoOn) {
   const MemoryRegion source = block(a, 65536), target = block(b, 4096);
   std::ranges::fill(source.bytes(), std::byte{0x66});
   const PeerId peer = *a.connect(b.address());
-  const auto wrong_key = forged(target, with_wrong_keys);
+  const auto wrong_rkey = forged(target, with_wrong_keys);
   const auto too_large = forged(target, [](control::RegionDesc& desc) {
     desc.size_bytes = 65536;
     desc.region = RegionId(desc.region.slot, desc.region.generation + 1);
   });
-  const std::pair<const std::vector<std::byte>&, uint64_t> cases[] = {{wrong_key, 4096},
+  const std::pair<const std::vector<std::byte>&, uint64_t> cases[] = {{wrong_rkey, 4096},
                                                                       {too_large, 65536}};
   for (const auto& [desc, size_bytes] : cases) {
     const auto region = a.import_region(peer, desc);

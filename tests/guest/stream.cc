@@ -147,13 +147,14 @@ void Stream::check_bytes(uint32_t index, const char* when) {
   const auto there = target(index).first(slot.size_bytes);
   const auto here = source_.bytes().subspan(index * options_.bytes_max, slot.size_bytes);
   EXPECT_TRUE(there.empty() || std::memcmp(there.data(), here.data(), there.size()) == 0)
-      << when << ": slot " << index << ", " << slot.size_bytes << " bytes are not its own";
+      << when << ": slot " << index << ", " << slot.size_bytes
+      << " bytes are not those of its write";
   std::ranges::fill(there, kWiped);
 }
 
 void Stream::expect_wiped(uint32_t index, const char* when) {
   const StreamSlot& slot = *slots_[index];
-  EXPECT_TRUE(all(target(index), kWiped)) << when << ": something landed in slot " << index;
+  EXPECT_TRUE(all(target(index), kWiped)) << when << ": a write landed in the wiped slot " << index;
   EXPECT_EQ(slot.counter.count(), 0u)
       << when << ": slot " << index << " of " << to_.rail_stats()[0].device
       << ", last written with " << slot.size_bytes << " bytes " << (slot.counts ? "and" : "without")
@@ -162,7 +163,7 @@ void Stream::expect_wiped(uint32_t index, const char* when) {
 
 void Stream::take_end(uint32_t index) {
   StreamSlot& slot = *slots_[index];
-  EXPECT_EQ(slot.ends.load(), 1u) << "ended more than once";
+  EXPECT_EQ(slot.ends.load(), 1u) << "completed more than once";
   const Event& end = slot.end;
   if (end.remote == Remote::kDelivered) {
     if (!slot.counts) check_bytes(index, "after its end");
@@ -229,7 +230,8 @@ void Stream::finish() {
                                     [](const auto& p) { return p->phase == Phase::kFlying; });
       },
       false);
-  EXPECT_TRUE(over) << "not everything ended, or what was delivered is not counted: " << describe();
+  EXPECT_TRUE(over) << "writes are still in flight, or delivered ones are not counted: "
+                    << describe();
   std::this_thread::sleep_for(20ms);
   for (uint32_t i = 0; i < options_.slots; ++i) {
     const StreamSlot& slot = *slots_[i];
@@ -297,7 +299,7 @@ void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams) 
     }
     return true;
   });
-  EXPECT_TRUE(over && std::ranges::none_of(streams, failed)) << "a rail carries nothing\n"
+  EXPECT_TRUE(over && std::ranges::none_of(streams, failed)) << "a rail carries no traffic\n"
                                                              << one.dump();
 }
 

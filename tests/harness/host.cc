@@ -63,13 +63,13 @@ bool delivers(sim::World& world, Host& from, Host& to, uint64_t seed) {
 }
 
 sim::NicModel slow_rc() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 10;
   return model;
 }
 
 sim::NicModel slow_srd() {
-  sim::NicModel model = sim::NicModel::efa_200g();
+  sim::NicModel model = srd_model();
   model.gbit_per_s = 10;
   return model;
 }

@@ -14,6 +14,7 @@
 #include <fabric/sim.h>
 
 #include "harness/event_recorder.h"
+#include "harness/nic_models.h"
 #include "harness/pattern.h"
 
 // Hosts of a test on the simulator: an engine with one region each, and how one host reaches the
@@ -67,23 +68,6 @@ sim::NicModel slow_srd();
 
 /// Allows the warnings that a faulty network causes.
 void expect_fault_logs();
-
-/// Runs `check` in every step of the world for as long as it lives. Declare it after everything
-/// that the check reads.
-class EachStep {
- public:
-  EachStep(sim::World& world, std::function<void()> check)
-      : check_(std::make_shared<std::function<void()>>(std::move(check))) {
-    world.each_step([weak = std::weak_ptr(check_)] {
-      if (const auto alive = weak.lock()) (*alive)();
-    });
-  }
-  EachStep(const EachStep&) = delete;
-  EachStep& operator=(const EachStep&) = delete;
-
- private:
-  std::shared_ptr<std::function<void()>> check_;
-};
 
 /// The test's seed and those after it, for tests that run several times.
 std::vector<uint64_t> seeds(uint64_t how_many);

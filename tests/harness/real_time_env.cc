@@ -25,8 +25,8 @@ void Process::resume() {
 }
 
 void Process::kill() noexcept {
-  if (engine_ != nullptr) engine_->vanish();  // which detaches
-  resume();                                   // its jobs run: the kernel frees what it held
+  if (engine_ != nullptr) engine_->simulate_crash();  // which detaches
+  resume();                                           // its jobs run: the kernel frees what it held
 }
 
 Result<void> Process::attach(Progress& engine, const AttachOptions& options) {

@@ -17,7 +17,8 @@ void FaultInjector::kill(uint32_t) { missing("kills"); }
 void FaultInjector::stop(uint32_t, Phase) { missing("stops"); }
 void FaultInjector::lose_acks(uint32_t, uint32_t, Phase) { missing("lost_acks"); }
 void FaultInjector::not_ready(uint32_t, Phase) { missing("not_ready"); }
-void FaultInjector::wrong_key(uint32_t, uint32_t) { missing("wrong_keys"); }
+void FaultInjector::wrong_rkey(uint32_t, uint32_t) { missing("wrong_rkeys"); }
+void FaultInjector::duplicate(uint32_t, uint32_t, Phase) { missing("duplicates"); }
 void FaultInjector::delay_proofs(uint32_t, Nanos) { missing("late_proofs"); }
 
 FaultInjector& TestEnv::faults() {

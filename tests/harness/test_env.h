@@ -45,7 +45,9 @@ class FaultInjector {
   virtual void stop(uint32_t host, Phase phase);                                  ///< stops
   virtual void lose_acks(uint32_t from, uint32_t to, Phase phase);                ///< lost_acks
   virtual void not_ready(uint32_t host, Phase phase);                             ///< not_ready
-  virtual void wrong_key(uint32_t from, uint32_t to);  ///< wrong_keys: the next write
+  virtual void wrong_rkey(uint32_t from, uint32_t to);  ///< wrong_rkeys: the next write
+  /// duplicates: packets arrive twice, also after the count, never after the completion
+  virtual void duplicate(uint32_t from, uint32_t to, Phase phase);
   virtual void delay_proofs(uint32_t host, Nanos by);  ///< late_proofs; zero ends it
 };
 

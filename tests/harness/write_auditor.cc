@@ -78,7 +78,7 @@ WriteAuditor::Part WriteAuditor::take_part(const Target& to, uint64_t size, size
                   .offset = at_,
                   .counter = counter};
   at_ += size;
-  EXPECT_LE(at_, source_.bytes().size()) << "the test needs more memory";
+  EXPECT_LE(at_, source_.bytes().size()) << "the memory of the test is too small";
   return part;
 }
 
@@ -284,7 +284,7 @@ void WriteAuditor::check(TargetState state) {
 void WriteAuditor::check_expected(size_t index, TargetState state) {
   SCOPED_TRACE("counter " + std::to_string(index));
   Counter& counter = counters_[index].counter;
-  EXPECT_EQ(counter.count(), 0u) << "more than the expectation took, or counted too late";
+  EXPECT_EQ(counter.count(), 0u) << "counts beyond the expectation, or late counts";
   EXPECT_LE(met_.count(index), 1u);
   const Event* met = met_.find(index);
   for (const AuditedOp& op : ops) {
@@ -299,9 +299,10 @@ void WriteAuditor::check_expected(size_t index, TargetState state) {
         break;
       case Remote::kUnknown:
         if (state != TargetState::kConnected) break;
-        ASSERT_NE(met, nullptr) << "the wait for a poisoned key did not end";
+        ASSERT_NE(met, nullptr) << "the wait on a poisoned counter did not end";
         EXPECT_TRUE(met->code == Errc::kOk || met->code == Errc::kAborted);
-        EXPECT_EQ(counter.expect(1, {}).error().code, Errc::kAborted) << "it stays poisoned";
+        EXPECT_EQ(counter.expect(1, {}).error().code, Errc::kAborted)
+            << "the counter must stay poisoned";
         break;
     }
   }

@@ -63,7 +63,7 @@ class WriteAuditor {
   };
   /// What the target's counters can still prove.
   enum class TargetState {
-    kConnected,  ///< the session is up: a poisoned key is known on both sides
+    kConnected,  ///< the session is up: a poisoned counter key is known on both sides
     kCutOff,     ///< the target is alive and unreachable
     kDead,       ///< only its memory can be checked
   };
@@ -101,9 +101,10 @@ class WriteAuditor {
   /// When nothing is in flight any more: every operation has completed once, and in time, and its
   /// report is true.
   void check(TargetState state = TargetState::kConnected);
-  /// Counts that the sender was told are delivered and that the receiver does not have.
+  /// Counts that were reported to the sender as delivered and that the receiver does not have.
   uint64_t uncounted() const;
-  /// Exactly the keys with writes of unknown fate are poisoned; for receivers that are connected.
+  /// Exactly the counter keys with writes of unknown fate are poisoned; for receivers that are
+  /// connected.
   void check_keys();
 
   uint32_t parts_with(Remote remote) const;

@@ -45,7 +45,7 @@ mtype = {running, draining, forced, expired};
 // The sender.
 mtype write[WRITES] = queued;
 mtype ending[WRITES] = none;
-mtype stage = running;        // of the stopped operation; expired: its drain bound has passed
+mtype op_state = running;     // of the stopped operation; expired: its drain bound has passed
 mtype path = ready;
 byte number[WRITES] = UNSET;  // among the immediates of the path
 byte given;
@@ -56,7 +56,7 @@ bool asked_quiet, quiet;
 bool old[WRITES];             // posted when quiet was asked for
 
 // Messages.
-bool path_close, path_state, abort_key;
+bool path_close, path_drained, abort_key;
 byte report;
 
 // NIC and wire.
@@ -96,9 +96,9 @@ inline reconcile(taken) {
   :: i < WRITES ->
      if
      :: write[i] == in_doubt && number[i] < taken -> finish(i, delivered)
-     :: write[i] == in_doubt && number[i] >= taken && i == STOPPED && stage != running ->
+     :: write[i] == in_doubt && number[i] >= taken && i == STOPPED && op_state != running ->
         finish(i, not_delivered)
-     :: write[i] == in_doubt && number[i] >= taken && (i != STOPPED || stage == running) ->
+     :: write[i] == in_doubt && number[i] >= taken && (i != STOPPED || op_state == running) ->
         write[i] = again
      :: else
      fi;
@@ -136,8 +136,8 @@ end:
        fi
      }
   :: atomic {
-       path_state ->
-       path_state = false;
+       path_drained ->
+       path_drained = false;
        if
        :: path == broken -> reconcile(report)
        :: else -> far = report; path = closing
@@ -160,7 +160,7 @@ end:
 proctype timers() {
   // The deadline: stop().
   atomic {
-    stage = draining;
+    op_state = draining;
     if
     :: write[STOPPED] == queued || (write[STOPPED] == again && !second[STOPPED]) ->
        finish(STOPPED, not_delivered)
@@ -169,14 +169,14 @@ proctype timers() {
   }
   // Three quarters of the drain bound: force_drain().
   atomic {
-    stage = forced;
+    op_state = forced;
 #ifndef MUTANT_waits_for_the_nic
     path = (write[STOPPED] == posted && path == ready -> closing : path)
 #endif
   }
   // The last quarter.
   atomic {
-    stage = expired;
+    op_state = expired;
     if
     :: write[STOPPED] == in_doubt -> finish(STOPPED, WITHOUT_A_REPORT(STOPPED))
 #ifdef MUTANT_clock_ends_it
@@ -192,7 +192,7 @@ inline give_back(p) {
   never_left[p] = number[p] >= sent;
   returned[p] = true;
   if
-  :: p == STOPPED && stage == expired -> finish(p, WITHOUT_A_REPORT(p))
+  :: p == STOPPED && op_state == expired -> finish(p, WITHOUT_A_REPORT(p))
 #if defined(MUTANT_others_die)
   :: p != STOPPED -> finish(p, unknown)
 #elif defined(MUTANT_others_twice)
@@ -261,7 +261,7 @@ end:
        inbound == closing && polled == landed ->
        inbound = reconciled;
        report = polled;
-       path_state = true
+       path_drained = true
      }
   :: atomic { abort_key -> abort_key = false; poisoned = true }
   od

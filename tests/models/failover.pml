@@ -46,8 +46,8 @@ mtype = {queued, posted, in_doubt, delivered};
 
 // Messages, one slot for each connection: sent and not acted on yet.
 bool path_open[CONNECTIONS], path_answer[CONNECTIONS], path_close[CONNECTIONS];
-bool path_state[CONNECTIONS];
-byte report[CONNECTIONS];      // of path_state: immediates taken
+bool path_drained[CONNECTIONS];
+byte report[CONNECTIONS];      // of path_drained: immediates taken
 
 // The sender.
 mtype path[CONNECTIONS] = absent;
@@ -162,8 +162,8 @@ end:
        id = 0
      }
   :: atomic {
-       path_state[c] && GOES_ON ->
-       path_state[c] = false;
+       path_drained[c] && GOES_ON ->
+       path_drained[c] = false;
 #ifdef MUTANT_any_report
        id = (path[current] == broken -> current : c);
 #else
@@ -213,7 +213,7 @@ end:
 
 inline send_report(c) {
   report[c] = taken[c];
-  path_state[c] = true
+  path_drained[c] = true
 }
 
 proctype inwards(byte c) {

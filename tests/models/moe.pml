@@ -1,12 +1,13 @@
 /*
 Two banks, credits, and a step that continues without a peer.
 
-Mirrors: CounterGroup in src/core/counter.cc (expect, mask, take_member_shares), set_parent() and
-deliver_and_forward() in counter_table.cc. Every peer has a key of its own in each bank, a member of
-the bank's group; step s lands in bank s % 2. A peer may send step s once it has received the credit
-for s - 2, which may come late. A write is cut in two, and the network is unordered; between the count
-at a member and the count at the group other steps may run.
-Left out: groups that are poisoned and renewed (renew_group), shares above one, kernels.
+Mirrors: CounterGroupState in src/core/counter_group.cc (begin_expectation, mask, settle),
+take_shares(), unlink() and deliver_and_forward() in counter_table.cc. Every peer has a key of its own in
+each bank, a member of the bank's group; step s lands in bank s % 2. A round takes the share of one
+member after another; the arrival that pays a share adds one count to the group, and between the two
+other steps may run. A peer may send step s once it has received the credit for s - 2, which may come
+late. A write is cut in two, and the network is unordered.
+Left out: groups that are poisoned and renewed (renew), shares above one, kernels.
 Proved: when a step is met, the write of every peer that is not masked is whole and of that step;
 no peer overwrites a bank that is being read; a masked peer's late traffic is not counted; the
 group's count at the end of a step is what it expects, no more; no run is endless or stuck.
@@ -18,12 +19,12 @@ group's count at the end of a step is what it expects, no more; no run is endles
 @unreached worker -end-
 @mutant no_credit assert:step
   a peer that sends as fast as it can: its next write lands in a bank that is being read
-@mutant key_per_bank assert:shard
-  one key for all peers of a bank: half of one write and half of another step's look whole
-@mutant pays_always assert:shard
-  masking adds the share of a member that had already been counted
-@mutant not_released assert:shard
-  a masked member that still passes on: what comes late counts in a later step
+@mutant pays_always assert:step
+  masking adds the count of a member that had already paid
+@mutant prepaid assert:step
+  masking adds a count to a group that has no open round
+@mutant not_released assert:step
+  a masked member that still pays: what comes late counts in place of another
 */
 
 #define PEERS 2
@@ -38,19 +39,14 @@ byte next[PEERS];              // step to send
 byte credit[PEERS] = 2;        // steps that may be sent
 byte credit_sent[PEERS] = 2;          // the same, on its way
 
-byte member[PEERS * BANKS];    // in halves of a write
+short member[PEERS * BANKS];   // balance, in halves of a write; negative: it owes
 bool released[PEERS * BANKS];
-byte group[BANKS];             // in whole writes
-byte needed[BANKS] = 2;        // a masked peer's share is paid once; after that it is not expected
+byte group[BANKS];             // counts of the parent
+byte owed[BANKS];              // members that owed when the round was opened
+bool open[BANKS];              // a round is
 byte step;
 bool masked[PEERS];
 byte masks = 1;
-
-#ifdef MUTANT_key_per_bank
-#define KEY(p, s) MEMBER(0, s)
-#else
-#define KEY(p, s) MEMBER(p, s)
-#endif
 
 proctype peer(byte me) {
 end:
@@ -75,7 +71,7 @@ end:
 // A worker that takes what comes from a peer, in any order.
 proctype worker(byte from) {
   byte s, half;
-  bool passes;
+  bool pays;
 end:
   do
   :: atomic {
@@ -95,42 +91,58 @@ end:
        assert(masked[from] || s < step + BANKS);
        shard[SHARD(from, s, half)] = LANDED;
        if
-       :: !released[KEY(from, s)] ->
-          member[KEY(from, s)]++;
-          passes = member[KEY(from, s)] % 2 == 0
+       :: !released[MEMBER(from, s)] ->
+          member[MEMBER(from, s)]++;
+          pays = member[MEMBER(from, s)] == 0
        :: else
        fi;
        half = 0
      }
      if
-     :: atomic { passes -> group[s % BANKS]++; passes = false }
-     :: !passes
+     :: atomic { pays -> group[s % BANKS]++; pays = false }
+     :: !pays
      fi;
      s = 0
   od
 }
 
-inline mask(p) {
+inline take(p) {
   atomic {
-    masks--;
-    masked[p] = true;
-    i = 0;
-    do
-    :: i < BANKS ->
-       had[i] = member[MEMBER(p, i)] / 2;
-#if !defined(MUTANT_not_released) && !defined(MUTANT_key_per_bank)
-       released[MEMBER(p, i)] = true;
-#endif
-       i++
-    :: else -> break
-    od;
-    i = 0
+    if
+    :: !masked[p] ->
+       member[MEMBER(p, step)] = member[MEMBER(p, step)] - 2;
+       if
+       :: member[MEMBER(p, step)] < 0 -> owed[step % BANKS]++
+       :: else
+       fi
+    :: else
+    fi
   }
-#ifdef MUTANT_pays_always
-  atomic { had[0] = 0; had[1] = 0 };
+}
+
+inline leave(p, b) {
+  atomic {
+    owes = open[b] && member[MEMBER(p, b)] < 0;
+#ifndef MUTANT_not_released
+    released[MEMBER(p, b)] = true;
 #endif
-  atomic { group[0] = group[0] + 1 - had[0]; had[0] = 0 };
-  atomic { group[1] = group[1] + 1 - had[1]; had[1] = 0 }
+#ifdef MUTANT_pays_always
+    owes = open[b];
+#endif
+#ifdef MUTANT_prepaid
+    owes = owes || !open[b];
+#endif
+  }
+  if
+  :: atomic { owes -> group[b]++; owes = false }
+  :: !owes
+  fi
+}
+
+inline mask(p) {
+  atomic { masks--; masked[p] = true };
+  leave(p, 0);
+  leave(p, 1)
 }
 
 #define WHOLE(p) \
@@ -139,16 +151,15 @@ inline mask(p) {
 inline consume() {
   assert(masked[0] || WHOLE(0));
   assert(masked[1] || WHOLE(1));
-  group[step % BANKS] = group[step % BANKS] - needed[step % BANKS];
+  group[step % BANKS] = group[step % BANKS] - owed[step % BANKS];
   assert(group[step % BANKS] == 0);
-  needed[step % BANKS] = (masked[1] -> 1 : 2);
+  owed[step % BANKS] = 0;
+  open[step % BANKS] = false;
   i = 0;
   do
   :: i < PEERS ->
      if
-     :: !masked[i] ->
-        member[KEY(i, step)] = member[KEY(i, step)] - 2;
-        credit_sent[i] = step + 1 + BANKS
+     :: !masked[i] -> credit_sent[i] = step + 1 + BANKS
      :: else
      fi;
      i++
@@ -160,12 +171,18 @@ inline consume() {
 
 proctype reader() {
   byte i;
-  byte had[BANKS];
+  bool owes;
   do
   :: step == STEPS -> break
   :: step < STEPS ->
      if
-     :: atomic { group[step % BANKS] >= needed[step % BANKS] -> consume() }
+     :: !open[step % BANKS] ->
+        take(0);
+        take(1);
+        open[step % BANKS] = true
+     :: atomic {
+          open[step % BANKS] && group[step % BANKS] >= owed[step % BANKS] -> consume()
+        }
      :: masks > 0 -> mask(1)
      fi
   od

@@ -27,6 +27,17 @@ foreach(compiler g++ clang++)
   endforeach()
 endforeach()
 
+# Every symbol that the installed headers declare links against the shared library; a library that
+# hides some is found out.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+foreach(test links_every_public_symbol links_every_public_symbol.planted)
+  string(REGEX MATCH "planted" planted ${test})
+  add_test(NAME package.${test}
+           COMMAND Python3::Interpreter ${package_dir}/symbols.py --stage ${stage}
+                   --build ${build_in}/${test} $<$<BOOL:${planted}>:--planted> COMMAND_EXPAND_LISTS)
+  set_tests_properties(package.${test} PROPERTIES LABELS unit TIMEOUT 120 FIXTURES_REQUIRED stage)
+endforeach()
+
 add_test(NAME package.exports_only_fabric
          COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:fabric_shared>
                  -P ${package_dir}/exports.cmake)

@@ -41,7 +41,7 @@ COUNTS_AFTER_THE_REPORT = (
     "  // an abandoned drain",
     "      if (PLANTED && completion.status == IBV_WC_SUCCESS &&\n"
     "          (in == nullptr || in->state == InPath::State::kDown)) {\n"
-    "        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data)};\n"
+    "        out[n++] = {.kind = RailEvent::Kind::kImm, .imm = ntohl(completion.imm_data)};\n"
     "        continue;\n"
     "      }\n"
     "      if (in == nullptr || in->state == InPath::State::kDown) continue;"
@@ -62,12 +62,12 @@ BUGS = (
     bug("lost_tail_byte",
         "a last byte beyond a multiple of 512 is rounded away",
         ("core/datapath.cc",
-         "wire.size_bytes = source.size_bytes;",
-         "wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);"),
+         "wr.size_bytes = source.size_bytes;",
+         "wr.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);"),
         ("core/fast_path.cc",
-         "  wire.size_bytes = source.size_bytes;\n  wire.local_key",
-         "  wire.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);\n"
-         "  wire.local_key")),
+         "  wr.size_bytes = source.size_bytes;\n  wr.lkey",
+         "  wr.size_bytes = source.size_bytes - (PLANTED && source.size_bytes % 512 == 1);\n"
+         "  wr.lkey")),
     bug("double_count_on_failover",
         "every write in doubt after a broken connection is replayed, whatever the target has taken",
         ("core/failover.cc",
@@ -84,11 +84,31 @@ BUGS = (
     bug("replay_with_another_shard_count",
         "a replayed shard counts as if the write had been split for the current number of rails",
         ("core/failover.cc",
-         "enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);",
-         "if (PLANTED && op.kind == OpKind::kWrite) op.shards = up.count;\n"
-         "  enqueue(op, peer, network, up.index[peer.rotation++ % up.count], fragment);"),
+         "enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);",
+         "if (PLANTED && slices_of(op, fragment.cut) != nullptr) "
+         "slices_of(op, fragment.cut)->shards = up.count;\n"
+         "  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);"),
         layer="scenario", filter="Failover.TheTargetsEnd*",
         world=19),
+    bug("shard_of_a_target_counts_as_a_whole",
+        "each shard of a scatter target that is cut counts as if it were the entire target",
+        ("core/datapath.cc",
+         "fill_wr(write.wr, op, path, source, sliced != nullptr ? sliced->shards : 1);",
+         "fill_wr(write.wr, op, path, source,\n"
+         "    sliced == nullptr || (PLANTED && fragment.cut != kNone) ? 1 : sliced->shards);"),
+        layer="scenario", filter="Rails/CutTargets.*"),
+    bug("target_complete_with_its_first_shard",
+        "a scatter target that is cut is reported as soon as one of its shards has completed",
+        ("core/transfer.cc",
+         "  if (sliced.slices_completed < sliced.slices) return false;\n",
+         "  if (PLANTED && cut != kNone && sliced.slices_completed == 1) "
+         "complete_part(op, part, peer, status, 0);\n"
+         "  if (sliced.slices_completed < sliced.slices) return false;\n"
+         "  if (PLANTED && cut != kNone) {\n"
+         "    cut_targets_.give_back(cut);\n"
+         "    return true;\n"
+         "  }\n"),
+        layer="scenario", filter="Rails/CutTargets.*"),
     bug("no_poisoning_after_unknown",
         "the unknown fate of a counted write is not reported to the receiver",
         ("core/transfer.cc",
@@ -124,7 +144,8 @@ BUGS = (
          "fire(slot, why, PLANTED ? 0 : kPinned);"),
         layer="explore", filter="ExploreCounter.EveryExpectation*", swarm=False),
     bug("key_reused_too_early",
-        "the half-wrap rule is not applied: a key is reused while its late writes may still land",
+        "the half-wrap rule is not applied: a counter key is reused while its late writes may still"
+        " land",
         ("core/counter_table.cc",
          "if (slot.half_wrap_ns != kNeverWrapped && ",
          "if (!PLANTED && slot.half_wrap_ns != kNeverWrapped && "),
@@ -138,9 +159,9 @@ BUGS = (
     bug("dropped_error_completion",
         "a failed completion is dropped",
         ("core/datapath.cc",
-         "        const WireEvent& event = events[i];",
-         "        const WireEvent& event = events[i];\n"
-         "        if (PLANTED && event.kind == WireEvent::Kind::kWritten &&"
+         "        const RailEvent& event = events[i];",
+         "        const RailEvent& event = events[i];\n"
+         "        if (PLANTED && event.kind == RailEvent::Kind::kCompletion &&"
          " event.code != Errc::kOk) {\n"
          "          ++i;\n"
          "          continue;\n"
@@ -225,7 +246,7 @@ BUGS = (
          "\n"
          "Result<void*>")),
     bug("mixed_shard_counts_in_a_run",
-        "consecutive counts for one key are added as if all had the shard count of the first",
+        "consecutive counts for one counter key are added as if all had one shard count",
         ("core/counter_table.cc",
          "at != group && *at == imm;",
          "at != group && (PLANTED ? (*at & kKeyMask) == (imm & kKeyMask) : *at == imm);"),
@@ -234,8 +255,8 @@ BUGS = (
     bug("refused_writes_forgotten",
         "writes that a full rail refused are not posted again",
         ("core/datapath.cc",
-         "keep_refused(rail, batch.subspan(accepted, n - accepted));",
-         "if (!PLANTED) keep_refused(rail, batch.subspan(accepted, n - accepted));"),
+         "add_to_backlog(rail, batch.subspan(accepted, n - accepted));",
+         "if (!PLANTED) add_to_backlog(rail, batch.subspan(accepted, n - accepted));"),
         layer="scenario", filter="FullQueue.*:BackPressure.*",
         world=13),
     bug("lease_forgotten",
@@ -254,15 +275,22 @@ BUGS = (
          "      peer.channel->owe_ack();\n      if (!PLANTED) return false;\n      break;")),
     bug("masked_member_counted_twice",
         "the counts of a masked member are added to the group twice",
-        ("core/counter.cc",
-         "const uint64_t counted = renewed ? 0 :",
-         "const uint64_t counted = renewed || PLANTED ? 0 :"),
-        layer="scenario", filter="CounterGroups.MaskingAMember*", swarm=False),
+        ("core/counter_group.cc",
+         "if (in_round(i) && owes) counters.table.add(parent, 1);",
+         "if (PLANTED || (in_round(i) && owes)) counters.table.add(parent, 1);"),
+        layer="scenario", filter="CounterGroups.*", swarm=False),
+    bug("drop_without_proof",
+        "a drop completes with kOk as soon as the peer is disconnected",
+        ("core/control_ops.cc",
+         "if (peer->fence_op == self) advance_fence(*peer);",
+         "if (PLANTED && peer->fence_op == self) complete_fence(*peer, Errc::kOk);\n"
+         "  if (peer->fence_op == self) advance_fence(*peer);"),
+        layer="scenario", filter="Dropped.*"),
     bug("group_key_never_released",
         "the group's own counter key is not released with the group",
-        ("core/counter.cc",
-         "core.counters.release({.key = state_->parent}, core.driver->now_ns());",
-         "if (!PLANTED) core.counters.release({.key = state_->parent}, core.driver->now_ns());")),
+        ("core/counter_group.cc",
+         "counters.release({.key = parent}, core->driver->now_ns());",
+         "if (!PLANTED) counters.release({.key = parent}, core->driver->now_ns());")),
     bug("deadline_too_early",
         "the timer of an operation is set to half of its timeout",
         ("core/core.cc",
@@ -284,9 +312,9 @@ BUGS = (
     bug("member_counts_not_forwarded",
         "counts of a member are not forwarded to its group",
         ("core/counter_table.cc",
-         "    above = add_units(parent, own.forward_units, Links::kFollow);",
-         "    if (!PLANTED) above = add_units(parent, own.forward_units, Links::kFollow);"),
-        layer="unit", filter="CounterTable*"),
+         "  if (own.paid) {",
+         "  if (own.paid && !PLANTED) {"),
+        layer="unit", filter="CounterTable*:CounterGroupTable*"),
     bug("route_outlives_its_path",
         "a cached route to a region is used after its paths have changed",
         ("core/fast_path.cc",
@@ -307,9 +335,9 @@ BUGS = (
     bug("fast_path_forgets_refused_writes",
         "writes of the fast path that a full rail refused are not posted again",
         ("core/fast_path.cc",
-         "keep_refused(*rail, made.subspan(post(*rail, made)));",
+         "add_to_backlog(*rail, made.subspan(post(*rail, made)));",
          "const uint32_t accepted = post(*rail, made);\n"
-         "    if (!PLANTED) keep_refused(*rail, made.subspan(accepted));"),
+         "    if (!PLANTED) add_to_backlog(*rail, made.subspan(accepted));"),
         layer="scenario", filter="FullQueue.*:BackPressure.*",
         world=34),
     bug("post_batch_without_a_deadline",

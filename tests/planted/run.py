@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Switches a planted bug on and reports which test finds it.
 
-    run.py BUG --build FOLDER   the swarm first, then the tests that bugs.py names
+    run.py BUG --build FOLDER   the world that bugs.py names, the swarm, then the tests it names
     run.py none --build FOLDER  no bug: no test may fail
     run.py --all --build FOLDER a table of all bugs
 

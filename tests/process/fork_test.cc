@@ -123,6 +123,7 @@ void expect_requests_refused(Everything& all, Findings& child) {
       engine.submit(Resolve{.peer = all.peer, .names = {&name, 1}, .out = {&out, 1}}).error().code,
       "submit(Resolve)");
   child.closed(engine.submit(Fence{.peer = all.peer}).error().code, "submit(Fence)");
+  child.closed(engine.submit(Drop{.peer = all.peer}).error().code, "submit(Drop)");
   child.closed(engine.submit(Deregister{.region = all.region.id()}).error().code,
                "submit(Deregister)");
   child.closed(engine.cancel(OpId(0, 1)).error().code, "cancel(op)");

@@ -265,7 +265,7 @@ TEST(ShmFence, ASlotShowsADeathBeforeTheKernelFreesTheMemory) {
     pollfd gone{ended.get(), POLLIN, 0};
     const bool readable = poll(&gone, 1, 0) == 1;
     died = slots->process_died();
-    ASSERT_TRUE(died || !readable) << "exited, and the slot does not show it";
+    ASSERT_TRUE(died || !readable) << "the process exited, and its slot does not show it";
   }
 }
 
@@ -316,7 +316,8 @@ TEST(ShmWriterSlotThreads, ThatExitReleaseTheirSlots) {
     for (std::thread& thread : threads) thread.join();
     std::sort(taken.begin(), taken.end());
     EXPECT_NE(taken.front(), nullptr);
-    EXPECT_EQ(std::adjacent_find(taken.begin(), taken.end()), taken.end()) << "one slot for two";
+    EXPECT_EQ(std::adjacent_find(taken.begin(), taken.end()), taken.end())
+        << "two threads share a slot";
     for (const WriterSlot* slot : taken) EXPECT_EQ(slot->section_seq.load() % 2, 0u);
   }
   EXPECT_LE(seen->used(), before + 4);
@@ -372,7 +373,7 @@ TEST(ShmWriterSlotThreads, MayCopyUntilTheirLastDestructorHasRun) {
     }).join();
     EXPECT_TRUE(copied);
   }
-  EXPECT_FALSE(seen->process_died()) << "a thread ended with a slot that it took late";
+  EXPECT_FALSE(seen->process_died()) << "a thread exited without releasing its slot";
 }
 
 }  // namespace

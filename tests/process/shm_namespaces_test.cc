@@ -245,7 +245,7 @@ TEST_F(ShmDirectory, ASharedOneJoinsContainers) {
   SKIP_IF_NOT_PERMITTED(report);
   EXPECT_EQ(report.sent, "written");
   EXPECT_EQ(report.received, "exact");
-  EXPECT_EQ(files(), 0u) << "closed ones leave nothing";
+  EXPECT_EQ(files(), 0u) << "a closed engine left a file";
 }
 
 TEST_F(ShmDirectory, OneThatIsNotSharedIsReported) {
@@ -268,7 +268,7 @@ TEST_F(ShmDirectory, FilesOfKilledEnginesAreRemovedByTheNext) {
     ASSERT_EQ(files(), 1u);
     killed.kill();
   }
-  EXPECT_EQ(files(), 1u) << "no engine was there to remove it";
+  EXPECT_EQ(files(), 1u) << "no other engine was running to remove it";
   // The grandchild is killed by its own signal, which may take a moment.
   ASSERT_TRUE(eventually([&] {
     auto engine = Engine::open(shm_config(directory_));

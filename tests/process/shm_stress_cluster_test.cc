@@ -60,7 +60,7 @@ void expect_no_more_than(const std::set<std::string>& before) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     now = shared_files();
   }
-  EXPECT_TRUE(std::ranges::includes(before, now)) << "something is left in /dev/shm";
+  EXPECT_TRUE(std::ranges::includes(before, now)) << "files are left in /dev/shm";
 }
 
 class StressRun {
@@ -90,7 +90,7 @@ class StressRun {
     if (cluster_.failed()) return;
     shut_down(alone);
     if (cluster_.failed()) return;
-    EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
+    EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child process is left";
     EXPECT_EQ(errno, ECHILD);
     expect_no_more_than(files);
     cluster_.print_times();
@@ -219,7 +219,7 @@ TEST(StressPlan, FindsOneWrongBitAnywhere) {
     ASSERT_EQ(first_difference(bytes, 42), i);
     bytes[i] ^= std::byte{16};
   }
-  EXPECT_EQ(first_difference(bytes, 43), 0u) << "another stamp";
+  EXPECT_EQ(first_difference(bytes, 43), 0u) << "a different stamp must differ at the first byte";
 }
 
 TEST(StressPlan, WritesAndGuardsDoNotOverlap) {

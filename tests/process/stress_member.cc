@@ -85,16 +85,16 @@ bool Member::step() {
   std::array<Event, 64> events;
   const uint32_t count = inbox_->poll(events);
   for (const Event& event : std::span(events).first(count)) on_event(event);
-  for (auto& [peer, link] : links_) {
-    advance_outbound(link);
-    send_credits(link);
-    if (!link.in.closed) check_count(link.in);
-    std::erase_if(link.old, [&](const Inbound& in) { return in.closed && reconciled(in); });
+  for (auto& [peer, session] : sessions_) {
+    advance_outbound(session);
+    send_credits(session);
+    if (!session.in.closed) check_count(session.in);
+    std::erase_if(session.old, [&](const Inbound& in) { return in.closed && reconciled(in); });
   }
-  end_links();
+  end_sessions();
   check_fenced_memory(draining_ || footprint_asked_ ? 0 : kFencedMemoryMax);
   report_reconciled();
-  if (footprint_asked_ && links_.empty() && deregistering_.empty()) {
+  if (footprint_asked_ && sessions_.empty() && deregistering_.empty()) {
     footprint_asked_ = false;
     report("footprint " + footprint(false));
   }
@@ -142,7 +142,7 @@ bool Member::on_command(const std::string& text) {
     if (!peer) {
       // It may have died in the meantime; the cluster knows.
       lost_before_meeting(member, peer.error().code);
-    } else if (!links_.contains(*peer)) {
+    } else if (!sessions_.contains(*peer)) {
       connecting_[*peer] = member;
     }
   } else if (verb == "fence" || verb == "revoke") {
@@ -160,13 +160,14 @@ bool Member::on_command(const std::string& text) {
       dump += "op " + std::to_string(tag) + " kind " + std::to_string(static_cast<int>(op.kind)) +
               " buffer " + std::to_string(op.buffer) + "\n";
     }
-    for (const auto& [peer, link] : links_) {
-      dump += "link " + text_of(link.member) + " in " + std::to_string(link.in.number) + " taken " +
-              std::to_string(link.in.taken) + " of " + std::to_string(link.in.round.writes.size()) +
-              " out " + std::to_string(link.out.number) + " pending " +
-              std::to_string(link.out.pending) + " credits " +
-              std::to_string(link.credits_received) + (link.out.aborted ? " aborted" : "") +
-              (link.lost ? " lost" : "") + "\n";
+    for (const auto& [peer, session] : sessions_) {
+      dump += "session " + text_of(session.member) + " in " + std::to_string(session.in.number) +
+              " taken " + std::to_string(session.in.taken) + " of " +
+              std::to_string(session.in.round.writes.size()) + " out " +
+              std::to_string(session.out.number) + " pending " +
+              std::to_string(session.out.pending) + " credits " +
+              std::to_string(session.credits_received) + (session.out.aborted ? " aborted" : "") +
+              (session.lost ? " lost" : "") + "\n";
     }
     report("dump " + dump.substr(0, 60'000));
   }
@@ -205,10 +206,10 @@ void Member::on_event(const Event& event) {
     case EventKind::kMessage:
       return on_message(event);
     case EventKind::kFenceProved:
-      for (auto& [peer, link] : links_) {
-        if (link.fence_pending && link.fence_op == event.op) fence_proved(link);
-        for (Inbound& in : link.old) {
-          if (!in.closed && in.revocation == event.op) revocation_proved(link, in);
+      for (auto& [peer, session] : sessions_) {
+        if (session.fence_pending && session.fence_op == event.op) fence_proved(session);
+        for (Inbound& in : session.old) {
+          if (!in.closed && in.revocation == event.op) revocation_proved(session, in);
         }
       }
       return;
@@ -222,23 +223,23 @@ void Member::on_event(const Event& event) {
 void Member::on_done(const Event& event) {
   const auto it = ops_.find(event.tag);
   if (it == ops_.end()) return violation("reported twice: " + std::string(to_string(event.code)));
-  const Op op = it->second;
+  const PendingOp op = it->second;
   ops_.erase(it);
   if (op.kind == MemberOpKind::kRelease) return release_completed(op, event);
-  Link* link = op.peer ? link_of(op.peer) : nullptr;
-  if (link == nullptr) return violation("an operation outlived its peer");
-  --link->ops;
+  MemberSession* session = op.peer ? session_of(op.peer) : nullptr;
+  if (session == nullptr) return violation("an operation outlived its peer");
+  --session->ops;
   switch (op.kind) {
     case MemberOpKind::kWrite:
-      return write_completed(*link, op, event);
+      return write_completed(*session, op, event);
     case MemberOpKind::kAwaitRound:
-      return round_completed(*link, op, event);
+      return round_completed(*session, op, event);
     case MemberOpKind::kAwaitCredit:
-      return credit_received(*link, event);
+      return credit_received(*session, event);
     case MemberOpKind::kFence:
-      return fence_completed(*link, event);
+      return fence_completed(*session, event);
     case MemberOpKind::kRevoke:
-      return revoked(*link, op, event);
+      return revoked(*session, op, event);
     case MemberOpKind::kMessage:
     case MemberOpKind::kCredit:
       if (event.code != Errc::kOk && event.code != Errc::kPeerLost) {
@@ -255,7 +256,7 @@ void Member::on_peer(const Event& event) {
   const auto before = event.previous_state;
   if (state == PeerState::kConnected && before != PeerState::kStalled) {
     // It may be lost already; then the next event reports it.
-    if (link_of(event.peer) != nullptr) connecting_.erase(event.peer);
+    if (session_of(event.peer) != nullptr) connecting_.erase(event.peer);
     return;
   }
   const auto started = connecting_.find(event.peer);
@@ -265,17 +266,17 @@ void Member::on_peer(const Event& event) {
     connecting_.erase(started);
     return;
   }
-  const auto it = links_.find(event.peer);
-  if (it == links_.end()) return;
-  Link& link = it->second;
+  const auto it = sessions_.find(event.peer);
+  if (it == sessions_.end()) return;
+  MemberSession& session = it->second;
   if (state >= PeerState::kLost) {
-    if (link.lost) violation("two events for one loss");
-    link.lost = true;
+    if (session.lost) violation("two events for one loss");
+    session.lost = true;
     if (state == PeerState::kFenced) return;
-    report("lost " + text_of(link.member) + " " + std::to_string(monotonic_ns()) + " " +
+    report("lost " + text_of(session.member) + " " + std::to_string(monotonic_ns()) + " " +
            to_string(event.code));
   } else {
-    report((state == PeerState::kStalled ? "stalled " : "recovered ") + text_of(link.member));
+    report((state == PeerState::kStalled ? "stalled " : "recovered ") + text_of(session.member));
   }
 }
 
@@ -288,13 +289,13 @@ void Member::on_message(const Event& event) {
   PeerMessage message;
   if (event.size_bytes < sizeof message) return violation("a message of a wrong size");
   std::memcpy(&message, event.data, sizeof message);
-  Link* link = link_of(event.peer);
+  MemberSession* session = session_of(event.peer);
   // It may have been lost between the message and now.
-  if (link == nullptr || link->lost) return;
-  link->credit_key = CounterKey::from_wire(message.credit_key);
+  if (session == nullptr || session->lost) return;
+  session->credit_key = CounterKey::from_wire(message.credit_key);
   if (message.kind == PeerMessage::kBuffer)
-    return new_buffer(*link, message, event.bytes().subspan(sizeof message));
-  Inbound* in = inbound(*link, message.number);
+    return new_buffer(*session, message, event.bytes().subspan(sizeof message));
+  Inbound* in = inbound(*session, message.number);
   if (in == nullptr || in->reported) return violation("totals of an unknown buffer");
   in->reported = true;
   in->delivered = message.delivered;
@@ -303,38 +304,39 @@ void Member::on_message(const Event& event) {
 
 // Links
 
-/// The link to a connected peer, created on first use.
-Member::Link* Member::link_of(PeerId peer) {
-  if (const auto it = links_.find(peer); it != links_.end()) return &it->second;
+/// The session to a connected peer, created on first use.
+Member::MemberSession* Member::session_of(PeerId peer) {
+  if (const auto it = sessions_.find(peer); it != sessions_.end()) return &it->second;
   auto info = engine_.peer_info(peer);
   const auto member = member_of(engine_, peer);
   if (!info || info->state >= PeerState::kLost || !member) return nullptr;
   auto group = engine_.make_group({&peer, 1});
   auto go = engine_.make_counter();
   if (!group || !go) return nullptr;
-  Link& link = links_[peer];
-  link.peer = peer;
-  link.member = *member;
-  link.group = *group;
-  link.credits.emplace(*std::move(go));
-  if (auto bound = link.credits->bind(peer); !bound) violation("bind");
+  MemberSession& session = sessions_[peer];
+  session.peer = peer;
+  session.member = *member;
+  session.group = *group;
+  session.credits.emplace(*std::move(go));
+  if (auto bound = session.credits->bind(peer); !bound) violation("bind");
   const auto kind = static_cast<MemberMemory::Kind>(rng_.below(3));
-  link.source = make_memory(kind, options_.buffer_bytes, false);
-  report("met " + text_of(link.member));
-  await_credit(link);
-  open_buffer(link);
-  return &link;
+  session.source = make_memory(kind, options_.buffer_bytes, false);
+  report("met " + text_of(session.member));
+  await_credit(session);
+  open_buffer(session);
+  return &session;
 }
 
-Member::Link* Member::link_to(uint32_t slot) {
-  const auto it = std::ranges::find_if(links_, [&](const auto& entry) {
-    const Link& link = entry.second;
-    return link.member.slot == slot && !link.lost && !link.fence_asked && !link.in.closed;
+Member::MemberSession* Member::session_to(uint32_t slot) {
+  const auto it = std::ranges::find_if(sessions_, [&](const auto& entry) {
+    const MemberSession& session = entry.second;
+    return session.member.slot == slot && !session.lost && !session.fence_asked &&
+           !session.in.closed;
   });
-  return it == links_.end() ? nullptr : &it->second;
+  return it == sessions_.end() ? nullptr : &it->second;
 }
 
-Notify Member::track(const Op& op) {
+Notify Member::track(const PendingOp& op) {
   ops_[next_tag_] = op;
   return Notify::inbox(*inbox_, next_tag_++);
 }
@@ -344,7 +346,7 @@ Notify Member::track(const Op& op) {
 bool Member::accepted(const Result<OpId>& op, const char* what) {
   const auto it = ops_.find(next_tag_ - 1);
   if (op) {
-    if (it->second.peer) ++links_.at(it->second.peer).ops;
+    if (it->second.peer) ++sessions_.at(it->second.peer).ops;
     return true;
   }
   ops_.erase(it);
@@ -355,77 +357,77 @@ bool Member::accepted(const Result<OpId>& op, const char* what) {
   return false;
 }
 
-void Member::send(Link& link, PeerMessage message, std::span<const std::byte> tail) {
-  message.credit_key = link.credits->key().wire();
+void Member::send(MemberSession& session, PeerMessage message, std::span<const std::byte> tail) {
+  message.credit_key = session.credits->key().wire();
   std::vector<std::byte> bytes(sizeof message + tail.size());
   std::memcpy(bytes.data(), &message, sizeof message);
   std::ranges::copy(tail, bytes.begin() + sizeof message);
-  const Op op{.kind = MemberOpKind::kMessage, .peer = link.peer};
-  accepted(engine_.submit(
-               Send{.peer = link.peer, .channel = kChannel, .bytes = bytes, .notify = track(op)}),
+  const PendingOp op{.kind = MemberOpKind::kMessage, .peer = session.peer};
+  accepted(engine_.submit(Send{
+               .peer = session.peer, .channel = kChannel, .bytes = bytes, .notify = track(op)}),
            "a message");
 }
 
-/// Removes the links of lost peers once all their operations have completed.
-void Member::end_links() {
-  for (auto it = links_.begin(); it != links_.end();) {
-    Link& link = it->second;
-    if (link.lost && !link.fence_asked && link.ops == 0) fence_lost(link);
-    if (!link.lost || link.ops > 0 || link.fence_pending) {
+/// Removes the sessions of lost peers once all their operations have completed.
+void Member::end_sessions() {
+  for (auto it = sessions_.begin(); it != sessions_.end();) {
+    MemberSession& session = it->second;
+    if (session.lost && !session.fence_asked && session.ops == 0) fence_lost(session);
+    if (!session.lost || session.ops > 0 || session.fence_pending) {
       ++it;
       continue;
     }
-    close_inbound(link.in);
-    release(std::move(link.source));
-    report("released " + text_of(link.member));
-    it = links_.erase(it);
+    close_inbound(session.in);
+    release(std::move(session.source));
+    report("released " + text_of(session.member));
+    it = sessions_.erase(it);
   }
 }
 
 /// Memory that a lost peer could write to is fenced before it is reused. A peer that the engine has
 /// already removed cannot write.
-void Member::fence_lost(Link& link) {
-  link.fence_asked = true;
-  const Op op{.kind = MemberOpKind::kFence, .peer = link.peer};
-  auto submitted = engine_.submit(Fence{.peer = link.peer, .timeout = 5s, .notify = track(op)});
-  link.fence_pending = accepted(submitted, "the fence of a lost peer");
-  if (submitted) link.fence_op = *submitted;
+void Member::fence_lost(MemberSession& session) {
+  session.fence_asked = true;
+  const PendingOp op{.kind = MemberOpKind::kFence, .peer = session.peer};
+  auto submitted = engine_.submit(Fence{.peer = session.peer, .timeout = 5s, .notify = track(op)});
+  session.fence_pending = accepted(submitted, "the fence of a lost peer");
+  if (submitted) session.fence_op = *submitted;
 }
 
 void Member::fence(const std::string& verb, uint32_t slot) {
-  Link* link = link_to(slot);
-  if (link == nullptr) return report(verb + "d " + std::to_string(slot) + " 0 none");
-  if (verb == "revoke") return revoke(*link);
-  link->fence_asked = link->fence_commanded = true;
-  const Op op{.kind = MemberOpKind::kFence, .peer = link->peer};
+  MemberSession* session = session_to(slot);
+  if (session == nullptr) return report(verb + "d " + std::to_string(slot) + " 0 none");
+  if (verb == "revoke") return revoke(*session);
+  session->fence_asked = session->fence_commanded = true;
+  const PendingOp op{.kind = MemberOpKind::kFence, .peer = session->peer};
   auto submitted =
-      engine_.submit(Fence{.peer = link->peer, .timeout = kFenceTimeout, .notify = track(op)});
-  link->fence_pending = accepted(submitted, "a fence");
-  if (submitted) link->fence_op = *submitted;
-  if (!submitted) report("fenced " + text_of(link->member) + " none");
+      engine_.submit(Fence{.peer = session->peer, .timeout = kFenceTimeout, .notify = track(op)});
+  session->fence_pending = accepted(submitted, "a fence");
+  if (submitted) session->fence_op = *submitted;
+  if (!submitted) report("fenced " + text_of(session->member) + " none");
 }
 
-void Member::fence_completed(Link& link, const Event& event) {
-  if (event.code == Errc::kOk) return fence_proved(link);
+void Member::fence_completed(MemberSession& session, const Event& event) {
+  if (event.code == Errc::kOk) return fence_proved(session);
   // Not proved in time: the memory is not touched until the proof arrives. A peer that was lost may
   // have been removed, and then it cannot write.
   if (event.code == Errc::kTimeout && event.remote == Remote::kUnknown) return;
-  if (event.code == Errc::kNotFound && link.lost) return fence_proved(link);
+  if (event.code == Errc::kNotFound && session.lost) return fence_proved(session);
   violation("a fence completed with " + std::string(to_string(event.code)));
 }
 
-void Member::fence_proved(Link& link) {
-  link.fence_pending = false;
-  close_inbound(link.in);
-  if (link.fence_commanded) report("fenced " + text_of(link.member) + " ok");
+void Member::fence_proved(MemberSession& session) {
+  session.fence_pending = false;
+  close_inbound(session.in);
+  if (session.fence_commanded) report("fenced " + text_of(session.member) + " ok");
 }
 
 void Member::report_reconciled() {
   if (!draining_ || reported_reconciled_ || !connecting_.empty()) return;
-  const bool all = std::ranges::all_of(links_, [&](const auto& entry) {
-    const Link& link = entry.second;
-    return !link.lost && link.old.empty() && link.out.reported && link.in.reported &&
-           reconciled(link.in);
+  const bool all = std::ranges::all_of(sessions_, [&](const auto& entry) {
+    const MemberSession& session = entry.second;
+    return !session.lost && session.old.empty() && session.out.reported && session.in.reported &&
+           reconciled(session.in);
   });
   if (!all || !deregistering_.empty()) return;
   reported_reconciled_ = true;

@@ -38,9 +38,10 @@ struct MemberOptions {
   uint64_t buffer_bytes = 1 << 20;
 };
 
-/// Owns the engine of the process, a Link per peer, and the memory that peers write to or wrote to.
-/// One thread at a time. For each link there is one inbound buffer that the peer fills in rounds
-/// and one outbound buffer of the peer that we fill; the owner grants a credit for each next round.
+/// Owns the engine of the process, a MemberSession per peer, and the memory that peers write to or
+/// wrote to. One thread at a time. For each session there is one inbound buffer that the peer fills
+/// in rounds and one outbound buffer of the peer that we fill; the owner grants a credit for each
+/// next round.
 class Member {
  public:
   /// `channel` is a SOCK_SEQPACKET to the StressCluster, one text per packet.
@@ -72,14 +73,14 @@ class Member {
     kRelease
   };
   /// An accepted operation that is not reported yet.
-  struct Op {
+  struct PendingOp {
     MemberOpKind kind{};
     PeerId peer{};
     uint32_t buffer = 0;  ///< its number
     uint64_t counts = 0;  ///< of a write: how many counts it adds
     bool long_write = false;
   };
-  /// A buffer of ours that the peer of a link writes to.
+  /// A buffer of ours that the peer of a session writes to.
   struct Inbound {
     BufferId id{};
     MemberMemory memory{};
@@ -107,7 +108,7 @@ class Member {
     bool reported = false;
   };
   /// A session with one generation of another member.
-  struct Link {
+  struct MemberSession {
     PeerId peer{};
     MemberId member{};
     PeerGroup group{};
@@ -153,43 +154,44 @@ class Member {
   void on_peer(const Event& event);
   void on_message(const Event& event);
   void lost_before_meeting(const MemberId& member, Errc code);
-  Link* link_of(PeerId peer);
-  Link* link_to(uint32_t slot);
-  Notify track(const Op& op);
+  MemberSession* session_of(PeerId peer);
+  MemberSession* session_to(uint32_t slot);
+  Notify track(const PendingOp& op);
   bool accepted(const Result<OpId>& op, const char* what);
-  void send(Link& link, PeerMessage message, std::span<const std::byte> tail = {});
-  void end_links();
-  void fence_lost(Link& link);
+  void send(MemberSession& session, PeerMessage message, std::span<const std::byte> tail = {});
+  void end_sessions();
+  void fence_lost(MemberSession& session);
   void fence(const std::string& verb, uint32_t slot);
-  void fence_completed(Link& link, const Event& event);
-  void fence_proved(Link& link);
+  void fence_completed(MemberSession& session, const Event& event);
+  void fence_proved(MemberSession& session);
   void report_reconciled();
   std::string footprint(bool listed) const;
 
   // stress_traffic.cc
   MemberMemory make_memory(MemberMemory::Kind kind, uint64_t bytes, bool target);
   void release(MemberMemory memory);
-  void release_completed(const Op& op, const Event& event);
-  void open_buffer(Link& link);
-  void begin_inbound(Link& link, Inbound& in);
-  Inbound* inbound(Link& link, uint32_t number);
-  void round_completed(Link& link, const Op& op, const Event& event);
+  void release_completed(const PendingOp& op, const Event& event);
+  void open_buffer(MemberSession& session);
+  void begin_inbound(MemberSession& session, Inbound& in);
+  Inbound* inbound(MemberSession& session, uint32_t number);
+  void round_completed(MemberSession& session, const PendingOp& op, const Event& event);
   void check_round(const Inbound& in);
   uint64_t complete_writes(const Inbound& in) const;
   void check_count(Inbound& in);
   void close_inbound(Inbound& in);
-  void revoke(Link& link);
-  void revoked(Link& link, const Op& op, const Event& event);
-  void revocation_proved(Link& link, Inbound& in);
+  void revoke(MemberSession& session);
+  void revoked(MemberSession& session, const PendingOp& op, const Event& event);
+  void revocation_proved(MemberSession& session, Inbound& in);
   bool reconciled(const Inbound& in);
-  void new_buffer(Link& link, const PeerMessage& message, std::span<const std::byte> desc);
-  void advance_outbound(Link& link);
-  void write_round(Link& link);
-  std::atomic<uint64_t>& long_writes(const Link& link);
-  void write_completed(Link& link, const Op& op, const Event& event);
-  void await_credit(Link& link);
-  void send_credits(Link& link);
-  void credit_received(Link& link, const Event& event);
+  void new_buffer(MemberSession& session, const PeerMessage& message,
+                  std::span<const std::byte> desc);
+  void advance_outbound(MemberSession& session);
+  void write_round(MemberSession& session);
+  std::atomic<uint64_t>& long_writes(const MemberSession& session);
+  void write_completed(MemberSession& session, const PendingOp& op, const Event& event);
+  void await_credit(MemberSession& session);
+  void send_credits(MemberSession& session);
+  void credit_received(MemberSession& session, const Event& event);
   void check_fenced_memory(size_t keep);
 
   Engine engine_;
@@ -200,9 +202,9 @@ class Member {
   Rng rng_;
   std::optional<Inbox> inbox_;
   std::optional<Subscription> subscription_, listener_;
-  std::map<uint64_t, Op> ops_;  ///< by tag
+  std::map<uint64_t, PendingOp> ops_;  ///< by tag
   uint64_t next_tag_ = 1;
-  std::map<PeerId, Link> links_;
+  std::map<PeerId, MemberSession> sessions_;
   std::map<PeerId, MemberId> connecting_;
   std::array<uint32_t, kSlotsMax> buffers_made_{};
   std::deque<FencedMemory> fenced_memory_;

@@ -70,7 +70,7 @@ void Member::release(MemberMemory memory) {
   deregistering.memory = std::move(memory);
   for (auto* region : {&deregistering.memory.region, &deregistering.memory.block}) {
     if (!*region) continue;
-    const Op op{.kind = MemberOpKind::kRelease, .buffer = id};
+    const PendingOp op{.kind = MemberOpKind::kRelease, .buffer = id};
     if (accepted(engine_.submit(Deregister{.region = (*region)->id(), .notify = track(op)}),
                  "a deregistration")) {
       ++deregistering.waits;
@@ -79,7 +79,7 @@ void Member::release(MemberMemory memory) {
   if (deregistering.waits == 0) deregistering_.erase(id);
 }
 
-void Member::release_completed(const Op& op, const Event& event) {
+void Member::release_completed(const PendingOp& op, const Event& event) {
   if (event.code != Errc::kOk) {
     violation("a deregistration completed with " + std::string(to_string(event.code)));
   }
@@ -89,20 +89,27 @@ void Member::release_completed(const Op& op, const Event& event) {
 
 // The owner's side
 
-void Member::open_buffer(Link& link) {
+void Member::open_buffer(MemberSession& session) {
   Inbound in;
-  in.id = {
-      .writer = link.member, .owner = options_.self, .number = buffers_made_[link.member.slot]++};
+  in.id = {.writer = session.member,
+           .owner = options_.self,
+           .number = buffers_made_[session.member.slot]++};
   in.memory =
       make_memory(static_cast<MemberMemory::Kind>(rng_.below(3)), options_.buffer_bytes, true);
   auto counter = engine_.make_counter();
   if (!counter || !in.memory.region) return violation("a buffer could not be made");
   in.counter.emplace(*std::move(counter));
-  if (auto bound = in.counter->bind(link.peer); !bound && bound.error().code != Errc::kPeerLost) {
+  if (auto bound = in.counter->bind(session.peer);
+      !bound && bound.error().code != Errc::kPeerLost) {
     violation("bind: " + std::string(to_string(bound.error().code)));
   }
   // Half of them are granted to this peer only.
-  auto desc = rng_.chance(0.5) ? in.memory.region->desc() : in.memory.region->grant(link.peer);
+  const auto granted = [&]() -> Result<std::vector<std::byte>> {
+    auto grant = in.memory.region->grant(session.peer);
+    if (!grant) return grant.error();
+    return std::move(grant->desc);
+  };
+  auto desc = rng_.chance(0.5) ? in.memory.region->desc() : granted();
   if (!desc) {
     if (desc.error().code != Errc::kPeerLost && desc.error().code != Errc::kNotFound) {
       violation("a descriptor: " + std::string(to_string(desc.error().code)));
@@ -112,36 +119,37 @@ void Member::open_buffer(Link& link) {
   const PeerMessage message{.number = in.id.number,
                             .key = in.counter->key().wire(),
                             .buffer_bytes = options_.buffer_bytes,
-                            .credits = link.credits_sent + link.credits_owed};
-  link.in = std::move(in);
-  begin_inbound(link, link.in);
-  send(link, message, *desc);
+                            .credits = session.credits_sent + session.credits_owed};
+  session.in = std::move(in);
+  begin_inbound(session, session.in);
+  send(session, message, *desc);
 }
 
-void Member::begin_inbound(Link& link, Inbound& in) {
+void Member::begin_inbound(MemberSession& session, Inbound& in) {
   in.round = draw_round(in.id, in.number, options_.buffer_bytes);
   set_guards(in.memory.bytes, in.round);
-  const Op op{.kind = MemberOpKind::kAwaitRound, .peer = link.peer, .buffer = in.id.number};
+  const PendingOp op{
+      .kind = MemberOpKind::kAwaitRound, .peer = session.peer, .buffer = in.id.number};
   auto expected = in.counter->expect(in.round.counts(), track(op));
   in.expectation = accepted(expected, "an expectation") ? *expected : OpId{};
 }
 
-Member::Inbound* Member::inbound(Link& link, uint32_t number) {
-  if (link.in.id.number == number) return &link.in;
+Member::Inbound* Member::inbound(MemberSession& session, uint32_t number) {
+  if (session.in.id.number == number) return &session.in;
   const auto it =
-      std::ranges::find(link.old, number, [](const Inbound& in) { return in.id.number; });
-  return it == link.old.end() ? nullptr : &*it;
+      std::ranges::find(session.old, number, [](const Inbound& in) { return in.id.number; });
+  return it == session.old.end() ? nullptr : &*it;
 }
 
-void Member::round_completed(Link& link, const Op& op, const Event& event) {
-  Inbound* in = inbound(link, op.buffer);
+void Member::round_completed(MemberSession& session, const PendingOp& op, const Event& event) {
+  Inbound* in = inbound(session, op.buffer);
   if (in == nullptr) return violation("a round of an unknown buffer");
   in->expectation = {};
   if (event.code != Errc::kOk) {
-    // A split write of which only a part arrived before the session closed poisons the key. If the
-    // session stays open no further round completes, and the cluster times out.
+    // A split write of which only a part arrived before the session closed poisons the counter key.
+    // If the session stays open no further round completes, and the cluster times out.
     const bool excused = event.code == Errc::kPeerLost || event.code == Errc::kAborted ||
-                         (event.code == Errc::kCancelled && in != &link.in);
+                         (event.code == Errc::kCancelled && in != &session.in);
     if (!excused) {
       violation("a round completed with " + std::string(to_string(event.code)) + ", " +
                 text_of(in->id));
@@ -154,10 +162,10 @@ void Member::round_completed(Link& link, const Op& op, const Event& event) {
   if (in->closed) return;
   check_round(*in);
   // A buffer that is being revoked gets no further round.
-  if (in != &link.in || link.lost) return;
+  if (in != &session.in || session.lost) return;
   ++in->number;
-  begin_inbound(link, *in);
-  ++link.credits_owed;
+  begin_inbound(session, *in);
+  ++session.credits_owed;
 }
 
 void Member::check_round(const Inbound& in) {
@@ -215,37 +223,37 @@ void Member::close_inbound(Inbound& in) {
   stamp(fenced_memory_.back().memory.bytes, fenced_memory_.back().poison);
 }
 
-void Member::revoke(Link& link) {
-  const BufferId id = link.in.id;
-  if (link.in.expectation) (void)engine_.cancel(link.in.expectation);
-  link.old.push_back(std::move(link.in));
-  const RegionId region = link.old.back().memory.region->id();
-  const Op op{.kind = MemberOpKind::kRevoke, .peer = link.peer, .buffer = id.number};
+void Member::revoke(MemberSession& session) {
+  const BufferId id = session.in.id;
+  if (session.in.expectation) (void)engine_.cancel(session.in.expectation);
+  session.old.push_back(std::move(session.in));
+  const RegionId region = session.old.back().memory.region->id();
+  const PendingOp op{.kind = MemberOpKind::kRevoke, .peer = session.peer, .buffer = id.number};
   accepted(
       engine_.submit(Deregister{.region = region, .timeout = kRevokeTimeout, .notify = track(op)}),
       "a revocation");
-  link.in = {};
-  open_buffer(link);
+  session.in = {};
+  open_buffer(session);
 }
 
-void Member::revoked(Link& link, const Op& op, const Event& event) {
-  Inbound* in = inbound(link, op.buffer);
+void Member::revoked(MemberSession& session, const PendingOp& op, const Event& event) {
+  Inbound* in = inbound(session, op.buffer);
   if (in == nullptr) return violation("a revocation of an unknown buffer");
-  if (event.code == Errc::kOk) return revocation_proved(link, *in);
+  if (event.code == Errc::kOk) return revocation_proved(session, *in);
   // Not proved in time: the memory is not touched until the proof arrives.
   in->revocation = event.op;
   if (event.code == Errc::kTimeout && event.remote == Remote::kUnknown) return;
   violation("a revocation completed with " + std::string(to_string(event.code)));
 }
 
-void Member::revocation_proved(Link& link, Inbound& in) {
+void Member::revocation_proved(MemberSession& session, Inbound& in) {
   // Memory from allocate() is freed with its registration; other memory can still be checked.
   const bool freed = in.memory.own.empty() && !in.memory.block;
   in.memory.region.reset();
   if (freed) in.memory = {};
   close_inbound(in);
-  report("revoked " + std::to_string(link.member.slot) + " " +
-         std::to_string(link.member.generation) + " ok");
+  report("revoked " + std::to_string(session.member.slot) + " " +
+         std::to_string(session.member.generation) + " ok");
 }
 
 /// The writer has reported its totals, and the counts agree with them.
@@ -260,17 +268,17 @@ bool Member::reconciled(const Inbound& in) {
   return counted >= in.delivered;
 }
 
-void Member::send_credits(Link& link) {
-  if (link.lost || !link.credit_key) return;
-  for (; link.credits_owed > 0; --link.credits_owed) {
-    const Op op{.kind = MemberOpKind::kCredit, .peer = link.peer};
-    const CounterKey key = link.credit_key;
+void Member::send_credits(MemberSession& session) {
+  if (session.lost || !session.credit_key) return;
+  for (; session.credits_owed > 0; --session.credits_owed) {
+    const PendingOp op{.kind = MemberOpKind::kCredit, .peer = session.peer};
+    const CounterKey key = session.credit_key;
     if (!accepted(
-            engine_.submit(Signal{.group = link.group, .keys = {&key, 1}, .notify = track(op)}),
+            engine_.submit(Signal{.group = session.group, .keys = {&key, 1}, .notify = track(op)}),
             "a credit")) {
       return;
     }
-    ++link.credits_sent;
+    ++session.credits_sent;
   }
 }
 
@@ -289,21 +297,23 @@ void Member::check_fenced_memory(size_t keep) {
 
 // The writer's side
 
-void Member::new_buffer(Link& link, const PeerMessage& message, std::span<const std::byte> desc) {
+void Member::new_buffer(MemberSession& session, const PeerMessage& message,
+                        std::span<const std::byte> desc) {
   Outbound next;
-  next.id = {.writer = options_.self, .owner = link.member, .number = message.number};
+  next.id = {.writer = options_.self, .owner = session.member, .number = message.number};
   next.key = CounterKey::from_wire(message.key);
   next.buffer_bytes = message.buffer_bytes;
   next.credit_base = message.credits;
-  const Outbound* last = link.next ? &*link.next : link.out.key ? &link.out : nullptr;
+  const Outbound* last = session.next ? &*session.next : session.out.key ? &session.out : nullptr;
   if (last != nullptr && last->id.number > message.number) {
     // Its replacement arrived first: nothing was written there.
-    send(link, {.kind = PeerMessage::kBufferClosed, .number = message.number});
+    send(session, {.kind = PeerMessage::kBufferClosed, .number = message.number});
     return;
   }
-  if (link.next) send(link, {.kind = PeerMessage::kBufferClosed, .number = link.next->id.number});
+  if (session.next)
+    send(session, {.kind = PeerMessage::kBufferClosed, .number = session.next->id.number});
   scoreboard_.open(next.id);
-  if (auto region = engine_.import_region(link.peer, desc)) {
+  if (auto region = engine_.import_region(session.peer, desc)) {
     next.region = *region;
   } else {
     // Revoked before its descriptor arrived; a replacement follows, or the peer is lost.
@@ -312,44 +322,45 @@ void Member::new_buffer(Link& link, const PeerMessage& message, std::span<const 
       violation("import: " + std::string(to_string(region.error().code)));
     }
   }
-  link.next = std::move(next);
+  session.next = std::move(next);
 }
 
-void Member::advance_outbound(Link& link) {
-  Outbound& out = link.out;
-  if (link.lost || out.pending > 0) return;
-  const bool ends = link.next.has_value() || draining_;
+void Member::advance_outbound(MemberSession& session) {
+  Outbound& out = session.out;
+  if (session.lost || out.pending > 0) return;
+  const bool ends = session.next.has_value() || draining_;
   if (out.key && ends && !out.reported) {
     out.reported = true;
-    send(link, {.kind = PeerMessage::kBufferClosed,
-                .number = out.id.number,
-                .delivered = out.delivered,
-                .unknown = out.unknown});
+    send(session, {.kind = PeerMessage::kBufferClosed,
+                   .number = out.id.number,
+                   .delivered = out.delivered,
+                   .unknown = out.unknown});
   }
-  if (link.next) {
-    link.out = *std::move(link.next);
-    link.next.reset();
+  if (session.next) {
+    session.out = *std::move(session.next);
+    session.next.reset();
     return;
   }
-  const bool may = out.key && link.credits_received >= out.credit_base + out.number;
-  if (may && !out.aborted && !draining_) write_round(link);
+  const bool may = out.key && session.credits_received >= out.credit_base + out.number;
+  if (may && !out.aborted && !draining_) write_round(session);
 }
 
-void Member::write_round(Link& link) {
-  Outbound& out = link.out;
+void Member::write_round(MemberSession& session) {
+  Outbound& out = session.out;
   const TrafficRound round = draw_round(out.id, out.number, out.buffer_bytes);
   for (uint32_t i = 0; i < round.writes.size(); ++i) {
     const RoundWrite& write = round.writes[i];
-    stamp(link.source.bytes.subspan(write.source, write.bytes), name_of(out.id, out.number, i));
+    stamp(session.source.bytes.subspan(write.source, write.bytes), name_of(out.id, out.number, i));
   }
-  Op op{.kind = MemberOpKind::kWrite, .peer = link.peer, .buffer = out.id.number, .counts = 1};
+  PendingOp op{
+      .kind = MemberOpKind::kWrite, .peer = session.peer, .buffer = out.id.number, .counts = 1};
   ++out.number;
   if (!round.source_pages.empty()) {
     op.counts = round.writes.size();
     scoreboard_.begin(out.id, op.counts);
     const bool taken = accepted(
         engine_.submit(PagedWrite{
-            .source = link.source.region->id(),
+            .source = session.source.region->id(),
             .source_pages = {.indices = round.source_pages, .stride_bytes = round.stride_bytes},
             .target = out.region,
             .target_pages = {.indices = round.target_pages, .stride_bytes = round.stride_bytes},
@@ -365,27 +376,28 @@ void Member::write_round(Link& link) {
     const RoundWrite& write = round.writes[i % round.writes.size()];
     scoreboard_.begin(out.id, 1);
     op.long_write = is_long(write.bytes);
-    if (op.long_write) long_writes(link).fetch_add(1);
-    const bool taken = accepted(engine_.submit(Write{.source = link.source.region->at(write.source),
-                                                     .target = out.region.at(write.target),
-                                                     .size_bytes = write.bytes,
-                                                     .imm = out.key,
-                                                     .unsplit = round.unsplit,
-                                                     .notify = track(op)}),
-                                "a write");
-    if (op.long_write && !taken) long_writes(link).fetch_sub(1);
+    if (op.long_write) long_writes(session).fetch_add(1);
+    const bool taken =
+        accepted(engine_.submit(Write{.source = session.source.region->at(write.source),
+                                      .target = out.region.at(write.target),
+                                      .size_bytes = write.bytes,
+                                      .imm = out.key,
+                                      .unsplit = round.unsplit,
+                                      .notify = track(op)}),
+                 "a write");
+    if (op.long_write && !taken) long_writes(session).fetch_sub(1);
     out.pending += taken ? 1 : 0;
     out.aborted = out.aborted || !taken;
   }
 }
 
-std::atomic<uint64_t>& Member::long_writes(const Link& link) {
-  return scoreboard_.pair[options_.self.slot][link.member.slot].long_writes;
+std::atomic<uint64_t>& Member::long_writes(const MemberSession& session) {
+  return scoreboard_.pair[options_.self.slot][session.member.slot].long_writes;
 }
 
-void Member::write_completed(Link& link, const Op& op, const Event& event) {
-  Outbound& out = link.out;
-  if (op.long_write) long_writes(link).fetch_sub(1);
+void Member::write_completed(MemberSession& session, const PendingOp& op, const Event& event) {
+  Outbound& out = session.out;
+  if (op.long_write) long_writes(session).fetch_sub(1);
   if (out.id.number != op.buffer || out.pending == 0) return violation("a write of an old buffer");
   --out.pending;
   if (event.parts_failed > op.counts || event.parts_unknown > event.parts_failed) {
@@ -401,15 +413,15 @@ void Member::write_completed(Link& link, const Op& op, const Event& event) {
             to_string(event.remote) + ", " + text_of(out.id));
 }
 
-void Member::await_credit(Link& link) {
-  const Op op{.kind = MemberOpKind::kAwaitCredit, .peer = link.peer};
-  accepted(link.credits->expect(1, track(op), Timeout::forever()), "the wait for a credit");
+void Member::await_credit(MemberSession& session) {
+  const PendingOp op{.kind = MemberOpKind::kAwaitCredit, .peer = session.peer};
+  accepted(session.credits->expect(1, track(op), Timeout::forever()), "the wait for a credit");
 }
 
-void Member::credit_received(Link& link, const Event& event) {
+void Member::credit_received(MemberSession& session, const Event& event) {
   if (event.code == Errc::kOk) {
-    ++link.credits_received;
-    if (!link.lost) await_credit(link);
+    ++session.credits_received;
+    if (!session.lost) await_credit(session);
   } else if (event.code != Errc::kPeerLost) {
     violation("a wait for a credit completed with " + std::string(to_string(event.code)));
   }

@@ -109,7 +109,8 @@ void a_receiver_dies_at_any_step(const sim::NicModel& model, bool lose_acks = fa
       const auto& op = cluster.auditor->ops[i];
       for (const auto& part : op.parts) {
         const bool survivor = part.target_engine != &cluster.b().engine;
-        EXPECT_TRUE(!survivor || part.remote == Remote::kDelivered) << "of a survivor";
+        EXPECT_TRUE(!survivor || part.remote == Remote::kDelivered)
+            << "a write to a survivor was not delivered";
         unknown += part.remote == Remote::kUnknown;
         not_delivered += part.remote == Remote::kNotDelivered;
       }
@@ -122,7 +123,7 @@ void a_receiver_dies_at_any_step(const sim::NicModel& model, bool lose_acks = fa
       if (i >= cluster.others[0]) {
         // Jitter may be drawn in another order; any waiting for the dead would be far longer.
         EXPECT_LE(op.completed, undisturbed.ended[i] + 50us)
-            << "operation " << i << " was delayed by the dead";
+            << "operation " << i << " was delayed by the crashed peer";
       }
     }
     ASSERT_TRUE(cluster.world.run_until([&] { return cluster.seen_c.find(7) != nullptr; }, 10s));
@@ -209,7 +210,7 @@ void dies_during(const std::function<void(CrashPair&)>& begin,
     EXPECT_LE(two.world.now(), started + two.bound());
     check(two, *two.seen.find(1));
     two.world.run_for(5s);
-    EXPECT_EQ(std::ranges::count(two.seen.events, 1u, &Event::tag), 1) << "it ends once";
+    EXPECT_EQ(std::ranges::count(two.seen.events, 1u, &Event::tag), 1) << "it must complete once";
     EXPECT_EQ(two.a.engine.stats().ops_in_flight, 0u) << two.a.engine.dump();
     two.works_with_successor();
     if (testing::Test::HasFailure()) return;
@@ -235,7 +236,7 @@ TEST(Crash, DuringConnectEndsWhatWaitedForIt) {
                 } else if (event.remote == Remote::kNotDelivered) {
                   std::ranges::fill(two.b.bytes(), std::byte{0});
                   two.world.run_for(1s);
-                  EXPECT_TRUE(untouched(two.b.bytes())) << "landed after the end";
+                  EXPECT_TRUE(untouched(two.b.bytes())) << "landed after the completion";
                 }
                 // Never reached, dead, or no answer before the deadline.
                 EXPECT_TRUE(event.code == Errc::kOk || event.code == Errc::kUnreachable ||
@@ -279,7 +280,7 @@ void start_writes_of_b(CrashPair& two, uint64_t content) {
 void nothing_lands(CrashPair& two, std::span<std::byte> memory) {
   std::ranges::fill(memory, std::byte{0});
   two.world.run_for(3s);
-  EXPECT_TRUE(untouched(memory)) << "after the proof";
+  EXPECT_TRUE(untouched(memory)) << "a write landed after the proof";
 }
 
 TEST(Crash, DuringAFenceIsAsGoodAsAnAnswer) {
@@ -363,7 +364,7 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
       ASSERT_TRUE(two.world.run_until(gone, 10s));
       const Nanos lost = two.world.now();
       ASSERT_TRUE(two.world.run_until(reported, 100ms))
-          << "its last counts are not waited for longer";
+          << "the wait for its last counts is too long";
       if (!early) {
         ASSERT_TRUE(two.b.engine.submit(fence));
       }

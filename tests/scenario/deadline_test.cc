@@ -120,7 +120,7 @@ TEST_F(Deadline, OfWritesThatTheNicNeverTakes) {
   auditor.write(three.to_b, 150'000, {.timeout = 300ms});
   auditor.pages(three.to_b, 10, 4096, {.timeout = 400ms});
   auditor.write(three.to_c, 1000, {.timeout = 500ms});
-  ASSERT_TRUE(delivers(three.world, three.b, three.c, 3)) << "others have nothing to do with it";
+  ASSERT_TRUE(delivers(three.world, three.b, three.c, 3)) << "other paths must not be affected";
   run_until_complete(three.world, auditor);
   ASSERT_NO_FATAL_FAILURE(auditor.check());
   auditor.check_keys();
@@ -131,7 +131,7 @@ TEST_F(Deadline, OfWritesThatTheNicNeverTakes) {
   }
   three.happens(Fault::take_posts(kA));
   EXPECT_TRUE(delivers(three.world, three.a, three.b, 4));
-  EXPECT_EQ(logged("a path broke") + logged("does not drain"), 0u) << "the paths were innocent";
+  EXPECT_EQ(logged("a path broke") + logged("does not drain"), 0u) << "a working path was closed";
 }
 
 TEST_F(Deadline, OfOneWriteTheNicDoesNotTakeSparesThoseAfterIt) {
@@ -150,7 +150,7 @@ TEST_F(Deadline, OfOneWriteTheNicDoesNotTakeSparesThoseAfterIt) {
   ASSERT_NO_FATAL_FAILURE(auditor.check());
   for (size_t i = 1; i < auditor.ops.size(); ++i) {
     EXPECT_TRUE(auditor.ops[i].ok()) << i;
-    EXPECT_LE(auditor.ops[i].completed, taken + 1ms) << "no other path had to be found";
+    EXPECT_LE(auditor.ops[i].completed, taken + 1ms) << "the write waited for another path";
   }
   EXPECT_EQ(three.a.engine.stats().tx.retried, 0u);
 }
@@ -166,7 +166,7 @@ TEST_F(Deadline, WithOneNicThatTakesNothingTheOtherCarriesOn) {
   run_until_complete(three.world, auditor);
   ASSERT_NO_FATAL_FAILURE(auditor.check());
   auditor.check_keys();
-  EXPECT_EQ(auditor.ops[0].event.remote, Remote::kUnknown) << "half of it has counted";
+  EXPECT_EQ(auditor.ops[0].event.remote, Remote::kUnknown) << "half of the write was counted";
   EXPECT_EQ(auditor.ops[1].event.parts_failed, 5u);
   EXPECT_EQ(auditor.ops[1].event.parts_unknown, 0u);
 }
@@ -209,7 +209,7 @@ class Stuck : public Deadline {
         const bool guilty = std::ranges::count(kGuilty, i) > 0;
         // Without an account of what arrived nothing is sent twice: innocents may end unknown.
         const bool gave_up = !model.exact_replay && op.event.code == Errc::kRailLost;
-        EXPECT_TRUE(guilty || op.ok() || gave_up) << "innocent operation " << i;
+        EXPECT_TRUE(guilty || op.ok() || gave_up) << "unaffected operation " << i;
         EXPECT_TRUE(op.ok() || gave_up || op.event.code == Errc::kTimeout)
             << to_string(op.event.code);
         EXPECT_TRUE(!sure || op.event.parts_unknown == 0) << "unknown parts of operation " << i;
@@ -364,7 +364,7 @@ TEST(Cancel, OfOneOperationLeavesTheOthersAlone) {
       for (size_t i = 0; i < pair.auditor.ops.size(); ++i) {
         EXPECT_TRUE(i == victim || pair.auditor.ops[i].ok()) << "operation " << i;
       }
-      EXPECT_LE(pair.auditor.ops[victim].completed, asked + 1ms) << "nothing delays it";
+      EXPECT_LE(pair.auditor.ops[victim].completed, asked + 1ms) << "the cancel was delayed";
       EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
       EXPECT_EQ(logged("an operation does not drain"), 0u);
       EXPECT_EQ(logged("a path broke"), 0u);
@@ -454,7 +454,7 @@ TEST(Cancel, AgainstTheLossOfEveryRailOfTheReceiver) {
     ends_well(pair, {Errc::kOk, Errc::kCancelled});
     pair.auditor.check_keys();
     for (const auto& op : pair.auditor.ops) {
-      EXPECT_LE(op.completed, asked + 1ms) << "what was cancelled does not wait for a path";
+      EXPECT_LE(op.completed, asked + 1ms) << "a cancelled operation waited for a path";
     }
     ASSERT_TRUE(pair.world.at(pair.world.now(), Fault::nic_up(kB, Fault::kAllRails)));
     EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
@@ -471,7 +471,7 @@ TEST(Cancel, AgainstABreakWhoseTargetDoesNotAnswer) {
     pair.cancel_all();
     ASSERT_TRUE(pair.world.run_until([&] { return pair.auditor.all_completed(); }, 60s));
     EXPECT_LE(pair.world.now(), asked + short_timeouts_config().drain_timeout + 1ms);
-    // It resumes, learns which keys are poisoned, and works again.
+    // It resumes, learns which counter keys are poisoned, and works again.
     ASSERT_TRUE(pair.world.at(pair.world.now() + 100ms, Fault::resume(kB)));
     pair.world.run_for(200ms);
     ends_well(pair, {Errc::kOk, Errc::kCancelled});

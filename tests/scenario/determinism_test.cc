@@ -17,7 +17,7 @@ uint64_t trace_of_a_busy_run(uint64_t seed) {
   Rng rng(7);  // the same workload for every seed: only the world differs
   std::vector<Host> hosts;
   for (uint32_t i = 0; i < 3; ++i) {
-    hosts.push_back(open_host(world, world.add_node(i + 1, sim::NicModel::efa_200g()), 1 << 20));
+    hosts.push_back(open_host(world, world.add_node(i + 1, srd_model()), 1 << 20));
   }
   for (uint32_t round = 0; round < 30; ++round) {
     const auto from = rng.below(3);

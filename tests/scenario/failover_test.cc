@@ -31,22 +31,22 @@ void expect_breaks() {
 
 /// A network that loses nothing for good: RC-like, two rails.
 sim::NicModel rc() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 10;  // slow enough that a fault hits writes in flight
   return model;
 }
 
-Config traffic_config() {
+Config transfers_config() {
   Config config = test_config();
   config.bulk_slice_bytes = 32'768;
   return config;
 }
 
 /// One of everything that counts, from one host to another.
-class Traffic {
+class CountedTransfers {
  public:
-  explicit Traffic(uint64_t seed, uint32_t rails = 2, const sim::NicModel& model = rc(),
-                   const Config& config = traffic_config())
+  explicit CountedTransfers(uint64_t seed, uint32_t rails = 2, const sim::NicModel& model = rc(),
+                            const Config& config = transfers_config())
       : world_({.seed = seed}),
         a_(open_host(world_, world_.add_node(rails, model), kSize, config)),
         b_(open_host(world_, world_.add_node(rails, model), kSize, config)),
@@ -155,56 +155,57 @@ class Traffic {
 
 /// Runs the test once for every event between the first submit and the last completion; the faults
 /// begin right after that event.
-void at_every_step(const std::function<void(Traffic&, uint64_t)>& break_at, uint64_t stride = 1) {
+void at_every_step(const std::function<void(CountedTransfers&, uint64_t)>& break_at,
+                   uint64_t stride = 1) {
   expect_breaks();
-  const auto [begin, end] = Traffic(test_seed()).span();
+  const auto [begin, end] = CountedTransfers(test_seed()).span();
   ASSERT_GT(end - begin, 50u);
   for (uint64_t at = begin; at <= end; at += stride) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    Traffic traffic(test_seed());
-    break_at(traffic, at);
-    traffic.submit();
-    traffic.everything_arrived_once();
+    CountedTransfers transfers(test_seed());
+    break_at(transfers, at);
+    transfers.submit();
+    transfers.everything_arrived_once();
     if (testing::Test::HasFailure()) return;
   }
 }
 
 TEST(Failover, ARailOfTheSenderGoesDownAtAnyStep) {
-  at_every_step([](Traffic& traffic, uint64_t at) {
-    ASSERT_TRUE(traffic.world().at_event(at, Fault::nic_down(kFrom, 0)));
+  at_every_step([](CountedTransfers& transfers, uint64_t at) {
+    ASSERT_TRUE(transfers.world().at_event(at, Fault::nic_down(kFrom, 0)));
   });
 }
 
 TEST(Failover, ARailOfTheTargetGoesDownAtAnyStep) {
-  at_every_step([](Traffic& traffic, uint64_t at) {
-    ASSERT_TRUE(traffic.world().at_event(at, Fault::nic_down(kTo, 1)));
+  at_every_step([](CountedTransfers& transfers, uint64_t at) {
+    ASSERT_TRUE(transfers.world().at_event(at, Fault::nic_down(kTo, 1)));
   });
 }
 
 TEST(Failover, TheSendersEndBreaksAtAnyStep) {
-  at_every_step([](Traffic& traffic, uint64_t at) {
-    ASSERT_TRUE(traffic.world().at_event(at, Fault::break_sender(kFrom, kTo, 0)));
+  at_every_step([](CountedTransfers& transfers, uint64_t at) {
+    ASSERT_TRUE(transfers.world().at_event(at, Fault::break_sender(kFrom, kTo, 0)));
   });
 }
 
 TEST(Failover, TheTargetsEndBreaksAtAnyStep) {
-  at_every_step([](Traffic& traffic, uint64_t at) {
-    ASSERT_TRUE(traffic.world().at_event(at, Fault::break_target(kFrom, kTo, 0)));
+  at_every_step([](CountedTransfers& transfers, uint64_t at) {
+    ASSERT_TRUE(transfers.world().at_event(at, Fault::break_target(kFrom, kTo, 0)));
   });
 }
 
 TEST(Failover, BothEndsBreakAtDifferentTimes) {
   for (const uint64_t apart : {1u, 7u, 40u}) {
     at_every_step(
-        [&](Traffic& traffic, uint64_t at) {
-          ASSERT_TRUE(traffic.world().at_event(at, Fault::break_sender(kFrom, kTo, 0)));
-          ASSERT_TRUE(traffic.world().at_event(at + apart, Fault::break_target(kFrom, kTo, 0)));
+        [&](CountedTransfers& transfers, uint64_t at) {
+          ASSERT_TRUE(transfers.world().at_event(at, Fault::break_sender(kFrom, kTo, 0)));
+          ASSERT_TRUE(transfers.world().at_event(at + apart, Fault::break_target(kFrom, kTo, 0)));
         },
         3);
     at_every_step(
-        [&](Traffic& traffic, uint64_t at) {
-          ASSERT_TRUE(traffic.world().at_event(at, Fault::break_target(kFrom, kTo, 1)));
-          ASSERT_TRUE(traffic.world().at_event(at + apart, Fault::break_sender(kFrom, kTo, 1)));
+        [&](CountedTransfers& transfers, uint64_t at) {
+          ASSERT_TRUE(transfers.world().at_event(at, Fault::break_target(kFrom, kTo, 1)));
+          ASSERT_TRUE(transfers.world().at_event(at + apart, Fault::break_sender(kFrom, kTo, 1)));
         },
         3);
   }
@@ -213,9 +214,9 @@ TEST(Failover, BothEndsBreakAtDifferentTimes) {
 TEST(Failover, BothRailsBreakOneAfterTheOther) {
   for (const uint64_t apart : {2u, 30u, 150u}) {
     at_every_step(
-        [&](Traffic& traffic, uint64_t at) {
-          ASSERT_TRUE(traffic.world().at_event(at, Fault::break_sender(kFrom, kTo, 0)));
-          ASSERT_TRUE(traffic.world().at_event(at + apart, Fault::break_sender(kFrom, kTo, 1)));
+        [&](CountedTransfers& transfers, uint64_t at) {
+          ASSERT_TRUE(transfers.world().at_event(at, Fault::break_sender(kFrom, kTo, 0)));
+          ASSERT_TRUE(transfers.world().at_event(at + apart, Fault::break_sender(kFrom, kTo, 1)));
         },
         5);
   }
@@ -223,9 +224,9 @@ TEST(Failover, BothRailsBreakOneAfterTheOther) {
 
 TEST(Failover, ABreakDuringTheReplay) {
   at_every_step(
-      [](Traffic& traffic, uint64_t at) {
+      [](CountedTransfers& transfers, uint64_t at) {
         for (const uint64_t later : {0, 10, 20, 40, 80, 160}) {
-          ASSERT_TRUE(traffic.world().at_event(
+          ASSERT_TRUE(transfers.world().at_event(
               at + later, later / 10 % 2 == 0 ? Fault::break_sender(kFrom, kTo, 0)
                                               : Fault::break_target(kFrom, kTo, 1)));
         }
@@ -235,16 +236,16 @@ TEST(Failover, ABreakDuringTheReplay) {
 
 TEST(Failover, AcknowledgementsLostAfterDelivery) {
   at_every_step(
-      [](Traffic& traffic, uint64_t at) {
-        ASSERT_TRUE(traffic.world().at_event(at, Fault::lose_acks(kFrom, kTo, 0)));
+      [](CountedTransfers& transfers, uint64_t at) {
+        ASSERT_TRUE(transfers.world().at_event(at, Fault::lose_acks(kFrom, kTo, 0)));
       },
       3);
 }
 
 TEST(Failover, LandedButNotCounted) {
   at_every_step(
-      [](Traffic& traffic, uint64_t at) {
-        ASSERT_TRUE(traffic.world().at_event(at, Fault::receiver_not_ready(kTo, 1)));
+      [](CountedTransfers& transfers, uint64_t at) {
+        ASSERT_TRUE(transfers.world().at_event(at, Fault::receiver_not_ready(kTo, 1)));
       },
       3);
 }
@@ -252,8 +253,8 @@ TEST(Failover, LandedButNotCounted) {
 TEST(Failover, ACutLinkThatHealsInTimeAndOneThatDoesNot) {
   for (const Nanos lasts : {Nanos(100ms), Nanos(2s)}) {
     at_every_step(
-        [&](Traffic& traffic, uint64_t at) {
-          sim::World& world = traffic.world();
+        [&](CountedTransfers& transfers, uint64_t at) {
+          sim::World& world = transfers.world();
           ASSERT_TRUE(world.at_event(at, Fault::cut(kFrom, kTo, 0)));
           ASSERT_TRUE(world.at(world.now() + lasts, Fault::heal(kFrom, kTo, 0)));
         },
@@ -264,8 +265,8 @@ TEST(Failover, ACutLinkThatHealsInTimeAndOneThatDoesNot) {
 TEST(Failover, PartitionAndHeal) {
   for (const Nanos lasts : {Nanos(100ms), Nanos(3s)}) {
     at_every_step(
-        [&](Traffic& traffic, uint64_t at) {
-          sim::World& world = traffic.world();
+        [&](CountedTransfers& transfers, uint64_t at) {
+          sim::World& world = transfers.world();
           ASSERT_TRUE(world.at_event(at, Fault::cut(kFrom, kTo)));
           ASSERT_TRUE(world.at(world.now() + lasts, Fault::heal(kFrom, kTo)));
         },
@@ -275,18 +276,18 @@ TEST(Failover, PartitionAndHeal) {
 
 TEST(Failover, AWrongKeyBreaksTheConnectionOfInnocents) {
   expect_breaks();
-  const auto [begin, end] = Traffic(test_seed()).span();
+  const auto [begin, end] = CountedTransfers(test_seed()).span();
   for (uint64_t at = begin; at <= end; at += 5) {
     SCOPED_TRACE("after event " + std::to_string(at));
-    Traffic traffic(test_seed());
-    ASSERT_TRUE(traffic.world().at_event(at, Fault::wrong_key(kFrom, kTo, 0)));
-    traffic.submit();
-    const auto waited = traffic.a().engine.wait(traffic.batch(), 60s);
-    if (traffic.world().faults(Fault::Kind::kWrongKey) == 0 || waited) continue;
+    CountedTransfers transfers(test_seed());
+    ASSERT_TRUE(transfers.world().at_event(at, Fault::wrong_rkey(kFrom, kTo, 0)));
+    transfers.submit();
+    const auto waited = transfers.a().engine.wait(transfers.batch(), 60s);
+    if (transfers.world().faults(Fault::Kind::kWrongRkey) == 0 || waited) continue;
     // One work request was refused; only its operation fails, and reports why.
     EXPECT_EQ(waited.error().code, Errc::kRemoteAccess);
     std::array<Failure, 8> failures;
-    const uint32_t n = traffic.batch().failures(failures);
+    const uint32_t n = transfers.batch().failures(failures);
     ASSERT_EQ(n, 1u);
     EXPECT_EQ(failures[0].code, Errc::kRemoteAccess);
   }
@@ -346,7 +347,7 @@ TEST(Failover, TheLossOfAPeerCompletesWhatIsInDoubtWithItAndNothingElse) {
   EXPECT_EQ(setup.seen.events[0].tag, 1u);
   EXPECT_EQ(setup.seen.events[0].code, Errc::kPeerLost);
   EXPECT_LE(setup.world.now(), died + short_timeouts_config().lost_timeout + 1ms);
-  EXPECT_EQ(setup.seen.count(), 1u) << "the other is still asked";
+  EXPECT_EQ(setup.seen.count(), 1u) << "the other path still waits for its drain report";
 
   setup.happens(Fault::resume(2));
   ASSERT_TRUE(setup.world.run_until([&] { return setup.seen.count() > 1; }, 1s));

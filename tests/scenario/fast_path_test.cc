@@ -28,8 +28,8 @@ void expect_breaks() {
 TEST(FastPath, UsesTheRkeyOfTheRailThatThePathLeadsTo) {
   expect_breaks();
   sim::World world({.seed = seeds(1)[0]});
-  Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096);
-  Host to = open_host(world, world.add_node(2, sim::NicModel::connectx7()), 4096);
+  Host from = open_host(world, world.add_node(1, rc_model()), 4096);
+  Host to = open_host(world, world.add_node(2, rc_model()), 4096);
   const RemoteHost remote = connect(from, to);
   Counter counter = *to.engine.make_counter();
   const auto write = [&](uint64_t seed) {
@@ -59,8 +59,8 @@ TEST(FastPath, PostBatchesOfABrokenPathArriveOnce) {
   constexpr uint32_t kWrites = 256;
   for (const Nanos when : {1us, 2us, 3us, 5us, 8us}) {
     sim::World world({.seed = seeds(1)[0]});
-    Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 1 << 16);
-    Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 1 << 16);
+    Host from = open_host(world, world.add_node(1, rc_model()), 1 << 16);
+    Host to = open_host(world, world.add_node(1, rc_model()), 1 << 16);
     const RemoteHost remote = connect(from, to);
     Counter counter = *to.engine.make_counter();
     Batch batch = *from.engine.make_batch();
@@ -93,8 +93,8 @@ TEST(FastPath, WatchesTheEarliestDeadlineOfAPostBatch) {
   sim::World world({.seed = seeds(1)[0]});
   Config config;
   config.drain_timeout = 20ms;
-  Host from = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
-  Host to = open_host(world, world.add_node(1, sim::NicModel::connectx7()), 4096, config);
+  Host from = open_host(world, world.add_node(1, rc_model()), 4096, config);
+  Host to = open_host(world, world.add_node(1, rc_model()), 4096, config);
   const RemoteHost remote = connect(from, to);
   Counter counter = *to.engine.make_counter();
   const auto write = [&](Batch& batch, Timeout timeout) {

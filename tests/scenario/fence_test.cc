@@ -27,7 +27,7 @@ enum class Access { kOpen, kGrant };
 
 sim::NicModel model_of(FenceKind kind) {
   const bool connected = kind == FenceKind::kLocal || kind == FenceKind::kHost;
-  sim::NicModel model = connected ? sim::NicModel::connectx7() : sim::NicModel::efa_200g();
+  sim::NicModel model = connected ? rc_model() : srd_model();
   model.gbit_per_s = 4;
   model.path_depth = 24;  // the rest is queued
   model.fence = kind;
@@ -74,9 +74,9 @@ class FenceSetup {
     const PeerId to = *from.engine.connect(owner.engine.address());
     await_connected(world, from, to);
     EXPECT_TRUE(world.run_until([&] { return bool(session_with(owner, node)); }, 1s));
-    const auto desc = access == Access::kOpen ? owner.memory.desc()
-                                              : owner.memory.grant(session_with(owner, node));
-    return {to, *from.engine.import_region(to, *desc)};
+    const auto desc = access == Access::kOpen ? *owner.memory.desc()
+                                              : owner.memory.grant(session_with(owner, node))->desc;
+    return {to, *from.engine.import_region(to, desc)};
   }
 
   /// Both write, each into its own half.
@@ -108,8 +108,8 @@ class FenceSetup {
     happens(Fault::delay(kWriter, 0s));
     world.run_for(1us);
     const Traffic tx = writer.engine.peer_stats().at(0).tx;
-    ASSERT_GT(tx.posted, 10u) << "the test needs writes that are on their way,";
-    ASSERT_GT(tx.queued, 50u) << "and some that are not";
+    ASSERT_GT(tx.posted, 10u) << "the test needs writes in flight";
+    ASSERT_GT(tx.queued, 50u) << "the test needs writes that are not posted yet";
   }
   void resume_writer() { happens(Fault::resume(kWriter)); }
 
@@ -145,7 +145,7 @@ class FenceSetup {
   void writer_ended() {
     EXPECT_TRUE(world.run_until([&] { return batch->pending() == 0; }, 40s))
         << writer.engine.dump();
-    EXPECT_EQ(ended.count(), kWrites) << "each once";
+    EXPECT_EQ(ended.count(), kWrites) << "each write must complete once";
     for (const Event& event : ended.events) {
       EXPECT_TRUE(event.code == Errc::kOk || event.code == Errc::kPeerLost)
           << to_string(event.code);
@@ -188,8 +188,8 @@ class FenceSetup {
 };
 
 /// Fails in the step in which a byte lands that must not.
-EachStep watch(FenceSetup& setup) {
-  return EachStep(setup.world, [&setup, failed = false]() mutable {
+sim::Hook watch(FenceSetup& setup) {
+  return setup.world.each_step([&setup, failed = false]() mutable {
     if (!setup.reused || failed || setup.intact()) return;
     failed = true;
     ADD_FAILURE() << "a write landed after the fence, at " << setup.world.now().count() << " ns";
@@ -201,7 +201,7 @@ EachStep watch(FenceSetup& setup) {
 void zombie_is_shut_out(FenceKind kind, Access access) {
   FenceSetup setup(kind, access);
   setup.guard();
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.load();
   setup.stop_writer();
   setup.fence(1);
@@ -209,7 +209,7 @@ void zombie_is_shut_out(FenceKind kind, Access access) {
   EXPECT_EQ(event.code, Errc::kOk);
   EXPECT_EQ(event.remote, Remote::kDelivered);
   EXPECT_EQ(event.peer, setup.peer);
-  EXPECT_LE(setup.world.now(), Nanos(2s)) << "a grace for the peer, then no more waiting";
+  EXPECT_LE(setup.world.now(), Nanos(2s)) << "the fence waited beyond the grace period";
   EXPECT_EQ(setup.owner.engine.peer_info(setup.peer)->state, PeerState::kFenced);
   setup.world.run_for(4s);  // what was on the wire arrives
   setup.resume_writer();
@@ -217,7 +217,7 @@ void zombie_is_shut_out(FenceKind kind, Access access) {
   setup.world.run_for(2s);
   EXPECT_TRUE(setup.intact());
   setup.innocents_arrived();
-  EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 0u) << "the proof was there already";
+  EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 0u) << "the proof was reported twice";
   setup.reused = false;
   setup.meets_again(access);
 }
@@ -230,7 +230,7 @@ TEST(FencedZombie, ByTheKeysThatOnlyItHad) {
 
 TEST(FencedZombie, WithAnOpenDescriptorOnlyTheEndOfTheRegionIsProof) {
   FenceSetup setup(FenceKind::kRekey, Access::kOpen);
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.load();
   setup.stop_writer();
   const Nanos began = setup.world.now();
@@ -263,7 +263,7 @@ TEST(FencedZombie, WithoutAnyFenceOnlyItsOwnAnswerIsProof) {
     SCOPED_TRACE(answers);
     FenceSetup setup(FenceKind::kNone, Access::kGrant);
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     if (answers) {
       setup.world.run_for(100us);
@@ -303,13 +303,14 @@ void cooperates_at_any_step(FenceKind kind, Access access) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
     FenceSetup setup(kind, access);
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.world.run_until([&] { return setup.world.events() >= at; }, 1s);
     const Nanos began = setup.world.now();
     setup.fence(1);
     EXPECT_EQ(setup.await_fence(1).code, Errc::kOk);
-    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "it answers: no timeout is waited for";
+    EXPECT_LE(setup.world.now() - began, Nanos(10ms))
+        << "the peer answers: there must be no wait for a timeout";
     setup.writer_ended();
     EXPECT_EQ(setup.batch->unknown(), 0u) << "what was posted has drained";
     setup.innocents_arrived();
@@ -338,7 +339,7 @@ TEST(FencedPeer, StoppedAtAnyStepOfTheFence) {
       const Access access = kind == FenceKind::kRekey ? Access::kGrant : Access::kOpen;
       FenceSetup setup(kind, access);
       setup.guard();
-      const EachStep check = watch(setup);
+      const sim::Hook check = watch(setup);
       setup.load();
       setup.world.run_for(50us);
       ASSERT_TRUE(setup.world.at_event(setup.world.events() + after, Fault::stop(kWriter)));
@@ -365,7 +366,7 @@ TEST(FencedPeer, ThatIsLostNeedsNoAnswer) {
     SCOPED_TRACE(to_string(kind));
     FenceSetup setup(kind, kind == FenceKind::kRekey ? Access::kGrant : Access::kOpen);
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.stop_writer();
     const auto lost = [&] {
@@ -409,7 +410,7 @@ TEST(FencedPeer, ThatHasNeverAnsweredIsOutAtOnce) {
 TEST(FencedPeer, TwiceAtOnceIsBusyAndTheFirstGoesOn) {
   FenceSetup setup(FenceKind::kLocal, Access::kOpen);
   setup.guard();
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.load();
   setup.stop_writer();
   setup.fence(1);
@@ -418,7 +419,7 @@ TEST(FencedPeer, TwiceAtOnceIsBusyAndTheFirstGoesOn) {
   EXPECT_EQ(setup.fenced.find(1), nullptr);
   EXPECT_EQ(setup.await_fence(1).code, Errc::kOk);
   setup.fence(3);
-  EXPECT_EQ(setup.await_fence(3).code, Errc::kOk) << "it is out, and stays out";
+  EXPECT_EQ(setup.await_fence(3).code, Errc::kOk) << "a fenced peer must stay fenced";
   setup.resume_writer();
   setup.writer_ended();
   setup.world.run_for(1s);
@@ -445,12 +446,12 @@ TEST(LateProof, ComesAsAnEventAfterAFenceThatHadNoTimeForIt) {
     EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 0u);
     const auto proved = [&] { return setup.seen.count(EventKind::kFenceProved) > 0; };
     ASSERT_TRUE(setup.world.run_until(proved, 10s));
-    EXPECT_GE(setup.world.now() - began, Nanos(2s)) << "no proof came before";
+    EXPECT_GE(setup.world.now() - began, Nanos(2s)) << "the proof came too early";
     const auto proof = std::ranges::find(setup.seen.events, EventKind::kFenceProved, &Event::kind);
     EXPECT_EQ(proof->op, fence);
     EXPECT_EQ(proof->peer, setup.peer);
     setup.reuse();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.resume_writer();
     setup.writer_ended();
     setup.world.run_for(3s);
@@ -505,7 +506,8 @@ TEST(LateProof, OfAKeyThatWasNeverUsedIsWaitedForAsWell) {
   const Nanos began = setup.world.now();
   setup.fence(1, 20s);
   EXPECT_EQ(setup.await_fence(1).code, Errc::kOk);
-  EXPECT_GE(setup.world.now() - began, Nanos(3s)) << "its grace period, then the proof of the rail";
+  EXPECT_GE(setup.world.now() - began, Nanos(3s))
+      << "proved before the grace period and the rail's proof";
   setup.happens(Fault::late_proof(kOwner, 0s));
   setup.happens(Fault::resume(kWriter));
 }
@@ -550,7 +552,7 @@ void fence_then_lands(const sim::NicModel& model) {
   ASSERT_TRUE(pair.b->engine.submit(
       Fence{.peer = pair.there, .timeout = 2s, .notify = pair.fenced.notify(1)}));
   pair.world.run_for(100ms);
-  EXPECT_EQ(pair.fenced.count(), 0u) << "something is held back at the sender";
+  EXPECT_EQ(pair.fenced.count(), 0u) << "proved while the sender still holds writes back";
   pair.happens(Fault::nic_down(0, 0));
   pair.world.run_for(1s);
   ASSERT_EQ(pair.fenced.count(), 1u);

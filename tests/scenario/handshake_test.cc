@@ -52,8 +52,9 @@ Config of_job(const std::string& key) {
 }
 
 TEST(WrongJob, IsReportedAtOnceAndEndsWhatWasSubmitted) {
-  using Keys = std::pair<const char*, const char*>;
-  for (const auto& [here, there] : {Keys{"blue", "red"}, Keys{"", "red"}, Keys{"blue", ""}}) {
+  using JobKeys = std::pair<const char*, const char*>;
+  for (const auto& [here, there] :
+       {JobKeys{"blue", "red"}, JobKeys{"", "red"}, JobKeys{"blue", ""}}) {
     SCOPED_TRACE(testing::Message() << "'" << here << "' to '" << there << "'");
     EventRecorder seen, ended;
     sim::World world;
@@ -143,7 +144,7 @@ TEST_F(ScriptedHandshake, OnlyAPeerThatKnowsThisIncarnationLearnsThatItsJobIsWro
     scripted.read();
   };
   hello(scripted.hello.to_incarnation + 1);
-  EXPECT_TRUE(scripted.frames.empty()) << "no answer to bytes that need no knowledge of us";
+  EXPECT_TRUE(scripted.frames.empty()) << "answered a hello for another incarnation";
   hello(scripted.hello.to_incarnation);
   const auto rejects = scripted.take(MessageType::kReject);
   ASSERT_EQ(rejects.size(), 1u);
@@ -184,7 +185,7 @@ TEST_F(ScriptedHandshake, APeerThatNeverAnswersIsGivenUpWithEverythingThatWaited
                                     .notify = ended.notify()}));
   world.run_for(28s);
   EXPECT_EQ(state(), PeerState::kConnecting);
-  EXPECT_GE(scripted.take(MessageType::kHello).size(), 25u) << "asked again and again";
+  EXPECT_GE(scripted.take(MessageType::kHello).size(), 25u) << "the hello was not repeated";
   world.run_for(2s);
   EXPECT_EQ(state(), PeerState::kLost);
   EXPECT_EQ(last_change(seen).code, Errc::kUnreachable);
@@ -224,7 +225,7 @@ TEST_F(ScriptedHandshake, AWelcomeThatComesTooLateIsAnsweredSo) {
   world.run_for(1ms);
   const auto byes = scripted.take(MessageType::kBye);
   ASSERT_FALSE(byes.empty());
-  EXPECT_EQ(byes.back().header.to_session, scripted.session) << "so that it knows which is meant";
+  EXPECT_EQ(byes.back().header.to_session, scripted.session) << "the goodbye must name the session";
   EXPECT_TRUE(engine.peers().empty());
 }
 
@@ -270,7 +271,7 @@ TEST_F(ScriptedHandshake, APeerThatBeganAndNeverWentOnIsForgotten) {
   EXPECT_GE(scripted.take(MessageType::kWelcome).size(), 25u);
   world.run_for(2s);
   EXPECT_TRUE(engine.peers().empty());
-  EXPECT_EQ(seen.count(EventKind::kPeer), 0u) << "no caller here had asked for it";
+  EXPECT_EQ(seen.count(EventKind::kPeer), 0u) << "no caller on this side asked for the session";
   EXPECT_FALSE(scripted.take(MessageType::kBye).empty());
 }
 
@@ -312,7 +313,7 @@ TEST(DisconnectInTheMiddle, EndsEverythingOneWayOrTheOther) {
     EXPECT_EQ(ended.events[0].code, why);
   }
   EXPECT_GT(failed, 0u);
-  EXPECT_GT(delivered, 0u) << "the test has to reach the end of the write too";
+  EXPECT_GT(delivered, 0u) << "no write was delivered: the test shows nothing";
 }
 
 TEST(SimultaneousOpens, UnderHeavyLossMeetInOneSession) {
@@ -352,7 +353,8 @@ class OtherSideFirst : public testing::Test {
 
 TEST_F(OtherSideFirst, TheNetworksThatWeAskForAreTaken) {
   const RemoteHost remote = connect(a, b, {.networks = {"slow"}});
-  EXPECT_EQ(a.engine.peers(), std::vector<PeerId>{remote.peer}) << "the session that is there";
+  EXPECT_EQ(a.engine.peers(), std::vector<PeerId>{remote.peer})
+      << "the existing session must be used";
   EXPECT_EQ(route(remote.peer), "slow");
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, remote, 1));
   world.run_for(1ms);
@@ -365,7 +367,7 @@ TEST_F(OtherSideFirst, ARouteInUseStaysAsItIs) {
   const RemoteHost remote = connect(a, b);
   ASSERT_NO_FATAL_FAILURE(expect_usable(a, b, remote, 1));
   EXPECT_EQ(*a.engine.connect(b.engine.address(), {.networks = {"slow"}}), remote.peer);
-  EXPECT_EQ(route(remote.peer), "fast") << "never changed in silence";
+  EXPECT_EQ(route(remote.peer), "fast") << "the route changed without an event";
 }
 
 // ---- The next incarnation under the same name ---------------------------------------------------
@@ -406,7 +408,7 @@ TEST(Restart, UnderTheSameNameGivesTheOldIncarnationUpAtOnce) {
   EXPECT_EQ(a.engine.submit(stale).error().code, Errc::kPeerLost) << "before posting";
   EXPECT_EQ(a.engine.connect(first->engine.address()).error().code, Errc::kPeerLost);
   EXPECT_TRUE(world.run_until([&] { return first->engine.peers().empty(); }, 20s))
-      << "the old engine is told so when it pings";
+      << "the old engine gets a goodbye when it pings";
 }
 
 TEST(Restart, UnderAnotherNameLeavesTheOldDescriptorsToTheirLostOwner) {

@@ -74,7 +74,7 @@ TEST_F(HostilePeer, FloodOfPathOpensIsBounded) {
     open(1'000'000 - i, hello_of_path());
     turn(20us);
     ok += accepted();
-    closed += static_cast<uint32_t>(scripted.take(MessageType::kPathState).size());
+    closed += static_cast<uint32_t>(scripted.take(MessageType::kPathDrained).size());
     scripted.frames.clear();
     if (state() != PeerState::kConnected) break;
   }
@@ -88,13 +88,13 @@ TEST_F(HostilePeer, TheSameHelloTwiceDoesNotStopAFenceOrClose) {
   turn(1ms);
   open(11, hello);
   turn(1ms);
-  EXPECT_EQ(accepted(), 1u) << "one end, one name";
+  EXPECT_EQ(accepted(), 1u) << "two paths were opened under one name";
   turn(5ms);
   EventRecorder fenced(&engine);
   ASSERT_TRUE(engine.submit(Fence{.peer = peer, .timeout = 3s, .notify = fenced.notify(1)}));
   for (int i = 0; i < 50; ++i) turn(100ms);
   ASSERT_NE(fenced.find(1), nullptr);
-  EXPECT_EQ(fenced.find(1)->code, Errc::kOk) << "kLocal: its paths in are the only way";
+  EXPECT_EQ(fenced.find(1)->code, Errc::kOk) << "kLocal: only its inbound paths reach this engine";
   const Nanos began = engine.now();
   const auto closed = engine.close();
   EXPECT_TRUE(closed) << to_string(closed.error().code);
@@ -111,7 +111,7 @@ TEST_F(HostilePeer, TheHelloOfABrokenEndDoesNotStopClose) {
   ASSERT_EQ(accepted(), 1u);
   scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = 10}));
   turn(1ms);
-  ASSERT_EQ(scripted.take(MessageType::kPathState).size(), 1u);
+  ASSERT_EQ(scripted.take(MessageType::kPathDrained).size(), 1u);
   open(11, hello);
   turn(1ms);
   EXPECT_EQ(accepted(), 0u);
@@ -204,9 +204,10 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
       const uint32_t at = round + ref - 4;
       switch ((round + ref) % 4) {
         case 0:
-          scripted.send(MessageType::kPathState,
-                        control::encode(control::PathState{
-                            .ref = at, .exact = round % 3 != 0, .taken = UINT64_MAX - ref}));
+          scripted.send(
+              MessageType::kPathDrained,
+              control::encode(control::PathDrained{
+                  .ref = at, .exact = round % 3 != 0, .imms_received = UINT64_MAX - ref}));
           break;
         case 1:
           scripted.send(MessageType::kPathClose, control::encode(control::PathClose{.ref = at}));
@@ -226,7 +227,7 @@ TEST_F(HostilePeer, NonsenseAboutPaths) {
     if (state() >= PeerState::kLost) break;
   }
   for (int i = 0; i < 30; ++i) turn(100ms);
-  EXPECT_EQ(ended.count(), 300u) << "each once, whatever was reported of its path";
+  EXPECT_EQ(ended.count(), 300u) << "each write must complete once, whatever its path reported";
   const auto closed = engine.close();
   EXPECT_TRUE(closed) << to_string(closed.error().code);
 }
@@ -244,12 +245,12 @@ TEST_F(HostilePeer, AReopenLoopBacksOff) {
     for (const ControlFrame& frame : scripted.take(MessageType::kPathOpen)) {
       ++opens;
       const uint32_t ref = control::decode_path_open(frame.body)->ref;
-      scripted.send(MessageType::kPathState,
-                    control::encode(control::PathState{.ref = ref, .exact = true}));
+      scripted.send(MessageType::kPathDrained,
+                    control::encode(control::PathDrained{.ref = ref, .exact = true}));
     }
     scripted.frames.clear();
   }
-  EXPECT_LT(opens, 200u) << "in one second";
+  EXPECT_LT(opens, 200u) << "too many path requests in one second";
 }
 
 TEST_F(HostilePeer, BoundlessTimesInAHello) {
@@ -282,7 +283,7 @@ TEST_F(HostilePeer, AnswersOfTheWrongKind) {
   for (const Event& e : ended.events) {
     if (e.tag != 1) continue;
     EXPECT_EQ(e.code, Errc::kPeerLost) << "the fence ended the session";
-    EXPECT_EQ(e.remote, Remote::kUnknown) << "it was sent, and nothing answered it";
+    EXPECT_EQ(e.remote, Remote::kUnknown) << "it was sent, and never answered";
   }
   EXPECT_EQ(ended.count(), 4u);
   EXPECT_TRUE(engine.close());

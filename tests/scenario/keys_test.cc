@@ -35,8 +35,7 @@ struct Mesh {
   std::vector<std::vector<RemoteHost>> remotes;
 };
 
-// ---- CounterKey reuse
-// ----------------------------------------------------------------------------------
+// ---- Reuse of counter keys ----------------------------------------------------------------------
 
 TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
   constexpr uint64_t kPage = 8192;
@@ -44,7 +43,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
   for (const uint64_t seed : seeds(10)) {
     SCOPED_TRACE(replay(seed));
     sim::World world(sim::WorldOptions{.seed = seed});
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.jitter = 50us;
     Config config = test_config();
     config.counters_max = 1;  // two slots, so that the same one comes back at once
@@ -65,7 +64,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
     uint64_t stale = 0;
     for (uint32_t round = 0; round < 4; ++round) {
       Counter old = *receiver.engine.make_counter();
-      EXPECT_TRUE(keys.insert(old.key()).second) << "a key value came back at once";
+      EXPECT_TRUE(keys.insert(old.key()).second) << "a counter key value was reused at once";
       send(old.key(), kLate);
       ASSERT_TRUE(world.run_until([&] { return old.count() >= kLate / 4; }, 1s));
       const uint64_t in_time = old.count();
@@ -80,7 +79,7 @@ TEST(KeyReuse, LateWritesOfAReleasedKeyAreStaleAndTheNewCountIsExact) {
       ASSERT_TRUE(fresh.wait(kNew));
       ASSERT_TRUE(sender.engine.wait(batch)) << "the sender is not affected";
       world.run_for(1ms);
-      EXPECT_EQ(fresh.count(), 0u) << "a late write counted under the new key";
+      EXPECT_EQ(fresh.count(), 0u) << "a late write counted under the new counter key";
       stale += kLate - in_time;
       EXPECT_EQ(receiver.engine.stats().stale_imms, stale);
     }
@@ -168,7 +167,7 @@ TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
   constexpr uint32_t kSteps = 12;
   for (const uint64_t seed : seeds(5)) {
     SCOPED_TRACE(replay(seed));
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.jitter = 30us;
     std::vector<std::vector<uint32_t>> entered(kSteps);
     Mesh mesh(seed, 4, 4096, model, 2);
@@ -188,13 +187,13 @@ TEST(Barrier, OneKeyCarriesManyStepsOverFourEngines) {
 
 // ---- Mixture of experts -------------------------------------------------------------------------
 
-/// Every rank sends every other one a token block a step, under a key for each pair.
+/// Every rank sends every other one a token block a step, under a counter key for each pair.
 struct Moe {
   static constexpr uint64_t kBlock = 48 << 10;
   static constexpr uint32_t kRanks = 4;
 
   explicit Moe(uint64_t seed)
-      : mesh(seed, kRanks, 2 * kRanks * kBlock, sim::NicModel::efa_200g(), 2),
+      : mesh(seed, kRanks, 2 * kRanks * kBlock, srd_model(), 2),
         keys(kRanks, std::vector<CounterKey>(kRanks)) {
     for (uint32_t me = 0; me < kRanks; ++me) {
       groups.push_back(*mesh.engine(me).make_counter_group());
@@ -244,7 +243,7 @@ TEST(MixtureOfExperts, EveryStepHasTheBlocksOfAllRanks) {
     for (uint32_t step = 0; step < 6; ++step) {
       for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) moe.send(rank, step);
       for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
-        ASSERT_TRUE(moe.groups[rank].wait(Moe::kRanks - 1));
+        ASSERT_TRUE(moe.groups[rank].wait());
         for (uint32_t from = 0; from < Moe::kRanks; ++from) {
           if (from != rank) {
             EXPECT_TRUE(moe.received(rank, from, step)) << from << " to " << rank;
@@ -271,7 +270,7 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
   for (uint32_t step = 0; step < 2; ++step) {
     for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) moe.send(rank, step);
     for (uint32_t rank = 0; rank < Moe::kRanks; ++rank) {
-      ASSERT_TRUE(moe.groups[rank].wait(Moe::kRanks - 1));
+      ASSERT_TRUE(moe.groups[rank].wait());
     }
   }
   // Rank 3 falls silent.
@@ -282,14 +281,15 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
   world.run_for(5ms);
   EXPECT_EQ(moe.groups[0].missing(), std::vector<PeerId>{last});
   EXPECT_EQ(recorder.count(), 0u);
-  EXPECT_EQ(moe.groups[0].expect(1, {}).error().code, Errc::kBusy);
+  EXPECT_EQ(moe.groups[0].expect(Notify{}).error().code, Errc::kBusy);
 
   ASSERT_TRUE(moe.groups[0].mask(last));
   ASSERT_TRUE(world.run_until([&] { return recorder.count() == 1; }, 1s));
   EXPECT_EQ(recorder.events[0].code, Errc::kOk);
   EXPECT_TRUE(moe.received(0, 1, 2));
   EXPECT_TRUE(moe.received(0, 2, 2));
-  EXPECT_TRUE(moe.groups[0].missing().size() == 2u) << "the two that are left owe the next step";
+  EXPECT_TRUE(moe.groups[0].missing().size() == 2u)
+      << "the two remaining members have not arrived at the next step";
 
   // What rank 3 sends now is stale, and the next steps are complete with two.
   const uint64_t stale = moe.mesh.engine(0).stats().stale_imms;
@@ -303,7 +303,8 @@ TEST(MixtureOfExperts, NamesWhoIsMissingAndGoesOnWithoutIt) {
     ASSERT_TRUE(moe.groups[0].wait(2));
     EXPECT_TRUE(moe.received(0, 1, step) && moe.received(0, 2, step));
   }
-  EXPECT_EQ(moe.groups[0].mask(last).error().code, Errc::kNotFound) << "masked already";
+  EXPECT_EQ(moe.groups[0].mask(last).error().code, Errc::kNotFound)
+      << "the member is already masked";
 }
 
 TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
@@ -319,7 +320,8 @@ TEST(MixtureOfExperts, AWaitThatNamesItsPeersEndsWhenOneOfThemIsLost) {
   ASSERT_TRUE(moe.mesh.world.run_until([&] { return recorder.count() == 1; }, 1s));
   EXPECT_EQ(recorder.events[0].code, Errc::kPeerLost);
   EXPECT_EQ(recorder.events[0].peer, moe.mesh.remotes[0][3].peer);
-  EXPECT_LT(moe.mesh.world.now() - before, 1s) << "by its goodbye, not by a deadline";
+  EXPECT_LT(moe.mesh.world.now() - before, 1s)
+      << "the loss must be reported by the goodbye, not by a deadline";
 }
 
 // ---- Key-value cache ----------------------------------------------------------------------------
@@ -388,8 +390,8 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
   using P = Prefill;
   for (const uint64_t seed : seeds(3)) {
     SCOPED_TRACE(replay(seed));
-    Mesh mesh(seed, 2, P::kLayers * P::kLayerBytes, sim::NicModel::efa_200g(), 2);
-    // The decoder hands out a key a layer, agreed by name.
+    Mesh mesh(seed, 2, P::kLayers * P::kLayerBytes, srd_model(), 2);
+    // The decoder hands out a counter key a layer, agreed by name.
     std::vector<uint64_t> names;
     std::vector<Counter> layers;
     for (uint32_t i = 0; i < P::kLayers; ++i) {
@@ -403,7 +405,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
     const Nanos start = mesh.world.now();
     uint32_t finished = 0;
     // The first layers come one by one, the last ones faster than the watcher is polled.
-    const EachStep kernel(mesh.world, [&] {
+    const sim::Hook kernel = mesh.world.each_step([&] {
       while (finished < P::kLayers && mesh.world.now() - start >= std::min(finished, 8u) * 40us) {
         prefill.finish_layer(finished++);
       }
@@ -418,7 +420,7 @@ TEST(KeyValueCache, LayersArriveWithTheirPagesAsTheKernelFinishesThem) {
       EXPECT_EQ(layers[layer].count(), 0u);
     }
     EXPECT_EQ(prefill.pushed, P::kLayers);
-    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that come together are reported together";
+    EXPECT_LT(prefill.wakes, P::kLayers) << "steps that arrive together must be reported together";
     ASSERT_TRUE(mesh.engine(0).wait(prefill.batch()));
     // Only those pages were written.
     uint64_t written = 0;
@@ -471,7 +473,8 @@ TEST(Names, ANameThatIsNeverClaimedIsDroppedWithAnEvent) {
   EXPECT_EQ(p.b.engine.stats().counters, 0u);
 }
 
-// A masked member gives its name back: the peer comes back with a new key under the same name.
+// A masked member gives its name back: the peer comes back with a new counter key under the same
+// name.
 TEST(Names, AMaskedNameCanBeClaimedAgain) {
   ConnectedPair p;
   const uint64_t name = 9;

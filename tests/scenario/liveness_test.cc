@@ -86,7 +86,7 @@ TEST_F(Liveness, AQuietPairStaysTogether) {
   EXPECT_EQ(changes(seen_a, to_b.peer), kMet);
   EXPECT_EQ(changes(seen_b, to_a.peer), kMet);
   EXPECT_LE(a.engine.peer_stats().at(0).silent_for, 500ms);
-  EXPECT_LE(a.engine.stats().turns - turns, 600u * 40) << "a few datagrams a second";
+  EXPECT_LE(a.engine.stats().turns - turns, 600u * 40) << "an idle session costs too many turns";
   EXPECT_TRUE(deliver(a, b, to_b, 3)) << "the lease was renewed all the time";
 }
 
@@ -100,12 +100,13 @@ TEST_F(Liveness, AStoppedProcessStallsAndEverythingResumesWithIt) {
   ASSERT_TRUE(
       a.engine.submit(Send{.peer = to_b.peer, .channel = 3, .timeout = 60s, .batch = batch}));
   world.run_for(500ms);
-  EXPECT_EQ(batch.pending(), 1u) << "operations go on until their deadlines";
+  EXPECT_EQ(batch.pending(), 1u) << "the operation must wait until its deadline";
   happens(sim::Fault::resume(node_b));
   EXPECT_TRUE(a.engine.wait(batch));
   EXPECT_EQ(changes(seen_a, to_b.peer),
             met_and({{PeerState::kStalled, Errc::kTimeout}, {PeerState::kConnected, Errc::kOk}}));
-  EXPECT_EQ(changes(seen_b, to_a.peer), kMet) << "its own sleep is not a peer's silence";
+  EXPECT_EQ(changes(seen_b, to_a.peer), kMet)
+      << "the stopped engine took its own pause for silence of the peer";
   EXPECT_TRUE(deliver(a, b, to_b, 3));
   EXPECT_TRUE(deliver(b, a, to_a, 4));
 }
@@ -129,7 +130,8 @@ TEST_F(Liveness, APartitionLosesBothSidesAndTheyMeetAgainAsNewSessions) {
   ASSERT_TRUE(bound.bind(to_b.peer));
   const auto old_desc = *b.memory.desc();
   happens(sim::Fault::cut(node_a, node_b));
-  EXPECT_EQ(bound.wait(1, 60s).error().code, Errc::kPeerLost) << "a wait that names its peer";
+  EXPECT_EQ(bound.wait(1, 60s).error().code, Errc::kPeerLost)
+      << "a wait that names the lost peer must fail";
   world.run_for(1s);
   EXPECT_EQ(state(a, to_b.peer), PeerState::kLost);
   EXPECT_EQ(state(b, to_a.peer), PeerState::kLost);
@@ -137,7 +139,7 @@ TEST_F(Liveness, APartitionLosesBothSidesAndTheyMeetAgainAsNewSessions) {
             met_and({{PeerState::kStalled, Errc::kTimeout}, {PeerState::kLost, Errc::kPeerLost}}));
   happens(sim::Fault::heal(node_a, node_b));
   world.run_for(1s);
-  EXPECT_TRUE(a.engine.peers().empty()) << "no caller has asked for a new one";
+  EXPECT_TRUE(a.engine.peers().empty()) << "no caller asked for a new session";
 
   const RemoteHost again = connect(a, b);
   EXPECT_NE(again.peer, to_b.peer);
@@ -165,7 +167,7 @@ TEST_F(Liveness, ADeadProcessIsReplacedUnderItsNameWithoutRestartingOthers) {
 class Zombie : public Liveness {
  protected:
   static sim::NicModel open_to_all() {
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.fence = FenceKind::kNone;
     return model;
   }
@@ -199,7 +201,7 @@ TEST_F(Zombie, WritesAgainOnlyAfterAFreshAnswer) {
   happens(sim::Fault::resume(node_a));
   world.run_for(300ms);
   EXPECT_EQ(state(a, to_b.peer), PeerState::kConnected);
-  EXPECT_TRUE(untouched(b.bytes())) << "it was away for longer than its lease";
+  EXPECT_TRUE(untouched(b.bytes())) << "written after the lease had expired";
   EXPECT_EQ(batch.pending(), 1u);
   happens(sim::Fault::control_heal(node_a, node_b));
   EXPECT_TRUE(a.engine.wait(batch)) << a.engine.dump();
@@ -216,7 +218,7 @@ TEST_F(Zombie, ThatWasGivenUpLearnsItAndWritesNothing) {
   happens(sim::Fault::resume(node_a));
   happens(sim::Fault::control_heal(node_a, node_b));
   EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kPeerLost);
-  EXPECT_EQ(state(a, to_b.peer), PeerState::kLost) << "its ping earned a goodbye";
+  EXPECT_EQ(state(a, to_b.peer), PeerState::kLost) << "its ping must be answered with a goodbye";
   world.run_for(1s);
   EXPECT_TRUE(untouched(b.bytes()));
   EXPECT_EQ(batch.unknown(), 0u);
@@ -378,7 +380,7 @@ TEST_F(Heartbeat, AnInlineEngineThatComputesIsNotStalledButLostInTheEnd) {
   EXPECT_EQ(state(), PeerState::kConnected);
   EXPECT_EQ(changes(seen).size(), 2u);
   world.run_for(200ms);
-  EXPECT_EQ(state(), PeerState::kLost) << "a death must not go unnoticed";
+  EXPECT_EQ(state(), PeerState::kLost) << "the death of the peer was not detected";
 }
 
 // ---- Lease --------------------------------------------------------------------------------------
@@ -394,7 +396,7 @@ class Lease : public Heartbeat {
     fill(source.bytes(), 1);
     write(0);
     chat_for(50ms);
-    ASSERT_TRUE(landed(0)) << "the first write goes under the lease of the handshake";
+    ASSERT_TRUE(landed(0)) << "the lease of the handshake must cover the first write";
   }
   void write(uint64_t block) {
     ASSERT_TRUE(engine.submit(Write{.source = source.at(0),
@@ -418,14 +420,14 @@ TEST_F(Lease, NothingIsPostedOnceItHasExpiredUntilANewPingIsAnswered) {
   ASSERT_FALSE(before.empty());
   write(1);
   chat_for(100ms);
-  EXPECT_EQ(state(), PeerState::kConnected) << "frames come all the time";
-  EXPECT_FALSE(landed(1)) << "the other side may have given us up";
+  EXPECT_EQ(state(), PeerState::kConnected) << "frames keep arriving";
+  EXPECT_FALSE(landed(1)) << "the peer may have closed its session";
   const auto asked = scripted.stamps();
-  ASSERT_GE(asked.size(), 4u) << "something waits: it asks at once, and again soon";
+  ASSERT_GE(asked.size(), 4u) << "a waiting write must trigger pings at once";
 
   scripted.send_pong(before.front());  // lay in a buffer while we were stopped
   chat_for(10ms);
-  EXPECT_FALSE(landed(1)) << "an old answer renews nothing";
+  EXPECT_FALSE(landed(1)) << "a stale answer renewed the lease";
   scripted.send_pong(asked.back());
   world.run_for(1ms);
   EXPECT_TRUE(landed(1));
@@ -445,11 +447,11 @@ TEST_F(Lease, EndsASecondAfterThePingThatWasAnsweredAndNotAfterTheAnswer) {
   world.run_for(over - 20ms - engine.now());
   write(1);
   chat_for(10ms);
-  EXPECT_TRUE(landed(1)) << "just before";
+  EXPECT_TRUE(landed(1)) << "the lease had not expired yet";
   world.run_for(over - engine.now());
   write(2);
   chat_for(50ms);
-  EXPECT_FALSE(landed(2)) << "at that very moment";
+  EXPECT_FALSE(landed(2)) << "the lease had just expired";
 }
 
 TEST_F(Lease, AnAnswerToAPingThatWasNeverSentIsRefused) {
@@ -475,7 +477,7 @@ TEST_F(Lease, ALostPeerEndsWhatWaitedForIt) {
   world.run_for(1ms);
   EXPECT_EQ(state(), PeerState::kLost);
   EXPECT_EQ(engine.wait(batch).error().code, Errc::kPeerLost);
-  EXPECT_EQ(batch.unknown(), 0u) << "it was never posted";
+  EXPECT_EQ(batch.unknown(), 0u) << "the write was never posted";
   EXPECT_FALSE(landed(1));
 }
 
@@ -577,7 +579,7 @@ TEST_F(Evidence, AHostThatAnswersKeepsItsPeerStalled) {
     on_host_alive();
   }
   run_to(23'400ms);
-  EXPECT_EQ(state(), PeerState::kStalled) << "a stopped process, and a NIC that goes on";
+  EXPECT_EQ(state(), PeerState::kStalled) << "the host answers: the peer must not be lost yet";
   run_to(23'501ms);
   EXPECT_EQ(state(), PeerState::kLost) << "lost_timeout after the host has answered last";
 }
@@ -597,7 +599,7 @@ TEST_F(Evidence, ADeadProcessIsLostAtOnceAndItsWaitsEnd) {
     key = *core->counters.make(core->now_ns);
     core->counters.bind(key, *core->peers.find(id));
   }
-  ASSERT_TRUE(core->expect(key, 1, seen.notify(), Timeout::forever()));
+  ASSERT_TRUE(core->expect({.key = key, .n = 1, .value = 1}, seen.notify(), Timeout::forever()));
   run_to(10ms);
   on_peer_dead();
   EXPECT_EQ(state(), PeerState::kLost);

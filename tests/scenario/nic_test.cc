@@ -100,10 +100,10 @@ bool every_missing_count_is_reported(NicPair& pair) {
   const bool swallowed = pair.auditor.uncounted() > 0;
   const uint64_t lost = NicPair::losses(pair.seen_a);
   EXPECT_LE(lost, 1u);
-  EXPECT_EQ(lost, NicPair::losses(pair.seen_b)) << "both sides or none";
+  EXPECT_EQ(lost, NicPair::losses(pair.seen_b)) << "only one side reported the loss";
   EXPECT_TRUE(!swallowed || lost == 1) << "counts are missing, and the loss is not reported";
   EXPECT_EQ(pair.seen_b.find(7) != nullptr, lost == 1);
-  EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5)) << "by the rail that is left";
+  EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5)) << "the remaining rail must work";
   return swallowed;
 }
 
@@ -143,7 +143,7 @@ TEST(Nic, WhoseQueueOverflowsAtTheReceiverPoisonsWhatItCannotProve) {
     for (const auto& op : pair.auditor.ops) {
       EXPECT_TRUE(op.ok() || op.event.code == Errc::kRailLost) << to_string(op.event.code);
       unknown += op.event.parts_unknown;
-      EXPECT_LE(op.completed, op.submitted + 10ms) << "nothing waits for a dead queue";
+      EXPECT_LE(op.completed, op.submitted + 10ms) << "the operation waited for a dead queue";
     }
     EXPECT_TRUE(delivers(pair.world, pair.a, pair.b, 5));
     // After it was repaired the rail is used again.
@@ -362,14 +362,14 @@ TEST(Probing, OfARailThatStaysCutGetsRarer) {
   const uint64_t bytes = pair.rail(0).bytes;
   pair.write_four(4);
   pair.world.run_for(1ms);
-  EXPECT_EQ(pair.rail(0).bytes, bytes + 2 * kProbePage) << "it has its share again";
+  EXPECT_EQ(pair.rail(0).bytes, bytes + 2 * kProbePage) << "the rail must carry its share again";
   EXPECT_EQ(pair.ended.count(), 8u);
 }
 
 // With one rail down on both hosts only the other one is left. When that breaks once, the next
 // try takes the peer's rail that is down and is refused; the one after that must take the other.
 TEST(Probing, ARefusalIsOneTryAndTheNextTakesAnotherRailOfThePeer) {
-  ProbePair pair(sim::NicModel::connectx7());
+  ProbePair pair(rc_model());
   for (const uint32_t node : {0u, 1u}) pair.happens(Fault::nic_down(node, 1));
   pair.world.run_for(5ms);
   pair.happens(Fault::break_sender(0, 1, 0));

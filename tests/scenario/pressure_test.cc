@@ -58,7 +58,7 @@ TEST(FullQueue, RefusesWithoutTakingAndReportsOnceThereIsRoom) {
   EXPECT_EQ(seen.count(EventKind::kRoom), 0u);
 
   ASSERT_TRUE(world.run_until([&] { return seen.count(EventKind::kRoom) == 1; }, 1s));
-  EXPECT_LE(in_flight_then, kOps - kOps / 4) << "a quarter is free";
+  EXPECT_LE(in_flight_then, kOps - kOps / 4) << "reported before a quarter was free";
   EXPECT_GE(in_flight_then, kOps / 2) << "the event does not wait until all of it is free";
   EXPECT_TRUE(a.engine.submit(request));
   ASSERT_TRUE(a.engine.wait(batch));
@@ -88,7 +88,7 @@ TEST(FullQueue, ASpanTakesThePrefixThatFits) {
   fill(a.bytes(), 4);
   const auto first = a.engine.submit(std::span<const Write>(requests));
   ASSERT_TRUE(first);
-  EXPECT_EQ(*first, 87u) << "seven eighths: others find room";
+  EXPECT_EQ(*first, 87u) << "seven eighths: the rest is left for others";
   const auto rest = std::span<const Write>(requests).subspan(87);
   EXPECT_EQ(a.engine.submit(rest).error().code, Errc::kExhausted);
   ASSERT_TRUE(a.engine.wait(batch));
@@ -157,7 +157,7 @@ TEST(FullQueue, AFullArenaIsExhaustedAndAListThatCanNeverFitIsTooLarge) {
   EXPECT_EQ(batch.pending(), taken);
   ASSERT_TRUE(a.engine.wait(batch)) << a.engine.dump();
   EXPECT_EQ(batch.delivered(), taken * 1000u);
-  EXPECT_TRUE(submit(1000)) << "what ended gave its room back";
+  EXPECT_TRUE(submit(1000)) << "completed operations must free their room";
   ASSERT_TRUE(a.engine.wait(batch));
 }
 
@@ -179,7 +179,7 @@ Depths most_posted(uint32_t depth, uint32_t path_depth) {
   const RemoteHost to_b = connect(a, b), to_c = connect(a, c);
   Counter at_b = *b.engine.make_counter(), at_c = *c.engine.make_counter();
   Depths most;
-  const EachStep watch(world, [&] {
+  const sim::Hook watch = world.each_step([&] {
     for (const RailStats& rail : a.engine.rail_stats()) {
       most.on_a_rail = std::max(most.on_a_rail, rail.tx.posted);
     }
@@ -205,8 +205,9 @@ Depths most_posted(uint32_t depth, uint32_t path_depth) {
 }
 
 TEST(FullQueue, NeitherANicNorAPathIsEverOverfilled) {
-  EXPECT_EQ(most_posted(6, 6), (Depths{4, 4})) << "two of six each: a third peer finds room";
-  EXPECT_EQ(most_posted(100, 2), (Depths{4, 4})) << "the paths are: two to each of two peers";
+  EXPECT_EQ(most_posted(6, 6), (Depths{4, 4})) << "two of six each: room for a third peer";
+  EXPECT_EQ(most_posted(100, 2), (Depths{4, 4}))
+      << "the limit is the paths: two to each of two peers";
   EXPECT_EQ(most_posted(1, 1), (Depths{1, 2}));
 }
 
@@ -227,8 +228,8 @@ TEST(FullQueue, CancellingABatchReachesWhatIsNotPostedYet) {
   EXPECT_EQ(a.engine.wait(batch).error().code, Errc::kCancelled);
   EXPECT_EQ(batch.failed(), 10u);
   EXPECT_EQ(batch.unknown(), 0u);
-  ASSERT_TRUE(a.engine.wait(other)) << "another batch is not concerned";
-  EXPECT_EQ(a.engine.stats().tx.ops, 1u) << "what was cancelled was posted all the same";
+  ASSERT_TRUE(a.engine.wait(other)) << "another batch must not be affected";
+  EXPECT_EQ(a.engine.stats().tx.ops, 1u) << "a cancelled write was posted";
 }
 
 // ---- Priorities ---------------------------------------------------------------------------------
@@ -292,8 +293,8 @@ TEST_P(Priorities, UrgentOvertakesNormalAndNormalOvertakesBulk) {
     normal_first += took(kNormal + i) < took(kUrgent) ? 1 : 0;
     bulk_first += took(kBulk + i) < took(kNormal + kEach - 1) ? 1 : 0;
   }
-  EXPECT_LE(normal_first, 4u * GetParam()) << "posted before, and no others";
-  EXPECT_LE(bulk_first, 4u * GetParam()) << "what was posted before normal came, and no others";
+  EXPECT_LE(normal_first, 4u * GetParam()) << "normal writes overtook the urgent one";
+  EXPECT_LE(bulk_first, 4u * GetParam()) << "bulk writes overtook normal ones";
 }
 
 TEST_P(Priorities, AnUrgentWriteWaitsForOneSlicePerNicWhileBulkIsQueued) {
@@ -488,7 +489,7 @@ constexpr uint64_t kHostBytes = 256 << 10, kPage = 4096;
 constexpr uint32_t kRounds = 60;
 
 sim::NicModel back_pressure_nic() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 40;
   return model;
 }
@@ -575,7 +576,7 @@ TEST(BackPressure, OfFaultyPeersDoesNotDelayAGoodPeer) {
   // As much as its own engine takes, of everything, all the time.
   uint64_t name = 1000, flooded = 0;
   std::vector<CounterKey> out(1);
-  const EachStep flood(setup.world, [&] {
+  const sim::Hook flood = setup.world.each_step([&] {
     ++name;
     flooded += flooder.engine.submit(Resolve{.peer = back.peer, .names = {&name, 1}, .out = out})
                    .has_value();
@@ -589,7 +590,7 @@ TEST(BackPressure, OfFaultyPeersDoesNotDelayAGoodPeer) {
   const Nanos disturbed = setup.good_work();
   EXPECT_LE(disturbed, 3 * undisturbed) << "alone " << undisturbed.count();
   EXPECT_GT(flooded, 1000u) << "the test needs a flood";
-  EXPECT_LT(setup.ended.count(), 1000u) << "and operations that do not end";
+  EXPECT_LT(setup.ended.count(), 1000u) << "the test needs operations that do not complete";
   setup.happens(Fault::heal(0, PressureSetup::kDead));
   setup.happens(Fault::slow(PressureSetup::kSlow, 0s));
   setup.happens(Fault::receiver_ready(PressureSetup::kSlow));
@@ -627,14 +628,14 @@ TEST(BackPressure, AFloodOfNamesAndMessagesDoesNotGrowTheEngine) {
   const size_t dump = engine.dump_json().size();
   flood(10s);
   const EngineStats after = engine.stats();
-  EXPECT_EQ(before.counters, 100u) << "its quota";
+  EXPECT_EQ(before.counters, 100u) << "the peer must use its quota";
   EXPECT_EQ(after.counters, 100u);
   EXPECT_EQ(after.ops_in_flight, before.ops_in_flight);
   EXPECT_EQ(after.peers, before.peers);
-  EXPECT_LE(engine.dump_json().size(), dump + 200) << "something piles up\n" << engine.dump();
+  EXPECT_LE(engine.dump_json().size(), dump + 200) << "state accumulates\n" << engine.dump();
   EXPECT_GT(ended, 1000u);
   std::vector<Event> events(64);
-  EXPECT_EQ(unread.poll(events), 16u) << "as much as there is room for, and nothing is lost";
+  EXPECT_EQ(unread.poll(events), 16u) << "the inbox must hold as many as it has room for";
 }
 
 TEST(BackPressure, ADeadPeerFillsTheQueueAndRoomIsReportedOnceItsOperationsEnd) {
@@ -651,7 +652,7 @@ TEST(BackPressure, ADeadPeerFillsTheQueueAndRoomIsReportedOnceItsOperationsEnd) 
     refused = op.error().code;
     if (!op) break;
   }
-  EXPECT_EQ(taken, kOps / 8 * 7) << "the share of one peer";
+  EXPECT_EQ(taken, kOps / 8 * 7) << "one peer gets seven eighths of the slots";
   EXPECT_EQ(refused, Errc::kExhausted);
   EXPECT_GT(setup.good_work(), Nanos(0)) << "no other peer is kept waiting";
   const auto room = [&] { return setup.seen.count(EventKind::kRoom) == 1; };

@@ -14,8 +14,8 @@
 
 // Revocation. Memory, under load (P13): importers are asked to drain first, so that no refused
 // write breaks a connection; an importer that does not answer pays alone; and without proof the
-// memory stays in quarantine. Named keys (P11): after the proof nothing is posted under them, in
-// whatever order the frames arrive and whichever peer still has the key.
+// memory stays in quarantine. Named counter keys (P11): after the proof nothing is posted under
+// them, in whatever order the frames arrive and whichever peer still has the counter key.
 
 namespace fabric::test {
 namespace {
@@ -28,7 +28,7 @@ constexpr uint32_t kWrites = 100;                        // of each importer to 
 constexpr uint64_t kStride = 53;
 
 sim::NicModel revoke_nic() {
-  sim::NicModel model = sim::NicModel::connectx7();
+  sim::NicModel model = rc_model();
   model.gbit_per_s = 4;
   model.path_depth = 32;
   return model;
@@ -152,8 +152,8 @@ class RevokeSetup {
   std::vector<std::byte> expected;  ///< in the memory, once it is used again
 };
 
-EachStep watch(RevokeSetup& setup) {
-  return EachStep(setup.world, [&setup, failed = false]() mutable {
+sim::Hook watch(RevokeSetup& setup) {
+  return setup.world.each_step([&setup, failed = false]() mutable {
     if (!setup.reused || failed || setup.intact()) return;
     failed = true;
     ADD_FAILURE() << "a write landed in memory that was given back";
@@ -177,13 +177,14 @@ TEST(Deregister, UnderLoadAtAnyStepBreaksNoConnection) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
     RevokeSetup setup;
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.world.run_until([&] { return setup.world.events() >= at; }, 1s);
     const Nanos began = setup.world.now();
     setup.deregister(1);
     EXPECT_EQ(setup.await(1).code, Errc::kOk);
-    EXPECT_LE(setup.world.now() - began, Nanos(10ms)) << "they answer: no timeout is waited for";
+    EXPECT_LE(setup.world.now() - began, Nanos(10ms))
+        << "the peers answer: there must be no wait for a timeout";
     for (Importer* importer : {&*setup.first, &*setup.second}) {
       EXPECT_EQ(importer->write_to_ending(), Errc::kNotFound) << "refused before it is posted";
       EXPECT_EQ(importer->host.engine.import_region(importer->peer, setup.desc).error().code,
@@ -207,24 +208,25 @@ void one_is_silent(const Silence& silence) {
     SCOPED_TRACE(after.count());
     RevokeSetup setup;
     setup.guard();
-    const EachStep check = watch(setup);
+    const sim::Hook check = watch(setup);
     setup.load();
     setup.world.run_for(after);
     const Fault undo = silence(setup);
     const Nanos began = setup.world.now();
     setup.deregister(1);
     EXPECT_EQ(setup.await(1).code, Errc::kOk);
-    EXPECT_GE(setup.world.now() - began, Nanos(1s)) << "it had its grace";
+    EXPECT_GE(setup.world.now() - began, Nanos(1s)) << "proved before the grace period had passed";
     EXPECT_LE(setup.world.now() - began, Nanos(1100ms));
     const uint64_t broken = logged("a path broke");
     setup.stays(*setup.second, 8 * kPage);
     setup.ended_with(*setup.second, {Errc::kOk, Errc::kNotFound});
-    EXPECT_EQ(logged("a path broke"), broken) << "who listened has not paid";
+    EXPECT_EQ(logged("a path broke"), broken) << "paths of peers that answered were closed";
     setup.happens(undo);
     setup.stays(*setup.first, 0);
     setup.ended_with(*setup.first, {Errc::kOk, Errc::kNotFound, Errc::kRemoteAccess});
     setup.world.run_for(1s);
-    EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound) << "it has learned of it in the end";
+    EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound)
+        << "the peer must learn of the revocation in the end";
     EXPECT_EQ(setup.owner->engine.stats().stale_imms, 0u);
   }
 }
@@ -279,11 +281,12 @@ TEST(Quarantine, LastsUntilTheProofThatComesAfterTheDeadline) {
   const auto proof = std::ranges::find(setup.seen.events, EventKind::kFenceProved, &Event::kind);
   EXPECT_EQ(proof->op, op);
   setup.reuse();
-  const EachStep check = watch(setup);
+  const sim::Hook check = watch(setup);
   setup.happens(Fault::late_proof(kOwner, 0s));
   auto next = setup.owner->engine.allocate({.size_bytes = 64});
-  EXPECT_TRUE(next) << "its place is free again";
-  EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound) << "an old handle, a new region";
+  EXPECT_TRUE(next) << "its slot must be free again";
+  EXPECT_EQ(setup.first->write_to_ending(), Errc::kNotFound)
+      << "an old handle reached the new region";
   setup.stays(*setup.first, 0);
   setup.stays(*setup.second, 8 * kPage);
   EXPECT_EQ(setup.seen.count(EventKind::kFenceProved), 1u);
@@ -317,8 +320,8 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
       return found;
     };
     const PeerId peer = session();
-    const auto grant = *setup.region->grant(peer);
-    EXPECT_EQ(*setup.region->grant(peer), grant) << "the same again";
+    const auto grant = setup.region->grant(peer)->desc;
+    EXPECT_NE(setup.region->grant(peer)->desc, grant) << "each grant is a new one";
     EXPECT_EQ(from.engine.import_region(setup.first->peer, grant).error().code, Errc::kPermission);
 
     const auto write = [&](RemoteRegion region) {
@@ -342,17 +345,18 @@ TEST(Grant, IsForOnePeerAndGoesWithIt) {
     await_connected(setup.world, granted, to);
     setup.world.run_for(1ms);
     std::ranges::fill(setup.memory, std::byte{0});
-    // Its keys went with the session it was granted to, whatever the descriptor contains.
+    // Its rkeys went with the session it was granted to, whatever the descriptor contains.
     if (const auto again = granted.engine.import_region(to, grant)) {
       EXPECT_EQ(write(*again), Errc::kRemoteAccess);
     }
     EXPECT_TRUE(untouched(setup.memory));
-    EXPECT_EQ(write(*granted.engine.import_region(to, *setup.region->grant(session()))), Errc::kOk);
+    EXPECT_EQ(write(*granted.engine.import_region(to, setup.region->grant(session())->desc)),
+              Errc::kOk);
     EXPECT_TRUE(holds(std::span(setup.memory).first(kPage), 5));
   }
 }
 
-// ---- Keys ---------------------------------------------------------------------------------------
+// ---- Counter keys -------------------------------------------------------------------------------
 
 /// A sender, and an owner of names.
 struct Names {
@@ -424,11 +428,11 @@ TEST(RevokedKey, RefusesWhatIsSubmittedAfterTheProof) {
   EXPECT_EQ(scattered.code, Errc::kReleased);
   EXPECT_EQ(scattered.parts_failed, 1u) << "a target that fails does not stop the others";
   EXPECT_EQ(scattered.first_failed, 0u);
-  EXPECT_EQ(scattered.parts_unknown, 0u) << "and it is certain that nothing of it arrived";
+  EXPECT_EQ(scattered.parts_unknown, 0u) << "it must be certain that nothing landed";
   EXPECT_EQ(names.end_of(names.write(good)).code, Errc::kOk);
   EXPECT_EQ(names.end_of(names.write({})).code, Errc::kOk);
   EXPECT_EQ(names.stale(), 0u) << "landed after the proof";
-  EXPECT_EQ(open.count(), 2u) << "one target, one write: other keys are not affected";
+  EXPECT_EQ(open.count(), 2u) << "other counter keys must not be affected";
 }
 
 TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
@@ -452,13 +456,13 @@ TEST(RevokedKey, IsNotLearntFromAnAnswerThatItsRevocationOvertook) {
     ASSERT_EQ(batch.failed(), 0u);
     if (!quiescence || *quiescence != Quiescence::kProved || came_first) continue;
     ++proved_first;
-    ASSERT_NE(key, old) << "learned after the proof";
-    // It is the name's next key, and good.
+    ASSERT_NE(key, old) << "resolved to the old counter key after the proof";
+    // It is the name's next counter key, and good.
     ASSERT_EQ(names.end_of(names.write(key)).code, Errc::kOk);
     ASSERT_EQ(names.owner.engine.named_counter(42)->count(), 1u);
     ASSERT_EQ(names.stale(), 0u);
   }
-  EXPECT_GT(proved_first, 5u) << "the test must happen";
+  EXPECT_GT(proved_first, 5u) << "the proof never came first: the test shows nothing";
 }
 
 TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
@@ -474,7 +478,8 @@ TEST(RevokedKey, BeyondWhatASessionKeepsNothingIsCalledProved) {
   for (; name < core::kRevokedKeysPerName; ++name) {
     ASSERT_EQ(names.resolved_and_closed(name), Quiescence::kProved) << name;
   }
-  EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined) << "as much as it may keep";
+  EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined)
+      << "beyond the limit there must be no proof";
   EXPECT_EQ(names.resolved_and_closed(name), Quiescence::kQuarantined);
   expect_refused(names.end_of(names.write(old)));
   // The next session starts with nothing: by now the value may belong to another counter.
@@ -567,7 +572,7 @@ TEST_F(ScriptedOwner, IsAskedAgainWhenItsRepliesOvertakeEachOther) {
   const uint32_t first = question();
   EXPECT_EQ(revoke(77), Errc::kOk) << "nothing was posted under it";
   answer(first, 77);
-  EXPECT_EQ(seen.find(1), nullptr) << "the key of an earlier generation";
+  EXPECT_EQ(seen.find(1), nullptr) << "the counter key of an earlier generation";
   const uint32_t second = question();
   EXPECT_GT(second, first);
   answer(second, 78);
@@ -586,7 +591,7 @@ TEST_F(ScriptedOwner, MayGiveTheValueOutAgain) {
   EXPECT_EQ(write_under(77), Errc::kReleased);
   ASSERT_NO_FATAL_FAILURE(ask(2));
   answer(question(), 77);
-  ASSERT_NE(seen.find(2), nullptr) << "a question that was put after the revocation";
+  ASSERT_NE(seen.find(2), nullptr) << "the resolve was sent after the revocation";
   EXPECT_EQ(learned.wire(), 77u);
   EXPECT_EQ(write_under(77), Errc::kOk);
   // And its next generation ends like the first, though the answer is late again.
@@ -601,12 +606,12 @@ TEST_F(ScriptedOwner, MayGiveTheValueOutAgain) {
 TEST_F(ScriptedOwner, IsNotCalledQuietBeyondWhatIsKept) {
   for (uint32_t key = 1; key <= core::kRevokedKeysPerName; ++key) ASSERT_EQ(revoke(key), Errc::kOk);
   EXPECT_EQ(revoke(1000), Errc::kExhausted);
-  EXPECT_EQ(write_under(1000), Errc::kOk) << "hence no proof";
-  EXPECT_EQ(revoke(1), Errc::kOk) << "one that is kept anyway";
+  EXPECT_EQ(write_under(1000), Errc::kOk) << "the write is not refused: there must be no proof";
+  EXPECT_EQ(revoke(1), Errc::kOk) << "a counter key that is remembered already must be confirmed";
   EXPECT_EQ(write_under(1), Errc::kReleased);
 }
 
-/// Values come back after so many keys that only a smaller table can show it.
+/// Values come back after so many counter keys that only a smaller table can show it.
 TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   ScriptedWorld world;
   const auto core = *core::EngineCore::open(world.placed(test_config()), world.sim_world.impl,
@@ -651,7 +656,7 @@ TEST(RevokedKey, ComesBackOnlyWhenNoSessionRefusesIt) {
   };
   const auto others = later_values();
   EXPECT_GT(others.size(), 100u);
-  EXPECT_FALSE(others.contains(key)) << "its holder would refuse the new generation too";
+  EXPECT_FALSE(others.contains(key)) << "reused while a session would refuse it";
   core->state_mutex.lock();
   core->peers.disconnect(*core->peers.find(id));
   core->state_mutex.unlock();
@@ -666,7 +671,7 @@ TEST(Grant, EndsWithItsPeer) {
   const PeerId sender = p.b.engine.peers().at(0);
   auto granted = p.b.memory.grant(sender);
   ASSERT_TRUE(granted);
-  auto region = p.a.engine.import_region(p.remote.peer, *granted);
+  auto region = p.a.engine.import_region(p.remote.peer, granted->desc);
   ASSERT_TRUE(region);
   ASSERT_TRUE(p.b.engine.disconnect(sender));
   p.world.run_for(10ms);
@@ -675,10 +680,11 @@ TEST(Grant, EndsWithItsPeer) {
   EXPECT_EQ(p.b.memory.grant(sender).error().code, Errc::kPeerLost);
   auto again = p.b.memory.grant(*back);
   ASSERT_TRUE(again);
-  EXPECT_NE(*again, *granted);
+  EXPECT_NE(again->id, granted->id);
+  EXPECT_NE(again->desc, granted->desc);
 }
 
-// Writes that are held back when their key is closed: the same question as for a fence.
+// Writes that are held back when their counter key is closed: the same question as for a fence.
 TEST(RevokedKey, IsQuietOnceItsCloseReturns) {
   FaultyPair pair(slow_srd());
   const uint64_t name = 5;

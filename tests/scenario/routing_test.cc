@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <set>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "core/shard.h"
 #include "harness/host.h"
@@ -26,7 +28,7 @@ void PrintTo(const Rails& rails, std::ostream* out) {
 class DifferentRails : public testing::TestWithParam<Rails> {
  protected:
   sim::NicModel model() const {
-    return GetParam().ordered ? sim::NicModel::connectx7() : sim::NicModel::efa_200g();
+    return GetParam().ordered ? rc_model() : srd_model();
   }
 };
 
@@ -53,7 +55,7 @@ TEST_P(DifferentRails, ShareALargeWriteAndCountItOnce) {
   ASSERT_TRUE(counter.wait(1));
   EXPECT_TRUE(holds(receiver.bytes(), 7));
   ASSERT_TRUE(sender.engine.wait(batch));
-  EXPECT_EQ(counter.count(), 0u) << "one write is one count";
+  EXPECT_EQ(counter.count(), 0u) << "one write counted more than once";
 
   const PeerInfo info = *sender.engine.peer_info(remote.peer);
   EXPECT_EQ(info.rails_here, here);
@@ -243,7 +245,7 @@ TEST(OneByteTail, IsItsOwnShardAndIsNotForgotten) {
 class ZeroLength : public testing::TestWithParam<bool> {
  protected:
   ZeroLength()
-      : setup(4, 1024, GetParam() ? sim::NicModel::connectx7() : sim::NicModel::efa_200g()) {
+      : setup(4, 1024, GetParam() ? rc_model() : srd_model()) {
     std::ranges::fill(setup.receiver.bytes(), std::byte{0x5a});
   }
   ~ZeroLength() override {
@@ -311,12 +313,12 @@ INSTANTIATE_TEST_SUITE_P(BothKinds, ZeroLength, testing::Bool(), [](const auto& 
 
 // ---- Two halves make one ------------------------------------------------------------------------
 
-/// Two writes cut in two under one key, over a network that mixes their halves.
+/// Two writes cut in two under one counter key, over a network that mixes their halves.
 struct TwoHalves {
   static constexpr uint64_t kSize = 256 << 10;
 
   static sim::NicModel model() {
-    sim::NicModel model = sim::NicModel::efa_200g();
+    sim::NicModel model = srd_model();
     model.jitter = 60us;  // far longer than a shard is on the wire
     return model;
   }
@@ -355,7 +357,7 @@ TEST(TwoHalfArrivedWrites, MeetNoExpectationWhileAByteIsMissing) {
     TwoHalves halves(seed);
     recorder.then = [&](const Event&) { whole_when_met = halves.whole(0) && halves.whole(1); };
     ASSERT_TRUE(halves.counter.expect(2, recorder.notify()));
-    const EachStep check(halves.world, [&] {
+    const sim::Hook check = halves.world.each_step([&] {
       if (recorder.count() == 0) return;
       // It is still so in every later step.
       EXPECT_TRUE(halves.whole(0) && halves.whole(1));
@@ -364,7 +366,8 @@ TEST(TwoHalfArrivedWrites, MeetNoExpectationWhileAByteIsMissing) {
     ASSERT_TRUE(halves.world.run_until([&] { return recorder.count() == 1; }, 1s));
     EXPECT_TRUE(whole_when_met);
     EXPECT_EQ(recorder.events[0].value, 2u);
-    EXPECT_EQ(halves.receiver.engine.stats().rx.imms, 4u) << "the test needs cut writes";
+    EXPECT_EQ(halves.receiver.engine.stats().rx.imms, 4u)
+        << "the writes were not cut: the test shows nothing";
   }
 }
 
@@ -374,7 +377,7 @@ TEST(TwoHalfArrivedWrites, MayShowOneOnTheGaugeWhileNoneIsWhole) {
     SCOPED_TRACE(replay(seed));
     TwoHalves halves(seed);
     bool hole = false, taken = false;
-    const EachStep check(halves.world, [&] {
+    const sim::Hook check = halves.world.each_step([&] {
       const uint64_t shown = halves.counter.count();
       const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
       if (taken) return;
@@ -398,9 +401,10 @@ TEST(TwoHalfArrivedWrites, AreCountedExactlyWhenTheyAreWhole) {
   for (const uint64_t seed : seeds(8)) {
     SCOPED_TRACE(replay(seed));
     TwoHalves halves(seed);
-    const EachStep check(halves.world, [&] {
+    const sim::Hook check = halves.world.each_step([&] {
       const uint64_t whole = (halves.whole(0) ? 1u : 0u) + (halves.whole(1) ? 1u : 0u);
-      EXPECT_LE(halves.counter.count(), whole) << "uncut writes are exact at every instant";
+      EXPECT_LE(halves.counter.count(), whole)
+          << "counts of unsplit writes must be exact at every instant";
     });
     for (uint64_t i = 0; i < 2; ++i) {
       ASSERT_TRUE(
@@ -420,7 +424,7 @@ using sim::Fault;
 
 // Ordered, slice-safe, no exact replay: the count of a shard must not come by another path than
 // its bytes.
-void slices(bool whole, const Fault& fault, uint64_t at) {
+void slices(bool unsplit, const Fault& fault, uint64_t at) {
   sim::NicModel model = slow_rc();
   model.exact_replay = false;
   Config config = short_timeouts_config();
@@ -441,12 +445,12 @@ void slices(bool whole, const Fault& fault, uint64_t at) {
                                           .size_bytes = 2 << 20,
                                           .imm = counter.key(),
                                           .priority = Priority::kBulk,
-                                          .unsplit = whole,
+                                          .unsplit = unsplit,
                                           .notify = pair.ended.notify(1)}));
   pair.world.run_for(5s);
   const Event* e = pair.ended.find(1);
   ASSERT_NE(e, nullptr);
-  EXPECT_FALSE(met && !right) << "counted as whole, and bytes are missing; sender reports "
+  EXPECT_FALSE(met && !right) << "counted, and bytes are missing; sender reports "
                               << to_string(e->code) << " " << to_string(e->remote) << " at " << at;
 }
 TEST(Slices, CountComesByThePathOfItsBytes) {
@@ -460,7 +464,8 @@ TEST(Slices, CountComesByThePathOfItsBytes) {
   }
 }
 
-// P10: only a shard that was counted poisons a key. The slices before it carry no immediate.
+// P10: only a shard that was counted poisons a counter key. The slices before it carry no
+// immediate.
 TEST(Slices, CancelBeforeTheLastSlicePoisonsNothing) {
   constexpr uint64_t kLarge = 64u << 20;
   ConnectedPair p(test_config(), kLarge);
@@ -507,10 +512,10 @@ struct GpuMemory {
 class TwoNetworks : public testing::Test {
  protected:
   static std::vector<sim::NodeNetwork> networks(uint32_t fast_rails, uint32_t slow_rails) {
-    return {{.name = "fast", .rails = fast_rails, .model = sim::NicModel::connectx7()},
+    return {{.name = "fast", .rails = fast_rails, .model = rc_model()},
             {.name = "slow",
              .rails = slow_rails,
-             .model = sim::NicModel::efa_200g(),
+             .model = srd_model(),
              .kinds = {MemoryKind::kHost, MemoryKind::kCuda}}};
   }
   static std::pair<std::string, std::string> route(const PeerInfo& info, MemoryKind here,
@@ -536,15 +541,52 @@ class TwoNetworks : public testing::Test {
 TEST_F(TwoNetworks, RoutesFollowTheMemoryAndSayWhy) {
   const RemoteHost remote = connect(a, b);
   const PeerInfo info = *a.engine.peer_info(remote.peer);
-  using Route = std::pair<std::string, std::string>;
+  using PeerRoute = std::pair<std::string, std::string>;
   constexpr auto kHost = MemoryKind::kHost, kCuda = MemoryKind::kCuda;
-  EXPECT_EQ(route(info, kHost, kHost), Route("fast", ""));
-  EXPECT_EQ(route(info, kHost, kCuda), Route("slow", "fast: cannot access this memory kind there"));
-  EXPECT_EQ(route(info, kCuda, kHost), Route("slow", "fast: cannot access this memory kind here"));
-  EXPECT_EQ(route(info, kCuda, kCuda), Route("slow", "fast: cannot access this memory kind here"));
+  EXPECT_EQ(route(info, kHost, kHost), PeerRoute("fast", ""));
+  EXPECT_EQ(route(info, kHost, kCuda),
+            PeerRoute("slow", "fast: cannot access this memory kind there"));
+  EXPECT_EQ(route(info, kCuda, kHost),
+            PeerRoute("slow", "fast: cannot access this memory kind here"));
+  EXPECT_EQ(route(info, kCuda, kCuda),
+            PeerRoute("slow", "fast: cannot access this memory kind here"));
   EXPECT_EQ(route(info, kHost, MemoryKind::kRocm).first, "not listed") << "no network has any";
   EXPECT_EQ(info.rails_here, 2u);
   EXPECT_EQ(info.rails_there, 4u);
+}
+
+TEST_F(TwoNetworks, CountsAreFinalOnlyIfTheyAreOnEveryRoute) {
+  const RemoteHost remote = connect(a, b);
+  EXPECT_FALSE(a.engine.peer_info(remote.peer)->count_is_final) << "GPU memory takes the slow one";
+  for (const RailStats& rail : a.engine.rail_stats()) {
+    EXPECT_EQ(rail.caps.count_is_final, rail.network != "slow") << rail.network;
+  }
+  EXPECT_THAT(a.engine.dump(), testing::HasSubstr("(counts not final)"));
+}
+
+// Each side chooses its own route. What matters to the owner of memory is how the peer writes.
+TEST(FinalCounts, DependOnTheNetworkThatThePeerWritesOn) {
+  sim::World world;
+  const auto node = [&] {
+    return world.add_node({{.name = "ordered", .model = rc_model()},
+                           {.name = "unordered", .model = srd_model()}});
+  };
+  Config prefers_the_other = test_config();
+  prefers_the_other.networks = {{.provider = "sim", .name = "unordered"},
+                                {.provider = "sim", .name = "ordered"}};
+  Host a = open_host(world, node(), kSize);
+  Host b = open_host(world, node(), kSize, prefers_the_other);
+  const RemoteHost there = connect(a, b);
+  await_connected(world, a, there.peer);
+  EXPECT_TRUE(a.engine.peer_info(there.peer)->count_is_final);
+  EXPECT_EQ(nlohmann::json::parse(a.engine.dump_json())["peers"][0]["count_is_final"], true);
+
+  const RemoteHost back = connect(b, a);
+  await_connected(world, b, back.peer);
+  EXPECT_FALSE(b.engine.peer_info(back.peer)->count_is_final);
+  EXPECT_TRUE(delivers(world, b, a, 1));
+  EXPECT_FALSE(a.engine.peer_info(there.peer)->count_is_final) << "the peer writes unordered";
+  EXPECT_EQ(nlohmann::json::parse(a.engine.dump_json())["peers"][0]["count_is_final"], false);
 }
 
 TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndSubscribersAreNotified) {
@@ -579,7 +621,7 @@ TEST(Reroute, ANetworkWithoutRailsIsReplacedAndComesBackAndSubscribersAreNotifie
     }
     world.run_for(1ms);
     if (!reroute) {
-      EXPECT_EQ(write(), Errc::kRailLost) << "not without leave";
+      EXPECT_EQ(write(), Errc::kRailLost) << "rerouted without permission";
       EXPECT_EQ(route().network, "fast");
       return;
     }
@@ -667,9 +709,9 @@ TEST_F(TwoNetworks, AScatterReachesEachTargetByItsOwnRoute) {
 
 TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
   const RemoteHost remote = connect(a, b, {.networks = {"slow"}});
-  using Route = std::pair<std::string, std::string>;
+  using PeerRoute = std::pair<std::string, std::string>;
   EXPECT_EQ(route(*a.engine.peer_info(remote.peer), MemoryKind::kHost, MemoryKind::kHost),
-            Route("slow", "fast: excluded by ConnectOptions::networks"));
+            PeerRoute("slow", "fast: excluded by ConnectOptions::networks"));
   Counter counter = *b.engine.make_counter();
   fill(a.bytes(), 3);
   ASSERT_TRUE(a.engine.submit(Write{.source = a.memory.at(0),
@@ -684,7 +726,7 @@ TEST_F(TwoNetworks, ConnectOptionsRestrictTheRoute) {
   // The other side chose for itself.
   EXPECT_EQ(
       route(*b.engine.peer_info(b.engine.peers().at(0)), MemoryKind::kHost, MemoryKind::kHost),
-      Route("fast", ""));
+      PeerRoute("fast", ""));
 }
 
 TEST_F(TwoNetworks, MemoryThatNoAllowedNetworkReachesEndsUnreachable) {

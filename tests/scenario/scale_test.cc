@@ -9,8 +9,8 @@
 #include "harness/host.h"
 #include "support/sanitizers.h"
 
-// Large worlds, many peers, many keys. What is asserted is bytes, never time. The full sizes are
-// those of the optimised build; the others run the same tests with fewer.
+// Large worlds, many peers, many counter keys. What is asserted is bytes, never time. The full
+// sizes are those of the optimised build; the others run the same tests with fewer.
 
 namespace fabric::test {
 namespace {
@@ -63,7 +63,7 @@ Config small_config() {
   return config;
 }
 
-/// A write of `size` bytes under a key of its own, and whether every byte of it came.
+/// A write of `size` bytes under a counter key of its own, and whether every byte of it came.
 void write_and_check(Host& from, Host& to, const RemoteHost& remote, uint64_t offset, uint64_t size,
                      uint64_t seed) {
   Counter counter = *to.engine.make_counter();
@@ -113,7 +113,7 @@ TEST(LargeWorld, OfDefaultEnginesWithEightRailsFitsInto4GiBAndCarriesEveryByte) 
   }
   if (kBytesCounted) {
     const uint64_t grown = resident_bytes() - before;
-    EXPECT_LE(grown, 4 * kGiB * kNodes / 256) << "a share of 4 GiB each";
+    EXPECT_LE(grown, 4 * kGiB * kNodes / 256) << "a node uses more than its share of 4 GiB";
     RecordProperty("resident_mib", static_cast<int>(grown >> 20));
   }
 }
@@ -149,7 +149,7 @@ TEST(ManyPeers, CostFourKilobytesEachWhenTheyAreIdleAndCanAllBeWrittenTo) {
   }
 }
 
-// ---- Many keys ----------------------------------------------------------------------------------
+// ---- Many counter keys --------------------------------------------------------------------------
 
 TEST(ManyKeys, AreAllOpenAtOnceAndEachCountsItsOwn) {
   sim::World world;

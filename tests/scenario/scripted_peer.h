@@ -74,7 +74,7 @@ class ScriptedPeer {
                              .owner_incarnation = address.incarnation,
                              .region = RegionId(1, 1),
                              .size_bytes = kMemoryBytes};
-    desc.networks.push_back({.network = "sim", .rail_keys = {memory_.wire_key}});
+    desc.networks.push_back({.network = "sim", .rail_keys = {memory_.wire_rkey}});
     return *control::encode(desc);
   }
   std::span<const std::byte> memory() const { return memory_.bytes; }

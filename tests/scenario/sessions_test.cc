@@ -150,7 +150,8 @@ TEST_F(LossyControl, MessagesAreDeliveredOnceEach) {
       }
       EXPECT_TRUE(found) << "a message that was never sent";
     }
-    EXPECT_GT(pair.a.engine.stats().tx.retried, 0u) << "the test needs losses";
+    EXPECT_GT(pair.a.engine.stats().tx.retried, 0u)
+        << "no message was lost: the test shows nothing";
   }
 }
 
@@ -271,7 +272,7 @@ TEST(PeerComesBack, AsANewIncarnationAndTheOldHandlesReportPeerLost) {
       ASSERT_TRUE(b.engine.close());
     }
     const auto lost = [&] { return a.engine.peer_info(old.peer)->state == PeerState::kLost; };
-    ASSERT_TRUE(world.run_until(lost, 1s)) << "a goodbye ends it at once";
+    ASSERT_TRUE(world.run_until(lost, 1s)) << "a goodbye must end the session at once";
     EXPECT_TRUE(a.engine.peers().empty());
 
     Host b = open_host(world, node, kSize);

@@ -186,9 +186,10 @@ void run_shutdown(uint64_t seed, Nanos after, bool with_fences) {
   std::ranges::fill(setup.a.bytes(), std::byte{0});
   setup.world.run_for(1s);
   EXPECT_TRUE(untouched(setup.a.bytes())) << "something landed after close()";
-  EXPECT_EQ(std::ranges::count(setup.b.bytes(), std::byte{0}), 0) << "read after close()";
+  EXPECT_EQ(std::ranges::count(setup.b.bytes(), std::byte{0}), 0)
+      << "a source was read after close()";
 
-  // The peer was told, and its operations have completed as well.
+  // The peer received the goodbye, and its operations have completed as well.
   EXPECT_EQ(theirs.pending(), 0u);
   const Errc ended = setup.b.engine.wait(theirs).error().code;
   EXPECT_TRUE(ended == Errc::kOk || ended == Errc::kPeerLost) << to_string(ended);
@@ -392,7 +393,7 @@ TEST_F(CloseInTime, OfAnEngineThatSleepsKeepsTheDrainBound) {
   ASSERT_TRUE(world.at(world.now(), Fault::cut(kA, kB)));
   world.run_for(10ms);
   const Nanos asked = world.now();
-  EXPECT_TRUE(a.engine.close()) << "it came to rest within its bound";
+  EXPECT_TRUE(a.engine.close()) << "close() did not complete within its bound";
   EXPECT_LE(world.now(), asked + patient.drain_timeout + kMoment);
   ASSERT_EQ(ended.count(), 1u);
   EXPECT_EQ(ended.events[0].code, Errc::kClosed);

@@ -1,4 +1,4 @@
-# Random worlds: a fixed crowd of them that reaches everything, and fresh ones with every commit.
+# Random worlds: a fixed set of them that reaches everything, and fresh ones with every commit.
 
 file(GLOB swarm_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
 fabric_add_tests(swarm_tests swarm ${swarm_sources})

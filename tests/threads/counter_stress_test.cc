@@ -111,28 +111,28 @@ class Jolts {
 constexpr uint32_t kWritesMax = 4;
 using Payload = std::array<std::array<uint32_t, kRailsMax>, kWritesMax>;  // [write][shard]
 
-struct Shard {
+struct Arrival {
   uint32_t imm;
   uint32_t write;
   uint32_t part;
   uint32_t round;
 };
 
-/// Two workers that deliver shards in random order: the bytes first, then the count.
-class Network {
+/// Two workers that deliver shards of writes in random order: the bytes first, then the count.
+class ArrivalThreads {
  public:
-  Network(CounterTable& table, Payload& payload, Jolts& jolts)
+  ArrivalThreads(CounterTable& table, Payload& payload, Jolts& jolts)
       : table_(table), payload_(payload), jolts_(jolts) {
     for (uint32_t i = 0; i < 2; ++i) threads_[i] = std::thread([this, i] { run(i); });
   }
-  ~Network() {
+  ~ArrivalThreads() {
     stop_.store(true, std::memory_order_relaxed);
     for (std::thread& thread : threads_) thread.join();
   }
-  void send(uint32_t rail, const Shard& shard) {
+  void send(uint32_t queue, const Arrival& arrival) {
     in_flight_.fetch_add(1, std::memory_order_relaxed);
-    const std::lock_guard lock(rails_[rail].mutex);
-    rails_[rail].shards.push_back(shard);
+    const std::lock_guard lock(queues_[queue].mutex);
+    queues_[queue].queued.push_back(arrival);
   }
   /// The only thing besides the counts that orders a worker before the caller.
   void drain() {
@@ -141,32 +141,32 @@ class Network {
   uint64_t stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:
-  struct Rail {
+  struct ArrivalQueue {
     std::mutex mutex;
-    std::vector<Shard> shards;
+    std::vector<Arrival> queued;
   };
   void run(uint32_t index) {
     const Jolts::Victim victim(jolts_);
     Rng rng(index + 5);
-    std::vector<Shard> polled;
+    std::vector<Arrival> polled;
     std::vector<uint32_t> imms;
     while (!stop_.load(std::memory_order_relaxed)) {
       polled.clear();
       imms.clear();
       {
-        const std::lock_guard lock(rails_[index].mutex);
-        std::vector<Shard>& shards = rails_[index].shards;
-        for (uint64_t n = rng.between(1, 4); n > 0 && !shards.empty(); --n) {
-          std::swap(shards[rng.below(shards.size())], shards.back());
-          polled.push_back(shards.back());
-          shards.pop_back();
+        const std::lock_guard lock(queues_[index].mutex);
+        std::vector<Arrival>& queued = queues_[index].queued;
+        for (uint64_t n = rng.between(1, 4); n > 0 && !queued.empty(); --n) {
+          std::swap(queued[rng.below(queued.size())], queued.back());
+          polled.push_back(queued.back());
+          queued.pop_back();
         }
       }
       if (polled.empty()) {
         std::this_thread::yield();
         continue;
       }
-      for (const Shard& s : polled) {
+      for (const Arrival& s : polled) {
         payload_[s.write][s.part] = s.round;
         imms.push_back(s.imm);
       }
@@ -178,7 +178,7 @@ class Network {
   CounterTable& table_;
   Payload& payload_;
   Jolts& jolts_;
-  std::array<Rail, 2> rails_;
+  std::array<ArrivalQueue, 2> queues_;
   std::atomic<uint32_t> in_flight_{0};
   std::atomic<uint64_t> stale_{0};
   std::atomic<bool> stop_{false};
@@ -229,37 +229,37 @@ class Canceller {
 /// One receiver: waits round after round, by callback or asleep, and reads the payload.
 class Receiver {
  public:
-  /// One slot, so that every new key is the next generation of the one before it.
+  /// One slot, so that every new counter key is the next generation of the one before it.
   Receiver()
       : table_({.live_max = 1, .seed = 3, .fired = fired, .context = this, .key_bits = 18}) {}
 
   void run() {
     Jolts jolts;
-    Network network(table_, payload_, jolts);
+    ArrivalThreads arrivals(table_, payload_, jolts);
     Canceller canceller(table_, jolts);
     key_ = acquire();
     const Rounds rounds;
     for (round_ = 1; rounds.more(round_); ++round_) {
-      issue(network);
+      issue(arrivals);
       if (rng_.chance(0.15)) {
-        give_up(network, canceller);
+        give_up(arrivals, canceller);
       } else {
         take(canceller);
         check_payload();
         if (rng_.chance(0.1)) renew();
       }
     }
-    network.drain();
+    arrivals.drain();
     canceller.join();
-    EXPECT_EQ(canceller.hits, cancels_) << "each cancel that says so ended one expectation";
-    EXPECT_EQ(canceller.seqs, cancelled_seqs_) << "and it was the one that was meant";
-    EXPECT_EQ(calls_.load(), callbacks_) << "exactly one call for each";
+    EXPECT_EQ(canceller.hits, cancels_) << "each successful cancel must end one expectation";
+    EXPECT_EQ(canceller.seqs, cancelled_seqs_) << "a cancel ended another expectation";
+    EXPECT_EQ(calls_.load(), callbacks_) << "each expectation must be reported once";
     EXPECT_GE(round_, kRoundsMin);
-    EXPECT_GT(network.stale(), 0u) << "no late traffic: the test has lost its point";
+    EXPECT_GT(arrivals.stale(), 0u) << "no late traffic: the test shows nothing";
     std::printf("rounds %u cancels %lu sleeps %lu callbacks %lu stale %lu\n", round_,
                 static_cast<unsigned long>(cancels_), static_cast<unsigned long>(sleeps_),
                 static_cast<unsigned long>(callbacks_),
-                static_cast<unsigned long>(network.stale()));
+                static_cast<unsigned long>(arrivals.stale()));
   }
 
  private:
@@ -272,13 +272,13 @@ class Receiver {
 
   CounterKey acquire() { return *table_.acquire(now_ns(), 0); }
 
-  void issue(Network& network) {
+  void issue(ArrivalThreads& arrivals) {
     writes_ = static_cast<uint32_t>(rng_.between(1, kWritesMax));
     for (uint32_t w = 0; w < writes_; ++w) {
       cuts_[w] = static_cast<uint32_t>(rng_.between(1, kRailsMax));
       for (uint32_t part = 0; part < cuts_[w]; ++part) {
-        network.send(static_cast<uint32_t>(rng_.below(2)),
-                     {make_imm(key_, cuts_[w]), w, part, round_});
+        arrivals.send(static_cast<uint32_t>(rng_.below(2)),
+                      {make_imm(key_, cuts_[w]), w, part, round_});
       }
     }
   }
@@ -311,7 +311,7 @@ class Receiver {
     uint64_t ended;
     while (((ended = ended_.load(std::memory_order_acquire)) >> 8) != cookies_) {
       if (Clock::now() > until) {
-        ADD_FAILURE() << "never called, round " << round_;
+        ADD_FAILURE() << "never reported, round " << round_;
         break;
       }
       std::this_thread::yield();
@@ -319,16 +319,16 @@ class Receiver {
     return static_cast<Errc>(ended & 0xff);
   }
   Errc wait_asleep() {
-    EventCount& spot = table_.event_count(key_);
+    EventCount& waiters = table_.event_count(key_);
     const auto until = Clock::now() + kHang;
     for (;;) {
       if (const auto r = table_.result(armed_); r.done) return r.code;
-      const auto ticket = spot.prepare();
+      const auto ticket = waiters.prepare();
       if (const auto r = table_.result(armed_); r.done) return r.code;
       ++sleeps_;
-      spot.sleep(ticket, Nanos(kHang).count());
+      waiters.sleep(ticket, Nanos(kHang).count());
       if (Clock::now() > until) {
-        ADD_FAILURE() << "slept through the end, round " << round_;
+        ADD_FAILURE() << "the wake-up was lost, round " << round_;
         return Errc::kTimeout;
       }
     }
@@ -353,11 +353,11 @@ class Receiver {
         ASSERT_EQ(payload_[w][part], round_) << "counted before it landed";
       }
     }
-    ASSERT_EQ(table_.count(key_), 0u) << "residue in round " << round_;
+    ASSERT_EQ(table_.count(key_), 0u) << "counts left over in round " << round_;
   }
 
   /// Ends the generation with traffic still in flight. None of it may count in the next one.
-  void give_up(Network& network, Canceller& canceller) {
+  void give_up(ArrivalThreads& arrivals, Canceller& canceller) {
     const bool armed = !expect_once(canceller).has_value();
     ASSERT_TRUE(table_.release(key_, now_ns()));
     if (armed) {
@@ -365,7 +365,7 @@ class Receiver {
       ASSERT_TRUE(end == Errc::kReleased || end == Errc::kOk || end == Errc::kCancelled);
     }
     take_next_key();
-    network.drain();  // keys protect counts, not bytes: the payload is used again
+    arrivals.drain();  // counter keys protect counts, not bytes: the payload is used again
     check_empty();
   }
   void renew() {
@@ -386,9 +386,9 @@ class Receiver {
   void check_empty() {
     const uint32_t eighth = make_imm(key_, 8);
     for (uint32_t i = 0; i < 7; ++i) table_.arrive({&eighth, 1});
-    ASSERT_EQ(table_.count(key_), 0u) << "residue in round " << round_;
+    ASSERT_EQ(table_.count(key_), 0u) << "counts left over in round " << round_;
     table_.arrive({&eighth, 1});
-    ASSERT_TRUE(table_.try_take(key_, 1)) << "debt in round " << round_;
+    ASSERT_TRUE(table_.try_take(key_, 1)) << "counts missing in round " << round_;
     ASSERT_FALSE(table_.try_take(key_, 1));
   }
 
@@ -437,14 +437,15 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
     const uint64_t n = i % 7 * 50 + 1;  // adjacent ones differ, so that a wrong n shows
     const auto armed = table.expect(key, n, CounterTable::kWaiter);
     if (!armed) {
-      EXPECT_EQ(armed.error().code, Errc::kBusy) << "the canceller was stopped with the pin";
+      EXPECT_EQ(armed.error().code, Errc::kBusy)
+          << "the canceller was preempted while it held the pin";
       continue;
     }
     armed_as.store(armed->expectation.seq, std::memory_order_relaxed);
     const auto hang = Clock::now() + kHang;
     while (!table.result(armed->expectation).done) {
       if (Clock::now() > hang) {
-        ADD_FAILURE() << "never ended";
+        ADD_FAILURE() << "never completed";
         break;
       }
       std::this_thread::yield();
@@ -457,7 +458,8 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
   EXPECT_EQ(taken + table.count(key), sent.load());
 }
 
-// The last arrival and the release of the key meet: one of them ends the expectation, not both.
+// The last arrival and the release of the counter key meet: one of them ends the expectation, not
+// both.
 TEST(CounterStress, ReleaseAndArrivalEndAnExpectationOnce) {
   std::atomic<uint32_t> calls{0};
   CounterTable table(
@@ -509,8 +511,6 @@ class LinkedMember {
     member_ = *table_.acquire(now_ns(), 0);
     const CounterKey first = *table_.acquire(now_ns(), 0);
     const CounterKey second = *table_.acquire(now_ns(), 0);
-    const auto armed = table_.expect(second, kCounts, CounterTable::kWaiter);
-    ASSERT_TRUE(armed && !armed->met);
     round_.store(round, std::memory_order_release);
     const auto dawdle = [&rng] {
       const auto until = Clock::now() + Nanos(rng.below(4000));
@@ -518,26 +518,34 @@ class LinkedMember {
       }
     };
     dawdle();
-    table_.set_parent(member_, first);
+    ASSERT_EQ(table_.link(member_, first, kSteps), Errc::kOk);
+    const auto part = table_.share_of(member_, kSteps);
+    const uint32_t owed = table_.take_shares({&part, 1});
     dawdle();
-    table_.set_parent(member_, CounterKey{});
+    const bool owes = table_.unlink(member_, true);
     const uint64_t at_unlink = table_.count(first);
+    ASSERT_EQ(at_unlink, owed != 0 && !owes ? 1u : 0u) << "paid twice, or not at all";
     dawdle();
-    table_.set_parent(member_, second);
-    const auto hang = Clock::now() + kHang;
-    while (!table_.result(armed->expectation).done && Clock::now() < hang) {
-      std::this_thread::yield();
+    ASSERT_EQ(table_.link(member_, second, kCounts), Errc::kOk);
+    const auto all = table_.share_of(member_, kCounts);
+    if (table_.take_shares({&all, 1}) != 0) {
+      const auto armed = table_.expect(second, 1, CounterTable::kWaiter);
+      ASSERT_TRUE(armed);
+      const auto hang = Clock::now() + kHang;
+      while (!armed->met && !table_.result(armed->expectation).done && Clock::now() < hang) {
+        std::this_thread::yield();
+      }
+      ASSERT_TRUE(armed->met || table_.peek(armed->expectation).done)
+          << "the share was never paid: " << table_.count(member_) << " of " << kCounts;
     }
-    ASSERT_TRUE(table_.result(armed->expectation).done)
-        << "the parent has not got all: " << table_.count(second) << " of " << kCounts;
     // The threads have said nothing yet: the count alone orders their writes before this.
     for (const auto& half : payload_) {
       for (const uint32_t written : half) ASSERT_EQ(written, round) << "counted before it landed";
     }
     while (at_rest_.load(std::memory_order_acquire) != 2 * round) std::this_thread::yield();
-    ASSERT_EQ(table_.count(member_), kCounts);
-    ASSERT_EQ(table_.count(second), 0u) << "counted twice";
-    ASSERT_EQ(table_.count(first), at_unlink) << "passed on after the unlink had returned";
+    ASSERT_EQ(table_.count(member_), 0u) << "the share was taken";
+    ASSERT_EQ(table_.count(second), 0u) << "paid twice";
+    ASSERT_EQ(table_.count(first), at_unlink) << "paid after the unlink had returned";
     for (const CounterKey key : {member_, first, second}) table_.release(key, now_ns());
   }
 
@@ -574,7 +582,7 @@ class LinkedMember {
   std::array<std::thread, 2> threads_;
 };
 
-TEST(CounterStress, LinkingAmidArrivalsPassesOnEveryCountExactlyOnce) {
+TEST(CounterStress, LinkingAmidArrivalsPaysEveryShareExactlyOnce) {
   LinkedMember member;
   Rng rng(2);
   const Rounds rounds;
@@ -583,8 +591,8 @@ TEST(CounterStress, LinkingAmidArrivalsPassesOnEveryCountExactlyOnce) {
   EXPECT_GE(round, kRoundsMin);
 }
 
-// Keys come and go on two threads while a third keeps sending under keys of the past. A count that
-// shows up in a generation without writes was added without a check of the generation.
+// Two threads acquire and release counter keys while a third keeps sending under released ones. A
+// count that shows up in a generation without writes was added without a check of the generation.
 TEST(CounterStress, OldKeysNeverCountInALaterGeneration) {
   constexpr int64_t kRestNs = 200'000'000;  // longer than the sender can be away between two sends
   CounterTable table(

@@ -39,7 +39,7 @@ class RailsThatFlap : public testing::Test {
     running.fetch_sub(1);
   }
 
-  void trouble(uint32_t round) {
+  void inject_fault(uint32_t round) {
     sim::World& world = cluster.world();
     const uint32_t rail = round % 2;
     const Nanos now = world.now();
@@ -73,13 +73,13 @@ TEST_F(RailsThatFlap, EveryWriteIsCountedOnce) {
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < kSubmitters; ++i) threads.emplace_back([this, i] { submit(i); });
   for (uint32_t round = 0; running.load() > 0; ++round) {
-    trouble(round);
+    inject_fault(round);
     std::this_thread::sleep_for(5ms);
   }
   for (std::thread& thread : threads) thread.join();
   constexpr uint64_t kAll = uint64_t{kSubmitters} * kWrites;
   EXPECT_TRUE(counter.wait(kAll, 25s));
-  EXPECT_EQ(counter.count(), 0u) << "not one more";
+  EXPECT_EQ(counter.count(), 0u) << "counted more than once";
   EXPECT_TRUE(source.bytes == target.bytes);
 }
 

@@ -135,7 +135,7 @@ TEST(EngineNotify, CountersAreMadeAndReleasedUnderTrafficAndTheirWaits) {
 }
 
 /// Takes what a watcher reports and checks that each step begins where the last one ended.
-struct Steps {
+struct WatchedValues {
   std::atomic<uint64_t> last{0}, events{0};
   void report(const Event& event) {
     EXPECT_EQ(event.kind, EventKind::kWatch);
@@ -149,10 +149,10 @@ struct Steps {
 TEST(EngineNotify, TheLastValueOfAWatchedWordIsNeverLost) {
   Cluster cluster(1);
   for (const bool polled : {false, true}) {
-    Steps called, read;
+    WatchedValues called, read;
     Inbox inbox = *cluster[0].make_inbox(1);
     Watcher by_call =
-        *cluster[0].make_watcher(Notify::call<&Steps::report>(&called), {.polled = polled});
+        *cluster[0].make_watcher(Notify::call<&WatchedValues::report>(&called), {.polled = polled});
     Watcher by_inbox = *cluster[0].make_watcher(Notify::inbox(inbox), {.polled = polled});
     by_call.arm();
     by_inbox.arm();
@@ -291,14 +291,15 @@ TEST(EngineNotify, ListenersAndSubscribersComeAndGo) {
   };
   uint64_t events = 0;
   for (uint32_t i = 0; i < 60; ++i) {
-    Alive heard, told;
+    Alive listener_calls, subscriber_calls;
     {
-      Subscription listener = *cluster[1].listen(9, Notify::call<&Alive::report>(&heard));
-      Subscription subscriber = *cluster[1].subscribe(Notify::call<&Alive::report>(&told));
+      Subscription listener = *cluster[1].listen(9, Notify::call<&Alive::report>(&listener_calls));
+      Subscription subscriber =
+          *cluster[1].subscribe(Notify::call<&Alive::report>(&subscriber_calls));
       std::this_thread::sleep_for(500us);
     }
-    heard.alive = told.alive = false;
-    events += heard.events.load() + told.events.load();
+    listener_calls.alive = subscriber_calls.alive = false;
+    events += listener_calls.events.load() + subscriber_calls.events.load();
   }
   stop.store(true);
   threads.join();
@@ -331,8 +332,9 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
   Area source(cluster[0], 4096), target(cluster[1], 4096);
   const PeerId peer = cluster.connect(0, 1);
   const RemoteRegion remote = target.seen_by(cluster[0], peer);
-  Redirected told;
-  Subscription subscription = *cluster[0].subscribe(Notify::call<&Redirected::report>(&told));
+  Redirected completions;
+  Subscription subscription =
+      *cluster[0].subscribe(Notify::call<&Redirected::report>(&completions));
   std::atomic<uint64_t> read{0};
   ScopedThreads threads;
   for (uint32_t t = 0; t < 3; ++t) {
@@ -344,7 +346,7 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
         helper.add([&] {  // may come when the inbox is closed
           for (uint32_t i = 0; i < 24; ++i) {
             const auto op = cluster[0].submit(Timer{.after = Nanos(i * 1000), .notify = notify});
-            if (op) told.accept(*op);
+            if (op) completions.accept(*op);
           }
         });
         for (uint32_t i = 0; i < 16; ++i) {
@@ -352,11 +354,11 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
                                                   .target = remote.at(0),
                                                   .size_bytes = 64,
                                                   .notify = notify});
-          if (op) told.accept(*op);
+          if (op) completions.accept(*op);
         }
         std::array<Event, 4> events;
         const uint32_t n = inbox->poll(events);
-        for (uint32_t i = 0; i < n; ++i) told.report(events[i]);
+        for (uint32_t i = 0; i < n; ++i) completions.report(events[i]);
         read.fetch_add(n);
         inbox.reset();
         helper.join();
@@ -364,11 +366,11 @@ TEST(EngineNotify, WhatAnInboxWasToGetGoesToTheSubscribersWhenItIsClosed) {
     });
   }
   threads.join();
-  EXPECT_TRUE(eventually([&] { return told.complete(); }));
-  std::sort(told.accepted.begin(), told.accepted.end());
-  std::sort(told.reported.begin(), told.reported.end());
-  EXPECT_EQ(told.accepted, told.reported);
-  EXPECT_LT(read.load(), told.reported.size());
+  EXPECT_TRUE(eventually([&] { return completions.complete(); }));
+  std::sort(completions.accepted.begin(), completions.accepted.end());
+  std::sort(completions.reported.begin(), completions.reported.end());
+  EXPECT_EQ(completions.accepted, completions.reported);
+  EXPECT_LT(read.load(), completions.reported.size());
 }
 
 /// One end of a descriptor that an external event loop sleeps on.
@@ -391,7 +393,7 @@ TEST(EngineNotify, TheDescriptorOfAnInboxIsReadableExactlyWhileEventsWait) {
   ASSERT_TRUE(readable(fd, 20'000));
   ASSERT_TRUE(eventually([&] { return cluster[0].stats().ops_in_flight == 0; }));
   EXPECT_EQ(inbox.poll({}), 0u);
-  EXPECT_TRUE(readable(fd, 0)) << "nothing was taken";
+  EXPECT_TRUE(readable(fd, 0)) << "no event was read";
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(readable(fd, 0)) << i;
     ASSERT_EQ(inbox.poll({&event, 1}), 1u);

@@ -12,8 +12,8 @@ constexpr uint32_t kSliceBytes = 4096;  // of each submitter, in every area
 constexpr uint32_t kPages = 4;
 constexpr uint64_t kAreaBytes = uint64_t{kSubmitters} * kSliceBytes;
 
-/// Engine 0 writes to the others. Each of them has one key that everything counts under.
-struct Field {
+/// Engine 0 writes to the others. Each of them has one counter key that everything counts under.
+struct TrafficSetup {
   Cluster cluster{3};
   Engine& engine = cluster[0];
   Area source{engine, kAreaBytes};
@@ -26,14 +26,14 @@ struct Field {
   std::atomic<uint64_t> messages{0};
   std::vector<Subscription> listeners;
 
-  Field() {
+  TrafficSetup() {
     for (uint32_t i = 1; i < cluster.size(); ++i) {
       targets.push_back(std::make_unique<Area>(cluster[i], kAreaBytes));
       counters.push_back(*cluster[i].make_counter());
       keys.push_back(counters.back().key());
       peers.push_back(cluster.connect(0, i));
       regions.push_back(targets.back()->seen_by(engine, peers.back()));
-      listeners.push_back(*cluster[i].listen(7, Notify::call<&Field::on_message>(this)));
+      listeners.push_back(*cluster[i].listen(7, Notify::call<&TrafficSetup::on_message>(this)));
     }
     group = engine.make_group(peers);
   }
@@ -46,15 +46,15 @@ struct Field {
 /// One thread's own things, and what it knows of the counts that it caused.
 class Submitter {
  public:
-  Submitter(Field& field, ReportAudit& audit, RecentOps& recent, uint32_t number)
-      : field_(field),
+  Submitter(TrafficSetup& setup, ReportAudit& audit, RecentOps& recent, uint32_t number)
+      : setup_(setup),
         audit_(audit),
         recent_(recent),
         number_(number),
         rng_(test_seed() * 1000 + number),
-        inbox_(*field.engine.make_inbox(64)),
-        flag_(*field.engine.make_flag()),
-        batch_(*field.engine.make_batch()) {}
+        inbox_(*setup.engine.make_inbox(64)),
+        flag_(*setup.engine.make_flag()),
+        batch_(*setup.engine.make_batch()) {}
 
   void run() {
     for (uint32_t i = 0; i < kRounds; ++i) {
@@ -106,47 +106,47 @@ class Submitter {
   }
 
   Result<OpId> submit(const Notify& notify, BatchId batch) {
-    Engine& engine = field_.engine;
+    Engine& engine = setup_.engine;
     const uint64_t slice = uint64_t{number_} * kSliceBytes;
-    const uint32_t to = static_cast<uint32_t>(rng_.below(field_.peers.size()));
+    const uint32_t to = static_cast<uint32_t>(rng_.below(setup_.peers.size()));
     switch (rng_.below(6)) {
       case 0:
-        return engine.submit(Write{.source = field_.source.region().at(slice),
-                                   .target = field_.regions[to].at(slice),
+        return engine.submit(Write{.source = setup_.source.region().at(slice),
+                                   .target = setup_.regions[to].at(slice),
                                    .size_bytes = rng_.below(kSliceBytes + 1),
-                                   .imm = field_.keys[to],
+                                   .imm = setup_.keys[to],
                                    .priority = static_cast<Priority>(rng_.below(3)),
                                    .batch = batch,
                                    .notify = notify});
       case 1: {
         const std::array<uint32_t, kPages> pages{3, 0, 2, 1};
         const Pages both{.indices = pages, .stride_bytes = 512, .offset_bytes = slice};
-        return engine.submit(PagedWrite{.source = field_.source.region().id(),
+        return engine.submit(PagedWrite{.source = setup_.source.region().id(),
                                         .source_pages = both,
-                                        .target = field_.regions[to],
+                                        .target = setup_.regions[to],
                                         .target_pages = both,
                                         .page_bytes = 512,
-                                        .imm = field_.keys[to],
+                                        .imm = setup_.keys[to],
                                         .batch = batch,
                                         .notify = notify});
       }
       case 2: {
         std::vector<ScatterTarget> targets;
-        for (size_t i = 0; i < field_.peers.size(); ++i) {
-          targets.push_back({field_.regions[i].at(slice), slice, 100, field_.keys[i]});
+        for (size_t i = 0; i < setup_.peers.size(); ++i) {
+          targets.push_back({setup_.regions[i].at(slice), slice, 100, setup_.keys[i]});
         }
-        return engine.submit(Scatter{.source = field_.source.region().id(),
+        return engine.submit(Scatter{.source = setup_.source.region().id(),
                                      .targets = targets,
-                                     .group = *field_.group,
+                                     .group = *setup_.group,
                                      .batch = batch,
                                      .notify = notify});
       }
       case 3:
         return engine.submit(
-            Signal{.group = *field_.group, .keys = field_.keys, .batch = batch, .notify = notify});
+            Signal{.group = *setup_.group, .keys = setup_.keys, .batch = batch, .notify = notify});
       case 4: {
         const std::array<std::byte, 16> bytes{};
-        return engine.submit(Send{.peer = field_.peers[to],
+        return engine.submit(Send{.peer = setup_.peers[to],
                                   .channel = 7,
                                   .bytes = bytes,
                                   .batch = batch,
@@ -158,7 +158,7 @@ class Submitter {
     }
   }
 
-  Field& field_;
+  TrafficSetup& setup_;
   ReportAudit& audit_;
   RecentOps& recent_;
   uint32_t number_;
@@ -170,12 +170,12 @@ class Submitter {
 };
 
 TEST(EngineTraffic, EveryAcceptedOperationIsReportedOnceWhateverIsCancelled) {
-  Field field;
+  TrafficSetup setup;
   ReportAudit audit(kSubmitters * kRounds);
   RecentOps recent;
   std::vector<std::unique_ptr<Submitter>> submitters;
   for (uint32_t i = 0; i < kSubmitters; ++i) {
-    submitters.push_back(std::make_unique<Submitter>(field, audit, recent, i));
+    submitters.push_back(std::make_unique<Submitter>(setup, audit, recent, i));
   }
   std::atomic<bool> stop{false};
   ScopedThreads cancellers;
@@ -183,8 +183,8 @@ TEST(EngineTraffic, EveryAcceptedOperationIsReportedOnceWhateverIsCancelled) {
     cancellers.add([&, i] {
       Rng rng(test_seed() + i);
       while (!stop.load()) {
-        if (const OpId op = recent.pick(rng)) (void)field.engine.cancel(op);
-        (void)field.engine.stats();
+        if (const OpId op = recent.pick(rng)) (void)setup.engine.cancel(op);
+        (void)setup.engine.stats();
         std::this_thread::sleep_for(20us);
       }
     });
@@ -195,10 +195,10 @@ TEST(EngineTraffic, EveryAcceptedOperationIsReportedOnceWhateverIsCancelled) {
   stop.store(true);
   cancellers.join();
 
-  EXPECT_TRUE(eventually([&] { return audit.complete(); })) << field.engine.dump();
+  EXPECT_TRUE(eventually([&] { return audit.complete(); })) << setup.engine.dump();
   audit.expect_exactly_once();
   EXPECT_GT(audit.ok(), audit.opened() / 4);
-  EXPECT_TRUE(eventually([&] { return field.engine.stats().ops_in_flight == 0; }));
+  EXPECT_TRUE(eventually([&] { return setup.engine.stats().ops_in_flight == 0; }));
   for (auto& submitter : submitters) EXPECT_GT(submitter->in_batch(), 0u);
 }
 
@@ -396,7 +396,8 @@ TEST(EngineTraffic, ASealedBatchThatIsLetGoStillReportsOnce) {
     {
       Batch batch = *cluster[0].make_batch();
       ASSERT_TRUE(cluster[0].submit(Timer{.after = 20s, .batch = batch}));
-      ASSERT_TRUE(batch.seal(Notify::inbox(inbox, round))) << "its place was never given back";
+      ASSERT_TRUE(batch.seal(Notify::inbox(inbox, round)))
+          << "its room in the inbox was never freed";
     }
     ASSERT_TRUE(inbox.wait(20s));
     Event event;

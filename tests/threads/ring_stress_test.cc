@@ -22,7 +22,7 @@ constexpr uint32_t kRounds = 20'000;
 struct Item {
   uint32_t producer = 0;
   uint32_t number = 0;
-  uint32_t left = 0;  ///< of its span, behind it
+  uint32_t left = 0;  ///< of its span, after it
 };
 
 // A small ring, so that it is full and empty all the time.
@@ -54,7 +54,7 @@ TEST(MpscRingStress, LosesNothingAndKeepsSpansAndProducersInOrder) {
     ASSERT_LT(item.producer, kThreads);
     ASSERT_EQ(item.number, next[item.producer]++);
     if (last.left != 0) {
-      ASSERT_EQ(item.producer, last.producer) << "something came between a span";
+      ASSERT_EQ(item.producer, last.producer) << "an element is inside a span";
       ASSERT_EQ(item.left, last.left - 1);
     }
     last = item;

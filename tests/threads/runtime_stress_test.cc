@@ -153,7 +153,7 @@ TEST(ThreadsDriverStress, JobsThatOffloadToOtherQueuesWhileTheDriverClosesAllRun
             queue);
       }
     }
-    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "two for every other queue";
+    ASSERT_EQ(ran.load(), Driver::kOffloadQueues - 1) << "every other queue must have run";
   }
 }
 
@@ -247,17 +247,17 @@ TEST(SelfStress, AFenceIsTheEndOfTheLastCopy) {
   std::atomic<bool> stop{false};
   std::atomic<uint32_t> written{0}, refused{0};
   std::thread worker([&] {
-    std::array<WireEvent, 8> events;
+    std::array<RailEvent, 8> events;
     while (!stop) {
       const WriteOp op{.source = reinterpret_cast<uint64_t>(source.data()),
                        .size_bytes = kBytes,
-                       .local_key = *from,
-                       .remote_key = target_key.load(),
+                       .lkey = *from,
+                       .rkey = target_key.load(),
                        .path = *path};
       rail.post({&op, 1});
       const uint32_t n = rail.poll(events);
       for (uint32_t i = 0; i < n; ++i) {
-        if (events[i].kind == WireEvent::Kind::kFenced) {
+        if (events[i].kind == RailEvent::Kind::kFenced) {
           fenced.store(events[i].cookie);
         } else {
           ++(events[i].code == Errc::kOk ? written : refused);
@@ -272,7 +272,7 @@ TEST(SelfStress, AFenceIsTheEndOfTheLastCopy) {
     const auto key =
         rail.register_memory({.address = target->data(), .size_bytes = kBytes}, key_bytes);
     ASSERT_TRUE(key);
-    target_key = *rail.import_key(key_bytes);
+    target_key = *rail.import_rkey(key_bytes);
     const uint32_t before = written;
     while (written == before) std::this_thread::yield();
     rail.deregister_memory(*key, round);

@@ -11,7 +11,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 class RealClock final : public Driver {
  public:
@@ -43,7 +43,7 @@ class SimRealtime : public testing::Test {
   }
 
   /// The next event, asleep until it comes. Nothing within 20 s means that a wake-up was lost.
-  static bool await(OpenNetwork& network, Kind kind, WireEvent& event) {
+  static bool await(OpenNetwork& network, Kind kind, RailEvent& event) {
     while (true) {
       while (network.rail(0).poll({&event, 1}) == 1) {
         if (event.kind == kind) return true;
@@ -73,7 +73,7 @@ TEST_F(SimRealtime, SleepersAreWokenForEveryWriteAndCompletion) {
   std::atomic<bool> echoed{false};
   std::thread other([&] {
     bool ok = true;
-    WireEvent event;
+    RailEvent event;
     for (uint32_t i = 0; ok && i < kRounds; ++i) {
       ok = await(*b, Kind::kImm, event) && event.imm == i && target_b.bytes == source_a.bytes;
       const WriteOp op = back.counted(source_b, target_a, 10'000, i, i);
@@ -82,7 +82,7 @@ TEST_F(SimRealtime, SleepersAreWokenForEveryWriteAndCompletion) {
     echoed.store(ok, std::memory_order_relaxed);  // read after join()
   });
   bool ok = true;
-  WireEvent event;
+  RailEvent event;
   for (uint32_t i = 0; ok && i < kRounds; ++i) {
     const WriteOp op = there.counted(source_a, target_b, 10'000, i, i);
     ok = a->rail(0).post({&op, 1}) == 1 && await(*a, Kind::kImm, event) && event.imm == i;
@@ -100,8 +100,8 @@ TEST_F(SimRealtime, SenderAloneIsWokenForItsCompletion) {
   const Block source(a->rail(0), 1 << 20, 1), target(b->rail(0), 1 << 20);
   for (uint32_t i = 0; i < 20; ++i) {
     path.post(path.counted(source, target, 1 << 20, i, i));
-    WireEvent event;
-    ASSERT_TRUE(await(*a, Kind::kWritten, event));
+    RailEvent event;
+    ASSERT_TRUE(await(*a, Kind::kCompletion, event));
     EXPECT_EQ(event.code, Errc::kOk);
   }
   EXPECT_EQ(target.bytes, source.bytes);
@@ -127,7 +127,7 @@ TEST_F(SimRealtime, DatagramWakesASleeper) {
   EXPECT_TRUE(a->send(*link, hello));
   pollfd waiting{b->wait_fd(), POLLIN, 0};
   std::byte buffer[16];
-  EXPECT_EQ(b->receive(buffer), 0u) << "it is not there before its time";
+  EXPECT_EQ(b->receive(buffer), 0u) << "the datagram arrived too early";
   EXPECT_TRUE(b->arm());
   ASSERT_EQ(::poll(&waiting, 1, 20'000), 1);
   EXPECT_EQ(b->receive(buffer), 4u);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Plants one violation of each rule and wants tidy to find exactly that, at the right line."""
+"""Plants a violation of each rule, and of each entry of words.py, and wants tidy to find it."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,27 @@ def body(lines):
     return "int f() {\n" + "  g();\n" * (lines - 2) + "}\n"
 
 
+def file_in(where, suffix):
+    """A file whose path starts with `where`: a folder, the start of a file's name, or a file."""
+    if where == "":
+        return "src/core/a" + suffix
+    if where.endswith("/"):
+        return where + "a" + suffix
+    return where if Path(where).suffix else where + "_a" + suffix
+
+
+def alternatives(pattern):
+    """The parts of a regular expression between the `|` outside of its groups."""
+    parts, depth = [""], 0
+    for char in pattern:
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if char == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
 class Findings(unittest.TestCase):
     def finds(self, rule, name, text, line=1):
         self.assertEqual(tidy({name: text}), [(f"{name}:{line}", rule)])
@@ -73,6 +95,7 @@ class Findings(unittest.TestCase):
             "src/providers/tcp/a.cc": ['"core/x.h"', '"providers/shm/x.h"', '"runtime/x.h"'],
             "src/workloads/kv/a.cc": ['"core/x.h"', '"control/x.h"'],
             "src/swarm/a.cc": ['"core/x.h"'],
+            "src/topology/a.cc": ['"core/x.h"', '"control/x.h"', '"providers/verbs/x.h"'],
         }
         for name, targets in up.items():
             for target in targets:
@@ -88,6 +111,7 @@ class Findings(unittest.TestCase):
             "src/providers/tcp/a.cc": ['"base/x.h"', '"control/x.h"', '"providers/tcp/x.h"'],
             "src/providers/verbs/a.cc": ["<infiniband/verbs.h>"],
             "src/providers/registry.cc": ['"core/x.h"', '"providers/tcp/x.h"'],
+            "src/topology/a.cc": ["<fabric/result.h>", '"base/x.h"', '"topology/x.h"'],
         }
         for name, targets in down.items():
             for target in targets:
@@ -259,19 +283,69 @@ class Findings(unittest.TestCase):
                     head = "#pragma once\n" if name.endswith(".h") else "\n"
                     self.word(name, f"{head}{comment}{text}\n", found, instead, line=2)
         self.word("src/core/a.cc", "// takes the\n// own\n", "the // own", "its own")
-        self.assertEqual(tidy({"tests/unit/a.md": "nobody waits\n"}), [])
+        # The Unix user.
+        self.assertEqual(tidy({"tests/process/a.md": "as nobody\n"}), [])
 
-    def test_every_word_out_names_another(self):
+    def test_every_entry_names_another_word(self):
         self.assertEqual([out.words for table in (words.WORDS, words.NAMES, words.ENGLISH,
                                                   words.PHRASES)
                           for out in table if not out.instead], [])
-        for word, entries in words.BY_WORD.items():
+
+    def found_by(self, out, name, text):
+        """Whether this entry, and not another one, finds something in the file."""
+        return any(f.rule == "word" and f.advice.endswith(f", but {out.instead}")
+                   for f in findings({name: text}))
+
+    def planted(self, out, text, suffix):
+        """An entry finds the text in each of its folders, and in none of its exceptions."""
+        for where in out.where:
+            name = file_in(where, suffix)
+            if out.holds(name):
+                self.assertTrue(self.found_by(out, name, text), f"{name}: {text}")
+        for where in out.but:
+            name = file_in(where, suffix)
+            self.assertFalse(self.found_by(out, name, text), f"{name}: {text}")
+
+    def test_every_word_is_found(self):
+        for out in words.WORDS + words.ENGLISH:
+            for word in out.words.split():
+                with self.subTest(word=word):
+                    self.assertEqual(words.TOKEN.findall(word), [word])
+                    self.planted(out, f"text\nthe {word} of it\n", ".md")
+        for out in words.WORDS:
+            word = out.words.split()[0]
             with self.subTest(word=word):
-                self.assertEqual(words.TOKEN.findall(word), [word])
-                where = entries[0].where[0] or "src/core/"
-                name = where + "a.md" if where.endswith("/") else where
-                self.assertTrue(any(f.rule == "word" and f.line == 2
-                                    for f in findings({name: f"text\nthe {word} of it\n"})))
+                self.planted(out, f"class {word.title()}Pool {{}};\n", ".cc")
+
+    def test_every_name_is_found(self):
+        for out in words.NAMES:
+            self.assertTrue(out.samples, out.words)
+            for name in out.samples:
+                with self.subTest(name=name):
+                    self.assertRegex(name, rf"^(?:{out.words})$")
+                    self.planted(out, f"int f();\nclass {name} {{}};\n", ".cc")
+                    self.planted(out, f"text\n`{name}`\n", ".md")
+            for alternative in alternatives(out.words):
+                with self.subTest(alternative=alternative):
+                    self.assertTrue(any(re.fullmatch(alternative, name) for name in out.samples))
+
+    def test_every_phrase_is_found(self):
+        for out in words.PHRASES:
+            self.assertTrue(out.samples, out.words)
+            for text in out.samples:
+                with self.subTest(text=text):
+                    self.planted(out, f"// {text} again\n", ".cc")
+        self.accepts("src/core/a.cc", "// They can be told apart, left nothing behind, told so.\n"
+                     "// UCX stands for UCP; the code behind PLANTED.\n")
+
+    def test_every_type_is_defined_once(self):
+        for name in words.ONCE:
+            for kind in ("struct", "class", "enum class"):
+                with self.subTest(name=name, kind=kind):
+                    twice = {"src/core/a.cc": f"{kind} {name} {{}};\n",
+                             "tests/unit/b_test.cc": f"{kind} {name} {{}};\n"}
+                    found = [f.path for f in findings(twice) if "several things" in f.advice]
+                    self.assertEqual(found, sorted(twice))
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class Screen(unittest.TestCase):
         try:
             while part := os.read(leader, 4096):
                 text += part
-        except OSError:  # how a pty tells its end
+        except OSError:  # how a pty reports its end
             pass
         os.close(leader)
         self.assertEqual(child.wait(command.LONG), 0)

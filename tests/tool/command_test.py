@@ -13,8 +13,8 @@ from pathlib import Path
 
 import command
 from command import run
+from recorded_sysfs import unpacked
 
-HERE = Path(__file__).resolve().parent
 BENCHMARKS = ("write", "paged", "scatter", "latency", "rate", "message", "idle")
 LEVELS = [(), ("info",), ("sim",), ("version",), ("completion",), ("bench",),
           *(("bench", benchmark) for benchmark in BENCHMARKS)]
@@ -32,7 +32,7 @@ class Help(unittest.TestCase):
                     self.assertLessEqual(len(line), 100, line)
 
     def test_examples_are_commands(self):
-        """Every example that ends by itself is taken by the parser: --help behind it proves it."""
+        """The parser accepts every example that ends by itself, with --help after it."""
         for level in LEVELS:
             out, _ = run(*level, "--help")
             for line in out.split("Examples:")[1].splitlines():
@@ -55,7 +55,8 @@ class Json(unittest.TestCase):
     def test_info(self):
         info = json.loads(run("info", "--json")[0])
         self.assertEqual(list(info),
-                         ["version", "versions", "networks", "machine", "advice", "limits"])
+                         ["version", "versions", "networks", "machine", "near", "advice",
+                          "limits"])
         networks = {network["name"]: network for network in info["networks"]}
         self.assertTrue(networks["self"]["usable"])
         for name in ("ofi", "tcp"):
@@ -76,29 +77,72 @@ class Json(unittest.TestCase):
 
 
 class Devices(unittest.TestCase):
-    """A machine of two packages: a PCI switch with an RDMA NIC and a GPU, and more beside it."""
+    """NICs and GPUs of recorded machines, and which NICs Network::near picks there."""
 
-    MACHINE = str(HERE / "two_packages.xml")
+    def info(self, name, *arguments, **environment):
+        with unpacked(name) as root:
+            out, _ = run("info", "--json", "--sysfs", root, *arguments, **environment)
+            return json.loads(out)
 
     def test_know_their_gpus(self):
-        machine = json.loads(run("info", "--json", HWLOC_XMLFILE=self.MACHINE)[0])["machine"]
-        rdma, ethernet = machine["nics"]
-        self.assertEqual((rdma["name"], rdma["rdma"], rdma["pci"], rdma["numa"]),
-                         ("test_rdma0", True, "0000:01:00.0", 0))
+        machine = self.info("eight_gpus")["machine"]
+        self.assertEqual(len(machine["nics"]), 12)
+        rdma, storage, ethernet = machine["nics"][0], machine["nics"][1], machine["nics"][10]
+        self.assertEqual((rdma["name"], rdma["rdma"], rdma["pci"], rdma["numa"], rdma["state"],
+                          rdma["gbit_per_second"]),
+                         ("mlx5_0", True, "0000:18:00.0", 0, "ACTIVE", 400))
         self.assertEqual([(gpu["pci"], gpu["nearness"]) for gpu in rdma["gpus"]],
-                         [("0000:02:00.0", "same PCI switch"), ("0000:08:00.0", "same NUMA node"),
-                          ("0000:81:00.0", "another package")])
-        self.assertEqual((ethernet["name"], ethernet["rdma"], ethernet["numa"]),
-                         ("test_eth0", False, 1))
-        self.assertEqual(ethernet["gpus"][0],
-                         {"pci": "0000:81:00.0", "nearness": "same NUMA node"})
-        self.assertEqual([gpu["numa"] for gpu in machine["gpus"]], [0, 0, 1])
-        self.assertEqual((machine["packages"], machine["numa_nodes"]), (2, 2))
+                         [("0000:1b:00.0", "same PCI switch"), ("0000:43:00.0", "same NUMA node"),
+                          ("0000:52:00.0", "same NUMA node"), ("0000:61:00.0", "same NUMA node"),
+                          ("0000:9d:00.0", "other NUMA node"), ("0000:c3:00.0", "other NUMA node"),
+                          ("0000:d1:00.0", "other NUMA node"), ("0000:df:00.0", "other NUMA node")])
+        self.assertEqual(storage["gpus"][0]["nearness"], "same NUMA node")
+        self.assertEqual((ethernet["name"], ethernet["rdma"], ethernet["gbit_per_second"]),
+                         ("enp41s0np0", False, 200))
+        self.assertEqual([gpu["numa"] for gpu in machine["gpus"]], [0, 0, 0, 0, 1, 1, 1, 1])
+        self.assertEqual([gpu["nics"] for gpu in machine["gpus"]],
+                         [[f"mlx5_{i}"] for i in (0, 2, 3, 4, 5, 7, 8, 9)])
+        self.assertEqual((machine["numa_nodes"], machine["packages"]), (2, None))
+
+    def test_show_what_near_leaves_out_and_why(self):
+        near, = self.info("eight_gpus", "--near", "gpu0")["near"]
+        self.assertEqual((near["near"], near["target"]), ("gpu0", "gpu0, PCI 0000:1b:00.0"))
+        self.assertEqual(near["taken"], [{"name": "mlx5_0", "nearness": "same PCI switch"}])
+        reasons = {nic["name"]: nic["reason"] for nic in near["left_out"]}
+        self.assertEqual(len(reasons), 9)
+        self.assertEqual(reasons["mlx5_6"],
+                         "nearest to no GPU, farther from gpu0 than mlx5_0: other NUMA node")
+
+    def test_show_near_of_the_variable(self):
+        info = self.info("p5en", FABRICLIB_NETWORKS="shm, verbs near=gpu3, verbs name=b near=gpu9")
+        first, second = info["near"]
+        self.assertEqual([nic["name"] for nic in first["taken"]], ["rdmap112s0", "rdmap113s0"])
+        self.assertEqual(second["problem"], "near: no such GPU 'gpu9'; there are gpu0..gpu7")
+        self.assertEqual(self.info("p5en")["near"], [])
 
     def test_are_printed_as_text(self):
-        out, _ = run("info", HWLOC_XMLFILE=self.MACHINE)
-        self.assertIn("RDMA test_rdma0 0000:01:00.0: speed unknown", out)
-        self.assertIn("GPU 0000:02:00.0: same PCI switch", out)
+        with unpacked("p5") as root:
+            out, _ = run("info", "--sysfs", root, "--near", "0000:53:00.0",
+                         CUDA_VISIBLE_DEVICES="4")
+        self.assertIn("RDMA rdmap79s0 0000:4f:00.0: 100 Gbit/s, ACTIVE, NUMA node 0\n", out)
+        self.assertIn("       GPU 0000:53:00.0: same PCI switch\n", out)
+        self.assertIn("GPU  0000:53:00.0: NVIDIA, NUMA node 0, near=gpu0 takes rdmap79s0 rdmap80s0 "
+                      "rdmap81s0 rdmap82s0\n", out)
+        self.assertIn("\nnear=0000:53:00.0\n  GPU, PCI 0000:53:00.0\n"
+                      "  takes      rdmap79s0: same PCI switch\n", out)
+        self.assertIn("  leaves out rdmap96s0: nearest to GPU 0000:64:00.0, farther from "
+                      "0000:53:00.0 than rdmap79s0: same NUMA node\n", out)
+
+    def test_refuse_what_does_not_exist(self):
+        with unpacked("two_sockets") as root:
+            for near, why in (("gpu0", "no such GPU 'gpu0'; there is no GPU"),
+                              ("numa:2", "no such NUMA node 'numa:2'; there are numa:0, numa:1"),
+                              ("mlx5_0", "none of a PCI address, gpuN, numa:N and auto")):
+                out, err = run("info", "--sysfs", root, "--near", near, code=2)
+                self.assertIn("--near", out + err)
+                self.assertIn(why, out + err)
+            out, err = run("info", "--sysfs", root + "/nothing", code=2)
+            self.assertIn("--sysfs", out + err)
 
 
 class Refusal(unittest.TestCase):

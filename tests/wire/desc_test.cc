@@ -14,8 +14,8 @@ const char* const kGolden =
     "05000000 09000000 0000100000000000"           // slot, generation, 1 MiB,
     "01 03000000 ddccbbaa00000000 11000000"        // CUDA 3, granted to, grant 17,
     "f8f7f6f5f4f3f2f1"                             // in this session
-    "0200 0d00 04 66617374 02 02 6b30 03 6b3031"   // network "fast": two keys
-    "0200 0700 04 736c6f77 01 00";                 // network "slow": one empty key
+    "0200 0d00 04 66617374 02 02 6b30 03 6b3031"   // network "fast": two rkeys
+    "0200 0700 04 736c6f77 01 00";                 // network "slow": one empty rkey
 constexpr size_t kRegionAt = 12, kNetworkAt = 73;
 
 TEST(DescWire, HasItsGoldenBytes) {
@@ -75,7 +75,7 @@ TEST(DescWire, RefusesFieldsOutOfRange) {
   EXPECT_TRUE(refused(with(whole, body + 33, 0xfffffffe, 4))) << "device -2";
   EXPECT_FALSE(refused(with(whole, body + 33, 0xffffffff, 4))) << "device -1";
   EXPECT_TRUE(refused(with(whole, body + 37, 0, 8))) << "a grant without a peer";
-  EXPECT_TRUE(refused(with(whole, body + 45, 0, 4))) << "granted without a number";
+  EXPECT_TRUE(refused(with(whole, body + 45, 0, 4))) << "a grant with number 0";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 4, 0))) << "empty name";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 9, 0))) << "no rails";
   EXPECT_TRUE(refused(with(whole, kNetworkAt + 9, 9))) << "nine rails";
@@ -107,14 +107,14 @@ TEST(DescWire, DoesNotFitBeyondItsBound) {
   ASSERT_FALSE(too_large);
   EXPECT_EQ(too_large.error().code, Errc::kTooLarge);
   EXPECT_FALSE(decode_desc(with_length(*fits + hex("0900 0000"))))
-      << "a newer section may not either";
+      << "an unknown section must respect the limit too";
 }
 
 const char* const kOfferGolden =
     "4641424f 01 00 0000 27000000"  // FABO 1.0, 39 bytes
     "0100 0700 61646472657373"      // the address
     "0200 0400 64657363"            // the descriptor
-    "0300 0400 23010000";           // the key
+    "0300 0400 23010000";           // the rkey
 
 std::string offer_text(const Bytes& bytes) { return "fabric-offer1:" + base64url_encode(bytes); }
 

@@ -49,7 +49,7 @@ TEST(MessageWire, PathOpen) {
   EXPECT_FALSE(decode_path_open(with(hex(golden), 13, 8))) << "rail";
   EXPECT_FALSE(decode_path_open(with(hex(golden), 14, 8))) << "remote rail";
   EXPECT_FALSE(decode_path_open(with(hex(golden), 5, 0x1f))) << "name";
-  EXPECT_FALSE(decode_path_open(with(hex(golden), 15, 3))) << "longer than there is";
+  EXPECT_FALSE(decode_path_open(with(hex(golden), 15, 3))) << "longer than the bytes that follow";
 }
 
 TEST(MessageWire, PathAnswer) {
@@ -66,7 +66,7 @@ TEST(MessageWire, UserMessage) {
   ASSERT_TRUE(message);
   EXPECT_EQ(message->ref, 0x31u);
   EXPECT_EQ(message->channel, 0x0203u);
-  EXPECT_EQ(message->bytes.data(), whole.data() + 10) << "not copied";
+  EXPECT_EQ(message->bytes.data(), whole.data() + 10) << "the bytes were copied";
   EXPECT_EQ(message->bytes.size(), 8u);
   EXPECT_FALSE(decode_user_message(with(whole, 6, 0xffffffff, 4)));
   EXPECT_TRUE(decode_user_message(hex("31000000 0302 00000000"))) << "empty messages are legal";
@@ -93,9 +93,9 @@ TEST(MessageWire, ResolvedNames) {
   expect_golden(golden, samples::resolved(), decode_resolved);
   EXPECT_EQ(*decode_resolved(hex(golden)), samples::resolved());
   EXPECT_TRUE(decode_resolved(hex("51000000 04 0000")));
-  EXPECT_FALSE(decode_resolved(hex("51000000 00 0000"))) << "ok without keys";
-  EXPECT_FALSE(decode_resolved(hex("51000000 04 0100 01000000"))) << "keys of a failure";
-  EXPECT_FALSE(decode_resolved(hex("51000000 00 0100 00000000"))) << "no key";
+  EXPECT_FALSE(decode_resolved(hex("51000000 00 0000"))) << "ok without counter keys";
+  EXPECT_FALSE(decode_resolved(hex("51000000 04 0100 01000000"))) << "counter keys in a failure";
+  EXPECT_FALSE(decode_resolved(hex("51000000 00 0100 00000000"))) << "counter key 0";
   EXPECT_FALSE(decode_resolved(hex("51000000 00 0100 00000010"))) << "29 bits";
   Bytes many = hex("51000000 00 0104");
   for (uint32_t i = 0; i <= kNamesPerMessageMax; ++i) many = std::move(many) + hex("01000000");
@@ -132,10 +132,11 @@ TEST(MessageWire, AbortKey) {
 
 TEST(MessageWire, PathsThatEnd) {
   expect_golden("91000000", samples::path_close(), decode_path_close);
-  expect_golden("a1000000 01 18171615 14131211", samples::path_state(), decode_path_state);
-  EXPECT_EQ(*decode_path_state(encode(samples::path_state())), samples::path_state());
-  EXPECT_FALSE(decode_path_state(hex("a1000000 02 18171615 14131211"))) << "neither yes nor no";
-  EXPECT_FALSE(decode_path_state(hex("a1000000 01 18171615 141312")));
+  expect_golden("a1000000 01 18171615 14131211", samples::path_drained(), decode_path_drained);
+  EXPECT_EQ(*decode_path_drained(encode(samples::path_drained())), samples::path_drained());
+  EXPECT_FALSE(decode_path_drained(hex("a1000000 02 18171615 14131211")))
+      << "a flag that is neither 0 nor 1";
+  EXPECT_FALSE(decode_path_drained(hex("a1000000 01 18171615 141312")));
 }
 
 TEST(MessageWire, PingAndPong) {
@@ -177,12 +178,14 @@ TEST(HelloWire, SkipsUnknownSectionsAndTakesLongerOnesOfANewerMinor) {
 TEST(HelloWire, RefusesFieldsOutOfRange) {
   const Bytes whole = hello_golden();
   const auto code = [](const Bytes& bytes) { return decode_hello(bytes).error().code; };
-  EXPECT_EQ(code(with(whole, kAddressAt + kMajorAt, 2)), Errc::kVersion) << "of the address";
+  EXPECT_EQ(code(with(whole, kAddressAt + kMajorAt, 2)), Errc::kVersion)
+      << "the version of the address";
   EXPECT_EQ(code(with(whole, kAddressAt, 0)), Errc::kBadFormat);
   EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 16 + 7, 0x80)), Errc::kBadFormat) << "timeout < 0";
   EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 24 + 7, 0x80)), Errc::kBadFormat) << "drain < 0";
   EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 32 + 7, 0x80)), Errc::kBadFormat) << "lost < 0";
-  EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 40, 2)), Errc::kBadFormat) << "neither yes nor no";
+  EXPECT_EQ(code(with(whole, kLimitsAt + 4 + 40, 2)), Errc::kBadFormat)
+      << "a flag that is neither 0 nor 1";
   EXPECT_EQ(code(with(whole, kLimitsAt, 9, 2)), Errc::kBadFormat) << "no limits";
   EXPECT_EQ(code(with(whole, kAppInfoAt, 9, 2)), Errc::kBadFormat) << "no text";
   EXPECT_EQ(code(whole + Bytes(whole.begin() + kAppInfoAt, whole.end())), Errc::kBadFormat);

@@ -65,7 +65,7 @@ inline AbortKey abort_key() { return {0x0fedcba9, Errc::kTimeout}; }
 
 inline Ping ping() { return {0x0102030405060708}; }
 inline PathClose path_close() { return {0x91}; }
-inline PathState path_state() { return {0xa1, true, 0x1112131415161718}; }
+inline PathDrained path_drained() { return {0xa1, true, 0x1112131415161718}; }
 
 /// Every type with a body, encoded.
 struct Sample {
@@ -84,7 +84,7 @@ inline std::vector<Sample> messages() {
           {T::kPong, encode(ping())},
           {T::kPathOpen, encode(path_open())},
           {T::kPathAnswer, encode(path_answer())},
-          {T::kPathState, encode(path_state())},
+          {T::kPathDrained, encode(path_drained())},
           {T::kPathClose, encode(path_close())},
           {T::kMessage, encode(user_message())},
           {T::kMessageDone, encode(done())},

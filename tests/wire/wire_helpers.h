@@ -67,7 +67,8 @@ void expect_no_prefix_decodes(const Bytes& whole, Decode decode, bool has_prolog
     Bytes cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
     EXPECT_EQ(decode(cut).error().code, Errc::kBadFormat) << "the first " << size << " bytes";
     if (has_prologue && size >= 12) {
-      EXPECT_FALSE(decode(with_length(cut))) << "the first " << size << " bytes, length mended";
+      EXPECT_FALSE(decode(with_length(cut)))
+          << "the first " << size << " bytes, with the length corrected";
     }
   }
 }

@@ -61,19 +61,19 @@ void SelfRail::close_path(uint32_t path, bool inbound) noexcept {
   }
 }
 
-uint32_t SelfRail::poll_paths(std::span<WireEvent> out) noexcept {
+uint32_t SelfRail::poll_paths(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   for (auto at = paths_.begin(); closing_ != 0 && n < out.size() && at != paths_.end();) {
     auto& [number, path] = *at;
     if (path.closing && !path.down && path.queued == 0) {
-      out[n++] = {.kind = WireEvent::Kind::kPathDown, .path = number};
+      out[n++] = {.kind = RailEvent::Kind::kPathDown, .path = number};
       path.down = true;
       --closing_;
     }
     // After the sender's end: no queued write can be counted any more.
     if (path.in_closing && !path.in_down && path.down && n < out.size()) {
       out[n++] = {
-          .kind = WireEvent::Kind::kPathDown, .inbound = 1, .path = number, .value = path.counted};
+          .kind = RailEvent::Kind::kPathDown, .inbound = 1, .path = number, .value = path.counted};
       path.in_down = true;
       --closing_;
     }

@@ -10,6 +10,7 @@ SelfRail::SelfRail(const OpenContext& context)
             .slice_safe = true,
             .cpu_copy = true,
             .exact_replay = false,  // a refused write does not break its path
+            .count_is_final = true,
             .checks_access = true,
             .fence = FenceKind::kLocal,
             .queue_depth = kQueueDepth,
@@ -28,7 +29,7 @@ uint32_t SelfRail::post(std::span<const WriteOp> ops) noexcept {
   return static_cast<uint32_t>(room);
 }
 
-uint32_t SelfRail::poll(std::span<WireEvent> out) noexcept {
+uint32_t SelfRail::poll(std::span<RailEvent> out) noexcept {
   uint32_t n = poll_fences(out);
   n += poll_writes(out.subspan(n));
   // After the writes: a path is down when its last write has completed.
@@ -36,15 +37,15 @@ uint32_t SelfRail::poll(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t SelfRail::poll_fences(std::span<WireEvent> out) noexcept {
+uint32_t SelfRail::poll_fences(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   for (uint32_t cookie = 0; n < out.size() && regions_.take_fenced(cookie);) {
-    out[n++] = {.kind = WireEvent::Kind::kFenced, .cookie = cookie};
+    out[n++] = {.kind = RailEvent::Kind::kFenced, .cookie = cookie};
   }
   return n;
 }
 
-uint32_t SelfRail::poll_writes(std::span<WireEvent> out) noexcept {
+uint32_t SelfRail::poll_writes(std::span<RailEvent> out) noexcept {
   uint64_t budget = kPollBytes;
   uint32_t n = 0;
   while (n < out.size() && count_ != 0) {
@@ -60,13 +61,13 @@ uint32_t SelfRail::poll_writes(std::span<WireEvent> out) noexcept {
         if (result.code == Errc::kOk && write.copied_bytes < op.size_bytes) break;
       }
       if (result.code == Errc::kOk && op.has_imm != 0) {
-        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = op.imm, .path = op.path};
+        out[n++] = {.kind = RailEvent::Kind::kImm, .imm = op.imm, .path = op.path};
         ++path->counted;
         write.counted = true;
         continue;  // the completion is a second event
       }
     }
-    out[n++] = {.kind = WireEvent::Kind::kWritten,
+    out[n++] = {.kind = RailEvent::Kind::kCompletion,
                 .code = result.code,
                 .remote = result.remote,
                 .cookie = op.cookie,

@@ -28,7 +28,7 @@ inline constexpr uint64_t kPollBytes = 1u << 20;
 class RegionTable {
  public:
   Result<uint64_t> add(const Memory& memory);
-  /// Invalidates the key. True: no copy uses the region, and the fence is proved already.
+  /// Invalidates the rkey. True: no copy uses the region, and the fence is proved already.
   /// take_fenced() reports it in either case.
   bool remove(uint64_t key, uint32_t cookie) noexcept;
 
@@ -51,10 +51,10 @@ class RegionTable {
   struct Region {
     std::byte* address = nullptr;
     uint64_t size_bytes = 0;
-    uint32_t generation = 1;  ///< of the key that is live, or of the next one; never 0
+    uint32_t generation = 1;  ///< of the rkey that is live, or of the next one; never 0
     uint32_t pins = 0;
     uint32_t cookie = 0;  ///< of the deregistration
-    bool live = false;    ///< its key may start accesses
+    bool live = false;    ///< its rkey may start accesses
     bool remote_write = false;
   };
   Region* find(uint64_t key) noexcept;
@@ -83,9 +83,10 @@ class SelfRail final : public Rail {
   const Caps& caps() const noexcept override { return caps_; }
   std::string_view device() const noexcept override { return "self"; }
 
-  Result<uint64_t> register_memory(const Memory& memory, std::vector<std::byte>& wire_key) override;
-  void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override;
-  Result<uint64_t> import_key(std::span<const std::byte> wire_key) override;
+  Result<uint64_t> register_memory(const Memory& memory,
+                                   std::vector<std::byte>& wire_rkey) override;
+  void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept override;
+  Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) override;
 
   Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
                              std::vector<std::byte>& hello) override;
@@ -95,7 +96,7 @@ class SelfRail final : public Rail {
   void close_path(uint32_t path, bool inbound) noexcept override;
 
   uint32_t post(std::span<const WriteOp> ops) noexcept override;
-  uint32_t poll(std::span<WireEvent> out) noexcept override;
+  uint32_t poll(std::span<RailEvent> out) noexcept override;
 
   bool busy() const noexcept override { return count_ != 0; }
 
@@ -125,9 +126,9 @@ class SelfRail final : public Rail {
 
   /// Copies the next chunk of the write, at most `budget` bytes, and subtracts it from the budget.
   CopyResult copy(QueuedWrite& write, uint64_t& budget) noexcept;
-  uint32_t poll_fences(std::span<WireEvent> out) noexcept;
-  uint32_t poll_paths(std::span<WireEvent> out) noexcept;
-  uint32_t poll_writes(std::span<WireEvent> out) noexcept;
+  uint32_t poll_fences(std::span<RailEvent> out) noexcept;
+  uint32_t poll_paths(std::span<RailEvent> out) noexcept;
+  uint32_t poll_writes(std::span<RailEvent> out) noexcept;
   Path* find(uint32_t path) noexcept;
 
   const Caps caps_;

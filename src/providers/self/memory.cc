@@ -62,7 +62,7 @@ RegionTable::Region* RegionTable::find(uint64_t key) noexcept {
   return region.generation == generation_of(key) ? &region : nullptr;
 }
 
-/// No copy can access the region any more: the next user of the slot gets another key.
+/// No copy can access the region any more: the next user of the slot gets another rkey.
 void RegionTable::retire(Region& region) noexcept {
   if (++region.generation == 0) region.generation = 1;
   free_.push_back(static_cast<uint32_t>(&region - regions_.data()));
@@ -73,13 +73,13 @@ void RegionTable::retire(Region& region) noexcept {
 
 RegionTable::Pinned RegionTable::pin(const WriteOp& op) noexcept {
   const std::lock_guard lock(mutex_);
-  Region* const source = find(op.local_key);
+  Region* const source = find(op.lkey);
   const uint64_t from =
       source == nullptr ? 0 : op.source - reinterpret_cast<uint64_t>(source->address);
   if (source == nullptr || !source->live || !holds(source->size_bytes, from, op.size_bytes)) {
     return {.access = Access::kSource};
   }
-  Region* const target = find(op.remote_key);
+  Region* const target = find(op.rkey);
   if (target == nullptr || !target->live || !target->remote_write ||
       !holds(target->size_bytes, op.target, op.size_bytes)) {
     return {.access = Access::kTarget};
@@ -91,8 +91,8 @@ RegionTable::Pinned RegionTable::pin(const WriteOp& op) noexcept {
 
 void RegionTable::unpin(const WriteOp& op) noexcept {
   const std::lock_guard lock(mutex_);
-  unpin_region(op.local_key);
-  unpin_region(op.remote_key);
+  unpin_region(op.lkey);
+  unpin_region(op.rkey);
 }
 
 void RegionTable::unpin_region(uint64_t key) noexcept {
@@ -111,28 +111,29 @@ bool RegionTable::take_fenced(uint32_t& cookie) noexcept {
   return true;
 }
 
-Result<uint64_t> SelfRail::register_memory(const Memory& memory, std::vector<std::byte>& wire_key) {
+Result<uint64_t> SelfRail::register_memory(const Memory& memory,
+                                           std::vector<std::byte>& wire_rkey) {
   const Result<uint64_t> key = regions_.add(memory);
   if (!key) return key;
   ByteWriter writer;
   writer.u64(engine_id_);
   writer.u64(*key);
-  static_assert(2 * sizeof(uint64_t) <= kWireKeyBytesMax);
-  wire_key = writer.take();
+  static_assert(2 * sizeof(uint64_t) <= kWireRkeyBytesMax);
+  wire_rkey = writer.take();
   return key;
 }
 
-void SelfRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
+void SelfRail::deregister_memory(uint64_t lkey, uint32_t cookie) noexcept {
   // If a copy is running no wake is needed: the worker that copies is awake.
-  if (regions_.remove(local_key, cookie) && wake_) wake_();
+  if (regions_.remove(lkey, cookie) && wake_) wake_();
 }
 
-Result<uint64_t> SelfRail::import_key(std::span<const std::byte> wire_key) {
-  ByteReader reader(wire_key);
+Result<uint64_t> SelfRail::import_rkey(std::span<const std::byte> wire_rkey) {
+  ByteReader reader(wire_rkey);
   reader.require(reader.u64() == engine_id_);
   const uint64_t key = reader.u64();
   reader.require(reader.remaining() == 0);
-  if (!reader.ok()) return fail(Errc::kBadFormat, "self wire key");
+  if (!reader.ok()) return fail(Errc::kBadFormat, "self wire rkey");
   return key;
 }
 

@@ -211,7 +211,7 @@ void ShmRail::check_paths() noexcept {
   }
 }
 
-uint32_t ShmRail::poll_closing_out(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll_closing_out(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   for (const auto& path : out_) {
     if (n == out.size()) break;
@@ -219,7 +219,7 @@ uint32_t ShmRail::poll_closing_out(std::span<WireEvent> out) noexcept {
     if (path->pulls_posted != path->pulls_retired) retire_pulls(*path);
     if (!path->idle(reported_)) continue;
     const bool dead = path->to->dead();
-    out[n++] = {.kind = WireEvent::Kind::kPathDown,
+    out[n++] = {.kind = RailEvent::Kind::kPathDown,
                 .code = dead ? Errc::kPeerLost : path->code,
                 .path = path->id};
     --closing_out_;
@@ -249,7 +249,7 @@ bool ShmRail::inbound_fenced(InPath& path) noexcept {
   return path.proved = true;
 }
 
-uint32_t ShmRail::poll_closing_in(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll_closing_in(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   for (const auto& path : in_) {
     if (n == out.size()) break;
@@ -269,7 +269,7 @@ uint32_t ShmRail::poll_closing_in(std::span<WireEvent> out) noexcept {
     }
     path->ring->retired.store(1, std::memory_order_release);  // pairs with check_paths()
     path->from->wake_if_asleep();
-    out[n++] = {.kind = WireEvent::Kind::kPathDown,
+    out[n++] = {.kind = RailEvent::Kind::kPathDown,
                 .code = path->from->dead() ? Errc::kPeerLost : Errc::kOk,
                 .inbound = 1,
                 .path = path->id,

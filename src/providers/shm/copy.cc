@@ -32,7 +32,7 @@ constexpr uint64_t kBurstWriteBytes = 32u << 10;  ///< the longest write of a bu
 
 // Relaxed: tests and benchmarks set them while no thread copies.
 std::atomic<bool> plain_wanted{false};
-std::atomic<Move> move_wanted{Move::kBest};
+std::atomic<CopyMethod> copy_method_wanted{CopyMethod::kBest};
 std::atomic<uint64_t> burst_write_bytes{kBurstWriteBytes};
 
 /// The guard that one section checks and the commit that it stores last, as the assembler needs
@@ -419,10 +419,10 @@ stale:
 #undef FABRIC_CLOBBERS
 #undef FABRIC_CLOBBERS_64
 
-void use_vectors(Move move) noexcept {
+void use_vectors(CopyMethod move) noexcept {
   const uint64_t best = has_vectors() ? kVectorBytes : kSmallBytes;
-  vector_bytes.store(move == Move::kVector ? UINT64_MAX : best, std::memory_order_relaxed);
-  wide_wanted.store(move == Move::kBest && has_wide_vectors(), std::memory_order_relaxed);
+  vector_bytes.store(move == CopyMethod::kVector ? UINT64_MAX : best, std::memory_order_relaxed);
+  wide_wanted.store(move == CopyMethod::kBest && has_wide_vectors(), std::memory_order_relaxed);
 }
 
 /// The kernel reads the descriptor of the last section at the next preemption, when this library
@@ -445,10 +445,12 @@ bool registered() noexcept {
 }
 
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                  const GuardedCommit& guarded, Move move) noexcept {
+                  const GuardedCommit& guarded, CopyMethod move) noexcept {
   const bool long_enough = bytes >= kSmallBytes;  // else the remainder of a chunk
-  if (move == Move::kStream && long_enough) return stream_section(target, source, bytes, guarded);
-  if (move == Move::kVector && long_enough) return vector_section(target, source, bytes, guarded);
+  if (move == CopyMethod::kNonTemporal && long_enough)
+    return stream_section(target, source, bytes, guarded);
+  if (move == CopyMethod::kVector && long_enough)
+    return vector_section(target, source, bytes, guarded);
   return repeat_section(target, source, bytes, guarded);
 }
 
@@ -457,27 +459,27 @@ bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
 bool registered() noexcept { return false; }
 void forget_section() noexcept {}
 bool has_vectors() noexcept { return true; }  // memcpy uses what the machine has
-void use_vectors(Move) noexcept {}
+void use_vectors(CopyMethod) noexcept {}
 bool burst_section(std::byte* base, std::span<const WriteOp> writes,
                    const GuardedCommit& guarded) noexcept {
   return plain_burst(base, writes, guarded);
 }
 bool long_section(std::byte* target, const std::byte* source, uint64_t bytes,
-                  const GuardedCommit& guarded, Move) noexcept {
+                  const GuardedCommit& guarded, CopyMethod) noexcept {
   return plain_section(target, source, bytes, guarded);
 }
 
 #endif
 
-Move long_move(uint64_t bytes) noexcept {
-  const Move wanted = move_wanted.load(std::memory_order_relaxed);
-  if (wanted != Move::kBest) return wanted;
-  return bytes < kStreamBytes ? Move::kRepeat : Move::kStream;
+CopyMethod long_move(uint64_t bytes) noexcept {
+  const CopyMethod wanted = copy_method_wanted.load(std::memory_order_relaxed);
+  if (wanted != CopyMethod::kBest) return wanted;
+  return bytes < kStreamBytes ? CopyMethod::kRepMovsb : CopyMethod::kNonTemporal;
 }
 
 /// One section; `bytes` at most a chunk.
 bool copy_chunk(WriterSlot& slot, std::byte* target, const std::byte* source, uint64_t bytes,
-                const GuardedCommit& guarded, bool barrier, Move move) noexcept {
+                const GuardedCommit& guarded, bool barrier, CopyMethod move) noexcept {
   const bool restartable = slot.restartable.load(std::memory_order_relaxed) != 0;  // its own thread
   const uint32_t inside = enter_section(slot, barrier);
   const bool holds = restartable ? long_section(target, source, bytes, guarded, move)
@@ -490,7 +492,7 @@ bool copy_chunk(WriterSlot& slot, std::byte* target, const std::byte* source, ui
 [[gnu::noinline]] Stored copy_chunks(WriterSlot& slot, std::byte* target, const std::byte* source,
                                      uint64_t bytes, const Guard& guard, const Commit& commit,
                                      bool barrier, uint64_t total_bytes) noexcept {
-  const Move move = long_move(std::max(bytes, total_bytes));
+  const CopyMethod move = long_move(std::max(bytes, total_bytes));
   uint64_t discarded;
   const GuardedCommit last = guarded_commit(guard, commit, discarded);
   while (bytes > kChunkBytes) {
@@ -564,10 +566,10 @@ bool use_guard_kind(GuardKind kind) noexcept {
   return true;
 }
 
-void use_move(Move move) noexcept {
-  if (move == Move::kVector && !has_vectors()) move = Move::kRepeat;
-  move_wanted.store(move, std::memory_order_relaxed);
-  const bool by_size = move == Move::kBest || move == Move::kVector;
+void use_copy_method(CopyMethod move) noexcept {
+  if (move == CopyMethod::kVector && !has_vectors()) move = CopyMethod::kRepMovsb;
+  copy_method_wanted.store(move, std::memory_order_relaxed);
+  const bool by_size = move == CopyMethod::kBest || move == CopyMethod::kVector;
   burst_write_bytes.store(by_size ? kBurstWriteBytes : kSmallBytes, std::memory_order_relaxed);
   use_vectors(move);
 }

@@ -67,13 +67,13 @@ bool thread_is_restartable() noexcept;
 bool use_guard_kind(GuardKind kind) noexcept;
 
 /// How the bytes of a section are moved. bench/copy measures them; docs/design/0010 has the table.
-enum class Move : uint8_t {
-  kBest,    ///< by size
-  kVector,  ///< a loop with 32-byte vector registers
-  kRepeat,  ///< rep movsb
-  kStream,  ///< non-temporal stores, which bypass the caches
+enum class CopyMethod : uint8_t {
+  kBest,         ///< by size
+  kVector,       ///< a loop with 32-byte vector registers
+  kRepMovsb,     ///< rep movsb
+  kNonTemporal,  ///< non-temporal stores, which bypass the caches
 };
 /// For the benchmark: the method that guarded_copy() uses from now on where the size allows it.
-void use_move(Move move) noexcept;
+void use_copy_method(CopyMethod move) noexcept;
 
 }  // namespace fabric::shm

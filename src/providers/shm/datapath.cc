@@ -64,7 +64,7 @@ void ShmRail::post_one(OutPath* path, const WriteOp& op) noexcept {
 /// because it reads the ring in order and the first one is the commit. Returns how many writes
 /// completed; 0: the first one has to take the slow path.
 uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexcept {
-  const uint64_t rkey = ops[0].remote_key;
+  const uint64_t rkey = ops[0].rkey;
   const uint64_t write_max = burst_write_bytes_max();
   if (ops[0].size_bytes - 1 >= write_max) return 0;  // also declines 0 bytes (wraps)
   const ShmPeer::RkeyView& view = path.to->rkey_view(rkey);
@@ -81,11 +81,11 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
   Commit commit;
   const WriteOp* op = ops.data();
   const WriteOp* const last = op + std::min<size_t>(ops.size(), kBurstWrites);
-  WireEvent* newest = nullptr;
+  RailEvent* newest = nullptr;
   uint32_t completions = completions_count_;
   for (; op != last; ++op) {
     const uint64_t bytes = op->size_bytes;
-    if (op->path != id || op->remote_key != rkey) break;
+    if (op->path != id || op->rkey != rkey) break;
     if (bytes - 1 >= write_max || bytes > bytes_left) break;
     if (op->target > region_bytes || bytes > region_bytes - op->target) break;
     if (op->has_imm != 0) {
@@ -198,7 +198,7 @@ ShmRail::Advance ShmRail::advance(OutPath& path, const WriteOp& op, uint64_t& co
     static constexpr ShmPeer::RkeyView kNowhere{};
     return store(path, op, copied, kNowhere);
   }
-  const ShmPeer::RkeyView& view = path.to->rkey_view(op.remote_key);
+  const ShmPeer::RkeyView& view = path.to->rkey_view(op.rkey);
   switch (view.access) {
     case ShmPeer::RkeyView::Access::kRequested:
     case ShmPeer::RkeyView::Access::kUnknown:
@@ -316,7 +316,7 @@ ShmRail::Advance ShmRail::post_pulls(OutPath& path, const WriteOp& op,
     }
     const bool last = posted_bytes + part_bytes == op.size_bytes;
     PullRequest made;
-    made.rkey.store(op.remote_key, std::memory_order_relaxed);
+    made.rkey.store(op.rkey, std::memory_order_relaxed);
     made.target.store(op.target + posted_bytes, std::memory_order_relaxed);
     made.source.store(source, std::memory_order_relaxed);
     made.size_bytes.store(part_bytes, std::memory_order_relaxed);
@@ -363,7 +363,7 @@ void ShmRail::retire_pulls(OutPath& path) noexcept {
     if (word == PullRequest::word_of(position, PullRequest::kDone)) {
       status = {};
     } else if (word == PullRequest::word_of(position, PullRequest::kRefused) ||
-               word == PullRequest::word_of(position, PullRequest::kUnread)) {
+               word == PullRequest::word_of(position, PullRequest::kUnreadable)) {
       status = {Errc::kRemoteAccess, Remote::kNotDelivered};
     } else if (word == PullRequest::word_of(position, PullRequest::kClosed) ||
                word == PullRequest::word_of(position, PullRequest::kWithdrawn)) {
@@ -392,7 +392,7 @@ void ShmRail::retire_pulls(OutPath& path) noexcept {
   }
 }
 
-uint32_t ShmRail::poll_completions(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll_completions(std::span<RailEvent> out) noexcept {
   const auto count = static_cast<uint32_t>(std::min<size_t>(out.size(), completions_count_));
   const uint32_t straight = std::min(count, kQueueDepth - completions_head_);
   std::copy_n(completions_.begin() + completions_head_, straight, out.begin());
@@ -407,7 +407,7 @@ uint32_t ShmRail::poll_completions(std::span<WireEvent> out) noexcept {
 /// The first path may fill `out`, so each poll starts with another path, and then with the other
 /// kind. All paths are polled: a poll that does not fill `out` has reported everything that
 /// arrived.
-uint32_t ShmRail::poll_inbound(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll_inbound(std::span<RailEvent> out) noexcept {
   const size_t paths = watched_.size();
   if (paths == 0) return 0;
   if (++next_in_ >= paths) {
@@ -428,7 +428,7 @@ uint32_t ShmRail::poll_inbound(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t ShmRail::take_inbound(InPath& path, std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::take_inbound(InPath& path, std::span<RailEvent> out) noexcept {
   uint32_t n = pulls_first_ ? 0 : take_imms(path, out);
   if (!path.closing) n += take_pulls(path, out.subspan(n));
   return pulls_first_ ? n + take_imms(path, out.subspan(n)) : n;
@@ -442,7 +442,7 @@ inline bool ShmRail::has_ongoing() const noexcept {
          revoked_count_.load(std::memory_order_acquire) != 0;
 }
 
-uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll(std::span<RailEvent> out) noexcept {
   copy_budget_ = kTurnBytes;
   copying_ = false;
   uint32_t n = completions_count_ == 0 ? 0 : poll_completions(out);
@@ -454,7 +454,7 @@ uint32_t ShmRail::poll(std::span<WireEvent> out) noexcept {
 }
 
 /// Work that spans several polls: queued writes, pull requests, fences, closing paths.
-uint32_t ShmRail::poll_ongoing(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll_ongoing(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   if (pulls_outstanding_ != 0 || queued_ != 0) {
     for (const auto& path : out_) {
@@ -484,8 +484,7 @@ bool ShmRail::can_advance(OutPath& path) noexcept {
   if (!path.open) return false;
   const WriteOp& op = queued_writes_[path.first].op;
   using Access = ShmPeer::RkeyView::Access;
-  const Access access =
-      op.size_bytes == 0 ? Access::kMapped : path.to->rkey_view(op.remote_key).access;
+  const Access access = op.size_bytes == 0 ? Access::kMapped : path.to->rkey_view(op.rkey).access;
   switch (access) {
     case Access::kRequested:
     case Access::kUnknown:

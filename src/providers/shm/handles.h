@@ -44,7 +44,7 @@ class ShmNetwork;
 /// poll() reports it. poll() also takes the immediates and pull requests that arrive on the
 /// InPaths.
 ///
-/// Owner: ShmNetwork. Threads: the worker, under the state lock of the core; only register_memory()
+/// Owner: ShmNetwork. Threads: the worker, under the engine's state lock; only register_memory()
 ///   and deregister_memory() may be called by any thread (RkeyTable's lock, `revoked_mutex_`).
 /// Invariant: post() accepts a write only while completions_count_ + queued_ + pulls_outstanding_ <
 ///   kQueueDepth, so that every accepted write has room for its completion.
@@ -56,9 +56,10 @@ class ShmRail final : public Rail {
   std::string_view device() const noexcept override { return device_; }
   std::vector<std::pair<std::string, std::string>> facts() const override;
 
-  Result<uint64_t> register_memory(const Memory& memory, std::vector<std::byte>& wire_key) override;
-  void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override;
-  Result<uint64_t> import_key(std::span<const std::byte> wire_key) override;
+  Result<uint64_t> register_memory(const Memory& memory,
+                                   std::vector<std::byte>& wire_rkey) override;
+  void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept override;
+  Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) override;
 
   Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
                              std::vector<std::byte>& hello) override;
@@ -68,7 +69,7 @@ class ShmRail final : public Rail {
   void close_path(uint32_t path, bool inbound) noexcept override;
 
   uint32_t post(std::span<const WriteOp> ops) noexcept override;
-  uint32_t poll(std::span<WireEvent> out) noexcept override;
+  uint32_t poll(std::span<RailEvent> out) noexcept override;
   bool busy() const noexcept override { return copying_; }
 
   /// The target sent the ring of an outgoing path of this lane.
@@ -198,8 +199,8 @@ class ShmRail final : public Rail {
   void withdraw_pulls(OutPath& path) noexcept;
   void change_pull_states(OutPath& path, PullRequest::State from, PullRequest::State to) noexcept;
   void check_paths() noexcept;
-  uint32_t poll_closing_out(std::span<WireEvent> out) noexcept;
-  uint32_t poll_closing_in(std::span<WireEvent> out) noexcept;
+  uint32_t poll_closing_out(std::span<RailEvent> out) noexcept;
+  uint32_t poll_closing_in(std::span<RailEvent> out) noexcept;
   bool inbound_fenced(InPath& path) noexcept;
   bool can_advance(OutPath& path) noexcept;
 
@@ -216,7 +217,7 @@ class ShmRail final : public Rail {
   Advance refuse(OutPath& path, const WriteOp& op) noexcept;
   void publish_pull(OutPath& path, const PullRequest& request, const PostedPull& posted) noexcept;
   bool imm_room(OutPath& path) noexcept;
-  WireEvent& completion_slot(uint32_t offset) noexcept {
+  RailEvent& completion_slot(uint32_t offset) noexcept {
     return completions_[(completions_head_ + offset) % kQueueDepth];
   }
   void complete(OutPath& path, uint32_t cookie, WriteStatus status) noexcept {
@@ -229,14 +230,14 @@ class ShmRail final : public Rail {
   void enqueue(OutPath& path, const WriteOp& op, uint64_t copied) noexcept;
   void advance_queue(OutPath& path) noexcept;
   void retire_pulls(OutPath& path) noexcept;
-  uint32_t poll_completions(std::span<WireEvent> out) noexcept;
+  uint32_t poll_completions(std::span<RailEvent> out) noexcept;
   bool has_ongoing() const noexcept;
-  uint32_t poll_ongoing(std::span<WireEvent> out) noexcept;
-  uint32_t poll_inbound(std::span<WireEvent> out) noexcept;
-  uint32_t take_inbound(InPath& path, std::span<WireEvent> out) noexcept;
+  uint32_t poll_ongoing(std::span<RailEvent> out) noexcept;
+  uint32_t poll_inbound(std::span<RailEvent> out) noexcept;
+  uint32_t take_inbound(InPath& path, std::span<RailEvent> out) noexcept;
 
   // inbound.cc: immediates and pull requests
-  uint32_t take_imms(InPath& path, std::span<WireEvent> out) noexcept;
+  uint32_t take_imms(InPath& path, std::span<RailEvent> out) noexcept;
   static bool imm_ready(const InPath& path) noexcept {
     // Relaxed: only a hint, take_imms() loads it with acquire.
     const uint64_t word =
@@ -253,14 +254,14 @@ class ShmRail final : public Rail {
     return state == PullRequest::kPublished || state == PullRequest::kTaken ||
            state == PullRequest::kWithdrawn || state == PullRequest::kAbandoned;
   }
-  uint32_t take_pulls(InPath& path, std::span<WireEvent> out) noexcept;
+  uint32_t take_pulls(InPath& path, std::span<RailEvent> out) noexcept;
   struct PullJob;
   bool begin_pull(InPath& path, uint64_t position, PullJob& job) noexcept;
-  void finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<WireEvent> out,
+  void finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<RailEvent> out,
                     uint32_t& n) noexcept;
 
   // memory.cc
-  uint32_t poll_fences(std::span<WireEvent> out) noexcept;
+  uint32_t poll_fences(std::span<RailEvent> out) noexcept;
   void begin_fences() noexcept;
 
   ShmNetwork& network_;
@@ -283,7 +284,7 @@ class ShmRail final : public Rail {
   uint32_t queued_ = 0;             ///< queued writes of all paths
   uint32_t pulls_outstanding_ = 0;  ///< pull requests posted and not retired
   uint32_t closing_out_ = 0, closing_in_ = 0;
-  std::array<WireEvent, kQueueDepth> completions_{};  ///< FIFO of completed writes for poll()
+  std::array<RailEvent, kQueueDepth> completions_{};  ///< FIFO of completed writes for poll()
   uint32_t completions_head_ = 0, completions_count_ = 0;
   uint64_t reported_ = 0;  ///< completions that poll() has returned
   uint64_t copy_budget_ = kTurnBytes;
@@ -305,7 +306,7 @@ class ShmRail final : public Rail {
 /// Memory shows nearly everything that happens. What it does not show (new connections, closed
 /// sockets, deaths) is found by scan(), about once per millisecond and after each sleep.
 ///
-/// Owner: the core. Threads: the worker, under the state lock of the core; RkeyTable locks itself.
+/// Owner: the core. Threads: the worker, under the engine's state lock; RkeyTable locks itself.
 /// Invariant: a ShmPeer is in `peers_` while it has a link, a path or an incoming connection.
 class ShmNetwork final : public OpenNetwork {
  public:

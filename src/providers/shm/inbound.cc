@@ -24,7 +24,7 @@ struct ShmRail::PullJob {
   PullRequest::State state = PullRequest::kPublished;  ///< kPublished: not read yet
 };
 
-uint32_t ShmRail::take_imms(InPath& path, std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::take_imms(InPath& path, std::span<RailEvent> out) noexcept {
   if (out.empty()) return 0;
   const uint64_t before = path.imms_taken;
   uint32_t n = 0;
@@ -48,7 +48,7 @@ uint32_t ShmRail::take_imms(InPath& path, std::span<WireEvent> out) noexcept {
       }
       if (n == out.size()) break;
       out[n++] = {
-          .kind = WireEvent::Kind::kImm, .imm = static_cast<uint32_t>(word), .path = path.id};
+          .kind = RailEvent::Kind::kImm, .imm = static_cast<uint32_t>(word), .path = path.id};
     }
     more = slot == last;
     path.imms_taken += static_cast<uint64_t>(slot - first);
@@ -116,7 +116,7 @@ bool ShmRail::begin_pull(InPath& path, uint64_t position, PullJob& job) noexcept
   return true;
 }
 
-uint32_t ShmRail::take_pulls(InPath& path, std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::take_pulls(InPath& path, std::span<RailEvent> out) noexcept {
   network_.take_writer_slot();
   std::array<PullJob, kPullBatch> jobs;
   std::array<Extent, kPullBatch> extents;
@@ -140,7 +140,8 @@ uint32_t ShmRail::take_pulls(InPath& path, std::span<WireEvent> out) noexcept {
       // One of them cannot be read: retries each alone.
       for (PullJob& job : std::span(jobs).first(count)) {
         if (job.state != PullRequest::kPublished) continue;
-        if (!path.from->puller().read(std::span(&job.extent, 1))) job.state = PullRequest::kUnread;
+        if (!path.from->puller().read(std::span(&job.extent, 1)))
+          job.state = PullRequest::kUnreadable;
       }
     }
     finish_pulls(path, std::span(jobs).first(count), out, n);
@@ -150,7 +151,7 @@ uint32_t ShmRail::take_pulls(InPath& path, std::span<WireEvent> out) noexcept {
 }
 
 /// Sets the final states of the batch and delivers its immediates.
-void ShmRail::finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<WireEvent> out,
+void ShmRail::finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<RailEvent> out,
                            uint32_t& n) noexcept {
   // If the sender is dead, the bytes may have come from another process with its pid.
   if (path.from->check_dead()) {
@@ -174,7 +175,7 @@ void ShmRail::finish_pulls(InPath& path, std::span<PullJob> jobs, std::span<Wire
         request.word.compare_exchange_strong(word, PullRequest::word_of(job.position, job.state),
                                              std::memory_order_acq_rel, std::memory_order_relaxed);
     if (!ours || job.state != PullRequest::kDone || !job.has_imm) continue;
-    out[n++] = {.kind = WireEvent::Kind::kImm, .imm = job.imm, .path = path.id};
+    out[n++] = {.kind = RailEvent::Kind::kImm, .imm = job.imm, .path = path.id};
     ++path.imms_delivered;
   }
   path.from->wake_if_asleep();

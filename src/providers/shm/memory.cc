@@ -6,16 +6,16 @@
 
 namespace fabric::shm {
 
-Result<uint64_t> ShmRail::register_memory(const Memory& memory, std::vector<std::byte>& wire_key) {
+Result<uint64_t> ShmRail::register_memory(const Memory& memory, std::vector<std::byte>& wire_rkey) {
   if (memory.kind != MemoryKind::kHost) return fail(Errc::kUnsupported, "memory.kind");
   auto rkey = network_.rkeys().add(memory);
   if (!rkey) return rkey.error();
-  wire_key = encode(*rkey);
+  wire_rkey = encode(*rkey);
   return uint64_t{rkey->generation} << 32 | rkey->index;
 }
 
-void ShmRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
-  const WireRkey rkey{static_cast<uint32_t>(local_key), static_cast<uint32_t>(local_key >> 32)};
+void ShmRail::deregister_memory(uint64_t lkey, uint32_t cookie) noexcept {
+  const WireRkey rkey{static_cast<uint32_t>(lkey), static_cast<uint32_t>(lkey >> 32)};
   network_.rkeys().revoke(rkey);
   {
     const std::lock_guard lock(revoked_mutex_);
@@ -25,8 +25,8 @@ void ShmRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
   network_.wake();
 }
 
-Result<uint64_t> ShmRail::import_key(std::span<const std::byte> wire_key) {
-  auto rkey = decode_rkey(wire_key);
+Result<uint64_t> ShmRail::import_rkey(std::span<const std::byte> wire_rkey) {
+  auto rkey = decode_rkey(wire_rkey);
   if (!rkey) return rkey.error();
   return uint64_t{rkey->generation} << 32 | rkey->index;
 }
@@ -56,7 +56,7 @@ void ShmRail::begin_fences() noexcept {
   }
 }
 
-uint32_t ShmRail::poll_fences(std::span<WireEvent> out) noexcept {
+uint32_t ShmRail::poll_fences(std::span<RailEvent> out) noexcept {
   // Acquire as in poll().
   if (revoked_count_.load(std::memory_order_acquire) != 0) begin_fences();
   if (fences_.empty()) return 0;
@@ -74,7 +74,7 @@ uint32_t ShmRail::poll_fences(std::span<WireEvent> out) noexcept {
     if (const uint64_t block = network_.rkeys().release(fence.rkey); block != 0) {
       network_.announce_block_released(block);
     }
-    out[n++] = {.kind = WireEvent::Kind::kFenced, .cookie = fence.cookie};
+    out[n++] = {.kind = RailEvent::Kind::kFenced, .cookie = fence.cookie};
     return true;
   });
   return n;

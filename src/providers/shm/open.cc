@@ -11,6 +11,7 @@ Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext
     return fail(Errc::kUnsupported, "shm: the engine's time is virtual");
   }
   if (!spec.devices.empty()) return fail(Errc::kInvalidArgument, "networks.devices");
+  if (!spec.near.empty()) return fail(Errc::kInvalidArgument, "networks.near");
   Options options;
   if (const auto* set = std::get_if<Options>(&spec.options)) options = *set;
   const bool absolute = options.directory.empty() || options.directory.front() == '/';

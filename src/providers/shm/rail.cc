@@ -23,6 +23,7 @@ ShmRail::ShmRail(ShmNetwork& network, uint32_t lane)
             .slice_safe = true,
             .cpu_copy = true,
             .exact_replay = false,   // paths break only when a process dies
+            .count_is_final = true,  // each byte is copied once, and counted after that
             .checks_access = false,  // for mapped memory the sender's library checks, not the owner
             .maps_memory = true,
             .fence = FenceKind::kHost,

@@ -16,13 +16,13 @@ namespace fabric::shm {
 /// compare-exchange of `word`, so that each request ends in exactly one of them.
 struct alignas(64) PullRequest {
   enum State : uint32_t {
-    kPublished = 1,  ///< by the sender; later states are set by compare-exchange
-    kTaken = 2,      ///< the target is pulling the bytes
-    kDone = 3,       ///< landed; its immediate, if any, was delivered
-    kRefused = 4,    ///< invalid rkey or out of bounds
-    kUnread = 5,     ///< the sender's memory could not be read
-    kClosed = 6,     ///< the target closed the path first
-    kWithdrawn = 7,  ///< by the sender, before the target took it
+    kPublished = 1,   ///< by the sender; later states are set by compare-exchange
+    kTaken = 2,       ///< the target is pulling the bytes
+    kDone = 3,        ///< landed; its immediate, if any, was delivered
+    kRefused = 4,     ///< invalid rkey or out of bounds
+    kUnreadable = 5,  ///< the sender's memory could not be read
+    kClosed = 6,      ///< the target closed the path first
+    kWithdrawn = 7,   ///< by the sender, before the target took it
     kAbandoned = 8,  ///< by the sender, while taken: bytes may land, its immediate is not delivered
   };
   /// Position in the sequence of requests, and the state in the low bits. The position keeps a

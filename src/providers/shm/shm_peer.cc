@@ -165,7 +165,7 @@ void ShmPeer::release_resources() noexcept {
 // Its registered memory
 
 const ShmPeer::RkeyView& ShmPeer::find_rkey_view(uint32_t index, uint32_t generation) {
-  const uint64_t remote_key = uint64_t{generation} << 32 | index;
+  const uint64_t rkey = uint64_t{generation} << 32 | index;
   none_ = {.access = RkeyView::Access::kStale};
   if (!header_ || index >= SharedHeader::kRkeys) return none_;
   const RkeyEntry& entry = their_header()->rkeys[index];
@@ -185,10 +185,10 @@ const ShmPeer::RkeyView& ShmPeer::find_rkey_view(uint32_t index, uint32_t genera
     if (offset > bytes || found.size_bytes > bytes - offset) return none_;
     found.access = RkeyView::Access::kMapped;
     found.base = mapped->second.data() + offset;
-  } else if (unusable_.contains({block, remote_key})) {
+  } else if (unusable_.contains({block, rkey})) {
     return none_;
   } else {
-    if (requested_.emplace(block, remote_key).second) send(BlockRequest{block});
+    if (requested_.emplace(block, rkey).second) send(BlockRequest{block});
     none_ = {.access = RkeyView::Access::kRequested};
     return none_;
   }
@@ -202,7 +202,7 @@ const ShmPeer::RkeyView& ShmPeer::find_rkey_view(uint32_t index, uint32_t genera
 void ShmPeer::block_received(const BlockReply& block, UniqueFd descriptor) {
   const auto requested = requested_.find(block.block);
   if (requested == requested_.end()) return;
-  const uint64_t remote_key = requested->second;
+  const uint64_t rkey = requested->second;
   requested_.erase(requested);
   auto mapping = map_foreign(descriptor.get(), block.size_bytes, PeerAccess::kReadWrite);
   if (mapping) {
@@ -210,7 +210,7 @@ void ShmPeer::block_received(const BlockReply& block, UniqueFd descriptor) {
     if (mapping->size() > kPopulateBytes) unpopulated_[block.block] = kPopulateBytes;
     blocks_[block.block] = *std::move(mapping);
   } else {
-    unusable_.emplace(block.block, remote_key);  // released or out of memory: refuse its writes
+    unusable_.emplace(block.block, rkey);  // released or out of memory: refuse its writes
   }
 }
 

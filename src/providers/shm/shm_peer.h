@@ -28,7 +28,7 @@ namespace fabric::shm {
 ///   greeting gave us its memory; disconnected() when it closed its socket; closed() when its
 ///   engine is gone for good; dead() when its process is.
 /// Lifetime: shared by the ShmNetwork and the paths, because a path may outlive the connections.
-/// Threads: the worker only, under the state lock of the core.
+/// Threads: the worker only, under the engine's state lock.
 class ShmPeer {
  public:
   explicit ShmPeer(Address address) noexcept : address_(std::move(address)) {}
@@ -133,9 +133,9 @@ class ShmPeer {
     const std::atomic<uint64_t>* validity_epoch = nullptr;  ///< kMapped
   };
   /// Looks up an rkey. kRequested: the descriptor of its block was requested; kStale: not valid.
-  const RkeyView& rkey_view(uint64_t remote_key) {
-    const auto index = static_cast<uint32_t>(remote_key);
-    const auto generation = static_cast<uint32_t>(remote_key >> 32);
+  const RkeyView& rkey_view(uint64_t rkey) {
+    const auto index = static_cast<uint32_t>(rkey);
+    const auto generation = static_cast<uint32_t>(rkey >> 32);
     if (index < views_.size()) {
       const RkeyView& known = views_[index];
       const bool resolved =

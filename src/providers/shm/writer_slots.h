@@ -17,8 +17,8 @@
 
 namespace fabric::shm {
 
-/// The shared state of one writer thread, in memory that peers map read-only. The thread that owns
-/// the slot alone writes it, but for the kernel's mark in `liveness_mutex` at the thread's death.
+/// The shared state of one writer thread, in memory that peers map read-only. Only the thread that
+/// owns the slot writes it, except that the kernel marks `liveness_mutex` when the thread dies.
 ///
 /// Invariant: the thread stores into a peer's memory only while `section_seq` is odd and the thread
 /// holds `liveness_mutex`. An epoch is the number in the SharedHeader of the memory's owner under
@@ -93,8 +93,8 @@ class WriterSlots {
 };
 
 /// A read-only mapping of a peer process's slots (or of our own, for two engines in one process).
-/// Its contents are untrusted: reads stay in bounds, and a peer that lies there affects only the
-/// fences and paths that concern itself.
+/// Its contents are untrusted: reads stay in bounds, and a peer that stores false values there
+/// affects only its own fences and paths.
 ///
 /// Lifetime: shared by the ShmPeer and the fences that still wait for the process.
 /// Threads: immutable after map(); all functions from any thread.

@@ -10,12 +10,12 @@ namespace {
 
 using Kind = Fault::Kind;
 
-/// The longest delay of kSlow, kDelay, kLateCounts, kLateAcks and kLateProof.
+/// The longest delay of kSlow, kDelay, kLateCounts, kLateAcks, kLateProof and kLateBytes.
 constexpr uint64_t kDelayMaxNs = 1'000'000;
 
 bool lasts_by_time(Kind kind) noexcept {
   return kind == Kind::kSlow || kind == Kind::kDelay || kind == Kind::kLateCounts ||
-         kind == Kind::kLateAcks || kind == Kind::kLateProof;
+         kind == Kind::kLateAcks || kind == Kind::kLateProof || kind == Kind::kLateBytes;
 }
 
 }  // namespace
@@ -53,8 +53,8 @@ std::optional<Fault> opposite(const Fault& of) noexcept {
     case Kind::kTwice:
       fault.kind = Kind::kOnce;
       break;
-    case Kind::kWrongKey:
-      fault.kind = Kind::kRightKey;
+    case Kind::kWrongRkey:
+      fault.kind = Kind::kRightRkey;
       break;
     default:
       return std::nullopt;

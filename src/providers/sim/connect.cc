@@ -167,8 +167,8 @@ void Wire::break_path(OutPath& path, const PathRef& at, Remote started) {
   }
   forget_lost(path);
   report_hidden(at);
-  WireEvent down;
-  down.kind = WireEvent::Kind::kPathDown;
+  RailEvent down;
+  down.kind = RailEvent::Kind::kPathDown;
   down.code = Errc::kRailLost;
   down.path = at.path;
   report(at, down);
@@ -177,8 +177,8 @@ void Wire::break_path(OutPath& path, const PathRef& at, Remote started) {
 void Wire::in_down(const PathRef& at) {
   const InPath* path = find_in(at);
   if (path == nullptr) return;
-  WireEvent down;
-  down.kind = WireEvent::Kind::kPathDown;
+  RailEvent down;
+  down.kind = RailEvent::Kind::kPathDown;
   down.code = Errc::kRailLost;
   down.inbound = 1;
   down.path = at.path;

@@ -48,6 +48,7 @@ void Wire::inject_datagram(NetworkAttachment& attachment, uint32_t to_attachment
   Packet& packet = packets_[index];
   packet.flight = kNone;
   packet.from_attachment = attachment.number;
+  packet.size_bytes = datagram.size();
   packet.bytes.assign(datagram.begin(), datagram.end());
   ++attachment.datagrams_out;
   schedule(now_ns_ + delay, EventKind::kDatagram, index, {to_attachment, 0, 0});

@@ -30,10 +30,12 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
     flight.nic = rail.nic;
     flight.from = from;
     flight.refs = 1;
+    flight.posted_ns = post_time_ns(rail, at);
     const bool up = path != nullptr && path->up();
     if (up && op.size_bytes <= rail.caps.write_bytes_max) {
       link(*path, index);
       make_ready(*path, from, *rail.nic);
+      if (flight.posted_ns > now_ns_) schedule(flight.posted_ns, EventKind::kPosted, 0, from);
       continue;
     }
     // Accepted, so it completes through poll() like any other.
@@ -43,27 +45,48 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
   return taken;
 }
 
-uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out) {
+/// When the engine's CPU is through with one more post. A turn itself takes no time, so all posts
+/// of a turn are accepted at once and reach their NICs one after another.
+int64_t Wire::post_time_ns(const RailState& rail, const PathRef& at) noexcept {
+  const int64_t cost = rail.nic->timing.per_post_ns;
+  if (cost == 0) return now_ns_;
+  int64_t& until_ns = *find_attachment(at.attachment)->posts_until_ns;
+  until_ns = std::max(until_ns, now_ns_) + cost;
+  return until_ns;
+}
+
+void Wire::posted(const PathRef& at) {
+  OutPath* path = find_out(at);
+  if (path == nullptr) return;  // the engine has closed, or the path is down
+  Nic& nic = *find_rail(at)->nic;
+  make_ready(*path, at, nic);
+  kick(nic);
+}
+
+uint32_t Wire::poll(NetworkAttachment& attachment, RailState& rail, std::span<RailEvent> out) {
   attachment.asleep = false;
   attachment.polled_ns = now_ns_;
   uint32_t count = 0;
   while (count < out.size() && !rail.events.empty()) {
-    WireEvent event = rail.events.pop();
-    if (event.kind == WireEvent::Kind::kImm) {
+    RailEvent event = rail.events.pop();
+    if (event.kind == RailEvent::Kind::kImm) {
       --rail.immediates;
       // The address of its bytes is for the observer only: for the engine `value` is a repeat
       // count.
       const uint64_t address = std::exchange(event.value, 0);
-      if (observer_)
-        observer_({attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
+      if (const uint32_t late = std::exchange(event.cookie, 0); late != 0) store_late(rail, late);
+      if (!arrival_hooks.empty()) {
+        arrival_hooks.call(
+            {attachment.node, event.imm, reinterpret_cast<const std::byte*>(address)});
+      }
     }
-    if (event.kind == WireEvent::Kind::kWritten) {
+    if (event.kind == RailEvent::Kind::kCompletion) {
       // The queue slots are freed only now, so that completions never exceed the queue depth.
       --rail.posted;
       OutPath* path = rail.out.find(event.path);
       if (path != nullptr && --path->posted == 0 && path->down_held) rail.events.push(path->down);
     }
-    if (event.kind == WireEvent::Kind::kPathDown) {
+    if (event.kind == RailEvent::Kind::kPathDown) {
       // The engine may have posted on the path before it polled this; those writes complete first.
       OutPath* path = event.inbound != 0 ? nullptr : rail.out.find(event.path);
       if (path != nullptr && path->posted > 0) {
@@ -98,14 +121,21 @@ void Wire::unlink(OutPath& path, uint32_t index) {
 
 void Wire::release(uint32_t index) {
   FABRIC_CHECK(flights_[index].refs > 0);
-  if (--flights_[index].refs == 0) flights_.give(index);
+  if (--flights_[index].refs != 0) return;
+  if (flights_[index].late != 0 && !flights_[index].landed) forget_late(flights_[index]);
+  flights_.give(index);
 }
 
 // ---- Sending ------------------------------------------------------------------------------------
 
+/// Work requests of a path are posted in order, so the first one decides.
+bool Wire::has_to_send(const OutPath& path) noexcept {
+  return path.up() && path.unsent != kNone && flights_[path.unsent].posted_ns <= now_ns_;
+}
+
 /// Adds a path to the NIC's round robin if it has something to send and room in its window.
 void Wire::make_ready(OutPath& path, const PathRef& at, Nic& nic) {
-  if (path.ready || path.unsent == kNone || !path.up()) return;
+  if (path.ready || !has_to_send(path)) return;
   if (path.window_used >= nic.timing.window_bytes) return;
   path.ready = true;
   nic.ready.push(at);
@@ -119,7 +149,7 @@ void Wire::kick(Nic& nic) {
     OutPath* path = find_out(at);
     if (path == nullptr) continue;  // its engine has closed
     path->ready = false;
-    if (!path->up() || path->unsent == kNone) continue;
+    if (!has_to_send(*path)) continue;
     send_packet(nic, *path);
     make_ready(*path, at, nic);
   }
@@ -138,8 +168,8 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
                         flight.started ? Remote::kUnknown : Remote::kNotDelivered);
   }
   if (!flight.started && flight.op.size_bytes > 0) corrupt_key(flight, path);
-  const uint64_t size =
-      std::min(packet_bytes(flight.op.size_bytes), flight.op.size_bytes - flight.sent_bytes);
+  const uint64_t size = std::min(packet_bytes(flight.op.size_bytes, packet_bytes_max_),
+                                 flight.op.size_bytes - flight.sent_bytes);
   const int64_t stall = flight.started ? 0 : nic.timing.stall_ns(flight.op.size_bytes);
 
   const uint32_t number = packets_.take();
@@ -148,8 +178,13 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   packet.offset = flight.sent_bytes;
   packet.sequence = path.next_sequence++;
   packet.on_wire_ns = nic.timing.wire_ns(size);
-  const auto* source = reinterpret_cast<const std::byte*>(flight.op.source) + flight.sent_bytes;
-  packet.bytes.assign(source, source + size);
+  packet.size_bytes = size;
+  if (options_.carry_bytes) {
+    const auto* source = reinterpret_cast<const std::byte*>(flight.op.source) + flight.sent_bytes;
+    packet.bytes.assign(source, source + size);
+  } else {
+    packet.bytes.clear();  // it may have been a datagram
+  }
 
   flight.to = path.to;
   flight.to_nonce = path.to_nonce;
@@ -184,7 +219,7 @@ void Wire::arrive(uint32_t number) {
   if (rail == nullptr) return lose(number, Admission::kLost);
   Nic& nic = *rail->nic;
   const int64_t begin = std::max(now_ns_, nic.ingress_free_ns);
-  nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.bytes.size());
+  nic.ingress_free_ns = begin + nic.timing.wire_ns(packet.size_bytes);
   // It lands no earlier than its last bit arrives.
   int64_t landing = std::max(nic.ingress_free_ns, now_ns_ + packet.on_wire_ns);
   if (InPath* in = find_in(flight.to); in != nullptr && flight.nic->model.ordered) {
@@ -213,14 +248,14 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
     if (!flight.refused) refuse(packet.flight, in);
     return drop(number);
   }
-  store(packet, flight, rail);
-  flight.landed_bytes += packet.bytes.size();
+  if (!store_later(packet, flight, rail)) store(packet, flight, rail);
+  flight.landed_bytes += packet.size_bytes;
   flight.landed = flight.landed_bytes == flight.op.size_bytes;
-  trace(EventKind::kLand, *rail.nic, packet.bytes.size(), flight.op.imm);
+  trace(EventKind::kLand, *rail.nic, packet.size_bytes, flight.op.imm);
   if (flight.landed && flight.op.has_imm != 0) count(flight, rail, in);
 
   const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
-  if (!flight.nic->model.ordered && !packet.bytes.empty() &&
+  if (!flight.nic->model.ordered && packet.size_bytes > 0 &&
       pair_faults(from, flight.to.attachment).twice) {
     // The acknowledgement waits for the duplicate: no byte lands after the completion.
     ++flight.duplicates;
@@ -232,18 +267,64 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
 
 void Wire::store(const Packet& packet, const Flight& flight, const RailState& rail) {
   if (packet.bytes.empty()) return;
-  std::byte* target = find_region(rail, flight.op.remote_key)->address + flight.op.target;
+  std::byte* target = find_region(rail, flight.op.rkey)->address + flight.op.target;
   std::memcpy(target + packet.offset, packet.bytes.data(), packet.bytes.size());
 }
 
+/// kLateBytes: keeps the packet of a counted write until poll() returns its immediate. Other writes
+/// have nothing that could make them visible later.
+bool Wire::store_later(const Packet& packet, Flight& flight, RailState& rail) {
+  if (nodes_[rail.nic->node].faults.late_bytes_ns == 0 || flight.op.has_imm == 0) return false;
+  if (packet.bytes.empty()) return false;
+  if (flight.late == 0) flight.late = ++last_late_;
+  rail.late_bytes.push_back({.write = flight.late,
+                             .key = flight.op.rkey,
+                             .target = flight.op.target + packet.offset,
+                             .bytes = packet.bytes});
+  return true;
+}
+
+void Wire::store_late(RailState& rail, uint32_t write) {
+  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
+    if (late.write != write) return false;
+    std::byte* const target = find_region(rail, late.key)->address + late.target;
+    std::memcpy(target, late.bytes.data(), late.bytes.size());
+    return true;
+  });
+}
+
+/// The region is deregistered, which flushes: what is counted becomes visible now. A write that has
+/// not landed completely never will, and its sender may have been told so: its bytes are dropped.
+void Wire::store_late(RailState& rail, const Region& region) {
+  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
+    if (late.key != region.key) return false;
+    if (late.counted)
+      std::memcpy(region.address + late.target, late.bytes.data(), late.bytes.size());
+    return true;
+  });
+}
+
+/// The flight is over without its count: nothing makes its bytes visible any more.
+void Wire::forget_late(const Flight& flight) {
+  RailState* rail = find_rail(flight.to);
+  if (rail == nullptr) return;
+  std::erase_if(rail->late_bytes, [&](const LateBytes& late) { return late.write == flight.late; });
+}
+
 void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
-  if (rail.nic->faults.swallows_counts) return;
+  if (rail.nic->faults.swallows_counts) {
+    if (flight.late != 0) store_late(rail, flight.late);
+    return;
+  }
   ++rail.immediates;
-  WireEvent arrived;
-  arrived.kind = WireEvent::Kind::kImm;
+  RailEvent arrived;
+  arrived.kind = RailEvent::Kind::kImm;
   arrived.imm = flight.op.imm;
+  // Not for the engine either: the bytes to store when it polls this.
+  arrived.cookie = flight.late;
+  for (LateBytes& late : rail.late_bytes) late.counted |= late.write == flight.late;
   // Not for the engine: the world's observer identifies the write by its target address.
-  const Region* region = find_region(rail, flight.op.remote_key);
+  const Region* region = find_region(rail, flight.op.rkey);
   if (region != nullptr) {
     arrived.value = reinterpret_cast<uint64_t>(region->address) + flight.op.target;
   }
@@ -261,7 +342,7 @@ void Wire::land_duplicate(uint32_t number) {
   const RailState* rail = find_rail(flight.to);
   if (rail != nullptr && !is_cut(flight) && target_allowed(*rail, flight)) {
     store(packet, flight, *rail);
-    trace(EventKind::kDuplicate, *rail->nic, packet.bytes.size(), flight.op.imm);
+    trace(EventKind::kDuplicate, *rail->nic, packet.size_bytes, flight.op.imm);
   }
   --flight.duplicates;
   if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, nullptr);
@@ -286,7 +367,7 @@ void Wire::drop(uint32_t number) {
   const Packet& packet = packets_[number];
   const Flight& flight = flights_[packet.flight];
   if (OutPath* path = find_out(flight.from)) {
-    path->window_used -= packet.bytes.size();
+    path->window_used -= packet.size_bytes;
     make_ready(*path, flight.from, *flight.nic);
     kick(*flight.nic);
   }
@@ -355,8 +436,8 @@ void Wire::complete(uint32_t index, Errc code, Remote remote) {
   Flight& flight = flights_[index];
   flight.completed = true;
   if (OutPath* path = find_out(flight.from)) unlink(*path, index);
-  WireEvent written;
-  written.kind = WireEvent::Kind::kWritten;
+  RailEvent written;
+  written.kind = RailEvent::Kind::kCompletion;
   written.code = code;
   written.remote = remote;
   written.cookie = flight.op.cookie;
@@ -369,19 +450,19 @@ void Wire::complete(uint32_t index, Errc code, Remote remote) {
 
 /// All events for engines go through here. A fault may delay some kinds; events that must not
 /// overtake them are then delayed, too.
-void Wire::report(const PathRef& at, const WireEvent& event) {
+void Wire::report(const PathRef& at, const RailEvent& event) {
   RailState* rail = find_rail(at);
   if (rail == nullptr) return;
   const NodeFaults& node = nodes_[rail->nic->node].faults;
   LateReports* queue = nullptr;
   int64_t late_ns = 0;
-  if (event.kind == WireEvent::Kind::kImm) {
+  if (event.kind == RailEvent::Kind::kImm) {
     queue = &rail->late_counts;
-    late_ns = node.late_counts_ns;
-  } else if (event.kind == WireEvent::Kind::kWritten) {
+    late_ns = std::max(node.late_counts_ns, node.late_bytes_ns);
+  } else if (event.kind == RailEvent::Kind::kCompletion) {
     queue = &rail->late_acks;
     late_ns = node.late_acks_ns;
-  } else if (event.kind == WireEvent::Kind::kPathDown) {
+  } else if (event.kind == RailEvent::Kind::kPathDown) {
     queue = event.inbound != 0 ? &rail->late_counts : &rail->late_acks;
   }
   if (queue == nullptr || (late_ns == 0 && queue->items.empty())) return enqueue(at, *rail, event);
@@ -400,7 +481,7 @@ void Wire::enqueue_late(const PathRef& at, bool acks) {
   }
 }
 
-void Wire::enqueue(const PathRef& at, RailState& rail, const WireEvent& event) {
+void Wire::enqueue(const PathRef& at, RailState& rail, const RailEvent& event) {
   trace(event, *rail.nic);
   rail.events.push(event);
   wake_later(*find_attachment(at.attachment));

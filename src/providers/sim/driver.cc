@@ -207,12 +207,9 @@ bool WorldDriver::run_jobs() {
 }
 
 void WorldDriver::run_step_hooks() {
-  if (in_step_hooks_) return;  // a hook may wait, and then the world runs without hooks
+  if (in_step_hooks_ || step_hooks.empty()) return;
   const ScopedFlag inside(in_step_hooks_);
-  for (size_t i = 0; i < step_hooks_.size(); ++i) {
-    const auto hook = step_hooks_[i];  // a copy: it may add another hook
-    hook();
-  }
+  step_hooks.call();
 }
 
 bool WorldDriver::busy() const noexcept {
@@ -257,7 +254,7 @@ void WorldDriver::apply(const Fault& fault) {
     EngineSlot& slot = slots_[found->second];
     switch (fault.kind) {
       case Fault::Kind::kCrash:
-        engine->vanish();  // detaches it
+        engine->simulate_crash();  // detaches it
         break;
       case Fault::Kind::kStop:
         slot.stopped = true;

@@ -11,6 +11,7 @@
 
 #include "base/driver.h"
 #include "base/rng.h"
+#include "providers/sim/hooks.h"
 
 namespace fabric::sim {
 
@@ -37,8 +38,8 @@ class WorldDriver final : public Driver {
   uint32_t turn_one(Progress& progress) noexcept override;
   void offload(std::function<void()> job, uint32_t queue = 0) override;
 
-  void each_step(std::function<void()> hook) { step_hooks_.push_back(std::move(hook)); }
-  void drop_step_hooks() noexcept { step_hooks_.clear(); }
+  /// Called in every step; a function may wait, and then the world runs without them.
+  HookList<> step_hooks{};
 
  private:
   /// One attached engine.
@@ -93,7 +94,6 @@ class WorldDriver final : public Driver {
   std::priority_queue<SlotTimer, std::vector<SlotTimer>, std::greater<>> timers_;
   std::vector<uint32_t> order_, called_;  // slots whose turn or callbacks are due in this round
   std::vector<std::function<void()>> jobs_;
-  std::vector<std::function<void()>> step_hooks_;
   bool in_engine_ = false;  // a turn or a callback is running
   bool in_step_hooks_ = false;
   bool in_jobs_ = false;

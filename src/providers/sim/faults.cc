@@ -20,7 +20,8 @@ constexpr std::array<const char*, Fault::kKinds> kNames = {
     "break target",   "lose acks",    "keep acks",  "receiver not ready",
     "receiver ready", "late counts",  "late acks",  "swallow counts",
     "overrun",        "refuse posts", "take posts", "twice",
-    "once",           "wrong key",    "right key",  "late proof"};
+    "once",           "wrong rkey",   "right rkey", "late proof",
+    "late bytes"};
 
 }  // namespace
 
@@ -41,8 +42,8 @@ bool is_for_pairs(Fault::Kind kind) noexcept {
     case Kind::kKeepAcks:
     case Kind::kTwice:
     case Kind::kOnce:
-    case Kind::kWrongKey:
-    case Kind::kRightKey:
+    case Kind::kWrongRkey:
+    case Kind::kRightRkey:
       return true;
     default:
       return false;
@@ -190,11 +191,11 @@ void Wire::apply_to_pair(const Fault& fault, uint32_t fabric) {
     case Kind::kOnce:
       there.twice = fault.kind == Kind::kTwice;
       return;
-    case Kind::kRightKey:
-      there.wrong_key &= ~mask;
+    case Kind::kRightRkey:
+      there.wrong_rkey &= ~mask;
       return;
     default:
-      there.wrong_key |= mask;
+      there.wrong_rkey |= mask;
       return;
   }
 }
@@ -206,6 +207,7 @@ void Wire::apply_to_node(const Fault& fault) {
   if (fault.kind == Kind::kLateCounts) faults.late_counts_ns = time_ns;
   if (fault.kind == Kind::kLateAcks) faults.late_acks_ns = time_ns;
   if (fault.kind == Kind::kLateProof) faults.late_proof_ns = time_ns;
+  if (fault.kind == Kind::kLateBytes) faults.late_bytes_ns = time_ns;
 }
 
 void Wire::apply_to_nic(const Fault& fault, Nic& nic) {
@@ -268,8 +270,8 @@ void Wire::set_down(Nic& nic, bool down) {
 }
 
 void Wire::report_nic(const PathRef& at, bool down) {
-  WireEvent event;
-  event.kind = down ? WireEvent::Kind::kRailDown : WireEvent::Kind::kRailUp;
+  RailEvent event;
+  event.kind = down ? RailEvent::Kind::kRailDown : RailEvent::Kind::kRailUp;
   event.code = down ? Errc::kRailLost : Errc::kOk;
   report(at, event);
 }
@@ -292,10 +294,11 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
   rail.in.each([](uint32_t, InPath& path) { path.undrained = true; });
   rail.out.each([](uint32_t, OutPath& path) { path.undrained = true; });
   while (!rail.late_counts.items.empty()) {
-    WireEvent event = rail.late_counts.items.pop().event;
-    if (event.kind == WireEvent::Kind::kImm) {
+    RailEvent event = rail.late_counts.items.pop().event;
+    if (event.kind == RailEvent::Kind::kImm) {
       --rail.immediates;
       // Acknowledged, but never reported to the engine.
+      if (event.cookie != 0) store_late(rail, event.cookie);
       if (InPath* in = find_in({at.attachment, at.rail, event.path})) --in->received;
       continue;
     }
@@ -305,8 +308,8 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
     enqueue(at, rail, event);
   }
   while (!rail.late_acks.items.empty()) {
-    WireEvent event = rail.late_acks.items.pop().event;
-    if (event.kind == WireEvent::Kind::kWritten) {
+    RailEvent event = rail.late_acks.items.pop().event;
+    if (event.kind == RailEvent::Kind::kCompletion) {
       event.code = Errc::kRailLost;
       event.remote = Remote::kUnknown;
       rail.hidden.push_back(event);
@@ -322,8 +325,8 @@ void Wire::overrun(RailState& rail, const PathRef& at) {
 void Wire::report_hidden(const PathRef& at) {
   RailState* rail = find_rail(at);
   if (rail == nullptr || rail->hidden.empty()) return;
-  std::vector<WireEvent> others;
-  for (const WireEvent& event : std::exchange(rail->hidden, {})) {
+  std::vector<RailEvent> others;
+  for (const RailEvent& event : std::exchange(rail->hidden, {})) {
     if (event.path == at.path) {
       enqueue(at, *rail, event);
     } else {
@@ -364,18 +367,18 @@ void Wire::break_ends(const Fault& fault, uint32_t fabric) {
   }
 }
 
-/// kWrongKey: the next write with bytes carries an rkey that was never issued.
+/// kWrongRkey: the next write with bytes carries an rkey that was never issued.
 void Wire::corrupt_key(Flight& flight, const OutPath& path) {
   if (faults_.pairs.empty()) return;
   const Nic& nic = *flight.nic;
   const auto found =
       faults_.pairs.find({nic.node, locations_[path.to.attachment - 1].node, nic.fabric});
   if (found == faults_.pairs.end()) return;
-  uint32_t& rails = found->second.wrong_key;
+  uint32_t& rails = found->second.wrong_rkey;
   if ((rails & rail_mask(nic.rail)) == 0) return;
   // One write only, also for kAllRails.
   rails = rails == UINT32_MAX ? 0 : rails & ~rail_mask(nic.rail);
-  flight.op.remote_key ^= uint64_t{1} << 63;
+  flight.op.rkey ^= uint64_t{1} << 63;
 }
 
 }  // namespace fabric::sim

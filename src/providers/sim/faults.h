@@ -30,6 +30,7 @@ struct NodeFaults {
   int64_t late_counts_ns = 0;
   int64_t late_acks_ns = 0;
   int64_t late_proof_ns = 0;
+  int64_t late_bytes_ns = 0;
 };
 
 /// Of one direction between two nodes on one network. Masks have a bit for each of the sender's
@@ -37,7 +38,7 @@ struct NodeFaults {
 struct PairFaults {
   uint32_t cut = 0;
   uint32_t lost_acks = 0;
-  uint32_t wrong_key = 0;
+  uint32_t wrong_rkey = 0;
   bool datagrams_cut = false;  // by a cut of all rails
   bool control_cut = false;
   bool twice = false;

@@ -30,7 +30,7 @@ Wire::Admission Wire::admission_of(const Packet& packet) noexcept {
     }
     if (packet.sequence != in->expected) return Admission::kOutOfOrder;
   }
-  const bool whole = flight.landed_bytes + packet.bytes.size() == flight.op.size_bytes;
+  const bool whole = flight.landed_bytes + packet.size_bytes == flight.op.size_bytes;
   const bool room = rail->immediates < kImmediatesMax && !rail->nic->faults.not_ready;
   // Without room for the immediate the whole last packet is rejected, its bytes included.
   return whole && flight.op.has_imm != 0 && !room ? Admission::kNotReady : Admission::kAccept;
@@ -50,7 +50,7 @@ bool Wire::would_ack(const Flight& flight) noexcept {
 void Wire::lose(uint32_t number, Admission admission) {
   Packet& packet = packets_[number];
   Flight& flight = flights_[packet.flight];
-  trace(EventKind::kRetransmit, *flight.nic, packet.bytes.size(), flight.op.imm);
+  trace(EventKind::kRetransmit, *flight.nic, packet.size_bytes, flight.op.imm);
   OutPath* path = find_out(flight.from);
   // The sender no longer retransmits it.
   if (path == nullptr || flight.completed || flight.refused) return drop(number);

@@ -2,8 +2,8 @@
 #include "providers/sim/world.h"
 
 // A memory key (lkey and rkey are the same) has 64 bits: the region's number in the low 24, a
-// random cookie above. A region that reuses a number gets a new cookie, so an old key never matches
-// it.
+// random cookie above. A region that reuses a number gets a new cookie, so an old rkey never
+// matches it.
 
 namespace fabric::sim {
 namespace {
@@ -14,7 +14,7 @@ constexpr uint64_t kNumberMask = (1u << kNumberBits) - 1;
 }  // namespace
 
 Result<uint64_t> Wire::register_memory(RailState& rail, const PathRef& at, const Memory& memory,
-                                       std::vector<std::byte>& wire_key) {
+                                       std::vector<std::byte>& wire_rkey) {
   if (memory.address == nullptr || memory.size_bytes == 0) {
     return fail(Errc::kInvalidArgument, "memory");
   }
@@ -34,17 +34,18 @@ Result<uint64_t> Wire::register_memory(RailState& rail, const PathRef& at, const
   region.size_bytes = memory.size_bytes;
   region.remote_write = memory.remote_write;
 
-  ByteWriter writer(Rail::kWireKeyBytesMax);
+  ByteWriter writer(Rail::kWireRkeyBytesMax);
   writer.u32(at.attachment);
   writer.u32(at.rail);
   writer.u64(region.key);
-  wire_key = writer.take();
+  wire_rkey = writer.take();
   return region.key;
 }
 
 void Wire::deregister_memory(RailState& rail, const PathRef& at, uint64_t key, uint32_t cookie) {
   const uint64_t index = (key & kNumberMask) - 1;
   if (index < rail.regions.size() && rail.regions[index].key == key) {
+    store_late(rail, rail.regions[index]);
     rail.regions[index] = Region{};
     rail.free_regions.push_back(static_cast<uint32_t>(index));
   }
@@ -55,8 +56,8 @@ void Wire::deregister_memory(RailState& rail, const PathRef& at, uint64_t key, u
 }
 
 void Wire::fenced(const Event& event) {
-  WireEvent fenced;
-  fenced.kind = WireEvent::Kind::kFenced;
+  RailEvent fenced;
+  fenced.kind = RailEvent::Kind::kFenced;
   fenced.cookie = event.subject;
   report(event.at, fenced);
 }
@@ -72,7 +73,7 @@ bool Wire::source_allowed(const Flight& flight) noexcept {
   const WriteOp& op = flight.op;
   if (op.size_bytes == 0) return true;
   const RailState* rail = find_rail(flight.from);
-  const Region* region = rail == nullptr ? nullptr : find_region(*rail, op.local_key);
+  const Region* region = rail == nullptr ? nullptr : find_region(*rail, op.lkey);
   if (region == nullptr) return false;
   const uint64_t start = reinterpret_cast<uintptr_t>(region->address);
   return op.source >= start && op.size_bytes <= region->size_bytes &&
@@ -83,7 +84,7 @@ bool Wire::source_allowed(const Flight& flight) noexcept {
 bool Wire::target_allowed(const RailState& rail, const Flight& flight) noexcept {
   const WriteOp& op = flight.op;
   if (op.size_bytes == 0) return true;
-  const Region* region = find_region(rail, op.remote_key);
+  const Region* region = find_region(rail, op.rkey);
   return region != nullptr && region->remote_write && op.size_bytes <= region->size_bytes &&
          op.target <= region->size_bytes - op.size_bytes;
 }

@@ -14,6 +14,8 @@ namespace {
 /// One NIC of a simulated node, for one engine. Owned by its SimNetwork; has no state of its own,
 /// all of it is in Wire. Rail calls come one at a time under the engine's state lock; enter() takes
 /// Wire's lock below it, which serialises the engines of a realtime world.
+/// Invariant: its members are fixed at open; every call that reads or changes state of the wire
+/// holds Wire's lock.
 class SimRail final : public Rail {
  public:
   SimRail(Wire& wire, NetworkAttachment& attachment, uint32_t index)
@@ -22,30 +24,31 @@ class SimRail final : public Rail {
   const Caps& caps() const noexcept override { return rail_.caps; }
   std::string_view device() const noexcept override { return rail_.device; }
   std::vector<std::pair<std::string, std::string>> facts() const override {
-    return {{"fence", to_string(rail_.caps.fence)},
+    return {{"counts", rail_.caps.count_is_final ? "final" : "not final"},
+            {"fence", to_string(rail_.caps.fence)},
             {"memory", rail_.caps.maps_memory ? "shared" : "any"},
             {"order", rail_.caps.ordered ? "posting" : "none"},
             {"replay", rail_.caps.exact_replay ? "exact" : "none"}};
   }
 
   Result<uint64_t> register_memory(const Memory& memory,
-                                   std::vector<std::byte>& wire_key) override {
+                                   std::vector<std::byte>& wire_rkey) override {
     const auto lock = wire_.enter(attachment_);
-    return wire_.register_memory(rail_, at(), memory, wire_key);
+    return wire_.register_memory(rail_, at(), memory, wire_rkey);
   }
-  void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override {
+  void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept override {
     const auto lock = wire_.enter(attachment_);
-    wire_.deregister_memory(rail_, at(), local_key, cookie);
+    wire_.deregister_memory(rail_, at(), lkey, cookie);
   }
-  Result<uint64_t> import_key(std::span<const std::byte> wire_key) override {
-    // Attachment and rail are informative, for dumps of a descriptor; the cookie in the key is
+  Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) override {
+    // Attachment and rail are informative, for dumps of a descriptor; the cookie in the rkey is
     // checked.
-    ByteReader reader(wire_key);
+    ByteReader reader(wire_rkey);
     reader.require(reader.u32() != 0);
     reader.require(reader.u32() < kRailsMax);
     const uint64_t key = reader.u64();
     reader.require(key != 0 && reader.remaining() == 0);
-    if (!reader.ok()) return fail(Errc::kBadFormat, "sim: wire key");
+    if (!reader.ok()) return fail(Errc::kBadFormat, "sim: wire rkey");
     return key;
   }
 
@@ -72,7 +75,7 @@ class SimRail final : public Rail {
     const auto lock = wire_.enter(attachment_);
     return wire_.post(rail_, at(), ops);
   }
-  uint32_t poll(std::span<WireEvent> out) noexcept override {
+  uint32_t poll(std::span<RailEvent> out) noexcept override {
     const auto lock = wire_.enter(attachment_);
     return wire_.poll(attachment_, rail_, out);
   }
@@ -138,6 +141,7 @@ class SimNetwork final : public OpenNetwork {
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context) {
   auto found = find_world(spec.devices);
   if (!found) return found.error();
+  if (!spec.near.empty()) return fail(Errc::kInvalidArgument, "networks.near");
   if (context.driver == nullptr) return fail(Errc::kInvalidArgument, "sim: driver");
   World::Impl& world = *found->world;
   // Only the world's own driver advances its clock.

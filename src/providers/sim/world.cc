@@ -12,6 +12,7 @@
 namespace fabric::sim {
 Wire::Wire(const WorldOptions& options)
     : options_(options),
+      packet_bytes_max_(packet_bytes_limit(options.packet_bytes_max)),
       wire_rng_(options.seed),
       control_rng_(wire_rng_.fork()),
       key_rng_(wire_rng_.fork()),
@@ -27,7 +28,7 @@ uint32_t Wire::add_node(std::vector<NodeNetwork> networks) {
     auto fabric = std::find(fabrics_.begin(), fabrics_.end(), network.name);
     if (fabric == fabrics_.end()) fabric = fabrics_.insert(fabric, network.name);
     for (uint32_t rail = 0; rail < network.rails; ++rail) {
-      Nic& nic = nics_.emplace_back(network.model);
+      Nic& nic = nics_.emplace_back(network.model, packet_bytes_max_);
       nic.node = number;
       nic.index = static_cast<uint32_t>(nics_.size() - 1);
       nic.rail = rail;
@@ -67,12 +68,6 @@ int64_t Wire::next_due_ns() const noexcept {
 uint64_t Wire::trace_hash() const noexcept {
   const auto held = lock();
   return hash_.value();
-}
-
-void Wire::each_arrival(std::function<void(const Arrival&)> observer) {
-  const auto held = lock();
-  // Not in realtime: the workers of several engines would call it.
-  if (!options_.realtime) observer_ = std::move(observer);
 }
 
 uint64_t Wire::events() const noexcept {
@@ -152,6 +147,8 @@ void Wire::dispatch(const Event& event) {
     case EventKind::kTransmit:
       nics_[event.subject].transmit_due = false;
       return kick(nics_[event.subject]);
+    case EventKind::kPosted:
+      return posted(event.at);
     case EventKind::kArrive:
       return arrive(event.subject);
     case EventKind::kLand:
@@ -204,14 +201,16 @@ void Wire::trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t i
   hash_.add(static_cast<uint64_t>(now_ns_)).add(where).add(size_bytes);
 }
 
-void Wire::trace(const WireEvent& event, const Nic& nic) noexcept {
+void Wire::trace(const RailEvent& event, const Nic& nic) noexcept {
   const uint64_t what = static_cast<uint64_t>(event.kind) << 24 |
                         static_cast<uint64_t>(event.code) << 16 |
                         static_cast<uint64_t>(event.remote) << 8 | event.inbound;
   hash_.add(static_cast<uint64_t>(now_ns_)).add(what << 32 | nic.index);
-  // The value of a kImm is an address, which differs from run to run.
-  const uint64_t value = event.kind == WireEvent::Kind::kImm ? 0 : event.value;
-  hash_.add(uint64_t{event.cookie} << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
+  // The value of a kImm is an address, which differs from run to run; its cookie says which bytes
+  // are late, and there are none in a world that carries no bytes.
+  const bool imm = event.kind == RailEvent::Kind::kImm;
+  const uint64_t value = imm ? 0 : event.value, cookie = imm ? 0 : event.cookie;
+  hash_.add(cookie << 32 | event.imm).add(uint64_t{event.path} << 32 | value);
 }
 
 /// One-way latency, drawn for each packet.
@@ -243,6 +242,15 @@ void Wire::set_timer(NetworkAttachment& attachment, int64_t due_ns) {
   FABRIC_CHECK(timerfd_settime(attachment.timer_fd, 0, &spec, nullptr) == 0, "timerfd_settime");
 }
 
+/// An engine has an attachment on each of its networks, and one CPU that posts.
+std::shared_ptr<int64_t> Wire::posts_until_of(const Progress* engine) const {
+  for (const auto& attachment : attachments_) {
+    if (engine != nullptr && attachment != nullptr && attachment->context.progress == engine)
+      return attachment->posts_until_ns;
+  }
+  return std::make_shared<int64_t>(0);
+}
+
 Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& spec,
                                                  const OpenContext& context) {
   const auto held = lock();
@@ -262,6 +270,7 @@ Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& s
   attachment->node = node;
   attachment->network = static_cast<uint32_t>(found - networks.begin());
   attachment->context = context;
+  attachment->posts_until_ns = posts_until_of(context.progress);
   attachment->rails.resize(std::min(found->rails, std::max(1u, spec.rails_max)));
   for (uint32_t i = 0; i < attachment->rails.size(); ++i) {
     RailState& rail = attachment->rails[i];
@@ -271,6 +280,7 @@ Result<NetworkAttachment*> Wire::open_attachment(uint32_t node, const Network& s
     rail.caps = {.ordered = model.ordered,
                  .slice_safe = model.slice_safe,
                  .exact_replay = model.exact_replay,
+                 .count_is_final = model.ordered,  // an ordered path drops duplicates
                  .checks_access = true,
                  .maps_memory = model.maps_memory,
                  .fence = model.fence,
@@ -390,8 +400,9 @@ World& World::operator=(World&& other) noexcept {
 }
 
 World::~World() {
-  // Breaks a reference cycle: step hooks usually own engines, and engines own the world.
-  if (impl_ != nullptr) impl_->world_driver.drop_step_hooks();
+  if (impl_ == nullptr) return;
+  impl_->world_driver.step_hooks.clear();
+  impl_->wire.arrival_hooks.clear();
 }
 
 uint32_t World::add_node(uint32_t rails, const NicModel& model) {
@@ -421,8 +432,9 @@ Result<Engine> World::open(uint32_t node, Config config) {
   return Engine::open(config, impl_);
 }
 
-void World::each_step(std::function<void()> hook) {
-  impl_->world_driver.each_step(std::move(hook));
+Hook World::each_step(std::function<void()> function) {
+  if (impl_->wire.realtime()) return {};
+  return Hook(impl_->world_driver.step_hooks.add(std::move(function)));
 }
 
 bool World::run_until(const std::function<bool()>& done, Nanos limit) {
@@ -446,8 +458,9 @@ Result<void> World::at_event(uint64_t events, const Fault& fault) {
 
 uint64_t World::events() const noexcept { return impl_->wire.events(); }
 
-void World::each_arrival(std::function<void(const Arrival&)> observer) {
-  impl_->wire.each_arrival(std::move(observer));
+Hook World::each_arrival(std::function<void(const Arrival&)> observer) {
+  if (impl_->wire.realtime()) return {};
+  return Hook(impl_->wire.arrival_hooks.add(std::move(observer)));
 }
 
 Result<void> World::chaos(const Chaos& plan) { return impl_->wire.plan(plan); }

@@ -18,6 +18,7 @@
 #include "providers/sim/driver.h"
 #include "providers/sim/event_queue.h"
 #include "providers/sim/faults.h"
+#include "providers/sim/hooks.h"
 #include "providers/sim/model.h"
 #include "providers/sim/path_ends.h"
 #include "providers/sim/pool.h"
@@ -73,7 +74,7 @@ struct Nic {
   Fifo<PathRef> ready{};      // paths with something to send, served round robin, a packet each
   NicFaults faults{};
 
-  explicit Nic(const NicModel& m) : model(m), timing(m) {}
+  Nic(const NicModel& m, uint64_t packet_bytes_max) : model(m), timing(m, packet_bytes_max) {}
 };
 
 /// One posted work request until its last packet and acknowledgement have left the network. The
@@ -84,6 +85,7 @@ struct Flight {
   PathRef from{};
   PathRef to{};
   uint64_t to_nonce = 0;
+  int64_t posted_ns = 0;  // when the engine has posted it; the NIC does not send it earlier
   uint64_t sent_bytes = 0;
   uint64_t landed_bytes = 0;
   uint32_t refs = 0;  // the sender until it has its completion, packets, the acknowledgement
@@ -95,15 +97,18 @@ struct Flight {
   bool landed = false;                // all of its packets
   int64_t retry_since_ns = kNeverNs;  // start of the current series of failed retransmissions
   uint32_t duplicates = 0;            // packets that will land a second time
+  uint32_t late = 0;                  // its number in RailState::late_bytes; 0: none
   Errc code = Errc::kOk;              // carried by the acknowledgement
   Remote remote = Remote::kDelivered;
 };
 
-/// A packet of a write, or a control datagram, with its bytes.
+/// A packet of a write, or a control datagram, with its bytes; of a write without them in a world
+/// that carries none (WorldOptions::carry_bytes).
 struct Packet {
   uint32_t flight = kNone;
   uint32_t from_attachment = 0;  // datagrams only
   uint64_t offset = 0;
+  uint64_t size_bytes = 0;
   uint64_t sequence = 0;  // on its path
   int64_t on_wire_ns = 0;
   std::vector<std::byte> bytes{};
@@ -129,7 +134,7 @@ struct OutPath {
   int64_t retransmit_ns = kNeverNs;  // when the NIC retries both
   int64_t not_ready_ns = 0;          // the last RNR wait
   bool down_held = false;            // kPathDown waits for the completions of the last posts
-  WireEvent down{};                  // that kPathDown
+  RailEvent down{};                  // that kPathDown
 
   bool up() const noexcept { return state == State::kStarted && !undrained; }
 };
@@ -158,7 +163,7 @@ using HelloKey = std::pair<uint32_t, uint64_t>;  // attachment and nonce
 struct LateReports {
   struct Item {
     int64_t due_ns = 0;
-    WireEvent event{};
+    RailEvent event{};
   };
   Fifo<Item> items{};
   int64_t last_ns = 0;
@@ -169,6 +174,16 @@ struct Region {
   std::byte* address = nullptr;
   uint64_t size_bytes = 0;
   bool remote_write = false;
+};
+
+/// Bytes of a packet that has landed and is acknowledged, but that its owner cannot see yet
+/// (Fault::kLateBytes).
+struct LateBytes {
+  uint32_t write = 0;  // Flight::late
+  uint64_t key = 0;    // of the region
+  uint64_t target = 0;
+  bool counted = false;  // its immediate is queued; otherwise it may never be
+  std::vector<std::byte> bytes{};
 };
 
 /// One engine's use of one NIC.
@@ -182,13 +197,14 @@ struct RailState {
   Fifo<HelloKey> closed_hellos{};  // of ends that are erased, the oldest first
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
-  Fifo<WireEvent> events{};
-  LateReports late_counts{};        // kImm, and kPathDown of targets' ends
-  LateReports late_acks{};          // kWritten, and kPathDown of senders' ends
-  std::vector<WireEvent> hidden{};  // kWritten that were delayed when the queue overran
-  bool overran = false;             // until the NIC comes up
-  uint32_t immediates = 0;          // kImm in events and late_counts
-  uint32_t posted = 0;              // accepted by post(), completion not polled
+  Fifo<RailEvent> events{};
+  LateReports late_counts{};            // kImm, and kPathDown of targets' ends
+  LateReports late_acks{};              // kCompletion, and kPathDown of senders' ends
+  std::vector<LateBytes> late_bytes{};  // in the order in which they landed
+  std::vector<RailEvent> hidden{};      // kCompletion that were delayed when the queue overran
+  bool overran = false;                 // until the NIC comes up
+  uint32_t immediates = 0;              // kImm in events and late_counts
+  uint32_t posted = 0;                  // accepted by post(), completion not polled
 };
 
 /// One engine's attachment to one network of its node. Owned by Wire, from SimNetwork's opening to
@@ -202,6 +218,8 @@ struct NetworkAttachment {
   std::vector<uint32_t> links{};  // the remote attachment of each; 0: free
   Fifo<uint32_t> datagrams{};     // packets
   uint32_t datagrams_out = 0;
+  /// Until when the engine's CPU is busy with posts; shared by all attachments of the engine.
+  std::shared_ptr<int64_t> posts_until_ns{};
   bool wake_due = false;
   int64_t polled_ns = -kWakeGapNs;
   int timer_fd = -1;  // realtime only
@@ -223,6 +241,7 @@ struct Node {
 
 enum class EventKind : uint8_t {
   kTransmit,    // a NIC may send: subject = NIC
+  kPosted,      // the engine's CPU has posted a work request on a path
   kArrive,      // the first bit of a packet: subject = packet
   kLand,        // the last bit of a packet is through the receiver's NIC: subject = packet
   kDuplicate,   // a packet lands a second time: subject = packet
@@ -279,7 +298,6 @@ class Wire {
   uint64_t trace_hash() const noexcept;
   uint64_t in_flight() const noexcept;  ///< flights and packets in use
   uint64_t path_ends() const noexcept;  ///< ends in all tables
-  void each_arrival(std::function<void(const Arrival&)> observer);
   Result<NetworkAttachment*> open_attachment(uint32_t node, const Network& spec,
                                              const OpenContext& context);
   void close_attachment(NetworkAttachment& attachment) noexcept;
@@ -297,7 +315,7 @@ class Wire {
 
   // memory.cc
   Result<uint64_t> register_memory(RailState& rail, const PathRef& at, const Memory& memory,
-                                   std::vector<std::byte>& wire_key);
+                                   std::vector<std::byte>& wire_rkey);
   void deregister_memory(RailState& rail, const PathRef& at, uint64_t key, uint32_t cookie);
 
   // connect.cc
@@ -312,7 +330,7 @@ class Wire {
 
   // datapath.cc
   uint32_t post(RailState& rail, const PathRef& at, std::span<const WriteOp> ops);
-  uint32_t poll(NetworkAttachment& attachment, RailState& rail, std::span<WireEvent> out);
+  uint32_t poll(NetworkAttachment& attachment, RailState& rail, std::span<RailEvent> out);
 
   // control.cc
   Result<uint32_t> open_link(NetworkAttachment& attachment, std::span<const std::byte> address);
@@ -323,6 +341,9 @@ class Wire {
 
   /// Identifies the world in tokens and addresses. Set once, before the world is shared.
   uint64_t id = 0;
+  /// Called for every immediate that poll() returns. Empty in realtime, where the workers of
+  /// several engines would call it.
+  HookList<Arrival> arrival_hooks{};
 
  private:
   // world.cc
@@ -334,7 +355,7 @@ class Wire {
   void wake_again(uint32_t number);
   void set_timer(NetworkAttachment& attachment, int64_t due_ns);
   void trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
-  void trace(const WireEvent& event, const Nic& nic) noexcept;
+  void trace(const RailEvent& event, const Nic& nic) noexcept;
   // Inline, because every event calls them several times.
   NetworkAttachment* find_attachment(uint32_t number) noexcept {
     return number - 1 < attachments_.size() ? attachments_[number - 1].get() : nullptr;
@@ -353,6 +374,7 @@ class Wire {
     return rail != nullptr ? rail->in.find(at.path) : nullptr;
   }
   int64_t delay_ns(const Nic& nic, uint32_t from_node) noexcept;
+  std::shared_ptr<int64_t> posts_until_of(const Progress* engine) const;
 
   // memory.cc
   static const Region* find_region(const RailState& rail, uint64_t key) noexcept;
@@ -369,6 +391,9 @@ class Wire {
   void break_path(OutPath& path, const PathRef& at, Remote started);
 
   // datapath.cc
+  int64_t post_time_ns(const RailState& rail, const PathRef& at) noexcept;
+  void posted(const PathRef& at);
+  bool has_to_send(const OutPath& path) noexcept;
   void link(OutPath& path, uint32_t index);
   void unlink(OutPath& path, uint32_t index);
   void release(uint32_t flight);
@@ -380,6 +405,10 @@ class Wire {
   void land(uint32_t packet);
   void take(uint32_t packet, RailState& rail, InPath* in);
   static void store(const Packet& packet, const Flight& flight, const RailState& rail);
+  bool store_later(const Packet& packet, Flight& flight, RailState& rail);
+  static void store_late(RailState& rail, uint32_t write);
+  static void store_late(RailState& rail, const Region& region);
+  void forget_late(const Flight& flight);
   void count(const Flight& flight, RailState& rail, InPath* in);
   void land_duplicate(uint32_t packet);
   void refuse(uint32_t flight, InPath* in);
@@ -389,8 +418,8 @@ class Wire {
   void acknowledged(uint32_t flight);
   void complete_flight(uint32_t flight);
   void complete(uint32_t flight, Errc code, Remote remote);
-  void report(const PathRef& at, const WireEvent& event);
-  void enqueue(const PathRef& at, RailState& rail, const WireEvent& event);
+  void report(const PathRef& at, const RailEvent& event);
+  void enqueue(const PathRef& at, RailState& rail, const RailEvent& event);
   void enqueue_late(const PathRef& at, bool acks);
 
   // loss.cc
@@ -439,6 +468,7 @@ class Wire {
   void deliver(uint32_t packet, uint32_t to_attachment);
 
   const WorldOptions options_;
+  const uint64_t packet_bytes_max_;
   mutable std::mutex mutex_;  // realtime only: with virtual time there is one thread
   int64_t now_ns_ = 0;        // time of the event that runs, or of the last one
   int64_t real_now_ns_ = 0;   // realtime: time of the last caller
@@ -454,8 +484,8 @@ class Wire {
   Pool<Flight> flights_;
   Pool<Packet> packets_;
   FaultTable faults_;
-  uint64_t events_ = 0;  // network events so far
-  std::function<void(const Arrival&)> observer_;
+  uint64_t events_ = 0;          // network events so far
+  uint32_t last_late_ = 0;       // of Flight::late
   std::vector<uint32_t> wakes_;  // attachments to wake, virtual time only
 };
 

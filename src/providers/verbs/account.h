@@ -4,12 +4,12 @@
 
 // The account of the work requests of one queue pair. Exact failover depends on these two classes
 // (docs/design/0013-verbs.md), so they need no device and are unit-tested on their own. Both are
-// used under the engine's lock.
+// used under the engine's state lock.
 
 namespace fabric::verbs {
 
 /// Receives of an inbound path.
-class ReceiveAccount {
+class ReceiveTracker {
  public:
   void post(uint32_t count) noexcept { posted_ += count; }
   void succeed() noexcept { ++completed_; }
@@ -42,9 +42,9 @@ class ReceiveAccount {
 /// its own request: the first error that completes need not belong to the first request lost.
 ///
 /// Invariant: reported <= delivered <= posted, as distances from the first number.
-class SendAccount {
+class SendTracker {
  public:
-  explicit SendAccount(uint32_t first = 0) noexcept
+  explicit SendTracker(uint32_t first = 0) noexcept
       : posted_(first), delivered_(first), reported_(first) {}
 
   /// Numbers the next `count` requests; the first of them is returned.

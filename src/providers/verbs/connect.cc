@@ -112,12 +112,12 @@ Endpoint VerbsRail::local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t
 /// Offloads the two ibv_modify_qp() calls. Addresses that did not resolve the last time have an
 /// offload queue of their own.
 void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
-                              uint32_t path, const Near& near, const Endpoint& far,
+                              uint32_t path, const LocalEnd& local, const Endpoint& far,
                               uint32_t packet) {
-  const auto connect = [qp, results = job_results_, direction, path, near, far, packet] {
+  const auto connect = [qp, results = job_results_, direction, path, local, far, packet] {
     JobResult result{
         .kind = JobResult::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
-    result.error = qp->connect(near, far, packet);
+    result.error = qp->connect(local, far, packet);
     results->put(std::move(result));
   };
   offload(connect, unresolved_.contains(far.gid) ? OffloadQueue::kConnectUnresolved
@@ -141,8 +141,8 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
   path->qp = *std::move(qp);
   path->nonce = driver_.entropy() | 1;
-  path->packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
-  path->near = device_->near();
+  path->packet = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
+  path->local = device_->local_end();
   hello = encode(PathHello{.from = instance_,
                            .to = address->instance,
                            .to_rail = static_cast<uint8_t>(remote_rail),
@@ -180,14 +180,14 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
     return fail(Errc::kExhausted, "ibv_post_recv");
   }
   const uint64_t nonce = driver_.entropy() | 1;
-  const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kNumberMax;
+  const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
   answer = encode(
       PathAnswer{.hello_nonce = hello->end.nonce, .end = local_endpoint(*path->qp, nonce, packet)});
   accepted_[name] = {path->id, answer};
   // The sender may get the answer before this job has run. Its first packets are then dropped, and
   // its NIC retransmits them.
   path->connecting = true;
-  connect_later(path->qp, Direction::kIn, path->id, device_->near(), hello->end, packet);
+  connect_later(path->qp, Direction::kIn, path->id, device_->local_end(), hello->end, packet);
   return path->id;
 }
 
@@ -212,7 +212,7 @@ Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes
   path->deadline_ns = driver_.now_ns() + kConnectNs + timed_paths_ * kConnectEachNs;
   ++timed_paths_;
   path->connecting = true;
-  connect_later(path->qp, Direction::kOut, id, path->near, path->far, path->packet);
+  connect_later(path->qp, Direction::kOut, id, path->local, path->far, path->packet);
   return {};
 }
 

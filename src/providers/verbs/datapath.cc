@@ -48,7 +48,7 @@ uint32_t VerbsRail::post(std::span<const WriteOp> ops) noexcept {
 void VerbsRail::refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept {
   for (const WriteOp& op : ops) {
     if (path != nullptr) ++path->owed;
-    events_.push_back({.kind = WireEvent::Kind::kWritten,
+    events_.push_back({.kind = RailEvent::Kind::kCompletion,
                        .code = code,
                        .remote = Remote::kNotDelivered,
                        .inbound = kOwed,
@@ -80,7 +80,7 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
     ibv_send_wr& request = sends_[count];
     ibv_sge& source = sources_[count];
     source.length = static_cast<uint32_t>(op.size_bytes);
-    source.lkey = static_cast<uint32_t>(op.local_key);
+    source.lkey = static_cast<uint32_t>(op.lkey);
     request.num_sge = op.size_bytes != 0;
     request.wr_id = name;
     cookies[name & mask] = op.cookie;
@@ -89,14 +89,14 @@ uint32_t VerbsRail::post_chain(OutPath& path, std::span<const WriteOp> ops) noex
     static_assert(IBV_WR_RDMA_WRITE == 0 && IBV_WR_RDMA_WRITE_WITH_IMM == 1);
     request.opcode = static_cast<ibv_wr_opcode>(op.has_imm);
     request.imm_data = htonl(op.imm);
-    request.wr.rdma.remote_addr = op.target + (op.remote_key >> 32);
-    request.wr.rdma.rkey = static_cast<uint32_t>(op.remote_key);
+    request.wr.rdma.remote_addr = op.target + (op.rkey >> 32);
+    request.wr.rdma.rkey = static_cast<uint32_t>(op.rkey);
     // Inline bytes are read by the CPU, so their address is virtual; the device wants an IOVA.
-    if (op.size_bytes - 1 < inline_max && is_readable(op.local_key)) {
+    if (op.size_bytes - 1 < inline_max && is_readable(op.lkey)) {
       source.addr = op.source;
       request.send_flags = IBV_SEND_INLINE;
     } else {
-      source.addr = op.source - shifts[memory_slot(op.local_key)];
+      source.addr = op.source - shifts[memory_slot(op.lkey)];
       request.send_flags = 0;
     }
   }
@@ -147,7 +147,7 @@ bool VerbsRail::refill(InPath& path) noexcept {
 
 // ---- Polling ------------------------------------------------------------------------------------
 
-uint32_t VerbsRail::poll(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::poll(std::span<RailEvent> out) noexcept {
   if (!job_results_->empty()) [[unlikely]]
     take_job_results();
   if (check_events_ || ++polls_ % kPollsPerEventCheck == 0) poll_async_events();
@@ -164,16 +164,16 @@ uint32_t VerbsRail::poll(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t VerbsRail::report_events(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::report_events(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   while (n < out.size() && !events_.empty()) {
-    WireEvent event = events_.front();
+    RailEvent event = events_.front();
     events_.pop_front();
-    if (event.kind == WireEvent::Kind::kWritten && event.inbound == kOwed) {
+    if (event.kind == RailEvent::Kind::kCompletion && event.inbound == kOwed) {
       event.inbound = 0;
       if (OutPath* path = out_.find(event.path)) --path->owed;
     }
-    if (event.kind == WireEvent::Kind::kPathDown) {
+    if (event.kind == RailEvent::Kind::kPathDown) {
       // The engine may have posted more writes before it saw this event: report those first.
       const OutPath* path = event.inbound != 0 ? nullptr : out_.find(event.path);
       if (path != nullptr && path->owed != 0) {
@@ -187,7 +187,7 @@ uint32_t VerbsRail::report_events(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t VerbsRail::report_deliveries(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::report_deliveries(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   while (!delivering_.empty()) {
     OutPath* path = out_.find(delivering_.back());
@@ -202,8 +202,10 @@ uint32_t VerbsRail::report_deliveries(std::span<WireEvent> out) noexcept {
           path->sends.report_delivered();
           ++more;
         }
-        out[n++] = {
-            .kind = WireEvent::Kind::kWritten, .cookie = cookie, .path = path->id, .value = more};
+        out[n++] = {.kind = RailEvent::Kind::kCompletion,
+                    .cookie = cookie,
+                    .path = path->id,
+                    .value = more};
       }
       path->is_delivering = false;
     }
@@ -212,7 +214,7 @@ uint32_t VerbsRail::report_deliveries(std::span<WireEvent> out) noexcept {
   return n;
 }
 
-uint32_t VerbsRail::poll_queues(std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::poll_queues(std::span<RailEvent> out) noexcept {
   uint32_t n = 0;
   if (!polled_early_.empty()) {
     const size_t count = std::min(polled_early_.size(), out.size());
@@ -238,7 +240,7 @@ uint32_t VerbsRail::poll_queues(std::span<WireEvent> out) noexcept {
 }
 
 /// Writes at most one event per completion: `out` has room for them.
-uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept {
+uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<RailEvent> out) noexcept {
   const uint32_t low = device_->options().receive_depth / 2;
   uint32_t n = 0;
   InPath* in = nullptr;  // of the previous completion: often the same
@@ -256,7 +258,7 @@ uint32_t VerbsRail::take(std::span<const ibv_wc> completions, std::span<WireEven
         tear_down(*in);  // no sender of ours posts anything else
       } else {
         ++in->taken;
-        out[n++] = {.kind = WireEvent::Kind::kImm, .imm = ntohl(completion.imm_data), .path = id};
+        out[n++] = {.kind = RailEvent::Kind::kImm, .imm = ntohl(completion.imm_data), .path = id};
       }
       if (in->receives.outstanding() > low && in->state == InPath::State::kReady) [[likely]] {
         continue;
@@ -293,7 +295,7 @@ void VerbsRail::send_failed(OutPath& path, const ibv_wc& completion) noexcept {
   const auto number = static_cast<uint32_t>(completion.wr_id);
   const bool marker = path.state == OutPath::State::kBreaking && number == path.sends.next();
   if (path.sends.fail(number, completion.status == IBV_WC_REM_ACCESS_ERR)) {
-    path.culprit = number;
+    path.first_failed = number;
     switch (completion.status) {
       case IBV_WC_REM_ACCESS_ERR:
         // The far end went into the error state by itself, so no later request lands either.

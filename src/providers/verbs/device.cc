@@ -176,40 +176,69 @@ std::vector<std::pair<std::string, std::string>> Device::facts() const {
     others += (others.empty() ? "" : ", ") + to_text(gid);
   }
   const bool ethernet = state_.attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
-  return {{"port", std::to_string(port_) + (ethernet ? ", Ethernet" : ", InfiniBand")},
-          {"gid", to_text(state_.gid)},
-          {"other gids", others.empty() ? "none" : others},
-          {"mtu", std::to_string(128u << mtu())},
-          {"thread domain", parent_ != nullptr ? "yes" : "no"},
-          {"dma-buf", dmabuf_ ? "yes" : "no"},
-          {"retries", std::to_string(options_.retry_count) + ", timeout code " +
-                          std::to_string(options_.timeout_code)},
-          {"receives on a path", std::to_string(options_.receive_depth)}};
+  std::vector<std::pair<std::string, std::string>> facts{
+      {"port", std::to_string(port_) + (ethernet ? ", Ethernet" : ", InfiniBand")},
+      {"gid", to_text(state_.gid)},
+      {"other gids", others.empty() ? "none" : others},
+      {"mtu", std::to_string(128u << mtu())},
+      {"thread domain", parent_ != nullptr ? "yes" : "no"},
+      {"dma-buf", dmabuf_ ? "yes" : "no"},
+      {"retries", std::to_string(options_.retry_count) + ", timeout code " +
+                      std::to_string(options_.timeout_code)},
+      {"receives on a path", std::to_string(options_.receive_depth)}};
+  if (!nearness_.empty()) facts.emplace_back("near", nearness_);
+  return facts;
 }
 
-Result<std::vector<std::shared_ptr<Device>>> open_devices(std::span<const PortName> ports,
-                                                          const Options& options, uint32_t most) {
-  const Library& lib = library();
-  int count = 0;
-  errno = 0;
-  ibv_device** list = lib.get_device_list(&count);
-  if (list == nullptr) return fail(Errc::kUnsupported, "verbs: the kernel has no RDMA", errno);
-  const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> owner(list, lib.free_device_list);
-  const std::span<ibv_device*> devices(list, static_cast<size_t>(count));
-  std::vector<std::shared_ptr<Device>> out;
-  for (const PortName& wanted : ports) {
-    const auto found = std::find_if(devices.begin(), devices.end(), [&](ibv_device* device) {
-      return wanted.device == lib.get_device_name(device);
-    });
-    if (found == devices.end()) return fail(Errc::kUnsupported, "verbs: no such device");
-    auto device = Device::open(*found, wanted.port, options);
-    if (!device) return device.error();
-    if (out.size() < most) out.push_back(*std::move(device));
+namespace {
+
+/// The devices of the host, as long as it exists.
+class DeviceList {
+ public:
+  static Result<DeviceList> read() {
+    int count = 0;
+    errno = 0;
+    ibv_device** list = library().get_device_list(&count);
+    if (list == nullptr) return fail(Errc::kUnsupported, "verbs: the kernel has no RDMA", errno);
+    return DeviceList(list, static_cast<size_t>(count));
   }
-  if (!ports.empty()) return out;
+  std::span<ibv_device*> all() const { return {owner_.get(), count_}; }
+  /// Null: there is no such device.
+  ibv_device* find(std::string_view name) const {
+    const auto found = std::find_if(all().begin(), all().end(), [&](ibv_device* device) {
+      return name == library().get_device_name(device);
+    });
+    return found == all().end() ? nullptr : *found;
+  }
+
+ private:
+  DeviceList(ibv_device** list, size_t count)
+      : owner_(list, library().free_device_list), count_(count) {}
+  std::unique_ptr<ibv_device*[], void (*)(ibv_device**)> owner_;
+  size_t count_ = 0;
+};
+
+using Devices = std::vector<std::shared_ptr<Device>>;
+
+Result<Devices> open_named(const DeviceList& list, const PortSelection& which,
+                           const Options& options) {
+  Devices out;
+  for (const PortName& wanted : which.ports) {
+    ibv_device* found = list.find(wanted.device);
+    if (found == nullptr) return fail(Errc::kUnsupported, "verbs: no such device");
+    auto device = Device::open(found, wanted.port, options);
+    if (!device) return device.error();
+    if (out.size() < which.most) out.push_back(*std::move(device));
+  }
+  return out;
+}
+
+Result<Devices> open_active(std::span<ibv_device* const> devices, const PortSelection& which,
+                            const Options& options) {
+  Devices out;
   Error why = fail(Errc::kUnsupported, "verbs: there is no device");
   for (ibv_device* device : devices) {
-    for (uint8_t port = 1; port <= kPortsMax && out.size() < most; ++port) {
+    for (uint8_t port = 1; port <= kPortsMax && out.size() < which.most; ++port) {
       auto opened = Device::open(device, port, options);
       if (!opened && port > 1) break;  // no more ports
       if (!opened) {
@@ -223,6 +252,31 @@ Result<std::vector<std::shared_ptr<Device>>> open_devices(std::span<const PortNa
   }
   if (out.empty()) return why;
   return out;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> device_names() {
+  const auto list = DeviceList::read();
+  if (!list) return list.error();
+  std::vector<std::string> names;
+  for (ibv_device* device : list->all()) names.emplace_back(library().get_device_name(device));
+  return names;
+}
+
+Result<std::vector<std::shared_ptr<Device>>> open_devices(const PortSelection& which,
+                                                          const Options& options) {
+  const auto list = DeviceList::read();
+  if (!list) return list.error();
+  if (!which.ports.empty()) return open_named(*list, which, options);
+  if (which.devices.empty()) return open_active(list->all(), which, options);
+  std::vector<ibv_device*> chosen;
+  for (const std::string& name : which.devices) {
+    ibv_device* found = list->find(name);
+    if (found == nullptr) return fail(Errc::kUnsupported, "verbs: no such device");
+    chosen.push_back(found);
+  }
+  return open_active(chosen, which, options);
 }
 
 // ---- Completion queues --------------------------------------------------------------------------
@@ -288,19 +342,19 @@ int QueuePair::to_init() noexcept {
                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-int QueuePair::connect(const Near& near, const Endpoint& far, uint32_t packet) noexcept {
+int QueuePair::connect(const LocalEnd& local, const Endpoint& far, uint32_t packet) noexcept {
   if (abandoned_.load(std::memory_order_relaxed)) return ECANCELED;
-  const int error = to_receive(near, far);
+  const int error = to_receive(local, far);
   if (error != 0 || direction_ == Direction::kIn) return error;
   return to_send(packet);
 }
 
-int QueuePair::to_receive(const Near& near, const Endpoint& far) noexcept {
+int QueuePair::to_receive(const LocalEnd& local, const Endpoint& far) noexcept {
   const Device& device = *queue_->device;
   const Options& options = device.options();
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTR;
-  attr.path_mtu = static_cast<ibv_mtu>(std::min(far.mtu, near.mtu));
+  attr.path_mtu = static_cast<ibv_mtu>(std::min(far.mtu, local.mtu));
   attr.dest_qp_num = far.queue_pair;
   attr.rq_psn = far.packet;
   attr.min_rnr_timer = static_cast<uint8_t>(options.rnr_timer);
@@ -310,7 +364,7 @@ int QueuePair::to_receive(const Near& near, const Endpoint& far) noexcept {
   if (far.grh) {
     attr.ah_attr.is_global = 1;
     std::copy(far.gid.begin(), far.gid.end(), std::begin(attr.ah_attr.grh.dgid.raw));
-    attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(near.gid_index);
+    attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(local.gid_index);
     attr.ah_attr.grh.hop_limit = 64;
     attr.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
   }

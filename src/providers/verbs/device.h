@@ -30,7 +30,7 @@ struct PortState {
 
 /// The local port's part of a connection's attributes. A path keeps the values of its hello, even
 /// if the port changes before it is connected: the far end uses them.
-struct Near {
+struct LocalEnd {
   uint32_t gid_index = 0;
   uint8_t mtu = 0;  ///< as on the wire: 1..5
 };
@@ -38,7 +38,7 @@ struct Near {
 /// One port of one device, opened: its context, protection domains and completion channel.
 ///
 /// Threads: query_port_state() from any thread; everything that reads or sets the port's state
-/// under the engine's lock.
+/// under the engine's state lock.
 class Device {
  public:
   /// Fails with kUnsupported, kPermission, kExhausted, kInvalidArgument (options).
@@ -51,7 +51,7 @@ class Device {
   ibv_context* context() const noexcept { return context_; }
   ibv_pd* memory_domain() const noexcept { return pd_; }
   /// The protection domain of queue pairs. With a thread domain the driver takes no locks: all
-  /// posting and polling happens under the engine's lock anyway.
+  /// posting and polling happens under the engine's state lock anyway.
   ibv_pd* path_domain() const noexcept { return parent_ != nullptr ? parent_ : pd_; }
   ibv_comp_channel* channel() const noexcept { return channel_; }
   const std::string& name() const noexcept { return name_; }
@@ -64,14 +64,16 @@ class Device {
   /// Queries the kernel, which may query the NIC: from any thread, but not in a turn. `now`: the
   /// GID in use, or null.
   Result<PortState> query_port_state(const Gid* now) const;
-  // The rest under the engine's lock.
+  // The rest under the engine's state lock.
   void set_state(PortState state) { state_ = std::move(state); }
   const PortState& state() const noexcept { return state_; }
   const Gid& gid() const noexcept { return state_.gid; }
   bool active() const noexcept { return state_.attributes.state == IBV_PORT_ACTIVE; }
   uint8_t mtu() const noexcept;  ///< as on the wire: 1..5
-  Near near() const noexcept { return {gid().index, mtu()}; }
+  LocalEnd local_end() const noexcept { return {gid().index, mtu()}; }
   std::vector<std::pair<std::string, std::string>> facts() const;
+  /// Why Network::near picked the device, as a fact. Before the first turn.
+  void set_nearness(std::string text) { nearness_ = std::move(text); }
 
  private:
   Device(ibv_context* context, std::string name, uint8_t port, const Options& options);
@@ -89,11 +91,21 @@ class Device {
   ibv_device_attr limits_{};
   PortState state_{};
   bool dmabuf_ = false;
+  std::string nearness_{};
 };
 
-/// Opens the named ports, or without names every active one; at most `most`.
-Result<std::vector<std::shared_ptr<Device>>> open_devices(std::span<const PortName> ports,
-                                                          const Options& options, uint32_t most);
+/// The names of all RDMA devices, in the order of libibverbs. Fails with kUnsupported.
+Result<std::vector<std::string>> device_names();
+
+/// Which ports to open.
+struct PortSelection {
+  std::span<const PortName> ports{};  ///< these; empty: every active one
+  std::span<const std::string>
+      devices{};  ///< then only of these devices, in this order; empty: all
+  uint32_t most = 0;
+};
+Result<std::vector<std::shared_ptr<Device>>> open_devices(const PortSelection& which,
+                                                          const Options& options);
 
 /// A completion queue shared by many queue pairs. Each reserves CQEs for everything that it can
 /// have outstanding, so the queue never overruns.
@@ -130,7 +142,7 @@ class QueuePair {
 
   /// Moves to RTR, and an outbound end on to RTS with the initial PSN `packet`. Returns an errno.
   /// Blocks for a second when the kernel cannot resolve the neighbour's address.
-  int connect(const Near& near, const Endpoint& far, uint32_t packet) noexcept;
+  int connect(const LocalEnd& local, const Endpoint& far, uint32_t packet) noexcept;
   /// From any thread: a connect() that has not begun returns ECANCELED.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
   int to_error() noexcept;
@@ -153,7 +165,7 @@ class QueuePair {
   QueuePair(std::shared_ptr<CompletionQueue> queue, Direction direction) noexcept
       : queue_(std::move(queue)), direction_(direction) {}
   int to_init() noexcept;
-  int to_receive(const Near& near, const Endpoint& far) noexcept;
+  int to_receive(const LocalEnd& local, const Endpoint& far) noexcept;
   int to_send(uint32_t packet) noexcept;
 
   const std::shared_ptr<CompletionQueue> queue_;

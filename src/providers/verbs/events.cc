@@ -52,7 +52,7 @@ void VerbsRail::on_event(const ibv_async_event& event) noexcept {
 /// Reports changes only: some devices raise the same event twice.
 void VerbsRail::rail_state(bool up) noexcept {
   if (std::exchange(up_, up) == up) return;
-  events_.push_back({.kind = up ? WireEvent::Kind::kRailUp : WireEvent::Kind::kRailDown,
+  events_.push_back({.kind = up ? RailEvent::Kind::kRailUp : RailEvent::Kind::kRailDown,
                      .code = up ? Errc::kOk : Errc::kRailLost});
 }
 

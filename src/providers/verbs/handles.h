@@ -44,7 +44,7 @@ struct JobResult {
 /// Queue of job results. A job may outlive its rail, so besides the queue pair it holds only this
 /// object, by shared_ptr.
 ///
-/// Threads: put() from any thread; take() and close() from the rail, under the engine's lock.
+/// Threads: put() from any thread; take() and close() from the rail, under the engine's state lock.
 class JobResults {
  public:
   explicit JobResults(std::function<void()> wake) : wake_(std::move(wake)) {}
@@ -74,7 +74,7 @@ constexpr uint64_t receive_id(uint32_t path) noexcept {
   return uint64_t{1} << 63 | uint64_t{path} << 32;
 }
 
-// A local key of the provider interface: the device's lkey in the lower half, the slot in the table
+// An lkey of the provider interface: the device's lkey in the lower half, the slot in the table
 // of memory regions above it, and in the top bit whether the CPU can read the memory, so that its
 // bytes may be sent inline.
 inline constexpr uint32_t kMemoryMax = 1u << 16;
@@ -94,18 +94,18 @@ struct OutPath {
   bool is_delivering = false;        ///< its id is in VerbsRail::delivering_
   bool connecting = false;           ///< the connect job is running; no other job may use the QP
   bool destroying = false;           ///< the drain was abandoned, the QP is being destroyed
-  uint32_t culprit = 0;              ///< number of the request that failed first
-  Errc code = Errc::kRailLost;       ///< completion code of the culprit
-  Remote remote = Remote::kUnknown;  ///< whether the culprit was delivered
+  uint32_t first_failed = 0;         ///< number of the request that failed first
+  Errc code = Errc::kRailLost;       ///< completion code of the first_failed
+  Remote remote = Remote::kUnknown;  ///< whether the first_failed was delivered
   Remote remote_after = Remote::kUnknown;  ///< whether requests posted after it were
   std::shared_ptr<QueuePair> qp{};
-  SendAccount sends{};
+  SendTracker sends{};
   std::unique_ptr<uint32_t[]> cookies{};  ///< of in-flight requests, by number & mask
   uint32_t mask = 0;
   uint32_t owed = 0;            ///< refused writes that poll() has not reported yet
   std::vector<WriteOp> held{};  ///< posted while kStarting; handed to the NIC once connected
   uint32_t packet = 0;          ///< initial PSN
-  Near near{};
+  LocalEnd local{};
   Endpoint far{};
   uint64_t nonce = 0;
   int64_t deadline_ns = kNeverNs;
@@ -121,7 +121,7 @@ struct InPath {
   bool in_error = false;    ///< the QP has reached the error state
   bool destroying = false;  ///< the drain was abandoned, the QP is being destroyed
   std::shared_ptr<QueuePair> qp{};
-  ReceiveAccount receives{};
+  ReceiveTracker receives{};
   uint64_t taken = 0;                     ///< immediates delivered to the engine
   std::pair<uint64_t, uint64_t> hello{};  ///< instance and nonce, the key in accepted_
   int64_t deadline_ns = kNeverNs;
@@ -169,10 +169,12 @@ class PathTable {
 /// regions, and both ends of the paths that use this port. README.md describes the stages of a
 /// path; design 0013 the drain that exact failover depends on.
 ///
-/// Threads: everything runs under the engine's lock, except register_memory(), deregister_memory()
-/// and import_key(), which any thread may call. No call here enters the kernel to change a queue
-/// pair: that is done by offloaded jobs, whose results poll() takes from `job_results_`. (The one
-/// exception is take_qp() when its pool is empty.)
+/// Owner: VerbsNetwork. Offloaded jobs may outlive it: they hold only shared objects (device, queue
+/// pairs, `job_results_`), never the rail.
+/// Threads: everything runs under the engine's state lock, except register_memory(),
+/// deregister_memory() and import_rkey(), which any thread may call. No call here enters the kernel
+/// to change a queue pair: that is done by offloaded jobs, whose results poll() takes from
+/// `job_results_`. (The one exception is take_qp() when its pool is empty.)
 /// Invariant: every request that was posted, or that post() took and refused, is reported by poll()
 /// exactly once, and before the kPathDown of its path.
 class VerbsRail final : public Rail {
@@ -187,9 +189,10 @@ class VerbsRail final : public Rail {
   std::string_view device() const noexcept override { return device_->name(); }
   std::vector<std::pair<std::string, std::string>> facts() const override;
 
-  Result<uint64_t> register_memory(const Memory& memory, std::vector<std::byte>& wire_key) override;
-  void deregister_memory(uint64_t local_key, uint32_t cookie) noexcept override;
-  Result<uint64_t> import_key(std::span<const std::byte> wire_key) override;
+  Result<uint64_t> register_memory(const Memory& memory,
+                                   std::vector<std::byte>& wire_rkey) override;
+  void deregister_memory(uint64_t lkey, uint32_t cookie) noexcept override;
+  Result<uint64_t> import_rkey(std::span<const std::byte> wire_rkey) override;
 
   Result<uint32_t> open_path(std::span<const std::byte> peer, uint32_t remote_rail,
                              std::vector<std::byte>& hello) override;
@@ -199,7 +202,7 @@ class VerbsRail final : public Rail {
   void close_path(uint32_t path, bool inbound) noexcept override;
 
   uint32_t post(std::span<const WriteOp> ops) noexcept override;
-  uint32_t poll(std::span<WireEvent> out) noexcept override;
+  uint32_t poll(std::span<RailEvent> out) noexcept override;
 
   const Device& port() const noexcept { return *device_; }
   /// Requests completion events before the worker sleeps. False: there is work to do now.
@@ -225,9 +228,9 @@ class VerbsRail final : public Rail {
   /// Time between the decision to abandon a drain that cannot finish and destroying its QP. Polls
   /// in between still take completions of writes whose sender already knows they were delivered.
   static constexpr int64_t kLastPollsNs = 50'000'000;
-  /// Marks, in `events_` only, a kWritten event of a write that post() refused: such an event is
+  /// Marks, in `events_` only, a kCompletion event of a write that post() refused: such an event is
   /// counted in OutPath::owed until report_events() hands it to the engine. Stored in
-  /// WireEvent::inbound, which a kWritten event does not use; it is cleared to 0 on the way out.
+  /// RailEvent::inbound, which a kCompletion event does not use; it is cleared to 0 on the way out.
   static constexpr uint8_t kOwed = 2;
 
   struct Accepted {
@@ -257,7 +260,7 @@ class VerbsRail final : public Rail {
   void drop_overrun_qps();
   Endpoint local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t packet) const;
   void connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path,
-                     const Near& near, const Endpoint& far, uint32_t packet);
+                     const LocalEnd& local, const Endpoint& far, uint32_t packet);
   void connected(OutPath& path, int error);
   void connected(InPath& path, int error);
   void note_resolution(const GidBytes& far, int error);
@@ -280,7 +283,7 @@ class VerbsRail final : public Rail {
   void check_deadlines() noexcept;
   void finish(OutPath& path, bool proved) noexcept;
   void finish(InPath& path, bool proved) noexcept;
-  void forget(const WireEvent& down);
+  void forget(const RailEvent& down);
   void release(std::shared_ptr<QueuePair>& qp, Direction direction) noexcept;
 
   // events.cc
@@ -298,12 +301,12 @@ class VerbsRail final : public Rail {
   void refuse(OutPath* path, std::span<const WriteOp> ops, Errc code) noexcept;
   bool refill(InPath& path) noexcept;
   bool post_marker(OutPath& path) noexcept;
-  uint32_t report_events(std::span<WireEvent> out) noexcept;
-  uint32_t report_deliveries(std::span<WireEvent> out) noexcept;
-  uint32_t take(std::span<const ibv_wc> completions, std::span<WireEvent> out) noexcept;
+  uint32_t report_events(std::span<RailEvent> out) noexcept;
+  uint32_t report_deliveries(std::span<RailEvent> out) noexcept;
+  uint32_t take(std::span<const ibv_wc> completions, std::span<RailEvent> out) noexcept;
   void receive_failed(InPath& path) noexcept;
   void send_failed(OutPath& path, const ibv_wc& completion) noexcept;
-  uint32_t poll_queues(std::span<WireEvent> out) noexcept;
+  uint32_t poll_queues(std::span<RailEvent> out) noexcept;
 
   const std::shared_ptr<Device> device_;
   Driver& driver_;
@@ -321,7 +324,7 @@ class VerbsRail final : public Rail {
   std::map<std::pair<uint64_t, uint64_t>, Accepted> accepted_;  ///< by instance and nonce
   std::deque<std::pair<uint64_t, uint64_t>> closed_hellos_;     ///< keys in accepted_, oldest first
   std::vector<uint32_t> delivering_;  ///< outbound paths with deliveries to report
-  std::deque<WireEvent> events_;      ///< to report: everything but deliveries and immediates
+  std::deque<RailEvent> events_;      ///< to report: everything but deliveries and immediates
   std::vector<ibv_wc> polled_early_;  ///< completions that arm() found
   uint32_t timed_paths_ = 0;          ///< paths in kStarting or kBreaking
   uint64_t drains_abandoned_ = 0;     ///< for facts()
@@ -337,7 +340,7 @@ class VerbsRail final : public Rail {
   std::array<ibv_sge, kChain> sources_{};
   std::vector<ibv_recv_wr> receives_;
 
-  // Memory regions. An entry is written, by any thread, before its key is returned; the data path
+  // Memory regions. An entry is written, by any thread, before its lkey is returned; the data path
   // reads `shifts_` without the mutex.
   std::mutex memory_mutex_;
   std::vector<ibv_mr*> memory_;
@@ -348,7 +351,7 @@ class VerbsRail final : public Rail {
 
 /// The open network: its rails, and the UDP sockets for control datagrams.
 ///
-/// Threads: under the engine's lock.
+/// Threads: under the engine's state lock.
 class VerbsNetwork final : public OpenNetwork {
  public:
   static Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);

@@ -3,7 +3,7 @@
 #include "providers/verbs/handles.h"
 
 // Memory regions and rkeys. The IOVA of a region is its address modulo 1 GiB: then base and rkey
-// fit into the 64 bits of a remote key, and huge pages keep their alignment.
+// fit into the 64 bits of an rkey, and huge pages keep their alignment.
 
 namespace fabric::verbs {
 
@@ -22,7 +22,7 @@ Error registration_failed(int error) {
 }  // namespace
 
 Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
-                                            std::vector<std::byte>& wire_key) {
+                                            std::vector<std::byte>& wire_rkey) {
   const Library& lib = library();
   const auto address = reinterpret_cast<uint64_t>(memory.address);
   const bool dmabuf = memory.dmabuf_fd >= 0;
@@ -54,7 +54,7 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
     memory_[slot] = mr;
     shifts_[slot] = address - base;
   }
-  wire_key = encode(WireKey{mr->rkey, static_cast<uint32_t>(base)});
+  wire_rkey = encode(WireKey{mr->rkey, static_cast<uint32_t>(base)});
   const bool readable = memory.kind == MemoryKind::kHost;
   return uint64_t{mr->lkey} | slot << 32 | (readable ? kReadable : 0);
 }
@@ -62,8 +62,8 @@ Result<uint64_t> VerbsRail::register_memory(const Memory& memory,
 /// Once ibv_dereg_mr() has returned, the device accepts no more writes to this memory: that proves
 /// the fence. The core has notified all importers before, so no correct peer breaks its connection
 /// on the invalid rkey.
-void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept {
-  const uint32_t slot = memory_slot(local_key);
+void VerbsRail::deregister_memory(uint64_t lkey, uint32_t cookie) noexcept {
+  const uint32_t slot = memory_slot(lkey);
   ibv_mr* mr = nullptr;
   {
     const std::lock_guard lock(memory_mutex_);
@@ -85,8 +85,8 @@ void VerbsRail::deregister_memory(uint64_t local_key, uint32_t cookie) noexcept 
   job_results_->put({.kind = JobResult::Kind::kFenced, .cookie = cookie});
 }
 
-Result<uint64_t> VerbsRail::import_key(std::span<const std::byte> wire_key) {
-  const auto key = decode_key(wire_key);
+Result<uint64_t> VerbsRail::import_rkey(std::span<const std::byte> wire_rkey) {
+  const auto key = decode_key(wire_rkey);
   if (!key) return key.error();
   return key->packed();
 }

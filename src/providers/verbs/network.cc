@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "providers/verbs/handles.h"
+#include "providers/verbs/nearest.h"
 
 namespace fabric::verbs {
 
@@ -26,6 +27,62 @@ Result<std::vector<GidBytes>> ips_of(const Options& options,
   return ips;
 }
 
+template <class Range>
+bool contains(const Range& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Opens those of the ports, or without names of all active ones, that Network::near picks.
+Result<std::vector<std::shared_ptr<Device>>> open_nearest(const Network& spec,
+                                                          const Options& options,
+                                                          PortSelection which, Log& log) {
+  const auto present = device_names();
+  if (!present) return present.error();
+  std::vector<std::string> candidates;
+  for (const PortName& port : which.ports) {
+    if (!contains(*present, port.device)) return fail(Errc::kUnsupported, "verbs: no such device");
+    if (!contains(candidates, port.device)) candidates.push_back(port.device);
+  }
+  if (which.ports.empty()) candidates = *present;
+  if (candidates.empty()) return fail(Errc::kUnsupported, "verbs: there is no device");
+  const auto choice = nearest_devices(spec, candidates, log);
+  if (!choice) return choice.error();
+  std::vector<std::string> taken;
+  for (const auto& nic : choice->taken) taken.push_back(nic.name);
+  std::vector<PortName> ports(which.ports.begin(), which.ports.end());
+  std::erase_if(ports, [&](const PortName& port) { return !contains(taken, port.device); });
+  which.ports = ports;
+  which.devices = taken;
+  auto devices = open_devices(which, options);
+  if (!devices) return devices.error();
+  for (const auto& nic : choice->taken) {
+    bool opened = false;
+    for (const auto& device : *devices) {
+      if (device->name() != nic.name) continue;
+      opened = true;
+      device->set_nearness(choice->target + ": " + to_string(nic.distance));
+    }
+    if (opened) continue;
+    const bool full = devices->size() == which.most;
+    log_left_out(spec, nic.name, full ? "rails_max" : "it has no active port", log);
+  }
+  return devices;
+}
+
+Result<std::vector<std::shared_ptr<Device>>> open_rails(const Network& spec, const Options& options,
+                                                        Log* log) {
+  std::vector<PortName> ports;
+  for (const std::string& text : spec.devices) {
+    auto port = parse_port_name(text);
+    if (!port) return port.error();
+    ports.push_back(*std::move(port));
+  }
+  const PortSelection which{.ports = ports, .most = std::min(spec.rails_max, kRailsMax)};
+  if (spec.near.empty()) return open_devices(which, options);
+  Log silent({}, LogLevel::kOff);
+  return open_nearest(spec, options, which, log != nullptr ? *log : silent);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Network& spec,
@@ -33,13 +90,7 @@ Result<std::unique_ptr<OpenNetwork>> VerbsNetwork::open(const Network& spec,
   if (auto loaded = load_library(); !loaded) return loaded.error();
   Options options;
   if (const auto* set = std::get_if<Options>(&spec.options)) options = *set;
-  std::vector<PortName> ports;
-  for (const std::string& text : spec.devices) {
-    auto port = parse_port_name(text);
-    if (!port) return port.error();
-    ports.push_back(*std::move(port));
-  }
-  auto devices = open_devices(ports, options, std::min(spec.rails_max, kRailsMax));
+  auto devices = open_rails(spec, options, context.log);
   if (!devices) return devices.error();
   const auto ips = ips_of(options, *devices);
   if (!ips) return ips.error();

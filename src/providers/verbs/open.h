@@ -10,9 +10,9 @@
 
 namespace fabric::verbs {
 
-/// Opens the network over RDMA NICs: the ports in `spec.devices`, with the options in
-/// `spec.options` (<fabric/verbs.h>). Fails with kInvalidArgument (names the option), kUnsupported
-/// (no library, device, port or address), kPermission, kExhausted.
+/// Opens the network over RDMA NICs: the ports in `spec.devices`, of those the nearest to
+/// `spec.near`, with the options in `spec.options` (<fabric/verbs.h>). Fails with kInvalidArgument
+/// (names the option), kUnsupported (no library, device, port or address), kPermission, kExhausted.
 Result<std::unique_ptr<OpenNetwork>> open(const Network& spec, const OpenContext& context);
 
 }  // namespace fabric::verbs

@@ -15,6 +15,7 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
       caps_{.ordered = false,  // relaxed ordering lets bytes pass each other on the bus
             .slice_safe = true,
             .exact_replay = true,
+            .count_is_final = true,  // RC drops duplicates
             .checks_access = true,
             .fence = FenceKind::kLocal,
             .queue_depth = std::min(16 * device_->options().send_depth, 1u << 14),
@@ -31,7 +32,7 @@ VerbsRail::VerbsRail(std::shared_ptr<CompletionQueue> queue, const OpenContext& 
     sends_[i].next = i + 1 < kChain ? &sends_[i + 1] : nullptr;
   }
   for (size_t i = 0; i + 1 < receives_.size(); ++i) receives_[i].next = &receives_[i + 1];
-  shifts_[0] = 0;  // a write of no bytes may have no local key
+  shifts_[0] = 0;  // a write of no bytes may have no lkey
   if (!device_->active()) rail_state(false);
   fill_pool(Direction::kOut);
   fill_pool(Direction::kIn);

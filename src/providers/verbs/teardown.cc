@@ -86,7 +86,7 @@ void VerbsRail::tear_down(InPath& path) noexcept {
 void VerbsRail::take_job_results() noexcept {
   for (const JobResult& result : job_results_->take()) {
     if (result.kind == JobResult::Kind::kFenced) {
-      events_.push_back({.kind = WireEvent::Kind::kFenced, .cookie = result.cookie});
+      events_.push_back({.kind = RailEvent::Kind::kFenced, .cookie = result.cookie});
       continue;
     }
     if (result.kind == JobResult::Kind::kQpMade) {
@@ -142,11 +142,11 @@ void VerbsRail::in_error_state(InPath& path, int error) noexcept {
 void VerbsRail::check_drain(InPath& path) noexcept {
   if (!path.in_error || path.destroying || path.state != InPath::State::kBreaking) return;
   switch (path.receives.drain()) {
-    case ReceiveAccount::Drain::kWait:
+    case ReceiveTracker::Drain::kWait:
       return;
-    case ReceiveAccount::Drain::kDone:
+    case ReceiveTracker::Drain::kDone:
       return finish(path, true);
-    case ReceiveAccount::Drain::kNeedsMarker:
+    case ReceiveTracker::Drain::kNeedsMarker:
       break;
   }
   ibv_recv_wr marker{};
@@ -191,20 +191,20 @@ void VerbsRail::check_deadlines() noexcept {
 void VerbsRail::finish(OutPath& path, bool proved) noexcept {
   path.state = OutPath::State::kDown;
   --timed_paths_;
-  WireEvent written{.kind = WireEvent::Kind::kWritten, .path = path.id};
+  RailEvent written{.kind = RailEvent::Kind::kCompletion, .path = path.id};
   while (path.sends.has_delivered()) {
     written.cookie = path.cookies[path.sends.report_delivered() & path.mask];
     events_.push_back(written);
   }
   while (path.sends.has_unreported()) {
     const uint32_t number = path.sends.report_lost();
-    const bool culprit = number == path.culprit;
+    const bool first_failed = number == path.first_failed;
     written.cookie = path.cookies[number & path.mask];
-    written.code = culprit ? path.code : Errc::kRailLost;
-    written.remote = culprit ? path.remote : proved ? path.remote_after : Remote::kUnknown;
+    written.code = first_failed ? path.code : Errc::kRailLost;
+    written.remote = first_failed ? path.remote : proved ? path.remote_after : Remote::kUnknown;
     events_.push_back(written);
   }
-  events_.push_back({.kind = WireEvent::Kind::kPathDown, .code = Errc::kRailLost, .path = path.id});
+  events_.push_back({.kind = RailEvent::Kind::kPathDown, .code = Errc::kRailLost, .path = path.id});
   if (path.connecting) {
     orphans_[path.id] = std::move(path.qp);
   } else {
@@ -215,7 +215,7 @@ void VerbsRail::finish(OutPath& path, bool proved) noexcept {
 void VerbsRail::finish(InPath& path, bool proved) noexcept {
   path.state = InPath::State::kDown;
   --timed_paths_;
-  events_.push_back({.kind = WireEvent::Kind::kPathDown,
+  events_.push_back({.kind = RailEvent::Kind::kPathDown,
                      .code = Errc::kRailLost,
                      .remote = proved ? Remote::kDelivered : Remote::kUnknown,
                      .inbound = 1,
@@ -226,7 +226,7 @@ void VerbsRail::finish(InPath& path, bool proved) noexcept {
 
 /// The engine has the kPathDown event. An inbound path's hello may be repeated by its sender, so it
 /// is remembered as closed for a while.
-void VerbsRail::forget(const WireEvent& down) {
+void VerbsRail::forget(const RailEvent& down) {
   if (down.inbound == 0) return out_.erase(down.path);
   const InPath* path = in_.find(down.path);
   if (path == nullptr) return;

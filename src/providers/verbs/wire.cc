@@ -53,7 +53,7 @@ Endpoint take_endpoint(ByteReader& reader) {
   const uint8_t grh = reader.u8();
   end.grh = grh != 0;
   reader.require(end.nonce != 0 && grh <= 1);
-  reader.require(end.queue_pair != 0 && end.queue_pair <= kNumberMax && end.packet <= kNumberMax);
+  reader.require(end.queue_pair != 0 && end.queue_pair <= kQpnPsnMax && end.packet <= kQpnPsnMax);
   reader.require(end.mtu >= 1 && end.mtu <= 5);
   // It must have a GID or a LID.
   reader.require(end.grh ? !is_zero(end.gid) : end.lid != 0);
@@ -140,7 +140,7 @@ Result<PathAnswer> decode_answer(std::span<const std::byte> bytes) {
 }
 
 std::vector<std::byte> encode(const WireKey& key) {
-  ByteWriter writer(Rail::kWireKeyBytesMax);
+  ByteWriter writer(Rail::kWireRkeyBytesMax);
   begin(writer, kKeyTag);
   writer.u32(key.key);
   writer.u32(key.base);

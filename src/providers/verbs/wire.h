@@ -15,7 +15,7 @@
 
 namespace fabric::verbs {
 
-inline constexpr uint32_t kNumberMax = (1u << 24) - 1;  ///< queue pairs and packets have 24 bits
+inline constexpr uint32_t kQpnPsnMax = (1u << 24) - 1;  ///< queue pairs and packets have 24 bits
 inline constexpr uint32_t kControlAddressesMax = kRailsMax;
 
 /// Where a socket receives control datagrams.
@@ -66,7 +66,7 @@ std::vector<std::byte> encode(const PathAnswer& answer);
 Result<PathAnswer> decode_answer(std::span<const std::byte> bytes);
 
 /// An rkey and the IOVA at which the region begins, which is at most kBaseMax, so that both fit in
-/// WriteOp::remote_key.
+/// WriteOp::rkey.
 struct WireKey {
   static constexpr uint32_t kBaseMax = (1u << 30) - 1;
   uint32_t key = 0, base = 0;

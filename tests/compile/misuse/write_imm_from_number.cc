@@ -1,4 +1,4 @@
-// A counter key comes from the receiver; a number is not a key.
+// A counter key comes from the receiver; a number is not a counter key.
 // refused: convert|conversion
 #include <fabric/transfer.h>
 

@@ -89,7 +89,7 @@ class GuestFaults final : public FaultInjector {
   void not_ready(uint32_t host, Phase phase) override {
     VerbsInterposer::get().withhold_receives(host, phase == Phase::kBegin);
   }
-  void wrong_key(uint32_t from, uint32_t to) override {
+  void wrong_rkey(uint32_t from, uint32_t to) override {
     VerbsInterposer::get().corrupt_rkey(from, to);
   }
 
@@ -172,7 +172,7 @@ CaseCaps guest_caps(uint32_t rails) {
   CaseCaps caps = hardware_caps(rails);
   caps.step_hooks = caps.lossy_control = caps.second_network = true;
   caps.cuts = caps.lost_rails = caps.broken_paths = caps.kills = caps.stops = true;
-  caps.lost_acks = caps.not_ready = caps.wrong_keys = true;
+  caps.lost_acks = caps.not_ready = caps.wrong_rkeys = true;
   return caps;
 }
 

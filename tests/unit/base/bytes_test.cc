@@ -77,7 +77,7 @@ TEST(ByteReader, StaysFailedAfterOneReadPastTheEnd) {
   EXPECT_EQ(in.u16(), 0x0201u);
   EXPECT_EQ(in.u16(), 0u);
   EXPECT_FALSE(in.ok());
-  EXPECT_EQ(in.u8(), 0u) << "the byte that was left must not be read out of place";
+  EXPECT_EQ(in.u8(), 0u) << "no read may succeed after a failed one";
   EXPECT_EQ(in.remaining(), 0u);
   EXPECT_TRUE(in.bytes(0).empty());
   const auto status = in.status("thing");

@@ -22,7 +22,7 @@ TEST(Check, EvaluatesItsConditionOnce) {
 #ifdef NDEBUG
 TEST(Check, DebugChecksAreNotEvaluatedInRelease) {
   int evaluated = 0;
-  FABRIC_DCHECK(++evaluated == 7, "never looked at");
+  FABRIC_DCHECK(++evaluated == 7, "never evaluated");
   EXPECT_EQ(evaluated, 0);
 }
 #else

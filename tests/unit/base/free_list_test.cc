@@ -52,13 +52,13 @@ TEST(FreeList, GivesAndTakesSeveralAtOnce) {
   ASSERT_EQ(list.pop_all(some), 4u);
   EXPECT_EQ(std::set<uint32_t>(some.begin(), some.end()).size(), 4u);
   std::array<uint32_t, 4> rest{};
-  ASSERT_EQ(list.pop_all(rest), 1u) << "what is left, and no more";
+  ASSERT_EQ(list.pop_all(rest), 1u) << "only one slot is left";
   EXPECT_EQ(list.pop_all(rest), 0u);
   list.push_all(some);
   list.push_all({});
   std::array<uint32_t, 4> again{};
   ASSERT_EQ(list.pop_all(again), 4u);
-  EXPECT_EQ(again, some) << "in the order in which they were given back";
+  EXPECT_EQ(again, some) << "in the order in which they were freed";
   list.push_all(std::span(again).first(1));
   uint32_t slot = 9;
   ASSERT_TRUE(list.pop(slot));

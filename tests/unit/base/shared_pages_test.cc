@@ -86,7 +86,8 @@ TEST(SharedPages, CanNeitherShrinkNorGrowNorBeUnsealed) {
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(::ftruncate(file, static_cast<off_t>(8 * kPage)), -1);
   EXPECT_EQ(errno, EPERM);
-  EXPECT_EQ(::fcntl(file, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1) << "no peer could map it then";
+  EXPECT_EQ(::fcntl(file, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1)
+      << "a seal that keeps peers from mapping the pages";
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(::fcntl(file, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
@@ -201,7 +202,7 @@ TEST(SharedPages, AreNotThereInAChild) {
 }
 
 TEST(SharedPages, OfAChildDoNotWaitForALockOfItsParent) {
-  if (test::kAddressSanitizer) GTEST_SKIP() << "a child waits for locks of the sanitizer's own";
+  if (test::kAddressSanitizer) GTEST_SKIP() << "a child may wait for the sanitizer's locks";
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     const auto pages = SharedPages::allocate(kPage, false);

@@ -122,8 +122,8 @@ TEST(ReliableChannel, OffersAgainWhatCouldNotBeSent) {
   ReliableChannel::Due out;
   ASSERT_TRUE(channel.next_due(10, out));
   channel.unsent(out.seq);
-  ASSERT_TRUE(channel.next_due(10, out)) << "not only after a time-out";
-  EXPECT_FALSE(out.again) << "it never left";
+  ASSERT_TRUE(channel.next_due(10, out)) << "an unsent message must be due at once";
+  EXPECT_FALSE(out.again) << "the message was never sent";
   EXPECT_EQ(channel.next_time(), 110) << "the delay did not grow";
   channel.on_ack(1, 0);
   channel.unsent(1);  // Acknowledged already.
@@ -135,7 +135,7 @@ TEST(ReliableChannel, ClassifiesArrivals) {
   ReliableChannel channel(kOptions);
   EXPECT_EQ(channel.classify(0), Arrival::kBeyond);
   EXPECT_EQ(channel.classify(1), Arrival::kNew);
-  EXPECT_EQ(channel.classify(65), Arrival::kNew) << "the last that ack_bits can name";
+  EXPECT_EQ(channel.classify(65), Arrival::kNew) << "the last number that ack_bits covers";
   EXPECT_EQ(channel.classify(66), Arrival::kBeyond);
   EXPECT_EQ(channel.classify(UINT64_MAX), Arrival::kBeyond);
 
@@ -257,7 +257,7 @@ TEST(ReliableChannel, DeliversOnceOverAWireThatLosesRepeatsAndReorders) {
     }
     again += world.again;
   }
-  EXPECT_GT(again, 0u) << "the wire never lost anything: the test shows nothing";
+  EXPECT_GT(again, 0u) << "no datagram was lost: the test shows nothing";
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ TEST_P(Allocate, WithoutAProofItsPagesAreLeakedOnPurpose) {
   EXPECT_EQ(logged("memory is leaked"), 1u);
   EXPECT_TRUE(mapped(address));
   world.run_for(5s);
-  EXPECT_TRUE(mapped(address)) << "nothing is left to unmap it, even after the proof";
+  EXPECT_TRUE(mapped(address)) << "leaked memory must stay mapped";
   EXPECT_EQ(SharedPages::find(address, kSize).has_value(), GetParam());
 }
 
@@ -149,7 +149,7 @@ TEST_P(Allocate, NothingStaysOfOneThatCouldNotBeRegistered) {
 }
 
 TEST_P(Allocate, WithoutADescriptorItGivesOrdinaryPagesAndSaysWhy) {
-  if (test::kAddressSanitizer) GTEST_SKIP() << "the sanitizer looks at memory by a pipe";
+  if (test::kAddressSanitizer) GTEST_SKIP() << "the sanitizer needs a descriptor to check memory";
   expect_log("allocated memory cannot be mapped by peers");
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);

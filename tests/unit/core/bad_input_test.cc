@@ -46,7 +46,7 @@ class BadInput : public testing::Test {
     EXPECT_EQ(stats.tx.ops, 0u) << "something was posted";
     Counter counter = *b.make_counter();
     EXPECT_TRUE(a.submit(write({.imm = counter.key()})));
-    EXPECT_TRUE(counter.wait(1)) << "the engine was disturbed";
+    EXPECT_TRUE(counter.wait(1)) << "the engine does not work after a refusal";
     EXPECT_TRUE(world.run_until([&] { return a.stats().ops_in_flight == 0; }, 1s));
   }
 
@@ -55,7 +55,7 @@ class BadInput : public testing::Test {
     ASSERT_FALSE(result) << what;
     EXPECT_EQ(result.error().code, code) << what << ": " << to_string(result.error().code);
     EXPECT_STREQ(result.error().what, what);
-    EXPECT_EQ(a.stats().ops_in_flight, 0u) << "a refused operation was taken";
+    EXPECT_EQ(a.stats().ops_in_flight, 0u) << "a refused operation was accepted";
     EXPECT_EQ(a.stats().tx.queued + a.stats().tx.posted, 0u);
   }
   /// Submits what must be refused; the batch that it names must not notice.
@@ -213,7 +213,7 @@ TEST_F(BadInput, MismatchedOrEmptyPageLists) {
                  "target_pages.indices");
 }
 
-// ---- Targets, groups and keys -------------------------------------------------------------------
+// ---- Targets, groups and counter keys -----------------------------------------------------------
 
 TEST_F(BadInput, ZeroTargetsOrAGroupThatDoesNotFit) {
   expect_refused(Scatter{.source = memory.id()}, Errc::kInvalidArgument, "targets");
@@ -281,6 +281,7 @@ TEST_F(BadInput, TimeoutOfZeroAboveTheMaximumOrForEver) {
     with(Send{.peer = peer});
     with(Resolve{.peer = peer, .names = {&name, 1}, .out = {&key, 1}});
     with(Fence{.peer = peer});
+    with(Drop{.peer = peer});
     with(Deregister{.region = memory.id()});
   }
   // Waits may take for ever, but not no time at all.
@@ -313,7 +314,8 @@ TEST_F(BadInput, BatchThatIsDestroyedSealedOrCancelled) {
   ASSERT_TRUE(a.cancel(cancelled));
   expect_refused(write({.batch = cancelled}), Errc::kCancelled, "batch");
   ASSERT_TRUE(cancelled.reset());
-  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .batch = cancelled})) << "ready for the next round";
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .batch = cancelled}))
+      << "a reset batch must be usable again";
   ASSERT_TRUE(a.wait(cancelled));
 }
 
@@ -351,7 +353,7 @@ TEST_F(BadInput, NotifyToAnInboxOrFlagThatIsDestroyed) {
   const Notify to_inbox = Notify::inbox(*inbox), to_flag = Notify::flag(*flag);
   Inbox moved = *std::move(inbox);
   expect_refused(write({.notify = Notify::inbox(*inbox)}), Errc::kInvalidArgument, "notify");
-  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .notify = to_inbox})) << "moving it is fine";
+  ASSERT_TRUE(a.submit(Timer{.after = 1ns, .notify = to_inbox})) << "a moved handle stays valid";
   world.run_for(1us);
   std::vector<Event> out(1);
   EXPECT_EQ(moved.poll(out), 1u);
@@ -432,14 +434,14 @@ TEST_F(BadInput, DescriptorOfAnotherVersionCutShortOrForged) {
   expect_refused(a.import_region(PeerId{}, desc), Errc::kNotFound, "owner");
   expect_refused(a.import_region(PeerId(9, 9), desc), Errc::kNotFound, "owner");
   expect_refused(a.import_region(peer, *memory.desc()), Errc::kInvalidArgument, "owner");
-  EXPECT_EQ(*a.import_region(peer, desc), region) << "the good one is still the same";
+  EXPECT_EQ(*a.import_region(peer, desc), region) << "the valid import must be unchanged";
 }
 
 TEST_F(BadInput, DescriptorThatWasGrantedToAnother) {
   Engine c = *world.open(world.add_node(), quiet());
   const PeerId b_of_c = *c.connect(b.address());
   const PeerId a_of_b = b.peers().at(0);
-  const auto granted = *target.grant(a_of_b);
+  const auto granted = target.grant(a_of_b)->desc;
   expect_refused(c.import_region(b_of_c, granted), Errc::kPermission, "desc");
   EXPECT_TRUE(a.import_region(peer, granted));
 }
@@ -482,17 +484,18 @@ TEST_F(BadInput, OfferThatIsNone) {
 }
 
 TEST_F(BadInput, PeerThatIsNoneOrNeverWas) {
-  for (const PeerId nobody : {PeerId{}, PeerId(9, 9), PeerId(UINT32_MAX, 1)}) {
-    const Errc code = nobody ? Errc::kNotFound : Errc::kInvalidArgument;
-    expect_refused(Send{.peer = nobody}, code, "peer");
-    expect_refused(Fence{.peer = nobody}, code, "peer");
-    expect_refused(a.disconnect(nobody), Errc::kNotFound, "peer");
-    expect_refused(a.peer_info(nobody), Errc::kNotFound, "peer");
+  for (const PeerId unknown : {PeerId{}, PeerId(9, 9), PeerId(UINT32_MAX, 1)}) {
+    const Errc code = unknown ? Errc::kNotFound : Errc::kInvalidArgument;
+    expect_refused(Send{.peer = unknown}, code, "peer");
+    expect_refused(Fence{.peer = unknown}, code, "peer");
+    expect_refused(Drop{.peer = unknown}, code, "peer");
+    expect_refused(a.disconnect(unknown), Errc::kNotFound, "peer");
+    expect_refused(a.peer_info(unknown), Errc::kNotFound, "peer");
     Counter counter = *a.make_counter();
-    expect_refused(counter.bind(nobody), Errc::kNotFound, "peer");
+    expect_refused(counter.bind(unknown), Errc::kNotFound, "peer");
     CounterGroup group = *a.make_counter_group();
-    expect_refused(group.add(counter, nobody), Errc::kNotFound, "peer");
-    expect_refused(group.mask(nobody), Errc::kNotFound, "peer");
+    expect_refused(group.add(counter, unknown), Errc::kNotFound, "peer");
+    expect_refused(group.mask(unknown), Errc::kNotFound, "peer");
   }
 }
 
@@ -509,7 +512,7 @@ TEST_F(BadInput, MessageAboveThePeersMaximum) {
   const auto send = [&](size_t size, BatchId in = {}) {
     return Send{.peer = to, .channel = 1, .bytes = std::span(text).first(size), .batch = in};
   };
-  // Before the peer is there only the own maximum is known; the peer's is looked at later.
+  // Before the peer is connected only the local maximum is known; the peer's is checked later.
   expect_refused(send(65'537), Errc::kTooLarge, "bytes");
   Batch early = *a.make_batch();
   ASSERT_TRUE(a.submit(send(1001, early)));
@@ -532,7 +535,7 @@ TEST_F(BadInput, ChannelOrNameThatIsTaken) {
     const Counter counter = *a.named_counter(7);
     expect_refused(a.named_counter(7), Errc::kBusy, "name");
   }
-  EXPECT_TRUE(a.named_counter(7)) << "free again";
+  EXPECT_TRUE(a.named_counter(7)) << "the name must be free again";
 }
 
 // ---- Counters -----------------------------------------------------------------------------------
@@ -593,7 +596,7 @@ TEST_F(BadInput, NetworkThatIsNotBuiltOrNotThere) {
   auto alone = open({{.provider = "sim", .name = "nowhere", .required = false}});
   ASSERT_TRUE(alone);
   EXPECT_EQ(alone->connect(b.address()).error().code, Errc::kUnreachable);
-  EXPECT_TRUE(alone->connect(alone->address())) << "the own address is always there";
+  EXPECT_TRUE(alone->connect(alone->address())) << "an engine can always reach its own address";
   expect_refused(world.open(99, quiet()), Errc::kInvalidArgument, "node");
   Config config = quiet();
   config.networks = {{.provider = "sim"}};
@@ -604,6 +607,8 @@ TEST_F(BadInput, NetworkThatIsNotBuiltOrNotThere) {
 
 TEST_F(BadInput, MoreRailsThanSupported) {
   Config config = quiet();
+  config.networks = {{.provider = "sim", .near = "numa:0"}};
+  expect_refused(world.open(0, config), Errc::kInvalidArgument, "networks.near");
   config.networks = {{.provider = "sim", .rails_max = kRailsMax + 1}};
   expect_refused(world.open(0, config), Errc::kInvalidArgument, "networks.rails_max");
   config.networks[0].rails_max = 1;
@@ -646,12 +651,17 @@ std::map<std::string, Error> call_everything(Engine& engine, const std::vector<s
   out["Write"] = engine.submit(Write{}).error();
   out["Writes"] = engine.submit(std::span<const Write>{}).error();
   out["PagedWrite"] = engine.submit(PagedWrite{}).error();
+  out["ListedWrites"] = engine.submit(ListedWrites{}).error();
+  out["make_page_list"] = engine.make_page_list(std::span<const uint32_t>{}).error();
+  out["make_page_list ranges"] = engine.make_page_list(std::span<const PageRange>{}).error();
+  out["make_write_list"] = engine.make_write_list({}).error();
   out["Scatter"] = engine.submit(Scatter{}).error();
   out["Signal"] = engine.submit(Signal{}).error();
   out["Send"] = engine.submit(Send{}).error();
   out["Timer"] = engine.submit(Timer{}).error();
   out["Resolve"] = engine.submit(Resolve{}).error();
   out["Fence"] = engine.submit(Fence{}).error();
+  out["Drop"] = engine.submit(Drop{}).error();
   out["Deregister"] = engine.submit(Deregister{}).error();
   out["cancel op"] = engine.cancel(OpId(0, 1)).error();
   out["cancel batch"] = engine.cancel(BatchId(0, 1)).error();
@@ -705,7 +715,7 @@ TEST_F(BadInput, ClosedEngineAnswersEveryCall) {
   EXPECT_EQ(a.progress(), 0u);
   EXPECT_EQ(peers.size(), 1u);
   world.run_for(1s);
-  EXPECT_TRUE(b.peers().empty()) << "the peer was told by a goodbye";
+  EXPECT_TRUE(b.peers().empty()) << "the peer received a goodbye";
 }
 
 TEST_F(BadInput, MovedEngineAndHandlesAreInert) {
@@ -717,7 +727,7 @@ TEST_F(BadInput, MovedEngineAndHandlesAreInert) {
   EXPECT_EQ(a.progress(), 0u);
   EXPECT_EQ(a.stats().turns, 0u);
   EXPECT_TRUE(a.rail_stats().empty());
-  EXPECT_EQ(moved.peers(), std::vector<PeerId>{peer}) << "the sessions moved with it";
+  EXPECT_EQ(moved.peers(), std::vector<PeerId>{peer}) << "the sessions must move with the engine";
 
   Counter counter = *moved.make_counter();
   const Counter kept = std::move(counter);
@@ -772,7 +782,7 @@ TEST_F(BadInput, BlockingCallsInACallback) {
     EXPECT_EQ(error.code, Errc::kWouldDeadlock) << call << ": " << to_string(error.code);
     EXPECT_STRNE(error.what, "") << call;
   }
-  EXPECT_TRUE(inbox.wait(1s)) << "outside of it they work";
+  EXPECT_TRUE(inbox.wait(1s)) << "the calls must work outside of a callback";
   EXPECT_EQ(named.count(), 0u);
   EXPECT_TRUE(named.close()) << "the refused close released nothing";
 }

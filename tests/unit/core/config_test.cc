@@ -83,7 +83,7 @@ TEST(Config, EveryTimeHasBounds) {
   expect_refused({"spin", Errc::kInvalidArgument, [](Config& c) { c.spin = Nanos(-1); }});
   Config no_spin;
   no_spin.spin = Nanos(0);
-  EXPECT_TRUE(effective_config(no_spin)) << "not to spin is a choice";
+  EXPECT_TRUE(effective_config(no_spin)) << "no spinning must be allowed";
   expect_refused({"default_timeout", Errc::kInvalidArgument,
                   [](Config& c) { c.default_timeout = c.timeout_max + 1ns; }});
 }
@@ -123,7 +123,7 @@ TEST(Config, EverySizeHasBounds) {
     uint64_t least, most;
   };
   const Size sizes[] = {{"index_arena_bytes", &Config::index_arena_bytes, 4096, 1ull << 36},
-                        {"stripe_bytes_min", &Config::stripe_bytes_min, 1, 1ull << 40},
+                        {"stripe_bytes_min", &Config::stripe_bytes_min, 0, 1ull << 40},
                         {"stripe_align", &Config::stripe_align, 1, 1ull << 30},
                         {"bulk_slice_bytes", &Config::bulk_slice_bytes, 2, 1ull << 40}};
   for (const Size& size : sizes) {
@@ -166,6 +166,9 @@ TEST(Config, NetworksAreNamedWellAndOnce) {
        networks({{.provider = "sim", .rails_max = 0}})},
       {"networks.rails_max", Errc::kInvalidArgument,
        networks({{.provider = "sim", .rails_max = kRailsMax + 1}})},
+      {"networks.near", Errc::kInvalidArgument, networks({{.provider = "verbs", .near = "gpu-0"}})},
+      {"networks.stripe_bytes_min", Errc::kInvalidArgument,
+       networks({{.provider = "sim", .stripe_bytes_min = (1ull << 40) + 1}})},
       {"networks", Errc::kTooLarge, networks(std::vector<Network>(9, {.provider = "sim"}))},
   };
   for (const BadField& field : bad) expect_refused(field);
@@ -236,7 +239,7 @@ TEST(Environment, EveryTimeAndEveryLimitHasAVariableOfItsName) {
       const auto config = effective_config({});
       ASSERT_TRUE(config) << name << ": " << config.error().what;
       EXPECT_EQ((*config).*field, value) << name;
-      EXPECT_NE(Config{}.*field, value) << name << " shows nothing";
+      EXPECT_NE(Config{}.*field, value) << name << " has its default: the test shows nothing";
     }
   };
   sets(times);
@@ -305,8 +308,9 @@ TEST(Environment, AnUnknownVariableIsLoggedWithTheNearestKnownOne) {
       {"FABRICLIB_LOGLEVEL", "FABRICLIB_LOG_LEVEL"},
       {"FABRICLIB_CLOCKS", "FABRICLIB_CLOCK"}};
   for (const auto& [name, meant] : typos) {
-    const std::string text = "unknown environment variable, did you mean another? variable=" +
-                             std::string(name) + " nearest=" + meant;
+    const std::string text =
+        "unknown environment variable, did you mean another? variable=" + std::string(name) +
+        " nearest=" + meant;
     test::expect_log(text);
     EXPECT_STREQ(refusal(name, "1").what, name);
     EXPECT_EQ(test::logged(text), 1u) << text;
@@ -315,7 +319,8 @@ TEST(Environment, AnUnknownVariableIsLoggedWithTheNearestKnownOne) {
     test::expect_log("unknown environment variable");
     EXPECT_STREQ(refusal(name, "1").what, name);
   }
-  EXPECT_EQ(test::logged("did you mean"), std::size(typos)) << "nothing is near the others";
+  EXPECT_EQ(test::logged("did you mean"), std::size(typos))
+      << "a suggestion was made for an unrelated name";
 }
 
 // Other libraries use FABRIC_ too. Whatever those variables hold, an engine opens as without them.
@@ -366,7 +371,7 @@ TEST(Environment, ReachesTheWorkerThread) {
   ASSERT_TRUE(Engine::open(config));
   const Variable set("FABRICLIB_WORKER_CPUS", "100000");
   EXPECT_EQ(Engine::open(config).error().code, Errc::kInvalidArgument)
-      << "no machine has that processor: the worker was started without it";
+      << "the worker was started although the processor does not exist";
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ void at_every_place() {
   EXPECT_GT(overtaken, places.size() / 2);
 }
 
-/// A table with room for some keys, and what its expectations came to.
+/// A table with room for some counter keys, and what its expectations came to.
 struct TableFixture {
   struct End {
     uint32_t cookie;
@@ -190,7 +190,7 @@ struct ArrivalMeetsTheNextGeneration : TableFixture {
     ASSERT_TRUE(next);
     ASSERT_EQ(table.count(next), 0u);
     arrive(next, 8, 7);
-    ASSERT_EQ(table.count(next), 0u) << "not even a fraction";
+    ASSERT_EQ(table.count(next), 0u) << "a fraction of an earlier generation is left";
   }
 };
 TEST(CounterInterleaving, LateArrivalNeverCountsInTheNextGeneration) {
@@ -221,7 +221,8 @@ struct ExpectMeetsTheArrival : TableFixture {
   void victim() { armed = *table.expect(key, 1, CounterTable::kWaiter); }
   void intruder() { arrive(key); }
   void check() {
-    ASSERT_TRUE(armed.met || table.result(armed.expectation).done) << "waits for what is there";
+    ASSERT_TRUE(armed.met || table.result(armed.expectation).done)
+        << "waits although the count has arrived";
     ASSERT_EQ(table.count(key), 0u);
   }
 };
@@ -271,7 +272,7 @@ struct LastArrivalMeetsTheNextExpectation : TableFixture {
   void intruder() { armed_again = table.expect(key, 3, 2).has_value(); }
   void check() {
     ASSERT_EQ(ended, 1u);
-    ASSERT_EQ(ends[0].cookie, 1u) << "completed the wrong one";
+    ASSERT_EQ(ends[0].cookie, 1u) << "completed the wrong expectation";
     ASSERT_TRUE(armed_again || table.expect(key, 3, 2).has_value());
     arrive(key, 1, 2);
     ASSERT_EQ(ended, 1u);
@@ -325,54 +326,78 @@ TEST(CounterInterleaving, CountNeverMixesTwoExpectations) {
   at_every_place<CountMeetsTheNextExpectation>();
 }
 
-struct LinkMeetsAnArrival : TableFixture {
+/// A member that owes `share`, and the expectation that it pays.
+struct GroupFixture : TableFixture {
   CounterKey parent, member;
-  LinkMeetsAnArrival() : TableFixture(2), parent(fresh()), member(fresh()) { arrive(member, 2, 5); }
-  void victim() { table.set_parent(member, parent); }
-  void intruder() { arrive(member, 2, 3); }
-  void check() {
-    ASSERT_EQ(table.count(member), 4u);
-    ASSERT_EQ(table.count(parent), 4u);
+  explicit GroupFixture(uint64_t share = 1, uint32_t live_max = 2)
+      : TableFixture(live_max), parent(fresh()), member(fresh()) {
+    EXPECT_EQ(table.link(member, parent, share), Errc::kOk);
+  }
+  uint32_t take(uint64_t share = 1) {
+    const auto one = table.share_of(member, share);
+    return table.take_shares({&one, 1});
   }
 };
-TEST(CounterInterleaving, LinkForwardsEveryCountExactlyOnce) {
-  at_every_place<LinkMeetsAnArrival>();
+
+// The share is here when it is taken, or its last arrival pays it: one of them, not both.
+struct TakeMeetsAnArrival : GroupFixture {
+  uint32_t owed = 9;
+  TakeMeetsAnArrival() { arrive(member, 2); }
+  void victim() { owed = take(); }
+  void intruder() { arrive(member, 2); }
+  void check() {
+    ASSERT_EQ(table.count(parent), owed);
+    ASSERT_EQ(table.count(member), 0u);
+  }
+};
+TEST(CounterInterleaving, ShareIsThereOrPaidExactlyOnce) { at_every_place<TakeMeetsAnArrival>(); }
+
+struct ArrivalMeetsATake : TakeMeetsAnArrival {
+  void victim() { arrive(member, 2); }
+  void intruder() { owed = take(); }
+};
+TEST(CounterInterleaving, ArrivalPaysTheShareOrFindsItNotTaken) {
+  at_every_place<ArrivalMeetsATake>();
 }
 
-struct UnlinkMeetsAnArrival : TableFixture {
-  CounterKey parent, member;
-  UnlinkMeetsAnArrival() : TableFixture(2), parent(fresh()), member(fresh()) {
-    table.set_parent(member, parent);
+struct UnlinkMeetsAnArrival : GroupFixture {
+  bool owes = false;
+  uint64_t before_return = 99;
+  UnlinkMeetsAnArrival() {
+    take();
     arrive(member, 2);
   }
-  uint64_t before_return = 99;
   void victim() {
-    table.set_parent(member, CounterKey{});
+    owes = table.unlink(member, true);
     before_return = table.count(parent);
   }
   void intruder() { arrive(member, 2); }
   void check() {
     ASSERT_EQ(table.count(member), 1u);
-    ASSERT_LE(table.count(parent), 1u);
-    ASSERT_LE(before_return, table.count(parent));
+    ASSERT_EQ(table.count(parent), owes ? 0u : 1u);
+    ASSERT_EQ(before_return, table.count(parent)) << "paid after the unlink had returned";
   }
 };
 TEST(CounterInterleaving, UnlinkLosesNoCountOfTheMember) { at_every_place<UnlinkMeetsAnArrival>(); }
 
 // The group goes on without a member whose last half is just being counted: paid by one, not both.
-struct ArrivalMeetsTheMask : TableFixture {
-  CounterKey parent, member;
-  ArrivalMeetsTheMask() : TableFixture(2), parent(fresh()), member(fresh()) {
-    table.set_parent(member, parent);
+struct ArrivalMeetsTheMask : GroupFixture {
+  ArrivalMeetsTheMask() {
+    take();
     static_cast<void>(table.expect(parent, 1, 1));
     arrive(member, 2);
   }
   void victim() { arrive(member, 2); }
   void intruder() {
-    uint64_t paid = 0;
-    table.release(member, 0, &paid);
-    table.add(parent, 1 - paid);
+    // Waits for an arrival that is announced; this one is stopped, so only its word is looked at.
+    if (table.owes(member)) {
+      uint64_t untaken = 0;
+      CounterKey group{};
+      masked = table.release(member, 0, &untaken, &group) && group == parent;
+      if (masked) table.add(parent, 1);
+    }
   }
+  bool masked = false;
   void check() {
     ASSERT_EQ(ended, 1u);
     ASSERT_EQ(table.count(parent), 0u);
@@ -380,18 +405,19 @@ struct ArrivalMeetsTheMask : TableFixture {
 };
 TEST(CounterInterleaving, MaskingAddsWhatTheMemberDidNot) { at_every_place<ArrivalMeetsTheMask>(); }
 
-// The slot of the member is reused while an arrival of its last generation still forwards.
+// The slot of the member is reused while an arrival of its last generation still pays.
 struct ArrivalMeetsTheNextLink : TableFixture {
   CounterKey parent, other, member, next{};
   ArrivalMeetsTheNextLink() : TableFixture(4), parent(fresh()), other(fresh()), member(fresh()) {
-    table.set_parent(member, parent);
+    EXPECT_EQ(table.link(member, parent, 1), Errc::kOk);
+    const auto one = table.share_of(member, 1);
+    table.take_shares({&one, 1});
   }
-  bool counted = false;
+  bool paid = false;
   void victim() { arrive(member); }
   void intruder() {
-    uint64_t untaken = 0;
-    table.release(member, 0, &untaken);
-    counted = untaken != 0;
+    paid = !table.owes(member);
+    table.release(member, 0);
     for (uint32_t i = 0; i < 8 && !next; ++i) {  // round the ring, up to the same slot
       const auto key = table.acquire(++clock_ns, 0);
       if (!key) return;
@@ -401,16 +427,52 @@ struct ArrivalMeetsTheNextLink : TableFixture {
         table.release(*key, 0);
       }
     }
-    if (next) table.set_parent(next, other);
+    if (next) static_cast<void>(table.link(next, other, 1));
   }
   void check() {
-    ASSERT_EQ(table.count(parent), counted ? 1u : 0u);
-    ASSERT_EQ(table.count(other), 0u) << "forwarded to the parent of another generation";
+    ASSERT_EQ(table.count(parent), paid ? 1u : 0u);
+    ASSERT_EQ(table.count(other), 0u) << "paid to the parent of another generation";
   }
 };
-TEST(CounterInterleaving, CountsAreForwardedToTheParentOfTheirGeneration) {
+TEST(CounterInterleaving, SharesArePaidToTheParentOfTheirGeneration) {
   at_every_place<ArrivalMeetsTheNextLink>();
 }
+
+// The end of an expectation and a disarm: reported once, and the record is free.
+struct DisarmMeetsTheArrival : TableFixture {
+  CounterKey key = fresh();
+  DisarmMeetsTheArrival() { static_cast<void>(table.expect(key, 1, 1)); }
+  void victim() { table.disarm(key); }
+  void intruder() { arrive(key); }
+  void check() {
+    ASSERT_EQ(ended, 1u);
+    ASSERT_TRUE(table.expect(key, 5, 2).has_value()) << "a disarmed counter is busy";
+  }
+};
+TEST(CounterInterleaving, DisarmedOrMetExactlyOnce) { at_every_place<DisarmMeetsTheArrival>(); }
+
+// A waiting thread reads its result while it is disarmed and armed again: nothing is lost.
+struct ResultMeetsADisarm : TableFixture {
+  CounterKey key = fresh();
+  CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
+  Errc read = Errc::kBusy;
+  ResultMeetsADisarm() { arrive(key); }
+  void victim() { read = table.result(armed.expectation).code; }
+  void intruder() {
+    table.disarm(key);
+    EXPECT_TRUE(table.expect(key, 9, 1).has_value()) << "a disarmed counter is busy";
+  }
+  void check() { ASSERT_EQ(read, Errc::kOk) << "the result of the waiting thread is lost"; }
+};
+TEST(CounterInterleaving, DisarmKeepsTheResultForItsReader) {
+  at_every_place<ResultMeetsADisarm>();
+}
+
+struct DisarmMeetsTheResult : ResultMeetsADisarm {
+  void victim() { table.disarm(key); }
+  void intruder() { read = table.result(armed.expectation).code; }
+};
+TEST(CounterInterleaving, ReaderDoesNotDisturbADisarm) { at_every_place<DisarmMeetsTheResult>(); }
 
 // The reader of an end and a late cancel that lets go of its pin: the record is free after both.
 struct ResultMeetsALateCancel : TableFixture {
@@ -447,15 +509,19 @@ struct ArrivalMeetsAMove : TableFixture {
   CounterKey before, after, member;
   std::atomic<bool> go{false}, moved{false};
   uint64_t at_unlink = 99;
+  uint32_t owed = 9;
   std::thread mover;
 
   ArrivalMeetsAMove() : TableFixture(4), before(fresh()), after(fresh()), member(fresh()) {
-    table.set_parent(member, before);
-    mover = std::thread([this] {
+    const auto one = table.share_of(member, 1);
+    EXPECT_EQ(table.link(member, before, 1), Errc::kOk);
+    EXPECT_EQ(table.take_shares({&one, 1}), 1u);
+    mover = std::thread([this, one] {
       while (!go.load(std::memory_order_acquire)) std::this_thread::yield();
-      table.set_parent(member, CounterKey{});
+      table.unlink(member, true);
       at_unlink = table.count(before);
-      table.set_parent(member, after);
+      EXPECT_EQ(table.link(member, after, 1), Errc::kOk);
+      owed = table.take_shares({&one, 1});
       moved.store(true, std::memory_order_release);
     });
   }
@@ -470,9 +536,9 @@ struct ArrivalMeetsAMove : TableFixture {
   }
   void check() {
     mover.join();
-    ASSERT_EQ(table.count(member), 1u);
-    ASSERT_EQ(table.count(after), 1u) << "forwarded twice, or not at all";
-    ASSERT_EQ(table.count(before), at_unlink) << "forwarded after the unlink had returned";
+    ASSERT_EQ(table.count(member), 0u) << "its share was taken";
+    ASSERT_EQ(table.count(after), owed) << "paid twice, or not at all";
+    ASSERT_EQ(table.count(before), at_unlink) << "paid after the unlink had returned";
   }
 };
 TEST(CounterInterleaving, MoveWaitsForWhatTheOldParentIsDue) {

@@ -60,7 +60,8 @@ TEST_F(CounterTableTest, TwoHalfArrivedWritesDoNotMeetAnExpectationOfBoth) {
   const CounterKey key = fresh();
   ASSERT_FALSE(expect(key, 2, 1).met);
   arrive(key, 2, 2);
-  EXPECT_EQ(table.count(key), 1u) << "two halves also make one: a gauge, not a licence to read";
+  EXPECT_EQ(table.count(key), 1u)
+      << "two halves of different writes count as one: the count is only a gauge";
   EXPECT_TRUE(ended.empty());
   arrive(key, 2, 1);
   EXPECT_TRUE(ended.empty());
@@ -124,7 +125,7 @@ TEST_F(CounterTableTest, BatchMergesRunsOfAKeyAndKeepsKeysApart) {
   for (uint32_t i = 0; i < 500; ++i) {
     const CounterKey key = rng.chance(0.7) ? a : b;
     const auto cut = static_cast<uint32_t>(rng.between(1, kRailsMax));
-    // Runs of one key with changing cuts, across the borders of the prefetched batches.
+    // Runs of one counter key with changing cuts, across the borders of the prefetched batches.
     imms.insert(imms.end(), cut, make_imm(key, cut));
     ++sent[key];
   }
@@ -142,7 +143,7 @@ TEST_F(CounterTableTest, TryTakeTakesAllOrNothing) {
   EXPECT_TRUE(table.try_take(key, 2));
   EXPECT_FALSE(table.try_take(key, 1));
   arrive(key, 2);
-  EXPECT_TRUE(table.try_take(key, 1)) << "the half that was there is not lost";
+  EXPECT_TRUE(table.try_take(key, 1)) << "the earlier half was lost";
   EXPECT_FALSE(table.try_take(key, UINT64_MAX));
 }
 
@@ -155,7 +156,7 @@ TEST_F(CounterTableTest, CountShowsWhatIsThereWhileAnExpectationIsArmed) {
   EXPECT_EQ(table.count(key), 2u);
   arrive(key, 3);
   EXPECT_EQ(table.count(key), 3u);
-  EXPECT_FALSE(table.try_take(key, 1)) << "what is there is spoken for";
+  EXPECT_FALSE(table.try_take(key, 1)) << "the counts are claimed by the expectation";
 }
 
 // --- stale --------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ TEST_F(CounterTableTest, DropsWhatIsNotForALiveKeyAndCountsIt) {
 }
 
 TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextGeneration) {
-  CounterTable one(options(1, 8));  // one slot: the next key is its next generation
+  CounterTable one(options(1, 8));  // one slot: the next counter key is its next generation
   const CounterKey old = *one.acquire(now_ns, 0);
   ASSERT_TRUE(one.release(old, now_ns));
   const std::vector<uint32_t> late(1, make_imm(old, 1));
@@ -188,7 +189,7 @@ TEST_F(CounterTableTest, LateArrivalsOfAReleasedKeyDoNotCountInTheNextGeneration
   EXPECT_FALSE(one.try_take(old, 1));
   EXPECT_FALSE(one.release(old, now_ns));
   one.abort(old, Errc::kAborted);
-  one.set_parent(old, next);
+  EXPECT_EQ(one.link(old, next, 1), Errc::kReleased);
   EXPECT_EQ(one.expect(old, 1, 1).error().code, Errc::kReleased);
   EXPECT_TRUE(one.live(next));
   EXPECT_TRUE(one.expect(next, 1, 1).has_value());
@@ -204,7 +205,7 @@ TEST_F(CounterTableTest, BitsAboveTheGenerationAreNotIgnored) {
   EXPECT_EQ(small.count(key), 0u);
 }
 
-// --- keys ---------------------------------------------------------------------------------------
+// --- counter keys -------------------------------------------------------------------------------
 
 TEST_F(CounterTableTest, HandsOutAsManyAsWereAskedForRoundedUp) {
   CounterTable five(options(5));
@@ -290,8 +291,8 @@ TEST_F(CounterTableTest, HalfWrapRuleRefusesAKeyInQuarantineAndHandsItOutAfterwa
   }
 }
 
-// The promise of the rule: however fast keys are released and acquired, no value returns before
-// its quarantine ends.
+// The promise of the rule: however fast counter keys are released and acquired, no value returns
+// before its quarantine ends.
 TEST_F(CounterTableTest, NoKeyValueComesBackBeforeItsQuarantineEnds) {
   CounterTable small(options(2, 6));  // 3 slots, 16 generations
   Rng rng(5);
@@ -342,11 +343,11 @@ TEST_F(CounterTableTest, OnlyOneExpectationIsArmedAtATime) {
 }
 
 TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
-  struct Way {
+  struct ExpectationEnd {
     Errc code;
     void (*end)(CounterTable&, const Armed&);
   };
-  const Way ways[] = {
+  const ExpectationEnd cases[] = {
       {Errc::kOk, [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, 3); }},
       {Errc::kTimeout,
        [](CounterTable& t, const Armed& a) {
@@ -360,24 +361,24 @@ TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
       {Errc::kOverrun,
        [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, UINT64_MAX); }},
   };
-  for (const Way& way : ways) {
+  for (const ExpectationEnd& one : cases) {
     for (const uint32_t cookie : {17u, CounterTable::kWaiter}) {
       ended.clear();
       const CounterKey key = fresh();
       const Armed armed = expect(key, 3, cookie);
       ASSERT_FALSE(armed.met);
       EXPECT_FALSE(table.result(armed.expectation).done);
-      way.end(table, armed);
+      one.end(table, armed);
       const bool called = cookie != CounterTable::kWaiter;
-      EXPECT_EQ(ended, called ? (std::vector<Ended>{{17, way.code}}) : std::vector<Ended>{});
+      EXPECT_EQ(ended, called ? (std::vector<Ended>{{17, one.code}}) : std::vector<Ended>{});
       EXPECT_TRUE(table.result(armed.expectation).done);
-      EXPECT_EQ(table.result(armed.expectation).code, way.code);
+      EXPECT_EQ(table.result(armed.expectation).code, one.code);
       // Nothing that comes later ends it again.
       EXPECT_FALSE(table.cancel(armed.expectation, Errc::kCancelled));
       table.abort(key, Errc::kAborted);
       table.release(key, now_ns);
       EXPECT_EQ(ended.size(), called ? 1u : 0u);
-      EXPECT_EQ(table.result(armed.expectation).code, way.code);
+      EXPECT_EQ(table.result(armed.expectation).code, one.code);
     }
   }
 }
@@ -400,7 +401,8 @@ TEST_F(CounterTableTest, TheEndIsKeptUntilTheWaiterHasReadIt) {
   EXPECT_EQ(one.peek(waiter.expectation).code, Errc::kTimeout);
   EXPECT_EQ(one.expect(key, 1, 1).error().code, Errc::kBusy);
   one.release(key, now_ns);
-  EXPECT_EQ(one.acquire(now_ns, 0).error().code, Errc::kExhausted) << "nor is the slot reused";
+  EXPECT_EQ(one.acquire(now_ns, 0).error().code, Errc::kExhausted)
+      << "the slot must not be reused either";
   EXPECT_EQ(one.result(waiter.expectation).code, Errc::kTimeout);
   const auto next = one.acquire(now_ns, 0);
   ASSERT_TRUE(next.has_value());
@@ -491,8 +493,8 @@ TEST_F(CounterTableTest, PoisonedKeyRefusesWithItsFirstReason) {
     table.abort(key, Errc::kOverrun);
     EXPECT_EQ(table.expect(key, 1, 1).error().code, why);
     EXPECT_FALSE(table.try_take(key, 1));
-    EXPECT_EQ(arrive(key), 0u) << "live, so not stale";
-    EXPECT_EQ(table.count(key), 3u) << "what was there, and nothing that came later";
+    EXPECT_EQ(arrive(key), 0u) << "the counter key is live, so the arrival is not stale";
+    EXPECT_EQ(table.count(key), 3u) << "the count must be that before the abort";
     EXPECT_TRUE(table.live(key));
     uint64_t untaken = 0;
     EXPECT_TRUE(table.release(key, now_ns, &untaken));
@@ -522,89 +524,141 @@ TEST_F(CounterTableTest, OverrunPoisonsInsteadOfWrapping) {
 
 // --- groups -------------------------------------------------------------------------------------
 
-TEST_F(CounterTableTest, ParentGainsEveryWholeCountOfItsMembers) {
-  const CounterKey parent = fresh(), a = fresh(), b = fresh();
-  table.set_parent(a, parent);
-  table.set_parent(b, parent);
-  ASSERT_FALSE(expect(parent, 3, 1).met);
-  arrive(a, 2);
-  arrive(b, 2);
-  EXPECT_EQ(table.count(parent), 0u) << "halves of two members are not one write";
+class CounterGroupTable : public CounterTableTest {
+ protected:
+  uint32_t take(const std::vector<std::pair<CounterKey, uint64_t>>& members) {
+    std::vector<CounterTable::Share> shares;
+    for (const auto& [key, share] : members) shares.push_back(table.share_of(key, share));
+    return table.take_shares(shares);
+  }
+  CounterKey linked(CounterKey parent, uint64_t share = 1) {
+    const CounterKey member = fresh();
+    EXPECT_EQ(table.link(member, parent, share), Errc::kOk);
+    return member;
+  }
+};
+
+TEST_F(CounterGroupTable, ParentGetsOneCountForEachShareThatIsPaid) {
+  const CounterKey parent = fresh(), a = linked(parent, 2), b = linked(parent);
+  ASSERT_EQ(take({{a, 2}, {b, 1}}), 2u);
+  ASSERT_FALSE(expect(parent, 2, 1).met);
+  arrive(a, 2, 3);
+  EXPECT_EQ(table.count(parent), 0u) << "a has sent one and a half of two";
+  EXPECT_EQ(table.count(a), 1u);
+  EXPECT_TRUE(table.owes(a) && table.owes(b));
   arrive(a, 2);
   EXPECT_EQ(table.count(parent), 1u);
-  arrive(b, 2, 2);  // the second half of one write and the first of the next
-  EXPECT_EQ(table.count(parent), 2u);
+  EXPECT_FALSE(table.owes(a));
+  EXPECT_EQ(table.count(a), 0u) << "its share was taken";
+  arrive(a, 1, 7);
+  EXPECT_EQ(table.count(parent), 1u) << "what a sends ahead is not b's";
   EXPECT_TRUE(ended.empty());
-  arrive(b, 2);
+  arrive(b);
   EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
-  EXPECT_EQ(table.count(a), 1u) << "members say who has paid";
-  EXPECT_EQ(table.count(b), 2u);
+  EXPECT_EQ(table.count(parent), 0u);
+  EXPECT_EQ(table.count(a), 7u);
+  EXPECT_EQ(take({{a, 2}, {b, 1}}), 1u) << "a has sent its next shares already";
+  EXPECT_EQ(table.count(a), 5u);
 }
 
-TEST_F(CounterTableTest, LinkingForwardsOnceWhatIsAlreadyThere) {
+TEST_F(CounterGroupTable, CountsFromBeforeTheLinkArePartOfTheFirstShare) {
   const CounterKey parent = fresh(), member = fresh();
   arrive(member, 2, 5);
-  ASSERT_FALSE(expect(parent, 2, 1).met);
-  table.set_parent(member, parent);
-  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
-  table.set_parent(member, parent);
-  EXPECT_EQ(table.count(parent), 0u) << "linked again: nothing is forwarded twice";
+  ASSERT_EQ(table.link(member, parent, 3), Errc::kOk);
+  EXPECT_EQ(table.link(member, parent, 3), Errc::kBusy);
+  ASSERT_EQ(take({{member, 3}}), 1u);
   arrive(member, 2);
   EXPECT_EQ(table.count(parent), 1u) << "the half from before the link counts";
 }
 
-TEST_F(CounterTableTest, TakingAndCancellingAtAMemberForwardNothing) {
-  const CounterKey parent = fresh(), member = fresh();
-  table.set_parent(member, parent);
-  arrive(member, 1, 3);
-  EXPECT_TRUE(table.try_take(member, 2));
-  const Armed armed = expect(member, 5, 1);
-  EXPECT_TRUE(table.cancel(armed.expectation, Errc::kCancelled));
-  EXPECT_EQ(table.count(parent), 3u);
+TEST_F(CounterGroupTable, LinkedKeyHasNoExpectationsAndAnArmedOneNoLink) {
+  const CounterKey parent = fresh(), member = linked(parent);
+  EXPECT_EQ(table.expect(member, 1, 1).error().code, Errc::kBusy);
+  ASSERT_EQ(take({{member, 1}}), 1u);
+  EXPECT_EQ(table.expect(member, 1, 1).error().code, Errc::kBusy);
+  EXPECT_FALSE(table.try_take(member, 1));
+  table.unlink(member, true);
+  const Armed armed = expect(member, 1, 1);
+  EXPECT_FALSE(armed.met);
+  EXPECT_EQ(table.link(member, parent, 1), Errc::kBusy);
+  arrive(member);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+  EXPECT_EQ(table.count(parent), 0u);
+  table.abort(member, Errc::kAborted);
+  EXPECT_EQ(table.link(member, parent, 1), Errc::kAborted);
+  EXPECT_EQ(table.link(parent, parent, 1), Errc::kInvalidArgument);
+  EXPECT_EQ(table.link(fresh(), parent, 0), Errc::kInvalidArgument);
+}
+
+TEST_F(CounterGroupTable, UnlinkedMemberGetsItsShareBackAndMayMove) {
+  const CounterKey p = fresh(), q = fresh(), member = linked(p, 2);
+  ASSERT_EQ(take({{member, 2}}), 1u);
+  arrive(member);
+  EXPECT_TRUE(table.unlink(member, true)) << "one of two is owed";
   EXPECT_EQ(table.count(member), 1u);
-  expect(member, 5, 2);
-  arrive(member, 1, 2);
-  EXPECT_EQ(table.count(parent), 5u);
+  arrive(member);
+  EXPECT_EQ(table.count(p), 0u);
+  EXPECT_EQ(table.count(member), 2u);
+  ASSERT_EQ(table.link(member, q, 1), Errc::kOk);
+  ASSERT_EQ(take({{member, 1}}), 0u);
+  EXPECT_FALSE(table.unlink(member, true));
+  EXPECT_EQ(table.count(member), 2u);
+  EXPECT_FALSE(table.unlink(member, false)) << "not linked any more";
+  EXPECT_EQ(table.count(q), 0u);
 }
 
-TEST_F(CounterTableTest, UnlinkedMemberForwardsNothingAndMayMove) {
-  const CounterKey p = fresh(), q = fresh(), member = fresh();
-  table.set_parent(member, p);
-  arrive(member);
-  table.set_parent(member, CounterKey{});
-  arrive(member);
-  EXPECT_EQ(table.count(p), 1u);
-  table.set_parent(member, q);
-  arrive(member);
-  EXPECT_EQ(table.count(p), 1u);
-  EXPECT_EQ(table.count(q), 3u) << "all that is there, and what came since";
-  table.set_parent(member, member);
-  arrive(member);
-  EXPECT_EQ(table.count(member), 4u);
-}
-
-TEST_F(CounterTableTest, MaskingAddsExactlyWhatTheMemberOwed) {
-  for (const uint32_t halves : {0u, 1u, 2u, 3u, 4u}) {
-    for (const bool lost_before : {false, true}) {
-      ended.clear();
-      const CounterKey parent = fresh(), steady = fresh(), masked = fresh();
-      table.set_parent(steady, parent);
-      table.set_parent(masked, parent);
-      ASSERT_FALSE(expect(parent, 4, 1).met);  // two from each
-      arrive(masked, 2, halves);
-      if (lost_before) table.abort(masked, Errc::kPeerLost);
-      uint64_t paid = 0;
-      ASSERT_TRUE(table.release(masked, now_ns, &paid));
-      ASSERT_EQ(paid, halves / 2);
-      table.add(parent, 2 - paid);
-      EXPECT_EQ(arrive(masked, 1, 1), 1u) << "late traffic is stale and not forwarded";
-      EXPECT_EQ(table.count(parent), 2u);
-      arrive(steady, 1, 2);
-      EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
-      table.release(steady, now_ns);
-      table.release(parent, now_ns);
-    }
+TEST_F(CounterGroupTable, LeavingPaysExactlyWhatTheMemberDidNot) {
+  for (const uint32_t halves : {0u, 1u, 2u, 3u, 4u, 6u}) {
+    SCOPED_TRACE(halves);
+    ended.clear();
+    const CounterKey parent = fresh(), steady = linked(parent, 2), leaves = linked(parent, 2);
+    ASSERT_EQ(take({{steady, 2}, {leaves, 2}}), 2u);
+    ASSERT_FALSE(expect(parent, 2, 1).met);
+    arrive(leaves, 2, halves);
+    const bool owes = table.unlink(leaves, true);
+    EXPECT_EQ(owes, halves < 4);
+    if (owes) table.add(parent, 1);
+    ASSERT_TRUE(table.release(leaves, now_ns));
+    EXPECT_EQ(arrive(leaves, 1, 1), 1u) << "late traffic is stale";
+    EXPECT_EQ(table.count(parent), 1u);
+    arrive(steady, 1, 2);
+    EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}}));
+    table.release(steady, now_ns);
+    table.release(parent, now_ns);
   }
+}
+
+TEST_F(CounterGroupTable, PoisonedAndReleasedMembersNameTheirParent) {
+  const CounterKey parent = fresh(), a = linked(parent), b = linked(parent), c = linked(parent);
+  ASSERT_EQ(take({{a, 1}, {b, 1}, {c, 1}}), 3u);
+  ASSERT_FALSE(expect(parent, 3, 1).met);
+  EXPECT_EQ(table.abort(a, Errc::kAborted), parent);
+  CounterKey of_b{};
+  uint64_t untaken = 9;
+  EXPECT_TRUE(table.release(b, now_ns, &untaken, &of_b));
+  EXPECT_EQ(of_b, parent);
+  EXPECT_EQ(untaken, 0u);
+  EXPECT_TRUE(ended.empty()) << "a member has no expectation that could end";
+  table.add(c, word::kCountMax);
+  table.add(c, word::kCountMax);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOverrun}})) << "c can count no more";
+  EXPECT_EQ(table.poison_of(parent), Errc::kOverrun);
+  EXPECT_EQ(table.poison_of(a), Errc::kAborted);
+  EXPECT_EQ(table.poison_of(b), Errc::kReleased);
+  EXPECT_EQ(table.poison_of(fresh()), Errc::kOk);
+}
+
+// The table cannot know that a member overran before the caller has looked at its group.
+TEST_F(CounterGroupTable, TakingFromAnOverrunMemberLeavesItsCountsAndItsReason) {
+  const CounterKey parent = fresh(), sound = linked(parent), overrun = linked(parent, 3);
+  arrive(sound);
+  table.add(overrun, word::kCountMax);
+  table.add(overrun, 1);
+  ASSERT_EQ(table.poison_of(overrun), Errc::kOverrun);
+  EXPECT_EQ(take({{sound, 1}, {overrun, 3}}), 1u);
+  EXPECT_EQ(table.poison_of(overrun), Errc::kOverrun);
+  EXPECT_EQ(table.count(overrun), word::kCountMax);
+  EXPECT_EQ(table.count(sound), 0u);
 }
 
 struct Unlink {
@@ -612,7 +666,7 @@ struct Unlink {
   CounterKey member{};
   static void now(void* self, uint32_t, Errc) {
     auto* u = static_cast<Unlink*>(self);
-    u->table->set_parent(u->member, CounterKey{});
+    u->table->unlink(u->member, true);
   }
 };
 
@@ -622,38 +676,72 @@ TEST_F(CounterTableTest, FiredMayUnlinkTheMemberWhoseCountEndedIt) {
   CounterTable t({.live_max = 2, .fired = Unlink::now, .context = &unlink});
   const CounterKey parent = *t.acquire(0, 0);
   unlink = {&t, *t.acquire(0, 0)};
-  t.set_parent(unlink.member, parent);
+  ASSERT_EQ(t.link(unlink.member, parent, 1), Errc::kOk);
+  const auto share = t.share_of(unlink.member, 1);
+  ASSERT_EQ(t.take_shares({&share, 1}), 1u);
   ASSERT_TRUE(t.expect(parent, 1, 1).has_value());
   t.add(unlink.member, 1);
-  t.add(unlink.member, 1);
   EXPECT_EQ(t.count(parent), 0u);
+  EXPECT_EQ(t.count(unlink.member), 1u) << "given back";
 }
 
 TEST_F(CounterTableTest, ReleasedParentGetsNothing) {
   CounterTable two(options(2, 8));
   const CounterKey parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
-  two.set_parent(member, parent);
+  ASSERT_EQ(two.link(member, parent, 2), Errc::kOk);
+  const auto share = two.share_of(member, 2);
+  ASSERT_EQ(two.take_shares({&share, 1}), 1u);
   two.release(parent, now_ns);
   const CounterKey other = *two.acquire(now_ns, 0);
-  two.add(member, 2);
   two.release(other, now_ns);
   const CounterKey reborn = *two.acquire(now_ns, 0);
   ASSERT_EQ(reborn.wire() % 4, parent.wire() % 4) << "the parent's slot, one generation later";
   two.add(member, 2);
   EXPECT_EQ(two.count(reborn), 0u);
-  EXPECT_EQ(two.count(member), 4u);
 }
 
 TEST_F(CounterTableTest, SlotIsReusedWithoutItsLink) {
   CounterTable two(options(2, 8));  // 3 slots
   const CounterKey parent = *two.acquire(now_ns, 0), member = *two.acquire(now_ns, 0);
-  two.set_parent(member, parent);
+  ASSERT_EQ(two.link(member, parent, 1), Errc::kOk);
   two.release(member, now_ns);
   two.release(*two.acquire(now_ns, 0), now_ns);
   const CounterKey reborn = *two.acquire(now_ns, 0);
   ASSERT_EQ(reborn.wire() % 4, member.wire() % 4);
   two.add(reborn, 1);
+  EXPECT_EQ(two.count(reborn), 1u);
   EXPECT_EQ(two.count(parent), 0u);
+}
+
+// --- disarm -------------------------------------------------------------------------------------
+
+TEST_F(CounterTableTest, DisarmEndsTheArmedExpectationAndKeepsTheCounts) {
+  const CounterKey key = fresh();
+  table.disarm(key);  // nothing is armed
+  arrive(key, 1, 2);
+  expect(key, 3, 1);
+  table.disarm(key);
+  EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kCancelled}}));
+  EXPECT_EQ(table.count(key), 2u);
+  EXPECT_TRUE(expect(key, 2, 2).met);
+  table.disarm(key);
+  EXPECT_EQ(ended.size(), 1u) << "met at once, and never armed";
+}
+
+TEST_F(CounterTableTest, DisarmKeepsTheResultOfAWaiterThatHasNotReadIt) {
+  const CounterKey key = fresh();
+  const Armed met = expect(key, 1, CounterTable::kWaiter);
+  arrive(key);
+  table.disarm(key);
+  const Armed disarmed = expect(key, 5, CounterTable::kWaiter);
+  EXPECT_EQ(table.peek(disarmed.expectation).done, false);
+  EXPECT_TRUE(table.result(met.expectation).done);
+  EXPECT_EQ(table.result(met.expectation).code, Errc::kNotFound) << "read once";
+  table.disarm(key);
+  const Armed next = expect(key, 7, 3);
+  EXPECT_FALSE(next.met);
+  EXPECT_EQ(table.result(disarmed.expectation).code, Errc::kCancelled);
+  EXPECT_TRUE(table.cancel(next.expectation, Errc::kTimeout));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ TEST(CounterImm, KeepsKeyAndCutApart) {
     for (uint32_t cut = 1; cut <= kRailsMax; ++cut) {
       const uint32_t imm = make_imm(CounterKey::from_wire(bits), cut);
       EXPECT_EQ(imm & kImmReserved, 0u);
-      EXPECT_EQ(imm_cut(imm), cut);
+      EXPECT_EQ(imm_shards(imm), cut);
       EXPECT_EQ(CounterKey::from_wire(imm).wire(), bits);
     }
   }
@@ -104,7 +104,7 @@ TEST(CounterWord, PoisonedKeepsTheReasonAndCountsNotClaimed) {
           word::with_balance(word::live_tag(kLastGeneration) | word::kLinked, balance), why);
       ASSERT_TRUE(word::poisoned(w));
       ASSERT_TRUE(word::has_tag(w, word::live_tag(kLastGeneration)));
-      ASSERT_FALSE(word::linked(w)) << "a poisoned member gives its parent nothing more";
+      ASSERT_FALSE(word::linked(w)) << "a poisoned member must not forward counts";
       ASSERT_FALSE(word::waiting(w));
       ASSERT_EQ(word::reason(w), why);
       ASSERT_EQ(word::untaken(w), static_cast<uint64_t>(balance < 0 ? 0 : balance / 840));
@@ -133,7 +133,7 @@ struct Enumeration {
     ASSERT_LE(whole, count);
     ASSERT_LE(count, begun);
     if (count >= writes) {
-      ASSERT_EQ(whole, writes) << "a closed batch proves all of it";
+      ASSERT_EQ(whole, writes) << "a closed batch must prove that all writes landed";
     }
     misleading += count > whole;
     ++states;
@@ -152,7 +152,8 @@ TEST(CounterWord, CountLiesBetweenWholeAndBegunInEveryPartialState) {
   Enumeration all;
   for (all.writes = 1; all.writes <= 3; ++all.writes) all.choose(0, 1);
   EXPECT_EQ(all.states, 22'274u);
-  EXPECT_GT(all.misleading, 0u) << "the rule about closed batches would be needless";
+  EXPECT_GT(all.misleading, 0u)
+      << "no misleading count: the rule about closed batches would be needless";
 }
 
 }  // namespace

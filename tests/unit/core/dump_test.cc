@@ -55,7 +55,7 @@ TEST_F(Dump, OfAnIdleEngineNamesItsNetworksAndRails) {
   EXPECT_EQ(all["ops_in_flight"], 0);
   EXPECT_TRUE(all["ops"].empty());
   EXPECT_TRUE(all["peers"].empty());
-  ASSERT_EQ(all["networks"].size(), 2u) << "the simulated one and the own address";
+  ASSERT_EQ(all["networks"].size(), 2u) << "the simulated one and the engine's own address";
   EXPECT_EQ(all["networks"][0]["name"], "sim");
   ASSERT_EQ(all["networks"][0]["rails"].size(), 2u);
   EXPECT_EQ(all["networks"][0]["rails"][1]["device"], "node0/sim1");
@@ -67,8 +67,10 @@ TEST_F(Dump, RepeatsWhatARailSaysOfItself) {
   const json all = look();
   EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["fence"], "Local");
   EXPECT_EQ(all["networks"][0]["rails"][1]["facts"]["replay"], "exact");
-  EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object()) << "it says nothing";
-  EXPECT_THAT(a.dump(), HasSubstr("  node0/sim1: fence=Local memory=any order=posting"));
+  EXPECT_EQ(all["networks"][1]["rails"][0]["facts"], json::object())
+      << "the self rail has no facts";
+  EXPECT_THAT(a.dump(),
+              HasSubstr("  node0/sim1: counts=final fence=Local memory=any order=posting"));
   const auto rails = a.rail_stats();
   ASSERT_EQ(rails.size(), 3u);
   EXPECT_THAT(rails[1].facts, Contains(Pair("fence", "Local")));
@@ -81,14 +83,14 @@ TEST_F(Dump, HasTheCapabilitiesOfEachRail) {
   EXPECT_TRUE(rails[0].caps.exact_replay);
   EXPECT_EQ(rails[0].caps.fence, FenceKind::kLocal);
   EXPECT_GT(rails[0].caps.queue_depth, 0u);
-  EXPECT_TRUE(rails[2].caps.cpu_copy) << "the own address is served by a copy";
+  EXPECT_TRUE(rails[2].caps.cpu_copy) << "the engine's own address is served by a copy";
   EXPECT_FALSE(rails[0].caps.cpu_copy);
 }
 
 TEST(Providers, AreWhatANetworkMayAskFor) {
   const std::vector<std::string> all = providers();
   EXPECT_THAT(all, Contains("sim"));
-  EXPECT_THAT(all, Not(Contains("self"))) << "no engine may ask for it";
+  EXPECT_THAT(all, Not(Contains("self"))) << "a configuration cannot name it";
   for (const std::string& provider : all) {
     const auto engine = Engine::open({.networks = {{.provider = provider}}});
     // It may not work on this machine; then it says so itself.
@@ -153,7 +155,7 @@ TEST_F(Dump, ShowsEveryKindOfOperationByName) {
   EXPECT_EQ(ops["resolve"]["waits_for"], json::array({name(peer)}));
   EXPECT_TRUE(ops["timer"]["waits_for"].empty());
   EXPECT_EQ(ops["timer"]["remaining_ns"], 999'999'999);
-  EXPECT_EQ(ops["expect"]["remaining_ns"], -1) << "it may take for ever";
+  EXPECT_EQ(ops["expect"]["remaining_ns"], -1) << "the wait has no deadline";
   EXPECT_THAT(a.dump(), HasSubstr("no deadline"));
 }
 

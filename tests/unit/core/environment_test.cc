@@ -19,5 +19,15 @@ TEST(Environment, ReachesTheWorkerThread) {
   EXPECT_EQ(engine.error().code, Errc::kInvalidArgument);
 }
 
+// A network without NICs cannot choose any; the variable must not be ignored.
+TEST(Environment, NearIsRefusedByANetworkWithoutNics) {
+  ASSERT_EQ(setenv("FABRICLIB_NETWORKS", "shm near=auto", 1), 0);
+  const auto engine = Engine::open({.log_sink = test::test_log_sink()});
+  ASSERT_EQ(unsetenv("FABRICLIB_NETWORKS"), 0);
+  ASSERT_FALSE(engine);
+  EXPECT_EQ(engine.error().code, Errc::kInvalidArgument);
+  EXPECT_STREQ(engine.error().what, "networks.near");
+}
+
 }  // namespace
 }  // namespace fabric

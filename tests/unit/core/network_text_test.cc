@@ -17,7 +17,9 @@ std::string refused(const std::string& text) {
 
 TEST(NetworkText, EveryOptionOfVerbsSurvivesARoundTrip) {
   const std::string text =
-      "verbs mlx5_0 mlx5_1:2 name=blue rails_max=2 required=0 trusted=1 gid_index=3 mtu_bytes=1024 "
+      "verbs mlx5_0 mlx5_1:2 name=blue near=gpu3 rails_max=2 stripe_bytes_min=5000 required=0 "
+      "trusted=1 gid_index=3 "
+      "mtu_bytes=1024 "
       "traffic_class=106 service_level=3 pkey_index=1 timeout_code=18 retry_count=0 rnr_retry=3 "
       "rnr_timer=14 send_depth=512 receive_depth=64 inline_bytes=0 control_address=192.0.2.7 "
       "control_port=4711";
@@ -26,7 +28,9 @@ TEST(NetworkText, EveryOptionOfVerbsSurvivesARoundTrip) {
   EXPECT_EQ(network->provider, "verbs");
   EXPECT_EQ(network->name, "blue");
   EXPECT_EQ(network->devices, (std::vector<std::string>{"mlx5_0", "mlx5_1:2"}));
+  EXPECT_EQ(network->near, "gpu3");
   EXPECT_EQ(network->rails_max, 2u);
+  EXPECT_EQ(network->stripe_bytes_min, 5000u);
   EXPECT_FALSE(network->required);
   EXPECT_TRUE(network->trusted);
   const auto* options = std::get_if<verbs::Options>(&network->options);
@@ -69,17 +73,48 @@ TEST(NetworkText, SevenRetriesAreRefusedByName) {
 }
 
 TEST(NetworkText, AValueOutOfRangeNamesItsOption) {
-  for (const char* bad :
-       {"mtu_bytes=1000", "mtu_bytes=128", "mtu_bytes=8192", "timeout_code=0", "timeout_code=23",
-        "gid_index=-2", "gid_index=256", "traffic_class=256", "service_level=16", "rnr_retry=8",
-        "send_depth=15", "receive_depth=20000", "receive_depth=3", "inline_bytes=513",
-        "control_port=65536", "send_depth=", "send_depth=12x", "send_depth=-1", "rails_max=9",
-        "rails_max=0", "required=2", "trusted=yes"}) {
+  for (const char* bad : {"mtu_bytes=1000",
+                          "mtu_bytes=128",
+                          "mtu_bytes=8192",
+                          "timeout_code=0",
+                          "timeout_code=23",
+                          "gid_index=-2",
+                          "gid_index=256",
+                          "traffic_class=256",
+                          "service_level=16",
+                          "rnr_retry=8",
+                          "send_depth=15",
+                          "receive_depth=20000",
+                          "receive_depth=3",
+                          "inline_bytes=513",
+                          "control_port=65536",
+                          "send_depth=",
+                          "send_depth=12x",
+                          "send_depth=-1",
+                          "rails_max=9",
+                          "rails_max=0",
+                          "stripe_bytes_min=1099511627777",
+                          "stripe_bytes_min=-1",
+                          "required=2",
+                          "trusted=yes",
+                          "near=",
+                          "near=gpu",
+                          "near=mlx5_0"}) {
     const std::string option = bad;
     EXPECT_EQ(refused("verbs " + option), option.substr(0, option.find('='))) << option;
   }
   EXPECT_EQ(refused("verbs gid_index=255"), "");
   EXPECT_EQ(refused("shm lanes=9"), "lanes");
+}
+
+TEST(NetworkText, NearTakesEveryForm) {
+  for (const char* near : {"auto", "gpu0", "gpu:0", "numa:1", "0000:19:00.0", "19:00.0"}) {
+    const std::string text = std::string("verbs near=") + near;
+    const auto network = parse_network(text);
+    ASSERT_TRUE(network) << text;
+    EXPECT_EQ(network->near, near);
+    EXPECT_EQ(to_string(*network), text);
+  }
 }
 
 TEST(NetworkText, AnUnknownOptionOrNoProviderIsRefused) {

@@ -59,7 +59,8 @@ TEST(PendingPool, GrowsWithoutMovingAnyFragment) {
   const uint32_t first = pool.take();
   PendingFragment* const place = &pool.at(first);
   std::set<uint32_t> taken{first};
-  for (int i = 0; i < 5'000; ++i) ASSERT_TRUE(taken.insert(pool.take()).second) << "given twice";
+  for (int i = 0; i < 5'000; ++i)
+    ASSERT_TRUE(taken.insert(pool.take()).second) << "handed out twice";
   EXPECT_EQ(&pool.at(first), place);
 }
 

@@ -17,13 +17,14 @@ void expect_sound(uint64_t size, const CutRule& rule) {
   ASSERT_EQ(cut.begin[0], 0u);
   ASSERT_EQ(cut.begin[cut.count], size) << "every byte is in a shard";
   if (cut.count > 1) {
-    ASSERT_LE(cut.count, size / rule.stripe_bytes_min) << "cut finer than it pays";
+    ASSERT_LE(cut.count, size / rule.stripe_bytes_min)
+        << "a shard is smaller than stripe_bytes_min";
   }
   for (uint32_t i = 0; i < cut.count; ++i) {
     if (size > 0) {
       ASSERT_LT(cut.begin[i], cut.begin[i + 1]) << "shard " << i << " is empty";
     }
-    ASSERT_EQ(cut.begin[i] % rule.align, 0u) << "shard " << i << " begins between";
+    ASSERT_EQ(cut.begin[i] % rule.align, 0u) << "shard " << i << " is not aligned";
   }
   // No shard is larger than an even share rounded up to the alignment.
   const uint64_t wanted = std::min<uint64_t>(rule.shards_max, size / rule.stripe_bytes_min);

@@ -20,14 +20,14 @@ TEST(SlotTable, AnswersOnlyForThePresentGeneration) {
   Item* item = table.acquire(slot);
   ASSERT_NE(item, nullptr);
   item->value = 7;
-  EXPECT_EQ(table.find(slot, 1), nullptr) << "taken, and not yet published";
+  EXPECT_EQ(table.find(slot, 1), nullptr) << "allocated, but not published yet";
   const uint32_t generation = table.publish(slot);
   ASSERT_EQ(table.find(slot, generation), item);
   EXPECT_EQ(table.find(slot, generation + 1), nullptr);
-  EXPECT_EQ(table.find(slot, 0), nullptr) << "a default handle is none";
+  EXPECT_EQ(table.find(slot, 0), nullptr) << "a default handle must not be found";
   table.hide(slot);
   EXPECT_EQ(table.find(slot, generation), nullptr);
-  EXPECT_EQ(table.live(), 1u) << "hidden, and still taken";
+  EXPECT_EQ(table.live(), 1u) << "hidden, but still allocated";
   table.recycle(slot);
   EXPECT_EQ(table.live(), 0u);
 }

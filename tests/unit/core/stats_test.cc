@@ -119,7 +119,7 @@ TEST_F(Stats, AddUpOverRailsAndPeers) {
   const EngineStats all = a.engine.stats();
   EXPECT_EQ(all.tx.ops, 6u);
   EXPECT_EQ(all.tx.bytes, 300'000u + 3 * 4096 + 100);
-  EXPECT_EQ(all.tx.imms, 5u) << "two shares of one count, and three pages";
+  EXPECT_EQ(all.tx.imms, 5u) << "two shards of a write, and three pages";
   EXPECT_EQ(all.tx.failed, 0u);
   EXPECT_EQ(all.tx.posted, 0u);
   EXPECT_EQ(all.tx.queued, 0u);
@@ -150,7 +150,7 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   ASSERT_TRUE(a.engine.submit(Write{
       .source = a.memory.at(0), .target = to_b.region.at(0), .size_bytes = kSize, .batch = batch}));
   world.run_for(1ns);
-  EXPECT_EQ(a.engine.stats().tx.queued, 1u) << "until the peer is there";
+  EXPECT_EQ(a.engine.stats().tx.queued, 1u) << "queued until the peer is connected";
   EXPECT_EQ(a.engine.stats().tx.posted, 0u);
   ASSERT_TRUE(world.run_until([&] { return a.engine.stats().tx.posted > 0; }, 1s));
   EXPECT_EQ(a.engine.stats().tx.posted, of(a.engine, to_b.peer).tx.posted);
@@ -174,7 +174,8 @@ TEST_F(Stats, ShowWhatIsQueuedAndPosted) {
   EXPECT_EQ(of(a.engine, to_b.peer).tx.queued, queued);
   EXPECT_EQ(a.engine.rail_stats()[0].tx.queued, queued / 2);
   EXPECT_EQ(a.engine.rail_stats()[1].tx.queued, queued / 2);
-  EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u) << "the own address has none of it";
+  EXPECT_EQ(a.engine.rail_stats()[2].tx.queued, 0u)
+      << "nothing is queued on the engine's own address";
   ASSERT_TRUE(a.engine.wait(batch));
 }
 
@@ -206,7 +207,8 @@ TEST_F(Stats, CountFailuresAndStaleImmediates) {
                                     .size_bytes = 64,
                                     .imm = key,
                                     .batch = batch}));
-  ASSERT_TRUE(a.engine.wait(batch)) << "delivered: the receiver had released its key";
+  ASSERT_TRUE(a.engine.wait(batch))
+      << "delivered, although the receiver had released its counter key";
   world.run_for(1ms);
   EXPECT_EQ(b.engine.stats().stale_imms, 1u);
   EXPECT_EQ(a.engine.stats().tx.failed, 0u);

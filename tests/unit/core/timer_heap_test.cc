@@ -22,7 +22,7 @@ TEST(TimerHeap, GivesWhatIsDueInOrderAndNothingElse) {
   heap.set(middle, 200);
   EXPECT_EQ(heap.next_ns(), 100);
   EXPECT_EQ(heap.pop_due(99), nullptr);
-  EXPECT_EQ(heap.pop_due(250), &early) << "due at its very time, and before";
+  EXPECT_EQ(heap.pop_due(250), &early) << "a timer is due at its time and later";
   EXPECT_EQ(heap.pop_due(250), &middle);
   EXPECT_EQ(heap.pop_due(250), nullptr);
   EXPECT_EQ(heap.next_ns(), 300);
@@ -41,7 +41,7 @@ TEST(TimerHeap, MovesATimerThatIsSetAgain) {
   EXPECT_EQ(heap.next_ns(), 50);
   EXPECT_EQ(heap.pop_due(1000), &a);
   EXPECT_EQ(heap.pop_due(1000), &b);
-  EXPECT_EQ(heap.pop_due(1000), nullptr) << "a timer that was moved is there once";
+  EXPECT_EQ(heap.pop_due(1000), nullptr) << "a moved timer must be in the heap once";
 }
 
 TEST(TimerHeap, ClearingIsFinalAndMayBeRepeated) {
@@ -91,12 +91,12 @@ TEST(TimerHeap, AgreesWithASortedListUnderRandomOperations) {
         default:
           now += static_cast<int64_t>(rng.below(8));
           while (HeapTimer* due = heap.pop_due(now)) {
-            ASSERT_TRUE(model.contains(due)) << "not set, or given twice";
+            ASSERT_TRUE(model.contains(due)) << "not set, or popped twice";
             ASSERT_EQ(model[due], earliest());
             ASSERT_LE(model[due], now);
             model.erase(due);
           }
-          ASSERT_GT(earliest(), now) << "a due timer was kept back";
+          ASSERT_GT(earliest(), now) << "a due timer was not popped";
       }
       ASSERT_EQ(heap.next_ns(), earliest());
       ASSERT_EQ(heap.empty(), model.empty());

@@ -12,11 +12,11 @@
 namespace fabric::self {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 struct Region {
-  uint64_t local_key = 0;
-  uint64_t remote_key = 0;
+  uint64_t lkey = 0;
+  uint64_t rkey = 0;
 };
 
 class SelfTest : public testing::Test {
@@ -44,7 +44,7 @@ class SelfTest : public testing::Test {
     const auto local = rail_->register_memory(
         {.address = address, .size_bytes = size_bytes, .remote_write = remote_write}, wire);
     EXPECT_TRUE(local);
-    const auto remote = rail_->import_key(wire);
+    const auto remote = rail_->import_rkey(wire);
     EXPECT_TRUE(remote);
     return {*local, *remote};
   }
@@ -53,21 +53,21 @@ class SelfTest : public testing::Test {
     return {.source = reinterpret_cast<uint64_t>(source),
             .target = target,
             .size_bytes = size_bytes,
-            .local_key = from.local_key,
-            .remote_key = to.remote_key,
+            .lkey = from.lkey,
+            .rkey = to.rkey,
             .cookie = ++cookie_,
             .path = path_};
   }
 
   /// One poll.
-  std::vector<WireEvent> poll(size_t room = 64) {
-    std::vector<WireEvent> events(room);
+  std::vector<RailEvent> poll(size_t room = 64) {
+    std::vector<RailEvent> events(room);
     events.resize(rail_->poll(events));
     return events;
   }
   /// Polls until nothing is left; the bound is far above what any test queues.
-  std::vector<WireEvent> drain(size_t room = 64) {
-    std::vector<WireEvent> all;
+  std::vector<RailEvent> drain(size_t room = 64) {
+    std::vector<RailEvent> all;
     for (int polls = 0; polls < 5000 && !network_->arm(); ++polls) {
       const auto events = poll(room);
       all.insert(all.end(), events.begin(), events.end());
@@ -110,7 +110,7 @@ TEST_F(SelfTest, CopiesBytesThenCountsThenCompletes) {
   EXPECT_EQ(target[5900], std::byte{0});
   const auto second = poll(1);
   ASSERT_EQ(second.size(), 1u);
-  EXPECT_EQ(second[0].kind, Kind::kWritten);
+  EXPECT_EQ(second[0].kind, Kind::kCompletion);
   EXPECT_EQ(second[0].code, Errc::kOk);
   EXPECT_EQ(second[0].remote, Remote::kDelivered);
   EXPECT_EQ(second[0].cookie, op.cookie);
@@ -135,7 +135,7 @@ TEST_F(SelfTest, CopiesALargeWriteWithinItsBudgetPerPoll) {
   const auto events = poll();
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0].kind, Kind::kImm);
-  EXPECT_EQ(events[1].kind, Kind::kWritten);
+  EXPECT_EQ(events[1].kind, Kind::kCompletion);
   EXPECT_EQ(target, source);
 }
 
@@ -187,7 +187,7 @@ TEST_F(SelfTest, TakesAPrefixWhenFullAndCompletesInOrder) {
   EXPECT_EQ(poll(4).size(), 4u);
   EXPECT_EQ(rail_->post(std::span(ops).subspan(rail_->caps().queue_depth)), 4u);
   uint32_t expected = 4;
-  for (const WireEvent& event : drain(7)) EXPECT_EQ(event.cookie, expected++);
+  for (const RailEvent& event : drain(7)) EXPECT_EQ(event.cookie, expected++);
   EXPECT_EQ(expected, rail_->caps().queue_depth + 4);
 }
 
@@ -207,9 +207,8 @@ TEST_F(SelfTest, RefusesWhatTheKeyDoesNotCover) {
       {"offset that wraps", write(source.data(), from, to, UINT64_MAX - 9, 20),
        Errc::kRemoteAccess},
       {"without remote_write", write(source.data(), from, read_only, 0, 1), Errc::kRemoteAccess},
-      {"unknown key", write(source.data(), from, {0, to.remote_key + 7}, 0, 1),
-       Errc::kRemoteAccess},
-      {"another generation", write(source.data(), from, {0, to.remote_key + (1ull << 32)}, 0, 1),
+      {"unknown key", write(source.data(), from, {0, to.rkey + 7}, 0, 1), Errc::kRemoteAccess},
+      {"another generation", write(source.data(), from, {0, to.rkey + (1ull << 32)}, 0, 1),
        Errc::kRemoteAccess},
       {"source past its end", write(source.data() + 60, from, to, 0, 50), Errc::kNotFound},
       {"source before its start", write(source.data() - 1, from, to, 0, 2), Errc::kNotFound},
@@ -223,7 +222,7 @@ TEST_F(SelfTest, RefusesWhatTheKeyDoesNotCover) {
     ASSERT_EQ(rail_->post({&c.op, 1}), 1u);
     const auto events = drain();
     ASSERT_EQ(events.size(), c.code == Errc::kOk ? 2u : 1u) << c.name;
-    EXPECT_EQ(events.back().kind, Kind::kWritten) << c.name;
+    EXPECT_EQ(events.back().kind, Kind::kCompletion) << c.name;
     EXPECT_EQ(events.back().code, c.code) << c.name;
     if (c.code == Errc::kOk) continue;
     EXPECT_EQ(events.back().remote, Remote::kNotDelivered) << c.name;
@@ -238,7 +237,7 @@ TEST_F(SelfTest, FencesAtOnceAndRefusesWhatIsQueued) {
   WriteOp op = write(source.data(), from, to, 0, 100);
   op.has_imm = 1;
   ASSERT_EQ(rail_->post({&op, 1}), 1u);
-  rail_->deregister_memory(to.local_key, 1234);
+  rail_->deregister_memory(to.lkey, 1234);
   EXPECT_EQ(wakes_, 1);
   const auto events = drain();
   ASSERT_EQ(events.size(), 2u);
@@ -258,7 +257,7 @@ TEST_F(SelfTest, StopsInTheMiddleOfAWriteWhoseTargetIsDeregistered) {
   op.has_imm = 1;
   ASSERT_EQ(rail_->post({&op, 1}), 1u);
   EXPECT_TRUE(poll().empty());
-  rail_->deregister_memory(to.local_key, 1);
+  rail_->deregister_memory(to.lkey, 1);
   const auto events = drain();
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0].kind, Kind::kFenced);
@@ -271,10 +270,10 @@ TEST_F(SelfTest, GivesASlotThatIsUsedAgainAnotherKey) {
   std::vector<std::byte> source(10), target(10);
   const Region from = add(source.data(), 10);
   const Region old = add(target.data(), 10);
-  rail_->deregister_memory(old.local_key, 1);
+  rail_->deregister_memory(old.lkey, 1);
   drain();
   const Region fresh = add(target.data(), 10);
-  EXPECT_NE(fresh.local_key, old.local_key);
+  EXPECT_NE(fresh.lkey, old.lkey);
   const WriteOp ops[] = {write(source.data(), from, old, 0, 10),
                          write(source.data(), from, fresh, 0, 10)};
   ASSERT_EQ(rail_->post(ops), 2u);
@@ -293,8 +292,8 @@ TEST(SelfRegions, ProvesAFenceOnlyWhenTheCopyHasEnded) {
     const uint64_t to = *table.add({.address = bytes.data(), .size_bytes = 64});
     const WriteOp op{.source = reinterpret_cast<uint64_t>(bytes.data()),
                      .size_bytes = 64,
-                     .local_key = from,
-                     .remote_key = to};
+                     .lkey = from,
+                     .rkey = to};
     uint32_t cookie = 0;
     ASSERT_EQ(table.pin(op).access, RegionTable::Access::kOk);
     EXPECT_FALSE(table.remove(as_source ? from : to, 8));
@@ -313,8 +312,8 @@ TEST(SelfRegions, CountsARegionThatIsSourceAndTargetTwice) {
   const uint64_t key = *table.add({.address = bytes.data(), .size_bytes = 64});
   const WriteOp op{.source = reinterpret_cast<uint64_t>(bytes.data()),
                    .size_bytes = 64,
-                   .local_key = key,
-                   .remote_key = key};
+                   .lkey = key,
+                   .rkey = key};
   uint32_t cookie = 0;
   ASSERT_EQ(table.pin(op).access, RegionTable::Access::kOk);
   EXPECT_FALSE(table.remove(key, 3));
@@ -339,13 +338,13 @@ TEST_F(SelfTest, RefusesHostileBytes) {
   std::byte byte{};
   std::vector<std::byte> wire, hello, answer;
   ASSERT_TRUE(rail_->register_memory({.address = &byte, .size_bytes = 1}, wire));
-  EXPECT_LE(wire.size(), Rail::kWireKeyBytesMax);
+  EXPECT_LE(wire.size(), Rail::kWireRkeyBytesMax);
   auto longer = wire;
   longer.push_back({});
   auto foreign = wire;
   foreign[0] ^= std::byte{1};
   for (const auto& bad : {std::vector<std::byte>(wire.begin(), wire.end() - 1), longer, foreign}) {
-    EXPECT_EQ(rail_->import_key(bad).error().code, Errc::kBadFormat);
+    EXPECT_EQ(rail_->import_rkey(bad).error().code, Errc::kBadFormat);
   }
   const auto address = network_->address();
   auto other = address;
@@ -383,9 +382,9 @@ TEST_F(SelfTest, FlushesAClosedPathOnceAndThenReportsIt) {
   rail_->close_path(path_, false);
   const auto events = drain(3);
   std::vector<uint32_t> lost, written, down;
-  for (const WireEvent& event : events) {
+  for (const RailEvent& event : events) {
     if (event.kind == Kind::kPathDown) down.push_back(event.path);
-    if (event.kind != Kind::kWritten) continue;
+    if (event.kind != Kind::kCompletion) continue;
     EXPECT_TRUE(down.empty());
     (event.code == Errc::kOk ? written : lost).push_back(event.cookie);
     if (event.code == Errc::kOk) continue;

@@ -22,7 +22,7 @@ namespace fabric::fuzz {
 namespace {
 
 using namespace fabric::shm;
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 /// A sender and a target with two regions on one path.
 class ShmBursts : public testing::Test {
@@ -35,7 +35,7 @@ class ShmBursts : public testing::Test {
     for (uint32_t region = 0; region < 2; ++region) {
       std::vector<std::byte> rkey;
       own_[region] = *to_.rail().register_memory({target(region), kBytes}, rkey);
-      rkey_[region] = *from_.rail().import_key(rkey);
+      rkey_[region] = *from_.rail().import_rkey(rkey);
     }
     out_ = *from_.rail().open_path(to_.network().address(), 0, hello);
     in_ = *to_.rail().accept_path(hello, answer);
@@ -47,7 +47,7 @@ class ShmBursts : public testing::Test {
       post({write(region, 0, 8)});
       turns(4);
     }
-    EXPECT_EQ(from_.count(Kind::kWritten, out_), 2u);
+    EXPECT_EQ(from_.count(Kind::kCompletion, out_), 2u);
     from_.events.clear();
     to_.events.clear();
   }
@@ -64,7 +64,7 @@ class ShmBursts : public testing::Test {
     return {.source = reinterpret_cast<uint64_t>(source_.data() + (at * 7) % 4096),
             .target = at,
             .size_bytes = bytes,
-            .remote_key = rkey_[region],
+            .rkey = rkey_[region],
             .cookie = cookies_++,
             .path = out_,
             .imm = imm,
@@ -83,16 +83,16 @@ class ShmBursts : public testing::Test {
   }
   std::vector<uint32_t> immediates() const {
     std::vector<uint32_t> found;
-    for (const WireEvent& event : to_.events) {
+    for (const RailEvent& event : to_.events) {
       if (event.kind == Kind::kImm) found.push_back(event.imm);
     }
     return found;
   }
   /// The completion of `op`; checks that there is exactly one.
-  const WireEvent& completion_of(const WriteOp& op) const {
-    static const WireEvent kNone{.kind = Kind::kRailDown};
-    const auto same = [&](const WireEvent& event) {
-      return event.kind == Kind::kWritten && event.cookie == op.cookie;
+  const RailEvent& completion_of(const WriteOp& op) const {
+    static const RailEvent kNone{.kind = Kind::kRailDown};
+    const auto same = [&](const RailEvent& event) {
+      return event.kind == Kind::kCompletion && event.cookie == op.cookie;
     };
     EXPECT_EQ(std::ranges::count_if(from_.events, same), 1) << "cookie " << op.cookie;
     const auto found = std::ranges::find_if(from_.events, same);
@@ -193,7 +193,7 @@ TEST_F(ShmBursts, ABurstOnAPathThatItsTargetClosedIsNotDelivered) {
   }
   EXPECT_EQ(immediates(), (std::vector<uint32_t>{1, 2}));
   const auto down = std::ranges::find_if(
-      to_.events, [](const WireEvent& event) { return event.kind == Kind::kPathDown; });
+      to_.events, [](const RailEvent& event) { return event.kind == Kind::kPathDown; });
   ASSERT_NE(down, to_.events.end());
   EXPECT_EQ(down->value, 2u);
   EXPECT_EQ(from_.count(Kind::kPathDown, out_), 1u);
@@ -274,9 +274,9 @@ TEST_F(ShmBursts, ATargetThatTakesNothingGetsItAllLater) {
     posted += from_.rail().post(ops);
     from_.turn();
   }
-  EXPECT_LT(from_.count(Kind::kWritten, out_), posted) << "the ring is not bounded";
+  EXPECT_LT(from_.count(Kind::kCompletion, out_), posted) << "the ring is not bounded";
   turns(200);
-  EXPECT_EQ(from_.count(Kind::kWritten, out_), posted);
+  EXPECT_EQ(from_.count(Kind::kCompletion, out_), posted);
   const auto found = immediates();
   ASSERT_EQ(found.size(), posted);
   for (uint32_t i = 0; i < posted; ++i) ASSERT_EQ(found[i], i);

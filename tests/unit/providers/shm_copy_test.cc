@@ -77,7 +77,7 @@ class ShmCopy : public testing::TestWithParam<GuardKind> {
     ASSERT_NE(slot_, nullptr);
   }
   void TearDown() override {
-    use_move(Move::kBest);
+    use_copy_method(CopyMethod::kBest);
     kind_.reset();
   }
 
@@ -99,15 +99,16 @@ std::vector<std::byte> random_bytes(uint64_t n) {
   return bytes;
 }
 
-constexpr std::array kMoves{Move::kBest, Move::kVector, Move::kRepeat, Move::kStream};
+constexpr std::array kMoves{CopyMethod::kBest, CopyMethod::kVector, CopyMethod::kRepMovsb,
+                            CopyMethod::kNonTemporal};
 
 TEST_P(ShmCopy, MovesExactlyTheBytesOfEverySizeAndAlignment) {
   const auto source = random_bytes(5000);
   std::vector<std::byte> target(5200);
   std::vector<uint64_t> sizes{1000, 4095, 4096, 4097, 4800};
   for (uint64_t n = 0; n <= 520; ++n) sizes.push_back(n);
-  for (const Move move : kMoves) {
-    use_move(move);
+  for (const CopyMethod move : kMoves) {
+    use_copy_method(move);
     for (const uint64_t n : sizes) {
       for (const uint64_t shift : {0u, 1u, 7u, 32u, 63u}) {
         std::fill(target.begin(), target.end(), kPoison);
@@ -130,8 +131,8 @@ TEST_P(ShmCopy, OfManyChunksAnnouncesEachInTheSlotAndCommitsOnce) {
   const uint64_t n = 5 * kChunkBytes + 77;  // long enough to leave the caches alone
   const auto source = random_bytes(n);
   std::vector<std::byte> target(n + 1, kPoison);
-  for (const Move move : kMoves) {
-    use_move(move);
+  for (const CopyMethod move : kMoves) {
+    use_copy_method(move);
     std::fill(target.begin(), target.end(), kPoison);
     const uint32_t before = slot_->section_seq.load();
     ASSERT_EQ(copy(target.data(), source.data(), n), Stored::kDone);
@@ -143,8 +144,8 @@ TEST_P(ShmCopy, OfManyChunksAnnouncesEachInTheSlotAndCommitsOnce) {
 
 TEST_P(ShmCopy, StoresNothingWhenEitherEpochHasChanged) {
   const auto source = random_bytes(8192);
-  for (const Move move : kMoves) {
-    use_move(move);
+  for (const CopyMethod move : kMoves) {
+    use_copy_method(move);
     for (const uint64_t n : {0u, 8u, 100u, 1000u, 8192u}) {
       for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
         std::vector<std::byte> target(n, kPoison);
@@ -174,8 +175,8 @@ TEST_P(ShmCopy, NeedsNeitherAGuardNorACommit) {
 // stays odd.
 TEST_P(ShmCopy, ThatIsInterruptedChecksTheGuardAgain) {
   const auto source = random_bytes(3 * kPage);
-  for (const Move move : kMoves) {
-    use_move(move);
+  for (const CopyMethod move : kMoves) {
+    use_copy_method(move);
     for (const uint64_t n : {2u, 6u, 12u, 24u, 48u, 100u, 600u, 4000u, 6000u}) {
       for (std::atomic<uint64_t>* revoked : {&path_, &rkey_}) {
         TrappedPages pages(4);
@@ -222,8 +223,8 @@ TEST_P(ShmCopy, ThatIsInterruptedBeforeItsCommitDoesNotCommitLate) {
 
 TEST_P(ShmCopy, ThatIsInterruptedAndStillAllowedIsComplete) {
   const auto source = random_bytes(3 * kPage);
-  for (const Move move : kMoves) {
-    use_move(move);
+  for (const CopyMethod move : kMoves) {
+    use_copy_method(move);
     for (const uint64_t n : {3u, 12u, 100u, 600u, 6000u}) {
       TrappedPages pages(4);
       std::byte* const to = pages.at(2 * kPage - n / 2);
@@ -272,7 +273,7 @@ TEST_P(ShmCopy, OfABurstMovesExactlyTheBytesOfEachWriteInOneSection) {
   for (uint64_t n = 1; n <= burst_write_bytes_max(); n += 1 + n / 30) sizes.push_back(n);
   sizes.push_back(burst_write_bytes_max());
   for (size_t skip = 0; skip < 16; ++skip) {
-    use_move(skip % 2 == 0 ? Move::kBest : Move::kVector);
+    use_copy_method(skip % 2 == 0 ? CopyMethod::kBest : CopyMethod::kVector);
     const auto writes =
         writes_of(source, {sizes.begin() + static_cast<int64_t>(skip), sizes.end()});
     std::vector<std::byte> target(writes.back().target + writes.back().size_bytes + 200, kPoison);
@@ -311,7 +312,7 @@ TEST_P(ShmCopy, OfABurstThatIsInterruptedChecksTheGuardAgain) {
   for (const uint64_t n : {2u, 6u, 12u, 24u, 48u, 100u, 600u, 4000u, 6000u}) {
     for (const uint32_t round : {0u, 1u, 2u, 3u}) {
       const bool revoked = round % 2 != 0;
-      use_move(round < 2 ? Move::kBest : Move::kVector);
+      use_copy_method(round < 2 ? CopyMethod::kBest : CopyMethod::kVector);
       TrappedPages pages(5);
       auto writes = writes_of(source, {8, n, 200});
       writes[1].target = 2 * kPage - n / 2;  // the trap is in the middle of it

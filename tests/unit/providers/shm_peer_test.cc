@@ -15,7 +15,7 @@ namespace fabric::fuzz {
 namespace {
 
 using namespace fabric::shm;
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 class ShmHostile : public testing::Test {
  protected:
@@ -88,11 +88,11 @@ class ShmHostile : public testing::Test {
     return uint64_t{1} << 32 | static_cast<uint64_t>(&entry - hostile_.header().rkeys.data());
   }
 
-  bool post(uint32_t path, uint64_t remote_key, uint32_t cookie, uint64_t target = 0) {
+  bool post(uint32_t path, uint64_t rkey, uint32_t cookie, uint64_t target = 0) {
     const WriteOp op{.source = reinterpret_cast<uint64_t>(bytes_.data()),
                      .target = target,
                      .size_bytes = bytes_.size(),
-                     .remote_key = remote_key,
+                     .rkey = rkey,
                      .cookie = cookie,
                      .path = path,
                      .imm = 5,
@@ -299,7 +299,7 @@ TEST_F(ShmHostile, PagesAreForThoseWhoHaveAPath) {
   };
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 1u);
-  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting is not a path";
+  EXPECT_EQ(hostile_.blocks[0].size_bytes, 0u) << "a greeting alone must not get pages";
   path_in();
   ask();
   ASSERT_EQ(hostile_.blocks.size(), 2u);
@@ -427,7 +427,7 @@ void publish(Ring& ring, uint64_t position, uint64_t rkey, uint64_t target, uint
 TEST_F(ShmHostile, PullsOutOfBoundsAreRefused) {
   std::vector<std::byte> mine(4096), wire;
   const auto local = victim_.rail().register_memory({mine.data(), mine.size()}, wire);
-  const uint64_t rkey = *victim_.rail().import_key(wire);
+  const uint64_t rkey = *victim_.rail().import_rkey(wire);
   std::vector<std::byte> read_only(4096);
   const auto closed = victim_.rail().register_memory(
       {.address = read_only.data(), .size_bytes = 4096, .remote_write = false}, wire);
@@ -481,7 +481,7 @@ TEST_F(ShmHostile, APullThatChangesWhileItIsServedStillCompletes) {
   std::vector<std::byte> mine(kBytes), wire;
   const auto local = victim_.rail().register_memory({mine.data(), mine.size()}, wire);
   ASSERT_TRUE(local);
-  const uint64_t rkey = *victim_.rail().import_key(wire);
+  const uint64_t rkey = *victim_.rail().import_rkey(wire);
   const auto [path, ring] = path_in();
   ASSERT_NE(ring, nullptr);
   // One poll serves a part of it. Then its size changes: below that part, to exactly that, above.
@@ -588,7 +588,7 @@ TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
       show_rkey(hostile_.header().rkeys[0], RkeyKind::kPulled, 0, 0, large.size());
   const WriteOp op{.source = reinterpret_cast<uint64_t>(large.data()),
                    .size_bytes = large.size(),
-                   .remote_key = rkey,
+                   .rkey = rkey,
                    .cookie = 4,
                    .path = path,
                    .imm = 5,
@@ -596,7 +596,7 @@ TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
   ASSERT_EQ(victim_.rail().post({&op, 1}), 1u);
   victim_.turns(4);
   ASSERT_EQ(ring.pulls[1].word.load(), PullRequest::word_of(1, PullRequest::kPublished))
-      << "a part of many";
+      << "one of several requests of a write";
   ring.pulls[0].word.store(PullRequest::word_of(0, PullRequest::kTaken));
   victim_.rail().close_path(path, false);
   victim_.turns(5);
@@ -604,7 +604,7 @@ TEST_F(ShmHostile, ABouncedWriteCompletesOnceAndAfterItsParts) {
   victim_.turns(100);
   ASSERT_NE(victim_.completion(4), nullptr);
   EXPECT_EQ(victim_.completion(4)->remote, Remote::kUnknown);
-  EXPECT_EQ(victim_.count(Kind::kWritten, path), 1u);
+  EXPECT_EQ(victim_.count(Kind::kCompletion, path), 1u);
   EXPECT_EQ(victim_.count(Kind::kPathDown, path), 1u);
 }
 

@@ -169,7 +169,8 @@ TEST_F(ShmSocket, AFileGetsItsNameOnlyAfterListen) {
   uint32_t moved = 0;
   for (ssize_t i = 0; i < got;) {
     const auto* event = reinterpret_cast<const inotify_event*>(events + i);
-    EXPECT_TRUE(event->name != name || event->mask == IN_MOVED_TO) << "made by that name";
+    EXPECT_TRUE(event->name != name || event->mask == IN_MOVED_TO)
+        << "the socket must appear by rename only";
     moved += event->name == name;
     i += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
   }

@@ -89,10 +89,11 @@ TEST(ShmWire, AnAddressIsDecodedCompletelyOrNotAtAll) {
 TEST(ShmWire, ADirectoryIsAPathAndFitsIntoTheNameOfASocket) {
   const std::string longest = "/" + std::string(kDirectoryBytesMax - 1, 'd');
   EXPECT_EQ(decode_address(encode(address(longest)))->directory, longest);
-  EXPECT_LE(encode(address(longest)).size(), 128u) << "what the core carries at most";
+  EXPECT_LE(encode(address(longest)).size(), 128u) << "the core's limit for an address";
   EXPECT_FALSE(decode_address(encode(address(longest + "d"))));
   for (size_t at = kDirectoryAt; at < hex(kFileGolden).size(); ++at) {
-    EXPECT_FALSE(decode_address(with(hex(kFileGolden), at, 0))) << "a name with a hole at " << at;
+    EXPECT_FALSE(decode_address(with(hex(kFileGolden), at, 0)))
+        << "a zero byte in the name at " << at;
   }
   EXPECT_FALSE(decode_address(with(hex(kFileGolden), kDirectoryAt, 'r'))) << "a relative one";
 }

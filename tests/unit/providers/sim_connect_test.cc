@@ -6,7 +6,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 class SimPaths : public testing::TestWithParam<bool> {
  protected:
@@ -19,10 +19,10 @@ INSTANTIATE_TEST_SUITE_P(Models, SimPaths, testing::Bool(), [](const auto& param
 });
 
 /// What became of writes 0..n-1, each of 64 bytes of its own, after the sender's path ended.
-struct Ends {
-  explicit Ends(const std::vector<WireEvent>& events) {
-    for (const WireEvent& event : events) {
-      if (event.kind != Kind::kWritten) continue;
+struct Completions {
+  explicit Completions(const std::vector<RailEvent>& events) {
+    for (const RailEvent& event : events) {
+      if (event.kind != Kind::kCompletion) continue;
       EXPECT_TRUE(reported.insert(event.cookie).second) << "reported twice: " << event.cookie;
       (event.remote == Remote::kDelivered      ? delivered
        : event.remote == Remote::kNotDelivered ? not_delivered
@@ -59,7 +59,7 @@ class Burst {
   Block source, target;
 };
 
-// P1, P3: whenever the path is closed, each write ends once, and kNotDelivered is the truth.
+// P1, P3: whenever the path is closed, each write completes once, and kNotDelivered is true.
 TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
   bool some_unknown = false, some_not_delivered = false;
   for (int64_t when = 0; when < 60'000; when += 3'700) {
@@ -69,23 +69,25 @@ TEST_P(SimPaths, ClosingTheSendersEndCompletesEveryWriteExactlyOnce) {
     burst.a->rail(0).close_path(burst.path.out, false);  // again: no second kPathDown
     world.run_for(2 * kTeardownNs);
     const auto events = drain(burst.a->rail(0));
-    const Ends ends(events);
-    EXPECT_EQ(ends.reported.size(), Burst::kWrites);
+    const Completions completions(events);
+    EXPECT_EQ(completions.reported.size(), Burst::kWrites);
     EXPECT_EQ(events.back().kind, Kind::kPathDown);
     EXPECT_EQ(count_of(events, Kind::kPathDown), 1u);
     std::set<uint32_t> counted;
     world.run_for(10'000'000);
-    for (const WireEvent& event : drain(burst.b->rail(0))) counted.insert(event.imm);
-    for (const uint32_t i : ends.delivered) EXPECT_TRUE(counted.contains(i) && burst.landed(i));
-    for (const uint32_t i : ends.not_delivered) {
+    for (const RailEvent& event : drain(burst.b->rail(0))) counted.insert(event.imm);
+    for (const uint32_t i : completions.delivered)
+      EXPECT_TRUE(counted.contains(i) && burst.landed(i));
+    for (const uint32_t i : completions.not_delivered) {
       EXPECT_FALSE(counted.contains(i));
       EXPECT_EQ(burst.target.bytes[i * Burst::kSize], std::byte{0});
     }
-    some_unknown |= !ends.unknown.empty();
-    some_not_delivered |= !ends.not_delivered.empty();
+    some_unknown |= !completions.unknown.empty();
+    some_not_delivered |= !completions.not_delivered.empty();
     EXPECT_TRUE(drain(burst.a->rail(0)).empty());
   }
-  EXPECT_TRUE(some_unknown && some_not_delivered) << "the closes came at the wrong times";
+  EXPECT_TRUE(some_unknown && some_not_delivered)
+      << "no close hit writes in flight: the test shows nothing";
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
@@ -110,11 +112,11 @@ TEST(SimOrdered, ClosingTheTargetsEndStopsLandingAndCountsWhatWasTaken) {
   world.run_for(2 * kRetryNs);
   const auto rest = drain(burst.a->rail(0));
   sent.insert(sent.end(), rest.begin(), rest.end());
-  const Ends ends(sent);
-  EXPECT_EQ(ends.reported.size(), Burst::kWrites);
+  const Completions completions(sent);
+  EXPECT_EQ(completions.reported.size(), Burst::kWrites);
   EXPECT_EQ(sent.back().kind, Kind::kPathDown);
-  EXPECT_LE(ends.delivered.size(), taken.back().value);
-  EXPECT_FALSE(ends.unknown.empty());
+  EXPECT_LE(completions.delivered.size(), taken.back().value);
+  EXPECT_FALSE(completions.unknown.empty());
 }
 
 TEST(SimUnordered, ClosingTheTargetsEndFencesNothing) {
@@ -140,13 +142,13 @@ TEST_P(SimPaths, PeerThatClosedIsFoundOutByTime) {
   world.run_for(kRetryNs);
   const auto rest = drain(burst.a->rail(0));
   sent.insert(sent.end(), rest.begin(), rest.end());
-  const Ends ends(sent);
-  EXPECT_EQ(ends.reported.size(), Burst::kWrites);
-  EXPECT_FALSE(ends.unknown.empty());
+  const Completions completions(sent);
+  EXPECT_EQ(completions.reported.size(), Burst::kWrites);
+  EXPECT_FALSE(completions.unknown.empty());
   EXPECT_EQ(count_of(sent, Kind::kPathDown), GetParam() ? 1u : 0u);
   EXPECT_EQ(burst.target.bytes, before);
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
-  EXPECT_TRUE(burst.a->open_link(stale)) << "whether the port is open shows only by use";
+  EXPECT_TRUE(burst.a->open_link(stale)) << "open_link() cannot know whether the port is open";
 }
 
 // Packets that were sent land although their engine is closed; the rest is never read.
@@ -182,9 +184,9 @@ TEST_P(SimPaths, PostOnAPathThatIsNotUpCompletesThroughPoll) {
   }
   world.run_for(1'000'000);
   const auto events = drain(a->rail(0));
-  const Ends ends(events);
-  EXPECT_EQ(ends.not_delivered, (std::set<uint32_t>{0, 1, 2, 3}));
-  for (const WireEvent& event : events) EXPECT_EQ(event.code, Errc::kRailLost);
+  const Completions completions(events);
+  EXPECT_EQ(completions.not_delivered, (std::set<uint32_t>{0, 1, 2, 3}));
+  for (const RailEvent& event : events) EXPECT_EQ(event.code, Errc::kRailLost);
 }
 
 TEST(SimPath, AcceptingAHelloAgainGivesTheSameAnswer) {
@@ -205,7 +207,7 @@ TEST(SimPath, AcceptingAHelloAgainGivesTheSameAnswer) {
   EXPECT_EQ(a->rail(0).start_path(*out, other_answer).error().code, Errc::kBadFormat);
   EXPECT_EQ(a->rail(0).start_path(99, answer).error().code, Errc::kNotFound);
   EXPECT_EQ(b->rail(0).accept_path(hello, again).error().code, Errc::kBadFormat)
-      << "it is for the other rail";
+      << "the hello is for the other rail";
   a->rail(0).close_path(*other, false);
   EXPECT_EQ(a->rail(0).start_path(*other, other_answer).error().code, Errc::kClosed);
 }
@@ -263,7 +265,7 @@ TEST(SimOpen, NamesWhatIsWrong) {
   TestWorld elsewhere;
   context.driver = &elsewhere.impl->world_driver;
   EXPECT_EQ(fabric::sim::open(spec, context).error().code, Errc::kInvalidArgument)
-      << "another clock";
+      << "a driver with another clock";
 }
 
 TEST(SimOpen, CapsAreTheModels) {
@@ -281,6 +283,10 @@ TEST(SimOpen, CapsAreTheModels) {
   EXPECT_FALSE(srd->rail(0).caps().ordered || srd->rail(0).caps().slice_safe ||
                srd->rail(0).caps().exact_replay);
   EXPECT_EQ(srd->rail(0).caps().fence, FenceKind::kRekey);
+  auto link = world.open_new(1, NicModel::nvlink());
+  EXPECT_TRUE(link->rail(0).caps().ordered && link->rail(0).caps().exact_replay);
+  EXPECT_TRUE(rc->rail(0).caps().count_is_final && link->rail(0).caps().count_is_final);
+  EXPECT_FALSE(srd->rail(0).caps().count_is_final);
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(SimControl, ArrivesWholeAfterOneLatency) {
   EXPECT_TRUE(b->arm());
   EXPECT_EQ(b->receive(buffer), 0u);
   world.run_for(1);
-  EXPECT_FALSE(b->arm()) << "something is there";
+  EXPECT_FALSE(b->arm()) << "a datagram has arrived";
   EXPECT_EQ(b->receive(buffer), large.size());
   EXPECT_EQ(buffer, large);
   EXPECT_EQ(b->receive(buffer), 0u);
@@ -107,7 +107,7 @@ TEST(SimControl, QueuesAreBounded) {
   const auto link = a->open_link(b->address());
   uint32_t sent = 0;
   while (a->send(*link, bytes_of(sent))) ++sent;
-  EXPECT_EQ(sent, kDatagramsMax) << "as many as may be under way";
+  EXPECT_EQ(sent, kDatagramsMax) << "the limit of datagrams in flight";
   world.run_for(10'000);
   for (uint32_t i = 0; i < 100; ++i) EXPECT_TRUE(a->send(*link, bytes_of(sent + i)));
   world.run_for(10'000);

@@ -7,7 +7,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 class SimDatapath : public testing::TestWithParam<bool> {
  protected:
@@ -38,7 +38,7 @@ TEST_P(SimDatapath, ImmediateComesOnlyAfterEveryByteOfItsWrite) {
   }
   std::set<uint32_t> seen;
   EXPECT_TRUE(world.run_until([&] {
-    for (const WireEvent& event : drain(b->rail(0))) {
+    for (const RailEvent& event : drain(b->rail(0))) {
       EXPECT_EQ(event.kind, Kind::kImm);
       EXPECT_TRUE(seen.insert(event.imm).second) << "counted twice";
       const size_t at = event.imm * kSlot;
@@ -49,7 +49,7 @@ TEST_P(SimDatapath, ImmediateComesOnlyAfterEveryByteOfItsWrite) {
   world.run_for(1'000'000);
   const auto written = drain(a->rail(0));
   EXPECT_EQ(written.size(), kWrites);
-  for (const WireEvent& event : written) EXPECT_EQ(event.code, Errc::kOk);
+  for (const RailEvent& event : written) EXPECT_EQ(event.code, Errc::kOk);
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
@@ -74,13 +74,13 @@ TEST(SimOrdered, WritesCountAndCompleteInPostingOrder) {
   }
 }
 
-// The last bit of a large packet from a slow NIC would come after that of a small one behind it.
+// The last bit of a large packet from a slow NIC would come after that of a small one sent later.
 TEST(SimOrdered, SlowSenderKeepsItsOrderAtAFastReceiver) {
   TestWorld world;
   NicModel slow = jittery_ordered_model();
   slow.gbit_per_s = 10;
   auto a = world.open_new(1, slow);
-  auto b = world.open_new(1, NicModel::connectx7());
+  auto b = world.open_new(1, test::rc_model());
   const Path path(*a, *b);
   const Block source(a->rail(0), 50'000, 1);
   const Block target(b->rail(0), 50'000);
@@ -95,8 +95,8 @@ TEST(SimOrdered, SlowSenderKeepsItsOrderAtAFastReceiver) {
 
 TEST(SimUnordered, WritesOvertakeEachOtherAndNoneIsLost) {
   TestWorld world;
-  auto a = world.open_new(1, NicModel::efa_200g());
-  auto b = world.open_new(1, NicModel::efa_200g());
+  auto a = world.open_new(1, test::srd_model());
+  auto b = world.open_new(1, test::srd_model());
   const Path path(*a, *b);
   const Block source(a->rail(0), 8, 1);
   const Block target(b->rail(0), 8);
@@ -104,7 +104,7 @@ TEST(SimUnordered, WritesOvertakeEachOtherAndNoneIsLost) {
   world.run_for(10'000'000);
   uint32_t overtaken = 0, highest = 0;
   std::set<uint32_t> seen;
-  for (const WireEvent& event : drain(b->rail(0))) {
+  for (const RailEvent& event : drain(b->rail(0))) {
     overtaken += event.imm < highest;
     highest = std::max(highest, event.imm);
     seen.insert(event.imm);
@@ -179,9 +179,9 @@ INSTANTIATE_TEST_SUITE_P(
     Models, SimRefusal,
     testing::Combine(
         testing::Bool(),
-        testing::Values(Refusal{"WrongCookie", [](WriteOp& op) { op.remote_key ^= 1ull << 40; }},
-                        Refusal{"NoSuchRegion", [](WriteOp& op) { op.remote_key += 77; }},
-                        Refusal{"NoKey", [](WriteOp& op) { op.remote_key = 0; }},
+        testing::Values(Refusal{"WrongCookie", [](WriteOp& op) { op.rkey ^= 1ull << 40; }},
+                        Refusal{"NoSuchRegion", [](WriteOp& op) { op.rkey += 77; }},
+                        Refusal{"NoKey", [](WriteOp& op) { op.rkey = 0; }},
                         Refusal{"PastTheEnd", [](WriteOp& op) { op.target = 1; }},
                         Refusal{"Wrapping", [](WriteOp& op) { op.target = UINT64_MAX - 3; }})),
     [](const auto& param) {
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderGetsTheError) {
   const auto [ordered, refusal] = GetParam();
   TestWorld world;
-  const NicModel model = ordered ? NicModel::connectx7() : NicModel::efa_200g();
+  const NicModel model = ordered ? test::rc_model() : test::srd_model();
   auto a = world.open_new(1, model);
   auto b = world.open_new(1, model);
   const Path path(*a, *b);
@@ -204,7 +204,7 @@ TEST_P(SimRefusal, TargetStaysUntouchedAndTheSenderGetsTheError) {
   world.run_for(1'000'000);
   const auto events = drain(a->rail(0));
   ASSERT_FALSE(events.empty());
-  EXPECT_EQ(events[0].kind, Kind::kWritten);
+  EXPECT_EQ(events[0].kind, Kind::kCompletion);
   EXPECT_EQ(events[0].cookie, 42u);
   EXPECT_EQ(events[0].code, Errc::kRemoteAccess);
   EXPECT_EQ(events[0].remote, Remote::kNotDelivered);
@@ -223,7 +223,7 @@ TEST(SimOrdered, RefusalBreaksBothEndsAndNothingAfterItLands) {
   for (uint32_t i = 0; i < 64; ++i) {
     WriteOp op = path.counted(source, target, 64, i, i);
     op.target = i * 64;
-    if (i == 20) op.remote_key ^= 1ull << 50;
+    if (i == 20) op.rkey ^= 1ull << 50;
     path.post(op);
   }
   world.run_for(1'000'000);
@@ -264,7 +264,7 @@ TEST(SimUnordered, RefusalLeavesThePathAlone) {
   path.post(path.counted(source, target, 64, 1, 9));
   world.run_for(1'000'000);
   std::map<uint32_t, Errc> ends;
-  for (const WireEvent& event : drain(a->rail(0))) ends[event.cookie] = event.code;
+  for (const RailEvent& event : drain(a->rail(0))) ends[event.cookie] = event.code;
   EXPECT_EQ(ends, (std::map<uint32_t, Errc>{{0, Errc::kRemoteAccess}, {1, Errc::kOk}}));
   EXPECT_EQ(drain(b->rail(0)).size(), 1u);
 }
@@ -309,15 +309,15 @@ TEST_P(SimDatapath, NothingLandsAfterDeregistration) {
                        [](std::byte x) { return x != std::byte{0}; });
   }));
   b->rail(0).deregister_memory(target.key, 77);
-  std::vector<WireEvent> events;
+  std::vector<RailEvent> events;
   ASSERT_TRUE(world.run_until([&] {
     events = drain(b->rail(0));
     return count_of(events, Kind::kFenced) == 1;
   }));
   const auto fenced = std::find_if(events.begin(), events.end(),
-                                   [](const WireEvent& e) { return e.kind == Kind::kFenced; });
+                                   [](const RailEvent& e) { return e.kind == Kind::kFenced; });
   EXPECT_EQ(fenced->cookie, 77u);
-  // The place is taken by a new region at once, and the old key does not open it.
+  // The place is taken by a new region at once, and the old rkey does not open it.
   const Block next(b->rail(0), 4 << 20);
   std::fill(target.bytes.begin(), target.bytes.end(), std::byte{0});
   world.run_for(10'000'000);
@@ -342,7 +342,7 @@ TEST_P(SimDatapath, DeregisteredSourceIsNotReadAgain) {
   world.run_for(10'000'000);
   const auto events = drain(a->rail(0));
   const auto written = std::find_if(events.begin(), events.end(),
-                                    [](const WireEvent& e) { return e.kind == Kind::kWritten; });
+                                    [](const RailEvent& e) { return e.kind == Kind::kCompletion; });
   ASSERT_NE(written, events.end());
   EXPECT_EQ(written->code, Errc::kNotFound);
   EXPECT_EQ(count_of(drain(b->rail(0)), Kind::kImm), 0u);
@@ -352,14 +352,14 @@ TEST(SimMemory, HostileKeysAndWrongMemoryAreRefused) {
   TestWorld world;
   auto a = world.open_new();
   Block block(a->rail(0), 64);
-  EXPECT_LE(block.wire_key.size(), Rail::kWireKeyBytesMax);
-  for (size_t size = 0; size < block.wire_key.size(); ++size) {
-    const auto cut = a->rail(0).import_key(std::span(block.wire_key).first(size));
+  EXPECT_LE(block.wire_rkey.size(), Rail::kWireRkeyBytesMax);
+  for (size_t size = 0; size < block.wire_rkey.size(); ++size) {
+    const auto cut = a->rail(0).import_rkey(std::span(block.wire_rkey).first(size));
     EXPECT_EQ(cut.error().code, Errc::kBadFormat) << size;
   }
-  auto longer = block.wire_key;
+  auto longer = block.wire_rkey;
   longer.push_back(std::byte{0});
-  EXPECT_EQ(a->rail(0).import_key(longer).error().code, Errc::kBadFormat);
+  EXPECT_EQ(a->rail(0).import_rkey(longer).error().code, Errc::kBadFormat);
   Memory memory;
   std::vector<std::byte> key;
   EXPECT_EQ(a->rail(0).register_memory(memory, key).error().code, Errc::kInvalidArgument);
@@ -388,7 +388,7 @@ TEST(SimBackPressure, PostTakesAPrefixAndPollingFreesIt) {
   EXPECT_EQ(a->rail(0).post(to_two), 20u);
   world.run_for(1'000'000);
   EXPECT_EQ(a->rail(0).post(to_two), 0u) << "completed, but not polled";
-  WireEvent one_event;
+  RailEvent one_event;
   ASSERT_EQ(a->rail(0).poll({&one_event, 1}), 1u);
   EXPECT_EQ(a->rail(0).post(to_two), 1u);
   EXPECT_EQ(drain(a->rail(0)).size(), 49u);
@@ -409,17 +409,17 @@ TEST_P(SimDatapath, ReceiverWithoutRoomHoldsTheSenderAndLosesNothing) {
   world.run_for(100'000'000);
   EXPECT_EQ(drain(a->rail(0)).size(), kImmediatesMax);
   std::vector<uint32_t> seen;
-  WireEvent event;
+  RailEvent event;
   for (uint32_t i = 0; i < 500 && b->rail(0).poll({&event, 1}) == 1; ++i) seen.push_back(event.imm);
   world.run_for(1'000'000);
   EXPECT_EQ(drain(a->rail(0)).size(), 500u);
   // They have just been offered in vain. There is room before they are offered again, and a new
   // one, which comes sooner, must not overtake them.
   world.impl->wire.run_to(world.impl->wire.next_due_ns());
-  for (const WireEvent& e : drain(b->rail(0))) seen.push_back(e.imm);
+  for (const RailEvent& e : drain(b->rail(0))) seen.push_back(e.imm);
   path.post(path.counted(source, target, 8, kWrites, kWrites));
   world.run_for(1'000'000);
-  for (const WireEvent& e : drain(b->rail(0))) seen.push_back(e.imm);
+  for (const RailEvent& e : drain(b->rail(0))) seen.push_back(e.imm);
   EXPECT_EQ(seen.size(), kWrites + 1);
   EXPECT_EQ(drain(a->rail(0)).size(), 501u);
   if (GetParam()) {
@@ -444,8 +444,8 @@ TEST_P(SimDatapath, ReceiverThatClosesWithoutRoomLeavesNothingBehind) {
   b.reset();
   world.run_for(2 * kRetryNs);
   const auto rest = drain(a->rail(0));
-  ASSERT_EQ(count_of(rest, Kind::kWritten), 10u);
-  for (const WireEvent& event : rest) EXPECT_EQ(event.code, Errc::kRailLost);
+  ASSERT_EQ(count_of(rest, Kind::kCompletion), 10u);
+  for (const RailEvent& event : rest) EXPECT_EQ(event.code, Errc::kRailLost);
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
@@ -473,7 +473,8 @@ void expect_near(int64_t actual, double expected, double tolerance) {
 }
 
 TEST(SimTiming, LoneWriteTakesWhatTheModelSays) {
-  for (const NicModel& preset : {NicModel::connectx7(), NicModel::efa_200g()}) {
+  for (const NicModel& preset : {test::rc_model(), test::srd_model(), NicModel::connectx7(),
+                                 NicModel::efa_200g(), NicModel::nvlink()}) {
     NicModel model = preset;
     model.jitter = Nanos(0);
     for (const uint64_t size : {0ull, 8ull, 4096ull, 65536ull, 1ull << 20, 32ull << 20}) {
@@ -487,16 +488,17 @@ TEST(SimTiming, LoneWriteTakesWhatTheModelSays) {
       const double on_wire = static_cast<double>(size) * 8 / model.gbit_per_s;
       const double busy = std::max(on_wire, static_cast<double>(model.per_op.count()));
       const auto latency = static_cast<double>(model.latency.count());
-      expect_near(world.now(), busy + latency, 0.01);
+      const auto posted = static_cast<double>(model.per_post.count());
+      expect_near(world.now(), posted + busy + latency, 0.01);
       ASSERT_TRUE(world.run_until([&] { return !drain(a->rail(0)).empty(); }));
-      expect_near(world.now(), busy + 2 * latency, 0.01);
+      expect_near(world.now(), posted + busy + 2 * latency, 0.01);
     }
   }
 }
 
 TEST(SimTiming, SmallWritesAreBoundByOperationsAndNotByBytes) {
   TestWorld world;
-  NicModel model = NicModel::connectx7();
+  NicModel model = test::rc_model();
   model.depth = model.path_depth = 10'000;
   auto a = world.open_new(1, model);
   auto b = world.open_new(1, model);
@@ -532,7 +534,7 @@ TEST(SimTiming, IncastSharesTheReceiversNic) {
   }));
   const double alone = (4 << 20) * 8 / 400.0;
   expect_near(world.now(), 4 * alone + 2'000, 0.01);
-  EXPECT_GT(static_cast<double>(first), 3.5 * alone) << "they were served one after another";
+  EXPECT_GT(static_cast<double>(first), 3.5 * alone) << "the writes were served one after another";
 }
 
 TEST(SimTiming, EachRailBringsItsOwnBandwidth) {

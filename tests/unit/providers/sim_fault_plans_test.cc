@@ -10,7 +10,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 
 /// A process with a network: it posts nothing, and counts its turns.
 class Process final : public Progress {
@@ -31,7 +31,7 @@ class Process final : public Progress {
   uint32_t run_callbacks() noexcept override { return ++callbacks, 0; }
   bool arm() noexcept override { return true; }
   void wait_fds(std::vector<int>&) const override {}
-  void vanish() noexcept override {
+  void simulate_crash() noexcept override {
     ++vanished;
     std::array<std::byte, 8> out;
     while (network->receive(out) > 0) ++unread;
@@ -72,10 +72,10 @@ TEST(SimEngineFaults, StoppedProcessGetsNoTimeAndItsNicGoesOn) {
   }
   world.run_for(1'000'000);
   EXPECT_EQ(zombie.callbacks, 0u);
-  EXPECT_EQ(target.bytes, source.bytes) << "the NIC lands";
+  EXPECT_EQ(target.bytes, source.bytes) << "the NIC must go on writing";
   const auto sent = drain(sender.network->rail(0));
-  EXPECT_EQ(count_of(sent, Kind::kWritten), 1u) << "and acknowledges";
-  EXPECT_EQ(count_of(sent, Kind::kImm), 1u) << "and sends what was posted";
+  EXPECT_EQ(count_of(sent, Kind::kCompletion), 1u) << "the NIC must go on acknowledging";
+  EXPECT_EQ(count_of(sent, Kind::kImm), 1u) << "the NIC must send what was posted";
   EXPECT_EQ(far.bytes, own.bytes);
   EXPECT_EQ(world.impl->world_driver.turn_one(zombie), 0u);
 
@@ -86,7 +86,7 @@ TEST(SimEngineFaults, StoppedProcessGetsNoTimeAndItsNicGoesOn) {
   uint32_t datagrams = 0;
   std::array<std::byte, 8> out;
   while (zombie.network->receive(out) > 0) ++datagrams;
-  EXPECT_EQ(datagrams, kDatagramsMax) << "they pile up to a limit";
+  EXPECT_EQ(datagrams, kDatagramsMax) << "datagrams must accumulate up to the limit";
 }
 
 TEST(SimEngineFaults, SlowProcessGetsATurnNowAndThen) {
@@ -100,7 +100,7 @@ TEST(SimEngineFaults, SlowProcessGetsATurnNowAndThen) {
     world.impl->world_driver.wake(slow);
     world.run_for(1'000);
   }
-  EXPECT_EQ(slow.turns.size(), 1u + 4 + 4) << "a wake does not make it faster";
+  EXPECT_EQ(slow.turns.size(), 1u + 4 + 4) << "a wake must not make a slow process faster";
   world.now(Fault::slow(b, Nanos(0)));
   EXPECT_GE(slow.turns_in(100'000), 100u);
   EXPECT_GE(usual.turns.size(), 300u);
@@ -145,15 +145,15 @@ TEST(SimEngineFaults, CrashComesBeforeAnythingElseOfItsInstant) {
   world.run_for(10'000);
   EXPECT_EQ(world.impl->wire.events(), before + 1);
   EXPECT_EQ(receiver.vanished, 1u);
-  EXPECT_EQ(receiver.unread, 0u) << "the datagram was there first";
+  EXPECT_EQ(receiver.unread, 0u) << "the datagram arrived before the crash";
   EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 // ---- Plans --------------------------------------------------------------------------------------
 
 /// One counted write of four packets, broken after `when` events of the network.
-struct Steps {
-  explicit Steps(uint64_t when) {
+struct BrokenWrite {
+  explicit BrokenWrite(uint64_t when) {
     const uint32_t from = world.add_node(), to = world.add_node();
     const auto a = world.open(from), b = world.open(to);
     const Path path(*a, *b);
@@ -162,8 +162,8 @@ struct Steps {
     EXPECT_TRUE(world.impl->wire.plan_by_event(when, Fault::break_sender(from, to, 0)));
     world.run_for(1'000'000);
     events = world.impl->wire.events();
-    for (const WireEvent& event : drain(a->rail(0))) {
-      if (event.kind == Kind::kWritten) remote = event.remote;
+    for (const RailEvent& event : drain(a->rail(0))) {
+      if (event.kind == Kind::kCompletion) remote = event.remote;
     }
     for (uint32_t i = 0; i < 4; ++i) packets += target.bytes[i * 4096] == source.bytes[i * 4096];
     counted = !drain(b->rail(0)).empty();
@@ -176,16 +176,16 @@ struct Steps {
 };
 
 TEST(SimFaultPlans, EveryStepOfAWriteCanBeBroken) {
-  const uint64_t all = Steps(1'000'000).events;
+  const uint64_t all = BrokenWrite(1'000'000).events;
   ASSERT_GT(all, 8u);
   std::set<uint32_t> landed;
   for (uint64_t when = 0; when <= all; ++when) {
-    const Steps steps(when);
-    landed.insert(steps.packets);
-    EXPECT_EQ(steps.counted, steps.packets == 4) << when;
+    const BrokenWrite write(when);
+    landed.insert(write.packets);
+    EXPECT_EQ(write.counted, write.packets == 4) << when;
     // The last event is the acknowledgement; before it the result is unknown.
-    EXPECT_EQ(steps.remote, when == all ? Remote::kDelivered : Remote::kUnknown) << when;
-    EXPECT_EQ(steps.world.impl->wire.applied(Fault::Kind::kBreakSender), 1u);
+    EXPECT_EQ(write.remote, when == all ? Remote::kDelivered : Remote::kUnknown) << when;
+    EXPECT_EQ(write.world.impl->wire.applied(Fault::Kind::kBreakSender), 1u);
   }
   EXPECT_EQ(landed, (std::set<uint32_t>{1, 2, 3, 4}));
 }
@@ -276,11 +276,12 @@ struct Storm {
     path.post(path.counted(source, target, 6'000, 7, 7));
     world.run_for(1'000'000);
     const auto last = drain(a.network->rail(0));
-    EXPECT_EQ(last.size() == 1 && last[0].remote == Remote::kDelivered, true) << "not undone";
-    EXPECT_GT(a.turns_in(10'000'000), 90u) << "not continued";
+    EXPECT_EQ(last.size() == 1 && last[0].remote == Remote::kDelivered, true)
+        << "the fault was not undone";
+    EXPECT_GT(a.turns_in(10'000'000), 90u) << "the process was not resumed";
   }
   void collect(Process& a, Process& b) {
-    written += count_of(drain(a.network->rail(0)), Kind::kWritten);
+    written += count_of(drain(a.network->rail(0)), Kind::kCompletion);
     counted += count_of(drain(b.network->rail(0)), Kind::kImm);
   }
   uint64_t applied(uint32_t kind) const {

@@ -10,7 +10,7 @@
 namespace fabric::sim {
 namespace {
 
-using Kind = WireEvent::Kind;
+using Kind = RailEvent::Kind;
 using FaultKind = Fault::Kind;
 
 /// Two nodes, a path from the first to the second, and counted writes on it: write i has the cookie
@@ -43,12 +43,12 @@ class Pair {
     collect();
   }
   void collect() {
-    for (const WireEvent& event : drain(a->rail(0))) {
+    for (const RailEvent& event : drain(a->rail(0))) {
       sent.push_back(event);
-      if (event.kind != Kind::kWritten) continue;
-      EXPECT_TRUE(ends.emplace(event.cookie, event).second) << "ended twice: " << event.cookie;
+      if (event.kind != Kind::kCompletion) continue;
+      EXPECT_TRUE(ends.emplace(event.cookie, event).second) << "completed twice: " << event.cookie;
     }
-    for (const WireEvent& event : drain(b->rail(0))) {
+    for (const RailEvent& event : drain(b->rail(0))) {
       got.push_back(event);
       if (event.kind != Kind::kImm) continue;
       EXPECT_TRUE(counted.insert(event.imm).second) << "counted twice: " << event.imm;
@@ -70,7 +70,7 @@ class Pair {
     return count;
   }
   /// What was reported to the sender is true, and everything has completed.
-  void check_truth() const {
+  void check_reports() const {
     EXPECT_EQ(ends.size(), posted);
     for (const auto& [i, event] : ends) {
       if (event.remote == Remote::kDelivered) {
@@ -87,16 +87,16 @@ class Pair {
   void check_all_delivered() const {
     EXPECT_EQ(counted.size(), posted);
     EXPECT_EQ(ended(Remote::kDelivered), posted);
-    check_truth();
+    check_reports();
   }
   /// An ordered path counts and completes in posting order, whatever happened to it.
   void check_order() const {
     std::vector<uint32_t> counts, completions;
-    for (const WireEvent& event : got) {
+    for (const RailEvent& event : got) {
       if (event.kind == Kind::kImm) counts.push_back(event.imm);
     }
-    for (const WireEvent& event : sent) {
-      if (event.kind == Kind::kWritten) completions.push_back(event.cookie);
+    for (const RailEvent& event : sent) {
+      if (event.kind == Kind::kCompletion) completions.push_back(event.cookie);
     }
     EXPECT_TRUE(std::is_sorted(counts.begin(), counts.end()));
     EXPECT_TRUE(std::is_sorted(completions.begin(), completions.end()));
@@ -118,8 +118,8 @@ class Pair {
   Block source, target;
   uint64_t write_bytes = 0;
   uint32_t posted = 0;
-  std::vector<WireEvent> sent, got;
-  std::map<uint32_t, WireEvent> ends;
+  std::vector<RailEvent> sent, got;
+  std::map<uint32_t, RailEvent> ends;
   std::set<uint32_t> counted;
 };
 
@@ -155,7 +155,7 @@ TEST_P(SimFaults, CutThatHealsInTimeLosesDoublesAndMiscountsNothing) {
 
 /// A path holds 150 KiB on its way.
 NicModel narrow_model() {
-  NicModel model = NicModel::connectx7();
+  NicModel model = test::rc_model();
   model.gbit_per_s = 40;
   return model;
 }
@@ -170,7 +170,7 @@ TEST(SimOrderedFaults, CutThatLastsBreaksTheSendersEndWithCorrectResults) {
     pair.run(when + kRetryNs - 1);
     EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the NIC gave up too soon";
     pair.run(200'000);
-    pair.check_truth();
+    pair.check_reports();
     EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
     EXPECT_EQ(pair.sent.back().code, Errc::kRailLost);
     EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
@@ -193,13 +193,13 @@ TEST(SimUnorderedFaults, CutThatLastsFailsEachWriteAlone) {
   pair.post(10, 6'000);
   world.in(15'000, Fault::cut(pair.from, pair.to));
   pair.run(2 * kRetryNs);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u);
   world.now(Fault::heal(pair.from, pair.to));
   pair.post(1, 6'000);
   pair.run(1'000'000);
-  EXPECT_EQ(pair.ends.at(10).remote, Remote::kDelivered) << "the path itself is well";
+  EXPECT_EQ(pair.ends.at(10).remote, Remote::kDelivered) << "the path must work after the heal";
 }
 
 TEST_P(SimFaults, CutIsOfOneRailAndOfTheNodesThatItNames) {
@@ -237,7 +237,7 @@ TEST(SimControlFaults, DatagramsStopWithACutOfTheirOwnOrOfEverything) {
   };
   EXPECT_TRUE(passes());
   world.now(Fault::control_cut(pair.from, pair.to));
-  EXPECT_FALSE(passes()) << "it goes both ways";
+  EXPECT_FALSE(passes()) << "a cut must hold in both directions";
   pair.post(1, 64);
   pair.run(100'000);
   pair.check_all_delivered();
@@ -291,7 +291,8 @@ TEST_P(SimFaults, NicThatFailsIsKnownAtItsOwnNodeOnly) {
   EXPECT_EQ(count_of(pair.got, Kind::kRailDown), 1u);
   EXPECT_EQ(drain(second_engine->rail(0)).at(0).kind, Kind::kRailDown);
   auto newcomer = world.open(pair.to);
-  EXPECT_EQ(drain(newcomer->rail(0)).at(0).kind, Kind::kRailDown) << "it has to know, too";
+  EXPECT_EQ(drain(newcomer->rail(0)).at(0).kind, Kind::kRailDown)
+      << "an engine that opens later must learn it too";
   const auto before = pair.target.bytes;
   // What is local still works.
   pair.b->rail(0).deregister_memory(pair.target.key, 77);
@@ -299,7 +300,7 @@ TEST_P(SimFaults, NicThatFailsIsKnownAtItsOwnNodeOnly) {
   EXPECT_EQ(pair.got[pair.got.size() - 2].kind, Kind::kFenced);
   EXPECT_EQ(count_of(pair.sent, Kind::kRailDown), 0u);
   pair.run(4 * kRetryNs);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
   EXPECT_EQ(pair.target.bytes, before);
@@ -344,14 +345,14 @@ TEST_P(SimFaults, LostAcknowledgementsLeaveTheResultUnknown) {
   world.in(40'000, Fault::lose_acks(pair.from, pair.to));
   pair.run(kRetryNs / 2);
   EXPECT_EQ(pair.counted.size(), 50u) << "everything lands and counts";
-  const uint32_t heard = pair.ended(Remote::kDelivered);
-  EXPECT_LT(heard, 50u);
+  const uint32_t acknowledged = pair.ended(Remote::kDelivered);
+  EXPECT_LT(acknowledged, 50u);
   pair.run(kRetryNs);
-  pair.check_truth();
-  EXPECT_EQ(pair.ended(Remote::kDelivered), heard);
-  EXPECT_EQ(pair.ended(Remote::kUnknown), 50 - heard);
+  pair.check_reports();
+  EXPECT_EQ(pair.ended(Remote::kDelivered), acknowledged);
+  EXPECT_EQ(pair.ended(Remote::kUnknown), 50 - acknowledged);
   EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
-  EXPECT_EQ(pair.taken(), 50u) << "R is what landed, not what was acknowledged";
+  EXPECT_EQ(pair.taken(), 50u) << "the report must count what landed, not what was acknowledged";
 }
 
 TEST_P(SimFaults, AcknowledgementThatGetsThroughLateCountsNothingTwice) {
@@ -404,12 +405,13 @@ TEST_P(SimFaults, ReceiverThatIsNotReadyTakesAllButTheLastPacket) {
       continue;
     }
     pair.run(kRetryNs);
-    pair.check_truth();
+    pair.check_reports();
     EXPECT_EQ(pair.ended(Remote::kUnknown), 1u);
     EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), ordered() ? 1u : 0u);
     world.now(Fault::receiver_ready(pair.to, 0));
     pair.run(kRetryNs);
-    EXPECT_EQ(pair.target.bytes[3 * 4096], std::byte{0}) << "it is not retransmitted any more";
+    EXPECT_EQ(pair.target.bytes[3 * 4096], std::byte{0})
+        << "retransmitted after the path went down";
     EXPECT_EQ(pair.taken(), 0u);
   }
 }
@@ -429,9 +431,86 @@ TEST_P(SimFaults, LateCountsComeInOrderAndBeforeTheirPathIsDown) {
   ASSERT_EQ(pair.got.size(), 31u);
   EXPECT_EQ(pair.got.back().kind, Kind::kPathDown);
   EXPECT_EQ(pair.got.back().value, 30u);
-  EXPECT_EQ(pair.got.back().remote, Remote::kDelivered) << "it is drained";
+  EXPECT_EQ(pair.got.back().remote, Remote::kDelivered) << "the path must be drained";
   if (!ordered()) return;
   for (uint32_t i = 0; i < 30; ++i) EXPECT_EQ(pair.got[i].imm, i);
+}
+
+// P6: the acknowledgement says nothing about what the owner of the memory sees.
+TEST_P(SimFaults, LateBytesAreAcknowledgedAndVisibleOnlyWithTheirCount) {
+  Pair pair(world, model());
+  world.now(Fault::late_bytes(pair.to, Nanos(400'000)));
+  pair.post(30, 6'000);
+  pair.run(300'000);
+  EXPECT_EQ(pair.ended(Remote::kDelivered), 30u);
+  EXPECT_TRUE(pair.counted.empty());
+  const std::vector<std::byte> nothing(pair.target.bytes.size());
+  EXPECT_EQ(pair.target.bytes, nothing);
+  world.run_for(1'000'000);
+  EXPECT_EQ(pair.target.bytes, nothing) << "due, but no engine has polled it";
+  RailEvent one;
+  for (uint32_t i = 0; i < 30; ++i) {
+    ASSERT_EQ(pair.b->rail(0).poll({&one, 1}), 1u);
+    EXPECT_EQ(one.cookie, 0u);
+    EXPECT_TRUE(pair.landed(one.imm)) << "counted before its bytes: " << one.imm;
+    for (const RailEvent& later : pair.got) EXPECT_NE(later.imm, one.imm);
+    pair.got.push_back(one);
+    uint32_t visible = 0;
+    for (uint32_t n = 0; n < 30; ++n) visible += pair.landed(n);
+    EXPECT_EQ(visible, i + 1) << "only with its own count";
+  }
+  world.now(Fault::late_bytes(pair.to, Nanos(0)));
+  pair.post(1, 6'000);
+  world.run_for(300'000);
+  EXPECT_TRUE(pair.landed(30)) << "before it is polled";
+}
+
+TEST_P(SimFaults, LateBytesLeaveWritesWithoutACountAlone) {
+  Pair pair(world, model());
+  world.now(Fault::late_bytes(pair.to, Nanos(400'000)));
+  pair.path.post(pair.path.write(pair.source, pair.target, 6'000, 0));
+  world.run_for(300'000);
+  pair.write_bytes = 6'000;
+  EXPECT_TRUE(pair.landed(0));
+}
+
+TEST_P(SimFaults, LateBytesThatWereCountedAreFlushedByDeregistration) {
+  Pair pair(world, model());
+  world.now(Fault::late_bytes(pair.to, Nanos(400'000)));
+  pair.post(3, 6'000);
+  pair.run(300'000);
+  EXPECT_FALSE(pair.landed(0));
+  pair.b->rail(0).deregister_memory(pair.target.key, 9);
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(pair.landed(i)) << "not after the proof";
+  const auto before = pair.target.bytes;
+  std::fill(pair.target.bytes.begin(), pair.target.bytes.end(), std::byte{0});
+  world.run_for(1'000'000);
+  EXPECT_EQ(drain(pair.b->rail(0)).size(), 4u);
+  EXPECT_EQ(pair.target.bytes, std::vector<std::byte>(before.size())) << "and not again";
+}
+
+// Its sender may be told that nothing of it can land any more.
+TEST_P(SimFaults, LateBytesOfAWriteThatNeverCountsNeverShow) {
+  NicModel steady = model();
+  steady.jitter = Nanos(0);
+  for (const bool deregister : {false, true}) {
+    Pair pair(world, steady);
+    const std::vector<std::byte> nothing(pair.target.bytes.size());
+    world.now(Fault::late_bytes(pair.to, Nanos(1'000)));
+    world.now(Fault::receiver_not_ready(pair.to, 0));
+    pair.post(1, 4 * 4096);  // three of four packets are taken
+    pair.run(kRetryNs / 2);
+    if (deregister) pair.b->rail(0).deregister_memory(pair.target.key, 9);
+    world.now(Fault::late_bytes(pair.to, Nanos(0)));
+    EXPECT_EQ(pair.target.bytes, nothing);
+    pair.run(2 * kRetryNs);
+    EXPECT_EQ(pair.ends.size(), 1u);
+    EXPECT_EQ(pair.target.bytes, nothing);
+    world.now(Fault::receiver_ready(pair.to, 0));
+    pair.run(kRetryNs);
+    EXPECT_EQ(pair.target.bytes, nothing);
+  }
+  EXPECT_EQ(world.impl->wire.in_flight(), 0u);
 }
 
 TEST_P(SimFaults, LateAcknowledgementsComeBeforeTheirPathIsDown) {
@@ -461,7 +540,7 @@ TEST_P(SimFaults, SwallowedCountsAreAcknowledgedAndMissing) {
   pair.run(200'000);
   EXPECT_EQ(pair.got.back().kind, Kind::kRailDown);
   EXPECT_EQ(pair.counted.size(), 20u);
-  EXPECT_EQ(pair.taken(), 20u) << "R is below what was acknowledged";
+  EXPECT_EQ(pair.taken(), 20u) << "the report must not count swallowed immediates";
 }
 
 TEST_P(SimFaults, ANicThatHasSwallowedCountsFailsBeforeItIsGoodAgain) {
@@ -491,7 +570,7 @@ TEST_P(SimFaults, WhatOneOverrunHidASecondDoesNotHideForEver) {
   pair.run(10'000);
   world.now(Fault::overrun(pair.to, 0));  // and so is the end of its path
   pair.run(5'000'000);
-  EXPECT_EQ(count_of(pair.got, Kind::kWritten), 1u);
+  EXPECT_EQ(count_of(pair.got, Kind::kCompletion), 1u);
   EXPECT_EQ(pair.got.back().kind, Kind::kPathDown);
 }
 
@@ -509,21 +588,21 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   back.post(back.counted(there, here, 64, 91, 91));  // and this one has hardly left
   world.in(100, Fault::overrun(pair.to, 0));
   pair.run(2'000'000);
-  EXPECT_EQ(pair.counted.size(), 20u) << "what was late never comes";
+  EXPECT_EQ(pair.counted.size(), 20u) << "a delayed count arrived after the overrun";
   EXPECT_EQ(pair.got.back().kind, Kind::kRailDown);
-  EXPECT_EQ(count_of(pair.got, Kind::kWritten), 0u);
+  EXPECT_EQ(count_of(pair.got, Kind::kCompletion), 0u);
   const WriteOp op = back.counted(there, here, 64, 92, 92);
   EXPECT_EQ(pair.b->rail(0).post({&op, 1}), 0u);
 
   world.now(Fault::late_counts(pair.to, Nanos(0)));
   world.now(Fault::late_acks(pair.to, Nanos(0)));
-  EXPECT_EQ(pair.taken(), 20u) << "no more than was handed out";
+  EXPECT_EQ(pair.taken(), 20u) << "the report must count only what poll() returned";
   EXPECT_EQ(pair.got.back().remote, Remote::kUnknown);
   pair.b->rail(0).close_path(back.out, false);
   pair.run(10'000);
-  ASSERT_EQ(count_of(pair.got, Kind::kWritten), 2u);
-  for (const WireEvent& event : pair.got) {
-    if (event.kind != Kind::kWritten) continue;
+  ASSERT_EQ(count_of(pair.got, Kind::kCompletion), 2u);
+  for (const RailEvent& event : pair.got) {
+    if (event.kind != Kind::kCompletion) continue;
     EXPECT_EQ(event.code, Errc::kRailLost);
     EXPECT_EQ(event.remote, Remote::kUnknown);
   }
@@ -535,7 +614,8 @@ TEST_P(SimFaults, OverrunLeavesNothingThatCouldBeDrained) {
   const Path fresh(*pair.b, *pair.a);
   fresh.post(fresh.counted(there, here, 64, 93, 93));
   world.run_for(1'000'000);
-  EXPECT_EQ(drain(pair.b->rail(0)).at(0).remote, Remote::kDelivered) << "a fresh queue";
+  EXPECT_EQ(drain(pair.b->rail(0)).at(0).remote, Remote::kDelivered)
+      << "a new path has a new queue";
 }
 
 // ---- Ends ---------------------------------------------------------------------------------------
@@ -549,8 +629,8 @@ TEST_P(SimFaults, SendersEndThatBreaksStopsNothingOnTheWay) {
   EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
   const size_t before = pair.counted.size();
   pair.run(kRetryNs);
-  pair.check_truth();
-  EXPECT_GT(pair.counted.size(), before) << "what had left landed through the target's end";
+  pair.check_reports();
+  EXPECT_GT(pair.counted.size(), before) << "packets in flight must land at the target";
   EXPECT_EQ(count_of(pair.got, Kind::kPathDown), 0u);
   EXPECT_GT(pair.ended(Remote::kUnknown), 0u);
   EXPECT_GT(pair.ended(Remote::kNotDelivered), 0u);
@@ -575,10 +655,10 @@ TEST(SimOrderedFaults, TheTwoEndsBreakAtTimesOfTheirOwn) {
   EXPECT_EQ(pair.got.back().code, Errc::kRailLost);
   EXPECT_EQ(pair.got.back().value, pair.counted.size());
   EXPECT_LT(pair.counted.size(), 100u);
-  EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the sender knows nothing";
+  EXPECT_EQ(count_of(pair.sent, Kind::kPathDown), 0u) << "the sender cannot know of the break";
   pair.run(kRetryNs);
   EXPECT_EQ(pair.sent.back().kind, Kind::kPathDown);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_EQ(pair.ended(Remote::kDelivered), pair.counted.size());
 }
 
@@ -595,7 +675,7 @@ TEST(SimUnorderedFaults, DataLandsTwiceBeforeTheCompletionAndCountsOnce) {
     EXPECT_FALSE(pair.ends.contains(i));
     wipe();
     ASSERT_TRUE(world.run_until([&] { return pair.collect(), pair.ends.contains(i); }));
-    EXPECT_TRUE(pair.touched(i)) << "nothing landed a second time";
+    EXPECT_TRUE(pair.touched(i)) << "the data did not land a second time";
     wipe();
     pair.run(1'000'000);
     EXPECT_FALSE(pair.touched(i)) << "something landed after the completion";
@@ -618,11 +698,11 @@ TEST_P(SimFaults, WrongKeyIsRefusedAndOnAnOrderedPathItTakesInnocentsAlong) {
   Pair pair(world, model());
   pair.post(5, 6'000);
   pair.run(1'000'000);
-  world.now(Fault::wrong_key(pair.from, pair.to, 0));
+  world.now(Fault::wrong_rkey(pair.from, pair.to, 0));
   world.run_for(1);
   pair.post(5, 6'000);
   pair.run(1'000'000);
-  pair.check_truth();
+  pair.check_reports();
   EXPECT_EQ(pair.ends.at(5).code, Errc::kRemoteAccess);
   EXPECT_EQ(pair.ends.at(5).remote, Remote::kNotDelivered);
   for (uint32_t i = 6; i < 10; ++i) {
@@ -632,7 +712,7 @@ TEST_P(SimFaults, WrongKeyIsRefusedAndOnAnOrderedPathItTakesInnocentsAlong) {
   EXPECT_EQ(count_of(pair.got, Kind::kPathDown), ordered() ? 1u : 0u);
 }
 
-TEST_P(SimFaults, LateProofIsLateAndNothingLandsMeanwhile) {
+TEST_P(SimFaults, LateProofIsLateAndNothingLandsBeforeIt) {
   Pair pair(world, model());
   world.now(Fault::late_proof(pair.to, Nanos(5'000'000)));
   pair.post(50, 6'000);
@@ -654,7 +734,8 @@ TEST_P(SimFaults, PathsThatAreOpenedAgainForEverTakeNoMoreRoom) {
   std::set<uint32_t> outs{pair.path.out}, ins{pair.path.in};
   for (uint32_t i = 0; i < 3'000; ++i) {
     const Path path(*pair.a, *pair.b);
-    EXPECT_TRUE(outs.insert(path.out).second && ins.insert(path.in).second) << "used again";
+    EXPECT_TRUE(outs.insert(path.out).second && ins.insert(path.in).second)
+        << "a path number was reused";
     path.post(path.counted(pair.source, pair.target, 8, i, i));
     if (i % 2 == 0) world.run_for(200'000);
     pair.a->rail(0).close_path(path.out, false);

@@ -12,6 +12,7 @@
 #include <fabric/sim.h>
 
 #include "base/rng.h"
+#include "harness/nic_models.h"
 #include "providers/sim/open.h"
 #include "providers/sim/world.h"
 
@@ -88,7 +89,7 @@ struct Block {
     memory.address = bytes.data();
     memory.size_bytes = size;
     memory.remote_write = remote_write;
-    auto registered = on.register_memory(memory, wire_key);
+    auto registered = on.register_memory(memory, wire_rkey);
     EXPECT_TRUE(registered);
     key = *registered;
   }
@@ -101,7 +102,7 @@ struct Block {
   }
 
   std::vector<std::byte> bytes;
-  std::vector<std::byte> wire_key;
+  std::vector<std::byte> wire_rkey;
   uint64_t key = 0;
   Rail* rail;
 };
@@ -124,10 +125,10 @@ struct Path {
     WriteOp op;
     op.source = source.address();
     op.size_bytes = size;
-    op.local_key = source.key;
-    auto imported = from->import_key(target.wire_key);
+    op.lkey = source.key;
+    auto imported = from->import_rkey(target.wire_rkey);
     EXPECT_TRUE(imported);
-    op.remote_key = *imported;
+    op.rkey = *imported;
     op.cookie = cookie;
     op.path = out;
     return op;
@@ -147,29 +148,29 @@ struct Path {
   uint32_t in = 0;
 };
 
-inline std::vector<WireEvent> drain(Rail& rail) {
-  std::vector<WireEvent> all;
-  WireEvent some[64];
+inline std::vector<RailEvent> drain(Rail& rail) {
+  std::vector<RailEvent> all;
+  RailEvent some[64];
   while (const uint32_t count = rail.poll(some)) all.insert(all.end(), some, some + count);
   return all;
 }
 
-inline uint32_t count_of(const std::vector<WireEvent>& events, WireEvent::Kind kind) {
+inline uint32_t count_of(const std::vector<RailEvent>& events, RailEvent::Kind kind) {
   uint32_t count = 0;
-  for (const WireEvent& event : events) count += event.kind == kind;
+  for (const RailEvent& event : events) count += event.kind == kind;
   return count;
 }
 
 /// A NIC whose packets overtake each other wildly.
 inline NicModel wild_model() {
-  NicModel model = NicModel::efa_200g();
+  NicModel model = test::srd_model();
   model.jitter = Nanos(40'000);
   return model;
 }
 
 /// An ordered one on a network that would reorder.
 inline NicModel jittery_ordered_model() {
-  NicModel model = NicModel::connectx7();
+  NicModel model = test::rc_model();
   model.jitter = Nanos(40'000);
   return model;
 }

@@ -7,6 +7,7 @@
 #include <fabric/sim.h>
 
 #include "base/rng.h"
+#include "harness/nic_models.h"
 #include "providers/sim/event_queue.h"
 #include "providers/sim/path_ends.h"
 #include "providers/sim/world.h"
@@ -81,7 +82,7 @@ TEST(PathEnds, KeepTheirNumbersWhateverGoes) {
     ends.each([&](uint32_t number, uint32_t) { seen.push_back(number); });
     EXPECT_EQ(seen, numbers);
   }
-  EXPECT_EQ(ends.add(), 65u) << "a number is used again";
+  EXPECT_EQ(ends.add(), 65u) << "a number was reused";
 }
 
 // ---- Waking -------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ struct Pair {
     Config config;
     config.log_sink = test::test_log_sink();
     for (uint32_t i = 0; i < 2; ++i) {
-      engines.push_back(*world.open(world.add_node(1, NicModel::connectx7()), config));
+      engines.push_back(*world.open(world.add_node(1, test::rc_model()), config));
       memory.push_back(*engines[i].allocate({.size_bytes = 4096}));
     }
     counter.push_back(*engines[1].make_counter());
@@ -119,8 +120,9 @@ TEST(Waking, OfAnIdleEngineIsImmediate) {
   const Nanos before = world.now();
   ASSERT_TRUE(pair.engines[0].submit(pair.request()));
   ASSERT_TRUE(pair.counter[0].wait(1, 1s));
-  const NicModel model = NicModel::connectx7();
-  EXPECT_LE(world.now() - before, model.latency + model.per_op + Nanos(10)) << "and nothing else";
+  const NicModel model = test::rc_model();
+  EXPECT_LE(world.now() - before, model.latency + model.per_op + Nanos(10))
+      << "the write took longer than the NIC model says";
 }
 
 TEST(Waking, OfABusyEngineCollectsWhatCameAndLosesNothing) {
@@ -132,7 +134,7 @@ TEST(Waking, OfABusyEngineCollectsWhatCameAndLosesNothing) {
   ASSERT_EQ(*pair.engines[0].submit(requests), kWrites);
   const Nanos before = world.now();
   ASSERT_TRUE(pair.counter[0].wait(kWrites, 1s));
-  const NicModel model = NicModel::connectx7();
+  const NicModel model = test::rc_model();
   EXPECT_LE(world.now() - before,
             model.latency + kWrites * model.per_op + Nanos(kWakeGapNs) + Nanos(1'000));
   EXPECT_LE(pair.engines[1].stats().turns - turns, kWrites / 2);

@@ -1,5 +1,11 @@
 #include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
 
+#include <fabric/engine.h>
+
+#include "support/log_guard.h"
 #include "unit/providers/sim_harness.h"
 
 namespace fabric::sim {
@@ -171,7 +177,7 @@ TEST(SimWorld, ActorsRunInEveryStepAndMayWait) {
   World world;
   uint32_t steps = 0;
   bool nested = false;
-  world.each_step([&] {
+  const Hook actor = world.each_step([&] {
     ++steps;
     if (!nested) {
       nested = true;
@@ -183,6 +189,101 @@ TEST(SimWorld, ActorsRunInEveryStepAndMayWait) {
   EXPECT_EQ(steps, 1u);
   world.run_for(Nanos(100));
   EXPECT_GT(steps, 1u);
+}
+
+TEST(SimWorld, AHookEndsWithItsHandleAndNotWithTheWorld) {
+  World world;
+  // A workload that is gone before the world: its hook must not run any more.
+  struct Workload {
+    explicit Workload(World& world) : hook(world.each_step([this] { ++*steps; })) {}
+    std::unique_ptr<uint32_t> steps = std::make_unique<uint32_t>(0);
+    Hook hook;
+  };
+  auto workload = std::make_unique<Workload>(world);
+  auto captured = std::make_shared<uint32_t>(0);
+  Hook counting = world.each_step([captured] { ++*captured; });
+  world.run_for(Nanos(100));
+  EXPECT_GT(*workload->steps, 0u);
+  const uint32_t before = *captured;
+  EXPECT_GT(before, 0u);
+
+  workload.reset();
+  world.run_for(Nanos(100));
+  EXPECT_GT(*captured, before);
+  Hook moved = std::move(counting);
+  counting.end();  // it is empty
+  const uint32_t still = *captured;
+  world.run_for(Nanos(100));
+  EXPECT_GT(*captured, still);
+  EXPECT_EQ(captured.use_count(), 2);
+  moved = Hook();
+  EXPECT_EQ(captured.use_count(), 1) << "the function is destroyed with its hook";
+  const uint32_t last = *captured;
+  world.run_for(Nanos(100));
+  EXPECT_EQ(*captured, last);
+}
+
+TEST(SimWorld, AHookMayEndItselfAndOthersAndAddNewOnesInsideAStep) {
+  World world;
+  std::string order;
+  Hook first, second, third;
+  bool changed = false;
+  first = world.each_step([&, once = std::make_shared<char>('a')] {
+    order += *once;  // valid until it returns, although it ends its own hook
+    first.end();
+    order += *once;
+  });
+  second = world.each_step([&] {
+    order += 'b';
+    if (std::exchange(changed, true)) return;
+    third.end();
+    first = world.each_step([&] { order += 'd'; });
+  });
+  third = world.each_step([&] { order += 'c'; });
+  world.run_until([&] { return !order.empty(); }, Nanos(1));
+  EXPECT_EQ(order, "aabd");
+  order.clear();
+  world.run_until([&] { return !order.empty(); }, Nanos(1));
+  EXPECT_EQ(order, "bd");
+}
+
+TEST(SimWorld, HooksMayOutliveTheWorldAndEndWithIt) {
+  auto world = std::make_optional<World>();
+  auto engine = world->open(world->add_node(), {.log_sink = test::test_log_sink()});
+  ASSERT_TRUE(engine);
+  uint32_t steps = 0;
+  const Hook hook = world->each_step([&] { ++steps; });
+  world->run_for(Nanos(10));
+  EXPECT_GT(steps, 0u);
+  const uint32_t before = steps;
+  world.reset();
+  // The engine keeps the simulation; the world's hooks are gone.
+  EXPECT_TRUE(engine->close(Nanos(1'000'000)));
+  EXPECT_EQ(steps, before);
+}
+
+TEST(SimWorld, SeveralObserversSeeEveryArrivalUntilTheirHooksEnd) {
+  World world;
+  const Config config{.log_sink = test::test_log_sink()};
+  Engine from = *world.open(world.add_node(), config), to = *world.open(world.add_node(), config);
+  Counter counter = *to.make_counter();
+  const PeerId peer = *from.connect(to.address());
+  const PeerGroup group = *from.make_group({&peer, 1});
+  const CounterKey key = counter.key();
+  const auto write = [&] {
+    EXPECT_TRUE(from.submit(Signal{.group = group, .keys = {&key, 1}}));
+    EXPECT_TRUE(counter.wait(1, Nanos(1'000'000'000)));
+  };
+  uint32_t one = 0, two = 0;
+  const Hook kept = world.each_arrival([&](const Arrival& arrival) { one += arrival.node == 1; });
+  Hook ended = world.each_arrival([&](const Arrival&) { ++two; });
+  write();
+  EXPECT_EQ(one, 1u);
+  EXPECT_EQ(two, 1u);
+  ended.end();
+  write();
+  EXPECT_EQ(one, 2u);
+  EXPECT_EQ(two, 1u);
 }
 
 /// A busy little world; returns its trace.
@@ -217,7 +318,7 @@ TEST(SimWorld, SameSeedGivesTheSameTrace) {
     EXPECT_EQ(play(5), hash);
   }
   EXPECT_NE(play(6), hash);
-  EXPECT_NE(play(5, 1), hash) << "a byte more is another run";
+  EXPECT_NE(play(5, 1), hash) << "one byte more must change the trace hash";
 }
 
 TEST(SimWorld, NodesKeepTheirNumbersAndRailsAreBounded) {
@@ -263,7 +364,7 @@ TEST(SimWorld, ArrivalWakesTheEngine) {
   ASSERT_TRUE(driver.attach(engine, {}));
   path.post(path.counted(source, target, 8, 0, 1));
   driver.drive(kNotYet, 100'000);
-  EXPECT_EQ(engine.turns, (std::vector<int64_t>{0, 2'090})) << "and only then";
+  EXPECT_EQ(engine.turns, (std::vector<int64_t>{0, 2'090})) << "a turn ran at another time";
   const std::byte hello[4] = {};
   EXPECT_TRUE(a->send(*a->open_link(b->address()), hello));
   driver.drive(kNotYet, 200'000);

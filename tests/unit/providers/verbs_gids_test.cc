@@ -74,9 +74,9 @@ TEST(VerbsGids, AnAddressThatMovesIsFollowed) {
   const Gid local = gid(0, "fe80::1"), other = gid(1, "::ffff:10.0.0.9");
   EXPECT_EQ(next({local, other, gid(7, "::ffff:10.0.0.1")}), 7);
   EXPECT_EQ(next({local, gid(7, "::ffff:10.0.0.1", GidType::kRoceV1), other}), 1)
-      << "the same address of another kind is another";
-  EXPECT_EQ(next({local, other}), 1) << "it is gone";
-  EXPECT_EQ(next({local}), -1) << "it may come back, and a link-local one reaches no other host";
+      << "the same address of another GID type is not the same";
+  EXPECT_EQ(next({local, other}), 1) << "the address was removed";
+  EXPECT_EQ(next({local}), -1) << "the address may come back, and a link-local one is not routable";
   EXPECT_EQ(next({}), -1);
   EXPECT_EQ(next({local, other, gid(7, "::ffff:10.0.0.1")}, 1), 1) << "a configured index is kept";
 }

@@ -79,8 +79,8 @@ TEST(VerbsSockets, WithoutAnAnswerTheNextRailIsTried) {
   for (uint32_t i = 0; i < 100 && to_b.address_index == 0; ++i, ++first) {
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));
   }
-  EXPECT_GT(first, 1u) << "one that is lost is no reason";
-  EXPECT_LT(first, 16u) << "and silence is one before long";
+  EXPECT_GT(first, 1u) << "moved on after one lost datagram";
+  EXPECT_LT(first, 16u) << "silence must lead to the next rail";
   for (uint32_t i = 0; i < 100; ++i) {
     to_b.unanswered = 0;  // as when it is received
     ASSERT_TRUE(a.send(to_b, Bytes(1), 0));

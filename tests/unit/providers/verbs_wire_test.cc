@@ -67,7 +67,7 @@ TEST(VerbsWire, FitsWhereItHasToGo) {
   full.control.assign(kRailsMax, {kIp, 1});  // control lives as long as any rail does
   EXPECT_EQ(*decode_address(encode(full)), full);
   EXPECT_LE(encode(full).size(), OpenNetwork::kAddressBytesMax);
-  EXPECT_LE(encode(WireKey{}).size(), Rail::kWireKeyBytesMax);
+  EXPECT_LE(encode(WireKey{}).size(), Rail::kWireRkeyBytesMax);
 }
 
 TEST(VerbsWire, CutShortOrLongerIsRefused) {
@@ -100,8 +100,8 @@ TEST(VerbsWire, OutOfRangeIsRefused) {
   EXPECT_TRUE(refused([](PathHello& h) { h.to_rail = kRailsMax; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.nonce = 0; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.queue_pair = 0; }));
-  EXPECT_TRUE(refused([](PathHello& h) { h.end.queue_pair = kNumberMax + 1; }));
-  EXPECT_TRUE(refused([](PathHello& h) { h.end.packet = kNumberMax + 1; }));
+  EXPECT_TRUE(refused([](PathHello& h) { h.end.queue_pair = kQpnPsnMax + 1; }));
+  EXPECT_TRUE(refused([](PathHello& h) { h.end.packet = kQpnPsnMax + 1; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.mtu = 0; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.mtu = 6; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.gid = {}; }));

@@ -279,7 +279,7 @@ TEST(ThreadsDriver, RunsJobsInOrderOnOneThreadAndFinishesThemAtItsEnd) {
 }
 
 // A call that the kernel holds up, on a rail that loses everything for example, holds up no other
-// rail: the first job waits here for one that came behind it.
+// rail: the first job waits here for one that was queued after it.
 TEST(ThreadsDriver, AnOffloadQueueThatIsHeldUpHoldsUpNoOther) {
   std::atomic<bool> other_ran = false, went_on = false;
   {

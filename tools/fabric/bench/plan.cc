@@ -54,14 +54,14 @@ T number(const nlohmann::json& json, const char* name, uint64_t least, uint64_t 
   return static_cast<T>(value.get<uint64_t>());
 }
 
-bool truth(const nlohmann::json& json, const char* name) {
+bool boolean(const nlohmann::json& json, const char* name) {
   const nlohmann::json& value = field(json, name);
   if (!value.is_boolean())
     throw BenchError(fmt::format("the other side's plan: {} is not true or false", name));
   return value.get<bool>();
 }
 
-std::string word(const nlohmann::json& json, const char* name) {
+std::string text(const nlohmann::json& json, const char* name) {
   const nlohmann::json& value = field(json, name);
   if (!value.is_string())
     throw BenchError(fmt::format("the other side's plan: {} is not a string", name));
@@ -72,12 +72,12 @@ std::string word(const nlohmann::json& json, const char* name) {
 
 BenchPlan plan_from(const nlohmann::json& json) {
   BenchPlan plan;
-  const std::string name = word(json, "verb");
+  const std::string name = text(json, "verb");
   const auto* found = std::find_if(kBenchmarks.begin(), kBenchmarks.end(),
                                    [&](Benchmark one) { return name == to_string(one); });
   if (found == kBenchmarks.end()) throw BenchError("the other side asks for an unknown benchmark");
   plan.benchmark = *found;
-  plan.network = word(json, "network");
+  plan.network = text(json, "network");
   const nlohmann::json& sizes = field(json, "sizes");
   if (!sizes.is_array() || sizes.size() > 1024) throw BenchError("the other side's plan: no sizes");
   for (const nlohmann::json& size : sizes) {
@@ -87,10 +87,10 @@ BenchPlan plan_from(const nlohmann::json& json) {
   plan.group = number<uint32_t>(json, "group", 1, kWindowMax);
   plan.pages = number<uint32_t>(json, "pages", 1, kPagesMax);
   plan.targets = number<uint32_t>(json, "targets", 1, kTargetsMax);
-  plan.registered = truth(json, "registered");
+  plan.registered = boolean(json, "registered");
   plan.footprint = number<uint64_t>(json, "footprint", 0, kBytesMax);
   plan.rails = number<uint32_t>(json, "rails", 1, 8);
-  plan.threaded = truth(json, "threaded");
+  plan.threaded = boolean(json, "threaded");
   const nlohmann::json& seconds = field(json, "seconds");
   plan.seconds = seconds.is_number() ? seconds.get<double>() : 0;
   if (!(plan.seconds > 0 && plan.seconds <= kSecondsMax)) {

@@ -128,7 +128,7 @@ class SenderRun {
     out.sender_cpu = cpu_seconds() - cpu;
     out.bytes = out.counts * workload.layout().size;
     workload.send_trips();
-    side_.take_counts();
+    side_.count_arrived_imms();
     end(workload, out, verified);
     if (!workload.half_trips_ns.empty()) {
       out.half_p50 = percentile(workload.half_trips_ns, 0.50);
@@ -224,7 +224,7 @@ class ReceiverRun {
     }
     const double used = cpu_seconds() - cpu;
     if (operations > 0) workload_->receive_trips();
-    side_.take_counts();
+    side_.count_arrived_imms();
     const bool correct = operations == 0 || workload_->verify(number_of_it, operations);
     side_.socket().send(
         {{"verified", correct ? 1u : 0u}, {"cpu_ns", static_cast<uint64_t>(used * 1e9)}});

@@ -80,7 +80,7 @@ void Side::wait_for_counts(BenchEngine& local, uint64_t n) {
   }
 }
 
-void Side::take_counts() {
+void Side::count_arrived_imms() {
   check_peer();  // a failure may have been reported after the last check
   for (BenchEngine& local : engines_) {
     if (local.awaited > 0 && !local.counter.try_take(local.awaited)) {

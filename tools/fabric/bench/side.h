@@ -61,7 +61,7 @@ class Side {
     while (local.counter.count() < local.awaited) turn();
   }
   /// After a round: takes the awaited counts, so that no counter overflows.
-  void take_counts();
+  void count_arrived_imms();
   /// Submits, taking turns while the queues are full.
   template <class Request>
   void submit(Engine& engine, const Request& request) {
@@ -72,7 +72,7 @@ class Side {
       turn();
     }
   }
-  /// An empty counted write: tells the sender that the round has ended here.
+  /// An empty counted write, by which the sender learns that the round has ended here.
   void send_reply() {
     BenchEngine& local = first();
     submit(local.engine, Write{.source = local.memory.at(0),

@@ -7,7 +7,7 @@
 
 namespace fabric::tool {
 
-/// A limit with its value as text and as a number, a truth value or a word (none: unknown).
+/// A limit with its value as text and as a number, a boolean or a word (none: unknown).
 struct Limit {
   using Value = std::variant<std::monostate, bool, int64_t, uint64_t, std::string>;
 

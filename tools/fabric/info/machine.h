@@ -1,46 +1,38 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "topology/distance.h"
+#include "topology/machine.h"
+
 namespace fabric::tool {
 
-/// How close a GPU is to a NIC, closest first.
-enum class Nearness : uint8_t { kSwitch, kNuma, kPackage, kFar };
+struct CpuCounts {
+  uint32_t packages = 0, cores = 0, threads = 0;
+};
 
-const char* to_string(Nearness nearness);
+/// NICs, GPUs and NUMA nodes as an engine sees them (src/topology), and what hwloc adds: CPUs, and
+/// the names of PCI devices.
+struct Machine {
+  topology::Machine devices{};
+  std::optional<CpuCounts> cpus{};                 ///< none for a recorded sysfs tree
+  std::map<std::string, std::string> pci_names{};  ///< by PCI address
+  std::string problem{};                           ///< why it is incomplete; empty: it is complete
+};
+
+/// `sysfs_root`: of a recorded tree; empty: this machine.
+Machine find_machine(const std::string& sysfs_root);
 
 struct NearGpu {
   std::string pci{};
-  Nearness nearness = Nearness::kFar;
+  topology::Distance distance = topology::Distance::kUnknown;
 };
 
-struct Nic {
-  std::string name{};
-  bool rdma = false;  ///< an RDMA device; else a network interface
-  std::string pci{};
-  std::string state{};             ///< as sysfs names it; empty: unknown
-  std::optional<double> gbit{};    ///< Gbit/s; unknown if the port is down or virtual
-  std::optional<uint32_t> numa{};  ///< none if it is not local to one node
-  std::vector<NearGpu> gpus{};     ///< closest first
-};
-
-struct Gpu {
-  std::string pci{};
-  std::string name{};
-  std::optional<uint32_t> numa{};
-};
-
-/// The topology as hwloc and sysfs describe it. HWLOC_XMLFILE loads that of another machine.
-struct Machine {
-  uint32_t packages = 0, numa_nodes = 0, cores = 0, threads = 0;
-  std::vector<Nic> nics{};
-  std::vector<Gpu> gpus{};
-  std::string problem{};  ///< why the topology is incomplete; empty: it is complete
-};
-
-Machine find_machine();
+/// The GPUs by their distance to a NIC, closest first.
+std::vector<NearGpu> gpus_near(const Machine& machine, const topology::Nic& nic);
 
 }  // namespace fabric::tool

@@ -84,12 +84,13 @@ NetworkInfo probe(const std::string& name, const Config& config) {
 
 }  // namespace
 
-std::vector<NetworkInfo> find_networks() {
+std::vector<NetworkInfo> find_networks(const std::string& near) {
   const IgnoreNetworkChoice every;
   const std::vector<std::string> built = providers();
   std::vector<NetworkInfo> out;
   for (const std::string& name : built) {
-    out.push_back(probe(name, {.networks = {{.provider = name}}}));
+    const bool over_nics = name == "verbs";
+    out.push_back(probe(name, {.networks = {{.provider = name, .near = over_nics ? near : ""}}}));
   }
   for (const Planned& planned : kPlanned) {
     if (std::find(built.begin(), built.end(), planned.name) != built.end()) continue;

@@ -19,7 +19,8 @@ struct NetworkInfo {
 };
 
 /// Every network of this build in the order of preference, then those that are planned or not
-/// built, then `self`, by which an engine reaches its own address.
-std::vector<NetworkInfo> find_networks();
+/// built, then `self`, by which an engine reaches its own address. `near`: Network::near of those
+/// over NICs.
+std::vector<NetworkInfo> find_networks(const std::string& near);
 
 }  // namespace fabric::tool
