@@ -127,7 +127,7 @@ void Stream::submit(uint32_t index) {
   expect_wiped(index, "before its next write");
   slot.size_bytes = std::min(kSizes[rng_.below(5)], options_.bytes_max);
   slot.counts = rng_.chance(0.8);
-  slot.counted = false;
+  slot.counted = slot.taken = false;
   slot.stamp = ++stamps_;
   slot.ends.store(0, std::memory_order_relaxed);
   const uint64_t at = index * options_.bytes_max;
@@ -190,12 +190,16 @@ bool Stream::look(uint32_t index) {
   bool moved = false;
   if (slot.counts && !slot.counted && slot.counter.count() >= 1) {
     check_bytes(index, "at its count");
-    EXPECT_TRUE(slot.counter.try_take(1));
+    // A counter key that was poisoned in the meantime keeps its count.
+    slot.taken = slot.counter.try_take(1);
     slot.counted = moved = true;
   }
   if (!ended) return moved;
   const bool waits = slot.end.remote == Remote::kDelivered && slot.counts && !slot.counted;
   if (waits) return moved;
+  if (slot.end.remote == Remote::kDelivered && slot.counts) {
+    EXPECT_TRUE(slot.taken) << "delivered, and its counter key is poisoned: slot " << index;
+  }
   take_end(index);
   return true;
 }
@@ -237,7 +241,7 @@ void Stream::finish() {
     const StreamSlot& slot = *slots_[i];
     if (slot.phase == Phase::kFree) expect_wiped(i, "at the end");
     if (slot.phase != Phase::kFailed) continue;
-    const uint64_t counted = slot.counter.count() + (slot.counted ? 1 : 0);
+    const uint64_t counted = slot.counter.count() + (slot.taken ? 1 : 0);
     EXPECT_LE(counted, slot.end.remote == Remote::kUnknown ? 1u : 0u) << "slot " << i;
     if (slot.end.remote == Remote::kNotDelivered) {
       EXPECT_TRUE(std::ranges::equal(target(i), slot.left)) << "late bytes in slot " << i;

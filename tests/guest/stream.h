@@ -72,6 +72,7 @@ class Stream {
     uint64_t stamp = 0;
     bool counts = false;            ///< this one carries an immediate
     bool counted = false;           ///< and it has come
+    bool taken = false;             ///< and was taken: its counter key was not poisoned
     std::vector<std::byte> left{};  ///< bytes of the slot when a write failed
     Event end{};
     std::atomic<uint32_t> ends{0};
