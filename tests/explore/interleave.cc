@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -75,8 +76,8 @@ struct ModelThread {
   Access next{};
   LocationId sleeps_on = kNoLocation;
   bool finished = false;
-  uint64_t looked_at = 0;  // bit set of locations read since the last yield
-  bool yielded = false;    // and none of those has changed since
+  std::bitset<kLocationsMax> looked_at{};  // locations read since the last yield
+  bool yielded = false;                    // and none of those has changed since
 };
 
 struct TraceEntry {
@@ -348,7 +349,7 @@ const Store& Explorer::choose_store(LocationId location, bool seq_cst, const uin
     if (unlike == nullptr || stores[i].value != *unlike) allowed[n++] = static_cast<uint16_t>(i);
   }
   floor = allowed[choose(n)];
-  threads_[running_].looked_at |= uint64_t{1} << location;
+  threads_[running_].looked_at.set(location);
   note(site, location, stores[floor].value, stores.size() - 1 - floor);
   return stores[floor];
 }
@@ -370,9 +371,9 @@ void Explorer::append(LocationId location, uint64_t value, bool release, bool se
   if (seq_cst) fences_.stores[location] = index;
   stores.push_back(fresh);
   for (ModelThread& other : threads_) {
-    if (!other.yielded || (other.looked_at >> location & 1) == 0) continue;
+    if (!other.yielded || !other.looked_at[location]) continue;
     other.yielded = false;
-    other.looked_at = 0;
+    other.looked_at.reset();
     other.now.stores[location] = index;
   }
   tick();
@@ -394,13 +395,13 @@ void Explorer::yield() {
   ModelThread& me = threads_[running_];
   bool changed = false;
   for (size_t i = 0; i < location_count_; ++i) {
-    if ((me.looked_at >> i & 1) == 0) continue;
+    if (!me.looked_at[i]) continue;
     const auto newest = static_cast<uint16_t>(locations_[i].stores.size() - 1);
     changed = changed || newest > me.now.stores[i];
     me.now.stores[i] = newest;
   }
   if (changed || !threads_run()) {
-    me.looked_at = 0;
+    me.looked_at.reset();
   } else {
     me.yielded = true;
   }
@@ -483,7 +484,7 @@ Report Explorer::run(const MakeProgram& make, const Options& options) {
     for (ModelThread& thread : threads_) {
       thread.now = thread.to_acquire = thread.released = {};
       thread.finished = thread.yielded = false;
-      thread.looked_at = 0;
+      thread.looked_at.reset();
       thread.sleeps_on = kNoLocation;
     }
     threads_[kMain].now.clocks[kMain] = 1;
