@@ -470,8 +470,12 @@ struct FakeKernel {
     if (far == nullptr || !all.hidden_neighbours_.contains({far->host, far->rail})) return true;
     ++all.neighbour_searches_;
     all.moved_.notify_all();
-    all.moved_.wait(lock, [&] { return !all.hidden_neighbours_.contains({far->host, far->rail}); });
-    --all.neighbour_searches_;
+    const uint64_t begun = all.searches_timed_out_;
+    const auto timed_out = [&] { return all.searches_timed_out_ != begun; };
+    all.moved_.wait(lock, [&] {
+      return timed_out() || !all.hidden_neighbours_.contains({far->host, far->rail});
+    });
+    if (!timed_out()) --all.neighbour_searches_;
     return false;
   }
   static int to_receive(FakeNics& all, Qp& qp, const ibv_qp_attr& wanted, int mask) {

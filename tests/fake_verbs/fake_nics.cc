@@ -227,6 +227,13 @@ void FakeNics::hide_neighbour(uint32_t host, uint32_t rail, bool on) {
   });
 }
 
+void FakeNics::time_out_neighbour_searches() {
+  change([&] {
+    ++searches_timed_out_;
+    neighbour_searches_ = 0;
+  });
+}
+
 uint32_t FakeNics::neighbour_searches() {
   const std::lock_guard lock(mutex_);
   return neighbour_searches_;

@@ -120,7 +120,8 @@ class FakeNics {
   /// While on, calls that connect to this port block, as the kernel does for an unresolved
   /// neighbour; when it ends they fail with ETIMEDOUT.
   void hide_neighbour(uint32_t host, uint32_t rail, bool on);
-  uint32_t neighbour_searches();  ///< calls that are blocked by it
+  uint32_t neighbour_searches();       ///< calls that are blocked by it
+  void time_out_neighbour_searches();  ///< they fail; the neighbour stays hidden
   void corrupt_rkey(uint32_t from, uint32_t to);
   void not_ready(uint32_t host, bool on);
   void land_late(uint32_t host, uint32_t rail, bool on);
@@ -245,6 +246,7 @@ class FakeNics {
   std::map<int, int64_t> timers_;                       ///< stepped: timerfds and when they expire
   std::set<std::pair<uint32_t, uint32_t>> hidden_neighbours_;  ///< hosts and rails
   uint32_t neighbour_searches_ = 0;
+  uint64_t searches_timed_out_ = 0;  ///< how often those of the time were ended
   bool undrained_allowed_ = false;
   bool silent_when_unsignalled_ = false;
   bool threaded_ = false;
