@@ -17,6 +17,71 @@ constexpr uint32_t kUrgent = static_cast<uint32_t>(Priority::kUrgent);
 constexpr uint32_t kNormal = static_cast<uint32_t>(Priority::kNormal);
 constexpr uint32_t kBulk = static_cast<uint32_t>(Priority::kBulk);
 
+/// Work requests for whole pages, of two arrays of indices.
+[[gnu::always_inline]] inline void fill_from_indices(std::span<WriteOp> out, const WriteOp& wr,
+                                                     const Op& op,
+                                                     const PendingFragment& fragment) noexcept {
+  const uint32_t* source = op.source_pages.indices + fragment.part;
+  const uint32_t* target = op.target_pages.indices + fragment.part;
+  const auto n = static_cast<uint32_t>(out.size());
+  for (uint32_t i = 0; i < n; ++i, source += fragment.stride, target += fragment.stride) {
+    WriteOp& one = out[i];
+    one = wr;
+    one.cookie = wr.cookie + i;
+    one.source = wr.source + *source * op.source_pages.stride;
+    one.target = wr.target + *target * op.target_pages.stride;
+  }
+}
+
+/// The same of runs: as long as both sides stay in their run, the addresses are equally spaced.
+void fill_from_runs(std::span<WriteOp> out, const WriteOp& wr, const Op& op,
+                    PendingFragment& fragment) noexcept {
+  const PageSide& from = op.source_pages;
+  const PageSide& to = op.target_pages;
+  PageCursor& cursor = fragment.pages;
+  const uint32_t step = fragment.stride;
+  const uint64_t source_step = step * from.stride, target_step = step * to.stride;
+  uint32_t page = fragment.part, cookie = wr.cookie;
+  for (WriteOp *one = out.data(), *const end = one + out.size(); one != end;) {
+    uint64_t source = wr.source + from.offset_of(page, 0, cursor.run_at_source);
+    uint64_t target = wr.target + to.offset_of(page, 0, cursor.run_at_target);
+    const uint32_t run_end = std::min(from.runs[cursor.run_at_source + 1].begin,
+                                      to.runs[cursor.run_at_target + 1].begin);
+    const uint32_t in_runs = step == 1 ? run_end - page : (run_end - page - 1) / step + 1;
+    const auto n = static_cast<uint32_t>(std::min<ptrdiff_t>(in_runs, end - one));
+    page += n * step;
+    for (const WriteOp* const last = one + n; one != last; ++one) {
+      *one = wr;
+      one->cookie = cookie++;
+      one->source = source;
+      one->target = target;
+      source += source_step;
+      target += target_step;
+    }
+  }
+}
+
+/// The same of elements of pages, or of indices on one side and runs on the other.
+void fill_one_by_one(std::span<WriteOp> out, const WriteOp& wr, const Op& op,
+                     PendingFragment& fragment) noexcept {
+  uint32_t page = fragment.part / op.inner_count, inner = fragment.part % op.inner_count;
+  const uint32_t page_step = fragment.stride / op.inner_count;
+  const uint32_t inner_step = fragment.stride % op.inner_count;
+  uint32_t cookie = wr.cookie;
+  for (WriteOp& one : out) {
+    one = wr;
+    one.cookie = cookie++;
+    one.source += op.source_pages.offset_of(page, inner, fragment.pages.run_at_source);
+    one.target += op.target_pages.offset_of(page, inner, fragment.pages.run_at_target);
+    page += page_step;
+    inner += inner_step;
+    if (inner >= op.inner_count) {
+      inner -= op.inner_count;
+      ++page;
+    }
+  }
+}
+
 }  // namespace
 
 uint32_t Transfers::poll(NetworkSlot& network) {
@@ -356,40 +421,15 @@ uint32_t Transfers::make_part_batch(RailSlot& rail, Path& path, uint32_t priorit
 [[gnu::always_inline]] inline void Transfers::fill_pages(std::span<WriteOp> out, const WriteOp& wr,
                                                          const Op& op,
                                                          PendingFragment& fragment) noexcept {
-  const PageSide& from = op.source_pages;
-  const PageSide& to = op.target_pages;
-  const auto n = static_cast<uint32_t>(out.size());
-  if (from.indices != nullptr && to.indices != nullptr && op.inner_count == 1) [[likely]] {
-    const uint32_t* source = from.indices + fragment.part;
-    const uint32_t* target = to.indices + fragment.part;
-    for (uint32_t i = 0; i < n; ++i, source += fragment.stride, target += fragment.stride) {
-      WriteOp& one = out[i];
-      one = wr;
-      one.cookie = wr.cookie + i;
-      one.source = wr.source + *source * from.stride;
-      one.target = wr.target + *target * to.stride;
-    }
-    return;
+  const bool source_runs = op.source_pages.indices == nullptr;
+  const bool target_runs = op.target_pages.indices == nullptr;
+  if (source_runs != target_runs || op.inner_count != 1) {
+    fill_one_by_one(out, wr, op, fragment);
+  } else if (source_runs) {
+    fill_from_runs(out, wr, op, fragment);
+  } else {
+    fill_from_indices(out, wr, op, fragment);
   }
-  uint32_t page = fragment.part / op.inner_count;
-  uint32_t inner = fragment.part % op.inner_count;
-  const uint32_t page_step = fragment.stride / op.inner_count;
-  const uint32_t inner_step = fragment.stride % op.inner_count;
-  PageCursor cursor = fragment.pages;
-  for (uint32_t i = 0; i < n; ++i) {
-    WriteOp& one = out[i];
-    one = wr;
-    one.cookie = wr.cookie + i;
-    one.source = wr.source + from.offset_of(page, inner, cursor.run_at_source);
-    one.target = wr.target + to.offset_of(page, inner, cursor.run_at_target);
-    page += page_step;
-    inner += inner_step;
-    if (inner >= op.inner_count) {
-      inner -= op.inner_count;
-      ++page;
-    }
-  }
-  fragment.pages = cursor;
 }
 
 /// The same for listed writes. Returns the bytes of all of them.
@@ -397,6 +437,7 @@ uint32_t Transfers::make_part_batch(RailSlot& rail, Path& path, uint32_t priorit
     std::span<WriteOp> out, const WriteOp& wr, const Op& op,
     const PendingFragment& fragment) noexcept {
   const ListedWrite* from = op.listed + fragment.part;
+  const uint32_t stride = fragment.stride;
   uint64_t bytes = 0;
   uint32_t cookie = wr.cookie;
   for (WriteOp& one : out) {
@@ -406,7 +447,7 @@ uint32_t Transfers::make_part_batch(RailSlot& rail, Path& path, uint32_t priorit
     one.target = wr.target + from->target_offset;
     one.size_bytes = from->size_bytes;
     bytes += from->size_bytes;
-    from += fragment.stride;
+    from += stride;
   }
   return bytes;
 }

@@ -59,8 +59,8 @@ void Runner::paged(Process& process, uint32_t to, Rng& rng) {
   uint64_t base = 0;
   for (uint32_t i = 0; i < parts; ++i) {
     const uint64_t content_seed = ++next_content_seed_;
-    // The source pages in reverse order, so that source and target indices differ.
-    const uint32_t page = pages - 1 - i / inner;
+    // The source pages rotated, so that source and target indices differ, and both have runs.
+    const uint32_t page = (i / inner + pages / 2) % pages;
     source_pages[i / inner] = page;
     target_pages[i / inner] = i / inner;
     fill_content(source.bytes.subspan((page * inner + i % inner) * part_bytes, part_bytes),

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/rng.h"
 #include "harness/host.h"
 #include "scenario/pairs.h"
 #include "support/log_guard.h"
@@ -97,6 +98,60 @@ TEST(PreparedPages, OneSideMayNameAListAndTheOtherCarryIndices) {
                                    layers.pair.a.bytes(base + n * Layers::kPage, 16)));
   }
   EXPECT_EQ(held(engine, "arena_bytes"), 0u);
+}
+
+// Runs of both sides begin and end at different pages, and a rail takes every n-th page of them.
+TEST(PreparedPages, RangesOfBothSidesMayEndAnywhere) {
+  constexpr uint32_t kCount = 400;
+  constexpr uint64_t kSize = 24;
+  for (const uint32_t rails : {1u, 2u, 3u, 8u}) {
+    SCOPED_TRACE(rails);
+    sim::World world;
+    Host a = open_host(world, world.add_node(rails), 1 << 16);
+    Host b = open_host(world, world.add_node(rails), 1 << 16);
+    const RemoteHost remote = connect(a, b);
+    fill(a.bytes(), 9);
+    Rng rng(rails);
+    // A permutation of the pages that consists of ranges of 1 to 30 pages.
+    const auto draw = [&] {
+      std::vector<PageRange> ranges;
+      for (uint32_t at = 0; at < kCount;) {
+        const auto length = static_cast<uint32_t>(rng.between(1, 30));
+        ranges.push_back({at, std::min(length, kCount - at)});
+        at += ranges.back().count;
+      }
+      for (size_t i = ranges.size(); i > 1; --i) std::swap(ranges[i - 1], ranges[rng.below(i)]);
+      return ranges;
+    };
+    const auto flat = [](const std::vector<PageRange>& ranges) {
+      std::vector<uint32_t> pages;
+      for (const PageRange& range : ranges) {
+        for (uint32_t i = 0; i < range.count; ++i) pages.push_back(range.first + i);
+      }
+      return pages;
+    };
+    const auto here = draw(), there = draw();
+    Counter counter = *b.engine.make_counter();
+    Batch batch = *a.engine.make_batch();
+    const PageList from = *a.engine.make_page_list(here), to = *a.engine.make_page_list(there);
+    ASSERT_TRUE(
+        a.engine.submit(PagedWrite{.source = a.memory.id(),
+                                   .source_pages = {.stride_bytes = kSize + 7, .list = from},
+                                   .target = remote.region,
+                                   .target_pages = {.stride_bytes = kSize, .list = to},
+                                   .page_bytes = kSize,
+                                   .imm = counter.key(),
+                                   .batch = batch}));
+    ASSERT_TRUE(a.engine.wait(batch, 10s));
+    world.run_for(1ms);
+    EXPECT_EQ(counter.count(), kCount);
+    const auto source = flat(here), target = flat(there);
+    for (uint32_t i = 0; i < kCount; ++i) {
+      ASSERT_TRUE(std::ranges::equal(b.bytes(target[i] * kSize, kSize),
+                                     a.bytes(source[i] * (kSize + 7), kSize)))
+          << i;
+    }
+  }
 }
 
 TEST(PreparedPages, LiveUntilTheLastWriteThatUsesThemHasCompleted) {

@@ -59,6 +59,19 @@ void ShmRail::post_one(OutPath* path, const WriteOp& op) noexcept {
   }
 }
 
+/// The slots for the next immediates, up to the end of a lap of the ring: the upper half of their
+/// words is the same. The target writes `taken`: no value of it leads out of the ring.
+struct ImmSlots {
+  std::atomic<uint64_t>*first, *last;
+  uint64_t lap;
+};
+static ImmSlots imm_slots(Ring& ring, uint64_t posted, uint64_t taken) noexcept {
+  const uint64_t lap_end = (posted / Ring::kImms + 1) * Ring::kImms;
+  const uint64_t end = std::max(posted, std::min(taken + Ring::kImms, lap_end));
+  std::atomic<uint64_t>* const first = &ring.imms[posted % Ring::kImms];
+  return {first, first + (end - posted), Ring::imm_word(posted, 0)};
+}
+
 /// The fast path: stores the writes at the head of `ops` that go to the same region in one section.
 /// All immediates but the first are put into the ring before it. The target does not see them yet,
 /// because it reads the ring in order and the first one is the commit. Returns how many writes
@@ -73,15 +86,16 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
   if (writer_slot == nullptr) return 0;
   const uint64_t region_bytes = view.size_bytes;
   const uint32_t id = path.id;
-  std::atomic<uint64_t>* const imm_slots = path.ring->imms.data();
-  uint64_t imms = path.imms_posted;
-  const uint64_t imms_end = path.imms_taken + Ring::kImms;
+  const uint64_t imms_before = path.imms_posted;
+  const auto [first_imm, last_imm, lap] = imm_slots(*path.ring, imms_before, path.imms_taken);
+  std::atomic<uint64_t>* imm_slot = first_imm;
   uint64_t bytes_left = std::min(kBurstBytes, copy_budget_);
   const uint64_t bytes_before = bytes_left;
   Commit commit;
   const WriteOp* op = ops.data();
   const WriteOp* const last = op + std::min<size_t>(ops.size(), kBurstWrites);
   RailEvent* newest = nullptr;
+  uint32_t next_cookie = ops[0].cookie - 1;  // that would join the newest completion; at first none
   uint32_t completions = completions_count_;
   for (; op != last; ++op) {
     const uint64_t bytes = op->size_bytes;
@@ -89,24 +103,25 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
     if (bytes - 1 >= write_max || bytes > bytes_left) break;
     if (op->target > region_bytes || bytes > region_bytes - op->target) break;
     if (op->has_imm != 0) {
-      if (imms == imms_end) break;
-      std::atomic<uint64_t>* const imm_slot = imm_slots + imms % Ring::kImms;
-      const uint64_t word = Ring::imm_word(imms++, op->imm);
-      if (commit.word == nullptr) {
+      if (imm_slot == last_imm) break;
+      const uint64_t word = lap | op->imm;
+      if (imm_slot == first_imm) {
         commit = {imm_slot, word};
       } else {
         imm_slot->store(word, std::memory_order_relaxed);  // the commit publishes it
       }
+      ++imm_slot;
     }
     bytes_left -= bytes;
     // Writes with consecutive cookies share one completion.
-    if (newest != nullptr && op->cookie - newest->cookie == newest->value + 1) {
-      ++newest->value;
-    } else {
+    if (op->cookie != next_cookie) [[unlikely]] {
+      if (newest != nullptr) newest->value = next_cookie - newest->cookie - 1;
       newest = &completion_slot(completions++);
       *newest = {.cookie = op->cookie, .path = id};
     }
+    next_cookie = op->cookie + 1;
   }
+  if (newest != nullptr) newest->value = next_cookie - newest->cookie - 1;
   const auto burst = ops.first(static_cast<size_t>(op - ops.data()));
   if (burst.empty()) return 0;
   const Guard guard{path.guard.path_epoch, path.guard.path_value, view.validity_epoch,
@@ -114,14 +129,14 @@ uint32_t ShmRail::store_burst(OutPath& path, std::span<const WriteOp> ops) noexc
   const auto count = static_cast<uint32_t>(burst.size());
   if (guarded_burst(*writer_slot, view.base, burst, guard, commit, path.to->needs_barrier()) ==
       Stored::kStale) {
-    refuse_burst(path, burst, imms);
+    refuse_burst(path, burst, imms_before + static_cast<uint64_t>(imm_slot - first_imm));
     return count;
   }
   copy_budget_ -= bytes_before - bytes_left;
   completions_count_ = completions;
   path.last_completion = reported_ + completions_count_;
   if (commit.word != nullptr) {
-    path.imms_posted = imms;
+    path.imms_posted = imms_before + static_cast<uint64_t>(imm_slot - first_imm);
     defer_wake(path);
   }
   return count;
