@@ -399,10 +399,6 @@ void EngineCore::stop(Op& op, Errc code) {
 }
 
 void EngineCore::complete_expectation(Op& op, Errc code) {
-  const CounterKey key = op.expectation.key;
-  if (code == Errc::kAborted || code == Errc::kPeerLost) {
-    op.failed_peer = counters.poisoned_by(key);
-  }
   complete(op, code, code == Errc::kOk ? Remote::kDelivered : Remote::kNotDelivered,
            code == Errc::kOk ? op.expected : 0);
 }

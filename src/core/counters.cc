@@ -14,6 +14,13 @@ constexpr int64_t kPeerTimeMaxNs = 604'800'000'000'000;  // a week, whatever a p
 
 void fired(void* context, uint32_t cookie, Errc code) {
   auto& core = *static_cast<EngineCore*>(context);
+  if (code == Errc::kAborted || code == Errc::kPeerLost) {
+    // By abort(), which needs the lock. Now, because mask() may release the key of a group before
+    // the worker reports this.
+    core.state_mutex.assert_held();
+    Op& op = core.ops.at(cookie);
+    op.failed_peer = core.counters.poisoned_by(op.expectation.key);
+  }
   // The ring has room for every operation, each once.
   core.completed_expectations.push({cookie, code});
   core.driver->wake(core);

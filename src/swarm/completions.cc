@@ -510,6 +510,8 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
   bool all_met = true, may_be_lost = false, just_now = false;
   for (const uint32_t number : group_wait.members) {
     const CounterModel& model = counters_[number];
+    // Masked by a drop after its loss had ended the wait.
+    may_be_lost |= !model.counter && model.member == event.peer;
     if (!model.counter) continue;
     all_met &= model.units >= kUnits;
     may_be_lost |= sender_may_be_lost(model) || is_lost(sessions_[model.from_session]);
@@ -541,7 +543,9 @@ void Runner::group_wait_completed(PendingOp& op, const Event& event) {
     });
     if (!masked) violated("lost() names the peer that ended a group", describe(op));
   }
-  if (!may_go_on || !event.peer || !group_wait.group->mask(event.peer)) return;
+  if (!may_go_on || !event.peer) return;
+  const Errc masked = group_wait.group->mask(event.peer).error().code;
+  if (masked != Errc::kOk && masked != Errc::kNotFound) return;
   member_masked(group_wait, event.peer);
   if (++group_wait.attempts < 4) arm_group_wait(op.subject, Nanos(300'000'000));
 }

@@ -116,6 +116,25 @@ TEST(Dropped, PeerIsMaskedInAllGroupsWhenSubmitReturns) {
   EXPECT_TRUE(setup.groups[1].wait(1s)) << "the idle one, with the member that is left";
 }
 
+// The wait ended before the drop, and is reported after it.
+TEST(Dropped, PeerIsStillNamedByTheWaitThatItsLossHasEnded) {
+  DropSetup setup;
+  // A session without paths: its counters are aborted at once.
+  Host quiet = open_host(setup.world, setup.world.add_node(1), kSize, drop_config(9));
+  const PeerId peer = *setup.owner().connect(quiet.engine.address());
+  await_connected(setup.world, setup.hosts[kOwner], peer);
+  Counter member = *setup.owner().make_counter();
+  ASSERT_TRUE(setup.groups[0].add(member, peer));
+  ASSERT_TRUE(setup.groups[0].expect(setup.waited.notify(1), 5s));
+  ASSERT_TRUE(setup.owner().disconnect(peer));
+  EXPECT_EQ(setup.groups[0].expect(Notify{}).error().code, Errc::kPeerLost);
+  EXPECT_EQ(setup.waited.count(), 0u);
+  ASSERT_TRUE(setup.owner().submit(Drop{.peer = peer, .notify = setup.dropped.notify(7)}));
+  const Event event = setup.await(setup.waited, 1);
+  EXPECT_EQ(event.code, Errc::kPeerLost);
+  EXPECT_EQ(event.peer, peer);
+}
+
 TEST(Dropped, WritesToThePeerEndAtOnceAndItIsProvedQuiet) {
   DropSetup setup;
   setup.happens(Fault::stop(kOther));
