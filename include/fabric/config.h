@@ -67,12 +67,12 @@ struct Config {
   uint32_t ops_max = 4096;  ///< operations accepted and not yet reported; 7/8 of them to one peer
   uint32_t batches_max = 4096;
   uint32_t peers_max = 1024;
-  uint32_t regions_max = 4096;         ///< local ones, and imported ones per peer
-  uint32_t counters_max = 32768;       ///< live ones; at most 1 << 20
-  uint32_t names_per_peer_max = 4096;  ///< names resolved by a peer before named_counter()
-  uint32_t message_bytes_max = 65536;
+  uint32_t regions_max = 4096;            ///< local ones, and imported ones per peer
+  uint32_t counters_max = 32768;          ///< live ones; at most 1 << 20
+  uint32_t names_per_peer_max = 4096;     ///< names resolved by a peer before named_counter()
+  uint32_t message_bytes_max = 1u << 20;  ///< accepted by this engine; at most 1 MiB
   uint32_t message_buffers = 256;         ///< arrived messages that no listener has taken yet
-  uint32_t message_credits = 32;          ///< of those, per peer and channel
+  uint32_t message_credits = 32;          ///< of those, per peer and channel, one for each 64 KiB
   uint64_t index_arena_bytes = 8u << 20;  ///< page lists, targets and messages of queued requests
 
   // Striping and slicing.

@@ -48,7 +48,7 @@ struct PeerInfo {
   };
   std::vector<Route> routes{};  ///< chosen when the peer connects; a change is an event
   uint32_t rails_here = 0, rails_there = 0;  ///< of the host-to-host route
-  uint32_t message_bytes_max = 0;
+  uint32_t message_bytes_max = 0;            ///< of one message to it; 0: not known yet
   FenceKind fence = FenceKind::kNone;
   /// What the peer wrote here may be overwritten as soon as its count is reached. False: bytes of a
   /// counted write may land once more until the peer has completed it, so the count permits only

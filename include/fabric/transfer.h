@@ -150,9 +150,9 @@ struct Signal {
   Notify notify{};
 };
 
-/// A small two-sided message, copied. Completes when it is queued at the peer's listener. Refused
-/// with kTooLarge above PeerInfo::message_bytes_max; completes with kUnsupported when the channel
-/// has no listener.
+/// A two-sided message of at most 1 MiB, copied. Completes when it is queued at the peer's
+/// listener. Refused with kTooLarge above PeerInfo::message_bytes_max; completes with kUnsupported
+/// when the channel has no listener.
 ///
 /// Messages of one session and channel arrive in the order of their submits; with writes and with
 /// other channels they have no order (P7). One that fails is skipped: with kNotDelivered it never

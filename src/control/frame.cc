@@ -101,6 +101,8 @@ const char* to_string(MessageType type) noexcept {
       return "KeyRevoked";
     case MessageType::kAbortKey:
       return "AbortKey";
+    case MessageType::kMessagePart:
+      return "MessagePart";
   }
   return "?";
 }

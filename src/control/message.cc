@@ -152,6 +152,33 @@ Result<UserMessage> decode_user_message(const Body& body) {
   return finish(in, body, std::move(message), "message");
 }
 
+std::vector<std::byte> encode(const MessagePart& body) {
+  FABRIC_CHECK(body.offset <= body.total_bytes &&
+               body.bytes.size() <= body.total_bytes - body.offset);
+  ByteWriter out;
+  out.u32(body.ref);
+  out.u16(body.channel);
+  out.u32(body.total_bytes);
+  out.u32(body.offset);
+  out.u32(static_cast<uint32_t>(body.bytes.size()));
+  out.bytes(body.bytes);
+  return out.take();
+}
+
+Result<MessagePart> decode_message_part(const Body& body) {
+  ByteReader in(body);
+  MessagePart part;
+  part.ref = in.u32();
+  part.channel = in.u16();
+  part.total_bytes = in.u32();
+  in.require(part.total_bytes > kMessageWholeMax && part.total_bytes <= kMessageBytesMax);
+  part.offset = in.u32();
+  in.require(part.offset <= part.total_bytes);
+  part.bytes = in.bytes(in.u32());
+  in.require(part.bytes.size() <= part.total_bytes - part.offset);
+  return finish(in, body, std::move(part), "message part");
+}
+
 std::vector<std::byte> encode(const Done& body) {
   ByteWriter out;
   out.u32(body.ref);

@@ -50,6 +50,7 @@ enum class MessageType : uint16_t {
   kRevokeKey = 28,
   kKeyRevoked = 29,
   kAbortKey = 30,
+  kMessagePart = 31,  ///< of a message that is larger than kMessageWholeMax
 };
 
 const char* to_string(MessageType type) noexcept;
@@ -69,6 +70,9 @@ struct Header {
 inline constexpr uint32_t kFrameHeaderBytes = 72;
 inline constexpr uint32_t kAppInfoBytesMax = 1024;
 inline constexpr uint32_t kNamesPerMessageMax = 1024;
+/// A larger message goes in parts: only to peers that announced that they accept larger ones.
+inline constexpr uint32_t kMessageWholeMax = 64u << 10;
+inline constexpr uint32_t kMessageBytesMax = 1u << 20;
 
 /// The bytes after the header. A newer minor may have appended fields; otherwise bytes after the
 /// known fields are an error.
@@ -152,6 +156,16 @@ struct UserMessage {
   uint16_t channel = 0;
   std::span<const std::byte> bytes{};  ///< points into the datagram
 };
+/// A part of a message. Parts are numbered control messages and are processed in the order of their
+/// numbers, so each continues where the one before it ended; messages of other channels may come
+/// in between. Without bytes: the sender withdraws the message, and no reply is sent.
+struct MessagePart {
+  uint32_t ref = 0;  ///< of the message
+  uint16_t channel = 0;
+  uint32_t total_bytes = 0;  ///< kMessageWholeMax < total_bytes <= kMessageBytesMax
+  uint32_t offset = 0;
+  std::span<const std::byte> bytes{};  ///< points into the datagram
+};
 /// The body of replies that are only a code: kMessageDone, kRegionRevoked, kFenced, kKeyRevoked.
 struct Done {
   uint32_t ref = 0;
@@ -199,6 +213,7 @@ std::vector<std::byte> encode(const PathAnswer& body);
 std::vector<std::byte> encode(const PathClose& body);
 std::vector<std::byte> encode(const PathDrained& body);
 std::vector<std::byte> encode(const UserMessage& body);
+std::vector<std::byte> encode(const MessagePart& body);
 std::vector<std::byte> encode(const Done& body);
 std::vector<std::byte> encode(const ResolveNames& body);
 std::vector<std::byte> encode(const ResolvedNames& body);
@@ -217,6 +232,7 @@ Result<PathAnswer> decode_path_answer(const Body& body);
 Result<PathClose> decode_path_close(const Body& body);
 Result<PathDrained> decode_path_drained(const Body& body);
 Result<UserMessage> decode_user_message(const Body& body);
+Result<MessagePart> decode_message_part(const Body& body);
 Result<Done> decode_done(const Body& body);
 Result<ResolveNames> decode_resolve(const Body& body);
 Result<ResolvedNames> decode_resolved(const Body& body);

@@ -236,7 +236,7 @@ Result<void> check_bounds(const Config& c) {
       {c.regions_max, 1, 1u << 20, "regions_max"},
       {c.counters_max, 1, 1u << 20, "counters_max"},
       {c.names_per_peer_max, 1, 1u << 20, "names_per_peer_max"},
-      {c.message_bytes_max, 1, 65536, "message_bytes_max"},
+      {c.message_bytes_max, 1, control::kMessageBytesMax, "message_bytes_max"},
       {c.message_buffers, 1, 1u << 20, "message_buffers"},
       {c.message_credits, 1, 4096, "message_credits"},
       {c.index_arena_bytes, 4096, 1ull << 36, "index_arena_bytes"},

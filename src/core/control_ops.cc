@@ -69,6 +69,7 @@ bool Peers::on_numbered(Peer& peer, const control::Frame& frame) {
       on_path_drained(peer, frame.body);
       break;
     case MessageType::kMessage:
+    case MessageType::kMessagePart:
       return take_message(peer, frame);
     case MessageType::kResolve:
       on_resolve(peer, frame.body);
@@ -211,7 +212,10 @@ void Peers::on_inbound_down(const RailSlot& rail, const RailEvent& event) {
 
 uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   const uint32_t ref = peer.next_ref++;
-  peer.requests[ref] = {.op = op.self, .is_message = is_message, .channel = op.channel};
+  peer.requests[ref] = {.op = op.self,
+                        .is_message = is_message,
+                        .channel = op.channel,
+                        .credits = is_message ? message_credits(op.list.count) : 0};
   return ref;
 }
 
@@ -259,7 +263,7 @@ void Peers::on_done(Peer& peer, MessageType type, const control::Body& body) {
     }
     return;
   }
-  if (pending.is_message) message_answered(peer, pending.channel, op, answer->code);
+  if (pending.is_message) message_answered(peer, pending, op, answer->code);
 }
 
 // Names
@@ -528,14 +532,20 @@ void Peers::stop_control_op(Op& op, Errc code) {
   bool sent = false;
   if (Peer* peer = find(op.peer); peer != nullptr) {
     auto& waiting = peer->credits[op.channel].waiting;
-    const bool queued = op.kind == OpKind::kSend && std::erase(waiting, op.self) > 0;
+    const bool queued =
+        op.kind == OpKind::kSend && (std::erase(waiting, op.self) > 0 || withdraw_parts(*peer, op));
     const auto it = peer->requests.find(op.ref);
     if (!queued && it != peer->requests.end() && it->second.op == op.self) {
       sent = peer->usable();
       it->second.op = kNone;  // the reply still returns the credit
     }
   }
+  const bool is_message = op.kind == OpKind::kSend;
+  const PeerId to = op.peer;
+  const uint16_t channel = op.channel;
   core_.complete(op, code, sent ? Remote::kUnknown : Remote::kNotDelivered);
+  // Others of the channel may have waited for its parts.
+  if (Peer* peer = is_message ? find(to) : nullptr) send_queued_messages(*peer, channel);
 }
 
 }  // namespace fabric::core

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "core/core.h"
 #include "core/peer.h"
@@ -7,6 +9,11 @@
 // control messages of the session, and the receiver takes them in the order of their numbers. A
 // message that is withdrawn before it has a number is never sent; one that is withdrawn later still
 // arrives, in its place. Other control messages keep no order.
+//
+// A message above 64 KiB goes in parts, which are numbered messages of their own: each is
+// retransmitted alone, and they arrive in order. A channel sends one message at a time, with at
+// most kPartsInFlight parts that are not acknowledged. The receiver keeps one incomplete message
+// per channel.
 
 namespace fabric::core {
 
@@ -16,6 +23,12 @@ namespace {
 // Bytes of messages that arrived before their turn, per peer. What does not fit is not acknowledged
 // and comes again; the next one in order is always accepted.
 constexpr uint64_t kEarlyBytesMax = 1u << 20;
+// A datagram of UDP is lost if one of its packets is: small parts repeat less.
+constexpr uint32_t kPartBytes = 16u << 10;
+// Copies of parts that one peer may need again: 256 KiB, and a quarter of the channel's window.
+constexpr uint32_t kPartsInFlight = 16;
+static_assert(kPartsInFlight <= control::ReliableChannel::kWindow / 4);
+static_assert(uint64_t{kPartsInFlight} * kPartBytes <= kEarlyBytesMax / 4);
 
 std::vector<std::byte> message_done(uint32_t ref, Errc code) {
   return control::encode(control::Done{.ref = ref, .code = code});
@@ -37,16 +50,76 @@ void Peers::start_send(Op& op) {
 void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
   if (!peer.usable()) return;
   ChannelCredit& credit = peer.credits[channel];
-  while (!credit.waiting.empty() && credit.outstanding < peer.hello.message_credits) {
+  const uint32_t most = peer.hello.message_credits;
+  while (send_parts(peer, credit) && !credit.waiting.empty()) {
     Op& op = core_.ops.at(credit.waiting.front());
+    const uint32_t credits = message_credits(op.list.count);
+    // One that takes more credits than there are goes alone.
+    if (credit.outstanding >= most) return;
+    if (credit.outstanding > 0 && credit.outstanding + credits > most) return;
     credit.waiting.pop_front();
     if (op.list.count > peer.hello.message_bytes_max) {
       core_.complete(op, Errc::kTooLarge, Remote::kNotDelivered);
       continue;
     }
-    ++credit.outstanding;
-    send_message(peer, op);
+    credit.outstanding += credits;
+    if (op.list.count <= control::kMessageWholeMax) {
+      send_message(peer, op);
+      continue;
+    }
+    op.ref = new_request(peer, op, true);
+    credit.sending = op.self;
+    credit.sent_bytes = 0;
+    ++peer.sends_in_parts;
   }
+}
+
+/// Sends as many parts as may be in flight. True: all of them are sent, or there are none.
+bool Peers::send_parts(Peer& peer, ChannelCredit& credit) {
+  if (credit.sending == kNone) return true;
+  const Op& op = core_.ops.at(credit.sending);
+  const auto bytes = op.list.as<const std::byte>();
+  while (peer.channel->unacknowledged() < kPartsInFlight) {
+    const size_t size = std::min<size_t>(kPartBytes, bytes.size() - credit.sent_bytes);
+    send(peer, MessageType::kMessagePart,
+         control::encode(control::MessagePart{.ref = op.ref,
+                                              .channel = op.channel,
+                                              .total_bytes = op.list.count,
+                                              .offset = credit.sent_bytes,
+                                              .bytes = bytes.subspan(credit.sent_bytes, size)}));
+    credit.sent_bytes += static_cast<uint32_t>(size);
+    if (credit.sent_bytes < bytes.size()) continue;
+    credit.sending = kNone;
+    --peer.sends_in_parts;
+    return true;
+  }
+  return false;
+}
+
+/// Parts were acknowledged: there may be room for more.
+void Peers::resume_parts(Peer& peer) {
+  for (const auto& [channel, credit] : peer.credits) {
+    if (credit.sending != kNone) send_queued_messages(peer, channel);
+  }
+}
+
+/// Stops a message that is being sent in parts: without its last one it is never delivered. The
+/// peer forgets what it has, and sends no reply.
+bool Peers::withdraw_parts(Peer& peer, const Op& op) {
+  ChannelCredit& credit = peer.credits[op.channel];
+  if (credit.sending != op.self) return false;
+  if (peer.usable() && credit.sent_bytes > 0) {
+    send(peer, MessageType::kMessagePart,
+         control::encode(control::MessagePart{.ref = op.ref,
+                                              .channel = op.channel,
+                                              .total_bytes = op.list.count,
+                                              .offset = credit.sent_bytes}));
+  }
+  credit.sending = kNone;
+  --peer.sends_in_parts;
+  credit.outstanding -= std::min(credit.outstanding, message_credits(op.list.count));
+  peer.requests.erase(op.ref);
+  return true;
 }
 
 void Peers::send_message(Peer& peer, Op& op) {
@@ -63,13 +136,15 @@ void Peers::send_message(Peer& peer, Op& op) {
 /// False: not accepted, the peer has to send it again.
 bool Peers::take_message(Peer& peer, const control::Frame& frame) {
   const uint64_t seq = frame.header.seq;
+  const bool is_part = frame.header.type == MessageType::kMessagePart;
   if (seq == peer.channel->arrived_up_to() + 1) {
-    on_message(peer, frame.body);
+    is_part ? on_message_part(peer, frame.body) : on_message(peer, frame.body);
     return true;
   }
   if (peer.early_bytes + frame.body.size() > kEarlyBytesMax) return false;
   peer.early_bytes += frame.body.size();
-  peer.early[seq] = {{frame.body.begin(), frame.body.end()}, frame.body.newer_minor};
+  peer.early[seq] = {
+      frame.header.type, {frame.body.begin(), frame.body.end()}, frame.body.newer_minor};
   core_.protocol.count(ProtocolEvent::kMessageEarly);
   return true;
 }
@@ -79,7 +154,9 @@ void Peers::take_early(Peer& peer) {
     const EarlyMessage message = std::move(peer.early.begin()->second);
     peer.early.erase(peer.early.begin());
     peer.early_bytes -= message.body.size();
-    on_message(peer, control::Body(message.body, message.newer_minor));  // may lose the peer
+    const control::Body body(message.body, message.newer_minor);
+    const bool is_part = message.type == MessageType::kMessagePart;
+    is_part ? on_message_part(peer, body) : on_message(peer, body);  // may lose the peer
   }
 }
 
@@ -88,25 +165,69 @@ void Peers::on_message(Peer& peer, const control::Body& body) {
   if (!message || message->bytes.size() > core_.config.message_bytes_max) {
     return on_bad_message(peer, MessageType::kMessage);
   }
-  const auto listener = core_.reporter.listener(message->channel);
+  accept_message(peer, message->ref, message->channel,
+                 {message->bytes.begin(), message->bytes.end()});
+}
+
+void Peers::on_message_part(Peer& peer, const control::Body& body) {
+  auto part = control::decode_message_part(body);
+  if (!part || part->total_bytes > core_.config.message_bytes_max) {
+    return on_bad_message(peer, MessageType::kMessagePart);
+  }
+  auto it = peer.partial.find(part->channel);
+  const bool known = it != peer.partial.end() && it->second.ref == part->ref;
+  if (part->bytes.empty()) {
+    if (known) peer.partial.erase(it);
+    return;
+  }
+  if (part->offset == 0) {
+    if (it != peer.partial.end()) {
+      peer.partial.erase(it);  // a correct peer ends or withdraws one before the next
+      return on_bad_message(peer, MessageType::kMessagePart);
+    }
+    if (core_.reporter.listener(part->channel) == Reporter::Listener::kMissing) {
+      send(peer, MessageType::kMessageDone, message_done(part->ref, Errc::kUnsupported));
+      return;
+    }
+    it = peer.partial.emplace(part->channel, PartialMessage{part->ref, part->total_bytes}).first;
+  } else if (!known) {
+    return;  // the rest of a message that was refused
+  }
+  PartialMessage& message = it->second;
+  if (part->offset != message.bytes.size() || part->total_bytes != message.total_bytes) {
+    peer.partial.erase(it);
+    return on_bad_message(peer, MessageType::kMessagePart);
+  }
+  message.bytes.insert(message.bytes.end(), part->bytes.begin(), part->bytes.end());
+  if (message.bytes.size() < message.total_bytes) return;
+  std::vector<std::byte> complete = std::move(message.bytes);
+  peer.partial.erase(it);
+  accept_message(peer, part->ref, part->channel, std::move(complete));
+}
+
+void Peers::accept_message(Peer& peer, uint32_t ref, uint16_t channel,
+                           std::vector<std::byte> bytes) {
+  const auto listener = core_.reporter.listener(channel);
   if (listener == Reporter::Listener::kMissing) {
-    send(peer, MessageType::kMessageDone, message_done(message->ref, Errc::kUnsupported));
+    send(peer, MessageType::kMessageDone, message_done(ref, Errc::kUnsupported));
     return;
   }
   auto buffer = std::make_unique<MessageBuffer>();
-  buffer->bytes.assign(message->bytes.begin(), message->bytes.end());
-  auto& held = peer.held[message->channel];
+  buffer->bytes = std::move(bytes);
+  auto& held = peer.held[channel];
   if (listener == Reporter::Listener::kReady && held.empty()) {
-    deliver(peer, message->ref, message->channel, std::move(buffer));
+    deliver(peer, ref, channel, std::move(buffer));
     return;
   }
-  if (held.size() >= core_.config.message_credits) {
+  uint32_t credits = message_credits(buffer->bytes.size());
+  for (const HeldMessage& one : held) credits += message_credits(one.buffer->bytes.size());
+  if (!held.empty() && credits > core_.config.message_credits) {
     FABRIC_LOG(core_.log, kWarning, "core", "a peer sends beyond its credit: disconnected",
-               {"peer", peer.id()}, {"channel", message->channel});
+               {"peer", peer.id()}, {"channel", channel});
     lose(peer, PeerState::kLost, Errc::kExhausted, true);
     return;
   }
-  held.push_back({message->ref, std::move(buffer)});
+  held.push_back({ref, std::move(buffer)});
   ++messages_held_;
 }
 
@@ -143,16 +264,20 @@ void Peers::deliver_held() {
 }
 
 /// The peer's listener has the message, or the peer refused it. `op`: null when it has completed.
-void Peers::message_answered(Peer& peer, uint16_t channel, Op* op, Errc code) {
-  ChannelCredit& credit = peer.credits[channel];
-  if (credit.outstanding > 0) --credit.outstanding;
+void Peers::message_answered(Peer& peer, const PendingRequest& request, Op* op, Errc code) {
+  ChannelCredit& credit = peer.credits[request.channel];
+  credit.outstanding -= std::min(credit.outstanding, request.credits);
   if (op != nullptr) {
+    if (credit.sending == op->self) {
+      credit.sending = kNone;  // refused before all of its parts were sent
+      --peer.sends_in_parts;
+    }
     for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
     const bool ok = code == Errc::kOk;
     core_.complete(*op, code, ok ? Remote::kDelivered : Remote::kNotDelivered,
                    ok ? op->list.count : 0);
   }
-  send_queued_messages(peer, channel);
+  send_queued_messages(peer, request.channel);
 }
 
 }  // namespace fabric::core

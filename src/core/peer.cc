@@ -130,6 +130,8 @@ void Peers::reset(Peer& peer) {
   peer.credits.clear();
   peer.early.clear();
   peer.early_bytes = 0;
+  peer.partial.clear();
+  peer.sends_in_parts = 0;
   peer.held.clear();
   peer.bound.clear();
   peer.imported.clear();
@@ -381,6 +383,8 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   peer.held.clear();
   peer.early.clear();
   peer.early_bytes = 0;
+  peer.partial.clear();
+  peer.sends_in_parts = 0;
   peer.drain_replies.clear();
   peer.revoked_keys.clear();
   // Its last writes may still be in a NIC queue. An inbound path is down only after its last count,

@@ -56,9 +56,21 @@ struct InboundPath {
   bool closing = false;
 };
 
+/// Credits that a message takes. One for each 64 KiB, so that the credits also bound the bytes that
+/// a receiver has to keep.
+constexpr uint32_t message_credits(uint64_t bytes) noexcept {
+  return bytes <= control::kMessageWholeMax
+             ? 1
+             : static_cast<uint32_t>((bytes + control::kMessageWholeMax - 1) /
+                                     control::kMessageWholeMax);
+}
+
 struct ChannelCredit {
-  uint32_t outstanding = 0;        ///< sent and not yet acknowledged by kMessageDone
+  uint32_t outstanding = 0;        ///< of messages sent and not yet acknowledged by kMessageDone
   std::deque<uint32_t> waiting{};  ///< sends that wait for credit, by operation slot
+  /// The operation whose message is being sent in parts; those in `waiting` follow it.
+  uint32_t sending = UINT32_MAX;
+  uint32_t sent_bytes = 0;  ///< of that message
 };
 
 /// A request sent to the peer. Its operation may complete before the reply arrives; `op` is then
@@ -67,6 +79,7 @@ struct PendingRequest {
   uint32_t op = UINT32_MAX;
   bool is_message = false;
   uint16_t channel = 0;
+  uint32_t credits = 0;  ///< that its reply returns
 };
 
 /// A region that was revoked, or one grant of it.
@@ -77,8 +90,16 @@ struct Revocation {
 
 /// A message that arrived before the numbers before it.
 struct EarlyMessage {
+  control::MessageType type{};
   std::vector<std::byte> body{};
   bool newer_minor = false;
+};
+
+/// The parts of a message that have arrived.
+struct PartialMessage {
+  uint32_t ref = 0;
+  uint32_t total_bytes = 0;
+  std::vector<std::byte> bytes{};
 };
 
 /// A message whose listener has no room. It is acknowledged once it has been delivered.
@@ -164,6 +185,8 @@ struct Peer : PeerHead {
   std::map<uint16_t, ChannelCredit> credits{};          ///< ours towards them
   std::map<uint64_t, EarlyMessage> early{};             ///< by number; at most the channel's window
   uint64_t early_bytes = 0;
+  std::map<uint16_t, PartialMessage> partial{};  ///< at most one per channel with a listener
+  uint32_t sends_in_parts = 0;                   ///< channels with a message that is being sent
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
@@ -347,8 +370,14 @@ class Peers {
   bool take_message(Peer& peer, const control::Frame& frame) FABRIC_REQUIRES(state_lock);
   void take_early(Peer& peer) FABRIC_REQUIRES(state_lock);
   void on_message(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
-  void message_answered(Peer& peer, uint16_t channel, Op* op, Errc code)
+  void on_message_part(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
+  void accept_message(Peer& peer, uint32_t ref, uint16_t channel, std::vector<std::byte> bytes)
       FABRIC_REQUIRES(state_lock);
+  void message_answered(Peer& peer, const PendingRequest& request, Op* op, Errc code)
+      FABRIC_REQUIRES(state_lock);
+  bool send_parts(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
+  void resume_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  bool withdraw_parts(Peer& peer, const Op& op) FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_revoke_region(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);

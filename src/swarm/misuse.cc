@@ -119,12 +119,12 @@ void Runner::misuse(Process& process, uint32_t other, Rng& rng) {
       return must_fail("a write from no region", Errc::kInvalidArgument,
                        engine.submit(Write{.target = region.at(0), .size_bytes = 1}).error());
     case 2:
-      return must_fail(
-          "a message that is too large", Errc::kTooLarge,
-          engine
-              .submit(Send{
-                  .peer = session->peer, .channel = 1, .bytes = std::vector<std::byte>(100'000)})
-              .error());
+      return must_fail("a message that is too large", Errc::kTooLarge,
+                       engine
+                           .submit(Send{.peer = session->peer,
+                                        .channel = 1,
+                                        .bytes = std::vector<std::byte>((1u << 20) + 1)})
+                           .error());
     case 3:
       return must_fail("an invalid address", Errc::kBadFormat, engine.connect(nonsense).error());
     case 4:

@@ -184,6 +184,28 @@ TEST_P(Conformance, P18WhatCanNeverFitIsTooLarge) {
   wait_idle();
 }
 
+TEST_P(Conformance, P18AMessageOfTheLargestSizeArrivesWhole) {
+  Config config = usual_config();
+  config.index_arena_bytes = 8u << 20;
+  reopen(config);
+  EventRecorder& received = recorder();
+  const auto listener = *eb().listen(1, received.notify());
+  const uint32_t most = ea().peer_info(ab().peer)->message_bytes_max;
+  EXPECT_EQ(most, 1u << 20);
+  std::vector<std::vector<std::byte>> sent;
+  EventRecorder& completions = recorder();
+  for (const uint32_t size : {most, 8u, 65'537u, most - 1, 65'536u}) {
+    sent.emplace_back(size);
+    fill(sent.back(), size);
+    ASSERT_TRUE(ea().submit(Send{
+        .peer = ab().peer, .channel = 1, .bytes = sent.back(), .notify = completions.notify()}));
+  }
+  ASSERT_TRUE(until([&] { return completions.count() == sent.size(); })) << ea().dump();
+  EXPECT_EQ(completions.count(Errc::kOk), sent.size());
+  ASSERT_TRUE(until([&] { return received.messages.size() == sent.size(); }));
+  for (size_t i = 0; i < sent.size(); ++i) EXPECT_EQ(received.messages[i], sent[i]) << i;
+}
+
 TEST_P(Conformance, P18AMessageAboveThePeersMaximumIsTooLarge) {
   REQUIRE_CAP(two_engines);
   Config modest = usual_config();

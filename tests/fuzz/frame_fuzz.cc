@@ -27,6 +27,17 @@ void try_user_message(const Body& body) {
   FABRIC_CHECK(std::ranges::equal(again->bytes, message->bytes));
 }
 
+void try_message_part(const Body& body) {
+  const auto part = decode_message_part(body);
+  if (!part) return;
+  const auto encoded = encode(*part);
+  const auto again = decode_message_part(encoded);
+  FABRIC_CHECK(again.has_value());
+  FABRIC_CHECK(again->ref == part->ref && again->channel == part->channel);
+  FABRIC_CHECK(again->total_bytes == part->total_bytes && again->offset == part->offset);
+  FABRIC_CHECK(std::ranges::equal(again->bytes, part->bytes));
+}
+
 void try_type(MessageType type, const Body& body) {
   switch (type) {
     case MessageType::kHello:
@@ -66,6 +77,8 @@ void try_type(MessageType type, const Body& body) {
       return try_body(body, decode_revoke_key);
     case MessageType::kAbortKey:
       return try_body(body, decode_abort_key);
+    case MessageType::kMessagePart:
+      return try_message_part(body);
     case MessageType::kReady:
     case MessageType::kAck:
       return;

@@ -42,7 +42,7 @@ Config fuzz_config(const Setting& setting) {
   config.regions_max = kRegionsMax;
   config.counters_max = kCountersMax;
   config.names_per_peer_max = 8;
-  config.message_bytes_max = 4096;
+  config.message_bytes_max = 72'000;
   config.message_buffers = 16;
   config.message_credits = 4;
   config.index_arena_bytes = 256u << 10;

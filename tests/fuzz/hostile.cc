@@ -318,6 +318,17 @@ Bytes Hostile::body_of(MessageType type, const FuzzAction& action) {
       return control::encode(control::UserMessage{
           .ref = action.n, .channel = static_cast<uint16_t>(action.b % 4), .bytes = text});
     }
+    case MessageType::kMessagePart: {
+      // In steps that a correct sender takes, so that some messages become whole.
+      const Bytes text(action.b >= 0xf0 ? 0 : size_t{16} << 10, std::byte{7});
+      const uint32_t offset = (action.n % 5u) << 14;
+      const auto size = std::min<size_t>(text.size(), 70'000 - offset);
+      return control::encode(control::MessagePart{.ref = action.a % 4u,
+                                                  .channel = static_cast<uint16_t>(action.b % 4),
+                                                  .total_bytes = 70'000,
+                                                  .offset = offset,
+                                                  .bytes = std::span(text).first(size)});
+    }
     case MessageType::kResolve: {
       control::ResolveNames names{.ref = action.n};
       names.names.resize(action.a >= 0xf0 ? control::kNamesPerMessageMax : 1 + action.a % 8);

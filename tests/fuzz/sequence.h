@@ -43,14 +43,15 @@ struct FuzzAction {
 
 /// Every kind of frame, and one that is not known. FuzzAction::what of Verb::kFrame is an index.
 inline constexpr std::array kFrameKinds{
-    MessageType::kHello,      MessageType::kWelcome,      MessageType::kReady,
-    MessageType::kReject,     MessageType::kBye,          MessageType::kAck,
-    MessageType::kPing,       MessageType::kPong,         MessageType::kPathOpen,
-    MessageType::kPathAnswer, MessageType::kPathDrained,  MessageType::kPathClose,
-    MessageType::kMessage,    MessageType::kMessageDone,  MessageType::kResolve,
-    MessageType::kResolved,   MessageType::kRevokeRegion, MessageType::kRegionRevoked,
-    MessageType::kFence,      MessageType::kFenced,       MessageType::kRevokeKey,
-    MessageType::kKeyRevoked, MessageType::kAbortKey,     static_cast<MessageType>(31)};
+    MessageType::kHello,         MessageType::kWelcome,      MessageType::kReady,
+    MessageType::kReject,        MessageType::kBye,          MessageType::kAck,
+    MessageType::kPing,          MessageType::kPong,         MessageType::kPathOpen,
+    MessageType::kPathAnswer,    MessageType::kPathDrained,  MessageType::kPathClose,
+    MessageType::kMessage,       MessageType::kMessageDone,  MessageType::kResolve,
+    MessageType::kResolved,      MessageType::kRevokeRegion, MessageType::kRegionRevoked,
+    MessageType::kFence,         MessageType::kFenced,       MessageType::kRevokeKey,
+    MessageType::kKeyRevoked,    MessageType::kAbortKey,     MessageType::kMessagePart,
+    static_cast<MessageType>(32)};
 
 /// Which requests a hostile peer answers correctly when it reads (Verb::kPass).
 struct Answers {

@@ -38,6 +38,16 @@ inline Sequence frame(MessageType type, FuzzAction how = {}) {
   how.what = static_cast<uint8_t>(kind);
   return {how};
 }
+/// The parts of one message, and of one that is withdrawn.
+inline Sequence message_parts() {
+  Sequence parts;
+  for (uint16_t i = 0; i < 8; ++i) {
+    const uint8_t ref = i < 5 ? 1 : 2, channel = i < 7 ? 1 : 0xf1;
+    const FuzzAction how{.a = ref, .b = channel, .n = static_cast<uint16_t>(i % 5)};
+    parts = parts + frame(MessageType::kMessagePart, how);
+  }
+  return parts;
+}
 inline Sequence local(Local call, FuzzAction how = {}) {
   how.verb = Verb::kLocal;
   how.what = static_cast<uint8_t>(call);
@@ -157,6 +167,8 @@ inline std::map<std::string, Script> session_seeds() {
       {"fenced", {{}, fenced + frame(M::kHello) + pass(10) + honest()}},
       {"deregistered", {{}, dereg + dereg + honest()}},
       {"credit", {{}, local(Local::kListen, {.a = 1}) + messages + honest()}},
+      {"message_parts",
+       {{}, local(Local::kListen, {.a = 1}) + message_parts() + pass(6) + honest()}},
       {"sends_beyond_credit", {{}, sends + pass(4, Answers::kAck) + frame(M::kBye) + pass(12)}},
       {"fence_cancelled",
        {{}, local(Local::kFence) + pass(3, Answers::kAck) + local(Local::kCancel) + pass(16)}},

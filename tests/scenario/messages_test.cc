@@ -258,5 +258,187 @@ TEST(EarlyMessage, IsForgottenWithItsSession) {
   EXPECT_TRUE(setup.engine.close());
 }
 
+// ---- Messages in parts --------------------------------------------------------------------------
+
+constexpr size_t kMiB = 1u << 20;
+
+TEST(LargeMessage, ArrivesWholeAndInOrder) {
+  for (const uint64_t seed : seeds(4)) {
+    SCOPED_TRACE(replay(seed));
+    NumberedMessages setup(hostile_control(seed));
+    const size_t sizes[] = {4, 65'536, 65'537, 100'000, 9, kMiB, 81'920, 4, kMiB, 300'001};
+    uint32_t number = 0;
+    for (const size_t size : sizes) {
+      for (uint16_t channel = 1; channel <= 2; ++channel) {
+        setup.send(channel, number++, 50s, size);
+        if (number == 11) setup.world.run_for(1ms);
+      }
+    }
+    ASSERT_TRUE(setup.a.engine.wait(setup.batch, 60s));
+    EXPECT_EQ(setup.arrived(), number);
+    setup.expect_in_order();
+  }
+}
+
+TEST(LargeMessage, OfMoreCreditsThanThereAreGoesAlone) {
+  Config config = short_timeouts_config();
+  config.message_credits = 3;
+  NumberedMessages setup({}, config);
+  for (uint32_t i = 0; i < 6; ++i) setup.send(1, i, 20s, i % 2 == 0 ? kMiB : 100);
+  ASSERT_TRUE(setup.a.engine.wait(setup.batch, 20s));
+  EXPECT_EQ(setup.got[1], (std::vector<uint32_t>{0, 1, 2, 3, 4, 5}));
+}
+
+// Withdrawn in the middle of its parts: it never arrives, the next ones do, and no credit is lost.
+TEST(LargeMessage, IsSkippedWhenItIsWithdrawn) {
+  for (const uint64_t seed : seeds(4)) {
+    SCOPED_TRACE(replay(seed));
+    expect_fault_logs();
+    Config config = short_timeouts_config();
+    config.message_credits = 17;
+    NumberedMessages setup(hostile_control(seed), config);
+    await_connected(setup.world, setup.a, setup.to.peer);
+    uint32_t number = 0;
+    for (uint32_t round = 0; round < 5; ++round) {
+      const OpId op = setup.send(1, number++, 20s, kMiB);
+      setup.send(1, number++, 20s);
+      setup.world.run_for(Nanos(50us) * (round + 1));
+      ASSERT_TRUE(setup.world.at(setup.world.now(), Fault::control_cut(0, 1)));
+      setup.world.run_for(1ms);
+      ASSERT_TRUE(setup.a.engine.cancel(op));
+      ASSERT_TRUE(setup.world.at(setup.world.now(), Fault::control_heal(0, 1)));
+    }
+    ASSERT_TRUE(setup.world.run_until([&] { return setup.ended.count() == number; }, 20s));
+    setup.world.run_for(1s);
+    setup.expect_in_order();
+    EXPECT_EQ(setup.got[1].size(), number / 2) << "the small ones";
+    for (const Event& event : setup.ended.events) {
+      EXPECT_EQ(event.code, event.tag % 2 == 0 ? Errc::kCancelled : Errc::kOk) << event.tag;
+      if (event.tag % 2 == 0) {
+        EXPECT_EQ(event.remote, Remote::kNotDelivered);
+      }
+    }
+    setup.send(1, number, 20s, kMiB);
+    ASSERT_TRUE(setup.world.run_until([&] { return setup.ended.count() == number + 1; }, 20s));
+    EXPECT_EQ(setup.got[1].back(), number) << "all credits are back";
+  }
+}
+
+TEST(LargeMessage, WithoutAListenerIsAnsweredOnce) {
+  NumberedMessages setup({});
+  setup.send(7, 0, 5s, kMiB);
+  setup.send(7, 1, 5s, 100);
+  setup.send(1, 2, 5s, kMiB);
+  (void)setup.a.engine.wait(setup.batch, 10s);
+  setup.world.run_for(1s);
+  ASSERT_EQ(setup.ended.count(), 3u);
+  EXPECT_EQ(setup.ended.find(0u)->code, Errc::kUnsupported);
+  EXPECT_EQ(setup.ended.find(1u)->code, Errc::kUnsupported);
+  EXPECT_EQ(setup.ended.find(2u)->code, Errc::kOk);
+}
+
+TEST(LargeMessage, AboveTheMaximumIsRefused) {
+  Config small = short_timeouts_config();
+  small.message_bytes_max = 70'000;
+  NumberedMessages setup({}, small);
+  await_connected(setup.world, setup.a, setup.to.peer);
+  EXPECT_EQ(setup.a.engine.peer_info(setup.to.peer)->message_bytes_max, 70'000u);
+  const auto too_large = text_of(1, 70'001);
+  EXPECT_EQ(setup.a.engine.submit(Send{.peer = setup.to.peer, .channel = 1, .bytes = too_large})
+                .error()
+                .code,
+            Errc::kTooLarge);
+  setup.send(1, 1, 5s, 70'000);
+  ASSERT_TRUE(setup.a.engine.wait(setup.batch, 5s));
+  EXPECT_EQ(setup.arrived(), 1u);
+}
+
+/// Sends the parts of a message of 70,000 bytes by hand.
+struct ScriptedParts : ScriptedSender {
+  static constexpr uint32_t kTotal = 70'000, kPart = 10'000;
+  uint64_t seq = 0;
+
+  void part(uint32_t ref, uint32_t offset, uint32_t size, uint32_t total = kTotal,
+            uint16_t channel = 1) {
+    const auto text = text_of(ref, total);
+    send(++seq, MessageType::kMessagePart,
+         control::encode(control::MessagePart{.ref = ref,
+                                              .channel = channel,
+                                              .total_bytes = total,
+                                              .offset = offset,
+                                              .bytes = std::span(text).subspan(offset, size)}));
+  }
+  void parts(uint32_t ref, uint32_t from, uint32_t upto) {
+    for (uint32_t at = from; at < upto; at += kPart) part(ref, at, kPart);
+  }
+};
+
+TEST(MessageParts, ThatDoNotContinueAreDropped) {
+  expect_log("a control message does not parse");
+  ScriptedParts setup;
+  setup.parts(1, 0, 30'000);
+  setup.part(1, 40'000, 30'000);  // a gap
+  setup.parts(1, 30'000, 70'000);
+  EXPECT_TRUE(setup.got.empty());
+  setup.parts(2, 0, 30'000);
+  setup.part(2, 20'000, 10'000);  // again
+  setup.parts(3, 0, 30'000);
+  setup.part(3, 30'000, 10'000, 80'000);  // another size
+  setup.parts(4, 0, 30'000);
+  setup.parts(5, 0, 30'000);  // another message before the end
+  setup.parts(5, 30'000, 70'000);
+  setup.part(6, 10'000, 10'000);  // no beginning
+  EXPECT_TRUE(setup.got.empty());
+  setup.parts(7, 0, 70'000);
+  EXPECT_EQ(setup.got, (std::vector<uint32_t>{7}));
+  EXPECT_EQ(setup.received.messages.back(), text_of(7, 70'000));
+}
+
+TEST(MessageParts, OfAWithdrawnMessageAreForgotten) {
+  ScriptedParts setup;
+  setup.parts(1, 0, 60'000);
+  setup.part(1, 60'000, 0);
+  setup.part(9, 60'000, 0);  // never begun
+  setup.parts(2, 0, 70'000);
+  EXPECT_EQ(setup.got, (std::vector<uint32_t>{2}));
+}
+
+// A peer that acknowledges nothing: the sender keeps few copies, and nothing waits beyond its
+// deadline.
+TEST(MessageParts, InFlightAreFew) {
+  ScriptedWorld world;
+  Engine engine = world.open();
+  ScriptedPeer scripted(world, engine.address());
+  scripted.hello.message_bytes_max = kMiB;
+  scripted.hello.message_credits = 64;
+  scripted.send_hello();
+  world.run_for(1ms);
+  scripted.read();
+  scripted.send(MessageType::kReady);
+  world.run_for(1ms);
+  EventRecorder ended;
+  const auto text = text_of(1, kMiB);
+  for (uint32_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(engine.submit(Send{.peer = engine.peers().at(0),
+                                   .channel = static_cast<uint16_t>(i),
+                                   .bytes = text,
+                                   .timeout = 1s,
+                                   .notify = ended.notify()}));
+  }
+  world.run_for(500ms);
+  std::set<uint64_t> numbers;
+  for (const ControlFrame& frame : scripted.take(MessageType::kMessagePart)) {
+    numbers.insert(frame.header.seq);
+  }
+  EXPECT_GE(numbers.size(), 8u);
+  EXPECT_LE(numbers.size(), 16u);
+  world.run_for(1s);
+  ASSERT_EQ(ended.count(), 3u);
+  for (const Event& event : ended.events) {
+    EXPECT_EQ(event.code, Errc::kTimeout);
+    EXPECT_EQ(event.remote, Remote::kNotDelivered) << "its last part was never sent";
+  }
+}
+
 }  // namespace
 }  // namespace fabric::test

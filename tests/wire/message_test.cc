@@ -72,6 +72,27 @@ TEST(MessageWire, UserMessage) {
   EXPECT_TRUE(decode_user_message(hex("31000000 0302 00000000"))) << "empty messages are legal";
 }
 
+TEST(MessageWire, MessagePart) {
+  const char* golden = "32000000 0402 45230100 00400000 08000000 6869207468657265";
+  expect_golden(golden, samples::message_part(), decode_message_part);
+  const Bytes whole = hex(golden);
+  const auto part = decode_message_part(whole);
+  ASSERT_TRUE(part);
+  EXPECT_EQ(part->ref, 0x32u);
+  EXPECT_EQ(part->channel, 0x0204u);
+  EXPECT_EQ(part->total_bytes, 0x12345u);
+  EXPECT_EQ(part->offset, 0x4000u);
+  EXPECT_EQ(part->bytes.data(), whole.data() + 18) << "not copied";
+  EXPECT_FALSE(decode_message_part(with(whole, 6, 0x10000, 4))) << "would not need parts";
+  EXPECT_FALSE(decode_message_part(with(whole, 6, 0x100001, 4))) << "above 1 MiB";
+  EXPECT_TRUE(decode_message_part(with(whole, 6, 0x100000, 4)));
+  EXPECT_FALSE(decode_message_part(with(whole, 10, 0x12345 - 7, 4))) << "ends beyond the message";
+  EXPECT_TRUE(decode_message_part(with(whole, 10, 0x12345 - 8, 4)));
+  EXPECT_FALSE(decode_message_part(with(whole, 10, 0xffffffff, 4)));
+  EXPECT_FALSE(decode_message_part(with(whole, 14, 0xffffffff, 4)));
+  EXPECT_TRUE(decode_message_part(hex("32000000 0402 45230100 00400000 00000000"))) << "withdrawn";
+}
+
 TEST(MessageWire, Done) {
   expect_golden("41000000 03", samples::done(), decode_done);
   EXPECT_EQ(*decode_done(encode(samples::done())), samples::done());

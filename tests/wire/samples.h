@@ -55,6 +55,9 @@ inline constexpr std::string_view kMessageText = "hi there";
 inline UserMessage user_message() {
   return {0x31, 0x0203, std::as_bytes(std::span(kMessageText.data(), kMessageText.size()))};
 }
+inline MessagePart message_part() {
+  return {0x32, 0x0204, 0x00012345, 0x00004000, user_message().bytes};
+}
 inline Done done() { return {0x41, Errc::kUnsupported}; }
 inline ResolveNames resolve() { return {0x51, {0x1000, 0xffffffffffffffff}}; }
 inline ResolvedNames resolved() { return {0x51, Errc::kOk, {1, 0x0fffffff}}; }
@@ -96,7 +99,8 @@ inline std::vector<Sample> messages() {
           {T::kFenced, encode(done())},
           {T::kRevokeKey, encode(revoke_key())},
           {T::kKeyRevoked, encode(done())},
-          {T::kAbortKey, encode(abort_key())}};
+          {T::kAbortKey, encode(abort_key())},
+          {T::kMessagePart, encode(message_part())}};
 }
 
 }  // namespace fabric::control::samples

@@ -100,7 +100,7 @@ TEST(Config, EveryCountHasBounds) {
                           {"regions_max", &Config::regions_max, 1u << 20},
                           {"counters_max", &Config::counters_max, 1u << 20},
                           {"names_per_peer_max", &Config::names_per_peer_max, 1u << 20},
-                          {"message_bytes_max", &Config::message_bytes_max, 65536},
+                          {"message_bytes_max", &Config::message_bytes_max, 1u << 20},
                           {"message_buffers", &Config::message_buffers, 1u << 20},
                           {"message_credits", &Config::message_credits, 4096}};
   for (const Count& count : counts) {
