@@ -15,8 +15,6 @@ using Phase = FaultInjector::Phase;
 using Side = FaultInjector::Side;
 using Target = AuditedWrites::Target;
 
-/// From the first packet to the last acknowledgements, on every network.
-constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
 constexpr Nanos kTurn = 1ms;  // a bound is kept up to an engine's turn
 
 /// One of everything, several times, and what became of it.

@@ -9,7 +9,7 @@
 // (a NIC that dies under a posted write, a peer that stops in the middle) is in
 // completion_faults_test.cc.
 
-namespace fabric::test {
+namespace fabric::test::completion_test {
 namespace {
 
 /// A sweep of the time between a submit and what happens to it: from before the first turn (the
@@ -581,4 +581,4 @@ TEST_P(Conformance, P05LosingOnePeerDisturbsNoOther) {
   }
 }
 
-}  // namespace fabric::test
+}  // namespace fabric::test::completion_test

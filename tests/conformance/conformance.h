@@ -27,6 +27,9 @@ namespace fabric::test {
 
 using namespace std::chrono_literals;
 
+/// When faults strike: from the first packet to the last acknowledgements, on every network.
+inline constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
+
 /// What a case has beyond the public API. A body asks by REQUIRE_CAP(field).
 struct CaseCaps {
   bool two_engines = true;        ///< a and b are two engines, and a third one exists

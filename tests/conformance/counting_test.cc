@@ -6,7 +6,7 @@
 
 // P6 to P8: what a count proves, and that there is exactly one per write.
 
-namespace fabric::test {
+namespace fabric::test::counting_test {
 namespace {
 
 /// The sizes around which a write is split, sliced or packed differently.
@@ -522,4 +522,4 @@ TEST_P(Conformance, P08AGroupOfCountersNamesWhoIsMissing) {
   EXPECT_EQ(wait_completion(met, 9).code, Errc::kOk);
 }
 
-}  // namespace fabric::test
+}  // namespace fabric::test::counting_test

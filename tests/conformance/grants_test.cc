@@ -6,7 +6,7 @@
 
 // P13 for one grant: it ends alone, with a proof, while the session and the other grants go on.
 
-namespace fabric::test {
+namespace fabric::test::grants_test {
 namespace {
 
 using Phase = FaultInjector::Phase;
@@ -201,4 +201,4 @@ TEST_P(Conformance, P13ALateProofOfAGrantIsAnEvent) {
   faults().stop(kA, Phase::kEnd);
 }
 
-}  // namespace fabric::test
+}  // namespace fabric::test::grants_test

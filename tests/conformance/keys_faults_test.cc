@@ -15,8 +15,6 @@ using Phase = FaultInjector::Phase;
 using Side = FaultInjector::Side;
 using Target = AuditedWrites::Target;
 
-constexpr std::array<Nanos, 3> kMoments{1us, 5us, 12us};
-
 }  // namespace
 
 // ---- P6, P10: exact networks --------------------------------------------------------------------

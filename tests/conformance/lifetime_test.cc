@@ -12,7 +12,7 @@
 // P20 to P22: engines that sleep, processes that fork, requests and handles that outlive what they
 // were made from.
 
-namespace fabric::test {
+namespace fabric::test::lifetime_test {
 namespace {
 
 Nanos cpu_time_of_this_thread() {
@@ -337,4 +337,4 @@ TEST_P(Conformance, P22AMovedFromHandleIsEmptyAndHarmless) {
   EXPECT_EQ(submit_and_wait(ea(), write(0, 100)).code, Errc::kOk);
 }
 
-}  // namespace fabric::test
+}  // namespace fabric::test::lifetime_test

@@ -6,7 +6,7 @@
 
 // Prepared lists on every network: exact bytes, exact counts, whatever became of the handle.
 
-namespace fabric::test {
+namespace fabric::test::lists_test {
 namespace {
 
 constexpr uint64_t kElement = 120, kInner = 3;
@@ -195,4 +195,4 @@ TEST_P(Conformance, P10PreparedListsArriveOnceWhenAPathBreaks) {
   }
 }
 
-}  // namespace fabric::test
+}  // namespace fabric::test::lists_test

@@ -27,14 +27,14 @@ struct CallSite {
   uint64_t times = 0;
 };
 
-thread_local bool counting = false;
+thread_local bool calls_counted = false;
 uint64_t allocations = 0, frees = 0, locks = 0;
 std::array<CallSite, kCallSites> call_sites{};
 ptrdiff_t site_count = 0;
 
 void note(uint64_t& counter, const char* what) {
-  if (!counting) return;
-  counting = false;  // the allocations of backtrace() do not count
+  if (!calls_counted) return;
+  calls_counted = false;  // the allocations of backtrace() do not count
   ++counter;
   CallSite here{.counter = &counter, .what = what};
   backtrace(here.frames.data(), kFrames);
@@ -48,7 +48,7 @@ void note(uint64_t& counter, const char* what) {
     here.times = 1;
     call_sites[static_cast<size_t>(site_count++)] = here;
   }
-  counting = true;
+  calls_counted = true;
 }
 
 template <class Function>
@@ -75,13 +75,13 @@ Counting::Counting() {
   std::array<void*, 1> frame{};
   backtrace(frame.data(), 1);  // the first call loads a library
   allocations = frees = locks = site_count = 0;
-  counting = true;
+  calls_counted = true;
 }
 
-Counting::~Counting() { counting = false; }
+Counting::~Counting() { calls_counted = false; }
 
 Counts Counting::done() {
-  counting = false;
+  calls_counted = false;
   Counts counts{.allocations = allocations, .frees = frees, .locks = locks};
   for (ptrdiff_t i = 0; i < site_count; ++i) {
     const CallSite& site = call_sites[static_cast<size_t>(i)];

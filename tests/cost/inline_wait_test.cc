@@ -13,7 +13,7 @@
 
 // What an inline wait does while nothing arrives.
 
-namespace fabric::test {
+namespace fabric::test::inline_wait_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -51,4 +51,4 @@ TEST(InlineWait, ThatDoesNotSpinSleepsAtOnce) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::inline_wait_test

@@ -23,7 +23,7 @@
 // The steady state: allocations, locks and system calls between submit and completion. The engines
 // are inline, sender and receivers on this thread, so that all of them are counted.
 
-namespace fabric::test {
+namespace fabric::test::steady_state_test {
 namespace {
 
 using bench::BenchEngines;
@@ -177,4 +177,4 @@ TEST(SteadyStateCounting, ReportsWhenTheChildFailed) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::steady_state_test

@@ -7,7 +7,7 @@
 
 // Failing calls into the kernel, and the attributes that reach the NIC.
 
-namespace fabric::test {
+namespace fabric::test::calls_test {
 namespace {
 
 using Call = FakeNics::Call;
@@ -348,4 +348,4 @@ TEST(VerbsAttributes, NoDmaBufWhereTheNicLacksIt) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::calls_test

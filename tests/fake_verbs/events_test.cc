@@ -2,7 +2,7 @@
 
 // Asynchronous events: ports, completion queues that overran, dead devices.
 
-namespace fabric::test {
+namespace fabric::test::events_test {
 namespace {
 
 using Call = FakeNics::Call;
@@ -202,4 +202,4 @@ TEST_F(VerbsEvent, ADeadDeviceThatWasTheOnlyOne) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::events_test

@@ -10,7 +10,7 @@
 
 // Network::near: which of the host's NICs an engine takes, on a recorded sysfs tree.
 
-namespace fabric::test {
+namespace fabric::test::near_test {
 namespace {
 
 using testing::ElementsAre;
@@ -171,4 +171,4 @@ TEST_F(VerbsNear, TheVariablesChooseToo) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::near_test

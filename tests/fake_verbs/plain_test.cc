@@ -2,7 +2,7 @@
 
 // Fake NICs without faults.
 
-namespace fabric::test {
+namespace fabric::test::plain_test {
 namespace {
 
 TEST(VerbsPlain, WritesArriveWithThreads) {
@@ -24,4 +24,4 @@ TEST(VerbsPlain, WritesArriveStepByStep) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::plain_test

@@ -4,7 +4,7 @@
 
 // Ports that change while they are open, and neighbours that the kernel cannot resolve.
 
-namespace fabric::test {
+namespace fabric::test::ports_test {
 namespace {
 
 using Call = FakeNics::Call;
@@ -123,4 +123,4 @@ TEST(VerbsNeighbour, ATeardownDuringAConnectWaitsForIt) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::ports_test

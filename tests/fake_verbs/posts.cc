@@ -10,12 +10,6 @@ namespace fabric::test {
 
 using namespace fake;
 
-namespace {
-
-FakeNics& nics() { return *FakeNics::current(); }
-
-}  // namespace
-
 struct FakeUserDriver {
   /// With a thread domain a driver takes no lock, so concurrent calls would corrupt its queues.
   class SingleThreadCheck {
@@ -37,7 +31,7 @@ struct FakeUserDriver {
   };
 
   static int post_send(ibv_qp* named, ibv_send_wr* first, ibv_send_wr** bad) {
-    FakeNics& all = nics();
+    FakeNics& all = *FakeNics::current();
     Qp& qp = *of(named);
     const SingleThreadCheck alone(qp);
     const std::lock_guard lock(all.mutex_);
@@ -116,7 +110,7 @@ struct FakeUserDriver {
   }
 
   static int post_recv(ibv_qp* named, ibv_recv_wr* first, ibv_recv_wr** bad) {
-    FakeNics& all = nics();
+    FakeNics& all = *FakeNics::current();
     Qp& qp = *of(named);
     const SingleThreadCheck alone(qp);
     const std::lock_guard lock(all.mutex_);
@@ -146,7 +140,7 @@ struct FakeUserDriver {
   }
 
   static int poll_cq(ibv_cq* named, int most, ibv_wc* out) {
-    FakeNics& all = nics();
+    FakeNics& all = *FakeNics::current();
     const std::lock_guard lock(all.mutex_);
     Cq& cq = *of(named);
     std::string& undrained = of(cq.context)->undrained;
@@ -168,7 +162,7 @@ struct FakeUserDriver {
   }
 
   static int req_notify_cq(ibv_cq* named, int) {
-    FakeNics& all = nics();
+    FakeNics& all = *FakeNics::current();
     const std::lock_guard lock(all.mutex_);
     of(named)->armed = true;
     return 0;

@@ -3,7 +3,7 @@
 // A NIC that refuses posted requests. Those it took are drained, those it refused were never sent,
 // and everything is delivered once by a connection that works.
 
-namespace fabric::test {
+namespace fabric::test::posts_test {
 namespace {
 
 using Call = FakeNics::Call;
@@ -146,4 +146,4 @@ TEST_F(VerbsPost, AMarkerThatIsRefused) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::posts_test

@@ -3,7 +3,7 @@
 // Teardown of a path, step by step, with everything that a NIC may still do at each step. Every
 // write is counted once in all cases (docs/design/0013-verbs.md).
 
-namespace fabric::test {
+namespace fabric::test::teardown_test {
 namespace {
 
 using End = FakeNics::End;
@@ -186,4 +186,4 @@ TEST(VerbsDrain, ASumWithoutAnErrorProvesNothing) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::teardown_test

@@ -18,7 +18,7 @@
 // FABRICLIB_TEST_ROUNDS=N plays N times as many breaks, FABRICLIB_TEST_BREAK=K those of kind K
 // alone.
 
-namespace fabric::test {
+namespace fabric::test::failover_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -299,4 +299,4 @@ TEST_F(Failover, LossAndReorderingDelayAndBreakNothing) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::failover_test

@@ -10,7 +10,7 @@
 
 // A process on the other host that is killed, stopped and started again.
 
-namespace fabric::test {
+namespace fabric::test::peers_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -119,4 +119,4 @@ TEST_F(Peers, WhatWaitsForAReceiverWithoutRoomArrivesOnceItRefills) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::peers_test

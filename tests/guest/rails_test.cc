@@ -16,7 +16,7 @@
 //
 // FABRICLIB_TEST_ROUNDS=N plays N times as many flaps, and up to 64 peers.
 
-namespace fabric::test {
+namespace fabric::test::rails_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -233,4 +233,4 @@ TEST_F(Rails, PeersOfTheSameHostAreReachedByMemoryAndOthersByNics) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::rails_test

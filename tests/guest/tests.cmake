@@ -12,6 +12,7 @@ endif()
 file(GLOB guest_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
 # The interposer between the network and its devices is shared with the conformance suite.
 add_executable(guest_tests ${guest_sources} ${CMAKE_CURRENT_LIST_DIR}/conformance/interposer.cc)
+fabric_unity(guest_tests)
 target_link_libraries(guest_tests PRIVATE test_support)
 # Emulated, so its speed matters; the precompiled header of the other tests is not optimised.
 target_compile_options(guest_tests PRIVATE -O2)

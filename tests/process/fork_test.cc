@@ -11,7 +11,7 @@
 // Children of a process with engines (P21): every call is refused, destructors touch nothing, and
 // the parent does not notice.
 
-namespace fabric::test {
+namespace fabric::test::fork_test {
 namespace {
 
 /// What a child finds. It has one thread, and another thread of its parent may have held any lock,
@@ -307,4 +307,4 @@ TEST(Process, AnEngineThatIsDestroyedInItsCallbackStaysOpenAndSaysSo) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::fork_test

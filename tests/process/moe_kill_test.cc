@@ -25,7 +25,7 @@
 //
 // FABRICLIB_TEST_ROUNDS=N kills N times as many; 25 are 50 kills.
 
-namespace fabric::test {
+namespace fabric::test::moe_kill_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -247,4 +247,4 @@ TEST(MoeProcesses, TheLivingNeverReadAStaleBlockWhenOneIsKilled) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::moe_kill_test

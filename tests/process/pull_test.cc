@@ -23,7 +23,7 @@
 // Reading a process that does not cooperate, dies, calls exec(), is not dumpable, or has another
 // beacon.
 
-namespace fabric::shm {
+namespace fabric::shm::pull_test {
 namespace {
 
 using Method = Puller::Method;
@@ -430,4 +430,4 @@ TEST(PullMemFile, IsNotAvailableToANonDumpableProcess) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::pull_test

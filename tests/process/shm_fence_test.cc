@@ -14,7 +14,7 @@
 // The fence against real writers: processes that copy without a pause and are stopped, continued
 // and killed at any instruction, while the owner revokes its memory and reuses it.
 
-namespace fabric::shm {
+namespace fabric::shm::shm_fence_test {
 namespace {
 
 constexpr std::byte kPoison{0xEE};
@@ -377,4 +377,4 @@ TEST(ShmWriterSlotThreads, MayCopyUntilTheirLastDestructorHasRun) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_fence_test

@@ -16,7 +16,7 @@
 // Processes that are not like each other: of another user, of another job, and in containers. What
 // can work works, and what cannot is refused with a reason.
 
-namespace fabric::test {
+namespace fabric::test::shm_namespaces_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -385,4 +385,4 @@ TEST(ShmJobs, AnotherJobKeyIsRefusedByTheCore) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::shm_namespaces_test

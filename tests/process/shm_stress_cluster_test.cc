@@ -24,7 +24,7 @@
 //
 // FABRICLIB_TEST_ROUNDS=N injects N times as many faults.
 
-namespace fabric::stress {
+namespace fabric::stress::shm_stress_cluster_test {
 namespace {
 
 enum class StressFault : uint8_t { kKill, kStop, kFence };
@@ -250,4 +250,4 @@ TEST(StressPlan, WritesAndGuardsDoNotOverlap) {
 }
 
 }  // namespace
-}  // namespace fabric::stress
+}  // namespace fabric::stress::shm_stress_cluster_test

@@ -7,7 +7,7 @@
 
 // Processes that die without a goodbye, at every step of what their peers do (P1, P3, P5, P16).
 
-namespace fabric::test {
+namespace fabric::test::crash_test {
 namespace {
 
 using sim::Fault;
@@ -386,4 +386,4 @@ TEST(Crash, OfASenderEndsTheWaitsThatNameItAndItsMemoryCanBeFenced) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::crash_test

@@ -11,7 +11,7 @@
 // Cancels of what is queued, in flight or done, at every step, alone and together with everything
 // else that may complete it at the same moment (P1, P3, P4).
 
-namespace fabric::test {
+namespace fabric::test::deadline_test {
 namespace {
 
 using sim::Fault;
@@ -506,4 +506,4 @@ TEST(Cancel, AgainstClose) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::deadline_test

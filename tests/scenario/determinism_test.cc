@@ -6,7 +6,7 @@
 
 // The same run twice, and several engines on one inline runtime, in real time.
 
-namespace fabric::test {
+namespace fabric::test::determinism_test {
 namespace {
 
 /// A bit of everything over a bad control channel, with choices drawn from the seed.
@@ -132,4 +132,4 @@ TEST(InlineEngines, CloseInAnyOrderWithWorkInFlight) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::determinism_test

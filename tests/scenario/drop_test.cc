@@ -10,7 +10,7 @@
 // Drop: one operation that masks, disconnects and fences a peer. And peers(kLostUnfenced), which
 // lists who could still write.
 
-namespace fabric::test {
+namespace fabric::test::drop_test {
 namespace {
 
 using sim::Fault;
@@ -233,4 +233,4 @@ TEST(LostPeers, AreListedUntilTheyAreFenced) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::drop_test

@@ -8,11 +8,12 @@
 #include "harness/write_auditor.h"
 #include "scenario/pairs.h"
 #include "support/log_guard.h"
+#include "support/sanitizers.h"
 
 // Connections that break, rails that go and come back. Whatever happens to the network between two
 // live engines, every write is delivered once, with all of its bytes (P10).
 
-namespace fabric::test {
+namespace fabric::test::failover_test {
 namespace {
 
 using sim::Fault;
@@ -160,7 +161,7 @@ void at_every_step(const std::function<void(CountedTransfers&, uint64_t)>& break
   expect_breaks();
   const auto [begin, end] = CountedTransfers(test_seed()).span();
   ASSERT_GT(end - begin, 50u);
-  for (uint64_t at = begin; at <= end; at += stride) {
+  for (uint64_t at = begin; at <= end; at += stride * kStepStride) {
     SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
     CountedTransfers transfers(test_seed());
     break_at(transfers, at);
@@ -429,4 +430,4 @@ TEST(Failover, TwoFaultsAtAnyStep) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::failover_test

@@ -10,7 +10,7 @@
 // The fast path reuses the route that an earlier write has cached. The cache must not outlive the
 // paths that it names.
 
-namespace fabric::test {
+namespace fabric::test::fast_path_test {
 namespace {
 
 using sim::Fault;
@@ -158,4 +158,4 @@ TEST(Signals, SubmittedTogetherKeepTheirListsApart) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::fast_path_test

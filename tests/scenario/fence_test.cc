@@ -12,7 +12,7 @@
 // fences the writer and reuses the memory, and an innocent third peer. After the fence completes
 // with kOk not one byte of the writer lands, whatever its NIC still holds.
 
-namespace fabric::test {
+namespace fabric::test::fence_test {
 namespace {
 
 using sim::Fault;
@@ -568,4 +568,4 @@ TEST(FencedPeer, LandsNoHeldBackWriteAfterOkUnordered) { fence_then_lands(slow_s
 TEST(FencedPeer, LandsNoHeldBackWriteAfterOkOrdered) { fence_then_lands(slow_rc()); }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::fence_test

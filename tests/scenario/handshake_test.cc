@@ -9,7 +9,7 @@
 // Connecting, and what may prevent it: another job, another version, a peer that never answers or
 // closes in the middle, an earlier incarnation (P15, P16).
 
-namespace fabric::test {
+namespace fabric::test::handshake_test {
 namespace {
 
 using control::MessageType;
@@ -552,4 +552,4 @@ TEST(Handshake, UnsolicitedAnswersAreIgnored) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::handshake_test

@@ -8,7 +8,7 @@
 
 // A peer that breaks the protocol.
 
-namespace fabric::test {
+namespace fabric::test::hostile_test {
 namespace {
 
 using control::MessageType;
@@ -290,4 +290,4 @@ TEST_F(HostilePeer, AnswersOfTheWrongKind) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::hostile_test

@@ -10,7 +10,7 @@
 // Counter keys and names: reuse under late traffic, barriers, steps of a mixture of experts, the
 // pages of a key-value cache, names without a counter (P6, P8, P9, P11).
 
-namespace fabric::test {
+namespace fabric::test::keys_test {
 namespace {
 
 /// `n` hosts, each connected to each other one.
@@ -544,4 +544,4 @@ TEST(BoundCounter, IsMetByACertainCountAfterItsPeerClosed) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::keys_test

@@ -13,7 +13,7 @@
 
 // Prepared lists: made once, used by many operations, freed with the last of them.
 
-namespace fabric::test {
+namespace fabric::test::lists_test {
 namespace {
 
 using sim::Fault;
@@ -354,4 +354,4 @@ TEST(PreparedPages, SeveralPeersShareAListOnOneRail) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::lists_test

@@ -11,7 +11,7 @@
 // Peers that fall silent, are stopped, die, come back, and writers that were away for too long
 // (P16). Every engine is a real one; the faults are the world's.
 
-namespace fabric::test {
+namespace fabric::test::liveness_test {
 namespace {
 
 constexpr uint64_t kSize = 64 << 10;
@@ -627,4 +627,4 @@ TEST_F(Evidence, TheNetworkIsAskedWhenItHasReportedNothingLately) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::liveness_test

@@ -12,7 +12,7 @@
 // Messages of one session and channel arrive in the order sent (contracts.md P7), whatever happens
 // to the control datagrams that carry them.
 
-namespace fabric::test {
+namespace fabric::test::messages_test {
 namespace {
 
 using control::MessageType;
@@ -441,4 +441,4 @@ TEST(MessageParts, InFlightAreFew) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::messages_test

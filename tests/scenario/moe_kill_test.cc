@@ -21,7 +21,7 @@
 //
 // FABRICLIB_TEST_ROUNDS=N kills N times as many; 84 are 1,008 kills.
 
-namespace fabric::test {
+namespace fabric::test::moe_kill_test {
 namespace {
 
 using sim::Fault;
@@ -268,4 +268,4 @@ TEST(MoeWithKills, TheLivingNeverReadAStaleBlock) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::moe_kill_test

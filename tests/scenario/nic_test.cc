@@ -9,7 +9,7 @@
 // NICs that die with completions in their queues, overflow, report late, fail and come back (P3,
 // P10, P16).
 
-namespace fabric::test {
+namespace fabric::test::nic_test {
 namespace {
 
 using sim::Fault;
@@ -381,4 +381,4 @@ TEST(Probing, ARefusalIsOneTryAndTheNextTakesAnotherRailOfThePeer) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::nic_test

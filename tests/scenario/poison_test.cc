@@ -12,7 +12,7 @@
 // poisoned, groups that lose a member, names whose senders do not answer, and immediates that
 // arrive in the next generation of their counter key.
 
-namespace fabric::test {
+namespace fabric::test::poison_test {
 namespace {
 
 using sim::Fault;
@@ -634,4 +634,4 @@ TEST(Disarm, InACallbackEndsTheWaitThatRunsIt) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::poison_test

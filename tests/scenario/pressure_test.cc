@@ -11,7 +11,7 @@
 
 // Bounded queues, priorities, and listeners that do not read (P18).
 
-namespace fabric::test {
+namespace fabric::test::pressure_test {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
@@ -682,4 +682,4 @@ TEST(BackPressure, ABreakFindsWorkThatTheRailHasNotTaken) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::pressure_test

@@ -11,7 +11,7 @@
 // How the work of one engine is spread over its rails: small writes and targets in turn, whatever
 // their peers, large ones cut. The times are virtual, of NICs with explicit models.
 
-namespace fabric::test {
+namespace fabric::test::rails_test {
 namespace {
 
 /// 400 Gb/s, 90 ns per work request, 2 us one way, without a cost of posting.
@@ -509,4 +509,4 @@ INSTANTIATE_TEST_SUITE_P(Rails, StripeBytesMin,
                          [](const auto& test_case) { return test_case.param.name; });
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::rails_test

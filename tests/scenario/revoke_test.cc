@@ -17,7 +17,7 @@
 // memory stays in quarantine. Named counter keys (P11): after the proof nothing is posted under
 // them, in whatever order the frames arrive and whichever peer still has the counter key.
 
-namespace fabric::test {
+namespace fabric::test::revoke_test {
 namespace {
 
 using sim::Fault;
@@ -708,4 +708,4 @@ TEST(RevokedKey, IsQuietOnceItsCloseReturns) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::revoke_test

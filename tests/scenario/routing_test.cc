@@ -13,7 +13,7 @@
 // How a write is split over rails and slices and still counts once (P8), and which network it takes
 // (P17).
 
-namespace fabric::test {
+namespace fabric::test::routing_test {
 namespace {
 
 struct Rails {
@@ -27,9 +27,7 @@ void PrintTo(const Rails& rails, std::ostream* out) {
 
 class DifferentRails : public testing::TestWithParam<Rails> {
  protected:
-  sim::NicModel model() const {
-    return GetParam().ordered ? rc_model() : srd_model();
-  }
+  sim::NicModel model() const { return GetParam().ordered ? rc_model() : srd_model(); }
 };
 
 uint64_t bytes_sent(const Engine& engine, uint32_t rail) {
@@ -244,8 +242,7 @@ TEST(OneByteTail, IsItsOwnShardAndIsNotForgotten) {
 
 class ZeroLength : public testing::TestWithParam<bool> {
  protected:
-  ZeroLength()
-      : setup(4, 1024, GetParam() ? rc_model() : srd_model()) {
+  ZeroLength() : setup(4, 1024, GetParam() ? rc_model() : srd_model()) {
     std::ranges::fill(setup.receiver.bytes(), std::byte{0x5a});
   }
   ~ZeroLength() override {
@@ -568,8 +565,8 @@ TEST_F(TwoNetworks, CountsAreFinalOnlyIfTheyAreOnEveryRoute) {
 TEST(FinalCounts, DependOnTheNetworkThatThePeerWritesOn) {
   sim::World world;
   const auto node = [&] {
-    return world.add_node({{.name = "ordered", .model = rc_model()},
-                           {.name = "unordered", .model = srd_model()}});
+    return world.add_node(
+        {{.name = "ordered", .model = rc_model()}, {.name = "unordered", .model = srd_model()}});
   };
   Config prefers_the_other = test_config();
   prefers_the_other.networks = {{.provider = "sim", .name = "unordered"},
@@ -770,4 +767,4 @@ TEST_F(TwoNetworks, NoNetworkInCommonIsUnreachableAtOnce) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::routing_test

@@ -12,7 +12,7 @@
 // Large worlds, many peers, many counter keys. What is asserted is bytes, never time. The full
 // sizes are those of the optimised build; the others run the same tests with fewer.
 
-namespace fabric::test {
+namespace fabric::test::scale_test {
 namespace {
 
 #if defined(NDEBUG)
@@ -186,4 +186,4 @@ TEST(ManyKeys, AreAllOpenAtOnceAndEachCountsItsOwn) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::scale_test

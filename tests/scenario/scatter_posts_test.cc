@@ -9,7 +9,7 @@
 // When the work requests of a scatter reach the rail. A rail between the engine and its network
 // records the calls of post(): virtual time does not advance within a turn.
 
-namespace fabric::test {
+namespace fabric::test::scatter_posts_test {
 
 /// The core of an engine: private, and named here by an explicit instantiation, where access is not
 /// checked.
@@ -126,4 +126,4 @@ TEST_F(ScatterPosts, TheFirstCutTargetIsPostedBeforeTheOthersArePrepared) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::scatter_posts_test

@@ -9,7 +9,7 @@
 // Two engines connect whatever the control channel does to their messages, and reconnect after a
 // loss (P15, P16).
 
-namespace fabric::test {
+namespace fabric::test::sessions_test {
 namespace {
 
 constexpr uint64_t kSize = 256 << 10;
@@ -323,4 +323,4 @@ TEST(PeerComesBack, AfterADisconnectWithANewSessionOfTheSameIncarnation) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::sessions_test

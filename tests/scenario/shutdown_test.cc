@@ -11,7 +11,7 @@
 // Closing an engine with everything in flight: every operation is reported once, in
 // the way that it asked for, and the memory is the caller's again (P1, P3, P22).
 
-namespace fabric::test {
+namespace fabric::test::shutdown_test {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
@@ -400,4 +400,4 @@ TEST_F(CloseInTime, OfAnEngineThatSleepsKeepsTheDrainBound) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::shutdown_test

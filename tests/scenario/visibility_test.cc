@@ -9,7 +9,7 @@
 // P6: only a write's own count proves that its bytes are visible at the target. Neither the
 // sender's completion does, nor a message that the sender sends after it.
 
-namespace fabric::test {
+namespace fabric::test::visibility_test {
 namespace {
 
 constexpr uint64_t kSize = 64 << 10;
@@ -104,4 +104,4 @@ TEST_P(Visibility, OfLateBytesIsSettledWhenThePeerIsFenced) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::visibility_test

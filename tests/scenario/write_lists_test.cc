@@ -13,7 +13,7 @@
 
 // Prepared write lists: a plan that stays with the engine, submitted by ranges.
 
-namespace fabric::test {
+namespace fabric::test::write_lists_test {
 namespace {
 
 using sim::Fault;
@@ -311,4 +311,4 @@ TEST(WriteLists, AreFreedByCancelTimeoutAndClose) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::write_lists_test

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 // Which sanitizer this build has: a macro of g++, a feature of clang.
 
 #if defined(__has_feature)
@@ -26,5 +28,9 @@ inline constexpr bool kThreadSanitizer = false;
 /// sanitizer's runtime lets go of its locks in a child: what another thread of the parent held at
 /// the fork (AddressSanitizer: a size class of its allocator) stays held for ever.
 inline constexpr bool kForksWithThreads = !kAddressSanitizer && !kThreadSanitizer;
+
+/// Tests that repeat a run for every step of it take one step in this many. The release build takes
+/// each; what a sanitizer finds does not depend on the exact step.
+inline constexpr uint64_t kStepStride = kAddressSanitizer ? 7 : 1;
 
 }  // namespace fabric::test

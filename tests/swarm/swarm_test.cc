@@ -10,7 +10,7 @@
 // Runs random plans and tests the swarm itself: runs repeat, coverage is complete, plans are
 // shrunk, and a wrong byte is detected.
 
-namespace fabric::swarm {
+namespace fabric::swarm::swarm_test {
 namespace {
 
 // A sanitizer makes a run twenty times as slow and checks something else.
@@ -146,4 +146,4 @@ TEST_F(TargetArenaTest, GapsStayUntouched) {
 }
 
 }  // namespace
-}  // namespace fabric::swarm
+}  // namespace fabric::swarm::swarm_test

@@ -18,7 +18,7 @@
 // Real threads on the counter word. The payload is plain memory that only the count guards, so the
 // thread sanitizer sees every count that came too early or without its bytes.
 
-namespace fabric::core {
+namespace fabric::core::counter_stress_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -636,4 +636,4 @@ TEST(CounterStress, OldKeysNeverCountInALaterGeneration) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::counter_stress_test

@@ -9,7 +9,7 @@
 
 // What a callback may and may not do, and what the library's threads do when there is nothing to.
 
-namespace fabric::test {
+namespace fabric::test::engine_callback_test {
 namespace {
 
 /// Runs its body once, in a callback of the engine.
@@ -286,4 +286,4 @@ TEST(EngineThreads, AnIdleEngineSleeps) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_callback_test

@@ -2,7 +2,7 @@
 
 // Regions, peers, groups and names that come and go under traffic.
 
-namespace fabric::test {
+namespace fabric::test::engine_churn_test {
 namespace {
 
 bool one_of(Errc code, std::initializer_list<Errc> allowed) {
@@ -287,4 +287,4 @@ TEST(EngineChurn, NamesAreResolvedAndClosedByManyThreads) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_churn_test

@@ -2,7 +2,7 @@
 
 // close() with everything in flight, while others go on as if nothing were.
 
-namespace fabric::test {
+namespace fabric::test::engine_close_test {
 namespace {
 
 bool closed_or_ok(Errc code) { return code == Errc::kClosed || code == Errc::kOk; }
@@ -261,4 +261,4 @@ TEST(EngineClose, HandlesOutliveTheEngineInertly) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_close_test

@@ -3,7 +3,7 @@
 // Rails that come and go, paths that break, under engines with threads of their own: counts stay
 // exact while several threads submit.
 
-namespace fabric::test {
+namespace fabric::test::engine_failover_test {
 namespace {
 
 constexpr uint32_t kSubmitters = 3;
@@ -84,4 +84,4 @@ TEST_F(RailsThatFlap, EveryWriteIsCountedOnce) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_failover_test

@@ -3,7 +3,7 @@
 
 // Several engines without threads of their own, driven by one thread while others submit.
 
-namespace fabric::test {
+namespace fabric::test::engine_inline_test {
 namespace {
 
 /// A network in real time that engines of any runtime can be opened on.
@@ -159,4 +159,4 @@ TEST(EngineInline, ClosesWhileOthersSubmitAndDrive) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_inline_test

@@ -2,7 +2,7 @@
 
 // Prepared lists that are destroyed while other threads submit them.
 
-namespace fabric::test {
+namespace fabric::test::engine_lists_test {
 namespace {
 
 constexpr uint32_t kPages = 64;
@@ -163,4 +163,4 @@ TEST(EngineLists, CloseWhileOthersMakeSubmitAndDestroyThem) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_lists_test

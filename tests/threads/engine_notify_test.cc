@@ -7,7 +7,7 @@
 // Counters, watchers, messages and inboxes: what is reported, to which recipient, and what happens
 // when the recipient is destroyed.
 
-namespace fabric::test {
+namespace fabric::test::engine_notify_test {
 namespace {
 
 /// A counter with an expectation whose callback arms the next one.
@@ -435,4 +435,4 @@ TEST(EngineNotify, ALoopThatSleepsOnEpollMissesNothingWhenTheDescriptorIsMadeUnd
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_notify_test

@@ -3,7 +3,7 @@
 // Many threads submit every kind of operation, with every kind of notification, while others
 // cancel.
 
-namespace fabric::test {
+namespace fabric::test::engine_traffic_test {
 namespace {
 
 constexpr uint32_t kSubmitters = 8;
@@ -460,4 +460,4 @@ TEST(EngineTraffic, AFullQueueReportsWhenThereIsRoomAgainToEverySubmitter) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::engine_traffic_test

@@ -8,7 +8,7 @@
 
 #include "base/driver.h"
 
-namespace fabric {
+namespace fabric::event_count_test {
 namespace {
 
 /// Sleeps until `word` has passed `seen`, as every waiter of the library does.
@@ -97,4 +97,4 @@ TEST(EventCount, LosesNoWakeUpWithManySleepersOnOneEventCount) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::event_count_test

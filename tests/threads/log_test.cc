@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::log_test {
 namespace {
 
 /// Notices when two threads are inside at once. The count is plain on purpose: the sanitizer for
@@ -43,4 +43,4 @@ TEST(LogThreads, NeverCallsTheSinkFromTwoThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::log_test

@@ -13,7 +13,7 @@
 #include "base/rng.h"
 #include "base/spsc.h"
 
-namespace fabric {
+namespace fabric::ring_stress_test {
 namespace {
 
 constexpr uint32_t kThreads = 4;
@@ -186,4 +186,4 @@ TEST(ArenaStress, TakesBackAClaimThatMeetsAnother) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::ring_stress_test

@@ -16,7 +16,7 @@
 #include "runtime/threads.h"
 #include "support/fake_progress.h"
 
-namespace fabric::runtime {
+namespace fabric::runtime::runtime_stress_test {
 namespace {
 
 constexpr uint32_t kThreads = 3;
@@ -287,4 +287,4 @@ TEST(SelfStress, AFenceIsTheEndOfTheLastCopy) {
 }
 
 }  // namespace
-}  // namespace fabric::runtime
+}  // namespace fabric::runtime::runtime_stress_test

@@ -10,7 +10,7 @@
 
 #include "base/shared_pages.h"
 
-namespace fabric {
+namespace fabric::shared_pages_stress_test {
 namespace {
 
 // Some make and unmap blocks, others look up their addresses: what is found is a file that is open
@@ -56,4 +56,4 @@ TEST(SharedPagesStress, APlaceIsNeverThatOfAnotherBlock) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::shared_pages_stress_test

@@ -12,7 +12,7 @@
 
 #include "providers/shm/proof.h"
 
-namespace fabric::shm {
+namespace fabric::shm::shm_copy_test {
 namespace {
 
 // A thread that sees the commit may read what was stored before the call, and the bytes of the
@@ -50,4 +50,4 @@ TEST(ShmCopyThreads, ACommitPublishesWhatWasStoredBeforeIt) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_copy_test

@@ -3,7 +3,7 @@
 // Engines of one process on the network of this host: threads that submit, workers that copy, and
 // loops that move from thread to thread.
 
-namespace fabric::test {
+namespace fabric::test::shm_threads_test {
 namespace {
 
 Config shm_config(uint32_t lanes) {
@@ -154,4 +154,4 @@ TEST(ShmThreads, ALoopMovesFromThreadToThreadAndThreadsEnd) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::shm_threads_test

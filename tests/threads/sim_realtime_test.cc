@@ -8,7 +8,7 @@
 
 // The same network in real time, with a thread per engine that sleeps on its descriptor.
 
-namespace fabric::sim {
+namespace fabric::sim::sim_realtime_test {
 namespace {
 
 using Kind = RailEvent::Kind;
@@ -134,4 +134,4 @@ TEST_F(SimRealtime, DatagramWakesASleeper) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_realtime_test

@@ -11,7 +11,7 @@
 
 // Single words that many threads look at without a lock.
 
-namespace fabric {
+namespace fabric::words_stress_test {
 namespace {
 
 struct Item : core::SlotHead {
@@ -78,4 +78,4 @@ TEST(IncarnationStress, NoTwoThreadsGetTheSameAndEachSeesItsOwnGrow) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::words_stress_test

@@ -5,7 +5,7 @@
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
-namespace fabric::control {
+namespace fabric::control::address_test {
 namespace {
 
 const char* const kGolden =
@@ -149,4 +149,4 @@ TEST(AddressText, TellsAnotherVersionFromNonsense) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::address_test

@@ -13,7 +13,7 @@
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
-namespace fabric::control {
+namespace fabric::control::corpus_test {
 namespace {
 
 Bytes with_minor(Bytes bytes) { return with(std::move(bytes), kMinorAt, 1); }
@@ -105,4 +105,4 @@ TEST(FuzzCorpus, HoldsTheCurrentFormats) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::corpus_test

@@ -5,7 +5,7 @@
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
-namespace fabric::control {
+namespace fabric::control::desc_test {
 namespace {
 
 const char* const kGolden =
@@ -164,4 +164,4 @@ TEST(OfferWire, RefusesFieldsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::desc_test

@@ -4,7 +4,7 @@
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
-namespace fabric::control {
+namespace fabric::control::frame_test {
 namespace {
 
 const char* const kHeaderGolden =
@@ -119,4 +119,4 @@ TEST(FrameWire, RefusesFieldsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::frame_test

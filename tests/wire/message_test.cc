@@ -5,7 +5,7 @@
 #include "wire/samples.h"
 #include "wire/wire_helpers.h"
 
-namespace fabric::control {
+namespace fabric::control::message_test {
 namespace {
 
 /// What holds for every body: its golden bytes both ways, no prefix, more bytes only from a newer
@@ -221,4 +221,4 @@ TEST(HelloWire, BoundsTheTextOfTheApplication) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::message_test

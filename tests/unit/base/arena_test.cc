@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 
-namespace fabric {
+namespace fabric::arena_test {
 namespace {
 
 TEST(Arena, AlignsEveryBlockToACacheLine) {
@@ -123,4 +123,4 @@ TEST(ArenaDeathTest, StopsAtAForeignPointer) {
 TEST(Arena, FreesNullInSilence) { Arena(64).free(nullptr); }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::arena_test

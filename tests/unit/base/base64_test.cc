@@ -4,7 +4,7 @@
 
 #include "base/rng.h"
 
-namespace fabric {
+namespace fabric::base64_test {
 namespace {
 
 std::vector<std::byte> bytes_of(std::string_view text) {
@@ -60,4 +60,4 @@ TEST(Base64Url, ComesBackForEveryLength) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::base64_test

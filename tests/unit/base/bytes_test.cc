@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::bytes_test {
 namespace {
 
 std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
@@ -103,4 +103,4 @@ TEST(ByteReader, RequireFailsItLikeBeingCutShort) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::bytes_test

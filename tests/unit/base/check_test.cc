@@ -3,7 +3,7 @@
 #include <fabric/result.h>
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::check_test {
 namespace {
 
 TEST(CheckDeathTest, NamesConditionMessageAndPlace) {
@@ -37,4 +37,4 @@ TEST(ResultDeathTest, NamesTheErrorThatWasNotChecked) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::check_test

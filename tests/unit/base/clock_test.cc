@@ -7,7 +7,7 @@
 
 #include "base/thread.h"
 
-namespace fabric {
+namespace fabric::clock_test {
 namespace {
 
 int64_t kernel_ns() {
@@ -49,4 +49,4 @@ TEST(Clock, IsTheKernelsForEveryThread) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::clock_test

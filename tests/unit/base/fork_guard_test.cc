@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::fork_guard_test {
 namespace {
 
 /// Runs `body` in a child and returns what it returned.
@@ -38,4 +38,4 @@ TEST(ForkGuard, OfAChildIsAtHomeThereAndForkedInAGrandchild) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::fork_guard_test

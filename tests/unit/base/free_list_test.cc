@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::free_list_test {
 namespace {
 
 TEST(FreeList, HandsOutEverySlotOnceAndThenNone) {
@@ -67,4 +67,4 @@ TEST(FreeList, GivesAndTakesSeveralAtOnce) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::free_list_test

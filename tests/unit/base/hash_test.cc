@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::hash_test {
 namespace {
 
 // A trace hash written down on one machine holds on all.
@@ -27,4 +27,4 @@ TEST(TraceHash, TreatsTextAndItsBytesAlike) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::hash_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::intern_test {
 namespace {
 
 TEST(Intern, OutlivesWhatItWasMadeFromAndSharesEqualTexts) {
@@ -32,4 +32,4 @@ TEST(Intern, StopsGrowingAndKeepsWhatItHas) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::intern_test

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::log_test {
 namespace {
 
 struct Kept {
@@ -115,4 +115,4 @@ TEST(LogLimiter, LetsOneThroughAnIntervalAndCountsTheRest) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::log_test

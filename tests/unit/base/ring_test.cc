@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::ring_test {
 namespace {
 
 TEST(MpscRing, GivesBackInOrderOverManyLaps) {
@@ -84,4 +84,4 @@ TEST(MpscRing, IsEmptyExactlyWhenPopWouldFail) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::ring_test

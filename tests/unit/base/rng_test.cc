@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::rng_test {
 namespace {
 
 // The reference implementation of Blackman and Vigna, its state filled by splitmix64 from 0 and 42.
@@ -75,4 +75,4 @@ TEST(Rng, ForkIsDeterministicAndDiffersFromItsParent) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::rng_test

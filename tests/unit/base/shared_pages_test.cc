@@ -19,7 +19,7 @@
 
 #include "support/sanitizers.h"
 
-namespace fabric {
+namespace fabric::shared_pages_test {
 namespace {
 
 const uint64_t kPage = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -220,4 +220,4 @@ TEST(SharedPages, OfAChildDoNotWaitForALockOfItsParent) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::shared_pages_test

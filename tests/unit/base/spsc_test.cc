@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::spsc_test {
 namespace {
 
 TEST(SpscRing, GivesBackInOrderOverManyLaps) {
@@ -45,4 +45,4 @@ TEST(SpscRing, HoldsOneWhenAskedForOne) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::spsc_test

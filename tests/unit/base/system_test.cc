@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::system_test {
 namespace {
 
 TEST(System, EntropyDiffersAndFillsAllBits) {
@@ -37,4 +37,4 @@ TEST(System, AnIncarnationCarriesTheWallClock) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::system_test

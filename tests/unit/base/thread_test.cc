@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::thread_test {
 namespace {
 
 uint32_t thread_count() {
@@ -70,4 +70,4 @@ TEST(Thread, RefusesACpuThatDoesNotExistAndLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::thread_test

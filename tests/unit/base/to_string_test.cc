@@ -9,7 +9,7 @@
 #include <fabric/result.h>
 #include <gtest/gtest.h>
 
-namespace fabric {
+namespace fabric::to_string_test {
 namespace {
 
 /// How many of the 256 values have a name; each name stands for one value.
@@ -49,4 +49,4 @@ TEST(ToString, SpellsTheNamesOfTheHeaders) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::to_string_test

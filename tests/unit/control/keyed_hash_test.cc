@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::control {
+namespace fabric::control::keyed_hash_test {
 namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) {
@@ -42,4 +42,4 @@ TEST(KeyedHash, EqualLooksAtEveryByte) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::keyed_hash_test

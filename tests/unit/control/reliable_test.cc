@@ -8,7 +8,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::control {
+namespace fabric::control::reliable_test {
 namespace {
 
 using Arrival = ReliableChannel::Arrival;
@@ -261,4 +261,4 @@ TEST(ReliableChannel, DeliversOnceOverAWireThatLosesRepeatsAndReorders) {
 }
 
 }  // namespace
-}  // namespace fabric::control
+}  // namespace fabric::control::reliable_test

@@ -16,7 +16,7 @@
 
 // Whose pages allocate() gives, and when they go (P13).
 
-namespace fabric {
+namespace fabric::allocate_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -169,4 +169,4 @@ TEST_P(Allocate, MoreThanThereIsIsRefused) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::allocate_test

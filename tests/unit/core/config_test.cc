@@ -11,7 +11,7 @@
 #include "core/core.h"
 #include "support/log_guard.h"
 
-namespace fabric::core {
+namespace fabric::core::config_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -375,4 +375,4 @@ TEST(Environment, ReachesTheWorkerThread) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::config_test

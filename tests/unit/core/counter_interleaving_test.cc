@@ -24,7 +24,7 @@
 #include <x86intrin.h>
 #include <csignal>
 
-namespace fabric::core {
+namespace fabric::core::counter_interleaving_test {
 namespace {
 
 constexpr unsigned long long kTrapFlag = 0x100;
@@ -546,6 +546,6 @@ TEST(CounterInterleaving, MoveWaitsForWhatTheOldParentIsDue) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::counter_interleaving_test
 
 #endif  // __x86_64__

@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::core {
+namespace fabric::core::counter_table_test {
 namespace {
 
 using Armed = CounterTable::Armed;
@@ -745,4 +745,4 @@ TEST_F(CounterTableTest, DisarmKeepsTheResultOfAWaiterThatHasNotReadIt) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::counter_table_test

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::core {
+namespace fabric::core::counter_word_test {
 namespace {
 
 constexpr uint32_t kLastGeneration = (1u << word::kGenerationBits) - 1;
@@ -157,4 +157,4 @@ TEST(CounterWord, CountLiesBetweenWholeAndBegunInEveryPartialState) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::counter_word_test

@@ -11,7 +11,7 @@
 
 #include "support/log_guard.h"
 
-namespace fabric {
+namespace fabric::dump_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -195,4 +195,4 @@ TEST_F(Dump, OfAClosedOrMovedEngineSaysSo) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::dump_test

@@ -6,7 +6,7 @@
 
 #include "support/log_guard.h"
 
-namespace fabric {
+namespace fabric::environment_test {
 namespace {
 
 // What a variable says must reach the threads too, which get it by another way than the core does.
@@ -30,4 +30,4 @@ TEST(Environment, NearIsRefusedByANetworkWithoutNics) {
 }
 
 }  // namespace
-}  // namespace fabric
+}  // namespace fabric::environment_test

@@ -11,7 +11,7 @@
 
 // Bad prepared lists, and bad requests that name them: each is refused, and names its argument.
 
-namespace fabric::test {
+namespace fabric::test::list_input_test {
 namespace {
 
 constexpr uint64_t kSize = 1 << 16;
@@ -155,4 +155,4 @@ TEST_F(ListInput, ThereIsABoundOnLists) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::list_input_test

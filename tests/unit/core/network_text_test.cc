@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::core {
+namespace fabric::core::network_text_test {
 namespace {
 
 /// The name of what was refused; empty: nothing was.
@@ -138,4 +138,4 @@ TEST(NetworkText, OptionsSetByAProgramAreCheckedAtOpen) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::network_text_test

@@ -6,7 +6,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::core {
+namespace fabric::core::page_list_test {
 namespace {
 
 /// A slot with the list, and the side of an operation that uses it.
@@ -157,4 +157,4 @@ TEST(ListTable, ASubmitterThatIsTheLastUserFrees) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::page_list_test

@@ -8,7 +8,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::core {
+namespace fabric::core::pending_test {
 namespace {
 
 std::vector<uint32_t> walk(PendingPool& pool, const PendingQueue& queue) {
@@ -92,4 +92,4 @@ TEST(PendingPool, AgreesWithListsUnderRandomOperations) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::pending_test

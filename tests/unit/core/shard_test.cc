@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::core {
+namespace fabric::core::shard_test {
 namespace {
 
 /// What every cut promises, whatever the size and the rule.
@@ -86,4 +86,4 @@ TEST(CutWrite, MakesFewerShardsRatherThanEmptyOnes) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::shard_test

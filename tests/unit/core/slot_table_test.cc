@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::core {
+namespace fabric::core::slot_table_test {
 namespace {
 
 struct Item : SlotHead {
@@ -111,4 +111,4 @@ TEST(SlotTable, StaleHandlesNeverFindALaterGeneration) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::slot_table_test

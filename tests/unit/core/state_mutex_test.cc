@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::core {
+namespace fabric::core::state_mutex_test {
 namespace {
 
 TEST(StateMutex, AssertHeldAcceptsTheHolder) {
@@ -40,4 +40,4 @@ TEST(StateMutex, OnlyTheTurnLeavesItUndisturbed) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::state_mutex_test

@@ -11,7 +11,7 @@
 #include "core/core.h"
 #include "support/log_guard.h"
 
-namespace fabric::core {
+namespace fabric::core::stats_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -267,4 +267,4 @@ TEST_F(Stats, OfAClosedEngineStayReadable) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::stats_test

@@ -8,7 +8,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::core {
+namespace fabric::core::timer_heap_test {
 namespace {
 
 TEST(TimerHeap, GivesWhatIsDueInOrderAndNothingElse) {
@@ -105,4 +105,4 @@ TEST(TimerHeap, AgreesWithASortedListUnderRandomOperations) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::timer_heap_test

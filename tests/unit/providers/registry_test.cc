@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::core {
+namespace fabric::core::registry_test {
 namespace {
 
 TEST(Registry, OpensAProviderByItsName) {
@@ -30,4 +30,4 @@ TEST(Registry, ListsWhatThisBuildHas) {
 }
 
 }  // namespace
-}  // namespace fabric::core
+}  // namespace fabric::core::registry_test

@@ -9,7 +9,7 @@
 #include "providers/self/handles.h"
 #include "providers/self/open.h"
 
-namespace fabric::self {
+namespace fabric::self::self_test {
 namespace {
 
 using Kind = RailEvent::Kind;
@@ -464,4 +464,4 @@ TEST_F(SelfTest, LoopsControlDatagramsBackWithinABound) {
 }
 
 }  // namespace
-}  // namespace fabric::self
+}  // namespace fabric::self::self_test

@@ -18,7 +18,7 @@
 
 // Small writes to the same region share one section. Apart from timing this must not be observable.
 
-namespace fabric::fuzz {
+namespace fabric::fuzz::shm_bursts_test {
 namespace {
 
 using namespace fabric::shm;
@@ -283,4 +283,4 @@ TEST_F(ShmBursts, ATargetThatTakesNothingGetsItAllLater) {
 }
 
 }  // namespace
-}  // namespace fabric::fuzz
+}  // namespace fabric::fuzz::shm_bursts_test

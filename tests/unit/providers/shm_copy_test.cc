@@ -14,7 +14,7 @@
 #include "support/log_guard.h"
 #include "unit/providers/shm_harness.h"
 
-namespace fabric::shm {
+namespace fabric::shm::shm_copy_test {
 namespace {
 
 constexpr uint64_t kPage = 4096;
@@ -362,4 +362,4 @@ TEST(ShmCopyRseq, LeavesNoDescriptorInstalled) {
 #endif
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_copy_test

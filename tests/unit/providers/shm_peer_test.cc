@@ -11,7 +11,7 @@
 // shared memory. Whatever it does, the traffic of the other peers stays exact, and nothing of it is
 // leaked when it exits. tests/fuzz/shm_connection_fuzz.cc searches for more.
 
-namespace fabric::fuzz {
+namespace fabric::fuzz::shm_peer_test {
 namespace {
 
 using namespace fabric::shm;
@@ -670,4 +670,4 @@ TEST(ShmHostileEnd, NoDescriptorOrMappingIsLeaked) {
 }
 
 }  // namespace
-}  // namespace fabric::fuzz
+}  // namespace fabric::fuzz::shm_peer_test

@@ -7,7 +7,7 @@
 
 #include "unit/providers/shm_harness.h"
 
-namespace fabric::shm {
+namespace fabric::shm::shm_proof_test {
 namespace {
 
 /// Shared with the child: the command it runs, and the last one it completed.
@@ -213,4 +213,4 @@ TEST(ShmProof, KnowsTheKernelItRunsOn) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_proof_test

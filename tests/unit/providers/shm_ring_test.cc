@@ -9,7 +9,7 @@
 
 // The layout that two processes share, and the words that distinguish old values from new ones.
 
-namespace fabric::shm {
+namespace fabric::shm::shm_ring_test {
 namespace {
 
 TEST(ShmRing, HasTheLayoutThatProcessesOfOtherBuildsExpect) {
@@ -56,4 +56,4 @@ TEST(ShmRing, AnImmediateKeepsAllItsBits) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_ring_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::shm {
+namespace fabric::shm::shm_rkeys_test {
 namespace {
 
 class ShmRkeyTable : public testing::Test {
@@ -103,4 +103,4 @@ TEST_F(ShmRkeyTable, TheTableIsBounded) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_rkeys_test

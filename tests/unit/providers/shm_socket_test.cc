@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::shm {
+namespace fabric::shm::shm_socket_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -179,4 +179,4 @@ TEST_F(ShmSocket, AFileGetsItsNameOnlyAfterListen) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_socket_test

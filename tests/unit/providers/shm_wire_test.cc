@@ -9,7 +9,7 @@
 // Golden bytes for everything that same-host engines send to each other: two builds of the library
 // may communicate on one host.
 
-namespace fabric::shm {
+namespace fabric::shm::shm_wire_test {
 namespace {
 
 using control::Bytes;
@@ -185,4 +185,4 @@ TEST(ShmWire, AGreetingWithAnInvalidAddressIsRejected) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_wire_test

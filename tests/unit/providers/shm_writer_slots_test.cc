@@ -4,7 +4,7 @@
 
 #include "unit/providers/shm_harness.h"
 
-namespace fabric::shm {
+namespace fabric::shm::shm_writer_slots_test {
 namespace {
 
 UniqueFd memory(uint64_t bytes, int seals) {
@@ -145,4 +145,4 @@ TEST(ShmWriterSlots, OfAPeerSurviveAForkAndTheChildLeavesThemAlone) {
 }
 
 }  // namespace
-}  // namespace fabric::shm
+}  // namespace fabric::shm::shm_writer_slots_test

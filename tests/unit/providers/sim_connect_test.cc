@@ -3,7 +3,7 @@
 
 #include "unit/providers/sim_harness.h"
 
-namespace fabric::sim {
+namespace fabric::sim::sim_connect_test {
 namespace {
 
 using Kind = RailEvent::Kind;
@@ -290,4 +290,4 @@ TEST(SimOpen, CapsAreTheModels) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_connect_test

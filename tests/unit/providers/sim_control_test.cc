@@ -3,7 +3,7 @@
 
 #include "unit/providers/sim_harness.h"
 
-namespace fabric::sim {
+namespace fabric::sim::sim_control_test {
 namespace {
 
 std::vector<std::byte> bytes_of(uint32_t number, size_t size = 4) {
@@ -139,4 +139,4 @@ TEST(SimControl, PortOfAClosedEngineIsSilentAndNeverUsedAgain) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_control_test

@@ -4,7 +4,7 @@
 
 #include "unit/providers/sim_harness.h"
 
-namespace fabric::sim {
+namespace fabric::sim::sim_datapath_test {
 namespace {
 
 using Kind = RailEvent::Kind;
@@ -584,4 +584,4 @@ TEST(SimTiming, EnginesOfANodeShareItsNic) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_datapath_test

@@ -7,7 +7,7 @@
 
 // How faults come about: by time, by event, by the seed; and what happens to engines.
 
-namespace fabric::sim {
+namespace fabric::sim::sim_fault_plans_test {
 namespace {
 
 using Kind = RailEvent::Kind;
@@ -330,4 +330,4 @@ TEST(SimChaos, RefusesAPlanThatHasNoEndOrNoWorld) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_fault_plans_test

@@ -7,7 +7,7 @@
 
 // What each fault does to the provider contract, in bytes and counts.
 
-namespace fabric::sim {
+namespace fabric::sim::sim_faults_test {
 namespace {
 
 using Kind = RailEvent::Kind;
@@ -753,4 +753,4 @@ TEST_P(SimFaults, PathsThatAreOpenedAgainForEverTakeNoMoreRoom) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_faults_test

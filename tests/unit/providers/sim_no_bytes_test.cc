@@ -10,7 +10,7 @@
 
 // WorldOptions::carry_bytes and packet_bytes_max: worlds that only measure time.
 
-namespace fabric::sim {
+namespace fabric::sim::sim_no_bytes_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -152,4 +152,4 @@ TEST(SimNoBytesOpen, AccessIsCheckedAsEver) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_no_bytes_test

@@ -16,7 +16,7 @@
 // What makes the simulator quick, and must not make it wrong: the queue of events, the table of
 // path ends, and engines that are not woken for every packet.
 
-namespace fabric::sim {
+namespace fabric::sim::sim_pace_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -141,4 +141,4 @@ TEST(Waking, OfABusyEngineCollectsWhatCameAndLosesNothing) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_pace_test

@@ -5,7 +5,7 @@
 
 // NicModel::per_post: the engine's CPU posts one work request after another, on all of its rails.
 
-namespace fabric::sim {
+namespace fabric::sim::sim_post_cost_test {
 namespace {
 
 /// An engine of which only the address is used.
@@ -173,4 +173,4 @@ TEST(SimPresets, CarryLargeWritesAtThePublishedRate) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_post_cost_test

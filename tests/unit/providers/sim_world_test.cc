@@ -8,7 +8,7 @@
 #include "support/log_guard.h"
 #include "unit/providers/sim_harness.h"
 
-namespace fabric::sim {
+namespace fabric::sim::sim_world_test {
 namespace {
 
 /// An engine of which only the turns are there.
@@ -373,4 +373,4 @@ TEST(SimWorld, ArrivalWakesTheEngine) {
 }
 
 }  // namespace
-}  // namespace fabric::sim
+}  // namespace fabric::sim::sim_world_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::verbs {
+namespace fabric::verbs::verbs_account_test {
 namespace {
 
 using Drain = ReceiveTracker::Drain;
@@ -131,4 +131,4 @@ TEST(VerbsSends, WhatWasRefusedDoesNotExist) {
 }
 
 }  // namespace
-}  // namespace fabric::verbs
+}  // namespace fabric::verbs::verbs_account_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::verbs {
+namespace fabric::verbs::verbs_gids_test {
 namespace {
 
 Gid gid(uint32_t index, const char* text, GidType type = GidType::kRoceV2) {
@@ -95,4 +95,4 @@ TEST(VerbsGids, AreReadable) {
 }
 
 }  // namespace
-}  // namespace fabric::verbs
+}  // namespace fabric::verbs::verbs_gids_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::verbs {
+namespace fabric::verbs::verbs_port_name_test {
 namespace {
 
 TEST(VerbsPortName, IsADeviceAndPerhapsAPort) {
@@ -27,4 +27,4 @@ TEST(VerbsPortName, AnythingElseIsRefused) {
 }
 
 }  // namespace
-}  // namespace fabric::verbs
+}  // namespace fabric::verbs::verbs_port_name_test

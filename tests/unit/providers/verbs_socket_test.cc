@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::verbs {
+namespace fabric::verbs::verbs_socket_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -128,4 +128,4 @@ TEST(VerbsSockets, AnAddressThatIsNotOursOrNoneAtAllIsNamed) {
 }
 
 }  // namespace
-}  // namespace fabric::verbs
+}  // namespace fabric::verbs::verbs_socket_test

@@ -5,7 +5,7 @@
 #include "base/rng.h"
 #include "providers/verbs/datagram_parts.h"
 
-namespace fabric::verbs {
+namespace fabric::verbs::verbs_wire_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -217,4 +217,4 @@ TEST(VerbsDatagramParts, SizesThatDoNotFitAreDropped) {
 }
 
 }  // namespace
-}  // namespace fabric::verbs
+}  // namespace fabric::verbs::verbs_wire_test

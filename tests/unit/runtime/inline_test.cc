@@ -13,7 +13,7 @@
 #include "base/thread.h"
 #include "support/fake_progress.h"
 
-namespace fabric::runtime {
+namespace fabric::runtime::inline_test {
 namespace {
 
 using test::FakeProgress;
@@ -215,4 +215,4 @@ TEST(InlineRuntime, TurnsWithoutEngines) {
 }
 
 }  // namespace
-}  // namespace fabric::runtime
+}  // namespace fabric::runtime::inline_test

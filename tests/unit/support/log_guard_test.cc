@@ -7,7 +7,7 @@
 
 #include "support/log_listener.h"
 
-namespace fabric::test {
+namespace fabric::test::log_guard_test {
 namespace {
 
 void write(LogLevel level, std::string_view text) {
@@ -46,4 +46,4 @@ TEST(LogGuard, ForgetsAnExpectationWithItsTest) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::log_guard_test

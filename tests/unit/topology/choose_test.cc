@@ -8,7 +8,7 @@
 #include "support/recorded_sysfs.h"
 #include "topology/near.h"
 
-namespace fabric::topology {
+namespace fabric::topology::choose_test {
 namespace {
 
 using test::RecordedSysfs;
@@ -305,4 +305,4 @@ TEST(Near, TheViewOfThisProcessHasItsCpusAndVariable) {
 }
 
 }  // namespace
-}  // namespace fabric::topology
+}  // namespace fabric::topology::choose_test

@@ -10,7 +10,7 @@
 #include "support/recorded_sysfs.h"
 #include "topology/distance.h"
 
-namespace fabric::topology {
+namespace fabric::topology::machine_test {
 namespace {
 
 using test::RecordedSysfs;
@@ -205,4 +205,4 @@ TEST(Closeness, IsTheLongestCommonPathThenTheNumaNode) {
 }
 
 }  // namespace
-}  // namespace fabric::topology
+}  // namespace fabric::topology::machine_test

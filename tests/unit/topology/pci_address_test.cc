@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace fabric::topology {
+namespace fabric::topology::pci_address_test {
 namespace {
 
 TEST(PciAddress, IsReadInTheFormsOfSysfsLspciAndNvidiaSmi) {
@@ -46,4 +46,4 @@ TEST(PciAddress, IsOrderedAsCudaOrdersGpus) {
 }
 
 }  // namespace
-}  // namespace fabric::topology
+}  // namespace fabric::topology::pci_address_test

@@ -18,15 +18,14 @@ class Latency final : public Workload {
   void ready_target(uint64_t round) override { fill(reply_bytes(), round, layout_.reply_offset()); }
 
   void send(uint64_t operations) override {
-    using Clock = std::chrono::steady_clock;
     half_trips_ns.clear();
     half_trips_ns.reserve(operations);
     const Write ping = write_to(0, 0);
-    auto before = Clock::now();
+    auto before = std::chrono::steady_clock::now();
     for (uint64_t i = 0; i < operations; ++i) {
       side_.submit(side_.first().engine, ping);
       side_.await(side_.first(), 1);
-      const auto now = Clock::now();
+      const auto now = std::chrono::steady_clock::now();
       half_trips_ns.push_back(static_cast<uint32_t>((now - before).count() / 2));
       before = now;
       side_.note_progress();

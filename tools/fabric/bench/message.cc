@@ -48,14 +48,13 @@ class Message final : public Workload {
   }
 
   void send_trips() override {
-    using Clock = std::chrono::steady_clock;
     half_trips_ns.clear();
     half_trips_ns.reserve(kTrips);
-    auto before = Clock::now();
+    auto before = std::chrono::steady_clock::now();
     for (uint64_t i = 0; i < kTrips; ++i) {
       side_.submit(side_.first().engine, message());
       await_messages(1);
-      const auto now = Clock::now();
+      const auto now = std::chrono::steady_clock::now();
       half_trips_ns.push_back(static_cast<uint32_t>((now - before).count() / 2));
       before = now;
     }
