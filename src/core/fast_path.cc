@@ -241,12 +241,13 @@ uint32_t Transfers::add_targets(Op& op, uint32_t first, uint32_t most) {
         .imm = has_imm ? make_imm(target->imm, 1) : 0,
         .has_imm = uint8_t{has_imm},
         .priority = static_cast<uint8_t>(op.priority)};
-    if (route->paths.size() > 1) ++route->network_slot->rotation;
+    const bool several = route->paths.size() > 1;
+    if (several) ++route->network_slot->rotation;
     ++path.inflight;
     ++rail.inflight;
     ++region->inflight;
     ++op.inflight;
-    if (++rail.staged_count == kPostMax) post_staged();
+    if (++rail.staged_count >= (several ? kTargetsPostMax : kPostMax)) post_staged();
   }
   return n;
 }

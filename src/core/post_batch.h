@@ -21,6 +21,9 @@ struct RailSlot;
 
 /// Writes per call of Rail::post(), and so per doorbell.
 inline constexpr uint32_t kPostMax = 32;
+/// Targets of a scatter that are posted on one of several rails before the others get theirs. A CPU
+/// posts serially: with kPostMax the last rail would idle until the others have all of theirs.
+inline constexpr uint32_t kTargetsPostMax = 4;
 
 /// The compressed in-flight record of up to 32 writes that were posted together on one rail. As
 /// long as all goes well the writes need not be told apart: what each InflightWrite would hold is

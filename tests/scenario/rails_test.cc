@@ -135,6 +135,34 @@ TEST(Rails, AScatterTo63PeersTakesAllOfFourEfaRails) {
   EXPECT_LE(time, 28us) << "one rail needs 68 us";
 }
 
+struct Preset {
+  const char* name;
+  sim::NicModel model;
+  uint32_t rails;
+};
+
+class PresetRails : public testing::TestWithParam<Preset> {};
+
+// The models of the published systems: either the posts of one CPU or the wires of all rails bound
+// a scatter, and the engine adds at most a tenth to the larger one.
+TEST_P(PresetRails, AScatterTo63PeersIsBoundByPostsOrByAllWires) {
+  const auto& [name, model, rails] = GetParam();
+  Star star(63, rails, model, 8192);
+  star.time_of_scatter(8192);
+  const Nanos time = star.time_of_scatter(8192);
+  RecordProperty("ns", static_cast<int>(time.count()));
+  const auto ns = [](Nanos one) { return static_cast<double>(one.count()); };
+  const double posts = 63 * ns(model.per_post);
+  const double wires = 63 * std::max(8192 * 8 / model.gbit_per_s, ns(model.per_op)) / rails;
+  EXPECT_LE(ns(time), 1.1 * std::max(posts, wires) + ns(model.latency + model.jitter))
+      << "posts take " << posts << " ns, wires " << wires << " ns";
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PresetRails,
+                         testing::Values(Preset{"connectx7", sim::NicModel::connectx7(), 8},
+                                         Preset{"efa", sim::NicModel::efa_200g(), 4}),
+                         [](const auto& one) { return std::string(one.param.name); });
+
 // ---- Bytes --------------------------------------------------------------------------------------
 
 class EvenRails : public testing::TestWithParam<uint32_t> {};
