@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "threads/engine_harness.h"
 
 // Prepared lists that are destroyed while other threads submit them.
@@ -78,6 +80,7 @@ TEST(EngineLists, AreDestroyedWhileOthersSubmitThem) {
     submitters.add([&, t] {
       Inbox inbox = *cluster[0].make_inbox(8);
       std::array<Event, 8> events;
+      std::optional<uint64_t> refused;  // its tag is used again: a busy machine refuses very many
       for (uint32_t i = t; !stop.load() && audit.opened() < 390'000; ++i) {
         PageListId pages;
         WriteListId writes;
@@ -87,13 +90,14 @@ TEST(EngineLists, AreDestroyedWhileOthersSubmitThem) {
           writes = current.writes;
         }
         if (!pages) continue;
-        const uint64_t tag = audit.open();
+        const uint64_t tag = refused ? *refused : audit.open();
+        refused.reset();
         const Notify notify = Notify::inbox(inbox, tag);
         const auto op =
             i % 2 == 0 ? cluster[0].submit(paged(source, remote, pages, counter.key(), notify))
                        : cluster[0].submit(listed(source, remote, writes, counter.key(), notify));
         if (!op) {
-          audit.refused(tag);
+          refused = tag;
           ASSERT_TRUE(op.error().code == Errc::kNotFound || op.error().code == Errc::kExhausted)
               << to_string(op.error().code);
           not_found.fetch_add(op.error().code == Errc::kNotFound);
@@ -107,6 +111,7 @@ TEST(EngineLists, AreDestroyedWhileOthersSubmitThem) {
           audit.report(events[at]);
         }
       }
+      if (refused) audit.refused(*refused);
     });
   }
   replace_lists(cluster[0], current, 3000);
