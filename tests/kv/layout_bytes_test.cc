@@ -5,6 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+
 #include "base/rng.h"
 #include "kv/plan_model.h"
 
@@ -54,6 +60,40 @@ TEST(KvLayoutBytes, HashesAreGolden) {
   EXPECT_EQ(plan(prefill, decode)->hash, 3364620565133336733u);
   EXPECT_EQ(plan(prefill, decode, {.staging = true})->hash, 764058471821115840u);
   EXPECT_EQ(request_seed("request-1"), 6996955302536081010u);
+}
+
+/// The seeds of the fuzzer by their names in tests/fuzz/corpus/kv_layout.
+std::map<std::string, std::vector<std::byte>> fuzz_seeds() {
+  SideSpec stages{.tp = 4, .pp = 2, .order = PageOrder::kNHD};
+  stages.groups = {{.tensors = {{.name = "k", .heads = 2}, {.name = "v", .heads = 2}}}};
+  SideSpec latent;
+  latent.groups = {{.tensors = {{.name = "latent", .sharding = Sharding::kReplicated}}}};
+  return {{"hybrid_side", *encode(sample_side(2))},
+          {"hybrid_rank", *encode(sample_side(1).ranks[0])},
+          {"nhd_two_stages", *encode(make_side(stages))},
+          {"latent", *encode(make_side(latent).ranks[0])}};
+}
+
+// As for the other fuzzers, FABRICLIB_TEST_WRITE_CORPUS=1 writes the files again after a wanted
+// change of the format.
+TEST(KvLayoutBytes, FuzzCorpusHoldsTheCurrentFormat) {
+  auto folder = std::filesystem::current_path();
+  const auto corpus = [&] { return folder / "tests" / "fuzz" / "corpus" / "kv_layout"; };
+  while (!std::filesystem::is_directory(corpus()) && folder != folder.parent_path()) {
+    folder = folder.parent_path();
+  }
+  if (!std::filesystem::is_directory(corpus())) {
+    GTEST_SKIP() << "the working folder is not below the source tree";
+  }
+  for (const auto& [name, bytes] : fuzz_seeds()) {
+    const std::string expected(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (std::getenv("FABRICLIB_TEST_WRITE_CORPUS") != nullptr) {
+      std::ofstream(corpus() / name, std::ios::binary) << expected;
+    }
+    std::ifstream file(corpus() / name, std::ios::binary);
+    ASSERT_TRUE(file.is_open()) << name;
+    EXPECT_TRUE((std::string{std::istreambuf_iterator<char>(file), {}}) == expected) << name;
+  }
 }
 
 TEST(KvLayoutBytes, APlanForOneDecodeRankHasItsTargetHash) {

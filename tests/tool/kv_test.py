@@ -52,17 +52,26 @@ def counts_of_rank_0(plan):
 
 class Plans(Files):
     def test_counts_of_qwen3_235b(self):
-        """The table of docs/kv.md."""
-        for prefill, decode, order, arguments, expected in (
-                (4, 4, "HND", (), 24064), (1, 8, "HND", (), 24064), (8, 1, "HND", (), 96256),
-                (4, 8, "NHD", (), 24064), (8, 4, "NHD", (), 24064),
-                (2, 8, "NHD", ("--per-token-writes",), 3080192),
-                (1, 8, "NHD", ("--per-token-writes",), 3080192),
-                (8, 1, "NHD", ("--per-token-writes",), 12320768),
-                (1, 8, "NHD", ("--staging",), 12032), (8, 1, "NHD", ("--staging",), 48128)):
-            with self.subTest((prefill, decode, order, arguments)):
-                plan = self.plan_json(qwen(prefill, order), qwen(decode, order), *arguments)
-                self.assertEqual(counts_of_rank_0(plan), expected)
+        """The tables of docs/kv.md: by prefill TP, then decode TP. Negative: refused by default."""
+        whole_pages = 24064
+        hnd = {1: (1, 1, 1, 1), 2: (2, 1, 1, 1), 4: (4, 2, 1, 1), 8: (4, 2, 1, 1)}
+        nhd = {1: (1, -128, -128, -128), 2: (-256, 1, -128, -128), 4: (-512, -256, 1, 1),
+               8: (-512, -256, 1, 1)}
+        for order, table in (("HND", hnd), ("NHD", nhd)):
+            for prefill, row in table.items():
+                for decode, times in zip((1, 2, 4, 8), row):
+                    with self.subTest((order, prefill, decode)):
+                        sides = qwen(prefill, order), qwen(decode, order)
+                        arguments = ()
+                        if times < 0:
+                            refusal = self.plan_json(*sides, code=1)["refusal"]
+                            self.assertEqual(refusal["code"], "PerTokenWrites")
+                            arguments = ("--per-token-writes",)
+                        plan = self.plan_json(*sides, *arguments)
+                        self.assertEqual(counts_of_rank_0(plan), whole_pages * abs(times))
+        for prefill, decode, expected in ((1, 8, 12032), (8, 1, 48128)):
+            plan = self.plan_json(qwen(prefill, "NHD"), qwen(decode, "NHD"), "--staging")
+            self.assertEqual(counts_of_rank_0(plan), expected)
 
     def test_slices_counts_and_hash(self):
         plan = self.plan_json(qwen(8, "HND"), qwen(4, "HND"), "--tokens", "1024")
@@ -93,7 +102,7 @@ class Plans(Files):
         self.assertIn("group attention: full, units of 16 tokens (pages of 16 -> 32), tensors kv "
                       "kv_scale\n", out)
         self.assertIn("group linear: state, one page a request, tensors conv ssm\n", out)
-        self.assertIn("  prefill 1.0 -> decode 0: ", out)
+        self.assertIn("  prefill 1.0 -> decode 0, layers: 3\n", out)
         # Of 63 units 20 are cached: 43 in K and V of 2 tensors; 4 writes for each state layer.
         self.assertIn("  prefill 0.0 -> decode 0: 184 (4 to 172 in each of 4 layers)\n", out)
 
@@ -118,6 +127,7 @@ class Refusals(Files):
         self.assertIn("refused: PerTokenWrites\n", out)
         self.assertIn("128 writes of 256 bytes for each 128 tokens", out)
         self.assertIn("PlanOptions::staging", out)
+        self.assertIn("--staging", out)
 
     def test_as_json(self):
         other = qwen(4, "HND")

@@ -36,7 +36,10 @@ kv::Side side_of(const char* option, const std::string& file_name) {
   }
 }
 
-int print_refusal(const kv::Refusal& refusal, bool json) {
+int print_refusal(kv::Refusal refusal, bool json) {
+  if (refusal.code == kv::RefusalCode::kPerTokenWrites) {
+    refusal.remedy += "; of this command: --staging";
+  }
   if (json) {
     const nlohmann::ordered_json report{{"refusal",
                                          {{"code", to_string(refusal.code)},
@@ -111,7 +114,7 @@ Command kv_command() {
                    .target = &options->cached,
                    .show_default = true},
                   {.name = "--request",
-                   .help = "Id of the request: who of several holders sends what",
+                   .help = "Id of the request: decides which holder of a replica sends what",
                    .target = &options->request,
                    .value_name = "TEXT"},
                   {.name = "--staging",

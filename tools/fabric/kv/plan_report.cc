@@ -18,7 +18,7 @@ std::string rank_name(const kv::Layout& layout) {
 
 std::string holders_text(const kv::UnitList& list) {
   if (list.holders == 1) return "";
-  return fmt::format(", unit n of {}: holder {} of {}", list.holders, list.holder, list.holders);
+  return fmt::format(", one unit in {} (holder {})", list.holders, list.holder);
 }
 
 std::string side_text(uint32_t region, uint64_t offset, uint64_t stride, uint32_t inner_count,
@@ -191,7 +191,7 @@ std::string plan_text(const kv::TransferPlan& plan, const kv::Side& prefill, con
     for (const kv::PairPlan& pair : plan.pairs) {
       for (const kv::PairGroup& group : pair.groups) {
         if (group.group != g) continue;
-        out += fmt::format("  prefill {} -> decode {}: {} layers\n",
+        out += fmt::format("  prefill {} -> decode {}, layers: {}\n",
                            rank_name(prefill.ranks[pair.source]),
                            rank_name(decode.ranks[pair.target]), group.layers.size());
         out += layer_text(plan.groups[g], group, group.layers[0]);
