@@ -181,7 +181,7 @@ struct Refusal {
 
 /// A layout that plan() would accept by itself: every field in its range, names unique and
 /// printable, layers ascending, every page inside its region, no two elements of a tensor on one
-/// byte.
+/// byte, no two layers or tensors of a group at one address. (Groups may share memory.)
 ///
 /// Fails with kInvalidArgument or kUnsupported (context parallel, uneven heads); `refusal`, if
 /// given, says which field, its value and the limit.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -174,6 +175,7 @@ class Transfer {
       for (const TokenRange chunk : chunks) {
         if (std::string wrong = push(pair, chunk, sent); !wrong.empty()) return wrong;
       }
+      if (std::string wrong = scatter_records(pair); !wrong.empty()) return wrong;
       if (std::string wrong = compare_counts(pair, sent); !wrong.empty()) return wrong;
     }
     for (uint32_t rank = 0; rank < decode_.ranks.size(); ++rank) {
@@ -218,7 +220,8 @@ class Transfer {
           if (!write(pair, slice, lists[slice.list], sent[layer.layer])) return "out of bounds";
         }
         for (const StagedWrite& staged : staged_of(group, layer)) {
-          const std::string wrong = stage(pair, staged, lists[staged.list], sent[layer.layer]);
+          const std::string wrong =
+              stage(pair, group, staged, lists[staged.list], sent[layer.layer]);
           if (!wrong.empty()) return wrong;
         }
       }
@@ -249,37 +252,45 @@ class Transfer {
     return true;
   }
 
-  std::string stage(const PairPlan& pair, const StagedWrite& staged, const UnitIndices& at,
-                    uint64_t& sent) {
+  /// Gathers units and puts them into their staging records, as the network would. The records stay
+  /// until every chunk has been sent, so that two parts of a record in one place are noticed.
+  std::string stage(const PairPlan& pair, const PairGroup& group, const StagedWrite& staged,
+                    const UnitIndices& at, uint64_t& sent) {
     std::vector<std::span<const std::byte>> from;
-    for (const auto& region : sources_[pair.source])
+    for (const auto& region : sources_[pair.source]) {
       from.push_back(std::as_bytes(std::span(region)));
-    std::vector<std::span<std::byte>> to;
-    for (auto& region : targets_[pair.target]) {
-      to.push_back(std::as_writable_bytes(std::span(region)));
     }
-    const UnitList& list = group_list(pair, staged);
-    if (staged.record_offset_bytes + staged.bytes > list.staging_record_bytes) {
+    const uint64_t record_bytes = group.lists[staged.list].staging_record_bytes;
+    if (staged.record_offset_bytes + staged.bytes > record_bytes) {
       return "a staged write past its record";
     }
-    std::vector<std::byte> packed(staged.bytes);
     for (size_t n = 0; n < at.source.size(); ++n) {
+      std::vector<std::byte>& record = records_[{group.group, staged.list, at.units[n]}];
+      record.resize(record_bytes);
+      std::vector<std::byte> packed(staged.bytes);
       if (auto done = gather(staged, at.source[n], from, packed); !done) return done.error().what;
-      if (auto done = scatter(staged, at.target[n], packed, to); !done) return done.error().what;
-      written_[pair.target] += staged.bytes;
+      std::copy(packed.begin(), packed.end(),
+                record.begin() + static_cast<std::ptrdiff_t>(staged.record_offset_bytes));
+      arrived_.push_back({&staged, at.target[n], &record});
       ++sent;
     }
     return "";
   }
 
-  static const UnitList& group_list(const PairPlan& pair, const StagedWrite& staged) {
-    for (const PairGroup& group : pair.groups) {
-      if (!group.staged.empty() && &staged >= group.staged.data() &&
-          &staged < group.staged.data() + group.staged.size()) {
-        return group.lists.at(staged.list);
-      }
+  std::string scatter_records(const PairPlan& pair) {
+    std::vector<std::span<std::byte>> to;
+    for (auto& region : targets_[pair.target]) {
+      to.push_back(std::as_writable_bytes(std::span(region)));
     }
-    return pair.groups.at(0).lists.at(staged.list);
+    for (const Arrived& one : arrived_) {
+      const auto packed =
+          std::span(*one.record).subspan(one.write->record_offset_bytes, one.write->bytes);
+      if (auto done = scatter(*one.write, one.index, packed, to); !done) return done.error().what;
+      written_[pair.target] += one.write->bytes;
+    }
+    arrived_.clear();
+    records_.clear();
+    return "";
   }
 
   std::string compare_counts(const PairPlan& pair, const std::map<uint32_t, uint64_t>& sent) {
@@ -336,10 +347,20 @@ class Transfer {
     return "";
   }
 
+  /// A staged write of one unit that is in its record.
+  struct Arrived {
+    const StagedWrite* write = nullptr;
+    uint32_t index = 0;  ///< of the target
+    const std::vector<std::byte>* record = nullptr;
+  };
+
   const TransferPlan& plan_;
   const Side& prefill_;
   const Side& decode_;
   const ModelRequest& request_;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::vector<std::byte>>
+      records_;  // of one pair, by group, list and unit
+  std::vector<Arrived> arrived_;
   std::vector<Memory> sources_;
   std::vector<Memory> targets_;
   std::vector<uint64_t> written_;

@@ -114,6 +114,11 @@ TEST(KvPlan, MovesEveryElementOnceForAllPairsOfLayouts) {
   EXPECT_GT(cut, 500);
 }
 
+template <class T>
+void shuffle(std::vector<T>& items, Rng& rng) {
+  for (size_t n = items.size(); n > 1; --n) std::swap(items[n - 1], items[rng.below(n)]);
+}
+
 /// Everything else that a side may be, drawn at random.
 SideSpec draw_side(Rng& rng, PageOrder order) {
   return {.tp = 1u << rng.below(4),
@@ -170,7 +175,12 @@ TEST(KvPlan, MovesHybridModelsWithStagesScalesWindowsAndStates) {
                                    .state_padding_words = padding},
                                   {.name = "ssm", .blocks = ssm}}};
       side->groups = {state, full, sliding};
-      if (rng.chance(0.5)) std::swap(side->groups[0], side->groups[2]);
+      // Things are paired by name: each side lists them in an order of its own.
+      shuffle(side->groups, rng);
+      for (GroupSpec& group : side->groups) {
+        shuffle(group.tensors, rng);
+        for (TensorSpec& tensor : group.tensors) shuffle(tensor.blocks, rng);
+      }
     }
     // Token-by-token writes where that is not staged: small pages against large HND ones.
     const PlanOptions options{.staging = staging, .per_token_writes = !staging};

@@ -11,6 +11,7 @@
 // version: both sides of a transfer must compute the same plan, so there is no skipping.
 
 namespace fabric::kv {
+namespace planner {
 namespace {
 
 constexpr uint32_t kLayoutMagic = 0x4c564b46;  // "FKVL"
@@ -162,12 +163,13 @@ Result<void> read_head(ByteReader& in, uint32_t magic, const char* what) {
 }
 
 }  // namespace
+}  // namespace planner
 
 Result<std::vector<std::byte>> encode(const Layout& layout) {
   if (auto valid = check(layout); !valid) return valid.error();
   ByteWriter out(kLayoutBytesMax);
-  out.u32(kLayoutMagic);
-  out.u16(kLayoutVersion);
+  out.u32(planner::kLayoutMagic);
+  out.u16(planner::kLayoutVersion);
   out.u64(layout.model_hash);
   out.u32(layout.tp_rank);
   out.u32(layout.tp_size);
@@ -178,7 +180,7 @@ Result<std::vector<std::byte>> encode(const Layout& layout) {
   out.u16(static_cast<uint16_t>(layout.region_bytes.size()));
   for (const uint64_t bytes : layout.region_bytes) out.u64(bytes);
   out.u8(static_cast<uint8_t>(layout.groups.size()));
-  for (const CacheGroup& group : layout.groups) write_group(out, group);
+  for (const CacheGroup& group : layout.groups) planner::write_group(out, group);
   if (!out.ok()) return fail(Errc::kTooLarge, "layout: more than kLayoutBytesMax");
   return out.take();
 }
@@ -187,8 +189,8 @@ Result<std::vector<std::byte>> encode(const Side& side) {
   if (side.ranks.empty()) return fail(Errc::kInvalidArgument, "side: no ranks");
   if (side.ranks.size() > kSideRanksMax) return fail(Errc::kTooLarge, "side: kSideRanksMax");
   ByteWriter out(kSideBytesMax);
-  out.u32(kSideMagic);
-  out.u16(kLayoutVersion);
+  out.u32(planner::kSideMagic);
+  out.u16(planner::kLayoutVersion);
   out.u16(static_cast<uint16_t>(side.ranks.size()));
   for (const Layout& rank : side.ranks) {
     const auto bytes = encode(rank);
@@ -203,8 +205,9 @@ Result<std::vector<std::byte>> encode(const Side& side) {
 Result<Layout> decode_layout(std::span<const std::byte> bytes) {
   if (bytes.size() > kLayoutBytesMax) return fail(Errc::kTooLarge, "layout bytes");
   ByteReader in(bytes);
-  if (auto head = read_head(in, kLayoutMagic, "layout bytes"); !head) return head.error();
-  Layout layout = read_layout(in);
+  if (auto head = planner::read_head(in, planner::kLayoutMagic, "layout bytes"); !head)
+    return head.error();
+  Layout layout = planner::read_layout(in);
   if (auto status = in.status("layout bytes"); !status) return status.error();
   if (auto valid = check(layout); !valid) return valid.error();
   return layout;
@@ -213,8 +216,9 @@ Result<Layout> decode_layout(std::span<const std::byte> bytes) {
 Result<Side> decode_side(std::span<const std::byte> bytes) {
   if (bytes.size() > kSideBytesMax) return fail(Errc::kTooLarge, "side bytes");
   ByteReader in(bytes);
-  if (auto head = read_head(in, kSideMagic, "side bytes"); !head) return head.error();
-  const size_t ranks = read_count(in, in.u16(), kSideRanksMax, 4);
+  if (auto head = planner::read_head(in, planner::kSideMagic, "side bytes"); !head)
+    return head.error();
+  const size_t ranks = planner::read_count(in, in.u16(), kSideRanksMax, 4);
   in.require(ranks > 0);
   Side side;
   for (size_t n = 0; n < ranks && in.ok(); ++n) {

@@ -4,10 +4,11 @@
 
 #include <fmt/format.h>
 
-#include "workloads/kv/blocks.h"
-#include "workloads/kv/refusal.h"
+#include "workloads/kv/page_blocks.h"
+#include "workloads/kv/plan_refusal.h"
 
 namespace fabric::kv {
+namespace planner {
 namespace {
 
 // 1 PiB: above any memory, and kLayersMax strides of it stay below 2^64.
@@ -35,7 +36,7 @@ class LayoutCheck {
  private:
   template <class T>
   Error bad(std::string_view field, const T& value, std::string_view why) {
-    return planner::refuse(
+    return refuse(
         refusal_, RefusalCode::kBadLayout,
         fmt::format("{}{}{}: {} {}", where_, where_.empty() ? "" : ": ", field, value, why),
         fmt::format("correct {}", field));
@@ -65,7 +66,7 @@ class LayoutCheck {
     for (const auto& [field, size] :
          {std::pair("dcp_size", layout_.dcp_size), std::pair("pcp_size", layout_.pcp_size)}) {
       if (size == 1) continue;
-      return planner::refuse(
+      return refuse(
           refusal_, RefusalCode::kContextParallel,
           fmt::format("{} is {}: context parallel interleaves the tokens of a page over ranks",
                       field, size),
@@ -127,7 +128,7 @@ class LayoutCheck {
       if (auto done = sizes(group, tensor); !done) return done;
       if (auto done = memory(group, tensor); !done) return done;
       for (size_t n = 0; n < group.layers.size(); ++n) {
-        const TensorLocation at = planner::location_of(tensor, n);
+        const TensorLocation at = location_of(tensor, n);
         if (!begins.insert({at.region, at.offset_bytes}).second) {
           return bad("offset_bytes", at.offset_bytes,
                      fmt::format("in region {} is where another layer or tensor begins (layer {})",
@@ -207,7 +208,7 @@ class LayoutCheck {
   }
 
   Error uneven(std::string_view field, uint64_t value) {
-    return planner::refuse(
+    return refuse(
         refusal_, RefusalCode::kUnevenHeads,
         fmt::format("{}: {} {} and tp_size {}: neither divides the other", where_, field, value,
                     layout_.tp_size),
@@ -217,10 +218,10 @@ class LayoutCheck {
 
   /// Every page of every layer inside its region, and no element on the bytes of another one.
   Result<void> memory(const CacheGroup& group, const Tensor& tensor) {
-    const auto blocks = planner::page_blocks(layout_, group, tensor, group.page_tokens);
+    const auto blocks = page_blocks(layout_, group, tensor, group.page_tokens);
     if (!blocks) return blocks.error();
     uint64_t page_bytes = 0;
-    for (const planner::PageBlock& one : *blocks) {
+    for (const PageBlock& one : *blocks) {
       layout::Block all = one.block;
       all.axes.push_back({{0, group.pages}, tensor.page_stride_bytes});
       const auto bytes = layout::span_bytes(all);
@@ -235,7 +236,7 @@ class LayoutCheck {
       page_bytes = std::max(page_bytes, one.block.offset_bytes + *bytes);
     }
     for (size_t n = 0; n < group.layers.size(); ++n) {
-      const TensorLocation at = planner::location_of(tensor, n);
+      const TensorLocation at = location_of(tensor, n);
       if (auto done = limit("region", at.region, 0, layout_.region_bytes.size() - 1); !done) {
         return done;
       }
@@ -256,9 +257,10 @@ class LayoutCheck {
 };
 
 }  // namespace
+}  // namespace planner
 
 Result<void> check(const Layout& layout, Refusal* refusal) {
-  return LayoutCheck(layout, refusal).run();
+  return planner::LayoutCheck(layout, refusal).run();
 }
 
 Result<uint64_t> place_tensor(Tensor& tensor, const DensePlacement& placement) {

@@ -8,10 +8,10 @@
 
 #include <fmt/format.h>
 
-#include "workloads/kv/blocks.h"
-#include "workloads/kv/match.h"
+#include "workloads/kv/page_blocks.h"
 #include "workloads/kv/plan_bytes.h"
-#include "workloads/kv/refusal.h"
+#include "workloads/kv/plan_match.h"
+#include "workloads/kv/plan_refusal.h"
 
 namespace fabric::kv {
 namespace planner {

@@ -1,4 +1,4 @@
-#include "workloads/kv/match.h"
+#include "workloads/kv/plan_match.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "workloads/kv/refusal.h"
+#include "workloads/kv/plan_refusal.h"
 
 namespace fabric::kv::planner {
 

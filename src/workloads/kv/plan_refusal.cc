@@ -1,4 +1,4 @@
-#include "workloads/kv/refusal.h"
+#include "workloads/kv/plan_refusal.h"
 
 namespace fabric::kv {
 

@@ -1,4 +1,4 @@
-#include "workloads/kv/blocks.h"
+#include "workloads/kv/page_blocks.h"
 
 namespace fabric::kv {
 
