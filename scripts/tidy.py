@@ -33,6 +33,9 @@ NOT_IN_UMBRELLA = {
     "export.h": "comes with every header that needs it",
     "provider.h": "for those who add a network",
     "sim.h": "for those who test on the simulator",
+    "layout.h": "arithmetic of the workloads",
+    "kv_layout.h": "for those who move KV caches",
+    "kv_plan.h": "for those who move KV caches",
 }
 
 
