@@ -33,6 +33,9 @@ NOT_IN_UMBRELLA = {
     "export.h": "comes with every header that needs it",
     "provider.h": "for those who add a network",
     "sim.h": "for those who test on the simulator",
+    "kv_directory.h": "a workload: for those who use it",
+    "kv_etcd.h": "an optional component",
+    "kv_router.h": "a workload: for those who use it",
 }
 
 
@@ -85,7 +88,9 @@ LAYERS = (
 VENDOR_HEADER = re.compile(r"(infiniband|rdma|cuda|hip|nccl)\b")
 
 # Where the outside world comes in, and the tests of those places.
-REAL_TIME = ("src/base/", "src/runtime/", "tests/threads/", "tests/process/", "tests/guest/",
+REAL_TIME = ("src/base/", "src/runtime/", "tests/threads/",
+             # A client of a real server; never part of a simulated world.
+             "src/workloads/kv_etcd/", "tests/kv_etcd/", "tests/process/", "tests/guest/",
              "tests/hw/", "tests/unit/base/", "tests/unit/runtime/",
              # Parks a real thread: only the clock tells a lost wake-up from a late one.
              "tests/unit/core/counter_interleaving_test.cc")
