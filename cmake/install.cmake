@@ -12,6 +12,9 @@ install(TARGETS ${installed_libraries} EXPORT fabric-lib-targets)
 # The provider contract is for networks inside this tree: an outside one cannot be registered.
 set(installed_headers ${FABRIC_PUBLIC_HEADERS})
 list(FILTER installed_headers EXCLUDE REGEX "/provider\\.h$")
+if(NOT FABRIC_HAS_ETCD)
+  list(FILTER installed_headers EXCLUDE REGEX "/kv_etcd\\.h$")
+endif()
 install(FILES ${installed_headers} ${FABRIC_GENERATED_INCLUDE}/fabric/version.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fabric)
 install(EXPORT fabric-lib-targets NAMESPACE fabric-lib:: DESTINATION ${FABRIC_PACKAGE_DIR})
@@ -32,3 +35,16 @@ cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX
            BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig OUTPUT_VARIABLE FABRIC_PC_PREFIX)
 configure_file(cmake/fabric-lib.pc.in ${PROJECT_BINARY_DIR}/fabric-lib.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/fabric-lib.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# A component of its own: who does not ask for it needs nothing of what it needs.
+if(FABRIC_HAS_ETCD)
+  set(installed_etcd fabric_etcd)
+  if(FABRIC_SHARED)
+    list(APPEND installed_etcd fabric_etcd_shared)
+  endif()
+  install(TARGETS ${installed_etcd} EXPORT fabric-lib-etcd-targets)
+  install(EXPORT fabric-lib-etcd-targets NAMESPACE fabric-lib:: DESTINATION ${FABRIC_PACKAGE_DIR})
+  configure_file(cmake/fabric-lib-etcd.pc.in ${PROJECT_BINARY_DIR}/fabric-lib-etcd.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/fabric-lib-etcd.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()

@@ -7,6 +7,7 @@ holds the address of each, so a symbol that is not exported stops the link.
 
     symbols.py --stage PREFIX --build FOLDER            the shared library exports all of them
     symbols.py --stage PREFIX --build FOLDER --planted  a library that hides some is found out
+    symbols.py --stage PREFIX --build FOLDER --component etcd   the same of an optional component
 """
 
 import argparse
@@ -22,6 +23,8 @@ HIDDEN = ("fabric::sim::NicModel::connectx7()", "fabric::version()",
 FUNCTIONS = {"FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXDestructorDecl",
              "CXXConversionDecl"}
 SCOPES = {"NamespaceDecl", "CXXRecordDecl", "LinkageSpecDecl"}
+# Optional components, and the header of each. What it declares is in a library of its own.
+COMPONENTS = {"etcd": "kv_etcd.h"}
 # Of every header, so that a list that came out empty or short is not taken for success.
 EXPECTED = ("fabric::version()", "fabric::Engine::~Engine()", "fabric::sim::World::now() const",
             "fabric::sim::NicModel::efa_200g()", "typeinfo for fabric::Runtime",
@@ -95,8 +98,11 @@ def namespaces(text):
         at = text.find("{", end)
 
 
-def public_symbols(stage, build):
+def public_symbols(stage, build, component):
+    """Of the library, or of the optional component: then without those of the library."""
     headers = sorted(path.name for path in (stage / "include/fabric").glob("*.h"))
+    if component is None:
+        headers = [name for name in headers if name not in COMPONENTS.values()]
     everything = build / "headers.cc"
     everything.write_text("".join(f"#include <fabric/{name}>\n" for name in headers))
     dump = checked("clang++", "-std=c++20", f"-I{stage / 'include'}", "-fsyntax-only", "-Xclang",
@@ -104,7 +110,9 @@ def public_symbols(stage, build):
     symbols = Symbols()
     for namespace in namespaces(dump):
         symbols.add_scope(namespace, ["fabric"])
-    return symbols.needed()
+    if component is None:
+        return symbols.needed()
+    return sorted(set(symbols.needed()) - set(public_symbols(stage, build, None)))
 
 
 def unexported(symbols, library, build):
@@ -112,7 +120,8 @@ def unexported(symbols, library, build):
     source = build / "symbols.s"
     lines = ["  .data", "  .globl main", "main:"] + [f"  .quad {name}" for name in symbols]
     source.write_text("\n".join(lines) + '\n  .section .note.GNU-stack,"",@progbits\n')
-    linked = run("g++", "-pie", "-Wl,--no-demangle", source, library, "-o", build / "symbols")
+    linked = run("g++", "-pie", "-Wl,--no-demangle",
+                 f"-Wl,-rpath-link,{library.parent}", source, library, "-o", build / "symbols")
     missing = set(re.findall(r"undefined reference to `([^'@]+)", linked.stderr))
     if linked.returncode != 0 and not missing:
         sys.exit(f"the link failed for another reason:\n{linked.stderr}")
@@ -146,13 +155,15 @@ def main():
     parser.add_argument("--stage", type=pathlib.Path, required=True)
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--component", choices=COMPONENTS)
     arguments = parser.parse_args()
     build = arguments.build
     build.mkdir(parents=True, exist_ok=True)
 
-    symbols = public_symbols(arguments.stage, build)
+    symbols = public_symbols(arguments.stage, build, arguments.component)
     names = demangled(symbols)
-    absent = set(EXPECTED) - set(names.values())
+    expected = {"fabric::kv::EtcdDirectory::poll()"} if arguments.component else set(EXPECTED)
+    absent = expected - set(names.values())
     if absent:
         sys.exit(f"the headers declare, and the list does not have: {sorted(absent)}")
     if arguments.planted:
@@ -163,7 +174,9 @@ def main():
             sys.exit(f"hidden: {hidden}\nfound: {found}")
         print(f"found {len(found)} hidden symbols among {len(symbols)}")
         return
-    missing = unexported(symbols, only(arguments.stage, "libfabric-lib.so"), build)
+    suffix = f"-{arguments.component}" if arguments.component else ""
+    library = only(arguments.stage, f"libfabric-lib{suffix}.so")
+    missing = unexported(symbols, library, build)
     if missing:
         sys.exit("public, and not exported (FABRIC_EXPORT):\n  " +
                  "\n  ".join(names[name] for name in missing))

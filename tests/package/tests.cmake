@@ -38,6 +38,23 @@ foreach(test links_every_public_symbol links_every_public_symbol.planted)
   set_tests_properties(package.${test} PROPERTIES LABELS unit TIMEOUT 120 FIXTURES_REQUIRED stage)
 endforeach()
 
+# The optional component.
+if(FABRIC_HAS_ETCD)
+  foreach(linkage static shared)
+    set(test package.etcd.${linkage})
+    add_test(NAME ${test}
+             COMMAND ${CMAKE_COMMAND} -DCOMPILER=${CMAKE_CXX_COMPILER} -DLINKAGE=${linkage}
+                     -DSTAGE=${stage} -DBUILD=${build_in}/${test} -DCONSUMER=etcd_consumer
+                     -P ${package_dir}/find_package.cmake)
+    list(APPEND etcd_tests ${test})
+  endforeach()
+  add_test(NAME package.etcd.links_every_public_symbol
+           COMMAND Python3::Interpreter ${package_dir}/symbols.py --stage ${stage}
+                   --build ${build_in}/etcd_symbols --component etcd)
+  set_tests_properties(${etcd_tests} package.etcd.links_every_public_symbol
+                       PROPERTIES LABELS unit TIMEOUT 180 FIXTURES_REQUIRED stage)
+endif()
+
 add_test(NAME package.exports_only_fabric
          COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:fabric_shared>
                  -P ${package_dir}/exports.cmake)
