@@ -9,7 +9,7 @@
 
 #include "kv/plan_model.h"
 
-namespace fabric::kv::test {
+namespace fabric::kv::test::plan_property_test {
 namespace {
 
 /// Both sides of one case.
@@ -244,4 +244,4 @@ TEST(KvPlan, ConsecutiveRanksHoldTheSameHead) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test
+}  // namespace fabric::kv::test::plan_property_test

@@ -13,7 +13,7 @@
 
 // The parser of etcd's answers. The texts are those of etcd 3.4.23.
 
-namespace fabric::test {
+namespace fabric::test::etcd_answers_test {
 namespace {
 
 using kv::AnswerLimits;
@@ -215,4 +215,4 @@ TEST(EtcdMembers, IgnoresWhatAListHasCoveredAlready) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::etcd_answers_test

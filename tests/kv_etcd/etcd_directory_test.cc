@@ -19,7 +19,7 @@
 // The directory in etcd, against a real server that is killed, stopped, cut off and compacted, and
 // against servers that lie.
 
-namespace fabric::test {
+namespace fabric::test::etcd_directory_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -418,4 +418,4 @@ TEST(EtcdOptionsTest, ADirectoryWithoutAServerOpensIsStaleAndCloses) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::etcd_directory_test
