@@ -127,7 +127,7 @@ class Mistakes(unittest.TestCase):
                           "write --footprint many", "write --rails 9", "write --progress fast",
                           "write --pin 9999", "write --pin x,1", "write --pin 0,0,0",
                           "write --duration 0", "write --duration nan", "write --repetitions 0",
-                          "message --sizes 65K", "latency --window 2", "idle --sizes 8",
+                          "message --sizes 2M", "latency --window 2", "idle --sizes 8",
                           "write --connect", "write --connect localhost --listen",
                           "write --connect localhost --peer-devices lane0"):
             with self.subTest(arguments):
