@@ -93,9 +93,10 @@ TEST(KvPlan, MovesEveryElementOnceForAllPairsOfLayouts) {
           Case one{{.tp = p, .order = static_cast<PageOrder>(variant & 1)},
                    {.tp = d, .order = static_cast<PageOrder>(variant >> 1 & 1)},
                    variant >> 2};
-          const auto set = [&](const std::vector<TensorSpec>& tensors) {
-            one.prefill.groups = {full_group(from, tensors)};
-            one.decode.groups = {full_group(to, tensors)};
+          const auto set = [&one, source_tokens = from,
+                            target_tokens = to](const std::vector<TensorSpec>& tensors) {
+            one.prefill.groups = {full_group(source_tokens, tensors)};
+            one.decode.groups = {full_group(target_tokens, tensors)};
           };
           for (uint32_t heads = 1; heads <= 8; heads *= 2) {
             set({{.name = "k", .heads = heads}, {.name = "v", .heads = heads}});
