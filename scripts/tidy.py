@@ -36,6 +36,7 @@ NOT_IN_UMBRELLA = {
     "layout.h": "arithmetic of the workloads",
     "kv_layout.h": "for those who move KV caches",
     "kv_plan.h": "for those who move KV caches",
+    "kv.h": "for those who move KV caches",
 }
 
 
