@@ -187,6 +187,7 @@ struct TransferPlan {
   /// For each decode rank the hash of what it receives: the same value, also in a plan for this
   /// decode rank alone. A decoder that knows only itself compares this one.
   std::vector<uint64_t> target_hashes{};
+  uint64_t model_hash = 0;
   PlanOptions options{};
   std::vector<GroupPlan> groups{};  ///< ascending by name
   std::vector<PairPlan> pairs{};    ///< ascending by (target, source)
@@ -259,7 +260,7 @@ FABRIC_EXPORT Result<UnitRange> chunk_units(const TransferPlan& plan, uint32_t g
                                             const RequestTokens& tokens, TokenRange chunk);
 
 /// How many units of the range this source sends: those with
-/// (unit + seed + pair.deal_offset) % holders == holder.
+/// (unit + seed % holders + pair.deal_offset) % holders == holder.
 FABRIC_EXPORT uint32_t dealt_units(const PairPlan& pair, const UnitList& list, UnitRange range,
                                    uint64_t seed) noexcept;
 

@@ -77,6 +77,7 @@ struct Loop {
   uint64_t count = 1;
   uint64_t source_stride_bytes = 0;
   uint64_t target_stride_bytes = 0;
+  uint32_t axes = 0;  ///< bit k: axis k of the blocks is in this loop
   friend constexpr bool operator==(const Loop&, const Loop&) = default;
 };
 
@@ -90,8 +91,7 @@ struct StridedCopy {
   uint64_t target_offset_bytes = 0;
   uint64_t run_bytes = 0;
   std::vector<Loop> loops{};
-  /// Bit k: axis k of the blocks lies inside the run. An axis of one index is inside any run.
-  uint32_t axes_in_run = 0;
+  uint32_t axes_in_run = 0;  ///< bit k: axis k is inside the run, as any axis of one index is
 
   uint64_t runs() const noexcept {
     uint64_t product = 1;
