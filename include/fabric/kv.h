@@ -322,6 +322,12 @@ struct PassEntry {
   std::span<const std::vector<uint32_t>> more_pages{};  ///< appended, for each group; or empty
 };
 
+/// What follows the cache of a request: hidden states, logits.
+struct PrefillTail {
+  LocalRef source{};
+  uint64_t size_bytes = 0;  ///< at most DecoderOptions::tail_slot_bytes; 0: no bytes
+};
+
 struct PrefillEvent {
   enum class Kind : uint8_t {
     kDispatched,   ///< a decode rank asks for the request; `peer`, `prompt_tokens`, `info`
@@ -420,16 +426,12 @@ class FABRIC_EXPORT Prefiller {
   /// The layers of this rank in the order of the steps of a pass: ascending global ids.
   std::span<const uint32_t> layers() const noexcept;
 
-  struct Tail {
-    LocalRef source{};
-    uint64_t size_bytes = 0;  ///< at most DecoderOptions::tail_slot_bytes; 0: no bytes
-  };
   /// The last pass of the request has been announced, and the tail is in place. Sent to the decode
   /// ranks that asked for it.
   ///
   /// Fails with kNotFound (id), kInvalidArgument (chunks that do not reach the end of the prompt)
   /// and kBusy (called before).
-  Result<void> finish(std::string_view id, uint32_t attempt, const Tail& tail = {});
+  Result<void> finish(std::string_view id, uint32_t attempt, const PrefillTail& tail = {});
   /// Gives up: the decoders get the number of writes that landed. kSourceFree follows. Fails with
   /// kNotFound.
   Result<void> cancel(std::string_view id, uint32_t attempt);
