@@ -129,7 +129,7 @@ struct DecoderOptions {
 struct Source {
   uint32_t rank = 0;      ///< index in Side::ranks of the prefill side
   PeerId peer{};          ///< an open session, or
-  std::string address{};  ///< text or bytes of its address: connected to if there is no session yet
+  std::string address{};  ///< Engine::address_text(): connected to if there is no session yet
   uint16_t channel = kDefaultPrefillChannel;  ///< PrefillerOptions::channel
 };
 
