@@ -124,8 +124,8 @@ uint32_t DecoderCore::poll(std::span<DecodeEvent> out) {
     DecodeEvent& event = out[count++];
     event = std::move(events_.front());
     events_.pop_front();
-    const bool last = event.kind == DecodeEvent::Kind::kMayWrite ||
-                      event.kind == DecodeEvent::Kind::kPagesFree;
+    const bool last =
+        event.kind == DecodeEvent::Kind::kMayWrite || event.kind == DecodeEvent::Kind::kPagesFree;
     if (last) tasks_.erase({event.id, event.attempt});
   }
   wake();
