@@ -368,11 +368,12 @@ struct PrefillerStats {
   uint64_t sent = 0;       ///< dispatches that got everything
   uint64_t cancelled = 0;  ///< by their decoders
   uint64_t failed = 0;
-  uint64_t layers_pushed = 0;  ///< (dispatch, layer)
-  uint64_t exhausted = 0;      ///< pushes that had to wait for room
-  uint64_t bad_steps = 0;      ///< values of word() beyond what pass() announced
-  uint64_t duplicates = 0;     ///< dispatches that came again
-  uint64_t stale_messages = 0;
+  uint64_t layers_pushed = 0;   ///< (dispatch, layer)
+  uint64_t exhausted = 0;       ///< pushes that had to wait for room
+  uint64_t bad_steps = 0;       ///< values of word() beyond what pass() announced
+  uint64_t duplicates = 0;      ///< dispatches that came again
+  uint64_t stale_messages = 0;  ///< cancels of dispatches that are over here
+  uint64_t early_cancels = 0;   ///< of those, cancels of dispatches that never came
   uint64_t bad_messages = 0;
 };
 

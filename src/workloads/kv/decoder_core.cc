@@ -201,7 +201,9 @@ void DecoderCore::work() {
     pump(*session);
     if (session->fencing == SourceSession::Fencing::kWanted) submit_fence(*session);
     for (const auto& [number, set] : session->sets) {
-      if (set->state == GrantSet::State::kRevoking) submit_revokes(*set);
+      if (set->state != GrantSet::State::kLive && set->revokes_sent < set->grants.size()) {
+        submit_revokes(*set);
+      }
     }
   }
   const std::map<uint64_t, Flow*> retries = std::exchange(retries_, {});

@@ -223,6 +223,7 @@ void DecoderCore::revoke_ended(const Event& event) {
     if (event.code != Errc::kOk) set.unproved.push_back(event.op);
     if (set.revokes_ended < set.grants.size()) return;
     if (set.unproved.empty()) {
+      stats_.fences_late += set.state == GrantSet::State::kUnproved ? 1 : 0;
       set_proved(set);
     } else {
       set_unproved(set);
@@ -238,8 +239,13 @@ void DecoderCore::fence_ended(const Event& event) {
       session_proved(*session);
     } else if (event.code == Errc::kTimeout) {
       session->fencing = SourceSession::Fencing::kUnproved;
+      // On a network that proves by rkeys, a descriptor that is open to all peers makes a fence of
+      // one peer impossible. What this session could write is under its grants, and each of them
+      // can still be proved by itself.
       for (const auto& [number, set] : session->sets) {
-        if (set->state == GrantSet::State::kLive) set_unproved(*set);
+        if (set->state != GrantSet::State::kLive) continue;
+        set_unproved(*set);
+        submit_revokes(*set);
       }
     } else {
       // Another workload of this engine fences the same peer. Its proof is not reported here, but
@@ -255,7 +261,7 @@ void DecoderCore::fence_ended(const Event& event) {
 void DecoderCore::proof_came(const Event& event) {
   for (const auto& [key, session] : sessions_) {
     if (session->fencing == SourceSession::Fencing::kUnproved && session->fence == event.op) {
-      ++stats_.fences_late;
+      stats_.fences_late += session->sets.empty() ? 0 : 1;
       session_proved(*session);
       return;
     }
@@ -302,7 +308,7 @@ void DecoderCore::session_proved(SourceSession& session) {
     }
     session.sets.erase(number);
   }
-  ++stats_.fences_proved;
+  stats_.fences_proved += numbers.empty() ? 0 : 1;  // else its grants were proved one by one
   drop_empty(session);
 }
 
@@ -363,8 +369,8 @@ void DecoderCore::detach(Flow& flow) {
   draining_.erase(flow.number);
   retries_.erase(flow.number);
   clear_due(flow);
+  if (flow.set == nullptr) return;  // it was never sent
   session.by_serial.erase(flow.dispatch.serial);
-  if (flow.set == nullptr) return;
   GrantSet& set = *flow.set;
   set.flows.erase(flow.number);
   flow.set = nullptr;

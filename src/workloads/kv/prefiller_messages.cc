@@ -352,6 +352,7 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
   const bool missed = was_missed(session, *serial);
   if (missed && *serial > session.seen) note_serial(session, *serial);
   ++stats_.stale_messages;
+  stats_.early_cancels += missed ? 1 : 0;
   send(session, wire::encode_ended(options_.channel, wire::MessageKind::kConfirm,
                                    {*serial, missed ? 0 : wire::kAllLanded, 0}));
 }
