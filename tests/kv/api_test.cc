@@ -6,7 +6,7 @@
 // What callers get wrong, and what a peer may send: each is refused with an error that names the
 // argument, and nothing is leased. And the calls that are not about one request.
 
-namespace fabric::kv::test {
+namespace fabric::kv::test::api_test {
 namespace {
 
 using Kind = DecodeEvent::Kind;
@@ -264,4 +264,4 @@ TEST(KvPagePool, GivesEachPageToOneOwner) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test
+}  // namespace fabric::kv::test::api_test

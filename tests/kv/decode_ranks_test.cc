@@ -10,7 +10,7 @@
 // One prefill rank and two decode ranks of one request: each has a lease, a confirmation and counts
 // of its own.
 
-namespace fabric::kv::test {
+namespace fabric::kv::test::decode_ranks_test {
 namespace {
 
 using Kind = DecodeEvent::Kind;
@@ -130,4 +130,4 @@ TEST_F(KvDecodeRanks, AThirdDispatchOfTheSameAttemptIsRefused) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test
+}  // namespace fabric::kv::test::decode_ranks_test

@@ -10,7 +10,7 @@
 // Every row of the state table of Lease, and everything that the table does not list: there the
 // state does not change and nothing is done.
 
-namespace fabric::workloads {
+namespace fabric::workloads::lease_test {
 
 void PrintTo(LeaseState state, std::ostream* out) { *out << to_string(state); }
 
@@ -238,4 +238,4 @@ TEST(KvLease, KnowsWhatLanded) {
 }
 
 }  // namespace
-}  // namespace fabric::workloads
+}  // namespace fabric::workloads::lease_test

@@ -8,7 +8,7 @@
 // What decoders and prefillers send each other: golden bytes, and bytes that are truncated, hostile
 // or of another version.
 
-namespace fabric::kv::wire {
+namespace fabric::kv::wire::message_test {
 namespace {
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -174,4 +174,4 @@ TEST(KvMessage, ChangedBytesAreRefusedOrGiveValuesWithinTheLimits) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::wire
+}  // namespace fabric::kv::wire::message_test

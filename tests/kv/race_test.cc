@@ -9,7 +9,7 @@
 // The cluster checks every page in every step, so each of these tests also shows that no page was
 // lost, freed twice, or written after it was given back.
 
-namespace fabric::kv::test {
+namespace fabric::kv::test::race_test {
 namespace {
 
 using sim::Fault;
@@ -59,9 +59,9 @@ TEST_F(KvRace, R01CancelAgainstTheLastPageEndsEitherWay) {
     (void)cluster.decoder->cancel("r");
     cluster.decoder_polls = true;
     finish(cluster);
-    if (const DecodeEvent* event = cluster.attempt("r").find(Kind::kCancelled)) {
-      whole_seen = whole_seen || event->landed == kTotal;
-      part_seen = part_seen || event->landed < kTotal;
+    if (const DecodeEvent* over = cluster.attempt("r").find(Kind::kCancelled)) {
+      whole_seen = whole_seen || over->landed == kTotal;
+      part_seen = part_seen || over->landed < kTotal;
     }
     cluster.expect_all_back();
     ASSERT_FALSE(HasFailure()) << "event " << event;
@@ -348,4 +348,4 @@ TEST_F(KvRace, AnOpenDescriptorOfTheCacheDelaysTheProofAndDoesNotPreventIt) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test
+}  // namespace fabric::kv::test::race_test

@@ -19,7 +19,7 @@
 // FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 200
 // are more than there are.
 
-namespace fabric::kv::test {
+namespace fabric::kv::test::sweep_test {
 namespace {
 
 using sim::Fault;
@@ -236,10 +236,10 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
       (unsigned long long)totals.waited_for_counts, (unsigned long long)totals.waited_for_quiet);
 }
 
-INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& info) {
-  return std::string(info.param.sweep.name) + (info.param.ordered ? "_cx7_" : "_efa_") +
-         std::to_string(info.param.sources);
+INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& one) {
+  return std::string(one.param.sweep.name) + (one.param.ordered ? "_cx7_" : "_efa_") +
+         std::to_string(one.param.sources);
 });
 
 }  // namespace
-}  // namespace fabric::kv::test
+}  // namespace fabric::kv::test::sweep_test

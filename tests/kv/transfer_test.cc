@@ -5,7 +5,7 @@
 
 // Requests without faults: every way in which the two sides may meet and layers may be pushed.
 
-namespace fabric::kv::test {
+namespace fabric::kv::test::transfer_test {
 namespace {
 
 using Kind = DecodeEvent::Kind;
@@ -69,7 +69,7 @@ TEST_P(KvTransfer, CompletesWithEveryByteInPlaceAndAllPagesBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, KvTransfer, testing::ValuesIn(transfer_cases()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace
-}  // namespace fabric::kv::test
+}  // namespace fabric::kv::test::transfer_test

@@ -325,11 +325,11 @@ void EmbeddedDirectory::Impl::take_watch(PeerId from, const WatchMessage& messag
       ++counted.watchers_refused;
       return;
     }
-    found = watchers.emplace(from, Watcher{}).first;
+    found = watchers.emplace(from, ViewWatcher{}).first;
     found->second.message_bytes_max = info->message_bytes_max;
     return;
   }
-  Watcher& watcher = found->second;
+  ViewWatcher& watcher = found->second;
   // What is under way may have arrived before the watcher asked.
   const bool arrived = watcher.sending != 0 && message.have == watcher.sending_upto;
   if (message.have == watcher.has.revision || arrived) return;
@@ -418,11 +418,11 @@ void EmbeddedDirectory::Impl::serve_connection(SeedConnection& connection) {
   *due = false;
 }
 
-bool EmbeddedDirectory::Impl::behind(const Watcher& watcher) const {
+bool EmbeddedDirectory::Impl::behind(const ViewWatcher& watcher) const {
   return watcher.has.revision != table.revision() || (settled && !watcher.has_settled);
 }
 
-void EmbeddedDirectory::Impl::serve_watcher(PeerId peer, Watcher& watcher) {
+void EmbeddedDirectory::Impl::serve_watcher(PeerId peer, ViewWatcher& watcher) {
   if (watcher.sending != 0 || now < watcher.due || !behind(watcher)) return;
   const size_t bytes_max = std::min(watcher.message_bytes_max, kViewBytesMax);
   ViewMessage message = table.after(watcher.has, bytes_max, counted.members_unsent);

@@ -43,7 +43,7 @@ struct SeedConnection {
 
 /// An engine that watches this seed. One message at a time is under way: what changes before it has
 /// arrived is sent together in the next one, so a slow watcher costs the seed no memory.
-struct Watcher {
+struct ViewWatcher {
   WatchPosition has{};
   uint64_t sending = 0;       ///< the tag of the message under way; 0: none
   uint64_t sending_upto = 0;  ///< its revision
@@ -87,9 +87,9 @@ struct EmbeddedDirectory::Impl {
   // What is due
   void connect(SeedConnection& connection);
   void serve_connection(SeedConnection& connection);
-  void serve_watcher(PeerId peer, Watcher& watcher);
+  void serve_watcher(PeerId peer, ViewWatcher& watcher);
   void serve_answer(PeerId peer, OwedAnswer& answer);
-  bool behind(const Watcher& watcher) const;
+  bool behind(const ViewWatcher& watcher) const;
   /// The tag of the message, or 0 when the engine has no room for it. `lost`: the session is.
   uint64_t send(PeerId peer, const DirectoryMessage& message, bool& lost);
   void set_timer();
@@ -109,7 +109,7 @@ struct EmbeddedDirectory::Impl {
   MemberMap kept{};  ///< listed by seeds that are no longer in the list, until a view is fresh
   std::optional<Member> self{};
   SeedTable table;
-  std::map<PeerId, Watcher> watchers{};
+  std::map<PeerId, ViewWatcher> watchers{};
   std::map<PeerId, OwedAnswer> answers{};
   bool settled = false;
   Nanos settle_due{};
