@@ -88,7 +88,7 @@ PrefillRank::PrefillRank(sim::World& world, uint32_t node, uint32_t rank,
                           .regions = {memory->id()}};
   opened.watch_word = options.watch_word;
   opened.polled_word = false;
-  opened.offer_wait = options.deadline;
+  opened.offer_wait = options.offer_wait;
   prefiller.emplace(*Prefiller::open(*engine, opened));
 }
 
@@ -526,6 +526,12 @@ void KvCluster::check_pages() {
     ++overwritten;
     if (!options.write_at_count) lost(page, "the decoder's own bytes are gone");
   }
+}
+
+bool KvCluster::prefills_idle() const {
+  return std::ranges::all_of(prefills_, [](const auto& rank) {
+    return !rank->prefiller || (rank->idle() && rank->prefiller->stats().dispatches == 0);
+  });
 }
 
 void KvCluster::expect_all_back() {

@@ -42,6 +42,7 @@ struct ClusterOptions {
   Nanos layer_time{20'000};
   Nanos patience = 300ms;
   Nanos deadline = 5s;
+  Nanos offer_wait = 5s;
   Nanos fence_timeout = 1s;
   uint32_t grants_per_peer = 4;
   uint32_t reserve_pages = 0;
@@ -128,6 +129,8 @@ class KvCluster {
   bool over(const std::string& id, uint32_t number = 0) const;
   bool all_over() const;  ///< no attempt holds pages
   bool run_until(const std::function<bool()>& done, Nanos limit = 60s);
+  /// No prefill rank that lives has a request or source pages in use.
+  bool prefills_idle() const;
   /// Everything is at rest: pages are back here, and in the prefill ranks that live.
   void expect_all_back();
   PrefillRank& prefill(uint32_t group, uint32_t rank = 0);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -135,6 +136,21 @@ class KvSweep : public testing::TestWithParam<SweepParam> {
     options.network.duplicate_control = GetParam().sweep.duplicate;
     return options;
   }
+  /// Network events of a run without a fault. Lost and late datagrams make it longer: then the last
+  /// of its events have no fault.
+  uint64_t events_without_faults() const {
+    static std::map<std::pair<bool, uint32_t>, uint64_t> known;
+    uint64_t& events = known[{GetParam().ordered, GetParam().sources}];
+    if (events > 0) return events;
+    ClusterOptions options = cluster_options(fabric::test::test_seed());
+    options.network = {};
+    KvCluster cluster(options);
+    EXPECT_TRUE(cluster.start("r", kPrompt));
+    EXPECT_TRUE(cluster.run_until([&] { return cluster.all_over(); }, 60s));
+    events = cluster.world.events();
+    cluster.expect_all_back();
+    return events;
+  }
   void inject(KvCluster& cluster, uint64_t event) {
     const SweepCase& sweep = GetParam().sweep;
     if (sweep.late_bytes) cluster.happens(Fault::late_bytes(0, 3ms));
@@ -177,7 +193,7 @@ class KvSweep : public testing::TestWithParam<SweepParam> {
     for (const Fault& fault : sweep.faults) {
       if (const auto opposite = sim::opposite(fault)) cluster.happens(*opposite);
     }
-    if (!sweep.faults.empty()) cluster.world.run_for(10s);
+    cluster.run_until([&] { return cluster.prefills_idle(); }, 15s);
     const bool complete = cluster.attempt("r").count(Kind::kComplete) ||
                           cluster.attempt("r", 1).count(Kind::kComplete);
     const bool was_cancelled = cluster.attempt("r").count(Kind::kCancelled);
@@ -202,14 +218,7 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
   for (const char* part : {"peer", "path", "rail", "drain", "fence", "proof", "control"}) {
     fabric::test::expect_log(part);
   }
-  uint64_t end = 0;
-  {
-    KvCluster cluster(cluster_options(fabric::test::test_seed()));
-    ASSERT_TRUE(cluster.start("r", kPrompt));
-    ASSERT_TRUE(cluster.run_until([&] { return cluster.all_over(); }, 60s));
-    end = cluster.world.events();
-    cluster.expect_all_back();
-  }
+  const uint64_t end = events_without_faults();
   SweepTotals totals;
   Rng rng(fabric::test::test_seed());
   const uint64_t wanted = kDrawn * rounds();

@@ -38,6 +38,11 @@ std::vector<TransferCase> transfer_cases() {
     o.tail = false;
   });
   add("watch_word", [](ClusterOptions& o) { o.watch_word = true; });
+  add("prefill_longer_than_the_wait_for_a_dispatch", [](ClusterOptions& o) {
+    o.offer_first = true;
+    o.offer_wait = 5ms;
+    o.layer_time = 3ms;
+  });
   add("few_operations", [](ClusterOptions& o) {
     o.ops_max = 16;
     o.layer_time = Nanos(100);
@@ -64,6 +69,7 @@ TEST_P(KvTransfer, CompletesWithEveryByteInPlaceAndAllPagesBack) {
   const bool final = GetParam().options.model.ordered;
   EXPECT_EQ(cluster.decoder->stats().waited_for_quiet > 0, !final);
   cluster.expect_all_back();
+  for (const PrefillEvent& event : cluster.prefill(0).events) EXPECT_EQ(event.code, Errc::kOk);
   EXPECT_EQ(cluster.decoder->stats().completed, 6u);
   EXPECT_EQ(cluster.decoder->stats().revokes, 0u);
 }

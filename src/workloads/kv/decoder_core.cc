@@ -12,6 +12,9 @@ namespace {
 // polls compares them each time.
 constexpr Nanos kDrainCheck{1'000'000};
 
+// Events that wait for poll(). With more the inbox waits too.
+constexpr size_t kDecodeEventsMax = 65536;
+
 }  // namespace
 
 DecoderCore::DecoderCore(Engine& engine, const DecoderOptions& options, Inbox inbox)
@@ -193,7 +196,9 @@ DecoderStats DecoderCore::stats() const {
 
 void DecoderCore::work() {
   Event batch[64];
-  for (uint32_t n = inbox_.poll(batch); n > 0; n = inbox_.poll(batch)) {
+  while (events_.size() < kDecodeEventsMax) {
+    const uint32_t n = inbox_.poll(batch);
+    if (n == 0) break;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);

@@ -11,6 +11,9 @@ namespace {
 /// Attempts that are remembered after their end: duplicates of their dispatches are refused.
 constexpr size_t kEndedMax = 8192;
 
+/// Events that wait for poll(). With more the inbox waits too, and in the end the peers.
+constexpr size_t kEventsMax = 4096;
+
 std::vector<uint32_t> layers_of(const Layout& layout) {
   std::set<uint32_t> layers;
   for (const CacheGroup& group : layout.groups) {
@@ -236,7 +239,9 @@ PrefillerStats PrefillerCore::stats() const {
 
 void PrefillerCore::work() {
   Event batch[64];
-  for (uint32_t n = inbox_.poll(batch); n > 0; n = inbox_.poll(batch)) {
+  while (events_.size() < kEventsMax) {
+    const uint32_t n = inbox_.poll(batch);
+    if (n == 0) break;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);
@@ -301,6 +306,7 @@ void PrefillerCore::due(uint64_t what) {
   if (found == offers_by_number_.end()) return;
   HeldOffer& offer = *found->second;
   offer.due = {};
+  if (offer.targets_seen >= offer.targets_wanted) return;
   // The dispatches that have come are all that come: later ones are refused.
   offer.targets_wanted = offer.targets_seen;
   if (offer.code == Errc::kOk) offer.code = Errc::kTimeout;

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kPlansMax = 256;
 constexpr size_t kMissedMax = 1024;
+constexpr size_t kAnswersMax = 65536;   ///< that wait for room in the engine
 constexpr uint32_t kTargetsMax = 1024;  ///< of a request that is not offered yet
 
 /// The plan by step: what each layer of this rank sends of each group.
@@ -131,6 +132,7 @@ void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> b
   }
   // Parts come in their order; one that is missing makes the set useless.
   if (grants->first != set->regions.size() || grants->total != set->total) set->bad = true;
+  if (set->bad) return;
   for (const auto desc : grants->descs) {
     const auto imported = engine_.import_region(session.peer, desc);
     set->bad = set->bad || !imported;
@@ -376,6 +378,8 @@ void PrefillerCore::refuse(DecoderSession& session, uint64_t serial, const Refus
 }
 
 void PrefillerCore::send(const DecoderSession& session, std::vector<std::byte> bytes) {
+  // Only a peer that asks without end gets here. Its questions stay open, and its decoder fences.
+  if (answers_.size() >= kAnswersMax) return;
   answers_.push_back({session.peer, session.channel, std::move(bytes)});
   flush_answers();
 }
