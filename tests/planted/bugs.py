@@ -177,9 +177,9 @@ BUGS = (
     bug("missed_wake_up",
         "the completion of an expectation is published after its waiter was woken",
         ("core/counter_table.cc",
-         "  // The last access to the record.",
-         "  if (PLANTED && cookie == kWaiter) slot.waiters.wake();\n"
-         "  // The last access to the record."),
+         "  // The last access to the record, ",
+         "  if (PLANTED && waiter != nullptr) slot.waiters.wake();\n"
+         "  // The last access to the record, "),
         ("core/counter_table.cc",
          "    slot.waiters.wake();\n  } else if",
          "    if (!PLANTED) slot.waiters.wake();\n  } else if"),
