@@ -53,8 +53,9 @@ class FABRIC_EXPORT Counter {
   /// Ends the armed expectation, if there is one. When it returns, the expectation takes no more
   /// counts: it completes with kCancelled, or with what came first (met, timeout, a lost peer).
   /// That completion has been reported, or its report is on the way: it is delivered exactly once,
-  /// as always. A wait() of another thread returns likewise. A new expect() or wait() is never
-  /// refused with kBusy because of it. An expectation that another thread arms during the call may
+  /// as always. A wait() of another thread returns likewise, when it next runs. A new expect() or
+  /// wait() is never refused with kBusy because of it, however many blocked threads were ended and
+  /// have not run yet. An expectation that another thread arms during the call may
   /// or may not be ended.
   ///
   /// Cost: a few compare-exchanges; no lock, and no wait for a report.
@@ -119,6 +120,13 @@ class FABRIC_EXPORT CounterGroup {
   /// that are not masked is refused with kInvalidArgument, and Error::native is that sum.
   Result<OpId> expect(uint64_t n, Notify notify, Timeout timeout = {});
   Result<void> wait(uint64_t n, Timeout timeout = {});
+  /// Ends the armed expectation, if there is one, as Counter::disarm() does: when it returns, the
+  /// expectation has ended, with kCancelled or with what came first, and the next one is never
+  /// refused with kBusy because of it. After kCancelled the next one continues with what has
+  /// arrived, as after any failure.
+  ///
+  /// Cost: the state lock; no wait for a report.
+  void disarm() noexcept;
   /// Over all members: what no met expectation has taken. A gauge.
   uint64_t count() const noexcept;
   std::vector<PeerId> missing() const;  ///< peers whose share of the expectation is not here

@@ -297,7 +297,8 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   /// Why a blocking wait may not begin.
   Result<void> may_wait(Timeout timeout) const;
   /// Waits for an armed expectation of this thread and takes its result.
-  Result<void> await(const CounterTable::Expectation& mine, Timeout timeout);
+  Result<void> await(const CounterTable::Expectation& mine, const CounterTable::Waiter& waiter,
+                     Timeout timeout);
   Error exhausted_error(const char* what, uint32_t peer = kNone);
   Errc deadline_after(int64_t now, Timeout timeout, bool may_be_forever,
                       int64_t& until) const noexcept;

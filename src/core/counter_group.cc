@@ -82,6 +82,13 @@ void CounterGroupState::expectation_armed(const CounterTable::Armed& at_parent) 
   expectation = at_parent.expectation;
 }
 
+void CounterGroupState::disarm() noexcept {
+  // Under the lock, since mask() may replace the parent. Its record is in use by expectations only:
+  // a parent is not linked.
+  if (armed) core->counters.table.disarm(parent.load(std::memory_order_relaxed));
+  settle();
+}
+
 bool CounterGroupState::has_member_of(PeerId peer) const noexcept {
   return std::any_of(members.begin(), members.end(),
                      [&](const GroupMember& member) { return member.peer == peer; });
@@ -263,6 +270,12 @@ Result<void> CounterGroup::wait(uint64_t n, Timeout timeout) {
   if (state_ == nullptr) return fail(Errc::kReleased, "group");
   if (n == 0) return fail(Errc::kInvalidArgument, "n");
   return state_->core->wait_group(*state_, n, timeout);
+}
+
+void CounterGroup::disarm() noexcept {
+  if (state_ == nullptr || state_->core->forked()) return;
+  const core::StateGuard lock(state_->core->state_mutex);
+  state_->disarm();
 }
 
 uint64_t CounterGroup::count() const noexcept {

@@ -13,19 +13,22 @@ namespace fabric::core {
 
 namespace {
 
-// The claim word of a record: [63:32] seq, [15:8] code of that expectation, [2] unread by its
-// waiter, [1] pinned, [0] armed. The code is in the same word as the armed bit, so that one change
-// both frees the record and publishes the code.
+// The claim word of a record: [63:32] seq, [15:8] code of that expectation, [1] pinned, [0] armed.
+// The code is in the same word as the armed bit, so that one change both frees the record and
+// publishes the code. The word of a waiter is [15:8] code, [0] ended.
 constexpr uint64_t kArmed = 1;
 constexpr uint64_t kPinned = 2;
-constexpr uint64_t kUnread = 4;
-static_assert((kArmed ^ kPinned ^ kUnread) == (kArmed + kPinned + kUnread), "a bit each");
+constexpr uint32_t kEnded = 1;
 constexpr uint32_t kCodeShift = 8;
 constexpr uint32_t kSeqShift = 32;
 
 constexpr uint64_t armed_claim(uint32_t seq) { return uint64_t{seq} << kSeqShift | kArmed; }
 constexpr uint32_t seq_of(uint64_t claim) { return static_cast<uint32_t>(claim >> kSeqShift); }
-constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned | kUnread)) != 0; }
+constexpr bool in_use(uint64_t claim) { return (claim & (kArmed | kPinned)) != 0; }
+constexpr uint32_t code_bits(Errc code) {
+  return uint32_t{static_cast<uint8_t>(code)} << kCodeShift;
+}
+constexpr Errc code_of(uint64_t bits) { return static_cast<Errc>(bits >> kCodeShift & 0xff); }
 
 constexpr uint32_t kLiveLimitMax = 1u << 20;
 constexpr int64_t kNeverWrapped = INT64_MIN;
@@ -110,14 +113,12 @@ uint32_t generation_mask_for(uint32_t slot_bits, uint32_t key_bits) {
 /// the seq keeps counting, so that two expectations of a slot are never confused.
 struct CounterTable::Slot {
   Atomic<uint64_t> claim{0};
-  Atomic<uint64_t> n{0};  // of the armed expectation; the share of a linked key
-  // The result of a waiting thread that has not read it yet, moved here from the claim by disarm():
-  // its claim word without the flags, and kUnread. Any other value: none.
-  Atomic<uint64_t> aside{0};
+  Atomic<uint64_t> n{0};                 // of the armed expectation; the share of a linked key
   int64_t half_wrap_ns = kNeverWrapped;  // when the generation last became 0 or half; mutex_
   Atomic<uint32_t> forwarding{0};        // arrivals that may be about to add to the parent
   Plain<CounterKey> parent{};  // written while unlinked and `forwarding` is 0, read by forwarders
   Plain<uint32_t> cookie{0};   // written by the claimer of the record, read by fire()
+  Plain<Waiter*> waiter{nullptr};  // likewise; null: Fired is called
   EventCount waiters;
 };
 
@@ -209,9 +210,8 @@ Result<CounterKey> CounterTable::acquire(int64_t now_ns, int64_t quarantine_ns) 
     const uint32_t index = free_ring_[free_head_ & slot_mask_];
     Slot& slot = slots_[index];
     // A thread of the previous generation was preempted while it held the record or forwarded
-    // counts, or has not read its result yet. The slot goes to the back of the ring.
-    // Acquire pairs with the release of the claim in fire(), cancel(), expect() and result(), and
-    // of `forwarding` in deliver_and_forward().
+    // counts. The slot goes to the back of the ring. Acquire pairs with the release of the claim in
+    // fire(), cancel() and arm(), and of `forwarding` in deliver_and_forward().
     if (in_use(slot.claim.load(std::memory_order_acquire)) ||
         slot.forwarding.load(std::memory_order_acquire) != 0) [[unlikely]] {
       push_free(pop_free());
@@ -513,7 +513,7 @@ uint64_t CounterTable::count(CounterKey key) const noexcept {
     const uint64_t seen = words_[index].load(std::memory_order_acquire);
     if (!word::has_tag(seen, tag_of(key))) return 0;
     if (!word::waiting(seen)) return word::untaken(seen);
-    // Acquire pairs with the release in expect(): if this were of a later expectation, the claim
+    // Acquire pairs with the release in arm(): if this were of a later expectation, the claim
     // below would be too.
     const uint64_t n = slot.n.load(std::memory_order_acquire);
     if (word::linked(seen)) {
@@ -569,6 +569,15 @@ Errc CounterTable::claim_record(CounterKey key, uint32_t* seq) noexcept {
 }
 
 Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uint32_t cookie) {
+  return arm(key, n, cookie, nullptr);
+}
+
+Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, Waiter& waiter) {
+  return arm(key, n, 0, &waiter);
+}
+
+Result<CounterTable::Armed> CounterTable::arm(CounterKey key, uint64_t n, uint32_t cookie,
+                                              Waiter* waiter) {
   if (n == 0 || n > word::kCountMax) return fail(Errc::kInvalidArgument, "n");
   Expectation expectation{key, 0};
   if (const Errc why = claim_record(key, &expectation.seq); why != Errc::kOk) {
@@ -576,6 +585,7 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
   }
   Slot& slot = slots_[index_of(key)];
   slot.cookie = cookie;
+  slot.waiter = waiter;
   // Pairs with the acquire in count(); all other readers acquire the word.
   slot.n.store(n, std::memory_order_release);
   const int64_t units = units_of_whole(n);
@@ -595,19 +605,25 @@ Result<CounterTable::Armed> CounterTable::expect(CounterKey key, uint64_t n, uin
 /// Ends the armed expectation. Called only by the thread whose change made the word stop waiting.
 void CounterTable::fire(Slot& slot, Errc code, uint64_t pin) noexcept {
   const uint32_t cookie = slot.cookie;
-  // A waiter reads its result from the record, which must not be armed again before that.
-  const uint64_t unread = cookie == kWaiter ? kUnread : 0;
-  // The last access to the record. Release pairs with peek() and claim_record(): it publishes the
-  // bytes of all arrivals, which this thread acquired by its change of the word. It needs no
-  // acquire for the same reason.
-  slot.claim.fetch_xor(kArmed | pin | unread | uint64_t{static_cast<uint8_t>(code)} << kCodeShift,
-                       std::memory_order_release);
-  if (cookie == kWaiter) {
+  Waiter* const waiter = slot.waiter;
+  // The last access to the record, which may be armed again from here on. Release pairs with peek()
+  // and claim_record(): it publishes the bytes of all arrivals, which this thread acquired by its
+  // change of the word. It needs no acquire for the same reason.
+  slot.claim.fetch_xor(kArmed | pin | code_bits(code), std::memory_order_release);
+  if (waiter != nullptr) {
+    // The last access to the waiter, whose thread may return now. Release pairs with end().
+    waiter->end_.store(kEnded | code_bits(code), std::memory_order_release);
     // May wake a waiter of a later expectation spuriously.
     slot.waiters.wake();
   } else if (fired_ != nullptr) {
     fired_(context_, cookie, code);
   }
+}
+
+CounterTable::ExpectationStatus CounterTable::Waiter::end() const noexcept {
+  // Pairs with the release in fire(): a thread that sees the end sees the bytes.
+  const uint32_t end = end_.load(std::memory_order_acquire);
+  return {(end & kEnded) != 0, code_of(end)};
 }
 
 bool CounterTable::cancel(const Expectation& expectation, Errc why) noexcept {
@@ -657,46 +673,21 @@ bool CounterTable::poisoned(CounterKey key) const noexcept {
 }
 
 void CounterTable::disarm(CounterKey key) noexcept {
-  Slot& slot = slots_[index_of(key)];
+  const uint32_t index = index_of(key);
+  Slot& slot = slots_[index];
   // Relaxed, as in claim_record(): what follows confirms it, or asks again.
   const uint32_t first = seq_of(slot.claim.load(std::memory_order_relaxed));
-  for (uint32_t tries = 0; tries < kHandOverYields; ++tries) {
+  for (;;) {
     const uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // One that was armed after the call had begun is not meant.
     if (seq_of(claim) != first || !in_use(claim)) return;
-    if ((claim & kUnread) != 0 && (claim & kPinned) == 0 && keep_result_aside(slot, first))
-      return;
-    if ((claim & kArmed) != 0 && cancel({key, first}, Errc::kCancelled)) continue;
-    // Another thread ends it, or cancels it too, and is a few instructions from done.
-    if (tries != 0) yield_thread();
+    // Released: who did it ends the expectation, and no other can be armed under this key.
+    if (!word::has_tag(words_[index].load(std::memory_order_relaxed), tag_of(key))) return;
+    if ((claim & kArmed) != 0 && cancel({key, first}, Errc::kCancelled)) return;
+    // Another thread arms it, ends it or cancels it too, and is a few instructions from done. It
+    // calls nothing of the application's before that, so this is no frame above it.
+    yield_thread();
   }
-}
-
-/// Moves the unread result of the waiting thread out of the claim, which is free then. False: an
-/// earlier one is still there, or the thread has read it since.
-bool CounterTable::keep_result_aside(Slot& slot, uint32_t seq) noexcept {
-  // Relaxed: `aside` is a value only. The thread that reads it has acquired the end of its
-  // expectation from the claim, which read-modify-writes carry on.
-  uint64_t kept = slot.aside.load(std::memory_order_relaxed);
-  if ((kept & kUnread) != 0) return false;
-  uint64_t claim = slot.claim.load(std::memory_order_relaxed);
-  if (seq_of(claim) != seq || (claim & (kArmed | kPinned)) != 0 || (claim & kUnread) == 0) {
-    return false;
-  }
-  // Two callers may be here: one of them moves the result.
-  if (!slot.aside.compare_exchange_strong(kept, claim, std::memory_order_relaxed,
-                                          std::memory_order_relaxed)) {
-    return false;
-  }
-  // After the copy: a thread that finds the next expectation in the claim finds its result in
-  // `aside`. Release pairs with the acquire in peek().
-  if (slot.claim.compare_exchange_strong(claim, claim & ~kUnread, std::memory_order_release,
-                                         std::memory_order_relaxed)) {
-    return true;
-  }
-  // The thread has read its result from the claim, and will not look here.
-  slot.aside.store(0, std::memory_order_relaxed);
-  return true;
 }
 
 Errc CounterTable::poison_of(CounterKey key) const noexcept {
@@ -705,34 +696,12 @@ Errc CounterTable::poison_of(CounterKey key) const noexcept {
   return word::poisoned(seen) ? word::reason(seen) : Errc::kOk;
 }
 
-CounterTable::ExpectationStatus CounterTable::result(const Expectation& expectation) noexcept {
-  Slot& slot = slots_[index_of(expectation.key)];
-  const ExpectationStatus status = peek(expectation);
-  if (!status.done) return status;
-  // Acquire pairs with keep_result_aside(): if the result is not here any more, it is in `aside`.
-  uint64_t claim = slot.claim.load(std::memory_order_acquire);
-  // Only for this expectation: its result may have been read before, and the record armed again.
-  // Retries when a late cancel drops its pin. Release pairs with the acquire in claim_record(),
-  // acquire as above.
-  while (seq_of(claim) == expectation.seq && (claim & kUnread) != 0) {
-    if (slot.claim.compare_exchange_weak(claim, claim & ~kUnread, std::memory_order_release,
-                                         std::memory_order_acquire)) {
-      return status;
-    }
-  }
-  // Disarmed before it was read. Relaxed, as in keep_result_aside().
-  const uint64_t aside = slot.aside.load(std::memory_order_relaxed);
-  if ((aside & kUnread) == 0 || seq_of(aside) != expectation.seq) return status;
-  slot.aside.store(0, std::memory_order_relaxed);
-  return {true, static_cast<Errc>(aside >> kCodeShift & 0xff)};
-}
-
 CounterTable::ExpectationStatus CounterTable::peek(const Expectation& expectation) const noexcept {
-  // Pairs with the release in fire(): a thread that sees the end sees the bytes.
+  // Pairs with the release in fire().
   const uint64_t claim = slots_[index_of(expectation.key)].claim.load(std::memory_order_acquire);
   if (seq_of(claim) != expectation.seq) return {true, Errc::kNotFound};
   if ((claim & kArmed) != 0) return {};
-  return {true, static_cast<Errc>(claim >> kCodeShift & 0xff)};
+  return {true, code_of(claim)};
 }
 
 EventCount& CounterTable::event_count(CounterKey key) noexcept {

@@ -85,28 +85,38 @@ class CounterTable {
     Expectation expectation{};
     bool met = false;  ///< met at once: counts taken, nothing armed, Fired is not called
   };
-  /// A cookie for a blocking waiter: Fired is not called, the thread uses event_count() and
-  /// result().
-  static constexpr uint32_t kWaiter = UINT32_MAX;
-  /// Fails with kBusy (one is armed, or the key is linked), kReleased (not live), kAborted /
-  /// kPeerLost / kOverrun (poisoned), kInvalidArgument (n = 0 or beyond what the word can hold).
-  Result<Armed> expect(CounterKey key, uint64_t n, uint32_t cookie);
-  /// Ends the expectation with `why` if it is still armed. True: it was, and Fired was called.
-  bool cancel(const Expectation& expectation, Errc why) noexcept;
-  /// Ends the armed expectation, if there is one, with kCancelled. When it returns, the expectation
-  /// that was armed before the call has ended, Fired was called for it, and the record is free: the
-  /// next expect() is not refused because of it. The result of a waiting thread is kept for it.
-  void disarm(CounterKey key) noexcept;
-  /// Whether and how an expectation ended. Once the counter is armed again, an earlier one shows
-  /// only that it ended (kNotFound).
+  /// Whether and how an expectation ended.
   struct ExpectationStatus {
     bool done = false;
     Errc code = Errc::kOk;
   };
+  /// A blocked thread's own end of its expectation: the result is written here, not to the record,
+  /// which is free at once, however late the thread runs.
+  ///
+  /// Lifetime: once armed, until end() is done. Threads: end() from the waiting thread.
+  class Waiter {
+   public:
+    /// Done: the bytes of all arrivals are visible, and nothing touches the waiter any more.
+    ExpectationStatus end() const noexcept;
+
+   private:
+    friend class CounterTable;
+    Atomic<uint32_t> end_{0};
+  };
+  /// Fails with kBusy (one is armed, or the key is linked), kReleased (not live), kAborted /
+  /// kPeerLost / kOverrun (poisoned), kInvalidArgument (n = 0 or beyond what the word can hold).
+  Result<Armed> expect(CounterKey key, uint64_t n, uint32_t cookie);
+  /// The same for a thread that blocks: in place of Fired, the waiter gets the end, then
+  /// event_count() is woken. One expectation for each waiter.
+  Result<Armed> expect(CounterKey key, uint64_t n, Waiter& waiter);
+  /// Ends the expectation with `why` if it is still armed. True: it was, and Fired was called.
+  bool cancel(const Expectation& expectation, Errc why) noexcept;
+  /// Ends the armed expectation, if there is one, with kCancelled. When it returns, the expectation
+  /// that was armed before the call has ended, and the record is free: the next expect() is not
+  /// refused because of it. Fired was called for it, or another thread that ended it is about to.
+  void disarm(CounterKey key) noexcept;
+  /// Once the counter is armed again, an earlier expectation shows only that it ended (kNotFound).
   ExpectationStatus peek(const Expectation& expectation) const noexcept;
-  /// The same for the waiting thread (kWaiter). The counter is not armed again before the thread
-  /// has read its result here, so the result is never lost.
-  ExpectationStatus result(const Expectation& expectation) noexcept;
   EventCount& event_count(CounterKey key) noexcept;
 
   /// Poisons the counter key: a write that counts here failed, or a bound peer is lost. An armed
@@ -157,9 +167,9 @@ class CounterTable {
   bool deliver_unlinked(CounterKey key, int64_t units) noexcept;
   bool deliver_and_forward(CounterKey key, int64_t units) noexcept;
   uint32_t repair_shares(std::span<const Share> shares) noexcept;
+  Result<Armed> arm(CounterKey key, uint64_t n, uint32_t cookie, Waiter* waiter);
   void fire(Slot& slot, Errc code, uint64_t pin = 0) noexcept;
   Errc claim_record(CounterKey key, uint32_t* seq) noexcept;
-  bool keep_result_aside(Slot& slot, uint32_t seq) noexcept;
   void push_free(uint32_t index) noexcept;
   uint32_t pop_free() noexcept;
 

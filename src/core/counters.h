@@ -68,6 +68,7 @@ struct CounterGroupState {
   Result<void> begin_expectation(uint64_t n) FABRIC_REQUIRES(state_lock);
   /// The expectation at the parent was armed, or met at once.
   void expectation_armed(const CounterTable::Armed& at_parent) FABRIC_REQUIRES(state_lock);
+  void disarm() noexcept FABRIC_REQUIRES(state_lock);
   Result<void> mask(PeerId peer) FABRIC_REQUIRES(state_lock);
   bool has_member_of(PeerId peer) const noexcept FABRIC_REQUIRES(state_lock);
   uint64_t count() noexcept FABRIC_REQUIRES(state_lock);

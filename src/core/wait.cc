@@ -132,13 +132,15 @@ Result<void> EngineCore::may_wait(Timeout timeout) const {
 
 Result<void> EngineCore::wait_count(CounterKey key, uint64_t n, Timeout timeout) {
   if (auto ok = may_wait(timeout); !ok) return ok;
-  auto armed = counters.table.expect(key, n, CounterTable::kWaiter);
+  CounterTable::Waiter waiter;
+  auto armed = counters.table.expect(key, n, waiter);
   if (!armed) return armed.error();
-  return armed->met ? Result<void>{} : await(armed->expectation, timeout);
+  return armed->met ? Result<void>{} : await(armed->expectation, waiter, timeout);
 }
 
 Result<void> EngineCore::wait_group(CounterGroupState& group, uint64_t n, Timeout timeout) {
   if (auto ok = may_wait(timeout); !ok) return ok;
+  CounterTable::Waiter waiter;
   CounterTable::Armed armed{.met = true};
   {
     // Armed under the lock: mask() may replace the parent.
@@ -146,27 +148,28 @@ Result<void> EngineCore::wait_group(CounterGroupState& group, uint64_t n, Timeou
     if (!lock) return fail(Errc::kClosed, "engine");
     if (auto ok = group.begin_expectation(n); !ok) return ok;
     if (group.owed != 0) {
-      auto at_parent = counters.table.expect(group.parent, group.owed, CounterTable::kWaiter);
+      auto at_parent = counters.table.expect(group.parent, group.owed, waiter);
       if (!at_parent) return at_parent.error();
       armed = *at_parent;
     }
     group.expectation_armed(armed);
   }
-  return armed.met ? Result<void>{} : await(armed.expectation, timeout);
+  return armed.met ? Result<void>{} : await(armed.expectation, waiter, timeout);
 }
 
-Result<void> EngineCore::await(const CounterTable::Expectation& mine, Timeout timeout) {
+Result<void> EngineCore::await(const CounterTable::Expectation& mine,
+                               const CounterTable::Waiter& waiter, Timeout timeout) {
   const auto ended_or_closing = [&] {
-    return counters.table.peek(mine).done || closing.load(std::memory_order_acquire);
+    return waiter.end().done || closing.load(std::memory_order_acquire);
   };
   auto waited = block(counters.table.event_count(mine.key), ended_or_closing, timeout);
-  if (!counters.table.peek(mine).done) {
+  if (!waiter.end().done) {
     // Not met in time. If another thread completes it at this moment, that result wins.
     const Errc why = waited ? Errc::kClosed : waited.error().code;
     counters.table.cancel(mine, why);
-    while (!counters.table.peek(mine).done) relax();
+    while (!waiter.end().done) relax();
   }
-  const Errc code = counters.table.result(mine).code;
+  const Errc code = waiter.end().code;
   if (code == Errc::kOk) return {};
   return fail(code, "expectation");
 }

@@ -22,6 +22,7 @@ constexpr uint64_t kEngineId = 0x1001, kHonestId = 0x2002, kHostileId = 0x9990;
 constexpr uint32_t kPeersMax = 6, kOpsMax = 256, kRegionsMax = 16, kCountersMax = 64;
 /// More than all of Config's bounds allow, less than a flood brings.
 constexpr uint64_t kHeapMax = 4u << 20;
+constexpr size_t kGrantsMax = 3;  // for each hostile peer
 
 uint64_t heap_bytes() {
 #ifdef FABRIC_COUNTS_HEAP
@@ -172,6 +173,20 @@ void FuzzSession::share(uint32_t who) {
       std::make_unique<Shared>(Shared{std::move(bytes), *std::move(memory), std::move(wire_rkey)}));
 }
 
+/// New memory with a grant for a hostile peer, as long as there is room and a session.
+void FuzzSession::grant(uint32_t who) {
+  if (granted_[who].size() == kGrantsMax) return;
+  Bytes bytes(kSharedBytes);
+  auto memory =
+      engine_->engine.register_memory({.address = bytes.data(), .size_bytes = bytes.size()});
+  if (!memory) return;
+  const auto granted = memory->grant(peer_of(who));
+  if (!granted) return;
+  Bytes wire_rkey = control::decode_desc(granted->desc)->networks.at(0).rail_keys.at(0);
+  granted_[who].push_back(std::make_unique<Granted>(
+      Granted{std::move(bytes), *std::move(memory), granted->id, std::move(wire_rkey)}));
+}
+
 /// The session with a hostile peer, whichever side began it; the last one when there is none.
 PeerId FuzzSession::peer_of(uint32_t who) {
   for (const PeerId id : engine_->engine.peers()) {
@@ -207,10 +222,15 @@ void FuzzSession::act(const FuzzAction& action) {
     case Verb::kHonest:
       honest_round();
       break;
-    case Verb::kWrite:
-      hostile.write(action, shared_[action.who % 2].back()->wire_rkey,
-                    given_counters_[action.who % 2].key());
+    case Verb::kWrite: {
+      const uint32_t who = action.who % 2;
+      const bool by_grant = (action.what & 4) != 0 && !granted_[who].empty();
+      hostile.write(action,
+                    by_grant ? granted_[who][action.n % granted_[who].size()]->wire_rkey
+                             : shared_[who].back()->wire_rkey,
+                    given_counters_[who].key());
       break;
+    }
     case Verb::kReplay:
       hostile.replay(action, other);
       break;
@@ -298,6 +318,10 @@ void FuzzSession::check_snapshots() const {
       if (again && !shared->deregistered) continue;
       FABRIC_CHECK(shared->bytes == *shared->snapshot,
                    "written after the proof of a fence or deregistration");
+    }
+    for (const auto& granted : granted_[who]) {
+      FABRIC_CHECK(!granted->snapshot || granted->bytes == *granted->snapshot,
+                   "written under a grant after the proof of its revocation");
     }
   }
 }

@@ -54,12 +54,21 @@ class FuzzSession {
     uint64_t paths_then = 0;          ///< a path that was started later belongs to a later session
     bool deregistered = false;
   };
+  /// Memory that a hostile peer may write to under one grant only, until its Revoke.
+  struct Granted {
+    Bytes bytes;
+    MemoryRegion memory;
+    GrantId id{};
+    Bytes wire_rkey{};
+    std::optional<Bytes> snapshot{};  ///< the bytes when the Revoke was proved
+  };
 
   Side open_side(uint64_t engine_id, uint32_t node);
   void run_for(Nanos time);
   void connect_honest();
   void connect_hostile();
   void share(uint32_t who);
+  void grant(uint32_t who);
   PeerId peer_of(uint32_t who);
 
   void local(const FuzzAction& action);
@@ -67,6 +76,7 @@ class FuzzSession {
   void local_counter(const FuzzAction& action, uint32_t who, Nanos timeout);
   void local_control(const FuzzAction& action, uint32_t who, Nanos timeout);
   void local_region(const FuzzAction& action, uint32_t who, Nanos timeout);
+  void local_revoke(const FuzzAction& action, uint32_t who, Nanos timeout);
   void take_snapshot(uint32_t who, size_t which, bool deregistered);
   void honest_round();
   void exchange(Side& from, Side& to);
@@ -91,6 +101,7 @@ class FuzzSession {
   std::optional<Subscription> small_listener_;
   std::array<std::unique_ptr<Hostile>, 2> hostile_;
   std::array<std::vector<std::unique_ptr<Shared>>, 2> shared_;  ///< the last is in use
+  std::array<std::vector<std::unique_ptr<Granted>>, 2> granted_;
   std::array<PeerId, 2> peer_{};
   std::array<RemoteRegion, 2> target_{};
   uint64_t rounds_ = 0;

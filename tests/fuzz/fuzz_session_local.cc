@@ -187,7 +187,10 @@ void FuzzSession::local_region(const FuzzAction& action, uint32_t who, Nanos tim
     }
     case Local::kGrant:
       may_fail(shared_[who].back()->memory.grant(peer_of(who)));
+      grant(who);
       break;
+    case Local::kRevoke:
+      return local_revoke(action, who, timeout);
     case Local::kListen: {
       if (action.a % 4 == 0) {
         small_listener_.reset();
@@ -209,6 +212,22 @@ void FuzzSession::local_region(const FuzzAction& action, uint32_t who, Nanos tim
       if (target) target_[who] = *target;
     }
   }
+}
+
+/// One of the grants, whether it has ended already or not.
+void FuzzSession::local_revoke(const FuzzAction& action, uint32_t who, Nanos timeout) {
+  if (granted_[who].empty()) return;
+  Granted& granted = *granted_[who][action.n % granted_[who].size()];
+  auditor_.offer(
+      timeout + kDrain + kSlack,
+      [&](Notify notify) {
+        return engine_->engine.submit(
+            Revoke{.grant = granted.id, .timeout = timeout, .notify = notify});
+      },
+      // Its own rkeys are the proof, whatever the peer replies and whichever NIC it is.
+      [&granted](const Event& event) {
+        if (event.code == Errc::kOk && !granted.snapshot) granted.snapshot = granted.bytes;
+      });
 }
 
 /// From here on no write of the hostile peer may land.

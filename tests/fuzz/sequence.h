@@ -103,8 +103,9 @@ enum class Local : uint8_t {
   kGrant,
   kListen,
   kImport,
+  kRevoke,
 };
-inline constexpr uint8_t kLocals = 18;
+inline constexpr uint8_t kLocals = 19;
 
 /// FuzzAction::what of Verb::kBecome.
 enum class Become : uint8_t {

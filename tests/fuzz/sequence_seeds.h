@@ -111,6 +111,20 @@ inline std::map<std::string, Script> handshake_seeds() {
   };
 }
 
+/// Writes under two grants, before and after each is revoked alone.
+inline std::map<std::string, Script> revoke_seeds() {
+  const Sequence grants = local(Local::kGrant) + local(Local::kGrant) + write(0, 5) + pass(3);
+  const Sequence revoked = local(Local::kRevoke) + write(0, 5) + local(Local::kRevoke, {.n = 1}) +
+                           write(0, 4) + pass(12) + write(0, 5) + write(0, 1);
+  return {
+      {"revoked",
+       {{}, grants + revoked + frame(MessageType::kRegionRevoked) + pass(10) + honest()}},
+      {"revoked_in_silence", {{}, grants + pass(3, 0) + revoked + pass(19, 0) + honest()}},
+      {"revoked_unordered",
+       {{.flags = Setting::kUnordered}, grants + revoked + pass(19, 0) + write(0, 5) + honest()}},
+  };
+}
+
 inline std::map<std::string, Script> session_seeds() {
   using M = MessageType;
   const uint8_t flood = Twist::of(Twist::kFlood);
@@ -147,7 +161,7 @@ inline std::map<std::string, Script> session_seeds() {
   const Sequence fenced =
       write(0) + local(Local::kFence) + write(0) + pass(13) + write(0) + pass(6);
   const Sequence dereg = write(1) + local(Local::kDeregister, {.who = 1}) + write(1) + pass(12);
-  return {
+  std::map<std::string, Script> seeds{
       {"all_calls", {{}, all_calls + honest()}},
       {"all_calls_unordered", {{.flags = Setting::kUnordered}, all_calls + honest()}},
       {"all_calls_then_closed", {{.flags = Setting::kAbrupt}, all_calls + honest()}},
@@ -176,6 +190,8 @@ inline std::map<std::string, Script> session_seeds() {
       {"restart", {{}, all_calls + become(Become::kNextIncarnation) + frame(M::kHello) + pass(8)}},
       {"lossy", {{.flags = Setting::kLossy, .seed = 5}, all_calls + paths}},
   };
+  seeds.merge(revoke_seeds());
+  return seeds;
 }
 
 }  // namespace fabric::fuzz

@@ -177,9 +177,9 @@ BUGS = (
     bug("missed_wake_up",
         "the completion of an expectation is published after its waiter was woken",
         ("core/counter_table.cc",
-         "  // The last access to the record.",
-         "  if (PLANTED && cookie == kWaiter) slot.waiters.wake();\n"
-         "  // The last access to the record."),
+         "  // The last access to the record, ",
+         "  if (PLANTED && waiter != nullptr) slot.waiters.wake();\n"
+         "  // The last access to the record, "),
         ("core/counter_table.cc",
          "    slot.waiters.wake();\n  } else if",
          "    if (!PLANTED) slot.waiters.wake();\n  } else if"),
@@ -354,6 +354,35 @@ BUGS = (
          "post_batch.imms_before + (PLANTED ? 0 : "
          "PostBatch::popcount(post_batch.with_imm & PostBatch::low_bits(at)));"),
         layer="scenario", filter="Failover.*", swarm=False),
+    bug("revoke_without_proof",
+        "a revoke completes once the importer was asked, not when its writes have drained",
+        ("core/grants.cc",
+         "  if (grant->phase == GrantSlot::Phase::kLive) ask_importer(op.grant.slot);",
+         "  if (grant->phase == GrantSlot::Phase::kLive) ask_importer(op.grant.slot);\n"
+         "  if (PLANTED && std::exchange(grant->revoke_op, kNone) != kNone) {\n"
+         "    core_.complete(op, Errc::kOk, Remote::kDelivered);\n"
+         "  }"),
+        layer="scenario", filter="RevokedGrant.*", swarm=False),
+    bug("revoke_ends_every_grant",
+        "a revoke ends all grants of the region that the peer has, not the one that it names",
+        ("core/region.cc",
+         "if (grant != 0 && slot->grant != grant) continue;",
+         "if (grant != 0 && slot->grant != grant && !PLANTED) continue;"),
+        layer="scenario", filter="RevokedGrant.*", swarm=False),
+    bug("parts_appended_unchecked",
+        "a part is appended to its message whatever offset and total it has",
+        ("core/messages.cc",
+         "  if (part->offset != message.bytes.size() || "
+         "part->total_bytes != message.total_bytes) {",
+         "  if (!PLANTED && (part->offset != message.bytes.size() ||\n"
+         "                   part->total_bytes != message.total_bytes)) {"),
+        layer="scenario", filter="MessageParts.*", swarm=False),
+    bug("message_before_its_turn",
+        "a message is delivered when it arrives, not after the numbers before it",
+        ("core/messages.cc",
+         "  if (seq == peer.channel->arrived_up_to() + 1) {",
+         "  if (PLANTED || seq == peer.channel->arrived_up_to() + 1) {"),
+        layer="scenario", filter="MessageOrder.*:EarlyMessage.*", swarm=False),
     bug("report_before_the_drain",
         "the target reports what it took once its QP is in the error state, before the drain",
         ("providers/verbs/teardown.cc",

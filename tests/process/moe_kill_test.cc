@@ -16,6 +16,7 @@
 
 #include "base/rng.h"
 #include "harness/pattern.h"
+#include "process/note.h"
 #include "support/log_guard.h"
 #include "unit/providers/shm_harness.h"
 
@@ -45,19 +46,6 @@ uint32_t rounds() {
 uint64_t content(uint32_t step, uint32_t from, uint32_t to) {
   return 10'000 * uint64_t{step} + 100 * from + to + 1;
 }
-
-/// Bytes that one process leaves for the others.
-struct Note {
-  std::atomic<uint32_t> size{0};  ///< 0: not there yet
-  std::array<std::byte, 4096> bytes{};
-  void put(std::span<const std::byte> what) {
-    std::memcpy(bytes.data(), what.data(), what.size());
-    size.store(static_cast<uint32_t>(what.size()), std::memory_order_release);
-  }
-  std::span<const std::byte> get() const {
-    return std::span(bytes).first(size.load(std::memory_order_acquire));
-  }
-};
 
 /// What the processes share besides the engines: the channel of the application.
 struct Exchange {

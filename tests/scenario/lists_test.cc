@@ -1,13 +1,12 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "base/rng.h"
 #include "harness/host.h"
+#include "scenario/list_steps.h"
 #include "scenario/pairs.h"
 #include "support/log_guard.h"
 
@@ -15,12 +14,6 @@
 
 namespace fabric::test::lists_test {
 namespace {
-
-using sim::Fault;
-
-uint64_t held(const Engine& engine, const char* what) {
-  return nlohmann::json::parse(engine.dump_json()).at("held").at(what).get<uint64_t>();
-}
 
 constexpr uint32_t kLayers = 94, kTensors = 2, kPages = 1024;
 
@@ -278,49 +271,21 @@ TEST(PreparedPages, ASliceOfHeadsNeedsNoIndexPerToken) {
 // The batch of in-flight pages is expanded and replayed at every step: each part is looked up
 // again, out of order.
 TEST(PreparedPages, EveryPartArrivesOnceWhenAPathBreaksAtAnyStep) {
-  for (const char* part : {"a path broke", "a rail went down", "a path could not be opened"})
-    expect_log(part);
-  sim::NicModel model = sim::NicModel::connectx7();
-  model.gbit_per_s = 10;
-  const auto run = [&](std::optional<uint64_t> at, auto check) {
-    sim::World world({.seed = test_seed()});
-    Host a = open_host(world, world.add_node(2, model), 1 << 17);
-    Host b = open_host(world, world.add_node(2, model), 1 << 17);
-    const RemoteHost remote = connect(a, b);
-    await_connected(world, a, remote.peer);
-    fill(a.bytes(), 9);
-    Counter counter = *b.engine.make_counter();
-    Batch batch = *a.engine.make_batch();
-    const uint64_t begin = world.events();
-    if (at) {
-      ASSERT_TRUE(world.at_event(*at, Fault::break_target(0, 1, *at % 2)));
-      ASSERT_TRUE(world.at_event(*at + 30, Fault::break_sender(0, 1, 1 - *at % 2)));
-    }
-    {
-      const PageList here = *a.engine.make_page_list(HeadSlice::kHere);
-      const PageList there = *a.engine.make_page_list(HeadSlice::kThere);
-      PagedWrite request = HeadSlice::request(a, remote.region, here, there, counter.key());
-      request.batch = batch;
-      ASSERT_TRUE(a.engine.submit(request));
-    }
-    ASSERT_TRUE(a.engine.wait(batch, 60s)) << a.engine.dump();
-    check(begin, world.events());
-    world.run_for(3s);
-    EXPECT_EQ(counter.count(), HeadSlice::kParts);
-    HeadSlice::check(a, b);
-    EXPECT_EQ(held(a.engine, "prepared_lists"), 0u);
-  };
-  uint64_t begin = 0, end = 0;
-  run({}, [&](uint64_t from, uint64_t to) {
-    begin = from;
-    end = to;
-  });
-  ASSERT_GT(end - begin, 50u);
-  for (uint64_t at = begin; at <= end; at += 23) {
-    SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    run(at, [](uint64_t, uint64_t) {});
-    if (testing::Test::HasFailure()) return;
-  }
+  break_paths_at_any_step(
+      23,
+      [](ListTransfer& transfer) {
+        Engine& engine = transfer.a.engine;
+        const PageList here = *engine.make_page_list(HeadSlice::kHere);
+        const PageList there = *engine.make_page_list(HeadSlice::kThere);
+        PagedWrite request = HeadSlice::request(transfer.a, transfer.remote.region, here, there,
+                                                transfer.counter.key());
+        request.batch = transfer.batch;
+        ASSERT_TRUE(engine.submit(request));
+      },
+      [](ListTransfer& transfer) {
+        EXPECT_EQ(transfer.counter.count(), HeadSlice::kParts);
+        HeadSlice::check(transfer.a, transfer.b);
+      });
 }
 
 // Several peers at once: their paths take turns, and each part is made on its own.

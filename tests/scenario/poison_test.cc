@@ -614,6 +614,45 @@ TEST(Disarm, EndsAnExpectationOnceAndTheNextIsArmedAtOnce) {
   EXPECT_EQ(counter.count(), 0u);
 }
 
+TEST(Disarm, OfAGroupEndsItsExpectationAndTheNextContinues) {
+  ThreeMembers three;
+  EventRecorder& recorder = three.setup.waited;
+  three.group.disarm();  // nothing is armed
+  for (uint64_t i = 0; i < 20; ++i) {
+    if (i == 5 || i == 15) three.write(static_cast<uint32_t>(i / 10));
+    ASSERT_TRUE(three.group.expect(recorder.notify(i), 1s)) << i;
+    three.group.disarm();
+  }
+  EXPECT_EQ(three.group.missing(), std::vector<PeerId>{three.peer(2)});
+  ASSERT_TRUE(three.group.expect(recorder.notify(20), 1s));
+  three.write(2);
+  three.group.disarm();
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(recorder.count(i), 1u);
+    EXPECT_EQ(recorder.find(i)->code, Errc::kCancelled);
+  }
+  ASSERT_EQ(recorder.count(20), 1u);
+  EXPECT_EQ(recorder.find(20)->code, Errc::kOk) << "met before it was disarmed";
+  EXPECT_EQ(three.group.count(), 0u);
+  EXPECT_FALSE(three.met()) << "the next one needs a share of every member";
+}
+
+// A masked member, and then a disarm: what the others owe is as before.
+TEST(Disarm, OfAGroupKeepsWhatAMaskHasPaid) {
+  ThreeMembers three;
+  EventRecorder& recorder = three.setup.waited;
+  ASSERT_TRUE(three.group.expect(recorder.notify(1), 1s));
+  three.write(0);
+  ASSERT_TRUE(three.group.mask(three.peer(1)));
+  three.group.disarm();
+  ASSERT_TRUE(three.group.expect(recorder.notify(2), 1s));
+  three.setup.world.run_for(1ms);
+  EXPECT_EQ(recorder.count(2), 0u);
+  three.write(2);
+  ASSERT_EQ(recorder.count(2), 1u);
+  EXPECT_EQ(recorder.find(2)->code, Errc::kOk);
+}
+
 // A callback ends the wait of the frame below it, and waits for something else.
 TEST(Disarm, InACallbackEndsTheWaitThatRunsIt) {
   PoisonSetup setup(2);
@@ -630,6 +669,23 @@ TEST(Disarm, InACallbackEndsTheWaitThatRunsIt) {
   ASSERT_TRUE(setup.receiver->engine.submit(
       Timer{.after = 1ms, .notify = Notify::call<&Other::expire>(&other)}));
   EXPECT_EQ(counter.wait(1, 10s).error().code, Errc::kCancelled);
+  EXPECT_EQ(other.rearmed, Errc::kOk);
+}
+
+TEST(Disarm, OfAGroupInACallbackEndsTheWaitThatRunsIt) {
+  ThreeMembers three;
+  struct Other {
+    CounterGroup& group;
+    Errc rearmed = Errc::kBusy;
+    void expire(const Event&) {
+      group.disarm();
+      rearmed = group.expect({}, 1s).error().code;
+    }
+  };
+  Other other{three.group};
+  ASSERT_TRUE(three.setup.receiver->engine.submit(
+      Timer{.after = 1ms, .notify = Notify::call<&Other::expire>(&other)}));
+  EXPECT_EQ(three.group.wait(10s).error().code, Errc::kCancelled);
   EXPECT_EQ(other.rearmed, Errc::kOk);
 }
 

@@ -17,6 +17,26 @@ constexpr uint64_t kSize = 64 << 10;
 class Visibility : public testing::TestWithParam<bool> {
  protected:
   sim::NicModel model() const { return GetParam() ? rc_model() : srd_model(); }
+  /// Returns when the write is acknowledged; its bytes become visible 5 ms later.
+  void write_with_late_bytes() {
+    fill(from.bytes(), 7);
+    ASSERT_TRUE(world.at(world.now(), sim::Fault::late_bytes(1, 5ms)));
+    Batch batch = *from.engine.make_batch();
+    ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
+                                         .target = remote.at(0),
+                                         .size_bytes = kSize,
+                                         .imm = counter.key(),
+                                         .batch = batch}));
+    ASSERT_TRUE(from.engine.wait(batch, 1s));
+    EXPECT_EQ(batch.delivered(), 1u);
+  }
+  /// The memory is used for something else.
+  void expect_nothing_lands() {
+    std::ranges::fill(to.bytes(), std::byte{1});
+    const std::vector<std::byte> own(to.bytes().begin(), to.bytes().end());
+    world.run_for(1s);
+    EXPECT_TRUE(std::ranges::equal(own, to.bytes())) << "a byte landed after the proof";
+  }
 
   sim::World world{sim::WorldOptions{.seed = test_seed()}};
   Host from = open_host(world, world.add_node(2, model()), kSize);
@@ -29,8 +49,6 @@ INSTANTIATE_TEST_SUITE_P(Orders, Visibility, testing::Bool(),
                          [](const auto& param) { return param.param ? "Ordered" : "Unordered"; });
 
 TEST_P(Visibility, IsProvedByTheCountAndByNothingElse) {
-  fill(from.bytes(), 7);
-  ASSERT_TRUE(world.at(world.now(), sim::Fault::late_bytes(1, 5ms)));
   EventRecorder received, met;
   const Subscription listener = *to.engine.listen(1, received.notify());
   bool whole_at_the_count = false, whole_at_the_message = false;
@@ -38,14 +56,7 @@ TEST_P(Visibility, IsProvedByTheCountAndByNothingElse) {
   received.then = [&](const Event&) { whole_at_the_message = holds(to.bytes(), 7); };
   ASSERT_TRUE(counter.expect(1, met.notify()));
 
-  Batch batch = *from.engine.make_batch();
-  ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
-                                       .target = remote.at(0),
-                                       .size_bytes = kSize,
-                                       .imm = counter.key(),
-                                       .batch = batch}));
-  ASSERT_TRUE(from.engine.wait(batch, 1s));
-  EXPECT_EQ(batch.delivered(), 1u);
+  ASSERT_NO_FATAL_FAILURE(write_with_late_bytes());
   EXPECT_FALSE(holds(to.bytes(), 7)) << "acknowledged, and not visible yet";
   ASSERT_TRUE(from.engine.submit(Send{.peer = remote.peer, .channel = 1}));
   ASSERT_TRUE(world.run_until([&] { return received.count() == 1; }, 1s));
@@ -59,23 +70,12 @@ TEST_P(Visibility, IsProvedByTheCountAndByNothingElse) {
 
 // Proof that nothing lands any more includes what the NIC has acknowledged and not stored.
 TEST_P(Visibility, OfLateBytesIsSettledWhenTheRegionIsDeregistered) {
-  fill(from.bytes(), 7);
-  ASSERT_TRUE(world.at(world.now(), sim::Fault::late_bytes(1, 5ms)));
-  Batch batch = *from.engine.make_batch();
-  ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
-                                       .target = remote.at(0),
-                                       .size_bytes = kSize,
-                                       .imm = counter.key(),
-                                       .batch = batch}));
-  ASSERT_TRUE(from.engine.wait(batch, 1s));
+  ASSERT_NO_FATAL_FAILURE(write_with_late_bytes());
   EventRecorder gone;
   ASSERT_TRUE(to.engine.submit(Deregister{.region = to.memory.id(), .notify = gone.notify()}));
   ASSERT_TRUE(world.run_until([&] { return gone.count() == 1; }, 1s));
   EXPECT_EQ(gone.events[0].code, Errc::kOk);
-  std::ranges::fill(to.bytes(), std::byte{1});
-  const std::vector<std::byte> own(to.bytes().begin(), to.bytes().end());
-  world.run_for(1s);
-  EXPECT_TRUE(std::ranges::equal(own, to.bytes())) << "a byte landed after the proof";
+  expect_nothing_lands();
   EXPECT_EQ(counter.count(), 1u);
 }
 
@@ -83,24 +83,13 @@ TEST_P(Visibility, OfLateBytesIsSettledWhenTheRegionIsDeregistered) {
 TEST_P(Visibility, OfLateBytesIsSettledWhenThePeerIsFenced) {
   const RemoteHost back = connect(to, from);
   await_connected(world, to, back.peer);
-  fill(from.bytes(), 7);
-  ASSERT_TRUE(world.at(world.now(), sim::Fault::late_bytes(1, 5ms)));
-  Batch batch = *from.engine.make_batch();
-  ASSERT_TRUE(from.engine.submit(Write{.source = from.memory.at(0),
-                                       .target = remote.at(0),
-                                       .size_bytes = kSize,
-                                       .imm = counter.key(),
-                                       .batch = batch}));
-  ASSERT_TRUE(from.engine.wait(batch, 1s));
+  ASSERT_NO_FATAL_FAILURE(write_with_late_bytes());
   EventRecorder fenced;
   ASSERT_TRUE(to.engine.submit(Fence{.peer = back.peer, .notify = fenced.notify()}));
   ASSERT_TRUE(world.run_until([&] { return fenced.count() == 1; }, 1s));
   EXPECT_EQ(fenced.events[0].code, Errc::kOk);
   EXPECT_TRUE(holds(to.bytes(), 7)) << "what was delivered is there";
-  std::ranges::fill(to.bytes(), std::byte{1});
-  const std::vector<std::byte> own(to.bytes().begin(), to.bytes().end());
-  world.run_for(1s);
-  EXPECT_TRUE(std::ranges::equal(own, to.bytes())) << "a byte landed after the proof";
+  expect_nothing_lands();
 }
 
 }  // namespace

@@ -1,13 +1,11 @@
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "base/rng.h"
 #include "harness/host.h"
+#include "scenario/list_steps.h"
 #include "scenario/pairs.h"
 #include "support/log_guard.h"
 
@@ -16,11 +14,7 @@
 namespace fabric::test::write_lists_test {
 namespace {
 
-using sim::Fault;
-
-uint64_t lists_held(const Engine& engine) {
-  return nlohmann::json::parse(engine.dump_json()).at("held").at("prepared_lists").get<uint64_t>();
-}
+uint64_t lists_held(const Engine& engine) { return held(engine, "prepared_lists"); }
 
 /// Writes of different sizes, an empty one among them; sources in another order than targets, and
 /// gaps between the targets.
@@ -234,56 +228,29 @@ TEST(WriteLists, TakeTurnsOnTheRails) {
 
 // Every kind of end, at every step; the handle is destroyed right after the submit.
 TEST(WriteLists, EveryWriteArrivesOnceWhenAPathBreaksAtAnyStep) {
-  for (const char* part : {"a path broke", "a rail went down", "a path could not be opened"})
-    expect_log(part);
-  sim::NicModel model = sim::NicModel::connectx7();
-  model.gbit_per_s = 10;
   const auto writes = draw_writes(120, 900);
-  const auto run = [&](std::optional<uint64_t> at, auto timing) {
-    sim::World world({.seed = test_seed()});
-    Host a = open_host(world, world.add_node(2, model), 1 << 17);
-    Host b = open_host(world, world.add_node(2, model), 1 << 17);
-    const RemoteHost remote = connect(a, b);
-    await_connected(world, a, remote.peer);
-    fill(a.bytes(), 9);
-    Counter counter = *b.engine.make_counter();
-    Batch batch = *a.engine.make_batch();
-    const uint64_t begin = world.events();
-    if (at) {
-      ASSERT_TRUE(world.at_event(*at, Fault::break_target(0, 1, *at % 2)));
-      ASSERT_TRUE(world.at_event(*at + 30, Fault::break_sender(0, 1, 1 - *at % 2)));
-    }
-    for (const uint32_t first : {60u, 0u}) {
-      const WriteList list = *a.engine.make_write_list(writes);
-      ASSERT_TRUE(
-          a.engine.submit(ListedWrites{.list = list,
-                                       .first = first,
-                                       .count = 60,
-                                       .source = a.memory.at(0),
-                                       .target = remote.at(0),
-                                       .imm = counter.key(),
-                                       .priority = first == 0 ? Priority::kNormal : Priority::kBulk,
-                                       .batch = batch}));
-    }
-    EXPECT_EQ(lists_held(a.engine), 2u);
-    ASSERT_TRUE(a.engine.wait(batch, 60s)) << a.engine.dump();
-    timing(begin, world.events());
-    world.run_for(3s);
-    EXPECT_EQ(counter.count(), 120u);
-    check(a, b, writes, 0, 0);
-    EXPECT_EQ(lists_held(a.engine), 0u);
-  };
-  uint64_t begin = 0, end = 0;
-  run({}, [&](uint64_t from, uint64_t to) {
-    begin = from;
-    end = to;
-  });
-  ASSERT_GT(end - begin, 50u);
-  for (uint64_t at = begin; at <= end; at += 19) {
-    SCOPED_TRACE("after event " + std::to_string(at) + ", " + replay(test_seed()));
-    run(at, [](uint64_t, uint64_t) {});
-    if (testing::Test::HasFailure()) return;
-  }
+  break_paths_at_any_step(
+      19,
+      [&](ListTransfer& transfer) {
+        Engine& engine = transfer.a.engine;
+        for (const uint32_t first : {60u, 0u}) {
+          const WriteList list = *engine.make_write_list(writes);
+          ASSERT_TRUE(engine.submit(
+              ListedWrites{.list = list,
+                           .first = first,
+                           .count = 60,
+                           .source = transfer.a.memory.at(0),
+                           .target = transfer.remote.at(0),
+                           .imm = transfer.counter.key(),
+                           .priority = first == 0 ? Priority::kNormal : Priority::kBulk,
+                           .batch = transfer.batch}));
+        }
+        EXPECT_EQ(lists_held(engine), 2u);
+      },
+      [&](ListTransfer& transfer) {
+        EXPECT_EQ(transfer.counter.count(), 120u);
+        check(transfer.a, transfer.b, writes, 0, 0);
+      });
 }
 
 TEST(WriteLists, AreFreedByCancelTimeoutAndClose) {

@@ -287,8 +287,9 @@ class Receiver {
   /// armed and there is something to wait() for.
   std::optional<Errc> expect_once(Canceller& canceller) {
     const bool asleep = rng_.chance(0.5);
-    const uint32_t cookie = asleep ? CounterTable::kWaiter : ++cookies_;
-    const auto armed = table_.expect(key_, writes_, cookie);
+    waiter_.emplace();
+    const auto armed =
+        asleep ? table_.expect(key_, writes_, *waiter_) : table_.expect(key_, writes_, ++cookies_);
     if (!armed) return armed.error().code;
     if (armed->met) return Errc::kOk;
     canceller.announce(armed->expectation);
@@ -322,9 +323,9 @@ class Receiver {
     EventCount& waiters = table_.event_count(key_);
     const auto until = Clock::now() + kHang;
     for (;;) {
-      if (const auto r = table_.result(armed_); r.done) return r.code;
+      if (const auto end = waiter_->end(); end.done) return end.code;
       const auto ticket = waiters.prepare();
-      if (const auto r = table_.result(armed_); r.done) return r.code;
+      if (const auto end = waiter_->end(); end.done) return end.code;
       ++sleeps_;
       waiters.sleep(ticket, Nanos(kHang).count());
       if (Clock::now() > until) {
@@ -400,6 +401,7 @@ class Receiver {
   uint32_t writes_ = 0;
   std::array<uint32_t, kWritesMax> cuts_{};
   CounterTable::Expectation armed_{};
+  std::optional<CounterTable::Waiter> waiter_{};
   bool waits_asleep_ = false;
   uint32_t cookies_ = 0;
   uint64_t callbacks_ = 0, cancels_ = 0, cancelled_seqs_ = 0, sleeps_ = 0;
@@ -435,7 +437,8 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
   const Rounds rounds;
   for (uint32_t i = 0; rounds.more(i); ++i) {
     const uint64_t n = i % 7 * 50 + 1;  // adjacent ones differ, so that a wrong n shows
-    const auto armed = table.expect(key, n, CounterTable::kWaiter);
+    CounterTable::Waiter waiter;
+    const auto armed = table.expect(key, n, waiter);
     if (!armed) {
       EXPECT_EQ(armed.error().code, Errc::kBusy)
           << "the canceller was preempted while it held the pin";
@@ -443,14 +446,14 @@ TEST(CounterStress, CancelsNeverCreateOrLoseCounts) {
     }
     armed_as.store(armed->expectation.seq, std::memory_order_relaxed);
     const auto hang = Clock::now() + kHang;
-    while (!table.result(armed->expectation).done) {
+    while (!armed->met && !waiter.end().done) {
       if (Clock::now() > hang) {
         ADD_FAILURE() << "never completed";
         break;
       }
       std::this_thread::yield();
     }
-    if (table.result(armed->expectation).code == Errc::kOk) taken += n;
+    if (armed->met || waiter.end().code == Errc::kOk) taken += n;
   }
   stop.store(true, std::memory_order_relaxed);
   sender.join();
@@ -529,13 +532,14 @@ class LinkedMember {
     ASSERT_EQ(table_.link(member_, second, kCounts), Errc::kOk);
     const auto all = table_.share_of(member_, kCounts);
     if (table_.take_shares({&all, 1}) != 0) {
-      const auto armed = table_.expect(second, 1, CounterTable::kWaiter);
+      CounterTable::Waiter waiter;
+      const auto armed = table_.expect(second, 1, waiter);
       ASSERT_TRUE(armed);
       const auto hang = Clock::now() + kHang;
-      while (!armed->met && !table_.result(armed->expectation).done && Clock::now() < hang) {
+      while (!armed->met && !waiter.end().done && Clock::now() < hang) {
         std::this_thread::yield();
       }
-      ASSERT_TRUE(armed->met || table_.peek(armed->expectation).done)
+      ASSERT_TRUE(armed->met || waiter.end().done)
           << "the share was never paid: " << table_.count(member_) << " of " << kCounts;
     }
     // The threads have said nothing yet: the count alone orders their writes before this.

@@ -202,6 +202,46 @@ TEST(EngineNotify, DisarmingQueuesTheLastValueAlsoAfterOneThatIsBeingReported) {
   EXPECT_TRUE(eventually([&] { return slow.last.load() == 2; }));
 }
 
+// Threads block one after the other and are ended in a row: what is armed next is never refused
+// because one of them has not run yet, and each gets its own end.
+TEST(EngineNotify, DisarmingThreadsInARowLeavesTheCounterFree) {
+  Cluster cluster(1);
+  constexpr uint32_t kThreads = 4, kTurns = 100;
+  Counter counter = *cluster[0].make_counter();
+  std::atomic<uint32_t> turn{0}, returned{0};
+  ScopedThreads threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.add([&, t] {
+      for (uint32_t mine = t + 1; mine <= kTurns * kThreads; mine += kThreads) {
+        while (turn.load() < mine) std::this_thread::yield();
+        Errc code;
+        do {  // the test looks whether the thread has armed by arming itself
+          code = counter.wait(mine, kPatience).error().code;
+        } while (code == Errc::kBusy);
+        EXPECT_EQ(code, Errc::kCancelled);
+        returned.fetch_add(1);
+      }
+    });
+  }
+  // kExhausted: earlier ones are not reported yet.
+  const auto arm = [&](uint64_t n) {
+    Errc code;
+    do {
+      code = counter.expect(n, {}, kPatience).error().code;
+    } while (code == Errc::kExhausted);
+    return code;
+  };
+  for (uint32_t i = 1; i <= kTurns * kThreads; ++i) {
+    turn.store(i);
+    while (arm(i) != Errc::kBusy) counter.disarm();
+    counter.disarm();
+    if (i % kThreads != 0) continue;
+    EXPECT_EQ(arm(i), Errc::kOk) << "turn " << i;
+    counter.disarm();
+    ASSERT_TRUE(eventually([&] { return returned.load() == i; }));
+  }
+}
+
 TEST(EngineNotify, MessagesGoBothWaysAndEachArrivesOnce) {
   Cluster cluster(2);
   const std::array<PeerId, 2> peers{cluster.connect(0, 1), cluster.connect(1, 0)};

@@ -163,7 +163,7 @@ struct CancelMeetsTheNextExpectation : TableFixture {
     ASSERT_EQ(ended, 1u);
     ASSERT_EQ(ends[0].cookie, 1u);
     ASSERT_EQ(ends[0].code, cancelled ? Errc::kCancelled : Errc::kOk);
-    ASSERT_FALSE(table.result(second->expectation).done);
+    ASSERT_FALSE(table.peek(second->expectation).done);
     // What was sent and not taken by the first is there for the second, no more and no less.
     ASSERT_EQ(table.count(key), cancelled ? 1u : 0u);
     arrive(key, 1, cancelled ? kNext - 2 : kNext - 1);
@@ -217,12 +217,12 @@ TEST(CounterInterleaving, ReleaseAndLastArrivalEndTheExpectationOnce) {
 
 struct ExpectMeetsTheArrival : TableFixture {
   CounterKey key = fresh();
+  CounterTable::Waiter waiter;
   CounterTable::Armed armed{};
-  void victim() { armed = *table.expect(key, 1, CounterTable::kWaiter); }
+  void victim() { armed = *table.expect(key, 1, waiter); }
   void intruder() { arrive(key); }
   void check() {
-    ASSERT_TRUE(armed.met || table.result(armed.expectation).done)
-        << "waits although the count has arrived";
+    ASSERT_TRUE(armed.met || waiter.end().done) << "waits although the count has arrived";
     ASSERT_EQ(table.count(key), 0u);
   }
 };
@@ -287,12 +287,13 @@ TEST(CounterInterleaving, NextExpectationIsNeverTakenForTheLast) {
 
 struct LastArrivalMeetsTheSleeper : TableFixture {
   CounterKey key = fresh();
-  CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
+  CounterTable::Waiter waiter;
   std::optional<EventCount::Ticket> ticket{};
+  LastArrivalMeetsTheSleeper() { static_cast<void>(table.expect(key, 1, waiter)); }
   void victim() { arrive(key); }
   void intruder() {
     const auto announced = table.event_count(key).prepare();
-    if (!table.result(armed.expectation).done) ticket = announced;
+    if (!waiter.end().done) ticket = announced;
   }
   void check() {
     if (!ticket) return;
@@ -301,7 +302,7 @@ struct LastArrivalMeetsTheSleeper : TableFixture {
     table.event_count(key).sleep(*ticket, kLimitNs);
     ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::nanoseconds(kLimitNs))
         << "the wake-up was lost";
-    ASSERT_TRUE(table.result(armed.expectation).done);
+    ASSERT_TRUE(waiter.end().done);
   }
 };
 TEST(CounterInterleaving, WaiterThatGoesToSleepDuringTheEndIsWoken) {
@@ -451,57 +452,42 @@ struct DisarmMeetsTheArrival : TableFixture {
 };
 TEST(CounterInterleaving, DisarmedOrMetExactlyOnce) { at_every_place<DisarmMeetsTheArrival>(); }
 
-// A waiting thread reads its result while it is disarmed and armed again: nothing is lost.
-struct ResultMeetsADisarm : TableFixture {
+// A thread is ended, and the counter armed again, while the thread that ends it is preempted.
+struct EndMeetsTheNextWaiter : TableFixture {
   CounterKey key = fresh();
-  CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
-  Errc read = Errc::kBusy;
-  ResultMeetsADisarm() { arrive(key); }
-  void victim() { read = table.result(armed.expectation).code; }
-  void intruder() {
-    table.disarm(key);
-    EXPECT_TRUE(table.expect(key, 9, 1).has_value()) << "a disarmed counter is busy";
-  }
-  void check() { ASSERT_EQ(read, Errc::kOk) << "the result of the waiting thread is lost"; }
-};
-TEST(CounterInterleaving, DisarmKeepsTheResultForItsReader) {
-  at_every_place<ResultMeetsADisarm>();
-}
-
-struct DisarmMeetsTheResult : ResultMeetsADisarm {
-  void victim() { table.disarm(key); }
-  void intruder() { read = table.result(armed.expectation).code; }
-};
-TEST(CounterInterleaving, ReaderDoesNotDisturbADisarm) { at_every_place<DisarmMeetsTheResult>(); }
-
-// The reader of an end and a late cancel that lets go of its pin: the record is free after both.
-struct ResultMeetsALateCancel : TableFixture {
-  CounterKey key = fresh();
-  CounterTable::Armed armed = *table.expect(key, 1, CounterTable::kWaiter);
-  Errc read = Errc::kBusy;
-  void victim() { table.cancel(armed.expectation, Errc::kCancelled); }
-  void intruder() {
-    arrive(key);
-    if (const auto end = table.result(armed.expectation); end.done) read = end.code;
-  }
+  CounterTable::Waiter first, second;
+  bool armed_again = false;
+  EndMeetsTheNextWaiter() { static_cast<void>(table.expect(key, 1, first)); }
+  void victim() { arrive(key); }
+  void intruder() { armed_again = table.expect(key, 9, second).has_value(); }
   void check() {
-    if (read == Errc::kBusy) read = table.result(armed.expectation).code;
-    ASSERT_TRUE(read == Errc::kOk || read == Errc::kCancelled);
-    ASSERT_TRUE(table.expect(key, 1, 1).has_value());
+    ASSERT_TRUE(first.end().done);
+    ASSERT_EQ(first.end().code, Errc::kOk);
+    ASSERT_TRUE(armed_again || table.expect(key, 9, second).has_value());
+    ASSERT_FALSE(second.end().done) << "the end of the first went to the second";
+    table.disarm(key);
+    ASSERT_TRUE(second.end().done);
+    ASSERT_EQ(second.end().code, Errc::kCancelled);
   }
 };
-TEST(CounterInterleaving, EndThatWasReadFreesTheRecord) {
-  at_every_place<ResultMeetsALateCancel>();
+TEST(CounterInterleaving, EndGoesToTheWaiterThatItBelongsTo) {
+  at_every_place<EndMeetsTheNextWaiter>();
 }
 
-struct LateCancelMeetsTheResult : ResultMeetsALateCancel {
-  LateCancelMeetsTheResult() { arrive(key); }
-  void victim() { read = table.result(armed.expectation).code; }
-  void intruder() { EXPECT_FALSE(table.cancel(armed.expectation, Errc::kCancelled)); }
+// The end of a waiter and a late cancel that lets go of its pin: the record is free after both.
+struct EndMeetsALateCancel : TableFixture {
+  CounterKey key = fresh();
+  CounterTable::Waiter waiter;
+  CounterTable::Armed armed = *table.expect(key, 1, waiter);
+  void victim() { table.cancel(armed.expectation, Errc::kCancelled); }
+  void intruder() { arrive(key); }
+  void check() {
+    ASSERT_TRUE(waiter.end().done);
+    ASSERT_TRUE(waiter.end().code == Errc::kOk || waiter.end().code == Errc::kCancelled);
+    ASSERT_TRUE(table.expect(key, 2, 1).has_value());
+  }
 };
-TEST(CounterInterleaving, LateCancelDoesNotDisturbTheReader) {
-  at_every_place<LateCancelMeetsTheResult>();
-}
+TEST(CounterInterleaving, EndAndALateCancelFreeTheRecord) { at_every_place<EndMeetsALateCancel>(); }
 
 // Moving the member waits for an arrival that still needs the old parent, so it comes from a thread
 // of its own; the arrival pauses until the move is done or is plainly waiting.

@@ -1,6 +1,7 @@
 #include "core/counter_table.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <vector>
@@ -37,6 +38,9 @@ class CounterTableTest : public testing::Test {
   }
   Armed expect(CounterKey key, uint64_t n, uint32_t cookie) {
     return *table.expect(key, n, cookie);
+  }
+  Armed expect(CounterKey key, uint64_t n, CounterTable::Waiter& waiter) {
+    return *table.expect(key, n, waiter);
   }
 
   std::vector<Ended> ended;
@@ -362,51 +366,57 @@ TEST_F(CounterTableTest, EndsOnceInEachOfItsWays) {
        [](CounterTable& t, const Armed& a) { t.add(a.expectation.key, UINT64_MAX); }},
   };
   for (const ExpectationEnd& one : cases) {
-    for (const uint32_t cookie : {17u, CounterTable::kWaiter}) {
+    for (const bool called : {true, false}) {
       ended.clear();
       const CounterKey key = fresh();
-      const Armed armed = expect(key, 3, cookie);
+      CounterTable::Waiter waiter;
+      const Armed armed = called ? expect(key, 3, 17) : expect(key, 3, waiter);
       ASSERT_FALSE(armed.met);
-      EXPECT_FALSE(table.result(armed.expectation).done);
+      EXPECT_FALSE(table.peek(armed.expectation).done);
+      EXPECT_FALSE(waiter.end().done);
       one.end(table, armed);
-      const bool called = cookie != CounterTable::kWaiter;
       EXPECT_EQ(ended, called ? (std::vector<Ended>{{17, one.code}}) : std::vector<Ended>{});
-      EXPECT_TRUE(table.result(armed.expectation).done);
-      EXPECT_EQ(table.result(armed.expectation).code, one.code);
+      EXPECT_TRUE(table.peek(armed.expectation).done);
+      EXPECT_EQ(table.peek(armed.expectation).code, one.code);
+      EXPECT_EQ(waiter.end().done, !called);
       // Nothing that comes later ends it again.
       EXPECT_FALSE(table.cancel(armed.expectation, Errc::kCancelled));
       table.abort(key, Errc::kAborted);
       table.release(key, now_ns);
       EXPECT_EQ(ended.size(), called ? 1u : 0u);
-      EXPECT_EQ(table.result(armed.expectation).code, one.code);
+      if (!called) {
+        EXPECT_EQ(waiter.end().code, one.code);
+      }
     }
   }
 }
 
 TEST_F(CounterTableTest, SleepingWaiterIsWokenByTheEnd) {
   const CounterKey key = fresh();
-  const Armed armed = expect(key, 1, CounterTable::kWaiter);
+  CounterTable::Waiter waiter;
+  expect(key, 1, waiter);
   const auto ticket = table.event_count(key).prepare();
   arrive(key);
   // A wake since the prepare makes this return at once; a missed one makes the test time out.
   table.event_count(key).sleep(ticket, INT64_MAX);
-  EXPECT_TRUE(table.result(armed.expectation).done);
+  EXPECT_TRUE(waiter.end().done);
 }
 
-TEST_F(CounterTableTest, TheEndIsKeptUntilTheWaiterHasReadIt) {
+TEST_F(CounterTableTest, WaiterKeepsItsEndWhenTheSlotIsReused) {
   CounterTable one(options(1, 8));
   const CounterKey key = *one.acquire(now_ns, 0);
-  const Armed waiter = *one.expect(key, 1, CounterTable::kWaiter);
-  ASSERT_TRUE(one.cancel(waiter.expectation, Errc::kTimeout));
-  EXPECT_EQ(one.peek(waiter.expectation).code, Errc::kTimeout);
-  EXPECT_EQ(one.expect(key, 1, 1).error().code, Errc::kBusy);
+  CounterTable::Waiter first, second;
+  const Armed waited = *one.expect(key, 1, first);
+  ASSERT_TRUE(one.cancel(waited.expectation, Errc::kTimeout));
+  EXPECT_EQ(one.peek(waited.expectation).code, Errc::kTimeout);
+  ASSERT_TRUE(one.expect(key, 1, second).has_value()) << "the first has not run yet";
   one.release(key, now_ns);
-  EXPECT_EQ(one.acquire(now_ns, 0).error().code, Errc::kExhausted)
-      << "the slot must not be reused either";
-  EXPECT_EQ(one.result(waiter.expectation).code, Errc::kTimeout);
   const auto next = one.acquire(now_ns, 0);
   ASSERT_TRUE(next.has_value());
-  EXPECT_TRUE(one.expect(*next, 1, 1).has_value());
+  ASSERT_TRUE(one.expect(*next, 1, 1).has_value());
+  EXPECT_TRUE(first.end().done && second.end().done);
+  EXPECT_EQ(first.end().code, Errc::kTimeout);
+  EXPECT_EQ(second.end().code, Errc::kReleased);
 }
 
 TEST_F(CounterTableTest, CancelGivesBackWhatWasThere) {
@@ -426,9 +436,9 @@ TEST_F(CounterTableTest, CancelOfAnOldExpectationDoesNotHitTheNext) {
   arrive(key);
   const Armed second = expect(key, 2, 2);
   EXPECT_FALSE(table.cancel(first.expectation, Errc::kTimeout));
-  EXPECT_FALSE(table.result(second.expectation).done);
-  EXPECT_EQ(table.result(first.expectation).code, Errc::kNotFound);
-  EXPECT_TRUE(table.result(first.expectation).done);
+  EXPECT_FALSE(table.peek(second.expectation).done);
+  EXPECT_EQ(table.peek(first.expectation).code, Errc::kNotFound);
+  EXPECT_TRUE(table.peek(first.expectation).done);
   arrive(key, 1, 2);
   EXPECT_EQ(ended, (std::vector<Ended>{{1, Errc::kOk}, {2, Errc::kOk}}));
 }
@@ -441,7 +451,7 @@ TEST_F(CounterTableTest, CancelOfAReleasedKeyDoesNotHitTheNextGeneration) {
   const CounterKey next = *one.acquire(now_ns, 0);
   const Armed second = *one.expect(next, 1, 2);
   EXPECT_FALSE(one.cancel(first.expectation, Errc::kTimeout));
-  EXPECT_FALSE(one.result(second.expectation).done);
+  EXPECT_FALSE(one.peek(second.expectation).done);
 }
 
 struct Rearm {
@@ -728,20 +738,34 @@ TEST_F(CounterTableTest, DisarmEndsTheArmedExpectationAndKeepsTheCounts) {
   EXPECT_EQ(ended.size(), 1u) << "met at once, and never armed";
 }
 
-TEST_F(CounterTableTest, DisarmKeepsTheResultOfAWaiterThatHasNotReadIt) {
+// Blocked threads that were ended in a row, and none of them has run yet.
+TEST_F(CounterTableTest, DisarmFreesTheRecordHoweverManyWaitersHaveNotRun) {
   const CounterKey key = fresh();
-  const Armed met = expect(key, 1, CounterTable::kWaiter);
-  arrive(key);
-  table.disarm(key);
-  const Armed disarmed = expect(key, 5, CounterTable::kWaiter);
-  EXPECT_EQ(table.peek(disarmed.expectation).done, false);
-  EXPECT_TRUE(table.result(met.expectation).done);
-  EXPECT_EQ(table.result(met.expectation).code, Errc::kNotFound) << "read once";
-  table.disarm(key);
+  std::array<CounterTable::Waiter, 5> waiters;
+  for (CounterTable::Waiter& waiter : waiters) {
+    const auto one = table.expect(key, 2, waiter);
+    ASSERT_TRUE(one.has_value()) << "after " << (&waiter - waiters.data()) << " waiters";
+    if (&waiter == &waiters.front()) arrive(key, 1, 2);
+    table.disarm(key);
+  }
   const Armed next = expect(key, 7, 3);
   EXPECT_FALSE(next.met);
-  EXPECT_EQ(table.result(disarmed.expectation).code, Errc::kCancelled);
+  for (const CounterTable::Waiter& waiter : waiters) {
+    EXPECT_TRUE(waiter.end().done);
+    EXPECT_EQ(waiter.end().code, &waiter == &waiters.front() ? Errc::kOk : Errc::kCancelled);
+  }
+  EXPECT_EQ(table.count(key), 0u) << "the first took what arrived";
   EXPECT_TRUE(table.cancel(next.expectation, Errc::kTimeout));
+}
+
+TEST_F(CounterTableTest, DisarmOfAReleasedKeyLeavesTheNextGenerationAlone) {
+  CounterTable one(options(1, 8));
+  const CounterKey old = *one.acquire(now_ns, 0);
+  one.release(old, now_ns);
+  const CounterKey next = *one.acquire(now_ns, 0);
+  const Armed armed = *one.expect(next, 1, 1);
+  one.disarm(old);
+  EXPECT_FALSE(one.peek(armed.expectation).done);
 }
 
 }  // namespace
