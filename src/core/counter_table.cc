@@ -495,6 +495,14 @@ uint32_t CounterTable::take_shares(std::span<const Share> shares) noexcept {
   return owing;
 }
 
+uint64_t CounterTable::missing(CounterKey key) const noexcept {
+  // Relaxed: an arrival that it misses only makes the number smaller.
+  const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
+  if (!word::has_tag(seen, tag_of(key)) || !word::waiting(seen)) return 0;
+  // An immediate adds one whole count at most.
+  return static_cast<uint64_t>((-word::balance(seen) + kUnitsPerWrite - 1) / kUnitsPerWrite);
+}
+
 bool CounterTable::owes(CounterKey member) const noexcept {
   // A gauge; acquire pairs with change(), as in live().
   const uint64_t seen = words_[index_of(member)].load(std::memory_order_acquire);
@@ -664,8 +672,7 @@ void CounterTable::disarm(CounterKey key) noexcept {
     const uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // One that was armed after the call had begun is not meant.
     if (seq_of(claim) != first || !in_use(claim)) return;
-    if ((claim & kUnread) != 0 && (claim & kPinned) == 0 && keep_result_aside(slot, first))
-      return;
+    if ((claim & kUnread) != 0 && (claim & kPinned) == 0 && keep_result_aside(slot, first)) return;
     if ((claim & kArmed) != 0 && cancel({key, first}, Errc::kCancelled)) continue;
     // Another thread ends it, or cancels it too, and is a few instructions from done.
     if (tries != 0) yield_thread();
