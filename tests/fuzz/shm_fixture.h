@@ -16,6 +16,7 @@
 #include "base/driver.h"
 #include "base/shared_pages.h"
 #include "base/unique_fd.h"
+#include "providers/shm/arrivals.h"
 #include "providers/shm/mapping.h"
 #include "providers/shm/ring.h"
 #include "providers/shm/shared_header.h"
