@@ -149,6 +149,14 @@ class OpenNetwork {
   };
   virtual PendingWork pending_work() noexcept { return {}; }
 
+  /// Called before each arm(). Nothing is to be done for immediates before so many have arrived
+  /// since then on this network and those that wake for each one; 1: each may matter. True: the
+  /// network counts them and may not wake for the first ones. Then other networks must get 1. What
+  /// is not an immediate wakes as ever.
+  virtual bool sleep_through(uint32_t arrivals) noexcept {
+    (void)arrivals;
+    return false;
+  }
   /// Called before a sleep; false when work is pending already. Otherwise the next arrival makes
   /// wait_fd() readable, or calls the wake function that the network was opened with.
   virtual bool arm() noexcept = 0;

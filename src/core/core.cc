@@ -511,8 +511,13 @@ bool EngineCore::arm() noexcept {
   // Acquire pairs with kick().
   if (kicked.load(std::memory_order_acquire)) return false;
   if (has_submissions() || !completed_expectations.empty()) return false;
+  uint32_t needed = arrivals_needed();
   bool quiet = true;
-  for (NetworkSlot& network : networks) quiet = network.network->arm() && quiet;
+  for (NetworkSlot& network : networks) {
+    // One network counts: two could each have some of the immediates and wake for neither.
+    if (network.network->sleep_through(needed)) needed = 1;
+    quiet = network.network->arm() && quiet;
+  }
   return quiet;
 }
 

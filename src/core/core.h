@@ -138,6 +138,10 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     kicked.store(true, std::memory_order_release);  // pairs with turn() and arm()
     driver->wake(*this);
   }
+  /// Called by threads that read counts: a worker that sleeps through arrivals counts them now.
+  void take_in_arrivals() noexcept {
+    if (sleeps_through_arrivals.load(std::memory_order_relaxed)) driver->wake(*this);
+  }
   /// Runs a blocking call into a network on an offload queue; close() waits for it.
   void offload(std::function<void()> job);
   Result<std::shared_ptr<const PageListState>> add_page_list(Result<PageIndices> pages)
@@ -274,7 +278,15 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   /// A refused submitter sets it, then checks for room once more; the thread that makes room reads
   /// it afterwards. Two variables, hence sequentially consistent on both sides.
   std::atomic<bool> room_wanted{false};
-  std::atomic<uint32_t> waiting_ops{0};        ///< running expectations; a gauge, relaxed
+  std::atomic<uint32_t> waiting_ops{0};  ///< running expectations; a gauge, relaxed
+  /// The threads in await(): how many in the low bits, above them the sum of their counter keys,
+  /// which is the key itself while there is one.
+  std::atomic<uint64_t> waiters{0};
+  /// The worker may sleep through the first immediates that arrive. Dekker pairs with whatever else
+  /// wants to see arrivals: the worker sets it, then reads `waiters`; a thread that waits counts
+  /// itself there, then reads it and wakes the worker. Sequentially consistent on both sides. All
+  /// other readers only poll (take_in_arrivals()). Stays set after the sleep, until the next one.
+  std::atomic<bool> sleeps_through_arrivals{false};
   std::atomic<bool> inbox_room_wanted{false};  ///< as room_wanted, for the reader of an inbox
   std::atomic<bool> room_due{false};  ///< the next turn publishes kRoom; set before a kick()
   std::atomic<uint64_t> exhausted{0}, sleeps{0}, callbacks_run{0};  ///< statistics, relaxed
@@ -296,6 +308,9 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   Result<void> mask_everywhere(PeerId peer) FABRIC_EXCLUDES(state_lock);
   /// Why a blocking wait may not begin.
   Result<void> may_wait(Timeout timeout) const;
+  /// How many immediates must arrive at least before anything can be done for one; 1 if that is
+  /// not known, see `waiters`.
+  uint32_t arrivals_needed() FABRIC_REQUIRES(state_lock);
   /// Waits for an armed expectation of this thread and takes its result.
   Result<void> await(const CounterTable::Expectation& mine, const CounterTable::Waiter& waiter,
                      Timeout timeout);

@@ -30,11 +30,13 @@ CounterKey Counter::key() const noexcept { return state_ == nullptr ? CounterKey
 
 uint64_t Counter::count() const noexcept {
   if (state_ == nullptr || state_->core->forked()) return 0;
+  state_->core->take_in_arrivals();
   return state_->core->counters.table.count(state_->key);
 }
 
 bool Counter::try_take(uint64_t n) noexcept {
   if (state_ == nullptr || state_->core->refuses()) return false;
+  state_->core->take_in_arrivals();
   return state_->core->counters.table.try_take(state_->key, n);
 }
 

@@ -200,6 +200,19 @@ std::vector<PeerId> CounterGroupState::lost() const {
   return out;
 }
 
+uint64_t CounterGroupState::arrivals_missing() const noexcept {
+  const CounterTable& table = core->counters.table;
+  const uint64_t owing = table.missing(parent);
+  uint64_t found = 0, sum = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const uint64_t missing = in_round(i) ? table.missing(members[i].key) : 0;
+    found += missing != 0;
+    sum += missing;
+  }
+  // Not those that the parent waits for: then it needs one of each at least.
+  return found == owing ? sum : owing;
+}
+
 void CounterGroupState::disband() {
   settle();
   Counters& counters = core->counters;
@@ -280,12 +293,14 @@ void CounterGroup::disarm() noexcept {
 
 uint64_t CounterGroup::count() const noexcept {
   if (state_ == nullptr || state_->core->forked()) return 0;
+  state_->core->take_in_arrivals();
   const core::StateGuard lock(state_->core->state_mutex);
   return state_->count();
 }
 
 std::vector<PeerId> CounterGroup::missing() const {
   if (state_ == nullptr || state_->core->forked()) return {};
+  state_->core->take_in_arrivals();
   const core::StateGuard lock(state_->core->state_mutex);
   return state_->missing();
 }

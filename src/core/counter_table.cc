@@ -495,6 +495,14 @@ uint32_t CounterTable::take_shares(std::span<const Share> shares) noexcept {
   return owing;
 }
 
+uint64_t CounterTable::missing(CounterKey key) const noexcept {
+  // Relaxed: an arrival that it misses only makes the number smaller.
+  const uint64_t seen = words_[index_of(key)].load(std::memory_order_relaxed);
+  if (!word::has_tag(seen, tag_of(key)) || !word::waiting(seen)) return 0;
+  // An immediate adds one whole count at most.
+  return static_cast<uint64_t>((-word::balance(seen) + kUnitsPerWrite - 1) / kUnitsPerWrite);
+}
+
 bool CounterTable::owes(CounterKey member) const noexcept {
   // A gauge; acquire pairs with change(), as in live().
   const uint64_t seen = words_[index_of(member)].load(std::memory_order_acquire);

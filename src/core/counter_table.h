@@ -149,6 +149,9 @@ class CounterTable {
   /// them linked, so that this needs no check of the generation.
   uint32_t take_shares(std::span<const Share> shares) noexcept;
   bool owes(CounterKey member) const noexcept;  ///< a gauge
+  /// The least number of immediates after which the armed expectation is met, or the share of a
+  /// linked key is paid; 0: nothing is waited for. A lower bound: shards need more.
+  uint64_t missing(CounterKey key) const noexcept;
 
  private:
   struct Slot;  // cold record

@@ -97,6 +97,13 @@ Result<std::vector<uint32_t>> Counters::resolve(Peer& peer, std::span<const uint
   return keys;
 }
 
+uint64_t Counters::arrivals_missing(CounterKey key) const noexcept {
+  for (const CounterGroupState* group : groups_) {
+    if (group->parent.load(std::memory_order_relaxed) == key) return group->arrivals_missing();
+  }
+  return table.missing(key);
+}
+
 void Counters::release(const KeyRelease& request, int64_t now_ns) {
   const CounterKey key = request.key;
   CounterKey group{};

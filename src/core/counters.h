@@ -74,6 +74,8 @@ struct CounterGroupState {
   uint64_t count() noexcept FABRIC_REQUIRES(state_lock);
   std::vector<PeerId> missing() FABRIC_REQUIRES(state_lock);
   std::vector<PeerId> lost() const FABRIC_REQUIRES(state_lock);
+  /// The least number of immediates after which the open round is complete.
+  uint64_t arrivals_missing() const noexcept FABRIC_REQUIRES(state_lock);
   /// Before the handle is destroyed: the members are free, the parent is released.
   void disband() FABRIC_REQUIRES(state_lock);
 
@@ -145,6 +147,8 @@ class Counters {
   }
   /// Masks the peer in every group that has a member of it. Stops at the first failure.
   Result<void> mask_everywhere(PeerId peer) FABRIC_REQUIRES(state_lock);
+  /// As CounterTable::missing(), also for the parent of a group: what its members miss together.
+  uint64_t arrivals_missing(CounterKey key) const noexcept FABRIC_REQUIRES(state_lock);
   /// Poisons the key, and the group that it is a member of.
   void abort(CounterKey key, Errc code, PeerId by) FABRIC_REQUIRES(state_lock);
   PeerId poisoned_by(CounterKey key) const noexcept FABRIC_REQUIRES(state_lock);

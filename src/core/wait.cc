@@ -157,8 +157,34 @@ Result<void> EngineCore::wait_group(CounterGroupState& group, uint64_t n, Timeou
   return armed.met ? Result<void>{} : await(armed.expectation, waiter, timeout);
 }
 
+namespace {
+/// A thread in await(), in EngineCore::waiters. More threads than this counts do not exist.
+constexpr uint32_t kWaiterBits = 24;
+constexpr uint64_t waiter_word(CounterKey key) noexcept {
+  return uint64_t{key.wire()} << kWaiterBits | 1;
+}
+}  // namespace
+
+uint32_t EngineCore::arrivals_needed() {
+  // A running expectation may be met by any arrival. One that is not running yet is in the
+  // submission ring, or will wake the worker when it is put there.
+  if (waiting_ops.load(std::memory_order_relaxed) == 0) {
+    sleeps_through_arrivals.store(true, std::memory_order_seq_cst);  // pairs with await()
+    const uint64_t all = waiters.load(std::memory_order_seq_cst);
+    const auto key = CounterKey::from_wire(static_cast<uint32_t>(all >> kWaiterBits));
+    // Another word than this: there are none, or several.
+    const uint64_t missing = all == waiter_word(key) ? counters.arrivals_missing(key) : 0;
+    if (missing > 1) return static_cast<uint32_t>(std::min<uint64_t>(missing, UINT32_MAX));
+  }
+  sleeps_through_arrivals.store(false, std::memory_order_relaxed);
+  return 1;
+}
+
 Result<void> EngineCore::await(const CounterTable::Expectation& mine,
                                const CounterTable::Waiter& waiter, Timeout timeout) {
+  waiters.fetch_add(waiter_word(mine.key), std::memory_order_seq_cst);
+  // Sequentially consistent, as arrivals_needed(): the worker sees this waiter, or is woken.
+  if (sleeps_through_arrivals.load(std::memory_order_seq_cst)) driver->wake(*this);
   const auto ended_or_closing = [&] {
     return waiter.end().done || closing.load(std::memory_order_acquire);
   };
@@ -169,6 +195,8 @@ Result<void> EngineCore::await(const CounterTable::Expectation& mine,
     counters.table.cancel(mine, why);
     while (!waiter.end().done) relax();
   }
+  // Relaxed: a worker that still counts this waiter finds that nothing is missing.
+  waiters.fetch_sub(waiter_word(mine.key), std::memory_order_relaxed);
   const Errc code = waiter.end().code;
   if (code == Errc::kOk) return {};
   return fail(code, "expectation");

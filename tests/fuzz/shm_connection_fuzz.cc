@@ -197,7 +197,7 @@ void ShmFuzzSession::send_frame(HostileProcess& one, const ShmAction& a) {
   const std::array<int, 7> descriptors = {passed.get(), passed.get(), passed.get(), passed.get(),
                                           passed.get(), passed.get(), passed.get()};
   const auto some = std::span(descriptors).first(a.n % 8);
-  switch (a.what % 10) {
+  switch (a.what % 11) {
     case 0:
       return void(one.send(Frame(Greeting{.from = one.address(), .connection = small}), some));
     case 1:
@@ -207,7 +207,7 @@ void ShmFuzzSession::send_frame(HostileProcess& one, const ShmAction& a) {
     case 3:
       return void(
           one.send(Frame(RingReady{
-                       .lane = a.what / 10u, .path = path, .epoch_index = small, .epoch = number}),
+                       .lane = a.what / 11u, .path = path, .epoch_index = small, .epoch = number}),
                    some));
     case 4:
       return void(one.send(Frame(BlockRequest{number}), some));
@@ -219,6 +219,8 @@ void ShmFuzzSession::send_frame(HostileProcess& one, const ShmAction& a) {
       return void(one.send(Frame(MemoryRequest{}), some));
     case 8:
       return void(one.send(Frame(MemoryReply{}), some));
+    case 9:
+      return void(one.send(Frame(Arrivals{}), some));
     default: {
       std::vector<std::byte> noise(1 + small % 300, static_cast<std::byte>(a.what));
       noise[0] = static_cast<std::byte>(small >> 16);

@@ -218,6 +218,7 @@ bool HostileProcess::greet(const Address* as, uint32_t connection) {
   const Greeting greeting{.from = as == nullptr ? address_ : *as,
                           .connection = connection,
                           .membarrier = true,
+                          .counts_arrivals = counts_arrivals,
                           .beacon = beacon};
   const int descriptors[] = {slots_.fd.get(), header_.fd.get()};
   return send(Frame(greeting), descriptors);
@@ -240,6 +241,13 @@ uint32_t HostileProcess::receive() {
           decode_frame(std::span(buffer).first(received.size_bytes), received.descriptor_count);
       FABRIC_CHECK(frame.has_value(), "an honest network sent an invalid frame");
       if (std::holds_alternative<Greeting>(*frame)) ++greetings;
+      if (std::holds_alternative<Wake>(*frame)) ++wakes;
+      if (std::holds_alternative<Arrivals>(*frame)) {
+        auto mapped = map_foreign(received.descriptors[0].get(), sizeof(ArrivalCount),
+                                  PeerAccess::kReadWrite);
+        FABRIC_CHECK(mapped.has_value());
+        arrivals.push_back(*std::move(mapped));
+      }
       if (const auto* block = std::get_if<BlockReply>(&*frame)) blocks.push_back(*block);
       if (const auto* ring = std::get_if<RingReady>(&*frame)) {
         auto mapped =

@@ -16,6 +16,7 @@
 #include "base/driver.h"
 #include "base/shared_pages.h"
 #include "base/unique_fd.h"
+#include "providers/shm/arrivals.h"
 #include "providers/shm/mapping.h"
 #include "providers/shm/ring.h"
 #include "providers/shm/shared_header.h"
@@ -157,7 +158,9 @@ class HostileProcess {
   std::vector<shm::RingReady> ready{};  ///< rings[i] belongs to ready[i]
   std::vector<shm::Mapping> rings{};
   std::vector<shm::BlockReply> blocks{};
-  uint32_t greetings = 0;
+  std::vector<shm::Mapping> arrivals{};  ///< arrival counts that were sent to it
+  uint32_t greetings = 0, wakes = 0;
+  bool counts_arrivals = false;  ///< sent with greet()
 
   /// Sends a ring of its own for a path of the victim.
   bool show_ring(uint32_t lane, uint32_t path, bool can_pull = true);

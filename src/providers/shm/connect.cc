@@ -115,6 +115,7 @@ void ShmRail::announce_ring(InPath& path) {
   // This side needs only the mapping.
   auto ring = std::make_shared<const UniqueFd>(std::move(path.memory.fd));
   path.announced = true;
+  network_.share_arrivals(from);
   from.send(RingReady{.lane = path.lane,
                       .path = path.number,
                       .epoch_index = path.epoch_index,

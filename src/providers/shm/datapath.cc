@@ -165,7 +165,25 @@ void ShmRail::defer_wake(OutPath& path) noexcept {
 }
 
 void ShmRail::flush_wake() noexcept {
-  if (wake_pending_ != nullptr) std::exchange(wake_pending_, nullptr)->to->wake_if_asleep();
+  if (wake_pending_ == nullptr) return;
+  OutPath& path = *std::exchange(wake_pending_, nullptr);
+  const uint64_t sleep_epoch = path.to->unwoken_sleep();
+  if (sleep_epoch != 0) [[unlikely]] {
+    wake_target(path, sleep_epoch);
+  }
+}
+
+/// The target sleeps: wakes it for a pull request, or if the immediates are the last that it waits
+/// for.
+[[gnu::noinline]] void ShmRail::wake_target(OutPath& path, uint64_t sleep_epoch) noexcept {
+  if (path.pulls_posted == path.pulls_retired) {
+    // Those it has taken do not count any more. Untrusted: at worst it counts too few itself.
+    const uint64_t taken = path.ring->imms_taken.load(std::memory_order_relaxed);
+    const uint64_t done = std::max(path.imms_counted, std::min(taken, path.imms_posted));
+    path.imms_counted = path.imms_posted;
+    if (!path.to->arrivals_wake(path.imms_posted - done)) return;
+  }
+  path.to->wake(sleep_epoch);
 }
 
 void ShmRail::enqueue(OutPath& path, const WriteOp& op, uint64_t copied) noexcept {

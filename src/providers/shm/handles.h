@@ -124,7 +124,8 @@ class ShmRail final : public Rail {
     bool can_pull = false;  ///< the target can read our memory; else bytes are bounced
     Guard guard{};
     uint64_t imms_posted = 0;
-    uint64_t imms_taken = 0;  ///< by the target, when last read
+    uint64_t imms_taken = 0;    ///< by the target, when last read
+    uint64_t imms_counted = 0;  ///< added to the target's ArrivalCount up to here
     uint64_t pulls_posted = 0;
     uint64_t pulls_retired = 0;
     uint64_t bounced = 0, bounce_freed = 0;  ///< running totals of bytes
@@ -227,6 +228,7 @@ class ShmRail final : public Rail {
   }
   void defer_wake(OutPath& path) noexcept;
   void flush_wake() noexcept;
+  void wake_target(OutPath& path, uint64_t sleep_epoch) noexcept;
   void enqueue(OutPath& path, const WriteOp& op, uint64_t copied) noexcept;
   void advance_queue(OutPath& path) noexcept;
   void retire_pulls(OutPath& path) noexcept;
@@ -238,6 +240,7 @@ class ShmRail final : public Rail {
 
   // inbound.cc: immediates and pull requests
   uint32_t take_imms(InPath& path, std::span<RailEvent> out) noexcept;
+  static void imms_freed(InPath& path, uint64_t before) noexcept;
   static bool imm_ready(const InPath& path) noexcept {
     // Relaxed: only a hint, take_imms() loads it with acquire.
     const uint64_t word =
@@ -325,6 +328,7 @@ class ShmNetwork final : public OpenNetwork {
   uint32_t receive(std::span<std::byte> out) noexcept override;
   bool take_lost(uint32_t& link) noexcept override;
   PendingWork pending_work() noexcept override;
+  bool sleep_through(uint32_t arrivals) noexcept override;
   bool arm() noexcept override;
   int wait_fd() const noexcept override { return events_.get(); }
 
@@ -340,8 +344,11 @@ class ShmNetwork final : public OpenNetwork {
   Result<std::shared_ptr<ShmPeer>> peer(const Address& address);
   /// Disconnects a peer without links and paths, and forgets it once it has disconnected too.
   void release_if_unused(ShmPeer& one) noexcept;
-  std::string read_access_text() const;  ///< for facts(): peers by read method
-  std::string peers_text() const;        ///< for facts(): number of peers
+  std::string read_access_text() const;               ///< for facts(): peers by read method
+  std::string peers_text() const;                     ///< for facts(): number of peers
+  uint64_t wakes() const noexcept { return wakes_; }  ///< wake frames received
+  /// Sends it our ArrivalCount, if it counts arrivals and has not got it yet.
+  void share_arrivals(ShmPeer& to);
   /// Finds out whether we can read the peer's memory. May take a round trip.
   void probe_read_access(ShmPeer& from);
   /// Peers that may have mapped our shared pages.
@@ -366,7 +373,8 @@ class ShmNetwork final : public OpenNetwork {
     Credentials who{};
   };
 
-  ShmNetwork(const OpenContext& context, WriterSlots* writer_slots, SharedMemory header) noexcept;
+  ShmNetwork(const OpenContext& context, WriterSlots* writer_slots, SharedMemory header,
+             SharedMemory arrivals);
   Result<void> start(const Options& options);
   bool ensure_connected(ShmPeer& to);
   void populate_some() noexcept;
@@ -385,6 +393,9 @@ class ShmNetwork final : public OpenNetwork {
   const std::function<void()> wake_;
   WriterSlots* const writer_slots_;
   SharedMemory header_;
+  Mapping arrivals_;                                 ///< our ArrivalCount
+  std::shared_ptr<const UniqueFd> arrivals_memory_;  ///< the same, for peers that count
+  uint32_t arrivals_needed_ = 1;                     ///< before there is something to do for them
   RkeyTable rkeys_;
   Address address_{};
   Greeting greeting_{};
@@ -414,6 +425,7 @@ class ShmNetwork final : public OpenNetwork {
   uint32_t calls_since_scan_ = 0;  ///< pending_work() calls since the last clock read
   int64_t next_scan_ns_ = 0;
   uint64_t scans_ = 0;
+  uint64_t wakes_ = 0;
 };
 
 }  // namespace fabric::shm

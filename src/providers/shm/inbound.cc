@@ -57,8 +57,22 @@ uint32_t ShmRail::take_imms(InPath& path, std::span<RailEvent> out) noexcept {
   path.imms_delivered += path.imms_taken - before;
   // Pairs with imm_room(): the words may be overwritten.
   path.ring->imms_taken.store(path.imms_taken, std::memory_order_release);
-  path.from->wake_if_asleep();
+  imms_freed(path, before);
   return n;
+}
+
+/// Wakes a sender that may sleep because the ring was full. `before`: imms_taken until now. A
+/// sender that waits for room sleeps only if it has filled the last free slot and then, after the
+/// fence, has read that value. Either its last check reads the new one, or the slot is filled here.
+void ShmRail::imms_freed(InPath& path, uint64_t before) noexcept {
+  path.from->publication_fence();
+  const uint64_t last = before + Ring::kImms - 1;
+  const uint64_t word = path.ring->imms[last % Ring::kImms].load(std::memory_order_relaxed);
+  // Or it has been filled again since. Untrusted: a wrong lap delays the sender that wrote it.
+  const auto lap = static_cast<uint32_t>(Ring::imm_word(last, 0) >> 32);
+  if (static_cast<int32_t>(static_cast<uint32_t>(word >> 32) - lap) >= 0) {
+    path.from->wake_if_asleep();
+  }
 }
 
 /// Takes the request at `position` and validates it. False: there is none, or the budget is used

@@ -37,12 +37,14 @@ bool watch(int events, int what) noexcept {
 
 }  // namespace
 
-ShmNetwork::ShmNetwork(const OpenContext& context, WriterSlots* writer_slots,
-                       SharedMemory header) noexcept
+ShmNetwork::ShmNetwork(const OpenContext& context, WriterSlots* writer_slots, SharedMemory header,
+                       SharedMemory arrivals)
     : driver_(*context.driver),
       wake_(context.wake),
       writer_slots_(writer_slots),
       header_(std::move(header)),
+      arrivals_(std::move(arrivals.mapping)),
+      arrivals_memory_(std::make_shared<const UniqueFd>(std::move(arrivals.fd))),
       rkeys_(*header_.mapping.as<SharedHeader>()) {}
 
 Result<std::unique_ptr<OpenNetwork>> ShmNetwork::open(const Options& options,
@@ -52,7 +54,10 @@ Result<std::unique_ptr<OpenNetwork>> ShmNetwork::open(const Options& options,
   if (!writer_slots) return writer_slots.error();
   auto header = make_memory(sizeof(SharedHeader), PeerAccess::kReadOnly);
   if (!header) return header.error();
-  std::unique_ptr<ShmNetwork> network(new ShmNetwork(context, *writer_slots, *std::move(header)));
+  auto arrivals = make_memory(sizeof(ArrivalCount), PeerAccess::kReadWrite);
+  if (!arrivals) return arrivals.error();
+  std::unique_ptr<ShmNetwork> network(
+      new ShmNetwork(context, *writer_slots, *std::move(header), *std::move(arrivals)));
   if (auto started = network->start(options); !started) return started.error();
   return std::unique_ptr<OpenNetwork>(std::move(network));
 }
@@ -78,6 +83,7 @@ Result<void> ShmNetwork::start(const Options& options) {
   std::memcpy(beacon_.data(), random, sizeof(random));
   greeting_.from = address_;
   greeting_.membarrier = fence_support().membarrier;
+  greeting_.counts_arrivals = greeting_.membarrier;
   greeting_.beacon = {reinterpret_cast<uint64_t>(beacon_.data()), beacon_};
   buffer_.resize(kControlBytesMax + kFrameHeadBytesMax);
   for (uint32_t lane = 0; lane < options.lanes; ++lane) {
@@ -196,6 +202,12 @@ Result<std::pair<uint32_t, uint64_t>> ShmNetwork::take_path_epoch() {
     free_epochs_.pop_back();
   }
   return std::pair(index, next_epoch_++);
+}
+
+void ShmNetwork::share_arrivals(ShmPeer& to) {
+  if (to.counts_arrivals && !std::exchange(to.arrivals_sent, true)) {
+    to.send(Arrivals{}, arrivals_memory_);
+  }
 }
 
 void ShmNetwork::probe_read_access(ShmPeer& from) {
@@ -390,6 +402,10 @@ void ShmNetwork::handle(ShmPeer& from, const Frame& frame, std::span<UniqueFd> d
         descriptors[0] && from.puller().try_mem_file(std::move(descriptors[0]), from.beacon);
     from.read_access = yes ? ShmPeer::ReadAccess::kGranted : ShmPeer::ReadAccess::kDenied;
     for (const auto& rail : rails_) rail->announce_rings(from);
+  } else if (std::holds_alternative<Arrivals>(frame)) {
+    from.arrivals_received(std::move(descriptors[0]));
+  } else if (std::holds_alternative<Wake>(frame)) {
+    ++wakes_;
   }
 }
 
@@ -515,6 +531,12 @@ void ShmNetwork::set_timer(int64_t interval_ns) noexcept {
   ::timerfd_settime(timer_.get(), 0, &when, nullptr);
 }
 
+bool ShmNetwork::sleep_through(uint32_t arrivals) noexcept {
+  // Half a ring at most, so that no sender finds its ring full and waits for one that sleeps.
+  arrivals_needed_ = std::min(arrivals, Ring::kImms / 2);
+  return arrivals_needed_ > 1;
+}
+
 bool ShmNetwork::arm() noexcept {
   const auto work = [this] {
     return !read_queue_.empty() || !lost_links_.empty() ||
@@ -524,8 +546,10 @@ bool ShmNetwork::arm() noexcept {
   if (work()) return false;
   SharedHeader& own = own_header();
   const uint64_t sleep_epoch = own.sleep_epoch.load(std::memory_order_relaxed);
-  // Relaxed: heavy_barrier() orders it. A peer that publishes later sees the odd epoch and wakes
-  // us; what was published earlier is seen by the second work().
+  // Relaxed: heavy_barrier() orders both. A peer that publishes later sees the odd epoch and wakes
+  // us, or counts (arrivals.h); what was published earlier is seen by the second work().
+  own.wake_at.store(wake_at_after(arrivals_.as<ArrivalCount>()->arrived, arrivals_needed_),
+                    std::memory_order_relaxed);
   if ((sleep_epoch & 1) == 0) own.sleep_epoch.store(sleep_epoch + 1, std::memory_order_relaxed);
   const bool fenced = peers_.empty() || heavy_barrier();
   if (work()) return false;

@@ -44,6 +44,7 @@ std::vector<std::pair<std::string, std::string>> ShmRail::facts() const {
     facts.emplace_back(std::string("fences proved: ") + kNames[i], std::to_string(proved_by_[i]));
   }
   facts.emplace_back("peers", network_.peers_text());
+  facts.emplace_back("wake-ups by peers", std::to_string(network_.wakes()));
   return facts;
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 // The memory that an engine shares with its peers. Only that engine writes it; peers map it
@@ -44,11 +45,16 @@ struct SharedHeader {
   /// Odd while the worker sleeps or is about to; a new odd value for each sleep. A writer that sees
   /// an odd value sends a wake frame, once per value.
   alignas(64) std::atomic<uint64_t> sleep_epoch;
+  /// While it sleeps: the ArrivalCount (arrivals.h) at which immediates wake it, or kEachWakes.
+  /// Everything else wakes it at once.
+  std::atomic<uint64_t> wake_at;
   /// Per outgoing connection: frames sent. Lets the peer poll memory instead of the socket.
   alignas(64) std::array<std::atomic<uint32_t>, kConnections> frames_sent;
   /// Per inbound path: the epoch that was given to its sender, while that sender may write.
   alignas(64) std::array<std::atomic<uint64_t>, kPaths> path_epochs;
   alignas(64) std::array<RkeyEntry, kRkeys> rkeys;
 };
+// `wake_at` is where earlier versions have padding, which is zero: kEachWakes.
+static_assert(offsetof(SharedHeader, wake_at) == 8 && offsetof(SharedHeader, frames_sent) == 64);
 
 }  // namespace fabric::shm

@@ -128,7 +128,14 @@ Result<void> ShmPeer::accept_greeting(UniqueFd socket, const Greeting& greeting,
   frames_seen_ = their_header()->frames_sent[their_connection_].load(std::memory_order_acquire) - 1;
   needs_barrier_ = !greeting.membarrier || !fence_support().membarrier;
   beacon = greeting.beacon;
+  counts_arrivals = greeting.counts_arrivals;
   return {};
+}
+
+void ShmPeer::arrivals_received(UniqueFd descriptor) {
+  if (arrivals_ || !header_) return;
+  auto mapping = map_foreign(descriptor.get(), sizeof(ArrivalCount), PeerAccess::kReadWrite);
+  if (mapping) arrivals_ = *std::move(mapping);
 }
 
 bool ShmPeer::check_dead() noexcept {
@@ -159,6 +166,7 @@ void ShmPeer::release_resources() noexcept {
   puller_ = {};
   pidfd_.reset();
   writer_slots_.reset();
+  arrivals_ = {};
   header_ = {};
 }
 

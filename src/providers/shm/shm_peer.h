@@ -11,6 +11,7 @@
 #include <fabric/result.h>
 
 #include "base/unique_fd.h"
+#include "providers/shm/arrivals.h"
 #include "providers/shm/mapping.h"
 #include "providers/shm/pull.h"
 #include "providers/shm/shared_header.h"
@@ -59,16 +60,36 @@ class ShmPeer {
   bool has_queued_frames() const noexcept { return !send_queue_.empty(); }
   void disconnect() noexcept;
 
-  /// Call after publishing something for it: sends a wake frame if it sleeps, once per sleep.
-  void wake_if_asleep() noexcept {
-    if (!header_) return;
-    // Else the sleeper calls membarrier between its store of sleep_epoch and its last check for
-    // work.
-    if (needs_barrier_) std::atomic_thread_fence(std::memory_order_seq_cst);
+  /// The fence between publishing something for it and reading what it published before a sleep.
+  void publication_fence() const noexcept {
+    if (needs_barrier_) {
+      full_fence();
+    } else {
+      light_fence();  // the sleeper calls membarrier before its last check for work
+    }
+  }
+  /// Call after publishing something for it: its sleep epoch if it sleeps and was not woken yet,
+  /// else 0.
+  uint64_t unwoken_sleep() const noexcept {
+    if (!header_) return 0;
+    publication_fence();
     // Relaxed: either this load sees the odd epoch, or the last check sees what was published.
     const uint64_t sleep_epoch = their_header()->sleep_epoch.load(std::memory_order_relaxed);
-    if ((sleep_epoch & 1) != 0 && sleep_epoch != woken_epoch_) wake(sleep_epoch);
+    return (sleep_epoch & 1) != 0 && sleep_epoch != woken_epoch_ ? sleep_epoch : 0;
   }
+  /// Sends a wake frame.
+  void wake(uint64_t sleep_epoch) noexcept;
+  /// Call after publishing something for it: sends a wake frame if it sleeps, once per sleep.
+  void wake_if_asleep() noexcept {
+    if (const uint64_t sleep_epoch = unwoken_sleep(); sleep_epoch != 0) wake(sleep_epoch);
+  }
+  /// Counts immediates that were published for it, after unwoken_sleep(). True: they wake it.
+  bool arrivals_wake(uint64_t imms) noexcept {
+    return !arrivals_ ||
+           shm::arrivals_wake(arrivals_.as<ArrivalCount>()->arrived, their_header()->wake_at, imms);
+  }
+  /// It sent its ArrivalCount. Without it, or if it cannot be mapped, every arrival wakes.
+  void arrivals_received(UniqueFd descriptor);
 
   // Incoming connection.
 
@@ -155,12 +176,14 @@ class ShmPeer {
   enum class ReadAccess : uint8_t { kUntried, kRequested, kGranted, kDenied };
   ReadAccess read_access = ReadAccess::kUntried;
   Beacon beacon{};
+  bool counts_arrivals = false;  ///< it understands Arrivals
 
   // Bookkeeping of the ShmNetwork and its rails.
 
   std::set<uint64_t> shared_blocks{};  ///< our blocks whose descriptor it has
   bool ever_shared = false;            ///< it got one at some time: fences must prove it idle
   bool read_queued = false;            ///< in ShmNetwork::read_queue_
+  bool arrivals_sent = false;          ///< it got our ArrivalCount
   /// Its inbound paths that were closed, by lane and number, to recognise a late copy of a hello.
   std::deque<std::pair<uint32_t, uint32_t>> closed_paths{};
   static constexpr uint32_t kNoConnection = UINT32_MAX;
@@ -176,7 +199,6 @@ class ShmPeer {
         descriptor;  ///< shared: the same block may be queued many times
   };
   const RkeyView& find_rkey_view(uint32_t index, uint32_t generation);
-  void wake(uint64_t sleep_epoch) noexcept;
 
   const Address address_;
   Error connect_error_{};
@@ -189,6 +211,7 @@ class ShmPeer {
   UniqueFd pidfd_;  ///< empty if its pid is not visible
   std::shared_ptr<const PeerWriterSlots> writer_slots_;
   Mapping header_;
+  Mapping arrivals_;           ///< its ArrivalCount
   uint64_t header_inode_ = 0;  ///< a second connection must pass the same file
   uint32_t their_connection_ = 0;
   uint32_t frames_seen_ = 0;

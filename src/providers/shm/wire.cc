@@ -9,6 +9,8 @@ namespace fabric::shm {
 namespace {
 
 constexpr uint8_t kVersion = 1;
+// What a greeting supports: 0, kMembarrier or kCountsArrivals, which includes the former.
+constexpr uint8_t kMembarrier = 1, kCountsArrivals = 3;
 
 void put(ByteWriter& writer, const Address& address) {
   writer.u8(kVersion);
@@ -40,7 +42,7 @@ Address take_address(ByteReader& reader) {
 void put_body(ByteWriter& writer, const Greeting& frame) {
   put(writer, frame.from);
   writer.u32(frame.connection);
-  writer.u8(frame.membarrier);
+  writer.u8(!frame.membarrier ? 0 : frame.counts_arrivals ? kCountsArrivals : kMembarrier);
   writer.u64(frame.beacon.address);
   writer.bytes(frame.beacon.value);
 }
@@ -61,12 +63,15 @@ void put_body(ByteWriter& writer, const BlockReply& frame) {
 void put_body(ByteWriter& writer, const BlockReleased& frame) { writer.u64(frame.block); }
 void put_body(ByteWriter&, const MemoryRequest&) {}
 void put_body(ByteWriter&, const MemoryReply&) {}
+void put_body(ByteWriter&, const Arrivals&) {}
 
 Greeting take_greeting(ByteReader& reader) {
   Greeting frame;
   frame.from = take_address(reader);
   frame.connection = reader.u32();
-  frame.membarrier = reader.u8() != 0;
+  const uint8_t support = reader.u8();
+  frame.membarrier = support != 0;
+  frame.counts_arrivals = support == kCountsArrivals;
   frame.beacon.address = reader.u64();
   const auto value = reader.bytes(Beacon::kBytes);
   if (reader.ok()) std::copy(value.begin(), value.end(), frame.beacon.value.begin());
@@ -124,6 +129,10 @@ void take_body(ByteReader& reader, uint8_t type, uint32_t descriptors, Frame& fr
     case 8:
       reader.require(descriptors <= 1);
       frame.emplace<MemoryReply>();
+      return;
+    case 9:
+      reader.require(descriptors == 1);
+      frame.emplace<Arrivals>();
       return;
     default:
       reader.fail();

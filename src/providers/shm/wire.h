@@ -55,6 +55,9 @@ struct Greeting {
   Address from{};
   uint32_t connection = 0;  ///< index in the sender's SharedHeader::frames_sent
   bool membarrier = false;  ///< the sender is registered for membarrier
+  /// The sender understands Arrivals. Only together with `membarrier`: one byte carries both, so
+  /// that versions that know only `membarrier` read it right.
+  bool counts_arrivals = false;
   Beacon beacon{};
 };
 /// A control datagram of the core.
@@ -88,9 +91,12 @@ struct MemoryRequest {};
 /// Descriptor: /proc/self/mem of the sender, read-only; or none.
 struct MemoryReply {};
 
+/// Only to a peer whose greeting says that it counts. Descriptor: the sender's ArrivalCount.
+struct Arrivals {};
+
 /// The index of a type is its number on the wire.
 using Frame = std::variant<Greeting, Datagram, Wake, RingReady, BlockRequest, BlockReply,
-                           BlockReleased, MemoryRequest, MemoryReply>;
+                           BlockReleased, MemoryRequest, MemoryReply, Arrivals>;
 
 inline constexpr uint32_t kDescriptorsMax = 2;
 inline constexpr uint32_t kFrameHeadBytesMax = 256;  ///< without the bytes of a datagram

@@ -1,6 +1,7 @@
 #include "providers/shm/shm_peer.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <cstring>
@@ -667,6 +668,95 @@ TEST(ShmHostileEnd, NoDescriptorOrMappingIsLeaked) {
   const Footprint before = footprint();
   play();
   EXPECT_EQ(footprint(), before);
+}
+
+TEST_F(ShmHostile, APeerThatDoesNotCountArrivalsIsNotAskedTo) {
+  path_in();
+  EXPECT_TRUE(hostile_.arrivals.empty());
+}
+
+// It stores an immediate and is killed before it counts or wakes, and the count is garbage. The
+// sleeper wakes by its timer.
+TEST_F(ShmHostile, ASleeperFindsAnImmediateThatWasNotCounted) {
+  hostile_.counts_arrivals = true;
+  const auto [path, ring] = path_in();
+  ASSERT_EQ(hostile_.arrivals.size(), 1u);
+  OpenNetwork& network = victim_.network();
+  bool armed = false;
+  for (uint32_t turn = 0; turn < 20 && !armed; ++turn) {
+    victim_.turn();
+    EXPECT_TRUE(network.sleep_through(5));
+    armed = network.arm();
+  }
+  ASSERT_TRUE(armed);
+  hostile_.arrivals[0].as<ArrivalCount>()->arrived.store(UINT64_MAX / 2);
+  ring->imms[0].store(Ring::imm_word(0, 7));
+  pollfd sleeper{network.wait_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&sleeper, 1, 30'000), 1);
+  victim_.turns(2);
+  EXPECT_EQ(victim_.count(Kind::kImm, path), 1u);
+}
+
+/// The hostile process is the receiver here, and sleeps.
+TEST_F(ShmHostile, OnlyTheArrivalThatReachesTheNumberWakes) {
+  const uint32_t path = path_out();
+  ASSERT_TRUE(hostile_.show_ring(0, path));
+  auto count = make_memory(sizeof(ArrivalCount), PeerAccess::kReadWrite);
+  ASSERT_TRUE(count);
+  const int descriptor = count->fd.get();
+  ASSERT_TRUE(hostile_.send(Frame(Arrivals{}), {&descriptor, 1}));
+  victim_.turns(2);
+  hostile_.receive();
+  std::atomic<uint64_t>& arrived = count->mapping.as<ArrivalCount>()->arrived;
+  SharedHeader& header = hostile_.header();
+  uint32_t cookie = 100;
+  const auto wakes_after = [&](uint32_t imms) {
+    const uint32_t before = hostile_.wakes;
+    std::vector<WriteOp> ops;
+    for (uint32_t i = 0; i < imms; ++i) {
+      ops.push_back({.cookie = cookie++, .path = path, .imm = 5, .has_imm = 1});
+    }
+    EXPECT_EQ(victim_.rail().post(ops), imms);
+    hostile_.receive();
+    return hostile_.wakes - before;
+  };
+  EXPECT_EQ(wakes_after(3), 0u) << "awake";
+  EXPECT_EQ(arrived.load(), 0u) << "counted while it is awake";
+  arrived.store(1000);
+  header.wake_at.store(1004);
+  header.sleep_epoch.store(1);
+  hostile_.own_rings[0].mapping.as<Ring>()->imms_taken.store(3);
+  EXPECT_EQ(wakes_after(1), 0u);
+  EXPECT_EQ(wakes_after(2), 0u);
+  EXPECT_EQ(arrived.load(), 1003u) << "each is counted once, and those taken before are not";
+  EXPECT_EQ(wakes_after(1), 1u) << "the last one";
+  EXPECT_EQ(wakes_after(1), 0u) << "it was woken already";
+  header.wake_at.store(kEachWakes);
+  header.sleep_epoch.store(3);
+  EXPECT_EQ(wakes_after(1), 1u) << "it did not ask for a number";
+}
+
+TEST_F(ShmHostile, ASenderIsWokenForRoomOnlyIfItsRingWasFull) {
+  const auto [path, ring] = path_in();
+  hostile_.receive();
+  hostile_.wakes = 0;
+  hostile_.header().sleep_epoch.store(1);
+  uint64_t posted = 0;
+  const auto wakes_after = [&](uint64_t imms) {
+    const uint32_t before = hostile_.wakes;
+    for (uint64_t i = 0; i < imms; ++i, ++posted) {
+      ring->imms[posted % Ring::kImms].store(Ring::imm_word(posted, 7));
+    }
+    for (uint32_t turn = 0; turn < 50 && ring->imms_taken.load() != posted; ++turn) victim_.turn();
+    EXPECT_EQ(ring->imms_taken.load(), posted);
+    hostile_.receive();
+    return hostile_.wakes - before;
+  };
+  EXPECT_EQ(wakes_after(1), 0u);
+  EXPECT_EQ(wakes_after(Ring::kImms - 1), 0u) << "one slot was free";
+  EXPECT_EQ(wakes_after(Ring::kImms), 1u);
+  hostile_.header().sleep_epoch.store(3);
+  EXPECT_EQ(wakes_after(5), 0u);
 }
 
 }  // namespace

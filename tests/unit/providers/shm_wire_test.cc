@@ -67,6 +67,7 @@ std::vector<Sample> samples() {
       {"BlockReleased", BlockReleased{0x98}, hex("06 9800000000000000")},
       {"MemoryRequest", MemoryRequest{}, hex("07")},
       {"MemoryReply", MemoryReply{}, hex("08"), 0, 1},
+      {"Arrivals", Arrivals{}, hex("09"), 1, 1},
   };
 }
 
@@ -174,6 +175,34 @@ TEST(ShmWire, ADatagramIsTheRestOfItsFrame) {
   const auto bytes = std::get<Datagram>(*decoded).bytes;
   EXPECT_EQ(bytes.data(), frame.data() + 1) << "borrowed";
   EXPECT_EQ(to_hex(bytes), "c0ffee");
+}
+
+// Versions that know only membarrier take any other byte than 0 for it.
+TEST(ShmWire, OneByteOfAGreetingSaysWhatTheSenderSupports) {
+  const auto golden = [](const char* support) {
+    return hex("00") + hex(kPlainGolden) + hex("07000000") + hex(support) +
+           hex("34120000007f0000 bebebebebebebebebebebebebebebebe");
+  };
+  struct Support {
+    bool membarrier, counts_arrivals;
+    const char* byte;
+  };
+  for (const Support& one :
+       {Support{false, false, "00"}, Support{true, false, "01"}, Support{true, true, "03"}}) {
+    const Greeting greeting{.from = address(),
+                            .connection = 7,
+                            .membarrier = one.membarrier,
+                            .counts_arrivals = one.counts_arrivals,
+                            .beacon = beacon()};
+    EXPECT_EQ(to_hex(encode(Frame(greeting))), to_hex(golden(one.byte)));
+    const auto decoded = decode_frame(golden(one.byte), 2);
+    ASSERT_TRUE(decoded);
+    EXPECT_EQ(std::get<Greeting>(*decoded).membarrier, one.membarrier);
+    EXPECT_EQ(std::get<Greeting>(*decoded).counts_arrivals, one.counts_arrivals);
+  }
+  const Greeting alone{
+      .from = address(), .connection = 7, .counts_arrivals = true, .beacon = beacon()};
+  EXPECT_EQ(to_hex(encode(Frame(alone))), to_hex(golden("00"))) << "not without membarrier";
 }
 
 TEST(ShmWire, AGreetingWithAnInvalidAddressIsRejected) {
