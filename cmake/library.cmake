@@ -12,7 +12,7 @@ configure_file(include/fabric/version.h.in ${FABRIC_GENERATED_INCLUDE}/fabric/ve
 
 file(GLOB FABRIC_PUBLIC_HEADERS CONFIGURE_DEPENDS include/fabric/*.h)
 file(GLOB_RECURSE FABRIC_SOURCES CONFIGURE_DEPENDS src/*.cc)
-list(FILTER FABRIC_SOURCES EXCLUDE REGEX "/src/swarm/")
+list(FILTER FABRIC_SOURCES EXCLUDE REGEX "/src/(swarm|workloads/kv_etcd)/")
 if(NOT FABRIC_HAS_VERBS)
   list(FILTER FABRIC_SOURCES EXCLUDE REGEX "${FABRIC_VERBS_SOURCES}")
 endif()

@@ -36,6 +36,9 @@ NOT_IN_UMBRELLA = {
     "layout.h": "arithmetic of the workloads",
     "kv_layout.h": "for those who move KV caches",
     "kv_plan.h": "for those who move KV caches",
+    "kv_directory.h": "a workload: for those who use it",
+    "kv_etcd.h": "an optional component",
+    "kv_router.h": "a workload: for those who use it",
 }
 
 
@@ -88,7 +91,9 @@ LAYERS = (
 VENDOR_HEADER = re.compile(r"(infiniband|rdma|cuda|hip|nccl)\b")
 
 # Where the outside world comes in, and the tests of those places.
-REAL_TIME = ("src/base/", "src/runtime/", "tests/threads/", "tests/process/", "tests/guest/",
+REAL_TIME = ("src/base/", "src/runtime/", "tests/threads/",
+             # A client of a real server; never part of a simulated world.
+             "src/workloads/kv_etcd/", "tests/kv_etcd/", "tests/process/", "tests/guest/",
              "tests/hw/", "tests/unit/base/", "tests/unit/runtime/",
              # Parks a real thread: only the clock tells a lost wake-up from a late one.
              "tests/unit/core/counter_interleaving_test.cc")
