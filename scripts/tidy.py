@@ -39,6 +39,7 @@ NOT_IN_UMBRELLA = {
     "kv_directory.h": "a workload: for those who use it",
     "kv_etcd.h": "an optional component",
     "kv_router.h": "a workload: for those who use it",
+    "kv.h": "for those who move KV caches",
 }
 
 
