@@ -129,7 +129,7 @@ struct DecoderOptions {
 struct Source {
   uint32_t rank = 0;      ///< index in Side::ranks of the prefill side
   PeerId peer{};          ///< an open session, or
-  std::string address{};  ///< text or bytes of its address: connected to if there is no session yet
+  std::string address{};  ///< Engine::address_text(): connected to if there is no session yet
   uint16_t channel = kDefaultPrefillChannel;  ///< PrefillerOptions::channel
 };
 
@@ -370,6 +370,7 @@ struct PrefillerStats {
   uint64_t failed = 0;
   uint64_t layers_pushed = 0;  ///< (dispatch, layer)
   uint64_t exhausted = 0;      ///< pushes that had to wait for room
+  uint64_t bad_steps = 0;      ///< values of word() beyond what pass() announced
   uint64_t duplicates = 0;     ///< dispatches that came again
   uint64_t stale_messages = 0;
   uint64_t bad_messages = 0;

@@ -79,7 +79,7 @@
 namespace fabric::kv {
 
 inline constexpr uint32_t kPromptTokensMax = 1u << 30;
-inline constexpr uint32_t kPlanSlicesMax = 1u << 22;  ///< slices and staged copies of a plan
+inline constexpr uint32_t kPlanSlicesMax = 1u << 20;  ///< slices and staged copies of a plan
 
 struct PlanOptions {
   /// Where a slice would write token by token (NHD with a head cut, HND to NHD): gather at the

@@ -16,7 +16,8 @@ from command import run
 from recorded_sysfs import unpacked
 
 BENCHMARKS = ("write", "paged", "scatter", "latency", "rate", "message", "idle")
-LEVELS = [(), ("info",), ("sim",), ("version",), ("completion",), ("bench",),
+LEVELS = [(), ("info",), ("sim",), ("kv",), ("kv", "plan"), ("version",), ("completion",),
+          ("bench",),
           *(("bench", benchmark) for benchmark in BENCHMARKS)]
 
 
@@ -170,7 +171,7 @@ class Completion(unittest.TestCase):
     def test_bash(self):
         for words, expected in (
                 (["fabric", ""],
-                 ["info", "bench", "sim", "version", "completion", "--help", "--version"]),
+                 ["info", "bench", "sim", "kv", "version", "completion", "--help", "--version"]),
                 (["fabric", "b"], ["bench"]),
                 (["fabric", "bench", ""], [*BENCHMARKS, "--help"]),
                 (["fabric", "bench", "write", "--me"], ["--memory"]),

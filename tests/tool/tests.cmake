@@ -16,13 +16,14 @@ set_tests_properties(tool.info PROPERTIES LABELS unit TIMEOUT 30)
 
 # Processes that poll want a core each, hence PROCESSORS.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-foreach(name command bench connect)
+foreach(name command bench connect kv)
   add_test(NAME tool.${name} COMMAND Python3::Interpreter -B
                                      ${CMAKE_CURRENT_LIST_DIR}/${name}_test.py
                                      $<TARGET_FILE:fabric_tool>)
   set_tests_properties(tool.${name} PROPERTIES LABELS unit TIMEOUT 180)
 endforeach()
 set_tests_properties(tool.bench tool.connect PROPERTIES PROCESSORS 2)
+set_tests_properties(tool.kv PROPERTIES LABELS kv)
 
 # fabric_add_sim(<argument>...)
 function(fabric_add_sim)

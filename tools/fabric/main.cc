@@ -23,7 +23,8 @@ int main(int argc, char** argv) {
             "checked\n"
             "  fabric bench write --help         each command has help and examples of its own\n\n"
             "Exit code 0: success; 1: something failed, or a promise was violated; 2: bad options.",
-        .commands = {info_command(), bench_command(), sim_command(), version_command()}};
+        .commands = {info_command(), bench_command(), sim_command(), kv_command(),
+                     version_command()}};
     root.commands.push_back(completion_command(root));
     return run_command_line(root, std::string("fabric-lib ") + fabric::version(), argc, argv);
   } catch (const std::exception& error) {

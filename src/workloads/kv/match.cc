@@ -62,12 +62,12 @@ class Matcher {
     for (const Layout& layout : decode_.ranks) {
       for (const CacheGroup& group : layout.groups) names.insert(group.name);
     }
-    if (auto done = no_other_groups(names); !done) return done.error();
     for (const std::string& name : names) {
       auto group = match_group(name);
       if (!group) return group.error();
       out.groups.push_back(*std::move(group));
     }
+    if (auto done = no_other_groups(names); !done) return done.error();
     return out;
   }
 

@@ -39,7 +39,7 @@ const char* to_string(RefusalCode code) noexcept {
     case RefusalCode::kIndexRange:
       return "IndexRange";
   }
-  return "Unknown";
+  return "?";
 }
 
 const char* to_string(GroupKind kind) noexcept {
@@ -51,7 +51,7 @@ const char* to_string(GroupKind kind) noexcept {
     case GroupKind::kState:
       return "state";
   }
-  return "unknown";
+  return "?";
 }
 
 const char* to_string(PageOrder order) noexcept {
@@ -61,7 +61,7 @@ const char* to_string(PageOrder order) noexcept {
     case PageOrder::kNHD:
       return "NHD";
   }
-  return "unknown";
+  return "?";
 }
 
 namespace planner {

@@ -1,0 +1,387 @@
+#include <algorithm>
+
+#include "workloads/kv/decoder_core.h"
+
+// What a decoder sends to a prefiller, and how it proves that a prefiller cannot write any more.
+
+namespace fabric::kv::decode {
+
+// ---- Out ----------------------------------------------------------------------------------------
+
+Result<OpId> DecoderCore::send(const SourceSession& session, std::span<const std::byte> bytes,
+                               uint64_t tag) {
+  return engine_.submit(Send{.peer = session.peer,
+                             .channel = session.channel,
+                             .bytes = bytes,
+                             .notify = Notify::inbox(inbox_, tag)});
+}
+
+/// Dispatches what waits, in its order. What finds no room in the engine stays for the next call.
+void DecoderCore::pump(SourceSession& session) {
+  while (session.connected && !session.lost && !session.waiting.empty()) {
+    Flow* flow = find_flow(session.waiting.front());
+    if (flow == nullptr || flow->lease.state() != LeaseState::kIdle) {
+      session.waiting.pop_front();  // cancelled before it was sent
+      continue;
+    }
+    const Launch launched = launch(*flow);
+    if (launched == Launch::kNoRoom) return;
+    if (!session.waiting.empty() && session.waiting.front() == flow->number) {
+      session.waiting.pop_front();
+    }
+  }
+}
+
+DecoderCore::Launch DecoderCore::launch(Flow& flow) {
+  SourceSession& session = *flow.session;
+  const auto failed = [&](const Error& error) {
+    if (error.code == Errc::kExhausted) return Launch::kNoRoom;
+    fail_task(*flow.task,
+              error.code == Errc::kPeerLost ? FailCode::kPeerLost : FailCode::kNotDelivered,
+              flow.rank, error.what);
+    return Launch::kFailed;
+  };
+  if (!send_hello(session)) return Launch::kNoRoom;
+  const auto set = choose_set(session);
+  if (!set) return failed(set.error());
+  if (!send_grants(**set)) return Launch::kNoRoom;
+  // Before the dispatch: no count may come without an expectation to report it.
+  if (!flow.armed) {
+    FlowCounter& counter = flow.counters[flow.at];
+    const auto armed = counter.counter.expect(
+        counter.share, Notify::inbox(inbox_, tagged(TagKind::kCount, flow.number)),
+        Timeout::forever());
+    if (!armed) return failed(armed.error());
+    flow.armed = true;
+  }
+  const auto info = engine_.peer_info(session.peer);
+  flow.wants_quiet = !info || !info->count_is_final;
+  flow.dispatch.wants_quiet = flow.wants_quiet;
+  flow.dispatch.serial = session.next_serial;
+  flow.dispatch.set = (*set)->slot;
+  flow.dispatch.set_generation = (*set)->generation;
+  const auto sent = send(session, wire::encode_dispatch(options_.channel, flow.dispatch),
+                         tagged(TagKind::kDispatch, flow.number));
+  if (!sent) return failed(sent.error());
+  session.by_serial[session.next_serial++] = &flow;
+  flow.set = *set;
+  flow.set->flows[flow.number] = &flow;
+  flow.lease.start(flow.total);
+  // What the lease does not need any more: with many requests in flight this is most of their size.
+  const uint64_t serial = flow.dispatch.serial;
+  flow.dispatch = {};
+  flow.dispatch.serial = serial;
+  return Launch::kSent;
+}
+
+bool DecoderCore::send_hello(SourceSession& session) {
+  if (session.hello_sent) return true;
+  const auto sent = send(session, wire::encode_hello(options_.channel, {.layout = layout_bytes_}),
+                         tagged(TagKind::kOther));
+  // Anything but a full queue shows at the dispatch: refused, or not delivered.
+  session.hello_sent = sent || sent.error().code != Errc::kExhausted;
+  return session.hello_sent;
+}
+
+bool DecoderCore::send_grants(GrantSet& set) {
+  const SourceSession& session = *set.session;
+  const auto total = static_cast<uint32_t>(set.grants.size());
+  const uint64_t most = std::max<uint64_t>(session.message_bytes_max, 1024);
+  while (set.sent < total) {
+    wire::Grants part{.set = set.slot,
+                      .generation = set.generation,
+                      .total = total,
+                      .first = set.sent,
+                      .has_tail = options_.tail_region != nullptr};
+    uint64_t bytes = wire::kGrantsHeadBytes;
+    for (uint32_t i = set.sent; i < total; ++i) {
+      bytes += wire::kGrantsDescBytes + set.grants[i].desc.size();
+      if (bytes > most) break;
+      part.descs.push_back(set.grants[i].desc);
+    }
+    const auto sent =
+        send(session, wire::encode_grants(options_.channel, part), tagged(TagKind::kOther));
+    if (!sent && sent.error().code == Errc::kExhausted) return false;
+    set.sent += static_cast<uint32_t>(part.descs.size());
+  }
+  return true;
+}
+
+/// The set with the fewest requests; a new one while all are in use and there may be more.
+Result<GrantSet*> DecoderCore::choose_set(SourceSession& session) {
+  GrantSet* best = nullptr;
+  uint32_t live = 0;
+  for (const auto& [number, set] : session.sets) {
+    if (set->state != GrantSet::State::kLive || set->retired) continue;
+    ++live;
+    if (best == nullptr || set->flows.size() < best->flows.size()) best = set.get();
+  }
+  if (best != nullptr && (best->flows.empty() || live >= options_.grants_per_peer)) return best;
+  auto made = make_set(session);
+  // Fewer sets than wanted share more requests; that is no reason to refuse one.
+  if (!made && best != nullptr) return best;
+  return made;
+}
+
+Result<GrantSet*> DecoderCore::make_set(SourceSession& session) {
+  if (session.sets.size() >= wire::kGrantSetsMax) {
+    return fail(Errc::kExhausted, "grants: too many are in quarantine");
+  }
+  auto set = std::make_unique<GrantSet>();
+  std::vector<const MemoryRegion*> regions = options_.regions;
+  if (options_.tail_region != nullptr) regions.push_back(options_.tail_region);
+  for (const MemoryRegion* region : regions) {
+    auto grant = region->grant(session.peer);
+    if (!grant) {
+      // Those that were made end with their session, or here: no peer has seen them.
+      for (const Grant& unused : set->grants) (void)engine_.submit(Revoke{.grant = unused.id});
+      return grant.error();
+    }
+    set->grants.push_back(*std::move(grant));
+  }
+  const auto in_use = [&](uint32_t slot) {
+    return std::ranges::any_of(session.sets, [&](const auto& entry) {
+      return entry.second->slot == slot && entry.second->state == GrantSet::State::kLive;
+    });
+  };
+  while (in_use(set->slot)) ++set->slot;
+  set->number = next_number_++;
+  set->session = &session;
+  set->generation = session.next_generation++;
+  return (session.sets[set->number] = std::move(set)).get();
+}
+
+void DecoderCore::send_cancel(Flow& flow) {
+  const auto sent = send(*flow.session, wire::encode_cancel(options_.channel, flow.dispatch.serial),
+                         tagged(TagKind::kCancel, flow.number));
+  flow.needs_cancel = !sent && sent.error().code == Errc::kExhausted;
+  if (flow.needs_cancel) retries_[flow.number] = &flow;
+  if (!sent && !flow.needs_cancel) apply(flow, flow.lease.cancel_failed(), FailCode::kPeerLost);
+}
+
+// ---- Proofs -------------------------------------------------------------------------------------
+
+void DecoderCore::fence(Flow& flow) {
+  SourceSession& session = *flow.session;
+  if (!session.lost) {
+    revoke(*flow.set);
+    return;
+  }
+  if (session.fencing == SourceSession::Fencing::kNo) {
+    session.fencing = SourceSession::Fencing::kWanted;
+    submit_fence(session);
+  }
+}
+
+/// All flows that share the set are in doubt with it: what they write is refused from now on.
+void DecoderCore::revoke(GrantSet& set) {
+  if (set.state != GrantSet::State::kLive) return;
+  set.state = GrantSet::State::kRevoking;
+  ++stats_.revokes;
+  submit_revokes(set);
+  const std::map<uint64_t, Flow*> flows = set.flows;  // it changes as leases become quiet
+  for (const auto& [number, flow] : flows) {
+    apply(*flow, flow->lease.fence_begun(), FailCode::kRevoked,
+          "a request on the same grant is in doubt");
+  }
+}
+
+void DecoderCore::submit_revokes(GrantSet& set) {
+  while (set.revokes_sent < set.grants.size()) {
+    const auto submitted = engine_.submit(
+        Revoke{.grant = set.grants[set.revokes_sent].id,
+               .timeout = options_.fence_timeout,
+               .notify = Notify::inbox(inbox_, tagged(TagKind::kRevoke, set.number))});
+    if (!submitted) return;  // work() tries again
+    ++set.revokes_sent;
+  }
+}
+
+void DecoderCore::submit_fence(SourceSession& session) {
+  const auto submitted = engine_.submit(
+      Fence{.peer = session.peer,
+            .timeout = options_.fence_timeout,
+            .notify = Notify::inbox(inbox_, tagged(TagKind::kFence, session.number))});
+  if (submitted) {
+    session.fencing = SourceSession::Fencing::kRunning;
+    session.fence = *submitted;
+    ++stats_.fences;
+    return;
+  }
+  if (submitted.error().code == Errc::kExhausted) return;  // work() tries again
+  session.fencing = SourceSession::Fencing::kRefused;
+  for (const auto& [number, set] : session.sets) revoke(*set);
+}
+
+void DecoderCore::revoke_ended(const Event& event) {
+  const uint64_t number = tag_number(event.tag);
+  for (const auto& [key, session] : sessions_) {
+    const auto found = session->sets.find(number);
+    if (found == session->sets.end()) continue;
+    GrantSet& set = *found->second;
+    ++set.revokes_ended;
+    if (event.code != Errc::kOk) set.unproved.push_back(event.op);
+    if (set.revokes_ended < set.grants.size()) return;
+    if (set.unproved.empty()) {
+      set_proved(set);
+    } else {
+      set_unproved(set);
+    }
+    return;
+  }
+}
+
+void DecoderCore::fence_ended(const Event& event) {
+  for (const auto& [key, session] : sessions_) {
+    if (session->number != tag_number(event.tag)) continue;
+    if (event.code == Errc::kOk) {
+      session_proved(*session);
+    } else if (event.code == Errc::kTimeout) {
+      session->fencing = SourceSession::Fencing::kUnproved;
+      for (const auto& [number, set] : session->sets) {
+        if (set->state == GrantSet::State::kLive) set_unproved(*set);
+      }
+    } else {
+      // Another workload of this engine fences the same peer. Its proof is not reported here, but
+      // each grant can be proved by itself.
+      session->fencing = SourceSession::Fencing::kRefused;
+      for (const auto& [number, set] : session->sets) revoke(*set);
+    }
+    return;
+  }
+}
+
+/// kFenceProved: for a fence or a revoke that ended without proof.
+void DecoderCore::proof_came(const Event& event) {
+  for (const auto& [key, session] : sessions_) {
+    if (session->fencing == SourceSession::Fencing::kUnproved && session->fence == event.op) {
+      ++stats_.fences_late;
+      session_proved(*session);
+      return;
+    }
+    for (const auto& [number, set] : session->sets) {
+      const auto found = std::ranges::find(set->unproved, event.op);
+      if (found == set->unproved.end()) continue;
+      set->unproved.erase(found);
+      if (!set->unproved.empty() || set->revokes_ended < set->grants.size()) return;
+      ++stats_.fences_late;
+      set_proved(*set);
+      return;
+    }
+  }
+}
+
+void DecoderCore::set_proved(GrantSet& set) {
+  ++stats_.fences_proved;
+  SourceSession& session = *set.session;
+  const uint64_t number = set.number;
+  const std::map<uint64_t, Flow*> flows = set.flows;
+  for (const auto& [flow_number, flow] : flows) {
+    apply(*flow, flow->lease.fence_proved(), FailCode::kRevoked);
+  }
+  session.sets.erase(number);
+  drop_empty(session);
+}
+
+void DecoderCore::set_unproved(GrantSet& set) {
+  set.state = GrantSet::State::kUnproved;
+  const std::map<uint64_t, Flow*> flows = set.flows;
+  for (const auto& [number, flow] : flows) {
+    apply(*flow, flow->lease.fence_unproved(), FailCode::kRevoked);
+  }
+}
+
+void DecoderCore::session_proved(SourceSession& session) {
+  session.fencing = SourceSession::Fencing::kNo;
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, set] : session.sets) numbers.push_back(number);
+  for (const uint64_t number : numbers) {
+    const std::map<uint64_t, Flow*> flows = session.sets[number]->flows;
+    for (const auto& [flow_number, flow] : flows) {
+      apply(*flow, flow->lease.fence_proved(), FailCode::kPeerLost);
+    }
+    session.sets.erase(number);
+  }
+  ++stats_.fences_proved;
+  drop_empty(session);
+}
+
+// ---- Sessions -----------------------------------------------------------------------------------
+
+void DecoderCore::peer_changed(const Event& event) {
+  const auto state = static_cast<PeerState>(event.value);
+  std::vector<SourceSession*> changed;
+  for (auto it = sessions_.lower_bound({event.peer, 0});
+       it != sessions_.end() && it->first.first == event.peer; ++it) {
+    changed.push_back(it->second.get());
+  }
+  for (SourceSession* session : changed) {
+    if (session->stall_due != Nanos{}) {
+      deadlines_.remove(session->stall_due, tagged(DueKind::kStall, session->number));
+      session->stall_due = {};
+    }
+    if (state == PeerState::kStalled) {
+      session->stall_due = engine_.now() + options_.patience;
+      deadlines_.add(session->stall_due, tagged(DueKind::kStall, session->number));
+    }
+    if (state == PeerState::kConnected || state == PeerState::kStalled) {
+      if (const auto info = engine_.peer_info(event.peer)) {
+        session->message_bytes_max = info->message_bytes_max;
+      }
+      session->connected = true;
+      pump(*session);
+    }
+    if (state >= PeerState::kLost) lose(*session);
+  }
+}
+
+void DecoderCore::lose(SourceSession& session) {
+  if (session.lost) return;
+  session.lost = true;
+  std::vector<Flow*> flows;
+  for (const uint64_t number : session.waiting) {
+    if (Flow* flow = find_flow(number); flow != nullptr) flows.push_back(flow);
+  }
+  for (const auto& [serial, flow] : session.by_serial) flows.push_back(flow);
+  session.waiting.clear();
+  for (Flow* flow : flows) {
+    apply(*flow, flow->lease.peer_lost(), FailCode::kPeerLost, "the session is lost");
+  }
+  // Also for what a revoke has left in quarantine: the fence may prove it.
+  const bool in_doubt = std::ranges::any_of(
+      session.sets, [](const auto& entry) { return !entry.second->flows.empty(); });
+  if (in_doubt && session.fencing == SourceSession::Fencing::kNo) {
+    session.fencing = SourceSession::Fencing::kWanted;
+    submit_fence(session);
+  }
+  drop_empty(session);
+}
+
+/// The lease of the flow is quiet: it is no part of a set or a session any more.
+void DecoderCore::detach(Flow& flow) {
+  SourceSession& session = *flow.session;
+  draining_.erase(flow.number);
+  retries_.erase(flow.number);
+  clear_due(flow);
+  session.by_serial.erase(flow.dispatch.serial);
+  if (flow.set == nullptr) return;
+  GrantSet& set = *flow.set;
+  set.flows.erase(flow.number);
+  flow.set = nullptr;
+  if (set.retired && set.flows.empty()) revoke(set);
+}
+
+/// Forgets a lost session that nothing waits for. Its grants ended with it.
+void DecoderCore::drop_empty(SourceSession& session) {
+  if (!session.lost || !session.by_serial.empty()) return;
+  for (const auto& [number, set] : session.sets) {
+    if (!set->flows.empty()) return;
+  }
+  if (session.fencing == SourceSession::Fencing::kWanted ||
+      session.fencing == SourceSession::Fencing::kRunning) {
+    return;
+  }
+  dead_sessions_.push_back({session.peer, session.channel});  // a caller may hold a reference
+}
+
+}  // namespace fabric::kv::decode
