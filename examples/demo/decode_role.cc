@@ -36,7 +36,6 @@ struct Attempt {
   Sequence sequence{};
   uint32_t cached_pages = 0;  ///< of sequence.pages, shared with earlier requests
   uint32_t tail_slot = 0;
-  std::vector<uint32_t> layer_sources{};  ///< sources that a layer has arrived from
   int64_t first_token_ns = 0;
   std::vector<uint32_t> out{};  ///< generated tokens
   bool writable = false;
@@ -105,22 +104,24 @@ class DecodeRole {
     leave();
   }
 
-  /// Leaves when everything that the router has sent until now is done.
+  /// Asks the router for no more requests, then leaves the directory: the router takes a decoder
+  /// that vanishes for dead, and sends its requests again.
   void leave() {
     if (leaving_ != Leaving::kNo) return;
     leaving_ = Leaving::kAsked;
-    member_.leave_directory();
-    if (!router_) {
-      leaving_ = Leaving::kNoMore;  // no request has come yet
-      return;
-    }
+    if (!router_) return no_more_requests();  // none has come yet
     member_.send(router_, {.kind = ServeMessage::Kind::kLeaving});
+  }
+
+  void no_more_requests() {
+    leaving_ = Leaving::kNoMore;
+    member_.leave_directory();
   }
 
   void take(const ServeMessage& message) {
     router_ = message.from;
     if (message.kind == ServeMessage::Kind::kServe) backlog_.push_back(message);
-    if (message.kind == ServeMessage::Kind::kNoMore) leaving_ = Leaving::kNoMore;
+    if (message.kind == ServeMessage::Kind::kNoMore) no_more_requests();
   }
 
   static std::string key_of(const std::string& id, uint32_t attempt) {
@@ -146,7 +147,6 @@ class DecodeRole {
     }
     sequence.pages.insert(sequence.pages.end(), more->begin(), more->end());
     attempt->tail_slot = memory_.take_slot();
-    attempt->layer_sources.resize(workload_.model.layers);
     const std::string id = std::to_string(asked.request);
     const auto started = connect_and_start(id, *attempt);
     report(*attempt, Kind::kStarted, asked.prefiller);
@@ -195,9 +195,7 @@ class DecodeRole {
     Attempt& attempt = *at->second;
     switch (event.kind) {
       case kv::DecodeEvent::Kind::kLayer:
-        if (++attempt.layer_sources[event.layer] == sources_.size()) {
-          report(attempt, Kind::kLayer, {}, event.layer);
-        }
+        report(attempt, Kind::kLayer, {}, event.layer);
         break;
       case kv::DecodeEvent::Kind::kComplete:
         take_first_token(attempt);

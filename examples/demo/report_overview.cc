@@ -100,14 +100,16 @@ std::string draw_overview(Supervisor& supervisor, const Outcome& outcome) {
   std::vector<std::pair<std::string, std::vector<Bar>>> members;
   std::vector<uint32_t> levels;
   double height = kTop;
-  for (const auto& process : supervisor.processes()) {
-    if (process->role == Process::Role::kRouter) continue;
-    std::vector<Bar> bars;
-    add_prefill_bars(records, process->name, bars);
-    add_decode_bars(records, process->name, bars);
-    levels.push_back(assign_levels(bars));
-    height += levels.back() * (kBarHeight + 1) + 10;
-    members.emplace_back(process->name, std::move(bars));
+  for (const Process::Role role : {Process::Role::kPrefiller, Process::Role::kDecoder}) {
+    for (const auto& process : supervisor.processes()) {
+      if (process->role != role) continue;
+      std::vector<Bar> bars;
+      add_prefill_bars(records, process->name, bars);
+      add_decode_bars(records, process->name, bars);
+      levels.push_back(assign_levels(bars));
+      height += levels.back() * (kBarHeight + 1) + 10;
+      members.emplace_back(process->name, std::move(bars));
+    }
   }
   Svg svg(kWidth, height + 20, "What every process did, over time");
   for (int64_t s = 0; s * 1'000'000'000 <= end_ns - begin_ns; ++s) {

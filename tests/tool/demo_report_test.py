@@ -57,8 +57,10 @@ def check_file(path):
     for name in ("compute", "transfer", "generate", "failed"):
         if page.bars.get(name, 0) == 0:
             yield f"no bar of the class {name}"
-    for words in ("prefill-1 killed", "prefill-2 stopped", "decode-2 drained", "pages proved quiet",
-                  "pages lost 0", "freed pages touched 0"):
+    for words in ("prefill-1 killed", "prefill-2 stopped", "decode-2 drained", "failed: PeerLost",
+                  "layer 0: all of it at the decoder", "layer 5: all of it at the decoder",
+                  "tokens 0 to", "pages not proved quiet yet", "pages lost 0",
+                  "freed pages touched 0"):
         if words not in text:
             yield f"the page does not say: {words}"
     numbers = re.findall(r'\s(?:x|y|width|height|[xy][12])="([^"]*)"', text)
