@@ -29,7 +29,7 @@ fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& opti
   config.lost_timeout = options.lost_timeout;
   config.app_info = options.name;
   config.log_sink = {&forward, const_cast<ControlSocket*>(&control)};
-  return need(fabric::Engine::open(config), "open");
+  return need(fabric::Engine::open(config), ("network " + options.network).c_str());
 }
 
 }  // namespace

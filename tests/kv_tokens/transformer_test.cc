@@ -170,6 +170,26 @@ TEST(PagePool, FindsAFreePageThatWasWritten) {
   EXPECT_EQ(pool.touched(), 1u);
 }
 
+// A row depends on every token before it, so the same tokens after others are not a hit.
+TEST(PrefixIndex, FindsPagesOnlyAfterTheSameBeginning) {
+  auto cache =
+      ShardedCache::allocate(small_model(Attention::kGrouped), {.page_tokens = 4, .pages = 8});
+  ASSERT_TRUE(cache);
+  PagePool pool(*cache);
+  PrefixIndex index(pool, 4);
+  const std::vector<uint32_t> one{1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<uint32_t> two{9, 9, 9, 9, 8, 8, 8, 8};
+  const auto pages = *pool.take(4);
+  index.add(one, std::span(pages).first(2));
+  index.add(two, std::span(pages).last(2));
+  pool.give_back(pages);
+  EXPECT_EQ(index.find(std::vector<uint32_t>{1, 2, 3, 4, 5, 6, 7, 8, 0}),
+            (std::vector{pages[0], pages[1]}));
+  EXPECT_EQ(index.find(one), std::vector{pages[0]}) << "the last token is left to compute";
+  EXPECT_EQ(index.find(std::vector<uint32_t>{9, 9, 9, 9, 5, 6, 7, 8, 0}), std::vector{pages[2]});
+  EXPECT_EQ(index.find(std::vector<uint32_t>{5, 6, 7, 8, 0}), std::vector<uint32_t>{});
+}
+
 TEST(ModelSizes, ThatDoNotFitAreRefusedByName) {
   ModelOptions options;
   options.width = 20;
