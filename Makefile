@@ -9,10 +9,10 @@ JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help demo tour test test-verbs guest soak check tidy format clean
+.PHONY: help demo tour test test-verbs guest browser soak check tidy format clean
 
 help:
-	@echo 'make demo    builds the library and shows it: processes that push pages, die, join and stop'
+	@echo 'make demo    builds the library and shows it: processes serve a model, die, join and leave'
 	@echo 'make tour    a tour in eight parts on the simulator; it checks what it shows'
 	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
 	@echo 'make test-verbs    the verbs network on SoftRoCE devices, in a guest without KVM'
@@ -52,7 +52,11 @@ test-verbs: guest
 	cmake --build --preset release --target conformance_tests guest_tests planted_guest
 	@tests/guest/boot.py --bin build/release/tests --bin tests/guest tests/guest/suite
 
-soak: guest
+# Where the browser cannot be installed, the test that needs it says so and is skipped.
+browser:
+	@scripts/install-deps browser || true
+
+soak: guest browser
 	@scripts/install-deps build test
 	@$(MAKE) --no-print-directory build-asan
 	@$(MAKE) --no-print-directory build-release

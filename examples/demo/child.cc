@@ -34,16 +34,11 @@ namespace {
 
 }  // namespace
 
-Child::Child(const char* role, const RoleOptions& options) {
+Child::Child(std::vector<std::string> words) {
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
     abort_demo("socketpair");
-  std::vector<std::string> words{"demo",
-                                 "--role",
-                                 role,
-                                 std::to_string(options.receiver_id),
-                                 std::to_string(options.lanes),
-                                 std::to_string(options.peer_timeout.count())};
+  words.insert(words.begin(), "demo");
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -3,9 +3,9 @@
 #include <sys/types.h>
 
 #include <string>
+#include <vector>
 
 #include "control_socket.h"
-#include "roles.h"
 
 namespace demo {
 
@@ -15,8 +15,8 @@ namespace demo {
 /// dies.
 class Child {
  public:
-  /// `role` is "source" or "receiver". Exits if no process can be made.
-  Child(const char* role, const RoleOptions& options);
+  /// `arguments` of the program, without its name. Exits if no process can be made.
+  explicit Child(std::vector<std::string> arguments);
   ~Child();
   Child(Child&&) = delete;
 

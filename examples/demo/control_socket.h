@@ -4,45 +4,50 @@
 #include <optional>
 #include <string>
 
-// Messages between the parent and its children: what a job launcher would do. All other
-// communication between the processes goes through fabric-lib.
+// Messages between the parent and its children: commands, and what the table and the report are
+// made from. Requests, membership and caches go through fabric-lib.
 
 namespace demo {
 
 struct MessageHeader {
   enum class Kind : uint32_t {
     kClosed,  ///< the other side has closed the socket
-    // To the source.
-    kJoin,   ///< `receiver_id` offers its memory: text
-    kPace,   ///< since_ns: between the layers of a prompt; at_ns: between prompts; 0: no pause
-    kDrain,  ///< start no more requests, reply when all operations have completed
-    // To a receiver.
-    kDie,     ///< in the middle of the next prompt, which is a long one
-    kFinish,  ///< no more requests: exit
+    // To a child.
+    kSeed,    ///< the router's address: text
+    kPace,    ///< router: a request every at_ns, at most `count` open; 0: no more
+    kKill,    ///< prefiller: kill yourself in the middle of the next prompt
+    kStop,    ///< prefiller: stop yourself (SIGSTOP) in the middle of the next prompt
+    kDrain,   ///< decoder: leave
+    kFinish,  ///< check the pages, report kFinished and exit
     // From any child.
-    kWarning,  ///< a warning of the library: text
-    // From a receiver.
-    kOffer,     ///< text
-    kDying,     ///< sent right before it kills itself: count pages of `request` have arrived
-    kFinished,  ///< count: immediates that no request expected
-    // From the source.
-    kReady,
-    kState,    ///< the state of `receiver_id` has changed: code is the PeerState
-    kStarted,  ///< a request: count pages
-    kDone,     ///< a request was acknowledged: count, wrong, extra, bytes; since_ns: last submit
-    kFailed,   ///< an operation: code is the Errc, count its pages that did not arrive
-    kRefused,  ///< a submit: code is the Errc
-    kDrained,  ///< count operations were accepted, extra have completed
+    kReady,     ///< text: the engine's address
+    kWarning,   ///< a warning of the library: text
+    kStatus,    ///< count pages, extra available, code in flight, attempt fenced, wrong requests
+    kFinished,  ///< the last message: count pages, extra of them free, wrong were touched
+    // From the router.
+    kSubmitted,  ///< a new request; code: the number of its prompt
+    kSentAgain,  ///< after a failure, as `attempt`; text: "prefiller decoder"
+    kListed,     ///< a member joined (code 1) or left (code 0) the directory; text: its name
+    kIdle,       ///< after the last kPace: no request is open
+    // From a prefiller.
+    kComputed,  ///< layer `code` of a chunk, count tokens from `extra` on; begun since_ns
+    kStopping,  ///< right before it kills or stops itself, in layer `code` of a request
+    // From a decoder.
+    kStarted,    ///< an attempt was dispatched; text: the prefiller
+    kLayer,      ///< layer `code` has arrived
+    kComplete,   ///< everything has arrived: count bytes
+    kFailed,     ///< an attempt has failed; text: why
+    kPagesFree,  ///< its pages are proved quiet
+    kDone,       ///< since_ns: first token; text: all tokens, 4 bytes each
   };
   Kind kind = Kind::kClosed;
-  uint32_t receiver_id = 0;
   uint32_t code = 0;
-  uint32_t spare = 0;
   uint64_t request = 0;
+  uint32_t attempt = 0;
+  uint32_t spare = 0;
   uint64_t count = 0;
   uint64_t wrong = 0;
   uint64_t extra = 0;
-  uint64_t bytes = 0;
   int64_t since_ns = 0;
   int64_t at_ns = 0;
 };

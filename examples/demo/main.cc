@@ -1,8 +1,10 @@
-// `make demo`: a source process writes pages of KV caches into the memory of receiver processes on
-// the same host. One receiver is killed, another joins, one is stopped for a while; everything is
-// checked.
+// `make demo`: a transformer is served by separate processes: a router, prefillers that compute the
+// KV caches of prompts, and decoders that generate. A prefiller is killed, one is stopped past its
+// lease and continued, one joins, and a decoder is drained; every token is compared with those of
+// one process.
 //
-//   demo [--seconds N] [--lanes N]
+//   demo [--seconds N] [--lanes N] [--attention gqa|mla] [--report FILE]
+//   NETWORK='tcp' demo
 
 #include <charconv>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include <string_view>
 
 #include "child.h"
+#include "roles.h"
 #include "scenario.h"
 
 namespace {
@@ -21,25 +24,38 @@ bool parse(const char* text, T& out) {
   return error == std::errc{} && at == end;
 }
 
-/// demo --role ROLE RECEIVER_ID LANES PEER_TIMEOUT_NS: the command line of the child processes.
+bool parse_attention(std::string_view text, transformer::Attention& out) {
+  out = text == "mla" ? transformer::Attention::kLatent : transformer::Attention::kGrouped;
+  return text == "mla" || text == "gqa";
+}
+
+/// demo --role ROLE NAME NETWORK PEER_TIMEOUT_NS LOST_TIMEOUT_NS ATTENTION: the command line of the
+/// child processes.
 int run_role(char** words) {
-  demo::RoleOptions options;
+  demo::RoleOptions options{.name = words[1], .network = words[2]};
   int64_t peer_timeout_ns = 0;
-  if (!parse(words[1], options.receiver_id) || !parse(words[2], options.lanes) ||
-      !parse(words[3], peer_timeout_ns)) {
+  int64_t lost_timeout_ns = 0;
+  if (!parse(words[3], peer_timeout_ns) || !parse(words[4], lost_timeout_ns) ||
+      !parse_attention(words[5], options.attention)) {
     return 2;
   }
   options.peer_timeout = fabric::Nanos(peer_timeout_ns);
+  options.lost_timeout = fabric::Nanos(lost_timeout_ns);
   const demo::ControlSocket control(demo::kChildFd);
-  const bool is_source = std::string_view(words[0]) == "source";
-  return is_source ? demo::run_source(control, options) : demo::run_receiver(control, options);
+  const std::string_view role = words[0];
+  if (role == "router") return demo::run_router(control, options);
+  return role == "prefiller" ? demo::run_prefiller(control, options)
+                             : demo::run_decoder(control, options);
 }
 
 int usage() {
   std::fprintf(stderr,
-               "usage: demo [--seconds N] [--lanes N]\n"
-               "  --seconds  length of the run, 5 to 60; default 15\n"
-               "  --lanes    paths between two processes, 1 to %u; default 2\n",
+               "usage: demo [--seconds N] [--lanes N] [--attention gqa|mla] [--report FILE]\n"
+               "  --seconds    length of the run, 5 to 60; default 15\n"
+               "  --lanes      paths between two processes on shm, 1 to %u; default 2\n"
+               "  --attention  of the model: grouped queries or latent; default gqa\n"
+               "  --report     default build/demo/report.html\n"
+               "The variable NETWORK selects the network; default shm.\n",
                fabric::kRailsMax);
   return 2;
 }
@@ -47,14 +63,16 @@ int usage() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 6 && std::string_view(argv[1]) == "--role") return run_role(argv + 2);
+  if (argc == 8 && std::string_view(argv[1]) == "--role") return run_role(argv + 2);
   demo::Options options;
   for (int i = 1; i < argc; i += 2) {
     const std::string_view option = argv[i];
     if (i + 1 == argc) return usage();
-    const bool good = option == "--seconds" ? parse(argv[i + 1], options.seconds)
-                      : option == "--lanes" ? parse(argv[i + 1], options.lanes)
-                                            : false;
+    bool good = false;
+    if (option == "--seconds") good = parse(argv[i + 1], options.seconds);
+    if (option == "--lanes") good = parse(argv[i + 1], options.lanes);
+    if (option == "--attention") good = parse_attention(argv[i + 1], options.attention);
+    if (option == "--report") good = !(options.report = argv[i + 1]).empty();
     if (!good) return usage();
   }
   if (!(options.seconds >= 5 && options.seconds <= 60)) return usage();

@@ -10,26 +10,24 @@
 #include <fabric/fabric.h>
 
 #include "control_socket.h"
+#include "transformer.h"
 
-// The child processes. Each opens its own engine. `control` carries offers, commands and statistics
-// to and from the parent; pages, requests and acknowledgements go through the engines.
+// The child processes. Each opens its own engine. `control` carries commands and reports to and
+// from the parent; everything else goes through the engines.
 
 namespace demo {
 
 struct RoleOptions {
-  uint32_t receiver_id = 0;  ///< number of the receiver
-  uint32_t lanes = 2;
+  std::string name{};            ///< "prefill-1"
+  std::string network{};         ///< for fabric::parse_network()
   fabric::Nanos peer_timeout{};  ///< silence after which a peer is stalled
+  fabric::Nanos lost_timeout{};  ///< and lost
+  transformer::Attention attention = transformer::Attention::kGrouped;
 };
 
-int run_source(const ControlSocket& control, const RoleOptions& options);
-int run_receiver(const ControlSocket& control, const RoleOptions& options);
-
-/// Opens an engine whose warnings go to the parent, which owns the terminal.
-///
-/// Lifetime: `control` outlives the engine.
-fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& options,
-                           std::string role);
+int run_router(const ControlSocket& control, const RoleOptions& options);
+int run_prefiller(const ControlSocket& control, const RoleOptions& options);
+int run_decoder(const ControlSocket& control, const RoleOptions& options);
 
 /// The value; exits if there is none. Without destructors, because other threads may be running.
 template <class T>

@@ -1,12 +1,16 @@
 #include "scenario.h"
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 
-#include "model.h"
+#include "clock.h"
+#include "report.h"
 
 // The phases of the demo, in order.
 
@@ -14,166 +18,275 @@ namespace demo {
 
 namespace {
 
-using fabric::PeerState;
+using Kind = MessageHeader::Kind;
+using Role = Process::Role;
 
-/// Each receiver gets a prompt of 8 ms every 16 ms. The load leaves the CPUs idle at times, so that
-/// latencies show the transfers and not CPU contention.
-constexpr int64_t kLayerNs = 250'000;
-constexpr int64_t kRequestNs = 16'000'000;
+/// A request takes about 50 ms of a core. The pace leaves the cores idle at times, so that
+/// latencies show the service and not the queue.
+constexpr int64_t kRequestNs = 90'000'000;
+constexpr uint64_t kOpenMax = 8;
 
-/// At least a second, however short the run: a quarter of it is the peer timeout, which must be
+/// At least two seconds, however short the run: fractions of it are the timeouts, which must be
 /// longer than a healthy process may be descheduled on a busy machine.
 int64_t stop_time_ns(const Options& options) {
-  return std::max<int64_t>(static_cast<int64_t>(options.seconds / 15 * 2e9), 1'000'000'000);
+  return std::max<int64_t>(static_cast<int64_t>(options.seconds / 15 * 3e9), 2'000'000'000);
 }
 
+/// Files of the library. Other programs come and go there too, and tests use fabriclib_ names.
 std::set<std::string> files_in_shm() {
   std::set<std::string> names;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
-    names.insert(entry.path().filename().string());
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("fabric") && !name.starts_with("fabriclib_")) names.insert(name);
   }
   return names;
 }
 
+bool exited_ok(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
+
 class Scenario {
  public:
-  Scenario(const Options& options, DemoSupervisor& supervisor, Timeline& timeline)
-      : options_(options), supervisor_(supervisor), timeline_(timeline) {}
+  Scenario(const Options& options, Supervisor& supervisor, Outcome& outcome)
+      : options_(options), supervisor_(supervisor), outcome_(outcome) {}
 
   /// False: an expected event did not occur.
-  bool run_all() { return open() && kill_one() && another_joins() && stop_one() && full_speed(); }
+  bool run_all() {
+    return open() && kill_one() && another_joins() && stop_one() && drain_one() && finish();
+  }
 
  private:
   bool open() {
-    supervisor_.pace(kLayerNs, kRequestNs);
-    timeline_.survivor = supervisor_.start_receiver();
-    timeline_.killed = supervisor_.start_receiver();
-    supervisor_.print_line("two receivers: a prompt each every %.0f ms, a layer every %.2f ms",
-                           kRequestNs / 1e6, kLayerNs / 1e6);
-    supervisor_.connect_source_to(timeline_.survivor);
-    supervisor_.connect_source_to(timeline_.killed);
-    if (!serves(timeline_.survivor) || !serves(timeline_.killed)) return false;
-    timeline_.before_kill = run(3.0);
+    supervisor_.start(Role::kRouter, "router");
+    supervisor_.start(Role::kPrefiller, outcome_.killed = "prefill-1");
+    supervisor_.start(Role::kPrefiller, outcome_.stopped = "prefill-2");
+    supervisor_.start(Role::kDecoder, "decode-1");
+    supervisor_.start(Role::kDecoder, outcome_.drained = "decode-2");
+    for (const auto& process : supervisor_.processes()) {
+      if (process->role == Role::kRouter) continue;
+      if (!supervisor_.run_until([&] { return process->listed; })) {
+        return missed(process->name + " in the directory");
+      }
+    }
+    pace(kRequestNs, kOpenMax);
+    if (!answered_by("prefill-1") || !answered_by("prefill-2")) return false;
+    run(2.0);
     return true;
   }
 
   bool kill_one() {
-    Receiver& victim = supervisor_[timeline_.killed];
-    victim.kill_requested = true;
-    victim.child->control().send({.kind = MessageHeader::Kind::kDie});
-    if (!supervisor_.run_until([&] { return victim.killed; })) {
-      return missed("the exit of the receiver that should kill itself");
-    }
-    timeline_.kill_ns = victim.death_report.at_ns;
-    supervisor_.print_line(
-        "%s is killed (SIGKILL) when %llu of the %u pages of a long prompt have arrived",
-        victim.name.c_str(), static_cast<unsigned long long>(victim.death_report.count),
-        kPagesLong);
-    const bool lost = supervisor_.run_until([&] { return victim.stats.state == PeerState::kLost; });
-    if (!lost) return missed("state lost of the receiver that was killed");
-    timeline_.after_kill = run(1.5);
-    timeline_.after_kill.from_ns = timeline_.kill_ns;
-    return true;
-  }
-
-  bool another_joins() {
-    timeline_.joined = supervisor_.start_receiver();
-    const Receiver& receiver = supervisor_[timeline_.joined];
-    supervisor_.print_line("%s joins: its offer has %zu characters", receiver.name.c_str(),
-                           receiver.offer.size());
-    timeline_.join_ns = now_ns();
-    supervisor_.connect_source_to(timeline_.joined);
-    if (!serves(timeline_.joined)) return false;
-    timeline_.after_join = run(3.0);
-    timeline_.before_stop = timeline_.after_join;
-    return true;
-  }
-
-  bool stop_one() {
-    timeline_.stopped = timeline_.survivor;
-    Receiver& receiver = supervisor_[timeline_.stopped];
-    auto& entered_ns = receiver.stats.entered_ns;
-    timeline_.stop_ns = now_ns();
-    receiver.child->signal(SIGSTOP);
-    supervisor_.print_line("%s is stopped (SIGSTOP)", receiver.name.c_str());
-    const bool stalled =
-        supervisor_.run_until([&] { return entered_ns[PeerState::kStalled] > timeline_.stop_ns; });
-    timeline_.stalled_ns = entered_ns[PeerState::kStalled];
-    supervisor_.run_for(timeline_.stop_ns + stop_time_ns(options_) - now_ns());
-    timeline_.continue_ns = now_ns();
-    receiver.child->signal(SIGCONT);
-    timeline_.while_stopped = {timeline_.stop_ns, timeline_.continue_ns};
-    if (!stalled) return missed("state stalled of the receiver that was stopped");
-    supervisor_.print_line("%s continues (SIGCONT)", receiver.name.c_str());
-    const bool back = supervisor_.run_until(
-        [&] { return entered_ns[PeerState::kConnected] > timeline_.continue_ns; });
-    timeline_.back_ns = entered_ns[PeerState::kConnected];
-    if (!back) return missed("state connected of the receiver that was continued");
+    Process& victim = supervisor_[outcome_.killed];
+    victim.may_end = true;
+    send(victim, Kind::kKill);
+    if (!supervisor_.run_until([&] { return victim.ended; })) return missed("the kill");
+    outcome_.killed_ns = victim.stopping.at_ns;
+    victim.state = "killed";
+    supervisor_.note(victim.name, "is killed (SIGKILL) in layer " +
+                                      std::to_string(victim.stopping.code) + " of request " +
+                                      std::to_string(victim.stopping.request));
+    if (!supervisor_.run_until([&] { return !victim.listed; })) return missed("its loss");
+    if (!answered(victim.stopping.request)) return false;
     run(1.5);
     return true;
   }
 
-  bool full_speed() {
-    timeline_.paced = {timeline_.before_kill.from_ns, now_ns()};
-    supervisor_.print_line("full speed: no more pauses");
-    supervisor_.pace(0, 0);
-    timeline_.full_speed = run(2.0);
+  bool another_joins() {
+    outcome_.joined = "prefill-3";
+    outcome_.joined_ns = now_ns();
+    supervisor_.start(Role::kPrefiller, outcome_.joined);
+    if (!answered_by(outcome_.joined)) return false;
+    run(1.5);
     return true;
   }
 
-  /// Waits until the receiver has acknowledged a request.
-  bool serves(uint32_t receiver_id) {
-    const ReceiverStats& stats = supervisor_[receiver_id].stats;
-    return supervisor_.run_until([&] { return stats.requests_done > 0; }) ||
-           missed("an acknowledgement of " + supervisor_[receiver_id].name);
+  /// The zombie: stopped past its lease, so that its requests are given to another prefiller, then
+  /// continued in the middle of the prompt.
+  bool stop_one() {
+    Process& process = supervisor_[outcome_.stopped];
+    send(process, Kind::kStop);
+    if (!supervisor_.run_until([&] { return process.stopping.at_ns > 0; })) {
+      return missed("the stop");
+    }
+    outcome_.stopped_ns = process.stopping.at_ns;
+    process.state = "stopped";
+    supervisor_.note(process.name, "is stopped (SIGSTOP) in layer " +
+                                       std::to_string(process.stopping.code) + " of request " +
+                                       std::to_string(process.stopping.request));
+    const bool lost = supervisor_.run_until([&] { return !process.listed; });
+    const bool served = lost && answered(process.stopping.request);
+    supervisor_.run_for(outcome_.stopped_ns + stop_time_ns(options_) - now_ns());
+    outcome_.continued_ns = now_ns();
+    process.child->signal(SIGCONT);
+    supervisor_.note(process.name, "continues (SIGCONT)");
+    if (!lost) return missed("the loss of the stopped prefiller");
+    if (!served) return false;
+    if (!supervisor_.run_until([&] { return process.listed; })) return missed("its return");
+    process.state = "serving";
+    if (!answered_by(process.name, outcome_.continued_ns)) return false;
+    run(1.0);
+    return true;
+  }
+
+  bool drain_one() {
+    Process& process = supervisor_[outcome_.drained];
+    outcome_.drained_ns = now_ns();
+    process.state = "draining";
+    supervisor_.note(process.name, "is drained");
+    send(process, Kind::kDrain);
+    if (!supervisor_.run_until([&] { return process.ended; })) return missed("its end");
+    outcome_.left_ns = now_ns();
+    process.state = "left";
+    supervisor_.note(process.name, "has left");
+    run(1.5);
+    return true;
+  }
+
+  /// Ends the stream, then the processes: decoders first, because prefillers serve them.
+  bool finish() {
+    pace(0, 0);
+    if (!supervisor_.run_until([&] { return supervisor_.router_is_idle(); })) {
+      return missed("the last answer");
+    }
+    bool good = true;
+    for (const Role role : {Role::kDecoder, Role::kPrefiller, Role::kRouter}) {
+      for (const auto& process : supervisor_.processes()) {
+        if (process->role != role || process->ended) continue;
+        send(*process, Kind::kFinish);
+        if (!supervisor_.run_until([&] { return process->ended; })) {
+          return missed("the end of " + process->name);
+        }
+        process->state = "ended";
+      }
+    }
+    for (const auto& process : supervisor_.processes()) {
+      if (process->name != outcome_.killed) good = exited_ok(process->child->reap()) && good;
+    }
+    outcome_.clean_exit = good;
+    return true;
+  }
+
+  void send(const Process& process, Kind kind) { process.child->control().send({.kind = kind}); }
+
+  void pace(int64_t interval_ns, uint64_t open_max) {
+    supervisor_["router"].child->control().send(
+        {.kind = Kind::kPace, .count = open_max, .at_ns = interval_ns});
+  }
+
+  bool answered(uint64_t request) {
+    const RequestRecord& record = supervisor_.records().requests[request];
+    return supervisor_.run_until([&] { return record.done_ns > 0; }) ||
+           missed("the answer to request " + std::to_string(request));
+  }
+
+  /// Waits until a request is complete that the prefiller has computed after `since_ns`.
+  bool answered_by(const std::string& prefiller, int64_t since_ns = 0) {
+    return supervisor_.run_until([&] {
+      return std::ranges::any_of(supervisor_.records().requests, [&](const auto& request) {
+        return std::ranges::any_of(request.second.attempts, [&](const auto& attempt) {
+          return attempt.second.prefiller == prefiller && attempt.second.started_ns >= since_ns &&
+                 attempt.second.complete_ns > 0;
+        });
+      });
+    }) || missed("a request that " + prefiller + " completed");
   }
 
   bool missed(const std::string& what) {
-    supervisor_.print_line("not seen in time: %s", what.c_str());
+    supervisor_.note("", "not seen in time: " + what);
     return false;
   }
 
   /// Runs for `seconds`, scaled to the length of the run (15 s by default).
-  Timeline::Span run(double seconds) {
-    const int64_t from_ns = now_ns();
+  void run(double seconds) {
     supervisor_.run_for(static_cast<int64_t>(seconds * options_.seconds / 15 * 1e9));
-    return {from_ns, now_ns()};
   }
 
   const Options options_;
-  DemoSupervisor& supervisor_;
-  Timeline& timeline_;
+  Supervisor& supervisor_;
+  Outcome& outcome_;
 };
+
+/// What one process generates, without any transfer.
+bool compute_expected(Outcome& outcome) {
+  const auto model = transformer::Transformer::make(outcome.workload.model);
+  if (!model) return false;
+  for (uint32_t i = 0; i < kPrompts; ++i) {
+    const auto prompt = make_prompt(outcome.workload, i);
+    auto tokens = transformer::generate(*model, prompt, outcome.workload.new_tokens);
+    if (!tokens) return false;
+    outcome.expected[i] = *std::move(tokens);
+  }
+  return true;
+}
+
+std::string network_text(const Options& options) {
+  const char* chosen = std::getenv("NETWORK");
+  if (chosen != nullptr && *chosen != '\0') return chosen;
+  return "shm lanes=" + std::to_string(options.lanes);
+}
+
+void print_introduction(Screen& screen, const Outcome& outcome) {
+  const transformer::ModelOptions& model = outcome.workload.model;
+  screen.print_line("fabric-lib %s: prefill and decode of a transformer in separate processes.",
+                    fabric::version());
+  screen.print_line(
+      "%u layers, %s, weights from a seed. Prefillers: tensor parallel %u, pages of %u",
+      model.layers, model.attention == transformer::Attention::kLatent ? "MLA" : "GQA",
+      outcome.workload.prefill.tp_size, outcome.workload.prefill.page_tokens);
+  screen.print_line("tokens; decoders: tensor parallel %u, pages of %u. Network: %s.",
+                    outcome.workload.decode.tp_size, outcome.workload.decode.page_tokens,
+                    outcome.network.c_str());
+  screen.print_line(
+      "TTFT: from the router until the first token is at the decoder, last second.\n");
+}
+
+bool print_result(Supervisor& supervisor, const std::vector<Check>& checks) {
+  Screen& screen = supervisor.screen();
+  screen.conclude(supervisor.seconds(), supervisor.totals(supervisor.begun_ns(), now_ns()),
+                  supervisor.rows(supervisor.begun_ns(), now_ns()));
+  std::printf("\n");
+  int failed = 0;
+  for (const Check& check : checks) {
+    if (!check.holds) ++failed;
+    std::printf(
+        "%s %s\n",
+        screen.paint(check.holds ? Tone::kGood : Tone::kBad, check.holds ? "[ok]" : "[FAILED]")
+            .c_str(),
+        check.text.c_str());
+  }
+  const std::string text =
+      failed == 0 ? "all checks passed" : std::to_string(failed) + " checks FAILED";
+  std::printf("result: %s\n", screen.paint(failed == 0 ? Tone::kGood : Tone::kBad, text).c_str());
+  std::fflush(stdout);
+  return failed == 0;
+}
 
 }  // namespace
 
 int run_demo(const Options& options) {
   const auto shm_before = files_in_shm();
   Screen screen;
-  screen.print_line("fabric-lib %s: processes on this host write into each other's memory.",
-                    fabric::version());
-  screen.print_line(
-      "A prefiller pushes KV caches to decoders: %u layers, pages of %u KiB, prompts of %u "
-      "tokens:",
-      kLayers, kPageBytes >> 10, kPagesPerLayer * kTokensPerPage);
-  screen.print_line("%u MiB in %u pages, one write with an immediate each, over %u lanes.",
-                    kLayers * kPagesPerLayer * (kPageBytes >> 10) >> 10, kLayers * kPagesPerLayer,
-                    options.lanes);
-  screen.print_line(
-      "p50 and p99: from the submit of a prompt's last layer until its decoder has counted "
-      "all pages.\n");
-
-  Timeline timeline;
+  Outcome outcome;
+  outcome.workload = make_workload(options.attention);
+  outcome.network = network_text(options);
+  print_introduction(screen, outcome);
+  if (!compute_expected(outcome)) return 1;
   bool good = false;
   {
-    DemoSupervisor supervisor(
-        {.lanes = options.lanes, .peer_timeout = fabric::Nanos(stop_time_ns(options) / 4)}, screen);
-    good = Scenario(options, supervisor, timeline).run_all();
-    timeline.clean_exit = supervisor.finish();
+    const int64_t stop_ns = stop_time_ns(options);
+    Supervisor supervisor({.network = outcome.network,
+                           .peer_timeout = fabric::Nanos(stop_ns / 4),
+                           .lost_timeout = fabric::Nanos(stop_ns / 2),
+                           .attention = options.attention},
+                          screen);
+    supervisor.note(
+        "", "one process has generated the tokens of all " + std::to_string(kPrompts) + " prompts");
+    good = Scenario(options, supervisor, outcome).run_all();
     std::ranges::set_difference(files_in_shm(), shm_before,
-                                std::back_inserter(timeline.leftover_files));
-    good = run_final_checks(supervisor, timeline) && good;
+                                std::back_inserter(outcome.leftover_files));
+    std::vector<Check> checks = final_checks(supervisor, outcome);
+    if (!good) checks.push_back({false, "scenario: an expected event did not occur"});
+    checks.push_back(write_report(options.report, supervisor, outcome, checks));
+    good = print_result(supervisor, checks);
   }
   return good ? 0 : 1;
 }

@@ -59,15 +59,15 @@ void Screen::print_line(const char* format, ...) {
   std::fflush(stdout);
 }
 
-void Screen::refresh(double seconds, const std::vector<Row>& rows) {
+void Screen::refresh(double seconds, const Totals& totals, const std::vector<Row>& rows) {
   erase();
-  live_ ? draw(seconds, rows) : line(seconds, rows);
+  live_ ? draw(seconds, totals, rows) : line(seconds, totals, rows);
   std::fflush(stdout);
 }
 
-void Screen::conclude(double seconds, const std::vector<Row>& rows) {
+void Screen::conclude(double seconds, const Totals& totals, const std::vector<Row>& rows) {
   erase();
-  draw(seconds, rows);
+  draw(seconds, totals, rows);
   leave();
 }
 
@@ -77,32 +77,54 @@ void Screen::erase() {
 }
 
 /// At most 80 columns: lines that wrap could not be erased correctly.
-void Screen::draw(double seconds, const std::vector<Row>& rows) {
-  std::printf("\n%6.1f s  %7s %-10s %6s %5s %6s %7s %15s %6s\n", seconds, "pid", "state", "prompts",
-              "GB/s", "p50 ms", "p99 ms", "counts/expected", "failed");
+void Screen::draw(double seconds, const Totals& totals, const std::vector<Row>& rows) {
+  std::printf("\n%6.1f s: %llu requests, %llu answered, %llu sent again, %llu members\n", seconds,
+              static_cast<unsigned long long>(totals.submitted),
+              static_cast<unsigned long long>(totals.answered),
+              static_cast<unsigned long long>(totals.sent_again),
+              static_cast<unsigned long long>(totals.members));
+  std::printf("%-10s %7s %-9s %5s %13s %7s  %5s %5s %5s %5s\n", "", "pid", "state", "done",
+              "TTFT ms 50/99", "KV GB/s", "pages", "free", "fly", "fence");
   for (const Row& row : rows) {
-    const std::string state = paint(row.tone, text_of("%-10s", row.state.c_str()));
+    const std::string state = paint(row.tone, text_of("%-9s", row.state.c_str()));
     const std::string rates = row.window.requests > 0
-                                  ? text_of("%5.2f %6.2f %7.2f", row.window.gigabytes_per_second,
-                                            row.window.p50, row.window.p99)
-                                  : text_of("%5s %6s %7s", "-", "-", "-");
-    const std::string counts = std::to_string(row.counted) + "/" + std::to_string(row.expected);
-    std::printf("%-9s %7lld %s %7llu %s %15s %6llu\n", row.name.c_str(),
-                static_cast<long long>(row.pid), state.c_str(),
-                static_cast<unsigned long long>(row.requests), rates.c_str(), counts.c_str(),
-                static_cast<unsigned long long>(row.failed));
+                                  ? text_of("%6.1f/%6.1f %7.4f", row.window.p50_ms,
+                                            row.window.p99_ms, row.window.gigabytes_per_second)
+                                  : text_of("%13s %7s", "-", "-");
+    std::string pages;
+    if (row.pages > 0) {
+      pages = text_of("%5llu %5llu", static_cast<unsigned long long>(row.pages),
+                      static_cast<unsigned long long>(row.free));
+    }
+    if (row.pages > 0 && row.decodes) {
+      pages += text_of(" %5llu %5llu", static_cast<unsigned long long>(row.flowing),
+                       static_cast<unsigned long long>(row.fenced));
+    }
+    std::printf("%-10s %7lld %s %5llu %s  %s\n", row.name.c_str(), static_cast<long long>(row.pid),
+                state.c_str(), static_cast<unsigned long long>(row.requests), rates.c_str(),
+                pages.c_str());
   }
-  drawn_ = 2 + static_cast<uint32_t>(rows.size());
+  drawn_ = 3 + static_cast<uint32_t>(rows.size());
 }
 
-void Screen::line(double seconds, const std::vector<Row>& rows) {
-  std::string out = text_of("%4.1f s", seconds);
+void Screen::line(double seconds, const Totals& totals, const std::vector<Row>& rows) {
+  uint64_t free = 0, flowing = 0, fenced = 0;
   for (const Row& row : rows) {
-    out += row.window.requests > 0 && row.tone == Tone::kGood
-               ? text_of("   %s %.2f GB/s p99 %.2f ms", row.name.c_str(),
-                         row.window.gigabytes_per_second, row.window.p99)
-               : text_of("   %s %s", row.name.c_str(), row.state.c_str());
+    if (!row.decodes) continue;
+    free += row.free;
+    flowing += row.flowing;
+    fenced += row.fenced;
   }
+  std::string out = text_of("%4.1f s   %llu of %llu answered, %llu members", seconds,
+                            static_cast<unsigned long long>(totals.answered),
+                            static_cast<unsigned long long>(totals.submitted),
+                            static_cast<unsigned long long>(totals.members));
+  if (totals.window.requests > 0) {
+    out += text_of(", TTFT %.0f ms, KV %.4f GB/s", totals.window.p50_ms,
+                   totals.window.gigabytes_per_second);
+  }
+  out += text_of(", pages %llu free %llu fly %llu fence", static_cast<unsigned long long>(free),
+                 static_cast<unsigned long long>(flowing), static_cast<unsigned long long>(fenced));
   std::printf("%.*s\n", static_cast<int>(kColumns), out.c_str());
 }
 

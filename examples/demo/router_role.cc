@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <fabric/kv_router.h>
+
+#include "clock.h"
+#include "member.h"
+#include "workload.h"
+
+// The router: the seed of the directory, and the source of the requests. For each it picks a
+// prefiller, by load and by the beginning of the prompt, and the decoder with the fewest requests.
+// When a decoder reports that an attempt has failed, the router picks again.
+
+namespace demo {
+
+namespace {
+
+namespace kv = fabric::kv;
+using Kind = MessageHeader::Kind;
+
+struct OpenRequest {
+  uint32_t prompt = 0;
+  uint32_t attempt = 0;
+  bool placed = false;  ///< false: no prefiller or decoder was available
+  kv::Member prefiller{};
+  kv::Member decoder{};
+  std::vector<uint64_t> tried{};  ///< prefillers that failed
+};
+
+class RouterRole {
+ public:
+  RouterRole(const ControlSocket& control, const RoleOptions& options)
+      : member_(control, options, kv::Role::kRouter),
+        workload_(make_workload(options.attention)),
+        picker_(need(kv::Router::make(), "Router::make")) {
+    for (uint32_t i = 0; i < kPrompts; ++i) prompts_.push_back(make_prompt(workload_, i));
+    member_.serve_directory();
+  }
+
+  int run() {
+    for (;;) {
+      while (const auto command = member_.control().try_read()) {
+        if (command->header.kind == Kind::kPace) {
+          interval_ns_ = command->header.at_ns;
+          open_max_ = command->header.count;
+          stopped_ = open_max_ == 0;
+        } else if (command->header.kind == Kind::kFinish) {
+          member_.control().send({.kind = Kind::kFinished});
+          return 0;
+        } else if (command->header.kind == Kind::kClosed) {
+          return 1;
+        }
+      }
+      if (member_.directory().poll()) take_view();
+      take_messages();
+      for (auto& [number, request] : open_) {
+        if (!request.placed) place(number, request);
+      }
+      submit_new();
+      if (stopped_ && open_.empty()) {
+        stopped_ = false;
+        member_.control().send({.kind = Kind::kIdle});
+      }
+      member_.wait({}, wait_ms());
+    }
+  }
+
+ private:
+  int wait_ms() const {
+    const int64_t left_ms = (next_ns_ - now_ns()) / 1'000'000 + 1;
+    return open_max_ == 0 ? 50 : static_cast<int>(std::clamp<int64_t>(left_ms, 1, 50));
+  }
+
+  void take_view() {
+    const kv::View view = member_.directory().members();
+    for (const kv::Change& change : kv::changes(view_, view)) {
+      if (change.kind == kv::Change::Kind::kChanged && !change.restarted) continue;
+      const bool joined = change.kind != kv::Change::Kind::kLeft;
+      member_.control().send({.kind = Kind::kListed, .code = joined, .at_ns = now_ns()},
+                             change.member.label);
+      if (joined) leaving_.erase(change.member.engine_id);
+    }
+    view_ = view;
+    picker_.update(view);
+    // A decoder that is gone without having said so takes its requests with it.
+    for (auto& [number, request] : open_) {
+      if (request.placed && view_.find(request.decoder.engine_id) == nullptr &&
+          !leaving_.contains(request.decoder.engine_id)) {
+        send_again(number, request);
+      }
+    }
+  }
+
+  void take_messages() {
+    const Member::Arrivals arrivals = member_.take_messages();
+    for (const ServeMessage& message : arrivals.messages) take(message);
+    for (const uint64_t number : arrivals.undelivered) {
+      const auto at = open_.find(number);
+      if (at != open_.end()) send_again(number, at->second);
+    }
+  }
+
+  void take(const ServeMessage& message) {
+    if (message.kind == ServeMessage::Kind::kLeaving) {
+      const auto info = member_.engine().peer_info(message.from);
+      if (info) leaving_.insert(info->engine_id);
+      member_.send(message.from, {.kind = ServeMessage::Kind::kNoMore});
+      return;
+    }
+    const auto at = open_.find(message.request);
+    if (at == open_.end() || message.attempt != at->second.attempt) return;  // an earlier attempt
+    OpenRequest& request = at->second;
+    const uint64_t prefiller = request.prefiller.engine_id;
+    if (message.kind == ServeMessage::Kind::kDone) {
+      open_.erase(at);
+      picker_.report(prefiller, open_at(prefiller));
+    } else if (message.kind == ServeMessage::Kind::kFailed) {
+      if (message.code == 1) {
+        picker_.lost(prefiller);
+        request.tried.push_back(prefiller);
+      }
+      send_again(message.request, request);
+    }
+  }
+
+  void submit_new() {
+    if (open_.size() >= open_max_ || now_ns() < next_ns_) return;
+    next_ns_ = now_ns() + interval_ns_;
+    const uint64_t number = ++submitted_;
+    // A stride that has no divisor in common with the number of prompts: all of them, in an order
+    // that changes the common beginning each time.
+    OpenRequest& request = open_[number];
+    request.prompt = static_cast<uint32_t>(number * 11 % kPrompts);
+    member_.control().send(
+        {.kind = Kind::kSubmitted, .code = request.prompt, .request = number, .at_ns = now_ns()});
+    place(number, request);
+  }
+
+  void send_again(uint64_t number, OpenRequest& request) {
+    ++request.attempt;
+    request.placed = false;
+    place(number, request);
+  }
+
+  void place(uint64_t number, OpenRequest& request) {
+    const kv::Member* decoder = least_busy_decoder();
+    if (decoder == nullptr) return;
+    // Three of four go where their beginning is cached; the others go by load alone, so that every
+    // prefiller gets some however few beginnings there are.
+    const std::string beginning = number % 4 == 0 ? "" : std::to_string(request.prompt / kGroup);
+    auto pick = picker_.pick({.prefix = beginning, .except = request.tried});
+    if (!pick) {
+      request.tried.clear();  // all have been tried: any that is there now may be tried again
+      return;
+    }
+    const auto peer = member_.engine().connect(decoder->address);
+    if (!peer) return;
+    request.placed = true;
+    request.prefiller = std::move(pick->member);
+    request.decoder = *decoder;
+    ++placed_[decoder->engine_id];
+    if (request.attempt > 0) {
+      member_.control().send({.kind = Kind::kSentAgain,
+                              .request = number,
+                              .attempt = request.attempt,
+                              .at_ns = now_ns()},
+                             request.prefiller.label + " " + request.decoder.label);
+    }
+    member_.send(*peer, {.kind = ServeMessage::Kind::kServe,
+                         .attempt = request.attempt,
+                         .request = number,
+                         .prefiller = request.prefiller.label,
+                         .address = request.prefiller.address,
+                         .tokens = prompts_[request.prompt]});
+  }
+
+  /// Of equal ones, the one that got the fewest so far.
+  const kv::Member* least_busy_decoder() const {
+    const kv::Member* best = nullptr;
+    std::pair<uint64_t, uint64_t> best_load;
+    for (const kv::Member& member : view_.members) {
+      if (member.role != kv::Role::kDecode || leaving_.contains(member.engine_id)) continue;
+      const auto open = std::ranges::count_if(open_, [&](const auto& request) {
+        return request.second.placed && request.second.decoder.engine_id == member.engine_id;
+      });
+      const auto total = placed_.find(member.engine_id);
+      const std::pair<uint64_t, uint64_t> load{open, total == placed_.end() ? 0 : total->second};
+      if (best != nullptr && load >= best_load) continue;
+      best = &member;
+      best_load = load;
+    }
+    return best;
+  }
+
+  uint32_t open_at(uint64_t prefiller) const {
+    return static_cast<uint32_t>(std::ranges::count_if(open_, [&](const auto& request) {
+      return request.second.placed && request.second.prefiller.engine_id == prefiller;
+    }));
+  }
+
+  Member member_;
+  const Workload workload_;
+  std::vector<std::vector<uint32_t>> prompts_{};
+  kv::Router picker_;
+  kv::View view_{};
+  std::set<uint64_t> leaving_{};  ///< decoders
+  std::map<uint64_t, OpenRequest> open_{};
+  std::map<uint64_t, uint64_t> placed_{};  ///< requests of each decoder so far
+  uint64_t submitted_ = 0;
+  int64_t next_ns_ = 0;
+  int64_t interval_ns_ = 0;
+  uint64_t open_max_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+int run_router(const ControlSocket& control, const RoleOptions& options) {
+  return RouterRole(control, options).run();
+}
+
+}  // namespace demo
