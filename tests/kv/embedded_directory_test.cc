@@ -14,7 +14,7 @@
 // The embedded directory on the simulator: members, seeds and watchers that come, go, die and are
 // cut off.
 
-namespace fabric::test::embedded_directory_test::embedded_directory_test {
+namespace fabric::test::embedded_directory_test {
 namespace {
 
 using kv::EmbeddedDirectory;
@@ -427,4 +427,4 @@ TEST(EmbeddedDirectory, RepeatsARunEventByEvent) {
 }
 
 }  // namespace
-}  // namespace fabric::test::embedded_directory_test::embedded_directory_test
+}  // namespace fabric::test::embedded_directory_test

@@ -14,7 +14,7 @@
 #include "base/rng.h"
 #include "kv/plan_model.h"
 
-namespace fabric::kv::test::layout_bytes_test::layout_bytes_test {
+namespace fabric::kv::test::layout_bytes_test {
 namespace {
 
 /// One of everything that a layout may have.
@@ -178,4 +178,4 @@ TEST(KvLayoutBytes, GarbageNeverGivesALayoutThatCheckRefuses) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test::layout_bytes_test::layout_bytes_test
+}  // namespace fabric::kv::test::layout_bytes_test

@@ -8,7 +8,7 @@
 
 // What a directory lists: bytes, text, differences between views, and the list that never changes.
 
-namespace fabric::test::member_test::member_test {
+namespace fabric::test::member_test {
 namespace {
 
 using kv::Change;
@@ -185,4 +185,4 @@ TEST(StaticDirectory, RefusesAnIdTwiceAndABadMember) {
 }
 
 }  // namespace
-}  // namespace fabric::test::member_test::member_test
+}  // namespace fabric::test::member_test

@@ -9,7 +9,7 @@
 
 #include "kv/plan_model.h"
 
-namespace fabric::kv::test::plan_property_test::plan_property_test {
+namespace fabric::kv::test::plan_property_test {
 namespace {
 
 /// Both sides of one case.
@@ -245,4 +245,4 @@ TEST(KvPlan, ConsecutiveRanksHoldTheSameHead) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test::plan_property_test::plan_property_test
+}  // namespace fabric::kv::test::plan_property_test

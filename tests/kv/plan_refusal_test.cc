@@ -10,7 +10,7 @@
 
 #include "kv/plan_model.h"
 
-namespace fabric::kv::test::plan_refusal_test::plan_refusal_test {
+namespace fabric::kv::test::plan_refusal_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -357,4 +357,4 @@ TEST(KvLayoutCheck, NamesTheFieldOfATensorOrBlock) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test::plan_refusal_test::plan_refusal_test
+}  // namespace fabric::kv::test::plan_refusal_test

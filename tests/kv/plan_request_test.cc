@@ -6,7 +6,7 @@
 
 #include "kv/plan_model.h"
 
-namespace fabric::kv::test::plan_request_test::plan_request_test {
+namespace fabric::kv::test::plan_request_test {
 namespace {
 
 /// "full", "sliding" with a window of 100 tokens, "state"; pages of 32 here and 48 there, so units
@@ -176,4 +176,4 @@ TEST(KvRequest, CountsOfAKnownModel) {
 }
 
 }  // namespace
-}  // namespace fabric::kv::test::plan_request_test::plan_request_test
+}  // namespace fabric::kv::test::plan_request_test

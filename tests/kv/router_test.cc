@@ -11,7 +11,7 @@
 #include "kv/members.h"
 #include "support/log_guard.h"
 
-namespace fabric::test::router_test::router_test {
+namespace fabric::test::router_test {
 namespace {
 
 using kv::Member;
@@ -242,4 +242,4 @@ TEST(Router, ObeysItsRulesUnderChurnAndRepeats) {
 }
 
 }  // namespace
-}  // namespace fabric::test::router_test::router_test
+}  // namespace fabric::test::router_test

@@ -10,7 +10,7 @@
 
 // A seed's table, and what a watcher makes of its messages, without a network between them.
 
-namespace fabric::test::seed_table_test::seed_table_test {
+namespace fabric::test::seed_table_test {
 namespace {
 
 using kv::Member;
@@ -180,4 +180,4 @@ TEST(SeedTable, EveryWatcherConvergesWhateverItsMessagesCarry) {
 }
 
 }  // namespace
-}  // namespace fabric::test::seed_table_test::seed_table_test
+}  // namespace fabric::test::seed_table_test

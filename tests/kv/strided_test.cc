@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 
-namespace fabric::layout::strided_test::strided_test {
+namespace fabric::layout::strided_test {
 namespace {
 
 TEST(Strided, ShardsInEqualSharesOrByConsecutiveReplicas) {
@@ -132,4 +132,4 @@ TEST(Strided, HashIsTheSameOnEveryMachine) {
 }
 
 }  // namespace
-}  // namespace fabric::layout::strided_test::strided_test
+}  // namespace fabric::layout::strided_test

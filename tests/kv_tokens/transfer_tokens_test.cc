@@ -14,7 +14,7 @@
 // Tokens that are generated from a cache which came through a plan equal those of one process, for
 // every pair of layouts.
 
-namespace fabric::test {
+namespace fabric::test::transfer_tokens_test {
 namespace {
 
 using kv::PageOrder;
@@ -305,4 +305,4 @@ TEST(PlantedInThePlan, HalfAPageOfLatentsInAnyLayerChangesTokens) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::transfer_tokens_test

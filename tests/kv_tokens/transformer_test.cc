@@ -9,7 +9,7 @@
 
 // The model by itself: the same tokens however the work is divided, and the pages it runs in.
 
-namespace fabric::test {
+namespace fabric::test::transformer_test {
 namespace {
 
 using kv::PageOrder;
@@ -205,4 +205,4 @@ TEST(ModelSizes, ThatDoNotFitAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace fabric::test
+}  // namespace fabric::test::transformer_test

@@ -18,7 +18,7 @@
 // P13 for one grant against real writers over shared memory: one that is stopped or killed in the
 // middle of a copy while its grant is revoked, and one that is not disturbed by it.
 
-namespace fabric::test::grants_process_test {
+namespace fabric::test::grants_process_test::grants_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -344,4 +344,4 @@ TEST_P(GrantProcesses, ADeathProvesARevokeThatWaitsForAStoppedWriter) {
 }
 
 }  // namespace
-}  // namespace fabric::test::grants_process_test
+}  // namespace fabric::test::grants_process_test::grants_test
