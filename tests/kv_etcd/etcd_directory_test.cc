@@ -66,6 +66,10 @@ bool shows(EtcdDirectory& directory, const Ids& ids) {
   });
 }
 
+bool watches(EtcdDirectory& directory) {
+  return eventually(directory, [&] { return directory.stats().watching; });
+}
+
 bool turns_stale(EtcdDirectory& directory) {
   return eventually(directory, [&] { return directory.members().stale; });
 }
@@ -163,7 +167,7 @@ TEST_F(EtcdTest, KeepsItsViewAndItsRegistrationWhileTheServerIsKilled) {
   options.lease_ttl = 3s;
   auto member = open_etcd(options);
   ASSERT_TRUE(member->announce(listed_member(1)));
-  ASSERT_TRUE(shows(*watcher, {1}));
+  ASSERT_TRUE(shows(*watcher, {1}) && watches(*watcher));
   server->kill();
   ASSERT_TRUE(turns_stale(*watcher));
   EXPECT_EQ(ids_of(watcher->members()), Ids{1}) << "stale, and kept";
@@ -182,7 +186,7 @@ TEST_F(EtcdTest, IsStaleWhileTheServerIsStoppedAndFreshWhenItContinues) {
   EtcdOptions options = direct();
   options.request_timeout = 500ms;
   auto watcher = open_etcd(options);
-  ASSERT_TRUE(shows(*watcher, {1}));
+  ASSERT_TRUE(shows(*watcher, {1}) && watches(*watcher));
   server->stop();
   const bool stale = turns_stale(*watcher);
   server->resume();
@@ -267,7 +271,7 @@ TEST_F(EtcdTest, FindsOutThatItIsCutOffAndCatchesUpAfterwards) {
   EtcdOptions options = quick({relay.endpoint()});
   options.request_timeout = 500ms;
   auto watcher = open_etcd(options);
-  ASSERT_TRUE(shows(*watcher, {1, 2}));
+  ASSERT_TRUE(shows(*watcher, {1, 2}) && watches(*watcher));
   relay.pause();
   ASSERT_TRUE(turns_stale(*watcher));
   remove(listed_member(1));
