@@ -737,7 +737,7 @@ TEST_F(ShmHostile, OnlyTheArrivalThatReachesTheNumberWakes) {
 }
 
 TEST_F(ShmHostile, ASenderIsWokenForRoomOnlyIfItsRingWasFull) {
-  const auto [path, ring] = path_in();
+  Ring* const ring = path_in().second;
   hostile_.receive();
   hostile_.wakes = 0;
   hostile_.header().sleep_epoch.store(1);
