@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
@@ -234,15 +235,12 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
     run_one(event, totals);
     if (HasFailure()) return;
   }
-  std::printf(
-      "%s: %llu runs, %llu complete, %llu cancelled, %llu sent again, %llu revokes and %llu "
-      "fences, %llu proved, %llu of them late, waited for counts %llu, for quiet %llu\n",
-      testing::UnitTest::GetInstance()->current_test_info()->name(),
-      (unsigned long long)totals.runs, (unsigned long long)totals.complete,
-      (unsigned long long)totals.cancelled, (unsigned long long)totals.again,
-      (unsigned long long)totals.revokes, (unsigned long long)totals.fences,
-      (unsigned long long)totals.proved, (unsigned long long)totals.late,
-      (unsigned long long)totals.waited_for_counts, (unsigned long long)totals.waited_for_quiet);
+  fmt::print(
+      "{}: {} runs, {} complete, {} cancelled, {} sent again, {} revokes and {} fences, {} proved, "
+      "{} of them late, waited for counts {}, for quiet {}\n",
+      testing::UnitTest::GetInstance()->current_test_info()->name(), totals.runs, totals.complete,
+      totals.cancelled, totals.again, totals.revokes, totals.fences, totals.proved, totals.late,
+      totals.waited_for_counts, totals.waited_for_quiet);
 }
 
 INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& one) {
