@@ -17,7 +17,7 @@ double millis(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 /// 50592 as "50,592".
 std::string grouped(uint64_t number) {
   std::string out = std::to_string(number);
-  for (size_t at = out.size(); at > 3;) out.insert(at -= 3, ",");
+  for (size_t at = out.size(); at > 3;) out.insert(at -= 3, 1, ',');
   return out;
 }
 
